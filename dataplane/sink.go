@@ -1,0 +1,81 @@
+package dataplane
+
+import (
+	"context"
+	"time"
+)
+
+// Source names a producer of objects. Where two sources want one key, the one
+// with the lower number wins; the other's wish is kept and takes over when the
+// winner withdraws.
+type Source uint8
+
+// The sources, best first.
+const (
+	SourceWorkload Source = iota + 1 // this host's workloads
+	SourceCore                       // the vRouter core
+)
+
+func (s Source) String() string {
+	switch s {
+	case SourceWorkload:
+		return "workload"
+	case SourceCore:
+		return "core"
+	}
+	return "unknown"
+}
+
+// Revision numbers the states of a [Sink]'s wish. It grows with each change.
+type Revision uint64
+
+// Sink makes the kernel match what sources want. A source can replace its
+// whole wish (after a resync) or change some keys of it (after an event); the
+// end state is the same. Calls do not block on the kernel and are safe for
+// concurrent use.
+type Sink interface {
+	// Replace makes objs the whole wish of src.
+	Replace(src Source, objs []Object) Revision
+	// Update changes some keys of the wish of src: put adds or replaces, del
+	// withdraws. A key in both is put.
+	Update(src Source, put []Object, del []Key) Revision
+	// Synced says that the wish of src is complete, so that leftovers of an
+	// earlier life of the daemon may be swept. Nothing is swept before every
+	// source is synced.
+	Synced(src Source)
+	// Wait blocks until all that was changed up to rev is in the kernel, or
+	// returns the error of the objects that are not, or the context's error.
+	Wait(ctx context.Context, rev Revision) error
+}
+
+// State says how far an object has come.
+type State uint8
+
+// The states of a wanted object.
+const (
+	Pending State = iota // not tried yet, or waiting for another object
+	Done                 // in the kernel
+	Failed               // tried; the kernel said no; will be tried again
+)
+
+func (s State) String() string {
+	switch s {
+	case Pending:
+		return "pending"
+	case Done:
+		return "done"
+	case Failed:
+		return "failed"
+	}
+	return "unknown"
+}
+
+// Status is what became of one wanted object.
+type Status struct {
+	Object   Object
+	Source   Source
+	State    State
+	Since    time.Time // of the present State
+	Err      error     // why Failed, or what Pending waits for
+	Attempts int       // failed tries in a row
+}

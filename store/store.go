@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Revision is a revision of the datastore: etcd's. An object's revision is the
+// mod_revision of its key; zero means "never stored".
+type Revision int64
+
+// Object is one stored object.
+type Object struct {
+	Key      Key
+	Revision Revision
+
+	// Value is the decoded form: a pointer to one of the v3 types, *[Node],
+	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle] or *[IPAMConfig].
+	// Values that came from a [Store] are shared: do not change them, change a
+	// copy (see [Clone]).
+	Value any
+
+	// Raw is the JSON that is stored. Writing an object that was read keeps
+	// the members of Raw that Value's type does not know.
+	Raw []byte
+}
+
+// Cond is what must hold of a key for a transaction to take place.
+type Cond struct {
+	kind condKind
+	rev  Revision
+}
+
+type condKind uint8
+
+const (
+	condAny condKind = iota
+	condAbsent
+	condRevision
+)
+
+// Always sets no condition.
+func Always() Cond { return Cond{} }
+
+// IfAbsent holds when the key does not exist.
+func IfAbsent() Cond { return Cond{kind: condAbsent} }
+
+// IfRevision holds when the key exists and was last written at rev.
+func IfRevision(rev Revision) Cond { return Cond{kind: condRevision, rev: rev} }
+
+// Revision returns the revision that c asks for, if it is an [IfRevision].
+func (c Cond) Revision() (Revision, bool) { return c.rev, c.kind == condRevision }
+
+// Absent reports whether c is [IfAbsent].
+func (c Cond) Absent() bool { return c.kind == condAbsent }
+
+// Action is what an [Op] does to its key.
+type Action uint8
+
+// The actions of an [Op].
+const (
+	Check  Action = iota // only test the condition
+	Put                  // write Object
+	Remove               // delete the key; a key that does not exist is not an error
+)
+
+// Op is one step of a transaction.
+type Op struct {
+	If     Cond
+	Action Action
+	Object Object // for Check and Remove only its Key counts; for Put also Value and Raw
+}
+
+// Event is one change of one key.
+type Event struct {
+	Key    Key
+	Object Object // after the change; its Value is nil when the key was deleted
+	Err    error  // the key holds something that cannot be decoded; Value is nil, Raw is what is there
+}
+
+// Deleted reports whether the event says that the key is gone.
+func (e Event) Deleted() bool { return e.Object.Value == nil && e.Err == nil }
+
+// Batch is a step of a watch: all changes of one or more consecutive
+// revisions, in order.
+type Batch struct {
+	Events   []Event
+	Revision Revision // of the store after these events
+
+	// Synced is set on the batch that completes the present state: the first
+	// one of a watch, and each that follows a resynchronisation. What was known
+	// before and is not there any more has been reported as deleted by then.
+	Synced bool
+
+	// Err says why the store cannot be reached; Events is then empty. The watch
+	// goes on by itself; the batch is a notice, sent once per outage.
+	Err error
+}
+
+// Store is the datastore. Implementations are safe for concurrent use. Errors
+// match [ErrNotFound], [ErrExists], [ErrConflict] or [ErrUnavailable] where
+// these apply.
+type Store interface {
+	// Get reads one object.
+	Get(ctx context.Context, key Key) (Object, error)
+
+	// List reads all objects of a kind in key order, within a namespace (a
+	// node, for affinities) unless that is empty, and the revision at which
+	// they were read. Objects that cannot be decoded are left out and reported
+	// in the error, which matches [ErrDecode]; the others are returned with it.
+	List(ctx context.Context, kind Kind, namespace string) ([]Object, Revision, error)
+
+	// Txn does all ops in one step, or none: when a condition does not hold it
+	// returns a *[ConflictError] that carries the present state of every key in
+	// ops, so that the caller can try again without reading. It returns the
+	// objects as written (Value, Raw and Revision set), one for each op.
+	Txn(ctx context.Context, ops ...Op) ([]Object, error)
+
+	// Watch delivers the present state of the kinds, then every change, in
+	// order, until ctx ends, when the channel is closed. After a lost
+	// connection or a compaction it reads the state again and delivers the
+	// difference: never a gap, never a deletion of what exists.
+	Watch(ctx context.Context, kinds ...Kind) <-chan Batch
+
+	// Close releases the connection.
+	Close() error
+}
+
+// Errors that callers branch on.
+var (
+	ErrNotFound    = errors.New("not found")
+	ErrExists      = errors.New("already exists")
+	ErrConflict    = errors.New("changed meanwhile")
+	ErrUnavailable = errors.New("datastore unavailable")
+	ErrDecode      = errors.New("cannot be decoded")
+	ErrInvalid     = errors.New("invalid")
+)
+
+// ConflictError says that a condition of a transaction did not hold. It
+// matches [ErrConflict], and also [ErrExists] or [ErrNotFound] when the first
+// condition that failed was about existence.
+type ConflictError struct {
+	Key     Key      // of the first condition that failed
+	Reason  error    // ErrExists, ErrNotFound or ErrConflict
+	Current []Object // of each op's key, in order; Revision is 0 where the key does not exist
+}
+
+func (e *ConflictError) Error() string { return fmt.Sprintf("%s: %v", e.Key, e.Reason) }
+
+// Is implements the matching that the type's comment promises.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict || target == e.Reason }
