@@ -1,0 +1,42 @@
+package dataplane
+
+import "net/netip"
+
+// Underlay is what the kernel knows of the network around this host: every
+// link, every address, and the routes of the main table that are not
+// routerd's. It is a snapshot: do not change it.
+type Underlay struct {
+	Links     []UnderlayLink    // by index
+	Addresses []UnderlayAddress // in the kernel's order: primary before secondary
+	Routes    []UnderlayRoute   // by prefix, then metric
+}
+
+// UnderlayLink is a network device.
+type UnderlayLink struct {
+	Index    int
+	Name     string
+	Type     string // IFLA_INFO_KIND; empty for physical devices and loopback
+	MTU      int    // bytes
+	MAC      MAC
+	Up       bool // administratively up and with carrier
+	Loopback bool
+}
+
+// UnderlayAddress is an address on a device.
+type UnderlayAddress struct {
+	Link       string
+	Prefix     netip.Prefix // the address with its prefix length, not masked
+	Secondary  bool
+	Deprecated bool
+	Tentative  bool
+	LinkScope  bool // scope link or host: not reachable from elsewhere
+}
+
+// UnderlayRoute is a unicast route of the main table that routerd did not make.
+type UnderlayRoute struct {
+	Prefix   netip.Prefix // masked
+	Gateway  netip.Addr   // invalid: directly attached
+	Link     string
+	Metric   uint32
+	Protocol uint8 // RTPROT_*
+}
