@@ -1,0 +1,201 @@
+package vrouter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// Config is what a [Core] needs.
+type Config struct {
+	Node string         // this host's name; required
+	Sink dataplane.Sink // required
+	Log  *slog.Logger   // required
+
+	// WithoutBGP says that no best paths will ever come, so that the wish is
+	// complete as soon as the store is in sync.
+	WithoutBGP bool
+}
+
+// Core owns the table. Its methods may be called from any goroutine; they hand
+// their argument to the loop of [Core.Run] and wait for room, so that a fast
+// producer is slowed down to what the core can take.
+type Core struct {
+	cfg    Config
+	events chan func(*loop)
+	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
+	mtu    atomic.Int64 // of IPv4 workloads, bytes
+}
+
+// New returns a core that does nothing until [Core.Run].
+func New(cfg Config) *Core {
+	c := &Core{cfg: cfg, events: make(chan func(*loop), 64)}
+	c.alive.Store(time.Now().UnixNano())
+	return c
+}
+
+// loop is what only the goroutine of Run touches.
+type loop struct {
+	*table
+	storeSynced bool
+	bgpSynced   bool
+	replaced    bool // the first whole wish was handed over
+	synced      bool // the sink was told that the wish is complete
+	waiting     string
+}
+
+// Store takes in a batch of the store's watch.
+func (c *Core) Store(ctx context.Context, b store.Batch) error {
+	return c.post(ctx, func(l *loop) {
+		for _, ev := range b.Events {
+			if ev.Err != nil {
+				c.cfg.Log.Warn("object cannot be decoded; keeping what was known", "key", ev.Key, "error", ev.Err)
+			}
+			l.apply(ev)
+		}
+		l.storeSynced = l.storeSynced || b.Synced
+	})
+}
+
+// Paths takes in best paths from BGP.
+func (c *Core) Paths(ctx context.Context, u PathUpdate) error {
+	return c.post(ctx, func(l *loop) {
+		l.setPaths(u)
+		l.bgpSynced = l.bgpSynced || u.Synced
+	})
+}
+
+// Underlay takes in a snapshot of the network around the host.
+func (c *Core) Underlay(ctx context.Context, u dataplane.Underlay) error {
+	return c.post(ctx, func(l *loop) { l.setUnderlay(u) })
+}
+
+// Explain lists the candidates of the prefixes that overlap filter, or of all
+// if filter is not valid, in prefix order with the best first.
+func (c *Core) Explain(ctx context.Context, filter netip.Prefix) ([]Candidate, error) {
+	return ask(ctx, c, func(l *loop) []Candidate { return l.explain(filter) })
+}
+
+// Pools returns how each pool is carried, by name.
+func (c *Core) Pools(ctx context.Context) ([]PoolStatus, error) {
+	return ask(ctx, c, func(l *loop) []PoolStatus { return l.poolStatus() })
+}
+
+// Host returns this host's place on the underlay in a family.
+func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, error) {
+	return ask(ctx, c, func(l *loop) dataplane.Host { return l.hosts[f] })
+}
+
+// Waiting says what the core still waits for before its wish is complete; it
+// is empty when nothing is missing.
+func (c *Core) Waiting(ctx context.Context) (string, error) {
+	return ask(ctx, c, func(l *loop) string { return l.waiting })
+}
+
+// MTU is what the pools' encapsulations leave for IPv4 workloads, in bytes; 0
+// while the underlay is not known.
+func (c *Core) MTU() int { return int(c.mtu.Load()) }
+
+// Alive is when the loop last turned. A loop that works turns every second.
+func (c *Core) Alive() time.Time { return time.Unix(0, c.alive.Load()) }
+
+func (c *Core) post(ctx context.Context, f func(*loop)) error {
+	select {
+	case c.events <- f:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("hand an event to the core: %w", context.Cause(ctx))
+	}
+}
+
+func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
+	answer := make(chan T, 1)
+	var zero T
+	if err := c.post(ctx, func(l *loop) { answer <- f(l) }); err != nil {
+		return zero, err
+	}
+	select {
+	case v := <-answer:
+		return v, nil
+	case <-ctx.Done():
+		return zero, fmt.Errorf("wait for the core: %w", context.Cause(ctx))
+	}
+}
+
+// Run is the loop. It returns when ctx ends.
+func (c *Core) Run(ctx context.Context) error {
+	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		case f := <-c.events:
+			f(l)
+			for more := true; more; {
+				select {
+				case f := <-c.events:
+					f(l)
+				default:
+					more = false
+				}
+			}
+			c.flush(l)
+		}
+		c.alive.Store(time.Now().UnixNano())
+	}
+}
+
+// flush hands what changed to the sink. Before the store is in sync nothing is
+// handed over: a partial view would only cause writes that the rest reverts.
+func (c *Core) flush(l *loop) {
+	if !l.storeSynced {
+		l.waiting = "the datastore's first complete answer"
+		return
+	}
+	if err := l.ready(); err != nil {
+		l.waiting = err.Error()
+		return
+	}
+	l.settle()
+	c.mtu.Store(int64(l.table.mtu(dataplane.IPv4)))
+	switch {
+	case !l.replaced:
+		c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())
+		l.replaced = true
+	case len(l.put)+len(l.del) > 0:
+		c.cfg.Sink.Update(dataplane.SourceCore, slices.Collect(maps.Values(l.put)), slices.Collect(maps.Keys(l.del)))
+	}
+	clear(l.put)
+	clear(l.del)
+	if !l.bgpSynced {
+		l.waiting = "the BGP peers' first complete answer"
+		return
+	}
+	l.waiting = ""
+	if !l.synced {
+		c.cfg.Sink.Synced(dataplane.SourceCore)
+		l.synced = true
+		c.cfg.Log.Info("the wish is complete", "routes", len(l.routes), "nexthops", len(l.hops))
+	}
+}
+
+// wish returns every wanted object in a fixed order.
+func (t *table) wish() []dataplane.Object {
+	out := make([]dataplane.Object, 0, len(t.objs))
+	for _, w := range t.objs {
+		out = append(out, w.obj)
+	}
+	slices.SortFunc(out, func(a, b dataplane.Object) int { return dataplane.CompareKeys(a.Key(), b.Key()) })
+	return out
+}

@@ -1,0 +1,197 @@
+package vrouter
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// The sources of candidates, best first.
+const (
+	SourceLocal = "local" // this host's own blocks
+	SourceStore = "store" // what the store knows of other nodes' blocks
+	SourceBGP   = "bgp"   // what peers announced
+)
+
+// Candidate is one way to reach a prefix, with what speaks against it.
+type Candidate struct {
+	Prefix  netip.Prefix
+	Best    bool
+	Source  string     // SourceLocal, SourceStore or SourceBGP
+	Type    string     // blackhole, block, borrowed or learned
+	Driver  string     // empty for local ones
+	Pool    string     // empty outside the pools
+	Peer    string     // the node, or the BGP peer
+	NextHop netip.Addr // before resolution: the node's address, or as announced
+	Via     netip.Addr // gateway in the kernel
+	Link    string
+	Reason  string // why it cannot be used, or lost; for the best one why it is there
+
+	route dataplane.Route
+	hop   hopKey
+}
+
+// candidates lists every way to reach p, best first. A candidate with a Reason
+// cannot be used.
+func (t *table) candidates(p netip.Prefix) []Candidate {
+	var out []Candidate
+	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
+	poolName, inPool := t.poolTree.LookupPrefix(p)
+	fam := dataplane.FamilyOf(p.Addr())
+
+	if o, ok := t.origins[p]; ok {
+		switch {
+		case o.node == t.self:
+			if c, ok := ownBlock(p, o, poolName); ok {
+				out = append(out, c)
+			}
+		case !inPool:
+			out = append(out, Candidate{
+				Prefix: p, Source: SourceStore, Type: originType(o), Peer: o.node,
+				Reason: "no pool contains it", route: route,
+			})
+		default:
+			c := Candidate{
+				Prefix: p, Source: SourceStore, Type: originType(o), Pool: poolName, Peer: o.node,
+				route: route, hop: hopKey{pool: poolName, node: o.node, fam: fam},
+			}
+			if n := t.nodes[o.node]; n != nil && n.addr[fam].IsValid() {
+				c.NextHop = n.addr[fam].Addr()
+			}
+			t.complete(&c)
+			out = append(out, c)
+		}
+	}
+	if path, ok := t.paths[p]; ok {
+		c := Candidate{
+			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.Peer,
+			NextHop: path.NextHop, route: route, hop: hopKey{via: path.NextHop, fam: dataplane.FamilyOf(path.NextHop)},
+		}
+		// A next hop that is a node of the cluster is reached as the pool of the
+		// prefix asks for, so that both sides agree on the device; the direct
+		// driver may have no path to it by itself, and then the underlay has.
+		if n, ok := t.nodeAt(path.NextHop); ok && inPool {
+			k := hopKey{pool: poolName, node: n, fam: fam}
+			if t.usable(k).err == nil {
+				c.hop = k
+			}
+		}
+		t.complete(&c)
+		out = append(out, c)
+	}
+	return out
+}
+
+// ownBlock is the route that keeps packets for unused addresses of this host's
+// own block from leaving by a less specific route. A block of one address
+// needs none.
+func ownBlock(p netip.Prefix, o origin, poolName string) (Candidate, bool) {
+	if o.borrowed || p.IsSingleIP() {
+		return Candidate{}, false
+	}
+	return Candidate{
+		Prefix: p, Source: SourceLocal, Type: "blackhole", Pool: poolName, Peer: o.node,
+		route: dataplane.Route{Prefix: p, Table: dataplane.MainTable, Type: dataplane.Blackhole},
+	}, true
+}
+
+func originType(o origin) string {
+	if o.borrowed {
+		return "borrowed"
+	}
+	return "block"
+}
+
+// complete fills in what the driver makes of a candidate.
+func (t *table) complete(c *Candidate) {
+	pl := t.usable(c.hop)
+	c.Driver = pl.driver
+	if pl.err != nil {
+		c.Reason = pl.err.Error()
+		return
+	}
+	c.Via, c.Link = pl.hop.Gateway, pl.hop.Link
+	if h, ok := t.hops[c.hop]; ok {
+		c.route.NextHop = h.id
+	}
+}
+
+// explain lists the candidates of all prefixes that overlap filter, or of all
+// if filter is not valid, in prefix order with the best first.
+func (t *table) explain(filter netip.Prefix) []Candidate {
+	prefixes := set[netip.Prefix]{}
+	for p := range t.origins {
+		prefixes[p] = struct{}{}
+	}
+	for p := range t.paths {
+		prefixes[p] = struct{}{}
+	}
+	var out []Candidate
+	for p := range prefixes {
+		if filter.IsValid() && !filter.Overlaps(p) {
+			continue
+		}
+		best := -1
+		cs := t.candidates(p)
+		for i := range cs {
+			c := &cs[i]
+			switch {
+			case c.Reason != "":
+			case best < 0:
+				best, c.Best, c.Reason = i, true, because(*c)
+			default:
+				c.Reason = fmt.Sprintf("%s is preferred to %s", cs[best].Source, c.Source)
+			}
+		}
+		out = append(out, cs...)
+	}
+	slices.SortStableFunc(out, func(a, b Candidate) int {
+		return cmp.Or(a.Prefix.Compare(b.Prefix), boolCompare(b.Best, a.Best))
+	})
+	return out
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// because says in a sentence why a chosen candidate is there.
+func because(c Candidate) string {
+	switch c.Type {
+	case "blackhole":
+		return "own block: addresses that no workload has are dropped here"
+	case "block":
+		return fmt.Sprintf("block of node %s in pool %s", c.Peer, c.Pool)
+	case "borrowed":
+		return fmt.Sprintf("address that node %s borrowed from another node's block", c.Peer)
+	}
+	return fmt.Sprintf("announced by %s with next hop %s", c.Peer, c.NextHop)
+}
+
+// PoolStatus says how a pool is carried and what stands in the way.
+type PoolStatus struct {
+	Name          string
+	CIDR          netip.Prefix
+	Encapsulation store.Encapsulation
+	Driver        dataplane.Driver
+	Err           error // what this host lacks to carry it
+}
+
+func (t *table) poolStatus() []PoolStatus {
+	var out []PoolStatus
+	for _, p := range t.pools {
+		out = append(out, PoolStatus{Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Driver: driverFor(p.encap), Err: t.hostErrs[p.name]})
+	}
+	slices.SortFunc(out, func(a, b PoolStatus) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}

@@ -1,0 +1,251 @@
+package vrouter
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/vxlan"
+	"github.com/routerd/routerd/store"
+)
+
+// Path is the best path that BGP has for a prefix.
+type Path struct {
+	Prefix  netip.Prefix
+	NextHop netip.Addr // as announced
+	Peer    string     // who announced it, for people
+}
+
+// PathUpdate is a step of BGP's best paths.
+type PathUpdate struct {
+	Reset bool // what was known before is void: Put is all there is
+	Put   []Path
+	Del   []netip.Prefix
+
+	// Synced says that the peers have told all they know, so that what an
+	// earlier life of the daemon left in the kernel may be swept.
+	Synced bool
+}
+
+// Kinds lists what the core wants to see of the store.
+func Kinds() []store.Kind {
+	return []store.Kind{store.KindNode, store.KindIPPool, store.KindIPAMBlock, store.KindFelixConfiguration}
+}
+
+// node is what the core keeps of a Node resource.
+type node struct {
+	name      string
+	addr      map[dataplane.Family]netip.Prefix
+	ipipAddr  netip.Addr
+	vxlanAddr map[dataplane.Family]netip.Addr
+	vxlanMAC  map[dataplane.Family]dataplane.MAC
+}
+
+func (n *node) equal(o *node) bool {
+	if n == nil || o == nil {
+		return n == o
+	}
+	return n.name == o.name && n.ipipAddr == o.ipipAddr &&
+		mapsEqual(n.addr, o.addr) && mapsEqual(n.vxlanAddr, o.vxlanAddr) && mapsEqual(n.vxlanMAC, o.vxlanMAC)
+}
+
+func mapsEqual[K, V comparable](a, b map[K]V) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if w, ok := b[k]; !ok || w != v {
+			return false
+		}
+	}
+	return true
+}
+
+// newNode reads a Node resource. Members that do not parse are taken as not
+// set: one bad resource must not stop the others, and validation refuses them
+// where they are written.
+func newNode(r *store.Node) *node {
+	n := &node{
+		name:      r.Name,
+		addr:      map[dataplane.Family]netip.Prefix{},
+		vxlanAddr: map[dataplane.Family]netip.Addr{},
+		vxlanMAC:  map[dataplane.Family]dataplane.MAC{},
+	}
+	if r.Spec.BGP != nil {
+		for _, s := range []string{r.Spec.BGP.IPv4Address, r.Spec.BGP.IPv6Address} {
+			if p, ok := parseAddrPrefix(s); ok {
+				n.addr[dataplane.FamilyOf(p.Addr())] = p
+			}
+		}
+		n.ipipAddr = parseAddr(r.Spec.BGP.IPv4IPIPTunnelAddr)
+	}
+	for f, v := range map[dataplane.Family][3]string{
+		dataplane.IPv4: {r.Spec.IPv4VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddr, r.Name},
+		dataplane.IPv6: {r.Spec.IPv6VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddrV6, r.Name + "-v6"},
+	} {
+		if a := parseAddr(v[0]); a.IsValid() {
+			n.vxlanAddr[f] = a
+		}
+		mac, err := dataplane.ParseMAC(v[1])
+		if err != nil {
+			mac = vxlan.MAC(v[2])
+		}
+		n.vxlanMAC[f] = mac
+	}
+	return n
+}
+
+// parseAddrPrefix accepts an address with or without a prefix length; without
+// one it is taken as a single address, as Calico does.
+func parseAddrPrefix(s string) (netip.Prefix, bool) {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p, true
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	return netip.Prefix{}, false
+}
+
+func parseAddr(s string) netip.Addr {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return a
+	}
+	return netip.Addr{}
+}
+
+// pool is what the core keeps of an IPPool. Disabled pools count: disabling
+// stops allocation, not routing.
+type pool struct {
+	name  string
+	cidr  netip.Prefix
+	encap store.Encapsulation
+}
+
+func newPool(r *v3.IPPool) (pool, bool) {
+	cidr, err := netip.ParsePrefix(r.Spec.CIDR)
+	if err != nil {
+		return pool{}, false
+	}
+	return pool{name: r.Name, cidr: cidr.Masked(), encap: store.EncapsulationOf(r)}, true
+}
+
+// origin says why the store wants a prefix to go to a node.
+type origin struct {
+	node     string
+	borrowed bool // a single address within another node's block
+}
+
+// blockOrigins returns what a block says about who has which prefix: the block
+// as a whole for the node that holds it, and each address that another node
+// borrowed from it.
+func blockOrigins(b *store.Block) map[netip.Prefix]origin {
+	cidr, err := netip.ParsePrefix(b.CIDR)
+	if err != nil || cidr != cidr.Masked() {
+		return nil
+	}
+	out := map[netip.Prefix]origin{}
+	owner := blockOwner(b)
+	if owner != "" {
+		out[cidr] = origin{node: owner}
+	}
+	for ord, attr := range b.Allocations {
+		if attr == nil || *attr < 0 || *attr >= len(b.Attributes) {
+			continue
+		}
+		holder := b.Attributes[*attr].Secondary["node"]
+		if holder == "" || holder == owner {
+			continue
+		}
+		if a, ok := addOrdinal(cidr, ord); ok {
+			out[netip.PrefixFrom(a, a.BitLen())] = origin{node: holder, borrowed: true}
+		}
+	}
+	return out
+}
+
+func blockOwner(b *store.Block) string {
+	if b.Affinity != nil {
+		if host, ok := strings.CutPrefix(*b.Affinity, "host:"); ok {
+			return host
+		}
+		return ""
+	}
+	if b.HostAffinity != nil {
+		return *b.HostAffinity
+	}
+	return ""
+}
+
+// addOrdinal returns the address at an offset from the start of a block. It
+// reports false when that lies outside.
+func addOrdinal(cidr netip.Prefix, ord int) (netip.Addr, bool) {
+	if ord < 0 {
+		return netip.Addr{}, false
+	}
+	raw := cidr.Addr().AsSlice()
+	carry := ord
+	for i := len(raw) - 1; i >= 0 && carry > 0; i-- {
+		carry += int(raw[i])
+		raw[i] = byte(carry)
+		carry >>= 8
+	}
+	a, ok := netip.AddrFromSlice(raw)
+	return a, ok && carry == 0 && cidr.Contains(a)
+}
+
+// settings are the numbers of FelixConfiguration that drivers use.
+type settings struct {
+	vni      uint32
+	port     uint16
+	ipipMTU  int
+	vxlanMTU int
+}
+
+// newSettings merges the objects that concern a node, weakest first.
+func newSettings(specs ...*v3.FelixConfigurationSpec) settings {
+	s := settings{vni: vxlan.DefaultVNI, port: vxlan.DefaultPort}
+	for _, f := range specs {
+		if f == nil {
+			continue
+		}
+		if v := f.VXLANVNI; v != nil && *v > 0 && *v < 1<<24 {
+			s.vni = uint32(*v)
+		}
+		if v := f.VXLANPort; v != nil && *v > 0 && *v < 1<<16 {
+			s.port = uint16(*v)
+		}
+		if v := f.IPIPMTU; v != nil && *v > 0 {
+			s.ipipMTU = *v
+		}
+		if v := f.VXLANMTU; v != nil && *v > 0 {
+			s.vxlanMTU = *v
+		}
+	}
+	return s
+}
+
+// hostOf says how this host stands on the underlay in one family: which device
+// holds the node's address, and that device's MTU.
+func hostOf(n *node, u *dataplane.Underlay, s settings, f dataplane.Family) (dataplane.Host, bool) {
+	addr, ok := n.addr[f]
+	if !ok || u == nil {
+		return dataplane.Host{}, false
+	}
+	i := slices.IndexFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool { return a.Prefix.Addr() == addr.Addr() })
+	if i < 0 {
+		return dataplane.Host{}, false
+	}
+	l := slices.IndexFunc(u.Links, func(l dataplane.UnderlayLink) bool { return l.Name == u.Addresses[i].Link })
+	if l < 0 {
+		return dataplane.Host{}, false
+	}
+	return dataplane.Host{
+		Name: n.name, Addr: addr, Uplink: u.Links[l].Name, UplinkMTU: u.Links[l].MTU,
+		IPIPAddr: n.ipipAddr, VXLANAddr: n.vxlanAddr[f], VXLANMAC: n.vxlanMAC[f],
+		VXLANVNI: s.vni, VXLANPort: s.port, IPIPMTU: s.ipipMTU, VXLANMTU: s.vxlanMTU,
+	}, true
+}

@@ -1,0 +1,453 @@
+package vrouter
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+func nodeEvent(name, addr, ipip, vtep string) store.Event {
+	key := store.ResourceKey(store.KindNode, name)
+	n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Spec.BGP = &store.NodeBGPSpec{IPv4Address: addr, IPv4IPIPTunnelAddr: ipip}
+	n.Spec.IPv4VXLANTunnelAddr = vtep
+	return store.Event{Key: key, Object: store.Object{Key: key, Value: n}}
+}
+
+func poolEvent(name, cidr string, e store.Encapsulation) store.Event {
+	key := store.ResourceKey(store.KindIPPool, name)
+	p := &v3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.CIDR = cidr
+	store.SetEncapsulation(p, e)
+	return store.Event{Key: key, Object: store.Object{Key: key, Value: p}}
+}
+
+// blockEvent makes a block of a node; borrowed maps ordinals to the nodes that
+// took them.
+func blockEvent(cidr, node string, borrowed map[int]string) store.Event {
+	key := store.BlockKey(netip.MustParsePrefix(cidr))
+	b := &store.Block{CIDR: cidr, Allocations: make([]*int, 64)}
+	if node != "" {
+		aff := "host:" + node
+		b.Affinity = &aff
+	}
+	for ord, holder := range borrowed {
+		i := len(b.Attributes)
+		b.Attributes = append(b.Attributes, store.Attribute{Secondary: map[string]string{"node": holder}})
+		b.Allocations[ord] = &i
+	}
+	return store.Event{Key: key, Object: store.Object{Key: key, Value: b}}
+}
+
+func gone(ev store.Event) store.Event { return store.Event{Key: ev.Key} }
+
+// rack is the underlay of a host at 10.1.0.11 behind the gateway 10.1.0.1.
+func rack() dataplane.Underlay {
+	return dataplane.Underlay{
+		Links:     []dataplane.UnderlayLink{{Index: 1, Name: "lo", MTU: 65536, Up: true, Loopback: true}, {Index: 2, Name: "eth0", MTU: 1500, Up: true}},
+		Addresses: []dataplane.UnderlayAddress{{Link: "eth0", Prefix: netip.MustParsePrefix("10.1.0.11/24")}},
+		Routes: []dataplane.UnderlayRoute{
+			{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.1.0.1"), Link: "eth0"},
+			{Prefix: netip.MustParsePrefix("10.1.0.0/24"), Link: "eth0", Protocol: 2},
+		},
+	}
+}
+
+func cluster(e store.Encapsulation) []store.Event {
+	return []store.Event{
+		poolEvent("pool", "192.168.0.0/16", e),
+		nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"),
+		nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"),
+		nodeEvent("node3", "10.2.0.11/24", "192.168.3.0", "192.168.3.1"),
+		blockEvent("192.168.1.0/26", "node1", nil),
+		blockEvent("192.168.2.0/26", "node2", map[int]string{5: "node3", 6: "node1", 7: "node2"}),
+		blockEvent("192.168.3.0/26", "node3", nil),
+	}
+}
+
+func newTestTable(events ...store.Event) *table {
+	t := newTable("node1")
+	t.setUnderlay(rack())
+	for _, ev := range events {
+		t.apply(ev)
+	}
+	t.settle()
+	return t
+}
+
+// render shows the wish with next-hop numbers replaced by what they lead to,
+// so that expectations can be written by hand.
+func render(t *table) []string {
+	hops := map[dataplane.NextHopID]dataplane.NextHop{}
+	var out []string
+	for _, o := range t.wish() {
+		if nh, ok := o.(dataplane.NextHop); ok {
+			hops[nh.ID] = nh
+		}
+	}
+	for _, o := range t.wish() {
+		switch o := o.(type) {
+		case dataplane.NextHop:
+		case dataplane.Route:
+			s := o.String()
+			if o.NextHop != 0 {
+				nh, ok := hops[o.NextHop]
+				s = fmt.Sprintf("%s via %s dev %s", o.Prefix, nh.Gateway, nh.Link)
+				if !ok {
+					s += " DANGLING"
+				}
+			}
+			out = append(out, s)
+		default:
+			out = append(out, o.String())
+		}
+	}
+	return out
+}
+
+func lines(s string) []string {
+	return strings.Split(strings.ReplaceAll(strings.TrimSpace(s), "\t", ""), "\n")
+}
+
+func TestWishByEncapsulation(t *testing.T) {
+	const common = "net/ipv4/ip_forward=1\n"
+	tests := []struct {
+		encap store.Encapsulation
+		want  string
+	}{
+		{store.Direct, common + `
+			blackhole 192.168.1.0/26
+			192.168.2.0/26 via 10.1.0.12 dev eth0`},
+		{store.IPIP, `
+			tunl0 type ipip mtu 1480
+			192.168.1.0/32 dev tunl0
+			` + common + `
+			blackhole 192.168.1.0/26
+			192.168.2.0/26 via 10.1.0.12 dev tunl0
+			192.168.2.5/32 via 10.2.0.11 dev tunl0
+			192.168.3.0/26 via 10.2.0.11 dev tunl0`},
+		{store.VXLAN, `
+			vxlan.calico type vxlan mtu 1450 address 66:f9:37:c3:7e:94 id 4096 dstport 4789 local 10.1.0.11 dev eth0 nolearning
+			192.168.1.1/32 dev vxlan.calico
+			` + common + `
+			192.168.2.1 dev vxlan.calico lladdr 66:2d:bf:44:a6:8b PERMANENT
+			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
+			66:2d:bf:44:a6:8b dev vxlan.calico dst 10.1.0.12 self permanent
+			66:a4:6f:e0:c4:da dev vxlan.calico dst 10.2.0.11 self permanent
+			blackhole 192.168.1.0/26
+			192.168.2.0/26 via 192.168.2.1 dev vxlan.calico
+			192.168.2.5/32 via 192.168.3.1 dev vxlan.calico
+			192.168.3.0/26 via 192.168.3.1 dev vxlan.calico`},
+		{store.IPIPCrossSubnet, `
+			tunl0 type ipip mtu 1480
+			192.168.1.0/32 dev tunl0
+			` + common + `
+			blackhole 192.168.1.0/26
+			192.168.2.0/26 via 10.1.0.12 dev eth0
+			192.168.2.5/32 via 10.2.0.11 dev tunl0
+			192.168.3.0/26 via 10.2.0.11 dev tunl0`},
+		{store.VXLANCrossSubnet, `
+			vxlan.calico type vxlan mtu 1450 address 66:f9:37:c3:7e:94 id 4096 dstport 4789 local 10.1.0.11 dev eth0 nolearning
+			192.168.1.1/32 dev vxlan.calico
+			` + common + `
+			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
+			66:a4:6f:e0:c4:da dev vxlan.calico dst 10.2.0.11 self permanent
+			blackhole 192.168.1.0/26
+			192.168.2.0/26 via 10.1.0.12 dev eth0
+			192.168.2.5/32 via 192.168.3.1 dev vxlan.calico
+			192.168.3.0/26 via 192.168.3.1 dev vxlan.calico`},
+	}
+	for _, tt := range tests {
+		t.Run(string(tt.encap), func(t *testing.T) {
+			got := render(newTestTable(cluster(tt.encap)...))
+			want := slices.DeleteFunc(lines(tt.want), func(s string) bool { return s == "" })
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("wish (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDirectTakesBGP: where the store has no usable next hop, the path of BGP
+// is resolved through the underlay.
+func TestDirectTakesBGP(t *testing.T) {
+	tab := newTestTable(cluster(store.Direct)...)
+	far := netip.MustParsePrefix("192.168.3.0/26")
+	near := netip.MustParsePrefix("192.168.2.0/26")
+	tor := netip.MustParsePrefix("172.20.0.0/16")
+	tab.setPaths(PathUpdate{Put: []Path{
+		{Prefix: far, NextHop: netip.MustParseAddr("10.2.0.11"), Peer: "node3"},
+		{Prefix: near, NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"},
+		{Prefix: tor, NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"},
+	}})
+	tab.settle()
+	got := render(tab)
+	for _, want := range []string{
+		"192.168.3.0/26 via 10.1.0.1 dev eth0",
+		"192.168.2.0/26 via 10.1.0.12 dev eth0",
+		"172.20.0.0/16 via 10.1.0.1 dev eth0",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, strings.Join(got, "\n"))
+		}
+	}
+	// The loser is still visible, with the reason.
+	var reasons []string
+	for _, c := range tab.explain(near) {
+		if c.Prefix != near {
+			continue
+		}
+		reasons = append(reasons, fmt.Sprintf("%v %s: %s", c.Best, c.Source, c.Reason))
+	}
+	want := []string{"true store: block of node node2 in pool pool", "false bgp: store is preferred to bgp"}
+	if diff := cmp.Diff(want, reasons); diff != "" {
+		t.Errorf("explain (-want +got):\n%s", diff)
+	}
+	// The underlay loses its way, and finds another.
+	u := rack()
+	u.Routes = u.Routes[1:]
+	tab.setUnderlay(u)
+	tab.settle()
+	if got := render(tab); slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "192.168.3.0/26") }) {
+		t.Errorf("route kept whose next hop cannot be resolved:\n%s", strings.Join(got, "\n"))
+	}
+	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("10.2.0.0/16"), Gateway: netip.MustParseAddr("10.1.0.2"), Link: "eth0"})
+	tab.setUnderlay(u)
+	tab.settle()
+	if got := render(tab); !slices.Contains(got, "192.168.3.0/26 via 10.1.0.2 dev eth0") {
+		t.Errorf("route did not come back:\n%s", strings.Join(got, "\n"))
+	}
+}
+
+// changes returns what one change put and deleted.
+func changes(tab *table, f func()) (put, del []string) {
+	clear(tab.put)
+	clear(tab.del)
+	f()
+	tab.settle()
+	for _, o := range tab.put {
+		put = append(put, o.Key().Kind().String())
+	}
+	for k := range tab.del {
+		del = append(del, k.Kind().String())
+	}
+	slices.Sort(put)
+	slices.Sort(del)
+	return put, del
+}
+
+// TestCostFollowsChange counts what an event writes.
+func TestCostFollowsChange(t *testing.T) {
+	events := cluster(store.IPIP)
+	for i := range 500 {
+		events = append(events, blockEvent(fmt.Sprintf("192.168.%d.%d/26", 64+i/4, i%4*64), "node3", nil))
+	}
+	tab := newTestTable(events...)
+
+	put, del := changes(tab, func() { tab.apply(nodeEvent("node3", "10.2.0.99/24", "192.168.3.0", "192.168.3.1")) })
+	if diff := cmp.Diff([]string{"nexthop"}, put); diff != "" || del != nil {
+		t.Errorf("a peer's new address put %v, deleted %v; want one next hop whatever the number of routes", put, del)
+	}
+	put, del = changes(tab, func() { tab.apply(blockEvent("192.168.250.0/26", "node2", nil)) })
+	if diff := cmp.Diff([]string{"route"}, put); diff != "" || del != nil {
+		t.Errorf("a new block put %v, deleted %v; want one route", put, del)
+	}
+	put, del = changes(tab, func() { tab.apply(poolEvent("pool", "192.168.0.0/16", store.VXLAN)) })
+	want := []string{"address", "fdb", "fdb", "link", "neighbour", "neighbour", "nexthop", "nexthop"}
+	if diff := cmp.Diff(want, put); diff != "" {
+		t.Errorf("a change of encapsulation put %v: no route may be among them", put)
+	}
+	if diff := cmp.Diff([]string{"address", "link"}, del); diff != "" {
+		t.Errorf("a change of encapsulation deleted %v", del)
+	}
+	if put, del := changes(tab, func() {
+		for _, ev := range append(events[1:3:3], events[4:]...) {
+			tab.apply(ev)
+		}
+		tab.apply(nodeEvent("node3", "10.2.0.99/24", "192.168.3.0", "192.168.3.1"))
+	}); put != nil || del != nil {
+		t.Errorf("events that change nothing put %v, deleted %v", put, del)
+	}
+}
+
+func TestLastKnownGood(t *testing.T) {
+	tab := newTestTable(cluster(store.VXLAN)...)
+	before := render(tab)
+	put, del := changes(tab, func() {
+		tab.apply(gone(nodeEvent("node1", "", "", "")))
+		u := rack()
+		u.Addresses = nil // the address is gone for a moment
+		tab.setUnderlay(u)
+		ev := cluster(store.VXLAN)[5]
+		ev.Object.Value, ev.Err = nil, store.ErrDecode
+		tab.apply(ev)
+	})
+	if put != nil || del != nil {
+		t.Errorf("put %v, deleted %v; want the last known good kept", put, del)
+	}
+	if diff := cmp.Diff(before, render(tab)); diff != "" {
+		t.Errorf("wish (-before +after):\n%s", diff)
+	}
+}
+
+func TestMTU(t *testing.T) {
+	for e, want := range map[store.Encapsulation]int{
+		store.Direct: 1500, store.IPIP: 1480, store.VXLAN: 1450, store.IPIPCrossSubnet: 1480, store.VXLANCrossSubnet: 1450,
+	} {
+		if got := newTestTable(cluster(e)...).mtu(dataplane.IPv4); got != want {
+			t.Errorf("%s: MTU = %d, want %d", e, got, want)
+		}
+	}
+	mtu := 1400
+	felix := &v3.FelixConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	felix.Spec.VXLANMTU = &mtu
+	key := store.ResourceKey(store.KindFelixConfiguration, "default")
+	tab := newTestTable(append(cluster(store.VXLAN), store.Event{Key: key, Object: store.Object{Key: key, Value: felix}})...)
+	if got := tab.mtu(dataplane.IPv4); got != mtu {
+		t.Errorf("MTU = %d, want the configured %d", got, mtu)
+	}
+}
+
+func TestHopIDCollision(t *testing.T) {
+	k := hopKey{pool: "pool", node: "node2", fam: dataplane.IPv4}
+	first := hopID(k, func(dataplane.NextHopID) bool { return false })
+	second := hopID(k, func(id dataplane.NextHopID) bool { return id == first })
+	if first == second || first < firstID || second < firstID {
+		t.Errorf("ids %d and %d: want two different ones of at least %d", first, second, firstID)
+	}
+}
+
+// TestPathIndependence: any sequence of events leaves the same wish as a fresh
+// start on the final state, and the changes that were handed over lead there.
+func TestPathIndependence(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		tab := newTable("node1")
+		kernel := map[dataplane.Key]dataplane.Object{}
+		state := map[store.Key]store.Event{}
+		paths := map[netip.Prefix]Path{}
+		var under dataplane.Underlay
+		flush := func() {
+			tab.settle()
+			for k := range tab.del {
+				delete(kernel, k)
+			}
+			maps.Copy(kernel, tab.put)
+			clear(tab.put)
+			clear(tab.del)
+		}
+		setUnderlay := func(u dataplane.Underlay) { under = u; tab.setUnderlay(u) }
+		setUnderlay(rack())
+		self := nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1")
+		apply := func(ev store.Event) {
+			state[ev.Key] = ev
+			if ev.Deleted() {
+				delete(state, ev.Key)
+			}
+			tab.apply(ev)
+		}
+		apply(self)
+
+		nodes := []string{"node1", "node2", "node3", "node4"}
+		cidrs := []string{"192.168.1.0/26", "192.168.2.0/26", "192.168.2.64/26", "10.50.0.0/26", "192.168.3.0/32"}
+		addrs := []string{"10.1.0.12/24", "10.2.0.11/24", "10.2.0.12/24", ""}
+		steps := rapid.IntRange(1, 60).Draw(rt, "steps")
+		for range steps {
+			switch rapid.IntRange(0, 8).Draw(rt, "event") {
+			case 0, 1:
+				n := rapid.SampledFrom(nodes[1:]).Draw(rt, "node")
+				apply(nodeEvent(n, rapid.SampledFrom(addrs).Draw(rt, "addr"), "", rapid.SampledFrom([]string{"", "192.168.9.1", "192.168.9.2"}).Draw(rt, "vtep")))
+			case 2:
+				apply(gone(nodeEvent(rapid.SampledFrom(nodes[1:]).Draw(rt, "node"), "", "", "")))
+			case 3:
+				name, cidr := "pool", "192.168.0.0/16"
+				if rapid.Bool().Draw(rt, "second") {
+					name, cidr = "other", "10.50.0.0/16"
+				}
+				ev := poolEvent(name, cidr, rapid.SampledFrom(store.Encapsulations()).Draw(rt, "encap"))
+				if rapid.IntRange(0, 4).Draw(rt, "delete") == 0 {
+					ev = gone(ev)
+				}
+				apply(ev)
+			case 4, 5:
+				ev := blockEvent(rapid.SampledFrom(cidrs).Draw(rt, "cidr"), rapid.SampledFrom(append(nodes, "")).Draw(rt, "owner"),
+					map[int]string{rapid.IntRange(0, 3).Draw(rt, "ordinal"): rapid.SampledFrom(nodes).Draw(rt, "borrower")})
+				if rapid.IntRange(0, 3).Draw(rt, "delete") == 0 {
+					ev = gone(ev)
+				}
+				apply(ev)
+			case 6:
+				p := netip.MustParsePrefix(rapid.SampledFrom(append(cidrs, "172.16.0.0/12")).Draw(rt, "prefix"))
+				nh := netip.MustParseAddr(rapid.SampledFrom([]string{"10.1.0.1", "10.1.0.12", "10.2.0.11", "10.9.9.9"}).Draw(rt, "next hop"))
+				if rapid.IntRange(0, 3).Draw(rt, "withdraw") == 0 {
+					delete(paths, p)
+					tab.setPaths(PathUpdate{Del: []netip.Prefix{p}})
+				} else {
+					paths[p] = Path{Prefix: p, NextHop: nh, Peer: "peer"}
+					tab.setPaths(PathUpdate{Put: []Path{paths[p]}})
+				}
+			case 7:
+				u := rack()
+				if rapid.Bool().Draw(rt, "no default") {
+					u.Routes = u.Routes[1:]
+				}
+				if rapid.Bool().Draw(rt, "jumbo") {
+					u.Links[1].MTU = 9000
+				}
+				setUnderlay(u)
+			case 8:
+				flush()
+			}
+		}
+		flush()
+
+		fresh := newTable("node1")
+		fresh.setUnderlay(under)
+		for _, ev := range state {
+			fresh.apply(ev)
+		}
+		fresh.setPaths(PathUpdate{Reset: true, Put: slices.Collect(maps.Values(paths))})
+		fresh.settle()
+
+		want := map[dataplane.Key]dataplane.Object{}
+		for _, o := range fresh.wish() {
+			want[o.Key()] = o
+		}
+		if diff := cmp.Diff(want, kernel, cmp.Comparer(func(a, b dataplane.Object) bool { return a == b })); diff != "" {
+			rt.Fatalf("after the events (-fresh start +this):\n%s", diff)
+		}
+		for _, o := range kernel {
+			if r, ok := o.(dataplane.Route); ok && r.NextHop != 0 && kernel[dataplane.NextHopKey{ID: r.NextHop}] == nil {
+				rt.Fatalf("route %s has no next hop", r)
+			}
+		}
+	})
+}
+
+func FuzzBlockOrigins(f *testing.F) {
+	f.Add("192.168.0.0/26", 3, 0, "node2")
+	f.Add("fd00::/122", 63, 0, "node2")
+	f.Fuzz(func(t *testing.T, cidr string, ord, attr int, node string) {
+		if ord < 0 || ord > 1<<12 {
+			return
+		}
+		b := &store.Block{CIDR: cidr, Allocations: make([]*int, ord+1), Attributes: []store.Attribute{{Secondary: map[string]string{"node": node}}}}
+		b.Allocations[ord] = &attr
+		block, err := netip.ParsePrefix(cidr)
+		for p := range blockOrigins(b) {
+			if err != nil || !block.Contains(p.Addr()) {
+				t.Errorf("block %s yields %s, which lies outside", cidr, p)
+			}
+		}
+	})
+}
