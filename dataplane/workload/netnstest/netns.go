@@ -1,0 +1,74 @@
+// Package netnstest makes network namespaces for tests.
+package netnstest
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Netns is a network namespace that ends with the test.
+type Netns struct {
+	// Path leads to the namespace, also for other processes, until [Netns.End].
+	Path string
+	end  func()
+}
+
+// New makes a network namespace. It needs root.
+func New(t testing.TB) *Netns {
+	t.Helper()
+	type result struct {
+		file *os.File
+		err  error
+	}
+	c := make(chan result)
+	go func() {
+		// The thread is in the new namespace for good: it is not unlocked, so it
+		// ends here.
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			c <- result{err: fmt.Errorf("unshare (are you root?): %w", err)}
+			return
+		}
+		f, err := os.Open("/proc/thread-self/ns/net")
+		c <- result{f, err}
+	}()
+	r := <-c
+	if r.err != nil {
+		t.Fatalf("make network namespace: %v", r.err)
+	}
+	n := &Netns{
+		Path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.file.Fd()),
+		end:  sync.OnceFunc(func() { _ = r.file.Close() }),
+	}
+	t.Cleanup(n.end)
+	return n
+}
+
+// End ends the namespace before the test does. The kernel removes its devices
+// some time later.
+func (n *Netns) End() { n.end() }
+
+// Do calls fn in the namespace and returns its error.
+func (n *Netns) Do(fn func() error) error {
+	c := make(chan error)
+	go func() {
+		runtime.LockOSThread() // see New
+		f, err := os.Open(n.Path)
+		if err != nil {
+			c <- err
+			return
+		}
+		defer func() { _ = f.Close() }()
+		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+			c <- err
+			return
+		}
+		c <- fn()
+	}()
+	return <-c
+}

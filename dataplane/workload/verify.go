@@ -1,0 +1,134 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// ErrDiffers says that a wire is not as it was made.
+var ErrDiffers = errors.New("not as it was made")
+
+// Verify compares the wire with spec and mac, the MAC of the workload's end
+// (zero: any). It changes nothing. The error matches [ErrDiffers] and names
+// every difference; [ErrNoNamespace] when the namespace is gone.
+func (w *Wire) Verify(_ context.Context, spec Spec, mac dataplane.MAC) error {
+	in, err := w.enter(spec.Netns)
+	if err != nil {
+		return err
+	}
+	defer in.close()
+
+	host, err := w.lookup(spec.Device)
+	if err != nil {
+		return err
+	}
+	if host == nil {
+		return fmt.Errorf("device %s is missing: %w", spec.Device, ErrDiffers)
+	}
+	if a := host.Attrs(); a.Alias != spec.Owner.Alias() {
+		return fmt.Errorf("device %s has the alias %q, want %q: %w", spec.Device, a.Alias, spec.Owner.Alias(), ErrDiffers)
+	}
+	ok, err := w.paired(host, spec.Owner.Interface, in)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fmt.Errorf("device %s is not connected to %s in %s: %w", spec.Device, spec.Owner.Interface, spec.Netns, ErrDiffers)
+	}
+	d := new(differences)
+	hostMAC := HostMAC()
+	d.link(host, spec.Device, spec.MTU, hostMAC)
+	if err := in.verify(spec, mac, d); err != nil {
+		return err
+	}
+	return d.err()
+}
+
+// differences collects what is not as it should be.
+type differences struct{ all []error }
+
+func (d *differences) add(format string, args ...any) {
+	d.all = append(d.all, fmt.Errorf(format+": %w", append(args, ErrDiffers)...))
+}
+
+func (d *differences) err() error { return errors.Join(d.all...) }
+
+func (d *differences) link(l netlink.Link, name string, mtu int, mac dataplane.MAC) {
+	a := l.Attrs()
+	if a.Flags&net.FlagUp == 0 {
+		d.add("device %s is down", name)
+	}
+	if a.MTU != mtu {
+		d.add("device %s has the MTU %d, want %d", name, a.MTU, mtu)
+	}
+	if !mac.IsZero() && a.HardwareAddr.String() != mac.String() {
+		d.add("device %s has the MAC address %s, want %s", name, a.HardwareAddr, mac)
+	}
+}
+
+func (in *inside) verify(spec Spec, mac dataplane.MAC, d *differences) error {
+	name := spec.Owner.Interface
+	link, err := linkByName(in.netlink, name)
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		d.add("interface %s is missing in %s", name, spec.Netns)
+		return nil
+	}
+	d.link(link, name, spec.MTU, mac)
+	have, err := in.addresses(link)
+	if err != nil {
+		return err
+	}
+	for _, a := range spec.Addresses {
+		if !have[netip.PrefixFrom(a, a.BitLen())] {
+			d.add("address %s is missing on %s in %s", a, name, spec.Netns)
+		}
+	}
+	return in.verifyWayOut(link, spec, d)
+}
+
+func (in *inside) verifyWayOut(link netlink.Link, spec Spec, d *differences) error {
+	gw := Gateway(dataplane.IPv4)
+	index := link.Attrs().Index
+	routes, err := in.netlink.RouteList(link, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("list routes in %s: %w", spec.Netns, err)
+	}
+	var onLink, deflt bool
+	for _, r := range routes {
+		p, ok := prefixOf(r.Dst)
+		switch {
+		case ok && p == netip.PrefixFrom(gw, gw.BitLen()) && r.Scope == netlink.SCOPE_LINK:
+			onLink = true
+		case (!ok || p.Bits() == 0) && r.Gw.Equal(gw.AsSlice()):
+			deflt = true
+		}
+	}
+	if !onLink {
+		d.add("route to %s is missing in %s", gw, spec.Netns)
+	}
+	if !deflt {
+		d.add("default route via %s is missing in %s", gw, spec.Netns)
+	}
+	neighs, err := in.netlink.NeighList(index, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("list neighbours in %s: %w", spec.Netns, err)
+	}
+	want := HostMAC()
+	for _, n := range neighs {
+		if n.IP.Equal(gw.AsSlice()) && n.HardwareAddr.String() != want.String() && n.HardwareAddr != nil {
+			d.add("neighbour %s has the MAC address %s in %s, want %s", gw, n.HardwareAddr, spec.Netns, want)
+		}
+	}
+	return nil
+}
