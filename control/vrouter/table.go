@@ -225,12 +225,10 @@ func (t *table) setPool(name string, r *v3.IPPool) {
 		t.pools[name] = p
 		t.poolTree.Insert(p.cidr, name)
 	}
-	if had && ok && old.cidr == p.cidr {
-		// A change of encapsulation: one object per peer.
-		for k := range t.hops {
-			if k.pool == name {
-				t.refresh(k)
-			}
+	// A change of encapsulation is one object per peer.
+	for k := range t.hops {
+		if k.pool == name {
+			t.refresh(k)
 		}
 	}
 	for _, cidr := range []netip.Prefix{old.cidr, p.cidr} {
