@@ -1,0 +1,350 @@
+// Package config is the daemon's own configuration: what one host needs to
+// know before it can read the rest from the store.
+//
+// Every key has a default, so a host without any file works. Sources, strongest
+// last: defaults, the file, environment variables (ROUTERD_ and the key in
+// upper case with underscores: ROUTERD_DATASTORE_CAFILE), flags.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/spf13/viper"
+
+	"github.com/routerd/routerd/store"
+)
+
+// DefaultFile is read when no file is named; it need not exist.
+const DefaultFile = "/etc/routerd/routerd.yaml"
+
+// Config is the daemon's configuration.
+type Config struct {
+	// NodeName is this host's name in the store; empty: $NODENAME, else the
+	// operating system's, in lower case.
+	NodeName string `mapstructure:"nodeName"`
+	// StateDir holds what must outlive a reboot: the embedded datastore, the
+	// records of attached workloads.
+	StateDir string `mapstructure:"stateDir"`
+	// RunDir holds the sockets.
+	RunDir string `mapstructure:"runDir"`
+	// LogLevel is debug, info, warn or error.
+	LogLevel string `mapstructure:"logLevel"`
+	// LogFormat is text or json.
+	LogFormat string `mapstructure:"logFormat"`
+
+	Datastore   Datastore   `mapstructure:"datastore"`
+	Address     Address     `mapstructure:"address"`
+	DefaultPool DefaultPool `mapstructure:"defaultPool"`
+	BGP         BGP         `mapstructure:"bgp"`
+	Dataplane   Dataplane   `mapstructure:"dataplane"`
+	Health      Health      `mapstructure:"health"`
+	CNI         CNI         `mapstructure:"cni"`
+}
+
+// Datastore says where the store is.
+type Datastore struct {
+	// Endpoints of an external etcd: https://host:2379, http://…, unix:///….
+	// Empty: the daemon runs its own.
+	Endpoints []string `mapstructure:"endpoints"`
+	CAFile    string   `mapstructure:"caFile"`
+	CertFile  string   `mapstructure:"certFile"`
+	KeyFile   string   `mapstructure:"keyFile"`
+	Username  string   `mapstructure:"username"`
+	// PasswordFile holds the password of Username; a key of its own would put
+	// the secret where configurations are shown.
+	PasswordFile string        `mapstructure:"passwordFile"`
+	DialTimeout  time.Duration `mapstructure:"dialTimeout"`
+	Embedded     Embedded      `mapstructure:"embedded"`
+}
+
+// Embedded configures the daemon's own etcd.
+type Embedded struct {
+	// Listen is an address and port on which other hosts are served, with
+	// certificates on both sides. Empty: only this host, on a unix socket.
+	Listen string `mapstructure:"listen"`
+	// Hosts are more names and addresses for the server's certificate.
+	Hosts []string `mapstructure:"hosts"`
+}
+
+// Address says how this host's addresses are found.
+type Address struct {
+	// IPv4 is first-found, interface=REGEX[,…], skip-interface=REGEX[,…],
+	// can-reach=ADDRESS, cidr=CIDR[,…], or an address with its prefix length.
+	IPv4 string `mapstructure:"ipv4"`
+}
+
+// DefaultPool is made when the store holds no pool at all.
+type DefaultPool struct {
+	CIDR          string `mapstructure:"cidr"` // "none": make no pool
+	Encapsulation string `mapstructure:"encapsulation"`
+	BlockSize     int    `mapstructure:"blockSize"`
+}
+
+// BGP configures the speaker. All else about BGP is in the store.
+type BGP struct {
+	Enabled bool `mapstructure:"enabled"`
+}
+
+// Dataplane configures the writer to the kernel.
+type Dataplane struct {
+	// RouteProtocol marks routes and next hops as ours.
+	RouteProtocol int `mapstructure:"routeProtocol"`
+	// FullCheckInterval is how often everything is compared with the kernel.
+	FullCheckInterval time.Duration `mapstructure:"fullCheckInterval"`
+}
+
+// Health configures the HTTP endpoint of health and metrics.
+type Health struct {
+	// Listen is an address and port; empty: no endpoint.
+	Listen string `mapstructure:"listen"`
+}
+
+// CNI configures what install-cni writes and what pods get.
+type CNI struct {
+	NetworkName string `mapstructure:"networkName"`
+	BinDir      string `mapstructure:"binDir"`
+	ConfDir     string `mapstructure:"confDir"`
+	// MTU of pods in bytes; 0: what the pools' encapsulations leave.
+	MTU int `mapstructure:"mtu"`
+}
+
+// Default returns the configuration of a host without any.
+func Default() Config {
+	return Config{
+		StateDir:  "/var/lib/routerd",
+		RunDir:    "/run/routerd",
+		LogLevel:  "info",
+		LogFormat: "text",
+		Datastore: Datastore{DialTimeout: 10 * time.Second},
+		Address:   Address{IPv4: "first-found"},
+		DefaultPool: DefaultPool{
+			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
+		},
+		BGP:       BGP{Enabled: true},
+		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
+		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"},
+	}
+}
+
+// Load reads the configuration. An empty path means [DefaultFile] if it
+// exists. The result is valid.
+func Load(path string) (Config, error) {
+	v := viper.New()
+	v.SetConfigType("yaml")
+	v.SetEnvPrefix("ROUTERD")
+	v.SetEnvKeyReplacer(strings.NewReplacer(".", "_"))
+	for _, k := range Keys() {
+		if err := v.BindEnv(k); err != nil {
+			return Config{}, fmt.Errorf("bind the environment to %s: %w", k, err)
+		}
+	}
+	file := path
+	if file == "" {
+		file = DefaultFile
+	}
+	v.SetConfigFile(file)
+	if err := v.ReadInConfig(); err != nil {
+		if path != "" || !errors.Is(err, fs.ErrNotExist) {
+			return Config{}, fmt.Errorf("read configuration %s: %w", file, err)
+		}
+	}
+	c := Default()
+	err := v.Unmarshal(&c, func(d *mapstructure.DecoderConfig) {
+		d.ErrorUnused = true
+		d.DecodeHook = mapstructure.ComposeDecodeHookFunc(mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(","))
+	})
+	if err != nil {
+		return Config{}, fmt.Errorf("configuration %s: %w (known keys: %s)", file, err, strings.Join(Keys(), ", "))
+	}
+	if err := c.Validate(); err != nil {
+		return Config{}, fmt.Errorf("configuration %s: %w", file, err)
+	}
+	return c, nil
+}
+
+// Keys lists every key in the file's dotted form, sorted.
+func Keys() []string {
+	var keys []string
+	var walk func(t reflect.Type, prefix string)
+	walk = func(t reflect.Type, prefix string) {
+		for f := range t.Fields() {
+			name := prefix + f.Tag.Get("mapstructure")
+			if f.Type.Kind() == reflect.Struct {
+				walk(f.Type, name+".")
+				continue
+			}
+			keys = append(keys, name)
+		}
+	}
+	walk(reflect.TypeFor[Config](), "")
+	slices.Sort(keys)
+	return keys
+}
+
+// Validate checks every value and says which are allowed. It reports all
+// faults at once.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(key string, value any, want string) {
+		errs = append(errs, fmt.Errorf("%s: %q: %s", key, fmt.Sprint(value), want))
+	}
+	if c.NodeName != "" && !validNodeName(c.NodeName) {
+		bad("nodeName", c.NodeName, "want lower-case letters, digits, - and ., at most 253 characters")
+	}
+	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir} {
+		if !filepath.IsAbs(dir) {
+			bad(key, dir, "want an absolute path")
+		}
+	}
+	// The kernel's sockaddr_un holds 107 bytes and a zero.
+	if longest := len(filepath.Join(c.RunDir, "routerd.sock")); longest > 107 {
+		bad("runDir", c.RunDir, fmt.Sprintf("the paths of the sockets in it are up to %d bytes long, and the kernel allows 107", longest))
+	}
+	if err := new(slog.Level).UnmarshalText([]byte(c.LogLevel)); err != nil {
+		bad("logLevel", c.LogLevel, "want debug, info, warn or error")
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		bad("logFormat", c.LogFormat, "want text or json")
+	}
+	c.Datastore.validate(bad)
+	if c.DefaultPool.CIDR != "none" {
+		c.DefaultPool.validate(bad)
+	}
+	if p := c.Dataplane.RouteProtocol; p < 5 || p > 255 || slices.Contains(takenProtocols(), p) {
+		bad("dataplane.routeProtocol", p, "want a number from 5 to 255 that no other routing software uses (77 is routerd's)")
+	}
+	if c.Dataplane.FullCheckInterval < time.Second {
+		bad("dataplane.fullCheckInterval", c.Dataplane.FullCheckInterval, "want at least 1s")
+	}
+	for key, v := range map[string]string{"health.listen": c.Health.Listen, "datastore.embedded.listen": c.Datastore.Embedded.Listen} {
+		if _, err := netip.ParseAddrPort(v); v != "" && err != nil {
+			bad(key, v, "want ADDRESS:PORT, such as 127.0.0.1:9099")
+		}
+	}
+	if c.CNI.MTU != 0 && (c.CNI.MTU < 576 || c.CNI.MTU > 65535) {
+		bad("cni.mtu", c.CNI.MTU, "want 0 (computed) or 576 to 65535 bytes")
+	}
+	if c.CNI.NetworkName == "" {
+		bad("cni.networkName", "", "want a name")
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+func (d Datastore) validate(bad func(key string, value any, want string)) {
+	for _, e := range d.Endpoints {
+		if !strings.HasPrefix(e, "https://") && !strings.HasPrefix(e, "http://") && !strings.HasPrefix(e, "unix://") {
+			bad("datastore.endpoints", e, "want https://HOST:PORT, http://HOST:PORT or unix:///PATH")
+		}
+	}
+	if len(d.Endpoints) > 0 && d.Embedded.Listen != "" {
+		bad("datastore.embedded.listen", d.Embedded.Listen, "the embedded datastore is not used when datastore.endpoints is set; remove one of them")
+	}
+	if (d.CertFile == "") != (d.KeyFile == "") {
+		bad("datastore.certFile", d.CertFile, "certFile and keyFile go together")
+	}
+	if (d.Username == "") != (d.PasswordFile == "") {
+		bad("datastore.username", d.Username, "username and passwordFile go together")
+	}
+	if d.DialTimeout <= 0 {
+		bad("datastore.dialTimeout", d.DialTimeout, "want a positive duration, such as 10s")
+	}
+}
+
+func (p DefaultPool) validate(bad func(key string, value any, want string)) {
+	cidr, err := netip.ParsePrefix(p.CIDR)
+	switch {
+	case err != nil:
+		bad("defaultPool.cidr", p.CIDR, "want a CIDR, such as 192.168.0.0/16, or none")
+	case cidr != cidr.Masked():
+		bad("defaultPool.cidr", p.CIDR, "host bits are set; want "+cidr.Masked().String())
+	case !cidr.Addr().Is4():
+		bad("defaultPool.cidr", p.CIDR, "want an IPv4 CIDR")
+	case p.BlockSize < 20 || p.BlockSize > 32:
+		bad("defaultPool.blockSize", p.BlockSize, "want 20 to 32")
+	case cidr.Bits() > p.BlockSize:
+		bad("defaultPool.blockSize", p.BlockSize, "a block cannot be larger than the pool "+p.CIDR)
+	}
+	if _, err := store.ParseEncapsulation(p.Encapsulation); err != nil {
+		bad("defaultPool.encapsulation", p.Encapsulation, fmt.Sprintf("want one of %v", store.Encapsulations()))
+	}
+}
+
+// takenProtocols are numbers that others put on their routes: the daemon would
+// take their routes for its own leftovers, or they ours. RTPROT_* of
+// linux/rtnetlink.h, FRR's tools/etc/iproute2/rt_protos.d, Calico's 80.
+func takenProtocols() []int {
+	return []int{8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 42, 80, 84, 99, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197, 198}
+}
+
+func validNodeName(s string) bool {
+	return len(s) <= 253 && regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`).MatchString(s)
+}
+
+// Name returns this host's name in the store.
+func (c Config) Name() (string, error) {
+	if c.NodeName != "" {
+		return c.NodeName, nil
+	}
+	name := os.Getenv("NODENAME")
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("find this host's name: %w; set nodeName", err)
+		}
+		name = strings.ToLower(host)
+	}
+	if !validNodeName(name) {
+		return "", fmt.Errorf("this host's name %q cannot be a node's name: set nodeName to lower-case letters, digits, - and .", name)
+	}
+	return name, nil
+}
+
+// Password reads the datastore's password.
+func (d Datastore) Password() (string, error) {
+	if d.PasswordFile == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(d.PasswordFile)
+	if err != nil {
+		return "", fmt.Errorf("datastore.passwordFile: %w", err)
+	}
+	return strings.TrimRight(string(b), "\r\n"), nil
+}
+
+// The sockets, below RunDir.
+const (
+	OperatorSocketName = "routerd.sock"
+	CNISocketName      = "cni.sock"
+	EtcdSocketName     = "etcd.sock"
+)
+
+// OperatorSocket is where routerctl finds the daemon.
+func (c Config) OperatorSocket() string { return filepath.Join(c.RunDir, OperatorSocketName) }
+
+// CNISocket is where the CNI plugin finds the daemon.
+func (c Config) CNISocket() string { return filepath.Join(c.RunDir, CNISocketName) }
+
+// EtcdSocket is where the embedded datastore listens.
+func (c Config) EtcdSocket() string { return filepath.Join(c.RunDir, EtcdSocketName) }
+
+// EtcdDir holds the embedded datastore's data.
+func (c Config) EtcdDir() string { return filepath.Join(c.StateDir, "etcd", "data") }
+
+// PKIDir holds the certificates of the embedded datastore.
+func (c Config) PKIDir() string { return filepath.Join(c.StateDir, "etcd", "pki") }
+
+// WorkloadDir holds the records of attached workloads.
+func (c Config) WorkloadDir() string { return filepath.Join(c.StateDir, "workloads") }

@@ -1,0 +1,109 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/control/config"
+)
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "routerd.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestLoad(t *testing.T) {
+	want := config.Default()
+	want.NodeName = "node1"
+	want.Datastore.Endpoints = []string{"https://10.1.0.11:2379", "https://10.1.0.12:2379"}
+	want.Datastore.CAFile = "/etc/routerd/ca.crt"
+	want.Dataplane.FullCheckInterval = time.Minute
+	got, err := config.Load(write(t, `
+nodeName: node1
+datastore:
+  endpoints: [https://10.1.0.11:2379, https://10.1.0.12:2379]
+  caFile: /etc/routerd/ca.crt
+dataplane:
+  fullCheckInterval: 1m
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+func TestEmptyFileIsDefault(t *testing.T) {
+	got, err := config.Load(write(t, "{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(config.Default(), got); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	t.Setenv("ROUTERD_NODENAME", "from-env")
+	t.Setenv("ROUTERD_DATASTORE_ENDPOINTS", "http://127.0.0.1:2379,http://127.0.0.2:2379")
+	t.Setenv("ROUTERD_DEFAULTPOOL_BLOCKSIZE", "28")
+	got, err := config.Load(write(t, "nodeName: from-file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.NodeName != "from-env" || len(got.Datastore.Endpoints) != 2 || got.DefaultPool.BlockSize != 28 {
+		t.Errorf("the environment did not win: %+v", got)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	tests := []struct {
+		name, text string
+		want       []string // all of them in the message
+	}{
+		{"unknown key", "nodename2: x", []string{"nodename2", "known keys", "nodeName"}},
+		{"unknown nested key", "datastore:\n  endpoint: [x]", []string{"datastore", "endpoint"}},
+		{"not YAML", "a: [", []string{"routerd.yaml"}},
+		{"wrong type", "cni:\n  mtu: big", []string{"mtu"}},
+		{"bad node name", "nodeName: Node_1", []string{"nodeName", "Node_1", "lower-case"}},
+		{"relative directory", "stateDir: state", []string{"stateDir", "absolute"}},
+		{"long socket path", "runDir: /" + strings.Repeat("x", 100), []string{"runDir", "107"}},
+		{"log level", "logLevel: loud", []string{"logLevel", "debug, info, warn or error"}},
+		{"endpoint without scheme", "datastore: {endpoints: ['10.0.0.1:2379']}", []string{"datastore.endpoints", "10.0.0.1:2379", "https://"}},
+		{"two datastores", "datastore: {endpoints: ['http://a:1'], embedded: {listen: '10.0.0.1:2379'}}", []string{"embedded.listen", "remove one"}},
+		{"certificate without key", "datastore: {endpoints: ['http://a:1'], certFile: /x}", []string{"certFile", "keyFile"}},
+		{"pool with host bits", "defaultPool: {cidr: 192.168.1.0/16}", []string{"defaultPool.cidr", "192.168.0.0/16"}},
+		{"block size", "defaultPool: {blockSize: 33}", []string{"defaultPool.blockSize", "33", "20 to 32"}},
+		{"block larger than the pool", "defaultPool: {cidr: 10.0.0.0/28, blockSize: 26}", []string{"blockSize", "larger than the pool"}},
+		{"encapsulation", "defaultPool: {encapsulation: GRE}", []string{"encapsulation", "GRE", "VXLANCrossSubnet"}},
+		{"protocol of another", "dataplane: {routeProtocol: 80}", []string{"routeProtocol", "80"}},
+		{"listen without port", "health: {listen: 127.0.0.1}", []string{"health.listen", "ADDRESS:PORT"}},
+		{"several faults at once", "logLevel: loud\nlogFormat: xml", []string{"logLevel", "logFormat"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := config.Load(write(t, tt.text))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("message does not name %q:\n%v", want, err)
+				}
+			}
+		})
+	}
+	if _, err := config.Load(filepath.Join(t.TempDir(), "missing.yaml")); err == nil {
+		t.Error("a named file that does not exist is not an error")
+	}
+}
