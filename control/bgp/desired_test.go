@@ -1,0 +1,434 @@
+package bgp
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/store"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// object makes a put event from the JSON of a spec, as the store decodes it.
+func object(t testing.TB, key store.Key, spec string) store.Event {
+	t.Helper()
+	var val any
+	raw := fmt.Sprintf(`{"metadata":{"name":%q},"spec":%s}`, key.Name, spec)
+	switch key.Kind {
+	case store.KindNode:
+		val = new(store.Node)
+	case store.KindBGPPeer:
+		val = new(v3.BGPPeer)
+	case store.KindBGPConfiguration:
+		val = new(v3.BGPConfiguration)
+	case store.KindIPPool:
+		val = new(v3.IPPool)
+	case store.KindIPAMAffinity:
+		val, raw = new(store.Affinity), spec
+	case store.KindIPAMBlock:
+		val, raw = new(store.Block), spec
+	default:
+		t.Fatalf("kind %s", key.Kind)
+	}
+	if err := json.Unmarshal([]byte(raw), val); err != nil {
+		t.Fatalf("%s: %v", key, err)
+	}
+	return store.Event{Key: key, Object: store.Object{Key: key, Value: val, Raw: []byte(raw)}}
+}
+
+func node(t testing.TB, name, spec string) store.Event {
+	return object(t, store.ResourceKey(store.KindNode, name), spec)
+}
+
+func bgpNode(t testing.TB, name, addr string) store.Event {
+	return node(t, name, fmt.Sprintf(`{"bgp":{"ipv4Address":%q}}`, addr))
+}
+
+func peer(t testing.TB, name, spec string) store.Event {
+	return object(t, store.ResourceKey(store.KindBGPPeer, name), spec)
+}
+
+func conf(t testing.TB, name, spec string) store.Event {
+	return object(t, store.ResourceKey(store.KindBGPConfiguration, name), spec)
+}
+
+func ippool(t testing.TB, name, spec string) store.Event {
+	return object(t, store.ResourceKey(store.KindIPPool, name), spec)
+}
+
+func affinity(t testing.TB, node, cidr, state string) store.Event {
+	return object(t, store.AffinityKey(node, netip.MustParsePrefix(cidr)), fmt.Sprintf(`{"state":%q}`, state))
+}
+
+// ipamBlock makes a block; given are ordinal → attribute as JSON.
+func ipamBlock(t testing.TB, cidr, holder string, given map[int]string) store.Event {
+	p := netip.MustParsePrefix(cidr)
+	aff := "null"
+	if holder != "" {
+		aff = fmt.Sprintf("%q", holder)
+	}
+	alloc := make([]string, 1<<(32-p.Bits()))
+	var attrs []string
+	for i := range alloc {
+		alloc[i] = "null"
+		if a, ok := given[i]; ok {
+			alloc[i] = fmt.Sprint(len(attrs))
+			attrs = append(attrs, a)
+		}
+	}
+	return object(t, store.BlockKey(p), fmt.Sprintf(`{"cidr":%q,"affinity":%s,"allocations":[%s],"attributes":[%s]}`,
+		cidr, aff, strings.Join(alloc, ","), strings.Join(attrs, ",")))
+}
+
+func of(node string) string { return fmt.Sprintf(`{"handle_id":"h","secondary":{"node":%q}}`, node) }
+
+func gone(key store.Key) store.Event {
+	return store.Event{Key: key, Object: store.Object{Key: key}}
+}
+
+func view(t testing.TB, events ...store.Event) *View {
+	t.Helper()
+	v := &View{}
+	if _, err := v.Apply(store.Batch{Events: events, Synced: true}); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// text renders a Config for reading.
+func (c Config) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "node %s as %d id %s listen %v port %d\n", c.Node, c.ASN, c.RouterID, c.ListenAddrs, c.ListenPort)
+	for _, p := range c.Peers {
+		fmt.Fprintf(&b, "peer %s %q %q as %d", netip.AddrPortFrom(p.Addr, p.Port), p.Type, p.Name, p.ASN)
+		if p.Passive {
+			b.WriteString(" passive")
+		}
+		if p.PoolsOnly {
+			b.WriteString(" pools-only")
+		}
+		if p.Source.IsValid() {
+			fmt.Fprintf(&b, " from %s", p.Source)
+		}
+		if p.AllowOwnASN > 0 {
+			fmt.Fprintf(&b, " allow-own-as %d", p.AllowOwnASN)
+		}
+		fmt.Fprintf(&b, " restart %s hold %s", p.RestartTime, p.HoldTime)
+		if p.Keepalive > 0 {
+			fmt.Fprintf(&b, " keepalive %s", p.Keepalive)
+		}
+		b.WriteByte('\n')
+		if p.Problem != "" {
+			fmt.Fprintf(&b, "     down: %s\n", p.Problem)
+		}
+	}
+	fmt.Fprintf(&b, "next-hop %s\n", c.NextHop)
+	for _, l := range []struct {
+		name string
+		list []netip.Prefix
+	}{{"announce", c.Announce}, {"pool", c.Pools}, {"own", c.Own}, {"lent", c.Lent}} {
+		for _, p := range l.list {
+			fmt.Fprintf(&b, "%s %s\n", l.name, p)
+		}
+	}
+	for _, s := range c.Ignored {
+		fmt.Fprintf(&b, "ignored: %s\n", s)
+	}
+	return b.String()
+}
+
+// scenarios are states of the store, each held by a golden file.
+func scenarios(t testing.TB) map[string][]store.Event {
+	three := []store.Event{
+		bgpNode(t, "node1", "10.1.0.11/24"), bgpNode(t, "node2", "10.1.0.12/24"), bgpNode(t, "node3", "10.2.0.9/24"),
+		ippool(t, "default-ipv4-ippool", `{"cidr":"192.168.0.0/16"}`),
+	}
+	with := func(more ...store.Event) []store.Event { return append(append([]store.Event{}, three...), more...) }
+	return map[string][]store.Event{
+		"mesh": with(
+			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "192.168.1.64/26", ""),
+			affinity(t, "node1", "192.168.1.128/26", "pending"), affinity(t, "node1", "192.168.1.192/26", "pendingDeletion"),
+			affinity(t, "node2", "192.168.2.0/26", "confirmed"),
+			node(t, "reflector", `{"bgp":{"ipv4Address":"10.1.0.99/24","routeReflectorClusterID":"244.0.0.1"}}`),
+			node(t, "no-bgp", `{}`), node(t, "six-only", `{"bgp":{"ipv6Address":"fd00::1/64"}}`),
+			node(t, "own-as", `{"bgp":{"ipv4Address":"10.1.0.14/24","asNumber":65014}}`)),
+		"node-as": with(
+			conf(t, "default", `{"asNumber":64600,"listenPort":1790,"bindMode":"NodeIP"}`),
+			conf(t, "node.node1", `{"listenPort":1791}`), conf(t, "node.node3", `{"listenPort":1793}`),
+			conf(t, "stranger", `{"listenPort":1}`),
+			node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11","asNumber":64513}}`)),
+		"mesh-off": with(conf(t, "default", `{"nodeToNodeMeshEnabled":false}`)),
+		"mesh-password": with(
+			conf(t, "default", `{"nodeMeshPassword":{"secretKeyRef":{"name":"s","key":"k"}},"communities":[{"name":"c","value":"1:2"}]}`)),
+		"mesh-restart-time": with(conf(t, "default", `{"nodeMeshMaxRestartTime":"30s","nodeToNodeMeshEnabled":true}`)),
+		"reflector":         with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.12","asNumber":64512}`), peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":64999}`)),
+		"same-address":      with(bgpNode(t, "node4", "10.1.0.12/24"), bgpNode(t, "node5", "10.1.0.11/24")),
+		"peers": with(
+			object(t, store.ResourceKey(store.KindNode, "node1"), `{"bgp":{"ipv4Address":"10.1.0.11/24"}}`),
+			peer(t, "tor-a", `{"peerIP":"10.1.0.1","asNumber":64999}`),
+			peer(t, "tor-b", `{"peerIP":"10.1.0.2:1790","asNumber":64999,"node":"node1","sourceAddress":"None","numAllowedLocalASNumbers":2,"maxRestartTime":"1m30s","keepaliveTime":"20s","nextHopMode":"Keep"}`),
+			peer(t, "not-mine", `{"peerIP":"10.1.0.3","asNumber":64999,"node":"node2"}`),
+			peer(t, "again", `{"peerIP":"10.1.0.1:179","asNumber":65000,"node":"node1"}`),
+			peer(t, "other-port", `{"peerIP":"10.1.0.1:1799","asNumber":65000,"node":"node1"}`),
+			peer(t, "myself", `{"peerIP":"10.1.0.11","asNumber":64512}`),
+			peer(t, "a-node", `{"peerIP":"10.2.0.9","asNumber":64512}`),
+			peer(t, "a-node-2", `{"peerIP":"10.1.0.12","node":"node1"}`),
+			peer(t, "empty", `{}`)),
+		"selectors": with(
+			peer(t, "all", `{"peerIP":"10.1.0.1","asNumber":64999,"nodeSelector":"all()"}`),
+			peer(t, "none", `{"peerIP":"10.1.0.2","asNumber":64999,"nodeSelector":"rack == 'r9'"}`),
+			peer(t, "wrong", `{"peerIP":"10.1.0.3","asNumber":64999,"nodeSelector":"rack = 'r9'"}`),
+			peer(t, "both", `{"peerIP":"10.1.0.4","asNumber":64999,"nodeSelector":"all()","node":"node1"}`)),
+		"refused": with(
+			peer(t, "bad-ip", `{"peerIP":"10.1.0","asNumber":64999}`),
+			peer(t, "bad-keepalive", `{"peerIP":"10.9.0.1","asNumber":64999,"keepaliveTime":"2m"}`),
+			peer(t, "bad-loops", `{"peerIP":"10.9.0.2","asNumber":64999,"numAllowedLocalASNumbers":256}`),
+			peer(t, "bad-restart", `{"peerIP":"10.9.0.3","asNumber":64999,"maxRestartTime":"2h"}`),
+			peer(t, "filters", `{"peerIP":"10.9.0.4","asNumber":64999,"filters":["f"]}`),
+			peer(t, "local-as", `{"peerIP":"10.9.0.5","asNumber":64999,"localASNumber":65001}`),
+			peer(t, "mine-as-local-as", `{"peerIP":"10.9.0.6","asNumber":64999,"localASNumber":64512}`),
+			peer(t, "no-as", `{"peerIP":"10.9.0.7"}`),
+			peer(t, "password", `{"peerIP":"10.9.0.8","asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
+			peer(t, "password-to-node", `{"peerIP":"10.1.0.12","asNumber":64512,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
+			peer(t, "reachable", `{"peerIP":"10.9.0.9","asNumber":64999,"reachableBy":"10.1.0.1"}`),
+			peer(t, "selector", `{"peerSelector":"all()"}`),
+			peer(t, "six", `{"peerIP":"[fd00::1]:179","asNumber":64999}`),
+			peer(t, "source", `{"peerIP":"10.9.0.10","asNumber":64999,"sourceAddress":"eth0"}`),
+			peer(t, "ttl", `{"peerIP":"10.9.0.11","asNumber":64999,"ttlSecurity":1}`),
+			peer(t, "workloads", `{"localWorkloadSelector":"all()","asNumber":64999}`)),
+		"borrowed": with(
+			affinity(t, "node1", "192.168.1.0/29", "confirmed"),
+			ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 3: of("node2"), 4: of("")}),
+			affinity(t, "node2", "192.168.2.0/29", "confirmed"),
+			ipamBlock(t, "192.168.2.0/29", "host:node2", map[int]string{
+				5: of("node1"), 6: of("node3"),
+				7: `{"secondary":{"node":"node1"},"releasedAt":"2026-11-21T17:31:37Z"}`}),
+			ipamBlock(t, "192.168.3.0/29", "", map[int]string{1: of("node1")}),
+			ipamBlock(t, "192.168.4.0/29", "virtual:load-balancer", map[int]string{1: of("node1")}),
+			affinity(t, "node1", "192.168.5.0/29", "confirmed"),
+			ipamBlock(t, "192.168.5.0/29", "host:node3", nil)),
+		"no-export": with(
+			ippool(t, "hidden", `{"cidr":"172.16.0.0/16","disableBGPExport":true}`),
+			affinity(t, "node1", "172.16.1.0/26", "confirmed"), affinity(t, "node1", "192.168.1.0/26", "confirmed"),
+			ipamBlock(t, "172.16.9.0/29", "host:node2", map[int]string{1: of("node1")})),
+	}
+}
+
+func TestDesired(t *testing.T) {
+	t.Parallel()
+	for name, events := range scenarios(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, err := Desired(view(t, events...), "node1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(file, []byte(c.text()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), c.text()); diff != "" {
+				t.Errorf("config differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDesiredIndependentOfPath holds that a view that went through other
+// states, in another order and in other batches, wants the same in the end.
+func TestDesiredIndependentOfPath(t *testing.T) {
+	t.Parallel()
+	states := scenarios(t)
+	var names []string
+	for name := range states {
+		names = append(names, name)
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		first := states[rapid.SampledFrom(names).Draw(rt, "first")]
+		last := states[rapid.SampledFrom(names).Draw(rt, "last")]
+		seed := rapid.Uint64().Draw(rt, "seed")
+		rnd := rand.New(rand.NewPCG(seed, 1))
+
+		direct := view(t, last...)
+		v := &View{}
+		step := func(e ...store.Event) {
+			if _, err := v.Apply(store.Batch{Events: e, Synced: rnd.IntN(2) == 0}); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		for _, e := range first {
+			step(e)
+		}
+		final := map[store.Key]store.Event{}
+		for _, e := range first {
+			final[e.Key] = gone(e.Key)
+		}
+		for _, e := range last {
+			final[e.Key] = e // the last of a key is what counts
+		}
+		var events []store.Event
+		for _, e := range final {
+			events = append(events, e)
+		}
+		rnd.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+		for len(events) > 0 {
+			n := 1 + rnd.IntN(len(events))
+			step(events[:n]...)
+			events = events[n:]
+		}
+		if _, err := v.Apply(store.Batch{Synced: true}); err != nil {
+			rt.Fatal(err)
+		}
+		for _, name := range []string{"node1", "node2", "node3"} {
+			want, err1 := Desired(direct, name)
+			got, err2 := Desired(v, name)
+			if !errors.Is(err2, err1) {
+				rt.Fatalf("%s: error %v, want %v", name, err2, err1)
+			}
+			if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()); diff != "" {
+				rt.Fatalf("%s: (-direct +by steps):\n%s", name, diff)
+			}
+		}
+	})
+}
+
+func TestDesiredWaits(t *testing.T) {
+	t.Parallel()
+	unsynced := &View{}
+	if _, err := unsynced.Apply(store.Batch{Events: []store.Event{bgpNode(t, "node1", "10.1.0.11/24")}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		view *View
+		want error
+	}{
+		{"store not read", unsynced, ErrNotSynced},
+		{"zero view", &View{}, ErrNotSynced},
+		{"no node", view(t, bgpNode(t, "node2", "10.1.0.12/24")), ErrNoNode},
+		{"no bgp", view(t, node(t, "node1", `{}`)), ErrNoAddress},
+		{"no address", view(t, node(t, "node1", `{"bgp":{"asNumber":65000}}`)), ErrNoAddress},
+	} {
+		if _, err := Desired(tt.view, "node1"); !errors.Is(err, tt.want) {
+			t.Errorf("%s: error %v, want %v", tt.name, err, tt.want)
+		}
+	}
+}
+
+// TestViewKeepsLastKnownGood holds that input that lies changes nothing and is
+// named.
+func TestViewKeepsLastKnownGood(t *testing.T) {
+	t.Parallel()
+	key := store.ResourceKey(store.KindNode, "node1")
+	for _, tt := range []struct {
+		name  string
+		event store.Event
+		says  string
+	}{
+		{"undecodable", store.Event{Key: key, Err: store.ErrDecode}, "Node(node1)"},
+		{"wrong type", store.Event{Key: key, Object: store.Object{Key: key, Value: new(v3.IPPool)}}, "Node(node1)"},
+		{"no address", node(t, "node1", `{"bgp":{"ipv4Address":"ten"}}`), "spec.bgp.ipv4Address"},
+		{"IPv6 as IPv4", node(t, "node1", `{"bgp":{"ipv4Address":"fd00::1/64"}}`), "spec.bgp.ipv4Address"},
+		{"bad pool", ippool(t, "p", `{"cidr":"192.168.0.0"}`), "spec.cidr"},
+		{"bad keepalive", peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":1,"keepaliveTime":"soon"}`), "spec.keepaliveTime"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			v := view(t, bgpNode(t, "node1", "10.1.0.11/24"), ippool(t, "p", `{"cidr":"192.168.0.0/16"}`),
+				peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":64999}`))
+			before, err := Desired(v, "node1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			changed, err := v.Apply(store.Batch{Events: []store.Event{tt.event}})
+			if err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("error %v, want one that says %q", err, tt.says)
+			}
+			if changed {
+				t.Error("reported as a change")
+			}
+			after, err := Desired(v, "node1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before.text(), after.text()); diff != "" {
+				t.Errorf("config changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestViewReportsOnlyChangesThatMatter keeps a busy store from waking BGP.
+func TestViewReportsOnlyChangesThatMatter(t *testing.T) {
+	t.Parallel()
+	given := map[int]string{0: of("node1"), 3: of("node2")}
+	v := view(t, bgpNode(t, "node1", "10.1.0.11/24"), ipamBlock(t, "192.168.1.0/29", "host:node1", given),
+		affinity(t, "node1", "192.168.1.0/29", "confirmed"), peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":1,"nodeSelector":"all()"}`))
+	conditions := node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24"},"ipv4VXLANTunnelAddr":"192.168.1.1"}`)
+	for _, tt := range []struct {
+		name  string
+		event store.Event
+		want  bool
+	}{
+		{"own pod starts", ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 1: of("node1"), 3: of("node2")}), false},
+		{"address lent", ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 4: of("node2"), 3: of("node2")}), true},
+		{"affinity again", affinity(t, "node1", "192.168.1.0/29", ""), false},
+		{"affinity goes", affinity(t, "node1", "192.168.1.0/29", "pendingDeletion"), true},
+		{"another field of the node", conditions, false},
+		{"address of the node", bgpNode(t, "node1", "10.1.0.12/24"), true},
+		{"same peer", peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":1,"nodeSelector":"all()"}`), false},
+		{"another kind", gone(store.ResourceKey(store.KindTier, "default")), false},
+		{"unknown deleted", gone(store.ResourceKey(store.KindBGPPeer, "nobody")), false},
+		{"peer deleted", gone(store.ResourceKey(store.KindBGPPeer, "tor")), true},
+	} {
+		changed, err := v.Apply(store.Batch{Events: []store.Event{tt.event}})
+		if err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		if changed != tt.want {
+			t.Errorf("%s: changed %t, want %t", tt.name, changed, tt.want)
+		}
+	}
+}
+
+func TestNth(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		cidr string
+		n    int
+		want string
+	}{
+		{"192.168.1.64/26", 0, "192.168.1.64"},
+		{"192.168.1.64/26", 63, "192.168.1.127"},
+		{"192.168.1.64/26", 64, ""},
+		{"192.168.0.0/20", 257, "192.168.1.1"},
+		{"255.255.255.192/26", 64, ""},
+		{"fd00::1:0/116", 4095, "fd00::1:fff"},
+		{"fd00::1:0/116", 4096, ""},
+	} {
+		got, ok := nth(netip.MustParsePrefix(tt.cidr), tt.n)
+		if s := map[bool]string{true: got.String()}[ok]; s != tt.want {
+			t.Errorf("nth(%s, %d) = %q, want %q", tt.cidr, tt.n, s, tt.want)
+		}
+	}
+}

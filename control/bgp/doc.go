@@ -1,0 +1,32 @@
+// Package bgp speaks BGP for this host: it decides who the host talks to and
+// what it announces, runs GoBGP, and hands on the best paths it learns.
+//
+// [View] collects the resources that matter from the store's batches;
+// [Desired] turns it into a [Config], the complete wish, without any I/O. A
+// [Speaker] makes a running GoBGP match a Config and touches only what
+// changed. A [Controller] joins the two for the daemon. GoBGP's types stay
+// inside this package.
+//
+// # What is announced
+//
+// The node's own blocks (affinity confirmed, and the block itself not
+// another's) and each address of a block that is not the node's but is
+// assigned to it, as a /32; nothing inside a pool with disableBGPExport. The
+// next hop is the node's address and LOCAL_PREF is [LocalPref], as Calico's
+// speakers send it. Nothing that was learned is ever passed on: the export
+// policy lets only locally originated paths out, so a node is no transit
+// between two top-of-rack switches or between two nodes. Since the next hop is
+// always the node's own address, the next hop modes Auto, Self and Keep of a
+// BGPPeer amount to the same.
+//
+// # What is accepted
+//
+// Refused from everybody: the default route (also from an explicit BGPPeer: a
+// default route is the underlay's business, and Calico's import filter is
+// looser than is safe here); loopback, link-local, multicast and reserved
+// prefixes; the subnet of the node's own address and the node's own blocks,
+// with everything inside them. From peers that are nodes of the cluster only
+// prefixes inside a pool are accepted, and of the node's own blocks just the
+// single addresses that IPAM has lent to another node. Loops are found as BGP
+// does (RFC 4271 section 9.1.2), relaxed by numAllowedLocalASNumbers.
+package bgp

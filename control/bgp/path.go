@@ -1,0 +1,78 @@
+package bgp
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Hop is one way to a prefix: the attributes of one BGP path (RFC 4271 section
+// 5).
+type Hop struct {
+	NextHop   netip.Addr // as the peer sent it; not resolved
+	Peer      string     // name of the peer that sent it: the node or the BGPPeer resource
+	PeerAddr  netip.Addr
+	IBGP      bool
+	ASPath    string // "64999 65001 {65010}"; empty for a path that begins in the own AS
+	LocalPref uint32 // 0: the path has none
+	MED       uint32
+	Stale     bool // the peer is restarting and the path is kept meanwhile (RFC 4724 section 4.2)
+}
+
+// Path is what BGP knows of a prefix. The embedded Hop is the best path; More
+// is for further paths of equal cost and is empty now.
+type Path struct {
+	Prefix netip.Prefix
+	Hop
+	More []Hop
+}
+
+func (p Path) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s via %s from %s", p.Prefix, p.NextHop, p.PeerAddr)
+	if p.IBGP {
+		b.WriteString(" ibgp")
+	} else {
+		b.WriteString(" ebgp")
+	}
+	if p.ASPath != "" {
+		fmt.Fprintf(&b, " as-path %s", p.ASPath)
+	}
+	if p.LocalPref != 0 {
+		fmt.Fprintf(&b, " local-pref %d", p.LocalPref)
+	}
+	if p.Stale {
+		b.WriteString(" stale")
+	}
+	return b.String()
+}
+
+// Changes is a step of the learned best paths. The parts apply in the order
+// Reset, Put, Del, Synced. A prefix is at most once in one Changes.
+type Changes struct {
+	// Reset is set on the first Changes of a [Speaker]: whatever is known from
+	// an earlier one is void. When the Speaker itself has to start GoBGP anew
+	// there is no Reset: what was told stays valid, and what does not come
+	// again is deleted at Synced, so that nothing is withdrawn in between.
+	Reset bool
+
+	// Put holds prefixes whose best path is new or has changed.
+	Put []Path
+
+	// Del holds prefixes that nobody announces any more. It may name prefixes
+	// that were never Put.
+	Del []netip.Prefix
+
+	// Synced says that everything has been told that can be expected to come,
+	// once after each start of GoBGP: every peer has sent its End-of-RIB marker (RFC
+	// 4724 section 2), or has been up for five seconds without being able to
+	// send one, or the time limit has passed (the longest restart time of the
+	// peers, see [SpeakerOptions]). So a dead peer delays it but never prevents
+	// it, and without peers it comes at once.
+	Synced bool
+}
+
+// Empty reports whether there is nothing in c.
+func (c Changes) Empty() bool {
+	return !c.Reset && !c.Synced && len(c.Put) == 0 && len(c.Del) == 0
+}

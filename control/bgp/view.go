@@ -1,0 +1,326 @@
+package bgp
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/selector"
+)
+
+// Kinds lists what a watch must deliver for a [View].
+func Kinds() []store.Kind {
+	return []store.Kind{
+		store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration,
+		store.KindIPPool, store.KindIPAMAffinity, store.KindIPAMBlock,
+	}
+}
+
+// View is what the store says that concerns BGP. It keeps little of each
+// block, so that a large cluster costs little memory. A View is not safe for
+// concurrent use; the zero value is empty and ready.
+type View struct {
+	nodes      map[string]nodeFacts
+	peers      map[string]peerSpec
+	confs      map[string]*v3.BGPConfiguration
+	pools      map[string]pool
+	affinities map[string]map[netip.Prefix]bool // node → block → confirmed
+	blocks     map[netip.Prefix]block
+	synced     bool
+}
+
+// peerSpec is a BGPPeer with what the API module's type lacks.
+type peerSpec struct {
+	v3.BGPPeerSpec
+	keepalive time.Duration
+	nodes     *selector.Selector // of nodeSelector; nil when it is empty or wrong
+	wrong     string             // why nodeSelector cannot be read
+}
+
+func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
+	s := peerSpec{BGPPeerSpec: p.Spec}
+	var err error
+	if s.keepalive, err = keepaliveTime(raw); err != nil {
+		return peerSpec{}, err
+	}
+	if p.Spec.NodeSelector != "" {
+		if s.nodes, err = selector.Parse(p.Spec.NodeSelector); err != nil {
+			s.wrong = fmt.Sprintf("spec.nodeSelector: %v", err)
+		}
+	}
+	return s, nil
+}
+
+// nodeFacts is what BGP needs of a Node; its status, say, is not.
+type nodeFacts struct {
+	bgp     bool         // it has spec.bgp
+	addr    netip.Prefix // its IPv4 address with the subnet's length; invalid: none
+	asn     uint32       // 0: the global one
+	cluster string       // routeReflectorClusterID
+	labels  map[string]string
+}
+
+func factsOf(n *store.Node) (nodeFacts, error) {
+	f := nodeFacts{labels: n.Labels}
+	b := n.Spec.BGP
+	if b == nil {
+		return f, nil
+	}
+	f.bgp, f.cluster = true, b.RouteReflectorClusterID
+	if b.ASNumber != nil {
+		f.asn = uint32(*b.ASNumber)
+	}
+	if b.IPv4Address != "" {
+		var err error
+		if f.addr, err = nodeAddress(b.IPv4Address); err != nil {
+			return nodeFacts{}, fmt.Errorf("spec.bgp.ipv4Address %q: want an IPv4 address with its subnet's length such as 10.1.0.11/24", b.IPv4Address)
+		}
+	}
+	return f, nil
+}
+
+// nodeAddress reads a node's address; a bare one counts as a /32.
+func nodeAddress(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return netip.Prefix{}, err
+		}
+		p = netip.PrefixFrom(a, a.BitLen())
+	}
+	if !p.Addr().Is4() {
+		return netip.Prefix{}, errors.New("not IPv4")
+	}
+	return p, nil
+}
+
+type pool struct {
+	cidr     netip.Prefix
+	noExport bool
+}
+
+// block is what BGP needs of an IPAM block.
+type block struct {
+	holder string     // node that holds it; empty: none
+	guests []assigned // addresses assigned to other nodes than the holder, in order
+}
+
+type assigned struct {
+	addr netip.Addr
+	node string
+}
+
+// Synced reports whether the present state of the store is complete in v.
+func (v *View) Synced() bool { return v.synced }
+
+// Apply takes in a batch and reports whether anything that [Desired] looks at
+// changed. What cannot be decoded or makes no sense leaves the last good value
+// in place and is reported in the error, which names the keys; the rest of the
+// batch counts.
+func (v *View) Apply(b store.Batch) (changed bool, err error) {
+	v.init()
+	var errs []error
+	for _, e := range b.Events {
+		if e.Err != nil {
+			errs = append(errs, fmt.Errorf("%s: keep what was known: %w", e.Key, e.Err))
+			continue
+		}
+		c, err := v.event(e)
+		changed = changed || c
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: keep what was known: %w", e.Key, err))
+		}
+	}
+	if b.Synced && !v.synced {
+		v.synced, changed = true, true
+	}
+	return changed, errors.Join(errs...)
+}
+
+func (v *View) init() {
+	if v.nodes != nil {
+		return
+	}
+	v.nodes = map[string]nodeFacts{}
+	v.peers = map[string]peerSpec{}
+	v.confs = map[string]*v3.BGPConfiguration{}
+	v.pools = map[string]pool{}
+	v.affinities = map[string]map[netip.Prefix]bool{}
+	v.blocks = map[netip.Prefix]block{}
+}
+
+func (v *View) event(e store.Event) (bool, error) {
+	switch e.Key.Kind {
+	case store.KindNode:
+		return set(v.nodes, e, factsOf)
+	case store.KindBGPPeer:
+		return set(v.peers, e, func(p *v3.BGPPeer) (peerSpec, error) {
+			return specOf(p, e.Object.Raw)
+		})
+	case store.KindBGPConfiguration:
+		return set(v.confs, e, func(c *v3.BGPConfiguration) (*v3.BGPConfiguration, error) { return c, nil })
+	case store.KindIPPool:
+		return set(v.pools, e, func(p *v3.IPPool) (pool, error) {
+			cidr, err := netip.ParsePrefix(p.Spec.CIDR)
+			if err != nil {
+				return pool{}, fmt.Errorf("spec.cidr %q is not a CIDR such as 192.168.0.0/16", p.Spec.CIDR)
+			}
+			return pool{cidr: cidr.Masked(), noExport: p.Spec.DisableBGPExport}, nil
+		})
+	case store.KindIPAMAffinity:
+		return v.affinity(e)
+	case store.KindIPAMBlock:
+		return v.block(e)
+	}
+	return false, nil // a kind that the daemon's one watch has for others
+}
+
+// set puts what make has of an event's object in m under the object's name, or
+// takes it out when the object is gone.
+func set[T any, V any](m map[string]V, e store.Event, makeV func(T) (V, error)) (bool, error) {
+	if e.Deleted() {
+		_, had := m[e.Key.Name]
+		delete(m, e.Key.Name)
+		return had, nil
+	}
+	obj, ok := e.Object.Value.(T)
+	if !ok {
+		return false, fmt.Errorf("value is a %T", e.Object.Value)
+	}
+	val, err := makeV(obj)
+	if err != nil {
+		return false, err
+	}
+	if was, had := m[e.Key.Name]; had && reflect.DeepEqual(was, val) {
+		return false, nil
+	}
+	m[e.Key.Name] = val
+	return true, nil
+}
+
+// keepaliveTime reads spec.keepaliveTime, which the API module's type lacks.
+func keepaliveTime(raw []byte) (time.Duration, error) {
+	if len(raw) == 0 {
+		return 0, nil
+	}
+	var o struct {
+		Spec struct {
+			KeepaliveTime string `json:"keepaliveTime"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return 0, fmt.Errorf("spec.keepaliveTime: want a duration such as 20s: %w", err)
+	}
+	if o.Spec.KeepaliveTime == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(o.Spec.KeepaliveTime)
+	if err != nil {
+		return 0, fmt.Errorf("spec.keepaliveTime %q: want a duration such as 20s", o.Spec.KeepaliveTime)
+	}
+	return d, nil
+}
+
+func (v *View) affinity(e store.Event) (bool, error) {
+	cidr, node := e.Key.CIDR(), e.Key.Namespace
+	if !cidr.IsValid() {
+		return false, errors.New("the key names no CIDR")
+	}
+	confirmed := false
+	if !e.Deleted() {
+		a, ok := e.Object.Value.(*store.Affinity)
+		if !ok {
+			return false, fmt.Errorf("value is a %T", e.Object.Value)
+		}
+		confirmed = a.Confirmed() && !a.Deleted
+	}
+	was := v.affinities[node][cidr]
+	switch {
+	case confirmed == was:
+		return false, nil
+	case confirmed && v.affinities[node] == nil:
+		v.affinities[node] = map[netip.Prefix]bool{cidr: true}
+	case confirmed:
+		v.affinities[node][cidr] = true
+	default:
+		delete(v.affinities[node], cidr)
+	}
+	return true, nil
+}
+
+func (v *View) block(e store.Event) (bool, error) {
+	cidr := e.Key.CIDR()
+	if !cidr.IsValid() {
+		return false, errors.New("the key names no CIDR")
+	}
+	was, had := v.blocks[cidr]
+	if e.Deleted() {
+		delete(v.blocks, cidr)
+		return had, nil
+	}
+	b, ok := e.Object.Value.(*store.Block)
+	if !ok {
+		return false, fmt.Errorf("value is a %T", e.Object.Value)
+	}
+	now := summarise(cidr, b)
+	if had && was.holder == now.holder && slices.Equal(was.guests, now.guests) {
+		return false, nil
+	}
+	v.blocks[cidr] = now
+	return true, nil
+}
+
+// summarise keeps of a block its holder and the addresses that are not the
+// holder's. An address in its cool-down (releasedAt) is nobody's.
+func summarise(cidr netip.Prefix, b *store.Block) block {
+	s := block{}
+	switch {
+	case b.Affinity != nil:
+		// An affinity of another sort, such as virtual:load-balancer, is no node's.
+		s.holder, _ = strings.CutPrefix(*b.Affinity, "host:")
+		if s.holder == *b.Affinity {
+			s.holder = ""
+		}
+	case b.HostAffinity != nil:
+		s.holder = *b.HostAffinity
+	}
+	for ordinal, attr := range b.Allocations {
+		if attr == nil || *attr < 0 || *attr >= len(b.Attributes) {
+			continue
+		}
+		a := b.Attributes[*attr]
+		node := a.Secondary["node"]
+		if node == "" || node == s.holder || a.ReleasedAt != nil {
+			continue
+		}
+		if addr, ok := nth(cidr, ordinal); ok {
+			s.guests = append(s.guests, assigned{addr, node})
+		}
+	}
+	return s
+}
+
+// nth returns the address at an offset from a prefix's base, if inside.
+func nth(cidr netip.Prefix, n int) (netip.Addr, bool) {
+	b := cidr.Masked().Addr().AsSlice()
+	for i := len(b) - 1; i >= 0 && n > 0; i-- {
+		sum := int(b[i]) + n&0xff
+		b[i] = byte(sum)
+		n = n>>8 + sum>>8
+	}
+	a, ok := netip.AddrFromSlice(b)
+	return a, ok && n == 0 && cidr.Contains(a)
+}
+
+// nodeNames returns the names of all nodes in order.
+func (v *View) nodeNames() []string { return slices.Sorted(maps.Keys(v.nodes)) }
