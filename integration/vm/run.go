@@ -1,0 +1,281 @@
+package vm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// File is a file or directory of this host and where it appears in the machine.
+type File struct {
+	Host  string
+	Guest string // absolute
+}
+
+// Config says what to run. The zero value of an optional field means its
+// default.
+type Config struct {
+	Cache   string   // required: directory that keeps the kernel and the base image
+	Command []string // required: program and arguments; looked up in the machine
+	Files   []File   // optional: what the machine gets beside the base image
+	Env     []string // optional: "NAME=value"
+	Dir     string   // optional: working directory of the command; default /root
+
+	CPUs      int    // default 2
+	MemoryMiB int    // default 3072
+	Accel     string // QEMU's accelerator; default TCG, which works everywhere
+
+	Stdout   io.Writer // required: what the command prints
+	Stderr   io.Writer // required
+	Progress io.Writer // required: one line per step
+}
+
+// tcg is the default accelerator: one thread for each CPU, and room for the
+// translation of large Go programs, which the default of an eighth of the
+// machine's memory does not promise.
+const tcg = "tcg,thread=multi,tb-size=512"
+
+// cpu has everything that TCG knows, random numbers in hardware above all, but
+// not the fifth level of page tables, which only costs time.
+const cpu = "max,la57=off"
+
+// ErrNoResult is returned when the machine ended without reporting a status:
+// its kernel died, or it never came up.
+var ErrNoResult = errors.New("the machine ended without a result")
+
+// Run starts a machine, runs the command in it and returns the command's exit
+// status. A command that could not be run has status 126 or 127, as in a
+// shell. The machine is killed when ctx ends, and when this process does.
+func Run(ctx context.Context, cfg Config) (int, error) {
+	if len(cfg.Command) == 0 {
+		return 0, errors.New("no command for the machine")
+	}
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		return 0, fmt.Errorf("the test machine needs qemu-system-x86_64 (Debian's package qemu-system-x86; make deps installs it): %w", err)
+	}
+	img, err := prepare(ctx, cfg.Cache, cfg.Progress)
+	if err != nil {
+		return 0, err
+	}
+	defer img.base.Close()
+	dir, err := os.MkdirTemp("", "routerd-vm-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	initrd := filepath.Join(dir, "initrd")
+	if err := writeInitrd(initrd, img.base, cfg); err != nil {
+		return 0, err
+	}
+	m := machine{cfg: cfg, console: filepath.Join(dir, "console"), start: time.Now()}
+	if err := m.run(ctx, qemu, m.args(img.kernel.image(), initrd)); err != nil {
+		return 0, err
+	}
+	return m.status, nil
+}
+
+// writeInitrd writes the base and, after it, the caller's files.
+func writeInitrd(name string, base io.Reader, cfg Config) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := io.Copy(f, base); err != nil {
+		return fmt.Errorf("copy the base image: %w", err)
+	}
+	a := newArchive(f)
+	for _, file := range cfg.Files {
+		a.tree(file.Guest, file.Host)
+	}
+	a.bytes("/etc/vm/command", 0o644, commandScript(cfg))
+	if err := errors.Join(a.Close(), f.Close()); err != nil {
+		return fmt.Errorf("build the machine's files: %w", err)
+	}
+	return nil
+}
+
+// commandScript is what the machine's first process sources to run the command.
+func commandScript(cfg Config) []byte {
+	var b bytes.Buffer
+	for _, e := range cfg.Env {
+		name, value, _ := strings.Cut(e, "=")
+		fmt.Fprintf(&b, "export %s=%s\n", name, quote(value))
+	}
+	dir := cfg.Dir
+	if dir == "" {
+		dir = "/root"
+	}
+	fmt.Fprintf(&b, "cd %s || exit 126\nexec", quote(dir))
+	for _, arg := range cfg.Command {
+		b.WriteString(" " + quote(arg))
+	}
+	b.WriteByte('\n')
+	return b.Bytes()
+}
+
+// quote quotes s for a POSIX shell.
+func quote(s string) string {
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// machine is one run.
+type machine struct {
+	cfg     Config
+	console string // file with what the kernel prints
+	start   time.Time
+
+	// Written by the reader of the status port, read when it has ended.
+	booted bool
+	done   bool
+	status int
+}
+
+// args returns QEMU's arguments. The files 3, 4 and 5 that it inherits are the
+// pipes of the command's output, its errors and the status.
+func (m *machine) args(kernel, initrd string) []string {
+	cpus, mem, accel := m.cfg.CPUs, m.cfg.MemoryMiB, m.cfg.Accel
+	if cpus == 0 {
+		cpus = 2
+	}
+	if mem == 0 {
+		mem = 3072
+	}
+	if accel == "" {
+		accel = tcg
+	}
+	args := []string{
+		"-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(mem),
+		"-nodefaults", "-display", "none", "-no-reboot",
+		"-kernel", kernel, "-initrd", initrd,
+		// Namespaces and devices go through many RCU grace periods; expedited
+		// ones wait less and mean the same.
+		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off rcupdate.rcu_expedited=1 nowatchdog",
+		"-chardev", "file,id=console,path=" + m.console, "-serial", "chardev:console",
+		"-device", "virtio-serial-pci",
+	}
+	for i, port := range []string{"stdout", "stderr", "status"} {
+		args = append(args,
+			"-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", port, i+3),
+			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=routerd.%s", port, port))
+	}
+	return args
+}
+
+// run starts QEMU, passes on what the ports say and waits for its end.
+func (m *machine) run(ctx context.Context, qemu string, args []string) error {
+	// The kernel kills QEMU when the thread that started it ends, so that
+	// thread has to stay.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, qemu, args...)
+	cmd.Stdout, cmd.Stderr = &said, &said
+	// A group of its own: Ctrl-C on a terminal reaches this process, which
+	// then ends QEMU.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+
+	var readers sync.WaitGroup
+	var writeEnds []*os.File
+	var copyErr error
+	for _, sink := range []func(io.Reader){
+		func(r io.Reader) {
+			// When the reader of our output is gone, reading on keeps the
+			// machine from standing still; the error is reported below.
+			if _, err := io.Copy(m.cfg.Stdout, r); err != nil {
+				copyErr = fmt.Errorf("pass on the output: %w", err)
+				io.Copy(io.Discard, r)
+			}
+		},
+		func(r io.Reader) {
+			if _, err := io.Copy(m.cfg.Stderr, r); err != nil {
+				io.Copy(io.Discard, r)
+			}
+		},
+		m.readStatus,
+	} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
+		writeEnds = append(writeEnds, w)
+		readers.Go(func() {
+			defer r.Close()
+			sink(r)
+		})
+	}
+	err := cmd.Start()
+	for _, w := range writeEnds {
+		w.Close()
+	}
+	if err == nil {
+		err = cmd.Wait()
+	}
+	readers.Wait()
+	if err := m.verdict(ctx, err, strings.TrimSpace(said.String())); err != nil {
+		return err
+	}
+	return copyErr
+}
+
+// verdict says what became of the machine.
+func (m *machine) verdict(ctx context.Context, err error, said string) error {
+	total := time.Since(m.start).Seconds()
+	switch {
+	case m.done:
+		fmt.Fprintf(m.cfg.Progress, "vm: the command ended with status %d; %.1fs in all\n", m.status, total)
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("the machine was stopped after %.0fs: %w%s", total, context.Cause(ctx), m.consoleTail())
+	case err != nil:
+		return fmt.Errorf("run qemu-system-x86_64: %w: %s%s", err, said, m.consoleTail())
+	}
+	return fmt.Errorf("%w after %.0fs%s", ErrNoResult, total, m.consoleTail())
+}
+
+// readStatus follows the status port: "up", then "exit N".
+func (m *machine) readStatus(r io.Reader) {
+	sc := bufio.NewScanner(r)
+	for sc.Scan() {
+		word, rest, _ := strings.Cut(sc.Text(), " ")
+		switch word {
+		case "up":
+			m.booted = true
+			fmt.Fprintf(m.cfg.Progress, "vm: up after %.1fs\n", time.Since(m.start).Seconds())
+		case "exit":
+			if n, err := strconv.Atoi(rest); err == nil {
+				m.status, m.done = n, true
+			}
+		}
+	}
+}
+
+// consoleTail returns the end of what the machine's kernel and first process
+// printed, for an error message.
+func (m *machine) consoleTail() string {
+	const keep = 40
+	b, err := os.ReadFile(m.console)
+	if err != nil || len(bytes.TrimSpace(b)) == 0 {
+		return "; its console is empty"
+	}
+	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(string(b), "\r", "")), "\n")
+	if len(lines) > keep {
+		lines = lines[len(lines)-keep:]
+	}
+	return "; the end of its console:\n  " + strings.Join(lines, "\n  ")
+}
