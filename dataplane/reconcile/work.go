@@ -1,0 +1,352 @@
+package reconcile
+
+import (
+	"container/heap"
+	"time"
+)
+
+// Op is one thing to do: make Key be Want, or remove it when it is not Wanted.
+type Op[K comparable, V comparable] struct {
+	Key    K
+	Want   V
+	Wanted bool
+	Have   V    // what there is now
+	Exists bool // whether Have counts
+}
+
+// Outcome says what became of an [Op].
+type Outcome uint8
+
+// The outcomes.
+const (
+	// Succeeded: it is done, or was done already.
+	Succeeded Outcome = iota
+	// Refused: it was tried and failed; it is tried again after a delay that
+	// grows with each refusal.
+	Refused
+	// Blocked: it waits for something else and is not tried again before
+	// [Tracker.Retry] or [Tracker.RetryWaiting].
+	Blocked
+	// Lost: Have was wrong, there is nothing of that key. It is due again at
+	// once, as new.
+	Lost
+	// Postponed: it was not tried and is due again at once.
+	Postponed
+)
+
+// Result reports an [Op].
+type Result[K comparable, V comparable] struct {
+	Op      Op[K, V]
+	Outcome Outcome
+	Err     error // why it was Refused, or what Blocked waits for
+}
+
+// Due takes at most limit pieces of work of one class that can be done now:
+// removals if remove is set, else all others. Better sources come first. The
+// caller must report each.
+func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.wake()
+	var out []Op[K, V]
+	n := len(t.cfg.Sources)
+	first := t.queue(class, remove, 0)
+	for q := first; q < first+n; q++ {
+		list := t.ready[q]
+		i := 0
+		for ; i < len(list) && len(out) < limit; i++ {
+			e := list[i]
+			if !t.valid(e, q) {
+				continue
+			}
+			e.queued = false
+			out = append(out, Op[K, V]{e.key, e.want, e.wanted, e.have, e.exists})
+		}
+		clear(list[:i])
+		if t.ready[q] = list[i:]; i == len(list) {
+			t.ready[q] = nil
+		}
+	}
+	return out
+}
+
+// HasDue reports whether there is work of that kind, of any class, that can be
+// done now.
+func (t *Tracker[K, V]) HasDue(remove bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.wake()
+	n := len(t.cfg.Sources)
+	for class := range t.cfg.Classes {
+		first := t.queue(class, remove, 0)
+		for q := first; q < first+n; q++ {
+			list := t.ready[q]
+			for len(list) > 0 && !t.valid(list[0], q) {
+				list[0], list = nil, list[1:]
+			}
+			if t.ready[q] = list; len(list) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Next returns when the next delayed work is due.
+func (t *Tracker[K, V]) Next() (time.Time, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.delayed) > 0 {
+		d := t.delayed[0]
+		if d.entry.trouble != nil && d.entry.trouble.due.Equal(d.due) {
+			return d.due, true
+		}
+		heap.Pop(&t.delayed)
+	}
+	return time.Time{}, false
+}
+
+// Report says what became of work that [Tracker.Due] handed out. A result
+// that a newer wish has overtaken changes only what there is.
+func (t *Tracker[K, V]) Report(results []Result[K, V]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range results {
+		t.report(&results[i])
+	}
+	t.notify()
+}
+
+func (t *Tracker[K, V]) report(r *Result[K, V]) {
+	e := t.entries[r.Op.Key]
+	if e == nil {
+		if r.Outcome != Succeeded || !r.Op.Wanted {
+			return
+		}
+		// Withdrawn while it was done: it is there now, and to be removed.
+		e = t.entry(r.Op.Key)
+		e.ours = true
+	}
+	var zero V
+	same := e.wanted == r.Op.Wanted && e.want == r.Op.Want
+	switch r.Outcome {
+	case Succeeded:
+		if same && e.trouble != nil && e.trouble.losses == 0 {
+			t.forgive(e)
+		} else if same && e.trouble != nil {
+			// Remember that others keep changing it.
+			*e.trouble = trouble{losses: e.trouble.losses, lastLoss: e.trouble.lastLoss}
+			delete(t.waiting, e)
+		}
+		if r.Op.Wanted {
+			t.setHave(e, r.Op.Want, true)
+		} else {
+			t.setHave(e, zero, false)
+		}
+	case Lost:
+		t.setHave(e, zero, false)
+	case Postponed:
+		t.settle(e)
+	case Refused, Blocked:
+		if same {
+			t.fail(e, r)
+		}
+		t.settle(e)
+	}
+}
+
+func (t *Tracker[K, V]) fail(e *entry[K, V], r *Result[K, V]) {
+	tr := e.troubled()
+	tr.err = r.Err
+	if r.Outcome == Blocked {
+		tr.waiting, tr.failed, tr.due = true, false, time.Time{}
+		t.waiting[e] = struct{}{}
+		return
+	}
+	tr.attempts++
+	tr.failed = true
+	t.delay(e, t.backoff(tr.attempts))
+}
+
+func (e *entry[K, V]) troubled() *trouble {
+	if e.trouble == nil {
+		e.trouble = new(trouble)
+	}
+	return e.trouble
+}
+
+// forgive forgets the trouble of e.
+func (t *Tracker[K, V]) forgive(e *entry[K, V]) {
+	e.trouble = nil
+	delete(t.waiting, e)
+}
+
+// backoff is the delay before try number n+1: doubling from the least to the
+// most, and up to a fifth less of it at random, so that what failed together
+// is not tried together for ever.
+func (t *Tracker[K, V]) backoff(n int) time.Duration {
+	d := t.cfg.MaxBackoff
+	if n < 32 {
+		d = min(d, t.cfg.MinBackoff<<(n-1))
+	}
+	return d - time.Duration(t.cfg.Jitter()*float64(d)/5)
+}
+
+func (t *Tracker[K, V]) delay(e *entry[K, V], d time.Duration) {
+	e.trouble.due = t.cfg.Now().Add(d)
+	heap.Push(&t.delayed, delayed[K, V]{e.trouble.due, e})
+}
+
+// Others that change a key more often than calmLosses times with less than
+// calmAfter in between make us wait before putting it back: two daemons that
+// both insist would otherwise keep the machine busy for ever.
+const (
+	calmLosses = 3
+	calmAfter  = 2 * time.Second
+)
+
+// lost notes that somebody else undid e.
+func (t *Tracker[K, V]) lost(e *entry[K, V]) {
+	tr := e.troubled()
+	now := t.cfg.Now()
+	if now.Sub(tr.lastLoss) > max(calmAfter, 2*t.cfg.MinBackoff<<min(tr.losses, 10)) {
+		tr.losses = 0
+	}
+	tr.losses++
+	tr.lastLoss = now
+	if n := tr.losses - calmLosses; n > 0 {
+		e.queued = false
+		t.delay(e, t.backoff(n))
+	}
+}
+
+// Retry makes k due at once if it waits or is delayed.
+func (t *Tracker[K, V]) Retry(keys ...K) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range keys {
+		if e := t.entries[k]; e != nil {
+			t.retry(e)
+		}
+	}
+}
+
+// RetryWaiting makes all keys due that were [Blocked].
+func (t *Tracker[K, V]) RetryWaiting() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for e := range t.waiting {
+		t.retry(e)
+	}
+}
+
+func (t *Tracker[K, V]) retry(e *entry[K, V]) {
+	if tr := e.trouble; tr != nil {
+		tr.waiting, tr.failed, tr.due = false, false, time.Time{}
+		delete(t.waiting, e)
+		t.settle(e)
+	}
+}
+
+// wake makes due what was delayed until now.
+func (t *Tracker[K, V]) wake() {
+	now := t.cfg.Now()
+	for len(t.delayed) > 0 && !t.delayed[0].due.After(now) {
+		d := heap.Pop(&t.delayed).(delayed[K, V])
+		if tr := d.entry.trouble; tr != nil && tr.due.Equal(d.due) {
+			tr.due = time.Time{}
+			t.settle(d.entry)
+		}
+	}
+}
+
+// settle derives what is to be done for e from its wish and what there is.
+// Whoever changes an entry calls it.
+func (t *Tracker[K, V]) settle(e *entry[K, V]) {
+	if e.wanted {
+		e.done = e.exists && t.cfg.Equal(e.want, e.have)
+	} else {
+		e.done = !e.exists || !e.ours && !t.swept
+	}
+	state := Pending
+	switch {
+	case e.done:
+		state = Done
+	case e.trouble != nil && e.trouble.failed:
+		state = Failed
+	}
+	if state != e.state {
+		e.state, e.since = state, t.cfg.Now()
+	}
+	e.counted = t.recount(e, e.rev)
+	if e.done {
+		e.queued = false
+		if e.trouble != nil && e.trouble.losses == 0 {
+			t.forgive(e)
+		}
+		if !e.wanted && !e.exists {
+			t.forgive(e)
+			delete(t.entries, e.key)
+		}
+		return
+	}
+	if tr := e.trouble; tr != nil && (tr.waiting || !tr.due.IsZero()) {
+		e.queued = false
+		return
+	}
+	t.enqueue(e)
+}
+
+// enqueue puts e where Due finds it. An entry may be in several queues when
+// its wish changed; all but the right one are stale and skipped.
+func (t *Tracker[K, V]) enqueue(e *entry[K, V]) {
+	q := t.place(e)
+	if e.queued && e.place == q {
+		return
+	}
+	e.queued, e.place = true, q
+	t.ready[q] = append(t.ready[q], e)
+}
+
+// valid reports whether e, found in queue q, is still to be done from there.
+func (t *Tracker[K, V]) valid(e *entry[K, V], q int) bool {
+	return e.queued && e.place == q && t.entries[e.key] == e
+}
+
+func (t *Tracker[K, V]) place(e *entry[K, V]) int {
+	i := 0
+	if e.wanted {
+		i = t.srcs[e.src]
+	}
+	return t.queue(t.cfg.Class(e.key), !e.wanted, i)
+}
+
+func (t *Tracker[K, V]) queue(class int, remove bool, src int) int {
+	q := class * 2
+	if remove {
+		q++
+	}
+	return q*len(t.cfg.Sources) + src
+}
+
+type delayed[K comparable, V comparable] struct {
+	due   time.Time
+	entry *entry[K, V]
+}
+
+// delays is a heap of delayed entries, the next first. An element whose time
+// is no longer that of its entry is stale.
+type delays[K comparable, V comparable] []delayed[K, V]
+
+func (d delays[K, V]) Len() int           { return len(d) }
+func (d delays[K, V]) Less(i, j int) bool { return d[i].due.Before(d[j].due) }
+func (d delays[K, V]) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
+func (d *delays[K, V]) Push(x any)        { *d = append(*d, x.(delayed[K, V])) }
+func (d *delays[K, V]) Pop() any {
+	old := *d
+	n := len(old) - 1
+	x := old[n]
+	old[n] = delayed[K, V]{}
+	*d = old[:n]
+	return x
+}
