@@ -1,0 +1,131 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// birdConfig renders the spine's configuration for BIRD 2: it peers with every
+// node as a top-of-rack switch would, puts the pods' blocks into its kernel and
+// tells every node of them. Restarts of a node's daemon are graceful, which
+// BIRD supports as a helper by default.
+func birdConfig(t Topology, dir string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "log %q all;\n", filepath.Join(dir, "bird.log"))
+	fmt.Fprintf(&b, "router id %s;\n", t.Racks[0].Gateway())
+	b.WriteString("protocol device { scan time 10; }\n")
+	b.WriteString("protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }\n")
+	fmt.Fprintf(&b, `template bgp node {
+	local as %d;
+	connect delay time 1;
+	connect retry time 2;
+	error wait time 1, 4;
+	ipv4 { import all; export all; };
+}
+`, t.Spine.ASNumber)
+	for _, n := range t.Nodes {
+		rack, _ := t.rack(n.Rack)
+		fmt.Fprintf(&b, "protocol bgp to_%s from node { source address %s; neighbor %s as %d; }\n",
+			strings.ReplaceAll(n.Name, "-", "_"), rack.Gateway(), n.Address, nodeASNumber)
+	}
+	return b.String()
+}
+
+// findBird returns the path of BIRD 2's daemon.
+func findBird() (string, error) {
+	for _, p := range []string{"bird", "/usr/sbin/bird", "/usr/local/sbin/bird"} {
+		if path, err := exec.LookPath(p); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("find bird, which is the spine's BGP speaker: not installed; on Debian: apt-get install bird2")
+}
+
+// startBird starts the spine's BGP speaker.
+func (l *Lab) startBird() error {
+	bird, err := findBird()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(dir(l.name), spineName)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("start bird: %w", err)
+	}
+	conf := filepath.Join(dir, "bird.conf")
+	if err := os.WriteFile(conf, []byte(birdConfig(l.topology, dir)), 0o600); err != nil {
+		return fmt.Errorf("start bird: %w", err)
+	}
+	// BIRD parses the file the same way; asked beforehand it says what is wrong.
+	if out, err := exec.Command(bird, "-p", "-c", conf).CombinedOutput(); err != nil {
+		return fmt.Errorf("start bird: %w: %s", err, out)
+	}
+	p, err := startDetached(l.Space(spineName), filepath.Join(dir, "bird.out"), bird, "-f",
+		"-c", conf, "-s", filepath.Join(dir, "bird.ctl"), "-P", filepath.Join(dir, "bird.pid"))
+	if err != nil {
+		return fmt.Errorf("start bird: %w", err)
+	}
+	_, err = updateState(l.name, func(s *state) error { s.Spine = p; return nil })
+	return err
+}
+
+// startDetached starts a program that outlives the caller, in a session of its
+// own so that the terminal's signals do not reach it. Its output goes to the
+// file.
+func startDetached(space, output, path string, args ...string) (ns.Process, error) {
+	out, err := os.OpenFile(output, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return ns.Process{}, err
+	}
+	defer out.Close()
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := ns.Start(space, cmd); err != nil {
+		return ns.Process{}, err
+	}
+	pid := cmd.Process.Pid
+	// Nobody waits for it by this handle: ns.Process reaps it, should it end
+	// while we live.
+	if err := cmd.Process.Release(); err != nil {
+		return ns.Process{}, err
+	}
+	p, err := ns.Find(pid)
+	if err != nil {
+		return ns.Process{}, fmt.Errorf("%s ended at once; see %s: %w", filepath.Base(path), output, err)
+	}
+	return p, nil
+}
+
+// stopProcess asks a process to end and, if it does not within the time, makes
+// it. One that has ended is not an error.
+func stopProcess(ctx context.Context, p ns.Process, patience time.Duration) error {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		err := p.Signal(sig)
+		if errors.Is(err, os.ErrProcessDone) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		wait, cancel := context.WithTimeout(ctx, patience)
+		err = p.Wait(wait)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("process %d does not end", p.PID)
+}

@@ -1,0 +1,302 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"sigs.k8s.io/yaml"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+const (
+	etcdPort    = 2379
+	networkName = "routerd-lab" // of the CNI network
+
+	// How long a daemon may take, on a busy machine, until its host is ready and
+	// from SIGTERM to its end.
+	readyWithin = 30 * time.Second
+	stopWithin  = 5 * time.Second
+)
+
+// hostDir is the daemon's run directory; everything else of the host lies in
+// it.
+func hostDir(lab, host string) string { return filepath.Join(dir(lab), host) }
+
+func stateDir(lab, host string) string { return filepath.Join(hostDir(lab, host), "state") }
+
+func logFile(lab, host string) string { return filepath.Join(hostDir(lab, host), "routerd.log") }
+
+// Socket returns the path of the socket on which a host's daemon answers
+// operators.
+func Socket(lab, host string) string { return filepath.Join(hostDir(lab, host), "routerd.sock") }
+
+// pki holds the paths of what a client of the lab's store needs. The daemon of
+// the first host makes them.
+type pki struct{ ca, cert, key string }
+
+func storePKI(lab string, t Topology) pki {
+	d := filepath.Join(stateDir(lab, t.Nodes[0].Name), "etcd", "pki")
+	return pki{filepath.Join(d, "ca.crt"), filepath.Join(d, "client.crt"), filepath.Join(d, "client.key")}
+}
+
+func storeAddress(t Topology) string {
+	return netip.AddrPortFrom(t.Nodes[0].Address, etcdPort).String()
+}
+
+// daemonConfig renders the configuration of a host's daemon. The first host
+// runs the store.
+func daemonConfig(lab, binDir string, t Topology, n Node) ([]byte, error) {
+	datastore := map[string]any{}
+	if n.Name == t.Nodes[0].Name {
+		datastore["embedded"] = map[string]any{"listen": storeAddress(t)}
+	} else {
+		p := storePKI(lab, t)
+		datastore["endpoints"] = []any{"https://" + storeAddress(t)}
+		datastore["caFile"], datastore["certFile"], datastore["keyFile"] = p.ca, p.cert, p.key
+	}
+	config := map[string]any{
+		"nodeName":  n.Name,
+		"stateDir":  stateDir(lab, n.Name),
+		"runDir":    hostDir(lab, n.Name),
+		"logLevel":  "info",
+		"datastore": datastore,
+		"address":   map[string]any{"ipv4": "interface=" + uplink},
+		"defaultPool": map[string]any{
+			"cidr":          t.Pool.CIDR.String(),
+			"encapsulation": string(t.Pool.Encapsulation),
+			"blockSize":     t.Pool.BlockSize,
+		},
+		"bgp": map[string]any{"enabled": true},
+		"cni": map[string]any{
+			"networkName": networkName,
+			"binDir":      binDir,
+			"confDir":     filepath.Join(hostDir(lab, n.Name), "cni", "net.d"),
+		},
+	}
+	b, err := yaml.Marshal(overlay(config, n.Config))
+	if err != nil {
+		return nil, fmt.Errorf("write configuration of %s: %w", n.Name, err)
+	}
+	return b, nil
+}
+
+// overlay returns base with over laid on it: maps are merged, anything else
+// replaces.
+func overlay(base, over map[string]any) map[string]any {
+	out := maps.Clone(base)
+	for k, v := range over {
+		b, ok1 := out[k].(map[string]any)
+		o, ok2 := v.(map[string]any)
+		if ok1 && ok2 {
+			v = overlay(b, o)
+		}
+		out[k] = v
+	}
+	return out
+}
+
+// startDaemon starts the host's daemon, which must not run.
+func (l *Lab) startDaemon(n Node) error {
+	d := hostDir(l.name, n.Name)
+	for _, sub := range []string{d, stateDir(l.name, n.Name), filepath.Join(d, "cni", "net.d"), filepath.Join(d, "cni", "cache")} {
+		if err := os.MkdirAll(sub, 0o700); err != nil {
+			return fmt.Errorf("start routerd on %s: %w", n.Name, err)
+		}
+	}
+	conf, err := daemonConfig(l.name, l.binDir, l.topology, n)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d, "routerd.yaml")
+	if err := os.WriteFile(path, conf, 0o600); err != nil {
+		return fmt.Errorf("start routerd on %s: %w", n.Name, err)
+	}
+	p, err := startDetached(l.Space(n.Name), logFile(l.name, n.Name), filepath.Join(l.binDir, "routerd"), "run", "--config", path)
+	if err != nil {
+		return fmt.Errorf("start routerd on %s: %w", n.Name, err)
+	}
+	_, err = updateState(l.name, func(s *state) error { s.Daemons[n.Name] = p; return nil })
+	return err
+}
+
+// Daemon returns the process of the host's daemon as it was last started. It
+// may have ended since.
+func (l *Lab) Daemon(host string) (ns.Process, error) {
+	s, err := readState(l.name)
+	if err != nil {
+		return ns.Process{}, err
+	}
+	p, ok := s.Daemons[host]
+	if !ok {
+		return ns.Process{}, fmt.Errorf("host %s: no daemon was started; hosts of lab %s: %v", host, l.name, l.Hosts())
+	}
+	return p, nil
+}
+
+// Kill sends a signal to the host's daemon and, if the signal is one that ends
+// it, waits until it has ended.
+func (l *Lab) Kill(ctx context.Context, host string, sig unix.Signal) error {
+	p, err := l.Daemon(host)
+	if err != nil {
+		return err
+	}
+	if err := p.Signal(sig); err != nil {
+		return fmt.Errorf("kill routerd on %s: %w", host, err)
+	}
+	switch sig {
+	case unix.SIGKILL, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGABRT:
+		if err := p.Wait(ctx); err != nil {
+			return fmt.Errorf("kill routerd on %s: %w", host, err)
+		}
+	}
+	return nil
+}
+
+// Restart starts the host's daemon again, whatever became of it, and returns
+// when the host is ready. One that runs is asked to end first.
+func (l *Lab) Restart(ctx context.Context, host string) error {
+	release, err := lockLab(ctx, l.name, false, false)
+	if err != nil {
+		return err
+	}
+	defer release()
+	n, ok := l.topology.node(host)
+	if !ok {
+		return fmt.Errorf("restart %s: no such host; want one of %v", host, l.Hosts())
+	}
+	p, err := l.Daemon(host)
+	if err == nil {
+		err = stopProcess(ctx, p, stopWithin)
+	}
+	if err != nil {
+		return fmt.Errorf("restart %s: %w", host, err)
+	}
+	if err := l.startDaemon(n); err != nil {
+		return err
+	}
+	return l.WaitReady(ctx, host)
+}
+
+// Client returns a connection to the host's daemon, for apiv1.Operator and
+// etcd's KV service. The caller closes it.
+func (l *Lab) Client(host string) (*grpc.ClientConn, error) {
+	if _, ok := l.topology.node(host); !ok {
+		return nil, fmt.Errorf("host %s: not in lab %s; want one of %v", host, l.name, l.Hosts())
+	}
+	c, err := grpc.NewClient("unix://"+Socket(l.name, host),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// The default of up to two minutes between attempts is for networks.
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: fastBackoff(), MinConnectTimeout: time.Second}))
+	if err != nil {
+		return nil, fmt.Errorf("connect to routerd on %s: %w", host, err)
+	}
+	return c, nil
+}
+
+// Node asks the host's daemon about itself.
+func (l *Lab) Node(ctx context.Context, host string) (*apiv1.NodeResponse, error) {
+	c, err := l.Client(host)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	r, err := apiv1.NewOperatorClient(c).Node(ctx, &apiv1.NodeRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask routerd on %s: %w", host, err)
+	}
+	return r, nil
+}
+
+// WaitReady waits until the host's own dataplane is programmed. When its
+// daemon ends or takes too long, the error holds the reason it last gave and
+// the last lines of its log.
+func (l *Lab) WaitReady(ctx context.Context, host string) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	p, err := l.Daemon(host)
+	if err != nil {
+		return err
+	}
+	c, err := l.Client(host)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	op := apiv1.NewOperatorClient(c)
+	reason := "it does not answer"
+	for {
+		r, err := op.Node(ctx, &apiv1.NodeRequest{})
+		switch {
+		case err == nil && r.GetHealth().GetReady().GetOk():
+			return nil
+		case err == nil:
+			reason = r.GetHealth().GetReady().GetReason()
+		case ctx.Err() == nil:
+			reason = err.Error()
+		}
+		if !p.Alive() {
+			return fmt.Errorf("host %s: routerd ended; the last lines of its log:\n%s", host, l.LogTail(host, 15))
+		}
+		if err := pause(ctx, 25*time.Millisecond); err != nil {
+			return fmt.Errorf("host %s is not ready: %s: %w; the last lines of its log:\n%s", host, reason, err, l.LogTail(host, 15))
+		}
+	}
+}
+
+// LogTail returns the last lines of the daemon's log.
+func (l *Lab) LogTail(host string, lines int) string {
+	b, err := os.ReadFile(logFile(l.name, host))
+	if err != nil {
+		return "(" + err.Error() + ")"
+	}
+	all := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	all = all[max(0, len(all)-lines):]
+	return string(bytes.Join(all, []byte("\n")))
+}
+
+// Env returns what etcd's and Calico's clients need in their environment to
+// reach the lab's store from the first host: NAME=VALUE.
+func (l *Lab) Env() []string {
+	p := storePKI(l.name, l.topology)
+	return []string{
+		"ETCD_ENDPOINTS=https://" + storeAddress(l.topology),
+		"ETCD_CA_CERT_FILE=" + p.ca,
+		"ETCD_CERT_FILE=" + p.cert,
+		"ETCD_KEY_FILE=" + p.key,
+	}
+}
+
+// checkBinaries says which of the programs that a lab runs are missing.
+func checkBinaries(binDir string, t Topology) error {
+	var errs []error
+	for _, b := range []string{"routerd", "routerd-cni"} {
+		if _, err := os.Stat(filepath.Join(binDir, b)); err != nil {
+			errs = append(errs, fmt.Errorf("find %s: %w: run \"make build\", or say where it is", b, err))
+		}
+	}
+	if *t.Spine.BGP {
+		if _, err := findBird(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// splitPod splits HOST/POD.
+func splitPod(where string) (host, pod string) {
+	host, pod, _ = strings.Cut(where, "/")
+	return host, pod
+}

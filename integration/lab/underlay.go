@@ -1,0 +1,201 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// uplink is the name of a host's device on the underlay.
+const uplink = "eth0"
+
+// buildUnderlay makes the spine, the racks and the hosts, and connects them.
+func buildUnderlay(ctx context.Context, lab string, t Topology) error {
+	spaces := []string{lab + "-" + spineName}
+	for _, n := range t.Nodes {
+		spaces = append(spaces, lab+"-"+n.Name)
+	}
+	g, _ := errgroup.WithContext(ctx)
+	for _, s := range spaces {
+		g.Go(func() error { return createSpace(s) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	spine, err := openSpace(lab + "-" + spineName)
+	if err != nil {
+		return err
+	}
+	defer spine.close()
+	if err := setSysctls(spine.name, map[string]string{
+		"net/ipv4/ip_forward":                  "1",
+		"net/ipv4/conf/all/rp_filter":          "0",
+		"net/ipv4/conf/default/rp_filter":      "0",
+		"net/ipv4/conf/all/send_redirects":     "0",
+		"net/ipv4/conf/default/send_redirects": "0",
+	}); err != nil {
+		return err
+	}
+	for _, r := range t.Racks {
+		if err := spine.addRack(r, t.MTU); err != nil {
+			return fmt.Errorf("build rack %s: %w", r.Name, err)
+		}
+	}
+	for _, n := range t.Nodes {
+		rack, _ := t.rack(n.Rack)
+		if err := spine.connect(lab, n, rack, t.MTU); err != nil {
+			return fmt.Errorf("connect host %s: %w", n.Name, err)
+		}
+	}
+	return ctx.Err()
+}
+
+// createSpace makes a namespace with its loopback device up.
+func createSpace(name string) error {
+	if err := ns.Create(name); err != nil {
+		return err
+	}
+	s, err := openSpace(name)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.up("lo")
+}
+
+// space is a namespace with a netlink socket in it.
+type space struct {
+	name string
+	fd   netns.NsHandle
+	h    *netlink.Handle
+}
+
+func openSpace(name string) (*space, error) {
+	fd, err := netns.GetFromName(name)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
+	}
+	h, err := netlink.NewHandleAt(fd, 0)
+	if err != nil {
+		fd.Close()
+		return nil, fmt.Errorf("open netlink in %s: %w", name, err)
+	}
+	return &space{name, fd, h}, nil
+}
+
+func (s *space) close() {
+	s.h.Close()
+	s.fd.Close()
+}
+
+func (s *space) up(dev string) error {
+	l, err := s.h.LinkByName(dev)
+	if err != nil {
+		return fmt.Errorf("find %s in %s: %w", dev, s.name, err)
+	}
+	if err := s.h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set %s in %s up: %w", dev, s.name, err)
+	}
+	return nil
+}
+
+// addRack makes the rack's bridge, which has the spine's address.
+func (s *space) addRack(r Rack, mtu int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = r.Name, mtu
+	if err := s.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+		return fmt.Errorf("add bridge: %w", err)
+	}
+	if err := quietIPv6(s.name, r.Name); err != nil {
+		return err
+	}
+	if err := s.address(r.Name, netip.PrefixFrom(r.Gateway(), r.CIDR.Bits())); err != nil {
+		return err
+	}
+	return s.up(r.Name)
+}
+
+// connect puts a wire between the rack and the host. The far end is born in
+// the host's namespace.
+func (s *space) connect(lab string, n Node, r Rack, mtu int) error {
+	host, err := openSpace(lab + "-" + n.Name)
+	if err != nil {
+		return err
+	}
+	defer host.close()
+	bridge, err := s.h.LinkByName(r.Name)
+	if err != nil {
+		return fmt.Errorf("find bridge: %w", err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.MasterIndex = n.Name, mtu, bridge.Attrs().Index
+	wire := &netlink.Veth{LinkAttrs: attrs, PeerName: uplink, PeerTxQLen: -1, PeerNamespace: netlink.NsFd(host.fd), PeerMTU: uint32(mtu)}
+	if err := s.h.LinkAdd(wire); err != nil {
+		return fmt.Errorf("add veth: %w", err)
+	}
+	if err := errors.Join(quietIPv6(s.name, n.Name), quietIPv6(host.name, uplink)); err != nil {
+		return err
+	}
+	if err := s.up(n.Name); err != nil {
+		return err
+	}
+	if err := host.address(uplink, netip.PrefixFrom(n.Address, r.CIDR.Bits())); err != nil {
+		return err
+	}
+	if err := host.up(uplink); err != nil {
+		return err
+	}
+	if err := host.h.RouteAdd(&netlink.Route{Gw: r.Gateway().AsSlice()}); err != nil {
+		return fmt.Errorf("add default route: %w", err)
+	}
+	return nil
+}
+
+func (s *space) address(dev string, p netip.Prefix) error {
+	l, err := s.h.LinkByName(dev)
+	if err != nil {
+		return fmt.Errorf("find %s in %s: %w", dev, s.name, err)
+	}
+	a, err := netlink.ParseAddr(p.String())
+	if err != nil {
+		return fmt.Errorf("add address: %w", err)
+	}
+	if err := s.h.AddrAdd(l, a); err != nil {
+		return fmt.Errorf("add address %s to %s in %s: %w", p, dev, s.name, err)
+	}
+	return nil
+}
+
+// quietIPv6 keeps router solicitations and the like off an underlay that is
+// IPv4: they would stand in every capture. A kernel without IPv6 is quiet.
+func quietIPv6(space, dev string) error {
+	err := setSysctls(space, map[string]string{"net/ipv6/conf/" + dev + "/disable_ipv6": "1"})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// setSysctls writes kernel settings, named with slashes, inside a namespace.
+func setSysctls(space string, values map[string]string) error {
+	return ns.Do(space, func() error {
+		for name, v := range values {
+			// Through the thread's own directory: /proc/sys is that of whoever
+			// opens it, and this thread alone is in the namespace.
+			if err := os.WriteFile("/proc/sys/"+name, []byte(v), 0); err != nil {
+				return fmt.Errorf("set %s in %s: %w", strings.ReplaceAll(name, "/", "."), space, err)
+			}
+		}
+		return nil
+	})
+}
