@@ -116,10 +116,14 @@ func (c *Core) post(ctx context.Context, f func(*loop)) error {
 	}
 }
 
+// ask answers a question about all that was posted before it.
 func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 	answer := make(chan T, 1)
 	var zero T
-	if err := c.post(ctx, func(l *loop) { answer <- f(l) }); err != nil {
+	if err := c.post(ctx, func(l *loop) {
+		c.flush(l)
+		answer <- f(l)
+	}); err != nil {
 		return zero, err
 	}
 	select {

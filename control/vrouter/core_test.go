@@ -1,0 +1,153 @@
+package vrouter
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// fakeSink keeps the wish and the order of calls. Only the core's goroutine
+// and, after synctest.Wait, the test touch it.
+type fakeSink struct {
+	wish  map[dataplane.Key]dataplane.Object
+	calls []string
+}
+
+func (s *fakeSink) Replace(_ dataplane.Source, objs []dataplane.Object) dataplane.Revision {
+	s.calls = append(s.calls, "replace")
+	s.wish = map[dataplane.Key]dataplane.Object{}
+	for _, o := range objs {
+		s.wish[o.Key()] = o
+	}
+	return 0
+}
+
+func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	s.calls = append(s.calls, "update")
+	for _, k := range del {
+		delete(s.wish, k)
+	}
+	for _, o := range put {
+		s.wish[o.Key()] = o
+	}
+	return 0
+}
+
+func (s *fakeSink) Synced(dataplane.Source)                        { s.calls = append(s.calls, "synced") }
+func (s *fakeSink) Wait(context.Context, dataplane.Revision) error { return nil }
+
+func start(t *testing.T) (*Core, *fakeSink) {
+	t.Helper()
+	sink := &fakeSink{}
+	c := New(Config{Node: "node1", Sink: sink, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	return c, sink
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNothingBeforeSync: a partial view is not handed over, and nothing may be
+// swept before the store and BGP have told all.
+func TestNothingBeforeSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, sink := start(t)
+		waiting := func() string {
+			t.Helper()
+			w, err := c.Waiting(t.Context())
+			check(t, err)
+			return w
+		}
+		events := cluster(store.VXLAN)
+		check(t, c.Store(t.Context(), store.Batch{Events: events[:4]}))
+		synctest.Wait()
+		if sink.calls != nil || !strings.Contains(waiting(), "datastore") {
+			t.Fatalf("before the store is in sync: calls %v, waiting for %q", sink.calls, waiting())
+		}
+		check(t, c.Store(t.Context(), store.Batch{Events: events[4:], Synced: true}))
+		synctest.Wait()
+		if sink.calls != nil || !strings.Contains(waiting(), "links") {
+			t.Fatalf("before the underlay is known: calls %v, waiting for %q", sink.calls, waiting())
+		}
+		check(t, c.Underlay(t.Context(), rack()))
+		synctest.Wait()
+		if !slices.Equal(sink.calls, []string{"replace"}) || !strings.Contains(waiting(), "BGP") {
+			t.Fatalf("before BGP is in sync: calls %v, waiting for %q", sink.calls, waiting())
+		}
+		check(t, c.Paths(t.Context(), PathUpdate{Synced: true}))
+		synctest.Wait()
+		if !slices.Equal(sink.calls, []string{"replace", "synced"}) || waiting() != "" {
+			t.Fatalf("in sync: calls %v, waiting for %q", sink.calls, waiting())
+		}
+		// A resync of the store hands over the difference, which is none.
+		check(t, c.Store(t.Context(), store.Batch{Events: events, Synced: true}))
+		check(t, c.Store(t.Context(), store.Batch{Err: store.ErrUnavailable}))
+		synctest.Wait()
+		if len(sink.calls) != 2 {
+			t.Errorf("a resync without a difference: calls %v", sink.calls)
+		}
+		if got := c.MTU(); got != 1450 {
+			t.Errorf("MTU = %d, want 1450", got)
+		}
+	})
+}
+
+// TestUpdatesLeadToTheWish holds that what was handed over step by step is
+// what the table wants.
+func TestUpdatesLeadToTheWish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, sink := start(t)
+		check(t, c.Underlay(t.Context(), rack()))
+		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.IPIP), Synced: true}))
+		check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{poolEvent("pool", "192.168.0.0/16", store.VXLANCrossSubnet)}}))
+		check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{gone(nodeEvent("node2", "", "", ""))}}))
+		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"}}}))
+		want, err := ask(t.Context(), c, func(l *loop) []dataplane.Object { return l.wish() })
+		check(t, err)
+		synctest.Wait()
+		if len(want) != len(sink.wish) {
+			t.Errorf("sink has %d objects, the table wants %d", len(sink.wish), len(want))
+		}
+		for _, o := range want {
+			if sink.wish[o.Key()] != o {
+				t.Errorf("sink has %v for %s, want %v", sink.wish[o.Key()], o.Key(), o)
+			}
+		}
+	})
+}
+
+func TestCallersDoNotHang(t *testing.T) {
+	c := New(Config{Node: "node1", Sink: &fakeSink{}, Log: slog.New(slog.DiscardHandler)}) // not running
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	for range cap(c.events) + 1 {
+		if err := c.Underlay(ctx, rack()); err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Underlay = %v", err)
+			}
+			return
+		}
+	}
+	t.Error("a core that does not run took more events than it has room for")
+}
