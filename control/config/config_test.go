@@ -107,3 +107,16 @@ func TestErrors(t *testing.T) {
 		t.Error("a named file that does not exist is not an error")
 	}
 }
+
+// TestEveryKeyIsDocumented holds docs/configuration.md and the keys together.
+func TestEveryKeyIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range config.Keys() {
+		if !strings.Contains(string(doc), "`"+k+"`") {
+			t.Errorf("docs/configuration.md does not describe %s", k)
+		}
+	}
+}
