@@ -132,3 +132,22 @@ func (in *inside) verifyWayOut(link netlink.Link, spec Spec, d *differences) err
 	}
 	return nil
 }
+
+// VerifyRoute verifies that the host sends packets for a workload's address to
+// device. The error matches [ErrDiffers].
+func (w *Wire) VerifyRoute(_ context.Context, device string, addr netip.Addr) error {
+	host, err := w.lookup(device)
+	if err != nil {
+		return err
+	}
+	routes, err := w.netlink.RouteGet(addr.AsSlice())
+	if err != nil && !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+		return fmt.Errorf("look up the route to %s: %w", addr, err)
+	}
+	for _, r := range routes {
+		if host != nil && r.LinkIndex == host.Attrs().Index && len(r.Gw) == 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("the host's route to %s does not lead to %s: %w", addr, device, ErrDiffers)
+}

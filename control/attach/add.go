@@ -1,0 +1,305 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/store"
+)
+
+// The range of MTUs that the kernel takes for a veth (ETH_MIN_MTU,
+// ETH_MAX_MTU), in bytes.
+const (
+	minMTU = 68
+	maxMTU = 65535
+)
+
+// Add attaches a container: when it returns, the host routes to the container
+// and the datastore knows it. A repeat returns the same result. What a failed
+// call made is undone; what cannot be undone now, because the datastore is
+// away, is undone later (see [Attacher.Run]).
+func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
+	if err := a.ready(); err != nil {
+		return Result{}, err
+	}
+	fresh, err := a.newRecord(req)
+	if err != nil {
+		return Result{}, err
+	}
+	unlock, old, known, err := a.lock(ctx, req.ID, req.Workload)
+	if err != nil {
+		return Result{}, err
+	}
+	defer unlock()
+
+	repair := known && old.State == stateAttached
+	if repair {
+		old.Netns = req.Netns
+		if a.intact(ctx, old) {
+			return a.again(ctx, old)
+		}
+		a.log.Info("attachment is damaged; made whole", logID(req.ID)...)
+		fresh.MTU, fresh.Since = old.MTU, old.Since
+	}
+	if known {
+		// Names made once stay: those of the device and of the endpoint.
+		fresh.Device = old.Device
+		fresh.Orchestrator, fresh.Namespace, fresh.Pod = old.Orchestrator, old.Namespace, old.Pod
+	}
+	done, err := a.add(ctx, req, fresh, old)
+	if err == nil {
+		return done.result(), nil
+	}
+	if repair {
+		// The attachment is older than this call, which takes nothing from it.
+		return Result{}, err
+	}
+	return Result{}, errors.Join(err, a.undo(ctx, done, err))
+}
+
+// newRecord checks a request and returns the record of what it asks for.
+func (a *Attacher) newRecord(req AddRequest) (record, error) {
+	mtu := req.MTU
+	if mtu == 0 {
+		mtu = a.cfg.MTU()
+	}
+	switch {
+	case req.ID.Network == "" || req.ID.ContainerID == "" || req.ID.Interface == "":
+		return record{}, fmt.Errorf("network name, container id and interface name are required: %w", ErrInvalid)
+	case req.Netns == "":
+		return record{}, fmt.Errorf("path of the network namespace is required: %w", ErrInvalid)
+	case mtu < minMTU || mtu > maxMTU:
+		return record{}, fmt.Errorf("mtu %d: want %d to %d, or 0 for what the pools leave: %w", mtu, minMTU, maxMTU, ErrInvalid)
+	case req.IPv6:
+		return record{}, fmt.Errorf("ipam.assign_ipv6: IPv6 addresses are not served; set it to \"false\": %w", ErrInvalid)
+	case !req.IPv4:
+		return record{}, fmt.Errorf("ipam.assign_ipv4 is off: a workload needs an address; set it to \"true\": %w", ErrInvalid)
+	case req.Address.IsValid() && !req.Address.Is4():
+		return record{}, fmt.Errorf("requested address %s is not IPv4: %w", req.Address, ErrInvalid)
+	}
+	r := recordOf(req.ID, req.Workload)
+	r.Netns, r.MTU, r.Forwarding = req.Netns, mtu, req.Forwarding
+	r.State, r.Since = stateAdding, time.Now().UTC().Truncate(time.Millisecond)
+	return r, a.checkEndpoint(r)
+}
+
+// recordOf derives what is known of an attachment from its names alone.
+func recordOf(id ID, w Workload) record {
+	if w.Orchestrator == "" {
+		w.Orchestrator = CNI
+	}
+	if w.Namespace == "" {
+		w.Namespace = store.DefaultName
+	}
+	namespace := ""
+	if w.Orchestrator == Kubernetes {
+		namespace = w.Namespace
+	} else {
+		w.Pod = ""
+	}
+	return record{
+		Network: id.Network, ContainerID: id.ContainerID, Interface: id.Interface,
+		Orchestrator: w.Orchestrator, Namespace: w.Namespace, Pod: w.Pod,
+		Device: workload.DeviceName(id, namespace, w.Pod),
+	}
+}
+
+// lock takes the locks of the attachment and of its device, always in this
+// order, and returns its record. Two attachments have one device's name when a
+// pod's container is made anew.
+func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), r record, known bool, err error) {
+	free, err := a.locks.lock(ctx, attachmentLock(id))
+	if err != nil {
+		return nil, record{}, false, fmt.Errorf("wait for another call about the container: %w", err)
+	}
+	r, known = a.record(id)
+	if !known {
+		r = recordOf(id, w)
+	}
+	freeDevice, err := a.locks.lock(ctx, "device "+r.Device)
+	if err != nil {
+		free()
+		return nil, record{}, false, fmt.Errorf("wait for another call about device %s: %w", r.Device, err)
+	}
+	if known {
+		// Whoever took the device over changed the record.
+		r, known = a.record(id)
+	}
+	return func() { freeDevice(); free() }, r, known, nil
+}
+
+func attachmentLock(id ID) string {
+	return "attachment " + id.Network + "/" + id.ContainerID + "/" + id.Interface
+}
+
+// intact reports whether a complete attachment is still as it was made.
+func (a *Attacher) intact(ctx context.Context, r record) bool {
+	err := a.cfg.Wire.Verify(ctx, r.spec(), r.mac())
+	if err != nil {
+		a.log.Debug("attachment differs", append(logID(r.id()), "error", err)...)
+	}
+	return err == nil
+}
+
+// again returns the result of an attachment that is complete.
+func (a *Attacher) again(ctx context.Context, r record) (Result, error) {
+	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire.RPFilter()), nil)
+	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
+		return Result{}, fmt.Errorf("program the host's route: %w", err)
+	}
+	return r.result(), nil
+}
+
+// add goes through the steps. It returns the record as far as it came. Of a
+// complete attachment that is made whole, old is the record; it stays on disk
+// until the new one is complete.
+func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (record, error) {
+	repair := old.State == stateAttached
+	if err := a.at("start"); err != nil {
+		return r, err
+	}
+	if !repair {
+		if err := a.save(r, false); err != nil {
+			return r, err
+		}
+	}
+	if err := a.at("intent"); err != nil {
+		return r, err
+	}
+	address, err := a.assign(ctx, req, r)
+	if err != nil {
+		return r, err
+	}
+	r.Addresses = []Address{address}
+	if err := a.at("address"); err != nil {
+		return r, err
+	}
+	if !repair {
+		if err := a.save(r, true); err != nil {
+			return r, err
+		}
+	}
+	if err := a.at("record"); err != nil {
+		return r, err
+	}
+	end, err := a.cfg.Wire.Attach(ctx, r.spec())
+	if err != nil {
+		return r, fmt.Errorf("connect the container: %w", err)
+	}
+	r.MAC = end.MAC.String()
+	if err := a.at("wire"); err != nil {
+		return r, err
+	}
+	if err := a.program(ctx, r, old); err != nil {
+		return r, err
+	}
+	if err := a.at("routes"); err != nil {
+		return r, err
+	}
+	storeCtx, cancel := a.storeContext(ctx)
+	defer cancel()
+	if r.Endpoint, err = a.putEndpoint(storeCtx, r); err != nil {
+		return r, storeError("write the workload endpoint", err)
+	}
+	if err := a.at("endpoint"); err != nil {
+		return r, err
+	}
+	r.State = stateAttached
+	if err := a.save(r, false); err != nil {
+		return r, err
+	}
+	return r, a.at("done")
+}
+
+func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) (Address, error) {
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	ar := AssignRequest{
+		Handle:  handle(req.ID),
+		Family:  dataplane.IPv4,
+		Pools:   req.IPv4Pools,
+		Address: req.Address,
+		Attributes: map[string]string{
+			"node":      a.cfg.Node,
+			"timestamp": time.Now().UTC().Round(0).String(),
+		},
+	}
+	if r.Pod != "" {
+		ar.Namespace = r.Namespace
+		ar.Attributes["namespace"], ar.Attributes["pod"] = r.Namespace, r.Pod
+	}
+	got, err := a.cfg.IPAM.Assign(ctx, ar)
+	if err != nil {
+		return Address{}, storeError("assign an address", err)
+	}
+	if dataplane.FamilyOf(got.Addr) != ar.Family || (req.Address.IsValid() && got.Addr != req.Address) {
+		return Address{}, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", got.Addr, wanted(req.Address), ErrNoAddress)
+	}
+	return Address{Addr: got.Addr, Gateway: workload.Gateway(ar.Family), Block: got.Block}, nil
+}
+
+func wanted(addr netip.Addr) string {
+	if addr.IsValid() {
+		return addr.String()
+	}
+	return "an IPv4 address"
+}
+
+// program hands the host's side to the kernel's owner and waits for it. What
+// an earlier container of the same pod wished of the device goes in the same
+// step, and so does what old wished.
+func (a *Attacher) program(ctx context.Context, r, old record) error {
+	rpFilter := a.cfg.Wire.RPFilter()
+	var del []dataplane.Key
+	if old.State == stateAttached {
+		del = keysOf(old.wishes(rpFilter))
+	}
+	for id, other := range a.snapshot() {
+		if other.Device != r.Device || id == r.id() || other.State == stateReleasing {
+			continue
+		}
+		del = append(del, keysOf(other.wishes(rpFilter))...)
+		other.State, other.Addresses = stateReleasing, nil
+		if err := a.save(other, false); err != nil {
+			return err
+		}
+		a.log.Info("device taken over from an earlier container of the pod",
+			append(logID(id), "device", r.Device, "next", r.ContainerID)...)
+		a.completeLater()
+	}
+	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(rpFilter), del)
+	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
+		return fmt.Errorf("program the host's route: %w", err)
+	}
+	return nil
+}
+
+// undo takes back what a failed ADD made. The error says what it could not.
+func (a *Attacher) undo(ctx context.Context, r record, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if errors.Is(cause, store.ErrUnavailable) {
+		// Asking a datastore that is away costs the caller time and gains nothing.
+		r.State = stateReleasing
+		err := errors.Join(a.save(r, false), a.cut(ctx, r))
+		a.completeLater()
+		if err != nil {
+			return fmt.Errorf("undo: %w", err)
+		}
+		return nil
+	}
+	if err := a.release(ctx, r); err != nil {
+		a.completeLater()
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
+}
+
+func logID(id ID) []any {
+	return []any{"network", id.Network, "container", id.ContainerID, "interface", id.Interface}
+}

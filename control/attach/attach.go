@@ -1,0 +1,308 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/store"
+)
+
+// Errors that callers branch on, beside those of packages workload and store.
+var (
+	// ErrInvalid says that the request cannot be carried out as it is.
+	ErrInvalid = errors.New("invalid request")
+	// ErrNoAddress says that the pools have no address left, or not the one
+	// that was asked for. An [IPAM] returns it.
+	ErrNoAddress = errors.New("no address available")
+	// ErrUnknown says that nothing is known of an attachment.
+	ErrUnknown = errors.New("unknown attachment")
+	// ErrNotReady says that the daemon cannot serve yet; trying again helps.
+	ErrNotReady = errors.New("not ready")
+)
+
+// ID names one interface of one container in one network. It is comparable.
+type ID = workload.Owner
+
+// Workload is what the runtime says of a container beyond its id.
+type Workload struct {
+	Orchestrator string // "k8s" or "cni"
+	Namespace    string // Kubernetes namespace, else "default"
+	Pod          string // Kubernetes pod name, else empty
+}
+
+// The orchestrators of a [Workload].
+const (
+	Kubernetes = "k8s"
+	CNI        = "cni"
+)
+
+// AddRequest is what ADD asks for.
+type AddRequest struct {
+	ID         ID
+	Workload   Workload
+	Netns      string // path of the container's network namespace
+	MTU        int    // bytes; 0: Config.MTU
+	IPv4       bool   // give an IPv4 address
+	IPv6       bool
+	IPv4Pools  []string   // names or CIDRs; empty: chosen by the pools' selectors
+	IPv6Pools  []string   // likewise
+	Address    netip.Addr // invalid: any
+	Forwarding bool       // leave IP forwarding on inside the container
+}
+
+// Address is an address of an attachment.
+type Address struct {
+	Addr    netip.Addr   `json:"addr"`
+	Gateway netip.Addr   `json:"gateway"` // what the container's default route names
+	Block   netip.Prefix `json:"block"`   // the IPAM block that Addr is from
+}
+
+// Result is what ADD made.
+type Result struct {
+	Device    string // on the host
+	HostMAC   dataplane.MAC
+	MAC       dataplane.MAC // inside the container
+	MTU       int           // bytes
+	Addresses []Address
+}
+
+// DelRequest is what DEL asks for.
+type DelRequest struct {
+	ID       ID
+	Workload Workload
+}
+
+// CheckRequest is what CHECK asks for. What is empty is not compared.
+type CheckRequest struct {
+	ID        ID
+	Netns     string
+	Device    string
+	MAC       string
+	Addresses []netip.Addr
+}
+
+// Endpoint describes an attachment for status reports.
+type Endpoint struct {
+	ID        ID
+	Workload  Workload
+	Device    string
+	Addresses []netip.Addr
+	State     string    // attached; adding or releasing while under way or cut short
+	Since     time.Time // of the attachment
+}
+
+// IPAM gives addresses and takes them back. Package control/ipam does that;
+// errors match [ErrNoAddress], [ErrInvalid] or [store.ErrUnavailable] where
+// these apply.
+type IPAM interface {
+	// Assign returns the address of a family that the handle has, and gives it
+	// one if it has none. A repeat returns the same.
+	Assign(ctx context.Context, req AssignRequest) (Assignment, error)
+	// ReleaseHandle takes back all addresses of a handle. A handle without any
+	// is success.
+	ReleaseHandle(ctx context.Context, handle string) error
+}
+
+// AssignRequest asks for one address.
+type AssignRequest struct {
+	Handle     string // whose the address is: <network>.<container id>
+	Family     dataplane.Family
+	Pools      []string          // names or CIDRs; empty: chosen by selectors
+	Address    netip.Addr        // invalid: any
+	Namespace  string            // Kubernetes namespace, for the pools' selectors
+	Attributes map[string]string // kept beside the address
+}
+
+// Assignment is an address and the block it is from.
+type Assignment struct {
+	Addr  netip.Addr
+	Block netip.Prefix
+}
+
+// Wire makes wires; *[workload.Wire] does.
+type Wire interface {
+	Attach(ctx context.Context, spec workload.Spec) (workload.End, error)
+	Detach(ctx context.Context, device string, owner workload.Owner) error
+	Verify(ctx context.Context, spec workload.Spec, mac dataplane.MAC) error
+	VerifyRoute(ctx context.Context, device string, addr netip.Addr) error
+	Devices(ctx context.Context) (map[string]string, error)
+	RPFilter() string
+}
+
+// Config is what [New] needs. All fields without a default are required.
+type Config struct {
+	Node  string // this host's name in the datastore
+	Dir   string // for records; made with mode 0700 if missing
+	IPAM  IPAM
+	Sink  dataplane.Sink
+	Store store.Store
+	Wire  Wire
+	MTU   func() int // of workloads, in bytes, where a request gives none
+
+	// Ready says why the daemon as a whole cannot serve ADD; nil or a nil
+	// result: it can.
+	Ready func() error
+
+	// StoreTimeout bounds each step that needs the datastore. 0: 10 s.
+	StoreTimeout time.Duration
+	// Retry is the first pause between tries to complete what was cut short;
+	// pauses double up to a minute. 0: 1 s.
+	Retry time.Duration
+
+	Log *slog.Logger
+}
+
+// undoTimeout bounds what is done after a failure. It runs in a context of its
+// own: the caller's may be what ended.
+const undoTimeout = 10 * time.Second
+
+// Attacher carries out the verbs. It is safe for concurrent use: calls about
+// different containers run in parallel.
+type Attacher struct {
+	cfg   Config
+	log   *slog.Logger
+	locks keyedMutex
+	poke  chan struct{} // something is to be completed
+
+	mu       sync.Mutex
+	records  map[ID]record
+	restored bool
+
+	// hook is called between steps; tests fail or "kill" there.
+	hook func(step string) error
+}
+
+// New returns an Attacher that serves after [Attacher.Restore].
+func New(cfg Config) (*Attacher, error) {
+	switch {
+	case cfg.Node == "":
+		return nil, errors.New("attach: node name is missing")
+	case cfg.IPAM == nil || cfg.Sink == nil || cfg.Store == nil || cfg.Wire == nil || cfg.MTU == nil:
+		return nil, errors.New("attach: one of IPAM, sink, store, wire, MTU is missing")
+	}
+	if cfg.StoreTimeout == 0 {
+		cfg.StoreTimeout = 10 * time.Second
+	}
+	if cfg.Retry == 0 {
+		cfg.Retry = time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := makeRecordDir(cfg.Dir); err != nil {
+		return nil, err
+	}
+	return &Attacher{
+		cfg:     cfg,
+		log:     cfg.Log,
+		poke:    make(chan struct{}, 1),
+		records: make(map[ID]record),
+	}, nil
+}
+
+// at is a point between two steps.
+func (a *Attacher) at(step string) error {
+	if a.hook == nil {
+		return nil
+	}
+	return a.hook(step)
+}
+
+// Endpoints lists the attachments, ordered by id.
+func (a *Attacher) Endpoints() []Endpoint {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]Endpoint, 0, len(a.records))
+	for _, r := range a.records {
+		out = append(out, Endpoint{
+			ID: r.id(), Workload: r.workload(), Device: r.Device,
+			Addresses: r.addrs(), State: string(r.State), Since: r.Since,
+		})
+	}
+	slices.SortFunc(out, func(x, y Endpoint) int { return compareIDs(x.ID, y.ID) })
+	return out
+}
+
+// Status reports whether ADD can be served: [ErrNotReady] or
+// [store.ErrUnavailable] with the reason if not.
+func (a *Attacher) Status(ctx context.Context) error {
+	if err := a.ready(); err != nil {
+		return err
+	}
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	pools, _, err := a.cfg.Store.List(ctx, store.KindIPPool, "")
+	if err != nil && !errors.Is(err, store.ErrDecode) {
+		return storeError("list IP pools", err)
+	}
+	for _, p := range pools {
+		if pool, ok := p.Value.(*v3.IPPool); ok && servesWorkloads(pool) {
+			return nil
+		}
+	}
+	return fmt.Errorf("no enabled IPv4 pool for workloads (%d pools defined): create an IPPool: %w", len(pools), ErrNotReady)
+}
+
+func servesWorkloads(p *v3.IPPool) bool {
+	cidr, err := netip.ParsePrefix(p.Spec.CIDR)
+	uses := p.Spec.AllowedUses
+	return err == nil && cidr.Addr().Is4() && !p.Spec.Disabled && p.DeletionTimestamp == nil &&
+		(len(uses) == 0 || slices.Contains(uses, v3.IPPoolAllowedUseWorkload))
+}
+
+func (a *Attacher) ready() error {
+	if !a.isRestored() {
+		return errStarting()
+	}
+	if a.cfg.Ready == nil {
+		return nil
+	}
+	if err := a.cfg.Ready(); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return nil
+}
+
+func (a *Attacher) isRestored() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.restored
+}
+
+func errStarting() error { return fmt.Errorf("the daemon is starting: %w", ErrNotReady) }
+
+// storeContext bounds a step that needs the datastore. It leaves a tenth of
+// the caller's time for the answer.
+func (a *Attacher) storeContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	timeout := a.cfg.StoreTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(deadline)*9/10)
+	}
+	return context.WithTimeout(ctx, timeout)
+}
+
+// storeError names the step, and the datastore when waiting for it is what
+// took too long.
+func storeError(step string, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, store.ErrUnavailable) {
+		return fmt.Errorf("%s: %w: %w", step, store.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%s: %w", step, err)
+}
+
+func (a *Attacher) record(id ID) (record, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r, ok := a.records[id]
+	return r, ok
+}

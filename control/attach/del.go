@@ -1,0 +1,313 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/store"
+)
+
+// Del detaches a container. It succeeds when there is nothing to detach; the
+// container's namespace need not exist. Without a record it goes by what
+// follows from the names. While the datastore is away it cuts the wire and
+// returns [store.ErrUnavailable]; the caller should try again, and the daemon
+// does so by itself.
+func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
+	if !a.isRestored() {
+		return errStarting()
+	}
+	unlock, r, _, err := a.lock(ctx, req.ID, req.Workload)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := a.release(ctx, r); err != nil {
+		a.completeLater()
+		return err
+	}
+	return nil
+}
+
+// release removes all of an attachment, the record last. The caller has its
+// locks. The address goes back only after the wire is cut.
+func (a *Attacher) release(ctx context.Context, r record) error {
+	if err := a.at("del start"); err != nil {
+		return err
+	}
+	if have, known := a.record(r.id()); known && have.State != stateReleasing {
+		have.State = stateReleasing
+		if err := a.save(have, false); err != nil {
+			return err
+		}
+		// The caller's record may know more than the one on disk.
+		r.State = have.State
+	}
+	if err := a.at("del marked"); err != nil {
+		return err
+	}
+	if err := a.cut(ctx, r); err != nil {
+		return err
+	}
+	if err := a.at("del cut"); err != nil {
+		return err
+	}
+	storeCtx, cancel := a.storeContext(ctx)
+	defer cancel()
+	if err := a.dropEndpoint(storeCtx, r); err != nil {
+		return storeError("delete the workload endpoint", err)
+	}
+	if err := a.at("del endpoint"); err != nil {
+		return err
+	}
+	if err := a.cfg.IPAM.ReleaseHandle(storeCtx, handle(r.id())); err != nil {
+		return storeError("release the address", err)
+	}
+	if err := a.at("del address"); err != nil {
+		return err
+	}
+	if err := a.forget(r.id()); err != nil {
+		return err
+	}
+	return a.at("del done")
+}
+
+// cut removes the wire and what the host's kernel has for it. The caller has
+// the attachment's locks, and the address is still the attachment's.
+func (a *Attacher) cut(ctx context.Context, r record) error {
+	if err := a.cfg.Wire.Detach(ctx, r.Device, r.id()); err != nil {
+		return fmt.Errorf("cut the wire: %w", err)
+	}
+	gone := keysOf(r.wishes(a.cfg.Wire.RPFilter()))
+	if a.taken(r) {
+		gone = slices.DeleteFunc(gone, func(k dataplane.Key) bool { return k.Kind() == dataplane.KindSysctl })
+	}
+	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, gone)
+	// Once the address is given back it may be another container's, whose route
+	// a repeated cut must not withdraw.
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if have, ok := a.records[r.id()]; ok {
+		have.Addresses = nil
+		a.records[r.id()] = have
+	}
+	return nil
+}
+
+// taken reports whether another attachment has the device now.
+func (a *Attacher) taken(r record) bool {
+	for id, other := range a.snapshot() {
+		if id != r.id() && other.Device == r.Device && other.State != stateReleasing {
+			return true
+		}
+	}
+	return false
+}
+
+// completeLater makes [Attacher.Run] look for what is to be completed.
+func (a *Attacher) completeLater() {
+	select {
+	case a.poke <- struct{}{}:
+	default:
+	}
+}
+
+// maxRetry is the longest pause between tries of [Attacher.Run].
+const maxRetry = time.Minute
+
+// Run completes what was cut short: releases that the datastore's absence or
+// the daemon's end interrupted. It returns when ctx ends.
+func (a *Attacher) Run(ctx context.Context) {
+	pause := a.cfg.Retry
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	waiting := true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.poke:
+			// Something failed just now: trying at once would only repeat it. Nor
+			// do more failures put off a try that is due.
+			if !waiting {
+				timer.Reset(pause)
+				waiting = true
+			}
+			continue
+		case <-timer.C:
+			waiting = false
+		}
+		if a.complete(ctx) {
+			pause = a.cfg.Retry
+			continue
+		}
+		timer.Reset(pause)
+		waiting = true
+		pause = min(2*pause, maxRetry)
+	}
+}
+
+// parallelReleases bounds how many attachments are released at once by
+// background work and GC.
+const parallelReleases = 16
+
+// complete tries to finish every interrupted release, and reports whether none
+// is left.
+func (a *Attacher) complete(ctx context.Context) bool {
+	var (
+		mu   sync.Mutex
+		left int
+	)
+	var g errgroup.Group
+	g.SetLimit(parallelReleases)
+	for id, r := range a.snapshot() {
+		if r.State != stateReleasing {
+			continue
+		}
+		g.Go(func() error {
+			err := a.completeOne(ctx, id)
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				if left++; left == 1 {
+					a.log.Warn("release of an attachment is still incomplete; will try again", append(logID(id), "error", err)...)
+				}
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return left == 0
+}
+
+func (a *Attacher) completeOne(ctx context.Context, id ID) error {
+	unlock, r, known, err := a.lock(ctx, id, Workload{})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if !known || r.State != stateReleasing {
+		return nil
+	}
+	if err := a.release(ctx, r); err != nil {
+		return err
+	}
+	a.log.Info("interrupted release completed", logID(id)...)
+	return nil
+}
+
+// GC detaches every attachment of a network that valid does not list, and
+// returns those that it detached. Besides its records it goes by the devices
+// of this host and by the datastore's endpoints of this node. An attachment
+// that another call works on just now is left alone.
+func (a *Attacher) GC(ctx context.Context, network string, valid []ID) ([]ID, error) {
+	if !a.isRestored() {
+		return nil, errStarting()
+	}
+	stale, listErr := a.garbage(ctx, network, valid)
+	var (
+		mu      sync.Mutex
+		removed []ID
+		errs    []error
+	)
+	var g errgroup.Group
+	g.SetLimit(parallelReleases)
+	for id, r := range stale {
+		g.Go(func() error {
+			ok, err := a.collect(ctx, r)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, fmt.Errorf("container %s, interface %s: %w", id.ContainerID, id.Interface, err))
+			} else if ok {
+				removed = append(removed, id)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	slices.SortFunc(removed, compareIDs)
+	if len(errs) > 0 {
+		a.completeLater()
+	}
+	return removed, errors.Join(append(errs, listErr)...)
+}
+
+// collect releases one attachment unless it is busy or has changed since the
+// garbage was listed.
+func (a *Attacher) collect(ctx context.Context, listed record) (bool, error) {
+	free, ok := a.locks.tryLock(attachmentLock(listed.id()))
+	if !ok {
+		return false, nil
+	}
+	defer free()
+	freeDevice, err := a.locks.lock(ctx, "device "+listed.Device)
+	if err != nil {
+		return false, err
+	}
+	defer freeDevice()
+	r, known := a.record(listed.id())
+	if known && (!r.Since.Equal(listed.Since) || r.State != listed.State) {
+		return false, nil
+	}
+	if !known {
+		r = listed
+	}
+	return true, a.release(ctx, r)
+}
+
+// garbage returns what is there of a network and not valid. What could be
+// listed is returned also when the rest could not.
+func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (map[ID]record, error) {
+	keep := make(map[ID]bool, len(valid))
+	for _, id := range valid {
+		id.Network = network
+		keep[id] = true
+	}
+	stale := make(map[ID]record)
+	add := func(r record) {
+		if id := r.id(); r.Network == network && !keep[id] {
+			if _, ok := stale[id]; !ok {
+				stale[id] = r
+			}
+		}
+	}
+	for _, r := range a.snapshot() {
+		add(r)
+	}
+	var errs []error
+	storeCtx, cancel := a.storeContext(ctx)
+	defer cancel()
+	endpoints, _, err := a.cfg.Store.List(storeCtx, store.KindWorkloadEndpoint, "")
+	if err != nil && !errors.Is(err, store.ErrDecode) {
+		errs = append(errs, storeError("list workload endpoints", err))
+	}
+	for _, o := range endpoints {
+		w, ok := o.Value.(*store.WorkloadEndpoint)
+		if !ok || w.Spec.Node != a.cfg.Node || !slices.Contains(w.Spec.Profiles, network) {
+			continue
+		}
+		r := recordOf(ID{Network: network, ContainerID: w.Spec.ContainerID, Interface: w.Spec.Endpoint},
+			Workload{Orchestrator: w.Spec.Orchestrator, Namespace: w.Namespace, Pod: w.Spec.Pod})
+		add(r)
+	}
+	devices, err := a.cfg.Wire.Devices(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for device, alias := range devices {
+		if owner, ok := workload.ParseAlias(alias); ok {
+			r := recordOf(owner, Workload{})
+			r.Device = device
+			add(r)
+		}
+	}
+	return stale, errors.Join(errs...)
+}

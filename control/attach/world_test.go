@@ -1,0 +1,391 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/memory"
+)
+
+// fakeIPAM gives the addresses of 192.168.0.0/16 in order.
+type fakeIPAM struct {
+	mu      sync.Mutex
+	next    netip.Addr
+	held    map[string]netip.Addr // by handle
+	attrs   map[string]map[string]string
+	fail    error
+	stall   bool // wait for the context's end, as a client of a dead datastore does
+	lastReq AssignRequest
+}
+
+func newFakeIPAM() *fakeIPAM {
+	return &fakeIPAM{
+		next: netip.MustParseAddr("192.168.0.1"), held: map[string]netip.Addr{}, attrs: map[string]map[string]string{},
+	}
+}
+
+func (f *fakeIPAM) set(fail error, stall bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail, f.stall = fail, stall
+}
+
+func (f *fakeIPAM) trouble(ctx context.Context) error {
+	f.mu.Lock()
+	fail, stall := f.fail, f.stall
+	f.mu.Unlock()
+	if stall {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return fail
+}
+
+func (f *fakeIPAM) Assign(ctx context.Context, req AssignRequest) (Assignment, error) {
+	if err := f.trouble(ctx); err != nil {
+		return Assignment{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lastReq = req
+	a, ok := f.held[req.Handle]
+	if !ok {
+		if a = req.Address; !a.IsValid() {
+			a = f.next
+			f.next = a.Next()
+		}
+		for h, other := range f.held {
+			if other == a {
+				return Assignment{}, fmt.Errorf("%s belongs to %s: %w", a, h, ErrNoAddress)
+			}
+		}
+		f.held[req.Handle] = a
+	}
+	block, err := a.Prefix(26)
+	return Assignment{Addr: a, Block: block}, err
+}
+
+func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
+	if err := f.trouble(ctx); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.held, handle)
+	return nil
+}
+
+func (f *fakeIPAM) handles() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Sorted(maps.Keys(f.held))
+}
+
+// fakeSink programs routes into the host's namespace, at once, and forgets
+// everything but the kernel's state when the daemon restarts.
+type fakeSink struct {
+	netlink *netlink.Handle
+
+	mu     sync.Mutex
+	want   map[dataplane.Key]dataplane.Object
+	kernel map[dataplane.Key]dataplane.Object
+	fail   error
+	rev    dataplane.Revision
+	errs   []error
+	synced bool
+}
+
+func (s *fakeSink) Replace(_ dataplane.Source, objs []dataplane.Object) dataplane.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.want = map[dataplane.Key]dataplane.Object{}
+	for _, o := range objs {
+		s.put(o)
+	}
+	s.rev++
+	return s.rev
+}
+
+func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range del {
+		delete(s.want, k)
+		s.remove(k)
+	}
+	for _, o := range put {
+		s.put(o)
+	}
+	s.rev++
+	return s.rev
+}
+
+func (s *fakeSink) put(o dataplane.Object) {
+	s.want[o.Key()] = o
+	if r, ok := o.(dataplane.Route); ok {
+		if err := s.addRoute(r); err != nil {
+			s.errs = append(s.errs, fmt.Errorf("add route %s: %w", r, err))
+			return
+		}
+	}
+	s.kernel[o.Key()] = o
+}
+
+func (s *fakeSink) addRoute(r dataplane.Route) error {
+	link, err := s.netlink.LinkByName(r.Link)
+	if err != nil {
+		return err
+	}
+	return s.netlink.RouteReplace(&netlink.Route{
+		LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Protocol: 77, Dst: ipNet(r.Prefix),
+	})
+}
+
+func (s *fakeSink) remove(k dataplane.Key) {
+	delete(s.kernel, k)
+	if r, ok := k.(dataplane.RouteKey); ok {
+		err := s.netlink.RouteDel(&netlink.Route{Protocol: 77, Scope: netlink.SCOPE_LINK, Dst: ipNet(r.Prefix)})
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			s.errs = append(s.errs, err)
+		}
+	}
+}
+
+func (s *fakeSink) Synced(dataplane.Source) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced = true
+	for k := range s.kernel {
+		if _, ok := s.want[k]; !ok {
+			s.remove(k)
+		}
+	}
+}
+
+func (s *fakeSink) Wait(ctx context.Context, _ dataplane.Revision) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	errs := s.errs
+	s.errs = nil
+	return errors.Join(append(errs, s.fail, ctx.Err())...)
+}
+
+func (s *fakeSink) wanted() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for _, o := range s.want {
+		out = append(out, o.Key().Kind().String()+" "+o.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// world is a host with its datastore; it outlives the daemon.
+type world struct {
+	t     *testing.T
+	host  *netnstest.Netns
+	wire  *workload.Wire
+	sink  *fakeSink
+	ipam  *fakeIPAM
+	store *memory.Store
+	dir   string
+	cfg   func(*Config) // changes to the configuration; may be nil
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, host: netnstest.New(t), ipam: newFakeIPAM(), store: memory.New(), dir: t.TempDir()}
+	var err error
+	if w.wire, err = workload.New(workload.Config{HostNetns: w.host.Path}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.wire.Close)
+	t.Cleanup(func() { _ = w.store.Close() })
+	w.sink = &fakeSink{kernel: map[dataplane.Key]dataplane.Object{}, want: map[dataplane.Key]dataplane.Object{}}
+	err = w.host.Do(func() (err error) {
+		w.sink.netlink, err = netlink.NewHandle()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.sink.netlink.Close)
+	return w
+}
+
+// start starts the daemon: with an empty memory beside what the world has.
+func (w *world) start() *Attacher {
+	w.t.Helper()
+	a := w.create()
+	if err := a.Restore(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	return a
+}
+
+func (w *world) create() *Attacher {
+	w.t.Helper()
+	cfg := Config{
+		Node: "node-a", Dir: w.dir, IPAM: w.ipam, Sink: w.sink, Store: w.store, Wire: w.wire,
+		MTU:   func() int { return 1450 },
+		Retry: time.Millisecond,
+	}
+	if w.cfg != nil {
+		w.cfg(&cfg)
+	}
+	a, err := New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return a
+}
+
+// run starts the daemon's background work and ends it with the test.
+func (w *world) run(a *Attacher) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.Run(ctx)
+	}()
+	w.t.Cleanup(func() { cancel(); <-done })
+}
+
+func (w *world) request(n int) AddRequest {
+	w.t.Helper()
+	return AddRequest{
+		ID:    ID{Network: "net1", ContainerID: fmt.Sprintf("%016x", n), Interface: "eth0"},
+		Netns: netnstest.New(w.t).Path,
+		IPv4:  true,
+	}
+}
+
+func podRequest(req AddRequest, namespace, pod string) AddRequest {
+	req.Workload = Workload{Orchestrator: Kubernetes, Namespace: namespace, Pod: pod}
+	return req
+}
+
+func delOf(req AddRequest) DelRequest { return DelRequest{ID: req.ID, Workload: req.Workload} }
+
+// leftovers lists everything that attachments make, wherever it is.
+func (w *world) leftovers() []string {
+	w.t.Helper()
+	var out []string
+	devices, err := w.wire.Devices(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for d := range devices {
+		out = append(out, "device "+d)
+	}
+	routes, err := w.sink.netlink.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range routes {
+		out = append(out, "kernel route "+r.Dst.String())
+	}
+	out = append(out, w.sink.wanted()...)
+	for _, h := range w.ipam.handles() {
+		out = append(out, "handle "+h)
+	}
+	endpoints, _, err := w.store.List(w.t.Context(), store.KindWorkloadEndpoint, "")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range endpoints {
+		out = append(out, e.Key.String())
+	}
+	files, err := os.ReadDir(w.dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range files {
+		out = append(out, "record "+f.Name())
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (w *world) expectClean() {
+	w.t.Helper()
+	if left := w.leftovers(); len(left) > 0 {
+		w.t.Errorf("left behind:\n\t%s", strings.Join(left, "\n\t"))
+	}
+}
+
+// eventually polls until cond holds.
+func (w *world) eventually(what string, cond func() bool) {
+	w.t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("after 10 s still not: %s; there is:\n\t%s", what, strings.Join(w.leftovers(), "\n\t"))
+		}
+		<-tick.C
+	}
+}
+
+func (w *world) add(a *Attacher, req AddRequest) Result {
+	w.t.Helper()
+	res, err := a.Add(w.t.Context(), req)
+	if err != nil {
+		w.t.Fatalf("add: %v", err)
+	}
+	return res
+}
+
+func (w *world) del(a *Attacher, req AddRequest) {
+	w.t.Helper()
+	if err := a.Del(w.t.Context(), delOf(req)); err != nil {
+		w.t.Fatalf("del: %v", err)
+	}
+}
+
+func (w *world) check(a *Attacher, req AddRequest) {
+	w.t.Helper()
+	if err := a.Check(w.t.Context(), CheckRequest{ID: req.ID, Netns: req.Netns}); err != nil {
+		w.t.Errorf("check: %v", err)
+	}
+}
+
+func (w *world) endpoint(namespace, name string) *store.WorkloadEndpoint {
+	w.t.Helper()
+	o, err := w.store.Get(w.t.Context(), store.Key{Kind: store.KindWorkloadEndpoint, Namespace: namespace, Name: name})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return o.Value.(*store.WorkloadEndpoint)
+}
+
+func diff(t *testing.T, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if d := cmp.Diff(want, got, append(opts, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))...); d != "" {
+		t.Errorf("%s (-want +got):\n%s", what, d)
+	}
+}
