@@ -198,12 +198,12 @@ func (m *machine) run(ctx context.Context, qemu string, args []string) error {
 			// machine from standing still; the error is reported below.
 			if _, err := io.Copy(m.cfg.Stdout, r); err != nil {
 				copyErr = fmt.Errorf("pass on the output: %w", err)
-				io.Copy(io.Discard, r)
+				drain(r)
 			}
 		},
 		func(r io.Reader) {
 			if _, err := io.Copy(m.cfg.Stderr, r); err != nil {
-				io.Copy(io.Discard, r)
+				drain(r)
 			}
 		},
 		m.readStatus,
@@ -232,6 +232,9 @@ func (m *machine) run(ctx context.Context, qemu string, args []string) error {
 	}
 	return copyErr
 }
+
+// drain reads to the end. There is nobody left to tell of an error.
+func drain(r io.Reader) { _, _ = io.Copy(io.Discard, r) }
 
 // verdict says what became of the machine.
 func (m *machine) verdict(ctx context.Context, err error, said string) error {

@@ -1,0 +1,172 @@
+# The targets of routerd. `make help` lists them.
+#
+# Everything that CI does is a target here, and .ci/run calls these targets.
+# Needs GNU make and Go; what else a target needs it installs by itself
+# (make deps).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+GO      ?= go
+PREFIX  ?= /usr/local
+DESTDIR ?=
+# No date, user or host name: two builds of one commit are the same bytes.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+BIN   := $(CURDIR)/bin
+CACHE := $(CURDIR)/.cache
+TOOLS := $(CACHE)/bin
+TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
+
+# Packages whose tests need a lab, programs in bin/ or a virtual machine. All
+# others are unit tests.
+STAGED := /integration/(lab|scenarios|vm|bench)(/|$$)
+# What the VM stage runs under Debian's kernel beside the scenarios: all that
+# talks to the kernel.
+VMPKGS := ./dataplane/kernel ./dataplane/workload ./integration/scenarios
+FUZZTIME ?= 10s
+
+##@ Use
+
+.PHONY: build
+build: ## Build routerd, routerctl, routerd-cni and the helpers of the tests into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... ./integration/vm/cmd/...
+
+.PHONY: install
+install: build ## Install below $(DESTDIR)$(PREFIX), configuration below $(DESTDIR)/etc
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)/etc/routerd \
+		$(DESTDIR)/etc/iproute2/rt_protos.d $(DESTDIR)/etc/systemd/networkd.conf.d $(DESTDIR)/etc/systemd/network $(DESTDIR)/etc/NetworkManager/conf.d
+	install -m 0755 $(BIN)/routerd $(BIN)/routerctl $(BIN)/routerd-cni $(DESTDIR)$(PREFIX)/bin/
+	sed 's,/usr/local/bin/,$(PREFIX)/bin/,' configs/systemd/routerd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/routerd.service
+	chmod 0644 $(DESTDIR)$(PREFIX)/lib/systemd/system/routerd.service
+	install -m 0644 configs/iproute2/rt_protos.d/routerd.conf $(DESTDIR)/etc/iproute2/rt_protos.d/
+	install -m 0644 configs/networkd/routerd.conf $(DESTDIR)/etc/systemd/networkd.conf.d/
+	install -m 0644 configs/networkd/10-routerd.network $(DESTDIR)/etc/systemd/network/
+	install -m 0644 configs/networkmanager/routerd.conf $(DESTDIR)/etc/NetworkManager/conf.d/
+	[ -e $(DESTDIR)/etc/routerd/routerd.yaml ] || install -m 0640 configs/routerd.yaml $(DESTDIR)/etc/routerd/
+
+.PHONY: demo
+demo: deps-demo build ## Show it: three hosts, pods, every mode, a reachability matrix
+	@.ci/demo
+
+.PHONY: image
+image: build ## Build the container image routerd:$(VERSION) with podman or docker
+	@.ci/deps image
+	@engine=$$(command -v podman || command -v docker); \
+	echo "$$engine build -t routerd:$(VERSION)"; \
+	$$engine build -t routerd:$(VERSION) -f configs/image/Containerfile bin
+
+##@ Test
+
+.PHONY: test
+test: test-unit test-integration test-vm ## Every test: unit, integration, virtual machine
+
+.PHONY: test-unit
+test-unit: deps-test ## Unit tests, with the race detector; those of kernel packages need root
+	$(GO) test -race -timeout 10m $$($(GO) list ./... | grep -vE '$(STAGED)')
+
+.PHONY: test-integration
+test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
+	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/(lab|scenarios|bench)(/|$$)')
+
+.PHONY: test-vm
+ifeq ($(SKIP_VM),1)
+test-vm:
+	@echo "test-vm: SKIP_VM=1: the IPIP modes and other kernels are NOT tested"
+else
+test-vm: deps-test build ## The same scenarios under Debian's kernel, which has ipip; SKIP_VM=1 leaves it out
+	$(GO) test -count=1 -timeout 5m ./integration/vm/...
+	CGO_ENABLED=0 $(GO) test -count=1 -p 1 -timeout 20m -exec '$(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m' $(VMPKGS)
+endif
+
+.PHONY: bench
+bench: build ## Measure against the reference tools in the same run; also written to bench/latest.txt
+	@.ci/deps bench
+	@mkdir -p bench
+	@ROUTERD_BIN=$(BIN) $(GO) run ./integration/bench/cmd/bench | tee bench/latest.txt
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for $(FUZZTIME)
+	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r file; do \
+		grep -oE '^func Fuzz[A-Za-z0-9_]*' "$$file" | cut -d' ' -f2 | while read -r target; do \
+			echo "fuzz: $$(dirname "$$file") $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")" </dev/null; \
+		done; \
+	done
+
+##@ Check
+
+.PHONY: check
+check: lint generate-check tidy-check test-unit ## What to run before a commit
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## Linters and formatting; .golangci.yml says which and why
+	$(TOOLS)/golangci-lint run
+
+.PHONY: fmt
+fmt: $(TOOLS)/golangci-lint ## Format all Go files
+	$(TOOLS)/golangci-lint fmt
+
+.PHONY: vuln
+vuln: ## Look the dependencies up in Go's vulnerability database (needs the network)
+	$(GO) tool $(TOOLMOD) govulncheck ./...
+
+.PHONY: tidy-check
+tidy-check: ## Check that go.mod says what the code imports
+	$(GO) mod tidy -diff
+
+PROTOS := control/api/v1/cni.proto control/api/v1/operator.proto
+PROTOC = PATH=$(TOOLS):$$PATH protoc --go_opt=paths=source_relative --go-grpc_opt=paths=source_relative
+
+.PHONY: generate
+generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Generate the gRPC code from the .proto files
+	@.ci/deps generate
+	$(PROTOC) --go_out=. --go-grpc_out=. $(PROTOS)
+
+.PHONY: generate-check
+generate-check: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Check that generated code is up to date
+	@.ci/deps generate
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	$(PROTOC) --go_out="$$tmp" --go-grpc_out="$$tmp" $(PROTOS); \
+	for f in control/api/v1/*.pb.go; do \
+		diff -u "$$f" "$$tmp/$$f" || { echo "generate-check: $$f is not what its .proto says: run make generate" >&2; exit 1; }; \
+	done
+
+##@ Rest
+
+.PHONY: deps
+deps: deps-demo deps-test ## Install the Debian packages that demo, test and bench need and this machine lacks
+	@.ci/deps bench generate
+
+.PHONY: deps-demo deps-test
+deps-demo:
+	@.ci/deps build demo
+deps-test:
+	@.ci/deps build test
+
+# Tools are built once per version of .ci/tools.mod.
+$(TOOLS)/golangci-lint: PKG = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(TOOLS)/protoc-gen-go: PKG = google.golang.org/protobuf/cmd/protoc-gen-go
+$(TOOLS)/protoc-gen-go-grpc: PKG = google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc: .ci/tools.mod .ci/tools.sum
+	@echo "tools: building $(notdir $@)"
+	@mkdir -p $(TOOLS)
+	@$(GO) build $(TOOLMOD) -o $@ $(PKG)
+
+.PHONY: clean
+clean: ## Remove what was built; the cache of tools and the VM's kernel stays
+	rm -rf bin bench $(CACHE)/vm/base-*.cpio
+
+.PHONY: distclean
+distclean: clean ## Remove the cache too: the next run downloads and builds again
+	rm -rf $(CACHE)
+
+.PHONY: help
+help: ## Show the targets
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
