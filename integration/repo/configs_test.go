@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/routerd/routerd/cni"
 	"github.com/routerd/routerd/control/config"
 )
 
@@ -89,6 +90,19 @@ func TestRouteProtocolHasItsName(t *testing.T) {
 	m := regexp.MustCompile(`(?m)^(\d+)\s+routerd$`).FindStringSubmatch(read(t, "configs/iproute2/rt_protos.d/routerd.conf"))
 	if m == nil || m[1] != "77" || want != 77 {
 		t.Errorf("rt_protos.d says %v, the default is %d: want 77 in both", m, want)
+	}
+}
+
+// What routerd install-cni writes on a host without configuration.
+func TestSampleConflist(t *testing.T) {
+	t.Parallel()
+	c := config.Default()
+	want, err := cni.Conflist(cni.ConflistOptions{Name: c.CNI.NetworkName, Socket: c.CNISocket(), MTU: c.CNI.MTU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), read(t, "configs/cni/10-routerd.conflist")); diff != "" {
+		t.Errorf("configs/cni/10-routerd.conflist (-want +got):\n%s", diff)
 	}
 }
 
