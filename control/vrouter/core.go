@@ -94,8 +94,8 @@ func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, er
 	return ask(ctx, c, func(l *loop) dataplane.Host { return l.hosts[f] })
 }
 
-// Waiting says what the core still waits for before its wish is complete; it
-// is empty when nothing is missing.
+// Waiting says what the core still waits for before it can hand over its wish;
+// it is empty when nothing is missing.
 func (c *Core) Waiting(ctx context.Context) (string, error) {
 	return ask(ctx, c, func(l *loop) string { return l.waiting })
 }
@@ -182,12 +182,10 @@ func (c *Core) flush(l *loop) {
 	}
 	clear(l.put)
 	clear(l.del)
-	if !l.bgpSynced {
-		l.waiting = "the BGP peers' first complete answer"
-		return
-	}
+	// BGP is not waited for here: a dead peer must not make the host unready.
+	// Only the sweep of what an earlier life left waits for it.
 	l.waiting = ""
-	if !l.synced {
+	if l.bgpSynced && !l.synced {
 		c.cfg.Sink.Synced(dataplane.SourceCore)
 		l.synced = true
 		c.cfg.Log.Info("the wish is complete", "routes", len(l.routes), "nexthops", len(l.hops))

@@ -92,7 +92,7 @@ func TestNothingBeforeSync(t *testing.T) {
 		}
 		check(t, c.Underlay(t.Context(), rack()))
 		synctest.Wait()
-		if !slices.Equal(sink.calls, []string{"replace"}) || !strings.Contains(waiting(), "BGP") {
+		if !slices.Equal(sink.calls, []string{"replace"}) || waiting() != "" {
 			t.Fatalf("before BGP is in sync: calls %v, waiting for %q", sink.calls, waiting())
 		}
 		check(t, c.Paths(t.Context(), PathUpdate{Synced: true}))
