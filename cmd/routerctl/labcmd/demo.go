@@ -1,0 +1,497 @@
+package labcmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/traffic"
+	"github.com/routerd/routerd/store"
+)
+
+const (
+	// How long the pods may take to reach each other after they are attached,
+	// and the BGP sessions to come up. Both are long: under an emulated CPU
+	// everything is.
+	reachWithin   = 60 * time.Second
+	sessionWithin = 20 * time.Second
+
+	removeWithin = 30 * time.Second
+)
+
+// modeResult is what came of one encapsulation.
+type modeResult struct {
+	Encapsulation store.Encapsulation `json:"encapsulation"`
+	Where         string              `json:"where"` // "here", or "VM"
+	Asked         int                 `json:"pairsAsked"`
+	Answered      int                 `json:"pairsAnswered"`
+	Failures      []string            `json:"failures,omitempty"`
+	Up            float64             `json:"upSeconds"`
+	Total         float64             `json:"totalSeconds"`
+	Error         string              `json:"error,omitempty"`
+}
+
+func (r modeResult) ok() bool { return r.Error == "" && r.Asked > 0 && r.Asked == r.Answered }
+
+type demo struct {
+	out, errOut io.Writer
+	flags       topologyFlags
+	modes       []string
+	binDir      string
+	vmRunner    string
+	asJSON      bool
+	trailer     bool // end the output with the results for the demo outside of the machine
+	prefix      string
+	progress    *progress
+}
+
+func (c *commands) demo() *cobra.Command {
+	d := &demo{out: c.stdout, errOut: c.stderr}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show every encapsulation at work, one lab after the other",
+		Long: `For each encapsulation brings a lab up, attaches pods, shows hosts, BGP
+sessions, blocks, routes and who reaches whom, and takes everything down.
+Succeeds only if every pair answered.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := untilSignal(cmd)
+			defer stop()
+			return d.run(ctx)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringArrayVar(&d.modes, "encapsulation", nil, "one of "+encapsulations()+"; may be repeated (default: all)")
+	fl.IntVar(&d.flags.nodes, "nodes", lab.DefaultNodes, "number of hosts")
+	fl.IntVar(&d.flags.pods, "pods", lab.DefaultPods, "number of pods on each host")
+	fl.StringVar(&d.vmRunner, "vm-runner", "", "`command` that runs what follows it in a virtual machine, for encapsulations whose device this kernel lacks")
+	fl.BoolVar(&d.asJSON, "json", false, "print the results alone, as JSON")
+	fl.BoolVar(&d.trailer, "trailer", false, "end with a line that holds the results as JSON")
+	if err := fl.MarkHidden("trailer"); err != nil {
+		panic(err) // the flag is defined one line above
+	}
+	fl.StringVar(&d.prefix, "name", "demo", "how the names of the labs begin")
+	binDirFlag(cmd, &d.binDir)
+	return cmd
+}
+
+func (d *demo) run(ctx context.Context) error {
+	dir, err := binDir(d.binDir)
+	if err != nil {
+		return err
+	}
+	d.binDir = dir
+	here, elsewhere, err := d.split()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	d.progress = newProgress(d.errOut)
+	defer d.progress.done()
+
+	// The machine takes a while to boot: it does so from the beginning, beside
+	// the labs here. The end of this function ends it, whatever happens.
+	vmCtx, stopVM := context.WithCancel(ctx)
+	defer stopVM()
+	vm := d.startVM(vmCtx, elsewhere)
+	var results []modeResult
+	for _, e := range here {
+		results = append(results, d.show(ctx, e))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if len(elsewhere) > 0 {
+		d.progress.step("waiting for the virtual machine: " + joinModes(elsewhere))
+		results = append(results, d.showVM(<-vm, elsewhere)...)
+	}
+	if err := d.summary(results, time.Since(start)); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("demo: interrupted: %w", err)
+	}
+	if slices.ContainsFunc(results, func(r modeResult) bool { return !r.ok() }) {
+		return errors.New("demo: not every pair answered")
+	}
+	return nil
+}
+
+// split tells the modes that this kernel can show from those that it cannot.
+func (d *demo) split() (here, elsewhere []store.Encapsulation, err error) {
+	modes := store.Encapsulations()
+	if len(d.modes) > 0 {
+		modes = nil
+		for _, m := range d.modes {
+			e, err := store.ParseEncapsulation(m)
+			if err != nil {
+				return nil, nil, fmt.Errorf("--encapsulation: %w", err)
+			}
+			modes = append(modes, e)
+		}
+	}
+	for _, m := range modes {
+		ok, err := lab.Supported(m)
+		if err != nil {
+			return nil, nil, err
+		}
+		if ok {
+			here = append(here, m)
+		} else {
+			elsewhere = append(elsewhere, m)
+		}
+	}
+	return here, elsewhere, nil
+}
+
+func joinModes(modes []store.Encapsulation) string {
+	var s []string
+	for _, m := range modes {
+		s = append(s, string(m))
+	}
+	return strings.Join(s, ", ")
+}
+
+// vmOutcome is what came of the virtual machine.
+type vmOutcome struct {
+	output []byte
+	took   time.Duration
+	err    error
+}
+
+// startVM runs this same demo in a virtual machine. The channel gets one value
+// once the machine is gone.
+func (d *demo) startVM(ctx context.Context, modes []store.Encapsulation) <-chan vmOutcome {
+	done := make(chan vmOutcome, 1)
+	if len(modes) == 0 {
+		return done
+	}
+	runner := strings.Fields(d.vmRunner)
+	if len(runner) == 0 {
+		done <- vmOutcome{err: fmt.Errorf("this kernel has no device for %s: load its module (modprobe ipip), or give --vm-runner", joinModes(modes))}
+		return done
+	}
+	args := append(runner[1:], "routerctl", "lab", "demo", "--trailer", "--nodes", fmt.Sprint(d.flags.nodes), "--pods", fmt.Sprint(d.flags.pods))
+	for _, m := range modes {
+		args = append(args, "--encapsulation", string(m))
+	}
+	go func() {
+		start := time.Now()
+		var out bytes.Buffer
+		cmd := exec.CommandContext(ctx, runner[0], args...)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		// A group of its own: the terminal's Ctrl-C must not end it before it is
+		// told, by a signal that it may act on.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		cmd.WaitDelay = removeWithin
+		err := cmd.Run()
+		done <- vmOutcome{out.Bytes(), time.Since(start), err}
+	}()
+	return done
+}
+
+// trailerMark begins the line with the results in the output of the demo in the
+// machine.
+const trailerMark = "demo-results: "
+
+// showVM prints what the machine printed and takes the results from it.
+func (d *demo) showVM(o vmOutcome, modes []store.Encapsulation) []modeResult {
+	output, trailer, _ := strings.Cut(string(o.output), trailerMark)
+	if !d.asJSON {
+		fmt.Fprintf(d.out, "\n######  %s, in a virtual machine whose kernel has the device  ######\n\n%s", joinModes(modes), output)
+	}
+	return vmResults(trailer, o, modes)
+}
+
+// vmResults reads the results of the demo in the machine. What it does not
+// tell of a mode is a failure.
+func vmResults(trailer string, o vmOutcome, modes []store.Encapsulation) []modeResult {
+	var told []modeResult
+	err := o.err
+	if line, _, _ := strings.Cut(trailer, "\n"); err == nil || line != "" {
+		if jerr := json.Unmarshal([]byte(strings.TrimSpace(line)), &told); jerr != nil && err == nil {
+			err = fmt.Errorf("read the results of the machine: %w", jerr)
+		}
+	}
+	var results []modeResult
+	for _, m := range modes {
+		r := modeResult{Encapsulation: m, Total: o.took.Seconds()}
+		if i := slices.IndexFunc(told, func(r modeResult) bool { return r.Encapsulation == m }); i >= 0 {
+			r = told[i]
+		} else if err == nil {
+			r.Error = "the machine says nothing of it"
+		}
+		if err != nil && r.Error == "" && !r.ok() {
+			r.Error = err.Error()
+		}
+		r.Where = "VM"
+		results = append(results, r)
+	}
+	return results
+}
+
+// show brings one lab up, prints what is to be seen and takes it down.
+func (d *demo) show(ctx context.Context, e store.Encapsulation) modeResult {
+	r := modeResult{Encapsulation: e, Where: "here"}
+	start := time.Now()
+	if !d.asJSON {
+		fmt.Fprintf(d.out, "\n######  %s: %s  ######\n\n", e, explain(e))
+	}
+	if err := d.visit(ctx, e, &r); err != nil {
+		r.Error = err.Error()
+	}
+	r.Total = time.Since(start).Seconds()
+	return r
+}
+
+func explain(e store.Encapsulation) string {
+	switch e {
+	case store.Direct:
+		return "packets travel as they are; the spine learns the pods' blocks by BGP"
+	case store.IPIP:
+		return "IP in IP between all hosts"
+	case store.VXLAN:
+		return "VXLAN between all hosts"
+	case store.IPIPCrossSubnet:
+		return "as they are within a rack, IP in IP between racks"
+	case store.VXLANCrossSubnet:
+		return "as they are within a rack, VXLAN between racks"
+	}
+	return string(e)
+}
+
+func (d *demo) visit(ctx context.Context, e store.Encapsulation, r *modeResult) (err error) {
+	t := lab.DefaultTopology(d.flags.nodes)
+	t.Pods, t.Pool.Encapsulation = &d.flags.pods, e
+	start := time.Now()
+	name := d.prefix + "-" + strings.ToLower(string(e))
+	l, err := lab.Up(ctx, lab.Options{Name: name, Topology: t, BinDir: d.binDir, Replace: true, Progress: d.progress.step})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+		defer cancel()
+		d.progress.step("removing lab " + name)
+		err = errors.Join(err, l.Down(undo))
+	}()
+	r.Up = time.Since(start).Seconds()
+
+	d.progress.step("asking from every pod and host to every other")
+	reach, cancel := context.WithTimeout(ctx, reachWithin)
+	defer cancel()
+	m, err := l.ReachabilityMatrix(reach, traffic.Options{})
+	if err != nil {
+		return err
+	}
+	r.Asked, r.Answered = m.Pairs()
+	r.Failures = m.Failures()
+	d.progress.step("waiting for the BGP sessions")
+	nodes, err := waitSessions(ctx, l)
+	if err != nil || d.asJSON {
+		return err
+	}
+	return d.print(ctx, l, nodes, m)
+}
+
+// waitSessions asks every host about itself until all BGP sessions are up, or
+// have had their time.
+func waitSessions(ctx context.Context, l *lab.Lab) ([]*apiv1.NodeResponse, error) {
+	deadline := time.Now().Add(sessionWithin)
+	for {
+		nodes, err := askAll(ctx, l)
+		if err != nil {
+			return nil, err
+		}
+		if sessionsUp(nodes) || time.Now().After(deadline) {
+			return nodes, nil
+		}
+		t := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+func askAll(ctx context.Context, l *lab.Lab) ([]*apiv1.NodeResponse, error) {
+	hosts := l.Hosts()
+	nodes := make([]*apiv1.NodeResponse, len(hosts))
+	g, ctx := errgroup.WithContext(ctx)
+	for i, h := range hosts {
+		g.Go(func() (err error) {
+			nodes[i], err = l.Node(ctx, h)
+			return err
+		})
+	}
+	return nodes, g.Wait()
+}
+
+// sessionsUp reports whether every host has its sessions, as many as there are
+// other hosts at least, and each is up.
+func sessionsUp(nodes []*apiv1.NodeResponse) bool {
+	for _, n := range nodes {
+		if len(n.GetPeers()) < len(nodes)-1 {
+			return false
+		}
+		for _, p := range n.GetPeers() {
+			if p.GetState() != "up" {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (d *demo) print(ctx context.Context, l *lab.Lab, nodes []*apiv1.NodeResponse, m lab.Matrix) error {
+	var routes strings.Builder
+	for _, h := range l.Hosts() {
+		out, err := l.Output(ctx, h, "ip", "-4", "route", "show", "proto", "77")
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&routes, "  %s\n    %s\n", h, strings.ReplaceAll(strings.TrimSpace(out), "\n", "\n    "))
+	}
+	for _, s := range []struct {
+		heading string
+		t       *table
+	}{
+		{"Hosts", hostTable(l, nodes)},
+		{"BGP sessions", sessionTable(nodes)},
+		{"Blocks", blockTable(nodes)},
+	} {
+		fmt.Fprintln(d.out, s.heading)
+		if err := s.t.print(d.out, "  "); err != nil {
+			return err
+		}
+		fmt.Fprintln(d.out)
+	}
+	fmt.Fprintf(d.out, "Routes of each host\n%s\n", routes.String())
+	asked, answered := m.Pairs()
+	fmt.Fprintf(d.out, "Who reaches whom, round trip in ms: %d of %d pairs\n", answered, asked)
+	if err := matrixTable(m).print(d.out, "  "); err != nil {
+		return err
+	}
+	for _, f := range m.Failures() {
+		fmt.Fprintln(d.out, "  "+f)
+	}
+	return nil
+}
+
+func hostTable(l *lab.Lab, nodes []*apiv1.NodeResponse) *table {
+	t := newTable("HOST", "RACK", "ADDRESS", "TUNNEL", "AS", "WORKLOADS", "POD MTU", "READY")
+	for i, n := range l.Topology().Nodes {
+		r := nodes[i]
+		tunnel := "-"
+		for _, a := range []string{r.GetIpipTunnelAddress(), r.GetVxlanTunnelAddress()} {
+			if a != "" {
+				tunnel = a
+			}
+		}
+		ready := "yes"
+		if !r.GetHealth().GetReady().GetOk() {
+			ready = "no: " + r.GetHealth().GetReady().GetReason()
+		}
+		t.add(n.Name, n.Rack, r.GetIpv4Address(), tunnel, fmt.Sprint(r.GetAsNumber()), fmt.Sprint(r.GetWorkloads()), fmt.Sprint(r.GetWorkloadMtu()), ready)
+	}
+	return t
+}
+
+func sessionTable(nodes []*apiv1.NodeResponse) *table {
+	t := newTable("HOST", "PEER", "TYPE", "STATE", "INFO", "RECEIVED", "ADVERTISED")
+	for _, n := range nodes {
+		for _, p := range n.GetPeers() {
+			t.add(n.GetName(), p.GetAddress(), p.GetType(), p.GetState(), p.GetInfo(), fmt.Sprint(p.GetReceived()), fmt.Sprint(p.GetAdvertised()))
+		}
+	}
+	return t
+}
+
+func blockTable(nodes []*apiv1.NodeResponse) *table {
+	t := newTable("BLOCK", "HOST", "POOL", "IN USE")
+	for _, n := range nodes {
+		for _, b := range n.GetBlocks() {
+			t.add(b.GetCidr(), n.GetName(), b.GetPool(), fmt.Sprintf("%d of %d", b.GetInUse(), b.GetSize()))
+		}
+	}
+	return t
+}
+
+func matrixTable(m lab.Matrix) *table {
+	t := newTable(append([]string{"FROM \\ TO"}, m.Places...)...)
+	for i, row := range m.Replies {
+		cells := []string{m.Places[i]}
+		for j, r := range row {
+			switch {
+			case i == j:
+				cells = append(cells, ".")
+			case r.OK:
+				cells = append(cells, fmt.Sprintf("%.2f", r.RTT.Seconds()*1e3))
+			default:
+				cells = append(cells, "NONE")
+			}
+		}
+		t.add(cells...)
+	}
+	return t
+}
+
+func (d *demo) summary(results []modeResult, took time.Duration) error {
+	if d.asJSON {
+		enc := json.NewEncoder(d.out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(results)
+	}
+	fmt.Fprintf(d.out, "\n######  Summary, after %.1f s  ######\n\n", took.Seconds())
+	t := newTable("ENCAPSULATION", "WHERE", "RESULT", "PAIRS", "UP AFTER", "IN ALL")
+	for _, r := range results {
+		result := "ok"
+		switch {
+		case r.Error != "":
+			result = "FAILED"
+		case !r.ok():
+			result = "INCOMPLETE"
+		}
+		t.add(string(r.Encapsulation), r.Where, result, fmt.Sprintf("%d of %d", r.Answered, r.Asked), seconds(r.Up), seconds(r.Total))
+	}
+	if err := t.print(d.out, "  "); err != nil {
+		return err
+	}
+	for _, r := range results {
+		if r.Error != "" {
+			fmt.Fprintf(d.out, "\n%s: %s\n", r.Encapsulation, r.Error)
+		}
+	}
+	if !d.trailer {
+		return nil
+	}
+	line, err := json.Marshal(results)
+	if err != nil {
+		return fmt.Errorf("print results: %w", err)
+	}
+	_, err = fmt.Fprintf(d.out, "%s%s\n", trailerMark, line)
+	return err
+}
+
+func seconds(s float64) string {
+	if s == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f s", s)
+}
