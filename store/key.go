@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unicode/utf8"
 )
 
 // Kind names a kind of object, as `kind:` does in a manifest.
@@ -157,9 +158,12 @@ func PathPrefix(kind Kind, namespace string) string {
 }
 
 // ParsePath is the inverse of [Key.Path]. It reports false for keys of kinds
-// that routerd does not know, which belong to others and are left alone.
+// that routerd does not know, which belong to others and are left alone, and
+// for text that is not UTF-8, which no name in JSON can be.
 func ParsePath(path string) (Key, bool) {
 	switch {
+	case !utf8.ValidString(path):
+		return Key{}, false
 	case strings.HasPrefix(path, resourceRoot):
 		parts := strings.Split(path[len(resourceRoot):], "/")
 		info, ok := infoOfPlural(parts[0])
@@ -203,7 +207,9 @@ func parseBlockTail(s string) (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	p, err := netip.ParsePrefix(parts[2][:i] + "/" + parts[2][i+1:])
-	if err != nil || p != p.Masked() || family(p) != parts[0] {
+	// Only the canonical spelling is ours: another one would name a key that
+	// Path never gives.
+	if err != nil || p != p.Masked() || family(p) != parts[0] || dashed(p) != parts[2] {
 		return netip.Prefix{}, false
 	}
 	return p, true

@@ -1,6 +1,14 @@
 package store
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 )
 
@@ -17,43 +25,220 @@ type kindInfo struct {
 	new        func() any
 }
 
-// kindTable returns what is known of every kind, in the order in which
-// manifests of several kinds are best applied.
-func kindTable() []kindInfo {
-	return []kindInfo{
-		{kind: KindClusterInformation, plural: "clusterinformations", aliases: []string{"clusterinformation", "clusterinfo"}, new: func() any { return new(v3.ClusterInformation) }},
-		{kind: KindTier, plural: "tiers", aliases: []string{"tier"}, new: func() any { return new(v3.Tier) }},
-		{kind: KindFelixConfiguration, plural: "felixconfigurations", aliases: []string{"felixconfiguration", "felixconfig", "felixconfigs"}, new: func() any { return new(v3.FelixConfiguration) }},
-		{kind: KindBGPConfiguration, plural: "bgpconfigurations", aliases: []string{"bgpconfiguration", "bgpconfig", "bgpconfigs"}, new: func() any { return new(v3.BGPConfiguration) }},
-		{kind: KindBGPFilter, plural: "bgpfilters", aliases: []string{"bgpfilter"}, new: func() any { return new(v3.BGPFilter) }},
-		{kind: KindIPPool, plural: "ippools", aliases: []string{"ippool", "ipp", "pool", "pools"}, new: func() any { return new(v3.IPPool) }},
-		{kind: KindIPReservation, plural: "ipreservations", aliases: []string{"ipreservation"}, new: func() any { return new(v3.IPReservation) }},
-		{kind: KindNode, plural: "nodes", aliases: []string{"node", "no"}, new: func() any { return new(Node) }},
-		{kind: KindBGPPeer, plural: "bgppeers", aliases: []string{"bgppeer", "bgpp"}, new: func() any { return new(v3.BGPPeer) }},
-		{kind: KindProfile, plural: "profiles", aliases: []string{"profile", "pro", "profs"}, new: func() any { return new(v3.Profile) }},
-		{kind: KindWorkloadEndpoint, plural: "workloadendpoints", aliases: []string{"workloadendpoint", "wep", "weps"}, namespaced: true, new: func() any { return new(WorkloadEndpoint) }},
+// kindTable says what is known of every kind, in the order in which manifests
+// of several kinds are best applied. It is a variable only because Go has no
+// constant tables: nothing writes it after the program's start, and every key
+// of every watch event is looked up in it, so it is not made anew each time.
+var kindTable = [...]kindInfo{
+	{kind: KindClusterInformation, plural: "clusterinformations", aliases: []string{"clusterinformation", "clusterinfo"}, new: func() any { return new(v3.ClusterInformation) }},
+	{kind: KindTier, plural: "tiers", aliases: []string{"tier"}, new: func() any { return new(v3.Tier) }},
+	{kind: KindFelixConfiguration, plural: "felixconfigurations", aliases: []string{"felixconfiguration", "felixconfig", "felixconfigs"}, new: func() any { return new(v3.FelixConfiguration) }},
+	{kind: KindBGPConfiguration, plural: "bgpconfigurations", aliases: []string{"bgpconfiguration", "bgpconfig", "bgpconfigs"}, new: func() any { return new(v3.BGPConfiguration) }},
+	{kind: KindBGPFilter, plural: "bgpfilters", aliases: []string{"bgpfilter"}, new: func() any { return new(v3.BGPFilter) }},
+	{kind: KindIPPool, plural: "ippools", aliases: []string{"ippool", "ipp", "pool", "pools"}, new: func() any { return new(v3.IPPool) }},
+	{kind: KindIPReservation, plural: "ipreservations", aliases: []string{"ipreservation"}, new: func() any { return new(v3.IPReservation) }},
+	{kind: KindNode, plural: "nodes", aliases: []string{"node", "no"}, new: func() any { return new(Node) }},
+	{kind: KindBGPPeer, plural: "bgppeers", aliases: []string{"bgppeer", "bgpp"}, new: func() any { return new(v3.BGPPeer) }},
+	{kind: KindProfile, plural: "profiles", aliases: []string{"profile", "pro", "profs"}, new: func() any { return new(v3.Profile) }},
+	{kind: KindWorkloadEndpoint, plural: "workloadendpoints", aliases: []string{"workloadendpoint", "wep", "weps"}, namespaced: true, new: func() any { return new(WorkloadEndpoint) }},
 
-		{kind: KindIPAMBlock, ipam: true, new: func() any { return new(Block) }},
-		{kind: KindIPAMAffinity, ipam: true, new: func() any { return new(Affinity) }},
-		{kind: KindIPAMHandle, ipam: true, new: func() any { return new(Handle) }},
-		{kind: KindIPAMConfig, ipam: true, new: func() any { return new(IPAMConfig) }},
-	}
+	{kind: KindIPAMBlock, ipam: true, new: func() any { return new(Block) }},
+	{kind: KindIPAMAffinity, ipam: true, new: func() any { return new(Affinity) }},
+	{kind: KindIPAMHandle, ipam: true, new: func() any { return new(Handle) }},
+	{kind: KindIPAMConfig, ipam: true, new: func() any { return new(IPAMConfig) }},
 }
 
-func infoOf(kind Kind) (kindInfo, bool) {
-	for _, i := range kindTable() {
-		if i.kind == kind {
-			return i, true
+func infoOf(kind Kind) (*kindInfo, bool) {
+	for i := range kindTable {
+		if kindTable[i].kind == kind {
+			return &kindTable[i], true
 		}
 	}
-	return kindInfo{}, false
+	return nil, false
 }
 
-func infoOfPlural(plural string) (kindInfo, bool) {
-	for _, i := range kindTable() {
-		if i.plural == plural && plural != "" {
-			return i, true
+func infoOfPlural(plural string) (*kindInfo, bool) {
+	for i := range kindTable {
+		if kindTable[i].plural == plural && plural != "" {
+			return &kindTable[i], true
 		}
 	}
-	return kindInfo{}, false
+	return nil, false
+}
+
+// Kinds returns the v3 kinds that routerd knows, in the order in which
+// manifests of several kinds are best applied. IPAM's records are not among
+// them: they have no manifest form.
+func Kinds() []Kind {
+	var kinds []Kind
+	for i := range kindTable {
+		if !kindTable[i].ipam {
+			kinds = append(kinds, kindTable[i].kind)
+		}
+	}
+	return kinds
+}
+
+// KindByName finds a v3 kind by any name that a user would type: the kind
+// itself, its plural or one of calicoctl's short forms ("IPPool", "ippools",
+// "pool"), in any case.
+func KindByName(name string) (Kind, bool) {
+	name = strings.ToLower(name)
+	for i := range kindTable {
+		info := &kindTable[i]
+		if info.ipam {
+			continue
+		}
+		if name == info.plural || name == strings.ToLower(string(info.kind)) || slices.Contains(info.aliases, name) {
+			return info.kind, true
+		}
+	}
+	return "", false
+}
+
+// Plural returns a v3 kind's plural, as in etcd keys and on the command line.
+// It is empty for IPAM's records and unknown kinds.
+func (k Kind) Plural() string {
+	if info, ok := infoOf(k); ok {
+		return info.plural
+	}
+	return ""
+}
+
+// Namespaced reports whether objects of the kind live in a namespace.
+func (k Kind) Namespaced() bool {
+	info, ok := infoOf(k)
+	return ok && info.namespaced
+}
+
+// IPAM reports whether the kind is one of IPAM's records, which are no
+// resources of the v3 API.
+func (k Kind) IPAM() bool {
+	info, ok := infoOf(k)
+	return ok && info.ipam
+}
+
+// New returns a new zero value of a kind: the pointer that [Decode] would
+// fill, with kind and apiVersion set for v3 kinds. It returns nil for an
+// unknown kind.
+func New(kind Kind) any {
+	info, ok := infoOf(kind)
+	if !ok {
+		return nil
+	}
+	v := info.new()
+	if r, ok := v.(resource); ok {
+		setType(r, kind)
+	}
+	return v
+}
+
+// KindOf returns the kind of a value by its Go type, whatever its kind member
+// says.
+func KindOf(v any) (Kind, bool) {
+	switch v.(type) {
+	case *v3.ClusterInformation:
+		return KindClusterInformation, true
+	case *v3.Tier:
+		return KindTier, true
+	case *v3.FelixConfiguration:
+		return KindFelixConfiguration, true
+	case *v3.BGPConfiguration:
+		return KindBGPConfiguration, true
+	case *v3.BGPFilter:
+		return KindBGPFilter, true
+	case *v3.IPPool:
+		return KindIPPool, true
+	case *v3.IPReservation:
+		return KindIPReservation, true
+	case *Node:
+		return KindNode, true
+	case *v3.BGPPeer:
+		return KindBGPPeer, true
+	case *v3.Profile:
+		return KindProfile, true
+	case *WorkloadEndpoint:
+		return KindWorkloadEndpoint, true
+	case *Block:
+		return KindIPAMBlock, true
+	case *Affinity:
+		return KindIPAMAffinity, true
+	case *Handle:
+		return KindIPAMHandle, true
+	case *IPAMConfig:
+		return KindIPAMConfig, true
+	}
+	return "", false
+}
+
+// resource is what all v3 values have in common, by embedding TypeMeta and
+// ObjectMeta.
+type resource interface {
+	GetObjectKind() schema.ObjectKind
+	metav1.ObjectMetaAccessor
+}
+
+func setType(r resource, kind Kind) {
+	r.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(APIVersion, string(kind)))
+}
+
+// Meta returns the metadata of a v3 value, to read or to change, and nil for
+// IPAM's records, which have none.
+func Meta(v any) *metav1.ObjectMeta {
+	r, ok := v.(resource)
+	if !ok {
+		return nil
+	}
+	m, ok := r.GetObjectMeta().(*metav1.ObjectMeta)
+	if !ok {
+		return nil
+	}
+	return m
+}
+
+// KeyOf returns the key under which a v3 value is stored, from its type and
+// metadata. The error matches [ErrInvalid] and names the member that is
+// missing or malformed. IPAM's records do not carry their keys; see
+// [BlockKey] and its siblings.
+func KeyOf(v any) (Key, error) {
+	kind, ok := KindOf(v)
+	meta := Meta(v)
+	if !ok || meta == nil {
+		return Key{}, fmt.Errorf("%w: a %T carries no key", ErrInvalid, v)
+	}
+	key := Key{Kind: kind, Name: meta.Name}
+	if kind.Namespaced() {
+		key.Namespace = meta.Namespace
+	} else if meta.Namespace != "" {
+		return Key{}, fmt.Errorf("%w: %s %q: metadata.namespace %q: the kind has no namespaces, leave it out", ErrInvalid, kind, meta.Name, meta.Namespace)
+	}
+	return key, checkKey(key)
+}
+
+// checkKey reports a key that has no place in the layout: the path of each key
+// must lead back to it.
+func checkKey(key Key) error {
+	info, ok := infoOf(key.Kind)
+	switch {
+	case !ok:
+		return fmt.Errorf("%w: unknown kind %q", ErrInvalid, key.Kind)
+	case info.ipam:
+		if got, ok := ParsePath(key.Path()); !ok || got != key {
+			return fmt.Errorf("%w: %s is no key: want a canonical CIDR or a name without a slash", ErrInvalid, key)
+		}
+		return nil
+	case key.Name == "":
+		return fmt.Errorf("%w: %s: metadata.name is missing", ErrInvalid, key.Kind)
+	case !utf8.ValidString(key.Name + key.Namespace):
+		return fmt.Errorf("%w: %s %q: metadata.name is not UTF-8", ErrInvalid, key.Kind, key.Name)
+	case strings.Contains(key.Name, "/"):
+		return fmt.Errorf("%w: %s: metadata.name %q holds a slash", ErrInvalid, key.Kind, key.Name)
+	case info.namespaced && key.Namespace == "":
+		return fmt.Errorf("%w: %s %q: metadata.namespace is missing", ErrInvalid, key.Kind, key.Name)
+	case !info.namespaced && key.Namespace != "":
+		return fmt.Errorf("%w: %s: the kind has no namespaces", ErrInvalid, key)
+	case strings.Contains(key.Namespace, "/"):
+		return fmt.Errorf("%w: %s %q: metadata.namespace %q holds a slash", ErrInvalid, key.Kind, key.Name, key.Namespace)
+	}
+	return nil
 }

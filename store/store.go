@@ -72,6 +72,10 @@ type Op struct {
 	Object Object // for Check and Remove only its Key counts; for Put also Value and Raw
 }
 
+// MaxOps is how many ops a transaction may have: the default limit of etcd's
+// servers.
+const MaxOps = 128
+
 // Event is one change of one key.
 type Event struct {
 	Key    Key
@@ -83,7 +87,8 @@ type Event struct {
 func (e Event) Deleted() bool { return e.Object.Value == nil && e.Err == nil }
 
 // Batch is a step of a watch: all changes of one or more consecutive
-// revisions, in order.
+// revisions, in order. A consumer that is slower than the changes finds, of a
+// key that changed several times since the batch before, only the last change.
 type Batch struct {
 	Events   []Event
 	Revision Revision // of the store after these events
@@ -102,7 +107,8 @@ type Batch struct {
 // match [ErrNotFound], [ErrExists], [ErrConflict] or [ErrUnavailable] where
 // these apply.
 type Store interface {
-	// Get reads one object.
+	// Get reads one object. One that cannot be decoded is returned without its
+	// Value, together with an error that matches [ErrDecode].
 	Get(ctx context.Context, key Key) (Object, error)
 
 	// List reads all objects of a kind in key order, within a namespace (a
@@ -114,7 +120,11 @@ type Store interface {
 	// Txn does all ops in one step, or none: when a condition does not hold it
 	// returns a *[ConflictError] that carries the present state of every key in
 	// ops, so that the caller can try again without reading. It returns the
-	// objects as written (Value, Raw and Revision set), one for each op.
+	// objects as written (Value, Raw and Revision set), one for each op; for
+	// Check and Remove only the Key is set.
+	//
+	// No two ops may have one key, and there may be at most [MaxOps]: etcd
+	// takes no more.
 	Txn(ctx context.Context, ops ...Op) ([]Object, error)
 
 	// Watch delivers the present state of the kinds, then every change, in
@@ -143,7 +153,7 @@ var (
 type ConflictError struct {
 	Key     Key      // of the first condition that failed
 	Reason  error    // ErrExists, ErrNotFound or ErrConflict
-	Current []Object // of each op's key, in order; Revision is 0 where the key does not exist
+	Current []Object // of each op's key, in order; Revision is 0 where the key does not exist, Value nil where it cannot be decoded
 }
 
 func (e *ConflictError) Error() string { return fmt.Sprintf("%s: %v", e.Key, e.Reason) }

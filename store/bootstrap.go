@@ -1,0 +1,117 @@
+package store
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// builtinName is the name of the objects that hold cluster-wide settings.
+const builtinName = "default"
+
+// Bootstrap makes what every cluster has and this one lacks, as calico/node
+// does at its start: the ClusterInformation with a fresh GUID, the three
+// built-in tiers, and the default BGP and Felix configurations. What exists is
+// never touched, and any number of hosts may do it at once. Address pools are
+// not its business.
+func Bootstrap(ctx context.Context, s Store) error {
+	// Each round makes in one transaction all that is missing. It is repeated
+	// only when another host made some of it meanwhile.
+	for {
+		var ops []Op
+		for _, o := range builtins() {
+			if _, err := s.Get(ctx, o.Key); err == nil || errors.Is(err, ErrDecode) {
+				continue // what is there and cannot be read is not ours to replace
+			} else if !errors.Is(err, ErrNotFound) {
+				return fmt.Errorf("bootstrap the datastore: %w", err)
+			}
+			ops = append(ops, Op{If: IfAbsent(), Action: Put, Object: o})
+		}
+		if len(ops) == 0 {
+			return nil
+		}
+		_, err := s.Txn(ctx, ops...)
+		if errors.Is(err, ErrExists) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("bootstrap the datastore: %w", err)
+		}
+		return nil
+	}
+}
+
+// builtins returns the objects that [Bootstrap] makes.
+func builtins() []Object {
+	ready := true
+	info := New(KindClusterInformation).(*v3.ClusterInformation)
+	info.Name = builtinName
+	// CalicoVersion stays empty: calicoctl refuses a store whose version is
+	// not its own, and an empty one is not compared.
+	info.Spec = v3.ClusterInformationSpec{ClusterGUID: newGUID(), DatastoreReady: &ready}
+
+	aggregate := v3.ServiceLoadBalancerAggregationEnabled
+	bgp := New(KindBGPConfiguration).(*v3.BGPConfiguration)
+	bgp.Name = builtinName
+	bgp.Spec = v3.BGPConfigurationSpec{LogSeverityScreen: "Info", ServiceLoadBalancerAggregation: &aggregate}
+
+	objects := []Object{newObject(info), newObject(bgp)}
+	for _, t := range []struct {
+		name   string
+		order  float64
+		action v3.Action
+	}{
+		// Calico's validation fixes these orders and actions.
+		{builtinName, 1_000_000, v3.Deny},
+		{"kube-admin", 1_000, v3.Pass},
+		{"kube-baseline", 10_000_000, v3.Pass},
+	} {
+		tier := New(KindTier).(*v3.Tier)
+		tier.Name = t.name
+		tier.Spec = v3.TierSpec{Order: &t.order, DefaultAction: &t.action}
+		objects = append(objects, newObject(tier))
+	}
+
+	felix := newObject(defaultFelix())
+	// The API module is older than this field, which Calico's client sets on
+	// every write; it goes the way of all members that the type does not know.
+	felix.Raw = []byte(`{"spec":{"nftablesFlowTableOffload":"Disabled"}}`)
+	return append(objects, felix)
+}
+
+func defaultFelix() *v3.FelixConfiguration {
+	nftables := v3.NFTablesMode("Auto")
+	connect := v3.BPFConnectTimeLBType("TCP")
+	hostNAT := v3.BPFHostNetworkedNATType("Enabled")
+	floating := v3.FloatingIPType("Disabled")
+
+	felix := New(KindFelixConfiguration).(*v3.FelixConfiguration)
+	spec := &felix.Spec
+	felix.Name = builtinName
+	spec.ReportingInterval = &metav1.Duration{} // off
+	spec.LogSeverityScreen = "Info"
+	spec.NFTablesMode = &nftables
+	spec.BPFConnectTimeLoadBalancing = &connect
+	spec.BPFHostNetworkedNATWithoutCTLB = &hostNAT
+	spec.FloatingIPs = &floating
+	return felix
+}
+
+// newObject returns a v3 value as an object that was never stored, with a new
+// identity.
+func newObject(value any) Object {
+	kind, _ := KindOf(value)
+	return Object{Key: ResourceKey(kind, Meta(value).Name), Value: newborn(value)}
+}
+
+// newGUID returns a cluster's random name: 32 hexadecimal digits.
+func newGUID() string {
+	var b [16]byte
+	crand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails: it ends the program rather
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,250 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Create stores a new v3 resource and returns it as written. It gives it a
+// random uid, unless it has one, and the present time as creationTimestamp; it
+// does not change value. A value with a resourceVersion is refused
+// ([ErrInvalid]), as calicoctl does: it is a copy of a stored object, whose
+// verb is replace. [ErrExists] says that the key is taken.
+func Create(ctx context.Context, s Store, value any) (Object, error) {
+	key, err := KeyOf(value)
+	if err != nil {
+		return Object{}, fmt.Errorf("create: %w", err)
+	}
+	if v := Meta(value).ResourceVersion; v != "" {
+		return Object{}, fmt.Errorf("create %s: %w: metadata.resourceVersion %q: leave it out, or replace the object that has it", key, ErrInvalid, v)
+	}
+	obj, err := put(ctx, s, Op{If: IfAbsent(), Action: Put, Object: Object{Key: key, Value: newborn(value)}})
+	if err != nil {
+		return Object{}, fmt.Errorf("create %w", err)
+	}
+	return obj, nil
+}
+
+// newborn returns a copy of a v3 value with the identity of a new object.
+func newborn(value any) any {
+	c := Clone(value)
+	meta := Meta(c)
+	if meta.UID == "" {
+		meta.UID = newUID()
+	}
+	meta.CreationTimestamp = now()
+	return c
+}
+
+// now is the present time as metadata hold it: in UTC, to the second.
+func now() metav1.Time { return metav1.NewTime(time.Now().UTC().Truncate(time.Second)) }
+
+// newUID returns a random UUID (RFC 9562, version 4).
+func newUID() types.UID {
+	var b [16]byte
+	crand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails: it ends the program rather
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]))
+}
+
+// Update replaces a stored object, on condition that it was last written at
+// obj.Revision, and returns it as written. Members of obj.Raw that the value's
+// type does not know stay. A v3 value without uid or creationTimestamp takes
+// them from obj.Raw; obj is not changed.
+//
+// The error matches [ErrConflict] when the object was changed meanwhile, also
+// [ErrNotFound] when it is gone, and [ErrInvalid] when obj.Revision is zero.
+func Update(ctx context.Context, s Store, obj Object) (Object, error) {
+	if obj.Revision == 0 {
+		return Object{}, fmt.Errorf("update %s: %w: metadata.resourceVersion is missing: read the object first", obj.Key, ErrInvalid)
+	}
+	value, err := inherit(obj.Key, obj.Value, obj.Raw)
+	if err != nil {
+		return Object{}, fmt.Errorf("update %w", err)
+	}
+	obj.Value = value
+	written, err := put(ctx, s, Op{If: IfRevision(obj.Revision), Action: Put, Object: obj})
+	if err != nil {
+		return Object{}, fmt.Errorf("update %w", err)
+	}
+	return written, nil
+}
+
+// inherit returns value with the identity that raw, its earlier form, gives it
+// where it has none.
+func inherit(key Key, value any, raw []byte) (any, error) {
+	meta := Meta(value)
+	if meta == nil || meta.UID != "" && !meta.CreationTimestamp.IsZero() || len(raw) == 0 {
+		return value, nil
+	}
+	old, err := Decode(key, raw)
+	if err != nil {
+		return nil, err
+	}
+	c := Clone(value)
+	meta = Meta(c)
+	if meta.UID == "" {
+		meta.UID = Meta(old).UID
+	}
+	if meta.CreationTimestamp.IsZero() {
+		meta.CreationTimestamp = Meta(old).CreationTimestamp
+	}
+	return c, nil
+}
+
+func put(ctx context.Context, s Store, op Op) (Object, error) {
+	objs, err := s.Txn(ctx, op)
+	if err != nil {
+		return Object{}, err
+	}
+	return objs[0], nil
+}
+
+// What bounds [Modify]. With the pause at its longest, a thousand writers of
+// one key leave each other enough room that all of them get through within
+// some seconds; the number of tries is what a writer needs then with a wide
+// margin.
+const (
+	modifyTries    = 200
+	modifyEager    = 3 // tries without a pause: the common case is one rival
+	modifyPauseMin = 4 * time.Millisecond
+	modifyPauseMax = time.Second
+)
+
+// Modify reads an object, lets change make its new value, and writes that on
+// condition that nobody else wrote meanwhile; else it tries again with what is
+// there now, a bounded number of times, with growing random pauses.
+//
+// change gets an object with Revision 0 and a nil Value when the key does not
+// exist, and what it returns is then created. It must not change cur.Value:
+// see [Clone]. It may run many times. When it returns nil, or what is stored
+// already, nothing is written and cur is returned; when it returns an error,
+// Modify returns that error as it is.
+func Modify(ctx context.Context, s Store, key Key, change func(cur Object) (any, error)) (Object, error) {
+	cur, err := getOrAbsent(ctx, s, key)
+	if err != nil {
+		return Object{}, fmt.Errorf("modify %s: %w", key, err)
+	}
+	for try := 1; ; try++ {
+		value, err := change(cur)
+		if err != nil {
+			return Object{}, err
+		}
+		op, same, err := modification(cur, value)
+		if err != nil {
+			return Object{}, fmt.Errorf("modify %s: %w", key, err)
+		}
+		if same {
+			return cur, nil
+		}
+		written, err := put(ctx, s, op)
+		if err == nil {
+			return written, nil
+		}
+		var conflict *ConflictError
+		if !errors.As(err, &conflict) {
+			return Object{}, fmt.Errorf("modify %s: %w", key, err)
+		}
+		if try == modifyTries {
+			return Object{}, fmt.Errorf("modify %s: after %d tries: %w", key, try, err)
+		}
+		cur = conflict.Current[0]
+		if try < modifyEager && (cur.Value != nil || cur.Revision == 0) {
+			continue
+		}
+		// What the conflict told is out of date after a pause.
+		if err := pause(ctx, try-modifyEager); err != nil {
+			return Object{}, fmt.Errorf("modify %s: %w", key, err)
+		}
+		if cur, err = getOrAbsent(ctx, s, key); err != nil {
+			return Object{}, fmt.Errorf("modify %s: %w", key, err)
+		}
+	}
+}
+
+// getOrAbsent is Get, except that a key that does not exist gives an object
+// with revision 0.
+func getOrAbsent(ctx context.Context, s Store, key Key) (Object, error) {
+	obj, err := s.Get(ctx, key)
+	if errors.Is(err, ErrNotFound) {
+		return Object{Key: key}, nil
+	}
+	return obj, err
+}
+
+// modification returns the write that turns cur into value, or same when there
+// is nothing to write.
+func modification(cur Object, value any) (op Op, same bool, err error) {
+	if value == nil {
+		return Op{}, true, nil
+	}
+	if cur.Revision == 0 {
+		if Meta(value) != nil {
+			value = newborn(value)
+		}
+		return Op{If: IfAbsent(), Action: Put, Object: Object{Key: cur.Key, Value: value}}, false, nil
+	}
+	if value, err = inherit(cur.Key, value, cur.Raw); err != nil {
+		return Op{}, false, err
+	}
+	raw, err := Encode(cur.Key, value, cur.Raw)
+	if err != nil {
+		return Op{}, false, err
+	}
+	if bytes.Equal(raw, cur.Raw) {
+		return Op{}, true, nil
+	}
+	return Op{If: IfRevision(cur.Revision), Action: Put, Object: Object{Key: cur.Key, Value: value, Raw: cur.Raw}}, false, nil
+}
+
+// pause waits a random time, up to a limit that doubles with n.
+func pause(ctx context.Context, n int) error {
+	limit := modifyPauseMax
+	if n < 16 {
+		limit = min(limit, modifyPauseMin<<n)
+	}
+	t := time.NewTimer(rand.N(limit))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Delete removes an object: whatever is there when rev is zero, else on
+// condition that it was last written at rev. The error matches [ErrNotFound]
+// when the key does not exist and [ErrConflict] when it was written since.
+func Delete(ctx context.Context, s Store, key Key, rev Revision) error {
+	if rev != 0 {
+		if _, err := s.Txn(ctx, Op{If: IfRevision(rev), Action: Remove, Object: Object{Key: key}}); err != nil {
+			return fmt.Errorf("delete %w", err)
+		}
+		return nil
+	}
+	cur, err := s.Get(ctx, key)
+	if errors.Is(err, ErrDecode) && cur.Revision != 0 {
+		err = nil // what cannot be read can still be deleted
+	}
+	for try := 1; err == nil; try++ {
+		_, err = s.Txn(ctx, Op{If: IfRevision(cur.Revision), Action: Remove, Object: Object{Key: key}})
+		var conflict *ConflictError
+		if err == nil {
+			return nil
+		}
+		if errors.As(err, &conflict) && try < modifyTries && conflict.Current[0].Revision != 0 {
+			cur, err = conflict.Current[0], nil
+		}
+	}
+	return fmt.Errorf("delete %w", err)
+}
