@@ -1,0 +1,228 @@
+package backend
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+// lazily is how long a revision that changed nothing for the consumer may wait
+// for company before it is told on its own.
+const lazily = time.Second
+
+// Feed is the half of a watch that looks towards the consumer. The backend
+// tells it what it reads; the feed remembers what the consumer knows (a
+// revision per key, no values), works out differences, and joins what the
+// consumer has not taken yet into one batch with at most one event per key, so
+// that a slow consumer costs memory by keys, not by changes.
+//
+// The methods that tell may be called from one goroutine, while [Feed.Run]
+// runs in another.
+type Feed struct {
+	wants map[store.Kind]bool
+
+	mu      sync.Mutex
+	known   map[store.Key]store.Revision // what was told or is pending
+	pending []store.Event                // the last change of each key, by the order of changes; may have holes
+	at      map[store.Key]int            // where in pending
+	rev     store.Revision               // of the store
+	told    store.Revision               // the revision that the consumer knows
+	synced  bool                         // the pending state is complete
+	due     bool                         // the pending revision is worth telling now
+	err     error                        // an outage that is not told yet
+
+	wake chan struct{}
+}
+
+// NewFeed returns the feed of a watch for these kinds.
+func NewFeed(kinds []store.Kind) *Feed {
+	f := &Feed{
+		wants: make(map[store.Kind]bool),
+		known: make(map[store.Key]store.Revision),
+		at:    make(map[store.Key]int),
+		wake:  make(chan struct{}, 1),
+	}
+	for _, k := range kinds {
+		f.wants[k] = true
+	}
+	return f
+}
+
+// Wants reports whether the consumer asked for a kind.
+func (f *Feed) Wants(k store.Kind) bool { return f.wants[k] }
+
+// Item is one key of a complete state.
+type Item struct {
+	Key store.Key
+	Stored
+}
+
+// Reset tells the complete state of the wanted kinds at rev. The consumer gets
+// what differs from what it knows, marked as synced; only that is decoded.
+func (f *Feed) Reset(rev store.Revision, items []Item) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	there := make(map[store.Key]bool, len(items))
+	for _, it := range items {
+		there[it.Key] = true
+		if f.known[it.Key] != it.Revision {
+			f.add(Event(it.Key, it.Revision, it.Raw))
+		}
+	}
+	var gone []store.Key
+	for key := range f.known {
+		if !there[key] {
+			gone = append(gone, key)
+		}
+	}
+	slices.SortFunc(gone, compareKeys)
+	for _, key := range gone {
+		f.add(Deletion(key, rev))
+	}
+	f.rev, f.synced = rev, true
+	f.err = nil // an outage that ended before it was told is no news
+	f.poke()
+}
+
+func compareKeys(a, b store.Key) int {
+	switch pa, pb := a.Path(), b.Path(); {
+	case pa < pb:
+		return -1
+	case pa > pb:
+		return 1
+	}
+	return 0
+}
+
+// Change tells the changes of consecutive revisions, in order, of which rev is
+// the last. Without events for the consumer, the revision is told when there
+// is something else to tell, or after a second.
+func (f *Feed) Change(rev store.Revision, events []store.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range events {
+		f.add(e)
+	}
+	f.rev = max(f.rev, rev)
+	f.poke()
+}
+
+// Progress tells that the store is at rev and that all changes up to it were
+// told.
+func (f *Feed) Progress(rev store.Revision) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if rev > f.rev {
+		f.rev, f.due = rev, true
+		f.poke()
+	}
+}
+
+// Outage tells that the store cannot be reached. The caller calls it once per
+// outage.
+func (f *Feed) Outage(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+	f.poke()
+}
+
+// add puts e at the end of the pending events, in place of an earlier one of
+// its key.
+func (f *Feed) add(e store.Event) {
+	_, knew := f.known[e.Key]
+	if e.Deleted() && !knew {
+		return // the consumer has nothing to forget
+	}
+	if i, ok := f.at[e.Key]; ok {
+		f.pending[i] = store.Event{}
+	}
+	f.at[e.Key] = len(f.pending)
+	f.pending = append(f.pending, e)
+	if e.Deleted() {
+		delete(f.known, e.Key)
+	} else {
+		f.known[e.Key] = e.Object.Revision
+	}
+	if len(f.pending) > 2*len(f.at)+16 {
+		f.compact()
+	}
+}
+
+// compact closes the holes in pending, so that one busy key cannot make it
+// grow.
+func (f *Feed) compact() {
+	f.pending = slices.DeleteFunc(f.pending, func(e store.Event) bool { return e.Key == store.Key{} })
+	for i, e := range f.pending {
+		f.at[e.Key] = i
+	}
+}
+
+func (f *Feed) poke() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the next batch and removes it. It reports false when there is
+// nothing to tell; lazy then says that there is a bare revision.
+func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case len(f.at) > 0 || f.synced || f.due || even && f.rev > f.told:
+		f.compact()
+		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced}
+		f.pending, f.synced, f.due, f.told = nil, false, false, f.rev
+		clear(f.at)
+		return b, true, false
+	case f.err != nil:
+		b = store.Batch{Revision: f.told, Err: f.err}
+		f.err = nil
+		return b, true, false
+	}
+	return store.Batch{}, false, f.rev > f.told
+}
+
+// Run hands batches to out until ctx ends. What is told while the consumer is
+// busy comes as one batch.
+func (f *Feed) Run(ctx context.Context, out chan<- store.Batch) {
+	var timer *time.Timer
+	var fired <-chan time.Time
+	defer func() {
+		if timer != nil {
+			timer.Stop()
+		}
+	}()
+	even := false
+	for {
+		b, ok, lazy := f.take(even)
+		even = false
+		if ok {
+			select {
+			case out <- b:
+				fired = nil
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		// The wait is not begun anew at each wake: a stream of changes that
+		// concern others must not put it off for ever.
+		if lazy && fired == nil {
+			timer = time.NewTimer(lazily)
+			fired = timer.C
+		}
+		select {
+		case <-f.wake:
+		case <-fired:
+			even, fired = true, nil
+		case <-ctx.Done():
+			return
+		}
+	}
+}
