@@ -51,7 +51,12 @@ install: build ## Install below $(DESTDIR)$(PREFIX), configuration below $(DESTD
 
 .PHONY: demo
 demo: deps-demo build ## Show it: three hosts, pods, every mode, a reachability matrix
-	@.ci/demo
+ifeq ($(SKIP_VM),1)
+	@echo "demo: SKIP_VM=1: IPIP and IPIPCrossSubnet are left out"
+	@bin/routerctl lab demo --encapsulation Direct --encapsulation VXLAN --encapsulation VXLANCrossSubnet
+else
+	@bin/routerctl lab demo --vm-runner 'bin/vmrun --bin bin --timeout 5m'
+endif
 
 .PHONY: image
 image: build ## Build the container image routerd:$(VERSION) with podman or docker
