@@ -96,7 +96,7 @@ type Config struct {
 // sameIdentity reports whether a speaker can go from one to the other without
 // new sessions.
 func (c *Config) sameIdentity(d *Config) bool {
-	return c.ASN == d.ASN && c.RouterID == d.RouterID
+	return c.ASN == d.ASN && c.RouterID == d.RouterID && c.NextHop == d.NextHop
 }
 
 func (c *Config) sameListener(d *Config) bool {

@@ -182,10 +182,10 @@ func (d *derivation) mesh() []Peer {
 func (d *derivation) passiveTo(peer netip.Addr) bool { return peer.String() > d.ip.String() }
 
 func restartProblem(field string, t time.Duration) string {
-	if t >= 0 && t <= maxRestartTime {
+	if t >= time.Second && t <= maxRestartTime {
 		return ""
 	}
-	return fmt.Sprintf("%s is %s: want at most %s (RFC 4724 section 3)", field, t, maxRestartTime)
+	return fmt.Sprintf("%s is %s: want 1s to %s (RFC 4724 section 3)", field, t, maxRestartTime)
 }
 
 // announce returns the node's blocks and the addresses it borrowed.

@@ -1,0 +1,215 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/store"
+)
+
+// Options are the settings of a [Controller].
+type Options struct {
+	Log  *slog.Logger // required
+	Node string       // this host's name; required
+
+	// Handle takes what BGP learned; required. It is called by one goroutine,
+	// one call after the other; while it works, further changes are coalesced
+	// into the next call.
+	Handle func(context.Context, Changes)
+
+	Restarting  bool          // as in [SpeakerOptions]
+	SyncTimeout time.Duration // as in [SpeakerOptions]
+}
+
+// Status is the state of BGP on this host.
+type Status struct {
+	ASN      uint32     // 0: not known yet
+	RouterID netip.Addr // invalid: not known yet
+
+	// Err says why the speaker as a whole does not do what it should: the
+	// node's own resource is missing, the port is taken. Nil: it does.
+	Err   error
+	Peers []PeerStatus
+
+	// Store says why the datastore cannot be reached; BGP goes on with what was
+	// last known.
+	Store error
+}
+
+// Controller joins the store with a [Speaker]. It keeps the last known good
+// configuration while the store is away or what it says makes no sense.
+type Controller struct {
+	opts    Options
+	log     *slog.Logger
+	speaker *Speaker
+	dirty   chan struct{}
+
+	mu       sync.Mutex // guards the rest
+	view     View
+	err      error // of the last Desired or Apply
+	store    error
+	asn      uint32
+	routerID netip.Addr
+	ignored  []string
+}
+
+// New returns a controller. Nothing happens before [Controller.Run].
+func New(opts Options) *Controller {
+	return &Controller{
+		opts: opts, log: opts.Log.With("component", "bgp"), dirty: make(chan struct{}, 1), err: ErrNotSynced,
+		speaker: NewSpeaker(SpeakerOptions{Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout}),
+	}
+}
+
+// Run follows the batches until ctx ends and returns nil then; batches must
+// deliver the [Kinds], others are ignored. When the channel is closed before, it
+// goes on with what it knows. On return the speaker has been stopped without
+// telling the peers, so that they keep this host's routes for the restart time:
+// the kernel goes on forwarding.
+func (c *Controller) Run(ctx context.Context, batches <-chan store.Batch) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { c.follow(gctx, batches); return nil })
+	g.Go(func() error { c.drive(gctx); return nil })
+	g.Go(func() error { return c.deliver(gctx) })
+	err := g.Wait()
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	return errors.Join(err, c.speaker.Stop(stop, true))
+}
+
+// follow keeps the view.
+func (c *Controller) follow(ctx context.Context, batches <-chan store.Batch) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case b, ok := <-batches:
+			if !ok {
+				return
+			}
+			if c.take(b) {
+				c.poke()
+			}
+		}
+	}
+}
+
+func (c *Controller) take(b store.Batch) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.store = b.Err; b.Err != nil {
+		return false
+	}
+	changed, err := c.view.Apply(b)
+	if err != nil {
+		c.log.Warn("bgp input refused", "error", err)
+	}
+	return changed
+}
+
+func (c *Controller) poke() {
+	select {
+	case c.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// Pauses between attempts to apply a configuration.
+const (
+	minRetry = time.Second
+	maxRetry = 30 * time.Second
+)
+
+// drive brings the speaker to what the view wants, and tries again with
+// growing pauses what does not work.
+func (c *Controller) drive(ctx context.Context) {
+	pause := minRetry
+	retry := time.NewTimer(time.Hour)
+	retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.dirty:
+			pause = minRetry
+		case <-retry.C:
+		}
+		if !c.reconcile(ctx) {
+			retry.Reset(pause)
+			pause = min(2*pause, maxRetry)
+		} else {
+			retry.Stop()
+		}
+	}
+}
+
+// reconcile reports whether there is nothing to try again.
+func (c *Controller) reconcile(ctx context.Context) bool {
+	c.mu.Lock()
+	cfg, err := Desired(&c.view, c.opts.Node)
+	c.mu.Unlock()
+	if err != nil {
+		c.setErr(err)
+		return true // more input will wake us
+	}
+	err = c.speaker.Apply(ctx, cfg)
+	c.mu.Lock()
+	c.asn, c.routerID = cfg.ASN, cfg.RouterID
+	news := cfg.Ignored
+	if slices.Equal(news, c.ignored) {
+		news = nil
+	}
+	c.ignored = cfg.Ignored
+	c.mu.Unlock()
+	for _, s := range news {
+		c.log.Warn("bgp setting ignored", "setting", s)
+	}
+	c.setErr(err)
+	return err == nil
+}
+
+func (c *Controller) setErr(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err != nil && (c.err == nil || c.err.Error() != err.Error()):
+		c.log.Warn("bgp not as configured", "error", err)
+	case err == nil && c.err != nil:
+		c.log.Info("bgp as configured")
+	}
+	c.err = err
+}
+
+// deliver hands changes to the handler.
+func (c *Controller) deliver(ctx context.Context) error {
+	for {
+		ch, err := c.speaker.Next(ctx)
+		if err != nil {
+			return nil // ctx has ended
+		}
+		c.opts.Handle(ctx, ch)
+	}
+}
+
+// Status returns the present state.
+func (c *Controller) Status(ctx context.Context) Status {
+	c.mu.Lock()
+	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
+	c.mu.Unlock()
+	peers, err := c.speaker.Peers(ctx)
+	st.Peers = peers
+	if st.Err == nil {
+		st.Err = err
+	}
+	return st
+}
+
+// Routes returns the best path of every learned prefix, for a full comparison.
+func (c *Controller) Routes(ctx context.Context) ([]Path, error) { return c.speaker.Routes(ctx) }

@@ -1,0 +1,54 @@
+package bgp
+
+import (
+	"net/netip"
+
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+)
+
+// converter makes a Path of GoBGP's. Prefixes of one UPDATE share their
+// attributes, so the text of the last AS path is kept. Not safe for concurrent
+// use.
+type converter struct {
+	asn      uint32
+	nameOf   func(netip.Addr) string
+	lastPath *packet.PathAttributeAsPath
+	lastText string
+}
+
+// path converts p. It reports false when p is no usable learned path: a
+// withdrawal, one that we originate ourselves, or one without a next hop. The
+// prefix is valid also then, unless p is of another family.
+func (c *converter) path(p *apiutil.Path) (Path, bool) {
+	nlri, ok := p.Nlri.(*packet.IPAddrPrefix)
+	if !ok {
+		return Path{}, false
+	}
+	out := Path{Prefix: nlri.Prefix}
+	if p.Withdrawal || !p.PeerAddress.IsValid() {
+		return out, false
+	}
+	out.Hop = Hop{
+		Peer: c.nameOf(p.PeerAddress), PeerAddr: p.PeerAddress,
+		IBGP: p.PeerASN == c.asn, Stale: p.Stale,
+	}
+	for _, a := range p.Attrs {
+		switch a := a.(type) {
+		case *packet.PathAttributeNextHop:
+			out.NextHop = a.Value
+		case *packet.PathAttributeMpReachNLRI:
+			out.NextHop = a.Nexthop
+		case *packet.PathAttributeLocalPref:
+			out.LocalPref = a.Value
+		case *packet.PathAttributeMultiExitDisc:
+			out.MED = a.Value
+		case *packet.PathAttributeAsPath:
+			if a != c.lastPath {
+				c.lastPath, c.lastText = a, packet.AsPathString(a)
+			}
+			out.ASPath = c.lastText
+		}
+	}
+	return out, out.NextHop.IsValid()
+}

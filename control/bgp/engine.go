@@ -1,0 +1,293 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/osrg/gobgp/v4/pkg/server"
+)
+
+// Timers that every session has.
+const (
+	connectRetry = 5 * time.Second // between attempts; Calico's is the same
+
+	// deferral is how long GoBGP, as a restarting speaker, waits for its peers'
+	// End-of-RIB before it announces (RFC 4724 section 4.1). Nothing that we
+	// announce depends on what we learn, so the shortest time it knows will do;
+	// a dead peer would otherwise hold up the announcements to all others.
+	deferral = time.Second
+)
+
+// engine is one running GoBGP. A change of the AS, the router id or the
+// listener needs a new one.
+type engine struct {
+	srv      *server.BgpServer
+	asn      uint32
+	routerID netip.Addr
+	listen   bool // it has a listener
+	emit     func(event)
+	closed   atomic.Bool
+	ctx      context.Context // ends with the engine
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup // Serve, and those who find out why a peer is down
+	local    map[netip.Prefix]bool
+}
+
+// startEngine starts GoBGP with a config's identity and policies but without
+// peers or paths.
+func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, listen bool) (*engine, error) {
+	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, local: map[netip.Prefix]bool{}}
+	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	e.emit = func(ev event) {
+		if e.closed.Load() {
+			return
+		}
+		ev.from, ev.time = e, time.Now()
+		q.put(ev)
+	}
+	e.srv = server.NewBgpServer(server.LoggerOption(
+		slog.New(tap{next: log.Handler(), emit: e.emit, done: &e.closed}), new(slog.LevelVar)))
+	e.wg.Go(e.srv.Serve)
+	if err := e.start(ctx, c); err != nil {
+		return nil, errors.Join(err, e.stop(ctx, false))
+	}
+	return e, nil
+}
+
+func (e *engine) start(ctx context.Context, c *Config) error {
+	g := &api.Global{Asn: c.ASN, RouterId: c.RouterID.String(), ListenPort: -1}
+	if e.listen {
+		g.ListenPort = int32(c.ListenPort)
+		for _, a := range c.ListenAddrs {
+			g.ListenAddresses = append(g.ListenAddresses, a.String())
+		}
+	}
+	if err := e.srv.StartBgp(ctx, &api.StartBgpRequest{Global: g}); err != nil {
+		return fmt.Errorf("start GoBGP: %w", err)
+	}
+	if err := e.setPolicies(ctx, c); err != nil {
+		return err
+	}
+	for _, a := range assignments() {
+		if err := e.srv.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{Assignment: a}); err != nil {
+			return fmt.Errorf("assign %s policy: %w", a.Policies[0].Name, err)
+		}
+	}
+	return e.watch()
+}
+
+func (e *engine) setPolicies(ctx context.Context, c *Config) error {
+	if err := e.srv.SetPolicies(ctx, policies(c)); err != nil {
+		return fmt.Errorf("set policies: %w", err)
+	}
+	return nil
+}
+
+// watch subscribes to what the speaker wants to know. One watcher for all
+// keeps the order: a peer's End-of-RIB comes after its paths.
+func (e *engine) watch() error {
+	err := e.srv.WatchEvent(e.ctx, server.WatchEventMessageCallbacks{
+		OnBestPath: func(paths []*apiutil.Path, _ time.Time) {
+			e.emit(event{kind: eventPaths, paths: paths})
+		},
+		OnPathEor: func(p *apiutil.Path, _ time.Time) {
+			if p.Family == packet.RF_IPv4_UC {
+				e.emit(event{kind: eventEOR, peer: p.PeerAddress})
+			}
+		},
+		OnPeerUpdate: func(p *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
+			if p.Type != apiutil.PEER_EVENT_STATE {
+				return
+			}
+			s := p.Peer.State
+			ev := event{kind: eventState, peer: s.NeighborAddress, state: s.SessionState, reason: s.DisconnectMessage}
+			for _, c := range s.RemoteCap {
+				ev.canGR = ev.canGR || c.Code() == packet.BGP_CAP_GRACEFUL_RESTART
+			}
+			e.emit(ev)
+		},
+	}, server.WatchBestPath(true), server.WatchEor(true), server.WatchPeer())
+	if err != nil {
+		return fmt.Errorf("watch GoBGP: %w", err)
+	}
+	return nil
+}
+
+// stop ends GoBGP and waits for it. With graceful no Cease is sent: peers keep
+// our routes for the restart time (RFC 4724 section 4.2). Nothing that happens
+// while stopping is reported, for it is no news about the network.
+func (e *engine) stop(ctx context.Context, graceful bool) error {
+	e.closed.Store(true)
+	e.cancel()
+	done := make(chan error, 1)
+	go func() {
+		err := e.srv.StopBgp(context.WithoutCancel(ctx), &api.StopBgpRequest{AllowGracefulRestart: graceful})
+		e.srv.Stop() // StopBgp leaves the goroutines of BFD
+		e.wg.Wait()
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("stop GoBGP: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop GoBGP: %w", ctx.Err())
+	}
+}
+
+// announce makes the paths that we originate those of c: new ones first, so
+// that an aggregate or a part of it is there throughout.
+func (e *engine) announce(c *Config) error {
+	want := map[netip.Prefix]bool{}
+	var errs []error
+	for _, p := range c.Announce {
+		want[p] = true
+		if e.local[p] {
+			continue
+		}
+		if err := e.originate(p, c.NextHop); err != nil {
+			errs = append(errs, fmt.Errorf("announce %s: %w", p, err))
+			continue
+		}
+		e.local[p] = true
+	}
+	for p := range e.local {
+		if want[p] {
+			continue
+		}
+		path, err := localPath(p, c.NextHop)
+		if err == nil {
+			err = e.srv.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}})
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("withdraw %s: %w", p, err))
+			continue
+		}
+		delete(e.local, p)
+	}
+	return errors.Join(errs...)
+}
+
+func (e *engine) originate(p netip.Prefix, nextHop netip.Addr) error {
+	path, err := localPath(p, nextHop)
+	if err != nil {
+		return err
+	}
+	resp, err := e.srv.AddPath(apiutil.AddPathRequest{Paths: []*apiutil.Path{path}})
+	if err != nil {
+		return err
+	}
+	return resp[0].Error
+}
+
+func localPath(p netip.Prefix, nextHop netip.Addr) (*apiutil.Path, error) {
+	nlri, err := packet.NewIPAddrPrefix(p)
+	if err != nil {
+		return nil, err
+	}
+	hop, err := packet.NewPathAttributeNextHop(nextHop)
+	if err != nil {
+		return nil, err
+	}
+	return &apiutil.Path{
+		Family: packet.RF_IPv4_UC, Nlri: nlri, Age: time.Now().Unix(),
+		Attrs: []packet.PathAttributeInterface{
+			packet.NewPathAttributeOrigin(packet.BGP_ORIGIN_ATTR_TYPE_IGP), hop,
+			packet.NewPathAttributeLocalPref(LocalPref),
+		},
+	}, nil
+}
+
+// addPeer starts a session. restarting says that this host forwards as before
+// although its speaker is new, which the peer is told by the Restart State and
+// Forwarding State bits (RFC 4724 section 3).
+func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool) error {
+	ipv4 := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
+	n := &api.Peer{
+		Conf: &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN, AllowOwnAsn: uint32(p.AllowOwnASN)},
+		Timers: &api.Timers{Config: &api.TimersConfig{
+			ConnectRetry: uint64(connectRetry / time.Second), HoldTime: uint64(p.HoldTime / time.Second),
+			KeepaliveInterval:      uint64(p.Keepalive / time.Second),
+			IdleHoldTimeAfterReset: uint64(connectRetry / time.Second),
+		}},
+		Transport: &api.Transport{RemotePort: uint32(p.Port), PassiveMode: p.Passive},
+		GracefulRestart: &api.GracefulRestart{
+			Enabled: true, RestartTime: uint32(p.RestartTime / time.Second),
+			DeferralTime: uint32(deferral / time.Second), LocalRestarting: restarting,
+		},
+		AfiSafis: []*api.AfiSafi{{
+			Config:            &api.AfiSafiConfig{Family: ipv4, Enabled: true},
+			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
+		}},
+	}
+	if p.Source.IsValid() {
+		n.Transport.LocalAddress = p.Source.String()
+	}
+	if p.ASN != c.ASN {
+		n.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: 255}
+	}
+	if err := e.srv.AddPeer(ctx, &api.AddPeerRequest{Peer: n}); err != nil {
+		return fmt.Errorf("add peer %s: %w", p.Addr, err)
+	}
+	return nil
+}
+
+func (e *engine) deletePeer(ctx context.Context, addr netip.Addr) error {
+	if err := e.srv.DeletePeer(ctx, &api.DeletePeerRequest{Address: addr.String()}); err != nil {
+		return fmt.Errorf("delete peer %s: %w", addr, err)
+	}
+	return nil
+}
+
+// reimport judges again what peers have sent: all of them, or one.
+func (e *engine) reimport(ctx context.Context, addr netip.Addr) error {
+	r := &api.ResetPeerRequest{Soft: true, Direction: api.ResetPeerRequest_DIRECTION_IN}
+	if addr.IsValid() {
+		r.Address = addr.String()
+	}
+	if err := e.srv.ResetPeer(ctx, r); err != nil {
+		return fmt.Errorf("judge received routes again: %w", err)
+	}
+	return nil
+}
+
+// list calls fn for the best path of each prefix; within none, or only those
+// inside one of within.
+func (e *engine) list(within []netip.Prefix, fn func(*apiutil.Path)) error {
+	return e.table(within, func(paths []*apiutil.Path) {
+		if len(paths) > 0 {
+			fn(paths[0])
+		}
+	})
+}
+
+// listAll calls fn for every path that import let in.
+func (e *engine) listAll(fn func(*apiutil.Path)) error {
+	return e.table(nil, func(paths []*apiutil.Path) {
+		for _, p := range paths {
+			fn(p)
+		}
+	})
+}
+
+func (e *engine) table(within []netip.Prefix, fn func([]*apiutil.Path)) error {
+	r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: packet.RF_IPv4_UC}
+	for _, p := range within {
+		r.Prefixes = append(r.Prefixes, &apiutil.LookupPrefix{Prefix: p.String(), LookupOption: apiutil.LOOKUP_LONGER})
+	}
+	if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(paths) }); err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	return nil
+}

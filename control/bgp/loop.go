@@ -1,0 +1,140 @@
+package bgp
+
+import (
+	"context"
+	"time"
+)
+
+// loop takes in what GoBGP tells.
+func (s *Speaker) loop() {
+	clock := time.NewTimer(time.Hour)
+	defer clock.Stop()
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-s.q.wake:
+		case <-clock.C:
+		}
+		clock.Reset(s.handle(s.q.take(), time.Now()))
+	}
+}
+
+// handle takes in events and returns when it wants to be called again without
+// one.
+func (s *Speaker) handle(events []event, now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range events {
+		if e.from == s.engine {
+			s.event(e)
+		}
+	}
+	return s.checkSync(now)
+}
+
+func (s *Speaker) event(e event) {
+	if e.kind == eventPaths {
+		s.changes++
+		for _, p := range e.paths {
+			if path, ok := s.conv.path(p); ok {
+				s.rib.put(path)
+			} else if path.Prefix.IsValid() {
+				s.rib.del(path.Prefix)
+			}
+		}
+		return
+	}
+	ss, ok := s.sessions[e.peer]
+	if !ok {
+		return
+	}
+	unexplained := false
+	switch e.kind {
+	case eventEOR:
+		ss.eor = true
+	case eventState:
+		was := ss.up
+		unexplained = ss.setState(e)
+		if was != ss.up {
+			s.logState(ss)
+		}
+	case eventLog:
+		unexplained = ss.setLog(e)
+	}
+	if unexplained {
+		s.diagnose(ss)
+	}
+}
+
+func (s *Speaker) logState(ss *session) {
+	state, info := ss.info(s.listenErr)
+	s.log.Info("bgp session changed", "peer", ss.peer.Name, "address", ss.peer.Addr, "state", state, "info", info)
+}
+
+// checkSync gives Synced when nothing more is to be waited for.
+func (s *Speaker) checkSync(now time.Time) time.Duration {
+	const rest = time.Hour
+	if s.engine == nil || s.deadline.IsZero() {
+		return rest
+	}
+	wait := time.Duration(0)
+	for _, ss := range s.sessions {
+		wait = max(wait, ss.wait(now))
+	}
+	wait = min(wait, s.deadline.Sub(now))
+	if wait > 0 {
+		return wait
+	}
+	s.deadline = time.Time{}
+	s.rib.sync()
+	s.log.Info("bgp routes in sync", "peers", len(s.sessions))
+	return rest
+}
+
+// again is how long a diagnosis holds before a new failure asks for another.
+const again = time.Minute
+
+// diagnose finds out in the background what a peer objects to, unless that is
+// being done or was done lately.
+func (s *Speaker) diagnose(ss *session) {
+	if ss.up || ss.diagnosing != nil || !ss.diagnosed.IsZero() && time.Since(ss.diagnosed) < again {
+		return
+	}
+	e, p := s.engine, ss.peer
+	c := Config{ASN: e.asn, RouterID: e.routerID}
+	ctx, cancel := context.WithCancel(e.ctx)
+	ss.diagnosing = cancel
+	e.wg.Go(func() {
+		defer cancel()
+		found := reasonOf(ctx, &c, p)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if ctx.Err() != nil {
+			return // up, gone, or changed meanwhile
+		}
+		ss.diagnosing, ss.diagnosed, ss.found = nil, time.Now(), found
+		if found != "" {
+			s.log.Warn("bgp session refused", "peer", p.Name, "address", p.Addr, "reason", found)
+		}
+	})
+}
+
+// reasonOf probes a peer until it answers. After a failed session many
+// speakers take no connection for a while, hence the patience.
+func reasonOf(ctx context.Context, c *Config, p Peer) string {
+	pause := time.Second
+	for range 30 {
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-time.After(pause):
+		}
+		v, err := probe(ctx, c, p)
+		if err == nil && (v.asn != 0 || v.refused) {
+			return v.explain(c, p)
+		}
+		pause = min(pause+time.Second, 5*time.Second)
+	}
+	return ""
+}

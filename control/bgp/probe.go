@@ -1,0 +1,144 @@
+package bgp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+)
+
+// verdict is what a peer said in answer to an OPEN.
+type verdict struct {
+	asn      uint32 // of the peer's OPEN; 0: none came
+	refused  bool   // a NOTIFICATION came
+	code     uint8
+	subcode  uint8
+	accepted bool // a KEEPALIVE came: the peer would take us
+}
+
+// probe opens a connection to a peer and looks at what it answers. It is used
+// only after a session failed in a way that GoBGP does not explain: GoBGP
+// tells neither the AS in a peer's OPEN nor the NOTIFICATION that answers
+// ours. Our OPEN is sent only when the peer's AS is right.
+func probe(ctx context.Context, c *Config, p Peer) (verdict, error) {
+	d := net.Dialer{Timeout: 3 * time.Second}
+	if p.Source.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Source, 0))
+	}
+	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(p.Addr, p.Port).String())
+	if err != nil {
+		return verdict{}, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return verdict{}, err
+	}
+	return ask(conn, c, p)
+}
+
+func ask(conn io.ReadWriter, c *Config, p Peer) (verdict, error) {
+	var v verdict
+	for {
+		m, err := readMessage(conn)
+		if err != nil {
+			if v.asn != 0 || v.refused {
+				return v, nil
+			}
+			return v, err
+		}
+		switch body := m.Body.(type) {
+		case *packet.BGPOpen:
+			v.asn = openASN(body)
+			if v.asn != p.ASN {
+				return v, nil
+			}
+			if err := sendOpen(conn, c, p); err != nil {
+				return v, nil
+			}
+		case *packet.BGPNotification:
+			v.refused, v.code, v.subcode = true, body.ErrorCode, body.ErrorSubcode
+			return v, nil
+		case *packet.BGPKeepAlive:
+			v.accepted = true
+			return v, nil
+		default:
+			return v, errors.New("the peer answered with something else than an OPEN")
+		}
+	}
+}
+
+func readMessage(r io.Reader) (*packet.BGPMessage, error) {
+	head := make([]byte, packet.BGP_HEADER_LENGTH)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint16(head[16:])
+	if n < packet.BGP_HEADER_LENGTH || n > packet.BGP_MAX_MESSAGE_LENGTH {
+		return nil, fmt.Errorf("message of %d bytes", n)
+	}
+	msg := append(head, make([]byte, int(n)-len(head))...)
+	if _, err := io.ReadFull(r, msg[len(head):]); err != nil {
+		return nil, err
+	}
+	return packet.ParseBGPMessage(msg)
+}
+
+// openASN returns the AS of an OPEN: the four-octet capability's (RFC 6793
+// section 4.1), else the field's.
+func openASN(o *packet.BGPOpen) uint32 {
+	for _, p := range o.OptParams {
+		caps, ok := p.(*packet.OptionParameterCapability)
+		if !ok {
+			continue
+		}
+		for _, c := range caps.Capability {
+			if as, ok := c.(*packet.CapFourOctetASNumber); ok {
+				return as.CapValue
+			}
+		}
+	}
+	return uint32(o.MyAS)
+}
+
+func sendOpen(w io.Writer, c *Config, p Peer) error {
+	as := uint16(packet.AS_TRANS)
+	if c.ASN <= 1<<16-1 {
+		as = uint16(c.ASN)
+	}
+	m, err := packet.NewBGPOpenMessage(as, uint16(p.HoldTime/time.Second), c.RouterID, []packet.OptionParameterInterface{
+		packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{
+			packet.NewCapMultiProtocol(packet.RF_IPv4_UC), packet.NewCapFourOctetASNumber(c.ASN),
+		}),
+	})
+	if err != nil {
+		return err
+	}
+	b, err := m.Serialize()
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+// explain says what a verdict means for the session; empty: nothing wrong was
+// found.
+func (v verdict) explain(c *Config, p Peer) string {
+	switch {
+	case v.asn != 0 && v.asn != p.ASN:
+		return fmt.Sprintf("wrong AS: %s has AS %d, but AS %d is configured for it", p.Addr, v.asn, p.ASN)
+	case v.refused && v.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR && v.subcode == packet.BGP_ERROR_SUB_BAD_PEER_AS:
+		return fmt.Sprintf("wrong AS: %s expects another one of this node than %d (notification received: %s)", p.Addr, c.ASN, meaning(v.code, v.subcode))
+	case v.refused:
+		return "notification received: " + meaning(v.code, v.subcode)
+	}
+	return ""
+}

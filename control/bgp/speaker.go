@@ -1,0 +1,460 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+)
+
+// ErrStopped is returned by the methods of a [Speaker] that was stopped.
+var ErrStopped = errors.New("speaker stopped")
+
+// SpeakerOptions are the settings of a [Speaker] that do not come from the
+// store.
+type SpeakerOptions struct {
+	Log *slog.Logger // required
+
+	// Restarting says that this host's kernel forwards as before, though this
+	// is a new process: set it unless the host has just booted. Peers are told
+	// so and keep the routes they have of us until we have announced ours again
+	// (RFC 4724 section 4.1).
+	Restarting bool
+
+	// SyncTimeout is how long [Changes.Synced] waits for peers at most. 0: the
+	// longest restart time of the configured peers.
+	SyncTimeout time.Duration
+}
+
+// Speaker runs GoBGP and keeps it as the last [Config] says. Its methods are
+// safe for concurrent use. Once Apply has been called, [Speaker.Stop] must be
+// called in the end.
+type Speaker struct {
+	opts SpeakerOptions
+	log  *slog.Logger
+	rib  *rib
+	q    *queue
+	done chan struct{}
+	wg   sync.WaitGroup // the loop
+	run  sync.Once      // starts it
+
+	apply sync.Mutex // held while GoBGP is being changed
+
+	mu        sync.Mutex // guards the rest
+	stopped   bool
+	cfg       Config
+	engine    *engine // nil: not running
+	listenErr error
+	sessions  map[netip.Addr]*session // of the peers that run
+	since     map[string]time.Time    // of those that do not, by name and problem
+	conv      converter
+	deadline  time.Time // of Synced; zero: given
+	changes   uint64    // events about paths so far
+	tally     tally
+}
+
+// NewSpeaker returns a speaker that does nothing until it is told to by
+// [Speaker.Apply].
+func NewSpeaker(opts SpeakerOptions) *Speaker {
+	s := &Speaker{
+		opts: opts, log: opts.Log.With("component", "bgp"),
+		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
+		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{},
+	}
+	s.conv.nameOf = func(a netip.Addr) string {
+		if p, ok := s.sessions[a]; ok {
+			return p.peer.Name
+		}
+		return ""
+	}
+	return s
+}
+
+// Next waits until best paths have changed and returns all changes since the
+// last call, coalesced by prefix. What happens while the caller is busy with
+// one batch is in the next; one change alone is returned at once. It is meant
+// for one reader.
+func (s *Speaker) Next(ctx context.Context) (Changes, error) { return s.rib.next(ctx) }
+
+// Apply makes the running speaker match c. A session is touched only when its
+// own settings changed; adding a peer or a prefix resets nothing. A change of
+// the AS or of the router id resets all; a change of the listener restarts
+// them gracefully, so that no route is lost.
+//
+// When the port cannot be had, everything else is done and the error matches
+// *[ListenError]; calling Apply again tries again. After any error the next
+// Apply continues where this one failed.
+func (s *Speaker) Apply(ctx context.Context, c Config) error {
+	if c.ASN == 0 || !c.RouterID.Is4() || !c.NextHop.Is4() {
+		return fmt.Errorf("apply: AS %d, router id %s, next hop %s: all are needed", c.ASN, c.RouterID, c.NextHop)
+	}
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	s.mu.Lock()
+	stopped, e, old := s.stopped, s.engine, s.cfg
+	s.mu.Unlock()
+	if stopped {
+		return ErrStopped
+	}
+	s.run.Do(func() { s.wg.Go(s.loop) })
+	listenErr := error(nil)
+	if e == nil || !e.listen || !old.sameListener(&c) {
+		// Our own listener does not stand in the way: it is on another port, or
+		// on another address.
+		listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort)
+		if e != nil && e.listen && old.ListenPort == c.ListenPort {
+			listenErr = nil // it is us who hold the port
+		}
+	}
+	restarting := s.opts.Restarting
+	if e != nil {
+		keep := old.sameIdentity(&c)
+		if !keep || !old.sameListener(&c) || !e.listen && listenErr == nil {
+			if err := s.halt(ctx, keep); err != nil {
+				return err
+			}
+			e, restarting, old = nil, keep, Config{}
+		}
+	}
+	fresh := e == nil
+	if fresh {
+		var err error
+		if e, listenErr, err = s.start(ctx, &c, listenErr); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	s.listenErr = listenErr
+	s.mu.Unlock()
+	return errors.Join(s.change(ctx, e, &old, &c, fresh, restarting && fresh), listenErr)
+}
+
+// start runs a new engine, without a listener when that cannot be had.
+func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (*engine, error, error) {
+	e, err := startEngine(ctx, s.log, s.q, c, listenErr == nil)
+	if err != nil && listenErr == nil {
+		// Perhaps somebody took the port just now.
+		if listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort); listenErr != nil {
+			e, err = startEngine(ctx, s.log, s.q, c, false)
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.engine = e
+	s.conv.asn, s.conv.lastPath = c.ASN, nil
+	s.deadline = time.Time{} // change sets it when the peers are there
+	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listen, "port", c.ListenPort)
+	return e, listenErr, nil
+}
+
+// halt stops the engine. What it had told stays valid for the reader until the
+// next one is in sync.
+func (s *Speaker) halt(ctx context.Context, graceful bool) error {
+	s.mu.Lock()
+	e := s.engine
+	s.engine = nil
+	for _, ss := range s.sessions {
+		ss.stopDiagnosis()
+	}
+	s.sessions = map[netip.Addr]*session{}
+	s.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	e.closed.Store(true)
+	var told []netip.Prefix
+	err := e.list(nil, func(p *apiutil.Path) {
+		if path, ok := s.conv.path(p); ok {
+			told = append(told, path.Prefix)
+		}
+	})
+	s.rib.restart(told)
+	return errors.Join(err, e.stop(ctx, graceful))
+}
+
+// change brings the engine from old to c.
+func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, restarting bool) error {
+	var errs []error
+	if !fresh && !old.sameImport(c) {
+		if err := e.setPolicies(ctx, c); err != nil {
+			// Better to go on with the old judgement than to add peers that are
+			// judged wrongly.
+			return err
+		}
+	}
+	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, restarting))
+	if !fresh {
+		errs = append(errs, s.judgeAgain(ctx, e, old, c))
+	}
+	err := errors.Join(errs...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cfg = *c
+	if fresh {
+		limit := s.opts.SyncTimeout
+		if limit == 0 {
+			limit = c.restartTime()
+		}
+		s.deadline = time.Now().Add(limit)
+	}
+	if err != nil {
+		// Make the next Apply compare import with something it cannot equal.
+		s.cfg.Own = nil
+	}
+	s.remember(c)
+	s.q.poke()
+	return err
+}
+
+// remember keeps since when a peer that does not run has its problem.
+func (s *Speaker) remember(c *Config) {
+	since := map[string]time.Time{}
+	for _, p := range c.Peers {
+		if p.runs() {
+			continue
+		}
+		key := p.Name + "\x00" + p.Problem
+		t, known := s.since[key]
+		if !known {
+			t = time.Now()
+			s.log.Warn("bgp peer not run", "peer", p.Name, "address", p.Addr, "reason", p.Problem)
+		}
+		since[key] = t
+	}
+	s.since = since
+}
+
+// changePeers deletes sessions that are gone or have other settings, and adds
+// those that are new or were deleted for it.
+func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restarting bool) error {
+	want := map[netip.Addr]Peer{}
+	for _, p := range c.Peers {
+		if p.runs() {
+			want[p.Addr] = p
+		}
+	}
+	var gone []netip.Addr
+	s.mu.Lock()
+	for addr, ss := range s.sessions {
+		if p, ok := want[addr]; !ok || !p.sameSession(ss.peer) {
+			gone = append(gone, addr)
+		} else {
+			ss.peer = p
+		}
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, addr := range gone {
+		if err := e.deletePeer(ctx, addr); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		s.mu.Lock()
+		s.sessions[addr].stopDiagnosis()
+		delete(s.sessions, addr)
+		s.mu.Unlock()
+	}
+	for _, p := range c.Peers {
+		s.mu.Lock()
+		_, have := s.sessions[p.Addr]
+		if !p.runs() || have {
+			s.mu.Unlock()
+			continue
+		}
+		s.sessions[p.Addr] = newSession(p, time.Now())
+		s.mu.Unlock()
+		if err := e.addPeer(ctx, c, p, restarting); err != nil {
+			errs = append(errs, err)
+			s.mu.Lock()
+			delete(s.sessions, p.Addr)
+			s.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// judgeAgain makes import's new judgement hold for what was received before.
+func (s *Speaker) judgeAgain(ctx context.Context, e *engine, old, c *Config) error {
+	if slices.Equal(old.Pools, c.Pools) && slices.Equal(old.Lent, c.Lent) {
+		if added, grown := grew(old.Own, c.Own); grown && !s.anyInside(e, added) {
+			// The usual case: the node claimed a block, and nobody else has
+			// announced any of it. A long list of routes is not touched.
+			return s.judgeMoved(ctx, e, old, c)
+		}
+	}
+	return e.reimport(ctx, netip.Addr{})
+}
+
+// judgeMoved judges the peers that became, or are no more, nodes of the
+// cluster while their session stayed.
+func (s *Speaker) judgeMoved(ctx context.Context, e *engine, old, c *Config) error {
+	was := map[netip.Addr]bool{}
+	for _, p := range old.Peers {
+		was[p.Addr] = p.PoolsOnly
+	}
+	var errs []error
+	for _, p := range c.Peers {
+		if before, known := was[p.Addr]; p.runs() && known && before != p.PoolsOnly {
+			errs = append(errs, e.reimport(ctx, p.Addr))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// grew returns what b has and a has not, and whether that is all that differs.
+func grew(a, b []netip.Prefix) (added []netip.Prefix, ok bool) {
+	for _, p := range a {
+		if !slices.Contains(b, p) {
+			return nil, false
+		}
+	}
+	for _, p := range b {
+		if !slices.Contains(a, p) {
+			added = append(added, p)
+		}
+	}
+	return added, true
+}
+
+// anyInside reports whether something learned lies inside one of the prefixes.
+func (s *Speaker) anyInside(e *engine, prefixes []netip.Prefix) bool {
+	if len(prefixes) == 0 {
+		return false
+	}
+	found := false
+	err := e.list(prefixes, func(p *apiutil.Path) { found = found || p.PeerAddress.IsValid() })
+	return found || err != nil
+}
+
+// Routes returns the best path of every learned prefix, for a full comparison
+// with what [Speaker.Next] told. It costs 0.2 s for 100,000 routes.
+func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
+	s.mu.Lock()
+	e, names := s.engine, map[netip.Addr]string{}
+	for a, ss := range s.sessions {
+		names[a] = ss.peer.Name
+	}
+	conv := converter{asn: s.conv.asn, nameOf: func(a netip.Addr) string { return names[a] }}
+	s.mu.Unlock()
+	if e == nil {
+		return nil, nil
+	}
+	var out []Path
+	err := e.list(nil, func(p *apiutil.Path) {
+		if path, ok := conv.path(p); ok && ctx.Err() == nil {
+			out = append(out, path)
+		}
+	})
+	return out, errors.Join(err, ctx.Err())
+}
+
+// Peers returns every configured session in the config's order, with why it is
+// not up and how many prefixes it carries.
+func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
+	s.mu.Lock()
+	e, cfg, listenErr := s.engine, s.cfg, s.listenErr
+	out := make([]PeerStatus, 0, len(cfg.Peers))
+	for _, p := range cfg.Peers {
+		ss, ok := s.sessions[p.Addr]
+		if !ok || !p.runs() {
+			ss = newSession(p, s.since[p.Name+"\x00"+p.Problem])
+		}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Port: p.Port, ASN: p.ASN, Since: ss.since}
+		st.State, st.Info = ss.info(listenErr)
+		if ss.up && p.runs() {
+			st.Advertised = len(cfg.Announce)
+		}
+		out = append(out, st)
+	}
+	s.mu.Unlock()
+	if e == nil {
+		return out, nil
+	}
+	received := map[netip.Addr]int{}
+	err := e.srv.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
+		if addr, err := netip.ParseAddr(p.State.NeighborAddress); err == nil && len(p.AfiSafis) > 0 {
+			received[addr] = int(p.AfiSafis[0].State.GetReceived())
+		}
+	})
+	if err != nil {
+		return out, fmt.Errorf("list peers: %w", err)
+	}
+	accepted, err := s.accepted(e, received)
+	for i := range out {
+		if out[i].State == StateUp {
+			out[i].Received, out[i].Accepted = received[out[i].Addr], accepted[out[i].Addr]
+		}
+	}
+	return out, err
+}
+
+// tally is how many prefixes of each peer import let in. GoBGP's own count
+// leaves the policy out, so the table is counted, and again only when
+// something has changed.
+type tally struct {
+	changes  uint64
+	received map[netip.Addr]int
+	accepted map[netip.Addr]int
+}
+
+func (s *Speaker) accepted(e *engine, received map[netip.Addr]int) (map[netip.Addr]int, error) {
+	s.mu.Lock()
+	last, changes := s.tally, s.changes
+	s.mu.Unlock()
+	if last.changes == changes && last.accepted != nil && maps.Equal(last.received, received) {
+		return last.accepted, nil
+	}
+	n := map[netip.Addr]int{}
+	err := e.listAll(func(p *apiutil.Path) {
+		if p.PeerAddress.IsValid() {
+			n[p.PeerAddress]++
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tally = tally{changes: changes, received: received, accepted: n}
+	return n, nil
+}
+
+// Stop ends the speaker and waits for it, at most until ctx ends. With
+// graceful peers are not told, and keep our routes for the restart time; what
+// was told to the reader stays as it is.
+func (s *Speaker) Stop(ctx context.Context, graceful bool) error {
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	s.mu.Lock()
+	was := s.stopped
+	s.stopped = true
+	e := s.engine
+	if e != nil {
+		e.closed.Store(true)
+	}
+	s.engine = nil
+	for _, ss := range s.sessions {
+		ss.stopDiagnosis()
+	}
+	s.mu.Unlock()
+	if !was {
+		close(s.done)
+	}
+	var err error
+	if e != nil {
+		err = e.stop(ctx, graceful)
+	}
+	s.wg.Wait()
+	return err
+}
