@@ -1,0 +1,199 @@
+package store
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// felixRule says what the text or the number in one field of a
+// FelixConfiguration may be. The kind has nearly 200 fields, most of which are
+// of no concern here; those that have rules are checked through their JSON
+// names.
+type felixRule struct {
+	values    []string // of a text, in any case
+	low, high int      // of a number, when high is not zero
+}
+
+func felixRules() map[string]felixRule {
+	logLevels := felixRule{values: []string{"Trace", "Debug", "Info", "Warning", "Error", "Fatal", "None"}}
+	onOff := felixRule{values: []string{"Enabled", "Disabled"}}
+	acceptReturn := felixRule{values: []string{"Accept", "Return"}}
+	dropReject := felixRule{values: []string{"Drop", "Reject"}}
+	port := felixRule{low: 0, high: 65535}
+	listenPort := felixRule{low: 1, high: 65535}
+	// The kernel refuses an MTU below 68 (RFC 791), but 0 means "detect".
+	mtu := felixRule{low: 0, high: 65535}
+	return map[string]felixRule{
+		"iptablesBackend":              {values: []string{"Auto", "Legacy", "NFT"}},
+		"nftablesMode":                 {values: []string{"Auto", "Enabled", "Disabled"}},
+		"chainInsertMode":              {values: []string{"Insert", "Append"}},
+		"defaultEndpointToHostAction":  {values: []string{"Drop", "Accept", "Return"}},
+		"iptablesFilterAllowAction":    acceptReturn,
+		"iptablesMangleAllowAction":    acceptReturn,
+		"nftablesFilterAllowAction":    acceptReturn,
+		"nftablesMangleAllowAction":    acceptReturn,
+		"iptablesFilterDenyAction":     dropReject,
+		"nftablesFilterDenyAction":     dropReject,
+		"logSeverityFile":              logLevels,
+		"logSeverityScreen":            logLevels,
+		"logSeveritySys":               logLevels,
+		"programClusterRoutes":         {values: []string{"Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly"}},
+		"ipForwarding":                 onOff,
+		"floatingIPs":                  onOff,
+		"routeSource":                  {values: []string{"WorkloadIPs", "CalicoIPAM"}},
+		"serviceLoopPrevention":        {values: []string{"Drop", "Reject", "Disabled"}},
+		"workloadSourceSpoofing":       {values: []string{"Disabled", "Any"}},
+		"natOutgoingExclusions":        {values: []string{"IPPoolsOnly", "IPPoolsAndHostIPs"}},
+		"bpfLogLevel":                  {values: []string{"Off", "Info", "Debug"}},
+		"bpfExternalServiceMode":       {values: []string{"Tunnel", "DSR"}},
+		"bpfConnectTimeLoadBalancing":  {values: []string{"TCP", "Enabled", "Disabled"}},
+		"awsSrcDstCheck":               {values: []string{"DoNothing", "Enable", "Disable"}},
+		"windowsManageFirewallRules":   onOff,
+		"ipipMTU":                      mtu,
+		"vxlanMTU":                     mtu,
+		"vxlanMTUV6":                   mtu,
+		"wireguardMTU":                 mtu,
+		"wireguardMTUV6":               mtu,
+		"vxlanPort":                    listenPort,
+		"vxlanVNI":                     {low: 1, high: 1<<24 - 1}, // RFC 7348, section 5: 24 bits
+		"healthPort":                   port,
+		"prometheusMetricsPort":        port,
+		"metadataPort":                 port,
+		"debugPort":                    port,
+		"wireguardListeningPort":       listenPort,
+		"wireguardListeningPortV6":     listenPort,
+		"wireguardRoutingRulePriority": {low: 1, high: 32765},
+		"deviceRouteProtocol":          {low: 1, high: 255},
+	}
+}
+
+func (c *checker) felixConfiguration(s *v3.FelixConfigurationSpec) {
+	rules := felixRules()
+	v := reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		c.felixField("spec."+name, v.Field(i), rules[name])
+	}
+	for _, f := range []struct{ name, value string }{
+		{"logDebugFilenameRegex", s.LogDebugFilenameRegex},
+		{"mtuIfacePattern", s.MTUIfacePattern},
+		{"bpfDataIfacePattern", s.BPFDataIfacePattern},
+		{"bpfL3IfacePattern", s.BPFL3IfacePattern},
+	} {
+		if _, err := regexp.Compile(f.value); err != nil {
+			c.add("spec."+f.name, f.value, "is not a regular expression: %v", err)
+		}
+	}
+	c.felixInterfaces(s)
+	c.optAddr("spec.natOutgoingAddress", s.NATOutgoingAddress, "")
+	c.optAddr("spec.deviceRouteSourceAddress", s.DeviceRouteSourceAddress, "IPv4")
+	c.optAddr("spec.deviceRouteSourceAddressIPv6", s.DeviceRouteSourceAddressIPv6, "IPv6")
+	if s.ExternalNodesCIDRList != nil {
+		for i, n := range *s.ExternalNodesCIDRList {
+			c.net(index("spec.externalNodesList", i), n)
+		}
+	}
+	c.failsafe("spec.failsafeInboundHostPorts", s.FailsafeInboundHostPorts)
+	c.failsafe("spec.failsafeOutboundHostPorts", s.FailsafeOutboundHostPorts)
+	if s.RouteTableRanges != nil {
+		for i, r := range *s.RouteTableRanges {
+			c.tableRange(index("spec.routeTableRanges", i), r.Min, r.Max)
+		}
+	}
+	if r := s.RouteTableRange; r != nil {
+		c.tableRange("spec.routeTableRange", r.Min, r.Max)
+	}
+}
+
+// felixField applies the rule of one field, and to durations the one that all
+// of them share.
+func (c *checker) felixField(field string, v reflect.Value, rule felixRule) {
+	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return
+		}
+		if d, ok := v.Interface().(*metav1.Duration); ok {
+			if d.Duration < 0 {
+				c.add(field, d.Duration.String(), "must not be negative; 0s turns it off where that is possible")
+			}
+			return
+		}
+		v = v.Elem()
+	}
+	switch {
+	case rule.values != nil && v.Kind() == reflect.String:
+		s := v.String()
+		if s != "" && !slices.ContainsFunc(rule.values, func(a string) bool { return strings.EqualFold(a, s) }) {
+			c.add(field, s, "must be one of %s", strings.Join(rule.values, ", "))
+		}
+	case rule.high != 0 && v.CanInt():
+		c.between(field, int(v.Int()), rule.low, rule.high)
+	}
+}
+
+func (c *checker) felixInterfaces(s *v3.FelixConfigurationSpec) {
+	for i, p := range splitList(s.InterfacePrefix) {
+		if ok, _ := regexp.MatchString(`^[a-zA-Z0-9_-]{1,15}$`, p); !ok {
+			c.add("spec.interfacePrefix", p, "entry %d must be at most %d letters, digits, '_' and '-'", i+1, maxInterfaceName)
+		}
+	}
+	for i, p := range splitList(s.InterfaceExclude) {
+		inner, isRegexp := strings.CutPrefix(p, "/")
+		if !isRegexp {
+			c.interfaceName("spec.interfaceExclude", p)
+			continue
+		}
+		inner, closed := strings.CutSuffix(inner, "/")
+		if _, err := regexp.Compile(inner); err != nil || !closed || inner == "" {
+			c.add("spec.interfaceExclude", p, "entry %d must be an interface's name, or a regular expression between slashes such as /^kube/", i+1)
+		}
+	}
+	for _, f := range []struct{ name, value string }{
+		{"wireguardInterfaceName", s.WireguardInterfaceName},
+		{"wireguardInterfaceNameV6", s.WireguardInterfaceNameV6},
+		{"iptablesNATOutgoingInterfaceFilter", s.IptablesNATOutgoingInterfaceFilter},
+	} {
+		c.interfaceName("spec."+f.name, f.value)
+	}
+}
+
+func splitList(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+func (c *checker) failsafe(field string, ports *[]v3.ProtoPort) {
+	if ports == nil {
+		return
+	}
+	for i, p := range *ports {
+		f := index(field, i)
+		if !slices.Contains([]string{"", "TCP", "UDP", "SCTP"}, strings.ToUpper(p.Protocol)) {
+			c.add(f+".protocol", p.Protocol, "must be one of TCP, UDP, SCTP")
+		}
+		if p.Net != "" {
+			c.net(f+".net", p.Net)
+		}
+	}
+}
+
+// reservedTable is the first of the kernel's own routing tables (default,
+// main, local: 253 to 255, linux/rtnetlink.h).
+const reservedTable = 253
+
+func (c *checker) tableRange(field string, low, high int) {
+	switch {
+	case low < 1 || high < low:
+		c.add(field, fmt.Sprintf("%d-%d", low, high), "min must be at least 1 and at most max")
+	case low <= reservedTable+2 && high >= reservedTable:
+		c.add(field, fmt.Sprintf("%d-%d", low, high), "must not contain the kernel's own tables %d to %d", reservedTable, reservedTable+2)
+	}
+}

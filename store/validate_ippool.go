@@ -1,0 +1,121 @@
+package store
+
+import (
+	"net/netip"
+	"slices"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+)
+
+// Legal block sizes. Calico's block keeps one entry for each address, so that
+// a block larger than a /20 would make its records unwieldy.
+const (
+	minBlockSizeV4, maxBlockSizeV4, defaultBlockSizeV4 = 20, 32, 26
+	minBlockSizeV6, maxBlockSizeV6, defaultBlockSizeV6 = 116, 128, 122
+)
+
+// linkLocals are where no pool can be: workloads' gateway is in the first, and
+// every interface has an address of its own in the second.
+func linkLocals() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("fe80::/10")}
+}
+
+// maxCIDRLength is the CRD's limit on the text of a pool's CIDR.
+const maxCIDRLength = 48
+
+func (c *checker) ipPool(s *v3.IPPoolSpec) {
+	p := c.poolCIDR(s)
+	c.poolModes(s, p)
+	c.selector("spec.nodeSelector", s.NodeSelector, noGlobal)
+	c.selector("spec.namespaceSelector", s.NamespaceSelector, noGlobal)
+	if s.AssignmentMode != nil {
+		c.oneOf("spec.assignmentMode", string(*s.AssignmentMode), string(v3.Automatic), string(v3.Manual))
+	}
+	c.poolUses(s)
+	if s.IPIP != nil {
+		c.add("spec.ipip", nil, "is a field of the v1 API; use spec.ipipMode")
+	}
+	if s.NATOutgoingV1 {
+		c.add("spec.nat-outgoing", true, "is a field of the v1 API; use spec.natOutgoing")
+	}
+}
+
+// poolCIDR checks the CIDR and the block size, and returns the CIDR if it is
+// one.
+func (c *checker) poolCIDR(s *v3.IPPoolSpec) netip.Prefix {
+	p := c.cidr("spec.cidr", s.CIDR)
+	if len(s.CIDR) > maxCIDRLength {
+		c.add("spec.cidr", s.CIDR, "must be at most %d characters long", maxCIDRLength)
+	}
+	if !p.IsValid() {
+		return p
+	}
+	for _, l := range linkLocals() {
+		if p.Overlaps(l) {
+			c.add("spec.cidr", s.CIDR, "overlaps the link-local range %s, which is not routed; choose another range", l)
+		}
+	}
+	low, high, def := minBlockSizeV4, maxBlockSizeV4, defaultBlockSizeV4
+	if !p.Addr().Is4() {
+		low, high, def = minBlockSizeV6, maxBlockSizeV6, defaultBlockSizeV6
+	}
+	if s.BlockSize < low || s.BlockSize > high {
+		c.add("spec.blockSize", s.BlockSize, "must be a number from %d to %d for an %s pool; leave it out for %d", low, high, familyName(p.Addr()), def)
+		return p
+	}
+	if p.Bits() > s.BlockSize && !s.Disabled {
+		c.add("spec.cidr", s.CIDR, "is smaller than one block of /%d; use a prefix length of at most %d, or a blockSize from %d to %d",
+			s.BlockSize, s.BlockSize, max(low, p.Bits()), high)
+	}
+	return p
+}
+
+func (c *checker) poolModes(s *v3.IPPoolSpec, p netip.Prefix) {
+	modes := []string{string(v3.IPIPModeNever), string(v3.IPIPModeAlways), string(v3.IPIPModeCrossSubnet)}
+	c.oneOf("spec.ipipMode", string(s.IPIPMode), modes...)
+	c.oneOf("spec.vxlanMode", string(s.VXLANMode), modes...)
+	ipip, vxlan := encapsulates(string(s.IPIPMode)), encapsulates(string(s.VXLANMode))
+	if ipip && vxlan {
+		c.add("spec.vxlanMode", string(s.VXLANMode), "cannot be used together with ipipMode %s; set one of the two to Never", s.IPIPMode)
+	}
+	if ipip && p.IsValid() && !p.Addr().Is4() {
+		c.add("spec.ipipMode", string(s.IPIPMode), "IPIP carries IPv4 only; use vxlanMode, or Never")
+	}
+}
+
+func encapsulates(mode string) bool { return mode != "" && mode != string(v3.IPIPModeNever) }
+
+func (c *checker) poolUses(s *v3.IPPoolSpec) {
+	const field = "spec.allowedUses"
+	for i, u := range s.AllowedUses {
+		switch u {
+		case v3.IPPoolAllowedUseWorkload, v3.IPPoolAllowedUseTunnel, v3.IPPoolAllowedUseLoadBalancer:
+		default:
+			c.add(index(field, i), string(u), "must be one of Workload, Tunnel, LoadBalancer")
+		}
+	}
+	if s.NamespaceSelector != "" && slices.Contains(s.AllowedUses, v3.IPPoolAllowedUseTunnel) {
+		c.add("spec.namespaceSelector", s.NamespaceSelector, "cannot be used in a pool for tunnel addresses, which belong to no namespace; set allowedUses: [Workload]")
+	}
+	if !slices.Contains(s.AllowedUses, v3.IPPoolAllowedUseLoadBalancer) {
+		return
+	}
+	if len(s.AllowedUses) > 1 {
+		c.add(field, s.AllowedUses, "LoadBalancer must stand alone; make a pool of its own for it")
+	}
+	if encapsulates(string(s.IPIPMode)) || encapsulates(string(s.VXLANMode)) {
+		c.add(field, s.AllowedUses, "a LoadBalancer pool has no encapsulation; set ipipMode and vxlanMode to Never")
+	}
+	if s.DisableBGPExport {
+		c.add("spec.disableBGPExport", true, "a LoadBalancer pool is reached by BGP only; leave this field out")
+	}
+	if s.NodeSelector != allSelector {
+		c.add("spec.nodeSelector", s.NodeSelector, "must be all() in a LoadBalancer pool")
+	}
+}
+
+func (c *checker) ipReservation(s *v3.IPReservationSpec) {
+	for i, r := range s.ReservedCIDRs {
+		c.anyCIDR(index("spec.reservedCIDRs", i), r)
+	}
+}
