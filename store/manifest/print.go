@@ -1,0 +1,90 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/routerd/routerd/store"
+)
+
+// JSON returns a stored object in the form in which calicoctl prints it: what
+// is stored, with the defaults filled in that an older writer may have left
+// out, and with its revision as metadata.resourceVersion. [Read] takes it
+// back.
+func JSON(o store.Object) (json.RawMessage, error) {
+	v := store.Clone(o.Value)
+	store.SetDefaults(v)
+	raw, err := store.Encode(o.Key, v, o.Raw)
+	if err != nil {
+		return nil, fmt.Errorf("print %s: %w", o.Key, err)
+	}
+	if o.Revision == 0 {
+		return raw, nil
+	}
+	return withResourceVersion(raw, o)
+}
+
+func withResourceVersion(raw []byte, o store.Object) (json.RawMessage, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &members); err != nil {
+		return nil, fmt.Errorf("print %s: %w", o.Key, err)
+	}
+	var meta map[string]json.RawMessage
+	if err := json.Unmarshal(members["metadata"], &meta); err != nil {
+		return nil, fmt.Errorf("print %s: metadata: %w", o.Key, err)
+	}
+	meta["resourceVersion"] = json.RawMessage(strconv.Quote(strconv.FormatInt(int64(o.Revision), 10)))
+	var err error
+	if members["metadata"], err = plain(meta); err != nil {
+		return nil, fmt.Errorf("print %s: metadata: %w", o.Key, err)
+	}
+	return plain(members)
+}
+
+// List returns objects of one kind as calicoctl prints a list: an IPPoolList,
+// for instance. revision is the one at which they were read.
+func List(kind store.Kind, revision store.Revision, objects []store.Object) (json.RawMessage, error) {
+	items := make([]json.RawMessage, 0, len(objects))
+	for _, o := range objects {
+		raw, err := JSON(o)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, raw)
+	}
+	return plain(map[string]any{
+		"apiVersion": store.APIVersion,
+		"kind":       string(kind) + "List",
+		"metadata":   map[string]string{"resourceVersion": strconv.FormatInt(int64(revision), 10)},
+		"items":      items,
+	})
+}
+
+// Indent returns JSON with line breaks, as calicoctl prints it.
+func Indent(raw json.RawMessage) ([]byte, error) {
+	var b bytes.Buffer
+	if err := json.Indent(&b, raw, "", "  "); err != nil {
+		return nil, err
+	}
+	b.WriteByte('\n')
+	return b.Bytes(), nil
+}
+
+// YAML returns JSON as YAML, with the members in alphabetical order.
+func YAML(raw json.RawMessage) ([]byte, error) { return yaml.JSONToYAML(raw) }
+
+// plain encodes without turning the && of a selector into \u0026\u0026, which
+// is for a machine's eyes.
+func plain(v any) (json.RawMessage, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSpace(b.Bytes()), nil
+}

@@ -1,0 +1,313 @@
+package manifest
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/routerd/routerd/store"
+)
+
+// Document is one object of a manifest, ready to be written: defaults filled
+// in, checked by itself.
+type Document struct {
+	Source string // the name given to [Read]
+	Number int    // of the document in the source, counted from 1
+	Line   int    // on which the object begins, counted from 1
+
+	// Object has Key, Value and Raw set. Raw is the stored form: with the
+	// defaults, and with those fields that only newer versions of Calico know.
+	// Its Revision is zero; a resourceVersion in the manifest is in Value's
+	// metadata.
+	Object store.Object
+
+	// HasStatus says that the manifest itself gives a status. Otherwise an
+	// update leaves the stored one alone.
+	HasStatus bool
+}
+
+// Where returns "file:line", for messages about the document.
+func (d Document) Where() string { return fmt.Sprintf("%s:%d", d.Source, d.Line) }
+
+// Read reads every object of a manifest: YAML or JSON, any number of
+// documents, single objects, lists ("kind: List" and "kind: IPPoolList") and
+// plain sequences of objects. name stands for the input in messages.
+//
+// Objects of a namespaced kind without namespace go into "default". Objects
+// are given their defaults and checked with store.Validate. With any error, no
+// document is returned; the error is an [Errors] with all there are, unless
+// reading from r failed.
+func Read(name string, r io.Reader) ([]Document, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if len(data) > maxInput {
+		return nil, Errors{{Source: name, Message: fmt.Sprintf("is larger than %d MiB; split it", maxInput>>20)}}
+	}
+	rd := &reader{source: name}
+	for _, root := range parse(data) {
+		rd.number = root.number
+		for _, e := range root.errs {
+			rd.fail(e.line, "", "", "%s", e.message)
+		}
+		if len(root.errs) == 0 {
+			rd.item(root.value, "")
+		}
+	}
+	if err := Unique(rd.docs); err != nil {
+		var errs Errors
+		errors.As(err, &errs)
+		rd.errs = append(rd.errs, errs...)
+	}
+	if err := rd.errs.err(); err != nil {
+		slices.SortStableFunc(rd.errs, func(a, b *Error) int {
+			return cmp.Or(cmp.Compare(a.Document, b.Document), cmp.Compare(a.Line, b.Line))
+		})
+		return nil, err
+	}
+	return rd.docs, nil
+}
+
+// Unique reports objects that docs, from one source or several, hold more than
+// once. The error is an [Errors].
+func Unique(docs []Document) error {
+	var errs Errors
+	first := map[store.Key]Document{}
+	for _, d := range docs {
+		k := d.Object.Key
+		if f, ok := first[k]; ok {
+			errs = append(errs, &Error{
+				Source: d.Source, Line: d.Line, Document: d.Number, Object: k.String(),
+				Message: fmt.Sprintf("is given twice, first at %s; keep one", f.Where()),
+			})
+			continue
+		}
+		first[k] = d
+	}
+	return errs.err()
+}
+
+type reader struct {
+	source string
+	number int // of the current document
+	docs   []Document
+	errs   Errors
+}
+
+func (r *reader) fail(line int, object, field, format string, args ...any) {
+	r.errs = append(r.errs, &Error{
+		Source: r.source, Line: line, Document: r.number,
+		Object: object, Field: field, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// item reads an object, a list or a sequence. An entry of a typed list may
+// leave out its kind: listKind is it then.
+func (r *reader) item(v *value, listKind store.Kind) {
+	switch v.kind {
+	case null:
+		return
+	case array:
+		for _, item := range v.items {
+			r.item(item, listKind)
+		}
+		return
+	case object:
+	default:
+		r.fail(v.line, "", "", "must be an object with apiVersion, kind, metadata and spec; found %s", found(v))
+		return
+	}
+	name := v.textOf("kind")
+	if name == "List" {
+		r.list(v, "")
+		return
+	}
+	if of, ok := strings.CutSuffix(name, "List"); ok && slices.Contains(store.Kinds(), store.Kind(of)) {
+		r.list(v, store.Kind(of))
+		return
+	}
+	r.object(v, listKind)
+}
+
+func (r *reader) list(v *value, of store.Kind) {
+	name := v.textOf("kind")
+	versions := []string{store.APIVersion}
+	if of == "" {
+		versions = []string{"v1", store.APIVersion}
+	}
+	r.apiVersion(v, name, versions)
+	items := v.get("items")
+	if items == nil || items.kind != array {
+		r.fail(v.line, name, "items", "required: the list of objects")
+		return
+	}
+	for _, m := range v.members {
+		if !slices.Contains([]string{"apiVersion", "kind", "metadata", "items"}, m.name) {
+			r.fail(m.line, name, m.name, "unknown field; a list has apiVersion, kind, metadata and items")
+		}
+	}
+	for _, item := range items.items {
+		if of != "" && item.kind == object {
+			if k := item.textOf("kind"); k != "" && store.Kind(k) != of {
+				r.fail(item.line, k, "kind", "must be %s; the list is a %s", of, name)
+				continue
+			}
+		}
+		r.item(item, of)
+	}
+}
+
+func (r *reader) apiVersion(v *value, object string, allowed []string) bool {
+	field := v.get("apiVersion")
+	switch {
+	case field == nil:
+		r.fail(v.line, object, "apiVersion", "required: %s", strings.Join(allowed, " or "))
+	case field.kind != text || !slices.Contains(allowed, field.text):
+		r.fail(field.line, object, "apiVersion", "must be %s; found %s", strings.Join(allowed, " or "), found(field))
+	default:
+		return true
+	}
+	return false
+}
+
+// kindOf finds out which kind an object is of.
+func (r *reader) kindOf(v *value, listKind store.Kind) (store.Kind, bool) {
+	field := v.get("kind")
+	if field == nil {
+		if listKind != "" {
+			return listKind, true
+		}
+		r.fail(v.line, "", "kind", "required: one of %s", kindNames())
+		return "", false
+	}
+	if field.kind == text && slices.Contains(store.Kinds(), store.Kind(field.text)) {
+		return store.Kind(field.text), true
+	}
+	hint := ""
+	if k, ok := store.KindByName(field.text); ok {
+		hint = fmt.Sprintf("; did you mean %s?", k)
+	}
+	r.fail(field.line, "", "kind", "%s is none of the kinds that can be written here: %s%s", found(field), kindNames(), hint)
+	return "", false
+}
+
+func kindNames() string {
+	var names []string
+	for _, k := range store.Kinds() {
+		names = append(names, string(k))
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func (r *reader) object(v *value, listKind store.Kind) {
+	kind, ok := r.kindOf(v, listKind)
+	if !ok {
+		return
+	}
+	label := string(kind)
+	if m := v.get("metadata"); m != nil && m.textOf("name") != "" {
+		label = fmt.Sprintf("%s(%s)", kind, m.textOf("name"))
+	}
+	if v.get("apiVersion") != nil || listKind == "" {
+		ok = r.apiVersion(v, label, []string{store.APIVersion})
+	}
+	target := store.New(kind)
+	t := reflect.TypeOf(target).Elem()
+	c := &checker{kind: kind, root: t, lines: map[string]int{}}
+	c.check("", t, v)
+	for _, e := range c.errs {
+		r.fail(e.line, label, e.field, "%s", e.message)
+	}
+	if !ok || len(c.errs) > 0 {
+		return
+	}
+	r.resource(v, label, target, c.lines)
+}
+
+// resource turns an object of the right shape into a document.
+func (r *reader) resource(v *value, label string, target any, lines map[string]int) {
+	raw := v.appendJSON(nil)
+	if err := json.Unmarshal(raw, target); err != nil {
+		r.fail(v.line, label, "", "cannot be read: %v", err)
+		return
+	}
+	kind, _ := store.KindOf(target)
+	meta := store.Meta(target)
+	if kind.Namespaced() && meta.Namespace == "" {
+		meta.Namespace = store.DefaultName
+	}
+	if !kind.Namespaced() && meta.Namespace != "" {
+		r.fail(lines["metadata.namespace"], label, "metadata.namespace", "%q: a %s belongs to no namespace; leave it out", meta.Namespace, kind)
+		return
+	}
+	store.SetDefaults(target)
+	if err := errors.Join(store.Validate(target), newerRules(kind, meta.Name, v)); err != nil {
+		r.invalid(v, label, err, lines)
+		return
+	}
+	key, err := store.KeyOf(target)
+	if err != nil {
+		r.fail(v.line, label, "", "%v", err)
+		return
+	}
+	stored, err := store.Encode(key, target, raw)
+	if err != nil {
+		r.fail(v.line, label, "", "%v", err)
+		return
+	}
+	status := v.get("status")
+	r.docs = append(r.docs, Document{
+		Source: r.source, Number: r.number, Line: v.line,
+		Object:    store.Object{Key: key, Value: target, Raw: stored},
+		HasStatus: status != nil && status.kind != null,
+	})
+}
+
+// invalid reports what validation found, with the lines of the fields.
+func (r *reader) invalid(v *value, label string, err error, lines map[string]int) {
+	var all store.FieldErrors
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		var fields store.FieldErrors
+		if errors.As(e, &fields) {
+			all = append(all, fields...)
+		}
+	}
+	for _, f := range all {
+		line, message := v.line, f.Error()
+		for path := f.Field; path != ""; path = parent(path) {
+			if l, ok := lines[path]; ok {
+				line = l
+				break
+			}
+		}
+		r.fail(line, label, f.Field, "%s", strings.TrimPrefix(message, f.Field+": "))
+	}
+}
+
+// parent returns the path of the object or list that a field is in.
+func parent(path string) string {
+	return path[:max(0, strings.LastIndexAny(path, ".["))]
+}
+
+// newerRules checks the one newer field that has a rule which depends on the
+// object's name.
+func newerRules(kind store.Kind, name string, v *value) error {
+	spec := v.get("spec")
+	if kind != store.KindFelixConfiguration || spec == nil || spec.get("nodeSelector") == nil {
+		return nil
+	}
+	if name == store.DefaultName || strings.HasPrefix(name, "node.") {
+		return store.FieldErrors{{
+			Field: "spec.nodeSelector", Value: spec.textOf("nodeSelector"),
+			Message: fmt.Sprintf("cannot be given on the object %q, whose name says where it holds; use another name", name),
+		}}
+	}
+	return nil
+}
