@@ -1,0 +1,286 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+// Config is what an [Allocator] needs.
+type Config struct {
+	Store store.Store  // required
+	Node  string       // required: this node's name
+	Log   *slog.Logger // required
+
+	// Clock tells the time; nil: time.Now.
+	Clock func() time.Time
+
+	// Timeout bounds one read or one transaction, so that a datastore that
+	// does not answer does not hold up those who ask later; 0: 10 seconds.
+	Timeout time.Duration
+}
+
+// Kinds returns the kinds of objects whose changes [Allocator.Run] needs.
+func Kinds() []store.Kind {
+	return []store.Kind{
+		store.KindIPPool, store.KindIPReservation, store.KindNode,
+		store.KindIPAMConfig, store.KindIPAMBlock, store.KindIPAMAffinity,
+	}
+}
+
+// Allocator gives and takes back this node's addresses. Its methods are safe
+// for concurrent use; they wait until [Allocator.Run] has taken in the state
+// of the datastore, and one goroutine of Run does all the work.
+type Allocator struct {
+	cfg Config
+
+	mu    sync.Mutex // guards state
+	state *state
+
+	queue   queue
+	synced  chan struct{} // closed once the state is there
+	stopped chan struct{} // closed when Run returns
+}
+
+// New returns an allocator; [Allocator.Run] makes it work. It panics when a
+// required part of the configuration is missing.
+func New(cfg Config) *Allocator {
+	if cfg.Store == nil || cfg.Node == "" || cfg.Log == nil {
+		panic("ipam: Config lacks Store, Node or Log")
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 10 * time.Second
+	}
+	return &Allocator{
+		cfg:     cfg,
+		state:   newState(cfg.Node),
+		queue:   queue{wake: make(chan struct{}, 1)},
+		synced:  make(chan struct{}),
+		stopped: make(chan struct{}),
+	}
+}
+
+// Run keeps the allocator's view of the datastore from a watch of the kinds
+// that [Kinds] lists (others are ignored) and serves the callers, until ctx
+// ends; then it returns nil, and those who still wait get [ErrStopped]. It may
+// be called once.
+//
+// After each synchronisation, and when pools or the node change, it ends what
+// crashes left half done in this node's affinities and gives up empty blocks
+// of pools that do not select the node any more.
+func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
+	work, cancel := context.WithCancel(ctx)
+	var worker sync.WaitGroup
+	worker.Go(func() { a.work(work) })
+	defer func() {
+		cancel()
+		worker.Wait()
+		close(a.stopped)
+		for _, c := range a.queue.close() {
+			c.finish(ErrStopped)
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case b, ok := <-batches:
+			if !ok {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return errors.New("ipam: the watch of the datastore ended")
+			}
+			a.handleBatch(b)
+		}
+	}
+}
+
+func (a *Allocator) handleBatch(b store.Batch) {
+	a.mu.Lock()
+	tidy := b.Synced
+	for _, ev := range b.Events {
+		if err := a.state.apply(ev, b.Revision); err != nil {
+			a.cfg.Log.Warn("ignored what cannot be read", "key", ev.Key.String(), "err", err)
+		}
+		tidy = tidy || ev.Key.Kind == store.KindIPPool || ev.Key.Kind == store.KindNode && ev.Key.Name == a.cfg.Node
+	}
+	var blocks []netip.Prefix
+	if tidy {
+		blocks = a.state.tidyable()
+	}
+	a.mu.Unlock()
+	if len(blocks) > 0 {
+		a.queue.push(&call{step: &tidyStep{blocks: blocks}})
+	}
+	if b.Synced {
+		select {
+		case <-a.synced:
+		default:
+			close(a.synced)
+		}
+	}
+}
+
+// Assign gives addresses: all that the request asks for, or none and an error.
+// An error that matches [store.ErrUnavailable] leaves open whether they were
+// given; repeat the request with Idempotent set, or call
+// [Allocator.ReleaseHandle]. When ctx ends first, what is given nevertheless
+// is released again.
+func (a *Allocator) Assign(ctx context.Context, r Request) ([]Assignment, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	r.Attributes = maps.Clone(r.Attributes)
+	st := &assignStep{req: r}
+	if err := a.do(ctx, st); err != nil {
+		return nil, fmt.Errorf("assign %s address to %s: %w", r.Family, r.Handle, err)
+	}
+	return append(st.held, st.given...), nil
+}
+
+// AssignAddr gives one particular address. A block of it that does not exist
+// is taken for this node. Reservations and the pools' selectors are not asked.
+func (a *Allocator) AssignAddr(ctx context.Context, addr netip.Addr, r Request) (Assignment, error) {
+	if err := checkAddr(&r, addr); err != nil {
+		return Assignment{}, err
+	}
+	r.Attributes = maps.Clone(r.Attributes)
+	st := &addrStep{req: r, addr: addr}
+	if err := a.do(ctx, st); err != nil {
+		return Assignment{}, fmt.Errorf("assign %s to %s: %w", addr, r.Handle, err)
+	}
+	return append(st.held, st.given...)[0], nil
+}
+
+// ReleaseHandle releases all that a handle holds, on whatever node, and
+// returns it. A handle that holds nothing is no error.
+func (a *Allocator) ReleaseHandle(ctx context.Context, handle string) ([]netip.Addr, error) {
+	if handle == "" {
+		return nil, fmt.Errorf("%w: handle is empty", ErrInvalidRequest)
+	}
+	st := &handleStep{handle: handle}
+	if err := a.do(ctx, st); err != nil {
+		return nil, fmt.Errorf("release the addresses of %s: %w", handle, err)
+	}
+	return st.released, nil
+}
+
+// maxClaims is how many claims one transaction takes: each may touch a block
+// and a handle of its own.
+const maxClaims = 32
+
+// Release releases addresses and returns those that were held. Addresses that
+// are free already are no error; a claim that names another handle or another
+// sequence number than the present one is, and then none of its step is
+// released. Many claims are released in steps.
+func (a *Allocator) Release(ctx context.Context, claims ...Claim) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for len(claims) > 0 {
+		n := min(len(claims), maxClaims)
+		st := &claimsStep{claims: claims[:n:n]}
+		if err := a.do(ctx, st); err != nil {
+			return out, fmt.Errorf("release addresses: %w", err)
+		}
+		out = append(out, st.released...)
+		claims = claims[n:]
+	}
+	return out, nil
+}
+
+// ByHandle returns what a handle holds, on whatever node, ordered by block and
+// address.
+func (a *Allocator) ByHandle(ctx context.Context, handle string) ([]Assignment, error) {
+	st := &queryStep{handle: handle}
+	if err := a.do(ctx, st); err != nil {
+		return nil, fmt.Errorf("look up the addresses of %s: %w", handle, err)
+	}
+	return st.held, nil
+}
+
+// Tidy does now what [Allocator.Run] does after each synchronisation, and
+// returns the blocks that the node has given up.
+func (a *Allocator) Tidy(ctx context.Context) ([]netip.Prefix, error) {
+	if err := a.waitSynced(ctx); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	st := &tidyStep{blocks: a.state.tidyable()}
+	a.mu.Unlock()
+	if len(st.blocks) == 0 {
+		return nil, nil
+	}
+	if err := a.do(ctx, st); err != nil {
+		return nil, fmt.Errorf("tidy blocks: %w", err)
+	}
+	return st.released, nil
+}
+
+// BlockStatus is a block that this node holds.
+type BlockStatus struct {
+	CIDR  netip.Prefix
+	Pool  string // name; empty when no pool contains the block any more
+	Size  int    // addresses
+	InUse int    // of them assigned or cooling down
+}
+
+// Blocks returns the blocks that this node holds, in the order of their keys.
+// It does not ask the datastore.
+func (a *Allocator) Blocks() []BlockStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]BlockStatus, 0, len(a.state.own))
+	for _, b := range a.state.own {
+		s := BlockStatus{CIDR: b.cidr, Size: b.size, InUse: b.used}
+		if p := a.state.poolOf(b.cidr); p != nil {
+			s.Pool = p.name
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func (a *Allocator) waitSynced(ctx context.Context) error {
+	select {
+	case <-a.synced:
+		return nil
+	case <-a.stopped:
+		return ErrStopped
+	case <-ctx.Done():
+		return fmt.Errorf("%w: the datastore's state has not been read yet: %w", ErrNotReady, ctx.Err())
+	}
+}
+
+// do has the worker carry a step out and waits for it.
+func (a *Allocator) do(ctx context.Context, st step) error {
+	if err := a.waitSynced(ctx); err != nil {
+		return err
+	}
+	c := &call{step: st, done: make(chan struct{})}
+	if !a.queue.push(c) {
+		return ErrStopped
+	}
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+	}
+	if !c.abandon() {
+		<-c.done
+		return c.err
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("%w: it has not answered in time: %w", store.ErrUnavailable, ctx.Err())
+	}
+	return ctx.Err()
+}

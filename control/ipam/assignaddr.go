@@ -1,0 +1,116 @@
+package ipam
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// addrStep gives one address that the caller names. Reservations do not stop
+// it: they keep addresses for those who ask for them.
+type addrStep struct {
+	req  Request
+	addr netip.Addr
+
+	held  []Assignment
+	given []Assignment
+}
+
+func (st *addrStep) plan(d *draft) error {
+	st.held, st.given = nil, nil
+	if err := d.ready(); err != nil {
+		return err
+	}
+	p, err := d.poolAt(st.addr, &st.req)
+	if err != nil {
+		return err
+	}
+	pk, done, err := st.pick(d, p)
+	if err != nil || done {
+		return err
+	}
+	st.given, err = d.take(&st.req, []pick{pk})
+	return err
+}
+
+// poolAt returns the enabled pool that contains an address and allows the use,
+// if the request names one.
+func (d *draft) poolAt(a netip.Addr, r *Request) (*pool, error) {
+	var refused []PoolReason
+	for _, p := range d.s.poolsByName() {
+		switch {
+		case !p.cidr.Contains(a):
+		case p.off != "":
+			refused = append(refused, PoolReason{p.name, p.off})
+		case r.Use != "" && !p.allows(r.Use):
+			refused = append(refused, PoolReason{p.name, fmt.Sprintf("its allowedUses %v lack %s", p.uses, r.Use)})
+		case len(r.Pools) > 0 && !slices.ContainsFunc(r.Pools, func(n string) bool { return d.s.findPool(n) == p }):
+			refused = append(refused, PoolReason{p.name, "the request names other pools"})
+		default:
+			return p, nil
+		}
+	}
+	return nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s; there are %s", a, d.s.poolNames()), Pools: refused}
+}
+
+// pick finds the block of the address, or takes it for this node. done is set
+// when the handle holds the address already.
+func (st *addrStep) pick(d *draft, p *pool) (pk pick, done bool, err error) {
+	cidr, err := st.addr.Prefix(p.blockBits)
+	if err != nil {
+		return pick{}, false, fmt.Errorf("assign %s: %w", st.addr, err)
+	}
+	if around := d.s.blockAround(st.addr); around != nil {
+		cidr = around.cidr
+	} else if other := d.s.overlapping(cidr); other != nil {
+		return pick{}, false, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s: its block %s would overlap the block %s, which is left from another blockSize; free and delete that first", st.addr, cidr, other.cidr)}
+	}
+	bd, err := d.readBlock(cidr, false)
+	if err != nil {
+		return pick{}, false, err
+	}
+	o := ordinalOf(cidr, st.addr)
+	if bd.block.Block == nil {
+		fresh := newBlock(cidr, d.s.node, d.now)
+		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, false, nil
+	}
+	if a := attribute(bd.block.Block, o); a != nil {
+		switch {
+		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent:
+			st.held = []Assignment{d.assignment(bd.block, o, st.req.Handle)}
+			return pick{}, true, nil
+		case a.ReleasedAt != nil:
+			return pick{}, false, fmt.Errorf("%w: %s was released at %s and rests for %s", ErrTaken, st.addr, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
+		case a.HandleID != nil:
+			return pick{}, false, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)
+		}
+		return pick{}, false, fmt.Errorf("%w: %s", ErrTaken, st.addr)
+	}
+	if node, _ := ownerOf(bd.block.Block); node != d.s.node && d.s.config.StrictAffinity {
+		holder := "nobody"
+		if node != "" {
+			holder = "node " + node
+		}
+		return pick{}, false, fmt.Errorf("%w: %s lies in %s, which %s holds, and strict affinity is on", ErrStrictAffinity, st.addr, cidr, holder)
+	}
+	return pick{bd: bd, ordinals: []int{o}}, false, nil
+}
+
+// checkAddr completes a request for one address.
+func checkAddr(r *Request, a netip.Addr) error {
+	if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
+		return fmt.Errorf("%w: address %q is not a plain IPv4 or IPv6 address", ErrInvalidRequest, a)
+	}
+	if r.Family == 0 {
+		r.Family = dataplane.FamilyOf(a)
+	}
+	if r.Family != dataplane.FamilyOf(a) {
+		return fmt.Errorf("%w: address %s is not %s", ErrInvalidRequest, a, r.Family)
+	}
+	if r.Count > 1 {
+		return fmt.Errorf("%w: count is %d for the one address %s", ErrInvalidRequest, r.Count, a)
+	}
+	return r.check()
+}

@@ -1,0 +1,246 @@
+package ipam
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/selector"
+)
+
+// pool is an IPPool, read once.
+type pool struct {
+	name       string
+	cidr       netip.Prefix
+	blockBits  int
+	encap      store.Encapsulation
+	uses       []v3.IPPoolAllowedUse
+	manual     bool
+	nodes      *selector.Selector
+	namespaces *selector.Selector // nil: all
+
+	// off says why nothing may be taken from the pool at all; empty: it may.
+	off string
+}
+
+// readPool reads a pool. A pool that makes no sense is kept with the reason,
+// so that a refusal can name it.
+func readPool(name string, obj store.Object) *pool {
+	p := &pool{name: name, nodes: selector.All()}
+	res, ok := obj.Value.(*v3.IPPool)
+	if !ok {
+		p.off = "its record cannot be decoded"
+		return p
+	}
+	spec := &res.Spec
+	p.encap = store.EncapsulationOf(res)
+	p.manual = spec.AssignmentMode != nil && *spec.AssignmentMode == v3.Manual
+	if p.uses = spec.AllowedUses; len(p.uses) == 0 {
+		p.uses = []v3.IPPoolAllowedUse{v3.IPPoolAllowedUseWorkload, v3.IPPoolAllowedUseTunnel}
+	}
+	if err := p.readSpec(spec); err != nil {
+		p.off = err.Error()
+		return p
+	}
+	switch {
+	case res.DeletionTimestamp != nil:
+		p.off = "it is being deleted"
+	case spec.Disabled:
+		p.off = "it is disabled"
+	case notAllocatable(obj.Raw):
+		p.off = "its status says Allocatable=False"
+	}
+	return p
+}
+
+func (p *pool) readSpec(spec *v3.IPPoolSpec) error {
+	cidr, err := netip.ParsePrefix(spec.CIDR)
+	if err != nil {
+		return fmt.Errorf("cidr %q is no CIDR", spec.CIDR)
+	}
+	p.cidr = cidr.Masked()
+	lo, hi, def := 20, 32, 26
+	if cidr.Addr().Is6() {
+		lo, hi, def = 116, 128, 122
+	}
+	if p.blockBits = spec.BlockSize; p.blockBits == 0 {
+		p.blockBits = def
+	}
+	if p.blockBits < lo || p.blockBits > hi || p.blockBits < cidr.Bits() {
+		return fmt.Errorf("blockSize %d is not between %d and %d", p.blockBits, max(lo, cidr.Bits()), hi)
+	}
+	if p.nodes, err = selector.Parse(spec.NodeSelector); err != nil {
+		return fmt.Errorf("nodeSelector: %w", err)
+	}
+	if spec.NamespaceSelector != "" {
+		if p.namespaces, err = selector.Parse(spec.NamespaceSelector); err != nil {
+			return fmt.Errorf("namespaceSelector: %w", err)
+		}
+	}
+	return nil
+}
+
+// notAllocatable reads the condition from the stored JSON, because the API
+// module's IPPool has no status.
+func notAllocatable(raw []byte) bool {
+	var res struct {
+		Status struct {
+			Conditions []struct{ Type, Status string }
+		}
+	}
+	if len(raw) == 0 || json.Unmarshal(raw, &res) != nil {
+		return false
+	}
+	for _, c := range res.Status.Conditions {
+		if c.Type == "Allocatable" && c.Status == "False" {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *pool) family() dataplane.Family { return dataplane.FamilyOf(p.cidr.Addr()) }
+
+// allows reports whether the pool lists a use.
+func (p *pool) allows(use Use) bool { return slices.Contains(p.uses, v3.IPPoolAllowedUse(use)) }
+
+// refusal says why the pool cannot serve a request of this node that does not
+// name it; empty: it can.
+func (p *pool) refusal(r *Request, labels map[string]string) string {
+	if reason := p.usable(r); reason != "" {
+		return reason
+	}
+	switch {
+	case r.tunnel != nil && !r.tunnel.carries(p.encap):
+		return fmt.Sprintf("its encapsulation is %s", p.encap)
+	// A tunnel needs its address also where users pick those of workloads.
+	case p.manual && r.tunnel == nil:
+		return "its assignmentMode is Manual, and the request does not name it"
+	case !p.nodes.Matches(labels):
+		return fmt.Sprintf("its nodeSelector %s does not match the node's labels", p.nodes)
+	case p.namespaces != nil && !p.namespaces.Matches(r.NamespaceLabels):
+		return fmt.Sprintf("its namespaceSelector %s does not match the namespace's labels", p.namespaces)
+	}
+	return ""
+}
+
+// usable is the part of [pool.refusal] that also holds for a named pool.
+func (p *pool) usable(r *Request) string {
+	use := r.Use
+	if use == "" {
+		use = Workload
+	}
+	switch {
+	case p.off != "":
+		return p.off
+	case p.family() != r.Family:
+		return fmt.Sprintf("it is an %s pool", p.family())
+	case !p.allows(use):
+		return fmt.Sprintf("its allowedUses %v lack %s", p.uses, use)
+	}
+	return ""
+}
+
+// selectPools returns the pools that may serve a request, in the order in which
+// they are to be tried.
+func (s *state) selectPools(r *Request) ([]*pool, error) {
+	if len(r.Pools) > 0 {
+		return s.namedPools(r)
+	}
+	var out []*pool
+	var refused []PoolReason
+	for _, p := range s.poolsByName() {
+		if p.off == "" && p.family() != r.Family {
+			continue // the other family's pools explain nothing
+		}
+		if reason := p.refusal(r, s.labels); reason != "" {
+			refused = append(refused, PoolReason{p.name, reason})
+			continue
+		}
+		out = append(out, p)
+	}
+	if len(out) > 0 {
+		return out, nil
+	}
+	e := &Error{Reason: ErrNoPool, Pools: refused}
+	e.Message = fmt.Sprintf("none of the %d candidates serves node %s", len(refused), s.node)
+	if len(refused) == 0 {
+		e.Message = fmt.Sprintf("there is no %s pool; create one", r.Family)
+	}
+	return nil, e
+}
+
+func (s *state) namedPools(r *Request) ([]*pool, error) {
+	var out []*pool
+	for _, name := range r.Pools {
+		p := s.findPool(name)
+		if p == nil {
+			return nil, &Error{Reason: ErrUnknownPool, Message: fmt.Sprintf("the request names %q; there are %s", name, s.poolNames())}
+		}
+		if p.off != "" {
+			return nil, &Error{Reason: ErrUnknownPool, Message: fmt.Sprintf("the request names %q", name), Pools: []PoolReason{{p.name, p.off}}}
+		}
+		if reason := p.usable(r); reason != "" {
+			return nil, &Error{Reason: ErrNoPool, Message: fmt.Sprintf("the request names %q", name), Pools: []PoolReason{{p.name, reason}}}
+		}
+		if !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// findPool finds a pool by its name or its CIDR.
+func (s *state) findPool(name string) *pool {
+	if p := s.pools[name]; p != nil {
+		return p
+	}
+	cidr, err := netip.ParsePrefix(name)
+	if err != nil {
+		return nil
+	}
+	for _, p := range s.poolsByName() {
+		if p.cidr == cidr.Masked() {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s *state) poolNames() string {
+	if len(s.pools) == 0 {
+		return "no pools"
+	}
+	var names []string
+	for _, p := range s.poolsByName() {
+		names = append(names, p.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// poolOf returns the pool that contains a block, nil if none does.
+func (s *state) poolOf(block netip.Prefix) *pool {
+	for _, p := range s.poolsByName() {
+		if p.cidr.IsValid() && p.cidr.Bits() <= block.Bits() && p.cidr.Contains(block.Addr()) {
+			return p
+		}
+	}
+	return nil
+}
+
+func describe(pools []*pool) string {
+	var b strings.Builder
+	for i, p := range pools {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s (%s)", p.name, p.cidr)
+	}
+	return b.String()
+}

@@ -1,0 +1,244 @@
+package ipam
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+
+	"github.com/routerd/routerd/store"
+)
+
+// handleStep releases all that a handle holds.
+type handleStep struct {
+	handle   string
+	released []netip.Addr
+}
+
+func (st *handleStep) plan(d *draft) error {
+	st.released = nil
+	hd, err := d.readHandle(st.handle, true)
+	if err != nil {
+		return err
+	}
+	all, err := d.holdings(st.handle, hd)
+	if err != nil {
+		return err
+	}
+	perBlock := map[netip.Prefix][]int{}
+	for _, a := range all {
+		st.released = append(st.released, a.Addr)
+		perBlock[a.Block] = append(perBlock[a.Block], ordinalOf(a.Block, a.Addr))
+	}
+	for _, cidr := range d.blocksOf(st.handle, hd) {
+		if ordinals := perBlock[cidr]; len(ordinals) > 0 {
+			d.release(d.blocks[cidr], ordinals)
+		}
+	}
+	if hd.value != nil {
+		hd.value, hd.write = nil, true
+		d.touch(store.HandleKey(st.handle))
+	}
+	return nil
+}
+
+// release frees ordinals of a block. A block without holder and without
+// allocations is deleted.
+func (d *draft) release(bd *blockDraft, ordinals []int) {
+	bd.block.release(ordinals, d.now, d.s.cooldown())
+	d.writeBlock(bd)
+	if node, virtual := ownerOf(bd.block.Block); node == "" && !virtual && bd.block.empty() {
+		bd.block.Block = nil
+	}
+}
+
+// claimsStep releases addresses one by one.
+type claimsStep struct {
+	claims   []Claim
+	released []netip.Addr
+}
+
+func (st *claimsStep) plan(d *draft) error {
+	st.released = nil
+	type found struct {
+		bd      *blockDraft
+		ordinal int
+		handle  string
+		hd      *handleDraft
+	}
+	var all []found
+	var missing error
+	for _, c := range st.claims {
+		bd, err := d.blockOfAddr(c.Addr)
+		if err != nil {
+			missing = cmp.Or(missing, err)
+			continue
+		}
+		if bd == nil {
+			continue
+		}
+		f := found{bd: bd, ordinal: ordinalOf(bd.block.cidr, c.Addr)}
+		a := attribute(bd.block.Block, f.ordinal)
+		if a == nil || a.ReleasedAt != nil {
+			continue // free already
+		}
+		if a.HandleID != nil {
+			f.handle = *a.HandleID
+		}
+		if err := c.concerns(f.handle, sequence(bd.block.Block, f.ordinal)); err != nil {
+			return err
+		}
+		if f.handle != "" {
+			if f.hd, err = d.readHandle(f.handle, true); err != nil {
+				missing = cmp.Or(missing, err)
+				continue
+			}
+		}
+		all = append(all, f)
+	}
+	if missing != nil {
+		return missing
+	}
+	for _, f := range all {
+		if f.bd.block.Block == nil {
+			continue // the same address twice
+		}
+		if a := attribute(f.bd.block.Block, f.ordinal); a == nil || a.ReleasedAt != nil {
+			continue // likewise
+		}
+		st.released = append(st.released, addrAt(f.bd.block.cidr, f.ordinal))
+		left := 0
+		if f.handle != "" {
+			left = len(heldBy(f.bd.block.Block, f.handle)) - 1
+		}
+		d.release(f.bd, []int{f.ordinal})
+		if f.hd != nil && f.hd.has(f.bd.block.cidr.String()) {
+			d.setCount(f.handle, f.hd, f.bd.block.cidr.String(), left)
+		}
+	}
+	return nil
+}
+
+// concerns is the guard against releasing an address that was given to somebody
+// else meanwhile.
+func (c Claim) concerns(handle string, seq uint64) error {
+	switch {
+	case c.Handle != "" && c.Handle != handle:
+		return fmt.Errorf("%w: %s is held by %q, not by %q", ErrNotHolder, c.Addr, handle, c.Handle)
+	case c.Sequence != 0 && c.Sequence != seq:
+		return fmt.Errorf("%w: %s was given anew since (sequence %d, not %d)", ErrNotHolder, c.Addr, seq, c.Sequence)
+	}
+	return nil
+}
+
+// blockOfAddr returns the block that contains an address, nil if there is none.
+func (d *draft) blockOfAddr(a netip.Addr) (*blockDraft, error) {
+	cidr := netip.Prefix{}
+	if info := d.s.blockAround(a); info != nil {
+		cidr = info.cidr
+	} else {
+		for _, p := range d.s.poolsByName() {
+			if p.cidr.Contains(a) && p.blockBits > 0 {
+				cidr = netip.PrefixFrom(a, p.blockBits).Masked()
+			}
+		}
+	}
+	if !cidr.IsValid() {
+		return nil, nil
+	}
+	bd, err := d.readBlock(cidr, true)
+	if err != nil || bd.block.Block == nil {
+		return nil, err
+	}
+	return bd, nil
+}
+
+// queryStep reads what a handle holds.
+type queryStep struct {
+	handle string
+	held   []Assignment
+}
+
+func (st *queryStep) plan(d *draft) error {
+	hd, err := d.readHandle(st.handle, true)
+	if err != nil {
+		return err
+	}
+	st.held, err = d.holdings(st.handle, hd)
+	return err
+}
+
+// tidyStep ends what a crash, or somebody else's intervention, left half done
+// in this node's affinities, and gives up empty blocks of pools that do not
+// select the node any more.
+type tidyStep struct {
+	blocks   []netip.Prefix // to look at
+	released []netip.Prefix
+}
+
+// tidyable returns the blocks that a tidyStep might have to do with.
+func (s *state) tidyable() []netip.Prefix {
+	var out []netip.Prefix
+	for c, a := range s.affinities {
+		b := s.blocks[c]
+		if a.state != store.AffinityConfirmed || b == nil || b.node != s.node || b.virtual {
+			out = append(out, c)
+		}
+	}
+	for _, b := range s.own {
+		p := s.poolOf(b.cidr)
+		_, known := s.affinities[b.cidr]
+		if !known || b.used == 0 && s.registered && p != nil && !p.nodes.Matches(s.labels) {
+			out = append(out, b.cidr)
+		}
+	}
+	return out
+}
+
+func (st *tidyStep) plan(d *draft) error {
+	st.released = nil
+	for _, cidr := range st.blocks {
+		if err := st.tidy(d, cidr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (st *tidyStep) tidy(d *draft, cidr netip.Prefix) error {
+	ad, err := d.readAffinity(d.s.node, cidr)
+	if err != nil {
+		return err
+	}
+	bd, err := d.readBlock(cidr, true)
+	if err != nil {
+		return err
+	}
+	node, virtual := "", false
+	if bd.block.Block != nil {
+		node, virtual = ownerOf(bd.block.Block)
+	}
+	ours := bd.block.Block != nil && node == d.s.node && !virtual
+	p := d.s.poolOf(cidr)
+	unwanted := p != nil && d.s.registered && !p.nodes.Matches(d.s.labels)
+	switch {
+	case !ours:
+		// A claim that was not finished, or that another host won.
+		if ad.value == nil {
+			return nil
+		}
+		d.checkBlock(bd)
+	case ad.value != nil && ad.value.State == store.AffinityPendingDeletion, unwanted && bd.block.empty():
+		if bd.block.disown(); bd.block.empty() {
+			bd.block.Block = nil
+		}
+		d.writeBlock(bd)
+		st.released = append(st.released, cidr)
+	case ad.value == nil || !ad.value.Confirmed():
+		// Only a block whose affinity is written counts as this node's.
+		d.checkBlock(bd)
+		return d.setAffinity(cidr)
+	default:
+		return nil
+	}
+	return d.dropAffinity(d.s.node, cidr)
+}
