@@ -230,11 +230,17 @@ func (f *finder) find() error {
 	if f.want == 0 {
 		return nil
 	}
-	if f.trouble != nil {
-		return f.trouble
+	for _, b := range f.d.s.blocks {
+		if b.broken != nil && f.poolFor(b.cidr) != nil {
+			f.trouble = cmp.Or(f.trouble, b.broken)
+		}
 	}
-	return &Error{Reason: ErrExhausted, Message: fmt.Sprintf("node %s lacks %d of %d %s addresses in %s; release some, or add a pool",
+	err := &Error{Reason: ErrExhausted, Message: fmt.Sprintf("node %s lacks %d of %d %s addresses in %s; release some, or add a pool",
 		f.d.s.node, f.want, f.r.Count, f.r.Family, describe(f.pools))}
+	if f.trouble != nil {
+		return fmt.Errorf("%w; and there is a block that cannot be used: %w", err, f.trouble)
+	}
+	return err
 }
 
 // poolFor returns the pool of the request that contains a block.
