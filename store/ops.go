@@ -109,12 +109,11 @@ func put(ctx context.Context, s Store, op Op) (Object, error) {
 	return objs[0], nil
 }
 
-// What bounds [Modify]. With the pause at its longest, a thousand writers of
-// one key leave each other enough room that all of them get through within
-// some seconds; the number of tries is what a writer needs then with a wide
-// margin.
+// What bounds [Modify]. Rivals within one process queue where the store can
+// make them; what is left are other hosts, one writer each. With the pause at
+// its longest, some hundred of those leave each other room.
 const (
-	modifyTries    = 200
+	modifyTries    = 100
 	modifyEager    = 3 // tries without a pause: the common case is one rival
 	modifyPauseMin = 4 * time.Millisecond
 	modifyPauseMax = time.Second
@@ -126,10 +125,18 @@ const (
 //
 // change gets an object with Revision 0 and a nil Value when the key does not
 // exist, and what it returns is then created. It must not change cur.Value:
-// see [Clone]. It may run many times. When it returns nil, or what is stored
+// see [Clone], and it must not call Modify for the same key. It may run many
+// times. When it returns nil, or what is stored
 // already, nothing is written and cur is returned; when it returns an error,
 // Modify returns that error as it is.
 func Modify(ctx context.Context, s Store, key Key, change func(cur Object) (any, error)) (Object, error) {
+	if l, ok := s.(KeyLocker); ok {
+		release, err := l.LockKey(ctx, key)
+		if err != nil {
+			return Object{}, fmt.Errorf("modify %s: wait for other writers: %w", key, err)
+		}
+		defer release()
+	}
 	cur, err := getOrAbsent(ctx, s, key)
 	if err != nil {
 		return Object{}, fmt.Errorf("modify %s: %w", key, err)

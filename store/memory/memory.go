@@ -20,6 +20,8 @@ const history = 4096
 
 // Store is a datastore in memory. Make one with [New].
 type Store struct {
+	store.KeyLocks
+
 	mu        sync.Mutex
 	rev       store.Revision
 	data      map[string]backend.Stored // by path

@@ -13,9 +13,16 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// testModifyRace lets a thousand writers count in one object at once.
-func testModifyRace(t *testing.T, s store.Store) {
-	const writers = 1000
+// testModifyRace lets a thousand writers of one process count in one object.
+func testModifyRace(t *testing.T, s store.Store) { modifyRace(t, s, 1000) }
+
+// testModifyRaceOfHosts does the same for writers that know nothing of each
+// other, as on different hosts.
+func testModifyRaceOfHosts(t *testing.T, s store.Store) {
+	modifyRace(t, struct{ store.Store }{s}, 30)
+}
+
+func modifyRace(t *testing.T, s store.Store, writers int) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	var wg sync.WaitGroup

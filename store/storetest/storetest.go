@@ -49,6 +49,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"BigList":              testBigList,
 		"CreateUpdateDelete":   testCreateUpdateDelete,
 		"ModifyRace":           testModifyRace,
+		"ModifyRaceOfHosts":    testModifyRaceOfHosts,
 		"Bootstrap":            testBootstrap,
 		"CanceledCall":         testCanceledCall,
 		"Watch":                testWatch,
