@@ -12,6 +12,8 @@ type Op[K comparable, V comparable] struct {
 	Wanted bool
 	Have   V    // what there is now
 	Exists bool // whether Have counts
+
+	Attempts int // refusals in a row so far
 }
 
 // Outcome says what became of an [Op].
@@ -60,7 +62,7 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 				continue
 			}
 			e.queued = false
-			out = append(out, Op[K, V]{e.key, e.want, e.wanted, e.have, e.exists})
+			out = append(out, e.op())
 		}
 		clear(list[:i])
 		if t.ready[q] = list[i:]; i == len(list) {
@@ -68,6 +70,14 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 		}
 	}
 	return out
+}
+
+func (e *entry[K, V]) op() Op[K, V] {
+	o := Op[K, V]{Key: e.key, Want: e.want, Wanted: e.wanted, Have: e.have, Exists: e.exists}
+	if e.trouble != nil {
+		o.Attempts = e.trouble.attempts
+	}
+	return o
 }
 
 // HasDue reports whether there is work of that kind, of any class, that can be

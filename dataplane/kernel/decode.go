@@ -1,0 +1,283 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// ifLink is a device as the kernel shows it.
+type ifLink struct {
+	index    int
+	name     string
+	kind     string
+	alias    string
+	mtu      int
+	mac      dataplane.MAC
+	flags    uint32
+	vni      uint32
+	port     uint16
+	local    netip.Addr
+	parent   int // index, of a VXLAN device
+	learning bool
+}
+
+// up reports whether the device is administratively up.
+func (l *ifLink) up() bool { return l.flags&unix.IFF_UP != 0 }
+
+// carrier reports whether it is up and could carry packets. Without it the
+// kernel removes the device's next hops.
+func (l *ifLink) carrier() bool { return l.up() && l.flags&unix.IFF_LOWER_UP != 0 }
+
+// parseLink reads RTM_NEWLINK and RTM_DELLINK. It refuses messages that tell
+// only a part: those of a bridge about its port, and of wireless events.
+func parseLink(b []byte) (l ifLink, ok bool) {
+	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
+		return l, false
+	}
+	l.index, l.flags = int(u32(b[4:])), u32(b[8:])
+	for t, v := range attrs(b[unix.SizeofIfInfomsg:]) {
+		switch t {
+		case unix.IFLA_IFNAME:
+			l.name = attrText(v)
+		case unix.IFLA_MTU:
+			l.mtu = int(attrInt(v))
+		case unix.IFLA_IFALIAS:
+			l.alias = attrText(v)
+		case unix.IFLA_ADDRESS:
+			if len(v) == len(l.mac) {
+				copy(l.mac[:], v)
+			}
+		case unix.IFLA_LINKINFO:
+			parseLinkInfo(&l, v)
+		case unix.IFLA_WIRELESS:
+			return l, false
+		}
+	}
+	return l, l.name != "" && l.index > 0
+}
+
+func parseLinkInfo(l *ifLink, b []byte) {
+	var data []byte
+	for t, v := range attrs(b) {
+		switch t {
+		case unix.IFLA_INFO_KIND:
+			l.kind = attrText(v)
+		case unix.IFLA_INFO_DATA:
+			data = v
+		}
+	}
+	if l.kind != string(dataplane.LinkVXLAN) {
+		return
+	}
+	for t, v := range attrs(data) {
+		switch t {
+		case unix.IFLA_VXLAN_ID:
+			l.vni = attrInt(v)
+		case unix.IFLA_VXLAN_LINK:
+			l.parent = int(attrInt(v))
+		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
+			l.local = attrIP(v)
+		case unix.IFLA_VXLAN_PORT:
+			if len(v) >= 2 {
+				l.port = binary.BigEndian.Uint16(v)
+			}
+		case unix.IFLA_VXLAN_LEARNING:
+			l.learning = attrByte(v) != 0
+		}
+	}
+}
+
+// ifAddr is an address on a device as the kernel shows it.
+type ifAddr struct {
+	link   int
+	prefix netip.Prefix
+	flags  uint32
+	scope  uint8
+}
+
+// parseAddr reads RTM_NEWADDR and RTM_DELADDR.
+func parseAddr(b []byte) (a ifAddr, ok bool) {
+	if len(b) < unix.SizeofIfAddrmsg {
+		return a, false
+	}
+	bits := int(b[1])
+	a.flags, a.scope, a.link = uint32(b[2]), b[3], int(u32(b[4:]))
+	var local, addr netip.Addr
+	for t, v := range attrs(b[unix.SizeofIfAddrmsg:]) {
+		switch t {
+		case unix.IFA_LOCAL:
+			local = attrIP(v)
+		case unix.IFA_ADDRESS:
+			addr = attrIP(v)
+		case unix.IFA_FLAGS:
+			a.flags = attrInt(v)
+		}
+	}
+	if !local.IsValid() {
+		local = addr // IPv6 has IFA_LOCAL only on point-to-point devices
+	}
+	a.prefix = netip.PrefixFrom(local, bits)
+	return a, a.prefix.IsValid()
+}
+
+// leg is one way out of a route.
+type leg struct {
+	link    int
+	gateway netip.Addr
+}
+
+// fibRoute is a route as the kernel shows it.
+type fibRoute struct {
+	key      dataplane.RouteKey
+	protocol uint8
+	typ      uint8
+	tos      uint8
+	scope    uint8
+	nh       dataplane.NextHopID
+	legs     []leg
+	prefSrc  netip.Addr
+	extra    bool // something that we never set, such as metrics
+}
+
+// parseRoute reads RTM_NEWROUTE and RTM_DELROUTE. Clones, which IPv6 makes of
+// a route per destination, are not routes.
+func parseRoute(b []byte) (r fibRoute, ok bool) {
+	if len(b) < unix.SizeofRtMsg || u32(b[8:])&unix.RTM_F_CLONED != 0 {
+		return r, false
+	}
+	var dst netip.Addr
+	switch b[0] {
+	case unix.AF_INET:
+		dst = netip.IPv4Unspecified()
+	case unix.AF_INET6:
+		dst = netip.IPv6Unspecified()
+	default:
+		return r, false
+	}
+	r.key.Table = uint32(b[4])
+	r.tos, r.protocol, r.scope, r.typ = b[3], b[5], b[6], b[7]
+	r.extra = b[2] != 0
+	var one leg
+	for t, v := range attrs(b[unix.SizeofRtMsg:]) {
+		switch t {
+		case unix.RTA_DST:
+			dst = attrIP(v)
+		case unix.RTA_TABLE:
+			r.key.Table = attrInt(v)
+		case unix.RTA_PRIORITY:
+			r.key.Metric = attrInt(v)
+		case rtaNHID:
+			r.nh = dataplane.NextHopID(attrInt(v))
+		case unix.RTA_OIF:
+			one.link = int(attrInt(v))
+		case unix.RTA_GATEWAY:
+			one.gateway = attrIP(v)
+		case rtaVia:
+			if len(v) > 2 {
+				one.gateway = attrIP(v[2:])
+			}
+		case unix.RTA_MULTIPATH:
+			r.legs = parseLegs(v)
+		case unix.RTA_PREFSRC:
+			r.prefSrc = attrIP(v)
+		case unix.RTA_METRICS, unix.RTA_ENCAP, unix.RTA_MARK, unix.RTA_FLOW:
+			r.extra = true
+		}
+	}
+	if r.legs == nil && one.link != 0 {
+		r.legs = []leg{one}
+	}
+	r.key.Prefix = netip.PrefixFrom(dst, int(b[1]))
+	return r, r.key.Prefix.IsValid()
+}
+
+// parseLegs reads RTA_MULTIPATH: struct rtnexthop, then attributes, repeated.
+func parseLegs(b []byte) []leg {
+	var out []leg
+	for len(b) >= unix.SizeofRtNexthop {
+		n := int(u16(b))
+		if n < unix.SizeofRtNexthop || n > len(b) {
+			break
+		}
+		l := leg{link: int(u32(b[4:]))}
+		for t, v := range attrs(b[unix.SizeofRtNexthop:n]) {
+			switch {
+			case t == unix.RTA_GATEWAY:
+				l.gateway = attrIP(v)
+			case t == rtaVia && len(v) > 2:
+				l.gateway = attrIP(v[2:])
+			}
+		}
+		out = append(out, l)
+		b = b[min(len(b), (n+3)&^3):]
+	}
+	return out
+}
+
+// fibNextHop is a next-hop object as the kernel shows it.
+type fibNextHop struct {
+	id       dataplane.NextHopID
+	protocol uint8
+	link     int
+	gateway  netip.Addr
+	flags    uint32
+	extra    bool // a group, a blackhole, an FDB next hop, an encapsulation
+}
+
+// parseNextHop reads RTM_NEWNEXTHOP and RTM_DELNEXTHOP (linux/nexthop.h).
+func parseNextHop(b []byte) (n fibNextHop, ok bool) {
+	if len(b) < unix.SizeofNhmsg {
+		return n, false
+	}
+	n.protocol, n.flags = b[2], u32(b[4:])
+	for t, v := range attrs(b[unix.SizeofNhmsg:]) {
+		switch t {
+		case unix.NHA_ID:
+			n.id = dataplane.NextHopID(attrInt(v))
+		case unix.NHA_OIF:
+			n.link = int(attrInt(v))
+		case unix.NHA_GATEWAY:
+			n.gateway = attrIP(v)
+		case unix.NHA_GROUP, unix.NHA_BLACKHOLE, nhaFDB, unix.NHA_ENCAP:
+			n.extra = true
+		}
+	}
+	return n, n.id != 0
+}
+
+// neighbour is a neighbour or FDB entry as the kernel shows it.
+type neighbour struct {
+	bridge bool // an FDB entry
+	link   int
+	addr   netip.Addr
+	mac    dataplane.MAC
+	state  uint16
+	flags  uint8
+}
+
+// permanent reports whether somebody set it, and the kernel did not learn it.
+func (n *neighbour) permanent() bool { return n.state&unix.NUD_PERMANENT != 0 }
+
+// parseNeighbour reads RTM_NEWNEIGH and RTM_DELNEIGH.
+func parseNeighbour(b []byte) (n neighbour, ok bool) {
+	if len(b) < unix.SizeofNdMsg {
+		return n, false
+	}
+	n.bridge = b[0] == unix.AF_BRIDGE
+	n.link, n.state, n.flags = int(u32(b[4:])), u16(b[8:]), b[10]
+	for t, v := range attrs(b[unix.SizeofNdMsg:]) {
+		switch t {
+		case unix.NDA_DST:
+			n.addr = attrIP(v)
+		case unix.NDA_LLADDR:
+			if len(v) == len(n.mac) {
+				copy(n.mac[:], v)
+			}
+		}
+	}
+	return n, n.addr.IsValid() || n.bridge
+}

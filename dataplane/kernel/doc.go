@@ -1,0 +1,45 @@
+// Package kernel makes the kernel's tables what their sources want, through
+// rtnetlink(7) and /proc/sys. It is the only writer of links, addresses,
+// sysctls, neighbours, FDB entries, next hops and routes; [Kernel] implements
+// dataplane.Sink.
+//
+// # Ownership
+//
+// What is ours can be told from the kernel alone, after a restart with an
+// empty memory:
+//
+//   - Routes and next hops carry our protocol number, 77 unless configured.
+//   - A device of kind vxlan named vxlan.calico is ours by its name. When
+//     nobody wants it, it is deleted.
+//   - tunl0 cannot be deleted, and it may be somebody else's, for it comes
+//     with the ipip module in every network namespace. So it is ours only when
+//     it is wanted, or carries the alias "routerd" (ip link shows it), which
+//     we give it when we take it. When nobody wants it any more its addresses
+//     are flushed, it is set down, and the alias is taken off. A tunl0
+//     without the alias that nobody wants is not touched.
+//   - Any other device is ours while it is wanted by its name.
+//   - All addresses, except IPv6 link-local ones, and all permanent
+//     neighbour and FDB entries on such a device are ours. On the devices of
+//     workloads (cali*), which package dataplane/workload makes and deletes,
+//     only the entries that are wanted are.
+//
+// A stranger's object is never changed. Where its key is the one that we want,
+// the wish fails with an error that names both owners.
+//
+// # Order
+//
+// A pass creates and changes in the order of dataplane.Kinds and then deletes
+// in the reverse order, so an object exists while another refers to it. To
+// delete a next hop deletes its routes in the kernel; so that waits until no
+// wanted route uses it, and where all its routes go, one message takes them
+// all. Nothing of an earlier life is removed before every source is synced.
+//
+// # Truth
+//
+// What there is comes from complete listings: at the start, every 90 seconds,
+// and after any doubt (an overrun of the notifications, an answer that does
+// not fit). Notifications correct it in between and are drained before each
+// pass. The kernel does not notify of everything: with a device that goes
+// down or loses its carrier its next hops, and the IPv4 routes that use them,
+// vanish in silence; these consequences are derived here.
+package kernel

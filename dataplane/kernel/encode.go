@@ -1,0 +1,222 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// ours is the alias that marks a device which routerd took and cannot delete.
+const ours = "routerd"
+
+func family(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func native16(v uint16) []byte { return binary.NativeEndian.AppendUint16(nil, v) }
+func native32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// create and replace are the flags of a message that makes something new and
+// refuses to touch what is there, and of one that changes what is there.
+const (
+	create        = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	replace       = unix.NLM_F_REPLACE
+	createReplace = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
+)
+
+// putRoute appends the message for r. A new route must not touch one that is
+// there; a known one is replaced in place, without a gap.
+func (b *builder) putRoute(r dataplane.Route, known bool, protocol uint8, link int) {
+	flags := uint16(create)
+	if known {
+		flags = replace
+	}
+	scope, typ := byte(unix.RT_SCOPE_UNIVERSE), byte(unix.RTN_UNICAST)
+	switch {
+	case r.Type == dataplane.Blackhole:
+		typ = unix.RTN_BLACKHOLE
+	case r.Link != "":
+		scope = unix.RT_SCOPE_LINK
+	}
+	b.route(unix.RTM_NEWROUTE, flags, r.Prefix, r.Table, r.Metric, 0, protocol, scope, typ)
+	if r.NextHop != 0 {
+		b.attrU32(rtaNHID, uint32(r.NextHop))
+	}
+	if r.Link != "" {
+		b.attrU32(unix.RTA_OIF, uint32(link))
+	}
+	b.end()
+}
+
+// deleteRoute appends the message that removes the route of our protocol with
+// that key, and no other's.
+func (b *builder) deleteRoute(k dataplane.RouteKey, tos, protocol uint8) {
+	b.route(unix.RTM_DELROUTE, 0, k.Prefix, k.Table, k.Metric, tos, protocol, unix.RT_SCOPE_NOWHERE, 0)
+	b.end()
+}
+
+func (b *builder) route(typ, flags uint16, p netip.Prefix, table, metric uint32, tos, protocol, scope, kind byte) {
+	short := byte(unix.RT_TABLE_UNSPEC)
+	if table < 256 {
+		short = byte(table)
+	}
+	b.begin(typ, flags, family(p.Addr()), byte(p.Bits()), 0, tos, short, protocol, scope, kind, 0, 0, 0, 0)
+	b.attrAddr(unix.RTA_DST, p.Addr())
+	if table >= 256 {
+		b.attrU32(unix.RTA_TABLE, table)
+	}
+	if metric != 0 {
+		b.attrU32(unix.RTA_PRIORITY, metric)
+	}
+}
+
+func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, link int) {
+	flags := uint16(create)
+	if known {
+		flags = replace
+	}
+	var nf uint32
+	if n.OnLink {
+		nf = unix.RTNH_F_ONLINK
+	}
+	b.begin(unix.RTM_NEWNEXTHOP, flags, append([]byte{family(n.Gateway), 0, protocol, 0}, native32(nf)...)...)
+	b.attrU32(unix.NHA_ID, uint32(n.ID))
+	b.attrU32(unix.NHA_OIF, uint32(link))
+	b.attrAddr(unix.NHA_GATEWAY, n.Gateway)
+	b.end()
+}
+
+func (b *builder) deleteNextHop(id dataplane.NextHopID) {
+	b.begin(rtmDelNextHop, 0, make([]byte, unix.SizeofNhmsg)...)
+	if id != 0 {
+		b.attrU32(unix.NHA_ID, uint32(id))
+	}
+	b.end()
+}
+
+func (b *builder) address(typ, flags uint16, p netip.Prefix, link int) {
+	head := append([]byte{family(p.Addr()), byte(p.Bits()), 0, unix.RT_SCOPE_UNIVERSE}, native32(uint32(link))...)
+	b.begin(typ, flags, head...)
+	b.attrAddr(unix.IFA_LOCAL, p.Addr())
+	b.attrAddr(unix.IFA_ADDRESS, p.Addr())
+	b.end()
+}
+
+func (b *builder) neighbour(typ, flags uint16, fam byte, link int, nudState uint16, ntf byte, addr netip.Addr, mac dataplane.MAC) {
+	head := append([]byte{fam, 0, 0, 0}, native32(uint32(link))...)
+	head = append(head, native16(nudState)...)
+	b.begin(typ, flags, append(head, ntf, 0)...)
+	if addr.IsValid() {
+		b.attrAddr(unix.NDA_DST, addr)
+	}
+	if !mac.IsZero() || fam == unix.AF_BRIDGE {
+		b.attr(unix.NDA_LLADDR, mac[:]...)
+	}
+	b.end()
+}
+
+func (b *builder) putNeighbour(n dataplane.Neighbour, link int) {
+	b.neighbour(unix.RTM_NEWNEIGH, createReplace, family(n.Addr), link, unix.NUD_PERMANENT, 0, n.Addr, n.MAC)
+}
+
+func (b *builder) deleteNeighbour(k dataplane.NeighbourKey, link int) {
+	b.neighbour(unix.RTM_DELNEIGH, 0, family(k.Addr), link, 0, 0, k.Addr, dataplane.MAC{})
+}
+
+func (b *builder) putFDB(e dataplane.FDBEntry, link int) {
+	b.neighbour(unix.RTM_NEWNEIGH, createReplace, unix.AF_BRIDGE, link, unix.NUD_PERMANENT, unix.NTF_SELF, e.Dst, e.MAC)
+}
+
+func (b *builder) deleteFDB(k dataplane.FDBKey, link int) {
+	b.neighbour(unix.RTM_DELNEIGH, 0, unix.AF_BRIDGE, link, 0, unix.NTF_SELF, netip.Addr{}, k.MAC)
+}
+
+// beginLink starts a message about a device; flags are interface flags among
+// those of mask that are to be set.
+func (b *builder) beginLink(typ, nlFlags uint16, index int, flags, mask uint32) {
+	head := append([]byte{unix.AF_UNSPEC, 0, 0, 0}, native32(uint32(index))...)
+	head = append(head, native32(flags)...)
+	b.begin(typ, nlFlags, append(head, native32(mask)...)...)
+}
+
+// createLink appends the message that makes l, up and with all its settings.
+func (b *builder) createLink(l dataplane.Link, parent int) {
+	b.newLink(l, parent, unix.IFF_UP)
+}
+
+// probeLink appends the message that makes l and leaves it down, so that it
+// opens no socket.
+func (b *builder) probeLink(l dataplane.Link) { b.newLink(l, 0, 0) }
+
+func (b *builder) newLink(l dataplane.Link, parent int, flags uint32) {
+	b.beginLink(unix.RTM_NEWLINK, create, 0, flags, flags)
+	b.attrString(unix.IFLA_IFNAME, l.Name)
+	b.linkSettings(l)
+	info := b.nest(unix.IFLA_LINKINFO)
+	b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
+	if l.Type == dataplane.LinkVXLAN {
+		data := b.nest(unix.IFLA_INFO_DATA)
+		b.attrU32(unix.IFLA_VXLAN_ID, l.VNI)
+		if parent != 0 {
+			b.attrU32(unix.IFLA_VXLAN_LINK, uint32(parent))
+		}
+		if l.Local.Is4() {
+			b.attrAddr(unix.IFLA_VXLAN_LOCAL, l.Local)
+		} else if l.Local.Is6() {
+			b.attrAddr(unix.IFLA_VXLAN_LOCAL6, l.Local)
+		}
+		b.attr(unix.IFLA_VXLAN_PORT, byte(l.Port>>8), byte(l.Port))
+		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
+		b.unnest(data)
+	}
+	b.unnest(info)
+	b.end()
+}
+
+// changeLink appends the message that gives the device the settings of l that
+// can be changed in place.
+func (b *builder) changeLink(l dataplane.Link, index int, learning bool) {
+	b.beginLink(unix.RTM_NEWLINK, 0, index, unix.IFF_UP, unix.IFF_UP)
+	b.linkSettings(l)
+	if learning {
+		info := b.nest(unix.IFLA_LINKINFO)
+		b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
+		data := b.nest(unix.IFLA_INFO_DATA)
+		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
+		b.unnest(data)
+		b.unnest(info)
+	}
+	b.end()
+}
+
+func (b *builder) linkSettings(l dataplane.Link) {
+	if l.MTU != 0 {
+		b.attrU32(unix.IFLA_MTU, uint32(l.MTU))
+	}
+	if l.Type == dataplane.LinkIPIP {
+		b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
+		return // its hardware address is the outer source, not a MAC
+	}
+	if !l.MAC.IsZero() {
+		b.attr(unix.IFLA_ADDRESS, l.MAC[:]...)
+	}
+}
+
+func (b *builder) deleteLink(index int) {
+	b.beginLink(unix.RTM_DELLINK, 0, index, 0, 0)
+	b.end()
+}
+
+// releaseLink appends the message that sets a device down and takes our mark
+// off.
+func (b *builder) releaseLink(index int) {
+	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, unix.IFF_UP)
+	b.attr(unix.IFLA_IFALIAS)
+	b.end()
+}

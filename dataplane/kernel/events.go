@@ -1,0 +1,277 @@
+package kernel
+
+import (
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+func isWorkload(link string) bool { return strings.HasPrefix(link, prefixWorkload) }
+
+// drain takes in all that the kernel has said so far. After a request was
+// answered that includes all its consequences.
+func (k *Kernel) drain() error {
+	events, overrun, err := k.lis.take()
+	if overrun {
+		k.log.Warn("the kernel's notifications overran; listing everything")
+		k.doubt("notifications were lost")
+	}
+	if len(events) == 0 {
+		return err
+	}
+	links := map[string]struct{}{}
+	for _, m := range events {
+		k.event(m, links)
+	}
+	for name := range links {
+		k.observe(name)
+	}
+	k.retryFreed()
+	k.logDrift()
+	return err
+}
+
+// doubt asks for a complete listing.
+func (k *Kernel) doubt(why string) {
+	if k.dirty == "" {
+		k.dirty = why
+	}
+}
+
+func (k *Kernel) event(m message, links map[string]struct{}) {
+	switch m.typ {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if l, ok := parseLink(m.body); ok {
+			links[l.name] = struct{}{}
+			k.linkEvent(l, m.typ == unix.RTM_DELLINK)
+			k.changed()
+		}
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if a, ok := parseAddr(m.body); ok {
+			k.addrEvent(a, m.typ == unix.RTM_DELADDR)
+			k.changed()
+		}
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		if r, ok := parseRoute(m.body); ok && tracked(&r) {
+			k.routeEvent(r, m.typ == unix.RTM_DELROUTE, m.flags&unix.NLM_F_REPLACE != 0)
+		}
+	case unix.RTM_NEWNEXTHOP, rtmDelNextHop:
+		if n, ok := parseNextHop(m.body); ok {
+			k.nextHopEvent(n, m.typ == rtmDelNextHop)
+		}
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		if n, ok := parseNeighbour(m.body); ok {
+			k.neighbourEvent(&n, m.typ == unix.RTM_DELNEIGH)
+		}
+	}
+}
+
+// lose notes that what has that key is gone.
+func (k *Kernel) lose(key dataplane.Key) {
+	if k.want.LoseHave(key) && !k.quiet {
+		k.drifted(key)
+	}
+}
+
+// set notes what is there.
+func (k *Kernel) set(o dataplane.Object) {
+	if key := o.Key(); k.want.SetHave(key, o) && !k.quiet {
+		k.drifted(key)
+	}
+}
+
+// observe compares a device with what is wanted of it.
+func (k *Kernel) observe(name string) {
+	key := dataplane.LinkKey{Name: name}
+	l := k.mir.link(name)
+	if l == nil || !k.takes(l) {
+		k.lose(key)
+		return
+	}
+	k.set(k.haveLink(l))
+}
+
+func (k *Kernel) linkEvent(l ifLink, gone bool) {
+	old := k.mir.links[l.index]
+	switch {
+	case gone:
+		if old != nil {
+			k.mir.deleteLink(l.index)
+			k.linkGone(l.index, l.name)
+		}
+		return
+	case old == nil:
+	case old.name != l.name:
+		k.linkGone(l.index, old.name)
+		k.observe(old.name)
+	case old.up() && !l.up():
+		k.linkDown(l.index, l.name, false)
+	case old.carrier() && !l.carrier():
+		k.linkDown(l.index, l.name, true)
+	}
+	k.mir.setLink(l)
+	k.wakeWaiting(dataplane.LinkKey{Name: l.name})
+}
+
+// linkGone derives what went with a device.
+func (k *Kernel) linkGone(index int, name string) {
+	for key := range k.onLink[name] {
+		k.lose(key)
+	}
+	k.loseUsers()
+	k.forgetRoutes(func(r *fibRoute) bool { return r.only(index) })
+}
+
+// linkDown derives what the kernel removed when a device went down, or lost
+// only its carrier: it tells of neither the next hops nor the IPv4 routes
+// (nexthop_flush_dev and fib_disable_ip in the kernel's source).
+func (k *Kernel) linkDown(index int, name string, carrierOnly bool) {
+	for key := range k.onLink[name] {
+		switch key.Kind() {
+		case dataplane.KindNextHop:
+			k.lose(key)
+		case dataplane.KindRoute, dataplane.KindNeighbour:
+			if !carrierOnly {
+				k.lose(key)
+			}
+		}
+	}
+	k.loseUsers()
+	k.forgetRoutes(func(r *fibRoute) bool {
+		return r.key.Prefix.Addr().Is4() && (r.nh != 0 || !carrierOnly) && r.only(index)
+	})
+}
+
+// only reports whether a route leads through that device alone.
+func (r *fibRoute) only(link int) bool {
+	return len(r.legs) > 0 && !slices.ContainsFunc(r.legs, func(l leg) bool { return l.link != link })
+}
+
+// loseUsers notes that routes are gone whose next hop is.
+func (k *Kernel) loseUsers() {
+	missing := false
+	for id := range k.users {
+		if !k.hasNextHop(id) {
+			missing = true
+			break
+		}
+	}
+	if !missing {
+		return
+	}
+	for _, key := range k.want.LoseWhere(func(_ dataplane.Key, o dataplane.Object) bool {
+		id := nextHopOf(o)
+		return id != 0 && !k.hasNextHop(id)
+	}) {
+		if !k.quiet {
+			k.drifted(key)
+		}
+	}
+}
+
+// hasNextHop reports whether there is a next hop of that number, ours or not.
+func (k *Kernel) hasNextHop(id dataplane.NextHopID) bool {
+	if _, ok := k.nextHops[id]; ok {
+		return true
+	}
+	_, ok := k.mir.nextHops[id]
+	return ok
+}
+
+// forgetRoutes forgets strangers' routes that the kernel removed in silence.
+func (k *Kernel) forgetRoutes(gone func(*fibRoute) bool) {
+	if freed := k.mir.dropRoutes(gone); len(freed) > 0 {
+		k.want.Retry(freed...)
+	}
+	k.changed()
+}
+
+func (k *Kernel) addrEvent(a ifAddr, gone bool) {
+	name := k.mir.linkName(a.link)
+	o := dataplane.Address{Link: name, Prefix: a.prefix}
+	mine := !keptAddress(a) && k.ownsName(name)
+	if !gone {
+		k.mir.setAddr(a)
+		if mine {
+			k.set(o)
+		}
+		return
+	}
+	k.mir.deleteAddr(a)
+	if mine {
+		k.lose(o.Key())
+	}
+	if !a.prefix.Addr().Is4() {
+		return
+	}
+	last := k.mir.lastIPv4(a.link)
+	if last {
+		for key := range k.onLink[name] {
+			if key.Kind() == dataplane.KindRoute {
+				k.lose(key)
+			}
+		}
+	}
+	k.forgetRoutes(func(r *fibRoute) bool {
+		return r.prefSrc == a.prefix.Addr() || last && r.nh == 0 && r.key.Prefix.Addr().Is4() && r.only(a.link)
+	})
+}
+
+func (k *Kernel) routeEvent(r fibRoute, gone, replaced bool) {
+	mine := r.protocol == k.cfg.Protocol
+	switch {
+	case mine && gone:
+		k.lose(k.haveRoute(&r).Key())
+	case mine:
+		k.set(k.haveRoute(&r))
+	case gone:
+		if k.mir.deleteRoute(r) {
+			k.want.Retry(r.key)
+		}
+		k.changed()
+	default:
+		if replaced && r.tos == 0 {
+			k.lose(r.key)
+		}
+		k.mir.setRoute(r, replaced)
+		k.changed()
+	}
+}
+
+func (k *Kernel) nextHopEvent(n fibNextHop, gone bool) {
+	key := dataplane.NextHopKey{ID: n.id}
+	mine := n.protocol == k.cfg.Protocol
+	switch {
+	case mine && gone:
+		k.lose(key)
+		k.loseUsers()
+	case mine:
+		k.set(k.haveNextHop(&n))
+	case gone:
+		delete(k.mir.nextHops, n.id)
+		k.want.Retry(key)
+		k.loseUsers()
+	default:
+		k.mir.nextHops[n.id] = n
+		k.lose(key) // replaced by a stranger
+	}
+}
+
+func (k *Kernel) neighbourEvent(n *neighbour, gone bool) {
+	name := k.mir.linkName(n.link)
+	if !isWorkload(name) && !k.ownsName(name) {
+		return
+	}
+	o := k.haveNeighbour(n)
+	if o == nil || isWorkload(name) && !k.wantedWorkload(o) {
+		return
+	}
+	if gone || !n.permanent() {
+		k.lose(o.Key())
+	} else {
+		k.set(o)
+	}
+}

@@ -1,0 +1,273 @@
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// The devices that are known as ours by their names.
+const (
+	nameIPIP  = "tunl0"
+	nameVXLAN = "vxlan.calico"
+	// prefixWorkload begins the names of workloads' devices.
+	prefixWorkload = "cali"
+)
+
+// haveLink is a device of ours as it is; it satisfies a wish if the parts
+// agree that the wish cares for.
+type haveLink struct {
+	dataplane.Link
+	up       bool
+	marked   bool // carries our alias
+	learning bool
+}
+
+// oddRoute is a route of our protocol that no wish of ours looks like. It is
+// replaced where its key is wanted and swept where it is not.
+type oddRoute struct {
+	dataplane.Route
+	tos uint8
+	// hops tells apart what several odd routes of one key look like.
+	hops string
+}
+
+// oddRouteKey is the key of a route with a type of service, which no wish has.
+type oddRouteKey struct {
+	dataplane.RouteKey
+	tos uint8
+}
+
+func (r oddRoute) Key() dataplane.Key {
+	if r.tos != 0 {
+		return oddRouteKey{r.Route.Key().(dataplane.RouteKey), r.tos}
+	}
+	return r.Route.Key()
+}
+
+// oddNextHop is a next hop of our protocol that no wish of ours looks like.
+type oddNextHop struct {
+	dataplane.NextHop
+	flags uint32
+	extra bool
+}
+
+// oddNeighbour and oddFDBEntry are entries on our devices with flags that we
+// do not set.
+type oddNeighbour struct {
+	dataplane.Neighbour
+	flags uint8
+}
+
+type oddFDBEntry struct {
+	dataplane.FDBEntry
+	state uint16
+}
+
+// equal reports whether have, as the kernel shows it, satisfies want.
+func equal(want, have dataplane.Object) bool {
+	w, ok := want.(dataplane.Link)
+	if !ok {
+		return want == have
+	}
+	if w == have {
+		return true // just made; the notification tells what became of it
+	}
+	h, ok := have.(haveLink)
+	return ok && h.Type == w.Type && sameSettings(w, h) && !needsNew(w, h)
+}
+
+// sameSettings compares what can be changed in place.
+func sameSettings(w dataplane.Link, h haveLink) bool {
+	if !h.up || w.MTU != 0 && w.MTU != h.MTU {
+		return false
+	}
+	if w.Type == dataplane.LinkIPIP {
+		return h.marked
+	}
+	return (w.MAC.IsZero() || w.MAC == h.MAC) && !h.learning
+}
+
+// needsNew reports whether the device has to be made anew to be as wanted.
+func needsNew(w dataplane.Link, h haveLink) bool {
+	return w.Type == dataplane.LinkVXLAN &&
+		(w.VNI != h.VNI || w.Port != h.Port || w.Local != h.Local || w.Parent != h.Parent)
+}
+
+// canonical gives an object the form in which the kernel shows it, so that
+// equal things have equal keys.
+func canonical(o dataplane.Object) dataplane.Object {
+	switch o := o.(type) {
+	case dataplane.Route:
+		o.Prefix = o.Prefix.Masked()
+		o.Metric = canonicalMetric(o.Prefix, o.Metric)
+		return o
+	case dataplane.Sysctl:
+		o.Value = canonicalSysctl(o.Value)
+		return o
+	}
+	return o
+}
+
+// canonicalKey is canonical for keys.
+func canonicalKey(k dataplane.Key) dataplane.Key {
+	if r, ok := k.(dataplane.RouteKey); ok {
+		r.Prefix = r.Prefix.Masked()
+		r.Metric = canonicalMetric(r.Prefix, r.Metric)
+		return r
+	}
+	return k
+}
+
+// canonicalMetric: the kernel takes an IPv6 metric of zero as IP6_RT_PRIO_USER.
+func canonicalMetric(p netip.Prefix, m uint32) uint32 {
+	if m == 0 && p.Addr().Is6() {
+		return 1024
+	}
+	return m
+}
+
+// canonicalSysctl: the kernel separates the numbers of a vector by tabs.
+func canonicalSysctl(v string) string { return strings.Join(strings.Fields(v), " ") }
+
+// validate says what is wrong with an object that can never be in a kernel.
+func validate(o dataplane.Object) error {
+	switch o := o.(type) {
+	case dataplane.Link:
+		return validateLink(o)
+	case dataplane.Address:
+		return check(o.Prefix.IsValid(), "prefix", "give an address with its length")
+	case dataplane.Sysctl:
+		bad := o.Name == "" || strings.HasPrefix(o.Name, "/") || strings.Contains("/"+o.Name+"/", "/../")
+		return check(!bad, "name", "give a path below /proc/sys such as net/ipv4/ip_forward")
+	case dataplane.Neighbour:
+		if err := check(o.Addr.IsValid(), "addr", "give the neighbour's address"); err != nil {
+			return err
+		}
+		return check(!o.MAC.IsZero(), "mac", "give the neighbour's MAC address")
+	case dataplane.FDBEntry:
+		return check(o.Dst.IsValid(), "dst", "give the address of the other tunnel end")
+	case dataplane.NextHop:
+		if err := check(o.ID != 0, "id", "numbers begin with 1"); err != nil {
+			return err
+		}
+		if err := check(o.Gateway.IsValid(), "gateway", "give the address of the gateway"); err != nil {
+			return err
+		}
+		return check(o.Link != "", "link", "name the device towards the gateway")
+	case dataplane.Route:
+		return validateRoute(o)
+	}
+	return nil
+}
+
+func validateLink(l dataplane.Link) error {
+	if err := check(l.Name != "" && len(l.Name) < unix.IFNAMSIZ, "name", "a device's name has 1 to 15 bytes"); err != nil {
+		return err
+	}
+	switch l.Type {
+	case dataplane.LinkIPIP:
+		return nil
+	case dataplane.LinkVXLAN:
+		if err := check(l.VNI < 1<<24, "vni", "a VXLAN network identifier has 24 bits"); err != nil {
+			return err
+		}
+		return check(l.Port != 0, "port", "give the UDP port, 4789 by default")
+	}
+	return check(false, "type", fmt.Sprintf("a device of type %q cannot be made here; use ipip or vxlan", l.Type))
+}
+
+func validateRoute(r dataplane.Route) error {
+	if err := check(r.Prefix.IsValid(), "prefix", "give the destination"); err != nil {
+		return err
+	}
+	if err := check(r.Table != 0, "table", "give the number of the routing table; the main one is 254"); err != nil {
+		return err
+	}
+	n := 0
+	for _, set := range []bool{r.NextHop != 0, r.Link != "", r.Type == dataplane.Blackhole} {
+		if set {
+			n++
+		}
+	}
+	return check(n == 1, "next hop", "a route has exactly one of a next hop, a link, and the type blackhole")
+}
+
+func check(ok bool, field, cure string) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", field, cure)
+}
+
+// linkName is the name of the device that an object is on or leads to, if it
+// is bound to one.
+func linkName(o dataplane.Object) string {
+	switch o := o.(type) {
+	case dataplane.Link:
+		return o.Name
+	case haveLink:
+		return o.Name
+	case dataplane.Address:
+		return o.Link
+	case dataplane.Sysctl:
+		return sysctlLink(o.Name)
+	case dataplane.Neighbour:
+		return o.Link
+	case oddNeighbour:
+		return o.Link
+	case dataplane.FDBEntry:
+		return o.Link
+	case oddFDBEntry:
+		return o.Link
+	case dataplane.NextHop:
+		return o.Link
+	case oddNextHop:
+		return o.Link
+	case dataplane.Route:
+		return o.Link
+	case oddRoute:
+		return o.Link
+	}
+	return ""
+}
+
+// nextHopOf is the next hop that an object in the kernel uses.
+func nextHopOf(o dataplane.Object) dataplane.NextHopID {
+	switch o := o.(type) {
+	case dataplane.Route:
+		return o.NextHop
+	case oddRoute:
+		return o.NextHop
+	}
+	return 0
+}
+
+// protocolNames are those that operators know, from linux/rtnetlink.h.
+func protocolName(p uint8) string {
+	names := map[uint8]string{
+		2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 12: "bird", 16: "dhcp", 18: "keepalived", 42: "babel",
+		DefaultProtocol: "routerd", 80: "calico", 186: "bgp", 187: "isis", 188: "ospf", 189: "rip", 192: "eigrp",
+	}
+	if n, ok := names[p]; ok {
+		return fmt.Sprintf("%s (%d)", n, p)
+	}
+	return fmt.Sprint(p)
+}
+
+// ClashError says that something of another owner is where an object of ours
+// should be. It is left alone.
+type ClashError struct {
+	Key    dataplane.Key
+	Theirs uint8 // routing protocol number (RTPROT_*) of the owner
+	Ours   uint8
+}
+
+func (e *ClashError) Error() string {
+	return fmt.Sprintf("%s belongs to protocol %s and is left alone; we are protocol %s: remove it there, or stop wanting it here",
+		e.Key, protocolName(e.Theirs), protocolName(e.Ours))
+}

@@ -1,0 +1,314 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
+)
+
+// DefaultProtocol is the routing protocol number that marks our routes and
+// next hops. Neither the kernel's headers, FRR, BIRD nor Calico use it.
+const DefaultProtocol = 77
+
+// DefaultFullCheck is the time between complete listings.
+const DefaultFullCheck = 90 * time.Second
+
+// Config says how a [Kernel] works.
+type Config struct {
+	// Protocol marks our routes and next hops (RTPROT_*). Optional:
+	// DefaultProtocol. Numbers up to 4 belong to the kernel and the
+	// administrator and are refused.
+	Protocol uint8
+	// Log is required.
+	Log *slog.Logger
+	// FullCheck is the time between complete listings; a tenth more or less
+	// is added at random. Optional: DefaultFullCheck.
+	FullCheck time.Duration
+	// Hooks are optional.
+	Hooks Hooks
+}
+
+// Hooks are called by the loop when something happens that is worth counting.
+// Each is optional, must be quick and must not call the [Kernel].
+type Hooks struct {
+	// Written is called with the number of objects that were created,
+	// changed or, if removed is set, removed in one batch.
+	Written func(kind dataplane.Kind, removed bool, n int)
+	// Refused is called when the kernel refused an object.
+	Refused func(kind dataplane.Kind)
+	// Drift is called with the number of objects that somebody else changed
+	// or removed.
+	Drift func(kind dataplane.Kind, n int)
+	// Listed is called with the time that a complete listing took.
+	Listed func(time.Duration)
+}
+
+// Kernel makes the tables of one network namespace what their sources want.
+// [Kernel.Run] does the work; all other methods may be called from any
+// goroutine, before Run and after it too.
+type Kernel struct {
+	cfg  Config
+	log  *slog.Logger
+	want *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	ns   *namespace
+	lis  *listener
+	poke chan struct{}
+
+	alive   atomic.Int64 // nanoseconds since the epoch
+	writes  atomic.Int64 // messages that change something, and sysctls
+	started atomic.Bool
+	closed  sync.Once
+
+	subs subscribers
+
+	mu       sync.Mutex
+	passed   bool  // a pass that left nothing due was done after the sync
+	listErr  error // of the last listing
+	listed   bool  // there was one
+	supports map[dataplane.LinkType]bool
+
+	// What follows belongs to the loop.
+	nl        transport
+	mir       *mirror
+	onLink    map[string]map[dataplane.Key]struct{} // what there is, by device
+	nextHops  map[dataplane.NextHopID]struct{}      // what there is
+	users     map[dataplane.NextHopID]int           // routes that there are, by next hop
+	routes    int                                   // routes that there are
+	sysctls   map[dataplane.Key]struct{}            // settings that are as we made them
+	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
+	held      map[dataplane.NextHopID]struct{}      // unwanted, but still in use
+	freed     []dataplane.Key                       // of those, no longer in use
+	doubted   map[dataplane.Key]struct{}            // were there when we thought they were not
+	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be logged
+	quiet     bool                                  // changes of devices are our own doing
+	dirty     string                                // why a listing is needed
+	listAt    time.Time                             // not before
+	fullAt    time.Time
+	showAt    time.Time // when to publish the underlay; zero: nothing new
+	showDelay time.Duration
+	listTries int
+}
+
+var _ dataplane.Sink = (*Kernel)(nil)
+
+// New opens a Kernel on the network namespace of the calling thread, to which
+// the caller has locked itself if that is not the process's. It needs
+// CAP_NET_ADMIN there, and CAP_SYS_ADMIN too where the namespace is not the
+// process's. It changes nothing.
+func New(cfg Config) (*Kernel, error) {
+	return open(cfg, bufferBytes, func(t transport) transport { return t })
+}
+
+// open is New with a listening buffer of that many bytes and a transport that
+// goes through wrap, for tests.
+func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel, error) {
+	if cfg.Protocol == 0 {
+		cfg.Protocol = DefaultProtocol
+	}
+	if cfg.Protocol <= unix.RTPROT_STATIC {
+		return nil, fmt.Errorf("protocol %s cannot mark our routes: choose a number from 5 to 255 that no other daemon here uses", protocolName(cfg.Protocol))
+	}
+	if cfg.FullCheck == 0 {
+		cfg.FullCheck = DefaultFullCheck
+	}
+	if cfg.Log == nil {
+		return nil, errors.New("log: a logger is required")
+	}
+	ns, err := currentNamespace()
+	if err != nil {
+		return nil, err
+	}
+	c, err := dialConn()
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	if err := probe(c); err != nil {
+		return nil, errors.Join(err, c.Close(), ns.Close())
+	}
+	lis, err := listen(listenBuffer)
+	if err != nil {
+		return nil, errors.Join(err, c.Close(), ns.Close())
+	}
+	if err := lis.ignore(c.port()); err != nil {
+		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
+	}
+	k := &Kernel{
+		cfg: cfg, log: cfg.Log.With("component", "kernel"), ns: ns, lis: lis, nl: wrap(c),
+		poke:     make(chan struct{}, 1),
+		supports: make(map[dataplane.LinkType]bool),
+		mir:      newMirror(),
+		onLink:   make(map[string]map[dataplane.Key]struct{}),
+		nextHops: make(map[dataplane.NextHopID]struct{}),
+		users:    make(map[dataplane.NextHopID]int),
+		sysctls:  make(map[dataplane.Key]struct{}),
+		waits:    make(map[dataplane.Key][]dataplane.Key),
+		held:     make(map[dataplane.NextHopID]struct{}),
+		doubted:  make(map[dataplane.Key]struct{}),
+		seen:     make(map[dataplane.Kind][]dataplane.Key),
+		dirty:    "start",
+	}
+	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
+		Sources: []reconcile.Source{reconcile.Source(dataplane.SourceWorkload), reconcile.Source(dataplane.SourceCore)},
+		Classes: len(dataplane.Kinds()),
+		Class:   func(key dataplane.Key) int { return class(key.Kind()) },
+		Equal:   equal,
+		OnHave:  k.noteHave,
+	})
+	return k, nil
+}
+
+// probe finds out whether we may write and the kernel has next-hop objects, by
+// a request that is incomplete and so changes nothing.
+func probe(c transport) error {
+	var b builder
+	b.deleteNextHop(0)
+	errs, err := c.batch(&b)
+	if err != nil {
+		return fmt.Errorf("talk to the kernel: %w", err)
+	}
+	switch err := errs[0]; {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("write the kernel's routing tables: %w: run as root or give the process CAP_NET_ADMIN", err)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("use next-hop objects: %w: Linux 5.3 or later is needed", err)
+	}
+	return nil
+}
+
+func class(k dataplane.Kind) int { return int(k - dataplane.KindLink) }
+
+// Close releases what New opened. Run calls it; it is for a Kernel that is
+// never run.
+func (k *Kernel) Close() error {
+	var err error
+	k.closed.Do(func() {
+		k.subs.close()
+		err = errors.Join(k.lis.Close(), k.nl.Close(), k.ns.Close())
+	})
+	return err
+}
+
+func (k *Kernel) wakeLoop() {
+	select {
+	case k.poke <- struct{}{}:
+	default:
+	}
+}
+
+func pairs(objs []dataplane.Object) iter.Seq2[dataplane.Key, dataplane.Object] {
+	return func(yield func(dataplane.Key, dataplane.Object) bool) {
+		for _, o := range objs {
+			o = canonical(o)
+			if !yield(o.Key(), o) {
+				return
+			}
+		}
+	}
+}
+
+// Replace implements dataplane.Sink.
+func (k *Kernel) Replace(src dataplane.Source, objs []dataplane.Object) dataplane.Revision {
+	defer k.wakeLoop()
+	return dataplane.Revision(k.want.Replace(reconcile.Source(src), pairs(objs)))
+}
+
+// Update implements dataplane.Sink. An object that is put although it is
+// wanted already is tried again at once.
+func (k *Kernel) Update(src dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	defer k.wakeLoop()
+	return dataplane.Revision(k.want.Update(reconcile.Source(src), pairs(put), func(yield func(dataplane.Key) bool) {
+		for _, key := range del {
+			if !yield(canonicalKey(key)) {
+				return
+			}
+		}
+	}))
+}
+
+// Synced implements dataplane.Sink.
+func (k *Kernel) Synced(src dataplane.Source) {
+	defer k.wakeLoop()
+	k.want.Synced(reconcile.Source(src))
+}
+
+// Wait implements dataplane.Sink. It returns errors only of the objects that
+// the call which returned rev named: others answer for themselves. An object
+// that waits for a device or for another object is waited for until ctx ends,
+// and the error then says what for.
+func (k *Kernel) Wait(ctx context.Context, rev dataplane.Revision) error {
+	return k.want.Wait(ctx, reconcile.Revision(rev))
+}
+
+// Status returns what became of the object with that key, and whether anybody
+// wants it.
+func (k *Kernel) Status(key dataplane.Key) (dataplane.Status, bool) {
+	s, ok := k.want.Status(canonicalKey(key))
+	return status(s), ok
+}
+
+// Statuses returns what became of every wanted object, by key.
+func (k *Kernel) Statuses() []dataplane.Status {
+	all := k.want.Statuses()
+	slices.SortFunc(all, func(a, b reconcile.Status[dataplane.Key, dataplane.Object]) int {
+		return dataplane.CompareKeys(a.Key, b.Key)
+	})
+	out := make([]dataplane.Status, len(all))
+	for i, s := range all {
+		out[i] = status(s)
+	}
+	return out
+}
+
+func status(s reconcile.Status[dataplane.Key, dataplane.Object]) dataplane.Status {
+	state := dataplane.Pending
+	switch s.State {
+	case reconcile.Done:
+		state = dataplane.Done
+	case reconcile.Failed:
+		state = dataplane.Failed
+	}
+	return dataplane.Status{
+		Object: s.Want, Source: dataplane.Source(s.Source), State: state, Since: s.Since, Err: s.Err, Attempts: s.Attempts,
+	}
+}
+
+// Alive returns when the loop last turned. An idle loop turns every second;
+// a long pass counts each of its batches. Zero: not running yet.
+func (k *Kernel) Alive() time.Time {
+	if n := k.alive.Load(); n != 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+// Ready reports whether the kernel's tables were made what is wanted once
+// since the start, every source being synced, and can still be read. If not,
+// it says why.
+func (k *Kernel) Ready() (bool, string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	unsynced := k.want.Unsynced()
+	switch {
+	case k.listErr != nil:
+		return false, fmt.Sprintf("cannot list the kernel's tables: %v", k.listErr)
+	case !k.listed:
+		return false, "the kernel's tables are not listed yet"
+	case len(unsynced) > 0:
+		return false, fmt.Sprintf("source %s is not synced yet", dataplane.Source(unsynced[0]))
+	case !k.passed:
+		return false, "the first pass is not done yet"
+	}
+	return true, ""
+}

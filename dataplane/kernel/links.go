@@ -1,0 +1,163 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
+)
+
+// putLink makes a device be as wanted. Devices are few and each step depends
+// on the one before, so they are not batched.
+func (k *Kernel) putLink(o op) {
+	r := k.tryLink(o)
+	r.Op = o
+	k.report([]result{r})
+	// What was made is looked at, not believed: the kernel may have rounded.
+	k.settleLink(o.Key.(dataplane.LinkKey).Name)
+}
+
+// settleLink takes in what our own request did to a device.
+func (k *Kernel) settleLink(name string) {
+	k.quiet = true
+	defer func() { k.quiet = false }()
+	if err := k.drain(); err != nil {
+		k.doubt("notifications cannot be read")
+	}
+	k.observe(name)
+}
+
+func (k *Kernel) tryLink(o op) result {
+	w := o.Want.(dataplane.Link)
+	if err := validate(w); err != nil {
+		return result{Outcome: reconcile.Refused, Err: err}
+	}
+	parent := 0
+	if w.Parent != "" {
+		l := k.mir.link(w.Parent)
+		if l == nil {
+			return *k.waitForLink(o.Key, w.Parent)
+		}
+		parent = l.index
+	}
+	l := k.mir.link(w.Name)
+	switch {
+	case l == nil:
+		return k.judgeLink(o, k.createLink(w, parent))
+	case l.kind != string(w.Type):
+		kind := l.kind
+		if kind == "" {
+			kind = "physical or built-in"
+		}
+		return result{Outcome: reconcile.Refused, Err: fmt.Errorf(
+			"there is a device %s of kind %s, which is not ours: rename or delete it, or have another name for ours", w.Name, kind)}
+	case !o.Exists:
+		// It was there before it was wanted. What is on it is ours now, so
+		// everything is listed before anything is done.
+		k.doubt("device " + w.Name + " is taken over")
+		return result{Outcome: reconcile.Postponed}
+	}
+	h := k.haveLink(l)
+	if needsNew(w, h) {
+		k.log.Info("making device anew", "link", w.Name, "from", h.Link.String(), "to", w.String())
+		if err := k.linkRequest(func(b *builder) { b.deleteLink(l.index) }); err != nil && !errors.Is(err, unix.ENODEV) {
+			return k.judgeLink(o, err)
+		}
+		k.settleLink(w.Name)
+		return k.judgeLink(o, k.createLink(w, parent))
+	}
+	return k.judgeLink(o, k.linkRequest(func(b *builder) { b.changeLink(w, l.index, h.learning) }))
+}
+
+// createLink makes a device. That of the ipip module is there as soon as the
+// module is loaded, which the request itself may cause: then it only has to be
+// given its settings. So has every ipip device, because the kernel ignores
+// the alias at creation.
+func (k *Kernel) createLink(w dataplane.Link, parent int) error {
+	err := k.linkRequest(func(b *builder) { b.createLink(w, parent) })
+	if w.Type != dataplane.LinkIPIP || err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	k.settleLink(w.Name)
+	l := k.mir.link(w.Name)
+	if l == nil || l.kind != string(w.Type) {
+		return err
+	}
+	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index, false) })
+}
+
+func (k *Kernel) judgeLink(o op, err error) result {
+	w := o.Want.(dataplane.Link)
+	switch {
+	case err == nil:
+		return result{}
+	case errors.Is(err, unix.EOPNOTSUPP):
+		err = &UnsupportedError{Requirement: dataplane.Requirement{Link: w.Type, Module: string(w.Type)}, Err: err}
+	case errors.Is(err, unix.EEXIST) && w.Type == dataplane.LinkVXLAN:
+		err = fmt.Errorf("another VXLAN device here has the VNI %d on UDP port %d: delete it or choose another VNI: %w", w.VNI, w.Port, err)
+	case errors.Is(err, unix.EADDRINUSE):
+		err = fmt.Errorf("UDP port %d is in use by another program or tunnel: stop it or choose another port: %w", w.Port, err)
+	case errors.Is(err, unix.ENODEV):
+		k.doubt("a device went while it was changed")
+	}
+	return result{Outcome: reconcile.Refused, Err: err}
+}
+
+// removeLink deletes a device of ours, or lets go of one that cannot be
+// deleted: the fallback device of the ipip module.
+func (k *Kernel) removeLink(o op) {
+	name := o.Key.(dataplane.LinkKey).Name
+	r := result{Op: o}
+	if l := k.mir.link(name); l != nil && k.removable(o, l) {
+		err := k.linkRequest(func(b *builder) {
+			if l.kind == string(dataplane.LinkIPIP) {
+				b.releaseLink(l.index)
+			} else {
+				b.deleteLink(l.index)
+			}
+		})
+		r = judgeRemove(o, err)
+		r.Op = o
+		if r.Outcome == reconcile.Succeeded {
+			k.log.Info("device removed", "link", name)
+			k.wrote(dataplane.KindLink, true, 1)
+		}
+	}
+	k.report([]result{r})
+	k.settleLink(name)
+}
+
+// removable reports whether the device is one of those that we make. A wish
+// for a name that a stranger's device has never made that device ours.
+func (k *Kernel) removable(o op, l *ifLink) bool {
+	switch dataplane.LinkType(l.kind) {
+	case dataplane.LinkVXLAN:
+		h, ok := o.Have.(haveLink)
+		return !ok || h.Type == dataplane.LinkVXLAN
+	case dataplane.LinkIPIP:
+		return l.alias == ours
+	}
+	return false
+}
+
+// linkRequest sends one request about a device.
+func (k *Kernel) linkRequest(encode func(*builder)) error {
+	var b builder
+	for try := 0; ; try++ {
+		b.reset()
+		encode(&b)
+		k.writes.Add(1)
+		errs, err := k.nl.batch(&b)
+		if err != nil {
+			k.redial(err)
+			return err
+		}
+		if try < maxRetries && transient(errs[0]) {
+			continue
+		}
+		return errs[0]
+	}
+}

@@ -1,0 +1,466 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
+)
+
+type (
+	op     = reconcile.Op[dataplane.Key, dataplane.Object]
+	result = reconcile.Result[dataplane.Key, dataplane.Object]
+)
+
+const (
+	// batchSize is the number of messages in one send. Above 64 nothing more
+	// is gained; the acknowledgement of a batch is one message.
+	batchSize = 512
+	// turnSize is the number of objects of a kind in one turn, after which
+	// new and better work gets its chance: a few milliseconds.
+	turnSize = 4096
+	// noLimit takes everything.
+	noLimit = 1 << 30
+	// maxRetries is how often a message is sent again at once when the
+	// kernel was short of something.
+	maxRetries = 3
+)
+
+// turn does a part of what is due and reports whether there is more: first all
+// that is to be made, in order, and when nothing of that is left, what is to
+// go, in reverse order.
+func (k *Kernel) turn() bool {
+	for _, kind := range dataplane.Kinds() {
+		k.make(kind, k.want.Due(class(kind), false, turnSize))
+	}
+	if k.dirty != "" || k.want.HasDue(false) {
+		return true
+	}
+	k.removeAll()
+	return k.want.HasDue(false) || k.want.HasDue(true)
+}
+
+// make creates and changes.
+func (k *Kernel) make(kind dataplane.Kind, ops []op) {
+	switch kind {
+	case dataplane.KindLink:
+		for _, o := range ops {
+			k.putLink(o)
+		}
+	case dataplane.KindSysctl:
+		for _, o := range ops {
+			k.report([]result{k.putSysctl(o)})
+		}
+	default:
+		k.inBatches(ops, k.encodePut, k.judgePut)
+	}
+}
+
+// removeAll removes what is due to go, dependants first. It stops where a part
+// was put off, so that nothing goes before what depends on it.
+func (k *Kernel) removeAll() {
+	routes := k.want.Due(class(dataplane.KindRoute), true, noLimit)
+	hops := k.want.Due(class(dataplane.KindNextHop), true, noLimit)
+	routes, hops = k.removeTogether(routes, hops)
+	if !k.remove(routes) {
+		k.postpone(hops)
+		return
+	}
+	var free []op
+	var results []result
+	for _, o := range hops {
+		id := o.Key.(dataplane.NextHopKey).ID
+		if n := k.users[id]; n > 0 {
+			// The kernel would remove these routes with it.
+			k.held[id] = struct{}{}
+			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes use it", n)})
+		} else {
+			free = append(free, o)
+		}
+	}
+	k.report(results)
+	if !k.remove(free) {
+		return
+	}
+	kinds := dataplane.Kinds()
+	slices.Reverse(kinds)
+	for _, kind := range kinds {
+		if kind < dataplane.KindNextHop && !k.remove(k.want.Due(class(kind), true, noLimit)) {
+			return
+		}
+	}
+}
+
+// remove removes objects of one kind, up to a turn's worth, and reports
+// whether that was all.
+func (k *Kernel) remove(ops []op) bool {
+	if len(ops) == 0 {
+		return true
+	}
+	n := min(len(ops), turnSize)
+	switch ops[0].Key.Kind() {
+	case dataplane.KindLink:
+		for _, o := range ops[:n] {
+			k.removeLink(o)
+		}
+	case dataplane.KindSysctl:
+		// What the value was before is not known: it stays.
+		results := make([]result, n)
+		for i, o := range ops[:n] {
+			results[i] = result{Op: o}
+		}
+		k.report(results)
+	default:
+		k.inBatches(ops[:n], k.encodeRemove, judgeRemove)
+	}
+	k.postpone(ops[n:])
+	return n == len(ops)
+}
+
+func (k *Kernel) postpone(ops []op) {
+	results := make([]result, len(ops))
+	for i, o := range ops {
+		results[i] = result{Op: o, Outcome: reconcile.Postponed}
+	}
+	k.report(results)
+}
+
+// removeTogether removes next hops all of whose routes are to go, which takes
+// the routes along in one message, and returns what is left to do. For each
+// such next hop the kernel walks the whole table, so it is worth it only where
+// the routes are a good part of all.
+func (k *Kernel) removeTogether(routes, hops []op) (restRoutes, restHops []op) {
+	doomed := map[dataplane.NextHopID]int{}
+	for _, o := range routes {
+		doomed[nextHopOf(o.Have)]++
+	}
+	together := map[dataplane.NextHopID][]result{}
+	var first []op
+	for _, o := range hops {
+		id := o.Key.(dataplane.NextHopKey).ID
+		if n := doomed[id]; n > 1 && n == k.users[id] && n*8 >= k.routes {
+			together[id] = nil
+			first = append(first, o)
+		} else {
+			restHops = append(restHops, o)
+		}
+	}
+	if len(first) == 0 {
+		return routes, hops
+	}
+	for _, o := range routes {
+		if list, ok := together[nextHopOf(o.Have)]; ok {
+			together[nextHopOf(o.Have)] = append(list, result{Op: o})
+		} else {
+			restRoutes = append(restRoutes, o)
+		}
+	}
+	k.inBatches(first, k.encodeRemove, func(o op, err error) result {
+		r := judgeRemove(o, err)
+		gone := together[o.Key.(dataplane.NextHopKey).ID]
+		if r.Outcome != reconcile.Succeeded {
+			for i := range gone {
+				gone[i].Outcome = reconcile.Postponed
+			}
+		} else {
+			k.wrote(dataplane.KindRoute, true, len(gone))
+		}
+		k.report(gone)
+		return r
+	})
+	return restRoutes, restHops
+}
+
+// inBatches sends a message for each op, many at once. encode appends it to
+// the builder, or returns what else becomes of the op; judge turns the
+// kernel's answer into a result.
+func (k *Kernel) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
+	var b builder
+	for len(ops) > 0 {
+		n := min(len(ops), batchSize)
+		results := make([]result, 0, n)
+		var sent []op
+		b.reset()
+		for _, o := range ops[:n] {
+			if r := encode(&b, o); r != nil {
+				r.Op = o
+				results = append(results, *r)
+			} else {
+				sent = append(sent, o)
+			}
+		}
+		ops = ops[n:]
+		results = append(results, k.sendAll(&b, sent, encode, judge)...)
+		k.report(results)
+		k.turned()
+	}
+}
+
+// sendAll sends the messages in b, which are those of ops, and judges the
+// answers. What the kernel was short of something for is sent again.
+func (k *Kernel) sendAll(b *builder, ops []op, encode func(*builder, op) *result, judge func(op, error) result) []result {
+	var results []result
+	for try := 0; len(ops) > 0; try++ {
+		k.writes.Add(int64(b.len()))
+		errs, err := k.nl.batch(b)
+		if err != nil {
+			k.redial(err)
+			for _, o := range ops {
+				results = append(results, result{Op: o, Outcome: reconcile.Refused, Err: err})
+			}
+			return results
+		}
+		var again []op
+		done := 0
+		for i, o := range ops {
+			if try < maxRetries && transient(errs[i]) {
+				again = append(again, o)
+				continue
+			}
+			r := judge(o, errs[i])
+			if r.Op = o; r.Outcome == reconcile.Succeeded && errs[i] == nil {
+				done++
+			}
+			results = append(results, r)
+		}
+		k.wrote(ops[0].Key.Kind(), !ops[0].Wanted, done)
+		ops = nil
+		b.reset()
+		for _, o := range again {
+			if r := encode(b, o); r != nil {
+				r.Op = o
+				results = append(results, *r)
+			} else {
+				ops = append(ops, o)
+			}
+		}
+	}
+	return results
+}
+
+// transient reports whether the kernel was short of something for a moment.
+func transient(err error) bool {
+	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
+
+func (k *Kernel) wrote(kind dataplane.Kind, removed bool, n int) {
+	if h := k.cfg.Hooks.Written; h != nil && n > 0 {
+		h(kind, removed, n)
+	}
+}
+
+func (k *Kernel) turned() { k.alive.Store(time.Now().UnixNano()) }
+
+// redial replaces a broken connection. What became of the last requests is
+// not known, so everything is listed again.
+func (k *Kernel) redial(why error) {
+	k.doubt("connection broken")
+	k.log.Warn("connection to the kernel broken, opening another", "err", why)
+	var c *conn
+	err := k.ns.do(func() (err error) {
+		c, err = dialConn()
+		return err
+	})
+	if err == nil {
+		if err = k.lis.ignore(c.port()); err != nil {
+			c.Close()
+		}
+	}
+	if err != nil {
+		k.log.Error("connection to the kernel cannot be opened", "err", err)
+		return // the old one is tried again with the next listing
+	}
+	if r, ok := k.nl.(interface{ replace(*conn) }); ok {
+		r.replace(c)
+		return
+	}
+	k.nl.Close()
+	k.nl = c
+}
+
+// encodePut appends the message that makes o.Want be there.
+func (k *Kernel) encodePut(b *builder, o op) *result {
+	if err := validate(o.Want); err != nil {
+		return &result{Outcome: reconcile.Refused, Err: err}
+	}
+	switch w := o.Want.(type) {
+	case dataplane.Address:
+		if !k.ownsName(w.Link) {
+			return k.waitForLink(o.Key, w.Link)
+		}
+		b.address(unix.RTM_NEWADDR, createReplace, w.Prefix, k.mir.names[w.Link])
+	case dataplane.Neighbour:
+		if !k.usable(w.Link) {
+			return k.waitForLink(o.Key, w.Link)
+		}
+		b.putNeighbour(w, k.mir.names[w.Link])
+	case dataplane.FDBEntry:
+		if !k.usable(w.Link) {
+			return k.waitForLink(o.Key, w.Link)
+		}
+		b.putFDB(w, k.mir.names[w.Link])
+	case dataplane.NextHop:
+		return k.encodeNextHop(b, o, w)
+	case dataplane.Route:
+		return k.encodeRoute(b, o, w)
+	}
+	return nil
+}
+
+// usable reports whether neighbours may be set on a device: ours, and there.
+func (k *Kernel) usable(name string) bool {
+	return isWorkload(name) && k.mir.link(name) != nil || k.ownsName(name)
+}
+
+func (k *Kernel) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
+	if s, ok := k.mir.nextHops[w.ID]; ok {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
+	}
+	l := k.mir.link(w.Link)
+	if l == nil {
+		return k.waitForLink(o.Key, w.Link)
+	}
+	if !l.carrier() {
+		return k.wait(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
+	}
+	b.putNextHop(w, o.Exists, k.cfg.Protocol, l.index)
+	return nil
+}
+
+func (k *Kernel) encodeRoute(b *builder, o op, w dataplane.Route) *result {
+	if s, ok := k.mir.stranger(o.Key.(dataplane.RouteKey)); ok {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
+	}
+	link := 0
+	switch {
+	case w.NextHop != 0:
+		if _, ok := k.nextHops[w.NextHop]; !ok {
+			return k.wait(o.Key, dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
+		}
+	case w.Link != "":
+		l := k.mir.link(w.Link)
+		if l == nil {
+			return k.waitForLink(o.Key, w.Link)
+		}
+		if !l.up() {
+			return k.wait(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
+		}
+		link = l.index
+	}
+	b.putRoute(w, o.Exists, k.cfg.Protocol, link)
+	return nil
+}
+
+func (k *Kernel) waitForLink(who dataplane.Key, name string) *result {
+	return k.wait(who, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
+}
+
+// wait notes that who waits for what.
+func (k *Kernel) wait(who, what dataplane.Key, why error) *result {
+	k.waits[what] = append(k.waits[what], who)
+	return &result{Outcome: reconcile.Blocked, Err: why}
+}
+
+// judgePut says what an answer to encodePut's message means.
+func (k *Kernel) judgePut(o op, err error) result {
+	switch {
+	case err == nil:
+		return result{}
+	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENETDOWN):
+		// It went after we looked; the notification is on its way.
+		if name := linkName(o.Want); name != "" {
+			return *k.wait(o.Key, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s: %w", name, err))
+		}
+	case o.Exists && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)):
+		return result{Outcome: reconcile.Lost}
+	case !o.Exists && errors.Is(err, unix.EEXIST):
+		// Ours, and we lost sight of it, or a stranger's that has just come:
+		// a listing tells.
+		if _, ok := k.doubted[o.Key]; !ok {
+			k.doubted[o.Key] = struct{}{}
+			k.doubt("found what should not be there")
+			return result{Outcome: reconcile.Postponed}
+		}
+		delete(k.doubted, o.Key)
+	}
+	if o.Attempts == 0 {
+		k.doubt("an object was refused")
+	}
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w: run as root or give the process CAP_NET_ADMIN", err)
+	}
+	return result{Outcome: reconcile.Refused, Err: err}
+}
+
+// encodeRemove appends the message that removes what o.Have is.
+func (k *Kernel) encodeRemove(b *builder, o op) *result {
+	link := 0
+	switch o.Key.Kind() {
+	case dataplane.KindAddress, dataplane.KindNeighbour, dataplane.KindFDB:
+		var ok bool
+		if link, ok = k.mir.names[linkName(o.Have)]; !ok {
+			return &result{} // it went with its device
+		}
+	}
+	switch key := o.Key.(type) {
+	case dataplane.AddressKey:
+		b.address(unix.RTM_DELADDR, 0, key.Prefix, link)
+	case dataplane.NeighbourKey:
+		b.deleteNeighbour(key, link)
+	case dataplane.FDBKey:
+		b.deleteFDB(key, link)
+	case dataplane.NextHopKey:
+		b.deleteNextHop(key.ID)
+	case dataplane.RouteKey:
+		b.deleteRoute(key, 0, k.cfg.Protocol)
+	case oddRouteKey:
+		b.deleteRoute(key.RouteKey, key.tos, k.cfg.Protocol)
+	}
+	return nil
+}
+
+// judgeRemove says what an answer to a removal means: what is not there is
+// removed.
+func judgeRemove(o op, err error) result {
+	for _, gone := range []unix.Errno{unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.ENOENT, unix.EADDRNOTAVAIL} {
+		if errors.Is(err, gone) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return result{Outcome: reconcile.Refused, Err: err}
+	}
+	return result{}
+}
+
+// putSysctl makes a setting be as wanted; one that is already is not written.
+func (k *Kernel) putSysctl(o op) result {
+	w := o.Want.(dataplane.Sysctl)
+	if err := validate(w); err != nil {
+		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	now, ok, err := k.readSysctl(w.Name)
+	if err == nil && !ok {
+		if link := sysctlLink(w.Name); link != "" {
+			r := k.waitForLink(o.Key, link)
+			r.Op = o
+			return *r
+		}
+		err = fmt.Errorf("no such setting in this kernel: is its module loaded?")
+	}
+	if err == nil && now != w.Value {
+		k.writes.Add(1)
+		if err = k.writeSysctl(w.Name, w.Value); err == nil {
+			k.wrote(dataplane.KindSysctl, false, 1)
+		}
+	}
+	if err != nil {
+		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	return result{Op: o}
+}

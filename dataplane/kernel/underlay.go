@@ -1,0 +1,103 @@
+package kernel
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// coalesce is how long changes of the underlay are gathered before they are
+// published.
+const coalesce = 10 * time.Millisecond
+
+// subscribers hands out snapshots of the underlay.
+type subscribers struct {
+	mu     sync.Mutex
+	last   dataplane.Underlay
+	known  bool
+	closed bool
+	subs   map[chan dataplane.Underlay]struct{}
+}
+
+// Underlay returns a channel that carries the network around this host: at
+// once if it is known, else after the first listing, and then whenever it
+// changed. Changes are gathered for 10 ms. A slow reader gets only the newest
+// snapshot. The channel is closed when ctx ends or the Kernel stops.
+func (k *Kernel) Underlay(ctx context.Context) <-chan dataplane.Underlay {
+	s := &k.subs
+	ch := make(chan dataplane.Underlay, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		close(ch)
+		return ch
+	}
+	if s.subs == nil {
+		s.subs = make(map[chan dataplane.Underlay]struct{})
+	}
+	s.subs[ch] = struct{}{}
+	if s.known {
+		ch <- s.last
+	}
+	context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.drop(ch)
+	})
+	return ch
+}
+
+func (s *subscribers) drop(ch chan dataplane.Underlay) {
+	if _, ok := s.subs[ch]; ok {
+		delete(s.subs, ch)
+		close(ch)
+	}
+}
+
+func (s *subscribers) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for ch := range s.subs {
+		s.drop(ch)
+	}
+}
+
+// publish hands u to every subscriber if it is new.
+func (s *subscribers) publish(u dataplane.Underlay) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known && slices.Equal(u.Links, s.last.Links) && slices.Equal(u.Addresses, s.last.Addresses) && slices.Equal(u.Routes, s.last.Routes) {
+		return
+	}
+	s.last, s.known = u, true
+	for ch := range s.subs {
+		select {
+		case <-ch: // the reader is slow: the newest replaces what it did not read
+		default:
+		}
+		ch <- u
+	}
+}
+
+// changed notes that the underlay is to be published soon.
+func (k *Kernel) changed() {
+	if k.showAt.IsZero() {
+		k.showAt = time.Now().Add(k.showDelay)
+	}
+}
+
+// show publishes the underlay when it is time. To render a large one takes
+// long, so the pause grows with it: at most a tenth of the time goes there.
+func (k *Kernel) show() {
+	if k.showAt.IsZero() || time.Now().Before(k.showAt) {
+		return
+	}
+	start := time.Now()
+	k.showAt = time.Time{}
+	k.subs.publish(k.mir.underlay())
+	k.showDelay = max(coalesce, 10*time.Since(start))
+}
