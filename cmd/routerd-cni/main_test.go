@@ -1,0 +1,512 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/rpc"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/store"
+)
+
+// plugin is the path of the plugin, built as it is shipped.
+func plugin(tb testing.TB) string {
+	tb.Helper()
+	path, err := build()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
+var build = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(buildDir, "routerd-cni")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w -X main.version=test", "-o", path, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the plugin: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+var buildDir string
+
+func TestMain(m *testing.M) {
+	var err error
+	if buildDir, err = os.MkdirTemp("", "routerd-cni-test"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(buildDir)
+	os.Exit(code)
+}
+
+// daemon is a real server whose attacher does what the test says.
+type daemon struct {
+	socket string
+
+	mu    sync.Mutex
+	add   attach.AddRequest
+	del   attach.DelRequest
+	check attach.CheckRequest
+	valid []attach.ID
+	err   error
+	stall bool
+}
+
+func start(tb testing.TB) *daemon {
+	tb.Helper()
+	d := &daemon{socket: filepath.Join(tb.TempDir(), "run", "cni.sock")}
+	l, err := rpc.Listen(d.socket)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := grpc.NewServer(rpc.ServerOptions(slog.New(slog.DiscardHandler))...)
+	apiv1.RegisterCNIServer(s, rpc.NewCNIServer(d))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(l)
+	}()
+	tb.Cleanup(func() { s.Stop(); <-done })
+	return d
+}
+
+func (d *daemon) answer(ctx context.Context) error {
+	d.mu.Lock()
+	err, stall := d.err, d.stall
+	d.mu.Unlock()
+	if stall {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return err
+}
+
+func (d *daemon) Add(ctx context.Context, req attach.AddRequest) (attach.Result, error) {
+	d.mu.Lock()
+	d.add = req
+	d.mu.Unlock()
+	return attach.Result{
+		Device: "cali0123456789a", HostMAC: workload.HostMAC(), MAC: dataplane.MAC{2, 0, 0, 0, 0, 1}, MTU: 1450,
+		Addresses: []attach.Address{{
+			Addr: netip.MustParseAddr("192.168.0.7"), Gateway: netip.MustParseAddr("169.254.1.1"), Block: netip.MustParsePrefix("192.168.0.0/26"),
+		}},
+	}, d.answer(ctx)
+}
+
+func (d *daemon) Del(ctx context.Context, req attach.DelRequest) error {
+	d.mu.Lock()
+	d.del = req
+	d.mu.Unlock()
+	return d.answer(ctx)
+}
+
+func (d *daemon) Check(ctx context.Context, req attach.CheckRequest) error {
+	d.mu.Lock()
+	d.check = req
+	d.mu.Unlock()
+	return d.answer(ctx)
+}
+
+func (d *daemon) Status(ctx context.Context) error { return d.answer(ctx) }
+
+func (d *daemon) GC(ctx context.Context, network string, valid []attach.ID) ([]attach.ID, error) {
+	d.mu.Lock()
+	d.valid = valid
+	d.mu.Unlock()
+	return []attach.ID{{Network: network, ContainerID: "stale", Interface: "eth0"}}, d.answer(ctx)
+}
+
+// invocation is one execution of the plugin.
+type invocation struct {
+	verb  string
+	conf  map[string]any
+	stdin string // instead of conf
+	args  string
+	env   map[string]string // changes; an empty value removes
+}
+
+func (d *daemon) conf(version string, extra map[string]any) map[string]any {
+	c := map[string]any{
+		"cniVersion": version, "name": "net1", "type": "routerd-cni", "socket": d.socket,
+		"ipam": map[string]any{"type": "routerd-cni", "assign_ipv4": "true"},
+	}
+	for k, v := range extra {
+		c[k] = v
+	}
+	return c
+}
+
+func run(tb testing.TB, in invocation) (stdout, stderr string, ok bool) {
+	tb.Helper()
+	env := map[string]string{
+		"CNI_COMMAND": in.verb, "CNI_CONTAINERID": "0123456789abcdef", "CNI_NETNS": "/run/netns/pod1", "CNI_IFNAME": "eth0",
+		"CNI_ARGS": in.args, "CNI_PATH": "/opt/cni/bin",
+	}
+	for k, v := range in.env {
+		env[k] = v
+	}
+	cmd := exec.Command(plugin(tb))
+	cmd.Env = []string{"PATH=/usr/bin"}
+	for k, v := range env {
+		if v != "" {
+			cmd.Env = append(cmd.Env, k+"="+v)
+		}
+	}
+	stdin := in.stdin
+	if stdin == "" {
+		b, err := json.Marshal(in.conf)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		stdin = string(b)
+	}
+	cmd.Stdin = strings.NewReader(stdin)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		tb.Fatal(err)
+	}
+	return out.String(), errOut.String(), err == nil
+}
+
+func succeed(tb testing.TB, in invocation) string {
+	tb.Helper()
+	out, errOut, ok := run(tb, in)
+	if !ok {
+		tb.Fatalf("%s: %s%s", in.verb, out, errOut)
+	}
+	return out
+}
+
+// refuse runs the plugin, which must fail with this code and message.
+func refuse(t *testing.T, in invocation, code uint, says string) {
+	t.Helper()
+	out, errOut, ok := run(t, in)
+	var e struct {
+		CNIVersion string
+		Code       uint
+		Msg        string
+		Details    string
+	}
+	if err := json.Unmarshal([]byte(out), &e); err != nil || ok {
+		t.Fatalf("%s: no CNI error (%v): %s%s", in.verb, err, out, errOut)
+	}
+	if e.Code != code || !strings.Contains(e.Msg+" "+e.Details, says) || e.CNIVersion == "" {
+		t.Errorf("%s: got %+v, want code %d that says %q", in.verb, e, code, says)
+	}
+}
+
+func parse(t *testing.T, s string) any {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatalf("%v: %s", err, s)
+	}
+	return v
+}
+
+func TestAdd(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	const (
+		interfaces = `[{"name":"cali0123456789a","mac":"ee:ee:ee:ee:ee:ee"},{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"/run/netns/pod1"}]`
+		withMTU    = `[{"name":"cali0123456789a","mac":"ee:ee:ee:ee:ee:ee","mtu":1450},{"name":"eth0","mac":"02:00:00:00:00:01","mtu":1450,"sandbox":"/run/netns/pod1"}]`
+		routes     = `[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]`
+		oldIPs     = `[{"version":"4","interface":1,"address":"192.168.0.7/32"}]`
+		newIPs     = `[{"interface":1,"address":"192.168.0.7/32"}]`
+	)
+	for version, want := range map[string]string{
+		"0.3.1": `{"cniVersion":"0.3.1","interfaces":` + interfaces + `,"ips":` + oldIPs + `,"routes":` + routes + `,"dns":{}}`,
+		"0.4.0": `{"cniVersion":"0.4.0","interfaces":` + interfaces + `,"ips":` + oldIPs + `,"routes":` + routes + `,"dns":{}}`,
+		"1.0.0": `{"cniVersion":"1.0.0","interfaces":` + interfaces + `,"ips":` + newIPs + `,"routes":` + routes + `}`,
+		"1.1.0": `{"cniVersion":"1.1.0","interfaces":` + withMTU + `,"ips":` + newIPs + `,"routes":` + routes + `}`,
+	} {
+		got := parse(t, succeed(t, invocation{verb: "ADD", conf: d.conf(version, nil)}))
+		if diff := cmp.Diff(dropEmptyDNS(parse(t, want)), dropEmptyDNS(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", version, diff)
+		}
+	}
+	if want := (attach.AddRequest{
+		ID:       attach.ID{Network: "net1", ContainerID: "0123456789abcdef", Interface: "eth0"},
+		Workload: attach.Workload{Orchestrator: "cni", Namespace: "default"},
+		Netns:    "/run/netns/pod1", IPv4: true,
+	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("request: %+v, want %+v", d.add, want)
+	}
+
+	succeed(t, invocation{
+		verb: "ADD",
+		conf: d.conf("1.0.0", map[string]any{
+			"mtu":                1400,
+			"ipam":               map[string]any{"type": "calico-ipam", "ipv4_pools": []string{"pool1"}},
+			"container_settings": map[string]any{"allow_ip_forwarding": true},
+		}),
+		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=web-0;IP=192.168.0.7;K8S_POD_UID=1;FOO=bar",
+	})
+	if want := (attach.AddRequest{
+		ID:       attach.ID{Network: "net1", ContainerID: "0123456789abcdef", Interface: "eth0"},
+		Workload: attach.Workload{Orchestrator: "k8s", Namespace: "ns1", Pod: "web-0"},
+		Netns:    "/run/netns/pod1", IPv4: true, MTU: 1400, IPv4Pools: []string{"pool1"}, Forwarding: true,
+		Address: netip.MustParseAddr("192.168.0.7"),
+	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("request: %+v, want %+v", d.add, want)
+	}
+}
+
+// dropEmptyDNS takes away what says nothing and differs between versions of the
+// library.
+func dropEmptyDNS(v any) any {
+	m := v.(map[string]any)
+	if dns, ok := m["dns"].(map[string]any); ok && len(dns) == 0 {
+		delete(m, "dns")
+	}
+	return m
+}
+
+func TestOtherVerbs(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		// Also with the namespace gone.
+		for _, netns := range []string{"/run/netns/pod1", ""} {
+			out := succeed(t, invocation{verb: "DEL", conf: d.conf(version, nil), env: map[string]string{"CNI_NETNS": netns}})
+			if out != "" {
+				t.Errorf("DEL printed %q", out)
+			}
+		}
+		if d.del.ID.ContainerID != "0123456789abcdef" || d.del.ID.Network != "net1" {
+			t.Errorf("DEL asked for %+v", d.del)
+		}
+		if version == "0.3.1" {
+			continue
+		}
+		prev := parse(t, succeed(t, invocation{verb: "ADD", conf: d.conf(version, nil)}))
+		succeed(t, invocation{verb: "CHECK", conf: d.conf(version, map[string]any{"prevResult": prev})})
+		want := attach.CheckRequest{
+			ID:    attach.ID{Network: "net1", ContainerID: "0123456789abcdef", Interface: "eth0"},
+			Netns: "/run/netns/pod1", Device: "cali0123456789a", MAC: "02:00:00:00:00:01",
+			Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.7")},
+		}
+		if diff := cmp.Diff(want, d.check, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("CHECK %s (-want +got):\n%s", version, diff)
+		}
+	}
+	succeed(t, invocation{verb: "STATUS", conf: d.conf("1.1.0", nil)})
+	_, stderr, ok := run(t, invocation{verb: "GC", conf: d.conf("1.1.0", map[string]any{
+		"log_level":                 "info",
+		"cni.dev/valid-attachments": []map[string]string{{"containerID": "c1", "ifname": "eth0"}},
+	})})
+	if !ok || !strings.Contains(stderr, "container=stale") {
+		t.Errorf("GC: %v %s", ok, stderr)
+	}
+	if diff := cmp.Diff([]attach.ID{{Network: "net1", ContainerID: "c1", Interface: "eth0"}}, d.valid); diff != "" {
+		t.Errorf("GC (-want +got):\n%s", diff)
+	}
+	version := parse(t, succeed(t, invocation{verb: "VERSION", stdin: "{}"})).(map[string]any)
+	if diff := cmp.Diff([]any{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}, version["supportedVersions"]); diff != "" {
+		t.Errorf("VERSION (-want +got):\n%s", diff)
+	}
+	if _, stderr, ok := run(t, invocation{stdin: "{}"}); !ok || !strings.Contains(stderr, "routerd-cni test") {
+		t.Errorf("without a verb: %v %s", ok, stderr)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	for _, tt := range []struct {
+		name string
+		in   invocation
+		code uint
+		says string
+	}{
+		{"version from the future", invocation{verb: "ADD", conf: d.conf("2.0.0", nil)}, 1, "2.0.0"},
+		{"version too old", invocation{verb: "ADD", conf: d.conf("0.2.0", nil)}, 1, "0.2.0"},
+		{"CHECK before it existed", invocation{verb: "CHECK", conf: d.conf("0.3.1", nil)}, 1, "CHECK"},
+		{"STATUS before it existed", invocation{verb: "STATUS", conf: d.conf("1.0.0", nil)}, 1, "STATUS"},
+		{"GC before it existed", invocation{verb: "GC", conf: d.conf("1.0.0", nil)}, 1, "GC"},
+		{"malformed JSON", invocation{verb: "ADD", stdin: `{"cniVersion": "1.0.0", "name": `}, 6, "unexpected end"},
+		{"wrong type", invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"mtu": "big"})}, 6, "field mtu"},
+		{"wrong value", invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"mtu": 1})}, 7, "field mtu: 1"},
+		{"no name", invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"name": ""})}, 7, "missing network name"},
+		{"CNI_ARGS", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), args: "FOO=bar"}, 4, `CNI_ARGS "FOO=bar"`},
+		{"half a pod", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), args: "K8S_POD_NAME=p"}, 4, "go together"},
+		{"no container", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), env: map[string]string{"CNI_CONTAINERID": ""}}, 4, "CNI_CONTAINERID"},
+		{"container's name", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), env: map[string]string{"CNI_CONTAINERID": "../x"}}, 4, "invalid characters"},
+		{"verb", invocation{verb: "MAKE", conf: d.conf("1.0.0", nil)}, 4, "MAKE"},
+		{"CHECK without a result", invocation{verb: "CHECK", conf: d.conf("1.0.0", nil)}, 7, "prevResult: missing"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			refuse(t, tt.in, tt.code, tt.says)
+		})
+	}
+}
+
+func TestDaemonSaysNo(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	prev := map[string]any{"prevResult": map[string]any{"cniVersion": "1.1.0"}}
+	for _, tt := range []struct {
+		verb string
+		err  error
+		code uint
+		says string
+	}{
+		{"ADD", fmt.Errorf("assign an address: %w: connection refused", store.ErrUnavailable), 11, "datastore unavailable: connection refused"},
+		{"DEL", fmt.Errorf("release the address: %w", store.ErrUnavailable), 11, "datastore unavailable"},
+		{"STATUS", fmt.Errorf("no pool: %w", attach.ErrNotReady), 50, "no pool: not ready"},
+		{"ADD", attach.ErrNoAddress, 11, "no address available"},
+		{"ADD", fmt.Errorf("mtu 1: %w", attach.ErrInvalid), 7, "mtu 1"},
+		{"ADD", workload.ErrNoNamespace, 8, "no such network namespace"},
+		{"ADD", workload.ErrClash, 999, "in the way"},
+		{"CHECK", attach.ErrUnknown, 3, "unknown attachment"},
+		{"CHECK", fmt.Errorf("device is down: %w", workload.ErrDiffers), 999, "device is down"},
+		{"GC", errors.New("container c1: 100 % broken, größer"), 999, "container c1: 100 % broken, größer"},
+	} {
+		d.mu.Lock()
+		d.err = tt.err
+		d.mu.Unlock()
+		refuse(t, invocation{verb: tt.verb, conf: d.conf("1.1.0", prev)}, tt.code, tt.says)
+	}
+}
+
+func TestDaemonAbsent(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	stale := filepath.Join(dir, "stale.sock")
+	l, err := rpc.Listen(stale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(dir, "kept.sock")
+	if err := os.Link(stale, kept); err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+	for socket, says := range map[string]string{
+		filepath.Join(dir, "none.sock"): "no such file or directory",
+		kept:                            "connection refused",
+	} {
+		d := &daemon{socket: socket}
+		for verb, code := range map[string]uint{"ADD": 11, "DEL": 11, "STATUS": 50} {
+			in := invocation{verb: verb, conf: d.conf("1.1.0", nil)}
+			refuse(t, in, code, socket)
+			refuse(t, in, code, says)
+			refuse(t, in, code, "systemctl status routerd")
+		}
+	}
+}
+
+// The daemon takes the call and does not answer in time, or dies with it.
+func TestDaemonStalls(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	d.stall = true
+	began := time.Now()
+	refuse(t, invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"add_timeout_seconds": 1})}, 11, "within 1s: the datastore may be unavailable")
+	refuse(t, invocation{verb: "DEL", conf: d.conf("1.0.0", map[string]any{"del_timeout_seconds": 1})}, 11, "within 1s")
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("both gave up after %v", took)
+	}
+}
+
+// What answers is not routerd.
+func TestStranger(t *testing.T) {
+	t.Parallel()
+	for name, greeting := range map[string]string{"silent": "", "web server": "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			socket := filepath.Join(t.TempDir(), "x.sock")
+			l, err := rpc.Listen(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_, _ = c.Write([]byte(greeting))
+					_ = c.Close()
+				}
+			}()
+			defer func() { _ = l.Close(); <-done }()
+			d := &daemon{socket: socket}
+			refuse(t, invocation{verb: "ADD", conf: d.conf("1.0.0", nil)}, 11, socket)
+		})
+	}
+}
+
+// The plugin is executed for every container: what it links is initialised
+// every time.
+func TestDependencies(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-deps", ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for dep := range strings.Lines(string(out)) {
+		dep = strings.TrimSpace(dep)
+		for forbidden, why := range map[string]string{
+			"github.com/osrg/gobgp":                "BGP is the daemon's",
+			"go.etcd.io/":                          "only the daemon speaks to the datastore",
+			"github.com/projectcalico/":            "the plugin knows no resources",
+			"k8s.io/":                              "the plugin knows no resources",
+			"sigs.k8s.io/":                         "the plugin knows no resources",
+			"github.com/spf13/":                    "a plugin has neither flags nor configuration files",
+			"github.com/vishvananda/netlink":       "only the daemon touches the network",
+			"github.com/mdlayher/":                 "only the daemon touches the network",
+			"github.com/prometheus/":               "metrics are the daemon's",
+			"github.com/routerd/routerd/store":     "only the daemon speaks to the datastore",
+			"github.com/routerd/routerd/dataplane": "only the daemon touches the network",
+		} {
+			if strings.HasPrefix(dep, forbidden) {
+				t.Errorf("the plugin links %s: %s", dep, why)
+			}
+		}
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	d := start(b)
+	in := invocation{verb: "ADD", conf: d.conf("1.0.0", nil)}
+	succeed(b, in)
+	for b.Loop() {
+		succeed(b, in)
+	}
+}
+
+func BenchmarkVersion(b *testing.B) {
+	in := invocation{verb: "VERSION", stdin: "{}"}
+	succeed(b, in)
+	for b.Loop() {
+		succeed(b, in)
+	}
+}

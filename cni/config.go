@@ -1,0 +1,221 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// Config is the network configuration that the runtime passes on the standard
+// input. Fields that are not known are ignored, as the CNI specification
+// wants (section 1): they may be another plugin's or a later version's.
+type Config struct {
+	CNIVersion string `json:"cniVersion"`
+	Name       string `json:"name"`
+	Type       string `json:"type"`
+
+	Socket string `json:"socket"` // of the daemon; default [DefaultSocket]
+	MTU    int    `json:"mtu"`    // bytes; 0: the daemon's choice
+
+	IPAM IPAMConfig `json:"ipam"`
+
+	ContainerSettings struct {
+		AllowIPForwarding bool `json:"allow_ip_forwarding"`
+	} `json:"container_settings"`
+
+	LogLevel string `json:"log_level"` // of what goes to the standard error; default warning
+
+	AddTimeoutSeconds int `json:"add_timeout_seconds"` // for ADD, CHECK and GC; 0: 60
+	DelTimeoutSeconds int `json:"del_timeout_seconds"` // 0: 30
+
+	// Addresses that the runtime asks for, by either convention.
+	Args struct {
+		CNI struct {
+			IPs []string `json:"ips"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
+		IPs []string `json:"ips"`
+	} `json:"runtimeConfig"`
+
+	// Only for GC.
+	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
+}
+
+// IPAMConfig says which addresses a container gets.
+type IPAMConfig struct {
+	Type       string   `json:"type"`        // routerd-cni or calico-ipam
+	AssignIPv4 Switch   `json:"assign_ipv4"` // default true
+	AssignIPv6 Switch   `json:"assign_ipv6"` // default false
+	IPv4Pools  []string `json:"ipv4_pools"`  // names or CIDRs
+	IPv6Pools  []string `json:"ipv6_pools"`
+}
+
+// Switch is a truth value that configurations write as a string, or as a JSON
+// truth value; empty where it is not given.
+type Switch string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (s *Switch) UnmarshalJSON(b []byte) error {
+	switch v := strings.ToLower(strings.Trim(string(b), `"`)); v {
+	case "true", "false":
+		*s = Switch(v)
+	case "", "null":
+		*s = ""
+	default:
+		return fmt.Errorf("%s: want \"true\" or \"false\"", b)
+	}
+	return nil
+}
+
+// On returns the value of s, or deflt where it is not given.
+func (s Switch) On(deflt bool) bool {
+	if s == "" {
+		return deflt
+	}
+	return s == "true"
+}
+
+// The range of MTUs that the kernel takes for a veth, in bytes.
+const (
+	minMTU = 68
+	maxMTU = 65535
+)
+
+// ParseConfig reads a network configuration. Errors are CNI errors: code 6
+// where the JSON is not of the right form, 7 where a value is not allowed;
+// they name the field.
+func ParseConfig(b []byte) (*Config, error) {
+	c := &Config{Socket: DefaultSocket}
+	if err := json.Unmarshal(b, c); err != nil {
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) && wrong.Field != "" {
+			err = fmt.Errorf("field %s: want %s, got a JSON %s", wrong.Field, kindName(wrong.Type.Kind().String()), wrong.Value)
+		}
+		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
+	}
+	if err := c.check(); err != nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "network configuration: "+err.Error(), "")
+	}
+	return c, nil
+}
+
+// kindName puts a Go kind into the words of JSON.
+func kindName(kind string) string {
+	switch kind {
+	case "int":
+		return "a whole number"
+	case "bool":
+		return "true or false"
+	case "slice":
+		return "a list"
+	case "struct":
+		return "an object"
+	}
+	return "a " + kind
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Name == "":
+		return errors.New("field name is missing")
+	case !filepath.IsAbs(c.Socket):
+		return fmt.Errorf("field socket: %q is not an absolute path; the default is %s", c.Socket, DefaultSocket)
+	case c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU):
+		return fmt.Errorf("field mtu: %d is not from %d to %d, or 0 for the daemon's choice", c.MTU, minMTU, maxMTU)
+	case c.IPAM.Type != "" && c.IPAM.Type != PluginType && c.IPAM.Type != "calico-ipam":
+		return fmt.Errorf("field ipam.type: %q is not %s or calico-ipam; routerd gives the addresses itself", c.IPAM.Type, PluginType)
+	case !c.IPAM.AssignIPv4.On(true) && !c.IPAM.AssignIPv6.On(false):
+		return errors.New(`fields ipam.assign_ipv4 and ipam.assign_ipv6 are both "false": a container needs an address`)
+	case c.AddTimeoutSeconds < 0:
+		return fmt.Errorf("field add_timeout_seconds: %d is negative", c.AddTimeoutSeconds)
+	case c.DelTimeoutSeconds < 0:
+		return fmt.Errorf("field del_timeout_seconds: %d is negative", c.DelTimeoutSeconds)
+	}
+	_, err := c.level()
+	return err
+}
+
+// level returns the level of the plugin's log. The names are Calico's.
+func (c *Config) level() (slog.Level, error) {
+	switch strings.ToLower(c.LogLevel) {
+	case "debug", "trace":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "", "warning", "warn":
+		return slog.LevelWarn, nil
+	case "error", "fatal", "panic", "none":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("field log_level: %q is not debug, info, warning or error", c.LogLevel)
+}
+
+func (c *Config) addTimeout() time.Duration { return seconds(c.AddTimeoutSeconds, DefaultAddTimeout) }
+func (c *Config) delTimeout() time.Duration { return seconds(c.DelTimeoutSeconds, DefaultDelTimeout) }
+
+func seconds(n int, deflt time.Duration) time.Duration {
+	if n == 0 {
+		return deflt
+	}
+	return time.Duration(n) * time.Second
+}
+
+// Args are the key-value pairs of CNI_ARGS. The field names are the keys.
+type Args struct {
+	types.CommonArgs
+	IP                         types.UnmarshallableString
+	K8S_POD_NAMESPACE          types.UnmarshallableString //nolint:revive // the key's name
+	K8S_POD_NAME               types.UnmarshallableString //nolint:revive // the key's name
+	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //nolint:revive // the key's name
+	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the key's name
+}
+
+// ParseArgs reads CNI_ARGS: KEY=VALUE pairs with semicolons between them. A
+// key that is not known is an error unless IgnoreUnknown=1 is among them.
+// Errors are CNI errors of code 4.
+func ParseArgs(s string) (*Args, error) {
+	a := new(Args)
+	err := types.LoadArgs(strings.TrimSuffix(s, ";"), a)
+	if err == nil && (a.K8S_POD_NAME == "") != (a.K8S_POD_NAMESPACE == "") {
+		err = errors.New("K8S_POD_NAME and K8S_POD_NAMESPACE go together: give both or neither")
+	}
+	if err != nil {
+		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_ARGS %q: %v", s, err), "")
+	}
+	return a, nil
+}
+
+// requestedIP returns the address that the runtime asks for, if it does: by
+// capability, by args, or by CNI_ARGS.
+func requestedIP(c *Config, a *Args) (string, error) {
+	var found netip.Addr
+	all := append(append([]string(nil), c.RuntimeConfig.IPs...), c.Args.CNI.IPs...)
+	if a.IP != "" {
+		all = append(all, string(a.IP))
+	}
+	for _, s := range all {
+		// Runtimes add a prefix length, which says nothing here: every workload
+		// has its address alone.
+		bare, _, _ := strings.Cut(s, "/")
+		addr, err := netip.ParseAddr(bare)
+		if err != nil {
+			return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("requested address %q is not an IP address", s), "")
+		}
+		if found.IsValid() && addr != found {
+			return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("addresses %s and %s are requested; a container gets one", found, addr), "")
+		}
+		found = addr
+	}
+	if !found.IsValid() {
+		return "", nil
+	}
+	return found.String(), nil
+}

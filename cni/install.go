@@ -1,0 +1,126 @@
+package cni
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// InstallOptions say what [Install] puts where.
+type InstallOptions struct {
+	Binary  string // path of the plugin to be copied; required
+	BinDir  string // default /opt/cni/bin
+	ConfDir string // default /etc/cni/net.d
+
+	// ConfName is the name of the configuration's file; default
+	// 10-routerd.conflist. A runtime uses the first by name.
+	ConfName string
+	Conflist ConflistOptions
+}
+
+// Install puts the plugin and its network configuration in place, each of them
+// in one step: a runtime finds the old file or the new one, never a part. The
+// configuration comes last, since it is what makes a runtime call the plugin.
+// Files that are as they should be are not touched. It returns the paths that
+// it changed.
+func Install(opts InstallOptions) (changed []string, err error) {
+	if opts.Binary == "" {
+		return nil, errors.New("install CNI plugin: path of the binary is missing")
+	}
+	if opts.BinDir == "" {
+		opts.BinDir = "/opt/cni/bin"
+	}
+	if opts.ConfDir == "" {
+		opts.ConfDir = "/etc/cni/net.d"
+	}
+	if opts.ConfName == "" {
+		opts.ConfName = "10-routerd.conflist"
+	}
+	conf, err := Conflist(opts.Conflist)
+	if err != nil {
+		return nil, fmt.Errorf("install CNI plugin: %w", err)
+	}
+	binary, err := os.ReadFile(opts.Binary)
+	if err != nil {
+		return nil, fmt.Errorf("install CNI plugin: %w", err)
+	}
+	for _, f := range []struct {
+		path    string
+		content []byte
+		mode    fs.FileMode
+	}{
+		{filepath.Join(opts.BinDir, PluginType), binary, 0o755},
+		// A configuration can name addresses and sockets, but holds no secret:
+		// runtimes that are not root read it.
+		{filepath.Join(opts.ConfDir, opts.ConfName), conf, 0o644},
+	} {
+		did, err := replaceFile(f.path, f.content, f.mode)
+		if err != nil {
+			return changed, fmt.Errorf("install CNI plugin: %w", err)
+		}
+		if did {
+			changed = append(changed, f.path)
+		}
+	}
+	return changed, nil
+}
+
+// replaceFile makes a file what it should be, in one step, and reports whether
+// it had to.
+func replaceFile(path string, content []byte, mode fs.FileMode) (bool, error) {
+	if upToDate(path, content, mode) {
+		return false, nil
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, err
+	}
+	// Runtimes take any file in the directory that ends in .conflist for a
+	// configuration; one that begins with a dot and ends otherwise is safe.
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return false, err
+	}
+	err = fill(f, content, mode)
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return false, err
+	}
+	return true, syncDir(dir)
+}
+
+func upToDate(path string, content []byte, mode fs.FileMode) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm() != mode || info.Size() != int64(len(content)) {
+		return false
+	}
+	have, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(have, content)
+}
+
+// fill writes, syncs and closes f.
+func fill(f *os.File, content []byte, mode fs.FileMode) error {
+	_, err := io.Copy(f, bytes.NewReader(content))
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
