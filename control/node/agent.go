@@ -1,0 +1,338 @@
+// Package node keeps this host's place in the cluster: it finds the host's
+// address, registers the host as a Node, holds the addresses of its tunnel
+// devices, and makes the default pool when there is none.
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// Tunnel is a kind of tunnel device that has an address of its own.
+type Tunnel string
+
+// The tunnels.
+const (
+	TunnelIPIP  Tunnel = "ipip"
+	TunnelVXLAN Tunnel = "vxlan"
+)
+
+// Tunnels allocates the addresses of this host's tunnel devices.
+type Tunnels interface {
+	// Ensure returns the address of a tunnel: the one it has, if a pool with
+	// that encapsulation still holds it, else a new one.
+	Ensure(ctx context.Context, t Tunnel) (netip.Addr, error)
+	// Release gives the address back, if there is one.
+	Release(ctx context.Context, t Tunnel) error
+}
+
+// Config is what an [Agent] needs.
+type Config struct {
+	Name    string
+	Store   store.Store
+	Tunnels Tunnels
+	Log     *slog.Logger
+
+	// Method finds the IPv4 address; see [Detect].
+	Method string
+	// DefaultPool is made when the store holds no pool; an invalid CIDR: never.
+	DefaultPool   netip.Prefix
+	Encapsulation store.Encapsulation
+	BlockSize     int
+
+	// Conditions returns the node's present conditions. They are written when
+	// they change. Nil: none.
+	Conditions func() []metav1.Condition
+}
+
+// Status is what an [Agent] reached.
+type Status struct {
+	Address    Detected
+	Registered bool
+	IPIP       netip.Addr
+	VXLAN      netip.Addr
+	Err        error // of the last attempt
+}
+
+// Agent does the package's work in one goroutine; see [Agent.Run].
+type Agent struct {
+	cfg  Config
+	wake chan struct{}
+
+	mu       sync.Mutex
+	underlay *dataplane.Underlay
+	synced   bool
+	pools    map[string]*v3.IPPool
+	self     *store.Node
+	status   Status
+}
+
+// New returns an agent that does nothing until [Agent.Run].
+func New(cfg Config) *Agent {
+	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), pools: map[string]*v3.IPPool{}}
+}
+
+// Kinds lists what the agent wants to see of the store.
+func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindIPPool} }
+
+// HandleStore takes in a batch of the store's watch. It does not block.
+func (a *Agent) HandleStore(b store.Batch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	changed := b.Synced && !a.synced
+	a.synced = a.synced || b.Synced
+	for _, ev := range b.Events {
+		if ev.Err != nil {
+			continue
+		}
+		switch ev.Key.Kind {
+		case store.KindIPPool:
+			changed = true
+			if p, ok := ev.Object.Value.(*v3.IPPool); ok {
+				a.pools[ev.Key.Name] = p
+			} else {
+				delete(a.pools, ev.Key.Name)
+			}
+		case store.KindNode:
+			if ev.Key.Name == a.cfg.Name {
+				changed = true
+				a.self, _ = ev.Object.Value.(*store.Node)
+			}
+		}
+	}
+	if changed {
+		a.poke()
+	}
+}
+
+// HandleUnderlay takes in a snapshot of the network around the host. It does
+// not block.
+func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	first := a.underlay == nil
+	a.underlay = &u
+	if first || !a.status.Registered {
+		a.poke()
+	}
+}
+
+func (a *Agent) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Status returns what was reached.
+func (a *Agent) Status() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.status
+}
+
+// Backoff of failed attempts, and how often conditions are compared: what they
+// are derived from has no event of its own.
+const (
+	retryMin        = 200 * time.Millisecond
+	retryMax        = 30 * time.Second
+	attemptTimeout  = 15 * time.Second
+	conditionsEvery = 2 * time.Second
+)
+
+// Run works until ctx ends. A failed attempt is repeated with growing pauses,
+// and at once when the store or the underlay changes.
+func (a *Agent) Run(ctx context.Context) error {
+	retry := retryMin
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	conditions := time.NewTicker(conditionsEvery)
+	defer conditions.Stop()
+	var written []metav1.Condition
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-conditions.C:
+			written = a.writeConditions(ctx, written)
+			continue
+		case <-a.wake:
+		case <-timer.C:
+		}
+		err := a.attempt(ctx)
+		a.note(err)
+		if err == nil {
+			retry = retryMin
+			continue
+		}
+		timer.Reset(retry)
+		retry = min(2*retry, retryMax)
+	}
+}
+
+func (a *Agent) note(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was := a.status.Err
+	a.status.Err = err
+	switch {
+	case err != nil && (was == nil || was.Error() != err.Error()):
+		a.cfg.Log.Error("this host is not fully registered; will try again", "error", err)
+	case err == nil && was != nil:
+		a.cfg.Log.Info("this host is registered", "address", a.status.Address.Prefix)
+	}
+}
+
+// attempt brings everything up to date that is not. It does nothing while the
+// store or the underlay is not known yet.
+func (a *Agent) attempt(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	a.mu.Lock()
+	u, synced, self, pools := a.underlay, a.synced, a.self, a.pools
+	want := map[Tunnel]bool{}
+	for _, p := range pools {
+		switch store.EncapsulationOf(p) {
+		case store.IPIP, store.IPIPCrossSubnet:
+			want[TunnelIPIP] = true
+		case store.VXLAN, store.VXLANCrossSubnet:
+			want[TunnelVXLAN] = true
+		case store.Direct:
+		}
+	}
+	empty := len(pools) == 0
+	a.mu.Unlock()
+	if u == nil || !synced {
+		return nil
+	}
+	if empty && a.cfg.DefaultPool.IsValid() {
+		made, err := EnsureDefaultPool(ctx, a.cfg.Store, a.cfg.DefaultPool, a.cfg.Encapsulation, a.cfg.BlockSize)
+		if err != nil {
+			return err
+		}
+		if made {
+			a.cfg.Log.Info("made the default pool", "cidr", a.cfg.DefaultPool, "encapsulation", a.cfg.Encapsulation)
+		}
+	}
+	if err := a.register(ctx, *u, self); err != nil {
+		return err
+	}
+	if self == nil {
+		// Addresses are given to nodes that the watch has shown; it wakes us.
+		return nil
+	}
+	return a.tunnels(ctx, self, want)
+}
+
+func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.Node) error {
+	if a.Status().Registered && self != nil && self.Spec.BGP != nil && self.Spec.BGP.IPv4Address != "" {
+		return nil
+	}
+	found, err := Detect(u, a.cfg.Method, dataplane.IPv4)
+	if err != nil {
+		return err
+	}
+	if err := Register(ctx, a.cfg.Store, a.cfg.Name, found.Prefix); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status.Registered, a.status.Address = true, found
+	return nil
+}
+
+// tunnels gives each tunnel that a pool uses an address and takes it from the
+// others, then writes both to the Node resource if they differ from it.
+func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]bool) error {
+	have := map[Tunnel]netip.Addr{}
+	var errs []error
+	for _, t := range []Tunnel{TunnelIPIP, TunnelVXLAN} {
+		if !want[t] {
+			if nodeTunnel(self, t).IsValid() {
+				errs = append(errs, a.cfg.Tunnels.Release(ctx, t))
+			}
+			continue
+		}
+		addr, err := a.cfg.Tunnels.Ensure(ctx, t)
+		if err != nil {
+			errs = append(errs, err)
+			// Keep what was published: peers may be using it.
+			addr = nodeTunnel(self, t)
+		}
+		have[t] = addr
+	}
+	a.mu.Lock()
+	a.status.IPIP, a.status.VXLAN = have[TunnelIPIP], have[TunnelVXLAN]
+	a.mu.Unlock()
+	if nodeTunnel(self, TunnelIPIP) != have[TunnelIPIP] || nodeTunnel(self, TunnelVXLAN) != have[TunnelVXLAN] {
+		errs = append(errs, SetTunnels(ctx, a.cfg.Store, a.cfg.Name, have[TunnelIPIP], have[TunnelVXLAN]))
+	}
+	return errors.Join(errs...)
+}
+
+func nodeTunnel(n *store.Node, t Tunnel) netip.Addr {
+	if n == nil {
+		return netip.Addr{}
+	}
+	s := n.Spec.IPv4VXLANTunnelAddr
+	if t == TunnelIPIP {
+		s = ""
+		if n.Spec.BGP != nil {
+			s = n.Spec.BGP.IPv4IPIPTunnelAddr
+		}
+	}
+	a, _ := addressOf(s)
+	return a
+}
+
+// conditionPrefix marks conditions as routerd's, so that those of others in
+// the same resource are left alone.
+const conditionPrefix = "routerd.io/"
+
+func ownCondition(t string) bool { return strings.HasPrefix(t, conditionPrefix) }
+
+// Condition makes one of the node's conditions. It is true when err is nil.
+func Condition(name string, err error) metav1.Condition {
+	c := metav1.Condition{
+		Type: conditionPrefix + name, Status: metav1.ConditionTrue, Reason: "AsWanted",
+		LastTransitionTime: metav1.NewTime(time.Now().UTC().Truncate(time.Second)),
+	}
+	if err != nil {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotAsWanted", err.Error()
+	}
+	return c
+}
+
+// writeConditions writes the conditions if they differ from what was written
+// last, and returns what is written now.
+func (a *Agent) writeConditions(ctx context.Context, written []metav1.Condition) []metav1.Condition {
+	if a.cfg.Conditions == nil || !a.Status().Registered {
+		return written
+	}
+	now := a.cfg.Conditions()
+	same := slices.EqualFunc(now, written, func(x, y metav1.Condition) bool {
+		return x.Type == y.Type && x.Status == y.Status && x.Message == y.Message
+	})
+	if same {
+		return written
+	}
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	if err := SetConditions(ctx, a.cfg.Store, a.cfg.Name, now); err != nil {
+		a.cfg.Log.Warn("conditions not written; will try again", "error", err)
+		return written
+	}
+	return now
+}

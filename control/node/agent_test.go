@@ -1,0 +1,311 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/memory"
+)
+
+func get(t *testing.T, s store.Store, name string) *store.Node {
+	t.Helper()
+	obj, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return obj.Value.(*store.Node)
+}
+
+func TestRegister(t *testing.T) {
+	s := memory.New()
+	defer s.Close()
+	// A resource that an operator made before, with things of their own.
+	n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{"rack": "r1"}}}
+	n.Spec.BGP = &store.NodeBGPSpec{IPv4Address: "10.1.0.99/24", RouteReflectorClusterID: "1.0.0.1"}
+	n.Spec.Addresses = []store.NodeAddress{{Address: "10.1.0.99/24", Type: "CalicoNodeIP"}, {Address: "192.0.2.1", Type: "ExternalIP"}}
+	if _, err := store.Create(t.Context(), s, n); err != nil {
+		t.Fatal(err)
+	}
+	if err := Register(t.Context(), s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
+		t.Fatal(err)
+	}
+	got := get(t, s, "node1")
+	if got.Spec.BGP.IPv4Address != "10.1.0.11/24" || got.Spec.BGP.RouteReflectorClusterID != "1.0.0.1" || got.Labels["rack"] != "r1" {
+		t.Errorf("registered as %+v with labels %v", got.Spec.BGP, got.Labels)
+	}
+	want := []store.NodeAddress{
+		{Address: "192.0.2.1", Type: "ExternalIP"}, {Address: "10.1.0.11/24", Type: "CalicoNodeIP"}, {Address: "10.1.0.11", Type: "InternalIP"},
+	}
+	if diff := cmp.Diff(want, got.Spec.Addresses); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+func TestRegisterTaken(t *testing.T) {
+	s := memory.New()
+	defer s.Close()
+	addr := netip.MustParsePrefix("10.1.0.11/24")
+	if err := Register(t.Context(), s, "node1", addr); err != nil {
+		t.Fatal(err)
+	}
+	err := Register(t.Context(), s, "node2", addr)
+	var taken *AddressTakenError
+	if !errors.As(err, &taken) || taken.Node != "node2" || taken.Other != "node1" {
+		t.Fatalf("Register = %v; want both names", err)
+	}
+	for _, w := range []string{"node1", "node2", "10.1.0.11", "delete node"} {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("message does not name %q: %v", w, err)
+		}
+	}
+	if _, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node2")); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("the refused host left a resource: %v", err)
+	}
+}
+
+// raceStore lets another host register between the check and the write.
+type raceStore struct {
+	store.Store
+	once sync.Once
+	race func()
+}
+
+func (s *raceStore) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error) {
+	s.once.Do(s.race)
+	return s.Store.Txn(ctx, ops...)
+}
+
+func TestRegisterRace(t *testing.T) {
+	s := memory.New()
+	defer s.Close()
+	addr := netip.MustParsePrefix("10.1.0.11/24")
+	r := &raceStore{Store: s, race: func() {
+		if err := Register(t.Context(), s, "node2", addr); err != nil {
+			t.Error(err)
+		}
+	}}
+	err := Register(t.Context(), r, "node1", addr)
+	var taken *AddressTakenError
+	if !errors.As(err, &taken) || taken.Other != "node2" {
+		t.Errorf("the later of two hosts: %v; want it refused", err)
+	}
+	if _, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1")); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("the later of two hosts left its claim: %v", err)
+	}
+	if got := get(t, s, "node2").Spec.BGP.IPv4Address; got != addr.String() {
+		t.Errorf("the earlier host has address %q", got)
+	}
+}
+
+func TestSetConditions(t *testing.T) {
+	s := memory.New()
+	defer s.Close()
+	if err := SetConditions(t.Context(), s, "node1", []metav1.Condition{Condition("Ready", nil)}); err != nil {
+		t.Fatalf("a host that is not registered: %v", err)
+	}
+	if err := Register(t.Context(), s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
+		t.Fatal(err)
+	}
+	early := metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	ready := Condition("Ready", nil)
+	ready.LastTransitionTime = early
+	if err := SetConditions(t.Context(), s, "node1", []metav1.Condition{ready}); err != nil {
+		t.Fatal(err)
+	}
+	// Another component's condition stays, and so does the time of ours.
+	_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindNode, "node1"), func(cur store.Object) (any, error) {
+		n := store.Clone(cur.Value).(*store.Node)
+		n.Status.Conditions = append(n.Status.Conditions, metav1.Condition{Type: "Theirs", Status: metav1.ConditionTrue, LastTransitionTime: early})
+		return n, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := SetConditions(t.Context(), s, "node1", []metav1.Condition{Condition("Ready", nil), Condition("Pool-p", errors.New("no ipip"))}); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range get(t, s, "node1").Status.Conditions {
+		kept := ""
+		if c.LastTransitionTime.Equal(&early) {
+			kept = " since the start"
+		}
+		got = append(got, c.Type+" "+string(c.Status)+" "+c.Message+kept)
+	}
+	want := []string{"Theirs True  since the start", "routerd.io/Ready True  since the start", "routerd.io/Pool-p False no ipip"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("conditions (-want +got):\n%s", diff)
+	}
+}
+
+func TestEnsureDefaultPool(t *testing.T) {
+	s := memory.New()
+	defer s.Close()
+	cidr := netip.MustParsePrefix("192.168.0.0/16")
+	for i, want := range []bool{true, false} {
+		made, err := EnsureDefaultPool(t.Context(), s, cidr, store.VXLANCrossSubnet, 26)
+		if err != nil || made != want {
+			t.Errorf("call %d: made %v, %v; want %v", i+1, made, err, want)
+		}
+	}
+	obj, err := s.Get(t.Context(), store.ResourceKey(store.KindIPPool, "default-ipv4-ippool"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := obj.Value.(*v3.IPPool)
+	if store.EncapsulationOf(p) != store.VXLANCrossSubnet || p.Spec.CIDR != cidr.String() || !p.Spec.NATOutgoing || p.Spec.NodeSelector != "all()" {
+		t.Errorf("default pool: %+v", p.Spec)
+	}
+}
+
+// fakeTunnels gives fixed addresses and counts.
+type fakeTunnels struct {
+	mu       sync.Mutex
+	fail     error
+	released []Tunnel
+}
+
+func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fail != nil {
+		return netip.Addr{}, f.fail
+	}
+	if t == TunnelIPIP {
+		return netip.MustParseAddr("192.168.0.1"), nil
+	}
+	return netip.MustParseAddr("192.168.0.2"), nil
+}
+
+func (f *fakeTunnels) Release(_ context.Context, t Tunnel) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.released = append(f.released, t)
+	return nil
+}
+
+// TestAgent follows a host from its first start through a change of
+// encapsulation and the loss of its resource.
+func TestAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		tunnels := &fakeTunnels{}
+		cond := Condition("Ready", nil)
+		a := New(Config{
+			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler), Method: "first-found",
+			DefaultPool: netip.MustParsePrefix("192.168.0.0/16"), Encapsulation: store.VXLAN, BlockSize: 26,
+			Conditions: func() []metav1.Condition { return []metav1.Condition{cond} },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for b := range s.Watch(ctx, Kinds()...) {
+				a.HandleStore(b)
+			}
+		})
+		wg.Go(func() {
+			if err := a.Run(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("Run = %v", err)
+			}
+		})
+		defer wg.Wait()
+		defer cancel()
+
+		synctest.Wait()
+		if a.Status().Registered {
+			t.Error("registered before the underlay is known")
+		}
+		a.HandleUnderlay(manyLinks())
+		synctest.Wait()
+		n := get(t, s, "node1")
+		if n.Spec.BGP.IPv4Address != "10.1.0.11/24" || n.Spec.IPv4VXLANTunnelAddr != "192.168.0.2" || n.Spec.BGP.IPv4IPIPTunnelAddr != "" {
+			t.Fatalf("registered as %+v, %+v; status %+v", n.Spec, n.Spec.BGP, a.Status())
+		}
+		<-time.After(2 * conditionsEvery) // virtual time
+		synctest.Wait()
+		if got := get(t, s, "node1").Status.Conditions; len(got) != 1 || got[0].Type != "routerd.io/Ready" {
+			t.Errorf("conditions %v", got)
+		}
+
+		_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindIPPool, "default-ipv4-ippool"), func(cur store.Object) (any, error) {
+			p := store.Clone(cur.Value).(*v3.IPPool)
+			store.SetEncapsulation(p, store.IPIPCrossSubnet)
+			return p, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		n = get(t, s, "node1")
+		if n.Spec.IPv4VXLANTunnelAddr != "" || n.Spec.BGP.IPv4IPIPTunnelAddr != "192.168.0.1" || len(tunnels.released) != 1 {
+			t.Errorf("after the change of encapsulation: %+v, %+v, released %v", n.Spec, n.Spec.BGP, tunnels.released)
+		}
+
+		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, "node1"), 0); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if got := get(t, s, "node1").Spec.BGP.IPv4Address; got != "10.1.0.11/24" {
+			t.Errorf("after somebody deleted the resource: %q", got)
+		}
+	})
+}
+
+// TestAgentTriesAgain: a fault is shown and healed without help.
+func TestAgentTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		tunnels := &fakeTunnels{fail: errors.New("pools exhausted")}
+		a := New(Config{
+			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler), Method: "first-found",
+			DefaultPool: netip.MustParsePrefix("192.168.0.0/16"), Encapsulation: store.VXLAN, BlockSize: 26,
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for b := range s.Watch(ctx, Kinds()...) {
+				a.HandleStore(b)
+			}
+		})
+		wg.Go(func() {
+			if err := a.Run(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("Run = %v", err)
+			}
+		})
+		defer wg.Wait()
+		defer cancel()
+		a.HandleUnderlay(dataplane.Underlay{})
+		synctest.Wait()
+		if err := a.Status().Err; err == nil || !strings.Contains(err.Error(), "no IPv4 address") {
+			t.Errorf("without an address: %v", err)
+		}
+		a.HandleUnderlay(manyLinks())
+		synctest.Wait()
+		if st := a.Status(); !st.Registered || st.Err == nil || !strings.Contains(st.Err.Error(), "pools exhausted") {
+			t.Errorf("without a tunnel address: %+v; want it registered, with the reason", st)
+		}
+		tunnels.mu.Lock()
+		tunnels.fail = nil
+		tunnels.mu.Unlock()
+		<-time.After(2 * retryMax) // virtual time
+		synctest.Wait()
+		if st := a.Status(); st.Err != nil || !st.VXLAN.IsValid() {
+			t.Errorf("after the fault is gone: %+v", st)
+		}
+	})
+}

@@ -1,0 +1,66 @@
+package rpc
+
+import (
+	"context"
+	"net/netip"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+// Operator is what the operator's service asks of the daemon.
+type Operator interface {
+	// Node describes this host.
+	Node(ctx context.Context) (*apiv1.NodeResponse, error)
+	// Routes explains the prefixes that overlap filter, or all if filter is
+	// not valid; with all, also every other object that is wanted.
+	Routes(ctx context.Context, filter netip.Prefix, all bool) (*apiv1.RoutesResponse, error)
+	// CNIConfig returns the CNI network configuration list, as JSON.
+	CNIConfig(ctx context.Context) ([]byte, error)
+}
+
+// NewOperatorServer returns the operator's service.
+func NewOperatorServer(o Operator) apiv1.OperatorServer { return &operatorServer{o: o} }
+
+type operatorServer struct {
+	apiv1.UnimplementedOperatorServer
+	o Operator
+}
+
+func (s *operatorServer) Node(ctx context.Context, _ *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
+	return s.o.Node(ctx)
+}
+
+func (s *operatorServer) Routes(ctx context.Context, req *apiv1.RoutesRequest) (*apiv1.RoutesResponse, error) {
+	filter, err := parseFilter(req.GetPrefix())
+	if err != nil {
+		return nil, err
+	}
+	return s.o.Routes(ctx, filter, req.GetAllObjects())
+}
+
+func (s *operatorServer) CNIConfig(ctx context.Context, _ *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {
+	b, err := s.o.CNIConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &apiv1.CNIConfigResponse{Conflist: string(b)}, nil
+}
+
+// parseFilter reads a prefix or an address; the empty string gives an invalid
+// prefix.
+func parseFilter(s string) (netip.Prefix, error) {
+	if s == "" {
+		return netip.Prefix{}, nil
+	}
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p.Masked(), nil
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Prefix{}, status.Errorf(codes.InvalidArgument, "%q: want an address or a prefix, such as 192.168.0.0/26", s)
+	}
+	return netip.PrefixFrom(a, a.BitLen()), nil
+}
