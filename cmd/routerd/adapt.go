@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/vrouter"
+)
+
+// workloadIPAM gives attach what it asks of IPAM.
+type workloadIPAM struct{ *ipam.Allocator }
+
+func (w workloadIPAM) Assign(ctx context.Context, r attach.AssignRequest) (attach.Assignment, error) {
+	req := ipam.Request{
+		Family: r.Family, Handle: r.Handle, Attributes: r.Attributes, Pools: r.Pools, Use: ipam.Workload, Idempotent: true,
+	}
+	var got []ipam.Assignment
+	var err error
+	if r.Address.IsValid() {
+		var one ipam.Assignment
+		one, err = w.AssignAddr(ctx, r.Address, req)
+		got = []ipam.Assignment{one}
+	} else {
+		got, err = w.Allocator.Assign(ctx, req)
+	}
+	if err != nil {
+		return attach.Assignment{}, ipamError(err)
+	}
+	return attach.Assignment{Addr: got[0].Addr, Block: got[0].Block}, nil
+}
+
+func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string) error {
+	_, err := w.Allocator.ReleaseHandle(ctx, handle)
+	return err
+}
+
+// ipamError says in attach's terms what kind of refusal this is.
+func ipamError(err error) error {
+	switch {
+	case errors.Is(err, ipam.ErrInvalidRequest), errors.Is(err, ipam.ErrUnknownPool):
+		return fmt.Errorf("%w: %w", attach.ErrInvalid, err)
+	case errors.Is(err, ipam.ErrNotReady), errors.Is(err, ipam.ErrNodeMissing), errors.Is(err, ipam.ErrStopped):
+		return fmt.Errorf("%w: %w", attach.ErrNotReady, err)
+	}
+	for _, refusal := range []error{
+		ipam.ErrNoPool, ipam.ErrExhausted, ipam.ErrBlockLimit, ipam.ErrTaken, ipam.ErrOutsidePools, ipam.ErrStrictAffinity, ipam.ErrNotHolder,
+	} {
+		if errors.Is(err, refusal) {
+			return fmt.Errorf("%w: %w", attach.ErrNoAddress, err)
+		}
+	}
+	return err
+}
+
+// tunnelIPAM gives the node's agent what it asks of IPAM.
+type tunnelIPAM struct{ *ipam.Allocator }
+
+func tunnelKind(t node.Tunnel) ipam.TunnelKind {
+	if t == node.TunnelIPIP {
+		return ipam.IPIPTunnel
+	}
+	return ipam.VXLANTunnel
+}
+
+func (w tunnelIPAM) Ensure(ctx context.Context, t node.Tunnel) (netip.Addr, error) {
+	got, err := w.EnsureTunnel(ctx, tunnelKind(t))
+	return got.Addr, err
+}
+
+func (w tunnelIPAM) Release(ctx context.Context, t node.Tunnel) error {
+	return w.ReleaseTunnel(ctx, tunnelKind(t))
+}
+
+// pathUpdate turns what BGP learned into what the core takes.
+func pathUpdate(ch bgp.Changes) vrouter.PathUpdate {
+	u := vrouter.PathUpdate{Reset: ch.Reset, Del: ch.Del, Synced: ch.Synced}
+	for _, p := range ch.Put {
+		peer := p.Peer
+		if p.PeerAddr.IsValid() && p.PeerAddr.String() != peer {
+			peer = fmt.Sprintf("%s (%s)", p.Peer, p.PeerAddr)
+		}
+		u.Put = append(u.Put, vrouter.Path{Prefix: p.Prefix, NextHop: p.NextHop, Peer: peer})
+	}
+	return u
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/bgp"
+)
+
+// peer is a session as the operator's API shows it.
+type peer struct {
+	proto *apiv1.BGPPeer
+	up    bool
+}
+
+func (d *router) bgpStatus(ctx context.Context) bgp.Status {
+	if d.bgp == nil {
+		return bgp.Status{}
+	}
+	return d.bgp.Status(ctx)
+}
+
+func (d *router) bgpError() error {
+	return d.bgpStatus(context.Background()).Err
+}
+
+func (d *router) peers(ctx context.Context) []peer { return peersOf(d.bgpStatus(ctx)) }
+
+func peersOf(st bgp.Status) []peer {
+	var out []peer
+	for _, p := range st.Peers {
+		bp := &apiv1.BGPPeer{
+			Type: string(p.Type), State: p.State, Since: timestamp(p.Since), Info: p.Info, AsNumber: p.ASN, Name: p.Name,
+			Received: uint32(p.Received), Accepted: uint32(p.Accepted), Advertised: uint32(p.Advertised),
+		}
+		if p.Addr.IsValid() {
+			bp.Address = p.Addr.String()
+			if p.Port != bgp.DefaultPort {
+				bp.Address = netip.AddrPortFrom(p.Addr, p.Port).String()
+			}
+		}
+		out = append(out, peer{proto: bp, up: p.State == bgp.StateUp})
+	}
+	return out
+}
+
+func (d *router) addBGP(ctx context.Context, out *apiv1.NodeResponse) {
+	st := d.bgpStatus(ctx)
+	out.AsNumber = st.ASN
+	if st.RouterID.IsValid() {
+		out.RouterId = st.RouterID.String()
+	}
+	if st.Err != nil {
+		out.BgpError = st.Err.Error()
+	}
+	if d.bgp == nil {
+		out.BgpError = "not enabled (bgp.enabled is false)"
+	}
+	for _, p := range peersOf(st) {
+		out.Peers = append(out.Peers, p.proto)
+	}
+}
+
+func (d *router) blocks() []*apiv1.BlockStatus {
+	var out []*apiv1.BlockStatus
+	for _, b := range d.ipam.Blocks() {
+		out = append(out, &apiv1.BlockStatus{Cidr: b.CIDR.String(), Pool: b.Pool, InUse: int32(b.InUse), Size: int32(b.Size)})
+	}
+	return out
+}
+
+func (d *router) attacher() *attach.Attacher { return d.attach }
+
+func (d *router) endpoints() []attach.Endpoint { return d.attach.Endpoints() }
+
+func workloadName(e attach.Endpoint) string {
+	if e.Workload.Pod != "" {
+		return e.Workload.Namespace + "/" + e.Workload.Pod
+	}
+	return e.ID.ContainerID
+}

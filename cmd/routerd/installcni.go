@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/cni"
+	"github.com/routerd/routerd/control/config"
+)
+
+// conflistOptions describe the CNI network of a host.
+func conflistOptions(c config.Config) cni.ConflistOptions {
+	return cni.ConflistOptions{Name: c.CNI.NetworkName, Socket: c.CNISocket(), MTU: c.CNI.MTU}
+}
+
+func newInstallCNICommand() *cobra.Command {
+	var file, binDir, confDir, source string
+	cmd := &cobra.Command{
+		Use:   "install-cni",
+		Short: "Put the CNI plugin and its network configuration in place",
+		Long: `Put the CNI plugin and its network configuration where container runtimes look
+for them. Files are replaced in one step each, the configuration last, so that
+a runtime never sees half of an installation; what is up to date is not touched.`,
+		Example: `  routerd install-cni
+  routerd install-cni --bin-dir /usr/lib/cni --conf-dir /etc/cni/net.d`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := config.Load(file)
+			if err != nil {
+				return err
+			}
+			if binDir != "" {
+				c.CNI.BinDir = binDir
+			}
+			if confDir != "" {
+				c.CNI.ConfDir = confDir
+			}
+			if source == "" {
+				self, err := os.Executable()
+				if err != nil {
+					return fmt.Errorf("find the plugin's binary: %w; name it with --plugin", err)
+				}
+				source = filepath.Join(filepath.Dir(self), "routerd-cni")
+			}
+			changed, err := cni.Install(cni.InstallOptions{
+				Binary: source, BinDir: c.CNI.BinDir, ConfDir: c.CNI.ConfDir, Conflist: conflistOptions(c),
+			})
+			for _, path := range changed {
+				fmt.Fprintln(cmd.OutOrStdout(), "installed", path)
+			}
+			if err == nil && len(changed) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "everything is up to date")
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
+	cmd.Flags().StringVar(&binDir, "bin-dir", "", "where runtimes look for plugins; overrides cni.binDir")
+	cmd.Flags().StringVar(&confDir, "conf-dir", "", "where runtimes look for configurations; overrides cni.confDir")
+	cmd.Flags().StringVar(&source, "plugin", "", "the plugin's binary (default: routerd-cni beside this one)")
+	return cmd
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/cni"
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/health"
+	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/vrouter"
+	"github.com/routerd/routerd/dataplane"
+)
+
+// loopLimit is how long a loop may be silent before the daemon counts as hung.
+// Loops turn at least every second or two when idle; a pass over a large table
+// takes tens of milliseconds.
+const loopLimit = 15 * time.Second
+
+// live says whether the loops turn.
+func (d *router) live() error {
+	now := time.Now()
+	return errors.Join(
+		health.Turning("the core", d.core.Alive(), now, loopLimit),
+		health.Turning("the kernel writer", d.kernel.Alive(), now, loopLimit),
+	)
+}
+
+// readyErrors says what keeps this host from taking workloads, by condition.
+func (d *router) readyErrors(ctx context.Context) map[string]error {
+	out := map[string]error{}
+	ns := d.node.Status()
+	out["Registered"] = ns.Err
+	if ns.Err == nil && !ns.Registered {
+		out["Registered"] = errors.New("waiting for the datastore's first answer")
+	}
+	waiting, err := d.core.Waiting(ctx)
+	if err == nil && waiting != "" {
+		err = errors.New("waiting for " + waiting)
+	}
+	if err == nil {
+		if ok, reason := d.kernel.Ready(); !ok {
+			err = errors.New(reason)
+		}
+	}
+	out["DataplaneProgrammed"] = err
+	out["Datastore"] = d.datastoreError()
+	return out
+}
+
+// report answers all of health's questions.
+func (d *router) report(ctx context.Context) health.Report {
+	r := health.Report{Live: d.checks.Note("live", d.live())}
+	var ready []health.Check
+	errs := d.readyErrors(ctx)
+	for _, name := range []string{"Registered", "DataplaneProgrammed"} {
+		ready = append(ready, d.checks.Note(name, errs[name]))
+	}
+	r.Ready = health.Join("ready", ready)
+	// A datastore that is away does not make this host unready: what runs
+	// keeps running. It is a condition of its own.
+	r.Conditions = append(ready, d.checks.Note("Datastore", errs["Datastore"]), d.checks.Note("BGP", d.bgpError()))
+	pools, err := d.core.Pools(ctx)
+	if err == nil {
+		for _, p := range pools {
+			r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))
+		}
+	}
+	for _, p := range d.peers(ctx) {
+		var err error
+		if !p.up {
+			err = errors.New(p.proto.GetInfo())
+		}
+		r.Peers = append(r.Peers, d.checks.Note("peer "+p.proto.GetAddress(), err))
+	}
+	return r
+}
+
+// conditions are those that the Node resource carries.
+func (d *router) conditions() []metav1.Condition {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	r := d.report(ctx)
+	out := []metav1.Condition{condition("Ready", r.Ready)}
+	for _, c := range r.Conditions {
+		// What says that the store is away cannot be written to it.
+		if c.Name != "Datastore" {
+			out = append(out, condition(strings.ReplaceAll(c.Name, "/", "-"), c))
+		}
+	}
+	return out
+}
+
+func condition(name string, c health.Check) metav1.Condition {
+	var err error
+	if !c.OK {
+		err = errors.New(c.Reason)
+	}
+	return node.Condition(name, err)
+}
+
+// poolError says what this host lacks to carry a pool's packets: the driver's
+// device cannot be made, say.
+func (d *router) poolError(p vrouter.PoolStatus) error {
+	if p.Err != nil {
+		return p.Err
+	}
+	requires := p.Driver.Requires()
+	for _, st := range d.kernel.Statuses() {
+		l, ok := st.Object.(dataplane.Link)
+		if !ok || st.State != dataplane.Failed {
+			continue
+		}
+		if slices.ContainsFunc(requires, func(r dataplane.Requirement) bool { return r.Link == l.Type }) {
+			return fmt.Errorf("device %s: %w", l.Name, st.Err)
+		}
+	}
+	return nil
+}
+
+func checkProto(c health.Check) *apiv1.Check {
+	return &apiv1.Check{Name: c.Name, Ok: c.OK, Reason: c.Reason, Since: timestamp(c.Since)}
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// Node implements [rpc.Operator].
+func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
+	ns := d.node.Status()
+	rep := d.report(ctx)
+	out := &apiv1.NodeResponse{
+		Name: d.name, Version: version, Pid: int64(os.Getpid()), Started: timestamp(d.started),
+		Uplink: ns.Address.Link, AddressMethod: ns.Address.Method,
+		Datastore: d.datastoreName(), WorkloadMtu: int32(d.workloadMTU()),
+		Health: &apiv1.Health{Live: checkProto(rep.Live), Ready: checkProto(rep.Ready)},
+	}
+	if ns.Address.Prefix.IsValid() {
+		out.Ipv4Address = ns.Address.Prefix.String()
+	}
+	if ns.IPIP.IsValid() {
+		out.IpipTunnelAddress = ns.IPIP.String()
+	}
+	if ns.VXLAN.IsValid() {
+		out.VxlanTunnelAddress = ns.VXLAN.String()
+	}
+	for _, c := range rep.Conditions {
+		out.Health.Conditions = append(out.Health.Conditions, checkProto(c))
+	}
+	d.addBGP(ctx, out)
+	if a := d.attacher(); a != nil {
+		out.Workloads = int32(len(a.Endpoints()))
+	}
+	pools, err := d.core.Pools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pools {
+		ps := &apiv1.PoolStatus{Name: p.Name, Cidr: p.CIDR.String(), Encapsulation: string(p.Encapsulation), Usable: true}
+		if err := d.poolError(p); err != nil {
+			ps.Usable, ps.Reason = false, err.Error()
+		}
+		out.Pools = append(out.Pools, ps)
+	}
+	out.Blocks = d.blocks()
+	return out, nil
+}
+
+// Routes implements [rpc.Operator].
+func (d *router) Routes(ctx context.Context, filter netip.Prefix, all bool) (*apiv1.RoutesResponse, error) {
+	cands, err := d.core.Explain(ctx, filter)
+	if err != nil {
+		return nil, err
+	}
+	statuses := d.kernel.Statuses()
+	byPrefix := map[netip.Prefix]dataplane.Status{}
+	for _, st := range statuses {
+		if r, ok := st.Object.(dataplane.Route); ok {
+			byPrefix[r.Prefix] = st
+		}
+	}
+	out := &apiv1.RoutesResponse{}
+	for _, e := range d.endpoints() {
+		for _, a := range e.Addresses {
+			p := netip.PrefixFrom(a, a.BitLen())
+			if filter.IsValid() && !filter.Overlaps(p) {
+				continue
+			}
+			r := &apiv1.Route{
+				Prefix: p.String(), Best: true, Source: vrouter.SourceLocal, Type: "workload", Device: e.Device,
+				Peer: e.ID.ContainerID, Reason: "workload " + workloadName(e) + " on this host",
+			}
+			d.addState(r, byPrefix[p])
+			out.Routes = append(out.Routes, r)
+		}
+	}
+	for _, c := range cands {
+		r := &apiv1.Route{
+			Prefix: c.Prefix.String(), Best: c.Best, Source: c.Source, Type: c.Type, Driver: c.Driver, Pool: c.Pool,
+			Peer: c.Peer, Device: c.Link, Reason: c.Reason,
+		}
+		if c.NextHop.IsValid() {
+			r.NextHop = c.NextHop.String()
+		}
+		if c.Via.IsValid() {
+			r.Via = c.Via.String()
+		}
+		if c.Best {
+			d.addState(r, byPrefix[c.Prefix])
+		}
+		out.Routes = append(out.Routes, r)
+	}
+	if all {
+		for _, st := range statuses {
+			o := &apiv1.ObjectStatus{
+				Kind: st.Object.Key().Kind().String(), Object: st.Object.String(), Source: st.Source.String(),
+				State: st.State.String(), Since: timestamp(st.Since),
+			}
+			if st.Err != nil {
+				o.Reason = st.Err.Error()
+			}
+			out.Objects = append(out.Objects, o)
+		}
+	}
+	return out, nil
+}
+
+// addState says what became of a chosen route in the kernel.
+func (d *router) addState(r *apiv1.Route, st dataplane.Status) {
+	route, ok := st.Object.(dataplane.Route)
+	if !ok {
+		r.State = dataplane.Pending.String()
+		return
+	}
+	r.State, r.Since, r.NextHopId = st.State.String(), timestamp(st.Since), uint32(route.NextHop)
+	if st.Err != nil {
+		r.Reason = st.Err.Error()
+	}
+	var b strings.Builder
+	if route.Type == dataplane.Blackhole {
+		b.WriteString("blackhole ")
+	}
+	b.WriteString(route.Prefix.String())
+	if route.NextHop != 0 {
+		fmt.Fprintf(&b, " nhid %d via %s dev %s", route.NextHop, r.GetVia(), r.GetDevice())
+	}
+	if route.Link != "" {
+		fmt.Fprintf(&b, " dev %s", route.Link)
+	}
+	fmt.Fprintf(&b, " proto %s", d.protocolName())
+	switch {
+	case route.NextHop != 0:
+		b.WriteString(" onlink")
+	case route.Link != "":
+		b.WriteString(" scope link")
+	}
+	r.Kernel = b.String()
+}
+
+// protocolName is how ip(8) shows our routes where rt_protos.d is installed.
+func (d *router) protocolName() string {
+	if d.cfg.Dataplane.RouteProtocol == 77 {
+		return "routerd"
+	}
+	return fmt.Sprint(d.cfg.Dataplane.RouteProtocol)
+}
+
+// CNIConfig implements [rpc.Operator].
+func (d *router) CNIConfig(context.Context) ([]byte, error) {
+	return cni.Conflist(conflistOptions(d.cfg))
+}
