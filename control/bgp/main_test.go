@@ -448,7 +448,7 @@ func birdConf(self netip.Addr, asn uint32, peer netip.Addr, peerASN uint32, extr
 log stderr all;
 protocol device {}
 protocol static { ipv4; %[5]s}
-protocol bgp us {
+protocol bgp host {
   debug { states, routes };
   local %[1]s port 179 as %[2]d;
   neighbor %[3]s port 179 as %[4]d;

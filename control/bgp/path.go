@@ -16,7 +16,11 @@ type Hop struct {
 	ASPath    string // "64999 65001 {65010}"; empty for a path that begins in the own AS
 	LocalPref uint32 // 0: the path has none
 	MED       uint32
-	Stale     bool // the peer is restarting and the path is kept meanwhile (RFC 4724 section 4.2)
+
+	// Stale says that the peer is restarting and the path is kept meanwhile
+	// (RFC 4724 section 4.2). [Speaker.Routes] knows; a path that goes stale, or
+	// comes again as it was, is no change of the best path and is not told.
+	Stale bool
 }
 
 // Path is what BGP knows of a prefix. The embedded Hop is the best path; More
