@@ -19,7 +19,7 @@ import (
 // above 1.5 MiB, so real manifests stay far below.
 const (
 	maxInput  = 16 << 20
-	maxValues = 1 << 20 // after YAML's aliases are followed
+	maxValues = 1 << 17 // after YAML's aliases are followed
 	maxDepth  = 200
 )
 
@@ -134,6 +134,7 @@ func (p *jsonParser) items(v *value, depth int) error {
 }
 
 func (p *jsonParser) members(v *value, depth int) error {
+	seen := map[string]bool{}
 	for p.dec.More() {
 		t, err := p.dec.Token()
 		if err != nil {
@@ -145,10 +146,11 @@ func (p *jsonParser) members(v *value, depth int) error {
 		if err != nil {
 			return err
 		}
-		if v.get(name) != nil {
+		if seen[name] {
 			p.errs = append(p.errs, syntaxError{line, fmt.Sprintf("key %q is given twice; keep one", name)})
 			continue
 		}
+		seen[name] = true
 		v.members = append(v.members, member{name, line, m})
 	}
 	_, err := p.dec.Token()
@@ -283,6 +285,7 @@ func (p *yamlParser) value(n *yaml.Node, depth int) *value {
 
 func (p *yamlParser) members(v *value, n *yaml.Node, depth int) {
 	var merged []member
+	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, val := n.Content[i], n.Content[i+1]
 		if k.Kind != yaml.ScalarNode {
@@ -294,15 +297,17 @@ func (p *yamlParser) members(v *value, n *yaml.Node, depth int) {
 			continue
 		}
 		m := member{k.Value, k.Line + p.offset, p.value(val, depth+1)}
-		if v.get(m.name) != nil {
+		if seen[m.name] {
 			p.fail(k, "key %q is given twice; keep one", m.name)
 			continue
 		}
+		seen[m.name] = true
 		v.members = append(v.members, m)
 	}
 	// What is written out wins over what is merged, and earlier over later.
 	for _, m := range merged {
-		if v.get(m.name) == nil {
+		if !seen[m.name] {
+			seen[m.name] = true
 			v.members = append(v.members, m)
 		}
 	}
