@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store"
+)
+
+const (
+	defaultSocket  = "/run/routerd/routerd.sock"
+	defaultTimeout = 30 * time.Second
+
+	// settleTime is how long a pool stays disabled before its blocks are
+	// looked at, so that allocations that had chosen it end. calicoctl waits
+	// as long.
+	settleTime = 500 * time.Millisecond
+)
+
+// app is one run of the program: where it reads and writes, and the global
+// flags.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+	settle         time.Duration
+
+	// resolveLab finds the socket of a host of a lab.
+	resolveLab func(lab, host string) (socket string, err error)
+
+	socket    string
+	lab, host string
+	timeout   time.Duration
+}
+
+func (a *app) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "routerctl",
+		Short: "Look after routerd: resources, this host's state, routes and why they are there",
+		Long: `routerctl reads and writes the cluster's resources, and shows what the routerd
+of this host does and why.
+
+It talks to the daemon through its socket, which only root can open. With
+ETCD_ENDPOINTS set (and ETCD_CA_CERT_FILE, ETCD_CERT_FILE, ETCD_KEY_FILE,
+ETCD_USERNAME, ETCD_PASSWORD as needed), resources are read and written in that
+etcd directly.`,
+		Example: `  routerctl node status
+  routerctl get ippools -o wide
+  routerctl apply -f pools.yaml
+  routerctl routes 192.168.12.0/26`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usagef("%v", err) })
+	f := root.PersistentFlags()
+	f.StringVar(&a.socket, "socket", "", "the daemon's socket (default $ROUTERD_SOCKET, else "+defaultSocket+")")
+	f.StringVar(&a.lab, "lab", "", "talk to a host of this lab; needs --host")
+	f.StringVar(&a.host, "host", "", "the host in the lab")
+	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long a command may take")
+	root.AddCommand(
+		a.getCommand(),
+		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
+		a.deleteCommand(),
+		a.nodeCommand(), a.ipamCommand(), a.routesCommand(), a.cniCommand(), a.versionCommand(),
+	)
+	for _, c := range append(a.extraCommands(), root.Commands()...) {
+		if c.Parent() == nil {
+			root.AddCommand(c)
+		}
+		requireSubcommand(c)
+	}
+	return root
+}
+
+// requireSubcommand makes a command that only holds others say which, instead
+// of printing help with exit code 0 for a mistyped one.
+func requireSubcommand(c *cobra.Command) {
+	if c.Runnable() || !c.HasSubCommands() {
+		return
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return c.Help()
+		}
+		return usagef("unknown command %q for %q; see %s --help", args[0], c.CommandPath(), c.CommandPath())
+	}
+}
+
+// withDeadline bounds a command by --timeout.
+func (a *app) withDeadline(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(cmd.Context(), a.timeout,
+		fmt.Errorf("no answer within %s; see whether the datastore is well with `routerctl node status`, or allow more with --timeout", a.timeout))
+}
+
+// withStore runs f with the datastore open and a deadline.
+func (a *app) withStore(cmd *cobra.Command, f func(context.Context, store.Store) error) error {
+	ctx, cancel := a.withDeadline(cmd)
+	defer cancel()
+	s, err := a.openStore(ctx)
+	if err != nil {
+		return explain(ctx, err)
+	}
+	err = f(ctx, s)
+	if closeErr := s.Close(); err == nil && closeErr != nil {
+		err = fmt.Errorf("close the datastore: %w", closeErr)
+	}
+	return explain(ctx, err)
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// socketPath returns the socket that flags and environment name.
+func (a *app) socketPath() (string, error) {
+	switch {
+	case a.lab == "" && a.host == "":
+	case a.lab == "" || a.host == "":
+		return "", usagef("--lab and --host go together: name the lab and one of its hosts")
+	case a.socket != "":
+		return "", usagef("--socket and --lab exclude each other")
+	case a.resolveLab == nil:
+		return "", usagef("--lab: this routerctl is built without labs; name the host's socket with --socket")
+	default:
+		return a.resolveLab(a.lab, a.host)
+	}
+	if a.socket != "" {
+		return a.socket, nil
+	}
+	if s := a.getenv("ROUTERD_SOCKET"); s != "" {
+		return s, nil
+	}
+	return defaultSocket, nil
+}
+
+// openStore opens the datastore: an external etcd when the environment names
+// one and no flag asks for a certain daemon, else through the daemon.
+func (a *app) openStore(ctx context.Context) (store.Store, error) {
+	if a.socket == "" && a.lab == "" && a.host == "" {
+		c, ok, err := etcd.ConfigFromEnv(a.getenv)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			return etcd.Open(ctx, c)
+		}
+	}
+	socket, err := a.reachSocket(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + socket}})
+}
+
+// reachSocket returns the daemon's socket after a try to connect, for gRPC's
+// own errors say little of why a socket cannot be used.
+func (a *app) reachSocket(ctx context.Context) (string, error) {
+	socket, err := a.socketPath()
+	if err != nil {
+		return "", err
+	}
+	if socket, err = filepath.Abs(socket); err != nil {
+		return "", fmt.Errorf("socket %s: %w", socket, err)
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return "", socketError(socket, err)
+	}
+	return socket, c.Close()
+}
+
+// socketError says why the daemon cannot be reached and what to do.
+func socketError(socket string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("connect to routerd at %s: permission denied: the socket is for root; run this command as root, for instance with sudo", socket)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("connect to routerd: there is no socket at %s: routerd is not running on this host, or uses another socket; see `systemctl status routerd`, or name the socket with --socket", socket)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("connect to routerd: nothing listens on %s: routerd has stopped; see `systemctl status routerd` and `journalctl -u routerd`", socket)
+	}
+	return fmt.Errorf("connect to routerd at %s: %w; see `systemctl status routerd`", socket, err)
+}
+
+// withOperator runs f with a connection to the daemon and a deadline.
+func (a *app) withOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient) error) error {
+	ctx, cancel := a.withDeadline(cmd)
+	defer cancel()
+	socket, err := a.reachSocket(ctx)
+	if err != nil {
+		return explain(ctx, err)
+	}
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
+	}
+	err = f(ctx, apiv1.NewOperatorClient(conn))
+	if closeErr := conn.Close(); err == nil && closeErr != nil {
+		err = closeErr
+	}
+	return explain(ctx, err)
+}
+
+// explain puts an error into words: what a deadline that has passed means, and
+// the message of a gRPC status without its wrapping.
+func explain(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.Is(err, store.ErrInvalid) {
+		return context.Cause(ctx)
+	}
+	if errors.Is(err, context.Canceled) {
+		return errors.New("interrupted")
+	}
+	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
+		if s.Code() == codes.Unimplemented {
+			return fmt.Errorf("this routerd does not know the request (%s); its version differs from routerctl's: see `routerctl version`", s.Message())
+		}
+		return fmt.Errorf("routerd: %s", s.Message())
+	}
+	return err
+}

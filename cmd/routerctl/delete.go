@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+// target is an object to be deleted.
+type target struct {
+	key     store.Key
+	version store.Revision // that a manifest asks for; 0: whatever is there
+}
+
+// deletion is a run of the delete command.
+type deletion struct {
+	store       store.Store
+	out, notes  io.Writer
+	skipMissing bool
+	dryRun      bool
+	settle      time.Duration
+}
+
+func (a *app) deleteCommand() *cobra.Command {
+	var files []string
+	var namespace string
+	d := deletion{}
+	c := &cobra.Command{
+		Use:   "delete KIND NAME… | delete -f FILE|DIR|-",
+		Short: "Delete resources",
+		Long: `Delete resources by name, or those that manifests name.
+
+An IPPool is disabled first; then its empty blocks are given back, and it goes. As with
+calicoctl, addresses that are in use do not hold this up: their blocks stay, and
+a note says how many there are.
+
+A Node takes with it its workload endpoints and their addresses, its tunnel
+addresses, its claims on blocks, the BGPPeers that name it, and its own BGP and
+Felix configurations. Do that only after its daemon has stopped for good.
+
+ClusterInformation, the built-in tiers and the profile ` + store.DefaultAllowProfile + `
+cannot be deleted.`,
+		Example: `  routerctl delete ippool old-pool
+  routerctl delete node node7
+  routerctl delete -f peers.yaml --skip-not-exists`,
+		ValidArgsFunction: completeKind,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			targets, err := a.targets(args, files, namespace)
+			if err != nil {
+				return err
+			}
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+				d.store, d.out, d.notes, d.settle = s, a.stdout, a.stderr, a.settle
+				return d.run(ctx, targets)
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	f.StringVarP(&namespace, "namespace", "n", store.DefaultName, "namespace of workload endpoints")
+	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
+	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
+	return c
+}
+
+func (a *app) targets(args, files []string, namespace string) ([]target, error) {
+	if len(files) > 0 {
+		if len(args) > 0 {
+			return nil, usagef("delete: give either a kind and names, or manifests with -f")
+		}
+		docs, err := readManifests(a.stdin, files)
+		if err != nil {
+			return nil, err
+		}
+		return targetsOf(docs)
+	}
+	if len(args) < 2 {
+		return nil, usagef("delete: give a kind and at least one name, or manifests with -f; kinds: %s", kindList())
+	}
+	kind, err := parseKind(args[0])
+	if err != nil {
+		return nil, err
+	}
+	if !kind.Namespaced() {
+		namespace = ""
+	}
+	var targets []target
+	for _, name := range args[1:] {
+		t := target{key: store.Key{Kind: kind, Namespace: namespace, Name: name}}
+		if !slices.Contains(targets, t) {
+			targets = append(targets, t)
+		}
+	}
+	return targets, nil
+}
+
+func targetsOf(docs []manifest.Document) ([]target, error) {
+	var targets []target
+	for _, d := range docs {
+		t := target{key: d.Object.Key}
+		if v := store.Meta(d.Object.Value).ResourceVersion; v != "" {
+			n, err := strconv.ParseInt(v, 10, 64)
+			if err != nil {
+				return nil, refuse(d, "metadata.resourceVersion: %q: must be a number as `get -o yaml` prints it", v)
+			}
+			t.version = store.Revision(n)
+		}
+		targets = append(targets, t)
+	}
+	return targets, nil
+}
+
+// run checks all targets before it deletes the first. Ordinary objects go in
+// one transaction; pools and nodes, which need several steps, one by one after
+// it.
+func (d *deletion) run(ctx context.Context, targets []target) error {
+	var present []store.Object
+	var errs []error
+	for _, t := range targets {
+		o, err := d.check(ctx, t)
+		switch {
+		case errors.Is(err, store.ErrNotFound) && d.skipMissing:
+			fmt.Fprintf(d.out, "%s does not exist\n", t.key)
+		case err != nil:
+			errs = append(errs, err)
+		default:
+			present = append(present, o)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if d.dryRun {
+		for _, o := range present {
+			fmt.Fprintf(d.out, "%s would be deleted\n", o.Key)
+		}
+		fmt.Fprintln(d.out, "Nothing was deleted (--dry-run)")
+		return nil
+	}
+	return d.delete(ctx, present)
+}
+
+func (d *deletion) check(ctx context.Context, t target) (store.Object, error) {
+	if reason := undeletable(t.key); reason != "" {
+		return store.Object{}, fmt.Errorf("delete %s: %s", t.key, reason)
+	}
+	o, err := d.store.Get(ctx, t.key)
+	if errors.Is(err, store.ErrDecode) && o.Revision != 0 {
+		o.Key, err = t.key, nil // what cannot be read can be deleted all the same
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		return store.Object{}, fmt.Errorf("delete %s: %w; see routerctl get %s", t.key, store.ErrNotFound, t.key.Kind.Plural())
+	}
+	if err != nil {
+		return store.Object{}, fmt.Errorf("delete: %w", err)
+	}
+	if t.version != 0 && t.version != o.Revision {
+		return store.Object{}, fmt.Errorf("delete %s: update conflict: the manifest has resourceVersion %d, the stored object %d: it was changed since", t.key, t.version, o.Revision)
+	}
+	return o, nil
+}
+
+func undeletable(k store.Key) string {
+	switch {
+	case k.Kind == store.KindClusterInformation:
+		return "it is read-only: the cluster's daemons keep it"
+	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, "kube-admin", "kube-baseline"}, k.Name):
+		return "the built-in tiers cannot be deleted"
+	case k.Kind == store.KindProfile && k.Name == store.DefaultAllowProfile:
+		return "it is built in and cannot be deleted"
+	}
+	return ""
+}
+
+func (d *deletion) delete(ctx context.Context, objects []store.Object) error {
+	var plain []store.Op
+	var keys []store.Key
+	for _, o := range objects {
+		keys = append(keys, o.Key)
+		if o.Key.Kind != store.KindIPPool && o.Key.Kind != store.KindNode {
+			plain = append(plain, store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}})
+		}
+	}
+	if err := commit(ctx, d.store, d.out, plain); err != nil {
+		return fmt.Errorf("delete: %w", err)
+	}
+	for _, o := range objects {
+		var err error
+		switch o.Key.Kind {
+		case store.KindIPPool:
+			err = d.pool(ctx, o)
+		case store.KindNode:
+			err = d.node(ctx, o.Key.Name)
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(d.out, "%s deleted\n", o.Key)
+	}
+	sum(d.out, "deleted", keys)
+	return nil
+}

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/manifest"
+	"github.com/routerd/routerd/store/selector"
+)
+
+// query is what `get` asks for.
+type query struct {
+	kinds         []store.Kind
+	names         []string
+	namespace     string
+	allNamespaces bool
+	labels        *selector.Selector // nil: any
+	output        string
+}
+
+func (a *app) getCommand() *cobra.Command {
+	var q query
+	var labels string
+	c := &cobra.Command{
+		Use:   "get KIND[,KIND…] [NAME…]",
+		Short: "Print resources",
+		Long: `Print resources as a table, or with -o yaml and -o json in a form that apply
+takes back. Kinds: ` + kindList() + `.
+
+Workload endpoints lie in namespaces: -n names one, -A prints all.`,
+		Example: `  routerctl get ippools
+  routerctl get nodes -o wide
+  routerctl get ippool default-ipv4-ippool -o yaml > pool.yaml
+  routerctl get workloadendpoints -A
+  routerctl get bgppeers,bgpfilters
+  routerctl get nodes -l "rack == 'r1'"`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("get: name a kind: one of %s", kindList())
+			}
+			return nil
+		},
+		ValidArgsFunction: completeKind,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if q.kinds, err = parseKinds(args[0]); err != nil {
+				return err
+			}
+			q.names = args[1:]
+			if labels != "" {
+				if q.labels, err = selector.Parse(labels); err != nil {
+					return usagef("--selector: %v", err)
+				}
+			}
+			if err := q.check(); err != nil {
+				return err
+			}
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return get(ctx, s, a.stdout, q) })
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&q.output, "output", "o", "table", "table, wide, yaml, json or name")
+	f.StringVarP(&labels, "selector", "l", "", "only objects whose labels match, such as \"rack == 'r1'\"")
+	f.StringVarP(&q.namespace, "namespace", "n", store.DefaultName, "namespace of workload endpoints")
+	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "workload endpoints of all namespaces")
+	return c
+}
+
+func (q *query) check() error {
+	if !slices.Contains([]string{"table", "wide", "yaml", "json", "name"}, q.output) {
+		return usagef("--output %q: must be one of table, wide, yaml, json, name", q.output)
+	}
+	if len(q.names) > 0 && len(q.kinds) > 1 {
+		return usagef("get: names go with one kind, not with %d", len(q.kinds))
+	}
+	return nil
+}
+
+// found is what a store holds of one kind.
+type found struct {
+	kind     store.Kind
+	objects  []store.Object
+	revision store.Revision
+}
+
+// get prints what matches. What could be read is printed even when something
+// else could not; the error tells the latter.
+func get(ctx context.Context, s store.Store, w io.Writer, q query) error {
+	var results []found
+	var errs []error
+	for _, k := range q.kinds {
+		f, err := find(ctx, s, k, q)
+		if err != nil {
+			errs = append(errs, err)
+			if !errors.Is(err, store.ErrDecode) && !errors.Is(err, store.ErrNotFound) {
+				return errors.Join(errs...)
+			}
+		}
+		results = append(results, f)
+	}
+	if err := printFound(ctx, s, w, q, results); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func find(ctx context.Context, s store.Store, kind store.Kind, q query) (found, error) {
+	namespace := q.namespace
+	if q.allNamespaces || !kind.Namespaced() {
+		namespace = ""
+	}
+	objects, rev, err := s.List(ctx, kind, namespace)
+	objects = withBuiltIn(kind, objects)
+	var errs []error
+	if len(q.names) > 0 {
+		objects, errs = byName(kind, namespace, objects, q.names)
+	}
+	if q.labels != nil {
+		objects = slices.DeleteFunc(slices.Clone(objects), func(o store.Object) bool {
+			return !q.labels.Matches(store.Meta(o.Value).Labels)
+		})
+	}
+	return found{kind, objects, rev}, errors.Join(append(errs, err)...)
+}
+
+// byName picks objects in the order in which they were asked for.
+func byName(kind store.Kind, namespace string, objects []store.Object, names []string) ([]store.Object, []error) {
+	var picked []store.Object
+	var errs []error
+	for _, n := range names {
+		before := len(picked)
+		for _, o := range objects {
+			if o.Key.Name == n {
+				picked = append(picked, o)
+			}
+		}
+		if len(picked) == before {
+			k := store.Key{Kind: kind, Namespace: namespace, Name: n}
+			errs = append(errs, fmt.Errorf("%s: %w; see routerctl get %s", k, store.ErrNotFound, kind.Plural()))
+		}
+	}
+	return picked, errs
+}
+
+// withBuiltIn adds what exists without being stored, and sorts tiers as they
+// apply.
+func withBuiltIn(kind store.Kind, objects []store.Object) []store.Object {
+	switch kind {
+	case store.KindProfile:
+		if slices.ContainsFunc(objects, func(o store.Object) bool { return o.Key.Name == store.DefaultAllowProfile }) {
+			return objects
+		}
+		p := store.New(store.KindProfile).(*v3.Profile)
+		p.ObjectMeta = metav1.ObjectMeta{Name: store.DefaultAllowProfile}
+		p.Spec.Ingress = []v3.Rule{{Action: v3.Allow}}
+		p.Spec.Egress = []v3.Rule{{Action: v3.Allow}}
+		return append([]store.Object{{Key: store.ResourceKey(kind, p.Name), Value: p, Revision: 1}}, objects...)
+	case store.KindTier:
+		objects = slices.Clone(objects)
+		slices.SortStableFunc(objects, func(a, b store.Object) int { return cmp.Compare(orderOf(a), orderOf(b)) })
+	}
+	return objects
+}
+
+func orderOf(o store.Object) float64 {
+	if order := o.Value.(*v3.Tier).Spec.Order; order != nil {
+		return *order
+	}
+	return math.Inf(1)
+}
+
+func printFound(ctx context.Context, s store.Store, w io.Writer, q query, results []found) error {
+	switch q.output {
+	case "name":
+		for _, f := range results {
+			for _, o := range f.objects {
+				fmt.Fprintln(w, shortName(o.Key))
+			}
+		}
+		return nil
+	case "yaml", "json":
+		return printObjects(w, q, results)
+	}
+	for i, f := range results {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		as := ""
+		if f.kind == store.KindNode && q.output == "wide" {
+			var err error
+			if as, err = globalAS(ctx, s); err != nil {
+				return err
+			}
+		}
+		if err := printKind(w, q, f, as); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func shortName(k store.Key) string {
+	s := strings.ToLower(string(k.Kind)) + "/"
+	if k.Namespace != "" {
+		s += k.Namespace + "/"
+	}
+	return s + k.Name
+}
+
+func printKind(w io.Writer, q query, f found, as string) error {
+	c := columnsOf(f.kind, as)
+	head := c.head
+	if q.output == "wide" {
+		head = c.wide
+	}
+	if f.kind.Namespaced() && q.allNamespaces {
+		head = append([]string{"NAMESPACE"}, head...)
+	}
+	rows := make([][]string, 0, len(f.objects))
+	for _, o := range f.objects {
+		v := store.Clone(o.Value)
+		store.SetDefaults(v) // as when an older object is read
+		cells := c.cells(v)
+		row := make([]string, len(head))
+		for i, h := range head {
+			switch h {
+			case "NAME":
+				row[i] = o.Key.Name
+			case "NAMESPACE":
+				row[i] = o.Key.Namespace
+			default:
+				row[i] = cells[h]
+			}
+		}
+		rows = append(rows, row)
+	}
+	return printTable(w, head, rows)
+}
+
+// globalAS returns the AS number of nodes that have none of their own.
+func globalAS(ctx context.Context, s store.Store) (string, error) {
+	const builtIn = "64512"
+	o, err := s.Get(ctx, store.ResourceKey(store.KindBGPConfiguration, store.DefaultName))
+	if errors.Is(err, store.ErrNotFound) {
+		return builtIn, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the global AS number: %w", err)
+	}
+	if as := o.Value.(*v3.BGPConfiguration).Spec.ASNumber; as != nil {
+		return as.String(), nil
+	}
+	return builtIn, nil
+}
+
+// printObjects prints one object as itself, a kind as a list, and several kinds
+// one after the other.
+func printObjects(w io.Writer, q query, results []found) error {
+	var raws []json.RawMessage
+	for _, f := range results {
+		var raw json.RawMessage
+		var err error
+		switch {
+		case len(q.names) == 1 && len(f.objects) == 1:
+			raw, err = manifest.JSON(f.objects[0])
+		case len(q.names) > 0 && len(f.objects) == 0:
+			continue
+		default:
+			raw, err = manifest.List(f.kind, f.revision, f.objects)
+		}
+		if err != nil {
+			return err
+		}
+		raws = append(raws, raw)
+	}
+	if q.output == "yaml" {
+		return printYAML(w, raws)
+	}
+	if len(raws) == 0 {
+		return nil
+	}
+	out := raws[0]
+	if len(raws) > 1 {
+		parts := make([]string, len(raws))
+		for i, r := range raws {
+			parts[i] = string(r)
+		}
+		out = json.RawMessage("[" + strings.Join(parts, ",") + "]")
+	}
+	b, err := manifest.Indent(out)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+func printYAML(w io.Writer, raws []json.RawMessage) error {
+	for i, raw := range raws {
+		if i > 0 {
+			fmt.Fprintln(w, "---")
+		}
+		b, err := manifest.YAML(raw)
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}

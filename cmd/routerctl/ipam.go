@@ -1,0 +1,237 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store"
+)
+
+func (a *app) ipamCommand() *cobra.Command {
+	c := &cobra.Command{Use: "ipam", Short: "Addresses: pools, blocks and who has them", Example: "  routerctl ipam show --show-blocks"}
+	var showBlocks bool
+	var ip string
+	show := &cobra.Command{
+		Use:   "show",
+		Short: "Show how full pools and blocks are, or who has an address",
+		Long: `Show for each pool, and with --show-blocks for each block, how many addresses
+are in use, reserved and free; or with --ip who has an address.
+
+An address that was in use before it was reserved counts as both.`,
+		Example: "  routerctl ipam show\n  routerctl ipam show --show-blocks\n  routerctl ipam show --ip=192.168.12.5",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("ip") {
+				return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return showUsage(ctx, s, a.stdout, showBlocks) })
+			}
+			addr, err := netip.ParseAddr(ip)
+			if err != nil {
+				return usagef("--ip %q: must be an address such as 192.168.12.5", ip)
+			}
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return showAddress(ctx, s, a.stdout, addr) })
+		},
+	}
+	show.Flags().BoolVar(&showBlocks, "show-blocks", false, "a line for each block too")
+	show.Flags().StringVar(&ip, "ip", "", "say who has this address")
+	c.AddCommand(show)
+	return c
+}
+
+// usage counts the addresses of a pool or a block. They are floats because an
+// IPv6 pool has more than an integer holds.
+type usage struct {
+	cidr                        netip.Prefix
+	total, used, reserved, free float64
+	blocks                      []usage
+}
+
+// poolUsage computes the usage of every pool, in order of their CIDRs, and of
+// blocks that lie in no pool, under an invalid CIDR at the end.
+func poolUsage(pools, blocks, reservations []netip.Prefix, byBlock map[netip.Prefix]*store.Block) []usage {
+	var all []usage
+	left := slices.Clone(blocks)
+	for _, p := range pools {
+		u := count(p, reservations)
+		for _, b := range blocks {
+			if !p.Overlaps(b) || b.Bits() < p.Bits() {
+				continue
+			}
+			bu := blockUsage(b, byBlock[b], reservations)
+			u.used += bu.used
+			u.free -= bu.total - bu.reserved - bu.free // used and not reserved
+			u.blocks = append(u.blocks, bu)
+			left = slices.DeleteFunc(left, func(l netip.Prefix) bool { return l == b })
+		}
+		all = append(all, u)
+	}
+	orphans := usage{}
+	for _, b := range left {
+		orphans.blocks = append(orphans.blocks, blockUsage(b, byBlock[b], reservations))
+	}
+	if len(left) > 0 {
+		all = append(all, orphans)
+	}
+	return all
+}
+
+// count returns the usage of an empty prefix.
+func count(p netip.Prefix, reservations []netip.Prefix) usage {
+	u := usage{cidr: p, total: size(p)}
+	for _, r := range reservations {
+		switch {
+		case r.Overlaps(p) && r.Bits() <= p.Bits():
+			u.reserved = u.total
+		case r.Overlaps(p):
+			u.reserved += size(r)
+		}
+	}
+	u.free = u.total - u.reserved
+	return u
+}
+
+func size(p netip.Prefix) float64 { return math.Exp2(float64(p.Addr().BitLen() - p.Bits())) }
+
+func blockUsage(p netip.Prefix, b *store.Block, reservations []netip.Prefix) usage {
+	u := count(p, reservations)
+	addr := p.Addr()
+	for _, a := range b.Allocations {
+		if a != nil {
+			u.used++
+			if !slices.ContainsFunc(reservations, func(r netip.Prefix) bool { return r.Contains(addr) }) {
+				u.free--
+			}
+		}
+		addr = addr.Next()
+	}
+	return u
+}
+
+// outermost sorts prefixes and drops those inside of others, so that each
+// address is counted once. Two prefixes are either nested or apart.
+func outermost(prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range sorted(prefixes) {
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func sorted(prefixes []netip.Prefix) []netip.Prefix {
+	return slices.SortedFunc(slices.Values(prefixes), func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+}
+
+func showUsage(ctx context.Context, s store.Store, w io.Writer, showBlocks bool) error {
+	var pools, reservations []netip.Prefix
+	byBlock := map[netip.Prefix]*store.Block{}
+	var problems []error
+	for _, k := range []store.Kind{store.KindIPPool, store.KindIPReservation, store.KindIPAMBlock} {
+		objects, _, err := s.List(ctx, k, "")
+		if err != nil && !errors.Is(err, store.ErrDecode) {
+			return err
+		}
+		problems = append(problems, err)
+		for _, o := range objects {
+			switch v := o.Value.(type) {
+			case *v3.IPPool:
+				pools = append(pools, parsePrefixes(v.Spec.CIDR)...)
+			case *v3.IPReservation:
+				reservations = append(reservations, parsePrefixes(v.Spec.ReservedCIDRs...)...)
+			case *store.Block:
+				byBlock[o.Key.CIDR()] = v
+			}
+		}
+	}
+	all := poolUsage(sorted(pools), sorted(slices.Collect(maps.Keys(byBlock))), outermost(reservations), byBlock)
+	if err := printUsage(w, all, showBlocks); err != nil {
+		return err
+	}
+	return errors.Join(problems...)
+}
+
+func parsePrefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+func printUsage(w io.Writer, all []usage, showBlocks bool) error {
+	var rows [][]string
+	row := func(grouping string, u usage) {
+		part := func(n float64) string { return fmt.Sprintf("%.5g (%.f%%)", n, 100*n/u.total) }
+		rows = append(rows, []string{grouping, u.cidr.String(), fmt.Sprintf("%.5g", u.total), part(u.used), part(u.reserved), part(u.free)})
+	}
+	for _, u := range all {
+		if u.cidr.IsValid() {
+			row("IP Pool", u)
+		}
+		if showBlocks {
+			for _, b := range u.blocks {
+				row("Block", b)
+			}
+		}
+	}
+	return printBox(w, []string{"GROUPING", "CIDR", "IPS TOTAL", "IPS IN USE", "IPS RESERVED", "IPS FREE"}, rows)
+}
+
+// showAddress says who has an address.
+func showAddress(ctx context.Context, s store.Store, w io.Writer, addr netip.Addr) error {
+	objects, _, err := s.List(ctx, store.KindIPAMBlock, "")
+	if err != nil && !errors.Is(err, store.ErrDecode) {
+		return err
+	}
+	for _, o := range objects {
+		b := o.Value.(*store.Block)
+		i := ordinal(b, addr)
+		if i < 0 || i >= len(b.Allocations) || b.Allocations[i] == nil {
+			continue
+		}
+		printAttribute(w, addr, b, b.Attributes[*b.Allocations[i]])
+		return err
+	}
+	fmt.Fprintf(w, "%s is not assigned\n", addr)
+	return err
+}
+
+func printAttribute(w io.Writer, addr netip.Addr, b *store.Block, a store.Attribute) {
+	if a.ReleasedAt != nil {
+		fmt.Fprintf(w, "IP %s was released at %s and rests before it is used again\n", addr, a.ReleasedAt.UTC().Format("2006-01-02 15:04:05 UTC"))
+		return
+	}
+	fmt.Fprintf(w, "IP %s is in use\n", addr)
+	handle := "<none>"
+	if a.HandleID != nil {
+		handle = *a.HandleID
+	}
+	fmt.Fprintf(w, "Handle ID: %s\n", handle)
+	if len(a.Secondary) == 0 {
+		fmt.Fprintln(w, "No attributes defined")
+	} else {
+		fmt.Fprintln(w, "Attributes:")
+		for _, k := range slices.Sorted(maps.Keys(a.Secondary)) {
+			fmt.Fprintf(w, "  %s: %s\n", k, a.Secondary[k])
+		}
+	}
+	who := "no node"
+	if n := owner(b); n != "" {
+		who = "node " + n
+	}
+	fmt.Fprintf(w, "Block: %s of %s\n", b.CIDR, who)
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+var updateScripts = flag.Bool("update", false, "rewrite the expected output in the scripts")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"routerctl": main})
+}
+
+// operator answers with what the script has put into its working directory:
+// node.json, routes.json and cni.json, as protobuf's JSON.
+type operator struct {
+	apiv1.UnimplementedOperatorServer
+	dir string
+}
+
+func (o *operator) answer(file string, m proto.Message) error {
+	b, err := os.ReadFile(filepath.Join(o.dir, file))
+	if err != nil {
+		return status.Errorf(codes.Unavailable, "the core is not running yet")
+	}
+	if err := protojson.Unmarshal(b, m); err != nil {
+		return status.Errorf(codes.Internal, "%s: %v", file, err)
+	}
+	return nil
+}
+
+func (o *operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
+	m := &apiv1.NodeResponse{}
+	return m, o.answer("node.json", m)
+}
+
+func (o *operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {
+	m := &apiv1.CNIConfigResponse{}
+	return m, o.answer("cni.json", m)
+}
+
+func (o *operator) Routes(_ context.Context, r *apiv1.RoutesRequest) (*apiv1.RoutesResponse, error) {
+	m := &apiv1.RoutesResponse{}
+	if err := o.answer("routes.json", m); err != nil {
+		return nil, err
+	}
+	if r.GetPrefix() != "" {
+		kept := m.Routes[:0]
+		for _, route := range m.Routes {
+			if route.GetPrefix() == r.GetPrefix() {
+				kept = append(kept, route)
+			}
+		}
+		m.Routes = kept
+	}
+	if !r.GetAllObjects() {
+		m.Objects = nil
+	}
+	return m, nil
+}
+
+// startDaemon serves a real etcd and a fake operator service on one socket, as
+// the daemon does.
+func startDaemon(env *testscript.Env) error {
+	// The path of a socket has at most 107 bytes, which $WORK would exceed.
+	dir, err := os.MkdirTemp("/tmp", "routerctl")
+	if err != nil {
+		return err
+	}
+	env.Defer(func() { os.RemoveAll(dir) }) //nolint:errcheck // it is a temporary directory
+	socket := filepath.Join(dir, "s")
+	c := embed.NewConfig()
+	c.Dir = filepath.Join(dir, "etcd")
+	c.LogLevel, c.UnsafeNoFsync = "panic", true
+	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	c.AdvertiseClientUrls = c.ListenClientUrls
+	c.ListenPeerUrls = []url.URL{{Scheme: "unix", Path: socket + "p"}}
+	c.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	c.InitialCluster = "default=http://127.0.0.1:0"
+	c.ServiceRegister = func(s *grpc.Server) { apiv1.RegisterOperatorServer(s, &operator{dir: env.WorkDir}) }
+	e, err := embed.StartEtcd(c)
+	if err != nil {
+		return err
+	}
+	env.Defer(e.Close)
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		return err
+	case <-time.After(30 * time.Second):
+		return errors.New("etcd did not become ready within 30 s")
+	}
+	client := v3client.New(e.Server)
+	env.Defer(func() { client.Close() }) //nolint:errcheck // it is in this process
+	env.Values["etcd"] = client
+	env.Setenv("ROUTERD_SOCKET", socket)
+	env.Setenv("TZ", "UTC")
+	return nil
+}
+
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{
+		Dir:           "testdata/scripts",
+		Setup:         startDaemon,
+		UpdateScripts: *updateScripts,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			// etcd put KEY FILE and etcd keys PREFIX look under routerctl's feet.
+			"etcd": etcdCommand,
+			// listen PATH accepts connections and never answers.
+			"listen": listenCommand,
+			// manifests N FILE writes N reservations into a file.
+			"manifests": manifestsCommand,
+		},
+	})
+}
+
+func etcdCommand(ts *testscript.TestScript, neg bool, args []string) {
+	c := ts.Value("etcd").(*clientv3.Client)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	switch {
+	case !neg && len(args) == 3 && args[0] == "put":
+		_, err := c.Put(ctx, args[1], strings.TrimSpace(ts.ReadFile(args[2])))
+		ts.Check(err)
+	case !neg && len(args) == 2 && args[0] == "get":
+		r, err := c.Get(ctx, args[1])
+		ts.Check(err)
+		if len(r.Kvs) == 0 {
+			ts.Fatalf("no key %s", args[1])
+		}
+		_, err = ts.Stdout().Write(append(r.Kvs[0].Value, '\n'))
+		ts.Check(err)
+	case !neg && len(args) == 2 && args[0] == "keys":
+		r, err := c.Get(ctx, args[1], clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		ts.Check(err)
+		for _, kv := range r.Kvs {
+			_, err := ts.Stdout().Write(append(kv.Key, '\n'))
+			ts.Check(err)
+		}
+	default:
+		ts.Fatalf("usage: etcd put KEY FILE | etcd get KEY | etcd keys PREFIX")
+	}
+}
+
+func listenCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: listen PATH")
+	}
+	l, err := net.Listen("unix", ts.MkAbs(args[0]))
+	ts.Check(err)
+	ts.Defer(func() { l.Close() }) //nolint:errcheck // the test is over
+}
+
+func manifestsCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: manifests N FILE")
+	}
+	n := 0
+	for _, r := range args[0] {
+		n = n*10 + int(r-'0')
+	}
+	var b bytes.Buffer
+	for i := range n {
+		b.WriteString("---\napiVersion: projectcalico.org/v3\nkind: IPReservation\nmetadata: {name: r" + strings.Repeat("x", i%10) + string(rune('a'+i/10%26)) + string(rune('a'+i/260)) + "}\n")
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), b.Bytes(), 0o644))
+}
+
+func TestSocketErrors(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{fs.ErrNotExist, "there is no socket at /x: routerd is not running on this host"},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}, "run this command as root"},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, "nothing listens on /x"},
+		{errors.New("boom"), "connect to routerd at /x: boom"},
+	} {
+		got := socketError("/x", tt.err).Error()
+		if !strings.Contains(got, tt.want) {
+			t.Errorf("%v gives %q, want %q in it", tt.err, got, tt.want)
+		}
+	}
+}
+
+// Every command says what it does and shows how it is used.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	a := &app{}
+	todo := a.command().Commands()
+	for len(todo) > 0 {
+		c := todo[0]
+		todo = append(todo[1:], c.Commands()...)
+		if strings.HasPrefix(c.CommandPath(), "routerctl completion") || strings.HasPrefix(c.CommandPath(), "routerctl lab") || c.Name() == "help" {
+			continue
+		}
+		if c.Short == "" || c.Example == "" {
+			t.Errorf("%s: short help or example is missing", c.CommandPath())
+		}
+	}
+}

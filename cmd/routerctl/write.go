@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+const (
+	// maxOps is etcd's default limit of operations in one transaction.
+	maxOps = 128
+
+	// writeTries is how often a plan is made again because somebody else
+	// wrote meanwhile; calicoctl tries as often.
+	writeTries = 5
+)
+
+func (a *app) writeCommand(v verb) *cobra.Command {
+	var files []string
+	var dryRun bool
+	c := &cobra.Command{
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("%s takes manifests by -f, not %q", v, args[0])
+			}
+			if len(files) == 0 {
+				return usagef("%s: name a manifest with -f FILE, a directory with -f DIR, or - for standard input", v)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			docs, err := readManifests(a.stdin, files)
+			if err != nil {
+				return err
+			}
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+				return write(ctx, s, a.stdout, v, docs, dryRun)
+			})
+		},
+	}
+	const whole = `
+
+All files and all documents are checked first, each by itself, beside the others
+and beside what is stored. If anything is wrong, nothing is written. All is then
+written in one transaction, so that nothing is ever half applied; only more than
+128 objects take several.`
+	switch v {
+	case apply:
+		c.Use = "apply -f FILE|DIR|-"
+		c.Short = "Create what is missing and change what is there"
+		c.Long = "Make the stored resources be as the manifests say: create what is missing, change\nwhat differs, leave alone what does not. A manifest with a resourceVersion is an\nupdate of that very version." + whole
+		c.Example = "  routerctl apply -f pools.yaml\n  routerctl apply -f manifests/ --dry-run\n  routerctl get ippool a -o yaml | sed s/Always/CrossSubnet/ | routerctl apply -f -"
+	case create:
+		c.Use = "create -f FILE|DIR|-"
+		c.Short = "Create resources that do not exist yet"
+		c.Long = "Create resources. One that exists already, or a manifest with a resourceVersion, is\nan error." + whole
+		c.Example = "  routerctl create -f pools.yaml\n  routerctl create -f - < peer.yaml"
+	case replace:
+		c.Use = "replace -f FILE|DIR|-"
+		c.Short = "Replace resources that exist"
+		c.Long = "Replace resources by what the manifests say. One that does not exist is an error." + whole
+		c.Example = "  routerctl replace -f pools.yaml"
+	}
+	c.Flags().StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
+	return c
+}
+
+// write carries out a verb.
+func write(ctx context.Context, s store.Store, w io.Writer, v verb, docs []manifest.Document, dryRun bool) error {
+	var changes []change
+	for try := 1; ; try++ {
+		have, err := related(ctx, s, docs)
+		if err != nil {
+			return err
+		}
+		now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+		if changes, err = plan(v, docs, have, now); err != nil {
+			return err
+		}
+		if dryRun {
+			break
+		}
+		err = commit(ctx, s, w, opsOf(changes))
+		if err == nil {
+			break
+		}
+		// The plan is made again from what is there now, and refused if that
+		// does not allow it any more.
+		if !errors.Is(err, store.ErrConflict) || try == writeTries {
+			return fmt.Errorf("%s: %w", v, err)
+		}
+	}
+	report(w, v, changes, dryRun)
+	return nil
+}
+
+func opsOf(changes []change) []store.Op {
+	var ops []store.Op
+	for _, c := range changes {
+		if !c.same {
+			ops = append(ops, c.op)
+		}
+	}
+	return ops
+}
+
+// commit writes ops in one transaction; only where etcd cannot take so many at
+// once, in several, and then it says so.
+func commit(ctx context.Context, s store.Store, w io.Writer, ops []store.Op) error {
+	if len(ops) > maxOps {
+		fmt.Fprintf(w, "%d objects are more than one transaction can hold (%d): writing them in several\n", len(ops), maxOps)
+	}
+	done := 0
+	for chunk := range slices.Chunk(ops, maxOps) {
+		if _, err := s.Txn(ctx, chunk...); err != nil {
+			if done > 0 {
+				err = fmt.Errorf("after %d of %d objects were written: %w", done, len(ops), err)
+			}
+			return err
+		}
+		done += len(chunk)
+	}
+	return nil
+}
+
+// related reads what a plan for docs depends on: the present state of their
+// kinds, and the other kinds that they are checked against.
+func related(ctx context.Context, s store.Store, docs []manifest.Document) ([]store.Object, error) {
+	kinds := map[store.Kind]bool{}
+	for _, d := range docs {
+		kinds[d.Object.Key.Kind] = true
+		for _, k := range store.RelatedKinds(d.Object.Key.Kind) {
+			kinds[k] = true
+		}
+	}
+	var have []store.Object
+	for _, k := range slices.Sorted(maps.Keys(kinds)) {
+		objects, _, err := s.List(ctx, k, "")
+		if err != nil {
+			return nil, err
+		}
+		have = append(have, objects...)
+	}
+	return have, nil
+}
+
+// report prints a line for each object, then the sum as calicoctl does.
+func report(w io.Writer, v verb, changes []change, dryRun bool) {
+	var keys []store.Key
+	for _, c := range changes {
+		keys = append(keys, c.key)
+		did := c.did
+		if dryRun && !c.same {
+			did = "would be " + did
+		}
+		fmt.Fprintf(w, "%s %s\n", c.key, did)
+	}
+	if dryRun {
+		fmt.Fprintln(w, "Nothing was written (--dry-run)")
+		return
+	}
+	sum(w, v.past(), keys)
+}
+
+func sum(w io.Writer, past string, keys []store.Key) {
+	kind := ""
+	for i, k := range keys {
+		switch {
+		case i == 0:
+			kind = fmt.Sprintf(" '%s'", k.Kind)
+		case kind != fmt.Sprintf(" '%s'", k.Kind):
+			kind = ""
+		}
+	}
+	fmt.Fprintf(w, "Successfully %s %d%s resource(s)\n", past, len(keys), kind)
+}
