@@ -46,12 +46,10 @@ func (st *assignStep) plan(d *draft) error {
 		return err
 	}
 	r := &st.req
-	pools, err := d.s.selectPools(r)
-	if err != nil {
-		return err
-	}
+	pools, refused := d.s.selectPools(r)
 	want := r.Count
 	if r.Idempotent {
+		var err error
 		if st.held, err = d.heldBefore(r, pools); err != nil {
 			return err
 		}
@@ -60,9 +58,17 @@ func (st *assignStep) plan(d *draft) error {
 		}
 	}
 	f := finder{d: d, r: r, pools: pools, want: want}
-	if err := f.find(); err != nil {
-		return err
+	if refused == nil {
+		refused = f.find()
 	}
+	if refused != nil {
+		if hd := d.handles[r.Handle]; r.Idempotent && hd != nil && !hd.sure {
+			// No transaction will find out whether the handle is new indeed.
+			return d.need(store.HandleKey(r.Handle))
+		}
+		return refused
+	}
+	var err error
 	st.given, err = d.take(r, f.picks)
 	return err
 }
@@ -83,10 +89,13 @@ func (d *draft) ready() error {
 func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 	// Nearly always the handle is new. Then nothing is read: the transaction's
 	// condition finds out if it was not so.
-	known := slices.ContainsFunc(d.s.own, func(b *blockInfo) bool {
+	how := guess
+	if _, known := d.s.handles[r.Handle]; known || slices.ContainsFunc(d.s.own, func(b *blockInfo) bool {
 		return len(heldBy(b.obj.Value.(*store.Block), r.Handle)) > 0
-	})
-	hd, err := d.readHandle(r.Handle, known)
+	}) {
+		how = fresh
+	}
+	hd, err := d.readHandle(r.Handle, how)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +158,7 @@ func (d *draft) blocksOf(id string, hd *handleDraft) []netip.Prefix {
 // take carries picks out. Everything that can go wrong does so before the
 // first change.
 func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
-	hd, err := d.readHandle(r.Handle, false)
+	hd, err := d.readHandle(r.Handle, guess)
 	if err != nil {
 		return nil, err
 	}

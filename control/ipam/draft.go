@@ -54,6 +54,7 @@ type handleDraft struct {
 	base  store.Object
 	value map[string]int // nil: it does not exist
 	write bool
+	sure  bool // it was read for this transaction
 }
 
 func newDraft(s *state, known map[store.Key]loaded, now time.Time) *draft {
@@ -191,23 +192,33 @@ func (d *draft) dropAffinity(node string, cidr netip.Prefix) error {
 	return nil
 }
 
-// readHandle returns a handle. One of which nothing is known counts as not
-// existing, unless sure is set: then the store is asked.
-func (d *draft) readHandle(id string, sure bool) (*handleDraft, error) {
+// trust says how much of a handle must be known, since the watch does not
+// deliver handles.
+type trust uint8
+
+const (
+	guess  trust = iota // one of which nothing is known does not exist: the write's condition will tell
+	cached              // as it was written or read last: the write's condition will tell
+	fresh               // as it is in the store: nothing may be written that would tell
+)
+
+// readHandle returns a handle as the steps before leave it.
+func (d *draft) readHandle(id string, how trust) (*handleDraft, error) {
 	if hd := d.handles[id]; hd != nil {
 		return hd, nil
 	}
 	key := store.HandleKey(id)
 	l := loaded{obj: d.s.handles[id].obj}
-	if read, ok := d.loaded[key]; ok {
+	read, ok := d.loaded[key]
+	if ok {
 		if read.err != nil {
 			return nil, read.err
 		}
 		l = read
-	} else if l.obj.Revision == 0 && sure {
+	} else if how == fresh || how == cached && l.obj.Revision == 0 {
 		return nil, d.need(key)
 	}
-	hd := &handleDraft{base: l.obj}
+	hd := &handleDraft{base: l.obj, sure: ok}
 	if l.obj.Revision != 0 {
 		h, ok := l.obj.Value.(*store.Handle)
 		if !ok {

@@ -16,7 +16,7 @@ type handleStep struct {
 
 func (st *handleStep) plan(d *draft) error {
 	st.released = nil
-	hd, err := d.readHandle(st.handle, true)
+	hd, err := d.readHandle(st.handle, cached)
 	if err != nil {
 		return err
 	}
@@ -88,8 +88,13 @@ func (st *claimsStep) plan(d *draft) error {
 			return err
 		}
 		if f.handle != "" {
-			if f.hd, err = d.readHandle(f.handle, true); err != nil {
+			if f.hd, err = d.readHandle(f.handle, cached); err != nil {
 				missing = cmp.Or(missing, err)
+				continue
+			}
+			if !f.hd.sure && !f.hd.has(bd.block.cidr.String()) {
+				// What is known of the handle is older than the block.
+				missing = cmp.Or(missing, d.need(store.HandleKey(f.handle)))
 				continue
 			}
 		}
@@ -159,7 +164,7 @@ type queryStep struct {
 }
 
 func (st *queryStep) plan(d *draft) error {
-	hd, err := d.readHandle(st.handle, true)
+	hd, err := d.readHandle(st.handle, fresh)
 	if err != nil {
 		return err
 	}
