@@ -1,104 +1,72 @@
 package cni
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
-	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
-
-	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
+
+// service is the path of the daemon's CNI service (control/api/v1/cni.proto).
+const service = "/routerd.v1.CNI/"
 
 // client is a connection to the daemon, for one call.
 type client struct {
-	apiv1.CNIClient
-	conn   *grpc.ClientConn
-	socket string
+	conn     net.Conn
+	socket   string
+	deadline time.Time
+	limit    time.Duration
 }
 
-// dial connects to the daemon's socket. The connection is made here and not by
-// gRPC, which would hide why it could not be made and try again for seconds.
-func dial(ctx context.Context, socket string) (*client, error) {
-	var d net.Dialer
-	raw, err := d.DialContext(ctx, "unix", socket)
+// dial connects to the daemon's socket. All that follows must be over within
+// limit.
+func dial(socket string, limit time.Duration) (*client, error) {
+	c := &client{socket: socket, limit: limit, deadline: time.Now().Add(limit)}
+	d := net.Dialer{Deadline: c.deadline}
+	conn, err := d.Dial("unix", socket)
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) {
 			err = op.Err
 		}
-		return nil, unavailable(socket, err)
+		return nil, types.NewError(types.ErrTryAgainLater,
+			fmt.Sprintf("routerd does not answer on %s: %v; is it running? See: systemctl status routerd", socket, err), "")
 	}
-	var used atomic.Bool
-	conn, err := grpc.NewClient("passthrough:///routerd",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			if used.Swap(true) {
-				return nil, errors.New("the connection was lost")
-			}
-			return raw, nil
-		}),
-		// What a client of one call does not need.
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy(),
-		grpc.WithWriteBufferSize(4<<10), grpc.WithReadBufferSize(4<<10),
-		grpc.WithStaticConnWindowSize(1<<20), grpc.WithStaticStreamWindowSize(1<<20),
-	)
-	if err != nil {
-		_ = raw.Close()
-		return nil, fmt.Errorf("connect to %s: %w", socket, err)
-	}
-	return &client{CNIClient: apiv1.NewCNIClient(conn), conn: conn, socket: socket}, nil
+	c.conn = conn
+	return c, nil
 }
 
 func (c *client) close() { _ = c.conn.Close() }
 
-// rpcFailure is what a call's status says.
-type rpcFailure struct {
-	message      string
-	precondition bool
-}
-
-// failure returns what the status of err says; nil when err is not one.
-func failure(err error) *rpcFailure {
-	s, ok := status.FromError(err)
-	if err == nil || !ok {
-		return nil
-	}
-	return &rpcFailure{message: s.Message(), precondition: s.Code() == codes.FailedPrecondition}
+// call calls a method of the service.
+func (c *client) call(method string, req []byte) ([]byte, error) {
+	return invoke(c.conn, service+method, req, c.deadline)
 }
 
 // explain turns the status of a call into a CNI error. Other errors stay as
 // they are.
-func (c *client) explain(err error, limit time.Duration) error {
-	var done *types.Error
-	if err == nil || errors.As(err, &done) {
+func (c *client) explain(err error) error {
+	var s *rpcError
+	if !errors.As(err, &s) {
 		return err
 	}
-	s, ok := status.FromError(err)
-	if !ok {
-		return err
+	code, message := types.ErrInternal, s.message
+	switch s.code {
+	case codeUnavailable:
+		code, message = types.ErrTryAgainLater, fmt.Sprintf("routerd on %s cannot serve now: %s", c.socket, s.message)
+	case codeDeadlineExceeded, codeCanceled:
+		code, message = types.ErrTryAgainLater, fmt.Sprintf(
+			"routerd on %s did not answer within %s: the datastore may be unavailable; see: routerctl node status, systemctl status routerd", c.socket, c.limit)
+	case codeResourceExhausted:
+		code = types.ErrTryAgainLater
+	case codeInvalidArgument:
+		code = types.ErrInvalidNetworkConfig
+	case codeNotFound:
+		code = types.ErrUnknownContainer
+	case codeUnimplemented, codeUnknown:
+		message = fmt.Sprintf("what answers on %s is not routerd, or another version of it: %s", c.socket, s.message)
 	}
-	switch s.Code() {
-	case codes.Unavailable:
-		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("routerd on %s cannot serve now: %s", c.socket, s.Message()), "")
-	case codes.DeadlineExceeded, codes.Canceled:
-		return types.NewError(types.ErrTryAgainLater,
-			fmt.Sprintf("routerd on %s did not answer within %s: the datastore may be unavailable; see: routerctl node status, systemctl status routerd", c.socket, limit), s.Message())
-	case codes.ResourceExhausted:
-		return types.NewError(types.ErrTryAgainLater, s.Message(), "")
-	case codes.InvalidArgument:
-		return types.NewError(types.ErrInvalidNetworkConfig, s.Message(), "")
-	case codes.NotFound:
-		return types.NewError(types.ErrUnknownContainer, s.Message(), "")
-	case codes.Unimplemented:
-		return types.NewError(types.ErrInternal, fmt.Sprintf("what answers on %s is not routerd, or another version of it: %s", c.socket, s.Message()), "")
-	}
-	return types.NewError(types.ErrInternal, s.Message(), "")
+	return types.NewError(code, message, "")
 }

@@ -1,10 +1,8 @@
 package cni
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"time"
@@ -12,8 +10,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
-
-	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
 // Versions returns the versions of the CNI specification that the plugin
@@ -66,15 +62,15 @@ type call struct {
 	log    *slog.Logger
 }
 
-func (c *call) attachment() *apiv1.Attachment {
-	return &apiv1.Attachment{Network: c.Name, ContainerId: c.in.ContainerID, Ifname: c.in.IfName}
+func (c *call) attachment() attachment {
+	return attachment{Network: c.Name, ContainerID: c.in.ContainerID, Ifname: c.in.IfName}
 }
 
-func (c *call) workload() *apiv1.Workload {
+func (c *call) workload() workload {
 	if c.args.K8S_POD_NAME == "" {
-		return &apiv1.Workload{Orchestrator: "cni", Namespace: "default"}
+		return workload{Orchestrator: "cni", Namespace: "default"}
 	}
-	return &apiv1.Workload{
+	return workload{
 		Orchestrator: "k8s",
 		Namespace:    string(c.args.K8S_POD_NAMESPACE),
 		Pod:          string(c.args.K8S_POD_NAME),
@@ -82,7 +78,7 @@ func (c *call) workload() *apiv1.Workload {
 }
 
 // do reads the input, connects, and calls fn within the verb's time.
-func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Duration, fn func(context.Context, *call) error) error {
+func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Duration, fn func(*call) error) error {
 	start := time.Now()
 	conf, err := ParseConfig(in.StdinData)
 	if err != nil {
@@ -98,38 +94,39 @@ func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Du
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level}))
-	limit := timeout(conf)
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	cl, err := dial(ctx, conf.Socket)
+	cl, err := dial(conf.Socket, timeout(conf))
 	if err != nil {
 		return err
 	}
 	defer cl.close()
-	c := &call{Config: conf, args: args, in: in, client: cl, log: log}
-	err = cl.explain(fn(ctx, c), limit)
+	err = cl.explain(fn(&call{Config: conf, args: args, in: in, client: cl, log: log}))
 	log.Debug("called routerd", "verb", verb, "container", in.ContainerID, "interface", in.IfName,
 		"duration", time.Since(start), "error", err)
 	return err
 }
 
 func (p *plugin) add(in *skel.CmdArgs) error {
-	return p.do("ADD", in, (*Config).addTimeout, func(ctx context.Context, c *call) error {
+	return p.do("ADD", in, (*Config).addTimeout, func(c *call) error {
 		ip, err := requestedIP(c.Config, c.args)
 		if err != nil {
 			return err
 		}
-		resp, err := c.client.Add(ctx, &apiv1.AddRequest{
-			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, Mtu: int32(c.MTU),
-			Ipv4Pools: c.IPAM.IPv4Pools, Ipv6Pools: c.IPAM.IPv6Pools,
-			AssignIpv4: c.IPAM.AssignIPv4.On(true), AssignIpv6: c.IPAM.AssignIPv6.On(false),
-			RequestedIp:       ip,
-			AllowIpForwarding: c.ContainerSettings.AllowIPForwarding,
-		})
-		if status := failure(err); status != nil && status.precondition {
-			return types.NewError(types.ErrInvalidNetNS, status.message, "")
+		b, err := c.client.call("Add", addRequest{
+			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, MTU: int32(c.MTU),
+			IPv4Pools: c.IPAM.IPv4Pools, IPv6Pools: c.IPAM.IPv6Pools,
+			AssignIPv4: c.IPAM.AssignIPv4.On(true), AssignIPv6: c.IPAM.AssignIPv6.On(false),
+			RequestedIP:       ip,
+			AllowIPForwarding: c.ContainerSettings.AllowIPForwarding,
+		}.encode())
+		var s *rpcError
+		if errors.As(err, &s) && s.code == codeFailedPrecondition {
+			return types.NewError(types.ErrInvalidNetNS, s.message, "")
 		}
 		if err != nil {
+			return err
+		}
+		var resp addResponse
+		if err := resp.decode(b); err != nil {
 			return err
 		}
 		result, err := resultOf(resp, in, c.CNIVersion)
@@ -141,26 +138,26 @@ func (p *plugin) add(in *skel.CmdArgs) error {
 }
 
 func (p *plugin) del(in *skel.CmdArgs) error {
-	return p.do("DEL", in, (*Config).delTimeout, func(ctx context.Context, c *call) error {
-		_, err := c.client.Del(ctx, &apiv1.DelRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns})
+	return p.do("DEL", in, (*Config).delTimeout, func(c *call) error {
+		_, err := c.client.call("Del", delRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns}.encode())
 		return err
 	})
 }
 
 func (p *plugin) check(in *skel.CmdArgs) error {
-	return p.do("CHECK", in, (*Config).addTimeout, func(ctx context.Context, c *call) error {
-		req := &apiv1.CheckRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns}
-		if err := remember(req, in); err != nil {
+	return p.do("CHECK", in, (*Config).addTimeout, func(c *call) error {
+		req := checkRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns}
+		if err := remember(&req, in); err != nil {
 			return err
 		}
-		_, err := c.client.Check(ctx, req)
+		_, err := c.client.call("Check", req.encode())
 		return err
 	})
 }
 
 func (p *plugin) status(in *skel.CmdArgs) error {
-	err := p.do("STATUS", in, func(*Config) time.Duration { return statusTimeout }, func(ctx context.Context, c *call) error {
-		_, err := c.client.Status(ctx, &apiv1.StatusRequest{})
+	err := p.do("STATUS", in, func(*Config) time.Duration { return statusTimeout }, func(c *call) error {
+		_, err := c.client.call("Status", nil)
 		return err
 	})
 	// What other verbs may try again later is the answer here (section STATUS:
@@ -173,21 +170,22 @@ func (p *plugin) status(in *skel.CmdArgs) error {
 }
 
 func (p *plugin) gc(in *skel.CmdArgs) error {
-	return p.do("GC", in, (*Config).addTimeout, func(ctx context.Context, c *call) error {
-		req := &apiv1.GCRequest{Network: c.Name}
+	return p.do("GC", in, (*Config).addTimeout, func(c *call) error {
+		req := gcRequest{Network: c.Name}
 		for _, v := range c.ValidAttachments {
-			req.Valid = append(req.Valid, &apiv1.Attachment{Network: c.Name, ContainerId: v.ContainerID, Ifname: v.IfName})
+			req.Valid = append(req.Valid, attachment{Network: c.Name, ContainerID: v.ContainerID, Ifname: v.IfName})
 		}
-		resp, err := c.client.GC(ctx, req)
-		for _, r := range resp.GetRemoved() {
-			c.log.Info("stale attachment removed", "container", r.GetContainerId(), "interface", r.GetIfname())
+		b, err := c.client.call("GC", req.encode())
+		if err != nil {
+			return err
 		}
-		return err
+		var resp gcResponse
+		if err := resp.decode(b); err != nil {
+			return err
+		}
+		for _, r := range resp.Removed {
+			c.log.Info("stale attachment removed", "container", r.ContainerID, "interface", r.Ifname)
+		}
+		return nil
 	})
-}
-
-// unavailable is the error of a daemon that does not answer.
-func unavailable(socket string, cause error) error {
-	return types.NewError(types.ErrTryAgainLater,
-		fmt.Sprintf("routerd does not answer on %s: %v; is it running? See: systemctl status routerd", socket, cause), "")
 }

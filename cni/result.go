@@ -10,8 +10,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
-
-	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
 // containerEnd is the index of the container's end in a result's interfaces.
@@ -22,20 +20,20 @@ const containerEnd = 1
 // subnet. Routes are those made inside the container (CNI specification 1.1,
 // section 5): the default route through 169.254.1.1. Calico lists the address
 // block there, which is no route of the container.
-func resultOf(resp *apiv1.AddResponse, in *skel.CmdArgs, confVersion string) (types.Result, error) {
-	host := &current.Interface{Name: resp.GetHostInterface(), Mac: resp.GetHostMac()}
-	inside := &current.Interface{Name: in.IfName, Mac: resp.GetContainerMac(), Sandbox: in.Netns}
+func resultOf(resp addResponse, in *skel.CmdArgs, confVersion string) (types.Result, error) {
+	host := &current.Interface{Name: resp.HostInterface, Mac: resp.HostMAC}
+	inside := &current.Interface{Name: in.IfName, Mac: resp.ContainerMAC, Sandbox: in.Netns}
 	if confVersion == current.ImplementedSpecVersion {
 		// The field is younger than 1.0.0, and the library does not take it out.
-		host.Mtu, inside.Mtu = int(resp.GetMtu()), int(resp.GetMtu())
+		host.Mtu, inside.Mtu = int(resp.MTU), int(resp.MTU)
 	}
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{host, inside}}
-	for _, a := range resp.GetAddresses() {
-		p, err := netip.ParsePrefix(a.GetCidr())
+	for _, a := range resp.Addresses {
+		p, err := netip.ParsePrefix(a.CIDR)
 		if err != nil {
 			return nil, fmt.Errorf("routerd's answer: address: %w", err)
 		}
-		gw, err := netip.ParseAddr(a.GetGateway())
+		gw, err := netip.ParseAddr(a.Gateway)
 		if err != nil {
 			return nil, fmt.Errorf("routerd's answer: gateway: %w", err)
 		}
@@ -53,7 +51,7 @@ func resultOf(resp *apiv1.AddResponse, in *skel.CmdArgs, confVersion string) (ty
 }
 
 // remember adds what the runtime keeps of ADD's result to a CHECK.
-func remember(req *apiv1.CheckRequest, in *skel.CmdArgs) error {
+func remember(req *checkRequest, in *skel.CmdArgs) error {
 	invalid := func(err error) error {
 		return types.NewError(types.ErrInvalidNetworkConfig, "network configuration: field prevResult: "+err.Error(), "")
 	}
@@ -77,7 +75,7 @@ func remember(req *apiv1.CheckRequest, in *skel.CmdArgs) error {
 		case ifc.Sandbox == "" && req.HostInterface == "":
 			req.HostInterface = ifc.Name
 		case ifc.Sandbox != "" && ifc.Name == in.IfName:
-			req.ContainerMac, inside = ifc.Mac, i
+			req.ContainerMAC, inside = ifc.Mac, i
 		}
 	}
 	for _, ip := range prev.IPs {

@@ -1,0 +1,281 @@
+package cni
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// The messages of control/api/v1/cni.proto as the plugin needs them, in the
+// protobuf encoding (protobuf.dev/programming-guides/encoding). They are
+// written by hand because initialising the generated code and gRPC takes three
+// times as long as all that the plugin does; a test holds them to the
+// generated code, field by field.
+
+type attachment struct {
+	Network     string
+	ContainerID string
+	Ifname      string
+}
+
+type workload struct {
+	Orchestrator string
+	Namespace    string
+	Pod          string
+}
+
+type addRequest struct {
+	Attachment        attachment
+	Workload          workload
+	Netns             string
+	MTU               int32
+	IPv4Pools         []string
+	IPv6Pools         []string
+	AssignIPv4        bool
+	AssignIPv6        bool
+	RequestedIP       string
+	AllowIPForwarding bool
+}
+
+type addResponse struct {
+	HostInterface string
+	HostMAC       string
+	ContainerMAC  string
+	MTU           int32
+	Addresses     []address
+}
+
+type address struct {
+	CIDR    string
+	Gateway string
+	Block   string
+}
+
+type delRequest struct {
+	Attachment attachment
+	Workload   workload
+	Netns      string
+}
+
+type checkRequest struct {
+	Attachment    attachment
+	Workload      workload
+	Netns         string
+	HostInterface string
+	ContainerMAC  string
+	Addresses     []string
+}
+
+type gcRequest struct {
+	Network string
+	Valid   []attachment
+}
+
+type gcResponse struct {
+	Removed []attachment
+}
+
+// The wire types of the encoding.
+const (
+	wireVarint = 0
+	wire64     = 1
+	wireBytes  = 2
+	wire32     = 5
+)
+
+// encoder appends fields. Those with the zero value are left out, as proto3
+// has it.
+type encoder []byte
+
+func (e *encoder) varint(field int, v uint64) {
+	if v == 0 {
+		return
+	}
+	*e = binary.AppendUvarint(*e, uint64(field)<<3|wireVarint)
+	*e = binary.AppendUvarint(*e, v)
+}
+
+func (e *encoder) bool(field int, v bool) {
+	if v {
+		e.varint(field, 1)
+	}
+}
+
+func (e *encoder) string(field int, v string) {
+	if v != "" {
+		e.bytes(field, []byte(v))
+	}
+}
+
+func (e *encoder) bytes(field int, v []byte) {
+	*e = binary.AppendUvarint(*e, uint64(field)<<3|wireBytes)
+	*e = binary.AppendUvarint(*e, uint64(len(v)))
+	*e = append(*e, v...)
+}
+
+// strings appends a repeated field: empty elements count.
+func (e *encoder) strings(field int, vs []string) {
+	for _, v := range vs {
+		e.bytes(field, []byte(v))
+	}
+}
+
+func (a attachment) encode() []byte {
+	var e encoder
+	e.string(1, a.Network)
+	e.string(2, a.ContainerID)
+	e.string(3, a.Ifname)
+	return e
+}
+
+func (w workload) encode() []byte {
+	var e encoder
+	e.string(1, w.Orchestrator)
+	e.string(2, w.Namespace)
+	e.string(3, w.Pod)
+	return e
+}
+
+func (r addRequest) encode() []byte {
+	var e encoder
+	e.bytes(1, r.Attachment.encode())
+	e.bytes(2, r.Workload.encode())
+	e.string(3, r.Netns)
+	e.varint(4, uint64(r.MTU))
+	e.strings(5, r.IPv4Pools)
+	e.strings(6, r.IPv6Pools)
+	e.bool(7, r.AssignIPv4)
+	e.bool(8, r.AssignIPv6)
+	e.string(9, r.RequestedIP)
+	e.bool(10, r.AllowIPForwarding)
+	return e
+}
+
+func (r delRequest) encode() []byte {
+	var e encoder
+	e.bytes(1, r.Attachment.encode())
+	e.bytes(2, r.Workload.encode())
+	e.string(3, r.Netns)
+	return e
+}
+
+func (r checkRequest) encode() []byte {
+	var e encoder
+	e.bytes(1, r.Attachment.encode())
+	e.bytes(2, r.Workload.encode())
+	e.string(3, r.Netns)
+	e.string(4, r.HostInterface)
+	e.string(5, r.ContainerMAC)
+	e.strings(6, r.Addresses)
+	return e
+}
+
+func (r gcRequest) encode() []byte {
+	var e encoder
+	e.string(1, r.Network)
+	for _, v := range r.Valid {
+		e.bytes(2, v.encode())
+	}
+	return e
+}
+
+var errMessage = errors.New("malformed protobuf message")
+
+// fields calls fn for each field of a message. Of fields with a length, value
+// is their content; of others, number is the value.
+func fields(b []byte, fn func(field int, number uint64, value []byte) error) error {
+	for len(b) > 0 {
+		tag, n := binary.Uvarint(b)
+		if n <= 0 {
+			return errMessage
+		}
+		b = b[n:]
+		var (
+			number uint64
+			value  []byte
+		)
+		switch tag & 7 {
+		case wireVarint:
+			if number, n = binary.Uvarint(b); n <= 0 {
+				return errMessage
+			}
+		case wireBytes:
+			size, m := binary.Uvarint(b)
+			if m <= 0 || size > uint64(len(b)-m) {
+				return errMessage
+			}
+			n = m + int(size)
+			value = b[m:n]
+		case wire32:
+			n = 4
+		case wire64:
+			n = 8
+		default:
+			return errMessage
+		}
+		if n > len(b) {
+			return errMessage
+		}
+		b = b[n:]
+		if err := fn(int(tag>>3), number, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *addResponse) decode(b []byte) error {
+	return fields(b, func(field int, number uint64, value []byte) error {
+		switch field {
+		case 1:
+			r.HostInterface = string(value)
+		case 2:
+			r.HostMAC = string(value)
+		case 3:
+			r.ContainerMAC = string(value)
+		case 4:
+			r.MTU = int32(number)
+		case 5:
+			var a address
+			err := a.decode(value)
+			r.Addresses = append(r.Addresses, a)
+			return err
+		}
+		return nil
+	})
+}
+
+func (a *address) decode(b []byte) error {
+	return fields(b, func(field int, _ uint64, value []byte) error {
+		switch field {
+		case 1:
+			a.CIDR = string(value)
+		case 2:
+			a.Gateway = string(value)
+		case 3:
+			a.Block = string(value)
+		}
+		return nil
+	})
+}
+
+func (r *gcResponse) decode(b []byte) error {
+	return fields(b, func(field int, _ uint64, value []byte) error {
+		if field != 1 {
+			return nil
+		}
+		var a attachment
+		err := fields(value, func(field int, _ uint64, value []byte) error {
+			switch field {
+			case 1:
+				a.Network = string(value)
+			case 2:
+				a.ContainerID = string(value)
+			case 3:
+				a.Ifname = string(value)
+			}
+			return nil
+		})
+		r.Removed = append(r.Removed, a)
+		return err
+	})
+}
