@@ -89,13 +89,10 @@ func (d *draft) ready() error {
 func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 	// Nearly always the handle is new. Then nothing is read: the transaction's
 	// condition finds out if it was not so.
-	how := guess
-	if _, known := d.s.handles[r.Handle]; known || slices.ContainsFunc(d.s.own, func(b *blockInfo) bool {
+	known := slices.ContainsFunc(d.s.own, func(b *blockInfo) bool {
 		return len(heldBy(b.obj.Value.(*store.Block), r.Handle)) > 0
-	}) {
-		how = fresh
-	}
-	hd, err := d.readHandle(r.Handle, how)
+	})
+	hd, err := d.readHandle(r.Handle, known)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +107,9 @@ func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 }
 
 // holdings returns every address that a handle holds, by the blocks that it
-// names and those that this node holds.
+// names and those that this node holds. The transaction depends on all of
+// these: after an outcome that nobody heard of, what is known here may be older
+// than what is stored.
 func (d *draft) holdings(id string, hd *handleDraft) ([]Assignment, error) {
 	var out []Assignment
 	var missing error
@@ -120,6 +119,8 @@ func (d *draft) holdings(id string, hd *handleDraft) ([]Assignment, error) {
 			missing = cmp.Or(missing, err)
 			continue // so that all needs are read together
 		}
+		d.checkBlock(bd)
+		d.checkHandle(id, hd)
 		if bd.block.Block == nil {
 			continue
 		}
@@ -158,7 +159,7 @@ func (d *draft) blocksOf(id string, hd *handleDraft) []netip.Prefix {
 // take carries picks out. Everything that can go wrong does so before the
 // first change.
 func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
-	hd, err := d.readHandle(r.Handle, guess)
+	hd, err := d.readHandle(r.Handle, false)
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, done bool, err error) {
 		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, false, nil
 	}
 	if a := attribute(bd.block.Block, o); a != nil {
+		d.checkBlock(bd) // what is known of the block may be old
 		switch {
 		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent:
 			st.held = []Assignment{d.assignment(bd.block, o, st.req.Handle)}

@@ -54,6 +54,7 @@ type handleDraft struct {
 	base  store.Object
 	value map[string]int // nil: it does not exist
 	write bool
+	check bool // its revision must hold although it is not written
 	sure  bool // it was read for this transaction
 }
 
@@ -192,18 +193,11 @@ func (d *draft) dropAffinity(node string, cidr netip.Prefix) error {
 	return nil
 }
 
-// trust says how much of a handle must be known, since the watch does not
-// deliver handles.
-type trust uint8
-
-const (
-	guess  trust = iota // one of which nothing is known does not exist: the write's condition will tell
-	cached              // as it was written or read last: the write's condition will tell
-	fresh               // as it is in the store: nothing may be written that would tell
-)
-
-// readHandle returns a handle as the steps before leave it.
-func (d *draft) readHandle(id string, how trust) (*handleDraft, error) {
+// readHandle returns a handle as the steps before leave it. It may be older
+// than the store's, for the watch does not deliver handles: who relies on it
+// writes or checks it. One of which nothing is known counts as not existing,
+// unless sure is set: then the store is asked.
+func (d *draft) readHandle(id string, sure bool) (*handleDraft, error) {
 	if hd := d.handles[id]; hd != nil {
 		return hd, nil
 	}
@@ -215,7 +209,7 @@ func (d *draft) readHandle(id string, how trust) (*handleDraft, error) {
 			return nil, read.err
 		}
 		l = read
-	} else if how == fresh || how == cached && l.obj.Revision == 0 {
+	} else if l.obj.Revision == 0 && sure {
 		return nil, d.need(key)
 	}
 	hd := &handleDraft{base: l.obj, sure: ok}
@@ -231,6 +225,12 @@ func (d *draft) readHandle(id string, how trust) (*handleDraft, error) {
 	}
 	d.handles[id] = hd
 	return hd, nil
+}
+
+// checkHandle makes the transaction depend on a handle staying as it is.
+func (d *draft) checkHandle(id string, hd *handleDraft) {
+	hd.check = true
+	d.touch(store.HandleKey(id))
 }
 
 // count sets how many addresses of a block a handle holds, from the block
@@ -262,54 +262,59 @@ func (d *draft) setCount(id string, hd *handleDraft, cidr string, n int) {
 // ops returns the transaction. The draft is used up by it.
 func (d *draft) ops() []store.Op {
 	var out []store.Op
-	add := func(key store.Key, base store.Object, value any) {
-		cond := store.IfAbsent()
-		if base.Revision != 0 {
-			cond = store.IfRevision(base.Revision)
-		}
-		switch {
-		case value != nil:
-			out = append(out, store.Op{If: cond, Action: store.Put, Object: store.Object{Key: key, Value: value, Raw: base.Raw}})
-		case base.Revision != 0:
-			out = append(out, store.Op{If: cond, Action: store.Remove, Object: store.Object{Key: key}})
-		}
-	}
 	for _, key := range d.touched {
+		var op store.Op
+		ok := false
 		switch key.Kind {
 		case store.KindIPAMBlock:
 			bd := d.blocks[key.CIDR()]
-			switch {
-			case !bd.write:
-				cond := store.IfAbsent()
-				if bd.base.Revision != 0 {
-					cond = store.IfRevision(bd.base.Revision)
-				}
-				out = append(out, store.Op{If: cond, Action: store.Check, Object: store.Object{Key: key}})
-			case bd.block.Block == nil:
-				add(key, bd.base, nil)
-			default:
+			var value any
+			if bd.write && bd.block.Block != nil {
 				bd.block.SequenceNumber++
-				add(key, bd.base, bd.block.Block)
+				value = bd.block.Block
 			}
+			op, ok = opFor(key, bd.base, value, bd.write, bd.check)
 		case store.KindIPAMAffinity:
-			if ad := d.affinities[key]; ad.write {
-				var value any
-				if ad.value != nil {
-					value = ad.value
-				}
-				add(key, ad.base, value)
+			ad := d.affinities[key]
+			var value any
+			if ad.value != nil {
+				value = ad.value
 			}
+			op, ok = opFor(key, ad.base, value, ad.write, false)
 		case store.KindIPAMHandle:
-			if hd := d.handles[key.Name]; hd.write {
-				var value any
-				if hd.value != nil {
-					value = &store.Handle{Block: hd.value}
-				}
-				add(key, hd.base, value)
+			hd := d.handles[key.Name]
+			var value any
+			if hd.value != nil {
+				value = &store.Handle{Block: hd.value}
 			}
+			op, ok = opFor(key, hd.base, value, hd.write, hd.check)
+		}
+		if ok {
+			out = append(out, op)
 		}
 	}
 	return out
+}
+
+// opFor returns what brings a key from base to value, nil to have it deleted,
+// on condition that it still is as base.
+func opFor(key store.Key, base store.Object, value any, write, check bool) (store.Op, bool) {
+	op := store.Op{If: store.IfAbsent(), Object: store.Object{Key: key}}
+	if base.Revision != 0 {
+		op.If = store.IfRevision(base.Revision)
+	}
+	switch {
+	case write && value != nil:
+		op.Action = store.Put
+		op.Object.Value, op.Object.Raw = value, base.Raw
+	case write && base.Revision != 0:
+		op.Action = store.Remove
+	case write || check:
+		op.Action = store.Check
+	default:
+		return store.Op{}, false
+	}
+	return op, true
 }
 
 // size returns how many operations and about how many bytes the transaction

@@ -16,7 +16,7 @@ type handleStep struct {
 
 func (st *handleStep) plan(d *draft) error {
 	st.released = nil
-	hd, err := d.readHandle(st.handle, cached)
+	hd, err := d.readHandle(st.handle, true)
 	if err != nil {
 		return err
 	}
@@ -76,6 +76,7 @@ func (st *claimsStep) plan(d *draft) error {
 		if bd == nil {
 			continue
 		}
+		d.checkBlock(bd) // what is known of it may be old, and then it may be held
 		f := found{bd: bd, ordinal: ordinalOf(bd.block.cidr, c.Addr)}
 		a := attribute(bd.block.Block, f.ordinal)
 		if a == nil || a.ReleasedAt != nil {
@@ -88,7 +89,7 @@ func (st *claimsStep) plan(d *draft) error {
 			return err
 		}
 		if f.handle != "" {
-			if f.hd, err = d.readHandle(f.handle, cached); err != nil {
+			if f.hd, err = d.readHandle(f.handle, true); err != nil {
 				missing = cmp.Or(missing, err)
 				continue
 			}
@@ -164,7 +165,7 @@ type queryStep struct {
 }
 
 func (st *queryStep) plan(d *draft) error {
-	hd, err := d.readHandle(st.handle, fresh)
+	hd, err := d.readHandle(st.handle, true)
 	if err != nil {
 		return err
 	}
