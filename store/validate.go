@@ -65,39 +65,31 @@ func (e FieldErrors) Err() error {
 // else.
 func Validate(v any) error {
 	c := &checker{}
+	if m := Meta(v); m != nil {
+		c.meta(m, nameRuleOf(v))
+	}
 	switch o := v.(type) {
 	case *v3.IPPool:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.ipPool(&o.Spec)
 	case *v3.IPReservation:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.ipReservation(&o.Spec)
 	case *v3.BGPPeer:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.bgpPeer(&o.Spec)
 	case *v3.BGPConfiguration:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.bgpFilter(&o.Spec)
 	case *v3.FelixConfiguration:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.felixConfiguration(&o.Spec)
 	case *v3.ClusterInformation:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.clusterInformation(o)
 	case *v3.Tier:
-		c.meta(&o.ObjectMeta, nameLabel)
 		c.tier(o)
 	case *v3.Profile:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.profile(o)
 	case *Node:
-		c.meta(&o.ObjectMeta, nameSubdomain)
 		c.node(o)
 	case *WorkloadEndpoint:
-		c.meta(&o.ObjectMeta, nameGiven)
 		c.workloadEndpoint(o)
 	default:
 		return fmt.Errorf("validate %T: not a resource that manifests can hold", v)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -17,6 +18,16 @@ const (
 	nameLabel                     // one DNS-1123 label
 	nameGiven                     // follows from the spec; the kind's own check is the stricter one
 )
+
+func nameRuleOf(v any) nameRule {
+	switch v.(type) {
+	case *v3.Tier:
+		return nameLabel
+	case *WorkloadEndpoint:
+		return nameGiven
+	}
+	return nameSubdomain
+}
 
 func (c *checker) meta(m *metav1.ObjectMeta, rule nameRule) {
 	c.name(m.Name, rule)

@@ -65,7 +65,11 @@ func columnsOf(kind store.Kind, globalAS string) columns {
 	case store.KindTier:
 		h := []string{"NAME", "ORDER"}
 		return columns{h, h, func(v any) map[string]string {
-			return map[string]string{"ORDER": orDash(v.(*v3.Tier).Spec.Order)}
+			order := "-"
+			if o := v.(*v3.Tier).Spec.Order; o != nil {
+				order = strconv.FormatFloat(*o, 'f', -1, 64)
+			}
+			return map[string]string{"ORDER": order}
 		}}
 	case store.KindProfile:
 		return columns{name, []string{"NAME", "LABELS"}, func(v any) map[string]string {

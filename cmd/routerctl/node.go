@@ -166,6 +166,9 @@ func since(t *timestamppb.Timestamp, now time.Time) string {
 	return at.Format(time.DateOnly)
 }
 
+// labelWidth fits the longest label, which is a condition's name.
+const labelWidth = len("DataplaneProgrammed:")
+
 func printHost(w io.Writer, r *apiv1.NodeResponse) {
 	fmt.Fprintf(w, "\nHost %s\n", r.GetName())
 	address := "none yet"
@@ -181,7 +184,7 @@ func printHost(w io.Writer, r *apiv1.NodeResponse) {
 		{"Workloads", fmt.Sprintf("%d, MTU %d", r.GetWorkloads(), r.GetWorkloadMtu())},
 		{"Blocks", blocks(r)},
 	} {
-		fmt.Fprintf(w, "  %-17s %s\n", l[0]+":", l[1])
+		fmt.Fprintf(w, "  %-*s %s\n", labelWidth, l[0]+":", l[1])
 	}
 }
 
@@ -218,7 +221,7 @@ func printHealth(w io.Writer, h *apiv1.Health, now time.Time) {
 		if c.GetOk() {
 			state = "yes"
 		}
-		fmt.Fprintf(w, "  %-17s %s%s\n", name+":", state, because(c, now))
+		fmt.Fprintf(w, "  %-*s %s%s\n", labelWidth, name+":", state, because(c, now))
 	}
 	line("Live", h.GetLive())
 	line("Ready", h.GetReady())

@@ -67,7 +67,7 @@ func List(kind store.Kind, revision store.Revision, objects []store.Object) (jso
 // Indent returns JSON with line breaks, as calicoctl prints it.
 func Indent(raw json.RawMessage) ([]byte, error) {
 	var b bytes.Buffer
-	if err := json.Indent(&b, raw, "", "  "); err != nil {
+	if err := json.Indent(&b, bytes.TrimSpace(raw), "", "  "); err != nil {
 		return nil, err
 	}
 	b.WriteByte('\n')
