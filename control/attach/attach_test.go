@@ -427,7 +427,6 @@ func TestGC(t *testing.T) {
 	if err := a.forget(lost.ID); err != nil {
 		t.Fatal(err)
 	}
-	a.cut(t.Context(), recordOf(lost.ID, Workload{}))
 	removed, err := a.GC(t.Context(), "net1", []ID{{ContainerID: keep.ID.ContainerID, Interface: "eth0"}})
 	if err != nil {
 		t.Fatal(err)
