@@ -100,6 +100,9 @@ func (k *Kernel) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if k.dirty == "time" {
+		clear(k.doubted)
+	}
 	k.dirty = ""
 	m := newMirror()
 	for _, l := range t.links {

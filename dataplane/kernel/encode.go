@@ -181,17 +181,22 @@ func (b *builder) newLink(l dataplane.Link, parent int, flags uint32) {
 
 // changeLink appends the message that gives the device the settings of l that
 // can be changed in place.
-func (b *builder) changeLink(l dataplane.Link, index int, learning bool) {
+func (b *builder) changeLink(l dataplane.Link, index int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, unix.IFF_UP, unix.IFF_UP)
 	b.linkSettings(l)
-	if learning {
-		info := b.nest(unix.IFLA_LINKINFO)
-		b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
-		data := b.nest(unix.IFLA_INFO_DATA)
-		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
-		b.unnest(data)
-		b.unnest(info)
-	}
+	b.end()
+}
+
+// unlearn appends the message that switches a VXLAN device's learning off. The
+// kernel refuses it together with the MTU.
+func (b *builder) unlearn(index int) {
+	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, 0)
+	info := b.nest(unix.IFLA_LINKINFO)
+	b.attr(unix.IFLA_INFO_KIND, []byte(dataplane.LinkVXLAN)...)
+	data := b.nest(unix.IFLA_INFO_DATA)
+	b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
+	b.unnest(data)
+	b.unnest(info)
 	b.end()
 }
 

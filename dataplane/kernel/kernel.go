@@ -89,7 +89,7 @@ type Kernel struct {
 	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
 	held      map[dataplane.NextHopID]struct{}      // unwanted, but still in use
 	freed     []dataplane.Key                       // of those, no longer in use
-	doubted   map[dataplane.Key]struct{}            // were there when we thought they were not
+	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
 	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be logged
 	quiet     bool                                  // changes of devices are our own doing
 	dirty     string                                // why a listing is needed

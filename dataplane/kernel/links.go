@@ -69,7 +69,12 @@ func (k *Kernel) tryLink(o op) result {
 		k.settleLink(w.Name)
 		return k.judgeLink(o, k.createLink(w, parent))
 	}
-	return k.judgeLink(o, k.linkRequest(func(b *builder) { b.changeLink(w, l.index, h.learning) }))
+	if h.learning {
+		if err := k.linkRequest(func(b *builder) { b.unlearn(l.index) }); err != nil {
+			return k.judgeLink(o, err)
+		}
+	}
+	return k.judgeLink(o, k.linkRequest(func(b *builder) { b.changeLink(w, l.index) }))
 }
 
 // createLink makes a device. That of the ipip module is there as soon as the
@@ -86,7 +91,7 @@ func (k *Kernel) createLink(w dataplane.Link, parent int) error {
 	if l == nil || l.kind != string(w.Type) {
 		return err
 	}
-	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index, false) })
+	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
 }
 
 func (k *Kernel) judgeLink(o op, err error) result {
@@ -94,7 +99,7 @@ func (k *Kernel) judgeLink(o op, err error) result {
 	switch {
 	case err == nil:
 		return result{}
-	case errors.Is(err, unix.EOPNOTSUPP):
+	case !o.Exists && errors.Is(err, unix.EOPNOTSUPP):
 		err = &UnsupportedError{Requirement: dataplane.Requirement{Link: w.Type, Module: string(w.Type)}, Err: err}
 	case errors.Is(err, unix.EEXIST) && w.Type == dataplane.LinkVXLAN:
 		err = fmt.Errorf("another VXLAN device here has the VNI %d on UDP port %d: delete it or choose another VNI: %w", w.VNI, w.Port, err)

@@ -372,21 +372,19 @@ func (k *Kernel) judgePut(o op, err error) result {
 	case err == nil:
 		return result{}
 	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENETDOWN):
-		// It went after we looked; the notification is on its way.
-		if name := linkName(o.Want); name != "" {
-			return *k.wait(o.Key, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s: %w", name, err))
+		// It went after we looked: looking again finds out what to wait for.
+		if k.secondLook(o.Key) {
+			return result{Outcome: reconcile.Postponed}
 		}
 	case o.Exists && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)):
 		return result{Outcome: reconcile.Lost}
 	case !o.Exists && errors.Is(err, unix.EEXIST):
 		// Ours, and we lost sight of it, or a stranger's that has just come:
 		// a listing tells.
-		if _, ok := k.doubted[o.Key]; !ok {
-			k.doubted[o.Key] = struct{}{}
+		if k.secondLook(o.Key) {
 			k.doubt("found what should not be there")
 			return result{Outcome: reconcile.Postponed}
 		}
-		delete(k.doubted, o.Key)
 	}
 	if o.Attempts == 0 {
 		k.doubt("an object was refused")
@@ -395,6 +393,17 @@ func (k *Kernel) judgePut(o op, err error) result {
 		err = fmt.Errorf("%w: run as root or give the process CAP_NET_ADMIN", err)
 	}
 	return result{Outcome: reconcile.Refused, Err: err}
+}
+
+// secondLook reports whether an answer that contradicts what we believe is the
+// first in a row about that key.
+func (k *Kernel) secondLook(key dataplane.Key) bool {
+	if _, ok := k.doubted[key]; ok {
+		delete(k.doubted, key)
+		return false
+	}
+	k.doubted[key] = struct{}{}
+	return true
 }
 
 // encodeRemove appends the message that removes what o.Have is.

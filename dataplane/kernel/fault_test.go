@@ -1,0 +1,263 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// faulty is a transport that refuses what a test says, on the way to the real
+// kernel.
+type faulty struct {
+	transport
+	before func(*builder)
+
+	mu sync.Mutex
+	// refuse the nth message from now that changes something, counting from
+	// 1, with errno. 0: none.
+	nth   int
+	errno unix.Errno
+	// broken makes the next send fail as a whole.
+	broken error
+	// interrupt that many listings.
+	interrupt int
+	used      int
+}
+
+func (f *faulty) replace(c *conn) {
+	f.transport.Close()
+	f.transport = c
+}
+
+func (f *faulty) batch(b *builder) (map[int]error, error) {
+	if f.before != nil {
+		f.before(b)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.broken != nil {
+		err := f.broken
+		f.broken = nil
+		f.used++
+		return nil, err
+	}
+	if f.nth == 0 || f.nth > b.len() {
+		f.nth = max(0, f.nth-b.len())
+		return f.transport.batch(b)
+	}
+	// All but the chosen one go to the kernel.
+	chosen := f.nth - 1
+	f.nth = 0
+	f.used++
+	var rest builder
+	var places []int
+	for i := range b.len() {
+		if i != chosen {
+			rest.starts = append(rest.starts, len(rest.buf))
+			rest.buf = append(rest.buf, b.message(i)...)
+			places = append(places, i)
+		}
+	}
+	errs := map[int]error{chosen: &refusal{errno: f.errno}}
+	got, err := f.transport.batch(&rest)
+	for i, e := range got {
+		errs[places[i]] = e
+	}
+	return errs, err
+}
+
+func (f *faulty) dump(b *builder, fn func(message)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.interrupt > 0 {
+		f.interrupt--
+		f.used++
+		// What an interrupted listing shows must not count: show nothing of it.
+		if err := f.transport.dump(b, func(message) {}); err != nil {
+			return err
+		}
+		return errInterrupted
+	}
+	return f.transport.dump(b, fn)
+}
+
+func (f *faulty) uses() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.used
+}
+
+// scenarios change the wish in every way; each leaves the host as it was.
+var scenarios = map[string]func(k *running){
+	"create": func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },
+	"change": func(k *running) {
+		k.Update(dataplane.SourceCore, host(), nil)
+		k.settled()
+		k.Update(dataplane.SourceCore, []dataplane.Object{
+			via(7, "10.0.0.7", "up0"), via(8, "10.0.0.8", "up0"), route("192.168.1.0/26", 8),
+			dataplane.Neighbour{Link: nameVXLAN, Addr: addr("192.168.1.1"), MAC: mac("66:00:00:00:00:01")},
+		}, nil)
+		k.settled()
+		k.Update(dataplane.SourceCore, host(), nil)
+	},
+	"remove and come again": func(k *running) {
+		k.Update(dataplane.SourceCore, host(), nil)
+		k.settled()
+		k.Replace(dataplane.SourceCore, nil)
+		k.settled()
+		k.Replace(dataplane.SourceCore, host())
+	},
+}
+
+// settled waits until everything is as wanted, whatever was refused.
+func (r *running) settled() {
+	r.t.Helper()
+	eventually(r.t, "all done", func() error {
+		if r.want.HasDue(false) || r.want.HasDue(true) {
+			return errors.New("work is due")
+		}
+		if _, ok := r.want.Next(); ok {
+			return errors.New("work is delayed")
+		}
+		for _, s := range r.Statuses() {
+			if s.State != dataplane.Done {
+				return fmt.Errorf("%v is %v: %v", s.Object, s.State, s.Err)
+			}
+		}
+		return nil
+	})
+}
+
+func TestRefusedMessagesConverge(t *testing.T) {
+	t.Parallel()
+	for name, scenario := range scenarios {
+		for _, errno := range []unix.Errno{unix.EINTR, unix.ENOBUFS, unix.ENODEV, unix.EPERM, unix.EBUSY, unix.EEXIST, unix.ENOENT} {
+			t.Run(fmt.Sprintf("%s/%s", name, unix.ErrnoName(errno)), func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t)
+				l.wire("up0", "up1", "10.0.0.1/24")
+				var f *faulty
+				k := l.start(through(func(t transport) transport {
+					f = &faulty{transport: t}
+					return f
+				}))
+				k.synced()
+				// Each object in turn is the one refused.
+				for n := 1; n <= len(host())+2; n++ {
+					f.mu.Lock()
+					before := f.used
+					f.nth, f.errno = n, errno
+					f.mu.Unlock()
+					scenario(k)
+					k.settled()
+					if f.uses() == before && n < 4 {
+						t.Errorf("message %d was not refused", n)
+					}
+					l.shows("ip -d route", hostRoutes)
+					l.shows("ip nexthop", hostNextHops)
+					k.Replace(dataplane.SourceCore, nil)
+					f.mu.Lock()
+					f.nth = 0
+					f.mu.Unlock()
+					k.settled()
+				}
+			})
+		}
+	}
+}
+
+func TestBrokenConnectionIsReplaced(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	var f *faulty
+	k := l.start(through(func(t transport) transport {
+		f = &faulty{transport: t}
+		return f
+	}))
+	k.synced()
+	k.ready()
+	f.mu.Lock()
+	f.broken = errors.New("socket died")
+	old := f.transport
+	f.mu.Unlock()
+	k.Update(dataplane.SourceCore, host(), nil)
+	k.settled()
+	l.shows("ip -d route", hostRoutes)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.used != 1 || f.transport == old {
+		t.Errorf("the fault was used %d times; replaced: %v", f.used, f.transport != old)
+	}
+}
+
+func TestInterruptedListingsAreRepeated(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	first := l.start()
+	first.put(host()...)
+	first.stop()
+	f := &faulty{interrupt: maxInterrupted + 10}
+	k := l.start(through(func(t transport) transport { f.transport = t; return f }))
+	k.wait(k.Replace(dataplane.SourceCore, host()))
+	k.synced()
+	k.ready()
+	if f.interrupt != 0 || f.used != maxInterrupted+10 {
+		t.Errorf("%d interruptions left, %d used", f.interrupt, f.used)
+	}
+	if n := k.writes.Load(); n != 0 {
+		t.Errorf("%d writes after interrupted listings of a kernel that was as wanted", n)
+	}
+}
+
+func TestInvalidObjectsSayWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		object dataplane.Object
+		want   string
+	}{
+		{dataplane.Link{Name: "tunnel-with-a-long-name", Type: dataplane.LinkVXLAN, Port: 1}, "name: a device's name has 1 to 15 bytes"},
+		{dataplane.Link{Name: "x", Type: "gre"}, `type: a device of type "gre" cannot be made here; use ipip or vxlan`},
+		{dataplane.Link{Name: "x", Type: dataplane.LinkVXLAN, VNI: 1 << 24, Port: 1}, "vni: a VXLAN network identifier has 24 bits"},
+		{dataplane.Link{Name: "x", Type: dataplane.LinkVXLAN}, "port: give the UDP port, 4789 by default"},
+		{dataplane.Address{Link: "x"}, "prefix: give an address with its length"},
+		{dataplane.Sysctl{Name: "../../etc/passwd"}, "name: give a path below /proc/sys such as net/ipv4/ip_forward"},
+		{dataplane.Neighbour{Link: "x"}, "addr: give the neighbour's address"},
+		{dataplane.Neighbour{Link: "x", Addr: addr("10.0.0.1")}, "mac: give the neighbour's MAC address"},
+		{dataplane.FDBEntry{Link: "x"}, "dst: give the address of the other tunnel end"},
+		{dataplane.NextHop{Link: "x", Gateway: addr("10.0.0.1")}, "id: numbers begin with 1"},
+		{dataplane.NextHop{ID: 1, Link: "x"}, "gateway: give the address of the gateway"},
+		{dataplane.NextHop{ID: 1, Gateway: addr("10.0.0.1")}, "link: name the device towards the gateway"},
+		{dataplane.Route{Table: 254, Link: "x"}, "prefix: give the destination"},
+		{dataplane.Route{Prefix: pfx("10.0.0.0/8"), Link: "x"}, "table: give the number of the routing table; the main one is 254"},
+		{dataplane.Route{Prefix: pfx("10.0.0.0/8"), Table: 254}, "next hop: a route has exactly one of a next hop, a link, and the type blackhole"},
+		{dataplane.Route{Prefix: pfx("10.0.0.0/8"), Table: 254, Link: "x", NextHop: 1}, "next hop: a route has exactly one of a next hop, a link, and the type blackhole"},
+	}
+	for _, tt := range tests {
+		if err := validate(tt.object); err == nil || err.Error() != tt.want {
+			t.Errorf("%v: %v; want %s", tt.object, err, tt.want)
+		}
+	}
+	for _, o := range host() {
+		if err := validate(o); err != nil {
+			t.Errorf("%v: %v", o, err)
+		}
+	}
+	// One that can never be does not stop the others.
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	k := l.start()
+	bad := dataplane.Route{Prefix: pfx("10.9.0.0/16"), Table: 254}
+	k.Update(dataplane.SourceCore, slices.Concat([]dataplane.Object{bad}, host()), nil)
+	if err := k.failed(bad); err.Error() != tests[14].want {
+		t.Errorf("error %v", err)
+	}
+	l.shows("ip -d route", hostRoutes)
+}
