@@ -114,4 +114,4 @@ func clientOf(s *embedded.Server) etcd.Config {
 	}
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func verifyMain(m *testing.M) { goleak.VerifyTestMain(m) }

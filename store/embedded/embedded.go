@@ -267,7 +267,8 @@ func (s *Server) launch() error {
 		err := errors.New("etcd ended its start without a word")
 		defer func() {
 			if p := recover(); p != nil {
-				err = fmt.Errorf("etcd panicked: %v", p)
+				// It does so of some kinds of damaged files.
+				s.died(fmt.Sprintf("etcd panicked: %v", p))
 			}
 			done <- err
 		}()

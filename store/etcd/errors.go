@@ -39,21 +39,21 @@ func (s *Store) explain(ctx context.Context, err error) error {
 		return &callError{store.ErrInvalid, fmt.Sprintf("%s: the transaction is larger than etcd allows: %v", s.where, err), err}
 	}
 	if ctx.Err() != nil {
-		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + hint(err), ctx.Err()}
+		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + s.hint(err), ctx.Err()}
 	}
-	return &callError{store.ErrUnavailable, s.where + ": " + sentence(err), err}
+	return &callError{store.ErrUnavailable, s.where + ": " + s.sentence(err), err}
 }
 
 // hint is what a deadline's error still tells of the connection.
-func hint(err error) string {
-	if d := diagnose(err.Error()); d != "" {
+func (s *Store) hint(err error) string {
+	if d := diagnose(err.Error(), s.secure); d != "" {
 		return " (" + d + ")"
 	}
 	return ""
 }
 
 // sentence says what an error means and what to do about it.
-func sentence(err error) string {
+func (s *Store) sentence(err error) string {
 	switch {
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return "authentication failed: check the user name and the password"
@@ -66,7 +66,7 @@ func sentence(err error) string {
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		return "the cluster has no leader: more than half of its members must be up"
 	}
-	if d := diagnose(err.Error()); d != "" {
+	if d := diagnose(err.Error(), s.secure); d != "" {
 		return d
 	}
 	// The plain description, without the ornaments of gRPC.
@@ -77,8 +77,16 @@ func sentence(err error) string {
 }
 
 // diagnose finds the cause of a failed connection in the text of an error:
-// gRPC hands it up in no other form. It returns "" when it finds none.
-func diagnose(text string) string {
+// gRPC hands it up in no other form. secure says that TLS was tried. It returns
+// "" when it finds none.
+func diagnose(text string, secure bool) string {
+	// In TLS 1.3 the server refuses a client's certificate after the client is
+	// done with the handshake; the client may then find the connection closed
+	// before it reads why.
+	closed := "the server closed the connection: it may want https://"
+	if secure {
+		closed = "the server closed the connection: it may refuse the client's certificate: set the certificate and key files to a pair that its authority signed"
+	}
 	for _, c := range []struct{ part, meaning string }{
 		{"connection refused", "connection refused: is etcd running there?"},
 		{"connect: no such file or directory", "there is no such socket: is the datastore running?"},
@@ -92,11 +100,13 @@ func diagnose(text string) string {
 		{"x509: cannot validate certificate for", "the server's certificate is for other names: " + after(text, "x509: ")},
 		{"tls: certificate required", "the server wants a client certificate: set the certificate and key files"},
 		{"tls: bad certificate", "the server refuses the client's certificate: set the certificate and key files to a pair that its authority signed"},
-		{"tls: unknown certificate authority", "the server refuses the client's certificate: its authority did not sign it"},
+		{"tls: unknown certificate authority", "the server refuses the client's certificate: set the certificate and key files to a pair that its authority signed"},
 		{"remote error: tls: expired certificate", "the client's certificate has expired: renew it"},
 		{"first record does not look like a TLS handshake", "the server does not speak TLS: use http://"},
 		{"i/o timeout", "no answer: the host is down or a firewall drops the packets"},
-		{"error reading server preface", "the server closed the connection: it may want https://"},
+		{"error reading server preface", closed},
+		{"broken pipe", closed},
+		{"connection reset by peer", closed},
 	} {
 		if strings.Contains(text, c.part) {
 			return c.meaning

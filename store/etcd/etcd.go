@@ -52,6 +52,7 @@ type Store struct {
 	conn   *grpc.ClientConn
 	log    *slog.Logger
 	where  string // the endpoints, for errors
+	secure bool   // they are reached by TLS
 
 	ctx     context.Context // ends with Close; all watches hang on it
 	cancel  context.CancelFunc
@@ -109,6 +110,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		conn:   client.ActiveConnection(),
 		log:    log,
 		where:  strings.Join(c.Endpoints, ","),
+		secure: scheme == "https",
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

@@ -132,7 +132,9 @@ func (s *Store) snapshot(ctx context.Context, feed *backend.Feed, kinds []store.
 		}
 	}
 	if len(prefixes) == 0 {
-		prefixes = []string{store.RootPath} // a watch of nothing still follows the revision
+		// A watch of nothing still follows the revision; this is the least to
+		// ask for it.
+		prefixes = []string{store.PathPrefix(store.KindIPAMConfig, "")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()

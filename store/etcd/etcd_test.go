@@ -1,0 +1,350 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// limit is how long a test waits for what takes milliseconds.
+const limit = 60 * time.Second
+
+func start(t *testing.T, c embedded.Config) *embedded.Server {
+	t.Helper()
+	if c.Dir == "" {
+		dir := t.TempDir()
+		c.Dir, c.Socket = filepath.Join(dir, "data"), filepath.Join(dir, "s.sock")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	s, err := embedded.Start(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func open(t *testing.T, c etcd.Config) *etcd.Store {
+	t.Helper()
+	s, err := etcd.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func write(ctx context.Context, s store.Store) error {
+	_, err := s.Txn(ctx, store.Op{Action: store.Put, Object: store.Object{Key: store.IPAMConfigKey(), Value: &store.IPAMConfig{AutoAllocateBlocks: true}}})
+	return err
+}
+
+// freePort returns an address at which nobody listens.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// blackHole returns an address that takes connections and never answers.
+func blackHole(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var conns []net.Conn
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				break
+			}
+			conns = append(conns, c)
+		}
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+	})
+	return l.Addr().String()
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	server := start(t, embedded.Config{
+		Dir: filepath.Join(t.TempDir(), "data"), Socket: filepath.Join(t.TempDir(), "s.sock"),
+		Listen: netip.MustParseAddrPort("127.0.0.1:0"),
+	})
+	other := start(t, embedded.Config{
+		Dir: filepath.Join(t.TempDir(), "data"), Socket: filepath.Join(t.TempDir(), "s.sock"),
+		Listen: netip.MustParseAddrPort("0.0.0.0:0"),
+	})
+	ca, cert, key := embedded.ClientFiles(server.PKIDir())
+	otherCA, otherCert, otherKey := embedded.ClientFiles(other.PKIDir())
+	secure, plain := "https://"+server.Listen().String(), "http://"+server.Listen().String()
+	wrongName := fmt.Sprintf("https://127.0.0.9:%d", other.Listen().Port())
+	nobody := freePort(t)
+
+	tests := []struct {
+		name string
+		conf etcd.Config
+		want string
+	}{
+		{"nobody listens", etcd.Config{Endpoints: []string{"http://" + nobody}}, "connection refused"},
+		{"nobody listens, with a user", etcd.Config{Endpoints: []string{"http://" + nobody}, Username: "u", Password: "secret"}, "connection refused"},
+		{"no socket", etcd.Config{Endpoints: []string{"unix:///nonexistent/s.sock"}}, "there is no such socket"},
+		{"unknown host", etcd.Config{Endpoints: []string{"http://nothing.invalid:2379"}}, "cannot be resolved"},
+		{"unknown authority", etcd.Config{Endpoints: []string{secure}, CAFile: otherCA, CertFile: cert, KeyFile: key}, "unknown authority: set the CA file"},
+		{"system's authorities", etcd.Config{Endpoints: []string{secure}, CertFile: cert, KeyFile: key}, "unknown authority: set the CA file"},
+		{"no client certificate", etcd.Config{Endpoints: []string{secure}, CAFile: ca}, "set the certificate and key files"},
+		{"another authority's client", etcd.Config{Endpoints: []string{secure}, CAFile: ca, CertFile: otherCert, KeyFile: otherKey}, "the client's certificate: set the certificate and key files"},
+		{"without TLS", etcd.Config{Endpoints: []string{plain}}, "it may want https://"},
+		{"another name", etcd.Config{Endpoints: []string{wrongName}, CAFile: otherCA, CertFile: otherCert, KeyFile: otherKey}, "the server's certificate is for other names: certificate is valid for"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, tt.conf)
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, getErr := s.Get(ctx, store.IPAMConfigKey())
+			_, _, listErr := s.List(ctx, store.KindIPPool, "")
+			for what, err := range map[string]error{"Get": getErr, "List": listErr, "Txn": write(ctx, s)} {
+				if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.conf.Endpoints[0]) {
+					t.Errorf("%s: got %v, want %q", what, err, tt.want)
+				}
+				if err != nil && (strings.Contains(err.Error(), "rpc error") || strings.Contains(err.Error(), "secret")) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			if ctx.Err() != nil {
+				t.Error("the failure is known, and yet the call waited for its deadline")
+			}
+		})
+	}
+}
+
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	for _, conf := range []etcd.Config{
+		{Endpoints: []string{"http://" + blackHole(t)}},
+		{Endpoints: []string{"https://" + blackHole(t)}},
+		{Endpoints: []string{"http://" + blackHole(t)}, Username: "u", Password: "secret"},
+	} {
+		s := open(t, conf)
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		err := write(ctx, s)
+		if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), conf.Endpoints[0]+": no answer in time") {
+			t.Errorf("%s: %v", conf.Endpoints[0], err)
+		}
+		cancel()
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(50*time.Millisecond, cancel)
+		if _, err := s.Get(ctx, store.IPAMConfigKey()); !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("%s: %v", conf.Endpoints[0], err)
+		}
+	}
+}
+
+// take returns the next batch of a watch that satisfies done.
+func take(t *testing.T, ch <-chan store.Batch, what string, done func(store.Batch) bool) store.Batch {
+	t.Helper()
+	deadline := time.After(limit)
+	for {
+		select {
+		case b, ok := <-ch:
+			if !ok {
+				t.Fatalf("the watch ended before: %s", what)
+			}
+			if done(b) {
+				return b
+			}
+		case <-deadline:
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+	}
+}
+
+func isSynced(b store.Batch) bool { return b.Synced }
+
+// TestWatchBeforeServer: a daemon that starts before its store is told so
+// once, and gets the state when the store comes.
+func TestWatchBeforeServer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	conf := embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}
+	s := open(t, etcd.Config{Endpoints: []string{"unix://" + conf.Socket}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := s.Watch(ctx, store.KindIPAMConfig)
+	defer func() {
+		cancel()
+		for range ch {
+		}
+	}()
+	first := take(t, ch, "notice", func(store.Batch) bool { return true })
+	if !errors.Is(first.Err, store.ErrUnavailable) || !strings.Contains(first.Err.Error(), "no such socket") || first.Synced {
+		t.Errorf("got %+v", first)
+	}
+	start(t, conf)
+	b := take(t, ch, "the state", func(b store.Batch) bool {
+		if b.Err != nil {
+			t.Errorf("a second notice: %v", b.Err)
+		}
+		return b.Synced
+	})
+	if len(b.Events) != 0 {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestWatchReplacedStore: the server comes back with other data, at a lower
+// revision. A watch that only went on from its revision would wait for ever.
+func TestWatchReplacedStore(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	conf := embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}
+	server := start(t, conf)
+	s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}})
+	for range 10 {
+		if err := write(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := s.Watch(ctx, store.KindIPAMConfig, store.KindIPAMHandle)
+	defer func() {
+		cancel()
+		for range ch {
+		}
+	}()
+	before := take(t, ch, "the state", isSynced)
+
+	server.Close()
+	if err := os.RemoveAll(conf.Dir); err != nil {
+		t.Fatal(err)
+	}
+	start(t, conf)
+	after := take(t, ch, "the new state", isSynced)
+	if after.Revision >= before.Revision || len(after.Events) != 1 || !after.Events[0].Deleted() || after.Events[0].Key != store.IPAMConfigKey() {
+		t.Errorf("before: %+v, after: %+v", before, after)
+	}
+	if err := write(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	b := take(t, ch, "a change", func(b store.Batch) bool { return len(b.Events) > 0 })
+	if len(b.Events) != 1 || b.Events[0].Deleted() {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestPassword runs against a server with users, also over its restart, which
+// makes it forget its tokens.
+func TestPassword(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	conf := embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}
+	server := start(t, conf)
+	admin := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}, Username: "root", Password: "secret"})
+	// Users are off: user and password do no harm.
+	if err := write(t.Context(), admin); err != nil {
+		t.Fatal(err)
+	}
+	auth := etcdserverpb.NewAuthClient(admin.Conn())
+	for _, step := range []func() error{
+		func() error {
+			_, err := auth.UserAdd(t.Context(), &etcdserverpb.AuthUserAddRequest{Name: "root", Password: "secret"})
+			return err
+		},
+		func() error {
+			_, err := auth.UserAdd(t.Context(), &etcdserverpb.AuthUserAddRequest{Name: "guest", Password: "secret"})
+			return err
+		},
+		func() error {
+			_, err := auth.UserGrantRole(t.Context(), &etcdserverpb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+		func() error {
+			_, err := auth.AuthEnable(t.Context(), &etcdserverpb.AuthEnableRequest{})
+			return err
+		},
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct{ user, password, want string }{
+		{"root", "secret", ""},
+		{"root", "wrong", "authentication failed"},
+		{"nobody", "secret", "authentication failed"},
+		{"", "", "authentication is required"},
+		{"guest", "secret", "permission denied"},
+	} {
+		s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}, Username: tt.user, Password: tt.password})
+		err := write(t.Context(), s)
+		switch {
+		case tt.want == "" && err != nil:
+			t.Errorf("%s: %v", tt.user, err)
+		case tt.want != "" && (!errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "secret")):
+			t.Errorf("%s: got %v, want %q", tt.user, err, tt.want)
+		}
+	}
+
+	if err := write(t.Context(), admin); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := admin.Watch(ctx, store.KindIPAMConfig)
+	defer func() {
+		cancel()
+		for range ch {
+		}
+	}()
+	take(t, ch, "the state", isSynced)
+	server.Close()
+	start(t, conf)
+	take(t, ch, "the state after the restart", isSynced)
+	if err := write(t.Context(), admin); err != nil {
+		t.Error(err)
+	}
+	take(t, ch, "a change after the restart", func(b store.Batch) bool { return len(b.Events) == 1 })
+}
+
+func TestConn(t *testing.T) {
+	t.Parallel()
+	s := open(t, etcd.Config{Endpoints: []string{start(t, embedded.Config{}).Endpoint()}})
+	if err := write(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := etcdserverpb.NewKVClient(s.Conn()).Range(t.Context(), &etcdserverpb.RangeRequest{Key: []byte("/calico/ipam/v2/config")})
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	if diff := cmp.Diff(`{"auto_allocate_blocks":true}`, string(resp.Kvs[0].Value)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

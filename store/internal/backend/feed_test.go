@@ -1,0 +1,217 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func handleItem(name string, rev store.Revision) Item {
+	return Item{Key: store.HandleKey(name), Stored: Stored{Revision: rev, Raw: []byte(`{"block":{}}`)}}
+}
+
+func handleEvent(name string, rev store.Revision) store.Event {
+	it := handleItem(name, rev)
+	return Event(it.Key, it.Revision, it.Raw)
+}
+
+// run starts a feed's consumer side in a bubble of virtual time.
+func run(t *testing.T, f *Feed) <-chan store.Batch {
+	t.Helper()
+	out := make(chan store.Batch)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.Run(ctx, out)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return out
+}
+
+// ready returns the batch that is there without the passing of time, or nil.
+func ready(ch <-chan store.Batch) *store.Batch {
+	synctest.Wait()
+	select {
+	case b := <-ch:
+		return &b
+	default:
+		return nil
+	}
+}
+
+func TestFeedTellsBareRevisionsLazily(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFeed([]store.Kind{store.KindIPAMHandle})
+		ch := run(t, f)
+		f.Reset(5, nil)
+		if b := ready(ch); b == nil || !b.Synced || b.Revision != 5 {
+			t.Fatalf("got %+v", b)
+		}
+		// Others' changes do not wake the consumer each by each ...
+		begin := time.Now()
+		for rev := store.Revision(6); rev < 16; rev++ {
+			f.Change(rev, nil)
+			if b := ready(ch); b != nil {
+				t.Fatalf("told at once: %+v", b)
+			}
+			<-time.After(lazily / 20) // virtual time
+		}
+		// ... but are told within a second of the first.
+		b := <-ch
+		if took := time.Since(begin); b.Revision != 15 || len(b.Events) > 0 || b.Synced || took != lazily {
+			t.Errorf("after %v: %+v", took, b)
+		}
+		// One of the consumer's own changes takes them along.
+		f.Change(20, nil)
+		f.Change(21, []store.Event{handleEvent("a", 21)})
+		if b := ready(ch); b == nil || b.Revision != 21 || len(b.Events) != 1 {
+			t.Errorf("got %+v", b)
+		}
+		// So does a notice of progress, at once.
+		f.Progress(30)
+		if b := ready(ch); b == nil || b.Revision != 30 || len(b.Events) != 0 {
+			t.Errorf("got %+v", b)
+		}
+		f.Progress(29) // an old one is no news
+		<-time.After(2 * lazily)
+		if b := ready(ch); b != nil {
+			t.Errorf("got %+v", b)
+		}
+	})
+}
+
+func TestFeedOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFeed([]store.Kind{store.KindIPAMHandle})
+		ch := run(t, f)
+		f.Reset(5, []Item{handleItem("a", 3)})
+		ready(ch)
+		gone := errors.New("gone")
+		f.Change(6, []store.Event{handleEvent("b", 6)})
+		f.Outage(gone)
+		if b := ready(ch); b == nil || b.Err != nil || len(b.Events) != 1 {
+			t.Fatalf("what happened before the outage is not told first: %+v", b)
+		}
+		if b := ready(ch); b == nil || b.Err != gone || len(b.Events) != 0 || b.Revision != 6 {
+			t.Fatalf("got %+v", b)
+		}
+		// A store that came back older, without b.
+		f.Reset(4, []Item{handleItem("a", 3)})
+		if b := ready(ch); b == nil || !b.Synced || b.Revision != 4 || len(b.Events) != 1 || !b.Events[0].Deleted() {
+			t.Fatalf("got %+v", b)
+		}
+	})
+}
+
+// TestFeedHoldsOnePerKey: what a consumer does not take costs by keys.
+func TestFeedHoldsOnePerKey(t *testing.T) {
+	t.Parallel()
+	f := NewFeed([]store.Kind{store.KindIPAMHandle})
+	for rev := store.Revision(1); rev <= 100_000; rev++ {
+		f.Change(rev, []store.Event{handleEvent(fmt.Sprint(rev%7), rev)})
+		if len(f.pending) > 64 {
+			t.Fatalf("%d events wait for 7 keys", len(f.pending))
+		}
+	}
+	b, ok, _ := f.take(false)
+	if !ok || len(b.Events) != 7 {
+		t.Fatalf("got %d events", len(b.Events))
+	}
+	for i, e := range b.Events {
+		if want := store.Revision(100_000 - 6 + i); e.Object.Revision != want {
+			t.Errorf("event %d is of revision %d, want %d", i, e.Object.Revision, want)
+		}
+	}
+}
+
+// TestFeedFollows: whatever the store tells, in whatever pieces, and whenever
+// the consumer looks, in the end it knows what is there.
+func TestFeedFollows(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		f := NewFeed([]store.Kind{store.KindIPAMHandle})
+		there := make(map[store.Key]store.Revision) // the store
+		knows := make(map[store.Key]store.Revision) // the consumer
+		rev := store.Revision(1)
+		take := func() {
+			b, ok, _ := f.take(true)
+			if !ok {
+				return
+			}
+			last := store.Revision(0)
+			for _, e := range b.Events {
+				if e.Object.Revision > b.Revision || e.Object.Revision < last && !b.Synced {
+					t.Fatalf("out of order: %+v", b)
+				}
+				last = e.Object.Revision
+				if e.Deleted() {
+					delete(knows, e.Key)
+				} else {
+					knows[e.Key] = e.Object.Revision
+				}
+			}
+		}
+		connected := false
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
+			key := store.HandleKey(name)
+			switch rapid.SampledFrom([]string{"put", "put", "delete", "connect", "disconnect", "take"}).Draw(t, "step") {
+			case "put":
+				rev++
+				there[key] = rev
+				if connected {
+					f.Change(rev, []store.Event{handleEvent(name, rev)})
+				}
+			case "delete":
+				if _, ok := there[key]; !ok {
+					continue
+				}
+				rev++
+				delete(there, key)
+				if connected {
+					f.Change(rev, []store.Event{Deletion(key, rev)})
+				}
+			case "connect":
+				var items []Item
+				for k, r := range there {
+					items = append(items, handleItem(k.Name, r))
+				}
+				f.Reset(rev, items)
+				connected = true
+			case "disconnect":
+				if connected {
+					f.Outage(errors.New("gone"))
+				}
+				connected = false
+			case "take":
+				take()
+			}
+		}
+		var items []Item
+		for k, r := range there {
+			items = append(items, handleItem(k.Name, r))
+		}
+		f.Reset(rev, items)
+		take()
+		if diff := cmp.Diff(there, knows); diff != "" {
+			t.Fatalf("(-store +consumer):\n%s", diff)
+		}
+	})
+}
