@@ -118,17 +118,22 @@ func (k *Kernel) linkEvent(l ifLink, gone bool) {
 
 // linkGone derives what went with a device.
 func (k *Kernel) linkGone(index int, name string) {
+	k.cause = name
+	defer func() { k.cause = "" }()
 	for key := range k.onLink[name] {
 		k.lose(key)
 	}
 	k.loseUsers()
 	k.forgetRoutes(func(r *fibRoute) bool { return r.only(index) })
+	k.wakeWaiting(dataplane.LinkKey{Name: name}) // to wait for another reason
 }
 
 // linkDown derives what the kernel removed when a device went down, or lost
 // only its carrier: it tells of neither the next hops nor the IPv4 routes
 // (nexthop_flush_dev and fib_disable_ip in the kernel's source).
 func (k *Kernel) linkDown(index int, name string, carrierOnly bool) {
+	k.cause = name
+	defer func() { k.cause = "" }()
 	for key := range k.onLink[name] {
 		switch key.Kind() {
 		case dataplane.KindNextHop:

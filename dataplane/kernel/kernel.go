@@ -90,7 +90,9 @@ type Kernel struct {
 	held      map[dataplane.NextHopID]struct{}      // unwanted, but still in use
 	freed     []dataplane.Key                       // of those, no longer in use
 	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
-	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be logged
+	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be told of
+	went      map[string]map[dataplane.Kind]int     // what went with a device, to be told of
+	cause     string                                // the device with which things are going
 	quiet     bool                                  // changes of devices are our own doing
 	dirty     string                                // why a listing is needed
 	listAt    time.Time                             // not before
@@ -157,6 +159,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		held:     make(map[dataplane.NextHopID]struct{}),
 		doubted:  make(map[dataplane.Key]struct{}),
 		seen:     make(map[dataplane.Kind][]dataplane.Key),
+		went:     make(map[string]map[dataplane.Kind]int),
 		dirty:    "start",
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{

@@ -23,11 +23,11 @@ import (
 // lab is a fresh network namespace with a thread of its own. The thread is
 // never unlocked, so it ends with the test, and the namespace with it.
 type lab struct {
-	t    *testing.T
+	t    testing.TB
 	work chan func()
 }
 
-func newLab(t *testing.T) *lab {
+func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{t: t, work: make(chan func())}
 	ready := make(chan error)
@@ -113,7 +113,7 @@ func (l *lab) sysctl(name string) string {
 }
 
 // eventually polls until check returns nil.
-func eventually(t *testing.T, what string, check func() error) {
+func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -156,7 +156,7 @@ func squeeze(s string) string {
 // running is a Kernel at work in a lab.
 type running struct {
 	*Kernel
-	t      *testing.T
+	t      testing.TB
 	cancel context.CancelFunc
 	done   chan error
 	log    *logBuffer

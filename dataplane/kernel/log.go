@@ -11,7 +11,15 @@ const logEach = 5
 
 // drifted notes that somebody else changed or removed what has that key.
 func (k *Kernel) drifted(key dataplane.Key) {
-	k.seen[key.Kind()] = append(k.seen[key.Kind()], key)
+	kind := key.Kind()
+	if k.cause == "" || kind == dataplane.KindLink {
+		k.seen[kind] = append(k.seen[kind], key)
+		return
+	}
+	if k.went[k.cause] == nil {
+		k.went[k.cause] = make(map[dataplane.Kind]int)
+	}
+	k.went[k.cause][kind]++
 }
 
 // logDrift tells of what drifted noted.
@@ -25,12 +33,25 @@ func (k *Kernel) logDrift() {
 			}
 		}
 		if n := len(keys) - logEach; n > 0 {
-			k.log.Warn("changed by somebody else, putting back", "kind", kind.String(), "more", n)
+			k.log.Warn("changed by somebody else, putting it back", "kind", kind.String(), "more", n)
 		}
-		if h := k.cfg.Hooks.Drift; h != nil {
-			h(kind, len(keys))
+		k.countDrift(kind, len(keys))
+	}
+	clear(k.seen)
+	for link, kinds := range k.went {
+		n := 0
+		for kind, m := range kinds {
+			n += m
+			k.countDrift(kind, m)
 		}
-		delete(k.seen, kind)
+		k.log.Info("device is gone, down or without carrier; putting it back when it can be", "link", link, "objects", n)
+	}
+	clear(k.went)
+}
+
+func (k *Kernel) countDrift(kind dataplane.Kind, n int) {
+	if h := k.cfg.Hooks.Drift; h != nil {
+		h(kind, n)
 	}
 }
 

@@ -1,0 +1,470 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+func TestNextHopSwapIsOneMessage(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	k := l.start()
+	k.synced()
+	objs := []dataplane.Object{via(8, "10.0.0.2", "up0")}
+	for i := range 256 {
+		objs = append(objs, route(fmt.Sprintf("172.16.%d.0/24", i), 8))
+	}
+	k.put(objs...)
+	n := k.writes.Load()
+	k.put(via(8, "10.0.0.3", "up0"))
+	if d := k.writes.Load() - n; d != 1 {
+		t.Errorf("%d messages", d)
+	}
+	if out := l.run("ip route show proto 77"); strings.Count(out, "via 10.0.0.3") != 256 {
+		t.Errorf("routes did not move:\n%s", out)
+	}
+}
+
+func TestNextHopInUseIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	k := l.start()
+	k.synced()
+	k.put(via(8, "10.0.0.2", "up0"), route("192.168.2.0/26", 8))
+	// Somebody withdraws the next hop too early: the kernel would take the
+	// route with it.
+	k.Update(dataplane.SourceCore, nil, []dataplane.Key{dataplane.NextHopKey{ID: 8}})
+	eventually(t, "held", func() error {
+		if !strings.Contains(k.log.String(), "1 routes use it") {
+			return errors.New("not held")
+		}
+		return nil
+	})
+	l.shows("ip route show proto 77", "192.168.2.0/26 nhid 8 via 10.0.0.2 dev up0 onlink")
+	k.put(via(9, "10.0.0.3", "up0"), route("192.168.2.0/26", 9))
+	l.shows("ip nexthop", "id 9 via 10.0.0.3 dev up0 scope link proto 77 onlink")
+	l.shows("ip route show proto 77", "192.168.2.0/26 nhid 9 via 10.0.0.3 dev up0 onlink")
+}
+
+func TestTwentyThousandRoutes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	var mu sync.Mutex
+	batches := map[string]int{}
+	k := l.start(func(cfg *Config, _ *int, _ *func(transport) transport) {
+		cfg.Hooks.Written = func(kind dataplane.Kind, removed bool, n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			batches[fmt.Sprint(kind, " ", removed)] += n
+		}
+	})
+	k.synced()
+	objs := []dataplane.Object{via(8, "10.0.0.2", "up0"), via(9, "10.0.0.3", "up0")}
+	objs = append(objs, manyRoutes(20_000, 8)...)
+	objs = append(objs, route("10.8.0.0/16", 9))
+	k.wait(k.Replace(dataplane.SourceCore, objs))
+	if n := strings.Count(l.run("ip route show proto 77"), "nhid 8"); n != 20_000 {
+		t.Errorf("%d routes in the kernel", n)
+	}
+	k.stop()
+
+	k = l.start()
+	k.wait(k.Replace(dataplane.SourceCore, objs))
+	k.synced()
+	k.ready()
+	if n := k.writes.Load(); n != 0 {
+		t.Errorf("%d writes after a restart", n)
+	}
+	// All routes of a next hop go with it in one message.
+	k.wait(k.Replace(dataplane.SourceCore, []dataplane.Object{objs[1], objs[len(objs)-1]}))
+	l.shows("ip route show proto 77", "10.8.0.0/16 nhid 9 via 10.0.0.3 dev up0 onlink")
+	l.shows("ip nexthop", "id 9 via 10.0.0.3 dev up0 scope link proto 77 onlink")
+	if n := k.writes.Load(); n != 1 {
+		t.Errorf("%d writes to remove a next hop and all its routes", n)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if diff := cmp.Diff(map[string]int{"nexthop false": 2, "route false": 20_001}, batches); diff != "" {
+		t.Errorf("written by the first (-want +got):\n%s", diff)
+	}
+}
+
+// TestRoutesGoOneByOneWhereTheirNextHopStays removes half of the routes of a
+// next hop, in batches.
+func TestRoutesGoOneByOneWhereTheirNextHopStays(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	k := l.start()
+	k.synced()
+	many := manyRoutes(2*turnSize+100, 8)
+	k.put(append(many, via(8, "10.0.0.2", "up0"))...)
+	k.del(many[100:]...)
+	if n := strings.Count(l.run("ip route show proto 77"), "nhid 8"); n != 100 {
+		t.Errorf("%d routes are left", n)
+	}
+}
+
+func manyRoutes(n int, id dataplane.NextHopID) []dataplane.Object {
+	objs := make([]dataplane.Object, n)
+	for i := range objs {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{20 + byte(i>>16), byte(i >> 8), byte(i), 0}), 24)
+		objs[i] = dataplane.Route{Prefix: p, Table: dataplane.MainTable, NextHop: id}
+	}
+	return objs
+}
+
+// TestManyCallersAtOnce lets sources change their wishes from many goroutines
+// while somebody else meddles.
+func TestManyCallersAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	k := l.start(everyCheck(20 * time.Millisecond))
+	k.synced()
+	k.put(via(8, "10.0.0.2", "up0"))
+	var wg sync.WaitGroup
+	errs := make(chan error, 8)
+	for g := range 8 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			src := dataplane.Source(1 + g%2)
+			for i := range 40 {
+				r := route(fmt.Sprintf("172.%d.%d.0/24", 16+g, i), 8)
+				if err := k.Wait(ctx, k.Update(src, []dataplane.Object{r}, nil)); err != nil {
+					errs <- err
+					return
+				}
+				if i%2 == 0 {
+					if err := k.Wait(ctx, k.Update(src, nil, []dataplane.Key{r.Key()})); err != nil {
+						errs <- err
+						return
+					}
+				}
+			}
+		})
+	}
+	for i := range 20 {
+		l.try(fmt.Sprintf("ip route del 172.16.%d.0/24", i))
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+	k.settled()
+	eventually(t, "half of the routes", func() error {
+		if n := strings.Count(l.run("ip route show proto 77"), "nhid 8"); n != 8*20 {
+			return fmt.Errorf("%d routes", n)
+		}
+		return nil
+	})
+}
+
+func TestIPv6(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "")
+	l.run("ip addr add fd00::1/64 dev up0 nodad")
+	k := l.start()
+	k.synced()
+	r := dataplane.Route{Prefix: pfx("fd00:1::/64"), Table: dataplane.MainTable, NextHop: 6}
+	objs := []dataplane.Object{
+		via(6, "fd00::2", "up0"), r,
+		dataplane.Route{Prefix: pfx("fd00:2::/64"), Table: dataplane.MainTable, Type: dataplane.Blackhole},
+		dataplane.Route{Prefix: pfx("fd00:3::5/128"), Table: dataplane.MainTable, Link: "up0"},
+	}
+	want := `blackhole fd00:2::/64 dev lo metric 1024 pref medium
+fd00:1::/64 nhid 6 via fd00::2 dev up0 metric 1024 onlink pref medium
+fd00:3::5 dev up0 metric 1024 pref medium`
+	show := func() {
+		t.Helper()
+		eventually(t, "routes", func() error {
+			out := squeeze(l.run("ip -6 route show proto 77"))
+			for line := range strings.Lines(want) {
+				if !strings.Contains(out, strings.TrimSpace(line)) {
+					return fmt.Errorf("no %q in\n%s", line, out)
+				}
+			}
+			return nil
+		})
+	}
+	k.put(objs...)
+	show()
+	if s, ok := k.Status(r.Key()); !ok || s.State != dataplane.Done {
+		t.Errorf("status %v, %+v by the key as given", ok, s)
+	}
+	l.run("ip -6 route del fd00:1::/64")
+	show()
+	k.stop()
+	k = l.start()
+	k.wait(k.Replace(dataplane.SourceCore, objs))
+	k.synced()
+	k.ready()
+	if n := k.writes.Load(); n != 0 {
+		t.Errorf("%d writes after a restart", n)
+	}
+	k.del(objs...)
+	l.shows("ip -6 route show proto 77", "")
+}
+
+func TestUnderlay(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	l.run("ip addr add 10.0.0.5/24 dev up0", "ip route add default via 10.0.0.254 proto static", "ip link set up0 address 66:00:00:00:00:01",
+		"ip route add 172.16.0.0/12 metric 5 nexthop via 10.0.0.7 nexthop via 10.0.0.8")
+	k := l.start()
+	k.synced()
+	k.put(host()...)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	slow := k.Underlay(ctx)
+	ch := k.Underlay(ctx)
+	last := func() (u dataplane.Underlay) {
+		t.Helper()
+		select {
+		case u = <-ch:
+		case <-time.After(20 * time.Second):
+			t.Fatal("no snapshot")
+		}
+		return u
+	}
+	// until reads snapshots until one fits.
+	until := func(what string, fits func(dataplane.Underlay) bool) dataplane.Underlay {
+		t.Helper()
+		for u := last(); ; u = last() {
+			if fits(u) {
+				return u
+			}
+		}
+	}
+	u := until("the tunnel", func(u dataplane.Underlay) bool {
+		return len(u.Links) == 4 && u.Links[3].Up && slices.ContainsFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool {
+			return a.Prefix == pfx("192.168.0.1/32")
+		})
+	})
+	want := dataplane.Underlay{
+		Links: []dataplane.UnderlayLink{
+			{Index: 1, Name: "lo", MTU: 65536, Up: true, Loopback: true},
+			{Index: 2, Name: "up1", Type: "veth", MTU: 1500, Up: true},
+			{Index: 3, Name: "up0", Type: "veth", MTU: 1500, Up: true, MAC: mac("66:00:00:00:00:01")},
+			{Index: 4, Name: "vxlan.calico", Type: "vxlan", MTU: 1450, Up: true, MAC: mac("66:07:02:c1:cc:60")},
+		},
+		Addresses: []dataplane.UnderlayAddress{
+			{Link: "lo", Prefix: pfx("127.0.0.1/8"), LinkScope: true},
+			{Link: "up0", Prefix: pfx("10.0.0.1/24")},
+			{Link: "up0", Prefix: pfx("10.0.0.5/24"), Secondary: true},
+			{Link: "vxlan.calico", Prefix: pfx("192.168.0.1/32")},
+		},
+		Routes: []dataplane.UnderlayRoute{
+			{Prefix: pfx("0.0.0.0/0"), Gateway: addr("10.0.0.254"), Link: "up0", Protocol: 4},
+			{Prefix: pfx("10.0.0.0/24"), Link: "up0", Protocol: 2},
+			{Prefix: pfx("172.16.0.0/12"), Gateway: addr("10.0.0.7"), Link: "up0", Metric: 5, Protocol: 3},
+			{Prefix: pfx("172.16.0.0/12"), Gateway: addr("10.0.0.8"), Link: "up0", Metric: 5, Protocol: 3},
+		},
+	}
+	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
+	diff := cmp.Diff(want, u,
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+		cmpopts.IgnoreSliceElements(func(a dataplane.UnderlayAddress) bool { return !is4(a.Prefix) }),
+		cmpopts.IgnoreSliceElements(func(r dataplane.UnderlayRoute) bool { return !is4(r.Prefix) }),
+		cmp.Transformer("mac", func(l dataplane.UnderlayLink) dataplane.UnderlayLink {
+			if l.Name == "up1" {
+				l.MAC = dataplane.MAC{}
+			}
+			return l
+		}))
+	if diff != "" {
+		t.Errorf("underlay (-want +got):\n%s", diff)
+	}
+	has := func(u dataplane.Underlay, p string) bool {
+		for _, r := range u.Routes {
+			if r.Prefix == pfx(p) {
+				return true
+			}
+		}
+		return false
+	}
+	l.run("ip route add 172.31.0.0/16 via 10.0.0.9")
+	until("a new route", func(u dataplane.Underlay) bool { return has(u, "172.31.0.0/16") })
+	// The kernel says nothing of IPv4 routes that go with a device.
+	l.run("ip link set up0 down")
+	until("no routes", func(u dataplane.Underlay) bool {
+		return !has(u, "172.31.0.0/16") && !has(u, "0.0.0.0/0") && !has(u, "10.0.0.0/24")
+	})
+	l.run("ip link set up0 up", "ip route add default via 10.0.0.254")
+	until("the default route", func(u dataplane.Underlay) bool { return has(u, "0.0.0.0/0") })
+	l.run("ip addr flush dev up0")
+	newest := until("no address", func(u dataplane.Underlay) bool { return len(u.Routes) == 0 || !has(u, "0.0.0.0/0") })
+	// The slow reader got only the newest.
+	eventually(t, "the slow reader", func() error {
+		select {
+		case u := <-slow:
+			newest = u
+		default:
+		}
+		if has(newest, "0.0.0.0/0") {
+			return errors.New("an old snapshot")
+		}
+		return nil
+	})
+	cancel()
+	eventually(t, "closed", func() error {
+		select {
+		case _, open := <-ch:
+			if !open {
+				return nil
+			}
+		default:
+		}
+		return errors.New("open")
+	})
+	k.stop()
+	if _, open := <-k.Underlay(t.Context()); open {
+		t.Error("a stopped kernel hands out snapshots")
+	}
+}
+
+func TestReadyAndAlive(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	k := l.start()
+	eventually(t, "not ready for the sources", func() error {
+		if ok, why := k.Ready(); ok || why != "source workload is not synced yet" {
+			return fmt.Errorf("%v %q", ok, why)
+		}
+		return nil
+	})
+	k.Synced(dataplane.SourceWorkload)
+	if ok, why := k.Ready(); ok || why != "source core is not synced yet" {
+		t.Errorf("%v %q", ok, why)
+	}
+	k.Synced(dataplane.SourceCore)
+	k.ready()
+	first := k.Alive()
+	eventually(t, "an idle loop turns", func() error {
+		if !k.Alive().After(first) {
+			return errors.New("it stands")
+		}
+		return nil
+	})
+	if err := k.Run(t.Context()); err == nil || err.Error() != "run: called twice" {
+		t.Errorf("second run: %v", err)
+	}
+}
+
+func TestNewRefusesWhatCannotWork(t *testing.T) {
+	t.Parallel()
+	log := slog.New(slog.DiscardHandler)
+	for want, cfg := range map[string]Config{
+		"log: a logger is required": {},
+		"protocol static (4) cannot mark our routes: choose a number from 5 to 255 that no other daemon here uses": {Protocol: 4, Log: log},
+	} {
+		if _, err := New(cfg); err == nil || err.Error() != want {
+			t.Errorf("error %v; want %s", err, want)
+		}
+	}
+	// A thread without the capability; it ends with its goroutine.
+	var err error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		runtime.LockOSThread()
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		if err = unix.Capset(&head, &caps[0]); err == nil {
+			_, err = New(Config{Log: log})
+		}
+	})
+	wg.Wait()
+	const want = "write the kernel's routing tables: operation not permitted: run as root or give the process CAP_NET_ADMIN"
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v; want %s", err, want)
+	}
+	k, err := New(Config{Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(k.Close(), k.Close()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// BenchmarkRoutes programs and removes routes by next-hop id.
+func BenchmarkRoutes(b *testing.B) {
+	l := newBenchLab(b)
+	for _, n := range []int{1, 1000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			k, stop := l(b)
+			defer stop()
+			objs := manyRoutes(n, 8)
+			ctx := context.Background()
+			if err := k.Wait(ctx, k.Update(dataplane.SourceCore, []dataplane.Object{via(8, "10.0.0.2", "up0")}, nil)); err != nil {
+				b.Fatal(err)
+			}
+			keys := make([]dataplane.Key, n)
+			for i, o := range objs {
+				keys[i] = o.Key()
+			}
+			total := 0
+			for b.Loop() {
+				if err := k.Wait(ctx, k.Update(dataplane.SourceCore, objs, nil)); err != nil {
+					b.Fatal(err)
+				}
+				total += n
+				b.StopTimer()
+				if err := k.Wait(ctx, k.Update(dataplane.SourceCore, nil, keys)); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(total)/b.Elapsed().Seconds(), "routes/s")
+		})
+	}
+}
+
+// newBenchLab makes a namespace with a wire and returns what starts a Kernel
+// in it.
+func newBenchLab(b *testing.B) func(*testing.B) (*Kernel, func()) {
+	b.Helper()
+	return func(b *testing.B) (k *Kernel, stop func()) {
+		b.Helper()
+		l := newLab(b)
+		l.wire("up0", "up1", "10.0.0.1/24")
+		var err error
+		l.do(func() { k, err = New(Config{Log: slog.New(slog.DiscardHandler)}) })
+		if err != nil {
+			b.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- k.Run(ctx) }()
+		k.Synced(dataplane.SourceWorkload)
+		k.Synced(dataplane.SourceCore)
+		return k, func() {
+			cancel()
+			if err := <-done; err != nil {
+				b.Error(err)
+			}
+		}
+	}
+}
