@@ -1,11 +1,15 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -14,6 +18,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/cni"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -147,5 +152,54 @@ func TestReferencesProgramTheirRoutes(t *testing.T) {
 				t.Errorf("namespace %s is still there", space)
 			}
 		})
+	}
+}
+
+// Small runs of what the table is made of: each has to end well, and with a
+// number in every cell.
+func TestMeasurements(t *testing.T) {
+	t.Parallel()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	for name, measure := range map[string]func() ([]Row, error){
+		"ipam":   func() ([]Row, error) { return MeasureIPAM(t.Context(), time.Millisecond, log) },
+		"routes": func() ([]Row, error) { return MeasureRoutes(t.Context(), 2000, log) },
+		"cni": func() ([]Row, error) {
+			dir := cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin")
+			if _, err := os.Stat(filepath.Join(dir, "routerd-cni")); err != nil {
+				return nil, fmt.Errorf("%w: run make build", err)
+			}
+			return MeasureCNIHost(t.Context(), dir, CNICounts{OneByOne: 3, AtOnce: 10, Callers: 5}, func(s string) { t.Log(s) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rows, err := measure()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(rows) == 0 {
+				t.Error("no rows")
+			}
+			for _, r := range rows {
+				if !(r.Ours > 0) || !(r.Reference > 0) {
+					t.Errorf("row %+v has no number", r)
+				}
+			}
+		})
+	}
+}
+
+func TestPluginConfigIsWhatARuntimeHandsOver(t *testing.T) {
+	t.Parallel()
+	b, err := pluginConfig(cni.ConflistOptions{Name: "net1", Socket: "/run/x/cni.sock", Version: "1.0.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := cni.ParseConfig(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Name != "net1" || c.Type != cni.PluginType || c.CNIVersion != "1.0.0" || c.Socket != "/run/x/cni.sock" {
+		t.Errorf("configuration %s", b)
 	}
 }

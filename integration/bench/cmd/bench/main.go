@@ -1,0 +1,91 @@
+// Command bench prints what routerd takes beside references that do the same
+// work in the same run, as a table of ratios. docs/performance.md says how to
+// read it. It needs root, and the programs of make build.
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/bench"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
+	only := fs.String("only", "cni,ipam,routes", "`series` to run, with commas between them")
+	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
+	routes := fs.Int("routes", 100_000, "`number` of routes")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("the measurements need root: they make network namespaces")
+	}
+	dir, err := filepath.Abs(*binDir)
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	progress := func(s string) { fmt.Fprintln(stderr, "bench:", s) }
+
+	series := map[string]func() ([]bench.Row, error){
+		"cni": func() ([]bench.Row, error) {
+			return bench.MeasureCNIHost(ctx, dir, bench.CNICounts{OneByOne: 50, AtOnce: 100, Callers: 10}, progress)
+		},
+		"ipam": func() ([]bench.Row, error) {
+			progress("IPAM: one and sixteen callers")
+			return bench.MeasureIPAM(ctx, *atLeast, log)
+		},
+		"routes": func() ([]bench.Row, error) {
+			progress(fmt.Sprintf("routes: %d", *routes))
+			return bench.MeasureRoutes(ctx, *routes, log)
+		},
+	}
+	var rows []bench.Row
+	for name := range strings.SplitSeq(*only, ",") {
+		f, ok := series[name]
+		if !ok {
+			return fmt.Errorf("--only: %q is no series: want cni, ipam or routes", name)
+		}
+		r, err := f()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		rows = append(rows, r...)
+	}
+	fmt.Fprintf(stdout, "%s, %d CPUs, %s\n\n", kernelRelease(), runtime.NumCPU(), runtime.Version())
+	return bench.WriteTable(stdout, rows)
+}
+
+// kernelRelease is what uname -sr prints.
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown kernel"
+	}
+	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
+}
