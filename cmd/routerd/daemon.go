@@ -235,13 +235,13 @@ func (d *router) run(ctx context.Context) error {
 		part("embedded datastore", d.watchEtcd)
 	}
 	part("operator socket", func(ctx context.Context) error {
-		return serve(ctx, operator, func(s *grpc.Server) {
+		return serve(ctx, operator, rpc.ServerOptions(d.log), func(s *grpc.Server) {
 			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d))
 			d.store.RegisterKV(s)
 		})
 	})
 	part("cni socket", func(ctx context.Context) error {
-		return serve(ctx, plugin, func(s *grpc.Server) { apiv1.RegisterCNIServer(s, rpc.NewCNIServer(d.attach)) })
+		return serve(ctx, plugin, rpc.ServerOptions(d.log), func(s *grpc.Server) { apiv1.RegisterCNIServer(s, rpc.NewCNIServer(d.attach)) })
 	})
 	if d.cfg.Health.Listen != "" {
 		part("health endpoint", func(ctx context.Context) error {
@@ -257,8 +257,8 @@ func (d *router) run(ctx context.Context) error {
 
 // serve serves until ctx ends, then lets calls in progress finish for a
 // moment.
-func serve(ctx context.Context, lis net.Listener, register func(*grpc.Server)) error {
-	s := grpc.NewServer()
+func serve(ctx context.Context, lis net.Listener, opts []grpc.ServerOption, register func(*grpc.Server)) error {
+	s := grpc.NewServer(opts...)
 	register(s)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(lis) }()
