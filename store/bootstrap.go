@@ -11,9 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// builtinName is the name of the objects that hold cluster-wide settings.
-const builtinName = "default"
-
 // Bootstrap makes what every cluster has and this one lacks, as calico/node
 // does at its start: the ClusterInformation with a fresh GUID, the three
 // built-in tiers, and the default BGP and Felix configurations. What exists is
@@ -50,14 +47,14 @@ func Bootstrap(ctx context.Context, s Store) error {
 func builtins() []Object {
 	ready := true
 	info := New(KindClusterInformation).(*v3.ClusterInformation)
-	info.Name = builtinName
+	info.Name = DefaultName
 	// CalicoVersion stays empty: calicoctl refuses a store whose version is
 	// not its own, and an empty one is not compared.
 	info.Spec = v3.ClusterInformationSpec{ClusterGUID: newGUID(), DatastoreReady: &ready}
 
 	aggregate := v3.ServiceLoadBalancerAggregationEnabled
 	bgp := New(KindBGPConfiguration).(*v3.BGPConfiguration)
-	bgp.Name = builtinName
+	bgp.Name = DefaultName
 	bgp.Spec = v3.BGPConfigurationSpec{LogSeverityScreen: "Info", ServiceLoadBalancerAggregation: &aggregate}
 
 	objects := []Object{newObject(info), newObject(bgp)}
@@ -67,7 +64,7 @@ func builtins() []Object {
 		action v3.Action
 	}{
 		// Calico's validation fixes these orders and actions.
-		{builtinName, 1_000_000, v3.Deny},
+		{DefaultName, 1_000_000, v3.Deny},
 		{"kube-admin", 1_000, v3.Pass},
 		{"kube-baseline", 10_000_000, v3.Pass},
 	} {
@@ -92,7 +89,7 @@ func defaultFelix() *v3.FelixConfiguration {
 
 	felix := New(KindFelixConfiguration).(*v3.FelixConfiguration)
 	spec := &felix.Spec
-	felix.Name = builtinName
+	felix.Name = DefaultName
 	spec.ReportingInterval = &metav1.Duration{} // off
 	spec.LogSeverityScreen = "Info"
 	spec.NFTablesMode = &nftables

@@ -132,7 +132,7 @@ type Block struct {
 	Deleted                     bool              `json:"deleted"`                     // always false in etcd
 
 	// HostAffinity is what very old blocks have instead of Affinity: a bare
-	// node name.
+	// node name. [Decode] turns it into Affinity and leaves it nil.
 	HostAffinity *string `json:"hostAffinity,omitempty"`
 }
 
