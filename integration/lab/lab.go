@@ -344,12 +344,16 @@ func (l *Lab) Status(ctx context.Context) ([]HostStatus, error) {
 	if err != nil {
 		return nil, err
 	}
+	pods, err := l.Pods()
+	if err != nil {
+		return nil, err
+	}
 	out := make([]HostStatus, len(l.topology.Nodes))
 	g, ctx := errgroup.WithContext(ctx)
 	for i, n := range l.topology.Nodes {
 		h := &out[i]
 		*h = HostStatus{Name: n.Name, Rack: n.Rack, Address: n.Address, Reason: "routerd does not run"}
-		for _, p := range s.Pods {
+		for _, p := range pods {
 			if p.Host == n.Name {
 				h.Pods = append(h.Pods, p)
 			}

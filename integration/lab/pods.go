@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -35,12 +36,20 @@ const attachAtOnce = 16
 
 func podName(i int) string { return fmt.Sprintf("pod%d", i+1) }
 
-// Pods returns the lab's pods in the order in which they were made.
+// Pods returns the lab's pods by host, in the topology's order, then by name:
+// pod2 before pod10.
 func (l *Lab) Pods() ([]Pod, error) {
 	s, err := readState(l.name)
 	if err != nil {
 		return nil, err
 	}
+	hosts := l.Hosts()
+	slices.SortFunc(s.Pods, func(a, b Pod) int {
+		return cmp.Or(
+			cmp.Compare(slices.Index(hosts, a.Host), slices.Index(hosts, b.Host)),
+			cmp.Compare(len(a.Name), len(b.Name)),
+			cmp.Compare(a.Name, b.Name))
+	})
 	return s.Pods, nil
 }
 

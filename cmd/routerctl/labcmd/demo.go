@@ -298,6 +298,13 @@ func (d *demo) visit(ctx context.Context, e store.Encapsulation, r *modeResult) 
 	if err != nil {
 		return err
 	}
+	if m.OK() {
+		// The first packets also had to find their neighbours: these are for the
+		// times.
+		if m, err = l.ReachabilityMatrix(reach, traffic.Options{}); err != nil {
+			return err
+		}
+	}
 	r.Asked, r.Answered = m.Pairs()
 	r.Failures = m.Failures()
 	d.progress.step("waiting for the BGP sessions")
@@ -362,11 +369,17 @@ func sessionsUp(nodes []*apiv1.NodeResponse) bool {
 func (d *demo) print(ctx context.Context, l *lab.Lab, nodes []*apiv1.NodeResponse, m lab.Matrix) error {
 	var routes strings.Builder
 	for _, h := range l.Hosts() {
-		out, err := l.Output(ctx, h, "ip", "-4", "route", "show", "proto", "77")
+		out, err := l.Output(ctx, h, "ip", "-4", "route")
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(&routes, "  %s\n    %s\n", h, strings.ReplaceAll(strings.TrimSpace(out), "\n", "\n    "))
+		fmt.Fprintf(&routes, "  %s\n", h)
+		for line := range strings.Lines(out) {
+			// By its number where ip(8) has no directory for further names.
+			if strings.Contains(line, " proto routerd ") || strings.Contains(line, " proto 77 ") {
+				fmt.Fprintf(&routes, "    %s\n", strings.TrimSpace(line))
+			}
+		}
 	}
 	for _, s := range []struct {
 		heading string

@@ -1,0 +1,204 @@
+package scenarios
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/labtest"
+	"github.com/routerd/routerd/store"
+)
+
+// stage is what one run of the tests covers.
+type stage struct {
+	modes   []store.Encapsulation
+	missing []store.Encapsulation // this kernel has no device for them
+	binDir  string
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	s, err := newStage()
+	if err == nil {
+		err = removeOrphans()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "scenarios:", err)
+		os.Exit(1)
+	}
+	fmt.Printf("scenarios: encapsulations of this stage: %v\n", s.modes)
+	if len(s.missing) > 0 {
+		fmt.Printf("scenarios: this kernel has no device for %v: left to the stage in the virtual machine (make test-vm)\n", s.missing)
+	}
+	if os.Getenv("ROUTERD_STAGE") == "vm" && flag.Lookup("test.run").Value.String() == "" {
+		fmt.Println("scenarios: in the virtual machine TestModes alone; the others do not depend on the kernel's devices")
+		if err := flag.Set("test.run", "^TestModes$"); err != nil {
+			fmt.Fprintln(os.Stderr, "scenarios:", err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// newStage says what to run, or what is missing to run anything.
+func newStage() (stage, error) {
+	if os.Geteuid() != 0 {
+		return stage{}, fmt.Errorf("network namespaces need root: run the tests with sudo")
+	}
+	var s stage
+	s.binDir = os.Getenv("ROUTERD_BIN")
+	if s.binDir == "" {
+		s.binDir = filepath.Join("..", "..", "bin")
+	}
+	for _, p := range []string{"routerd", "routerd-cni", "routerctl"} {
+		if _, err := os.Stat(filepath.Join(s.binDir, p)); err != nil {
+			return stage{}, fmt.Errorf("%w: run \"make build\" first, or say by ROUTERD_BIN where the programs are", err)
+		}
+	}
+	modes := store.Encapsulations()
+	named := os.Getenv("ROUTERD_MODES")
+	if named == "" && os.Getenv("ROUTERD_STAGE") == "vm" {
+		named = string(store.IPIP) + "," + string(store.IPIPCrossSubnet)
+	}
+	if named != "" {
+		modes = nil
+		for _, n := range strings.Split(named, ",") {
+			e, err := store.ParseEncapsulation(n)
+			if err != nil {
+				return stage{}, fmt.Errorf("ROUTERD_MODES: %w", err)
+			}
+			modes = append(modes, e)
+		}
+	}
+	for _, e := range modes {
+		ok, err := lab.Supported(e)
+		switch {
+		case err != nil:
+			return stage{}, err
+		case ok:
+			s.modes = append(s.modes, e)
+		case named != "":
+			return stage{}, fmt.Errorf("%s was asked for, and this kernel has no device for it", e)
+		default:
+			s.missing = append(s.missing, e)
+		}
+	}
+	return s, nil
+}
+
+var labNameRE = regexp.MustCompile(`^sc(\d+)-`)
+
+// removeOrphans removes labs of earlier runs that were killed.
+func removeOrphans() error {
+	names, err := lab.List()
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		m := labNameRE.FindStringSubmatch(n)
+		if m == nil {
+			continue
+		}
+		pid, err := strconv.Atoi(m[1])
+		if err != nil || unix.Kill(pid, 0) == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		err = lab.Down(ctx, n)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func binDir(t *testing.T) string {
+	t.Helper()
+	s, err := newStage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.binDir
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// bring brings a lab up that goes with the test; what its daemons logged is
+// shown when the test fails.
+func bring(t *testing.T, suffix string, top lab.Topology) *lab.Lab {
+	t.Helper()
+	name := fmt.Sprintf("sc%d-%s", os.Getpid(), suffix)
+	start := time.Now()
+	l, err := lab.Up(within(t, 2*time.Minute), lab.Options{Name: name, Topology: top, BinDir: binDir(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("lab %s is up after %.1f s", name, time.Since(start).Seconds())
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, h := range l.Hosts() {
+				t.Logf("the last lines of %s's log:\n%s", h, l.LogTail(h, 40))
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+		defer cancel()
+		if err := l.Down(ctx); err != nil {
+			t.Error(err)
+		}
+		labtest.NothingLeft(t, name, filepath.Join(lab.Root, name))
+	})
+	return l
+}
+
+// topology is the default one with n hosts.
+func topology(n, pods int, e store.Encapsulation) lab.Topology {
+	top := lab.DefaultTopology(n)
+	top.Pods, top.Pool.Encapsulation = &pods, e
+	return top
+}
+
+// poll asks again and again until there is nothing to object to; it fails the
+// test with the last objection.
+func poll(t *testing.T, d time.Duration, what string, objection func() string) {
+	t.Helper()
+	ctx := within(t, d)
+	for {
+		o := objection()
+		if o == "" {
+			return
+		}
+		tick := time.NewTimer(20 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			t.Fatalf("%s, after %v: %s", what, d, o)
+		case <-tick.C:
+		}
+	}
+}
+
+// output runs a command in the lab that must succeed.
+func output(t *testing.T, l *lab.Lab, where string, args ...string) string {
+	t.Helper()
+	out, err := l.Output(within(t, 30*time.Second), where, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
