@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
 
@@ -348,53 +347,4 @@ func TestRefusedAlone(t *testing.T) {
 		}
 	}
 	mustDiff(t, "assigned", 3, len(audit(t, w.st)))
-}
-
-// race makes four hosts race four hosts for every address of one pool, and give them back.
-func race(t *testing.T, st store.Store, total int) {
-	t.Helper()
-	put(t, st, newPool("p", "10.0.0.0/22", blockSize(28)), newReservation("r", "10.0.0.16/29", "10.0.3.240/28"))
-	hosts := make([]*host, 4)
-	for i := range hosts {
-		name := fmt.Sprint("node", i)
-		put(t, st, newNode(name, nil))
-		hosts[i] = start(t, st, name, time.Now)
-		defer hosts[i].stop()
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	got := map[netip.Addr]string{}
-	for i := range total {
-		wg.Go(func() {
-			handle := fmt.Sprintf("net.%04d", i)
-			as, err := hosts[i%len(hosts)].Assign(ctxOf(t), Request{Family: dataplane.IPv4, Handle: handle, Idempotent: i%2 == 0})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if other, ok := got[as[0].Addr]; ok {
-				t.Errorf("%s is given to %s and to %s", as[0].Addr, other, handle)
-			}
-			got[as[0].Addr] = handle
-		})
-	}
-	wg.Wait()
-	mustDiff(t, "what callers got and what is stored", got, audit(t, st))
-	for i := range total {
-		wg.Go(func() {
-			handle := fmt.Sprintf("net.%04d", i)
-			if _, err := hosts[(i+i/7)%len(hosts)].ReleaseHandle(ctxOf(t), handle); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	mustDiff(t, "left", map[netip.Addr]string{}, audit(t, st))
-}
-
-func TestRace(t *testing.T) {
-	t.Parallel()
-	race(t, newWorld(t).st, 1000) // of 1,000 that are not reserved
 }

@@ -306,3 +306,27 @@ func TestTunnel(t *testing.T) {
 	}
 	mustDiff(t, "left", map[netip.Addr]string{six.Addr: "vxlan-v6-tunnel-addr-a"}, audit(t, w.st))
 }
+
+// TestUnknownMembers: what a newer program keeps in a block outlives writes.
+func TestUnknownMembers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/30", blockSize(30)))
+	h := w.host("a", nil)
+	mustAssign(t, h, v4("h1"))
+	key := store.BlockKey(netip.MustParsePrefix("10.0.0.0/30"))
+	obj, err := w.st.Get(ctxOf(t), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.st.PutRaw(key.Path(), []byte(strings.Replace(string(obj.Raw), `{"cidr"`, `{"novelty":{"x":1},"cidr"`, 1)))
+	catchUp(t, h, w.st)
+	for i := range 2 {
+		mustAssign(t, h, v4(fmt.Sprint("more", i)))
+	}
+	if _, err := h.ReleaseHandle(ctxOf(t), "h1"); err != nil {
+		t.Fatal(err)
+	}
+	if obj, err = w.st.Get(ctxOf(t), key); err != nil || !strings.Contains(string(obj.Raw), `"novelty":{"x":1}`) {
+		t.Errorf("stored: %s, %v", obj.Raw, err)
+	}
+}

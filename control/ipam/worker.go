@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 )
 
 const (
-	maxOps   = 128     // of one transaction: etcd's --max-txn-ops
+	maxOps   = store.MaxOps
 	maxBytes = 1 << 20 // of one transaction, estimated; etcd's limit is 1.5 MiB
 	maxCalls = 100     // that one transaction serves: most add one operation, their handle
 	maxTries = 100     // of a transaction that keeps meeting conflicts, as Calico
@@ -282,6 +283,9 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 		switch op.Action {
 		case store.Put:
 			written[i].Key = op.Object.Key
+			if plain(op, written[i]) {
+				written[i].Raw = nil // nothing to be kept by the next write, which so is cheaper
+			}
 			a.state.learn(written[i])
 		case store.Remove:
 			rev, _ := op.If.Revision()
@@ -291,6 +295,16 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 	}
 	a.state.trimHandles()
 	return nil
+}
+
+// plain reports whether what was written has no members but those that its
+// type knows.
+func plain(op store.Op, written store.Object) bool {
+	if op.Object.Raw == nil {
+		return true
+	}
+	known, err := store.Encode(written.Key, written.Value, nil)
+	return err == nil && bytes.Equal(known, written.Raw)
 }
 
 // met takes in what a conflict says of the key of an operation.
