@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		os.Exit(child(a))
 	}
 	if os.Getenv(envInside) == "" {
-		os.Exit(inside10())
+		os.Exit(inNamespace())
 	}
 	for _, args := range []string{"link set lo up", "route add local 10.77.0.0/16 dev lo"} {
 		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -45,10 +45,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// inside10 runs this binary again in a new network namespace.
-func inside10() int {
+// inNamespace runs this binary again in a new network namespace.
+func inNamespace() int {
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), envInside+"=1")
+	suppressions, err := filepath.Abs(filepath.Join("testdata", "race.suppressions"))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cmd.Env = append(os.Environ(), envInside+"=1", "GORACE=suppressions="+suppressions+" "+os.Getenv("GORACE"))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {

@@ -105,14 +105,10 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 		return ErrStopped
 	}
 	s.run.Do(func() { s.wg.Go(s.loop) })
-	listenErr := error(nil)
-	if e == nil || !e.listen || !old.sameListener(&c) {
-		// Our own listener does not stand in the way: it is on another port, or
-		// on another address.
+	var listenErr error
+	ours := e != nil && e.listen && old.ListenPort == c.ListenPort // it is us who hold the port
+	if !ours {
 		listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort)
-		if e != nil && e.listen && old.ListenPort == c.ListenPort {
-			listenErr = nil // it is us who hold the port
-		}
 	}
 	restarting := s.opts.Restarting
 	if e != nil {
