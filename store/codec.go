@@ -78,7 +78,7 @@ func Encode(key Key, value any, oldRaw []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w: %w", key, ErrInvalid, err)
 	}
-	if len(bytes.TrimSpace(oldRaw)) == 0 {
+	if len(bytes.TrimSpace(oldRaw)) == 0 || allKnown(key.Kind, oldRaw) {
 		return raw, nil
 	}
 	raw, err = keepUnknown(reflect.TypeOf(value), raw, oldRaw)

@@ -171,6 +171,19 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
+// watch watches until the test ends.
+func watch(t *testing.T, s *etcd.Store, kinds ...store.Kind) <-chan store.Batch {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ch := s.Watch(ctx, kinds...)
+	t.Cleanup(func() {
+		cancel()
+		for range ch {
+		}
+	})
+	return ch
+}
+
 // take returns the next batch of a watch that satisfies done.
 func take(t *testing.T, ch <-chan store.Batch, what string, done func(store.Batch) bool) store.Batch {
 	t.Helper()
@@ -199,13 +212,7 @@ func TestWatchBeforeServer(t *testing.T) {
 	dir := t.TempDir()
 	conf := embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}
 	s := open(t, etcd.Config{Endpoints: []string{"unix://" + conf.Socket}})
-	ctx, cancel := context.WithCancel(t.Context())
-	ch := s.Watch(ctx, store.KindIPAMConfig)
-	defer func() {
-		cancel()
-		for range ch {
-		}
-	}()
+	ch := watch(t, s, store.KindIPAMConfig)
 	first := take(t, ch, "notice", func(store.Batch) bool { return true })
 	if !errors.Is(first.Err, store.ErrUnavailable) || !strings.Contains(first.Err.Error(), "no such socket") || first.Synced {
 		t.Errorf("got %+v", first)
@@ -235,13 +242,7 @@ func TestWatchReplacedStore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ch := s.Watch(ctx, store.KindIPAMConfig, store.KindIPAMHandle)
-	defer func() {
-		cancel()
-		for range ch {
-		}
-	}()
+	ch := watch(t, s, store.KindIPAMConfig, store.KindIPAMHandle)
 	before := take(t, ch, "the state", isSynced)
 
 	server.Close()
@@ -317,13 +318,7 @@ func TestPassword(t *testing.T) {
 	if err := write(t.Context(), admin); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ch := admin.Watch(ctx, store.KindIPAMConfig)
-	defer func() {
-		cancel()
-		for range ch {
-		}
-	}()
+	ch := watch(t, admin, store.KindIPAMConfig)
 	take(t, ch, "the state", isSynced)
 	server.Close()
 	start(t, conf)
