@@ -43,8 +43,11 @@ type Sink interface {
 	// earlier life of the daemon may be swept. Nothing is swept before every
 	// source is synced.
 	Synced(src Source)
-	// Wait blocks until all that was changed up to rev is in the kernel, or
-	// returns the error of the objects that are not, or the context's error.
+	// Wait blocks until all that the call which returned rev named is in the
+	// kernel, and all that its source named before was tried. It returns the
+	// errors of those objects of rev that the kernel refused, or the context's
+	// error and what is missing. Objects of earlier calls answer for
+	// themselves: one bad object must not fail every later wait.
 	Wait(ctx context.Context, rev Revision) error
 }
 

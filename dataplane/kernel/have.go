@@ -103,6 +103,9 @@ func needsNew(w dataplane.Link, h haveLink) bool {
 func canonical(o dataplane.Object) dataplane.Object {
 	switch o := o.(type) {
 	case dataplane.Route:
+		if m := o.Prefix.Masked(); m == o.Prefix && (o.Metric != 0 || m.Addr().Is4()) {
+			break // the usual case, without a copy
+		}
 		o.Prefix = o.Prefix.Masked()
 		o.Metric = canonicalMetric(o.Prefix, o.Metric)
 		return o

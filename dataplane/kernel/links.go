@@ -15,6 +15,9 @@ import (
 func (k *Kernel) putLink(o op) {
 	r := k.tryLink(o)
 	r.Op = o
+	if r.Outcome == reconcile.Succeeded {
+		k.wrote(dataplane.KindLink, false, 1)
+	}
 	k.report([]result{r})
 	// What was made is looked at, not believed: the kernel may have rounded.
 	k.settleLink(o.Key.(dataplane.LinkKey).Name)

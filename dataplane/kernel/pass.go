@@ -61,22 +61,34 @@ func (k *Kernel) make(kind dataplane.Kind, ops []op) {
 	}
 }
 
-// removeAll removes what is due to go, dependants first. It stops where a part
-// was put off, so that nothing goes before what depends on it.
+// removeAll removes what is due to go, dependants first. It stops after a
+// turn's worth of one kind, so that nothing goes before what depends on it.
 func (k *Kernel) removeAll() {
-	routes := k.want.Due(class(dataplane.KindRoute), true, noLimit)
-	hops := k.want.Due(class(dataplane.KindNextHop), true, noLimit)
-	routes, hops = k.removeTogether(routes, hops)
-	if !k.remove(routes) {
-		k.postpone(hops)
-		return
+	k.removeNextHops(k.removeTogether(k.want.Due(class(dataplane.KindNextHop), true, noLimit)))
+	kinds := dataplane.Kinds()
+	slices.Reverse(kinds)
+	for _, kind := range kinds {
+		ops := k.want.Due(class(kind), true, turnSize)
+		if kind == dataplane.KindNextHop {
+			k.removeNextHops(ops)
+		} else {
+			k.remove(kind, ops)
+		}
+		if len(ops) == turnSize {
+			return
+		}
 	}
+}
+
+// removeNextHops removes next hops, but not those that routes use: the kernel
+// would remove these with them. They are tried again when the last such route
+// is gone.
+func (k *Kernel) removeNextHops(ops []op) {
 	var free []op
 	var results []result
-	for _, o := range hops {
+	for _, o := range ops {
 		id := o.Key.(dataplane.NextHopKey).ID
 		if n := k.users[id]; n > 0 {
-			// The kernel would remove these routes with it.
 			k.held[id] = struct{}{}
 			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes use it", n)})
 		} else {
@@ -84,96 +96,71 @@ func (k *Kernel) removeAll() {
 		}
 	}
 	k.report(results)
-	if !k.remove(free) {
-		return
-	}
-	kinds := dataplane.Kinds()
-	slices.Reverse(kinds)
-	for _, kind := range kinds {
-		if kind < dataplane.KindNextHop && !k.remove(k.want.Due(class(kind), true, noLimit)) {
-			return
-		}
-	}
+	k.remove(dataplane.KindNextHop, free)
 }
 
-// remove removes objects of one kind, up to a turn's worth, and reports
-// whether that was all.
-func (k *Kernel) remove(ops []op) bool {
-	if len(ops) == 0 {
-		return true
-	}
-	n := min(len(ops), turnSize)
-	switch ops[0].Key.Kind() {
+// remove removes objects of one kind.
+func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
+	switch kind {
 	case dataplane.KindLink:
-		for _, o := range ops[:n] {
+		for _, o := range ops {
 			k.removeLink(o)
 		}
 	case dataplane.KindSysctl:
 		// What the value was before is not known: it stays.
-		results := make([]result, n)
-		for i, o := range ops[:n] {
+		results := make([]result, len(ops))
+		for i, o := range ops {
 			results[i] = result{Op: o}
 		}
 		k.report(results)
 	default:
-		k.inBatches(ops[:n], k.encodeRemove, judgeRemove)
+		k.inBatches(ops, k.encodeRemove, judgeRemove)
 	}
-	k.postpone(ops[n:])
-	return n == len(ops)
 }
 
-func (k *Kernel) postpone(ops []op) {
-	results := make([]result, len(ops))
-	for i, o := range ops {
-		results[i] = result{Op: o, Outcome: reconcile.Postponed}
+// removeTogether removes those of the next hops all of whose routes are to go
+// too, which takes the routes along in one message, and returns the others.
+// For each such next hop the kernel walks the whole table, so it is worth it
+// only where its routes are a good part of all.
+func (k *Kernel) removeTogether(hops []op) []op {
+	worth := func(o op) bool {
+		n := k.users[o.Key.(dataplane.NextHopKey).ID]
+		return n > 1 && n*8 >= k.routes
 	}
-	k.report(results)
-}
-
-// removeTogether removes next hops all of whose routes are to go, which takes
-// the routes along in one message, and returns what is left to do. For each
-// such next hop the kernel walks the whole table, so it is worth it only where
-// the routes are a good part of all.
-func (k *Kernel) removeTogether(routes, hops []op) (restRoutes, restHops []op) {
-	doomed := map[dataplane.NextHopID]int{}
-	for _, o := range routes {
-		doomed[nextHopOf(o.Have)]++
+	if !slices.ContainsFunc(hops, worth) {
+		return hops
 	}
-	together := map[dataplane.NextHopID][]result{}
-	var first []op
+	routes := map[dataplane.NextHopID][]result{}
+	for _, o := range k.want.Due(class(dataplane.KindRoute), true, noLimit) {
+		id := nextHopOf(o.Have)
+		routes[id] = append(routes[id], result{Op: o})
+	}
+	var whole, rest []op
 	for _, o := range hops {
 		id := o.Key.(dataplane.NextHopKey).ID
-		if n := doomed[id]; n > 1 && n == k.users[id] && n*8 >= k.routes {
-			together[id] = nil
-			first = append(first, o)
+		if worth(o) && len(routes[id]) == k.users[id] {
+			whole = append(whole, o)
 		} else {
-			restHops = append(restHops, o)
+			rest = append(rest, o)
 		}
 	}
-	if len(first) == 0 {
-		return routes, hops
-	}
-	for _, o := range routes {
-		if list, ok := together[nextHopOf(o.Have)]; ok {
-			together[nextHopOf(o.Have)] = append(list, result{Op: o})
-		} else {
-			restRoutes = append(restRoutes, o)
-		}
-	}
-	k.inBatches(first, k.encodeRemove, func(o op, err error) result {
+	k.inBatches(whole, k.encodeRemove, func(o op, err error) result {
 		r := judgeRemove(o, err)
-		gone := together[o.Key.(dataplane.NextHopKey).ID]
-		if r.Outcome != reconcile.Succeeded {
-			for i := range gone {
-				gone[i].Outcome = reconcile.Postponed
-			}
-		} else {
-			k.wrote(dataplane.KindRoute, true, len(gone))
+		if r.Outcome == reconcile.Succeeded {
+			id := o.Key.(dataplane.NextHopKey).ID
+			k.wrote(dataplane.KindRoute, true, len(routes[id]))
+			k.report(routes[id])
+			delete(routes, id)
 		}
-		k.report(gone)
 		return r
 	})
-	return restRoutes, restHops
+	for _, list := range routes {
+		for i := range list {
+			list[i].Outcome = reconcile.Postponed
+		}
+		k.report(list)
+	}
+	return rest
 }
 
 // inBatches sends a message for each op, many at once. encode appends it to

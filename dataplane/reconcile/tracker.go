@@ -97,6 +97,7 @@ type entry[K comparable, V comparable] struct {
 	ours    bool // was wanted in this life
 	done    bool // nothing to do
 	queued  bool
+	gone    bool // no longer tracked: nobody wants it and it is not there
 }
 
 // Tracker holds wishes and what there is. Its methods are safe for concurrent

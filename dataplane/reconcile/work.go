@@ -14,6 +14,8 @@ type Op[K comparable, V comparable] struct {
 	Exists bool // whether Have counts
 
 	Attempts int // refusals in a row so far
+
+	entry *entry[K, V] // spares a look-up; stale once it is gone
 }
 
 // Outcome says what became of an [Op].
@@ -58,7 +60,7 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 		i := 0
 		for ; i < len(list) && len(out) < limit; i++ {
 			e := list[i]
-			if !t.valid(e, q) {
+			if !e.valid(q) {
 				continue
 			}
 			e.queued = false
@@ -73,7 +75,7 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 }
 
 func (e *entry[K, V]) op() Op[K, V] {
-	o := Op[K, V]{Key: e.key, Want: e.want, Wanted: e.wanted, Have: e.have, Exists: e.exists}
+	o := Op[K, V]{Key: e.key, Want: e.want, Wanted: e.wanted, Have: e.have, Exists: e.exists, entry: e}
 	if e.trouble != nil {
 		o.Attempts = e.trouble.attempts
 	}
@@ -91,7 +93,7 @@ func (t *Tracker[K, V]) HasDue(remove bool) bool {
 		first := t.queue(class, remove, 0)
 		for q := first; q < first+n; q++ {
 			list := t.ready[q]
-			for len(list) > 0 && !t.valid(list[0], q) {
+			for len(list) > 0 && !list[0].valid(q) {
 				list[0], list = nil, list[1:]
 			}
 			if t.ready[q] = list; len(list) > 0 {
@@ -128,7 +130,10 @@ func (t *Tracker[K, V]) Report(results []Result[K, V]) {
 }
 
 func (t *Tracker[K, V]) report(r *Result[K, V]) {
-	e := t.entries[r.Op.Key]
+	e := r.Op.entry
+	if e == nil || e.gone {
+		e = t.entries[r.Op.Key]
+	}
 	if e == nil {
 		if r.Outcome != Succeeded || !r.Op.Wanted {
 			return
@@ -297,6 +302,7 @@ func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 		if !e.wanted && !e.exists {
 			t.forgive(e)
 			delete(t.entries, e.key)
+			e.gone = true
 		}
 		return
 	}
@@ -319,8 +325,8 @@ func (t *Tracker[K, V]) enqueue(e *entry[K, V]) {
 }
 
 // valid reports whether e, found in queue q, is still to be done from there.
-func (t *Tracker[K, V]) valid(e *entry[K, V], q int) bool {
-	return e.queued && e.place == q && t.entries[e.key] == e
+func (e *entry[K, V]) valid(q int) bool {
+	return e.queued && e.place == q
 }
 
 func (t *Tracker[K, V]) place(e *entry[K, V]) int {
