@@ -23,14 +23,14 @@ func TestHalfDone(t *testing.T) {
 		affinity string // of node a, as stored; empty: none
 		owner    string // of the block; empty: no block; "-": nobody
 		used     bool
-		held     bool // a holds the block at the end
-		in       string
+		held     bool   // a holds the block at the end
+		in       string // empty: wherever; a claim without a block is finished or undone, whichever comes first
 	}{
-		"claim begun":                           {`{"state":"pending","deleted":false}`, "", false, true, "10.0.0.0/30"},
+		"claim begun":                           {`{"state":"pending","deleted":false}`, "", false, false, ""},
 		"claim begun, block made":               {`{"state":"pending","deleted":false}`, "a", false, true, "10.0.0.0/30"},
 		"claim lost to another":                 {`{"state":"pending","deleted":false}`, "b", true, false, "10.0.0.4/30"},
 		"confirmed, block lost to another":      {`{"state":"confirmed","deleted":false}`, "b", true, false, "10.0.0.4/30"},
-		"confirmed, no block":                   {`{"state":"confirmed","deleted":false}`, "", false, true, "10.0.0.0/30"},
+		"confirmed, no block":                   {`{"state":"confirmed","deleted":false}`, "", false, false, ""},
 		"block made, no affinity":               {``, "a", true, true, "10.0.0.0/30"},
 		"release begun, block in use":           {`{"state":"pendingDeletion","deleted":false}`, "a", true, false, "10.0.0.4/30"},
 		"release begun, block disowned":         {`{"state":"pendingDeletion","deleted":false}`, "-", true, false, "10.0.0.4/30"},
