@@ -53,7 +53,8 @@ type demo struct {
 	binDir      string
 	vmRunner    string
 	asJSON      bool
-	trailer     bool // end the output with the results for the demo outside of the machine
+	inVM        bool // be brief, and end with the results for the demo outside of the machine
+	parallel    bool
 	prefix      string
 	progress    *progress
 }
@@ -79,8 +80,9 @@ Succeeds only if every pair answered.`,
 	fl.IntVar(&d.flags.pods, "pods", lab.DefaultPods, "number of pods on each host")
 	fl.StringVar(&d.vmRunner, "vm-runner", "", "`command` that runs what follows it in a virtual machine, for encapsulations whose device this kernel lacks")
 	fl.BoolVar(&d.asJSON, "json", false, "print the results alone, as JSON")
-	fl.BoolVar(&d.trailer, "trailer", false, "end with a line that holds the results as JSON")
-	if err := fl.MarkHidden("trailer"); err != nil {
+	fl.BoolVar(&d.parallel, "parallel", false, "bring the labs up beside each other")
+	fl.BoolVar(&d.inVM, "in-vm", false, "show no progress, and end with a line that holds the results as JSON")
+	if err := fl.MarkHidden("in-vm"); err != nil {
 		panic(err) // the flag is defined one line above
 	}
 	fl.StringVar(&d.prefix, "name", "demo", "how the names of the labs begin")
@@ -99,7 +101,11 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	start := time.Now()
-	d.progress = newProgress(d.errOut)
+	told := d.errOut
+	if d.inVM {
+		told = io.Discard
+	}
+	d.progress = newProgress(told)
 	defer d.progress.done()
 
 	// The machine takes a while to boot: it does so from the beginning, beside
@@ -107,12 +113,9 @@ func (d *demo) run(ctx context.Context) error {
 	vmCtx, stopVM := context.WithCancel(ctx)
 	defer stopVM()
 	vm := d.startVM(vmCtx, elsewhere)
-	var results []modeResult
-	for _, e := range here {
-		results = append(results, d.show(ctx, e))
-		if ctx.Err() != nil {
-			break
-		}
+	results, err := d.showAll(ctx, here)
+	if err != nil {
+		return err
 	}
 	if len(elsewhere) > 0 {
 		d.progress.step("waiting for the virtual machine: " + joinModes(elsewhere))
@@ -184,7 +187,7 @@ func (d *demo) startVM(ctx context.Context, modes []store.Encapsulation) <-chan 
 		done <- vmOutcome{err: fmt.Errorf("this kernel has no device for %s: load its module (modprobe ipip), or give --vm-runner", joinModes(modes))}
 		return done
 	}
-	args := append(runner[1:], "routerctl", "lab", "demo", "--trailer", "--nodes", fmt.Sprint(d.flags.nodes), "--pods", fmt.Sprint(d.flags.pods))
+	args := append(runner[1:], "routerctl", "lab", "demo", "--in-vm", "--parallel", "--nodes", fmt.Sprint(d.flags.nodes), "--pods", fmt.Sprint(d.flags.pods))
 	for _, m := range modes {
 		args = append(args, "--encapsulation", string(m))
 	}
@@ -244,14 +247,44 @@ func vmResults(trailer string, o vmOutcome, modes []store.Encapsulation) []modeR
 	return results
 }
 
+// showAll shows the modes in their order: one after the other, or as much at
+// once as there is.
+func (d *demo) showAll(ctx context.Context, modes []store.Encapsulation) ([]modeResult, error) {
+	results := make([]modeResult, len(modes))
+	outputs := make([]bytes.Buffer, len(modes))
+	var g errgroup.Group
+	if !d.parallel {
+		g.SetLimit(1)
+	}
+	printed := make(chan struct{}) // closed once all before have been printed
+	close(printed)
+	for i, e := range modes {
+		before, done := printed, make(chan struct{})
+		printed = done
+		g.Go(func() error {
+			defer close(done)
+			if ctx.Err() != nil {
+				results[i] = modeResult{Encapsulation: e, Where: "here", Error: "interrupted"}
+				return nil
+			}
+			results[i] = d.show(ctx, e, &outputs[i])
+			<-before
+			_, err := outputs[i].WriteTo(d.out)
+			return err
+		})
+	}
+	return results, g.Wait()
+}
+
 // show brings one lab up, prints what is to be seen and takes it down.
-func (d *demo) show(ctx context.Context, e store.Encapsulation) modeResult {
+func (d *demo) show(ctx context.Context, e store.Encapsulation, out io.Writer) modeResult {
 	r := modeResult{Encapsulation: e, Where: "here"}
 	start := time.Now()
-	if !d.asJSON {
-		fmt.Fprintf(d.out, "\n######  %s: %s  ######\n\n", e, explain(e))
+	if d.asJSON {
+		out = io.Discard
 	}
-	if err := d.visit(ctx, e, &r); err != nil {
+	fmt.Fprintf(out, "\n######  %s: %s  ######\n\n", e, explain(e))
+	if err := d.visit(ctx, e, &r, out); err != nil {
 		r.Error = err.Error()
 	}
 	r.Total = time.Since(start).Seconds()
@@ -274,24 +307,25 @@ func explain(e store.Encapsulation) string {
 	return string(e)
 }
 
-func (d *demo) visit(ctx context.Context, e store.Encapsulation, r *modeResult) (err error) {
+func (d *demo) visit(ctx context.Context, e store.Encapsulation, r *modeResult, out io.Writer) (err error) {
+	step := func(what string) { d.progress.step(string(e) + ": " + what) }
 	t := lab.DefaultTopology(d.flags.nodes)
 	t.Pods, t.Pool.Encapsulation = &d.flags.pods, e
 	start := time.Now()
 	name := d.prefix + "-" + strings.ToLower(string(e))
-	l, err := lab.Up(ctx, lab.Options{Name: name, Topology: t, BinDir: d.binDir, Replace: true, Progress: d.progress.step})
+	l, err := lab.Up(ctx, lab.Options{Name: name, Topology: t, BinDir: d.binDir, Replace: true, Progress: step})
 	if err != nil {
 		return err
 	}
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 		defer cancel()
-		d.progress.step("removing lab " + name)
+		step("removing lab " + name)
 		err = errors.Join(err, l.Down(undo))
 	}()
 	r.Up = time.Since(start).Seconds()
 
-	d.progress.step("asking from every pod and host to every other")
+	step("asking from every pod and host to every other")
 	reach, cancel := context.WithTimeout(ctx, reachWithin)
 	defer cancel()
 	m, err := l.ReachabilityMatrix(reach, traffic.Options{})
@@ -307,12 +341,12 @@ func (d *demo) visit(ctx context.Context, e store.Encapsulation, r *modeResult) 
 	}
 	r.Asked, r.Answered = m.Pairs()
 	r.Failures = m.Failures()
-	d.progress.step("waiting for the BGP sessions")
+	step("waiting for the BGP sessions")
 	nodes, err := waitSessions(ctx, l)
-	if err != nil || d.asJSON {
+	if err != nil {
 		return err
 	}
-	return d.print(ctx, l, nodes, m)
+	return printLab(ctx, out, l, nodes, m)
 }
 
 // waitSessions asks every host about itself until all BGP sessions are up, or
@@ -364,147 +398,4 @@ func sessionsUp(nodes []*apiv1.NodeResponse) bool {
 		}
 	}
 	return true
-}
-
-func (d *demo) print(ctx context.Context, l *lab.Lab, nodes []*apiv1.NodeResponse, m lab.Matrix) error {
-	var routes strings.Builder
-	for _, h := range l.Hosts() {
-		out, err := l.Output(ctx, h, "ip", "-4", "route")
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&routes, "  %s\n", h)
-		for line := range strings.Lines(out) {
-			// By its number where ip(8) has no directory for further names.
-			if strings.Contains(line, " proto routerd ") || strings.Contains(line, " proto 77 ") {
-				fmt.Fprintf(&routes, "    %s\n", strings.TrimSpace(line))
-			}
-		}
-	}
-	for _, s := range []struct {
-		heading string
-		t       *table
-	}{
-		{"Hosts", hostTable(l, nodes)},
-		{"BGP sessions", sessionTable(nodes)},
-		{"Blocks", blockTable(nodes)},
-	} {
-		fmt.Fprintln(d.out, s.heading)
-		if err := s.t.print(d.out, "  "); err != nil {
-			return err
-		}
-		fmt.Fprintln(d.out)
-	}
-	fmt.Fprintf(d.out, "Routes of each host\n%s\n", routes.String())
-	asked, answered := m.Pairs()
-	fmt.Fprintf(d.out, "Who reaches whom, round trip in ms: %d of %d pairs\n", answered, asked)
-	if err := matrixTable(m).print(d.out, "  "); err != nil {
-		return err
-	}
-	for _, f := range m.Failures() {
-		fmt.Fprintln(d.out, "  "+f)
-	}
-	return nil
-}
-
-func hostTable(l *lab.Lab, nodes []*apiv1.NodeResponse) *table {
-	t := newTable("HOST", "RACK", "ADDRESS", "TUNNEL", "AS", "WORKLOADS", "POD MTU", "READY")
-	for i, n := range l.Topology().Nodes {
-		r := nodes[i]
-		tunnel := "-"
-		for _, a := range []string{r.GetIpipTunnelAddress(), r.GetVxlanTunnelAddress()} {
-			if a != "" {
-				tunnel = a
-			}
-		}
-		ready := "yes"
-		if !r.GetHealth().GetReady().GetOk() {
-			ready = "no: " + r.GetHealth().GetReady().GetReason()
-		}
-		t.add(n.Name, n.Rack, r.GetIpv4Address(), tunnel, fmt.Sprint(r.GetAsNumber()), fmt.Sprint(r.GetWorkloads()), fmt.Sprint(r.GetWorkloadMtu()), ready)
-	}
-	return t
-}
-
-func sessionTable(nodes []*apiv1.NodeResponse) *table {
-	t := newTable("HOST", "PEER", "TYPE", "STATE", "INFO", "RECEIVED", "ADVERTISED")
-	for _, n := range nodes {
-		for _, p := range n.GetPeers() {
-			t.add(n.GetName(), p.GetAddress(), p.GetType(), p.GetState(), p.GetInfo(), fmt.Sprint(p.GetReceived()), fmt.Sprint(p.GetAdvertised()))
-		}
-	}
-	return t
-}
-
-func blockTable(nodes []*apiv1.NodeResponse) *table {
-	t := newTable("BLOCK", "HOST", "POOL", "IN USE")
-	for _, n := range nodes {
-		for _, b := range n.GetBlocks() {
-			t.add(b.GetCidr(), n.GetName(), b.GetPool(), fmt.Sprintf("%d of %d", b.GetInUse(), b.GetSize()))
-		}
-	}
-	return t
-}
-
-func matrixTable(m lab.Matrix) *table {
-	t := newTable(append([]string{"FROM \\ TO"}, m.Places...)...)
-	for i, row := range m.Replies {
-		cells := []string{m.Places[i]}
-		for j, r := range row {
-			switch {
-			case i == j:
-				cells = append(cells, ".")
-			case r.OK:
-				cells = append(cells, fmt.Sprintf("%.2f", r.RTT.Seconds()*1e3))
-			default:
-				cells = append(cells, "NONE")
-			}
-		}
-		t.add(cells...)
-	}
-	return t
-}
-
-func (d *demo) summary(results []modeResult, took time.Duration) error {
-	if d.asJSON {
-		enc := json.NewEncoder(d.out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(results)
-	}
-	fmt.Fprintf(d.out, "\n######  Summary, after %.1f s  ######\n\n", took.Seconds())
-	t := newTable("ENCAPSULATION", "WHERE", "RESULT", "PAIRS", "UP AFTER", "IN ALL")
-	for _, r := range results {
-		result := "ok"
-		switch {
-		case r.Error != "":
-			result = "FAILED"
-		case !r.ok():
-			result = "INCOMPLETE"
-		}
-		t.add(string(r.Encapsulation), r.Where, result, fmt.Sprintf("%d of %d", r.Answered, r.Asked), seconds(r.Up), seconds(r.Total))
-	}
-	if err := t.print(d.out, "  "); err != nil {
-		return err
-	}
-	for _, r := range results {
-		if r.Error != "" {
-			fmt.Fprintf(d.out, "\n%s: %s\n", r.Encapsulation, r.Error)
-		}
-	}
-	if !d.trailer {
-		return nil
-	}
-	line, err := json.Marshal(results)
-	if err != nil {
-		return fmt.Errorf("print results: %w", err)
-	}
-	_, err = fmt.Fprintf(d.out, "%s%s\n", trailerMark, line)
-	return err
-}
-
-func seconds(s float64) string {
-	if s == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f s", s)
 }

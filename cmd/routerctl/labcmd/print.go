@@ -70,7 +70,7 @@ func (c *commands) printStatus(ctx context.Context, l *lab.Lab) error {
 }
 
 // heartbeat is after how long a step that is not done says so again.
-const heartbeat = 2 * time.Second
+const heartbeat = 5 * time.Second
 
 // progress tells what goes on: a line when a step begins, and another now and
 // then while it lasts.
