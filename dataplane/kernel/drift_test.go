@@ -43,10 +43,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
-			l.wire("up0", "up1", "10.0.0.1/24")
-			k := l.start()
-			k.synced()
+			l, k := newHost(t)
 			k.put(host()...)
 			k.ready()
 			before := k.drifted(tt.kind)
@@ -106,10 +103,7 @@ func TestSysctlDriftIsFoundByTheFullCheck(t *testing.T) {
 
 func TestForeignAdditionsAreSwept(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	k.put(host()...)
 	k.ready()
 	l.run("ip addr add 1.2.3.4/32 dev vxlan.calico", "ip route add 172.16.0.0/16 via 10.0.0.9 proto 77",
@@ -235,10 +229,7 @@ func TestOverrunOfNotificationsIsMadeGood(t *testing.T) {
 
 func TestQuarrelWithAnotherDaemonIsDamped(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	k.put(via(8, "10.0.0.2", "up0"), route("192.168.2.0/26", 8))
 	k.ready()
 	n := k.writes.Load()

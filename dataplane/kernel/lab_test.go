@@ -231,6 +231,17 @@ func (l *lab) start(options ...labOption) *running {
 	return r
 }
 
+// newHost is a lab with the wire up0 to a subnet 10.0.0.0/24, and a Kernel at
+// work in it that has a wish from nobody.
+func newHost(t testing.TB, options ...labOption) (*lab, *running) {
+	t.Helper()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	k := l.start(options...)
+	k.synced()
+	return l, k
+}
+
 func (r *running) stop() {
 	r.cancel()
 	if err, ok := <-r.done; ok {

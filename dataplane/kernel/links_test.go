@@ -29,10 +29,7 @@ func TestVXLANChanges(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
-			l.wire("up0", "up1", "10.0.0.1/24")
-			k := l.start()
-			k.synced()
+			l, k := newHost(t)
 			k.put(host()...)
 			index := strings.Fields(l.run("ip -o link show vxlan.calico"))[0]
 			changed := base
@@ -85,10 +82,7 @@ func TestVXLANWaitsForItsParentAndTellsClashes(t *testing.T) {
 // second where not.
 func TestIPIP(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	tun := dataplane.Link{Name: "tunl0", Type: dataplane.LinkIPIP, MTU: 1480}
 	objs := []dataplane.Object{
 		tun, dataplane.Address{Link: "tunl0", Prefix: pfx("192.168.0.1/32")},

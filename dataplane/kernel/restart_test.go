@@ -12,10 +12,7 @@ import (
 
 func TestRestartOnAProgrammedKernelWritesNothing(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	k.put(host()...)
 	before := l.run("ip -d route show table all", "ip -d nexthop", "bridge fdb", "ip neigh", "ip -d addr")
 	k.stop()

@@ -22,10 +22,7 @@ import (
 
 func TestNextHopSwapIsOneMessage(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	objs := []dataplane.Object{via(8, "10.0.0.2", "up0")}
 	for i := range 256 {
 		objs = append(objs, route(fmt.Sprintf("172.16.%d.0/24", i), 8))
@@ -43,10 +40,7 @@ func TestNextHopSwapIsOneMessage(t *testing.T) {
 
 func TestNextHopInUseIsNotDeleted(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	k.put(via(8, "10.0.0.2", "up0"), route("192.168.2.0/26", 8))
 	// Somebody withdraws the next hop too early: the kernel would take the
 	// route with it.
@@ -111,10 +105,7 @@ func TestTwentyThousandRoutes(t *testing.T) {
 // next hop, in batches.
 func TestRoutesGoOneByOneWhereTheirNextHopStays(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start()
-	k.synced()
+	l, k := newHost(t)
 	many := manyRoutes(2*turnSize+100, 8)
 	k.put(append(many, via(8, "10.0.0.2", "up0"))...)
 	k.del(many[100:]...)
@@ -136,10 +127,7 @@ func manyRoutes(n int, id dataplane.NextHopID) []dataplane.Object {
 // while somebody else meddles.
 func TestManyCallersAtOnce(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	k := l.start(everyCheck(20 * time.Millisecond))
-	k.synced()
+	l, k := newHost(t, everyCheck(20*time.Millisecond))
 	k.put(via(8, "10.0.0.2", "up0"))
 	var wg sync.WaitGroup
 	errs := make(chan error, 8)
@@ -227,43 +215,9 @@ fd00:3::5 dev up0 metric 1024 pref medium`
 	l.shows("ip -6 route show proto 77", "")
 }
 
-func TestUnderlay(t *testing.T) {
-	t.Parallel()
-	l := newLab(t)
-	l.wire("up0", "up1", "10.0.0.1/24")
-	l.run("ip addr add 10.0.0.5/24 dev up0", "ip route add default via 10.0.0.254 proto static", "ip link set up0 address 66:00:00:00:00:01",
-		"ip route add 172.16.0.0/12 metric 5 nexthop via 10.0.0.7 nexthop via 10.0.0.8")
-	k := l.start()
-	k.synced()
-	k.put(host()...)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	slow := k.Underlay(ctx)
-	ch := k.Underlay(ctx)
-	last := func() (u dataplane.Underlay) {
-		t.Helper()
-		select {
-		case u = <-ch:
-		case <-time.After(20 * time.Second):
-			t.Fatal("no snapshot")
-		}
-		return u
-	}
-	// until reads snapshots until one fits.
-	until := func(what string, fits func(dataplane.Underlay) bool) dataplane.Underlay {
-		t.Helper()
-		for u := last(); ; u = last() {
-			if fits(u) {
-				return u
-			}
-		}
-	}
-	u := until("the tunnel", func(u dataplane.Underlay) bool {
-		return len(u.Links) == 4 && u.Links[3].Up && slices.ContainsFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool {
-			return a.Prefix == pfx("192.168.0.1/32")
-		})
-	})
-	want := dataplane.Underlay{
+// theUnderlay is what TestUnderlay makes, without IPv6.
+func theUnderlay() dataplane.Underlay {
+	return dataplane.Underlay{
 		Links: []dataplane.UnderlayLink{
 			{Index: 1, Name: "lo", MTU: 65536, Up: true, Loopback: true},
 			{Index: 2, Name: "up1", Type: "veth", MTU: 1500, Up: true},
@@ -283,50 +237,79 @@ func TestUnderlay(t *testing.T) {
 			{Prefix: pfx("172.16.0.0/12"), Gateway: addr("10.0.0.8"), Link: "up0", Metric: 5, Protocol: 3},
 		},
 	}
-	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
-	diff := cmp.Diff(want, u,
+}
+
+// compareIPv4 compares underlays without what IPv6 and chance put in.
+func compareIPv4(want, got dataplane.Underlay) string {
+	return cmp.Diff(want, got,
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-		cmpopts.IgnoreSliceElements(func(a dataplane.UnderlayAddress) bool { return !is4(a.Prefix) }),
-		cmpopts.IgnoreSliceElements(func(r dataplane.UnderlayRoute) bool { return !is4(r.Prefix) }),
+		cmpopts.IgnoreSliceElements(func(a dataplane.UnderlayAddress) bool { return !a.Prefix.Addr().Is4() }),
+		cmpopts.IgnoreSliceElements(func(r dataplane.UnderlayRoute) bool { return !r.Prefix.Addr().Is4() }),
 		cmp.Transformer("mac", func(l dataplane.UnderlayLink) dataplane.UnderlayLink {
 			if l.Name == "up1" {
 				l.MAC = dataplane.MAC{}
 			}
 			return l
 		}))
-	if diff != "" {
+}
+
+// routed reports whether an underlay has a route for the prefix.
+func routed(u dataplane.Underlay, p string) bool {
+	return slices.ContainsFunc(u.Routes, func(r dataplane.UnderlayRoute) bool { return r.Prefix == pfx(p) })
+}
+
+// until reads snapshots until one fits.
+func until(t *testing.T, ch <-chan dataplane.Underlay, what string, fits func(dataplane.Underlay) bool) dataplane.Underlay {
+	t.Helper()
+	late := time.After(20 * time.Second)
+	for {
+		select {
+		case u := <-ch:
+			if fits(u) {
+				return u
+			}
+		case <-late:
+			t.Fatalf("no snapshot with %s", what)
+		}
+	}
+}
+
+func TestUnderlay(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	l.run("ip addr add 10.0.0.5/24 dev up0", "ip route add default via 10.0.0.254 proto static", "ip link set up0 address 66:00:00:00:00:01",
+		"ip route add 172.16.0.0/12 metric 5 nexthop via 10.0.0.7 nexthop via 10.0.0.8")
+	k := l.start()
+	k.put(host()...)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	slow, ch := k.Underlay(ctx), k.Underlay(ctx)
+	u := until(t, ch, "the tunnel", func(u dataplane.Underlay) bool {
+		return len(u.Links) == 4 && u.Links[3].Up && slices.ContainsFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool {
+			return a.Prefix == pfx("192.168.0.1/32")
+		})
+	})
+	if diff := compareIPv4(theUnderlay(), u); diff != "" {
 		t.Errorf("underlay (-want +got):\n%s", diff)
 	}
-	has := func(u dataplane.Underlay, p string) bool {
-		for _, r := range u.Routes {
-			if r.Prefix == pfx(p) {
-				return true
-			}
-		}
-		return false
-	}
 	l.run("ip route add 172.31.0.0/16 via 10.0.0.9")
-	until("a new route", func(u dataplane.Underlay) bool { return has(u, "172.31.0.0/16") })
+	until(t, ch, "a new route", func(u dataplane.Underlay) bool { return routed(u, "172.31.0.0/16") })
 	// The kernel says nothing of IPv4 routes that go with a device.
 	l.run("ip link set up0 down")
-	until("no routes", func(u dataplane.Underlay) bool {
-		return !has(u, "172.31.0.0/16") && !has(u, "0.0.0.0/0") && !has(u, "10.0.0.0/24")
+	until(t, ch, "no routes", func(u dataplane.Underlay) bool {
+		return !routed(u, "172.31.0.0/16") && !routed(u, "0.0.0.0/0") && !routed(u, "10.0.0.0/24")
 	})
 	l.run("ip link set up0 up", "ip route add default via 10.0.0.254")
-	until("the default route", func(u dataplane.Underlay) bool { return has(u, "0.0.0.0/0") })
+	until(t, ch, "the default route", func(u dataplane.Underlay) bool { return routed(u, "0.0.0.0/0") })
 	l.run("ip addr flush dev up0")
-	newest := until("no address", func(u dataplane.Underlay) bool { return len(u.Routes) == 0 || !has(u, "0.0.0.0/0") })
-	// The slow reader got only the newest.
-	eventually(t, "the slow reader", func() error {
-		select {
-		case u := <-slow:
-			newest = u
-		default:
+	until(t, ch, "no address", func(u dataplane.Underlay) bool { return !routed(u, "0.0.0.0/0") })
+	// The slow reader gets only the newest.
+	until(t, slow, "the newest", func(u dataplane.Underlay) bool {
+		if routed(u, "172.31.0.0/16") {
+			t.Error("an old snapshot")
 		}
-		if has(newest, "0.0.0.0/0") {
-			return errors.New("an old snapshot")
-		}
-		return nil
+		return !routed(u, "0.0.0.0/0")
 	})
 	cancel()
 	eventually(t, "closed", func() error {

@@ -70,6 +70,75 @@ func (m *model) expect() map[string]int {
 	return out
 }
 
+// actions are what may happen to a tracker, and to its model.
+func actions(w *world, m *model, revs *[]Revision) map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){
+		"replace": func(t *rapid.T) {
+			src, want := genSource().Draw(t, "source"), genSet().Draw(t, "want")
+			m.replace(src, want)
+			*revs = append(*revs, w.t.Replace(src, maps.All(want)))
+		},
+		"update": func(t *rapid.T) {
+			src, put := genSource().Draw(t, "source"), genSet().Draw(t, "put")
+			del := rapid.SliceOf(genKey()).Draw(t, "del")
+			m.update(src, put, del)
+			*revs = append(*revs, w.update(src, put, del...))
+		},
+		"synced": func(t *rapid.T) {
+			src := genSource().Draw(t, "source")
+			m.synced[src] = true
+			w.t.Synced(src)
+		},
+		"turn with refusals": func(t *rapid.T) {
+			outcomes := rapid.SliceOfN(rapid.SampledFrom([]Outcome{Succeeded, Refused, Blocked, Postponed, Lost}), 1, 4).Draw(t, "outcomes")
+			i := 0
+			w.fail = func(op Op[string, int]) (Outcome, error) {
+				o := outcomes[i%len(outcomes)]
+				i++
+				switch {
+				case o == Succeeded:
+					return o, nil
+				case o == Lost:
+					delete(w.there, op.Key)
+					delete(m.old, op.Key)
+				}
+				return o, errors.New("no")
+			}
+			w.turn()
+			w.fail = nil
+		},
+		"foreign hand": func(t *rapid.T) {
+			k, v := genKey().Draw(t, "key"), rapid.IntRange(0, 3).Draw(t, "value")
+			delete(m.old, k)
+			if v == 0 {
+				delete(w.there, k)
+				w.t.LoseHave(k)
+			} else {
+				w.there[k] = v
+				m.old[k] = v
+				w.t.SetHave(k, v)
+			}
+			// What appears under a key that was never wanted is a leftover.
+		},
+		"foreign hand unseen until the listing": func(t *rapid.T) {
+			k := genKey().Draw(t, "key")
+			delete(m.old, k)
+			delete(w.there, k)
+			w.t.ReplaceHave(maps.All(w.there))
+		},
+		"time": func(t *rapid.T) {
+			w.clock.now = w.clock.now.Add(time.Duration(rapid.IntRange(0, 100_000).Draw(t, "ms")) * time.Millisecond)
+		},
+		"": func(t *rapid.T) {
+			for k, e := range w.t.entries {
+				if e.done != (e.wanted && e.exists && e.want == e.have || !e.wanted && (!e.exists || !e.ours && !w.t.swept)) {
+					t.Fatalf("%s: done is %v of %+v", k, e.done, e)
+				}
+			}
+		},
+	}
+}
+
 // TestTrackerReachesTheModel does random things to a tracker, with refusals,
 // foreign hands and time in between, and compares the end with the model.
 func TestTrackerReachesTheModel(t *testing.T) {
@@ -80,71 +149,7 @@ func TestTrackerReachesTheModel(t *testing.T) {
 		m := newModel(maps.Clone(w.there))
 		w.t.ReplaceHave(maps.All(w.there))
 		var revs []Revision
-		t.Repeat(map[string]func(*rapid.T){
-			"replace": func(t *rapid.T) {
-				src, want := genSource().Draw(t, "source"), genSet().Draw(t, "want")
-				m.replace(src, want)
-				revs = append(revs, w.t.Replace(src, maps.All(want)))
-			},
-			"update": func(t *rapid.T) {
-				src, put := genSource().Draw(t, "source"), genSet().Draw(t, "put")
-				del := rapid.SliceOf(genKey()).Draw(t, "del")
-				m.update(src, put, del)
-				revs = append(revs, w.update(src, put, del...))
-			},
-			"synced": func(t *rapid.T) {
-				src := genSource().Draw(t, "source")
-				m.synced[src] = true
-				w.t.Synced(src)
-			},
-			"turn with refusals": func(t *rapid.T) {
-				outcomes := rapid.SliceOfN(rapid.SampledFrom([]Outcome{Succeeded, Refused, Blocked, Postponed, Lost}), 1, 4).Draw(t, "outcomes")
-				i := 0
-				w.fail = func(op Op[string, int]) (Outcome, error) {
-					o := outcomes[i%len(outcomes)]
-					i++
-					switch {
-					case o == Succeeded:
-						return o, nil
-					case o == Lost:
-						delete(w.there, op.Key)
-						delete(m.old, op.Key)
-					}
-					return o, errors.New("no")
-				}
-				w.turn()
-				w.fail = nil
-			},
-			"foreign hand": func(t *rapid.T) {
-				k, v := genKey().Draw(t, "key"), rapid.IntRange(0, 3).Draw(t, "value")
-				delete(m.old, k)
-				if v == 0 {
-					delete(w.there, k)
-					w.t.LoseHave(k)
-				} else {
-					w.there[k] = v
-					m.old[k] = v
-					w.t.SetHave(k, v)
-				}
-				// What appears under a key that was never wanted is a leftover.
-			},
-			"foreign hand unseen until the listing": func(t *rapid.T) {
-				k := genKey().Draw(t, "key")
-				delete(m.old, k)
-				delete(w.there, k)
-				w.t.ReplaceHave(maps.All(w.there))
-			},
-			"time": func(t *rapid.T) {
-				w.clock.now = w.clock.now.Add(time.Duration(rapid.IntRange(0, 100_000).Draw(t, "ms")) * time.Millisecond)
-			},
-			"": func(t *rapid.T) {
-				for k, e := range w.t.entries {
-					if e.done != (e.wanted && e.exists && e.want == e.have || !e.wanted && (!e.exists || !e.ours && !w.t.swept)) {
-						t.Fatalf("%s: done is %v of %+v", k, e.done, e)
-					}
-				}
-			},
-		})
+		t.Repeat(actions(w, m, &revs))
 		w.t.RetryWaiting()
 		w.rest()
 		// A key that a foreign hand brought back after it was withdrawn may stay
