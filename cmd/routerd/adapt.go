@@ -68,8 +68,13 @@ func tunnelKind(t node.Tunnel) ipam.TunnelKind {
 	return ipam.VXLANTunnel
 }
 
+// Ensure gives no address, and takes back what there was, when the pools of
+// the encapsulation do not select this host: it has no workloads in them.
 func (w tunnelIPAM) Ensure(ctx context.Context, t node.Tunnel) (netip.Addr, error) {
 	got, err := w.EnsureTunnel(ctx, tunnelKind(t))
+	if errors.Is(err, ipam.ErrNoPool) {
+		return netip.Addr{}, w.ReleaseTunnel(ctx, tunnelKind(t))
+	}
 	return got.Addr, err
 }
 
