@@ -73,7 +73,7 @@ type Kernel struct {
 	subs subscribers
 
 	mu       sync.Mutex
-	passed   bool  // a pass that left nothing due was done after the sync
+	passed   bool  // a pass that left nothing due was done after every source spoke
 	listErr  error // of the last listing
 	listed   bool  // there was one
 	supports map[dataplane.LinkType]bool
@@ -147,7 +147,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
 	}
 	k := &Kernel{
-		cfg: cfg, log: cfg.Log.With("component", "kernel"), ns: ns, lis: lis, nl: wrap(c),
+		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, nl: wrap(c),
 		poke:     make(chan struct{}, 1),
 		supports: make(map[dataplane.LinkType]bool),
 		mir:      newMirror(),
@@ -297,19 +297,19 @@ func (k *Kernel) Alive() time.Time {
 }
 
 // Ready reports whether the kernel's tables were made what is wanted once
-// since the start, every source being synced, and can still be read. If not,
-// it says why.
+// since every source first spoke, and can still be read. If not, it says why.
+// A source need not be synced: only the sweep of leftovers waits for that.
 func (k *Kernel) Ready() (bool, string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	unsynced := k.want.Unsynced()
+	silent := k.want.Silent()
 	switch {
 	case k.listErr != nil:
 		return false, fmt.Sprintf("cannot list the kernel's tables: %v", k.listErr)
 	case !k.listed:
 		return false, "the kernel's tables are not listed yet"
-	case len(unsynced) > 0:
-		return false, fmt.Sprintf("source %s is not synced yet", dataplane.Source(unsynced[0]))
+	case len(silent) > 0:
+		return false, fmt.Sprintf("source %s has not said yet what it wants", dataplane.Source(silent[0]))
 	case !k.passed:
 		return false, "the first pass is not done yet"
 	}

@@ -93,7 +93,7 @@ func TestLeftoversAreSweptOnlyAfterSync(t *testing.T) {
 	k.wait(k.Replace(dataplane.SourceCore, rest))
 	k.Synced(dataplane.SourceCore)
 	eventually(t, "a listing", func() error {
-		if ok, why := k.Ready(); ok || why != "source workload is not synced yet" {
+		if ok, why := k.Ready(); ok || why != "source workload has not said yet what it wants" {
 			return fmt.Errorf("ready: %v %q", ok, why)
 		}
 		return nil

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
 func TestNextHopSwapIsOneMessage(t *testing.T) {
@@ -333,17 +334,29 @@ func TestReadyAndAlive(t *testing.T) {
 	l := newLab(t)
 	k := l.start()
 	eventually(t, "not ready for the sources", func() error {
-		if ok, why := k.Ready(); ok || why != "source workload is not synced yet" {
+		if ok, why := k.Ready(); ok || why != "source workload has not said yet what it wants" {
 			return fmt.Errorf("%v %q", ok, why)
 		}
 		return nil
 	})
 	k.Synced(dataplane.SourceWorkload)
-	if ok, why := k.Ready(); ok || why != "source core is not synced yet" {
+	if ok, why := k.Ready(); ok || why != "source core has not said yet what it wants" {
 		t.Errorf("%v %q", ok, why)
 	}
-	k.Synced(dataplane.SourceCore)
+	// The core waits for its peers before it is synced; readiness does not.
+	rev := k.Replace(dataplane.SourceCore, []dataplane.Object{
+		dataplane.Route{Prefix: netip.MustParsePrefix("192.168.1.0/26"), Table: dataplane.MainTable, Type: dataplane.Blackhole},
+	})
 	k.ready()
+	// Ready means done: nothing is left to wait for.
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := k.Wait(ended, rev); err != nil {
+		t.Errorf("ready before the first wish is in the kernel: %v", err)
+	}
+	if diff := cmp.Diff([]reconcile.Source{reconcile.Source(dataplane.SourceCore)}, k.want.Unsynced()); diff != "" {
+		t.Errorf("unsynced (-want +got):\n%s", diff)
+	}
 	first := k.Alive()
 	eventually(t, "an idle loop turns", func() error {
 		if !k.Alive().After(first) {

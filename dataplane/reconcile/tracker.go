@@ -107,6 +107,7 @@ type Tracker[K comparable, V comparable] struct {
 	srcs    map[Source]int
 	mu      sync.Mutex
 	entries map[K]*entry[K, V]
+	spoken  map[Source]bool
 	synced  map[Source]bool
 	swept   bool // all sources are synced
 	counter uint64
@@ -148,6 +149,7 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 		cfg:     cfg,
 		srcs:    make(map[Source]int),
 		entries: make(map[K]*entry[K, V]),
+		spoken:  make(map[Source]bool),
 		synced:  make(map[Source]bool),
 		ready:   make([][]*entry[K, V], cfg.Classes*2*len(cfg.Sources)),
 		waiting: make(map[*entry[K, V]]struct{}),
@@ -211,7 +213,7 @@ func (t *Tracker[K, V]) Synced(src Source) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.index(src)
-	t.synced[src] = true
+	t.spoken[src], t.synced[src] = true, true
 	if t.swept || len(t.synced) < len(t.cfg.Sources) {
 		return
 	}
@@ -226,9 +228,23 @@ func (t *Tracker[K, V]) Synced(src Source) {
 func (t *Tracker[K, V]) Unsynced() []Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.without(t.synced)
+}
+
+// Silent returns the sources that have not said anything yet: what they want
+// is not known. One that has spoken may have more to say; see
+// [Tracker.Unsynced].
+func (t *Tracker[K, V]) Silent() []Source {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.without(t.spoken)
+}
+
+// without returns the sources that are not in a set.
+func (t *Tracker[K, V]) without(set map[Source]bool) []Source {
 	var out []Source
 	for _, s := range t.cfg.Sources {
-		if !t.synced[s] {
+		if !set[s] {
 			out = append(out, s)
 		}
 	}
@@ -237,6 +253,7 @@ func (t *Tracker[K, V]) Unsynced() []Source {
 
 func (t *Tracker[K, V]) next(src Source) Revision {
 	t.index(src)
+	t.spoken[src] = true
 	t.counter++
 	return Revision(t.counter<<8 | uint64(src))
 }

@@ -128,8 +128,14 @@ func TestLeftoversGoOnlyWhenAllAreSynced(t *testing.T) {
 	w := newWorld()
 	w.there = map[string]int{"kept": 1, "orphan": 2, "withdrawn": 3}
 	w.t.ReplaceHave(maps.All(w.there))
+	if diff := cmp.Diff([]Source{first, second}, w.t.Silent()); diff != "" {
+		t.Errorf("silent at the start (-want +got):\n%s", diff)
+	}
 	w.update(second, map[string]int{"kept": 1, "withdrawn": 3})
 	w.rest()
+	if diff := cmp.Diff([]Source{first}, w.t.Silent()); diff != "" {
+		t.Errorf("silent after one spoke (-want +got):\n%s", diff)
+	}
 	if w.done != 0 {
 		t.Errorf("%d operations on a world that was as wanted", w.done)
 	}
@@ -144,6 +150,9 @@ func TestLeftoversGoOnlyWhenAllAreSynced(t *testing.T) {
 	}
 	w.t.Synced(first)
 	w.rest()
+	if got := w.t.Silent(); got != nil {
+		t.Errorf("silent after all are synced: %v", got)
+	}
 	if diff := cmp.Diff(map[string]int{"kept": 1}, w.there); diff != "" {
 		t.Errorf("with all synced (-want +got):\n%s", diff)
 	}
