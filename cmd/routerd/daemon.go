@@ -118,7 +118,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 			return d, err
 		}
 		d.bgp = bgp.New(bgp.Options{
-			Log: log, Node: name, Restarting: restarting,
+			Log: log.With("component", "bgp"), Node: name, Restarting: restarting,
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
 				if err := d.core.Paths(ctx, pathUpdate(ch)); err != nil {

@@ -63,7 +63,7 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	return &Controller{
-		opts: opts, log: opts.Log.With("component", "bgp"), dirty: make(chan struct{}, 1), err: ErrNotSynced,
+		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), err: ErrNotSynced,
 		speaker: NewSpeaker(SpeakerOptions{Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout}),
 	}
 }

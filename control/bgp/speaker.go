@@ -65,7 +65,7 @@ type Speaker struct {
 // [Speaker.Apply].
 func NewSpeaker(opts SpeakerOptions) *Speaker {
 	s := &Speaker{
-		opts: opts, log: opts.Log.With("component", "bgp"),
+		opts: opts, log: opts.Log,
 		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
 		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{},
 	}
