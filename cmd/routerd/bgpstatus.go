@@ -22,12 +22,6 @@ func (d *router) bgpStatus(ctx context.Context) bgp.Status {
 	return d.bgp.Status(ctx)
 }
 
-func (d *router) bgpError() error {
-	return d.bgpStatus(context.Background()).Err
-}
-
-func (d *router) peers(ctx context.Context) []peer { return peersOf(d.bgpStatus(ctx)) }
-
 func peersOf(st bgp.Status) []peer {
 	var out []peer
 	for _, p := range st.Peers {
@@ -46,8 +40,7 @@ func peersOf(st bgp.Status) []peer {
 	return out
 }
 
-func (d *router) addBGP(ctx context.Context, out *apiv1.NodeResponse) {
-	st := d.bgpStatus(ctx)
+func (d *router) addBGP(st bgp.Status, out *apiv1.NodeResponse) {
 	out.AsNumber = st.ASN
 	if st.RouterID.IsValid() {
 		out.RouterId = st.RouterID.String()
@@ -70,8 +63,6 @@ func (d *router) blocks() []*apiv1.BlockStatus {
 	}
 	return out
 }
-
-func (d *router) attacher() *attach.Attacher { return d.attach }
 
 func (d *router) endpoints() []attach.Endpoint { return d.attach.Endpoints() }
 

@@ -245,7 +245,7 @@ func (d *router) run(ctx context.Context) error {
 	})
 	if d.cfg.Health.Listen != "" {
 		part("health endpoint", func(ctx context.Context) error {
-			return health.Serve(ctx, d.cfg.Health.Listen, health.Handler(d.report, d.metrics()), d.log)
+			return health.Serve(ctx, d.cfg.Health.Listen, health.Handler(d.liveCheck, d.report, d.metrics()), d.log)
 		})
 	}
 	part("systemd", func(ctx context.Context) error {
@@ -410,9 +410,7 @@ func (d *router) datastoreName() string {
 
 // statusLine is what systemctl status shows.
 func (d *router) statusLine() string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	r := d.report(ctx)
+	r := d.report(context.Background())
 	if !r.Ready.OK {
 		return "not ready: " + r.Ready.Reason
 	}

@@ -58,8 +58,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
+	v := c.d.view(context.Background())
 
 	type cell struct {
 		kind  dataplane.Kind
@@ -78,7 +77,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.objects, float64(n), k.kind.String(), k.state.String())
 	}
 
-	for _, p := range c.d.peers(ctx) {
+	for _, p := range peersOf(v.bgp) {
 		addr := p.proto.GetAddress()
 		gauge(c.peerUp, truth(p.up), addr, p.proto.GetType())
 		gauge(c.peerPrefixes, float64(p.proto.GetReceived()), addr, "received")
@@ -97,7 +96,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.blockInUse, float64(used[pool]), pool)
 	}
 
-	r := c.d.report(ctx)
+	r := c.d.reportOf(v)
 	gauge(c.healthy, truth(r.Live.OK), "live")
 	gauge(c.healthy, truth(r.Ready.OK), "ready")
 	for _, cond := range r.Conditions {

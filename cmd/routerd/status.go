@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 
 	"github.com/routerd/routerd/cni"
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/vrouter"
@@ -35,47 +35,66 @@ func (d *router) live() error {
 	)
 }
 
-// readyErrors says what keeps this host from taking workloads, by condition.
-func (d *router) readyErrors(ctx context.Context) map[string]error {
-	out := map[string]error{}
-	ns := d.node.Status()
-	out["Registered"] = ns.Err
-	if ns.Err == nil && !ns.Registered {
-		out["Registered"] = errors.New("waiting for the datastore's first answer")
+// answerWithin is how long a report waits for a part that does not answer. It
+// then says so instead of hanging: reports are for the time of trouble.
+const answerWithin = 2 * time.Second
+
+// view is what a report is made of. Each part is asked once.
+type view struct {
+	node    node.Status
+	bgp     bgp.Status
+	pools   []vrouter.PoolStatus
+	waiting string // what the core waits for
+	coreErr error  // the core did not answer
+}
+
+func (d *router) view(ctx context.Context) view {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	v := view{node: d.node.Status(), bgp: d.bgpStatus(ctx)}
+	if v.waiting, v.coreErr = d.core.Waiting(ctx); v.coreErr == nil {
+		v.pools, v.coreErr = d.core.Pools(ctx)
 	}
-	waiting, err := d.core.Waiting(ctx)
-	if err == nil && waiting != "" {
-		err = errors.New("waiting for " + waiting)
+	return v
+}
+
+// registered says what keeps this host from being registered.
+func (v view) registered() error {
+	if v.node.Err == nil && !v.node.Registered {
+		return errors.New("waiting for the datastore's first answer")
 	}
-	if err == nil {
-		if ok, reason := d.kernel.Ready(); !ok {
-			err = errors.New(reason)
-		}
+	return v.node.Err
+}
+
+// programmed says what keeps this host's dataplane from being programmed.
+func (v view) programmed(kernelReady func() (bool, string)) error {
+	switch ok, reason := kernelReady(); {
+	case v.coreErr != nil:
+		return v.coreErr
+	case v.waiting != "":
+		return errors.New("waiting for " + v.waiting)
+	case !ok:
+		return errors.New(reason)
 	}
-	out["DataplaneProgrammed"] = err
-	out["Datastore"] = d.datastoreError()
-	return out
+	return nil
 }
 
 // report answers all of health's questions.
-func (d *router) report(ctx context.Context) health.Report {
-	r := health.Report{Live: d.checks.Note("live", d.live())}
-	var ready []health.Check
-	errs := d.readyErrors(ctx)
-	for _, name := range []string{"Registered", "DataplaneProgrammed"} {
-		ready = append(ready, d.checks.Note(name, errs[name]))
+func (d *router) report(ctx context.Context) health.Report { return d.reportOf(d.view(ctx)) }
+
+func (d *router) reportOf(v view) health.Report {
+	ready := []health.Check{
+		d.checks.Note("Registered", v.registered()),
+		d.checks.Note("DataplaneProgrammed", v.programmed(d.kernel.Ready)),
 	}
-	r.Ready = health.Join("ready", ready)
+	r := health.Report{Live: d.liveCheck(), Ready: health.Join("ready", ready)}
 	// A datastore that is away does not make this host unready: what runs
 	// keeps running. It is a condition of its own.
-	r.Conditions = append(ready, d.checks.Note("Datastore", errs["Datastore"]), d.checks.Note("BGP", d.bgpError()))
-	pools, err := d.core.Pools(ctx)
-	if err == nil {
-		for _, p := range pools {
-			r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))
-		}
+	r.Conditions = append(ready, d.checks.Note("Datastore", d.datastoreError()), d.checks.Note("BGP", v.bgp.Err))
+	for _, p := range v.pools {
+		r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))
 	}
-	for _, p := range d.peers(ctx) {
+	for _, p := range peersOf(v.bgp) {
 		var err error
 		if !p.up {
 			err = errors.New(p.proto.GetInfo())
@@ -85,11 +104,11 @@ func (d *router) report(ctx context.Context) health.Report {
 	return r
 }
 
+func (d *router) liveCheck() health.Check { return d.checks.Note("live", d.live()) }
+
 // conditions are those that the Node resource carries.
 func (d *router) conditions() []metav1.Condition {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	r := d.report(ctx)
+	r := d.report(context.Background())
 	out := []metav1.Condition{condition("Ready", r.Ready)}
 	for _, c := range r.Conditions {
 		// What says that the store is away cannot be written to it.
@@ -114,15 +133,15 @@ func (d *router) poolError(p vrouter.PoolStatus) error {
 	if p.Err != nil {
 		return p.Err
 	}
-	requires := p.Driver.Requires()
-	for _, st := range d.kernel.Statuses() {
-		l, ok := st.Object.(dataplane.Link)
+	for _, key := range p.Host {
+		st, ok := d.kernel.Status(key)
 		if !ok || st.State != dataplane.Failed {
 			continue
 		}
-		if slices.ContainsFunc(requires, func(r dataplane.Requirement) bool { return r.Link == l.Type }) {
+		if l, ok := key.(dataplane.LinkKey); ok {
 			return fmt.Errorf("device %s: %w", l.Name, st.Err)
 		}
+		return fmt.Errorf("%s: %w", key, st.Err)
 	}
 	return nil
 }
@@ -140,8 +159,8 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 
 // Node implements [rpc.Operator].
 func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
-	ns := d.node.Status()
-	rep := d.report(ctx)
+	v := d.view(ctx)
+	ns, rep := v.node, d.reportOf(v)
 	out := &apiv1.NodeResponse{
 		Name: d.name, Version: version, Pid: int64(os.Getpid()), Started: timestamp(d.started),
 		Uplink: ns.Address.Link, AddressMethod: ns.Address.Method,
@@ -160,15 +179,9 @@ func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
 	for _, c := range rep.Conditions {
 		out.Health.Conditions = append(out.Health.Conditions, checkProto(c))
 	}
-	d.addBGP(ctx, out)
-	if a := d.attacher(); a != nil {
-		out.Workloads = int32(len(a.Endpoints()))
-	}
-	pools, err := d.core.Pools(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range pools {
+	d.addBGP(v.bgp, out)
+	out.Workloads = int32(len(d.endpoints()))
+	for _, p := range v.pools {
 		ps := &apiv1.PoolStatus{Name: p.Name, Cidr: p.CIDR.String(), Encapsulation: string(p.Encapsulation), Usable: true}
 		if err := d.poolError(p); err != nil {
 			ps.Usable, ps.Reason = false, err.Error()

@@ -96,12 +96,13 @@ type Report struct {
 }
 
 // Handler serves /liveness and /readiness (Felix's paths), /peers, /health and
-// /metrics.
-func Handler(report func(context.Context) Report, metrics prometheus.Gatherer) http.Handler {
+// /metrics. live answers alone for /liveness and must not block: a report asks
+// the loops, and the question is whether they still answer.
+func Handler(live func() Check, report func(context.Context) Report, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
-	one := func(pick func(Report) Check) http.HandlerFunc {
+	one := func(ask func(context.Context) Check) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			c := pick(report(r.Context()))
+			c := ask(r.Context())
 			code := http.StatusOK
 			if !c.OK {
 				code = http.StatusServiceUnavailable
@@ -109,8 +110,8 @@ func Handler(report func(context.Context) Report, metrics prometheus.Gatherer) h
 			write(w, code, c)
 		}
 	}
-	mux.HandleFunc("GET /liveness", one(func(r Report) Check { return r.Live }))
-	mux.HandleFunc("GET /readiness", one(func(r Report) Check { return r.Ready }))
+	mux.HandleFunc("GET /liveness", one(func(context.Context) Check { return live() }))
+	mux.HandleFunc("GET /readiness", one(func(ctx context.Context) Check { return report(ctx).Ready }))
 	mux.HandleFunc("GET /peers", func(w http.ResponseWriter, r *http.Request) { write(w, http.StatusOK, report(r.Context()).Peers) })
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, r *http.Request) { write(w, http.StatusOK, report(r.Context())) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))

@@ -184,13 +184,16 @@ type PoolStatus struct {
 	CIDR          netip.Prefix
 	Encapsulation store.Encapsulation
 	Driver        dataplane.Driver
-	Err           error // what this host lacks to carry it
+	Host          []dataplane.Key // what must be on this host to carry it: the device, its address
+	Err           error           // why that cannot be told
 }
 
 func (t *table) poolStatus() []PoolStatus {
 	var out []PoolStatus
 	for _, p := range t.pools {
-		out = append(out, PoolStatus{Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Driver: driverFor(p.encap), Err: t.hostErrs[p.name]})
+		out = append(out, PoolStatus{
+			Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Driver: driverFor(p.encap), Host: t.hostKeys[p.name], Err: t.hostErrs[p.name],
+		})
 	}
 	slices.SortFunc(out, func(a, b PoolStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return out

@@ -50,7 +50,8 @@ type table struct {
 	settings       settings
 	hosts          map[dataplane.Family]dataplane.Host
 	hostObjs       map[dataplane.Key]dataplane.Object
-	hostErrs       map[string]error // by pool
+	hostKeys       map[string][]dataplane.Key // by pool
+	hostErrs       map[string]error           // by pool
 	underlayRoutes *bart.Table[dataplane.UnderlayRoute]
 	ownAddrs       map[netip.Addr]bool
 	byNode         index[string, netip.Prefix]     // origin's node → prefixes
@@ -92,6 +93,7 @@ func newTable(self string) *table {
 		settings:       newSettings(),
 		hosts:          map[dataplane.Family]dataplane.Host{},
 		hostObjs:       map[dataplane.Key]dataplane.Object{},
+		hostKeys:       map[string][]dataplane.Key{},
 		hostErrs:       map[string]error{},
 		underlayRoutes: new(bart.Table[dataplane.UnderlayRoute]),
 		ownAddrs:       map[netip.Addr]bool{},
@@ -408,6 +410,7 @@ func (t *table) rebuildHost() {
 // devices of all drivers that some pool uses.
 func (t *table) rebuildHostObjects() {
 	now := map[dataplane.Key]dataplane.Object{}
+	clear(t.hostKeys)
 	clear(t.hostErrs)
 	if h, ok := t.hosts[dataplane.IPv4]; ok {
 		forward := dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}
@@ -423,6 +426,7 @@ func (t *table) rebuildHostObjects() {
 			}
 			for _, o := range objs {
 				now[o.Key()] = o
+				t.hostKeys[p.name] = append(t.hostKeys[p.name], o.Key())
 			}
 		}
 	}
