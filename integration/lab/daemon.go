@@ -25,9 +25,9 @@ const (
 	etcdPort    = 2379
 	networkName = "routerd-lab" // of the CNI network
 
-	// How long a daemon may take, on a busy machine, until its host is ready and
-	// from SIGTERM to its end.
-	readyWithin = 30 * time.Second
+	// How long a daemon may take, on a busy or an emulated machine, until its
+	// host is ready and from SIGTERM to its end.
+	readyWithin = 90 * time.Second
 	stopWithin  = 5 * time.Second
 )
 
