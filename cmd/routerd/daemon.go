@@ -324,21 +324,31 @@ func (d *router) followStore(ctx context.Context) error {
 		if err := d.core.Store(ctx, b); err != nil {
 			return err
 		}
-		feeds := []chan<- store.Batch{d.ipamFeed}
-		if d.bgp != nil {
-			feeds = append(feeds, d.bgpFeed)
+		// The empty batch is taken when the one before it has been worked in:
+		// the node's agent, which comes last, asks IPAM for addresses by what
+		// it has seen, and IPAM must have seen it too.
+		if err := send(ctx, d.ipamFeed, b, store.Batch{}); err != nil {
+			return err
 		}
-		for _, feed := range feeds {
-			select {
-			case feed <- b:
-			case <-ctx.Done():
-				return ctx.Err()
+		if d.bgp != nil {
+			if err := send(ctx, d.bgpFeed, b); err != nil {
+				return err
 			}
 		}
-		// Last: it asks IPAM for addresses, which must know the node by then.
 		d.node.HandleStore(b)
 	}
 	return ctx.Err()
+}
+
+func send(ctx context.Context, feed chan<- store.Batch, batches ...store.Batch) error {
+	for _, b := range batches {
+		select {
+		case feed <- b:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // bootstrap makes what every cluster has, once the datastore answers.

@@ -179,6 +179,9 @@ func (c *Controller) setErr(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
+	case errors.Is(err, ErrNoNode):
+		// How every first start begins; who stays so is told by the status.
+		c.log.Debug("bgp waits", "error", err)
 	case err != nil && (c.err == nil || c.err.Error() != err.Error()):
 		c.log.Warn("bgp not as configured", "error", err)
 	case err == nil && c.err != nil:

@@ -92,7 +92,14 @@ func levelOf(e zapcore.Entry) slog.Level {
 		"scheme is http or unix while key and cert files are present; ignoring key and cert files",
 		"scheme is http or unix while --client-cert-auth is enabled; ignoring client cert auth for this URL",
 		"simple token is not cryptographically signed",
-		"closing client listener", // the error that makes it do so is returned
+		// The error that makes it do so comes out of Server.Err, except at the
+		// end, when it is only that the listener is closed.
+		"closing client listener",
+		"setting up serving from embedded etcd failed.",
+		// New data has no term before the first entry is applied; etcd looks
+		// again every few seconds.
+		"Failed to detect schema version",
+		"failed to update storage version",
 	}, e.Message):
 		return slog.LevelDebug
 	case e.Level >= zapcore.ErrorLevel:
