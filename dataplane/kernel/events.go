@@ -270,6 +270,11 @@ func (k *Kernel) neighbourEvent(n *neighbour, gone bool) {
 	if !isWorkload(name) && !k.ownsName(name) {
 		return
 	}
+	if n.bridge && !n.addr.IsValid() {
+		// Before Linux 6.3 rtnetlink itself tells of an FDB entry too, without
+		// its destination; the driver has said it all.
+		return
+	}
 	o := k.haveNeighbour(n)
 	if o == nil || isWorkload(name) && !k.wantedWorkload(o) {
 		return

@@ -87,31 +87,52 @@ func (f *faulty) dump(b *builder, fn func(message)) error {
 	return f.transport.dump(b, fn)
 }
 
+// refuse arms the fault and returns how often one was used before.
+func (f *faulty) refuse(nth int, errno unix.Errno) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nth, f.errno = nth, errno
+	return f.used
+}
+
 func (f *faulty) uses() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.used
 }
 
-// scenarios change the wish in every way; each leaves the host as it was.
-var scenarios = map[string]func(k *running){
-	"create": func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },
-	"change": func(k *running) {
-		k.Update(dataplane.SourceCore, host(), nil)
-		k.settled()
-		k.Update(dataplane.SourceCore, []dataplane.Object{
-			via(7, "10.0.0.7", "up0"), via(8, "10.0.0.8", "up0"), route("192.168.1.0/26", 8),
-			dataplane.Neighbour{Link: nameVXLAN, Addr: addr("192.168.1.1"), MAC: mac("66:00:00:00:00:01")},
-		}, nil)
-		k.settled()
-		k.Update(dataplane.SourceCore, host(), nil)
+// scenarios change the wish in every way. Each begins after prepare, leaves
+// the host as host says, and is gone through once for each number in nth, of
+// the message to refuse: one of each kind.
+var scenarios = map[string]struct {
+	prepare, act func(k *running)
+	nth          []int
+}{
+	"create": {
+		prepare: func(*running) {},
+		act:     func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },
+		nth:     []int{1, 2, 3, 4, 5, 7},
 	},
-	"remove and come again": func(k *running) {
-		k.Update(dataplane.SourceCore, host(), nil)
-		k.settled()
-		k.Replace(dataplane.SourceCore, nil)
-		k.settled()
-		k.Replace(dataplane.SourceCore, host())
+	"change": {
+		prepare: func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },
+		act: func(k *running) {
+			k.Update(dataplane.SourceCore, []dataplane.Object{
+				via(7, "10.0.0.7", "up0"), via(8, "10.0.0.8", "up0"), route("192.168.1.0/26", 8),
+				dataplane.Neighbour{Link: nameVXLAN, Addr: addr("192.168.1.1"), MAC: mac("66:00:00:00:00:01")},
+			}, nil)
+			k.settled()
+			k.Update(dataplane.SourceCore, host(), nil)
+		},
+		nth: []int{1, 2, 4},
+	},
+	"remove and come again": {
+		prepare: func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },
+		act: func(k *running) {
+			k.Replace(dataplane.SourceCore, nil)
+			k.settled()
+			k.Replace(dataplane.SourceCore, host())
+		},
+		nth: []int{1, 2, 4, 6, 8, 10},
 	},
 }
 
@@ -148,23 +169,18 @@ func TestRefusedMessagesConverge(t *testing.T) {
 					return f
 				}))
 				k.synced()
-				// Each object in turn is the one refused.
-				for n := 1; n <= len(host())+2; n++ {
-					f.mu.Lock()
-					before := f.used
-					f.nth, f.errno = n, errno
-					f.mu.Unlock()
-					scenario(k)
+				for _, n := range scenario.nth {
+					scenario.prepare(k)
 					k.settled()
-					if f.uses() == before && n < 4 {
+					used := f.refuse(n, errno)
+					scenario.act(k)
+					k.settled()
+					if f.uses() != used+1 {
 						t.Errorf("message %d was not refused", n)
 					}
 					l.shows("ip -d route", hostRoutes)
 					l.shows("ip nexthop", hostNextHops)
 					k.Replace(dataplane.SourceCore, nil)
-					f.mu.Lock()
-					f.nth = 0
-					f.mu.Unlock()
 					k.settled()
 				}
 			})

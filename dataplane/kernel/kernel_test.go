@@ -51,7 +51,7 @@ unicast 192.168.3.0/26 nhid 8 via 10.0.0.2 dev up0 proto 77 scope global metric 
 nh_info id 8 via 10.0.0.2 dev up0 scope link proto 77 onlink`)
 	l.shows("bridge fdb show dev vxlan.calico", `66:07:02:c1:cc:61 dst 10.0.0.2 self permanent`)
 	l.shows("ip neigh show dev vxlan.calico nud permanent", `192.168.1.1 lladdr 66:07:02:c1:cc:61 PERMANENT`)
-	l.shows("ip -4 -o addr show dev vxlan.calico scope global", `4: vxlan.calico inet 192.168.0.1/32 scope global vxlan.calico\ valid_lft forever preferred_lft forever`)
+	l.shows("ip -4 -br addr show dev vxlan.calico", "vxlan.calico UNKNOWN 192.168.0.1/32")
 	if got := l.sysctl("net/ipv4/conf/up0/forwarding"); got != "1" {
 		t.Errorf("forwarding is %s", got)
 	}

@@ -243,6 +243,9 @@ func theUnderlay() dataplane.Underlay {
 // compareIPv4 compares underlays without what IPv6 and chance put in.
 func compareIPv4(want, got dataplane.Underlay) string {
 	return cmp.Diff(want, got,
+		// The ipip module, where there is one, puts its device anywhere.
+		cmpopts.IgnoreSliceElements(func(l dataplane.UnderlayLink) bool { return l.Type == "ipip" }),
+		cmpopts.IgnoreFields(dataplane.UnderlayLink{}, "Index"),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmpopts.IgnoreSliceElements(func(a dataplane.UnderlayAddress) bool { return !a.Prefix.Addr().Is4() }),
 		cmpopts.IgnoreSliceElements(func(r dataplane.UnderlayRoute) bool { return !r.Prefix.Addr().Is4() }),
@@ -287,7 +290,7 @@ func TestUnderlay(t *testing.T) {
 	defer cancel()
 	slow, ch := k.Underlay(ctx), k.Underlay(ctx)
 	u := until(t, ch, "the tunnel", func(u dataplane.Underlay) bool {
-		return len(u.Links) == 4 && u.Links[3].Up && slices.ContainsFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool {
+		return slices.ContainsFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool {
 			return a.Prefix == pfx("192.168.0.1/32")
 		})
 	})
