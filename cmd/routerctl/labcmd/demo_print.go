@@ -118,6 +118,15 @@ func (d *demo) summary(results []modeResult, took time.Duration) error {
 		enc.SetIndent("", "  ")
 		return enc.Encode(results)
 	}
+	if d.inVM {
+		// The summary is the business of the demo outside.
+		line, err := json.Marshal(results)
+		if err != nil {
+			return fmt.Errorf("print results: %w", err)
+		}
+		_, err = fmt.Fprintf(d.out, "%s%s\n", trailerMark, line)
+		return err
+	}
 	fmt.Fprintf(d.out, "\n######  Summary, after %.1f s  ######\n\n", took.Seconds())
 	t := newTable("ENCAPSULATION", "WHERE", "RESULT", "PAIRS", "UP AFTER", "IN ALL")
 	for _, r := range results {
@@ -138,15 +147,7 @@ func (d *demo) summary(results []modeResult, took time.Duration) error {
 			fmt.Fprintf(d.out, "\n%s: %s\n", r.Encapsulation, r.Error)
 		}
 	}
-	if !d.inVM {
-		return nil
-	}
-	line, err := json.Marshal(results)
-	if err != nil {
-		return fmt.Errorf("print results: %w", err)
-	}
-	_, err = fmt.Fprintf(d.out, "%s%s\n", trailerMark, line)
-	return err
+	return nil
 }
 
 func seconds(s float64) string {
