@@ -60,7 +60,9 @@ func TestDeadPeerIsNotUnready(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "routerd_test"})
 	reg.MustRegister(g)
-	live := func() health.Check { return health.Check{Name: "live", Reason: "the loop of core has not turned for 20s"} }
+	live := func() health.Check {
+		return health.Check{Name: "live", Reason: "the loop of core has not turned for 20s"}
+	}
 	srv := httptest.NewServer(health.Handler(live, func(context.Context) health.Report {
 		return health.Report{
 			Live:  health.Check{Name: "live", OK: true},

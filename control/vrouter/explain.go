@@ -42,11 +42,15 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
 	poolName, inPool := t.poolTree.LookupPrefix(p)
 	fam := dataplane.FamilyOf(p.Addr())
+	inside, insideAddr, covers := t.nodeWithin(p)
 
 	if o, ok := t.origins[p]; ok {
 		switch {
 		case o.node == t.self:
 			if c, ok := ownBlock(p, o, poolName); ok {
+				if covers {
+					c.Reason = errCovers(inside, insideAddr).Error()
+				}
 				out = append(out, c)
 			}
 		case !inPool:
@@ -62,7 +66,11 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 			if n := t.nodes[o.node]; n != nil && n.addr[fam].IsValid() {
 				c.NextHop = n.addr[fam].Addr()
 			}
-			t.complete(&c)
+			if covers {
+				c.Reason = errCovers(inside, insideAddr).Error()
+			} else {
+				t.complete(&c)
+			}
 			out = append(out, c)
 		}
 	}
@@ -74,7 +82,7 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 		// A next hop that is a node of the cluster is reached as the pool of the
 		// prefix asks for, so that both sides agree on the device; the direct
 		// driver may have no path to it by itself, and then the underlay has.
-		if n, ok := t.nodeAt(path.NextHop); ok && inPool {
+		if n, ok := t.nodeAt(path.NextHop); ok && inPool && !covers {
 			k := hopKey{pool: poolName, node: n, fam: fam}
 			if t.usable(k).err == nil {
 				c.hop = k

@@ -139,12 +139,17 @@ type origin struct {
 	borrowed bool // a single address within another node's block
 }
 
+// maxBlockBits is the size of the largest block that a pool may have: /20 and
+// /116, as Calico's validation has it. A larger one would let a single wrong
+// key of the store take all of a host's traffic.
+const maxBlockBits = 12
+
 // blockOrigins returns what a block says about who has which prefix: the block
 // as a whole for the node that holds it, and each address that another node
 // borrowed from it.
 func blockOrigins(b *store.Block) map[netip.Prefix]origin {
 	cidr, err := netip.ParsePrefix(b.CIDR)
-	if err != nil || cidr != cidr.Masked() {
+	if err != nil || cidr != cidr.Masked() || cidr.Addr().BitLen()-cidr.Bits() > maxBlockBits {
 		return nil
 	}
 	out := map[netip.Prefix]origin{}
@@ -218,15 +223,19 @@ func newSettings(specs ...*v3.FelixConfigurationSpec) settings {
 		if v := f.VXLANPort; v != nil && *v > 0 && *v < 1<<16 {
 			s.port = uint16(*v)
 		}
-		if v := f.IPIPMTU; v != nil && *v > 0 {
+		if v := f.IPIPMTU; v != nil && saneMTU(*v) {
 			s.ipipMTU = *v
 		}
-		if v := f.VXLANMTU; v != nil && *v > 0 {
+		if v := f.VXLANMTU; v != nil && saneMTU(*v) {
 			s.vxlanMTU = *v
 		}
 	}
 	return s
 }
+
+// saneMTU reports whether IPv4 can work with it: from the 68 bytes of RFC 791,
+// section 3.2, to what a packet's length can say.
+func saneMTU(v int) bool { return v >= 68 && v <= 65535 }
 
 // hostOf says how this host stands on the underlay in one family: which device
 // holds the node's address, and that device's MTU.

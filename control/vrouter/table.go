@@ -42,7 +42,8 @@ type table struct {
 	poolTree *bart.Table[string]                   // pool CIDR → pool name
 	felix    map[string]*v3.FelixConfigurationSpec // by resource name
 	blocks   map[store.Key]map[netip.Prefix]origin
-	origins  map[netip.Prefix]origin
+	claims   map[netip.Prefix][]claim
+	origins  map[netip.Prefix]origin // the claims that count
 	paths    map[netip.Prefix]Path
 	underlay *dataplane.Underlay
 
@@ -57,6 +58,7 @@ type table struct {
 	byNode         index[string, netip.Prefix]     // origin's node → prefixes
 	byNextHop      index[netip.Addr, netip.Prefix] // BGP next hop → prefixes
 	byAddr         index[netip.Addr, string]       // node address → nodes
+	nodeAddrs      *bart.Table[netip.Addr]         // the keys of byAddr
 
 	// Chosen.
 	routes map[netip.Prefix]chosen
@@ -88,6 +90,7 @@ func newTable(self string) *table {
 		poolTree:       new(bart.Table[string]),
 		felix:          map[string]*v3.FelixConfigurationSpec{},
 		blocks:         map[store.Key]map[netip.Prefix]origin{},
+		claims:         map[netip.Prefix][]claim{},
 		origins:        map[netip.Prefix]origin{},
 		paths:          map[netip.Prefix]Path{},
 		settings:       newSettings(),
@@ -100,6 +103,7 @@ func newTable(self string) *table {
 		byNode:         index[string, netip.Prefix]{},
 		byNextHop:      index[netip.Addr, netip.Prefix]{},
 		byAddr:         index[netip.Addr, string]{},
+		nodeAddrs:      new(bart.Table[netip.Addr]),
 		routes:         map[netip.Prefix]chosen{},
 		hops:           map[hopKey]*hop{},
 		ids:            map[dataplane.NextHopID]hopKey{},
@@ -150,7 +154,10 @@ func (t *table) setNode(name string, r *store.Node) {
 	if old != nil {
 		for _, a := range old.addr {
 			t.byAddr.remove(a.Addr(), name)
-			t.markNextHop(a.Addr())
+			if len(t.byAddr[a.Addr()]) == 0 {
+				t.nodeAddrs.Delete(single(a.Addr()))
+			}
+			t.markAround(a.Addr())
 		}
 	}
 	delete(t.nodes, name)
@@ -158,7 +165,8 @@ func (t *table) setNode(name string, r *store.Node) {
 		t.nodes[name] = n
 		for _, a := range n.addr {
 			t.byAddr.add(a.Addr(), name)
-			t.markNextHop(a.Addr())
+			t.nodeAddrs.Insert(single(a.Addr()), a.Addr())
+			t.markAround(a.Addr())
 		}
 	}
 	if name == t.self {
@@ -204,66 +212,6 @@ func (t *table) refresh(k hopKey) {
 		delete(t.stale, k)
 	} else {
 		t.stale[k] = true
-	}
-}
-
-func (t *table) setPool(name string, r *v3.IPPool) {
-	old, had := t.pools[name]
-	var p pool
-	ok := false
-	if r != nil {
-		p, ok = newPool(r)
-	}
-	if had && ok && old == p {
-		return
-	}
-	if had {
-		if n, _ := t.poolTree.Get(old.cidr); n == name {
-			t.poolTree.Delete(old.cidr)
-		}
-		delete(t.pools, name)
-	}
-	if ok {
-		t.pools[name] = p
-		t.poolTree.Insert(p.cidr, name)
-	}
-	// A change of encapsulation is one object per peer.
-	for k := range t.hops {
-		if k.pool == name {
-			t.refresh(k)
-		}
-	}
-	for _, cidr := range []netip.Prefix{old.cidr, p.cidr} {
-		if cidr.IsValid() {
-			t.markWithin(cidr)
-		}
-	}
-	t.rebuildHostObjects()
-}
-
-func (t *table) setBlock(key store.Key, b *store.Block) {
-	var now map[netip.Prefix]origin
-	if b != nil {
-		now = blockOrigins(b)
-	}
-	for p, o := range t.blocks[key] {
-		if now[p] != o {
-			t.byNode.remove(o.node, p)
-			delete(t.origins, p)
-			t.dirty[p] = struct{}{}
-		}
-	}
-	for p, o := range now {
-		if t.origins[p] != o {
-			t.origins[p] = o
-			t.byNode.add(o.node, p)
-			t.dirty[p] = struct{}{}
-		}
-	}
-	if len(now) == 0 {
-		delete(t.blocks, key)
-	} else {
-		t.blocks[key] = now
 	}
 }
 
@@ -442,22 +390,6 @@ func (t *table) rebuildHostObjects() {
 func (t *table) markNextHop(a netip.Addr) {
 	for p := range t.byNextHop[a] {
 		t.dirty[p] = struct{}{}
-	}
-}
-
-// markWithin marks what lies inside a pool. Pools change rarely, so this may
-// look at everything.
-func (t *table) markWithin(cidr netip.Prefix) {
-	within := func(p netip.Prefix) bool { return cidr.Bits() <= p.Bits() && cidr.Contains(p.Addr()) }
-	for p := range t.origins {
-		if within(p) {
-			t.dirty[p] = struct{}{}
-		}
-	}
-	for p := range t.paths {
-		if within(p) {
-			t.dirty[p] = struct{}{}
-		}
 	}
 }
 

@@ -359,8 +359,10 @@ func TestPathIndependence(t *testing.T) {
 		apply(self)
 
 		nodes := []string{"node1", "node2", "node3", "node4"}
-		cidrs := []string{"192.168.1.0/26", "192.168.2.0/26", "192.168.2.64/26", "10.50.0.0/26", "192.168.3.0/32"}
-		addrs := []string{"10.1.0.12/24", "10.2.0.11/24", "10.2.0.12/24", ""}
+		// Hostile ones too: an address that is a block and borrowed, a block in
+		// which a node's own address lies.
+		cidrs := []string{"192.168.1.0/26", "192.168.2.0/26", "192.168.2.64/26", "10.50.0.0/26", "192.168.3.0/32", "192.168.2.1/32"}
+		addrs := []string{"10.1.0.12/24", "10.2.0.11/24", "10.2.0.12/24", "192.168.2.70/24", ""}
 		steps := rapid.IntRange(1, 60).Draw(rt, "steps")
 		for range steps {
 			switch rapid.IntRange(0, 8).Draw(rt, "event") {
@@ -371,8 +373,13 @@ func TestPathIndependence(t *testing.T) {
 				apply(gone(nodeEvent(rapid.SampledFrom(nodes[1:]).Draw(rt, "node"), "", "", "")))
 			case 3:
 				name, cidr := "pool", "192.168.0.0/16"
-				if rapid.Bool().Draw(rt, "second") {
+				switch rapid.IntRange(0, 3).Draw(rt, "which") {
+				case 0:
 					name, cidr = "other", "10.50.0.0/16"
+				case 1:
+					name = "rival" // of the same CIDR
+				case 2:
+					name, cidr = "inner", "192.168.2.0/24"
 				}
 				ev := poolEvent(name, cidr, rapid.SampledFrom(store.Encapsulations()).Draw(rt, "encap"))
 				if rapid.IntRange(0, 4).Draw(rt, "delete") == 0 {
@@ -387,7 +394,7 @@ func TestPathIndependence(t *testing.T) {
 				}
 				apply(ev)
 			case 6:
-				p := netip.MustParsePrefix(rapid.SampledFrom(append(cidrs, "172.16.0.0/12")).Draw(rt, "prefix"))
+				p := netip.MustParsePrefix(rapid.SampledFrom(append(cidrs, "172.16.0.0/12", "192.168.77.0/24")).Draw(rt, "prefix"))
 				nh := netip.MustParseAddr(rapid.SampledFrom([]string{"10.1.0.1", "10.1.0.12", "10.2.0.11", "10.9.9.9"}).Draw(rt, "next hop"))
 				if rapid.IntRange(0, 3).Draw(rt, "withdraw") == 0 {
 					delete(paths, p)
