@@ -68,7 +68,8 @@ image: build ## Build the container image routerd:$(VERSION) with podman or dock
 ##@ Test
 
 .PHONY: test
-test: test-unit test-integration test-vm ## Every test: unit, integration, virtual machine
+test: ## Every test: unit and virtual machine side by side, then integration
+	@.ci/test
 
 .PHONY: test-unit
 test-unit: deps-test ## Unit tests, with the race detector; those of kernel packages need root
