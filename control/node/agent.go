@@ -47,7 +47,9 @@ type Config struct {
 
 	// Method finds the IPv4 address; see [Detect].
 	Method string
-	// DefaultPool is made when the store holds no pool; an invalid CIDR: never.
+	// DefaultPool is made when the store holds no pool as the agent starts; an
+	// invalid CIDR: never. Who deletes the last pool later makes room for
+	// another and does not want this one back.
 	DefaultPool   netip.Prefix
 	Encapsulation store.Encapsulation
 	BlockSize     int
@@ -75,6 +77,7 @@ type Agent struct {
 	underlay *dataplane.Underlay
 	synced   bool
 	pools    map[string]*v3.IPPool
+	hadPool  bool // there was one in this life
 	self     *store.Node
 	status   Status
 }
@@ -101,7 +104,7 @@ func (a *Agent) HandleStore(b store.Batch) {
 		case store.KindIPPool:
 			changed = true
 			if p, ok := ev.Object.Value.(*v3.IPPool); ok {
-				a.pools[ev.Key.Name] = p
+				a.pools[ev.Key.Name], a.hadPool = p, true
 			} else {
 				delete(a.pools, ev.Key.Name)
 			}
@@ -160,13 +163,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer timer.Stop()
 	conditions := time.NewTicker(conditionsEvery)
 	defer conditions.Stop()
-	var written []metav1.Condition
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-conditions.C:
-			written = a.writeConditions(ctx, written)
+			a.writeConditions(ctx)
 			continue
 		case <-a.wake:
 		case <-timer.C:
@@ -212,7 +214,7 @@ func (a *Agent) attempt(ctx context.Context) error {
 		case store.Direct:
 		}
 	}
-	empty := len(pools) == 0
+	empty := !a.hadPool
 	a.mu.Unlock()
 	if u == nil || !synced {
 		return nil
@@ -315,24 +317,26 @@ func Condition(name string, err error) metav1.Condition {
 	return c
 }
 
-// writeConditions writes the conditions if they differ from what was written
-// last, and returns what is written now.
-func (a *Agent) writeConditions(ctx context.Context, written []metav1.Condition) []metav1.Condition {
-	if a.cfg.Conditions == nil || !a.Status().Registered {
-		return written
+// writeConditions writes the conditions if the resource has others.
+func (a *Agent) writeConditions(ctx context.Context) {
+	a.mu.Lock()
+	self, registered := a.self, a.status.Registered
+	a.mu.Unlock()
+	if a.cfg.Conditions == nil || !registered || self == nil {
+		return
 	}
 	now := a.cfg.Conditions()
-	same := slices.EqualFunc(now, written, func(x, y metav1.Condition) bool {
+	have := slices.DeleteFunc(slices.Clone(self.Status.Conditions), func(c metav1.Condition) bool { return !ownCondition(c.Type) })
+	same := slices.EqualFunc(now, have, func(x, y metav1.Condition) bool {
 		return x.Type == y.Type && x.Status == y.Status && x.Message == y.Message
 	})
 	if same {
-		return written
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	if err := SetConditions(ctx, a.cfg.Store, a.cfg.Name, now); err != nil {
+	err := SetConditions(ctx, a.cfg.Store, a.cfg.Name, now)
+	if err != nil && !errors.Is(err, store.ErrUnavailable) { // that the store is away is told elsewhere
 		a.cfg.Log.Warn("conditions not written; will try again", "error", err)
-		return written
 	}
-	return now
 }

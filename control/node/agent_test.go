@@ -262,6 +262,20 @@ func TestAgent(t *testing.T) {
 		if got := get(t, s, "node1").Spec.BGP.IPv4Address; got != "10.1.0.11/24" {
 			t.Errorf("after somebody deleted the resource: %q", got)
 		}
+		<-time.After(2 * conditionsEvery) // virtual time
+		synctest.Wait()
+		if got := get(t, s, "node1").Status.Conditions; len(got) != 1 {
+			t.Errorf("conditions of the new resource: %v", got)
+		}
+
+		// The last pool is deleted to make room for another.
+		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindIPPool, "default-ipv4-ippool"), 0); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if pools, _, err := s.List(t.Context(), store.KindIPPool, ""); err != nil || len(pools) != 0 {
+			t.Errorf("the default pool was made again: %d pools, %v", len(pools), err)
+		}
 	})
 }
 
