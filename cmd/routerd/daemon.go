@@ -70,6 +70,11 @@ func run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		return err
 	}
 	defer lock.Close()
+	alone, err := lockKernel(ctx)
+	if err != nil {
+		return err
+	}
+	defer alone.Close()
 	log.Info("starting", "version", version, "node", name, "run_dir", c.RunDir, "state_dir", c.StateDir)
 	d, err := newRouter(ctx, c, name, log)
 	if d != nil {
@@ -80,6 +85,10 @@ func run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	return d.run(ctx)
 }
+
+// deferBGP bounds for how long routes that BGP learned stay as an earlier life
+// left them. Sessions of a restarted daemon are back within about ten seconds.
+const deferBGP = 30 * time.Second
 
 // newRouter makes the parts. On error what was made so far is returned too,
 // for the caller to close.
@@ -99,9 +108,17 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err := d.openStore(ctx); err != nil {
 		return d, err
 	}
-	d.core = vrouter.New(vrouter.Config{
-		Node: name, Sink: d.kernel, Log: log.With("component", "vrouter"), WithoutBGP: !c.BGP.Enabled,
-	})
+	var restarting bool
+	if c.BGP.Enabled {
+		if restarting, err = d.markBGP(); err != nil {
+			return d, err
+		}
+	}
+	cc := vrouter.Config{Node: name, Sink: d.kernel, Log: log.With("component", "vrouter"), WithoutBGP: !c.BGP.Enabled}
+	if restarting {
+		cc.DeferBGP = deferBGP
+	}
+	d.core = vrouter.New(cc)
 	d.ipam = ipam.New(ipam.Config{Store: d.store, Node: name, Log: log.With("component", "ipam")})
 	var pool netip.Prefix
 	if c.DefaultPool.CIDR != "none" {
@@ -113,10 +130,6 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		BlockSize: c.DefaultPool.BlockSize, Conditions: d.conditions,
 	})
 	if c.BGP.Enabled {
-		restarting, err := d.markBGP()
-		if err != nil {
-			return d, err
-		}
 		d.bgp = bgp.New(bgp.Options{
 			Log: log.With("component", "bgp"), Node: name, Restarting: restarting,
 			Handle: func(ctx context.Context, ch bgp.Changes) {

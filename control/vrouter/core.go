@@ -23,6 +23,14 @@ type Config struct {
 	// WithoutBGP says that no best paths will ever come, so that the wish is
 	// complete as soon as the store is in sync.
 	WithoutBGP bool
+
+	// DeferBGP is how long at most what BGP learns is held back until its
+	// peers have told all they know. After a restart the first path to come is
+	// often not the best one, and the kernel still has the routes of before:
+	// they are not to move there and back (RFC 4724, section 4.1, calls it the
+	// deferral of route selection). The bound is for peers that died
+	// meanwhile. Zero: nothing is held back.
+	DeferBGP time.Duration
 }
 
 // Core owns the table. Its methods may be called from any goroutine; they hand
@@ -50,6 +58,9 @@ type loop struct {
 	replaced    bool // the first whole wish was handed over
 	synced      bool // the sink was told that the wish is complete
 	waiting     string
+
+	held    []PathUpdate // what BGP learned, while it is held back
+	holdEnd time.Time    // zero: nothing is held back any more
 }
 
 // Store takes in a batch of the store's watch.
@@ -68,9 +79,25 @@ func (c *Core) Store(ctx context.Context, b store.Batch) error {
 // Paths takes in best paths from BGP.
 func (c *Core) Paths(ctx context.Context, u PathUpdate) error {
 	return c.post(ctx, func(l *loop) {
-		l.setPaths(u)
 		l.bgpSynced = l.bgpSynced || u.Synced
+		l.held = append(l.held, u)
+		l.releasePaths(time.Now())
 	})
+}
+
+// releasePaths lets in what BGP learned once it is in sync, or has been held
+// back long enough. It reports whether there was anything.
+func (l *loop) releasePaths(now time.Time) bool {
+	if !l.bgpSynced && now.Before(l.holdEnd) {
+		return false
+	}
+	l.holdEnd = time.Time{}
+	held := l.held
+	l.held = nil
+	for _, u := range held {
+		l.setPaths(u)
+	}
+	return len(held) > 0
 }
 
 // Underlay takes in a snapshot of the network around the host.
@@ -137,13 +164,19 @@ func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 // Run is the loop. It returns when ctx ends.
 func (c *Core) Run(ctx context.Context) error {
 	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP}
+	if c.cfg.DeferBGP > 0 {
+		l.holdEnd = time.Now().Add(c.cfg.DeferBGP)
+	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case now := <-tick.C:
+			if len(l.held) > 0 && l.releasePaths(now) {
+				c.flush(l)
+			}
 		case f := <-c.events:
 			f(l)
 			for more := true; more; {

@@ -49,6 +49,12 @@ func start(t *testing.T) (*Core, *fakeSink) {
 	t.Helper()
 	sink := &fakeSink{}
 	c := New(Config{Node: "node1", Sink: sink, Log: slog.New(slog.DiscardHandler)})
+	startCore(t, c)
+	return c, sink
+}
+
+func startCore(t *testing.T, c *Core) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
@@ -58,7 +64,6 @@ func start(t *testing.T) (*Core, *fakeSink) {
 			t.Errorf("Run = %v", err)
 		}
 	})
-	return c, sink
 }
 
 func check(t *testing.T, err error) {
@@ -133,6 +138,57 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 			if sink.wish[o.Key()] != o {
 				t.Errorf("sink has %v for %s, want %v", sink.wish[o.Key()], o.Key(), o)
 			}
+		}
+	})
+}
+
+// TestDeferBGP: after a restart the routes of before do not move to a path
+// that comes first and back to the better one that follows; peers that died
+// meanwhile do not hold the others up for ever.
+func TestDeferBGP(t *testing.T) {
+	far := netip.MustParsePrefix("192.168.3.0/26")
+	path := func(nextHop string) PathUpdate {
+		return PathUpdate{Put: []Path{{Prefix: far, NextHop: netip.MustParseAddr(nextHop), Peer: "peer"}}}
+	}
+	route := dataplane.Route{Prefix: far, Table: dataplane.MainTable}.Key()
+	prepare := func(t *testing.T) (*Core, *fakeSink) {
+		sink := &fakeSink{}
+		c := New(Config{Node: "node1", Sink: sink, Log: slog.New(slog.DiscardHandler), DeferBGP: 30 * time.Second})
+		startCore(t, c)
+		check(t, c.Underlay(t.Context(), rack()))
+		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.Direct), Synced: true}))
+		check(t, c.Paths(t.Context(), path("10.1.0.1")))
+		synctest.Wait()
+		if sink.wish[route] != nil {
+			t.Error("the first path went in before the peers had told all")
+		}
+		return c, sink
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c, sink := prepare(t)
+		better := path("10.2.0.11")
+		better.Synced = true
+		check(t, c.Paths(t.Context(), better))
+		synctest.Wait()
+		if sink.wish[route] == nil || !slices.Equal(sink.calls, []string{"replace", "update", "synced"}) {
+			t.Errorf("in sync: route %v after %v; want one change", sink.wish[route], sink.calls)
+		}
+		// From now on paths go in as they come.
+		check(t, c.Paths(t.Context(), PathUpdate{Del: []netip.Prefix{far}}))
+		synctest.Wait()
+		if sink.wish[route] != nil {
+			t.Error("a withdrawal after the sync is held back")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		_, sink := prepare(t)
+		<-time.After(31 * time.Second) // virtual time
+		synctest.Wait()
+		if sink.wish[route] == nil {
+			t.Error("a path is held back longer than the bound")
+		}
+		if slices.Contains(sink.calls, "synced") {
+			t.Error("the sweep did not wait for BGP")
 		}
 	})
 }
