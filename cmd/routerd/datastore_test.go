@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 )
 
@@ -149,4 +152,106 @@ func TestSameAddress(t *testing.T) {
 		t.Errorf("ADD on the refused host: %v", err)
 	}
 	first.ready()
+}
+
+// TestRestartWhileDatastoreAway: a daemon that starts without its datastore
+// leaves the kernel as it is; what was deleted meanwhile goes when the
+// datastore is back, and nothing else is touched.
+func TestRestartWhileDatastoreAway(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	h.quietIPv6()
+	h.config["bgp"] = map[string]any{"enabled": false}
+	socket, dir := filepath.Join(h.dir, "ext.sock"), t.TempDir()
+	h.usesStore(socket)
+	open := func() *embedded.Server {
+		t.Helper()
+		s, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Socket: socket})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := open()
+	defer func() { s.Close() }()
+	r := h.start()
+	r.ready()
+	c := h.store(socket)
+	h.addNode(c, "node2", "10.1.0.12/24", "192.168.200.1", "192.168.200.0/26")
+	h.addNode(c, "node3", "10.2.0.11/24", "192.168.201.1", "192.168.201.0/26")
+	if _, err := r.attach("pod"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "routes to the peers", func() error {
+		return errors.Join(h.lists("route", "192.168.200.0/26 nhid"), h.lists("route", "192.168.201.0/26 nhid"))
+	})
+	r.kill(syscall.SIGKILL)
+	for _, key := range []store.Key{store.ResourceKey(store.KindNode, "node3"), store.BlockKey(netip.MustParsePrefix("192.168.201.0/26"))} {
+		if err := store.Delete(t.Context(), c, key, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Close()
+	m := h.monitor()
+
+	r = h.start()
+	r.when("the outage is told", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "Datastore").GetReason(), socket)
+	})
+	eventually(t, "the workload is taken over", func() error {
+		n, err := r.node()
+		if err == nil && n.GetWorkloads() != 1 {
+			err = fmt.Errorf("%d workloads", n.GetWorkloads())
+		}
+		return err
+	})
+	if got := m.changes(); len(got) > 0 {
+		t.Errorf("a start without the datastore changed:\n%s", strings.Join(got, "\n"))
+	}
+
+	s = open()
+	r.ready()
+	eventually(t, "node3's route goes", func() error {
+		if strings.Contains(h.ip("route"), "192.168.201.0/26") || strings.Contains(h.ip("neigh show nud permanent"), "192.168.201.1") {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	for _, change := range m.changes() {
+		if !strings.Contains(change, "192.168.201.") && !strings.Contains(change, "10.2.0.11") {
+			t.Errorf("the resync changed: %s", change)
+		}
+	}
+}
+
+// TestOwnNodeDeleted: somebody deletes the resource of a host that runs. It
+// comes back, with its tunnel address, and the kernel never notices.
+func TestOwnNodeDeleted(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	h.quietIPv6()
+	r := h.start()
+	n := r.ready()
+	r.program()
+	m := h.monitor()
+	s := h.store("")
+	key := store.ResourceKey(store.KindNode, "node1")
+	if err := store.Delete(t.Context(), s, key, 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the resource is back", func() error {
+		obj, err := s.Get(t.Context(), key)
+		if err != nil {
+			return err
+		}
+		got := obj.Value.(*store.Node)
+		if got.Spec.BGP.IPv4Address != n.GetIpv4Address() || got.Spec.IPv4VXLANTunnelAddr != n.GetVxlanTunnelAddress() || len(got.Status.Conditions) == 0 {
+			return fmt.Errorf("it is %+v, %+v", got.Spec, got.Status)
+		}
+		return nil
+	})
+	if got := m.changes(); len(got) > 0 {
+		t.Errorf("the kernel was touched:\n%s", strings.Join(got, "\n"))
+	}
+	r.ready()
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -28,4 +30,22 @@ func lockHost(runDir string) (*os.File, error) {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return f, nil
+}
+
+// kernelLock is the name of an abstract unix socket. Those belong to a network
+// namespace (unix(7)), which is what only one daemon may write to, and go with
+// the process.
+const kernelLock = "@routerd.kernel"
+
+// lockKernel makes sure that one daemon writes to this network namespace,
+// whatever the run directories.
+func lockKernel(ctx context.Context) (net.Listener, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", kernelLock)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, errors.New("another routerd runs in this network namespace, with another runDir: two would take each other's routes for leftovers; stop it first, or give this one a network namespace of its own")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the network namespace: %w", err)
+	}
+	return l, nil
 }

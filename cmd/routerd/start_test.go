@@ -101,6 +101,11 @@ func TestSecondDaemon(t *testing.T) {
 	if err := mentions(out, "another routerd runs", h.runDir(), "stop it"); code != 1 || err != nil {
 		t.Errorf("exit code %d, %v", code, err)
 	}
+	other := &host{t: t, ns: h.ns, dir: t.TempDir(), config: map[string]any{"runDir": h.dir + "/other"}}
+	code, out = other.routerd("run", "--config", other.writeConfig())
+	if err := mentions(out, "another routerd runs in this network namespace", "stop it"); code != 1 || err != nil {
+		t.Errorf("with a run directory of its own: exit code %d, %v", code, err)
+	}
 	r.ready() // undisturbed
 
 	// The lock goes with the process, however it ends.

@@ -246,7 +246,11 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 	if err != nil {
 		return err
 	}
-	if err := Register(ctx, a.cfg.Store, a.cfg.Name, found.Prefix); err != nil {
+	// A resource that somebody deleted comes back with its tunnel addresses at
+	// once: without them the devices would lose theirs until the next step.
+	st := a.Status()
+	complete := func(n *store.Node) { setTunnels(n, st.IPIP, st.VXLAN) }
+	if err := register(ctx, a.cfg.Store, a.cfg.Name, found.Prefix, complete); err != nil {
 		return err
 	}
 	a.mu.Lock()

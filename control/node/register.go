@@ -32,6 +32,11 @@ func (e *AddressTakenError) Error() string {
 // leaves everything else in the resource alone. Two hosts that register one
 // address at once are both told; the one that wrote last takes its claim back.
 func Register(ctx context.Context, s store.Store, name string, addr netip.Prefix) error {
+	return register(ctx, s, name, addr, func(*store.Node) {})
+}
+
+// register is Register with more to write into a resource that it makes.
+func register(ctx context.Context, s store.Store, name string, addr netip.Prefix, complete func(*store.Node)) error {
 	if err := checkTaken(ctx, s, name, addr.Addr(), 0); err != nil {
 		return err
 	}
@@ -45,6 +50,9 @@ func Register(ctx context.Context, s store.Store, name string, addr netip.Prefix
 			n = store.Clone(cur.Value).(*store.Node)
 		}
 		setAddress(n, addr)
+		if !existed {
+			complete(n)
+		}
 		return n, nil
 	})
 	if err != nil {
@@ -133,19 +141,23 @@ func SetTunnels(ctx context.Context, s store.Store, name string, ipip, vxlan net
 			return nil, fmt.Errorf("write the tunnel addresses of node %s: %w", name, store.ErrNotFound)
 		}
 		n := store.Clone(cur.Value).(*store.Node)
-		if n.Spec.BGP == nil {
-			n.Spec.BGP = &store.NodeBGPSpec{}
-		}
-		n.Spec.BGP.IPv4IPIPTunnelAddr, n.Spec.IPv4VXLANTunnelAddr = "", ""
-		if ipip.IsValid() {
-			n.Spec.BGP.IPv4IPIPTunnelAddr = ipip.String()
-		}
-		if vxlan.IsValid() {
-			n.Spec.IPv4VXLANTunnelAddr = vxlan.String()
-		}
+		setTunnels(n, ipip, vxlan)
 		return n, nil
 	})
 	return err
+}
+
+func setTunnels(n *store.Node, ipip, vxlan netip.Addr) {
+	if n.Spec.BGP == nil {
+		n.Spec.BGP = &store.NodeBGPSpec{}
+	}
+	n.Spec.BGP.IPv4IPIPTunnelAddr, n.Spec.IPv4VXLANTunnelAddr = "", ""
+	if ipip.IsValid() {
+		n.Spec.BGP.IPv4IPIPTunnelAddr = ipip.String()
+	}
+	if vxlan.IsValid() {
+		n.Spec.IPv4VXLANTunnelAddr = vxlan.String()
+	}
 }
 
 // SetConditions writes the node's conditions. The time of a condition's last
