@@ -102,10 +102,10 @@ func TestMachineIsKilledWithItsContext(t *testing.T) {
 	defer cancel()
 	// Cancel as soon as the command runs: after that only the kill can end it.
 	out := &notify{word: "running", tell: cancel}
-	var rest bytes.Buffer
+	var errOut, progress bytes.Buffer
 	_, err := Run(ctx, Config{
 		Cache: cache, Command: []string{"sh", "-c", "echo running; sleep 1000"},
-		Stdout: out, Stderr: &rest, Progress: &rest,
+		Stdout: out, Stderr: &errOut, Progress: &progress,
 	})
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "was stopped") {
 		t.Fatalf("error %v: want one that says that the machine was stopped", err)

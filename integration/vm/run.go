@@ -37,6 +37,8 @@ type Config struct {
 	MemoryMiB int    // default 3072
 	Accel     string // QEMU's accelerator; default TCG, which works everywhere
 
+	// The writers are used from different goroutines: where two of them are
+	// one, it has to be safe for that, as an *os.File is.
 	Stdout   io.Writer // required: what the command prints
 	Stderr   io.Writer // required
 	Progress io.Writer // required: one line per step
