@@ -36,7 +36,7 @@ func (w workloadIPAM) Assign(ctx context.Context, r attach.AssignRequest) (attac
 }
 
 func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string) error {
-	_, err := w.Allocator.ReleaseHandle(ctx, handle)
+	_, err := w.ReleaseHandleHere(ctx, handle)
 	return err
 }
 

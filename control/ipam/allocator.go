@@ -166,10 +166,21 @@ func (a *Allocator) AssignAddr(ctx context.Context, addr netip.Addr, r Request) 
 // ReleaseHandle releases all that a handle holds, on whatever node, and
 // returns it. A handle that holds nothing is no error.
 func (a *Allocator) ReleaseHandle(ctx context.Context, handle string) ([]netip.Addr, error) {
+	return a.releaseHandle(ctx, &handleStep{handle: handle})
+}
+
+// ReleaseHandleHere is like ReleaseHandle for what the handle holds on this
+// node, by the addresses' "node" attribute: another node may use the same
+// handle for a container of its own.
+func (a *Allocator) ReleaseHandleHere(ctx context.Context, handle string) ([]netip.Addr, error) {
+	return a.releaseHandle(ctx, &handleStep{handle: handle, node: a.cfg.Node})
+}
+
+func (a *Allocator) releaseHandle(ctx context.Context, st *handleStep) ([]netip.Addr, error) {
+	handle := st.handle
 	if handle == "" {
 		return nil, fmt.Errorf("%w: handle is empty", ErrInvalidRequest)
 	}
-	st := &handleStep{handle: handle}
 	if err := a.do(ctx, st); err != nil {
 		return nil, fmt.Errorf("release the addresses of %s: %w", handle, err)
 	}

@@ -100,10 +100,30 @@ func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
+	all = d.on(r.Attributes[nodeAttribute], all)
 	return slices.DeleteFunc(all, func(a Assignment) bool {
 		return a.Addr.Is4() != (r.Family.Bits() == 32) ||
 			r.tunnel != nil && !slices.ContainsFunc(pools, func(p *pool) bool { return p.cidr.Contains(a.Addr) })
 	}), nil
+}
+
+// nodeAttribute is the attribute of an address that names the node where it is
+// in use (Calico's AttributeNode).
+const nodeAttribute = "node"
+
+// on leaves out what is in use on another node. Two nodes can come to one
+// handle: cnitool derives a container's id from the path of its namespace,
+// which is the same on many hosts.
+func (d *draft) on(node string, held []Assignment) []Assignment {
+	return slices.DeleteFunc(held, func(a Assignment) bool {
+		return !sameNode(attribute(d.blocks[a.Block].block.Block, ordinalOf(a.Block, a.Addr)), node)
+	})
+}
+
+// sameNode reports whether an address is not known to be in use elsewhere than
+// on a node; an empty node is any.
+func sameNode(a *store.Attribute, node string) bool {
+	return node == "" || a == nil || a.Secondary[nodeAttribute] == "" || a.Secondary[nodeAttribute] == node
 }
 
 // holdings returns every address that a handle holds, by the blocks that it

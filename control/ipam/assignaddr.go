@@ -79,7 +79,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, done bool, err error) {
 	if a := attribute(bd.block.Block, o); a != nil {
 		d.checkBlock(bd) // what is known of the block may be old
 		switch {
-		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent:
+		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[nodeAttribute]):
 			st.held = []Assignment{d.assignment(bd.block, o, st.req.Handle)}
 			return pick{}, true, nil
 		case a.ReleasedAt != nil:

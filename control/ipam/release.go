@@ -8,9 +8,10 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// handleStep releases all that a handle holds.
+// handleStep releases all that a handle holds, or what is in use on one node.
 type handleStep struct {
 	handle   string
+	node     string // empty: any
 	released []netip.Addr
 }
 
@@ -24,6 +25,9 @@ func (st *handleStep) plan(d *draft) error {
 	if err != nil {
 		return err
 	}
+	held := len(all)
+	all = d.on(st.node, all)
+	part := len(all) < held
 	perBlock := map[netip.Prefix][]int{}
 	for _, a := range all {
 		st.released = append(st.released, a.Addr)
@@ -31,10 +35,14 @@ func (st *handleStep) plan(d *draft) error {
 	}
 	for _, cidr := range d.blocksOf(st.handle, hd) {
 		if ordinals := perBlock[cidr]; len(ordinals) > 0 {
+			left := len(heldBy(d.blocks[cidr].block.Block, st.handle)) - len(ordinals)
 			d.release(d.blocks[cidr], ordinals)
+			if part && hd.has(cidr.String()) {
+				d.setCount(st.handle, hd, cidr.String(), left)
+			}
 		}
 	}
-	if hd.value != nil {
+	if hd.value != nil && !part {
 		hd.value, hd.write = nil, true
 		d.touch(store.HandleKey(st.handle))
 	}

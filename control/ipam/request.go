@@ -64,7 +64,8 @@ type Request struct {
 	MaxBlocks int
 
 	// Idempotent counts addresses of the family that the handle holds
-	// already: they are returned, and only what is missing is assigned. With
+	// already, unless their "node" attribute names another node than this
+	// request's: they are returned, and only what is missing is assigned. With
 	// it a request may be repeated when its outcome is unknown.
 	Idempotent bool
 
