@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -163,10 +164,10 @@ func (in *inside) wayOut(link netlink.Link) error {
 		Dst:       ipNet(netip.PrefixFrom(gw, gw.BitLen())),
 		Scope:     netlink.SCOPE_LINK,
 	}
-	if err := in.netlink.RouteReplace(onLink); err != nil {
+	if err := in.route(onLink); err != nil {
 		return fmt.Errorf("add route to %s: %w", gw, err)
 	}
-	if err := in.netlink.RouteReplace(&netlink.Route{LinkIndex: index, Gw: gw.AsSlice()}); err != nil {
+	if err := in.route(&netlink.Route{LinkIndex: index, Gw: gw.AsSlice()}); err != nil {
 		return fmt.Errorf("add default route via %s: %w", gw, err)
 	}
 	mac := HostMAC()
@@ -178,6 +179,35 @@ func (in *inside) wayOut(link netlink.Link) error {
 		return fmt.Errorf("add neighbour %s: %w", gw, err)
 	}
 	return nil
+}
+
+// route makes r a route of its device, without taking one from another device:
+// a container's second interface has the same gateway as its first, and the
+// first would be cut off. What is second gets a metric of its own, so that it
+// takes over when the first goes.
+func (in *inside) route(r *netlink.Route) error {
+	err := in.netlink.RouteAdd(r)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	routes, err := in.netlink.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, have := range routes {
+		if have.Priority == 0 && have.LinkIndex != r.LinkIndex && destination(have) == destination(*r) {
+			r.Priority = r.LinkIndex
+		}
+	}
+	return in.netlink.RouteReplace(r)
+}
+
+// destination is where an IPv4 route leads; a default route may have none.
+func destination(r netlink.Route) netip.Prefix {
+	if p, ok := prefixOf(r.Dst); ok {
+		return p
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -141,7 +141,7 @@ func (w *Wire) VerifyRoute(_ context.Context, device string, addr netip.Addr) er
 		return err
 	}
 	routes, err := w.netlink.RouteGet(addr.AsSlice())
-	if err != nil && !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+	if err != nil && !leadsNowhere(err) {
 		return fmt.Errorf("look up the route to %s: %w", addr, err)
 	}
 	for _, r := range routes {
@@ -150,4 +150,12 @@ func (w *Wire) VerifyRoute(_ context.Context, device string, addr netip.Addr) er
 		}
 	}
 	return fmt.Errorf("the host's route to %s does not lead to %s: %w", addr, device, ErrDiffers)
+}
+
+// leadsNowhere reports whether a route lookup's error says that there is none,
+// or one that drops: EINVAL is a blackhole's, such as that of the own block,
+// and EACCES a prohibit's.
+func leadsNowhere(err error) bool {
+	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) ||
+		errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EACCES)
 }

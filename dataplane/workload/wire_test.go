@@ -490,3 +490,66 @@ func TestNamespacesStayApart(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// A second interface of a container must not cut the first one off, whichever
+// is removed first, and both are as they were made all along.
+func TestSecondInterface(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"eth0", "eth1"} {
+		t.Run(first+" goes first", func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			ctx := t.Context()
+			second := f.spec
+			second.Owner.Interface = "eth1"
+			second.Device = DeviceName(second.Owner, "", "")
+			second.Addresses = []netip.Addr{netip.MustParseAddr("192.168.7.2")}
+			specs := map[string]Spec{"eth0": f.spec, "eth1": second}
+			// Twice, for an ADD may come again.
+			for _, name := range []string{"eth0", "eth1", "eth1", "eth0"} {
+				if _, err := f.wire.Attach(ctx, specs[name]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			contains(t, command(t, f.pod, "ip", "route", "get", "10.9.9.9"), "dev eth0")
+			contains(t, command(t, f.pod, "ip", "route", "get", "10.9.9.9", "oif", "eth1"), "via 169.254.1.1 dev eth1")
+			for name, spec := range specs {
+				if err := f.wire.Verify(ctx, spec, dataplane.MAC{}); err != nil {
+					t.Errorf("verify %s: %v", name, err)
+				}
+			}
+			other := map[string]string{"eth0": "eth1", "eth1": "eth0"}[first]
+			if err := f.wire.Detach(ctx, specs[first].Device, specs[first].Owner); err != nil {
+				t.Fatal(err)
+			}
+			contains(t, command(t, f.pod, "ip", "route", "get", "10.9.9.9"), "via 169.254.1.1 dev "+other)
+			if err := f.wire.Verify(ctx, specs[other], dataplane.MAC{}); err != nil {
+				t.Errorf("verify %s after %s went: %v", other, first, err)
+			}
+		})
+	}
+}
+
+func TestVerifyRoute(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	if _, err := f.wire.Attach(ctx, f.spec); err != nil {
+		t.Fatal(err)
+	}
+	f.addHostRoute(t)
+	addr := f.spec.Addresses[0]
+	if err := f.wire.VerifyRoute(ctx, f.spec.Device, addr); err != nil {
+		t.Errorf("with its route: %v", err)
+	}
+	command(t, f.host, "ip", "route", "del", addr.String())
+	for _, kind := range []string{"", "blackhole", "unreachable", "prohibit"} {
+		if kind != "" {
+			command(t, f.host, "ip", "route", "replace", kind, "192.168.7.0/26")
+		}
+		err := f.wire.VerifyRoute(ctx, f.spec.Device, addr)
+		if !errors.Is(err, ErrDiffers) || !strings.Contains(err.Error(), "the host's route to 192.168.7.1 does not lead to") {
+			t.Errorf("with %q in its place: got %v, want ErrDiffers", kind, err)
+		}
+	}
+}
