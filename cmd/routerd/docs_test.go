@@ -1,0 +1,92 @@
+package main
+
+import (
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/node"
+)
+
+// TestTroubleshootingNamesEveryReason: whatever node status prints has a
+// heading for the operator to find.
+func TestTroubleshootingNamesEveryReason(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../../docs/operations/troubleshoot.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var headings []string
+	for line := range strings.Lines(string(b)) {
+		if h, ok := strings.CutPrefix(line, "#"); ok {
+			headings = append(headings, strings.TrimLeft(strings.TrimSpace(h), "# "))
+		}
+	}
+	all := strings.Join(headings, "\n")
+	taken := &node.AddressTakenError{Address: netip.MustParseAddr("10.0.0.1"), Node: "…", Other: "…"}
+	for _, want := range []string{
+		"Live", "Registered", "DataplaneProgrammed", "Datastore", "BGP", "BGP peers", "Pool",
+		bgp.ErrNotSynced.Error(), bgp.ErrNoNode.Error(), node.ErrNoAddress.Error(), view{}.registered().Error(),
+		strings.Split(bgp.ErrNoAddress.Error(), ":")[0],
+		strings.Split(strings.ReplaceAll(taken.Error(), "10.0.0.1", "…"), " with it;")[0],
+		view{waiting: "the datastore's first complete answer"}.programmed(func() (bool, string) { return true, "" }).Error(),
+		view{}.programmed(func() (bool, string) { return false, "the first pass is not done yet" }).Error(),
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no heading for %q", want)
+		}
+	}
+	// Reasons against a candidate are in the list below "Packets do not arrive".
+	for _, want := range []string{"no pool contains it", "itself lies in it", "the underlay has no route to the next hop"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("nothing about %q", want)
+		}
+	}
+}
+
+// TestReliabilityNamesTests: each test and file that the document names is
+// there.
+func TestReliabilityNamesTests(t *testing.T) {
+	t.Parallel()
+	const root = "../.."
+	doc, err := os.ReadFile(filepath.Join(root, "docs/reliability.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	definition := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() && e.Name() != ".." && strings.HasPrefix(e.Name(), ".") {
+			if err == nil {
+				err = fs.SkipDir
+			}
+			return err
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		have[e.Name()] = true
+		b, err := os.ReadFile(path)
+		for _, m := range definition.FindAllStringSubmatch(string(b), -1) {
+			have[m[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\bTest[A-Z]\w+|\b\w+_test\.go`).FindAllString(string(doc), -1)
+	if len(named) < 20 {
+		t.Fatalf("the document names only %v", named)
+	}
+	for _, n := range named {
+		if !have[n] {
+			t.Errorf("docs/reliability.md names %s, which is not there", n)
+		}
+	}
+}
