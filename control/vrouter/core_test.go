@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,14 +16,28 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// fakeSink keeps the wish and the order of calls. Only the core's goroutine
-// and, after synctest.Wait, the test touch it.
+// fakeSink keeps the wish and the order of calls.
 type fakeSink struct {
+	mu    sync.Mutex
 	wish  map[dataplane.Key]dataplane.Object
 	calls []string
 }
 
+func (s *fakeSink) has(k dataplane.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wish[k] != nil
+}
+
+func (s *fakeSink) called() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls)
+}
+
 func (s *fakeSink) Replace(_ dataplane.Source, objs []dataplane.Object) dataplane.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.calls = append(s.calls, "replace")
 	s.wish = map[dataplane.Key]dataplane.Object{}
 	for _, o := range objs {
@@ -32,6 +47,8 @@ func (s *fakeSink) Replace(_ dataplane.Source, objs []dataplane.Object) dataplan
 }
 
 func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.calls = append(s.calls, "update")
 	for _, k := range del {
 		delete(s.wish, k)
@@ -42,7 +59,12 @@ func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []data
 	return 0
 }
 
-func (s *fakeSink) Synced(dataplane.Source)                        { s.calls = append(s.calls, "synced") }
+func (s *fakeSink) Synced(dataplane.Source) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, "synced")
+}
+
 func (s *fakeSink) Wait(context.Context, dataplane.Revision) error { return nil }
 
 func start(t *testing.T) (*Core, *fakeSink) {
@@ -87,30 +109,30 @@ func TestNothingBeforeSync(t *testing.T) {
 		events := cluster(store.VXLAN)
 		check(t, c.Store(t.Context(), store.Batch{Events: events[:4]}))
 		synctest.Wait()
-		if sink.calls != nil || !strings.Contains(waiting(), "datastore") {
-			t.Fatalf("before the store is in sync: calls %v, waiting for %q", sink.calls, waiting())
+		if sink.called() != nil || !strings.Contains(waiting(), "datastore") {
+			t.Fatalf("before the store is in sync: calls %v, waiting for %q", sink.called(), waiting())
 		}
 		check(t, c.Store(t.Context(), store.Batch{Events: events[4:], Synced: true}))
 		synctest.Wait()
-		if sink.calls != nil || !strings.Contains(waiting(), "links") {
-			t.Fatalf("before the underlay is known: calls %v, waiting for %q", sink.calls, waiting())
+		if sink.called() != nil || !strings.Contains(waiting(), "links") {
+			t.Fatalf("before the underlay is known: calls %v, waiting for %q", sink.called(), waiting())
 		}
 		check(t, c.Underlay(t.Context(), rack()))
 		synctest.Wait()
-		if !slices.Equal(sink.calls, []string{"replace"}) || waiting() != "" {
-			t.Fatalf("before BGP is in sync: calls %v, waiting for %q", sink.calls, waiting())
+		if !slices.Equal(sink.called(), []string{"replace"}) || waiting() != "" {
+			t.Fatalf("before BGP is in sync: calls %v, waiting for %q", sink.called(), waiting())
 		}
 		check(t, c.Paths(t.Context(), PathUpdate{Synced: true}))
 		synctest.Wait()
-		if !slices.Equal(sink.calls, []string{"replace", "synced"}) || waiting() != "" {
-			t.Fatalf("in sync: calls %v, waiting for %q", sink.calls, waiting())
+		if !slices.Equal(sink.called(), []string{"replace", "synced"}) || waiting() != "" {
+			t.Fatalf("in sync: calls %v, waiting for %q", sink.called(), waiting())
 		}
 		// A resync of the store hands over the difference, which is none.
 		check(t, c.Store(t.Context(), store.Batch{Events: events, Synced: true}))
 		check(t, c.Store(t.Context(), store.Batch{Err: store.ErrUnavailable}))
 		synctest.Wait()
-		if len(sink.calls) != 2 {
-			t.Errorf("a resync without a difference: calls %v", sink.calls)
+		if len(sink.called()) != 2 {
+			t.Errorf("a resync without a difference: calls %v", sink.called())
 		}
 		if got := c.MTU(); got != 1450 {
 			t.Errorf("MTU = %d, want 1450", got)
@@ -159,7 +181,7 @@ func TestDeferBGP(t *testing.T) {
 		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.Direct), Synced: true}))
 		check(t, c.Paths(t.Context(), path("10.1.0.1")))
 		synctest.Wait()
-		if sink.wish[route] != nil {
+		if sink.has(route) {
 			t.Error("the first path went in before the peers had told all")
 		}
 		return c, sink
@@ -170,13 +192,13 @@ func TestDeferBGP(t *testing.T) {
 		better.Synced = true
 		check(t, c.Paths(t.Context(), better))
 		synctest.Wait()
-		if sink.wish[route] == nil || !slices.Equal(sink.calls, []string{"replace", "update", "synced"}) {
-			t.Errorf("in sync: route %v after %v; want one change", sink.wish[route], sink.calls)
+		if !sink.has(route) || !slices.Equal(sink.called(), []string{"replace", "update", "synced"}) {
+			t.Errorf("in sync: route there %v after %v; want one change", sink.has(route), sink.called())
 		}
 		// From now on paths go in as they come.
 		check(t, c.Paths(t.Context(), PathUpdate{Del: []netip.Prefix{far}}))
 		synctest.Wait()
-		if sink.wish[route] != nil {
+		if sink.has(route) {
 			t.Error("a withdrawal after the sync is held back")
 		}
 	})
@@ -184,10 +206,10 @@ func TestDeferBGP(t *testing.T) {
 		_, sink := prepare(t)
 		<-time.After(31 * time.Second) // virtual time
 		synctest.Wait()
-		if sink.wish[route] == nil {
+		if !sink.has(route) {
 			t.Error("a path is held back longer than the bound")
 		}
-		if slices.Contains(sink.calls, "synced") {
+		if slices.Contains(sink.called(), "synced") {
 			t.Error("the sweep did not wait for BGP")
 		}
 	})
