@@ -102,8 +102,10 @@ func (d *derivation) asNode(p *Peer) {
 		if p.Port == 0 && p.ASN == asn {
 			p.Port = d.v.portOf(name)
 		}
-		// Node-specific sessions are active on both sides.
-		p.Passive = p.Type == PeerGlobal && d.passiveTo(p.Addr)
+		// Calico makes only global peers follow this rule. Two GoBGP speakers
+		// that both connect may keep each other out: each closes what comes in
+		// while it pauses after its own failed attempt.
+		p.Passive = d.passiveTo(p.Addr)
 		return
 	}
 }

@@ -303,6 +303,14 @@ func tor(self, addr netip.Addr, asn uint32) Peer {
 	return p
 }
 
+// waiting makes p's side the passive one. Of two of ours one has to be: GoBGP
+// closes what comes in while it pauses after a failed attempt, and two that try
+// in step may keep each other out for minutes.
+func waiting(p Peer) Peer {
+	p.Passive = true
+	return p
+}
+
 // child is a speaker in a process of its own, which a test can kill. Its
 // argument is "address asn peer peer-asn restarting prefix…"; it speaks until
 // its standard input ends, and then stops gracefully.
