@@ -39,9 +39,15 @@ func (d *deletion) stateOf(ctx context.Context, node string) ([]store.Object, er
 		kind      store.Kind
 		namespace string
 	}{
-		{store.KindNode, ""}, {store.KindWorkloadEndpoint, ""}, {store.KindBGPPeer, ""},
-		{store.KindBGPConfiguration, ""}, {store.KindFelixConfiguration, ""},
-		{store.KindIPAMBlock, ""}, {store.KindIPAMAffinity, node}, {store.KindIPAMHandle, ""}, {store.KindIPAMConfig, ""},
+		{store.KindNode, ""},
+		{store.KindWorkloadEndpoint, ""},
+		{store.KindBGPPeer, ""},
+		{store.KindBGPConfiguration, ""},
+		{store.KindFelixConfiguration, ""},
+		{store.KindIPAMBlock, ""},
+		{store.KindIPAMAffinity, node},
+		{store.KindIPAMHandle, ""},
+		{store.KindIPAMConfig, ""},
 	} {
 		objects, _, err := d.store.List(ctx, q.kind, q.namespace)
 		if err != nil {

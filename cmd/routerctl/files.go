@@ -14,28 +14,28 @@ import (
 
 // readManifests reads every file, every manifest in every directory, and
 // standard input for "-". It reports what is wrong with any of them in one
-// error, and then returns no document.
+// error, and then returns no document. Unknown fields alone are left to the
+// caller, for the stored objects may have them.
 func readManifests(stdin io.Reader, names []string) ([]manifest.Document, error) {
 	var docs []manifest.Document
-	var errs []error
+	var errs, slips []error // slips: unknown fields too, in the input's order
 	for _, name := range names {
 		files, err := expand(name)
-		if err != nil {
-			errs = append(errs, err)
-		}
+		errs, slips = append(errs, err), append(slips, err)
 		for _, f := range files {
 			d, err := readManifest(stdin, f)
-			if err != nil {
-				errs = append(errs, err)
+			errs, slips = append(errs, err), append(slips, err)
+			for _, doc := range d {
+				slips = append(slips, doc.CheckUnknown(nil))
 			}
 			docs = append(docs, d...)
 		}
 	}
 	// Objects given twice within one file are in errs already; then docs has
 	// none of that file.
-	errs = append(errs, manifest.Unique(docs))
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
+	twice := manifest.Unique(docs)
+	if errors.Join(errs...) != nil || twice != nil {
+		return nil, errors.Join(append(slips, twice)...)
 	}
 	if len(docs) == 0 {
 		return nil, fmt.Errorf("%s: no resources given; write at least one document with apiVersion, kind, metadata and spec", names)

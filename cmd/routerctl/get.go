@@ -107,11 +107,16 @@ func get(ctx context.Context, s store.Store, w io.Writer, q query) error {
 			if !errors.Is(err, store.ErrDecode) && !errors.Is(err, store.ErrNotFound) {
 				return errors.Join(errs...)
 			}
+			if len(q.names) > 0 && len(f.objects) == 0 {
+				continue // a head without rows, or an empty list, says nothing more
+			}
 		}
 		results = append(results, f)
 	}
-	if err := printFound(ctx, s, w, q, results); err != nil {
-		errs = append(errs, err)
+	if len(results) > 0 || len(errs) == 0 {
+		if err := printFound(ctx, s, w, q, results); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

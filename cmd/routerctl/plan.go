@@ -58,6 +58,7 @@ func plan(v verb, docs []manifest.Document, have []store.Object, now metav1.Time
 		if err == nil {
 			err = against(d, docs, have)
 		}
+		err = errors.Join(d.CheckUnknown(present[d.Object.Key].Raw), err)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -139,17 +140,19 @@ func creation(d manifest.Document, now metav1.Time) change {
 }
 
 // update makes the new form of a stored object: spec, labels and annotations
-// are the manifest's, the rest of the metadata stays, and so does a status that
-// the manifest does not give.
+// are the manifest's, the rest of the metadata stays, and so do a status that
+// the manifest does not give and fields that only another program knows.
 func update(v verb, d manifest.Document, present store.Object) (change, error) {
 	value := store.Clone(d.Object.Value)
 	m, old := store.Meta(value), store.Meta(store.Clone(present.Value))
 	old.Labels, old.Annotations = m.Labels, m.Annotations
 	*m = *old
-	raw := d.Object.Raw
+	raw, err := manifest.KeepForeign(d.Object.Key.Kind, d.Object.Raw, present.Raw)
+	if err != nil {
+		return change{}, refuse(d, "%v", err)
+	}
 	if !d.HasStatus {
 		keepStatus(value, present.Value)
-		var err error
 		if raw, err = withStatus(raw, present.Raw); err != nil {
 			return change{}, refuse(d, "%v", err)
 		}

@@ -67,6 +67,12 @@ func TestBad(t *testing.T) {
 			}
 			docs, err := manifest.Read(filepath.Base(file), bytes.NewReader(data))
 			if err == nil {
+				for _, d := range docs {
+					err = errors.Join(err, d.CheckUnknown(nil))
+				}
+				docs = nil
+			}
+			if err == nil {
 				t.Fatal("was accepted")
 			}
 			if len(docs) != 0 {
@@ -225,4 +231,71 @@ func FuzzRead(f *testing.F) {
 			roundTrip(t, d)
 		}
 	})
+}
+
+const foreign = `{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"a","uid":"u","creationTimestamp":null},` +
+	`"spec":{"cidr":"10.1.0.0/16","big":12345678901234567890,"list":[{"x":1},{"y":[true,null]}]},"status":{"conditions":[]},"top":"t"}`
+
+// A field that a newer Calico stored may be given back as it is, and nothing
+// else that is unknown.
+func TestCheckUnknown(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, manifest, stored string
+		want                   []string // fields refused
+	}{
+		{"as stored", foreign, foreign, nil},
+		{"nothing stored", foreign, "", []string{"spec.big", "spec.list", "top"}},
+		{"stored without", foreign, `{"spec":{}}`, []string{"spec.big", "spec.list", "top"}},
+		{"stored is junk", foreign, `{"spec":`, []string{"spec.big", "spec.list", "top"}},
+		{"another value", strings.Replace(foreign, "67890", "67891", 1), foreign, []string{"spec.big"}},
+		{"another depth", strings.Replace(foreign, `[true,null]`, `[true]`, 1), foreign, []string{"spec.list"}},
+		{"left out", strings.Replace(foreign, `,"top":"t"`, "", 1), foreign, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			docs, err := manifest.Read("f", strings.NewReader(tt.manifest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			var errs manifest.Errors
+			if errors.As(docs[0].CheckUnknown([]byte(tt.stored)), &errs) {
+				for _, e := range errs {
+					got = append(got, e.Field)
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("refused (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestKeepForeign(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name         string
+		kind         store.Kind
+		given, store string
+		want         string
+	}{
+		{"added", "IPPool", `{"spec":{"cidr":"a"}}`, `{"spec":{"cidr":"b","new":{"x":1}},"top":2}`, `{"spec":{"cidr":"a","new":{"x":1}},"top":2}`},
+		{"given wins", "IPPool", `{"spec":{"new":{"x":2}}}`, `{"spec":{"new":{"x":1,"y":1}}}`, `{"spec":{"new":{"x":2,"y":1}}}`},
+		{"known newer fields can be removed", "BGPConfiguration", `{"spec":{}}`, `{"spec":{"programClusterRoutes":"Enabled","z":1}}`, `{"spec":{"z":1}}`},
+		{"arrays of one length", "BGPFilter", `{"spec":{"l":[{"a":1},{"a":2}]}}`, `{"spec":{"l":[{"b":1},{}]}}`, `{"spec":{"l":[{"a":1,"b":1},{"a":2}]}}`},
+		{"arrays of two lengths", "BGPFilter", `{"spec":{"l":[{"a":1}]}}`, `{"spec":{"l":[{"b":1},{}]}}`, `{"spec":{"l":[{"a":1}]}}`},
+		{"large numbers", "Node", `{}`, `{"n":12345678901234567890}`, `{"n":12345678901234567890}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := manifest.KeepForeign(tt.kind, []byte(tt.given), []byte(tt.store))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, string(got)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
 }

@@ -29,6 +29,10 @@ type Document struct {
 	// HasStatus says that the manifest itself gives a status. Otherwise an
 	// update leaves the stored one alone.
 	HasStatus bool
+
+	// Unknown are the fields that neither this program nor the versions of
+	// Calico that it knows have; see [Document.CheckUnknown].
+	Unknown []UnknownField
 }
 
 // Where returns "file:line", for messages about the document.
@@ -41,7 +45,8 @@ func (d Document) Where() string { return fmt.Sprintf("%s:%d", d.Source, d.Line)
 // Objects of a namespaced kind without namespace go into "default". Objects
 // are given their defaults and checked with store.Validate. With any error, no
 // document is returned; the error is an [Errors] with all there are, unless
-// reading from r failed.
+// reading from r failed. Unknown fields alone are no error of Read, for what
+// is stored may have them: check them with [Document.CheckUnknown].
 func Read(name string, r io.Reader) ([]Document, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxInput+1))
 	if err != nil {
@@ -66,6 +71,8 @@ func Read(name string, r io.Reader) ([]Document, error) {
 		rd.errs = append(rd.errs, errs...)
 	}
 	if err := rd.errs.err(); err != nil {
+		rd.errs = append(rd.errs, rd.unknown...)
+		err = rd.errs
 		slices.SortStableFunc(rd.errs, func(a, b *Error) int {
 			return cmp.Or(cmp.Compare(a.Document, b.Document), cmp.Compare(a.Line, b.Line))
 		})
@@ -98,13 +105,19 @@ type reader struct {
 	number int // of the current document
 	docs   []Document
 	errs   Errors
+	// unknown fields of all documents; errors when anything else is one.
+	unknown Errors
 }
 
 func (r *reader) fail(line int, object, field, format string, args ...any) {
-	r.errs = append(r.errs, &Error{
+	r.errs = append(r.errs, r.newError(line, object, field, fmt.Sprintf(format, args...)))
+}
+
+func (r *reader) newError(line int, object, field, message string) *Error {
+	return &Error{
 		Source: r.source, Line: line, Document: r.number,
-		Object: object, Field: field, Message: fmt.Sprintf(format, args...),
-	})
+		Object: object, Field: field, Message: message,
+	}
 }
 
 // item reads an object, a list or a sequence. An entry of a typed list may
@@ -222,17 +235,24 @@ func (r *reader) object(v *value, listKind store.Kind) {
 	t := reflect.TypeOf(target).Elem()
 	c := &checker{kind: kind, root: t, lines: map[string]int{}}
 	c.check("", t, v)
+	var unknown []UnknownField
 	for _, e := range c.errs {
-		r.fail(e.line, label, e.field, "%s", e.message)
+		if e.unknown == nil {
+			r.fail(e.line, label, e.field, "%s", e.message)
+			ok = false
+			continue
+		}
+		u := UnknownField{err: r.newError(e.line, label, e.field, e.message), value: e.unknown.appendJSON(nil)}
+		unknown = append(unknown, u)
+		r.unknown = append(r.unknown, u.err)
 	}
-	if !ok || len(c.errs) > 0 {
-		return
+	if ok {
+		r.resource(v, label, target, c.lines, unknown)
 	}
-	r.resource(v, label, target, c.lines)
 }
 
 // resource turns an object of the right shape into a document.
-func (r *reader) resource(v *value, label string, target any, lines map[string]int) {
+func (r *reader) resource(v *value, label string, target any, lines map[string]int, unknown []UnknownField) {
 	raw := v.appendJSON(nil)
 	if err := json.Unmarshal(raw, target); err != nil {
 		r.fail(v.line, label, "", "cannot be read: %v", err)
@@ -267,6 +287,7 @@ func (r *reader) resource(v *value, label string, target any, lines map[string]i
 		Source: r.source, Number: r.number, Line: v.line,
 		Object:    store.Object{Key: key, Value: target, Raw: stored},
 		HasStatus: status != nil && status.kind != null,
+		Unknown:   unknown,
 	})
 }
 

@@ -26,10 +26,11 @@ type checker struct {
 type fieldError struct {
 	line           int
 	field, message string
+	unknown        *value // of a field that nothing here knows
 }
 
 func (c *checker) fail(line int, field, format string, args ...any) {
-	c.errs = append(c.errs, fieldError{line, field, fmt.Sprintf(format, args...)})
+	c.errs = append(c.errs, fieldError{line: line, field: field, message: fmt.Sprintf(format, args...)})
 }
 
 // check reports what of v does not fit into t, below path.
@@ -157,7 +158,9 @@ func (c *checker) object(path string, t reflect.Type, v *value) {
 		if newer(c.kind, field) {
 			continue
 		}
-		c.fail(m.line, field, "unknown field%s", c.suggest(path, m.name, known))
+		c.errs = append(c.errs, fieldError{
+			line: m.line, field: field, message: "unknown field" + c.suggest(path, m.name, known), unknown: m.value,
+		})
 	}
 }
 
@@ -211,7 +214,21 @@ func (c *checker) suggest(path, name string, known []knownField) string {
 			}
 		}
 	}
-	return ""
+	return allowed(known)
+}
+
+// allowed lists what could have been written. The nearly two hundred fields of
+// a FelixConfiguration are no help to anybody.
+func allowed(known []knownField) string {
+	if len(known) == 0 || len(known) > 32 {
+		return ""
+	}
+	names := make([]string, len(known))
+	for i, f := range known {
+		names[i] = f.name
+	}
+	slices.Sort(names)
+	return "; must be one of " + strings.Join(names, ", ")
 }
 
 func join(path, name string) string {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -40,10 +41,8 @@ func Socket(labName, host string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, h := range l.Hosts() {
-		if h == host {
-			return lab.Socket(labName, host), nil
-		}
+	if slices.Contains(l.Hosts(), host) {
+		return lab.Socket(labName, host), nil
 	}
 	return "", fmt.Errorf("host %q: not in lab %s; want one of %s", host, labName, strings.Join(l.Hosts(), ", "))
 }
