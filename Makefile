@@ -111,7 +111,7 @@ check: lint generate-check tidy-check test-unit ## What to run before a commit
 
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## Linters and formatting; .golangci.yml says which and why
-	$(TOOLS)/golangci-lint run
+	$(TOOLS)/golangci-lint run --allow-parallel-runners
 
 .PHONY: fmt
 fmt: $(TOOLS)/golangci-lint ## Format all Go files

@@ -159,6 +159,7 @@ func (c *Config) level() (slog.Level, error) {
 }
 
 func (c *Config) addTimeout() time.Duration { return seconds(c.AddTimeoutSeconds, DefaultAddTimeout) }
+
 func (c *Config) delTimeout() time.Duration { return seconds(c.DelTimeoutSeconds, DefaultDelTimeout) }
 
 func seconds(n int, deflt time.Duration) time.Duration {

@@ -52,7 +52,9 @@ func resolved() dataplane.Peer {
 
 func drivers() []dataplane.Driver {
 	return []dataplane.Driver{
-		direct.Driver{}, ipip.Driver{}, vxlan.Driver{},
+		direct.Driver{},
+		ipip.Driver{},
+		vxlan.Driver{},
 		crosssubnet.Driver{Near: direct.Driver{}, Far: ipip.Driver{}},
 		crosssubnet.Driver{Near: direct.Driver{}, Far: vxlan.Driver{}},
 	}

@@ -245,6 +245,7 @@ func (NeighbourKey) key()             {}
 
 // Key implements [Object].
 func (n Neighbour) Key() Key { return NeighbourKey{n.Link, n.Addr} }
+
 func (n Neighbour) String() string {
 	return fmt.Sprintf("%s dev %s lladdr %s PERMANENT", n.Addr, n.Link, n.MAC)
 }
@@ -271,6 +272,7 @@ func (FDBKey) key()             {}
 
 // Key implements [Object].
 func (e FDBEntry) Key() Key { return FDBKey{e.Link, e.MAC} }
+
 func (e FDBEntry) String() string {
 	return fmt.Sprintf("%s dev %s dst %s self permanent", e.MAC, e.Link, e.Dst)
 }
@@ -343,6 +345,7 @@ type RouteKey struct {
 
 // Kind implements [Key].
 func (RouteKey) Kind() Kind { return KindRoute }
+
 func (k RouteKey) String() string {
 	s := "route " + k.Prefix.String()
 	if k.Table != MainTable {

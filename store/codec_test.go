@@ -79,10 +79,14 @@ func TestDecodeOldForms(t *testing.T) {
 	}{
 		{"affinity without a value", AffinityKey("n", netip.MustParsePrefix("10.0.0.0/26")), ``, &Affinity{}},
 		{"affinity without a state", AffinityKey("n", netip.MustParsePrefix("10.0.0.0/26")), `{}`, &Affinity{}},
-		{"fresh block with null attributes", block("10.0.0.0/31"), `{"cidr":"10.0.0.0/31","affinity":"host:node-a","strictAffinity":false,"allocations":[null,null],"unallocated":[0,1],"attributes":null,"deleted":false}`,
-			&Block{CIDR: "10.0.0.0/31", Affinity: new("host:" + node), Allocations: []*int{nil, nil}, Unallocated: []int{0, 1}}},
-		{"block with hostAffinity", block("10.0.0.0/31"), `{"cidr":"10.0.0.0/31","hostAffinity":"node-a","allocations":[null,null],"unallocated":[0,1],"attributes":null}`,
-			&Block{CIDR: "10.0.0.0/31", Affinity: new("host:" + node), Allocations: []*int{nil, nil}, Unallocated: []int{0, 1}}},
+		{
+			"fresh block with null attributes", block("10.0.0.0/31"), `{"cidr":"10.0.0.0/31","affinity":"host:node-a","strictAffinity":false,"allocations":[null,null],"unallocated":[0,1],"attributes":null,"deleted":false}`,
+			&Block{CIDR: "10.0.0.0/31", Affinity: new("host:" + node), Allocations: []*int{nil, nil}, Unallocated: []int{0, 1}},
+		},
+		{
+			"block with hostAffinity", block("10.0.0.0/31"), `{"cidr":"10.0.0.0/31","hostAffinity":"node-a","allocations":[null,null],"unallocated":[0,1],"attributes":null}`,
+			&Block{CIDR: "10.0.0.0/31", Affinity: new("host:" + node), Allocations: []*int{nil, nil}, Unallocated: []int{0, 1}},
+		},
 	}
 	for _, tt := range tests {
 		got, err := Decode(tt.key, []byte(tt.raw))

@@ -138,8 +138,9 @@ func (c *checker) felixField(field string, v reflect.Value, rule felixRule) {
 }
 
 func (c *checker) felixInterfaces(s *v3.FelixConfigurationSpec) {
+	prefix := regexp.MustCompile(`^[a-zA-Z0-9_-]{1,15}$`)
 	for i, p := range splitList(s.InterfacePrefix) {
-		if ok, _ := regexp.MatchString(`^[a-zA-Z0-9_-]{1,15}$`, p); !ok {
+		if !prefix.MatchString(p) {
 			c.add("spec.interfacePrefix", p, "entry %d must be at most %d letters, digits, '_' and '-'", i+1, maxInterfaceName)
 		}
 	}

@@ -47,8 +47,10 @@ func TestValidate(t *testing.T) {
 	}{
 		{"peer without anything", store.KindBGPPeer, `{}`, nil},
 		{"peer of workloads", store.KindBGPPeer, `{"localWorkloadSelector":"all()"}`, []string{"spec.asNumber"}},
-		{"peer of workloads with address", store.KindBGPPeer, `{"localWorkloadSelector":"all()","asNumber":1,"peerIP":"10.0.0.1","peerSelector":"all()"}`,
-			[]string{"spec.peerIP", "spec.asNumber", "spec.peerIP", "spec.peerSelector"}},
+		{
+			"peer of workloads with address", store.KindBGPPeer, `{"localWorkloadSelector":"all()","asNumber":1,"peerIP":"10.0.0.1","peerSelector":"all()"}`,
+			[]string{"spec.peerIP", "spec.asNumber", "spec.peerIP", "spec.peerSelector"},
+		},
 		{"peer with v6 port", store.KindBGPPeer, `{"peerIP":"[fd00::1]:1790","asNumber":4294967295,"reachableBy":"fd00::2"}`, nil},
 		{"gateway without peer", store.KindBGPPeer, `{"reachableBy":"10.0.0.1"}`, []string{"spec.reachableBy"}},
 		{"small pool that is disabled", store.KindIPPool, `{"cidr":"10.0.0.0/30","disabled":true}`, nil},
@@ -60,8 +62,10 @@ func TestValidate(t *testing.T) {
 		{"a label called global, and the word in a string", store.KindIPPool, `{"cidr":"10.0.0.0/16","nodeSelector":"global == 'global()'"}`, nil},
 		{"long selector", store.KindIPPool, `{"cidr":"10.0.0.0/16","nodeSelector":"a == '` + strings.Repeat("x", 1024) + `'"}`, []string{"spec.nodeSelector"}},
 		{"load balancer", store.KindIPPool, `{"cidr":"10.0.0.0/16","allowedUses":["LoadBalancer"]}`, nil},
-		{"load balancer and more", store.KindIPPool, `{"cidr":"10.0.0.0/16","allowedUses":["LoadBalancer","Tunnel"],"vxlanMode":"Always","disableBGPExport":true,"nodeSelector":"has(a)"}`,
-			[]string{"spec.allowedUses", "spec.allowedUses", "spec.disableBGPExport", "spec.nodeSelector"}},
+		{
+			"load balancer and more", store.KindIPPool, `{"cidr":"10.0.0.0/16","allowedUses":["LoadBalancer","Tunnel"],"vxlanMode":"Always","disableBGPExport":true,"nodeSelector":"has(a)"}`,
+			[]string{"spec.allowedUses", "spec.allowedUses", "spec.disableBGPExport", "spec.nodeSelector"},
+		},
 		{"fields of the v1 API", store.KindIPPool, `{"cidr":"10.0.0.0/16","ipip":{"enabled":true},"nat-outgoing":true}`, []string{"spec.ipip", "spec.nat-outgoing"}},
 		{"bare node address", store.KindNode, `{"bgp":{"ipv4Address":"10.0.0.1"}}`, nil},
 		{"node outside of BGP", store.KindNode, `{}`, nil},
@@ -130,30 +134,51 @@ func TestValidateAgainst(t *testing.T) {
 		want   string
 	}{
 		{"apart", pool("b", `{"cidr":"10.1.0.0/16"}`), pools, ""},
-		{"inside", pool("b", `{"cidr":"10.0.3.0/24"}`), pools,
-			`spec.cidr: "10.0.3.0/24": IPPool(b) overlaps IPPool(a) with CIDR 10.0.0.0/16; choose a range apart from it`},
-		{"around", pool("b", `{"cidr":"10.0.0.0/8"}`), pools,
-			`spec.cidr: "10.0.0.0/8": IPPool(b) overlaps IPPool(a) with CIDR 10.0.0.0/16; choose a range apart from it`},
+		{
+			"inside", pool("b", `{"cidr":"10.0.3.0/24"}`), pools,
+			`spec.cidr: "10.0.3.0/24": IPPool(b) overlaps IPPool(a) with CIDR 10.0.0.0/16; choose a range apart from it`,
+		},
+		{
+			"around", pool("b", `{"cidr":"10.0.0.0/8"}`), pools,
+			`spec.cidr: "10.0.0.0/8": IPPool(b) overlaps IPPool(a) with CIDR 10.0.0.0/16; choose a range apart from it`,
+		},
 		{"itself", pool("a", `{"cidr":"10.0.0.0/16","vxlanMode":"Always"}`), pools, ""},
-		{"another cidr", pool("a", `{"cidr":"10.5.0.0/16"}`), pools,
-			`spec.cidr: "10.5.0.0/16": cannot be changed from 10.0.0.0/16; make a new pool, disable this one, move the workloads, then delete it`},
-		{"another block size", pool("a", `{"cidr":"10.0.0.0/16","blockSize":28}`), pools,
-			`spec.blockSize: 28: cannot be changed from 26; make a new pool with the other size`},
-		{"no longer for load balancers", pool("lb", `{"cidr":"172.16.0.0/24"}`), pools,
-			`spec.allowedUses: [Workload Tunnel]: cannot be changed to or from LoadBalancer; it is [LoadBalancer]`},
+		{
+			"another cidr", pool("a", `{"cidr":"10.5.0.0/16"}`), pools,
+			`spec.cidr: "10.5.0.0/16": cannot be changed from 10.0.0.0/16; make a new pool, disable this one, move the workloads, then delete it`,
+		},
+		{
+			"another block size", pool("a", `{"cidr":"10.0.0.0/16","blockSize":28}`), pools,
+			`spec.blockSize: 28: cannot be changed from 26; make a new pool with the other size`,
+		},
+		{
+			"no longer for load balancers", pool("lb", `{"cidr":"172.16.0.0/24"}`), pools,
+			`spec.allowedUses: [Workload Tunnel]: cannot be changed to or from LoadBalancer; it is [LoadBalancer]`,
+		},
 		{"older than the defaults", pool("old", `{"cidr":"10.9.0.0/16"}`), []store.Object{old}, ""},
 		{"blocks of the same size", pool("b", `{"cidr":"10.1.0.0/16"}`), []store.Object{block("10.1.0.64/26")}, ""},
-		{"blocks of another size", pool("b", `{"cidr":"10.1.0.0/16"}`), []store.Object{block("10.1.0.64/28"), block("10.2.0.0/29")},
-			`spec.blockSize: 26: the block 10.1.0.64/28 of size 28 exists in 10.1.0.0/16; use blockSize 28, or release its addresses first`},
+		{
+			"blocks of another size", pool("b", `{"cidr":"10.1.0.0/16"}`),
+			[]store.Object{block("10.1.0.64/28"), block("10.2.0.0/29")},
+			`spec.blockSize: 26: the block 10.1.0.64/28 of size 28 exists in 10.1.0.0/16; use blockSize 28, or release its addresses first`,
+		},
 		{"blocks when the pool exists", pool("a", `{"cidr":"10.0.0.0/16"}`), append(pools[:1:1], block("10.0.0.0/28")), ""},
 		{"filter there", resource(t, store.KindBGPPeer, "p", `{"filters":["f"]}`), []store.Object{stored(t, resource(t, store.KindBGPFilter, "f", `{}`))}, ""},
-		{"filter missing", resource(t, store.KindBGPPeer, "p", `{"filters":["f","g"]}`), []store.Object{stored(t, resource(t, store.KindBGPFilter, "f", `{}`))},
-			`spec.filters[1]: "g": no BGPFilter of this name exists; create it first or in the same manifest (there are [f])`},
-		{"no filter at all", resource(t, store.KindBGPPeer, "p", `{"filters":["f"]}`), nil,
-			`spec.filters[0]: "f": no BGPFilter of this name exists; create it first or in the same manifest (there is none yet)`},
+		{
+			"filter missing", resource(t, store.KindBGPPeer, "p", `{"filters":["f","g"]}`),
+			[]store.Object{stored(t, resource(t, store.KindBGPFilter, "f", `{}`))},
+			`spec.filters[1]: "g": no BGPFilter of this name exists; create it first or in the same manifest (there are [f])`,
+		},
+		{
+			"no filter at all", resource(t, store.KindBGPPeer, "p", `{"filters":["f"]}`), nil,
+			`spec.filters[0]: "f": no BGPFilter of this name exists; create it first or in the same manifest (there is none yet)`,
+		},
 		{"node's own address", node("n1", "10.0.0.1/24"), []store.Object{stored(t, node("n1", "10.0.0.1/24"))}, ""},
-		{"another node's address", node("n1", "10.0.0.1/24"), []store.Object{stored(t, node("n2", "10.0.0.1"))},
-			`spec.bgp.ipv4Address: "10.0.0.1/24": Node(n1) cannot have the address of Node(n2), which is 10.0.0.1; give it one of its own`},
+		{
+			"another node's address", node("n1", "10.0.0.1/24"),
+			[]store.Object{stored(t, node("n2", "10.0.0.1"))},
+			`spec.bgp.ipv4Address: "10.0.0.1/24": Node(n1) cannot have the address of Node(n2), which is 10.0.0.1; give it one of its own`,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -151,9 +152,7 @@ func (d *daemon) conf(version string, extra map[string]any) map[string]any {
 		"cniVersion": version, "name": "net1", "type": "routerd-cni", "socket": d.socket,
 		"ipam": map[string]any{"type": "routerd-cni", "assign_ipv4": "true"},
 	}
-	for k, v := range extra {
-		c[k] = v
-	}
+	maps.Copy(c, extra)
 	return c
 }
 
@@ -163,9 +162,7 @@ func run(tb testing.TB, in invocation) (stdout, stderr string, ok bool) {
 		"CNI_COMMAND": in.verb, "CNI_CONTAINERID": "0123456789abcdef", "CNI_NETNS": "/run/netns/pod1", "CNI_IFNAME": "eth0",
 		"CNI_ARGS": in.args, "CNI_PATH": "/opt/cni/bin",
 	}
-	for k, v := range in.env {
-		env[k] = v
-	}
+	maps.Copy(env, in.env)
 	cmd := exec.Command(plugin(tb))
 	cmd.Env = []string{"PATH=/usr/bin"}
 	for k, v := range env {

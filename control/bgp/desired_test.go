@@ -215,7 +215,8 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			affinity(t, "node2", "192.168.2.0/29", "confirmed"),
 			ipamBlock(t, "192.168.2.0/29", "host:node2", map[int]string{
 				5: of("node1"), 6: of("node3"),
-				7: `{"secondary":{"node":"node1"},"releasedAt":"2026-11-21T17:31:37Z"}`}),
+				7: `{"secondary":{"node":"node1"},"releasedAt":"2026-11-21T17:31:37Z"}`,
+			}),
 			ipamBlock(t, "192.168.3.0/29", "", map[int]string{1: of("node1")}),
 			ipamBlock(t, "192.168.4.0/29", "virtual:load-balancer", map[int]string{1: of("node1")}),
 			affinity(t, "node1", "192.168.5.0/29", "confirmed"),

@@ -95,9 +95,13 @@ func policies(c *Config) *api.SetPoliciesRequest {
 // statement refuses, export only what a statement lets through.
 func assignments() []*api.PolicyAssignment {
 	return []*api.PolicyAssignment{
-		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_IMPORT,
-			Policies: []*api.Policy{{Name: policyImport}}, DefaultAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
-		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_EXPORT,
-			Policies: []*api.Policy{{Name: policyExport}}, DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT},
+		{
+			Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_IMPORT,
+			Policies: []*api.Policy{{Name: policyImport}}, DefaultAction: api.RouteAction_ROUTE_ACTION_ACCEPT,
+		},
+		{
+			Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_EXPORT,
+			Policies: []*api.Policy{{Name: policyExport}}, DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
+		},
 	}
 }

@@ -307,7 +307,7 @@ func (c Config) Name() (string, error) {
 		name = strings.ToLower(host)
 	}
 	if !validNodeName(name) {
-		return "", fmt.Errorf("this host's name %q cannot be a node's name: set nodeName to lower-case letters, digits, - and .", name)
+		return "", fmt.Errorf("this host's name %q cannot be a node's name: set nodeName, of lower-case letters, digits, dashes and dots", name)
 	}
 	return name, nil
 }

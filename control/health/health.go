@@ -151,7 +151,10 @@ func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) e
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = srv.Close()
 	}
-	<-done
+	// Serve has nothing to tell: it was ended from here.
+	if serr := <-done; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
 	return err
 }
 

@@ -3,6 +3,7 @@ package ipam
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -219,9 +220,7 @@ func (d *draft) readHandle(id string, sure bool) (*handleDraft, error) {
 			return nil, fmt.Errorf("handle %s: %w", id, store.ErrDecode)
 		}
 		hd.value = make(map[string]int, len(h.Block))
-		for c, n := range h.Block {
-			hd.value[c] = n
-		}
+		maps.Copy(hd.value, h.Block)
 	}
 	d.handles[id] = hd
 	return hd, nil

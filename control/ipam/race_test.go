@@ -21,7 +21,7 @@ import (
 func realStore(tb testing.TB) (open func() store.Store) {
 	tb.Helper()
 	// Not TempDir: the path of a unix socket is short.
-	dir, err := os.MkdirTemp("", "ipam")
+	dir, err := os.MkdirTemp("", "ipam") //nolint:usetesting // its names are too long for a socket
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -85,7 +85,8 @@ func TestIPIP(t *testing.T) {
 	l, k := newHost(t)
 	tun := dataplane.Link{Name: "tunl0", Type: dataplane.LinkIPIP, MTU: 1480}
 	objs := []dataplane.Object{
-		tun, dataplane.Address{Link: "tunl0", Prefix: pfx("192.168.0.1/32")},
+		tun,
+		dataplane.Address{Link: "tunl0", Prefix: pfx("192.168.0.1/32")},
 		via(5, "10.0.0.2", "tunl0"), route("192.168.5.0/26", 5),
 	}
 	err := k.Supports(t.Context(), dataplane.Requirement{Link: dataplane.LinkIPIP, Module: "ipip"})

@@ -139,11 +139,6 @@ func (m *mirror) dropRoutes(gone func(*fibRoute) bool) []dataplane.Key {
 	return freed
 }
 
-// uses reports whether a route leads through the device.
-func (r *fibRoute) uses(link int) bool {
-	return slices.ContainsFunc(r.legs, func(l leg) bool { return l.link == link })
-}
-
 // stranger returns the route of another protocol that has the key k.
 func (m *mirror) stranger(k dataplane.RouteKey) (fibRoute, bool) {
 	for _, r := range m.routes[k] {

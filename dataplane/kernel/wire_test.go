@@ -45,8 +45,10 @@ func TestParsersReadWhatWeWrite(t *testing.T) {
 		var b builder
 		bits := rapid.IntRange(0, 32).Draw(t, "bits")
 		a4 := rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "addr")
-		p := dataplane.Route{Prefix: pfx("0.0.0.0/0"), Table: rapid.Uint32Range(1, 1<<32-1).Draw(t, "table"), Metric: rapid.Uint32().Draw(t, "metric"),
-			NextHop: dataplane.NextHopID(rapid.Uint32Range(1, 1<<32-1).Draw(t, "nh"))}
+		p := dataplane.Route{
+			Prefix: pfx("0.0.0.0/0"), Table: rapid.Uint32Range(1, 1<<32-1).Draw(t, "table"), Metric: rapid.Uint32().Draw(t, "metric"),
+			NextHop: dataplane.NextHopID(rapid.Uint32Range(1, 1<<32-1).Draw(t, "nh")),
+		}
 		p.Prefix, _ = attrIP(a4).Prefix(bits)
 		b.putRoute(p, rapid.Bool().Draw(t, "known"), 77, 0)
 		r, ok := parseRoute(b.message(0)[nlHeader:])

@@ -72,7 +72,7 @@ func newStage() (stage, error) {
 	}
 	if named != "" {
 		modes = nil
-		for _, n := range strings.Split(named, ",") {
+		for n := range strings.SplitSeq(named, ",") {
 			e, err := store.ParseEncapsulation(n)
 			if err != nil {
 				return stage{}, fmt.Errorf("ROUTERD_MODES: %w", err)

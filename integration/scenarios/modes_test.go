@@ -220,7 +220,7 @@ func testKernelState(t *testing.T, l *lab.Lab, m mode) {
 		}
 	}
 	var devices []string
-	for _, f := range strings.Fields(output(t, l, "node1", "ls", "/sys/class/net")) {
+	for f := range strings.FieldsSeq(output(t, l, "node1", "ls", "/sys/class/net")) {
 		if f == "tunl0" || f == "vxlan.calico" {
 			devices = append(devices, f)
 		}

@@ -163,7 +163,7 @@ func (m *monitor) stop(t *testing.T) []string {
 	m.cancel()
 	<-m.done // its end by our wish is not an error
 	var lines []string
-	for _, line := range strings.Split(strings.TrimSpace(m.text()), "\n") {
+	for line := range strings.SplitSeq(strings.TrimSpace(m.text()), "\n") {
 		if line != "" && !strings.Contains(line, marker) {
 			lines = append(lines, line)
 		}

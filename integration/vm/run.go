@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -279,6 +280,10 @@ func (m *machine) consoleTail() string {
 		return "; its console is empty"
 	}
 	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(string(b), "\r", "")), "\n")
+	// A panic says why in its first line; its trace may be longer than the end.
+	if i := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, "Kernel panic") }); i >= 0 {
+		lines = lines[i:min(len(lines), i+keep)]
+	}
 	if len(lines) > keep {
 		lines = lines[len(lines)-keep:]
 	}

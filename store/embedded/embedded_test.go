@@ -200,7 +200,7 @@ func TestNoTCP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, line := range strings.Split(string(text), "\n") {
+		for line := range strings.SplitSeq(string(text), "\n") {
 			if f := strings.Fields(line); len(f) > 9 && own[f[9]] {
 				t.Errorf("the server has a socket in %s: %s", table, line)
 			}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -27,13 +28,14 @@ func (dead lastWords) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 	for _, f := range fields {
 		f.AddTo(enc)
 	}
-	msg := e.Message
+	var msg strings.Builder
+	msg.WriteString(e.Message)
 	for _, key := range []string{"error", "path", "dir", "current-server-version", "determined-cluster-version"} {
 		if v, ok := enc.Fields[key]; ok {
-			msg += ", " + key + " " + slog.AnyValue(v).String()
+			msg.WriteString(", " + key + " " + slog.AnyValue(v).String())
 		}
 	}
-	dead(msg)
+	dead(msg.String())
 	runtime.Goexit()
 }
 

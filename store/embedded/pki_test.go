@@ -212,8 +212,16 @@ func TestNewer(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"3.7.0", "3.7.3", false}, {"3.7.9", "3.7.3", false}, {"3.8.0", "3.7.3", true}, {"4.0.0", "3.7.3", true},
-		{"3.6.0", "3.7.3", false}, {"2.9.0", "3.7.3", false}, {"", "3.7.3", false}, {"x.y.z", "3.7.3", false}, {"3", "3.7.3", false}, {"10.0", "3.7.3", true},
+		{"3.7.0", "3.7.3", false},
+		{"3.7.9", "3.7.3", false},
+		{"3.8.0", "3.7.3", true},
+		{"4.0.0", "3.7.3", true},
+		{"3.6.0", "3.7.3", false},
+		{"2.9.0", "3.7.3", false},
+		{"", "3.7.3", false},
+		{"x.y.z", "3.7.3", false},
+		{"3", "3.7.3", false},
+		{"10.0", "3.7.3", true},
 	}
 	for _, tt := range tests {
 		if got := newer(tt.a, tt.b); got != tt.want {

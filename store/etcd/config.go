@@ -86,7 +86,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, bool, error) {
 		Username:     getenv("ETCD_USERNAME"),
 		Password:     getenv("ETCD_PASSWORD"),
 	}
-	for _, e := range strings.Split(getenv("ETCD_ENDPOINTS"), ",") {
+	for e := range strings.SplitSeq(getenv("ETCD_ENDPOINTS"), ",") {
 		if e = strings.TrimSpace(e); e != "" {
 			c.Endpoints = append(c.Endpoints, e)
 		}
