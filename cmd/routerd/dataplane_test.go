@@ -137,6 +137,7 @@ func (r *running) program() {
 func TestStopLeavesTheKernel(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
+	h.quietIPv6()
 	r := h.start()
 	r.ready()
 	r.program()

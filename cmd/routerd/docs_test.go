@@ -32,6 +32,7 @@ func TestTroubleshootingNamesEveryReason(t *testing.T) {
 	for _, want := range []string{
 		"Live", "Registered", "DataplaneProgrammed", "Datastore", "BGP", "BGP peers", "Pool",
 		bgp.ErrNotSynced.Error(), bgp.ErrNoNode.Error(), node.ErrNoAddress.Error(), view{}.registered().Error(),
+		view{node: node.Status{Registered: true}}.registered().Error(),
 		strings.Split(bgp.ErrNoAddress.Error(), ":")[0],
 		strings.Split(strings.ReplaceAll(taken.Error(), "10.0.0.1", "…"), " with it;")[0],
 		view{waiting: "the datastore's first complete answer"}.programmed(func() (bool, string) { return true, "" }).Error(),

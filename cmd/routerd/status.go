@@ -19,6 +19,7 @@ import (
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // loopLimit is how long a loop may be silent before the daemon counts as hung.
@@ -58,12 +59,21 @@ func (d *router) view(ctx context.Context) view {
 	return v
 }
 
-// registered says what keeps this host from being registered.
+// registered says what keeps this host from being registered. Once it was, a
+// datastore that is away does not count: what runs keeps running, and that is
+// a condition of its own.
 func (v view) registered() error {
-	if v.node.Err == nil && !v.node.Registered {
+	switch {
+	case v.node.Complete && errors.Is(v.node.Err, store.ErrUnavailable):
+		return nil
+	case v.node.Err != nil:
+		return v.node.Err
+	case !v.node.Registered:
 		return errors.New("waiting for the datastore's first answer")
+	case !v.node.Complete:
+		return errors.New("waiting for the addresses of its tunnel devices")
 	}
-	return v.node.Err
+	return nil
 }
 
 // programmed says what keeps this host's dataplane from being programmed.

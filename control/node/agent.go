@@ -63,6 +63,7 @@ type Config struct {
 type Status struct {
 	Address    Detected
 	Registered bool
+	Complete   bool // with its tunnel addresses, once in this life
 	IPIP       netip.Addr
 	VXLAN      netip.Addr
 	Err        error // of the last attempt
@@ -285,7 +286,13 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 	if nodeTunnel(self, TunnelIPIP) != have[TunnelIPIP] || nodeTunnel(self, TunnelVXLAN) != have[TunnelVXLAN] {
 		errs = append(errs, SetTunnels(ctx, a.cfg.Store, a.cfg.Name, have[TunnelIPIP], have[TunnelVXLAN]))
 	}
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	if err == nil {
+		a.mu.Lock()
+		a.status.Complete = true
+		a.mu.Unlock()
+	}
+	return err
 }
 
 func nodeTunnel(n *store.Node, t Tunnel) netip.Addr {
