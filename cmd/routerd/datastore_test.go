@@ -18,10 +18,10 @@ import (
 	"github.com/routerd/routerd/store/embedded"
 )
 
-// startStore runs a datastore at a socket until the test ends.
-func startStore(t *testing.T, socket string) *embedded.Server {
+// startStore runs a datastore at a socket until it is closed.
+func startStore(t *testing.T, dir, socket string) *embedded.Server {
 	t.Helper()
-	s, err := embedded.Start(t.Context(), embedded.Config{Dir: t.TempDir(), Socket: socket})
+	s, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Socket: socket})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,16 +64,7 @@ func TestDatastoreAway(t *testing.T) {
 	}
 
 	dir := t.TempDir()
-	open := func() *embedded.Server {
-		t.Helper()
-		s, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Socket: socket})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	s := open()
-	defer func() { s.Close() }()
+	s := startStore(t, dir, socket)
 	r.ready()
 	first, err := r.attach("first")
 	if err != nil {
@@ -105,7 +96,7 @@ func TestDatastoreAway(t *testing.T) {
 		t.Errorf("the workload's route: %v", err)
 	}
 
-	s = open()
+	startStore(t, dir, socket)
 	r.when("the datastore is back", func(n *apiv1.NodeResponse) error {
 		if c := conditionOf(n, "Datastore"); !c.GetOk() {
 			return errors.New(c.GetReason())
@@ -124,7 +115,7 @@ func TestSameAddress(t *testing.T) {
 	t.Parallel()
 	one, two := newHost(t, "10.1.0.11/24"), newHost(t, "10.1.0.11/24")
 	socket := filepath.Join(one.dir, "ext.sock")
-	startStore(t, socket)
+	startStore(t, t.TempDir(), socket)
 	one.usesStore(socket)
 	two.usesStore(socket)
 	one.config["nodeName"], two.config["nodeName"] = "host-one", "host-two"
@@ -164,16 +155,7 @@ func TestRestartWhileDatastoreAway(t *testing.T) {
 	h.config["bgp"] = map[string]any{"enabled": false}
 	socket, dir := filepath.Join(h.dir, "ext.sock"), t.TempDir()
 	h.usesStore(socket)
-	open := func() *embedded.Server {
-		t.Helper()
-		s, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Socket: socket})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	s := open()
-	defer func() { s.Close() }()
+	s := startStore(t, dir, socket)
 	r := h.start()
 	r.ready()
 	c := h.store(socket)
@@ -209,7 +191,7 @@ func TestRestartWhileDatastoreAway(t *testing.T) {
 		t.Errorf("a start without the datastore changed:\n%s", strings.Join(got, "\n"))
 	}
 
-	s = open()
+	startStore(t, dir, socket)
 	r.ready()
 	eventually(t, "node3's route goes", func() error {
 		if strings.Contains(h.ip("route"), "192.168.201.0/26") || strings.Contains(h.ip("neigh show nud permanent"), "192.168.201.1") {
