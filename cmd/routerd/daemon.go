@@ -348,6 +348,7 @@ func (d *router) followStore(ctx context.Context) error {
 				return err
 			}
 		}
+		d.attach.HandleStore(b)
 		d.node.HandleStore(b)
 	}
 	return ctx.Err()

@@ -176,6 +176,9 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 		return r, err
 	}
 	r.Addresses = []Address{address}
+	if err := a.vacant(ctx, r); err != nil {
+		return r, err
+	}
 	if err := a.at("address"); err != nil {
 		return r, err
 	}
@@ -219,20 +222,8 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) (Address, error) {
 	ctx, cancel := a.storeContext(ctx)
 	defer cancel()
-	ar := AssignRequest{
-		Handle:  handle(req.ID),
-		Family:  dataplane.IPv4,
-		Pools:   req.IPv4Pools,
-		Address: req.Address,
-		Attributes: map[string]string{
-			"node":      a.cfg.Node,
-			"timestamp": time.Now().UTC().Round(0).String(),
-		},
-	}
-	if r.Pod != "" {
-		ar.Namespace = r.Namespace
-		ar.Attributes["namespace"], ar.Attributes["pod"] = r.Namespace, r.Pod
-	}
+	ar := a.assignRequest(r)
+	ar.Pools, ar.Address = req.IPv4Pools, req.Address
 	got, err := a.cfg.IPAM.Assign(ctx, ar)
 	if err != nil {
 		return Address{}, storeError("assign an address", err)

@@ -177,6 +177,9 @@ type Attacher struct {
 	mu       sync.Mutex
 	records  map[ID]record
 	restored bool
+	// What the watch told of this host's Node; see HandleStore.
+	synced, nodeKnown bool
+	forgotten         bool // the datastore may lack what is attached
 
 	// hook is called between steps; tests fail or "kill" there.
 	hook func(step string) error

@@ -123,7 +123,8 @@ func (a *Attacher) completeLater() {
 const maxRetry = time.Minute
 
 // Run completes what was cut short: releases that the datastore's absence or
-// the daemon's end interrupted. It returns when ctx ends.
+// the daemon's end interrupted. It also gives the datastore back what it forgot
+// of living workloads; see [Attacher.HandleStore]. It returns when ctx ends.
 func (a *Attacher) Run(ctx context.Context) {
 	pause := a.cfg.Retry
 	timer := time.NewTimer(0)
@@ -144,7 +145,8 @@ func (a *Attacher) Run(ctx context.Context) {
 		case <-timer.C:
 			waiting = false
 		}
-		if a.complete(ctx) {
+		released, reclaimed := a.complete(ctx), a.reclaim(ctx)
+		if released && reclaimed {
 			pause = a.cfg.Retry
 			continue
 		}

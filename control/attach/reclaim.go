@@ -1,0 +1,152 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// HandleStore takes in a batch of the store's watch, of which it heeds this
+// host's Node alone. It does not block.
+//
+// Who deletes a Node gives its workloads' addresses back and deletes their
+// endpoints, as Calico's tools do. If the daemon runs, or comes back, its
+// workloads live on all the same: [Attacher.Run] then takes their addresses
+// again and writes the endpoints anew, before others get the addresses.
+func (a *Attacher) HandleStore(b store.Batch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, ev := range b.Events {
+		if ev.Err != nil || ev.Key.Kind != store.KindNode || ev.Key.Name != a.cfg.Node {
+			continue
+		}
+		_, a.nodeKnown = ev.Object.Value.(*store.Node)
+		a.forgotten = a.forgotten || !a.nodeKnown
+	}
+	if b.Synced && !a.synced {
+		a.synced = true
+		a.forgotten = a.forgotten || !a.nodeKnown
+	}
+	if a.forgotten {
+		a.completeLater()
+	}
+}
+
+// reclaim takes up again what the datastore forgot, and reports whether
+// nothing is left to be taken up.
+func (a *Attacher) reclaim(ctx context.Context) bool {
+	a.mu.Lock()
+	due := a.forgotten && a.restored
+	if due {
+		a.forgotten = false // another deletion from here on counts anew
+	}
+	a.mu.Unlock()
+	if !due {
+		return true
+	}
+	devices, err := a.cfg.Wire.Devices(ctx)
+	if err == nil {
+		var g errgroup.Group
+		g.SetLimit(parallelReleases)
+		for id, r := range a.snapshot() {
+			if r.State == stateAttached && devices[r.Device] == id.Alias() {
+				g.Go(func() error { return a.reclaimOne(ctx, id) })
+			}
+		}
+		err = g.Wait()
+	}
+	if err != nil {
+		a.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
+		a.mu.Lock()
+		a.forgotten = true
+		a.mu.Unlock()
+	}
+	return err == nil
+}
+
+func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
+	unlock, r, known, err := a.lock(ctx, id, Workload{})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if !known || r.State != stateAttached {
+		return nil
+	}
+	for _, want := range r.Addresses {
+		req := a.assignRequest(r)
+		req.Family, req.Address = dataplane.FamilyOf(want.Addr), want.Addr
+		storeCtx, cancel := a.storeContext(ctx)
+		got, err := a.cfg.IPAM.Assign(storeCtx, req)
+		cancel()
+		if err == nil && got.Addr != want.Addr {
+			err = fmt.Errorf("its handle has %s: %w", got.Addr, ErrNoAddress)
+		}
+		if err != nil {
+			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(id)), err)
+		}
+	}
+	storeCtx, cancel := a.storeContext(ctx)
+	defer cancel()
+	before := r.Endpoint
+	if r.Endpoint, err = a.putEndpoint(storeCtx, r); err != nil {
+		return storeError("write the workload endpoint of "+handle(id)+" again", err)
+	}
+	if r.Endpoint == before {
+		return nil
+	}
+	a.log.Info("workload written to the datastore again", logID(id)...)
+	return a.save(r, false)
+}
+
+// vacant verifies that no other workload of this host lives with an address
+// that IPAM just gave to r: IPAM may have been made to forget it.
+func (a *Attacher) vacant(ctx context.Context, r record) error {
+	for id, other := range a.snapshot() {
+		if id == r.id() || other.State != stateAttached {
+			continue
+		}
+		for _, have := range other.Addresses {
+			for _, got := range r.Addresses {
+				if have.Addr != got.Addr {
+					continue
+				}
+				devices, err := a.cfg.Wire.Devices(ctx)
+				if err != nil {
+					return err
+				}
+				if devices[other.Device] != id.Alias() {
+					continue
+				}
+				a.mu.Lock()
+				a.forgotten = true
+				a.mu.Unlock()
+				a.completeLater()
+				return fmt.Errorf("assign an address: %s is still in use by %s, which the datastore forgot: %w", got.Addr, handle(id), ErrNotReady)
+			}
+		}
+	}
+	return nil
+}
+
+// assignRequest asks for an IPv4 address for an attachment.
+func (a *Attacher) assignRequest(r record) AssignRequest {
+	ar := AssignRequest{
+		Handle: handle(r.id()),
+		Family: dataplane.IPv4,
+		Attributes: map[string]string{
+			"node":      a.cfg.Node,
+			"timestamp": time.Now().UTC().Round(0).String(),
+		},
+	}
+	if r.Pod != "" {
+		ar.Namespace = r.Namespace
+		ar.Attributes["namespace"], ar.Attributes["pod"] = r.Namespace, r.Pod
+	}
+	return ar
+}
