@@ -143,6 +143,12 @@ func TestSameAddress(t *testing.T) {
 		t.Errorf("ADD on the refused host: %v", err)
 	}
 	first.ready()
+
+	first.kill(syscall.SIGTERM)
+	if err := store.Delete(t.Context(), two.store(socket), store.ResourceKey(store.KindNode, "host-one"), 0); err != nil {
+		t.Fatal(err)
+	}
+	second.ready()
 }
 
 // TestRestartWhileDatastoreAway: a daemon that starts without its datastore

@@ -111,7 +111,7 @@ func (a *Allocator) handleBatch(b store.Batch) {
 	tidy := b.Synced
 	for _, ev := range b.Events {
 		if err := a.state.apply(ev, b.Revision); err != nil {
-			a.cfg.Log.Warn("ignored what cannot be read", "key", ev.Key.String(), "err", err)
+			a.cfg.Log.Warn("ignored what cannot be read", "key", ev.Key.String(), "error", err)
 		}
 		tidy = tidy || ev.Key.Kind == store.KindIPPool || ev.Key.Kind == store.KindNode && ev.Key.Name == a.cfg.Node
 	}

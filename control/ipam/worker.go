@@ -367,13 +367,13 @@ func (a *Allocator) report(c *call, err error) {
 	switch st := c.step.(type) {
 	case *tidyStep:
 		if err != nil {
-			a.cfg.Log.Warn("blocks left half claimed or empty", "blocks", st.blocks, "err", err)
+			a.cfg.Log.Warn("blocks left half claimed or empty", "blocks", st.blocks, "error", err)
 		} else if len(st.released) > 0 {
 			a.cfg.Log.Info("gave up blocks", "blocks", st.released)
 		}
 	case *claimsStep:
 		if err != nil {
-			a.cfg.Log.Warn("addresses of a caller that gave up stay assigned until their handle is released", "handle", st.claims[0].Handle, "err", err)
+			a.cfg.Log.Warn("addresses of a caller that gave up stay assigned until their handle is released", "handle", st.claims[0].Handle, "error", err)
 		}
 	}
 }

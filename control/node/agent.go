@@ -113,6 +113,9 @@ func (a *Agent) HandleStore(b store.Batch) {
 			if ev.Key.Name == a.cfg.Name {
 				changed = true
 				a.self, _ = ev.Object.Value.(*store.Node)
+			} else if !a.status.Registered {
+				// It may be the one that has our address.
+				changed = true
 			}
 		}
 	}

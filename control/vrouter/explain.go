@@ -2,6 +2,7 @@ package vrouter
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -196,12 +197,19 @@ type PoolStatus struct {
 	Err           error           // why that cannot be told
 }
 
+// errIPv6 says why an IPv6 pool is not served.
+var errIPv6 = errors.New("IPv6 pools are not served by this version; addresses and routes come from IPv4 pools only")
+
 func (t *table) poolStatus() []PoolStatus {
 	var out []PoolStatus
 	for _, p := range t.pools {
-		out = append(out, PoolStatus{
+		st := PoolStatus{
 			Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Driver: driverFor(p.encap), Host: t.hostKeys[p.name], Err: t.hostErrs[p.name],
-		})
+		}
+		if p.cidr.Addr().Is6() {
+			st.Err = errIPv6
+		}
+		out = append(out, st)
 	}
 	slices.SortFunc(out, func(a, b PoolStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return out

@@ -458,3 +458,16 @@ func FuzzBlockOrigins(f *testing.F) {
 		}
 	})
 }
+
+// TestIPv6PoolSaysSo: an IPv6 pool may be in the store, and is not passed off
+// as served.
+func TestIPv6PoolSaysSo(t *testing.T) {
+	tab := newTestTable(append(cluster(store.VXLAN), poolEvent("six", "fd00:10::/48", store.Direct))...)
+	got := map[string]bool{}
+	for _, p := range tab.poolStatus() {
+		got[p.Name] = p.Err == nil
+	}
+	if diff := cmp.Diff(map[string]bool{"pool": true, "six": false}, got); diff != "" {
+		t.Errorf("pools served (-want +got):\n%s", diff)
+	}
+}

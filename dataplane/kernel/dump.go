@@ -162,7 +162,7 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 	for key := range k.sysctls {
 		name := key.(dataplane.SysctlKey).Name
 		if v, ok, err := k.readSysctl(name); err != nil {
-			k.log.Warn("sysctl cannot be read", "sysctl", name, "err", err)
+			k.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
 		} else if ok {
 			put(dataplane.Sysctl{Name: name, Value: v})
 		}

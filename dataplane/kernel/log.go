@@ -66,14 +66,14 @@ func (k *Kernel) logResults(results []reconcile.Result[dataplane.Key, dataplane.
 				h(r.Op.Key.Kind())
 			}
 			if r.Op.Attempts > 0 {
-				k.log.Debug("refused again", "object", r.Op.Key.String(), "err", r.Err, "attempts", r.Op.Attempts+1)
+				k.log.Debug("refused again", "object", r.Op.Key.String(), "error", r.Err, "attempts", r.Op.Attempts+1)
 				continue
 			}
 			if told++; told > logEach {
 				more++
 				continue
 			}
-			k.log.Warn("refused, trying again later", "object", describe(r.Op), "err", r.Err)
+			k.log.Warn("refused, trying again later", "object", describe(r.Op), "error", r.Err)
 		case reconcile.Blocked:
 			k.log.Debug("waiting", "object", r.Op.Key.String(), "reason", r.Err)
 		case reconcile.Succeeded:

@@ -92,7 +92,7 @@ func (k *Kernel) relist(ctx context.Context) bool {
 	if err != nil {
 		k.listTries++
 		delay := min(maxListBackoff, 100*time.Millisecond<<min(k.listTries, 10))
-		k.log.Error("cannot list the kernel's tables", "reason", why, "err", err, "retry", delay)
+		k.log.Error("cannot list the kernel's tables", "reason", why, "error", err, "retry", delay)
 		k.redial(err)
 		k.listAt = time.Now().Add(delay)
 		return false

@@ -247,7 +247,7 @@ func (k *Kernel) turned() { k.alive.Store(time.Now().UnixNano()) }
 // not known, so everything is listed again.
 func (k *Kernel) redial(why error) {
 	k.doubt("connection broken")
-	k.log.Warn("connection to the kernel broken, opening another", "err", why)
+	k.log.Warn("connection to the kernel broken, opening another", "error", why)
 	var c *conn
 	err := k.ns.do(func() (err error) {
 		c, err = dialConn()
@@ -259,7 +259,7 @@ func (k *Kernel) redial(why error) {
 		}
 	}
 	if err != nil {
-		k.log.Error("connection to the kernel cannot be opened", "err", err)
+		k.log.Error("connection to the kernel cannot be opened", "error", err)
 		return // the old one is tried again with the next listing
 	}
 	if r, ok := k.nl.(interface{ replace(*conn) }); ok {
