@@ -111,7 +111,7 @@ func TestBIRDKeepsOurRoutes(t *testing.T) {
 	// What did not come again goes with our End-of-RIB, so it is the sign that
 	// the recovery is over.
 	poll(t, 30*time.Second, func() string { return b.birdc("show", "route") + b.log.String() + c.log.String() },
-		func() bool { return !strings.Contains(b.birdc("show", "route"), "192.168.1.64/26") })
+		func() bool { return removals(b.log.String(), "192.168.1.64/26") > 0 })
 	if out := b.birdc("show", "route"); !strings.Contains(out, "192.168.1.0/26") {
 		t.Errorf("BIRD lost the route:\n%s", out)
 	}

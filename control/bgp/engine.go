@@ -130,6 +130,9 @@ func (e *engine) stop(ctx context.Context, graceful bool) error {
 	e.cancel()
 	done := make(chan error, 1)
 	go func() {
+		if !graceful {
+			e.sayGoodbye(ctx)
+		}
 		err := e.srv.StopBgp(context.WithoutCancel(ctx), &api.StopBgpRequest{AllowGracefulRestart: graceful})
 		e.srv.Stop() // StopBgp leaves the goroutines of BFD
 		e.wg.Wait()
@@ -143,6 +146,42 @@ func (e *engine) stop(ctx context.Context, graceful bool) error {
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("stop GoBGP: %w", ctx.Err())
+	}
+}
+
+// goodbyeTime bounds for how long stopping waits until every peer was sent its
+// notification.
+const goodbyeTime = 2 * time.Second
+
+// sayGoodbye ends the sessions one by one, each with a Cease. StopBgp sends one
+// too, but closes connections at the same time and now and then wins.
+func (e *engine) sayGoodbye(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, goodbyeTime)
+	defer cancel()
+	established := func() (peers []string) {
+		err := e.srv.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
+			if p.GetState().GetSessionState() == api.PeerState_SESSION_STATE_ESTABLISHED {
+				peers = append(peers, p.GetConf().GetNeighborAddress())
+			}
+		})
+		if err != nil {
+			return nil // the server is gone: nobody is left to tell
+		}
+		return peers
+	}
+	for _, addr := range established() {
+		if err := e.srv.DisablePeer(ctx, &api.DisablePeerRequest{Address: addr}); err != nil {
+			return // as above
+		}
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for len(established()) > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
 	}
 }
 

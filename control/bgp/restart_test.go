@@ -77,7 +77,7 @@ func TestStopWithoutGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.waitNoPath("192.168.1.0/26")
-	b.waitInfo(h[0], "notification received: cease, peer de-configured")
+	b.waitInfo(h[0], "notification received: cease, administrative shutdown")
 	if n := a.mark() - from; n != 0 {
 		t.Errorf("stopping told the reader %d changes", n)
 	}
