@@ -40,7 +40,7 @@ func Supported(e store.Encapsulation) (bool, error) {
 			return err
 		}
 		defer h.Close()
-		return h.LinkAdd(link)
+		return addLink(probePatience, func() error { return h.LinkAdd(link) })
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return false, nil

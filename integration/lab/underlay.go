@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/lab/ns"
 )
@@ -109,11 +111,31 @@ func (s *space) up(dev string) error {
 	return nil
 }
 
+// How long to wait for a module that is being loaded: where the lab cannot do
+// without it, and where its absence is an answer too.
+const (
+	modulePatience = 5 * time.Second
+	probePatience  = 300 * time.Millisecond
+)
+
+// addLink calls add, again for a while if the kernel does not know the kind of
+// device. Of two that need a module first, one may hear that before the
+// other's request has loaded it: modprobe returns at once when the module is
+// there already, if only half way.
+func addLink(patience time.Duration, add func() error) error {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		err := add()
+		if !errors.Is(err, unix.EOPNOTSUPP) || !time.Now().Before(end) {
+			return err
+		}
+	}
+}
+
 // addRack makes the rack's bridge, which has the spine's address.
 func (s *space) addRack(r Rack, mtu int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = r.Name, mtu
-	if err := s.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+	if err := addLink(modulePatience, func() error { return s.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}) }); err != nil {
 		return fmt.Errorf("add bridge: %w", err)
 	}
 	if err := quietIPv6(s.name, r.Name); err != nil {
@@ -140,7 +162,7 @@ func (s *space) connect(lab string, n Node, r Rack, mtu int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.MasterIndex = n.Name, mtu, bridge.Attrs().Index
 	wire := &netlink.Veth{LinkAttrs: attrs, PeerName: uplink, PeerTxQLen: -1, PeerNamespace: netlink.NsFd(host.fd), PeerMTU: uint32(mtu)}
-	if err := s.h.LinkAdd(wire); err != nil {
+	if err := addLink(modulePatience, func() error { return s.h.LinkAdd(wire) }); err != nil {
 		return fmt.Errorf("add veth: %w", err)
 	}
 	if err := errors.Join(quietIPv6(s.name, n.Name), quietIPv6(host.name, uplink)); err != nil {
