@@ -197,6 +197,26 @@ func (f *fakeTunnels) Release(_ context.Context, t Tunnel) error {
 	return nil
 }
 
+// follow runs an agent on a store until the returned function is called.
+func follow(t *testing.T, a *Agent, s store.Store) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for b := range s.Watch(ctx, Kinds()...) {
+			a.HandleStore(b)
+		}
+	})
+	wg.Go(func() {
+		if err := a.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
 // TestAgent follows a host from its first start through a change of
 // encapsulation and the loss of its resource.
 func TestAgent(t *testing.T) {
@@ -210,20 +230,7 @@ func TestAgent(t *testing.T) {
 			DefaultPool: netip.MustParsePrefix("192.168.0.0/16"), Encapsulation: store.VXLAN, BlockSize: 26,
 			Conditions: func() []metav1.Condition { return []metav1.Condition{cond} },
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for b := range s.Watch(ctx, Kinds()...) {
-				a.HandleStore(b)
-			}
-		})
-		wg.Go(func() {
-			if err := a.Run(ctx); !errors.Is(err, context.Canceled) {
-				t.Errorf("Run = %v", err)
-			}
-		})
-		defer wg.Wait()
-		defer cancel()
+		defer follow(t, a, s)()
 
 		synctest.Wait()
 		if a.Status().Registered {
@@ -289,20 +296,7 @@ func TestAgentTriesAgain(t *testing.T) {
 			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler), Method: "first-found",
 			DefaultPool: netip.MustParsePrefix("192.168.0.0/16"), Encapsulation: store.VXLAN, BlockSize: 26,
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for b := range s.Watch(ctx, Kinds()...) {
-				a.HandleStore(b)
-			}
-		})
-		wg.Go(func() {
-			if err := a.Run(ctx); !errors.Is(err, context.Canceled) {
-				t.Errorf("Run = %v", err)
-			}
-		})
-		defer wg.Wait()
-		defer cancel()
+		defer follow(t, a, s)()
 		a.HandleUnderlay(dataplane.Underlay{})
 		synctest.Wait()
 		if err := a.Status().Err; err == nil || !strings.Contains(err.Error(), "no IPv4 address") {
