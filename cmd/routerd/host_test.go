@@ -230,7 +230,6 @@ type running struct {
 	log  *log
 	hold *os.File
 	done chan struct{} // closed when it has ended
-	conn *grpc.ClientConn
 	op   apiv1.OperatorClient
 	cni  apiv1.CNIClient
 }

@@ -11,8 +11,9 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
-	"github.com/routerd/routerd/store"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/store"
 )
 
 // checker compares a document with the Go type that will hold it.
@@ -172,8 +173,7 @@ type knownField struct {
 // fieldsOf lists the members of a struct as encoding/json names them.
 func fieldsOf(t reflect.Type) []knownField {
 	var fields []knownField
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case name == "-" || !f.IsExported():
