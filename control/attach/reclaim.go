@@ -30,7 +30,8 @@ func (a *Attacher) HandleStore(b store.Batch) {
 	}
 	if b.Synced && !a.synced {
 		a.synced = true
-		a.forgotten = a.forgotten || !a.nodeKnown
+		// On a new host nothing is attached yet, and nothing was forgotten.
+		a.forgotten = a.forgotten || !a.nodeKnown && (len(a.records) > 0 || !a.restored)
 	}
 	if a.forgotten {
 		a.completeLater()

@@ -82,7 +82,7 @@ func TestReclaim(t *testing.T) {
 			a := w.start()
 			req := w.request(1 << 40)
 			w.add(a, req)
-			w.add(a, podRequest(w.request(2 << 40), "ns1", "web-0"))
+			w.add(a, podRequest(w.request(2<<40), "ns1", "web-0"))
 			want := w.stored()
 			dead := w.request(3 << 40)
 			if err := w.wire.Detach(t.Context(), w.add(a, dead).Device, dead.ID); err != nil {
@@ -120,7 +120,7 @@ func TestAddressInUseIsNotGivenTwice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	a := w.start()
-	first := w.add(a, w.request(1 << 40))
+	first := w.add(a, w.request(1<<40))
 	w.forget()
 	w.ipam.mu.Lock()
 	w.ipam.next = first.Addresses[0].Addr

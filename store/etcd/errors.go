@@ -83,9 +83,9 @@ func diagnose(text string, secure bool) string {
 	// In TLS 1.3 the server refuses a client's certificate after the client is
 	// done with the handshake; the client may then find the connection closed
 	// before it reads why.
-	closed := "the server closed the connection: it may want https://"
+	closed := "the server closed the connection: it may want https://, or it stopped just now"
 	if secure {
-		closed = "the server closed the connection: it may refuse the client's certificate: set the certificate and key files to a pair that its authority signed"
+		closed = "the server closed the connection: it stopped just now, or it may refuse the client's certificate: then set the certificate and key files to a pair that its authority signed"
 	}
 	for _, c := range []struct{ part, meaning string }{
 		{"connection refused", "connection refused: is etcd running there?"},

@@ -181,8 +181,10 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 		clear(f.at)
 		return b, true, false
 	case f.err != nil:
-		b = store.Batch{Revision: f.told, Err: f.err}
-		f.err = nil
+		// With the bare revision, if one waits: told later, it would look as if
+		// the store were back.
+		b = store.Batch{Revision: f.rev, Err: f.err}
+		f.err, f.told = nil, f.rev
 		return b, true, false
 	}
 	return store.Batch{}, false, f.rev > f.told

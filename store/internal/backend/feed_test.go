@@ -120,6 +120,28 @@ func TestFeedOutage(t *testing.T) {
 	})
 }
 
+// A revision that waits for company as the store goes away must not be told
+// after the outage: the consumer would take the store for back.
+func TestFeedOutageTellsBareRevision(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFeed([]store.Kind{store.KindIPAMHandle})
+		ch := run(t, f)
+		f.Reset(5, nil)
+		ready(ch)
+		f.Change(6, nil)
+		synctest.Wait()
+		f.Outage(errors.New("gone"))
+		if b := ready(ch); b == nil || b.Err == nil || b.Revision != 6 {
+			t.Fatalf("got %+v", b)
+		}
+		<-time.After(2 * lazily) // virtual time
+		if b := ready(ch); b != nil {
+			t.Fatalf("told after the outage: %+v", b)
+		}
+	})
+}
+
 // TestFeedHoldsOnePerKey: what a consumer does not take costs by keys.
 func TestFeedHoldsOnePerKey(t *testing.T) {
 	t.Parallel()
