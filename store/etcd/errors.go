@@ -41,7 +41,21 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + s.hint(err), ctx.Err()}
 	}
-	return &callError{store.ErrUnavailable, s.where + ": " + s.sentence(err), err}
+	return &callError{store.ErrUnavailable, s.place(err) + ": " + s.sentence(err), err}
+}
+
+// place says where it went wrong. Behind routerd's own socket the etcd that it
+// could not reach is the place, not the socket.
+func (s *Store) place(err error) string {
+	if !strings.HasPrefix(s.where, "unix:") {
+		return s.where
+	}
+	_, rest, dialled := strings.Cut(err.Error(), "dial tcp ")
+	addr, _, ok := strings.Cut(rest, ": ")
+	if !dialled || !ok {
+		return s.where
+	}
+	return addr
 }
 
 // hint is what a deadline's error still tells of the connection.
