@@ -120,6 +120,9 @@ func (l *Lab) build(ctx context.Context, o Options) error {
 	if err := buildUnderlay(ctx, l.name, l.topology); err != nil {
 		return err
 	}
+	if err := l.nameProtocols(); err != nil {
+		return err
+	}
 	if *l.topology.Spine.BGP {
 		o.Progress("starting the spine's BGP speaker")
 		if err := l.startBird(); err != nil {
@@ -264,6 +267,11 @@ func removeContents(ctx context.Context, name string) error {
 	}
 	if err := g.Wait(); err != nil {
 		return err
+	}
+	for _, sp := range spaces {
+		if err := removeEtc(name, sp); err != nil {
+			return err
+		}
 	}
 	entries, err := os.ReadDir(dir(name))
 	if err != nil {

@@ -147,6 +147,13 @@ func NothingLeft(tb testing.TB, name, dir string) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		tb.Errorf("directory %s is left: %v", dir, err)
 	}
+	etc, err := filepath.Glob("/etc/netns/" + name + "-*")
+	if err != nil {
+		tb.Error(err)
+	}
+	for _, e := range etc {
+		tb.Errorf("directory %s is left", e)
+	}
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		tb.Error(err)
