@@ -43,13 +43,13 @@ func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 // ipamError says in attach's terms what kind of refusal this is.
 func ipamError(err error) error {
 	switch {
-	case errors.Is(err, ipam.ErrInvalidRequest), errors.Is(err, ipam.ErrUnknownPool):
+	case errors.Is(err, ipam.ErrInvalidRequest), errors.Is(err, ipam.ErrUnknownPool), errors.Is(err, ipam.ErrOutsidePools):
 		return fmt.Errorf("%w: %w", attach.ErrInvalid, err)
 	case errors.Is(err, ipam.ErrNotReady), errors.Is(err, ipam.ErrNodeMissing), errors.Is(err, ipam.ErrStopped):
 		return fmt.Errorf("%w: %w", attach.ErrNotReady, err)
 	}
 	for _, refusal := range []error{
-		ipam.ErrNoPool, ipam.ErrExhausted, ipam.ErrBlockLimit, ipam.ErrTaken, ipam.ErrOutsidePools, ipam.ErrStrictAffinity, ipam.ErrNotHolder,
+		ipam.ErrNoPool, ipam.ErrExhausted, ipam.ErrBlockLimit, ipam.ErrTaken, ipam.ErrStrictAffinity, ipam.ErrNotHolder,
 	} {
 		if errors.Is(err, refusal) {
 			return fmt.Errorf("%w: %w", attach.ErrNoAddress, err)

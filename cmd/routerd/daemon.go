@@ -393,12 +393,19 @@ func (d *router) runAttach(ctx context.Context) error {
 	return nil
 }
 
+// errLocked says that an operator locked the datastore.
+var errLocked = errors.New("the datastore is locked: ClusterInformation default has datastoreReady: false, " +
+	"as \"calicoctl datastore migrate lock\" sets it; unlock it when the migration is over")
+
 // attachReady says why ADD cannot be served yet.
 func (d *router) attachReady() error {
-	if ns := d.node.Status(); !ns.Registered {
-		if ns.Err != nil {
-			return ns.Err
-		}
+	ns := d.node.Status()
+	switch {
+	case ns.Locked:
+		return errLocked
+	case !ns.Registered && ns.Err != nil:
+		return ns.Err
+	case !ns.Registered:
 		return errors.New("this host is not registered in the datastore yet")
 	}
 	if d.workloadMTU() == 0 {
@@ -416,6 +423,9 @@ func (d *router) workloadMTU() int {
 }
 
 func (d *router) datastoreError() error {
+	if d.node.Status().Locked {
+		return errLocked
+	}
 	if p := d.storeErr.Load(); p != nil {
 		return *p
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -242,4 +243,41 @@ func TestOwnNodeDeleted(t *testing.T) {
 		t.Errorf("the kernel was touched:\n%s", strings.Join(got, "\n"))
 	}
 	r.ready()
+}
+
+// TestLockedDatastore: what calicoctl datastore migrate lock asks for is
+// granted, and said.
+func TestLockedDatastore(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	socket := filepath.Join(h.dir, "ext.sock")
+	startStore(t, t.TempDir(), socket)
+	h.usesStore(socket)
+	r := h.start()
+	r.ready()
+	s := h.store(socket)
+	lock := func(locked bool) {
+		t.Helper()
+		_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindClusterInformation, store.DefaultName), func(cur store.Object) (any, error) {
+			ci := store.Clone(cur.Value).(*v3.ClusterInformation)
+			unlocked := !locked
+			ci.Spec.DatastoreReady = &unlocked
+			return ci, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock(true)
+	r.when("the lock is told", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "Datastore").GetReason(), "datastoreReady: false")
+	})
+	if _, err := r.attach("pod"); status.Code(err) != codes.Unavailable || mentions(err.Error(), "locked") != nil {
+		t.Errorf("ADD with the datastore locked: %v", err)
+	}
+	lock(false)
+	eventually(t, "ADD after the lock", func() error {
+		_, err := r.attach("pod")
+		return err
+	})
 }

@@ -71,7 +71,7 @@ func askHealth(ctx context.Context, socket string) (*apiv1.Health, error) {
 	defer conn.Close()
 	resp, err := apiv1.NewOperatorClient(conn).Node(ctx, &apiv1.NodeRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("ask the daemon at %s: %s", socket, status.Convert(err).Message())
+		return nil, fmt.Errorf("ask the daemon at %s: no answer: is it running? (systemctl status routerd): %s", socket, status.Convert(err).Message())
 	}
 	return resp.GetHealth(), nil
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/dataplane"
 )
 
 // version is set by the build.
@@ -69,6 +71,9 @@ flowing, and the next start takes over what is there.`,
 			}
 			if err := c.Validate(); err != nil {
 				return err
+			}
+			if err := node.CheckMethod(c.Address.IPv4, dataplane.IPv4); err != nil {
+				return fmt.Errorf("address.ipv4: %w", err)
 			}
 			if os.Geteuid() != 0 {
 				return errors.New("routerd run must be root: it writes routes and opens the network namespaces of workloads; start it with sudo or as the systemd service")

@@ -258,8 +258,8 @@ func (d Datastore) validate(bad func(key string, value any, want string)) {
 	if (d.Username == "") != (d.PasswordFile == "") {
 		bad("datastore.username", d.Username, "username and passwordFile go together")
 	}
-	if d.DialTimeout <= 0 {
-		bad("datastore.dialTimeout", d.DialTimeout, "want a positive duration, such as 10s")
+	if d.DialTimeout < 100*time.Millisecond {
+		bad("datastore.dialTimeout", d.DialTimeout, "want at least 100ms, with its unit, such as 10s")
 	}
 }
 

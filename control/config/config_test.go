@@ -78,6 +78,7 @@ func TestErrors(t *testing.T) {
 		{"bad node name", "nodeName: Node_1", []string{"nodeName", "Node_1", "lower-case"}},
 		{"relative directory", "stateDir: state", []string{"stateDir", "absolute"}},
 		{"long socket path", "runDir: /" + strings.Repeat("x", 100), []string{"runDir", "107"}},
+		{"duration without unit", "datastore: {dialTimeout: 5}", []string{"datastore.dialTimeout", "10s"}},
 		{"log level", "logLevel: loud", []string{"logLevel", "debug, info, warn or error"}},
 		{"endpoint without scheme", "datastore: {endpoints: ['10.0.0.1:2379']}", []string{"datastore.endpoints", "10.0.0.1:2379", "https://"}},
 		{"two datastores", "datastore: {endpoints: ['http://a:1'], embedded: {listen: '10.0.0.1:2379'}}", []string{"embedded.listen", "remove one"}},

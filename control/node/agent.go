@@ -67,6 +67,10 @@ type Status struct {
 	IPIP       netip.Addr
 	VXLAN      netip.Addr
 	Err        error // of the last attempt
+
+	// Locked says that the datastore asks to be left alone: ClusterInformation
+	// default has datastoreReady false, as during a migration.
+	Locked bool
 }
 
 // Agent does the package's work in one goroutine; see [Agent.Run].
@@ -89,7 +93,9 @@ func New(cfg Config) *Agent {
 }
 
 // Kinds lists what the agent wants to see of the store.
-func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindIPPool} }
+func Kinds() []store.Kind {
+	return []store.Kind{store.KindNode, store.KindIPPool, store.KindClusterInformation}
+}
 
 // HandleStore takes in a batch of the store's watch. It does not block.
 func (a *Agent) HandleStore(b store.Batch) {
@@ -108,6 +114,10 @@ func (a *Agent) HandleStore(b store.Batch) {
 				a.pools[ev.Key.Name], a.hadPool = p, true
 			} else {
 				delete(a.pools, ev.Key.Name)
+			}
+		case store.KindClusterInformation:
+			if ci, ok := ev.Object.Value.(*v3.ClusterInformation); ok && ev.Key.Name == store.DefaultName {
+				a.status.Locked = ci.Spec.DatastoreReady != nil && !*ci.Spec.DatastoreReady
 			}
 		case store.KindNode:
 			if ev.Key.Name == a.cfg.Name {

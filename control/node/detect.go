@@ -68,8 +68,21 @@ func Detect(u dataplane.Underlay, method string, f dataplane.Family) (Detected, 
 			return Detected{Prefix: c.addr.Prefix, Link: c.link.Name, Method: method}, nil
 		}
 	}
-	return Detected{}, fmt.Errorf("address method %q: %w: this host has %s; set address.%s to interface=REGEX, cidr=CIDR, can-reach=ADDRESS or the address itself",
+	return Detected{}, fmt.Errorf("address method %q: %w: this host has %s; set address.%s to interface=REGEX, skip-interface=REGEX, cidr=CIDR, can-reach=ADDRESS or the address itself",
 		method, ErrNoAddress, describe(cs, f), strings.ToLower(f.String()))
+}
+
+// errNoRoute says that the host has no route to an address that it is to reach.
+var errNoRoute = errors.New("this host has no route")
+
+// CheckMethod reports whether a method for [Detect] is well formed, whatever
+// the host.
+func CheckMethod(method string, f dataplane.Family) error {
+	_, err := Detect(dataplane.Underlay{}, method, f)
+	if errors.Is(err, ErrNoAddress) || errors.Is(err, errNoRoute) {
+		return nil
+	}
+	return err
 }
 
 type candidate struct {
@@ -178,7 +191,7 @@ func canReach(u dataplane.Underlay, arg string, f dataplane.Family) (func(candid
 		}
 	}
 	if best < 0 {
-		return nil, fmt.Errorf("this host has no route to %s", dst)
+		return nil, fmt.Errorf("%w to %s", errNoRoute, dst)
 	}
 	r := u.Routes[best]
 	return func(c candidate) bool {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -103,6 +104,9 @@ func TestDetectErrors(t *testing.T) {
 			_, err := Detect(manyLinks(), tt.method, dataplane.IPv4)
 			if err == nil {
 				t.Fatal("no error")
+			}
+			if bad := !errors.Is(err, ErrNoAddress); bad != (CheckMethod(tt.method, dataplane.IPv4) != nil) {
+				t.Errorf("CheckMethod = %v, and Detect says %v", CheckMethod(tt.method, dataplane.IPv4), err)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(err.Error(), w) {
