@@ -83,6 +83,10 @@ func (a *app) targets(args, files []string, namespace string) ([]target, error) 
 		}
 		return targetsOf(docs)
 	}
+	args, err := kindFirst(args)
+	if err != nil {
+		return nil, err
+	}
 	if len(args) < 2 {
 		return nil, usagef("delete: give a kind and at least one name, or manifests with -f; kinds: %s", kindList())
 	}

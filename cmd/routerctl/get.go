@@ -54,7 +54,10 @@ Workload endpoints lie in namespaces: -n names one, -A prints all.`,
 		},
 		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
+			args, err := kindFirst(args)
+			if err != nil {
+				return err
+			}
 			if q.kinds, err = parseKinds(args[0]); err != nil {
 				return err
 			}

@@ -33,6 +33,28 @@ func parseKinds(s string) ([]store.Kind, error) {
 	return kinds, nil
 }
 
+// kindFirst turns what -o name prints, "ippool/a ippool/b", into a kind and
+// names. Arguments of the usual form come back as they are.
+func kindFirst(args []string) ([]string, error) {
+	if !slices.ContainsFunc(args, func(s string) bool { return strings.Contains(s, "/") }) {
+		return args, nil
+	}
+	var out []string
+	for _, arg := range args {
+		kind, name, ok := strings.Cut(arg, "/")
+		switch {
+		case !ok || kind == "" || name == "" || strings.Contains(name, "/"):
+			return nil, usagef("%q: give KIND NAME… or KIND/NAME…, not both", arg)
+		case out == nil:
+			out = []string{kind}
+		case out[0] != kind:
+			return nil, usagef("%q: all of one command must be of one kind, %s", arg, out[0])
+		}
+		out = append(out, name)
+	}
+	return out, nil
+}
+
 func parseKind(s string) (store.Kind, error) {
 	kinds, err := parseKinds(s)
 	if err != nil {
