@@ -313,7 +313,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 func watched() []store.Kind {
 	var kinds []store.Kind
 	seen := map[store.Kind]bool{}
-	for _, list := range [][]store.Kind{vrouter.Kinds(), node.Kinds(), bgp.Kinds(), ipam.Kinds()} {
+	for _, list := range [][]store.Kind{vrouter.Kinds(), node.Kinds(), bgp.Kinds(), ipam.Kinds(), attach.Kinds()} {
 		for _, k := range list {
 			if !seen[k] {
 				seen[k] = true

@@ -180,6 +180,7 @@ type Attacher struct {
 	// What the watch told of this host's Node; see HandleStore.
 	synced, nodeKnown bool
 	forgotten         bool // the datastore may lack what is attached
+	profiles          map[string]bool
 
 	// hook is called between steps; tests fail or "kill" there.
 	hook func(step string) error
@@ -210,6 +211,8 @@ func New(cfg Config) (*Attacher, error) {
 		log:     cfg.Log,
 		poke:    make(chan struct{}, 1),
 		records: make(map[ID]record),
+
+		profiles: make(map[string]bool),
 	}, nil
 }
 

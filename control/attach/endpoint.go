@@ -71,8 +71,13 @@ func (a *Attacher) checkEndpoint(r record) error {
 // putEndpoint writes the profile, if it is missing, and the endpoint. It
 // returns the endpoint's revision.
 func (a *Attacher) putEndpoint(ctx context.Context, r record) (store.Revision, error) {
-	if _, err := store.Create(ctx, a.cfg.Store, profileOf(r.Network)); err != nil && !errors.Is(err, store.ErrExists) {
-		return 0, err
+	a.mu.Lock()
+	known := a.profiles[r.Network]
+	a.mu.Unlock()
+	if !known {
+		if _, err := store.Create(ctx, a.cfg.Store, profileOf(r.Network)); err != nil && !errors.Is(err, store.ErrExists) {
+			return 0, err
+		}
 	}
 	want, err := a.endpointOf(r)
 	if err != nil {

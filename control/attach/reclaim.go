@@ -11,8 +11,12 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
+// Kinds lists what an [Attacher] wants to see of the store.
+func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindProfile} }
+
 // HandleStore takes in a batch of the store's watch, of which it heeds this
-// host's Node alone. It does not block.
+// host's Node, and which profiles there are: an ADD then need not ask. It does
+// not block.
 //
 // Who deletes a Node gives its workloads' addresses back and deletes their
 // endpoints, as Calico's tools do. If the daemon runs, or comes back, its
@@ -22,6 +26,9 @@ func (a *Attacher) HandleStore(b store.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, ev := range b.Events {
+		if ev.Key.Kind == store.KindProfile {
+			a.profiles[ev.Key.Name] = !ev.Deleted()
+		}
 		if ev.Err != nil || ev.Key.Kind != store.KindNode || ev.Key.Name != a.cfg.Node {
 			continue
 		}

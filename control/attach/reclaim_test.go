@@ -138,3 +138,33 @@ func TestAddressInUseIsNotGivenTwice(t *testing.T) {
 		t.Errorf("both have %s", first.Addresses[0].Addr)
 	}
 }
+
+// TestProfileIsNotAskedFor: an ADD writes the network's profile where the
+// watch does not say that it is there, and asks for it no more where it does.
+func TestProfileIsNotAskedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	key := store.ResourceKey(store.KindProfile, "net1")
+	there := func() bool {
+		_, err := w.store.Get(t.Context(), key)
+		return err == nil
+	}
+	w.add(a, w.request(1<<40))
+	if !there() {
+		t.Fatal("the first ADD made no profile")
+	}
+	a.HandleStore(store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profileOf("net1")}}}})
+	if err := store.Delete(t.Context(), w.store, key, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.add(a, w.request(2<<40))
+	if there() {
+		t.Error("an ADD wrote a profile that the watch says is there")
+	}
+	a.HandleStore(store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key}}}})
+	w.add(a, w.request(3<<40))
+	if !there() {
+		t.Error("an ADD did not write the profile that the watch says is gone")
+	}
+}
