@@ -51,6 +51,11 @@ type image struct {
 // prepare returns the kernel and the base initramfs, from the cache where they
 // are there.
 func prepare(ctx context.Context, cache string, progress io.Writer) (image, error) {
+	// Tools run in directories of their own, where a relative path is another.
+	cache, err := filepath.Abs(cache)
+	if err != nil {
+		return image{}, err
+	}
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return image{}, err
 	}
