@@ -90,13 +90,9 @@ func factsOf(n *store.Node) (nodeFacts, error) {
 
 // nodeAddress reads a node's address; a bare one counts as a /32.
 func nodeAddress(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(s)
+	p, err := store.ParseAddress(s)
 	if err != nil {
-		a, err := netip.ParseAddr(s)
-		if err != nil {
-			return netip.Prefix{}, err
-		}
-		p = netip.PrefixFrom(a, a.BitLen())
+		return netip.Prefix{}, err
 	}
 	if !p.Addr().Is4() {
 		return netip.Prefix{}, errors.New("not IPv4")

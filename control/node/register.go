@@ -103,11 +103,8 @@ func takeBack(ctx context.Context, s store.Store, written store.Object, before *
 }
 
 func addressOf(s string) (netip.Addr, bool) {
-	if p, err := netip.ParsePrefix(s); err == nil {
-		return p.Addr(), true
-	}
-	a, err := netip.ParseAddr(s)
-	return a, err == nil
+	p, err := store.ParseAddress(s)
+	return p.Addr(), err == nil
 }
 
 // setAddress writes an address where Calico's tools look for it: the BGP

@@ -76,7 +76,7 @@ func newNode(r *store.Node) *node {
 	}
 	if r.Spec.BGP != nil {
 		for _, s := range []string{r.Spec.BGP.IPv4Address, r.Spec.BGP.IPv6Address} {
-			if p, ok := parseAddrPrefix(s); ok {
+			if p, err := store.ParseAddress(s); err == nil {
 				n.addr[dataplane.FamilyOf(p.Addr())] = p
 			}
 		}
@@ -96,18 +96,6 @@ func newNode(r *store.Node) *node {
 		n.vxlanMAC[f] = mac
 	}
 	return n
-}
-
-// parseAddrPrefix accepts an address with or without a prefix length; without
-// one it is taken as a single address, as Calico does.
-func parseAddrPrefix(s string) (netip.Prefix, bool) {
-	if p, err := netip.ParsePrefix(s); err == nil {
-		return p, true
-	}
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), true
-	}
-	return netip.Prefix{}, false
 }
 
 func parseAddr(s string) netip.Addr {
@@ -172,15 +160,13 @@ func blockOrigins(b *store.Block) map[netip.Prefix]origin {
 	return out
 }
 
+// blockOwner returns the node that holds a block, if one does. Decoding has
+// brought very old blocks into the present form.
 func blockOwner(b *store.Block) string {
 	if b.Affinity != nil {
 		if host, ok := strings.CutPrefix(*b.Affinity, "host:"); ok {
 			return host
 		}
-		return ""
-	}
-	if b.HostAffinity != nil {
-		return *b.HostAffinity
 	}
 	return ""
 }
