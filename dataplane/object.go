@@ -50,6 +50,7 @@ const (
 	KindLink Kind = iota + 1
 	KindAddress
 	KindSysctl
+	KindFeature
 	KindNeighbour
 	KindFDB
 	KindNextHop
@@ -58,7 +59,7 @@ const (
 
 // Kinds lists every kind in creation order.
 func Kinds() []Kind {
-	return []Kind{KindLink, KindAddress, KindSysctl, KindNeighbour, KindFDB, KindNextHop, KindRoute}
+	return []Kind{KindLink, KindAddress, KindSysctl, KindFeature, KindNeighbour, KindFDB, KindNextHop, KindRoute}
 }
 
 func (k Kind) String() string {
@@ -69,6 +70,8 @@ func (k Kind) String() string {
 		return "address"
 	case KindSysctl:
 		return "sysctl"
+	case KindFeature:
+		return "feature"
 	case KindNeighbour:
 		return "neighbour"
 	case KindFDB:
@@ -90,9 +93,9 @@ type Key interface {
 }
 
 // Object is a thing that should be in the kernel. The set is closed: [Link],
-// [Address], [Sysctl], [Neighbour], [FDBEntry], [NextHop] and [Route]. Objects
-// are comparable; two objects with equal keys that differ are two versions of
-// one thing.
+// [Address], [Sysctl], [Feature], [Neighbour], [FDBEntry], [NextHop] and
+// [Route]. Objects are comparable; two objects with equal keys that differ are
+// two versions of one thing.
 type Object interface {
 	Key() Key
 	// String shows the object as the operator's tools do: the syntax of ip(8),
@@ -140,8 +143,9 @@ type LinkType string
 
 // The device kinds that drivers use.
 const (
-	LinkIPIP  LinkType = "ipip"
-	LinkVXLAN LinkType = "vxlan"
+	LinkIPIP   LinkType = "ipip"
+	LinkVXLAN  LinkType = "vxlan"
+	LinkIP6TNL LinkType = "ip6tnl"
 )
 
 // Link is a device that routerd owns, known by its name.
@@ -151,11 +155,13 @@ type Link struct {
 	MTU  int // bytes
 	MAC  MAC // zero: the kernel's choice
 
-	// For LinkVXLAN.
-	VNI    uint32
-	Port   uint16     // UDP destination port
+	// For LinkVXLAN and LinkIP6TNL.
 	Local  netip.Addr // source address of the outer packets
 	Parent string     // device that holds Local
+
+	// For LinkVXLAN.
+	VNI  uint32
+	Port uint16 // UDP destination port
 }
 
 // LinkKey identifies a [Link].
@@ -176,7 +182,11 @@ func (l Link) String() string {
 	if !l.MAC.IsZero() {
 		fmt.Fprintf(&b, " address %s", l.MAC)
 	}
-	if l.Type == LinkVXLAN {
+	switch l.Type {
+	case LinkIP6TNL:
+		fmt.Fprintf(&b, " mode any local %s remote any dev %s encaplimit none", l.Local, l.Parent)
+	case LinkIPIP:
+	case LinkVXLAN:
 		fmt.Fprintf(&b, " id %d dstport %d local %s dev %s nolearning", l.VNI, l.Port, l.Local, l.Parent)
 	}
 	return b.String()
@@ -224,6 +234,34 @@ func (s Sysctl) Key() Key       { return SysctlKey{s.Name} }
 func (s Sysctl) String() string { return s.Name + "=" + s.Value }
 func (Sysctl) object()          {}
 
+// Feature is an offload of a device (ethtool -k), as SIOCETHTOOL and the
+// kernel's names of features have it. Withdrawing the wish leaves the setting
+// as it is, as with a [Sysctl].
+type Feature struct {
+	Link string
+	Name string // the kernel's name: tx-checksum-ip-generic, tx-udp_tnl-segmentation
+	On   bool
+}
+
+// FeatureKey identifies a [Feature].
+type FeatureKey struct{ Link, Name string }
+
+// Kind implements [Key].
+func (FeatureKey) Kind() Kind       { return KindFeature }
+func (k FeatureKey) String() string { return fmt.Sprintf("feature %s dev %s", k.Name, k.Link) }
+func (FeatureKey) key()             {}
+
+// Key implements [Object].
+func (f Feature) Key() Key { return FeatureKey{f.Link, f.Name} }
+
+func (f Feature) String() string {
+	if f.On {
+		return fmt.Sprintf("%s dev %s on", f.Name, f.Link)
+	}
+	return fmt.Sprintf("%s dev %s off", f.Name, f.Link)
+}
+func (Feature) object() {}
+
 // Neighbour is a permanent neighbour (ARP or NDP) entry on a device that
 // routerd owns.
 type Neighbour struct {
@@ -256,6 +294,7 @@ type FDBEntry struct {
 	Link string
 	MAC  MAC
 	Dst  netip.Addr
+	Port uint16 // UDP destination port where a NAT translates it; 0: the device's
 }
 
 // FDBKey identifies an [FDBEntry]. Only unicast entries are used, so one
@@ -274,7 +313,11 @@ func (FDBKey) key()             {}
 func (e FDBEntry) Key() Key { return FDBKey{e.Link, e.MAC} }
 
 func (e FDBEntry) String() string {
-	return fmt.Sprintf("%s dev %s dst %s self permanent", e.MAC, e.Link, e.Dst)
+	port := ""
+	if e.Port != 0 {
+		port = fmt.Sprintf(" port %d", e.Port)
+	}
+	return fmt.Sprintf("%s dev %s dst %s%s self permanent", e.MAC, e.Link, e.Dst, port)
 }
 func (FDBEntry) object() {}
 
@@ -333,6 +376,7 @@ type Route struct {
 	Type    RouteType
 	NextHop NextHopID
 	Link    string
+	MTU     uint32 // bytes that the path takes, where it is less than the device's MTU (RTAX_MTU); 0: the device's
 }
 
 // RouteKey identifies a [Route], as the kernel's FIB does. Type of service is
@@ -379,6 +423,9 @@ func (r Route) String() string {
 	}
 	if r.Metric != 0 {
 		fmt.Fprintf(&b, " metric %d", r.Metric)
+	}
+	if r.MTU != 0 {
+		fmt.Fprintf(&b, " mtu %d", r.MTU)
 	}
 	return b.String()
 }
