@@ -27,6 +27,7 @@ type Topology struct {
 type Rack struct {
 	Name string       `json:"name"`
 	CIDR netip.Prefix `json:"cidr"`
+	MTU  int          `json:"mtu,omitempty"` // of the spine's interface, in bytes; default: the topology's
 }
 
 // Gateway is the spine's address in the rack.
@@ -38,6 +39,7 @@ type Node struct {
 	Rack    string     `json:"rack"`
 	Address netip.Addr `json:"address,omitzero"` // default: .11, .12, … in the rack
 	Pods    *int       `json:"pods,omitempty"`   // default: the topology's
+	MTU     int        `json:"mtu,omitempty"`    // of the uplink, in bytes; default: the rack's
 
 	// Config is laid over the daemon's configuration that the lab writes: maps
 	// are merged, anything else replaces.
@@ -134,6 +136,9 @@ func (t *Topology) defaults() {
 	setDefault(&t.Pods, new(DefaultPods))
 	setDefault(&t.Spine.BGP, new(t.Pool.Encapsulation == store.Direct))
 
+	for i := range t.Racks {
+		setDefault(&t.Racks[i].MTU, t.MTU)
+	}
 	taken := make(map[netip.Addr]bool)
 	for _, n := range t.Nodes {
 		taken[n.Address] = true
@@ -142,6 +147,7 @@ func (t *Topology) defaults() {
 		n := &t.Nodes[i]
 		setDefault(&n.Pods, t.Pods)
 		rack, ok := t.rack(n.Rack)
+		setDefault(&n.MTU, rack.MTU)
 		if n.Address.IsValid() || !ok || !rack.CIDR.Addr().Is4() {
 			continue
 		}
@@ -190,13 +196,18 @@ func (t Topology) checkPool() error {
 	if t.Pool.BlockSize < 20 || t.Pool.BlockSize > 32 || t.Pool.BlockSize < t.Pool.CIDR.Bits() {
 		errs = append(errs, fmt.Errorf("pool.blockSize %d: want 20 to 32, and not shorter than the pool's own prefix", t.Pool.BlockSize))
 	}
-	if t.MTU < 576 || t.MTU > 65535 {
-		errs = append(errs, fmt.Errorf("mtu %d: want 576 to 65535 bytes", t.MTU))
-	}
+	errs = append(errs, checkMTU("mtu", t.MTU))
 	if *t.Pods < 0 {
 		errs = append(errs, fmt.Errorf("pods %d: want 0 or more", *t.Pods))
 	}
 	return errors.Join(errs...)
+}
+
+func checkMTU(field string, mtu int) error {
+	if mtu < 576 || mtu > 65535 {
+		return fmt.Errorf("%s %d: want 576 to 65535 bytes", field, mtu)
+	}
+	return nil
 }
 
 func (t Topology) checkRacks() error {
@@ -206,6 +217,7 @@ func (t Topology) checkRacks() error {
 		if err := checkName(r.Name); err != nil {
 			errs = append(errs, fmt.Errorf("racks[%d].name: %w", i, err))
 		}
+		errs = append(errs, checkMTU(at+".mtu", r.MTU))
 		if !r.CIDR.Addr().Is4() || r.CIDR != r.CIDR.Masked() || r.CIDR.Bits() > 28 {
 			errs = append(errs, fmt.Errorf("%s.cidr %s: want an IPv4 prefix without host bits, /28 or shorter", at, r.CIDR))
 			continue
@@ -260,6 +272,9 @@ func (t Topology) checkNode(i int, n Node, at string) []error {
 	}
 	if *n.Pods < 0 {
 		errs = append(errs, fmt.Errorf("%s.pods %d: want 0 or more", at, *n.Pods))
+	}
+	if n.MTU != 0 { // 0: of a rack that does not exist, which is said below
+		errs = append(errs, checkMTU(at+".mtu", n.MTU))
 	}
 	rack, ok := t.rack(n.Rack)
 	if !ok {

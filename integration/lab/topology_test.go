@@ -98,6 +98,8 @@ func TestTopologyErrors(t *testing.T) {
 		{"spine as a name", "nodes: [{name: spine, rack: rack1}]", []string{"nodes[0] (spine).name"}},
 		{"negative pods", "pods: -1", []string{"pods -1"}},
 		{"mtu", "mtu: 100", []string{"mtu 100"}},
+		{"mtu of a rack", "racks: [{name: a, cidr: 10.1.0.0/16, mtu: 70000}]\nnodes: [{name: h, rack: a}]", []string{"racks[0] (a).mtu 70000"}},
+		{"mtu of a host", "nodes: [{name: h, rack: rack1, mtu: 200}]", []string{"nodes[0] (h).mtu 200", "576"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -49,14 +49,23 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 		return err
 	}
 	for _, r := range t.Racks {
-		if err := spine.addRack(r, t.MTU); err != nil {
+		if err := spine.addRack(r); err != nil {
 			return fmt.Errorf("build rack %s: %w", r.Name, err)
 		}
 	}
 	for _, n := range t.Nodes {
 		rack, _ := t.rack(n.Rack)
-		if err := spine.connect(lab, n, rack, t.MTU); err != nil {
+		if err := spine.connect(lab, n, rack); err != nil {
 			return fmt.Errorf("connect host %s: %w", n.Name, err)
+		}
+	}
+	for _, r := range t.Racks {
+		// A bridge follows the smallest of its ports until its own MTU was
+		// changed once; to give it what it has already is no change.
+		for _, mtu := range []int{r.MTU - 1, r.MTU} {
+			if err := setLinkMTU(spine.name, r.Name, mtu); err != nil {
+				return err
+			}
 		}
 	}
 	return ctx.Err()
@@ -132,9 +141,9 @@ func addLink(patience time.Duration, add func() error) error {
 }
 
 // addRack makes the rack's bridge, which has the spine's address.
-func (s *space) addRack(r Rack, mtu int) error {
+func (s *space) addRack(r Rack) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = r.Name, mtu
+	attrs.Name, attrs.MTU = r.Name, r.MTU
 	if err := addLink(modulePatience, func() error { return s.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}) }); err != nil {
 		return fmt.Errorf("add bridge: %w", err)
 	}
@@ -149,7 +158,7 @@ func (s *space) addRack(r Rack, mtu int) error {
 
 // connect puts a wire between the rack and the host. The far end is born in
 // the host's namespace.
-func (s *space) connect(lab string, n Node, r Rack, mtu int) error {
+func (s *space) connect(lab string, n Node, r Rack) error {
 	host, err := openSpace(lab + "-" + n.Name)
 	if err != nil {
 		return err
@@ -160,8 +169,8 @@ func (s *space) connect(lab string, n Node, r Rack, mtu int) error {
 		return fmt.Errorf("find bridge: %w", err)
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.MasterIndex = n.Name, mtu, bridge.Attrs().Index
-	wire := &netlink.Veth{LinkAttrs: attrs, PeerName: uplink, PeerTxQLen: -1, PeerNamespace: netlink.NsFd(host.fd), PeerMTU: uint32(mtu)}
+	attrs.Name, attrs.MTU, attrs.MasterIndex = n.Name, n.MTU, bridge.Attrs().Index
+	wire := &netlink.Veth{LinkAttrs: attrs, PeerName: uplink, PeerTxQLen: -1, PeerNamespace: netlink.NsFd(host.fd), PeerMTU: uint32(n.MTU)}
 	if err := addLink(modulePatience, func() error { return s.h.LinkAdd(wire) }); err != nil {
 		return fmt.Errorf("add veth: %w", err)
 	}
