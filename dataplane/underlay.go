@@ -36,6 +36,7 @@ type UnderlayAddress struct {
 type UnderlayRoute struct {
 	Prefix   netip.Prefix // masked
 	Gateway  netip.Addr   // invalid: directly attached
+	Source   netip.Addr   // preferred source address (RTA_PREFSRC); invalid: the kernel chooses
 	Link     string
 	Metric   uint32
 	Protocol uint8 // RTPROT_*

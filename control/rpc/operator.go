@@ -19,6 +19,9 @@ type Operator interface {
 	Routes(ctx context.Context, filter netip.Prefix, all bool) (*apiv1.RoutesResponse, error)
 	// CNIConfig returns the CNI network configuration list, as JSON.
 	CNIConfig(ctx context.Context) ([]byte, error)
+	// Overlaps lists what of this host shares addresses with ranges that are
+	// to be pools'.
+	Overlaps(ctx context.Context, cidrs []netip.Prefix) (*apiv1.OverlapsResponse, error)
 }
 
 // NewOperatorServer returns the operator's service.
@@ -47,6 +50,18 @@ func (s *operatorServer) CNIConfig(ctx context.Context, _ *apiv1.CNIConfigReques
 		return nil, err
 	}
 	return &apiv1.CNIConfigResponse{Conflist: string(b)}, nil
+}
+
+func (s *operatorServer) Overlaps(ctx context.Context, req *apiv1.OverlapsRequest) (*apiv1.OverlapsResponse, error) {
+	var cidrs []netip.Prefix
+	for _, c := range req.GetCidrs() {
+		p, err := netip.ParsePrefix(c)
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "%q: want a CIDR, such as 192.168.0.0/16", c)
+		}
+		cidrs = append(cidrs, p.Masked())
+	}
+	return s.o.Overlaps(ctx, cidrs)
 }
 
 // parseFilter reads a prefix or an address; the empty string gives an invalid

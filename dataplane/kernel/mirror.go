@@ -188,7 +188,8 @@ func (m *mirror) underlayRoutes(r *fibRoute) []dataplane.UnderlayRoute {
 	var out []dataplane.UnderlayRoute
 	for _, l := range r.legs {
 		out = append(out, dataplane.UnderlayRoute{
-			Prefix: r.key.Prefix, Gateway: l.gateway, Link: m.linkName(l.link), Metric: r.key.Metric, Protocol: r.protocol,
+			Prefix: r.key.Prefix, Gateway: l.gateway, Source: r.prefSrc, Link: m.linkName(l.link),
+			Metric: r.key.Metric, Protocol: r.protocol,
 		})
 	}
 	return out

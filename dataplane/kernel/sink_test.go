@@ -233,7 +233,7 @@ func theUnderlay() dataplane.Underlay {
 		},
 		Routes: []dataplane.UnderlayRoute{
 			{Prefix: pfx("0.0.0.0/0"), Gateway: addr("10.0.0.254"), Link: "up0", Protocol: 4},
-			{Prefix: pfx("10.0.0.0/24"), Link: "up0", Protocol: 2},
+			{Prefix: pfx("10.0.0.0/24"), Link: "up0", Source: addr("10.0.0.1"), Protocol: 2},
 			{Prefix: pfx("172.16.0.0/12"), Gateway: addr("10.0.0.7"), Link: "up0", Metric: 5, Protocol: 3},
 			{Prefix: pfx("172.16.0.0/12"), Gateway: addr("10.0.0.8"), Link: "up0", Metric: 5, Protocol: 3},
 		},

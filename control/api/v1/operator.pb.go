@@ -78,6 +78,7 @@ type NodeResponse struct {
 	Blocks             []*BlockStatus         `protobuf:"bytes,16,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	Workloads          int32                  `protobuf:"varint,17,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	WorkloadMtu        int32                  `protobuf:"varint,18,opt,name=workload_mtu,json=workloadMtu,proto3" json:"workload_mtu,omitempty"`
+	Notes              []string               `protobuf:"bytes,20,rep,name=notes,proto3" json:"notes,omitempty"`                       // what an operator should know though nothing is wrong
 	BgpError           string                 `protobuf:"bytes,19,opt,name=bgp_error,json=bgpError,proto3" json:"bgp_error,omitempty"` // why the speaker as a whole does not run; empty: it runs
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -237,6 +238,13 @@ func (x *NodeResponse) GetWorkloadMtu() int32 {
 		return x.WorkloadMtu
 	}
 	return 0
+}
+
+func (x *NodeResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
 }
 
 func (x *NodeResponse) GetBgpError() string {
@@ -1060,13 +1068,162 @@ func (x *CNIConfigResponse) GetConflist() string {
 	return ""
 }
 
+type OverlapsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cidrs         []string               `protobuf:"bytes,1,rep,name=cidrs,proto3" json:"cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OverlapsRequest) Reset() {
+	*x = OverlapsRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OverlapsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OverlapsRequest) ProtoMessage() {}
+
+func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OverlapsRequest.ProtoReflect.Descriptor instead.
+func (*OverlapsRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *OverlapsRequest) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
+type OverlapsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // this host
+	Overlaps      []*Overlap             `protobuf:"bytes,2,rep,name=overlaps,proto3" json:"overlaps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OverlapsResponse) Reset() {
+	*x = OverlapsResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OverlapsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OverlapsResponse) ProtoMessage() {}
+
+func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OverlapsResponse.ProtoReflect.Descriptor instead.
+func (*OverlapsResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *OverlapsResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *OverlapsResponse) GetOverlaps() []*Overlap {
+	if x != nil {
+		return x.Overlaps
+	}
+	return nil
+}
+
+// Overlap is a route or an address of the host in a range.
+type Overlap struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cidr          string                 `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"` // of the request
+	With          string                 `protobuf:"bytes,2,opt,name=with,proto3" json:"with,omitempty"` // for people: route 10.0.0.0/8 via 10.1.0.1 dev eth0 proto static
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Overlap) Reset() {
+	*x = Overlap{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Overlap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Overlap) ProtoMessage() {}
+
+func (x *Overlap) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Overlap.ProtoReflect.Descriptor instead.
+func (*Overlap) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Overlap) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *Overlap) GetWith() string {
+	if x != nil {
+		return x.With
+	}
+	return ""
+}
+
 var File_control_api_v1_operator_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
 	"routerd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
-	"\vNodeRequest\"\xb4\x05\n" +
+	"\vNodeRequest\"\xca\x05\n" +
 	"\fNodeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x10\n" +
@@ -1086,7 +1243,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x05pools\x18\x0f \x03(\v2\x16.routerd.v1.PoolStatusR\x05pools\x12/\n" +
 	"\x06blocks\x18\x10 \x03(\v2\x17.routerd.v1.BlockStatusR\x06blocks\x12\x1c\n" +
 	"\tworkloads\x18\x11 \x01(\x05R\tworkloads\x12!\n" +
-	"\fworkload_mtu\x18\x12 \x01(\x05R\vworkloadMtu\x12\x1b\n" +
+	"\fworkload_mtu\x18\x12 \x01(\x05R\vworkloadMtu\x12\x14\n" +
+	"\x05notes\x18\x14 \x03(\tR\x05notes\x12\x1b\n" +
 	"\tbgp_error\x18\x13 \x01(\tR\bbgpError\"\x8b\x01\n" +
 	"\x06Health\x12%\n" +
 	"\x04live\x18\x01 \x01(\v2\x11.routerd.v1.CheckR\x04live\x12'\n" +
@@ -1158,11 +1316,20 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x12\n" +
 	"\x10CNIConfigRequest\"/\n" +
 	"\x11CNIConfigResponse\x12\x1a\n" +
-	"\bconflist\x18\x01 \x01(\tR\bconflist2\xd0\x01\n" +
+	"\bconflist\x18\x01 \x01(\tR\bconflist\"'\n" +
+	"\x0fOverlapsRequest\x12\x14\n" +
+	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"W\n" +
+	"\x10OverlapsResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12/\n" +
+	"\boverlaps\x18\x02 \x03(\v2\x13.routerd.v1.OverlapR\boverlaps\"1\n" +
+	"\aOverlap\x12\x12\n" +
+	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x12\n" +
+	"\x04with\x18\x02 \x01(\tR\x04with2\x97\x02\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
 	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12H\n" +
-	"\tCNIConfig\x12\x1c.routerd.v1.CNIConfigRequest\x1a\x1d.routerd.v1.CNIConfigResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\tCNIConfig\x12\x1c.routerd.v1.CNIConfigRequest\x1a\x1d.routerd.v1.CNIConfigResponse\x12E\n" +
+	"\bOverlaps\x12\x1b.routerd.v1.OverlapsRequest\x1a\x1c.routerd.v1.OverlapsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_operator_proto_rawDescOnce sync.Once
@@ -1176,7 +1343,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -1191,10 +1358,13 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*ObjectStatus)(nil),          // 10: routerd.v1.ObjectStatus
 	(*CNIConfigRequest)(nil),      // 11: routerd.v1.CNIConfigRequest
 	(*CNIConfigResponse)(nil),     // 12: routerd.v1.CNIConfigResponse
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*OverlapsRequest)(nil),       // 13: routerd.v1.OverlapsRequest
+	(*OverlapsResponse)(nil),      // 14: routerd.v1.OverlapsResponse
+	(*Overlap)(nil),               // 15: routerd.v1.Overlap
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	13, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	16, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	4,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	5,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
@@ -1202,23 +1372,26 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	3,  // 5: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	3,  // 6: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	3,  // 7: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	13, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	13, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	16, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	16, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	9,  // 10: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	10, // 11: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	13, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	13, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
-	0,  // 14: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	7,  // 15: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	11, // 16: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	1,  // 17: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	8,  // 18: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	12, // 19: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	17, // [17:20] is the sub-list for method output_type
-	14, // [14:17] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	16, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	16, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 14: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	0,  // 15: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	7,  // 16: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	11, // 17: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	13, // 18: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	1,  // 19: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	8,  // 20: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	12, // 21: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	14, // 22: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	19, // [19:23] is the sub-list for method output_type
+	15, // [15:19] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -1232,7 +1405,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

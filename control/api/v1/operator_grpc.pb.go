@@ -22,6 +22,7 @@ const (
 	Operator_Node_FullMethodName      = "/routerd.v1.Operator/Node"
 	Operator_Routes_FullMethodName    = "/routerd.v1.Operator/Routes"
 	Operator_CNIConfig_FullMethodName = "/routerd.v1.Operator/CNIConfig"
+	Operator_Overlaps_FullMethodName  = "/routerd.v1.Operator/Overlaps"
 )
 
 // OperatorClient is the client API for Operator service.
@@ -39,6 +40,9 @@ type OperatorClient interface {
 	Routes(ctx context.Context, in *RoutesRequest, opts ...grpc.CallOption) (*RoutesResponse, error)
 	// CNIConfig returns the CNI network configuration for this host.
 	CNIConfig(ctx context.Context, in *CNIConfigRequest, opts ...grpc.CallOption) (*CNIConfigResponse, error)
+	// Overlaps compares ranges with the addresses and routes of this host that
+	// are not routerd's, before a pool is made of them.
+	Overlaps(ctx context.Context, in *OverlapsRequest, opts ...grpc.CallOption) (*OverlapsResponse, error)
 }
 
 type operatorClient struct {
@@ -79,6 +83,16 @@ func (c *operatorClient) CNIConfig(ctx context.Context, in *CNIConfigRequest, op
 	return out, nil
 }
 
+func (c *operatorClient) Overlaps(ctx context.Context, in *OverlapsRequest, opts ...grpc.CallOption) (*OverlapsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OverlapsResponse)
+	err := c.cc.Invoke(ctx, Operator_Overlaps_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServer is the server API for Operator service.
 // All implementations must embed UnimplementedOperatorServer
 // for forward compatibility.
@@ -94,6 +108,9 @@ type OperatorServer interface {
 	Routes(context.Context, *RoutesRequest) (*RoutesResponse, error)
 	// CNIConfig returns the CNI network configuration for this host.
 	CNIConfig(context.Context, *CNIConfigRequest) (*CNIConfigResponse, error)
+	// Overlaps compares ranges with the addresses and routes of this host that
+	// are not routerd's, before a pool is made of them.
+	Overlaps(context.Context, *OverlapsRequest) (*OverlapsResponse, error)
 	mustEmbedUnimplementedOperatorServer()
 }
 
@@ -112,6 +129,9 @@ func (UnimplementedOperatorServer) Routes(context.Context, *RoutesRequest) (*Rou
 }
 func (UnimplementedOperatorServer) CNIConfig(context.Context, *CNIConfigRequest) (*CNIConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CNIConfig not implemented")
+}
+func (UnimplementedOperatorServer) Overlaps(context.Context, *OverlapsRequest) (*OverlapsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Overlaps not implemented")
 }
 func (UnimplementedOperatorServer) mustEmbedUnimplementedOperatorServer() {}
 func (UnimplementedOperatorServer) testEmbeddedByValue()                  {}
@@ -188,6 +208,24 @@ func _Operator_CNIConfig_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_Overlaps_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OverlapsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).Overlaps(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_Overlaps_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).Overlaps(ctx, req.(*OverlapsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Operator_ServiceDesc is the grpc.ServiceDesc for Operator service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -206,6 +244,10 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CNIConfig",
 			Handler:    _Operator_CNIConfig_Handler,
+		},
+		{
+			MethodName: "Overlaps",
+			Handler:    _Operator_Overlaps_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,81 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// Overlap is something of this host that lies in, or around, a pool's range.
+type Overlap struct {
+	With string // for people: the route or the address, with its device and protocol
+
+	// OnLink says that the host, or others on a network that it is attached
+	// to, have addresses of the range: workloads with the same ones would cut
+	// them off.
+	OnLink bool
+}
+
+// Overlaps lists what of the host shares addresses with a range that is to be
+// a pool's: its own addresses with their subnets, and every route but the
+// default ones. What routerd made itself does not count, nor do workloads'
+// devices. Addresses come first.
+func Overlaps(u dataplane.Underlay, cidr netip.Prefix) []Overlap {
+	var out []Overlap
+	subnets := map[netip.Prefix]bool{}
+	for _, a := range u.Addresses {
+		if ownLink(a.Link) || a.Prefix.Addr().IsLoopback() || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(cidr) {
+			continue
+		}
+		subnets[a.Prefix.Masked()] = true
+		out = append(out, Overlap{With: fmt.Sprintf("address %s of device %s", a.Prefix, a.Link), OnLink: true})
+	}
+	for _, r := range u.Routes {
+		// The kernel's own route to a subnet is told with the address.
+		if r.Prefix.Bits() == 0 || ownLink(r.Link) || !r.Prefix.Overlaps(cidr) || subnets[r.Prefix] && !r.Gateway.IsValid() {
+			continue
+		}
+		out = append(out, Overlap{With: routeText(r)})
+	}
+	return out
+}
+
+// ownLink reports whether a device is routerd's, or Calico's of the same name.
+func ownLink(name string) bool {
+	return strings.HasPrefix(name, "cali") || slices.Contains([]string{"lo", "tunl0", "vxlan.calico", "vxlan-v6.calico", "ip6tnl0"}, name)
+}
+
+func routeText(r dataplane.UnderlayRoute) string {
+	s := "route " + r.Prefix.String()
+	if r.Gateway.IsValid() {
+		s += " via " + r.Gateway.String()
+	}
+	return s + " dev " + r.Link + " proto " + protocolName(r.Protocol)
+}
+
+// protocolName names a route's origin as ip(8) does: RTPROT_* of
+// linux/rtnetlink.h, and Calico's 80.
+func protocolName(p uint8) string {
+	names := map[uint8]string{
+		2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 12: "bird", 16: "dhcp", 18: "keepalived", 80: "calico",
+		186: "bgp", 187: "isis", 188: "ospf", 189: "rip", 192: "eigrp",
+	}
+	if n := names[p]; n != "" {
+		return n
+	}
+	return fmt.Sprint(p)
+}
+
+// Underlay returns the newest snapshot of the network around the host; false:
+// none has come yet.
+func (a *Agent) Underlay() (dataplane.Underlay, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.underlay == nil {
+		return dataplane.Underlay{}, false
+	}
+	return *a.underlay, true
+}
