@@ -3,8 +3,11 @@ package node
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -55,7 +58,9 @@ func TestDetect(t *testing.T) {
 		{"interface=eth1.+", "10.6.0.1/24", "eth10"},
 		{"interface=nothing, eth10", "10.6.0.1/24", "eth10"},
 		{"interface=docker0", "172.17.0.1/16", "docker0"},
-		{"skip-interface=eth0", "10.5.0.1/24", "eth1"},
+		{"skip-interface=eth0,eth10", "10.5.0.1/24", "eth1"},
+		{"interface=eth10,eth1", "10.6.0.1/24", "eth10"},
+		{"cidr=10.6.0.0/16,10.0.0.0/8", "10.6.0.1/24", "eth10"},
 		{"skip-interface=eth0,eth1", "10.6.0.1/24", "eth10"},
 		{"can-reach=8.8.8.8", "10.1.0.11/24", "eth0"},
 		{"can-reach=10.6.99.1", "10.6.0.1/24", "eth10"},
@@ -83,6 +88,118 @@ func TestDetectIPv6(t *testing.T) {
 	if err != nil || got.Prefix.String() != "fd00::1/64" {
 		t.Errorf("Detect = %v, %v; want the global address", got, err)
 	}
+}
+
+// on is a host with addresses, each "device address[,secondary|deprecated]", and routes, each
+// "prefix [via gateway] dev device [src address]".
+func on(t *testing.T, addrs, routes []string) dataplane.Underlay {
+	t.Helper()
+	var u dataplane.Underlay
+	for _, s := range addrs {
+		link, rest, _ := strings.Cut(s, " ")
+		p, flag, _ := strings.Cut(rest, ",")
+		if !slices.ContainsFunc(u.Links, func(l dataplane.UnderlayLink) bool { return l.Name == link }) {
+			u.Links = append(u.Links, dataplane.UnderlayLink{Index: len(u.Links) + 2, Name: link, Up: true})
+		}
+		u.Addresses = append(u.Addresses, dataplane.UnderlayAddress{
+			Link: link, Prefix: netip.MustParsePrefix(p), Secondary: flag == "secondary", Deprecated: flag == "deprecated",
+		})
+	}
+	for _, s := range routes {
+		f := strings.Fields(s)
+		r := dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix(f[0])}
+		for i := 1; i+1 < len(f); i += 2 {
+			switch f[i] {
+			case "via":
+				r.Gateway = netip.MustParseAddr(f[i+1])
+			case "dev":
+				r.Link = f[i+1]
+			case "src":
+				r.Source = netip.MustParseAddr(f[i+1])
+			}
+		}
+		u.Routes = append(u.Routes, r)
+	}
+	return u
+}
+
+func TestDetectRanks(t *testing.T) {
+	const defaultRoute = "0.0.0.0/0 via 10.1.0.1 dev eth0"
+	tests := []struct {
+		name   string
+		addrs  []string
+		routes []string
+		peers  []string
+		method string
+		want   string // address and device, or what the error says
+	}{
+		{"virtual address before the host's own", []string{"eth0 10.1.0.100/32", "eth0 10.1.0.11/24"}, nil, nil, "", "10.1.0.11/24 on eth0"},
+		{"secondary before primary", []string{"eth0 10.1.0.100/24,secondary", "eth0 10.1.0.11/24"}, nil, nil, "", "10.1.0.11/24 on eth0"},
+		{"secondary of an old primary that is deprecated", []string{"eth0 10.1.0.11/24,deprecated", "eth0 10.1.0.99/24,secondary"}, nil, nil, "", "10.1.0.99/24 on eth0"},
+		{"cloud image with /32", []string{"eth0 10.1.0.11/32"}, []string{defaultRoute}, nil, "", "10.1.0.11/32 on eth0"},
+		{"two devices, one with the default route", []string{"eth1 10.9.0.5/24", "eth0 10.1.0.11/24"}, []string{defaultRoute}, nil, "", "10.1.0.11/24 on eth0"},
+		{
+			"two devices, the peers behind the other", []string{"eth0 10.1.0.11/24", "eth1 10.9.0.5/24"},
+			[]string{defaultRoute, "10.9.0.0/24 dev eth1"}, []string{"10.9.0.6", "10.9.0.7"}, "", "10.9.0.5/24 on eth1",
+		},
+		{
+			"peers on both sides, most on one", []string{"eth0 10.1.0.11/24", "eth1 10.9.0.5/24"},
+			[]string{"10.1.0.0/24 dev eth0", "10.9.0.0/24 dev eth1"}, []string{"10.9.0.6", "10.1.0.6", "10.9.0.7"}, "", "10.9.0.5/24 on eth1",
+		},
+		{
+			"preferred source of the route to the peers", []string{"eth0 10.1.0.11/24", "eth1 10.9.0.5/24"},
+			[]string{"0.0.0.0/0 via 10.1.0.1 dev eth0 src 10.9.0.5"}, []string{"10.77.0.1"}, "", "10.9.0.5/24 on eth1",
+		},
+		{
+			"two subnets on one device, the default route in the second", []string{"eth0 10.9.0.5/24", "eth0 10.1.0.11/24"},
+			[]string{defaultRoute}, nil, "", "10.1.0.11/24 on eth0",
+		},
+		{"list before the default route", []string{"eth0 10.1.0.11/24", "eth1 10.9.0.5/24"}, []string{defaultRoute}, nil, "interface=eth1,eth0", "10.9.0.5/24 on eth1"},
+		{"peer of the other family", []string{"eth0 10.1.0.11/24"}, nil, []string{"fd00::2"}, "", "10.1.0.11/24 on eth0"},
+		{
+			"tie of two devices", []string{"eth0 10.1.0.11/24", "eth1 10.9.0.5/24", "docker0 172.17.0.1/16"}, nil, nil, "first-found",
+			`address method "first-found": no telling which address: 10.1.0.11/24 on eth0, 10.9.0.5/24 on eth1 are equally good; set address.ipv4 to one of them, such as interface=eth0, or cidr=10.1.0.0/24`,
+		},
+		{
+			"tie that the method leaves", []string{"eth0 10.1.0.11/24", "eth1 10.9.0.5/24", "eth2 10.8.0.5/24"}, []string{defaultRoute}, nil, "skip-interface=eth0",
+			`address method "skip-interface=eth0": no telling which address: 10.9.0.5/24 on eth1, 10.8.0.5/24 on eth2 are equally good; set address.ipv4 to one of them, such as interface=eth1, or cidr=10.9.0.0/24`,
+		},
+		{"two virtual addresses of one subnet", []string{"eth0 10.1.0.12/24,secondary", "eth0 10.1.0.13/24,secondary"}, nil, nil, "", "10.1.0.12/24 on eth0"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var peers []netip.Addr
+			for _, p := range tt.peers {
+				peers = append(peers, netip.MustParseAddr(p))
+			}
+			d, err := Detect(on(t, tt.addrs, tt.routes), tt.method, dataplane.IPv4, peers...)
+			got := d.Prefix.String() + " on " + d.Link
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("Detect:\n got %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestDetectOrder: whatever the order in which the kernel lists things, the
+// answer is the same.
+func TestDetectOrder(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		u := manyLinks()
+		want, err := Detect(u, "first-found", dataplane.IPv4, netip.MustParseAddr("10.6.0.9"))
+		if err != nil || want.Link != "eth10" {
+			rt.Fatalf("Detect = %v, %v; want the address towards the peer", want, err)
+		}
+		u.Links = rapid.Permutation(u.Links).Draw(rt, "links")
+		u.Routes = rapid.Permutation(u.Routes).Draw(rt, "routes")
+		got, err := Detect(u, "first-found", dataplane.IPv4, netip.MustParseAddr("10.6.0.9"))
+		if err != nil || got != want {
+			rt.Errorf("Detect = %v, %v; want %v", got, err, want)
+		}
+	})
 }
 
 func TestDetectErrors(t *testing.T) {

@@ -163,7 +163,7 @@ func (m *mirror) underlay() dataplane.Underlay {
 		for _, a := range m.addrs[l.Index] {
 			u.Addresses = append(u.Addresses, dataplane.UnderlayAddress{
 				Link: l.Name, Prefix: a.prefix,
-				Secondary: a.prefix.Addr().Is4() && a.flags&unix.IFA_F_SECONDARY != 0, Deprecated: a.flags&unix.IFA_F_DEPRECATED != 0,
+				Secondary: a.flags&unix.IFA_F_SECONDARY != 0, Deprecated: a.flags&unix.IFA_F_DEPRECATED != 0,
 				Tentative: a.flags&unix.IFA_F_TENTATIVE != 0, LinkScope: a.scope >= unix.RT_SCOPE_LINK,
 			})
 		}
