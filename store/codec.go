@@ -102,6 +102,9 @@ func encode(key Key, value any, oldRaw []byte) ([]byte, error) {
 		return nil, err
 	}
 	s := stored{Kind: key.Kind, APIVersion: APIVersion, Metadata: storedMetaOf(meta), Spec: spec}
+	if tiered(key.Kind) {
+		s.Metadata.Annotations = annotatePolicy(key.Name, meta.Annotations, oldRaw)
+	}
 	if f := fields.FieldByName("Status"); f.IsValid() {
 		if s.Status, err = json.Marshal(f.Addr().Interface()); err != nil {
 			return nil, err
@@ -183,6 +186,9 @@ func decode(key Key, raw []byte, v any) error {
 	}
 	if meta.Name != key.Name || meta.Namespace != key.Namespace {
 		return fmt.Errorf("it calls itself %q", joinName(meta.Namespace, meta.Name))
+	}
+	if tiered(key.Kind) {
+		dropPolicyAnnotation(meta)
 	}
 	return nil
 }

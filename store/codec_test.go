@@ -38,6 +38,15 @@ var verbatim = []struct {
 	{ResourceKey(KindTier, "sec"), envelope(KindTier, `"name":"sec"`, `"spec":{"order":100,"defaultAction":"Deny"},"status":{}`)},
 	{Key{KindWorkloadEndpoint, "ns1", "node--a-k8s-web--0-eth0"}, envelope(KindWorkloadEndpoint, `"name":"node--a-k8s-web--0-eth0","namespace":"ns1","labels":{"projectcalico.org/namespace":"ns1"},"annotations":{"a":"b"}`, `"spec":{"orchestrator":"k8s","node":"node-a","containerID":"abc123","pod":"web-0","endpoint":"eth0","serviceAccountName":"default","ipNetworks":["192.168.64.5/32"],"ipNATs":[{"internalIP":"192.168.64.5","externalIP":"198.51.100.4"}],"profiles":["kns.ns1"],"interfaceName":"cali12345","mac":"ee:ee:ee:ee:ee:ee","ports":[{"name":"http","protocol":"TCP","port":80,"hostPort":0,"hostIP":""}]}`)},
 	{ResourceKey(KindProfile, "prof1"), envelope(KindProfile, `"name":"prof1"`, `"spec":{"ingress":[{"action":"Allow","source":{},"destination":{}}],"egress":[{"action":"Allow","source":{},"destination":{}}],"labelsToApply":{"prof":"p1"}}`)},
+	{Key{KindNetworkPolicy, "ns1", "allow-web"}, envelope(KindNetworkPolicy, `"name":"allow-web","namespace":"ns1","labels":{"projectcalico.org/tier":"default"},"annotations":{"projectcalico.org/metadata":"{\"name\":\"allow-web\"}"}`, `"spec":{"tier":"default","ingress":[{"action":"Allow","protocol":"TCP","source":{"selector":"app == 'client'","namespaceSelector":"env == 'p'"},"destination":{"ports":[80,"8000:8100","http-alt"]}}],"selector":"app == 'web'","types":["Ingress"]}`)},
+	{ResourceKey(KindGlobalNetworkPolicy, "gnp1"), envelope(KindGlobalNetworkPolicy, `"name":"gnp1","annotations":{"mine":"kept","projectcalico.org/metadata":"{\"name\":\"gnp1\"}"}`, `"spec":{"tier":"default","order":10.5,"ingress":[{"action":"Log","source":{},"destination":{}},{"action":"Deny","ipVersion":4,"protocol":"ICMP","icmp":{"type":8,"code":0},"source":{"nets":["10.0.0.0/8"],"notNets":["10.1.0.0/16"],"serviceAccounts":{"names":["sa1"],"selector":"x == 'y'"}},"destination":{},"metadata":{"annotations":{"a":"b"}}}],"selector":"has(host)","types":["Ingress","Egress"],"doNotTrack":true,"applyOnForward":true}`)},
+	{ResourceKey(KindStagedGlobalNetworkPolicy, "s"), envelope(KindStagedGlobalNetworkPolicy, `"name":"s","annotations":{"projectcalico.org/metadata":"{\"name\":\"s\"}"}`, `"spec":{"stagedAction":"Set","tier":"default","ingress":[{"action":"Allow","source":{},"destination":{}}],"selector":"all()","types":["Ingress"]}`)},
+	{Key{KindStagedKubernetesNetworkPolicy, "ns1", "s"}, envelope(KindStagedKubernetesNetworkPolicy, `"name":"s","namespace":"ns1"`, `"spec":{"stagedAction":"Set","podSelector":{}}`)},
+	{Key{KindNetworkSet, "ns1", "ns-set"}, envelope(KindNetworkSet, `"name":"ns-set","namespace":"ns1"`, `"spec":{"nets":["10.0.0.0/24","10.0.1.5"]}`)},
+	{ResourceKey(KindGlobalNetworkSet, "s"), envelope(KindGlobalNetworkSet, `"name":"s"`, `"spec":{"nets":["10.0.0.0/24"]}`)},
+	{ResourceKey(KindHostEndpoint, "node-a-eth0"), envelope(KindHostEndpoint, `"name":"node-a-eth0"`, `"spec":{"node":"node-a","interfaceName":"eth0","expectedIPs":["10.1.0.1"],"profiles":["prof1"],"ports":[{"name":"ssh","protocol":"TCP","port":22}]}`)},
+	// Of before v3.32: the tier is part of the name, which no annotation tells.
+	{ResourceKey(KindGlobalNetworkPolicy, "default.old"), envelope(KindGlobalNetworkPolicy, `"name":"default.old"`, `"spec":{"tier":"default","selector":"all()","types":["Ingress"]}`)},
 	{ResourceKey(KindBGPPeer, "p"), envelope(KindBGPPeer, `"name":"p"`, `"spec":{"nodeSelector":"a == 'b' \u0026\u0026 c","peerIP":"10.1.0.254"}`)},
 
 	{AffinityKey("node-a", netip.MustParsePrefix("192.168.174.128/26")), `{"state":"confirmed","deleted":false}`},
@@ -56,7 +65,11 @@ func TestVerbatim(t *testing.T) {
 			t.Errorf("%v", err)
 			continue
 		}
-		for name, old := range map[string][]byte{"new": nil, "over what was there": []byte(tt.raw)} {
+		forms := map[string][]byte{"new": nil, "over what was there": []byte(tt.raw)}
+		if tt.key.Name == "default.old" {
+			delete(forms, "new") // a new object gets today's form
+		}
+		for name, old := range forms {
 			got, err := Encode(tt.key, v, old)
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -320,4 +333,46 @@ func FuzzParsePath(f *testing.F) {
 			t.Errorf("%q is read as %v, whose path is %q", path, key, key.Path())
 		}
 	})
+}
+
+func TestPolicyName(t *testing.T) {
+	t.Parallel()
+	const noted = `{"metadata":{"annotations":{"projectcalico.org/metadata":"{\"name\":\"default.p\"}"}}}`
+	for _, tt := range []struct{ name, tier, raw, want string }{
+		{"p", "default", `{}`, "p"},
+		{"default.p", "default", `{}`, "p"},
+		{"sec.p", "sec", `{}`, "p"},
+		{"sec.p", "default", `{}`, "sec.p"},
+		{"default.p", "default", noted, "default.p"},
+		{"default.p", "default", "", "default.p"},
+		{"default.", "default", `{}`, "default."},
+	} {
+		o := Object{Key: ResourceKey(KindGlobalNetworkPolicy, tt.name), Raw: []byte(tt.raw)}
+		if got := PolicyName(o, tt.tier); got != tt.want {
+			t.Errorf("PolicyName(%s, %s) of %q = %q, want %q", tt.name, tt.tier, tt.raw, got, tt.want)
+		}
+	}
+}
+
+// The annotation is the store's: a user neither sees it nor can set it.
+func TestPolicyAnnotationIsHidden(t *testing.T) {
+	t.Parallel()
+	key := ResourceKey(KindGlobalNetworkPolicy, "p")
+	p := New(KindGlobalNetworkPolicy).(*v3.GlobalNetworkPolicy)
+	p.Name = "p"
+	p.Annotations = map[string]string{"a": "b", "projectcalico.org/metadata": "forged"}
+	raw, err := Encode(key, p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(raw), `"projectcalico.org/metadata":"{\"name\":\"p\"}"`) {
+		t.Errorf("stored as %s", raw)
+	}
+	v, err := Decode(key, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "b"}, Meta(v).Annotations); diff != "" {
+		t.Errorf("annotations as read (-want +got):\n%s", diff)
+	}
 }

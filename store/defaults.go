@@ -11,17 +11,19 @@ import (
 // kinds that have one; also the namespace of what names none.
 const DefaultName = "default"
 
-// Labels that the store keeps on workload endpoints.
+// Labels that the store keeps on workload endpoints, and those that selectors
+// see beside them.
 const (
-	LabelNamespace    = "projectcalico.org/namespace"
-	LabelOrchestrator = "projectcalico.org/orchestrator"
+	LabelNamespace      = "projectcalico.org/namespace"
+	LabelOrchestrator   = "projectcalico.org/orchestrator"
+	LabelServiceAccount = "projectcalico.org/serviceaccount" // of the endpoint's spec; never stored
 )
 
 // SetDefaults fills in what Calico's clients fill in when they write v, in
 // place: kind and apiVersion, and the defaults of unset fields. A pool's CIDR
 // is put into its canonical form. Values that are there, right or wrong, stay
-// as they are, with one exception: the two labels that a workload endpoint
-// must carry. It does nothing to types that have no manifest form.
+// as they are, except for labels that the store keeps: the two that a workload
+// endpoint must carry, and a policy's tier. It does nothing to types that have no manifest form.
 func SetDefaults(v any) {
 	switch o := v.(type) {
 	case *v3.IPPool:
@@ -60,6 +62,8 @@ func SetDefaults(v any) {
 	case *WorkloadEndpoint:
 		fillType(&o.Kind, &o.APIVersion, KindWorkloadEndpoint)
 		defaultWorkloadEndpoint(o)
+	default:
+		defaultPolicyKind(v)
 	}
 }
 

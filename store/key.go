@@ -24,6 +24,15 @@ const (
 	KindTier               Kind = "Tier"
 	KindProfile            Kind = "Profile"
 	KindWorkloadEndpoint   Kind = "WorkloadEndpoint"
+	KindHostEndpoint       Kind = "HostEndpoint"
+	KindNetworkSet         Kind = "NetworkSet"
+	KindGlobalNetworkSet   Kind = "GlobalNetworkSet"
+
+	KindNetworkPolicy                 Kind = "NetworkPolicy"
+	KindGlobalNetworkPolicy           Kind = "GlobalNetworkPolicy"
+	KindStagedNetworkPolicy           Kind = "StagedNetworkPolicy"
+	KindStagedGlobalNetworkPolicy     Kind = "StagedGlobalNetworkPolicy"
+	KindStagedKubernetesNetworkPolicy Kind = "StagedKubernetesNetworkPolicy"
 
 	KindIPAMBlock    Kind = "IPAMBlock"
 	KindIPAMAffinity Kind = "IPAMAffinity"

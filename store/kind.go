@@ -41,6 +41,14 @@ var kindTable = [...]kindInfo{
 	{kind: KindBGPPeer, plural: "bgppeers", aliases: []string{"bgppeer", "bgpp"}, new: func() any { return new(v3.BGPPeer) }},
 	{kind: KindProfile, plural: "profiles", aliases: []string{"profile", "pro", "profs"}, new: func() any { return new(v3.Profile) }},
 	{kind: KindWorkloadEndpoint, plural: "workloadendpoints", aliases: []string{"workloadendpoint", "wep", "weps"}, namespaced: true, new: func() any { return new(WorkloadEndpoint) }},
+	{kind: KindHostEndpoint, plural: "hostendpoints", aliases: []string{"hostendpoint", "hep", "heps"}, new: func() any { return new(v3.HostEndpoint) }},
+	{kind: KindNetworkSet, plural: "networksets", aliases: []string{"networkset", "netset", "netsets"}, namespaced: true, new: func() any { return new(v3.NetworkSet) }},
+	{kind: KindGlobalNetworkSet, plural: "globalnetworksets", aliases: []string{"globalnetworkset", "gns"}, new: func() any { return new(v3.GlobalNetworkSet) }},
+	{kind: KindNetworkPolicy, plural: "networkpolicies", aliases: []string{"networkpolicy", "policy", "np", "policies", "pol", "pols"}, namespaced: true, new: func() any { return new(v3.NetworkPolicy) }},
+	{kind: KindGlobalNetworkPolicy, plural: "globalnetworkpolicies", aliases: []string{"globalnetworkpolicy", "gnp", "gnps"}, new: func() any { return new(v3.GlobalNetworkPolicy) }},
+	{kind: KindStagedNetworkPolicy, plural: "stagednetworkpolicies", aliases: []string{"stagednetworkpolicy", "snp", "snps"}, namespaced: true, new: func() any { return new(v3.StagedNetworkPolicy) }},
+	{kind: KindStagedGlobalNetworkPolicy, plural: "stagedglobalnetworkpolicies", aliases: []string{"stagedglobalnetworkpolicy", "sgnp", "sgnps"}, new: func() any { return new(v3.StagedGlobalNetworkPolicy) }},
+	{kind: KindStagedKubernetesNetworkPolicy, plural: "stagedkubernetesnetworkpolicies", aliases: []string{"stagedkubernetesnetworkpolicy", "sknp", "sknps"}, namespaced: true, new: func() any { return new(v3.StagedKubernetesNetworkPolicy) }},
 
 	{kind: KindIPAMBlock, ipam: true, new: func() any { return new(Block) }},
 	{kind: KindIPAMAffinity, ipam: true, new: func() any { return new(Affinity) }},
@@ -159,6 +167,22 @@ func KindOf(v any) (Kind, bool) {
 		return KindProfile, true
 	case *WorkloadEndpoint:
 		return KindWorkloadEndpoint, true
+	case *v3.HostEndpoint:
+		return KindHostEndpoint, true
+	case *v3.NetworkSet:
+		return KindNetworkSet, true
+	case *v3.GlobalNetworkSet:
+		return KindGlobalNetworkSet, true
+	case *v3.NetworkPolicy:
+		return KindNetworkPolicy, true
+	case *v3.GlobalNetworkPolicy:
+		return KindGlobalNetworkPolicy, true
+	case *v3.StagedNetworkPolicy:
+		return KindStagedNetworkPolicy, true
+	case *v3.StagedGlobalNetworkPolicy:
+		return KindStagedGlobalNetworkPolicy, true
+	case *v3.StagedKubernetesNetworkPolicy:
+		return KindStagedKubernetesNetworkPolicy, true
 	case *Block:
 		return KindIPAMBlock, true
 	case *Affinity:

@@ -92,7 +92,9 @@ func Validate(v any) error {
 	case *WorkloadEndpoint:
 		c.workloadEndpoint(o)
 	default:
-		return fmt.Errorf("validate %T: not a resource that manifests can hold", v)
+		if !c.policyKind(v) {
+			return fmt.Errorf("validate %T: not a resource that manifests can hold", v)
+		}
 	}
 	return c.errs.Err()
 }

@@ -17,7 +17,8 @@ import (
 //
 // It looks for pools that overlap, changes of what cannot be changed, block
 // sizes at odds with blocks that exist, BGP filters that are referred to and
-// missing, and addresses that two nodes claim. The error is a [FieldErrors].
+// missing, addresses that two nodes claim, and tiers that policies name and
+// nobody made. The error is a [FieldErrors].
 // Run [Validate] first; fields that it refuses are passed over here.
 func ValidateAgainst(v any, others []Object) error {
 	c := &checker{}
@@ -28,6 +29,8 @@ func ValidateAgainst(v any, others []Object) error {
 		c.peerAgainst(o, others)
 	case *Node:
 		c.nodeAgainst(o, others)
+	default:
+		c.tierAgainst(v, others)
 	}
 	return c.errs.Err()
 }
@@ -42,6 +45,8 @@ func RelatedKinds(kind Kind) []Kind {
 		return []Kind{KindBGPFilter}
 	case KindNode:
 		return []Kind{KindNode}
+	case KindNetworkPolicy, KindGlobalNetworkPolicy, KindStagedNetworkPolicy, KindStagedGlobalNetworkPolicy:
+		return []Kind{KindTier}
 	}
 	return nil
 }

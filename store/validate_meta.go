@@ -17,6 +17,7 @@ const (
 	nameSubdomain nameRule = iota // DNS-1123 subdomain
 	nameLabel                     // one DNS-1123 label
 	nameGiven                     // follows from the spec; the kind's own check is the stricter one
+	namePolicy                    // one label or two
 )
 
 func nameRuleOf(v any) nameRule {
@@ -25,6 +26,8 @@ func nameRuleOf(v any) nameRule {
 		return nameLabel
 	case *WorkloadEndpoint:
 		return nameGiven
+	case *v3.NetworkPolicy, *v3.GlobalNetworkPolicy, *v3.StagedNetworkPolicy, *v3.StagedGlobalNetworkPolicy:
+		return namePolicy
 	}
 	return nameSubdomain
 }
@@ -49,6 +52,8 @@ func (c *checker) name(name string, rule nameRule) {
 	case rule == nameGiven:
 	case name == "":
 		c.add(field, nil, "required")
+	case rule == namePolicy:
+		c.policyName(field, name)
 	case rule == nameLabel:
 		if len(validation.IsDNS1123Label(name)) > 0 {
 			c.add(field, name, "must be at most 63 lower case letters, digits and '-', and begin and end with a letter or a digit")

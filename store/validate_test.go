@@ -70,6 +70,19 @@ func TestValidate(t *testing.T) {
 		{"bare node address", store.KindNode, `{"bgp":{"ipv4Address":"10.0.0.1"}}`, nil},
 		{"node outside of BGP", store.KindNode, `{}`, nil},
 		{"names of log levels in any case", store.KindFelixConfiguration, `{"logSeverityScreen":"debug","defaultEndpointToHostAction":"ACCEPT"}`, nil},
+		{"policy of a namespace", store.KindNetworkPolicy, `{"selector":"app == 'web'","ingress":[{"action":"Allow","protocol":"TCP","destination":{"ports":[80,"http"]}}]}`, nil},
+		{"policy with what is wrong", store.KindNetworkPolicy, `{"tier":"a.b","selector":"=","serviceAccountSelector":"global()","types":["Ingress","Ingress","Sideways"],"performanceHints":["Fast"]}`, []string{"spec.tier", "spec.selector", "spec.serviceAccountSelector", "spec.types[1]", "spec.types[2]", "spec.performanceHints[0]"}},
+		{"port without a protocol", store.KindGlobalNetworkPolicy, `{"ingress":[{"action":"Allow","destination":{"ports":[80]}}]}`, []string{"spec.ingress[0].destination.ports[0]"}},
+		{"untracked and before NAT", store.KindGlobalNetworkPolicy, `{"doNotTrack":true,"preDNAT":true,"applyOnForward":true}`, []string{"spec.preDNAT"}},
+		{"untracked without forwarding", store.KindGlobalNetworkPolicy, `{"doNotTrack":true}`, []string{"spec.applyOnForward"}},
+		{"egress before NAT", store.KindGlobalNetworkPolicy, `{"preDNAT":true,"applyOnForward":true,"types":["Ingress","Egress"]}`, []string{"spec.egress"}},
+		{"service of no namespace", store.KindGlobalNetworkPolicy, `{"egress":[{"action":"Allow","destination":{"services":{"name":"dns"}}}]}`, []string{"spec.egress[0].destination.services.namespace"}},
+		{"staged action", store.KindStagedGlobalNetworkPolicy, `{"stagedAction":"Later"}`, []string{"spec.stagedAction"}},
+		{"staged Kubernetes policy", store.KindStagedKubernetesNetworkPolicy, `{"podSelector":{},"policyTypes":["Ingress","Both"]}`, []string{"spec.policyTypes[1]"}},
+		{"network set", store.KindGlobalNetworkSet, `{"nets":["10.0.0.0/8","10.0.0.1","fd00::/8","x"]}`, []string{"spec.nets[3]"}},
+		{"host endpoint", store.KindHostEndpoint, `{"node":"n1","interfaceName":"*","profiles":["p"],"ports":[{"name":"ssh","protocol":"TCP","port":22}]}`, nil},
+		{"host endpoint of nothing", store.KindHostEndpoint, `{}`, []string{"spec.node", "spec.interfaceName"}},
+		{"host endpoint with what is wrong", store.KindHostEndpoint, `{"node":"N 1","interfaceName":"a-very-long-interface","expectedIPs":["10.0.0.0/8"],"ports":[{"protocol":"ICMP","port":0}]}`, []string{"spec.node", "spec.interfaceName", "spec.expectedIPs[0]", "spec.ports[0].port", "spec.ports[0].name", "spec.ports[0].protocol"}},
 		{"metrics of no port", store.KindFelixConfiguration, `{"prometheusMetricsPort":-1}`, []string{"spec.prometheusMetricsPort"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -202,6 +215,11 @@ func TestRelatedKinds(t *testing.T) {
 		store.KindIPPool:  {store.KindIPPool, store.KindIPAMBlock},
 		store.KindBGPPeer: {store.KindBGPFilter},
 		store.KindNode:    {store.KindNode},
+
+		store.KindNetworkPolicy:             {store.KindTier},
+		store.KindGlobalNetworkPolicy:       {store.KindTier},
+		store.KindStagedNetworkPolicy:       {store.KindTier},
+		store.KindStagedGlobalNetworkPolicy: {store.KindTier},
 	}
 	for _, k := range store.Kinds() {
 		if diff := cmp.Diff(want[k], store.RelatedKinds(k)); diff != "" {

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// LabelTier is the label by which policies of a tier can be listed. The store
+// keeps it equal to spec.tier.
+const LabelTier = "projectcalico.org/tier"
+
+// annotationMetadata holds, in what is stored of a policy, the name that its
+// user gave it. It belongs to the store: readers do not see it. Objects of
+// before Calico v3.32 lack it.
+const annotationMetadata = "projectcalico.org/metadata"
+
+// tiered reports whether objects of the kind stand in a tier.
+func tiered(kind Kind) bool {
+	switch kind {
+	case KindNetworkPolicy, KindGlobalNetworkPolicy, KindStagedNetworkPolicy, KindStagedGlobalNetworkPolicy:
+		return true
+	}
+	return false
+}
+
+// hasUserName reports whether a stored policy says what its user called it.
+func hasUserName(raw []byte) bool {
+	var o struct {
+		Metadata struct {
+			Annotations map[string]string `json:"annotations"`
+		} `json:"metadata"`
+	}
+	return json.Unmarshal(raw, &o) == nil && o.Metadata.Annotations[annotationMetadata] != ""
+}
+
+// annotatePolicy returns the annotations as they are stored. An object of an
+// older Calico keeps its form: with the annotation its old name, which has the
+// tier in front, would become the one that users see.
+func annotatePolicy(name string, annotations map[string]string, oldRaw []byte) map[string]string {
+	if len(oldRaw) > 0 && strings.Contains(name, ".") && !hasUserName(oldRaw) {
+		return annotations
+	}
+	value, err := json.Marshal(struct {
+		Name string `json:"name"`
+	}{name})
+	if err != nil {
+		return annotations // no string makes Marshal fail
+	}
+	stored := maps.Clone(annotations)
+	if stored == nil {
+		stored = make(map[string]string, 1)
+	}
+	stored[annotationMetadata] = string(value)
+	return stored
+}
+
+func dropPolicyAnnotation(m *metav1.ObjectMeta) {
+	delete(m.Annotations, annotationMetadata)
+	if len(m.Annotations) == 0 {
+		m.Annotations = nil
+	}
+}
+
+// PolicyName returns the name by which a policy is shown and sorted. That is
+// its key's name, except for objects that a Calico of before v3.32 stored:
+// their names have the tier and a dot in front, which users never wrote.
+func PolicyName(o Object, tier string) string {
+	short, ok := strings.CutPrefix(o.Key.Name, tier+".")
+	if !ok || short == "" || len(o.Raw) == 0 || hasUserName(o.Raw) {
+		return o.Key.Name
+	}
+	return short
+}
+
+// PolicyTypes returns the directions that a policy is about: those that it
+// states, or what Calico's clients infer from its rules where it states none.
+func PolicyTypes(stated []v3.PolicyType, ingress, egress []v3.Rule) []v3.PolicyType {
+	switch {
+	case len(stated) > 0:
+		return stated
+	case len(egress) == 0:
+		return []v3.PolicyType{v3.PolicyTypeIngress}
+	case len(ingress) == 0:
+		return []v3.PolicyType{v3.PolicyTypeEgress}
+	}
+	return []v3.PolicyType{v3.PolicyTypeIngress, v3.PolicyTypeEgress}
+}
+
+// defaultPolicyKind is [SetDefaults] for the kinds of network policy.
+func defaultPolicyKind(v any) {
+	switch o := v.(type) {
+	case *v3.HostEndpoint:
+		fillType(&o.Kind, &o.APIVersion, KindHostEndpoint)
+	case *v3.GlobalNetworkSet:
+		fillType(&o.Kind, &o.APIVersion, KindGlobalNetworkSet)
+	case *v3.NetworkSet:
+		fillType(&o.Kind, &o.APIVersion, KindNetworkSet)
+		setIfEmpty(&o.Namespace, DefaultName)
+	case *v3.NetworkPolicy:
+		fillType(&o.Kind, &o.APIVersion, KindNetworkPolicy)
+		setIfEmpty(&o.Namespace, DefaultName)
+		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
+	case *v3.GlobalNetworkPolicy:
+		fillType(&o.Kind, &o.APIVersion, KindGlobalNetworkPolicy)
+		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
+	case *v3.StagedNetworkPolicy:
+		fillType(&o.Kind, &o.APIVersion, KindStagedNetworkPolicy)
+		setIfEmpty(&o.Namespace, DefaultName)
+		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
+		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
+	case *v3.StagedGlobalNetworkPolicy:
+		fillType(&o.Kind, &o.APIVersion, KindStagedGlobalNetworkPolicy)
+		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
+		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
+	case *v3.StagedKubernetesNetworkPolicy:
+		fillType(&o.Kind, &o.APIVersion, KindStagedKubernetesNetworkPolicy)
+		setIfEmpty(&o.Namespace, DefaultName)
+		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
+	}
+}
+
+func defaultTier(m *metav1.ObjectMeta, tier *string) {
+	setIfEmpty(tier, DefaultName)
+	if m.Labels == nil {
+		m.Labels = make(map[string]string, 1)
+	}
+	m.Labels[LabelTier] = *tier
+}
