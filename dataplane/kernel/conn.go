@@ -51,17 +51,19 @@ var _ transport = (*conn)(nil)
 
 // dialConn opens a connection in the calling thread's network namespace.
 func dialConn() (*conn, error) {
-	c, raw, err := dial(bufferBytes)
+	c, raw, err := dial(unix.NETLINK_ROUTE, "rtnetlink", bufferBytes)
 	if err != nil {
 		return nil, err
 	}
 	return &conn{c: c, raw: raw, buf: make([]byte, 1<<16)}, nil
 }
 
-func dial(buffer int) (*netlink.Conn, syscall.RawConn, error) {
-	c, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Strict: true})
+// dial opens a socket of a netlink protocol in the calling thread's network
+// namespace.
+func dial(protocol int, name string, buffer int) (*netlink.Conn, syscall.RawConn, error) {
+	c, err := netlink.Dial(protocol, &netlink.Config{Strict: true})
 	if err != nil {
-		return nil, nil, fmt.Errorf("open rtnetlink socket: %w", err)
+		return nil, nil, fmt.Errorf("open %s socket: %w", name, err)
 	}
 	raw, err := c.SyscallConn()
 	if err == nil {
@@ -73,7 +75,7 @@ func dial(buffer int) (*netlink.Conn, syscall.RawConn, error) {
 	}
 	if err != nil {
 		c.Close()
-		return nil, nil, fmt.Errorf("set up rtnetlink socket: %w", err)
+		return nil, nil, fmt.Errorf("set up %s socket: %w", name, err)
 	}
 	return c, raw, nil
 }
@@ -175,9 +177,14 @@ func (c *conn) batch(b *builder) (map[int]error, error) {
 	}
 }
 
-func (c *conn) dump(b *builder, fn func(message)) error {
-	last := b.message(0)
-	binary.NativeEndian.PutUint16(last[6:], u16(last[6:])|unix.NLM_F_DUMP)
+func (c *conn) dump(b *builder, fn func(message)) error { return c.exchange(b, unix.NLM_F_DUMP, fn) }
+
+// ask sends the one request in b and calls fn for the answer, if there is one.
+func (c *conn) ask(b *builder, fn func(message)) error { return c.exchange(b, unix.NLM_F_ACK, fn) }
+
+func (c *conn) exchange(b *builder, flags uint16, fn func(message)) error {
+	head := b.message(0)
+	binary.NativeEndian.PutUint16(head[6:], u16(head[6:])|flags)
 	if err := c.c.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return err
 	}

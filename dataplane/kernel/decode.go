@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -21,16 +22,36 @@ type ifLink struct {
 	vni      uint32
 	port     uint16
 	local    netip.Addr
-	parent   int // index, of a VXLAN device
+	parent   int // index, of a tunnel device
 	learning bool
+	shape    string // what a tunnel has that a wish cannot say; empty: as ours
+	inet6    bool   // IPv6 is enabled there
+	genMode  uint8  // how it makes link-local addresses, if inet6
 }
 
 // up reports whether the device is administratively up.
 func (l *ifLink) up() bool { return l.flags&unix.IFF_UP != 0 }
 
+// portOrZero is the UDP port of a VXLAN device; 0 if l is nil or of another
+// kind.
+func (l *ifLink) portOrZero() uint16 {
+	if l == nil {
+		return 0
+	}
+	return l.port
+}
+
 // carrier reports whether it is up and could carry packets. Without it the
 // kernel removes the device's next hops.
 func (l *ifLink) carrier() bool { return l.up() && l.flags&unix.IFF_LOWER_UP != 0 }
+
+// speaks reports whether it is a tunnel that makes IPv6 link-local addresses
+// by itself. On a tunnel nobody asks for them, and each would send router
+// solicitations and reports of multicast groups into it.
+func (l *ifLink) speaks() bool {
+	k := dataplane.LinkType(l.kind)
+	return (k == dataplane.LinkVXLAN || k == dataplane.LinkIP6TNL) && l.inet6 && l.genMode != genModeNone
+}
 
 // parseLink reads RTM_NEWLINK and RTM_DELLINK. It refuses messages that tell
 // only a part: those of a bridge about its port, and of wireless events.
@@ -53,6 +74,8 @@ func parseLink(b []byte) (l ifLink, ok bool) {
 			}
 		case unix.IFLA_LINKINFO:
 			parseLinkInfo(&l, v)
+		case unix.IFLA_AF_SPEC:
+			parseFamilies(&l, v)
 		case unix.IFLA_WIRELESS:
 			return l, false
 		}
@@ -70,9 +93,56 @@ func parseLinkInfo(l *ifLink, b []byte) {
 			data = v
 		}
 	}
-	if l.kind != string(dataplane.LinkVXLAN) {
-		return
+	switch dataplane.LinkType(l.kind) {
+	case dataplane.LinkVXLAN:
+		parseVXLAN(l, data)
+	case dataplane.LinkIP6TNL:
+		parseIP6TNL(l, data)
+	case dataplane.LinkIPIP:
 	}
+}
+
+// parseFamilies reads IFLA_AF_SPEC, of which only IPv6's part is of interest.
+func parseFamilies(l *ifLink, b []byte) {
+	for family, spec := range attrs(b) {
+		if family != unix.AF_INET6 {
+			continue
+		}
+		for t, v := range attrs(spec) {
+			if t == unix.IFLA_INET6_ADDR_GEN_MODE {
+				l.inet6, l.genMode = true, attrByte(v)
+			}
+		}
+	}
+}
+
+// parseIP6TNL reads the settings of a tunnel over IPv6 (linux/if_tunnel.h).
+func parseIP6TNL(l *ifLink, data []byte) {
+	var remote netip.Addr
+	var flags uint32
+	var ttl, proto uint8
+	for t, v := range attrs(data) {
+		switch t {
+		case tunLink:
+			l.parent = int(attrInt(v))
+		case tunLocal:
+			l.local = attrIP(v)
+		case tunRemote:
+			remote = attrIP(v)
+		case tunTTL:
+			ttl = attrByte(v)
+		case tunFlags:
+			flags = attrInt(v)
+		case tunProto:
+			proto = attrByte(v)
+		}
+	}
+	if remote.IsValid() && !remote.IsUnspecified() || flags != tunNoLimit || ttl != hopLimit || proto != 0 {
+		l.shape = fmt.Sprintf("remote %s ttl %d flags %#x proto %d", remote, ttl, flags, proto)
+	}
+}
+
+func parseVXLAN(l *ifLink, data []byte) {
 	for t, v := range attrs(data) {
 		switch t {
 		case unix.IFLA_VXLAN_ID:
@@ -140,7 +210,8 @@ type fibRoute struct {
 	nh       dataplane.NextHopID
 	legs     []leg
 	prefSrc  netip.Addr
-	extra    bool // something that we never set, such as metrics
+	mtu      uint32 // RTAX_MTU, not locked
+	extra    bool   // something that we never set, such as other metrics
 }
 
 // parseRoute reads RTM_NEWROUTE and RTM_DELROUTE. Clones, which IPv6 makes of
@@ -184,7 +255,15 @@ func parseRoute(b []byte) (r fibRoute, ok bool) {
 			r.legs = parseLegs(v)
 		case unix.RTA_PREFSRC:
 			r.prefSrc = attrIP(v)
-		case unix.RTA_METRICS, unix.RTA_ENCAP, unix.RTA_MARK, unix.RTA_FLOW:
+		case unix.RTA_METRICS:
+			for metric, x := range attrs(v) {
+				if metric == unix.RTAX_MTU {
+					r.mtu = attrInt(x)
+				} else {
+					r.extra = true
+				}
+			}
+		case unix.RTA_ENCAP, unix.RTA_MARK, unix.RTA_FLOW:
 			r.extra = true
 		}
 	}
@@ -255,6 +334,7 @@ type neighbour struct {
 	link   int
 	addr   netip.Addr
 	mac    dataplane.MAC
+	port   uint16 // of an FDB entry; 0: the device's
 	state  uint16
 	flags  uint8
 }
@@ -273,6 +353,10 @@ func parseNeighbour(b []byte) (n neighbour, ok bool) {
 		switch t {
 		case unix.NDA_DST:
 			n.addr = attrIP(v)
+		case unix.NDA_PORT:
+			if len(v) >= 2 {
+				n.port = binary.BigEndian.Uint16(v)
+			}
 		case unix.NDA_LLADDR:
 			if len(v) == len(n.mac) {
 				copy(n.mac[:], v)

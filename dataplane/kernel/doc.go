@@ -1,6 +1,6 @@
 // Package kernel makes the kernel's tables what their sources want, through
-// rtnetlink(7) and /proc/sys. It is the only writer of links, addresses,
-// sysctls, neighbours, FDB entries, next hops and routes; [Kernel] implements
+// rtnetlink(7), ethtool's generic netlink and /proc/sys. It is the only writer
+// of links, addresses, sysctls, offloads, neighbours, FDB entries, next hops and routes; [Kernel] implements
 // dataplane.Sink.
 //
 // # Ownership
@@ -9,8 +9,9 @@
 // empty memory:
 //
 //   - Routes and next hops carry our protocol number, 77 unless configured.
-//   - A device of kind vxlan named vxlan.calico is ours by its name. When
-//     nobody wants it, it is deleted.
+//   - A device of kind vxlan whose name begins with vxlan.calico or
+//     vxlan-v6.calico, and one of kind ip6tnl named tunl6.calico, is ours by
+//     its name. When nobody wants it, it is deleted.
 //   - tunl0 cannot be deleted, and it may be somebody else's, for it comes
 //     with the ipip module in every network namespace. So it is ours only when
 //     it is wanted, or carries the alias "routerd" (ip link shows it), which
@@ -18,8 +19,10 @@
 //     are flushed, it is set down, and the alias is taken off. A tunl0
 //     without the alias that nobody wants is not touched.
 //   - Any other device is ours while it is wanted by its name.
-//   - All addresses, except IPv6 link-local ones, and all permanent
-//     neighbour and FDB entries on such a device are ours. On the devices of
+//   - All addresses, except the IPv6 link-local ones of an ipip device, and
+//     all permanent neighbour and FDB entries on such a device are ours. Our
+//     VXLAN and ip6tnl devices make no link-local addresses, and what we put
+//     on them is used at once, without duplicate address detection. On the devices of
 //     workloads (cali*), which package dataplane/workload makes and deletes,
 //     only the entries that are wanted are.
 //
@@ -39,7 +42,8 @@
 // What there is comes from complete listings: at the start, every 90 seconds,
 // and after any doubt (an overrun of the notifications, an answer that does
 // not fit). Notifications correct it in between and are drained before each
-// pass. The kernel does not notify of everything: with a device that goes
+// pass. Changes of sysctls are told by inotify and RTM_NEWNETCONF, those of
+// offloads by ethtool's monitor group. The kernel does not notify of everything: with a device that goes
 // down or loses its carrier its next hops, and the IPv4 routes that use them,
 // vanish in silence; these consequences are derived here.
 package kernel

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -155,7 +156,7 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 		}
 	}
 	for _, a := range t.addrs {
-		if owned[a.link] && !keptAddress(a) {
+		if owned[a.link] && !k.keepsAddress(a) {
 			put(dataplane.Address{Link: k.mir.linkName(a.link), Prefix: a.prefix})
 		}
 	}
@@ -166,6 +167,9 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 		} else if ok {
 			put(dataplane.Sysctl{Name: name, Value: v})
 		}
+	}
+	for name := range k.onLink {
+		k.haveFeatures(name, put)
 	}
 	for i := range t.neighbours {
 		n := &t.neighbours[i]
@@ -190,7 +194,9 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 // that is wanted under its name.
 func (k *Kernel) takes(l *ifLink) bool {
 	switch {
-	case l.name == nameVXLAN && l.kind == string(dataplane.LinkVXLAN):
+	case (strings.HasPrefix(l.name, nameVXLAN) || strings.HasPrefix(l.name, nameVXLANv6)) && l.kind == string(dataplane.LinkVXLAN):
+		return true
+	case l.name == nameIP6TNL && l.kind == string(dataplane.LinkIP6TNL):
 		return true
 	case l.name == nameIPIP && l.kind == string(dataplane.LinkIPIP) && l.alias == ours:
 		return true
@@ -223,19 +229,31 @@ func (k *Kernel) ownsName(name string) bool {
 func (k *Kernel) haveLink(l *ifLink) haveLink {
 	h := haveLink{
 		Link: dataplane.Link{Name: l.name, Type: dataplane.LinkType(l.kind), MTU: l.mtu},
-		up:   l.up(), marked: l.alias == ours, learning: l.learning,
+		up:   l.up(), marked: l.alias == ours, learning: l.learning, speaks: l.speaks(), shape: l.shape,
 	}
-	if h.Type == dataplane.LinkVXLAN {
-		h.MAC, h.VNI, h.Port, h.Local = l.mac, l.vni, l.port, l.local
-		if l.parent != 0 {
-			h.Parent = k.mir.linkName(l.parent)
-		}
+	switch h.Type {
+	case dataplane.LinkVXLAN:
+		h.MAC, h.VNI, h.Port = l.mac, l.vni, l.port
+	case dataplane.LinkIP6TNL:
+	case dataplane.LinkIPIP:
+		return h
+	}
+	h.Local = l.local
+	if l.parent != 0 {
+		h.Parent = k.mir.linkName(l.parent)
 	}
 	return h
 }
 
-// keptAddress: the kernel makes and removes link-local addresses itself.
-func keptAddress(a ifAddr) bool { return a.prefix.Addr().Is6() && a.prefix.Addr().IsLinkLocalUnicast() }
+// keepsAddress reports whether an address on a device of ours is the kernel's:
+// the link-local ones are on a device that makes them by itself.
+func (k *Kernel) keepsAddress(a ifAddr) bool {
+	if !a.prefix.Addr().Is6() || !a.prefix.Addr().IsLinkLocalUnicast() {
+		return false
+	}
+	l := k.mir.links[a.link]
+	return l == nil || l.kind != string(dataplane.LinkVXLAN) && l.kind != string(dataplane.LinkIP6TNL)
+}
 
 // wantedWorkload reports whether o is on a workload's device and wanted.
 func (k *Kernel) wantedWorkload(o dataplane.Object) bool {
@@ -260,7 +278,13 @@ func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
 	if n.flags&unix.NTF_SELF == 0 {
 		return nil
 	}
-	o := dataplane.FDBEntry{Link: name, MAC: n.mac, Dst: n.addr}
+	o := dataplane.FDBEntry{Link: name, MAC: n.mac, Dst: n.addr, Port: n.port}
+	if o.Port == 0 {
+		// The kernel does not show a port that is the device's.
+		if w, ok := k.want.Want(o.Key()); ok && w.(dataplane.FDBEntry).Port == k.mir.links[n.link].portOrZero() {
+			o.Port = w.(dataplane.FDBEntry).Port
+		}
+	}
 	if n.flags != unix.NTF_SELF || n.state&^unix.NUD_NOARP != unix.NUD_PERMANENT {
 		return oddFDBEntry{o, n.state}
 	}
@@ -279,7 +303,7 @@ func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
 }
 
 func (k *Kernel) haveRoute(r *fibRoute) dataplane.Object {
-	o := dataplane.Route{Prefix: r.key.Prefix, Table: r.key.Table, Metric: r.key.Metric}
+	o := dataplane.Route{Prefix: r.key.Prefix, Table: r.key.Table, Metric: r.key.Metric, MTU: r.mtu}
 	odd := r.extra || r.tos != 0 || r.prefSrc.IsValid()
 	switch {
 	case r.typ == unix.RTN_BLACKHOLE:
@@ -342,6 +366,7 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 			k.sysctls[key] = struct{}{}
 		} else {
 			delete(k.sysctls, key)
+			k.settings.remove(key.(dataplane.SysctlKey).Name)
 		}
 	}
 }

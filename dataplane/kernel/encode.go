@@ -9,6 +9,9 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
+// hopLimit is the outer hop limit of tunnels over IPv6, as of ip(8).
+const hopLimit = 64
+
 // ours is the alias that marks a device which routerd took and cannot delete.
 const ours = "routerd"
 
@@ -50,6 +53,11 @@ func (b *builder) putRoute(r dataplane.Route, known bool, protocol uint8, link i
 	}
 	if r.Link != "" {
 		b.attrU32(unix.RTA_OIF, uint32(link))
+	}
+	if r.MTU != 0 {
+		metrics := b.nest(unix.RTA_METRICS)
+		b.attrU32(unix.RTAX_MTU, r.MTU)
+		b.unnest(metrics)
 	}
 	b.end()
 }
@@ -100,15 +108,24 @@ func (b *builder) deleteNextHop(id dataplane.NextHopID) {
 	b.end()
 }
 
+// address appends a message about an address. One of IPv6 is used at once,
+// without duplicate address detection (RFC 4862, section 5.4): nobody else is
+// on our devices, and nothing answers on a tunnel.
 func (b *builder) address(typ, flags uint16, p netip.Prefix, link int) {
-	head := append([]byte{family(p.Addr()), byte(p.Bits()), 0, unix.RT_SCOPE_UNIVERSE}, native32(uint32(link))...)
+	var af byte
+	if p.Addr().Is6() {
+		af = unix.IFA_F_NODAD
+	}
+	head := append([]byte{family(p.Addr()), byte(p.Bits()), af, unix.RT_SCOPE_UNIVERSE}, native32(uint32(link))...)
 	b.begin(typ, flags, head...)
 	b.attrAddr(unix.IFA_LOCAL, p.Addr())
 	b.attrAddr(unix.IFA_ADDRESS, p.Addr())
 	b.end()
 }
 
-func (b *builder) neighbour(typ, flags uint16, fam byte, link int, nudState uint16, ntf byte, addr netip.Addr, mac dataplane.MAC) {
+// neighbour appends a message about a neighbour or, for AF_BRIDGE, an FDB
+// entry; port 0 is not sent.
+func (b *builder) neighbour(typ, flags uint16, fam byte, link int, nudState uint16, ntf byte, addr netip.Addr, mac dataplane.MAC, port uint16) {
 	head := append([]byte{fam, 0, 0, 0}, native32(uint32(link))...)
 	head = append(head, native16(nudState)...)
 	b.begin(typ, flags, append(head, ntf, 0)...)
@@ -118,23 +135,26 @@ func (b *builder) neighbour(typ, flags uint16, fam byte, link int, nudState uint
 	if !mac.IsZero() || fam == unix.AF_BRIDGE {
 		b.attr(unix.NDA_LLADDR, mac[:]...)
 	}
+	if port != 0 {
+		b.attr(unix.NDA_PORT, byte(port>>8), byte(port))
+	}
 	b.end()
 }
 
 func (b *builder) putNeighbour(n dataplane.Neighbour, link int) {
-	b.neighbour(unix.RTM_NEWNEIGH, createReplace, family(n.Addr), link, unix.NUD_PERMANENT, 0, n.Addr, n.MAC)
+	b.neighbour(unix.RTM_NEWNEIGH, createReplace, family(n.Addr), link, unix.NUD_PERMANENT, 0, n.Addr, n.MAC, 0)
 }
 
 func (b *builder) deleteNeighbour(k dataplane.NeighbourKey, link int) {
-	b.neighbour(unix.RTM_DELNEIGH, 0, family(k.Addr), link, 0, 0, k.Addr, dataplane.MAC{})
+	b.neighbour(unix.RTM_DELNEIGH, 0, family(k.Addr), link, 0, 0, k.Addr, dataplane.MAC{}, 0)
 }
 
 func (b *builder) putFDB(e dataplane.FDBEntry, link int) {
-	b.neighbour(unix.RTM_NEWNEIGH, createReplace, unix.AF_BRIDGE, link, unix.NUD_PERMANENT, unix.NTF_SELF, e.Dst, e.MAC)
+	b.neighbour(unix.RTM_NEWNEIGH, createReplace, unix.AF_BRIDGE, link, unix.NUD_PERMANENT, unix.NTF_SELF, e.Dst, e.MAC, e.Port)
 }
 
 func (b *builder) deleteFDB(k dataplane.FDBKey, link int) {
-	b.neighbour(unix.RTM_DELNEIGH, 0, unix.AF_BRIDGE, link, 0, unix.NTF_SELF, netip.Addr{}, k.MAC)
+	b.neighbour(unix.RTM_DELNEIGH, 0, unix.AF_BRIDGE, link, 0, unix.NTF_SELF, netip.Addr{}, k.MAC, 0)
 }
 
 // beginLink starts a message about a device; flags are interface flags among
@@ -145,57 +165,94 @@ func (b *builder) beginLink(typ, nlFlags uint16, index int, flags, mask uint32) 
 	b.begin(typ, nlFlags, append(head, native32(mask)...)...)
 }
 
-// createLink appends the message that makes l, up and with all its settings.
+// createLink appends the message that makes l and leaves it down: what must be
+// so before it goes up, changeLink says.
 func (b *builder) createLink(l dataplane.Link, parent int) {
-	b.newLink(l, parent, unix.IFF_UP)
-}
-
-// probeLink appends the message that makes l and leaves it down, so that it
-// opens no socket.
-func (b *builder) probeLink(l dataplane.Link) { b.newLink(l, 0, 0) }
-
-func (b *builder) newLink(l dataplane.Link, parent int, flags uint32) {
-	b.beginLink(unix.RTM_NEWLINK, create, 0, flags, flags)
+	b.beginLink(unix.RTM_NEWLINK, create, 0, 0, 0)
 	b.attrString(unix.IFLA_IFNAME, l.Name)
 	b.linkSettings(l)
 	info := b.nest(unix.IFLA_LINKINFO)
 	b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
-	if l.Type == dataplane.LinkVXLAN {
+	switch l.Type {
+	case dataplane.LinkVXLAN:
 		data := b.nest(unix.IFLA_INFO_DATA)
 		b.attrU32(unix.IFLA_VXLAN_ID, l.VNI)
-		if parent != 0 {
-			b.attrU32(unix.IFLA_VXLAN_LINK, uint32(parent))
-		}
-		if l.Local.Is4() {
-			b.attrAddr(unix.IFLA_VXLAN_LOCAL, l.Local)
-		} else if l.Local.Is6() {
-			b.attrAddr(unix.IFLA_VXLAN_LOCAL6, l.Local)
-		}
 		b.attr(unix.IFLA_VXLAN_PORT, byte(l.Port>>8), byte(l.Port))
 		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
+		b.vxlanEnds(l, parent)
 		b.unnest(data)
+	case dataplane.LinkIP6TNL:
+		b.ip6tnl(l, parent)
+	case dataplane.LinkIPIP:
 	}
 	b.unnest(info)
 	b.end()
 }
 
+// vxlanEnds appends the local end of a VXLAN device.
+func (b *builder) vxlanEnds(l dataplane.Link, parent int) {
+	if parent != 0 {
+		b.attrU32(unix.IFLA_VXLAN_LINK, uint32(parent))
+	}
+	if l.Local.Is4() {
+		b.attrAddr(unix.IFLA_VXLAN_LOCAL, l.Local)
+	} else if l.Local.Is6() {
+		b.attrAddr(unix.IFLA_VXLAN_LOCAL6, l.Local)
+	}
+}
+
+// ip6tnl appends the settings of a tunnel over IPv6, of which a change must
+// name all: the kernel takes each that is missing as zero.
+func (b *builder) ip6tnl(l dataplane.Link, parent int) {
+	data := b.nest(unix.IFLA_INFO_DATA)
+	if parent != 0 {
+		b.attrU32(tunLink, uint32(parent))
+	}
+	if l.Local.Is6() {
+		b.attrAddr(tunLocal, l.Local)
+	}
+	b.attrU8(tunTTL, hopLimit)
+	b.attrU8(tunProto, 0) // IPv4 and IPv6 inside
+	b.attrU32(tunFlags, tunNoLimit)
+	b.unnest(data)
+}
+
 // changeLink appends the message that gives the device the settings of l that
-// can be changed in place.
+// every kind of device has, and sets it up.
 func (b *builder) changeLink(l dataplane.Link, index int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, unix.IFF_UP, unix.IFF_UP)
 	b.linkSettings(l)
 	b.end()
 }
 
-// unlearn appends the message that switches a VXLAN device's learning off. The
-// kernel refuses it together with the MTU.
-func (b *builder) unlearn(index int) {
+// silenceLink appends the message that keeps a device from making link-local
+// addresses by itself. It must be there before the device goes up, which in
+// one message the kernel does first.
+func (b *builder) silenceLink(index int) {
+	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, 0)
+	spec := b.nest(unix.IFLA_AF_SPEC)
+	inet6 := b.nest(unix.AF_INET6)
+	b.attrU8(unix.IFLA_INET6_ADDR_GEN_MODE, genModeNone)
+	b.unnest(inet6)
+	b.unnest(spec)
+	b.end()
+}
+
+// moveLink appends the message that changes a tunnel's own settings in place:
+// its local end and, of a VXLAN device, that it does not learn. The kernel
+// refuses these together with the MTU.
+func (b *builder) moveLink(l dataplane.Link, index, parent int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, 0)
 	info := b.nest(unix.IFLA_LINKINFO)
-	b.attr(unix.IFLA_INFO_KIND, []byte(dataplane.LinkVXLAN)...)
-	data := b.nest(unix.IFLA_INFO_DATA)
-	b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
-	b.unnest(data)
+	b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
+	if l.Type == dataplane.LinkIP6TNL {
+		b.ip6tnl(l, parent)
+	} else {
+		data := b.nest(unix.IFLA_INFO_DATA)
+		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
+		b.vxlanEnds(l, parent)
+		b.unnest(data)
+	}
 	b.unnest(info)
 	b.end()
 }
@@ -204,12 +261,14 @@ func (b *builder) linkSettings(l dataplane.Link) {
 	if l.MTU != 0 {
 		b.attrU32(unix.IFLA_MTU, uint32(l.MTU))
 	}
-	if l.Type == dataplane.LinkIPIP {
+	switch l.Type {
+	case dataplane.LinkIPIP:
 		b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
-		return // its hardware address is the outer source, not a MAC
-	}
-	if !l.MAC.IsZero() {
-		b.attr(unix.IFLA_ADDRESS, l.MAC[:]...)
+	case dataplane.LinkVXLAN: // the others' hardware address is the outer source, not a MAC
+		if !l.MAC.IsZero() {
+			b.attr(unix.IFLA_ADDRESS, l.MAC[:]...)
+		}
+	case dataplane.LinkIP6TNL:
 	}
 }
 

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -19,9 +20,6 @@ func (k *Kernel) drain() error {
 		k.log.Warn("the kernel's notifications overran; listing everything")
 		k.doubt("notifications were lost")
 	}
-	if len(events) == 0 {
-		return err
-	}
 	links := map[string]struct{}{}
 	for _, m := range events {
 		k.event(m, links)
@@ -29,6 +27,7 @@ func (k *Kernel) drain() error {
 	for name := range links {
 		k.observe(name)
 	}
+	err = errors.Join(err, k.drainSettings())
 	k.retryFreed()
 	k.logDrift()
 	return err
@@ -65,6 +64,10 @@ func (k *Kernel) event(m message, links map[string]struct{}) {
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		if n, ok := parseNeighbour(m.body); ok {
 			k.neighbourEvent(&n, m.typ == unix.RTM_DELNEIGH)
+		}
+	case unix.RTM_NEWNETCONF:
+		if link, ok := parseNetconf(m.body); ok {
+			k.netconfEvent(link)
 		}
 	}
 }
@@ -197,7 +200,7 @@ func (k *Kernel) forgetRoutes(gone func(*fibRoute) bool) {
 func (k *Kernel) addrEvent(a ifAddr, gone bool) {
 	name := k.mir.linkName(a.link)
 	o := dataplane.Address{Link: name, Prefix: a.prefix}
-	mine := !keptAddress(a) && k.ownsName(name)
+	mine := k.ownsName(name) && !k.keepsAddress(a)
 	if !gone {
 		k.mir.setAddr(a)
 		if mine {

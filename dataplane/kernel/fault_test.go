@@ -240,7 +240,7 @@ func TestInvalidObjectsSayWhatIsWrong(t *testing.T) {
 		want   string
 	}{
 		{dataplane.Link{Name: "tunnel-with-a-long-name", Type: dataplane.LinkVXLAN, Port: 1}, "name: a device's name has 1 to 15 bytes"},
-		{dataplane.Link{Name: "x", Type: "gre"}, `type: a device of type "gre" cannot be made here; use ipip or vxlan`},
+		{dataplane.Link{Name: "x", Type: "gre"}, `type: a device of type "gre" cannot be made here; use ipip, vxlan or ip6tnl`},
 		{dataplane.Link{Name: "x", Type: dataplane.LinkVXLAN, VNI: 1 << 24, Port: 1}, "vni: a VXLAN network identifier has 24 bits"},
 		{dataplane.Link{Name: "x", Type: dataplane.LinkVXLAN}, "port: give the UDP port, 4789 by default"},
 		{dataplane.Address{Link: "x"}, "prefix: give an address with its length"},

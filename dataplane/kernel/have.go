@@ -12,8 +12,10 @@ import (
 
 // The devices that are known as ours by their names.
 const (
-	nameIPIP  = "tunl0"
-	nameVXLAN = "vxlan.calico"
+	nameIPIP    = "tunl0"
+	nameVXLAN   = "vxlan.calico"
+	nameVXLANv6 = "vxlan-v6.calico"
+	nameIP6TNL  = "tunl6.calico"
 	// prefixWorkload begins the names of workloads' devices.
 	prefixWorkload = "cali"
 )
@@ -25,6 +27,8 @@ type haveLink struct {
 	up       bool
 	marked   bool // carries our alias
 	learning bool
+	speaks   bool   // makes link-local addresses by itself
+	shape    string // what no wish can say, such as a fixed remote end
 }
 
 // oddRoute is a route of our protocol that no wish of ours looks like. It is
@@ -78,24 +82,38 @@ func equal(want, have dataplane.Object) bool {
 		return true // just made; the notification tells what became of it
 	}
 	h, ok := have.(haveLink)
-	return ok && h.Type == w.Type && sameSettings(w, h) && !needsNew(w, h)
+	return ok && h.Type == w.Type && sameSettings(w, h) && sameEnds(w, h) && !needsNew(w, h)
 }
 
-// sameSettings compares what can be changed in place.
+// sameSettings compares what every kind of device has, and can be changed with
+// one message.
 func sameSettings(w dataplane.Link, h haveLink) bool {
-	if !h.up || w.MTU != 0 && w.MTU != h.MTU {
+	if !h.up || w.MTU != 0 && w.MTU != h.MTU || h.speaks {
 		return false
 	}
-	if w.Type == dataplane.LinkIPIP {
+	switch w.Type {
+	case dataplane.LinkIPIP:
 		return h.marked
+	case dataplane.LinkVXLAN:
+		return w.MAC.IsZero() || w.MAC == h.MAC
+	case dataplane.LinkIP6TNL:
 	}
-	return (w.MAC.IsZero() || w.MAC == h.MAC) && !h.learning
+	return true
 }
 
-// needsNew reports whether the device has to be made anew to be as wanted.
+// sameEnds compares what a tunnel's own message changes in place.
+func sameEnds(w dataplane.Link, h haveLink) bool {
+	return w.Type == dataplane.LinkIPIP || w.Local == h.Local && w.Parent == h.Parent && !h.learning && h.shape == ""
+}
+
+// needsNew reports whether the device has to be made anew to be as wanted. The
+// kernel changes the local address of a VXLAN device, and its parent, but
+// neither its network identifier nor its port, and no address into one of the
+// other family.
 func needsNew(w dataplane.Link, h haveLink) bool {
 	return w.Type == dataplane.LinkVXLAN &&
-		(w.VNI != h.VNI || w.Port != h.Port || w.Local != h.Local || w.Parent != h.Parent)
+		(w.VNI != h.VNI || w.Port != h.Port || w.Local != h.Local && (!w.Local.IsValid() || w.Local.Is4() != h.Local.Is4()) ||
+			w.Parent == "" && h.Parent != "")
 }
 
 // canonical gives an object the form in which the kernel shows it, so that
@@ -147,6 +165,11 @@ func validate(o dataplane.Object) error {
 	case dataplane.Sysctl:
 		bad := o.Name == "" || strings.HasPrefix(o.Name, "/") || strings.Contains("/"+o.Name+"/", "/../")
 		return check(!bad, "name", "give a path below /proc/sys such as net/ipv4/ip_forward")
+	case dataplane.Feature:
+		if err := check(o.Link != "", "link", "name the device"); err != nil {
+			return err
+		}
+		return check(o.Name != "", "name", "give the kernel's name of an offload, such as tx-checksum-ip-generic")
 	case dataplane.Neighbour:
 		if err := check(o.Addr.IsValid(), "addr", "give the neighbour's address"); err != nil {
 			return err
@@ -180,8 +203,10 @@ func validateLink(l dataplane.Link) error {
 			return err
 		}
 		return check(l.Port != 0, "port", "give the UDP port, 4789 by default")
+	case dataplane.LinkIP6TNL:
+		return check(l.Local.Is6(), "local", "give the IPv6 address of this host's end")
 	}
-	return check(false, "type", fmt.Sprintf("a device of type %q cannot be made here; use ipip or vxlan", l.Type))
+	return check(false, "type", fmt.Sprintf("a device of type %q cannot be made here; use ipip, vxlan or ip6tnl", l.Type))
 }
 
 func validateRoute(r dataplane.Route) error {
@@ -219,6 +244,8 @@ func linkName(o dataplane.Object) string {
 		return o.Link
 	case dataplane.Sysctl:
 		return sysctlLink(o.Name)
+	case dataplane.Feature:
+		return o.Link
 	case dataplane.Neighbour:
 		return o.Link
 	case oddNeighbour:

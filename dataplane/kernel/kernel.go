@@ -63,7 +63,11 @@ type Kernel struct {
 	want *reconcile.Tracker[dataplane.Key, dataplane.Object]
 	ns   *namespace
 	lis  *listener
-	poke chan struct{}
+	eth  *ethtool  // nil: the kernel has none
+	offs *listener // to changes of offloads; nil without eth
+	// settings tells of sysctls that were written.
+	settings *watcher
+	poke     chan struct{}
 
 	alive   atomic.Int64 // nanoseconds since the epoch
 	writes  atomic.Int64 // messages that change something, and sysctls
@@ -146,8 +150,16 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	if err := lis.ignore(c.port()); err != nil {
 		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
 	}
+	settings, err := watchFiles()
+	if err != nil {
+		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
+	}
+	eth, offs, err := openEthtool()
+	if err != nil {
+		return nil, errors.Join(err, settings.Close(), lis.Close(), c.Close(), ns.Close())
+	}
 	k := &Kernel{
-		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, nl: wrap(c),
+		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, nl: wrap(c), eth: eth, offs: offs, settings: settings,
 		poke:     make(chan struct{}, 1),
 		supports: make(map[dataplane.LinkType]bool),
 		mir:      newMirror(),
@@ -198,7 +210,10 @@ func (k *Kernel) Close() error {
 	var err error
 	k.closed.Do(func() {
 		k.subs.close()
-		err = errors.Join(k.lis.Close(), k.nl.Close(), k.ns.Close())
+		err = errors.Join(k.lis.Close(), k.nl.Close(), k.ns.Close(), k.settings.Close())
+		if k.eth != nil {
+			err = errors.Join(err, k.eth.Close(), k.offs.Close())
+		}
 	})
 	return err
 }

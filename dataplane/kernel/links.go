@@ -72,29 +72,57 @@ func (k *Kernel) tryLink(o op) result {
 		k.settleLink(w.Name)
 		return k.judgeLink(o, k.createLink(w, parent))
 	}
-	if h.learning {
-		if err := k.linkRequest(func(b *builder) { b.unlearn(l.index) }); err != nil {
-			return k.judgeLink(o, err)
-		}
-	}
-	return k.judgeLink(o, k.linkRequest(func(b *builder) { b.changeLink(w, l.index) }))
+	return k.judgeLink(o, k.changeLink(w, h, l, parent))
 }
 
-// createLink makes a device. That of the ipip module is there as soon as the
-// module is loaded, which the request itself may cause: then it only has to be
-// given its settings. So has every ipip device, because the kernel ignores
-// the alias at creation.
+// changeLink makes the differences good that can be without making the device
+// anew: no packet is lost by it.
+func (k *Kernel) changeLink(w dataplane.Link, h haveLink, l *ifLink, parent int) error {
+	if !sameEnds(w, h) {
+		if err := k.linkRequest(func(b *builder) { b.moveLink(w, l.index, parent) }); err != nil {
+			return err
+		}
+	}
+	if sameSettings(w, h) {
+		return nil
+	}
+	return k.setUpLink(w, l)
+}
+
+// setUpLink gives a device what every kind has and sets it up.
+func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
+	if l.speaks() {
+		if err := k.linkRequest(func(b *builder) { b.silenceLink(l.index) }); err != nil {
+			return err
+		}
+	}
+	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
+}
+
+// createLink makes a device and sets it up. That of the ipip module is there
+// as soon as the module is loaded, which the request itself may cause: then it
+// only has to be given its settings. The others get theirs in two steps too:
+// the kernel ignores at creation what keeps them from making addresses by
+// themselves.
 func (k *Kernel) createLink(w dataplane.Link, parent int) error {
 	err := k.linkRequest(func(b *builder) { b.createLink(w, parent) })
-	if w.Type != dataplane.LinkIPIP || err != nil && !errors.Is(err, unix.EEXIST) {
+	if err != nil && (w.Type != dataplane.LinkIPIP || !errors.Is(err, unix.EEXIST)) {
 		return err
 	}
 	k.settleLink(w.Name)
 	l := k.mir.link(w.Name)
 	if l == nil || l.kind != string(w.Type) {
-		return err
+		return errors.Join(err, unix.ENODEV)
 	}
-	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
+	return k.setUpLink(w, l)
+}
+
+// module is the kernel module that brings a kind of device.
+func module(t dataplane.LinkType) string {
+	if t == dataplane.LinkIP6TNL {
+		return "ip6_tunnel"
+	}
+	return string(t)
 }
 
 func (k *Kernel) judgeLink(o op, err error) result {
@@ -103,7 +131,7 @@ func (k *Kernel) judgeLink(o op, err error) result {
 	case err == nil:
 		return result{}
 	case !o.Exists && errors.Is(err, unix.EOPNOTSUPP):
-		err = &UnsupportedError{Requirement: dataplane.Requirement{Link: w.Type, Module: string(w.Type)}, Err: err}
+		err = &UnsupportedError{Requirement: dataplane.Requirement{Link: w.Type, Module: module(w.Type)}, Err: err}
 	case errors.Is(err, unix.EEXIST) && w.Type == dataplane.LinkVXLAN:
 		err = fmt.Errorf("another VXLAN device here has the VNI %d on UDP port %d: delete it or choose another VNI: %w", w.VNI, w.Port, err)
 	case errors.Is(err, unix.EADDRINUSE):
@@ -142,9 +170,9 @@ func (k *Kernel) removeLink(o op) {
 // for a name that a stranger's device has never made that device ours.
 func (k *Kernel) removable(o op, l *ifLink) bool {
 	switch dataplane.LinkType(l.kind) {
-	case dataplane.LinkVXLAN:
+	case dataplane.LinkVXLAN, dataplane.LinkIP6TNL:
 		h, ok := o.Have.(haveLink)
-		return !ok || h.Type == dataplane.LinkVXLAN
+		return !ok || string(h.Type) == l.kind
 	case dataplane.LinkIPIP:
 		return l.alias == ours
 	}

@@ -31,16 +31,22 @@ type listener struct {
 	err     error
 }
 
-// listen opens a listener in the calling thread's network namespace.
+// listen opens a listener for what rtnetlink tells of.
 func listen(buffer int) (*listener, error) {
-	c, raw, err := dial(buffer)
+	return listenTo(unix.NETLINK_ROUTE, "rtnetlink", buffer,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_NEIGH,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
+}
+
+// listenTo opens a listener for groups of a netlink protocol in the calling
+// thread's network namespace.
+func listenTo(protocol int, name string, buffer int, groups ...uint32) (*listener, error) {
+	c, raw, err := dial(protocol, name, buffer)
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range []uint32{
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_NEIGH,
-	} {
+	for _, g := range groups {
 		if err := c.JoinGroup(g); err != nil {
 			return nil, errors.Join(fmt.Errorf("join netlink group %d: %w", g, err), c.Close())
 		}

@@ -28,6 +28,10 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer k.Close()
 	wg.Go(func() { k.lis.run(k.wakeLoop) })
+	wg.Go(func() { k.settings.run(k.wakeLoop) })
+	if k.offs != nil {
+		wg.Go(func() { k.offs.run(k.wakeLoop) })
+	}
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()

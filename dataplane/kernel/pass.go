@@ -56,6 +56,10 @@ func (k *Kernel) make(kind dataplane.Kind, ops []op) {
 		for _, o := range ops {
 			k.report([]result{k.putSysctl(o)})
 		}
+	case dataplane.KindFeature:
+		for _, o := range ops {
+			k.report([]result{k.putFeature(o)})
+		}
 	default:
 		k.inBatches(ops, k.encodePut, k.judgePut)
 	}
@@ -106,7 +110,7 @@ func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
 		for _, o := range ops {
 			k.removeLink(o)
 		}
-	case dataplane.KindSysctl:
+	case dataplane.KindSysctl, dataplane.KindFeature:
 		// What the value was before is not known: it stays.
 		results := make([]result, len(ops))
 		for i, o := range ops {
@@ -439,6 +443,10 @@ func (k *Kernel) putSysctl(o op) result {
 	w := o.Want.(dataplane.Sysctl)
 	if err := validate(w); err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	// Watched before it is read, so that no write is missed.
+	if err := k.ns.do(func() error { return k.settings.add(w.Name) }); err != nil && !errors.Is(err, unix.ENOENT) {
+		k.log.Debug("only the full check will notice a change", "sysctl", w.Name, "error", err)
 	}
 	now, ok, err := k.readSysctl(w.Name)
 	if err == nil && !ok {

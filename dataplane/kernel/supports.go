@@ -80,7 +80,7 @@ func probeKind(r dataplane.Requirement) error {
 		l.VNI, l.Port = u32(id[:])&0xffffff, 4789
 	}
 	var b builder
-	b.probeLink(l)
+	b.createLink(l, 0)
 	errs, err := c.batch(&b)
 	if err != nil {
 		return fmt.Errorf("try a device of kind %s: %w", r.Link, err)

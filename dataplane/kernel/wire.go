@@ -18,6 +18,20 @@ const (
 	rtaVia        = 18
 	nhaFDB        = 11
 
+	// linux/if_tunnel.h, and the flag of linux/ip6_tunnel.h that says "no
+	// encapsulation limit option".
+	tunLink       = 1
+	tunLocal      = 2
+	tunRemote     = 3
+	tunTTL        = 4
+	tunEncapLimit = 6
+	tunFlags      = 8
+	tunProto      = 9
+	tunNoLimit    = 1
+
+	// enum in6_addr_gen_mode: the device makes no link-local address.
+	genModeNone = 1
+
 	nlmDumpIntr = 0x10
 	nlmAckTLVs  = 0x200
 )

@@ -1,0 +1,268 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
+)
+
+// genlHeader is the size of struct genlmsghdr (linux/genetlink.h).
+const genlHeader = 4
+
+// ethtool reads and writes the offloads of devices through the kernel's
+// generic netlink family "ethtool" (Linux 5.7), which also tells of changes.
+type ethtool struct {
+	*conn
+	family  uint16 // message type
+	monitor uint32 // multicast group of changes
+}
+
+// dialEthtool opens a connection in the calling thread's network namespace. It
+// returns nil where the kernel has no such family: offloads are then refused
+// when they are wanted.
+func dialEthtool() (*ethtool, error) {
+	c, raw, err := dial(unix.NETLINK_GENERIC, "generic netlink", 1<<20)
+	if err != nil {
+		return nil, err
+	}
+	e := &ethtool{conn: &conn{c: c, raw: raw, buf: make([]byte, 1<<16)}}
+	var b builder
+	b.begin(unix.GENL_ID_CTRL, 0, unix.CTRL_CMD_GETFAMILY, 1, 0, 0)
+	b.attrString(unix.CTRL_ATTR_FAMILY_NAME, unix.ETHTOOL_GENL_NAME)
+	b.end()
+	err = e.ask(&b, func(m message) { e.family, e.monitor = parseFamily(m.body, unix.ETHTOOL_MCGRP_MONITOR_NAME) })
+	if err == nil && e.family == 0 {
+		err = unix.ENOENT
+	}
+	if err != nil {
+		c.Close()
+		if errors.Is(err, unix.ENOENT) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("find the ethtool netlink family: %w", err)
+	}
+	return e, nil
+}
+
+// openEthtool opens the connection and a listener to its changes; both are nil
+// where the kernel has none.
+func openEthtool() (*ethtool, *listener, error) {
+	e, err := dialEthtool()
+	if e == nil {
+		return nil, nil, err
+	}
+	l, err := listenTo(unix.NETLINK_GENERIC, "generic netlink", 1<<20, e.monitor)
+	if err != nil {
+		return nil, nil, errors.Join(err, e.Close())
+	}
+	return e, l, nil
+}
+
+// parseFamily reads CTRL_CMD_NEWFAMILY: the message type of a generic netlink
+// family and the number of the multicast group of that name, 0 if absent.
+func parseFamily(b []byte, group string) (family uint16, number uint32) {
+	if len(b) < genlHeader {
+		return 0, 0
+	}
+	for t, v := range attrs(b[genlHeader:]) {
+		switch t {
+		case unix.CTRL_ATTR_FAMILY_ID:
+			if len(v) >= 2 {
+				family = u16(v)
+			}
+		case unix.CTRL_ATTR_MCAST_GROUPS:
+			for _, g := range attrs(v) {
+				var id uint32
+				var name string
+				for t, v := range attrs(g) {
+					switch t {
+					case unix.CTRL_ATTR_MCAST_GRP_ID:
+						id = attrInt(v)
+					case unix.CTRL_ATTR_MCAST_GRP_NAME:
+						name = attrText(v)
+					}
+				}
+				if name == group {
+					number = id
+				}
+			}
+		}
+	}
+	return family, number
+}
+
+// features is what a message about a device's offloads says: the names of all
+// that the device knows, and which are on.
+type features struct {
+	link int
+	on   map[string]bool
+}
+
+// parseFeatures reads ETHTOOL_MSG_FEATURES_GET_REPLY and, of
+// ETHTOOL_MSG_FEATURES_NTF, the device: notifications name no features.
+func parseFeatures(b []byte) (f features, ok bool) {
+	if len(b) < genlHeader || b[0] != unix.ETHTOOL_MSG_FEATURES_GET_REPLY && b[0] != unix.ETHTOOL_MSG_FEATURES_NTF {
+		return f, false
+	}
+	f.on = make(map[string]bool)
+	for t, v := range attrs(b[genlHeader:]) {
+		switch t {
+		case unix.ETHTOOL_A_FEATURES_HEADER:
+			for t, v := range attrs(v) {
+				if t == unix.ETHTOOL_A_HEADER_DEV_INDEX {
+					f.link = int(attrInt(v))
+				}
+			}
+		case unix.ETHTOOL_A_FEATURES_HW:
+			eachBit(v, func(name string, _ bool) { f.on[name] = f.on[name] })
+		case unix.ETHTOOL_A_FEATURES_ACTIVE:
+			eachBit(v, func(name string, _ bool) { f.on[name] = true })
+		}
+	}
+	return f, f.link > 0
+}
+
+// eachBit calls fn for each named bit of a bitset in its long form (the
+// kernel's Documentation/networking/ethtool-netlink.rst, "Bit sets").
+func eachBit(b []byte, fn func(name string, on bool)) {
+	for t, bits := range attrs(b) {
+		if t != unix.ETHTOOL_A_BITSET_BITS {
+			continue
+		}
+		for _, bit := range attrs(bits) {
+			var name string
+			on := false
+			for t, v := range attrs(bit) {
+				switch t {
+				case unix.ETHTOOL_A_BITSET_BIT_NAME:
+					name = attrText(v)
+				case unix.ETHTOOL_A_BITSET_BIT_VALUE:
+					on = true
+				}
+			}
+			if name != "" {
+				fn(name, on)
+			}
+		}
+	}
+}
+
+// header starts a request about a device.
+func (e *ethtool) header(b *builder, command byte, link int) {
+	b.begin(e.family, 0, command, 1, 0, 0)
+	h := b.nest(unix.ETHTOOL_A_FEATURES_HEADER)
+	b.attrU32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(link))
+	b.unnest(h)
+}
+
+// get reads the offloads of a device.
+func (e *ethtool) get(link int) (features, error) {
+	var b builder
+	var out features
+	e.header(&b, unix.ETHTOOL_MSG_FEATURES_GET, link)
+	b.end()
+	err := e.ask(&b, func(m message) {
+		if f, ok := parseFeatures(m.body); ok {
+			out = f
+		}
+	})
+	return out, err
+}
+
+// set switches one offload of a device.
+func (e *ethtool) set(link int, name string, on bool) error {
+	var b builder
+	e.header(&b, unix.ETHTOOL_MSG_FEATURES_SET, link)
+	wanted := b.nest(unix.ETHTOOL_A_FEATURES_WANTED)
+	bits := b.nest(unix.ETHTOOL_A_BITSET_BITS)
+	bit := b.nest(unix.ETHTOOL_A_BITSET_BITS_BIT)
+	b.attrString(unix.ETHTOOL_A_BITSET_BIT_NAME, name)
+	if on {
+		b.attr(unix.ETHTOOL_A_BITSET_BIT_VALUE)
+	}
+	b.unnest(bit)
+	b.unnest(bits)
+	b.unnest(wanted)
+	b.end()
+	return e.ask(&b, func(message) {})
+}
+
+// putFeature makes an offload be as wanted; one that is already is not
+// written.
+func (k *Kernel) putFeature(o op) result {
+	w := o.Want.(dataplane.Feature)
+	if err := validate(w); err != nil {
+		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	l := k.mir.link(w.Link)
+	if l == nil {
+		r := k.waitForLink(o.Key, w.Link)
+		r.Op = o
+		return *r
+	}
+	err := k.switchFeature(w, l.index)
+	if errors.Is(err, unix.ENODEV) && k.secondLook(o.Key) {
+		return result{Op: o, Outcome: reconcile.Postponed} // it went after we looked
+	}
+	if err != nil {
+		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	return result{Op: o}
+}
+
+func (k *Kernel) switchFeature(w dataplane.Feature, link int) error {
+	if k.eth == nil {
+		return errors.New("this kernel has no ethtool netlink: Linux 5.7 or later, built with CONFIG_ETHTOOL_NETLINK, is needed")
+	}
+	now, err := k.eth.get(link)
+	if err != nil {
+		return fmt.Errorf("read the offloads of %s: %w", w.Link, err)
+	}
+	on, known := now.on[w.Name]
+	switch {
+	case known && on == w.On:
+		return nil
+	case !known && !w.On:
+		return nil // what there is not is off
+	case !known:
+		return fmt.Errorf("this kernel knows no offload named %s: ethtool -k %s lists those that there are", w.Name, w.Link)
+	}
+	k.writes.Add(1)
+	if err := k.eth.set(link, w.Name, w.On); err != nil {
+		return err
+	}
+	if now, err = k.eth.get(link); err != nil {
+		return fmt.Errorf("read the offloads of %s: %w", w.Link, err)
+	}
+	if now.on[w.Name] != w.On {
+		return errors.New("the device's driver leaves it as it is: it is fixed, or depends on another offload")
+	}
+	k.wrote(dataplane.KindFeature, false, 1)
+	return nil
+}
+
+// haveFeatures calls put for each offload of a device that we look after.
+func (k *Kernel) haveFeatures(name string, put func(dataplane.Object)) {
+	var keys []dataplane.FeatureKey
+	for key := range k.onLink[name] {
+		if f, ok := key.(dataplane.FeatureKey); ok {
+			keys = append(keys, f)
+		}
+	}
+	l := k.mir.link(name)
+	if len(keys) == 0 || l == nil || k.eth == nil {
+		return
+	}
+	f, err := k.eth.get(l.index)
+	if err != nil {
+		k.log.Debug("offloads cannot be read", "link", name, "error", err)
+		return // it may just be going; its notification tells
+	}
+	for _, key := range keys {
+		put(dataplane.Feature{Link: name, Name: key.Name, On: f.on[key.Name]})
+	}
+}

@@ -1,0 +1,340 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+const offload = "tx-checksum-ip-generic"
+
+// dual is what a dual-stack node has whose VXLAN goes over IPv6, with what a
+// plain IPv4 node does not need: a port of a peer, an offload, a path MTU.
+func dual() []dataplane.Object {
+	m := mac("66:07:02:c1:cc:61")
+	return []dataplane.Object{
+		dataplane.Link{Name: "vxlan-v6.calico", Type: dataplane.LinkVXLAN, MTU: 1430, MAC: mac("66:07:02:c1:cc:60"), VNI: 4096, Port: 4789, Local: addr("fd00::1"), Parent: "up0"},
+		dataplane.Address{Link: "vxlan-v6.calico", Prefix: pfx("fd10::1/128")},
+		dataplane.Address{Link: "vxlan-v6.calico", Prefix: pfx("192.168.0.1/32")},
+		dataplane.Sysctl{Name: "net/ipv6/conf/up0/forwarding", Value: "1"},
+		dataplane.Feature{Link: "vxlan-v6.calico", Name: offload, On: false},
+		dataplane.Neighbour{Link: "vxlan-v6.calico", Addr: addr("fd10::2"), MAC: m},
+		dataplane.FDBEntry{Link: "vxlan-v6.calico", MAC: m, Dst: addr("fd00::2"), Port: 14789},
+		via(7, "fd10::2", "vxlan-v6.calico"),
+		via(8, "fd00::2", "up0"),
+		dataplane.Route{Prefix: pfx("fd20:1::/122"), Table: dataplane.MainTable, NextHop: 7, MTU: 1300},
+		route("fd20:2::/122", 8),
+		dataplane.Route{Prefix: pfx("192.168.1.0/26"), Table: dataplane.MainTable, NextHop: 7, MTU: 1300},
+		dataplane.Route{Prefix: pfx("fd20::/122"), Table: dataplane.MainTable, Type: dataplane.Blackhole},
+		dataplane.Route{Prefix: pfx("fd20::2/128"), Table: dataplane.MainTable, Link: "up0"},
+	}
+}
+
+const (
+	dualRoutes6 = `
+unicast fd20::2 dev up0 scope global metric 1024 pref medium
+blackhole fd20::/122 dev lo scope global metric 1024 pref medium
+unicast fd20:1::/122 nhid 7 via fd10::2 dev vxlan-v6.calico scope global metric 1024 onlink mtu 1300 pref medium
+nh_info id 7 via fd10::2 dev vxlan-v6.calico scope link proto 77 onlink
+unicast fd20:2::/122 nhid 8 via fd00::2 dev up0 scope global metric 1024 onlink pref medium
+nh_info id 8 via fd00::2 dev up0 scope link proto 77 onlink`
+	dualRoutes4 = `
+unicast 192.168.1.0/26 nhid 7 via inet6 fd10::2 dev vxlan-v6.calico scope global onlink mtu 1300
+nh_info id 7 via fd10::2 dev vxlan-v6.calico scope link proto 77 onlink`
+	dualFDB = `66:07:02:c1:cc:61 dst fd00::2 port 14789 self permanent`
+)
+
+// dualHost is a lab with both families on up0.
+func dualHost(t testing.TB, options ...labOption) (*lab, *running) {
+	t.Helper()
+	l, k := newHost(t, options...)
+	l.run("ip addr add fd00::1/64 dev up0 nodad")
+	return l, k
+}
+
+// features reads the offload of a device.
+func (l *lab) feature(link, name string) string {
+	l.t.Helper()
+	var out string
+	l.do(func() {
+		e, err := dialEthtool()
+		if err != nil || e == nil {
+			l.t.Errorf("ethtool: %v %v", e, err)
+			return
+		}
+		defer e.Close()
+		f, err := e.get(l.index(link))
+		out = fmt.Sprint(f.on[name], err)
+	})
+	return out
+}
+
+// setFeature switches an offload behind our back.
+func (l *lab) setFeature(link, name string, on bool) {
+	l.t.Helper()
+	l.do(func() {
+		e, err := dialEthtool()
+		if err == nil {
+			defer e.Close()
+			err = e.set(l.index(link), name, on)
+		}
+		if err != nil {
+			l.t.Errorf("switch %s of %s: %v", name, link, err)
+		}
+	})
+}
+
+// index is for calls inside do.
+func (l *lab) index(link string) int {
+	c, err := dialConn()
+	if err != nil {
+		l.t.Error(err)
+		return 0
+	}
+	defer c.Close()
+	i, err := findLink(c, link)
+	if err != nil || i == 0 {
+		l.t.Errorf("no device %s: %v", link, err)
+	}
+	return i
+}
+
+func (l *lab) isDual() {
+	l.t.Helper()
+	l.shows("ip -6 -d route show proto 77", dualRoutes6)
+	l.shows("ip -4 -d route show proto 77", dualRoutes4)
+	l.shows("bridge fdb show dev vxlan-v6.calico", dualFDB)
+	l.shows("ip -6 neigh show dev vxlan-v6.calico nud permanent", `fd10::2 lladdr 66:07:02:c1:cc:61 PERMANENT`)
+	l.shows("ip -br addr show dev vxlan-v6.calico", "vxlan-v6.calico UNKNOWN 192.168.0.1/32 fd10::1/128")
+	eventually(l.t, offload, func() error {
+		if f := l.feature("vxlan-v6.calico", offload); f != "false <nil>" {
+			return errors.New(f)
+		}
+		return nil
+	})
+}
+
+func TestDualStackIsMadeKeptAndRemoved(t *testing.T) {
+	t.Parallel()
+	l, k := dualHost(t)
+	k.put(dual()...)
+	l.isDual()
+	out := l.run("ip -d addr show vxlan-v6.calico")
+	for _, want := range []string{"mtu 1430", "local fd00::1 dev up0", "nodad"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in %s", want, out)
+		}
+	}
+	if out := l.run("ip -d link show vxlan-v6.calico"); !strings.Contains(out, "addrgenmode none") {
+		t.Errorf("the device makes addresses by itself: %s", out)
+	}
+	// What there is is recognised, by a listing too.
+	k.stop()
+	k = l.start(everyCheck(time.Hour))
+	k.wait(k.Replace(dataplane.SourceCore, dual()))
+	k.synced()
+	k.ready()
+	// Of offloads and sysctls the values are read, not written.
+	if n := k.writes.Load(); n != 0 {
+		t.Errorf("%d writes to a kernel that was as wanted\n%s", n, k.log)
+	}
+	k.del(dual()...)
+	l.shows("ip -d route show proto 77", "")
+	l.shows("ip -6 -d route show proto 77", "")
+	l.shows("ip nexthop", "")
+	l.shows("ip -o link show type vxlan", "")
+}
+
+func TestDualStackDriftIsRepaired(t *testing.T) {
+	t.Parallel()
+	l, k := dualHost(t)
+	k.put(dual()...)
+	k.ready()
+	for _, tt := range []struct {
+		command string
+		kind    dataplane.Kind
+	}{
+		{"ip -6 route del fd20:1::/122", dataplane.KindRoute},
+		{"ip -6 route replace fd20:1::/122 nhid 7 proto 77 mtu 1400", dataplane.KindRoute},
+		{"ip -6 route replace fd20:1::/122 nhid 7 proto 77", dataplane.KindRoute},
+		{"ip -4 route replace 192.168.1.0/26 nhid 7 proto 77 mtu lock 1300", dataplane.KindRoute},
+		{"ip -6 route del blackhole fd20::/122", dataplane.KindRoute},
+		{"ip nexthop del id 7", dataplane.KindRoute},
+		{"ip -6 addr del fd10::1/128 dev vxlan-v6.calico", dataplane.KindAddress},
+		{"ip -6 neigh del fd10::2 dev vxlan-v6.calico", dataplane.KindNeighbour},
+		{"bridge fdb replace 66:07:02:c1:cc:61 dev vxlan-v6.calico dst fd00::2 port 999 self permanent", dataplane.KindFDB},
+		{"bridge fdb replace 66:07:02:c1:cc:61 dev vxlan-v6.calico dst fd00::2 self permanent", dataplane.KindFDB},
+		{"ip link set vxlan-v6.calico down", dataplane.KindLink},
+		{"ip link set vxlan-v6.calico addrgenmode eui64", dataplane.KindLink},
+		{"ip link del vxlan-v6.calico", dataplane.KindLink},
+		{"sysctl -qw net.ipv6.conf.up0.forwarding=0", dataplane.KindSysctl},
+	} {
+		n := k.drifted(tt.kind)
+		l.run(tt.command)
+		eventually(t, tt.command+" noticed", func() error {
+			if k.drifted(tt.kind) == n {
+				return errors.New("nothing was counted")
+			}
+			return nil
+		})
+		k.settled()
+		l.isDual()
+	}
+	n := k.drifted(dataplane.KindFeature)
+	l.setFeature("vxlan-v6.calico", offload, true)
+	eventually(t, "offload noticed", func() error {
+		if k.drifted(dataplane.KindFeature) == n {
+			return errors.New("nothing was counted")
+		}
+		return nil
+	})
+	l.isDual()
+}
+
+func TestPortOfTheDeviceIsNoPort(t *testing.T) {
+	t.Parallel()
+	l, k := newHost(t, everyCheck(20*time.Millisecond))
+	objs := host()
+	e := objs[4].(dataplane.FDBEntry)
+	e.Port = 4789
+	objs[4] = e
+	k.put(objs...)
+	k.ready()
+	n, checks := k.writes.Load(), strings.Count(k.log.String(), "tables listed")
+	eventually(t, "five checks", func() error {
+		if c := strings.Count(k.log.String(), "tables listed"); c < checks+5 {
+			return fmt.Errorf("%d checks", c-checks)
+		}
+		return nil
+	})
+	if now := k.writes.Load(); now != n {
+		t.Errorf("%d writes while nothing changed", now-n)
+	}
+	// From and to another port, in place.
+	for _, port := range []uint16{5000, 0, 6000, 4789} {
+		e.Port = port
+		k.put(e)
+		k.settled()
+		want := "66:07:02:c1:cc:61 dst 10.0.0.2 self permanent"
+		if port != 0 && port != 4789 {
+			want = fmt.Sprintf("66:07:02:c1:cc:61 dst 10.0.0.2 port %d self permanent", port)
+		}
+		l.shows("bridge fdb show dev vxlan.calico", want)
+	}
+}
+
+func TestFeatures(t *testing.T) {
+	t.Parallel()
+	l, k := newHost(t)
+	off := dataplane.Feature{Link: "up0", Name: "tx-generic-segmentation", On: false}
+	k.put(off)
+	if got := l.feature("up0", off.Name); got != "false <nil>" {
+		t.Errorf("it is %s", got)
+	}
+	on := off
+	on.On = true
+	k.put(on)
+	if got := l.feature("up0", off.Name); got != "true <nil>" {
+		t.Errorf("it is %s", got)
+	}
+	k.del(on)
+	if got := l.feature("up0", off.Name); got != "true <nil>" {
+		t.Errorf("a withdrawn wish changed it to %s", got)
+	}
+	for f, want := range map[dataplane.Feature]string{
+		{Link: "up0", Name: "warp-drive", On: true}: "this kernel knows no offload named warp-drive: ethtool -k up0 lists those that there are",
+		{Link: "lo", Name: "loopback", On: false}:   "the device's driver leaves it as it is: it is fixed, or depends on another offload",
+		{Link: "up0"}: "name: give the kernel's name of an offload, such as tx-checksum-ip-generic",
+		{Name: "x"}:   "link: name the device",
+	} {
+		k.Update(dataplane.SourceCore, []dataplane.Object{f}, nil)
+		if diff := cmp.Diff(want, k.failed(f).Error()); diff != "" {
+			t.Errorf("%v: (-want +got)\n%s", f, diff)
+		}
+	}
+	k.Update(dataplane.SourceCore, []dataplane.Object{dataplane.Feature{Link: "nowhere", Name: off.Name}}, nil)
+	eventually(t, "waiting", func() error {
+		s, _ := k.Status(dataplane.FeatureKey{Link: "nowhere", Name: off.Name})
+		if s.Err == nil || s.Err.Error() != "waiting for link nowhere" {
+			return fmt.Errorf("%v", s.Err)
+		}
+		return nil
+	})
+}
+
+// TestIP6TNL runs its first half where the kernel lacks ip6_tunnel and its
+// second where not, as TestIPIP does.
+func TestIP6TNL(t *testing.T) {
+	t.Parallel()
+	l, k := dualHost(t)
+	tun := dataplane.Link{Name: nameIP6TNL, Type: dataplane.LinkIP6TNL, MTU: 1400, Local: addr("fd00::1"), Parent: "up0"}
+	objs := []dataplane.Object{
+		tun,
+		dataplane.Address{Link: nameIP6TNL, Prefix: pfx("fd10::1/128")},
+		via(5, "fd00::2", nameIP6TNL), route("fd20:5::/122", 5), route("192.168.5.0/26", 5),
+	}
+	if err := k.Supports(t.Context(), dataplane.Requirement{Link: dataplane.LinkIP6TNL, Module: "ip6_tunnel"}); err != nil {
+		var unsupported *UnsupportedError
+		if !errors.As(err, &unsupported) || !strings.Contains(err.Error(), `run "modprobe ip6_tunnel"`) {
+			t.Errorf("error %v", err)
+		}
+		k.Update(dataplane.SourceCore, objs, nil)
+		if got := k.failed(tun); got.Error() != err.Error() {
+			t.Errorf("the device's error %v\nwant %v", got, err)
+		}
+		return
+	}
+	k.put(objs...)
+	k.settled()
+	shown := func(want ...string) string {
+		t.Helper()
+		out := l.run("ip -d addr show " + nameIP6TNL)
+		for _, w := range append(want, "UP", "ip6tnl any remote any", "encaplimit none", "hoplimit 64", "fd10::1/128") {
+			if !strings.Contains(out, w) {
+				t.Errorf("no %q in %s", w, out)
+			}
+		}
+		if strings.Contains(out, "fe80::") {
+			t.Errorf("a link-local address: %s", out)
+		}
+		return strings.Fields(out)[0]
+	}
+	index := shown("mtu 1400", "local fd00::1 dev up0")
+	l.shows("ip -6 route show proto 77", "fd20:5::/122 nhid 5 via fd00::2 dev tunl6.calico metric 1024 onlink pref medium")
+	// A change is in place.
+	tun.Local, tun.MTU = addr("fd00::9"), 1380
+	k.put(tun)
+	k.settled()
+	if now := shown("mtu 1380", "local fd00::9 dev up0"); now != index {
+		t.Errorf("made anew: %s, was %s", now, index)
+	}
+	for _, command := range []string{
+		"ip link set tunl6.calico down", "ip link del tunl6.calico", "ip link set tunl6.calico mtu 1290",
+		"ip -6 tunnel change tunl6.calico mode ip6ip6 local fd00::7 remote fd00::8", "ip link set tunl6.calico addrgenmode eui64",
+	} {
+		n := k.drifted(dataplane.KindLink)
+		l.run(command)
+		eventually(t, command+" noticed", func() error {
+			if k.drifted(dataplane.KindLink) == n {
+				return errors.New("nothing was counted")
+			}
+			return nil
+		})
+		k.settled()
+		shown("mtu 1380", "local fd00::9 dev up0")
+	}
+	k.stop()
+	// The next life wants none of it, and knows the device by its name.
+	k = l.start()
+	k.synced()
+	k.ready()
+	if out, err := l.try("ip link show tunl6.calico"); err == nil {
+		t.Errorf("it is still there: %s", out)
+	}
+}
