@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -194,29 +195,36 @@ func ParseArgs(s string) (*Args, error) {
 	return a, nil
 }
 
-// requestedIP returns the address that the runtime asks for, if it does: by
-// capability, by args, or by CNI_ARGS.
-func requestedIP(c *Config, a *Args) (string, error) {
-	var found netip.Addr
+// requestedIPs returns the addresses that the runtime asks for, if it does: by
+// capability, by args, or by CNI_ARGS; at most one of a family.
+func requestedIPs(c *Config, a *Args) ([]string, error) {
 	all := append(append([]string(nil), c.RuntimeConfig.IPs...), c.Args.CNI.IPs...)
 	if a.IP != "" {
-		all = append(all, string(a.IP))
+		// Runtimes of dual stack give both, with a comma between them.
+		all = append(all, strings.Split(string(a.IP), ",")...)
 	}
+	var found []netip.Addr
 	for _, s := range all {
 		// Runtimes add a prefix length, which says nothing here: every workload
 		// has its address alone.
-		bare, _, _ := strings.Cut(s, "/")
+		bare, _, _ := strings.Cut(strings.TrimSpace(s), "/")
 		addr, err := netip.ParseAddr(bare)
 		if err != nil {
-			return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("requested address %q is not an IP address", s), "")
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("requested address %q is not an IP address", s), "")
 		}
-		if found.IsValid() && addr != found {
-			return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("addresses %s and %s are requested; a container gets one", found, addr), "")
+		addr = addr.Unmap()
+		i := slices.IndexFunc(found, func(f netip.Addr) bool { return f.Is4() == addr.Is4() })
+		switch {
+		case i < 0:
+			found = append(found, addr)
+		case found[i] != addr:
+			return nil, types.NewError(types.ErrInvalidNetworkConfig,
+				fmt.Sprintf("addresses %s and %s are requested; a container gets one of a family", found[i], addr), "")
 		}
-		found = addr
 	}
-	if !found.IsValid() {
-		return "", nil
+	var out []string
+	for _, f := range found {
+		out = append(out, f.String())
 	}
-	return found.String(), nil
+	return out, nil
 }

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,9 +36,17 @@ func TestParseConfig(t *testing.T) {
 	if d := cmp.Diff(want, c); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	ip, err := requestedIP(c, &Args{IP: "192.168.0.7"})
-	if err != nil || ip != "192.168.0.7" {
-		t.Errorf("requested address %q, %v", ip, err)
+	for args, want := range map[types.UnmarshallableString][]string{
+		"192.168.0.7":          {"192.168.0.7"},
+		"192.168.0.7,fd00::7":  {"192.168.0.7", "fd00::7"},
+		"fd00:0::7/64":         {"192.168.0.7", "fd00::7"},
+		"::ffff:192.168.0.7":   {"192.168.0.7"},
+		"192.168.0.7, fd00::7": {"192.168.0.7", "fd00::7"},
+	} {
+		ips, err := requestedIPs(c, &Args{IP: args})
+		if err != nil || !slices.Equal(ips, want) {
+			t.Errorf("requested addresses with IP=%s: %q, %v; want %q", args, ips, err, want)
+		}
 	}
 
 	c, err = ParseConfig([]byte(`{"name": "net1"}`))
@@ -109,8 +118,8 @@ func TestRequestedIPRefuses(t *testing.T) {
 	t.Parallel()
 	c := new(Config)
 	c.RuntimeConfig.IPs = []string{"192.168.0.7", "192.168.0.8"}
-	_, err := requestedIP(c, new(Args))
+	_, err := requestedIPs(c, new(Args))
 	expectError(t, err, 7, "a container gets one")
-	_, err = requestedIP(new(Config), &Args{IP: "x"})
+	_, err = requestedIPs(new(Config), &Args{IP: "x"})
 	expectError(t, err, 7, `"x" is not an IP address`)
 }

@@ -2,9 +2,11 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/containernetworking/cni/pkg/utils"
 )
@@ -17,6 +19,9 @@ type ConflistOptions struct {
 	Version string // of the CNI specification; default 1.0.0, which older runtimes read too
 
 	IPv4Pools []string // names or CIDRs; empty: chosen by the pools' selectors
+	IPv6Pools []string // likewise
+	NoIPv4    bool     // no IPv4 address for containers
+	IPv6      bool     // an IPv6 address for containers
 	LogLevel  string   // default left out
 }
 
@@ -46,6 +51,9 @@ func Conflist(opts ConflistOptions) ([]byte, error) {
 	if opts.MTU != 0 && (opts.MTU < minMTU || opts.MTU > maxMTU) {
 		return nil, fmt.Errorf("mtu %d: want %d to %d, or 0", opts.MTU, minMTU, maxMTU)
 	}
+	if opts.NoIPv4 && !opts.IPv6 {
+		return nil, errors.New("neither IPv4 nor IPv6 addresses for containers: want one of them")
+	}
 	if !filepath.IsAbs(opts.Socket) {
 		return nil, fmt.Errorf("socket %q: want an absolute path", opts.Socket)
 	}
@@ -54,6 +62,7 @@ func Conflist(opts ConflistOptions) ([]byte, error) {
 		AssignIPv4 string   `json:"assign_ipv4"`
 		AssignIPv6 string   `json:"assign_ipv6"`
 		IPv4Pools  []string `json:"ipv4_pools,omitempty"`
+		IPv6Pools  []string `json:"ipv6_pools,omitempty"`
 	}
 	type plugin struct {
 		Type     string `json:"type"`
@@ -70,7 +79,7 @@ func Conflist(opts ConflistOptions) ([]byte, error) {
 		Plugins []plugin `json:"plugins"`
 	}{opts.Version, opts.Name, []plugin{{
 		Type: PluginType, Socket: opts.Socket, MTU: opts.MTU, LogLevel: opts.LogLevel,
-		IPAM:         ipam{PluginType, "true", "false", opts.IPv4Pools},
+		IPAM:         ipam{PluginType, strconv.FormatBool(!opts.NoIPv4), strconv.FormatBool(opts.IPv6), opts.IPv4Pools, opts.IPv6Pools},
 		Capabilities: map[string]bool{"ips": true},
 	}}}, "", "  ")
 	if err != nil {

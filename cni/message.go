@@ -32,7 +32,7 @@ type addRequest struct {
 	IPv6Pools         []string
 	AssignIPv4        bool
 	AssignIPv6        bool
-	RequestedIP       string
+	RequestedIPs      []string
 	AllowIPForwarding bool
 }
 
@@ -145,7 +145,7 @@ func (r addRequest) encode() []byte {
 	e.strings(6, r.IPv6Pools)
 	e.bool(7, r.AssignIPv4)
 	e.bool(8, r.AssignIPv6)
-	e.string(9, r.RequestedIP)
+	e.strings(9, r.RequestedIPs)
 	e.bool(10, r.AllowIPForwarding)
 	return e
 }

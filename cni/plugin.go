@@ -107,7 +107,7 @@ func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Du
 
 func (p *plugin) add(in *skel.CmdArgs) error {
 	return p.do("ADD", in, (*Config).addTimeout, func(c *call) error {
-		ip, err := requestedIP(c.Config, c.args)
+		ips, err := requestedIPs(c.Config, c.args)
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (p *plugin) add(in *skel.CmdArgs) error {
 			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, MTU: int32(c.MTU),
 			IPv4Pools: c.IPAM.IPv4Pools, IPv6Pools: c.IPAM.IPv6Pools,
 			AssignIPv4: c.IPAM.AssignIPv4.On(true), AssignIPv6: c.IPAM.AssignIPv6.On(false),
-			RequestedIP:       ip,
+			RequestedIPs:      ips,
 			AllowIPForwarding: c.ContainerSettings.AllowIPForwarding,
 		}.encode())
 		var s *rpcError

@@ -104,7 +104,7 @@ func removal(o store.Object) store.Op {
 }
 
 func tunnelAddrs(n *store.Node) []netip.Addr {
-	list := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr}
+	list := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]}
 	if b := n.Spec.BGP; b != nil {
 		list = append(list, b.IPv4IPIPTunnelAddr)
 	}

@@ -171,12 +171,9 @@ const labelWidth = len("DataplaneProgrammed:")
 
 func printHost(w io.Writer, r *apiv1.NodeResponse) {
 	fmt.Fprintf(w, "\nHost %s\n", r.GetName())
-	address := "none yet"
-	if r.GetIpv4Address() != "" {
-		address = fmt.Sprintf("%s on %s (%s)", r.GetIpv4Address(), dash(r.GetUplink()), dash(r.GetAddressMethod()))
-	}
 	for _, l := range [][2]string{
-		{"Address", address},
+		{"IPv4 address", hostAddress(r.GetIpv4Address(), r.GetUplink(), r.GetAddressMethod())},
+		{"IPv6 address", hostAddress(r.GetIpv6Address(), r.GetIpv6Uplink(), r.GetIpv6AddressMethod())},
 		{"AS number", fmt.Sprint(r.GetAsNumber())},
 		{"Router ID", dash(r.GetRouterId())},
 		{"Tunnel addresses", tunnels(r)},
@@ -188,6 +185,14 @@ func printHost(w io.Writer, r *apiv1.NodeResponse) {
 	}
 }
 
+// hostAddress says what address a host has of a family, and where it is from.
+func hostAddress(address, uplink, method string) string {
+	if address == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%s on %s (%s)", address, dash(uplink), dash(method))
+}
+
 func dash(s string) string {
 	if s == "" {
 		return "-"
@@ -197,11 +202,13 @@ func dash(s string) string {
 
 func tunnels(r *apiv1.NodeResponse) string {
 	var parts []string
-	if r.GetIpipTunnelAddress() != "" {
-		parts = append(parts, "IPIP "+r.GetIpipTunnelAddress())
-	}
-	if r.GetVxlanTunnelAddress() != "" {
-		parts = append(parts, "VXLAN "+r.GetVxlanTunnelAddress())
+	for _, t := range [][2]string{
+		{"IPIP", r.GetIpipTunnelAddress()}, {"VXLAN", r.GetVxlanTunnelAddress()},
+		{"IPIP", r.GetIpipTunnelAddressV6()}, {"VXLAN", r.GetVxlanTunnelAddressV6()},
+	} {
+		if t[1] != "" {
+			parts = append(parts, t[0]+" "+t[1])
+		}
 	}
 	return dash(strings.Join(parts, ", "))
 }

@@ -267,7 +267,7 @@ func TestAdd(t *testing.T) {
 		ID:       attach.ID{Network: "net1", ContainerID: "0123456789abcdef", Interface: "eth0"},
 		Workload: attach.Workload{Orchestrator: "k8s", Namespace: "ns1", Pod: "web-0"},
 		Netns:    "/run/netns/pod1", IPv4: true, MTU: 1400, IPv4Pools: []string{"pool1"}, Forwarding: true,
-		Address: netip.MustParseAddr("192.168.0.7"),
+		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.7")},
 	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 		t.Errorf("request: %+v, want %+v", d.add, want)
 	}

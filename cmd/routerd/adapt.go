@@ -16,23 +16,22 @@ import (
 // workloadIPAM gives attach what it asks of IPAM.
 type workloadIPAM struct{ *ipam.Allocator }
 
-func (w workloadIPAM) Assign(ctx context.Context, r attach.AssignRequest) (attach.Assignment, error) {
-	req := ipam.Request{
-		Family: r.Family, Handle: r.Handle, Attributes: r.Attributes, Pools: r.Pools, Use: ipam.Workload, Idempotent: true,
+func (w workloadIPAM) Assign(ctx context.Context, reqs ...attach.AssignRequest) ([]attach.Assignment, error) {
+	var parts []ipam.Part
+	for _, r := range reqs {
+		parts = append(parts, ipam.Part{Addr: r.Address, Request: ipam.Request{
+			Family: r.Family, Handle: r.Handle, Attributes: r.Attributes, Pools: r.Pools, Use: ipam.Workload, Idempotent: true,
+		}})
 	}
-	var got []ipam.Assignment
-	var err error
-	if r.Address.IsValid() {
-		var one ipam.Assignment
-		one, err = w.AssignAddr(ctx, r.Address, req)
-		got = []ipam.Assignment{one}
-	} else {
-		got, err = w.Allocator.Assign(ctx, req)
-	}
+	got, err := w.AssignTogether(ctx, parts...)
 	if err != nil {
-		return attach.Assignment{}, ipamError(err)
+		return nil, ipamError(err)
 	}
-	return attach.Assignment{Addr: got[0].Addr, Block: got[0].Block}, nil
+	var out []attach.Assignment
+	for _, g := range got {
+		out = append(out, attach.Assignment{Addr: g[0].Addr, Block: g[0].Block})
+	}
+	return out, nil
 }
 
 func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string) error {
@@ -62,8 +61,14 @@ func ipamError(err error) error {
 type tunnelIPAM struct{ *ipam.Allocator }
 
 func tunnelKind(t node.Tunnel) ipam.TunnelKind {
-	if t == node.TunnelIPIP {
+	switch t {
+	case node.TunnelIPIP:
 		return ipam.IPIPTunnel
+	case node.TunnelIPIPv6:
+		return ipam.IPIPv6Tunnel
+	case node.TunnelVXLANv6:
+		return ipam.VXLANv6Tunnel
+	case node.TunnelVXLAN:
 	}
 	return ipam.VXLANTunnel
 }

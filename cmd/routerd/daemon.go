@@ -120,14 +120,9 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	}
 	d.core = vrouter.New(cc)
 	d.ipam = ipam.New(ipam.Config{Store: d.store, Node: name, Log: log.With("component", "ipam")})
-	var pool netip.Prefix
-	if c.DefaultPool.CIDR != "none" {
-		pool = netip.MustParsePrefix(c.DefaultPool.CIDR) // Validate has parsed it
-	}
 	d.node = node.New(node.Config{
 		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, Log: log.With("component", "node"),
-		Method: c.Address.IPv4, DefaultPool: pool, Encapsulation: store.Encapsulation(c.DefaultPool.Encapsulation),
-		BlockSize: c.DefaultPool.BlockSize, Conditions: d.conditions,
+		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: d.conditions,
 	})
 	if c.BGP.Enabled {
 		d.bgp = bgp.New(bgp.Options{

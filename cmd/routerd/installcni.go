@@ -13,7 +13,9 @@ import (
 
 // conflistOptions describe the CNI network of a host.
 func conflistOptions(c config.Config) cni.ConflistOptions {
-	return cni.ConflistOptions{Name: c.CNI.NetworkName, Socket: c.CNISocket(), MTU: c.CNI.MTU}
+	return cni.ConflistOptions{
+		Name: c.CNI.NetworkName, Socket: c.CNISocket(), MTU: c.CNI.MTU, NoIPv4: !c.CNI.AssignIPv4, IPv6: c.CNI.AssignIPv6,
+	}
 }
 
 func newInstallCNICommand() *cobra.Command {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/node"
-	"github.com/routerd/routerd/dataplane"
 )
 
 // version is set by the build.
@@ -72,8 +71,8 @@ flowing, and the next start takes over what is there.`,
 			if err := c.Validate(); err != nil {
 				return err
 			}
-			if err := node.CheckMethod(c.Address.IPv4, dataplane.IPv4); err != nil {
-				return fmt.Errorf("address.ipv4: %w", err)
+			if err := node.CheckMethods(addressMethods(c)); err != nil {
+				return err
 			}
 			if os.Geteuid() != 0 {
 				return errors.New("routerd run must be root: it writes routes and opens the network namespaces of workloads; start it with sudo or as the systemd service")

@@ -173,19 +173,10 @@ func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
 	ns, rep := v.node, d.reportOf(v)
 	out := &apiv1.NodeResponse{
 		Name: d.name, Version: version, Pid: int64(os.Getpid()), Started: timestamp(d.started),
-		Uplink: ns.Address.Link, AddressMethod: ns.Address.Method,
 		Datastore: d.datastoreName(), WorkloadMtu: int32(d.workloadMTU()),
 		Health: &apiv1.Health{Live: checkProto(rep.Live), Ready: checkProto(rep.Ready)},
 	}
-	if ns.Address.Prefix.IsValid() {
-		out.Ipv4Address = ns.Address.Prefix.String()
-	}
-	if ns.IPIP.IsValid() {
-		out.IpipTunnelAddress = ns.IPIP.String()
-	}
-	if ns.VXLAN.IsValid() {
-		out.VxlanTunnelAddress = ns.VXLAN.String()
-	}
+	addAddresses(ns, out)
 	for _, c := range rep.Conditions {
 		out.Health.Conditions = append(out.Health.Conditions, checkProto(c))
 	}

@@ -75,17 +75,36 @@ func (a *Attacher) newRecord(req AddRequest) (record, error) {
 		return record{}, fmt.Errorf("path of the network namespace is required: %w", ErrInvalid)
 	case mtu < minMTU || mtu > maxMTU:
 		return record{}, fmt.Errorf("mtu %d: want %d to %d, or 0 for what the pools leave: %w", mtu, minMTU, maxMTU, ErrInvalid)
-	case req.IPv6:
-		return record{}, fmt.Errorf("ipam.assign_ipv6: IPv6 addresses are not served; set it to \"false\": %w", ErrInvalid)
-	case !req.IPv4:
-		return record{}, fmt.Errorf("ipam.assign_ipv4 is off: a workload needs an address; set it to \"true\": %w", ErrInvalid)
-	case req.Address.IsValid() && !req.Address.Is4():
-		return record{}, fmt.Errorf("requested address %s is not IPv4: %w", req.Address, ErrInvalid)
+	case !req.IPv4 && !req.IPv6:
+		return record{}, fmt.Errorf("ipam.assign_ipv4 and ipam.assign_ipv6 are both off: a workload needs an address; set one to \"true\": %w", ErrInvalid)
+	}
+	if err := checkRequested(req); err != nil {
+		return record{}, err
 	}
 	r := recordOf(req.ID, req.Workload)
 	r.Netns, r.MTU, r.Forwarding = req.Netns, mtu, req.Forwarding
 	r.State, r.Since = stateAdding, time.Now().UTC().Truncate(time.Millisecond)
 	return r, a.checkEndpoint(r)
+}
+
+// checkRequested checks the addresses that a request names.
+func checkRequested(req AddRequest) error {
+	seen := map[dataplane.Family]netip.Addr{}
+	for _, a := range req.Addresses {
+		f := dataplane.FamilyOf(a)
+		switch other, dup := seen[f]; {
+		case !a.IsValid() || a.Is4In6() || a.Zone() != "":
+			return fmt.Errorf("requested address %q is not a plain IPv4 or IPv6 address: %w", a, ErrInvalid)
+		case dup:
+			return fmt.Errorf("addresses %s and %s are requested; a container gets one of a family: %w", other, a, ErrInvalid)
+		case f == dataplane.IPv4 && !req.IPv4:
+			return fmt.Errorf("address %s is requested, and ipam.assign_ipv4 is off; set it to \"true\": %w", a, ErrInvalid)
+		case f == dataplane.IPv6 && !req.IPv6:
+			return fmt.Errorf("address %s is requested, and ipam.assign_ipv6 is off; set it to \"true\": %w", a, ErrInvalid)
+		}
+		seen[f] = a
+	}
+	return nil
 }
 
 // recordOf derives what is known of an attachment from its names alone.
@@ -171,11 +190,10 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	if err := a.at("intent"); err != nil {
 		return r, err
 	}
-	address, err := a.assign(ctx, req, r)
-	if err != nil {
+	var err error
+	if r.Addresses, err = a.assign(ctx, req, r); err != nil {
 		return r, err
 	}
-	r.Addresses = []Address{address}
 	if err := a.vacant(ctx, r); err != nil {
 		return r, err
 	}
@@ -219,26 +237,46 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	return r, a.at("done")
 }
 
-func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) (Address, error) {
+// assign gets an address of each family that the request asks for, IPv4 first.
+func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) ([]Address, error) {
 	ctx, cancel := a.storeContext(ctx)
 	defer cancel()
-	ar := a.assignRequest(r)
-	ar.Pools, ar.Address = req.IPv4Pools, req.Address
-	got, err := a.cfg.IPAM.Assign(ctx, ar)
+	var reqs []AssignRequest
+	add := func(f dataplane.Family, pools []string) {
+		ar := a.assignRequest(r, f)
+		ar.Pools = pools
+		for _, addr := range req.Addresses {
+			if dataplane.FamilyOf(addr) == f {
+				ar.Address = addr
+			}
+		}
+		reqs = append(reqs, ar)
+	}
+	if req.IPv4 {
+		add(dataplane.IPv4, req.IPv4Pools)
+	}
+	if req.IPv6 {
+		add(dataplane.IPv6, req.IPv6Pools)
+	}
+	got, err := a.cfg.IPAM.Assign(ctx, reqs...)
 	if err != nil {
-		return Address{}, storeError("assign an address", err)
+		return nil, storeError("assign an address", err)
 	}
-	if dataplane.FamilyOf(got.Addr) != ar.Family || (req.Address.IsValid() && got.Addr != req.Address) {
-		return Address{}, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", got.Addr, wanted(req.Address), ErrNoAddress)
+	var out []Address
+	for i, ar := range reqs {
+		if dataplane.FamilyOf(got[i].Addr) != ar.Family || ar.Address.IsValid() && got[i].Addr != ar.Address {
+			return nil, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", got[i].Addr, wanted(ar), ErrNoAddress)
+		}
+		out = append(out, Address{Addr: got[i].Addr, Gateway: workload.Gateway(ar.Family), Block: got[i].Block})
 	}
-	return Address{Addr: got.Addr, Gateway: workload.Gateway(ar.Family), Block: got.Block}, nil
+	return out, nil
 }
 
-func wanted(addr netip.Addr) string {
-	if addr.IsValid() {
-		return addr.String()
+func wanted(r AssignRequest) string {
+	if r.Address.IsValid() {
+		return r.Address.String()
 	}
-	return "an IPv4 address"
+	return "an " + r.Family.String() + " address"
 }
 
 // program hands the host's side to the kernel's owner and waits for it. What

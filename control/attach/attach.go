@@ -54,10 +54,10 @@ type AddRequest struct {
 	MTU        int    // bytes; 0: Config.MTU
 	IPv4       bool   // give an IPv4 address
 	IPv6       bool
-	IPv4Pools  []string   // names or CIDRs; empty: chosen by the pools' selectors
-	IPv6Pools  []string   // likewise
-	Address    netip.Addr // invalid: any
-	Forwarding bool       // leave IP forwarding on inside the container
+	IPv4Pools  []string     // names or CIDRs; empty: chosen by the pools' selectors
+	IPv6Pools  []string     // likewise
+	Addresses  []netip.Addr // these, at most one of a family; the others: any
+	Forwarding bool         // leave IP forwarding on inside the container
 }
 
 // Address is an address of an attachment.
@@ -105,9 +105,10 @@ type Endpoint struct {
 // errors match [ErrNoAddress], [ErrInvalid] or [store.ErrUnavailable] where
 // these apply.
 type IPAM interface {
-	// Assign returns the address of a family that the handle has, and gives it
-	// one if it has none. A repeat returns the same.
-	Assign(ctx context.Context, req AssignRequest) (Assignment, error)
+	// Assign returns for each request the address of its family that the handle
+	// has, and gives it one if it has none: all of them, or none. The requests
+	// are of one handle and of different families. A repeat returns the same.
+	Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignment, error)
 	// ReleaseHandle takes back all addresses of a handle. A handle without any
 	// is success.
 	ReleaseHandle(ctx context.Context, handle string) error
@@ -256,13 +257,13 @@ func (a *Attacher) Status(ctx context.Context) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("no enabled IPv4 pool for workloads (%d pools defined): create an IPPool: %w", len(pools), ErrNotReady)
+	return fmt.Errorf("no enabled pool for workloads (%d pools defined): create an IPPool: %w", len(pools), ErrNotReady)
 }
 
 func servesWorkloads(p *v3.IPPool) bool {
-	cidr, err := netip.ParsePrefix(p.Spec.CIDR)
+	_, err := netip.ParsePrefix(p.Spec.CIDR)
 	uses := p.Spec.AllowedUses
-	return err == nil && cidr.Addr().Is4() && !p.Spec.Disabled && p.DeletionTimestamp == nil &&
+	return err == nil && !p.Spec.Disabled && p.DeletionTimestamp == nil &&
 		(len(uses) == 0 || slices.Contains(uses, v3.IPPoolAllowedUseWorkload))
 }
 

@@ -142,9 +142,17 @@ func TestAddRefuses(t *testing.T) {
 		{"no namespace", func(r *AddRequest) { r.Netns = "" }, ErrInvalid, "network namespace is required"},
 		{"namespace gone", func(r *AddRequest) { r.Netns = "/run/netns/gone" }, workload.ErrNoNamespace, "/run/netns/gone"},
 		{"MTU", func(r *AddRequest) { r.MTU = 67 }, ErrInvalid, "mtu 67: want 68 to 65535"},
-		{"IPv6", func(r *AddRequest) { r.IPv6 = true }, ErrInvalid, "ipam.assign_ipv6"},
 		{"no family", func(r *AddRequest) { r.IPv4 = false }, ErrInvalid, "ipam.assign_ipv4"},
-		{"IPv6 address asked for", func(r *AddRequest) { r.Address = netip.MustParseAddr("fd00::1") }, ErrInvalid, "fd00::1 is not IPv4"},
+		{"IPv6 address asked for", func(r *AddRequest) { r.Addresses = []netip.Addr{netip.MustParseAddr("fd00::1")} }, ErrInvalid, "fd00::1 is requested, and ipam.assign_ipv6 is off"},
+		{"IPv4 address asked for", func(r *AddRequest) {
+			r.IPv4, r.IPv6, r.Addresses = false, true, []netip.Addr{netip.MustParseAddr("192.168.0.1")}
+		}, ErrInvalid, "192.168.0.1 is requested, and ipam.assign_ipv4 is off"},
+		{"two of a family", func(r *AddRequest) {
+			r.Addresses = []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")}
+		}, ErrInvalid, "one of a family"},
+		{"IPv4 in IPv6", func(r *AddRequest) {
+			r.IPv6, r.Addresses = true, []netip.Addr{netip.MustParseAddr("::ffff:192.168.0.1")}
+		}, ErrInvalid, "plain"},
 		{"network's name", func(r *AddRequest) { r.ID.Network = "My_Net" }, ErrInvalid, `network name "My_Net"`},
 		{"container id", func(r *AddRequest) { r.ID.ContainerID = "abc-" }, ErrInvalid, "workload endpoint"},
 	} {
@@ -167,12 +175,12 @@ func TestRequestedAddress(t *testing.T) {
 	w := newWorld(t)
 	a := w.start()
 	req := w.request(1)
-	req.Address = netip.MustParseAddr("192.168.5.5")
-	if res := w.add(a, req); res.Addresses[0].Addr != req.Address {
+	req.Addresses = []netip.Addr{netip.MustParseAddr("192.168.5.5")}
+	if res := w.add(a, req); res.Addresses[0].Addr != req.Addresses[0] {
 		t.Errorf("got %v", res.Addresses)
 	}
 	other := w.request(2)
-	other.Address = req.Address
+	other.Addresses = req.Addresses
 	if _, err := a.Add(t.Context(), other); !errors.Is(err, ErrNoAddress) {
 		t.Errorf("the address of another container: %v", err)
 	}

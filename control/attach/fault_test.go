@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -322,7 +323,7 @@ func TestRepeatedReleaseSparesNextHolder(t *testing.T) {
 			a := w.start()
 			first, second := w.request(1), w.request(2)
 			first.ID.ContainerID, second.ID.ContainerID = "first", "second"
-			second.Address = w.add(a, first).Addresses[0].Addr
+			second.Addresses = []netip.Addr{w.add(a, first).Addresses[0].Addr}
 			failAt(a, "del address")
 			if err := a.Del(t.Context(), delOf(first)); !errors.Is(err, errInjected) {
 				t.Fatal(err)

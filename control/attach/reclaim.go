@@ -87,13 +87,13 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 		return nil
 	}
 	for _, want := range r.Addresses {
-		req := a.assignRequest(r)
-		req.Family, req.Address = dataplane.FamilyOf(want.Addr), want.Addr
+		req := a.assignRequest(r, dataplane.FamilyOf(want.Addr))
+		req.Address = want.Addr
 		storeCtx, cancel := a.storeContext(ctx)
 		got, err := a.cfg.IPAM.Assign(storeCtx, req)
 		cancel()
-		if err == nil && got.Addr != want.Addr {
-			err = fmt.Errorf("its handle has %s: %w", got.Addr, ErrNoAddress)
+		if err == nil && got[0].Addr != want.Addr {
+			err = fmt.Errorf("its handle has %s: %w", got[0].Addr, ErrNoAddress)
 		}
 		if err != nil {
 			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(id)), err)
@@ -142,11 +142,11 @@ func (a *Attacher) vacant(ctx context.Context, r record) error {
 	return nil
 }
 
-// assignRequest asks for an IPv4 address for an attachment.
-func (a *Attacher) assignRequest(r record) AssignRequest {
+// assignRequest asks for an address of a family for an attachment.
+func (a *Attacher) assignRequest(r record, f dataplane.Family) AssignRequest {
 	ar := AssignRequest{
 		Handle: handle(r.id()),
-		Family: dataplane.IPv4,
+		Family: f,
 		Attributes: map[string]string{
 			"node":      a.cfg.Node,
 			"timestamp": time.Now().UTC().Round(0).String(),

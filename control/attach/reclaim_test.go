@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
 
@@ -123,7 +124,7 @@ func TestAddressInUseIsNotGivenTwice(t *testing.T) {
 	first := w.add(a, w.request(1<<40))
 	w.forget()
 	w.ipam.mu.Lock()
-	w.ipam.next = first.Addresses[0].Addr
+	w.ipam.next[dataplane.IPv4] = first.Addresses[0].Addr
 	w.ipam.mu.Unlock()
 
 	second := w.request(2 << 40)

@@ -25,12 +25,11 @@ import (
 	"github.com/routerd/routerd/store/memory"
 )
 
-// fakeIPAM gives the addresses of 192.168.0.0/16 in order.
+// fakeIPAM gives the addresses of 192.168.0.0/16 and fd00:1::/64 in order.
 type fakeIPAM struct {
 	mu      sync.Mutex
-	next    netip.Addr
-	held    map[string]netip.Addr // by handle
-	attrs   map[string]map[string]string
+	next    map[dataplane.Family]netip.Addr
+	held    map[string]map[dataplane.Family]netip.Addr // by handle
 	fail    error
 	stall   bool // wait for the context's end, as a client of a dead datastore does
 	lastReq AssignRequest
@@ -38,7 +37,10 @@ type fakeIPAM struct {
 
 func newFakeIPAM() *fakeIPAM {
 	return &fakeIPAM{
-		next: netip.MustParseAddr("192.168.0.1"), held: map[string]netip.Addr{}, attrs: map[string]map[string]string{},
+		next: map[dataplane.Family]netip.Addr{
+			dataplane.IPv4: netip.MustParseAddr("192.168.0.1"), dataplane.IPv6: netip.MustParseAddr("fd00:1::1"),
+		},
+		held: map[string]map[dataplane.Family]netip.Addr{},
 	}
 }
 
@@ -59,28 +61,40 @@ func (f *fakeIPAM) trouble(ctx context.Context) error {
 	return fail
 }
 
-func (f *fakeIPAM) Assign(ctx context.Context, req AssignRequest) (Assignment, error) {
+func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignment, error) {
 	if err := f.trouble(ctx); err != nil {
-		return Assignment{}, err
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lastReq = req
-	a, ok := f.held[req.Handle]
-	if !ok {
-		if a = req.Address; !a.IsValid() {
-			a = f.next
-			f.next = a.Next()
-		}
-		for h, other := range f.held {
-			if other == a {
-				return Assignment{}, fmt.Errorf("%s belongs to %s: %w", a, h, ErrNoAddress)
-			}
-		}
-		f.held[req.Handle] = a
+	held := maps.Clone(f.held[reqs[0].Handle])
+	if held == nil {
+		held = map[dataplane.Family]netip.Addr{}
 	}
-	block, err := a.Prefix(26)
-	return Assignment{Addr: a, Block: block}, err
+	var out []Assignment
+	for _, req := range reqs {
+		f.lastReq = req
+		a, ok := held[req.Family]
+		if !ok {
+			if a = req.Address; !a.IsValid() {
+				a = f.next[req.Family]
+				f.next[req.Family] = a.Next()
+			}
+			for h, other := range f.held {
+				if other[req.Family] == a {
+					return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ErrNoAddress)
+				}
+			}
+			held[req.Family] = a
+		}
+		block, err := a.Prefix(a.BitLen() - 6)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Assignment{Addr: a, Block: block})
+	}
+	f.held[reqs[0].Handle] = held
+	return out, nil
 }
 
 func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
@@ -301,12 +315,16 @@ func (w *world) leftovers() []string {
 	for d := range devices {
 		out = append(out, "device "+d)
 	}
-	routes, err := w.sink.netlink.RouteList(nil, unix.AF_INET)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, r := range routes {
-		out = append(out, "kernel route "+r.Dst.String())
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := w.sink.netlink.RouteList(nil, family)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, r := range routes {
+			if r.Protocol != unix.RTPROT_KERNEL { // link-local addresses have routes of the kernel's own
+				out = append(out, "kernel route "+r.Dst.String())
+			}
+		}
 	}
 	out = append(out, w.sink.wanted()...)
 	for _, h := range w.ipam.handles() {

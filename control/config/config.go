@@ -81,15 +81,24 @@ type Embedded struct {
 // Address says how this host's addresses are found.
 type Address struct {
 	// IPv4 is first-found, interface=REGEX[,…], skip-interface=REGEX[,…],
-	// can-reach=ADDRESS, cidr=CIDR[,…], or an address with its prefix length.
+	// can-reach=ADDRESS, cidr=CIDR[,…], or an address with its prefix length;
+	// none: this host has no IPv4 address.
 	IPv4 string `mapstructure:"ipv4"`
+	// IPv6 is one of the same, or auto: first-found where there is no IPv4
+	// address, else none.
+	IPv6 string `mapstructure:"ipv6"`
 }
 
-// DefaultPool is made when the store holds no pool at all.
+// DefaultPool describes the pools that are made when the store holds none of
+// their family.
 type DefaultPool struct {
-	CIDR          string `mapstructure:"cidr"` // "none": make no pool
+	CIDR          string `mapstructure:"cidr"` // "none": make no IPv4 pool
 	Encapsulation string `mapstructure:"encapsulation"`
 	BlockSize     int    `mapstructure:"blockSize"`
+
+	CIDR6          string `mapstructure:"cidr6"` // "none": make no IPv6 pool
+	Encapsulation6 string `mapstructure:"encapsulation6"`
+	BlockSize6     int    `mapstructure:"blockSize6"`
 }
 
 // BGP configures the speaker. All else about BGP is in the store.
@@ -118,6 +127,9 @@ type CNI struct {
 	ConfDir     string `mapstructure:"confDir"`
 	// MTU of pods in bytes; 0: what the pools' encapsulations leave.
 	MTU int `mapstructure:"mtu"`
+	// AssignIPv4 and AssignIPv6 say which addresses pods get.
+	AssignIPv4 bool `mapstructure:"assignIPv4"`
+	AssignIPv6 bool `mapstructure:"assignIPv6"`
 }
 
 // Default returns the configuration of a host without any.
@@ -128,13 +140,14 @@ func Default() Config {
 		LogLevel:  "info",
 		LogFormat: "text",
 		Datastore: Datastore{DialTimeout: 10 * time.Second},
-		Address:   Address{IPv4: "first-found"},
+		Address:   Address{IPv4: "first-found", IPv6: "auto"},
 		DefaultPool: DefaultPool{
 			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
+			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
 		},
 		BGP:       BGP{Enabled: true},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
-		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"},
+		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
 
@@ -219,9 +232,7 @@ func (c Config) Validate() error {
 		bad("logFormat", c.LogFormat, "want text or json")
 	}
 	c.Datastore.validate(bad)
-	if c.DefaultPool.CIDR != "none" {
-		c.DefaultPool.validate(bad)
-	}
+	c.DefaultPool.validate(bad)
 	if p := c.Dataplane.RouteProtocol; p < 5 || p > 255 || slices.Contains(takenProtocols(), p) {
 		bad("dataplane.routeProtocol", p, "want a number from 5 to 255 that no other routing software uses (77 is routerd's)")
 	}
@@ -235,6 +246,9 @@ func (c Config) Validate() error {
 	}
 	if c.CNI.MTU != 0 && (c.CNI.MTU < 576 || c.CNI.MTU > 65535) {
 		bad("cni.mtu", c.CNI.MTU, "want 0 (computed) or 576 to 65535 bytes")
+	}
+	if !c.CNI.AssignIPv4 && !c.CNI.AssignIPv6 {
+		bad("cni.assignIPv4", false, "cni.assignIPv6 is false too, and a workload needs an address: set one of them to true")
 	}
 	if c.CNI.NetworkName == "" {
 		bad("cni.networkName", "", "want a name")
@@ -264,21 +278,41 @@ func (d Datastore) validate(bad func(key string, value any, want string)) {
 }
 
 func (p DefaultPool) validate(bad func(key string, value any, want string)) {
-	cidr, err := netip.ParsePrefix(p.CIDR)
+	validatePool(bad, "", poolLimits{"IPv4", "192.168.0.0/16", 32, 20}, p.CIDR, p.Encapsulation, p.BlockSize)
+	validatePool(bad, "6", poolLimits{"IPv6", "fd00:10:244::/48", 128, 116}, p.CIDR6, p.Encapsulation6, p.BlockSize6)
+}
+
+// none stands where no pool is wanted.
+const none = "none"
+
+// poolLimits is what a family allows.
+type poolLimits struct {
+	family, example string
+	bits            int // of an address
+	minBlock        int // the shortest prefix of a block
+}
+
+// validatePool checks the keys of one pool, which end in suffix.
+func validatePool(bad func(key string, value any, want string), suffix string, l poolLimits, text, encapsulation string, blockSize int) {
+	if text == none {
+		return
+	}
+	key := func(k string) string { return "defaultPool." + k + suffix }
+	cidr, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil:
-		bad("defaultPool.cidr", p.CIDR, "want a CIDR, such as 192.168.0.0/16, or none")
+		bad(key("cidr"), text, "want a CIDR, such as "+l.example+", or none")
 	case cidr != cidr.Masked():
-		bad("defaultPool.cidr", p.CIDR, "host bits are set; want "+cidr.Masked().String())
-	case !cidr.Addr().Is4():
-		bad("defaultPool.cidr", p.CIDR, "want an IPv4 CIDR")
-	case p.BlockSize < 20 || p.BlockSize > 32:
-		bad("defaultPool.blockSize", p.BlockSize, "want 20 to 32")
-	case cidr.Bits() > p.BlockSize:
-		bad("defaultPool.blockSize", p.BlockSize, "a block cannot be larger than the pool "+p.CIDR)
+		bad(key("cidr"), text, "host bits are set; want "+cidr.Masked().String())
+	case cidr.Addr().BitLen() != l.bits:
+		bad(key("cidr"), text, "want an "+l.family+" CIDR")
+	case blockSize < l.minBlock || blockSize > l.bits:
+		bad(key("blockSize"), blockSize, fmt.Sprintf("want %d to %d", l.minBlock, l.bits))
+	case cidr.Bits() > blockSize:
+		bad(key("blockSize"), blockSize, "a block cannot be larger than the pool "+text)
 	}
-	if _, err := store.ParseEncapsulation(p.Encapsulation); err != nil {
-		bad("defaultPool.encapsulation", p.Encapsulation, fmt.Sprintf("want one of %v", store.Encapsulations()))
+	if _, err := store.ParseEncapsulation(encapsulation); err != nil {
+		bad(key("encapsulation"), encapsulation, fmt.Sprintf("want one of %v", store.Encapsulations()))
 	}
 }
 

@@ -40,21 +40,24 @@ type pick struct {
 	ordinals []int
 }
 
-func (st *assignStep) plan(d *draft) error {
-	st.held, st.given = nil, nil
-	if err := d.ready(); err != nil {
-		return err
-	}
+func (st *assignStep) plan(d *draft) error { return planTogether(d, st) }
+
+func (st *assignStep) request() *Request { return &st.req }
+
+func (st *assignStep) give(held, given []Assignment) { st.held, st.given = held, given }
+
+func (st *assignStep) result() (held, given []Assignment) { return st.held, st.given }
+
+func (st *assignStep) find(d *draft) (held []Assignment, picks []pick, err error) {
 	r := &st.req
 	pools, refused := d.s.selectPools(r)
 	want := r.Count
 	if r.Idempotent {
-		var err error
-		if st.held, err = d.heldBefore(r, pools); err != nil {
-			return err
+		if held, err = d.heldBefore(r, pools); err != nil {
+			return nil, nil, err
 		}
-		if want -= len(st.held); want <= 0 {
-			return nil
+		if want -= len(held); want <= 0 {
+			return held, nil, nil
 		}
 	}
 	f := finder{d: d, r: r, pools: pools, want: want}
@@ -64,13 +67,11 @@ func (st *assignStep) plan(d *draft) error {
 	if refused != nil {
 		if hd := d.handles[r.Handle]; r.Idempotent && hd != nil && !hd.sure {
 			// No transaction will find out whether the handle is new indeed.
-			return d.need(store.HandleKey(r.Handle))
+			return nil, nil, d.need(store.HandleKey(r.Handle))
 		}
-		return refused
+		return nil, nil, refused
 	}
-	var err error
-	st.given, err = d.take(r, f.picks)
-	return err
+	return held, f.picks, nil
 }
 
 // ready reports what keeps every assignment from taking place.
@@ -176,17 +177,25 @@ func (d *draft) blocksOf(id string, hd *handleDraft) []netip.Prefix {
 	return slices.Compact(out)
 }
 
-// take carries picks out. Everything that can go wrong does so before the
-// first change.
+// preparePicks reads what carrying picks out will change. Everything that can go
+// wrong with them does so here, before the first change.
+func (d *draft) preparePicks(r *Request, picks []pick) error {
+	if _, err := d.readHandle(r.Handle, false); err != nil {
+		return err
+	}
+	for _, p := range picks {
+		if err := d.prepare(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take carries picks out.
 func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
 	hd, err := d.readHandle(r.Handle, false)
 	if err != nil {
 		return nil, err
-	}
-	for _, p := range picks {
-		if err := d.prepare(p); err != nil {
-			return nil, err
-		}
 	}
 	var out []Assignment
 	for _, p := range picks {

@@ -18,21 +18,24 @@ type addrStep struct {
 	given []Assignment
 }
 
-func (st *addrStep) plan(d *draft) error {
-	st.held, st.given = nil, nil
-	if err := d.ready(); err != nil {
-		return err
-	}
+func (st *addrStep) plan(d *draft) error { return planTogether(d, st) }
+
+func (st *addrStep) request() *Request { return &st.req }
+
+func (st *addrStep) give(held, given []Assignment) { st.held, st.given = held, given }
+
+func (st *addrStep) result() (held, given []Assignment) { return st.held, st.given }
+
+func (st *addrStep) find(d *draft) (held []Assignment, picks []pick, err error) {
 	p, err := d.poolAt(st.addr, &st.req)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	pk, done, err := st.pick(d, p)
-	if err != nil || done {
-		return err
+	pk, held, err := st.pick(d, p)
+	if err != nil || len(held) > 0 {
+		return held, nil, err
 	}
-	st.given, err = d.take(&st.req, []pick{pk})
-	return err
+	return nil, []pick{pk}, nil
 }
 
 // poolAt returns the enabled pool that contains an address and allows the use,
@@ -55,48 +58,47 @@ func (d *draft) poolAt(a netip.Addr, r *Request) (*pool, error) {
 	return nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s; there are %s", a, d.s.poolNames()), Pools: refused}
 }
 
-// pick finds the block of the address, or takes it for this node. done is set
-// when the handle holds the address already.
-func (st *addrStep) pick(d *draft, p *pool) (pk pick, done bool, err error) {
+// pick finds the block of the address, or takes it for this node. It returns
+// the address as held when the handle holds it already.
+func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err error) {
 	cidr, err := st.addr.Prefix(p.blockBits)
 	if err != nil {
-		return pick{}, false, fmt.Errorf("assign %s: %w", st.addr, err)
+		return pick{}, nil, fmt.Errorf("assign %s: %w", st.addr, err)
 	}
 	if around := d.s.blockAround(st.addr); around != nil {
 		cidr = around.cidr
 	} else if other := d.s.overlapping(cidr); other != nil {
-		return pick{}, false, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s: its block %s would overlap the block %s, which is left from another blockSize; free and delete that first", st.addr, cidr, other.cidr)}
+		return pick{}, nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s: its block %s would overlap the block %s, which is left from another blockSize; free and delete that first", st.addr, cidr, other.cidr)}
 	}
 	bd, err := d.readBlock(cidr, false)
 	if err != nil {
-		return pick{}, false, err
+		return pick{}, nil, err
 	}
 	o := ordinalOf(cidr, st.addr)
 	if bd.block.Block == nil {
 		fresh := newBlock(cidr, d.s.node, d.now)
-		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, false, nil
+		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, nil, nil
 	}
 	if a := attribute(bd.block.Block, o); a != nil {
 		d.checkBlock(bd) // what is known of the block may be old
 		switch {
 		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[nodeAttribute]):
-			st.held = []Assignment{d.assignment(bd.block, o, st.req.Handle)}
-			return pick{}, true, nil
+			return pick{}, []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
 		case a.ReleasedAt != nil:
-			return pick{}, false, fmt.Errorf("%w: %s was released at %s and rests for %s", ErrTaken, st.addr, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
+			return pick{}, nil, fmt.Errorf("%w: %s was released at %s and rests for %s", ErrTaken, st.addr, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
 		case a.HandleID != nil:
-			return pick{}, false, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)
+			return pick{}, nil, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)
 		}
-		return pick{}, false, fmt.Errorf("%w: %s", ErrTaken, st.addr)
+		return pick{}, nil, fmt.Errorf("%w: %s", ErrTaken, st.addr)
 	}
 	if node, _ := ownerOf(bd.block.Block); node != d.s.node && d.s.config.StrictAffinity {
 		holder := "nobody"
 		if node != "" {
 			holder = "node " + node
 		}
-		return pick{}, false, fmt.Errorf("%w: %s lies in %s, which %s holds, and strict affinity is on", ErrStrictAffinity, st.addr, cidr, holder)
+		return pick{}, nil, fmt.Errorf("%w: %s lies in %s, which %s holds, and strict affinity is on", ErrStrictAffinity, st.addr, cidr, holder)
 	}
-	return pick{bd: bd, ordinals: []int{o}}, false, nil
+	return pick{bd: bd, ordinals: []int{o}}, nil, nil
 }
 
 // checkAddr completes a request for one address.

@@ -17,6 +17,7 @@ const (
 	IPIPTunnel    TunnelKind = iota + 1 // tunl0
 	VXLANTunnel                         // vxlan.calico
 	VXLANv6Tunnel                       // vxlan-v6.calico
+	IPIPv6Tunnel                        // tunl6.calico, which Calico does not have
 )
 
 func (k TunnelKind) String() string {
@@ -27,6 +28,8 @@ func (k TunnelKind) String() string {
 		return "VXLAN tunnel"
 	case VXLANv6Tunnel:
 		return "IPv6 VXLAN tunnel"
+	case IPIPv6Tunnel:
+		return "IPv6 IPIP tunnel"
 	}
 	return fmt.Sprintf("tunnel kind %d", uint8(k))
 }
@@ -41,6 +44,8 @@ func (k TunnelKind) Handle(node string) string {
 		return "vxlan-tunnel-addr-" + node
 	case VXLANv6Tunnel:
 		return "vxlan-v6-tunnel-addr-" + node
+	case IPIPv6Tunnel:
+		return "ipip-v6-tunnel-addr-" + node
 	}
 	return ""
 }
@@ -53,13 +58,15 @@ func (k TunnelKind) attrType() string {
 		return "vxlanTunnelAddress"
 	case VXLANv6Tunnel:
 		return "vxlanV6TunnelAddress"
+	case IPIPv6Tunnel:
+		return "ipipV6TunnelAddress"
 	}
 	return ""
 }
 
 // family returns the family of the addresses inside the tunnel.
 func (k TunnelKind) family() dataplane.Family {
-	if k == VXLANv6Tunnel {
+	if k == VXLANv6Tunnel || k == IPIPv6Tunnel {
 		return dataplane.IPv6
 	}
 	return dataplane.IPv4
@@ -67,7 +74,7 @@ func (k TunnelKind) family() dataplane.Family {
 
 // carries reports whether pools with this encapsulation use the tunnel.
 func (k TunnelKind) carries(e store.Encapsulation) bool {
-	if k == IPIPTunnel {
+	if k == IPIPTunnel || k == IPIPv6Tunnel {
 		return e == store.IPIP || e == store.IPIPCrossSubnet
 	}
 	return e == store.VXLAN || e == store.VXLANCrossSubnet

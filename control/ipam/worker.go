@@ -341,21 +341,13 @@ func (a *Allocator) answer(calls []*call, errs []error) {
 		if c.finish(errs[i]) || errs[i] != nil {
 			continue
 		}
-		var given []Assignment
-		switch st := c.step.(type) {
-		case *assignStep:
-			given = st.given
-		case *addrStep:
-			given = st.given
-		}
-		if len(given) == 0 {
-			continue
-		}
 		back := &claimsStep{}
-		for _, g := range given {
+		for _, g := range given(c.step) {
 			back.claims = append(back.claims, Claim{Addr: g.Addr, Handle: g.Handle, Sequence: g.Sequence})
 		}
-		a.queue.putBack([]*call{{step: back}})
+		if len(back.claims) > 0 {
+			a.queue.putBack([]*call{{step: back}})
+		}
 	}
 }
 

@@ -23,11 +23,39 @@ import (
 // Tunnel is a kind of tunnel device that has an address of its own.
 type Tunnel string
 
-// The tunnels.
+// The tunnels, by the family of the packets inside.
 const (
-	TunnelIPIP  Tunnel = "ipip"
-	TunnelVXLAN Tunnel = "vxlan"
+	TunnelIPIP    Tunnel = "ipip"
+	TunnelVXLAN   Tunnel = "vxlan"
+	TunnelIPIPv6  Tunnel = "ipip-v6"
+	TunnelVXLANv6 Tunnel = "vxlan-v6"
 )
+
+// AllTunnels lists them.
+func AllTunnels() []Tunnel {
+	return []Tunnel{TunnelIPIP, TunnelVXLAN, TunnelIPIPv6, TunnelVXLANv6}
+}
+
+// tunnelOf returns the tunnel whose address a pool's hosts need, if they need
+// one.
+func tunnelOf(p *v3.IPPool) (Tunnel, bool) {
+	cidr, err := netip.ParsePrefix(p.Spec.CIDR)
+	six := err == nil && dataplane.FamilyOf(cidr.Addr()) == dataplane.IPv6
+	switch store.EncapsulationOf(p) {
+	case store.IPIP, store.IPIPCrossSubnet:
+		if six {
+			return TunnelIPIPv6, true
+		}
+		return TunnelIPIP, true
+	case store.VXLAN, store.VXLANCrossSubnet:
+		if six {
+			return TunnelVXLANv6, true
+		}
+		return TunnelVXLAN, true
+	case store.Direct:
+	}
+	return "", false
+}
 
 // Tunnels allocates the addresses of this host's tunnel devices.
 type Tunnels interface {
@@ -45,14 +73,14 @@ type Config struct {
 	Tunnels Tunnels
 	Log     *slog.Logger
 
-	// Method finds the IPv4 address; see [Detect].
-	Method string
-	// DefaultPool is made when the store holds no pool as the agent starts; an
-	// invalid CIDR: never. Who deletes the last pool later makes room for
-	// another and does not want this one back.
-	DefaultPool   netip.Prefix
-	Encapsulation store.Encapsulation
-	BlockSize     int
+	// Methods find the addresses: those of [Detect], and beside them
+	// [MethodNone] and, for IPv6, [MethodAuto]. A family that is missing has
+	// the default: first-found for IPv4 and auto for IPv6.
+	Methods map[dataplane.Family]string
+	// DefaultPools are made when the store holds no pool of their family as the
+	// agent starts. Who deletes the last pool later makes room for another and
+	// does not want this one back.
+	DefaultPools []DefaultPool
 
 	// Conditions returns the node's present conditions. They are written when
 	// they change. Nil: none.
@@ -61,12 +89,11 @@ type Config struct {
 
 // Status is what an [Agent] reached.
 type Status struct {
-	Address    Detected
+	Addresses  map[dataplane.Family]Detected // what is registered; do not change it
 	Registered bool
-	Complete   bool // with its tunnel addresses, once in this life
-	IPIP       netip.Addr
-	VXLAN      netip.Addr
-	Err        error // of the last attempt
+	Complete   bool                  // with its tunnel addresses, once in this life
+	Tunnels    map[Tunnel]netip.Addr // do not change it
+	Err        error                 // of the last attempt
 
 	// Locked says that the datastore asks to be left alone: ClusterInformation
 	// default has datastoreReady false, as during a migration.
@@ -82,14 +109,17 @@ type Agent struct {
 	underlay *dataplane.Underlay
 	synced   bool
 	pools    map[string]*v3.IPPool
-	hadPool  bool // there was one in this life
+	hadPool  map[dataplane.Family]bool // there was one in this life
 	self     *store.Node
 	status   Status
 }
 
 // New returns an agent that does nothing until [Agent.Run].
 func New(cfg Config) *Agent {
-	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), pools: map[string]*v3.IPPool{}}
+	return &Agent{
+		cfg: cfg, wake: make(chan struct{}, 1),
+		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{},
+	}
 }
 
 // Kinds lists what the agent wants to see of the store.
@@ -111,7 +141,10 @@ func (a *Agent) HandleStore(b store.Batch) {
 		case store.KindIPPool:
 			changed = true
 			if p, ok := ev.Object.Value.(*v3.IPPool); ok {
-				a.pools[ev.Key.Name], a.hadPool = p, true
+				a.pools[ev.Key.Name] = p
+				if cidr, err := netip.ParsePrefix(p.Spec.CIDR); err == nil {
+					a.hadPool[dataplane.FamilyOf(cidr.Addr())] = true
+				}
 			} else {
 				delete(a.pools, ev.Key.Name)
 			}
@@ -141,7 +174,7 @@ func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
 	defer a.mu.Unlock()
 	first := a.underlay == nil
 	a.underlay = &u
-	if first || !a.status.Registered {
+	if first || !a.status.Registered || a.lacksFamily() {
 		a.poke()
 	}
 }
@@ -207,7 +240,9 @@ func (a *Agent) note(err error) {
 	case err != nil && (was == nil || was.Error() != err.Error()):
 		a.cfg.Log.Error("this host is not fully registered; will try again", "error", err)
 	case err == nil && was != nil:
-		a.cfg.Log.Info("this host is registered", "address", a.status.Address.Prefix)
+		for f, d := range a.status.Addresses {
+			a.cfg.Log.Info("this host is registered", "family", f, "address", d.Prefix)
+		}
 	}
 }
 
@@ -220,26 +255,27 @@ func (a *Agent) attempt(ctx context.Context) error {
 	u, synced, self, pools := a.underlay, a.synced, a.self, a.pools
 	want := map[Tunnel]bool{}
 	for _, p := range pools {
-		switch store.EncapsulationOf(p) {
-		case store.IPIP, store.IPIPCrossSubnet:
-			want[TunnelIPIP] = true
-		case store.VXLAN, store.VXLANCrossSubnet:
-			want[TunnelVXLAN] = true
-		case store.Direct:
+		if t, ok := tunnelOf(p); ok {
+			want[t] = true
 		}
 	}
-	empty := !a.hadPool
+	var missing []DefaultPool
+	for _, p := range a.cfg.DefaultPools {
+		if !a.hadPool[dataplane.FamilyOf(p.CIDR.Addr())] {
+			missing = append(missing, p)
+		}
+	}
 	a.mu.Unlock()
 	if u == nil || !synced {
 		return nil
 	}
-	if empty && a.cfg.DefaultPool.IsValid() {
-		made, err := EnsureDefaultPool(ctx, a.cfg.Store, a.cfg.DefaultPool, a.cfg.Encapsulation, a.cfg.BlockSize)
+	for _, p := range missing {
+		made, err := EnsureDefaultPool(ctx, a.cfg.Store, p)
 		if err != nil {
 			return err
 		}
 		if made {
-			a.cfg.Log.Info("made the default pool", "cidr", a.cfg.DefaultPool, "encapsulation", a.cfg.Encapsulation)
+			a.cfg.Log.Info("made the default pool", "cidr", p.CIDR, "encapsulation", p.Encapsulation)
 		}
 	}
 	if err := a.register(ctx, *u, self); err != nil {
@@ -252,36 +288,71 @@ func (a *Agent) attempt(ctx context.Context) error {
 	return a.tunnels(ctx, self, want)
 }
 
+// lacksFamily reports whether a family that is wanted has no address yet. The
+// caller has the lock.
+func (a *Agent) lacksFamily() bool {
+	for _, f := range families() {
+		if _, ok := a.status.Addresses[f]; !ok && wantsFamily(a.cfg.Methods, f) {
+			return true
+		}
+	}
+	return false
+}
+
 func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.Node) error {
-	if a.Status().Registered && self != nil && self.Spec.BGP != nil && self.Spec.BGP.IPv4Address != "" {
+	a.mu.Lock()
+	st, lacks := a.status, a.lacksFamily()
+	a.mu.Unlock()
+	lost := slices.ContainsFunc(families(), func(f dataplane.Family) bool {
+		_, ok := st.Addresses[f]
+		return ok && registered(self, f) == ""
+	})
+	if st.Registered && !lacks && !lost {
 		return nil
 	}
-	found, err := Detect(u, a.cfg.Method, dataplane.IPv4)
-	if err != nil {
+	found, err := DetectAll(u, a.cfg.Methods)
+	for f, d := range st.Addresses {
+		found[f] = d // what is registered stays
+	}
+	if len(found) == 0 {
 		return err
+	}
+	if err != nil {
+		a.cfg.Log.Debug("an address is missing", "error", err)
+	}
+	if st.Registered && !lost && len(found) == len(st.Addresses) {
+		return err
+	}
+	want := registration{gone: unwanted(a.cfg.Methods)}
+	for _, f := range families() {
+		if d, ok := found[f]; ok {
+			want.addrs = append(want.addrs, d.Prefix)
+		}
 	}
 	// A resource that somebody deleted comes back with its tunnel addresses at
 	// once: without them the devices would lose theirs until the next step.
-	st := a.Status()
-	complete := func(n *store.Node) { setTunnels(n, st.IPIP, st.VXLAN) }
-	if err := register(ctx, a.cfg.Store, a.cfg.Name, found.Prefix, complete); err != nil {
+	want.complete = func(n *store.Node) { setTunnels(n, st.Tunnels) }
+	if err := register(ctx, a.cfg.Store, a.cfg.Name, want); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.status.Registered, a.status.Address = true, found
-	return nil
+	a.status.Registered, a.status.Addresses = true, found
+	return err
 }
 
 // tunnels gives each tunnel that a pool uses an address and takes it from the
-// others, then writes both to the Node resource if they differ from it.
+// others, then writes all to the Node resource if they differ from it.
 func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]bool) error {
 	have := map[Tunnel]netip.Addr{}
+	differ := false
 	var errs []error
-	for _, t := range []Tunnel{TunnelIPIP, TunnelVXLAN} {
+	for _, t := range AllTunnels() {
+		published := nodeTunnel(self, t)
 		if !want[t] {
-			if nodeTunnel(self, t).IsValid() {
+			if published.IsValid() {
 				errs = append(errs, a.cfg.Tunnels.Release(ctx, t))
+				differ = true
 			}
 			continue
 		}
@@ -289,15 +360,18 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 		if err != nil {
 			errs = append(errs, err)
 			// Keep what was published: peers may be using it.
-			addr = nodeTunnel(self, t)
+			addr = published
 		}
-		have[t] = addr
+		if addr.IsValid() {
+			have[t] = addr
+		}
+		differ = differ || addr != published
 	}
 	a.mu.Lock()
-	a.status.IPIP, a.status.VXLAN = have[TunnelIPIP], have[TunnelVXLAN]
+	a.status.Tunnels = have
 	a.mu.Unlock()
-	if nodeTunnel(self, TunnelIPIP) != have[TunnelIPIP] || nodeTunnel(self, TunnelVXLAN) != have[TunnelVXLAN] {
-		errs = append(errs, SetTunnels(ctx, a.cfg.Store, a.cfg.Name, have[TunnelIPIP], have[TunnelVXLAN]))
+	if differ {
+		errs = append(errs, SetTunnels(ctx, a.cfg.Store, a.cfg.Name, have))
 	}
 	err := errors.Join(errs...)
 	if err == nil {
@@ -308,16 +382,23 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 	return err
 }
 
+// nodeTunnel returns the address of a tunnel that a Node resource has.
 func nodeTunnel(n *store.Node, t Tunnel) netip.Addr {
 	if n == nil {
 		return netip.Addr{}
 	}
-	s := n.Spec.IPv4VXLANTunnelAddr
-	if t == TunnelIPIP {
-		s = ""
+	s := ""
+	switch t {
+	case TunnelIPIP:
 		if n.Spec.BGP != nil {
 			s = n.Spec.BGP.IPv4IPIPTunnelAddr
 		}
+	case TunnelVXLAN:
+		s = n.Spec.IPv4VXLANTunnelAddr
+	case TunnelIPIPv6:
+		s = n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]
+	case TunnelVXLANv6:
+		s = n.Spec.IPv6VXLANTunnelAddr
 	}
 	a, _ := addressOf(s)
 	return a

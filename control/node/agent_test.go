@@ -156,7 +156,7 @@ func TestEnsureDefaultPool(t *testing.T) {
 	defer s.Close()
 	cidr := netip.MustParsePrefix("192.168.0.0/16")
 	for i, want := range []bool{true, false} {
-		made, err := EnsureDefaultPool(t.Context(), s, cidr, store.VXLANCrossSubnet, 26)
+		made, err := EnsureDefaultPool(t.Context(), s, DefaultPool{cidr, store.VXLANCrossSubnet, 26})
 		if err != nil || made != want {
 			t.Errorf("call %d: made %v, %v; want %v", i+1, made, err, want)
 		}
@@ -226,9 +226,9 @@ func TestAgent(t *testing.T) {
 		tunnels := &fakeTunnels{}
 		cond := Condition("Ready", nil)
 		a := New(Config{
-			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler), Method: "first-found",
-			DefaultPool: netip.MustParsePrefix("192.168.0.0/16"), Encapsulation: store.VXLAN, BlockSize: 26,
-			Conditions: func() []metav1.Condition { return []metav1.Condition{cond} },
+			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler),
+			DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.VXLAN, 26}},
+			Conditions:   func() []metav1.Condition { return []metav1.Condition{cond} },
 		})
 		defer follow(t, a, s)()
 
@@ -293,8 +293,8 @@ func TestAgentTriesAgain(t *testing.T) {
 		defer s.Close()
 		tunnels := &fakeTunnels{fail: errors.New("pools exhausted")}
 		a := New(Config{
-			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler), Method: "first-found",
-			DefaultPool: netip.MustParsePrefix("192.168.0.0/16"), Encapsulation: store.VXLAN, BlockSize: 26,
+			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler),
+			DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.VXLAN, 26}},
 		})
 		defer follow(t, a, s)()
 		a.HandleUnderlay(dataplane.Underlay{})
@@ -312,7 +312,7 @@ func TestAgentTriesAgain(t *testing.T) {
 		tunnels.mu.Unlock()
 		<-time.After(2 * retryMax) // virtual time
 		synctest.Wait()
-		if st := a.Status(); st.Err != nil || !st.VXLAN.IsValid() {
+		if st := a.Status(); st.Err != nil || !st.Tunnels[TunnelVXLAN].IsValid() {
 			t.Errorf("after the fault is gone: %+v", st)
 		}
 	})

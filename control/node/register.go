@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,20 +25,28 @@ type AddressTakenError struct {
 
 func (e *AddressTakenError) Error() string {
 	return fmt.Sprintf("node %s cannot register with address %s: node %s is registered with it; "+
-		"set address.ipv4 on one of the two hosts, or delete the resource of a host that is gone (routerctl delete node %s)",
-		e.Node, e.Address, e.Other, e.Other)
+		"set address.%s on one of the two hosts, or delete the resource of a host that is gone (routerctl delete node %s)",
+		e.Node, e.Address, e.Other, strings.ToLower(dataplane.FamilyOf(e.Address).String()), e.Other)
 }
 
-// Register makes the Node resource say that this host has an address. It
-// leaves everything else in the resource alone. Two hosts that register one
-// address at once are both told; the one that wrote last takes its claim back.
-func Register(ctx context.Context, s store.Store, name string, addr netip.Prefix) error {
-	return register(ctx, s, name, addr, func(*store.Node) {})
+// Register makes the Node resource say that this host has these addresses, one
+// of a family. It leaves everything else in the resource alone. Two hosts that
+// register one address at once are both told; the one that wrote last takes its
+// claim back.
+func Register(ctx context.Context, s store.Store, name string, addrs ...netip.Prefix) error {
+	return register(ctx, s, name, registration{addrs: addrs, complete: func(*store.Node) {}})
 }
 
-// register is Register with more to write into a resource that it makes.
-func register(ctx context.Context, s store.Store, name string, addr netip.Prefix, complete func(*store.Node)) error {
-	if err := checkTaken(ctx, s, name, addr.Addr(), 0); err != nil {
+// registration is what a Node resource is to say.
+type registration struct {
+	addrs    []netip.Prefix     // of this host, at most one of a family
+	gone     []dataplane.Family // which it shall have no address of
+	complete func(*store.Node)  // adds to a resource that is made
+}
+
+// register is Register with more to write.
+func register(ctx context.Context, s store.Store, name string, want registration) error {
+	if err := checkTaken(ctx, s, name, want.addrs, 0); err != nil {
 		return err
 	}
 	var before *store.Node
@@ -49,16 +58,21 @@ func register(ctx context.Context, s store.Store, name string, addr netip.Prefix
 			before, existed = cur.Value.(*store.Node), true
 			n = store.Clone(cur.Value).(*store.Node)
 		}
-		setAddress(n, addr)
+		for _, addr := range want.addrs {
+			setAddress(n, addr)
+		}
+		for _, f := range want.gone {
+			dropAddress(n, f)
+		}
 		if !existed {
-			complete(n)
+			want.complete(n)
 		}
 		return n, nil
 	})
 	if err != nil {
 		return fmt.Errorf("register node %s: %w", name, err)
 	}
-	err = checkTaken(ctx, s, name, addr.Addr(), obj.Revision)
+	err = checkTaken(ctx, s, name, want.addrs, obj.Revision)
 	var taken *AddressTakenError
 	if !errors.As(err, &taken) {
 		return err
@@ -66,10 +80,10 @@ func register(ctx context.Context, s store.Store, name string, addr netip.Prefix
 	return errors.Join(err, takeBack(ctx, s, obj, before, existed))
 }
 
-// checkTaken looks for another node with the address. With a revision, only
-// those count that were written before it: of two that raced, the later one
-// gives way.
-func checkTaken(ctx context.Context, s store.Store, name string, addr netip.Addr, before store.Revision) error {
+// checkTaken looks for another node with one of the addresses. With a revision,
+// only those count that were written before it: of two that raced, the later
+// one gives way.
+func checkTaken(ctx context.Context, s store.Store, name string, addrs []netip.Prefix, before store.Revision) error {
 	nodes, _, err := s.List(ctx, store.KindNode, "")
 	if err != nil && !errors.Is(err, store.ErrDecode) {
 		return fmt.Errorf("list nodes: %w", err)
@@ -80,8 +94,9 @@ func checkTaken(ctx context.Context, s store.Store, name string, addr netip.Addr
 			continue
 		}
 		for _, s := range []string{n.Spec.BGP.IPv4Address, n.Spec.BGP.IPv6Address} {
-			if a, ok := addressOf(s); ok && a == addr {
-				return &AddressTakenError{Address: addr, Node: name, Other: n.Name}
+			a, ok := addressOf(s)
+			if ok && slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr() == a }) {
+				return &AddressTakenError{Address: a, Node: name, Other: n.Name}
 			}
 		}
 	}
@@ -107,53 +122,101 @@ func addressOf(s string) (netip.Addr, bool) {
 	return p.Addr(), err == nil
 }
 
+// families lists the address families, in the order in which their addresses
+// stand in a Node resource.
+func families() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
+
+// registered returns the address of a family that a Node resource has; empty:
+// none.
+func registered(n *store.Node, f dataplane.Family) string {
+	switch {
+	case n == nil || n.Spec.BGP == nil:
+		return ""
+	case f == dataplane.IPv6:
+		return n.Spec.BGP.IPv6Address
+	}
+	return n.Spec.BGP.IPv4Address
+}
+
 // setAddress writes an address where Calico's tools look for it: the BGP
 // address, and the list of the node's addresses.
 func setAddress(n *store.Node, addr netip.Prefix) {
+	f := dataplane.FamilyOf(addr.Addr())
+	forget(n, registered(n, f))
+	forget(n, addr.String())
 	if n.Spec.BGP == nil {
 		n.Spec.BGP = &store.NodeBGPSpec{}
 	}
-	old := n.Spec.BGP.IPv4Address
-	if dataplane.FamilyOf(addr.Addr()) == dataplane.IPv6 {
-		old = n.Spec.BGP.IPv6Address
+	if f == dataplane.IPv6 {
 		n.Spec.BGP.IPv6Address = addr.String()
 	} else {
 		n.Spec.BGP.IPv4Address = addr.String()
 	}
-	oldAddr, _ := addressOf(old)
-	n.Spec.Addresses = slices.DeleteFunc(n.Spec.Addresses, func(a store.NodeAddress) bool {
-		x, ok := addressOf(a.Address)
-		return ok && (x == oldAddr || x == addr.Addr()) && (a.Type == "CalicoNodeIP" || a.Type == "InternalIP")
-	})
 	n.Spec.Addresses = append(n.Spec.Addresses,
 		store.NodeAddress{Address: addr.String(), Type: "CalicoNodeIP"},
 		store.NodeAddress{Address: addr.Addr().String(), Type: "InternalIP"})
 }
 
-// SetTunnels writes the addresses of this host's tunnel devices; an invalid
-// address removes one.
-func SetTunnels(ctx context.Context, s store.Store, name string, ipip, vxlan netip.Addr) error {
+// dropAddress takes the address of a family out of a Node resource.
+func dropAddress(n *store.Node, f dataplane.Family) {
+	if n.Spec.BGP == nil {
+		return
+	}
+	forget(n, registered(n, f))
+	if f == dataplane.IPv6 {
+		n.Spec.BGP.IPv6Address = ""
+	} else {
+		n.Spec.BGP.IPv4Address = ""
+	}
+}
+
+// forget takes an address out of the list of a node's addresses.
+func forget(n *store.Node, addr string) {
+	gone, ok := addressOf(addr)
+	if !ok {
+		return
+	}
+	n.Spec.Addresses = slices.DeleteFunc(n.Spec.Addresses, func(a store.NodeAddress) bool {
+		x, ok := addressOf(a.Address)
+		return ok && x == gone && (a.Type == "CalicoNodeIP" || a.Type == "InternalIP")
+	})
+}
+
+// SetTunnels writes the addresses of this host's tunnel devices; those that are
+// missing are removed.
+func SetTunnels(ctx context.Context, s store.Store, name string, addrs map[Tunnel]netip.Addr) error {
 	_, err := store.Modify(ctx, s, store.ResourceKey(store.KindNode, name), func(cur store.Object) (any, error) {
 		if cur.Value == nil {
 			return nil, fmt.Errorf("write the tunnel addresses of node %s: %w", name, store.ErrNotFound)
 		}
 		n := store.Clone(cur.Value).(*store.Node)
-		setTunnels(n, ipip, vxlan)
+		setTunnels(n, addrs)
 		return n, nil
 	})
 	return err
 }
 
-func setTunnels(n *store.Node, ipip, vxlan netip.Addr) {
+// setTunnels writes tunnel addresses into a Node resource. Calico has no field
+// for that of the IPv6 IPIP tunnel, which it does not have.
+func setTunnels(n *store.Node, addrs map[Tunnel]netip.Addr) {
+	text := func(t Tunnel) string {
+		if a := addrs[t]; a.IsValid() {
+			return a.String()
+		}
+		return ""
+	}
 	if n.Spec.BGP == nil {
 		n.Spec.BGP = &store.NodeBGPSpec{}
 	}
-	n.Spec.BGP.IPv4IPIPTunnelAddr, n.Spec.IPv4VXLANTunnelAddr = "", ""
-	if ipip.IsValid() {
-		n.Spec.BGP.IPv4IPIPTunnelAddr = ipip.String()
-	}
-	if vxlan.IsValid() {
-		n.Spec.IPv4VXLANTunnelAddr = vxlan.String()
+	n.Spec.BGP.IPv4IPIPTunnelAddr = text(TunnelIPIP)
+	n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr = text(TunnelVXLAN), text(TunnelVXLANv6)
+	if v6 := text(TunnelIPIPv6); v6 == "" {
+		delete(n.Annotations, store.AnnotationIPv6IPIPTunnelAddr)
+	} else {
+		if n.Annotations == nil {
+			n.Annotations = map[string]string{}
+		}
+		n.Annotations[store.AnnotationIPv6IPIPTunnelAddr] = v6
 	}
 }
 
@@ -182,26 +245,48 @@ func SetConditions(ctx context.Context, s store.Store, name string, conds []meta
 	return nil
 }
 
-// EnsureDefaultPool makes a pool when the store holds none at all. It reports
-// whether it did. An operator who deleted all pools on purpose turns this off
-// in the configuration.
-func EnsureDefaultPool(ctx context.Context, s store.Store, cidr netip.Prefix, e store.Encapsulation, blockSize int) (bool, error) {
+// DefaultPool describes a pool that is made when the store has none of its
+// family.
+type DefaultPool struct {
+	CIDR          netip.Prefix
+	Encapsulation store.Encapsulation
+	BlockSize     int
+}
+
+// resource returns the IPPool, with the name and the outgoing NAT of the one
+// that Calico makes.
+func (d DefaultPool) resource() *v3.IPPool {
+	p := &v3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "default-ipv4-ippool"}}
+	p.Spec.CIDR, p.Spec.BlockSize, p.Spec.NATOutgoing = d.CIDR.String(), d.BlockSize, true
+	if dataplane.FamilyOf(d.CIDR.Addr()) == dataplane.IPv6 {
+		p.Name, p.Spec.NATOutgoing = "default-ipv6-ippool", false
+	}
+	store.SetEncapsulation(p, d.Encapsulation)
+	store.SetDefaults(p)
+	return p
+}
+
+// EnsureDefaultPool makes a pool when the store holds none of its family. It
+// reports whether it did. An operator who deleted all pools on purpose turns
+// this off in the configuration.
+func EnsureDefaultPool(ctx context.Context, s store.Store, d DefaultPool) (bool, error) {
 	pools, _, err := s.List(ctx, store.KindIPPool, "")
 	if err != nil && !errors.Is(err, store.ErrDecode) {
 		return false, fmt.Errorf("list pools: %w", err)
 	}
-	if err != nil || len(pools) > 0 {
+	// One that cannot be read, or whose CIDR cannot, may be of this family.
+	if err != nil || slices.ContainsFunc(pools, func(o store.Object) bool {
+		cidr, err := netip.ParsePrefix(o.Value.(*v3.IPPool).Spec.CIDR)
+		return err != nil || cidr.Addr().Is4() == d.CIDR.Addr().Is4()
+	}) {
 		return false, nil
 	}
-	p := &v3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "default-ipv4-ippool"}}
-	p.Spec.CIDR, p.Spec.BlockSize, p.Spec.NATOutgoing = cidr.String(), blockSize, true
-	store.SetEncapsulation(p, e)
-	store.SetDefaults(p)
+	p := d.resource()
 	if err := store.Validate(p); err != nil {
-		return false, fmt.Errorf("make the default pool: %w", err)
+		return false, fmt.Errorf("make the default pool %s: %w", p.Name, err)
 	}
 	if _, err := store.Create(ctx, s, p); err != nil && !errors.Is(err, store.ErrExists) {
-		return false, fmt.Errorf("make the default pool: %w", err)
+		return false, fmt.Errorf("make the default pool %s: %w", p.Name, err)
 	}
 	return true, nil
 }

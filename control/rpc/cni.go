@@ -37,10 +37,12 @@ func (s *cniServer) Add(ctx context.Context, req *apiv1.AddRequest) (*apiv1.AddR
 		IPv4Pools: req.GetIpv4Pools(), IPv6Pools: req.GetIpv6Pools(),
 		Forwarding: req.GetAllowIpForwarding(),
 	}
-	if ip := req.GetRequestedIp(); ip != "" {
-		if r.Address, err = netip.ParseAddr(ip); err != nil {
-			return nil, invalid("requested_ip", err)
+	for _, ip := range req.GetRequestedIps() {
+		a, err := netip.ParseAddr(ip)
+		if err != nil {
+			return nil, invalid("requested_ips", err)
 		}
+		r.Addresses = append(r.Addresses, a)
 	}
 	res, err := s.attacher.Add(ctx, r)
 	if err != nil {

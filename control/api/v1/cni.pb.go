@@ -153,7 +153,7 @@ type AddRequest struct {
 	Ipv6Pools         []string               `protobuf:"bytes,6,rep,name=ipv6_pools,json=ipv6Pools,proto3" json:"ipv6_pools,omitempty"`
 	AssignIpv4        bool                   `protobuf:"varint,7,opt,name=assign_ipv4,json=assignIpv4,proto3" json:"assign_ipv4,omitempty"`
 	AssignIpv6        bool                   `protobuf:"varint,8,opt,name=assign_ipv6,json=assignIpv6,proto3" json:"assign_ipv6,omitempty"`
-	RequestedIp       string                 `protobuf:"bytes,9,opt,name=requested_ip,json=requestedIp,proto3" json:"requested_ip,omitempty"`                       // CNI_ARGS IP=; empty: any
+	RequestedIps      []string               `protobuf:"bytes,9,rep,name=requested_ips,json=requestedIps,proto3" json:"requested_ips,omitempty"`                    // CNI_ARGS IP= and the like, at most one of a family; empty: any
 	AllowIpForwarding bool                   `protobuf:"varint,10,opt,name=allow_ip_forwarding,json=allowIpForwarding,proto3" json:"allow_ip_forwarding,omitempty"` // leave ip_forward on inside the container
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -245,11 +245,11 @@ func (x *AddRequest) GetAssignIpv6() bool {
 	return false
 }
 
-func (x *AddRequest) GetRequestedIp() string {
+func (x *AddRequest) GetRequestedIps() []string {
 	if x != nil {
-		return x.RequestedIp
+		return x.RequestedIps
 	}
-	return ""
+	return nil
 }
 
 func (x *AddRequest) GetAllowIpForwarding() bool {
@@ -338,7 +338,7 @@ func (x *AddResponse) GetAddresses() []*Address {
 type Address struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cidr          string                 `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"`       // the address with /32 or /128
-	Gateway       string                 `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"` // 169.254.1.1
+	Gateway       string                 `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"` // 169.254.1.1 or fe80::ecee:eeff:feee:eeee
 	Block         string                 `protobuf:"bytes,3,opt,name=block,proto3" json:"block,omitempty"`     // the block it is from
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -794,7 +794,7 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\bWorkload\x12\"\n" +
 	"\forchestrator\x18\x01 \x01(\tR\forchestrator\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
-	"\x03pod\x18\x03 \x01(\tR\x03pod\"\xf1\x02\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\"\xf3\x02\n" +
 	"\n" +
 	"AddRequest\x126\n" +
 	"\n" +
@@ -810,8 +810,8 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\vassign_ipv4\x18\a \x01(\bR\n" +
 	"assignIpv4\x12\x1f\n" +
 	"\vassign_ipv6\x18\b \x01(\bR\n" +
-	"assignIpv6\x12!\n" +
-	"\frequested_ip\x18\t \x01(\tR\vrequestedIp\x12.\n" +
+	"assignIpv6\x12#\n" +
+	"\rrequested_ips\x18\t \x03(\tR\frequestedIps\x12.\n" +
 	"\x13allow_ip_forwarding\x18\n" +
 	" \x01(\bR\x11allowIpForwarding\"\xb9\x01\n" +
 	"\vAddResponse\x12%\n" +

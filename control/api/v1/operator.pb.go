@@ -59,29 +59,34 @@ func (*NodeRequest) Descriptor() ([]byte, []int) {
 }
 
 type NodeResponse struct {
-	state              protoimpl.MessageState `protogen:"open.v1"`
-	Name               string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Version            string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	Pid                int64                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
-	Started            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
-	Ipv4Address        string                 `protobuf:"bytes,5,opt,name=ipv4_address,json=ipv4Address,proto3" json:"ipv4_address,omitempty"` // with the subnet's length
-	Uplink             string                 `protobuf:"bytes,6,opt,name=uplink,proto3" json:"uplink,omitempty"`
-	AddressMethod      string                 `protobuf:"bytes,7,opt,name=address_method,json=addressMethod,proto3" json:"address_method,omitempty"` // why this address: first-found, interface=…
-	IpipTunnelAddress  string                 `protobuf:"bytes,8,opt,name=ipip_tunnel_address,json=ipipTunnelAddress,proto3" json:"ipip_tunnel_address,omitempty"`
-	VxlanTunnelAddress string                 `protobuf:"bytes,9,opt,name=vxlan_tunnel_address,json=vxlanTunnelAddress,proto3" json:"vxlan_tunnel_address,omitempty"`
-	AsNumber           uint32                 `protobuf:"varint,10,opt,name=as_number,json=asNumber,proto3" json:"as_number,omitempty"`
-	RouterId           string                 `protobuf:"bytes,11,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
-	Datastore          string                 `protobuf:"bytes,12,opt,name=datastore,proto3" json:"datastore,omitempty"` // embedded, or the endpoints
-	Health             *Health                `protobuf:"bytes,13,opt,name=health,proto3" json:"health,omitempty"`
-	Peers              []*BGPPeer             `protobuf:"bytes,14,rep,name=peers,proto3" json:"peers,omitempty"`
-	Pools              []*PoolStatus          `protobuf:"bytes,15,rep,name=pools,proto3" json:"pools,omitempty"`
-	Blocks             []*BlockStatus         `protobuf:"bytes,16,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	Workloads          int32                  `protobuf:"varint,17,opt,name=workloads,proto3" json:"workloads,omitempty"`
-	WorkloadMtu        int32                  `protobuf:"varint,18,opt,name=workload_mtu,json=workloadMtu,proto3" json:"workload_mtu,omitempty"`
-	Notes              []string               `protobuf:"bytes,20,rep,name=notes,proto3" json:"notes,omitempty"`                       // what an operator should know though nothing is wrong
-	BgpError           string                 `protobuf:"bytes,19,opt,name=bgp_error,json=bgpError,proto3" json:"bgp_error,omitempty"` // why the speaker as a whole does not run; empty: it runs
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	Name                 string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Version              string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Pid                  int64                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	Started              *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
+	Ipv4Address          string                 `protobuf:"bytes,5,opt,name=ipv4_address,json=ipv4Address,proto3" json:"ipv4_address,omitempty"` // with the subnet's length
+	Uplink               string                 `protobuf:"bytes,6,opt,name=uplink,proto3" json:"uplink,omitempty"`
+	AddressMethod        string                 `protobuf:"bytes,7,opt,name=address_method,json=addressMethod,proto3" json:"address_method,omitempty"` // why this address: first-found, interface=…
+	IpipTunnelAddress    string                 `protobuf:"bytes,8,opt,name=ipip_tunnel_address,json=ipipTunnelAddress,proto3" json:"ipip_tunnel_address,omitempty"`
+	VxlanTunnelAddress   string                 `protobuf:"bytes,9,opt,name=vxlan_tunnel_address,json=vxlanTunnelAddress,proto3" json:"vxlan_tunnel_address,omitempty"`
+	AsNumber             uint32                 `protobuf:"varint,10,opt,name=as_number,json=asNumber,proto3" json:"as_number,omitempty"`
+	RouterId             string                 `protobuf:"bytes,11,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	Datastore            string                 `protobuf:"bytes,12,opt,name=datastore,proto3" json:"datastore,omitempty"` // embedded, or the endpoints
+	Health               *Health                `protobuf:"bytes,13,opt,name=health,proto3" json:"health,omitempty"`
+	Peers                []*BGPPeer             `protobuf:"bytes,14,rep,name=peers,proto3" json:"peers,omitempty"`
+	Pools                []*PoolStatus          `protobuf:"bytes,15,rep,name=pools,proto3" json:"pools,omitempty"`
+	Blocks               []*BlockStatus         `protobuf:"bytes,16,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Workloads            int32                  `protobuf:"varint,17,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	WorkloadMtu          int32                  `protobuf:"varint,18,opt,name=workload_mtu,json=workloadMtu,proto3" json:"workload_mtu,omitempty"`
+	Notes                []string               `protobuf:"bytes,20,rep,name=notes,proto3" json:"notes,omitempty"`                                // what an operator should know though nothing is wrong
+	BgpError             string                 `protobuf:"bytes,19,opt,name=bgp_error,json=bgpError,proto3" json:"bgp_error,omitempty"`          // why the speaker as a whole does not run; empty: it runs
+	Ipv6Address          string                 `protobuf:"bytes,21,opt,name=ipv6_address,json=ipv6Address,proto3" json:"ipv6_address,omitempty"` // with the subnet's length
+	Ipv6Uplink           string                 `protobuf:"bytes,22,opt,name=ipv6_uplink,json=ipv6Uplink,proto3" json:"ipv6_uplink,omitempty"`
+	Ipv6AddressMethod    string                 `protobuf:"bytes,23,opt,name=ipv6_address_method,json=ipv6AddressMethod,proto3" json:"ipv6_address_method,omitempty"`
+	IpipTunnelAddressV6  string                 `protobuf:"bytes,24,opt,name=ipip_tunnel_address_v6,json=ipipTunnelAddressV6,proto3" json:"ipip_tunnel_address_v6,omitempty"`
+	VxlanTunnelAddressV6 string                 `protobuf:"bytes,25,opt,name=vxlan_tunnel_address_v6,json=vxlanTunnelAddressV6,proto3" json:"vxlan_tunnel_address_v6,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *NodeResponse) Reset() {
@@ -250,6 +255,41 @@ func (x *NodeResponse) GetNotes() []string {
 func (x *NodeResponse) GetBgpError() string {
 	if x != nil {
 		return x.BgpError
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetIpv6Address() string {
+	if x != nil {
+		return x.Ipv6Address
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetIpv6Uplink() string {
+	if x != nil {
+		return x.Ipv6Uplink
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetIpv6AddressMethod() string {
+	if x != nil {
+		return x.Ipv6AddressMethod
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetIpipTunnelAddressV6() string {
+	if x != nil {
+		return x.IpipTunnelAddressV6
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetVxlanTunnelAddressV6() string {
+	if x != nil {
+		return x.VxlanTunnelAddressV6
 	}
 	return ""
 }
@@ -1223,7 +1263,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
 	"routerd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
-	"\vNodeRequest\"\xca\x05\n" +
+	"\vNodeRequest\"\xaa\a\n" +
 	"\fNodeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x10\n" +
@@ -1245,7 +1285,13 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\tworkloads\x18\x11 \x01(\x05R\tworkloads\x12!\n" +
 	"\fworkload_mtu\x18\x12 \x01(\x05R\vworkloadMtu\x12\x14\n" +
 	"\x05notes\x18\x14 \x03(\tR\x05notes\x12\x1b\n" +
-	"\tbgp_error\x18\x13 \x01(\tR\bbgpError\"\x8b\x01\n" +
+	"\tbgp_error\x18\x13 \x01(\tR\bbgpError\x12!\n" +
+	"\fipv6_address\x18\x15 \x01(\tR\vipv6Address\x12\x1f\n" +
+	"\vipv6_uplink\x18\x16 \x01(\tR\n" +
+	"ipv6Uplink\x12.\n" +
+	"\x13ipv6_address_method\x18\x17 \x01(\tR\x11ipv6AddressMethod\x123\n" +
+	"\x16ipip_tunnel_address_v6\x18\x18 \x01(\tR\x13ipipTunnelAddressV6\x125\n" +
+	"\x17vxlan_tunnel_address_v6\x18\x19 \x01(\tR\x14vxlanTunnelAddressV6\"\x8b\x01\n" +
 	"\x06Health\x12%\n" +
 	"\x04live\x18\x01 \x01(\v2\x11.routerd.v1.CheckR\x04live\x12'\n" +
 	"\x05ready\x18\x02 \x01(\v2\x11.routerd.v1.CheckR\x05ready\x121\n" +
