@@ -20,6 +20,14 @@ type UnderlayLink struct {
 	MAC      MAC
 	Up       bool // administratively up and with carrier
 	Loopback bool
+
+	// For VXLAN devices.
+	VNI  uint32
+	Port uint16 // UDP destination port
+
+	// For devices with addresses.
+	RPFilter int // IPv4 source check in effect: 0 off, 1 strict, 2 loose (RFC 3704)
+	AcceptRA int // IPv6 router advertisements: 0 no, 1 unless forwarding, 2 always
 }
 
 // UnderlayAddress is an address on a device.

@@ -41,6 +41,8 @@ type Core struct {
 	events chan func(*loop)
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
 	mtu    atomic.Int64 // of IPv4 workloads, bytes
+
+	targets latest[[]Target]
 }
 
 // New returns a core that does nothing until [Core.Run].

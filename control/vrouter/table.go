@@ -47,6 +47,10 @@ type table struct {
 	paths    map[netip.Prefix]Path
 	underlay *dataplane.Underlay
 
+	// What was measured, by family of the underlay and node.
+	reach    map[dataplane.Family]map[string]dataplane.Reach
+	delivery map[dataplane.Family]map[string][]dataplane.Delivery
+
 	// Derived from the above.
 	settings       settings
 	hosts          map[dataplane.Family]dataplane.Host
@@ -93,6 +97,8 @@ func newTable(self string) *table {
 		claims:         map[netip.Prefix][]claim{},
 		origins:        map[netip.Prefix]origin{},
 		paths:          map[netip.Prefix]Path{},
+		reach:          map[dataplane.Family]map[string]dataplane.Reach{},
+		delivery:       map[dataplane.Family]map[string][]dataplane.Delivery{},
 		settings:       newSettings(),
 		hosts:          map[dataplane.Family]dataplane.Host{},
 		hostObjs:       map[dataplane.Key]dataplane.Object{},

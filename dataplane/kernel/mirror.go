@@ -155,7 +155,7 @@ func (m *mirror) underlay() dataplane.Underlay {
 	for _, l := range m.links {
 		u.Links = append(u.Links, dataplane.UnderlayLink{
 			Index: l.index, Name: l.name, Type: l.kind, MTU: l.mtu, MAC: l.mac,
-			Up: l.carrier(), Loopback: l.flags&unix.IFF_LOOPBACK != 0,
+			Up: l.carrier(), Loopback: l.flags&unix.IFF_LOOPBACK != 0, VNI: l.vni, Port: l.port,
 		})
 	}
 	slices.SortFunc(u.Links, func(a, b dataplane.UnderlayLink) int { return cmp.Compare(a.Index, b.Index) })

@@ -461,6 +461,7 @@ func (k *Kernel) putSysctl(o op) result {
 		k.writes.Add(1)
 		if err = k.writeSysctl(w.Name, w.Value); err == nil {
 			k.wrote(dataplane.KindSysctl, false, 1)
+			k.changed() // the underlay tells some of them
 		}
 	}
 	if err != nil {

@@ -223,7 +223,7 @@ func theUnderlay() dataplane.Underlay {
 			{Index: 1, Name: "lo", MTU: 65536, Up: true, Loopback: true},
 			{Index: 2, Name: "up1", Type: "veth", MTU: 1500, Up: true},
 			{Index: 3, Name: "up0", Type: "veth", MTU: 1500, Up: true, MAC: mac("66:00:00:00:00:01")},
-			{Index: 4, Name: "vxlan.calico", Type: "vxlan", MTU: 1450, Up: true, MAC: mac("66:07:02:c1:cc:60")},
+			{Index: 4, Name: "vxlan.calico", Type: "vxlan", MTU: 1450, Up: true, MAC: mac("66:07:02:c1:cc:60"), VNI: 4096, Port: 4789},
 		},
 		Addresses: []dataplane.UnderlayAddress{
 			{Link: "lo", Prefix: pfx("127.0.0.1/8"), LinkScope: true},
@@ -245,7 +245,7 @@ func compareIPv4(want, got dataplane.Underlay) string {
 	return cmp.Diff(want, got,
 		// The ipip module, where there is one, puts its device anywhere.
 		cmpopts.IgnoreSliceElements(func(l dataplane.UnderlayLink) bool { return l.Type == "ipip" }),
-		cmpopts.IgnoreFields(dataplane.UnderlayLink{}, "Index"),
+		cmpopts.IgnoreFields(dataplane.UnderlayLink{}, "Index", "RPFilter", "AcceptRA"),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmpopts.IgnoreSliceElements(func(a dataplane.UnderlayAddress) bool { return !a.Prefix.Addr().Is4() }),
 		cmpopts.IgnoreSliceElements(func(r dataplane.UnderlayRoute) bool { return !r.Prefix.Addr().Is4() }),

@@ -98,6 +98,10 @@ func (k *Kernel) show() {
 	}
 	start := time.Now()
 	k.showAt = time.Time{}
-	k.subs.publish(k.mir.underlay())
+	u := k.mir.underlay()
+	if err := k.addSettings(&u); err != nil {
+		k.log.Warn("settings of devices cannot be read", "error", err)
+	}
+	k.subs.publish(u)
 	k.showDelay = max(coalesce, 10*time.Since(start))
 }

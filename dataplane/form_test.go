@@ -1,0 +1,72 @@
+package dataplane_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+func TestParseForm(t *testing.T) {
+	for s, want := range map[string]dataplane.Form{
+		"direct":           {Driver: "direct"},
+		"ipip":             {Driver: "ipip", Outer: dataplane.IPv4},
+		"ip6tnl":           {Driver: "ipip", Outer: dataplane.IPv6},
+		"vxlan/4096/4789":  {Driver: "vxlan", Outer: dataplane.IPv4, VNI: 4096, Port: 4789},
+		"vxlan6/1/65535":   {Driver: "vxlan", Outer: dataplane.IPv6, VNI: 1, Port: 65535},
+		"vxlan/16777215/1": {Driver: "vxlan", Outer: dataplane.IPv4, VNI: 1<<24 - 1, Port: 1},
+	} {
+		got, err := dataplane.ParseForm(s)
+		if err != nil || got != want || got.String() != s {
+			t.Errorf("ParseForm(%q) = %+v (%s), %v; want %+v", s, got, got, err, want)
+		}
+	}
+	for _, s := range []string{
+		"", "Direct", "vxlan", "vxlan/4096", "vxlan/0/4789", "vxlan/16777216/4789", "vxlan/1/0", "vxlan/1/65536", "vxlan/1/2/3",
+		"vxlan/+1/2", "vxlan/01/2", "vxlan4/1/2", "direct/1/2", "ipip/1/2", " direct",
+	} {
+		if f, err := dataplane.ParseForm(s); err == nil {
+			t.Errorf("ParseForm(%q) = %s, want an error", s, f)
+		}
+	}
+}
+
+func TestCompareForms(t *testing.T) {
+	want := []string{"vxlan/1/4789", "vxlan/4096/4788", "vxlan/4096/4789", "vxlan6/1/1", "ipip", "ip6tnl", "direct"}
+	var forms []dataplane.Form
+	for _, s := range want {
+		f, err := dataplane.ParseForm(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forms = append(forms, f)
+	}
+	slices.Reverse(forms)
+	slices.SortFunc(forms, dataplane.CompareForms)
+	var got []string
+	for _, f := range forms {
+		got = append(got, f.String())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+}
+
+// FuzzParseForm: whatever a node publishes, a form that is read is one that
+// is written the same.
+func FuzzParseForm(f *testing.F) {
+	for _, s := range []string{"direct", "ip6tnl", "vxlan/4096/4789", "vxlan6/1/1", "vxlan/-1/4789", "vxlan//"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		form, err := dataplane.ParseForm(s)
+		if err != nil {
+			return
+		}
+		if form.String() != s || form.Driver == dataplane.DriverVXLAN && (form.VNI == 0 || form.VNI >= 1<<24 || form.Port == 0) {
+			t.Errorf("ParseForm(%q) = %+v, which is written %s", s, form, form)
+		}
+	})
+}
