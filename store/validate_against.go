@@ -15,7 +15,8 @@ import (
 // says what is needed. An object of v's own kind and name among others is its
 // present state: v is then an update of it.
 //
-// It looks for pools that overlap, changes of what cannot be changed, block
+// It looks for pools that overlap each other, or when they are new a node's
+// network or a range of services, changes of what cannot be changed, block
 // sizes at odds with blocks that exist, BGP filters that are referred to and
 // missing, addresses that two nodes claim, and tiers that policies name and
 // nobody made. The error is a [FieldErrors].
@@ -40,7 +41,7 @@ func ValidateAgainst(v any, others []Object) error {
 func RelatedKinds(kind Kind) []Kind {
 	switch kind {
 	case KindIPPool:
-		return []Kind{KindIPPool, KindIPAMBlock}
+		return []Kind{KindIPPool, KindIPAMBlock, KindNode, KindBGPConfiguration}
 	case KindBGPPeer:
 		return []Kind{KindBGPFilter}
 	case KindNode:
@@ -71,8 +72,61 @@ func (c *checker) poolAgainst(p *v3.IPPool, others []Object) {
 			c.add("spec.cidr", p.Spec.CIDR, "IPPool(%s) overlaps IPPool(%s) with CIDR %s; choose a range apart from it", p.Name, old.Name, old.Spec.CIDR)
 		}
 	}
+	// A pool that exists may be at odds with what came later: it must still be
+	// possible to disable it.
 	if !exists {
 		c.poolBlocks(p, cidr, others)
+		c.poolServices(p, cidr, others)
+		c.poolNodes(p, cidr, others)
+	}
+}
+
+// poolServices refuses a pool in a range from which services get addresses:
+// each would be a service on some hosts and a workload on others. Only the
+// addresses of load balancers may be a pool's, of one that is for them.
+func (c *checker) poolServices(p *v3.IPPool, cidr netip.Prefix, others []Object) {
+	balancers := slices.Contains(p.Spec.AllowedUses, v3.IPPoolAllowedUseLoadBalancer)
+	for _, o := range others {
+		conf, ok := o.Value.(*v3.BGPConfiguration)
+		if !ok {
+			continue
+		}
+		check := func(field, service string) {
+			if s, err := netip.ParsePrefix(service); err == nil && s.Overlaps(cidr) {
+				c.add("spec.cidr", p.Spec.CIDR, "IPPool(%s) overlaps %s %s of BGPConfiguration(%s), from which services get addresses; choose a range apart from it",
+					p.Name, field, service, conf.Name)
+			}
+		}
+		for _, s := range conf.Spec.ServiceClusterIPs {
+			check("serviceClusterIPs", s.CIDR)
+		}
+		for _, s := range conf.Spec.ServiceExternalIPs {
+			check("serviceExternalIPs", s.CIDR)
+		}
+		for _, s := range conf.Spec.ServiceLoadBalancerIPs {
+			if !balancers {
+				check("serviceLoadBalancerIPs", s.CIDR)
+			}
+		}
+	}
+}
+
+// poolNodes refuses a pool in a network that a node is attached to: the node's
+// neighbours there would be taken for workloads. One refusal names one node;
+// the others of its subnet would say the same.
+func (c *checker) poolNodes(p *v3.IPPool, cidr netip.Prefix, others []Object) {
+	for _, o := range others {
+		n, ok := o.Value.(*Node)
+		if !ok || n.Spec.BGP == nil {
+			continue
+		}
+		for _, s := range []string{n.Spec.BGP.IPv4Address, n.Spec.BGP.IPv6Address} {
+			if a, err := ParseAddress(s); err == nil && a.Overlaps(cidr) {
+				c.add("spec.cidr", p.Spec.CIDR, "IPPool(%s) overlaps %s, the network of Node(%s), whose address is %s; choose a range apart from the hosts' networks",
+					p.Name, a.Masked(), n.Name, s)
+				return
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -14,10 +15,21 @@ const (
 	minBlockSizeV6, maxBlockSizeV6, defaultBlockSizeV6 = 116, 128, 122
 )
 
-// linkLocals are where no pool can be: workloads' gateway is in the first, and
-// every interface has an address of its own in the second.
-func linkLocals() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("fe80::/10")}
+// unroutables are the ranges where no pool can be, with what each is (RFC
+// 6890, RFC 5771, RFC 4291).
+func unroutables() map[string]netip.Prefix {
+	return map[string]netip.Prefix{
+		// Workloads' gateway is in the first of the two, and every interface
+		// has an address of its own in the second.
+		"link-local range 169.254.0.0/16":  netip.MustParsePrefix("169.254.0.0/16"),
+		"link-local range fe80::/10":       netip.MustParsePrefix("fe80::/10"),
+		"loopback range 127.0.0.0/8":       netip.MustParsePrefix("127.0.0.0/8"),
+		"loopback address ::1":             netip.MustParsePrefix("::1/128"),
+		"multicast range 224.0.0.0/4":      netip.MustParsePrefix("224.0.0.0/4"),
+		"multicast range ff00::/8":         netip.MustParsePrefix("ff00::/8"),
+		"range 0.0.0.0/8 of \"this host\"": netip.MustParsePrefix("0.0.0.0/8"),
+		"broadcast address":                netip.MustParsePrefix("255.255.255.255/32"),
+	}
 }
 
 // maxCIDRLength is the CRD's limit on the text of a pool's CIDR.
@@ -50,9 +62,10 @@ func (c *checker) poolCIDR(s *v3.IPPoolSpec) netip.Prefix {
 	if !p.IsValid() {
 		return p
 	}
-	for _, l := range linkLocals() {
-		if p.Overlaps(l) {
-			c.add("spec.cidr", s.CIDR, "overlaps the link-local range %s, which is not routed; choose another range", l)
+	ranges := unroutables()
+	for _, what := range slices.Sorted(maps.Keys(ranges)) {
+		if p.Overlaps(ranges[what]) {
+			c.add("spec.cidr", s.CIDR, "overlaps the %s, which is not routed; choose another range", what)
 		}
 	}
 	low, high, def := minBlockSizeV4, maxBlockSizeV4, defaultBlockSizeV4

@@ -140,6 +140,8 @@ func TestValidateAgainst(t *testing.T) {
 	node := func(name, addr string) any {
 		return resource(t, store.KindNode, name, `{"bgp":{"ipv4Address":"`+addr+`"}}`)
 	}
+	services := []store.Object{stored(t, resource(t, store.KindBGPConfiguration, "default",
+		`{"serviceClusterIPs":[{"cidr":"10.96.0.0/12"}],"serviceExternalIPs":[{"cidr":"172.16.0.0/24"}],"serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}]}`))}
 	for _, tt := range []struct {
 		name   string
 		v      any
@@ -155,6 +157,24 @@ func TestValidateAgainst(t *testing.T) {
 			"around", pool("b", `{"cidr":"10.0.0.0/8"}`), pools,
 			`spec.cidr: "10.0.0.0/8": IPPool(b) overlaps IPPool(a) with CIDR 10.0.0.0/16; choose a range apart from it`,
 		},
+		{
+			"a node's network", pool("b", `{"cidr":"10.2.0.0/15"}`), []store.Object{stored(t, node("n1", "10.9.0.1/24")), stored(t, node("n2", "10.3.0.7/24")), stored(t, node("n3", "10.3.0.8/24"))},
+			`spec.cidr: "10.2.0.0/15": IPPool(b) overlaps 10.3.0.0/24, the network of Node(n2), whose address is 10.3.0.7/24; choose a range apart from the hosts' networks`,
+		},
+		{"a node's network, and the pool exists", pool("a", `{"cidr":"10.0.0.0/16","disabled":true}`), append(pools[:1:1], stored(t, node("n1", "10.0.0.7/24"))), ""},
+		{
+			"services", pool("b", `{"cidr":"10.96.4.0/22"}`), services,
+			`spec.cidr: "10.96.4.0/22": IPPool(b) overlaps serviceClusterIPs 10.96.0.0/12 of BGPConfiguration(default), from which services get addresses; choose a range apart from it`,
+		},
+		{
+			"external addresses of services", pool("b", `{"cidr":"172.16.0.0/16"}`), services,
+			`spec.cidr: "172.16.0.0/16": IPPool(b) overlaps serviceExternalIPs 172.16.0.0/24 of BGPConfiguration(default), from which services get addresses; choose a range apart from it`,
+		},
+		{
+			"addresses of load balancers", pool("b", `{"cidr":"172.17.0.0/16"}`), services,
+			`spec.cidr: "172.17.0.0/16": IPPool(b) overlaps serviceLoadBalancerIPs 172.17.0.0/24 of BGPConfiguration(default), from which services get addresses; choose a range apart from it`,
+		},
+		{"addresses of load balancers, in a pool for them", pool("b", `{"cidr":"172.17.0.0/24","allowedUses":["LoadBalancer"]}`), services, ""},
 		{"itself", pool("a", `{"cidr":"10.0.0.0/16","vxlanMode":"Always"}`), pools, ""},
 		{
 			"another cidr", pool("a", `{"cidr":"10.5.0.0/16"}`), pools,
@@ -209,10 +229,35 @@ func TestValidateAgainst(t *testing.T) {
 	}
 }
 
+// No pool can be where nothing is routed.
+func TestPoolRanges(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ cidr, want string }{
+		{"169.254.0.0/20", "overlaps the link-local range 169.254.0.0/16"},
+		{"127.1.0.0/16", "overlaps the loopback range 127.0.0.0/8"},
+		{"239.0.0.0/16", "overlaps the multicast range 224.0.0.0/4"},
+		{"0.0.0.0/16", `overlaps the range 0.0.0.0/8 of "this host"`},
+		{"255.255.255.0/24", "overlaps the broadcast address"},
+		{"fe80::/64", "overlaps the link-local range fe80::/10"},
+		{"ff05::/64", "overlaps the multicast range ff00::/8"},
+		{"::/112", "overlaps the loopback address ::1"},
+		{"100.64.0.0/16", ""},
+		{"fd00::/64", ""},
+	} {
+		got := ""
+		if err := store.Validate(resource(t, store.KindIPPool, "p", `{"cidr":"`+tt.cidr+`"}`)); err != nil {
+			got = err.Error()
+		}
+		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want it to say %q", tt.cidr, got, tt.want)
+		}
+	}
+}
+
 func TestRelatedKinds(t *testing.T) {
 	t.Parallel()
 	want := map[store.Kind][]store.Kind{
-		store.KindIPPool:  {store.KindIPPool, store.KindIPAMBlock},
+		store.KindIPPool:  {store.KindIPPool, store.KindIPAMBlock, store.KindNode, store.KindBGPConfiguration},
 		store.KindBGPPeer: {store.KindBGPFilter},
 		store.KindNode:    {store.KindNode},
 

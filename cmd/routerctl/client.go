@@ -45,20 +45,31 @@ func (a *app) socketPath() (string, error) {
 // openStore opens the datastore: an external etcd when the environment names
 // one and no flag asks for a certain daemon, else through the daemon.
 func (a *app) openStore(ctx context.Context) (store.Store, error) {
-	if a.socket == "" && a.lab == "" && a.host == "" {
-		c, ok, err := etcd.ConfigFromEnv(a.getenv)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			return etcd.Open(ctx, c)
-		}
+	c, err := a.directStore()
+	if err != nil {
+		return nil, err
+	}
+	if c != nil {
+		return etcd.Open(ctx, *c)
 	}
 	socket, err := a.reachSocket(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + socket}})
+}
+
+// directStore returns the external etcd that is to be used without a daemon;
+// nil: there is none.
+func (a *app) directStore() (*etcd.Config, error) {
+	if a.socket != "" || a.lab != "" || a.host != "" {
+		return nil, nil //nolint:nilnil // a flag asks for a certain daemon
+	}
+	c, ok, err := etcd.ConfigFromEnv(a.getenv)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return &c, nil
 }
 
 // reachSocket returns the daemon's socket after a try to connect, for gRPC's
@@ -96,19 +107,24 @@ func socketError(socket string, err error) error {
 func (a *app) withOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient) error) error {
 	ctx, cancel := a.withDeadline(cmd)
 	defer cancel()
+	return explain(ctx, a.askOperator(ctx, func(op apiv1.OperatorClient) error { return f(ctx, op) }))
+}
+
+// askOperator runs f with a connection to the daemon.
+func (a *app) askOperator(ctx context.Context, f func(apiv1.OperatorClient) error) error {
 	socket, err := a.reachSocket(ctx)
 	if err != nil {
-		return explain(ctx, err)
+		return err
 	}
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
 	}
-	err = f(ctx, apiv1.NewOperatorClient(conn))
+	err = f(apiv1.NewOperatorClient(conn))
 	if closeErr := conn.Close(); err == nil && closeErr != nil {
 		err = closeErr
 	}
-	return explain(ctx, err)
+	return err
 }
 
 // explain puts an error into words: what a deadline that has passed means, and

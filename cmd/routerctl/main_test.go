@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io/fs"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -60,6 +61,17 @@ func (o *operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeRespons
 func (o *operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {
 	m := &apiv1.CNIConfigResponse{}
 	return m, o.answer("cni.json", m)
+}
+
+// Overlaps plays a host with the address 10.66.0.1/16.
+func (o *operator) Overlaps(_ context.Context, r *apiv1.OverlapsRequest) (*apiv1.OverlapsResponse, error) {
+	m := &apiv1.OverlapsResponse{Node: "node1"}
+	for _, c := range r.GetCidrs() {
+		if p, err := netip.ParsePrefix(c); err == nil && p.Overlaps(netip.MustParsePrefix("10.66.0.0/16")) {
+			m.Overlaps = append(m.Overlaps, &apiv1.Overlap{Cidr: c, With: "address 10.66.0.1/16 of device eth1"})
+		}
+	}
+	return m, nil
 }
 
 func (o *operator) Routes(_ context.Context, r *apiv1.RoutesRequest) (*apiv1.RoutesResponse, error) {

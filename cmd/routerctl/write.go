@@ -27,7 +27,7 @@ const (
 
 func (a *app) writeCommand(v verb) *cobra.Command {
 	var files []string
-	var dryRun bool
+	var dryRun, ignoreRoutes bool
 	c := &cobra.Command{
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -44,6 +44,11 @@ func (a *app) writeCommand(v verb) *cobra.Command {
 				return err
 			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+				if !ignoreRoutes {
+					if err := a.checkHost(ctx, s, docs); err != nil {
+						return err
+					}
+				}
 				return write(ctx, s, a.stdout, v, docs, dryRun)
 			})
 		},
@@ -53,7 +58,10 @@ func (a *app) writeCommand(v verb) *cobra.Command {
 All files and all documents are checked first, each by itself, beside the others
 and beside what is stored. If anything is wrong, nothing is written. All is then
 written in one transaction, so that nothing is ever half applied; only more than
-128 objects take several.`
+128 objects take several.
+
+A new IPPool must be apart from other pools, from the ranges of services, from
+the networks of all nodes, and from the addresses and routes of this host.`
 	switch v {
 	case apply:
 		c.Use = "apply -f FILE|DIR|-"
@@ -72,6 +80,9 @@ written in one transaction, so that nothing is ever half applied; only more than
 		c.Example = "  routerctl replace -f pools.yaml"
 	}
 	c.Flags().StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	if v != replace {
+		c.Flags().BoolVar(&ignoreRoutes, "ignore-host-routes", false, "make a pool although an address or a route of this host overlaps it")
+	}
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	return c
 }
