@@ -58,5 +58,9 @@ type Reach struct {
 type Delivery struct {
 	Form   Form
 	Result Answer
-	Reason string // why No, for people
+	// MTU is the largest packet inside the form that gets to the peer, in
+	// bytes, where that is less than the tunnel's device takes; 0: what the
+	// device takes.
+	MTU    int
+	Reason string // why not simply Yes, for people
 }

@@ -14,6 +14,7 @@ type Source uint8
 const (
 	SourceWorkload Source = iota + 1 // this host's workloads
 	SourceCore                       // the vRouter core
+	SourceProbe                      // what probes found of tunnels: offloads of their devices
 )
 
 func (s Source) String() string {
@@ -22,6 +23,8 @@ func (s Source) String() string {
 		return "workload"
 	case SourceCore:
 		return "core"
+	case SourceProbe:
+		return "probe"
 	}
 	return "unknown"
 }

@@ -175,12 +175,16 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		dirty:    "start",
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
-		Sources: []reconcile.Source{reconcile.Source(dataplane.SourceWorkload), reconcile.Source(dataplane.SourceCore)},
+		Sources: []reconcile.Source{
+			reconcile.Source(dataplane.SourceWorkload), reconcile.Source(dataplane.SourceCore), reconcile.Source(dataplane.SourceProbe),
+		},
 		Classes: len(dataplane.Kinds()),
 		Class:   func(key dataplane.Key) int { return class(key.Kind()) },
 		Equal:   equal,
 		OnHave:  k.noteHave,
 	})
+	// Probes want settings alone, which no sweep removes: nothing waits for them.
+	k.want.Synced(reconcile.Source(dataplane.SourceProbe))
 	return k, nil
 }
 
