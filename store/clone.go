@@ -38,6 +38,11 @@ func Clone(v any) any {
 		c := *v
 		c.IPCooldownSeconds = clonePtr(v.IPCooldownSeconds)
 		return &c
+	case *Secret:
+		if v == nil {
+			return v
+		}
+		return &Secret{Key: slices.Clone(v.Key)}
 	}
 	panic("store: clone of a value of no kind")
 }

@@ -52,6 +52,7 @@ var verbatim = []struct {
 	{AffinityKey("node-a", netip.MustParsePrefix("192.168.174.128/26")), `{"state":"confirmed","deleted":false}`},
 	{HandleKey("net1.abc"), `{"block":{"192.168.174.128/26":1,"fd00:10:0:6d15:74ba:80e:4835:8080/122":1},"deleted":false}`},
 	{IPAMConfigKey(), `{"strict_affinity":true,"auto_allocate_blocks":true,"maxBlocksPerHost":1,"kubeVirtVMAddressPersistence":"Enabled","ipCooldownSeconds":60}`},
+	{SecretKey("reach"), `{"key":"c2VjcmV0"}`},
 	{block("192.168.99.0/29"), `{"cidr":"192.168.99.0/29","affinity":"host:node-a","affinity_claim_time":"2026-11-21T17:31:37Z","allocations":[0,null,null,1,null,null,null,null],"unallocated":[1,2,4,5,6,7],"attributes":[{"handle_id":"net1.abc","secondary":{"namespace":"ns1","node":"node-a","pod":"web-0","timestamp":"2026-11-21 17:31:36.8948024 +0000 UTC"}},{"handle_id":"ipip-tunnel-addr-node-a","secondary":{"node":"node-a","type":"ipipTunnelAddress"}}],"sequenceNumber":1795282296903635739,"sequenceNumberForAllocation":{"0":1795282296903635738,"3":1795282296903635737},"deleted":false}`},
 	{block("192.168.99.0/30"), `{"cidr":"192.168.99.0/30","affinity":null,"allocations":[null,null,null,null],"unallocated":[0,1,2,3],"attributes":[],"sequenceNumber":7,"sequenceNumberForAllocation":{},"deleted":false}`},
 	{block("192.168.99.0/30"), `{"cidr":"192.168.99.0/30","affinity":"virtual:load-balancer","allocations":[0,null,null,null],"unallocated":[1,2,3],"attributes":[{"releasedAt":"2026-11-21T17:31:37Z"}],"sequenceNumber":7,"sequenceNumberForAllocation":{"0":6},"deleted":false}`},

@@ -10,8 +10,9 @@ import (
 // Kind names a kind of object, as `kind:` does in a manifest.
 type Kind string
 
-// The kinds that routerd reads or writes. The last four are IPAM's records;
-// they are not resources of the v3 API and have no manifest form.
+// The kinds that routerd reads or writes. IPAM's records and routerd's own
+// secrets, at the end, are not resources of the v3 API and have no manifest
+// form.
 const (
 	KindNode               Kind = "Node"
 	KindIPPool             Kind = "IPPool"
@@ -38,6 +39,8 @@ const (
 	KindIPAMAffinity Kind = "IPAMAffinity"
 	KindIPAMHandle   Kind = "IPAMHandle"
 	KindIPAMConfig   Kind = "IPAMConfig"
+
+	KindSecret Kind = "Secret"
 )
 
 // Key identifies an object. Keys are comparable.
@@ -67,6 +70,9 @@ func HandleKey(id string) Key { return Key{Kind: KindIPAMHandle, Name: id} }
 
 // IPAMConfigKey returns the key of IPAM's settings.
 func IPAMConfigKey() Key { return Key{Kind: KindIPAMConfig, Name: "default"} }
+
+// SecretKey returns the key of a secret that the hosts of a cluster share.
+func SecretKey(name string) Key { return Key{Kind: KindSecret, Name: name} }
 
 func (k Key) String() string {
 	if k.Namespace == "" {
@@ -98,6 +104,9 @@ const (
 	hostRoot     = ipamRoot + "host/"
 	handleRoot   = ipamRoot + "handle/"
 	configPath   = ipamRoot + "config"
+
+	// What no tool of Calico's is to see is not below its root.
+	secretRoot = "/routerd/v1/secrets/"
 )
 
 func family(p netip.Prefix) string {
@@ -129,6 +138,8 @@ func (k Key) Path() string {
 		return handleRoot + k.Name
 	case KindIPAMConfig:
 		return configPath
+	case KindSecret:
+		return secretRoot + k.Name
 	}
 	info, ok := infoOf(k.Kind)
 	if !ok {
@@ -155,6 +166,8 @@ func PathPrefix(kind Kind, namespace string) string {
 		return handleRoot
 	case KindIPAMConfig:
 		return configPath
+	case KindSecret:
+		return secretRoot
 	}
 	info, ok := infoOf(kind)
 	if !ok {
@@ -201,6 +214,9 @@ func ParsePath(path string) (Key, bool) {
 		return HandleKey(id), id != ""
 	case path == configPath:
 		return IPAMConfigKey(), true
+	case strings.HasPrefix(path, secretRoot):
+		name := path[len(secretRoot):]
+		return SecretKey(name), name != "" && !strings.Contains(name, "/")
 	}
 	return Key{}, false
 }

@@ -21,7 +21,7 @@ type kindInfo struct {
 	plural     string // in etcd keys and on the command line
 	aliases    []string
 	namespaced bool
-	ipam       bool // a record of IPAM: no manifest form
+	record     bool // of IPAM or of routerd itself: no manifest form
 	new        func() any
 }
 
@@ -50,10 +50,11 @@ var kindTable = [...]kindInfo{
 	{kind: KindStagedGlobalNetworkPolicy, plural: "stagedglobalnetworkpolicies", aliases: []string{"stagedglobalnetworkpolicy", "sgnp", "sgnps"}, new: func() any { return new(v3.StagedGlobalNetworkPolicy) }},
 	{kind: KindStagedKubernetesNetworkPolicy, plural: "stagedkubernetesnetworkpolicies", aliases: []string{"stagedkubernetesnetworkpolicy", "sknp", "sknps"}, namespaced: true, new: func() any { return new(v3.StagedKubernetesNetworkPolicy) }},
 
-	{kind: KindIPAMBlock, ipam: true, new: func() any { return new(Block) }},
-	{kind: KindIPAMAffinity, ipam: true, new: func() any { return new(Affinity) }},
-	{kind: KindIPAMHandle, ipam: true, new: func() any { return new(Handle) }},
-	{kind: KindIPAMConfig, ipam: true, new: func() any { return new(IPAMConfig) }},
+	{kind: KindIPAMBlock, record: true, new: func() any { return new(Block) }},
+	{kind: KindIPAMAffinity, record: true, new: func() any { return new(Affinity) }},
+	{kind: KindIPAMHandle, record: true, new: func() any { return new(Handle) }},
+	{kind: KindIPAMConfig, record: true, new: func() any { return new(IPAMConfig) }},
+	{kind: KindSecret, record: true, new: func() any { return new(Secret) }},
 }
 
 func infoOf(kind Kind) (*kindInfo, bool) {
@@ -75,12 +76,12 @@ func infoOfPlural(plural string) (*kindInfo, bool) {
 }
 
 // Kinds returns the v3 kinds that routerd knows, in the order in which
-// manifests of several kinds are best applied. IPAM's records are not among
-// them: they have no manifest form.
+// manifests of several kinds are best applied. IPAM's records and
+// secrets are not among them: they have no manifest form.
 func Kinds() []Kind {
 	var kinds []Kind
 	for i := range kindTable {
-		if !kindTable[i].ipam {
+		if !kindTable[i].record {
 			kinds = append(kinds, kindTable[i].kind)
 		}
 	}
@@ -94,7 +95,7 @@ func KindByName(name string) (Kind, bool) {
 	name = strings.ToLower(name)
 	for i := range kindTable {
 		info := &kindTable[i]
-		if info.ipam {
+		if info.record {
 			continue
 		}
 		if name == info.plural || name == strings.ToLower(string(info.kind)) || slices.Contains(info.aliases, name) {
@@ -123,7 +124,7 @@ func (k Kind) Namespaced() bool {
 // resources of the v3 API.
 func (k Kind) IPAM() bool {
 	info, ok := infoOf(k)
-	return ok && info.ipam
+	return ok && info.record && k != KindSecret
 }
 
 // New returns a new zero value of a kind: the pointer that [Decode] would
@@ -191,6 +192,8 @@ func KindOf(v any) (Kind, bool) {
 		return KindIPAMHandle, true
 	case *IPAMConfig:
 		return KindIPAMConfig, true
+	case *Secret:
+		return KindSecret, true
 	}
 	return "", false
 }
@@ -222,8 +225,8 @@ func Meta(v any) *metav1.ObjectMeta {
 
 // KeyOf returns the key under which a v3 value is stored, from its type and
 // metadata. The error matches [ErrInvalid] and names the member that is
-// missing or malformed. IPAM's records do not carry their keys; see
-// [BlockKey] and its siblings.
+// missing or malformed. Records do not carry their keys; see [BlockKey] and
+// its siblings.
 func KeyOf(v any) (Key, error) {
 	kind, ok := KindOf(v)
 	meta := Meta(v)
@@ -246,7 +249,7 @@ func checkKey(key Key) error {
 	switch {
 	case !ok:
 		return fmt.Errorf("%w: unknown kind %q", ErrInvalid, key.Kind)
-	case info.ipam:
+	case info.record:
 		if got, ok := ParsePath(key.Path()); !ok || got != key {
 			return fmt.Errorf("%w: %s is no key: want a canonical CIDR or a name without a slash", ErrInvalid, key)
 		}

@@ -42,7 +42,7 @@ func TestEveryKindHasAValue(t *testing.T) {
 		if got, ok := KindOf(v); !ok || got != info.kind {
 			t.Errorf("KindOf(New(%s)) = %s", info.kind, got)
 		}
-		if (Meta(v) == nil) != info.ipam {
+		if (Meta(v) == nil) != info.record {
 			t.Errorf("Meta(New(%s)) is %v", info.kind, Meta(v))
 		}
 	}

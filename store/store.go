@@ -16,7 +16,8 @@ type Object struct {
 	Revision Revision
 
 	// Value is the decoded form: a pointer to one of the v3 types, *[Node],
-	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle] or *[IPAMConfig].
+	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle], *[IPAMConfig] or
+	// *[Secret].
 	// Values that came from a [Store] are shared: do not change them, change a
 	// copy (see [Clone]).
 	Value any

@@ -2,7 +2,11 @@ package store
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
@@ -177,6 +181,53 @@ type IPAMConfig struct {
 	MaxBlocksPerHost             int    `json:"maxBlocksPerHost,omitempty"`
 	KubeVirtVMAddressPersistence string `json:"kubeVirtVMAddressPersistence,omitempty"`
 	IPCooldownSeconds            *int   `json:"ipCooldownSeconds,omitempty"`
+}
+
+// Secret is a key that the hosts of a cluster share. It never prints itself.
+type Secret struct {
+	Key []byte `json:"key"`
+}
+
+// String keeps the key out of logs.
+func (*Secret) String() string { return "(secret)" }
+
+// GoString keeps the key out of logs.
+func (*Secret) GoString() string { return "(secret)" }
+
+// AnnotationTunnelAddress on a Node is the address that other hosts send
+// tunnelled packets to where they cannot reach the node's own: the public
+// address of a host behind 1:1 NAT. One address for each family at most,
+// separated by commas.
+const AnnotationTunnelAddress = "routerd.io/tunnelAddress"
+
+// TunnelAddresses returns the valid addresses in a node's
+// [AnnotationTunnelAddress], at most one of each family.
+func TunnelAddresses(n *Node) []netip.Addr {
+	addrs, _ := ParseTunnelAddresses(n.Annotations[AnnotationTunnelAddress])
+	return addrs
+}
+
+// ParseTunnelAddresses reads the value of [AnnotationTunnelAddress]. With an
+// error it returns what is valid.
+func ParseTunnelAddresses(s string) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	var errs []error
+	for part := range strings.SplitSeq(s, ",") {
+		part = strings.TrimSpace(part)
+		if part == "" {
+			continue
+		}
+		a, err := netip.ParseAddr(part)
+		switch {
+		case err != nil || !a.IsGlobalUnicast() || a.Zone() != "" || a.Is4In6():
+			errs = append(errs, fmt.Errorf("%q: want a unicast address, such as 198.51.100.7", part))
+		case slices.ContainsFunc(addrs, func(b netip.Addr) bool { return a.Is4() == b.Is4() }):
+			errs = append(errs, fmt.Errorf("%q: want one address of each family at most", part))
+		default:
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs, errors.Join(errs...)
 }
 
 // DefaultIPAMConfig is what holds when no record exists.

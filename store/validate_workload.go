@@ -9,6 +9,11 @@ import (
 
 func (c *checker) node(n *Node) {
 	s := &n.Spec
+	if v := n.Annotations[AnnotationTunnelAddress]; v != "" {
+		if _, err := ParseTunnelAddresses(v); err != nil {
+			c.add("metadata.annotations["+AnnotationTunnelAddress+"]", nil, "%v", err)
+		}
+	}
 	if b := s.BGP; b != nil {
 		c.nodeBGP(b)
 	}

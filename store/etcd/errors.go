@@ -74,7 +74,7 @@ func (s *Store) sentence(err error) string {
 	case errors.Is(err, rpctypes.ErrUserEmpty):
 		return "authentication is required: set a user name and a password"
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		return "permission denied: the user needs a role that reads and writes " + store.RootPath
+		return "permission denied: the user needs a role that reads and writes " + store.RootPath + " and /routerd/"
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return "the database is full: compact and defragment it, then disarm the NOSPACE alarm"
 	case errors.Is(err, rpctypes.ErrNoLeader):
