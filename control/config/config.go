@@ -44,13 +44,18 @@ type Config struct {
 	// LogFormat is text or json.
 	LogFormat string `mapstructure:"logFormat"`
 
-	Datastore   Datastore   `mapstructure:"datastore"`
-	Address     Address     `mapstructure:"address"`
-	DefaultPool DefaultPool `mapstructure:"defaultPool"`
-	BGP         BGP         `mapstructure:"bgp"`
-	Dataplane   Dataplane   `mapstructure:"dataplane"`
-	Health      Health      `mapstructure:"health"`
-	CNI         CNI         `mapstructure:"cni"`
+	Datastore Datastore `mapstructure:"datastore"`
+	Address   Address   `mapstructure:"address"`
+	// TunnelAddress is where hosts that cannot reach this host's own address
+	// send tunnelled packets: auto (what such hosts see), none, or the public
+	// address of a host behind 1:1 NAT; one of each family, separated by a comma.
+	TunnelAddress string      `mapstructure:"tunnelAddress"`
+	Reach         Reach       `mapstructure:"reach"`
+	DefaultPool   DefaultPool `mapstructure:"defaultPool"`
+	BGP           BGP         `mapstructure:"bgp"`
+	Dataplane     Dataplane   `mapstructure:"dataplane"`
+	Health        Health      `mapstructure:"health"`
+	CNI           CNI         `mapstructure:"cni"`
 }
 
 // Datastore says where the store is.
@@ -87,6 +92,14 @@ type Address struct {
 	// IPv6 is one of the same, or auto: first-found where there is no IPv4
 	// address, else none.
 	IPv6 string `mapstructure:"ipv6"`
+}
+
+// Reach configures how the underlay towards other hosts is measured.
+type Reach struct {
+	Enabled bool `mapstructure:"enabled"`
+	// Interval is the time between probes of a peer when all is well. Behind a
+	// port-translating NAT they hold the mapping open.
+	Interval time.Duration `mapstructure:"interval"`
 }
 
 // DefaultPool describes the pools that are made when the store holds none of
@@ -141,6 +154,9 @@ func Default() Config {
 		LogFormat: "text",
 		Datastore: Datastore{DialTimeout: 10 * time.Second},
 		Address:   Address{IPv4: "first-found", IPv6: "auto"},
+
+		TunnelAddress: TunnelAddressAuto,
+		Reach:         Reach{Enabled: true, Interval: 15 * time.Second},
 		DefaultPool: DefaultPool{
 			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
@@ -150,6 +166,12 @@ func Default() Config {
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
+
+// The words that [Config.TunnelAddress] may be.
+const (
+	TunnelAddressAuto = "auto"
+	TunnelAddressNone = "none"
+)
 
 // Load reads the configuration. An empty path means [DefaultFile] if it
 // exists. The result is valid.
@@ -235,6 +257,15 @@ func (c Config) Validate() error {
 	c.DefaultPool.validate(bad)
 	if p := c.Dataplane.RouteProtocol; p < 5 || p > 255 || slices.Contains(takenProtocols(), p) {
 		bad("dataplane.routeProtocol", p, "want a number from 5 to 255 that no other routing software uses (77 is routerd's)")
+	}
+	if v := c.TunnelAddress; v != TunnelAddressAuto && v != TunnelAddressNone {
+		if addrs, err := store.ParseTunnelAddresses(v); err != nil || len(addrs) == 0 {
+			bad("tunnelAddress", v, "want auto, none, or an address such as 198.51.100.7; one of each family, separated by a comma")
+		}
+	}
+	// Translators commonly forget a UDP mapping after 30 s without a packet.
+	if i := c.Reach.Interval; i < time.Second || i > 25*time.Second {
+		bad("reach.interval", i, "want 1s to 25s")
 	}
 	if c.Dataplane.FullCheckInterval < time.Second {
 		bad("dataplane.fullCheckInterval", c.Dataplane.FullCheckInterval, "want at least 1s")
