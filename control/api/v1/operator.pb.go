@@ -9,6 +9,7 @@ package apiv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -1028,6 +1029,235 @@ func (x *ObjectStatus) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+type PathsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathsRequest) Reset() {
+	*x = PathsRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathsRequest) ProtoMessage() {}
+
+func (x *PathsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathsRequest.ProtoReflect.Descriptor instead.
+func (*PathsRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{11}
+}
+
+type PathsResponse struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	State           string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`                                            // why nothing is measured; empty: it is
+	TunnelAddresses []string               `protobuf:"bytes,2,rep,name=tunnel_addresses,json=tunnelAddresses,proto3" json:"tunnel_addresses,omitempty"` // published for peers that cannot reach this host's own address
+	Paths           []*Path                `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`                                            // by node, then family
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *PathsResponse) Reset() {
+	*x = PathsResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathsResponse) ProtoMessage() {}
+
+func (x *PathsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathsResponse.ProtoReflect.Descriptor instead.
+func (*PathsResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PathsResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PathsResponse) GetTunnelAddresses() []string {
+	if x != nil {
+		return x.TunnelAddresses
+	}
+	return nil
+}
+
+func (x *PathsResponse) GetPaths() []*Path {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+// Path is the way over the underlay to one peer in one family.
+type Path struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Family        string                 `protobuf:"bytes,2,opt,name=family,proto3" json:"family,omitempty"`   // IPv4 or IPv6
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // where tunnels send to
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`      // of VXLAN there; 0: the cluster's
+	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`         // why this address
+	Answers       bool                   `protobuf:"varint,6,opt,name=answers,proto3" json:"answers,omitempty"`
+	SourcePort    string                 `protobuf:"bytes,7,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"` // "any", or "fixed" where only packets from the tunnel's own port pass; empty: not known or no ports
+	Rtt           *durationpb.Duration   `protobuf:"bytes,8,opt,name=rtt,proto3" json:"rtt,omitempty"`
+	Mtu           uint32                 `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"`   // of the path in bytes; 0: not known
+	Near          string                 `protobuf:"bytes,10,opt,name=near,proto3" json:"near,omitempty"` // whether it answers as a neighbour: yes, no, unknown
+	LastAnswer    *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_answer,json=lastAnswer,proto3" json:"last_answer,omitempty"`
+	Candidates    []string               `protobuf:"bytes,12,rep,name=candidates,proto3" json:"candidates,omitempty"` // every address tried, with its state
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Path) Reset() {
+	*x = Path{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Path) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Path) ProtoMessage() {}
+
+func (x *Path) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Path.ProtoReflect.Descriptor instead.
+func (*Path) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Path) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Path) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *Path) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Path) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Path) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Path) GetAnswers() bool {
+	if x != nil {
+		return x.Answers
+	}
+	return false
+}
+
+func (x *Path) GetSourcePort() string {
+	if x != nil {
+		return x.SourcePort
+	}
+	return ""
+}
+
+func (x *Path) GetRtt() *durationpb.Duration {
+	if x != nil {
+		return x.Rtt
+	}
+	return nil
+}
+
+func (x *Path) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *Path) GetNear() string {
+	if x != nil {
+		return x.Near
+	}
+	return ""
+}
+
+func (x *Path) GetLastAnswer() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAnswer
+	}
+	return nil
+}
+
+func (x *Path) GetCandidates() []string {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
 type CNIConfigRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1036,7 +1266,7 @@ type CNIConfigRequest struct {
 
 func (x *CNIConfigRequest) Reset() {
 	*x = CNIConfigRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1278,7 @@ func (x *CNIConfigRequest) String() string {
 func (*CNIConfigRequest) ProtoMessage() {}
 
 func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1291,7 @@ func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigRequest.ProtoReflect.Descriptor instead.
 func (*CNIConfigRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 type CNIConfigResponse struct {
@@ -1073,7 +1303,7 @@ type CNIConfigResponse struct {
 
 func (x *CNIConfigResponse) Reset() {
 	*x = CNIConfigResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1315,7 @@ func (x *CNIConfigResponse) String() string {
 func (*CNIConfigResponse) ProtoMessage() {}
 
 func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1328,7 @@ func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigResponse.ProtoReflect.Descriptor instead.
 func (*CNIConfigResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CNIConfigResponse) GetConflist() string {
@@ -1117,7 +1347,7 @@ type OverlapsRequest struct {
 
 func (x *OverlapsRequest) Reset() {
 	*x = OverlapsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1359,7 @@ func (x *OverlapsRequest) String() string {
 func (*OverlapsRequest) ProtoMessage() {}
 
 func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1372,7 @@ func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsRequest.ProtoReflect.Descriptor instead.
 func (*OverlapsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OverlapsRequest) GetCidrs() []string {
@@ -1162,7 +1392,7 @@ type OverlapsResponse struct {
 
 func (x *OverlapsResponse) Reset() {
 	*x = OverlapsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1404,7 @@ func (x *OverlapsResponse) String() string {
 func (*OverlapsResponse) ProtoMessage() {}
 
 func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1417,7 @@ func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsResponse.ProtoReflect.Descriptor instead.
 func (*OverlapsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *OverlapsResponse) GetNode() string {
@@ -1215,7 +1445,7 @@ type Overlap struct {
 
 func (x *Overlap) Reset() {
 	*x = Overlap{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1457,7 @@ func (x *Overlap) String() string {
 func (*Overlap) ProtoMessage() {}
 
 func (x *Overlap) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1470,7 @@ func (x *Overlap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlap.ProtoReflect.Descriptor instead.
 func (*Overlap) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Overlap) GetCidr() string {
@@ -1262,7 +1492,7 @@ var File_control_api_v1_operator_proto protoreflect.FileDescriptor
 const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
-	"routerd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
+	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
 	"\vNodeRequest\"\xaa\a\n" +
 	"\fNodeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -1359,7 +1589,30 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x06source\x18\x03 \x01(\tR\x06source\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x12\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x0e\n" +
+	"\fPathsRequest\"x\n" +
+	"\rPathsResponse\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12)\n" +
+	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\x12&\n" +
+	"\x05paths\x18\x03 \x03(\v2\x10.routerd.v1.PathR\x05paths\"\xdd\x02\n" +
+	"\x04Path\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06family\x18\x02 \x01(\tR\x06family\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12\x18\n" +
+	"\aanswers\x18\x06 \x01(\bR\aanswers\x12\x1f\n" +
+	"\vsource_port\x18\a \x01(\tR\n" +
+	"sourcePort\x12+\n" +
+	"\x03rtt\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03rtt\x12\x10\n" +
+	"\x03mtu\x18\t \x01(\rR\x03mtu\x12\x12\n" +
+	"\x04near\x18\n" +
+	" \x01(\tR\x04near\x12;\n" +
+	"\vlast_answer\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lastAnswer\x12\x1e\n" +
+	"\n" +
+	"candidates\x18\f \x03(\tR\n" +
+	"candidates\"\x12\n" +
 	"\x10CNIConfigRequest\"/\n" +
 	"\x11CNIConfigResponse\x12\x1a\n" +
 	"\bconflist\x18\x01 \x01(\tR\bconflist\"'\n" +
@@ -1370,10 +1623,11 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\boverlaps\x18\x02 \x03(\v2\x13.routerd.v1.OverlapR\boverlaps\"1\n" +
 	"\aOverlap\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x12\n" +
-	"\x04with\x18\x02 \x01(\tR\x04with2\x97\x02\n" +
+	"\x04with\x18\x02 \x01(\tR\x04with2\xd5\x02\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
-	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12H\n" +
+	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12<\n" +
+	"\x05Paths\x12\x18.routerd.v1.PathsRequest\x1a\x19.routerd.v1.PathsResponse\x12H\n" +
 	"\tCNIConfig\x12\x1c.routerd.v1.CNIConfigRequest\x1a\x1d.routerd.v1.CNIConfigResponse\x12E\n" +
 	"\bOverlaps\x12\x1b.routerd.v1.OverlapsRequest\x1a\x1c.routerd.v1.OverlapsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
@@ -1389,7 +1643,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -1402,15 +1656,19 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*RoutesResponse)(nil),        // 8: routerd.v1.RoutesResponse
 	(*Route)(nil),                 // 9: routerd.v1.Route
 	(*ObjectStatus)(nil),          // 10: routerd.v1.ObjectStatus
-	(*CNIConfigRequest)(nil),      // 11: routerd.v1.CNIConfigRequest
-	(*CNIConfigResponse)(nil),     // 12: routerd.v1.CNIConfigResponse
-	(*OverlapsRequest)(nil),       // 13: routerd.v1.OverlapsRequest
-	(*OverlapsResponse)(nil),      // 14: routerd.v1.OverlapsResponse
-	(*Overlap)(nil),               // 15: routerd.v1.Overlap
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*PathsRequest)(nil),          // 11: routerd.v1.PathsRequest
+	(*PathsResponse)(nil),         // 12: routerd.v1.PathsResponse
+	(*Path)(nil),                  // 13: routerd.v1.Path
+	(*CNIConfigRequest)(nil),      // 14: routerd.v1.CNIConfigRequest
+	(*CNIConfigResponse)(nil),     // 15: routerd.v1.CNIConfigResponse
+	(*OverlapsRequest)(nil),       // 16: routerd.v1.OverlapsRequest
+	(*OverlapsResponse)(nil),      // 17: routerd.v1.OverlapsResponse
+	(*Overlap)(nil),               // 18: routerd.v1.Overlap
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	16, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	19, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	4,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	5,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
@@ -1418,26 +1676,31 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	3,  // 5: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	3,  // 6: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	3,  // 7: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	16, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	16, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	19, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	19, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	9,  // 10: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	10, // 11: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	16, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	16, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 14: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	0,  // 15: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	7,  // 16: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	11, // 17: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	13, // 18: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	1,  // 19: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	8,  // 20: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	12, // 21: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	14, // 22: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	19, // [19:23] is the sub-list for method output_type
-	15, // [15:19] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	19, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	19, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	13, // 14: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
+	20, // 15: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	19, // 16: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	18, // 17: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	0,  // 18: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	7,  // 19: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	11, // 20: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	14, // 21: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	16, // 22: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	1,  // 23: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	8,  // 24: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	12, // 25: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	15, // 26: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	17, // 27: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -1451,7 +1714,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

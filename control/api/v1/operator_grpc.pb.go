@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Operator_Node_FullMethodName      = "/routerd.v1.Operator/Node"
 	Operator_Routes_FullMethodName    = "/routerd.v1.Operator/Routes"
+	Operator_Paths_FullMethodName     = "/routerd.v1.Operator/Paths"
 	Operator_CNIConfig_FullMethodName = "/routerd.v1.Operator/CNIConfig"
 	Operator_Overlaps_FullMethodName  = "/routerd.v1.Operator/Overlaps"
 )
@@ -38,6 +39,8 @@ type OperatorClient interface {
 	// Routes returns every object that routerd wants in the kernel and the
 	// candidates that lost, with the reason of each.
 	Routes(ctx context.Context, in *RoutesRequest, opts ...grpc.CallOption) (*RoutesResponse, error)
+	// Paths returns what this host measured of the underlay towards each peer.
+	Paths(ctx context.Context, in *PathsRequest, opts ...grpc.CallOption) (*PathsResponse, error)
 	// CNIConfig returns the CNI network configuration for this host.
 	CNIConfig(ctx context.Context, in *CNIConfigRequest, opts ...grpc.CallOption) (*CNIConfigResponse, error)
 	// Overlaps compares ranges with the addresses and routes of this host that
@@ -67,6 +70,16 @@ func (c *operatorClient) Routes(ctx context.Context, in *RoutesRequest, opts ...
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RoutesResponse)
 	err := c.cc.Invoke(ctx, Operator_Routes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) Paths(ctx context.Context, in *PathsRequest, opts ...grpc.CallOption) (*PathsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PathsResponse)
+	err := c.cc.Invoke(ctx, Operator_Paths_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +119,8 @@ type OperatorServer interface {
 	// Routes returns every object that routerd wants in the kernel and the
 	// candidates that lost, with the reason of each.
 	Routes(context.Context, *RoutesRequest) (*RoutesResponse, error)
+	// Paths returns what this host measured of the underlay towards each peer.
+	Paths(context.Context, *PathsRequest) (*PathsResponse, error)
 	// CNIConfig returns the CNI network configuration for this host.
 	CNIConfig(context.Context, *CNIConfigRequest) (*CNIConfigResponse, error)
 	// Overlaps compares ranges with the addresses and routes of this host that
@@ -126,6 +141,9 @@ func (UnimplementedOperatorServer) Node(context.Context, *NodeRequest) (*NodeRes
 }
 func (UnimplementedOperatorServer) Routes(context.Context, *RoutesRequest) (*RoutesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Routes not implemented")
+}
+func (UnimplementedOperatorServer) Paths(context.Context, *PathsRequest) (*PathsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Paths not implemented")
 }
 func (UnimplementedOperatorServer) CNIConfig(context.Context, *CNIConfigRequest) (*CNIConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CNIConfig not implemented")
@@ -190,6 +208,24 @@ func _Operator_Routes_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_Paths_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PathsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).Paths(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_Paths_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).Paths(ctx, req.(*PathsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Operator_CNIConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CNIConfigRequest)
 	if err := dec(in); err != nil {
@@ -240,6 +276,10 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Routes",
 			Handler:    _Operator_Routes_Handler,
+		},
+		{
+			MethodName: "Paths",
+			Handler:    _Operator_Paths_Handler,
 		},
 		{
 			MethodName: "CNIConfig",
