@@ -62,10 +62,8 @@ func (in *inside) configure(spec Spec) (End, error) {
 		return End{}, fmt.Errorf("interface %s vanished from %s", name, spec.Netns)
 	}
 	a := link.Attrs()
-	if a.MTU != spec.MTU {
-		if err := in.netlink.LinkSetMTU(link, spec.MTU); err != nil {
-			return End{}, fmt.Errorf("set MTU of %s in %s to %d: %w", name, spec.Netns, spec.MTU, err)
-		}
+	if err := setMTU(in.netlink, link, spec.MTU, " in "+spec.Netns); err != nil {
+		return End{}, err
 	}
 	if err := in.address(link, spec.Addresses); err != nil {
 		return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)

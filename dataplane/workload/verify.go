@@ -45,7 +45,10 @@ func (w *Wire) Verify(_ context.Context, spec Spec, mac dataplane.MAC) error {
 	}
 	d := new(differences)
 	hostMAC := HostMAC()
-	d.link(host, spec.Device, spec.MTU, hostMAC)
+	d.link(host, spec.Device, hostMAC)
+	if have := host.Attrs().MTU; have != spec.MTU {
+		d.add("device %s has the MTU %d, want %d", spec.Device, have, spec.MTU)
+	}
 	if err := in.verify(spec, mac, d); err != nil {
 		return err
 	}
@@ -61,13 +64,10 @@ func (d *differences) add(format string, args ...any) {
 
 func (d *differences) err() error { return errors.Join(d.all...) }
 
-func (d *differences) link(l netlink.Link, name string, mtu int, mac dataplane.MAC) {
+func (d *differences) link(l netlink.Link, name string, mac dataplane.MAC) {
 	a := l.Attrs()
 	if a.Flags&net.FlagUp == 0 {
 		d.add("device %s is down", name)
-	}
-	if a.MTU != mtu {
-		d.add("device %s has the MTU %d, want %d", name, a.MTU, mtu)
 	}
 	if !mac.IsZero() && a.HardwareAddr.String() != mac.String() {
 		d.add("device %s has the MAC address %s, want %s", name, a.HardwareAddr, mac)
@@ -84,7 +84,11 @@ func (in *inside) verify(spec Spec, mac dataplane.MAC, d *differences) error {
 		d.add("interface %s is missing in %s", name, spec.Netns)
 		return nil
 	}
-	d.link(link, name, spec.MTU, mac)
+	d.link(link, name, mac)
+	// A lower one was set inside on purpose; see SetMTU.
+	if have := link.Attrs().MTU; have > spec.MTU {
+		d.add("device %s has the MTU %d, want %d", name, have, spec.MTU)
+	}
 	have, err := in.addresses(link)
 	if err != nil {
 		return err

@@ -274,10 +274,8 @@ func (w *Wire) finishHostEnd(spec Spec, host netlink.Link) error {
 			return fmt.Errorf("set address of %s: %w", spec.Device, err)
 		}
 	}
-	if a.MTU != spec.MTU {
-		if err := w.netlink.LinkSetMTU(host, spec.MTU); err != nil {
-			return fmt.Errorf("set MTU of %s to %d: %w", spec.Device, spec.MTU, err)
-		}
+	if err := setMTU(w.netlink, host, spec.MTU, ""); err != nil {
+		return err
 	}
 	if a.Flags&net.FlagUp == 0 {
 		if err := w.netlink.LinkSetUp(host); err != nil {

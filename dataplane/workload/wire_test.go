@@ -296,7 +296,7 @@ func TestVerifyNamesDifferences(t *testing.T) {
 	}{
 		{"device gone", func(t *testing.T, f *fixture) { command(t, f.host, "ip", "link", "del", f.spec.Device) }, "is missing"},
 		{"down", func(t *testing.T, f *fixture) { command(t, f.host, "ip", "link", "set", f.spec.Device, "down") }, "is down"},
-		{"MTU", func(t *testing.T, f *fixture) { command(t, f.pod, "ip", "link", "set", "eth0", "mtu", "1300") }, "has the MTU 1300, want 1450"},
+		{"MTU", func(t *testing.T, f *fixture) { command(t, f.pod, "ip", "link", "set", "eth0", "mtu", "1500") }, "has the MTU 1500, want 1450"},
 		{"MAC", func(t *testing.T, f *fixture) {
 			command(t, f.pod, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:01")
 		}, "has the MAC address 02:00:00:00:00:01"},
