@@ -44,7 +44,7 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 			return a.again(ctx, old)
 		}
 		a.log.Info("attachment is damaged; made whole", logID(req.ID)...)
-		fresh.MTU, fresh.Since = old.MTU, old.Since
+		fresh.MTU, fresh.FixedMTU, fresh.TriedMTUs, fresh.Since = old.MTU, old.FixedMTU, old.TriedMTUs, old.Since
 	}
 	if known {
 		// Names made once stay: those of the device and of the endpoint.
@@ -66,23 +66,30 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 func (a *Attacher) newRecord(req AddRequest) (record, error) {
 	mtu := req.MTU
 	if mtu == 0 {
-		mtu = a.cfg.MTU()
+		mtu = a.wantedMTU(req.IPv4, req.IPv6)
 	}
 	switch {
 	case req.ID.Network == "" || req.ID.ContainerID == "" || req.ID.Interface == "":
 		return record{}, fmt.Errorf("network name, container id and interface name are required: %w", ErrInvalid)
 	case req.Netns == "":
 		return record{}, fmt.Errorf("path of the network namespace is required: %w", ErrInvalid)
-	case mtu < minMTU || mtu > maxMTU:
-		return record{}, fmt.Errorf("mtu %d: want %d to %d, or 0 for what the pools leave: %w", mtu, minMTU, maxMTU, ErrInvalid)
 	case !req.IPv4 && !req.IPv6:
 		return record{}, fmt.Errorf("ipam.assign_ipv4 and ipam.assign_ipv6 are both off: a workload needs an address; set one to \"true\": %w", ErrInvalid)
 	}
 	if err := checkRequested(req); err != nil {
 		return record{}, err
 	}
+	switch {
+	case mtu == 0:
+		return record{}, fmt.Errorf("the MTU of workloads is not known yet: %w", ErrNotReady)
+	case mtu < minMTU || mtu > maxMTU:
+		return record{}, fmt.Errorf("mtu %d: want %d to %d, or 0 for what the pools leave: %w", mtu, minMTU, maxMTU, ErrInvalid)
+	}
 	r := recordOf(req.ID, req.Workload)
 	r.Netns, r.MTU, r.Forwarding = req.Netns, mtu, req.Forwarding
+	// A request that repeats the operator's number, as the configuration of the
+	// plugin does that the daemon writes, is not one of its own.
+	r.FixedMTU = req.MTU != 0 && req.MTU != a.operatorMTU()
 	r.State, r.Since = stateAdding, time.Now().UTC().Truncate(time.Millisecond)
 	return r, a.checkEndpoint(r)
 }
@@ -185,6 +192,11 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	if !repair {
 		if err := a.save(r, false); err != nil {
 			return r, err
+		}
+		// One that was set since the request was read did not see the record, and
+		// one that is set from now on does.
+		if mtu := a.wantedMTU(req.IPv4, req.IPv6); !r.FixedMTU && mtu != 0 {
+			r.MTU = mtu
 		}
 	}
 	if err := a.at("intent"); err != nil {

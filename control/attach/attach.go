@@ -51,7 +51,7 @@ type AddRequest struct {
 	ID         ID
 	Workload   Workload
 	Netns      string // path of the container's network namespace
-	MTU        int    // bytes; 0: Config.MTU
+	MTU        int    // bytes; 0: what Attacher.SetMTU said last
 	IPv4       bool   // give an IPv4 address
 	IPv6       bool
 	IPv4Pools  []string     // names or CIDRs; empty: chosen by the pools' selectors
@@ -97,6 +97,7 @@ type Endpoint struct {
 	Workload  Workload
 	Device    string
 	Addresses []netip.Addr
+	MTU       int       // bytes
 	State     string    // attached; adding or releasing while under way or cut short
 	Since     time.Time // of the attachment
 }
@@ -135,6 +136,7 @@ type Wire interface {
 	Attach(ctx context.Context, spec workload.Spec) (workload.End, error)
 	Detach(ctx context.Context, device string, owner workload.Owner) error
 	Verify(ctx context.Context, spec workload.Spec, mac dataplane.MAC) error
+	SetMTU(ctx context.Context, spec workload.Spec, ours ...int) error
 	VerifyRoute(ctx context.Context, device string, addr netip.Addr) error
 	Devices(ctx context.Context) (map[string]string, error)
 	RPFilter() string
@@ -148,7 +150,6 @@ type Config struct {
 	Sink  dataplane.Sink
 	Store store.Store
 	Wire  Wire
-	MTU   func() int // of workloads, in bytes, where a request gives none
 
 	// Ready says why the daemon as a whole cannot serve ADD; nil or a nil
 	// result: it can.
@@ -182,6 +183,9 @@ type Attacher struct {
 	synced, nodeKnown bool
 	forgotten         bool // the datastore may lack what is attached
 	profiles          map[string]bool
+	mtu, reachedMTU   MTU // see SetMTU
+
+	mtuPass sync.Mutex // held while workloads are brought to another MTU
 
 	// hook is called between steps; tests fail or "kill" there.
 	hook func(step string) error
@@ -192,8 +196,8 @@ func New(cfg Config) (*Attacher, error) {
 	switch {
 	case cfg.Node == "":
 		return nil, errors.New("attach: node name is missing")
-	case cfg.IPAM == nil || cfg.Sink == nil || cfg.Store == nil || cfg.Wire == nil || cfg.MTU == nil:
-		return nil, errors.New("attach: one of IPAM, sink, store, wire, MTU is missing")
+	case cfg.IPAM == nil || cfg.Sink == nil || cfg.Store == nil || cfg.Wire == nil:
+		return nil, errors.New("attach: one of IPAM, sink, store, wire is missing")
 	}
 	if cfg.StoreTimeout == 0 {
 		cfg.StoreTimeout = 10 * time.Second
@@ -233,7 +237,7 @@ func (a *Attacher) Endpoints() []Endpoint {
 	for _, r := range a.records {
 		out = append(out, Endpoint{
 			ID: r.id(), Workload: r.workload(), Device: r.Device,
-			Addresses: r.addrs(), State: string(r.State), Since: r.Since,
+			Addresses: r.addrs(), MTU: r.MTU, State: string(r.State), Since: r.Since,
 		})
 	}
 	slices.SortFunc(out, func(x, y Endpoint) int { return compareIDs(x.ID, y.ID) })

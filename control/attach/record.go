@@ -50,7 +50,9 @@ type record struct {
 	Netns      string         `json:"netns"`
 	Device     string         `json:"device"`
 	MAC        string         `json:"mac,omitempty"`
-	MTU        int            `json:"mtu"`
+	MTU        int            `json:"mtu"`                 // of both ends
+	TriedMTUs  []int          `json:"triedMTUs,omitempty"` // set out for since, the last one still wanted: either end may have any of them
+	FixedMTU   bool           `json:"fixedMTU,omitempty"`  // the request gave it
 	Forwarding bool           `json:"forwarding,omitempty"`
 	Addresses  []Address      `json:"addresses,omitempty"`
 	Endpoint   store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as ADD wrote it
@@ -104,17 +106,24 @@ func (r record) result() Result {
 	}
 }
 
-// wishes is what the kernel of the host should have for the attachment.
+// wishes is what the kernel of the host should have for the attachment. While
+// the ends of the wire may differ in their MTU, the routes say the smallest
+// that an end may have.
 func (r record) wishes(rpFilter string) []dataplane.Object {
 	var out []dataplane.Object
 	for _, s := range workload.HostSysctls(r.Device, rpFilter) {
 		out = append(out, s)
+	}
+	var hold uint32
+	if len(r.TriedMTUs) > 0 {
+		hold = uint32(min(r.MTU, slices.Min(r.TriedMTUs)))
 	}
 	for _, a := range r.Addresses {
 		out = append(out, dataplane.Route{
 			Prefix: netip.PrefixFrom(a.Addr, a.Addr.BitLen()),
 			Table:  dataplane.MainTable,
 			Link:   r.Device,
+			MTU:    hold,
 		})
 	}
 	return out

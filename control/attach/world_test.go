@@ -226,12 +226,13 @@ type world struct {
 	ipam  *fakeIPAM
 	store *memory.Store
 	dir   string
+	mtu   MTU           // what the daemon says at its start
 	cfg   func(*Config) // changes to the configuration; may be nil
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, host: netnstest.New(t), ipam: newFakeIPAM(), store: memory.New(), dir: t.TempDir()}
+	w := &world{t: t, host: netnstest.New(t), ipam: newFakeIPAM(), store: memory.New(), dir: t.TempDir(), mtu: MTU{IPv4: 1450}}
 	var err error
 	if w.wire, err = workload.New(workload.Config{HostNetns: w.host.Path}); err != nil {
 		t.Fatal(err)
@@ -264,7 +265,6 @@ func (w *world) create() *Attacher {
 	w.t.Helper()
 	cfg := Config{
 		Node: "node-a", Dir: w.dir, IPAM: w.ipam, Sink: w.sink, Store: w.store, Wire: w.wire,
-		MTU:   func() int { return 1450 },
 		Retry: time.Millisecond,
 	}
 	if w.cfg != nil {
@@ -273,6 +273,9 @@ func (w *world) create() *Attacher {
 	a, err := New(cfg)
 	if err != nil {
 		w.t.Fatal(err)
+	}
+	if err := a.SetMTU(w.t.Context(), w.mtu); !errors.Is(err, ErrNotReady) {
+		w.t.Fatalf("set MTU before the records are restored: %v, want ErrNotReady", err)
 	}
 	return a
 }
