@@ -54,6 +54,7 @@ type router struct {
 	attach *attach.Attacher
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
+	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
 	bgpFeed  chan store.Batch
 	ipamFeed chan store.Batch
 	counters counters
@@ -141,7 +142,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	}
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
-		MTU: d.workloadMTU, Ready: d.attachReady, Log: log.With("component", "attach"),
+		Ready: d.attachReady, Log: log.With("component", "attach"),
 	})
 	return d, err
 }
@@ -384,8 +385,10 @@ func (d *router) runAttach(ctx context.Context) error {
 	if err := d.attach.Restore(ctx); err != nil {
 		return err
 	}
-	d.attach.Run(ctx)
-	return nil
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { d.attach.Run(ctx); return nil })
+	g.Go(func() error { return d.followMTU(ctx) })
+	return g.Wait()
 }
 
 // errLocked says that an operator locked the datastore.
@@ -407,14 +410,6 @@ func (d *router) attachReady() error {
 		return errors.New("the host's network is not known yet")
 	}
 	return nil
-}
-
-// workloadMTU is the MTU of workloads in bytes; 0: not known yet.
-func (d *router) workloadMTU() int {
-	if d.cfg.CNI.MTU != 0 {
-		return d.cfg.CNI.MTU
-	}
-	return d.core.MTU()
 }
 
 func (d *router) datastoreError() error {

@@ -45,8 +45,9 @@ type view struct {
 	node    node.Status
 	bgp     bgp.Status
 	pools   []vrouter.PoolStatus
-	waiting string // what the core waits for
-	coreErr error  // the core did not answer
+	hosts   []dataplane.Host // by family, where this host has an address
+	waiting string           // what the core waits for
+	coreErr error            // the core did not answer
 }
 
 func (d *router) view(ctx context.Context) view {
@@ -55,6 +56,11 @@ func (d *router) view(ctx context.Context) view {
 	v := view{node: d.node.Status(), bgp: d.bgpStatus(ctx)}
 	if v.waiting, v.coreErr = d.core.Waiting(ctx); v.coreErr == nil {
 		v.pools, v.coreErr = d.core.Pools(ctx)
+	}
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		if h, err := d.core.Host(ctx, f); err == nil && h.Addr.IsValid() {
+			v.hosts = append(v.hosts, h)
+		}
 	}
 	return v
 }
@@ -100,7 +106,7 @@ func (d *router) reportOf(v view) health.Report {
 	r := health.Report{Live: d.liveCheck(), Ready: health.Join("ready", ready)}
 	// A datastore that is away does not make this host unready: what runs
 	// keeps running. It is a condition of its own.
-	r.Conditions = append(ready, d.checks.Note("Datastore", d.datastoreError()), d.checks.Note("BGP", v.bgp.Err))
+	r.Conditions = append(ready, d.checks.Note("Datastore", d.datastoreError()), d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)))
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))
 	}

@@ -40,14 +40,14 @@ type Core struct {
 	cfg    Config
 	events chan func(*loop)
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
-	mtu    atomic.Int64 // of IPv4 workloads, bytes
+	mtus   mtus
 
 	targets latest[[]Target]
 }
 
 // New returns a core that does nothing until [Core.Run].
 func New(cfg Config) *Core {
-	c := &Core{cfg: cfg, events: make(chan func(*loop), 64)}
+	c := &Core{cfg: cfg, events: make(chan func(*loop), 64), mtus: mtus{changed: make(chan struct{}, 1)}}
 	c.alive.Store(time.Now().UnixNano())
 	return c
 }
@@ -129,10 +129,6 @@ func (c *Core) Waiting(ctx context.Context) (string, error) {
 	return ask(ctx, c, func(l *loop) string { return l.waiting })
 }
 
-// MTU is what the pools' encapsulations leave for IPv4 workloads, in bytes; 0
-// while the underlay is not known.
-func (c *Core) MTU() int { return int(c.mtu.Load()) }
-
 // Alive is when the loop last turned. A loop that works turns every second.
 func (c *Core) Alive() time.Time { return time.Unix(0, c.alive.Load()) }
 
@@ -207,7 +203,7 @@ func (c *Core) flush(l *loop) {
 		return
 	}
 	l.settle()
-	c.mtu.Store(int64(l.table.mtu(dataplane.IPv4)))
+	c.mtus.set(l.table)
 	switch {
 	case !l.replaced:
 		c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())

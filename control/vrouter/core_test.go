@@ -134,8 +134,21 @@ func TestNothingBeforeSync(t *testing.T) {
 		if len(sink.called()) != 2 {
 			t.Errorf("a resync without a difference: calls %v", sink.called())
 		}
-		if got := c.MTU(); got != 1450 {
+		if got := c.MTU(dataplane.IPv4); got != 1450 {
 			t.Errorf("MTU = %d, want 1450", got)
+		}
+		// The uplink's MTU changes: the reader is told once, and finds the new one.
+		<-c.MTUChanged()
+		u := rack()
+		for i := range u.Links {
+			u.Links[i].MTU = 9000
+		}
+		check(t, c.Underlay(t.Context(), u))
+		check(t, c.Underlay(t.Context(), u))
+		synctest.Wait()
+		<-c.MTUChanged()
+		if got := c.MTU(dataplane.IPv4); got != 8950 || len(c.MTUChanged()) != 0 {
+			t.Errorf("MTU = %d with jumbo frames, want 8950 and to be told once", got)
 		}
 	})
 }
