@@ -219,7 +219,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 
 // world is a host with its datastore; it outlives the daemon.
 type world struct {
-	t     *testing.T
+	t     testing.TB
 	host  *netnstest.Netns
 	wire  *workload.Wire
 	sink  *fakeSink
@@ -230,7 +230,7 @@ type world struct {
 	cfg   func(*Config) // changes to the configuration; may be nil
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, host: netnstest.New(t), ipam: newFakeIPAM(), store: memory.New(), dir: t.TempDir(), mtu: MTU{IPv4: 1450}}
 	var err error
@@ -256,6 +256,9 @@ func (w *world) start() *Attacher {
 	w.t.Helper()
 	a := w.create()
 	if err := a.Restore(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := a.SetMTU(w.t.Context(), w.mtu); err != nil {
 		w.t.Fatal(err)
 	}
 	return a
