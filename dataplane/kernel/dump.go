@@ -126,10 +126,12 @@ func (k *Kernel) check(ctx context.Context) error {
 	have := k.gather(&t)
 	drift := k.want.ReplaceHave(maps.All(have))
 	if !first {
+		k.notice = notice{by: "full check", at: start}
 		for _, key := range drift {
 			k.drifted(key)
 		}
 	}
+	k.forgetDrift()
 	k.retryFreed()
 	clear(k.waits)
 	k.want.RetryWaiting()
@@ -400,6 +402,7 @@ func (k *Kernel) report(results []reconcile.Result[dataplane.Key, dataplane.Obje
 	for _, r := range results {
 		if r.Outcome == reconcile.Succeeded {
 			delete(k.doubted, r.Op.Key)
+			k.righted(r.Op.Key, true)
 			if kind := r.Op.Key.Kind(); kind == dataplane.KindNextHop || kind == dataplane.KindLink {
 				k.wakeWaiting(r.Op.Key)
 			}

@@ -20,11 +20,13 @@ func (k *Kernel) drain() error {
 		k.log.Warn("the kernel's notifications overran; listing everything")
 		k.doubt("notifications were lost")
 	}
-	links := map[string]struct{}{}
+	links := map[string]notice{}
 	for _, m := range events {
+		k.notice = noticeOf(m)
 		k.event(m, links)
 	}
-	for name := range links {
+	for name, n := range links {
+		k.notice = n
 		k.observe(name)
 	}
 	err = errors.Join(err, k.drainSettings())
@@ -40,11 +42,11 @@ func (k *Kernel) doubt(why string) {
 	}
 }
 
-func (k *Kernel) event(m message, links map[string]struct{}) {
+func (k *Kernel) event(m message, links map[string]notice) {
 	switch m.typ {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if l, ok := parseLink(m.body); ok {
-			links[l.name] = struct{}{}
+			links[l.name] = k.notice
 			k.linkEvent(l, m.typ == unix.RTM_DELLINK)
 			k.changed()
 		}
@@ -74,8 +76,14 @@ func (k *Kernel) event(m message, links map[string]struct{}) {
 
 // lose notes that what has that key is gone.
 func (k *Kernel) lose(key dataplane.Key) {
-	if k.want.LoseHave(key) && !k.quiet {
+	lose := k.want.LoseHave
+	if k.cause != "" || k.quiet {
+		lose = k.want.LoseDependent
+	}
+	if lose(key) && !k.quiet {
 		k.drifted(key)
+	} else if len(k.adrift) > 0 && k.want.Settled(key) {
+		k.righted(key, false)
 	}
 }
 
@@ -83,6 +91,8 @@ func (k *Kernel) lose(key dataplane.Key) {
 func (k *Kernel) set(o dataplane.Object) {
 	if key := o.Key(); k.want.SetHave(key, o) && !k.quiet {
 		k.drifted(key)
+	} else if len(k.adrift) > 0 && k.want.Settled(key) {
+		k.righted(key, false)
 	}
 }
 
@@ -217,6 +227,8 @@ func (k *Kernel) addrEvent(a ifAddr, gone bool) {
 	}
 	last := k.mir.lastIPv4(a.link)
 	if last {
+		k.cause = name
+		defer func() { k.cause = "" }()
 		for key := range k.onLink[name] {
 			if key.Kind() == dataplane.KindRoute {
 				k.lose(key)

@@ -47,9 +47,13 @@ type Hooks struct {
 	Written func(kind dataplane.Kind, removed bool, n int)
 	// Refused is called when the kernel refused an object.
 	Refused func(kind dataplane.Kind)
-	// Drift is called with the number of objects that somebody else changed
-	// or removed.
+	// Drift is called with the number of objects that somebody else changed,
+	// removed or added.
 	Drift func(kind dataplane.Kind, n int)
+	// Repaired is called for each object that was put back, with the time
+	// since the kernel told of the change. What went with a device does not
+	// count: it waits for the device.
+	Repaired func(kind dataplane.Kind, took time.Duration)
 	// Listed is called with the time that a complete listing took.
 	Listed func(time.Duration)
 }
@@ -95,6 +99,8 @@ type Kernel struct {
 	freed     []dataplane.Key                       // of those, no longer in use
 	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
 	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be told of
+	adrift    map[dataplane.Key]drift               // until it is put right
+	notice    notice                                // what is being taken in
 	went      map[string]map[dataplane.Kind]int     // what went with a device, to be told of
 	cause     string                                // the device with which things are going
 	quiet     bool                                  // changes of devices are our own doing
@@ -171,6 +177,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		held:     make(map[dataplane.NextHopID]struct{}),
 		doubted:  make(map[dataplane.Key]struct{}),
 		seen:     make(map[dataplane.Kind][]dataplane.Key),
+		adrift:   make(map[dataplane.Key]drift),
 		went:     make(map[string]map[dataplane.Kind]int),
 		dirty:    "start",
 	}

@@ -333,3 +333,5 @@ func via(id dataplane.NextHopID, gw, link string) dataplane.NextHop {
 func route(prefix string, id dataplane.NextHopID) dataplane.Route {
 	return dataplane.Route{Prefix: pfx(prefix), Table: dataplane.MainTable, NextHop: id}
 }
+
+func addrPort(ip string, port uint16) netip.AddrPort { return netip.AddrPortFrom(addr(ip), port) }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -162,7 +163,9 @@ func (l *listener) keep(b []byte) {
 	if len(l.events) >= maxEvents {
 		l.events, l.overrun = nil, true
 	}
+	now := time.Now()
 	for m := range messages(append([]byte(nil), b...)) {
+		m.at = now
 		l.events = append(l.events, m)
 	}
 }

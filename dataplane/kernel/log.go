@@ -7,53 +7,7 @@ import (
 
 // logEach bounds the lines about objects of one kind in one go: a device that
 // goes takes a hundred thousand routes with it.
-const logEach = 5
-
-// drifted notes that somebody else changed or removed what has that key.
-func (k *Kernel) drifted(key dataplane.Key) {
-	kind := key.Kind()
-	if k.cause == "" || kind == dataplane.KindLink {
-		k.seen[kind] = append(k.seen[kind], key)
-		return
-	}
-	if k.went[k.cause] == nil {
-		k.went[k.cause] = make(map[dataplane.Kind]int)
-	}
-	k.went[k.cause][kind]++
-}
-
-// logDrift tells of what drifted noted.
-func (k *Kernel) logDrift() {
-	for kind, keys := range k.seen {
-		for _, key := range keys[:min(len(keys), logEach)] {
-			if now, ok := k.want.Have(key); ok {
-				k.log.Warn("changed by somebody else, putting it back", "object", key.String(), "found", now.String())
-			} else {
-				k.log.Warn("gone, putting it back", "object", key.String())
-			}
-		}
-		if n := len(keys) - logEach; n > 0 {
-			k.log.Warn("changed by somebody else, putting it back", "kind", kind.String(), "more", n)
-		}
-		k.countDrift(kind, len(keys))
-	}
-	clear(k.seen)
-	for link, kinds := range k.went {
-		n := 0
-		for kind, m := range kinds {
-			n += m
-			k.countDrift(kind, m)
-		}
-		k.log.Info("device is gone, down or without carrier; putting it back when it can be", "link", link, "objects", n)
-	}
-	clear(k.went)
-}
-
-func (k *Kernel) countDrift(kind dataplane.Kind, n int) {
-	if h := k.cfg.Hooks.Drift; h != nil {
-		h(kind, n)
-	}
-}
+const logEach = 20
 
 // logResults tells of first refusals; later ones of the same object and waits
 // are for debugging.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,7 +25,7 @@ type watcher struct {
 	mu      sync.Mutex
 	names   map[int32]string
 	ids     map[string]int32
-	written map[string]struct{}
+	written map[string]time.Time
 	lost    bool // of some write we do not know of what
 }
 
@@ -40,7 +41,7 @@ func watchFiles() (*watcher, error) {
 		return nil, errors.Join(fmt.Errorf("watch sysctls: %w", err), f.Close())
 	}
 	return &watcher{
-		f: f, raw: raw, names: make(map[int32]string), ids: make(map[string]int32), written: make(map[string]struct{}),
+		f: f, raw: raw, names: make(map[int32]string), ids: make(map[string]int32), written: make(map[string]time.Time),
 	}, nil
 }
 
@@ -91,7 +92,7 @@ func (w *watcher) run(arrived func()) {
 		w.mu.Lock()
 		for id := range inotifyEvents(buf[:n]) {
 			if name, ok := w.names[id]; ok {
-				w.written[name] = struct{}{}
+				w.written[name] = time.Now()
 			} else if id == -1 { // IN_Q_OVERFLOW
 				w.lost = true
 			}
@@ -102,13 +103,13 @@ func (w *watcher) run(arrived func()) {
 }
 
 // take returns the settings that were written and not taken yet.
-func (w *watcher) take() (written map[string]struct{}, lost bool) {
+func (w *watcher) take() (written map[string]time.Time, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	written, lost = w.written, w.lost
 	w.lost = false
 	if len(written) > 0 {
-		w.written = make(map[string]struct{})
+		w.written = make(map[string]time.Time)
 	}
 	return written, lost
 }
@@ -133,7 +134,8 @@ func (k *Kernel) drainSettings() error {
 	if lost {
 		k.doubt("notifications of sysctls were lost")
 	}
-	for name := range written {
+	for name, at := range written {
+		k.notice = notice{"inotify", at}
 		k.reread(name)
 	}
 	if k.offs == nil {
@@ -150,6 +152,7 @@ func (k *Kernel) drainSettings() error {
 			continue
 		}
 		seen[f.link] = true // what is read is of now, after all of the events
+		k.notice = notice{"ETHTOOL_MSG_FEATURES_NTF", m.at}
 		k.haveFeatures(k.mir.linkName(f.link), k.set)
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -177,6 +178,7 @@ type message struct {
 	seq   uint32
 	pid   uint32
 	body  []byte
+	at    time.Time // when a notification was read from its socket; else zero
 }
 
 // messages iterates over the messages of one datagram.

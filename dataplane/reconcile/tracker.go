@@ -115,6 +115,8 @@ type Tracker[K comparable, V comparable] struct {
 
 	ready   [][]*entry[K, V] // by class, kind of work, source
 	delayed delays[K, V]
+	// ghosts are keys that nobody wants, that somebody added and we removed.
+	ghosts  map[K]trouble
 	waiting map[*entry[K, V]]struct{}
 
 	groups  map[Revision]*group
@@ -152,6 +154,7 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 		spoken:  make(map[Source]bool),
 		synced:  make(map[Source]bool),
 		ready:   make([][]*entry[K, V], cfg.Classes*2*len(cfg.Sources)),
+		ghosts:  make(map[K]trouble),
 		waiting: make(map[*entry[K, V]]struct{}),
 		groups:  make(map[Revision]*group),
 		open:    make(map[Source][]Revision),
@@ -271,6 +274,10 @@ func (t *Tracker[K, V]) entry(k K) *entry[K, V] {
 	e := t.entries[k]
 	if e == nil {
 		e = &entry[K, V]{key: k, done: true, since: t.cfg.Now()}
+		if tr, ok := t.ghosts[k]; ok {
+			e.trouble = &trouble{losses: tr.losses, lastLoss: tr.lastLoss}
+			delete(t.ghosts, k)
+		}
 		t.entries[k] = e
 	}
 	return e
@@ -364,14 +371,15 @@ func (t *Tracker[K, V]) withdraw(e *entry[K, V], src Source, rev Revision) {
 }
 
 // ReplaceHave makes have all that there is, and returns the keys that were
-// done and, by this, no longer are: what others changed unnoticed.
+// done and, by this, no longer are: what others changed, removed or added
+// unnoticed.
 func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.epoch++
 	var drift []K
 	see := func(e *entry[K, V], v V, exists bool) {
-		was := e.done && e.wanted
+		was := e.done
 		t.setHave(e, v, exists)
 		switch {
 		case was && !e.done:
@@ -392,39 +400,47 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 			see(e, zero, false)
 		}
 	}
+	t.forgetGhosts()
 	t.notify()
 	return drift
 }
 
-// SetHave says that k is there with value v. It returns true if k was as
-// wanted before and is not now.
+// SetHave says that k is there with value v. It returns true if k was as it
+// should be before, which for a key that nobody wants is absent, and is not
+// now.
 func (t *Tracker[K, V]) SetHave(k K, v V) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entry(k)
-	was := e.done && e.wanted
+	was := e.done
 	t.setHave(e, v, true)
-	return t.drifted(e, was)
+	return t.drifted(e, was, true)
 }
 
-// LoseHave says that k is not there. It returns true if k was as wanted
+// LoseHave says that somebody removed k. It returns true if k was as wanted
 // before.
-func (t *Tracker[K, V]) LoseHave(k K) bool {
+func (t *Tracker[K, V]) LoseHave(k K) bool { return t.lose(k, true) }
+
+// LoseDependent is LoseHave for a key that went with something else: nobody
+// insists on its absence, so it is never held back for being lost often.
+func (t *Tracker[K, V]) LoseDependent(k K) bool { return t.lose(k, false) }
+
+func (t *Tracker[K, V]) lose(k K, blame bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entries[k]
 	if e == nil {
 		return false
 	}
-	was := e.done && e.wanted
+	was := e.done
 	var zero V
 	t.setHave(e, zero, false)
-	return t.drifted(e, was)
+	return t.drifted(e, was, blame)
 }
 
-// LoseWhere says that all keys are gone for which lost, called with what there
-// was, returns true. It looks at every key and returns those that were as
-// wanted before.
+// LoseWhere is LoseDependent for all keys for which lost, called with what
+// there was, returns true. It looks at every key and returns those that were
+// as wanted before.
 func (t *Tracker[K, V]) LoseWhere(lost func(K, V) bool) []K {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -438,20 +454,32 @@ func (t *Tracker[K, V]) LoseWhere(lost func(K, V) bool) []K {
 		t.setHave(e, zero, false)
 		if was && !e.done {
 			drift = append(drift, e.key)
-			t.lost(e)
 		}
 	}
 	t.notify()
 	return drift
 }
 
-func (t *Tracker[K, V]) drifted(e *entry[K, V], was bool) bool {
+func (t *Tracker[K, V]) drifted(e *entry[K, V], was, blame bool) bool {
 	defer t.notify()
 	if !was || e.done {
 		return false
 	}
-	t.lost(e)
+	if blame {
+		t.lost(e)
+	}
 	return true
+}
+
+// Losses returns how often in a row somebody undid k, and when it is put right
+// again if that is held back.
+func (t *Tracker[K, V]) Losses(k K) (n int, due time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.entries[k]; e != nil && e.trouble != nil {
+		return e.trouble.losses, e.trouble.due
+	}
+	return 0, time.Time{}
 }
 
 func (t *Tracker[K, V]) setHave(e *entry[K, V], v V, exists bool) {
@@ -461,6 +489,15 @@ func (t *Tracker[K, V]) setHave(e *entry[K, V], v V, exists bool) {
 		t.cfg.OnHave(e.key, old, had, v, exists)
 	}
 	t.settle(e)
+}
+
+// Settled reports whether k is as it should be: as wanted, or absent where
+// nobody wants it.
+func (t *Tracker[K, V]) Settled(k K) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.entries[k]
+	return e == nil || e.done
 }
 
 // Want returns the wish that counts for k.

@@ -345,7 +345,7 @@ func TestQuarrelIsDamped(t *testing.T) {
 		}
 		w.turn()
 	}
-	if n := w.done - start; n < calmLosses || n > calmLosses+8 {
+	if n := w.done - start; n < CalmLosses || n > CalmLosses+8 {
 		t.Errorf("put back %d times in ten seconds of quarrel", n)
 	}
 	w.rest()

@@ -212,13 +212,23 @@ func (t *Tracker[K, V]) delay(e *entry[K, V], d time.Duration) {
 	heap.Push(&t.delayed, delayed[K, V]{e.trouble.due, e})
 }
 
-// Others that change a key more often than calmLosses times with less than
+// Others that change a key more often than CalmLosses times with less than
 // calmAfter in between make us wait before putting it back: two daemons that
 // both insist would otherwise keep the machine busy for ever.
 const (
-	calmLosses = 3
+	// CalmLosses is how often in a row a key is put right at once.
+	CalmLosses = 3
 	calmAfter  = 2 * time.Second
 )
+
+// forgetGhosts forgets the ghosts that nobody has added again for long.
+func (t *Tracker[K, V]) forgetGhosts() {
+	for k, tr := range t.ghosts {
+		if t.cfg.Now().Sub(tr.lastLoss) > 2*t.cfg.MaxBackoff {
+			delete(t.ghosts, k)
+		}
+	}
+}
 
 // lost notes that somebody else undid e.
 func (t *Tracker[K, V]) lost(e *entry[K, V]) {
@@ -229,7 +239,7 @@ func (t *Tracker[K, V]) lost(e *entry[K, V]) {
 	}
 	tr.losses++
 	tr.lastLoss = now
-	if n := tr.losses - calmLosses; n > 0 {
+	if n := tr.losses - CalmLosses; n > 0 {
 		e.queued = false
 		t.delay(e, t.backoff(n))
 	}
@@ -300,6 +310,9 @@ func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 			t.forgive(e)
 		}
 		if !e.wanted && !e.exists {
+			if tr := e.trouble; tr != nil && tr.losses > 0 {
+				t.ghosts[e.key] = *tr
+			}
 			t.forgive(e)
 			delete(t.entries, e.key)
 			e.gone = true
