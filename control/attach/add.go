@@ -174,7 +174,7 @@ func (a *Attacher) intact(ctx context.Context, r record) bool {
 
 // again returns the result of an attachment that is complete.
 func (a *Attacher) again(ctx context.Context, r record) (Result, error) {
-	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire.RPFilter()), nil)
+	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), nil)
 	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
 		return Result{}, fmt.Errorf("program the host's route: %w", err)
 	}
@@ -295,16 +295,15 @@ func wanted(r AssignRequest) string {
 // an earlier container of the same pod wished of the device goes in the same
 // step, and so does what old wished.
 func (a *Attacher) program(ctx context.Context, r, old record) error {
-	rpFilter := a.cfg.Wire.RPFilter()
 	var del []dataplane.Key
 	if old.State == stateAttached {
-		del = keysOf(old.wishes(rpFilter))
+		del = keysOf(old.wishes(a.cfg.Wire))
 	}
 	for id, other := range a.snapshot() {
 		if other.Device != r.Device || id == r.id() || other.State == stateReleasing {
 			continue
 		}
-		del = append(del, keysOf(other.wishes(rpFilter))...)
+		del = append(del, keysOf(other.wishes(a.cfg.Wire))...)
 		other.State, other.Addresses = stateReleasing, nil
 		if err := a.save(other, false); err != nil {
 			return err
@@ -313,7 +312,7 @@ func (a *Attacher) program(ctx context.Context, r, old record) error {
 			append(logID(id), "device", r.Device, "next", r.ContainerID)...)
 		a.completeLater()
 	}
-	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(rpFilter), del)
+	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), del)
 	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
 		return fmt.Errorf("program the host's route: %w", err)
 	}

@@ -139,7 +139,7 @@ type Wire interface {
 	SetMTU(ctx context.Context, spec workload.Spec, ours ...int) error
 	VerifyRoute(ctx context.Context, device string, addr netip.Addr) error
 	Devices(ctx context.Context) (map[string]string, error)
-	RPFilter() string
+	HostSysctls(device string, addrs []netip.Addr) []dataplane.Sysctl
 }
 
 // Config is what [New] needs. All fields without a default are required.

@@ -40,8 +40,9 @@ func TestAddCheckDel(t *testing.T) {
 		"sysctl net/ipv4/conf/cali00000000000/forwarding=1",
 		"sysctl net/ipv4/conf/cali00000000000/proxy_arp=1",
 		"sysctl net/ipv4/conf/cali00000000000/route_localnet=1",
-		"sysctl net/ipv4/conf/cali00000000000/rp_filter=" + w.wire.RPFilter(),
+		"sysctl net/ipv4/conf/cali00000000000/rp_filter=" + w.sysctl("net/ipv4/conf/default/rp_filter"),
 		"sysctl net/ipv4/neigh/cali00000000000/proxy_delay=0",
+		"sysctl net/ipv6/conf/cali00000000000/disable_ipv6=1",
 	}, w.sink.wanted())
 
 	e := w.endpoint("default", "node--a-cni-0000000000000001-eth0")
@@ -103,7 +104,7 @@ func TestKubernetesPod(t *testing.T) {
 		t.Errorf("the endpoint is of container %s", e.Spec.ContainerID)
 	}
 	diff(t, "handles", []string{"net1.0000000000000002"}, w.ipam.handles())
-	if got := len(w.sink.wanted()); got != 6 {
+	if got := len(w.sink.wanted()); got != 7 {
 		t.Errorf("%d wishes, want those of one attachment: %v", got, w.sink.wanted())
 	}
 	w.del(a, second)
@@ -387,7 +388,7 @@ func TestRestore(t *testing.T) {
 			t.Errorf("wish for a device that is gone: %s", wish)
 		}
 	}
-	if len(w.sink.wanted()) != 6 {
+	if len(w.sink.wanted()) != 7 {
 		t.Errorf("wishes: %v", w.sink.wanted())
 	}
 	w.check(b, running)

@@ -85,7 +85,7 @@ func (a *Attacher) cut(ctx context.Context, r record) error {
 	if err := a.cfg.Wire.Detach(ctx, r.Device, r.id()); err != nil {
 		return fmt.Errorf("cut the wire: %w", err)
 	}
-	gone := keysOf(r.wishes(a.cfg.Wire.RPFilter()))
+	gone := keysOf(r.wishes(a.cfg.Wire))
 	if a.taken(r) {
 		gone = slices.DeleteFunc(gone, func(k dataplane.Key) bool { return k.Kind() == dataplane.KindSysctl })
 	}

@@ -335,7 +335,7 @@ func TestRepeatedReleaseSparesNextHolder(t *testing.T) {
 			w.add(a, second)
 			w.del(a, first)
 			w.check(a, second)
-			if got := len(w.sink.wanted()); got != 6 {
+			if got := len(w.sink.wanted()); got != 7 {
 				t.Errorf("wishes: %v", w.sink.wanted())
 			}
 		})

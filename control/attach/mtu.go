@@ -282,7 +282,7 @@ func (a *Attacher) saveAll(records []record) error {
 func (a *Attacher) wish(ctx context.Context, records []record) error {
 	var objs []dataplane.Object
 	for _, r := range records {
-		objs = append(objs, r.wishes(a.cfg.Wire.RPFilter())...)
+		objs = append(objs, r.wishes(a.cfg.Wire)...)
 	}
 	if err := a.cfg.Sink.Wait(ctx, a.cfg.Sink.Update(dataplane.SourceWorkload, objs, nil)); err != nil {
 		return fmt.Errorf("program the host's routes: %w", err)

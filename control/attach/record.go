@@ -109,9 +109,9 @@ func (r record) result() Result {
 // wishes is what the kernel of the host should have for the attachment. While
 // the ends of the wire may differ in their MTU, the routes say the smallest
 // that an end may have.
-func (r record) wishes(rpFilter string) []dataplane.Object {
+func (r record) wishes(w Wire) []dataplane.Object {
 	var out []dataplane.Object
-	for _, s := range workload.HostSysctls(r.Device, rpFilter) {
+	for _, s := range w.HostSysctls(r.Device, r.addrs()) {
 		out = append(out, s)
 	}
 	var hold uint32

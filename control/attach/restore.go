@@ -37,7 +37,7 @@ func (a *Attacher) Restore(ctx context.Context) error {
 		}
 		a.records[id] = r
 		if r.State == stateAttached && devices[r.Device] == id.Alias() {
-			wishes = append(wishes, r.wishes(a.cfg.Wire.RPFilter())...)
+			wishes = append(wishes, r.wishes(a.cfg.Wire)...)
 			live++
 		}
 	}

@@ -251,6 +251,20 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
+// sysctl reads a setting of the host.
+func (w *world) sysctl(name string) string {
+	w.t.Helper()
+	var b []byte
+	err := w.host.Do(func() (err error) {
+		b, err = os.ReadFile("/proc/sys/" + name)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
 // start starts the daemon: with an empty memory beside what the world has.
 func (w *world) start() *Attacher {
 	w.t.Helper()

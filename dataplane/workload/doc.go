@@ -5,13 +5,15 @@
 // out: a default route through 169.254.1.1, an address that exists nowhere. A
 // permanent neighbour entry gives it the host end's MAC, and the host end
 // answers ARP for it as well (proxy ARP), so that it also works for a workload
-// that flushes its neighbours.
+// that flushes its neighbours. IPv6's gateway is the host end's link-local
+// address. No IPv6 address waits for duplicate address detection: the first
+// packet after [Wire.Attach] passes.
 //
 // The host end's alias (IFLA_IFALIAS) says whose it is, so that a daemon that
 // was killed recognises its devices from the kernel alone. Every operation can
 // be repeated: on a half-made pair [Wire.Attach] finishes it.
 //
 // What belongs on the host besides the device (the route to the workload, the
-// device's settings) is not done here: [HostSysctls] names the settings, and
-// dataplane/kernel keeps them.
+// device's settings) is not done here: [Wire.HostSysctls] names the settings,
+// and dataplane/kernel keeps them.
 package workload

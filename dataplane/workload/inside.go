@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -65,6 +66,12 @@ func (in *inside) configure(spec Spec) (End, error) {
 	if err := setMTU(in.netlink, link, spec.MTU, " in "+spec.Netns); err != nil {
 		return End{}, err
 	}
+	families := familiesOf(spec.Addresses)
+	if slices.Contains(families, dataplane.IPv6) {
+		if err := in.ns.do(func() error { return enableIPv6(name) }); err != nil {
+			return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)
+		}
+	}
 	if err := in.address(link, spec.Addresses); err != nil {
 		return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)
 	}
@@ -73,20 +80,37 @@ func (in *inside) configure(spec Spec) (End, error) {
 			return End{}, fmt.Errorf("set %s in %s up: %w", name, spec.Netns, err)
 		}
 	}
-	if err := in.wayOut(link); err != nil {
-		return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)
+	for _, f := range families {
+		if err := in.wayOut(link, f); err != nil {
+			return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)
+		}
 	}
-	// A new namespace inherits the host's setting, and this host is a router.
-	forward := "0"
-	if spec.Forwarding {
-		forward = "1"
-	}
-	if err := in.ns.do(func() error { return writeSysctl("net/ipv4/ip_forward", forward) }); err != nil {
+	if err := in.ns.do(func() error { return setForwarding(families, spec.Forwarding) }); err != nil {
 		return End{}, fmt.Errorf("%s: %w", spec.Netns, err)
 	}
 	var end End
 	copy(end.MAC[:], a.HardwareAddr)
 	return end, nil
+}
+
+// setForwarding says whether the kernel of the calling thread's namespace
+// forwards packets. A new namespace inherits the host's IPv4 setting, and this
+// host is a router.
+func setForwarding(families []dataplane.Family, on bool) error {
+	value := "0"
+	if on {
+		value = "1"
+	}
+	names := []string{"net/ipv4/ip_forward"}
+	if slices.Contains(families, dataplane.IPv6) {
+		names = append(names, "net/ipv6/conf/all/forwarding")
+	}
+	for _, n := range names {
+		if err := writeSysctl(n, value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (in *inside) loopbackUp() error {
@@ -103,8 +127,10 @@ func (in *inside) loopbackUp() error {
 	return nil
 }
 
-// address makes want the device's IPv4 addresses. Others on it are left from
-// an earlier try that got another address.
+// address makes want the device's addresses. Others on it are left from an
+// earlier try that got another address. IPv6 addresses are used at once: IPAM
+// has seen to it that they are unique, so that the kernel need not ask around
+// for a second or two first (RFC 4862, section 5.4).
 func (in *inside) address(link netlink.Link, want []netip.Addr) error {
 	have, err := in.addresses(link)
 	if err != nil {
@@ -112,15 +138,12 @@ func (in *inside) address(link netlink.Link, want []netip.Addr) error {
 	}
 	wanted := make(map[netip.Prefix]bool, len(want))
 	for _, a := range want {
-		if !a.Is4() {
-			return fmt.Errorf("address %s: only IPv4 is served", a)
-		}
 		p := netip.PrefixFrom(a, a.BitLen())
 		wanted[p] = true
 		if have[p] {
 			continue
 		}
-		if err := in.netlink.AddrReplace(link, &netlink.Addr{IPNet: ipNet(p)}); err != nil {
+		if err := in.netlink.AddrReplace(link, withoutDAD(p)); err != nil {
 			return fmt.Errorf("add address %s: %w", p, err)
 		}
 	}
@@ -135,42 +158,57 @@ func (in *inside) address(link netlink.Link, want []netip.Addr) error {
 	return nil
 }
 
-// addresses returns the IPv4 addresses on a device.
-func (in *inside) addresses(link netlink.Link) (map[netip.Prefix]bool, error) {
-	list, err := in.netlink.AddrList(link, unix.AF_INET)
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+// withoutDAD is an address on a device; one of IPv6 skips duplicate address
+// detection.
+func withoutDAD(p netip.Prefix) *netlink.Addr {
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if dataplane.FamilyOf(p.Addr()) == dataplane.IPv6 {
+		a.Flags = unix.IFA_F_NODAD
 	}
-	out := make(map[netip.Prefix]bool, len(list))
-	for _, a := range list {
-		if p, ok := prefixOf(a.IPNet); ok {
-			out[p] = true
+	return a
+}
+
+// addresses returns the addresses on a device but those of the link alone,
+// which the kernel makes.
+func (in *inside) addresses(link netlink.Link) (map[netip.Prefix]bool, error) {
+	out := map[netip.Prefix]bool{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := in.netlink.AddrList(link, family)
+		if err != nil {
+			return nil, fmt.Errorf("list addresses: %w", err)
+		}
+		for _, a := range list {
+			if p, ok := prefixOf(a.IPNet); ok && (p.Addr().Is4() || !p.Addr().IsLinkLocalUnicast()) {
+				out[p] = true
+			}
 		}
 	}
 	return out, nil
 }
 
-// wayOut sets the routes to and through the gateway, and its neighbour entry.
-// The entry makes the gateway reachable also while the host end would not
-// answer for it: the kernel's proxy ARP wants a route to what was asked for
+// wayOut sets the routes to and through a family's gateway, and its neighbour
+// entry. The entry makes the gateway reachable also while the host end would
+// not answer for it: the kernel's proxy ARP wants a route to what was asked for
 // that leads elsewhere, which a host without a default route does not have.
-func (in *inside) wayOut(link netlink.Link) error {
-	gw := Gateway(dataplane.IPv4)
+func (in *inside) wayOut(link netlink.Link, f dataplane.Family) error {
+	gw := Gateway(f)
 	index := link.Attrs().Index
-	onLink := &netlink.Route{
-		LinkIndex: index,
-		Dst:       ipNet(netip.PrefixFrom(gw, gw.BitLen())),
-		Scope:     netlink.SCOPE_LINK,
+	if f == dataplane.IPv4 { // IPv6's gateway is link-local, and so on the link
+		onLink := &netlink.Route{
+			LinkIndex: index,
+			Dst:       ipNet(netip.PrefixFrom(gw, gw.BitLen())),
+			Scope:     netlink.SCOPE_LINK,
+		}
+		if err := in.route(onLink, f); err != nil {
+			return fmt.Errorf("add route to %s: %w", gw, err)
+		}
 	}
-	if err := in.route(onLink); err != nil {
-		return fmt.Errorf("add route to %s: %w", gw, err)
-	}
-	if err := in.route(&netlink.Route{LinkIndex: index, Gw: gw.AsSlice()}); err != nil {
+	if err := in.route(&netlink.Route{LinkIndex: index, Gw: gw.AsSlice()}, f); err != nil {
 		return fmt.Errorf("add default route via %s: %w", gw, err)
 	}
 	mac := HostMAC()
 	n := &netlink.Neigh{
-		LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT,
+		LinkIndex: index, Family: afOf(f), State: netlink.NUD_PERMANENT,
 		IP: gw.AsSlice(), HardwareAddr: mac[:],
 	}
 	if err := in.netlink.NeighSet(n); err != nil {
@@ -179,31 +217,51 @@ func (in *inside) wayOut(link netlink.Link) error {
 	return nil
 }
 
+// afOf returns the kernel's number of a family.
+func afOf(f dataplane.Family) int {
+	if f == dataplane.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// defaultMetric returns the metric of a route that was made with none.
+func defaultMetric(f dataplane.Family) int {
+	if f == dataplane.IPv6 {
+		return 1024 // IP6_RT_PRIO_USER
+	}
+	return 0
+}
+
 // route makes r a route of its device, without taking one from another device:
 // a container's second interface has the same gateway as its first, and the
 // first would be cut off. What is second gets a metric of its own, so that it
 // takes over when the first goes.
-func (in *inside) route(r *netlink.Route) error {
+func (in *inside) route(r *netlink.Route, f dataplane.Family) error {
 	err := in.netlink.RouteAdd(r)
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	routes, err := in.netlink.RouteList(nil, unix.AF_INET)
+	routes, err := in.netlink.RouteList(nil, afOf(f))
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
 	for _, have := range routes {
-		if have.Priority == 0 && have.LinkIndex != r.LinkIndex && destination(have) == destination(*r) {
-			r.Priority = r.LinkIndex
+		if have.Priority == defaultMetric(f) && have.LinkIndex != r.LinkIndex && destination(have, f) == destination(*r, f) {
+			r.Priority = defaultMetric(f) + r.LinkIndex
 		}
 	}
 	return in.netlink.RouteReplace(r)
 }
 
-// destination is where an IPv4 route leads; a default route may have none.
-func destination(r netlink.Route) netip.Prefix {
+// destination is where a route of a family leads; a default route may have
+// none.
+func destination(r netlink.Route, f dataplane.Family) netip.Prefix {
 	if p, ok := prefixOf(r.Dst); ok {
 		return p
+	}
+	if f == dataplane.IPv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }

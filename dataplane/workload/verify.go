@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,6 +49,9 @@ func (w *Wire) Verify(_ context.Context, spec Spec, mac dataplane.MAC) error {
 	d.link(host, spec.Device, hostMAC)
 	if have := host.Attrs().MTU; have != spec.MTU {
 		d.add("device %s has the MTU %d, want %d", spec.Device, have, spec.MTU)
+	}
+	if err := w.verifyHostIPv6(host, spec, d); err != nil {
+		return err
 	}
 	if err := in.verify(spec, mac, d); err != nil {
 		return err
@@ -98,17 +102,40 @@ func (in *inside) verify(spec Spec, mac dataplane.MAC, d *differences) error {
 			d.add("address %s is missing on %s in %s", a, name, spec.Netns)
 		}
 	}
-	return in.verifyWayOut(link, spec, d)
+	for _, f := range familiesOf(spec.Addresses) {
+		if err := in.verifyWayOut(link, f, spec, d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (in *inside) verifyWayOut(link netlink.Link, spec Spec, d *differences) error {
-	gw := Gateway(dataplane.IPv4)
+// verifyHostIPv6 verifies that the host end is the IPv6 gateway of a workload
+// that needs one.
+func (w *Wire) verifyHostIPv6(host netlink.Link, spec Spec, d *differences) error {
+	if !slices.Contains(familiesOf(spec.Addresses), dataplane.IPv6) {
+		return nil
+	}
+	list, err := w.netlink.AddrList(host, unix.AF_INET6)
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", spec.Device, err)
+	}
+	gw := Gateway(dataplane.IPv6)
+	if !slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IP.Equal(gw.AsSlice()) }) {
+		d.add("address %s is missing on %s", gw, spec.Device)
+	}
+	return nil
+}
+
+func (in *inside) verifyWayOut(link netlink.Link, f dataplane.Family, spec Spec, d *differences) error {
+	gw := Gateway(f)
 	index := link.Attrs().Index
-	routes, err := in.netlink.RouteList(link, unix.AF_INET)
+	routes, err := in.netlink.RouteList(link, afOf(f))
 	if err != nil {
 		return fmt.Errorf("list routes in %s: %w", spec.Netns, err)
 	}
-	var onLink, deflt bool
+	onLink := f == dataplane.IPv6 // a link-local gateway needs no route
+	deflt := false
 	for _, r := range routes {
 		p, ok := prefixOf(r.Dst)
 		switch {
@@ -124,7 +151,7 @@ func (in *inside) verifyWayOut(link netlink.Link, spec Spec, d *differences) err
 	if !deflt {
 		d.add("default route via %s is missing in %s", gw, spec.Netns)
 	}
-	neighs, err := in.netlink.NeighList(index, unix.AF_INET)
+	neighs, err := in.netlink.NeighList(index, afOf(f))
 	if err != nil {
 		return fmt.Errorf("list neighbours in %s: %w", spec.Netns, err)
 	}

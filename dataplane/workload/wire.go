@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -35,7 +36,7 @@ type Spec struct {
 	Device    string       // host end; see DeviceName
 	Owner     Owner        // Owner.Interface is the end inside the namespace
 	Netns     string       // path of the workload's network namespace
-	Addresses []netip.Addr // of the workload; IPv4
+	Addresses []netip.Addr // of the workload
 	MTU       int          // bytes, of both ends
 	// Forwarding leaves the workload's kernel forwarding packets.
 	Forwarding bool
@@ -64,6 +65,7 @@ type Wire struct {
 	netlink  *netlink.Handle
 	reaper   *reaper
 	rpFilter string
+	ipv6     bool // the kernel knows it
 }
 
 // New opens the host's side. The caller closes the result.
@@ -82,6 +84,9 @@ func New(cfg Config) (*Wire, error) {
 			return fmt.Errorf("open netlink socket: %w", err)
 		}
 		if w.reaper, err = newReaper(); err != nil {
+			return err
+		}
+		if w.ipv6, err = hasIPv6(); err != nil {
 			return err
 		}
 		w.rpFilter, err = readSysctl("net/ipv4/conf/default/rp_filter")
@@ -105,9 +110,15 @@ func (w *Wire) Close() {
 	w.host.close()
 }
 
-// RPFilter is the value of rp_filter that the kernel gave new devices when w
-// was made.
-func (w *Wire) RPFilter() string { return w.rpFilter }
+// HostSysctls returns the settings that the host end of a wire needs, those
+// that Calico makes, for a workload with these addresses.
+func (w *Wire) HostSysctls(device string, addrs []netip.Addr) []dataplane.Sysctl {
+	out := ipv4Sysctls(device, w.rpFilter)
+	if w.ipv6 {
+		out = append(out, ipv6Sysctls(device, slices.Contains(familiesOf(addrs), dataplane.IPv6))...)
+	}
+	return out
+}
 
 // Devices returns the host ends that routerd made, with the alias of each. A
 // pair that was never finished has an empty alias.
@@ -157,8 +168,15 @@ func linkByName(h *netlink.Handle, name string) (netlink.Link, error) {
 
 // Attach makes the wire that spec describes, or what of it is missing. It
 // returns [ErrNoNamespace] when the workload's namespace is gone and
-// [ErrClash] when a stranger's device has the name of either end.
+// [ErrClash] when a stranger's device has the name of either end. IPv6 addresses
+// on a host that has IPv6 switched off are [ErrNoIPv6].
 func (w *Wire) Attach(ctx context.Context, spec Spec) (End, error) {
+	six := slices.Contains(familiesOf(spec.Addresses), dataplane.IPv6)
+	if six {
+		if err := w.host.do(checkIPv6); err != nil {
+			return End{}, fmt.Errorf("this host: %w", err)
+		}
+	}
 	in, err := w.enter(spec.Netns)
 	if err != nil {
 		return End{}, err
@@ -176,11 +194,14 @@ func (w *Wire) Attach(ctx context.Context, spec Spec) (End, error) {
 	if err != nil {
 		return End{}, err
 	}
+	if err := w.hostIPv6(host, six); err != nil {
+		return End{}, fmt.Errorf("%s: %w", spec.Device, err)
+	}
 	// The host end comes up last: before that nothing reaches the workload.
 	if err := w.finishHostEnd(spec, host); err != nil {
 		return End{}, err
 	}
-	return end, nil
+	return end, w.settle(ctx, spec, in, host)
 }
 
 // hostEnd returns the host end of the pair whose other end is in the
@@ -266,6 +287,35 @@ func (w *Wire) paired(host netlink.Link, name string, in *inside) (bool, error) 
 	a := host.Attrs()
 	return peer.Type() == "veth" && a.ParentIndex == peer.Attrs().Index && a.NetNsID == id, nil
 }
+
+// hostIPv6 makes the host end, which is down as yet, the workload's IPv6
+// gateway, or keeps IPv6 off it: a workload without an IPv6 address is not to
+// reach the host by a link-local one.
+//
+// The kernel gives it the gateway's address by itself, but would use it only
+// after a second or two of duplicate address detection, and until then would
+// not ask for the workload's MAC.
+func (w *Wire) hostIPv6(host netlink.Link, on bool) error {
+	if !w.ipv6 {
+		return nil
+	}
+	name := host.Attrs().Name
+	value := "1"
+	if on {
+		value = "0"
+	}
+	if err := w.host.do(func() error { return writeSysctl("net/ipv6/conf/"+name+"/disable_ipv6", value) }); err != nil || !on {
+		return err
+	}
+	gw := hostPrefix()
+	if err := w.netlink.AddrReplace(host, withoutDAD(gw)); err != nil {
+		return fmt.Errorf("add address %s: %w", gw, err)
+	}
+	return nil
+}
+
+// hostPrefix is the IPv6 gateway's address as the host end has it.
+func hostPrefix() netip.Prefix { return netip.PrefixFrom(Gateway(dataplane.IPv6), 64) }
 
 func (w *Wire) finishHostEnd(spec Spec, host netlink.Link) error {
 	a := host.Attrs()

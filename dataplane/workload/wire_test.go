@@ -80,9 +80,11 @@ func contains(t *testing.T, lines []string, want string) {
 // addHostRoute does what dataplane/kernel does for an attachment.
 func (f *fixture) addHostRoute(t *testing.T) {
 	t.Helper()
-	command(t, f.host, "ip", "route", "replace", f.spec.Addresses[0].String()+"/32", "dev", f.spec.Device)
+	for _, a := range f.spec.Addresses {
+		command(t, f.host, "ip", "route", "replace", netip.PrefixFrom(a, a.BitLen()).String(), "dev", f.spec.Device)
+	}
 	err := f.host.Do(func() error {
-		for _, s := range HostSysctls(f.spec.Device, f.wire.RPFilter()) {
+		for _, s := range f.wire.HostSysctls(f.spec.Device, f.spec.Addresses) {
 			if err := writeSysctl(s.Name, s.Value); err != nil {
 				return err
 			}
@@ -246,9 +248,10 @@ func TestAttachRefuses(t *testing.T) {
 		{"namespace gone", func(_ *testing.T, f *fixture) { f.pod.End() }, ErrNoNamespace, "no such network namespace"},
 		{"not a namespace", func(t *testing.T, f *fixture) { f.spec.Netns = "/proc/self/comm" }, ErrNoNamespace, "is not a namespace"},
 		{"host's namespace", func(_ *testing.T, f *fixture) { f.spec.Netns = f.host.Path }, ErrClash, "the host's own network namespace"},
-		{"IPv6", func(_ *testing.T, f *fixture) {
-			f.spec.Addresses = []netip.Addr{netip.MustParseAddr("fd00::1")}
-		}, nil, "only IPv4"},
+		{"IPv6 off on the host", func(t *testing.T, f *fixture) {
+			f.spec.Addresses = append(f.spec.Addresses, netip.MustParseAddr("fd00::1"))
+			command(t, f.host, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+		}, ErrNoIPv6, "net.ipv6.conf.all.disable_ipv6 is 1; set it to 0"},
 		{"MTU out of range", func(_ *testing.T, f *fixture) { f.spec.MTU = 20 }, nil, "make veth pair"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
