@@ -44,7 +44,10 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 			return a.again(ctx, old)
 		}
 		a.log.Info("attachment is damaged; made whole", logID(req.ID)...)
-		fresh.MTU, fresh.FixedMTU, fresh.TriedMTUs, fresh.Since = old.MTU, old.FixedMTU, old.TriedMTUs, old.Since
+		fresh.MTU, fresh.FixedMTU, fresh.Since = old.MTU, old.FixedMTU, old.Since
+		if mtu := a.wantedMTU(old.families()); !old.FixedMTU && mtu != 0 {
+			fresh.MTU = mtu
+		}
 	}
 	if known {
 		// Names made once stay: those of the device and of the endpoint.

@@ -185,7 +185,8 @@ type Attacher struct {
 	profiles          map[string]bool
 	mtu, reachedMTU   MTU // see SetMTU
 
-	mtuPass sync.Mutex // held while workloads are brought to another MTU
+	mtuPass  sync.Mutex // held while workloads are brought to another MTU
+	mtuState mtuState   // guarded by mtuPass once restored
 
 	// hook is called between steps; tests fail or "kill" there.
 	hook func(step string) error

@@ -66,9 +66,16 @@ func (m MTU) atMost(o MTU) MTU {
 func (a *Attacher) SetMTU(ctx context.Context, m MTU) error {
 	a.mtuPass.Lock()
 	defer a.mtuPass.Unlock()
+	restored := a.isRestored()
+	if restored {
+		// Before any workload gets it, so that no kill leaves one that has an MTU
+		// which is noted nowhere.
+		if err := a.setOut(m); err != nil {
+			return err
+		}
+	}
 	a.mu.Lock()
 	a.mtu, a.reachedMTU = m, a.reachedMTU.atMost(m)
-	restored := a.restored
 	a.mu.Unlock()
 	if !restored {
 		return errStarting()
@@ -84,7 +91,10 @@ func (a *Attacher) SetMTU(ctx context.Context, m MTU) error {
 	a.mu.Lock()
 	a.reachedMTU = m
 	a.mu.Unlock()
-	return nil
+	if a.mtuState.Reached == m && len(a.mtuState.Tried) == 0 {
+		return nil
+	}
+	return a.saveMTU(mtuState{Reached: m})
 }
 
 // ReachedMTU is what no workload of this host is above, of those that follow
@@ -114,15 +124,7 @@ func (a *Attacher) mtuDue(r record) int {
 	if r.FixedMTU || r.State == stateReleasing || len(r.Addresses) == 0 {
 		return 0
 	}
-	var v4, v6 bool
-	for _, addr := range r.Addresses {
-		if dataplane.FamilyOf(addr.Addr) == dataplane.IPv4 {
-			v4 = true
-		} else {
-			v6 = true
-		}
-	}
-	want := a.wantedMTU(v4, v6)
+	want := a.wantedMTU(r.families())
 	if want == r.MTU && len(r.TriedMTUs) == 0 {
 		return 0
 	}
@@ -228,9 +230,11 @@ func (a *Attacher) changeBusy(ctx context.Context, id ID) (int, error) {
 }
 
 // changeMTUs changes attachments whose locks the caller holds, all of them in
-// the same four steps: the record of what may be there from now on, the
-// routes that hold back what is too large for either end, the wires, and the
-// record and the routes of what was reached. It returns how many it changed.
+// the same three steps: the routes, which hold back what is too large for
+// either end, the wires, and the routes again. It returns how many it changed.
+//
+// What is on disk meanwhile says of all of them what may be there; see
+// [mtuState]. Only what differs from the others is written to its record.
 func (a *Attacher) changeMTUs(ctx context.Context, batch []locked) (int, error) {
 	var due []record
 	for _, l := range batch {
@@ -246,12 +250,7 @@ func (a *Attacher) changeMTUs(ctx context.Context, batch []locked) (int, error) 
 	if err := a.at("mtu start"); err != nil {
 		return 0, err
 	}
-	if err := a.saveAll(due); err != nil {
-		return 0, err
-	}
-	if err := a.at("mtu intent"); err != nil {
-		return 0, err
-	}
+	a.keep(due)
 	if err := a.wish(ctx, due); err != nil {
 		return 0, err
 	}
@@ -262,19 +261,17 @@ func (a *Attacher) changeMTUs(ctx context.Context, batch []locked) (int, error) 
 	if err := a.at("mtu wires"); err != nil {
 		return 0, err
 	}
-	if saveErr := a.saveAll(done); saveErr != nil {
-		return 0, errors.Join(err, saveErr)
-	}
+	a.keep(done)
 	return len(done), errors.Join(err, a.at("mtu reached"), a.wish(ctx, done))
 }
 
-func (a *Attacher) saveAll(records []record) error {
+// keep remembers records whose file says as much, together with mtuFile.
+func (a *Attacher) keep(records []record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, r := range records {
-		if err := a.save(r, false); err != nil {
-			return err
-		}
+		a.records[r.id()] = r
 	}
-	return nil
 }
 
 // wish hands over what the host's kernel should have for attachments, and

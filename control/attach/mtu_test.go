@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -162,6 +164,28 @@ func TestAddBeforeMTU(t *testing.T) {
 	w.expectClean()
 }
 
+// What was written of the MTU is lost or spoilt: every container is looked at
+// and brought to the MTU of now.
+func TestMTUStateSpoilt(t *testing.T) {
+	t.Parallel()
+	for _, content := range []string{"", "{", `{"reached":{"IPv4":"x"}}`, "\x00\x00"} {
+		w := newWorld(t)
+		a := w.start()
+		req := w.pod(1)
+		res := w.add(a, req)
+		w.setMTU(a, MTU{IPv4: 1300})
+		if err := os.WriteFile(filepath.Join(w.dir, mtuFile), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.mtu = MTU{IPv4: 1450}
+		a = w.start()
+		w.expectMTU(a, req, res.Device, 1450)
+		w.mtu = MTU{IPv4: 1400}
+		a = w.start()
+		w.expectMTU(a, req, res.Device, 1400)
+	}
+}
+
 // A container whose request gave an MTU keeps it. One that repeats the
 // operator's follows that.
 func TestFixedMTU(t *testing.T) {
@@ -182,7 +206,7 @@ func TestFixedMTU(t *testing.T) {
 }
 
 func mtuSteps() []string {
-	return []string{"mtu start", "mtu intent", "mtu held", "mtu wires", "mtu reached"}
+	return []string{"mtu start", "mtu held", "mtu wires", "mtu reached"}
 }
 
 // The daemon is killed at each step of a change. The next one completes it, or

@@ -50,7 +50,7 @@ type record struct {
 	Netns      string         `json:"netns"`
 	Device     string         `json:"device"`
 	MAC        string         `json:"mac,omitempty"`
-	MTU        int            `json:"mtu"`                 // of both ends
+	MTU        int            `json:"mtu"`                 // of both ends, but see mtuState
 	TriedMTUs  []int          `json:"triedMTUs,omitempty"` // set out for since, the last one still wanted: either end may have any of them
 	FixedMTU   bool           `json:"fixedMTU,omitempty"`  // the request gave it
 	Forwarding bool           `json:"forwarding,omitempty"`
@@ -72,6 +72,18 @@ func (r record) addrs() []netip.Addr {
 		out[i] = a.Addr
 	}
 	return out
+}
+
+// families says of which families the attachment has addresses.
+func (r record) families() (v4, v6 bool) {
+	for _, a := range r.Addresses {
+		if dataplane.FamilyOf(a.Addr) == dataplane.IPv4 {
+			v4 = true
+		} else {
+			v6 = true
+		}
+	}
+	return v4, v6
 }
 
 func (r record) mac() dataplane.MAC {

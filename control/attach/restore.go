@@ -21,6 +21,9 @@ func (a *Attacher) Restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.loadMTU(records); err != nil {
+		return err
+	}
 	devices, err := a.cfg.Wire.Devices(ctx)
 	if err != nil {
 		return fmt.Errorf("restore attachments: %w", err)

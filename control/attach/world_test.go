@@ -362,7 +362,9 @@ func (w *world) leftovers() []string {
 		w.t.Fatal(err)
 	}
 	for _, f := range files {
-		out = append(out, "record "+f.Name())
+		if f.Name() != mtuFile { // not an attachment's
+			out = append(out, "record "+f.Name())
+		}
 	}
 	slices.Sort(out)
 	return out

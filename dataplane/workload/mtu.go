@@ -22,9 +22,9 @@ import (
 // MTUs (RTAX_MTU), so that the host answers with ICMP instead of handing the
 // workload's end what it would drop.
 //
-// ours are the MTUs that routerd gave the wire before. A workload's end with
-// an MTU below spec's that is none of them was lowered by somebody who had a
-// reason, and stays as it is.
+// ours are the MTUs that routerd gave the wire before, and so is what the
+// host's end has. A workload's end with an MTU below spec's that is none of
+// them was lowered by somebody who had a reason, and stays as it is.
 func (w *Wire) SetMTU(ctx context.Context, spec Spec, ours ...int) error {
 	in, err := w.enter(spec.Netns)
 	if err != nil {
@@ -58,7 +58,7 @@ func (w *Wire) SetMTU(ctx context.Context, spec Spec, ours ...int) error {
 	}
 	inside := func() error {
 		have := inner.Attrs().MTU
-		if have < spec.MTU && !slices.Contains(ours, have) {
+		if have < spec.MTU && have != host.Attrs().MTU && !slices.Contains(ours, have) {
 			return nil
 		}
 		return setMTU(in.netlink, inner, spec.MTU, " in "+spec.Netns)
