@@ -122,6 +122,12 @@ func printNode(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 	}
 	printHost(w, r)
 	printHealth(w, r.GetHealth(), now)
+	for i, n := range r.GetNotes() {
+		if i == 0 {
+			fmt.Fprintln(w, "\nNotes")
+		}
+		fmt.Fprintf(w, "  %s\n", n)
+	}
 	return printPools(w, r)
 }
 

@@ -73,18 +73,18 @@ func tunnelKind(t node.Tunnel) ipam.TunnelKind {
 	return ipam.VXLANTunnel
 }
 
-// Ensure gives no address, and takes back what there was, when the pools of
-// the encapsulation do not select this host: it has no workloads in them.
-func (w tunnelIPAM) Ensure(ctx context.Context, t node.Tunnel) (netip.Addr, error) {
-	got, err := w.EnsureTunnel(ctx, tunnelKind(t))
+// Ensure gives no address when the pools of the encapsulation do not select
+// this host: it has no workloads in them.
+func (w tunnelIPAM) Ensure(ctx context.Context, t node.Tunnel) (netip.Addr, bool, error) {
+	got, old, err := w.EnsureTunnel(ctx, tunnelKind(t))
 	if errors.Is(err, ipam.ErrNoPool) {
-		return netip.Addr{}, w.ReleaseTunnel(ctx, tunnelKind(t))
+		return netip.Addr{}, false, nil
 	}
-	return got.Addr, err
+	return got.Addr, len(old) > 0, err
 }
 
-func (w tunnelIPAM) Release(ctx context.Context, t node.Tunnel) error {
-	return w.ReleaseTunnel(ctx, tunnelKind(t))
+func (w tunnelIPAM) Release(ctx context.Context, t node.Tunnel, keep netip.Addr) error {
+	return w.ReleaseTunnel(ctx, tunnelKind(t), keep)
 }
 
 // pathUpdate turns what BGP learned into what the core takes.

@@ -120,7 +120,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		cc.DeferBGP = deferBGP
 	}
 	d.core = vrouter.New(cc)
-	d.ipam = ipam.New(ipam.Config{Store: d.store, Node: name, Log: log.With("component", "ipam")})
+	d.ipam = ipam.New(ipam.Config{Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: d.unusablePool})
 	d.node = node.New(node.Config{
 		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: d.conditions,

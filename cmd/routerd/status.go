@@ -106,7 +106,8 @@ func (d *router) reportOf(v view) health.Report {
 	r := health.Report{Live: d.liveCheck(), Ready: health.Join("ready", ready)}
 	// A datastore that is away does not make this host unready: what runs
 	// keeps running. It is a condition of its own.
-	r.Conditions = append(ready, d.checks.Note("Datastore", d.datastoreError()), d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)))
+	r.Conditions = append(ready, d.checks.Note("Address", v.node.AddressErr), d.checks.Note("Datastore", d.datastoreError()),
+		d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)))
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))
 	}
@@ -148,6 +149,9 @@ func condition(name string, c health.Check) metav1.Condition {
 func (d *router) poolError(p vrouter.PoolStatus) error {
 	if p.Err != nil {
 		return p.Err
+	}
+	if reason := d.unusablePool(p.Name); reason != "" {
+		return errors.New(reason)
 	}
 	for _, key := range p.Host {
 		st, ok := d.kernel.Status(key)
@@ -196,6 +200,7 @@ func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
 		out.Pools = append(out.Pools, ps)
 	}
 	out.Blocks = d.blocks()
+	out.Notes = d.notes(v)
 	return out, nil
 }
 

@@ -22,6 +22,10 @@ type Config struct {
 	// Clock tells the time; nil: time.Now.
 	Clock func() time.Time
 
+	// Unusable says why no workload on this node may get an address of a pool;
+	// empty: it may. It must not block. Nil: every pool is usable.
+	Unusable func(pool string) string
+
 	// Timeout bounds one read or one transaction, so that a datastore that
 	// does not answer does not hold up those who ask later; 0: 10 seconds.
 	Timeout time.Duration
@@ -61,9 +65,11 @@ func New(cfg Config) *Allocator {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 10 * time.Second
 	}
+	st := newState(cfg.Node)
+	st.unusable = cfg.Unusable
 	return &Allocator{
 		cfg:     cfg,
-		state:   newState(cfg.Node),
+		state:   st,
 		queue:   queue{wake: make(chan struct{}, 1)},
 		synced:  make(chan struct{}),
 		stopped: make(chan struct{}),
@@ -77,7 +83,8 @@ func New(cfg Config) *Allocator {
 //
 // After each synchronisation, and when pools or the node change, it ends what
 // crashes left half done in this node's affinities and gives up empty blocks
-// of pools that do not select the node any more.
+// of pools that do not select the node any more, or are gone. The last address
+// that leaves a block whose pool is gone takes the block with it.
 func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
 	work, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup
@@ -109,11 +116,13 @@ func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
 func (a *Allocator) handleBatch(b store.Batch) {
 	a.mu.Lock()
 	tidy := b.Synced
+	a.state.synced = a.state.synced || b.Synced
 	for _, ev := range b.Events {
 		if err := a.state.apply(ev, b.Revision); err != nil {
 			a.cfg.Log.Warn("ignored what cannot be read", "key", ev.Key.String(), "error", err)
 		}
-		tidy = tidy || ev.Key.Kind == store.KindIPPool || ev.Key.Kind == store.KindNode && ev.Key.Name == a.cfg.Node
+		tidy = tidy || ev.Key.Kind == store.KindIPPool || ev.Key.Kind == store.KindNode && ev.Key.Name == a.cfg.Node ||
+			ev.Key.Kind == store.KindIPAMBlock && a.state.orphan(ev.Key.CIDR())
 	}
 	var blocks []netip.Prefix
 	if tidy {

@@ -119,6 +119,27 @@ func TestPoolSelection(t *testing.T) {
 	audit(t, w.st)
 }
 
+// A pool that this host cannot use gives workloads nothing, named or not; its
+// tunnel keeps its address.
+func TestUnusablePool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/24", func(s *v3.IPPoolSpec) { s.VXLANMode = v3.VXLANModeAlways }))
+	h := w.host("a", nil)
+	h.mu.Lock()
+	h.state.unusable = func(pool string) string { return "the network of eth1 is in " + pool }
+	h.mu.Unlock()
+	named := v4("h")
+	named.Pools = []string{"p"}
+	for _, r := range []Request{v4("h"), named} {
+		if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrNoPool) || !strings.Contains(err.Error(), "pool p: the network of eth1 is in p") {
+			t.Errorf("got %v, want ErrNoPool with the reason", err)
+		}
+	}
+	if _, _, err := h.EnsureTunnel(ctxOf(t), VXLANTunnel); err != nil {
+		t.Errorf("tunnel: %v", err)
+	}
+}
+
 func TestNoPoolAtAll(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

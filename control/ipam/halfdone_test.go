@@ -3,6 +3,7 @@ package ipam
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -260,25 +261,25 @@ func TestTunnel(t *testing.T) {
 	w := newWorld(t, newPool("direct", "10.0.0.0/24"), newPool("six", "fd00::/64", func(s *v3.IPPoolSpec) { s.VXLANMode = v3.VXLANModeCrossSubnet }))
 	h := w.host("a", nil)
 	ctx := ctxOf(t)
-	_, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	_, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
 	if !errors.Is(err, ErrNoPool) || !strings.Contains(err.Error(), "pool direct: its encapsulation is Direct") {
 		t.Errorf("got %v, want ErrNoPool", err)
 	}
-	if _, err := h.EnsureTunnel(ctx, 0); !errors.Is(err, ErrInvalidRequest) {
+	if _, _, err := h.EnsureTunnel(ctx, 0); !errors.Is(err, ErrInvalidRequest) {
 		t.Errorf("got %v", err)
 	}
-	six, err := h.EnsureTunnel(ctx, VXLANv6Tunnel)
+	six, _, err := h.EnsureTunnel(ctx, VXLANv6Tunnel)
 	if err != nil || six.Handle != "vxlan-v6-tunnel-addr-a" {
 		t.Errorf("got %v, %v", six, err)
 	}
 
 	put(t, w.st, newPool("one", "10.1.0.0/24", ipip))
 	settle(t, h, "the pool", func(s *state) bool { return len(s.pools) == 3 })
-	first, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	first, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	second, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,22 +290,50 @@ func TestTunnel(t *testing.T) {
 	}
 	mustDiff(t, "attribute", map[string]string{"node": "a", "type": "ipipTunnelAddress"}, attribute(obj.Value.(*store.Block), 0).Secondary)
 
-	// The pool is disabled: its address gives way to one of another pool.
-	put(t, w.st, newPool("one", "10.1.0.0/24", ipip, func(s *v3.IPPoolSpec) { s.Disabled = true }), newPool("two", "10.2.0.0/24", ipip))
+	// The pool is disabled, and there is no other: its packets are still
+	// carried, and so is the address.
+	off := newPool("one", "10.1.0.0/24", ipip, func(s *v3.IPPoolSpec) { s.Disabled = true })
+	put(t, w.st, off)
+	settle(t, h, "the disabled pool", func(s *state) bool { return s.pools["one"].off != "" })
+	still, old, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	if err != nil || len(old) != 0 {
+		t.Fatalf("in a disabled pool: %v, %v", old, err)
+	}
+	mustDiff(t, "kept in a disabled pool", first, still)
+
+	// With another one it gives way, and stays until it is released.
+	put(t, w.st, newPool("two", "10.2.0.0/24", ipip))
 	settle(t, h, "the pools", func(s *state) bool { return len(s.pools) == 4 })
-	moved, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	moved, old, err := h.EnsureTunnel(ctx, IPIPTunnel)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "pool", "two", moved.Pool)
-	mustDiff(t, "assigned", map[netip.Addr]string{moved.Addr: "ipip-tunnel-addr-a", six.Addr: "vxlan-v6-tunnel-addr-a"}, audit(t, w.st))
+	mustDiff(t, "old", []Assignment{first}, old)
+	left := map[netip.Addr]string{moved.Addr: "ipip-tunnel-addr-a", six.Addr: "vxlan-v6-tunnel-addr-a"}
+	both := maps.Clone(left)
+	both[first.Addr] = "ipip-tunnel-addr-a"
+	mustDiff(t, "assigned", both, audit(t, w.st))
+	if err := h.ReleaseTunnel(ctx, IPIPTunnel, moved.Addr); err != nil {
+		t.Fatal(err)
+	}
+	mustDiff(t, "after the release", left, audit(t, w.st))
 
+	// The pool goes, with the address still in it: the block follows the
+	// address.
+	remove(t, w.st, store.ResourceKey(store.KindIPPool, "one"))
+	remove(t, w.st, store.ResourceKey(store.KindIPPool, "two"))
+	settle(t, h, "the pools that are left", func(s *state) bool { return len(s.pools) == 2 })
+	if _, _, err := h.EnsureTunnel(ctx, IPIPTunnel); !errors.Is(err, ErrNoPool) {
+		t.Errorf("without a pool: %v, want ErrNoPool", err)
+	}
 	for range 2 {
-		if err := h.ReleaseTunnel(ctx, IPIPTunnel); err != nil {
+		if err := h.ReleaseTunnel(ctx, IPIPTunnel, netip.Addr{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustDiff(t, "left", map[netip.Addr]string{six.Addr: "vxlan-v6-tunnel-addr-a"}, audit(t, w.st))
+	settle(t, h, "the blocks of pools that are gone", func(s *state) bool { return len(s.own) == 1 && len(s.affinities) == 1 })
 }
 
 // TestUnknownMembers: what a newer program keeps in a block outlives writes.

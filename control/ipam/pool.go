@@ -112,8 +112,8 @@ func (p *pool) allows(use Use) bool { return slices.Contains(p.uses, v3.IPPoolAl
 
 // refusal says why the pool cannot serve a request of this node that does not
 // name it; empty: it can.
-func (p *pool) refusal(r *Request, labels map[string]string) string {
-	if reason := p.usable(r); reason != "" {
+func (s *state) refusal(p *pool, r *Request) string {
+	if reason := s.usable(p, r); reason != "" {
 		return reason
 	}
 	switch {
@@ -122,7 +122,7 @@ func (p *pool) refusal(r *Request, labels map[string]string) string {
 	// A tunnel needs its address also where users pick those of workloads.
 	case p.manual && r.tunnel == nil:
 		return "its assignmentMode is Manual, and the request does not name it"
-	case !p.nodes.Matches(labels):
+	case !p.nodes.Matches(s.labels):
 		return fmt.Sprintf("its nodeSelector %s does not match the node's labels", p.nodes)
 	case p.namespaces != nil && !p.namespaces.Matches(r.NamespaceLabels):
 		return fmt.Sprintf("its namespaceSelector %s does not match the namespace's labels", p.namespaces)
@@ -130,8 +130,8 @@ func (p *pool) refusal(r *Request, labels map[string]string) string {
 	return ""
 }
 
-// usable is the part of [pool.refusal] that also holds for a named pool.
-func (p *pool) usable(r *Request) string {
+// usable is the part of refusal that also holds for a named pool.
+func (s *state) usable(p *pool, r *Request) string {
 	use := r.Use
 	if use == "" {
 		use = Workload
@@ -143,6 +143,9 @@ func (p *pool) usable(r *Request) string {
 		return fmt.Sprintf("it is an %s pool", p.family())
 	case !p.allows(use):
 		return fmt.Sprintf("its allowedUses %v lack %s", p.uses, use)
+	// A tunnel's address is in nobody's way, and giving it up would be.
+	case s.unusable != nil && use == Workload:
+		return s.unusable(p.name)
 	}
 	return ""
 }
@@ -159,7 +162,7 @@ func (s *state) selectPools(r *Request) ([]*pool, error) {
 		if p.off == "" && p.family() != r.Family {
 			continue // the other family's pools explain nothing
 		}
-		if reason := p.refusal(r, s.labels); reason != "" {
+		if reason := s.refusal(p, r); reason != "" {
 			refused = append(refused, PoolReason{p.name, reason})
 			continue
 		}
@@ -186,7 +189,7 @@ func (s *state) namedPools(r *Request) ([]*pool, error) {
 		if p.off != "" {
 			return nil, &Error{Reason: ErrUnknownPool, Message: fmt.Sprintf("the request names %q", name), Pools: []PoolReason{{p.name, p.off}}}
 		}
-		if reason := p.usable(r); reason != "" {
+		if reason := s.usable(p, r); reason != "" {
 			return nil, &Error{Reason: ErrNoPool, Message: fmt.Sprintf("the request names %q", name), Pools: []PoolReason{{p.name, reason}}}
 		}
 		if !slices.Contains(out, p) {

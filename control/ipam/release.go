@@ -183,7 +183,7 @@ func (st *queryStep) plan(d *draft) error {
 
 // tidyStep ends what a crash, or somebody else's intervention, left half done
 // in this node's affinities, and gives up empty blocks of pools that do not
-// select the node any more.
+// select the node any more or do not exist any more.
 type tidyStep struct {
 	blocks   []netip.Prefix // to look at
 	released []netip.Prefix
@@ -199,13 +199,36 @@ func (s *state) tidyable() []netip.Prefix {
 		}
 	}
 	for _, b := range s.own {
-		p := s.poolOf(b.cidr)
 		_, known := s.affinities[b.cidr]
-		if !known || b.used == 0 && s.registered && p != nil && !p.nodes.Matches(s.labels) {
+		if !known || b.used == 0 && s.unwanted(b.cidr) {
 			out = append(out, b.cidr)
 		}
 	}
 	return out
+}
+
+// unwanted reports whether an empty block is to be given up: its pool is gone,
+// or does not select this node. That the node's own record is missing says
+// nothing, nor does a pool that the watch has not shown yet, or that cannot be
+// read.
+func (s *state) unwanted(block netip.Prefix) bool {
+	if p := s.poolOf(block); p != nil {
+		return s.registered && !p.nodes.Matches(s.labels)
+	}
+	return s.registered && s.orphaned()
+}
+
+// orphaned reports whether a block of no known pool is one of no pool at all.
+func (s *state) orphaned() bool {
+	if !s.synced {
+		return false
+	}
+	for _, p := range s.pools {
+		if !p.cidr.IsValid() {
+			return false
+		}
+	}
+	return true
 }
 
 func (st *tidyStep) plan(d *draft) error {
@@ -232,8 +255,7 @@ func (st *tidyStep) tidy(d *draft, cidr netip.Prefix) error {
 		node, virtual = ownerOf(bd.block.Block)
 	}
 	ours := bd.block.Block != nil && node == d.s.node && !virtual
-	p := d.s.poolOf(cidr)
-	unwanted := p != nil && d.s.registered && !p.nodes.Matches(d.s.labels)
+	unwanted := d.s.unwanted(cidr)
 	switch {
 	case !ours:
 		// A claim that was not finished, or that another host won.

@@ -57,12 +57,14 @@ type state struct {
 	node string
 
 	pools        map[string]*pool
-	sortedPools  []*pool // nil: to be sorted anew
+	unusable     func(pool string) string // nil: none is
+	sortedPools  []*pool                  // nil: to be sorted anew
 	reservations map[string][]netip.Prefix
 	reserved     []netip.Prefix // all of them
 	config       store.IPAMConfig
 	configErr    error
 	registered   bool
+	synced       bool // the watch has shown everything
 	labels       map[string]string
 
 	blocks     map[netip.Prefix]*blockInfo
@@ -371,4 +373,10 @@ func (s *state) cooldown() time.Duration {
 		return 0
 	}
 	return time.Duration(*s.config.IPCooldownSeconds) * time.Second
+}
+
+// orphan reports whether a block is this node's, empty, and of no pool.
+func (s *state) orphan(cidr netip.Prefix) bool {
+	b := s.blocks[cidr]
+	return b != nil && b.obj.Value != nil && b.used == 0 && s.poolOf(cidr) == nil && s.orphaned()
 }

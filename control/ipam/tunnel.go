@@ -2,7 +2,10 @@ package ipam
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -80,45 +83,71 @@ func (k TunnelKind) carries(e store.Encapsulation) bool {
 	return e == store.VXLAN || e == store.VXLANCrossSubnet
 }
 
-// EnsureTunnel returns the address of this node's tunnel of a kind. The one
-// that it has is kept while an enabled pool of the encapsulation that selects
-// the node contains it; else there is a new one, and the old one is released
-// thereafter. An error that matches [ErrNoPool] says that no pool needs the
-// tunnel: then call [Allocator.ReleaseTunnel]. It is to be called at start and
-// whenever pools or the node's labels change.
-func (a *Allocator) EnsureTunnel(ctx context.Context, kind TunnelKind) (Assignment, error) {
+// EnsureTunnel returns the address of this node's tunnel of a kind, and those
+// that it held before and that are to be released with
+// [Allocator.ReleaseTunnel] once nobody uses them any more.
+//
+// The one that it has is kept while an enabled pool of the encapsulation that
+// selects the node contains it; else there is a new one. Where there is none
+// to be had from an enabled pool, the one that it has is kept as long as its
+// pool exists: a disabled pool gives no new addresses, but its packets are
+// still carried. An error that matches [ErrNoPool] says that no pool needs the
+// tunnel. It is to be called at start and whenever pools or the node's labels
+// change.
+func (a *Allocator) EnsureTunnel(ctx context.Context, kind TunnelKind) (Assignment, []Assignment, error) {
 	handle := kind.Handle(a.cfg.Node)
 	if handle == "" {
-		return Assignment{}, fmt.Errorf("%w: %s", ErrInvalidRequest, kind)
+		return Assignment{}, nil, fmt.Errorf("%w: %s", ErrInvalidRequest, kind)
 	}
-	got, err := a.Assign(ctx, Request{
+	got, failed := a.Assign(ctx, Request{
 		Family: kind.family(), Handle: handle, Use: Tunnel, Idempotent: true, tunnel: &kind,
 		Attributes: map[string]string{AttrType: kind.attrType()},
 	})
-	if err != nil {
-		return Assignment{}, err
+	if failed != nil && !errors.Is(failed, ErrNoPool) {
+		return Assignment{}, nil, failed
 	}
 	all, err := a.ByHandle(ctx, handle)
 	if err != nil {
-		return Assignment{}, err
+		return Assignment{}, nil, err
+	}
+	var use Assignment
+	if failed == nil {
+		use = got[0]
+	} else if i := slices.IndexFunc(all, func(o Assignment) bool { return a.stillCarries(kind, o) }); i >= 0 {
+		use = all[i]
+	} else {
+		return Assignment{}, nil, failed
+	}
+	return use, slices.DeleteFunc(all, func(o Assignment) bool { return o.Addr == use.Addr }), nil
+}
+
+// stillCarries reports whether the address of a tunnel lies in a pool of its
+// encapsulation that selects the node, though it gives no new ones.
+func (a *Allocator) stillCarries(kind TunnelKind, o Assignment) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.state.poolOf(o.Block)
+	return p != nil && kind.carries(p.encap) && p.nodes.Matches(a.state.labels)
+}
+
+// ReleaseTunnel releases the addresses of this node's tunnel of a kind other
+// than keep; with an invalid keep, all of them.
+func (a *Allocator) ReleaseTunnel(ctx context.Context, kind TunnelKind, keep netip.Addr) error {
+	handle := kind.Handle(a.cfg.Node)
+	if !keep.IsValid() {
+		_, err := a.ReleaseHandle(ctx, handle)
+		return err
+	}
+	all, err := a.ByHandle(ctx, handle)
+	if err != nil {
+		return err
 	}
 	var old []Claim
 	for _, o := range all {
-		if o.Addr != got[0].Addr {
+		if o.Addr != keep {
 			old = append(old, Claim{Addr: o.Addr, Handle: handle, Sequence: o.Sequence})
 		}
 	}
-	if len(old) > 0 {
-		if _, err := a.Release(ctx, old...); err != nil {
-			return Assignment{}, err
-		}
-	}
-	return got[0], nil
-}
-
-// ReleaseTunnel releases the address of this node's tunnel of a kind, if it
-// has one.
-func (a *Allocator) ReleaseTunnel(ctx context.Context, kind TunnelKind) error {
-	_, err := a.ReleaseHandle(ctx, kind.Handle(a.cfg.Node))
+	_, err = a.Release(ctx, old...)
 	return err
 }

@@ -60,10 +60,12 @@ func tunnelOf(p *v3.IPPool) (Tunnel, bool) {
 // Tunnels allocates the addresses of this host's tunnel devices.
 type Tunnels interface {
 	// Ensure returns the address of a tunnel: the one it has, if a pool with
-	// that encapsulation still holds it, else a new one.
-	Ensure(ctx context.Context, t Tunnel) (netip.Addr, error)
-	// Release gives the address back, if there is one.
-	Release(ctx context.Context, t Tunnel) error
+	// that encapsulation still holds it, else a new one; invalid where no pool
+	// needs the tunnel. spare says that it holds others beside it.
+	Ensure(ctx context.Context, t Tunnel) (addr netip.Addr, spare bool, err error)
+	// Release gives back the addresses of a tunnel other than keep; with an
+	// invalid keep all of them.
+	Release(ctx context.Context, t Tunnel, keep netip.Addr) error
 }
 
 // Config is what an [Agent] needs.
@@ -95,6 +97,10 @@ type Status struct {
 	Tunnels    map[Tunnel]netip.Addr // do not change it
 	Err        error                 // of the last attempt
 
+	// AddressErr says why this host should be registered with another address
+	// than it is, and cannot be, or not yet.
+	AddressErr error
+
 	// Locked says that the datastore asks to be left alone: ClusterInformation
 	// default has datastoreReady false, as during a migration.
 	Locked bool
@@ -111,6 +117,11 @@ type Agent struct {
 	pools    map[string]*v3.IPPool
 	hadPool  map[dataplane.Family]bool // there was one in this life
 	self     *store.Node
+	peers    map[string]*store.Node         // the other nodes
+	missing  map[dataplane.Family]time.Time // since when the host lacks its registered address
+	overlaps map[string][]Overlap           // by pool, as far as somebody asked; nil: nobody has
+	spare    map[Tunnel]time.Time           // since when a tunnel has addresses to be given back
+	due      bool                           // the tunnels' addresses are to be looked at
 	status   Status
 }
 
@@ -118,7 +129,8 @@ type Agent struct {
 func New(cfg Config) *Agent {
 	return &Agent{
 		cfg: cfg, wake: make(chan struct{}, 1),
-		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{},
+		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{}, peers: map[string]*store.Node{},
+		missing: map[dataplane.Family]time.Time{}, spare: map[Tunnel]time.Time{},
 	}
 }
 
@@ -131,7 +143,7 @@ func Kinds() []store.Kind {
 func (a *Agent) HandleStore(b store.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	changed := b.Synced && !a.synced
+	changed, woken := b.Synced && !a.synced, false
 	a.synced = a.synced || b.Synced
 	for _, ev := range b.Events {
 		if ev.Err != nil {
@@ -139,7 +151,7 @@ func (a *Agent) HandleStore(b store.Batch) {
 		}
 		switch ev.Key.Kind {
 		case store.KindIPPool:
-			changed = true
+			changed, a.overlaps = true, nil
 			if p, ok := ev.Object.Value.(*v3.IPPool); ok {
 				a.pools[ev.Key.Name] = p
 				if cidr, err := netip.ParsePrefix(p.Spec.CIDR); err == nil {
@@ -153,16 +165,21 @@ func (a *Agent) HandleStore(b store.Batch) {
 				a.status.Locked = ci.Spec.DatastoreReady != nil && !*ci.Spec.DatastoreReady
 			}
 		case store.KindNode:
-			if ev.Key.Name == a.cfg.Name {
-				changed = true
-				a.self, _ = ev.Object.Value.(*store.Node)
-			} else if !a.status.Registered {
-				// It may be the one that has our address.
-				changed = true
+			n, ok := ev.Object.Value.(*store.Node)
+			switch {
+			case ev.Key.Name == a.cfg.Name:
+				changed, a.self = true, n
+			case ok:
+				a.peers[ev.Key.Name] = n
+			default:
+				delete(a.peers, ev.Key.Name)
 			}
+			// Another one may be that which has our address.
+			woken = woken || !a.status.Registered || a.status.AddressErr != nil
 		}
 	}
-	if changed {
+	a.due = a.due || changed
+	if changed || woken {
 		a.poke()
 	}
 }
@@ -172,10 +189,21 @@ func (a *Agent) HandleStore(b store.Batch) {
 func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	first := a.underlay == nil
-	a.underlay = &u
-	if first || !a.status.Registered || a.lacksFamily() {
-		a.poke()
+	u = withoutWorkloads(u)
+	if old := a.underlay; old != nil && slices.Equal(old.Links, u.Links) && slices.Equal(old.Addresses, u.Addresses) && slices.Equal(old.Routes, u.Routes) {
+		return
+	}
+	a.underlay, a.overlaps = &u, nil
+	a.poke()
+}
+
+// withoutWorkloads leaves out what comes and goes with every workload.
+func withoutWorkloads(u dataplane.Underlay) dataplane.Underlay {
+	ours := func(link string) bool { return strings.HasPrefix(link, "cali") }
+	return dataplane.Underlay{
+		Links:     slices.DeleteFunc(slices.Clone(u.Links), func(l dataplane.UnderlayLink) bool { return ours(l.Name) }),
+		Addresses: slices.DeleteFunc(slices.Clone(u.Addresses), func(a dataplane.UnderlayAddress) bool { return ours(a.Link) }),
+		Routes:    slices.DeleteFunc(slices.Clone(u.Routes), func(r dataplane.UnderlayRoute) bool { return ours(r.Link) }),
 	}
 }
 
@@ -220,14 +248,19 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-a.wake:
 		case <-timer.C:
 		}
-		err := a.attempt(ctx)
+		again, err := a.attempt(ctx)
 		a.note(err)
 		if err == nil {
 			retry = retryMin
-			continue
+		} else {
+			if again == 0 || again > retry {
+				again = retry
+			}
+			retry = min(2*retry, retryMax)
 		}
-		timer.Reset(retry)
-		retry = min(2*retry, retryMax)
+		if again > 0 {
+			timer.Reset(again)
+		}
 	}
 }
 
@@ -246,13 +279,14 @@ func (a *Agent) note(err error) {
 	}
 }
 
-// attempt brings everything up to date that is not. It does nothing while the
-// store or the underlay is not known yet.
-func (a *Agent) attempt(ctx context.Context) error {
+// attempt brings everything up to date that is not, and says when there will be
+// more to do even if nothing changes; 0: not by itself. It does nothing while
+// the store or the underlay is not known yet.
+func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	a.mu.Lock()
-	u, synced, self, pools := a.underlay, a.synced, a.self, a.pools
+	u, synced, self, pools, due := a.underlay, a.synced, a.self, a.pools, a.due
 	want := map[Tunnel]bool{}
 	for _, p := range pools {
 		if t, ok := tunnelOf(p); ok {
@@ -267,119 +301,49 @@ func (a *Agent) attempt(ctx context.Context) error {
 	}
 	a.mu.Unlock()
 	if u == nil || !synced {
-		return nil
+		return 0, nil
 	}
+	pool := a.ensurePools(ctx, *u, missing)
+	again, err = a.register(ctx, *u, self)
+	// Addresses are given to nodes that the watch has shown; it wakes us.
+	if err != nil || self == nil || !due && len(a.spare) == 0 {
+		return again, errors.Join(pool, err)
+	}
+	a.setDue(false)
+	next, err := a.tunnels(ctx, self, want)
+	if err != nil {
+		a.setDue(true)
+	}
+	return sooner(again, next), errors.Join(pool, err)
+}
+
+func (a *Agent) setDue(due bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.due = due
+}
+
+// sooner returns the shorter of two times, of which 0 is never.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// ensurePools makes the default pools of families that never had one.
+func (a *Agent) ensurePools(ctx context.Context, u dataplane.Underlay, missing []DefaultPool) error {
+	var errs []error
 	for _, p := range missing {
-		made, err := EnsureDefaultPool(ctx, a.cfg.Store, p)
+		made, err := EnsureDefaultPool(ctx, a.cfg.Store, p, Overlaps(u, p.CIDR)...)
 		if err != nil {
-			return err
+			errs = append(errs, err)
 		}
 		if made {
 			a.cfg.Log.Info("made the default pool", "cidr", p.CIDR, "encapsulation", p.Encapsulation)
 		}
 	}
-	if err := a.register(ctx, *u, self); err != nil {
-		return err
-	}
-	if self == nil {
-		// Addresses are given to nodes that the watch has shown; it wakes us.
-		return nil
-	}
-	return a.tunnels(ctx, self, want)
-}
-
-// lacksFamily reports whether a family that is wanted has no address yet. The
-// caller has the lock.
-func (a *Agent) lacksFamily() bool {
-	for _, f := range families() {
-		if _, ok := a.status.Addresses[f]; !ok && wantsFamily(a.cfg.Methods, f) {
-			return true
-		}
-	}
-	return false
-}
-
-func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.Node) error {
-	a.mu.Lock()
-	st, lacks := a.status, a.lacksFamily()
-	a.mu.Unlock()
-	lost := slices.ContainsFunc(families(), func(f dataplane.Family) bool {
-		_, ok := st.Addresses[f]
-		return ok && registered(self, f) == ""
-	})
-	if st.Registered && !lacks && !lost {
-		return nil
-	}
-	found, err := DetectAll(u, a.cfg.Methods)
-	for f, d := range st.Addresses {
-		found[f] = d // what is registered stays
-	}
-	if len(found) == 0 {
-		return err
-	}
-	if err != nil {
-		a.cfg.Log.Debug("an address is missing", "error", err)
-	}
-	if st.Registered && !lost && len(found) == len(st.Addresses) {
-		return err
-	}
-	want := registration{gone: unwanted(a.cfg.Methods)}
-	for _, f := range families() {
-		if d, ok := found[f]; ok {
-			want.addrs = append(want.addrs, d.Prefix)
-		}
-	}
-	// A resource that somebody deleted comes back with its tunnel addresses at
-	// once: without them the devices would lose theirs until the next step.
-	want.complete = func(n *store.Node) { setTunnels(n, st.Tunnels) }
-	if err := register(ctx, a.cfg.Store, a.cfg.Name, want); err != nil {
-		return err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.status.Registered, a.status.Addresses = true, found
-	return err
-}
-
-// tunnels gives each tunnel that a pool uses an address and takes it from the
-// others, then writes all to the Node resource if they differ from it.
-func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]bool) error {
-	have := map[Tunnel]netip.Addr{}
-	differ := false
-	var errs []error
-	for _, t := range AllTunnels() {
-		published := nodeTunnel(self, t)
-		if !want[t] {
-			if published.IsValid() {
-				errs = append(errs, a.cfg.Tunnels.Release(ctx, t))
-				differ = true
-			}
-			continue
-		}
-		addr, err := a.cfg.Tunnels.Ensure(ctx, t)
-		if err != nil {
-			errs = append(errs, err)
-			// Keep what was published: peers may be using it.
-			addr = published
-		}
-		if addr.IsValid() {
-			have[t] = addr
-		}
-		differ = differ || addr != published
-	}
-	a.mu.Lock()
-	a.status.Tunnels = have
-	a.mu.Unlock()
-	if differ {
-		errs = append(errs, SetTunnels(ctx, a.cfg.Store, a.cfg.Name, have))
-	}
-	err := errors.Join(errs...)
-	if err == nil {
-		a.mu.Lock()
-		a.status.Complete = true
-		a.mu.Unlock()
-	}
-	return err
+	return errors.Join(errs...)
 }
 
 // nodeTunnel returns the address of a tunnel that a Node resource has.

@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -171,30 +173,51 @@ func TestEnsureDefaultPool(t *testing.T) {
 	}
 }
 
-// fakeTunnels gives fixed addresses and counts.
+// fakeTunnels gives each tunnel one address, or the one that moved says, and
+// keeps account.
 type fakeTunnels struct {
-	mu       sync.Mutex
-	fail     error
-	released []Tunnel
+	mu    sync.Mutex
+	fail  error
+	moved map[Tunnel]netip.Addr
+	held  map[Tunnel][]netip.Addr
 }
 
-func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, error) {
+func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fail != nil {
-		return netip.Addr{}, f.fail
+		return netip.Addr{}, false, f.fail
 	}
-	if t == TunnelIPIP {
-		return netip.MustParseAddr("192.168.0.1"), nil
+	addr, ok := f.moved[t]
+	switch {
+	case ok:
+	case t == TunnelIPIP:
+		addr = netip.MustParseAddr("192.168.0.1")
+	default:
+		addr = netip.MustParseAddr("192.168.0.2")
 	}
-	return netip.MustParseAddr("192.168.0.2"), nil
+	if f.held == nil {
+		f.held = map[Tunnel][]netip.Addr{}
+	}
+	if !slices.Contains(f.held[t], addr) {
+		f.held[t] = append(f.held[t], addr)
+	}
+	return addr, len(f.held[t]) > 1, nil
 }
 
-func (f *fakeTunnels) Release(_ context.Context, t Tunnel) error {
+func (f *fakeTunnels) Release(_ context.Context, t Tunnel, keep netip.Addr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.released = append(f.released, t)
+	if f.held != nil {
+		f.held[t] = slices.DeleteFunc(f.held[t], func(a netip.Addr) bool { return a != keep })
+	}
 	return nil
+}
+
+func (f *fakeTunnels) holds(t Tunnel) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return fmt.Sprint(f.held[t])
 }
 
 // follow runs an agent on a store until the returned function is called.
@@ -258,8 +281,13 @@ func TestAgent(t *testing.T) {
 		}
 		synctest.Wait()
 		n = get(t, s, "node1")
-		if n.Spec.IPv4VXLANTunnelAddr != "" || n.Spec.BGP.IPv4IPIPTunnelAddr != "192.168.0.1" || len(tunnels.released) != 1 {
-			t.Errorf("after the change of encapsulation: %+v, %+v, released %v", n.Spec, n.Spec.BGP, tunnels.released)
+		if n.Spec.IPv4VXLANTunnelAddr != "" || n.Spec.BGP.IPv4IPIPTunnelAddr != "192.168.0.1" || tunnels.holds(TunnelVXLAN) != "[192.168.0.2]" {
+			t.Errorf("after the change of encapsulation: %+v, %+v; held for VXLAN: %s", n.Spec, n.Spec.BGP, tunnels.holds(TunnelVXLAN))
+		}
+		<-time.After(tunnelGrace) // virtual time
+		synctest.Wait()
+		if got := tunnels.holds(TunnelVXLAN); got != "[]" {
+			t.Errorf("the address that no pool needs is still held: %s", got)
 		}
 
 		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, "node1"), 0); err != nil {

@@ -3,7 +3,9 @@ package node
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -70,16 +72,26 @@ func CheckMethods(methods map[dataplane.Family]string) error {
 
 func methodKey(f dataplane.Family) string { return "address." + strings.ToLower(f.String()) }
 
-// DetectAll finds this host's addresses, at most one of a family. That
-// first-found finds nothing is no error where the other family has an address;
-// that any other method finds nothing is one, beside what was found.
-func DetectAll(u dataplane.Underlay, methods map[dataplane.Family]string) (map[dataplane.Family]Detected, error) {
-	found := map[dataplane.Family]Detected{}
-	var errs, missing []error
+// situation is what decides which addresses a host is registered with.
+type situation struct {
+	underlay dataplane.Underlay
+	methods  map[dataplane.Family]string
+	now      map[dataplane.Family]netip.Prefix  // registered at present
+	missing  map[dataplane.Family]time.Duration // for how long the host has not had them
+	peers    []netip.Addr                       // addresses of other nodes
+}
+
+// chooseAll decides on this host's addresses, at most one of a family; see
+// [choose]. That first-found finds nothing is no error where the other family
+// has an address; that any other method finds nothing is one, beside what was
+// chosen. trouble says what is wrong with addresses that stay all the same.
+func chooseAll(s situation) (chosen map[dataplane.Family]choice, trouble, err error) {
+	chosen = map[dataplane.Family]choice{}
+	var troubles, errs, missing []error
 	for _, f := range families() {
-		m := methodOf(methods, f)
+		m := methodOf(s.methods, f)
 		if m == MethodAuto {
-			if len(found) > 0 || len(errs) > 0 {
+			if len(chosen) > 0 || len(errs) > 0 {
 				continue
 			}
 			m = methodFirstFound
@@ -87,18 +99,22 @@ func DetectAll(u dataplane.Underlay, methods map[dataplane.Family]string) (map[d
 		if m == MethodNone {
 			continue
 		}
-		d, err := Detect(u, m, f)
+		c, err := choose(s.underlay, m, f, s.now[f], s.missing[f], s.peers...)
+		if c.Prefix.IsValid() {
+			chosen[f] = c
+		}
 		switch {
 		case err == nil:
-			found[f] = d
+		case c.Prefix.IsValid():
+			troubles = append(troubles, err)
 		case m == methodFirstFound && errors.Is(err, ErrNoAddress):
 			missing = append(missing, err)
 		default:
 			errs = append(errs, err)
 		}
 	}
-	if len(found) == 0 {
+	if len(chosen) == 0 {
 		errs = append(missing, errs...)
 	}
-	return found, errors.Join(errs...)
+	return chosen, errors.Join(troubles...), errors.Join(errs...)
 }

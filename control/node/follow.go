@@ -69,8 +69,8 @@ func chooseWithout(method string, cur netip.Prefix, missing time.Duration, found
 	}
 	if _, named := literal(method); !named && missing < missingFor {
 		stay.Wait = missingFor - missing
-		return stay, fmt.Errorf("this host does not have the address %s that it is registered with; %s on %s takes its place in %s if it does not come back",
-			cur, found.Prefix, found.Link, stay.Wait.Round(time.Second))
+		return stay, fmt.Errorf("this host does not have the address %s that it is registered with; %s on %s takes its place if it does not come back within %s",
+			cur, found.Prefix, found.Link, missingFor)
 	}
 	return choice{Detected: found}, nil
 }

@@ -41,7 +41,7 @@ func TestChoose(t *testing.T) {
 		{name: "method names another", addrs: both, method: "10.9.0.5", cur: "10.1.0.11/24", want: "10.9.0.5/24 on eth1"},
 		{name: "method names another device", addrs: both, method: "interface=eth1", cur: "10.1.0.11/24", want: "10.9.0.5/24 on eth1"},
 		{name: "virtual address was registered", addrs: []string{"eth0 10.1.0.100/32", "eth0 10.1.0.11/24"}, cur: "10.1.0.100/32", want: "10.1.0.11/24 on eth0"},
-		{name: "gone for a moment", addrs: both[1:], cur: "10.1.0.11/24", missing: 3 * time.Second, want: "10.1.0.11/24 on ", wait: 7 * time.Second, err: "10.9.0.5/24 on eth1 takes its place in 7s"},
+		{name: "gone for a moment", addrs: both[1:], cur: "10.1.0.11/24", missing: 3 * time.Second, want: "10.1.0.11/24 on ", wait: 7 * time.Second, err: "10.9.0.5/24 on eth1 takes its place if it does not come back within 10s"},
 		{name: "gone for good", addrs: both[1:], cur: "10.1.0.11/24", missing: missingFor, want: "10.9.0.5/24 on eth1"},
 		{name: "gone, and the method names the new one", addrs: both[1:], method: "10.9.0.5/24", cur: "10.1.0.11/24", want: "10.9.0.5/24 on eth1"},
 		{name: "gone, and nothing is left", cur: "10.1.0.11/24", missing: time.Hour, want: "10.1.0.11/24 on ", err: "which it does not have any more"},

@@ -45,7 +45,9 @@ func Overlaps(u dataplane.Underlay, cidr netip.Prefix) []Overlap {
 
 // ownLink reports whether a device is routerd's, or Calico's of the same name.
 func ownLink(name string) bool {
-	return strings.HasPrefix(name, "cali") || slices.Contains([]string{"lo", "tunl0", "vxlan.calico", "vxlan-v6.calico", "ip6tnl0"}, name)
+	return strings.HasPrefix(name, "cali") || slices.Contains([]string{
+		"lo", "tunl0", "vxlan.calico", "vxlan-v6.calico", "ip6tnl0", "wireguard.cali", "wg-v6.cali",
+	}, name)
 }
 
 func routeText(r dataplane.UnderlayRoute) string {
@@ -78,4 +80,21 @@ func (a *Agent) Underlay() (dataplane.Underlay, bool) {
 		return dataplane.Underlay{}, false
 	}
 	return *a.underlay, true
+}
+
+// PoolOverlaps returns what of the host shares addresses with a pool.
+func (a *Agent) PoolOverlaps(pool string) []Overlap {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.overlaps == nil {
+		a.overlaps = map[string][]Overlap{}
+	}
+	known, ok := a.overlaps[pool]
+	if p := a.pools[pool]; !ok && p != nil && a.underlay != nil {
+		if cidr, err := netip.ParsePrefix(p.Spec.CIDR); err == nil {
+			known = Overlaps(*a.underlay, cidr.Masked())
+		}
+		a.overlaps[pool] = known
+	}
+	return known
 }

@@ -268,8 +268,9 @@ func (d DefaultPool) resource() *v3.IPPool {
 
 // EnsureDefaultPool makes a pool when the store holds none of its family. It
 // reports whether it did. An operator who deleted all pools on purpose turns
-// this off in the configuration.
-func EnsureDefaultPool(ctx context.Context, s store.Store, d DefaultPool) (bool, error) {
+// this off in the configuration. A range that the host uses otherwise is
+// refused: overlaps is what [Overlaps] found.
+func EnsureDefaultPool(ctx context.Context, s store.Store, d DefaultPool, overlaps ...Overlap) (bool, error) {
 	pools, _, err := s.List(ctx, store.KindIPPool, "")
 	if err != nil && !errors.Is(err, store.ErrDecode) {
 		return false, fmt.Errorf("list pools: %w", err)
@@ -282,6 +283,10 @@ func EnsureDefaultPool(ctx context.Context, s store.Store, d DefaultPool) (bool,
 		return false, nil
 	}
 	p := d.resource()
+	if len(overlaps) > 0 {
+		return false, fmt.Errorf("the default pool %s with %s is not made: it overlaps %s of this host; set %s to a range apart from the hosts' networks, or to none",
+			p.Name, d.CIDR, overlaps[0].With, d.key())
+	}
 	if err := store.Validate(p); err != nil {
 		return false, fmt.Errorf("make the default pool %s: %w", p.Name, err)
 	}
@@ -289,4 +294,12 @@ func EnsureDefaultPool(ctx context.Context, s store.Store, d DefaultPool) (bool,
 		return false, fmt.Errorf("make the default pool %s: %w", p.Name, err)
 	}
 	return true, nil
+}
+
+// key is the configuration's key of the range.
+func (d DefaultPool) key() string {
+	if dataplane.FamilyOf(d.CIDR.Addr()) == dataplane.IPv6 {
+		return "defaultPool.cidr6"
+	}
+	return "defaultPool.cidr"
 }
