@@ -22,6 +22,7 @@ import (
 
 const (
 	ipv4HeaderLen = 20
+	ipv6HeaderLen = 40
 	icmpHeaderLen = 8
 	cookieLen     = 16 // in each request's payload: whose it is and its number
 

@@ -1,0 +1,387 @@
+package traffic
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// Place is where packets come from or go to.
+type Place struct {
+	Name  string     // for reports
+	Space string     // network namespace
+	Addr  netip.Addr // that the namespace has
+}
+
+// LoadOptions says what a [Load] sends.
+type LoadOptions struct {
+	Rate int // packets a second of each flow, in each direction; 1 to 10000
+	// Size is that of the IP packet in bytes; 0: as small as possible.
+	Size int
+}
+
+// Load is a stream of numbered UDP packets in both directions between each of
+// several pairs of places, at a steady rate. It knows of every packet whether
+// it arrived, when it was sent, and what arrived twice or out of order.
+//
+// One goroutine sends for all flows at each tick and collects what has
+// arrived: that costs a tenth of what a goroutine for each socket costs, and
+// leaves the machine to what is measured. Packets leave one by one, not in
+// bursts, so that a fault as short as the time between two is seen.
+type Load struct {
+	start  time.Time
+	rate   int
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu    sync.Mutex
+	flows []*flow
+}
+
+// flow is one direction of a pair. Packets below base were reported already.
+type flow struct {
+	from, to Place
+	out, in  int // sockets
+	secret   uint64
+	dst      unix.Sockaddr
+	packet   []byte
+
+	base    uint64
+	sentAt  []time.Time // of the packet base+i
+	arrived []bool
+	highest uint64     // the greatest number that arrived, plus one
+	now     FlowReport // counts since the last report
+}
+
+// headerLen is what is at the beginning of each packet's payload: whose it is
+// and its number.
+const headerLen = 16
+
+const udpHeaderLen = 8
+
+// StartLoad starts the traffic. The caller stops it.
+func StartLoad(o LoadOptions, pairs ...[2]Place) (*Load, error) {
+	if o.Rate < 1 || o.Rate > 10_000 {
+		return nil, fmt.Errorf("rate %d: want 1 to 10000 packets a second", o.Rate)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Load{start: time.Now(), rate: o.Rate, cancel: cancel, done: make(chan struct{})}
+	for _, p := range pairs {
+		for _, d := range [][2]Place{p, {p[1], p[0]}} {
+			f, err := newFlow(o, d[0], d[1])
+			if err != nil {
+				cancel()
+				l.close()
+				return nil, fmt.Errorf("flow from %s to %s: %w", d[0].Name, d[1].Name, err)
+			}
+			l.flows = append(l.flows, f)
+		}
+	}
+	go func() {
+		defer close(l.done)
+		l.run(ctx)
+	}()
+	return l, nil
+}
+
+func newFlow(o LoadOptions, from, to Place) (*flow, error) {
+	family, header := unix.AF_INET, ipv4HeaderLen
+	if !to.Addr.Is4() {
+		family, header = unix.AF_INET6, ipv6HeaderLen
+	}
+	size := o.Size
+	if size == 0 {
+		size = header + udpHeaderLen + headerLen
+	}
+	if size < header+udpHeaderLen+headerLen || size > MaxSize {
+		return nil, fmt.Errorf("packet size %d: want %d to %d bytes", size, header+udpHeaderLen+headerLen, MaxSize)
+	}
+	f := &flow{from: from, to: to, out: -1, in: -1, secret: rand.Uint64(), packet: make([]byte, size-header-udpHeaderLen)}
+	binary.BigEndian.PutUint64(f.packet, f.secret)
+	var err error
+	if f.in, err = udpSocket(to, family); err != nil {
+		return nil, err
+	}
+	if f.out, err = udpSocket(from, family); err != nil {
+		f.close()
+		return nil, err
+	}
+	bound, err := unix.Getsockname(f.in)
+	if err != nil {
+		f.close()
+		return nil, fmt.Errorf("get socket name: %w", err)
+	}
+	f.dst = bound
+	return f, nil
+}
+
+// udpSocket opens a socket bound to a port of its own at a place.
+func udpSocket(p Place, family int) (int, error) {
+	fd := -1
+	err := ns.Do(p.Space, func() (err error) {
+		fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		return err
+	})
+	if err != nil {
+		return -1, fmt.Errorf("open UDP socket in %s: %w", p.Space, err)
+	}
+	// Room for seconds of packets, should this process get no time.
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
+	if err == nil && family == unix.AF_INET6 {
+		err = unix.Bind(fd, &unix.SockaddrInet6{Addr: p.Addr.As16()})
+	} else if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: p.Addr.As4()})
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("bind UDP socket to %s in %s: %w", p.Addr, p.Space, err)
+	}
+	return fd, nil
+}
+
+func (f *flow) close() {
+	for _, fd := range []int{f.in, f.out} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+func (l *Load) close() {
+	for _, f := range l.flows {
+		f.close()
+	}
+}
+
+// collectEvery is how often what arrived is taken out of the sockets.
+const collectEvery = 5 * time.Millisecond
+
+func (l *Load) run(ctx context.Context) {
+	tick := time.NewTicker(max(time.Second/time.Duration(l.rate), 500*time.Microsecond))
+	defer tick.Stop()
+	buf := make([]byte, MaxSize)
+	var collected time.Time
+	for sent, skipped := 0, 0; ; {
+		now := time.Now()
+		due := int(now.Sub(l.start).Seconds()*float64(l.rate)) + 1 - skipped
+		if due > sent+maxBurst {
+			skipped += due - sent - maxBurst
+			due = sent + maxBurst
+		}
+		l.mu.Lock()
+		for ; sent < due; sent++ {
+			for _, f := range l.flows {
+				f.send(now)
+			}
+		}
+		if now.Sub(collected) >= collectEvery {
+			l.collect(buf)
+			collected = now
+		}
+		l.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (f *flow) send(now time.Time) {
+	seq := f.base + uint64(len(f.sentAt))
+	f.sentAt = append(f.sentAt, now)
+	f.arrived = append(f.arrived, false)
+	binary.BigEndian.PutUint64(f.packet[8:], seq)
+	f.now.Sent++
+	if err := unix.Sendto(f.out, f.packet, 0, f.dst); err != nil {
+		f.now.LastError = sendError(err)
+	}
+}
+
+func (l *Load) collect(buf []byte) {
+	for _, f := range l.flows {
+		for {
+			n, _, err := unix.Recvfrom(f.in, buf, unix.MSG_DONTWAIT)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				break
+			}
+			f.note(buf[:n])
+		}
+	}
+}
+
+func (f *flow) note(b []byte) {
+	if len(b) < headerLen || binary.BigEndian.Uint64(b) != f.secret {
+		return
+	}
+	seq := binary.BigEndian.Uint64(b[8:])
+	i := seq - f.base
+	switch {
+	case seq < f.base: // reported as lost, or a duplicate of one that was not
+		f.now.Late++
+		return
+	case i >= uint64(len(f.arrived)):
+		return
+	case f.arrived[i]:
+		f.now.Duplicates++
+		return
+	}
+	if seq < f.highest {
+		f.now.Reordered++
+	}
+	f.highest = max(f.highest, seq+1)
+	f.arrived[i] = true
+}
+
+// settleWithin is how long a packet may be on its way before it counts as
+// lost: far longer than in any queue of a lab.
+const settleWithin = 3 * time.Second
+
+// Interval reports on what was sent since the last call of Interval, or since
+// the start, up to now. It waits for packets that are on their way.
+func (l *Load) Interval() LoadReport {
+	l.mu.Lock()
+	until := make([]uint64, len(l.flows))
+	for i, f := range l.flows {
+		until[i] = f.base + uint64(len(f.sentAt))
+	}
+	l.mu.Unlock()
+	deadline := time.Now().Add(settleWithin)
+	tick := time.NewTicker(collectEvery)
+	defer tick.Stop()
+	for !l.settled(until) && time.Now().Before(deadline) {
+		select {
+		case <-tick.C:
+		case <-l.done: // nobody collects any more
+			l.mu.Lock()
+			l.collect(make([]byte, MaxSize))
+			l.mu.Unlock()
+			<-tick.C
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var r LoadReport
+	for i, f := range l.flows {
+		r = append(r, f.report(until[i]))
+	}
+	return r
+}
+
+func (l *Load) settled(until []uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, f := range l.flows {
+		if slices.Contains(f.arrived[:until[i]-f.base], false) {
+			return false
+		}
+	}
+	return true
+}
+
+// report tells of the packets below until and forgets them.
+func (f *flow) report(until uint64) FlowReport {
+	r := f.now
+	n := until - f.base
+	r.From, r.To, r.Sent, r.Received = f.from.Name, f.to.Name, int(n), 0
+	for i, ok := range f.arrived[:n] {
+		if ok {
+			r.Received++
+			continue
+		}
+		at := f.sentAt[i]
+		if last := len(r.Losses) - 1; last >= 0 && r.Losses[last].last+1 == f.base+uint64(i) {
+			r.Losses[last].Until, r.Losses[last].last = at, f.base+uint64(i)
+			r.Losses[last].Packets++
+		} else {
+			r.Losses = append(r.Losses, Loss{From: at, Until: at, Packets: 1, last: f.base + uint64(i)})
+		}
+	}
+	f.base = until
+	f.sentAt, f.arrived = slices.Clone(f.sentAt[n:]), slices.Clone(f.arrived[n:])
+	f.now = FlowReport{}
+	return r
+}
+
+// Stop ends the traffic and reports on what [Load.Interval] has not. It may be
+// called once.
+func (l *Load) Stop() LoadReport {
+	l.cancel()
+	<-l.done
+	r := l.Interval()
+	l.close()
+	return r
+}
+
+// Loss is a run of packets of one flow that did not arrive.
+type Loss struct {
+	From, Until time.Time // when the first and the last of them was sent
+	Packets     int
+	last        uint64 // number of the last one
+}
+
+// FlowReport is what became of the packets from one place to another.
+type FlowReport struct {
+	From, To   string
+	Sent       int
+	Received   int
+	Duplicates int    // arrived once more
+	Reordered  int    // arrived after one that was sent later; not lost
+	Late       int    // arrived after they were reported as lost
+	Losses     []Loss // in order
+	LastError  string // why the kernel refused to send
+}
+
+// Lost is the number of packets that did not arrive.
+func (r FlowReport) Lost() int { return r.Sent - r.Received }
+
+func (r FlowReport) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s → %s: %d sent, %d lost, %d duplicates, %d reordered, %d late", r.From, r.To, r.Sent, r.Lost(), r.Duplicates, r.Reordered, r.Late)
+	for _, l := range r.Losses {
+		fmt.Fprintf(&b, "; %d lost from %s to %s", l.Packets, l.From.Format(logTime), l.Until.Format(logTime))
+	}
+	if r.LastError != "" {
+		fmt.Fprintf(&b, "; refused: %s", r.LastError)
+	}
+	return b.String()
+}
+
+// logTime is how daemons write the time into their logs, to the microsecond.
+const logTime = "15:04:05.000000"
+
+// LoadReport is what became of all flows.
+type LoadReport []FlowReport
+
+// Sum adds up all flows; it has no places and no losses.
+func (r LoadReport) Sum() FlowReport {
+	var sum FlowReport
+	for _, f := range r {
+		sum.Sent += f.Sent
+		sum.Received += f.Received
+		sum.Duplicates += f.Duplicates
+		sum.Reordered += f.Reordered
+		sum.Late += f.Late
+	}
+	sum.From, sum.To = fmt.Sprintf("%d flows", len(r)), "in all"
+	return sum
+}
+
+// Bad lists the flows that lost packets or got some twice.
+func (r LoadReport) Bad() []FlowReport {
+	return slices.DeleteFunc(slices.Clone(r), func(f FlowReport) bool { return f.Lost() == 0 && f.Duplicates == 0 })
+}

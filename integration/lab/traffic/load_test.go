@@ -1,0 +1,257 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// poll asks until there is nothing to object to.
+func poll(t *testing.T, d time.Duration, what string, objection func() string) {
+	t.Helper()
+	deadline := time.Now().Add(d)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for o := objection(); o != ""; o = objection() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s, after %v: %s", what, d, o)
+		}
+		<-tick.C
+	}
+}
+
+// counter reads a counter of a namespace from /proc/net/netstat.
+func counter(t *testing.T, space, name string) int {
+	t.Helper()
+	var b []byte
+	err := ns.Do(space, func() (err error) {
+		b, err = os.ReadFile("/proc/thread-self/net/netstat")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(b), "\n")
+	for i := 0; i+1 < len(lines); i += 2 {
+		names, values := strings.Fields(lines[i]), strings.Fields(lines[i+1])
+		for j, n := range names {
+			var v int
+			if n == name {
+				if _, err := fmt.Sscan(values[j], &v); err != nil {
+					t.Fatal(err)
+				}
+				return v
+			}
+		}
+	}
+	t.Fatalf("no counter %s in %s", name, space)
+	return 0
+}
+
+// The load sees nothing where nothing is lost, and where a route is away for a
+// moment exactly what the router counts, in that direction alone, and when.
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	a, r, b := wire(t, "load")
+	here, there := Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)}
+	l, err := StartLoad(LoadOptions{Rate: 1000}, [2]Place{here, there})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	t.Cleanup(func() {
+		if !stopped {
+			l.Stop()
+		}
+	})
+	var quiet LoadReport
+	poll(t, 30*time.Second, "packets", func() string {
+		quiet = append(quiet, l.Interval()...)
+		if n := quiet.Sum().Sent; n < 2000 {
+			return fmt.Sprintf("only %d sent", n)
+		}
+		return ""
+	})
+	if bad := quiet.Bad(); len(bad) != 0 {
+		t.Errorf("nothing was wrong, and the report says: %v", bad)
+	}
+	l.Interval()
+	before, from := counter(t, r, "InNoRoutes"), time.Now()
+	run(t, "ip -n "+r+" route del 10.0.2.0/24")
+	poll(t, 30*time.Second, "packets without a route", func() string {
+		if n := counter(t, r, "InNoRoutes") - before; n < 50 {
+			return fmt.Sprintf("only %d", n)
+		}
+		return ""
+	})
+	run(t, "ip -n "+r+" route add 10.0.2.0/24 dev right src 10.0.2.1")
+	until := time.Now()
+	var after LoadReport
+	poll(t, 30*time.Second, "a quiet interval", func() string {
+		next := l.Interval()
+		after = append(after, next...)
+		if bad := next.Bad(); len(bad) > 0 || next.Sum().Sent == 0 {
+			return fmt.Sprint(next)
+		}
+		return ""
+	})
+	want, lost := counter(t, r, "InNoRoutes")-before, 0
+	for _, f := range after {
+		lost += f.Lost()
+		for _, loss := range f.Losses {
+			if loss.From.Before(from) || loss.Until.After(until) {
+				t.Errorf("loss outside of the fault, which was from %s to %s: %s", from.Format(logTime), until.Format(logTime), f)
+			}
+		}
+		if f.From == "b" && f.Lost() > 0 {
+			t.Errorf("the other direction lost packets: %s", f)
+		}
+	}
+	if lost != want || want < 50 {
+		t.Errorf("%d packets lost, and the router dropped %d: %v", lost, want, after)
+	}
+	stopped = true
+	if bad := l.Stop().Bad(); len(bad) != 0 {
+		t.Errorf("after the fault: %v", bad)
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	t.Parallel()
+	a, _, b := wire(t, "lref")
+	here, there := Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)}
+	for _, tt := range []struct {
+		o    LoadOptions
+		to   Place
+		says string
+	}{
+		{LoadOptions{}, there, "rate 0"},
+		{LoadOptions{Rate: 10, Size: 43}, there, "44 to 65535"},
+		{LoadOptions{Rate: 10}, Place{"nowhere", a + "x", addr(10, 0, 1, 2)}, a + "x"},
+		{LoadOptions{Rate: 10}, Place{"elsewhere", b, addr(10, 0, 9, 9)}, "bind UDP socket to 10.0.9.9"},
+	} {
+		l, err := StartLoad(tt.o, [2]Place{here, tt.to})
+		if err == nil {
+			l.Stop()
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%+v to %s: %v, want an error that says %q", tt.o, tt.to.Name, err, tt.says)
+		}
+	}
+}
+
+// What arrives twice, late or out of order is told apart from what is lost.
+func TestFlowNotes(t *testing.T) {
+	t.Parallel()
+	f := &flow{from: Place{Name: "a"}, to: Place{Name: "b"}, secret: 7, out: -1, in: -1, packet: make([]byte, headerLen)}
+	at := time.Unix(100, 0)
+	sent := func(n int) {
+		for range n {
+			at = at.Add(time.Millisecond)
+			f.sentAt, f.arrived = append(f.sentAt, at), append(f.arrived, false)
+		}
+	}
+	arrive := func(seqs ...byte) {
+		for _, s := range seqs {
+			f.note([]byte{0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, s})
+		}
+	}
+	sent(10)
+	arrive(0, 1, 3, 2, 2, 7, 200)
+	f.note([]byte{0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9}) // another flow's
+	f.note([]byte{7})
+	got := f.report(10)
+	ms := func(n int) time.Time { return time.Unix(100, 0).Add(time.Duration(n) * time.Millisecond) }
+	want := FlowReport{From: "a", To: "b", Sent: 10, Received: 5, Duplicates: 1, Reordered: 1, Losses: []Loss{
+		{From: ms(5), Until: ms(7), Packets: 3, last: 6}, {From: ms(9), Until: ms(10), Packets: 2, last: 9},
+	}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Loss{})); diff != "" {
+		t.Errorf("first report (-want +got):\n%s", diff)
+	}
+	sent(2)
+	arrive(9, 10, 11)
+	if diff := cmp.Diff(FlowReport{From: "a", To: "b", Sent: 2, Received: 2, Late: 1}, f.report(12)); diff != "" {
+		t.Errorf("second report (-want +got):\n%s", diff)
+	}
+}
+
+// A stream runs without a gap, shows one where packets are dropped, and the
+// reset that ends it.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	a, r, b := wire(t, "strm")
+	s, err := StartStream(within(t, 10*time.Second), Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	t.Cleanup(func() {
+		if !stopped {
+			s.Stop()
+		}
+	})
+	more := func(n int) {
+		t.Helper()
+		until := s.Report().Bytes + n*recordLen
+		poll(t, 30*time.Second, "records", func() string {
+			if got := s.Report(); got.Bytes < until {
+				return got.String()
+			}
+			return ""
+		})
+	}
+	more(100)
+	if got := s.Report(); got.Err != nil || resent(s.client)+resent(s.server) != 0 {
+		t.Errorf("nothing was wrong: %s", got)
+	}
+	run(t, "ip -n "+r+" route add blackhole 10.0.2.2")
+	poll(t, 30*time.Second, "gap", func() string {
+		if got := s.Report(); got.LongestGap < 500*time.Millisecond {
+			return got.String()
+		}
+		return ""
+	})
+	run(t, "ip -n "+r+" route del blackhole 10.0.2.2")
+	more(20)
+	if n := resent(s.client); n == 0 {
+		t.Error("segments were dropped and none was sent again")
+	}
+	run(t, `ip netns exec `+r+` nft 'add table ip t; add chain ip t f { type filter hook forward priority 0; }; add rule ip t f meta l4proto tcp reject with tcp reset'`)
+	poll(t, 30*time.Second, "reset", func() string {
+		if err := s.Report().Err; !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+			return fmt.Sprint(err)
+		}
+		return ""
+	})
+	stopped = true
+	if got := s.Stop().String(); !strings.Contains(got, "ended: ") {
+		t.Errorf("report %s does not say that the stream ended", got)
+	}
+}
+
+// A transfer finds its way over a narrow link, and one that cannot end ends
+// with its context and says how far it came.
+func TestSend(t *testing.T) {
+	t.Parallel()
+	a, r, b := wire(t, "send")
+	here, there := Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)}
+	got, err := Send(within(t, 30*time.Second), here, there, 4<<20)
+	if err != nil || got.Bytes != 4<<20 || got.MSS != 1000-20-20-12 {
+		t.Errorf("transfer %s, %v; want it whole with segments for 1000 bytes", got, err)
+	}
+	if out, err := exec.Command("ip", "-n", r, "route", "add", "blackhole", "10.0.2.2").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if _, err := Send(within(t, 300*time.Millisecond), here, there, 1<<20); err == nil {
+		t.Error("a transfer into a black hole ended well")
+	}
+}

@@ -1,0 +1,244 @@
+package traffic
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// StreamReport is what became of a [Stream].
+type StreamReport struct {
+	From, To   string
+	Bytes      int           // that came back
+	LongestGap time.Duration // between two moments at which something came back
+	GapEnd     time.Time     // the end of that gap
+	Resent     int           // segments that either end had to send again
+	Err        error         // why it ended before it was stopped; nil: it did not
+}
+
+func (r StreamReport) String() string {
+	s := fmt.Sprintf("TCP %s → %s: %d bytes, longest gap %v before %s, %d segments sent again",
+		r.From, r.To, r.Bytes, r.LongestGap.Round(time.Millisecond), r.GapEnd.Format(logTime), r.Resent)
+	if r.Err != nil {
+		s += fmt.Sprintf(", ended: %v", r.Err)
+	}
+	return s
+}
+
+// Stream is a TCP connection on which a record goes there and back every ten
+// milliseconds.
+type Stream struct {
+	client, server net.Conn
+	cancel         context.CancelFunc
+	workers        sync.WaitGroup
+
+	mu     sync.Mutex
+	report StreamReport
+	last   time.Time
+}
+
+const (
+	recordLen   = 1024
+	recordEvery = 10 * time.Millisecond
+)
+
+// StartStream connects two places. The caller stops the stream.
+func StartStream(ctx context.Context, from, to Place) (*Stream, error) {
+	client, server, err := connect(ctx, from, to)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	s := &Stream{client: client, server: server, cancel: cancel, last: time.Now(), report: StreamReport{From: from.Name, To: to.Name}}
+	s.workers.Go(func() {
+		_, err := io.Copy(server, server)
+		s.fail(ctx, "at its far end", err)
+	})
+	s.workers.Go(func() { s.fail(ctx, "sending", s.send(ctx)) })
+	s.workers.Go(func() { s.fail(ctx, "receiving", s.receive()) })
+	return s, nil
+}
+
+// connect makes a connection; the names of errors are those of the places.
+func connect(ctx context.Context, from, to Place) (client, server net.Conn, err error) {
+	var listener net.Listener
+	err = ns.Do(to.Space, func() (err error) {
+		var lc net.ListenConfig
+		listener, err = lc.Listen(ctx, "tcp", netip.AddrPortFrom(to.Addr, 0).String())
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen at %s: %w", to.Name, err)
+	}
+	defer listener.Close()
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	defer stop()
+	err = ns.Do(from.Space, func() (err error) {
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from.Addr, 0))}
+		client, err = d.DialContext(ctx, "tcp", listener.Addr().String())
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect %s to %s: %w", from.Name, to.Name, err)
+	}
+	if server, err = listener.Accept(); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("accept %s at %s: %w", from.Name, to.Name, err), client.Close())
+	}
+	return client, server, nil
+}
+
+func (s *Stream) fail(ctx context.Context, where string, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.report.Err == nil {
+		s.report.Err = fmt.Errorf("%s, %s: %w", where, time.Now().Format(logTime), err)
+	}
+}
+
+func (s *Stream) send(ctx context.Context) error {
+	tick := time.NewTicker(recordEvery)
+	defer tick.Stop()
+	buf := make([]byte, recordLen)
+	for n := uint64(0); ; n++ {
+		binary.BigEndian.PutUint64(buf, n)
+		if _, err := s.client.Write(buf); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Stream) receive() error {
+	buf := make([]byte, recordLen)
+	for n := uint64(0); ; n++ {
+		if _, err := io.ReadFull(s.client, buf); err != nil {
+			return err
+		}
+		if got := binary.BigEndian.Uint64(buf); got != n {
+			return fmt.Errorf("record %d came instead of %d", got, n)
+		}
+		now := time.Now()
+		s.mu.Lock()
+		s.report.Bytes += recordLen
+		s.gap(now)
+		s.last = now
+		s.mu.Unlock()
+	}
+}
+
+func (s *Stream) gap(now time.Time) {
+	if gap := now.Sub(s.last); gap > s.report.LongestGap {
+		s.report.LongestGap, s.report.GapEnd = gap, now
+	}
+}
+
+// Report tells what the stream saw up to now.
+func (s *Stream) Report() StreamReport {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gap(time.Now())
+	return s.report
+}
+
+// Stop ends the stream. It may be called once.
+func (s *Stream) Stop() StreamReport {
+	r := s.Report()
+	r.Resent = resent(s.client) + resent(s.server)
+	s.cancel()
+	_, _ = s.client.Close(), s.server.Close()
+	s.workers.Wait()
+	return r
+}
+
+// resent is how many segments a connection's end sent again.
+func resent(c net.Conn) int {
+	info, err := tcpInfo(c)
+	if err != nil {
+		return 0
+	}
+	return int(info.Total_retrans)
+}
+
+func tcpInfo(c net.Conn) (info *unix.TCPInfo, err error) {
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	ctlErr := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	return info, errors.Join(err, ctlErr)
+}
+
+// Transfer is what came of [Send].
+type Transfer struct {
+	Bytes  int
+	Took   time.Duration
+	Resent int // segments sent again
+	MSS    int // the sender's segment size at the end, in bytes, without headers
+	PMTU   int // what the sender's kernel knows of the path at the end, in bytes
+}
+
+func (t Transfer) String() string {
+	return fmt.Sprintf("%d bytes in %v (%.1f MB/s), %d segments sent again, MSS %d, path MTU %d",
+		t.Bytes, t.Took.Round(time.Millisecond), float64(t.Bytes)/1e6/t.Took.Seconds(), t.Resent, t.MSS, t.PMTU)
+}
+
+// Send sends n bytes over a TCP connection as fast as it takes them, and
+// returns when all have arrived. On an error, also when ctx ends, the transfer
+// says how far it came.
+func Send(ctx context.Context, from, to Place, n int) (Transfer, error) {
+	client, server, err := connect(ctx, from, to)
+	if err != nil {
+		return Transfer{}, err
+	}
+	defer func() { _, _ = client.Close(), server.Close() }()
+	stop := context.AfterFunc(ctx, func() {
+		_, _ = client.SetDeadline(time.Unix(1, 0)), server.SetDeadline(time.Unix(1, 0))
+	})
+	defer stop()
+	start := time.Now()
+	sent := make(chan error, 1)
+	go func() {
+		buf := make([]byte, 64<<10)
+		var err error
+		for left := n; left > 0 && err == nil; left -= min(left, len(buf)) {
+			_, err = client.Write(buf[:min(left, len(buf))])
+		}
+		sent <- err
+	}()
+	got, err := io.CopyN(io.Discard, server, int64(n))
+	t := Transfer{Bytes: int(got), Took: time.Since(start)}
+	if info, infoErr := tcpInfo(client); infoErr == nil {
+		t.Resent, t.MSS, t.PMTU = int(info.Total_retrans), int(info.Snd_mss), int(info.Pmtu)
+	}
+	if err != nil {
+		_ = client.Close() // ends the sender
+	}
+	if err = errors.Join(err, <-sent); errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%w (%s)", ctx.Err(), t)
+	}
+	if err != nil {
+		return t, fmt.Errorf("send %d bytes from %s to %s: %w", n, from.Name, to.Name, err)
+	}
+	return t, nil
+}
