@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,29 +16,47 @@ import (
 )
 
 // birdConfig renders the spine's configuration for BIRD 2: it peers with every
-// node as a top-of-rack switch would, puts the pods' blocks into its kernel and
-// tells every node of them. Restarts of a node's daemon are graceful, which
+// node as a top-of-rack switch would, over each family that the underlay has,
+// puts the pods' blocks into its kernel and tells every node of them. Restarts of a node's daemon are graceful, which
 // BIRD supports as a helper by default.
 func birdConfig(t Topology, dir string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "log %q all;\n", filepath.Join(dir, "bird.log"))
-	fmt.Fprintf(&b, "router id %s;\n", t.Racks[0].Gateway())
+	fmt.Fprintf(&b, "router id %s;\n", spineRouterID(t))
 	b.WriteString("protocol device { scan time 10; }\n")
-	b.WriteString("protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }\n")
-	fmt.Fprintf(&b, `template bgp node {
+	for _, f := range []string{"ipv4", "ipv6"} {
+		fmt.Fprintf(&b, "protocol kernel { %s { import none; export where source = RTS_BGP; }; }\n", f)
+		fmt.Fprintf(&b, `template bgp node_%s {
 	local as %d;
 	connect delay time 1;
 	connect retry time 2;
 	error wait time 1, 4;
-	ipv4 { import all; export all; };
+	%s { import all; export all; };
 }
-`, t.Spine.ASNumber)
+`, f, t.Spine.ASNumber, f)
+	}
 	for _, n := range t.Nodes {
 		rack, _ := t.rack(n.Rack)
-		fmt.Fprintf(&b, "protocol bgp to_%s from node { source address %s; neighbor %s as %d; }\n",
-			strings.ReplaceAll(n.Name, "-", "_"), rack.Gateway(), n.Address, nodeASNumber)
+		_, gateways := n.prefixes(rack)
+		for i, a := range n.Addrs() {
+			f := "ipv4"
+			if a.Is6() {
+				f = "ipv6"
+			}
+			fmt.Fprintf(&b, "protocol bgp to_%s_%s from node_%s { source address %s; neighbor %s as %d; }\n",
+				strings.ReplaceAll(n.Name, "-", "_"), f, f, gateways[i], a, nodeASNumber)
+		}
 	}
 	return b.String()
+}
+
+// spineRouterID is the spine's address in the first rack. An underlay without
+// IPv4 has one of the documentation's (RFC 5737): it is a number, no address.
+func spineRouterID(t Topology) netip.Addr {
+	if a := t.Racks[0].Gateway(); a.IsValid() {
+		return a
+	}
+	return netip.AddrFrom4([4]byte{192, 0, 2, 1})
 }
 
 // findBird returns the path of BIRD 2's daemon.

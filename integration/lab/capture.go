@@ -14,7 +14,7 @@ import (
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
-// Capture is a running capture of the IPv4 packets on one device. Methods are
+// Capture is a running capture of the IP packets on one device. Methods are
 // safe for concurrent use.
 type Capture struct {
 	f      *os.File

@@ -53,7 +53,7 @@ func storePKI(lab string, t Topology) pki {
 }
 
 func storeAddress(t Topology) string {
-	return netip.AddrPortFrom(t.Nodes[0].Address, etcdPort).String()
+	return netip.AddrPortFrom(t.Nodes[0].Addrs()[0], etcdPort).String()
 }
 
 // daemonConfig renders the configuration of a host's daemon. The first host
@@ -73,7 +73,7 @@ func daemonConfig(lab, binDir string, t Topology, n Node) ([]byte, error) {
 		"runDir":    hostDir(lab, n.Name),
 		"logLevel":  "info",
 		"datastore": datastore,
-		"address":   map[string]any{"ipv4": "interface=" + uplink},
+		"address":   addressConfig(t.Underlay),
 		"defaultPool": map[string]any{
 			"cidr":          t.Pool.CIDR.String(),
 			"encapsulation": string(t.Pool.Encapsulation),
@@ -85,6 +85,14 @@ func daemonConfig(lab, binDir string, t Topology, n Node) ([]byte, error) {
 			"binDir":      binDir,
 			"confDir":     filepath.Join(hostDir(lab, n.Name), "cni", "net.d"),
 		},
+	}
+	if p := t.Pool6; p != nil {
+		config = overlay(config, map[string]any{
+			"defaultPool": map[string]any{
+				"cidr6": p.CIDR.String(), "encapsulation6": string(p.Encapsulation), "blockSize6": p.BlockSize,
+			},
+			"cni": map[string]any{"assignIPv6": true},
+		})
 	}
 	b, err := yaml.Marshal(overlay(config, n.Config))
 	if err != nil {

@@ -315,35 +315,24 @@ func (l *Lab) Space(where string) string {
 	return l.name + "-" + host + "-" + pod
 }
 
-// Addr returns the address of HOST or HOST/POD.
+// Addr returns the address of HOST or HOST/POD: the IPv4 one, if it has both.
 func (l *Lab) Addr(where string) (netip.Addr, error) {
-	host, pod := splitPod(where)
-	n, ok := l.topology.node(host)
-	if !ok {
-		return netip.Addr{}, fmt.Errorf("host %s: not in lab %s; want one of %v", host, l.name, l.Hosts())
-	}
-	if pod == "" {
-		return n.Address, nil
-	}
-	p, err := l.Pod(host, pod)
+	addrs, err := l.Addrs(where)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if len(p.Addrs) == 0 {
-		return netip.Addr{}, fmt.Errorf("pod %s is not attached", p)
-	}
-	return p.Addrs[0], nil
+	return addrs[0], nil
 }
 
 // HostStatus is what can be said of a host from outside and by its daemon.
 type HostStatus struct {
-	Name    string     `json:"name"`
-	Rack    string     `json:"rack"`
-	Address netip.Addr `json:"address"`
-	PID     int        `json:"pid"` // of the daemon; 0: it does not run
-	Ready   bool       `json:"ready"`
-	Reason  string     `json:"reason,omitempty"` // why not ready
-	Pods    []Pod      `json:"pods"`
+	Name   string       `json:"name"`
+	Rack   string       `json:"rack"`
+	Addrs  []netip.Addr `json:"addrs"`
+	PID    int          `json:"pid"` // of the daemon; 0: it does not run
+	Ready  bool         `json:"ready"`
+	Reason string       `json:"reason,omitempty"` // why not ready
+	Pods   []Pod        `json:"pods"`
 }
 
 // Status returns the lab's hosts, in the topology's order.
@@ -360,7 +349,7 @@ func (l *Lab) Status(ctx context.Context) ([]HostStatus, error) {
 	g, ctx := errgroup.WithContext(ctx)
 	for i, n := range l.topology.Nodes {
 		h := &out[i]
-		*h = HostStatus{Name: n.Name, Rack: n.Rack, Address: n.Address, Reason: "routerd does not run"}
+		*h = HostStatus{Name: n.Name, Rack: n.Rack, Addrs: n.Addrs(), Reason: "routerd does not run"}
 		for _, p := range pods {
 			if p.Host == n.Name {
 				h.Pods = append(h.Pods, p)

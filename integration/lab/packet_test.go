@@ -24,6 +24,14 @@ const (
 	inner = "4500001c 00004000 3e010000 c0a80001 c0a80041" // 192.168.0.1 > 192.168.0.65, DF, TTL 62
 )
 
+const ether6 = "020000000002 020000000001 86dd"
+
+// header6 is an IPv6 header (RFC 8200): length of what follows, next header and
+// hop limit, from fd00:1::11 to fd00:2::11.
+func header6(length, next, hops string) string {
+	return "60000000" + length + next + hops + "fd000001000000000000000000000011" + "fd000002000000000000000000000011"
+}
+
 func TestParseFrame(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -52,6 +60,26 @@ func TestParseFrame(t *testing.T) {
 		{
 			"options before the payload", ether + "46000020 00000000 40040000 0a01000b 0a02000b 01010101" + inner,
 			"10.1.0.11 > 10.2.0.11 proto 4 ttl 64 length 32 [192.168.0.1 > 192.168.0.65 proto 1 ttl 62 length 28 DF]",
+		},
+		{
+			"plain ICMPv6", ether6 + header6("0008", "3a", "40") + "8000 0000 0001 0001",
+			"fd00:1::11 > fd00:2::11 proto 58 ttl 64 length 48 DF",
+		},
+		{
+			"IPv6 in IPv6", ether6 + header6("0030", "29", "40") + header6("0008", "3a", "3e") + "8000 0000 0001 0001",
+			"fd00:1::11 > fd00:2::11 proto 41 ttl 64 length 88 DF [fd00:1::11 > fd00:2::11 proto 58 ttl 62 length 48 DF]",
+		},
+		{
+			"IPv4 in IPv6", ether6 + header6("001c", "04", "40") + inner + icmp,
+			"fd00:1::11 > fd00:2::11 proto 4 ttl 64 length 68 DF [192.168.0.1 > 192.168.0.65 proto 1 ttl 62 length 28 DF]",
+		},
+		{
+			"VXLAN of IPv6 over IPv6", ether6 + header6("004e", "11", "40") + "d000 12b5 0000 0000" + "08000000 00100000" + ether6 + header6("0008", "3a", "3e") + "8000 0000 0001 0001",
+			"fd00:1::11 > fd00:2::11 proto 17 ttl 64 length 118 DF port 53248 > 4789 vni 4096 [fd00:1::11 > fd00:2::11 proto 58 ttl 62 length 48 DF]",
+		},
+		{
+			"a later IPv6 fragment", ether6 + header6("0010", "2c", "40") + "11000010 00000001 d00012b5 00000000",
+			"fd00:1::11 > fd00:2::11 proto 17 ttl 64 length 56 fragment",
 		},
 		{
 			"VXLAN without a VNI", ether + "45000024 00000000 40110000 0a01000b 0a02000b" + "d000 12b5 0000 0000" + "00000000 00100000",

@@ -23,20 +23,29 @@ func (l *Lab) Store(ctx context.Context, host string) (store.Store, error) {
 	return s, nil
 }
 
-// spinePeer is the BGPPeer with which a node peers with the spine. The spine
-// hands on what other nodes announced, who are of the same AS: hence the one
-// allowed occurrence of the node's own.
-func spinePeer(t Topology, n Node) *v3.BGPPeer {
+// spinePeers are the BGPPeers with which a node peers with the spine, one for
+// each family of the underlay. The spine hands on what other nodes announced,
+// who are of the same AS: hence the one allowed occurrence of the node's own.
+func spinePeers(t Topology, n Node) []*v3.BGPPeer {
 	rack, _ := t.rack(n.Rack)
-	return &v3.BGPPeer{
-		ObjectMeta: metav1.ObjectMeta{Name: "spine-" + n.Name},
-		Spec: v3.BGPPeerSpec{
-			Node:                     n.Name,
-			PeerIP:                   rack.Gateway().String(),
-			ASNumber:                 numorstring.ASNumber(t.Spine.ASNumber),
-			NumAllowedLocalASNumbers: new(int32(1)),
-		},
+	_, gateways := n.prefixes(rack)
+	var out []*v3.BGPPeer
+	for _, gw := range gateways {
+		name := "spine-" + n.Name
+		if gw.Is6() {
+			name += "-v6"
+		}
+		out = append(out, &v3.BGPPeer{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: v3.BGPPeerSpec{
+				Node:                     n.Name,
+				PeerIP:                   gw.String(),
+				ASNumber:                 numorstring.ASNumber(t.Spine.ASNumber),
+				NumAllowedLocalASNumbers: new(int32(1)),
+			},
+		})
 	}
+	return out
 }
 
 // addSpinePeers makes every node a BGP neighbour of the spine.
@@ -47,8 +56,10 @@ func (l *Lab) addSpinePeers(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	for _, n := range l.topology.Nodes {
-		if _, err := store.Create(ctx, s, spinePeer(l.topology, n)); err != nil {
-			return fmt.Errorf("add BGP peer of %s: %w", n.Name, err)
+		for _, p := range spinePeers(l.topology, n) {
+			if _, err := store.Create(ctx, s, p); err != nil {
+				return fmt.Errorf("add BGP peer of %s: %w", n.Name, err)
+			}
 		}
 	}
 	return nil

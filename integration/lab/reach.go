@@ -8,16 +8,17 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/lab/traffic"
 )
 
-// Ping asks once from HOST or HOST/POD to another and waits a second for the
-// answer.
+// Ping asks once from HOST or HOST/POD to another's address of the family that
+// the options name, and waits a second for the answer.
 func (l *Lab) Ping(ctx context.Context, from, to string, o traffic.Options) (traffic.Reply, error) {
 	if err := l.checkWhere(from); err != nil {
 		return traffic.Reply{}, err
 	}
-	dst, err := l.Addr(to)
+	dst, err := l.target(to, o)
 	if err != nil {
 		return traffic.Reply{}, err
 	}
@@ -32,7 +33,7 @@ func (l *Lab) Flow(ctx context.Context, from, to string, rate int, o traffic.Opt
 	if err := l.checkWhere(from); err != nil {
 		return nil, err
 	}
-	dst, err := l.Addr(to)
+	dst, err := l.target(to, o)
 	if err != nil {
 		return nil, err
 	}
@@ -76,14 +77,26 @@ func (m Matrix) Failures() []string {
 	return out
 }
 
-// ReachabilityMatrix asks from every pod and every host to every other, again
-// and again until all have answered or ctx ends.
+// target returns the address that requests with these options go to.
+func (l *Lab) target(where string, o traffic.Options) (netip.Addr, error) {
+	if o.IPv6 {
+		return l.AddrOf(where, dataplane.IPv6)
+	}
+	return l.AddrOf(where, dataplane.IPv4)
+}
+
+// ReachabilityMatrix asks from every pod and every host to every other that has
+// an address of the family, again and again until all have answered or ctx
+// ends.
 func (l *Lab) ReachabilityMatrix(ctx context.Context, o traffic.Options) (Matrix, error) {
 	pods, err := l.Pods()
 	if err != nil {
 		return Matrix{}, err
 	}
 	places := l.Hosts()
+	if u := l.topology.Underlay; o.IPv6 && !u.has6() || !o.IPv6 && !u.has4() {
+		places = nil
+	}
 	for _, p := range pods {
 		places = append(places, p.String())
 	}
@@ -94,7 +107,7 @@ func (l *Lab) ReachabilityMatrix(ctx context.Context, o traffic.Options) (Matrix
 func (l *Lab) Reachability(ctx context.Context, places []string, o traffic.Options) (Matrix, error) {
 	addrs := make([]netip.Addr, len(places))
 	for i, p := range places {
-		a, err := l.Addr(p)
+		a, err := l.target(p, o)
 		if err != nil {
 			return Matrix{}, err
 		}

@@ -19,27 +19,40 @@ type Topology struct {
 	Nodes []Node `json:"nodes,omitempty"` // default: node1 and node2 in rack1, node3 in rack2
 	Pods  *int   `json:"pods,omitempty"`  // per node; default 2
 	Pool  Pool   `json:"pool,omitzero"`
-	Spine Spine  `json:"spine,omitzero"`
-	MTU   int    `json:"mtu,omitempty"` // of the underlay, in bytes; default 1500
+	Pool6 *Pool  `json:"pool6,omitempty"` // of IPv6; with it pods have addresses of both families
+
+	// Underlay says which addresses the racks and hosts have: ipv4, ipv6 or
+	// dual. Default ipv4.
+	Underlay Underlay `json:"underlay,omitempty"`
+
+	Spine Spine `json:"spine,omitzero"`
+	MTU   int   `json:"mtu,omitempty"` // of the underlay, in bytes; default 1500
 }
 
 // Rack is one subnet of the underlay. The spine has its first address.
 type Rack struct {
-	Name string       `json:"name"`
-	CIDR netip.Prefix `json:"cidr"`
-	MTU  int          `json:"mtu,omitempty"` // of the spine's interface, in bytes; default: the topology's
+	Name  string       `json:"name"`
+	CIDR  netip.Prefix `json:"cidr,omitzero"`
+	CIDR6 netip.Prefix `json:"cidr6,omitzero"` // default: fd00:1::/64, fd00:2::/64, …
+	MTU   int          `json:"mtu,omitempty"`  // of the spine's interface, in bytes; default: the topology's
 }
 
 // Gateway is the spine's address in the rack.
 func (r Rack) Gateway() netip.Addr { return r.CIDR.Addr().Next() }
+
+// Gateway6 is the spine's IPv6 address in the rack.
+func (r Rack) Gateway6() netip.Addr { return r.CIDR6.Addr().Next() }
 
 // Node is one host.
 type Node struct {
 	Name    string     `json:"name"`
 	Rack    string     `json:"rack"`
 	Address netip.Addr `json:"address,omitzero"` // default: .11, .12, … in the rack
-	Pods    *int       `json:"pods,omitempty"`   // default: the topology's
-	MTU     int        `json:"mtu,omitempty"`    // of the uplink, in bytes; default: the rack's
+
+	Address6 netip.Addr `json:"address6,omitzero"` // default: ::11, ::12, … in the rack
+
+	Pods *int `json:"pods,omitempty"` // default: the topology's
+	MTU  int  `json:"mtu,omitempty"`  // of the uplink, in bytes; default: the rack's
 
 	// Config is laid over the daemon's configuration that the lab writes: maps
 	// are merged, anything else replaces.
@@ -72,6 +85,7 @@ const (
 	defaultSpineAS = 64999
 	nodeASNumber   = 64512 // what routerd uses when nothing else is said
 	firstNode      = 11    // last byte of a rack's first node
+	firstNode6     = 0x11  // the same of its IPv6 address
 	spineName      = "spine"
 )
 
@@ -115,7 +129,7 @@ func LoadTopology(path string) (Topology, error) {
 func (t Topology) Complete() (Topology, error) {
 	t.Racks, t.Nodes = slices.Clone(t.Racks), slices.Clone(t.Nodes)
 	t.defaults()
-	if err := errors.Join(t.checkPool(), t.checkRacks(), t.checkNodes()); err != nil {
+	if err := errors.Join(t.checkPool(), t.checkRacks(), t.checkNodes(), t.checkIPv6()); err != nil {
 		return Topology{}, err
 	}
 	return t, nil
@@ -134,32 +148,47 @@ func (t *Topology) defaults() {
 	setDefault(&t.Pool.BlockSize, defaultBlock)
 	setDefault(&t.Spine.ASNumber, defaultSpineAS)
 	setDefault(&t.Pods, new(DefaultPods))
-	setDefault(&t.Spine.BGP, new(t.Pool.Encapsulation == store.Direct))
+	setDefault(&t.Underlay, UnderlayIPv4)
+	t.defaultPool6()
+	setDefault(&t.Spine.BGP, new(t.Pool.Encapsulation == store.Direct || t.Pool6 != nil && t.Pool6.Encapsulation == store.Direct))
 
 	for i := range t.Racks {
 		setDefault(&t.Racks[i].MTU, t.MTU)
 	}
+	t.defaultCIDRs()
 	taken := make(map[netip.Addr]bool)
 	for _, n := range t.Nodes {
-		taken[n.Address] = true
+		taken[n.Address], taken[n.Address6] = true, true
 	}
 	for i := range t.Nodes {
 		n := &t.Nodes[i]
 		setDefault(&n.Pods, t.Pods)
 		rack, ok := t.rack(n.Rack)
 		setDefault(&n.MTU, rack.MTU)
-		if n.Address.IsValid() || !ok || !rack.CIDR.Addr().Is4() {
+		if !ok {
 			continue
 		}
-		a := rack.CIDR.Masked().Addr()
-		for range firstNode {
-			a = a.Next()
+		if !n.Address.IsValid() && rack.CIDR.Addr().Is4() {
+			n.Address = freeAddress(rack.CIDR, firstNode, taken)
 		}
-		for taken[a] {
-			a = a.Next()
+		if !n.Address6.IsValid() && rack.CIDR6.Addr().Is6() {
+			n.Address6 = freeAddress(rack.CIDR6, firstNode6, taken)
 		}
-		n.Address, taken[a] = a, true
 	}
+}
+
+// freeAddress takes the first address of a prefix, from the one with this
+// number on, that is not taken.
+func freeAddress(p netip.Prefix, from int, taken map[netip.Addr]bool) netip.Addr {
+	a := p.Masked().Addr()
+	for range from {
+		a = a.Next()
+	}
+	for taken[a] {
+		a = a.Next()
+	}
+	taken[a] = true
+	return a
 }
 
 func setDefault[T comparable](v *T, d T) {
@@ -218,6 +247,9 @@ func (t Topology) checkRacks() error {
 			errs = append(errs, fmt.Errorf("racks[%d].name: %w", i, err))
 		}
 		errs = append(errs, checkMTU(at+".mtu", r.MTU))
+		if !t.Underlay.has4() {
+			continue
+		}
 		if !r.CIDR.Addr().Is4() || r.CIDR != r.CIDR.Masked() || r.CIDR.Bits() > 28 {
 			errs = append(errs, fmt.Errorf("%s.cidr %s: want an IPv4 prefix without host bits, /28 or shorter", at, r.CIDR))
 			continue
@@ -283,6 +315,9 @@ func (t Topology) checkNode(i int, n Node, at string) []error {
 			names = append(names, r.Name)
 		}
 		return append(errs, fmt.Errorf("%s.rack %q: want one of %v", at, n.Rack, names))
+	}
+	if !t.Underlay.has4() {
+		return errs
 	}
 	if !rack.CIDR.Contains(n.Address) || n.Address == rack.CIDR.Addr() || n.Address == rack.Gateway() || n.Address == lastAddr(rack.CIDR) {
 		errs = append(errs, fmt.Errorf("%s.address %s: want a host address of %s other than the spine's, %s", at, n.Address, rack.CIDR, rack.Gateway()))

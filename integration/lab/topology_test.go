@@ -61,6 +61,34 @@ func TestEmptyTopologyIsThreeNodes(t *testing.T) {
 	}
 }
 
+func TestIPv6Topologies(t *testing.T) {
+	t.Parallel()
+	for u, want := range map[Underlay][]string{
+		UnderlayIPv4: {"10.1.0.11", "10.1.0.12", "10.2.0.11"},
+		UnderlayIPv6: {"fd00:1::11", "fd00:1::12", "fd00:2::11"},
+		UnderlayDual: {"10.1.0.11 fd00:1::11", "10.1.0.12 fd00:1::12", "10.2.0.11 fd00:2::11"},
+	} {
+		top, err := Topology{Underlay: u, Pool6: &Pool{}}.Complete()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, n := range top.Nodes {
+			var addrs []string
+			for _, a := range n.Addrs() {
+				addrs = append(addrs, a.String())
+			}
+			got = append(got, strings.Join(addrs, " "))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: addresses (-want +got):\n%s", u, diff)
+		}
+		if p := top.Pool6; p.CIDR.String() != "fd00:10:244::/48" || p.BlockSize != 122 || p.Encapsulation != top.Pool.Encapsulation {
+			t.Errorf("%s: IPv6 pool %+v", u, p)
+		}
+	}
+}
+
 func TestDirectSpineSpeaksBGP(t *testing.T) {
 	t.Parallel()
 	top := Topology{Pool: Pool{Encapsulation: store.Direct}}
@@ -98,6 +126,16 @@ func TestTopologyErrors(t *testing.T) {
 		{"spine as a name", "nodes: [{name: spine, rack: rack1}]", []string{"nodes[0] (spine).name"}},
 		{"negative pods", "pods: -1", []string{"pods -1"}},
 		{"mtu", "mtu: 100", []string{"mtu 100"}},
+		{"underlay", "underlay: ipx", []string{"underlay", "ipx", "dual"}},
+		{"IPv6 rack on an IPv4 underlay", "racks: [{name: a, cidr: 10.1.0.0/16, cidr6: 'fd00:1::/64'}]\nnodes: [{name: h, rack: a}]", []string{"cidr6 fd00:1::/64", "underlay: dual"}},
+		{"IPv6 host on an IPv4 underlay", "nodes: [{name: h, rack: rack1, address6: 'fd00:1::7'}]", []string{"address6 fd00:1::7", "underlay: dual"}},
+		{"host bits in an IPv6 rack", "underlay: dual\nracks: [{name: a, cidr: 10.1.0.0/16, cidr6: 'fd00:1::5/64'}]\nnodes: [{name: h, rack: a}]", []string{"cidr6 fd00:1::5/64", "host bits"}},
+		{"overlap of IPv6 racks", "underlay: dual\nracks: [{name: a, cidr: 10.1.0.0/16, cidr6: 'fd00:1::/64'}, {name: b, cidr: 10.2.0.0/16, cidr6: 'fd00::/16'}]\nnodes: [{name: h, rack: a}]", []string{"racks[1]", "overlaps"}},
+		{"IPv6 address elsewhere", "underlay: dual\nnodes: [{name: h, rack: rack1, address6: 'fd00:9::1'}]", []string{"address6 fd00:9::1", "fd00:1::/64"}},
+		{"two with one IPv6 address", "underlay: dual\nnodes: [{name: h, rack: rack1, address6: 'fd00:1::7'}, {name: m, rack: rack1, address6: 'fd00:1::7'}]", []string{"nodes[1] (m).address6 fd00:1::7"}},
+		{"IPv4 in the IPv6 pool", "pool6: {cidr: 10.9.0.0/16}", []string{"pool6.cidr", "10.9.0.0/16"}},
+		{"IPv6 block size", "pool6: {blockSize: 64}", []string{"pool6.blockSize 64", "116 to 128"}},
+		{"IPv6 rack in the pool", "underlay: dual\npool6: {cidr: 'fd00:1::/32'}", []string{"overlaps pool6.cidr"}},
 		{"mtu of a rack", "racks: [{name: a, cidr: 10.1.0.0/16, mtu: 70000}]\nnodes: [{name: h, rack: a}]", []string{"racks[0] (a).mtu 70000"}},
 		{"mtu of a host", "nodes: [{name: h, rack: rack1, mtu: 200}]", []string{"nodes[0] (h).mtu 200", "576"}},
 	} {
@@ -186,6 +224,7 @@ func TestDaemonConfigOverlay(t *testing.T) {
 	}
 	want := `address:
   ipv4: interface=eth0
+  ipv6: none
 bgp:
   enabled: false
 cni:

@@ -48,6 +48,11 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 	}); err != nil {
 		return err
 	}
+	if t.Underlay.has6() {
+		if err := setSysctls(spine.name, map[string]string{"net/ipv6/conf/all/forwarding": "1"}); err != nil {
+			return err
+		}
+	}
 	for _, r := range t.Racks {
 		if err := spine.addRack(r); err != nil {
 			return fmt.Errorf("build rack %s: %w", r.Name, err)
@@ -147,11 +152,13 @@ func (s *space) addRack(r Rack) error {
 	if err := addLink(modulePatience, func() error { return s.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}) }); err != nil {
 		return fmt.Errorf("add bridge: %w", err)
 	}
-	if err := quietIPv6(s.name, r.Name); err != nil {
+	if err := settleIPv6(s.name, r.Name, r.CIDR6.IsValid()); err != nil {
 		return err
 	}
-	if err := s.address(r.Name, netip.PrefixFrom(r.Gateway(), r.CIDR.Bits())); err != nil {
-		return err
+	for _, p := range r.prefixes() {
+		if err := s.address(r.Name, p); err != nil {
+			return err
+		}
 	}
 	return s.up(r.Name)
 }
@@ -174,20 +181,25 @@ func (s *space) connect(lab string, n Node, r Rack) error {
 	if err := addLink(modulePatience, func() error { return s.h.LinkAdd(wire) }); err != nil {
 		return fmt.Errorf("add veth: %w", err)
 	}
-	if err := errors.Join(quietIPv6(s.name, n.Name), quietIPv6(host.name, uplink)); err != nil {
+	if err := errors.Join(settleIPv6(s.name, n.Name, false), settleIPv6(host.name, uplink, n.Address6.IsValid())); err != nil {
 		return err
 	}
 	if err := s.up(n.Name); err != nil {
 		return err
 	}
-	if err := host.address(uplink, netip.PrefixFrom(n.Address, r.CIDR.Bits())); err != nil {
-		return err
+	addrs, gateways := n.prefixes(r)
+	for _, p := range addrs {
+		if err := host.address(uplink, p); err != nil {
+			return err
+		}
 	}
 	if err := host.up(uplink); err != nil {
 		return err
 	}
-	if err := host.h.RouteAdd(&netlink.Route{Gw: r.Gateway().AsSlice()}); err != nil {
-		return fmt.Errorf("add default route: %w", err)
+	for _, gw := range gateways {
+		if err := host.h.RouteAdd(&netlink.Route{Gw: gw.AsSlice()}); err != nil {
+			return fmt.Errorf("add default route via %s: %w", gw, err)
+		}
 	}
 	return nil
 }
@@ -201,16 +213,24 @@ func (s *space) address(dev string, p netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("add address: %w", err)
 	}
+	if p.Addr().Is6() {
+		a.Flags |= unix.IFA_F_NODAD // the lab's addresses are unique
+	}
 	if err := s.h.AddrAdd(l, a); err != nil {
 		return fmt.Errorf("add address %s to %s in %s: %w", p, dev, s.name, err)
 	}
 	return nil
 }
 
-// quietIPv6 keeps router solicitations and the like off an underlay that is
-// IPv4: they would stand in every capture. A kernel without IPv6 is quiet.
-func quietIPv6(space, dev string) error {
-	err := setSysctls(space, map[string]string{"net/ipv6/conf/" + dev + "/disable_ipv6": "1"})
+// settleIPv6 keeps router solicitations and the like off an underlay that is
+// IPv4: they would stand in every capture. A kernel without IPv6 is quiet. Where
+// there is IPv6, addresses and routes are the lab's alone.
+func settleIPv6(space, dev string, on bool) error {
+	conf := "net/ipv6/conf/" + dev + "/"
+	if on {
+		return setSysctls(space, map[string]string{conf + "accept_ra": "0", conf + "accept_dad": "0"})
+	}
+	err := setSysctls(space, map[string]string{conf + "disable_ipv6": "1"})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

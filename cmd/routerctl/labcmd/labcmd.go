@@ -94,6 +94,8 @@ type topologyFlags struct {
 	file          string
 	nodes, pods   int
 	encapsulation string
+	underlay      string
+	dualStack     bool
 }
 
 func (f *topologyFlags) register(cmd *cobra.Command) {
@@ -102,6 +104,8 @@ func (f *topologyFlags) register(cmd *cobra.Command) {
 	fl.IntVar(&f.nodes, "nodes", lab.DefaultNodes, "number of hosts")
 	fl.IntVar(&f.pods, "pods", lab.DefaultPods, "number of pods on each host")
 	fl.StringVar(&f.encapsulation, "encapsulation", string(lab.DefaultEncapsulation), "how the default pool's packets are carried: "+encapsulations())
+	fl.StringVar(&f.underlay, "underlay", string(lab.UnderlayIPv4), "addresses of the racks and hosts: "+underlays())
+	fl.BoolVar(&f.dualStack, "dual-stack", false, "give pods IPv6 addresses too")
 	cmd.MarkFlagsMutuallyExclusive("filename", "nodes")
 }
 
@@ -109,6 +113,14 @@ func encapsulations() string {
 	var names []string
 	for _, e := range store.Encapsulations() {
 		names = append(names, string(e))
+	}
+	return strings.Join(names, ", ")
+}
+
+func underlays() string {
+	var names []string
+	for _, u := range lab.Underlays() {
+		names = append(names, string(u))
 	}
 	return strings.Join(names, ", ")
 }
@@ -143,6 +155,15 @@ func (f *topologyFlags) topology(cmd *cobra.Command) (lab.Topology, error) {
 			return t, fmt.Errorf("--encapsulation: %w", err)
 		}
 		t.Pool.Encapsulation = e
+	}
+	if f.file == "" || cmd.Flags().Changed("underlay") {
+		t.Underlay = lab.Underlay(f.underlay)
+		if !slices.Contains(lab.Underlays(), t.Underlay) {
+			return t, fmt.Errorf("--underlay %q: want one of %s", f.underlay, underlays())
+		}
+	}
+	if f.dualStack && t.Pool6 == nil {
+		t.Pool6 = &lab.Pool{}
 	}
 	return t, nil
 }

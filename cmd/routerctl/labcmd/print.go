@@ -61,7 +61,7 @@ func (c *commands) printStatus(ctx context.Context, l *lab.Lab) error {
 		if !h.Ready {
 			ready = "no: " + h.Reason
 		}
-		t.add(h.Name, h.Rack, h.Address.String(), fmt.Sprint(h.PID), ready, "", "", l.Space(h.Name))
+		t.add(h.Name, h.Rack, joinAddrs(h.Addrs), fmt.Sprint(h.PID), ready, "", "", l.Space(h.Name))
 		for _, p := range h.Pods {
 			t.add("", "", "", "", "", p.Name, joinAddrs(p.Addrs), l.Space(p.String()))
 		}

@@ -66,6 +66,7 @@ func StartFlow(ctx context.Context, space string, dst netip.Addr, rate int, o Op
 	if rate < 1 || rate > 100_000 {
 		return nil, fmt.Errorf("rate %d: want 1 to 100000 requests a second", rate)
 	}
+	o.IPv6 = dst.Is6()
 	c, err := open(space, o)
 	if err != nil {
 		return nil, err

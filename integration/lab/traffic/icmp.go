@@ -1,6 +1,6 @@
-// Package traffic sends ICMP echo requests (RFC 792) out of network namespaces
-// and says exactly what came back: how many, how often, from how far, and what
-// the network complained of.
+// Package traffic sends echo requests of ICMP (RFC 792) and ICMPv6 (RFC 4443)
+// out of network namespaces and says exactly what came back: how many, how
+// often, from how far, and what the network complained of.
 //
 // Sockets are opened inside a namespace and used from outside, so no helper
 // process is needed. All of it needs CAP_NET_RAW and CAP_SYS_ADMIN.
@@ -26,9 +26,11 @@ const (
 	icmpHeaderLen = 8
 	cookieLen     = 16 // in each request's payload: whose it is and its number
 
-	// MinSize is the size of the smallest packet that can be sent, in bytes.
-	MinSize = ipv4HeaderLen + icmpHeaderLen + cookieLen
-	// MaxSize is the size of the largest IPv4 packet, in bytes.
+	// MinSize is the size of the smallest IPv4 packet that can be sent, in
+	// bytes; MinSize6 that of the smallest IPv6 packet.
+	MinSize  = ipv4HeaderLen + icmpHeaderLen + cookieLen
+	MinSize6 = ipv6HeaderLen + icmpHeaderLen + cookieLen
+	// MaxSize is the size of the largest packet, in bytes.
 	MaxSize = 65535
 )
 
@@ -44,14 +46,23 @@ const (
 
 // Options says what the requests look like.
 type Options struct {
-	Size int  // of the IP packet, in bytes; 0: MinSize
-	DF   bool // set the don't-fragment bit, and ignore what the kernel knows of the path's MTU
-	TTL  int  // 0: the kernel's default
+	Size int  // of the IP packet, in bytes; 0: the smallest
+	DF   bool // do not fragment, and ignore what the kernel knows of the path's MTU
+	TTL  int  // or IPv6's hop limit; 0: the kernel's default
+	IPv6 bool // to IPv6 addresses; else to IPv4 addresses
+}
+
+// minSize is the size of the smallest request.
+func (o Options) minSize() int {
+	if o.IPv6 {
+		return MinSize6
+	}
+	return MinSize
 }
 
 func (o Options) validate() error {
-	if o.Size != 0 && (o.Size < MinSize || o.Size > MaxSize) {
-		return fmt.Errorf("packet size %d: want %d to %d bytes", o.Size, MinSize, MaxSize)
+	if o.Size != 0 && (o.Size < o.minSize() || o.Size > MaxSize) {
+		return fmt.Errorf("packet size %d: want %d to %d bytes", o.Size, o.minSize(), MaxSize)
 	}
 	if o.TTL < 0 || o.TTL > 255 {
 		return fmt.Errorf("TTL %d: want 1 to 255, or 0 for the default", o.TTL)
@@ -62,6 +73,8 @@ func (o Options) validate() error {
 // conn is a raw ICMP socket in a namespace.
 type conn struct {
 	ip     *net.IPConn
+	v6     bool
+	oob    []byte // receive's
 	id     uint16
 	secret uint64
 	size   int
@@ -72,11 +85,15 @@ func open(space string, o Options) (*conn, error) {
 		return nil, err
 	}
 	if o.Size == 0 {
-		o.Size = MinSize
+		o.Size = o.minSize()
 	}
 	var fd int
 	err := ns.Do(space, func() (err error) {
-		fd, err = socket(o)
+		if o.IPv6 {
+			fd, err = socket6(o)
+		} else {
+			fd, err = socket(o)
+		}
 		return err
 	})
 	if err != nil {
@@ -92,7 +109,7 @@ func open(space string, o Options) (*conn, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("open ICMP socket in %s: unexpected connection %T", space, pc), pc.Close())
 	}
-	return &conn{ip: ip, id: uint16(rand.Uint32()), secret: rand.Uint64(), size: o.Size}, nil
+	return &conn{ip: ip, v6: o.IPv6, oob: make([]byte, 128), id: uint16(rand.Uint32()), secret: rand.Uint64(), size: o.Size}, nil
 }
 
 func socket(o Options) (int, error) {
@@ -126,13 +143,22 @@ func (c *conn) close() error { return c.ip.Close() }
 
 // request builds an echo request numbered seq.
 func (c *conn) request(seq uint64) []byte {
-	b := make([]byte, c.size-ipv4HeaderLen)
+	header := ipv4HeaderLen
+	if c.v6 {
+		header = ipv6HeaderLen
+	}
+	b := make([]byte, c.size-header)
 	b[0] = typeEcho
+	if c.v6 {
+		b[0] = typeEcho6
+	}
 	binary.BigEndian.PutUint16(b[4:], c.id)
 	binary.BigEndian.PutUint16(b[6:], uint16(seq))
 	binary.BigEndian.PutUint64(b[8:], c.secret)
 	binary.BigEndian.PutUint64(b[16:], seq)
-	binary.BigEndian.PutUint16(b[2:], checksum(b))
+	if !c.v6 { // the kernel computes ICMPv6's, which covers the addresses
+		binary.BigEndian.PutUint16(b[2:], checksum(b))
+	}
 	return b
 }
 
@@ -154,11 +180,17 @@ type message struct {
 // receive waits for the next message that concerns this socket.
 func (c *conn) receive(buf []byte) (message, error) {
 	for {
-		n, _, _, _, err := c.ip.ReadMsgIP(buf, nil)
+		n, oobn, _, from, err := c.ip.ReadMsgIP(buf, c.oob)
 		if err != nil {
 			return message{}, err
 		}
-		if m, ok := c.parse(buf[:n]); ok {
+		m, ok := message{}, false
+		if c.v6 {
+			m, ok = c.parse6(buf[:n], c.oob[:oobn], from)
+		} else {
+			m, ok = c.parse(buf[:n])
+		}
+		if ok {
 			return m, nil
 		}
 	}

@@ -38,6 +38,7 @@ const retryEvery = 200 * time.Millisecond
 // not an error but a Reply that is not OK. The error says that the request
 // could not be sent.
 func Ping(ctx context.Context, space string, dst netip.Addr, o Options) (Reply, error) {
+	o.IPv6 = dst.Is6()
 	c, err := open(space, o)
 	if err != nil {
 		return Reply{}, err
@@ -70,8 +71,9 @@ func Ping(ctx context.Context, space string, dst netip.Addr, o Options) (Reply, 
 }
 
 // Probe asks several addresses, again and again, until each has answered or
-// ctx has ended, and returns what is known of each. The error says that the
-// namespace cannot be used; an address that cannot be sent to is a Reply.
+// ctx has ended, and returns what is known of each. All are of the family that
+// the options name. The error says that the namespace cannot be used; an
+// address that cannot be sent to is a Reply.
 func Probe(ctx context.Context, space string, targets []netip.Addr, o Options) (map[netip.Addr]Reply, error) {
 	c, err := open(space, o)
 	if err != nil {
