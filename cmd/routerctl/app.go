@@ -19,6 +19,11 @@ const (
 	// looked at, so that allocations that had chosen it end. calicoctl waits
 	// as long.
 	settleTime = 500 * time.Millisecond
+
+	// patience is how long the deletion of a pool waits for nodes to take
+	// other tunnel addresses, and then to give up their blocks: they keep an
+	// address for five seconds after its successor is published.
+	patience = 10 * time.Second
 )
 
 // app is one run of the program: where it reads and writes, and the global
@@ -28,6 +33,8 @@ type app struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	settle         time.Duration
+	patience       time.Duration
+	every          time.Duration // between two looks at what is waited for
 
 	// resolveLab finds the socket of a host of a lab.
 	resolveLab func(lab, host string) (socket string, err error)
@@ -65,7 +72,7 @@ etcd directly.`,
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
 		a.deleteCommand(),
-		a.nodeCommand(), a.ipamCommand(), a.routesCommand(), a.cniCommand(), a.versionCommand(),
+		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.cniCommand(), a.versionCommand(),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
 		if c.Parent() == nil {

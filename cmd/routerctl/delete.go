@@ -27,7 +27,10 @@ type deletion struct {
 	out, notes  io.Writer
 	skipMissing bool
 	dryRun      bool
+	force       bool
 	settle      time.Duration
+	patience    time.Duration // for nodes to do their part; 0: none
+	every       time.Duration // between two looks at it
 }
 
 func (a *app) deleteCommand() *cobra.Command {
@@ -39,9 +42,11 @@ func (a *app) deleteCommand() *cobra.Command {
 		Short: "Delete resources",
 		Long: `Delete resources by name, or those that manifests name.
 
-An IPPool is disabled first; then its empty blocks are given back, and it goes. As with
-calicoctl, addresses that are in use do not hold this up: their blocks stay, and
-a note says how many there are.
+An IPPool that workloads still have addresses of is not deleted, unless --force is
+given; see "routerctl pool drain". It is disabled first; nodes take other
+addresses for their tunnel devices; then its empty blocks are given back, and it
+goes. With --force, as with calicoctl, the blocks that are in use stay, and a note
+says how many addresses there are.
 
 A Node takes with it its workload endpoints and their addresses, its tunnel
 addresses, its claims on blocks, the BGPPeers that name it, and its own BGP and
@@ -59,7 +64,8 @@ cannot be deleted.`,
 				return err
 			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
-				d.store, d.out, d.notes, d.settle = s, a.stdout, a.stderr, a.settle
+				d.store, d.out, d.notes = s, a.stdout, a.stderr
+				d.settle, d.patience, d.every = a.settle, a.patience, a.every
 				return d.run(ctx, targets)
 			})
 		},
@@ -68,6 +74,7 @@ cannot be deleted.`,
 	f.StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
 	f.StringVarP(&namespace, "namespace", "n", store.DefaultName, "namespace of workload endpoints")
 	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
+	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it")
 	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
 	return c
 }
@@ -137,6 +144,9 @@ func (d *deletion) run(ctx context.Context, targets []target) error {
 		case err != nil:
 			errs = append(errs, err)
 		default:
+			if err := d.unused(ctx, o); err != nil {
+				errs = append(errs, err)
+			}
 			present = append(present, o)
 		}
 	}

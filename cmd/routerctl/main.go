@@ -31,7 +31,7 @@ func main() {
 // when the command failed or when what it asked about is not well, 2 when the
 // command line itself is wrong. It is all of the program: tests call it.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv, settle: settleTime, resolveLab: labcmd.Socket}
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv, settle: settleTime, patience: patience, every: lookEvery, resolveLab: labcmd.Socket}
 	root := a.command()
 	root.SetArgs(args)
 	root.SetIn(stdin)
