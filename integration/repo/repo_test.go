@@ -88,6 +88,16 @@ func TestDependencies(t *testing.T) {
 			"the core decides and does no I/O",
 		},
 		{
+			"./control/policy/...",
+			[]string{"go.etcd.io", "github.com/osrg/gobgp", "github.com/vishvananda", "github.com/mdlayher", "google.golang.org/grpc", module + "dataplane/kernel"},
+			"the calculator says what policies mean and does no I/O",
+		},
+		{
+			"./control/policy/reference",
+			[]string{module + "control"},
+			"an oracle that shares code with what it judges finds nothing",
+		},
+		{
 			"./control/bgp",
 			[]string{module + "dataplane/kernel", module + "control/vrouter", "go.etcd.io"},
 			"BGP hands paths to the core and never to the kernel",

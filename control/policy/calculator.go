@@ -1,0 +1,226 @@
+package policy
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// Config says for which host a [Calculator] works.
+type Config struct {
+	Node string // required: the name of this host's Node
+
+	// AutoHostEndpoints gives every Node a host endpoint <node>-auto-hep for all
+	// of its interfaces, with its labels, that allows everything by profile, as
+	// Calico's controllers do with hostEndpoint.autoCreate. A stored object of
+	// that name goes before.
+	AutoHostEndpoints bool
+}
+
+// Kinds lists the kinds that [Calculator.Update] looks at.
+func Kinds() []store.Kind {
+	return []store.Kind{
+		store.KindTier, store.KindProfile, store.KindNode, store.KindIPPool, store.KindFelixConfiguration,
+		store.KindWorkloadEndpoint, store.KindHostEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet,
+		store.KindNetworkPolicy, store.KindGlobalNetworkPolicy,
+		store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy, store.KindStagedKubernetesNetworkPolicy,
+	}
+}
+
+// Calculator keeps the ruleset of one host. It is not safe for concurrent use.
+type Calculator struct {
+	cfg      Config
+	synced   bool
+	problems map[store.Key]string
+
+	members  members  // who can be in sets
+	locals   locals   // whom this host judges packets at
+	policies policies // and by what
+	settings settings
+}
+
+// New returns a calculator that knows nothing yet.
+func New(cfg Config) *Calculator {
+	c := &Calculator{cfg: cfg, problems: make(map[store.Key]string)}
+	c.members.init()
+	c.locals.init()
+	c.policies.init()
+	c.settings.init()
+	// It exists without being stored, and nobody can change it.
+	allow := []v3.Rule{{Action: v3.Allow}}
+	c.policies.put(c, store.Object{
+		Key:   store.ResourceKey(store.KindProfile, store.DefaultAllowProfile),
+		Value: &v3.Profile{Spec: v3.ProfileSpec{Ingress: allow, Egress: allow}},
+	})
+	return c
+}
+
+// Update takes in a step of the watch of [Kinds]. What follows from it is told
+// by [Calculator.Flush].
+func (c *Calculator) Update(b store.Batch) {
+	for _, ev := range b.Events {
+		switch {
+		case ev.Err != nil:
+			c.problems[ev.Key] = ev.Err.Error()
+		case ev.Deleted():
+			delete(c.problems, ev.Key)
+			c.event(ev.Key, ev.Object)
+		default:
+			delete(c.problems, ev.Key)
+			ev.Object.Key = ev.Key
+			c.event(ev.Key, ev.Object)
+		}
+	}
+	c.synced = c.synced || b.Synced
+}
+
+// event hands an object, or the news that it is gone, to those who use it.
+func (c *Calculator) event(key store.Key, o store.Object) {
+	switch key.Kind {
+	case store.KindTier:
+		t, _ := o.Value.(*v3.Tier)
+		c.policies.putTier(c, key.Name, t)
+	case store.KindProfile:
+		if key.Name == store.DefaultAllowProfile {
+			return
+		}
+		p, _ := o.Value.(*v3.Profile)
+		c.members.putProfile(key.Name, p)
+		c.locals.putProfile(key.Name, p)
+		c.policies.put(c, store.Object{Key: key, Value: o.Value, Raw: o.Raw})
+	case store.KindNode:
+		n, _ := o.Value.(*store.Node)
+		c.settings.putNode(c, key.Name, n)
+		c.autoHostEndpoint(key.Name, n)
+	case store.KindIPPool:
+		p, _ := o.Value.(*v3.IPPool)
+		c.settings.putPool(c, key.Name, p)
+	case store.KindFelixConfiguration:
+		c.settings.putFelix(key.Name, o)
+	case store.KindWorkloadEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet:
+		c.putLabelled(key, o.Value)
+	case store.KindHostEndpoint:
+		if _, auto := c.locals.auto[key.Name]; auto && o.Value == nil {
+			c.locals.stored[key.Name] = false
+			c.putLabelled(key, c.locals.auto[key.Name])
+			return
+		}
+		c.locals.stored[key.Name] = o.Value != nil
+		c.putLabelled(key, o.Value)
+	case store.KindNetworkPolicy, store.KindGlobalNetworkPolicy,
+		store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy, store.KindStagedKubernetesNetworkPolicy:
+		c.policies.put(c, store.Object{Key: key, Value: o.Value, Raw: o.Raw})
+	}
+}
+
+// putLabelled takes in what can be a member of sets, and judges packets if it
+// is of this host.
+func (c *Calculator) putLabelled(key store.Key, v any) {
+	c.members.put(c, key, v)
+	c.locals.put(c, key, v)
+}
+
+// autoHostEndpoint makes, changes or takes away the host endpoint of a node.
+func (c *Calculator) autoHostEndpoint(node string, n *store.Node) {
+	if !c.cfg.AutoHostEndpoints {
+		return
+	}
+	name := node + "-auto-hep"
+	key := store.ResourceKey(store.KindHostEndpoint, name)
+	var v any
+	if n == nil {
+		delete(c.locals.auto, name)
+	} else {
+		hep := autoHostEndpoint(name, n)
+		c.locals.auto[name], v = hep, hep
+	}
+	if !c.locals.stored[name] {
+		c.putLabelled(key, v)
+	}
+}
+
+// SetInterfaces tells the addresses of the host's own interfaces, by name. Host
+// endpoints that name no interface are found by them.
+func (c *Calculator) SetInterfaces(addrs map[string][]netip.Addr) {
+	c.locals.setInterfaces(addrs)
+}
+
+// Problem is an object that cannot be used as it is.
+type Problem struct {
+	Key    store.Key
+	Reason string
+}
+
+// Problems lists the objects that cannot be used, or not all of them, in the
+// order of their keys.
+func (c *Calculator) Problems() []Problem {
+	var list []Problem
+	for k, reason := range c.problems {
+		list = append(list, Problem{k, reason})
+	}
+	c.locals.clashes(func(k store.Key, reason string) { list = append(list, Problem{k, reason}) })
+	slices.SortFunc(list, func(a, b Problem) int { return compareKeys(a.Key, b.Key) })
+	return list
+}
+
+// Flush returns the step from what was told before to what is known now. It is
+// false before the store's state is complete, for rules from half of it would
+// let through what they must not.
+func (c *Calculator) Flush() (filter.Delta, bool) {
+	if !c.synced {
+		return filter.Delta{}, false
+	}
+	var d filter.Delta
+	c.settings.current(c) // what changes there can touch endpoints and sets
+	c.members.settle()
+	c.locals.settle(c)
+	d.PutEndpoints, d.DelEndpoints = c.locals.emit(c)
+	d.PutPolicies, d.DelPolicies = c.policies.emit(c)
+	d.Settings = c.settings.emit(c)
+	d.PutSets, d.Members, d.DelSets = c.members.emit()
+	return d, true
+}
+
+// Snapshot returns the ruleset that the steps told so far lead to.
+func (c *Calculator) Snapshot() *filter.Ruleset {
+	r := filter.NewRuleset()
+	for id, s := range c.members.sets {
+		if s.fresh {
+			continue
+		}
+		r.Sets[id] = s.def
+		r.Members[id] = make(map[filter.Member]struct{}, len(s.count))
+		for _, m := range s.visible() {
+			r.Members[id][m] = struct{}{}
+		}
+		for m, come := range s.pending {
+			if come {
+				delete(r.Members[id], m)
+			} else {
+				r.Members[id][m] = struct{}{}
+			}
+		}
+	}
+	for id, p := range c.policies.told {
+		r.Policies[id] = p
+	}
+	for name, e := range c.locals.told {
+		r.Endpoints[name] = e.Endpoint
+	}
+	if c.settings.told != nil {
+		r.Settings = *c.settings.told
+	}
+	return r
+}
+
+// sortedKeys returns the keys of a map in order, and empties it.
+func sortedKeys[K comparable, V any](m map[K]V, compare func(a, b K) int) []K {
+	keys := slices.SortedFunc(maps.Keys(m), compare)
+	clear(m)
+	return keys
+}

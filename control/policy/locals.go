@@ -1,0 +1,321 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// locals are the endpoints of this host.
+type locals struct {
+	ids   map[store.Key]itemID
+	list  []*local // by id; nil: free
+	free  []itemID
+	dirty map[itemID]struct{} // whose labels may have changed
+
+	named   map[string][]itemID // by the interface that they name
+	unnamed map[itemID]struct{} // host endpoints that are found by addresses
+	addrs   map[string][]netip.Addr
+
+	matcher *matcher // which policies are for whom
+	stale   map[string]struct{}
+	told    map[string]toldEndpoint // by interface
+
+	stored map[string]bool             // names of host endpoints in the store
+	auto   map[string]*v3.HostEndpoint // those that follow from nodes, by name
+}
+
+type toldEndpoint struct {
+	filter.Endpoint
+	policies []filter.PolicyID
+}
+
+// local is an endpoint of this host.
+type local struct {
+	key      store.Key
+	host     bool
+	iface    string // "": found by expected
+	created  metav1.Time
+	own      map[string]string
+	implied  []label
+	profiles []string
+	expected []netip.Addr
+	addrs    []netip.Prefix
+	spoof    []netip.Prefix
+	nat      []filter.Translation
+}
+
+func (l *locals) init() {
+	l.ids = make(map[store.Key]itemID)
+	l.dirty = make(map[itemID]struct{})
+	l.named = make(map[string][]itemID)
+	l.unnamed = make(map[itemID]struct{})
+	l.matcher = newMatcher(func(_ queryID, id itemID, _ bool) { l.touch(id) })
+	l.stale = make(map[string]struct{})
+	l.told = make(map[string]toldEndpoint)
+	l.stored = make(map[string]bool)
+	l.auto = make(map[string]*v3.HostEndpoint)
+}
+
+// touch has an endpoint built anew.
+func (l *locals) touch(id itemID) {
+	e := l.list[id]
+	switch {
+	case e == nil:
+	case e.iface != "":
+		l.stale[e.iface] = struct{}{}
+	default:
+		for name := range l.addrs {
+			l.stale[name] = struct{}{}
+		}
+	}
+}
+
+func (l *locals) touchAll() {
+	for _, id := range l.ids {
+		l.touch(id)
+	}
+}
+
+// touchProfile has the endpoints built anew that list a profile.
+func (l *locals) touchProfile(name string) {
+	for _, id := range l.ids {
+		if slices.Contains(l.list[id].profiles, name) {
+			l.touch(id)
+		}
+	}
+}
+
+// putProfile takes note that a profile may lend other labels.
+func (l *locals) putProfile(name string, _ *v3.Profile) {
+	for _, id := range l.ids {
+		if slices.Contains(l.list[id].profiles, name) {
+			l.dirty[id] = struct{}{}
+		}
+	}
+}
+
+func (l *locals) setInterfaces(addrs map[string][]netip.Addr) {
+	for name, was := range l.addrs {
+		if !slices.Equal(was, addrs[name]) {
+			l.stale[name] = struct{}{}
+		}
+	}
+	for name, now := range addrs {
+		if !slices.Equal(l.addrs[name], now) {
+			l.stale[name] = struct{}{}
+		}
+	}
+	l.addrs = make(map[string][]netip.Addr, len(addrs))
+	for name, list := range addrs {
+		l.addrs[name] = slices.Clone(list)
+	}
+}
+
+// put takes in an endpoint, or the news that it is gone. Those of other hosts
+// are passed over.
+func (l *locals) put(c *Calculator, key store.Key, v any) {
+	e := localOf(c.cfg.Node, key, v)
+	id, known := l.ids[key]
+	if known {
+		l.touch(id)
+		l.unclaim(id)
+		if e == nil {
+			l.matcher.remove(id)
+			l.list[id] = nil
+			delete(l.ids, key)
+			delete(l.dirty, id)
+			l.free = append(l.free, id)
+			return
+		}
+	}
+	if e == nil {
+		return
+	}
+	if !known {
+		if n := len(l.free); n > 0 {
+			id, l.free = l.free[n-1], l.free[:n-1]
+		} else {
+			id = itemID(len(l.list)) //nolint:gosec // a host has fewer
+			l.list = append(l.list, nil)
+		}
+		l.ids[key] = id
+	}
+	l.list[id] = e
+	if e.iface == "" {
+		l.unnamed[id] = struct{}{}
+	} else {
+		l.named[e.iface] = append(l.named[e.iface], id)
+	}
+	l.dirty[id] = struct{}{}
+	l.touch(id)
+}
+
+func (l *locals) unclaim(id itemID) {
+	delete(l.unnamed, id)
+	name := l.list[id].iface
+	l.named[name] = slices.DeleteFunc(l.named[name], func(o itemID) bool { return o == id })
+	if len(l.named[name]) == 0 {
+		delete(l.named, name)
+	}
+}
+
+// localOf returns an endpoint if it is one of node's, and nil for others.
+func localOf(node string, key store.Key, v any) *local {
+	switch o := v.(type) {
+	case *store.WorkloadEndpoint:
+		if o.Spec.Node != node || o.Spec.InterfaceName == "" {
+			return nil
+		}
+		content, _ := workloadContent(&o.Spec)
+		e := &local{
+			key: key, iface: o.Spec.InterfaceName, created: o.CreationTimestamp,
+			own: o.Labels, implied: workloadLabels(key, &o.Spec), profiles: o.Spec.Profiles, addrs: content.nets,
+		}
+		e.spoof, _ = setNets(o.Spec.AllowSpoofedSourcePrefixes)
+		for _, n := range o.Spec.IPNATs {
+			in, ok := parseAddr(n.InternalIP)
+			out, ok2 := parseAddr(n.ExternalIP)
+			if ok && ok2 {
+				e.nat = append(e.nat, filter.Translation{External: out, Internal: in})
+			}
+		}
+		return e
+	case *v3.HostEndpoint:
+		if o.Spec.Node != node {
+			return nil
+		}
+		e := &local{
+			key: key, host: true, iface: o.Spec.InterfaceName, created: o.CreationTimestamp,
+			own: o.Labels, profiles: o.Spec.Profiles,
+		}
+		for _, s := range o.Spec.ExpectedIPs {
+			if a, ok := parseAddr(s); ok {
+				e.expected = append(e.expected, a)
+			}
+		}
+		return e
+	}
+	return nil
+}
+
+// settle brings changed labels into the index.
+func (l *locals) settle(c *Calculator) {
+	for _, id := range sortedKeys(l.dirty, cmp.Compare[itemID]) {
+		e := l.list[id]
+		l.matcher.put(id, c.members.labelsOf(e.own, e.implied, e.profiles))
+	}
+}
+
+// owner returns who an interface belongs to: a workload before a host
+// endpoint; of two workloads the younger, for its interface was made later; of
+// two host endpoints the first by name, as in Felix.
+func (l *locals) owner(name string) (itemID, bool) {
+	candidates := slices.Clone(l.named[name])
+	for id := range l.unnamed {
+		if slices.ContainsFunc(l.list[id].expected, func(a netip.Addr) bool { return slices.Contains(l.addrs[name], a) }) {
+			candidates = append(candidates, id)
+		}
+	}
+	if len(candidates) == 0 {
+		return 0, false
+	}
+	return slices.MinFunc(candidates, func(a, b itemID) int {
+		x, y := l.list[a], l.list[b]
+		if x.host != y.host {
+			if x.host {
+				return 1
+			}
+			return -1
+		}
+		if !x.host && !x.created.Equal(&y.created) {
+			return y.created.Compare(x.created.Time)
+		}
+		return compareKeys(x.key, y.key)
+	}), true
+}
+
+// emit reports the endpoints that came, went or changed.
+func (l *locals) emit(c *Calculator) (put []filter.Endpoint, del []string) {
+	for _, name := range sortedKeys(l.stale, cmp.Compare[string]) {
+		was, told := l.told[name]
+		id, ok := l.owner(name)
+		if !ok {
+			if told {
+				del = append(del, name)
+				delete(l.told, name)
+				for _, p := range was.policies {
+					c.policies.refer(p, -1)
+				}
+			}
+			continue
+		}
+		e := c.build(name, id)
+		if told && reflect.DeepEqual(was.Endpoint, e) {
+			continue
+		}
+		now := toldEndpoint{Endpoint: e, policies: e.Policies()}
+		for _, p := range now.policies {
+			c.policies.refer(p, 1)
+		}
+		for _, p := range was.policies {
+			c.policies.refer(p, -1)
+		}
+		l.told[name] = now
+		put = append(put, e)
+	}
+	return put, del
+}
+
+// clashes adds the endpoints that stand back behind another one.
+func (l *locals) clashes(add func(store.Key, string)) {
+	for _, name := range slices.Sorted(maps.Keys(l.named)) {
+		owner, _ := l.owner(name)
+		for _, id := range l.named[name] {
+			if id != owner {
+				add(l.list[id].key, fmt.Sprintf("interface %s belongs to %s", name, l.list[owner].key))
+			}
+		}
+	}
+}
+
+// autoHostEndpoint returns the host endpoint that follows from a node.
+func autoHostEndpoint(name string, n *store.Node) *v3.HostEndpoint {
+	h := &v3.HostEndpoint{}
+	h.Name = name
+	h.Labels = maps.Clone(n.Labels)
+	if h.Labels == nil {
+		h.Labels = make(map[string]string, 1)
+	}
+	h.Labels["projectcalico.org/created-by"] = "calico-kube-controllers" // the value that users select by
+	h.Spec = v3.HostEndpointSpec{
+		Node: n.Name, InterfaceName: filter.AnyInterface, Profiles: []string{store.DefaultAllowProfile},
+	}
+	add := func(s string) {
+		if p, ok := parseHostAddr(s); ok && !slices.Contains(h.Spec.ExpectedIPs, p.String()) {
+			h.Spec.ExpectedIPs = append(h.Spec.ExpectedIPs, p.String())
+		}
+	}
+	for _, a := range nodeAddresses(n) {
+		add(a.String())
+	}
+	if n.Spec.BGP != nil {
+		add(n.Spec.BGP.IPv4IPIPTunnelAddr)
+	}
+	add(n.Spec.IPv4VXLANTunnelAddr)
+	add(n.Spec.IPv6VXLANTunnelAddr)
+	if w := n.Spec.Wireguard; w != nil {
+		add(w.InterfaceIPv4Address)
+		add(w.InterfaceIPv6Address)
+	}
+	return h
+}

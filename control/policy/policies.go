@@ -1,0 +1,213 @@
+package policy
+
+import (
+	"math"
+	"reflect"
+	"slices"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// policies are all policies and profiles, which of them are in force here, and
+// the sets that these hold.
+type policies struct {
+	all     map[filter.PolicyID]*policyState
+	byQuery []*policyState // by the query of the local endpoints' matcher
+	tiers   map[string]tierInfo
+
+	refs  map[filter.PolicyID]int // endpoints that name it
+	held  map[filter.PolicyID][]filter.SetID
+	told  map[filter.PolicyID]filter.Policy
+	dirty map[filter.PolicyID]struct{}
+}
+
+type policyState struct {
+	spec  *policySpec
+	query queryID // of spec.sel; not of a profile
+	rules filter.Policy
+	defs  map[filter.SetID]setDef
+}
+
+type tierInfo struct {
+	order float64
+	end   filter.Action
+}
+
+func (p *policies) init() {
+	p.all = make(map[filter.PolicyID]*policyState)
+	p.tiers = make(map[string]tierInfo)
+	p.refs = make(map[filter.PolicyID]int)
+	p.held = make(map[filter.PolicyID][]filter.SetID)
+	p.told = make(map[filter.PolicyID]filter.Policy)
+	p.dirty = make(map[filter.PolicyID]struct{})
+}
+
+// put takes in a policy or a profile, or the news that it is gone.
+func (p *policies) put(c *Calculator, o store.Object) {
+	id := filter.PolicyID{Kind: string(o.Key.Kind), Namespace: o.Key.Namespace, Name: o.Key.Name}
+	old := p.all[id]
+	if o.Value == nil {
+		if old != nil {
+			p.unmatch(c, old)
+			delete(p.all, id)
+			p.dirty[id] = struct{}{}
+		}
+		return
+	}
+	spec, err := specOf(o)
+	if err != nil {
+		c.problems[o.Key] = err.Error() + unread(old)
+		return
+	}
+	rules, defs, err := compileRules(spec)
+	switch {
+	case err == nil:
+	case old != nil:
+		c.problems[o.Key] = err.Error() + unread(old)
+		return
+	default:
+		c.problems[o.Key] = err.Error() + "; until it can be read, everything that it selects is denied"
+		rules, defs = denyAll(spec), nil
+	}
+	if spec.idle {
+		rules, defs = filter.Policy{ID: id}, nil
+	}
+	state := &policyState{spec: spec, rules: rules, defs: defs}
+	p.all[id] = state
+	p.dirty[id] = struct{}{}
+	p.match(c, old, state)
+}
+
+// unread says what becomes of an object that cannot be read at all.
+func unread(old *policyState) string {
+	if old != nil {
+		return "; what was there before stays in force"
+	}
+	return "; it selects nothing until it can be read"
+}
+
+// match finds the local endpoints that a policy or profile is for, and has
+// those built anew for which its place may differ from what it was.
+func (p *policies) match(c *Calculator, old, now *policyState) {
+	switch {
+	case now.spec.sel == nil:
+		if old == nil {
+			c.locals.touchProfile(now.spec.id.Name)
+		}
+		return
+	case old != nil && old.spec.sel.String() == now.spec.sel.String():
+		now.query = old.query
+		p.byQuery[now.query] = now
+		if !old.spec.sameFor(now.spec) {
+			c.locals.matcher.each(now.query, c.locals.touch)
+		}
+		return
+	case old != nil:
+		p.unmatch(c, old)
+	}
+	q, found := c.locals.matcher.add(now.spec.sel)
+	now.query = q
+	for len(p.byQuery) <= int(q) {
+		p.byQuery = append(p.byQuery, nil)
+	}
+	p.byQuery[q] = now
+	for _, id := range found {
+		c.locals.touch(id)
+	}
+}
+
+// unmatch has the endpoints built anew that a policy or profile was for.
+func (p *policies) unmatch(c *Calculator, old *policyState) {
+	if old.spec.sel == nil {
+		c.locals.touchProfile(old.spec.id.Name)
+		return
+	}
+	c.locals.matcher.each(old.query, c.locals.touch)
+	c.locals.matcher.drop(old.query)
+	p.byQuery[old.query] = nil
+}
+
+func (p *policies) putTier(c *Calculator, name string, t *v3.Tier) {
+	was, known := p.tiers[name]
+	now := tierInfo{order: math.Inf(1), end: filter.Deny}
+	if t == nil {
+		if !known {
+			return
+		}
+		delete(p.tiers, name)
+		c.locals.touchAll()
+		return
+	}
+	if t.Spec.Order != nil {
+		now.order = *t.Spec.Order
+	}
+	if a := t.Spec.DefaultAction; a != nil && *a == v3.Pass {
+		now.end = filter.Pass
+	}
+	if !known || now != was {
+		p.tiers[name] = now
+		c.locals.touchAll()
+	}
+}
+
+// tier returns what is known of a tier. The built-in ones are there when the
+// store has not got them yet.
+func (p *policies) tier(name string) tierInfo {
+	if t, ok := p.tiers[name]; ok {
+		return t
+	}
+	if order, action, ok := store.BuiltInTier(name); ok {
+		t := tierInfo{order: order, end: filter.Deny}
+		if action == v3.Pass {
+			t.end = filter.Pass
+		}
+		return t
+	}
+	return tierInfo{order: math.Inf(1), end: filter.Deny}
+}
+
+// refer counts the endpoints that name a policy.
+func (p *policies) refer(id filter.PolicyID, n int) {
+	if p.refs[id] += n; p.refs[id] == 0 {
+		delete(p.refs, id)
+	}
+	p.dirty[id] = struct{}{}
+}
+
+// emit reports the policies in force that came, went or changed, and takes
+// their sets into use and gives back those of no more use.
+func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.PolicyID) {
+	var released []filter.SetID
+	for _, id := range sortedKeys(p.dirty, filter.PolicyID.Compare) {
+		state := p.all[id]
+		was, told := p.told[id]
+		if state == nil || p.refs[id] == 0 {
+			released = append(released, p.held[id]...)
+			delete(p.held, id)
+			if told {
+				del = append(del, id)
+				delete(p.told, id)
+			}
+			continue
+		}
+		var held []filter.SetID
+		for set, d := range state.defs {
+			c.members.acquire(d)
+			held = append(held, set)
+		}
+		released = append(released, p.held[id]...)
+		p.held[id] = held
+		if !told || !reflect.DeepEqual(was, state.rules) {
+			put = append(put, state.rules)
+			p.told[id] = state.rules
+		}
+	}
+	// Last, so that a set which only changes hands stays as it is.
+	for _, set := range released {
+		c.members.release(set)
+	}
+	return put, slices.Clip(del)
+}

@@ -1,0 +1,511 @@
+// Package reference says what Calico's policies do to a packet by looking at
+// the raw resources, one after the other, as their documentation reads. It is
+// slow, keeps nothing between two questions and shares no code with the
+// calculator in control/policy, so that each can be held against the other.
+//
+// It takes resources as [store.Validate] accepts them.
+package reference
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// World is what is in the store, and which host of it is asked about.
+type World struct {
+	Node       string
+	Objects    []store.Object
+	Interfaces map[string][]netip.Addr // addresses of the host's own interfaces
+}
+
+// Judge says what becomes of the first packet of a flow, with the steps that
+// [filter.Ruleset.Judge] describes.
+func (w *World) Judge(f filter.Flow) filter.Verdict {
+	q := &question{w: w, p: f.Packet, felix: w.felix()}
+	q.ask(f)
+	if len(q.steps) == 0 {
+		q.add(filter.Step{Hook: filter.Normal, Rule: filter.NoRule, Action: filter.Allow, Reason: filter.ByNobody})
+	}
+	return filter.Verdict{Allowed: q.steps[len(q.steps)-1].Action != filter.Deny, Steps: q.steps}
+}
+
+// question is one packet on its way.
+type question struct {
+	w     *World
+	p     filter.Packet
+	felix felix
+	steps []filter.Step
+}
+
+func (q *question) add(s filter.Step) filter.Action {
+	q.steps = append(q.steps, s)
+	return s.Action
+}
+
+func (q *question) ask(f filter.Flow) {
+	out := q.w.endpoint(f.Out, q.felix)
+	if f.In == "" && out.workload {
+		return // a host reaches its own workloads
+	}
+	if f.In != "" && !q.arrives(f) {
+		return
+	}
+	switch {
+	case f.Out == "" || !out.exists && !out.workload:
+	case !out.exists:
+		q.add(filter.Step{Interface: f.Out, Hook: filter.Normal, Rule: filter.NoRule, Action: filter.Deny, Reason: filter.ByNoEndpoint})
+	case out.workload:
+		q.path(out, filter.Normal, filter.Ingress)
+	case f.In != "":
+		q.path(out, filter.Forward, filter.Egress)
+	default:
+		if q.failsafe(filter.Untracked, filter.Egress) || q.path(out, filter.Untracked, filter.Egress) == filter.Pass {
+			q.local(out, filter.Egress)
+		}
+	}
+}
+
+// arrives judges where the packet comes from, and reports whether it goes on
+// to where it leaves.
+func (q *question) arrives(f filter.Flow) bool {
+	in := q.w.endpoint(f.In, q.felix)
+	s := filter.Step{Interface: f.In, Hook: filter.Normal, Direction: filter.Egress, Rule: filter.NoRule, Action: filter.Deny}
+	switch {
+	case in.workload && !in.exists:
+		s.Reason = filter.ByNoEndpoint
+		q.add(s)
+		return false
+	case in.workload:
+		if !holds(in.sources(q.felix), q.p.Src) {
+			s.Reason = filter.BySpoofing
+			q.add(s)
+			return false
+		}
+		if q.path(in, filter.Normal, filter.Egress) == filter.Deny {
+			return false
+		}
+		if f.Out == "" {
+			s.Reason = filter.ByToHost
+			if q.felix.toHost != "drop" {
+				s.Action = filter.Allow
+			}
+			q.add(s)
+		}
+		return f.Out != ""
+	case !in.exists:
+		return true
+	}
+	for _, h := range []filter.Hook{filter.Untracked, filter.PreDNAT} {
+		if q.failsafe(h, filter.Ingress) {
+			continue
+		}
+		switch q.path(in, h, filter.Ingress) {
+		case filter.Deny:
+			return false
+		case filter.Allow:
+			return true
+		case filter.Pass, filter.Log:
+		}
+	}
+	if f.Out == "" {
+		q.local(in, filter.Ingress)
+		return false
+	}
+	return q.path(in, filter.Forward, filter.Ingress) != filter.Deny
+}
+
+// local judges the host's own traffic.
+func (q *question) local(e endpoint, d filter.Direction) {
+	if q.failsafe(filter.Normal, d) {
+		q.add(filter.Step{Interface: e.iface, Hook: filter.Normal, Direction: d, Rule: filter.NoRule, Action: filter.Allow, Reason: filter.ByFailsafe})
+		return
+	}
+	q.path(e, filter.Normal, d)
+}
+
+// failsafe reports whether a failsafe port lets the packet by. Without
+// connection tracking answers need it too.
+func (q *question) failsafe(h filter.Hook, d filter.Direction) bool {
+	far := q.p.Src
+	towards, back := q.felix.failsafeIn, q.felix.failsafeOut
+	if d == filter.Egress {
+		far, towards, back = q.p.Dst, back, towards
+	}
+	for _, f := range towards {
+		if f.Protocol == q.p.Protocol && f.Port == q.p.DstPort && (!f.Net.IsValid() || f.Net.Contains(far)) {
+			return true
+		}
+	}
+	for _, f := range back {
+		if h == filter.Untracked && f.Protocol == q.p.Protocol && f.Port == q.p.SrcPort && (!f.Net.IsValid() || f.Net.Contains(far)) {
+			return true
+		}
+	}
+	return false
+}
+
+// path walks the tiers, then the profiles.
+func (q *question) path(e endpoint, h filter.Hook, d filter.Direction) filter.Action {
+	policies := q.w.policiesFor(e, h, d)
+	at := filter.Step{Interface: e.iface, Hook: h, Direction: d}
+	for len(policies) > 0 {
+		tier := policies[0].tier
+		n := 0
+		for n < len(policies) && policies[n].tier == tier {
+			n++
+		}
+		at.Tier = tier
+		decided := false
+		for _, p := range policies[:n] {
+			a, ok := q.rules(p.id, p.rules(d), p.id.Namespace, at)
+			if ok && a != filter.Pass {
+				return a
+			}
+			if ok {
+				decided = true
+				break
+			}
+		}
+		policies = policies[n:]
+		if decided {
+			continue
+		}
+		end := filter.Pass
+		if h == filter.Normal || h == filter.Forward {
+			end = q.w.tierEnd(tier)
+		}
+		s := at
+		s.Rule, s.Action, s.Reason = filter.NoRule, end, filter.ByTierEnd
+		if q.add(s) == filter.Deny {
+			return filter.Deny
+		}
+	}
+	at.Tier = ""
+	switch h {
+	case filter.Untracked, filter.PreDNAT:
+		return filter.Pass
+	case filter.Forward:
+		at.Rule, at.Action, at.Reason = filter.NoRule, filter.Allow, filter.ByPathEnd
+		return q.add(at)
+	case filter.Normal:
+	}
+	for _, name := range e.profiles {
+		rules, ok := q.w.profileRules(name, d)
+		if !ok {
+			continue
+		}
+		if a, ok := q.rules(filter.PolicyID{Kind: "Profile", Name: name}, rules, "", at); ok && a != filter.Pass {
+			return a
+		}
+	}
+	at.Rule, at.Action, at.Reason = filter.NoRule, filter.Deny, filter.ByPathEnd
+	return q.add(at)
+}
+
+// rules returns what the first rule decides that matches and does more than
+// log.
+func (q *question) rules(id filter.PolicyID, rules []v3.Rule, namespace string, at filter.Step) (filter.Action, bool) {
+	for i := range rules {
+		if !q.matches(&rules[i], namespace) {
+			continue
+		}
+		at.Policy, at.Rule, at.Reason = id, i, filter.ByRule
+		at.Action = map[v3.Action]filter.Action{v3.Allow: filter.Allow, v3.Deny: filter.Deny, v3.Pass: filter.Pass, v3.Log: filter.Log}[rules[i].Action]
+		if q.add(at) != filter.Log {
+			return at.Action, true
+		}
+	}
+	return 0, false
+}
+
+// policy is what is the same in all enforced policies.
+type policy struct {
+	id              filter.PolicyID
+	tier            string
+	order           float64
+	types           []v3.PolicyType
+	ingress, egress []v3.Rule
+	hook            filter.Hook
+	forward         bool
+}
+
+func (p policy) rules(d filter.Direction) []v3.Rule {
+	if d == filter.Ingress {
+		return p.ingress
+	}
+	return p.egress
+}
+
+// policiesFor returns the enforced policies that an endpoint meets at a hook in
+// a direction, in their order.
+func (w *World) policiesFor(e endpoint, h filter.Hook, d filter.Direction) []policy {
+	var list []policy
+	for _, o := range w.Objects {
+		var p policy
+		switch v := o.Value.(type) {
+		case *v3.NetworkPolicy:
+			s := v.Spec
+			if e.labels[store.LabelNamespace] != o.Key.Namespace || !is(s.Selector, e.labels) || !isServiceAccount(s.ServiceAccountSelector, e.labels) {
+				continue
+			}
+			p = policy{tier: s.Tier, order: orderOf(s.Order), types: s.Types, ingress: s.Ingress, egress: s.Egress, hook: filter.Normal}
+		case *v3.GlobalNetworkPolicy:
+			s := v.Spec
+			if !is(s.Selector, e.labels) || !isServiceAccount(s.ServiceAccountSelector, e.labels) || !isNamespace(s.NamespaceSelector, e.labels) {
+				continue
+			}
+			p = policy{tier: s.Tier, order: orderOf(s.Order), types: s.Types, ingress: s.Ingress, egress: s.Egress, hook: filter.Normal, forward: s.ApplyOnForward}
+			if s.DoNotTrack {
+				p.hook = filter.Untracked
+			}
+			if s.PreDNAT {
+				p.hook = filter.PreDNAT
+			}
+		default:
+			continue
+		}
+		p.id = filter.PolicyID{Kind: string(o.Key.Kind), Namespace: o.Key.Namespace, Name: o.Key.Name}
+		if p.tier == "" {
+			p.tier = "default"
+		}
+		if len(p.types) == 0 {
+			p.types = []v3.PolicyType{"Ingress", "Egress"}
+			if len(p.egress) == 0 {
+				p.types = p.types[:1]
+			} else if len(p.ingress) == 0 {
+				p.types = p.types[1:]
+			}
+		}
+		wanted := p.hook == h || p.hook == filter.Normal && h == filter.Forward && p.forward
+		if wanted && slices.Contains(p.types, v3.PolicyType(map[filter.Direction]string{filter.Ingress: "Ingress", filter.Egress: "Egress"}[d])) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b policy) int {
+		return cmp.Or(
+			cmp.Compare(w.tierOrder(a.tier), w.tierOrder(b.tier)), cmp.Compare(a.tier, b.tier),
+			cmp.Compare(a.order, b.order), cmp.Compare(a.id.Name, b.id.Name), cmp.Compare(a.id.Namespace, b.id.Namespace), cmp.Compare(a.id.Kind, b.id.Kind),
+		)
+	})
+	return list
+}
+
+func orderOf(o *float64) float64 {
+	if o == nil {
+		return math.Inf(1)
+	}
+	return *o
+}
+
+func (w *World) tier(name string) *v3.Tier {
+	for _, o := range w.Objects {
+		if t, ok := o.Value.(*v3.Tier); ok && o.Key.Name == name {
+			return t
+		}
+	}
+	return nil
+}
+
+func (w *World) tierOrder(name string) float64 {
+	if t := w.tier(name); t != nil {
+		return orderOf(t.Spec.Order)
+	}
+	switch name {
+	case "kube-admin":
+		return 1e3
+	case "default":
+		return 1e6
+	case "kube-baseline":
+		return 1e7
+	}
+	return math.Inf(1)
+}
+
+func (w *World) tierEnd(name string) filter.Action {
+	t := w.tier(name)
+	if t == nil && (name == "kube-admin" || name == "kube-baseline") || t != nil && t.Spec.DefaultAction != nil && *t.Spec.DefaultAction == v3.Pass {
+		return filter.Pass
+	}
+	return filter.Deny
+}
+
+func (w *World) profileRules(name string, d filter.Direction) ([]v3.Rule, bool) {
+	if name == "projectcalico-default-allow" {
+		return []v3.Rule{{Action: v3.Allow}}, true
+	}
+	for _, o := range w.Objects {
+		if p, ok := o.Value.(*v3.Profile); ok && o.Key.Name == name {
+			if d == filter.Ingress {
+				return p.Spec.Ingress, true
+			}
+			return p.Spec.Egress, true
+		}
+	}
+	return nil, false
+}
+
+// felix is the little of FelixConfiguration that verdicts depend on.
+type felix struct {
+	toHost                  string // in lower case
+	prefixes                []string
+	spoofing                bool
+	failsafeIn, failsafeOut []filter.Failsafe
+}
+
+func (w *World) felix() felix {
+	ports := func(protocol uint8, list ...uint16) (all []filter.Failsafe) {
+		for _, p := range list {
+			all = append(all, filter.Failsafe{Protocol: protocol, Port: p})
+		}
+		return all
+	}
+	common := ports(6, 179, 2379, 2380, 5473, 6443, 6666, 6667)
+	f := felix{
+		toHost: "drop", prefixes: []string{"cali"},
+		failsafeIn:  slices.Concat(common, ports(6, 22), ports(17, 68)),
+		failsafeOut: slices.Concat(common, ports(17, 53, 67)),
+	}
+	for _, name := range []string{"default", "node." + w.Node} {
+		for _, o := range w.Objects {
+			c, ok := o.Value.(*v3.FelixConfiguration)
+			if !ok || o.Key.Name != name {
+				continue
+			}
+			s := c.Spec
+			if s.DefaultEndpointToHostAction != "" {
+				f.toHost = strings.ToLower(s.DefaultEndpointToHostAction)
+			}
+			if s.InterfacePrefix != "" {
+				f.prefixes = strings.Split(s.InterfacePrefix, ",")
+			}
+			if s.WorkloadSourceSpoofing != "" {
+				f.spoofing = strings.EqualFold(s.WorkloadSourceSpoofing, "any")
+			}
+			if s.FailsafeInboundHostPorts != nil {
+				f.failsafeIn = failsafes(*s.FailsafeInboundHostPorts)
+			}
+			if s.FailsafeOutboundHostPorts != nil {
+				f.failsafeOut = failsafes(*s.FailsafeOutboundHostPorts)
+			}
+		}
+	}
+	return f
+}
+
+func failsafes(ports []v3.ProtoPort) (list []filter.Failsafe) {
+	for _, p := range ports {
+		f := filter.Failsafe{Port: p.Port, Protocol: map[string]uint8{"": 6, "tcp": 6, "udp": 17, "sctp": 132}[strings.ToLower(p.Protocol)]}
+		if p.Net != "" {
+			f.Net = prefixOf(p.Net)
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+// prefixOf reads a CIDR or an address. The resources were validated: what
+// cannot be read is a programmer's error.
+func prefixOf(s string) netip.Prefix {
+	if !strings.Contains(s, "/") {
+		a := netip.MustParseAddr(s)
+		return netip.PrefixFrom(a, a.BitLen())
+	}
+	return netip.MustParsePrefix(s).Masked()
+}
+
+func holds(list []netip.Prefix, a netip.Addr) bool {
+	for _, p := range list {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// endpoint is who judges at an interface.
+type endpoint struct {
+	exists, workload bool
+	iface            string // "*" where that one stands in
+	labels           map[string]string
+	profiles         []string
+	own, spoof       []netip.Prefix
+}
+
+func (e endpoint) sources(f felix) []netip.Prefix {
+	if f.spoofing {
+		return slices.Concat(e.own, e.spoof)
+	}
+	return e.own
+}
+
+// endpoint finds who judges at an interface.
+func (w *World) endpoint(name string, f felix) endpoint {
+	if name == "" {
+		return endpoint{}
+	}
+	var workload *store.Object
+	var host, wild *store.Object
+	for i, o := range w.Objects {
+		switch v := o.Value.(type) {
+		case *store.WorkloadEndpoint:
+			if v.Spec.Node != w.Node || v.Spec.InterfaceName != name {
+				continue
+			}
+			if workload == nil || younger(v, workload.Value.(*store.WorkloadEndpoint)) {
+				workload = &w.Objects[i]
+			}
+		case *v3.HostEndpoint:
+			if v.Spec.Node != w.Node {
+				continue
+			}
+			if v.Spec.InterfaceName == "*" && (wild == nil || o.Key.Name < wild.Key.Name) {
+				wild = &w.Objects[i]
+			}
+			byAddress := v.Spec.InterfaceName == "" && slices.ContainsFunc(v.Spec.ExpectedIPs, func(s string) bool {
+				return slices.Contains(w.Interfaces[name], netip.MustParseAddr(s))
+			})
+			if (v.Spec.InterfaceName == name || byAddress) && (host == nil || o.Key.Name < host.Key.Name) {
+				host = &w.Objects[i]
+			}
+		}
+	}
+	if workload != nil {
+		v := workload.Value.(*store.WorkloadEndpoint)
+		e := endpoint{exists: true, workload: true, iface: name, labels: w.labels(*workload), profiles: v.Spec.Profiles}
+		for _, n := range v.Spec.IPNetworks {
+			e.own = append(e.own, prefixOf(n))
+		}
+		for _, n := range v.Spec.AllowSpoofedSourcePrefixes {
+			e.spoof = append(e.spoof, prefixOf(n))
+		}
+		return e
+	}
+	if host != nil {
+		return endpoint{exists: true, iface: name, labels: w.labels(*host), profiles: host.Value.(*v3.HostEndpoint).Spec.Profiles}
+	}
+	for _, p := range f.prefixes {
+		if strings.HasPrefix(name, p) {
+			return endpoint{workload: true}
+		}
+	}
+	if wild != nil && name != "lo" {
+		return endpoint{exists: true, iface: "*", labels: w.labels(*wild), profiles: wild.Value.(*v3.HostEndpoint).Spec.Profiles}
+	}
+	return endpoint{}
+}
+
+func younger(a, b *store.WorkloadEndpoint) bool {
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return b.CreationTimestamp.Before(&a.CreationTimestamp)
+	}
+	return fmt.Sprint(a.Namespace, "/", a.Name) < fmt.Sprint(b.Namespace, "/", b.Name)
+}
