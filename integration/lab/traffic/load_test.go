@@ -210,7 +210,7 @@ func TestStream(t *testing.T) {
 		})
 	}
 	more(100)
-	if got := s.Report(); got.Err != nil || resent(s.client)+resent(s.server) != 0 {
+	if got := s.Report(); got.Err != nil || got.Resent != 0 {
 		t.Errorf("nothing was wrong: %s", got)
 	}
 	run(t, "ip -n "+r+" route add blackhole 10.0.2.2")
@@ -222,7 +222,7 @@ func TestStream(t *testing.T) {
 	})
 	run(t, "ip -n "+r+" route del blackhole 10.0.2.2")
 	more(20)
-	if n := resent(s.client); n == 0 {
+	if s.Report().Resent == 0 {
 		t.Error("segments were dropped and none was sent again")
 	}
 	run(t, `ip netns exec `+r+` nft 'add table ip t; add chain ip t f { type filter hook forward priority 0; }; add rule ip t f meta l4proto tcp reject with tcp reset'`)

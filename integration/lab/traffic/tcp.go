@@ -158,13 +158,13 @@ func (s *Stream) Report() StreamReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gap(time.Now())
+	s.report.Resent = resent(s.client) + resent(s.server)
 	return s.report
 }
 
 // Stop ends the stream. It may be called once.
 func (s *Stream) Stop() StreamReport {
 	r := s.Report()
-	r.Resent = resent(s.client) + resent(s.server)
 	s.cancel()
 	_, _ = s.client.Close(), s.server.Close()
 	s.workers.Wait()
