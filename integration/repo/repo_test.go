@@ -103,6 +103,11 @@ func TestDependencies(t *testing.T) {
 			"BGP hands paths to the core and never to the kernel",
 		},
 		{
+			"./control/probe",
+			[]string{module + "store", module + "control/vrouter", module + "dataplane/kernel", "go.etcd.io", "github.com/vishvananda"},
+			"probes measure what they are told to, and want settings of a sink",
+		},
+		{
 			"./cmd/routerctl",
 			[]string{"github.com/osrg/gobgp"},
 			"the CLI talks to daemons; it is none",

@@ -59,6 +59,7 @@ func (p *program) movImm(dst reg, v int32) { p.aluImm(unix.BPF_MOV, dst, v) }
 func (p *program) alu(op uint8, dst, src reg) {
 	p.add(insn{code: unix.BPF_ALU64 | op | unix.BPF_X, dst: dst, src: src})
 }
+
 func (p *program) aluImm(op uint8, d reg, v int32) {
 	p.add(insn{code: unix.BPF_ALU64 | op | unix.BPF_K, dst: d, imm: v})
 }

@@ -136,6 +136,19 @@ func (p *program) checksum() {
 // Attach puts the faults on a device of the calling thread's network
 // namespace, for packets in both directions, in place of those that were there.
 func Attach(device string, f Faults) error {
+	return attach(device, f, netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS)
+}
+
+// AttachIngress is [Attach] for packets that come in by the device alone: only
+// those who send to this host have the fault.
+func AttachIngress(device string, f Faults) error {
+	if err := Detach(device); err != nil {
+		return err
+	}
+	return attach(device, f, netlink.HANDLE_MIN_INGRESS)
+}
+
+func attach(device string, f Faults, hooks ...uint32) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", device, err)
@@ -151,7 +164,7 @@ func Attach(device string, f Faults) error {
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to %s: %w", device, err)
 	}
-	for _, hook := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+	for _, hook := range hooks {
 		filter := &netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: link.Attrs().Index, Parent: hook, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,

@@ -1,0 +1,265 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a responder does at most, so that probes of a confused peer cost little.
+const (
+	echoRate       = 400  // echoes a second for one asker
+	echoBurst      = 1000 // three whole measurements
+	maxTransfers   = 8    // at once
+	transferWithin = 6 * time.Second
+	receiveBuffer  = 2 << 20 // bytes: bursts of several peers
+	reopen         = time.Second
+)
+
+// asking says who may ask and how their questions are signed. It is a
+// snapshot.
+type asking struct {
+	key   []byte
+	peers map[netip.Addr]bool
+}
+
+func newAsking(w World) *asking {
+	a := &asking{key: w.Key, peers: map[netip.Addr]bool{}}
+	for _, p := range w.Peers {
+		a.peers[p] = true
+	}
+	return a
+}
+
+// answers runs a responder on each endpoint.
+type answers struct {
+	port    uint16
+	log     *slog.Logger
+	allow   func() *asking
+	running map[Endpoint]context.CancelFunc
+	wg      sync.WaitGroup
+}
+
+// set starts and stops responders so that there is one for each endpoint. It is
+// for one goroutine.
+func (a *answers) set(ctx context.Context, endpoints []Endpoint) {
+	wanted := map[Endpoint]bool{}
+	for _, e := range endpoints {
+		wanted[e] = true
+		if a.running[e] != nil {
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		a.running[e] = cancel
+		a.wg.Go(func() { (&responder{at: e, port: a.port, log: a.log, allow: a.allow}).keep(ctx) })
+	}
+	for e, cancel := range a.running {
+		if !wanted[e] {
+			cancel()
+			delete(a.running, e)
+		}
+	}
+}
+
+// stop ends all responders and waits for them.
+func (a *answers) stop() {
+	for _, cancel := range a.running {
+		cancel()
+	}
+	a.wg.Wait()
+}
+
+// responder answers probes that come in by one device. Its address is one of
+// this host's on that device or, where the tunnel has no addresses of its own,
+// on the underlay; what comes in by another device is not heard.
+type responder struct {
+	at    Endpoint
+	port  uint16
+	log   *slog.Logger
+	allow func() *asking
+
+	rates map[netip.Addr]*bucket // of the echo loop alone
+}
+
+// keep runs the responder until ctx ends. The device's address may not be there
+// yet.
+func (r *responder) keep(ctx context.Context) {
+	said := ""
+	for ctx.Err() == nil {
+		err := r.run(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if s := fmt.Sprint(err); s != said {
+			r.log.Debug("cannot answer probes yet", "link", r.at.Link, "error", err)
+			said = s
+		}
+		select {
+		case <-time.After(reopen):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// run answers until ctx ends. It returns at once when the sockets cannot be
+// opened.
+func (r *responder) run(ctx context.Context) error {
+	at := netip.AddrPortFrom(r.at.Addr, r.port)
+	udp, err := listenUDP(ctx, r.at.Link, at)
+	if err != nil {
+		return fmt.Errorf("answer probes on %s: %w", r.at.Link, err)
+	}
+	defer udp.Close()
+	// Without the permission the default has to do.
+	if raw, err := udp.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) })
+	}
+	f := at.Addr()
+	lc := net.ListenConfig{Control: onDevice(r.at.Link, familyOf(f), true, 0), KeepAlive: -1}
+	tcp, err := lc.Listen(ctx, network("tcp", familyOf(f)), at.String())
+	if err != nil {
+		return fmt.Errorf("answer probes on %s: %w", r.at.Link, err)
+	}
+	defer tcp.Close()
+	stop := context.AfterFunc(ctx, func() { udp.Close(); tcp.Close() })
+	defer stop()
+	r.log.Debug("answering probes", "link", r.at.Link, "address", at)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.echo(udp) })
+	wg.Go(func() { r.accept(ctx, tcp) })
+	wg.Wait()
+	return ctx.Err()
+}
+
+// echo answers each packet with a small one. Answers have the kernel's
+// checksum: this host's own offload must not be taken for the asker's.
+func (r *responder) echo(c *net.UDPConn) {
+	r.rates = map[netip.Addr]*bucket{}
+	b := make([]byte, 1<<16)
+	out := make([]byte, messageLen)
+	for {
+		n, from, err := c.ReadFromUDPAddrPort(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue
+		}
+		a := r.allow()
+		peer := from.Addr().Unmap()
+		if len(a.key) == 0 || !a.peers[peer] || !r.take(peer, a.peers) {
+			continue
+		}
+		m, err := decode(b[:n], a.key)
+		if err != nil || m.Kind != kindEcho {
+			continue
+		}
+		message{Kind: kindReply, Nonce: m.Nonce, Index: m.Index}.encode(out, a.key)
+		err = software(c, func() error { _, err := c.WriteToUDPAddrPort(out, from); return err })
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			r.log.Debug("answer to a probe", "link", r.at.Link, "peer", peer, "error", err)
+		}
+	}
+}
+
+// take reports whether the asker may ask once more.
+func (r *responder) take(peer netip.Addr, known map[netip.Addr]bool) bool {
+	b := r.rates[peer]
+	if b == nil {
+		// Buckets of askers that are gone must not pile up.
+		for a := range r.rates {
+			if !known[a] {
+				delete(r.rates, a)
+			}
+		}
+		b = &bucket{tokens: echoBurst, at: time.Now()}
+		r.rates[peer] = b
+	}
+	return b.take(time.Now())
+}
+
+// bucket is a token bucket.
+type bucket struct {
+	tokens float64
+	at     time.Time
+}
+
+func (b *bucket) take(now time.Time) bool {
+	b.tokens = min(echoBurst, b.tokens+now.Sub(b.at).Seconds()*echoRate)
+	b.at = now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}
+
+// accept serves transfers until the listener is closed, and waits for them.
+func (r *responder) accept(ctx context.Context, l net.Listener) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	room := make(chan struct{}, maxTransfers)
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// Out of descriptors, say: the backlog keeps the connection.
+			select {
+			case <-time.After(100 * time.Millisecond):
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case room <- struct{}{}:
+			wg.Go(func() {
+				defer func() { <-room }()
+				r.transfer(ctx, c)
+			})
+		default:
+			c.Close()
+		}
+	}
+}
+
+// transfer takes the data in and writes the receipt.
+func (r *responder) transfer(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	a := r.allow()
+	from, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok || len(a.key) == 0 || !a.peers[from.AddrPort().Addr().Unmap()] {
+		return
+	}
+	if err := c.SetDeadline(time.Now().Add(transferWithin)); err != nil {
+		return
+	}
+	head := make([]byte, messageLen)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return
+	}
+	m, err := decode(head, a.key)
+	if err != nil || m.Kind != kindTransfer || m.Size > transferSize {
+		return
+	}
+	data := make([]byte, m.Size)
+	if _, err := io.ReadFull(c, data); err != nil {
+		return
+	}
+	message{Kind: kindReceipt, Nonce: digest(data), Size: m.Size}.encode(head, a.key)
+	_, _ = c.Write(head) // the asker sees what is missing
+	// The asker closes first, so that this side keeps no waiting state.
+	_, _ = io.Copy(io.Discard, c)
+}

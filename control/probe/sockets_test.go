@@ -1,0 +1,384 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/integration/lab/middlebox"
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+const (
+	device   = "vxlan.calico"
+	testPort = 17747
+)
+
+var testKey = []byte("a key that two hosts share")
+
+// pair is two hosts with a VXLAN tunnel between them, set up as the VXLAN
+// driver does it, and no route that uses it.
+type pair struct {
+	t    *testing.T
+	a, b string // namespaces
+}
+
+func newPair(t *testing.T) *pair {
+	t.Helper()
+	base := fmt.Sprintf("pr%d-%x", os.Getpid(), t.Name())
+	base = base[:min(len(base), 60)]
+	p := &pair{t: t, a: base + "a", b: base + "b"}
+	for _, s := range []string{p.a, p.b} {
+		if err := ns.Create(s); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := ns.Delete(s); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for i, s := range []string{p.a, p.b} {
+		p.do(s, func() error { return p.build(i) })
+	}
+	return p
+}
+
+func (p *pair) do(space string, f func() error) {
+	p.t.Helper()
+	if err := ns.Do(space, f); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func mac(i int) net.HardwareAddr { return net.HardwareAddr{0x66, 0, 0, 0, 0, byte(i + 1)} }
+
+func inner(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i + 1), 1}) }
+
+func (p *pair) build(i int) error {
+	if i == 0 {
+		far, err := netns.GetFromName(p.b)
+		if err != nil {
+			return err
+		}
+		defer far.Close()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "eth0"
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(far)}); err != nil {
+			return fmt.Errorf("add veth: %w", err)
+		}
+	}
+	// As strict as hosts may be: no route says that the peer is in the tunnel.
+	if err := address("eth0", fmt.Sprintf("10.0.0.%d/24", i+1)); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr, attrs.MTU = device, mac(i), 1450
+	if err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 4096, Port: 4789, SrcAddr: net.IPv4(10, 0, 0, byte(i+1))}); err != nil {
+		return fmt.Errorf("add vxlan: %w", err)
+	}
+	if err := address(device, inner(i).String()+"/32"); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	peer := 1 - i
+	return errors.Join(
+		netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: link.Attrs().Index, IP: inner(peer).AsSlice(), HardwareAddr: mac(peer), State: netlink.NUD_PERMANENT,
+		}),
+		netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: mac(peer), IP: net.IPv4(10, 0, 0, byte(peer+1)),
+			State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF,
+		}))
+}
+
+func address(dev, prefix string) error {
+	l, err := netlink.LinkByName(dev)
+	if err != nil {
+		return err
+	}
+	a, err := netlink.ParseAddr(prefix)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
+}
+
+// answer has the second host answer probes, of the first alone.
+func (p *pair) answer(peers ...netip.Addr) {
+	p.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	a := newAsking(World{Key: testKey, Peers: peers})
+	r := &responder{
+		at: Endpoint{Link: device, Addr: inner(1)}, port: testPort, log: slog.New(slog.DiscardHandler),
+		allow: func() *asking { return a },
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := ns.Do(p.b, func() error { return r.run(ctx) }); !errors.Is(err, context.Canceled) {
+			p.t.Error(err)
+		}
+	})
+	p.t.Cleanup(func() { cancel(); wg.Wait() })
+}
+
+func (p *pair) target() Target {
+	return Target{
+		Node: "node2", Family: dataplane.IPv4, Inner: dataplane.IPv4,
+		Form: dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789},
+		Link: device, MTU: 1450, Local: inner(0), Addr: inner(1), Outer: netip.MustParseAddr("10.0.0.2"), Accepts: true,
+	}
+}
+
+func (p *pair) measure(t Target) (f Finding, err error) {
+	p.t.Helper()
+	p.do(p.a, func() error {
+		f, err = Sockets{Port: testPort}.Measure(p.t.Context(), t, testKey)
+		return nil
+	})
+	return f, err
+}
+
+// settled measures until the machine is quiet enough for an answer.
+func (p *pair) settled(t Target, wrong func(Finding, verdict) string) {
+	p.t.Helper()
+	end := time.Now().Add(60 * time.Second)
+	for {
+		f, err := p.measure(t)
+		v := judge(t, f, err)
+		w := wrong(f, v)
+		if w == "" {
+			p.t.Logf("%+v: %+v", f, v)
+			return
+		}
+		if time.Now().After(end) {
+			p.t.Fatalf("%s: found %+v, judged %+v", w, f, v)
+		}
+	}
+}
+
+// eventually waits until the responder's sockets are open.
+func (p *pair) eventually() {
+	p.t.Helper()
+	p.settled(p.target(), func(f Finding, _ verdict) string {
+		if !f.Answered {
+			return "no answer"
+		}
+		return ""
+	})
+}
+
+func TestSockets(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.answer(inner(0))
+	p.eventually()
+	for _, tt := range []struct {
+		name   string
+		faults middlebox.Faults
+		want   verdict // without the reason
+		reason string
+	}{
+		{name: "all is well", want: verdict{result: dataplane.Yes}},
+		{name: "checksums are spoilt", faults: middlebox.Faults{Checksum: true}, want: verdict{result: dataplane.No, need: NoChecksum}, reason: "checksum"},
+		{
+			name: "segments are spoilt", faults: middlebox.Faults{Segmentation: true},
+			want: verdict{result: dataplane.No, need: NoTCPSegments | NoUDPSegments}, reason: "cut",
+		},
+		{
+			name: "the path takes less", faults: middlebox.Faults{MTU: 1400},
+			want: verdict{result: dataplane.Yes, mtu: 1350}, reason: "more than 1350 bytes",
+		},
+		{
+			name: "the path takes less and checksums are spoilt", faults: middlebox.Faults{MTU: 1281, Checksum: true},
+			want: verdict{result: dataplane.No, need: NoChecksum, mtu: 1231}, reason: "checksum",
+		},
+		{name: "all is well again", want: verdict{result: dataplane.Yes}},
+	} {
+		p.do(p.b, func() error { return middlebox.Attach("eth0", tt.faults) })
+		p.settled(p.target(), func(f Finding, v verdict) string {
+			if !strings.Contains(v.reason, tt.reason) {
+				return fmt.Sprintf("%s: the reason does not say %q", tt.name, tt.reason)
+			}
+			v.reason = ""
+			if d := cmp.Diff(tt.want, v, cmp.AllowUnexported(verdict{})); d != "" {
+				return tt.name + " (-want +got):\n" + d
+			}
+			return ""
+		})
+	}
+}
+
+// A node that has no responder, and a path that takes nothing, are told apart.
+func TestNoAnswer(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	tgt := p.target()
+	// The peer's kernel sends its refusal by the routes.
+	p.do(p.b, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(inner(0).AsSlice()), Scope: netlink.SCOPE_LINK})
+	})
+	start := time.Now()
+	p.settled(tgt, func(_ Finding, v verdict) string {
+		if v.result != dataplane.Unknown || !strings.Contains(v.reason, "nobody answers") {
+			return "a port that nobody listens on"
+		}
+		return ""
+	})
+	t.Logf("refused after %v", time.Since(start))
+	p.do(p.b, func() error { return middlebox.Attach("eth0", middlebox.Faults{MTU: 60}) })
+	p.settled(tgt, func(f Finding, v verdict) string {
+		if v.result != dataplane.No || !strings.Contains(v.reason, "UDP port 4789") || f.Refused {
+			return "a path that takes no tunnels"
+		}
+		return ""
+	})
+	tgt.Accepts = false
+	p.settled(tgt, func(_ Finding, v verdict) string {
+		if v.result != dataplane.Unknown {
+			return "silence of a node that never said that it takes the form in"
+		}
+		return ""
+	})
+	// What this host lacks is no fault of the path.
+	tgt.Link = "no-such-device"
+	if f, err := p.measure(tgt); err == nil || judge(tgt, f, err).result != dataplane.Unknown || !strings.Contains(err.Error(), "no-such-device") {
+		t.Errorf("without the device: %+v, %v", f, err)
+	}
+}
+
+// Only known peers with the cluster's key get an answer, and only through the
+// tunnel.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.answer(inner(0))
+	p.eventually()
+	tgt := p.target()
+	p.do(p.a, func() error {
+		f, err := Sockets{Port: testPort}.Measure(t.Context(), tgt, []byte("another key"))
+		if err != nil || f.Answered || f.Refused {
+			t.Errorf("with another key: %+v, %v; want silence", f, err)
+		}
+		return nil
+	})
+	p.do(p.a, func() error { return address(device, "192.168.9.9/32") })
+	other := tgt
+	other.Local = netip.MustParseAddr("192.168.9.9")
+	if f, err := p.measure(other); err != nil || f.Answered || f.Refused {
+		t.Errorf("from an address that is no peer's: %+v, %v; want silence", f, err)
+	}
+	plain := tgt
+	plain.Link, plain.Local, plain.Addr = "eth0", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	if f, err := p.measure(plain); err != nil || f.Answered || !f.Refused {
+		t.Errorf("on the underlay: %+v, %v; want that nobody listens", f, err)
+	}
+	// And the peer itself is still answered.
+	p.eventually()
+}
+
+// A measurement that is in the way of the daemon's end stops at once.
+func TestMeasureEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.answer(inner(0))
+	p.eventually()
+	p.do(p.b, func() error { return middlebox.Attach("eth0", middlebox.Faults{Segmentation: true}) })
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(300*time.Millisecond, cancel)
+	p.do(p.a, func() error {
+		_, err := Sockets{Port: testPort}.Measure(ctx, p.target(), testKey)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Measure = %v", err)
+		}
+		return nil
+	})
+}
+
+// The settings do what they are called: with the offload that spoils packets
+// off on the device, what spoilt them does no more.
+func TestCures(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.answer(inner(0))
+	p.eventually()
+	k := newKernelIn(t, p.a)
+	for _, tt := range []struct {
+		faults middlebox.Faults
+		off    Setting
+	}{
+		{middlebox.Faults{Checksum: true}, NoChecksum},
+		{middlebox.Faults{Segmentation: true}, NoTCPSegments | NoUDPSegments},
+		{middlebox.Faults{}, 0},
+	} {
+		// The peer's answers over TCP suffer from its own offloads.
+		p.do(p.b, func() error { return middlebox.AttachIngress("eth0", tt.faults) })
+		var before Finding
+		p.settled(p.target(), func(f Finding, v verdict) string {
+			before = f
+			if v.need != tt.off {
+				return fmt.Sprintf("want %v", tt.off)
+			}
+			return ""
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		if err := k.Wait(ctx, k.Update(dataplane.SourceProbe, tt.off.features(device), nil)); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		p.settled(p.target(), func(f Finding, v verdict) string {
+			if v.result != dataplane.Yes || helped(tt.off, before, f) != tt.off {
+				return fmt.Sprintf("%v does not help", tt.off)
+			}
+			return ""
+		})
+		if err := k.Wait(t.Context(), k.Update(dataplane.SourceProbe, Setting(0).features(device), nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// newKernelIn runs the writer to the kernel in a namespace.
+func newKernelIn(t *testing.T, space string) *kernel.Kernel {
+	t.Helper()
+	var k *kernel.Kernel
+	if err := ns.Do(space, func() (err error) {
+		k, err = kernel.New(kernel.Config{Protocol: 77, FullCheck: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k // never in sync, so that it leaves the tunnel of others as it is
+}
