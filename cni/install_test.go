@@ -4,12 +4,46 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/google/go-cmp/cmp"
 )
+
+func TestConflistFamilies(t *testing.T) {
+	t.Parallel()
+	for _, opts := range []ConflistOptions{{}, {IPv6: true, IPv6Pools: []string{"six"}}, {NoIPv4: true, IPv6: true}} {
+		b, err := Conflist(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list struct{ Plugins []json.RawMessage }
+		if err := json.Unmarshal(b, &list); err != nil {
+			t.Fatal(err)
+		}
+		var named map[string]any
+		if err := json.Unmarshal(list.Plugins[0], &named); err != nil {
+			t.Fatal(err)
+		}
+		named["name"] = "net1"
+		conf, err := json.Marshal(named)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := ParseConfig(conf) // what the plugin makes of it
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.IPAM.AssignIPv4.On(false) == opts.NoIPv4 || c.IPAM.AssignIPv6.On(true) != opts.IPv6 || !slices.Equal(c.IPAM.IPv6Pools, opts.IPv6Pools) {
+			t.Errorf("%+v: the plugin reads %+v", opts, c.IPAM)
+		}
+	}
+	if _, err := Conflist(ConflistOptions{NoIPv4: true}); err == nil {
+		t.Error("a network without addresses is not refused")
+	}
+}
 
 func TestConflist(t *testing.T) {
 	t.Parallel()

@@ -36,8 +36,8 @@ func unroutables() map[string]netip.Prefix {
 const maxCIDRLength = 48
 
 func (c *checker) ipPool(s *v3.IPPoolSpec) {
-	p := c.poolCIDR(s)
-	c.poolModes(s, p)
+	c.poolCIDR(s)
+	c.poolModes(s)
 	c.selector("spec.nodeSelector", s.NodeSelector, noGlobal)
 	c.selector("spec.namespaceSelector", s.NamespaceSelector, noGlobal)
 	if s.AssignmentMode != nil {
@@ -52,15 +52,14 @@ func (c *checker) ipPool(s *v3.IPPoolSpec) {
 	}
 }
 
-// poolCIDR checks the CIDR and the block size, and returns the CIDR if it is
-// one.
-func (c *checker) poolCIDR(s *v3.IPPoolSpec) netip.Prefix {
+// poolCIDR checks the CIDR and the block size.
+func (c *checker) poolCIDR(s *v3.IPPoolSpec) {
 	p := c.cidr("spec.cidr", s.CIDR)
 	if len(s.CIDR) > maxCIDRLength {
 		c.add("spec.cidr", s.CIDR, "must be at most %d characters long", maxCIDRLength)
 	}
 	if !p.IsValid() {
-		return p
+		return
 	}
 	ranges := unroutables()
 	for _, what := range slices.Sorted(maps.Keys(ranges)) {
@@ -74,25 +73,21 @@ func (c *checker) poolCIDR(s *v3.IPPoolSpec) netip.Prefix {
 	}
 	if s.BlockSize < low || s.BlockSize > high {
 		c.add("spec.blockSize", s.BlockSize, "must be a number from %d to %d for an %s pool; leave it out for %d", low, high, familyName(p.Addr()), def)
-		return p
+		return
 	}
 	if p.Bits() > s.BlockSize && !s.Disabled {
 		c.add("spec.cidr", s.CIDR, "is smaller than one block of /%d; use a prefix length of at most %d, or a blockSize from %d to %d",
 			s.BlockSize, s.BlockSize, max(low, p.Bits()), high)
 	}
-	return p
 }
 
-func (c *checker) poolModes(s *v3.IPPoolSpec, p netip.Prefix) {
+func (c *checker) poolModes(s *v3.IPPoolSpec) {
 	modes := []string{string(v3.IPIPModeNever), string(v3.IPIPModeAlways), string(v3.IPIPModeCrossSubnet)}
 	c.oneOf("spec.ipipMode", string(s.IPIPMode), modes...)
 	c.oneOf("spec.vxlanMode", string(s.VXLANMode), modes...)
 	ipip, vxlan := encapsulates(string(s.IPIPMode)), encapsulates(string(s.VXLANMode))
 	if ipip && vxlan {
 		c.add("spec.vxlanMode", string(s.VXLANMode), "cannot be used together with ipipMode %s; set one of the two to Never", s.IPIPMode)
-	}
-	if ipip && p.IsValid() && !p.Addr().Is4() {
-		c.add("spec.ipipMode", string(s.IPIPMode), "IPIP carries IPv4 only; use vxlanMode, or Never")
 	}
 }
 

@@ -54,7 +54,7 @@ func TestValidate(t *testing.T) {
 		{"peer with v6 port", store.KindBGPPeer, `{"peerIP":"[fd00::1]:1790","asNumber":4294967295,"reachableBy":"fd00::2"}`, nil},
 		{"gateway without peer", store.KindBGPPeer, `{"reachableBy":"10.0.0.1"}`, []string{"spec.reachableBy"}},
 		{"small pool that is disabled", store.KindIPPool, `{"cidr":"10.0.0.0/30","disabled":true}`, nil},
-		{"IPIP over IPv6", store.KindIPPool, `{"cidr":"fd00::/64","ipipMode":"Always"}`, []string{"spec.ipipMode"}},
+		{"IPIP of IPv6", store.KindIPPool, `{"cidr":"fd00::/64","ipipMode":"Always"}`, nil},
 		{"mapped address", store.KindIPPool, `{"cidr":"::ffff:10.0.0.0/112"}`, []string{"spec.cidr"}},
 		{"namespaces and tunnels", store.KindIPPool, `{"cidr":"10.0.0.0/16","namespaceSelector":"all()"}`, []string{"spec.namespaceSelector"}},
 		{"namespaces", store.KindIPPool, `{"cidr":"10.0.0.0/16","namespaceSelector":"all()","allowedUses":["Workload"]}`, nil},

@@ -107,12 +107,18 @@ func (d *daemon) Add(ctx context.Context, req attach.AddRequest) (attach.Result,
 	d.mu.Lock()
 	d.add = req
 	d.mu.Unlock()
-	return attach.Result{
-		Device: "cali0123456789a", HostMAC: workload.HostMAC(), MAC: dataplane.MAC{2, 0, 0, 0, 0, 1}, MTU: 1450,
-		Addresses: []attach.Address{{
+	res := attach.Result{Device: "cali0123456789a", HostMAC: workload.HostMAC(), MAC: dataplane.MAC{2, 0, 0, 0, 0, 1}, MTU: 1450}
+	if req.IPv4 {
+		res.Addresses = append(res.Addresses, attach.Address{
 			Addr: netip.MustParseAddr("192.168.0.7"), Gateway: netip.MustParseAddr("169.254.1.1"), Block: netip.MustParsePrefix("192.168.0.0/26"),
-		}},
-	}, d.answer(ctx)
+		})
+	}
+	if req.IPv6 {
+		res.Addresses = append(res.Addresses, attach.Address{
+			Addr: netip.MustParseAddr("fd00::7"), Gateway: netip.MustParseAddr("fe80::ecee:eeff:feee:eeee"), Block: netip.MustParsePrefix("fd00::/122"),
+		})
+	}
+	return res, d.answer(ctx)
 }
 
 func (d *daemon) Del(ctx context.Context, req attach.DelRequest) error {
@@ -270,6 +276,69 @@ func TestAdd(t *testing.T) {
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.7")},
 	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 		t.Errorf("request: %+v, want %+v", d.add, want)
+	}
+}
+
+// TestAddFamilies: results of both families and of IPv6 alone, in every version,
+// and CHECK with what the runtime remembers of them.
+func TestAddFamilies(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		ipam     map[string]any
+		oldIPs   string
+		newIPs   string
+		routes   string
+		ipv4     bool
+		pools    []string
+		remember []string
+	}{
+		"dual stack": {
+			map[string]any{"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": []string{"pool6", "fd00::/64"}},
+			`[{"version":"4","interface":1,"address":"192.168.0.7/32"},{"version":"6","interface":1,"address":"fd00::7/128"}]`,
+			`[{"interface":1,"address":"192.168.0.7/32"},{"interface":1,"address":"fd00::7/128"}]`,
+			`[{"dst":"0.0.0.0/0","gw":"169.254.1.1"},{"dst":"::/0","gw":"fe80::ecee:eeff:feee:eeee"}]`,
+			true, []string{"pool6", "fd00::/64"}, []string{"192.168.0.7", "fd00::7"},
+		},
+		"IPv6 alone": {
+			map[string]any{"type": "calico-ipam", "assign_ipv4": "false", "assign_ipv6": true},
+			`[{"version":"6","interface":1,"address":"fd00::7/128"}]`,
+			`[{"interface":1,"address":"fd00::7/128"}]`,
+			`[{"dst":"::/0","gw":"fe80::ecee:eeff:feee:eeee"}]`,
+			false, nil, []string{"fd00::7"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := start(t)
+			for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+				ips := tt.newIPs
+				if version < "1" {
+					ips = tt.oldIPs
+				}
+				out := succeed(t, invocation{verb: "ADD", conf: d.conf(version, map[string]any{"ipam": tt.ipam})})
+				got, ok := parse(t, out).(map[string]any)
+				if !ok {
+					t.Fatalf("%s: %s", version, out)
+				}
+				if diff := cmp.Diff(map[string]any{"ips": parse(t, ips), "routes": parse(t, tt.routes)}, map[string]any{"ips": got["ips"], "routes": got["routes"]}); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", version, diff)
+				}
+				if d.add.IPv4 != tt.ipv4 || !d.add.IPv6 || !cmp.Equal(d.add.IPv6Pools, tt.pools) {
+					t.Errorf("%s: request %+v", version, d.add)
+				}
+				if version == "0.3.1" {
+					continue // it has no CHECK
+				}
+				succeed(t, invocation{verb: "CHECK", conf: d.conf(version, map[string]any{"ipam": tt.ipam, "prevResult": got})})
+				var addrs []string
+				for _, a := range d.check.Addresses {
+					addrs = append(addrs, a.String())
+				}
+				if diff := cmp.Diff(tt.remember, addrs); diff != "" {
+					t.Errorf("%s: CHECK compares (-want +got):\n%s", version, diff)
+				}
+			}
+		})
 	}
 }
 

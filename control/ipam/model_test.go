@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,10 +73,13 @@ func (m *model) reclaimable(block netip.Prefix, node string) bool {
 	return ok && o.node != node && !m.used(block) && m.now.Sub(o.since) >= reclaimAge
 }
 
-// available counts the addresses that a node may get.
-func (m *model) available(node string) int {
+// available counts the addresses of a family that a node may get.
+func (m *model) available(node string, f dataplane.Family) int {
 	n := 0
 	for _, b := range m.everyBlock() {
+		if dataplane.FamilyOf(b.Addr()) != f {
+			continue
+		}
 		o, exists := m.blocks[b]
 		switch {
 		case exists && o.node == node,
@@ -126,10 +130,11 @@ func (m *model) assigned(node, handle string, as []Assignment, explicit bool) er
 	return nil
 }
 
-func (m *model) heldBy(handle string, is4 bool) []netip.Addr {
+// heldBy returns what a handle holds of some families.
+func (m *model) heldBy(handle string, families ...dataplane.Family) []netip.Addr {
 	var out []netip.Addr
 	for a, h := range m.held {
-		if h == handle && a.Is4() == is4 {
+		if h == handle && slices.Contains(families, dataplane.FamilyOf(a)) {
 			out = append(out, a)
 		}
 	}
@@ -147,14 +152,17 @@ type machine struct {
 
 func newMachine(t *rapid.T) *machine {
 	m := &machine{st: memory.New(), clock: newClock(), hosts: map[string]*host{}, model: &model{
-		pools:  map[netip.Prefix]int{netip.MustParsePrefix("10.0.0.0/28"): 30, netip.MustParsePrefix("10.0.1.0/30"): 31},
+		pools: map[netip.Prefix]int{
+			netip.MustParsePrefix("10.0.0.0/28"): 30, netip.MustParsePrefix("10.0.1.0/30"): 31,
+			netip.MustParsePrefix("fd00::/124"): 126, netip.MustParsePrefix("fd00:1::/126"): 127,
+		},
 		config: store.DefaultIPAMConfig(),
 		held:   map[netip.Addr]string{},
 		blocks: map[netip.Prefix]owned{},
 	}}
 	m.now = m.clock.time()
 	for cidr, bits := range m.pools {
-		put(t, m.st, newPool("p"+cidr.Addr().String(), cidr.String(), blockSize(bits)))
+		put(t, m.st, newPool("p"+strings.ReplaceAll(cidr.Addr().String(), "::", "-v6"), cidr.String(), blockSize(bits)))
 	}
 	for _, n := range []string{"a", "b", "c"} {
 		put(t, m.st, newNode(n, nil))
@@ -178,25 +186,42 @@ func pickHandle(t *rapid.T) string {
 	return fmt.Sprintf("h%d", rapid.IntRange(0, 4).Draw(t, "handle"))
 }
 
+func bothFamilies() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
+
+// assign asks for addresses of one family, or of both together.
 func (m *machine) assign(t *rapid.T) {
 	h, handle := m.pickHost(t), pickHandle(t)
-	r := Request{Family: dataplane.IPv4, Handle: handle, Count: rapid.IntRange(1, 6).Draw(t, "count"), Idempotent: rapid.Bool().Draw(t, "idempotent")}
-	want := r.Count
-	before := m.heldBy(handle, true)
-	if r.Idempotent {
-		want = max(0, want-len(before))
-	}
-	got, err := h.Assign(context.Background(), r)
-	if m.available(h.cfg.Node) < want {
-		if !errors.Is(err, ErrExhausted) {
-			t.Fatalf("%s: %d addresses of %d available: got %v, %v", h.cfg.Node, m.available(h.cfg.Node), want, got, err)
+	families := rapid.SampledFrom([][]dataplane.Family{bothFamilies()[:1], bothFamilies()[1:], bothFamilies()}).Draw(t, "families")
+	idempotent := rapid.Bool().Draw(t, "idempotent")
+	var parts []Part
+	want, enough := make([]int, len(families)), true
+	for i, f := range families {
+		r := Request{Family: f, Handle: handle, Count: rapid.IntRange(1, 6).Draw(t, "count"), Idempotent: idempotent}
+		if want[i] = r.Count; idempotent {
+			want[i] = max(0, r.Count-len(m.heldBy(handle, f)))
 		}
-		return
+		enough = enough && m.available(h.cfg.Node, f) >= want[i]
+		parts = append(parts, Part{Request: r})
+	}
+	got, err := h.AssignTogether(context.Background(), parts...)
+	if !enough {
+		if !errors.Is(err, ErrExhausted) {
+			t.Fatalf("%s: %d addresses are not available: got %v, %v", h.cfg.Node, want, got, err)
+		}
+		return // and nothing has changed, as check finds out
 	}
 	if err != nil {
-		t.Fatalf("%s: %d addresses of %d available: %v", h.cfg.Node, m.available(h.cfg.Node), want, err)
+		t.Fatalf("%s: %d addresses are available: %v", h.cfg.Node, want, err)
 	}
-	if r.Idempotent {
+	for i, f := range families {
+		m.got(t, h, handle, f, got[i], want[i], idempotent)
+	}
+}
+
+// got takes the outcome of one part in.
+func (m *machine) got(t *rapid.T, h *host, handle string, f dataplane.Family, got []Assignment, want int, idempotent bool) {
+	if idempotent {
+		before := m.heldBy(handle, f)
 		kept := got[:len(before)]
 		var have []netip.Addr
 		for _, k := range kept {
@@ -207,7 +232,7 @@ func (m *machine) assign(t *rapid.T) {
 		got = got[len(before):]
 	}
 	if len(got) != want {
-		t.Fatalf("got %d addresses, want %d", len(got), want)
+		t.Fatalf("got %d %s addresses, want %d", len(got), f, want)
 	}
 	if err := m.assigned(h.cfg.Node, handle, got, false); err != nil {
 		t.Fatalf("%s: %v", h.cfg.Node, err)
@@ -260,7 +285,7 @@ func (m *machine) releaseHandle(t *rapid.T) {
 		t.Fatalf("%v", err)
 	}
 	slices.SortFunc(got, netip.Addr.Compare)
-	mustDiff(t, "released", m.heldBy(handle, true), got)
+	mustDiff(t, "released", m.heldBy(handle, bothFamilies()...), got)
 	for _, a := range got {
 		delete(m.held, a)
 	}
@@ -297,7 +322,8 @@ func (m *machine) reserve(t *rapid.T) {
 	m.reserved = nil
 	var cidrs []string
 	for range rapid.IntRange(0, 3).Draw(t, "reservations") {
-		p, err := m.pickAddr(t).Prefix(rapid.IntRange(29, 32).Draw(t, "length"))
+		a := m.pickAddr(t)
+		p, err := a.Prefix(a.BitLen() - rapid.IntRange(0, 3).Draw(t, "free bits"))
 		if err != nil {
 			t.Fatalf("%v", err)
 		}
