@@ -10,6 +10,10 @@ import (
 	"path/filepath"
 )
 
+// ConflistName is the name of the file that [Install] writes unless told
+// otherwise.
+const ConflistName = "10-routerd.conflist"
+
 // InstallOptions say what [Install] puts where.
 type InstallOptions struct {
 	Binary  string // path of the plugin to be copied; required
@@ -17,7 +21,7 @@ type InstallOptions struct {
 	ConfDir string // default /etc/cni/net.d
 
 	// ConfName is the name of the configuration's file; default
-	// 10-routerd.conflist. A runtime uses the first by name.
+	// ConflistName. A runtime uses the first by name.
 	ConfName string
 	Conflist ConflistOptions
 }
@@ -38,7 +42,7 @@ func Install(opts InstallOptions) (changed []string, err error) {
 		opts.ConfDir = "/etc/cni/net.d"
 	}
 	if opts.ConfName == "" {
-		opts.ConfName = "10-routerd.conflist"
+		opts.ConfName = ConflistName
 	}
 	conf, err := Conflist(opts.Conflist)
 	if err != nil {

@@ -178,11 +178,13 @@ func (d *router) openStore(ctx context.Context) error {
 	return err
 }
 
+// startMark is the file that says that BGP was started since the host booted.
+func startMark(runDir string) string { return filepath.Join(runDir, "bgp.started") }
+
 // markBGP reports whether this is not the first start since the host booted:
 // only then do peers hold routes for us to confirm (RFC 4724, section 4.1).
 func (d *router) markBGP() (restarting bool, err error) {
-	path := filepath.Join(d.cfg.RunDir, "bgp.started")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(startMark(d.cfg.RunDir), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		return true, nil
 	}

@@ -11,13 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func lockPath(runDir string) string { return filepath.Join(runDir, "routerd.lock") }
+
 // lockHost makes sure that one daemon uses a run directory: two would take
 // each other's routes for leftovers. The lock goes with the process.
 func lockHost(runDir string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runDir: %w", err)
 	}
-	path := filepath.Join(runDir, "routerd.lock")
+	path := lockPath(runDir)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock: %w", err)

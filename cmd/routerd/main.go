@@ -38,7 +38,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand())
+	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand())
 	return root
 }
 

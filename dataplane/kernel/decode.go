@@ -25,6 +25,7 @@ type ifLink struct {
 	parent   int // index, of a tunnel device
 	learning bool
 	shape    string // what a tunnel has that a wish cannot say; empty: as ours
+	metadata bool   // takes the other end of an ip6tnl device from the route
 	inet6    bool   // IPv6 is enabled there
 	genMode  uint8  // how it makes link-local addresses, if inet6
 }
@@ -132,9 +133,11 @@ func parseIP6TNL(l *ifLink, data []byte) {
 		case tunTTL:
 			ttl = attrByte(v)
 		case tunFlags:
-			flags = attrInt(v)
+			flags = attrInt(v) & 0xffff // above are those that the kernel computes
 		case tunProto:
 			proto = attrByte(v)
+		case tunMetadata:
+			l.metadata = true
 		}
 	}
 	if remote.IsValid() && !remote.IsUnspecified() || flags != tunNoLimit || ttl != hopLimit || proto != 0 {
@@ -304,7 +307,29 @@ type fibNextHop struct {
 	link     int
 	gateway  netip.Addr
 	flags    uint32
-	extra    bool // a group, a blackhole, an FDB next hop, an encapsulation
+	encap    encap
+	extra    bool // a group, a blackhole, an FDB next hop, another encapsulation
+}
+
+// encap is the outer header that a next hop asks an ip6tnl device for.
+type encap struct {
+	dst, src netip.Addr
+	ttl      uint8
+}
+
+// parseEncap reads NHA_ENCAP of the type LWTUNNEL_ENCAP_IP6.
+func parseEncap(b []byte) (e encap) {
+	for t, v := range attrs(b) {
+		switch t {
+		case encapDst:
+			e.dst = attrIP(v)
+		case encapSrc:
+			e.src = attrIP(v)
+		case encapTTL:
+			e.ttl = attrByte(v)
+		}
+	}
+	return e
 }
 
 // parseNextHop reads RTM_NEWNEXTHOP and RTM_DELNEXTHOP (linux/nexthop.h).
@@ -313,6 +338,8 @@ func parseNextHop(b []byte) (n fibNextHop, ok bool) {
 		return n, false
 	}
 	n.protocol, n.flags = b[2], u32(b[4:])
+	var kind uint16
+	var inner []byte
 	for t, v := range attrs(b[unix.SizeofNhmsg:]) {
 		switch t {
 		case unix.NHA_ID:
@@ -321,9 +348,21 @@ func parseNextHop(b []byte) (n fibNextHop, ok bool) {
 			n.link = int(attrInt(v))
 		case unix.NHA_GATEWAY:
 			n.gateway = attrIP(v)
-		case unix.NHA_GROUP, unix.NHA_BLACKHOLE, nhaFDB, unix.NHA_ENCAP:
+		case unix.NHA_ENCAP_TYPE:
+			if len(v) >= 2 {
+				kind = u16(v)
+			}
+		case unix.NHA_ENCAP:
+			inner = v
+		case unix.NHA_GROUP, unix.NHA_BLACKHOLE, nhaFDB:
 			n.extra = true
 		}
+	}
+	switch {
+	case kind == encapIP6:
+		n.encap = parseEncap(inner)
+	case kind != 0 || inner != nil:
+		n.extra = true
 	}
 	return n, n.id != 0
 }

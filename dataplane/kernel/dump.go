@@ -231,7 +231,7 @@ func (k *Kernel) ownsName(name string) bool {
 func (k *Kernel) haveLink(l *ifLink) haveLink {
 	h := haveLink{
 		Link: dataplane.Link{Name: l.name, Type: dataplane.LinkType(l.kind), MTU: l.mtu},
-		up:   l.up(), marked: l.alias == ours, learning: l.learning, speaks: l.speaks(), shape: l.shape,
+		up:   l.up(), marked: l.alias == ours, learning: l.learning, speaks: l.speaks(), shape: l.shape, metadata: l.metadata,
 	}
 	switch h.Type {
 	case dataplane.LinkVXLAN:
@@ -298,8 +298,17 @@ func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
 	if n.link != 0 {
 		o.Link = k.mir.linkName(n.link)
 	}
-	if n.extra || !n.gateway.IsValid() {
-		return oddNextHop{o, n.flags, n.extra}
+	odd := n.extra || !n.gateway.IsValid()
+	if l := k.mir.links[n.link]; n.encap.dst.IsValid() {
+		o.Gateway = n.encap.dst
+		odd = n.extra || n.gateway.IsValid() || l == nil || l.kind != string(dataplane.LinkIP6TNL) || l.local != n.encap.src || n.encap.ttl != hopLimit
+		o.OnLink = true // the other end of a tunnel is, whatever a wish says
+		if w, ok := k.want.Want(o.Key()); ok {
+			o.OnLink = w.(dataplane.NextHop).OnLink
+		}
+	}
+	if odd {
+		return oddNextHop{o, n.flags, n.encap, n.extra}
 	}
 	return o
 }

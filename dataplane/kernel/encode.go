@@ -84,10 +84,26 @@ func (b *builder) route(typ, flags uint16, p netip.Prefix, table, metric uint32,
 	}
 }
 
-func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, link int) {
+func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, l *ifLink) {
 	flags := uint16(create)
 	if known {
 		flags = replace
+	}
+	if l.kind == string(dataplane.LinkIP6TNL) {
+		// The gateway is the other end of the tunnel. IPv6 refuses a gateway
+		// to which a route leads through another device, as it does to every
+		// other end; so it goes as the outer destination that it is.
+		b.begin(unix.RTM_NEWNEXTHOP, flags, unix.AF_INET6, 0, protocol, 0, 0, 0, 0, 0)
+		b.attrU32(unix.NHA_ID, uint32(n.ID))
+		b.attrU32(unix.NHA_OIF, uint32(l.index))
+		b.attr(unix.NHA_ENCAP_TYPE, native16(encapIP6)...)
+		e := b.nest(unix.NHA_ENCAP)
+		b.attrAddr(encapDst, n.Gateway)
+		b.attrAddr(encapSrc, l.local)
+		b.attrU8(encapTTL, hopLimit)
+		b.unnest(e)
+		b.end()
+		return
 	}
 	var nf uint32
 	if n.OnLink {
@@ -95,7 +111,7 @@ func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, li
 	}
 	b.begin(unix.RTM_NEWNEXTHOP, flags, append([]byte{family(n.Gateway), 0, protocol, 0}, native32(nf)...)...)
 	b.attrU32(unix.NHA_ID, uint32(n.ID))
-	b.attrU32(unix.NHA_OIF, uint32(link))
+	b.attrU32(unix.NHA_OIF, uint32(l.index))
 	b.attrAddr(unix.NHA_GATEWAY, n.Gateway)
 	b.end()
 }
@@ -182,7 +198,7 @@ func (b *builder) createLink(l dataplane.Link, parent int) {
 		b.vxlanEnds(l, parent)
 		b.unnest(data)
 	case dataplane.LinkIP6TNL:
-		b.ip6tnl(l, parent)
+		b.ip6tnl(l, parent, true)
 	case dataplane.LinkIPIP:
 	}
 	b.unnest(info)
@@ -202,9 +218,13 @@ func (b *builder) vxlanEnds(l dataplane.Link, parent int) {
 }
 
 // ip6tnl appends the settings of a tunnel over IPv6, of which a change must
-// name all: the kernel takes each that is missing as zero.
-func (b *builder) ip6tnl(l dataplane.Link, parent int) {
+// name all: the kernel takes each that is missing as zero. That the other end
+// comes from the route can be said at creation only, and stays.
+func (b *builder) ip6tnl(l dataplane.Link, parent int, creation bool) {
 	data := b.nest(unix.IFLA_INFO_DATA)
+	if creation {
+		b.attr(tunMetadata)
+	}
 	if parent != 0 {
 		b.attrU32(tunLink, uint32(parent))
 	}
@@ -246,7 +266,7 @@ func (b *builder) moveLink(l dataplane.Link, index, parent int) {
 	info := b.nest(unix.IFLA_LINKINFO)
 	b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
 	if l.Type == dataplane.LinkIP6TNL {
-		b.ip6tnl(l, parent)
+		b.ip6tnl(l, parent, false)
 	} else {
 		data := b.nest(unix.IFLA_INFO_DATA)
 		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)

@@ -89,7 +89,14 @@ func (k *Kernel) lose(key dataplane.Key) {
 
 // set notes what is there.
 func (k *Kernel) set(o dataplane.Object) {
-	if key := o.Key(); k.want.SetHave(key, o) && !k.quiet {
+	key, set := o.Key(), k.want.SetHave
+	// What became of our own request is blamed on nobody; but a device that
+	// the kernel does not give the settings that it was asked for is held
+	// back, like one that somebody keeps changing.
+	if k.quiet && key.Kind() != dataplane.KindLink {
+		set = k.want.SetDependent
+	}
+	if set(key, o) && !k.quiet {
 		k.drifted(key)
 	} else if len(k.adrift) > 0 && k.want.Settled(key) {
 		k.righted(key, false)

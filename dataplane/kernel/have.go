@@ -29,6 +29,7 @@ type haveLink struct {
 	learning bool
 	speaks   bool   // makes link-local addresses by itself
 	shape    string // what no wish can say, such as a fixed remote end
+	metadata bool   // of an ip6tnl device: the other end comes from the route
 }
 
 // oddRoute is a route of our protocol that no wish of ours looks like. It is
@@ -57,6 +58,7 @@ func (r oddRoute) Key() dataplane.Key {
 type oddNextHop struct {
 	dataplane.NextHop
 	flags uint32
+	encap encap
 	extra bool
 }
 
@@ -111,6 +113,9 @@ func sameEnds(w dataplane.Link, h haveLink) bool {
 // neither its network identifier nor its port, and no address into one of the
 // other family.
 func needsNew(w dataplane.Link, h haveLink) bool {
+	if w.Type == dataplane.LinkIP6TNL {
+		return !h.metadata
+	}
 	return w.Type == dataplane.LinkVXLAN &&
 		(w.VNI != h.VNI || w.Port != h.Port || w.Local != h.Local && (!w.Local.IsValid() || w.Local.Is4() != h.Local.Is4()) ||
 			w.Parent == "" && h.Parent != "")

@@ -3,6 +3,8 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -31,6 +33,11 @@ func (k *Kernel) settleLink(name string) {
 		k.doubt("notifications cannot be read")
 	}
 	k.observe(name)
+	if o, ok := k.want.Have(dataplane.LinkKey{Name: name}); ok && !k.want.Settled(o.Key()) {
+		h, _ := o.(haveLink)
+		k.log.Debug("the device is not as it should be yet", "link", name, "is", o.String(),
+			"up", h.up, "alias", h.marked, "learning", h.learning, "link_local", h.speaks, "external", h.metadata, "more", h.shape)
+	}
 }
 
 func (k *Kernel) tryLink(o op) result {
@@ -82,11 +89,24 @@ func (k *Kernel) changeLink(w dataplane.Link, h haveLink, l *ifLink, parent int)
 		if err := k.linkRequest(func(b *builder) { b.moveLink(w, l.index, parent) }); err != nil {
 			return err
 		}
+		if w.Type == dataplane.LinkIP6TNL {
+			k.moveNextHops(w.Name)
+		}
 	}
 	if sameSettings(w, h) {
 		return nil
 	}
 	return k.setUpLink(w, l)
+}
+
+// moveNextHops makes due the next hops on a tunnel over IPv6, each of which
+// holds the address of this end.
+func (k *Kernel) moveNextHops(name string) {
+	for _, key := range slices.Collect(maps.Keys(k.onLink[name])) {
+		if n, ok := key.(dataplane.NextHopKey); ok {
+			k.want.SetDependent(key, oddNextHop{NextHop: dataplane.NextHop{ID: n.ID, Link: name}})
+		}
+	}
 }
 
 // setUpLink gives a device what every kind has and sets it up.
@@ -134,6 +154,8 @@ func (k *Kernel) judgeLink(o op, err error) result {
 		err = &UnsupportedError{Requirement: dataplane.Requirement{Link: w.Type, Module: module(w.Type)}, Err: err}
 	case errors.Is(err, unix.EEXIST) && w.Type == dataplane.LinkVXLAN:
 		err = fmt.Errorf("another VXLAN device here has the VNI %d on UDP port %d: delete it or choose another VNI: %w", w.VNI, w.Port, err)
+	case errors.Is(err, unix.EEXIST) && w.Type == dataplane.LinkIP6TNL:
+		err = fmt.Errorf("another device here is an external ip6tnl tunnel, of which the kernel takes one: find it with \"ip -d link show type ip6tnl\" and delete it: %w", err)
 	case errors.Is(err, unix.EADDRINUSE):
 		err = fmt.Errorf("UDP port %d is in use by another program or tunnel: stop it or choose another port: %w", w.Port, err)
 	case errors.Is(err, unix.ENODEV):

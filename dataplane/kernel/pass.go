@@ -319,7 +319,10 @@ func (k *Kernel) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
 	if !l.carrier() {
 		return k.wait(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
 	}
-	b.putNextHop(w, o.Exists, k.cfg.Protocol, l.index)
+	if l.kind == string(dataplane.LinkIP6TNL) && !w.Gateway.Is6() {
+		return &result{Outcome: reconcile.Refused, Err: check(false, "gateway", "a tunnel over IPv6 leads to an IPv6 address")}
+	}
+	b.putNextHop(w, o.Exists, k.cfg.Protocol, l)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -295,7 +296,7 @@ func TestIP6TNL(t *testing.T) {
 	shown := func(want ...string) string {
 		t.Helper()
 		out := l.run("ip -d addr show " + nameIP6TNL)
-		for _, w := range append(want, "UP", "ip6tnl any remote any", "encaplimit none", "hoplimit 64", "fd10::1/128") {
+		for _, w := range append(want, "UP", "ip6tnl external", "encaplimit none", "hoplimit 64", "fd10::1/128") {
 			if !strings.Contains(out, w) {
 				t.Errorf("no %q in %s", w, out)
 			}
@@ -305,29 +306,60 @@ func TestIP6TNL(t *testing.T) {
 		}
 		return strings.Fields(out)[0]
 	}
+	routes := func(src string) {
+		t.Helper()
+		encap := "encap ip6 id 0 src " + src + " dst fd00::2 hoplimit 64 tc 0 dev tunl6.calico"
+		l.shows("ip -6 route show proto 77", "fd20:5::/122 nhid 5 "+encap+" metric 1024 pref medium")
+		l.shows("ip -4 route show proto 77", "192.168.5.0/26 nhid 5 "+encap)
+	}
 	index := shown("mtu 1400", "local fd00::1 dev up0")
-	l.shows("ip -6 route show proto 77", "fd20:5::/122 nhid 5 via fd00::2 dev tunl6.calico metric 1024 onlink pref medium")
-	// A change is in place.
+	routes("fd00::1")
+	// A change is in place, and takes the next hops along.
 	tun.Local, tun.MTU = addr("fd00::9"), 1380
 	k.put(tun)
 	k.settled()
+	routes("fd00::9")
 	if now := shown("mtu 1380", "local fd00::9 dev up0"); now != index {
 		t.Errorf("made anew: %s, was %s", now, index)
 	}
-	for _, command := range []string{
-		"ip link set tunl6.calico down", "ip link del tunl6.calico", "ip link set tunl6.calico mtu 1290",
-		"ip -6 tunnel change tunl6.calico mode ip6ip6 local fd00::7 remote fd00::8", "ip link set tunl6.calico addrgenmode eui64",
+	for _, tt := range []struct {
+		command string
+		kind    dataplane.Kind
+	}{
+		{"ip link set tunl6.calico down", dataplane.KindLink},
+		{"ip link del tunl6.calico", dataplane.KindLink},
+		{"ip link set tunl6.calico mtu 1290", dataplane.KindLink},
+		{"ip -6 tunnel change tunl6.calico mode ip6ip6 local fd00::7 remote fd00::8", dataplane.KindLink},
+		{"ip link set tunl6.calico addrgenmode eui64", dataplane.KindLink},
+		{"ip -6 nexthop replace id 5 encap ip6 dst fd00::3 src fd00::9 hoplimit 64 dev tunl6.calico proto 77", dataplane.KindNextHop},
+		{"ip -6 nexthop replace id 5 encap ip6 dst fd00::2 dev tunl6.calico proto 77", dataplane.KindNextHop},
 	} {
-		n := k.drifted(dataplane.KindLink)
-		l.run(command)
-		eventually(t, command+" noticed", func() error {
-			if k.drifted(dataplane.KindLink) == n {
+		n := k.drifted(tt.kind)
+		l.run(tt.command)
+		eventually(t, tt.command+" noticed", func() error {
+			if k.drifted(tt.kind) == n {
 				return errors.New("nothing was counted")
 			}
 			return nil
 		})
 		k.settled()
 		shown("mtu 1380", "local fd00::9 dev up0")
+		routes("fd00::9")
+	}
+	bad := via(6, "10.0.0.2", nameIP6TNL)
+	k.Update(dataplane.SourceCore, []dataplane.Object{bad}, nil)
+	if err := k.failed(bad); err.Error() != "gateway: a tunnel over IPv6 leads to an IPv6 address" {
+		t.Errorf("error %v", err)
+	}
+	k.del(bad)
+	k.stop()
+	// The next life finds all of it as wanted.
+	k = l.start()
+	k.wait(k.Replace(dataplane.SourceCore, append([]dataplane.Object{tun}, objs[1:]...)))
+	k.synced()
+	k.ready()
+	if n := k.writes.Load(); n != 0 {
+		t.Errorf("%d writes to a kernel that was as wanted\n%s", n, k.log)
 	}
 	k.stop()
 	// The next life wants none of it, and knows the device by its name.
@@ -336,5 +368,53 @@ func TestIP6TNL(t *testing.T) {
 	k.ready()
 	if out, err := l.try("ip link show tunl6.calico"); err == nil {
 		t.Errorf("it is still there: %s", out)
+	}
+}
+
+// TestIP6TNLCarriesBothFamilies sends through the tunnels of two hosts. Where
+// the kernel has no such devices it holds that they are refused.
+func TestIP6TNLCarriesBothFamilies(t *testing.T) {
+	t.Parallel()
+	a, b := newLab(t), newLab(t)
+	var tid int
+	b.do(func() { tid = unix.Gettid() })
+	a.run("ip link add up0 type veth peer name up1", fmt.Sprintf("ip link set up1 netns %d name up0", tid), "ip link set up0 up")
+	b.run("ip link set up0 up")
+	var kernels []*running
+	for i, l := range []*lab{a, b} {
+		me, peer := i+1, 2-i
+		l.run(fmt.Sprintf("ip addr add fd00::%d/64 dev up0 nodad", me))
+		eventually(t, "carrier", func() error {
+			if out := l.run("ip -o link show up0"); !strings.Contains(out, "LOWER_UP") {
+				return errors.New(out)
+			}
+			return nil
+		})
+		k := l.start()
+		k.synced()
+		kernels = append(kernels, k)
+		tun := dataplane.Link{Name: nameIP6TNL, Type: dataplane.LinkIP6TNL, MTU: 1440, Local: addr(fmt.Sprintf("fd00::%d", me)), Parent: "up0"}
+		objs := []dataplane.Object{
+			tun,
+			dataplane.Address{Link: nameIP6TNL, Prefix: pfx(fmt.Sprintf("fd20:%d::1/128", me))},
+			dataplane.Address{Link: nameIP6TNL, Prefix: pfx(fmt.Sprintf("192.168.%d.1/32", me))},
+			via(5, fmt.Sprintf("fd00::%d", peer), nameIP6TNL),
+			route(fmt.Sprintf("fd20:%d::/122", peer), 5), route(fmt.Sprintf("192.168.%d.0/26", peer), 5),
+		}
+		if err := k.Supports(t.Context(), dataplane.Requirement{Link: dataplane.LinkIP6TNL, Module: "ip6_tunnel"}); err != nil {
+			k.Update(dataplane.SourceCore, objs, nil)
+			if got := k.failed(tun); got.Error() != err.Error() {
+				t.Errorf("the device's error %v\nwant %v", got, err)
+			}
+			return
+		}
+		k.put(objs...)
+		k.settled()
+	}
+	for _, ends := range [][2]string{{"fd20:1::1", "fd20:2::1"}, {"192.168.1.1", "192.168.2.1"}} {
+		s := newStream(t, a, b, ends[0], ends[1])
+		if lost := s.stop(t); lost != 0 {
+			t.Errorf("%v: %d lost\n%s", ends, lost, kernels[0].log)
+		}
 	}
 }

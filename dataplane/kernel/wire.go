@@ -28,7 +28,14 @@ const (
 	tunEncapLimit = 6
 	tunFlags      = 8
 	tunProto      = 9
+	tunMetadata   = 19
 	tunNoLimit    = 1
+
+	// linux/lwtunnel.h.
+	encapIP6 = 4
+	encapDst = 2
+	encapSrc = 3
+	encapTTL = 4
 
 	// enum in6_addr_gen_mode: the device makes no link-local address.
 	genModeNone = 1

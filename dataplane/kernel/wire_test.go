@@ -16,7 +16,7 @@ func FuzzParse(f *testing.F) {
 	var b builder
 	b.createLink(dataplane.Link{Name: "x", Type: dataplane.LinkVXLAN, MTU: 1450, VNI: 1, Port: 2, Local: addr("10.0.0.1")}, 3)
 	b.putRoute(route("10.0.0.0/8", 3), false, 77, 0)
-	b.putNextHop(via(1, "10.0.0.1", "x"), false, 77, 3)
+	b.putNextHop(via(1, "10.0.0.1", "x"), false, 77, &ifLink{index: 3})
 	b.address(unix.RTM_NEWADDR, 0, pfx("10.0.0.1/8"), 1)
 	b.putFDB(dataplane.FDBEntry{Link: "x", MAC: mac("66:07:02:c1:cc:61"), Dst: addr("::1")}, 1)
 	f.Add(b.buf)
@@ -58,7 +58,7 @@ func TestParsersReadWhatWeWrite(t *testing.T) {
 		}
 		b.reset()
 		n := dataplane.NextHop{ID: p.NextHop, Gateway: attrIP(a4), OnLink: rapid.Bool().Draw(t, "onlink")}
-		b.putNextHop(n, false, 77, 9)
+		b.putNextHop(n, false, 77, &ifLink{index: 9})
 		h, ok := parseNextHop(b.message(0)[nlHeader:])
 		if !ok || h.id != n.ID || h.gateway != n.Gateway || h.link != 9 || h.protocol != 77 || (h.flags&unix.RTNH_F_ONLINK != 0) != n.OnLink {
 			t.Fatalf("%+v, %v; want %+v", h, ok, n)

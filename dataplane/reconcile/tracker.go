@@ -408,13 +408,19 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 // SetHave says that k is there with value v. It returns true if k was as it
 // should be before, which for a key that nobody wants is absent, and is not
 // now.
-func (t *Tracker[K, V]) SetHave(k K, v V) bool {
+func (t *Tracker[K, V]) SetHave(k K, v V) bool { return t.set(k, v, true) }
+
+// SetDependent is SetHave for a key that changed with something else, as
+// [Tracker.LoseDependent] is LoseHave.
+func (t *Tracker[K, V]) SetDependent(k K, v V) bool { return t.set(k, v, false) }
+
+func (t *Tracker[K, V]) set(k K, v V, blame bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entry(k)
 	was := e.done
 	t.setHave(e, v, true)
-	return t.drifted(e, was, true)
+	return t.drifted(e, was, blame)
 }
 
 // LoseHave says that somebody removed k. It returns true if k was as wanted
@@ -509,6 +515,30 @@ func (t *Tracker[K, V]) Want(k K) (V, bool) {
 	}
 	var zero V
 	return zero, false
+}
+
+// Keys returns the keys of all that there is, in no order.
+func (t *Tracker[K, V]) Keys() []K {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []K
+	for k, e := range t.entries {
+		if e.exists {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// Trouble returns why k was refused last, or what it waits for; nil if it has
+// no trouble.
+func (t *Tracker[K, V]) Trouble(k K) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.entries[k]; e != nil && e.trouble != nil {
+		return e.trouble.err
+	}
+	return nil
 }
 
 // Have returns what there is of k.
