@@ -58,6 +58,7 @@ type router struct {
 	bgpFeed  chan store.Batch
 	ipamFeed chan store.Batch
 	counters counters
+	foreign  foreign
 }
 
 // run makes the daemon and runs it until ctx ends or a part cannot go on.
@@ -303,6 +304,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 		if err := d.core.Underlay(ctx, u); err != nil {
 			return err
 		}
+		d.followForeign(ctx, u)
 	}
 	return nil
 }

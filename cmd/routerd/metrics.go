@@ -26,6 +26,7 @@ type collector struct {
 	d                                        *router
 	objects, peerUp, peerPrefixes, workloads *prometheus.Desc
 	blockAddresses, blockInUse, healthy      *prometheus.Desc
+	foreign                                  *prometheus.Desc
 }
 
 func newCollector(d *router) *collector {
@@ -40,6 +41,7 @@ func newCollector(d *router) *collector {
 		workloads:      desc("workloads", "Attached workload interfaces."),
 		blockAddresses: desc("ipam_block_addresses", "Addresses in this host's blocks.", "pool"),
 		blockInUse:     desc("ipam_block_addresses_in_use", "Addresses of this host's blocks in use.", "pool"),
+		foreign:        desc("stranger_routes", "Routes of other programs that take packets from routes of ours."),
 		healthy:        desc("healthy", "Whether the daemon is live, ready, and each condition holds.", "check"),
 	}
 }
@@ -47,7 +49,7 @@ func newCollector(d *router) *collector {
 // Describe implements [prometheus.Collector].
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.objects, c.peerUp, c.peerPrefixes, c.workloads, c.blockAddresses, c.blockInUse, c.healthy,
+		c.objects, c.peerUp, c.peerPrefixes, c.workloads, c.blockAddresses, c.blockInUse, c.healthy, c.foreign,
 	} {
 		ch <- d
 	}
@@ -95,6 +97,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.blockAddresses, float64(size[pool]), pool)
 		gauge(c.blockInUse, float64(used[pool]), pool)
 	}
+
+	gauge(c.foreign, float64(len(c.d.foreignRoutes(v.pools, v.coreErr))))
 
 	r := c.d.reportOf(v)
 	gauge(c.healthy, truth(r.Live.OK), "live")

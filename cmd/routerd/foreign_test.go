@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/dataplane"
+)
+
+func TestForeignRoutes(t *testing.T) {
+	t.Parallel()
+	pools := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fd20::/48")}
+	ours := map[string]bool{ // and whether it is in the kernel
+		"192.168.1.0/26": true, "192.168.2.0/26": false, "10.0.0.0/8": true, "0.0.0.0/0": true, "fd20::/122": true, "fd99::/64": true,
+	}
+	status := func(k dataplane.RouteKey) (bool, bool) {
+		done, wanted := ours[k.Prefix.String()]
+		return wanted, done
+	}
+	tests := []struct {
+		name, prefix, link string
+		metric             uint32
+		want               string // ours that it takes packets from
+	}{
+		{"same prefix, worse metric", "192.168.1.0/26", "eth0", 50, ""},
+		{"same key: ours is refused", "192.168.2.0/26", "eth0", 0, "route 192.168.2.0/26"},
+		{"more specific in a pool", "192.168.1.32/27", "eth0", 50, "route 192.168.1.0/26"},
+		{"a host of a block", "192.168.1.7/32", "eth0", 0, "route 192.168.1.0/26"},
+		{"between blocks", "192.168.9.0/26", "eth0", 0, ""},
+		{"less specific than a block", "192.168.0.0/20", "eth0", 0, ""},
+		{"the wire of a workload", "192.168.1.7/32", "cali123", 0, ""},
+		{"an address of a tunnel device", "fd20::1/128", "vxlan-v6.calico", 256, ""},
+		{"a connected network below what BGP told", "10.1.0.0/24", "eth0", 0, ""},
+		{"below the default route", "172.16.0.0/12", "eth0", 0, ""},
+		{"better metric, IPv6", "fd20::/122", "eth0", 1023, "route fd20::/122 metric 1024"},
+		{"worse metric, IPv6", "fd20::/122", "eth0", 1025, ""},
+		{"better metric outside of pools", "fd99::/64", "eth0", 256, "route fd99::/64 metric 1024"},
+		{"more specific, IPv6", "fd20::8/125", "eth0", 4096, "route fd20::/122 metric 1024"},
+		{"a default route", "::/0", "eth0", 1, ""},
+	}
+	for _, tt := range tests {
+		u := dataplane.Underlay{Routes: []dataplane.UnderlayRoute{{Prefix: netip.MustParsePrefix(tt.prefix), Link: tt.link, Metric: tt.metric, Protocol: 4}}}
+		got := ""
+		for _, r := range foreignRoutes(u, pools, status) {
+			got += r.ours.String()
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestForeignError(t *testing.T) {
+	t.Parallel()
+	if err := foreignError(nil); err != nil {
+		t.Errorf("nothing is %v", err)
+	}
+	var list []foreignRoute
+	for range 5 {
+		list = append(list, foreignRoute{
+			theirs: dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("192.168.1.32/27"), Gateway: netip.MustParseAddr("10.1.0.9"), Link: "eth0", Protocol: 12, Metric: 5},
+			ours:   routeKey(netip.MustParsePrefix("192.168.1.0/26")),
+		})
+	}
+	const one = "192.168.1.32/27 via 10.1.0.9 dev eth0 proto 12 metric 5 (before route 192.168.1.0/26)"
+	want := "routes of other programs take packets from ours and are left alone: " + one + ", " + one + ", " + one +
+		" and 2 more; remove them, or have their program leave the pools alone"
+	if got := foreignError(list).Error(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// TestStrangersRouteIsReported: a stranger's route into a block shows in the
+// status, the log and the metrics, and stays.
+func TestStrangersRouteIsReported(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	r := h.start()
+	r.ready()
+	r.program()
+	good := func(n *apiv1.NodeResponse) error {
+		for _, c := range n.GetHealth().GetConditions() {
+			if c.GetName() == "ForeignRoutes" && !c.GetOk() {
+				return errors.New(c.GetReason())
+			}
+		}
+		return nil
+	}
+	r.when("no stranger's route", good)
+	h.ip("route add 192.168.200.16/28 via 10.1.0.99 proto static metric 7")
+	r.when("the stranger's route in the status", func(n *apiv1.NodeResponse) error {
+		err := good(n)
+		if err == nil {
+			return errors.New("all is well")
+		}
+		if !strings.Contains(err.Error(), "192.168.200.16/28 via 10.1.0.99 dev eth0 proto 4 metric 7 (before route 192.168.200.0/26)") {
+			return err
+		}
+		return nil
+	})
+	if n := len(r.log.lines("a route of another program takes packets from ours", "192.168.200.16/28")); n != 1 {
+		t.Errorf("told %d times", n)
+	}
+	if err := h.lists("route", "192.168.200.16/28 via 10.1.0.99"); err != nil {
+		t.Errorf("it was fought: %v", err)
+	}
+	h.ip("route del 192.168.200.16/28")
+	r.when("it is gone", good)
+	if n := len(r.log.lines("takes no packets from ours any more", "192.168.200.16/28")); n != 1 {
+		t.Errorf("its end told %d times", n)
+	}
+}
