@@ -5,30 +5,49 @@ import (
 	"net/netip"
 )
 
-// Host is what a driver may know about this host, for one family.
+// Host is what a driver may know about this host, for one family of the
+// underlay and one of the workloads' packets.
 type Host struct {
 	Name      string
+	Family    Family       // of the workloads' packets; 0: that of Addr
 	Addr      netip.Prefix // the host's own address with its subnet's length
 	Uplink    string       // device that holds Addr
 	UplinkMTU int          // bytes
 
-	IPIPAddr  netip.Addr // address of tunl0; invalid: none yet
-	VXLANAddr netip.Addr // address of vxlan.calico; invalid: none yet
-	VXLANMAC  MAC        // MAC of vxlan.calico
-	VXLANVNI  uint32
-	VXLANPort uint16
+	IPIPAddr    netip.Addr // address of the IPIP device; invalid: none
+	VXLANDevice string     // name of the VXLAN device; empty: the usual one of Addr's family
+	VXLANAddr   netip.Addr // address of the VXLAN device; invalid: none yet
+	VXLANMAC    MAC        // MAC of the VXLAN device
+	VXLANVNI    uint32
+	VXLANPort   uint16
 
 	// MTU of the tunnel devices where the operator set one; 0: computed.
 	IPIPMTU  int
 	VXLANMTU int
 }
 
+// Outer is the family of the underlay.
+func (h Host) Outer() Family { return FamilyOf(h.Addr.Addr()) }
+
+// Inner is the family of the workloads' packets.
+func (h Host) Inner() Family {
+	if h.Family == 0 {
+		return h.Outer()
+	}
+	return h.Family
+}
+
 // Peer is what a driver may know about another host, or about a gateway that
-// BGP named, for one family.
+// BGP named, for the families of a [Host].
 type Peer struct {
 	Name    string
 	NextHop NextHopID  // number that the core chose for this peer's next hop
-	Addr    netip.Addr // the peer's address on the underlay
+	Addr    netip.Addr // the peer's registered address on the underlay
+	Near    Answer     // whether the peer answers on this host's own subnet
+
+	// Where tunnels send to, if that is not Addr; see [Reach].
+	TunnelAddr netip.Addr
+	TunnelPort uint16
 
 	// Where the underlay sends packets for Addr when Addr is not on a subnet of
 	// ours: the gateway and the device towards it. Invalid when the caller did
@@ -36,8 +55,31 @@ type Peer struct {
 	Gateway netip.Addr
 	Link    string
 
-	VXLANAddr netip.Addr // address of the peer's vxlan.calico; invalid: not known
+	VXLANAddr netip.Addr // address of the peer's VXLAN device; invalid: not known
 	VXLANMAC  MAC
+}
+
+// Dst is the outer destination of tunnels to the peer.
+func (p Peer) Dst() netip.Addr {
+	if p.TunnelAddr.IsValid() {
+		return p.TunnelAddr
+	}
+	return p.Addr
+}
+
+// IsNear reports whether the peer is a neighbour of h: whether it answers on
+// h's own subnet, or, where that was not measured, whether its address lies
+// there. A host whose address is recorded with its full length has only those
+// neighbours that answer.
+func (p Peer) IsNear(h Host) bool {
+	switch p.Near {
+	case Yes:
+		return true
+	case No:
+		return false
+	case Unknown:
+	}
+	return h.Addr.IsValid() && h.Addr.Contains(p.Addr)
 }
 
 // Requirement is something that the kernel must offer for a driver to work.
@@ -63,14 +105,29 @@ var ErrIncomplete = errors.New("not known yet")
 type Driver interface {
 	// Name is the name that users see: direct, ipip, vxlan.
 	Name() string
-	// Overhead is what the driver takes from the underlay's MTU, in bytes.
-	Overhead(Family) int
+	// Overhead is what the driver takes from the underlay's MTU, in bytes, by
+	// the family of the underlay.
+	Overhead(outer Family) int
 	// Requires lists what the kernel must offer.
-	Requires() []Requirement
-	// Host returns what exists once on this host: the device, its address.
+	Requires(outer Family) []Requirement
+	// Forms lists what hosts that use the driver may send to this one.
+	Forms(Host) []Form
+	// Form is what travels to the peer. [Driver.Peer] may still know no path.
+	Form(Host, Peer) (Form, error)
+	// Host returns what exists once on this host: the device, its settings,
+	// its address. The host takes the driver's forms in once all but the
+	// address is in the kernel.
 	Host(Host) ([]Object, error)
 	// Peer returns what reaches one peer: a next-hop object numbered
 	// Peer.NextHop and, for some drivers, a neighbour and an FDB entry.
 	// Objects come in creation order.
 	Peer(Host, Peer) ([]Object, error)
+}
+
+// LooseSource is the setting that lets packets in by a device although the
+// answer leaves by another, as they do while two hosts change one after the
+// other. The kernel uses the larger of a device's own value and that of all
+// devices, so 2 always means loose (RFC 3704, section 2.4).
+func LooseSource(device string) Sysctl {
+	return Sysctl{Name: "net/ipv4/conf/" + device + "/rp_filter", Value: "2"}
 }

@@ -34,7 +34,7 @@ type UnderlayLink struct {
 type UnderlayAddress struct {
 	Link       string
 	Prefix     netip.Prefix // the address with its prefix length, not masked
-	Secondary  bool // IPv4: not the first of its subnet; IPv6: temporary (RFC 8981)
+	Secondary  bool         // IPv4: not the first of its subnet; IPv6: temporary (RFC 8981)
 	Deprecated bool
 	Tentative  bool
 	LinkScope  bool // scope link or host: not reachable from elsewhere

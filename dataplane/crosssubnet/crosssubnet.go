@@ -1,14 +1,14 @@
-// Package crosssubnet composes two drivers: one for peers in this host's own
-// subnet, another for all others.
+// Package crosssubnet composes two drivers: one for neighbours, another for
+// all other peers.
 package crosssubnet
 
 import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// Driver uses Near for peers whose address lies in the host's own subnet and
-// Far for the rest. The judgement is local, as Calico's is: a host whose
-// address is recorded with a full-length prefix has no near peers.
+// Driver uses Near for this host's neighbours and Far for the rest. The
+// judgement is local, as Calico's is; see [dataplane.Peer.IsNear]. Far is also
+// for neighbours whom Near cannot carry packets to.
 type Driver struct {
 	Near, Far dataplane.Driver
 }
@@ -20,13 +20,23 @@ func (d Driver) Name() string { return d.Far.Name() + "-cross-subnet" }
 
 // Overhead implements [dataplane.Driver]: the larger of the two, because a
 // workload has one MTU for all its peers.
-func (d Driver) Overhead(f dataplane.Family) int {
-	return max(d.Near.Overhead(f), d.Far.Overhead(f))
+func (d Driver) Overhead(outer dataplane.Family) int {
+	return max(d.Near.Overhead(outer), d.Far.Overhead(outer))
 }
 
 // Requires implements [dataplane.Driver].
-func (d Driver) Requires() []dataplane.Requirement {
-	return append(d.Near.Requires(), d.Far.Requires()...)
+func (d Driver) Requires(outer dataplane.Family) []dataplane.Requirement {
+	return append(d.Near.Requires(outer), d.Far.Requires(outer)...)
+}
+
+// Forms implements [dataplane.Driver].
+func (d Driver) Forms(h dataplane.Host) []dataplane.Form {
+	return append(d.Near.Forms(h), d.Far.Forms(h)...)
+}
+
+// Form implements [dataplane.Driver].
+func (d Driver) Form(h dataplane.Host, p dataplane.Peer) (dataplane.Form, error) {
+	return d.Choose(h, p).Form(h, p)
 }
 
 // Host implements [dataplane.Driver].
@@ -49,8 +59,11 @@ func (d Driver) Peer(h dataplane.Host, p dataplane.Peer) ([]dataplane.Object, er
 
 // Choose returns the driver that carries packets to p.
 func (d Driver) Choose(h dataplane.Host, p dataplane.Peer) dataplane.Driver {
-	if h.Addr.IsValid() && h.Addr.Contains(p.Addr) {
-		return d.Near
+	if !p.IsNear(h) {
+		return d.Far
 	}
-	return d.Far
+	if _, err := d.Near.Form(h, p); err != nil {
+		return d.Far
+	}
+	return d.Near
 }

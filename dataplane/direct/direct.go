@@ -14,31 +14,61 @@ type Driver struct{}
 var _ dataplane.Driver = Driver{}
 
 // Name implements [dataplane.Driver].
-func (Driver) Name() string { return "direct" }
+func (Driver) Name() string { return dataplane.DriverDirect }
 
 // Overhead implements [dataplane.Driver]: nothing is added to a packet.
 func (Driver) Overhead(dataplane.Family) int { return 0 }
 
 // Requires implements [dataplane.Driver]: any kernel will do.
-func (Driver) Requires() []dataplane.Requirement { return nil }
+func (Driver) Requires(dataplane.Family) []dataplane.Requirement { return nil }
+
+// Forms implements [dataplane.Driver].
+func (Driver) Forms(h dataplane.Host) []dataplane.Form {
+	if carries(h) != nil {
+		return nil
+	}
+	return []dataplane.Form{{Driver: dataplane.DriverDirect}}
+}
+
+// Form implements [dataplane.Driver]: the plain packet.
+func (Driver) Form(h dataplane.Host, _ dataplane.Peer) (dataplane.Form, error) {
+	if err := carries(h); err != nil {
+		return dataplane.Form{}, err
+	}
+	return dataplane.Form{Driver: dataplane.DriverDirect}, nil
+}
+
+// carries says why packets cannot go plain over the host's underlay: the
+// kernel sends IPv4 packets to an IPv6 gateway (RFC 8950), but not the reverse.
+func carries(h dataplane.Host) error {
+	if h.Inner() == dataplane.IPv6 && h.Outer() == dataplane.IPv4 {
+		return fmt.Errorf("IPv6 packets without a tunnel need IPv6 addresses of the hosts, and this one has %s: %w", h.Addr.Addr(), dataplane.ErrNoPath)
+	}
+	return nil
+}
 
 // Host implements [dataplane.Driver]: there is no device of its own.
 func (Driver) Host(dataplane.Host) ([]dataplane.Object, error) { return nil, nil }
 
-// Peer implements [dataplane.Driver]. A peer in the host's own subnet is its
-// own gateway. Any other peer is reached through the gateway that the caller
-// found in the underlay; without one there is no path, because routers in
-// between need not know where the prefix behind the peer lies.
+// Peer implements [dataplane.Driver]. A neighbour is its own gateway. Any
+// other peer is reached through the gateway that the caller found in the
+// underlay; without one there is no path, because routers in between need not
+// know where the prefix behind the peer lies.
 //
 // The gateway is marked onlink, as Calico does: the route must not depend on
 // whether the connected route of the subnet is there yet.
 func (Driver) Peer(h dataplane.Host, p dataplane.Peer) ([]dataplane.Object, error) {
+	if err := carries(h); err != nil {
+		return nil, err
+	}
 	nh := dataplane.NextHop{ID: p.NextHop, OnLink: true}
 	switch {
 	case p.Gateway.IsValid():
 		nh.Gateway, nh.Link = p.Gateway, p.Link
-	case h.Addr.IsValid() && h.Addr.Contains(p.Addr):
+	case p.IsNear(h):
 		nh.Gateway, nh.Link = p.Addr, h.Uplink
+	case p.Near == dataplane.No:
+		return nil, fmt.Errorf("%s does not answer on this host's subnet %s: %w", p.Addr, h.Addr.Masked(), dataplane.ErrNoPath)
 	default:
 		return nil, fmt.Errorf("%s is not in this host's subnet %s: %w", p.Addr, h.Addr.Masked(), dataplane.ErrNoPath)
 	}

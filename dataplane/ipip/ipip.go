@@ -1,5 +1,6 @@
-// Package ipip carries IPv4 packets between hosts inside IPv4 packets of
-// protocol 4 (RFC 2003), over the kernel module's own device tunl0.
+// Package ipip carries packets between hosts inside IP packets: IPv4 in IPv4
+// (RFC 2003) over the kernel module's own device tunl0, and IPv6 or IPv4 in
+// IPv6 (RFC 2473) over a device of the module ip6_tunnel.
 package ipip
 
 import (
@@ -9,12 +10,20 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// Device is the name of the tunnel device: the one that the kernel's ipip
-// module makes in every network namespace, and that Calico's users know.
-const Device = "tunl0"
+// The names of the tunnel devices. The first is the one that the kernel's ipip
+// module makes in every network namespace, and that Calico's users know;
+// Calico has no IPIP over IPv6, so the second is ours.
+const (
+	Device   = "tunl0"
+	DeviceV6 = "tunl6.calico"
+)
 
-// overhead is one IPv4 header without options.
-const overhead = 20
+// Overheads: one IP header without options. The tunnel's encapsulation limit
+// (RFC 2473, section 4.1.1), which would take eight bytes more, is off.
+const (
+	overheadIPv4 = 20
+	overheadIPv6 = 40
+)
 
 // Driver is the IPIP driver. Its zero value is ready to use.
 type Driver struct{}
@@ -22,48 +31,92 @@ type Driver struct{}
 var _ dataplane.Driver = Driver{}
 
 // Name implements [dataplane.Driver].
-func (Driver) Name() string { return "ipip" }
+func (Driver) Name() string { return dataplane.DriverIPIP }
 
 // Overhead implements [dataplane.Driver].
-func (Driver) Overhead(dataplane.Family) int { return overhead }
+func (Driver) Overhead(outer dataplane.Family) int {
+	if outer == dataplane.IPv6 {
+		return overheadIPv6
+	}
+	return overheadIPv4
+}
 
 // Requires implements [dataplane.Driver].
-func (Driver) Requires() []dataplane.Requirement {
+func (Driver) Requires(outer dataplane.Family) []dataplane.Requirement {
+	if outer == dataplane.IPv6 {
+		return []dataplane.Requirement{{Link: dataplane.LinkIP6TNL, Module: "ip6_tunnel"}}
+	}
 	return []dataplane.Requirement{{Link: dataplane.LinkIPIP, Module: "ipip"}}
+}
+
+// Forms implements [dataplane.Driver].
+func (Driver) Forms(h dataplane.Host) []dataplane.Form {
+	if carries(h) != nil {
+		return nil
+	}
+	return []dataplane.Form{{Driver: dataplane.DriverIPIP, Outer: h.Outer()}}
+}
+
+// Form implements [dataplane.Driver].
+func (Driver) Form(h dataplane.Host, _ dataplane.Peer) (dataplane.Form, error) {
+	if err := carries(h); err != nil {
+		return dataplane.Form{}, err
+	}
+	return dataplane.Form{Driver: dataplane.DriverIPIP, Outer: h.Outer()}, nil
 }
 
 // Host implements [dataplane.Driver]: the device and, once it is known, its
 // address, which becomes the source of what the host itself sends to pods.
-func (Driver) Host(h dataplane.Host) ([]dataplane.Object, error) {
-	if err := family(h.Addr.Addr()); err != nil {
+func (d Driver) Host(h dataplane.Host) ([]dataplane.Object, error) {
+	if err := carries(h); err != nil {
 		return nil, err
 	}
 	mtu := h.IPIPMTU
 	if mtu == 0 {
-		mtu = h.UplinkMTU - overhead
+		mtu = h.UplinkMTU - d.Overhead(h.Outer())
 	}
-	objs := []dataplane.Object{dataplane.Link{Name: Device, Type: dataplane.LinkIPIP, MTU: mtu}}
+	link := dataplane.Link{Name: device(h), Type: dataplane.LinkIPIP, MTU: mtu}
+	if h.Outer() == dataplane.IPv6 {
+		link.Type, link.Local, link.Parent = dataplane.LinkIP6TNL, h.Addr.Addr(), h.Uplink
+	}
+	objs := []dataplane.Object{link}
 	if h.IPIPAddr.IsValid() {
-		objs = append(objs, dataplane.Address{Link: Device, Prefix: netip.PrefixFrom(h.IPIPAddr, h.IPIPAddr.BitLen())})
+		objs = append(objs, dataplane.Address{Link: link.Name, Prefix: netip.PrefixFrom(h.IPIPAddr, h.IPIPAddr.BitLen())})
 	}
-	return objs, nil
+	return append(objs, dataplane.LooseSource(link.Name)), nil
 }
 
-// Peer implements [dataplane.Driver]. The gateway on tunl0 is the outer
+// Peer implements [dataplane.Driver]. The gateway on the device is the outer
 // destination, so it must be taken as on-link.
-func (Driver) Peer(_ dataplane.Host, p dataplane.Peer) ([]dataplane.Object, error) {
-	if err := family(p.Addr); err != nil {
+func (Driver) Peer(h dataplane.Host, p dataplane.Peer) ([]dataplane.Object, error) {
+	if err := carries(h); err != nil {
 		return nil, err
 	}
-	return []dataplane.Object{dataplane.NextHop{ID: p.NextHop, Link: Device, Gateway: p.Addr, OnLink: true}}, nil
+	dst := p.Dst()
+	switch {
+	case !dst.IsValid():
+		return nil, fmt.Errorf("underlay address of %s: %w", p.Name, dataplane.ErrIncomplete)
+	case dataplane.FamilyOf(dst) != h.Outer():
+		return nil, fmt.Errorf("%s of %s is not of this host's family %s: %w", dst, p.Name, h.Outer(), dataplane.ErrNoPath)
+	}
+	return []dataplane.Object{dataplane.NextHop{ID: p.NextHop, Link: device(h), Gateway: dst, OnLink: true}}, nil
 }
 
-func family(a netip.Addr) error {
+func device(h dataplane.Host) string {
+	if h.Outer() == dataplane.IPv6 {
+		return DeviceV6
+	}
+	return Device
+}
+
+// carries says why the host cannot carry its workloads' packets in IP packets.
+func carries(h dataplane.Host) error {
 	switch {
-	case !a.IsValid():
+	case !h.Addr.IsValid():
 		return fmt.Errorf("underlay address: %w", dataplane.ErrIncomplete)
-	case !a.Is4():
-		return fmt.Errorf("IPIP carries IPv4 over IPv4 only, and %s is IPv6: %w", a, dataplane.ErrNoPath)
+	case h.Outer() == dataplane.IPv4 && h.Inner() == dataplane.IPv6:
+		return fmt.Errorf("IPIP carries no IPv6 packets over the IPv4 address %s: use VXLAN, or give the hosts IPv6 addresses: %w",
+			h.Addr.Addr(), dataplane.ErrNoPath)
 	}
 	return nil
 }

@@ -10,8 +10,31 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// Device is the name of the tunnel device, as Calico's users know it.
-const Device = "vxlan.calico"
+// The names of the usual tunnel devices over IPv4 and IPv6, as Calico's users
+// know them.
+const (
+	Device   = "vxlan.calico"
+	DeviceV6 = "vxlan-v6.calico"
+)
+
+// MaxDevices is how many devices one family of the underlay can have.
+const MaxDevices = 9
+
+// DeviceName returns the name of a device over an underlay of that family. Slot
+// 0 is the usual one; those up to [MaxDevices]-1 are for networks that differ
+// in VNI or port, while a cluster changes from one to another. The kernel
+// limits names to 15 characters.
+func DeviceName(outer dataplane.Family, slot int) string {
+	switch {
+	case slot == 0 && outer == dataplane.IPv6:
+		return DeviceV6
+	case slot == 0:
+		return Device
+	case outer == dataplane.IPv6:
+		return fmt.Sprintf("%s6-%d", Device, slot+1)
+	}
+	return fmt.Sprintf("%s-%d", Device, slot+1)
+}
 
 // The defaults of Calico, so that hosts of both understand each other.
 const (
@@ -32,19 +55,29 @@ type Driver struct{}
 var _ dataplane.Driver = Driver{}
 
 // Name implements [dataplane.Driver].
-func (Driver) Name() string { return "vxlan" }
+func (Driver) Name() string { return dataplane.DriverVXLAN }
 
-// Overhead implements [dataplane.Driver]. The family is that of the underlay.
-func (Driver) Overhead(f dataplane.Family) int {
-	if f == dataplane.IPv6 {
+// Overhead implements [dataplane.Driver].
+func (Driver) Overhead(outer dataplane.Family) int {
+	if outer == dataplane.IPv6 {
 		return overheadIPv6
 	}
 	return overheadIPv4
 }
 
 // Requires implements [dataplane.Driver].
-func (Driver) Requires() []dataplane.Requirement {
+func (Driver) Requires(dataplane.Family) []dataplane.Requirement {
 	return []dataplane.Requirement{{Link: dataplane.LinkVXLAN, Module: "vxlan"}}
+}
+
+// Forms implements [dataplane.Driver].
+func (Driver) Forms(h dataplane.Host) []dataplane.Form { return []dataplane.Form{form(h)} }
+
+// Form implements [dataplane.Driver].
+func (Driver) Form(h dataplane.Host, _ dataplane.Peer) (dataplane.Form, error) { return form(h), nil }
+
+func form(h dataplane.Host) dataplane.Form {
+	return dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: h.Outer(), VNI: h.VXLANVNI, Port: h.VXLANPort}
 }
 
 // Host implements [dataplane.Driver]: the device and, once it is known, its
@@ -55,35 +88,47 @@ func (d Driver) Host(h dataplane.Host) ([]dataplane.Object, error) {
 	}
 	mtu := h.VXLANMTU
 	if mtu == 0 {
-		mtu = h.UplinkMTU - d.Overhead(dataplane.FamilyOf(h.Addr.Addr()))
+		mtu = h.UplinkMTU - d.Overhead(h.Outer())
 	}
-	objs := []dataplane.Object{dataplane.Link{
-		Name: Device, Type: dataplane.LinkVXLAN, MTU: mtu, MAC: h.VXLANMAC,
+	link := dataplane.Link{
+		Name: device(h), Type: dataplane.LinkVXLAN, MTU: mtu, MAC: h.VXLANMAC,
 		VNI: h.VXLANVNI, Port: h.VXLANPort, Local: h.Addr.Addr(), Parent: h.Uplink,
-	}}
-	if h.VXLANAddr.IsValid() {
-		objs = append(objs, dataplane.Address{Link: Device, Prefix: netip.PrefixFrom(h.VXLANAddr, h.VXLANAddr.BitLen())})
 	}
-	return objs, nil
+	objs := []dataplane.Object{link}
+	if h.VXLANAddr.IsValid() {
+		objs = append(objs, dataplane.Address{Link: link.Name, Prefix: netip.PrefixFrom(h.VXLANAddr, h.VXLANAddr.BitLen())})
+	}
+	return append(objs, dataplane.LooseSource(link.Name)), nil
 }
 
 // Peer implements [dataplane.Driver]: the peer's VTEP as next hop, the
 // neighbour entry that gives it a MAC, and the FDB entry that gives the MAC an
 // underlay address.
-func (Driver) Peer(_ dataplane.Host, p dataplane.Peer) ([]dataplane.Object, error) {
+func (Driver) Peer(h dataplane.Host, p dataplane.Peer) ([]dataplane.Object, error) {
+	dst := p.Dst()
 	switch {
-	case !p.Addr.IsValid():
+	case !dst.IsValid():
 		return nil, fmt.Errorf("underlay address of %s: %w", p.Name, dataplane.ErrIncomplete)
+	case h.Addr.IsValid() && dataplane.FamilyOf(dst) != h.Outer():
+		return nil, fmt.Errorf("%s of %s is not of this host's family %s: %w", dst, p.Name, h.Outer(), dataplane.ErrNoPath)
 	case !p.VXLANAddr.IsValid():
-		return nil, fmt.Errorf("VXLAN tunnel address of %s: %w", p.Name, dataplane.ErrIncomplete)
+		return nil, fmt.Errorf("%s VXLAN tunnel address of %s: %w", h.Inner(), p.Name, dataplane.ErrIncomplete)
 	case p.VXLANMAC.IsZero():
 		return nil, fmt.Errorf("VXLAN MAC of %s: %w", p.Name, dataplane.ErrIncomplete)
 	}
+	dev := device(h)
 	return []dataplane.Object{
-		dataplane.Neighbour{Link: Device, Addr: p.VXLANAddr, MAC: p.VXLANMAC},
-		dataplane.FDBEntry{Link: Device, MAC: p.VXLANMAC, Dst: p.Addr},
-		dataplane.NextHop{ID: p.NextHop, Link: Device, Gateway: p.VXLANAddr, OnLink: true},
+		dataplane.Neighbour{Link: dev, Addr: p.VXLANAddr, MAC: p.VXLANMAC},
+		dataplane.FDBEntry{Link: dev, MAC: p.VXLANMAC, Dst: dst, Port: p.TunnelPort},
+		dataplane.NextHop{ID: p.NextHop, Link: dev, Gateway: p.VXLANAddr, OnLink: true},
 	}, nil
+}
+
+func device(h dataplane.Host) string {
+	if h.VXLANDevice != "" {
+		return h.VXLANDevice
+	}
+	return DeviceName(h.Outer(), 0)
 }
 
 // MAC derives the MAC of a node's VTEP from the node's name, as Calico does

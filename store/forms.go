@@ -1,0 +1,108 @@
+package store
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// The annotations of a Node with which routerd's nodes agree about how packets
+// travel between them. Calico's tools keep what they do not know.
+const (
+	// AnnotationAccepts lists the forms of packets that the node's kernel takes
+	// in: direct,ipip,vxlan/4096/4789. A node without it is taken to accept
+	// everything.
+	AnnotationAccepts = "routerd.io/accepts"
+	// AnnotationUses lists the forms in which the node may be sending. A form
+	// is named before it is used, and until its last use is over.
+	AnnotationUses = "routerd.io/uses"
+	// AnnotationSends names, by pool, the mode that the node has moved to as a
+	// whole, as JSON: {"default":"VXLANCrossSubnet/4096/4789"}.
+	AnnotationSends = "routerd.io/sends"
+	// AnnotationRefuses says, by form, why the node's kernel cannot take in a
+	// form that its pools ask for, as JSON.
+	AnnotationRefuses = "routerd.io/refuses"
+	// AnnotationTunnelAddress is where tunnels send to when the node's own
+	// address does not answer: its public address behind NAT. With two
+	// families, both, separated by a comma.
+	AnnotationTunnelAddress = "routerd.io/tunnelAddress"
+)
+
+// NodeForms is what a node publishes about how packets travel. Forms are as
+// dataplane.Form's String has them.
+type NodeForms struct {
+	Published bool              // the node takes part at all
+	Accepts   []string          // sorted
+	Uses      []string          // sorted
+	Sends     map[string]string // pool → mode
+	Refuses   map[string]string // form → reason
+}
+
+// FormsOf reads a node's annotations. What cannot be read counts as not there:
+// its owner writes it anew.
+func FormsOf(n *Node) NodeForms {
+	accepts, ok := n.Annotations[AnnotationAccepts]
+	return NodeForms{
+		Published: ok,
+		Accepts:   readList(accepts),
+		Uses:      readList(n.Annotations[AnnotationUses]),
+		Sends:     readMap(n.Annotations[AnnotationSends]),
+		Refuses:   readMap(n.Annotations[AnnotationRefuses]),
+	}
+}
+
+// SetForms writes a node's annotations, and removes those that say nothing. It
+// leaves a map that the node shares with others alone.
+func SetForms(n *Node, f NodeForms) {
+	a := maps.Clone(n.Annotations)
+	if a == nil {
+		a = map[string]string{}
+	}
+	for _, name := range []string{AnnotationAccepts, AnnotationUses, AnnotationSends, AnnotationRefuses} {
+		delete(a, name)
+	}
+	n.Annotations = a
+	if !f.Published {
+		return
+	}
+	a[AnnotationAccepts] = writeList(f.Accepts)
+	if len(f.Uses) > 0 {
+		a[AnnotationUses] = writeList(f.Uses)
+	}
+	for name, m := range map[string]map[string]string{AnnotationSends: f.Sends, AnnotationRefuses: f.Refuses} {
+		if len(m) > 0 {
+			// A map of strings is always JSON; its keys come sorted.
+			b, _ := json.Marshal(m) //nolint:errchkjson // see above
+			a[name] = string(b)
+		}
+	}
+}
+
+func readList(s string) []string {
+	var out []string
+	for v := range strings.SplitSeq(s, ",") {
+		if v = strings.TrimSpace(v); v != "" {
+			out = append(out, v)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func writeList(list []string) string {
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return strings.Join(slices.Compact(list), ",")
+}
+
+func readMap(s string) map[string]string {
+	if s == "" {
+		return nil
+	}
+	var m map[string]string
+	if err := json.Unmarshal([]byte(s), &m); err != nil {
+		return nil
+	}
+	return m
+}
