@@ -23,10 +23,6 @@ const (
 	// AnnotationRefuses says, by form, why the node's kernel cannot take in a
 	// form that its pools ask for, as JSON.
 	AnnotationRefuses = "routerd.io/refuses"
-	// AnnotationTunnelAddress is where tunnels send to when the node's own
-	// address does not answer: its public address behind NAT. With two
-	// families, both, separated by a comma.
-	AnnotationTunnelAddress = "routerd.io/tunnelAddress"
 )
 
 // NodeForms is what a node publishes about how packets travel. Forms are as

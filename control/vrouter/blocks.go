@@ -25,18 +25,36 @@ func (t *table) setPool(name string, r *v3.IPPool) {
 		t.pools[name] = p
 	}
 	// A change of encapsulation is one object per peer.
-	for k := range t.hops {
-		if k.pool == name {
-			t.refresh(k)
-		}
-	}
+	t.rechooseInPool(name, old, had)
 	for _, cidr := range []netip.Prefix{old.cidr, p.cidr} {
 		if cidr.IsValid() {
 			t.electPool(cidr)
 			t.markWithin(cidr)
 		}
 	}
-	t.rebuildHostObjects()
+	t.formsDirty = true
+}
+
+// rechooseInPool applies the sender's rule anew to every node, for one pool.
+func (t *table) rechooseInPool(name string, old pool, had bool) {
+	p, has := t.pools[name]
+	if had && (!has || old.family() != p.family()) {
+		for k := range t.ways {
+			if k.pool == name {
+				t.dropWay(k)
+			}
+		}
+	}
+	if has {
+		for n := range t.nodes {
+			t.rechoosePool(p, n)
+		}
+	}
+	for k := range t.hops {
+		if k.pool == name {
+			t.refresh(k)
+		}
+	}
 }
 
 // electPool notes which pool has a CIDR. Validation refuses a second one of

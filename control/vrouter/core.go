@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,15 @@ type Config struct {
 	Node string         // this host's name; required
 	Sink dataplane.Sink // required
 	Log  *slog.Logger   // required
+
+	// Status says what became of a wanted object, and whether anybody wants it,
+	// as the sink's owner does. Optional: everything counts as done at once.
+	Status func(dataplane.Key) (dataplane.Status, bool)
+
+	// Publish says that somebody takes [Core.Publications]. Without it this
+	// host follows its pools at once, like a node that knows nothing of live
+	// changes.
+	Publish bool
 
 	// WithoutBGP says that no best paths will ever come, so that the wish is
 	// complete as soon as the store is in sync.
@@ -41,13 +51,18 @@ type Core struct {
 	events chan func(*loop)
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
 	mtus   mtus
+	hint   chan dataplane.Revision
 
-	targets latest[[]Target]
+	targets      latest[[]Target]
+	publications latest[store.NodeForms]
 }
 
 // New returns a core that does nothing until [Core.Run].
 func New(cfg Config) *Core {
-	c := &Core{cfg: cfg, events: make(chan func(*loop), 64), mtus: mtus{changed: make(chan struct{}, 1)}}
+	c := &Core{
+		cfg: cfg, events: make(chan func(*loop), 64), hint: make(chan dataplane.Revision, 1),
+		mtus: mtus{changed: make(chan struct{}, 1)},
+	}
 	c.alive.Store(time.Now().UnixNano())
 	return c
 }
@@ -60,6 +75,9 @@ type loop struct {
 	replaced    bool // the first whole wish was handed over
 	synced      bool // the sink was told that the wish is complete
 	waiting     string
+
+	unsure   map[dataplane.Key]struct{} // next hops put whose end is not known
+	removals []dataplane.Revision       // of the sink, with next hops to go
 
 	held    []PathUpdate // what BGP learned, while it is held back
 	holdEnd time.Time    // zero: nothing is held back any more
@@ -120,13 +138,31 @@ func (c *Core) Pools(ctx context.Context) ([]PoolStatus, error) {
 
 // Host returns this host's place on the underlay in a family.
 func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, error) {
-	return ask(ctx, c, func(l *loop) dataplane.Host { return l.hosts[f] })
+	return ask(ctx, c, func(l *loop) dataplane.Host {
+		if !l.hasHost(f) {
+			return dataplane.Host{}
+		}
+		return l.hostFor(f, f, l.settings.vni, l.settings.port)
+	})
 }
 
 // Waiting says what the core still waits for before it can hand over its wish;
 // it is empty when nothing is missing.
 func (c *Core) Waiting(ctx context.Context) (string, error) {
 	return ask(ctx, c, func(l *loop) string { return l.waiting })
+}
+
+// Publications returns a channel that carries what this host is to publish in
+// its Node resource. The next one comes after [Core.Published] was called for
+// the one before. The channel is closed when ctx ends.
+func (c *Core) Publications(ctx context.Context) <-chan store.NodeForms {
+	return c.publications.subscribe(ctx)
+}
+
+// Published says that the last publication is in the store, in the Node's
+// revision rev or an earlier one.
+func (c *Core) Published(ctx context.Context, rev store.Revision) error {
+	return c.post(ctx, func(l *loop) { l.written(rev) })
 }
 
 // Alive is when the loop last turned. A loop that works turns every second.
@@ -161,10 +197,15 @@ func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 
 // Run is the loop. It returns when ctx ends.
 func (c *Core) Run(ctx context.Context) error {
-	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP}
+	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP, unsure: map[dataplane.Key]struct{}{}}
 	if c.cfg.DeferBGP > 0 {
 		l.holdEnd = time.Now().Add(c.cfg.DeferBGP)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	var hints sync.WaitGroup
+	hints.Go(func() { c.followSink(ctx) })
+	defer hints.Wait()
+	defer cancel()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -172,7 +213,9 @@ func (c *Core) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case now := <-tick.C:
-			if len(l.held) > 0 && l.releasePaths(now) {
+			// The kernel says nothing of its own accord about what it refused
+			// and then took after all.
+			if l.releasePaths(now) || l.replaced && c.look(l) {
 				c.flush(l)
 			}
 		case f := <-c.events:
@@ -202,17 +245,17 @@ func (c *Core) flush(l *loop) {
 		l.waiting = err.Error()
 		return
 	}
-	l.settle()
-	c.mtus.set(l.table)
-	switch {
-	case !l.replaced:
-		c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())
-		l.replaced = true
-	case len(l.put)+len(l.del) > 0:
-		c.cfg.Sink.Update(dataplane.SourceCore, slices.Collect(maps.Values(l.put)), slices.Collect(maps.Keys(l.del)))
+	for range maxRounds {
+		l.settle()
+		c.handOver(l)
+		if !c.look(l) && !c.publish(l) {
+			break
+		}
 	}
-	clear(l.put)
-	clear(l.del)
+	c.mtus.set(l.table)
+	if now, changed := l.targets(); changed {
+		c.targets.publish(now)
+	}
 	// BGP is not waited for here: a dead peer must not make the host unready.
 	// Only the sweep of what an earlier life left waits for it.
 	l.waiting = ""
@@ -221,6 +264,77 @@ func (c *Core) flush(l *loop) {
 		l.synced = true
 		c.cfg.Log.Info("the wish is complete", "routes", len(l.routes), "nexthops", len(l.hops))
 	}
+}
+
+// handOver hands the first whole wish or the changes of it to the sink.
+// Devices go first and apart from the rest, so that what becomes of them is
+// known without waiting for routes.
+func (c *Core) handOver(l *loop) {
+	defer clear(l.put)
+	defer clear(l.del)
+	if !l.replaced {
+		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())
+		l.replaced = true
+		l.noteHops(l.put)
+		l.removals = append(l.removals, rev)
+		c.hintAt(rev)
+		return
+	}
+	var first, rest []dataplane.Object
+	for k, o := range l.put {
+		if k.Kind() <= dataplane.KindSysctl {
+			first = append(first, o)
+		} else {
+			rest = append(rest, o)
+		}
+	}
+	if len(first) > 0 {
+		c.hintAt(c.cfg.Sink.Update(dataplane.SourceCore, first, nil))
+	}
+	if len(rest)+len(l.del) == 0 {
+		return
+	}
+	rev := c.cfg.Sink.Update(dataplane.SourceCore, rest, slices.Collect(maps.Keys(l.del)))
+	if l.noteHops(l.put); l.lostHops(l.del) {
+		l.removals = append(l.removals, rev)
+	}
+	c.hintAt(rev)
+}
+
+// noteHops notes next hops whose end is to be awaited.
+func (l *loop) noteHops(put map[dataplane.Key]dataplane.Object) {
+	for k := range put {
+		if k.Kind() == dataplane.KindNextHop {
+			l.unsure[k] = struct{}{}
+		}
+	}
+}
+
+// lostHops reports whether next hops are to go.
+func (l *loop) lostHops(del set[dataplane.Key]) bool {
+	lost := false
+	for k := range del {
+		if k.Kind() == dataplane.KindNextHop {
+			delete(l.unsure, k)
+			lost = true
+		}
+	}
+	return lost
+}
+
+// publish offers what this host is to publish, if it differs from what it has
+// published. It reports whether it did.
+func (c *Core) publish(l *loop) bool {
+	if !c.cfg.Publish {
+		return false
+	}
+	f := l.offer()
+	if f == nil {
+		return false
+	}
+	c.cfg.Log.Debug("to be published", "accepts", f.Accepts, "uses", f.Uses, "sends", f.Sends, "refuses", f.Refuses)
+	c.publications.publish(*f)
+	return true
 }
 
 // wish returns every wanted object in a fixed order.

@@ -2,8 +2,8 @@ package vrouter
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -31,6 +31,8 @@ type Candidate struct {
 	Via     netip.Addr // gateway in the kernel
 	Link    string
 	Reason  string // why it cannot be used, or lost; for the best one why it is there
+	Form    dataplane.Form
+	Delayed string // why packets do not travel as the pool asks for; empty: they do
 
 	route dataplane.Route
 	hop   hopKey
@@ -64,8 +66,8 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 				Prefix: p, Source: SourceStore, Type: originType(o), Pool: poolName, Peer: o.node,
 				route: route, hop: hopKey{pool: poolName, node: o.node, fam: fam},
 			}
-			if n := t.nodes[o.node]; n != nil && n.addr[fam].IsValid() {
-				c.NextHop = n.addr[fam].Addr()
+			if n, w := t.nodes[o.node], t.ways[c.hop]; n != nil {
+				c.NextHop = n.addr[w.outer].Addr()
 			}
 			if covers {
 				c.Reason = errCovers(inside, insideAddr).Error()
@@ -83,9 +85,9 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 		// A next hop that is a node of the cluster is reached as the pool of the
 		// prefix asks for, so that both sides agree on the device; the direct
 		// driver may have no path to it by itself, and then the underlay has.
-		if n, ok := t.nodeAt(path.NextHop); ok && inPool && !covers {
+		if n, ok := t.nodeAt(path.NextHop); ok && inPool && !covers && n != t.self {
 			k := hopKey{pool: poolName, node: n, fam: fam}
-			if t.usable(k).err == nil {
+			if w := t.ways[k]; w.form.Driver != dataplane.DriverDirect || t.usable(k).err == nil {
 				c.hop = k
 			}
 		}
@@ -124,6 +126,8 @@ func (t *table) complete(c *Candidate) {
 		return
 	}
 	c.Via, c.Link = pl.hop.Gateway, pl.hop.Link
+	c.route.MTU = pl.mtu
+	c.Form, c.Delayed = t.ways[c.hop].form, t.ways[c.hop].reason
 	if h, ok := t.hops[c.hop]; ok {
 		c.route.NextHop = h.id
 	}
@@ -176,6 +180,14 @@ func boolCompare(a, b bool) int {
 
 // because says in a sentence why a chosen candidate is there.
 func because(c Candidate) string {
+	s := whyChosen(c)
+	if c.Delayed != "" {
+		s += fmt.Sprintf("; it goes in %s because %s", c.Form, c.Delayed)
+	}
+	return s
+}
+
+func whyChosen(c Candidate) string {
 	switch c.Type {
 	case "blackhole":
 		return "own block: addresses that no workload has are dropped here"
@@ -192,25 +204,67 @@ type PoolStatus struct {
 	Name          string
 	CIDR          netip.Prefix
 	Encapsulation store.Encapsulation
+	Mode          store.Mode
 	Driver        dataplane.Driver
 	Host          []dataplane.Key // what must be on this host to carry it: the device, its address
 	Err           error           // why that cannot be told
+
+	// Behind names the peers to which packets do not travel as the pool asks
+	// for, with the reason; the first few, by name.
+	Behind      []Delay
+	BehindTotal int
 }
 
-// errIPv6 says why an IPv6 pool is not served.
-var errIPv6 = errors.New("IPv6 pools are not served by this version; addresses and routes come from IPv4 pools only")
+// Delay says why packets to a node do not travel as a pool asks for.
+type Delay struct {
+	Node   string
+	Form   dataplane.Form // in which they travel; the zero form: not at all
+	Reason string
+}
+
+// maxDelays bounds how many peers a status names.
+const maxDelays = 5
 
 func (t *table) poolStatus() []PoolStatus {
 	var out []PoolStatus
 	for _, p := range t.pools {
-		st := PoolStatus{
-			Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Driver: driverFor(p.encap), Host: t.hostKeys[p.name], Err: t.hostErrs[p.name],
+		m := t.modeOf(p)
+		st := PoolStatus{Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Mode: m, Driver: driverFor(p.encap), BehindTotal: t.behind[p.name]}
+		forms := t.formsOf(m, p.family())
+		for _, f := range forms {
+			st.Host = append(st.Host, t.formKeys[f]...)
+			if err := t.formErrs[f]; err != nil {
+				st.Err = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, err)
+			}
 		}
-		if p.cidr.Addr().Is6() {
-			st.Err = errIPv6
+		if len(forms) == 0 && len(t.hosts) > 0 {
+			_, err := driverFor(p.encap).Host(t.hostFor(p.family(), t.outers(p.family())[0], m.VNI, m.Port))
+			st.Err = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, cmp.Or(err, dataplane.ErrNoPath))
 		}
+		st.Behind = t.delays(p)
 		out = append(out, st)
 	}
 	slices.SortFunc(out, func(a, b PoolStatus) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (t *table) delays(p pool) []Delay {
+	if t.behind[p.name] == 0 {
+		return nil
+	}
+	var out []Delay
+	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
+		w, ok := t.ways[hopKey{pool: p.name, node: name, fam: p.family()}]
+		if !ok || w.settled() {
+			continue
+		}
+		reason := w.reason
+		if reason == "" && w.err != nil {
+			reason = w.err.Error()
+		}
+		if out = append(out, Delay{name, w.form, reason}); len(out) == maxDelays {
+			break
+		}
+	}
 	return out
 }

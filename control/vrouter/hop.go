@@ -7,28 +7,8 @@ import (
 	"net/netip"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/crosssubnet"
 	"github.com/routerd/routerd/dataplane/direct"
-	"github.com/routerd/routerd/dataplane/ipip"
-	"github.com/routerd/routerd/dataplane/vxlan"
-	"github.com/routerd/routerd/store"
 )
-
-// driverFor returns the driver that carries packets of an encapsulation.
-func driverFor(e store.Encapsulation) dataplane.Driver {
-	switch e {
-	case store.IPIP:
-		return ipip.Driver{}
-	case store.VXLAN:
-		return vxlan.Driver{}
-	case store.IPIPCrossSubnet:
-		return crosssubnet.Driver{Near: direct.Driver{}, Far: ipip.Driver{}}
-	case store.VXLANCrossSubnet:
-		return crosssubnet.Driver{Near: direct.Driver{}, Far: vxlan.Driver{}}
-	case store.Direct:
-	}
-	return direct.Driver{}
-}
 
 // hopKey is the identity of a next-hop object: a node as reached for the
 // prefixes of one pool, or a gateway that BGP named (then via is set).
@@ -69,40 +49,37 @@ type plan struct {
 	driver string
 	objs   []dataplane.Object
 	hop    dataplane.NextHop
+	mtu    uint32 // of the routes; 0: the device's
 	err    error
 }
 
 // planHop asks the driver. It is a pure function of the table's inputs.
 func (t *table) planHop(k hopKey, id dataplane.NextHopID) plan {
-	h, ok := t.hosts[k.fam]
-	if !ok {
-		return plan{err: fmt.Errorf("%s address of this host: %w", k.fam, dataplane.ErrIncomplete)}
-	}
 	if k.via.IsValid() {
+		h, ok := t.hosts[k.fam]
+		if !ok {
+			return plan{err: fmt.Errorf("%s address of this host: %w", k.fam, dataplane.ErrIncomplete)}
+		}
 		gw, link, err := t.resolve(k.via)
 		if err != nil {
 			return plan{driver: direct.Driver{}.Name(), err: err}
 		}
 		return planWith(direct.Driver{}, h, dataplane.Peer{Name: k.via.String(), NextHop: id, Addr: k.via, Gateway: gw, Link: link})
 	}
-	n := t.nodes[k.node]
-	if n == nil || !n.addr[k.fam].IsValid() {
-		return plan{err: fmt.Errorf("%s address of node %s: %w", k.fam, k.node, dataplane.ErrIncomplete)}
-	}
-	p, ok := t.pools[k.pool]
+	w, ok := t.ways[k]
 	if !ok {
-		return plan{err: fmt.Errorf("pool of the prefix: %w", dataplane.ErrIncomplete)}
+		return plan{err: fmt.Errorf("node %s: %w", k.node, dataplane.ErrIncomplete)}
 	}
-	return planWith(driverFor(p.encap), h, dataplane.Peer{
-		Name: n.name, NextHop: id, Addr: n.addr[k.fam].Addr(),
-		VXLANAddr: n.vxlanAddr[k.fam], VXLANMAC: n.vxlanMAC[k.fam],
-	})
+	if w.err != nil {
+		return plan{driver: w.target.Driver, err: w.err}
+	}
+	h, p := t.wayEnds(k, w.outer, w.form, id)
+	pl := planWith(driverOf(w.form), h, p)
+	pl.mtu = t.pathMTU(k, w)
+	return pl
 }
 
 func planWith(d dataplane.Driver, h dataplane.Host, p dataplane.Peer) plan {
-	if c, ok := d.(crosssubnet.Driver); ok {
-		d = c.Choose(h, p)
-	}
 	objs, err := d.Peer(h, p)
 	pl := plan{driver: d.Name(), objs: objs, err: err}
 	for _, o := range objs {
@@ -111,6 +88,17 @@ func planWith(d dataplane.Driver, h dataplane.Host, p dataplane.Peer) plan {
 		}
 	}
 	return pl
+}
+
+// pathMTU is what the path to a node leaves for workloads where that was
+// measured to be less than the device takes, in bytes; 0: what the device
+// takes.
+func (t *table) pathMTU(k hopKey, w way) uint32 {
+	mtu := t.reach[w.outer][k.node].MTU - driverOf(w.form).Overhead(w.outer)
+	if !saneMTU(mtu) || mtu >= t.formMTU(w.form) {
+		return 0
+	}
+	return uint32(mtu)
 }
 
 // errUnresolved says that the underlay knows no way to a next hop.

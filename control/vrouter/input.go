@@ -1,6 +1,7 @@
 package vrouter
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -37,42 +38,89 @@ func Kinds() []store.Kind {
 
 // node is what the core keeps of a Node resource.
 type node struct {
-	name      string
-	addr      map[dataplane.Family]netip.Prefix
-	ipipAddr  netip.Addr
+	name     string
+	revision store.Revision // of its last change
+	addr     map[dataplane.Family]netip.Prefix
+	public   map[dataplane.Family]netip.Addr // where tunnels may have to send to instead
+
+	// By the family of the workloads.
+	ipipAddr  map[dataplane.Family]netip.Addr
 	vxlanAddr map[dataplane.Family]netip.Addr
-	vxlanMAC  map[dataplane.Family]dataplane.MAC
+	// By the family of the underlay.
+	vxlanMAC map[dataplane.Family]dataplane.MAC
+
+	forms nodeForms
 }
 
+// nodeForms is what a node publishes of the forms of its packets.
+type nodeForms struct {
+	store.NodeForms
+	accepts, uses set[dataplane.Form]
+	sorted        []dataplane.Form // accepts
+	sends         map[string]store.Mode
+	refuses       map[dataplane.Form]string
+}
+
+func newNodeForms(f store.NodeForms) nodeForms {
+	n := nodeForms{
+		NodeForms: f, accepts: parseForms(f.Accepts), uses: parseForms(f.Uses),
+		sends: map[string]store.Mode{}, refuses: map[dataplane.Form]string{},
+	}
+	n.sorted = sortedForms(n.accepts)
+	for pool, s := range f.Sends {
+		if m, err := store.ParseMode(s); err == nil {
+			n.sends[pool] = m
+		}
+	}
+	for s, why := range f.Refuses {
+		if form, err := dataplane.ParseForm(s); err == nil {
+			n.refuses[form] = why
+		}
+	}
+	return n
+}
+
+// takesIn reports whether the node accepts a form. One that does not take part
+// in live changes follows its pools at once.
+func (f nodeForms) takesIn(form dataplane.Form) bool {
+	_, ok := f.accepts[form]
+	return ok || !f.Published
+}
+
+func sameForms(a, b store.NodeForms) bool {
+	return a.Published == b.Published && slices.Equal(a.Accepts, b.Accepts) && slices.Equal(a.Uses, b.Uses) &&
+		maps.Equal(a.Sends, b.Sends) && maps.Equal(a.Refuses, b.Refuses)
+}
+
+// equal compares nodes but for the revision and what they publish of forms.
 func (n *node) equal(o *node) bool {
 	if n == nil || o == nil {
 		return n == o
 	}
-	return n.name == o.name && n.ipipAddr == o.ipipAddr &&
-		mapsEqual(n.addr, o.addr) && mapsEqual(n.vxlanAddr, o.vxlanAddr) && mapsEqual(n.vxlanMAC, o.vxlanMAC)
+	return n.name == o.name && maps.Equal(n.addr, o.addr) && maps.Equal(n.public, o.public) &&
+		maps.Equal(n.ipipAddr, o.ipipAddr) && maps.Equal(n.vxlanAddr, o.vxlanAddr) && maps.Equal(n.vxlanMAC, o.vxlanMAC)
 }
 
-func mapsEqual[K, V comparable](a, b map[K]V) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for k, v := range a {
-		if w, ok := b[k]; !ok || w != v {
-			return false
-		}
-	}
-	return true
-}
+// AnnotationIPIPAddrV6 is the address of a node's device tunl6.calico. Calico's
+// Node has no field for it.
+const AnnotationIPIPAddrV6 = "routerd.io/ipv6IPIPTunnelAddr"
 
 // newNode reads a Node resource. Members that do not parse are taken as not
 // set: one bad resource must not stop the others, and validation refuses them
 // where they are written.
-func newNode(r *store.Node) *node {
+func newNode(r *store.Node, rev store.Revision) *node {
 	n := &node{
 		name:      r.Name,
+		revision:  rev,
 		addr:      map[dataplane.Family]netip.Prefix{},
+		public:    map[dataplane.Family]netip.Addr{},
+		ipipAddr:  map[dataplane.Family]netip.Addr{},
 		vxlanAddr: map[dataplane.Family]netip.Addr{},
 		vxlanMAC:  map[dataplane.Family]dataplane.MAC{},
+		forms:     newNodeForms(store.FormsOf(r)),
+	}
+	for _, a := range store.TunnelAddresses(r) {
+		n.public[dataplane.FamilyOf(a)] = a
 	}
 	if r.Spec.BGP != nil {
 		for _, s := range []string{r.Spec.BGP.IPv4Address, r.Spec.BGP.IPv6Address} {
@@ -80,15 +128,14 @@ func newNode(r *store.Node) *node {
 				n.addr[dataplane.FamilyOf(p.Addr())] = p
 			}
 		}
-		n.ipipAddr = parseAddr(r.Spec.BGP.IPv4IPIPTunnelAddr)
+		n.setTunnel(n.ipipAddr, r.Spec.BGP.IPv4IPIPTunnelAddr)
 	}
+	n.setTunnel(n.ipipAddr, r.Annotations[AnnotationIPIPAddrV6])
 	for f, v := range map[dataplane.Family][3]string{
 		dataplane.IPv4: {r.Spec.IPv4VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddr, r.Name},
 		dataplane.IPv6: {r.Spec.IPv6VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddrV6, r.Name + "-v6"},
 	} {
-		if a := parseAddr(v[0]); a.IsValid() {
-			n.vxlanAddr[f] = a
-		}
+		n.setTunnel(n.vxlanAddr, v[0])
 		mac, err := dataplane.ParseMAC(v[1])
 		if err != nil {
 			mac = vxlan.MAC(v[2])
@@ -96,6 +143,12 @@ func newNode(r *store.Node) *node {
 		n.vxlanMAC[f] = mac
 	}
 	return n
+}
+
+func (n *node) setTunnel(to map[dataplane.Family]netip.Addr, s string) {
+	if a := parseAddr(s); a.IsValid() {
+		to[dataplane.FamilyOf(a)] = a
+	}
 }
 
 func parseAddr(s string) netip.Addr {
@@ -112,6 +165,9 @@ type pool struct {
 	cidr  netip.Prefix
 	encap store.Encapsulation
 }
+
+// family is that of the workloads.
+func (p pool) family() dataplane.Family { return dataplane.FamilyOf(p.cidr.Addr()) }
 
 func newPool(r *v3.IPPool) (pool, bool) {
 	cidr, err := netip.ParsePrefix(r.Spec.CIDR)
@@ -188,35 +244,40 @@ func addOrdinal(cidr netip.Prefix, ord int) (netip.Addr, bool) {
 	return a, ok && carry == 0 && cidr.Contains(a)
 }
 
-// settings are the numbers of FelixConfiguration that drivers use.
+// settings are the numbers of FelixConfiguration that drivers use. MTUs are in
+// bytes, 0: computed.
 type settings struct {
-	vni      uint32
-	port     uint16
-	ipipMTU  int
-	vxlanMTU int
+	vni        uint32
+	port       uint16
+	ipipMTU    int
+	vxlanMTU   int
+	vxlanMTUV6 int
 }
 
 // newSettings merges the objects that concern a node, weakest first.
 func newSettings(specs ...*v3.FelixConfigurationSpec) settings {
-	s := settings{vni: vxlan.DefaultVNI, port: vxlan.DefaultPort}
+	var s settings
+	s.vni, s.port = store.VXLANNumbers(specs...)
 	for _, f := range specs {
 		if f == nil {
 			continue
 		}
-		if v := f.VXLANVNI; v != nil && *v > 0 && *v < 1<<24 {
-			s.vni = uint32(*v)
-		}
-		if v := f.VXLANPort; v != nil && *v > 0 && *v < 1<<16 {
-			s.port = uint16(*v)
-		}
-		if v := f.IPIPMTU; v != nil && saneMTU(*v) {
-			s.ipipMTU = *v
-		}
-		if v := f.VXLANMTU; v != nil && saneMTU(*v) {
-			s.vxlanMTU = *v
+		for to, v := range map[*int]*int{&s.ipipMTU: f.IPIPMTU, &s.vxlanMTU: f.VXLANMTU, &s.vxlanMTUV6: f.VXLANMTUV6} {
+			if v != nil && saneMTU(*v) {
+				*to = *v
+			}
 		}
 	}
 	return s
+}
+
+// tunnelMTU returns what the operator set for devices over a family of the
+// underlay. Calico has no setting for IPIP over IPv6.
+func (s settings) tunnelMTU(outer dataplane.Family) (ipip, vxlan int) {
+	if outer == dataplane.IPv6 {
+		return 0, s.vxlanMTUV6
+	}
+	return s.ipipMTU, s.vxlanMTU
 }
 
 // saneMTU reports whether IPv4 can work with it: from the 68 bytes of RFC 791,
@@ -225,7 +286,7 @@ func saneMTU(v int) bool { return v >= 68 && v <= 65535 }
 
 // hostOf says how this host stands on the underlay in one family: which device
 // holds the node's address, and that device's MTU.
-func hostOf(n *node, u *dataplane.Underlay, s settings, f dataplane.Family) (dataplane.Host, bool) {
+func hostOf(n *node, u *dataplane.Underlay, f dataplane.Family) (dataplane.Host, bool) {
 	addr, ok := n.addr[f]
 	if !ok || u == nil {
 		return dataplane.Host{}, false
@@ -234,13 +295,9 @@ func hostOf(n *node, u *dataplane.Underlay, s settings, f dataplane.Family) (dat
 	if i < 0 {
 		return dataplane.Host{}, false
 	}
-	l := slices.IndexFunc(u.Links, func(l dataplane.UnderlayLink) bool { return l.Name == u.Addresses[i].Link })
-	if l < 0 {
+	l, ok := ownDevice(u, u.Addresses[i].Link)
+	if !ok {
 		return dataplane.Host{}, false
 	}
-	return dataplane.Host{
-		Name: n.name, Addr: addr, Uplink: u.Links[l].Name, UplinkMTU: u.Links[l].MTU,
-		IPIPAddr: n.ipipAddr, VXLANAddr: n.vxlanAddr[f], VXLANMAC: n.vxlanMAC[f],
-		VXLANVNI: s.vni, VXLANPort: s.port, IPIPMTU: s.ipipMTU, VXLANMTU: s.vxlanMTU,
-	}, true
+	return dataplane.Host{Name: n.name, Addr: addr, Uplink: l.Name, UplinkMTU: l.MTU}, true
 }

@@ -35,7 +35,9 @@ func (m *mtus) set(t *table) {
 
 // MTU is what the pools of a family leave for workloads, in bytes: the
 // smallest that anything in use or wanted takes. It is 0 while the underlay is
-// not known, and where this host has no address of the family.
+// not known, and where this host reaches nobody in the family. Where it falls,
+// tunnels wait until [Core.WorkloadMTU] says that the workloads follow; where
+// it rises, tunnels are larger already.
 func (c *Core) MTU(f dataplane.Family) int { return int(c.mtus.of(f).Load()) }
 
 // MTUChanged delivers when [Core.MTU] has changed since the last delivery. It

@@ -49,20 +49,44 @@ type table struct {
 
 	// What was measured, by family of the underlay and node.
 	reach    map[dataplane.Family]map[string]dataplane.Reach
-	delivery map[dataplane.Family]map[string][]dataplane.Delivery
+	delivery map[dataplane.Family]map[string]map[dataplane.Form]dataplane.Delivery
+	probing  map[dataplane.Family]bool // there is somebody who probes
+
+	// What was measured of this host.
+	kernel      map[dataplane.Form]formState // how far what takes a form in has come
+	podMTU      map[dataplane.Family]int     // the largest of a workload, bytes; 0: not known
+	unsupported map[dataplane.Form]error     // forms that this kernel has no device for
+	confirmed   bool                         // the kernel has every next hop as wanted
+	inflight    *nodeForms                   // what is being published; nil: nothing
+	inflightAt  store.Revision               // where it is in the store; 0: not known to be there
 
 	// Derived from the above.
 	settings       settings
-	hosts          map[dataplane.Family]dataplane.Host
-	hostObjs       map[dataplane.Key]dataplane.Object
-	hostKeys       map[string][]dataplane.Key // by pool
-	hostErrs       map[string]error           // by pool
+	hosts          map[dataplane.Family]dataplane.Host // of the underlay
+	nodesWith      map[familySet]int                   // other nodes, by their families
+	peerUses       map[dataplane.Form]int              // other nodes that say they send it
 	underlayRoutes *bart.Table[dataplane.UnderlayRoute]
 	ownAddrs       map[netip.Addr]bool
 	byNode         index[string, netip.Prefix]     // origin's node → prefixes
 	byNextHop      index[netip.Addr, netip.Prefix] // BGP next hop → prefixes
 	byAddr         index[netip.Addr, string]       // node address → nodes
 	nodeAddrs      *bart.Table[netip.Addr]         // the keys of byAddr
+
+	// How packets go to each node, and what follows for this host's devices.
+	ways       map[hopKey]way
+	sending    map[dataplane.Form]int // ways that use it or are to
+	behind     map[string]int         // by pool, ways that are not as wanted
+	prepared   map[hopKey][]dataplane.Object
+	slots      map[dataplane.Form]int // which VXLAN device is whose
+	formsDirty bool
+	formKeys   map[dataplane.Form][]dataplane.Key // what takes it in
+	formErrs   map[dataplane.Form]error           // why that cannot be told
+	hostObjs   map[dataplane.Key]dataplane.Object
+
+	// What is to be measured, by node, and the nodes where that may be out of
+	// date.
+	targeted map[string][]Target
+	retarget set[string]
 
 	// Chosen.
 	routes map[netip.Prefix]chosen
@@ -98,18 +122,31 @@ func newTable(self string) *table {
 		origins:        map[netip.Prefix]origin{},
 		paths:          map[netip.Prefix]Path{},
 		reach:          map[dataplane.Family]map[string]dataplane.Reach{},
-		delivery:       map[dataplane.Family]map[string][]dataplane.Delivery{},
+		delivery:       map[dataplane.Family]map[string]map[dataplane.Form]dataplane.Delivery{},
+		probing:        map[dataplane.Family]bool{},
+		kernel:         map[dataplane.Form]formState{},
+		podMTU:         map[dataplane.Family]int{},
+		unsupported:    map[dataplane.Form]error{},
 		settings:       newSettings(),
 		hosts:          map[dataplane.Family]dataplane.Host{},
-		hostObjs:       map[dataplane.Key]dataplane.Object{},
-		hostKeys:       map[string][]dataplane.Key{},
-		hostErrs:       map[string]error{},
+		nodesWith:      map[familySet]int{},
+		peerUses:       map[dataplane.Form]int{},
 		underlayRoutes: new(bart.Table[dataplane.UnderlayRoute]),
 		ownAddrs:       map[netip.Addr]bool{},
 		byNode:         index[string, netip.Prefix]{},
 		byNextHop:      index[netip.Addr, netip.Prefix]{},
 		byAddr:         index[netip.Addr, string]{},
 		nodeAddrs:      new(bart.Table[netip.Addr]),
+		ways:           map[hopKey]way{},
+		sending:        map[dataplane.Form]int{},
+		behind:         map[string]int{},
+		prepared:       map[hopKey][]dataplane.Object{},
+		slots:          map[dataplane.Form]int{},
+		formKeys:       map[dataplane.Form][]dataplane.Key{},
+		formErrs:       map[dataplane.Form]error{},
+		hostObjs:       map[dataplane.Key]dataplane.Object{},
+		targeted:       map[string][]Target{},
+		retarget:       set[string]{},
 		routes:         map[netip.Prefix]chosen{},
 		hops:           map[hopKey]*hop{},
 		ids:            map[dataplane.NextHopID]hopKey{},
@@ -130,7 +167,7 @@ func (t *table) apply(ev store.Event) {
 	switch ev.Key.Kind {
 	case store.KindNode:
 		r, _ := ev.Object.Value.(*store.Node)
-		t.setNode(ev.Key.Name, r)
+		t.setNode(ev.Key.Name, r, ev.Object.Revision)
 	case store.KindIPPool:
 		r, _ := ev.Object.Value.(*v3.IPPool)
 		t.setPool(ev.Key.Name, r)
@@ -141,73 +178,6 @@ func (t *table) apply(ev store.Event) {
 		r, _ := ev.Object.Value.(*v3.FelixConfiguration)
 		t.setFelix(ev.Key.Name, r)
 	}
-}
-
-func (t *table) setNode(name string, r *store.Node) {
-	old := t.nodes[name]
-	var n *node
-	if r != nil {
-		n = newNode(r)
-	}
-	if name == t.self && (n == nil || len(n.addr) == 0) && old != nil {
-		// Somebody deleted this host's own resource or its address: keep
-		// forwarding on what was known. Registration puts it back.
-		return
-	}
-	if n.equal(old) {
-		return
-	}
-	if old != nil {
-		for _, a := range old.addr {
-			t.byAddr.remove(a.Addr(), name)
-			if len(t.byAddr[a.Addr()]) == 0 {
-				t.nodeAddrs.Delete(single(a.Addr()))
-			}
-			t.markAround(a.Addr())
-		}
-	}
-	delete(t.nodes, name)
-	if n != nil {
-		t.nodes[name] = n
-		for _, a := range n.addr {
-			t.byAddr.add(a.Addr(), name)
-			t.nodeAddrs.Insert(single(a.Addr()), a.Addr())
-			t.markAround(a.Addr())
-		}
-	}
-	if name == t.self {
-		t.rebuildHost()
-		return
-	}
-	t.refreshNode(name)
-}
-
-// refreshNode brings all that depends on a node up to date: its next hops in
-// place where they stay usable, and its prefixes anew where that may have
-// changed.
-func (t *table) refreshNode(name string) {
-	for _, p := range t.pools {
-		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			t.refresh(hopKey{pool: p.name, node: name, fam: f})
-		}
-	}
-	for p := range t.byNode[name] {
-		if c, ok := t.routes[p]; !ok || c.hop.node != name || t.stale[c.hop] {
-			t.dirty[p] = struct{}{}
-		}
-	}
-}
-
-// nodeAt returns the node with an address. Registration refuses a second one;
-// should the store hold two, all hosts take the same.
-func (t *table) nodeAt(a netip.Addr) (string, bool) {
-	best, ok := "", false
-	for n := range t.byAddr[a] {
-		if !ok || n < best {
-			best, ok = n, true
-		}
-	}
-	return best, ok
 }
 
 func (t *table) refresh(k hopKey) {
@@ -229,7 +199,8 @@ func (t *table) setFelix(name string, r *v3.FelixConfiguration) {
 	}
 	if s := newSettings(t.felix["default"], t.felix["node."+t.self]); s != t.settings {
 		t.settings = s
-		t.rebuildHost()
+		t.formsDirty = true
+		t.rechooseAll()
 	}
 }
 
@@ -333,13 +304,14 @@ func isWorkloadLink(name string) bool { return strings.HasPrefix(name, "cali") }
 // rebuildHost derives this host's place on the underlay. What cannot be
 // derived at the moment (the device is gone, say) stays as it was.
 func (t *table) rebuildHost() {
+	t.formsDirty = true
 	n := t.nodes[t.self]
 	if n == nil {
 		return
 	}
 	changed := false
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		h, ok := hostOf(n, t.underlay, t.settings, f)
+	for _, f := range families() {
+		h, ok := hostOf(n, t.underlay, f)
 		if ok && h != t.hosts[f] {
 			t.hosts[f] = h
 			changed = true
@@ -348,7 +320,7 @@ func (t *table) rebuildHost() {
 	if !changed {
 		return
 	}
-	t.rebuildHostObjects()
+	t.rechooseAll()
 	for k := range t.hops {
 		t.refresh(k)
 	}
@@ -358,39 +330,6 @@ func (t *table) rebuildHost() {
 	for p := range t.paths {
 		t.dirty[p] = struct{}{}
 	}
-}
-
-// rebuildHostObjects derives what exists once per host: forwarding, and the
-// devices of all drivers that some pool uses.
-func (t *table) rebuildHostObjects() {
-	now := map[dataplane.Key]dataplane.Object{}
-	clear(t.hostKeys)
-	clear(t.hostErrs)
-	if h, ok := t.hosts[dataplane.IPv4]; ok {
-		forward := dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}
-		now[forward.Key()] = forward
-		for _, p := range t.pools {
-			if dataplane.FamilyOf(p.cidr.Addr()) != dataplane.IPv4 {
-				continue
-			}
-			objs, err := driverFor(p.encap).Host(h)
-			if err != nil {
-				t.hostErrs[p.name] = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, err)
-				continue
-			}
-			for _, o := range objs {
-				now[o.Key()] = o
-				t.hostKeys[p.name] = append(t.hostKeys[p.name], o.Key())
-			}
-		}
-	}
-	for _, o := range now {
-		t.acquire(o)
-	}
-	for _, o := range t.hostObjs {
-		t.release(o)
-	}
-	t.hostObjs = now
 }
 
 func (t *table) markNextHop(a netip.Addr) {
@@ -460,12 +399,21 @@ func (t *table) elect(k dataplane.Key, w *wanted) {
 	}
 }
 
-// settle chooses anew for every dirty prefix.
+// settle derives what takes packets in on this host, and chooses anew for
+// every dirty prefix.
 func (t *table) settle() {
-	for p := range t.dirty {
-		t.choose(p)
+	for range maxRounds {
+		if t.formsDirty {
+			t.rebuildForms()
+		}
+		for p := range t.dirty {
+			t.choose(p)
+		}
+		clear(t.dirty)
+		if !t.formsDirty {
+			break
+		}
 	}
-	clear(t.dirty)
 	for k := range t.stale {
 		if _, ok := t.hops[k]; !ok {
 			delete(t.stale, k)
@@ -473,11 +421,15 @@ func (t *table) settle() {
 	}
 }
 
+// maxRounds bounds how often one settling may change what it began with: a
+// device that takes another's place moves next hops, once.
+const maxRounds = 4
+
 // choose takes the best usable candidate for a prefix.
 func (t *table) choose(p netip.Prefix) {
 	old, had := t.routes[p]
 	now, ok := t.best(p)
-	if had && ok && old.hop == now.hop && !t.stale[old.hop] && old.route.Type == now.route.Type {
+	if had && ok && old.hop == now.hop && !t.stale[old.hop] && old.route.Type == now.route.Type && old.route.MTU == now.route.MTU {
 		t.routes[p] = chosen{route: old.route, hop: old.hop, source: now.source}
 		return
 	}
@@ -519,27 +471,4 @@ func (t *table) ready() error {
 		return fmt.Errorf("no device of this host holds the address of node %s: %w", t.self, dataplane.ErrIncomplete)
 	}
 	return nil
-}
-
-// mtu is what the encapsulations of all pools leave for workloads, in bytes; 0
-// while the underlay is not known.
-func (t *table) mtu(f dataplane.Family) int {
-	h, ok := t.hosts[f]
-	if !ok {
-		return 0
-	}
-	mtu := h.UplinkMTU
-	for _, p := range t.pools {
-		if dataplane.FamilyOf(p.cidr.Addr()) != f {
-			continue
-		}
-		d := driverFor(p.encap)
-		mtu = min(mtu, h.UplinkMTU-d.Overhead(dataplane.FamilyOf(h.Addr.Addr())))
-	}
-	for _, o := range t.hostObjs {
-		if l, ok := o.(dataplane.Link); ok {
-			mtu = min(mtu, l.MTU)
-		}
-	}
-	return mtu
 }

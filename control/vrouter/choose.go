@@ -1,0 +1,128 @@
+package vrouter
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// choice is all that decides in which form this host sends to a peer the
+// packets of a pool. It holds no history: what the host moved to before is
+// published in the store like everything else.
+type choice struct {
+	peer   string
+	wanted dataplane.Form  // by the pool's mode
+	moved  *dataplane.Form // by the mode that this host has moved to; nil: none
+	others []dataplane.Form
+
+	accepts func(dataplane.Form) bool  // the peer takes it in
+	can     func(dataplane.Form) error // this host can send it
+	may     func(dataplane.Form) bool  // it is published that this host sends it
+
+	// Probing says that a form is probed before a peer is moved to it; verdict
+	// is what the probes found, and whether they were sent.
+	probing bool
+	verdict func(dataplane.Form) (d dataplane.Delivery, asked bool)
+
+	refusal func(dataplane.Form) string // why the peer says that it does not take it in
+}
+
+// decision is what follows from a choice.
+type decision struct {
+	target dataplane.Form // what to send as things are
+	form   dataplane.Form // what to send now; the zero form: nothing
+	reason string         // why target is not what is wanted; empty: it is
+}
+
+// decide is the sender's rule: the wanted form if the peer takes it in, this
+// host can send it and no probe says that it gets lost; else the form of
+// before under the same terms; else any that the peer takes in, tunnels
+// first; else the wanted one, which then is as good as any.
+//
+// What is sent now is the first of these that this host has published: who
+// takes a form in must be able to tell who still needs it.
+func (c choice) decide() decision {
+	var d decision
+	usable := c.usable(&d)
+	d.target = c.wanted
+	if len(usable) > 0 {
+		d.target = usable[0]
+	}
+	for _, f := range usable {
+		if c.may(f) {
+			d.form = f
+			return d
+		}
+	}
+	// Nothing that is right is published yet: for a moment what was sent so
+	// far goes on.
+	for _, f := range c.ordered() {
+		if c.may(f) && c.can(f) == nil {
+			d.form = f
+			break
+		}
+	}
+	return d
+}
+
+// ordered lists the forms in the order of preference.
+func (c choice) ordered() []dataplane.Form {
+	out := []dataplane.Form{c.wanted}
+	if c.moved != nil && *c.moved != c.wanted {
+		out = append(out, *c.moved)
+	}
+	return out
+}
+
+// usable lists the forms that would get there, best first, and notes why the
+// wanted one is not among them.
+func (c choice) usable(d *decision) []dataplane.Form {
+	var out []dataplane.Form
+	seen := map[dataplane.Form]bool{}
+	for _, f := range append(c.ordered(), c.others...) {
+		if seen[f] {
+			continue
+		}
+		seen[f] = true
+		if err := c.check(f); err == nil {
+			out = append(out, f)
+		} else if f == c.wanted {
+			d.reason = err.Error()
+		}
+	}
+	if len(out) > 0 && out[0] == c.wanted && c.unasked() && len(out) > 1 && c.moved != nil && out[1] == *c.moved {
+		d.reason = fmt.Sprintf("waits for the probe of %s to node %s", c.wanted, c.peer)
+		return out[1:]
+	}
+	return out
+}
+
+// unasked reports whether the probes of the wanted form are still to come.
+func (c choice) unasked() bool {
+	if !c.probing || c.wanted.Driver == dataplane.DriverDirect {
+		return false
+	}
+	_, asked := c.verdict(c.wanted)
+	return !asked
+}
+
+// check says what speaks against a form.
+func (c choice) check(f dataplane.Form) error {
+	if err := c.can(f); err != nil {
+		return fmt.Errorf("this host cannot send %s: %w", f, err)
+	}
+	if !c.accepts(f) {
+		if why := c.refusal(f); why != "" {
+			return fmt.Errorf("node %s does not accept %s: %s", c.peer, f, why)
+		}
+		return fmt.Errorf("node %s does not accept %s yet", c.peer, f)
+	}
+	if v, _ := c.verdict(f); v.Result == dataplane.No {
+		return fmt.Errorf("probes in %s to node %s get lost: %s", f, c.peer, v.Reason)
+	}
+	return nil
+}
+
+// errNotPublished says why nothing is sent to a peer for a moment.
+var errNotPublished = errors.New("this host's datastore entry does not yet say that it sends in this form")

@@ -1,0 +1,266 @@
+package vrouter
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// poolsOf are the blocks' pools, in the order of simHost.blocks.
+var poolNames = []string{"pool", "other"} //nolint:gochecknoglobals // a constant of the tests
+
+// lost finds packets that do not get through: a host's kernel sends to a peer
+// in a form that the peer's kernel does not take in.
+func (w *world) lost() string {
+	for _, s := range w.hosts {
+		for _, r := range w.hosts {
+			if r == s {
+				continue
+			}
+			for i, p := range r.blocks() {
+				f, ok := s.sends(p)
+				if ok && !r.takesIn(f) {
+					return fmt.Sprintf("%s sends to %s for pool %s in %s, which its kernel does not take in\n%s%s", s.name, r.name, poolNames[i], f, s, r)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func (h *simHost) String() string {
+	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes[h.name].forms.NodeForms, h.pending)
+	for _, k := range slices.SortedFunc(maps.Keys(h.kernel.have), dataplane.CompareKeys) {
+		s += fmt.Sprintf("\t%s\n", h.kernel.have[k])
+	}
+	for _, k := range h.kernel.due() {
+		s += fmt.Sprintf("\tdue: %s\n", k)
+	}
+	return s
+}
+
+// gaps finds prefixes that had a route and have none. Plain packets to another
+// rack have none by themselves.
+func (w *world) gaps() string {
+	for _, s := range w.hosts {
+		for _, r := range w.hosts {
+			for _, p := range r.blocks() {
+				if _, ok := s.sends(p); s != r && !ok {
+					return fmt.Sprintf("%s has no route to %s of %s\n%s", s.name, p, r.name, s)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// fresh is what a host would want if its daemon started now.
+func (w *world) fresh(h *simHost) map[dataplane.Key]dataplane.Object {
+	t := newTable(h.name)
+	t.setUnderlay(h.underlay())
+	for _, ev := range w.now {
+		t.apply(ev)
+	}
+	for f, peers := range h.l.reach {
+		t.setReach(f, peers)
+	}
+	for f, peers := range h.l.delivery {
+		if h.l.probing[f] {
+			t.probing[f], t.delivery[f] = true, peers
+		}
+	}
+	t.rechooseAll()
+	for range maxRounds {
+		t.settle()
+		states := map[dataplane.Form]formState{}
+		for f, keys := range t.formKeys {
+			states[f] = h.core.formState(keys)
+		}
+		t.setKernel(states)
+	}
+	t.settle()
+	out := map[dataplane.Key]dataplane.Object{}
+	for _, o := range t.wish() {
+		out[o.Key()] = o
+	}
+	return out
+}
+
+// checkQuiet holds that a cluster to which nothing happens any more is where
+// its pools want it, as far as that can be, with nothing left over.
+func (w *world) checkQuiet(t *rapid.T) {
+	if !w.settle() {
+		t.Fatal("no end to it: the hosts keep changing")
+	}
+	equal := cmp.Comparer(func(a, b dataplane.Object) bool { return a == b })
+	for _, h := range w.hosts {
+		if diff := cmp.Diff(w.fresh(h), h.kernel.want, equal); diff != "" {
+			t.Fatalf("%s: a fresh start wants another thing (-fresh +this):\n%s", h.name, diff)
+		}
+		// An unchanged world changes nothing.
+		writes, rev, n := h.kernel.writes, h.kernel.rev, len(w.log)
+		h.look()
+		if h.kernel.writes != writes || h.kernel.rev != rev || len(w.log) != n || h.pending != nil {
+			t.Fatalf("%s: an unchanged world causes changes", h.name)
+		}
+		if !w.faults {
+			w.checkWanted(t, h)
+		}
+	}
+}
+
+func (w *world) checkWanted(t *rapid.T, h *simHost) {
+	for k, way := range h.l.ways {
+		if way.form != way.wanted {
+			t.Fatalf("%s: %s goes in %s, and %s is wanted: %s\n%s", h.name, k, way.form, way.wanted, way.reason, h)
+		}
+	}
+	wanted := h.l.wantedForms()
+	for _, o := range h.kernel.have {
+		if l, ok := o.(dataplane.Link); ok {
+			if _, ok := wanted[formOfLink(l)]; !ok {
+				t.Fatalf("%s: device %s is left", h.name, l)
+			}
+		}
+	}
+	pub := h.l.nodes[h.name].forms
+	if !maps.Equal(pub.accepts, wanted) || len(pub.Refuses) > 0 {
+		t.Fatalf("%s: accepts %v and refuses %v; want %v accepted", h.name, pub.Accepts, pub.Refuses, formNames(wanted))
+	}
+	for _, p := range h.l.pools {
+		if got, want := pub.sends[p.name], h.l.modeOf(p); got != want {
+			t.Fatalf("%s: pool %s was moved to %s; want %s", h.name, p.name, got, want)
+		}
+	}
+}
+
+// step lets one small thing happen to the cluster.
+func (w *world) step(t *rapid.T, withFaults bool) {
+	h := w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(t, "host")]
+	last := 13
+	if withFaults {
+		last = 18
+	}
+	switch n := rapid.IntRange(0, last).Draw(t, "event"); n {
+	case 0:
+		e := rapid.SampledFrom(store.Encapsulations()).Draw(t, "encap")
+		w.plain = w.plain || e == store.Direct
+		w.put(poolEvent("pool", "192.168.0.0/16", e))
+	case 1:
+		w.put(felixEvent(rapid.SampledFrom([]int{4096, 5000, 6000}).Draw(t, "vni"), rapid.SampledFrom([]int{4789, 4790}).Draw(t, "port")))
+	case 2, 3, 4:
+		for range rapid.IntRange(1, 4).Draw(t, "changes") {
+			w.learn(h)
+		}
+	case 5, 6, 7:
+		for range rapid.IntRange(1, 6).Draw(t, "objects") {
+			h.kernel.step()
+		}
+	case 8, 9:
+		h.look()
+	case 10:
+		w.write(h)
+	case 11:
+		h.tell()
+	case 12:
+		w.start(h)
+	case 13:
+		peer := w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(t, "peer")]
+		h.l.setReach(dataplane.IPv4, map[string]dataplane.Reach{peer.name: {
+			Near: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "near")),
+			Addr: rapid.SampledFrom([]netip.Addr{{}, netip.MustParseAddr("203.0.113.9")}).Draw(t, "public"),
+			MTU:  rapid.SampledFrom([]int{0, 1400}).Draw(t, "mtu"),
+		}})
+		w.plain = true // a neighbour that does not answer has no plain way
+		h.turn()
+	default:
+		w.fault(t, h, n)
+	}
+}
+
+// fault lets something go wrong.
+func (w *world) fault(t *rapid.T, h *simHost, n int) {
+	w.faults = true
+	form := rapid.SampledFrom([]string{"ipip", "vxlan/4096/4789", "vxlan/5000/4789", "vxlan/5000/4790"}).Draw(t, "form")
+	f, err := dataplane.ParseForm(form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch n {
+	case 14:
+		h.kernel.refuse[f] = struct{}{}
+	case 15:
+		clear(h.kernel.refuse)
+	case 16:
+		peers := map[string][]dataplane.Delivery{}
+		for _, p := range w.hosts {
+			peers[p.name] = []dataplane.Delivery{{Form: f, Result: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "answer"))}}
+		}
+		h.l.setDelivery(dataplane.IPv4, peers)
+		h.turn()
+	case 17:
+		w.put(gone(w.nodeOf(h)))
+		w.deleted = true
+	case 18:
+		if _, ok := w.now[store.ResourceKey(store.KindNode, h.name)]; !ok {
+			w.put(w.nodeOf(h))
+		}
+	}
+}
+
+// TestLiveChange: whatever happens to a cluster in whatever order, no host
+// ever sends to a peer what that does not take in, as long as nothing goes
+// wrong; and in the end it is where its pools want it.
+func TestLiveChange(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		first := rapid.SampledFrom(store.Encapsulations()).Draw(rt, "first")
+		w := newWorld(rapid.IntRange(2, 4).Draw(rt, "hosts"), first, rapid.Bool().Draw(rt, "strict"))
+		w.plain = first == store.Direct
+		w.checkQuiet(rt)
+		for range rapid.IntRange(1, 150).Draw(rt, "steps") {
+			w.step(rt, false)
+			if s := w.lost(); s != "" {
+				rt.Fatal(s)
+			}
+			if s := w.gaps(); s != "" && !w.plain {
+				rt.Fatal(s)
+			}
+		}
+		w.checkQuiet(rt)
+	})
+}
+
+// TestLiveChangeWithFaults: also where kernels refuse devices, probes get lost
+// and Node resources are deleted, the end depends only on what there is.
+func TestLiveChangeWithFaults(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := newWorld(rapid.IntRange(2, 3).Draw(rt, "hosts"), rapid.SampledFrom(store.Encapsulations()).Draw(rt, "first"), rapid.Bool().Draw(rt, "strict"))
+		w.checkQuiet(rt)
+		for range rapid.IntRange(1, 120).Draw(rt, "steps") {
+			w.step(rt, true)
+		}
+		for _, h := range w.hosts {
+			if _, ok := w.now[store.ResourceKey(store.KindNode, h.name)]; !ok {
+				w.put(w.nodeOf(h))
+			}
+		}
+		w.checkQuiet(rt)
+		// Once everybody can, everything is as wanted.
+		for _, h := range w.hosts {
+			clear(h.kernel.refuse)
+			h.l.setDelivery(dataplane.IPv4, nil)
+			h.l.probing[dataplane.IPv4] = false
+			h.l.rechooseAll()
+		}
+		w.faults = false
+		w.checkQuiet(rt)
+	})
+}

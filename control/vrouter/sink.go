@@ -1,0 +1,107 @@
+package vrouter
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// hintAfter bounds how long a hint waits for one call to the sink: another
+// object of the call may wait for a device for ever.
+const hintAfter = time.Second
+
+// hintAt asks for a look at the sink when all that a call named is done.
+func (c *Core) hintAt(rev dataplane.Revision) {
+	if c.cfg.Status == nil {
+		return
+	}
+	select {
+	case <-c.hint: // the newer call is waited for instead
+	default:
+	}
+	c.hint <- rev
+}
+
+// followSink wakes the loop when the sink is done with what it was handed.
+func (c *Core) followSink(ctx context.Context) {
+	for {
+		var rev dataplane.Revision
+		select {
+		case <-ctx.Done():
+			return
+		case rev = <-c.hint:
+		}
+		wait, cancel := context.WithTimeout(ctx, hintAfter)
+		_ = c.cfg.Sink.Wait(wait, rev) // what became of each object is looked up
+		cancel()
+		if err := c.post(ctx, func(*loop) {}); err != nil {
+			return
+		}
+	}
+}
+
+// look sees how far the sink is. It reports whether anything came out
+// different.
+func (c *Core) look(l *loop) bool {
+	was := l.confirmed
+	l.confirmed = c.confirmed(l)
+	now := make(map[dataplane.Form]formState, len(l.formKeys))
+	for f, keys := range l.formKeys {
+		if l.formErrs[f] == nil {
+			now[f] = c.formState(keys)
+		}
+	}
+	changed := l.setKernel(now)
+	return changed || was != l.confirmed
+}
+
+// confirmed reports whether the kernel has left every next hop that is not
+// wanted any more, as far as this life knows.
+func (c *Core) confirmed(l *loop) bool {
+	if c.cfg.Status == nil {
+		clear(l.unsure)
+		l.removals = nil
+		return true
+	}
+	for k := range l.unsure {
+		if st, ok := c.cfg.Status(k); !ok || st.State == dataplane.Done {
+			delete(l.unsure, k)
+		}
+	}
+	// To wait with a context that has ended is to ask: an error of the context
+	// says that something was not tried or waits. What was refused is tried
+	// again by the sink, and holds nobody up here.
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	for len(l.removals) > 0 {
+		if err := c.cfg.Sink.Wait(ended, l.removals[0]); errors.Is(err, context.Canceled) {
+			break
+		}
+		l.removals = l.removals[1:]
+	}
+	return len(l.unsure)+len(l.removals) == 0
+}
+
+// formState sums up the states of what takes a form in. Addresses do not
+// count: packets are taken in without.
+func (c *Core) formState(keys []dataplane.Key) formState {
+	if c.cfg.Status == nil {
+		return formState{done: true}
+	}
+	out := formState{done: true}
+	for _, k := range keys {
+		if isAddress(k) {
+			continue
+		}
+		st, ok := c.cfg.Status(k)
+		switch {
+		case !ok || st.State == dataplane.Pending:
+			out.done = false
+		case st.State == dataplane.Failed:
+			return formState{err: st.Err}
+		}
+	}
+	return out
+}
