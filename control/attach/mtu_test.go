@@ -153,6 +153,34 @@ func TestSetMTU(t *testing.T) {
 	w.expectClean()
 }
 
+// A container with addresses of both families gets the smaller MTU, and never
+// less than IPv6 needs.
+func TestSetMTUDualStack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.mtu = MTU{IPv4: 1450, IPv6: 1430}
+	a := w.start()
+	both, four := w.pod(1), w.pod(2)
+	both.IPv6 = true
+	b, f := w.add(a, both), w.add(a, four)
+	if len(b.Addresses) != 2 {
+		t.Fatalf("addresses %v, want one of each family", b.Addresses)
+	}
+	expect := func(wantBoth, wantFour int) {
+		t.Helper()
+		w.expectMTU(a, both, b.Device, wantBoth)
+		w.expectMTU(a, four, f.Device, wantFour)
+	}
+	expect(1430, 1450)
+	w.setMTU(a, MTU{IPv4: 1400, IPv6: 1480})
+	expect(1400, 1400)
+	w.setMTU(a, MTU{IPv4: 1200, IPv6: 1180})
+	expect(1280, 1200)
+	w.mtu = MTU{IPv4: 1480, IPv6: 1460}
+	a = w.start()
+	expect(1460, 1480)
+}
+
 func TestAddBeforeMTU(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
