@@ -12,6 +12,7 @@ import (
 // message is a probe or the answer to one.
 type message struct {
 	answer   bool
+	anyPort  bool   // a request from a port that says nothing of the host's mapping
 	from, to string // names of nodes
 	nonce    uint64 // the prober's; the answer has the request's
 	time     int64  // Unix nanoseconds of the sender's clock
@@ -33,6 +34,7 @@ const (
 
 	kindRequest = 1
 	kindAnswer  = 2
+	kindAnyPort = 3 // a request from a port that the kernel chose
 
 	fixedLen = 28
 	macLen   = 16 // of HMAC-SHA256, truncated (RFC 2104, section 5)
@@ -53,8 +55,11 @@ var (
 func appendMessage(b []byte, m message, key []byte) []byte {
 	start := len(b)
 	kind := byte(kindRequest)
-	if m.answer {
+	switch {
+	case m.answer:
 		kind = kindAnswer
+	case m.anyPort:
+		kind = kindAnyPort
 	}
 	var addr []byte
 	if m.seen.IsValid() {
@@ -90,9 +95,9 @@ func decode(b, key []byte) (message, error) {
 	kind, from, to, addr := b[5], int(b[6]), int(b[7]), int(b[26])
 	n := fixedLen + from + to + addr
 	switch {
-	case kind != kindRequest && kind != kindAnswer, b[27] != 0,
+	case kind < kindRequest || kind > kindAnyPort, b[27] != 0,
 		from == 0, from > maxName, to == 0, to > maxName,
-		kind == kindRequest && addr != 0, kind == kindAnswer && addr != 4 && addr != 16,
+		kind != kindAnswer && addr != 0, kind == kindAnswer && addr != 4 && addr != 16,
 		len(b) < n+macLen:
 		return message{}, errGarbage
 	}
@@ -100,8 +105,8 @@ func decode(b, key []byte) (message, error) {
 		return message{}, errMAC
 	}
 	m := message{
-		answer: kind == kindAnswer,
-		nonce:  binary.BigEndian.Uint64(b[8:]), time: int64(binary.BigEndian.Uint64(b[16:])),
+		answer: kind == kindAnswer, anyPort: kind == kindAnyPort,
+		nonce: binary.BigEndian.Uint64(b[8:]), time: int64(binary.BigEndian.Uint64(b[16:])),
 		from: string(b[fixedLen : fixedLen+from]), to: string(b[fixedLen+from : fixedLen+from+to]),
 	}
 	if a, ok := netip.AddrFromSlice(b[n-addr : n]); ok && addr > 0 {

@@ -24,6 +24,8 @@ func genMessage(t *rapid.T) message {
 		n := rapid.SampledFrom([]int{4, 16}).Draw(t, "family")
 		a, _ := netip.AddrFromSlice(rapid.SliceOfN(rapid.Byte(), n, n).Draw(t, "addr"))
 		m.seen = netip.AddrPortFrom(a, rapid.Uint16().Draw(t, "port"))
+	} else {
+		m.anyPort = rapid.Bool().Draw(t, "any port")
 	}
 	return m
 }

@@ -1,0 +1,372 @@
+package reach
+
+import (
+	"container/heap"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// packet is a message to be sent.
+type packet struct {
+	local local
+	to    netip.AddrPort
+	size  int // of the whole outer packet in bytes; 0: as small as it gets
+	msg   message
+}
+
+// engine decides what to send and what to make of answers. It knows no sockets
+// and no clock: every call says what time it is. One goroutine uses it.
+type engine struct {
+	self     string
+	interval time.Duration
+	// random is for nonces and for spreading probes in time.
+	random func() uint64
+
+	peers map[key]*peer
+	queue queue // by when a peer wants to be woken
+	seeds map[key]Kept
+	mtus  map[string]int // of uplinks, bytes
+
+	out     []packet
+	changed map[dataplane.Family]bool
+	public  map[dataplane.Family]netip.Addr // this host's address behind a 1:1 NAT
+	told    map[dataplane.Family]bool       // some peer said how it sees this host
+	seen    bool                            // that changed
+
+	sends, replies bucket
+
+	// What came in and was of no use.
+	unknown, replayed, unasked uint64
+}
+
+func newEngine(self string, interval time.Duration, now time.Time) *engine {
+	return &engine{
+		self: self, interval: interval, random: rand.Uint64,
+		peers: map[key]*peer{}, seeds: map[key]Kept{}, mtus: map[string]int{},
+		changed: map[dataplane.Family]bool{}, public: map[dataplane.Family]netip.Addr{},
+		told:  map[dataplane.Family]bool{},
+		sends: bucket{rate: sendRate, tokens: sendRate, at: now}, replies: bucket{rate: replyRate, tokens: replyRate, at: now},
+	}
+}
+
+// How many packets a second this host sends at most, of its own accord and in
+// answer to others: with the usual interval probes of 7,500 peers.
+const (
+	sendRate  = 500
+	replyRate = 2000
+	// shortPause lets some tokens come together.
+	shortPause = 20 * time.Millisecond
+)
+
+// bucket is a token bucket that holds what a second brings.
+type bucket struct {
+	rate   int
+	tokens float64
+	at     time.Time
+}
+
+// take takes n tokens if there are as many. A packet train that is larger than
+// the bucket needs a full one.
+func (b *bucket) take(now time.Time, n int) bool {
+	if d := now.Sub(b.at); d > 0 {
+		b.tokens = min(float64(b.rate), b.tokens+d.Seconds()*float64(b.rate))
+		b.at = now
+	}
+	if b.tokens < float64(min(n, b.rate)) {
+		return false
+	}
+	b.tokens -= float64(n)
+	return true
+}
+
+// spread returns a time between nine tenths of d and d: probes to many peers
+// do not stay in step, and a mapping is never held longer than d.
+func (e *engine) spread(d time.Duration) time.Duration {
+	return d - time.Duration(e.random()%uint64(d/10+1))
+}
+
+// setTargets replaces the targets. What was measured of those that stay, and of
+// addresses that stay, is kept.
+func (e *engine) setTargets(now time.Time, targets []Target) {
+	seen := make(map[key]bool, len(targets))
+	for _, t := range targets {
+		k := key{t.Node, t.Family}
+		seen[k] = true
+		p := e.peers[k]
+		if p == nil {
+			p = &peer{key: k, index: -1, out: map[uint64]probe{}}
+			e.peers[k] = p
+			if kept, ok := e.seeds[k]; ok {
+				p.seed = kept
+				delete(e.seeds, k)
+			}
+			e.changed[k.fam] = true
+		}
+		if p.target != t {
+			p.setTarget(now, t)
+			e.wake(p, now)
+		}
+	}
+	for k, p := range e.peers {
+		if !seen[k] {
+			delete(e.peers, k)
+			if p.index >= 0 {
+				heap.Remove(&e.queue, p.index)
+			}
+			e.changed[k.fam] = true
+		}
+	}
+	e.seen = true
+}
+
+// setUplink tells the MTU of a device. Sizes are measured anew when it changes.
+func (e *engine) setUplink(now time.Time, name string, mtu int) {
+	if e.mtus[name] == mtu {
+		return
+	}
+	e.mtus[name] = mtu
+	for _, p := range e.peers {
+		if p.target.Uplink == name {
+			p.again(now)
+			e.wake(p, now)
+		}
+	}
+}
+
+// again asks everything anew at once, because the network around the host
+// changed. What is known stays until the answers say otherwise.
+func (e *engine) again(now time.Time) {
+	for _, p := range e.peers {
+		p.again(now)
+		e.wake(p, now)
+	}
+}
+
+// wake makes sure that the peer is looked at by then.
+func (e *engine) wake(p *peer, at time.Time) {
+	switch {
+	case p.index < 0:
+		p.at = at
+		heap.Push(&e.queue, p)
+	case at.Before(p.at):
+		p.at = at
+		heap.Fix(&e.queue, p.index)
+	}
+}
+
+// tick does what is due. It returns the packets to be sent, which the caller
+// owns, and when to call again; the zero time: when something happens.
+func (e *engine) tick(now time.Time) ([]packet, time.Time) {
+	short := false
+	for !short && len(e.queue) > 0 && !e.queue[0].at.After(now) {
+		p := e.queue[0]
+		next := e.step(p, now)
+		switch {
+		case next.IsZero():
+			heap.Pop(&e.queue)
+		case next.After(now):
+			p.at = next
+			heap.Fix(&e.queue, 0)
+		default:
+			// At the limit of packets: it keeps its place in the queue.
+			short = true
+		}
+	}
+	if e.seen {
+		e.seen = false
+		e.findPublic()
+	}
+	out := e.out
+	e.out = nil
+	switch {
+	case len(e.queue) == 0:
+		return out, time.Time{}
+	case short:
+		return out, now.Add(shortPause)
+	}
+	return out, e.queue[0].at
+}
+
+// arrived takes in an authenticated message that came from an address and port
+// in the form of l.
+func (e *engine) arrived(now time.Time, l local, from netip.AddrPort, m message) {
+	p := e.peers[key{m.from, l.form.Outer}]
+	if m.to != e.self || p == nil {
+		e.unknown++
+		return
+	}
+	if m.answer {
+		e.answer(p, now, from, m)
+		return
+	}
+	if !p.fresh(now, m.time) {
+		e.replayed++
+		return
+	}
+	if e.replies.take(now, 1) {
+		e.out = append(e.out, packet{local: l, to: from, msg: message{
+			answer: true, from: e.self, to: m.from, nonce: m.nonce, time: now.UnixNano(), seen: from,
+		}})
+	}
+	if !m.anyPort && l == p.target.local() && p.heard(now, from) {
+		e.wake(p, now)
+	}
+}
+
+// answer takes in the answer to a probe.
+func (e *engine) answer(p *peer, now time.Time, from netip.AddrPort, m message) {
+	pr, ok := p.out[m.nonce]
+	if !ok || pr.to.Addr() != from.Addr() {
+		// Late, made up, or from an address that nobody asked.
+		e.unasked++
+		return
+	}
+	delete(p.out, m.nonce)
+	c := p.find(pr.to)
+	switch {
+	case c == nil:
+	case pr.anyPort:
+		c.answeredAny(now, e.spread(slower*e.interval))
+	case pr.size > 0:
+		p.search.took(pr.size)
+	default:
+		c.answered(now, now.Sub(pr.sent))
+		c.next = now.Add(e.pace(p, c))
+		// Another address may lead through another translator.
+		if c == p.chosen && p.seen != m.seen {
+			p.seen, e.seen = m.seen, true
+		}
+	}
+	e.wake(p, now)
+}
+
+// pace is the time until the next probe of an address that answers.
+func (e *engine) pace(p *peer, c *candidate) time.Duration {
+	switch {
+	case c == p.chosen:
+		return e.spread(e.interval)
+	case c.answers < answersPrefer && p.prefers(c):
+		return retryEvery
+	}
+	return e.spread(slower * e.interval)
+}
+
+// findPublic finds out as which address peers see this host, where that is not
+// its own: what peers last said counts, however long ago, for silence says
+// nothing about a translator. An address at which some peer saw another port is
+// one that many hosts share; nobody can be told to send there.
+func (e *engine) findPublic() {
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		delete(e.told, f)
+		count := map[netip.Addr]int{}
+		shared := map[netip.Addr]bool{}
+		for k, p := range e.peers {
+			if k.fam != f || !p.seen.IsValid() {
+				continue
+			}
+			e.told[f] = true
+			if p.seen.Addr() == p.target.Local.Addr() {
+				continue
+			}
+			count[p.seen.Addr()]++
+			if p.seen.Port() != p.target.Form.Port {
+				shared[p.seen.Addr()] = true
+			}
+		}
+		var best netip.Addr
+		for a, n := range count {
+			switch {
+			case shared[a]:
+			case !best.IsValid(), n > count[best], n == count[best] && a.Less(best):
+				best = a
+			}
+		}
+		// The one that was published stays while any peer sees it.
+		if old := e.public[f]; count[old] > 0 && !shared[old] {
+			best = old
+		}
+		if best.IsValid() {
+			e.public[f] = best
+		} else {
+			delete(e.public, f)
+		}
+	}
+}
+
+// setNear takes in whether the peer answers as a neighbour.
+func (e *engine) setNear(k key, a dataplane.Answer) {
+	p := e.peers[k]
+	if p == nil {
+		return
+	}
+	p.neighbour = a
+	if p.judge() {
+		e.changed[k.fam] = true
+	}
+}
+
+// reach returns what is known of all peers of a family.
+func (e *engine) reach(f dataplane.Family) map[string]dataplane.Reach {
+	out := map[string]dataplane.Reach{}
+	for k, p := range e.peers {
+		if k.fam == f {
+			out[k.node] = p.reach
+		}
+	}
+	return out
+}
+
+// kept returns what the next life of the daemon begins with, of those peers of
+// which anything is known.
+func (e *engine) kept() map[key]Kept {
+	out := map[key]Kept{}
+	for k, p := range e.peers {
+		if kept := (Kept{p.reach, p.pin}); kept != (Kept{}) {
+			out[k] = kept
+		}
+	}
+	return out
+}
+
+// pins returns where VXLAN must send from its own port, because packets from
+// others do not pass, in order.
+func (e *engine) pins() []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, p := range e.peers {
+		if p.pin.IsValid() {
+			out = append(out, p.pin)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
+}
+
+// queue is a heap of peers by when they want to be woken.
+type queue []*peer
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+// Push implements [heap.Interface].
+func (q *queue) Push(x any) {
+	p := x.(*peer)
+	p.index = len(*q)
+	*q = append(*q, p)
+}
+
+// Pop implements [heap.Interface].
+func (q *queue) Pop() any {
+	old := *q
+	p := old[len(old)-1]
+	p.index = -1
+	*q = old[:len(old)-1]
+	return p
+}

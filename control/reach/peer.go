@@ -1,0 +1,404 @@
+package reach
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// probe is a request that waits for its answer.
+type probe struct {
+	to      netip.AddrPort
+	sent    time.Time
+	anyPort bool
+	size    int
+}
+
+// peer is what is known of a target.
+type peer struct {
+	key    key
+	target Target
+	at     time.Time // when to be woken
+	index  int       // in the queue; -1: not there
+
+	cands  []*candidate // best first
+	chosen *candidate   // nil: none has answered yet
+	out    map[uint64]probe
+	search search
+	seed   Kept // of an earlier life of the daemon, until something is measured
+
+	newest   int64 // time in the newest request, by the peer's clock
+	newestAt time.Time
+	learned  time.Time      // when a source was last learned
+	seen     netip.AddrPort // this host, as the peer sees it
+
+	neighbour dataplane.Answer
+	reach     dataplane.Reach
+	pin       netip.AddrPort
+}
+
+// Kept is what outlives the daemon of a peer.
+type Kept struct {
+	Reach dataplane.Reach
+	Pin   netip.AddrPort // where VXLAN must send from its own port; invalid: nowhere
+}
+
+// setTarget takes in the target as it is now. Addresses that stay keep what is
+// known of them.
+func (p *peer) setTarget(now time.Time, t Target) {
+	if p.target.local() != t.local() {
+		// Other sockets, other mappings.
+		p.cands, p.seen = nil, netip.AddrPort{}
+		p.neighbour, p.reach.Near = dataplane.Unknown, dataplane.Unknown
+		clear(p.out)
+	}
+	p.target = t
+	if !t.tunnelled() {
+		p.cands, p.chosen, p.reach, p.pin = nil, nil, dataplane.Reach{Near: p.reach.Near}, netip.AddrPort{}
+		return
+	}
+	old := p.cands
+	p.cands = nil
+	keep := func(r rank, to netip.AddrPort) {
+		if !to.Addr().IsValid() || p.find(to) != nil {
+			return
+		}
+		c := &candidate{to: to, next: now, anyNext: now}
+		if i := slices.IndexFunc(old, func(c *candidate) bool { return c.to == to }); i >= 0 {
+			c = old[i]
+		}
+		c.rank = r
+		p.cands = append(p.cands, c)
+	}
+	keep(registered, netip.AddrPortFrom(t.Registered, t.Form.Port))
+	keep(public, netip.AddrPortFrom(t.Public, t.Form.Port))
+	for _, c := range old {
+		if c.rank == learned {
+			keep(learned, c.to)
+		}
+	}
+	p.plant(now, keep)
+	if p.chosen != nil && p.find(p.chosen.to) != p.chosen {
+		p.chosen = nil
+	}
+	p.again(now)
+}
+
+// plant begins where an earlier life of the daemon left off, so that a restart
+// changes nothing while the first answers are on their way.
+func (p *peer) plant(now time.Time, keep func(rank, netip.AddrPort)) {
+	s := p.seed
+	if s == (Kept{}) {
+		return
+	}
+	p.seed = Kept{}
+	p.reach, p.pin, p.neighbour = s.Reach, s.Pin, s.Reach.Near
+	if s.Reach.Addr.IsValid() {
+		to := netip.AddrPortFrom(s.Reach.Addr, p.target.Form.Port)
+		if s.Reach.Port != 0 {
+			to = netip.AddrPortFrom(s.Reach.Addr, s.Reach.Port)
+		}
+		keep(learned, to)
+		p.chosen = p.find(to)
+	} else if s.Pin.IsValid() {
+		p.chosen = p.find(s.Pin)
+	}
+	if p.chosen != nil {
+		p.chosen.up, p.chosen.ever = true, true
+		if !s.Pin.IsValid() {
+			p.chosen.any = dataplane.Yes
+		} else {
+			p.chosen.any = dataplane.No
+		}
+	}
+	p.search.result = s.Reach.MTU
+}
+
+func (p *peer) find(to netip.AddrPort) *candidate {
+	i := slices.IndexFunc(p.cands, func(c *candidate) bool { return c.to == to })
+	if i < 0 {
+		return nil
+	}
+	return p.cands[i]
+}
+
+// again asks all addresses and the size anew.
+func (p *peer) again(now time.Time) {
+	for _, c := range p.cands {
+		c.next, c.anyNext = now, now
+	}
+	p.search.to = netip.AddrPort{}
+}
+
+// fresh reports whether a request is one of the last few seconds by the peer's
+// own clock. A clock that was set back is believed after a minute.
+func (p *peer) fresh(now time.Time, t int64) bool {
+	const (
+		window  = int64(5 * time.Second)
+		believe = time.Minute
+	)
+	if t < p.newest-window && now.Sub(p.newestAt) < believe {
+		return false
+	}
+	if t > p.newest || now.Sub(p.newestAt) >= believe {
+		p.newest, p.newestAt = t, now
+	}
+	return true
+}
+
+// maxLearned is how many sources of a peer are kept beside its own addresses:
+// the mapping in use and the one that replaces it.
+const maxLearned = 2
+
+// heard takes in where a request came from. It reports whether there is
+// something to be asked at once: a peer that speaks is there again, and a
+// source that is none of its addresses is where a translator may let us in.
+// What is learned counts only after an answer from there.
+func (p *peer) heard(now time.Time, from netip.AddrPort) bool {
+	if !p.target.tunnelled() {
+		return false
+	}
+	if c := p.find(from); c != nil {
+		if c.up || now.Sub(c.asked) < retryEvery {
+			return false
+		}
+		c.next = now
+		return true
+	}
+	if now.Sub(p.learned) < retryEvery {
+		return false
+	}
+	p.learned = now
+	i := slices.IndexFunc(p.cands, func(c *candidate) bool { return c.rank == learned })
+	if i < 0 {
+		i = len(p.cands)
+	}
+	// The newest first: the mapping that it replaces is gone.
+	p.cands = slices.Insert(p.cands, i, &candidate{rank: learned, to: from, next: now, anyNext: now})
+	for len(p.cands)-i > maxLearned {
+		drop := len(p.cands) - 1
+		if p.cands[drop] == p.chosen {
+			drop--
+		}
+		p.cands = slices.Delete(p.cands, drop, drop+1)
+	}
+	return true
+}
+
+// prefers reports whether c would be taken instead of the one in use.
+func (p *peer) prefers(c *candidate) bool {
+	return p.chosen == nil || slices.Index(p.cands, c) < slices.Index(p.cands, p.chosen)
+}
+
+// choose takes the best address that answers. One that works is left for a
+// better one only after several answers; one that does not, for one that has
+// answered since, never for none.
+func (p *peer) choose() {
+	for _, c := range p.cands {
+		switch {
+		case c == p.chosen && c.up:
+			return
+		case c.up && p.instead(c):
+			p.chosen = c
+			return
+		case p.chosen == nil && c.rank == registered && c.misses < 2:
+			return // the peer's own address has the first word
+		}
+	}
+}
+
+// instead reports whether to take c, which answers, in place of the one in use.
+func (p *peer) instead(c *candidate) bool {
+	switch old := p.chosen; {
+	case old == nil:
+		return true
+	case !old.up:
+		return c.last.After(old.failed)
+	case c.rank == learned && old.rank == learned:
+		return true // a translator's new mapping replaces the old
+	}
+	return c.answers >= answersPrefer
+}
+
+// judge derives the result. It reports whether that changed.
+func (p *peer) judge() bool {
+	r := dataplane.Reach{Near: p.reach.Near, MTU: p.search.result}
+	var pin netip.AddrPort
+	if c := p.chosen; c != nil {
+		if c.rank != registered {
+			r.Addr = c.to.Addr()
+			if c.to.Port() != p.target.Form.Port {
+				r.Port = c.to.Port()
+			}
+		}
+		if c.pinned() {
+			pin = c.to
+		}
+	}
+	switch {
+	case p.neighbour == dataplane.Yes:
+		r.Near = dataplane.Yes
+	case p.neighbour == dataplane.No && p.chosen != nil && p.chosen.up:
+		// A peer that answers through the tunnel's form and not as a
+		// neighbour is elsewhere. One that does not answer at all is down,
+		// which says nothing about where it is.
+		r.Near = dataplane.No
+	}
+	if r == p.reach && pin == p.pin {
+		return false
+	}
+	p.reach, p.pin = r, pin
+	return true
+}
+
+// step does what is due for a peer and returns when to look at it again; the
+// zero time: when something happens.
+func (e *engine) step(p *peer, now time.Time) time.Time {
+	if !p.target.tunnelled() {
+		return time.Time{}
+	}
+	e.expire(p, now)
+	p.choose()
+	if e.probeAddresses(p, now) {
+		e.probeSize(p, now)
+	}
+	if p.judge() {
+		e.changed[p.key.fam] = true
+	}
+	return p.next(now)
+}
+
+// expire takes in which probes had no answer.
+func (e *engine) expire(p *peer, now time.Time) {
+	for nonce, pr := range p.out {
+		if now.Sub(pr.sent) < probeTimeout {
+			continue
+		}
+		delete(p.out, nonce)
+		c := p.find(pr.to)
+		switch {
+		case c == nil || pr.size > 0:
+		case pr.anyPort:
+			c.missedAny(now, e.spread(slower*e.interval))
+		default:
+			c.missed(now, pr.sent, 2*e.interval)
+			if c == p.chosen && c.misses == 1 {
+				// Does another address answer where this one does not?
+				for _, o := range p.cands {
+					o.next = now
+				}
+			}
+		}
+	}
+}
+
+// probeAddresses asks the addresses that are due. It reports false when the
+// limit of packets was reached.
+func (e *engine) probeAddresses(p *peer, now time.Time) bool {
+	for _, c := range p.cands {
+		if !now.Before(c.next) {
+			if !e.ask(p, now, probe{to: c.to}) {
+				return false
+			}
+			// Until the answer or the timeout sets another time.
+			c.asked, c.next = now, now.Add(2*probeTimeout)
+		}
+		if p.target.Form.Port != 0 && c.up && !now.Before(c.anyNext) {
+			if !e.ask(p, now, probe{to: c.to, anyPort: true}) {
+				return false
+			}
+			c.anyNext = now.Add(2 * probeTimeout)
+		}
+	}
+	return true
+}
+
+// probeSize goes on with the search for the size of the path in use.
+func (e *engine) probeSize(p *peer, now time.Time) {
+	full := e.mtus[p.target.Uplink]
+	s := &p.search
+	if p.chosen == nil || full == 0 {
+		return
+	}
+	pause := e.spread(slower * e.interval)
+	switch {
+	case !p.chosen.up:
+		if s.active {
+			s.stop(now, pause)
+		}
+		return
+	case s.to != p.chosen.to || s.full != full:
+		s.active = false
+		if p.chosen.misses > 0 || p.chosen.last.IsZero() {
+			return
+		}
+		s.start(now, p.chosen.to, full)
+	case !s.active && !now.Before(s.next):
+		s.check(now)
+	}
+	for s.settled(now) {
+		if s.largest() == 0 && !p.chosen.last.After(s.began) {
+			// Too large, or does nothing arrive at present? A small one tells.
+			if p.chosen.misses > 0 {
+				s.stop(now, pause)
+			} else if p.chosen.asked.Before(s.next) {
+				p.chosen.next = now
+				s.next = now.Add(2 * probeTimeout)
+			}
+			return
+		}
+		s.advance(now, p.key.fam == dataplane.IPv4, pause)
+	}
+	sizes := s.due(now)
+	if len(sizes) == 0 || !e.sends.take(now, len(sizes)) {
+		return
+	}
+	for _, n := range sizes {
+		e.send(p, now, probe{to: s.to, size: n})
+	}
+	s.sent(now)
+}
+
+// next is when the peer wants to be looked at again.
+func (p *peer) next(now time.Time) time.Time {
+	var at time.Time
+	sooner := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	for _, pr := range p.out {
+		sooner(pr.sent.Add(probeTimeout))
+	}
+	for _, c := range p.cands {
+		sooner(c.next)
+		if c.up && p.target.Form.Port != 0 {
+			sooner(c.anyNext)
+		}
+	}
+	if p.search.active || p.chosen != nil && p.chosen.up && p.search.to == p.chosen.to {
+		sooner(p.search.next)
+	}
+	return at
+}
+
+// ask sends a probe if the limit allows it.
+func (e *engine) ask(p *peer, now time.Time, pr probe) bool {
+	if !e.sends.take(now, 1) {
+		return false
+	}
+	e.send(p, now, pr)
+	return true
+}
+
+func (e *engine) send(p *peer, now time.Time, pr probe) {
+	pr.sent = now
+	nonce := e.random()
+	p.out[nonce] = pr
+	l := p.target.local()
+	e.out = append(e.out, packet{local: l, to: pr.to, size: pr.size, msg: message{
+		from: e.self, to: p.key.node, nonce: nonce, time: now.UnixNano(), anyPort: pr.anyPort,
+	}})
+}
