@@ -1,0 +1,177 @@
+// Package sourceport makes VXLAN send from its own port to some peers.
+//
+// The kernel takes the source port of VXLAN from a hash of the packet inside,
+// so that networks can spread the load (RFC 7348, section 5). A translator of
+// ports, or a firewall that lets in only whom its host has sent to, knows one
+// port: the one that a keepalive opened. One nftables table of our own
+// ("routerd-sourceport", to be seen with nft list ruleset) rewrites the source
+// port of the data to such peers, without connection tracking; packets to
+// others pass one lookup in a set. There is no table while there is no such
+// peer.
+package sourceport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Table keeps the nftables table of one network namespace. Its methods may be
+// called from any goroutine.
+type Table struct {
+	log    *slog.Logger
+	conn   *netlink.Conn
+	events *netlink.Conn
+
+	mu    sync.Mutex
+	set   bool // Set was called
+	port  uint16
+	peers []netip.AddrPort
+}
+
+// Open returns a table that leaves everything as it is until [Table.Set]. It
+// works in the network namespace of the calling thread.
+func Open(log *slog.Logger) (*Table, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open a netfilter socket: %w", err)
+	}
+	events, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen to nftables: %w", err), conn.Close())
+	}
+	return &Table{log: log, conn: conn, events: events}, nil
+}
+
+// answerWithin bounds the wait for the kernel, which answers within the send.
+const answerWithin = 10 * time.Second
+
+// Set makes VXLAN's data to these addresses and ports leave from a port, that
+// to all others as the kernel will. On error nothing has changed.
+func (t *Table) Set(port uint16, peers []netip.AddrPort) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.set && t.port == port && slices.Equal(t.peers, peers) {
+		return nil
+	}
+	if err := t.write(port, peers); err != nil {
+		return err
+	}
+	t.set, t.port, t.peers = true, port, slices.Clone(peers)
+	return nil
+}
+
+// write does the transaction. The lock is held.
+func (t *Table) write(port uint16, peers []netip.AddrPort) error {
+	b, err := replace(port, peers)
+	if err != nil {
+		return fmt.Errorf("encode the nftables table %s: %w", tableName, err)
+	}
+	if err := t.conn.SetDeadline(time.Now().Add(answerWithin)); err != nil {
+		return err
+	}
+	if _, err := t.conn.SendMessages(b.frame()); err != nil {
+		return fmt.Errorf("write the nftables table %s: %w", tableName, err)
+	}
+	var first error
+	for range b.msgs {
+		if _, err := t.conn.Receive(); err != nil {
+			first = err
+			break
+		}
+	}
+	if first != nil {
+		t.drain()
+		return fmt.Errorf("write the nftables table %s: %w", tableName, first)
+	}
+	return nil
+}
+
+// drain throws away the answers to a transaction that was refused, so that the
+// next one does not take them for its own.
+func (t *Table) drain() {
+	if t.conn.SetDeadline(time.Now().Add(50*time.Millisecond)) != nil {
+		return
+	}
+	for range 100 {
+		_, err := t.conn.Receive()
+		var refused *netlink.OpError
+		if err != nil && errors.As(err, &refused) && refused.Timeout() {
+			return
+		}
+	}
+}
+
+// Run puts the table back when somebody else removes it, or a part of it, as
+// flushing the ruleset does. It returns when ctx ends, and closes the table.
+func (t *Table) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { t.events.Close() })
+	defer stop()
+	defer t.conn.Close()
+	for {
+		msgs, err := t.events.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.ENOBUFS):
+			t.restore("notices were lost")
+			continue
+		case err != nil:
+			return fmt.Errorf("listen to nftables: %w", err)
+		}
+		for _, m := range msgs {
+			if t.removed(m) {
+				t.restore("somebody removed it")
+				break
+			}
+		}
+	}
+}
+
+// removed reports whether a notice says that somebody else removed something of
+// our table.
+func (t *Table) removed(m netlink.Message) bool {
+	if m.Header.PID == t.conn.PID() || len(m.Data) < 4 {
+		return false
+	}
+	switch uint16(m.Header.Type) & 0xff {
+	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELSETELEM:
+	default:
+		return false
+	}
+	ad, err := netlink.NewAttributeDecoder(m.Data[4:])
+	if err != nil {
+		return false
+	}
+	for ad.Next() {
+		if ad.Type() == unix.NFTA_TABLE_NAME { // 1, as the table's name is in all of them
+			return ad.String() == tableName
+		}
+	}
+	return false
+}
+
+func (t *Table) restore(reason string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.set || len(t.peers) == 0 {
+		return
+	}
+	if err := t.write(t.port, t.peers); err != nil {
+		t.set = false // the next call of Set tries again, whatever it says
+		t.log.Error("the nftables table that fixes VXLAN's source port is gone", "table", tableName, "error", err)
+		return
+	}
+	t.log.Warn("put back the nftables table that fixes VXLAN's source port", "table", tableName, "reason", reason)
+}
+
+// Close closes a table that [Table.Run] was not called for.
+func (t *Table) Close() error { return errors.Join(t.conn.Close(), t.events.Close()) }
