@@ -2,6 +2,7 @@ package reach
 
 import (
 	"container/heap"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -323,7 +324,7 @@ func (e *engine) reach(f dataplane.Family) map[string]dataplane.Reach {
 // kept returns what the next life of the daemon begins with, of those peers of
 // which anything is known.
 func (e *engine) kept() map[key]Kept {
-	out := map[key]Kept{}
+	out := maps.Clone(e.seeds) // of peers that are not known again yet
 	for k, p := range e.peers {
 		if kept := (Kept{p.reach, p.pin}); kept != (Kept{}) {
 			out[k] = kept
@@ -369,4 +370,14 @@ func (q *queue) Pop() any {
 	p.index = -1
 	*q = old[:len(old)-1]
 	return p
+}
+
+// port is VXLAN's port; 0: no peer is probed in VXLAN.
+func (e *engine) port() uint16 {
+	for _, p := range e.peers {
+		if port := p.target.Form.Port; port != 0 {
+			return port
+		}
+	}
+	return 0
 }
