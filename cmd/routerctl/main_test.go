@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 }
 
 // operator answers with what the script has put into its working directory:
-// node.json, routes.json and cni.json, as protobuf's JSON.
+// node.json, routes.json, paths.json and cni.json, as protobuf's JSON.
 type operator struct {
 	apiv1.UnimplementedOperatorServer
 	dir string
@@ -56,6 +56,11 @@ func (o *operator) answer(file string, m proto.Message) error {
 func (o *operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
 	m := &apiv1.NodeResponse{}
 	return m, o.answer("node.json", m)
+}
+
+func (o *operator) Paths(context.Context, *apiv1.PathsRequest) (*apiv1.PathsResponse, error) {
+	m := &apiv1.PathsResponse{}
+	return m, o.answer("paths.json", m)
 }
 
 func (o *operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {

@@ -53,7 +53,7 @@ is down does not make a host unready.`,
 		},
 	}
 	outputFlag(status, &output)
-	c.AddCommand(status)
+	c.AddCommand(status, a.pathsCommand())
 	return c
 }
 

@@ -52,6 +52,7 @@ type router struct {
 	bgp    *bgp.Controller // nil: not enabled
 	wire   *workload.Wire
 	attach *attach.Attacher
+	reach  *reacher
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
@@ -145,6 +146,10 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		Node: name, Dir: c.WorkloadDir(), IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
 		Ready: d.attachReady, Log: log.With("component", "attach"),
 	})
+	if err != nil {
+		return d, err
+	}
+	d.reach, err = d.newReach(ctx)
 	return d, err
 }
 
@@ -239,6 +244,7 @@ func (d *router) run(ctx context.Context) error {
 	part("underlay", d.followUnderlay)
 	part("store", d.followStore)
 	part("bootstrap", d.bootstrap)
+	part("reach", d.runReach)
 	part("workloads", d.runAttach)
 	if d.bgp != nil {
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.bgpFeed) })
@@ -349,6 +355,7 @@ func (d *router) followStore(ctx context.Context) error {
 			}
 		}
 		d.attach.HandleStore(b)
+		d.reach.HandleStore(b)
 		d.node.HandleStore(b)
 	}
 	return ctx.Err()

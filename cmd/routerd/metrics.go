@@ -17,7 +17,7 @@ func (d *router) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	d.counters.register(reg)
 	reg.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newCollector(d),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newCollector(d), newReachCollector(d),
 	)
 	return reg
 }

@@ -230,7 +230,8 @@ func (p *Prober) Run(ctx context.Context) error {
 			return ctx.Err()
 		case err := <-broken:
 			if ctx.Err() == nil {
-				return err
+				// What was heard stays; tunnels do not depend on it.
+				l.log.Error("the kernel says nothing of neighbours any more", "error", err)
 			}
 		case <-p.wake:
 			l.takeIn(time.Now())

@@ -17,6 +17,8 @@ type Operator interface {
 	// Routes explains the prefixes that overlap filter, or all if filter is
 	// not valid; with all, also every other object that is wanted.
 	Routes(ctx context.Context, filter netip.Prefix, all bool) (*apiv1.RoutesResponse, error)
+	// Paths returns what was measured of the underlay towards each peer.
+	Paths(ctx context.Context) (*apiv1.PathsResponse, error)
 	// CNIConfig returns the CNI network configuration list, as JSON.
 	CNIConfig(ctx context.Context) ([]byte, error)
 	// Overlaps lists what of this host shares addresses with ranges that are
@@ -42,6 +44,10 @@ func (s *operatorServer) Routes(ctx context.Context, req *apiv1.RoutesRequest) (
 		return nil, err
 	}
 	return s.o.Routes(ctx, filter, req.GetAllObjects())
+}
+
+func (s *operatorServer) Paths(ctx context.Context, _ *apiv1.PathsRequest) (*apiv1.PathsResponse, error) {
+	return s.o.Paths(ctx)
 }
 
 func (s *operatorServer) CNIConfig(ctx context.Context, _ *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+// pathsCommand shows what this host measured of the underlay.
+func (a *app) pathsCommand() *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:   "paths",
+		Short: "Show how the network reaches every other host: address, NAT, packet size",
+		Long: `Show, for every other host and address family, where tunnels send to and why,
+whether probes are answered there, and what was measured:
+
+  ADDRESS  with a port where a translator has another than VXLAN's
+  ANSWERS  to the probes that go in the tunnel's own form
+  SOURCE   any: packets from any port get there; fixed: only those from VXLAN's
+           own port, so data is sent from it, which one network path carries
+  MTU      the largest packet that gets there, where that is less than the
+           uplink's
+  NEAR     whether the host itself answers as a neighbour on our own subnet
+
+With -o yaml, every address that is tried, with its state.`,
+		Example: "  routerctl node paths\n  routerctl node paths -o yaml\n  routerctl --lab demo --host node2 node paths",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+				r, err := op.Paths(ctx, &apiv1.PathsRequest{})
+				if err != nil {
+					return err
+				}
+				if output != "table" {
+					return printProto(a.stdout, r, output)
+				}
+				return printPaths(a.stdout, r, time.Now())
+			})
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func printPaths(w io.Writer, r *apiv1.PathsResponse, now time.Time) error {
+	if r.GetState() != "" {
+		fmt.Fprintf(w, "Nothing is measured at present: %s\n", r.GetState())
+	}
+	if len(r.GetTunnelAddresses()) > 0 {
+		fmt.Fprintf(w, "Hosts that cannot reach this host's own address send to %s\n", strings.Join(r.GetTunnelAddresses(), ", "))
+	}
+	if len(r.GetPaths()) == 0 {
+		_, err := fmt.Fprintln(w, "No other hosts.")
+		return err
+	}
+	var rows [][]string
+	for _, p := range r.GetPaths() {
+		addr := dash(p.GetAddress())
+		if p.GetPort() != 0 {
+			addr += fmt.Sprintf(" port %d", p.GetPort())
+		}
+		answers, rtt, mtu := "no", "-", "-"
+		if p.GetAnswers() {
+			answers = "yes"
+		}
+		if p.GetRtt() != nil {
+			rtt = p.GetRtt().AsDuration().Round(10 * time.Microsecond).String()
+		}
+		if p.GetMtu() != 0 {
+			mtu = fmt.Sprint(p.GetMtu())
+		}
+		rows = append(rows, []string{
+			p.GetNode(), p.GetFamily(), addr, answers, since(p.GetLastAnswer(), now), rtt, dash(p.GetSourcePort()), mtu, p.GetNear(), p.GetWhy(),
+		})
+	}
+	return printTable(w, []string{"NODE", "FAMILY", "ADDRESS", "ANSWERS", "LAST", "RTT", "SOURCE", "MTU", "NEAR", "WHY"}, rows)
+}
