@@ -236,6 +236,7 @@ func parseRoute(b []byte) (r fibRoute, ok bool) {
 	r.tos, r.protocol, r.scope, r.typ = b[3], b[5], b[6], b[7]
 	r.extra = b[2] != 0
 	var one leg
+	encapsulated := false
 	for t, v := range attrs(b[unix.SizeofRtMsg:]) {
 		switch t {
 		case unix.RTA_DST:
@@ -266,10 +267,13 @@ func parseRoute(b []byte) (r fibRoute, ok bool) {
 					r.extra = true
 				}
 			}
-		case unix.RTA_ENCAP, unix.RTA_MARK, unix.RTA_FLOW:
+		case unix.RTA_ENCAP:
+			encapsulated = true
+		case unix.RTA_MARK, unix.RTA_FLOW:
 			r.extra = true
 		}
 	}
+	r.extra = r.extra || encapsulated && r.nh == 0 // that of a next hop is its own
 	if r.legs == nil && one.link != 0 {
 		r.legs = []leg{one}
 	}

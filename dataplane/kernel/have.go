@@ -32,6 +32,25 @@ type haveLink struct {
 	metadata bool   // of an ip6tnl device: the other end comes from the route
 }
 
+func (h haveLink) String() string {
+	s := h.Link.String()
+	for _, x := range []struct {
+		is   bool
+		text string
+	}{
+		{!h.up, "down"}, {h.learning, "learning"}, {h.speaks, "addrgenmode eui64"}, {h.shape != "", h.shape},
+		{h.Type == dataplane.LinkIPIP && !h.marked, "without our alias"}, {h.Type == dataplane.LinkIP6TNL && !h.metadata, "not external"},
+	} {
+		if x.is {
+			s += ", " + x.text
+		}
+	}
+	return s
+}
+
+// strange ends the text of what has settings that we never make.
+const strange = ", with settings that are not routerd's"
+
 // oddRoute is a route of our protocol that no wish of ours looks like. It is
 // replaced where its key is wanted and swept where it is not.
 type oddRoute struct {
@@ -40,6 +59,8 @@ type oddRoute struct {
 	// hops tells apart what several odd routes of one key look like.
 	hops string
 }
+
+func (o oddRoute) String() string { return o.Route.String() + strange }
 
 // oddRouteKey is the key of a route with a type of service, which no wish has.
 type oddRouteKey struct {
@@ -62,6 +83,8 @@ type oddNextHop struct {
 	extra bool
 }
 
+func (o oddNextHop) String() string { return o.NextHop.String() + strange }
+
 // oddNeighbour and oddFDBEntry are entries on our devices with flags that we
 // do not set.
 type oddNeighbour struct {
@@ -69,10 +92,14 @@ type oddNeighbour struct {
 	flags uint8
 }
 
+func (o oddNeighbour) String() string { return o.Neighbour.String() + strange }
+
 type oddFDBEntry struct {
 	dataplane.FDBEntry
 	state uint16
 }
+
+func (o oddFDBEntry) String() string { return o.FDBEntry.String() + strange }
 
 // equal reports whether have, as the kernel shows it, satisfies want.
 func equal(want, have dataplane.Object) bool {

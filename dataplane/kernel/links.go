@@ -160,6 +160,9 @@ func (k *Kernel) judgeLink(o op, err error) result {
 		err = fmt.Errorf("UDP port %d is in use by another program or tunnel: stop it or choose another port: %w", w.Port, err)
 	case errors.Is(err, unix.ENODEV):
 		k.doubt("a device went while it was changed")
+		if k.secondLook(o.Key) {
+			return result{Outcome: reconcile.Postponed}
+		}
 	}
 	return result{Outcome: reconcile.Refused, Err: err}
 }

@@ -59,51 +59,47 @@ func dualHost(t testing.TB, options ...labOption) (*lab, *running) {
 	return l, k
 }
 
-// features reads the offload of a device.
-func (l *lab) feature(link, name string) string {
-	l.t.Helper()
-	var out string
+// ethtool calls fn with a connection and the index of a device.
+func (l *lab) ethtool(link string, fn func(e *ethtool, index int) error) (err error) {
 	l.do(func() {
-		e, err := dialEthtool()
-		if err != nil || e == nil {
-			l.t.Errorf("ethtool: %v %v", e, err)
+		var c *conn
+		if c, err = dialConn(); err != nil {
 			return
 		}
-		defer e.Close()
-		f, err := e.get(l.index(link))
-		out = fmt.Sprint(f.on[name], err)
-	})
-	return out
-}
-
-// setFeature switches an offload behind our back.
-func (l *lab) setFeature(link, name string, on bool) {
-	l.t.Helper()
-	l.do(func() {
-		e, err := dialEthtool()
-		if err == nil {
-			defer e.Close()
-			err = e.set(l.index(link), name, on)
+		defer c.Close()
+		var index int
+		if index, err = findLink(c, link); err == nil && index == 0 {
+			err = fmt.Errorf("no device %s", link)
 		}
 		if err != nil {
-			l.t.Errorf("switch %s of %s: %v", name, link, err)
+			return
+		}
+		var e *ethtool
+		if e, err = dialEthtool(); err == nil && e == nil {
+			err = errors.New("no ethtool netlink")
+		}
+		if err == nil {
+			defer e.Close()
+			err = fn(e, index)
 		}
 	})
+	return err
 }
 
-// index is for calls inside do.
-func (l *lab) index(link string) int {
-	c, err := dialConn()
-	if err != nil {
-		l.t.Error(err)
-		return 0
-	}
-	defer c.Close()
-	i, err := findLink(c, link)
-	if err != nil || i == 0 {
-		l.t.Errorf("no device %s: %v", link, err)
-	}
-	return i
+// feature reads an offload of a device.
+func (l *lab) feature(link, name string) string {
+	var on bool
+	err := l.ethtool(link, func(e *ethtool, index int) error {
+		f, err := e.get(index)
+		on = f.on[name]
+		return err
+	})
+	return fmt.Sprint(on, err)
+}
+
+// switchFeature switches an offload behind our back.
+func (l *lab) switchFeature(link, name string, on bool) error {
+	return l.ethtool(link, func(e *ethtool, index int) error { return e.set(index, name, on) })
 }
 
 func (l *lab) isDual() {
@@ -188,7 +184,9 @@ func TestDualStackDriftIsRepaired(t *testing.T) {
 		l.isDual()
 	}
 	n := k.drifted(dataplane.KindFeature)
-	l.setFeature("vxlan-v6.calico", offload, true)
+	if err := l.switchFeature("vxlan-v6.calico", offload, true); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "offload noticed", func() error {
 		if k.drifted(dataplane.KindFeature) == n {
 			return errors.New("nothing was counted")
