@@ -81,7 +81,8 @@ type Config struct {
 	Peers []Peer // those that run and those that cannot, in the order of status
 
 	Announce []netip.Prefix // what the node originates, sorted
-	NextHop  netip.Addr     // of Announce
+	NextHop  netip.Addr     // of the IPv4 prefixes of Announce; invalid: there are none
+	NextHop6 netip.Addr     // of the IPv6 prefixes
 
 	// What import is judged by; all sorted.
 	Pools []netip.Prefix // where nodes of the cluster may announce
@@ -118,6 +119,26 @@ func (c *Config) cluster() []netip.Addr {
 	}
 	slices.SortFunc(l, netip.Addr.Compare)
 	return l
+}
+
+// nextHopOf returns the next hop of what the node originates.
+func (c *Config) nextHopOf(p netip.Prefix) netip.Addr {
+	if p.Addr().Is4() {
+		return c.NextHop
+	}
+	return c.NextHop6
+}
+
+// advertised counts what a peer is told: a session carries the routes of its
+// own family.
+func (c *Config) advertised(peer netip.Addr) int {
+	n := 0
+	for _, p := range c.Announce {
+		if p.Addr().Is4() == peer.Is4() {
+			n++
+		}
+	}
+	return n
 }
 
 // restartTime is the longest time that any peer has to come back.

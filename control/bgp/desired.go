@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,8 +21,8 @@ var (
 	// ErrNoNode says that this host's Node resource does not exist yet.
 	ErrNoNode = errors.New("this host's Node resource does not exist yet")
 
-	// ErrNoAddress says that the Node has no IPv4 address to speak from.
-	ErrNoAddress = errors.New("this host's Node resource has no spec.bgp.ipv4Address: it takes no part in BGP")
+	// ErrNoAddress says that the Node has no address to speak from.
+	ErrNoAddress = errors.New("this host's Node resource has neither spec.bgp.ipv4Address nor ipv6Address: it takes no part in BGP")
 )
 
 // Desired says what the speaker on a node should do. It is pure and its result
@@ -34,15 +35,15 @@ func Desired(v *View, node string) (Config, error) {
 	if !ok {
 		return Config{}, ErrNoNode
 	}
-	if !self.bgp || !self.addr.IsValid() {
+	if !self.bgp || len(self.addrs()) == 0 {
 		return Config{}, ErrNoAddress
 	}
-	d := derivation{v: v, node: node, self: self, ip: self.addr.Addr()}
+	d := derivation{v: v, node: node, self: self}
 	d.asn = d.asnOf(self)
 	c := Config{
-		Node: node, ASN: d.asn, RouterID: d.ip,
+		Node: node, ASN: d.asn, RouterID: routerID(node, self),
 		ListenPort: v.portOf(node), ListenAddrs: d.listenAddrs(),
-		NextHop: d.ip,
+		NextHop: self.addr.Addr(), NextHop6: self.addr6.Addr(),
 	}
 	c.Peers = d.peers()
 	c.Announce = d.announce()
@@ -56,9 +57,32 @@ type derivation struct {
 	v    *View
 	node string
 	self nodeFacts
-	ip   netip.Addr
 	asn  uint32
 }
+
+// routerID is a node's BGP identifier (RFC 6286): its IPv4 address. A node
+// without one has a number that is hashed from its name, as Calico makes it.
+func routerID(node string, self nodeFacts) netip.Addr {
+	if self.addr.IsValid() {
+		return self.addr.Addr()
+	}
+	sum := sha256.Sum256([]byte(node))
+	if sum[0] > 223 { // not in the range of multicast
+		sum[0] -= 32
+	}
+	return netip.AddrFrom4([4]byte(sum[:4]))
+}
+
+// ipTo returns the node's own address of a peer's family; invalid: none.
+func (d *derivation) ipTo(peer netip.Addr) netip.Addr {
+	if peer.Is4() {
+		return d.self.addr.Addr()
+	}
+	return d.self.addr6.Addr()
+}
+
+// isSelf reports whether an address is one of the node's own.
+func (d *derivation) isSelf(a netip.Addr) bool { return slices.Contains(d.self.addrs(), a) }
 
 // asnOf returns a node's AS: its own, else the default BGPConfiguration's,
 // else 64512.
@@ -96,10 +120,16 @@ func (d *derivation) listenAddrs() []netip.Addr {
 	if c, ok := d.v.confs["node."+d.node]; ok && c.Spec.BindMode != nil {
 		mode = c.Spec.BindMode
 	}
+	out := d.self.addrs()
 	if mode != nil && *mode == v3.BindModeNodeIP {
-		return []netip.Addr{d.ip}
+		return out
 	}
-	return []netip.Addr{netip.IPv4Unspecified()}
+	for i, a := range out {
+		if out[i] = netip.IPv4Unspecified(); a.Is6() {
+			out[i] = netip.IPv6Unspecified()
+		}
+	}
+	return out
 }
 
 // peers returns explicit peers and the mesh. An explicit BGPPeer wins over the
@@ -120,7 +150,7 @@ func (d *derivation) peers() []Peer {
 		case !dup:
 			seen[p.Addr] = p
 		case p.Type == PeerMesh && first.Type == PeerMesh:
-			p.Problem = fmt.Sprintf("the address is also that of node %s: give one of the two another spec.bgp.ipv4Address", first.Name)
+			p.Problem = fmt.Sprintf("the address is also that of node %s: give one of the two another spec.bgp.%s", first.Name, addressField(p.Addr))
 		case p.Type == PeerMesh || p.Port == first.Port:
 			continue // identity is address and port: the first is this session
 		default:
@@ -134,8 +164,17 @@ func (d *derivation) peers() []Peer {
 	return out
 }
 
+// addressField names the field of a Node that holds an address of this family.
+func addressField(a netip.Addr) string {
+	if a.Is4() {
+		return "ipv4Address"
+	}
+	return "ipv6Address"
+}
+
 // mesh returns the node-to-node mesh: unless it is disabled, every node
-// without a cluster id peers with every other one.
+// without a cluster id peers with every other one, over each family that both
+// have.
 func (d *derivation) mesh() []Peer {
 	conf := d.v.defaults()
 	if conf.NodeToNodeMeshEnabled != nil && !*conf.NodeToNodeMeshEnabled || d.self.cluster != "" {
@@ -155,31 +194,36 @@ func (d *derivation) mesh() []Peer {
 	var peers []Peer
 	for _, name := range d.v.nodeNames() {
 		n := d.v.nodes[name]
-		if name == d.node || n.cluster != "" || !n.addr.IsValid() {
+		if name == d.node || n.cluster != "" {
 			continue
 		}
-		p := Peer{
-			Name: name, Type: PeerMesh, Addr: n.addr.Addr(), Port: d.v.portOf(name),
-			// A peer without an AS is expected to have this node's, not the
-			// global one: so Calico's nodes do.
-			ASN: n.asn, Source: d.ip, PoolsOnly: true, Problem: problem,
-			Passive:     d.passiveTo(n.addr.Addr()),
-			RestartTime: restart, HoldTime: defaultHoldTime,
+		for _, addr := range n.addrs() {
+			if !d.ipTo(addr).IsValid() {
+				continue
+			}
+			p := Peer{
+				Name: name, Type: PeerMesh, Addr: addr, Port: d.v.portOf(name),
+				// A peer without an AS is expected to have this node's, not the
+				// global one: so Calico's nodes do.
+				ASN: n.asn, Source: d.ipTo(addr), PoolsOnly: true, Problem: problem,
+				Passive:     d.passiveTo(addr),
+				RestartTime: restart, HoldTime: defaultHoldTime,
+			}
+			if p.ASN == 0 {
+				p.ASN = d.asn
+			}
+			if d.isSelf(p.Addr) {
+				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", name, p.Addr, addressField(p.Addr))
+			}
+			peers = append(peers, p)
 		}
-		if p.ASN == 0 {
-			p.ASN = d.asn
-		}
-		if p.Addr == d.ip {
-			p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.ipv4Address", name, d.ip)
-		}
-		peers = append(peers, p)
 	}
 	return peers
 }
 
 // passiveTo implements the rule that Calico's nodes share: passive is the side
 // for which the peer's address is the greater one as a string.
-func (d *derivation) passiveTo(peer netip.Addr) bool { return peer.String() > d.ip.String() }
+func (d *derivation) passiveTo(peer netip.Addr) bool { return peer.String() > d.ipTo(peer).String() }
 
 func restartProblem(field string, t time.Duration) string {
 	if t >= time.Second && t <= maxRestartTime {
@@ -188,18 +232,19 @@ func restartProblem(field string, t time.Duration) string {
 	return fmt.Sprintf("%s is %s: want 1s to %s (RFC 4724 section 3)", field, t, maxRestartTime)
 }
 
-// announce returns the node's blocks and the addresses it borrowed.
+// announce returns the node's blocks and the addresses it borrowed, of the
+// families that it has an address of to be their next hop.
 func (d *derivation) announce() []netip.Prefix {
 	set := map[netip.Prefix]bool{}
 	for cidr := range d.own() {
-		if !d.hidden(cidr) {
+		if !d.hidden(cidr) && d.ipTo(cidr.Addr()).IsValid() {
 			set[cidr] = true
 		}
 	}
 	for _, b := range d.v.blocks {
 		for _, g := range b.guests {
 			host := netip.PrefixFrom(g.addr, g.addr.BitLen())
-			if g.node == d.node && g.addr.Is4() && !d.hidden(host) {
+			if g.node == d.node && d.ipTo(g.addr).IsValid() && !d.hidden(host) {
 				set[host] = true
 			}
 		}
@@ -207,13 +252,13 @@ func (d *derivation) announce() []netip.Prefix {
 	return sorted(set)
 }
 
-// own returns the IPv4 blocks with a confirmed affinity. The block, not the
+// own returns the blocks with a confirmed affinity. The block, not the
 // affinity, says who owns it where the two differ.
 func (d *derivation) own() map[netip.Prefix]bool {
 	set := map[netip.Prefix]bool{}
 	for cidr, confirmed := range d.v.affinities[d.node] {
 		b, known := d.v.blocks[cidr]
-		if confirmed && cidr.Addr().Is4() && (!known || b.holder == "" || b.holder == d.node) {
+		if confirmed && (!known || b.holder == "" || b.holder == d.node) {
 			set[cidr] = true
 		}
 	}
@@ -234,9 +279,7 @@ func (d *derivation) hidden(p netip.Prefix) bool {
 func (d *derivation) importSets() (pools, own, lent []netip.Prefix) {
 	poolSet := map[netip.Prefix]bool{}
 	for _, p := range d.v.pools {
-		if p.cidr.Addr().Is4() {
-			poolSet[p.cidr] = true
-		}
+		poolSet[p.cidr] = true
 	}
 	ownSet := d.own()
 	lentSet := map[netip.Prefix]bool{}
@@ -247,7 +290,11 @@ func (d *derivation) importSets() (pools, own, lent []netip.Prefix) {
 			}
 		}
 	}
-	ownSet[d.self.addr.Masked()] = true
+	for _, p := range []netip.Prefix{d.self.addr, d.self.addr6} {
+		if p.IsValid() {
+			ownSet[p.Masked()] = true
+		}
+	}
 	return sorted(poolSet), sorted(ownSet), sorted(lentSet)
 }
 

@@ -80,7 +80,7 @@ func ipamBlock(t testing.TB, cidr, holder string, given map[int]string) store.Ev
 	if holder != "" {
 		aff = fmt.Sprintf("%q", holder)
 	}
-	alloc := make([]string, 1<<(32-p.Bits()))
+	alloc := make([]string, 1<<(p.Addr().BitLen()-p.Bits()))
 	var attrs []string
 	for i := range alloc {
 		alloc[i] = "null"
@@ -135,7 +135,11 @@ func (c Config) text() string {
 			fmt.Fprintf(&b, "     down: %s\n", p.Problem)
 		}
 	}
-	fmt.Fprintf(&b, "next-hop %s\n", c.NextHop)
+	for _, hop := range []netip.Addr{c.NextHop, c.NextHop6} {
+		if hop.IsValid() {
+			fmt.Fprintf(&b, "next-hop %s\n", hop)
+		}
+	}
 	for _, l := range []struct {
 		name string
 		list []netip.Prefix
@@ -158,6 +162,23 @@ func scenarios(t testing.TB) map[string][]store.Event {
 	}
 	with := func(more ...store.Event) []store.Event { return append(append([]store.Event{}, three...), more...) }
 	return map[string][]store.Event{
+		"dual-stack": {
+			node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","ipv6Address":"fd00:1::11/64"}}`),
+			node(t, "node2", `{"bgp":{"ipv4Address":"10.1.0.12/24","ipv6Address":"fd00:1::12/64"}}`),
+			bgpNode(t, "four-only", "10.1.0.13/24"), node(t, "six-only", `{"bgp":{"ipv6Address":"fd00:1::9/64"}}`),
+			peer(t, "tor4", `{"peerIP":"10.1.0.1","asNumber":64999}`), peer(t, "tor6", `{"peerIP":"[fd00:1::1]:1790","asNumber":64999}`),
+			peer(t, "link-local", `{"peerIP":"fe80::1","asNumber":64999}`),
+			ippool(t, "four", `{"cidr":"192.168.0.0/16"}`), ippool(t, "six", `{"cidr":"fd00:10::/48"}`),
+			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "fd00:10::40/122", "confirmed"),
+			ipamBlock(t, "fd00:10::40/122", "host:node1", map[int]string{3: of("node2")}),
+			ipamBlock(t, "fd00:10::80/122", "host:node2", map[int]string{1: of("node1")}),
+		},
+		"ipv6-only": {
+			node(t, "node1", `{"bgp":{"ipv6Address":"fd00:1::11/64"}}`), node(t, "node2", `{"bgp":{"ipv6Address":"fd00:1::12/64","ipv4Address":"10.1.0.12/24"}}`),
+			peer(t, "tor4", `{"peerIP":"10.1.0.1","asNumber":64999}`),
+			ippool(t, "four", `{"cidr":"192.168.0.0/16"}`), ippool(t, "six", `{"cidr":"fd00:10::/48"}`),
+			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "fd00:10::40/122", "confirmed"),
+		},
 		"mesh": with(
 			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "192.168.1.64/26", ""),
 			affinity(t, "node1", "192.168.1.128/26", "pending"), affinity(t, "node1", "192.168.1.192/26", "pendingDeletion"),
@@ -349,6 +370,7 @@ func TestViewKeepsLastKnownGood(t *testing.T) {
 		{"undecodable", store.Event{Key: key, Err: store.ErrDecode}, "Node(node1)"},
 		{"wrong type", store.Event{Key: key, Object: store.Object{Key: key, Value: new(v3.IPPool)}}, "Node(node1)"},
 		{"no address", node(t, "node1", `{"bgp":{"ipv4Address":"ten"}}`), "spec.bgp.ipv4Address"},
+		{"IPv4 as IPv6", node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","ipv6Address":"10.1.0.11/24"}}`), "spec.bgp.ipv6Address"},
 		{"IPv6 as IPv4", node(t, "node1", `{"bgp":{"ipv4Address":"fd00::1/64"}}`), "spec.bgp.ipv4Address"},
 		{"bad pool", ippool(t, "p", `{"cidr":"192.168.0.0"}`), "spec.cidr"},
 		{"bad keepalive", peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":1,"keepaliveTime":"soon"}`), "spec.keepaliveTime"},

@@ -11,13 +11,17 @@
 //
 // The node's own blocks (affinity confirmed, and the block itself not
 // another's) and each address of a block that is not the node's but is
-// assigned to it, as a /32; nothing inside a pool with disableBGPExport. The
+// assigned to it, as a /32 or /128; nothing inside a pool with disableBGPExport. The
 // next hop is the node's address and LOCAL_PREF is [LocalPref], as Calico's
 // speakers send it. Nothing that was learned is ever passed on: the export
 // policy lets only locally originated paths out, so a node is no transit
 // between two top-of-rack switches or between two nodes. Since the next hop is
 // always the node's own address, the next hop modes Auto, Self and Keep of a
 // BGPPeer amount to the same.
+//
+// A session carries the routes of its own transport's family: IPv4 over IPv4,
+// IPv6 over IPv6 (RFC 4760), as Calico's two speakers do. A node of both
+// families has two sessions with each of its like.
 //
 // # What is accepted
 //

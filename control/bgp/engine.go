@@ -38,14 +38,14 @@ type engine struct {
 	closed   atomic.Bool
 	ctx      context.Context // ends with the engine
 	cancel   context.CancelFunc
-	wg       sync.WaitGroup // Serve, and those who find out why a peer is down
-	local    map[netip.Prefix]bool
+	wg       sync.WaitGroup              // Serve, and those who find out why a peer is down
+	local    map[netip.Prefix]netip.Addr // what we originate, and its next hop
 }
 
 // startEngine starts GoBGP with a config's identity and policies but without
 // peers or paths.
 func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, listen bool) (*engine, error) {
-	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, local: map[netip.Prefix]bool{}}
+	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, local: map[netip.Prefix]netip.Addr{}}
 	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	e.emit = func(ev event) {
 		if e.closed.Load() {
@@ -100,7 +100,7 @@ func (e *engine) watch() error {
 			e.emit(event{kind: eventPaths, paths: paths})
 		},
 		OnPathEor: func(p *apiutil.Path, _ time.Time) {
-			if p.Family == packet.RF_IPv4_UC {
+			if p.Family == familyOf(p.PeerAddress) {
 				e.emit(event{kind: eventEOR, peer: p.PeerAddress})
 			}
 		},
@@ -192,20 +192,21 @@ func (e *engine) announce(c *Config) error {
 	var errs []error
 	for _, p := range c.Announce {
 		want[p] = true
-		if e.local[p] {
+		hop := c.nextHopOf(p)
+		if e.local[p] == hop {
 			continue
 		}
-		if err := e.originate(p, c.NextHop); err != nil {
+		if err := e.originate(p, hop); err != nil {
 			errs = append(errs, fmt.Errorf("announce %s: %w", p, err))
 			continue
 		}
-		e.local[p] = true
+		e.local[p] = hop
 	}
-	for p := range e.local {
+	for p, hop := range e.local {
 		if want[p] {
 			continue
 		}
-		path, err := localPath(p, c.NextHop)
+		path, err := localPath(p, hop)
 		if err == nil {
 			err = e.srv.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}})
 		}
@@ -230,17 +231,26 @@ func (e *engine) originate(p netip.Prefix, nextHop netip.Addr) error {
 	return resp[0].Error
 }
 
+// localPath is a path that we originate. IPv4's next hop is an attribute of its
+// own (RFC 4271, section 5.1.3), IPv6's stands beside the prefix (RFC 4760,
+// section 3).
 func localPath(p netip.Prefix, nextHop netip.Addr) (*apiutil.Path, error) {
 	nlri, err := packet.NewIPAddrPrefix(p)
 	if err != nil {
 		return nil, err
 	}
-	hop, err := packet.NewPathAttributeNextHop(nextHop)
+	family := familyOf(p.Addr())
+	var hop packet.PathAttributeInterface
+	if family == packet.RF_IPv4_UC {
+		hop, err = packet.NewPathAttributeNextHop(nextHop)
+	} else {
+		hop, err = packet.NewPathAttributeMpReachNLRI(family, []packet.PathNLRI{{NLRI: nlri}}, nextHop)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &apiutil.Path{
-		Family: packet.RF_IPv4_UC, Nlri: nlri, Age: time.Now().Unix(),
+		Family: family, Nlri: nlri, Age: time.Now().Unix(),
 		Attrs: []packet.PathAttributeInterface{
 			packet.NewPathAttributeOrigin(packet.BGP_ORIGIN_ATTR_TYPE_IGP), hop,
 			packet.NewPathAttributeLocalPref(LocalPref),
@@ -248,11 +258,26 @@ func localPath(p netip.Prefix, nextHop netip.Addr) (*apiutil.Path, error) {
 	}, nil
 }
 
+// familyOf returns what a session with a peer carries, and where a prefix
+// belongs: unicast routes of the address's own family.
+func familyOf(a netip.Addr) packet.Family {
+	if a.Is4() {
+		return packet.RF_IPv4_UC
+	}
+	return packet.RF_IPv6_UC
+}
+
+// families lists the families in use.
+func families() []packet.Family { return []packet.Family{packet.RF_IPv4_UC, packet.RF_IPv6_UC} }
+
 // addPeer starts a session. restarting says that this host forwards as before
 // although its speaker is new, which the peer is told by the Restart State and
 // Forwarding State bits (RFC 4724 section 3).
 func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool) error {
-	ipv4 := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
+	family := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
+	if p.Addr.Is6() {
+		family.Afi = api.Family_AFI_IP6
+	}
 	n := &api.Peer{
 		Conf: &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN, AllowOwnAsn: uint32(p.AllowOwnASN)},
 		Timers: &api.Timers{Config: &api.TimersConfig{
@@ -266,7 +291,7 @@ func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool
 			DeferralTime: uint32(deferral / time.Second), LocalRestarting: restarting,
 		},
 		AfiSafis: []*api.AfiSafi{{
-			Config:            &api.AfiSafiConfig{Family: ipv4, Enabled: true},
+			Config:            &api.AfiSafiConfig{Family: family, Enabled: true},
 			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
 		}},
 	}
@@ -321,12 +346,19 @@ func (e *engine) listAll(fn func(*apiutil.Path)) error {
 }
 
 func (e *engine) table(within []netip.Prefix, fn func([]*apiutil.Path)) error {
-	r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: packet.RF_IPv4_UC}
-	for _, p := range within {
-		r.Prefixes = append(r.Prefixes, &apiutil.LookupPrefix{Prefix: p.String(), LookupOption: apiutil.LOOKUP_LONGER})
-	}
-	if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(paths) }); err != nil {
-		return fmt.Errorf("list routes: %w", err)
+	for _, f := range families() {
+		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}
+		for _, p := range within {
+			if familyOf(p.Addr()) == f {
+				r.Prefixes = append(r.Prefixes, &apiutil.LookupPrefix{Prefix: p.String(), LookupOption: apiutil.LOOKUP_LONGER})
+			}
+		}
+		if len(within) > 0 && len(r.Prefixes) == 0 {
+			continue
+		}
+		if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(paths) }); err != nil {
+			return fmt.Errorf("list %s routes: %w", f, err)
+		}
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (d *derivation) session(name string, s peerSpec) (Peer, bool) {
 		return Peer{}, false // an empty spec is accepted and does nothing
 	}
 	p := Peer{
-		Name: name, Type: PeerGlobal, Source: d.ip, ASN: uint32(s.ASNumber),
+		Name: name, Type: PeerGlobal, ASN: uint32(s.ASNumber),
 		RestartTime: defaultRestartTime, HoldTime: defaultHoldTime, Keepalive: s.keepalive,
 	}
 	if s.Node != "" || s.NodeSelector != "" {
@@ -75,9 +75,10 @@ func (d *derivation) session(name string, s peerSpec) (Peer, bool) {
 		p.Problem = fmt.Sprintf("spec.peerIP %q: want an address or address:port, such as 10.1.0.1 or 10.1.0.1:1790", s.PeerIP)
 		return p, true
 	}
-	if p.Addr == d.ip {
+	if d.isSelf(p.Addr) {
 		return Peer{}, false
 	}
+	p.Source = d.ipTo(p.Addr)
 	d.asNode(&p)
 	if p.Port == 0 {
 		p.Port = DefaultPort
@@ -91,7 +92,7 @@ func (d *derivation) session(name string, s peerSpec) (Peer, bool) {
 func (d *derivation) asNode(p *Peer) {
 	for _, name := range d.v.nodeNames() {
 		n := d.v.nodes[name]
-		if name == d.node || !n.addr.IsValid() || n.addr.Addr() != p.Addr {
+		if name == d.node || !slices.Contains(n.addrs(), p.Addr) {
 			continue
 		}
 		p.PoolsOnly = true
@@ -129,8 +130,10 @@ func (d *derivation) problem(p Peer, s peerSpec) string {
 	}
 	ibgp := p.ASN == d.asn
 	switch {
-	case !p.Addr.Is4():
-		return fmt.Sprintf("spec.peerIP %s: IPv6 sessions are not supported by this version", p.Addr)
+	case !d.ipTo(p.Addr).IsValid():
+		return fmt.Sprintf("spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.Addr, addressField(p.Addr))
+	case p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6():
+		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is", p.Addr)
 	case p.Addr.IsUnspecified() || p.Addr.IsMulticast():
 		return fmt.Sprintf("spec.peerIP %s: not the address of a host", p.Addr)
 	case p.ASN == 0:

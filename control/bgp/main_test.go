@@ -28,7 +28,7 @@ const (
 
 // TestMain runs the tests in a network namespace of their own, so that they
 // may use any address and port, 179 too, and leave nothing behind. All of
-// 10.77.0.0/16 is local there.
+// 10.77.0.0/16 and of fd77::/32 is local there.
 func TestMain(m *testing.M) {
 	if a := os.Getenv(envChild); a != "" {
 		os.Exit(child(a))
@@ -36,11 +36,15 @@ func TestMain(m *testing.M) {
 	if os.Getenv(envInside) == "" {
 		os.Exit(inNamespace())
 	}
-	for _, args := range []string{"link set lo up", "route add local 10.77.0.0/16 dev lo"} {
+	for _, args := range []string{"link set lo up", "route add local 10.77.0.0/16 dev lo", "-6 route add local fd77::/32 dev lo"} {
 		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "ip %s: %v: %s\n", args, err, out)
 			os.Exit(1)
 		}
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0); err != nil { // a local route is not enough for it
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
@@ -81,6 +85,17 @@ func hosts(t testing.TB, n int) []netip.Addr {
 		l = append(l, netip.AddrFrom4([4]byte{10, 77, byte(third), byte(i + 1)}))
 	}
 	return l
+}
+
+// hosts6 is hosts with an IPv6 address beside each IPv4 address.
+func hosts6(t testing.TB, n int) (four, six []netip.Addr) {
+	t.Helper()
+	four = hosts(t, n)
+	for _, a := range four {
+		b := a.As4()
+		six = append(six, netip.AddrFrom16([16]byte{0xfd, 0x77, 4: b[2], 15: b[3]}))
+	}
+	return four, six
 }
 
 // poll waits for a condition and fails with what what returns when it does not

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/osrg/gobgp/v4/api"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // Names of GoBGP's policies and sets.
@@ -21,13 +22,23 @@ const (
 // nothing stands in sets that would be empty: GoBGP takes an empty set of
 // neighbours for all of them, and an empty prefix set has no family. It matches
 // no route, because what it would match is refused before.
-const nothing = "255.255.255.255/32"
+func nothing(f packet.Family) netip.Prefix {
+	if f == packet.RF_IPv4_UC {
+		return netip.MustParsePrefix("255.255.255.255/32")
+	}
+	return netip.MustParsePrefix("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
+}
 
 // martians are never accepted from anybody: the default route, this host,
-// loopback, link-local, multicast and reserved space (RFC 6890, RFC 5771).
-func martians() []*api.Prefix {
-	l := []*api.Prefix{{IpPrefix: "0.0.0.0/0", MaskLengthMin: 0, MaskLengthMax: 0}}
-	for _, s := range []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"} {
+// loopback, link-local, multicast and reserved space (RFC 6890, RFC 5771), and
+// IPv4 addresses in IPv6's clothes.
+func martians(f packet.Family) []*api.Prefix {
+	deflt, ranges := "0.0.0.0/0", []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"}
+	if f == packet.RF_IPv6_UC {
+		deflt, ranges = "::/0", []string{"::/127", "::ffff:0:0/96", "fe80::/10", "ff00::/8"}
+	}
+	l := []*api.Prefix{{IpPrefix: deflt, MaskLengthMin: 0, MaskLengthMax: 0}}
+	for _, s := range ranges {
 		l = append(l, inside(netip.MustParsePrefix(s)))
 	}
 	return l
@@ -35,16 +46,28 @@ func martians() []*api.Prefix {
 
 // inside matches a prefix and all that lies in it.
 func inside(p netip.Prefix) *api.Prefix {
-	return &api.Prefix{IpPrefix: p.String(), MaskLengthMin: uint32(p.Bits()), MaskLengthMax: 32}
+	return &api.Prefix{IpPrefix: p.String(), MaskLengthMin: uint32(p.Bits()), MaskLengthMax: uint32(p.Addr().BitLen())}
 }
 
-func prefixSet(name string, list []netip.Prefix) *api.DefinedSet {
-	s := &api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: name}
+// named is the name of a family's part of a set or of a statement: GoBGP's sets
+// of prefixes are of one family.
+func named(name string, f packet.Family) string {
+	if f == packet.RF_IPv4_UC {
+		return name
+	}
+	return name + "-v6"
+}
+
+// prefixSet is a family's part of a list.
+func prefixSet(name string, f packet.Family, list []netip.Prefix) *api.DefinedSet {
+	s := &api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(name, f)}
 	for _, p := range list {
-		s.Prefixes = append(s.Prefixes, inside(p))
+		if familyOf(p.Addr()) == f {
+			s.Prefixes = append(s.Prefixes, inside(p))
+		}
 	}
 	if len(s.Prefixes) == 0 {
-		s.Prefixes = []*api.Prefix{inside(netip.MustParsePrefix(nothing))}
+		s.Prefixes = []*api.Prefix{inside(nothing(f))}
 	}
 	return s
 }
@@ -55,7 +78,7 @@ func neighbourSet(name string, list []netip.Addr) *api.DefinedSet {
 		s.List = append(s.List, netip.PrefixFrom(a, a.BitLen()).String())
 	}
 	if len(s.List) == 0 {
-		s.List = []string{nothing}
+		s.List = []string{nothing(packet.RF_IPv4_UC).String()}
 	}
 	return s
 }
@@ -68,22 +91,25 @@ func policies(c *Config) *api.SetPoliciesRequest {
 		return &api.Statement{Name: name, Conditions: cond, Actions: &api.Actions{RouteAction: action}}
 	}
 	const accept, reject = api.RouteAction_ROUTE_ACTION_ACCEPT, api.RouteAction_ROUTE_ACTION_REJECT
+	sets := []*api.DefinedSet{neighbourSet(setCluster, c.cluster())}
+	// GoBGP asks the import policy about what we originate, too.
+	judge := []*api.Statement{statement("originated-here", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL})}
+	for _, f := range families() {
+		sets = append(sets,
+			&api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(setMartians, f), Prefixes: martians(f)},
+			prefixSet(setPools, f, c.Pools), prefixSet(setOwn, f, c.Own), prefixSet(setLent, f, c.Lent))
+		in := func(set string) *api.MatchSet { return anyOf(named(set, f)) }
+		judge = append(judge,
+			statement(named("no-martian", f), reject, &api.Conditions{PrefixSet: in(setMartians)}),
+			statement(named("lent-to-a-node", f), accept, &api.Conditions{PrefixSet: in(setLent), NeighborSet: anyOf(setCluster)}),
+			statement(named("not-ours", f), reject, &api.Conditions{PrefixSet: in(setOwn)}),
+			statement(named("node-inside-pools", f), accept, &api.Conditions{PrefixSet: in(setPools), NeighborSet: anyOf(setCluster)}))
+	}
+	judge = append(judge, statement("node-nothing-else", reject, &api.Conditions{NeighborSet: anyOf(setCluster)}))
 	return &api.SetPoliciesRequest{
-		DefinedSets: []*api.DefinedSet{
-			{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: setMartians, Prefixes: martians()},
-			prefixSet(setPools, c.Pools), prefixSet(setOwn, c.Own), prefixSet(setLent, c.Lent),
-			neighbourSet(setCluster, c.cluster()),
-		},
+		DefinedSets: sets,
 		Policies: []*api.Policy{
-			{Name: policyImport, Statements: []*api.Statement{
-				// GoBGP asks the import policy about what we originate, too.
-				statement("originated-here", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}),
-				statement("no-martian", reject, &api.Conditions{PrefixSet: anyOf(setMartians)}),
-				statement("lent-to-a-node", accept, &api.Conditions{PrefixSet: anyOf(setLent), NeighborSet: anyOf(setCluster)}),
-				statement("not-ours", reject, &api.Conditions{PrefixSet: anyOf(setOwn)}),
-				statement("node-inside-pools", accept, &api.Conditions{PrefixSet: anyOf(setPools), NeighborSet: anyOf(setCluster)}),
-				statement("node-nothing-else", reject, &api.Conditions{NeighborSet: anyOf(setCluster)}),
-			}},
+			{Name: policyImport, Statements: judge},
 			{Name: policyExport, Statements: []*api.Statement{
 				statement("only-our-own", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}),
 			}},

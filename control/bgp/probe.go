@@ -115,7 +115,7 @@ func sendOpen(w io.Writer, c *Config, p Peer) error {
 	}
 	m, err := packet.NewBGPOpenMessage(as, uint16(p.HoldTime/time.Second), c.RouterID, []packet.OptionParameterInterface{
 		packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{
-			packet.NewCapMultiProtocol(packet.RF_IPv4_UC), packet.NewCapFourOctetASNumber(c.ASN),
+			packet.NewCapMultiProtocol(familyOf(p.Addr)), packet.NewCapFourOctetASNumber(c.ASN),
 		}),
 	})
 	if err != nil {

@@ -93,8 +93,8 @@ func (s *Speaker) Next(ctx context.Context) (Changes, error) { return s.rib.next
 // *[ListenError]; calling Apply again tries again. After any error the next
 // Apply continues where this one failed.
 func (s *Speaker) Apply(ctx context.Context, c Config) error {
-	if c.ASN == 0 || !c.RouterID.Is4() || !c.NextHop.Is4() {
-		return fmt.Errorf("apply: AS %d, router id %s, next hop %s: all are needed", c.ASN, c.RouterID, c.NextHop)
+	if c.ASN == 0 || !c.RouterID.Is4() || !c.NextHop.Is4() && !c.NextHop6.Is6() {
+		return fmt.Errorf("apply: AS %d, router id %s, next hops %s and %s: AS, router id and one next hop are needed", c.ASN, c.RouterID, c.NextHop, c.NextHop6)
 	}
 	s.apply.Lock()
 	defer s.apply.Unlock()
@@ -369,7 +369,7 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Port: p.Port, ASN: p.ASN, Since: ss.since}
 		st.State, st.Info = ss.info(listenErr)
 		if ss.up && p.runs() {
-			st.Advertised = len(cfg.Announce)
+			st.Advertised = cfg.advertised(p.Addr)
 		}
 		out = append(out, st)
 	}

@@ -64,6 +64,7 @@ func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
 type nodeFacts struct {
 	bgp     bool         // it has spec.bgp
 	addr    netip.Prefix // its IPv4 address with the subnet's length; invalid: none
+	addr6   netip.Prefix // likewise IPv6
 	asn     uint32       // 0: the global one
 	cluster string       // routeReflectorClusterID
 	labels  map[string]string
@@ -81,23 +82,28 @@ func factsOf(n *store.Node) (nodeFacts, error) {
 	}
 	if b.IPv4Address != "" {
 		var err error
-		if f.addr, err = nodeAddress(b.IPv4Address); err != nil {
+		if f.addr, err = store.ParseAddress(b.IPv4Address); err != nil || !f.addr.Addr().Is4() {
 			return nodeFacts{}, fmt.Errorf("spec.bgp.ipv4Address %q: want an IPv4 address with its subnet's length such as 10.1.0.11/24", b.IPv4Address)
+		}
+	}
+	if b.IPv6Address != "" {
+		var err error
+		if f.addr6, err = store.ParseAddress(b.IPv6Address); err != nil || f.addr6.Addr().Is4() {
+			return nodeFacts{}, fmt.Errorf("spec.bgp.ipv6Address %q: want an IPv6 address with its subnet's length such as fd00:1::11/64", b.IPv6Address)
 		}
 	}
 	return f, nil
 }
 
-// nodeAddress reads a node's address; a bare one counts as a /32.
-func nodeAddress(s string) (netip.Prefix, error) {
-	p, err := store.ParseAddress(s)
-	if err != nil {
-		return netip.Prefix{}, err
+// addrs lists the node's addresses, IPv4 first.
+func (f nodeFacts) addrs() []netip.Addr {
+	var out []netip.Addr
+	for _, p := range []netip.Prefix{f.addr, f.addr6} {
+		if p.IsValid() {
+			out = append(out, p.Addr())
+		}
 	}
-	if !p.Addr().Is4() {
-		return netip.Prefix{}, errors.New("not IPv4")
-	}
-	return p, nil
+	return out
 }
 
 type pool struct {
