@@ -117,7 +117,9 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 			return d, err
 		}
 	}
-	cc := vrouter.Config{Node: name, Sink: d.kernel, Log: log.With("component", "vrouter"), WithoutBGP: !c.BGP.Enabled}
+	cc := vrouter.Config{
+		Node: name, Sink: d.kernel, Status: d.kernel.Status, Publish: true, WithoutBGP: !c.BGP.Enabled, Log: log.With("component", "vrouter"),
+	}
 	if restarting {
 		cc.DeferBGP = deferBGP
 	}
@@ -245,6 +247,7 @@ func (d *router) run(ctx context.Context) error {
 	part("store", d.followStore)
 	part("bootstrap", d.bootstrap)
 	part("reach", d.runReach)
+	part("live change", d.followForms)
 	part("workloads", d.runAttach)
 	if d.bgp != nil {
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.bgpFeed) })

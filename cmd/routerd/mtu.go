@@ -41,6 +41,9 @@ func (d *router) followMTU(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if err := d.tellWorkloadMTU(ctx); err != nil {
+			return err
+		}
 		if err == nil {
 			d.mtuErr.Store(nil)
 			continue

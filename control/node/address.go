@@ -17,7 +17,7 @@ import (
 // is an error. What keeps a host that is registered from another address is
 // none: it is told in [Status.AddressErr].
 func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.Node) (again time.Duration, err error) {
-	st := a.Status()
+	st, forms := a.Status(), a.publishedForms()
 	chosen, trouble, failed := chooseAll(a.situation(u, self, st))
 	again = a.noteMissing(chosen)
 	absent := slices.ContainsFunc(slices.Collect(maps.Values(chosen)), func(c choice) bool { return c.Missing })
@@ -28,8 +28,10 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 	want := registration{gone: unwanted(a.cfg.Methods), complete: func(n *store.Node) {
 		// A resource that somebody deleted comes back with its tunnel addresses
 		// at once: without them the devices would lose theirs until the next
-		// step.
+		// step. So does what it said of its packets, by which others go on to
+		// take them in.
 		setTunnels(n, st.Tunnels)
+		store.SetForms(n, forms)
 	}}
 	differ := !st.Registered
 	found := map[dataplane.Family]Detected{}

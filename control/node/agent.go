@@ -117,6 +117,7 @@ type Agent struct {
 	pools    map[string]*v3.IPPool
 	hadPool  map[dataplane.Family]bool // there was one in this life
 	self     *store.Node
+	forms    store.NodeForms                // what self published, also after somebody deleted it
 	peers    map[string]*store.Node         // the other nodes
 	missing  map[dataplane.Family]time.Time // since when the host lacks its registered address
 	overlaps map[string][]Overlap           // by pool, as far as somebody asked; nil: nobody has
@@ -169,6 +170,9 @@ func (a *Agent) HandleStore(b store.Batch) {
 			switch {
 			case ev.Key.Name == a.cfg.Name:
 				changed, a.self = true, n
+				if ok {
+					a.forms = store.FormsOf(n)
+				}
 			case ok:
 				a.peers[ev.Key.Name] = n
 			default:
@@ -205,6 +209,13 @@ func withoutWorkloads(u dataplane.Underlay) dataplane.Underlay {
 		Addresses: slices.DeleteFunc(slices.Clone(u.Addresses), func(a dataplane.UnderlayAddress) bool { return ours(a.Link) }),
 		Routes:    slices.DeleteFunc(slices.Clone(u.Routes), func(r dataplane.UnderlayRoute) bool { return ours(r.Link) }),
 	}
+}
+
+// publishedForms is what this host published of the forms of its packets.
+func (a *Agent) publishedForms() store.NodeForms {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.forms
 }
 
 func (a *Agent) poke() {

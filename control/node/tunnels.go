@@ -23,10 +23,14 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 	have := map[Tunnel]netip.Addr{}
 	spare := map[Tunnel]bool{}
 	differ := false
+	forms := store.FormsOf(self)
 	var errs []error
 	for _, t := range AllTunnels() {
 		published := nodeTunnel(self, t)
 		var addr netip.Addr
+		if !want[t] && t.travels(forms) {
+			addr = published
+		}
 		if want[t] {
 			var more bool
 			addr, more, err = a.cfg.Tunnels.Ensure(ctx, t)

@@ -53,6 +53,7 @@ type Core struct {
 	mtus   mtus
 	hint   chan dataplane.Revision
 
+	started      chan struct{}
 	targets      latest[[]Target]
 	publications latest[store.NodeForms]
 }
@@ -61,7 +62,7 @@ type Core struct {
 func New(cfg Config) *Core {
 	c := &Core{
 		cfg: cfg, events: make(chan func(*loop), 64), hint: make(chan dataplane.Revision, 1),
-		mtus: mtus{changed: make(chan struct{}, 1)},
+		mtus: mtus{changed: make(chan struct{}, 1)}, started: make(chan struct{}),
 	}
 	c.alive.Store(time.Now().UnixNano())
 	return c
@@ -151,6 +152,10 @@ func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, er
 func (c *Core) Waiting(ctx context.Context) (string, error) {
 	return ask(ctx, c, func(l *loop) string { return l.waiting })
 }
+
+// Started returns a channel that is closed once the core knows this host and the
+// first whole wish was handed over.
+func (c *Core) Started() <-chan struct{} { return c.started }
 
 // Publications returns a channel that carries what this host is to publish in
 // its Node resource. The next one comes after [Core.Published] was called for
@@ -275,6 +280,7 @@ func (c *Core) handOver(l *loop) {
 	if !l.replaced {
 		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())
 		l.replaced = true
+		close(c.started)
 		l.noteHops(l.put)
 		l.removals = append(l.removals, rev)
 		c.hintAt(rev)

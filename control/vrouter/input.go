@@ -101,10 +101,6 @@ func (n *node) equal(o *node) bool {
 		maps.Equal(n.ipipAddr, o.ipipAddr) && maps.Equal(n.vxlanAddr, o.vxlanAddr) && maps.Equal(n.vxlanMAC, o.vxlanMAC)
 }
 
-// AnnotationIPIPAddrV6 is the address of a node's device tunl6.calico. Calico's
-// Node has no field for it.
-const AnnotationIPIPAddrV6 = "routerd.io/ipv6IPIPTunnelAddr"
-
 // newNode reads a Node resource. Members that do not parse are taken as not
 // set: one bad resource must not stop the others, and validation refuses them
 // where they are written.
@@ -130,7 +126,7 @@ func newNode(r *store.Node, rev store.Revision) *node {
 		}
 		n.setTunnel(n.ipipAddr, r.Spec.BGP.IPv4IPIPTunnelAddr)
 	}
-	n.setTunnel(n.ipipAddr, r.Annotations[AnnotationIPIPAddrV6])
+	n.setTunnel(n.ipipAddr, r.Annotations[store.AnnotationIPv6IPIPTunnelAddr])
 	for f, v := range map[dataplane.Family][3]string{
 		dataplane.IPv4: {r.Spec.IPv4VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddr, r.Name},
 		dataplane.IPv6: {r.Spec.IPv6VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddrV6, r.Name + "-v6"},

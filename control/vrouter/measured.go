@@ -14,15 +14,22 @@ func (c *Core) WorkloadMTU(ctx context.Context, f dataplane.Family, mtu int) err
 	return c.post(ctx, func(l *loop) { l.setWorkloadMTU(f, mtu) })
 }
 
-// Unsupported says why this kernel has no device for a form's driver, or that
-// it has: nil. It is published, so that a change to such a form can be refused
-// before it is begun.
-func (c *Core) Unsupported(ctx context.Context, f dataplane.Form, err error) error {
+// Unsupported says why this kernel has no device for a driver over a family of
+// the underlay.
+type Unsupported struct {
+	Driver string
+	Outer  dataplane.Family
+	Err    error
+}
+
+// Unsupported takes in all that this kernel has no devices for. It is published,
+// so that a change to such a mode can be refused before it is begun. Before the
+// first call what was published stays.
+func (c *Core) Unsupported(ctx context.Context, list []Unsupported) error {
 	return c.post(ctx, func(l *loop) {
-		if err == nil {
-			delete(l.unsupported, f)
-		} else {
-			l.unsupported[f] = err
+		l.unsupported = map[dataplane.Form]error{}
+		for _, u := range list {
+			l.unsupported[dataplane.Form{Driver: u.Driver, Outer: u.Outer}] = u.Err
 		}
 	})
 }

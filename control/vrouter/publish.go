@@ -26,7 +26,7 @@ func (t *table) publication() (store.NodeForms, bool) {
 		}
 	}
 	return store.NodeForms{
-		Published: true, Accepts: t.publicAccepts(), Uses: t.publicUses(self), Sends: t.publicSends(self), Refuses: t.publicRefuses(wanted),
+		Published: true, Accepts: t.publicAccepts(), Uses: t.publicUses(self), Sends: t.publicSends(self), Refuses: t.publicRefuses(self, wanted),
 	}, true
 }
 
@@ -72,8 +72,11 @@ const maxReason = 400
 
 // publicRefuses says why the kernel does not take in what is wanted, or could
 // not if it were.
-func (t *table) publicRefuses(wanted set[dataplane.Form]) map[string]string {
+func (t *table) publicRefuses(self *node, wanted set[dataplane.Form]) map[string]string {
 	out := map[string]string{}
+	if t.unsupported == nil {
+		maps.Copy(out, self.forms.Refuses)
+	}
 	note := func(f dataplane.Form, err error) {
 		s := err.Error()
 		if len(s) > maxReason {
@@ -82,6 +85,9 @@ func (t *table) publicRefuses(wanted set[dataplane.Form]) map[string]string {
 		out[f.String()] = s
 	}
 	for f, err := range t.unsupported {
+		if f.Driver == dataplane.DriverVXLAN {
+			f.VNI, f.Port = t.settings.vni, t.settings.port
+		}
 		if t.hasHost(f.Outer) {
 			note(f, err)
 		}

@@ -55,7 +55,7 @@ type table struct {
 	// What was measured of this host.
 	kernel      map[dataplane.Form]formState // how far what takes a form in has come
 	podMTU      map[dataplane.Family]int     // the largest of a workload, bytes; 0: not known
-	unsupported map[dataplane.Form]error     // forms that this kernel has no device for
+	unsupported map[dataplane.Form]error     // drivers and families that this kernel has no device for; nil: not known
 	confirmed   bool                         // the kernel has every next hop as wanted
 	inflight    *nodeForms                   // what is being published; nil: nothing
 	inflightAt  store.Revision               // where it is in the store; 0: not known to be there
@@ -126,7 +126,6 @@ func newTable(self string) *table {
 		probing:        map[dataplane.Family]bool{},
 		kernel:         map[dataplane.Form]formState{},
 		podMTU:         map[dataplane.Family]int{},
-		unsupported:    map[dataplane.Form]error{},
 		settings:       newSettings(),
 		hosts:          map[dataplane.Family]dataplane.Host{},
 		nodesWith:      map[familySet]int{},

@@ -299,6 +299,7 @@ func (w *world) start(h *simHost) {
 	h.offers = h.core.publications.subscribe(context.Background())
 	h.pending, h.acked = nil, 0
 	h.l = &loop{table: newTable(h.name), bgpSynced: true, storeSynced: true, unsure: map[dataplane.Key]struct{}{}}
+	h.l.unsupported = map[dataplane.Form]error{}
 	h.l.setUnderlay(h.underlay())
 	for _, k := range slices.SortedFunc(maps.Keys(w.now), func(a, b store.Key) int { return slices.Compare([]byte(a.String()), []byte(b.String())) }) {
 		h.l.apply(w.now[k])
