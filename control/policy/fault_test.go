@@ -1,0 +1,364 @@
+package policy_test
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/control/policy"
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// sim is a calculator with its mirror.
+type sim struct {
+	*testing.T
+	calc   *policy.Calculator
+	mirror *filter.Ruleset
+}
+
+func newSim(t *testing.T, cfg policy.Config, objects ...store.Object) *sim {
+	t.Helper()
+	s := &sim{T: t}
+	s.calc, s.mirror = newMirror(cfg)
+	s.calc.SetInterfaces(hostInterfaces())
+	s.send(events(objects)...)
+	return s
+}
+
+func (s *sim) send(list ...store.Event) filter.Delta {
+	s.Helper()
+	s.calc.Update(store.Batch{Events: list, Synced: true})
+	return step(s.T, s.calc, s.mirror)
+}
+
+func (s *sim) says(what, want string) {
+	s.Helper()
+	if got := say(s.mirror.Judge(flow(s.T, what))); got != want {
+		s.Errorf("%s: %s, want %s", what, got, want)
+	}
+}
+
+// problem returns why an object is not used as it is, or "".
+func (s *sim) problem(key store.Key) string {
+	for _, p := range s.calc.Problems() {
+		if p.Key == key {
+			return p.Reason
+		}
+	}
+	return ""
+}
+
+func TestNothingIsToldBeforeTheStateIsComplete(t *testing.T) {
+	t.Parallel()
+	c, _ := newMirror(policy.Config{})
+	c.Update(store.Batch{Events: events(base()[:3])})
+	c.Update(store.Batch{Err: store.ErrUnavailable})
+	if d, ok := c.Flush(); ok || !d.Empty() {
+		t.Errorf("told %+v", d)
+	}
+	c.Update(store.Batch{Synced: true})
+	if d, ok := c.Flush(); !ok || d.Empty() {
+		t.Errorf("told nothing: %+v", d)
+	}
+}
+
+func TestUnreadableObjectsLeaveInForceWhatWasKnown(t *testing.T) {
+	t.Parallel()
+	allow := gnp("p", `{selector: "app == 'web'", ingress: [{action: Allow, protocol: TCP}]}`)
+	s := newSim(t, policy.Config{}, append(base(), allow)...)
+	s.says("client>web tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+
+	if d := s.send(store.Event{Key: allow.Key, Err: errors.New("the value is no JSON object")}); !d.Empty() {
+		t.Errorf("an object that cannot be decoded changes %+v", d)
+	}
+	if got := s.problem(allow.Key); got != "the value is no JSON object" {
+		t.Errorf("problem is %q", got)
+	}
+	for name, broken := range map[string]store.Object{
+		"spec.ingress[0].source.nets[0]":           gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, source: {nets: [here]}}]}`),
+		"spec.ingress[0].action":                   gnp("p", `{selector: "app == 'web'", ingress: [{action: Perhaps}]}`),
+		"spec.ingress[0].protocol":                 gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, protocol: IPX}]}`),
+		"spec.ingress[0].destination.ports[0]":     gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, destination: {ports: [80]}}]}`),
+		"spec.ingress[0].icmp":                     gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, icmp: {type: 8}}]}`),
+		"spec.ingress[0].ipVersion":                gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, ipVersion: 5}]}`),
+		"spec.ingress[0].source.selector":          gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, source: {selector: "="}}]}`),
+		"spec.ingress[0].source.notSelector":       gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, source: {notSelector: "="}}]}`),
+		"spec.ingress[0].source.namespaceSelector": gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny, source: {namespaceSelector: "="}}]}`),
+		"spec.egress[0].action":                    gnp("p", `{selector: "app == 'web'", egress: [{}]}`),
+		"spec.selector":                            gnp("p", `{selector: "="}`),
+		"spec.namespaceSelector":                   gnp("p", `{namespaceSelector: "="}`),
+		"spec.serviceAccountSelector":              gnp("p", `{serviceAccountSelector: "="}`),
+	} {
+		if d := s.send(event(broken)); !d.Empty() {
+			t.Errorf("%s: an object that cannot be read changes %+v", name, d)
+		}
+		if got := s.problem(allow.Key); !strings.Contains(got, name) || !strings.Contains(got, "stays in force") {
+			t.Errorf("%s: problem is %q", name, got)
+		}
+	}
+	s.send(event(gnp("p", `{selector: "app == 'web'", ingress: [{action: Deny}]}`)))
+	s.says("client>web tcp/80", "deny: GlobalNetworkPolicy/p[0]")
+	if got := s.problem(allow.Key); got != "" {
+		t.Errorf("problem after it was mended: %q", got)
+	}
+}
+
+// A policy of which nothing was known and whose rules cannot be read: closed,
+// never open.
+func TestUnreadableFromTheStart(t *testing.T) {
+	t.Parallel()
+	broken := gnp("p", `{selector: "app == 'web'", ingress: [{action: Allow}, {action: Perhaps}]}`)
+	lost := gnp("q", `{selector: "=", ingress: [{action: Deny}]}`)
+	s := newSim(t, policy.Config{}, append(base(), broken, lost)...)
+	s.says("client>web tcp/80", "deny: GlobalNetworkPolicy/p[0]")
+	s.says("web>client tcp/80", "allow: Profile/kns.prod[0]")
+	if got := s.problem(broken.Key); !strings.Contains(got, "is denied") {
+		t.Errorf("problem is %q", got)
+	}
+	if got := s.problem(lost.Key); !strings.Contains(got, "selects nothing") {
+		t.Errorf("problem is %q", got)
+	}
+	s.send(gone(broken.Key))
+	s.says("client>web tcp/80", "allow: Profile/kns.prod[0]")
+}
+
+func TestAddressesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	set := obj(store.KindGlobalNetworkSet, "s", "role: partner", `{nets: [nonsense, 203.0.113.7, "::ffff:198.51.100.0/120", "::ffff:0.0.0.0/90"]}`)
+	web := pod("n1", "prod", "client", "10.0.0.2", "fd00::2", "app: client", `profiles: [kns.prod]`)
+	web.Value.(*store.WorkloadEndpoint).Spec.IPNetworks = append(web.Value.(*store.WorkloadEndpoint).Spec.IPNetworks, "10.7.0.0/16")
+	s := newSim(t, policy.Config{}, later(append(base(), set, web,
+		gnp("p", `{selector: "app == 'web'", ingress: [{action: Allow, source: {selector: "role == 'partner' || app == 'client'"}}]}`)))...)
+	s.says("world>web tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+	s.says("198.51.100.9>web tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+	s.says("10.7.0.1>web tcp/80", "deny: end of default")
+	s.says("client>web tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+	for _, k := range []store.Key{set.Key, web.Key} {
+		if s.problem(k) == "" {
+			t.Errorf("nothing is said about %s", k)
+		}
+	}
+}
+
+// Two endpoints of one interface, as after a quick end and start: the younger
+// one is it, in whatever order they come, until it is gone.
+func TestTwoWorkloadsOfOneInterface(t *testing.T) {
+	t.Parallel()
+	old := pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "app: web", `profiles: [kns.prod]`)
+	young := pod("n1", "prod", "aaa", "10.0.0.9", "fd00::9", "app: young", `profiles: [kns.prod]`)
+	young.Value.(*store.WorkloadEndpoint).Spec.InterfaceName = "caliweb"
+	old.Value.(*store.WorkloadEndpoint).CreationTimestamp = metav1.NewTime(time.Unix(1000, 0))
+	young.Value.(*store.WorkloadEndpoint).CreationTimestamp = metav1.NewTime(time.Unix(2000, 0))
+	for _, order := range [][]store.Object{{old, young}, {young, old}} {
+		s := newSim(t, policy.Config{}, append(base()[:3], order...)...)
+		if got := s.mirror.Endpoints["caliweb"].Name; got != young.Key.String() {
+			t.Errorf("the interface is %s's", got)
+		}
+		if got := s.problem(old.Key); !strings.Contains(got, young.Key.String()) {
+			t.Errorf("problem of the other: %q", got)
+		}
+		s.send(gone(young.Key))
+		if got := s.mirror.Endpoints["caliweb"].Name; got != old.Key.String() || s.problem(old.Key) != "" {
+			t.Errorf("then the interface is %s's, problem %q", got, s.problem(old.Key))
+		}
+	}
+}
+
+// What is shared stays as it is when one of those who share it comes or goes.
+func TestSetsChangeHandsInPlace(t *testing.T) {
+	t.Parallel()
+	const rule = `ingress: [{action: Allow, source: {selector: "app == 'client'"}}]`
+	s := newSim(t, policy.Config{}, append(base(), gnp("p", `{selector: "app == 'web'", `+rule+`}`))...)
+	d := s.send(event(gnp("q", `{selector: "app == 'web'", `+rule+`}`)), gone(gnp("p", "{}").Key))
+	if len(d.PutSets)+len(d.DelSets)+len(d.Members) > 0 {
+		t.Errorf("the set was touched: %+v", d)
+	}
+	// A rule that changes and keeps its set.
+	d = s.send(event(gnp("q", `{selector: "app == 'web'", ingress: [{action: Deny, source: {selector: "app=='client'"}}]}`)))
+	if len(d.PutSets)+len(d.DelSets)+len(d.Members)+len(d.PutEndpoints) > 0 || len(d.PutPolicies) != 1 {
+		t.Errorf("more than the policy was touched: %+v", d)
+	}
+	// A policy that selects nobody here has no sets.
+	d = s.send(event(gnp("q", `{selector: "app == 'nobody'", `+rule+`}`)))
+	if len(d.DelSets) != 1 || len(d.DelPolicies) != 1 || len(s.mirror.Sets) != 3 {
+		t.Errorf("the set stays: %+v", d)
+	}
+}
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	legacy := gnp("default.b", `{selector: "app == 'web'", ingress: [{action: Allow}]}`)
+	legacy.Raw = []byte(`{"metadata":{"name":"default.b"}}`)
+	s := newSim(t, policy.Config{}, append(base(), legacy, gnp("c", `{selector: "app == 'web'", ingress: [{action: Deny}]}`))...)
+	// By its key's name it would come after c.
+	s.says("client>web tcp/80", "allow: GlobalNetworkPolicy/default.b[0]")
+}
+
+func TestStagedPoliciesAreTold(t *testing.T) {
+	t.Parallel()
+	staged := obj(store.KindStagedGlobalNetworkPolicy, "s", "", `{selector: "app == 'web'", order: 1, ingress: [{action: Deny}]}`)
+	away := obj(store.KindStagedGlobalNetworkPolicy, "t", "", `{stagedAction: Delete, selector: "app == 'web'", order: 3, ingress: [{action: Deny}]}`)
+	kube := obj(store.KindStagedKubernetesNetworkPolicy, "prod/k", "", `{podSelector: {matchLabels: {app: web}, matchExpressions: [{key: x, operator: DoesNotExist}, {key: app, operator: In, values: [web]}]},
+		ingress: [{from: [{podSelector: {matchLabels: {app: client}}, namespaceSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}], ports: [{port: http}, {port: 80, endPort: 90}, {protocol: UDP}]}],
+		egress: [{to: [{namespaceSelector: {matchLabels: {env: live}}}]}]}`)
+	s := newSim(t, policy.Config{}, append(base(), staged, away, kube, gnp("p", `{selector: "app == 'web'", order: 2, ingress: [{action: Allow}]}`))...)
+	got := s.mirror.Endpoints["caliweb"].Ingress.Tiers
+	ref := func(kind, ns, name string, staged bool) filter.PolicyRef {
+		return filter.PolicyRef{ID: filter.PolicyID{Kind: kind, Namespace: ns, Name: name}, Staged: staged}
+	}
+	want := []filter.Tier{{Name: "default", End: filter.Deny, Policies: []filter.PolicyRef{
+		ref("StagedGlobalNetworkPolicy", "", "s", true), ref("GlobalNetworkPolicy", "", "p", false),
+		ref("StagedGlobalNetworkPolicy", "", "t", true), ref("StagedKubernetesNetworkPolicy", "prod", "k", true),
+	}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tiers (-want +got):\n%s", diff)
+	}
+	if p := s.mirror.Policies[want[0].Policies[2].ID]; len(p.Ingress) > 0 {
+		t.Errorf("rules of a policy that is to be deleted: %+v", p)
+	}
+	k := s.mirror.Policies[want[0].Policies[3].ID]
+	if len(k.Ingress) != 4 || len(k.Egress) != 1 { // two protocols of two peers; one peer of any
+		t.Fatalf("rules of the Kubernetes policy: %+v", k)
+	}
+	if r := k.Ingress[1]; r.Protocol != 6 || r.Source.Nets[0] != netip.MustParsePrefix("10.0.0.0/8") || r.Source.NotNets[0] != netip.MustParsePrefix("10.1.0.0/16") ||
+		r.Destination.PortSet == "" || r.Destination.Ports[0] != (filter.PortRange{Low: 80, High: 90}) {
+		t.Errorf("second rule: %+v", r)
+	}
+	if r := k.Ingress[2]; r.Protocol != 17 || r.Destination.Ports != nil || s.mirror.Sets[r.Source.Set].Origin != `(has(projectcalico.org/namespace) && projectcalico.org/orchestrator == "k8s" && app == "client")` {
+		t.Errorf("third rule: %+v of %+v", r, s.mirror.Sets[r.Source.Set])
+	}
+	// With nothing but staged policies the tier decides nothing.
+	s.send(gone(gnp("p", "{}").Key))
+	if got := s.mirror.Endpoints["caliweb"].Ingress.Tiers[0].End; got != filter.Pass {
+		t.Errorf("the end of the tier is %s", got)
+	}
+}
+
+func TestAutomaticHostEndpoints(t *testing.T) {
+	t.Parallel()
+	node := obj(store.KindNode, "n1", "rack: r1", `{bgp: {ipv4Address: 192.0.2.1/24, ipv4IPIPTunnelAddr: 10.0.0.64}, ipv4VXLANTunnelAddr: 10.0.0.65, addresses: [{address: 192.0.2.1}, {address: "2001:db8::1"}]}`)
+	remote := obj(store.KindNode, "n2", "rack: r2", `{bgp: {ipv4Address: 192.0.2.2/24}}`)
+	s := newSim(t, policy.Config{AutoHostEndpoints: true}, append(base(), node, remote, gnp("p", `{selector: "rack == 'r1'", ingress: [{action: Allow, source: {selector: "has(rack)"}}]}`))...)
+	s.says("192.0.2.2>host tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+	s.says("10.0.0.65>host tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+	s.says("world>host tcp/80", "deny: end of default")
+	s.says("host>world tcp/80", "allow: Profile/projectcalico-default-allow[0]")
+	own := hep("n1-auto-hep", "rack: none", `{node: n1, interfaceName: "*"}`)
+	s.send(event(own))
+	s.says("192.0.2.2>host tcp/80", "deny: no policy or profile decided")
+	s.send(gone(own.Key))
+	s.says("192.0.2.2>host tcp/80", "allow: GlobalNetworkPolicy/p[0]")
+	s.send(gone(node.Key))
+	s.says("192.0.2.2>host tcp/80", "allow: no endpoint on the way")
+}
+
+func TestInterfacesComeLater(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, policy.Config{}, append(base(), hep("h", "", `{node: n1, expectedIPs: [192.0.2.1]}`))...)
+	s.says("world>host tcp/80", "deny: no policy or profile decided")
+	s.calc.SetInterfaces(map[string][]netip.Addr{"eth7": {netip.MustParseAddr("192.0.2.1")}})
+	step(t, s.calc, s.mirror)
+	s.says("world>host tcp/80", "allow: no endpoint on the way")
+	s.says("world>host tcp/80 via=eth7", "deny: no policy or profile decided")
+	s.calc.SetInterfaces(nil)
+	step(t, s.calc, s.mirror)
+	s.says("world>host tcp/80 via=eth7", "allow: no endpoint on the way")
+}
+
+func prefixes(r *filter.Ruleset, id filter.SetID) map[string]bool {
+	m := make(map[string]bool)
+	for e := range r.Members[id] {
+		m[e.String()] = true
+	}
+	return m
+}
+
+func TestNAT(t *testing.T) {
+	t.Parallel()
+	pool := func(name, spec string) store.Object { return obj(store.KindIPPool, name, "", spec) }
+	s := newSim(t, policy.Config{},
+		pool("out", `{cidr: 10.0.0.0/16, natOutgoing: true}`),
+		pool("inner", `{cidr: 10.9.0.0/16, disabled: true}`),
+		pool("six", `{cidr: "fd00::/64", natOutgoing: true}`),
+		pool("balancer", `{cidr: 172.16.0.0/24, allowedUses: [LoadBalancer]}`),
+		obj(store.KindNode, "n1", "", `{bgp: {ipv4Address: 192.0.2.1/24}}`),
+		obj(store.KindNode, "n2", "", `{bgp: {ipv4Address: 192.0.2.2/24, ipv6Address: "2001:db8::2/64"}}`))
+	check := func(id filter.SetID, want ...string) {
+		t.Helper()
+		m := make(map[string]bool)
+		for _, w := range want {
+			m[w] = true
+		}
+		if diff := cmp.Diff(m, prefixes(s.mirror, id)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", id, diff)
+		}
+	}
+	check(filter.NATSources, "10.0.0.0/16", "fd00::/64")
+	check(filter.NATExempt, "10.0.0.0/16", "10.9.0.0/16", "fd00::/64")
+	check(filter.TunnelSources, "192.0.2.1/32", "192.0.2.2/32", "2001:db8::2/128")
+
+	s.send(event(felix("default", `{natOutgoingExclusions: IPPoolsAndHostIPs, natPortRange: "1024:2048", natOutgoingAddress: 198.51.100.9, iptablesNATOutgoingInterfaceFilter: eth0, externalNodesList: [203.0.113.0/24]}`)))
+	check(filter.NATExempt, "10.0.0.0/16", "10.9.0.0/16", "fd00::/64", "192.0.2.1/32", "192.0.2.2/32", "2001:db8::2/128")
+	check(filter.TunnelSources, "192.0.2.1/32", "192.0.2.2/32", "2001:db8::2/128", "203.0.113.0/24")
+	want := filter.NAT{PortLow: 1024, PortHigh: 2048, Address: netip.MustParseAddr("198.51.100.9"), OutInterface: "eth0"}
+	if s.mirror.Settings.NAT != want {
+		t.Errorf("NAT is %+v, want %+v", s.mirror.Settings.NAT, want)
+	}
+	d := s.send(event(obj(store.KindNode, "n2", "", `{bgp: {ipv4Address: 192.0.2.77/24, ipv6Address: "2001:db8::2/64"}}`)))
+	if n := members(d); n != 4 { // one gone and one come in each of two sets
+		t.Errorf("a changed address of a node tells %d members: %+v", n, d)
+	}
+	s.send(gone(pool("out", "{}").Key), gone(obj(store.KindNode, "n1", "", "{}").Key), event(felix("default", `{}`)))
+	check(filter.NATSources, "fd00::/64")
+	check(filter.NATExempt, "10.9.0.0/16", "fd00::/64")
+	check(filter.TunnelSources, "192.0.2.77/32", "2001:db8::2/128")
+}
+
+func TestSettings(t *testing.T) {
+	t.Parallel()
+	byNode := felix("racks", `{logPrefix: chosen, defaultEndpointToHostAction: Accept}`)
+	byNode.Raw = []byte(`{"spec":{"nodeSelector":"rack == 'r1'"}}`)
+	byNode.Value.(*v3.FelixConfiguration).CreationTimestamp = metav1.NewTime(time.Unix(1000, 0))
+	younger := felix("a", `{logPrefix: not this}`)
+	younger.Raw = byNode.Raw
+	younger.Value.(*v3.FelixConfiguration).CreationTimestamp = metav1.NewTime(time.Unix(2000, 0))
+	s := newSim(t, policy.Config{}, felix("default", `{logPrefix: all, iptablesFilterDenyAction: Reject, disableConntrackInvalidCheck: true}`), byNode, younger,
+		felix("node.n1", `{defaultEndpointToHostAction: Return, nftablesFilterAllowAction: Return}`), felix("node.n2", `{logPrefix: other}`),
+		obj(store.KindNode, "n1", "rack: r1", `{}`))
+	opt := cmpopts.IgnoreFields(filter.Settings{}, "FailsafeIn", "FailsafeOut")
+	want := filter.Settings{
+		WorkloadPrefixes: []string{"cali"}, WorkloadToHost: filter.HostReturn, Reject: true, AllowReturns: true, AllowInvalid: true, LogPrefix: "chosen",
+	}
+	if diff := cmp.Diff(want, s.mirror.Settings, opt, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+	s.send(event(obj(store.KindNode, "n1", "rack: r2", `{}`)), gone(felix("node.n1", "{}").Key))
+	if got := s.mirror.Settings; got.LogPrefix != "all" || got.WorkloadToHost != filter.HostDrop || got.AllowReturns {
+		t.Errorf("settings after the node left the rack: %+v", got)
+	}
+	if len(s.mirror.Settings.FailsafeIn) != 9 || len(s.mirror.Settings.FailsafeOut) != 9 {
+		t.Errorf("failsafe ports: %+v", s.mirror.Settings)
+	}
+}
+
+func TestFloatingAddresses(t *testing.T) {
+	t.Parallel()
+	w := pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "", `profiles: [kns.prod], ipNATs: [{internalIP: 10.0.0.1, externalIP: 198.51.100.4}]`)
+	s := newSim(t, policy.Config{}, w)
+	if got := s.mirror.Endpoints["caliweb"].NAT; got != nil {
+		t.Errorf("floating addresses without being switched on: %+v", got)
+	}
+	s.send(event(felix("default", `{floatingIPs: Enabled}`)))
+	want := []filter.Translation{{External: netip.MustParseAddr("198.51.100.4"), Internal: netip.MustParseAddr("10.0.0.1")}}
+	if diff := cmp.Diff(want, s.mirror.Endpoints["caliweb"].NAT, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("floating addresses (-want +got):\n%s", diff)
+	}
+}
