@@ -17,9 +17,9 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// big is a cluster as issue 6 measures by: endpoints on hosts of a hundred
-// each, a hundred namespaces, fifty applications, and policies of which every
-// one selects something on this host, half of them in a namespace.
+// big is a cluster: endpoints on hosts of a hundred each, a hundred namespaces,
+// fifty applications, and policies of which every one selects something on
+// this host, half of them in a namespace.
 func big(endpoints, policies int) []store.Event {
 	const namespaces, apps, perHost = 100, 50, 100
 	var list []store.Event

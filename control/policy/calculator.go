@@ -206,9 +206,7 @@ func (c *Calculator) Snapshot() *filter.Ruleset {
 			}
 		}
 	}
-	for id, p := range c.policies.told {
-		r.Policies[id] = p
-	}
+	maps.Copy(r.Policies, c.policies.told)
 	for name, e := range c.locals.told {
 		r.Endpoints[name] = e.Endpoint
 	}

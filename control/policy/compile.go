@@ -163,8 +163,12 @@ func protocolOf(p *numorstring.Protocol) (uint8, error) {
 		name   string
 		number uint8
 	}{
-		{numorstring.ProtocolICMP, 1}, {numorstring.ProtocolTCP, 6}, {numorstring.ProtocolUDP, 17},
-		{numorstring.ProtocolICMPv6, 58}, {numorstring.ProtocolSCTP, 132}, {numorstring.ProtocolUDPLite, 136},
+		{numorstring.ProtocolICMP, 1},
+		{numorstring.ProtocolTCP, 6},
+		{numorstring.ProtocolUDP, 17},
+		{numorstring.ProtocolICMPv6, 58},
+		{numorstring.ProtocolSCTP, 132},
+		{numorstring.ProtocolUDPLite, 136},
 	} {
 		if strings.EqualFold(known.name, p.String()) {
 			return known.number, nil

@@ -362,3 +362,20 @@ func TestFloatingAddresses(t *testing.T) {
 		t.Errorf("floating addresses (-want +got):\n%s", diff)
 	}
 }
+
+func TestTierChanges(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, policy.Config{}, append(base(), tier("a", `{order: 1}`), gnp("p", `{tier: a, selector: "app == 'web'", ingress: [{action: Allow, protocol: UDP}]}`),
+		gnp("q", `{selector: "app == 'web'", ingress: [{action: Allow}]}`))...)
+	s.says("client>web tcp/80", "deny: end of a")
+	s.send(event(tier("a", `{order: 1, defaultAction: Pass}`)))
+	s.says("client>web tcp/80", "allow: GlobalNetworkPolicy/q[0]")
+	s.send(event(tier("a", `{order: 2000000}`)))
+	s.says("client>web udp/80", "allow: GlobalNetworkPolicy/q[0]")
+	// Without it its policies stay, in a tier that denies at its end.
+	s.send(gone(tier("a", "{}").Key), event(gnp("q", `{selector: "app == 'web'", ingress: [{action: Pass}]}`)))
+	s.says("client>web tcp/80", "deny: end of a")
+	if d := s.send(gone(tier("a", "{}").Key)); !d.Empty() {
+		t.Errorf("a tier that was gone before tells %+v", d)
+	}
+}

@@ -63,8 +63,8 @@ type namedPort struct {
 	port     uint16
 }
 
-func (a content) equal(b content) bool {
-	return slices.Equal(a.nets, b.nets) && slices.Equal(a.ports, b.ports)
+func (c *content) equal(o content) bool {
+	return slices.Equal(c.nets, o.nets) && slices.Equal(c.ports, o.ports)
 }
 
 func (m *members) init() {

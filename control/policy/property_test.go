@@ -281,6 +281,50 @@ func drawWorkload(t *rapid.T, ns string, n int) *store.WorkloadEndpoint {
 	return w
 }
 
+// tweak changes a little of an object: what leaves most of what follows from
+// it as it was.
+func tweak(t *rapid.T, o store.Object) store.Object {
+	o.Value = store.Clone(o.Value)
+	store.Meta(o.Value).Labels = drawLabels(t)
+	switch v := o.Value.(type) {
+	case *v3.NetworkPolicy:
+		tweakPolicy(t, &v.Spec.Order, &v.Spec.Types, &v.Spec.Tier, v.Spec.Ingress)
+	case *v3.GlobalNetworkPolicy:
+		if !v.Spec.PreDNAT {
+			tweakPolicy(t, &v.Spec.Order, &v.Spec.Types, &v.Spec.Tier, v.Spec.Ingress)
+		}
+		if !v.Spec.PreDNAT && !v.Spec.DoNotTrack {
+			v.Spec.ApplyOnForward = maybe(t, "forward")
+		}
+	case *v3.Tier:
+		v.Spec.DefaultAction = pick(t, "end", nil, new(v3.Deny), new(v3.Pass))
+	case *v3.Profile:
+		for k := range v.Spec.LabelsToApply {
+			v.Spec.LabelsToApply[k] = pick(t, "lent", "x", "y")
+		}
+	case *v3.FelixConfiguration:
+		v.Spec.WorkloadSourceSpoofing = pick(t, "spoofing", "Any", "Disabled")
+	case *v3.NetworkSet:
+		v.Spec.Nets = drawNets(t)
+	}
+	return o
+}
+
+func tweakPolicy(t *rapid.T, order **float64, types *[]v3.PolicyType, tier *string, ingress []v3.Rule) {
+	switch pick(t, "what", 0, 1, 2, 3) {
+	case 0:
+		*order = drawOrder(t)
+	case 1:
+		*types = drawTypes(t)
+	case 2:
+		*tier = pick(t, "tier", "default", "t1", "t2")
+	case 3:
+		if len(ingress) > 0 {
+			ingress[0] = drawRule(t)
+		}
+	}
+}
+
 func drawFlow(t *rapid.T) filter.Flow {
 	interfaces := []string{"", "eth0", "eth1", "cali1", "cali2", "cali3", "calix", "lo"}
 	f := filter.Flow{In: pick(t, "in", interfaces...), Out: pick(t, "out", interfaces...)}
@@ -312,9 +356,13 @@ func TestDifferential(t *testing.T) {
 		c, mirror := newMirror(policy.Config{AutoHostEndpoints: auto})
 		state := make(map[store.Key]store.Object)
 		interfaces := map[string][]netip.Addr{}
-		for i := range rapid.IntRange(1, 6).Draw(t, "steps") {
+		for i := range rapid.IntRange(1, 8).Draw(t, "steps") {
 			var b store.Batch
-			for range rapid.IntRange(1, 8).Draw(t, "events") {
+			n := rapid.IntRange(1, 5).Draw(t, "events")
+			if i == 0 {
+				n += 15 // enough for the rest to meet something
+			}
+			for range n {
 				if len(state) > 0 && pick(t, "delete", 0, 0, 0, 1) == 1 {
 					keys := sortedKeys(state)
 					k := keys[rapid.IntRange(0, len(keys)-1).Draw(t, "which")]
@@ -323,6 +371,10 @@ func TestDifferential(t *testing.T) {
 					continue
 				}
 				o := drawObject(t)
+				if len(state) > 0 && maybe(t, "tweak") {
+					keys := sortedKeys(state)
+					o = tweak(t, state[keys[rapid.IntRange(0, len(keys)-1).Draw(t, "which")]])
+				}
 				state[o.Key] = o
 				b.Events = append(b.Events, event(o))
 			}

@@ -43,6 +43,7 @@ func profile(name, spec string) store.Object { return obj(store.KindProfile, nam
 func hep(name, labels, spec string) store.Object {
 	return obj(store.KindHostEndpoint, name, labels, spec)
 }
+
 func felix(name, spec string) store.Object {
 	return obj(store.KindFelixConfiguration, name, "", spec)
 }

@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -73,9 +74,7 @@ func (w *World) labels(o store.Object) map[string]string {
 	for _, name := range slices.Backward(profiles) { // the first of them wins
 		for _, p := range w.Objects {
 			if v, ok := p.Value.(*v3.Profile); ok && p.Key.Name == name {
-				for k, value := range v.Spec.LabelsToApply {
-					all[k] = value
-				}
+				maps.Copy(all, v.Spec.LabelsToApply)
 			}
 		}
 	}
@@ -84,9 +83,7 @@ func (w *World) labels(o store.Object) map[string]string {
 			all[k] = value
 		}
 	}
-	for k, value := range implied {
-		all[k] = value
-	}
+	maps.Copy(all, implied)
 	return all
 }
 
