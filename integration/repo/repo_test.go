@@ -272,6 +272,34 @@ func TestLinksInDocumentsLeadSomewhere(t *testing.T) {
 	}
 }
 
+// Each page about an encapsulation answers the same questions, in the same
+// order, and the list of runbooks names every page.
+func TestRunbooks(t *testing.T) {
+	t.Parallel()
+	list := read(t, "docs/runbooks/README.md")
+	heading := regexp.MustCompile(`(?m)^## (.*)$`)
+	want := []string{"When", "Packet and MTU", "Configuration", "In the kernel", "Verify", "Break and repair", "Limits"}
+	for _, name := range sourceFiles(t) {
+		dir, page := filepath.Split(name)
+		if dir != "docs/runbooks/" || page == "README.md" {
+			continue
+		}
+		if !strings.Contains(list, "]("+page+")") {
+			t.Errorf("docs/runbooks/README.md does not name %s", page)
+		}
+		if !slices.Contains([]string{"direct.md", "ipip.md", "vxlan.md", "ipip-cross-subnet.md", "vxlan-cross-subnet.md"}, page) {
+			continue
+		}
+		var got []string
+		for _, m := range heading.FindAllStringSubmatch(read(t, name), -1) {
+			got = append(got, m[1])
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("headings of %s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestGeneratedCodeNamesItsSource(t *testing.T) {
 	t.Parallel()
 	var protos, generated []string
