@@ -31,7 +31,7 @@ var (
 // itself: what first-found never takes. The list is Calico's, with podman's
 // and routerd's names added.
 func virtualLinks() *regexp.Regexp {
-	return regexp.MustCompile(`^(docker.*|podman.*|cbr.*|dummy.*|virbr.*|lxcbr.*|veth.*|lo|cali.*|tunl.*|flannel.*|kube-ipvs.*|cni.*|vxlan\.calico|vxlan-v6\.calico|wireguard\.cali|wg-v6\.cali|nodelocaldns|br-.*)$`)
+	return regexp.MustCompile(`^(docker.*|podman.*|cbr.*|dummy.*|virbr.*|lxcbr.*|veth.*|lo|cali.*|tunl.*|flannel.*|kube-ipvs.*|cni.*|vxlan\.calico.*|vxlan-v6\.calico|ip6tnl0|wireguard\.cali|wg-v6\.cali|nodelocaldns|br-.*)$`)
 }
 
 // Detect finds this host's address of a family.

@@ -32,9 +32,9 @@ func manyLinks() dataplane.Underlay {
 	linkScope.LinkScope = true
 	return dataplane.Underlay{
 		// Out of order on purpose: the index decides.
-		Links: []dataplane.UnderlayLink{lo, down, link(6, "eth1"), link(3, "docker0"), link(5, "eth0"), link(4, "vxlan.calico"), link(7, "eth10")},
+		Links: []dataplane.UnderlayLink{lo, down, link(6, "eth1"), link(3, "docker0"), link(5, "eth0"), link(4, "vxlan.calico"), link(8, "vxlan.calico-2"), link(7, "eth10")},
 		Addresses: []dataplane.UnderlayAddress{
-			addr("lo", "127.0.0.1/8"), addr("eth9", "10.99.0.1/24"), addr("docker0", "172.17.0.1/16"), addr("vxlan.calico", "192.168.1.1/32"),
+			addr("lo", "127.0.0.1/8"), addr("eth9", "10.99.0.1/24"), addr("docker0", "172.17.0.1/16"), addr("vxlan.calico", "192.168.1.1/32"), addr("vxlan.calico-2", "192.168.1.1/32"),
 			secondary, deprecated, linkScope, addr("eth0", "10.1.0.11/24"), addr("eth1", "10.5.0.1/24"), addr("eth10", "10.6.0.1/24"),
 			addr("eth1", "fd00::1/64"), addr("eth1", "fe80::1/64"),
 		},

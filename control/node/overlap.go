@@ -44,10 +44,11 @@ func Overlaps(u dataplane.Underlay, cidr netip.Prefix) []Overlap {
 }
 
 // ownLink reports whether a device is routerd's, or Calico's of the same name.
+// The tunnels of a VXLAN network that is being left have names with a number.
 func ownLink(name string) bool {
-	return strings.HasPrefix(name, "cali") || slices.Contains([]string{
-		"lo", "tunl0", "vxlan.calico", "vxlan-v6.calico", "ip6tnl0", "wireguard.cali", "wg-v6.cali",
-	}, name)
+	own := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+	return slices.ContainsFunc([]string{"cali", "vxlan.calico", "vxlan-v6.calico", "tunl6.calico", "wireguard.cali", "wg-v6.cali"}, own) ||
+		slices.Contains([]string{"lo", "tunl0", "ip6tnl0"}, name)
 }
 
 func routeText(r dataplane.UnderlayRoute) string {
