@@ -70,7 +70,7 @@ func BenchmarkBareRoutes(b *testing.B) {
 		}
 		defer c.Close()
 		for b.Loop() {
-			send(c, func(m *builder, r dataplane.Route) { m.putRoute(r, false, DefaultProtocol, 0) })
+			send(c, func(m *builder, r dataplane.Route) { m.putRoute(r, false, DefaultProtocol, 0, false) })
 			b.StopTimer()
 			send(c, func(m *builder, r dataplane.Route) { m.deleteRoute(r.Key().(dataplane.RouteKey), 0, DefaultProtocol) })
 			b.StartTimer()

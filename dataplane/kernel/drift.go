@@ -75,7 +75,7 @@ func (k *Kernel) logDrift() {
 			n += m
 			k.countDrift(kind, m)
 		}
-		k.log.Info("device is gone, down or without carrier; putting it back when it can be", "link", link, "objects", n)
+		k.log.Info("device is gone, down, or without carrier or address; putting it back when it can be", "link", link, "objects", n)
 	}
 	clear(k.went)
 }

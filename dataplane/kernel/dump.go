@@ -123,6 +123,12 @@ func (k *Kernel) check(ctx context.Context) error {
 		}
 	}
 	k.mir = m
+	clear(k.measured)
+	for i := range t.routes {
+		if r := &t.routes[i]; r.nh != 0 && (r.mtu != 0 || r.extra) {
+			k.measured[r.nh] = struct{}{}
+		}
+	}
 	have := k.gather(&t)
 	drift := k.want.ReplaceHave(maps.All(have))
 	if !first {

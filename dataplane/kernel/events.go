@@ -236,8 +236,10 @@ func (k *Kernel) addrEvent(a ifAddr, gone bool) {
 	if last {
 		k.cause = name
 		defer func() { k.cause = "" }()
+		// The kernel tells of the neighbours, but not why (arp_ifdown).
 		for key := range k.onLink[name] {
-			if key.Kind() == dataplane.KindRoute {
+			n, neigh := key.(dataplane.NeighbourKey)
+			if key.Kind() == dataplane.KindRoute || neigh && n.Addr.Is4() {
 				k.lose(key)
 			}
 		}
@@ -249,6 +251,9 @@ func (k *Kernel) addrEvent(a ifAddr, gone bool) {
 
 func (k *Kernel) routeEvent(r fibRoute, gone, replaced bool) {
 	mine := r.protocol == k.cfg.Protocol
+	if r.nh != 0 && (r.mtu != 0 || r.extra) {
+		k.measured[r.nh] = struct{}{}
+	}
 	switch {
 	case mine && gone:
 		k.lose(k.haveRoute(&r).Key())

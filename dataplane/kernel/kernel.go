@@ -93,6 +93,7 @@ type Kernel struct {
 	nextHops  map[dataplane.NextHopID]struct{}      // what there is
 	users     map[dataplane.NextHopID]int           // routes that there are, by next hop
 	routes    int                                   // routes that there are
+	measured  map[dataplane.NextHopID]struct{}      // next hops of which a route has, or had, metrics
 	sysctls   map[dataplane.Key]struct{}            // settings that are as we made them
 	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
 	held      map[dataplane.NextHopID]struct{}      // unwanted, but still in use
@@ -177,6 +178,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		held:     make(map[dataplane.NextHopID]struct{}),
 		doubted:  make(map[dataplane.Key]struct{}),
 		seen:     make(map[dataplane.Kind][]dataplane.Key),
+		measured: make(map[dataplane.NextHopID]struct{}),
 		adrift:   make(map[dataplane.Key]drift),
 		went:     make(map[string]map[dataplane.Kind]int),
 		dirty:    "start",

@@ -346,7 +346,11 @@ func (k *Kernel) encodeRoute(b *builder, o op, w dataplane.Route) *result {
 		}
 		link = l.index
 	}
-	b.putRoute(w, o.Exists, k.cfg.Protocol, link)
+	if w.MTU != 0 {
+		k.measured[w.NextHop] = struct{}{}
+	}
+	_, bare := k.measured[w.NextHop]
+	b.putRoute(w, o.Exists, k.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
 	return nil
 }
 

@@ -11,29 +11,21 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// FuzzParse feeds the parsers what no kernel says; they must not panic.
-func FuzzParse(f *testing.F) {
+// FuzzMessages feeds what cuts datagrams into messages what no kernel says.
+func FuzzMessages(f *testing.F) {
 	var b builder
-	b.createLink(dataplane.Link{Name: "x", Type: dataplane.LinkVXLAN, MTU: 1450, VNI: 1, Port: 2, Local: addr("10.0.0.1")}, 3)
-	b.putRoute(route("10.0.0.0/8", 3), false, 77, 0)
-	b.putNextHop(via(1, "10.0.0.1", "x"), false, 77, &ifLink{index: 3})
-	b.address(unix.RTM_NEWADDR, 0, pfx("10.0.0.1/8"), 1)
-	b.putFDB(dataplane.FDBEntry{Link: "x", MAC: mac("66:07:02:c1:cc:61"), Dst: addr("::1")}, 1)
+	b.putRoute(route("10.0.0.0/8", 3), false, 77, 0, false)
+	b.deleteNextHop(5)
 	f.Add(b.buf)
-	for i := range b.len() {
-		f.Add(b.message(i)[nlHeader:])
-	}
 	f.Add([]byte{16, 0, 0, 0, 2, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
+		total := 0
 		for m := range messages(b) {
+			total += nlHeader + len(m.body)
 			parseError(m)
 		}
-		parseLink(b)
-		parseAddr(b)
-		parseNextHop(b)
-		parseNeighbour(b)
-		if r, ok := parseRoute(b); ok && !r.key.Prefix.IsValid() {
-			t.Errorf("route without a prefix: %+v", r)
+		if total > len(b) {
+			t.Errorf("%d bytes of messages in %d", total, len(b))
 		}
 	})
 }
@@ -50,7 +42,7 @@ func TestParsersReadWhatWeWrite(t *testing.T) {
 			NextHop: dataplane.NextHopID(rapid.Uint32Range(1, 1<<32-1).Draw(t, "nh")),
 		}
 		p.Prefix, _ = attrIP(a4).Prefix(bits)
-		b.putRoute(p, rapid.Bool().Draw(t, "known"), 77, 0)
+		b.putRoute(p, rapid.Bool().Draw(t, "known"), 77, 0, false)
 		r, ok := parseRoute(b.message(0)[nlHeader:])
 		want := fibRoute{key: p.Key().(dataplane.RouteKey), protocol: 77, typ: unix.RTN_UNICAST, nh: p.NextHop}
 		if !ok || r.key != want.key || r.protocol != 77 || r.typ != want.typ || r.nh != want.nh || r.extra {
@@ -78,8 +70,8 @@ func TestRefusalTellsWhatTheKernelSaid(t *testing.T) {
 		defer c.Close()
 		// Three messages, of which the first and the last are refused.
 		var b builder
-		b.putRoute(route("10.0.0.0/8", 5), false, 77, 0)
-		b.putRoute(dataplane.Route{Prefix: pfx("10.0.0.0/8"), Table: 254, Type: dataplane.Blackhole}, false, 77, 0)
+		b.putRoute(route("10.0.0.0/8", 5), false, 77, 0, false)
+		b.putRoute(dataplane.Route{Prefix: pfx("10.0.0.0/8"), Table: 254, Type: dataplane.Blackhole}, false, 77, 0, false)
 		b.deleteNextHop(5)
 		errs, err := c.batch(&b)
 		if err != nil {
