@@ -20,6 +20,7 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/dataplane/sourceport"
 	"github.com/routerd/routerd/dataplane/workload"
 )
 
@@ -35,7 +36,7 @@ func newCleanupCommand() *cobra.Command {
 		Short: "Remove everything that routerd put on this host",
 		Long: `Remove everything that routerd put on this host, and nothing else: its routes
 and next hops, its tunnel devices, the wires of workloads that carry its mark,
-its nftables table, its sockets, the CNI configuration of install-cni and the
+its nftables tables, its sockets, the CNI configuration of install-cni and the
 name of its protocol, the last two only while they are as routerd wrote them.
 
 The daemon must be stopped. Sysctls stay as they are, for what they were before
@@ -161,13 +162,17 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 	for _, name := range wires {
 		things = append(things, thing{"link " + name + " type veth", func(ctx context.Context) error { return cl.wire.RemoveMarked(ctx, name) }})
 	}
-	if found, err := cl.kernel.DeleteTable(policyTable, true); err != nil {
-		return nil, err
-	} else if found {
-		things = append(things, thing{"nftables table inet " + policyTable, func(context.Context) error {
-			_, err := cl.kernel.DeleteTable(policyTable, false)
-			return err
-		}})
+	for _, table := range []string{policyTable, sourceport.TableName} {
+		found, err := cl.kernel.DeleteTable(table, true)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			things = append(things, thing{"nftables table inet " + table, func(context.Context) error {
+				_, err := cl.kernel.DeleteTable(table, false)
+				return err
+			}})
+		}
 	}
 	files, err := cl.files()
 	return append(things, files...), err
@@ -209,7 +214,7 @@ func (cl *cleanup) files() ([]thing, error) {
 			fmt.Fprintf(cl.out, "left alone: %s was changed since routerd wrote it\n", f.path)
 		}
 	}
-	run := []string{startMark(cl.cfg.RunDir), lockPath(cl.cfg.RunDir)}
+	run := []string{startMark(cl.cfg.RunDir), lockPath(cl.cfg.RunDir), reachState(cl.cfg.RunDir)}
 	for _, socket := range []string{cl.cfg.CNISocket(), cl.cfg.OperatorSocket(), cl.cfg.EtcdSocket()} {
 		// Each socket has a lock, and etcd makes a second one for HTTP.
 		run = append(run, socket, socket+".lock", socket+".http")

@@ -19,6 +19,9 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
+// reachState is where what was measured outlives the daemon, but not the host.
+func reachState(runDir string) string { return filepath.Join(runDir, "reach.json") }
+
 // reacher measures the underlay towards peers, with what it holds of the
 // kernel.
 type reacher struct {
@@ -32,7 +35,7 @@ func (d *router) newReach(ctx context.Context) (*reacher, error) {
 	log := d.log.With("component", "reach")
 	rc := reach.Config{
 		Node: d.name, Store: d.store, Log: log, Interval: d.cfg.Reach.Interval, Addresses: tunnelAddresses(d.cfg.TunnelAddress),
-		PublishOnly: !d.cfg.Reach.Enabled, StateFile: filepath.Join(d.cfg.RunDir, "reach.json"), Deliver: d.core.Reach,
+		PublishOnly: !d.cfg.Reach.Enabled, StateFile: reachState(d.cfg.RunDir), Deliver: d.core.Reach,
 	}
 	r := &reacher{}
 	if d.cfg.Reach.Enabled {

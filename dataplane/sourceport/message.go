@@ -8,9 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names that an administrator sees in "nft list ruleset".
+// TableName is the name of the table, of family inet, in "nft list ruleset".
+const TableName = "routerd-sourceport"
+
+// The names of what is in it.
 const (
-	tableName = "routerd-sourceport"
 	chainName = "output"
 	set4Name  = "peers4"
 	set6Name  = "peers6"
@@ -70,7 +72,7 @@ func (b *batch) frame() []netlink.Message {
 // whatever was there: for no peers, nothing.
 func replace(port uint16, peers []netip.AddrPort) (*batch, error) {
 	b := new(batch)
-	table := func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, tableName) }
+	table := func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, TableName) }
 	steps := []func() error{
 		// Made first, so that its removal does not fail where there is none.
 		func() error { return b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, table) },
@@ -98,7 +100,7 @@ func replace(port uint16, peers []netip.AddrPort) (*batch, error) {
 
 func (b *batch) addSet(name string, id, keyType, keyLen uint32) error {
 	return b.add(unix.NFT_MSG_NEWSET, netlink.Create, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_SET_TABLE, tableName)
+		ae.String(unix.NFTA_SET_TABLE, TableName)
 		ae.String(unix.NFTA_SET_NAME, name)
 		ae.Uint32(unix.NFTA_SET_ID, id)
 		ae.Uint32(unix.NFTA_SET_FLAGS, 0)
@@ -121,7 +123,7 @@ func (b *batch) addElements(set string, id uint32, peers []netip.AddrPort, famil
 		now := keys[:min(most, len(keys))]
 		keys = keys[len(now):]
 		err := b.add(unix.NFT_MSG_NEWSETELEM, netlink.Create, func(ae *netlink.AttributeEncoder) {
-			ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
+			ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
 			ae.String(unix.NFTA_SET_ELEM_LIST_SET, set)
 			ae.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
 			ae.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(ae *netlink.AttributeEncoder) error {
@@ -146,7 +148,7 @@ func (b *batch) addElements(set string, id uint32, peers []netip.AddrPort, famil
 
 func (b *batch) addChain() error {
 	return b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_CHAIN_TABLE, tableName)
+		ae.String(unix.NFTA_CHAIN_TABLE, TableName)
 		ae.String(unix.NFTA_CHAIN_NAME, chainName)
 		ae.String(unix.NFTA_CHAIN_TYPE, "filter")
 		ae.Nested(unix.NFTA_CHAIN_HOOK, func(ae *netlink.AttributeEncoder) error {
@@ -215,7 +217,7 @@ func (b *batch) addRule(family byte, addrOffset, addrLen uint32, set string, id 
 		}},
 	}
 	return b.add(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, func(ae attrs) {
-		ae.String(unix.NFTA_RULE_TABLE, tableName)
+		ae.String(unix.NFTA_RULE_TABLE, TableName)
 		ae.String(unix.NFTA_RULE_CHAIN, chainName)
 		ae.Nested(unix.NFTA_RULE_EXPRESSIONS, func(ae attrs) error {
 			for _, e := range exprs {

@@ -73,13 +73,13 @@ func (t *Table) Set(port uint16, peers []netip.AddrPort) error {
 func (t *Table) write(port uint16, peers []netip.AddrPort) error {
 	b, err := replace(port, peers)
 	if err != nil {
-		return fmt.Errorf("encode the nftables table %s: %w", tableName, err)
+		return fmt.Errorf("encode the nftables table %s: %w", TableName, err)
 	}
 	if err := t.conn.SetDeadline(time.Now().Add(answerWithin)); err != nil {
 		return err
 	}
 	if _, err := t.conn.SendMessages(b.frame()); err != nil {
-		return fmt.Errorf("write the nftables table %s: %w", tableName, err)
+		return fmt.Errorf("write the nftables table %s: %w", TableName, err)
 	}
 	var first error
 	for range b.msgs {
@@ -90,7 +90,7 @@ func (t *Table) write(port uint16, peers []netip.AddrPort) error {
 	}
 	if first != nil {
 		t.drain()
-		return fmt.Errorf("write the nftables table %s: %w", tableName, first)
+		return fmt.Errorf("write the nftables table %s: %w", TableName, first)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (t *Table) removed(m netlink.Message) bool {
 	}
 	for ad.Next() {
 		if ad.Type() == unix.NFTA_TABLE_NAME { // 1, as the table's name is in all of them
-			return ad.String() == tableName
+			return ad.String() == TableName
 		}
 	}
 	return false
@@ -167,10 +167,10 @@ func (t *Table) restore(reason string) {
 	}
 	if err := t.write(t.port, t.peers); err != nil {
 		t.set = false // the next call of Set tries again, whatever it says
-		t.log.Error("the nftables table that fixes VXLAN's source port is gone", "table", tableName, "error", err)
+		t.log.Error("the nftables table that fixes VXLAN's source port is gone", "table", TableName, "error", err)
 		return
 	}
-	t.log.Warn("put back the nftables table that fixes VXLAN's source port", "table", tableName, "reason", reason)
+	t.log.Warn("put back the nftables table that fixes VXLAN's source port", "table", TableName, "reason", reason)
 }
 
 // Close closes a table that [Table.Run] was not called for.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -90,8 +91,8 @@ func (l *Lab) checkWhere(where string) error {
 		_, err := l.Pod(host, pod)
 		return err
 	}
-	if _, ok := l.topology.node(host); !ok && host != spineName {
-		return fmt.Errorf("host %s: not in lab %s; want one of %v, HOST/POD or %s", host, l.name, l.Hosts(), spineName)
+	if _, ok := l.topology.node(host); !ok && host != spineName && !slices.Contains(l.topology.routers(), host) {
+		return fmt.Errorf("host %s: not in lab %s; want one of %v, HOST/POD, %s or a rack behind NAT", host, l.name, l.Hosts(), spineName)
 	}
 	return nil
 }

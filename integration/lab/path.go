@@ -19,16 +19,20 @@ func (l *Lab) SetMTU(where string, mtu int) error {
 		return err
 	}
 	type end struct{ space, dev string }
-	ends := []end{{spineName, where}}
-	if _, ok := l.topology.rack(where); !ok {
-		if _, ok := l.topology.node(where); !ok {
+	ends := []end{{l.Space(spineName), where}}
+	if r, ok := l.topology.rack(where); !ok {
+		n, ok := l.topology.node(where)
+		if !ok {
 			return fmt.Errorf("set MTU of %s: neither a rack nor a host of lab %s", where, l.name)
 		}
-		ends = append(ends, end{where, uplink})
+		rack, _ := l.topology.rack(n.Rack)
+		ends = []end{{rack.routerSpace(l.name), where}, {l.Space(where), uplink}}
+	} else if r.translated() {
+		ends = append(ends, end{r.routerSpace(l.name), transit})
 	}
 	var errs []error
 	for _, e := range ends {
-		errs = append(errs, setLinkMTU(l.Space(e.space), e.dev, mtu))
+		errs = append(errs, setLinkMTU(e.space, e.dev, mtu))
 	}
 	return errors.Join(errs...)
 }

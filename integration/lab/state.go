@@ -56,6 +56,9 @@ func dir(lab string) string { return filepath.Join(Root, lab) }
 // namespaces lists every namespace that the lab has or may have.
 func (s *state) namespaces() []string {
 	names := []string{s.Name + "-" + spineName}
+	for _, r := range s.Topology.routers() {
+		names = append(names, s.Name+"-"+r)
+	}
 	for _, n := range s.Topology.Nodes {
 		names = append(names, s.Name+"-"+n.Name)
 	}

@@ -35,6 +35,7 @@ type Rack struct {
 	CIDR  netip.Prefix `json:"cidr,omitzero"`
 	CIDR6 netip.Prefix `json:"cidr6,omitzero"` // default: fd00:1::/64, fd00:2::/64, …
 	MTU   int          `json:"mtu,omitempty"`  // of the spine's interface, in bytes; default: the topology's
+	NAT   *NAT         `json:"nat,omitempty"`  // default: the spine routes to the rack as it is
 }
 
 // Gateway is the spine's address in the rack.
@@ -129,7 +130,7 @@ func LoadTopology(path string) (Topology, error) {
 func (t Topology) Complete() (Topology, error) {
 	t.Racks, t.Nodes = slices.Clone(t.Racks), slices.Clone(t.Nodes)
 	t.defaults()
-	if err := errors.Join(t.checkPool(), t.checkRacks(), t.checkNodes(), t.checkIPv6()); err != nil {
+	if err := errors.Join(t.checkPool(), t.checkRacks(), t.checkNodes(), t.checkIPv6(), t.checkNAT()); err != nil {
 		return Topology{}, err
 	}
 	return t, nil
@@ -156,6 +157,7 @@ func (t *Topology) defaults() {
 		setDefault(&t.Racks[i].MTU, t.MTU)
 	}
 	t.defaultCIDRs()
+	t.defaultNAT()
 	taken := make(map[netip.Addr]bool)
 	for _, n := range t.Nodes {
 		taken[n.Address], taken[n.Address6] = true, true
@@ -272,6 +274,9 @@ func (t Topology) checkRacks() error {
 func (t Topology) checkNodes() error {
 	var errs []error
 	spaces := make(map[string]string) // namespace without the lab's name → whose it is
+	for _, r := range t.routers() {
+		spaces[r] = "rack " + r
+	}
 	for i, n := range t.Nodes {
 		at := fmt.Sprintf("nodes[%d] (%s)", i, n.Name)
 		errs = append(errs, t.checkNode(i, n, at)...)

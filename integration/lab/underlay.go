@@ -27,6 +27,9 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 	for _, n := range t.Nodes {
 		spaces = append(spaces, lab+"-"+n.Name)
 	}
+	for _, r := range t.routers() {
+		spaces = append(spaces, lab+"-"+r)
+	}
 	g, _ := errgroup.WithContext(ctx)
 	for _, s := range spaces {
 		g.Go(func() error { return createSpace(s) })
@@ -39,13 +42,7 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 		return err
 	}
 	defer spine.close()
-	if err := setSysctls(spine.name, map[string]string{
-		"net/ipv4/ip_forward":                  "1",
-		"net/ipv4/conf/all/rp_filter":          "0",
-		"net/ipv4/conf/default/rp_filter":      "0",
-		"net/ipv4/conf/all/send_redirects":     "0",
-		"net/ipv4/conf/default/send_redirects": "0",
-	}); err != nil {
+	if err := setSysctls(spine.name, routerSysctls()); err != nil {
 		return err
 	}
 	if t.Underlay.has6() {
@@ -53,14 +50,20 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 			return err
 		}
 	}
-	for _, r := range t.Racks {
-		if err := spine.addRack(r); err != nil {
+	for i, r := range t.Racks {
+		var err error
+		if r.translated() {
+			err = spine.addRouter(ctx, lab, i, t, r)
+		} else {
+			err = spine.addRack(r)
+		}
+		if err != nil {
 			return fmt.Errorf("build rack %s: %w", r.Name, err)
 		}
 	}
 	for _, n := range t.Nodes {
 		rack, _ := t.rack(n.Rack)
-		if err := spine.connect(lab, n, rack); err != nil {
+		if err := connect(lab, n, rack); err != nil {
 			return fmt.Errorf("connect host %s: %w", n.Name, err)
 		}
 	}
@@ -68,12 +71,23 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 		// A bridge follows the smallest of its ports until its own MTU was
 		// changed once; to give it what it has already is no change.
 		for _, mtu := range []int{r.MTU - 1, r.MTU} {
-			if err := setLinkMTU(spine.name, r.Name, mtu); err != nil {
+			if err := setLinkMTU(r.routerSpace(lab), r.Name, mtu); err != nil {
 				return err
 			}
 		}
 	}
 	return ctx.Err()
+}
+
+// routerSysctls makes a namespace a router.
+func routerSysctls() map[string]string {
+	return map[string]string{
+		"net/ipv4/ip_forward":                  "1",
+		"net/ipv4/conf/all/rp_filter":          "0",
+		"net/ipv4/conf/default/rp_filter":      "0",
+		"net/ipv4/conf/all/send_redirects":     "0",
+		"net/ipv4/conf/default/send_redirects": "0",
+	}
 }
 
 // createSpace makes a namespace with its loopback device up.
@@ -165,7 +179,12 @@ func (s *space) addRack(r Rack) error {
 
 // connect puts a wire between the rack and the host. The far end is born in
 // the host's namespace.
-func (s *space) connect(lab string, n Node, r Rack) error {
+func connect(lab string, n Node, r Rack) error {
+	s, err := openSpace(r.routerSpace(lab))
+	if err != nil {
+		return err
+	}
+	defer s.close()
 	host, err := openSpace(lab + "-" + n.Name)
 	if err != nil {
 		return err
