@@ -2,7 +2,6 @@ package reach
 
 import (
 	"container/heap"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -28,8 +27,8 @@ type engine struct {
 	random func() uint64
 
 	peers map[key]*peer
-	queue queue // by when a peer wants to be woken
-	seeds map[key]Kept
+	queue queue          // by when a peer wants to be woken
+	gone  map[key]memory // peers that are not targets at present
 	mtus  map[string]int // of uplinks, bytes
 
 	out     []packet
@@ -47,7 +46,7 @@ type engine struct {
 func newEngine(self string, interval time.Duration, now time.Time) *engine {
 	return &engine{
 		self: self, interval: interval, random: rand.Uint64,
-		peers: map[key]*peer{}, seeds: map[key]Kept{}, mtus: map[string]int{},
+		peers: map[key]*peer{}, gone: map[key]memory{}, mtus: map[string]int{},
 		changed: map[dataplane.Family]bool{}, public: map[dataplane.Family]netip.Addr{},
 		told:  map[dataplane.Family]bool{},
 		sends: bucket{rate: sendRate, tokens: sendRate, at: now}, replies: bucket{rate: replyRate, tokens: replyRate, at: now},
@@ -101,9 +100,9 @@ func (e *engine) setTargets(now time.Time, targets []Target) {
 		if p == nil {
 			p = &peer{key: k, index: -1, out: map[uint64]probe{}}
 			e.peers[k] = p
-			if kept, ok := e.seeds[k]; ok {
-				p.seed = kept
-				delete(e.seeds, k)
+			if m, ok := e.gone[k]; ok {
+				p.seed = m.Kept
+				delete(e.gone, k)
 			}
 			e.changed[k.fam] = true
 		}
@@ -117,6 +116,9 @@ func (e *engine) setTargets(now time.Time, targets []Target) {
 			delete(e.peers, k)
 			if p.index >= 0 {
 				heap.Remove(&e.queue, p.index)
+			}
+			if kept := p.kept(); kept != (Kept{}) {
+				e.gone[k] = memory{kept, now.Add(remember)}
 			}
 			e.changed[k.fam] = true
 		}
@@ -159,9 +161,39 @@ func (e *engine) wake(p *peer, at time.Time) {
 	}
 }
 
+// memory is what is known of a peer that is not a target: one of an earlier life
+// of the daemon whose targets come one after the other, or one whose Node was
+// removed and may be back.
+type memory struct {
+	Kept
+	until time.Time
+}
+
+// remember is how long that counts.
+const remember = time.Minute
+
+// remind makes what an earlier life of the daemon knew the beginning of this
+// one.
+func (e *engine) remind(now time.Time, kept map[key]Kept) {
+	for k, v := range kept {
+		e.gone[k] = memory{v, now.Add(remember)}
+	}
+}
+
+// forget ends what was remembered long enough.
+func (e *engine) forget(now time.Time) {
+	for k, m := range e.gone {
+		if !now.Before(m.until) {
+			delete(e.gone, k)
+			e.changed[k.fam] = true
+		}
+	}
+}
+
 // tick does what is due. It returns the packets to be sent, which the caller
 // owns, and when to call again; the zero time: when something happens.
 func (e *engine) tick(now time.Time) ([]packet, time.Time) {
+	e.forget(now)
 	short := false
 	for !short && len(e.queue) > 0 && !e.queue[0].at.After(now) {
 		p := e.queue[0]
@@ -257,37 +289,43 @@ func (e *engine) pace(p *peer, c *candidate) time.Duration {
 }
 
 // findPublic finds out as which address peers see this host, where that is not
-// its own: what peers last said counts, however long ago, for silence says
-// nothing about a translator. An address at which some peer saw another port is
-// one that many hosts share; nobody can be told to send there.
+// its own. What peers say that answer at present counts. Silence says nothing
+// about a translator: without such a peer what was found stays, until those who
+// said it say something else. An address at which some peer saw another port
+// is one that many hosts share; nobody can be told to send there.
 func (e *engine) findPublic() {
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		delete(e.told, f)
-		count := map[netip.Addr]int{}
+		now, ever := map[netip.Addr]int{}, map[netip.Addr]int{}
 		shared := map[netip.Addr]bool{}
 		for k, p := range e.peers {
 			if k.fam != f || !p.seen.IsValid() {
 				continue
 			}
 			e.told[f] = true
-			if p.seen.Addr() == p.target.Local.Addr() {
+			a := p.seen.Addr()
+			if a == p.target.Local.Addr() {
 				continue
 			}
-			count[p.seen.Addr()]++
+			ever[a]++
+			if p.up {
+				now[a]++
+			}
 			if p.seen.Port() != p.target.Form.Port {
-				shared[p.seen.Addr()] = true
+				shared[a] = true
 			}
 		}
+		old := e.public[f]
 		var best netip.Addr
-		for a, n := range count {
+		for a, n := range now {
 			switch {
 			case shared[a]:
-			case !best.IsValid(), n > count[best], n == count[best] && a.Less(best):
+			case !best.IsValid(), n > now[best], n == now[best] && a.Less(best):
 				best = a
 			}
 		}
 		// The one that was published stays while any peer sees it.
-		if old := e.public[f]; count[old] > 0 && !shared[old] {
+		if !shared[old] && (now[old] > 0 || !best.IsValid() && ever[old] > 0) {
 			best = old
 		}
 		if best.IsValid() {
@@ -313,6 +351,11 @@ func (e *engine) setNear(k key, a dataplane.Answer) {
 // reach returns what is known of all peers of a family.
 func (e *engine) reach(f dataplane.Family) map[string]dataplane.Reach {
 	out := map[string]dataplane.Reach{}
+	for k, m := range e.gone {
+		if k.fam == f {
+			out[k.node] = m.Reach
+		}
+	}
 	for k, p := range e.peers {
 		if k.fam == f {
 			out[k.node] = p.reach
@@ -324,9 +367,12 @@ func (e *engine) reach(f dataplane.Family) map[string]dataplane.Reach {
 // kept returns what the next life of the daemon begins with, of those peers of
 // which anything is known.
 func (e *engine) kept() map[key]Kept {
-	out := maps.Clone(e.seeds) // of peers that are not known again yet
+	out := map[key]Kept{}
+	for k, m := range e.gone {
+		out[k] = m.Kept
+	}
 	for k, p := range e.peers {
-		if kept := (Kept{p.reach, p.pin}); kept != (Kept{}) {
+		if kept := p.kept(); kept != (Kept{}) {
 			out[k] = kept
 		}
 	}
@@ -337,6 +383,11 @@ func (e *engine) kept() map[key]Kept {
 // others do not pass, in order.
 func (e *engine) pins() []netip.AddrPort {
 	var out []netip.AddrPort
+	for _, m := range e.gone {
+		if m.Pin.IsValid() {
+			out = append(out, m.Pin)
+		}
+	}
 	for _, p := range e.peers {
 		if p.pin.IsValid() {
 			out = append(out, p.pin)

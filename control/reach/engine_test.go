@@ -253,7 +253,17 @@ func TestRestart(t *testing.T) {
 	for _, h := range s.hosts {
 		kept := h.eng.kept()
 		h.start(s)
-		h.eng.seeds = kept
+		h.eng.remind(s.now, kept)
+		// The targets come one after the other.
+		h.eng.setTargets(s.now, nil)
+		for k, v := range kept {
+			if got := h.eng.reach(dataplane.IPv4)[k.node]; got != v.Reach {
+				t.Errorf("%s forgot %s: %+v, want %+v", h.name, k.node, got, v.Reach)
+			}
+		}
+		if len(kept) != len(h.eng.kept()) {
+			t.Errorf("%s keeps %d peers, want %d", h.name, len(h.eng.kept()), len(kept))
+		}
 		s.tell()
 		for range 100 {
 			if diff := cmp.Diff(before, s.table()); diff != "" {
@@ -261,6 +271,29 @@ func TestRestart(t *testing.T) {
 			}
 			s.run(500 * time.Millisecond)
 		}
+	}
+}
+
+// A Node that is removed and comes back is known at once; one that stays away
+// is forgotten.
+func TestPeerRemoved(t *testing.T) {
+	t.Parallel()
+	s := clouds(t)
+	s.run(10 * time.Second)
+	e := s.hosts[0].eng
+	before := e.reach(dataplane.IPv4)
+	delete(before, "rack2") // at its own address: the same as not measured
+	e.setTargets(s.now, nil)
+	e.tick(s.now)
+	if diff := cmp.Diff(before, e.reach(dataplane.IPv4), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("forgotten at once (-before +after):\n%s", diff)
+	}
+	s.tell()
+	s.want("rack1", "a1", "198.51.100.1")
+	e.setTargets(s.now, nil)
+	e.tick(s.now.Add(remember))
+	if got := e.reach(dataplane.IPv4); len(got) != 0 {
+		t.Errorf("still known: %v", got)
 	}
 }
 
@@ -367,7 +400,7 @@ func TestPathIndependence(t *testing.T) {
 			case "restart":
 				kept := h.eng.kept()
 				h.start(s)
-				h.eng.seeds = kept
+				h.eng.remind(s.now, kept)
 				s.tell()
 			case "down":
 				h.down = true

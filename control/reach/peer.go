@@ -25,6 +25,7 @@ type peer struct {
 
 	cands  []*candidate // best first
 	chosen *candidate   // nil: none has answered yet
+	up     bool         // it answers
 	out    map[uint64]probe
 	search search
 	seed   Kept // of an earlier life of the daemon, until something is measured
@@ -44,6 +45,8 @@ type Kept struct {
 	Reach dataplane.Reach
 	Pin   netip.AddrPort // where VXLAN must send from its own port; invalid: nowhere
 }
+
+func (p *peer) kept() Kept { return Kept{p.reach, p.pin} }
 
 // setTarget takes in the target as it is now. Addresses that stay keep what is
 // known of them.
@@ -261,6 +264,9 @@ func (e *engine) step(p *peer, now time.Time) time.Time {
 	}
 	e.expire(p, now)
 	p.choose()
+	if up := p.chosen != nil && p.chosen.up; up != p.up {
+		p.up, e.seen = up, true
+	}
 	if e.probeAddresses(p, now) {
 		e.probeSize(p, now)
 	}

@@ -172,7 +172,7 @@ type loop struct {
 // How long changes are collected before they are told and saved.
 const (
 	deliverPause = 50 * time.Millisecond
-	savePause    = time.Second
+	savePause    = 200 * time.Microsecond // for each peer: the file has them all
 	// kernelRetry is the time between attempts at what the kernel refused.
 	kernelRetry = time.Second
 )
@@ -208,7 +208,8 @@ func (p *Prober) Run(ctx context.Context) error {
 		p: p, log: p.cfg.Log, eng: newEngine(p.cfg.Node, p.cfg.Interval, now), near: newVicinity(p.cfg.Neighbours, p.cfg.Interval),
 		socks: sockets{p: p, open: map[local]*pair{}, done: make(chan struct{})}, told: map[dataplane.Family]map[string]dataplane.Reach{},
 	}
-	l.eng.seeds = p.load()
+	l.eng.remind(now, p.load())
+	l.pins = l.eng.pins()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -328,8 +329,10 @@ func (l *loop) turn(ctx context.Context, now time.Time) (time.Time, error) {
 	if len(l.eng.changed) > 0 {
 		sooner(l.deliverAt)
 	}
-	if !l.pinned && l.retryAt.IsZero() && !l.pin() {
-		l.retryAt = now.Add(kernelRetry)
+	if !l.pinned && l.retryAt.IsZero() {
+		if l.pinned = l.pin(); !l.pinned && (len(l.pins) == 0 || l.eng.port() != 0) {
+			l.retryAt = now.Add(kernelRetry)
+		}
 	}
 	if !l.saveAt.IsZero() && !now.Before(l.saveAt) {
 		l.save()
@@ -363,7 +366,7 @@ func (l *loop) deliver(ctx context.Context, now time.Time) error {
 	clear(l.eng.changed)
 	l.deliverAt = now.Add(deliverPause)
 	if l.saveAt.IsZero() {
-		l.saveAt = now.Add(savePause)
+		l.saveAt = now.Add(time.Duration(len(l.eng.peers)) * savePause)
 	}
 	return nil
 }
@@ -376,12 +379,17 @@ func addrText(a netip.Addr) string {
 	return a.String()
 }
 
-// pin makes VXLAN send from its own port where that is needed.
+// pin makes VXLAN send from its own port where that is needed. Before the first
+// targets what an earlier life of the daemon did stays.
 func (l *loop) pin() bool {
 	if l.p.cfg.SourcePorts == nil {
 		return true
 	}
-	if err := l.p.cfg.SourcePorts.Set(l.eng.port(), l.pins); err != nil {
+	port := l.eng.port()
+	if port == 0 && len(l.pins) > 0 {
+		return false
+	}
+	if err := l.p.cfg.SourcePorts.Set(port, l.pins); err != nil {
 		l.log.Error("VXLAN's source port not fixed; will try again", "peers", len(l.pins), "error", err)
 		return false
 	}

@@ -110,7 +110,8 @@ func parseFrame(b []byte) (Packet, bool) {
 			return p, true
 		}
 		p.SrcPort, p.DstPort = int(binary.BigEndian.Uint16(body)), int(binary.BigEndian.Uint16(body[2:]))
-		if p.Outer.Proto == ProtoUDP && p.DstPort == VXLANPort {
+		// Behind a port-translating NAT one of the two is another.
+		if p.Outer.Proto == ProtoUDP && (p.DstPort == VXLANPort || p.SrcPort == VXLANPort) {
 			p.parseVXLAN(body[udpHeaderLen:])
 		}
 	}
