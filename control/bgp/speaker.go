@@ -137,6 +137,7 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (*engine, error, error) {
 	e, err := startEngine(ctx, s.log, s.q, c, listenErr == nil)
 	if err != nil && listenErr == nil {
+		s.log.Debug("bgp listener refused", "error", err)
 		// Perhaps somebody took the port just now.
 		if listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort); listenErr != nil {
 			e, err = startEngine(ctx, s.log, s.q, c, false)

@@ -22,6 +22,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/lab/ns"
@@ -289,7 +290,7 @@ func (l *Lab) fetchNetwork(ctx context.Context, host, path string) (*libcni.Netw
 		return nil, err
 	}
 	defer c.Close()
-	r, err := apiv1.NewOperatorClient(c).CNIConfig(ctx, &apiv1.CNIConfigRequest{})
+	r, err := apiv1.NewOperatorClient(c).CNIConfig(ctx, &apiv1.CNIConfigRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, err
 	}
