@@ -68,6 +68,17 @@ func (o *operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.C
 	return m, o.answer("cni.json", m)
 }
 
+// Tunnels writes down what is to be measured anew, in asked.txt.
+func (o *operator) Tunnels(_ context.Context, r *apiv1.TunnelsRequest) (*apiv1.TunnelsResponse, error) {
+	if len(r.GetRetry()) > 0 {
+		if err := os.WriteFile(filepath.Join(o.dir, "asked.txt"), []byte(strings.Join(r.GetRetry(), "\n")+"\n"), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	m := &apiv1.TunnelsResponse{}
+	return m, o.answer("tunnels.json", m)
+}
+
 // Overlaps plays a host with the address 10.66.0.1/16.
 func (o *operator) Overlaps(_ context.Context, r *apiv1.OverlapsRequest) (*apiv1.OverlapsResponse, error) {
 	m := &apiv1.OverlapsResponse{Node: "node1"}

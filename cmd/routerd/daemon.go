@@ -56,6 +56,7 @@ type router struct {
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
+	tunnels  *tunnels              // nil: probes are not enabled
 	bgpFeed  chan store.Batch
 	ipamFeed chan store.Batch
 	counters counters
@@ -124,6 +125,9 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		cc.DeferBGP = deferBGP
 	}
 	d.core = vrouter.New(cc)
+	if d.tunnels, err = d.newTunnels(); err != nil {
+		return d, err
+	}
 	d.ipam = ipam.New(ipam.Config{Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: d.unusablePool})
 	d.node = node.New(node.Config{
 		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, Log: log.With("component", "node"),
@@ -248,6 +252,9 @@ func (d *router) run(ctx context.Context) error {
 	part("bootstrap", d.bootstrap)
 	part("reach", d.runReach)
 	part("live change", d.followForms)
+	if d.tunnels != nil {
+		part("probes", func(ctx context.Context) error { return d.tunnels.run(ctx, d.core, d.store) })
+	}
 	part("workloads", d.runAttach)
 	if d.bgp != nil {
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.bgpFeed) })
@@ -310,6 +317,7 @@ func (d *router) watchEtcd(ctx context.Context) error {
 func (d *router) followUnderlay(ctx context.Context) error {
 	for u := range d.kernel.Underlay(ctx) {
 		d.node.HandleUnderlay(u)
+		d.tunnels.HandleUnderlay(u)
 		if err := d.core.Underlay(ctx, u); err != nil {
 			return err
 		}
@@ -357,6 +365,7 @@ func (d *router) followStore(ctx context.Context) error {
 				return err
 			}
 		}
+		d.tunnels.HandleStore(b)
 		d.attach.HandleStore(b)
 		d.reach.HandleStore(b)
 		d.node.HandleStore(b)

@@ -51,6 +51,7 @@ type Config struct {
 	// address of a host behind 1:1 NAT; one of each family, separated by a comma.
 	TunnelAddress string      `mapstructure:"tunnelAddress"`
 	Reach         Reach       `mapstructure:"reach"`
+	Probe         Probe       `mapstructure:"probe"`
 	DefaultPool   DefaultPool `mapstructure:"defaultPool"`
 	BGP           BGP         `mapstructure:"bgp"`
 	Dataplane     Dataplane   `mapstructure:"dataplane"`
@@ -100,6 +101,14 @@ type Reach struct {
 	// Interval is the time between probes of a peer when all is well. Behind a
 	// port-translating NAT they hold the mapping open.
 	Interval time.Duration `mapstructure:"interval"`
+}
+
+// Probe configures how tunnels to other hosts are measured.
+type Probe struct {
+	Enabled bool `mapstructure:"enabled"`
+	// Port, of UDP and TCP, on which hosts answer inside their tunnels: the same
+	// on all hosts.
+	Port int `mapstructure:"port"`
 }
 
 // DefaultPool describes the pools that are made when the store holds none of
@@ -157,6 +166,7 @@ func Default() Config {
 
 		TunnelAddress: TunnelAddressAuto,
 		Reach:         Reach{Enabled: true, Interval: 15 * time.Second},
+		Probe:         Probe{Enabled: true, Port: 7747},
 		DefaultPool: DefaultPool{
 			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
@@ -262,6 +272,9 @@ func (c Config) Validate() error {
 		if addrs, err := store.ParseTunnelAddresses(v); err != nil || len(addrs) == 0 {
 			bad("tunnelAddress", v, "want auto, none, or an address such as 198.51.100.7; one of each family, separated by a comma")
 		}
+	}
+	if p := c.Probe.Port; p < 1 || p > 65535 {
+		bad("probe.port", p, "want a port, 1 to 65535; the same on all hosts (7747 is routerd's)")
 	}
 	// Translators commonly forget a UDP mapping after 30 s without a packet.
 	if i := c.Reach.Interval; i < time.Second || i > 25*time.Second {

@@ -81,6 +81,7 @@ func TestErrors(t *testing.T) {
 		{"malformed tunnel address", "tunnelAddress: public", []string{"tunnelAddress", "auto", "none"}},
 		{"two tunnel addresses of a family", "tunnelAddress: 198.51.100.1,198.51.100.2", []string{"tunnelAddress", "one of each family"}},
 		{"keepalives slower than translators forget", "reach: {interval: 60s}", []string{"reach.interval", "25s"}},
+		{"no port for probes", "probe: {port: 0}", []string{"probe.port", "7747"}},
 		{"duration without unit", "datastore: {dialTimeout: 5}", []string{"datastore.dialTimeout", "10s"}},
 		{"log level", "logLevel: loud", []string{"logLevel", "debug, info, warn or error"}},
 		{"endpoint without scheme", "datastore: {endpoints: ['10.0.0.1:2379']}", []string{"datastore.endpoints", "10.0.0.1:2379", "https://"}},

@@ -207,8 +207,10 @@ func (p *Prober) take(w World, known map[string]record, now time.Time) bool {
 		wanted[k] = true
 		old, ok := p.tracks[k]
 		switch {
-		case !ok:
+		case !ok || old.Target.Skip != t.Skip:
 			p.tracks[k] = newTrack(t, known, now)
+			p.tracks[k].again = ok && old.running
+			p.tracks[k].running = p.tracks[k].again
 			changed = true
 		case old.Target.path() != t.path():
 			// What was found holds until more is known: the tunnel may be in use.
@@ -239,6 +241,10 @@ func (p *Prober) take(w World, known map[string]record, now time.Time) bool {
 // path needs and, if nothing about it has changed, the result.
 func newTrack(t Target, known map[string]record, now time.Time) *track {
 	tr := &track{Status: Status{Target: t}, next: now}
+	if t.Skip != "" {
+		tr.Settled, tr.Reason = true, t.Skip
+		return tr
+	}
 	r, ok := known[t.carrier()]
 	if !ok {
 		return tr
@@ -258,7 +264,7 @@ func (p *Prober) due(now time.Time, room int) []Target {
 	defer p.mu.Unlock()
 	var ready []*track
 	for _, t := range p.tracks {
-		if !t.running && !t.next.After(now) {
+		if !t.running && t.Target.Skip == "" && !t.next.After(now) {
 			ready = append(ready, t)
 		}
 	}
@@ -285,7 +291,7 @@ func (p *Prober) until(now time.Time, room int) time.Duration {
 		return d
 	}
 	for _, t := range p.tracks {
-		if !t.running {
+		if !t.running && t.Target.Skip == "" {
 			d = min(d, max(0, t.next.Sub(now)))
 		}
 	}

@@ -35,6 +35,9 @@ type Target struct {
 	// InUse says that workloads' packets go this way: what was found good is not
 	// called bad because the peer is silent for a while.
 	InUse bool
+	// Skip says why this tunnel cannot be measured; empty: it can. The answer is
+	// then Unknown from the start.
+	Skip string
 }
 
 // key identifies a target among those of one moment.

@@ -19,6 +19,9 @@ type Operator interface {
 	Routes(ctx context.Context, filter netip.Prefix, all bool) (*apiv1.RoutesResponse, error)
 	// Paths returns what was measured of the underlay towards each peer.
 	Paths(ctx context.Context) (*apiv1.PathsResponse, error)
+	// Tunnels returns what probes found of the tunnels to each peer, and has
+	// those to the nodes of retry, or all, measured anew.
+	Tunnels(ctx context.Context, retry []string, all bool) (*apiv1.TunnelsResponse, error)
 	// CNIConfig returns the CNI network configuration list, as JSON.
 	CNIConfig(ctx context.Context) ([]byte, error)
 	// Overlaps lists what of this host shares addresses with ranges that are
@@ -48,6 +51,10 @@ func (s *operatorServer) Routes(ctx context.Context, req *apiv1.RoutesRequest) (
 
 func (s *operatorServer) Paths(ctx context.Context, _ *apiv1.PathsRequest) (*apiv1.PathsResponse, error) {
 	return s.o.Paths(ctx)
+}
+
+func (s *operatorServer) Tunnels(ctx context.Context, req *apiv1.TunnelsRequest) (*apiv1.TunnelsResponse, error) {
+	return s.o.Tunnels(ctx, req.GetRetry(), req.GetRetryAll())
 }
 
 func (s *operatorServer) CNIConfig(ctx context.Context, _ *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {

@@ -1258,6 +1258,244 @@ func (x *Path) GetCandidates() []string {
 	return nil
 }
 
+type TunnelsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Measure the tunnels to these nodes anew, as if nothing were known of them.
+	Retry         []string `protobuf:"bytes,1,rep,name=retry,proto3" json:"retry,omitempty"`
+	RetryAll      bool     `protobuf:"varint,2,opt,name=retry_all,json=retryAll,proto3" json:"retry_all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelsRequest) Reset() {
+	*x = TunnelsRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelsRequest) ProtoMessage() {}
+
+func (x *TunnelsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelsRequest.ProtoReflect.Descriptor instead.
+func (*TunnelsRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *TunnelsRequest) GetRetry() []string {
+	if x != nil {
+		return x.Retry
+	}
+	return nil
+}
+
+func (x *TunnelsRequest) GetRetryAll() bool {
+	if x != nil {
+		return x.RetryAll
+	}
+	return false
+}
+
+type TunnelsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`     // why nothing is measured; empty: it is
+	Tunnels       []*Tunnel              `protobuf:"bytes,2,rep,name=tunnels,proto3" json:"tunnels,omitempty"` // by node, form and family
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelsResponse) Reset() {
+	*x = TunnelsResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelsResponse) ProtoMessage() {}
+
+func (x *TunnelsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelsResponse.ProtoReflect.Descriptor instead.
+func (*TunnelsResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *TunnelsResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *TunnelsResponse) GetTunnels() []*Tunnel {
+	if x != nil {
+		return x.Tunnels
+	}
+	return nil
+}
+
+// Tunnel is a form in which packets go to a peer, as probes found it.
+type Tunnel struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Node           string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Form           string                 `protobuf:"bytes,2,opt,name=form,proto3" json:"form,omitempty"`   // ipip, ip6tnl, vxlan/VNI/PORT or vxlan6/VNI/PORT
+	Inner          string                 `protobuf:"bytes,3,opt,name=inner,proto3" json:"inner,omitempty"` // IPv4 or IPv6: the family of the packets inside
+	Device         string                 `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"`
+	InUse          bool                   `protobuf:"varint,5,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	Delivers       string                 `protobuf:"bytes,6,opt,name=delivers,proto3" json:"delivers,omitempty"`                                        // yes, no, unknown; empty: not measured yet
+	Mtu            uint32                 `protobuf:"varint,7,opt,name=mtu,proto3" json:"mtu,omitempty"`                                                 // bytes that get through; 0: not known
+	NeedsOff       string                 `protobuf:"bytes,8,opt,name=needs_off,json=needsOff,proto3" json:"needs_off,omitempty"`                        // offloads that spoil packets on this path; empty: none
+	DeviceOff      string                 `protobuf:"bytes,9,opt,name=device_off,json=deviceOff,proto3" json:"device_off,omitempty"`                     // offloads that are off on the device, for all its peers; empty: none
+	BytesPerSecond float64                `protobuf:"fixed64,10,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of the last test transfer; 0: none
+	Reason         string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	Answered       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=answered,proto3" json:"answered,omitempty"` // when the peer last did
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Tunnel) Reset() {
+	*x = Tunnel{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tunnel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tunnel) ProtoMessage() {}
+
+func (x *Tunnel) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
+func (*Tunnel) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Tunnel) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Tunnel) GetForm() string {
+	if x != nil {
+		return x.Form
+	}
+	return ""
+}
+
+func (x *Tunnel) GetInner() string {
+	if x != nil {
+		return x.Inner
+	}
+	return ""
+}
+
+func (x *Tunnel) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Tunnel) GetInUse() bool {
+	if x != nil {
+		return x.InUse
+	}
+	return false
+}
+
+func (x *Tunnel) GetDelivers() string {
+	if x != nil {
+		return x.Delivers
+	}
+	return ""
+}
+
+func (x *Tunnel) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *Tunnel) GetNeedsOff() string {
+	if x != nil {
+		return x.NeedsOff
+	}
+	return ""
+}
+
+func (x *Tunnel) GetDeviceOff() string {
+	if x != nil {
+		return x.DeviceOff
+	}
+	return ""
+}
+
+func (x *Tunnel) GetBytesPerSecond() float64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *Tunnel) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Tunnel) GetAnswered() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Answered
+	}
+	return nil
+}
+
 type CNIConfigRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1266,7 +1504,7 @@ type CNIConfigRequest struct {
 
 func (x *CNIConfigRequest) Reset() {
 	*x = CNIConfigRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1516,7 @@ func (x *CNIConfigRequest) String() string {
 func (*CNIConfigRequest) ProtoMessage() {}
 
 func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1529,7 @@ func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigRequest.ProtoReflect.Descriptor instead.
 func (*CNIConfigRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 type CNIConfigResponse struct {
@@ -1303,7 +1541,7 @@ type CNIConfigResponse struct {
 
 func (x *CNIConfigResponse) Reset() {
 	*x = CNIConfigResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1553,7 @@ func (x *CNIConfigResponse) String() string {
 func (*CNIConfigResponse) ProtoMessage() {}
 
 func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1566,7 @@ func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigResponse.ProtoReflect.Descriptor instead.
 func (*CNIConfigResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CNIConfigResponse) GetConflist() string {
@@ -1347,7 +1585,7 @@ type OverlapsRequest struct {
 
 func (x *OverlapsRequest) Reset() {
 	*x = OverlapsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	mi := &file_control_api_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1597,7 @@ func (x *OverlapsRequest) String() string {
 func (*OverlapsRequest) ProtoMessage() {}
 
 func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	mi := &file_control_api_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1610,7 @@ func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsRequest.ProtoReflect.Descriptor instead.
 func (*OverlapsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *OverlapsRequest) GetCidrs() []string {
@@ -1392,7 +1630,7 @@ type OverlapsResponse struct {
 
 func (x *OverlapsResponse) Reset() {
 	*x = OverlapsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[17]
+	mi := &file_control_api_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +1642,7 @@ func (x *OverlapsResponse) String() string {
 func (*OverlapsResponse) ProtoMessage() {}
 
 func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[17]
+	mi := &file_control_api_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +1655,7 @@ func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsResponse.ProtoReflect.Descriptor instead.
 func (*OverlapsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *OverlapsResponse) GetNode() string {
@@ -1445,7 +1683,7 @@ type Overlap struct {
 
 func (x *Overlap) Reset() {
 	*x = Overlap{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[18]
+	mi := &file_control_api_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1695,7 @@ func (x *Overlap) String() string {
 func (*Overlap) ProtoMessage() {}
 
 func (x *Overlap) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[18]
+	mi := &file_control_api_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1708,7 @@ func (x *Overlap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlap.ProtoReflect.Descriptor instead.
 func (*Overlap) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Overlap) GetCidr() string {
@@ -1612,7 +1850,28 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"lastAnswer\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\f \x03(\tR\n" +
-	"candidates\"\x12\n" +
+	"candidates\"C\n" +
+	"\x0eTunnelsRequest\x12\x14\n" +
+	"\x05retry\x18\x01 \x03(\tR\x05retry\x12\x1b\n" +
+	"\tretry_all\x18\x02 \x01(\bR\bretryAll\"U\n" +
+	"\x0fTunnelsResponse\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12,\n" +
+	"\atunnels\x18\x02 \x03(\v2\x12.routerd.v1.TunnelR\atunnels\"\xd9\x02\n" +
+	"\x06Tunnel\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04form\x18\x02 \x01(\tR\x04form\x12\x14\n" +
+	"\x05inner\x18\x03 \x01(\tR\x05inner\x12\x16\n" +
+	"\x06device\x18\x04 \x01(\tR\x06device\x12\x15\n" +
+	"\x06in_use\x18\x05 \x01(\bR\x05inUse\x12\x1a\n" +
+	"\bdelivers\x18\x06 \x01(\tR\bdelivers\x12\x10\n" +
+	"\x03mtu\x18\a \x01(\rR\x03mtu\x12\x1b\n" +
+	"\tneeds_off\x18\b \x01(\tR\bneedsOff\x12\x1d\n" +
+	"\n" +
+	"device_off\x18\t \x01(\tR\tdeviceOff\x12(\n" +
+	"\x10bytes_per_second\x18\n" +
+	" \x01(\x01R\x0ebytesPerSecond\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x126\n" +
+	"\banswered\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\banswered\"\x12\n" +
 	"\x10CNIConfigRequest\"/\n" +
 	"\x11CNIConfigResponse\x12\x1a\n" +
 	"\bconflist\x18\x01 \x01(\tR\bconflist\"'\n" +
@@ -1623,11 +1882,12 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\boverlaps\x18\x02 \x03(\v2\x13.routerd.v1.OverlapR\boverlaps\"1\n" +
 	"\aOverlap\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x12\n" +
-	"\x04with\x18\x02 \x01(\tR\x04with2\xd5\x02\n" +
+	"\x04with\x18\x02 \x01(\tR\x04with2\x99\x03\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
 	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12<\n" +
-	"\x05Paths\x12\x18.routerd.v1.PathsRequest\x1a\x19.routerd.v1.PathsResponse\x12H\n" +
+	"\x05Paths\x12\x18.routerd.v1.PathsRequest\x1a\x19.routerd.v1.PathsResponse\x12B\n" +
+	"\aTunnels\x12\x1a.routerd.v1.TunnelsRequest\x1a\x1b.routerd.v1.TunnelsResponse\x12H\n" +
 	"\tCNIConfig\x12\x1c.routerd.v1.CNIConfigRequest\x1a\x1d.routerd.v1.CNIConfigResponse\x12E\n" +
 	"\bOverlaps\x12\x1b.routerd.v1.OverlapsRequest\x1a\x1c.routerd.v1.OverlapsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
@@ -1643,7 +1903,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -1659,16 +1919,19 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*PathsRequest)(nil),          // 11: routerd.v1.PathsRequest
 	(*PathsResponse)(nil),         // 12: routerd.v1.PathsResponse
 	(*Path)(nil),                  // 13: routerd.v1.Path
-	(*CNIConfigRequest)(nil),      // 14: routerd.v1.CNIConfigRequest
-	(*CNIConfigResponse)(nil),     // 15: routerd.v1.CNIConfigResponse
-	(*OverlapsRequest)(nil),       // 16: routerd.v1.OverlapsRequest
-	(*OverlapsResponse)(nil),      // 17: routerd.v1.OverlapsResponse
-	(*Overlap)(nil),               // 18: routerd.v1.Overlap
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(*TunnelsRequest)(nil),        // 14: routerd.v1.TunnelsRequest
+	(*TunnelsResponse)(nil),       // 15: routerd.v1.TunnelsResponse
+	(*Tunnel)(nil),                // 16: routerd.v1.Tunnel
+	(*CNIConfigRequest)(nil),      // 17: routerd.v1.CNIConfigRequest
+	(*CNIConfigResponse)(nil),     // 18: routerd.v1.CNIConfigResponse
+	(*OverlapsRequest)(nil),       // 19: routerd.v1.OverlapsRequest
+	(*OverlapsResponse)(nil),      // 20: routerd.v1.OverlapsResponse
+	(*Overlap)(nil),               // 21: routerd.v1.Overlap
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	19, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	22, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	4,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	5,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
@@ -1676,31 +1939,35 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	3,  // 5: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	3,  // 6: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	3,  // 7: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	19, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	19, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	22, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	22, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	9,  // 10: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	10, // 11: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	19, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	19, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	22, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	22, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
 	13, // 14: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	20, // 15: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	19, // 16: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
-	18, // 17: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	0,  // 18: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	7,  // 19: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	11, // 20: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	14, // 21: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	16, // 22: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	1,  // 23: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	8,  // 24: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	12, // 25: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	15, // 26: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	17, // 27: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	23, // [23:28] is the sub-list for method output_type
-	18, // [18:23] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	23, // 15: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	22, // 16: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	16, // 17: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
+	22, // 18: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	21, // 19: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	0,  // 20: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	7,  // 21: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	11, // 22: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	14, // 23: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	17, // 24: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	19, // 25: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	1,  // 26: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	8,  // 27: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	12, // 28: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	15, // 29: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	18, // 30: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	20, // 31: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	26, // [26:32] is the sub-list for method output_type
+	20, // [20:26] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -1714,7 +1981,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	Operator_Node_FullMethodName      = "/routerd.v1.Operator/Node"
 	Operator_Routes_FullMethodName    = "/routerd.v1.Operator/Routes"
 	Operator_Paths_FullMethodName     = "/routerd.v1.Operator/Paths"
+	Operator_Tunnels_FullMethodName   = "/routerd.v1.Operator/Tunnels"
 	Operator_CNIConfig_FullMethodName = "/routerd.v1.Operator/CNIConfig"
 	Operator_Overlaps_FullMethodName  = "/routerd.v1.Operator/Overlaps"
 )
@@ -41,6 +42,8 @@ type OperatorClient interface {
 	Routes(ctx context.Context, in *RoutesRequest, opts ...grpc.CallOption) (*RoutesResponse, error)
 	// Paths returns what this host measured of the underlay towards each peer.
 	Paths(ctx context.Context, in *PathsRequest, opts ...grpc.CallOption) (*PathsResponse, error)
+	// Tunnels returns what probes found of the tunnels to each peer.
+	Tunnels(ctx context.Context, in *TunnelsRequest, opts ...grpc.CallOption) (*TunnelsResponse, error)
 	// CNIConfig returns the CNI network configuration for this host.
 	CNIConfig(ctx context.Context, in *CNIConfigRequest, opts ...grpc.CallOption) (*CNIConfigResponse, error)
 	// Overlaps compares ranges with the addresses and routes of this host that
@@ -86,6 +89,16 @@ func (c *operatorClient) Paths(ctx context.Context, in *PathsRequest, opts ...gr
 	return out, nil
 }
 
+func (c *operatorClient) Tunnels(ctx context.Context, in *TunnelsRequest, opts ...grpc.CallOption) (*TunnelsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TunnelsResponse)
+	err := c.cc.Invoke(ctx, Operator_Tunnels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorClient) CNIConfig(ctx context.Context, in *CNIConfigRequest, opts ...grpc.CallOption) (*CNIConfigResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CNIConfigResponse)
@@ -121,6 +134,8 @@ type OperatorServer interface {
 	Routes(context.Context, *RoutesRequest) (*RoutesResponse, error)
 	// Paths returns what this host measured of the underlay towards each peer.
 	Paths(context.Context, *PathsRequest) (*PathsResponse, error)
+	// Tunnels returns what probes found of the tunnels to each peer.
+	Tunnels(context.Context, *TunnelsRequest) (*TunnelsResponse, error)
 	// CNIConfig returns the CNI network configuration for this host.
 	CNIConfig(context.Context, *CNIConfigRequest) (*CNIConfigResponse, error)
 	// Overlaps compares ranges with the addresses and routes of this host that
@@ -144,6 +159,9 @@ func (UnimplementedOperatorServer) Routes(context.Context, *RoutesRequest) (*Rou
 }
 func (UnimplementedOperatorServer) Paths(context.Context, *PathsRequest) (*PathsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Paths not implemented")
+}
+func (UnimplementedOperatorServer) Tunnels(context.Context, *TunnelsRequest) (*TunnelsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Tunnels not implemented")
 }
 func (UnimplementedOperatorServer) CNIConfig(context.Context, *CNIConfigRequest) (*CNIConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CNIConfig not implemented")
@@ -226,6 +244,24 @@ func _Operator_Paths_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_Tunnels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TunnelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).Tunnels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_Tunnels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).Tunnels(ctx, req.(*TunnelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Operator_CNIConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CNIConfigRequest)
 	if err := dec(in); err != nil {
@@ -280,6 +316,10 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Paths",
 			Handler:    _Operator_Paths_Handler,
+		},
+		{
+			MethodName: "Tunnels",
+			Handler:    _Operator_Tunnels_Handler,
 		},
 		{
 			MethodName: "CNIConfig",

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+func (a *app) nodeTunnelsCommand() *cobra.Command {
+	var output string
+	var retry []string
+	var all bool
+	c := &cobra.Command{
+		Use:   "tunnels",
+		Short: "Show what probes found of the tunnels to each node",
+		Long: `Show, for each node and each form in which packets go there or are to go there,
+whether probes through the tunnel arrive, how large a packet gets there, how
+fast a short TCP transfer was, and which offloads of the tunnel's device had to
+be switched off because they spoil packets.
+
+An offload that was switched off stays so until the kernel, the network card or
+the node's address is another. After a cure, --retry has the tunnels to a node
+measured anew with everything on that no other node needs off: if the fault is
+still there, packets are lost for a moment.`,
+		Example: "  routerctl node tunnels\n  routerctl node tunnels -o json\n  routerctl node tunnels --retry node2",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+				r, err := op.Tunnels(ctx, &apiv1.TunnelsRequest{Retry: retry, RetryAll: all})
+				if err != nil {
+					return err
+				}
+				if output != "table" {
+					return printProto(a.stdout, r, output)
+				}
+				return printTunnels(a.stdout, r)
+			})
+		},
+	}
+	outputFlag(c, &output)
+	c.Flags().StringSliceVar(&retry, "retry", nil, "measure the tunnels to these nodes anew, as if nothing were known of them")
+	c.Flags().BoolVar(&all, "retry-all", false, "measure all tunnels anew")
+	return c
+}
+
+func printTunnels(w io.Writer, r *apiv1.TunnelsResponse) error {
+	if r.GetState() != "" {
+		fmt.Fprintf(w, "Nothing is measured: %s\n", r.GetState())
+	}
+	if len(r.GetTunnels()) == 0 {
+		if r.GetState() == "" {
+			fmt.Fprintln(w, "No packets go to other nodes in tunnels.")
+		}
+		return nil
+	}
+	var rows [][]string
+	var notes []string
+	off := map[string]string{}
+	for _, t := range r.GetTunnels() {
+		used := "no"
+		if t.GetInUse() {
+			used = "yes"
+		}
+		rows = append(rows, []string{
+			t.GetNode(), t.GetForm(), t.GetInner(), t.GetDevice(), used, cmp.Or(t.GetDelivers(), "not measured yet"),
+			number(t.GetMtu()), goodput(t.GetBytesPerSecond()), dash(t.GetNeedsOff()),
+		})
+		if t.GetReason() != "" {
+			notes = append(notes, fmt.Sprintf("  %s, %s: %s", t.GetNode(), t.GetForm(), t.GetReason()))
+		}
+		if t.GetDeviceOff() != "" {
+			off[t.GetDevice()] = t.GetDeviceOff()
+		}
+	}
+	if err := printTable(w, []string{"NODE", "FORM", "INNER", "DEVICE", "IN USE", "DELIVERS", "MTU", "TCP TEST", "NEEDS"}, rows); err != nil {
+		return err
+	}
+	for _, t := range r.GetTunnels() {
+		if s, ok := off[t.GetDevice()]; ok {
+			notes = append(notes, fmt.Sprintf("  %s has, for all nodes: %s", t.GetDevice(), s))
+			delete(off, t.GetDevice())
+		}
+	}
+	if len(notes) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\nNotes\n%s\n", strings.Join(notes, "\n"))
+	return err
+}
+
+func number(n uint32) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+// goodput is a speed as networks have it.
+func goodput(bytes float64) string {
+	switch bits := 8 * bytes; {
+	case bits == 0:
+		return "-"
+	case bits < 1e6:
+		return fmt.Sprintf("%.0f kbit/s", bits/1e3)
+	default:
+		return fmt.Sprintf("%.0f Mbit/s", bits/1e6)
+	}
+}
