@@ -152,7 +152,7 @@ func (t *tunnels) isSynced() bool {
 }
 
 func newTunnelNode(n *store.Node) tunnelNode {
-	out := tunnelNode{accepts: takesPart(n)}
+	out := tunnelNode{accepts: store.FormsOf(n).Published}
 	add := func(s string) {
 		if p, err := store.ParseAddress(s); err == nil {
 			out.addrs = append(out.addrs, p.Addr())
@@ -163,12 +163,6 @@ func newTunnelNode(n *store.Node) tunnelNode {
 	}
 	add(n.Spec.IPv4VXLANTunnelAddr)
 	return out
-}
-
-// takesPart reports whether a node is a routerd that says what it takes in.
-func takesPart(n *store.Node) bool {
-	_, ok := n.Annotations["routerd.io/accepts"]
-	return ok
 }
 
 // HandleUnderlay takes in a snapshot of the host's network.

@@ -17,14 +17,15 @@ import (
 
 // When a path is measured again.
 const (
-	atOnce      = 8               // measurements at the same time
-	interval    = time.Hour       // when all is well; with jitter, between 3/4 and 5/4 of it
-	firstRetry  = time.Second     // after a result that is not Yes
-	slowestSick = time.Minute     // after many that are No
-	slowestMute = 5 * time.Minute // after many from a peer that cannot answer
-	applyWithin = 5 * time.Second // for the kernel to take a setting
-	spread      = 2 * time.Minute // over which what is known from before a restart is checked
-	doubts      = 3               // bad measurements in a row that make a No of a Yes
+	atOnce      = 8                      // measurements at the same time
+	interval    = time.Hour              // when all is well; with jitter, between 3/4 and 5/4 of it
+	soon        = 200 * time.Millisecond // with nothing known, after a failure that passes by itself
+	firstRetry  = time.Second            // after a result that is not Yes
+	slowestSick = time.Minute            // after many that are No
+	slowestMute = 5 * time.Minute        // after many from a peer that cannot answer
+	applyWithin = 5 * time.Second        // for the kernel to take a setting
+	spread      = 2 * time.Minute        // over which what is known from before a restart is checked
+	doubts      = 3                      // bad measurements in a row that make a No of a Yes
 )
 
 // Config is what a [Prober] needs.
@@ -79,8 +80,8 @@ type attempt struct {
 	before  Finding
 	finding Finding
 	verdict verdict
+	err     error   // of this host: nothing could be measured
 	need    Setting // proven to help
-	tried   Setting // asked of the device
 }
 
 // New returns a prober that does nothing until [Prober.Run].
@@ -303,9 +304,8 @@ func (p *Prober) until(now time.Time, room int) time.Duration {
 func (p *Prober) measure(ctx context.Context, t Target, secret []byte) *attempt {
 	a := &attempt{target: t}
 	had := p.setting(t.Link)
-	var err error
-	a.before, err = p.cfg.Measure.Measure(ctx, t, secret)
-	a.finding, a.verdict = a.before, judge(t, a.before, err)
+	a.before, a.err = p.cfg.Measure.Measure(ctx, t, secret)
+	a.finding, a.verdict = a.before, judge(t, a.before, a.err)
 	for range len(settings) { // one cure may bring the next fault to light
 		missing := a.verdict.need &^ had.effective()
 		if missing == 0 {
@@ -438,7 +438,13 @@ func (p *Prober) settle(a *attempt, now time.Time) {
 		// measurement may be the network's bad moment.
 		v.result, v.mtu, v.reason = dataplane.Yes, t.MTU, "it delivered before; now: "+v.reason
 	}
-	if t.Result != v.result || !t.Settled || t.Reason != v.reason || a.tried != 0 {
+	if !t.Settled && t.failures < doubts && (a.err != nil || t.Target.Accepts && a.finding.Refused) {
+		// A device gets its address, or a peer's daemon starts: the answer that
+		// counts comes in a moment, and somebody may be waiting for it.
+		t.next = now.Add(soon << t.failures)
+		return
+	}
+	if t.Result != v.result || !t.Settled || t.Reason != v.reason || a.need != 0 {
 		p.tell(t, a, v)
 	}
 	t.Settled, t.settledPath = true, t.Target.path()

@@ -92,9 +92,12 @@ func planWith(d dataplane.Driver, h dataplane.Host, p dataplane.Peer) plan {
 
 // pathMTU is what the path to a node leaves for workloads where that was
 // measured to be less than the device takes, in bytes; 0: what the device
-// takes.
+// takes. Both the underlay and the tunnel itself are measured; the less counts.
 func (t *table) pathMTU(k hopKey, w way) uint32 {
 	mtu := t.reach[w.outer][k.node].MTU - driverOf(w.form).Overhead(w.outer)
+	if inside := t.delivery[w.outer][k.node][w.form].MTU; saneMTU(inside) && (inside < mtu || !saneMTU(mtu)) {
+		mtu = inside
+	}
 	if !saneMTU(mtu) || mtu >= t.formMTU(w.form) {
 		return 0
 	}

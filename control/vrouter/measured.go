@@ -2,6 +2,7 @@ package vrouter
 
 import (
 	"context"
+	"maps"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -64,18 +65,36 @@ func (t *table) setDelivery(f dataplane.Family, peers map[string][]dataplane.Del
 			now[name][d.Form] = d
 		}
 	}
+	old := t.delivery[f]
 	t.delivery[f] = now
 	if !t.probing[f] {
 		t.probing[f] = true
 		t.rechooseAll()
-		return
 	}
-	// What came out the same changes nothing further on.
 	for name := range t.nodes {
-		if t.rechoose(name) {
+		switch {
+		case !sameSizes(old[name], now[name]):
+			t.remeasured(name)
+		case maps.Equal(old[name], now[name]):
+		case t.rechoose(name): // what came out the same changes nothing further on
 			t.refreshNode(name)
 		}
 	}
+}
+
+// sameSizes reports whether packets of the same size get through each form.
+func sameSizes(a, b map[dataplane.Form]dataplane.Delivery) bool {
+	for f := range b {
+		if a[f].MTU != b[f].MTU {
+			return false
+		}
+	}
+	for f := range a {
+		if a[f].MTU != b[f].MTU {
+			return false
+		}
+	}
+	return true
 }
 
 // setWorkloadMTU notes how large packets workloads send.

@@ -1,0 +1,62 @@
+package vrouter
+
+import (
+	"testing"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// The size that probes inside a tunnel find, and the one that is measured of
+// the underlay, both bound what workloads send that way; the less counts.
+func TestSizesThatWereMeasured(t *testing.T) {
+	vx := dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789}
+	other := dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4}
+	tab := newTestTable(cluster(store.VXLAN)...)
+	mtus := func() map[string]uint32 {
+		tab.settle()
+		clear(tab.put)
+		clear(tab.del)
+		out := map[string]uint32{}
+		for _, o := range tab.wish() {
+			if r, ok := o.(dataplane.Route); ok && r.NextHop != 0 {
+				out[r.Prefix.String()] = r.MTU
+			}
+		}
+		return out
+	}
+	deliver := func(f dataplane.Form, mtu int) {
+		tab.setDelivery(dataplane.IPv4, map[string][]dataplane.Delivery{
+			"node2": {{Form: vx, Result: dataplane.Yes}},
+			"node3": {{Form: f, Result: dataplane.Yes, MTU: mtu}},
+		})
+	}
+	for _, tt := range []struct {
+		name   string
+		form   dataplane.Form
+		inside int
+		reach  int
+		want   uint32
+	}{
+		{"nothing less", vx, 0, 0, 0},
+		{"less inside", vx, 1350, 0, 1350},
+		{"less on the underlay too", vx, 1350, 1380, 1330},
+		{"the underlay alone", vx, 0, 1380, 1330},
+		{"more on the underlay", vx, 1350, 1460, 1350},
+		{"another form", other, 1300, 0, 0},
+		{"nonsense", vx, -5, 0, 0},
+		{"all is well again", vx, 0, 0, 0},
+	} {
+		tab.setReach(dataplane.IPv4, map[string]dataplane.Reach{"node3": {MTU: tt.reach}})
+		deliver(tt.form, tt.inside)
+		got := mtus()
+		if got["192.168.3.0/26"] != tt.want || got["192.168.2.5/32"] != tt.want || got["192.168.2.0/26"] != 0 {
+			t.Errorf("%s: %v, want %d for node3 alone", tt.name, got, tt.want)
+		}
+		deliver(tt.form, tt.inside)
+		tab.settle()
+		if len(tab.put)+len(tab.del) != 0 {
+			t.Errorf("%s: the same again changes %v, %v", tt.name, tab.put, tab.del)
+		}
+	}
+}
