@@ -93,10 +93,13 @@ func (k *Kernel) set(o dataplane.Object) {
 	// What became of our own request is blamed on nobody; but a device that
 	// the kernel does not give the settings that it was asked for is held
 	// back, like one that somebody keeps changing.
-	if k.quiet && key.Kind() != dataplane.KindLink {
+	quiet := k.quiet
+	if quiet && key.Kind() != dataplane.KindLink {
 		set = k.want.SetDependent
+		// Nor does a request about a device add anything to it.
+		_, quiet = k.want.Want(key)
 	}
-	if set(key, o) && !k.quiet {
+	if set(key, o) && !quiet {
 		k.drifted(key)
 	} else if len(k.adrift) > 0 && k.want.Settled(key) {
 		k.righted(key, false)
