@@ -114,9 +114,8 @@ type Driver interface {
 	Forms(Host) []Form
 	// Form is what travels to the peer. [Driver.Peer] may still know no path.
 	Form(Host, Peer) (Form, error)
-	// Host returns what exists once on this host: the device, its settings,
-	// its address. The host takes the driver's forms in once all but the
-	// address is in the kernel.
+	// Host returns what exists once on this host: the device, its address, its
+	// settings. The host takes the driver's forms in once all is in the kernel.
 	Host(Host) ([]Object, error)
 	// Peer returns what reaches one peer: a next-hop object numbered
 	// Peer.NextHop and, for some drivers, a neighbour and an FDB entry.

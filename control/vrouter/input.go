@@ -11,6 +11,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/selector"
 )
 
 // Path is the best path that BGP has for a prefix.
@@ -49,7 +50,8 @@ type node struct {
 	// By the family of the underlay.
 	vxlanMAC map[dataplane.Family]dataplane.MAC
 
-	forms nodeForms
+	labels map[string]string
+	forms  nodeForms
 }
 
 // nodeForms is what a node publishes of the forms of its packets.
@@ -98,7 +100,8 @@ func (n *node) equal(o *node) bool {
 		return n == o
 	}
 	return n.name == o.name && maps.Equal(n.addr, o.addr) && maps.Equal(n.public, o.public) &&
-		maps.Equal(n.ipipAddr, o.ipipAddr) && maps.Equal(n.vxlanAddr, o.vxlanAddr) && maps.Equal(n.vxlanMAC, o.vxlanMAC)
+		maps.Equal(n.ipipAddr, o.ipipAddr) && maps.Equal(n.vxlanAddr, o.vxlanAddr) && maps.Equal(n.vxlanMAC, o.vxlanMAC) &&
+		maps.Equal(n.labels, o.labels)
 }
 
 // newNode reads a Node resource. Members that do not parse are taken as not
@@ -113,6 +116,7 @@ func newNode(r *store.Node, rev store.Revision) *node {
 		ipipAddr:  map[dataplane.Family]netip.Addr{},
 		vxlanAddr: map[dataplane.Family]netip.Addr{},
 		vxlanMAC:  map[dataplane.Family]dataplane.MAC{},
+		labels:    r.Labels,
 		forms:     newNodeForms(store.FormsOf(r)),
 	}
 	for _, a := range store.TunnelAddresses(r) {
@@ -157,9 +161,11 @@ func parseAddr(s string) netip.Addr {
 // pool is what the core keeps of an IPPool. Disabled pools count: disabling
 // stops allocation, not routing.
 type pool struct {
-	name  string
-	cidr  netip.Prefix
-	encap store.Encapsulation
+	name    string
+	cidr    netip.Prefix
+	encap   store.Encapsulation
+	nodes   string // selector of the nodes that have workloads in it
+	tunnels bool   // it gives addresses to tunnels
 }
 
 // family is that of the workloads.
@@ -170,7 +176,21 @@ func newPool(r *v3.IPPool) (pool, bool) {
 	if err != nil {
 		return pool{}, false
 	}
-	return pool{name: r.Name, cidr: cidr.Masked(), encap: store.EncapsulationOf(r)}, true
+	uses := r.Spec.AllowedUses
+	return pool{
+		name: r.Name, cidr: cidr.Masked(), encap: store.EncapsulationOf(r), nodes: r.Spec.NodeSelector,
+		tunnels: !r.Spec.Disabled && (len(uses) == 0 || slices.Contains(uses, v3.IPPoolAllowedUseTunnel)),
+	}, true
+}
+
+// selects reports whether nodes with these labels have workloads in the pool. A
+// selector that cannot be read selects nobody, as in IPAM.
+func (p pool) selects(labels map[string]string) bool {
+	if p.nodes == "" {
+		return true
+	}
+	sel, err := selector.Parse(p.nodes)
+	return err == nil && sel.Matches(selector.Map(labels))
 }
 
 // origin says why the store wants a prefix to go to a node.

@@ -127,6 +127,9 @@ func (t *table) rebuildForms() {
 			continue
 		}
 		add(f, objs...)
+		if name, ok := t.lacksAddress(f, objs); ok {
+			t.formKeys[f] = append(t.formKeys[f], dataplane.AddressKey{Link: name})
+		}
 	}
 	for _, o := range t.forwarding() {
 		now[o.Key()] = o
@@ -252,5 +255,28 @@ func (t *table) forwarding() []dataplane.Object {
 	return out
 }
 
-// isAddress tells what a form can be taken in without: the address of a device.
-func isAddress(k dataplane.Key) bool { return k.Kind() == dataplane.KindAddress }
+// lacksAddress reports whether a device is to get an IPv4 address and has none
+// yet. On a device without any the kernel's source check drops everything, in
+// its loose mode too (fib_validate_source), so until then nothing is taken in.
+// A host whose workloads are in other pools gets none: nobody sends to it.
+func (t *table) lacksAddress(f dataplane.Form, objs []dataplane.Object) (device string, lacks bool) {
+	for _, o := range objs {
+		switch o := o.(type) {
+		case dataplane.Link:
+			device = o.Name
+		case dataplane.Address:
+			if o.Prefix.Addr().Is4() {
+				return "", false
+			}
+		}
+	}
+	for _, p := range t.pools {
+		if p.family() != dataplane.IPv4 || !p.tunnels || !p.selects(t.nodes[t.self].labels) {
+			continue
+		}
+		if slices.Contains(t.formsOf(t.modeOf(p), dataplane.IPv4), f) {
+			return device, true
+		}
+	}
+	return "", false
+}

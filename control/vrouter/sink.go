@@ -84,17 +84,13 @@ func (c *Core) confirmed(l *loop) bool {
 	return len(l.unsure)+len(l.removals) == 0
 }
 
-// formState sums up the states of what takes a form in. Addresses do not
-// count: packets are taken in without.
+// formState sums up the states of what takes a form in.
 func (c *Core) formState(keys []dataplane.Key) formState {
 	if c.cfg.Status == nil {
 		return formState{done: true}
 	}
 	out := formState{done: true}
 	for _, k := range keys {
-		if isAddress(k) {
-			continue
-		}
 		st, ok := c.cfg.Status(k)
 		switch {
 		case !ok || st.State == dataplane.Pending:

@@ -203,14 +203,18 @@ func (k *simKernel) dropOn(link string) {
 }
 
 // takesIn reports whether packets in a form get through to the workloads of a
-// host.
+// host. A device without an address drops them: the kernel's source check.
 func (h *simHost) takesIn(f dataplane.Form) bool {
 	if f.Driver == dataplane.DriverDirect {
 		return !h.strict || h.kernel.have[dataplane.LooseSource("eth0").Key()] != nil
 	}
 	for _, o := range h.kernel.have {
 		if l, ok := o.(dataplane.Link); ok && formOfLink(l) == f {
-			return true
+			for k := range h.kernel.have {
+				if a, ok := k.(dataplane.AddressKey); ok && a.Link == l.Name {
+					return true
+				}
+			}
 		}
 	}
 	return false
