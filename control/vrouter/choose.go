@@ -3,6 +3,7 @@ package vrouter
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -14,7 +15,9 @@ type choice struct {
 	peer   string
 	wanted dataplane.Form  // by the pool's mode
 	moved  *dataplane.Form // by the mode that this host has moved to; nil: none
-	others []dataplane.Form
+
+	// Others lists what else the peer takes in, best first.
+	others func() []dataplane.Form
 
 	accepts func(dataplane.Form) bool  // the peer takes it in
 	can     func(dataplane.Form) error // this host can send it
@@ -79,16 +82,18 @@ func (c choice) ordered() []dataplane.Form {
 // wanted one is not among them.
 func (c choice) usable(d *decision) []dataplane.Form {
 	var out []dataplane.Form
-	seen := map[dataplane.Form]bool{}
-	for _, f := range append(c.ordered(), c.others...) {
-		if seen[f] {
-			continue
-		}
-		seen[f] = true
+	for _, f := range c.ordered() {
 		if err := c.check(f); err == nil {
 			out = append(out, f)
 		} else if f == c.wanted {
 			d.reason = err.Error()
+		}
+	}
+	if !slices.ContainsFunc(out, c.may) {
+		for _, f := range c.others() {
+			if !slices.Contains(out, f) && c.check(f) == nil {
+				out = append(out, f)
+			}
 		}
 	}
 	if len(out) > 0 && out[0] == c.wanted && c.unasked() && len(out) > 1 && c.moved != nil && out[1] == *c.moved {

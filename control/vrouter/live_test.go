@@ -94,11 +94,26 @@ func (w *world) fresh(h *simHost) map[dataplane.Key]dataplane.Object {
 	return out
 }
 
+// tail shows what was written last.
+func (w *world) tail() string {
+	s := ""
+	for _, ev := range w.log[max(0, len(w.log)-12):] {
+		s += "\n" + ev.Key.String()
+		if n, ok := ev.Object.Value.(*store.Node); ok {
+			s += fmt.Sprintf(": %+v", store.FormsOf(n))
+		}
+	}
+	for _, h := range w.hosts {
+		s += "\n" + h.String()
+	}
+	return s
+}
+
 // checkQuiet holds that a cluster to which nothing happens any more is where
 // its pools want it, as far as that can be, with nothing left over.
 func (w *world) checkQuiet(t *rapid.T) {
 	if !w.settle() {
-		t.Fatal("no end to it: the hosts keep changing")
+		t.Fatalf("no end to it: the hosts keep changing: %s", w.tail())
 	}
 	equal := cmp.Comparer(func(a, b dataplane.Object) bool { return a == b })
 	for _, h := range w.hosts {

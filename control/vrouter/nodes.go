@@ -75,12 +75,24 @@ func (t *table) setNodeForms(name string, old, n *node) {
 				delete(t.peerUses, f)
 			}
 		}
+		for pool, m := range x.node.forms.sends {
+			pm := poolMode{pool, m}
+			if t.peerSends[pm] += x.n; t.peerSends[pm] == 0 {
+				delete(t.peerSends, pm)
+			}
+		}
 		fam := x.node.families()
 		if t.nodesWith[fam] += x.n; t.nodesWith[fam] == 0 {
 			delete(t.nodesWith, fam)
 		}
 	}
 	t.formsDirty = true
+}
+
+// poolMode is a mode in which a node sends the packets of a pool.
+type poolMode struct {
+	pool string
+	mode store.Mode
 }
 
 // setSelf follows this host's own resource.

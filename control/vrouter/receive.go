@@ -7,12 +7,29 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
+	"github.com/routerd/routerd/store"
 )
 
 // neededForms is the receiver's rule: this host takes in what its pools ask
-// for, what any other node says that it sends, and what it sends itself.
+// for, what any other node says that it sends or could send by the mode that it
+// has moved to, and the same for itself. So a sender that has to fall back
+// falls on what is taken in whether it does or not; else two hosts could follow
+// each other for ever.
 func (t *table) neededForms() set[dataplane.Form] {
 	out := t.wantedForms()
+	add := func(pool string, m store.Mode) {
+		if p, ok := t.pools[pool]; ok {
+			for _, f := range t.formsOf(m, p.family()) {
+				out[f] = struct{}{}
+			}
+		}
+	}
+	for pm := range t.peerSends {
+		add(pm.pool, pm.mode)
+	}
+	for pool, m := range t.nodes[t.self].forms.sends {
+		add(pool, m)
+	}
 	for f := range t.peerUses {
 		out[f] = struct{}{}
 	}

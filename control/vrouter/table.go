@@ -65,6 +65,7 @@ type table struct {
 	hosts          map[dataplane.Family]dataplane.Host // of the underlay
 	nodesWith      map[familySet]int                   // other nodes, by their families
 	peerUses       map[dataplane.Form]int              // other nodes that say they send it
+	peerSends      map[poolMode]int                    // other nodes that have moved to it
 	underlayRoutes *bart.Table[dataplane.UnderlayRoute]
 	ownAddrs       map[netip.Addr]bool
 	byNode         index[string, netip.Prefix]     // origin's node → prefixes
@@ -130,6 +131,7 @@ func newTable(self string) *table {
 		hosts:          map[dataplane.Family]dataplane.Host{},
 		nodesWith:      map[familySet]int{},
 		peerUses:       map[dataplane.Form]int{},
+		peerSends:      map[poolMode]int{},
 		underlayRoutes: new(bart.Table[dataplane.UnderlayRoute]),
 		ownAddrs:       map[netip.Addr]bool{},
 		byNode:         index[string, netip.Prefix]{},

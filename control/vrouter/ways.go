@@ -3,8 +3,10 @@ package vrouter
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // way is how packets of a pool go to a node, and how they are to.
@@ -51,16 +53,37 @@ func (t *table) planWay(p pool, n *node) way {
 			c.moved = &f
 		}
 	}
-	for _, f := range n.forms.sorted {
-		if t.carries(f, inner, outer) {
-			c.others = append(c.others, f)
-		}
-	}
+	c.others = func() []dataplane.Form { return t.fallbacks(n, inner, outer) }
 	w.decision = c.decide()
 	if w.form == (dataplane.Form{}) {
 		w.err = fmt.Errorf("%s to node %s: %w: %w", w.target, n.name, errNotPublished, dataplane.ErrIncomplete)
 	}
 	return w
+}
+
+// fallbacks lists what else a node takes in whether or not this host sends it:
+// what pools ask for, and what the node itself sends.
+func (t *table) fallbacks(n *node, inner, outer dataplane.Family) []dataplane.Form {
+	if len(n.forms.sorted) == 0 {
+		return nil
+	}
+	modes := set[store.Mode]{}
+	for _, p := range t.pools {
+		modes[t.modeOf(p)] = struct{}{}
+	}
+	for _, m := range n.forms.sends {
+		modes[m] = struct{}{}
+	}
+	var out []dataplane.Form
+	for _, f := range n.forms.sorted {
+		for m := range modes {
+			if t.carries(f, inner, outer) && slices.Contains(m.Forms(), f.String()) {
+				out = append(out, f)
+				break
+			}
+		}
+	}
+	return out
 }
 
 // carries reports whether a form can carry the workloads of a family to a node
