@@ -209,8 +209,10 @@ func dash(s string) string {
 func tunnels(r *apiv1.NodeResponse) string {
 	var parts []string
 	for _, t := range [][2]string{
-		{"IPIP", r.GetIpipTunnelAddress()}, {"VXLAN", r.GetVxlanTunnelAddress()},
-		{"IPIP", r.GetIpipTunnelAddressV6()}, {"VXLAN", r.GetVxlanTunnelAddressV6()},
+		{"IPIP", r.GetIpipTunnelAddress()},
+		{"VXLAN", r.GetVxlanTunnelAddress()},
+		{"IPIP", r.GetIpipTunnelAddressV6()},
+		{"VXLAN", r.GetVxlanTunnelAddressV6()},
 	} {
 		if t[1] != "" {
 			parts = append(parts, t[0]+" "+t[1])

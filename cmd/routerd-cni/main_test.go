@@ -297,14 +297,17 @@ func TestAddFamilies(t *testing.T) {
 			`[{"version":"4","interface":1,"address":"192.168.0.7/32"},{"version":"6","interface":1,"address":"fd00::7/128"}]`,
 			`[{"interface":1,"address":"192.168.0.7/32"},{"interface":1,"address":"fd00::7/128"}]`,
 			`[{"dst":"0.0.0.0/0","gw":"169.254.1.1"},{"dst":"::/0","gw":"fe80::ecee:eeff:feee:eeee"}]`,
-			true, []string{"pool6", "fd00::/64"}, []string{"192.168.0.7", "fd00::7"},
+			true,
+			[]string{"pool6", "fd00::/64"},
+			[]string{"192.168.0.7", "fd00::7"},
 		},
 		"IPv6 alone": {
 			map[string]any{"type": "calico-ipam", "assign_ipv4": "false", "assign_ipv6": true},
 			`[{"version":"6","interface":1,"address":"fd00::7/128"}]`,
 			`[{"interface":1,"address":"fd00::7/128"}]`,
 			`[{"dst":"::/0","gw":"fe80::ecee:eeff:feee:eeee"}]`,
-			false, nil, []string{"fd00::7"},
+			false, nil,
+			[]string{"fd00::7"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

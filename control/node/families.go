@@ -33,13 +33,6 @@ func methodOf(methods map[dataplane.Family]string, f dataplane.Family) string {
 	return methodFirstFound
 }
 
-// wantsFamily reports whether an address of a family is to be looked for even
-// when another one has been found.
-func wantsFamily(methods map[dataplane.Family]string, f dataplane.Family) bool {
-	m := methodOf(methods, f)
-	return m != MethodNone && m != MethodAuto
-}
-
 // unwanted lists the families that this host shall have no address of.
 func unwanted(methods map[dataplane.Family]string) []dataplane.Family {
 	var out []dataplane.Family

@@ -42,8 +42,10 @@ func TestRegisterBothFamilies(t *testing.T) {
 		t.Errorf("registered as %+v", n.Spec.BGP)
 	}
 	want := []store.NodeAddress{
-		{Address: "10.1.0.11/24", Type: "CalicoNodeIP"}, {Address: "10.1.0.11", Type: "InternalIP"},
-		{Address: "fd00:1::11/64", Type: "CalicoNodeIP"}, {Address: "fd00:1::11", Type: "InternalIP"},
+		{Address: "10.1.0.11/24", Type: "CalicoNodeIP"},
+		{Address: "10.1.0.11", Type: "InternalIP"},
+		{Address: "fd00:1::11/64", Type: "CalicoNodeIP"},
+		{Address: "fd00:1::11", Type: "InternalIP"},
 	}
 	if diff := cmp.Diff(want, n.Spec.Addresses); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)

@@ -27,8 +27,9 @@ const (
 	cookieLen     = 16 // in each request's payload: whose it is and its number
 
 	// MinSize is the size of the smallest IPv4 packet that can be sent, in
-	// bytes; MinSize6 that of the smallest IPv6 packet.
-	MinSize  = ipv4HeaderLen + icmpHeaderLen + cookieLen
+	// bytes.
+	MinSize = ipv4HeaderLen + icmpHeaderLen + cookieLen
+	// MinSize6 is the same for IPv6.
 	MinSize6 = ipv6HeaderLen + icmpHeaderLen + cookieLen
 	// MaxSize is the size of the largest packet, in bytes.
 	MaxSize = 65535
@@ -184,7 +185,8 @@ func (c *conn) receive(buf []byte) (message, error) {
 		if err != nil {
 			return message{}, err
 		}
-		m, ok := message{}, false
+		var m message
+		var ok bool
 		if c.v6 {
 			m, ok = c.parse6(buf[:n], c.oob[:oobn], from)
 		} else {
