@@ -27,9 +27,9 @@ type engine struct {
 	random func() uint64
 
 	peers map[key]*peer
-	queue queue          // by when a peer wants to be woken
-	gone  map[key]memory // peers that are not targets at present
-	mtus  map[string]int // of uplinks, bytes
+	queue queue              // by when a peer wants to be woken
+	gone  map[key]remembered // peers that are not targets at present
+	mtus  map[string]int     // of uplinks, bytes
 
 	out     []packet
 	changed map[dataplane.Family]bool
@@ -46,7 +46,7 @@ type engine struct {
 func newEngine(self string, interval time.Duration, now time.Time) *engine {
 	return &engine{
 		self: self, interval: interval, random: rand.Uint64,
-		peers: map[key]*peer{}, gone: map[key]memory{}, mtus: map[string]int{},
+		peers: map[key]*peer{}, gone: map[key]remembered{}, mtus: map[string]int{},
 		changed: map[dataplane.Family]bool{}, public: map[dataplane.Family]netip.Addr{},
 		told:  map[dataplane.Family]bool{},
 		sends: bucket{rate: sendRate, tokens: sendRate, at: now}, replies: bucket{rate: replyRate, tokens: replyRate, at: now},
@@ -118,7 +118,7 @@ func (e *engine) setTargets(now time.Time, targets []Target) {
 				heap.Remove(&e.queue, p.index)
 			}
 			if kept := p.kept(); kept != (Kept{}) {
-				e.gone[k] = memory{kept, now.Add(remember)}
+				e.gone[k] = remembered{kept, now.Add(remember)}
 			}
 			e.changed[k.fam] = true
 		}
@@ -161,10 +161,10 @@ func (e *engine) wake(p *peer, at time.Time) {
 	}
 }
 
-// memory is what is known of a peer that is not a target: one of an earlier life
+// remembered is what is known of a peer that is not a target: one of an earlier life
 // of the daemon whose targets come one after the other, or one whose Node was
 // removed and may be back.
-type memory struct {
+type remembered struct {
 	Kept
 	until time.Time
 }
@@ -176,7 +176,7 @@ const remember = time.Minute
 // one.
 func (e *engine) remind(now time.Time, kept map[key]Kept) {
 	for k, v := range kept {
-		e.gone[k] = memory{v, now.Add(remember)}
+		e.gone[k] = remembered{v, now.Add(remember)}
 	}
 }
 

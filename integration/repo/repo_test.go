@@ -108,6 +108,11 @@ func TestDependencies(t *testing.T) {
 			"probes measure what they are told to, and want settings of a sink",
 		},
 		{
+			"./control/reach",
+			[]string{module + "control/vrouter", module + "control/node", module + "dataplane/kernel", "go.etcd.io", "github.com/vishvananda"},
+			"reach measures what it is told to, and tells what it found",
+		},
+		{
 			"./cmd/routerctl",
 			[]string{"github.com/osrg/gobgp"},
 			"the CLI talks to daemons; it is none",
