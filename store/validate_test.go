@@ -158,7 +158,8 @@ func TestValidateAgainst(t *testing.T) {
 			`spec.cidr: "10.0.0.0/8": IPPool(b) overlaps IPPool(a) with CIDR 10.0.0.0/16; choose a range apart from it`,
 		},
 		{
-			"a node's network", pool("b", `{"cidr":"10.2.0.0/15"}`), []store.Object{stored(t, node("n1", "10.9.0.1/24")), stored(t, node("n2", "10.3.0.7/24")), stored(t, node("n3", "10.3.0.8/24"))},
+			"a node's network", pool("b", `{"cidr":"10.2.0.0/15"}`),
+			[]store.Object{stored(t, node("n1", "10.9.0.1/24")), stored(t, node("n2", "10.3.0.7/24")), stored(t, node("n3", "10.3.0.8/24"))},
 			`spec.cidr: "10.2.0.0/15": IPPool(b) overlaps 10.3.0.0/24, the network of Node(n2), whose address is 10.3.0.7/24; choose a range apart from the hosts' networks`,
 		},
 		{"a node's network, and the pool exists", pool("a", `{"cidr":"10.0.0.0/16","disabled":true}`), append(pools[:1:1], stored(t, node("n1", "10.0.0.7/24"))), ""},

@@ -93,7 +93,7 @@ func TestAgentMoves(t *testing.T) {
 
 		// A restart keeps what is registered, and moves when it must not.
 		stop()
-		a, stop = newFollower(t, s, &fakeTunnels{}, "first-found", "eth0 10.1.0.11/24", "eth1 10.9.0.6/25")
+		_, stop = newFollower(t, s, &fakeTunnels{}, "first-found", "eth0 10.1.0.11/24", "eth1 10.9.0.6/25")
 		expectAddress(t, s, "after a restart", "10.9.0.6/25")
 		stop()
 		a, stop = newFollower(t, s, &fakeTunnels{}, "interface=eth0", "eth0 10.1.0.11/24", "eth1 10.9.0.6/25")
