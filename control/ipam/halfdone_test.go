@@ -332,8 +332,8 @@ func TestTunnel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mustDiff(t, "left", map[netip.Addr]string{six.Addr: "vxlan-v6-tunnel-addr-a"}, audit(t, w.st))
 	settle(t, h, "the blocks of pools that are gone", func(s *state) bool { return len(s.own) == 1 && len(s.affinities) == 1 })
+	mustDiff(t, "left", map[netip.Addr]string{six.Addr: "vxlan-v6-tunnel-addr-a"}, audit(t, w.st))
 }
 
 // TestUnknownMembers: what a newer program keeps in a block outlives writes.
