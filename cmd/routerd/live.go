@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/ipip"
@@ -75,9 +76,10 @@ func (d *router) supports(ctx context.Context, r dataplane.Requirement) error {
 	return nil
 }
 
-// tellWorkloadMTU tells the core how large packets workloads still send.
-func (d *router) tellWorkloadMTU(ctx context.Context) error {
-	m := d.attach.ReachedMTU()
+// tellWorkloadMTU tells the core how large packets workloads send at most. What
+// an operator set does not count: it does not follow the core, which must not
+// wait for it.
+func (d *router) tellWorkloadMTU(ctx context.Context, m attach.MTU) error {
 	for f, mtu := range map[dataplane.Family]int{dataplane.IPv4: m.IPv4, dataplane.IPv6: m.IPv6} {
 		if err := d.core.WorkloadMTU(ctx, f, mtu); err != nil {
 			return err

@@ -26,6 +26,9 @@ func (d *router) followMTU(ctx context.Context) error {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	pause := minMTURetry
+	if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU()); err != nil {
+		return err
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -37,11 +40,17 @@ func (d *router) followMTU(ctx context.Context) error {
 		if d.workloadMTU() == 0 {
 			continue // the core says so when it knows
 		}
-		err := d.attach.SetMTU(ctx, d.workloadMTUs())
+		// Before workloads are raised, so that the core never believes them
+		// smaller than they are.
+		m := d.workloadMTUs()
+		if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU().Max(m)); err != nil {
+			return err
+		}
+		err := d.attach.SetMTU(ctx, m)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := d.tellWorkloadMTU(ctx); err != nil {
+		if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU()); err != nil {
 			return err
 		}
 		if err == nil {

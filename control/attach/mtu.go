@@ -45,8 +45,8 @@ func (m MTU) of(v4, v6 bool) int {
 	return m.IPv4
 }
 
-// atMost returns the larger of each.
-func (m MTU) atMost(o MTU) MTU {
+// Max returns the larger of each.
+func (m MTU) Max(o MTU) MTU {
 	return MTU{max(m.IPv4, o.IPv4), max(m.IPv6, o.IPv6), max(m.Operator, o.Operator)}
 }
 
@@ -75,7 +75,7 @@ func (a *Attacher) SetMTU(ctx context.Context, m MTU) error {
 		}
 	}
 	a.mu.Lock()
-	a.mtu, a.reachedMTU = m, a.reachedMTU.atMost(m)
+	a.mtu, a.reachedMTU = m, a.reachedMTU.Max(m)
 	a.mu.Unlock()
 	if !restored {
 		return errStarting()
@@ -98,7 +98,9 @@ func (a *Attacher) SetMTU(ctx context.Context, m MTU) error {
 }
 
 // ReachedMTU is what no workload of this host is above, of those that follow
-// [Attacher.SetMTU]. It is zero before the first call of that has succeeded.
+// [Attacher.SetMTU]. After [Attacher.Restore] it is what an earlier life of the
+// daemon left; where that is not known, and on a new host, it is zero until
+// SetMTU has succeeded.
 func (a *Attacher) ReachedMTU() MTU {
 	a.mu.Lock()
 	defer a.mu.Unlock()

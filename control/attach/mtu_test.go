@@ -259,6 +259,9 @@ func TestKilledInSetMTU(t *testing.T) {
 					if err := a.Restore(t.Context()); err != nil {
 						t.Fatal(err)
 					}
+					if got, want := a.ReachedMTU().IPv4, max(from, 1450); step != "mtu reached" && got != want {
+						t.Errorf("after the kill the MTU is known to be at most %d, want %d", got, want)
+					}
 					// Until it is whole again, nothing may go to the container that
 					// its end might drop.
 					least, ends := min(from, 1450), w.ends(req, res.Device)

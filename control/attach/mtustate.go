@@ -95,6 +95,14 @@ func (a *Attacher) loadMTU(records map[ID]record) error {
 		return nil
 	}
 	a.mtuState = s
+	if most := s.Reached; most != (MTU{}) {
+		for _, m := range s.Tried {
+			most = most.Max(m)
+		}
+		a.mu.Lock()
+		a.reachedMTU = a.reachedMTU.Max(most)
+		a.mu.Unlock()
+	}
 	for id, r := range records {
 		records[id] = s.apply(r)
 	}
