@@ -27,7 +27,9 @@ type Place struct {
 // LoadOptions says what a [Load] sends.
 type LoadOptions struct {
 	Rate int // packets a second of each flow, in each direction; 1 to 10000
-	// Size is that of the IP packet in bytes; 0: as small as possible.
+	// Size is that of the IP packet in bytes; 0: as small as possible. What is
+	// larger than the place's device takes is fragmented there, and may be on
+	// the way: DF is not set.
 	Size int
 }
 
@@ -138,6 +140,11 @@ func udpSocket(p Place, family int) (int, error) {
 	}
 	// Room for seconds of packets, should this process get no time.
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
+	if err == nil && family == unix.AF_INET6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT)
+	} else if err == nil {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+	}
 	if err == nil && family == unix.AF_INET6 {
 		err = unix.Bind(fd, &unix.SockaddrInet6{Addr: p.Addr.As16()})
 	} else if err == nil {
