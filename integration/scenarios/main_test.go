@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv("ROUTERD_STAGE") == "vm" && flag.Lookup("test.run").Value.String() == "" {
 		fmt.Println("scenarios: in the virtual machine only those that depend on the kernel's devices")
-		if err := flag.Set("test.run", "^(TestModes|TestFamilies|TestMTUFollows|TestPathMTU|TestNAT)$"); err != nil {
+		if err := flag.Set("test.run", "^(TestModes|TestFamilies|TestMTUFollows|TestPathMTU|TestNAT|TestModeChanges)$"); err != nil {
 			fmt.Fprintln(os.Stderr, "scenarios:", err)
 			os.Exit(1)
 		}
