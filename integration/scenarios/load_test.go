@@ -25,7 +25,7 @@ func loadPairs() [][2]string {
 
 // load is traffic that a change must not disturb.
 type load struct {
-	packets []*traffic.Load // small ones, and some that are larger than a tunnel takes
+	packets []*traffic.Load
 	streams []*traffic.Stream
 }
 
@@ -42,15 +42,19 @@ func startLoad(t *testing.T, l *lab.Lab, pairs ...[2]string) *load {
 		t.Cleanup(func() { s.Stop() })
 		out.streams = append(out.streams, s)
 	}
-	for _, o := range []traffic.LoadOptions{{Rate: loadRate()}, {Rate: loadRate() / 20, Size: 1500}} {
-		p, err := l.StartLoad(o, pairs...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { p.Stop() })
-		out.packets = append(out.packets, p)
-	}
+	out.add(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
 	return &out
+}
+
+// add starts further packets. They end with the test.
+func (ld *load) add(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]string) {
+	t.Helper()
+	p, err := l.StartLoad(o, pairs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Stop() })
+	ld.packets = append(ld.packets, p)
 }
 
 // expectNoLoss fails the test for each packet that was lost since the last call,

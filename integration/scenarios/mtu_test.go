@@ -23,7 +23,9 @@ func stageModes(t *testing.T, modes ...store.Encapsulation) []store.Encapsulatio
 }
 
 // TestMTUFollows changes the underlay's MTU under traffic: the pods follow,
-// down and up, nothing is lost, and what is as large as they then take passes.
+// down and up, and what is as large as they then take passes. Nothing is lost
+// of packets that every MTU takes; larger ones the underlay itself may drop
+// until the pods have followed.
 func TestMTUFollows(t *testing.T) {
 	for _, e := range stageModes(t, store.Direct, store.VXLAN, store.IPIP) {
 		t.Run(string(e), func(t *testing.T) {
