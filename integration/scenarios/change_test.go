@@ -155,7 +155,7 @@ func changeLab(t *testing.T, name string, e store.Encapsulation) *changing {
 	c.load = startLoad(t, c.Lab, loadPairs()...)
 	// Some are as large as the underlay takes, and so larger than a tunnel: pods
 	// must have become smaller before one carries them.
-	c.load.add(t, c.Lab, traffic.LoadOptions{Rate: loadRate() / 20, Size: 1500}, loadPairs()...)
+	c.load.large = startPackets(t, c.Lab, traffic.LoadOptions{Rate: loadRate() / 20, Size: 1500}, loadPairs()...)
 	return c
 }
 

@@ -25,7 +25,8 @@ func loadPairs() [][2]string {
 
 // load is traffic that a change must not disturb.
 type load struct {
-	packets []*traffic.Load
+	packets *traffic.Load
+	large   *traffic.Load // nil: none
 	streams []*traffic.Stream
 }
 
@@ -42,26 +43,28 @@ func startLoad(t *testing.T, l *lab.Lab, pairs ...[2]string) *load {
 		t.Cleanup(func() { s.Stop() })
 		out.streams = append(out.streams, s)
 	}
-	out.add(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
+	out.packets = startPackets(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
 	return &out
 }
 
-// add starts further packets. They end with the test.
-func (ld *load) add(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]string) {
+func startPackets(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]string) *traffic.Load {
 	t.Helper()
 	p, err := l.StartLoad(o, pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Stop() })
-	ld.packets = append(ld.packets, p)
+	return p
 }
 
 // expectNoLoss fails the test for each packet that was lost since the last call,
 // or since the start, and for each TCP connection that ended or stood still.
 func expectNoLoss(t *testing.T, what string, l *load) {
 	t.Helper()
-	for _, p := range l.packets {
+	for _, p := range []*traffic.Load{l.packets, l.large} {
+		if p == nil {
+			continue
+		}
 		r := p.Interval()
 		t.Logf("%s: %s", what, r.Sum())
 		for _, f := range r.Bad() {
