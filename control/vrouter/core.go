@@ -268,6 +268,7 @@ func (c *Core) flush(l *loop) {
 		c.cfg.Sink.Synced(dataplane.SourceCore)
 		l.synced = true
 		c.cfg.Log.Info("the wish is complete", "routes", len(l.routes), "nexthops", len(l.hops))
+		c.flush(l) // what an earlier life sent in is left now; see confirmed
 	}
 }
 

@@ -242,3 +242,48 @@ func TestCallersDoNotHang(t *testing.T) {
 	}
 	t.Error("a core that does not run took more events than it has room for")
 }
+
+// TestRestartInChange: a daemon that was killed while its host moved from VXLAN
+// to Direct does not say that it left VXLAN before BGP has told the way to the
+// other racks: until then the kernel sends there as the earlier life wished,
+// and who takes that in must go on doing so.
+func TestRestartInChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sink := &fakeSink{}
+		c := New(Config{Node: "node1", Sink: sink, Publish: true, Log: slog.New(slog.DiscardHandler), DeferBGP: 30 * time.Second})
+		startCore(t, c)
+		var published store.NodeForms
+		go func() {
+			for f := range c.Publications(t.Context()) {
+				published = f
+			}
+		}()
+		old := store.NodeForms{
+			Published: true, Accepts: []string{"direct", "vxlan/4096/4789"}, Uses: []string{"direct", "vxlan/4096/4789"},
+			Sends: map[string]string{"pool": "VXLAN/4096/4789"},
+		}
+		events := cluster(store.Direct)
+		for _, ev := range events {
+			if n, ok := ev.Object.Value.(*store.Node); ok {
+				store.SetForms(n, old)
+			}
+		}
+		check(t, c.Underlay(t.Context(), rack()))
+		check(t, c.Store(t.Context(), store.Batch{Events: events, Synced: true}))
+		synctest.Wait()
+		if slices.Contains(published.Accepts, "direct") && !slices.Contains(published.Uses, "vxlan/4096/4789") {
+			t.Errorf("before BGP is in sync: %+v; want VXLAN still in use", published)
+		}
+		if got := published.Sends["pool"]; got == "Direct" {
+			t.Error("before BGP is in sync the host says that it has moved")
+		}
+		check(t, c.Paths(t.Context(), PathUpdate{
+			Put:    []Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"}},
+			Synced: true,
+		}))
+		synctest.Wait()
+		if !slices.Equal(published.Uses, []string{"direct"}) || published.Sends["pool"] != "Direct" {
+			t.Errorf("in sync: %+v; want only direct in use", published)
+		}
+	})
+}

@@ -58,8 +58,13 @@ func (c *Core) look(l *loop) bool {
 }
 
 // confirmed reports whether the kernel has left every next hop that is not
-// wanted any more, as far as this life knows.
+// wanted any more, as far as this life knows. Before the wish is complete the
+// kernel still sends as an earlier life wished where this one knows no way yet:
+// what only BGP knows comes late.
 func (c *Core) confirmed(l *loop) bool {
+	if !l.synced {
+		return false
+	}
 	if c.cfg.Status == nil {
 		clear(l.unsure)
 		l.removals = nil
