@@ -199,12 +199,13 @@ spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: %s, vxlanMode: %s, natOutg
 `, defaultPool, ipip, vxlan), "apply", "-f", "-")
 }
 
-// forms returns what each host published about the forms of packets.
+// forms returns what each host published about the forms of packets. It is empty
+// while the store is away.
 func (c *changing) forms(t *testing.T) map[string]store.NodeForms {
 	t.Helper()
 	nodes, _, err := c.store.List(within(t, 20*time.Second), store.KindNode, "")
 	if err != nil {
-		t.Fatal(err)
+		t.Logf("list nodes: %v", err)
 	}
 	out := make(map[string]store.NodeForms)
 	for _, o := range nodes {
