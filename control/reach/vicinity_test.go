@@ -21,7 +21,8 @@ func TestMayBeNear(t *testing.T) {
 	u := dataplane.Underlay{
 		Addresses: []dataplane.UnderlayAddress{{Link: "eth0", Prefix: prefix("10.1.0.11/24")}, {Link: "eth1", Prefix: prefix("10.7.0.1/24")}},
 		Routes: []dataplane.UnderlayRoute{
-			{Prefix: prefix("10.1.0.0/24"), Link: "eth0"}, {Prefix: prefix("10.7.0.0/24"), Link: "eth1"},
+			{Prefix: prefix("10.1.0.0/24"), Link: "eth0"},
+			{Prefix: prefix("10.7.0.0/24"), Link: "eth1"},
 			{Prefix: prefix("10.8.0.0/24"), Link: "eth0"},
 			{Prefix: prefix("10.8.0.128/25"), Link: "eth0", Gateway: netip.MustParseAddr("10.1.0.1")},
 			{Prefix: prefix("0.0.0.0/0"), Link: "eth0", Gateway: netip.MustParseAddr("10.1.0.1")},

@@ -127,11 +127,8 @@ func (t *Table) Run(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("listen to nftables: %w", err)
 		}
-		for _, m := range msgs {
-			if t.removed(m) {
-				t.restore("somebody removed it")
-				break
-			}
+		if slices.ContainsFunc(msgs, t.removed) {
+			t.restore("somebody removed it")
 		}
 	}
 }
