@@ -219,7 +219,11 @@ func (cl *cleanup) files() ([]thing, error) {
 		// Each socket has a lock, and etcd makes a second one for HTTP.
 		run = append(run, socket, socket+".lock", socket+".http")
 	}
-	for _, path := range run {
+	marks, err := filepath.Glob(filepath.Join(cl.cfg.RunDir, "supports.*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range append(run, marks...) {
 		if _, err := os.Lstat(path); err == nil {
 			add(path)
 		}

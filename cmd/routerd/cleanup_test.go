@@ -33,6 +33,12 @@ func (h *host) everything() string {
 	return b.String()
 }
 
+// intoThePool are strangers' routes that overlap the default pool, which a
+// daemon does not make where they are already.
+func intoThePool() []string {
+	return []string{"192.168.200.0/26 via 10.1.0.99 metric 50 proto static", "blackhole 192.168.201.0/26 metric 51 proto bird"}
+}
+
 // strangers puts on a host what looks like routerd's and is not.
 func (h *host) strangers() {
 	h.t.Helper()
@@ -41,7 +47,6 @@ func (h *host) strangers() {
 		"ip link add calixyz type veth peer name veth-other", "ip link set calixyz up", "ip link set calixyz alias user:routerd",
 		"ip link add vxlan7 type vxlan id 7 dstport 4790 local 10.1.0.11 dev eth0", "ip link set vxlan7 up", "ip link set vxlan7 alias routerd",
 		"ip addr add 172.31.0.1/24 dev vxlan7",
-		"ip route add 192.168.200.0/26 via 10.1.0.99 metric 50 proto static", "ip route add blackhole 192.168.201.0/26 metric 51 proto bird",
 		"ip route add 192.168.200.0/26 via 10.1.0.99 table 77 proto static",
 		"ip nexthop add id 4712 via 10.1.0.99 dev eth0 proto zebra onlink", "ip route add 198.51.100.0/24 nhid 4712 proto zebra",
 		"ip neigh add 10.1.0.98 lladdr 66:00:00:00:00:98 dev eth0 nud permanent",
@@ -75,7 +80,13 @@ func TestCleanup(t *testing.T) {
 	h.quietIPv6()
 	conflist, protocols := h.cleanupConfig()
 	h.strangers()
+	for _, r := range intoThePool() {
+		h.ip("route add " + r)
+	}
 	before := h.everything()
+	for _, r := range intoThePool() {
+		h.ip("route del " + r)
+	}
 	cleanup := func(args ...string) (int, string) {
 		t.Helper()
 		return h.routerd(append([]string{"cleanup", "--config", h.writeConfig(), "--rt-protos", protocols}, args...)...)
@@ -86,6 +97,9 @@ func TestCleanup(t *testing.T) {
 	r := h.start()
 	r.ready()
 	r.program()
+	for _, r := range intoThePool() {
+		h.ip("route add " + r)
+	}
 	c, err := config.Load(h.writeConfig())
 	if err != nil {
 		t.Fatal(err)
