@@ -118,7 +118,11 @@ func parseFeatures(b []byte) (f features, ok bool) {
 				}
 			}
 		case unix.ETHTOOL_A_FEATURES_HW:
-			eachBit(v, func(name string, _ bool) { f.on[name] = f.on[name] })
+			eachBit(v, func(name string, _ bool) {
+				if !f.on[name] {
+					f.on[name] = false // known, whichever comes first
+				}
+			})
 		case unix.ETHTOOL_A_FEATURES_ACTIVE:
 			eachBit(v, func(name string, _ bool) { f.on[name] = true })
 		}

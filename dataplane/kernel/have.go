@@ -33,19 +33,19 @@ type haveLink struct {
 }
 
 func (h haveLink) String() string {
-	s := h.Link.String()
-	for _, x := range []struct {
-		is   bool
-		text string
-	}{
-		{!h.up, "down"}, {h.learning, "learning"}, {h.speaks, "addrgenmode eui64"}, {h.shape != "", h.shape},
-		{h.Type == dataplane.LinkIPIP && !h.marked, "without our alias"}, {h.Type == dataplane.LinkIP6TNL && !h.metadata, "not external"},
-	} {
-		if x.is {
-			s += ", " + x.text
+	list := []string{h.Link.String()}
+	add := func(is bool, text string) {
+		if is {
+			list = append(list, text)
 		}
 	}
-	return s
+	add(!h.up, "down")
+	add(h.learning, "learning")
+	add(h.speaks, "addrgenmode eui64")
+	add(h.shape != "", h.shape)
+	add(h.Type == dataplane.LinkIPIP && !h.marked, "without our alias")
+	add(h.Type == dataplane.LinkIP6TNL && !h.metadata, "not external")
+	return strings.Join(list, ", ")
 }
 
 // strange ends the text of what has settings that we never make.
@@ -60,7 +60,7 @@ type oddRoute struct {
 	hops string
 }
 
-func (o oddRoute) String() string { return o.Route.String() + strange }
+func (r oddRoute) String() string { return r.Route.String() + strange }
 
 // oddRouteKey is the key of a route with a type of service, which no wish has.
 type oddRouteKey struct {

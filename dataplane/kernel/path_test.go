@@ -24,7 +24,8 @@ type pathState struct {
 // objects is the wish.
 func (s *pathState) objects() []dataplane.Object {
 	objs := []dataplane.Object{
-		s.link, dataplane.Address{Link: nameVXLAN, Prefix: pfx(fmt.Sprintf("192.168.0.%d/32", s.addr))},
+		s.link,
+		dataplane.Address{Link: nameVXLAN, Prefix: pfx(fmt.Sprintf("192.168.0.%d/32", s.addr))},
 		dataplane.Feature{Link: nameVXLAN, Name: offload, On: s.on},
 		dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"},
 	}
