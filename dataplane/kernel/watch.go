@@ -106,11 +106,11 @@ func (w *watcher) run(arrived func()) {
 func (w *watcher) take() (written map[string]time.Time, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	written, lost = w.written, w.lost
-	w.lost = false
-	if len(written) > 0 {
-		w.written = make(map[string]time.Time)
+	lost, w.lost = w.lost, false
+	if len(w.written) == 0 {
+		return nil, lost // the map stays run's alone
 	}
+	written, w.written = w.written, make(map[string]time.Time)
 	return written, lost
 }
 
