@@ -27,7 +27,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 STAGED := /integration/(lab|scenarios|service|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: all that
 # talks to the kernel.
-VMPKGS := ./dataplane/kernel ./dataplane/workload ./integration/scenarios
+VMPKGS := ./dataplane/kernel ./dataplane/workload ./control/probe ./integration/scenarios
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
 VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce)$$

@@ -41,7 +41,8 @@ type tunnels struct {
 // tunnelNode is what matters of a Node resource here.
 type tunnelNode struct {
 	accepts bool         // it takes part in what nodes agree on, so it answers probes
-	addrs   []netip.Addr // inside tunnels, and of IPIP on the underlay
+	outer   netip.Addr   // IPv4, on the underlay; not valid: none
+	addrs   []netip.Addr // inside tunnels; IPIP's is that on the underlay
 }
 
 // newTunnels makes the prober, or nil where probes are not enabled.
@@ -134,7 +135,7 @@ func (t *tunnels) HandleStore(b store.Batch) {
 		}
 		t.mu.Lock()
 		old := t.nodes[ev.Key.Name]
-		if now.accepts != old.accepts || !slices.Equal(now.addrs, old.addrs) {
+		if now.accepts != old.accepts || now.outer != old.outer || !slices.Equal(now.addrs, old.addrs) {
 			changed = true
 			t.nodes[ev.Key.Name] = now
 		}
@@ -153,15 +154,19 @@ func (t *tunnels) isSynced() bool {
 
 func newTunnelNode(n *store.Node) tunnelNode {
 	out := tunnelNode{accepts: store.FormsOf(n).Published}
-	add := func(s string) {
+	inside := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]}
+	if n.Spec.BGP != nil {
+		inside = append(inside, n.Spec.BGP.IPv4IPIPTunnelAddr)
+		if p, err := store.ParseAddress(n.Spec.BGP.IPv4Address); err == nil {
+			out.outer = p.Addr()
+			out.addrs = append(out.addrs, p.Addr())
+		}
+	}
+	for _, s := range inside {
 		if p, err := store.ParseAddress(s); err == nil {
 			out.addrs = append(out.addrs, p.Addr())
 		}
 	}
-	if n.Spec.BGP != nil {
-		add(n.Spec.BGP.IPv4Address)
-	}
-	add(n.Spec.IPv4VXLANTunnelAddr)
 	return out
 }
 
@@ -214,29 +219,28 @@ func newTarget(tg vrouter.Target, tun vrouter.Tunnel, uplink string, accepts boo
 	if len(tg.Addrs) > 0 {
 		out.Outer = tg.Addrs[0]
 	}
-	if tun.Form.Driver == dataplane.DriverIPIP {
+	switch {
+	case tun.Form.Driver == dataplane.DriverIPIP && tg.Family == dataplane.IPv4:
 		// Without a route, the kernel takes the inner destination as that of the
 		// outer header: so it is the peer's own address.
 		out.Local, out.Addr = tg.Local.Addr(), out.Outer
-	}
-	switch {
+		if len(tg.Addrs) > 1 {
+			out.Skip = "IPIP to a host behind NAT is not measured"
+		}
+	case tun.Form.Driver == dataplane.DriverIPIP:
+		out.Via = out.Outer
 	case tun.Inner == dataplane.IPv6:
-		out.Skip = "IPv6 packets in tunnels are not measured"
-	case tun.Form.Driver == dataplane.DriverIPIP && len(tg.Addrs) > 1:
-		out.Skip = "IPIP to a host behind NAT is not measured"
+		out.Via = out.Addr
 	}
 	return out, out.Local.IsValid() && out.Addr.IsValid()
 }
 
-// endpoints lists where this host answers: on its tunnel devices that are up.
+// endpoints lists where this host answers: on its tunnel devices.
 func (t *tunnels) endpoints() []probe.Endpoint {
-	var own netip.Addr // of this host on the underlay
-	if n := t.nodes[t.self]; len(n.addrs) > 0 {
-		own = n.addrs[0]
-	}
+	own := t.nodes[t.self].outer
 	addrs := map[string][]netip.Addr{}
 	for _, a := range t.underlay.Addresses {
-		if a.Prefix.Addr().Is4() {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
 			addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
 		}
 	}
@@ -245,7 +249,7 @@ func (t *tunnels) endpoints() []probe.Endpoint {
 		switch {
 		case l.Name == ipip.Device && len(addrs[l.Name]) > 0 && own.IsValid():
 			out = append(out, probe.Endpoint{Link: l.Name, Index: l.Index, Addr: own})
-		case strings.HasPrefix(l.Name, vxlan.Device):
+		case strings.HasPrefix(l.Name, vxlan.Device), l.Name == vxlan.DeviceV6, l.Name == ipip.DeviceV6:
 			for _, a := range addrs[l.Name] {
 				out = append(out, probe.Endpoint{Link: l.Name, Index: l.Index, Addr: a})
 			}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -58,10 +59,11 @@ type Prober struct {
 
 	mu       sync.Mutex // guards what follows
 	tracks   map[key]*track
-	applied  map[string]Setting // of each device, as last asked of the sink
-	revision dataplane.Revision // of the sink, that has what was applied
-	dirty    bool               // the file is older than what is known
-	saved    time.Time          // when it was written
+	applied  map[string]Setting           // of each device, as last asked of the sink
+	hops     map[dataplane.NextHopID]bool // of measurements under way
+	revision dataplane.Revision           // of the sink, that has what was applied
+	dirty    bool                         // the file is older than what is known
+	saved    time.Time                    // when it was written
 }
 
 // track is what is known of one target, and when it is measured next.
@@ -95,7 +97,7 @@ func New(cfg Config) *Prober {
 	return &Prober{
 		cfg: cfg, world: make(chan World, 1), retry: make(chan string, 16), done: make(chan *attempt, atOnce),
 		reported: map[dataplane.Family]map[string][]dataplane.Delivery{},
-		tracks:   map[key]*track{}, applied: map[string]Setting{},
+		tracks:   map[key]*track{}, applied: map[string]Setting{}, hops: map[dataplane.NextHopID]bool{},
 	}
 }
 
@@ -304,9 +306,16 @@ func (p *Prober) until(now time.Time, room int) time.Duration {
 func (p *Prober) measure(ctx context.Context, t Target, secret []byte) *attempt {
 	a := &attempt{target: t}
 	had := p.setting(t.Link)
+	leave, err := p.enter(ctx, t)
+	defer leave()
+	if err != nil {
+		a.err = fmt.Errorf("make a route for the probe: %w", err)
+		a.verdict = judge(t, a.before, a.err)
+		return a
+	}
 	a.before, a.err = p.cfg.Measure.Measure(ctx, t, secret)
 	a.finding, a.verdict = a.before, judge(t, a.before, a.err)
-	for range len(settings) { // one cure may bring the next fault to light
+	for range len(Offloads()) { // one cure may bring the next fault to light
 		missing := a.verdict.need &^ had.effective()
 		if missing == 0 {
 			return a
@@ -329,6 +338,33 @@ func (p *Prober) measure(ctx context.Context, t Target, secret []byte) *attempt 
 		a.finding, a.verdict = after, judge(t, after, nil)
 	}
 	return a
+}
+
+// enter makes the route into a tunnel that is not in use, if it takes one, and
+// returns what removes it.
+func (p *Prober) enter(ctx context.Context, t Target) (leave func(), err error) {
+	if !t.Via.IsValid() || t.InUse {
+		return func() {}, nil
+	}
+	p.mu.Lock()
+	id := t.nextHop()
+	for p.hops[id] {
+		id = id&0x7fffffff + 1 | probeHops
+	}
+	p.hops[id] = true
+	hop := dataplane.NextHop{ID: id, Link: t.Link, Gateway: t.Via, OnLink: true}
+	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Addr, t.Addr.BitLen()), Table: dataplane.MainTable, Metric: routeMetric, NextHop: id}
+	rev := p.cfg.Sink.Update(dataplane.SourceProbe, []dataplane.Object{hop, route}, nil)
+	p.mu.Unlock()
+	leave = func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.cfg.Sink.Update(dataplane.SourceProbe, nil, []dataplane.Key{route.Key(), hop.Key()})
+		delete(p.hops, id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, applyWithin)
+	defer cancel()
+	return leave, p.cfg.Sink.Wait(ctx, rev)
 }
 
 // ease takes back a No that no setting changes, where single packets of every
@@ -473,7 +509,8 @@ func pause(r dataplane.Answer, failures int) time.Duration {
 // tell logs what was found. The caller has the lock.
 func (p *Prober) tell(t *track, a *attempt, v verdict) {
 	attrs := []any{
-		"node", t.Target.Node, "form", t.Target.Form.String(), "link", t.Target.Link, "result", v.result.String(), "rtt", a.finding.RTT,
+		"node", t.Target.Node, "form", t.Target.Form.String(), "inner", t.Target.Inner.String(), "link", t.Target.Link,
+		"in_use", a.target.InUse, "result", v.result.String(), "rtt", a.finding.RTT,
 	}
 	if v.reason != "" {
 		attrs = append(attrs, "reason", v.reason)

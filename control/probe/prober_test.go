@@ -81,10 +81,10 @@ func (n *simulated) Wait(ctx context.Context, rev dataplane.Revision) error {
 // checksums.
 func (n *simulated) off(link string) Setting {
 	var s Setting
-	for _, x := range settings {
+	for _, x := range Offloads() {
 		for _, f := range x.features {
 			if on, ok := n.on[dataplane.FeatureKey{Link: link, Name: f}]; ok && !on {
-				s |= x.bit
+				s |= x.Bit
 			}
 		}
 	}

@@ -25,23 +25,28 @@ const (
 	NoUDPSegments
 )
 
-// settings names each member of a [Setting] and the kernel's features behind
-// it (linux/netdev_features.h, net/ethtool/common.c).
-var settings = []struct {
-	bit      Setting
-	name     string
-	features []string
-}{
-	{NoChecksum, "checksum off", []string{"tx-checksum-ip-generic"}},
-	{NoTCPSegments, "TCP segmentation off", []string{"tx-tcp-segmentation", "tx-tcp6-segmentation"}},
-	{NoUDPSegments, "UDP segmentation off", []string{"tx-udp-segmentation"}},
+// Offload is one thing that a [Setting] can have off.
+type Offload struct {
+	Bit      Setting
+	Name     string   // for labels of metrics: checksum
+	Off      string   // for people: checksum off
+	features []string // the kernel's names (net/ethtool/common.c)
+}
+
+// Offloads lists what can be off.
+func Offloads() []Offload {
+	return []Offload{
+		{NoChecksum, "checksum", "checksum off", []string{"tx-checksum-ip-generic"}},
+		{NoTCPSegments, "tcp-segmentation", "TCP segmentation off", []string{"tx-tcp-segmentation", "tx-tcp6-segmentation"}},
+		{NoUDPSegments, "udp-segmentation", "UDP segmentation off", []string{"tx-udp-segmentation"}},
+	}
 }
 
 func (s Setting) String() string {
 	var off []string
-	for _, x := range settings {
-		if s&x.bit != 0 {
-			off = append(off, x.name)
+	for _, x := range Offloads() {
+		if s&x.Bit != 0 {
+			off = append(off, x.Off)
 		}
 	}
 	if len(off) == 0 {
@@ -65,8 +70,8 @@ func (s Setting) Cure(link string) string {
 		return ""
 	}
 	var args []string
-	for _, x := range settings {
-		if s&x.bit != 0 {
+	for _, x := range Offloads() {
+		if s&x.Bit != 0 {
 			for _, f := range x.features {
 				args = append(args, f+" off")
 			}
@@ -81,9 +86,9 @@ func (s Setting) features(link string) []dataplane.Object {
 	// The kernel refuses segmentation where there is no checksum offload.
 	off := s.effective()
 	var out []dataplane.Object
-	for _, x := range settings {
+	for _, x := range Offloads() {
 		for _, f := range x.features {
-			out = append(out, dataplane.Feature{Link: link, Name: f, On: off&x.bit == 0})
+			out = append(out, dataplane.Feature{Link: link, Name: f, On: off&x.Bit == 0})
 		}
 	}
 	return out
@@ -92,9 +97,9 @@ func (s Setting) features(link string) []dataplane.Object {
 // MarshalJSON writes the names of what is off.
 func (s Setting) MarshalJSON() ([]byte, error) {
 	names := []string{}
-	for _, x := range settings {
-		if s&x.bit != 0 {
-			names = append(names, x.name)
+	for _, x := range Offloads() {
+		if s&x.Bit != 0 {
+			names = append(names, x.Off)
 		}
 	}
 	return json.Marshal(names)
@@ -110,9 +115,9 @@ func (s *Setting) UnmarshalJSON(b []byte) error {
 	*s = 0
 next:
 	for _, n := range names {
-		for _, x := range settings {
-			if x.name == n {
-				*s |= x.bit
+		for _, x := range Offloads() {
+			if x.Off == n {
+				*s |= x.Bit
 				continue next
 			}
 		}

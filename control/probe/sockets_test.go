@@ -20,8 +20,10 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/middlebox"
 	"github.com/routerd/routerd/integration/lab/ns"
+	"github.com/routerd/routerd/store"
 )
 
 const (
@@ -31,18 +33,43 @@ const (
 
 var testKey = []byte("a key that two hosts share")
 
-// pair is two hosts with a VXLAN tunnel between them, set up as the VXLAN
-// driver does it, and no route that uses it.
+// tunnel is a way to set a tunnel up, as its driver does.
+type tunnel struct {
+	form     dataplane.Form
+	device   string
+	mtu      int
+	overhead int
+	build    func(i int) error
+	at       func(i int) netip.Addr // where probes go from and to
+	hint     string
+}
+
+func overVXLAN() tunnel {
+	return tunnel{
+		form:   dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789},
+		device: device, mtu: 1450, overhead: 50, build: buildVXLAN, at: inner, hint: "UDP port 4789",
+	}
+}
+
+func overIPIP() tunnel {
+	return tunnel{
+		form:   dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4},
+		device: "tunl0", mtu: 1480, overhead: 20, build: buildIPIP, at: outer, hint: "protocol 4",
+	}
+}
+
+// pair is two hosts with a tunnel between them, and no route that uses it.
 type pair struct {
 	t    *testing.T
+	via  tunnel
 	a, b string // namespaces
 }
 
-func newPair(t *testing.T) *pair {
+func newPair(t *testing.T, via tunnel) *pair {
 	t.Helper()
 	base := fmt.Sprintf("pr%d-%x", os.Getpid(), t.Name())
 	base = base[:min(len(base), 60)]
-	p := &pair{t: t, a: base + "a", b: base + "b"}
+	p := &pair{t: t, via: via, a: base + "a", b: base + "b"}
 	for _, s := range []string{p.a, p.b} {
 		if err := ns.Create(s); err != nil {
 			t.Fatal(err)
@@ -70,6 +97,11 @@ func mac(i int) net.HardwareAddr { return net.HardwareAddr{0x66, 0, 0, 0, 0, byt
 
 func inner(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i + 1), 1}) }
 
+func outer(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}) }
+
+// build makes one end. It is as strict with sources as hosts are by default,
+// and as loose on the tunnel as drivers make it: no route says that the peer is
+// there.
 func (p *pair) build(i int) error {
 	if i == 0 {
 		far, err := netns.GetFromName(p.b)
@@ -83,17 +115,30 @@ func (p *pair) build(i int) error {
 			return fmt.Errorf("add veth: %w", err)
 		}
 	}
-	// As strict as hosts may be: no route says that the peer is in the tunnel.
-	if err := address("eth0", fmt.Sprintf("10.0.0.%d/24", i+1)); err != nil {
+	if err := address("eth0", outer(i).String()+"/24"); err != nil {
 		return err
 	}
+	// Loose or not, a source that no route at all leads to is refused.
+	if err := netlink.RouteAdd(&netlink.Route{Gw: net.IPv4(10, 0, 0, 254)}); err != nil {
+		return fmt.Errorf("add default route: %w", err)
+	}
+	if err := p.via.build(i); err != nil {
+		return err
+	}
+	if err := address(p.via.device, inner(i).String()+"/32"); err != nil {
+		return err
+	}
+	loose := dataplane.LooseSource(p.via.device)
+	return errors.Join(
+		os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("1"), 0),
+		os.WriteFile("/proc/sys/"+loose.Name, []byte(loose.Value), 0))
+}
+
+func buildVXLAN(i int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = device, mac(i), 1450
-	if err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 4096, Port: 4789, SrcAddr: net.IPv4(10, 0, 0, byte(i+1))}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 4096, Port: 4789, SrcAddr: outer(i).AsSlice()}); err != nil {
 		return fmt.Errorf("add vxlan: %w", err)
-	}
-	if err := address(device, inner(i).String()+"/32"); err != nil {
-		return err
 	}
 	link, err := netlink.LinkByName(device)
 	if err != nil {
@@ -105,9 +150,18 @@ func (p *pair) build(i int) error {
 			LinkIndex: link.Attrs().Index, IP: inner(peer).AsSlice(), HardwareAddr: mac(peer), State: netlink.NUD_PERMANENT,
 		}),
 		netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: mac(peer), IP: net.IPv4(10, 0, 0, byte(peer+1)),
+			LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: mac(peer), IP: outer(peer).AsSlice(),
 			State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF,
 		}))
+}
+
+// buildIPIP finds the device that the module makes in every namespace.
+func buildIPIP(int) error {
+	link, err := netlink.LinkByName("tunl0")
+	if err != nil {
+		return fmt.Errorf("find tunl0: %w", err)
+	}
+	return netlink.LinkSetMTU(link, 1480)
 }
 
 func address(dev, prefix string) error {
@@ -128,7 +182,7 @@ func (p *pair) answer(peers ...netip.Addr) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := newAsking(World{Key: testKey, Peers: peers})
 	r := &responder{
-		at: Endpoint{Link: device, Addr: inner(1)}, port: testPort, log: slog.New(slog.DiscardHandler),
+		at: Endpoint{Link: p.via.device, Addr: p.via.at(1)}, port: testPort, log: slog.New(slog.DiscardHandler),
 		allow: func() *asking { return a },
 	}
 	var wg sync.WaitGroup
@@ -142,9 +196,8 @@ func (p *pair) answer(peers ...netip.Addr) {
 
 func (p *pair) target() Target {
 	return Target{
-		Node: "node2", Family: dataplane.IPv4, Inner: dataplane.IPv4,
-		Form: dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789},
-		Link: device, MTU: 1450, Local: inner(0), Addr: inner(1), Outer: netip.MustParseAddr("10.0.0.2"), Accepts: true,
+		Node: "node2", Family: dataplane.IPv4, Inner: dataplane.IPv4, Form: p.via.form, Link: p.via.device, MTU: p.via.mtu,
+		Local: p.via.at(0), Addr: p.via.at(1), Outer: outer(1), Accepts: true,
 	}
 }
 
@@ -188,9 +241,26 @@ func (p *pair) eventually() {
 
 func TestSockets(t *testing.T) {
 	t.Parallel()
-	p := newPair(t)
-	p.answer(inner(0))
+	testSockets(t, overVXLAN())
+}
+
+// IPIP is for kernels that have it: the stage in the virtual machine.
+func TestSocketsIPIP(t *testing.T) {
+	t.Parallel()
+	switch ok, err := lab.Supported(store.IPIP); {
+	case err != nil:
+		t.Fatal(err)
+	case !ok:
+		t.Skip("this kernel has no ipip; that of the stage in the virtual machine (make test-vm) has")
+	}
+	testSockets(t, overIPIP())
+}
+
+func testSockets(t *testing.T, via tunnel) {
+	p := newPair(t, via)
+	p.answer(via.at(0))
 	p.eventually()
+	less := func(path int) int { return path - via.overhead }
 	for _, tt := range []struct {
 		name   string
 		faults middlebox.Faults
@@ -205,11 +275,11 @@ func TestSockets(t *testing.T) {
 		},
 		{
 			name: "the path takes less", faults: middlebox.Faults{MTU: 1400},
-			want: verdict{result: dataplane.Yes, mtu: 1350}, reason: "more than 1350 bytes",
+			want: verdict{result: dataplane.Yes, mtu: less(1400)}, reason: fmt.Sprintf("more than %d bytes", less(1400)),
 		},
 		{
 			name: "the path takes less and checksums are spoilt", faults: middlebox.Faults{MTU: 1281, Checksum: true},
-			want: verdict{result: dataplane.No, need: NoChecksum, mtu: 1231}, reason: "checksum",
+			want: verdict{result: dataplane.No, need: NoChecksum, mtu: less(1281)}, reason: "checksum",
 		},
 		{name: "all is well again", want: verdict{result: dataplane.Yes}},
 	} {
@@ -230,7 +300,7 @@ func TestSockets(t *testing.T) {
 // A node that has no responder, and a path that takes nothing, are told apart.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
-	p := newPair(t)
+	p := newPair(t, overVXLAN())
 	tgt := p.target()
 	// The peer's kernel sends its refusal by the routes.
 	p.do(p.b, func() error {
@@ -250,7 +320,7 @@ func TestNoAnswer(t *testing.T) {
 	t.Logf("refused after %v", time.Since(start))
 	p.do(p.b, func() error { return middlebox.Attach("eth0", middlebox.Faults{MTU: 60}) })
 	p.settled(tgt, func(f Finding, v verdict) string {
-		if v.result != dataplane.No || !strings.Contains(v.reason, "UDP port 4789") || f.Refused {
+		if v.result != dataplane.No || !strings.Contains(v.reason, p.via.hint) || f.Refused {
 			return "a path that takes no tunnels"
 		}
 		return ""
@@ -273,7 +343,7 @@ func TestNoAnswer(t *testing.T) {
 // tunnel.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
-	p := newPair(t)
+	p := newPair(t, overVXLAN())
 	p.answer(inner(0))
 	p.eventually()
 	tgt := p.target()
@@ -302,7 +372,7 @@ func TestStrangers(t *testing.T) {
 // A measurement that is in the way of the daemon's end stops at once.
 func TestMeasureEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	p := newPair(t)
+	p := newPair(t, overVXLAN())
 	p.answer(inner(0))
 	p.eventually()
 	p.do(p.b, func() error { return middlebox.Attach("eth0", middlebox.Faults{Segmentation: true}) })
@@ -321,7 +391,7 @@ func TestMeasureEndsWithItsContext(t *testing.T) {
 // off on the device, what spoilt them does no more.
 func TestCures(t *testing.T) {
 	t.Parallel()
-	p := newPair(t)
+	p := newPair(t, overVXLAN())
 	p.answer(inner(0))
 	p.eventually()
 	k := newKernelIn(t, p.a)

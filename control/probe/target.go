@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 
 	"github.com/routerd/routerd/dataplane"
@@ -25,6 +26,12 @@ type Target struct {
 	Local netip.Addr // this host's address inside
 	Addr  netip.Addr // the peer's address inside, where it answers
 	Outer netip.Addr // the peer's address on the underlay
+
+	// Via is the gateway on Link towards Addr, where the kernel needs a route to
+	// use a device: for IPv6, and into tunnels in IPv6. While the tunnel is not in
+	// use such a route is there for as long as a measurement lasts. Not valid: the
+	// kernel takes Addr to be on Link.
+	Via netip.Addr
 
 	// Uplink is the device that carries the tunnel, by name and driver: with
 	// another network card nothing holds that was found before.
@@ -60,6 +67,20 @@ func (t Target) path() string {
 // packets on the way to this peer.
 func (t Target) carrier() string {
 	return fmt.Sprintf("%s %s in %s to %s at %s over %s", t.Node, t.Inner, t.Form, t.Link, t.Outer, t.Uplink)
+}
+
+// Probes' next hops have numbers that the core's do not: those of the upper
+// half. Their routes stand behind all others to the same address.
+const (
+	probeHops   = 1 << 31
+	routeMetric = 1 << 30
+)
+
+// nextHop derives a number from the target.
+func (t Target) nextHop() dataplane.NextHopID {
+	h := fnv.New32a()
+	fmt.Fprint(h, t.Node, t.Form, t.Inner) //nolint:errcheck // hash.Hash never returns an error
+	return dataplane.NextHopID(h.Sum32() | probeHops)
 }
 
 // hint says what to look at when nothing comes back.

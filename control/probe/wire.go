@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -38,7 +37,7 @@ const (
 	wireVersion  = 1
 )
 
-var magic = [4]byte{'r', 'd', 'p', 'b'}
+const magic = "rdpb"
 
 // errForeign says that a packet is not a message of this cluster.
 var errForeign = errors.New("not a probe of this cluster")
@@ -47,7 +46,7 @@ var errForeign = errors.New("not a probe of this cluster")
 // least messageLen bytes.
 func (m message) encode(b, key []byte) {
 	clear(b[:messageLen])
-	copy(b, magic[:])
+	copy(b, magic)
 	b[4], b[5] = wireVersion, byte(m.Kind)
 	binary.BigEndian.PutUint64(b[8:], m.Nonce)
 	binary.BigEndian.PutUint32(b[16:], m.Index)
@@ -58,7 +57,7 @@ func (m message) encode(b, key []byte) {
 
 // decode reads a message that was encoded with the same key.
 func decode(b, key []byte) (message, error) {
-	if len(b) < messageLen || !bytes.Equal(b[:4], magic[:]) || b[4] != wireVersion {
+	if len(b) < messageLen || string(b[:4]) != magic || b[4] != wireVersion {
 		return message{}, errForeign
 	}
 	if !hmac.Equal(b[headerLen:messageLen], sign(b, key)) {

@@ -1,12 +1,15 @@
 package scenarios
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
 	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/lab"
@@ -116,6 +119,98 @@ func throughput(t *testing.T, l *lab.Lab, from, to string, d time.Duration) floa
 		}
 	}
 	return float64(<-got) * 8 / d.Seconds() / 1e6
+}
+
+// testMeasured waits until every tunnel of every host is known to deliver with
+// all offloads on, for both families, and at its full size.
+func testMeasured(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, h := range l.Hosts() {
+		poll(t, 90*time.Second, "tunnels of "+h, func() string {
+			tunnels, err := tunnelsOf(t, l, h)
+			if err != nil {
+				return err.Error()
+			}
+			for _, tun := range tunnels {
+				if tun.GetInUse() && (tun.GetDelivers() != "yes" || tun.GetReason() != "" || tun.GetDeviceOff() != "" || tun.GetBytesPerSecond() == 0) {
+					return tun.String()
+				}
+			}
+			return ""
+		})
+	}
+}
+
+func tunnelsOf(t *testing.T, l *lab.Lab, host string) ([]*apiv1.Tunnel, error) {
+	t.Helper()
+	c, err := l.Client(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r, err := apiv1.NewOperatorClient(c).Tunnels(within(t, 10*time.Second), &apiv1.TunnelsRequest{})
+	if err == nil && r.GetState() != "" {
+		err = errors.New(r.GetState())
+	}
+	return r.GetTunnels(), err
+}
+
+// A change from plain packets to tunnels: in both families each is measured
+// before anything is sent that way, and pods notice nothing.
+func TestProbedBeforeUse(t *testing.T) {
+	top := topology(3, 1, store.Direct)
+	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
+	l := bring(t, "before-use", top)
+	reach(t, l, traffic.Options{})
+	reach(t, l, traffic.Options{IPv6: true})
+	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node2/pod1"}, [2]string{"node3/pod1", "node1/pod1"})
+	s := openStore(t, l)
+	pools, _, err := s.List(within(t, 10*time.Second), store.KindIPPool, "")
+	if err != nil || len(pools) != 2 {
+		t.Fatalf("pools: %v, %v", pools, err)
+	}
+	for _, p := range pools {
+		_, err := store.Modify(within(t, 10*time.Second), s, p.Key, func(cur store.Object) (any, error) {
+			pool, ok := store.Clone(cur.Value).(*v3.IPPool)
+			if !ok {
+				return nil, fmt.Errorf("unexpected %T", cur.Value)
+			}
+			store.SetEncapsulation(pool, store.VXLAN)
+			return pool, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, h := range l.Hosts() {
+		poll(t, 90*time.Second, "tunnels of "+h, func() string {
+			tunnels, err := tunnelsOf(t, l, h)
+			if err != nil {
+				return err.Error()
+			}
+			used := 0
+			for _, tun := range tunnels {
+				if tun.GetInUse() && tun.GetDelivers() == "yes" {
+					used++
+				}
+			}
+			if used != 4 { // two peers, two families
+				return fmt.Sprint(tunnels)
+			}
+			return ""
+		})
+		for _, inner := range []string{"IPv4", "IPv6"} {
+			expectLine(t, l.LogTail(h, 500), `a tunnel was probed.* inner=`+inner+` .*in_use=false result=yes`)
+		}
+		if out := output(t, l, h, "ip", "-6", "route", "show", "metric", "1073741824"); out != "" {
+			t.Errorf("routes of probes are left on %s:\n%s", h, out)
+		}
+	}
+	reach(t, l, traffic.Options{})
+	reach(t, l, traffic.Options{IPv6: true})
+	waitFlows(t, flows, time.Second)
+	stop()
+	testMeasured(t, l)
 }
 
 // What a network card with a broken offload does to tunnels is found, the
