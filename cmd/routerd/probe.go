@@ -227,10 +227,8 @@ func newTarget(tg vrouter.Target, tun vrouter.Tunnel, uplink string, accepts boo
 		if len(tg.Addrs) > 1 {
 			out.Skip = "IPIP to a host behind NAT is not measured"
 		}
-	case tun.Form.Driver == dataplane.DriverIPIP:
-		out.Via = out.Outer
-	case tun.Inner == dataplane.IPv6:
-		out.Via = out.Addr
+	case tun.Form.Driver == dataplane.DriverIPIP, tun.Inner == dataplane.IPv6:
+		out.Via = tun.Gateway
 	}
 	return out, out.Local.IsValid() && out.Addr.IsValid()
 }

@@ -26,13 +26,14 @@ type Target struct {
 
 // Tunnel is a form in which packets go to a peer, with both ends.
 type Tunnel struct {
-	Form   dataplane.Form
-	Inner  dataplane.Family // of the workloads' packets
-	Device string           // on this host
-	MTU    int              // of the device, bytes
-	Local  netip.Addr       // this host's address on its device; invalid: none
-	Peer   netip.Addr       // the peer's address on its own device; invalid: none
-	InUse  bool             // packets go this way; else they are to
+	Form    dataplane.Form
+	Inner   dataplane.Family // of the workloads' packets
+	Device  string           // on this host
+	MTU     int              // of the device, bytes
+	Local   netip.Addr       // this host's address on its device; invalid: none
+	Peer    netip.Addr       // the peer's address on its own device; invalid: none
+	Gateway netip.Addr       // of the peer's next hop on the device
+	InUse   bool             // packets go this way; else they are to
 }
 
 func (t Target) equal(o Target) bool {

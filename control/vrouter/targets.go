@@ -100,5 +100,6 @@ func (t *table) tunnel(k hopKey, w way, f dataplane.Form) (Tunnel, bool) {
 			tun.Device, tun.MTU = l.Name, l.MTU
 		}
 	}
+	tun.Gateway = planWith(driverOf(f), h, p).hop.Gateway
 	return tun, true
 }

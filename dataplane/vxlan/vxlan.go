@@ -116,12 +116,24 @@ func (Driver) Peer(h dataplane.Host, p dataplane.Peer) ([]dataplane.Object, erro
 	case p.VXLANMAC.IsZero():
 		return nil, fmt.Errorf("VXLAN MAC of %s: %w", p.Name, dataplane.ErrIncomplete)
 	}
-	dev := device(h)
+	dev, gateway := device(h), p.VXLANAddr
+	if gateway.Is6() {
+		gateway = linkLocal(p.VXLANMAC)
+	}
 	return []dataplane.Object{
-		dataplane.Neighbour{Link: dev, Addr: p.VXLANAddr, MAC: p.VXLANMAC},
+		dataplane.Neighbour{Link: dev, Addr: gateway, MAC: p.VXLANMAC},
 		dataplane.FDBEntry{Link: dev, MAC: p.VXLANMAC, Dst: dst, Port: p.TunnelPort},
-		dataplane.NextHop{ID: p.NextHop, Link: dev, Gateway: p.VXLANAddr, OnLink: true},
+		dataplane.NextHop{ID: p.NextHop, Link: dev, Gateway: gateway, OnLink: true},
 	}, nil
+}
+
+// linkLocal is the link-local address that a MAC has (RFC 4291, appendix A).
+// It stands for the peer's VTEP as an IPv6 gateway: the kernel refuses a
+// gateway to which a route leads through another device
+// (ip6_route_check_nh_onlink), and to the address of the VTEP leads the route to
+// the peer's block, which goes another way until a change of mode is over.
+func linkLocal(m dataplane.MAC) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
 }
 
 func device(h dataplane.Host) string {

@@ -76,7 +76,7 @@ func TestModes(t *testing.T) {
 				{"on the wire", testWire},
 				{"kernel state", testKernelState},
 				{"BGP sessions", testSessions},
-				{"tunnels are measured", func(t *testing.T, l *lab.Lab, _ mode) { testMeasured(t, l) }},
+				{"tunnels are measured", func(t *testing.T, l *lab.Lab, m mode) { testMeasured(t, l, m.far != "") }},
 				{"killed and started again", testKillUnderTraffic},
 				{"stopped and started again", testStopUnderTraffic},
 				{"without the mesh", testMeshOff},

@@ -123,13 +123,16 @@ func throughput(t *testing.T, l *lab.Lab, from, to string, d time.Duration) floa
 
 // testMeasured waits until every tunnel of every host is known to deliver with
 // all offloads on, for both families, and at its full size.
-func testMeasured(t *testing.T, l *lab.Lab) {
+func testMeasured(t *testing.T, l *lab.Lab, some bool) {
 	t.Helper()
 	for _, h := range l.Hosts() {
 		poll(t, 90*time.Second, "tunnels of "+h, func() string {
 			tunnels, err := tunnelsOf(t, l, h)
 			if err != nil {
 				return err.Error()
+			}
+			if (len(tunnels) > 0) != some {
+				return fmt.Sprintf("%d tunnels", len(tunnels))
 			}
 			for _, tun := range tunnels {
 				if tun.GetInUse() && (tun.GetDelivers() != "yes" || tun.GetReason() != "" || tun.GetDeviceOff() != "" || tun.GetBytesPerSecond() == 0) {
@@ -210,7 +213,7 @@ func TestProbedBeforeUse(t *testing.T) {
 	reach(t, l, traffic.Options{IPv6: true})
 	waitFlows(t, flows, time.Second)
 	stop()
-	testMeasured(t, l)
+	testMeasured(t, l, true)
 }
 
 // What a network card with a broken offload does to tunnels is found, the
