@@ -331,7 +331,12 @@ type NextHop struct {
 	ID      NextHopID
 	Link    string
 	Gateway netip.Addr
-	OnLink  bool // the gateway is taken to be on the link whatever the addresses there say
+	// OnLink takes the gateway to be on the link whatever the addresses there
+	// say. IPv6 refuses that all the same where a route that is not the default
+	// leads to the gateway through another device
+	// (ip6_route_check_nh_onlink); a link-local gateway is never refused. On a
+	// LinkIP6TNL the gateway is the outer destination and not checked.
+	OnLink bool
 }
 
 // NextHopKey identifies a [NextHop].
