@@ -13,8 +13,8 @@ import (
 // published in the store like everything else.
 type choice struct {
 	peer   string
-	wanted dataplane.Form  // by the pool's mode
-	moved  *dataplane.Form // by the mode that this host has moved to; nil: none
+	wanted dataplane.Form   // by the pool's mode
+	moved  []dataplane.Form // by the mode that this host has moved to: what is under way, what is published
 
 	// Others lists what else the peer takes in, best first.
 	others func() []dataplane.Form
@@ -72,8 +72,10 @@ func (c choice) decide() decision {
 // ordered lists the forms in the order of preference.
 func (c choice) ordered() []dataplane.Form {
 	out := []dataplane.Form{c.wanted}
-	if c.moved != nil && *c.moved != c.wanted {
-		out = append(out, *c.moved)
+	for _, f := range c.moved {
+		if !slices.Contains(out, f) {
+			out = append(out, f)
+		}
 	}
 	return out
 }
@@ -96,7 +98,7 @@ func (c choice) usable(d *decision) []dataplane.Form {
 			}
 		}
 	}
-	if len(out) > 0 && out[0] == c.wanted && c.unasked() && len(out) > 1 && c.moved != nil && out[1] == *c.moved {
+	if len(out) > 0 && out[0] == c.wanted && c.unasked() && len(out) > 1 && slices.Contains(c.moved, out[1]) {
 		d.reason = fmt.Sprintf("waits for the probe of %s to node %s", c.wanted, c.peer)
 		return out[1:]
 	}

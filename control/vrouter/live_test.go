@@ -42,7 +42,7 @@ func (h *simHost) String() string {
 		s += fmt.Sprintf("\t%s\n", h.kernel.have[k])
 	}
 	for _, k := range h.kernel.due() {
-		s += fmt.Sprintf("\tdue: %s\n", k)
+		s += fmt.Sprintf("\tdue: %s: %v\n", k, h.kernel.want[k])
 	}
 	return s
 }

@@ -36,7 +36,6 @@ func (t *table) planWay(p pool, n *node) way {
 		w.err = err
 		return w
 	}
-	self := t.nodes[t.self]
 	c := choice{
 		peer: n.name, wanted: w.wanted, may: t.may,
 		accepts: func(f dataplane.Form) bool { return n.forms.takesIn(f) },
@@ -48,9 +47,9 @@ func (t *table) planWay(p pool, n *node) way {
 			return v, ok
 		},
 	}
-	if m, ok := self.forms.sends[p.name]; ok {
+	for _, m := range t.movedTo(p.name) {
 		if f, err := t.formOf(m, inner, outer, n); err == nil {
-			c.moved = &f
+			c.moved = append(c.moved, f)
 		}
 	}
 	c.others = func() []dataplane.Form { return t.fallbacks(n, inner, outer) }
@@ -59,6 +58,21 @@ func (t *table) planWay(p pool, n *node) way {
 		w.err = fmt.Errorf("%s to node %s: %w: %w", w.target, n.name, errNotPublished, dataplane.ErrIncomplete)
 	}
 	return w
+}
+
+// movedTo lists the modes that this host has moved a pool to, the newest first:
+// what is being published, and what is.
+func (t *table) movedTo(pool string) []store.Mode {
+	var out []store.Mode
+	if t.inflight != nil {
+		if m, ok := t.inflight.sends[pool]; ok {
+			out = append(out, m)
+		}
+	}
+	if m, ok := t.nodes[t.self].forms.sends[pool]; ok && !slices.Contains(out, m) {
+		out = append(out, m)
+	}
+	return out
 }
 
 // fallbacks lists what else a node takes in whether or not this host sends it:
