@@ -23,8 +23,8 @@ const lookEvery = time.Second
 const unlimited = 365 * 24 * time.Hour
 
 func (a *app) poolCommand() *cobra.Command {
-	c := &cobra.Command{Use: "pool", Short: "The life of a pool: drain it, or use it again", Example: "  routerctl pool drain old-pool --wait"}
-	c.AddCommand(a.drainCommand(), a.enableCommand())
+	c := &cobra.Command{Use: "pool", Short: "The life of a pool: how it is carried, drain it, or use it again", Example: "  routerctl pool status\n  routerctl pool drain old-pool --wait"}
+	c.AddCommand(a.poolStatusCommand(), a.drainCommand(), a.enableCommand())
 	return c
 }
 

@@ -27,7 +27,7 @@ const (
 
 func (a *app) writeCommand(v verb) *cobra.Command {
 	var files []string
-	var dryRun, ignoreRoutes bool
+	var dryRun, ignoreRoutes, force bool
 	c := &cobra.Command{
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -49,6 +49,11 @@ func (a *app) writeCommand(v verb) *cobra.Command {
 						return err
 					}
 				}
+				if !force {
+					if err := checkRefused(ctx, s, docs); err != nil {
+						return err
+					}
+				}
 				return write(ctx, s, a.stdout, v, docs, dryRun)
 			})
 		},
@@ -61,7 +66,9 @@ written in one transaction, so that nothing is ever half applied; only more than
 128 objects take several.
 
 A new IPPool must be apart from other pools, from the ranges of services, from
-the networks of all nodes, and from the addresses and routes of this host.`
+the networks of all nodes, and from the addresses and routes of this host. A mode
+that some node says it cannot take in (its kernel has no such tunnel) is refused,
+naming the node.`
 	switch v {
 	case apply:
 		c.Use = "apply -f FILE|DIR|-"
@@ -83,6 +90,7 @@ the networks of all nodes, and from the addresses and routes of this host.`
 	if v != replace {
 		c.Flags().BoolVar(&ignoreRoutes, "ignore-host-routes", false, "make a pool although an address or a route of this host overlaps it")
 	}
+	c.Flags().BoolVar(&force, "force", false, "give a pool a mode although a node says that it cannot take it in")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	return c
 }

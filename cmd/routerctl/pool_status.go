@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+func (a *app) poolStatusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status [NAME...]",
+		Short: "Show how pools are carried, and how far a change of that has come",
+		Long: `Show for each pool the mode that it asks for and, for each node, whether the node takes
+in what the mode needs, in which mode it sends, and what it waits for.
+
+A change of mode goes on node by node without losing packets: each node first takes in
+the new form, then sends in it to those who do, and lets go of the old one when nobody
+sends in it any more. A node that cannot take in the new form stops the change for
+packets to and from it; the reason is shown.`,
+		Example: "  routerctl pool status\n  routerctl pool status default-ipv4-ippool",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+				c, err := readCluster(ctx, s)
+				if err != nil {
+					return err
+				}
+				return c.print(a.stdout, args)
+			})
+		},
+	}
+}
+
+// cluster is what the mode of a pool depends on.
+type cluster struct {
+	pools []*v3.IPPool
+	nodes []*store.Node
+	felix *v3.FelixConfigurationSpec // default; nil: there is none
+}
+
+func readCluster(ctx context.Context, s store.Store) (cluster, error) {
+	var c cluster
+	for _, k := range []store.Kind{store.KindIPPool, store.KindNode, store.KindFelixConfiguration} {
+		objs, _, err := s.List(ctx, k, "")
+		if err != nil && !errors.Is(err, store.ErrDecode) {
+			return c, fmt.Errorf("list %s: %w", k, err)
+		}
+		for _, o := range objs {
+			switch v := o.Value.(type) {
+			case *v3.IPPool:
+				c.pools = append(c.pools, v)
+			case *store.Node:
+				c.nodes = append(c.nodes, v)
+			case *v3.FelixConfiguration:
+				if v.Name == store.DefaultName {
+					c.felix = &v.Spec
+				}
+			}
+		}
+	}
+	slices.SortFunc(c.pools, func(a, b *v3.IPPool) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(c.nodes, func(a, b *store.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return c, nil
+}
+
+func (c cluster) modeOf(p *v3.IPPool) store.Mode {
+	vni, port := store.VXLANNumbers(c.felix)
+	return store.NewMode(store.EncapsulationOf(p), vni, port)
+}
+
+func (c cluster) print(w io.Writer, names []string) error {
+	for _, n := range names {
+		if !slices.ContainsFunc(c.pools, func(p *v3.IPPool) bool { return p.Name == n }) {
+			return fmt.Errorf("IPPool(%s): %w", n, store.ErrNotFound)
+		}
+	}
+	first := true
+	for _, p := range c.pools {
+		if len(names) > 0 && !slices.Contains(names, p.Name) {
+			continue
+		}
+		if !first {
+			fmt.Fprintln(w)
+		}
+		first = false
+		rows, moved, of := c.rows(p)
+		fmt.Fprintf(w, "IPPool(%s) %s: %s; %d of %d nodes have moved to it\n", p.Name, p.Spec.CIDR, c.modeOf(p), moved, of)
+		if len(rows) == 0 {
+			continue
+		}
+		if err := printTable(w, []string{"NODE", "TAKES IN", "SENDS", "NOTE"}, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rows has a line for each node, and the number of those that have moved to
+// the pool's mode, of those that say so.
+func (c cluster) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
+	m := c.modeOf(p)
+	var waitFor []string
+	for _, n := range c.nodes {
+		if f := store.FormsOf(n); f.Published && !takesIn(f, m.FormsAt(n, p)) {
+			waitFor = append(waitFor, n.Name)
+		}
+	}
+	for _, n := range c.nodes {
+		f := store.FormsOf(n)
+		if !f.Published {
+			rows = append(rows, []string{n.Name, "-", "-", "says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once"})
+			continue
+		}
+		of++
+		forms := m.FormsAt(n, p)
+		takes, sends, note := "yes", cmp.Or(f.Sends[p.Name], "-"), "-"
+		switch {
+		case !takesIn(f, forms):
+			takes, note = "no", whyNot(f, forms)
+		case sends == m.String():
+		case len(waitFor) > 0:
+			note = "waits for " + strings.Join(waitFor, ", ")
+		default:
+			note = "is moving; \"routerctl routes\" on the node says what it waits for"
+		}
+		if sends == m.String() {
+			moved++
+		}
+		rows = append(rows, []string{n.Name, takes, sends, note})
+	}
+	return rows, moved, of
+}
+
+func takesIn(f store.NodeForms, forms []string) bool {
+	return !slices.ContainsFunc(forms, func(form string) bool { return !slices.Contains(f.Accepts, form) })
+}
+
+// whyNot says why a node does not take in what a mode needs.
+func whyNot(f store.NodeForms, forms []string) string {
+	for _, form := range forms {
+		if slices.Contains(f.Accepts, form) {
+			continue
+		}
+		if why, ok := f.Refuses[form]; ok {
+			return form + ": " + why
+		}
+		return "has not said yet that it takes in " + form
+	}
+	return "-"
+}
+
+// checkRefused refuses pools whose mode some node cannot take in.
+func checkRefused(ctx context.Context, s store.Store, docs []manifest.Document) error {
+	var pools []manifest.Document
+	for _, d := range docs {
+		if d.Object.Key.Kind == store.KindIPPool {
+			pools = append(pools, d)
+		}
+	}
+	if len(pools) == 0 {
+		return nil
+	}
+	c, err := readCluster(ctx, s)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range pools {
+		p, ok := d.Object.Value.(*v3.IPPool)
+		if !ok || c.unchanged(p) {
+			continue
+		}
+		for _, err := range store.Refused(p, c.modeOf(p), c.nodes) {
+			errs = append(errs, refuse(d, "%w; see to the node, choose another mode, or use --force", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unchanged reports whether a pool is stored with the same encapsulation.
+func (c cluster) unchanged(p *v3.IPPool) bool {
+	return slices.ContainsFunc(c.pools, func(o *v3.IPPool) bool {
+		return o.Name == p.Name && store.EncapsulationOf(o) == store.EncapsulationOf(p)
+	})
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/store"
+)
+
+func liveNode(t *testing.T, s store.Store, name, ipv4 string, f store.NodeForms) {
+	t.Helper()
+	n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Spec.BGP = &store.NodeBGPSpec{IPv4Address: ipv4}
+	store.SetForms(n, f)
+	if _, err := store.Create(t.Context(), s, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPoolStatus: in the middle of a change each node says how far it is, and
+// the one that stops it says why.
+func TestPoolStatus(t *testing.T) {
+	t.Parallel()
+	s := newMemory(t)
+	docs := documents(t, poolText("moving", "10.0.0.0/24", ", ipipMode: Always")+poolText("settled", "10.1.0.0/24", ", vxlanMode: Always"))
+	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, false); err != nil {
+		t.Fatal(err)
+	}
+	const vxlan = "VXLAN/4096/4789"
+	liveNode(t, s, "node1", "192.0.2.1/24", store.NodeForms{
+		Published: true, Accepts: []string{"ipip", "vxlan/4096/4789"}, Sends: map[string]string{"moving": vxlan, "settled": vxlan},
+	})
+	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeForms{
+		Published: true, Accepts: []string{"vxlan/4096/4789"}, Sends: map[string]string{"moving": vxlan, "settled": vxlan},
+		Refuses: map[string]string{"ipip": "no such module"},
+	})
+	liveNode(t, s, "node3", "192.0.2.3/24", store.NodeForms{
+		Published: true, Accepts: []string{"vxlan/4096/4789"}, Sends: map[string]string{"settled": vxlan},
+	})
+	liveNode(t, s, "node4", "192.0.2.4/24", store.NodeForms{})
+	c, err := readCluster(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := c.print(&out, nil); err != nil {
+		t.Fatal(err)
+	}
+	want := `IPPool(moving) 10.0.0.0/24: IPIP; 0 of 3 nodes have moved to it
+NODE    TAKES IN   SENDS             NOTE
+node1   yes        VXLAN/4096/4789   waits for node2, node3
+node2   no         VXLAN/4096/4789   ipip: no such module
+node3   no         -                 has not said yet that it takes in ipip
+node4   -          -                 says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once
+
+IPPool(settled) 10.1.0.0/24: VXLAN/4096/4789; 3 of 3 nodes have moved to it
+NODE    TAKES IN   SENDS             NOTE
+node1   yes        VXLAN/4096/4789   -
+node2   yes        VXLAN/4096/4789   -
+node3   yes        VXLAN/4096/4789   -
+node4   -          -                 says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	out.Reset()
+	if err := c.print(&out, []string{"settled"}); err != nil || strings.Contains(out.String(), "moving") {
+		t.Errorf("one pool: %v\n%s", err, out.String())
+	}
+	if err := c.print(&out, []string{"none"}); err == nil {
+		t.Error("a pool that does not exist is shown")
+	}
+}
+
+// TestRefusedMode: a mode that a node cannot take in is refused, naming node
+// and reason; what is so already, and other modes, are not.
+func TestRefusedMode(t *testing.T) {
+	t.Parallel()
+	s := newMemory(t)
+	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeForms{Published: true, Refuses: map[string]string{"ipip": "no such module"}})
+	if err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, poolText("old", "10.0.0.0/24", ", ipipMode: Always")), false); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, text string
+		refused    bool
+	}{
+		{"new and impossible", poolText("new", "10.1.0.0/24", ", ipipMode: CrossSubnet"), true},
+		{"changed and impossible", poolText("old", "10.0.0.0/24", ", ipipMode: CrossSubnet"), true},
+		{"impossible already", poolText("old", "10.0.0.0/24", ", ipipMode: Always, natOutgoing: true"), false},
+		{"possible", poolText("old", "10.0.0.0/24", ", vxlanMode: Always"), false},
+	} {
+		err := checkRefused(t.Context(), s, documents(t, tt.text))
+		if (err != nil) != tt.refused {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), "node2") || !strings.Contains(err.Error(), "no such module") || !strings.Contains(err.Error(), "--force")) {
+			t.Errorf("%s: %v: node, reason or cure is missing", tt.name, err)
+		}
+	}
+}
