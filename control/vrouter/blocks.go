@@ -24,8 +24,10 @@ func (t *table) setPool(name string, r *v3.IPPool) {
 	if ok {
 		t.pools[name] = p
 	}
-	// A change of encapsulation is one object per peer.
+	// A change of encapsulation is one object per peer. Other pools may fall
+	// back on the form of this one.
 	t.rechooseInPool(name, old, had)
+	t.rechooseAll()
 	for _, cidr := range []netip.Prefix{old.cidr, p.cidr} {
 		if cidr.IsValid() {
 			t.electPool(cidr)

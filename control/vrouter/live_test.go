@@ -169,7 +169,11 @@ func (w *world) step(t *rapid.T, withFaults bool, check func()) {
 	case 0:
 		e := rapid.SampledFrom(store.Encapsulations()).Draw(t, "encap")
 		w.plain = w.plain || e == store.Direct
-		w.put(poolEvent("pool", "192.168.0.0/16", e))
+		if rapid.IntRange(0, 3).Draw(t, "which") == 0 {
+			w.put(poolEvent("other", "10.50.0.0/16", e))
+		} else {
+			w.put(poolEvent("pool", "192.168.0.0/16", e))
+		}
 	case 1:
 		w.put(felixEvent(rapid.SampledFrom([]int{4096, 5000}).Draw(t, "vni"), rapid.SampledFrom([]int{4789, 4790}).Draw(t, "port")))
 	case 2:

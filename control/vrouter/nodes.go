@@ -70,23 +70,28 @@ func (t *table) setNodeForms(name string, old, n *node) {
 		if x.node == nil {
 			continue
 		}
+		changed := false
 		for f := range x.node.forms.uses {
-			if t.peerUses[f] += x.n; t.peerUses[f] == 0 {
-				delete(t.peerUses, f)
-			}
+			changed = tally(t.peerUses, f, x.n) || changed
 		}
 		for pool, m := range x.node.forms.sends {
-			pm := poolMode{pool, m}
-			if t.peerSends[pm] += x.n; t.peerSends[pm] == 0 {
-				delete(t.peerSends, pm)
-			}
+			changed = tally(t.peerSends, poolMode{pool, m}, x.n) || changed
 		}
-		fam := x.node.families()
-		if t.nodesWith[fam] += x.n; t.nodesWith[fam] == 0 {
-			delete(t.nodesWith, fam)
+		if tally(t.nodesWith, x.node.families(), x.n) || changed {
+			t.formsDirty = true
 		}
 	}
-	t.formsDirty = true
+}
+
+// tally adds n to a count, and reports whether the key came or went.
+func tally[K comparable](counts map[K]int, k K, n int) bool {
+	_, had := counts[k]
+	counts[k] += n
+	if counts[k] == 0 {
+		delete(counts, k)
+	}
+	_, has := counts[k]
+	return had != has
 }
 
 // poolMode is a mode in which a node sends the packets of a pool.

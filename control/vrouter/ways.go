@@ -199,19 +199,13 @@ func (t *table) dropWay(k hopKey) bool {
 // what the pool asks for.
 func (t *table) count(k hopKey, w way, n int) {
 	for _, f := range []dataplane.Form{w.target, w.form} {
-		if f == (dataplane.Form{}) {
-			continue
-		}
-		if t.sending[f] += n; t.sending[f] == 0 {
-			delete(t.sending, f)
+		if f != (dataplane.Form{}) && tally(t.sending, f, n) {
+			t.formsDirty = true
 		}
 	}
 	if !w.settled() {
-		if t.behind[k.pool] += n; t.behind[k.pool] == 0 {
-			delete(t.behind, k.pool)
-		}
+		tally(t.behind, k.pool, n)
 	}
-	t.formsDirty = true
 }
 
 // prepare puts in place what a form that is to come needs apart from the next

@@ -1,0 +1,183 @@
+package vrouter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// statusSink is a fakeSink whose devices are done when the test says so.
+type statusSink struct {
+	fakeSink
+	held bool
+}
+
+func (s *statusSink) Status(k dataplane.Key) (dataplane.Status, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.wish[k]
+	if s.held {
+		return dataplane.Status{Object: o}, ok
+	}
+	return dataplane.Status{Object: o, State: dataplane.Done}, ok
+}
+
+func (s *statusSink) hold(held bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = held
+}
+
+// TestPublications follows a change through what a host publishes: nothing
+// before its kernel is ready, one thing at a time, in the order that loses
+// nothing.
+func TestPublications(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sink := &statusSink{held: true}
+		c := New(Config{Node: "node1", Sink: sink, Status: sink.Status, Publish: true, WithoutBGP: true, Log: slog.New(slog.DiscardHandler)})
+		startCore(t, c)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		offers := c.Publications(ctx)
+		check(t, c.Underlay(t.Context(), rack()))
+		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.VXLAN), Synced: true}))
+		check(t, c.Unsupported(t.Context(), []Unsupported{{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4, Err: fmt.Errorf("no module")}}))
+		<-c.Started()
+		synctest.Wait()
+		if len(offers) != 0 {
+			t.Fatalf("published before the kernel has the device: %+v", <-offers)
+		}
+		sink.hold(false)
+		rev := store.Revision(10)
+		publish := func(want store.NodeForms) {
+			t.Helper()
+			got := <-offers // also after a second: the core looks again by itself
+			want.Published, want.Refuses = true, map[string]string{"ipip": "no module"}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("published (-want +got):\n%s", diff)
+			}
+			synctest.Wait()
+			if len(offers) != 0 {
+				t.Fatalf("a second publication while one is under way: %+v", <-offers)
+			}
+			rev++
+			check(t, c.Published(t.Context(), rev))
+			synctest.Wait()
+			if len(offers) != 0 {
+				t.Fatalf("a second publication before the watch has shown the one before: %+v", <-offers)
+			}
+			ev := saying(cluster(store.VXLAN)[1], got)
+			ev.Object.Revision = rev
+			check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{ev}}))
+		}
+		vx := []string{"vxlan/4096/4789"}
+		both := []string{"vxlan/4096/4789", "vxlan/5000/4789"}
+		vx5 := []string{"vxlan/5000/4789"}
+		publish(store.NodeForms{Accepts: vx, Uses: vx, Sends: map[string]string{"pool": "VXLAN/4096/4789"}})
+		synctest.Wait()
+		if len(offers) != 0 {
+			t.Fatalf("settled, and yet: %+v", <-offers)
+		}
+		// The VNI changes; the peers, which publish nothing, follow at once.
+		check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{felixEvent(5000, 4789)}}))
+		publish(store.NodeForms{Accepts: both, Uses: both, Sends: map[string]string{"pool": "VXLAN/4096/4789"}})
+		publish(store.NodeForms{Accepts: both, Uses: vx5, Sends: map[string]string{"pool": "VXLAN/5000/4789"}})
+		publish(store.NodeForms{Accepts: vx5, Uses: vx5, Sends: map[string]string{"pool": "VXLAN/5000/4789"}})
+		synctest.Wait()
+		if len(offers) != 0 {
+			t.Fatalf("settled, and yet: %+v", <-offers)
+		}
+		if sink.has(dataplane.LinkKey{Name: "vxlan.calico"}) || !sink.has(dataplane.LinkKey{Name: "vxlan.calico-2"}) {
+			t.Error("the old device is left, or the new one is missing")
+		}
+		pools, err := c.Pools(t.Context())
+		check(t, err)
+		if len(pools) != 1 || pools[0].Mode.String() != "VXLAN/5000/4789" || pools[0].BehindTotal != 0 || len(pools[0].Behind) != 0 {
+			t.Errorf("pools: %+v", pools)
+		}
+	})
+}
+
+// TestBehindIsTold: a peer to which packets do not travel as the pool asks for
+// is named, with the reason, by pool and by route.
+func TestBehindIsTold(t *testing.T) {
+	tab := newTestTable(cluster(store.IPIP)...)
+	tab.apply(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeForms{
+		Accepts: []string{"direct"}, Refuses: map[string]string{"ipip": "no module"},
+	}))
+	tab.apply(poolEvent("other", "10.50.0.0/16", store.Direct))
+	tab.settle()
+	st := tab.poolStatus()
+	i := slices.IndexFunc(st, func(p PoolStatus) bool { return p.Name == "pool" })
+	want := []Delay{{Node: "node2", Form: dataplane.Form{Driver: "direct"}, Reason: "node node2 does not accept ipip: no module"}}
+	if diff := cmp.Diff(want, st[i].Behind); diff != "" || st[i].BehindTotal != 1 {
+		t.Errorf("behind, of %d (-want +got):\n%s", st[i].BehindTotal, diff)
+	}
+	for _, c := range tab.explain(blockEvent("192.168.2.0/26", "", nil).Key.CIDR()) {
+		if c.Best && c.Peer == "node2" && c.Reason != "block of node node2 in pool pool; it goes in direct because node node2 does not accept ipip: no module" {
+			t.Errorf("reason of the route: %q", c.Reason)
+		}
+	}
+}
+
+// TestWorkloadsFirst: a tunnel that takes less than workloads send waits for
+// them, and they are told what to come down to at once.
+func TestWorkloadsFirst(t *testing.T) {
+	events := cluster(store.Direct)
+	events[1] = saying(events[1], store.NodeForms{Accepts: []string{"direct"}, Uses: []string{"direct"}, Sends: map[string]string{"pool": "Direct"}})
+	tab := newTestTable(events...)
+	tab.setWorkloadMTU(dataplane.IPv4, 1500)
+	tab.apply(poolEvent("pool", "192.168.0.0/16", store.VXLAN))
+	tab.settle()
+	near := hopKey{pool: "pool", node: "node2", fam: dataplane.IPv4}
+	tab.setKernel(map[dataplane.Form]formState{form(t, "vxlan/4096/4789"): {done: true}, form(t, "direct"): {done: true}})
+	tab.settle()
+	if w := tab.ways[near]; w.target != form(t, "direct") || tab.mtu(dataplane.IPv4) != 1450 {
+		t.Errorf("way %+v with an MTU of %d for workloads; want direct as yet, and 1450", w, tab.mtu(dataplane.IPv4))
+	}
+	tab.setWorkloadMTU(dataplane.IPv4, 1450)
+	tab.settle()
+	if w := tab.ways[near]; w.target != form(t, "vxlan/4096/4789") {
+		t.Errorf("way %+v; want VXLAN once the workloads are lowered", w)
+	}
+}
+
+// TestTargets: what is to be probed has both ends, and what is wanted is there
+// before it is in use.
+func TestTargets(t *testing.T) {
+	events := cluster(store.VXLAN)
+	n := events[2].Object.Value.(*store.Node)
+	n.Annotations = map[string]string{store.AnnotationTunnelAddress: "203.0.113.2"}
+	tab := newTestTable(events...)
+	list, changed := tab.targets()
+	if !changed || len(list) != 2 {
+		t.Fatalf("targets %+v, changed %v", list, changed)
+	}
+	got := list[0]
+	if got.Node != "node2" || fmt.Sprint(got.Addrs) != "[10.1.0.12 203.0.113.2]" || got.Uplink != "eth0" || len(got.Forms) != 1 {
+		t.Errorf("target %+v", got)
+	}
+	want := Tunnel{
+		Form: form(t, "vxlan/4096/4789"), Inner: dataplane.IPv4, Device: "vxlan.calico", MTU: 1450, InUse: true,
+		Local: parseAddr("192.168.1.1"), Peer: parseAddr("192.168.2.1"), Gateway: parseAddr("192.168.2.1"),
+	}
+	if got.Forms[0] != want {
+		t.Errorf("tunnel %+v, want %+v", got.Forms[0], want)
+	}
+	if _, changed := tab.targets(); changed {
+		t.Error("nothing changed, and yet it is told")
+	}
+	tab.apply(gone(events[2]))
+	tab.settle()
+	if list, changed := tab.targets(); !changed || len(list) != 1 {
+		t.Errorf("after a node has gone: %+v, changed %v", list, changed)
+	}
+}
