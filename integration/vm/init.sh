@@ -49,13 +49,16 @@ ip link set lo up
 # what it needs is one of the things to be tested.
 ulimit -n 65536
 
+exec 4>"$out" 5>"$err"
 echo "up $(cat /proc/uptime)" >&3
 (
-	exec 3>&- </dev/null >"$out" 2>"$err"
+	exec 3>&- </dev/null >&4 2>&5 4>&- 5>&-
 	. /etc/vm/command
 )
 echo "exit $?" >&3
-exec 3>&-
-sync
-# Not the orderly way: there is nothing to save. QEMU runs with -no-reboot.
+cat /etc/vm/end >&4
+cat /etc/vm/end >&5
+# The host ends the machine when all of that has arrived; what QEMU has not
+# passed on would be lost with it. This is for a host that does not listen.
+sleep 600
 reboot -f

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -80,10 +81,12 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 	}
 	defer os.RemoveAll(dir)
 	initrd := filepath.Join(dir, "initrd")
-	if err := writeInitrd(initrd, img.base, cfg); err != nil {
+	// Nothing that the command prints can be mistaken for it.
+	mark := "\x00end " + rand.Text() + "\n"
+	if err := writeInitrd(initrd, img.base, cfg, mark); err != nil {
 		return 0, err
 	}
-	m := machine{cfg: cfg, console: filepath.Join(dir, "console"), start: time.Now()}
+	m := machine{cfg: cfg, mark: mark, console: filepath.Join(dir, "console"), start: time.Now()}
 	if err := m.run(ctx, qemu, m.args(img.kernel.image(), initrd)); err != nil {
 		return 0, err
 	}
@@ -91,7 +94,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 }
 
 // writeInitrd writes the base and, after it, the caller's files.
-func writeInitrd(name string, base io.Reader, cfg Config) error {
+func writeInitrd(name string, base io.Reader, cfg Config, mark string) error {
 	f, err := os.Create(name)
 	if err != nil {
 		return err
@@ -105,6 +108,7 @@ func writeInitrd(name string, base io.Reader, cfg Config) error {
 		a.tree(file.Guest, file.Host)
 	}
 	a.bytes("/etc/vm/command", 0o644, commandScript(cfg))
+	a.bytes("/etc/vm/end", 0o644, []byte(mark))
 	if err := errors.Join(a.Close(), f.Close()); err != nil {
 		return fmt.Errorf("build the machine's files: %w", err)
 	}
@@ -138,6 +142,7 @@ func quote(s string) string {
 // machine is one run.
 type machine struct {
 	cfg     Config
+	mark    string // ends the command's output, and its errors
 	console string // file with what the kernel prints
 	start   time.Time
 
@@ -185,32 +190,32 @@ func (m *machine) run(ctx context.Context, qemu string, args []string) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
+	// The machine does not end itself: what QEMU holds back while we are slow to
+	// read would be lost. It is ended when everything has arrived.
+	running, stop := context.WithCancel(ctx)
+	defer stop()
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, qemu, args...)
+	cmd := exec.CommandContext(running, qemu, args...)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	// A group of its own: Ctrl-C on a terminal reaches this process, which
 	// then ends QEMU.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 
-	var readers sync.WaitGroup
+	var readers, arriving sync.WaitGroup
 	var writeEnds []*os.File
 	var copyErr error
-	for _, sink := range []func(io.Reader){
+	sinks := []func(io.Reader){
 		func(r io.Reader) {
-			// When the reader of our output is gone, reading on keeps the
-			// machine from standing still; the error is reported below.
-			if _, err := io.Copy(m.cfg.Stdout, r); err != nil {
+			if err := copyUntil(m.cfg.Stdout, r, []byte(m.mark)); err != nil {
 				copyErr = fmt.Errorf("pass on the output: %w", err)
-				drain(r)
 			}
 		},
-		func(r io.Reader) {
-			if _, err := io.Copy(m.cfg.Stderr, r); err != nil {
-				drain(r)
-			}
-		},
+		// There is nobody left to tell of an error.
+		func(r io.Reader) { _ = copyUntil(m.cfg.Stderr, r, []byte(m.mark)) },
 		m.readStatus,
-	} {
+	}
+	arriving.Add(len(sinks))
+	for _, sink := range sinks {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return err
@@ -220,6 +225,8 @@ func (m *machine) run(ctx context.Context, qemu string, args []string) error {
 		readers.Go(func() {
 			defer r.Close()
 			sink(r)
+			arriving.Done()
+			drain(r)
 		})
 	}
 	err := cmd.Start()
@@ -227,6 +234,12 @@ func (m *machine) run(ctx context.Context, qemu string, args []string) error {
 		w.Close()
 	}
 	if err == nil {
+		readers.Go(func() {
+			arriving.Wait()
+			if m.done {
+				stop()
+			}
+		})
 		err = cmd.Wait()
 	}
 	readers.Wait()
@@ -234,6 +247,37 @@ func (m *machine) run(ctx context.Context, qemu string, args []string) error {
 		return err
 	}
 	return copyErr
+}
+
+// copyUntil passes on what r has up to a mark, or to its end. When w takes no
+// more it reads on, so that the machine does not stand still, and returns why.
+func copyUntil(w io.Writer, r io.Reader, mark []byte) error {
+	var writeErr error
+	pass := func(b []byte) {
+		if writeErr == nil {
+			_, writeErr = w.Write(b)
+		}
+	}
+	var held []byte // may hold the beginning of the mark
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buf)
+		held = append(held, buf[:n]...)
+		if before, _, found := bytes.Cut(held, mark); found {
+			pass(before)
+			return writeErr
+		}
+		if err != nil { // the end: the machine died
+			pass(held)
+			return writeErr
+		}
+		keep := min(len(held), len(mark)-1)
+		for !bytes.HasSuffix(held, mark[:keep]) {
+			keep--
+		}
+		pass(held[:len(held)-keep])
+		held = append(held[:0], held[len(held)-keep:]...)
+	}
 }
 
 // drain reads to the end. There is nobody left to tell of an error.
@@ -266,6 +310,7 @@ func (m *machine) readStatus(r io.Reader) {
 		case "exit":
 			if n, err := strconv.Atoi(rest); err == nil {
 				m.status, m.done = n, true
+				return
 			}
 		}
 	}
