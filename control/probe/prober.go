@@ -165,7 +165,8 @@ func (p *Prober) Run(ctx context.Context) error {
 		now := time.Now()
 		for _, t := range p.due(now, room) {
 			room--
-			wg.Go(func() { p.done <- p.measure(ctx, t, secret) })
+			with := secret // the key may change while it measures
+			wg.Go(func() { p.done <- p.measure(ctx, t, with) })
 		}
 		p.save(known, now, false)
 		timer.Reset(p.until(now, room))

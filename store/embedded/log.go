@@ -104,6 +104,10 @@ func levelOf(e zapcore.Entry) slog.Level {
 		"failed to update storage version",
 	}, e.Message):
 		return slog.LevelDebug
+	case strings.HasSuffix(e.Message, "since there are still pending configuration changes to apply"):
+		// The only member of a new cluster, on a slow start: it stands for
+		// election again when it has applied that it is a member.
+		return slog.LevelDebug
 	case e.Level >= zapcore.ErrorLevel:
 		return slog.LevelError
 	default:
