@@ -61,7 +61,7 @@ func TestDecide(t *testing.T) {
 			ch := choice{
 				peer: "peer", wanted: form(t, a), accepts: in(tt.accepts), may: in(tt.may), probing: tt.probing,
 				others: func() (out []dataplane.Form) {
-					for _, s := range strings.Fields(tt.others) {
+					for s := range strings.FieldsSeq(tt.others) {
 						out = append(out, form(t, s))
 					}
 					return out

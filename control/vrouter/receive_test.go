@@ -48,23 +48,28 @@ func TestReceiver(t *testing.T) {
 	}{
 		{"by its pools", []store.Event{self(store.NodeForms{})}, []string{"vxlan.calico vxlan/4096/4789"}},
 		{
-			"a peer still sends the old", []store.Event{self(store.NodeForms{}), peer(store.NodeForms{Uses: []string{"ipip", "vxlan/7/4789"}})},
+			"a peer still sends the old",
+			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Uses: []string{"ipip", "vxlan/7/4789"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789", "vxlan.calico-2 vxlan/7/4789"},
 		},
 		{
-			"a peer could send it by its mode", []store.Event{self(store.NodeForms{}), peer(store.NodeForms{Sends: map[string]string{"pool": "VXLANCrossSubnet/7/4789"}})},
+			"a peer could send it by its mode",
+			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Sends: map[string]string{"pool": "VXLANCrossSubnet/7/4789"}})},
 			[]string{"vxlan.calico vxlan/4096/4789", "vxlan.calico-2 vxlan/7/4789"},
 		},
 		{
-			"the host itself sends it", []store.Event{self(store.NodeForms{Uses: []string{"ipip"}})},
+			"the host itself sends it",
+			[]store.Event{self(store.NodeForms{Uses: []string{"ipip"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789"},
 		},
 		{
-			"the host says that it takes it in", []store.Event{self(store.NodeForms{Accepts: []string{"ipip"}})},
+			"the host says that it takes it in",
+			[]store.Event{self(store.NodeForms{Accepts: []string{"ipip"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789"},
 		},
 		{
-			"a peer takes it in, which is nothing to this host", []store.Event{self(store.NodeForms{}), peer(store.NodeForms{Accepts: []string{"ipip"}})},
+			"a peer takes it in, which is nothing to this host",
+			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Accepts: []string{"ipip"}})},
 			[]string{"vxlan.calico vxlan/4096/4789"},
 		},
 		{
