@@ -269,6 +269,11 @@ func printPools(w io.Writer, r *apiv1.NodeResponse) error {
 	}
 	if len(rows) == 0 {
 		_, err := fmt.Fprintf(w, "\nPools: %d, all served on this host\n", len(r.GetPools()))
+		for _, p := range r.GetPools() {
+			if p.GetReason() != "" {
+				fmt.Fprintf(w, "Pool %s: %s\n", p.GetName(), p.GetReason())
+			}
+		}
 		return err
 	}
 	fmt.Fprintf(w, "\nPools: %d, of which this host cannot serve %d:\n", len(r.GetPools()), len(rows))

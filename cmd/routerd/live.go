@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/vrouter"
@@ -74,6 +77,22 @@ func (d *router) supports(ctx context.Context, r dataplane.Requirement) error {
 		d.log.Warn("what the kernel supports is not noted and will be asked again", "error", err)
 	}
 	return nil
+}
+
+// delays says to which peers this host does not yet send as a pool asks for; it
+// is empty where it does to all.
+func delays(p vrouter.PoolStatus) string {
+	if p.BehindTotal == 0 {
+		return ""
+	}
+	var parts []string
+	for _, b := range p.Behind {
+		parts = append(parts, fmt.Sprintf("%s (%s): %s", b.Node, cmp.Or(b.Form.String(), "nothing"), b.Reason))
+	}
+	if more := p.BehindTotal - len(p.Behind); more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("not carried as %s yet: %s", p.Mode, strings.Join(parts, "; "))
 }
 
 // tellWorkloadMTU tells the core how large packets workloads send at most. What

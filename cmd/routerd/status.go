@@ -197,6 +197,8 @@ func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
 		ps := &apiv1.PoolStatus{Name: p.Name, Cidr: p.CIDR.String(), Encapsulation: string(p.Encapsulation), Usable: true}
 		if err := d.poolError(p); err != nil {
 			ps.Usable, ps.Reason = false, err.Error()
+		} else {
+			ps.Reason = delays(p)
 		}
 		out.Pools = append(out.Pools, ps)
 	}
