@@ -30,7 +30,7 @@ STAGED := /integration/(lab|scenarios|service|vm|bench)(/|$$)
 VMPKGS := ./dataplane/kernel ./dataplane/workload ./control/probe ./integration/scenarios
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
-VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce)$$
+VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage)$$
 FUZZTIME ?= 10s
 
 ##@ Use

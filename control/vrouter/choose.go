@@ -39,8 +39,8 @@ type decision struct {
 }
 
 // decide is the sender's rule: the wanted form if the peer takes it in, this
-// host can send it and no probe says that it gets lost; else the form of
-// before under the same terms; else any that the peer takes in, tunnels
+// host can send it and no probe keeps it from moving there; else the form of
+// before if the peer takes it in; else any that the peer takes in, tunnels
 // first; else the wanted one, which then is as good as any.
 //
 // What is sent now is the first of these that this host has published: who
@@ -125,10 +125,18 @@ func (c choice) check(f dataplane.Form) error {
 		}
 		return fmt.Errorf("node %s does not accept %s yet", c.peer, f)
 	}
-	if v, _ := c.verdict(f); v.Result == dataplane.No {
+	if v, _ := c.verdict(f); v.Result == dataplane.No && c.blocks(f) {
 		return fmt.Errorf("probes in %s to node %s get lost: %s", f, c.peer, v.Reason)
 	}
 	return nil
+}
+
+// blocks reports whether probes that get lost keep a form from being used.
+// They keep a host from moving to it. What it has moved to stays: a peer whose
+// daemon is down, or too busy to answer, still takes packets in, and on a host
+// that has not moved to anything nothing better is known.
+func (c choice) blocks(f dataplane.Form) bool {
+	return len(c.moved) > 0 && !slices.Contains(c.moved, f)
 }
 
 // errNotPublished says why nothing is sent to a peer for a moment.
