@@ -3,9 +3,9 @@ package scenarios
 import (
 	"errors"
 	"fmt"
-	"os"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
