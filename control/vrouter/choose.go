@@ -38,10 +38,10 @@ type decision struct {
 	reason string         // why target is not what is wanted; empty: it is
 }
 
-// decide is the sender's rule: the wanted form if the peer takes it in, this
-// host can send it and no probe keeps it from moving there; else the form of
-// before if the peer takes it in; else any that the peer takes in, tunnels
-// first; else the wanted one, which then is as good as any.
+// decide is the sender's rule: the wanted form if the peer takes it in and this
+// host can send it, and where there is a form of before, also probes say
+// nothing against the move; else the form of before; else any that the peer
+// takes in, tunnels first; else the wanted one, which then is as good as any.
 //
 // What is sent now is the first of these that this host has published: who
 // takes a form in must be able to tell who still needs it.
@@ -98,20 +98,27 @@ func (c choice) usable(d *decision) []dataplane.Form {
 			}
 		}
 	}
-	if len(out) > 0 && out[0] == c.wanted && c.unasked() && len(out) > 1 && slices.Contains(c.moved, out[1]) {
-		d.reason = fmt.Sprintf("waits for the probe of %s to node %s", c.wanted, c.peer)
-		return out[1:]
+	if len(out) > 1 && out[0] == c.wanted && slices.Contains(c.moved, out[1]) {
+		if err := c.unproven(); err != nil {
+			d.reason = err.Error()
+			return out[1:]
+		}
 	}
 	return out
 }
 
-// unasked reports whether the probes of the wanted form are still to come.
-func (c choice) unasked() bool {
-	if !c.probing || c.wanted.Driver == dataplane.DriverDirect {
-		return false
+// unproven says why a peer is not moved to the wanted form by what probes found.
+// They decide about moves only: a form in use to which answers stop coming may
+// have lost no more than the peer's daemon.
+func (c choice) unproven() error {
+	v, asked := c.verdict(c.wanted)
+	switch {
+	case v.Result == dataplane.No:
+		return fmt.Errorf("probes in %s to node %s get lost: %s", c.wanted, c.peer, v.Reason)
+	case c.probing && !asked && c.wanted.Driver != dataplane.DriverDirect:
+		return fmt.Errorf("waits for the probe of %s to node %s", c.wanted, c.peer)
 	}
-	_, asked := c.verdict(c.wanted)
-	return !asked
+	return nil
 }
 
 // check says what speaks against a form.
@@ -125,18 +132,7 @@ func (c choice) check(f dataplane.Form) error {
 		}
 		return fmt.Errorf("node %s does not accept %s yet", c.peer, f)
 	}
-	if v, _ := c.verdict(f); v.Result == dataplane.No && c.blocks(f) {
-		return fmt.Errorf("probes in %s to node %s get lost: %s", f, c.peer, v.Reason)
-	}
 	return nil
-}
-
-// blocks reports whether probes that get lost keep a form from being used.
-// They keep a host from moving to it. What it has moved to stays: a peer whose
-// daemon is down, or too busy to answer, still takes packets in, and on a host
-// that has not moved to anything nothing better is known.
-func (c choice) blocks(f dataplane.Form) bool {
-	return len(c.moved) > 0 && !slices.Contains(c.moved, f)
 }
 
 // errNotPublished says why nothing is sent to a peer for a moment.

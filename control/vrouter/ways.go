@@ -52,7 +52,9 @@ func (t *table) planWay(p pool, n *node) way {
 			c.moved = append(c.moved, f)
 		}
 	}
-	c.others = func() []dataplane.Form { return t.fallbacks(n, inner, outer) }
+	c.others = func() []dataplane.Form {
+		return t.fallbacks(hopKey{pool: p.name, node: n.name, fam: inner}, n, outer)
+	}
 	w.decision = c.decide()
 	if w.form == (dataplane.Form{}) {
 		w.err = fmt.Errorf("%s to node %s: %w: %w", w.target, n.name, errNotPublished, dataplane.ErrIncomplete)
@@ -75,9 +77,10 @@ func (t *table) movedTo(pool string) []store.Mode {
 	return out
 }
 
-// fallbacks lists what else a node takes in whether or not this host sends it:
-// what pools ask for, and what the node itself sends.
-func (t *table) fallbacks(n *node, inner, outer dataplane.Family) []dataplane.Form {
+// fallbacks lists what else a node takes in whether or not this host sends it,
+// what pools ask for and what the node itself sends, as far as this host has a
+// path to it.
+func (t *table) fallbacks(k hopKey, n *node, outer dataplane.Family) []dataplane.Form {
 	if len(n.forms.sorted) == 0 {
 		return nil
 	}
@@ -91,7 +94,7 @@ func (t *table) fallbacks(n *node, inner, outer dataplane.Family) []dataplane.Fo
 	var out []dataplane.Form
 	for _, f := range n.forms.sorted {
 		for m := range modes {
-			if t.carries(f, inner, outer) && slices.Contains(m.Forms(), f.String()) {
+			if slices.Contains(m.Forms(), f.String()) && t.hasPath(f, k, outer) {
 				out = append(out, f)
 				break
 			}
@@ -100,13 +103,12 @@ func (t *table) fallbacks(n *node, inner, outer dataplane.Family) []dataplane.Fo
 	return out
 }
 
-// carries reports whether a form can carry the workloads of a family to a node
-// over an underlay of a family.
-func (t *table) carries(f dataplane.Form, inner, outer dataplane.Family) bool {
+// hasPath reports whether a form can carry packets to a node by itself.
+func (t *table) hasPath(f dataplane.Form, k hopKey, outer dataplane.Family) bool {
 	if f.Outer != 0 && f.Outer != outer {
 		return false
 	}
-	_, err := driverOf(f).Form(t.hostFor(inner, outer, f.VNI, f.Port), dataplane.Peer{})
+	_, err := driverOf(f).Peer(t.wayEnds(k, outer, f, 0))
 	return err == nil
 }
 
