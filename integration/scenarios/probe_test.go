@@ -178,6 +178,19 @@ func TestProbedBeforeUse(t *testing.T) {
 	if err != nil || len(pools) != 2 {
 		t.Fatalf("pools: %v, %v", pools, err)
 	}
+	// Who has not moved to anything yet has nothing to stay on meanwhile.
+	for _, h := range l.Hosts() {
+		poll(t, 60*time.Second, h+" has moved to the pools' mode", func() string {
+			o, err := s.Get(within(t, 10*time.Second), store.ResourceKey(store.KindNode, h))
+			if err != nil {
+				return err.Error()
+			}
+			if n, ok := o.Value.(*store.Node); !ok || len(store.FormsOf(n).Sends) != len(pools) {
+				return fmt.Sprintf("%+v", o.Value)
+			}
+			return ""
+		})
+	}
 	for _, p := range pools {
 		_, err := store.Modify(within(t, 10*time.Second), s, p.Key, func(cur store.Object) (any, error) {
 			pool, ok := store.Clone(cur.Value).(*v3.IPPool)

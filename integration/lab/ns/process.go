@@ -106,23 +106,37 @@ func (p Process) Signal(sig unix.Signal) error {
 	return nil
 }
 
-// Wait returns when the process has ended, or with ctx's error.
+// Wait returns when the process has ended, with all of its threads, or with
+// ctx's error. A zombie may have threads that still end, and until they have,
+// its files are open and its locks are held.
 func (p Process) Wait(ctx context.Context) error {
-	fd, err := p.open()
-	if errors.Is(err, os.ErrProcessDone) {
+	if p.PID <= 0 {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("wait for process %d: %w", p.PID, err)
 	}
 	defer unix.Close(fd)
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
+	if err != nil {
+		return nil // it ended meanwhile
+	}
+	if _, start, err := parseStat(b); err != nil || start != p.Start {
+		return err // the pid is another's
+	}
 	for {
 		const slice = 50 // ms: how late the end of ctx may be seen
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, slice)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, slice)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for process %d: %w", p.PID, err)
 		}
-		if !p.Alive() {
+		if n > 0 {
+			// Reaping is harmless where it is not our child: ECHILD.
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil)
 			return nil
 		}
 		if err := ctx.Err(); err != nil {
