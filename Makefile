@@ -27,10 +27,10 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 STAGED := /integration/(lab|scenarios|service|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: all that
 # talks to the kernel.
-VMPKGS := ./dataplane/kernel ./dataplane/workload ./control/probe ./integration/scenarios
+VMPKGS := ./dataplane/kernel ./dataplane/workload ./integration/scenarios
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
-VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage)$$
+VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
 FUZZTIME ?= 10s
 
 ##@ Use
