@@ -2,45 +2,13 @@ package reach
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/routerd/routerd/store"
 )
 
-// secretName is the name of the key that the hosts of a cluster share, and
-// keyLen its length in bytes.
-const (
-	secretName = "reach"
-	keyLen     = 32
-)
-
-// readKey returns the cluster's key for probes, and makes it when there is
-// none. Of two hosts that make it at once, both get the one that was first.
-func readKey(ctx context.Context, s store.Store) ([]byte, error) {
-	obj, err := s.Get(ctx, store.SecretKey(secretName))
-	if errors.Is(err, store.ErrNotFound) {
-		fresh := make([]byte, keyLen)
-		// It never fails: see crypto/rand.
-		_, _ = rand.Read(fresh)
-		obj, err = store.Modify(ctx, s, store.SecretKey(secretName), func(cur store.Object) (any, error) {
-			if cur.Value != nil {
-				return nil, nil //nolint:nilnil // another host was first
-			}
-			return &store.Secret{Key: fresh}, nil
-		})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the key for probes: %w", err)
-	}
-	k, ok := obj.Value.(*store.Secret)
-	if !ok || len(k.Key) < keyLen {
-		return nil, fmt.Errorf("read the key for probes: %s holds fewer than %d bytes; delete it, and a new one is made", obj.Key.Path(), keyLen)
-	}
-	return k.Key, nil
-}
+// secretName is the name of the key that the hosts of a cluster share.
+const secretName = "reach"
 
 // The pace of reading the key again after messages with a wrong code: somebody
 // may have replaced it.
@@ -57,7 +25,7 @@ func (p *Prober) followKey(ctx context.Context) {
 	pause := keyRetryMin
 	for ctx.Err() == nil {
 		attempt, cancel := context.WithTimeout(ctx, storeWithin)
-		k, err := readKey(attempt, p.cfg.Store)
+		k, err := store.SharedSecret(attempt, p.cfg.Store, secretName)
 		cancel()
 		if err != nil {
 			p.setState(err)

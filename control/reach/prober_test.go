@@ -281,14 +281,14 @@ func TestKeyIsMadeOnce(t *testing.T) {
 	for i := range keys {
 		wg.Go(func() {
 			var err error
-			if keys[i], err = readKey(t.Context(), s); err != nil {
+			if keys[i], err = store.SharedSecret(t.Context(), s, secretName); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
 	for _, k := range keys {
-		if len(k) != keyLen || !bytes.Equal(k, keys[0]) {
+		if len(k) != 32 || !bytes.Equal(k, keys[0]) {
 			t.Fatal("two hosts have different keys")
 		}
 	}
@@ -296,7 +296,7 @@ func TestKeyIsMadeOnce(t *testing.T) {
 	if _, err := short.Txn(t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: store.SecretKey(secretName), Value: &store.Secret{Key: []byte("short")}}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readKey(t.Context(), short); err == nil || !strings.Contains(err.Error(), "delete it") {
+	if _, err := store.SharedSecret(t.Context(), short, secretName); err == nil || !strings.Contains(err.Error(), "delete it") {
 		t.Errorf("a short key: %v", err)
 	}
 }
