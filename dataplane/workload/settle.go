@@ -23,7 +23,8 @@ const (
 
 // settle waits until the first packet can pass. Two things the kernel leaves to
 // its workers: to take up sending on a device whose carrier came after the
-// device was set up (net/core/link_watch.c), and to add the local route of an
+// device was set up, at either end (net/core/link_watch.c; only then may an
+// IPv6 address of the kernel's own come too), and to add the local route of an
 // IPv6 address, also of one without duplicate address detection
 // (addrconf_dad_work).
 func (w *Wire) settle(ctx context.Context, spec Spec, in *inside, host netlink.Link) error {
@@ -47,16 +48,21 @@ func (w *Wire) settle(ctx context.Context, spec Spec, in *inside, host netlink.L
 // unsettled says what the first packet lacks; empty: nothing.
 func (w *Wire) unsettled(spec Spec, in *inside, host netlink.Link) (string, error) {
 	name := spec.Owner.Interface
-	// Since Linux 6.8 the question itself makes the kernel catch up.
-	link, err := linkByName(in.netlink, name)
-	if err != nil {
-		return "", err
-	}
-	if link == nil {
-		return "", fmt.Errorf("interface %s vanished from %s", name, spec.Netns)
-	}
-	if link.Attrs().OperState != netlink.OperUp {
-		return fmt.Sprintf("%s in %s has a carrier", name, spec.Netns), nil
+	for _, end := range []struct {
+		netlink     *netlink.Handle
+		name, where string
+	}{{in.netlink, name, spec.Netns}, {w.netlink, spec.Device, "the host"}} {
+		// Since Linux 6.8 the question itself makes the kernel catch up.
+		link, err := linkByName(end.netlink, end.name)
+		if err != nil {
+			return "", err
+		}
+		if link == nil {
+			return "", fmt.Errorf("interface %s vanished from %s", end.name, end.where)
+		}
+		if link.Attrs().OperState != netlink.OperUp {
+			return fmt.Sprintf("%s in %s has a carrier", end.name, end.where), nil
+		}
 	}
 	for _, a := range spec.Addresses {
 		if a.Is4() {

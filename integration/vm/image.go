@@ -22,6 +22,9 @@ import (
 //go:embed init.sh
 var initScript []byte
 
+//go:embed modprobe.sh
+var modprobeScript []byte
+
 // recipe changes whenever the code below builds another base from the same
 // inputs, so that an old one in the cache is not taken for the new.
 const recipe = "1"
@@ -149,7 +152,7 @@ func parseLdd(out []byte) ([]string, error) {
 // gives another key.
 func baseKey(k kernel, files []string) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%s\n%q\n%s\n%q\n", recipe, k.release, moduleRoots(), initScript, passwd+group+hosts)
+	fmt.Fprintf(h, "%s\n%s\n%q\n%s\n%s\n%q\n", recipe, k.release, moduleRoots(), initScript, modprobeScript, passwd+group+hosts)
 	for _, f := range files {
 		st, err := os.Stat(f)
 		if err != nil {
@@ -237,7 +240,7 @@ func addBusybox(ctx context.Context, a *archive) error {
 		a.symlink(path.Join("/bin", name), "busybox")
 	}
 	// The kernel itself calls this path when it looks for a module.
-	a.symlink("/sbin/modprobe", "/bin/busybox")
+	a.bytes("/sbin/modprobe", 0o755, modprobeScript)
 	return nil
 }
 
