@@ -65,11 +65,7 @@ func columnsOf(kind store.Kind, globalAS string) columns {
 	case store.KindTier:
 		h := []string{"NAME", "ORDER"}
 		return columns{h, h, func(v any) map[string]string {
-			order := "-"
-			if o := v.(*v3.Tier).Spec.Order; o != nil {
-				order = strconv.FormatFloat(*o, 'f', -1, 64)
-			}
-			return map[string]string{"ORDER": order}
+			return map[string]string{"ORDER": formatOrder(v.(*v3.Tier).Spec.Order)}
 		}}
 	case store.KindProfile:
 		return columns{name, []string{"NAME", "LABELS"}, func(v any) map[string]string {
@@ -81,6 +77,9 @@ func columnsOf(kind store.Kind, globalAS string) columns {
 			[]string{"NAME", "WORKLOAD", "NODE", "NETWORKS", "INTERFACE", "PROFILES", "NATS"},
 			endpointCells,
 		}
+	}
+	if c, ok := policyColumns(kind); ok {
+		return c
 	}
 	return columns{name, name, func(any) map[string]string { return nil }}
 }

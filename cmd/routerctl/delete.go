@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,6 +53,9 @@ A Node takes with it its workload endpoints and their addresses, its tunnel
 addresses, its claims on blocks, the BGPPeers that name it, and its own BGP and
 Felix configurations. Do that only after its daemon has stopped for good.
 
+A Tier that policies are in is refused, unless they are deleted by the same
+command. Policies named knp.default.… come from Kubernetes and are deleted there.
+
 ClusterInformation, the built-in tiers and the profile ` + store.DefaultAllowProfile + `
 cannot be deleted.`,
 		Example: `  routerctl delete ippool old-pool
@@ -72,7 +76,7 @@ cannot be deleted.`,
 	}
 	f := c.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
-	f.StringVarP(&namespace, "namespace", "n", store.DefaultName, "namespace of workload endpoints")
+	f.StringVarP(&namespace, "namespace", "n", store.DefaultName, "namespace of namespaced kinds")
 	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
 	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it")
 	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
@@ -144,7 +148,7 @@ func (d *deletion) run(ctx context.Context, targets []target) error {
 		case err != nil:
 			errs = append(errs, err)
 		default:
-			if err := d.unused(ctx, o); err != nil {
+			if err := errors.Join(d.unused(ctx, o), d.empty(ctx, o, targets)); err != nil {
 				errs = append(errs, err)
 			}
 			present = append(present, o)
@@ -189,6 +193,8 @@ func undeletable(k store.Key) string {
 		return "it is read-only: the cluster's daemons keep it"
 	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, "kube-admin", "kube-baseline"}, k.Name):
 		return "the built-in tiers cannot be deleted"
+	case k.Kind == store.KindNetworkPolicy && strings.HasPrefix(k.Name, "knp.default."):
+		return "it is made of a Kubernetes NetworkPolicy: delete that with kubectl"
 	case k.Kind == store.KindProfile && k.Name == store.DefaultAllowProfile:
 		return "it is built in and cannot be deleted"
 	}

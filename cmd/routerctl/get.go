@@ -39,7 +39,8 @@ func (a *app) getCommand() *cobra.Command {
 		Long: `Print resources as a table, or with -o yaml and -o json in a form that apply
 takes back. Kinds: ` + kindList() + `.
 
-Workload endpoints lie in namespaces: -n names one, -A prints all.`,
+Workload endpoints, network policies and network sets lie in namespaces: -n names
+one, -A prints all.`,
 		Example: `  routerctl get ippools
   routerctl get nodes -o wide
   routerctl get ippool default-ipv4-ippool -o yaml > pool.yaml
@@ -76,8 +77,8 @@ Workload endpoints lie in namespaces: -n names one, -A prints all.`,
 	f := c.Flags()
 	f.StringVarP(&q.output, "output", "o", "table", "table, wide, yaml, json or name")
 	f.StringVarP(&labels, "selector", "l", "", "only objects whose labels match, such as \"rack == 'r1'\"")
-	f.StringVarP(&q.namespace, "namespace", "n", store.DefaultName, "namespace of workload endpoints")
-	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "workload endpoints of all namespaces")
+	f.StringVarP(&q.namespace, "namespace", "n", store.DefaultName, "namespace of namespaced kinds")
+	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "objects of all namespaces")
 	return c
 }
 
