@@ -19,8 +19,8 @@ const (
 	maxMTU = 65535
 )
 
-// Add attaches a container: when it returns, the host routes to the container
-// and the datastore knows it. A repeat returns the same result. What a failed
+// Add attaches a container: when it returns, the host routes to the container,
+// the datastore knows it and the rules that judge its packets are in force. A repeat returns the same result. What a failed
 // call made is undone; what cannot be undone now, because the datastore is
 // away, is undone later (see [Attacher.Run]).
 func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
@@ -181,6 +181,9 @@ func (a *Attacher) again(ctx context.Context, r record) (Result, error) {
 	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
 		return Result{}, fmt.Errorf("program the host's route: %w", err)
 	}
+	if err := a.awaitRules(ctx, r); err != nil {
+		return Result{}, err
+	}
 	return r.result(), nil
 }
 
@@ -243,6 +246,12 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 		return r, storeError("write the workload endpoint", err)
 	}
 	if err := a.at("endpoint"); err != nil {
+		return r, err
+	}
+	if err := a.awaitRules(ctx, r); err != nil {
+		return r, err
+	}
+	if err := a.at("rules"); err != nil {
 		return r, err
 	}
 	r.State = stateAttached

@@ -155,6 +155,14 @@ type Config struct {
 	// result: it can.
 	Ready func() error
 
+	// Rules waits until the rules that judge what the device's workload sends
+	// and receives are in force, for all of these addresses; the error says why
+	// they are not. It is asked after the endpoint was written, and an ADD whose
+	// rules do not come fails. nil: there are no rules to wait for.
+	Rules func(ctx context.Context, device string, addrs []netip.Addr) error
+	// RulesTimeout bounds that wait. 0: 10 s.
+	RulesTimeout time.Duration
+
 	// StoreTimeout bounds each step that needs the datastore. 0: 10 s.
 	StoreTimeout time.Duration
 	// Retry is the first pause between tries to complete what was cut short;
@@ -202,6 +210,9 @@ func New(cfg Config) (*Attacher, error) {
 	}
 	if cfg.StoreTimeout == 0 {
 		cfg.StoreTimeout = 10 * time.Second
+	}
+	if cfg.RulesTimeout == 0 {
+		cfg.RulesTimeout = 10 * time.Second
 	}
 	if cfg.Retry == 0 {
 		cfg.Retry = time.Second
@@ -301,6 +312,25 @@ func (a *Attacher) storeContext(ctx context.Context) (context.Context, context.C
 		timeout = min(timeout, time.Until(deadline)*9/10)
 	}
 	return context.WithTimeout(ctx, timeout)
+}
+
+// awaitRules waits for the rules of an attachment. Before they are in force the
+// device carries nothing, so a workload that is started without them would find
+// no network.
+func (a *Attacher) awaitRules(ctx context.Context, r record) error {
+	if a.cfg.Rules == nil {
+		return nil
+	}
+	timeout := a.cfg.RulesTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(deadline)*9/10)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := a.cfg.Rules(ctx, r.Device, r.addrs()); err != nil {
+		return fmt.Errorf("wait for the policy rules of %s: %w: %w", r.Device, ErrNotReady, err)
+	}
+	return nil
 }
 
 // storeError names the step, and the datastore when waiting for it is what

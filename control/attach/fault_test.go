@@ -19,7 +19,7 @@ var (
 )
 
 func addSteps() []string {
-	return []string{"start", "intent", "address", "record", "wire", "routes", "endpoint", "done"}
+	return []string{"start", "intent", "address", "record", "wire", "routes", "endpoint", "rules", "done"}
 }
 
 func delSteps() []string {

@@ -94,7 +94,7 @@ func TestIPv6Alone(t *testing.T) {
 // left, and the next try succeeds.
 func TestDualStackFailsWhole(t *testing.T) {
 	t.Parallel()
-	for _, step := range []string{"intent", "address", "record", "wire", "routes", "endpoint"} {
+	for _, step := range []string{"intent", "address", "record", "wire", "routes", "endpoint", "rules"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld6(t)
