@@ -23,6 +23,7 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
@@ -52,7 +53,9 @@ type router struct {
 	bgp    *bgp.Controller // nil: not enabled
 	wire   *workload.Wire
 	attach *attach.Attacher
-	reach  *reacher
+	// journal is what this host has promised and must know after the loss of power.
+	journal *journal.Journal
+	reach   *reacher
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
@@ -148,8 +151,11 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err != nil {
 		return d, err
 	}
+	if err := d.openJournal(); err != nil {
+		return d, err
+	}
 	d.attach, err = attach.New(attach.Config{
-		Node: name, Dir: c.WorkloadDir(), IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
+		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
 		Ready: d.attachReady, Log: log.With("component", "attach"),
 	})
 	if err != nil {
@@ -216,6 +222,9 @@ func (d *router) close() error {
 	}
 	if d.etcd != nil {
 		d.etcd.Close()
+	}
+	if d.journal != nil {
+		errs = append(errs, d.journal.Close())
 	}
 	if d.kernel != nil {
 		errs = append(errs, d.kernel.Close())

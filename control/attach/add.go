@@ -196,7 +196,7 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 		return r, err
 	}
 	if !repair {
-		if err := a.save(r, false); err != nil {
+		if err := a.save(r); err != nil {
 			return r, err
 		}
 		// One that was set since the request was read did not see the record, and
@@ -219,14 +219,20 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 		return r, err
 	}
 	if !repair {
-		if err := a.save(r, true); err != nil {
+		if err := a.save(r); err != nil {
 			return r, err
 		}
 	}
 	if err := a.at("record"); err != nil {
 		return r, err
 	}
+	// The disk takes about as long as the wire.
+	flushed := make(chan error, 1)
+	go func() { flushed <- a.cfg.Journal.Sync() }()
 	end, err := a.cfg.Wire.Attach(ctx, r.spec())
+	if flushErr := <-flushed; err == nil && flushErr != nil {
+		return r, flushErr
+	}
 	if err != nil {
 		return r, fmt.Errorf("connect the container: %w", err)
 	}
@@ -255,7 +261,7 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 		return r, err
 	}
 	r.State = stateAttached
-	if err := a.save(r, false); err != nil {
+	if err := a.save(r); err != nil {
 		return r, err
 	}
 	return r, a.at("done")
@@ -317,7 +323,7 @@ func (a *Attacher) program(ctx context.Context, r, old record) error {
 		}
 		del = append(del, keysOf(other.wishes(a.cfg.Wire))...)
 		other.State, other.Addresses = stateReleasing, nil
-		if err := a.save(other, false); err != nil {
+		if err := a.save(other); err != nil {
 			return err
 		}
 		a.log.Info("device taken over from an earlier container of the pod",
@@ -338,7 +344,7 @@ func (a *Attacher) undo(ctx context.Context, r record, cause error) error {
 	if errors.Is(cause, store.ErrUnavailable) {
 		// Asking a datastore that is away costs the caller time and gains nothing.
 		r.State = stateReleasing
-		err := errors.Join(a.save(r, false), a.cut(ctx, r))
+		err := errors.Join(a.save(r), a.cut(ctx, r))
 		a.completeLater()
 		if err != nil {
 			return fmt.Errorf("undo: %w", err)

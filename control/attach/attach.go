@@ -12,6 +12,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
@@ -144,12 +145,14 @@ type Wire interface {
 
 // Config is what [New] needs. All fields without a default are required.
 type Config struct {
-	Node  string // this host's name in the datastore
-	Dir   string // for records; made with mode 0700 if missing
-	IPAM  IPAM
-	Sink  dataplane.Sink
-	Store store.Store
-	Wire  Wire
+	Node string // this host's name in the datastore
+	Dir  string // for the MTU of workloads; made with mode 0700 if missing
+	// Journal keeps the records, under keys that begin with "workload/".
+	Journal *journal.Journal
+	IPAM    IPAM
+	Sink    dataplane.Sink
+	Store   store.Store
+	Wire    Wire
 
 	// Ready says why the daemon as a whole cannot serve ADD; nil or a nil
 	// result: it can.
@@ -205,8 +208,8 @@ func New(cfg Config) (*Attacher, error) {
 	switch {
 	case cfg.Node == "":
 		return nil, errors.New("attach: node name is missing")
-	case cfg.IPAM == nil || cfg.Sink == nil || cfg.Store == nil || cfg.Wire == nil:
-		return nil, errors.New("attach: one of IPAM, sink, store, wire is missing")
+	case cfg.IPAM == nil || cfg.Sink == nil || cfg.Store == nil || cfg.Wire == nil || cfg.Journal == nil:
+		return nil, errors.New("attach: one of IPAM, sink, store, wire, journal is missing")
 	}
 	if cfg.StoreTimeout == 0 {
 		cfg.StoreTimeout = 10 * time.Second
@@ -220,7 +223,7 @@ func New(cfg Config) (*Attacher, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if err := makeRecordDir(cfg.Dir); err != nil {
+	if err := makeStateDir(cfg.Dir); err != nil {
 		return nil, err
 	}
 	return &Attacher{

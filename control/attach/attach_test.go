@@ -371,10 +371,7 @@ func TestRestore(t *testing.T) {
 	if err := w.wire.Detach(t.Context(), res.Device, rebooted.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(w.dir, "half.json"+tempSuffix), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(w.dir, "lie.json"), []byte(`{"version":1`), 0o600); err != nil {
+	if err := w.journal.Put(recordPrefix+"lie", map[string]int{"version": 1}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -398,12 +395,42 @@ func TestRestore(t *testing.T) {
 	}
 	w.del(b, running)
 	w.del(b, rebooted)
-	if _, err := os.Stat(filepath.Join(w.dir, "lie.json"+badSuffix)); err != nil {
-		t.Errorf("a record that cannot be read was not put aside: %v", err)
+	bad := badPrefix + recordPrefix + "lie"
+	if _, ok := w.journal.Entries()[bad]; !ok {
+		t.Error("a record that cannot be read was not put aside")
 	}
-	if err := os.Remove(filepath.Join(w.dir, "lie.json"+badSuffix)); err != nil {
+	if err := w.journal.Delete(bad); err != nil {
 		t.Fatal(err)
 	}
+	w.expectClean()
+}
+
+// The records of an earlier version, a file each, are taken over once.
+func TestRecordFilesAreTakenOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	req := w.request(1)
+	res := w.add(a, req)
+	for key, value := range w.journal.Entries() {
+		if err := errors.Join(os.WriteFile(filepath.Join(w.dir, "0123.json"), value, 0o600), w.journal.Delete(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, "lie.json"), []byte(`{"version":1`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		a = w.start()
+		w.check(a, req)
+		diff(t, "repeated ADD", res, w.add(a, req))
+	}
+	files, err := filepath.Glob(filepath.Join(w.dir, "*.json*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	diff(t, "files", []string{filepath.Join(w.dir, "lie.json"+badSuffix)}, files)
+	w.del(a, req)
 	w.expectClean()
 }
 

@@ -44,7 +44,7 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 	}
 	if have, known := a.record(r.id()); known && have.State != stateReleasing {
 		have.State = stateReleasing
-		if err := a.save(have, false); err != nil {
+		if err := a.save(have); err != nil {
 			return err
 		}
 		// The caller's record may know more than the one on disk.

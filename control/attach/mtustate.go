@@ -63,7 +63,7 @@ func (a *Attacher) setOut(m MTU) error {
 func (a *Attacher) saveMTU(s mtuState) error {
 	b, err := json.Marshal(s)
 	if err == nil {
-		err = writeFile(filepath.Join(a.cfg.Dir, mtuFile), append(b, '\n'), false)
+		err = writeFile(filepath.Join(a.cfg.Dir, mtuFile), append(b, '\n'))
 	}
 	if err != nil {
 		return fmt.Errorf("write the MTU of workloads: %w", err)

@@ -109,7 +109,7 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 		return nil
 	}
 	a.log.Info("workload written to the datastore again", logID(id)...)
-	return a.save(r, false)
+	return a.save(r)
 }
 
 // vacant verifies that no other workload of this host lives with an address

@@ -2,8 +2,6 @@ package attach
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -153,41 +151,29 @@ func compareIDs(a, b ID) int {
 	return cmp.Or(cmp.Compare(a.Network, b.Network), cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.Interface, b.Interface))
 }
 
-const (
-	recordSuffix = ".json"
-	tempSuffix   = ".tmp" // of a record that is being written
-	badSuffix    = ".bad" // of one that cannot be read
-)
+// recordPrefix begins the journal's keys of attachments.
+const recordPrefix = "workload/"
 
-func makeRecordDir(dir string) error {
+func recordKey(id ID) string {
+	return recordPrefix + id.Network + "/" + id.ContainerID + "/" + id.Interface
+}
+
+func makeStateDir(dir string) error {
 	if dir == "" {
-		return errors.New("attach: directory for records is missing")
+		return errors.New("attach: directory for state is missing")
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for attachment records: %w", err)
+		return fmt.Errorf("make directory for the state of workloads: %w", err)
 	}
 	return nil
 }
 
-// recordPath names a record after a hash of the id: an id can be longer than a
-// file name may be.
-func (a *Attacher) recordPath(id ID) string {
-	sum := sha256.Sum256([]byte(id.Network + "/" + id.ContainerID + "/" + id.Interface))
-	return filepath.Join(a.cfg.Dir, hex.EncodeToString(sum[:16])+recordSuffix)
-}
-
-// save writes a record: a reader finds the old one or the new one. With sync
-// it survives the loss of power. Without, it survives the death of the daemon,
-// which is enough where only namespaces, which do not outlive the power
-// either, depend on it.
-func (a *Attacher) save(r record, sync bool) error {
+// save writes a record, which then outlives the daemon. The loss of power it
+// outlives after the next [journal.Journal.Sync]: who answers for it waits for
+// that, and nobody else need.
+func (a *Attacher) save(r record) error {
 	r.Version = recordVersion
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode record: %w", err)
-	}
-	path := a.recordPath(r.id())
-	if err := writeFile(path, append(b, '\n'), sync); err != nil {
+	if err := a.cfg.Journal.Put(recordKey(r.id()), r); err != nil {
 		return fmt.Errorf("write attachment record: %w", err)
 	}
 	a.mu.Lock()
@@ -196,7 +182,94 @@ func (a *Attacher) save(r record, sync bool) error {
 	return nil
 }
 
-func writeFile(path string, b []byte, sync bool) (err error) {
+// forget removes a record.
+func (a *Attacher) forget(id ID) error {
+	if err := a.cfg.Journal.Delete(recordKey(id)); err != nil {
+		return fmt.Errorf("remove attachment record: %w", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.records, id)
+	return nil
+}
+
+// badPrefix begins the journal's keys of records that cannot be read.
+const badPrefix = "unreadable "
+
+// load reads all records. One that cannot be read is put aside and logged: the
+// others matter more. Its container can still be detached, by derivation.
+func (a *Attacher) load() (map[ID]record, error) {
+	if err := a.importFiles(); err != nil {
+		return nil, err
+	}
+	out := make(map[ID]record)
+	for key, value := range a.cfg.Journal.Entries() {
+		if !strings.HasPrefix(key, recordPrefix) {
+			continue
+		}
+		r, err := parseRecord(value)
+		if err == nil && recordKey(r.id()) != key {
+			err = errors.New("its key does not belong to its content")
+		}
+		if err == nil {
+			out[r.id()] = r
+			continue
+		}
+		a.log.Error("attachment record put aside: its container has no route until it is made anew",
+			"key", badPrefix+key, "error", err)
+		if err := errors.Join(a.cfg.Journal.Put(badPrefix+key, value), a.cfg.Journal.Delete(key)); err != nil {
+			return nil, fmt.Errorf("put attachment record aside: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// importFiles takes over the records of an earlier version, which had a file
+// for each.
+func (a *Attacher) importFiles() error {
+	files, err := filepath.Glob(filepath.Join(a.cfg.Dir, "*.json"))
+	if err != nil {
+		return fmt.Errorf("list attachment records: %w", err)
+	}
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read attachment record: %w", err)
+		}
+		r, err := parseRecord(b)
+		if err != nil {
+			a.log.Error("attachment record put aside: its container has no route until it is made anew",
+				"file", path+badSuffix, "error", err)
+			if err := os.Rename(path, path+badSuffix); err != nil {
+				return fmt.Errorf("put attachment record aside: %w", err)
+			}
+			continue
+		}
+		if err := a.cfg.Journal.Put(recordKey(r.id()), r); err != nil {
+			return fmt.Errorf("take over attachment record: %w", err)
+		}
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	if err := a.cfg.Journal.Sync(); err != nil {
+		return fmt.Errorf("take over attachment records: %w", err)
+	}
+	for _, path := range files {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("take over attachment record: %w", err)
+		}
+	}
+	return nil
+}
+
+const (
+	tempSuffix = ".tmp" // of a file that is being written
+	badSuffix  = ".bad" // of a record that cannot be read
+)
+
+// writeFile writes a file: a reader finds the old one or the new one.
+func writeFile(path string, b []byte) (err error) {
 	f, err := os.OpenFile(path+tempSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -207,80 +280,13 @@ func writeFile(path string, b []byte, sync bool) (err error) {
 		}
 	}()
 	_, err = f.Write(b)
-	if err == nil && sync {
-		err = f.Sync()
-	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
-	if err == nil && sync {
-		err = syncDir(filepath.Dir(path))
-	}
 	return err
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if closeErr := d.Close(); err == nil {
-		err = closeErr
-	}
-	return err
-}
-
-// forget removes a record.
-func (a *Attacher) forget(id ID) error {
-	if err := os.Remove(a.recordPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove attachment record: %w", err)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.records, id)
-	return nil
-}
-
-// load reads all records. One that cannot be read is put aside and logged: the
-// others matter more. Its container can still be detached, by derivation.
-func (a *Attacher) load() (map[ID]record, error) {
-	entries, err := os.ReadDir(a.cfg.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("read attachment records: %w", err)
-	}
-	out := make(map[ID]record)
-	for _, e := range entries {
-		path := filepath.Join(a.cfg.Dir, e.Name())
-		if strings.HasSuffix(path, tempSuffix) {
-			_ = os.Remove(path)
-			continue
-		}
-		if !strings.HasSuffix(path, recordSuffix) {
-			continue
-		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("read attachment record: %w", err)
-		}
-		r, err := parseRecord(b)
-		if err == nil && a.recordPath(r.id()) != path {
-			err = errors.New("the file's name does not belong to its content")
-		}
-		if err != nil {
-			a.log.Error("attachment record put aside: its container has no route until it is made anew",
-				"file", path+badSuffix, "error", err)
-			if err := os.Rename(path, path+badSuffix); err != nil {
-				return nil, fmt.Errorf("put attachment record aside: %w", err)
-			}
-			continue
-		}
-		out[r.id()] = r
-	}
-	return out, nil
 }
 
 func parseRecord(b []byte) (record, error) {

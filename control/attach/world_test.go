@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
@@ -228,6 +231,8 @@ type world struct {
 	dir   string
 	mtu   MTU           // what the daemon says at its start
 	cfg   func(*Config) // changes to the configuration; may be nil
+
+	journal *journal.Journal // of the present daemon
 }
 
 func newWorld(t testing.TB) *world {
@@ -280,8 +285,13 @@ func (w *world) start() *Attacher {
 
 func (w *world) create() *Attacher {
 	w.t.Helper()
+	var err error
+	if w.journal, err = journal.Open(filepath.Join(w.dir, "journal"), slog.New(slog.DiscardHandler)); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = w.journal.Close() })
 	cfg := Config{
-		Node: "node-a", Dir: w.dir, IPAM: w.ipam, Sink: w.sink, Store: w.store, Wire: w.wire,
+		Node: "node-a", Dir: w.dir, Journal: w.journal, IPAM: w.ipam, Sink: w.sink, Store: w.store, Wire: w.wire,
 		Retry: time.Millisecond,
 	}
 	if w.cfg != nil {
@@ -357,14 +367,8 @@ func (w *world) leftovers() []string {
 	for _, e := range endpoints {
 		out = append(out, e.Key.String())
 	}
-	files, err := os.ReadDir(w.dir)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, f := range files {
-		if f.Name() != mtuFile { // not an attachment's
-			out = append(out, "record "+f.Name())
-		}
+	for key := range w.journal.Entries() {
+		out = append(out, "record "+key)
 	}
 	slices.Sort(out)
 	return out

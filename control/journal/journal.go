@@ -1,0 +1,326 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+)
+
+// ErrClosed says that the journal was closed.
+var ErrClosed = errors.New("journal is closed")
+
+// slack is how many bytes of history a file may hold before it is written anew,
+// beside as many as the entries themselves take.
+const slack = 512 << 10
+
+// BadSuffix ends the name of the copy of a journal in which lines were damaged.
+const BadSuffix = ".bad"
+
+const tempSuffix = ".tmp"
+
+// Journal is an open journal. It is safe for concurrent use. Two processes must
+// not have one journal open.
+type Journal struct {
+	path string
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	flushed *sync.Cond // a flush ended
+	file    *os.File   // nil: closed
+	entries map[string]json.RawMessage
+	live    int64 // bytes that the entries take
+	size    int64 // of the file up to the last good line
+	torn    bool  // the file may have more than size
+	suspect bool  // a flush failed: what the kernel still has of the file is not known
+
+	appended, synced uint64 // changes: made, and known to be on the disk
+	flushing         bool
+	flushes          uint64
+}
+
+// line is a change.
+type line struct {
+	Key   string          `json:"k"`
+	Value json.RawMessage `json:"v,omitempty"` // none: the key is deleted
+}
+
+// Open reads a journal, or makes it, with mode 0600. Its directory must exist.
+func Open(path string, log *slog.Logger) (*Journal, error) {
+	j := &Journal{path: path, log: log, entries: map[string]json.RawMessage{}}
+	j.flushed = sync.NewCond(&j.mu)
+	b, err := os.ReadFile(path)
+	made := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !made {
+		return nil, fmt.Errorf("read journal: %w", err)
+	}
+	bad := j.replay(b)
+	if bad > 0 {
+		if err := os.WriteFile(path+BadSuffix, b, 0o600); err != nil {
+			return nil, fmt.Errorf("put a copy of the damaged journal aside: %w", err)
+		}
+		log.Error("damaged lines of the journal are left out", "file", path, "lines", bad, "copy", path+BadSuffix)
+	}
+	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	j.torn = j.size < int64(len(b))
+	if bad > 0 || j.torn {
+		err = j.rewrite()
+	} else if made {
+		err = syncDir(filepath.Dir(path))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open journal: %w", err), j.file.Close())
+	}
+	return j, nil
+}
+
+// replay takes in what a file holds and returns how many damaged lines there
+// are before its last good one.
+func (j *Journal) replay(b []byte) (bad int) {
+	pending := 0 // damaged lines that nothing good has followed yet
+	for pos := 0; pos < len(b); {
+		n := bytes.IndexByte(b[pos:], '\n')
+		if n < 0 {
+			break
+		}
+		l, ok := parse(b[pos : pos+n])
+		pos += n + 1
+		if !ok {
+			pending++
+			continue
+		}
+		bad, pending = bad+pending, 0
+		j.apply(l)
+		j.size = int64(pos)
+	}
+	return bad
+}
+
+// parse reads a line without its end.
+func parse(b []byte) (line, bool) {
+	sum, body, ok := bytes.Cut(b, []byte(" "))
+	if !ok || len(sum) != 8 {
+		return line{}, false
+	}
+	want, err := strconv.ParseUint(string(sum), 16, 32)
+	if err != nil || uint32(want) != checksum(body) {
+		return line{}, false
+	}
+	var l line
+	if json.Unmarshal(body, &l) != nil || l.Key == "" {
+		return line{}, false
+	}
+	return l, true
+}
+
+func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
+
+// encode writes a line.
+func encode(l line) ([]byte, error) {
+	body, err := json.Marshal(l)
+	if err != nil {
+		return nil, err
+	}
+	out := fmt.Appendf(make([]byte, 0, len(body)+10), "%08x ", checksum(body))
+	return append(append(out, body...), '\n'), nil
+}
+
+func (j *Journal) apply(l line) {
+	if old, ok := j.entries[l.Key]; ok {
+		j.live -= footprint(l.Key, old)
+		delete(j.entries, l.Key)
+	}
+	if l.Value != nil {
+		j.entries[l.Key] = l.Value
+		j.live += footprint(l.Key, l.Value)
+	}
+}
+
+// footprint is about how many bytes an entry takes in the file.
+func footprint(key string, value []byte) int64 { return int64(len(key) + len(value) + 24) }
+
+// Entries returns what the journal holds. The values are not to be changed.
+func (j *Journal) Entries() map[string]json.RawMessage {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return maps.Clone(j.entries)
+}
+
+// Put sets a key to a value's JSON. After it the value outlives the process,
+// and after [Journal.Sync] the loss of power. On an error nothing has changed.
+func (j *Journal) Put(key string, value any) error {
+	v, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("encode %s for the journal: %w", key, err)
+	}
+	return j.append(line{Key: key, Value: v})
+}
+
+// Delete removes a key; one that is not there is no error. It lasts as Put does.
+func (j *Journal) Delete(key string) error {
+	j.mu.Lock()
+	_, known := j.entries[key]
+	j.mu.Unlock()
+	if !known {
+		return nil
+	}
+	return j.append(line{Key: key})
+}
+
+func (j *Journal) append(l line) error {
+	b, err := encode(l)
+	if err != nil {
+		return fmt.Errorf("encode %s for the journal: %w", l.Key, err)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.file == nil {
+		return ErrClosed
+	}
+	if j.torn {
+		if err := j.file.Truncate(j.size); err != nil {
+			return fmt.Errorf("cut a half written line off the journal: %w", err)
+		}
+		j.torn = false
+	}
+	if _, err := j.file.WriteAt(b, j.size); err != nil {
+		j.torn = true
+		return fmt.Errorf("append to the journal: %w", err)
+	}
+	j.size += int64(len(b))
+	j.appended++
+	j.apply(l)
+	if j.size > 2*j.live+slack && !j.flushing {
+		// It only saves room: the change itself is made.
+		if err := j.rewrite(); err != nil {
+			j.log.Warn("journal not written anew; it goes on growing", "file", j.path, "error", err)
+		}
+	}
+	return nil
+}
+
+// Sync returns when all that was appended before the call is on the disk.
+func (j *Journal) Sync() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	want := j.appended
+	for j.synced < want && j.flushing {
+		j.flushed.Wait()
+	}
+	switch {
+	case j.synced >= want:
+		return nil
+	case j.file == nil:
+		return ErrClosed
+	case j.suspect:
+		// After a failed flush the kernel may hold pages for clean that are not on
+		// the disk. Only a new file is sure.
+		return j.rewrite()
+	}
+	j.flushing = true
+	upTo, file := j.appended, j.file
+	j.mu.Unlock()
+	err := file.Sync()
+	j.mu.Lock()
+	j.flushing = false
+	j.flushes++
+	j.flushed.Broadcast()
+	if err != nil {
+		j.suspect = true
+		return fmt.Errorf("flush the journal: %w", err)
+	}
+	j.synced = max(j.synced, upTo)
+	return nil
+}
+
+// Flushes returns how often the disk was waited for: many callers of
+// [Journal.Sync] share one.
+func (j *Journal) Flushes() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.flushes
+}
+
+// rewrite makes a new file of the entries alone, on the disk when it returns,
+// and puts it in the old one's place. The caller holds the lock, and no flush is
+// under way.
+func (j *Journal) rewrite() (err error) {
+	temp := j.path + tempSuffix
+	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the journal anew: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(temp)
+			err = fmt.Errorf("write the journal anew: %w", err)
+		}
+	}()
+	size, err := writeAll(f, j.entries)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = os.Rename(temp, j.path)
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(j.path))
+	}
+	if err != nil {
+		return err
+	}
+	_ = j.file.Close() // nothing is read from it any more
+	j.file, j.size, j.synced = f, size, j.appended
+	j.torn, j.suspect = false, false
+	j.flushes++
+	return nil
+}
+
+func writeAll(w io.Writer, entries map[string]json.RawMessage) (int64, error) {
+	var b bytes.Buffer
+	for _, k := range slices.Sorted(maps.Keys(entries)) {
+		l, err := encode(line{Key: k, Value: entries[k]})
+		if err != nil {
+			return 0, err
+		}
+		b.Write(l)
+	}
+	return b.WriteTo(w)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Close flushes and closes the file.
+func (j *Journal) Close() error {
+	err := j.Sync()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for j.flushing {
+		j.flushed.Wait()
+	}
+	if j.file == nil {
+		return nil
+	}
+	err = errors.Join(err, j.file.Close())
+	j.file = nil
+	return err
+}

@@ -1,0 +1,305 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// fataler is what helpers need of *testing.T and *rapid.T.
+type fataler interface {
+	Helper()
+	Fatal(args ...any)
+	Errorf(format string, args ...any)
+}
+
+func open(t fataler, path string) *Journal {
+	t.Helper()
+	j, err := Open(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func put(t fataler, j *Journal, key string, value any) {
+	t.Helper()
+	if err := j.Put(key, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holds compares what the journal at path holds, read anew.
+func holds(t fataler, path string, want map[string]string) {
+	t.Helper()
+	j := open(t, path)
+	got := map[string]string{}
+	for k, v := range j.Entries() {
+		got[k] = string(v)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPutDeleteReopen(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	put(t, j, "b", "two\nlines")
+	put(t, j, "a", 3)
+	put(t, j, "c", nil)
+	for _, k := range []string{"c", "never there"} {
+		if err := j.Delete(k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Without Close: the process was killed.
+	holds(t, path, map[string]string{"a": "3", "b": `"two\nlines"`})
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, error %v", info.Mode(), err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Put("a", 1); err != ErrClosed { //nolint:errorlint // returned as it is
+		t.Errorf("put after close: %v", err)
+	}
+}
+
+// Wherever a crash cuts the file, what was complete before is there, and the
+// journal can be used on.
+func TestTornAtEveryByte(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", "first")
+	put(t, j, "b", "second")
+	whole := must(os.ReadFile(path))
+	end := bytes.IndexByte(whole, '\n') + 1
+	for cut := range whole {
+		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{}
+		if cut >= end {
+			want["a"] = `"first"`
+		}
+		holds(t, path, want)
+		j := open(t, path)
+		put(t, j, "c", cut)
+		want["c"] = fmt.Sprint(cut)
+		holds(t, path, want)
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(path + BadSuffix); err == nil {
+			t.Fatalf("cut at %d: a torn tail is taken for damage", cut)
+		}
+	}
+}
+
+func must(b []byte, err error) []byte {
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// A flipped bit anywhere costs the line that it is in, and nothing else.
+func TestDamageInTheMiddle(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "j")
+	j := open(t, path)
+	for _, k := range []string{"a", "b", "c"} {
+		put(t, j, k, k)
+	}
+	whole := must(os.ReadFile(path))
+	third := len(whole) / 3
+	for at := third; at < 2*third-1; at++ {
+		damaged := bytes.Clone(whole)
+		damaged[at] ^= 1
+		if err := os.WriteFile(path, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		j, err := Open(path, slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(log.String(), "damaged lines") {
+			t.Errorf("byte %d: log says %q", at, log.String())
+		}
+		if got := must(os.ReadFile(path + BadSuffix)); !bytes.Equal(got, damaged) {
+			t.Errorf("byte %d: the copy differs", at)
+		}
+		holds(t, path, map[string]string{"a": `"a"`, "c": `"c"`})
+	}
+}
+
+// The file does not grow with history.
+func TestCompaction(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	value := strings.Repeat("x", 1000)
+	for i := range 5000 {
+		put(t, j, fmt.Sprint(i%10), value)
+		if info, err := os.Stat(path); err != nil || info.Size() > 2*slack {
+			t.Fatalf("after %d changes: %d bytes, error %v", i, info.Size(), err)
+		}
+	}
+	want := map[string]string{}
+	for i := range 10 {
+		want[fmt.Sprint(i)] = `"` + value + `"`
+	}
+	holds(t, path, want)
+}
+
+// Many who wait for the disk share its flushes, and each finds its change on
+// the disk.
+func TestSyncIsShared(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	before := j.Flushes()
+	const n = 500
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			<-start
+			if err := j.Put(fmt.Sprint(i), i); err != nil {
+				t.Error(err)
+			}
+			if err := j.Sync(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	if got := j.Flushes() - before; got > n/2 {
+		t.Errorf("%d flushes for %d callers", got, n)
+	}
+	if j.synced != j.appended {
+		t.Errorf("%d of %d changes are on the disk", j.synced, j.appended)
+	}
+	if got := len(j.Entries()); got != n {
+		t.Errorf("%d entries, want %d", got, n)
+	}
+}
+
+// After a flush that failed, the next one does not trust the old file.
+func TestFailedFlush(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	j.file = must2(os.Open("/proc/self/status")) // cannot be flushed
+	if err := j.Sync(); err == nil {
+		t.Fatal("a flush of a file that has none succeeded")
+	}
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, j, "b", 2)
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, path, map[string]string{"a": "1", "b": "2"})
+}
+
+func must2(f *os.File, err error) *os.File {
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
+
+// A full disk: the change is refused, what was there stays, and when there is
+// room again all goes on.
+func TestWriteRefused(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	good := j.file
+	j.file = must2(os.OpenFile("/dev/full", os.O_RDWR, 0))
+	if err := j.Put("b", 2); err == nil {
+		t.Fatal("a write to a full disk succeeded")
+	}
+	_ = j.file.Close()
+	j.file = good
+	// What a short write may have left.
+	if _, err := good.WriteAt([]byte("half a li"), j.size); err != nil {
+		t.Fatal(err)
+	}
+	put(t, j, "c", 3)
+	holds(t, path, map[string]string{"a": "1", "c": "3"})
+	if _, err := os.Stat(path + BadSuffix); err == nil {
+		t.Error("the file was damaged")
+	}
+}
+
+// The journal is a map, whatever is done to it and however often it is opened
+// anew.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		dir, err := os.MkdirTemp("", "journal") //nolint:usetesting // rapid runs many cases in one test
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		path := filepath.Join(dir, "j")
+		j := open(rt, path)
+		want := map[string]string{}
+		key := rapid.SampledFrom([]string{"a", "b", "c"})
+		rt.Repeat(map[string]func(*rapid.T){
+			"put": func(rt *rapid.T) {
+				k, v := key.Draw(rt, "key"), rapid.String().Draw(rt, "value")
+				put(rt, j, k, v)
+				b, err := json.Marshal(v)
+				if err != nil {
+					rt.Fatal(err)
+				}
+				want[k] = string(b)
+			},
+			"delete": func(rt *rapid.T) {
+				k := key.Draw(rt, "key")
+				if err := j.Delete(k); err != nil {
+					rt.Fatal(err)
+				}
+				delete(want, k)
+			},
+			"rewrite": func(rt *rapid.T) {
+				j.mu.Lock()
+				defer j.mu.Unlock()
+				if err := j.rewrite(); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"reopen": func(rt *rapid.T) { j = open(rt, path) },
+			"":       func(rt *rapid.T) { holds(rt, path, maps.Clone(want)) },
+		})
+	})
+}
