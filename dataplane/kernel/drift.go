@@ -21,6 +21,9 @@ type drift struct {
 	notice
 	was string // how it should be
 	is  string // how it was found
+	// told says that the log has it. What is over before it is told, as an
+	// address is that went with its device, is told then.
+	told bool
 }
 
 // drifted notes that somebody else undid what has that key.
@@ -41,7 +44,7 @@ func (k *Kernel) drifted(key dataplane.Key) {
 		d.is = h.String()
 	}
 	if old, ok := k.adrift[key]; ok {
-		d.at = old.at // it was not put right yet
+		d.at, d.told = old.at, old.told // it was not put right yet
 	}
 	k.adrift[key] = d
 	k.seen[kind] = append(k.seen[kind], key)
@@ -58,6 +61,8 @@ func (k *Kernel) logDrift() {
 			case told < logEach:
 				k.log.Warn("changed by somebody else, putting it back", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by)
 				told++
+				d.told = true
+				k.adrift[key] = d
 				k.logStorm(key)
 			default:
 				told++
@@ -103,6 +108,10 @@ func (k *Kernel) righted(key dataplane.Key, repaired bool) {
 	}
 	delete(k.adrift, key)
 	if !repaired {
+		if !d.told {
+			k.log.Warn("changed by somebody else, and as it should be again", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by)
+			k.countDrift(key.Kind(), 1)
+		}
 		return
 	}
 	took := time.Since(d.at)

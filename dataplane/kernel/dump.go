@@ -220,11 +220,13 @@ func (k *Kernel) owns(h haveLink) bool {
 	return !ok || w.(dataplane.Link).Type == h.Type
 }
 
-// ownsName is owns for what is known to be there.
+// ownsName is owns for what is known to be there. A device of which we have
+// heard only now counts: what came to it after that may be told already.
 func (k *Kernel) ownsName(name string) bool {
 	o, ok := k.want.Have(dataplane.LinkKey{Name: name})
 	if !ok {
-		return false
+		l := k.mir.link(name)
+		return l != nil && k.takes(l) && k.owns(k.haveLink(l))
 	}
 	switch h := o.(type) {
 	case haveLink:

@@ -109,6 +109,7 @@ type Tracker[K comparable, V comparable] struct {
 	entries map[K]*entry[K, V]
 	spoken  map[Source]bool
 	synced  map[Source]bool
+	listed  bool // what there is was told once
 	swept   bool // all sources are synced
 	counter uint64
 	epoch   uint32
@@ -371,20 +372,22 @@ func (t *Tracker[K, V]) withdraw(e *entry[K, V], src Source, rev Revision) {
 }
 
 // ReplaceHave makes have all that there is, and returns the keys that were
-// done and, by this, no longer are: what others changed, removed or added
-// unnoticed.
+// done and, by this, no longer are, and those for which [Tracker.SetHave] would
+// be true: what others changed, removed or added unnoticed.
 func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.epoch++
 	var drift []K
 	see := func(e *entry[K, V], v V, exists bool) {
-		was := e.done
+		was, stray := e.done, exists && t.strays(e)
 		t.setHave(e, v, exists)
 		switch {
 		case was && !e.done:
 			drift = append(drift, e.key)
 			t.lost(e)
+		case stray:
+			drift = append(drift, e.key)
 		case e.done && e.trouble != nil && t.cfg.Now().Sub(e.trouble.lastLoss) > t.cfg.MaxBackoff:
 			t.forgive(e)
 		}
@@ -400,6 +403,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 			see(e, zero, false)
 		}
 	}
+	t.listed = true
 	t.forgetGhosts()
 	t.notify()
 	return drift
@@ -407,7 +411,8 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 
 // SetHave says that k is there with value v. It returns true if k was as it
 // should be before, which for a key that nobody wants is absent, and is not
-// now.
+// now. It is true too of a key that was never wanted and comes between the first
+// listing and the sweep, for which it waits as what an earlier life left does.
 func (t *Tracker[K, V]) SetHave(k K, v V) bool { return t.set(k, v, true) }
 
 // SetDependent is SetHave for a key that changed with something else, as
@@ -418,9 +423,15 @@ func (t *Tracker[K, V]) set(k K, v V, blame bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entry(k)
-	was := e.done
+	was, stray := e.done, t.strays(e)
 	t.setHave(e, v, true)
-	return t.drifted(e, was, blame)
+	return t.drifted(e, was, blame) || stray
+}
+
+// strays reports whether e, should it come now, is one that waits for the
+// sweep.
+func (t *Tracker[K, V]) strays(e *entry[K, V]) bool {
+	return t.listed && !t.swept && !e.exists && !e.wanted && !e.ours
 }
 
 // LoseHave says that somebody removed k. It returns true if k was as wanted
@@ -503,7 +514,7 @@ func (t *Tracker[K, V]) Settled(k K) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entries[k]
-	return e == nil || e.done
+	return e == nil || e.done && (e.wanted || !e.exists)
 }
 
 // Want returns the wish that counts for k.

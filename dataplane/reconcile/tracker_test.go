@@ -331,6 +331,45 @@ func TestLostHaveIsDoneAgain(t *testing.T) {
 	}
 }
 
+// What comes before the sweep and nobody wants stays for now, and is reported.
+func TestStrayWaitsForTheSweep(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.there = map[string]int{"old": 1}
+	if drift := w.t.ReplaceHave(maps.All(w.there)); drift != nil {
+		t.Errorf("what an earlier life left is drift: %v", drift)
+	}
+	w.update(first, map[string]int{"a": 1})
+	w.rest()
+	w.there["x"] = 1
+	if !w.t.SetHave("x", 1) || w.t.SetHave("x", 2) || w.t.SetHave("old", 2) {
+		t.Error("a stray is one when it comes, and only then")
+	}
+	w.there["y"] = 1
+	if drift := w.t.ReplaceHave(maps.All(w.there)); !slices.Equal(drift, []string{"y"}) {
+		t.Errorf("drift %v, want y", drift)
+	}
+	for k, want := range map[string]bool{"a": true, "x": false, "y": false, "old": false, "never": true} {
+		if w.t.Settled(k) != want {
+			t.Errorf("%s: settled is %v", k, !want)
+		}
+	}
+	w.rest()
+	if diff := cmp.Diff(map[string]int{"a": 1, "x": 1, "y": 1, "old": 1}, w.there); diff != "" {
+		t.Errorf("before the sweep (-want +got):\n%s", diff)
+	}
+	w.t.Synced(first)
+	w.t.Synced(second)
+	w.rest()
+	if diff := cmp.Diff(map[string]int{"a": 1}, w.there); diff != "" {
+		t.Errorf("after the sweep (-want +got):\n%s", diff)
+	}
+	w.there["x"] = 1
+	if !w.t.SetHave("x", 1) {
+		t.Error("after the sweep a stray is not reported")
+	}
+}
+
 func TestQuarrelIsDamped(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
