@@ -9,13 +9,26 @@ import (
 	"github.com/routerd/routerd/integration/lab/traffic"
 )
 
-// loadRate is how many packets each flow sends in a second. An emulated CPU
-// carries fewer: there an idle lab must be seen to lose none.
+func emulated() bool { return os.Getenv("ROUTERD_STAGE") == "vm" }
+
+// loadRate is how many packets each flow sends in a second. An emulated CPU on
+// two busy cores carried 170 to 300 of each of six flows when 1,000 were asked
+// for, and dropped others beside them: there the six together are 600.
 func loadRate() int {
-	if os.Getenv("ROUTERD_STAGE") == "vm" {
+	if emulated() {
 		return 100
 	}
 	return 1000
+}
+
+// longestPause is how long a TCP connection may stand still over a change, if
+// something had to be sent again. Where the CPU is emulated that depends on
+// how long a connection stood still that no change concerns.
+func longestPause(beside traffic.StreamReport) time.Duration {
+	if emulated() {
+		return time.Second + 5*beside.LongestGap
+	}
+	return time.Second
 }
 
 // loadPairs are pods of one rack and of two.
@@ -28,6 +41,9 @@ type load struct {
 	packets *traffic.Load
 	large   *traffic.Load // nil: none
 	streams []*traffic.Stream
+	// beside goes from host to host, past all pools: its pauses are the
+	// machine's.
+	beside *traffic.Stream
 }
 
 // startLoad starts numbered packets and a TCP stream for each pair. They end
@@ -36,15 +52,21 @@ func startLoad(t *testing.T, l *lab.Lab, pairs ...[2]string) *load {
 	t.Helper()
 	var out load
 	for _, p := range pairs {
-		s, err := l.StartStream(within(t, 20*time.Second), p[0], p[1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { s.Stop() })
-		out.streams = append(out.streams, s)
+		out.streams = append(out.streams, startStream(t, l, p))
 	}
+	out.beside = startStream(t, l, [2]string{"node1", "node3"})
 	out.packets = startPackets(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
 	return &out
+}
+
+func startStream(t *testing.T, l *lab.Lab, pair [2]string) *traffic.Stream {
+	t.Helper()
+	s, err := l.StartStream(within(t, 20*time.Second), pair[0], pair[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Stop() })
+	return s
 }
 
 func startPackets(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]string) *traffic.Load {
@@ -58,7 +80,9 @@ func startPackets(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]s
 }
 
 // expectNoLoss fails the test for each packet that was lost since the last call,
-// or since the start, and for each TCP connection that ended or stood still.
+// or since the start, and for each TCP connection that ended. That is the
+// contract; it fails too for a connection that stood still for longer than a
+// lost segment explains.
 func expectNoLoss(t *testing.T, what string, l *load) {
 	t.Helper()
 	for _, p := range []*traffic.Load{l.packets, l.large} {
@@ -71,11 +95,13 @@ func expectNoLoss(t *testing.T, what string, l *load) {
 			t.Errorf("%s: %s", what, f)
 		}
 	}
+	beside := l.beside.Interval()
+	t.Logf("%s: beside it %s", what, beside)
 	for _, s := range l.streams {
-		r := s.Report()
+		r := s.Interval()
 		t.Logf("%s: %s", what, r)
 		// A pause in which nothing had to be sent again was the machine's.
-		if r.Err != nil || r.LongestGap > time.Second && r.Resent > 0 {
+		if r.Err != nil || r.LongestGap > longestPause(beside) && r.Resent > 0 {
 			t.Errorf("%s: %s", what, r)
 		}
 	}

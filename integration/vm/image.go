@@ -27,21 +27,29 @@ var modprobeScript []byte
 
 // recipe changes whenever the code below builds another base from the same
 // inputs, so that an old one in the cache is not taken for the new.
-const recipe = "1"
+const recipe = "2"
 
 // tools are the host's programs that scenarios call in the machine. The
 // machine's busybox has the rest.
 func tools() []string {
 	return []string{
 		"bird", "birdc", "bridge", "dash", "etcdctl", "ip", "nft", "ping", "ss", "tc", "tcpdump",
+		// networkd restarted beside routerd, in a mount namespace with a bus.
+		"/lib/systemd/systemd-networkd", "networkctl", "dbus-daemon", "mount", "nsenter", "unshare",
 	}
+}
+
+// busFiles are the configuration of the system bus, and who may say what on it.
+func busFiles() []string {
+	return []string{"/usr/share/dbus-1/system.conf", "/usr/share/dbus-1/system.d/org.freedesktop.network1.conf"}
 }
 
 // passwd has the users that tools change to: tcpdump gives up root when it can.
 const (
-	passwd = "root:x:0:0:root:/root:/bin/sh\ntcpdump:x:104:104::/nonexistent:/bin/false\nbird:x:105:105::/run/bird:/bin/false\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
-	group  = "root:x:0:\ntcpdump:x:104:\nbird:x:105:\nnogroup:x:65534:\n"
-	hosts  = "127.0.0.1 localhost vm\n::1 localhost\n"
+	passwd = "root:x:0:0:root:/root:/bin/sh\ntcpdump:x:104:104::/nonexistent:/bin/false\nbird:x:105:105::/run/bird:/bin/false\n" +
+		"messagebus:x:106:106::/nonexistent:/bin/false\nsystemd-network:x:107:107::/nonexistent:/bin/false\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+	group = "root:x:0:\ntcpdump:x:104:\nbird:x:105:\nmessagebus:x:106:\nsystemd-network:x:107:\nnogroup:x:65534:\n"
+	hosts = "127.0.0.1 localhost vm\n::1 localhost\n"
 )
 
 // image is what a machine starts from. The base is open, so that a run which
@@ -183,7 +191,7 @@ func buildBase(ctx context.Context, cache, name string, k kernel, files []string
 	a.bytes("/etc/group", 0o644, []byte(group))
 	a.bytes("/etc/hosts", 0o644, []byte(hosts))
 	a.bytes("/etc/nsswitch.conf", 0o644, []byte("passwd: files\ngroup: files\nhosts: files\n"))
-	for _, f := range files {
+	for _, f := range append(files, busFiles()...) {
 		a.file(f, f)
 	}
 	if err := addBusybox(ctx, a); err != nil {

@@ -48,6 +48,9 @@ ip link set lo up
 # Forwarding and the like stay as a fresh kernel has them: that routerd sets
 # what it needs is one of the things to be tested.
 ulimit -n 65536
+# The processor is emulated: what it has no time for waits, and is not dropped
+# (each network namespace's packets go through this queue at every hop).
+echo 20000 >/proc/sys/net/core/netdev_max_backlog
 
 exec 4>"$out" 5>"$err"
 echo "up $(cat /proc/uptime)" >&3

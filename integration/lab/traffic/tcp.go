@@ -44,8 +44,9 @@ type Stream struct {
 	workers        sync.WaitGroup
 
 	mu     sync.Mutex
-	report StreamReport
+	report StreamReport // since the last call of Interval
 	last   time.Time
+	resent int // up to the last call of Interval
 }
 
 const (
@@ -153,16 +154,32 @@ func (s *Stream) gap(now time.Time) {
 	}
 }
 
-// Report tells what the stream saw up to now.
+// Report tells what the stream saw since the last call of Interval, or since
+// the start, up to now.
 func (s *Stream) Report() StreamReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.soFar()
+}
+
+// Interval is Report, and begins anew. A gap that is not over counts in both.
+func (s *Stream) Interval() StreamReport {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.soFar()
+	s.resent += r.Resent
+	s.report = StreamReport{From: r.From, To: r.To, Err: r.Err}
+	return r
+}
+
+// soFar is Report with the lock held.
+func (s *Stream) soFar() StreamReport {
 	s.gap(time.Now())
-	s.report.Resent = resent(s.client) + resent(s.server)
+	s.report.Resent = resent(s.client) + resent(s.server) - s.resent
 	return s.report
 }
 
-// Stop ends the stream. It may be called once.
+// Stop ends the stream and is its last Report. It may be called once.
 func (s *Stream) Stop() StreamReport {
 	r := s.Report()
 	s.cancel()
