@@ -34,6 +34,28 @@ type addRequest struct {
 	AssignIPv6        bool
 	RequestedIPs      []string
 	AllowIPForwarding bool
+	Node              string
+	NamespaceLabels   []string
+	MAC               string
+	Given             []string
+}
+
+type allocateRequest struct {
+	Attachment      attachment
+	Workload        workload
+	Node            string
+	IPv4Pools       []string
+	IPv6Pools       []string
+	AssignIPv4      bool
+	AssignIPv6      bool
+	RequestedIPs    []string
+	NamespaceLabels []string
+	Link            string
+	Gateway         bool
+}
+
+type allocateResponse struct {
+	Addresses []address
 }
 
 type addResponse struct {
@@ -51,9 +73,10 @@ type address struct {
 }
 
 type delRequest struct {
-	Attachment attachment
-	Workload   workload
-	Netns      string
+	Attachment    attachment
+	Workload      workload
+	Netns         string
+	AddressesOnly bool
 }
 
 type checkRequest struct {
@@ -63,6 +86,7 @@ type checkRequest struct {
 	HostInterface string
 	ContainerMAC  string
 	Addresses     []string
+	AddressesOnly bool
 }
 
 type gcRequest struct {
@@ -147,6 +171,26 @@ func (r addRequest) encode() []byte {
 	e.bool(8, r.AssignIPv6)
 	e.strings(9, r.RequestedIPs)
 	e.bool(10, r.AllowIPForwarding)
+	e.string(11, r.Node)
+	e.strings(12, r.NamespaceLabels)
+	e.string(13, r.MAC)
+	e.strings(14, r.Given)
+	return e
+}
+
+func (r allocateRequest) encode() []byte {
+	var e encoder
+	e.bytes(1, r.Attachment.encode())
+	e.bytes(2, r.Workload.encode())
+	e.string(3, r.Node)
+	e.strings(4, r.IPv4Pools)
+	e.strings(5, r.IPv6Pools)
+	e.bool(6, r.AssignIPv4)
+	e.bool(7, r.AssignIPv6)
+	e.strings(8, r.RequestedIPs)
+	e.strings(9, r.NamespaceLabels)
+	e.string(10, r.Link)
+	e.bool(11, r.Gateway)
 	return e
 }
 
@@ -155,6 +199,7 @@ func (r delRequest) encode() []byte {
 	e.bytes(1, r.Attachment.encode())
 	e.bytes(2, r.Workload.encode())
 	e.string(3, r.Netns)
+	e.bool(4, r.AddressesOnly)
 	return e
 }
 
@@ -166,6 +211,7 @@ func (r checkRequest) encode() []byte {
 	e.string(4, r.HostInterface)
 	e.string(5, r.ContainerMAC)
 	e.strings(6, r.Addresses)
+	e.bool(7, r.AddressesOnly)
 	return e
 }
 
@@ -241,6 +287,18 @@ func (r *addResponse) decode(b []byte) error {
 			return err
 		}
 		return nil
+	})
+}
+
+func (r *allocateResponse) decode(b []byte) error {
+	return fields(b, func(field int, _ uint64, value []byte) error {
+		if field != 1 {
+			return nil
+		}
+		var a address
+		err := a.decode(value)
+		r.Addresses = append(r.Addresses, a)
+		return err
 	})
 }
 

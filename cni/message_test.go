@@ -55,6 +55,8 @@ func TestRequestsAreTheGeneratedOnes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		add := rapid.Make[addRequest]().Draw(t, "add")
 		check(t, add, add.encode(), new(apiv1.AddRequest), new(apiv1.AddRequest))
+		alloc := rapid.Make[allocateRequest]().Draw(t, "allocate")
+		check(t, alloc, alloc.encode(), new(apiv1.AllocateRequest), new(apiv1.AllocateRequest))
 		del := rapid.Make[delRequest]().Draw(t, "del")
 		check(t, del, del.encode(), new(apiv1.DelRequest), new(apiv1.DelRequest))
 		chk := rapid.Make[checkRequest]().Draw(t, "check")
@@ -98,6 +100,14 @@ func TestResponsesAreTheGeneratedOnes(t *testing.T) {
 		if d := cmp.Diff(want, got, nilIsEmpty); d != "" {
 			t.Fatalf("(-want +got):\n%s", d)
 		}
+		wantAlloc := rapid.Make[allocateResponse]().Draw(t, "allocate")
+		var gotAlloc allocateResponse
+		if err := gotAlloc.decode(encode(t, wantAlloc, new(apiv1.AllocateResponse))); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(wantAlloc, gotAlloc, nilIsEmpty); d != "" {
+			t.Fatalf("(-want +got):\n%s", d)
+		}
 		wantGC := rapid.Make[gcResponse]().Draw(t, "gc")
 		var gotGC gcResponse
 		if err := gotGC.decode(encode(t, wantGC, new(apiv1.GCResponse))); err != nil {
@@ -121,6 +131,7 @@ func TestDecodeGarbage(t *testing.T) {
 		b := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")
 		_ = new(addResponse).decode(b)
 		_ = new(gcResponse).decode(b)
+		_ = new(allocateResponse).decode(b)
 	})
 	for _, b := range [][]byte{{0x80}, {0x0a, 0x05, 'x'}, {0x0a, 0x80}, {0x08, 0x80}, {0x0d, 1}, {0x09, 1}, {0x0b}, {0x2a, 1, 0x80}} {
 		if err := new(addResponse).decode(b); err == nil {

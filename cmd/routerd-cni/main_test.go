@@ -69,9 +69,11 @@ type daemon struct {
 	add   attach.AddRequest
 	del   attach.DelRequest
 	check attach.CheckRequest
-	valid []attach.ID
-	err   error
-	stall bool
+
+	allocate attach.AllocateRequest
+	valid    []attach.ID
+	err      error
+	stall    bool
 }
 
 func start(tb testing.TB) *daemon {
@@ -142,6 +144,17 @@ func (d *daemon) GC(ctx context.Context, network string, valid []attach.ID) ([]a
 	d.valid = valid
 	d.mu.Unlock()
 	return []attach.ID{{Network: network, ContainerID: "stale", Interface: "eth0"}}, d.answer(ctx)
+}
+
+func (d *daemon) Allocate(ctx context.Context, req attach.AllocateRequest) (attach.Result, error) {
+	d.mu.Lock()
+	d.allocate = req
+	d.mu.Unlock()
+	res := attach.Result{Addresses: []attach.Address{{Addr: netip.MustParseAddr("192.168.0.7"), Block: netip.MustParsePrefix("192.168.0.0/26")}}}
+	if req.Gateway {
+		res.Addresses[0].Gateway = netip.MustParseAddr("192.168.0.1")
+	}
+	return res, d.answer(ctx)
 }
 
 // invocation is one execution of the plugin.

@@ -21,6 +21,7 @@ func (w workloadIPAM) Assign(ctx context.Context, reqs ...attach.AssignRequest) 
 	for _, r := range reqs {
 		parts = append(parts, ipam.Part{Addr: r.Address, Request: ipam.Request{
 			Family: r.Family, Handle: r.Handle, Attributes: r.Attributes, Pools: r.Pools, Use: ipam.Workload, Idempotent: true,
+			NamespaceLabels: r.Labels,
 		}})
 	}
 	got, err := w.AssignTogether(ctx, parts...)

@@ -27,6 +27,10 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	if err := a.ready(); err != nil {
 		return Result{}, err
 	}
+	req, err := a.completed(req)
+	if err != nil {
+		return Result{}, err
+	}
 	fresh, err := a.newRecord(req)
 	if err != nil {
 		return Result{}, err
@@ -38,6 +42,9 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	defer unlock()
 
 	repair := known && old.State == stateAttached
+	if repair && old.AddressesOnly {
+		return Result{}, fmt.Errorf("%w: %w", errRole(old), ErrInvalid)
+	}
 	if repair {
 		old.Netns = req.Netns
 		if a.intact(ctx, old) {
@@ -89,7 +96,10 @@ func (a *Attacher) newRecord(req AddRequest) (record, error) {
 		return record{}, fmt.Errorf("mtu %d: want %d to %d, or 0 for what the pools leave: %w", mtu, minMTU, maxMTU, ErrInvalid)
 	}
 	r := recordOf(req.ID, req.Workload)
-	r.Netns, r.MTU, r.Forwarding = req.Netns, mtu, req.Forwarding
+	r.Netns, r.MTU, r.Forwarding, r.Given = req.Netns, mtu, req.Forwarding, len(req.Given) > 0
+	if !req.MAC.IsZero() {
+		r.MAC = req.MAC.String()
+	}
 	// A request that repeats the operator's number, as the configuration of the
 	// plugin does that the daemon writes, is not one of its own.
 	r.FixedMTU = req.MTU != 0 && req.MTU != a.operatorMTU()
@@ -269,12 +279,19 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 
 // assign gets an address of each family that the request asks for, IPv4 first.
 func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) ([]Address, error) {
+	if len(req.Given) > 0 {
+		var out []Address
+		for _, g := range req.Given {
+			out = append(out, Address{Addr: g, Gateway: workload.Gateway(dataplane.FamilyOf(g))})
+		}
+		return out, nil
+	}
 	ctx, cancel := a.storeContext(ctx)
 	defer cancel()
 	var reqs []AssignRequest
 	add := func(f dataplane.Family, pools []string) {
 		ar := a.assignRequest(r, f)
-		ar.Pools = pools
+		ar.Pools, ar.Labels = pools, namespaceLabels(r, req.NamespaceLabels)
 		for _, addr := range req.Addresses {
 			if dataplane.FamilyOf(addr) == f {
 				ar.Address = addr

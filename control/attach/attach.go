@@ -55,10 +55,20 @@ type AddRequest struct {
 	MTU        int    // bytes; 0: what Attacher.SetMTU said last
 	IPv4       bool   // give an IPv4 address
 	IPv6       bool
-	IPv4Pools  []string     // names or CIDRs; empty: chosen by the pools' selectors
-	IPv6Pools  []string     // likewise
-	Addresses  []netip.Addr // these, at most one of a family; the others: any
-	Forwarding bool         // leave IP forwarding on inside the container
+	IPv4Pools  []string      // names or CIDRs; empty: chosen by the pools' selectors
+	IPv6Pools  []string      // likewise
+	Addresses  []netip.Addr  // these, at most one of a family; the others: any
+	Forwarding bool          // leave IP forwarding on inside the container
+	MAC        dataplane.MAC // of the container's end; zero: the kernel's choice
+
+	// Node is the node that the request means; empty: whichever this is.
+	Node string
+	// NamespaceLabels are those of the workload's namespace, for pools that
+	// choose by them.
+	NamespaceLabels map[string]string
+	// Given are addresses that somebody else gave and takes back. Then none is
+	// assigned, and IPv4, IPv6, pools and Addresses do not count.
+	Given []netip.Addr
 }
 
 // Address is an address of an attachment.
@@ -79,8 +89,9 @@ type Result struct {
 
 // DelRequest is what DEL asks for.
 type DelRequest struct {
-	ID       ID
-	Workload Workload
+	ID            ID
+	Workload      Workload
+	AddressesOnly bool // what [Attacher.Allocate] gave
 }
 
 // CheckRequest is what CHECK asks for. What is empty is not compared.
@@ -90,6 +101,8 @@ type CheckRequest struct {
 	Device    string
 	MAC       string
 	Addresses []netip.Addr
+
+	AddressesOnly bool // what [Attacher.Allocate] gave
 }
 
 // Endpoint describes an attachment for status reports.
@@ -122,7 +135,8 @@ type AssignRequest struct {
 	Family     dataplane.Family
 	Pools      []string          // names or CIDRs; empty: chosen by selectors
 	Address    netip.Addr        // invalid: any
-	Namespace  string            // Kubernetes namespace, for the pools' selectors
+	Namespace  string            // Kubernetes namespace
+	Labels     map[string]string // of the namespace, for the pools' selectors
 	Attributes map[string]string // kept beside the address
 }
 

@@ -24,11 +24,14 @@ func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 	if !a.isRestored() {
 		return errStarting()
 	}
-	unlock, r, _, err := a.lock(ctx, req.ID, req.Workload)
+	unlock, r, known, err := a.lock(ctx, req.ID, req.Workload)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	if !known && req.AddressesOnly {
+		r.AddressesOnly, r.Device = true, ""
+	}
 	if err := a.release(ctx, r); err != nil {
 		a.completeLater()
 		return err
@@ -61,14 +64,21 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 	}
 	storeCtx, cancel := a.storeContext(ctx)
 	defer cancel()
-	if err := a.dropEndpoint(storeCtx, r); err != nil {
-		return storeError("delete the workload endpoint", err)
+	if !r.AddressesOnly {
+		if err := a.dropEndpoint(storeCtx, r); err != nil {
+			return storeError("delete the workload endpoint", err)
+		}
 	}
 	if err := a.at("del endpoint"); err != nil {
 		return err
 	}
-	if err := a.cfg.IPAM.ReleaseHandle(storeCtx, handle(r.id())); err != nil {
-		return storeError("release the address", err)
+	if !r.Given {
+		if err := a.cfg.IPAM.ReleaseHandle(storeCtx, handle(r.id())); err != nil {
+			return storeError("release the address", err)
+		}
+	}
+	if err := a.releaseGateways(storeCtx, r); err != nil {
+		return storeError("release the gateway's address", err)
 	}
 	if err := a.at("del address"); err != nil {
 		return err
@@ -82,8 +92,10 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 // cut removes the wire and what the host's kernel has for it. The caller has
 // the attachment's locks, and the address is still the attachment's.
 func (a *Attacher) cut(ctx context.Context, r record) error {
-	if err := a.cfg.Wire.Detach(ctx, r.Device, r.id()); err != nil {
-		return fmt.Errorf("cut the wire: %w", err)
+	if !r.AddressesOnly {
+		if err := a.cfg.Wire.Detach(ctx, r.Device, r.id()); err != nil {
+			return fmt.Errorf("cut the wire: %w", err)
+		}
 	}
 	gone := keysOf(r.wishes(a.cfg.Wire))
 	if a.taken(r) {

@@ -162,7 +162,7 @@ func (a *Attacher) followMTU(ctx context.Context) (int, error) {
 		switch {
 		case r.State == stateAdding:
 			busy = append(busy, id)
-		case a.mtuDue(r) == 0 || devices[r.Device] != id.Alias():
+		case a.mtuDue(r) == 0 || r.AddressesOnly || devices[r.Device] != id.Alias():
 			// As it should be, or from before the host booted.
 		default:
 			if l, ok := a.tryLock(id); ok {

@@ -62,7 +62,7 @@ func (a *Attacher) reclaim(ctx context.Context) bool {
 		var g errgroup.Group
 		g.SetLimit(parallelReleases)
 		for id, r := range a.snapshot() {
-			if r.State == stateAttached && devices[r.Device] == id.Alias() {
+			if r.State == stateAttached && r.there(devices) {
 				g.Go(func() error { return a.reclaimOne(ctx, id) })
 			}
 		}
@@ -87,6 +87,9 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 		return nil
 	}
 	for _, want := range r.Addresses {
+		if r.Given {
+			break
+		}
 		req := a.assignRequest(r, dataplane.FamilyOf(want.Addr))
 		req.Address = want.Addr
 		storeCtx, cancel := a.storeContext(ctx)
@@ -98,6 +101,9 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 		if err != nil {
 			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(id)), err)
 		}
+	}
+	if r.AddressesOnly {
+		return nil
 	}
 	storeCtx, cancel := a.storeContext(ctx)
 	defer cancel()
@@ -128,7 +134,7 @@ func (a *Attacher) vacant(ctx context.Context, r record) error {
 				if err != nil {
 					return err
 				}
-				if devices[other.Device] != id.Alias() {
+				if !other.there(devices) {
 					continue
 				}
 				a.mu.Lock()

@@ -43,17 +43,19 @@ type record struct {
 	Namespace    string `json:"namespace"`
 	Pod          string `json:"pod,omitempty"`
 
-	State      state          `json:"state"`
-	Since      time.Time      `json:"since"`
-	Netns      string         `json:"netns"`
-	Device     string         `json:"device"`
-	MAC        string         `json:"mac,omitempty"`
-	MTU        int            `json:"mtu"`                 // of both ends, but see mtuState
-	TriedMTUs  []int          `json:"triedMTUs,omitempty"` // set out for since, the last one still wanted: either end may have any of them
-	FixedMTU   bool           `json:"fixedMTU,omitempty"`  // the request gave it
-	Forwarding bool           `json:"forwarding,omitempty"`
-	Addresses  []Address      `json:"addresses,omitempty"`
-	Endpoint   store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as ADD wrote it
+	State         state          `json:"state"`
+	Since         time.Time      `json:"since"`
+	Netns         string         `json:"netns"`
+	Device        string         `json:"device"`
+	MAC           string         `json:"mac,omitempty"`
+	MTU           int            `json:"mtu"`                 // of both ends, but see mtuState
+	TriedMTUs     []int          `json:"triedMTUs,omitempty"` // set out for since, the last one still wanted: either end may have any of them
+	FixedMTU      bool           `json:"fixedMTU,omitempty"`  // the request gave it
+	Forwarding    bool           `json:"forwarding,omitempty"`
+	Addresses     []Address      `json:"addresses,omitempty"`
+	Given         bool           `json:"given,omitempty"`            // the addresses are another's to take back
+	AddressesOnly bool           `json:"addressesOnly,omitempty"`    // no wire: another plugin makes the interface; Device is the host's link to it, or empty
+	Endpoint      store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as ADD wrote it
 }
 
 func (r record) id() ID {
@@ -105,7 +107,7 @@ func handle(id ID) string {
 func (r record) spec() workload.Spec {
 	return workload.Spec{
 		Device: r.Device, Owner: r.id(), Netns: r.Netns, Addresses: r.addrs(),
-		MTU: r.MTU, Forwarding: r.Forwarding, TakeOver: r.Orchestrator == Kubernetes,
+		MTU: r.MTU, Forwarding: r.Forwarding, TakeOver: r.Orchestrator == Kubernetes, MAC: r.mac(),
 	}
 }
 
@@ -121,6 +123,9 @@ func (r record) result() Result {
 // that an end may have.
 func (r record) wishes(w Wire) []dataplane.Object {
 	var out []dataplane.Object
+	if r.AddressesOnly {
+		return r.linkRoutes()
+	}
 	for _, s := range w.HostSysctls(r.Device, r.addrs()) {
 		out = append(out, s)
 	}
@@ -297,7 +302,7 @@ func parseRecord(b []byte) (record, error) {
 	switch {
 	case r.Version != recordVersion:
 		return record{}, fmt.Errorf("version %d: only version %d is known", r.Version, recordVersion)
-	case r.Network == "" || r.ContainerID == "" || r.Interface == "" || r.Device == "":
+	case r.Network == "" || r.ContainerID == "" || r.Interface == "" || r.Device == "" && !r.AddressesOnly:
 		return record{}, errors.New("network, container id, interface or device is missing")
 	case r.State != stateAdding && r.State != stateAttached && r.State != stateReleasing:
 		return record{}, fmt.Errorf("state %q is not known", r.State)

@@ -39,7 +39,7 @@ func (a *Attacher) Restore(ctx context.Context) error {
 			r.State, r.Addresses = stateReleasing, nil
 		}
 		a.records[id] = r
-		if r.State == stateAttached && devices[r.Device] == id.Alias() {
+		if r.State == stateAttached && r.there(devices) {
 			wishes = append(wishes, r.wishes(a.cfg.Wire)...)
 			live++
 		}
@@ -70,6 +70,12 @@ func (a *Attacher) Check(ctx context.Context, req CheckRequest) error {
 		return fmt.Errorf("container %s, interface %s in network %s: %w", req.ID.ContainerID, req.ID.Interface, req.ID.Network, ErrUnknown)
 	}
 	errs := []error{remembered(req, r)}
+	if r.AddressesOnly != req.AddressesOnly {
+		errs = append(errs, errRole(r))
+	}
+	if r.AddressesOnly {
+		return errors.Join(errs...)
+	}
 	spec := r.spec()
 	if req.Netns != "" {
 		spec.Netns = req.Netns

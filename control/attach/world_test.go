@@ -33,6 +33,7 @@ type fakeIPAM struct {
 	mu      sync.Mutex
 	next    map[dataplane.Family]netip.Addr
 	held    map[string]map[dataplane.Family]netip.Addr // by handle
+	more    map[netip.Addr]string                      // further addresses, each with its handle
 	fail    error
 	stall   bool // wait for the context's end, as a client of a dead datastore does
 	lastReq AssignRequest
@@ -44,6 +45,7 @@ func newFakeIPAM() *fakeIPAM {
 			dataplane.IPv4: netip.MustParseAddr("192.168.0.1"), dataplane.IPv6: netip.MustParseAddr("fd00:1::1"),
 		},
 		held: map[string]map[dataplane.Family]netip.Addr{},
+		more: map[netip.Addr]string{},
 	}
 }
 
@@ -77,16 +79,27 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 	var out []Assignment
 	for _, req := range reqs {
 		f.lastReq = req
+		if have, ok := held[req.Family]; ok && req.Address.IsValid() && have != req.Address {
+			// One more address of the family, by name.
+			if f.holder(req.Address) == "" {
+				f.more[req.Address] = req.Handle
+			} else if f.holder(req.Address) != req.Handle {
+				return nil, fmt.Errorf("%s belongs to %s: %w", req.Address, f.holder(req.Address), ErrNoAddress)
+			}
+			out = append(out, Assignment{Addr: req.Address})
+			continue
+		}
 		a, ok := held[req.Family]
 		if !ok {
 			if a = req.Address; !a.IsValid() {
 				a = f.next[req.Family]
+				for f.more[a] != "" {
+					a = a.Next()
+				}
 				f.next[req.Family] = a.Next()
 			}
-			for h, other := range f.held {
-				if other[req.Family] == a {
-					return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ErrNoAddress)
-				}
+			if h := f.holder(a); h != "" {
+				return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ErrNoAddress)
 			}
 			held[req.Family] = a
 		}
@@ -100,6 +113,16 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 	return out, nil
 }
 
+// holder returns the handle that has an address. The lock is held.
+func (f *fakeIPAM) holder(a netip.Addr) string {
+	for h, held := range f.held {
+		if held[dataplane.FamilyOf(a)] == a {
+			return h
+		}
+	}
+	return f.more[a]
+}
+
 func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 	if err := f.trouble(ctx); err != nil {
 		return err
@@ -107,6 +130,7 @@ func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.held, handle)
+	maps.DeleteFunc(f.more, func(_ netip.Addr, h string) bool { return h == handle })
 	return nil
 }
 

@@ -3,10 +3,13 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"strings"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/dataplane"
 )
 
 // Attacher is what the CNI service calls; *[attach.Attacher] is one.
@@ -16,6 +19,7 @@ type Attacher interface {
 	Check(ctx context.Context, req attach.CheckRequest) error
 	Status(ctx context.Context) error
 	GC(ctx context.Context, network string, valid []attach.ID) ([]attach.ID, error)
+	Allocate(ctx context.Context, req attach.AllocateRequest) (attach.Result, error)
 }
 
 // NewCNIServer returns the CNI service.
@@ -35,14 +39,21 @@ func (s *cniServer) Add(ctx context.Context, req *apiv1.AddRequest) (*apiv1.AddR
 		ID: id, Workload: workloadOf(req.GetWorkload()), Netns: req.GetNetns(), MTU: int(req.GetMtu()),
 		IPv4: req.GetAssignIpv4(), IPv6: req.GetAssignIpv6(),
 		IPv4Pools: req.GetIpv4Pools(), IPv6Pools: req.GetIpv6Pools(),
-		Forwarding: req.GetAllowIpForwarding(),
+		Forwarding: req.GetAllowIpForwarding(), Node: req.GetNode(),
 	}
-	for _, ip := range req.GetRequestedIps() {
-		a, err := netip.ParseAddr(ip)
-		if err != nil {
-			return nil, invalid("requested_ips", err)
+	if r.Addresses, err = addrsOf("requested_ips", req.GetRequestedIps()); err != nil {
+		return nil, err
+	}
+	if r.Given, err = addrsOf("given", req.GetGiven()); err != nil {
+		return nil, err
+	}
+	if r.NamespaceLabels, err = labelsOf(req.GetNamespaceLabels()); err != nil {
+		return nil, err
+	}
+	if req.GetMac() != "" {
+		if r.MAC, err = dataplane.ParseMAC(req.GetMac()); err != nil {
+			return nil, invalid("mac", err)
 		}
-		r.Addresses = append(r.Addresses, a)
 	}
 	res, err := s.attacher.Add(ctx, r)
 	if err != nil {
@@ -51,14 +62,76 @@ func (s *cniServer) Add(ctx context.Context, req *apiv1.AddRequest) (*apiv1.AddR
 	resp := &apiv1.AddResponse{
 		HostInterface: res.Device, HostMac: res.HostMAC.String(), ContainerMac: res.MAC.String(), Mtu: int32(res.MTU),
 	}
-	for _, a := range res.Addresses {
-		resp.Addresses = append(resp.Addresses, &apiv1.Address{
-			Cidr:    netip.PrefixFrom(a.Addr, a.Addr.BitLen()).String(),
-			Gateway: a.Gateway.String(),
-			Block:   a.Block.String(),
-		})
-	}
+	resp.Addresses = addressesOf(res)
 	return resp, nil
+}
+
+func (s *cniServer) Allocate(ctx context.Context, req *apiv1.AllocateRequest) (*apiv1.AllocateResponse, error) {
+	id, err := idOf(req.GetAttachment())
+	if err != nil {
+		return nil, err
+	}
+	r := attach.AllocateRequest{
+		ID: id, Workload: workloadOf(req.GetWorkload()), Node: req.GetNode(),
+		IPv4: req.GetAssignIpv4(), IPv6: req.GetAssignIpv6(), IPv4Pools: req.GetIpv4Pools(), IPv6Pools: req.GetIpv6Pools(),
+		Link: req.GetLink(), Gateway: req.GetGateway(),
+	}
+	if r.Addresses, err = addrsOf("requested_ips", req.GetRequestedIps()); err != nil {
+		return nil, err
+	}
+	if r.NamespaceLabels, err = labelsOf(req.GetNamespaceLabels()); err != nil {
+		return nil, err
+	}
+	res, err := s.attacher.Allocate(ctx, r)
+	if err != nil {
+		return nil, Error(err)
+	}
+	return &apiv1.AllocateResponse{Addresses: addressesOf(res)}, nil
+}
+
+// addressesOf puts a result's addresses into the API's form, in which an
+// address or a block that is not there is empty.
+func addressesOf(res attach.Result) []*apiv1.Address {
+	var out []*apiv1.Address
+	for _, a := range res.Addresses {
+		m := &apiv1.Address{Cidr: netip.PrefixFrom(a.Addr, a.Addr.BitLen()).String()}
+		if a.Gateway.IsValid() {
+			m.Gateway = a.Gateway.String()
+		}
+		if a.Block.IsValid() {
+			m.Block = a.Block.String()
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func addrsOf(field string, list []string) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, s := range list {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return nil, invalid(field, err)
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// labelsOf reads labels in the form KEY=VALUE.
+func labelsOf(list []string) (map[string]string, error) {
+	var out map[string]string
+	for _, s := range list {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok || k == "" {
+			return nil, invalid("namespace_labels", fmt.Errorf("%q: want KEY=VALUE", s))
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[k] = v
+	}
+	return out, nil
 }
 
 func (s *cniServer) Del(ctx context.Context, req *apiv1.DelRequest) (*apiv1.DelResponse, error) {
@@ -66,7 +139,7 @@ func (s *cniServer) Del(ctx context.Context, req *apiv1.DelRequest) (*apiv1.DelR
 	if err != nil {
 		return nil, err
 	}
-	if err := s.attacher.Del(ctx, attach.DelRequest{ID: id, Workload: workloadOf(req.GetWorkload())}); err != nil {
+	if err := s.attacher.Del(ctx, attach.DelRequest{ID: id, Workload: workloadOf(req.GetWorkload()), AddressesOnly: req.GetAddressesOnly()}); err != nil {
 		return nil, Error(err)
 	}
 	return &apiv1.DelResponse{}, nil
@@ -77,13 +150,9 @@ func (s *cniServer) Check(ctx context.Context, req *apiv1.CheckRequest) (*apiv1.
 	if err != nil {
 		return nil, err
 	}
-	r := attach.CheckRequest{ID: id, Netns: req.GetNetns(), Device: req.GetHostInterface(), MAC: req.GetContainerMac()}
-	for _, a := range req.GetAddresses() {
-		addr, err := netip.ParseAddr(a)
-		if err != nil {
-			return nil, invalid("addresses", err)
-		}
-		r.Addresses = append(r.Addresses, addr)
+	r := attach.CheckRequest{ID: id, Netns: req.GetNetns(), Device: req.GetHostInterface(), MAC: req.GetContainerMac(), AddressesOnly: req.GetAddressesOnly()}
+	if r.Addresses, err = addrsOf("addresses", req.GetAddresses()); err != nil {
+		return nil, err
 	}
 	if err := s.attacher.Check(ctx, r); err != nil {
 		return nil, Error(err)

@@ -66,6 +66,10 @@ func (in *inside) configure(spec Spec) (End, error) {
 	if err := setMTU(in.netlink, link, spec.MTU, " in "+spec.Netns); err != nil {
 		return End{}, err
 	}
+	mac, err := in.setMAC(link, spec)
+	if err != nil {
+		return End{}, err
+	}
 	families := familiesOf(spec.Addresses)
 	if slices.Contains(families, dataplane.IPv6) {
 		if err := in.ns.do(func() error { return enableIPv6(name) }); err != nil {
@@ -88,9 +92,21 @@ func (in *inside) configure(spec Spec) (End, error) {
 	if err := in.ns.do(func() error { return setForwarding(families, spec.Forwarding) }); err != nil {
 		return End{}, fmt.Errorf("%s: %w", spec.Netns, err)
 	}
-	var end End
-	copy(end.MAC[:], a.HardwareAddr)
-	return end, nil
+	return End{MAC: mac}, nil
+}
+
+// setMAC gives a device the MAC that spec wants, and returns the one it has
+// then.
+func (in *inside) setMAC(link netlink.Link, spec Spec) (dataplane.MAC, error) {
+	var have dataplane.MAC
+	copy(have[:], link.Attrs().HardwareAddr)
+	if spec.MAC.IsZero() || spec.MAC == have {
+		return have, nil
+	}
+	if err := in.netlink.LinkSetHardwareAddr(link, spec.MAC[:]); err != nil {
+		return have, fmt.Errorf("give %s in %s the MAC address %s: %w", spec.Owner.Interface, spec.Netns, spec.MAC, err)
+	}
+	return spec.MAC, nil
 }
 
 // setForwarding says whether the kernel of the calling thread's namespace

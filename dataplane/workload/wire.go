@@ -40,6 +40,8 @@ type Spec struct {
 	MTU       int          // bytes, of both ends
 	// Forwarding leaves the workload's kernel forwarding packets.
 	Forwarding bool
+	// MAC is the one that the workload's end gets; zero: the kernel's choice.
+	MAC dataplane.MAC
 	// TakeOver replaces a wire of the same name that another container has: a
 	// Kubernetes pod whose container was made anew keeps its device's name.
 	TakeOver bool

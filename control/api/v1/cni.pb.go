@@ -155,6 +155,10 @@ type AddRequest struct {
 	AssignIpv6        bool                   `protobuf:"varint,8,opt,name=assign_ipv6,json=assignIpv6,proto3" json:"assign_ipv6,omitempty"`
 	RequestedIps      []string               `protobuf:"bytes,9,rep,name=requested_ips,json=requestedIps,proto3" json:"requested_ips,omitempty"`                    // CNI_ARGS IP= and the like, at most one of a family; empty: any
 	AllowIpForwarding bool                   `protobuf:"varint,10,opt,name=allow_ip_forwarding,json=allowIpForwarding,proto3" json:"allow_ip_forwarding,omitempty"` // leave ip_forward on inside the container
+	Node              string                 `protobuf:"bytes,11,opt,name=node,proto3" json:"node,omitempty"`                                                       // the node that the configuration names; empty: whichever this is
+	NamespaceLabels   []string               `protobuf:"bytes,12,rep,name=namespace_labels,json=namespaceLabels,proto3" json:"namespace_labels,omitempty"`          // KEY=VALUE, for pools that choose by the namespace
+	Mac               string                 `protobuf:"bytes,13,opt,name=mac,proto3" json:"mac,omitempty"`                                                         // of the container's end; empty: the kernel's choice
+	Given             []string               `protobuf:"bytes,14,rep,name=given,proto3" json:"given,omitempty"`                                                     // addresses with lengths that another IPAM plugin gave: none is assigned
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -257,6 +261,34 @@ func (x *AddRequest) GetAllowIpForwarding() bool {
 		return x.AllowIpForwarding
 	}
 	return false
+}
+
+func (x *AddRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AddRequest) GetNamespaceLabels() []string {
+	if x != nil {
+		return x.NamespaceLabels
+	}
+	return nil
+}
+
+func (x *AddRequest) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+func (x *AddRequest) GetGiven() []string {
+	if x != nil {
+		return x.Given
+	}
+	return nil
 }
 
 type AddResponse struct {
@@ -399,7 +431,8 @@ type DelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
 	Workload      *Workload              `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
-	Netns         string                 `protobuf:"bytes,3,opt,name=netns,proto3" json:"netns,omitempty"` // may be empty or gone
+	Netns         string                 `protobuf:"bytes,3,opt,name=netns,proto3" json:"netns,omitempty"`                                       // may be empty or gone
+	AddressesOnly bool                   `protobuf:"varint,4,opt,name=addresses_only,json=addressesOnly,proto3" json:"addresses_only,omitempty"` // what Allocate gave
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -455,6 +488,13 @@ func (x *DelRequest) GetNetns() string {
 	return ""
 }
 
+func (x *DelRequest) GetAddressesOnly() bool {
+	if x != nil {
+		return x.AddressesOnly
+	}
+	return false
+}
+
 type DelResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -500,6 +540,7 @@ type CheckRequest struct {
 	HostInterface string   `protobuf:"bytes,4,opt,name=host_interface,json=hostInterface,proto3" json:"host_interface,omitempty"`
 	ContainerMac  string   `protobuf:"bytes,5,opt,name=container_mac,json=containerMac,proto3" json:"container_mac,omitempty"`
 	Addresses     []string `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	AddressesOnly bool     `protobuf:"varint,7,opt,name=addresses_only,json=addressesOnly,proto3" json:"addresses_only,omitempty"` // what Allocate gave
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -576,6 +617,13 @@ func (x *CheckRequest) GetAddresses() []string {
 	return nil
 }
 
+func (x *CheckRequest) GetAddressesOnly() bool {
+	if x != nil {
+		return x.AddressesOnly
+	}
+	return false
+}
+
 type CheckResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -612,6 +660,174 @@ func (*CheckResponse) Descriptor() ([]byte, []int) {
 	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{8}
 }
 
+type AllocateRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Attachment      *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Workload        *Workload              `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node            string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Ipv4Pools       []string               `protobuf:"bytes,4,rep,name=ipv4_pools,json=ipv4Pools,proto3" json:"ipv4_pools,omitempty"`
+	Ipv6Pools       []string               `protobuf:"bytes,5,rep,name=ipv6_pools,json=ipv6Pools,proto3" json:"ipv6_pools,omitempty"`
+	AssignIpv4      bool                   `protobuf:"varint,6,opt,name=assign_ipv4,json=assignIpv4,proto3" json:"assign_ipv4,omitempty"`
+	AssignIpv6      bool                   `protobuf:"varint,7,opt,name=assign_ipv6,json=assignIpv6,proto3" json:"assign_ipv6,omitempty"`
+	RequestedIps    []string               `protobuf:"bytes,8,rep,name=requested_ips,json=requestedIps,proto3" json:"requested_ips,omitempty"`
+	NamespaceLabels []string               `protobuf:"bytes,9,rep,name=namespace_labels,json=namespaceLabels,proto3" json:"namespace_labels,omitempty"`
+	Link            string                 `protobuf:"bytes,10,opt,name=link,proto3" json:"link,omitempty"`        // the host's device that leads to the container, such as a bridge; empty: the other plugin sees to it
+	Gateway         bool                   `protobuf:"varint,11,opt,name=gateway,proto3" json:"gateway,omitempty"` // keep an address of the block for the host, and return it as the gateway
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *AllocateRequest) Reset() {
+	*x = AllocateRequest{}
+	mi := &file_control_api_v1_cni_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateRequest) ProtoMessage() {}
+
+func (x *AllocateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cni_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateRequest.ProtoReflect.Descriptor instead.
+func (*AllocateRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AllocateRequest) GetAttachment() *Attachment {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetWorkload() *Workload {
+	if x != nil {
+		return x.Workload
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AllocateRequest) GetIpv4Pools() []string {
+	if x != nil {
+		return x.Ipv4Pools
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetIpv6Pools() []string {
+	if x != nil {
+		return x.Ipv6Pools
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetAssignIpv4() bool {
+	if x != nil {
+		return x.AssignIpv4
+	}
+	return false
+}
+
+func (x *AllocateRequest) GetAssignIpv6() bool {
+	if x != nil {
+		return x.AssignIpv6
+	}
+	return false
+}
+
+func (x *AllocateRequest) GetRequestedIps() []string {
+	if x != nil {
+		return x.RequestedIps
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetNamespaceLabels() []string {
+	if x != nil {
+		return x.NamespaceLabels
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetLink() string {
+	if x != nil {
+		return x.Link
+	}
+	return ""
+}
+
+func (x *AllocateRequest) GetGateway() bool {
+	if x != nil {
+		return x.Gateway
+	}
+	return false
+}
+
+type AllocateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     []*Address             `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // gateway is empty unless it was asked for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateResponse) Reset() {
+	*x = AllocateResponse{}
+	mi := &file_control_api_v1_cni_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateResponse) ProtoMessage() {}
+
+func (x *AllocateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cni_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateResponse.ProtoReflect.Descriptor instead.
+func (*AllocateResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AllocateResponse) GetAddresses() []*Address {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -620,7 +836,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_api_v1_cni_proto_msgTypes[9]
+	mi := &file_control_api_v1_cni_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -632,7 +848,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_cni_proto_msgTypes[9]
+	mi := &file_control_api_v1_cni_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -645,7 +861,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{9}
+	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{11}
 }
 
 type StatusResponse struct {
@@ -656,7 +872,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_control_api_v1_cni_proto_msgTypes[10]
+	mi := &file_control_api_v1_cni_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -668,7 +884,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_cni_proto_msgTypes[10]
+	mi := &file_control_api_v1_cni_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -681,7 +897,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{12}
 }
 
 type GCRequest struct {
@@ -694,7 +910,7 @@ type GCRequest struct {
 
 func (x *GCRequest) Reset() {
 	*x = GCRequest{}
-	mi := &file_control_api_v1_cni_proto_msgTypes[11]
+	mi := &file_control_api_v1_cni_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +922,7 @@ func (x *GCRequest) String() string {
 func (*GCRequest) ProtoMessage() {}
 
 func (x *GCRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_cni_proto_msgTypes[11]
+	mi := &file_control_api_v1_cni_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +935,7 @@ func (x *GCRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRequest.ProtoReflect.Descriptor instead.
 func (*GCRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{11}
+	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GCRequest) GetNetwork() string {
@@ -745,7 +961,7 @@ type GCResponse struct {
 
 func (x *GCResponse) Reset() {
 	*x = GCResponse{}
-	mi := &file_control_api_v1_cni_proto_msgTypes[12]
+	mi := &file_control_api_v1_cni_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +973,7 @@ func (x *GCResponse) String() string {
 func (*GCResponse) ProtoMessage() {}
 
 func (x *GCResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_cni_proto_msgTypes[12]
+	mi := &file_control_api_v1_cni_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +986,7 @@ func (x *GCResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCResponse.ProtoReflect.Descriptor instead.
 func (*GCResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{12}
+	return file_control_api_v1_cni_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GCResponse) GetRemoved() []*Attachment {
@@ -794,7 +1010,7 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\bWorkload\x12\"\n" +
 	"\forchestrator\x18\x01 \x01(\tR\forchestrator\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
-	"\x03pod\x18\x03 \x01(\tR\x03pod\"\xf3\x02\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\"\xda\x03\n" +
 	"\n" +
 	"AddRequest\x126\n" +
 	"\n" +
@@ -813,7 +1029,11 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"assignIpv6\x12#\n" +
 	"\rrequested_ips\x18\t \x03(\tR\frequestedIps\x12.\n" +
 	"\x13allow_ip_forwarding\x18\n" +
-	" \x01(\bR\x11allowIpForwarding\"\xb9\x01\n" +
+	" \x01(\bR\x11allowIpForwarding\x12\x12\n" +
+	"\x04node\x18\v \x01(\tR\x04node\x12)\n" +
+	"\x10namespace_labels\x18\f \x03(\tR\x0fnamespaceLabels\x12\x10\n" +
+	"\x03mac\x18\r \x01(\tR\x03mac\x12\x14\n" +
+	"\x05given\x18\x0e \x03(\tR\x05given\"\xb9\x01\n" +
 	"\vAddResponse\x12%\n" +
 	"\x0ehost_interface\x18\x01 \x01(\tR\rhostInterface\x12\x19\n" +
 	"\bhost_mac\x18\x02 \x01(\tR\ahostMac\x12#\n" +
@@ -823,15 +1043,16 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\aAddress\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x14\n" +
-	"\x05block\x18\x03 \x01(\tR\x05block\"\x8c\x01\n" +
+	"\x05block\x18\x03 \x01(\tR\x05block\"\xb3\x01\n" +
 	"\n" +
 	"DelRequest\x126\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x16.routerd.v1.AttachmentR\n" +
 	"attachment\x120\n" +
 	"\bworkload\x18\x02 \x01(\v2\x14.routerd.v1.WorkloadR\bworkload\x12\x14\n" +
-	"\x05netns\x18\x03 \x01(\tR\x05netns\"\r\n" +
-	"\vDelResponse\"\xf8\x01\n" +
+	"\x05netns\x18\x03 \x01(\tR\x05netns\x12%\n" +
+	"\x0eaddresses_only\x18\x04 \x01(\bR\raddressesOnly\"\r\n" +
+	"\vDelResponse\"\x9f\x02\n" +
 	"\fCheckRequest\x126\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x16.routerd.v1.AttachmentR\n" +
@@ -840,8 +1061,30 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\x05netns\x18\x03 \x01(\tR\x05netns\x12%\n" +
 	"\x0ehost_interface\x18\x04 \x01(\tR\rhostInterface\x12#\n" +
 	"\rcontainer_mac\x18\x05 \x01(\tR\fcontainerMac\x12\x1c\n" +
-	"\taddresses\x18\x06 \x03(\tR\taddresses\"\x0f\n" +
-	"\rCheckResponse\"\x0f\n" +
+	"\taddresses\x18\x06 \x03(\tR\taddresses\x12%\n" +
+	"\x0eaddresses_only\x18\a \x01(\bR\raddressesOnly\"\x0f\n" +
+	"\rCheckResponse\"\x8d\x03\n" +
+	"\x0fAllocateRequest\x126\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\v2\x16.routerd.v1.AttachmentR\n" +
+	"attachment\x120\n" +
+	"\bworkload\x18\x02 \x01(\v2\x14.routerd.v1.WorkloadR\bworkload\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"ipv4_pools\x18\x04 \x03(\tR\tipv4Pools\x12\x1d\n" +
+	"\n" +
+	"ipv6_pools\x18\x05 \x03(\tR\tipv6Pools\x12\x1f\n" +
+	"\vassign_ipv4\x18\x06 \x01(\bR\n" +
+	"assignIpv4\x12\x1f\n" +
+	"\vassign_ipv6\x18\a \x01(\bR\n" +
+	"assignIpv6\x12#\n" +
+	"\rrequested_ips\x18\b \x03(\tR\frequestedIps\x12)\n" +
+	"\x10namespace_labels\x18\t \x03(\tR\x0fnamespaceLabels\x12\x12\n" +
+	"\x04link\x18\n" +
+	" \x01(\tR\x04link\x12\x18\n" +
+	"\agateway\x18\v \x01(\bR\agateway\"E\n" +
+	"\x10AllocateResponse\x121\n" +
+	"\taddresses\x18\x01 \x03(\v2\x13.routerd.v1.AddressR\taddresses\"\x0f\n" +
 	"\rStatusRequest\"\x10\n" +
 	"\x0eStatusResponse\"S\n" +
 	"\tGCRequest\x12\x18\n" +
@@ -849,13 +1092,14 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\x05valid\x18\x02 \x03(\v2\x16.routerd.v1.AttachmentR\x05valid\">\n" +
 	"\n" +
 	"GCResponse\x120\n" +
-	"\aremoved\x18\x01 \x03(\v2\x16.routerd.v1.AttachmentR\aremoved2\xa9\x02\n" +
+	"\aremoved\x18\x01 \x03(\v2\x16.routerd.v1.AttachmentR\aremoved2\xf0\x02\n" +
 	"\x03CNI\x126\n" +
 	"\x03Add\x12\x16.routerd.v1.AddRequest\x1a\x17.routerd.v1.AddResponse\x126\n" +
 	"\x03Del\x12\x16.routerd.v1.DelRequest\x1a\x17.routerd.v1.DelResponse\x12<\n" +
 	"\x05Check\x12\x18.routerd.v1.CheckRequest\x1a\x19.routerd.v1.CheckResponse\x12?\n" +
 	"\x06Status\x12\x19.routerd.v1.StatusRequest\x1a\x1a.routerd.v1.StatusResponse\x123\n" +
-	"\x02GC\x12\x15.routerd.v1.GCRequest\x1a\x16.routerd.v1.GCResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x02GC\x12\x15.routerd.v1.GCRequest\x1a\x16.routerd.v1.GCResponse\x12E\n" +
+	"\bAllocate\x12\x1b.routerd.v1.AllocateRequest\x1a\x1c.routerd.v1.AllocateResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_cni_proto_rawDescOnce sync.Once
@@ -869,21 +1113,23 @@ func file_control_api_v1_cni_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_cni_proto_rawDescData
 }
 
-var file_control_api_v1_cni_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_control_api_v1_cni_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_control_api_v1_cni_proto_goTypes = []any{
-	(*Attachment)(nil),     // 0: routerd.v1.Attachment
-	(*Workload)(nil),       // 1: routerd.v1.Workload
-	(*AddRequest)(nil),     // 2: routerd.v1.AddRequest
-	(*AddResponse)(nil),    // 3: routerd.v1.AddResponse
-	(*Address)(nil),        // 4: routerd.v1.Address
-	(*DelRequest)(nil),     // 5: routerd.v1.DelRequest
-	(*DelResponse)(nil),    // 6: routerd.v1.DelResponse
-	(*CheckRequest)(nil),   // 7: routerd.v1.CheckRequest
-	(*CheckResponse)(nil),  // 8: routerd.v1.CheckResponse
-	(*StatusRequest)(nil),  // 9: routerd.v1.StatusRequest
-	(*StatusResponse)(nil), // 10: routerd.v1.StatusResponse
-	(*GCRequest)(nil),      // 11: routerd.v1.GCRequest
-	(*GCResponse)(nil),     // 12: routerd.v1.GCResponse
+	(*Attachment)(nil),       // 0: routerd.v1.Attachment
+	(*Workload)(nil),         // 1: routerd.v1.Workload
+	(*AddRequest)(nil),       // 2: routerd.v1.AddRequest
+	(*AddResponse)(nil),      // 3: routerd.v1.AddResponse
+	(*Address)(nil),          // 4: routerd.v1.Address
+	(*DelRequest)(nil),       // 5: routerd.v1.DelRequest
+	(*DelResponse)(nil),      // 6: routerd.v1.DelResponse
+	(*CheckRequest)(nil),     // 7: routerd.v1.CheckRequest
+	(*CheckResponse)(nil),    // 8: routerd.v1.CheckResponse
+	(*AllocateRequest)(nil),  // 9: routerd.v1.AllocateRequest
+	(*AllocateResponse)(nil), // 10: routerd.v1.AllocateResponse
+	(*StatusRequest)(nil),    // 11: routerd.v1.StatusRequest
+	(*StatusResponse)(nil),   // 12: routerd.v1.StatusResponse
+	(*GCRequest)(nil),        // 13: routerd.v1.GCRequest
+	(*GCResponse)(nil),       // 14: routerd.v1.GCResponse
 }
 var file_control_api_v1_cni_proto_depIdxs = []int32{
 	0,  // 0: routerd.v1.AddRequest.attachment:type_name -> routerd.v1.Attachment
@@ -893,23 +1139,28 @@ var file_control_api_v1_cni_proto_depIdxs = []int32{
 	1,  // 4: routerd.v1.DelRequest.workload:type_name -> routerd.v1.Workload
 	0,  // 5: routerd.v1.CheckRequest.attachment:type_name -> routerd.v1.Attachment
 	1,  // 6: routerd.v1.CheckRequest.workload:type_name -> routerd.v1.Workload
-	0,  // 7: routerd.v1.GCRequest.valid:type_name -> routerd.v1.Attachment
-	0,  // 8: routerd.v1.GCResponse.removed:type_name -> routerd.v1.Attachment
-	2,  // 9: routerd.v1.CNI.Add:input_type -> routerd.v1.AddRequest
-	5,  // 10: routerd.v1.CNI.Del:input_type -> routerd.v1.DelRequest
-	7,  // 11: routerd.v1.CNI.Check:input_type -> routerd.v1.CheckRequest
-	9,  // 12: routerd.v1.CNI.Status:input_type -> routerd.v1.StatusRequest
-	11, // 13: routerd.v1.CNI.GC:input_type -> routerd.v1.GCRequest
-	3,  // 14: routerd.v1.CNI.Add:output_type -> routerd.v1.AddResponse
-	6,  // 15: routerd.v1.CNI.Del:output_type -> routerd.v1.DelResponse
-	8,  // 16: routerd.v1.CNI.Check:output_type -> routerd.v1.CheckResponse
-	10, // 17: routerd.v1.CNI.Status:output_type -> routerd.v1.StatusResponse
-	12, // 18: routerd.v1.CNI.GC:output_type -> routerd.v1.GCResponse
-	14, // [14:19] is the sub-list for method output_type
-	9,  // [9:14] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	0,  // 7: routerd.v1.AllocateRequest.attachment:type_name -> routerd.v1.Attachment
+	1,  // 8: routerd.v1.AllocateRequest.workload:type_name -> routerd.v1.Workload
+	4,  // 9: routerd.v1.AllocateResponse.addresses:type_name -> routerd.v1.Address
+	0,  // 10: routerd.v1.GCRequest.valid:type_name -> routerd.v1.Attachment
+	0,  // 11: routerd.v1.GCResponse.removed:type_name -> routerd.v1.Attachment
+	2,  // 12: routerd.v1.CNI.Add:input_type -> routerd.v1.AddRequest
+	5,  // 13: routerd.v1.CNI.Del:input_type -> routerd.v1.DelRequest
+	7,  // 14: routerd.v1.CNI.Check:input_type -> routerd.v1.CheckRequest
+	11, // 15: routerd.v1.CNI.Status:input_type -> routerd.v1.StatusRequest
+	13, // 16: routerd.v1.CNI.GC:input_type -> routerd.v1.GCRequest
+	9,  // 17: routerd.v1.CNI.Allocate:input_type -> routerd.v1.AllocateRequest
+	3,  // 18: routerd.v1.CNI.Add:output_type -> routerd.v1.AddResponse
+	6,  // 19: routerd.v1.CNI.Del:output_type -> routerd.v1.DelResponse
+	8,  // 20: routerd.v1.CNI.Check:output_type -> routerd.v1.CheckResponse
+	12, // 21: routerd.v1.CNI.Status:output_type -> routerd.v1.StatusResponse
+	14, // 22: routerd.v1.CNI.GC:output_type -> routerd.v1.GCResponse
+	10, // 23: routerd.v1.CNI.Allocate:output_type -> routerd.v1.AllocateResponse
+	18, // [18:24] is the sub-list for method output_type
+	12, // [12:18] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_cni_proto_init() }
@@ -923,7 +1174,7 @@ func file_control_api_v1_cni_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_cni_proto_rawDesc), len(file_control_api_v1_cni_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

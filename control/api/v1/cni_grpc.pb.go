@@ -19,11 +19,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	CNI_Add_FullMethodName    = "/routerd.v1.CNI/Add"
-	CNI_Del_FullMethodName    = "/routerd.v1.CNI/Del"
-	CNI_Check_FullMethodName  = "/routerd.v1.CNI/Check"
-	CNI_Status_FullMethodName = "/routerd.v1.CNI/Status"
-	CNI_GC_FullMethodName     = "/routerd.v1.CNI/GC"
+	CNI_Add_FullMethodName      = "/routerd.v1.CNI/Add"
+	CNI_Del_FullMethodName      = "/routerd.v1.CNI/Del"
+	CNI_Check_FullMethodName    = "/routerd.v1.CNI/Check"
+	CNI_Status_FullMethodName   = "/routerd.v1.CNI/Status"
+	CNI_GC_FullMethodName       = "/routerd.v1.CNI/GC"
+	CNI_Allocate_FullMethodName = "/routerd.v1.CNI/Allocate"
 )
 
 // CNIClient is the client API for CNI service.
@@ -47,6 +48,10 @@ type CNIClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// GC detaches every attachment of the network that is not listed.
 	GC(ctx context.Context, in *GCRequest, opts ...grpc.CallOption) (*GCResponse, error)
+	// Allocate gives addresses alone, for another plugin that makes the interface
+	// (CNI specification 1.1, section 4, delegated plugins). It is idempotent as
+	// Add is; Del and GC give the addresses back.
+	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
 }
 
 type cNIClient struct {
@@ -107,6 +112,16 @@ func (c *cNIClient) GC(ctx context.Context, in *GCRequest, opts ...grpc.CallOpti
 	return out, nil
 }
 
+func (c *cNIClient) Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AllocateResponse)
+	err := c.cc.Invoke(ctx, CNI_Allocate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CNIServer is the server API for CNI service.
 // All implementations must embed UnimplementedCNIServer
 // for forward compatibility.
@@ -128,6 +143,10 @@ type CNIServer interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// GC detaches every attachment of the network that is not listed.
 	GC(context.Context, *GCRequest) (*GCResponse, error)
+	// Allocate gives addresses alone, for another plugin that makes the interface
+	// (CNI specification 1.1, section 4, delegated plugins). It is idempotent as
+	// Add is; Del and GC give the addresses back.
+	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
 	mustEmbedUnimplementedCNIServer()
 }
 
@@ -152,6 +171,9 @@ func (UnimplementedCNIServer) Status(context.Context, *StatusRequest) (*StatusRe
 }
 func (UnimplementedCNIServer) GC(context.Context, *GCRequest) (*GCResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GC not implemented")
+}
+func (UnimplementedCNIServer) Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Allocate not implemented")
 }
 func (UnimplementedCNIServer) mustEmbedUnimplementedCNIServer() {}
 func (UnimplementedCNIServer) testEmbeddedByValue()             {}
@@ -264,6 +286,24 @@ func _CNI_GC_Handler(srv interface{}, ctx context.Context, dec func(interface{})
 	return interceptor(ctx, in, info, handler)
 }
 
+func _CNI_Allocate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AllocateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CNIServer).Allocate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CNI_Allocate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CNIServer).Allocate(ctx, req.(*AllocateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // CNI_ServiceDesc is the grpc.ServiceDesc for CNI service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -290,6 +330,10 @@ var CNI_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GC",
 			Handler:    _CNI_GC_Handler,
+		},
+		{
+			MethodName: "Allocate",
+			Handler:    _CNI_Allocate_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

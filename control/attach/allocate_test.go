@@ -1,0 +1,182 @@
+package attach
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/workload"
+)
+
+func (w *world) allocateRequest(n int) AllocateRequest {
+	req := w.request(n)
+	return AllocateRequest{ID: req.ID, IPv4: true}
+}
+
+var compareAddrs = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
+func (w *world) allocate(a *Attacher, req AllocateRequest) Address {
+	w.t.Helper()
+	res, err := a.Allocate(w.t.Context(), req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if len(res.Addresses) != 1 {
+		w.t.Fatalf("got %+v, want one address", res)
+	}
+	return res.Addresses[0]
+}
+
+// An allocation lives across restarts, is given back by DEL and by GC, and
+// nothing of it stays.
+func TestAllocate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	one, two := w.allocateRequest(1), w.allocateRequest(2)
+	got := w.allocate(a, one)
+	if got.Gateway.IsValid() || !got.Block.Contains(got.Addr) {
+		t.Errorf("got %+v, want an address of a block and no gateway", got)
+	}
+	if again := w.allocate(a, one); !cmp.Equal(got, again, compareAddrs) {
+		t.Errorf("again: %+v, want %+v", again, got)
+	}
+	w.allocate(a, two)
+
+	a = w.start() // killed and started anew
+	if again := w.allocate(a, one); !cmp.Equal(got, again, compareAddrs) {
+		t.Errorf("after a restart: %+v, want %+v", again, got)
+	}
+	check := CheckRequest{ID: one.ID, Addresses: []netip.Addr{got.Addr}, AddressesOnly: true}
+	if err := a.Check(t.Context(), check); err != nil {
+		t.Errorf("check: %v", err)
+	}
+	check.Addresses = []netip.Addr{got.Addr.Next()}
+	if err := a.Check(t.Context(), check); !errors.Is(err, workload.ErrDiffers) {
+		t.Errorf("check of another address: %v, want ErrDiffers", err)
+	}
+	// The network plugin's verbs know that the interface is another's.
+	if err := a.Check(t.Context(), CheckRequest{ID: one.ID}); !errors.Is(err, workload.ErrDiffers) {
+		t.Errorf("check as the network plugin: %v, want ErrDiffers", err)
+	}
+	if _, err := a.Add(t.Context(), AddRequest{ID: one.ID, Netns: "/x", IPv4: true}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("ADD as the network plugin: %v, want ErrInvalid", err)
+	}
+
+	for range 2 {
+		if err := a.Del(t.Context(), DelRequest{ID: one.ID, AddressesOnly: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.GC(t.Context(), "net1", nil); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// With a gateway the block is a subnet: its edges are no container's, the
+// gateway is one for all containers, and all of it goes with the last of them.
+func TestAllocateGateway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.ipam.next[dataplane.IPv4] = netip.MustParseAddr("192.168.0.0")
+	a := w.start()
+	one, two := w.allocateRequest(1), w.allocateRequest(2)
+	one.Gateway, one.Link, two.Gateway, two.Link = true, "cni0", true, "cni0"
+	block := netip.MustParsePrefix("192.168.0.0/26")
+	first := w.allocate(a, one)
+	if want := (Address{Addr: netip.MustParseAddr("192.168.0.1"), Gateway: netip.MustParseAddr("192.168.0.2"), Block: block}); !cmp.Equal(want, first, compareAddrs) {
+		t.Errorf("first: %+v, want %+v", first, want)
+	}
+	second := w.allocate(a, two)
+	if want := (Address{Addr: netip.MustParseAddr("192.168.0.3"), Gateway: first.Gateway, Block: block}); !cmp.Equal(want, second, compareAddrs) {
+		t.Errorf("second: %+v, want %+v", second, want)
+	}
+	route := dataplane.Route{Prefix: netip.MustParsePrefix("192.168.0.1/32"), Table: dataplane.MainTable, Link: "cni0"}
+	w.sink.mu.Lock()
+	have := w.sink.want[route.Key()]
+	w.sink.mu.Unlock()
+	if have != dataplane.Object(route) {
+		t.Errorf("wish %v, want %v", have, route)
+	}
+	if err := a.Del(t.Context(), DelRequest{ID: one.ID, AddressesOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"net1.0000000000000002", "routerd-gateway-node-a.net1"}, w.ipam.handles()); diff != "" {
+		t.Errorf("handles while one is left (-want +got):\n%s", diff)
+	}
+	if err := a.Del(t.Context(), DelRequest{ID: two.ID, AddressesOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestEdges(t *testing.T) {
+	t.Parallel()
+	for block, want := range map[string][]string{
+		"192.168.0.64/26": {"192.168.0.64", "192.168.0.127"},
+		"10.0.0.0/20":     {"10.0.0.0", "10.0.15.255"},
+		"10.0.0.7/32":     {"10.0.0.7", "10.0.0.7"},
+		"fd00::40/122":    {"fd00::40"},
+	} {
+		var got []string
+		for _, e := range edges(netip.MustParsePrefix(block)) {
+			got = append(got, e.String())
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", block, diff)
+		}
+	}
+}
+
+// Addresses that another plugin gave are routed, and are not IPAM's affair.
+func TestGivenAddresses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	req := w.request(1)
+	req.Given = []netip.Addr{netip.MustParseAddr("10.9.0.5")}
+	req.MAC = dataplane.MAC{2, 0, 0, 0, 0, 7}
+	res, err := a.Add(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Addresses) != 1 || res.Addresses[0].Addr != req.Given[0] || res.MAC != req.MAC {
+		t.Errorf("result %+v, want %s and %s", res, req.Given[0], req.MAC)
+	}
+	if h := w.ipam.handles(); len(h) > 0 {
+		t.Errorf("IPAM gave addresses to %q", h)
+	}
+	a = w.start()
+	if err := a.Check(t.Context(), CheckRequest{ID: req.ID, Netns: req.Netns, MAC: req.MAC.String(), Addresses: req.Given}); err != nil {
+		t.Errorf("check after a restart: %v", err)
+	}
+	if err := a.Del(t.Context(), delOf(req)); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// A configuration for another node is refused by name.
+func TestOtherNode(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	req := w.request(1)
+	req.Node = "node-b"
+	if _, err := a.Add(t.Context(), req); !errors.Is(err, ErrInvalid) {
+		t.Errorf("ADD: %v, want ErrInvalid", err)
+	}
+}
