@@ -1,0 +1,119 @@
+package scenarios
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/traffic"
+	"github.com/routerd/routerd/store"
+)
+
+// defaultPool6 is what the first node calls the pool of IPv6.
+const defaultPool6 = "default-ipv6-ippool"
+
+// TestModeChangesIPv6 is TestModeChanges for pods of both families, with IPv6
+// between them, whose pools change together.
+func TestModeChangesIPv6(t *testing.T) {
+	way := changesOfStage(t)
+	top := topology(3, 2, way[0])
+	top.Underlay, top.Pool6, top.Spine.BGP = lab.UnderlayDual, &lab.Pool{}, new(true)
+	c := &changing{Lab: bring(t, "change6", top)}
+	c.store = openStore(t, c.Lab)
+	reach(t, c.Lab, traffic.Options{IPv6: true})
+	c.waitMode6(t, way[0])
+	c.load = startLoad6(t, c.Lab)
+	expectNoLoss(t, "before any change", c.load)
+	for i := 1; i < len(way); i++ {
+		change := fmt.Sprintf("IPv6, %s to %s", way[i-1], way[i])
+		start := time.Now()
+		c.setMode(t, way[i])
+		c.waitMode6(t, way[i])
+		t.Logf("%s took %.2f s", change, time.Since(start).Seconds())
+		expectNoLoss(t, change, c.load)
+		if t.Failed() {
+			t.Fatalf("stopped after %s", change)
+		}
+	}
+	for _, six := range []bool{false, true} {
+		reach(t, c.Lab, traffic.Options{Size: mtu6(way[len(way)-1]), DF: true, IPv6: six})
+	}
+}
+
+// startLoad6 is startLoad over IPv6.
+func startLoad6(t *testing.T, l *lab.Lab) *load {
+	t.Helper()
+	place := func(where string) traffic.Place {
+		return traffic.Place{Name: where, Space: l.Space(where), Addr: addrOf(t, l, where, dataplane.IPv6)}
+	}
+	stream := func(pair [2]traffic.Place) *traffic.Stream {
+		s, err := traffic.StartStream(within(t, 20*time.Second), pair[0], pair[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Stop() })
+		return s
+	}
+	var out load
+	var pairs [][2]traffic.Place
+	for _, p := range loadPairs() {
+		pair := [2]traffic.Place{place(p[0]), place(p[1])}
+		pairs = append(pairs, pair)
+		out.streams = append(out.streams, stream(pair))
+	}
+	out.beside = stream([2]traffic.Place{place("node1"), place("node3")})
+	packets, err := traffic.StartLoad(traffic.LoadOptions{Rate: loadRate()}, pairs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { packets.Stop() })
+	out.packets = packets
+	return &out
+}
+
+// mtu6 is what pods of both families have on an underlay of both.
+func mtu6(e store.Encapsulation) int {
+	for _, m := range familyModes() {
+		if m.underlay == lab.UnderlayDual && m.encap == e {
+			return m.mtu
+		}
+	}
+	return 0
+}
+
+// waitMode6 is waitMode for both families: every host sends both pools in the
+// mode, the tunnels of others are gone and pods have the MTU.
+func (c *changing) waitMode6(t *testing.T, e store.Encapsulation) {
+	t.Helper()
+	want := modeNumbers(e).String()
+	poll(t, 120*time.Second, "change to "+want, func() string {
+		forms := c.forms(t)
+		for _, h := range c.Hosts() {
+			for _, pool := range []string{defaultPool, defaultPool6} {
+				if got := forms[h].Sends[pool]; got != want {
+					return fmt.Sprintf("%s has moved %s to %q: %+v", h, pool, got, forms[h])
+				}
+			}
+		}
+		return ""
+	})
+	devices := map[string]string{"vxlan-v6.calico": "vxlan", "tunl6.calico": "ipip"}
+	for _, h := range c.Hosts() {
+		poll(t, 60*time.Second, "devices of "+h, func() string {
+			for d, tunnel := range devices {
+				r, err := c.Exec(within(t, 20*time.Second), h, "ip", "-6", "-br", "addr", "show", "dev", d)
+				if err != nil {
+					return err.Error()
+				}
+				if used := strings.Contains(r.Stdout, "/128"); used != (tunnel == modeOf(e).far) {
+					return fmt.Sprintf("%s: %q", d, r.Stdout)
+				}
+			}
+			return ""
+		})
+	}
+	waitPodMTU(t, c.Lab, mtu6(e))
+}
