@@ -54,6 +54,7 @@ type Config struct {
 	Probe         Probe       `mapstructure:"probe"`
 	DefaultPool   DefaultPool `mapstructure:"defaultPool"`
 	BGP           BGP         `mapstructure:"bgp"`
+	Policy        Policy      `mapstructure:"policy"`
 	Dataplane     Dataplane   `mapstructure:"dataplane"`
 	Health        Health      `mapstructure:"health"`
 	CNI           CNI         `mapstructure:"cni"`
@@ -128,6 +129,15 @@ type BGP struct {
 	Enabled bool `mapstructure:"enabled"`
 }
 
+// Policy configures what judges packets. All else about it is in the store.
+type Policy struct {
+	// Enabled: network policy and the translation of addresses (natOutgoing)
+	// have effect on this host.
+	Enabled bool `mapstructure:"enabled"`
+	// AutoHostEndpoints gives every Node a host endpoint of all its interfaces.
+	AutoHostEndpoints bool `mapstructure:"autoHostEndpoints"`
+}
+
 // Dataplane configures the writer to the kernel.
 type Dataplane struct {
 	// RouteProtocol marks routes and next hops as ours.
@@ -172,6 +182,7 @@ func Default() Config {
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
 		},
 		BGP:       BGP{Enabled: true},
+		Policy:    Policy{Enabled: true},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}

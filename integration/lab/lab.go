@@ -132,6 +132,9 @@ func (l *Lab) build(ctx context.Context, o Options) error {
 	if err := l.startHosts(ctx, o); err != nil {
 		return err
 	}
+	if err := l.openNetwork(ctx); err != nil {
+		return err
+	}
 	if *l.topology.Spine.BGP {
 		o.Progress("adding the spine as a BGP peer of every host")
 		if err := l.addSpinePeers(ctx); err != nil {

@@ -23,6 +23,27 @@ func (l *Lab) Store(ctx context.Context, host string) (store.Store, error) {
 	return s, nil
 }
 
+// openNetwork makes the profile of the pods' network, which otherwise the first
+// pod brings with it: Calico's lets in only pods of the network, and in a lab
+// hosts and the spine ask pods too.
+func (l *Lab) openNetwork(ctx context.Context) (err error) {
+	s, err := l.Store(ctx, l.topology.Nodes[0].Name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	p := v3.NewProfile()
+	p.Name = networkName
+	p.Spec = v3.ProfileSpec{
+		Ingress: []v3.Rule{{Action: v3.Allow}}, Egress: []v3.Rule{{Action: v3.Allow}},
+		LabelsToApply: map[string]string{networkName: ""},
+	}
+	if _, err := store.Create(ctx, s, p); err != nil {
+		return fmt.Errorf("open the pods' network: %w", err)
+	}
+	return nil
+}
+
 // spinePeers are the BGPPeers with which a node peers with the spine, one for
 // each family of the underlay. The spine hands on what other nodes announced,
 // who are of the same AS: hence the one allowed occurrence of the node's own.

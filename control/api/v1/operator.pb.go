@@ -1725,6 +1725,1176 @@ func (x *Overlap) GetWith() string {
 	return ""
 }
 
+type PolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An interface, an address, a workload endpoint's name, NAMESPACE/POD or a
+	// container; empty: all endpoints, without their rules.
+	Endpoint      string `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyRequest) Reset() {
+	*x = PolicyRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRequest) ProtoMessage() {}
+
+func (x *PolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRequest.ProtoReflect.Descriptor instead.
+func (*PolicyRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PolicyRequest) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+type PolicyResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	State          string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"` // why the rules do not follow the datastore; empty: they do
+	Endpoints      []*PolicyEndpoint      `protobuf:"bytes,2,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Problems       []*PolicyProblem       `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`
+	Policies       uint32                 `protobuf:"varint,4,opt,name=policies,proto3" json:"policies,omitempty"`
+	Sets           uint32                 `protobuf:"varint,5,opt,name=sets,proto3" json:"sets,omitempty"`
+	Members        uint64                 `protobuf:"varint,6,opt,name=members,proto3" json:"members,omitempty"`
+	Steps          uint64                 `protobuf:"varint,7,opt,name=steps,proto3" json:"steps,omitempty"` // since the start
+	CutConnections uint64                 `protobuf:"varint,8,opt,name=cut_connections,json=cutConnections,proto3" json:"cut_connections,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PolicyResponse) Reset() {
+	*x = PolicyResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyResponse) ProtoMessage() {}
+
+func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
+func (*PolicyResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PolicyResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PolicyResponse) GetEndpoints() []*PolicyEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *PolicyResponse) GetProblems() []*PolicyProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *PolicyResponse) GetPolicies() uint32 {
+	if x != nil {
+		return x.Policies
+	}
+	return 0
+}
+
+func (x *PolicyResponse) GetSets() uint32 {
+	if x != nil {
+		return x.Sets
+	}
+	return 0
+}
+
+func (x *PolicyResponse) GetMembers() uint64 {
+	if x != nil {
+		return x.Members
+	}
+	return 0
+}
+
+func (x *PolicyResponse) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
+}
+
+func (x *PolicyResponse) GetCutConnections() uint64 {
+	if x != nil {
+		return x.CutConnections
+	}
+	return 0
+}
+
+// PolicyProblem is an object that cannot be used as it is.
+type PolicyProblem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Object        string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyProblem) Reset() {
+	*x = PolicyProblem{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyProblem) ProtoMessage() {}
+
+func (x *PolicyProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyProblem.ProtoReflect.Descriptor instead.
+func (*PolicyProblem) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PolicyProblem) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *PolicyProblem) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type PolicyEndpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Interface     string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // the resource
+	Host          bool                   `protobuf:"varint,3,opt,name=host,proto3" json:"host,omitempty"`
+	Sources       []string               `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"` // addresses that the workload may send from
+	Paths         []*PolicyPath          `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyEndpoint) Reset() {
+	*x = PolicyEndpoint{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyEndpoint) ProtoMessage() {}
+
+func (x *PolicyEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyEndpoint.ProtoReflect.Descriptor instead.
+func (*PolicyEndpoint) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PolicyEndpoint) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *PolicyEndpoint) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyEndpoint) GetHost() bool {
+	if x != nil {
+		return x.Host
+	}
+	return false
+}
+
+func (x *PolicyEndpoint) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *PolicyEndpoint) GetPaths() []*PolicyPath {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+// PolicyPath is what a packet meets in one direction: the tiers, then the
+// profiles, then the default.
+type PolicyPath struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hook          string                 `protobuf:"bytes,1,opt,name=hook,proto3" json:"hook,omitempty"`
+	Direction     string                 `protobuf:"bytes,2,opt,name=direction,proto3" json:"direction,omitempty"`
+	Tiers         []*PolicyTier          `protobuf:"bytes,3,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	Profiles      []*PolicyRules         `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	Default       string                 `protobuf:"bytes,5,opt,name=default,proto3" json:"default,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyPath) Reset() {
+	*x = PolicyPath{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyPath) ProtoMessage() {}
+
+func (x *PolicyPath) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyPath.ProtoReflect.Descriptor instead.
+func (*PolicyPath) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PolicyPath) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *PolicyPath) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *PolicyPath) GetTiers() []*PolicyTier {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *PolicyPath) GetProfiles() []*PolicyRules {
+	if x != nil {
+		return x.Profiles
+	}
+	return nil
+}
+
+func (x *PolicyPath) GetDefault() string {
+	if x != nil {
+		return x.Default
+	}
+	return ""
+}
+
+type PolicyTier struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	End           string                 `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"` // what becomes of a packet that no rule decided
+	Policies      []*PolicyRules         `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyTier) Reset() {
+	*x = PolicyTier{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyTier) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyTier) ProtoMessage() {}
+
+func (x *PolicyTier) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyTier.ProtoReflect.Descriptor instead.
+func (*PolicyTier) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *PolicyTier) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyTier) GetEnd() string {
+	if x != nil {
+		return x.End
+	}
+	return ""
+}
+
+func (x *PolicyTier) GetPolicies() []*PolicyRules {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type PolicyRules struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Staged        bool                   `protobuf:"varint,2,opt,name=staged,proto3" json:"staged,omitempty"`
+	Rules         []*PolicyRule          `protobuf:"bytes,3,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyRules) Reset() {
+	*x = PolicyRules{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRules) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRules) ProtoMessage() {}
+
+func (x *PolicyRules) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRules.ProtoReflect.Descriptor instead.
+func (*PolicyRules) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *PolicyRules) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PolicyRules) GetStaged() bool {
+	if x != nil {
+		return x.Staged
+	}
+	return false
+}
+
+func (x *PolicyRules) GetRules() []*PolicyRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+type PolicyRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	Action        string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	Match         string                 `protobuf:"bytes,3,opt,name=match,proto3" json:"match,omitempty"`
+	Packets       uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Counted       bool                   `protobuf:"varint,6,opt,name=counted,proto3" json:"counted,omitempty"` // the kernel has a counter for it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyRule) Reset() {
+	*x = PolicyRule{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRule) ProtoMessage() {}
+
+func (x *PolicyRule) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
+func (*PolicyRule) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *PolicyRule) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *PolicyRule) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *PolicyRule) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+func (x *PolicyRule) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *PolicyRule) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PolicyRule) GetCounted() bool {
+	if x != nil {
+		return x.Counted
+	}
+	return false
+}
+
+type PolicyExplainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"` // as PolicyRequest.endpoint, "host", or any address
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // name or number
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	SourcePort    uint32                 `protobuf:"varint,5,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	IcmpType      uint32                 `protobuf:"varint,6,opt,name=icmp_type,json=icmpType,proto3" json:"icmp_type,omitempty"`
+	IcmpCode      uint32                 `protobuf:"varint,7,opt,name=icmp_code,json=icmpCode,proto3" json:"icmp_code,omitempty"`
+	Trace         bool                   `protobuf:"varint,8,opt,name=trace,proto3" json:"trace,omitempty"` // send such a packet and compare
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyExplainRequest) Reset() {
+	*x = PolicyExplainRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyExplainRequest) ProtoMessage() {}
+
+func (x *PolicyExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyExplainRequest.ProtoReflect.Descriptor instead.
+func (*PolicyExplainRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PolicyExplainRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PolicyExplainRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PolicyExplainRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *PolicyExplainRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PolicyExplainRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *PolicyExplainRequest) GetIcmpType() uint32 {
+	if x != nil {
+		return x.IcmpType
+	}
+	return 0
+}
+
+func (x *PolicyExplainRequest) GetIcmpCode() uint32 {
+	if x != nil {
+		return x.IcmpCode
+	}
+	return 0
+}
+
+func (x *PolicyExplainRequest) GetTrace() bool {
+	if x != nil {
+		return x.Trace
+	}
+	return false
+}
+
+type PolicyExplainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allowed       bool                   `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Packet        string                 `protobuf:"bytes,2,opt,name=packet,proto3" json:"packet,omitempty"`
+	Ends          []*PolicyEnd           `protobuf:"bytes,3,rep,name=ends,proto3" json:"ends,omitempty"`
+	Trace         string                 `protobuf:"bytes,4,opt,name=trace,proto3" json:"trace,omitempty"` // what the kernel did with the packet that was sent
+	TraceDiffers  bool                   `protobuf:"varint,5,opt,name=trace_differs,json=traceDiffers,proto3" json:"trace_differs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyExplainResponse) Reset() {
+	*x = PolicyExplainResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyExplainResponse) ProtoMessage() {}
+
+func (x *PolicyExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyExplainResponse.ProtoReflect.Descriptor instead.
+func (*PolicyExplainResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *PolicyExplainResponse) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *PolicyExplainResponse) GetPacket() string {
+	if x != nil {
+		return x.Packet
+	}
+	return ""
+}
+
+func (x *PolicyExplainResponse) GetEnds() []*PolicyEnd {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *PolicyExplainResponse) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
+func (x *PolicyExplainResponse) GetTraceDiffers() bool {
+	if x != nil {
+		return x.TraceDiffers
+	}
+	return false
+}
+
+// PolicyEnd is what one host does with the packet.
+type PolicyEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	From          string                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"` // the interface it comes in by, or what is there
+	To            string                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	Allowed       bool                   `protobuf:"varint,4,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Steps         []*PolicyStep          `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyEnd) Reset() {
+	*x = PolicyEnd{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyEnd) ProtoMessage() {}
+
+func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyEnd.ProtoReflect.Descriptor instead.
+func (*PolicyEnd) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PolicyEnd) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PolicyEnd) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PolicyEnd) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PolicyEnd) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *PolicyEnd) GetSteps() []*PolicyStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+type PolicyStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint      string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	Hook          string                 `protobuf:"bytes,2,opt,name=hook,proto3" json:"hook,omitempty"`
+	Direction     string                 `protobuf:"bytes,3,opt,name=direction,proto3" json:"direction,omitempty"`
+	Tier          string                 `protobuf:"bytes,4,opt,name=tier,proto3" json:"tier,omitempty"`
+	Policy        string                 `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"`
+	Rule          int32                  `protobuf:"varint,6,opt,name=rule,proto3" json:"rule,omitempty"` // -1: no rule
+	Action        string                 `protobuf:"bytes,7,opt,name=action,proto3" json:"action,omitempty"`
+	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	Match         string                 `protobuf:"bytes,9,opt,name=match,proto3" json:"match,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStep) Reset() {
+	*x = PolicyStep{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStep) ProtoMessage() {}
+
+func (x *PolicyStep) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
+func (*PolicyStep) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PolicyStep) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetRule() int32 {
+	if x != nil {
+		return x.Rule
+	}
+	return 0
+}
+
+func (x *PolicyStep) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+type FlowsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Limit         uint32                 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"` // the newest; 0: all that is kept
+	Endpoint      string                 `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	Denied        bool                   `protobuf:"varint,3,opt,name=denied,proto3" json:"denied,omitempty"` // only what was denied
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlowsRequest) Reset() {
+	*x = FlowsRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowsRequest) ProtoMessage() {}
+
+func (x *FlowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowsRequest.ProtoReflect.Descriptor instead.
+func (*FlowsRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *FlowsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *FlowsRequest) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *FlowsRequest) GetDenied() bool {
+	if x != nil {
+		return x.Denied
+	}
+	return false
+}
+
+type FlowsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"` // why nothing is seen; empty: it is
+	Flows         []*FlowRecord          `protobuf:"bytes,2,rep,name=flows,proto3" json:"flows,omitempty"`
+	Missed        uint64                 `protobuf:"varint,3,opt,name=missed,proto3" json:"missed,omitempty"` // that the kernel could not hand over
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlowsResponse) Reset() {
+	*x = FlowsResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowsResponse) ProtoMessage() {}
+
+func (x *FlowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowsResponse.ProtoReflect.Descriptor instead.
+func (*FlowsResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *FlowsResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *FlowsResponse) GetFlows() []*FlowRecord {
+	if x != nil {
+		return x.Flows
+	}
+	return nil
+}
+
+func (x *FlowsResponse) GetMissed() uint64 {
+	if x != nil {
+		return x.Missed
+	}
+	return 0
+}
+
+type FlowRecord struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Time            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	Action          string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"` // Allow, Deny, Log, or what a staged rule would do
+	By              string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`         // the policy and rule
+	Direction       string                 `protobuf:"bytes,4,opt,name=direction,proto3" json:"direction,omitempty"`
+	Source          string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	Destination     string                 `protobuf:"bytes,6,opt,name=destination,proto3" json:"destination,omitempty"`
+	Protocol        string                 `protobuf:"bytes,7,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	SourcePort      uint32                 `protobuf:"varint,8,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	DestinationPort uint32                 `protobuf:"varint,9,opt,name=destination_port,json=destinationPort,proto3" json:"destination_port,omitempty"`
+	In              string                 `protobuf:"bytes,10,opt,name=in,proto3" json:"in,omitempty"`
+	Out             string                 `protobuf:"bytes,11,opt,name=out,proto3" json:"out,omitempty"`
+	Staged          bool                   `protobuf:"varint,12,opt,name=staged,proto3" json:"staged,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *FlowRecord) Reset() {
+	*x = FlowRecord{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowRecord) ProtoMessage() {}
+
+func (x *FlowRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowRecord.ProtoReflect.Descriptor instead.
+func (*FlowRecord) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *FlowRecord) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *FlowRecord) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *FlowRecord) GetDestinationPort() uint32 {
+	if x != nil {
+		return x.DestinationPort
+	}
+	return 0
+}
+
+func (x *FlowRecord) GetIn() string {
+	if x != nil {
+		return x.In
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetOut() string {
+	if x != nil {
+		return x.Out
+	}
+	return ""
+}
+
+func (x *FlowRecord) GetStaged() bool {
+	if x != nil {
+		return x.Staged
+	}
+	return false
+}
+
 var File_control_api_v1_operator_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_operator_proto_rawDesc = "" +
@@ -1882,14 +3052,118 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\boverlaps\x18\x02 \x03(\v2\x13.routerd.v1.OverlapR\boverlaps\"1\n" +
 	"\aOverlap\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x12\n" +
-	"\x04with\x18\x02 \x01(\tR\x04with2\x99\x03\n" +
+	"\x04with\x18\x02 \x01(\tR\x04with\"+\n" +
+	"\rPolicyRequest\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\"\xa0\x02\n" +
+	"\x0ePolicyResponse\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x128\n" +
+	"\tendpoints\x18\x02 \x03(\v2\x1a.routerd.v1.PolicyEndpointR\tendpoints\x125\n" +
+	"\bproblems\x18\x03 \x03(\v2\x19.routerd.v1.PolicyProblemR\bproblems\x12\x1a\n" +
+	"\bpolicies\x18\x04 \x01(\rR\bpolicies\x12\x12\n" +
+	"\x04sets\x18\x05 \x01(\rR\x04sets\x12\x18\n" +
+	"\amembers\x18\x06 \x01(\x04R\amembers\x12\x14\n" +
+	"\x05steps\x18\a \x01(\x04R\x05steps\x12'\n" +
+	"\x0fcut_connections\x18\b \x01(\x04R\x0ecutConnections\"?\n" +
+	"\rPolicyProblem\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9e\x01\n" +
+	"\x0ePolicyEndpoint\x12\x1c\n" +
+	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\bR\x04host\x12\x18\n" +
+	"\asources\x18\x04 \x03(\tR\asources\x12,\n" +
+	"\x05paths\x18\x05 \x03(\v2\x16.routerd.v1.PolicyPathR\x05paths\"\xbb\x01\n" +
+	"\n" +
+	"PolicyPath\x12\x12\n" +
+	"\x04hook\x18\x01 \x01(\tR\x04hook\x12\x1c\n" +
+	"\tdirection\x18\x02 \x01(\tR\tdirection\x12,\n" +
+	"\x05tiers\x18\x03 \x03(\v2\x16.routerd.v1.PolicyTierR\x05tiers\x123\n" +
+	"\bprofiles\x18\x04 \x03(\v2\x17.routerd.v1.PolicyRulesR\bprofiles\x12\x18\n" +
+	"\adefault\x18\x05 \x01(\tR\adefault\"g\n" +
+	"\n" +
+	"PolicyTier\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\tR\x03end\x123\n" +
+	"\bpolicies\x18\x03 \x03(\v2\x17.routerd.v1.PolicyRulesR\bpolicies\"k\n" +
+	"\vPolicyRules\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x16\n" +
+	"\x06staged\x18\x02 \x01(\bR\x06staged\x12,\n" +
+	"\x05rules\x18\x03 \x03(\v2\x16.routerd.v1.PolicyRuleR\x05rules\"\x9a\x01\n" +
+	"\n" +
+	"PolicyRule\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12\x14\n" +
+	"\x05match\x18\x03 \x01(\tR\x05match\x12\x18\n" +
+	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\acounted\x18\x06 \x01(\bR\acounted\"\xdb\x01\n" +
+	"\x14PolicyExplainRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x1f\n" +
+	"\vsource_port\x18\x05 \x01(\rR\n" +
+	"sourcePort\x12\x1b\n" +
+	"\ticmp_type\x18\x06 \x01(\rR\bicmpType\x12\x1b\n" +
+	"\ticmp_code\x18\a \x01(\rR\bicmpCode\x12\x14\n" +
+	"\x05trace\x18\b \x01(\bR\x05trace\"\xaf\x01\n" +
+	"\x15PolicyExplainResponse\x12\x18\n" +
+	"\aallowed\x18\x01 \x01(\bR\aallowed\x12\x16\n" +
+	"\x06packet\x18\x02 \x01(\tR\x06packet\x12)\n" +
+	"\x04ends\x18\x03 \x03(\v2\x15.routerd.v1.PolicyEndR\x04ends\x12\x14\n" +
+	"\x05trace\x18\x04 \x01(\tR\x05trace\x12#\n" +
+	"\rtrace_differs\x18\x05 \x01(\bR\ftraceDiffers\"\x8b\x01\n" +
+	"\tPolicyEnd\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x18\n" +
+	"\aallowed\x18\x04 \x01(\bR\aallowed\x12,\n" +
+	"\x05steps\x18\x05 \x03(\v2\x16.routerd.v1.PolicyStepR\x05steps\"\xe0\x01\n" +
+	"\n" +
+	"PolicyStep\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x12\n" +
+	"\x04hook\x18\x02 \x01(\tR\x04hook\x12\x1c\n" +
+	"\tdirection\x18\x03 \x01(\tR\tdirection\x12\x12\n" +
+	"\x04tier\x18\x04 \x01(\tR\x04tier\x12\x16\n" +
+	"\x06policy\x18\x05 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04rule\x18\x06 \x01(\x05R\x04rule\x12\x16\n" +
+	"\x06action\x18\a \x01(\tR\x06action\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12\x14\n" +
+	"\x05match\x18\t \x01(\tR\x05match\"X\n" +
+	"\fFlowsRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x1a\n" +
+	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x16\n" +
+	"\x06denied\x18\x03 \x01(\bR\x06denied\"k\n" +
+	"\rFlowsResponse\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12,\n" +
+	"\x05flows\x18\x02 \x03(\v2\x16.routerd.v1.FlowRecordR\x05flows\x12\x16\n" +
+	"\x06missed\x18\x03 \x01(\x04R\x06missed\"\xde\x02\n" +
+	"\n" +
+	"FlowRecord\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\x12\x1c\n" +
+	"\tdirection\x18\x04 \x01(\tR\tdirection\x12\x16\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x06 \x01(\tR\vdestination\x12\x1a\n" +
+	"\bprotocol\x18\a \x01(\tR\bprotocol\x12\x1f\n" +
+	"\vsource_port\x18\b \x01(\rR\n" +
+	"sourcePort\x12)\n" +
+	"\x10destination_port\x18\t \x01(\rR\x0fdestinationPort\x12\x0e\n" +
+	"\x02in\x18\n" +
+	" \x01(\tR\x02in\x12\x10\n" +
+	"\x03out\x18\v \x01(\tR\x03out\x12\x16\n" +
+	"\x06staged\x18\f \x01(\bR\x06staged2\xee\x04\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
 	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12<\n" +
 	"\x05Paths\x12\x18.routerd.v1.PathsRequest\x1a\x19.routerd.v1.PathsResponse\x12B\n" +
 	"\aTunnels\x12\x1a.routerd.v1.TunnelsRequest\x1a\x1b.routerd.v1.TunnelsResponse\x12H\n" +
 	"\tCNIConfig\x12\x1c.routerd.v1.CNIConfigRequest\x1a\x1d.routerd.v1.CNIConfigResponse\x12E\n" +
-	"\bOverlaps\x12\x1b.routerd.v1.OverlapsRequest\x1a\x1c.routerd.v1.OverlapsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\bOverlaps\x12\x1b.routerd.v1.OverlapsRequest\x1a\x1c.routerd.v1.OverlapsResponse\x12?\n" +
+	"\x06Policy\x12\x19.routerd.v1.PolicyRequest\x1a\x1a.routerd.v1.PolicyResponse\x12T\n" +
+	"\rPolicyExplain\x12 .routerd.v1.PolicyExplainRequest\x1a!.routerd.v1.PolicyExplainResponse\x12<\n" +
+	"\x05Flows\x12\x18.routerd.v1.FlowsRequest\x1a\x19.routerd.v1.FlowsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_operator_proto_rawDescOnce sync.Once
@@ -1903,7 +3177,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -1927,11 +3201,26 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*OverlapsRequest)(nil),       // 19: routerd.v1.OverlapsRequest
 	(*OverlapsResponse)(nil),      // 20: routerd.v1.OverlapsResponse
 	(*Overlap)(nil),               // 21: routerd.v1.Overlap
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
+	(*PolicyRequest)(nil),         // 22: routerd.v1.PolicyRequest
+	(*PolicyResponse)(nil),        // 23: routerd.v1.PolicyResponse
+	(*PolicyProblem)(nil),         // 24: routerd.v1.PolicyProblem
+	(*PolicyEndpoint)(nil),        // 25: routerd.v1.PolicyEndpoint
+	(*PolicyPath)(nil),            // 26: routerd.v1.PolicyPath
+	(*PolicyTier)(nil),            // 27: routerd.v1.PolicyTier
+	(*PolicyRules)(nil),           // 28: routerd.v1.PolicyRules
+	(*PolicyRule)(nil),            // 29: routerd.v1.PolicyRule
+	(*PolicyExplainRequest)(nil),  // 30: routerd.v1.PolicyExplainRequest
+	(*PolicyExplainResponse)(nil), // 31: routerd.v1.PolicyExplainResponse
+	(*PolicyEnd)(nil),             // 32: routerd.v1.PolicyEnd
+	(*PolicyStep)(nil),            // 33: routerd.v1.PolicyStep
+	(*FlowsRequest)(nil),          // 34: routerd.v1.FlowsRequest
+	(*FlowsResponse)(nil),         // 35: routerd.v1.FlowsResponse
+	(*FlowRecord)(nil),            // 36: routerd.v1.FlowRecord
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	22, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	37, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	4,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	5,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
@@ -1939,35 +3228,52 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	3,  // 5: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	3,  // 6: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	3,  // 7: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	22, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	22, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	37, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	37, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	9,  // 10: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	10, // 11: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	22, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	22, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	37, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	37, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
 	13, // 14: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	23, // 15: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	22, // 16: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	38, // 15: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	37, // 16: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
 	16, // 17: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	22, // 18: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	37, // 18: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
 	21, // 19: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	0,  // 20: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	7,  // 21: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	11, // 22: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	14, // 23: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	17, // 24: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	19, // 25: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	1,  // 26: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	8,  // 27: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	12, // 28: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	15, // 29: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	18, // 30: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	20, // 31: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	26, // [26:32] is the sub-list for method output_type
-	20, // [20:26] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	25, // 20: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
+	24, // 21: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
+	26, // 22: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
+	27, // 23: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
+	28, // 24: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
+	28, // 25: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
+	29, // 26: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
+	32, // 27: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
+	33, // 28: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
+	36, // 29: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
+	37, // 30: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	0,  // 31: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	7,  // 32: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	11, // 33: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	14, // 34: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	17, // 35: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	19, // 36: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	22, // 37: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	30, // 38: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	34, // 39: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	1,  // 40: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	8,  // 41: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	12, // 42: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	15, // 43: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	18, // 44: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	20, // 45: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	23, // 46: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	31, // 47: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	35, // 48: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	40, // [40:49] is the sub-list for method output_type
+	31, // [31:40] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -1981,7 +3287,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,12 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Operator_Node_FullMethodName      = "/routerd.v1.Operator/Node"
-	Operator_Routes_FullMethodName    = "/routerd.v1.Operator/Routes"
-	Operator_Paths_FullMethodName     = "/routerd.v1.Operator/Paths"
-	Operator_Tunnels_FullMethodName   = "/routerd.v1.Operator/Tunnels"
-	Operator_CNIConfig_FullMethodName = "/routerd.v1.Operator/CNIConfig"
-	Operator_Overlaps_FullMethodName  = "/routerd.v1.Operator/Overlaps"
+	Operator_Node_FullMethodName          = "/routerd.v1.Operator/Node"
+	Operator_Routes_FullMethodName        = "/routerd.v1.Operator/Routes"
+	Operator_Paths_FullMethodName         = "/routerd.v1.Operator/Paths"
+	Operator_Tunnels_FullMethodName       = "/routerd.v1.Operator/Tunnels"
+	Operator_CNIConfig_FullMethodName     = "/routerd.v1.Operator/CNIConfig"
+	Operator_Overlaps_FullMethodName      = "/routerd.v1.Operator/Overlaps"
+	Operator_Policy_FullMethodName        = "/routerd.v1.Operator/Policy"
+	Operator_PolicyExplain_FullMethodName = "/routerd.v1.Operator/PolicyExplain"
+	Operator_Flows_FullMethodName         = "/routerd.v1.Operator/Flows"
 )
 
 // OperatorClient is the client API for Operator service.
@@ -49,6 +52,12 @@ type OperatorClient interface {
 	// Overlaps compares ranges with the addresses and routes of this host that
 	// are not routerd's, before a pool is made of them.
 	Overlaps(ctx context.Context, in *OverlapsRequest, opts ...grpc.CallOption) (*OverlapsResponse, error)
+	// Policy returns the rules that judge the packets of this host's endpoints.
+	Policy(ctx context.Context, in *PolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error)
+	// PolicyExplain says what becomes of a packet, and which rules say so.
+	PolicyExplain(ctx context.Context, in *PolicyExplainRequest, opts ...grpc.CallOption) (*PolicyExplainResponse, error)
+	// Flows returns recent verdicts, oldest first.
+	Flows(ctx context.Context, in *FlowsRequest, opts ...grpc.CallOption) (*FlowsResponse, error)
 }
 
 type operatorClient struct {
@@ -119,6 +128,36 @@ func (c *operatorClient) Overlaps(ctx context.Context, in *OverlapsRequest, opts
 	return out, nil
 }
 
+func (c *operatorClient) Policy(ctx context.Context, in *PolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyResponse)
+	err := c.cc.Invoke(ctx, Operator_Policy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) PolicyExplain(ctx context.Context, in *PolicyExplainRequest, opts ...grpc.CallOption) (*PolicyExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyExplainResponse)
+	err := c.cc.Invoke(ctx, Operator_PolicyExplain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) Flows(ctx context.Context, in *FlowsRequest, opts ...grpc.CallOption) (*FlowsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FlowsResponse)
+	err := c.cc.Invoke(ctx, Operator_Flows_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServer is the server API for Operator service.
 // All implementations must embed UnimplementedOperatorServer
 // for forward compatibility.
@@ -141,6 +180,12 @@ type OperatorServer interface {
 	// Overlaps compares ranges with the addresses and routes of this host that
 	// are not routerd's, before a pool is made of them.
 	Overlaps(context.Context, *OverlapsRequest) (*OverlapsResponse, error)
+	// Policy returns the rules that judge the packets of this host's endpoints.
+	Policy(context.Context, *PolicyRequest) (*PolicyResponse, error)
+	// PolicyExplain says what becomes of a packet, and which rules say so.
+	PolicyExplain(context.Context, *PolicyExplainRequest) (*PolicyExplainResponse, error)
+	// Flows returns recent verdicts, oldest first.
+	Flows(context.Context, *FlowsRequest) (*FlowsResponse, error)
 	mustEmbedUnimplementedOperatorServer()
 }
 
@@ -168,6 +213,15 @@ func (UnimplementedOperatorServer) CNIConfig(context.Context, *CNIConfigRequest)
 }
 func (UnimplementedOperatorServer) Overlaps(context.Context, *OverlapsRequest) (*OverlapsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Overlaps not implemented")
+}
+func (UnimplementedOperatorServer) Policy(context.Context, *PolicyRequest) (*PolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Policy not implemented")
+}
+func (UnimplementedOperatorServer) PolicyExplain(context.Context, *PolicyExplainRequest) (*PolicyExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PolicyExplain not implemented")
+}
+func (UnimplementedOperatorServer) Flows(context.Context, *FlowsRequest) (*FlowsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Flows not implemented")
 }
 func (UnimplementedOperatorServer) mustEmbedUnimplementedOperatorServer() {}
 func (UnimplementedOperatorServer) testEmbeddedByValue()                  {}
@@ -298,6 +352,60 @@ func _Operator_Overlaps_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_Policy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).Policy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_Policy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).Policy(ctx, req.(*PolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_PolicyExplain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PolicyExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).PolicyExplain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_PolicyExplain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).PolicyExplain(ctx, req.(*PolicyExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_Flows_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FlowsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).Flows(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_Flows_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).Flows(ctx, req.(*FlowsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Operator_ServiceDesc is the grpc.ServiceDesc for Operator service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -328,6 +436,18 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Overlaps",
 			Handler:    _Operator_Overlaps_Handler,
+		},
+		{
+			MethodName: "Policy",
+			Handler:    _Operator_Policy_Handler,
+		},
+		{
+			MethodName: "PolicyExplain",
+			Handler:    _Operator_PolicyExplain_Handler,
+		},
+		{
+			MethodName: "Flows",
+			Handler:    _Operator_Flows_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
 	"sigs.k8s.io/yaml"
 
@@ -81,6 +82,21 @@ func (o operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.CN
 	return &apiv1.CNIConfigResponse{Conflist: `{"cniVersion":"1.1.0","name":"routerd-lab","plugins":[{"type":"routerd-cni"}]}`}, nil
 }
 
+// datastore takes every write and keeps nothing.
+type datastore struct {
+	etcdserverpb.UnimplementedKVServer
+}
+
+func (datastore) Txn(_ context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+	out := &etcdserverpb.TxnResponse{Header: &etcdserverpb.ResponseHeader{Revision: 1}, Succeeded: true}
+	for range r.Success {
+		out.Responses = append(out.Responses, &etcdserverpb.ResponseOp{
+			Response: &etcdserverpb.ResponseOp_ResponsePut{ResponsePut: &etcdserverpb.PutResponse{Header: out.Header}},
+		})
+	}
+	return out, nil
+}
+
 // playDaemon serves the operator's socket. With "play: die" it ends with a
 // message instead.
 func playDaemon(config string) error {
@@ -106,6 +122,7 @@ func playDaemon(config string) error {
 	}
 	s := grpc.NewServer()
 	apiv1.RegisterOperatorServer(s, operator{name: c.NodeName, play: c.Play})
+	etcdserverpb.RegisterKVServer(s, datastore{})
 	return s.Serve(l)
 }
 

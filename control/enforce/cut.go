@@ -1,0 +1,179 @@
+package enforce
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/routerd/routerd/dataplane/conntrack"
+	"github.com/routerd/routerd/dataplane/filter"
+)
+
+// elsewhere stands for an interface that no endpoint is at: where a packet of
+// another host comes from or goes to.
+const elsewhere = "\x00elsewhere"
+
+// touched returns the interfaces whose packets a step may have judged
+// otherwise: r is what was before it.
+func touched(r *filter.Ruleset, d *filter.Delta) map[string]bool {
+	names := make(map[string]bool)
+	if d.Settings != nil {
+		for name := range r.Endpoints {
+			names[name] = true
+		}
+	}
+	for _, e := range d.PutEndpoints {
+		names[e.Interface] = true
+	}
+	sets := make(map[filter.SetID]bool, len(d.Members))
+	for _, c := range d.Members {
+		sets[c.Set] = true
+	}
+	policies := make(map[filter.PolicyID]bool)
+	for _, p := range d.PutPolicies {
+		policies[p.ID] = true
+	}
+	if len(sets) > 0 {
+		for id, p := range r.Policies {
+			policies[id] = policies[id] || refersTo(p, sets)
+		}
+	}
+	for name, e := range r.Endpoints {
+		if names[name] {
+			continue
+		}
+		for _, id := range e.Policies() {
+			if policies[id] {
+				names[name] = true
+				break
+			}
+		}
+	}
+	return names
+}
+
+// refersTo reports whether a rule of the policy names one of the sets.
+func refersTo(p filter.Policy, sets map[filter.SetID]bool) bool {
+	for _, rules := range [][]filter.Rule{p.Ingress, p.Egress} {
+		for i := range rules {
+			for _, id := range rules[i].Sets() {
+				if sets[id] {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// cutLoop looks at the table of connections after changes.
+func (e *Enforcer) cutLoop(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.cut:
+		}
+		e.cutOnce(ctx)
+		pause := time.NewTimer(e.cfg.CutEvery)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		case <-pause.C:
+		}
+	}
+}
+
+// cutOnce cuts the connections of changed endpoints that the rules deny now,
+// and renews those that were cut and are allowed again.
+func (e *Enforcer) cutOnce(ctx context.Context) {
+	e.mu.Lock()
+	changed, own := e.changed, e.own
+	e.changed = make(map[string]bool)
+	e.mu.Unlock()
+	if len(changed) == 0 {
+		return
+	}
+	j := e.judgeOf(changed, own)
+	cut, renewed, err := e.cfg.Connections.Judge(ctx, j.verdict)
+	if ctx.Err() != nil {
+		return
+	}
+	e.note(func(s *Status) {
+		if err != nil && s.CutErr == nil {
+			e.log.Error("connections that the rules deny now were not all cut; they are looked at again with the next change", "error", err)
+		}
+		s.Cut += uint64(cut)
+		s.CutErr = err
+	})
+	if err != nil {
+		e.mu.Lock()
+		for name := range changed {
+			e.changed[name] = true
+		}
+		e.mu.Unlock()
+		signal(e.cut)
+	}
+	if cut+renewed > 0 {
+		e.log.Info("connections judged anew", "cut", cut, "allowed_again", renewed)
+	}
+}
+
+// judge says what becomes of connections.
+type judge struct {
+	e       *Enforcer
+	changed map[string]bool
+	own     map[netip.Addr]bool
+	locals  map[netip.Addr]string // addresses of workloads here → interface
+}
+
+func (e *Enforcer) judgeOf(changed map[string]bool, own map[netip.Addr]bool) *judge {
+	j := &judge{e: e, changed: changed, own: own, locals: make(map[netip.Addr]string)}
+	e.View(func(r *filter.Ruleset) {
+		for name, ep := range r.Endpoints {
+			if ep.Host {
+				continue
+			}
+			for _, p := range ep.Sources {
+				if p.IsSingleIP() {
+					j.locals[p.Addr()] = name
+				}
+			}
+		}
+	})
+	return j
+}
+
+// verdict judges a connection as its first packet would be now. What no changed
+// workload takes part in is left as it is.
+func (j *judge) verdict(f conntrack.Flow) conntrack.Verdict {
+	// The forwarding hooks see a packet after the destination is translated and
+	// before the source is.
+	in, out := j.side(f.Orig.Src), j.side(f.Reply.Src)
+	if !j.changed[in] && !j.changed[out] {
+		return conntrack.Keep
+	}
+	allowed := true
+	j.e.View(func(r *filter.Ruleset) {
+		allowed = r.Judge(filter.Flow{In: in, Out: out, Packet: filter.Packet{
+			Src: f.Orig.Src, Dst: f.Reply.Src, Protocol: f.Protocol, SrcPort: f.Orig.SrcPort, DstPort: f.Reply.SrcPort,
+			ICMPType: f.ICMPType, ICMPCode: f.ICMPCode,
+		}}).Allowed
+	})
+	if allowed {
+		return conntrack.Renew
+	}
+	return conntrack.Cut
+}
+
+// side returns the interface that an address is behind; "" is the host itself.
+func (j *judge) side(a netip.Addr) string {
+	if name, ok := j.locals[a]; ok {
+		return name
+	}
+	if j.own[a] {
+		return ""
+	}
+	return elsewhere
+}

@@ -1,0 +1,296 @@
+// Package enforce brings policy into force: it feeds control/policy with what
+// the datastore and the kernel say, hands the steps that come out to the writer
+// of the kernel's tables, and cuts the connections that a step denies.
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/control/policy"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/conntrack"
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// Table carries rulesets into the kernel. Package dataplane/nft does.
+type Table interface {
+	// Apply takes a step. With nil the kernel judges by it. With an error the
+	// kernel judges as before, and the step is taken with the next one: the
+	// caller repeats Apply with an empty step until it succeeds.
+	Apply(ctx context.Context, d filter.Delta) error
+}
+
+// Connections is the kernel's table of tracked connections;
+// *[conntrack.Table] is.
+type Connections interface {
+	Judge(ctx context.Context, judge func(conntrack.Flow) conntrack.Verdict) (cut, renewed int, err error)
+}
+
+// Config is what [New] needs. All fields without a default are required.
+type Config struct {
+	Node             string // this host's name in the datastore
+	AutoHostEndpoint bool   // of every node; see [policy.Config]
+	Table            Table
+	Connections      Connections
+
+	// Retry is the first pause after a step that the kernel refused; pauses
+	// double up to ten seconds. 0: 100 ms.
+	Retry time.Duration
+	// CutEvery is the least time between two looks at the table of
+	// connections. 0: 200 ms, so that a change is felt within a second.
+	CutEvery time.Duration
+
+	Log *slog.Logger
+}
+
+// Enforcer keeps this host's rules in force. Its methods are safe for
+// concurrent use.
+type Enforcer struct {
+	cfg  Config
+	log  *slog.Logger
+	poke chan struct{} // something is to be taken in
+	cut  chan struct{} // connections are to be looked at
+
+	mu      sync.Mutex
+	queue   []store.Batch
+	ifaces  map[string][]netip.Addr // nil: nothing new
+	changed map[string]bool         // interfaces whose connections are to be judged anew
+	own     map[netip.Addr]bool     // this host's addresses
+	status  Status
+	inForce chan struct{} // closed and replaced when what is in force changes
+
+	rules sync.RWMutex
+	have  *filter.Ruleset // what was handed to the table
+}
+
+// Status says how things stand.
+type Status struct {
+	InForce   bool  // the rules follow the datastore; before, those of an earlier life hold
+	Err       error // why the kernel does not have the newest rules; nil: it has
+	Steps     uint64
+	Cut       uint64 // connections
+	CutErr    error
+	Problems  []policy.Problem
+	Took      time.Duration // of the last step: from what was heard to what is in force
+	Endpoints int
+	Policies  int
+	Sets      int
+	Members   int
+}
+
+// New returns an Enforcer that works while [Enforcer.Run] does.
+func New(cfg Config) *Enforcer {
+	if cfg.Retry == 0 {
+		cfg.Retry = 100 * time.Millisecond
+	}
+	if cfg.CutEvery == 0 {
+		cfg.CutEvery = 200 * time.Millisecond
+	}
+	return &Enforcer{
+		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1),
+		changed: make(map[string]bool), inForce: make(chan struct{}), have: filter.NewRuleset(),
+	}
+}
+
+// HandleStore takes in a step of the watch of [policy.Kinds]. It does not wait.
+func (e *Enforcer) HandleStore(b store.Batch) {
+	if len(b.Events) == 0 && !b.Synced {
+		return
+	}
+	e.mu.Lock()
+	e.queue = append(e.queue, b)
+	e.mu.Unlock()
+	signal(e.poke)
+}
+
+// HandleUnderlay takes in the addresses of this host. It does not wait.
+func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
+	addrs, own := make(map[string][]netip.Addr), make(map[netip.Addr]bool)
+	for _, a := range u.Addresses {
+		addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
+		own[a.Prefix.Addr()] = true
+	}
+	e.mu.Lock()
+	e.ifaces, e.own = addrs, own
+	e.mu.Unlock()
+	signal(e.poke)
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until ctx ends.
+func (e *Enforcer) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() { e.cutLoop(ctx) })
+
+	calc := policy.New(policy.Config{Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint})
+	pause := e.cfg.Retry
+	retry := time.NewTimer(time.Hour)
+	retry.Stop()
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-e.poke:
+		case <-retry.C:
+		}
+		switch err := e.step(ctx, calc); {
+		case err == nil:
+			retry.Stop()
+			pause = e.cfg.Retry
+		case ctx.Err() == nil:
+			retry.Reset(pause)
+			pause = min(2*pause, 10*time.Second)
+		}
+	}
+}
+
+// step takes in what was heard and brings what follows from it into force.
+func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
+	start := time.Now()
+	e.mu.Lock()
+	queue, ifaces, before := e.queue, e.ifaces, e.status
+	e.queue, e.ifaces = nil, nil
+	e.mu.Unlock()
+	if ifaces != nil {
+		calc.SetInterfaces(ifaces)
+	}
+	for _, b := range queue {
+		calc.Update(b)
+	}
+	d, ok := calc.Flush()
+	if !ok || d.Empty() && before.Err == nil && before.InForce {
+		e.note(func(s *Status) { s.Problems = calc.Problems() })
+		return nil
+	}
+	e.rules.Lock()
+	touched := touched(e.have, &d)
+	err := e.have.Apply(&d)
+	e.rules.Unlock()
+	if err != nil {
+		// A fault of the calculator's: what the kernel has stays.
+		err = fmt.Errorf("take a step of the rules: %w", err)
+	} else {
+		err = e.cfg.Table.Apply(ctx, d)
+	}
+	e.mu.Lock()
+	for name := range touched {
+		e.changed[name] = true
+	}
+	e.mu.Unlock()
+	e.applied(calc, err, time.Since(start))
+	return err
+}
+
+// applied takes note of what became of a step.
+func (e *Enforcer) applied(calc *policy.Calculator, err error, took time.Duration) {
+	e.rules.RLock()
+	endpoints, policies, sets, members := len(e.have.Endpoints), len(e.have.Policies), len(e.have.Sets), 0
+	for _, m := range e.have.Members {
+		members += len(m)
+	}
+	e.rules.RUnlock()
+	e.note(func(s *Status) {
+		if err != nil && (s.Err == nil || s.Err.Error() != err.Error()) {
+			e.log.Error("policy rules are not in force; those from before hold", "error", err)
+		}
+		if err == nil && s.Err != nil {
+			e.log.Info("policy rules are in force again")
+		}
+		if err == nil && !s.InForce {
+			e.log.Info("policy rules are in force", "endpoints", endpoints, "policies", policies, "sets", sets, "members", members, "took", took)
+		}
+		s.Err, s.Problems = err, calc.Problems()
+		s.Endpoints, s.Policies, s.Sets, s.Members = endpoints, policies, sets, members
+		if err == nil {
+			s.InForce, s.Took = true, took
+			s.Steps++
+		}
+	})
+	if err == nil {
+		signal(e.cut)
+	}
+}
+
+// note changes the status, and wakes who waits for another.
+func (e *Enforcer) note(change func(*Status)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(&e.status)
+	close(e.inForce)
+	e.inForce = make(chan struct{})
+}
+
+// Status says how things stand.
+func (e *Enforcer) Status() Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.status
+	s.Problems = slices.Clone(s.Problems)
+	return s
+}
+
+// View calls fn with the rules that were last handed to the kernel. fn must not
+// keep or change them, and is to be quick.
+func (e *Enforcer) View(fn func(*filter.Ruleset)) {
+	e.rules.RLock()
+	defer e.rules.RUnlock()
+	fn(e.have)
+}
+
+// Wait waits until the rules of a workload's interface are in force, for all of
+// these addresses. The error says what is waited for.
+func (e *Enforcer) Wait(ctx context.Context, device string, addrs []netip.Addr) error {
+	for {
+		e.mu.Lock()
+		status, next := e.status, e.inForce
+		e.mu.Unlock()
+		err := e.waitsFor(status, device, addrs)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", err, ctx.Err())
+		}
+	}
+}
+
+func (e *Enforcer) waitsFor(s Status, device string, addrs []netip.Addr) error {
+	switch {
+	case s.Err != nil:
+		return s.Err
+	case !s.InForce:
+		return errors.New("the rules are being computed: the datastore's state is not complete yet")
+	}
+	e.rules.RLock()
+	defer e.rules.RUnlock()
+	ep, ok := e.have.Endpoints[device]
+	if !ok {
+		return errors.New("the datastore has not told of the endpoint yet")
+	}
+	for _, a := range addrs {
+		if !slices.ContainsFunc(ep.Sources, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return fmt.Errorf("the rules are those of an earlier endpoint without the address %s", a)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,321 @@
+package enforce
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/conntrack"
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// table is a kernel that takes what it is given, unless it refuses. As the real
+// one it keeps what it refused for the next step.
+type table struct {
+	mu      sync.Mutex
+	refuse  error
+	pending []filter.Delta
+	have    *filter.Ruleset
+	applied int
+	errs    []error
+}
+
+func (t *table) Apply(_ context.Context, d filter.Delta) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pending = append(t.pending, d)
+	if t.refuse != nil {
+		return t.refuse
+	}
+	for _, d := range t.pending {
+		if err := t.have.Apply(&d); err != nil {
+			t.errs = append(t.errs, err)
+		}
+	}
+	t.pending = nil
+	t.applied++
+	return nil
+}
+
+func (t *table) set(refuse error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refuse = refuse
+}
+
+// connections is a table of connections.
+type connections struct {
+	mu    sync.Mutex
+	flows []conntrack.Flow
+	looks int
+	fail  error
+}
+
+func (c *connections) Judge(_ context.Context, judge func(conntrack.Flow) conntrack.Verdict) (cut, renewed int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.looks++
+	if c.fail != nil {
+		return 0, 0, c.fail
+	}
+	c.flows = slices.DeleteFunc(c.flows, func(f conntrack.Flow) bool {
+		gone := f.Cut() && judge(f) == conntrack.Renew
+		if gone {
+			renewed++
+		}
+		return gone
+	})
+	for i, f := range c.flows {
+		if judge(f) == conntrack.Cut && !f.Cut() {
+			c.flows[i].Mark |= conntrack.CutMark
+			cut++
+		}
+	}
+	return cut, renewed, nil
+}
+
+func (c *connections) set(fail error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail = fail
+}
+
+// cut lists the connections that are cut.
+func (c *connections) cut() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []string
+	for _, f := range c.flows {
+		if f.Cut() {
+			out = append(out, f.String())
+		}
+	}
+	return out
+}
+
+type world struct {
+	t     *testing.T
+	table *table
+	conns *connections
+	e     *Enforcer
+}
+
+// start runs an Enforcer of node1 until the test ends.
+func start(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, table: &table{have: filter.NewRuleset()}, conns: &connections{}}
+	w.e = New(Config{Node: "node1", Table: w.table, Connections: w.conns, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.e.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("run: %v", err)
+		}
+		if len(w.table.errs) > 0 {
+			t.Errorf("steps that do not fit: %v", w.table.errs)
+		}
+	})
+	return w
+}
+
+func (w *world) store(values ...any) {
+	w.t.Helper()
+	b := store.Batch{Synced: true}
+	for _, v := range values {
+		store.SetDefaults(v)
+		key, err := store.KeyOf(v)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		b.Events = append(b.Events, store.Event{Key: key, Object: store.Object{Key: key, Value: v}})
+	}
+	w.e.HandleStore(b)
+	synctest.Wait()
+}
+
+func (w *world) remove(k store.Key) {
+	w.e.HandleStore(store.Batch{Events: []store.Event{{Key: k, Object: store.Object{Key: k}}}})
+	synctest.Wait()
+}
+
+func pod(name, addr string, labels map[string]string) *store.WorkloadEndpoint {
+	spec := store.WorkloadEndpointSpec{
+		Orchestrator: "k8s", Node: "node1", Pod: name, Endpoint: "eth0", InterfaceName: "cali" + name,
+		Profiles: []string{store.DefaultAllowProfile}, IPNetworks: []string{addr + "/32"},
+	}
+	full, err := store.WorkloadEndpointName(&spec)
+	if err != nil {
+		panic(err) // a test's own fault
+	}
+	return &store.WorkloadEndpoint{ObjectMeta: metav1.ObjectMeta{Name: full, Namespace: "default", Labels: labels}, Spec: spec}
+}
+
+func denyFrom(selector string) *v3.GlobalNetworkPolicy {
+	p := &v3.GlobalNetworkPolicy{Spec: v3.GlobalNetworkPolicySpec{
+		Selector: "app == 'web'",
+		Ingress:  []v3.Rule{{Action: v3.Deny, Source: v3.EntityRule{Selector: selector}}, {Action: v3.Allow}},
+	}}
+	p.Name = "deny"
+	return p
+}
+
+func flow(src, dst string) conntrack.Flow {
+	s, d := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+	there := conntrack.Tuple{Src: s.Addr(), Dst: d.Addr(), SrcPort: s.Port(), DstPort: d.Port()}
+	return conntrack.Flow{Protocol: 6, Orig: there, Reply: conntrack.Tuple{Src: there.Dst, Dst: there.Src, SrcPort: there.DstPort, DstPort: there.SrcPort}}
+}
+
+// An ADD's wait ends when the kernel has the endpoint's rules with all of its
+// addresses, and says until then what is missing.
+func TestWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		addrs := []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+		refused := func(want string) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			err := w.e.Wait(ctx, "calia", addrs)
+			if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("wait: %v, want the deadline and %q", err, want)
+			}
+		}
+		w.e.HandleStore(store.Batch{Events: nil})
+		refused("state is not complete yet")
+		w.store()
+		refused("not told of the endpoint yet")
+		w.store(pod("a", "10.0.0.9", nil))
+		refused("without the address 10.0.0.1")
+		got := make(chan error, 1)
+		go func() { got <- w.e.Wait(t.Context(), "calia", addrs) }()
+		synctest.Wait()
+		w.store(pod("a", "10.0.0.1", nil))
+		if err := <-got; err != nil {
+			t.Errorf("wait with the rules in force: %v", err)
+		}
+		w.table.set(errors.New("no memory"))
+		w.store(pod("a", "10.0.0.2", nil))
+		refused("no memory")
+	})
+}
+
+// What the kernel refuses is tried again by itself, and nothing of it is lost.
+func TestRefusedStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		w.store(pod("a", "10.0.0.1", nil))
+		w.table.set(errors.New("no memory"))
+		w.store(pod("b", "10.0.0.2", nil))
+		w.store(pod("c", "10.0.0.3", nil))
+		if s := w.e.Status(); s.Err == nil || !s.InForce {
+			t.Errorf("status %+v, want the kernel's error, and the older rules in force", s)
+		}
+		w.table.set(nil)
+		time.Sleep(20 * time.Second) //nolint:forbidigo // virtual time
+		if s := w.e.Status(); s.Err != nil || s.Endpoints != 3 {
+			t.Errorf("status %+v, want 3 endpoints in force", s)
+		}
+		w.e.View(func(r *filter.Ruleset) {
+			if d := cmp.Diff(r, w.table.have, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+				t.Errorf("rules (-wanted +in the kernel):\n%s", d)
+			}
+		})
+		n := w.table.applied
+		time.Sleep(time.Hour) //nolint:forbidigo // virtual time
+		if w.table.applied != n {
+			t.Errorf("%d steps were taken though nothing changed", w.table.applied-n)
+		}
+	})
+}
+
+// A policy that tightens cuts the connections that it denies now, and no other;
+// one that allows them again renews them.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		w.e.HandleUnderlay(dataplane.Underlay{Addresses: []dataplane.UnderlayAddress{{Link: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24")}}})
+		w.conns.flows = []conntrack.Flow{
+			flow("10.0.0.2:1000", "10.0.0.1:80"),     // between workloads, to be denied
+			flow("10.0.0.3:1000", "10.0.0.1:80"),     // stays allowed
+			flow("10.0.0.2:1001", "10.0.0.3:80"),     // of the denied one, elsewhere
+			flow("192.0.2.1:1002", "10.0.0.1:80"),    // from the host itself
+			flow("198.51.100.7:9", "198.51.100.8:9"), // passes by
+			flow("198.51.100.7:9", "10.0.0.1:80"),    // from elsewhere
+		}
+		w.store(pod("a", "10.0.0.1", map[string]string{"app": "web"}), pod("b", "10.0.0.2", map[string]string{"app": "bad"}), pod("c", "10.0.0.3", nil))
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		if got := w.conns.cut(); len(got) > 0 {
+			t.Fatalf("cut before anything was denied: %v", got)
+		}
+		w.store(denyFrom("app == 'bad'"))
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		want := []string{"protocol 6 10.0.0.2:1000 → 10.0.0.1:80"}
+		if d := cmp.Diff(want, w.conns.cut()); d != "" {
+			t.Errorf("cut (-want +got):\n%s", d)
+		}
+		// A label is enough: one member of one set.
+		w.store(pod("c", "10.0.0.3", map[string]string{"app": "bad"}))
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		want = append(want, "protocol 6 10.0.0.3:1000 → 10.0.0.1:80")
+		if d := cmp.Diff(want, w.conns.cut()); d != "" {
+			t.Errorf("cut after a label changed (-want +got):\n%s", d)
+		}
+		w.remove(store.ResourceKey(store.KindGlobalNetworkPolicy, "deny"))
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		if got := w.conns.cut(); len(got) > 0 {
+			t.Errorf("still cut though all is allowed again: %v", got)
+		}
+		if len(w.conns.flows) != 4 {
+			t.Errorf("%d connections are left, want the 4 that were never cut", len(w.conns.flows))
+		}
+		looks := w.conns.looks
+		w.store(&v3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}, Spec: v3.GlobalNetworkSetSpec{Nets: []string{"203.0.113.0/24"}}})
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		if w.conns.looks != looks {
+			t.Error("connections were looked at though no rule changed")
+		}
+	})
+}
+
+// A look that fails is repeated, also when nothing changes any more.
+func TestCutIsRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		w.conns.flows = []conntrack.Flow{flow("10.0.0.2:1000", "10.0.0.1:80")}
+		w.store(pod("a", "10.0.0.1", map[string]string{"app": "web"}), pod("b", "10.0.0.2", map[string]string{"app": "bad"}))
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		w.conns.set(errors.New("no buffer space"))
+		w.store(denyFrom("app == 'bad'"))
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		if s := w.e.Status(); s.CutErr == nil {
+			t.Errorf("status %+v does not tell that connections were not cut", s)
+		}
+		w.conns.set(nil)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
+		if got := w.conns.cut(); len(got) != 1 {
+			t.Errorf("cut %v, want the one connection", got)
+		}
+		if s := w.e.Status(); s.CutErr != nil || s.Cut != 1 {
+			t.Errorf("status %+v, want one connection cut and no error", s)
+		}
+	})
+}

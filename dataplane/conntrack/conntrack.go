@@ -1,0 +1,292 @@
+// Package conntrack reads the kernel's table of tracked connections, and cuts
+// single connections (linux/netfilter/nfnetlink_conntrack.h).
+//
+// A connection that is cut stays in the table and is marked; rules drop what is
+// marked, in both directions. To take it out would not do: its next packet
+// would be judged as a first one, and where that is an answer, the connection
+// would be tracked anew in the other direction, which no rule may forbid.
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Flow is a tracked connection.
+type Flow struct {
+	Protocol uint8 // IP protocol number
+
+	// Orig is the first packet as it was before any translation; Reply is an
+	// answer as it arrives before the translation is undone. So Reply.Src is
+	// where the connection really goes.
+	Orig, Reply Tuple
+
+	ICMPType, ICMPCode uint8 // of Orig, for ICMP and ICMPv6
+
+	Mark uint32
+}
+
+// Cut reports whether the connection is cut.
+func (f Flow) Cut() bool { return f.Mark&CutMark != 0 }
+
+// CutMark is the bit of a connection's mark that says that it is cut. It is one
+// of those that Calico's iptablesMarkMask claims by default (0xffff0000).
+const CutMark uint32 = 1 << 28
+
+// Tuple is a direction of a connection.
+type Tuple struct {
+	Src, Dst         netip.Addr
+	SrcPort, DstPort uint16 // of protocols that have ports
+}
+
+func (f Flow) String() string {
+	return fmt.Sprintf("protocol %d %s → %s", f.Protocol, netip.AddrPortFrom(f.Orig.Src, f.Orig.SrcPort), netip.AddrPortFrom(f.Orig.Dst, f.Orig.DstPort))
+}
+
+// Table is the table of one network namespace. It is safe for concurrent use.
+type Table struct{ c *netlink.Conn }
+
+// Open returns the table of the calling thread's network namespace.
+func Open() (*Table, error) {
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open the table of connections: %w", err)
+	}
+	return &Table{c}, nil
+}
+
+// Close ends the use of the table.
+func (t *Table) Close() error { return t.c.Close() }
+
+// The kernel's numbers (nfnetlink_conntrack.h).
+const (
+	msgNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0 // IPCTNL_MSG_CT_NEW
+	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
+	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
+
+	attrOrig  = 1  // CTA_TUPLE_ORIG
+	attrReply = 2  // CTA_TUPLE_REPLY
+	attrMark  = 8  // CTA_MARK
+	attrID    = 12 // CTA_ID
+	attrZone  = 18 // CTA_ZONE
+	attrMask  = 21 // CTA_MARK_MASK
+
+	attrTupleIP    = 1 // CTA_TUPLE_IP
+	attrTupleProto = 2 // CTA_TUPLE_PROTO
+)
+
+// entry is a connection with what the kernel needs to find it again.
+type entry struct {
+	Flow
+	family byte
+	orig   []byte // CTA_TUPLE_ORIG
+	id     []byte
+	zone   []byte
+}
+
+// interruptions is how often a listing is begun anew because the table changed
+// while it was read. It always does on a busy host; what an incomplete one
+// leaves out was made or moved in that moment, and is asked for again then.
+const interruptions = 3
+
+// Verdict is what becomes of a connection.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Keep  Verdict = iota // as it is
+	Cut                  // it carries nothing more
+	Renew                // if it was cut, it is forgotten: its next packet is judged as a first one
+)
+
+// Judge looks at every connection and does what judge says. Its cost follows
+// the size of the table, so callers bring several changes together. It returns
+// how many connections were cut that were not, and how many renewed. One that
+// ended meanwhile is no error.
+func (t *Table) Judge(ctx context.Context, judge func(Flow) Verdict) (cut, renewed int, err error) {
+	list, err := t.list()
+	if err != nil {
+		return 0, 0, err
+	}
+	var errs []error
+	for _, e := range list {
+		if ctx.Err() != nil {
+			return cut, renewed, errors.Join(append(errs, ctx.Err())...)
+		}
+		var err error
+		switch v := judge(e.Flow); {
+		case v == Cut && !e.Cut():
+			if err = t.change(e, msgNew, CutMark); err == nil {
+				cut++
+			}
+		case v == Renew && e.Cut():
+			if err = t.change(e, msgDelete, 0); err == nil {
+				renewed++
+			}
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("change %s: %w", e.Flow, err))
+		}
+	}
+	return cut, renewed, errors.Join(errs...)
+}
+
+// List returns all connections.
+func (t *Table) List() ([]Flow, error) {
+	list, err := t.list()
+	flows := make([]Flow, 0, len(list))
+	for _, e := range list {
+		flows = append(flows, e.Flow)
+	}
+	return flows, err
+}
+
+func (t *Table) list() ([]entry, error) {
+	var list []entry
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		msgs, err := t.dump(family)
+		if err != nil {
+			return nil, fmt.Errorf("list connections: %w", err)
+		}
+		for _, m := range msgs {
+			if len(m.Data) < nfgenLen {
+				continue
+			}
+			e, err := decode(m.Data[nfgenLen:])
+			if err != nil {
+				return nil, fmt.Errorf("list connections: %w", err)
+			}
+			e.family = family
+			list = append(list, e)
+		}
+	}
+	return list, nil
+}
+
+func (t *Table) dump(family byte) (msgs []netlink.Message, err error) {
+	for range interruptions {
+		msgs, err = t.c.Execute(netlink.Message{
+			Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Dump},
+			Data:   nfgen(family),
+		})
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return msgs, err
+}
+
+// change sends a message about a connection; the bits of mark are set in its
+// mark.
+func (t *Table) change(e entry, message netlink.HeaderType, mark uint32) error {
+	ae := netlink.NewAttributeEncoder()
+	ae.ByteOrder = binary.BigEndian
+	ae.Bytes(netlink.Nested|attrOrig, e.orig)
+	if e.id != nil {
+		// Without it a new connection with the same ends might be met.
+		ae.Bytes(attrID, e.id)
+	}
+	if e.zone != nil {
+		ae.Bytes(attrZone, e.zone)
+	}
+	if mark != 0 {
+		ae.Uint32(attrMark, mark)
+		ae.Uint32(attrMask, mark)
+	}
+	attrs, err := ae.Encode()
+	if err != nil {
+		return err
+	}
+	_, err = t.c.Execute(netlink.Message{
+		Header: netlink.Header{Type: message, Flags: netlink.Request | netlink.Acknowledge},
+		Data:   append(nfgen(e.family), attrs...),
+	})
+	return err
+}
+
+const nfgenLen = 4 // struct nfgenmsg
+
+func nfgen(family byte) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
+
+// decode reads the attributes of a connection.
+func decode(b []byte) (entry, error) {
+	ad, err := netlink.NewAttributeDecoder(b)
+	if err != nil {
+		return entry{}, err
+	}
+	ad.ByteOrder = binary.BigEndian
+	var e entry
+	for ad.Next() {
+		switch ad.Type() {
+		case attrMark:
+			e.Mark = ad.Uint32()
+		case attrOrig:
+			e.orig = ad.Bytes()
+			ad.Do(func(b []byte) (err error) {
+				e.Orig, e.Protocol, e.ICMPType, e.ICMPCode, err = decodeTuple(b)
+				return err
+			})
+		case attrReply:
+			ad.Do(func(b []byte) (err error) {
+				e.Reply, _, _, _, err = decodeTuple(b)
+				return err
+			})
+		case attrID:
+			e.id = ad.Bytes()
+		case attrZone:
+			e.zone = ad.Bytes()
+		}
+	}
+	return e, ad.Err()
+}
+
+func decodeTuple(b []byte) (t Tuple, protocol, icmpType, icmpCode uint8, err error) {
+	ad, err := netlink.NewAttributeDecoder(b)
+	if err != nil {
+		return t, 0, 0, 0, err
+	}
+	for ad.Next() {
+		switch ad.Type() {
+		case attrTupleIP:
+			ad.Nested(func(ip *netlink.AttributeDecoder) error {
+				for ip.Next() {
+					a, ok := netip.AddrFromSlice(ip.Bytes())
+					switch {
+					case !ok:
+					case ip.Type() == 1 || ip.Type() == 3: // CTA_IP_V4_SRC, CTA_IP_V6_SRC
+						t.Src = a
+					case ip.Type() == 2 || ip.Type() == 4: // CTA_IP_V4_DST, CTA_IP_V6_DST
+						t.Dst = a
+					}
+				}
+				return ip.Err()
+			})
+		case attrTupleProto:
+			ad.Nested(func(p *netlink.AttributeDecoder) error {
+				p.ByteOrder = binary.BigEndian
+				for p.Next() {
+					switch p.Type() {
+					case 1: // CTA_PROTO_NUM
+						protocol = p.Uint8()
+					case 2: // CTA_PROTO_SRC_PORT
+						t.SrcPort = p.Uint16()
+					case 3: // CTA_PROTO_DST_PORT
+						t.DstPort = p.Uint16()
+					case 5, 8: // CTA_PROTO_ICMP_TYPE, CTA_PROTO_ICMPV6_TYPE
+						icmpType = p.Uint8()
+					case 6, 9: // CTA_PROTO_ICMP_CODE, CTA_PROTO_ICMPV6_CODE
+						icmpCode = p.Uint8()
+					}
+				}
+				return p.Err()
+			})
+		}
+	}
+	return t, protocol, icmpType, icmpCode, ad.Err()
+}
