@@ -54,12 +54,13 @@ const (
 	KindNeighbour
 	KindFDB
 	KindNextHop
+	KindNextHopGroup
 	KindRoute
 )
 
 // Kinds lists every kind in creation order.
 func Kinds() []Kind {
-	return []Kind{KindLink, KindAddress, KindSysctl, KindFeature, KindNeighbour, KindFDB, KindNextHop, KindRoute}
+	return []Kind{KindLink, KindAddress, KindSysctl, KindFeature, KindNeighbour, KindFDB, KindNextHop, KindNextHopGroup, KindRoute}
 }
 
 func (k Kind) String() string {
@@ -78,6 +79,8 @@ func (k Kind) String() string {
 		return "fdb"
 	case KindNextHop:
 		return "nexthop"
+	case KindNextHopGroup:
+		return "nexthop group"
 	case KindRoute:
 		return "route"
 	}
@@ -93,8 +96,8 @@ type Key interface {
 }
 
 // Object is a thing that should be in the kernel. The set is closed: [Link],
-// [Address], [Sysctl], [Feature], [Neighbour], [FDBEntry], [NextHop] and
-// [Route]. Objects are comparable; two objects with equal keys that differ are
+// [Address], [Sysctl], [Feature], [Neighbour], [FDBEntry], [NextHop],
+// [NextHopGroup] and [Route]. Objects are comparable; two objects with equal keys that differ are
 // two versions of one thing.
 type Object interface {
 	Key() Key

@@ -312,7 +312,8 @@ type fibNextHop struct {
 	gateway  netip.Addr
 	flags    uint32
 	encap    encap
-	extra    bool // a group, a blackhole, an FDB next hop, another encapsulation
+	group    []dataplane.GroupMember // of a group
+	extra    bool                    // a blackhole, an FDB next hop, a resilient group, another encapsulation
 }
 
 // encap is the outer header that a next hop asks an ip6tnl device for.
@@ -358,7 +359,11 @@ func parseNextHop(b []byte) (n fibNextHop, ok bool) {
 			}
 		case unix.NHA_ENCAP:
 			inner = v
-		case unix.NHA_GROUP, unix.NHA_BLACKHOLE, nhaFDB:
+		case unix.NHA_GROUP:
+			n.group = parseGroup(v)
+		case unix.NHA_GROUP_TYPE:
+			n.extra = n.extra || len(v) >= 2 && u16(v) != 0
+		case unix.NHA_BLACKHOLE, nhaFDB, nhaResGroup:
 			n.extra = true
 		}
 	}
@@ -369,6 +374,15 @@ func parseNextHop(b []byte) (n fibNextHop, ok bool) {
 		n.extra = true
 	}
 	return n, n.id != 0
+}
+
+// parseGroup reads NHA_GROUP: struct nexthop_grp, repeated.
+func parseGroup(b []byte) []dataplane.GroupMember {
+	var out []dataplane.GroupMember
+	for ; len(b) >= 8; b = b[8:] {
+		out = append(out, dataplane.GroupMember{ID: dataplane.NextHopID(u32(b)), Weight: int(b[4]) + 1})
+	}
+	return out
 }
 
 // neighbour is a neighbour or FDB entry as the kernel shows it.

@@ -1,6 +1,6 @@
 // Package kernel makes the kernel's tables what their sources want, through
 // rtnetlink(7), ethtool's generic netlink and /proc/sys. It is the only writer
-// of links, addresses, sysctls, offloads, neighbours, FDB entries, next hops and routes; [Kernel] implements
+// of links, addresses, sysctls, offloads, neighbours, FDB entries, next hops, groups of next hops and routes; [Kernel] implements
 // dataplane.Sink.
 //
 // # Ownership
@@ -35,7 +35,8 @@
 // in the reverse order, so an object exists while another refers to it. To
 // delete a next hop deletes its routes in the kernel; so that waits until no
 // wanted route uses it, and where all its routes go, one message takes them
-// all. Nothing of an earlier life is removed before every source is synced.
+// all. A group is made of those of its members that there are, and completed
+// when the others come. Nothing of an earlier life is removed before every source is synced.
 //
 // # Truth
 //
@@ -44,6 +45,6 @@
 // not fit). Notifications correct it in between and are drained before each
 // pass. Changes of sysctls are told by inotify and RTM_NEWNETCONF, those of
 // offloads by ethtool's monitor group. The kernel does not notify of everything: with a device that goes
-// down or loses its carrier its next hops, and the IPv4 routes that use them,
-// vanish in silence; these consequences are derived here.
+// down or loses its carrier its next hops, also as members of groups, and the
+// IPv4 routes that use them, vanish in silence; these consequences are derived here.
 package kernel

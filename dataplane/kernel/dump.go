@@ -302,6 +302,13 @@ func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
 }
 
 func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
+	if n.group != nil {
+		g := dataplane.NextHopGroup{ID: n.id, Members: dataplane.GroupOf(n.group...)}
+		if n.extra {
+			return oddGroup{g}
+		}
+		return g
+	}
 	o := dataplane.NextHop{ID: n.id, Gateway: n.gateway, OnLink: n.flags&unix.RTNH_F_ONLINK != 0}
 	if n.link != 0 {
 		o.Link = k.mir.linkName(n.link)
@@ -352,7 +359,7 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 				delete(k.onLink, n)
 			}
 		}
-		k.countUser(nextHopOf(old), -1)
+		k.countUsers(old, -1)
 	}
 	if has {
 		if n := linkName(now); n != "" {
@@ -361,7 +368,7 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 			}
 			k.onLink[n][key] = struct{}{}
 		}
-		k.countUser(nextHopOf(now), 1)
+		k.countUsers(now, 1)
 	}
 	if had == has {
 		return
@@ -373,12 +380,17 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 		} else {
 			k.routes--
 		}
-	case dataplane.KindNextHop:
-		id := key.(dataplane.NextHopKey).ID
+	case dataplane.KindNextHop, dataplane.KindNextHopGroup:
+		id := idOf(key)
 		if has {
 			k.nextHops[id] = struct{}{}
 		} else {
 			delete(k.nextHops, id)
+		}
+		if kind == dataplane.KindNextHopGroup && has {
+			k.groups[id] = struct{}{}
+		} else {
+			delete(k.groups, id)
 		}
 	case dataplane.KindSysctl:
 		if has {
@@ -390,6 +402,26 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 	}
 }
 
+// countUsers counts n more users of the next hops that o uses: a route's one,
+// a group's members.
+func (k *Kernel) countUsers(o dataplane.Object, n int) {
+	k.countUser(nextHopOf(o), n)
+	for _, m := range membersOf(o) {
+		k.countUser(m.ID, n)
+	}
+}
+
+// idOf is the number of a next hop or a group.
+func idOf(key dataplane.Key) dataplane.NextHopID {
+	switch key := key.(type) {
+	case dataplane.NextHopKey:
+		return key.ID
+	case dataplane.NextHopGroupKey:
+		return key.ID
+	}
+	return 0
+}
+
 func (k *Kernel) countUser(id dataplane.NextHopID, n int) {
 	if id == 0 {
 		return
@@ -398,9 +430,9 @@ func (k *Kernel) countUser(id dataplane.NextHopID, n int) {
 		return
 	}
 	delete(k.users, id)
-	if _, ok := k.held[id]; ok {
+	if key, ok := k.held[id]; ok {
 		delete(k.held, id)
-		k.freed = append(k.freed, dataplane.NextHopKey{ID: id})
+		k.freed = append(k.freed, key)
 	}
 }
 
@@ -420,7 +452,10 @@ func (k *Kernel) report(results []reconcile.Result[dataplane.Key, dataplane.Obje
 		if r.Outcome == reconcile.Succeeded {
 			delete(k.doubted, r.Op.Key)
 			k.righted(r.Op.Key, true)
-			if kind := r.Op.Key.Kind(); kind == dataplane.KindNextHop || kind == dataplane.KindLink {
+			switch r.Op.Key.Kind() {
+			case dataplane.KindNextHop, dataplane.KindNextHopGroup:
+				k.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key)}) // who uses one need not know which it is
+			case dataplane.KindLink:
 				k.wakeWaiting(r.Op.Key)
 			}
 		}

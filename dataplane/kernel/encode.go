@@ -122,6 +122,22 @@ func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, l 
 	b.end()
 }
 
+// putGroup appends the message for a group of next hops that all exist.
+func (b *builder) putGroup(id dataplane.NextHopID, members []dataplane.GroupMember, known bool, protocol uint8) {
+	flags := uint16(create)
+	if known {
+		flags = replace
+	}
+	b.begin(unix.RTM_NEWNEXTHOP, flags, unix.AF_UNSPEC, 0, protocol, 0, 0, 0, 0, 0)
+	b.attrU32(unix.NHA_ID, uint32(id))
+	var list []byte
+	for _, m := range members { // struct nexthop_grp: the weight is kept less one
+		list = append(append(list, native32(uint32(m.ID))...), byte(max(1, m.Weight)-1), 0, 0, 0)
+	}
+	b.attr(unix.NHA_GROUP, list...)
+	b.end()
+}
+
 func (b *builder) deleteNextHop(id dataplane.NextHopID) {
 	b.begin(rtmDelNextHop, 0, make([]byte, unix.SizeofNhmsg)...)
 	if id != 0 {

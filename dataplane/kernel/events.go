@@ -178,8 +178,10 @@ func (r *fibRoute) only(link int) bool {
 	return len(r.legs) > 0 && !slices.ContainsFunc(r.legs, func(l leg) bool { return l.link != link })
 }
 
-// loseUsers notes that routes are gone whose next hop is.
+// loseUsers notes that routes are gone whose next hop is, and that groups have
+// lost a member.
 func (k *Kernel) loseUsers() {
+	k.shrinkGroups()
 	missing := false
 	for id := range k.users {
 		if !k.hasNextHop(id) {
@@ -277,7 +279,7 @@ func (k *Kernel) routeEvent(r fibRoute, gone, replaced bool) {
 }
 
 func (k *Kernel) nextHopEvent(n fibNextHop, gone bool) {
-	key := dataplane.NextHopKey{ID: n.id}
+	key := k.haveNextHop(&n).Key()
 	mine := n.protocol == k.cfg.Protocol
 	switch {
 	case mine && gone:
@@ -285,9 +287,12 @@ func (k *Kernel) nextHopEvent(n fibNextHop, gone bool) {
 		k.loseUsers()
 	case mine:
 		k.set(k.haveNextHop(&n))
+		if n.group == nil {
+			k.wakeWaiting(key) // a group may be short of it
+		}
 	case gone:
 		delete(k.mir.nextHops, n.id)
-		k.want.Retry(key)
+		k.want.Retry(dataplane.NextHopKey{ID: n.id}, dataplane.NextHopGroupKey{ID: n.id})
 		k.loseUsers()
 	default:
 		k.mir.nextHops[n.id] = n

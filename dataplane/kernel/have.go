@@ -85,6 +85,11 @@ type oddNextHop struct {
 
 func (o oddNextHop) String() string { return o.NextHop.String() + strange }
 
+// oddGroup is a group of our protocol that no wish of ours looks like.
+type oddGroup struct{ dataplane.NextHopGroup }
+
+func (o oddGroup) String() string { return o.NextHopGroup.String() + strange }
+
 // oddNeighbour and oddFDBEntry are entries on our devices with flags that we
 // do not set.
 type oddNeighbour struct {
@@ -217,6 +222,15 @@ func validate(o dataplane.Object) error {
 			return err
 		}
 		return check(o.Link != "", "link", "name the device towards the gateway")
+	case dataplane.NextHopGroup:
+		if err := check(o.ID != 0, "id", "numbers begin with 1"); err != nil {
+			return err
+		}
+		m, err := o.Members.Parse()
+		if err != nil {
+			return fmt.Errorf("members: %w", err)
+		}
+		return check(len(m) > 0, "members", "name at least one next hop")
 	case dataplane.Route:
 		return validateRoute(o)
 	}
@@ -307,6 +321,19 @@ func nextHopOf(o dataplane.Object) dataplane.NextHopID {
 		return o.NextHop
 	}
 	return 0
+}
+
+// membersOf lists the next hops that a group in the kernel uses.
+func membersOf(o dataplane.Object) []dataplane.GroupMember {
+	switch g := o.(type) {
+	case dataplane.NextHopGroup:
+		m, _ := g.Members.Parse() // what there is was rendered from a list
+		return m
+	case oddGroup:
+		m, _ := g.Members.Parse() // as above
+		return m
+	}
+	return nil
 }
 
 // protocolNames are those that operators know, from linux/rtnetlink.h.

@@ -91,12 +91,13 @@ type Kernel struct {
 	mir       *mirror
 	onLink    map[string]map[dataplane.Key]struct{} // what there is, by device
 	nextHops  map[dataplane.NextHopID]struct{}      // what there is
-	users     map[dataplane.NextHopID]int           // routes that there are, by next hop
+	groups    map[dataplane.NextHopID]struct{}      // those of them that are groups
+	users     map[dataplane.NextHopID]int           // routes and groups that there are, by next hop
 	routes    int                                   // routes that there are
 	measured  map[dataplane.NextHopID]struct{}      // next hops of which a route has, or had, metrics
 	sysctls   map[dataplane.Key]struct{}            // settings that are as we made them
 	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
-	held      map[dataplane.NextHopID]struct{}      // unwanted, but still in use
+	held      map[dataplane.NextHopID]dataplane.Key // unwanted, but still in use
 	freed     []dataplane.Key                       // of those, no longer in use
 	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
 	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be told of
@@ -172,10 +173,11 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		mir:      newMirror(),
 		onLink:   make(map[string]map[dataplane.Key]struct{}),
 		nextHops: make(map[dataplane.NextHopID]struct{}),
+		groups:   make(map[dataplane.NextHopID]struct{}),
 		users:    make(map[dataplane.NextHopID]int),
 		sysctls:  make(map[dataplane.Key]struct{}),
 		waits:    make(map[dataplane.Key][]dataplane.Key),
-		held:     make(map[dataplane.NextHopID]struct{}),
+		held:     make(map[dataplane.NextHopID]dataplane.Key),
 		doubted:  make(map[dataplane.Key]struct{}),
 		seen:     make(map[dataplane.Kind][]dataplane.Key),
 		measured: make(map[dataplane.NextHopID]struct{}),

@@ -330,6 +330,14 @@ func via(id dataplane.NextHopID, gw, link string) dataplane.NextHop {
 	return dataplane.NextHop{ID: id, Link: link, Gateway: addr(gw), OnLink: true}
 }
 
+func group(id dataplane.NextHopID, members ...dataplane.NextHopID) dataplane.NextHopGroup {
+	var list []dataplane.GroupMember
+	for _, m := range members {
+		list = append(list, dataplane.GroupMember{ID: m})
+	}
+	return dataplane.NextHopGroup{ID: id, Members: dataplane.GroupOf(list...)}
+}
+
 func route(prefix string, id dataplane.NextHopID) dataplane.Route {
 	return dataplane.Route{Prefix: pfx(prefix), Table: dataplane.MainTable, NextHop: id}
 }

@@ -68,13 +68,15 @@ func (k *Kernel) make(kind dataplane.Kind, ops []op) {
 // removeAll removes what is due to go, dependants first. It stops after a
 // turn's worth of one kind, so that nothing goes before what depends on it.
 func (k *Kernel) removeAll() {
-	k.removeNextHops(k.removeTogether(k.want.Due(class(dataplane.KindNextHop), true, noLimit)))
+	for _, kind := range []dataplane.Kind{dataplane.KindNextHopGroup, dataplane.KindNextHop} {
+		k.removeNextHops(kind, k.removeTogether(k.want.Due(class(kind), true, noLimit)))
+	}
 	kinds := dataplane.Kinds()
 	slices.Reverse(kinds)
 	for _, kind := range kinds {
 		ops := k.want.Due(class(kind), true, turnSize)
-		if kind == dataplane.KindNextHop {
-			k.removeNextHops(ops)
+		if kind == dataplane.KindNextHop || kind == dataplane.KindNextHopGroup {
+			k.removeNextHops(kind, ops)
 		} else {
 			k.remove(kind, ops)
 		}
@@ -84,23 +86,23 @@ func (k *Kernel) removeAll() {
 	}
 }
 
-// removeNextHops removes next hops, but not those that routes use: the kernel
-// would remove these with them. They are tried again when the last such route
-// is gone.
-func (k *Kernel) removeNextHops(ops []op) {
+// removeNextHops removes next hops, or groups, but not those that routes or
+// groups use: the kernel would change these with them. They are tried again
+// when the last user is gone.
+func (k *Kernel) removeNextHops(kind dataplane.Kind, ops []op) {
 	var free []op
 	var results []result
 	for _, o := range ops {
-		id := o.Key.(dataplane.NextHopKey).ID
+		id := idOf(o.Key)
 		if n := k.users[id]; n > 0 {
-			k.held[id] = struct{}{}
-			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes use it", n)})
+			k.held[id] = o.Key
+			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes or groups use it", n)})
 		} else {
 			free = append(free, o)
 		}
 	}
 	k.report(results)
-	k.remove(dataplane.KindNextHop, free)
+	k.remove(kind, free)
 }
 
 // remove removes objects of one kind.
@@ -128,7 +130,7 @@ func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
 // only where its routes are a good part of all.
 func (k *Kernel) removeTogether(hops []op) []op {
 	worth := func(o op) bool {
-		n := k.users[o.Key.(dataplane.NextHopKey).ID]
+		n := k.users[idOf(o.Key)]
 		return n > 1 && n*8 >= k.routes
 	}
 	if !slices.ContainsFunc(hops, worth) {
@@ -141,7 +143,7 @@ func (k *Kernel) removeTogether(hops []op) []op {
 	}
 	var whole, rest []op
 	for _, o := range hops {
-		id := o.Key.(dataplane.NextHopKey).ID
+		id := idOf(o.Key)
 		if worth(o) && len(routes[id]) == k.users[id] {
 			whole = append(whole, o)
 		} else {
@@ -151,7 +153,7 @@ func (k *Kernel) removeTogether(hops []op) []op {
 	k.inBatches(whole, k.encodeRemove, func(o op, err error) result {
 		r := judgeRemove(o, err)
 		if r.Outcome == reconcile.Succeeded {
-			id := o.Key.(dataplane.NextHopKey).ID
+			id := idOf(o.Key)
 			k.wrote(dataplane.KindRoute, true, len(routes[id]))
 			k.report(routes[id])
 			delete(routes, id)
@@ -297,6 +299,8 @@ func (k *Kernel) encodePut(b *builder, o op) *result {
 		b.putFDB(w, k.mir.names[w.Link])
 	case dataplane.NextHop:
 		return k.encodeNextHop(b, o, w)
+	case dataplane.NextHopGroup:
+		return k.encodeGroup(b, o, w)
 	case dataplane.Route:
 		return k.encodeRoute(b, o, w)
 	}
@@ -368,7 +372,7 @@ func (k *Kernel) wait(who, what dataplane.Key, why error) *result {
 func (k *Kernel) judgePut(o op, err error) result {
 	switch {
 	case err == nil:
-		return result{}
+		return k.madeGroup(o)
 	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENETDOWN):
 		// It went after we looked: looking again finds out what to wait for.
 		if k.secondLook(o.Key) {
@@ -421,8 +425,8 @@ func (k *Kernel) encodeRemove(b *builder, o op) *result {
 		b.deleteNeighbour(key, link)
 	case dataplane.FDBKey:
 		b.deleteFDB(key, link)
-	case dataplane.NextHopKey:
-		b.deleteNextHop(key.ID)
+	case dataplane.NextHopKey, dataplane.NextHopGroupKey:
+		b.deleteNextHop(idOf(key))
 	case dataplane.RouteKey:
 		b.deleteRoute(key, 0, k.cfg.Protocol)
 	case oddRouteKey:

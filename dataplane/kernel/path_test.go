@@ -46,6 +46,13 @@ func (s *pathState) objects() []dataplane.Object {
 			objs = append(objs, r)
 		}
 	}
+	for i := range s.peers {
+		if _, both := s.peers[i+1]; both {
+			g := dataplane.NextHopGroup{ID: dataplane.NextHopID(200 + i), Members: dataplane.GroupOf(
+				dataplane.GroupMember{ID: dataplane.NextHopID(100 + i), Weight: 1 + s.addr}, dataplane.GroupMember{ID: dataplane.NextHopID(101 + i)})}
+			objs = append(objs, g, route(fmt.Sprintf("172.21.%d.0/24", i), g.ID))
+		}
+	}
 	return objs
 }
 

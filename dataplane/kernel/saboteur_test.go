@@ -32,6 +32,9 @@ func busyHost() []dataplane.Object {
 			objs = append(objs, route(fmt.Sprintf("172.20.%d.%d/26", i, j*64), id))
 		}
 		objs = append(objs, route(fmt.Sprintf("fd20:%d::/122", i), 9))
+		if i > 0 {
+			objs = append(objs, group(id+100, id-1, id), route(fmt.Sprintf("172.21.%d.0/24", i), id+100))
+		}
 	}
 	return append(objs, via(9, "fd00::9", "up0"), dataplane.Feature{Link: nameVXLAN, Name: offload},
 		dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, dataplane.Sysctl{Name: "net/ipv4/conf/up0/rp_filter", Value: "1"})

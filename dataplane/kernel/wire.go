@@ -18,6 +18,7 @@ const (
 	rtaNHID       = 30
 	rtaVia        = 18
 	nhaFDB        = 11
+	nhaResGroup   = 12
 
 	// linux/if_tunnel.h, and the flag of linux/ip6_tunnel.h that says "no
 	// encapsulation limit option".

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,6 +55,13 @@ func TestParsersReadWhatWeWrite(t *testing.T) {
 		h, ok := parseNextHop(b.message(0)[nlHeader:])
 		if !ok || h.id != n.ID || h.gateway != n.Gateway || h.link != 9 || h.protocol != 77 || (h.flags&unix.RTNH_F_ONLINK != 0) != n.OnLink {
 			t.Fatalf("%+v, %v; want %+v", h, ok, n)
+		}
+		b.reset()
+		members := []dataplane.GroupMember{{ID: p.NextHop, Weight: rapid.IntRange(1, dataplane.MaxGroupWeight).Draw(t, "weight")}, {ID: 7, Weight: 1}}
+		b.putGroup(5, members, false, 77)
+		h, ok = parseNextHop(b.message(0)[nlHeader:])
+		if !ok || h.id != 5 || h.protocol != 77 || !slices.Equal(h.group, members) || h.extra {
+			t.Fatalf("%+v, %v; want %+v", h, ok, members)
 		}
 	})
 }

@@ -68,7 +68,7 @@ func (s *Saboteur) Run(ctx context.Context, pause time.Duration) []Strike {
 // Strike changes or deletes one random object. It fails where that object went
 // meanwhile, or was struck at a moment ago.
 func (s *Saboteur) Strike() (Strike, error) {
-	kinds := []func() (Strike, error){s.route, s.route, s.nextHop, s.address, s.neighbour, s.fdb, s.link, s.sysctl, s.offload}
+	kinds := []func() (Strike, error){s.route, s.route, s.nextHop, s.group, s.address, s.neighbour, s.fdb, s.link, s.sysctl, s.offload}
 	st, err := kinds[s.Rand.IntN(len(kinds))]()
 	if err != nil {
 		return Strike{}, err
@@ -175,6 +175,21 @@ func (s *Saboteur) nextHop() (Strike, error) {
 		return Strike{}, err
 	}
 	return Strike{what, fmt.Sprintf("ip nexthop replace id %s via %s dev %s onlink proto 77", after(f, "id"), gw.Next(), after(f, "dev"))}, nil
+}
+
+// group deletes a group of next hops, or leaves one member alone in it.
+func (s *Saboteur) group() (Strike, error) {
+	f, err := s.pick("ip nexthop show proto 77", func(f []string) bool { return after(f, "group") != "" })
+	if err != nil {
+		return Strike{}, err
+	}
+	id := after(f, "id")
+	what := "nexthop id " + id + " group"
+	first, rest, more := strings.Cut(after(f, "group"), "/")
+	if !more || rest == "" || s.Rand.IntN(2) == 0 {
+		return Strike{what, "ip nexthop del id " + id}, nil
+	}
+	return Strike{what, "ip nexthop replace id " + id + " group " + first + " proto 77"}, nil
 }
 
 // address removes an address of a tunnel device, or adds one.
