@@ -31,7 +31,27 @@ type Config struct {
 		AllowIPForwarding bool `json:"allow_ip_forwarding"`
 	} `json:"container_settings"`
 
-	LogLevel string `json:"log_level"` // of what goes to the standard error; default warning
+	// FeatureControl are the gates of annotations (see [Annotations]).
+	FeatureControl struct {
+		IPAddrsNoIPAM bool `json:"ip_addrs_no_ipam"`
+		FloatingIPs   bool `json:"floating_ips"`
+	} `json:"feature_control"`
+
+	// IncludeDefaultRoutes says that IPAM.Routes come beside the default route,
+	// and not instead of it.
+	IncludeDefaultRoutes bool `json:"include_default_routes"`
+
+	Nodename    string `json:"nodename"`      // when set, it must be this host's
+	LogLevel    string `json:"log_level"`     // of what goes to the standard error and LogFilePath; default warning
+	LogFilePath string `json:"log_file_path"` // empty: no file
+	DeviceType  string `json:"device_type"`   // veth
+
+	// Of the plugin bridge, when this is its IPAM plugin.
+	Bridge           string `json:"bridge"`
+	IsGateway        bool   `json:"isGateway"`
+	IsDefaultGateway bool   `json:"isDefaultGateway"`
+
+	calicoFields
 
 	AddTimeoutSeconds int `json:"add_timeout_seconds"` // for ADD, CHECK and GC; 0: 60
 	DelTimeoutSeconds int `json:"del_timeout_seconds"` // 0: 30
@@ -39,11 +59,15 @@ type Config struct {
 	// Addresses that the runtime asks for, by either convention.
 	Args struct {
 		CNI struct {
-			IPs []string `json:"ips"`
+			IPs         []string          `json:"ips"`
+			MAC         string            `json:"mac"`
+			Annotations map[string]string `json:"annotations"`
 		} `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
-		IPs []string `json:"ips"`
+		IPs         []string          `json:"ips"`
+		MAC         string            `json:"mac"`
+		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"` // as containerd's CRI passes them
 	} `json:"runtimeConfig"`
 
 	// Only for GC.
@@ -52,11 +76,22 @@ type Config struct {
 
 // IPAMConfig says which addresses a container gets.
 type IPAMConfig struct {
-	Type       string   `json:"type"`        // routerd-cni or calico-ipam
+	Type       string   `json:"type"`        // routerd-cni or calico-ipam; another: that plugin gives the addresses
 	AssignIPv4 Switch   `json:"assign_ipv4"` // default true
 	AssignIPv6 Switch   `json:"assign_ipv6"` // default false
 	IPv4Pools  []string `json:"ipv4_pools"`  // names or CIDRs
 	IPv6Pools  []string `json:"ipv6_pools"`
+
+	// NamespaceLabels are those of the containers' namespace, for pools with a
+	// namespaceSelector.
+	NamespaceLabels map[string]string `json:"namespace_labels"`
+
+	Subnet string         `json:"subnet"` // Calico's word for host-local: usePodCidr
+	Routes []*types.Route `json:"routes"`
+
+	// Only where another plugin makes the interface.
+	Gateway      string `json:"gateway"`       // auto (the default: one of the block), none, or an address
+	PrefixLength int    `json:"prefix_length"` // of addresses; 0: their block's
 }
 
 // Switch is a truth value that configurations write as a string, or as a JSON
@@ -131,9 +166,20 @@ func (c *Config) check() error {
 		return fmt.Errorf("field socket: %q is not an absolute path; the default is %s", c.Socket, DefaultSocket)
 	case c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU):
 		return fmt.Errorf("field mtu: %d is not from %d to %d, or 0 for the daemon's choice", c.MTU, minMTU, maxMTU)
-	case c.IPAM.Type != "" && c.IPAM.Type != PluginType && c.IPAM.Type != "calico-ipam":
-		return fmt.Errorf("field ipam.type: %q is not %s or calico-ipam; routerd gives the addresses itself", c.IPAM.Type, PluginType)
-	case !c.IPAM.AssignIPv4.On(true) && !c.IPAM.AssignIPv6.On(false):
+	case strings.ContainsRune(c.IPAM.Type, filepath.Separator):
+		return fmt.Errorf("field ipam.type: %q is not the name of a plugin", c.IPAM.Type)
+	case c.IPAM.Subnet == "usePodCidr":
+		return errors.New(`field ipam.subnet: "usePodCidr" needs Kubernetes' pod CIDRs, which routerd does not read; name the subnet`)
+	case c.DeviceType != "" && c.DeviceType != "veth":
+		return fmt.Errorf("field device_type: %q is not veth, the one that routerd makes", c.DeviceType)
+	case c.LogFilePath != "" && !filepath.IsAbs(c.LogFilePath):
+		return fmt.Errorf("field log_file_path: %q is not an absolute path", c.LogFilePath)
+	case c.IPAM.PrefixLength < 0 || c.IPAM.PrefixLength > 128:
+		return fmt.Errorf("field ipam.prefix_length: %d is not from 1 to 128, or 0 for the block's", c.IPAM.PrefixLength)
+	case c.IPAM.own() && len(c.IPAM.Routes) > 0 && !c.IncludeDefaultRoutes && (c.Type == PluginType || c.Type == "calico"):
+		return errors.New("field ipam.routes: routes instead of the default route are not supported; remove them, or set include_default_routes to true: " +
+			"then they go the default route's way, as all does")
+	case c.IPAM.own() && !c.IPAM.AssignIPv4.On(true) && !c.IPAM.AssignIPv6.On(false):
 		return errors.New(`fields ipam.assign_ipv4 and ipam.assign_ipv6 are both "false": a container needs an address`)
 	case c.AddTimeoutSeconds < 0:
 		return fmt.Errorf("field add_timeout_seconds: %d is negative", c.AddTimeoutSeconds)
@@ -142,6 +188,25 @@ func (c *Config) check() error {
 	}
 	_, err := c.level()
 	return err
+}
+
+// own reports whether routerd gives the addresses, rather than another IPAM
+// plugin.
+func (c *IPAMConfig) own() bool {
+	return c.Type == "" || c.Type == PluginType || c.Type == "calico-ipam"
+}
+
+// asIPAM reports whether the plugin, executed under the name program, is the
+// IPAM plugin of another, which makes the interface. Both get the same
+// configuration (CNI specification 1.1, section 4).
+func (c *Config) asIPAM(program string) bool {
+	switch program {
+	case c.Type:
+		return false
+	case c.IPAM.Type:
+		return true
+	}
+	return c.IPAM.Type != "" && c.IPAM.own() && c.Type != "" && c.Type != PluginType && c.Type != "calico"
 }
 
 // level returns the level of the plugin's log. The names are Calico's.
@@ -174,18 +239,25 @@ func seconds(n int, deflt time.Duration) time.Duration {
 type Args struct {
 	types.CommonArgs
 	IP                         types.UnmarshallableString
+	MAC                        types.UnmarshallableString
 	K8S_POD_NAMESPACE          types.UnmarshallableString //nolint:revive // the key's name
 	K8S_POD_NAME               types.UnmarshallableString //nolint:revive // the key's name
 	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //nolint:revive // the key's name
 	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the key's name
+
+	annotations map[string]string // those among them, which are no names of Go
 }
 
 // ParseArgs reads CNI_ARGS: KEY=VALUE pairs with semicolons between them. A
 // key that is not known is an error unless IgnoreUnknown=1 is among them.
+// Annotations may be among them (see [Annotations]).
 // Errors are CNI errors of code 4.
 func ParseArgs(s string) (*Args, error) {
 	a := new(Args)
-	err := types.LoadArgs(strings.TrimSuffix(s, ";"), a)
+	rest, err := a.takeAnnotations(strings.TrimSuffix(s, ";"))
+	if err == nil {
+		err = types.LoadArgs(rest, a)
+	}
 	if err == nil && (a.K8S_POD_NAME == "") != (a.K8S_POD_NAMESPACE == "") {
 		err = errors.New("K8S_POD_NAME and K8S_POD_NAMESPACE go together: give both or neither")
 	}
@@ -197,8 +269,8 @@ func ParseArgs(s string) (*Args, error) {
 
 // requestedIPs returns the addresses that the runtime asks for, if it does: by
 // capability, by args, or by CNI_ARGS; at most one of a family.
-func requestedIPs(c *Config, a *Args) ([]string, error) {
-	all := append(append([]string(nil), c.RuntimeConfig.IPs...), c.Args.CNI.IPs...)
+func requestedIPs(c *Config, a *Args, annotated ...string) ([]string, error) {
+	all := append(append(annotated, c.RuntimeConfig.IPs...), c.Args.CNI.IPs...)
 	if a.IP != "" {
 		// Runtimes of dual stack give both, with a comma between them.
 		all = append(all, strings.Split(string(a.IP), ",")...)

@@ -32,8 +32,9 @@ func TestParseConfig(t *testing.T) {
 	}
 	want.ContainerSettings.AllowIPForwarding = true
 	want.RuntimeConfig.IPs = []string{"192.168.0.7/24"}
+	want.RuntimeConfig.MAC = "02:00:00:00:00:01"
 	want.Args.CNI.IPs = []string{"192.168.0.7"}
-	if d := cmp.Diff(want, c); d != "" {
+	if d := cmp.Diff(want, c, cmp.AllowUnexported(Config{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	for args, want := range map[types.UnmarshallableString][]string{
@@ -83,7 +84,12 @@ func TestParseConfigRefuses(t *testing.T) {
 		{`{}`, 7, "field name is missing"},
 		{`{"name": "net1", "mtu": 20}`, 7, "field mtu: 20 is not from 68"},
 		{`{"name": "net1", "socket": "cni.sock"}`, 7, "field socket: \"cni.sock\" is not an absolute path"},
-		{`{"name": "net1", "ipam": {"type": "host-local"}}`, 7, `field ipam.type: "host-local" is not routerd-cni`},
+		{`{"name": "net1", "ipam": {"type": "../host-local"}}`, 7, `field ipam.type: "../host-local" is not the name of a plugin`},
+		{`{"name": "net1", "ipam": {"type": "host-local", "subnet": "usePodCidr"}}`, 7, "field ipam.subnet"},
+		{`{"name": "net1", "device_type": "netkit"}`, 7, `field device_type: "netkit"`},
+		{`{"name": "net1", "log_file_path": "cni.log"}`, 7, "field log_file_path"},
+		{`{"name": "net1", "type": "routerd-cni", "ipam": {"routes": [{"dst": "10.0.0.0/8"}]}}`, 7, "field ipam.routes"},
+		{`{"name": "net1", "ipam": {"prefix_length": 129}}`, 7, "field ipam.prefix_length"},
 		{`{"name": "net1", "ipam": {"assign_ipv4": "false"}}`, 7, "a container needs an address"},
 		{`{"name": "net1", "log_level": "loud"}`, 7, `field log_level: "loud"`},
 		{`{"name": "net1", "add_timeout_seconds": -1}`, 7, "field add_timeout_seconds"},

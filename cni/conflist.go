@@ -80,7 +80,7 @@ func Conflist(opts ConflistOptions) ([]byte, error) {
 	}{opts.Version, opts.Name, []plugin{{
 		Type: PluginType, Socket: opts.Socket, MTU: opts.MTU, LogLevel: opts.LogLevel,
 		IPAM:         ipam{PluginType, strconv.FormatBool(!opts.NoIPv4), strconv.FormatBool(opts.IPv6), opts.IPv4Pools, opts.IPv6Pools},
-		Capabilities: map[string]bool{"ips": true},
+		Capabilities: map[string]bool{"ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true},
 	}}}, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encode network configuration: %w", err)

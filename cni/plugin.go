@@ -1,10 +1,13 @@
 package cni
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -21,7 +24,7 @@ func Versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
 // go to the standard output; the log, and what the program is when nothing is
 // asked, to stderr. It returns the exit code.
 func Main(programVersion string, stdout, stderr io.Writer) int {
-	p := &plugin{stdout: stdout, stderr: stderr, version: "1.1.0"}
+	p := &plugin{stdout: stdout, stderr: stderr, version: "1.1.0", program: filepath.Base(os.Args[0])}
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add: p.add, Del: p.del, Check: p.check, Status: p.status, GC: p.gc,
 	}, version.PluginSupports(Versions()...), PluginType+" "+programVersion)
@@ -36,6 +39,7 @@ func Main(programVersion string, stdout, stderr io.Writer) int {
 type plugin struct {
 	stdout, stderr io.Writer
 	version        string // of the configuration, once it is known
+	program        string // the name under which it is executed
 }
 
 // printError prints an error as the specification wants it (section 5), which
@@ -60,6 +64,15 @@ type call struct {
 	in     *skel.CmdArgs
 	client *client
 	log    *slog.Logger
+	ipam   bool // another plugin makes the interface, and this is its IPAM plugin
+}
+
+// delegates reports whether another plugin gives the addresses.
+func (c *call) delegates() bool { return !c.ipam && !c.IPAM.own() }
+
+// context ends with the verb's time.
+func (c *call) context() (context.Context, context.CancelFunc) {
+	return context.WithDeadline(context.Background(), c.client.deadline)
 }
 
 func (c *call) attachment() attachment {
@@ -93,13 +106,17 @@ func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Du
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level}))
+	log, closeLog := p.logger(conf, level)
+	defer closeLog()
+	for _, w := range conf.warnings() {
+		log.Warn("configuration", "warning", w)
+	}
 	cl, err := dial(conf.Socket, timeout(conf))
 	if err != nil {
 		return err
 	}
 	defer cl.close()
-	err = cl.explain(fn(&call{Config: conf, args: args, in: in, client: cl, log: log}))
+	err = cl.explain(fn(&call{Config: conf, args: args, in: in, client: cl, log: log, ipam: conf.asIPAM(p.program)}))
 	log.Debug("called routerd", "verb", verb, "container", in.ContainerID, "interface", in.IfName,
 		"duration", time.Since(start), "error", err)
 	return err
@@ -107,45 +124,120 @@ func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Du
 
 func (p *plugin) add(in *skel.CmdArgs) error {
 	return p.do("ADD", in, (*Config).addTimeout, func(c *call) error {
-		ips, err := requestedIPs(c.Config, c.args)
+		if c.ipam {
+			return p.allocate(c)
+		}
+		if !c.delegates() {
+			return p.attach(c, delegated{})
+		}
+		ctx, cancel := c.context()
+		defer cancel()
+		got, err := c.delegateAdd(ctx)
 		if err != nil {
 			return err
 		}
-		b, err := c.client.call("Add", addRequest{
-			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, MTU: int32(c.MTU),
-			IPv4Pools: c.IPAM.IPv4Pools, IPv6Pools: c.IPAM.IPv6Pools,
-			AssignIPv4: c.IPAM.AssignIPv4.On(true), AssignIPv6: c.IPAM.AssignIPv6.On(false),
-			RequestedIPs:      ips,
-			AllowIPForwarding: c.ContainerSettings.AllowIPForwarding,
-		}.encode())
-		var s *rpcError
-		if errors.As(err, &s) && s.code == codeFailedPrecondition {
-			return types.NewError(types.ErrInvalidNetNS, s.message, "")
+		if err = p.attach(c, got); err != nil {
+			// The time may have run out: what the other plugin gave goes all the
+			// same.
+			undo, cancel := context.WithTimeout(context.Background(), c.delTimeout())
+			defer cancel()
+			_, undoErr := c.delegate(undo, "DEL")
+			err = alsoFailed(c.client.explain(err), undoErr)
 		}
-		if err != nil {
-			return err
-		}
-		var resp addResponse
-		if err := resp.decode(b); err != nil {
-			return err
-		}
-		result, err := resultOf(resp, in, c.CNIVersion)
-		if err != nil {
-			return err
-		}
-		return result.PrintTo(p.stdout)
+		return err
 	})
+}
+
+// alsoFailed adds to an error that undoing failed too. The code stays.
+func alsoFailed(err, undo error) error {
+	var e *types.Error
+	if undo == nil || !errors.As(err, &e) {
+		return errors.Join(err, undo)
+	}
+	return types.NewError(e.Code, e.Msg+"; and undo: "+undo.Error(), e.Details)
+}
+
+// attach has the daemon make the interface.
+func (p *plugin) attach(c *call, from delegated) error {
+	w, err := wishOf(c.Config, c.args)
+	if err != nil {
+		return err
+	}
+	w.Given = append(w.Given, from.addresses...)
+	b, err := c.client.call("Add", addRequest{
+		Attachment: c.attachment(), Workload: c.workload(), Netns: c.in.Netns, MTU: int32(c.MTU),
+		IPv4Pools: w.IPv4Pools, IPv6Pools: w.IPv6Pools, AssignIPv4: w.IPv4, AssignIPv6: w.IPv6,
+		RequestedIPs:      w.Addresses,
+		AllowIPForwarding: c.ContainerSettings.AllowIPForwarding,
+		Node:              c.Nodename,
+		NamespaceLabels:   w.NamespaceLabels,
+		MAC:               w.MAC,
+		Given:             w.Given,
+	}.encode())
+	var s *rpcError
+	if errors.As(err, &s) && s.code == codeFailedPrecondition {
+		return types.NewError(types.ErrInvalidNetNS, s.message, "")
+	}
+	if err != nil {
+		return err
+	}
+	var resp addResponse
+	if err := resp.decode(b); err != nil {
+		return err
+	}
+	result, err := resultOf(resp, c.in, c.CNIVersion, from.dns)
+	if err != nil {
+		return err
+	}
+	return result.PrintTo(p.stdout)
+}
+
+// logger logs to the standard error and to the configured file. A file that
+// cannot be written is no reason to leave a container without network.
+func (p *plugin) logger(conf *Config, level slog.Level) (*slog.Logger, func()) {
+	out, done := p.stderr, func() {}
+	var fileErr error
+	if conf.LogFilePath != "" {
+		var f *os.File
+		if f, fileErr = os.OpenFile(conf.LogFilePath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640); fileErr == nil {
+			out, done = io.MultiWriter(p.stderr, f), func() { _ = f.Close() }
+		}
+	}
+	log := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level}))
+	if fileErr != nil {
+		log.Warn("log file cannot be written", "error", fileErr)
+	}
+	return log, done
 }
 
 func (p *plugin) del(in *skel.CmdArgs) error {
 	return p.do("DEL", in, (*Config).delTimeout, func(c *call) error {
-		_, err := c.client.call("Del", delRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns}.encode())
+		_, err := c.client.call("Del", delRequest{
+			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, AddressesOnly: c.ipam,
+		}.encode())
+		if err != nil || !c.delegates() {
+			return err
+		}
+		// Only now does nothing of the host use the address any more.
+		ctx, cancel := c.context()
+		defer cancel()
+		_, err = c.delegate(ctx, "DEL")
 		return err
 	})
 }
 
 func (p *plugin) check(in *skel.CmdArgs) error {
 	return p.do("CHECK", in, (*Config).addTimeout, func(c *call) error {
+		if c.ipam {
+			return c.checkAllocation()
+		}
+		if c.delegates() {
+			ctx, cancel := c.context()
+			defer cancel()
+			if _, err := c.delegate(ctx, "CHECK"); err != nil {
+				return err
+			}
+		}
 		req := checkRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns}
 		if err := remember(&req, in); err != nil {
 			return err
@@ -158,6 +250,12 @@ func (p *plugin) check(in *skel.CmdArgs) error {
 func (p *plugin) status(in *skel.CmdArgs) error {
 	err := p.do("STATUS", in, func(*Config) time.Duration { return statusTimeout }, func(c *call) error {
 		_, err := c.client.call("Status", nil)
+		if err != nil || !c.delegates() {
+			return err
+		}
+		ctx, cancel := c.context()
+		defer cancel()
+		_, err = c.delegate(ctx, "STATUS")
 		return err
 	})
 	// What other verbs may try again later is the answer here (section STATUS:
@@ -186,6 +284,12 @@ func (p *plugin) gc(in *skel.CmdArgs) error {
 		for _, r := range resp.Removed {
 			c.log.Info("stale attachment removed", "container", r.ContainerID, "interface", r.Ifname)
 		}
-		return nil
+		if !c.delegates() {
+			return nil
+		}
+		ctx, cancel := c.context()
+		defer cancel()
+		_, err = c.delegate(ctx, "GC")
+		return err
 	})
 }

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -20,14 +21,14 @@ const containerEnd = 1
 // subnet. Routes are those made inside the container (CNI specification 1.1,
 // section 5): the default route through 169.254.1.1. Calico lists the address
 // block there, which is no route of the container.
-func resultOf(resp addResponse, in *skel.CmdArgs, confVersion string) (types.Result, error) {
+func resultOf(resp addResponse, in *skel.CmdArgs, confVersion string, dns types.DNS) (types.Result, error) {
 	host := &current.Interface{Name: resp.HostInterface, Mac: resp.HostMAC}
 	inside := &current.Interface{Name: in.IfName, Mac: resp.ContainerMAC, Sandbox: in.Netns}
 	if confVersion == current.ImplementedSpecVersion {
 		// The field is younger than 1.0.0, and the library does not take it out.
 		host.Mtu, inside.Mtu = int(resp.MTU), int(resp.MTU)
 	}
-	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{host, inside}}
+	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{host, inside}, DNS: dns}
 	for _, a := range resp.Addresses {
 		p, err := netip.ParsePrefix(a.CIDR)
 		if err != nil {
@@ -50,24 +51,34 @@ func resultOf(resp addResponse, in *skel.CmdArgs, confVersion string) (types.Res
 	return r.GetAsVersion(confVersion)
 }
 
-// remember adds what the runtime keeps of ADD's result to a CHECK.
-func remember(req *checkRequest, in *skel.CmdArgs) error {
-	invalid := func(err error) error {
-		return types.NewError(types.ErrInvalidNetworkConfig, "network configuration: field prevResult: "+err.Error(), "")
-	}
+// previous reads the result of ADD in a configuration.
+func previous(stdin []byte) (*current.Result, error) {
 	var conf types.PluginConf
-	if err := json.Unmarshal(in.StdinData, &conf); err != nil {
-		return types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
+	if err := json.Unmarshal(stdin, &conf); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
 	}
 	if conf.RawPrevResult == nil {
-		return invalid(fmt.Errorf("missing: CHECK compares with the result of ADD"))
+		return nil, invalidPrevious(errors.New("missing: CHECK compares with the result of ADD"))
 	}
 	if err := version.ParsePrevResult(&conf); err != nil {
-		return invalid(err)
+		return nil, invalidPrevious(err)
 	}
 	prev, err := current.GetResult(conf.PrevResult)
 	if err != nil {
-		return invalid(err)
+		return nil, invalidPrevious(err)
+	}
+	return prev, nil
+}
+
+func invalidPrevious(err error) error {
+	return types.NewError(types.ErrInvalidNetworkConfig, "network configuration: field prevResult: "+err.Error(), "")
+}
+
+// remember adds what the runtime keeps of ADD's result to a CHECK.
+func remember(req *checkRequest, in *skel.CmdArgs) error {
+	prev, err := previous(in.StdinData)
+	if err != nil {
+		return err
 	}
 	inside := -1
 	for i, ifc := range prev.Interfaces {
