@@ -57,6 +57,7 @@ type Config struct {
 	Policy        Policy      `mapstructure:"policy"`
 	Dataplane     Dataplane   `mapstructure:"dataplane"`
 	Health        Health      `mapstructure:"health"`
+	IPAM          IPAM        `mapstructure:"ipam"`
 	CNI           CNI         `mapstructure:"cni"`
 }
 
@@ -152,6 +153,24 @@ type Health struct {
 	Listen string `mapstructure:"listen"`
 }
 
+// IPAM configures how this host takes addresses.
+type IPAM struct {
+	Reserve Reserve `mapstructure:"reserve"`
+}
+
+// Reserve bounds how many addresses of a pool and family the host holds ready,
+// so that workloads start without waiting for the datastore.
+type Reserve struct {
+	// Min is how many when nothing starts; 0: none.
+	Min int `mapstructure:"min"`
+	// Max is how many while many workloads start.
+	Max int `mapstructure:"max"`
+}
+
+// maxReserve is the limit of ipam.reserve.max: a fifth of what a host may hold
+// with the default limit of blocks.
+const maxReserve = 256
+
 // CNI configures what install-cni writes and what pods get.
 type CNI struct {
 	NetworkName string `mapstructure:"networkName"`
@@ -184,6 +203,7 @@ func Default() Config {
 		BGP:       BGP{Enabled: true},
 		Policy:    Policy{Enabled: true},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
+		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}},
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
@@ -298,6 +318,9 @@ func (c Config) Validate() error {
 		if _, err := netip.ParseAddrPort(v); v != "" && err != nil {
 			bad(key, v, "want ADDRESS:PORT, such as 127.0.0.1:9099")
 		}
+	}
+	if r := c.IPAM.Reserve; r.Min < 0 || r.Min > r.Max || r.Max > maxReserve {
+		bad("ipam.reserve.min", r.Min, fmt.Sprintf("want 0 (no reserve) to ipam.reserve.max, which is %d and may be %d at most", r.Max, maxReserve))
 	}
 	if c.CNI.MTU != 0 && (c.CNI.MTU < 576 || c.CNI.MTU > 65535) {
 		bad("cni.mtu", c.CNI.MTU, "want 0 (computed) or 576 to 65535 bytes")

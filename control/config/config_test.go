@@ -98,6 +98,8 @@ func TestErrors(t *testing.T) {
 		{"no address for workloads", "cni: {assignIPv4: false}", []string{"cni.assignIPv4", "cni.assignIPv6"}},
 		{"encapsulation", "defaultPool: {encapsulation: GRE}", []string{"encapsulation", "GRE", "VXLANCrossSubnet"}},
 		{"protocol of another", "dataplane: {routeProtocol: 80}", []string{"routeProtocol", "80"}},
+		{"reserve", "ipam: {reserve: {min: 9, max: 8}}", []string{"ipam.reserve.min", "ipam.reserve.max, which is 8"}},
+		{"reserve too large", "ipam: {reserve: {min: 1, max: 257}}", []string{"may be 256 at most"}},
 		{"listen without port", "health: {listen: 127.0.0.1}", []string{"health.listen", "ADDRESS:PORT"}},
 		{"several faults at once", "logLevel: loud\nlogFormat: xml", []string{"logLevel", "logFormat"}},
 	}

@@ -26,6 +26,9 @@ type Config struct {
 	// empty: it may. It must not block. Nil: every pool is usable.
 	Unusable func(pool string) string
 
+	// Reserve says how many addresses are held ready for workloads to come.
+	Reserve ReserveConfig
+
 	// Timeout bounds one read or one transaction, so that a datastore that
 	// does not answer does not hold up those who ask later; 0: 10 seconds.
 	Timeout time.Duration
@@ -48,9 +51,10 @@ type Allocator struct {
 	mu    sync.Mutex // guards state
 	state *state
 
-	queue   queue
-	synced  chan struct{} // closed once the state is there
-	stopped chan struct{} // closed when Run returns
+	queue       queue
+	reservePoke chan struct{} // the reserve is to be looked at
+	synced      chan struct{} // closed once the state is there
+	stopped     chan struct{} // closed when Run returns
 }
 
 // New returns an allocator; [Allocator.Run] makes it work. It panics when a
@@ -67,10 +71,20 @@ func New(cfg Config) *Allocator {
 	}
 	st := newState(cfg.Node)
 	st.unusable = cfg.Unusable
+	st.reserve = newReserve(cfg.Reserve)
+	if cfg.Reserve.Journal != nil {
+		if err := st.recall(cfg.Reserve.Journal.Entries()); err != nil {
+			cfg.Log.Error("no addresses are given before the datastore answers", "error", err)
+			st.unlearn()
+		}
+	}
 	return &Allocator{
-		cfg:     cfg,
-		state:   st,
-		queue:   queue{wake: make(chan struct{}, 1)},
+		cfg:   cfg,
+		state: st,
+		queue: queue{wake: make(chan struct{}, 1)},
+
+		reservePoke: make(chan struct{}, 1),
+
 		synced:  make(chan struct{}),
 		stopped: make(chan struct{}),
 	}
@@ -89,6 +103,7 @@ func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
 	work, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup
 	worker.Go(func() { a.work(work) })
+	worker.Go(func() { a.keepReserve(work) })
 	defer func() {
 		cancel()
 		worker.Wait()
@@ -115,6 +130,9 @@ func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
 
 func (a *Allocator) handleBatch(b store.Batch) {
 	a.mu.Lock()
+	if b.Err == nil && (b.Synced || len(b.Events) > 0) {
+		a.state.unlearn()
+	}
 	tidy := b.Synced
 	a.state.synced = a.state.synced || b.Synced
 	for _, ev := range b.Events {
@@ -128,7 +146,11 @@ func (a *Allocator) handleBatch(b store.Batch) {
 	if tidy {
 		blocks = a.state.tidyable()
 	}
+	a.remember()
 	a.mu.Unlock()
+	if len(b.Events) > 0 || b.Synced {
+		a.pokeReserve()
+	}
 	if len(blocks) > 0 {
 		a.queue.push(&call{step: &tidyStep{blocks: blocks}})
 	}
@@ -166,7 +188,8 @@ func (a *Allocator) AssignAddr(ctx context.Context, addr netip.Addr, r Request) 
 	}
 	r.Attributes = maps.Clone(r.Attributes)
 	st := &addrStep{req: r, addr: addr}
-	if err := a.do(ctx, st); err != nil {
+	err := a.doNamed(ctx, st, Part{Request: r, Addr: addr})
+	if err != nil {
 		return Assignment{}, fmt.Errorf("assign %s to %s: %w", addr, r.Handle, err)
 	}
 	return append(st.held, st.given...)[0], nil

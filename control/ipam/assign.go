@@ -202,7 +202,18 @@ func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
 		if err := d.settle(p); err != nil {
 			return nil, err
 		}
+		own := ReserveHandle(d.s.node)
+		before := len(heldBy(p.bd.block.Block, own))
 		p.bd.block.assign(p.ordinals, r.attribute(d.s.node))
+		if r.Handle != own && len(heldBy(p.bd.block.Block, own)) < before {
+			// One that was named, and that this node held ready for anybody.
+			old, err := d.readHandle(own, true)
+			if err != nil {
+				return nil, err
+			}
+			p.bd.block.compact()
+			d.count(own, old, p.bd.block)
+		}
 		d.writeBlock(p.bd)
 		d.count(r.Handle, hd, p.bd.block)
 		for _, o := range p.ordinals {

@@ -84,6 +84,11 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 		switch {
 		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[nodeAttribute]):
 			return pick{}, []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
+		case d.s.ownReserve(a, st.addr, st.req.Handle):
+			if _, err := d.readHandle(ReserveHandle(d.s.node), true); err != nil {
+				return pick{}, nil, err
+			}
+			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
 			return pick{}, nil, fmt.Errorf("%w: %s was released at %s and rests for %s", ErrTaken, st.addr, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
 		case a.HandleID != nil:

@@ -25,6 +25,7 @@ type blockInfo struct {
 	size    int
 	used    int // addresses that are not free, the cooling ones among them
 	claimed time.Time
+	ready   []int     // of the reserve, where this node holds the block
 	cooling time.Time // the earliest release that still rests; zero: none
 	broken  error     // it cannot be decoded
 
@@ -75,6 +76,8 @@ type state struct {
 	// handles spares reading a handle that was written here. Entries may be
 	// stale; then a transaction's condition fails and brings the present one.
 	handles map[string]handleInfo
+
+	reserve *reserve
 }
 
 func newState(node string) *state {
@@ -87,6 +90,7 @@ func newState(node string) *state {
 		lengths:      map[length]int{},
 		affinities:   map[netip.Prefix]affinityInfo{},
 		handles:      map[string]handleInfo{},
+		reserve:      newReserve(ReserveConfig{}),
 	}
 }
 
@@ -263,6 +267,7 @@ func (s *state) readBlock(cidr netip.Prefix, obj store.Object) *blockInfo {
 	}
 	if info.node == s.node && !info.virtual {
 		info.obj = obj
+		info.ready = heldBy(b, ReserveHandle(s.node))
 	}
 	return info
 }

@@ -103,7 +103,7 @@ func (a *Allocator) AssignTogether(ctx context.Context, parts ...Part) ([][]Assi
 	if len(parts) == 0 {
 		return nil, nil
 	}
-	if err := a.do(ctx, st); err != nil {
+	if err := a.doNamed(ctx, st, parts...); err != nil {
 		return nil, fmt.Errorf("assign %v addresses to %s: %w", families, parts[0].Handle, err)
 	}
 	out := make([][]Assignment, len(st.parts))

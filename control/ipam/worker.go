@@ -294,6 +294,7 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 		}
 	}
 	a.state.trimHandles()
+	a.remember()
 	return nil
 }
 

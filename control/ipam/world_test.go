@@ -109,7 +109,12 @@ type host struct {
 // start runs an allocator for a node. It must be stopped.
 func start(t fataler, st store.Store, node string, now func() time.Time) *host {
 	t.Helper()
-	a := New(Config{Store: st, Node: node, Log: slog.New(slog.DiscardHandler), Clock: now, Timeout: 20 * time.Second})
+	return run(t, New(Config{Store: st, Node: node, Log: slog.New(slog.DiscardHandler), Clock: now, Timeout: 20 * time.Second}), st)
+}
+
+// run runs an allocator. It must be stopped.
+func run(t fataler, a *Allocator, st store.Store) *host {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	batches := st.Watch(ctx, Kinds()...)

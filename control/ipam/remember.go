@@ -1,0 +1,107 @@
+package ipam
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"github.com/routerd/routerd/store"
+)
+
+// Journal keeps values on disk; *journal.Journal does. Put must keep the order
+// of its calls, also those of others who use the same journal: what is known
+// of the reserve has to be on disk before a workload's record that follows from
+// it.
+type Journal interface {
+	Put(key string, value any) error
+	Entries() map[string]json.RawMessage
+}
+
+// rememberKey is the journal's key of what the Allocator must know when the
+// datastore does not answer.
+const rememberKey = "ipam/reserve"
+
+// knowledge is what the journal holds: that by which an address is chosen, and the
+// addresses of the reserve. What workloads have of them the workloads' own
+// records say ([Allocator.Claim]).
+type knowledge struct {
+	Labels    map[string]string          `json:"labels,omitempty"` // of this node
+	Pools     map[string]json.RawMessage `json:"pools"`            // as stored
+	Config    store.IPAMConfig           `json:"config"`
+	Addresses map[string][]int           `json:"addresses"` // by block
+}
+
+// remember writes to the journal what has changed of it. The caller holds the
+// lock, so that what is on disk is never older than what callers have been told.
+func (a *Allocator) remember() {
+	s := a.state
+	if a.cfg.Reserve.Journal == nil || !s.synced {
+		return
+	}
+	m := knowledge{Pools: map[string]json.RawMessage{}, Config: s.config, Addresses: map[string][]int{}}
+	if s.registered && s.configErr == nil {
+		m.Labels = s.labels
+		for _, b := range s.own {
+			if len(b.ready) > 0 {
+				m.Addresses[b.cidr.String()] = b.ready
+			}
+		}
+		for name, p := range s.pools {
+			if p.raw != nil {
+				m.Pools[name] = p.raw
+			}
+		}
+	}
+	form := fmt.Sprint(m) // maps are printed in the order of their keys
+	if form == s.reserve.saved {
+		return
+	}
+	if err := a.cfg.Reserve.Journal.Put(rememberKey, m); err != nil {
+		a.cfg.Log.Warn("the reserve is not written down: after a reboot without the datastore no addresses are given", "error", err)
+		return
+	}
+	s.reserve.saved = form
+}
+
+// recall takes in what the journal knows, until the datastore answers.
+func (s *state) recall(entries map[string]json.RawMessage) error {
+	b, ok := entries[rememberKey]
+	if !ok {
+		return nil
+	}
+	var m knowledge
+	if err := json.Unmarshal(b, &m); err != nil {
+		return fmt.Errorf("read what is remembered of the reserve: %w", err)
+	}
+	addrs := map[netip.Prefix][]int{}
+	for c, ordinals := range m.Addresses {
+		cidr, err := netip.ParsePrefix(c)
+		if err != nil {
+			return fmt.Errorf("read what is remembered of the reserve: %w", err)
+		}
+		addrs[cidr] = ordinals
+	}
+	for name, raw := range m.Pools {
+		key := store.ResourceKey(store.KindIPPool, name)
+		value, err := store.Decode(key, raw)
+		if err != nil {
+			return fmt.Errorf("read a remembered pool: %w", err)
+		}
+		s.pools[name] = readPool(name, store.Object{Key: key, Value: value, Raw: raw})
+	}
+	s.sortedPools = nil
+	s.registered, s.labels, s.config = len(m.Pools) > 0, m.Labels, m.Config
+	s.reserve.remembered = addrs
+	return nil
+}
+
+// unlearn forgets what was remembered: the datastore has begun to tell.
+func (s *state) unlearn() {
+	if s.reserve.remembered == nil {
+		return
+	}
+	s.reserve.remembered = nil
+	clear(s.pools)
+	s.sortedPools = nil
+	s.registered, s.labels, s.config = false, nil, store.DefaultIPAMConfig()
+}

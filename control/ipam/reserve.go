@@ -1,0 +1,744 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+// The reserve is addresses of this node's blocks that are assigned to the node
+// itself, under a handle of its own, so that one can be given to a workload
+// without asking the datastore: [Allocator.Take] says which, the caller makes
+// that durable, and [Allocator.Confirm] writes it later, many in one
+// transaction. Other programs see assigned addresses and leave them alone.
+
+// reserveHandlePrefix begins the handle of a node's reserve.
+const reserveHandlePrefix = "routerd-reserve-"
+
+// AttrTypeReserve is the [AttrType] of a node's reserve.
+const AttrTypeReserve = "routerdReserve"
+
+// ReserveHandle returns the handle under which a node holds addresses for
+// workloads to come.
+func ReserveHandle(node string) string { return reserveHandlePrefix + node }
+
+// ReserveConfig bounds a node's reserve. It is held for each pool from which a
+// workload that asks for none in particular would get an address, one of each
+// family, and for those that requests have named lately.
+type ReserveConfig struct {
+	// Min is how many addresses are held ready when there is no demand; 0: there
+	// is no reserve. It is never more than half a block.
+	Min int
+	// Max is how many at most, after a time of much demand.
+	Max int
+	// Journal keeps what an Allocator must know to give addresses after a reboot
+	// at which the datastore is away; nil: then it gives none.
+	Journal Journal
+}
+
+const (
+	demandPeriod = 30 * time.Second // over which demand is counted
+	refillRetry  = time.Second      // after a refill that could not be written
+)
+
+// reserve is what is known of the reserve beside the blocks themselves. The
+// Allocator's lock guards it.
+type reserve struct {
+	cfg ReserveConfig
+
+	// claims are addresses that somebody was told to use, by handle, and that
+	// the datastore may still show as the reserve's.
+	claims   map[netip.Addr]string
+	byHandle map[string][]netip.Addr
+	last     map[string]netip.Addr    // by pool: what was taken last, so that others come first
+	resting  map[netip.Addr]time.Time // until when what was in use rests, where released addresses do
+
+	demand  map[string]*demand // by pool
+	dry     map[string]bool    // pools that had no more to give at the last refill
+	filling map[string]bool
+	saved   string // the form of what the journal holds
+	// remembered is what the journal knew of the reserve before the datastore
+	// answered; nil from then on.
+	remembered map[netip.Prefix][]int
+}
+
+func newReserve(cfg ReserveConfig) *reserve {
+	return &reserve{
+		cfg: cfg, claims: map[netip.Addr]string{}, byHandle: map[string][]netip.Addr{}, last: map[string]netip.Addr{},
+		resting: map[netip.Addr]time.Time{},
+		demand:  map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{},
+	}
+}
+
+// demand counts what was asked for in the present period and the one before.
+type demand struct {
+	period      time.Time
+	now, before int
+}
+
+func (d *demand) turn(now time.Time) {
+	switch past := now.Sub(d.period); {
+	case past < demandPeriod:
+		return
+	case past < 2*demandPeriod:
+		d.before = d.now
+	default:
+		d.before = 0
+	}
+	d.period, d.now = now, 0
+}
+
+func (d *demand) count(now time.Time) {
+	d.turn(now)
+	d.now++
+}
+
+func (d *demand) recent(now time.Time) int {
+	d.turn(now)
+	return max(d.now, d.before)
+}
+
+// target returns how many addresses of a pool are to be ready.
+func (r *reserve) target(p *pool, now time.Time) int {
+	half := blockLen(netip.PrefixFrom(p.cidr.Addr(), p.blockBits)) / 2
+	n := min(r.cfg.Min, half)
+	if d := r.demand[p.name]; d != nil {
+		n = max(n, min(d.recent(now), r.cfg.Max))
+	}
+	return n
+}
+
+// wanted reports whether a reserve of a pool is to be held.
+func (s *state) reserves(p *pool, now time.Time) bool {
+	r := s.reserve
+	if r.cfg.Min == 0 {
+		return false
+	}
+	req := Request{Family: p.family(), Use: Workload}
+	if s.usable(p, &req) != "" || !p.nodes.Matches(s.labels) {
+		return false
+	}
+	if d := r.demand[p.name]; d != nil && d.recent(now) > 0 {
+		return true
+	}
+	pools, err := s.selectPools(&req)
+	return err == nil && slices.Index(pools, p) == s.firstNotDry(pools)
+}
+
+// firstNotDry returns the index of the first pool that has more to give.
+func (s *state) firstNotDry(pools []*pool) int {
+	for i, p := range pools {
+		if !s.reserve.dry[p.name] {
+			return i
+		}
+	}
+	return 0
+}
+
+// ready returns the addresses of the reserve that lie in a pool and that
+// nobody was told to use.
+func (s *state) ready(p *pool, now time.Time) []Assignment {
+	var out []Assignment
+	add := func(cidr netip.Prefix, ordinals []int) {
+		if !p.cidr.Contains(cidr.Addr()) || p.cidr.Bits() > cidr.Bits() {
+			return
+		}
+		for _, o := range ordinals {
+			a := addrAt(cidr, o)
+			if s.reserve.claims[a] == "" && !s.reserve.resting[a].After(now) {
+				out = append(out, Assignment{Addr: a, Block: cidr, Pool: p.name})
+			}
+		}
+	}
+	if !s.synced {
+		for cidr, ordinals := range s.reserve.remembered {
+			add(cidr, ordinals)
+		}
+		slices.SortFunc(out, func(a, b Assignment) int { return a.Addr.Compare(b.Addr) })
+		return out
+	}
+	for _, b := range s.own {
+		if s.affinities[b.cidr].state != store.AffinityPendingDeletion {
+			add(b.cidr, b.ready)
+		}
+	}
+	return out
+}
+
+// Take gives addresses out of the reserve, one for each part, without asking
+// the datastore: all of them, or none and false. Then the reserve cannot serve
+// the request, and [Allocator.AssignTogether] may. What is given is known to
+// this process alone: the caller has it survive a crash ([Allocator.Claim]) and
+// confirms it. [Allocator.Unclaim] gives it back.
+func (a *Allocator) Take(parts ...Part) ([]Assignment, bool) {
+	a.mu.Lock()
+	got, ok := a.state.take(parts, a.cfg.Clock())
+	a.mu.Unlock()
+	if a.cfg.Reserve.Min > 0 {
+		a.pokeReserve()
+	}
+	return got, ok
+}
+
+func (s *state) take(parts []Part, now time.Time) ([]Assignment, bool) {
+	if !s.registered || s.configErr != nil || s.reserve.cfg.Min == 0 {
+		return nil, false
+	}
+	var out []Assignment
+	fits := true
+	for _, part := range parts {
+		a, ok := s.takeOne(part, now)
+		fits = fits && ok
+		out = append(out, a)
+	}
+	if !fits || len(out) == 0 {
+		return nil, false
+	}
+	for _, a := range out {
+		s.reserve.claim(a.Handle, a.Addr)
+		s.reserve.last[a.Pool] = a.Addr
+	}
+	return out, true
+}
+
+func (s *state) takeOne(part Part, now time.Time) (Assignment, bool) {
+	r := part.Request
+	if err := r.check(); err != nil || part.Addr.IsValid() || r.Count != 1 || r.MaxBlocks != 0 || r.tunnel != nil ||
+		r.Use != "" && r.Use != Workload || s.holds(r.Handle) {
+		return Assignment{}, false
+	}
+	pools, err := s.selectPools(&r)
+	if err != nil {
+		return Assignment{}, false
+	}
+	first := s.firstNotDry(pools)
+	d := s.reserve.demand[pools[first].name]
+	if d == nil {
+		d = &demand{period: now}
+		s.reserve.demand[pools[first].name] = d
+	}
+	d.count(now)
+	// In the pools' order, and from a later one only where those before it have
+	// no more to give.
+	for _, p := range pools[:first+1] {
+		if a, ok := s.next(p, now); ok {
+			a.Handle = r.Handle
+			return a, true
+		}
+	}
+	return Assignment{}, false
+}
+
+// next returns the address of a pool's reserve that follows the one that was
+// taken last.
+func (s *state) next(p *pool, now time.Time) (Assignment, bool) {
+	ready := s.ready(p, now)
+	if len(ready) == 0 {
+		return Assignment{}, false
+	}
+	if last, ok := s.reserve.last[p.name]; ok {
+		for _, a := range ready {
+			if last.Less(a.Addr) {
+				return a, true
+			}
+		}
+	}
+	return ready[0], true
+}
+
+// holds reports whether a handle is known to hold addresses, or was given some.
+func (s *state) holds(handle string) bool {
+	if len(s.reserve.byHandle[handle]) > 0 {
+		return true
+	}
+	return slices.ContainsFunc(s.own, func(b *blockInfo) bool {
+		return len(heldBy(b.obj.Value.(*store.Block), handle)) > 0
+	})
+}
+
+func (r *reserve) claim(handle string, a netip.Addr) {
+	if old := r.claims[a]; old == handle {
+		return
+	} else if old != "" {
+		r.byHandle[old] = slices.DeleteFunc(r.byHandle[old], func(o netip.Addr) bool { return o == a })
+	}
+	r.claims[a] = handle
+	r.byHandle[handle] = append(r.byHandle[handle], a)
+}
+
+// unclaim forgets addresses that a handle was given; none named: all.
+func (r *reserve) unclaim(handle string, addrs ...netip.Addr) {
+	if addrs == nil {
+		addrs = r.byHandle[handle]
+	}
+	left := slices.Clone(r.byHandle[handle])
+	for _, a := range slices.Clone(addrs) {
+		if r.claims[a] == handle {
+			delete(r.claims, a)
+			left = slices.DeleteFunc(left, func(o netip.Addr) bool { return o == a })
+		}
+	}
+	if len(left) == 0 {
+		delete(r.byHandle, handle)
+		return
+	}
+	r.byHandle[handle] = left
+}
+
+// Claim says, after a start of the process and before the first
+// [Allocator.Take], that a handle has addresses: what a journal knows of
+// workloads. They are given to nobody until [Allocator.Unclaim], whatever the
+// datastore says of them.
+func (a *Allocator) Claim(handle string, addrs ...netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, addr := range addrs {
+		a.state.reserve.claim(handle, addr)
+	}
+}
+
+// Unclaim says that a handle's addresses are not in use any more, as far as this
+// host is concerned. Those that the datastore shows as the reserve's may be
+// given again.
+func (a *Allocator) Unclaim(handle string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.state.reserve
+	if rest := a.state.cooldown(); rest > 0 {
+		now := a.cfg.Clock()
+		maps.DeleteFunc(r.resting, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
+		for _, addr := range r.byHandle[handle] {
+			r.resting[addr] = now.Add(rest)
+		}
+	}
+	r.unclaim(handle)
+}
+
+// Ready returns how many addresses of each pool are held for workloads to come
+// and given to nobody, by the pools' names. It does not ask the datastore.
+func (a *Allocator) Ready() map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[string]int{}
+	for _, p := range a.state.poolsByName() {
+		if n := len(a.state.ready(p, a.cfg.Clock())); n > 0 {
+			out[p.name] = n
+		}
+	}
+	return out
+}
+
+// Confirmation is an address that [Allocator.Take] gave and how it is to be
+// written.
+type Confirmation struct {
+	Addr       netip.Addr
+	Handle     string
+	Attributes map[string]string // as in [Request]
+}
+
+// maxConfirmations is how many are written together: each has a handle of its
+// own, and may touch a block.
+const maxConfirmations = 48
+
+// Confirm writes to the datastore what Take gave, many in one transaction, and
+// returns an error or nil for each. One that matches [ErrNotHolder] says that
+// the address is this node's no more: somebody took it away in the datastore.
+// One that matches [store.ErrUnavailable] leaves the outcome open. To confirm
+// twice does no harm.
+func (a *Allocator) Confirm(ctx context.Context, cs ...Confirmation) []error {
+	var out []error
+	for chunk := range slices.Chunk(cs, maxConfirmations) {
+		st := &confirmStep{all: chunk}
+		if err := a.do(ctx, st); err != nil {
+			err = fmt.Errorf("confirm %d addresses: %w", len(chunk), err)
+			out = append(out, slices.Repeat([]error{err}, len(chunk))...)
+			continue
+		}
+		a.mu.Lock()
+		for i, c := range chunk {
+			if st.errs[i] == nil {
+				a.state.reserve.unclaim(c.Handle, c.Addr)
+			}
+		}
+		a.mu.Unlock()
+		out = append(out, st.errs...)
+	}
+	return out
+}
+
+// confirmStep gives addresses of the reserve to those who use them.
+type confirmStep struct {
+	all  []Confirmation
+	errs []error
+}
+
+func (st *confirmStep) plan(d *draft) error {
+	st.errs = make([]error, len(st.all))
+	own := ReserveHandle(d.s.node)
+	blocks := make([]*blockDraft, len(st.all))
+	var missing error
+	note := func(err error) {
+		if missing == nil {
+			missing = err
+		}
+	}
+	for i, c := range st.all {
+		bd, err := d.blockOfAddr(c.Addr)
+		switch {
+		case err != nil:
+			note(err)
+			continue
+		case bd == nil:
+			st.errs[i] = fmt.Errorf("%w: there is no block for %s any more", ErrNotHolder, c.Addr)
+			continue
+		}
+		d.checkBlock(bd) // what is known of it may be old
+		at := attribute(bd.block.Block, ordinalOf(bd.block.cidr, c.Addr))
+		switch {
+		case at == nil || at.HandleID == nil:
+			st.errs[i] = fmt.Errorf("%w: %s is free in the datastore", ErrNotHolder, c.Addr)
+		case *at.HandleID == c.Handle && sameNode(at, d.s.node): // done already
+		case *at.HandleID != own:
+			st.errs[i] = fmt.Errorf("%w: %s is held by %q", ErrNotHolder, c.Addr, *at.HandleID)
+		default:
+			blocks[i] = bd
+			_, err = d.readHandle(c.Handle, false)
+			if err == nil {
+				_, err = d.readHandle(own, true)
+			}
+			if err != nil {
+				note(err)
+			}
+		}
+	}
+	if missing != nil {
+		return missing
+	}
+	for i, c := range st.all {
+		if bd := blocks[i]; bd != nil {
+			r := Request{Handle: c.Handle, Attributes: c.Attributes}
+			if err := d.handOver(bd, c.Addr, own, &r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// handOver gives an assigned address of a block to another handle.
+func (d *draft) handOver(bd *blockDraft, a netip.Addr, from string, r *Request) error {
+	hd, err := d.readHandle(r.Handle, false)
+	if err != nil {
+		return err
+	}
+	old, err := d.readHandle(from, true)
+	if err != nil {
+		return err
+	}
+	bd.block.assign([]int{ordinalOf(bd.block.cidr, a)}, r.attribute(d.s.node))
+	bd.block.compact()
+	d.writeBlock(bd)
+	d.count(from, old, bd.block)
+	d.count(r.Handle, hd, bd.block)
+	return nil
+}
+
+// fillStep brings the reserve of a pool to its target, as far as the pool has
+// addresses.
+type fillStep struct {
+	pool   string
+	target int
+
+	took, gave int
+	dry        bool
+}
+
+func (st *fillStep) plan(d *draft) error {
+	st.took, st.gave, st.dry = 0, 0, false
+	if err := d.ready(); err != nil {
+		return err
+	}
+	p := d.s.pools[st.pool]
+	if p == nil || p.off != "" || st.target == 0 {
+		return st.giveBack(d, p, 0)
+	}
+	own := ReserveHandle(d.s.node)
+	held, free, err := d.room(p, own)
+	if err != nil {
+		return err
+	}
+	if held > 2*st.target {
+		return st.giveBack(d, p, st.target)
+	}
+	f := finder{
+		d: d, pools: []*pool{p}, want: st.target - held,
+		r: &Request{Family: p.family(), Handle: own, Use: Workload, Attributes: map[string]string{AttrType: AttrTypeReserve}},
+	}
+	if f.want <= 0 {
+		return nil
+	}
+	spare := d.s.spare(p)
+	if !spare {
+		// What is left of a pool that is nearly cut up is for all to borrow.
+		f.want = min(f.want, (held+free+1)/2-held)
+	}
+	if f.want > 0 {
+		if err := f.ownBlocks(); err != nil {
+			return err
+		}
+	}
+	for f.want > 0 && spare && d.s.config.AutoAllocateBlocks && f.owned < d.s.blockLimit(f.r) {
+		found, err := f.newBlock()
+		if err != nil {
+			return err
+		}
+		if !found {
+			break
+		}
+		f.owned++
+	}
+	st.dry = held+len(f.picks) == 0 && d.s.unclaimed(p) == 0
+	if _, err := d.readHandle(own, true); err != nil {
+		return err
+	}
+	if err := d.preparePicks(f.r, f.picks); err != nil {
+		return err
+	}
+	given, err := d.take(f.r, f.picks)
+	st.took = len(given)
+	return err
+}
+
+// room counts what this node's blocks have of a pool: held by a handle and not
+// claimed, and free.
+func (d *draft) room(p *pool, handle string) (held, free int, err error) {
+	for _, info := range d.s.own {
+		if !p.cidr.Contains(info.cidr.Addr()) || p.cidr.Bits() > info.cidr.Bits() {
+			continue
+		}
+		bd, err := d.readBlock(info.cidr, false)
+		if err != nil {
+			return 0, 0, err
+		}
+		if bd.block.Block == nil {
+			continue
+		}
+		for _, o := range heldBy(bd.block.Block, handle) {
+			if d.s.reserve.claims[addrAt(info.cidr, o)] == "" {
+				held++
+			}
+		}
+		free += len(bd.block.peek(info.size, d.s.reserved))
+	}
+	return held, free, nil
+}
+
+// spare reports whether a pool has blocks enough that taking one before it is
+// needed takes it from nobody: a quarter of them belongs to no one.
+func (s *state) spare(p *pool) bool {
+	return s.unclaimed(p) > max(1<<min(p.blockBits-p.cidr.Bits(), maxCountedBits)/4, 1)
+}
+
+// maxCountedBits bounds how many blocks of a pool are counted: 2 to this.
+const maxCountedBits = 20
+
+// unclaimed returns how many blocks of a pool do not exist yet.
+func (s *state) unclaimed(p *pool) int {
+	n := 1 << min(p.blockBits-p.cidr.Bits(), maxCountedBits)
+	for c := range s.blocks {
+		if p.cidr.Contains(c.Addr()) {
+			n--
+		}
+	}
+	return n
+}
+
+// giveBack releases what is more than keep of the reserve, the last first, and
+// never what somebody was told to use. Without a pool it is what lies in none.
+func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
+	own := ReserveHandle(d.s.node)
+	hd, err := d.readHandle(own, true)
+	if err != nil {
+		return err
+	}
+	for _, info := range slices.Clone(d.s.own) {
+		if d.s.poolOf(info.cidr) != p {
+			continue
+		}
+		bd, err := d.readBlock(info.cidr, false)
+		if err != nil {
+			return err
+		}
+		if bd.block.Block == nil {
+			continue
+		}
+		var back []int
+		for _, o := range heldBy(bd.block.Block, own) {
+			switch {
+			case d.s.reserve.claims[addrAt(info.cidr, o)] != "":
+			case keep > 0:
+				keep--
+			default:
+				back = append(back, o)
+			}
+		}
+		if len(back) > 0 {
+			// Nobody used them: they need no rest.
+			bd.block.free(back)
+			bd.block.compact()
+			d.writeBlock(bd)
+			d.count(own, hd, bd.block)
+			st.gave += len(back)
+		}
+	}
+	return nil
+}
+
+// fills returns what is to be done about the reserve now, and notes that it is
+// under way.
+func (s *state) fills(now time.Time) []*fillStep {
+	r := s.reserve
+	if !s.synced || !s.registered || s.configErr != nil {
+		return nil
+	}
+	var out []*fillStep
+	do := func(name string, target int) {
+		if !r.filling[name] {
+			r.filling[name] = true
+			out = append(out, &fillStep{pool: name, target: target})
+		}
+	}
+	seen := map[string]bool{}
+	for _, p := range s.poolsByName() {
+		seen[p.name] = true
+		if !p.cidr.IsValid() {
+			continue
+		}
+		have, target := len(s.ready(p, now)), 0
+		if s.reserves(p, now) {
+			target = r.target(p, now)
+		}
+		switch {
+		case target == 0 && have > 0, have > 2*target,
+			target > 0 && have < (target*3+3)/4 && !(r.dry[p.name] && have == 0 && s.full(p)):
+			do(p.name, target)
+		}
+	}
+	for _, b := range s.own {
+		if len(b.ready) > 0 && s.poolOf(b.cidr) == nil && s.orphaned() {
+			do("", 0)
+		}
+	}
+	maps.DeleteFunc(r.demand, func(name string, _ *demand) bool { return !seen[name] })
+	maps.DeleteFunc(r.dry, func(name string, _ bool) bool { return !seen[name] })
+	return out
+}
+
+// full reports whether nothing has changed that would let a dry pool give
+// again: this node's blocks in it have no free address, and there is no spare
+// block.
+func (s *state) full(p *pool) bool {
+	for _, b := range s.own {
+		if b.used < b.size && p.cidr.Contains(b.cidr.Addr()) {
+			return false
+		}
+	}
+	return s.unclaimed(p) == 0
+}
+
+// pokeReserve has the reserve looked at.
+func (a *Allocator) pokeReserve() {
+	select {
+	case a.reservePoke <- struct{}{}:
+	default:
+	}
+}
+
+// keepReserve fills the reserve and gives back what is too much of it, until ctx
+// ends: when something has changed, and from time to time while demand falls.
+func (a *Allocator) keepReserve(ctx context.Context) {
+	if err := a.waitSynced(ctx); err != nil {
+		return
+	}
+	fall := time.NewTicker(demandPeriod)
+	defer fall.Stop()
+	retry := time.NewTimer(refillRetry)
+	defer retry.Stop()
+	for {
+		a.mu.Lock()
+		fills := a.state.fills(a.cfg.Clock())
+		a.mu.Unlock()
+		failed := false
+		for _, st := range fills {
+			if err := a.do(ctx, st); err != nil {
+				failed = true
+				a.cfg.Log.Debug("reserve not filled; will try again", "pool", st.pool, "error", err)
+			} else if st.gave > 0 {
+				a.tidyLater()
+			}
+			a.mu.Lock()
+			delete(a.state.reserve.filling, st.pool)
+			if st.pool != "" && st.target > 0 {
+				a.state.reserve.dry[st.pool] = st.dry
+			}
+			a.mu.Unlock()
+		}
+		if failed {
+			retry.Reset(refillRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.reservePoke:
+		case <-fall.C:
+		case <-retry.C:
+		}
+	}
+}
+
+// tidyLater has blocks looked at that may be empty now.
+func (a *Allocator) tidyLater() {
+	a.mu.Lock()
+	blocks := a.state.tidyable()
+	a.mu.Unlock()
+	if len(blocks) > 0 {
+		a.queue.push(&call{step: &tidyStep{blocks: blocks}})
+	}
+}
+
+// ownReserve reports whether an address is held ready by this node, for
+// anybody or for a handle.
+func (s *state) ownReserve(at *store.Attribute, a netip.Addr, handle string) bool {
+	return at.HandleID != nil && *at.HandleID == ReserveHandle(s.node) && at.ReleasedAt == nil &&
+		(s.reserve.claims[a] == "" || s.reserve.claims[a] == handle)
+}
+
+// doNamed is do for steps that give addresses by name. Those that this node
+// holds ready are kept from others meanwhile.
+func (a *Allocator) doNamed(ctx context.Context, st step, parts ...Part) error {
+	var named []Part
+	a.mu.Lock()
+	for _, p := range parts {
+		info := a.state.blockAround(p.Addr)
+		if p.Addr.IsValid() && info != nil && slices.Contains(info.ready, ordinalOf(info.cidr, p.Addr)) && a.state.reserve.claims[p.Addr] == "" {
+			a.state.reserve.claim(p.Handle, p.Addr)
+			named = append(named, p)
+		}
+	}
+	a.mu.Unlock()
+	err := a.do(ctx, st)
+	if !errors.Is(err, store.ErrUnavailable) { // else it may be given: it stays kept
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, p := range named {
+			a.state.reserve.unclaim(p.Handle, p.Addr)
+		}
+	}
+	return err
+}

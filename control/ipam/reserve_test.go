@@ -1,0 +1,404 @@
+package ipam
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/memory"
+)
+
+// disk is a [Journal] that tests look into.
+type disk struct {
+	mu      sync.Mutex
+	entries map[string]json.RawMessage
+}
+
+func (d *disk) Put(key string, value any) error {
+	b, err := json.Marshal(value)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.entries == nil {
+		d.entries = map[string]json.RawMessage{}
+	}
+	d.entries[key] = b
+	return err
+}
+
+func (d *disk) Entries() map[string]json.RawMessage {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.entries)
+}
+
+// reserving runs an allocator that holds a reserve. It must be stopped.
+func reserving(t fataler, st store.Store, node string, now func() time.Time, r ReserveConfig) *host {
+	t.Helper()
+	a := New(Config{Store: st, Node: node, Log: slog.New(slog.DiscardHandler), Clock: now, Timeout: 20 * time.Second, Reserve: r})
+	return run(t, a, st)
+}
+
+// filled waits until a host holds so many addresses of a pool ready, or more.
+func filled(t fataler, h *host, pool string, n int) {
+	t.Helper()
+	settle(t, h, fmt.Sprintf("%d ready in %s", n, pool), func(s *state) bool {
+		return s.pools[pool] != nil && len(s.ready(s.pools[pool], h.cfg.Clock())) >= n
+	})
+}
+
+func part4(handle string) Part { return Part{Request: v4(handle)} }
+
+func mustTake(t fataler, h *host, parts ...Part) []Assignment {
+	t.Helper()
+	got, ok := h.Take(parts...)
+	if !ok {
+		t.Fatalf("the reserve gives nothing: %v", h.Ready())
+	}
+	return got
+}
+
+func confirm(t *testing.T, h *host, as ...Assignment) {
+	t.Helper()
+	for i, err := range h.Confirm(ctxOf(t), confirmations(as)...) {
+		if err != nil {
+			t.Errorf("confirm %s: %v", as[i].Addr, err)
+		}
+	}
+}
+
+func confirmations(as []Assignment) []Confirmation {
+	var cs []Confirmation
+	for _, a := range as {
+		cs = append(cs, Confirmation{Addr: a.Addr, Handle: a.Handle, Attributes: map[string]string{AttrPod: "p-" + a.Handle}})
+	}
+	return cs
+}
+
+func TestReserve(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newPool("p6", "fd00::/64"), newNode("a", nil))
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 16, Max: 64})
+	defer h.stop()
+	filled(t, h, "p", 16)
+	filled(t, h, "p6", 16)
+	got := map[netip.Addr]string{}
+	var all []Assignment
+	for i := range 12 {
+		handle := fmt.Sprint("net.", i)
+		as := mustTake(t, h, part4(handle), Part{Request: Request{Family: dataplane.IPv6, Handle: handle}})
+		if len(as) != 2 || !as[0].Addr.Is4() || !as[1].Addr.Is6() || as[0].Pool != "p" {
+			t.Fatalf("took %+v", as)
+		}
+		for _, a := range as {
+			if got[a.Addr] != "" {
+				t.Errorf("%s was given twice", a.Addr)
+			}
+			got[a.Addr] = handle
+		}
+		all = append(all, as...)
+	}
+	if _, ok := h.Take(part4("net.0")); ok {
+		t.Error("a handle that has an address got another")
+	}
+	confirm(t, h, all...)
+	confirm(t, h, all...) // twice does no harm
+	have := audit(t, w.st)
+	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool { return handle == ReserveHandle("a") })
+	mustDiff(t, "what the store holds but for the reserve", got, have)
+	filled(t, h, "p", 12)
+	for i := range 12 {
+		handle := fmt.Sprint("net.", i)
+		if _, err := h.ReleaseHandleHere(ctxOf(t), handle); err != nil {
+			t.Error(err)
+		}
+		h.Unclaim(handle)
+	}
+	have = audit(t, w.st)
+	for a, handle := range have {
+		if handle != ReserveHandle("a") {
+			t.Errorf("%s is left to %s", a, handle)
+		}
+	}
+}
+
+// What makes a request unfit for the reserve goes the long way.
+func TestReserveRefuses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newPool("q", "10.1.0.0/16", func(s *v3.IPPoolSpec) { s.Disabled = true }), newNode("a", nil))
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 8})
+	defer h.stop()
+	filled(t, h, "p", 8)
+	if _, err := h.Assign(ctxOf(t), v4("has one")); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*Part){
+		"handle that holds one": func(p *Part) { p.Handle = "has one" },
+		"named address":         func(p *Part) { p.Addr = netip.MustParseAddr("10.0.9.9") },
+		"two":                   func(p *Part) { p.Count = 2 },
+		"limit of blocks":       func(p *Part) { p.MaxBlocks = 1 },
+		"other use":             func(p *Part) { p.Use = Tunnel },
+		"other family":          func(p *Part) { p.Family = dataplane.IPv6 },
+		"disabled pool":         func(p *Part) { p.Pools = []string{"q"} },
+		"no handle":             func(p *Part) { p.Handle = "" },
+	} {
+		p := part4("new")
+		change(&p)
+		if got, ok := h.Take(p); ok {
+			t.Errorf("%s: took %+v", name, got)
+		}
+	}
+	// All or nothing.
+	if got, ok := h.Take(part4("new"), Part{Request: Request{Family: dataplane.IPv6, Handle: "new"}}); ok {
+		t.Errorf("took %+v", got)
+	}
+	if n := h.Ready()["p"]; n < 8 {
+		t.Errorf("%d are ready after requests that were refused", n)
+	}
+}
+
+// Blocks are claimed before the last one is full, and a pool that has none to
+// spare is shared.
+func TestReserveSharesASmallPool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/28", blockSize(30)), newNode("a", nil), newNode("b", nil))
+	a := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 16, Max: 64})
+	defer a.stop()
+	filled(t, a, "p", 2) // half a block
+	b := w.host("b", nil)
+	for i := range 8 {
+		mustAssign(t, b, v4(fmt.Sprint("net.", i)))
+	}
+	held := map[string]int{}
+	for _, handle := range audit(t, w.st) {
+		held[handle]++
+	}
+	if n := held[ReserveHandle("a")]; n > 2 {
+		t.Errorf("the reserve holds %d of 16 addresses", n)
+	}
+}
+
+// Demand makes the reserve grow, and its end makes it shrink.
+func TestReserveFollowsDemand(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 40})
+	defer h.stop()
+	filled(t, h, "p", 8)
+	n := 0
+	for range 100 {
+		if as, ok := h.Take(part4(fmt.Sprint("net.", n))); ok {
+			n++
+			confirm(t, h, as...)
+			continue
+		}
+		filled(t, h, "p", 1)
+	}
+	filled(t, h, "p", 30) // three quarters of it: then it is filled again
+	if n < 60 {
+		t.Errorf("%d of 100 came out of the reserve", n)
+	}
+	w.clock.turn(3 * demandPeriod)
+	h.pokeReserve()
+	settle(t, h, "a small reserve", func(s *state) bool { return len(s.ready(s.pools["p"], h.cfg.Clock())) == 8 })
+	audit(t, w.st)
+}
+
+// A pool that serves this node no more gets its addresses and its blocks back,
+// but for what is in use.
+func TestReserveIsGivenBack(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*testing.T, *world){
+		"disabled": func(t *testing.T, w *world) {
+			put(t, w.st, newPool("p", "10.0.0.0/16", func(s *v3.IPPoolSpec) { s.Disabled = true }))
+		},
+		"not selected": func(t *testing.T, w *world) {
+			put(t, w.st, newPool("p", "10.0.0.0/16", func(s *v3.IPPoolSpec) { s.NodeSelector = "has(nothing)" }))
+		},
+		"deleted": func(t *testing.T, w *world) { remove(t, w.st, store.ResourceKey(store.KindIPPool, "p")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+			h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 40})
+			defer h.stop()
+			filled(t, h, "p", 8)
+			used := mustTake(t, h, part4("net.1"))[0]
+			end(t, w)
+			settle(t, h, "no reserve", func(s *state) bool {
+				n := 0
+				for _, b := range s.own {
+					n += len(b.ready)
+				}
+				return n == 1
+			})
+			confirm(t, h, used)
+			mustDiff(t, "held", map[netip.Addr]string{used.Addr: "net.1"}, audit(t, w.st))
+			if _, err := h.ReleaseHandle(ctxOf(t), "net.1"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Tidy(ctxOf(t)); err != nil {
+				t.Fatal(err)
+			}
+			if name != "disabled" {
+				settle(t, h, "no block", func(s *state) bool { return len(s.own) == 0 })
+			}
+			mustDiff(t, "held", map[netip.Addr]string{}, audit(t, w.st))
+		})
+	}
+}
+
+// Somebody takes away what this host was about to use.
+func TestConfirmOfWhatIsLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 8})
+	defer h.stop()
+	b := w.host("b", nil)
+	filled(t, h, "p", 8)
+	lost, kept := mustTake(t, h, part4("net.1"))[0], mustTake(t, h, part4("net.2"))[0]
+	if _, err := b.Release(ctxOf(t), Claim{Addr: lost.Addr}); err != nil {
+		t.Fatal(err)
+	}
+	errs := h.Confirm(ctxOf(t), confirmations([]Assignment{lost, kept})...)
+	if !errors.Is(errs[0], ErrNotHolder) || errs[1] != nil {
+		t.Errorf("errors %v", errs)
+	}
+	if _, err := b.AssignAddr(ctxOf(t), lost.Addr, v4("other")); err != nil {
+		t.Fatal(err)
+	}
+	if errs := h.Confirm(ctxOf(t), confirmations([]Assignment{lost})...); !errors.Is(errs[0], ErrNotHolder) {
+		t.Errorf("errors %v", errs)
+	}
+	if got := audit(t, w.st)[kept.Addr]; got != "net.2" {
+		t.Errorf("%s is held by %q", kept.Addr, got)
+	}
+}
+
+// Whoever asks for an address by name gets it also out of this node's reserve,
+// not out of another's, and not when it was given.
+func TestNamedAddressInReserve(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 8})
+	defer h.stop()
+	b := w.host("b", nil)
+	filled(t, h, "p", 8)
+	given := mustTake(t, h, part4("net.1"))[0]
+	h.mu.Lock()
+	free := h.state.ready(h.state.pools["p"], time.Time{})[0].Addr
+	h.mu.Unlock()
+	if _, err := b.AssignAddr(ctxOf(t), free, v4("other")); !errors.Is(err, ErrTaken) {
+		t.Errorf("another node's reserve: %v", err)
+	}
+	if _, err := h.AssignAddr(ctxOf(t), given.Addr, v4("other")); !errors.Is(err, ErrTaken) {
+		t.Errorf("an address that was given: %v", err)
+	}
+	if _, err := h.AssignAddr(ctxOf(t), free, v4("net.2")); err != nil {
+		t.Errorf("this node's reserve: %v", err)
+	}
+	confirm(t, h, given)
+	have := audit(t, w.st)
+	if have[free] != "net.2" || have[given.Addr] != "net.1" {
+		t.Errorf("stored: %v", have)
+	}
+}
+
+// Released addresses rest, whether they were confirmed or not.
+func TestReserveRests(t *testing.T) {
+	t.Parallel()
+	cool := 60
+	config := store.DefaultIPAMConfig()
+	config.IPCooldownSeconds = &cool
+	w := newWorld(t, newPool("p", "10.0.0.0/28", blockSize(30)), newNode("a", nil), &config)
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 2, Max: 2})
+	defer h.stop()
+	filled(t, h, "p", 2)
+	first := mustTake(t, h, part4("net.1"))[0]
+	h.Unclaim("net.1")
+	for i := range 3 {
+		as, ok := h.Take(part4(fmt.Sprint("net.x", i)))
+		if ok && as[0].Addr == first.Addr {
+			t.Errorf("%s is given again at once", first.Addr)
+		}
+	}
+	w.clock.turn(61 * time.Second)
+	if got := mustTake(t, h, part4("net.y"))[0]; got.Addr != first.Addr {
+		t.Errorf("after its rest: %s, want %s", got.Addr, first.Addr)
+	}
+}
+
+// The host boots while the datastore is away: what the journal remembers is
+// given, but for what workloads have.
+func TestReserveRemembered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	d := &disk{}
+	cfg := ReserveConfig{Min: 16, Max: 16, Journal: d}
+	h := reserving(t, w.st, "a", w.clock.time, cfg)
+	filled(t, h, "p", 16)
+	before := mustTake(t, h, part4("net.before"))[0]
+	h.stop()
+
+	a := New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg})
+	a.Claim("net.before", before.Addr)
+	w.st.Fail(errors.New("away"))
+	h = run(t, a, w.st)
+	defer h.stop()
+	got := map[netip.Addr]string{before.Addr: "net.before"}
+	all := []Assignment{before}
+	for i := 0; ; i++ {
+		handle := fmt.Sprint("net.", i)
+		as, ok := h.Take(part4(handle))
+		if !ok {
+			break
+		}
+		if got[as[0].Addr] != "" {
+			t.Errorf("%s was given twice", as[0].Addr)
+		}
+		got[as[0].Addr] = handle
+		all = append(all, as...)
+	}
+	if len(got) != 16 {
+		t.Errorf("%d addresses were given, want 16", len(got))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if errs := h.Confirm(ctx, confirmations(all[:1])...); !errors.Is(errs[0], ErrNotReady) {
+		t.Errorf("confirm without the datastore: %v", errs)
+	}
+	w.st.Fail(nil)
+	confirm(t, h, all...)
+	filled(t, h, "p", 16)
+	have := audit(t, w.st)
+	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool { return handle == ReserveHandle("a") })
+	mustDiff(t, "stored", got, have)
+}
+
+// A spoilt memory gives nothing, and the datastore puts all right.
+func TestReserveMemorySpoilt(t *testing.T) {
+	t.Parallel()
+	for _, spoilt := range []string{`{`, `[]`, `{"pools":{"p":{"spec":7}},"addresses":{}}`, `{"pools":{},"addresses":{"x":[1]}}`} {
+		st := memory.New()
+		put(t, st, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+		d := &disk{entries: map[string]json.RawMessage{rememberKey: json.RawMessage(spoilt)}}
+		a := New(Config{Store: st, Node: "a", Log: slog.New(slog.DiscardHandler), Reserve: ReserveConfig{Min: 8, Max: 8, Journal: d}})
+		if got, ok := a.Take(part4("x")); ok {
+			t.Errorf("%s: took %v", spoilt, got)
+		}
+		h := run(t, a, st)
+		filled(t, h, "p", 8)
+		h.stop()
+		_ = st.Close()
+	}
+}
