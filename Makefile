@@ -28,9 +28,14 @@ STAGED := /integration/(lab|scenarios|service|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: all that
 # talks to the kernel.
 VMPKGS := ./dataplane/kernel ./dataplane/workload ./integration/scenarios
+# Of these packages the VM stage runs some tests alone: what needs ipip, and a
+# real networkd restarted beside the daemon.
+VMSOMEPKGS := ./control/probe ./cmd/routerd
+VMSOME := ^(TestSocketsIPIP|TestBesideNetworkd)$$
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
 VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
+VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
 
 ##@ Use
@@ -89,7 +94,8 @@ test-vm:
 else
 test-vm: deps-test build ## The same scenarios under Debian's kernel, which has ipip; SKIP_VM=1 leaves it out
 	$(GO) test -count=1 -timeout 5m ./integration/vm/...
-	CGO_ENABLED=0 $(GO) test -count=1 -p 1 -timeout 20m -skip '$(VMSKIP)' -exec '$(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m' $(VMPKGS)
+	CGO_ENABLED=0 $(GO) test -count=1 -p 1 -timeout 20m -run '$(VMSOME)' -exec '$(VMRUN)' $(VMSOMEPKGS)
+	CGO_ENABLED=0 $(GO) test -count=1 -p 1 -timeout 20m -skip '$(VMSKIP)' -exec '$(VMRUN)' $(VMPKGS)
 endif
 
 .PHONY: bench

@@ -244,16 +244,43 @@ func TestSockets(t *testing.T) {
 	testSockets(t, overVXLAN())
 }
 
-// IPIP is for kernels that have it: the stage in the virtual machine.
+// IPIP is for kernels that have it: the stage in the virtual machine. What is
+// found there of transfers and bursts is about its emulated processor, so the
+// question is what gets there.
 func TestSocketsIPIP(t *testing.T) {
 	t.Parallel()
 	switch ok, err := lab.Supported(store.IPIP); {
 	case err != nil:
 		t.Fatal(err)
 	case !ok:
-		t.Skip("this kernel has no ipip; that of the stage in the virtual machine (make test-vm) has")
+		t.Skip("this kernel has no ipip; that of the stage in the virtual machine (make test-vm) has, and runs it")
 	}
-	testSockets(t, overIPIP())
+	testDelivery(t, overIPIP())
+}
+
+func testDelivery(t *testing.T, via tunnel) {
+	p := newPair(t, via)
+	p.answer(via.at(0))
+	p.eventually()
+	for _, tt := range []struct {
+		name   string
+		faults middlebox.Faults
+		size   int // bytes: the largest packet that gets there
+		sums   dataplane.Answer
+	}{
+		{name: "all is well", size: via.mtu, sums: dataplane.Yes},
+		{name: "checksums are spoilt", faults: middlebox.Faults{Checksum: true}, size: via.mtu, sums: dataplane.No},
+		{name: "the path takes less", faults: middlebox.Faults{MTU: 1400}, size: 1400 - via.overhead, sums: dataplane.Yes},
+		{name: "all is well again", size: via.mtu, sums: dataplane.Yes},
+	} {
+		p.do(p.b, func() error { return middlebox.Attach("eth0", tt.faults) })
+		p.settled(p.target(), func(f Finding, _ verdict) string {
+			if !f.Answered || f.Full != via.mtu || f.Size != tt.size || f.Checksum != tt.sums {
+				return fmt.Sprintf("%s: want %d of %d bytes, and checksums left to the device: %v", tt.name, tt.size, via.mtu, tt.sums)
+			}
+			return ""
+		})
+	}
 }
 
 func testSockets(t *testing.T, via tunnel) {
