@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/routerd/routerd/cni/atomicfile"
 )
 
 // ConflistName is the name of the file that [Install] writes unless told
@@ -83,21 +84,7 @@ func replaceFile(path string, content []byte, mode fs.FileMode) (bool, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return false, err
 	}
-	// Runtimes take any file in the directory that ends in .conflist for a
-	// configuration; one that begins with a dot and ends otherwise is safe.
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return false, err
-	}
-	err = fill(f, content, mode)
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return false, err
-	}
-	return true, syncDir(dir)
+	return true, atomicfile.Write(path, content, mode)
 }
 
 func upToDate(path string, content []byte, mode fs.FileMode) bool {
@@ -110,21 +97,3 @@ func upToDate(path string, content []byte, mode fs.FileMode) bool {
 }
 
 // fill writes, syncs and closes f.
-func fill(f *os.File, content []byte, mode fs.FileMode) error {
-	_, err := io.Copy(f, bytes.NewReader(content))
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}

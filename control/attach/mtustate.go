@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/routerd/routerd/cni/atomicfile"
 )
 
 // mtuFile is the file, beside the records, that says to which MTU all
@@ -63,7 +65,7 @@ func (a *Attacher) setOut(m MTU) error {
 func (a *Attacher) saveMTU(s mtuState) error {
 	b, err := json.Marshal(s)
 	if err == nil {
-		err = writeFile(filepath.Join(a.cfg.Dir, mtuFile), append(b, '\n'))
+		err = atomicfile.Write(filepath.Join(a.cfg.Dir, mtuFile), append(b, '\n'), 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write the MTU of workloads: %w", err)

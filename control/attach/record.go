@@ -268,31 +268,8 @@ func (a *Attacher) importFiles() error {
 	return nil
 }
 
-const (
-	tempSuffix = ".tmp" // of a file that is being written
-	badSuffix  = ".bad" // of a record that cannot be read
-)
-
-// writeFile writes a file: a reader finds the old one or the new one.
-func writeFile(path string, b []byte) (err error) {
-	f, err := os.OpenFile(path+tempSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(b)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	return err
-}
+// badSuffix ends the name of a record that cannot be read.
+const badSuffix = ".bad"
 
 func parseRecord(b []byte) (record, error) {
 	var r record

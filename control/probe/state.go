@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
+	"github.com/routerd/routerd/cni/atomicfile"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -78,7 +78,7 @@ func (p *Prober) save(known map[string]record, now time.Time, end bool) {
 	trim(known)
 	b, err := json.MarshalIndent(file{p.cfg.Kernel, known}, "", "\t")
 	if err == nil {
-		err = replaceFile(p.cfg.File, append(b, '\n'))
+		err = atomicfile.Write(p.cfg.File, append(b, '\n'), 0o600)
 	}
 	if err != nil {
 		p.cfg.Log.Warn("findings cannot be kept for the next start", "file", p.cfg.File, "error", err)
@@ -99,21 +99,4 @@ func trim(known map[string]record) {
 		}
 		delete(known, oldest)
 	}
-}
-
-// replaceFile writes a file as a whole or not at all.
-func replaceFile(path string, b []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/routerd/routerd/cni/atomicfile"
 )
 
 // etcNetns holds, by namespace, what "ip netns exec" shows in place of entries
@@ -32,7 +34,7 @@ func (l *Lab) nameProtocols() error {
 	if err := os.MkdirAll(protos, 0o755); err != nil {
 		return fmt.Errorf("name routerd's protocol: %w", err)
 	}
-	if err := writeFile(filepath.Join(protos, "routerd.conf"), []byte("77 routerd\n")); err != nil {
+	if err := atomicfile.Write(filepath.Join(protos, "routerd.conf"), []byte("77 routerd\n"), 0o644); err != nil {
 		return err
 	}
 	for _, h := range append(l.Hosts(), spineName) {

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/routerd/routerd/cni/atomicfile"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -111,7 +112,7 @@ func (l *Lab) protocolNames() (string, error) {
 	if _, err := os.Stat(path); err == nil {
 		return d, nil
 	}
-	return d, writeFile(path, []byte("77 routerd\n"))
+	return d, atomicfile.Write(path, []byte("77 routerd\n"), 0o644)
 }
 
 // signalOf returns the number of the signal that ended a command.

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/routerd/routerd/cni/atomicfile"
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
@@ -298,7 +299,7 @@ func (l *Lab) fetchNetwork(ctx context.Context, host, path string) (*libcni.Netw
 	if err != nil {
 		return nil, err
 	}
-	return list, writeFile(path, []byte(r.GetConflist()))
+	return list, atomicfile.Write(path, []byte(r.GetConflist()), 0o644)
 }
 
 func (n *Network) runtime(p Pod) *libcni.RuntimeConf {

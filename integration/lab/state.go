@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/cni/atomicfile"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -93,7 +94,7 @@ func writeState(s *state) error {
 	if err != nil {
 		return fmt.Errorf("write state of lab %s: %w", s.Name, err)
 	}
-	return writeFile(filepath.Join(dir(s.Name), stateFile), append(b, '\n'))
+	return atomicfile.Write(filepath.Join(dir(s.Name), stateFile), append(b, '\n'), 0o600)
 }
 
 // updateState changes the state under a lock, so that several processes may
@@ -197,20 +198,4 @@ func List() ([]string, error) {
 		}
 	}
 	return names, nil
-}
-
-// writeFile writes a file in one step, safe against others that do the same.
-func writeFile(path string, b []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
-	}
-	return nil
 }

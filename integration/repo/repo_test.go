@@ -214,7 +214,8 @@ func TestScriptsAreExecutable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.HasPrefix(b, []byte("#!")) || name == "integration/vm/init.sh" { // packed with its mode
+		packed := strings.HasPrefix(name, "integration/vm/") // into the machine, with its mode there
+		if !bytes.HasPrefix(b, []byte("#!")) || packed {
 			continue
 		}
 		st, err := os.Stat(filepath.Join(root, name))

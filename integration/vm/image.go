@@ -184,7 +184,7 @@ func buildBase(ctx context.Context, cache, name string, k kernel, files []string
 	defer tmp.Close()
 	a := newArchive(tmp)
 	a.bytes("/init", 0o755, initScript)
-	for _, d := range []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var", "/root", "/etc"} {
+	for _, d := range []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var", "/root", "/etc", "/etc/systemd"} {
 		a.mkdir(d)
 	}
 	a.bytes("/etc/passwd", 0o644, []byte(passwd))

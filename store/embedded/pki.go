@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/routerd/routerd/cni/atomicfile"
 )
 
 const (
@@ -179,36 +181,10 @@ func (p pki) issue(name string, template, ca *x509.Certificate, caKey crypto.Sig
 	if err != nil {
 		return fmt.Errorf("make the %s key: %w", name, err)
 	}
-	if err := writePEM(filepath.Join(p.dir, name+".key"), "PRIVATE KEY", keyDER, 0o600); err != nil {
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+	if err := atomicfile.Write(filepath.Join(p.dir, name+".key"), keyPEM, 0o600); err != nil {
 		return err
 	}
-	return writePEM(filepath.Join(p.dir, name+".crt"), "CERTIFICATE", der, 0o644)
-}
-
-// writePEM replaces a file in one step.
-func writePEM(path, kind string, der []byte, mode fs.FileMode) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-			err = fmt.Errorf("write %s: %w", path, err)
-		}
-	}()
-	if err := f.Chmod(mode); err != nil {
-		return err
-	}
-	if err := pem.Encode(f, &pem.Block{Type: kind, Bytes: der}); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return atomicfile.Write(filepath.Join(p.dir, name+".crt"), certPEM, 0o644)
 }
