@@ -363,11 +363,69 @@ type Settings struct {
 	AllowReturns  bool // allowed packets go on to the host's own rules (Felix's Return)
 	AllowInvalid  bool // packets that connection tracking finds invalid are not dropped
 	LogPrefix     string
-	WorkloadIPIP  bool // workloads may send IPIP packets
-	WorkloadVXLAN bool // workloads may send VXLAN packets
+	WorkloadIPIP  bool   // workloads may send IPIP packets
+	WorkloadVXLAN bool   // workloads may send VXLAN packets
+	VXLANPort     uint16 // of WorkloadVXLAN; 0: [DefaultVXLANPort]
+
+	// The host takes IPIP packets, and UDP packets to these ports, from
+	// [TunnelSources] only. Not for hosts with tunnels of others, nor where peers
+	// appear with other addresses than the set has, as behind NAT.
+	GuardIPIP  bool
+	GuardVXLAN []uint16
 
 	NAT NAT
 }
+
+// DefaultVXLANPort is the port that IANA assigned (RFC 7348, section 8).
+const DefaultVXLANPort = 4789
+
+// vxlanPort returns the port at which workloads' VXLAN packets are looked for.
+func (s *Settings) vxlanPort() uint16 {
+	if s.VXLANPort == 0 {
+		return DefaultVXLANPort
+	}
+	return s.VXLANPort
+}
+
+// WorkloadTunnel returns the IP protocol, and the UDP port if it has one, of
+// tunnel packets that workloads may not send.
+func (s *Settings) WorkloadTunnel() []Tunnel {
+	var list []Tunnel
+	if !s.WorkloadIPIP {
+		list = append(list, Tunnel{Protocol: protoIPIP})
+	}
+	if !s.WorkloadVXLAN {
+		list = append(list, Tunnel{Protocol: protoUDP, Port: s.vxlanPort()})
+	}
+	return list
+}
+
+// GuardedTunnels returns the tunnel packets that the host takes from
+// [TunnelSources] only.
+func (s *Settings) GuardedTunnels() []Tunnel {
+	var list []Tunnel
+	if s.GuardIPIP {
+		list = append(list, Tunnel{Protocol: protoIPIP})
+	}
+	for _, port := range s.GuardVXLAN {
+		list = append(list, Tunnel{Protocol: protoUDP, Port: port})
+	}
+	return list
+}
+
+// Tunnel is how the packets of a tunnel look: by protocol, and by destination
+// port unless that is 0.
+type Tunnel struct {
+	Protocol uint8
+	Port     uint16
+}
+
+// Numbers of protocols (IANA, Assigned Internet Protocol Numbers).
+const (
+	protoIPIP   = 4
+	protoUDP    = 17
+	protoICMPv6 = 58
+)
 
 // NAT is the translation of what leaves the cluster: source in [NATSources],
 // destination not in [NATExempt].
@@ -376,5 +434,6 @@ type NAT struct {
 	// 0: the kernel's choice.
 	PortLow, PortHigh uint16
 	Address           netip.Addr // source address to use in its family; invalid: the interface's
+	KeepPorts         bool       // source ports stay as they are where they can; false: all are random
 	OutInterface      string     // only what leaves through this one; a final '+' stands for any rest; "": all
 }

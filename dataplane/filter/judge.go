@@ -63,6 +63,8 @@ const (
 	BySpoofing   Reason = "source is not the workload's"
 	ByToHost     Reason = "action of workloads to their host"
 	ByNoEndpoint Reason = "workload interface without an endpoint"
+	ByNeighbour  Reason = "IPv6 neighbour discovery of the host's own"
+	ByTunnel     Reason = "tunnel packet from whom none is taken"
 	ByNobody     Reason = "no endpoint on the way"
 )
 
@@ -91,7 +93,8 @@ type Verdict struct {
 // Judge says what becomes of the first packet of a flow. Connection tracking,
 // which accepts the rest of an allowed flow, and NAT are left out.
 //
-// Traffic from the host to its own workloads is allowed, as Calico does it.
+// Traffic from the host to its own workloads is allowed, as Calico does it. So
+// is the host's own neighbour discovery, without which it has no IPv6.
 func (r *Ruleset) Judge(f Flow) Verdict {
 	j := judge{r: r, p: f.Packet}
 	in, inWorkload := r.endpointAt(f.In)
@@ -99,6 +102,17 @@ func (r *Ruleset) Judge(f Flow) Verdict {
 	decided := false
 	switch {
 	case f.In == "" && outWorkload:
+		return j.verdict()
+	case f.discovery(in, inWorkload):
+		j.end(Step{Interface: f.In + f.Out, Rule: NoRule, Action: Allow, Hook: Normal, Direction: directionOf(f), Reason: ByNeighbour})
+		return j.verdict()
+	case f.Out == "" && !inWorkload && slices.ContainsFunc(r.Settings.GuardedTunnels(), f.Packet.of):
+		ok := r.Contains(TunnelSources, f.Packet.Src, 0, 0)
+		s := Step{Interface: f.In, Rule: NoRule, Action: Deny, Hook: Normal, Reason: ByTunnel}
+		if ok {
+			s.Action = Allow
+		}
+		j.end(s)
 		return j.verdict()
 	case inWorkload:
 		decided = j.fromWorkload(f, in)
@@ -121,6 +135,46 @@ func (r *Ruleset) Judge(f Flow) Verdict {
 		}
 	}
 	return j.verdict()
+}
+
+// discovery reports whether a packet is one of those ICMPv6 messages between
+// the host and a link without which there is no IPv6 (RFC 4861, RFC 2710, RFC
+// 3810). Routers' messages are not taken from workloads.
+func (f Flow) discovery(from *Endpoint, workload bool) bool {
+	src := f.Packet.Src
+	switch {
+	case f.Packet.Protocol != protoICMPv6 || !src.Is6() || f.In != "" && f.Out != "":
+		return false
+	case workload && !src.IsLinkLocalUnicast() && !src.IsUnspecified() && (from == nil || !contains(from.Sources, src)):
+		return false
+	}
+	for _, t := range Discovery(workload) {
+		if t.Low <= uint16(f.Packet.ICMPType) && uint16(f.Packet.ICMPType) <= t.High {
+			return true
+		}
+	}
+	return false
+}
+
+// Discovery returns the types of ICMPv6 messages that pass between the host
+// and a link whatever the rules say.
+func Discovery(workload bool) []PortRange {
+	if workload {
+		return []PortRange{{130, 133}, {135, 136}, {143, 143}}
+	}
+	return []PortRange{{130, 137}, {143, 143}}
+}
+
+func directionOf(f Flow) Direction {
+	if f.Out != "" {
+		return Egress
+	}
+	return Ingress
+}
+
+// of reports whether the packet is one of a tunnel's.
+func (p Packet) of(t Tunnel) bool {
+	return p.Protocol == t.Protocol && (t.Port == 0 || p.DstPort == t.Port)
 }
 
 // endpointAt returns the endpoint that judges at an interface, and whether the
@@ -170,6 +224,11 @@ func (j *judge) fromWorkload(f Flow, e *Endpoint) bool {
 	}
 	if !contains(e.Sources, j.p.Src) {
 		s.Reason = BySpoofing
+		j.end(s)
+		return true
+	}
+	if slices.ContainsFunc(j.r.Settings.WorkloadTunnel(), j.p.of) {
+		s.Reason = ByTunnel
 		j.end(s)
 		return true
 	}

@@ -1,0 +1,494 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/filter"
+)
+
+// baseSource is a chain that the kernel calls, or one that those share.
+type baseSource struct {
+	id   string
+	hook hook
+}
+
+func (s baseSource) name() string    { return s.id }
+func (s baseSource) comment() string { return "" }
+
+// The base chains. Two at one hook, of which the first judges by the interface
+// that a packet comes from and the second by the one that it goes to: accept
+// in a base chain ends that one only.
+const (
+	rawIn       = "raw-in"
+	rawOut      = "raw-out"
+	preDNATIn   = "pre-dnat-in"
+	dnatIn      = "dnat-in"
+	dnatOut     = "dnat-out"
+	inputFrom   = "input-from"
+	inputTo     = "input-to"
+	forwardFrom = "forward-from"
+	forwardTo   = "forward-to"
+	outputTo    = "output-to"
+	snatOut     = "snat-out"
+)
+
+// The priorities (linux/netfilter_ipv4.h): raw and mangle where they always
+// are; the rest just before those of others, so that what is denied here costs
+// nobody else anything and translations here come first.
+const (
+	prioRaw    = -300
+	prioMangle = -150
+	prioDNAT   = -105
+	prioFrom   = -6
+	prioTo     = -5
+	prioSNAT   = 95
+)
+
+// bases lists the base chains that are needed.
+func (w *world) bases() []baseSource {
+	list := []baseSource{
+		{rawIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioRaw}},
+		{inputFrom, hook{"filter", unix.NF_INET_LOCAL_IN, prioFrom}},
+		{forwardFrom, hook{"filter", unix.NF_INET_FORWARD, prioFrom}},
+		{forwardTo, hook{"filter", unix.NF_INET_FORWARD, prioTo}},
+		{snatOut, hook{"nat", unix.NF_INET_POST_ROUTING, prioSNAT}},
+	}
+	add := func(wanted bool, s ...baseSource) {
+		if wanted {
+			list = append(list, s...)
+		}
+	}
+	add(w.settings.WorkloadToHost == filter.HostDrop, baseSource{inputTo, hook{"filter", unix.NF_INET_LOCAL_IN, prioTo}})
+	add(w.tally.hosts > 0, baseSource{outputTo, hook{"filter", unix.NF_INET_LOCAL_OUT, prioTo}})
+	add(w.tally.untracked > 0, baseSource{rawOut, hook{"filter", unix.NF_INET_LOCAL_OUT, prioRaw}})
+	add(w.tally.preDNAT > 0, baseSource{preDNATIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioMangle}})
+	add(w.tally.floating > 0, baseSource{dnatIn, hook{"nat", unix.NF_INET_PRE_ROUTING, prioDNAT}},
+		baseSource{dnatOut, hook{"nat", unix.NF_INET_LOCAL_OUT, prioDNAT}})
+	return list
+}
+
+// putBases makes the base chains those that are needed, and writes them anew.
+func (w *world) putBases() {
+	wanted := make(map[string]bool)
+	for _, s := range w.bases() {
+		wanted[s.id] = true
+		if w.nodes[s.id] == nil {
+			w.acquire(s)
+		}
+	}
+	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut} {
+		if n := w.nodes[id]; n != nil && !wanted[id] {
+			w.release(n.source)
+		}
+	}
+	w.markBases()
+}
+
+func (w *world) markBases() {
+	for _, s := range w.bases() {
+		w.stale[s.id] = struct{}{}
+	}
+}
+
+func (s baseSource) rules(c *chainWriter) {
+	switch s.id {
+	case rawIn:
+		c.rawIn()
+	case rawOut:
+		c.workloads(unix.NFT_META_OIFNAME, nfAccept, "")
+		c.discovery(false)
+		c.host(unix.NFT_META_OIFNAME, untrackedOutMap)
+	case preDNATIn:
+		c.established()
+		c.untracked()
+		c.workloads(unix.NFT_META_IIFNAME, nfAccept, "")
+		c.host(unix.NFT_META_IIFNAME, preDNATMap)
+	case dnatIn, dnatOut:
+		c.floatingIn()
+	case inputFrom:
+		c.inputFrom()
+	case inputTo:
+		c.established()
+		c.discovery(true)
+		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByToHost)
+	case forwardFrom:
+		c.established()
+		c.vmap(unix.NFT_META_IIFNAME, fromMap)
+		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
+		c.untracked()
+		c.marked()
+		c.host(unix.NFT_META_IIFNAME, forwardInMap)
+	case forwardTo:
+		c.established()
+		c.vmap(unix.NFT_META_OIFNAME, toMap)
+		c.workloads(unix.NFT_META_OIFNAME, nfDrop, filter.ByNoEndpoint)
+		c.host(unix.NFT_META_OIFNAME, forwardOutMap)
+	case outputTo:
+		c.established()
+		c.untracked()
+		c.workloads(unix.NFT_META_OIFNAME, nfAccept, "")
+		c.discovery(false)
+		c.host(unix.NFT_META_OIFNAME, hostOutMap)
+	case snatOut:
+		c.snatOut()
+	}
+}
+
+// rawIn lets workloads send from their own addresses only.
+func (c *chainWriter) rawIn() {
+	if c.w.tally.preDNAT > 0 {
+		m := new(matcher)
+		m.mark(c.w.cfg.Mark)
+		m.setMark(c.w.cfg.Mark, false)
+		c.add(m, Counter{})
+	}
+	for _, f := range families() {
+		m := new(matcher)
+		m.family(f)
+		m.meta(unix.NFT_META_IIFNAME, reg1)
+		m.loadAddr(f, source, reg2)
+		m.lookup(sourcesSet(f), false)
+		m.do(nfAccept, "")
+		c.add(m, Counter{})
+	}
+	c.linkLocalDiscovery()
+	if c.w.tally.nets > 0 {
+		c.vmap(unix.NFT_META_IIFNAME, netsMap)
+	}
+	c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.BySpoofing)
+	if c.w.tally.untracked > 0 {
+		c.discovery(false)
+		c.host(unix.NFT_META_IIFNAME, untrackedInMap)
+	}
+}
+
+func (c *chainWriter) inputFrom() {
+	if len(c.w.settings.GuardedTunnels()) > 0 && c.w.members[filter.TunnelSources] != nil {
+		for _, t := range c.w.settings.GuardedTunnels() {
+			m := new(matcher)
+			m.tunnel(t)
+			m.do(unix.NFT_JUMP, guardSource{}.name())
+			c.jumps = append(c.jumps, guardSource{})
+			c.add(m, Counter{})
+		}
+	}
+	c.established()
+	c.discovery(true)
+	c.vmap(unix.NFT_META_IIFNAME, fromMap)
+	c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
+	if c.w.tally.hosts == 0 {
+		return
+	}
+	c.untracked()
+	c.marked()
+	c.discovery(false)
+	c.host(unix.NFT_META_IIFNAME, hostInMap)
+}
+
+// snatOut translates what leaves the cluster.
+func (c *chainWriter) snatOut() {
+	if c.w.tally.floating > 0 {
+		c.floatingOut()
+	}
+	if c.w.members[filter.NATSources] == nil || c.w.members[filter.NATExempt] == nil {
+		return
+	}
+	nat := c.w.settings.NAT
+	for _, f := range families() {
+		head := new(matcher)
+		head.family(f)
+		side := filter.Side{Set: filter.NATSources}
+		exempt := filter.Side{NotSet: filter.NATExempt}
+		list := sideAlternatives([]*matcher{head}, &side, source, 0, f, c)
+		list = sideAlternatives(list, &exempt, destination, 0, f, c)
+		for _, m := range list {
+			if name, prefix := strings.CutSuffix(nat.OutInterface, "+"); name != "" {
+				m.iface(unix.NFT_META_OIFNAME, name, prefix, false)
+			}
+			if nat.PortLow != 0 {
+				for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+					one := m.clone()
+					one.protocol(p, false)
+					one.counter()
+					one.translate(nat, f, true)
+					c.add(one, Counter{Direction: filter.Egress, Rule: filter.NoRule, Reason: ByNAT})
+				}
+			}
+			m.counter()
+			m.translate(nat, f, false)
+			c.add(m, Counter{Direction: filter.Egress, Rule: filter.NoRule, Reason: ByNAT})
+		}
+	}
+}
+
+// ByNAT is the reason for what leaves with another source address.
+const ByNAT filter.Reason = "translated on its way out"
+
+// translate gives the packet another source.
+func (m *matcher) translate(nat filter.NAT, f dataplane.Family, ports bool) {
+	flags := uint32(0)
+	if !nat.KeepPorts {
+		flags |= unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	}
+	snat := nat.Address.IsValid() && dataplane.FamilyOf(nat.Address) == f
+	const low, high = unix.NFT_REG_2, unix.NFT_REG_3
+	if ports {
+		m.immediate(low, binary.BigEndian.AppendUint16(nil, nat.PortLow))
+		m.immediate(high, binary.BigEndian.AppendUint16(nil, nat.PortHigh))
+		flags |= unix.NF_NAT_RANGE_PROTO_SPECIFIED
+	}
+	if !snat {
+		m.expr("masq", func() {
+			m.u32(unix.NFTA_MASQ_FLAGS, flags)
+			if ports {
+				m.u32(unix.NFTA_MASQ_REG_PROTO_MIN, low)
+				m.u32(unix.NFTA_MASQ_REG_PROTO_MAX, high)
+			}
+		})
+		return
+	}
+	m.immediate(reg1, nat.Address.AsSlice())
+	m.expr("nat", func() {
+		m.u32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+		m.u32(unix.NFTA_NAT_FAMILY, uint32(nfproto(f)))
+		m.u32(unix.NFTA_NAT_REG_ADDR_MIN, reg1)
+		if ports {
+			m.u32(unix.NFTA_NAT_REG_PROTO_MIN, low)
+			m.u32(unix.NFTA_NAT_REG_PROTO_MAX, high)
+		}
+		m.u32(unix.NFTA_NAT_FLAGS, flags|unix.NF_NAT_RANGE_MAP_IPS)
+	})
+}
+
+// mapped translates the source or the destination to what a map has for the
+// key in the first register.
+func (m *matcher) mapped(set string, kind uint32, f dataplane.Family) {
+	m.expr("lookup", func() {
+		m.str(unix.NFTA_LOOKUP_SET, set)
+		m.u32(unix.NFTA_LOOKUP_SREG, reg1)
+		m.u32(unix.NFTA_LOOKUP_DREG, reg1)
+	})
+	m.expr("nat", func() {
+		m.u32(unix.NFTA_NAT_TYPE, kind)
+		m.u32(unix.NFTA_NAT_FAMILY, uint32(nfproto(f)))
+		m.u32(unix.NFTA_NAT_REG_ADDR_MIN, reg1)
+	})
+}
+
+func (c *chainWriter) floatingIn() {
+	for _, f := range families() {
+		m := new(matcher)
+		m.family(f)
+		m.loadAddr(f, destination, reg1)
+		m.mapped(externalMap(f), unix.NFT_NAT_DNAT, f)
+		c.add(m, Counter{})
+	}
+}
+
+// floatingOut gives workloads their floating addresses outside the pools, and
+// where one speaks to itself by it.
+func (c *chainWriter) floatingOut() {
+	for _, f := range families() {
+		m := new(matcher)
+		m.family(f)
+		m.loadAddr(f, source, reg1)
+		m.loadAddr(f, destination, regAfter(uint32(f.Bits()/8))) //nolint:gosec // 4 or 16
+		m.mapped(hairpinMap(f), unix.NFT_NAT_SNAT, f)
+		c.add(m, Counter{})
+		m = new(matcher)
+		m.family(f)
+		if c.w.members[filter.NATExempt] != nil {
+			m.member(destination, filter.NATExempt, true, f, c)
+		}
+		m.loadAddr(f, source, reg1)
+		m.mapped(internalMap(f), unix.NFT_NAT_SNAT, f)
+		c.add(m, Counter{})
+	}
+}
+
+// Parts that base chains share.
+
+func (c *chainWriter) established() {
+	m := new(matcher)
+	m.state(stateEstablished | stateRelated)
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
+}
+
+// untracked lets pass what was allowed before connection tracking.
+func (c *chainWriter) untracked() {
+	if c.w.tally.untracked == 0 {
+		return
+	}
+	m := new(matcher)
+	m.state(stateUntracked)
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
+}
+
+// marked lets pass what was allowed before destination NAT.
+func (c *chainWriter) marked() {
+	if c.w.tally.preDNAT == 0 {
+		return
+	}
+	m := new(matcher)
+	m.mark(c.w.cfg.Mark)
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
+}
+
+func (c *chainWriter) vmap(key uint32, set string) {
+	m := new(matcher)
+	m.meta(key, reg1)
+	m.lookupVerdict(set)
+	c.add(m, Counter{})
+}
+
+func (c *chainWriter) drop(m *matcher, why filter.Reason) {
+	m.counter()
+	m.do(nfDrop, "")
+	c.add(m, Counter{Rule: filter.NoRule, Action: filter.Deny, Reason: why})
+}
+
+// workloads ends the way of packets of all workloads' interfaces.
+func (c *chainWriter) workloads(key uint32, verdict int32, why filter.Reason) {
+	finish := func(m *matcher) {
+		if verdict == nfDrop {
+			c.drop(m, why)
+			return
+		}
+		m.do(verdict, "")
+		c.add(m, Counter{})
+	}
+	for _, p := range c.w.settings.WorkloadPrefixes {
+		m := new(matcher)
+		m.iface(key, p, true, false)
+		finish(m)
+	}
+	m := new(matcher)
+	m.meta(key, reg1)
+	m.lookup(oddSet, false)
+	finish(m)
+}
+
+// host judges by the host endpoints.
+func (c *chainWriter) host(key uint32, set string) {
+	if c.w.tally.hosts == 0 {
+		return
+	}
+	c.vmap(key, set)
+	anyone := c.w.endpoints[filter.AnyInterface]
+	if anyone == nil {
+		return
+	}
+	for _, hp := range hostPaths(&anyone.Endpoint) {
+		if hp.set != set || hp.idle() {
+			continue
+		}
+		m := new(matcher)
+		m.iface(key, "lo", false, true)
+		m.do(unix.NFT_GOTO, hp.name())
+		c.jumps = append(c.jumps, hp.pathSource)
+		c.add(m, Counter{})
+	}
+}
+
+// discovery lets pass what IPv6 needs between the host and its links.
+func (c *chainWriter) discovery(workload bool) {
+	m := new(matcher)
+	m.protocol(unix.IPPROTO_ICMPV6, false)
+	m.icmpTypes(filter.Discovery(workload), c)
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
+}
+
+// linkLocalDiscovery is discovery before it is known whether a packet is for
+// the host: addresses that are never forwarded (RFC 4291, sections 2.5.2 and
+// 2.5.6).
+func (c *chainWriter) linkLocalDiscovery() {
+	m := new(matcher)
+	m.family(dataplane.IPv6)
+	m.protocol(unix.IPPROTO_ICMPV6, false)
+	m.icmpTypes(filter.Discovery(true), c)
+	local := []netip.Prefix{netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::/128")}
+	m.nets(source, local, false, dataplane.IPv6, c)
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
+}
+
+func (m *matcher) icmpTypes(types []filter.PortRange, n names) {
+	s := &set{spec: setSpec{keyType: typeICMPv6, keyLen: 1, flags: unix.NFT_SET_CONSTANT}, elems: make(map[string]string)}
+	for _, r := range types {
+		for t := r.Low; t <= r.High; t++ {
+			s.elems[string([]byte{byte(t)})] = elemNone //nolint:gosec // types have 8 bits
+		}
+	}
+	m.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, reg1)
+	m.lookup(n.literal("icmpv6", s), false)
+}
+
+// guardSource takes tunnels' packets from their peers only. What comes from
+// workloads is judged by their own rules.
+type guardSource struct{}
+
+func (guardSource) name() string    { return "guard-tunnels" }
+func (guardSource) comment() string { return "" }
+
+func (guardSource) rules(c *chainWriter) {
+	c.workloads(unix.NFT_META_IIFNAME, unix.NFT_RETURN, "")
+	for _, f := range families() {
+		m := new(matcher)
+		m.family(f)
+		m.member(source, filter.TunnelSources, false, f, c)
+		m.do(nfAccept, "")
+		c.add(m, Counter{})
+	}
+	c.drop(new(matcher), filter.ByTunnel)
+}
+
+// failsafeSource lets pass what keeps an operator from locking himself out.
+type failsafeSource struct {
+	dir filter.Direction
+	raw bool // before connection tracking, where answers are to be told by their source
+}
+
+func (s failsafeSource) name() string {
+	name := "failsafe-" + s.dir.String()
+	if s.raw {
+		name += "-raw"
+	}
+	return name
+}
+
+func (failsafeSource) comment() string { return "" }
+
+func (s failsafeSource) rules(c *chainWriter) {
+	here, there := c.w.settings.FailsafeIn, c.w.settings.FailsafeOut
+	far := source
+	if s.dir == filter.Egress {
+		here, there, far = there, here, destination
+	}
+	add := func(list []filter.Failsafe, port end) {
+		for _, f := range list {
+			m := new(matcher)
+			if f.Net.IsValid() {
+				m.family(dataplane.FamilyOf(f.Net.Addr()))
+				m.net(far, f.Net, false)
+			}
+			m.protocol(f.Protocol, false)
+			m.port(port, filter.PortRange{Low: f.Port, High: f.Port}, false)
+			m.counter()
+			m.do(nfAccept, "")
+			c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Action: filter.Allow, Reason: filter.ByFailsafe})
+		}
+	}
+	add(here, destination)
+	if s.raw {
+		add(there, source)
+	}
+}

@@ -1,0 +1,133 @@
+package nft
+
+import (
+	"log/slog"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/workload/netnstest"
+)
+
+func run(t testing.TB, n *netnstest.Netns, command ...string) string {
+	t.Helper()
+	var out []byte
+	err := n.Do(func() (err error) {
+		out, err = exec.Command(command[0], command[1:]...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+	}
+	return string(out)
+}
+
+func openTable(t testing.TB, n *netnstest.Netns, cfg Config) *Table {
+	t.Helper()
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	var table *Table
+	err := n.Do(func() (err error) {
+		table, err = Open(cfg)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func prefixes(s ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range s {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func netMembers(s ...string) []filter.Member {
+	var out []filter.Member
+	for _, p := range prefixes(s...) {
+		out = append(out, filter.Member{Prefix: p})
+	}
+	return out
+}
+
+// small is a ruleset with something of everything.
+func small() filter.Delta {
+	allow := filter.PolicyID{Kind: "NetworkPolicy", Namespace: "ns1", Name: "web"}
+	admin := filter.PolicyID{Kind: "GlobalNetworkPolicy", Name: "admin"}
+	staged := filter.PolicyID{Kind: "StagedNetworkPolicy", Namespace: "ns1", Name: "next"}
+	profile := filter.PolicyID{Kind: "Profile", Name: "kns.ns1"}
+	workload := func(name, addr string) filter.Endpoint {
+		tier := func(name string, end filter.Action, refs ...filter.PolicyRef) filter.Tier {
+			return filter.Tier{Name: name, Policies: refs, End: end}
+		}
+		return filter.Endpoint{
+			Interface: name, Name: "WorkloadEndpoint(ns1/" + name + ")", Sources: prefixes(addr),
+			Ingress: filter.Path{Tiers: []filter.Tier{
+				tier("platform", filter.Pass, filter.PolicyRef{ID: admin}),
+				tier("default", filter.Deny, filter.PolicyRef{ID: staged, Staged: true}, filter.PolicyRef{ID: allow}),
+			}},
+			Egress: filter.Path{Profiles: []filter.PolicyID{profile}},
+		}
+	}
+	return filter.Delta{
+		PutSets: []filter.Set{
+			{ID: filter.NATSources},
+			{ID: filter.NATExempt},
+			{ID: filter.TunnelSources},
+			{ID: "s-clients", Origin: `role == "client"`},
+			{ID: "s-http", Type: filter.Ports, Origin: `ports ["http"]`},
+		},
+		Members: []filter.MemberChange{
+			{Set: filter.NATSources, Add: netMembers("10.1.0.0/16", "fd00:1::/64")},
+			{Set: filter.NATExempt, Add: netMembers("10.1.0.0/16", "fd00:1::/64")},
+			{Set: filter.TunnelSources, Add: netMembers("192.0.2.1/32")},
+			{Set: "s-clients", Add: netMembers("10.1.0.2/32", "10.1.1.0/24", "fd00:1::2/128")},
+			{Set: "s-http", Add: []filter.Member{{Prefix: netip.MustParsePrefix("10.1.0.1/32"), Protocol: 6, Port: 8080}}},
+		},
+		PutPolicies: []filter.Policy{
+			{ID: allow, Ingress: []filter.Rule{
+				{Action: filter.Allow, Protocol: 6, Source: filter.Side{Set: "s-clients"}, Destination: filter.Side{Ports: []filter.PortRange{{Low: 80, High: 80}}, PortSet: "s-http"}},
+				{Action: filter.Log},
+				{Action: filter.Deny, Family: 4, Protocol: 1, ICMP: filter.ICMP{Set: true, Type: 8, CodeSet: true}},
+			}},
+			{ID: admin, Ingress: []filter.Rule{
+				{Action: filter.Deny, Source: filter.Side{Nets: prefixes("203.0.113.0/24", "198.51.100.0/24", "198.51.100.128/25")}},
+				{Action: filter.Pass, Protocol: 17, Destination: filter.Side{Ports: []filter.PortRange{{Low: 53, High: 53}, {Low: 1000, High: 2000}}}},
+			}},
+			{ID: staged, Ingress: []filter.Rule{{Action: filter.Deny}}},
+			{ID: profile, Egress: []filter.Rule{{Action: filter.Allow}}},
+		},
+		PutEndpoints: []filter.Endpoint{
+			workload("cali1", "10.1.0.1/32"), workload("cali2", "10.1.0.2/32"),
+			{
+				Interface: "eth0", Name: "HostEndpoint(a-eth0)", Host: true,
+				Ingress: filter.Path{Default: filter.Deny}, Egress: filter.Path{Default: filter.Deny},
+				ForwardIngress: filter.Path{Default: filter.Allow}, ForwardEgress: filter.Path{Default: filter.Allow},
+				UntrackedIngress: filter.Path{Default: filter.Pass}, UntrackedEgress: filter.Path{Default: filter.Pass}, PreDNATIngress: filter.Path{Default: filter.Pass},
+			},
+		},
+		Settings: &filter.Settings{
+			WorkloadPrefixes: []string{"cali"}, LogPrefix: "calico-packet",
+			FailsafeIn: []filter.Failsafe{{Protocol: 6, Port: 22}},
+		},
+	}
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	n := netnstest.New(t)
+	table := openTable(t, n, Config{})
+	defer table.Close()
+	if err := table.Apply(small()); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, n, "nft", "list", "table", "inet", "routerd"); !strings.Contains(got, `"cali1" : goto workload-`) {
+		t.Error(got)
+	}
+}

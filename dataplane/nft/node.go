@@ -1,0 +1,298 @@
+package nft
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/filter"
+)
+
+// form is the way in which a chain's rules act, by where they stand.
+type form uint8
+
+const (
+	filterForm    form = iota // accept or drop
+	untrackedForm             // before connection tracking: accept also means not to track
+	preDNATForm               // before destination NAT: accept also means to mark
+	stagedForm                // count and log, decide nothing
+	profileForm               // filterForm, where Pass goes on behind the chain
+)
+
+func (f form) String() string {
+	return [...]string{"f", "u", "d", "s", "p"}[f]
+}
+
+func (f form) hook() filter.Hook {
+	switch f {
+	case untrackedForm:
+		return filter.Untracked
+	case preDNATForm:
+		return filter.PreDNAT
+	default:
+		return filter.Normal
+	}
+}
+
+// chainSource is what a shared chain is made from. Its name is a function of what
+// it is about, not of what is in it: a changed policy changes its own chain and
+// no other.
+type chainSource interface {
+	name() string
+	comment() string
+	// rules returns the chain's rules. It tells the writer what it looked at.
+	rules(w *chainWriter)
+}
+
+// policySource is the rules of a policy in one direction.
+type policySource struct {
+	id   filter.PolicyID
+	dir  filter.Direction
+	form form
+}
+
+func short(d filter.Direction) string { return d.String()[:2] }
+
+func (s policySource) name() string {
+	kind := "policy"
+	if s.form == profileForm {
+		kind = "profile"
+	}
+	return fmt.Sprintf("%s-%s%s-%s", kind, short(s.dir), s.form, hashName(s.id.Kind+"\x00"+s.id.Namespace+"\x00"+s.id.Name))
+}
+
+func (s policySource) comment() string { return fmt.Sprintf("%s of %s", s.dir, s.id) }
+
+func (s policySource) rules(w *chainWriter) { w.policy(s.id, s.dir, s.form) }
+
+// tierSource is a tier's policies in one direction.
+type tierSource struct {
+	tier filter.Tier
+	dir  filter.Direction
+	form form
+}
+
+func (s tierSource) content() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%q %d %d", s.tier.Name, s.tier.End, s.form)
+	for _, p := range s.tier.Policies {
+		fmt.Fprintf(&b, " %q %q %q %t", p.ID.Kind, p.ID.Namespace, p.ID.Name, p.Staged)
+	}
+	return b.String()
+}
+
+func (s tierSource) name() string {
+	return fmt.Sprintf("tier-%s%s-%s", short(s.dir), s.form, hashName(s.content()))
+}
+
+func (s tierSource) comment() string { return fmt.Sprintf("%s of tier %s", s.dir, s.tier.Name) }
+
+// A policy that passes is written into the tier's own chain, where returning
+// leaves the tier; others are jumped to.
+func (s tierSource) rules(w *chainWriter) {
+	for _, ref := range s.tier.Policies {
+		f := s.form
+		if ref.Staged {
+			f = stagedForm
+		}
+		switch {
+		case len(w.read(ref.ID).Rules(s.dir)) == 0:
+		case f != stagedForm && w.passes(ref.ID, s.dir):
+			w.policy(ref.ID, s.dir, f)
+		default:
+			w.jump(policySource{ref.ID, s.dir, f})
+		}
+	}
+	c := Counter{Direction: s.dir, Hook: s.form.hook(), Rule: filter.NoRule, Action: s.tier.End, Tier: s.tier.Name, Reason: filter.ByTierEnd}
+	if s.tier.Enforced() && s.tier.End != filter.Pass {
+		w.act(new(matcher), c, s.form)
+	}
+}
+
+// pathSource is a path of an endpoint.
+type pathSource struct {
+	path filter.Path
+	dir  filter.Direction
+	form form
+	kind pathKind
+}
+
+type pathKind uint8
+
+const (
+	workloadPath pathKind = iota
+	hostPath              // with failsafe ports
+	forwardPath
+)
+
+func (s pathSource) content() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %d %d", s.path.Default, s.form, s.kind)
+	for _, t := range s.path.Tiers {
+		b.WriteString(" " + tierSource{t, s.dir, s.form}.content())
+	}
+	for _, id := range s.path.Profiles {
+		fmt.Fprintf(&b, " %q", id.Name)
+	}
+	return b.String()
+}
+
+func (s pathSource) name() string {
+	kind := [...]string{"workload", "host", "forward"}[s.kind]
+	return fmt.Sprintf("%s-%s%s-%s", kind, short(s.dir), s.form, hashName(s.content()))
+}
+
+func (s pathSource) comment() string { return "" }
+
+func (s pathSource) rules(w *chainWriter) {
+	w.preamble(s)
+	for _, t := range s.path.Tiers {
+		if len(t.Policies) > 0 {
+			w.jump(tierSource{t, s.dir, s.form})
+		}
+	}
+	for _, id := range s.path.Profiles {
+		if len(w.read(id).Rules(s.dir)) > 0 {
+			w.jump(policySource{id, s.dir, profileForm})
+		}
+	}
+	if s.path.Default != filter.Pass {
+		c := Counter{Direction: s.dir, Hook: s.form.hook(), Rule: filter.NoRule, Action: s.path.Default, Reason: filter.ByPathEnd}
+		w.act(new(matcher), c, s.form)
+	}
+}
+
+// idle reports whether a path leaves everything to what comes after it.
+func (s pathSource) idle() bool {
+	return len(s.path.Tiers) == 0 && len(s.path.Profiles) == 0 && s.path.Default != filter.Deny
+}
+
+// chainWriter writes one chain.
+type chainWriter struct {
+	w        *world
+	out      []rule
+	jumps    []chainSource
+	literals []string
+	reads    []filter.PolicyID
+	uses     []filter.SetID
+}
+
+// setOf is of names.
+func (c *chainWriter) setOf(id filter.SetID, f dataplane.Family) (string, filter.SetType) {
+	if !slices.Contains(c.uses, id) {
+		c.uses = append(c.uses, id)
+	}
+	return c.w.setName(id, f), c.w.kindOf(id)
+}
+
+// literal is of names.
+func (c *chainWriter) literal(prefix string, s *set) string {
+	name := literalName(prefix, s)
+	if !slices.Contains(c.literals, name) {
+		c.literals = append(c.literals, name)
+		c.w.acquireLiteral(name, s)
+	}
+	return name
+}
+
+func (c *chainWriter) add(m *matcher, n Counter) {
+	c.out = append(c.out, newRule(m.b, n))
+}
+
+func (c *chainWriter) jump(s chainSource) {
+	c.jumps = append(c.jumps, s)
+	m := new(matcher)
+	m.do(unix.NFT_JUMP, s.name())
+	c.add(m, Counter{})
+}
+
+// read returns a policy, and has the chain written anew when it changes.
+func (c *chainWriter) read(id filter.PolicyID) filter.Policy {
+	if !slices.Contains(c.reads, id) {
+		c.reads = append(c.reads, id)
+	}
+	return c.w.policies[id]
+}
+
+func (c *chainWriter) passes(id filter.PolicyID, d filter.Direction) bool {
+	return slices.ContainsFunc(c.read(id).Rules(d), func(r filter.Rule) bool { return r.Action == filter.Pass })
+}
+
+// policy writes the rules of a policy.
+func (c *chainWriter) policy(id filter.PolicyID, d filter.Direction, f form) {
+	for i, r := range c.read(id).Rules(d) {
+		n := Counter{Policy: id, Direction: d, Hook: f.hook(), Rule: i, Staged: f == stagedForm, Action: r.Action, Reason: filter.ByRule}
+		for _, m := range alternatives(&r, c) {
+			c.act(m, n, f)
+		}
+	}
+}
+
+// act ends a rule: counts, logs, and does what the action is in this form.
+func (c *chainWriter) act(m *matcher, n Counter, f form) {
+	m.counter()
+	group := c.w.cfg.FlowGroup
+	if n.Action == filter.Log {
+		if f != stagedForm {
+			m.log(c.w.settings.LogPrefix+": ", c.w.cfg.LogGroup)
+		}
+		c.add(m, n)
+		return
+	}
+	if group != 0 {
+		m.log(n.logPrefix(), group)
+	}
+	switch {
+	case f == stagedForm, n.Action == filter.Pass:
+		m.do(unix.NFT_RETURN, "")
+	case n.Action == filter.Deny:
+		m.deny(c.w.settings.Reject && f.hook() == filter.Normal)
+	default:
+		switch f {
+		case untrackedForm:
+			m.notrack()
+		case preDNATForm:
+			m.setMark(c.w.cfg.Mark, true)
+		default:
+		}
+		m.do(nfAccept, "")
+	}
+	c.add(m, n)
+}
+
+// preamble writes what comes before the tiers.
+func (c *chainWriter) preamble(s pathSource) {
+	if s.kind == hostPath {
+		c.jump(failsafeSource{s.dir, s.form == untrackedForm})
+	}
+	if s.form == filterForm && !c.w.settings.AllowInvalid {
+		m := new(matcher)
+		m.state(stateInvalid)
+		m.counter()
+		m.do(nfDrop, "")
+		c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Reason: ByInvalid})
+	}
+	if s.kind != workloadPath || s.dir != filter.Egress {
+		return
+	}
+	for _, t := range c.w.settings.WorkloadTunnel() {
+		m := new(matcher)
+		m.tunnel(t)
+		m.counter()
+		m.do(nfDrop, "")
+		c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Reason: filter.ByTunnel})
+	}
+}
+
+// ByInvalid is the reason for what connection tracking finds invalid.
+const ByInvalid filter.Reason = "invalid to connection tracking"
+
+func (m *matcher) tunnel(t filter.Tunnel) {
+	m.protocol(t.Protocol, false)
+	if t.Port != 0 {
+		m.port(destination, filter.PortRange{Low: t.Port, High: t.Port}, false)
+	}
+}
