@@ -27,7 +27,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 STAGED := /integration/(lab|scenarios|service|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: all that
 # talks to the kernel.
-VMPKGS := ./dataplane/kernel ./dataplane/workload ./integration/scenarios
+VMPKGS := ./dataplane/kernel ./dataplane/workload ./dataplane/outer ./dataplane/neighbour ./dataplane/sourceport ./integration/scenarios
 # Of these packages the VM stage runs some tests alone: what needs ipip, and a
 # real networkd restarted beside the daemon.
 VMSOMEPKGS := ./control/probe ./cmd/routerd

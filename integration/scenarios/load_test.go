@@ -26,7 +26,7 @@ func loadRate() int {
 // how long a connection stood still that no change concerns.
 func longestPause(beside traffic.StreamReport) time.Duration {
 	if emulated() {
-		return time.Second + 5*beside.LongestGap
+		return time.Second + 2*beside.LongestGap
 	}
 	return time.Second
 }

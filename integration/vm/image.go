@@ -27,7 +27,7 @@ var modprobeScript []byte
 
 // recipe changes whenever the code below builds another base from the same
 // inputs, so that an old one in the cache is not taken for the new.
-const recipe = "2"
+const recipe = "3"
 
 // tools are the host's programs that scenarios call in the machine. The
 // machine's busybox has the rest.
