@@ -3,3 +3,24 @@ package store
 // AnnotationIPv6IPIPTunnelAddr is where a Node resource has the address of its
 // IPv6 IPIP tunnel (tunl6.calico). Calico's Node has no field for it.
 const AnnotationIPv6IPIPTunnelAddr = "routerd.io/ipv6IPIPTunnelAddr"
+
+// Annotations of a BGPPeer for what Calico's has no field for.
+const (
+	// AnnotationMaxPrefixes is the number of prefixes that the peer may announce;
+	// with more the session is ended. Without it there is no limit.
+	AnnotationMaxPrefixes = "routerd.io/maxPrefixes"
+
+	// AnnotationHoldTime is the session's hold time (RFC 4271 section 4.2), such
+	// as 30s; 90s without it.
+	AnnotationHoldTime = "routerd.io/holdTime"
+
+	// AnnotationStaleTime is for how long routes are kept after the restart time
+	// of a peer that does not come back, with less preference (RFC 9494), such as
+	// 1h. Without it they go then.
+	AnnotationStaleTime = "routerd.io/longLivedStaleTime"
+
+	// AnnotationPeerInterface is the device on whose link the peer is: the
+	// session runs over link-local addresses, and peerIP may be left out where
+	// the link has one neighbour.
+	AnnotationPeerInterface = "routerd.io/peerInterface"
+)

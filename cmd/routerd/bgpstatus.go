@@ -7,6 +7,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/dataplane"
 )
 
 // peer is a session as the operator's API shows it.
@@ -71,4 +72,13 @@ func workloadName(e attach.Endpoint) string {
 		return e.Workload.Namespace + "/" + e.Workload.Pod
 	}
 	return e.ID.ContainerID
+}
+
+// subnets lists the subnets of each device.
+func subnets(u dataplane.Underlay) map[string][]netip.Prefix {
+	out := map[string][]netip.Prefix{}
+	for _, a := range u.Addresses {
+		out[a.Link] = append(out[a.Link], a.Prefix.Masked())
+	}
+	return out
 }

@@ -2,7 +2,9 @@ package bgp
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -53,7 +55,18 @@ type Peer struct {
 	Source    netip.Addr // address to connect from; invalid: the kernel chooses
 	PoolsOnly bool       // accept only prefixes inside pools: the peer is a node of the cluster
 
+	LocalASN    uint32        // the own AS on this session, which decides between iBGP and eBGP; 0: the node's
+	ClusterID   netip.Addr    // valid: the peer is this node's client for route reflection (RFC 4456)
+	Reflect     bool          // routes of pools that iBGP peers sent are passed on: this node reflects
+	TTLSecurity uint8         // hops to the peer for the check of RFC 5082; 0: no check
+	MaxPrefixes uint32        // the session ends when the peer announces more; 0: no limit
+	ReachableBy netip.Addr    // gateway of a host route to the peer; invalid: none
+	NextHopMode NextHopMode   // of what is announced
+	Filters     string        // names of BGPFilters in order, joined by commas
+	Secret      SecretRef     // names the password; zero: none
+	Password    Password      // what Secret holds, filled in by the controller
 	AllowOwnASN uint8         // how often the own AS may be in a received path
+	StaleTime   time.Duration // for how long stale routes are kept after the restart time (RFC 9494); 0: not
 	RestartTime time.Duration // graceful restart time that is announced to the peer
 	HoldTime    time.Duration
 	Keepalive   time.Duration // 0: a third of the hold time
@@ -65,9 +78,33 @@ func (p Peer) runs() bool { return p.Problem == "" }
 // sameSession reports whether a and b need the same settings in GoBGP, so that
 // a change from one to the other must not touch the session.
 func (p Peer) sameSession(q Peer) bool {
-	p.Name, p.Type, p.PoolsOnly = q.Name, q.Type, q.PoolsOnly
+	p.Name, p.Type, p.PoolsOnly, p.Secret = q.Name, q.Type, q.PoolsOnly, q.Secret
+	p.Reflect, p.ReachableBy, p.NextHopMode, p.Filters = q.Reflect, q.ReachableBy, q.NextHopMode, q.Filters
 	return p == q
 }
+
+// ibgp reports whether the session stays inside the AS that it has on this
+// side.
+func (p Peer) ibgp(own uint32) bool { return p.ASN == p.localASN(own) }
+
+// localASN returns the own AS on the session, given the node's.
+func (p Peer) localASN(own uint32) uint32 {
+	if p.LocalASN != 0 {
+		return p.LocalASN
+	}
+	return own
+}
+
+// NextHopMode says what becomes of the next hop of an announced route
+// (BGPPeer's nextHopMode).
+type NextHopMode uint8
+
+// The modes.
+const (
+	NextHopAuto NextHopMode = iota // BGP's own rule (RFC 4271 section 5.1.3)
+	NextHopSelf                    // the own address on the session
+	NextHopKeep                    // as it was received or originated
+)
 
 // Config is all that a speaker should do. It is a value: build a new one
 // instead of changing one that was handed to [Speaker.Apply].
@@ -80,18 +117,36 @@ type Config struct {
 
 	Peers []Peer // those that run and those that cannot, in the order of status
 
-	Announce []netip.Prefix // what the node originates, sorted
-	NextHop  netip.Addr     // of the IPv4 prefixes of Announce; invalid: there are none
-	NextHop6 netip.Addr     // of the IPv6 prefixes
+	Announce []netip.Prefix          // what the node originates, sorted
+	Tags     map[netip.Prefix]string // communities of what is in Announce, separated by spaces
+	Hidden   []netip.Prefix          // not announced, with everything inside, unless a filter accepts it
+	NextHop  netip.Addr              // of the IPv4 prefixes of Announce; invalid: there are none
+	NextHop6 netip.Addr              // of the IPv6 prefixes
 
 	// What import is judged by; all sorted.
 	Pools []netip.Prefix // where nodes of the cluster may announce
 	Own   []netip.Prefix // refused, with everything inside
 	Lent  []netip.Prefix // single addresses inside Own that belong to other nodes
 
+	Filters map[string]Filter         // those that Peers name
+	Links   map[string][]netip.Prefix // subnets by device, for the filters that ask for an interface
+
 	// Ignored names settings that this version does not act upon and that
 	// concern no single session.
 	Ignored []string
+}
+
+// filtersOf returns the filters of a peer in order; one that is not known is
+// left out, and the peer has a Problem then.
+func (c *Config) filtersOf(p Peer) []Filter {
+	if p.Filters == "" {
+		return nil
+	}
+	var l []Filter
+	for name := range strings.SplitSeq(p.Filters, ",") {
+		l = append(l, c.Filters[name])
+	}
+	return l
 }
 
 // sameIdentity reports whether a speaker can go from one to the other without
@@ -104,9 +159,48 @@ func (c *Config) sameListener(d *Config) bool {
 	return c.ListenPort == d.ListenPort && slices.Equal(c.ListenAddrs, d.ListenAddrs)
 }
 
-func (c *Config) sameImport(d *Config) bool {
+// samePolicy reports whether GoBGP's policies are the same for both.
+func (c *Config) samePolicy(d *Config) bool {
 	return slices.Equal(c.Pools, d.Pools) && slices.Equal(c.Own, d.Own) &&
-		slices.Equal(c.Lent, d.Lent) && slices.Equal(c.cluster(), d.cluster())
+		slices.Equal(c.Lent, d.Lent) && slices.Equal(c.cluster(), d.cluster()) &&
+		slices.Equal(c.Hidden, d.Hidden) && slices.Equal(c.reflectTo(), d.reflectTo()) &&
+		reflect.DeepEqual(c.groups(), d.groups()) && (!c.asksLinks() || reflect.DeepEqual(c.Links, d.Links))
+}
+
+// asksLinks reports whether a filter asks for an interface.
+func (c *Config) asksLinks() bool {
+	for _, f := range c.Filters {
+		if f.asksLinks() {
+			return true
+		}
+	}
+	return false
+}
+
+// sameExport reports whether a peer, as it is in both, is told the same.
+func (c *Config) sameExport(p Peer, d *Config, q Peer) bool {
+	return p.NextHopMode == q.NextHopMode && p.Reflect == q.Reflect && slices.Equal(c.Hidden, d.Hidden) &&
+		(!p.Reflect || slices.Equal(c.Pools, d.Pools)) && c.sameFilters(p, d, q, true)
+}
+
+// sameFilters reports whether a peer's filters of a direction are the same in
+// both.
+func (c *Config) sameFilters(p Peer, d *Config, q Peer, export bool) bool {
+	a, b := c.filtersOf(p), d.filtersOf(q)
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		for _, six := range []bool{false, true} {
+			if !reflect.DeepEqual(a[i].rules(export, six), b[i].rules(export, six)) {
+				return false
+			}
+		}
+		if a[i].asksLinks() && !reflect.DeepEqual(c.Links, d.Links) {
+			return false
+		}
+	}
+	return true
 }
 
 // cluster returns the addresses of the peers that are nodes.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +25,9 @@ type Options struct {
 	// one call after the other; while it works, further changes are coalesced
 	// into the next call.
 	Handle func(context.Context, Changes)
+
+	// SecretDir is where the passwords of sessions are, as [ReadSecret] says.
+	SecretDir string
 
 	Restarting  bool          // as in [SpeakerOptions]
 	SyncTimeout time.Duration // as in [SpeakerOptions]
@@ -51,6 +56,8 @@ type Controller struct {
 	speaker *Speaker
 	dirty   chan struct{}
 
+	secretDirs chan []string // the directories to watch
+
 	mu       sync.Mutex // guards the rest
 	view     View
 	err      error // of the last Desired or Apply
@@ -58,12 +65,13 @@ type Controller struct {
 	asn      uint32
 	routerID netip.Addr
 	ignored  []string
+	links    map[string][]netip.Prefix
 }
 
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	return &Controller{
-		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), err: ErrNotSynced,
+		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), err: ErrNotSynced,
 		speaker: NewSpeaker(SpeakerOptions{Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout}),
 	}
 }
@@ -78,6 +86,7 @@ func (c *Controller) Run(ctx context.Context, batches <-chan store.Batch) error 
 	g.Go(func() error { c.follow(gctx, batches); return nil })
 	g.Go(func() error { c.drive(gctx); return nil })
 	g.Go(func() error { return c.deliver(gctx) })
+	g.Go(func() error { return c.followSecrets(gctx) })
 	err := g.Wait()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -154,11 +163,13 @@ func (c *Controller) drive(ctx context.Context) {
 func (c *Controller) reconcile(ctx context.Context) bool {
 	c.mu.Lock()
 	cfg, err := Desired(&c.view, c.opts.Node)
+	cfg.Links = c.links
 	c.mu.Unlock()
 	if err != nil {
 		c.setErr(err)
 		return true // more input will wake us
 	}
+	cfg = c.secrets(ctx, cfg)
 	err = c.speaker.Apply(ctx, cfg)
 	c.mu.Lock()
 	c.asn, c.routerID = cfg.ASN, cfg.RouterID
@@ -173,6 +184,35 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 	}
 	c.setErr(err)
 	return err == nil
+}
+
+// secrets reads the passwords, and says where to look for their changes.
+func (c *Controller) secrets(ctx context.Context, cfg Config) Config {
+	dirs := []string{c.opts.SecretDir}
+	for _, r := range cfg.refs() {
+		dirs = append(dirs, filepath.Join(c.opts.SecretDir, r.Name))
+	}
+	if len(dirs) == 1 {
+		return cfg
+	}
+	// Watch before reading: what changes in between wakes us again.
+	select {
+	case c.secretDirs <- dirs:
+	case <-ctx.Done():
+	}
+	return withSecrets(cfg, func(r SecretRef) (Password, error) { return ReadSecret(c.opts.SecretDir, r) })
+}
+
+// SetLinks says which subnets this host's devices have, for the filters that
+// ask for a route's interface. It may be called at any time.
+func (c *Controller) SetLinks(links map[string][]netip.Prefix) {
+	c.mu.Lock()
+	same := reflect.DeepEqual(links, c.links)
+	c.links = links
+	c.mu.Unlock()
+	if !same {
+		c.poke()
+	}
 }
 
 func (c *Controller) setErr(err error) {

@@ -28,8 +28,14 @@ type daemon struct {
 
 func newDaemon(t testing.TB, node string) *daemon {
 	t.Helper()
+	return newDaemonIn(t, node, t.TempDir())
+}
+
+// newDaemonIn is newDaemon with a directory of secrets.
+func newDaemonIn(t testing.TB, node, secrets string) *daemon {
+	t.Helper()
 	d := &daemon{t: t, batches: make(chan store.Batch), paths: map[netip.Prefix]Path{}}
-	d.Controller = New(Options{Log: testLog(t), Node: node, Handle: func(_ context.Context, c Changes) {
+	d.Controller = New(Options{Log: testLog(t), Node: node, SecretDir: secrets, Handle: func(_ context.Context, c Changes) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for _, p := range c.Put {
@@ -59,6 +65,17 @@ func (d *daemon) send(b store.Batch) {
 	case <-time.After(10 * time.Second):
 		d.t.Fatal("batch not taken")
 	}
+}
+
+// peer returns the session of a name.
+func (d *daemon) peer(name string) PeerStatus {
+	d.t.Helper()
+	for _, p := range d.Status(context.Background()).Peers {
+		if p.Name == name {
+			return p
+		}
+	}
+	return PeerStatus{}
 }
 
 func (d *daemon) has(prefix string) bool {

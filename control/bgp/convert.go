@@ -11,6 +11,7 @@ import (
 // attributes, so the text of the last AS path is kept. Not safe for concurrent
 // use.
 type converter struct {
+	isIBGP   func(netip.Addr) bool // whether a peer's session stays inside one AS
 	asn      uint32
 	nameOf   func(netip.Addr) string
 	lastPath *packet.PathAttributeAsPath
@@ -31,7 +32,7 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 	}
 	out.Hop = Hop{
 		Peer: c.nameOf(p.PeerAddress), PeerAddr: p.PeerAddress,
-		IBGP: p.PeerASN == c.asn, Stale: p.Stale,
+		IBGP: c.isIBGP(p.PeerAddress), Stale: p.Stale,
 	}
 	for _, a := range p.Attrs {
 		switch a := a.(type) {

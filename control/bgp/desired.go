@@ -46,7 +46,9 @@ func Desired(v *View, node string) (Config, error) {
 		NextHop: self.addr.Addr(), NextHop6: self.addr6.Addr(),
 	}
 	c.Peers = d.peers()
-	c.Announce = d.announce()
+	c.Filters = d.filters(c.Peers)
+	c.Announce, c.Hidden = d.announce(c.Filters)
+	c.Tags = d.tags(c.Announce)
 	c.Pools, c.Own, c.Lent = d.importSets()
 	c.Ignored = d.ignored()
 	return c, nil
@@ -172,18 +174,38 @@ func addressField(a netip.Addr) string {
 	return "ipv6Address"
 }
 
-// mesh returns the node-to-node mesh: unless it is disabled, every node
-// without a cluster id peers with every other one, over each family that both
-// have.
+// inMesh reports whether a node takes part in the mesh: it does not reflect. A
+// node with a cluster id that no BGPPeer gives a session with a node does not do
+// so yet, and stays in the mesh until then, so that it is never without routes.
+func (d *derivation) inMesh(name string, n nodeFacts) bool {
+	if n.cluster == "" {
+		return true
+	}
+	for _, s := range d.v.peers {
+		addr, _, _ := parsePeerIP(s.PeerIP)
+		_, toNode := d.nodeAt(addr)
+		switch {
+		case s.mates != nil && s.mates.Matches(n.labels), slices.Contains(n.addrs(), addr):
+			return false
+		case (s.mates != nil || toNode) && s.isFor(name, n):
+			return false
+		}
+	}
+	return true
+}
+
+// mesh returns the node-to-node mesh: unless it is disabled, every node that
+// is in it peers with every other one, over each family that both have.
 func (d *derivation) mesh() []Peer {
 	conf := d.v.defaults()
-	if conf.NodeToNodeMeshEnabled != nil && !*conf.NodeToNodeMeshEnabled || d.self.cluster != "" {
+	if conf.NodeToNodeMeshEnabled != nil && !*conf.NodeToNodeMeshEnabled || !d.inMesh(d.node, d.self) {
 		return nil
 	}
 	problem := ""
 	restart := defaultRestartTime
-	if conf.NodeMeshPassword != nil {
-		problem = "BGPConfiguration default: nodeMeshPassword is not supported by this version; the session is not run without it"
+	secret, wrong := secretOf(conf.NodeMeshPassword)
+	if wrong != "" {
+		problem = "BGPConfiguration default: nodeMeshPassword" + wrong
 	}
 	if t := conf.NodeMeshMaxRestartTime; t != nil {
 		restart = t.Duration
@@ -194,7 +216,7 @@ func (d *derivation) mesh() []Peer {
 	var peers []Peer
 	for _, name := range d.v.nodeNames() {
 		n := d.v.nodes[name]
-		if name == d.node || n.cluster != "" {
+		if name == d.node || !d.inMesh(name, n) {
 			continue
 		}
 		for _, addr := range n.addrs() {
@@ -206,7 +228,7 @@ func (d *derivation) mesh() []Peer {
 				// A peer without an AS is expected to have this node's, not the
 				// global one: so Calico's nodes do.
 				ASN: n.asn, Source: d.ipTo(addr), PoolsOnly: true, Problem: problem,
-				Passive:     d.passiveTo(addr),
+				Passive: d.passiveTo(addr), Secret: secret,
 				RestartTime: restart, HoldTime: defaultHoldTime,
 			}
 			if p.ASN == 0 {
@@ -232,24 +254,79 @@ func restartProblem(field string, t time.Duration) string {
 	return fmt.Sprintf("%s is %s: want 1s to %s (RFC 4724 section 3)", field, t, maxRestartTime)
 }
 
-// announce returns the node's blocks and the addresses it borrowed, of the
-// families that it has an address of to be their next hop.
-func (d *derivation) announce() []netip.Prefix {
-	set := map[netip.Prefix]bool{}
-	for cidr := range d.own() {
-		if !d.hidden(cidr) && d.ipTo(cidr.Addr()).IsValid() {
-			set[cidr] = true
+// announce returns the node's blocks, the addresses it borrowed and the ranges
+// of services, of the families that it has an address of to be their next hop;
+// and what of that is announced only where a filter accepts it.
+func (d *derivation) announce(filters map[string]Filter) (all, hidden []netip.Prefix) {
+	set, hide := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
+	may := func(p netip.Prefix) {
+		switch {
+		case !d.ipTo(p.Addr()).IsValid():
+		case !d.hidden(p):
+			set[p] = true
+		case exportAccepts(filters):
+			// An Accept overrides disableBGPExport.
+			set[p], hide[p] = true, true
 		}
+	}
+	for cidr := range d.own() {
+		may(cidr)
 	}
 	for _, b := range d.v.blocks {
 		for _, g := range b.guests {
-			host := netip.PrefixFrom(g.addr, g.addr.BitLen())
-			if g.node == d.node && d.ipTo(g.addr).IsValid() && !d.hidden(host) {
-				set[host] = true
+			if g.node == d.node {
+				may(netip.PrefixFrom(g.addr, g.addr.BitLen()))
 			}
 		}
 	}
-	return sorted(set)
+	if d.self.labels[excludeLabel] != "true" {
+		for _, p := range d.services() {
+			may(p)
+		}
+	}
+	return sorted(set), sorted(hide)
+}
+
+// exportAccepts reports whether a filter may let out what is hidden.
+func exportAccepts(filters map[string]Filter) bool {
+	for _, f := range filters {
+		for _, r := range slices.Concat(f.Export4, f.Export6) {
+			if r.Accept {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// filters returns the filters that the peers name, and gives a Problem to those
+// whose filters are missing or cannot be applied.
+func (d *derivation) filters(peers []Peer) map[string]Filter {
+	out := map[string]Filter{}
+	for i := range peers {
+		p := &peers[i]
+		if p.Filters == "" || !p.runs() {
+			continue
+		}
+		for name := range strings.SplitSeq(p.Filters, ",") {
+			f, ok := d.v.filters[name]
+			if !ok {
+				p.Problem = fmt.Sprintf("spec.filters: there is no BGPFilter %s; the session is not run without it", name)
+				break
+			}
+			if reason := filterProblem(name, f, *p, p.localASN(d.asn)); reason != "" {
+				p.Problem = reason
+				break
+			}
+		}
+		if !p.runs() {
+			continue
+		}
+		for name := range strings.SplitSeq(p.Filters, ",") {
+			out[name] = d.v.filters[name]
+		}
+	}
+	return out
 }
 
 // own returns the blocks with a confirmed affinity. The block, not the
@@ -295,6 +372,10 @@ func (d *derivation) importSets() (pools, own, lent []netip.Prefix) {
 			ownSet[p.Masked()] = true
 		}
 	}
+	// What every node announces, nobody routes.
+	for _, p := range d.services() {
+		ownSet[p] = true
+	}
 	return sorted(poolSet), sorted(ownSet), sorted(lentSet)
 }
 
@@ -311,11 +392,6 @@ func (d *derivation) ignored() []string {
 			field string
 			set   bool
 		}{
-			{"serviceClusterIPs", len(s.ServiceClusterIPs) > 0},
-			{"serviceExternalIPs", len(s.ServiceExternalIPs) > 0},
-			{"serviceLoadBalancerIPs", len(s.ServiceLoadBalancerIPs) > 0},
-			{"communities", len(s.Communities) > 0},
-			{"prefixAdvertisements", len(s.PrefixAdvertisements) > 0},
 			{"localWorkloadPeeringIPV4", s.LocalWorkloadPeeringIPV4 != ""},
 			{"localWorkloadPeeringIPV6", s.LocalWorkloadPeeringIPV6 != ""},
 		} {

@@ -34,6 +34,8 @@ func object(t testing.TB, key store.Key, spec string) store.Event {
 		val = new(v3.BGPPeer)
 	case store.KindBGPConfiguration:
 		val = new(v3.BGPConfiguration)
+	case store.KindBGPFilter:
+		val = new(v3.BGPFilter)
 	case store.KindIPPool:
 		val = new(v3.IPPool)
 	case store.KindIPAMAffinity:
@@ -63,6 +65,21 @@ func peer(t testing.TB, name, spec string) store.Event {
 
 func conf(t testing.TB, name, spec string) store.Event {
 	return object(t, store.ResourceKey(store.KindBGPConfiguration, name), spec)
+}
+
+func filter(t testing.TB, name, spec string) store.Event {
+	return object(t, store.ResourceKey(store.KindBGPFilter, name), spec)
+}
+
+// labelled gives an object labels, and annotations in the same form.
+func labelled(t testing.TB, e store.Event, labels, annotations string) store.Event {
+	t.Helper()
+	raw := strings.Replace(string(e.Object.Raw), `"metadata":{`, fmt.Sprintf(`"metadata":{"labels":{%s},"annotations":{%s},`, labels, annotations), 1)
+	if err := json.Unmarshal([]byte(raw), e.Object.Value); err != nil {
+		t.Fatal(err)
+	}
+	e.Object.Raw = []byte(raw)
+	return e
 }
 
 func ippool(t testing.TB, name, spec string) store.Event {
@@ -123,6 +140,26 @@ func (c Config) text() string {
 		if p.Source.IsValid() {
 			fmt.Fprintf(&b, " from %s", p.Source)
 		}
+		for _, f := range []struct {
+			name  string
+			value any
+			unset bool
+		}{
+			{"local-as", p.LocalASN, p.LocalASN == 0},
+			{"client-of", p.ClusterID, !p.ClusterID.IsValid()},
+			{"reflect", "", !p.Reflect},
+			{"ttl-security", p.TTLSecurity, p.TTLSecurity == 0},
+			{"max-prefixes", p.MaxPrefixes, p.MaxPrefixes == 0},
+			{"reachable-by", p.ReachableBy, !p.ReachableBy.IsValid()},
+			{"next-hop-mode", p.NextHopMode, p.NextHopMode == NextHopAuto},
+			{"filters", p.Filters, p.Filters == ""},
+			{"secret", p.Secret, p.Secret == SecretRef{}},
+			{"stale-time", p.StaleTime, p.StaleTime == 0},
+		} {
+			if !f.unset {
+				fmt.Fprintf(&b, " %s %v", f.name, f.value)
+			}
+		}
 		if p.AllowOwnASN > 0 {
 			fmt.Fprintf(&b, " allow-own-as %d", p.AllowOwnASN)
 		}
@@ -143,9 +180,13 @@ func (c Config) text() string {
 	for _, l := range []struct {
 		name string
 		list []netip.Prefix
-	}{{"announce", c.Announce}, {"pool", c.Pools}, {"own", c.Own}, {"lent", c.Lent}} {
+	}{{"announce", c.Announce}, {"pool", c.Pools}, {"own", c.Own}, {"lent", c.Lent}, {"hidden", c.Hidden}} {
 		for _, p := range l.list {
-			fmt.Fprintf(&b, "%s %s\n", l.name, p)
+			fmt.Fprintf(&b, "%s %s", l.name, p)
+			if tags := c.Tags[p]; tags != "" && l.name == "announce" {
+				fmt.Fprintf(&b, " communities %s", tags)
+			}
+			b.WriteByte('\n')
 		}
 	}
 	for _, s := range c.Ignored {
@@ -219,17 +260,57 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			peer(t, "bad-loops", `{"peerIP":"10.9.0.2","asNumber":64999,"numAllowedLocalASNumbers":256}`),
 			peer(t, "bad-restart", `{"peerIP":"10.9.0.3","asNumber":64999,"maxRestartTime":"2h"}`),
 			peer(t, "filters", `{"peerIP":"10.9.0.4","asNumber":64999,"filters":["f"]}`),
-			peer(t, "local-as", `{"peerIP":"10.9.0.5","asNumber":64999,"localASNumber":65001}`),
 			peer(t, "mine-as-local-as", `{"peerIP":"10.9.0.6","asNumber":64999,"localASNumber":64512}`),
 			peer(t, "no-as", `{"peerIP":"10.9.0.7"}`),
-			peer(t, "password", `{"peerIP":"10.9.0.8","asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
+			peer(t, "password", `{"peerIP":"10.9.0.8","asNumber":64999,"password":{}}`),
 			peer(t, "password-to-node", `{"peerIP":"10.1.0.12","asNumber":64512,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
-			peer(t, "reachable", `{"peerIP":"10.9.0.9","asNumber":64999,"reachableBy":"10.1.0.1"}`),
-			peer(t, "selector", `{"peerSelector":"all()"}`),
+			peer(t, "reachable", `{"peerIP":"10.9.0.9","asNumber":64999,"reachableBy":"fd00::1"}`),
+			peer(t, "selector", `{"peerSelector":"all("}`),
+			labelled(t, peer(t, "limit", `{"peerIP":"10.9.0.12","asNumber":64999}`), "", `"routerd.io/maxPrefixes":"-1"`),
+			labelled(t, peer(t, "hold", `{"peerIP":"10.9.0.13","asNumber":64999}`), "", `"routerd.io/holdTime":"1s"`),
+			peer(t, "prepends", `{"peerIP":"10.9.0.14","asNumber":64999,"filters":["p"]}`),
+			filter(t, "p", `{"exportV4":[{"action":"Accept","operations":[{"prependASPath":{"prefix":[65000]}}]}]}`),
 			peer(t, "six", `{"peerIP":"[fd00::1]:179","asNumber":64999}`),
 			peer(t, "source", `{"peerIP":"10.9.0.10","asNumber":64999,"sourceAddress":"eth0"}`),
-			peer(t, "ttl", `{"peerIP":"10.9.0.11","asNumber":64999,"ttlSecurity":1}`),
+			peer(t, "ttl", `{"peerIP":"10.9.0.11","asNumber":64999,"ttlSecurity":0}`),
 			peer(t, "workloads", `{"localWorkloadSelector":"all()","asNumber":64999}`)),
+		"accepted": with(
+			labelled(t, peer(t, "annotated", `{"peerIP":"10.9.0.1","asNumber":64999}`), "", `"routerd.io/maxPrefixes":"1000","routerd.io/holdTime":"9s","routerd.io/longLivedStaleTime":"1h"`),
+			peer(t, "filters", `{"peerIP":"10.9.0.4","asNumber":64999,"filters":["f","g"]}`), filter(t, "f", `{}`), filter(t, "g", `{}`),
+			peer(t, "local-as", `{"peerIP":"10.9.0.5","asNumber":64999,"localASNumber":65001}`),
+			peer(t, "local-as-ibgp", `{"peerIP":"10.9.0.6","asNumber":65001,"localASNumber":65001,"keepOriginalNextHop":true}`),
+			peer(t, "keep", `{"peerIP":"10.9.0.7","asNumber":64999,"keepOriginalNextHop":true}`),
+			peer(t, "self", `{"peerIP":"10.9.0.8","asNumber":64999,"nextHopMode":"Self"}`),
+			peer(t, "password", `{"peerIP":"10.9.0.9","asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
+			peer(t, "reachable", `{"peerIP":"10.9.0.10","asNumber":64999,"reachableBy":"10.1.0.1"}`),
+			peer(t, "ttl", `{"peerIP":"10.9.0.11","asNumber":4200000001,"ttlSecurity":2}`)),
+		"peer-selector": with(
+			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"rack":"r1"`, ""), labelled(t, bgpNode(t, "node2", "10.1.0.12/24"), `"rack":"r1"`, ""),
+			labelled(t, node(t, "node3", `{"bgp":{"ipv4Address":"10.2.0.9/24","asNumber":64600}}`), `"rack":"r2"`, ""),
+			conf(t, "default", `{"nodeToNodeMeshEnabled":false}`), conf(t, "node.node3", `{"listenPort":1793}`),
+			peer(t, "mates", `{"nodeSelector":"rack == 'r1'","peerSelector":"rack == 'r1'"}`),
+			peer(t, "turned", `{"nodeSelector":"rack == 'r2'","peerSelector":"rack == 'r1'"}`)),
+		"reverse-manual": with(conf(t, "default", `{"nodeToNodeMeshEnabled":false}`),
+			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"rr":""`, ""),
+			peer(t, "one-way", `{"node":"node2","peerSelector":"has(rr)","reversePeering":"Manual"}`)),
+		// The reflectors' recipe, as node1 sees it, step by step.
+		"recipe-1-labelled": with(labelled(t, node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`), `"rr":""`, "")),
+		"recipe-2-peers": with(labelled(t, node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`), `"rr":""`, ""),
+			labelled(t, node(t, "node2", `{"bgp":{"ipv4Address":"10.1.0.12/24","routeReflectorClusterID":"244.0.0.1"}}`), `"rr":""`, ""),
+			peer(t, "to-reflectors", `{"nodeSelector":"!has(rr)","peerSelector":"has(rr)"}`),
+			peer(t, "between-reflectors", `{"nodeSelector":"has(rr)","peerSelector":"has(rr)"}`)),
+		"services": with(
+			conf(t, "default", `{"serviceClusterIPs":[{"cidr":"10.96.0.0/12"}],"serviceExternalIPs":[{"cidr":"172.16.0.0/24"}],"serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"},{"cidr":"fd00:9::/64"}],
+				"communities":[{"name":"c1","value":"65000:100"}],"prefixAdvertisements":[{"cidr":"192.168.0.0/16","communities":["c1","65000:200:3"]},{"cidr":"10.96.0.0/12","communities":["65000:1"]}]}`),
+			affinity(t, "node1", "192.168.1.0/26", "confirmed")),
+		"services-excluded": with(labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"node.kubernetes.io/exclude-from-external-load-balancers":"true"`, ""),
+			conf(t, "default", `{"serviceClusterIPs":[{"cidr":"10.96.0.0/12"}]}`)),
+		"services-single": with(conf(t, "default", `{"serviceLoadBalancerAggregation":"Disabled","serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}],"serviceClusterIPs":[{"cidr":"10.96.0.0/12"}],"prefixAdvertisements":[{"cidr":"10.96.0.0/12","communities":["65000:1"]}]}`),
+			conf(t, "node.node1", `{"prefixAdvertisements":[{"cidr":"10.96.0.0/12","communities":["65000:2"]}]}`)),
+		"hidden-accepted": with(
+			ippool(t, "hidden", `{"cidr":"172.16.0.0/16","disableBGPExport":true}`), affinity(t, "node1", "172.16.1.0/26", "confirmed"),
+			peer(t, "tor", `{"peerIP":"10.9.0.4","asNumber":64999,"filters":["out"]}`),
+			filter(t, "out", `{"exportV4":[{"cidr":"172.16.0.0/16","matchOperator":"In","action":"Accept"}]}`)),
 		"borrowed": with(
 			affinity(t, "node1", "192.168.1.0/29", "confirmed"),
 			ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 3: of("node2"), 4: of("")}),
@@ -327,7 +408,7 @@ func TestDesiredIndependentOfPath(t *testing.T) {
 				rt.Fatalf("%s: error %v, want %v", name, err2, err1)
 			}
 			if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()); diff != "" {
+				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateComparable(Peer{}), cmpopts.EquateEmpty()); diff != "" {
 				rt.Fatalf("%s: (-direct +by steps):\n%s", name, diff)
 			}
 		}

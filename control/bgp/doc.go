@@ -10,14 +10,16 @@
 // # What is announced
 //
 // The node's own blocks (affinity confirmed, and the block itself not
-// another's) and each address of a block that is not the node's but is
-// assigned to it, as a /32 or /128; nothing inside a pool with disableBGPExport. The
-// next hop is the node's address and LOCAL_PREF is [LocalPref], as Calico's
-// speakers send it. Nothing that was learned is ever passed on: the export
-// policy lets only locally originated paths out, so a node is no transit
-// between two top-of-rack switches or between two nodes. Since the next hop is
-// always the node's own address, the next hop modes Auto, Self and Keep of a
-// BGPPeer amount to the same.
+// another's), each address of a block that is not the node's but is assigned to
+// it, as a /32 or /128, and the ranges of services of the default
+// BGPConfiguration; nothing inside a pool with disableBGPExport. Communities
+// come from prefixAdvertisements. The next hop is the node's address and
+// LOCAL_PREF is [LocalPref], as Calico's speakers send it. Nothing that was
+// learned is passed on, so that a node is no transit between two top-of-rack
+// switches or between two nodes, with one exception: a node with a
+// routeReflectorClusterID passes what is inside a pool on from one iBGP peer to
+// another (RFC 4456). A peer's BGPFilters come before all of that: what they
+// accept or reject is decided.
 //
 // A session carries the routes of its own transport's family: IPv4 over IPv4,
 // IPv6 over IPv6 (RFC 4760), as Calico's two speakers do. A node of both
@@ -25,12 +27,13 @@
 //
 // # What is accepted
 //
-// Refused from everybody: the default route (also from an explicit BGPPeer: a
-// default route is the underlay's business, and Calico's import filter is
-// looser than is safe here); loopback, link-local, multicast and reserved
-// prefixes; the subnet of the node's own address and the node's own blocks,
-// with everything inside them. From peers that are nodes of the cluster only
-// prefixes inside a pool are accepted, and of the node's own blocks just the
-// single addresses that IPAM has lent to another node. Loops are found as BGP
-// does (RFC 4271 section 9.1.2), relaxed by numAllowedLocalASNumbers.
+// In this order. Refused from everybody: loopback, link-local, multicast and
+// reserved prefixes; the subnet of the node's own address, the node's own
+// blocks and the ranges of services, with everything inside them. From peers
+// that are nodes of the cluster only prefixes inside a pool are accepted, and of
+// the node's own blocks just the single addresses that IPAM has lent to another
+// node. Then a peer's BGPFilters decide. Then the default route is refused: only
+// a rule that names exactly 0.0.0.0/0 or ::/0 lets it in, for it is the
+// underlay's business. The rest is accepted. Loops are found as BGP does (RFC
+// 4271 section 9.1.2), relaxed by numAllowedLocalASNumbers.
 package bgp

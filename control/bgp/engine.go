@@ -38,14 +38,20 @@ type engine struct {
 	closed   atomic.Bool
 	ctx      context.Context // ends with the engine
 	cancel   context.CancelFunc
-	wg       sync.WaitGroup              // Serve, and those who find out why a peer is down
-	local    map[netip.Prefix]netip.Addr // what we originate, and its next hop
+	wg       sync.WaitGroup          // Serve, and those who find out why a peer is down
+	local    map[netip.Prefix]origin // what we originate
+}
+
+// origin is what a path that we originate says.
+type origin struct {
+	nextHop netip.Addr
+	tags    string
 }
 
 // startEngine starts GoBGP with a config's identity and policies but without
 // peers or paths.
 func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, listen bool) (*engine, error) {
-	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, local: map[netip.Prefix]netip.Addr{}}
+	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, local: map[netip.Prefix]origin{}}
 	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	e.emit = func(ev event) {
 		if e.closed.Load() {
@@ -192,21 +198,21 @@ func (e *engine) announce(c *Config) error {
 	var errs []error
 	for _, p := range c.Announce {
 		want[p] = true
-		hop := c.nextHopOf(p)
-		if e.local[p] == hop {
+		o := origin{nextHop: c.nextHopOf(p), tags: c.Tags[p]}
+		if e.local[p] == o {
 			continue
 		}
-		if err := e.originate(p, hop); err != nil {
+		if err := e.originate(p, o); err != nil {
 			errs = append(errs, fmt.Errorf("announce %s: %w", p, err))
 			continue
 		}
-		e.local[p] = hop
+		e.local[p] = o
 	}
-	for p, hop := range e.local {
+	for p, o := range e.local {
 		if want[p] {
 			continue
 		}
-		path, err := localPath(p, hop)
+		path, err := localPath(p, o)
 		if err == nil {
 			err = e.srv.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}})
 		}
@@ -219,8 +225,8 @@ func (e *engine) announce(c *Config) error {
 	return errors.Join(errs...)
 }
 
-func (e *engine) originate(p netip.Prefix, nextHop netip.Addr) error {
-	path, err := localPath(p, nextHop)
+func (e *engine) originate(p netip.Prefix, o origin) error {
+	path, err := localPath(p, o)
 	if err != nil {
 		return err
 	}
@@ -234,7 +240,7 @@ func (e *engine) originate(p netip.Prefix, nextHop netip.Addr) error {
 // localPath is a path that we originate. IPv4's next hop is an attribute of its
 // own (RFC 4271, section 5.1.3), IPv6's stands beside the prefix (RFC 4760,
 // section 3).
-func localPath(p netip.Prefix, nextHop netip.Addr) (*apiutil.Path, error) {
+func localPath(p netip.Prefix, o origin) (*apiutil.Path, error) {
 	nlri, err := packet.NewIPAddrPrefix(p)
 	if err != nil {
 		return nil, err
@@ -242,19 +248,23 @@ func localPath(p netip.Prefix, nextHop netip.Addr) (*apiutil.Path, error) {
 	family := familyOf(p.Addr())
 	var hop packet.PathAttributeInterface
 	if family == packet.RF_IPv4_UC {
-		hop, err = packet.NewPathAttributeNextHop(nextHop)
+		hop, err = packet.NewPathAttributeNextHop(o.nextHop)
 	} else {
-		hop, err = packet.NewPathAttributeMpReachNLRI(family, []packet.PathNLRI{{NLRI: nlri}}, nextHop)
+		hop, err = packet.NewPathAttributeMpReachNLRI(family, []packet.PathNLRI{{NLRI: nlri}}, o.nextHop)
 	}
+	if err != nil {
+		return nil, err
+	}
+	tags, err := communityAttributes(o.tags)
 	if err != nil {
 		return nil, err
 	}
 	return &apiutil.Path{
 		Family: family, Nlri: nlri, Age: time.Now().Unix(),
-		Attrs: []packet.PathAttributeInterface{
+		Attrs: append([]packet.PathAttributeInterface{
 			packet.NewPathAttributeOrigin(packet.BGP_ORIGIN_ATTR_TYPE_IGP), hop,
 			packet.NewPathAttributeLocalPref(LocalPref),
-		},
+		}, tags...),
 	}, nil
 }
 
@@ -298,8 +308,26 @@ func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool
 	if p.Source.IsValid() {
 		n.Transport.LocalAddress = p.Source.String()
 	}
-	if p.ASN != c.ASN {
+	switch {
+	case p.TTLSecurity != 0:
+		// Both sides send 255, so what comes over n hops has 256-n at least
+		// (RFC 5082 section 3).
+		n.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: uint32(256 - int(p.TTLSecurity))}
+	case !p.ibgp(c.ASN):
 		n.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: 255}
+	}
+	n.Conf.LocalAsn, n.Conf.AuthPassword = p.LocalASN, p.Password.reveal()
+	if p.ClusterID.IsValid() {
+		n.RouteReflector = &api.RouteReflector{RouteReflectorClient: true, RouteReflectorClusterId: p.ClusterID.String()}
+	}
+	if p.MaxPrefixes != 0 {
+		n.AfiSafis[0].PrefixLimits = &api.PrefixLimit{Family: family, MaxPrefixes: p.MaxPrefixes}
+	}
+	if p.StaleTime != 0 {
+		n.GracefulRestart.LonglivedEnabled = true
+		n.AfiSafis[0].LongLivedGracefulRestart = &api.LongLivedGracefulRestart{
+			Config: &api.LongLivedGracefulRestartConfig{Enabled: true, RestartTime: uint32(p.StaleTime / time.Second)},
+		}
 	}
 	if err := e.srv.AddPeer(ctx, &api.AddPeerRequest{Peer: n}); err != nil {
 		return fmt.Errorf("add peer %s: %w", p.Addr, err)
@@ -322,6 +350,15 @@ func (e *engine) reimport(ctx context.Context, addr netip.Addr) error {
 	}
 	if err := e.srv.ResetPeer(ctx, r); err != nil {
 		return fmt.Errorf("judge received routes again: %w", err)
+	}
+	return nil
+}
+
+// reexport judges again what a peer has been told.
+func (e *engine) reexport(ctx context.Context, addr netip.Addr) error {
+	r := &api.ResetPeerRequest{Soft: true, Direction: api.ResetPeerRequest_DIRECTION_OUT, Address: addr.String()}
+	if err := e.srv.ResetPeer(ctx, r); err != nil {
+		return fmt.Errorf("judge what %s is told again: %w", addr, err)
 	}
 	return nil
 }

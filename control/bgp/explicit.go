@@ -6,34 +6,82 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 )
 
-// explicit returns the sessions that BGPPeer resources ask of this node, the
-// global ones first.
+// explicit returns the sessions that BGPPeer resources ask of this node: the
+// global ones first, then those for some nodes, then those that other nodes'
+// sessions to this one ask for in turn.
 func (d *derivation) explicit() []Peer {
-	var global, specific []Peer
+	var global, specific, reverse []Peer
 	for _, name := range slices.Sorted(maps.Keys(d.v.peers)) {
 		spec := d.v.peers[name]
+		reverse = append(reverse, d.reverse(name, spec)...)
 		applies, problem := d.applies(spec)
 		if !applies {
 			continue
 		}
-		p, run := d.session(name, spec)
-		if !run {
-			continue
-		}
-		if problem != "" {
-			p.Problem = problem
-		}
-		if p.Type == PeerGlobal {
-			global = append(global, p)
-		} else {
-			specific = append(specific, p)
+		for _, p := range d.sessions(name, spec) {
+			if problem != "" {
+				p.Problem = problem
+			}
+			if p.Type == PeerGlobal {
+				global = append(global, p)
+			} else {
+				specific = append(specific, p)
+			}
 		}
 	}
-	return slices.Concat(global, specific)
+	return slices.Concat(global, specific, reverse)
+}
+
+// reverse returns the sessions of the other direction: a node that a BGPPeer's
+// peerSelector selects peers with all nodes that the BGPPeer is for.
+func (d *derivation) reverse(name string, s peerSpec) []Peer {
+	if s.mates == nil || !s.mates.Matches(d.self.labels) || s.ReversePeering != nil && *s.ReversePeering == v3.ReversePeeringManual {
+		return nil
+	}
+	return d.withNodes(name, s, s.isFor)
+}
+
+// isFor reports whether a BGPPeer is for a node.
+func (s peerSpec) isFor(name string, n nodeFacts) bool {
+	switch {
+	case s.Node != "":
+		return s.Node == name
+	case s.NodeSelector != "":
+		return s.nodes != nil && s.nodes.Matches(n.labels)
+	}
+	return true
+}
+
+// withNodes makes a BGPPeer's sessions with the nodes that match, one for each
+// family that both have.
+func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeFacts) bool) []Peer {
+	var out []Peer
+	for _, other := range d.v.nodeNames() {
+		n := d.v.nodes[other]
+		if other == d.node || !match(other, n) {
+			continue
+		}
+		for _, addr := range n.addrs() {
+			if !d.ipTo(addr).IsValid() {
+				continue
+			}
+			p := d.newPeer(name, s)
+			p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(n), d.v.portOf(other)
+			d.settings(&p, s)
+			d.asNode(&p)
+			p.Problem = d.problem(p, s)
+			if d.isSelf(addr) {
+				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
+			}
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // applies reports whether a BGPPeer is for this node, and what is wrong with
@@ -53,65 +101,93 @@ func (d *derivation) applies(s peerSpec) (bool, string) {
 	return true, ""
 }
 
-// session translates one BGPPeer. It reports false when the resource asks for
-// nothing or names this node itself.
-func (d *derivation) session(name string, s peerSpec) (Peer, bool) {
-	if s.PeerIP == "" && s.PeerSelector == "" && s.LocalWorkloadSelector == "" {
-		return Peer{}, false // an empty spec is accepted and does nothing
-	}
-	p := Peer{
-		Name: name, Type: PeerGlobal, ASN: uint32(s.ASNumber),
-		RestartTime: defaultRestartTime, HoldTime: defaultHoldTime, Keepalive: s.keepalive,
-	}
+func (d *derivation) newPeer(name string, s peerSpec) Peer {
+	p := Peer{Name: name, Type: PeerGlobal, ASN: uint32(s.ASNumber), RestartTime: defaultRestartTime, HoldTime: defaultHoldTime}
 	if s.Node != "" || s.NodeSelector != "" {
 		p.Type = PeerNode
 	}
-	if s.PeerIP == "" {
-		p.Problem = unsupported(s.BGPPeerSpec)
-		return p, true
-	}
-	var ok bool
-	if p.Addr, p.Port, ok = parsePeerIP(s.PeerIP); !ok {
-		p.Problem = fmt.Sprintf("spec.peerIP %q: want an address or address:port, such as 10.1.0.1 or 10.1.0.1:1790", s.PeerIP)
-		return p, true
-	}
-	if d.isSelf(p.Addr) {
-		return Peer{}, false
-	}
-	p.Source = d.ipTo(p.Addr)
-	d.asNode(&p)
-	if p.Port == 0 {
-		p.Port = DefaultPort
-	}
-	d.settings(&p, s.BGPPeerSpec)
-	p.Problem = d.problem(p, s)
-	return p, true
+	return p
 }
 
-// asNode fills in what follows from the peer being a node of the cluster.
-func (d *derivation) asNode(p *Peer) {
-	for _, name := range d.v.nodeNames() {
-		n := d.v.nodes[name]
-		if name == d.node || !slices.Contains(n.addrs(), p.Addr) {
-			continue
+// sessions translates one BGPPeer. There are none when the resource asks for
+// nothing or names this node itself.
+func (d *derivation) sessions(name string, s peerSpec) []Peer {
+	p := d.newPeer(name, s)
+	switch {
+	case s.PeerSelector != "" && s.mates == nil:
+		p.Problem = s.wrongPeer
+		return []Peer{p}
+	case s.PeerSelector != "":
+		return d.withNodes(name, s, func(_ string, n nodeFacts) bool { return s.mates.Matches(n.labels) })
+	case s.LocalWorkloadSelector != "":
+		p.Problem = "spec.localWorkloadSelector is not supported by this version; no session with a workload is run"
+		return []Peer{p}
+	case s.PeerIP == "" && s.device == "":
+		return nil // an empty spec is accepted and does nothing
+	}
+	if s.PeerIP != "" {
+		var ok bool
+		if p.Addr, p.Port, ok = parsePeerIP(s.PeerIP); !ok {
+			p.Problem = fmt.Sprintf("spec.peerIP %q: want an address or address:port, such as 10.1.0.1 or 10.1.0.1:1790", s.PeerIP)
+			return []Peer{p}
 		}
-		p.PoolsOnly = true
-		asn := d.asnOf(n)
+	}
+	if d.isSelf(p.Addr) {
+		return nil
+	}
+	p.Source = d.ipTo(p.Addr)
+	if n, ok := d.nodeAt(p.Addr); ok {
+		asn := d.asnOf(d.v.nodes[n])
 		if p.ASN == 0 {
 			p.ASN = asn
 		}
 		if p.Port == 0 && p.ASN == asn {
-			p.Port = d.v.portOf(name)
+			p.Port = d.v.portOf(n)
 		}
+	}
+	if p.Port == 0 {
+		p.Port = DefaultPort
+	}
+	d.settings(&p, s)
+	d.asNode(&p)
+	p.Problem = d.problem(p, s)
+	return []Peer{p}
+}
+
+// nodeAt returns the other node that has an address.
+func (d *derivation) nodeAt(a netip.Addr) (string, bool) {
+	for _, name := range d.v.nodeNames() {
+		if name != d.node && slices.Contains(d.v.nodes[name].addrs(), a) {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// asNode fills in what follows from the peer being a node of the cluster or
+// not, and from this node being a reflector.
+func (d *derivation) asNode(p *Peer) {
+	name, ok := d.nodeAt(p.Addr)
+	if ok {
+		p.PoolsOnly = true
 		// Calico makes only global peers follow this rule. Two GoBGP speakers
 		// that both connect may keep each other out: each closes what comes in
 		// while it pauses after its own failed attempt.
 		p.Passive = d.passiveTo(p.Addr)
+	}
+	if d.self.cluster == "" || !p.ibgp(d.asn) {
 		return
+	}
+	p.Reflect = true
+	if ok && d.v.nodes[name].cluster == d.self.cluster {
+		return // two reflectors of one cluster: plain iBGP
+	}
+	if id, err := netip.ParseAddr(d.self.cluster); err == nil && id.Is4() {
+		p.ClusterID = id
 	}
 }
 
-func (d *derivation) settings(p *Peer, s v3.BGPPeerSpec) {
+func (d *derivation) settings(p *Peer, s peerSpec) {
 	if s.SourceAddress == v3.SourceAddressNone {
 		p.Source = netip.Addr{}
 	}
@@ -121,15 +197,58 @@ func (d *derivation) settings(p *Peer, s v3.BGPPeerSpec) {
 	if n := s.NumAllowedLocalASNumbers; n != nil && *n >= 0 && *n <= math.MaxUint8 {
 		p.AllowOwnASN = uint8(*n)
 	}
+	if s.LocalASNumber != nil && uint32(*s.LocalASNumber) != d.asn {
+		p.LocalASN = uint32(*s.LocalASNumber)
+	}
+	if s.TTLSecurity != nil {
+		p.TTLSecurity = *s.TTLSecurity
+	}
+	p.NextHopMode = d.nextHopMode(*p, s.BGPPeerSpec)
+	p.Filters = strings.Join(s.Filters, ",")
+	p.Secret, _ = secretOf(s.Password)
+	if s.ReachableBy != "" {
+		p.ReachableBy, _ = netip.ParseAddr(s.ReachableBy) // problem says when it is none
+	}
+	p.MaxPrefixes, p.StaleTime, p.Keepalive = s.maxPrefixes, s.staleTime, s.keepalive
+	if s.holdTime != 0 {
+		p.HoldTime = s.holdTime
+	}
+}
+
+// nextHopMode reads nextHopMode and its older form, which acts on eBGP only.
+func (d *derivation) nextHopMode(p Peer, s v3.BGPPeerSpec) NextHopMode {
+	switch {
+	case s.NextHopMode == nil && s.KeepOriginalNextHop && !p.ibgp(d.asn):
+		return NextHopKeep
+	case s.NextHopMode == nil:
+		return NextHopAuto
+	case string(*s.NextHopMode) == string(v3.NextHopModeSelf):
+		return NextHopSelf
+	case string(*s.NextHopMode) == string(v3.NextHopModeKeep):
+		return NextHopKeep
+	}
+	return NextHopAuto
+}
+
+// secretOf reads a reference to a password, and says what is wrong with it.
+func secretOf(p *v3.BGPPassword) (SecretRef, string) {
+	if p == nil {
+		return SecretRef{}, ""
+	}
+	if p.SecretKeyRef == nil || p.SecretKeyRef.Name == "" || p.SecretKeyRef.Key == "" {
+		return SecretRef{}, ".secretKeyRef needs both name and key; the session is not run without a password"
+	}
+	return SecretRef{p.SecretKeyRef.Name, p.SecretKeyRef.Key}, ""
 }
 
 // problem says why a session is not run, naming the field and the cure.
 func (d *derivation) problem(p Peer, s peerSpec) string {
-	if u := unsupported(s.BGPPeerSpec); u != "" {
-		return u
-	}
-	ibgp := p.ASN == d.asn
+	_, secret := secretOf(s.Password)
 	switch {
+	case secret != "":
+		return "spec.password" + secret
+	case s.wrongNote != "":
+		return s.wrongNote
 	case !d.ipTo(p.Addr).IsValid():
 		return fmt.Sprintf("spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.Addr, addressField(p.Addr))
 	case p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6():
@@ -138,39 +257,29 @@ func (d *derivation) problem(p Peer, s peerSpec) string {
 		return fmt.Sprintf("spec.peerIP %s: not the address of a host", p.Addr)
 	case p.ASN == 0:
 		return "spec.asNumber is missing: give the AS of the peer"
-	case s.LocalASNumber != nil && uint32(*s.LocalASNumber) != d.asn:
-		return fmt.Sprintf("spec.localASNumber %d is not supported by this version: only the node's own, %d", *s.LocalASNumber, d.asn)
+	case s.LocalASNumber != nil && *s.LocalASNumber == 0:
+		return "spec.localASNumber is 0, which is reserved: leave it out for the node's own"
 	case s.SourceAddress != "" && s.SourceAddress != v3.SourceAddressNone && s.SourceAddress != v3.SourceAddressUseNodeIP:
 		return fmt.Sprintf("spec.sourceAddress %q: want UseNodeIP or None", s.SourceAddress)
 	case s.NumAllowedLocalASNumbers != nil && (*s.NumAllowedLocalASNumbers < 0 || *s.NumAllowedLocalASNumbers > math.MaxUint8):
 		return fmt.Sprintf("spec.numAllowedLocalASNumbers is %d: want 0 to 255", *s.NumAllowedLocalASNumbers)
 	case s.keepalive != 0 && (s.keepalive < 0 || s.keepalive >= p.HoldTime):
 		return fmt.Sprintf("spec.keepaliveTime is %s: want less than the hold time, %s", s.keepalive, p.HoldTime)
-	case d.self.cluster != "" && ibgp:
-		return "this node has routeReflectorClusterID, and route reflection is not supported by this version"
+	case s.TTLSecurity != nil && *s.TTLSecurity == 0:
+		return "spec.ttlSecurity is 0: want the number of hops to the peer, from 1 to 255; leave it out to turn the check off"
+	case s.ReachableBy != "" && (!p.ReachableBy.IsValid() || p.ReachableBy.Is4() != p.Addr.Is4()):
+		return fmt.Sprintf("spec.reachableBy %q: want the address of a gateway of the peer's family", s.ReachableBy)
+	case p.Reflect && !p.ClusterID.IsValid() && !d.sameCluster(p.Addr):
+		return fmt.Sprintf("this node's spec.bgp.routeReflectorClusterID is %q: want an identifier in the form of an IPv4 address, such as 244.0.0.1", d.self.cluster)
 	}
 	return restartProblem("spec.maxRestartTime", p.RestartTime)
 }
 
-// unsupported names the first setting of a BGPPeer that this version does not
-// have. Running the session without it would be worse than not running it.
-func unsupported(s v3.BGPPeerSpec) string {
-	for _, f := range []struct {
-		field string
-		set   bool
-	}{
-		{"password", s.Password != nil},
-		{"peerSelector", s.PeerSelector != ""},
-		{"localWorkloadSelector", s.LocalWorkloadSelector != ""},
-		{"filters", len(s.Filters) > 0},
-		{"ttlSecurity", s.TTLSecurity != nil},
-		{"reachableBy", s.ReachableBy != ""},
-	} {
-		if f.set {
-			return fmt.Sprintf("spec.%s is not supported by this version; the session is not run without it", f.field)
-		}
-	}
-	return ""
+// sameCluster reports whether an address is another reflector's of this node's
+// cluster id.
+func (d *derivation) sameCluster(a netip.Addr) bool {
+	name, ok := d.nodeAt(a)
+	return ok && d.v.nodes[name].cluster == d.self.cluster
 }
 
 // parsePeerIP reads `10.1.0.1`, `10.1.0.1:1790`, `fd00::1` or `[fd00::1]:1790`.

@@ -30,7 +30,7 @@ func (s *Speaker) handle(events []event, now time.Time) time.Duration {
 			s.event(e)
 		}
 	}
-	return s.checkSync(now)
+	return min(s.checkSync(now), s.tryLimited(now))
 }
 
 func (s *Speaker) event(e event) {
@@ -61,6 +61,9 @@ func (s *Speaker) event(e event) {
 		}
 	case eventLog:
 		unexplained = ss.setLog(e)
+		if e.text == logLimit {
+			s.settle(ss)
+		}
 	}
 	if unexplained {
 		s.diagnose(ss)

@@ -449,6 +449,12 @@ func (b *bird) start(args ...string) {
 		})
 }
 
+// command runs a command that may change something.
+func (b *bird) command(args ...string) (string, error) {
+	out, err := exec.Command("birdc", append([]string{"-s", b.sock}, args...)...).CombinedOutput()
+	return string(out), err
+}
+
 func (b *bird) birdc(args ...string) string {
 	b.t.Helper()
 	out, err := exec.Command("birdc", append([]string{"-r", "-s", b.sock}, args...)...).CombinedOutput()

@@ -1,7 +1,9 @@
 package bgp
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/osrg/gobgp/v4/api"
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -14,6 +16,9 @@ const (
 	setOwn      = "own"
 	setLent     = "lent"
 	setCluster  = "cluster"
+	setHidden   = "hidden"
+	setDefault  = "default-route"
+	setReflect  = "reflect-to"
 
 	policyImport = "import"
 	policyExport = "export"
@@ -29,19 +34,23 @@ func nothing(f packet.Family) netip.Prefix {
 	return netip.MustParsePrefix("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
 }
 
-// martians are never accepted from anybody: the default route, this host,
-// loopback, link-local, multicast and reserved space (RFC 6890, RFC 5771), and
+// martians are never accepted from anybody: this host, loopback, link-local, multicast and reserved space (RFC 6890, RFC 5771), and
 // IPv4 addresses in IPv6's clothes.
 func martians(f packet.Family) []*api.Prefix {
-	deflt, ranges := "0.0.0.0/0", []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"}
+	ranges := []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"}
 	if f == packet.RF_IPv6_UC {
-		deflt, ranges = "::/0", []string{"::/127", "::ffff:0:0/96", "fe80::/10", "ff00::/8"}
+		ranges = []string{"::/127", "::ffff:0:0/96", "fe80::/10", "ff00::/8"}
 	}
-	l := []*api.Prefix{{IpPrefix: deflt, MaskLengthMin: 0, MaskLengthMax: 0}}
+	var l []*api.Prefix
 	for _, s := range ranges {
 		l = append(l, inside(netip.MustParsePrefix(s)))
 	}
 	return l
+}
+
+// defaultRoute is 0.0.0.0/0 or ::/0.
+func defaultRoute(f packet.Family) netip.Prefix {
+	return netip.PrefixFrom(nothing(f).Addr(), 0).Masked()
 }
 
 // inside matches a prefix and all that lies in it.
@@ -83,38 +92,151 @@ func neighbourSet(name string, list []netip.Addr) *api.DefinedSet {
 	return s
 }
 
+// rendering collects sets and statements; GoBGP wants the names of both to be
+// unique.
+type rendering struct {
+	c       *Config
+	sets    []*api.DefinedSet
+	imports []*api.Statement
+	exports []*api.Statement
+}
+
+const (
+	accept = api.RouteAction_ROUTE_ACTION_ACCEPT
+	reject = api.RouteAction_ROUTE_ACTION_REJECT
+	pass   = api.RouteAction_ROUTE_ACTION_UNSPECIFIED // to the next statement
+)
+
+func anyOf(set string) *api.MatchSet { return &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: set} }
+
+func noneOf(set string) *api.MatchSet {
+	return &api.MatchSet{Type: api.MatchSet_TYPE_INVERT, Name: set}
+}
+
+func statement(name string, action api.RouteAction, cond *api.Conditions) *api.Statement {
+	return &api.Statement{Name: name, Conditions: cond, Actions: &api.Actions{RouteAction: action}}
+}
+
 // policies renders what the package's comment says about import and export in
-// GoBGP's terms. The first statement that matches decides.
+// GoBGP's terms. The first statement that decides ends the judgement.
 func policies(c *Config) *api.SetPoliciesRequest {
-	anyOf := func(set string) *api.MatchSet { return &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: set} }
-	statement := func(name string, action api.RouteAction, cond *api.Conditions) *api.Statement {
-		return &api.Statement{Name: name, Conditions: cond, Actions: &api.Actions{RouteAction: action}}
-	}
-	const accept, reject = api.RouteAction_ROUTE_ACTION_ACCEPT, api.RouteAction_ROUTE_ACTION_REJECT
-	sets := []*api.DefinedSet{neighbourSet(setCluster, c.cluster())}
-	// GoBGP asks the import policy about what we originate, too.
-	judge := []*api.Statement{statement("originated-here", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL})}
+	r := &rendering{c: c}
+	r.sets = append(r.sets, neighbourSet(setCluster, c.cluster()), neighbourSet(setReflect, c.reflectTo()))
 	for _, f := range families() {
-		sets = append(sets,
+		r.sets = append(r.sets,
 			&api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(setMartians, f), Prefixes: martians(f)},
-			prefixSet(setPools, f, c.Pools), prefixSet(setOwn, f, c.Own), prefixSet(setLent, f, c.Lent))
+			&api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(setDefault, f), Prefixes: []*api.Prefix{{IpPrefix: defaultRoute(f).String()}}},
+			prefixSet(setPools, f, c.Pools), prefixSet(setOwn, f, c.Own), prefixSet(setLent, f, c.Lent), prefixSet(setHidden, f, c.Hidden))
+	}
+	groups := c.groups()
+	r.importRules(groups)
+	r.exportRules(groups)
+	return &api.SetPoliciesRequest{
+		DefinedSets: r.sets,
+		Policies:    []*api.Policy{{Name: policyImport, Statements: r.imports}, {Name: policyExport, Statements: r.exports}},
+	}
+}
+
+// importRules: what no peer may say comes first, then the filters of each
+// group of peers, then the default route, which only a filter lets in.
+func (r *rendering) importRules(groups []group) {
+	// GoBGP asks the import policy about what we originate, too.
+	r.imports = append(r.imports, statement("originated-here", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}))
+	for _, f := range families() {
 		in := func(set string) *api.MatchSet { return anyOf(named(set, f)) }
-		judge = append(judge,
+		r.imports = append(r.imports,
 			statement(named("no-martian", f), reject, &api.Conditions{PrefixSet: in(setMartians)}),
 			statement(named("lent-to-a-node", f), accept, &api.Conditions{PrefixSet: in(setLent), NeighborSet: anyOf(setCluster)}),
 			statement(named("not-ours", f), reject, &api.Conditions{PrefixSet: in(setOwn)}),
-			statement(named("node-inside-pools", f), accept, &api.Conditions{PrefixSet: in(setPools), NeighborSet: anyOf(setCluster)}))
+			statement(named("node-nothing-else", f), reject, &api.Conditions{PrefixSet: noneOf(named(setPools, f)), NeighborSet: anyOf(setCluster)}))
 	}
-	judge = append(judge, statement("node-nothing-else", reject, &api.Conditions{NeighborSet: anyOf(setCluster)}))
-	return &api.SetPoliciesRequest{
-		DefinedSets: sets,
-		Policies: []*api.Policy{
-			{Name: policyImport, Statements: judge},
-			{Name: policyExport, Statements: []*api.Statement{
-				statement("only-our-own", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}),
-			}},
-		},
+	for i, g := range groups {
+		r.imports = append(r.imports, r.filters(fmt.Sprintf("import-%d", i), g, false)...)
 	}
+	for _, f := range families() {
+		r.imports = append(r.imports, statement(named("no-default-route", f), reject, &api.Conditions{PrefixSet: anyOf(named(setDefault, f))}))
+	}
+}
+
+func (r *rendering) exportRules(groups []group) {
+	for i, g := range groups {
+		name := fmt.Sprintf("export-%d", i)
+		r.sets = append(r.sets, neighbourSet(name, g.addrs))
+		if g.mode != NextHopAuto {
+			s := statement(name+"-next-hop", pass, &api.Conditions{NeighborSet: anyOf(name)})
+			s.Actions.Nexthop = &api.NexthopAction{Self: g.mode == NextHopSelf, Unchanged: g.mode == NextHopKeep}
+			r.exports = append(r.exports, s)
+		}
+		r.exports = append(r.exports, r.filters(name, g, true)...)
+	}
+	for _, f := range families() {
+		r.exports = append(r.exports, statement(named("hidden", f), reject, &api.Conditions{PrefixSet: anyOf(named(setHidden, f))}))
+	}
+	r.exports = append(r.exports, statement("only-our-own", accept, &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}))
+	for _, f := range families() {
+		r.exports = append(r.exports, statement(named("reflected", f), accept, &api.Conditions{
+			PrefixSet: anyOf(named(setPools, f)), NeighborSet: anyOf(setReflect), RouteType: api.Conditions_ROUTE_TYPE_INTERNAL,
+		}))
+	}
+}
+
+// group is peers that are judged by the same filters in the same way.
+type group struct {
+	filters []Filter
+	ibgp    bool
+	mode    NextHopMode
+	addrs   []netip.Addr
+}
+
+// groups sorts the peers that run by what they have in common. Statements are
+// per group, so that a thousand peers with one filter cost what one costs.
+func (c *Config) groups() []group {
+	var out []group
+	at := map[string]int{}
+	for _, p := range c.Peers {
+		if !p.runs() || p.Filters == "" && p.NextHopMode == NextHopAuto {
+			continue
+		}
+		key := fmt.Sprintf("%s %t %d", p.Filters, p.ibgp(c.ASN), p.NextHopMode)
+		i, ok := at[key]
+		if !ok {
+			i = len(out)
+			at[key] = i
+			out = append(out, group{filters: c.filtersOf(p), ibgp: p.ibgp(c.ASN), mode: p.NextHopMode})
+		}
+		out[i].addrs = append(out[i].addrs, p.Addr)
+	}
+	return out
+}
+
+// reflectTo lists the peers to which routes of other iBGP peers are passed on.
+func (c *Config) reflectTo() []netip.Addr {
+	var l []netip.Addr
+	for _, p := range c.Peers {
+		if p.runs() && p.Reflect && p.ibgp(c.ASN) {
+			l = append(l, p.Addr)
+		}
+	}
+	return l
+}
+
+// filters renders the rules of a group's filters in order. The set of
+// neighbours has the group's export name.
+func (r *rendering) filters(name string, g group, export bool) []*api.Statement {
+	var out []*api.Statement
+	neighbours := "export-" + name[strings.LastIndexByte(name, '-')+1:]
+	for i, filter := range g.filters {
+		for _, f := range families() {
+			for j, rule := range filter.rules(export, f == packet.RF_IPv6_UC) {
+				if rule.PeerType != "" && (rule.PeerType == "iBGP") != g.ibgp {
+					continue
+				}
+				x := ruleRendering{rendering: r, name: fmt.Sprintf("%s-%d-%s-%d", name, i, named("v4", f), j), rule: rule, family: f, neighbours: neighbours, export: export}
+				out = append(out, x.statements()...)
+			}
+		}
+	}
+	return out
 }
 
 // assignments puts the policies in force: import lets through what no

@@ -8,9 +8,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"golang.org/x/sys/unix"
 )
 
 // verdict is what a peer said in answer to an OPEN.
@@ -27,7 +29,7 @@ type verdict struct {
 // tells neither the AS in a peer's OPEN nor the NOTIFICATION that answers
 // ours. Our OPEN is sent only when the peer's AS is right.
 func probe(ctx context.Context, c *Config, p Peer) (verdict, error) {
-	d := net.Dialer{Timeout: 3 * time.Second}
+	d := net.Dialer{Timeout: 3 * time.Second, Control: p.control}
 	if p.Source.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Source, 0))
 	}
@@ -42,6 +44,40 @@ func probe(ctx context.Context, c *Config, p Peer) (verdict, error) {
 		return verdict{}, err
 	}
 	return ask(conn, c, p)
+}
+
+// control gives a probe's socket what the session's has.
+func (p Peer) control(_, _ string, conn syscall.RawConn) error {
+	var err error
+	ctlErr := conn.Control(func(fd uintptr) {
+		if p.TTLSecurity != 0 {
+			level, opt := unix.IPPROTO_IP, unix.IP_TTL
+			if p.Addr.Is6() {
+				level, opt = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+			}
+			err = unix.SetsockoptInt(int(fd), level, opt, 255)
+		}
+		if text := p.Password.reveal(); text != "" && err == nil {
+			err = unix.SetsockoptTCPMD5Sig(int(fd), unix.IPPROTO_TCP, unix.TCP_MD5SIG, md5Key(p.Addr, text))
+		}
+	})
+	return errors.Join(ctlErr, err)
+}
+
+// md5Key is the argument of TCP_MD5SIG (tcp(7)).
+func md5Key(a netip.Addr, text string) *unix.TCPMD5Sig {
+	k := &unix.TCPMD5Sig{Keylen: uint16(len(text))}
+	copy(k.Key[:], text)
+	if a.Is4() {
+		k.Addr.Family = unix.AF_INET
+		b := a.As4()
+		copy(k.Addr.Data[2:], b[:]) // struct sockaddr_in: port, address
+	} else {
+		k.Addr.Family = unix.AF_INET6
+		b := a.As16()
+		copy(k.Addr.Data[6:], b[:]) // struct sockaddr_in6: port, flow label, address
+	}
+	return k
 }
 
 func ask(conn io.ReadWriter, c *Config, p Peer) (verdict, error) {
@@ -110,12 +146,13 @@ func openASN(o *packet.BGPOpen) uint32 {
 
 func sendOpen(w io.Writer, c *Config, p Peer) error {
 	as := uint16(packet.AS_TRANS)
-	if c.ASN <= 1<<16-1 {
-		as = uint16(c.ASN)
+	own := p.localASN(c.ASN)
+	if own <= 1<<16-1 {
+		as = uint16(own)
 	}
 	m, err := packet.NewBGPOpenMessage(as, uint16(p.HoldTime/time.Second), c.RouterID, []packet.OptionParameterInterface{
 		packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{
-			packet.NewCapMultiProtocol(familyOf(p.Addr)), packet.NewCapFourOctetASNumber(c.ASN),
+			packet.NewCapMultiProtocol(familyOf(p.Addr)), packet.NewCapFourOctetASNumber(own),
 		}),
 	})
 	if err != nil {
@@ -136,7 +173,7 @@ func (v verdict) explain(c *Config, p Peer) string {
 	case v.asn != 0 && v.asn != p.ASN:
 		return fmt.Sprintf("wrong AS: %s has AS %d, but AS %d is configured for it", p.Addr, v.asn, p.ASN)
 	case v.refused && v.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR && v.subcode == packet.BGP_ERROR_SUB_BAD_PEER_AS:
-		return fmt.Sprintf("wrong AS: %s expects another one of this node than %d (notification received: %s)", p.Addr, c.ASN, meaning(v.code, v.subcode))
+		return fmt.Sprintf("wrong AS: %s expects another one of this node than %d (notification received: %s)", p.Addr, p.localASN(c.ASN), meaning(v.code, v.subcode))
 	case v.refused:
 		return "notification received: " + meaning(v.code, v.subcode)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/store"
 )
 
 // States of a session in status.
@@ -46,11 +48,27 @@ type session struct {
 	ended string // why the last established session ended, until the next one
 	found string // what the diagnosis found; beats last
 
+	drops md5Drops // the kernel's counters when the session was not up last
+
+	// A peer that announced too many prefixes is cut off.
+	limited  time.Time // since when; zero: it is not
+	removed  bool      // GoBGP does not know it
+	settling bool      // removed is being changed
+
 	diagnosing context.CancelFunc // stops a diagnosis; nil: none runs
 	diagnosed  time.Time          // when the last one ended
 }
 
-func newSession(p Peer, now time.Time) *session { return &session{peer: p, since: now} }
+func newSession(p Peer, now time.Time) *session {
+	return &session{peer: p, since: now, drops: readMD5Drops(procNetstat)}
+}
+
+// md5 says that the passwords are suspected: since the session began to be
+// tried, the kernel has dropped segments for their signatures. Its counters are
+// those of the whole host, so another session may be the cause.
+func (s *session) md5() string {
+	return readMD5Drops(procNetstat).since(s.drops).suspicion(s.peer.Password != Password{})
+}
 
 // state takes in a change of state and reports whether something went wrong
 // that only a look at the peer's own messages can explain.
@@ -60,10 +78,10 @@ func (s *session) setState(e event) (unexplained bool) {
 	switch {
 	case e.state == packet.BGP_FSM_ESTABLISHED:
 		s.up, s.since, s.canGR = true, e.time, e.canGR
-		s.last, s.ended, s.found = "", "", ""
+		s.last, s.ended, s.found, s.limited = "", "", "", time.Time{}
 		s.stopDiagnosis()
 	case s.up:
-		s.up, s.since = false, e.time
+		s.up, s.since, s.drops = false, e.time, readMD5Drops(procNetstat)
 		s.last = ""
 		s.ended = ending(s.ended, e.reason)
 	case e.state == packet.BGP_FSM_IDLE && was > packet.BGP_FSM_ACTIVE:
@@ -98,6 +116,8 @@ func (s *session) setLog(e event) (unexplained bool) {
 		if !s.up && (e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR || e.code == packet.BGP_ERROR_FSM_ERROR) {
 			return true
 		}
+	case logLimit:
+		s.limited = e.time
 	case logReceived:
 		s.last = "notification received: " + meaning(e.code, e.subcode)
 		if s.up {
@@ -114,6 +134,8 @@ func (s *session) info(listening error) (state, info string) {
 		return StateDown, s.peer.Problem
 	case s.up:
 		return StateUp, "Established"
+	case !s.limited.IsZero():
+		return StateDown, fmt.Sprintf("the peer announced more than %d prefixes: have it announce less, or raise the BGPPeer's annotation %s; tried again after %s", s.peer.MaxPrefixes, store.AnnotationMaxPrefixes, limitPause)
 	}
 	var parts []string
 	switch {
@@ -127,6 +149,9 @@ func (s *session) info(listening error) (state, info string) {
 		parts = append(parts, "passive: waiting for the peer to connect")
 	default:
 		parts = append(parts, "connecting")
+	}
+	if hint := s.md5(); hint != "" {
+		parts = append(parts, hint)
 	}
 	if s.ended != "" {
 		parts = append(parts, "the last session ended: "+s.ended)
@@ -228,7 +253,7 @@ const quiet = 5 * time.Second
 // wait returns how long to wait for this peer's routes; 0: no more.
 func (s *session) wait(now time.Time) time.Duration {
 	switch {
-	case !s.peer.runs(), s.eor:
+	case !s.peer.runs(), s.eor, !s.limited.IsZero():
 		return 0
 	case s.up && !s.canGR:
 		return max(0, s.since.Add(quiet).Sub(now))

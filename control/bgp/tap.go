@@ -14,6 +14,7 @@ const (
 	logSent       = "sent notification"
 	logReceived   = "received notification"
 	logIOError    = "outgoing connection IO error"
+	logLimit      = "prefix limit reached"
 )
 
 // tap is a slog.Handler that passes GoBGP's log on and reads in it why a
@@ -34,7 +35,7 @@ func (t tap) Handle(ctx context.Context, r slog.Record) error {
 		return nil
 	}
 	switch r.Message {
-	case logDialFailed, logSent, logReceived, logIOError:
+	case logDialFailed, logSent, logReceived, logIOError, logLimit:
 		t.read(r)
 	}
 	r.Level = lower(r.Level)

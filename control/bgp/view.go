@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 func Kinds() []store.Kind {
 	return []store.Kind{
 		store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration,
-		store.KindIPPool, store.KindIPAMAffinity, store.KindIPAMBlock,
+		store.KindBGPFilter, store.KindIPPool, store.KindIPAMAffinity, store.KindIPAMBlock,
 	}
 }
 
@@ -32,6 +33,7 @@ type View struct {
 	nodes      map[string]nodeFacts
 	peers      map[string]peerSpec
 	confs      map[string]*v3.BGPConfiguration
+	filters    map[string]Filter
 	pools      map[string]pool
 	affinities map[string]map[netip.Prefix]bool // node → block → confirmed
 	blocks     map[netip.Prefix]block
@@ -44,6 +46,15 @@ type peerSpec struct {
 	keepalive time.Duration
 	nodes     *selector.Selector // of nodeSelector; nil when it is empty or wrong
 	wrong     string             // why nodeSelector cannot be read
+	mates     *selector.Selector // of peerSelector; likewise
+	wrongPeer string
+
+	// What Calico's BGPPeer has no field for: annotations.
+	maxPrefixes uint32
+	holdTime    time.Duration
+	staleTime   time.Duration
+	device      string
+	wrongNote   string // why an annotation cannot be read
 }
 
 func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
@@ -57,7 +68,45 @@ func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
 			s.wrong = fmt.Sprintf("spec.nodeSelector: %v", err)
 		}
 	}
+	if p.Spec.PeerSelector != "" {
+		if s.mates, err = selector.Parse(p.Spec.PeerSelector); err != nil {
+			s.wrongPeer = fmt.Sprintf("spec.peerSelector: %v", err)
+		}
+	}
+	s.annotate(p.Annotations)
 	return s, nil
+}
+
+// annotate reads our own settings of a peer.
+func (s *peerSpec) annotate(notes map[string]string) {
+	wrong := func(key, value, want string) {
+		s.wrongNote = fmt.Sprintf("annotation %s is %q: want %s", key, value, want)
+	}
+	s.device = notes[store.AnnotationPeerInterface]
+	if v, ok := notes[store.AnnotationMaxPrefixes]; ok {
+		n, err := strconv.ParseUint(v, 10, 32)
+		if s.maxPrefixes = uint32(n); err != nil || n == 0 {
+			wrong(store.AnnotationMaxPrefixes, v, "a number of prefixes from 1 on")
+		}
+	}
+	for _, d := range []struct {
+		key      string
+		to       *time.Duration
+		min, max time.Duration
+		want     string
+	}{
+		{store.AnnotationHoldTime, &s.holdTime, 3 * time.Second, 65535 * time.Second, "a duration from 3s to 65535s (RFC 4271 section 4.2)"},
+		{store.AnnotationStaleTime, &s.staleTime, time.Second, (1<<24 - 1) * time.Second, "a duration from 1s to 16777215s (RFC 9494 section 3)"},
+	} {
+		v, ok := notes[d.key]
+		if !ok {
+			continue
+		}
+		var err error
+		if *d.to, err = time.ParseDuration(v); err != nil || *d.to < d.min || *d.to > d.max {
+			wrong(d.key, v, d.want)
+		}
+	}
 }
 
 // nodeFacts is what BGP needs of a Node; its status, say, is not.
@@ -156,6 +205,7 @@ func (v *View) init() {
 	v.nodes = map[string]nodeFacts{}
 	v.peers = map[string]peerSpec{}
 	v.confs = map[string]*v3.BGPConfiguration{}
+	v.filters = map[string]Filter{}
 	v.pools = map[string]pool{}
 	v.affinities = map[string]map[netip.Prefix]bool{}
 	v.blocks = map[netip.Prefix]block{}
@@ -171,6 +221,8 @@ func (v *View) event(e store.Event) (bool, error) {
 		})
 	case store.KindBGPConfiguration:
 		return set(v.confs, e, func(c *v3.BGPConfiguration) (*v3.BGPConfiguration, error) { return c, nil })
+	case store.KindBGPFilter:
+		return set(v.filters, e, func(*v3.BGPFilter) (Filter, error) { return parseFilter(e.Object.Raw) })
 	case store.KindIPPool:
 		return set(v.pools, e, func(p *v3.IPPool) (pool, error) {
 			cidr, err := netip.ParsePrefix(p.Spec.CIDR)

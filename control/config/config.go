@@ -128,6 +128,9 @@ type DefaultPool struct {
 // BGP configures the speaker. All else about BGP is in the store.
 type BGP struct {
 	Enabled bool `mapstructure:"enabled"`
+	// SecretDir is where the passwords are that BGPPeers and the mesh refer to:
+	// a file NAME/KEY for each.
+	SecretDir string `mapstructure:"secretDir"`
 }
 
 // Policy configures what judges packets. All else about it is in the store.
@@ -200,7 +203,7 @@ func Default() Config {
 			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
 		},
-		BGP:       BGP{Enabled: true},
+		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets"},
 		Policy:    Policy{Enabled: true},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
 		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}},

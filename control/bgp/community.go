@@ -1,0 +1,54 @@
+package bgp
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+)
+
+// parseCommunity reads a standard (RFC 1997) community `aa:nn` or a large one
+// (RFC 8092) `aa:nn:mm`.
+func parseCommunity(s string) ([]uint32, error) {
+	parts := strings.Split(s, ":")
+	bits := map[int]int{2: 16, 3: 32}[len(parts)]
+	var out []uint32
+	for _, p := range parts {
+		n, err := strconv.ParseUint(p, 10, max(bits, 1))
+		if err != nil || bits == 0 {
+			return nil, fmt.Errorf("community %q: want aa:nn with numbers up to 65535, or aa:nn:mm with numbers up to 4294967295", s)
+		}
+		out = append(out, uint32(n))
+	}
+	return out, nil
+}
+
+// isLarge reports whether a valid community is one of RFC 8092.
+func isLarge(s string) bool { return strings.Count(s, ":") == 2 }
+
+// communityAttributes makes the path attributes of communities that are
+// separated by spaces.
+func communityAttributes(tags string) ([]packet.PathAttributeInterface, error) {
+	var small []uint32
+	var large []*packet.LargeCommunity
+	for s := range strings.FieldsSeq(tags) {
+		n, err := parseCommunity(s)
+		if err != nil {
+			return nil, err
+		}
+		if len(n) == 2 {
+			small = append(small, n[0]<<16|n[1])
+		} else {
+			large = append(large, &packet.LargeCommunity{ASN: n[0], LocalData1: n[1], LocalData2: n[2]})
+		}
+	}
+	var attrs []packet.PathAttributeInterface
+	if len(small) > 0 {
+		attrs = append(attrs, packet.NewPathAttributeCommunities(small))
+	}
+	if len(large) > 0 {
+		attrs = append(attrs, packet.NewPathAttributeLargeCommunities(large))
+	}
+	return attrs, nil
+}

@@ -1,0 +1,108 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// SecretRef names a secret and a key in it, as a Kubernetes secretKeyRef does.
+type SecretRef struct{ Name, Key string }
+
+func (r SecretRef) String() string { return r.Name + "/" + r.Key }
+
+// Password is a session's TCP MD5 password (RFC 2385). It never shows itself
+// in a log, an error or a dump; [Password.reveal] is for the speaker.
+type Password struct{ text string }
+
+// String implements [fmt.Stringer].
+func (p Password) String() string {
+	if p.text == "" {
+		return ""
+	}
+	return "(set)"
+}
+
+// GoString implements [fmt.GoStringer].
+func (p Password) GoString() string { return p.String() }
+
+// Format implements [fmt.Formatter], so that no verb shows the text.
+func (p Password) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(p.String())) }
+
+// LogValue implements [slog.LogValuer].
+func (p Password) LogValue() slog.Value { return slog.StringValue(p.String()) }
+
+func (p Password) reveal() string { return p.text }
+
+// maxPassword is what Linux takes for TCP_MD5SIG (TCP_MD5SIG_MAXKEYLEN).
+const maxPassword = 80
+
+// ReadSecret reads a password from the file NAME/KEY below dir, the layout in
+// which Kubernetes mounts its secrets. A newline at the end does not count. The
+// error says which file is at fault, and never what is in it.
+func ReadSecret(dir string, ref SecretRef) (Password, error) {
+	for _, part := range []string{ref.Name, ref.Key} {
+		if part == "" || part != filepath.Base(part) || part == "." || part == ".." {
+			return Password{}, fmt.Errorf("secret %s: want a name and a key without slashes", ref)
+		}
+	}
+	path := filepath.Join(dir, ref.Name, ref.Key)
+	b, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Password{}, fmt.Errorf("secret %s is missing: put the password in %s", ref, path)
+	case err != nil:
+		return Password{}, fmt.Errorf("secret %s: %w", ref, err)
+	}
+	text := strings.TrimRight(string(b), "\r\n")
+	switch {
+	case text == "":
+		return Password{}, fmt.Errorf("secret %s: %s is empty", ref, path)
+	case len(text) > maxPassword:
+		return Password{}, fmt.Errorf("secret %s: %s holds %d bytes, and TCP MD5 takes %d at most", ref, path, len(text), maxPassword)
+	}
+	return Password{text}, nil
+}
+
+// withSecrets fills in the passwords that the peers ask for. One that cannot be
+// read makes its session a down one with the reason, never one without
+// password.
+func withSecrets(c Config, read func(SecretRef) (Password, error)) Config {
+	peers := make([]Peer, len(c.Peers))
+	copy(peers, c.Peers)
+	for i := range peers {
+		p := &peers[i]
+		if p.Secret == (SecretRef{}) || !p.runs() {
+			continue
+		}
+		var err error
+		if p.Password, err = read(p.Secret); err != nil {
+			p.Problem = err.Error() + "; the session is not run without it"
+		}
+	}
+	c.Peers = peers
+	return c
+}
+
+// refs lists the secrets that the peers ask for.
+func (c *Config) refs() []SecretRef {
+	seen := map[SecretRef]bool{}
+	var l []SecretRef
+	for _, p := range c.Peers {
+		if p.Secret != (SecretRef{}) && !seen[p.Secret] {
+			seen[p.Secret] = true
+			l = append(l, p.Secret)
+		}
+	}
+	return l
+}
+
+// followSecrets wakes the controller when a file of a secret changes.
+func (c *Controller) followSecrets(ctx context.Context) error {
+	return watchDirs(ctx, c.secretDirs, c.poke)
+}

@@ -1,0 +1,159 @@
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+func writeSecret(t testing.TB, dir string, ref SecretRef, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(dir, ref.Name), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ref.Name, ref.Key), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReadSecret(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for key, text := range map[string]string{"good": "geheim\n", "empty": "\n", "long": strings.Repeat("x", 81)} {
+		writeSecret(t, dir, SecretRef{"s", key}, text)
+	}
+	for _, c := range []struct {
+		ref        SecretRef
+		want, fail string
+	}{
+		{SecretRef{"s", "good"}, "geheim", ""},
+		{SecretRef{"s", "missing"}, "", "secret s/missing is missing: put the password in " + dir + "/s/missing"},
+		{SecretRef{"none", "k"}, "", "is missing"},
+		{SecretRef{"s", "empty"}, "", "is empty"},
+		{SecretRef{"s", "long"}, "", "holds 81 bytes, and TCP MD5 takes 80 at most"},
+		{SecretRef{"..", "good"}, "", "without slashes"},
+		{SecretRef{"s", "../s/good"}, "", "without slashes"},
+		{SecretRef{}, "", "without slashes"},
+	} {
+		got, err := ReadSecret(dir, c.ref)
+		if got.reveal() != c.want || (err == nil) != (c.fail == "") || err != nil && !strings.Contains(err.Error(), c.fail) {
+			t.Errorf("%s: %q, %v; want %q, %q", c.ref, got.reveal(), err, c.want, c.fail)
+		}
+		if err != nil && strings.Contains(err.Error(), "xxx") {
+			t.Errorf("the error shows the secret: %v", err)
+		}
+	}
+}
+
+// TestPasswordNeverShown prints a peer in every way.
+func TestPasswordNeverShown(t *testing.T) {
+	t.Parallel()
+	p := Peer{Name: "tor", Password: Password{"geheim"}}
+	c := Config{Peers: []Peer{p}}
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "peer", p, "password", p.Password, "config", c)
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "peer", p, "password", p.Password)
+	all := fmt.Sprintf("%v %+v %#v %s %q %x %v %+v %#v", p, p, p, p.Password, p.Password, p.Password, &c, c, c) + log.String()
+	if strings.Contains(all, "geheim") || strings.Contains(all, "67656865696d") {
+		t.Errorf("the password is shown:\n%s", all)
+	}
+}
+
+// TestMissingSecret: the session is down with the reason, and comes up as soon
+// as the secret is there; another session never notices.
+func TestMissingSecret(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 3)
+	dir := t.TempDir()
+	for i, password := range []string{"geheim", ""} {
+		startFRRAs(t, remote{self: h[i+1], asn: 64999, peer: h[0], peerASN: 64512, password: password})
+	}
+	v := []string{
+		fmt.Sprintf(`{"peerIP":%q,"asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`, h[1]),
+		fmt.Sprintf(`{"peerIP":%q,"asNumber":64999}`, h[2]),
+	}
+	c := newDaemonIn(t, "node1", dir)
+	c.send(store.Batch{Synced: true, Events: []store.Event{
+		bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`), peer(t, "with", v[0]), peer(t, "without", v[1]),
+	}})
+	with := func() PeerStatus { return c.peer("with") }
+	poll(t, 20*time.Second, func() string { return fmt.Sprint(with()) }, func() bool {
+		return with().State == StateDown && strings.Contains(with().Info, "secret s/k is missing")
+	})
+	poll(t, 20*time.Second, func() string { return fmt.Sprint(c.peer("without")) }, func() bool { return c.peer("without").State == StateUp })
+	since := c.peer("without").Since
+	writeSecret(t, dir, SecretRef{"s", "k"}, "geheim\n")
+	poll(t, 30*time.Second, func() string { return fmt.Sprint(with()) }, func() bool { return with().State == StateUp })
+	if err := os.Remove(filepath.Join(dir, "s", "k")); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, 20*time.Second, func() string { return fmt.Sprint(with()) }, func() bool { return with().State == StateDown })
+	if now := c.peer("without").Since; !now.Equal(since) {
+		t.Errorf("the other session was up since %s, and is since %s", since, now)
+	}
+}
+
+// TestWatchDirs: directories that come later are seen too.
+func TestWatchDirs(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	lists, hits := make(chan []string), make(chan struct{}, 100)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := watchDirs(ctx, lists, func() { hits <- struct{}{} }); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	await := func(what string) {
+		t.Helper()
+		select {
+		case <-hits:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s was not noticed", what)
+		}
+	}
+	lists <- []string{dir, filepath.Join(dir, "s")}
+	if err := os.Mkdir(filepath.Join(dir, "s"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	await("a new directory")
+	lists <- []string{dir, filepath.Join(dir, "s")}
+	if err := os.WriteFile(filepath.Join(dir, "s", "k"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await("a new file")
+}
+
+func TestMD5Drops(t *testing.T) {
+	t.Parallel()
+	table := "TcpExt: SyncookiesSent TCPMD5NotFound TCPMD5Unexpected TCPMD5Failure\nTcpExt: 9 1 2 3\nIpExt: InNoRoutes\nIpExt: 5\n"
+	d := parseMD5Drops(table)
+	if want := (md5Drops{1, 2, 3}); d != want {
+		t.Fatalf("got %+v, want %+v", d, want)
+	}
+	for _, c := range []struct {
+		was      md5Drops
+		password bool
+		says     string
+	}{
+		{md5Drops{1, 2, 3}, true, ""},
+		{md5Drops{1, 2, 3}, false, ""},
+		{md5Drops{1, 2, 2}, true, "1 segments came signed with another password"},
+		{md5Drops{0, 2, 3}, true, "1 segments came without a signature"},
+		{md5Drops{0, 0, 0}, false, "2 segments came with a signature"},
+	} {
+		if got := d.since(c.was).suspicion(c.password); !strings.Contains(got, c.says) || c.says == "" && got != "" {
+			t.Errorf("since %+v: %q, want %q", c.was, got, c.says)
+		}
+	}
+}
