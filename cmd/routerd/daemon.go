@@ -138,7 +138,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	})
 	if c.BGP.Enabled {
 		d.bgp = bgp.New(bgp.Options{
-			Log: log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir,
+			Log: log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, StateFile: filepath.Join(c.StateDir, "bgp.json"),
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
 				if err := d.core.Paths(ctx, pathUpdate(ch)); err != nil {

@@ -29,6 +29,10 @@ type Options struct {
 	// SecretDir is where the passwords of sessions are, as [ReadSecret] says.
 	SecretDir string
 
+	// StateFile is where the last configuration is kept for a start while the
+	// datastore is away; empty: nowhere.
+	StateFile string
+
 	Restarting  bool          // as in [SpeakerOptions]
 	SyncTimeout time.Duration // as in [SpeakerOptions]
 }
@@ -142,15 +146,20 @@ func (c *Controller) drive(ctx context.Context) {
 	pause := minRetry
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
+	patience := time.NewTimer(storePatience)
+	defer patience.Stop()
+	step := c.reconcile
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.dirty:
-			pause = minRetry
+			pause, step = minRetry, c.reconcile
 		case <-retry.C:
+		case <-patience.C:
+			step = c.resume
 		}
-		if !c.reconcile(ctx) {
+		if !step(ctx) {
 			retry.Reset(pause)
 			pause = min(2*pause, maxRetry)
 		} else {
@@ -166,9 +175,15 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 	cfg.Links = c.links
 	c.mu.Unlock()
 	if err != nil {
-		c.setErr(err)
+		c.mu.Lock()
+		resumed := errors.Is(c.err, errLastLife) && errors.Is(err, ErrNotSynced)
+		c.mu.Unlock()
+		if !resumed {
+			c.setErr(err)
+		}
 		return true // more input will wake us
 	}
+	c.keep(cfg)
 	cfg = c.secrets(ctx, cfg)
 	err = c.speaker.Apply(ctx, cfg)
 	c.mu.Lock()

@@ -28,14 +28,16 @@ type daemon struct {
 
 func newDaemon(t testing.TB, node string) *daemon {
 	t.Helper()
-	return newDaemonIn(t, node, t.TempDir())
+	return newDaemonOf(t, Options{Node: node, SecretDir: t.TempDir()})
 }
 
-// newDaemonIn is newDaemon with a directory of secrets.
-func newDaemonIn(t testing.TB, node, secrets string) *daemon {
+// newDaemonOf is newDaemon with options, of which the log and the handler are
+// filled in.
+func newDaemonOf(t testing.TB, o Options) *daemon {
 	t.Helper()
 	d := &daemon{t: t, batches: make(chan store.Batch), paths: map[netip.Prefix]Path{}}
-	d.Controller = New(Options{Log: testLog(t), Node: node, SecretDir: secrets, Handle: func(_ context.Context, c Changes) {
+	o.Log = testLog(t)
+	o.Handle = func(_ context.Context, c Changes) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for _, p := range c.Put {
@@ -44,7 +46,8 @@ func newDaemonIn(t testing.TB, node, secrets string) *daemon {
 		for _, p := range c.Del {
 			delete(d.paths, p)
 		}
-	}})
+	}
+	d.Controller = New(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx, d.batches) }()

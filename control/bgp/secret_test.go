@@ -80,7 +80,7 @@ func TestMissingSecret(t *testing.T) {
 		fmt.Sprintf(`{"peerIP":%q,"asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`, h[1]),
 		fmt.Sprintf(`{"peerIP":%q,"asNumber":64999}`, h[2]),
 	}
-	c := newDaemonIn(t, "node1", dir)
+	c := newDaemonOf(t, Options{Node: "node1", SecretDir: dir})
 	c.send(store.Batch{Synced: true, Events: []store.Event{
 		bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`), peer(t, "with", v[0]), peer(t, "without", v[1]),
 	}})

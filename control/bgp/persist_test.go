@@ -1,0 +1,98 @@
+package bgp
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/routerd/routerd/store"
+)
+
+// TestSaveLoad: every scenario's configuration comes back as it was, without a
+// password.
+func TestSaveLoad(t *testing.T) {
+	t.Parallel()
+	for name, events := range scenarios(t) {
+		file := filepath.Join(t.TempDir(), "bgp.json")
+		want, err := Desired(view(t, events...), "node1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		withPassword := withSecrets(want, func(SecretRef) (Password, error) { return Password{"geheim"}, nil })
+		if err := save(file, withPassword); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(file); err != nil || strings.Contains(string(b), "geheim") {
+			t.Errorf("%s: the file shows the password, or %v", name, err)
+		}
+		got, err := load(file, "node1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+			cmpopts.EquateComparable(Peer{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-saved +loaded):\n%s", name, diff)
+		}
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "bgp.json")
+	for text, says := range map[string]string{
+		"": "unexpected end", "{": "unexpected end", `{"Version":99}`: "version 99", `{"Version":1,"Config":{"Node":"other"}}`: "node other",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := load(file, "node1"); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: error %v, want one that says %q", text, err, says)
+		}
+	}
+}
+
+// TestStartWithoutStore: a daemon whose datastore is away at its start speaks
+// BGP as in its last life, and goes on by the datastore when that is back.
+func TestStartWithoutStore(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	f := startFRRAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{"203.0.113.0/24"}})
+	file := filepath.Join(t.TempDir(), "bgp.json")
+	batch := store.Batch{Synced: true, Events: []store.Event{
+		bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`),
+		peer(t, "tor", `{"peerIP":"`+h[1].String()+`","asNumber":64999}`), ippool(t, "p", `{"cidr":"192.168.0.0/16"}`),
+		affinity(t, "node1", "192.168.1.0/26", "confirmed"),
+	}}
+	up := func(d *daemon) {
+		t.Helper()
+		poll(t, 60*time.Second, func() string { return d.peer("tor").Info }, func() bool { return d.peer("tor").State == StateUp })
+	}
+	first := newDaemonOf(t, Options{Node: "node1", StateFile: file})
+	first.send(batch)
+	up(first)
+	f.waitRoute("192.168.1.0/26")
+	first.stop()
+
+	second := newDaemonOf(t, Options{Node: "node1", StateFile: file, Restarting: true})
+	up(second)
+	f.waitRoute("192.168.1.0/26")
+	if err := second.Status(context.Background()).Err; err == nil || !strings.Contains(err.Error(), "last life") {
+		t.Errorf("status says %v", err)
+	}
+	poll(t, 20*time.Second, func() string { return "the switch's route" }, func() bool { return second.has("203.0.113.0/24") })
+	since := f.uptime()
+	batch.Events = append(batch.Events, affinity(t, "node1", "192.168.1.64/26", "confirmed"))
+	second.send(batch)
+	second.waitErr("")
+	f.waitRoute("192.168.1.64/26")
+	if now := f.uptime(); now != since {
+		t.Errorf("the session was up since %s, and is since %s", since, now)
+	}
+}
