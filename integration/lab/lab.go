@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/backoff"
 
@@ -193,8 +194,22 @@ func (l *Lab) attachAll(ctx context.Context, o Options) error {
 		return nil
 	}
 	o.Progress(fmt.Sprintf("attaching %d pods", len(pods)))
-	_, err := l.attachPods(ctx, pods...)
-	return err
+	// A daemon that has no time yet says so, and runtimes come again.
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		_, err := l.attachPods(ctx, pods...)
+		var refused *types.Error
+		if !errors.As(err, &refused) || refused.Code != types.ErrTryAgainLater {
+			return err
+		}
+		o.Progress("trying again: " + err.Error())
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
 }
 
 // Open returns a lab that is up. It matches [fs.ErrNotExist] when there is
