@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -127,7 +126,6 @@ func throughput(t *testing.T, l *lab.Lab, from, to string, d time.Duration) floa
 // its full size: an emulated processor loses bursts by itself.
 func testMeasured(t *testing.T, l *lab.Lab, some bool) {
 	t.Helper()
-	emulated := os.Getenv("ROUTERD_STAGE") == "vm"
 	for _, h := range l.Hosts() {
 		poll(t, 90*time.Second, "tunnels of "+h, func() string {
 			tunnels, err := tunnelsOf(t, l, h)
@@ -138,7 +136,7 @@ func testMeasured(t *testing.T, l *lab.Lab, some bool) {
 				return fmt.Sprintf("%d tunnels", len(tunnels))
 			}
 			for _, tun := range tunnels {
-				if !tun.GetInUse() || emulated && tun.GetDelivers() == "yes" {
+				if !tun.GetInUse() || emulated() && tun.GetDelivers() == "yes" {
 					continue
 				}
 				if tun.GetDelivers() != "yes" || tun.GetReason() != "" || tun.GetDeviceOff() != "" || tun.GetBytesPerSecond() == 0 {

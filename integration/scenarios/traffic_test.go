@@ -3,7 +3,6 @@ package scenarios
 import (
 	"context"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,7 +18,7 @@ import (
 // pingRate is how many requests each flow sends in a second: as many as tell
 // of the shortest gap, and no more than an emulated CPU can carry.
 func pingRate() int {
-	if os.Getenv("ROUTERD_STAGE") == "vm" {
+	if emulated() {
 		return 50
 	}
 	return 500
