@@ -1,0 +1,221 @@
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/store"
+)
+
+// DefaultGrace is Calico's leakGracePeriod.
+const DefaultGrace = 15 * time.Minute
+
+// Config is what a [Collector] needs.
+type Config struct {
+	Store store.Store // required
+	Node  string      // required: this node's name
+	Host  Host        // what the host knows of its own addresses; nil: only the cluster's work
+
+	// Grace is how long a leak must have been one; 0: [DefaultGrace].
+	Grace time.Duration
+	// Interval is the time between two looks; 0: a third of Grace.
+	Interval time.Duration
+
+	Clock func() time.Time // nil: time.Now
+	Log   *slog.Logger     // nil: none
+}
+
+// Host is what a host knows and can do about the addresses that are in use on
+// it. Methods are safe for concurrent use.
+type Host interface {
+	// Allocations lists what the host's own blocks give.
+	Allocations() []ipam.Allocation
+	// Uses reports whether a handle's addresses are in use: by a workload of
+	// this host, a tunnel, a reserve. It does not block.
+	Uses(handle string) bool
+	// Wired returns the handles of the workloads whose devices are on this host,
+	// whether or not it knows more of them.
+	Wired(ctx context.Context) (map[string]bool, error)
+	// Release frees addresses that used still says are not in use.
+	Release(ctx context.Context, used func(ipam.Claim) bool, claims ...ipam.Claim) ([]netip.Addr, error)
+}
+
+// Report is what a look found and did.
+type Report struct {
+	Suspects   int // that are not due yet
+	Addresses  int // freed
+	Blocks     int // deleted, or given to nobody
+	Handles    int // deleted
+	Endpoints  int // deleted
+	Unreadable int // records that could not be decoded; the others were looked at
+}
+
+// freed reports whether a look changed anything.
+func (r Report) freed() bool { return r.Addresses+r.Blocks+r.Handles+r.Endpoints > 0 }
+
+// Collector looks for leaks. [Collector.RunHost] and [Collector.RunCluster] may
+// run side by side.
+type Collector struct {
+	cfg           Config
+	host, cluster *suspects
+}
+
+// New returns a collector. It panics when a required part of the configuration
+// is missing.
+func New(cfg Config) *Collector {
+	if cfg.Store == nil || cfg.Node == "" {
+		panic("collect: Config lacks Store or Node")
+	}
+	if cfg.Grace <= 0 {
+		cfg.Grace = DefaultGrace
+	}
+	if cfg.Interval <= 0 {
+		cfg.Interval = cfg.Grace / 3
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Collector{cfg: cfg, host: newSuspects(), cluster: newSuspects()}
+}
+
+// RunHost looks after this host's addresses until ctx ends.
+func (c *Collector) RunHost(ctx context.Context) {
+	if c.cfg.Host != nil {
+		c.every(ctx, "host", c.LookHost)
+	}
+}
+
+// RunCluster looks after what no host does until ctx ends. It is for the one
+// host of the cluster that holds the office (see etcd.Store.Lead); two at once
+// do no harm.
+func (c *Collector) RunCluster(ctx context.Context) {
+	c.cluster.clear()
+	c.cfg.Log.Info("this host looks for leaks of the whole cluster", "grace", c.cfg.Grace)
+	c.every(ctx, "cluster", c.LookCluster)
+}
+
+// every calls look again and again. Nothing tells of a leak, which is that
+// nothing happens: so there is a clock.
+func (c *Collector) every(ctx context.Context, scope string, look func(context.Context) (Report, error)) {
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		start := time.Now()
+		r, err := look(ctx)
+		attrs := []any{
+			"scope", scope, "suspects", r.Suspects, "addresses", r.Addresses, "blocks", r.Blocks,
+			"handles", r.Handles, "endpoints", r.Endpoints, "unreadable", r.Unreadable, "took", time.Since(start),
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			c.cfg.Log.Warn("look for leaks is incomplete; the next one goes on", append(attrs, "error", err)...)
+		case r.freed():
+			c.cfg.Log.Info("leaks freed", attrs...)
+		default:
+			c.cfg.Log.Debug("looked for leaks", attrs...)
+		}
+		t.Reset(c.cfg.Interval)
+	}
+}
+
+// old reports whether an address was given long enough ago, as far as its
+// attributes say.
+func (c *Collector) old(a ipam.Allocation, now time.Time) bool {
+	return now.Sub(a.Assigned()) >= c.cfg.Grace
+}
+
+// LookHost looks once at the addresses of this host's blocks.
+func (c *Collector) LookHost(ctx context.Context) (Report, error) {
+	now := c.cfg.Clock()
+	c.host.begin()
+	var r Report
+	due := map[netip.Addr]ipam.Claim{}
+	for _, a := range c.cfg.Host.Allocations() {
+		if a.Node != c.cfg.Node || !a.ReleasedAt.IsZero() || a.Handle == "" || c.cfg.Host.Uses(a.Handle) || !c.old(a, now) {
+			continue
+		}
+		r.Suspects++
+		if c.host.see(a.Addr.String(), a.Sequence, now, c.cfg.Grace) {
+			due[a.Addr] = ipam.Claim{Addr: a.Addr, Handle: a.Handle, Sequence: a.Sequence}
+		}
+	}
+	c.host.end()
+	if len(due) == 0 {
+		return r, nil
+	}
+	if err := c.lastLook(ctx, due); err != nil {
+		return r, err
+	}
+	used := func(cl ipam.Claim) bool { return c.cfg.Host.Uses(cl.Handle) }
+	var errs []error
+	for _, claim := range due {
+		// One by one: a claim that does not hold any more must not spoil others.
+		freed, err := c.cfg.Host.Release(ctx, used, claim)
+		switch {
+		case errors.Is(err, ipam.ErrNotHolder):
+		case err != nil:
+			errs = append(errs, err)
+		case len(freed) > 0:
+			r.Addresses++
+			r.Suspects--
+			c.cfg.Log.Info("leaked address freed", "address", claim.Addr, "handle", claim.Handle)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return r, errors.Join(errs...)
+}
+
+// lastLook takes out of due what an endpoint or a device of this host has.
+func (c *Collector) lastLook(ctx context.Context, due map[netip.Addr]ipam.Claim) error {
+	wired, err := c.cfg.Host.Wired(ctx)
+	if err != nil {
+		return fmt.Errorf("look for the workloads' devices: %w", err)
+	}
+	for addr, claim := range due {
+		if wired[claim.Handle] {
+			delete(due, addr)
+		}
+	}
+	return store.Pages(ctx, c.cfg.Store, store.KindWorkloadEndpoint, "", func(objs []store.Object) error {
+		for _, o := range objs {
+			w, ok := o.Value.(*store.WorkloadEndpoint)
+			if !ok {
+				return fmt.Errorf("%s cannot be decoded, and may have any address: %w", o.Key, store.ErrDecode)
+			}
+			for _, a := range endpointAddrs(w) {
+				delete(due, a)
+			}
+		}
+		return nil
+	})
+}
+
+// endpointAddrs returns the addresses of an endpoint, with or without lengths.
+func endpointAddrs(w *store.WorkloadEndpoint) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range w.Spec.IPNetworks {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, p.Addr())
+		} else if a, err := netip.ParseAddr(s); err == nil {
+			out = append(out, a)
+		}
+	}
+	return out
+}

@@ -1,0 +1,63 @@
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/routerd/routerd/store"
+)
+
+// Allocations lists what this node's own blocks give, in the order of the
+// blocks' keys. It does not ask the datastore.
+func (a *Allocator) Allocations() []Allocation {
+	a.mu.Lock()
+	blocks := make([]store.Object, 0, len(a.state.own))
+	for _, b := range a.state.own {
+		obj := b.obj
+		obj.Key = store.BlockKey(b.cidr)
+		blocks = append(blocks, obj)
+	}
+	a.mu.Unlock()
+	var out []Allocation
+	for _, obj := range blocks {
+		b, _ := obj.Value.(*store.Block)
+		all, err := Allocations(obj.Key.CIDR(), b)
+		if err != nil {
+			continue // told where it is met, and nothing can be said of it
+		}
+		out = append(out, all...)
+	}
+	return out
+}
+
+// ReleaseUnless is like [Allocator.Release], and leaves out the claims of which
+// used says that they are in use after all. It is asked at the last moment, in
+// the order of this node's assignments: who takes note of a use before asking
+// for an address is never robbed of it. It must not block.
+func (a *Allocator) ReleaseUnless(ctx context.Context, used func(Claim) bool, claims ...Claim) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for len(claims) > 0 {
+		n := min(len(claims), maxClaims)
+		st := &unlessStep{used: used, all: claims[:n:n]}
+		if err := a.do(ctx, st); err != nil {
+			return out, fmt.Errorf("release addresses: %w", err)
+		}
+		out = append(out, st.released...)
+		claims = claims[n:]
+	}
+	return out, nil
+}
+
+// unlessStep releases what is not in use.
+type unlessStep struct {
+	claimsStep
+	used func(Claim) bool
+	all  []Claim
+}
+
+func (st *unlessStep) plan(d *draft) error {
+	st.claims = slices.DeleteFunc(slices.Clone(st.all), st.used)
+	return st.claimsStep.plan(d)
+}
