@@ -265,6 +265,7 @@ func (d *router) run(ctx context.Context) error {
 		part("probes", func(ctx context.Context) error { return d.tunnels.run(ctx, d.core, d.store) })
 	}
 	part("workloads", d.runAttach)
+	part("collector", d.runCollector)
 	if d.bgp != nil {
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.bgpFeed) })
 	}

@@ -180,3 +180,41 @@ func TestOtherNode(t *testing.T) {
 		t.Errorf("ADD: %v, want ErrInvalid", err)
 	}
 }
+
+// What the host knows of is in use from before its address is given until
+// after it is given back.
+func TestUses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if !w.create().Uses("net1.anything") {
+		t.Error("before the records are restored nothing can be said to be unused")
+	}
+	a := w.start()
+	req, alloc := w.request(1), w.allocateRequest(2)
+	alloc.Gateway = true
+	h, gw := handle(req.ID), "routerd-gateway-node-a.net1"
+	a.hook = func(step string) error {
+		if used := a.Uses(h); !used && step != "start" && step != "del done" {
+			t.Errorf("not in use at step %q", step)
+		}
+		return nil
+	}
+	if _, err := a.Add(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	wired, err := a.Wired(t.Context())
+	if err != nil || !wired[h] {
+		t.Errorf("wired: %v, %v; want %s", wired, err, h)
+	}
+	if err := a.Del(t.Context(), delOf(req)); err != nil {
+		t.Fatal(err)
+	}
+	a.hook = nil
+	if a.Uses(h) || a.Uses(gw) {
+		t.Error("in use after DEL")
+	}
+	w.allocate(a, alloc)
+	if !a.Uses(gw) || !a.Uses(handle(alloc.ID)) {
+		t.Error("an allocation is not in use")
+	}
+}

@@ -159,6 +159,9 @@ type Health struct {
 // IPAM configures how this host takes addresses.
 type IPAM struct {
 	Reserve Reserve `mapstructure:"reserve"`
+	// LeakGracePeriod is how long an address must have belonged to nobody before
+	// it is freed; 0: leaks stay.
+	LeakGracePeriod time.Duration `mapstructure:"leakGracePeriod"`
 }
 
 // Reserve bounds how many addresses of a pool and family the host holds ready,
@@ -206,7 +209,7 @@ func Default() Config {
 		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets"},
 		Policy:    Policy{Enabled: true},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
-		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}},
+		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute},
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
@@ -324,6 +327,9 @@ func (c Config) Validate() error {
 	}
 	if r := c.IPAM.Reserve; r.Min < 0 || r.Min > r.Max || r.Max > maxReserve {
 		bad("ipam.reserve.min", r.Min, fmt.Sprintf("want 0 (no reserve) to ipam.reserve.max, which is %d and may be %d at most", r.Max, maxReserve))
+	}
+	if g := c.IPAM.LeakGracePeriod; g != 0 && g < time.Minute {
+		bad("ipam.leakGracePeriod", g, "want 0 (leaks stay) or at least 1m: a container that is being made has its address before anything else tells of it")
 	}
 	if c.CNI.MTU != 0 && (c.CNI.MTU < 576 || c.CNI.MTU > 65535) {
 		bad("cni.mtu", c.CNI.MTU, "want 0 (computed) or 576 to 65535 bytes")

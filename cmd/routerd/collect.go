@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/collect"
+	"github.com/routerd/routerd/control/ipam"
+)
+
+const (
+	// collectorOffice is held by the one host that looks after the cluster.
+	collectorOffice = "ipam-collector"
+	// collectorTTL is how long the office is vacant when its holder dies. Leaks
+	// can wait; a lease that is renewed seldom costs little.
+	collectorTTL = time.Minute
+)
+
+// collector looks for leaks in IPAM's records; nil when it is switched off.
+func (d *router) collector() *collect.Collector {
+	if d.cfg.IPAM.LeakGracePeriod <= 0 {
+		return nil
+	}
+	return collect.New(collect.Config{
+		Store: d.store, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
+		Grace: d.cfg.IPAM.LeakGracePeriod, Log: d.log.With("component", "collector"),
+	})
+}
+
+// runCollector runs both halves of the collector.
+func (d *router) runCollector(ctx context.Context) error {
+	c := d.collector()
+	if c == nil {
+		return nil
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { c.RunHost(ctx); return nil })
+	g.Go(func() error { d.store.Lead(ctx, collectorOffice, d.name, collectorTTL, c.RunCluster); return nil })
+	return g.Wait()
+}
+
+// hostAddresses is what this host knows of its addresses.
+type hostAddresses struct {
+	ipam   *ipam.Allocator
+	attach *attach.Attacher
+	node   string
+}
+
+func (h hostAddresses) Allocations() []ipam.Allocation { return h.ipam.Allocations() }
+
+// Uses counts what the daemon itself holds as in use: the node's agent looks
+// after tunnels' addresses, and IPAM after its reserve.
+func (h hostAddresses) Uses(handle string) bool {
+	return strings.HasSuffix(handle, "-tunnel-addr-"+h.node) || handle == ipam.ReserveHandle(h.node) || h.attach.Uses(handle)
+}
+
+func (h hostAddresses) Wired(ctx context.Context) (map[string]bool, error) {
+	return h.attach.Wired(ctx)
+}
+
+func (h hostAddresses) Release(ctx context.Context, used func(ipam.Claim) bool, claims ...ipam.Claim) ([]netip.Addr, error) {
+	return h.ipam.ReleaseUnless(ctx, used, claims...)
+}
