@@ -22,10 +22,12 @@ import (
 
 // Table carries rulesets into the kernel. Package dataplane/nft does.
 type Table interface {
-	// Apply takes a step. With nil the kernel judges by it. With an error the
-	// kernel judges as before, and the step is taken with the next one: the
-	// caller repeats Apply with an empty step until it succeeds.
-	Apply(ctx context.Context, d filter.Delta) error
+	// Apply takes a step. With nil the kernel judges by it; with an error it
+	// judges as before.
+	Apply(d filter.Delta) error
+	// Replace makes a ruleset the one that the kernel judges by, whatever was
+	// before.
+	Replace(r *filter.Ruleset) error
 }
 
 // Connections is the kernel's table of tracked connections;
@@ -151,19 +153,18 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.poke:
 		case <-retry.C:
 		}
-		switch err := e.step(ctx, calc); {
-		case err == nil:
+		if err := e.step(calc); err == nil {
 			retry.Stop()
 			pause = e.cfg.Retry
-		case ctx.Err() == nil:
-			retry.Reset(pause)
-			pause = min(2*pause, 10*time.Second)
+			continue
 		}
+		retry.Reset(pause)
+		pause = min(2*pause, 10*time.Second)
 	}
 }
 
 // step takes in what was heard and brings what follows from it into force.
-func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
+func (e *Enforcer) step(calc *policy.Calculator) error {
 	start := time.Now()
 	e.mu.Lock()
 	queue, ifaces, before := e.queue, e.ifaces, e.status
@@ -184,11 +185,16 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	touched := touched(e.have, &d)
 	err := e.have.Apply(&d)
 	e.rules.Unlock()
-	if err != nil {
+	switch {
+	case err != nil:
 		// A fault of the calculator's: what the kernel has stays.
 		err = fmt.Errorf("take a step of the rules: %w", err)
-	} else {
-		err = e.cfg.Table.Apply(ctx, d)
+	case before.Err != nil:
+		e.rules.RLock()
+		err = e.cfg.Table.Replace(e.have)
+		e.rules.RUnlock()
+	default:
+		err = e.cfg.Table.Apply(d)
 	}
 	e.mu.Lock()
 	for name := range touched {

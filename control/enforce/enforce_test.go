@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,30 +23,41 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// table is a kernel that takes what it is given, unless it refuses. As the real
-// one it keeps what it refused for the next step.
+// table is a kernel that takes what it is given, unless it refuses.
 type table struct {
 	mu      sync.Mutex
 	refuse  error
-	pending []filter.Delta
 	have    *filter.Ruleset
 	applied int
 	errs    []error
 }
 
-func (t *table) Apply(_ context.Context, d filter.Delta) error {
+func (t *table) Apply(d filter.Delta) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.pending = append(t.pending, d)
 	if t.refuse != nil {
 		return t.refuse
 	}
-	for _, d := range t.pending {
-		if err := t.have.Apply(&d); err != nil {
-			t.errs = append(t.errs, err)
-		}
+	if err := t.have.Apply(&d); err != nil {
+		t.errs = append(t.errs, err)
 	}
-	t.pending = nil
+	t.applied++
+	return nil
+}
+
+func (t *table) Replace(r *filter.Ruleset) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.refuse != nil {
+		return t.refuse
+	}
+	t.have = &filter.Ruleset{
+		Sets: maps.Clone(r.Sets), Members: make(map[filter.SetID]map[filter.Member]struct{}),
+		Policies: maps.Clone(r.Policies), Endpoints: maps.Clone(r.Endpoints), Settings: r.Settings,
+	}
+	for id, m := range r.Members {
+		t.have.Members[id] = maps.Clone(m)
+	}
 	t.applied++
 	return nil
 }
@@ -80,7 +92,7 @@ func (c *connections) Judge(_ context.Context, judge func(conntrack.Flow) conntr
 	})
 	for i, f := range c.flows {
 		if judge(f) == conntrack.Cut && !f.Cut() {
-			c.flows[i].Mark |= conntrack.CutMark
+			c.flows[i].Mark |= filter.CutMark
 			cut++
 		}
 	}

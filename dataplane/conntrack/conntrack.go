@@ -16,6 +16,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/filter"
 )
 
 // Flow is a tracked connection.
@@ -27,17 +29,14 @@ type Flow struct {
 	// where the connection really goes.
 	Orig, Reply Tuple
 
-	ICMPType, ICMPCode uint8 // of Orig, for ICMP and ICMPv6
+	ICMPType, ICMPCode uint8  // of Orig, for ICMP and ICMPv6
+	ICMPID             uint16 // of Orig, for echo requests and the like
 
 	Mark uint32
 }
 
 // Cut reports whether the connection is cut.
-func (f Flow) Cut() bool { return f.Mark&CutMark != 0 }
-
-// CutMark is the bit of a connection's mark that says that it is cut. It is one
-// of those that Calico's iptablesMarkMask claims by default (0xffff0000).
-const CutMark uint32 = 1 << 28
+func (f Flow) Cut() bool { return f.Mark&filter.CutMark != 0 }
 
 // Tuple is a direction of a connection.
 type Tuple struct {
@@ -122,7 +121,7 @@ func (t *Table) Judge(ctx context.Context, judge func(Flow) Verdict) (cut, renew
 		var err error
 		switch v := judge(e.Flow); {
 		case v == Cut && !e.Cut():
-			if err = t.change(e, msgNew, CutMark); err == nil {
+			if err = t.change(e, msgNew, filter.CutMark); err == nil {
 				cut++
 			}
 		case v == Renew && e.Cut():
@@ -228,14 +227,13 @@ func decode(b []byte) (entry, error) {
 			e.Mark = ad.Uint32()
 		case attrOrig:
 			e.orig = ad.Bytes()
-			ad.Do(func(b []byte) (err error) {
-				e.Orig, e.Protocol, e.ICMPType, e.ICMPCode, err = decodeTuple(b)
-				return err
+			ad.Do(func(b []byte) error {
+				return e.decodeTuple(b, &e.Orig)
 			})
 		case attrReply:
-			ad.Do(func(b []byte) (err error) {
-				e.Reply, _, _, _, err = decodeTuple(b)
-				return err
+			ad.Do(func(b []byte) error {
+				var reply Flow
+				return reply.decodeTuple(b, &e.Reply)
 			})
 		case attrID:
 			e.id = ad.Bytes()
@@ -246,10 +244,12 @@ func decode(b []byte) (entry, error) {
 	return e, ad.Err()
 }
 
-func decodeTuple(b []byte) (t Tuple, protocol, icmpType, icmpCode uint8, err error) {
+// decodeTuple reads a direction of a connection into t, and what belongs to it
+// into f.
+func (f *Flow) decodeTuple(b []byte, t *Tuple) error {
 	ad, err := netlink.NewAttributeDecoder(b)
 	if err != nil {
-		return t, 0, 0, 0, err
+		return err
 	}
 	for ad.Next() {
 		switch ad.Type() {
@@ -273,20 +273,22 @@ func decodeTuple(b []byte) (t Tuple, protocol, icmpType, icmpCode uint8, err err
 				for p.Next() {
 					switch p.Type() {
 					case 1: // CTA_PROTO_NUM
-						protocol = p.Uint8()
+						f.Protocol = p.Uint8()
 					case 2: // CTA_PROTO_SRC_PORT
 						t.SrcPort = p.Uint16()
 					case 3: // CTA_PROTO_DST_PORT
 						t.DstPort = p.Uint16()
+					case 4, 7: // CTA_PROTO_ICMP_ID, CTA_PROTO_ICMPV6_ID
+						f.ICMPID = p.Uint16()
 					case 5, 8: // CTA_PROTO_ICMP_TYPE, CTA_PROTO_ICMPV6_TYPE
-						icmpType = p.Uint8()
+						f.ICMPType = p.Uint8()
 					case 6, 9: // CTA_PROTO_ICMP_CODE, CTA_PROTO_ICMPV6_CODE
-						icmpCode = p.Uint8()
+						f.ICMPCode = p.Uint8()
 					}
 				}
 				return p.Err()
 			})
 		}
 	}
-	return t, protocol, icmpType, icmpCode, ad.Err()
+	return ad.Err()
 }

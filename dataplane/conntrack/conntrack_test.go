@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 )
 
@@ -121,7 +122,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, port := range []uint16{7002, 7004} {
 		f := flows[port]
-		f.Mark |= CutMark
+		f.Mark |= filter.CutMark
 		flows[port] = f
 	}
 	if d := cmp.Diff(flows, w.listed(), addrs()); d != "" {

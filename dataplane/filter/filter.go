@@ -333,6 +333,12 @@ func (e Endpoint) Policies() []PolicyID {
 // what Internal sends comes from External.
 type Translation struct{ External, Internal netip.Addr }
 
+// CutMark is the bit of a tracked connection's mark that says that a rule denies
+// it which came after it was allowed: it carries nothing more, in either
+// direction. It is one of the bits that Calico's iptablesMarkMask claims by
+// default (0xffff0000).
+const CutMark uint32 = 1 << 28
+
 // Failsafe is a port that host endpoints leave open whatever their policies
 // say, so that nobody locks himself out.
 type Failsafe struct {

@@ -66,6 +66,7 @@ const (
 	ByNeighbour  Reason = "IPv6 neighbour discovery of the host's own"
 	ByTunnel     Reason = "tunnel packet from whom none is taken"
 	ByNobody     Reason = "no endpoint on the way"
+	ByCut        Reason = "connection that a later rule denied"
 )
 
 // NoRule is [Step.Rule] where no rule took the step.

@@ -313,8 +313,13 @@ func (c *chainWriter) floatingOut() {
 
 // Parts that base chains share.
 
+// established accepts what belongs to an allowed connection, unless that was
+// cut since.
 func (c *chainWriter) established() {
 	m := new(matcher)
+	m.connectionMark(filter.CutMark)
+	c.drop(m, filter.ByCut)
+	m = new(matcher)
 	m.state(stateEstablished | stateRelated)
 	m.do(nfAccept, "")
 	c.add(m, Counter{})

@@ -222,6 +222,16 @@ func (m *matcher) mark(bit uint32) {
 	m.cmp(unix.NFT_CMP_NEQ, make([]byte, 4))
 }
 
+// connectionMark matches connections that have a bit in their mark.
+func (m *matcher) connectionMark(bit uint32) {
+	m.expr("ct", func() {
+		m.u32(unix.NFTA_CT_KEY, unix.NFT_CT_MARK)
+		m.u32(unix.NFTA_CT_DREG, reg1)
+	})
+	m.bits(binary.NativeEndian.AppendUint32(nil, bit), make([]byte, 4))
+	m.cmp(unix.NFT_CMP_NEQ, make([]byte, 4))
+}
+
 // setMark sets a bit of the packet's mark, or clears it.
 func (m *matcher) setMark(bit uint32, on bool) {
 	xor := uint32(0)
