@@ -79,6 +79,24 @@ func (o *operator) Tunnels(_ context.Context, r *apiv1.TunnelsRequest) (*apiv1.T
 	return m, o.answer("tunnels.json", m)
 }
 
+func (o *operator) Policy(_ context.Context, r *apiv1.PolicyRequest) (*apiv1.PolicyResponse, error) {
+	m := &apiv1.PolicyResponse{}
+	if r.GetEndpoint() != "" {
+		return m, o.answer("policy-endpoint.json", m)
+	}
+	return m, o.answer("policy.json", m)
+}
+
+func (o *operator) PolicyExplain(context.Context, *apiv1.PolicyExplainRequest) (*apiv1.PolicyExplainResponse, error) {
+	m := &apiv1.PolicyExplainResponse{}
+	return m, o.answer("explain.json", m)
+}
+
+func (o *operator) Flows(context.Context, *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error) {
+	m := &apiv1.FlowsResponse{}
+	return m, o.answer("flows.json", m)
+}
+
 // Overlaps plays a host with the address 10.66.0.1/16.
 func (o *operator) Overlaps(_ context.Context, r *apiv1.OverlapsRequest) (*apiv1.OverlapsResponse, error) {
 	m := &apiv1.OverlapsResponse{Node: "node1"}

@@ -20,13 +20,10 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/dataplane/nft"
 	"github.com/routerd/routerd/dataplane/sourceport"
 	"github.com/routerd/routerd/dataplane/workload"
 )
-
-// policyTable is the nftables table, of family inet, that holds what routerd
-// filters.
-const policyTable = "routerd"
 
 func newCleanupCommand() *cobra.Command {
 	var file, protocols string
@@ -162,7 +159,7 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 	for _, name := range wires {
 		things = append(things, thing{"link " + name + " type veth", func(ctx context.Context) error { return cl.wire.RemoveMarked(ctx, name) }})
 	}
-	for _, table := range []string{policyTable, sourceport.TableName} {
+	for _, table := range []string{nft.TableName, sourceport.TableName} {
 		found, err := cl.kernel.DeleteTable(table, true)
 		if err != nil {
 			return nil, err

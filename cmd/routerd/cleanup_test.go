@@ -113,9 +113,6 @@ func TestCleanup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := h.exec("nft", "add table inet routerd; add chain inet routerd c"); err != nil {
-		t.Fatal(err)
-	}
 
 	// While the daemon runs it refuses, and says which process it is.
 	code, out := cleanup("--yes")

@@ -25,6 +25,7 @@ import (
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
@@ -56,10 +57,12 @@ type router struct {
 	// journal is what this host has promised and must know after the loss of power.
 	journal *journal.Journal
 	reach   *reacher
+	policy  *policies // nil: switched off
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
 	tunnels  *tunnels              // nil: probes are not enabled
+	noPolicy error                 // why this kernel cannot enforce policy
 	bgpFeed  chan store.Batch
 	ipamFeed chan store.Batch
 	counters counters
@@ -115,6 +118,9 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err := d.openStore(ctx); err != nil {
 		return d, err
 	}
+	if err := d.newPolicy(); err != nil {
+		return d, err
+	}
 	var restarting bool
 	if c.BGP.Enabled {
 		if restarting, err = d.markBGP(); err != nil {
@@ -156,7 +162,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	}
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
-		Ready: d.attachReady, Log: log.With("component", "attach"),
+		Ready: d.attachReady, Rules: d.awaitRules(), Log: log.With("component", "attach"),
 	})
 	if err != nil {
 		return d, err
@@ -226,6 +232,7 @@ func (d *router) close() error {
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())
 	}
+	errs = append(errs, d.policy.close())
 	if d.kernel != nil {
 		errs = append(errs, d.kernel.Close())
 	}
@@ -260,6 +267,7 @@ func (d *router) run(ctx context.Context) error {
 	part("store", d.followStore)
 	part("bootstrap", d.bootstrap)
 	part("reach", d.runReach)
+	part("policy", d.runPolicy)
 	part("live change", d.followForms)
 	if d.tunnels != nil {
 		part("probes", func(ctx context.Context) error { return d.tunnels.run(ctx, d.core, d.store) })
@@ -328,6 +336,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 	for u := range d.kernel.Underlay(ctx) {
 		d.node.HandleUnderlay(u)
 		d.tunnels.HandleUnderlay(u)
+		d.policy.handleUnderlay(u)
 		if err := d.core.Underlay(ctx, u); err != nil {
 			return err
 		}
@@ -343,7 +352,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 func watched() []store.Kind {
 	var kinds []store.Kind
 	seen := map[store.Kind]bool{}
-	for _, list := range [][]store.Kind{vrouter.Kinds(), node.Kinds(), bgp.Kinds(), ipam.Kinds(), attach.Kinds()} {
+	for _, list := range [][]store.Kind{vrouter.Kinds(), node.Kinds(), bgp.Kinds(), ipam.Kinds(), attach.Kinds(), policy.Kinds()} {
 		for _, k := range list {
 			if !seen[k] {
 				seen[k] = true
@@ -379,6 +388,7 @@ func (d *router) followStore(ctx context.Context) error {
 			}
 		}
 		d.tunnels.HandleStore(b)
+		d.policy.handleStore(b)
 		d.attach.HandleStore(b)
 		d.reach.HandleStore(b)
 		d.node.HandleStore(b)
@@ -441,6 +451,9 @@ func (d *router) attachReady() error {
 		return ns.Err
 	case !ns.Registered:
 		return errors.New("this host is not registered in the datastore yet")
+	}
+	if d.noPolicy != nil {
+		return d.noPolicy
 	}
 	if d.workloadMTU() == 0 {
 		return errors.New("the host's network is not known yet")

@@ -108,6 +108,7 @@ func (d *router) reportOf(v view) health.Report {
 	// keeps running. It is a condition of its own.
 	r.Conditions = append(ready, d.checks.Note("Address", v.node.AddressErr), d.checks.Note("Datastore", d.datastoreError()),
 		d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)),
+		d.checks.Note("Policy", d.policyError()),
 		d.checks.Note("ForeignRoutes", foreignError(d.foreignRoutes(v.pools, v.coreErr))))
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))

@@ -110,6 +110,7 @@ type Endpoint struct {
 	ID        ID
 	Workload  Workload
 	Device    string
+	Netns     string // path of the container's network namespace
 	Addresses []netip.Addr
 	MTU       int       // bytes
 	State     string    // attached; adding or releasing while under way or cut short
@@ -265,7 +266,7 @@ func (a *Attacher) Endpoints() []Endpoint {
 	out := make([]Endpoint, 0, len(a.records))
 	for _, r := range a.records {
 		out = append(out, Endpoint{
-			ID: r.id(), Workload: r.workload(), Device: r.Device,
+			ID: r.id(), Workload: r.workload(), Device: r.Device, Netns: r.Netns,
 			Addresses: r.addrs(), MTU: r.MTU, State: string(r.State), Since: r.Since,
 		})
 	}

@@ -27,6 +27,12 @@ type Operator interface {
 	// Overlaps lists what of this host shares addresses with ranges that are
 	// to be pools'.
 	Overlaps(ctx context.Context, cidrs []netip.Prefix) (*apiv1.OverlapsResponse, error)
+	// Policy returns the rules of an endpoint, or all endpoints without theirs.
+	Policy(ctx context.Context, endpoint string) (*apiv1.PolicyResponse, error)
+	// PolicyExplain says what becomes of a packet.
+	PolicyExplain(ctx context.Context, req *apiv1.PolicyExplainRequest) (*apiv1.PolicyExplainResponse, error)
+	// Flows returns recent verdicts.
+	Flows(ctx context.Context, req *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error)
 }
 
 // NewOperatorServer returns the operator's service.
@@ -75,6 +81,21 @@ func (s *operatorServer) Overlaps(ctx context.Context, req *apiv1.OverlapsReques
 		cidrs = append(cidrs, p.Masked())
 	}
 	return s.o.Overlaps(ctx, cidrs)
+}
+
+func (s *operatorServer) Policy(ctx context.Context, req *apiv1.PolicyRequest) (*apiv1.PolicyResponse, error) {
+	return s.o.Policy(ctx, req.GetEndpoint())
+}
+
+func (s *operatorServer) PolicyExplain(ctx context.Context, req *apiv1.PolicyExplainRequest) (*apiv1.PolicyExplainResponse, error) {
+	if req.GetFrom() == "" || req.GetTo() == "" {
+		return nil, status.Error(codes.InvalidArgument, "from and to are required: an endpoint, an address, or host")
+	}
+	return s.o.PolicyExplain(ctx, req)
+}
+
+func (s *operatorServer) Flows(ctx context.Context, req *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error) {
+	return s.o.Flows(ctx, req)
 }
 
 // parseFilter reads a prefix or an address; the empty string gives an invalid

@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+func (a *app) policyCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "policy",
+		Short: "Show which rules judge packets on this host, and what they say",
+	}
+	c.AddCommand(a.policyShowCommand(), a.policyExplainCommand())
+	return c
+}
+
+func (a *app) policyShowCommand() *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:   "show [ENDPOINT]",
+		Short: "Show an endpoint's rules in order, with the kernel's counters",
+		Long: `Show the rules that judge the packets of an endpoint of this host, in the order
+in which they are looked at, with the kernel's counters. Without ENDPOINT, list the
+endpoints. ENDPOINT is an interface, an address, a resource's name, NAMESPACE/POD
+or a container.
+
+Counters are of first packets: the rest of an allowed connection is not judged
+again. Endpoints with the same policies share a policy's counters.`,
+		Example: "  routerctl policy show\n  routerctl policy show default/web-0\n  routerctl policy show cali1234567890a -o yaml",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if len(args) > 1 {
+				return usagef("policy show: name at most one endpoint")
+			}
+			req := &apiv1.PolicyRequest{}
+			if len(args) == 1 {
+				req.Endpoint = args[0]
+			}
+			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+				r, err := op.Policy(ctx, req)
+				if err != nil {
+					return err
+				}
+				if output != "table" {
+					return printProto(a.stdout, r, output)
+				}
+				return printPolicy(a.stdout, r, req.Endpoint != "")
+			})
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func printPolicy(w io.Writer, r *apiv1.PolicyResponse, rules bool) error {
+	if r.GetState() != "" {
+		fmt.Fprintf(w, "Attention: %s\n\n", r.GetState())
+	}
+	if !rules {
+		fmt.Fprintf(w, "%d endpoints, %d policies and profiles, %d sets with %d members; %d changes brought into force, %d connections cut\n\n",
+			len(r.GetEndpoints()), r.GetPolicies(), r.GetSets(), r.GetMembers(), r.GetSteps(), r.GetCutConnections())
+		var rows [][]string
+		for _, e := range r.GetEndpoints() {
+			rows = append(rows, []string{e.GetInterface(), e.GetName(), dash(strings.Join(e.GetSources(), ","))})
+		}
+		if err := printTable(w, []string{"INTERFACE", "ENDPOINT", "ADDRESSES"}, rows); err != nil {
+			return err
+		}
+	}
+	for i, e := range r.GetEndpoints() {
+		if !rules {
+			break
+		}
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := printEndpoint(w, e); err != nil {
+			return err
+		}
+	}
+	for _, p := range r.GetProblems() {
+		fmt.Fprintf(w, "\n%s cannot be used as it is: %s\n", p.GetObject(), p.GetReason())
+	}
+	return nil
+}
+
+func printEndpoint(w io.Writer, e *apiv1.PolicyEndpoint) error {
+	fmt.Fprintf(w, "%s on %s\n", e.GetName(), e.GetInterface())
+	if len(e.GetSources()) > 0 {
+		fmt.Fprintf(w, "sends from %s only\n", strings.Join(e.GetSources(), ", "))
+	}
+	for _, p := range e.GetPaths() {
+		title := p.GetDirection()
+		if e.GetHost() {
+			title += " (" + p.GetHook() + ")"
+		}
+		fmt.Fprintf(w, "\n%s\n", title)
+		var rows [][]string
+		list := func(place string, rules *apiv1.PolicyRules) {
+			name := rules.GetPolicy()
+			if rules.GetStaged() {
+				name += " (staged)"
+			}
+			if len(rules.GetRules()) == 0 {
+				rows = append(rows, []string{place, name, "-", "-", "no rules", "-", "-"})
+			}
+			for _, rule := range rules.GetRules() {
+				packets, bytes := "-", "-"
+				if rule.GetCounted() {
+					packets, bytes = strconv.FormatUint(rule.GetPackets(), 10), strconv.FormatUint(rule.GetBytes(), 10)
+				}
+				rows = append(rows, []string{place, name, strconv.Itoa(int(rule.GetIndex())), rule.GetAction(), rule.GetMatch(), packets, bytes})
+			}
+		}
+		for _, t := range p.GetTiers() {
+			for _, rules := range t.GetPolicies() {
+				list("tier "+t.GetName(), rules)
+			}
+			rows = append(rows, []string{"tier " + t.GetName(), "-", "-", t.GetEnd(), "what is left", "-", "-"})
+		}
+		for _, rules := range p.GetProfiles() {
+			list("profiles", rules)
+		}
+		rows = append(rows, []string{"end", "-", "-", p.GetDefault(), "what is left", "-", "-"})
+		if err := printTable(w, []string{"WHERE", "POLICY", "RULE", "ACTION", "MATCHES", "PACKETS", "BYTES"}, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) policyExplainCommand() *cobra.Command {
+	var output string
+	req := &apiv1.PolicyExplainRequest{}
+	c := &cobra.Command{
+		Use:   "explain --from A --to B",
+		Short: "Say what becomes of a packet, and which rules say so, on both ends",
+		Long: `Say whether the first packet of a connection would pass, and which rules decide,
+on the hosts of both ends: on this host by the rules in force, on others by what
+the datastore says now. A and B are endpoints anywhere in the cluster (by
+NAMESPACE/POD, container, resource or address), nodes, "host" for this one, or
+any address. Translation of addresses is left out.
+
+With --trace, such a packet is sent from A, which must be a workload of this host,
+and the kernel's connection tracking says whether it let the packet pass.`,
+		Example: `  routerctl policy explain --from default/client --to default/web-0 --protocol tcp --port 80
+  routerctl policy explain --from 198.51.100.7 --to 192.168.12.5 --protocol udp --port 53
+  routerctl policy explain --from default/client --to 192.168.12.5 --protocol icmp --icmp-type 8 --trace`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if req.From == "" || req.To == "" {
+				return usagef("policy explain: --from and --to are required: an endpoint, a node, host, or an address")
+			}
+			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+				r, err := op.PolicyExplain(ctx, req)
+				if err != nil {
+					return err
+				}
+				if output != "table" {
+					return printProto(a.stdout, r, output)
+				}
+				return printExplanation(a.stdout, r)
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&req.From, "from", "", "where the packet comes from")
+	f.StringVar(&req.To, "to", "", "where it goes to")
+	f.StringVar(&req.Protocol, "protocol", "tcp", "tcp, udp, icmp, icmpv6, sctp, udplite or a number")
+	f.StringVar(&req.Protocol, "proto", "tcp", "the same as --protocol")
+	f.Uint32Var(&req.Port, "port", 0, "destination port")
+	f.Uint32Var(&req.SourcePort, "source-port", 0, "source port")
+	f.Uint32Var(&req.IcmpType, "icmp-type", 0, "type of an ICMP message")
+	f.Uint32Var(&req.IcmpCode, "icmp-code", 0, "code of an ICMP message")
+	f.BoolVar(&req.Trace, "trace", false, "send such a packet and compare")
+	outputFlag(c, &output)
+	return c
+}
+
+func printExplanation(w io.Writer, r *apiv1.PolicyExplainResponse) error {
+	fmt.Fprintf(w, "%s: %s\n", r.GetPacket(), allowedOrDenied(r.GetAllowed()))
+	for _, e := range r.GetEnds() {
+		fmt.Fprintf(w, "\non %s, from %s to %s: %s\n", e.GetNode(), e.GetFrom(), e.GetTo(), allowedOrDenied(e.GetAllowed()))
+		var rows [][]string
+		for _, s := range e.GetSteps() {
+			rule, why := "-", s.GetReason()
+			if s.GetRule() >= 0 {
+				rule, why = fmt.Sprintf("%s rule %d", s.GetPolicy(), s.GetRule()), s.GetMatch()
+			}
+			rows = append(rows, []string{dash(s.GetEndpoint()), s.GetDirection(), s.GetHook(), dash(s.GetTier()), rule, s.GetAction(), why})
+		}
+		if err := printTable(w, []string{"ENDPOINT", "DIRECTION", "HOOK", "TIER", "RULE", "ACTION", "WHY"}, rows); err != nil {
+			return err
+		}
+	}
+	if r.GetTrace() != "" {
+		fmt.Fprintf(w, "\ntraced: %s\n", r.GetTrace())
+	}
+	if r.GetTraceDiffers() {
+		return fmt.Errorf("the kernel does not do what the rules say; please report this with the output of \"nft list table inet routerd\"")
+	}
+	return nil
+}
+
+func allowedOrDenied(ok bool) string {
+	if ok {
+		return "allowed"
+	}
+	return "DENIED"
+}
+
+func (a *app) flowsCommand() *cobra.Command {
+	var output string
+	req := &apiv1.FlowsRequest{}
+	c := &cobra.Command{
+		Use:   "flows [ENDPOINT]",
+		Short: "Show recent verdicts of rules on this host",
+		Long: `Show the last connections that rules on this host allowed, denied, logged, or that
+staged rules would have judged, oldest first. The daemon keeps the last 4096; of a
+burst that the kernel cannot hand over some are missing, and their number is told.`,
+		Example: "  routerctl flows\n  routerctl flows --denied --limit 20\n  routerctl flows default/web-0",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if len(args) > 1 {
+				return usagef("flows: name at most one endpoint")
+			}
+			if len(args) == 1 {
+				req.Endpoint = args[0]
+			}
+			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+				r, err := op.Flows(ctx, req)
+				if err != nil {
+					return err
+				}
+				if output != "table" {
+					return printProto(a.stdout, r, output)
+				}
+				return printFlows(a.stdout, r)
+			})
+		},
+	}
+	f := c.Flags()
+	f.Uint32Var(&req.Limit, "limit", 100, "show the newest of them; 0: all that are kept")
+	f.BoolVar(&req.Denied, "denied", false, "only what was denied")
+	outputFlag(c, &output)
+	return c
+}
+
+func printFlows(w io.Writer, r *apiv1.FlowsResponse) error {
+	if r.GetState() != "" {
+		fmt.Fprintf(w, "Attention: %s\n\n", r.GetState())
+	}
+	end := func(addr string, port uint32) string {
+		switch {
+		case port == 0:
+			return addr
+		case strings.Contains(addr, ":"):
+			return fmt.Sprintf("[%s]:%d", addr, port)
+		}
+		return fmt.Sprintf("%s:%d", addr, port)
+	}
+	var rows [][]string
+	for _, f := range r.GetFlows() {
+		action := f.GetAction()
+		if f.GetStaged() {
+			action = "would " + strings.ToLower(action)
+		}
+		rows = append(rows, []string{
+			f.GetTime().AsTime().Local().Format("15:04:05.000"), action, f.GetProtocol(), end(f.GetSource(), f.GetSourcePort()),
+			end(f.GetDestination(), f.GetDestinationPort()), dash(f.GetIn()), dash(f.GetOut()), dash(f.GetDirection()), f.GetBy(),
+		})
+	}
+	if err := printTable(w, []string{"TIME", "ACTION", "PROTOCOL", "FROM", "TO", "IN", "OUT", "DIRECTION", "BY"}, rows); err != nil {
+		return err
+	}
+	if n := r.GetMissed(); n > 0 {
+		fmt.Fprintf(w, "\nat %d times there was more than could be kept\n", n)
+	}
+	return nil
+}

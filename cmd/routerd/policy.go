@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/control/enforce"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/conntrack"
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/nflog"
+	"github.com/routerd/routerd/dataplane/nft"
+	"github.com/routerd/routerd/store"
+)
+
+// The groups of nfnetlink_log that rules write to, out of the range that others
+// take by habit (ulogd 0 and 1, Calico 1 to 4).
+const (
+	flowGroup uint16 = 7747
+	logGroup  uint16 = 7748
+)
+
+// policies is what enforces network policy and translates addresses.
+type policies struct {
+	table       *nft.Table
+	connections *conntrack.Table
+	enforcer    *enforce.Enforcer
+	flows       *flows
+}
+
+// newPolicy makes what enforces policy. A kernel that cannot do it is no reason
+// to end: the host says so and attaches nothing. What is there stays as it is
+// until the rules are computed.
+func (d *router) newPolicy() error {
+	if !d.cfg.Policy.Enabled {
+		found, err := d.kernel.DeleteTable(nft.TableName, false)
+		if err != nil {
+			return fmt.Errorf("policy.enabled is false: %w", err)
+		}
+		if found {
+			d.log.Warn("network policy is switched off; its nftables table was removed", "table", nft.TableName)
+		}
+		return nil
+	}
+	log := d.log.With("component", "policy")
+	p := &policies{flows: newFlows()}
+	d.policy = p
+	var err error
+	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logGroup, FlowGroup: flowGroup})
+	if err == nil {
+		p.connections, err = conntrack.Open()
+	}
+	if err != nil {
+		d.noPolicy = fmt.Errorf("this kernel cannot enforce network policy: %w; load the modules nf_tables and nf_conntrack, or set policy.enabled: false", err)
+		log.Error("network policy is not enforced, and no workload is attached", "error", d.noPolicy)
+		return nil
+	}
+	p.enforcer = enforce.New(enforce.Config{
+		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, Table: p.table, Connections: p.connections, Log: log,
+	})
+	return nil
+}
+
+// runPolicy runs what enforces policy.
+func (d *router) runPolicy(ctx context.Context) error {
+	if d.policy == nil || d.policy.enforcer == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.policy.table.Run(ctx) })
+	g.Go(func() error { return d.policy.enforcer.Run(ctx) })
+	g.Go(func() error { d.ownFelix(ctx); return nil })
+	g.Go(func() error { d.listenFlows(ctx); return nil })
+	return g.Wait()
+}
+
+// awaitRules returns what ADD waits for.
+func (d *router) awaitRules() func(context.Context, string, []netip.Addr) error {
+	if d.policy == nil || d.policy.enforcer == nil {
+		return nil
+	}
+	return d.policy.enforcer.Wait
+}
+
+// handleStore takes in a step of the watch.
+func (p *policies) handleStore(b store.Batch) {
+	if p != nil && p.enforcer != nil {
+		p.enforcer.HandleStore(b)
+	}
+}
+
+// handleUnderlay takes in this host's addresses.
+func (p *policies) handleUnderlay(u dataplane.Underlay) {
+	if p != nil && p.enforcer != nil {
+		p.enforcer.HandleUnderlay(u)
+	}
+}
+
+// close lets go of the sockets; the rules stay in force.
+func (p *policies) close() error {
+	if p == nil {
+		return nil
+	}
+	var errs []error
+	if p.table != nil {
+		// Its Run closes it too, where it got that far.
+		if err := p.table.Close(); !errors.Is(err, os.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	if p.connections != nil {
+		errs = append(errs, p.connections.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// ownFelix makes this host's FelixConfiguration if there is none, as
+// calico/node does with etcd: workloads reach their own host.
+func (d *router) ownFelix(ctx context.Context) {
+	f := v3.NewFelixConfiguration()
+	f.Name = "node." + d.name
+	f.Spec.DefaultEndpointToHostAction = "Return"
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_, err := store.Create(attempt, d.store, f)
+		cancel()
+		if err == nil || errors.Is(err, store.ErrExists) {
+			return
+		}
+		if errors.Is(err, store.ErrInvalid) {
+			d.log.Error("this host's FelixConfiguration cannot be made", "name", f.Name, "error", err)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// policyError says why policy is not enforced as the datastore has it.
+func (d *router) policyError() error {
+	if d.policy == nil {
+		return nil // switched off
+	}
+	if d.noPolicy != nil {
+		return d.noPolicy
+	}
+	if t := d.policy.table.Status(); t.Pending {
+		return fmt.Errorf("nftables refused the rules, those from before hold: %s", t.Err)
+	}
+	s := d.policy.enforcer.Status()
+	switch {
+	case s.Err != nil:
+		return s.Err
+	case !s.InForce:
+		return errors.New("the rules are being computed; those of an earlier life hold")
+	case s.CutErr != nil:
+		return fmt.Errorf("connections that the rules deny were not all cut: %w", s.CutErr)
+	case len(s.Problems) > 0:
+		return fmt.Errorf("%d objects of policy cannot be used as they are, the first is %s: %s; see routerctl policy show", len(s.Problems), s.Problems[0].Key, s.Problems[0].Reason)
+	}
+	return nil
+}
+
+// counters reads the kernel's counters.
+func (p *policies) counters() (counts, error) {
+	list, err := p.table.Counters()
+	if err != nil {
+		return nil, err
+	}
+	out := make(counts, len(list))
+	for _, c := range list {
+		if c.Reason == filter.ByRule {
+			out[ruleID{c.Policy, c.Direction, c.Hook, c.Rule, c.Staged}] = c
+		}
+	}
+	return out, nil
+}
+
+// listenFlows keeps what rules log, while it can be heard.
+func (d *router) listenFlows(ctx context.Context) {
+	l, err := nflog.Open(flowGroup, logGroup)
+	if err == nil {
+		d.policy.flows.listen(l)
+		err = l.Run(ctx, d.policy.flows.add)
+	}
+	if ctx.Err() == nil {
+		d.policy.flows.fail(err)
+		d.log.Warn("verdicts are not listened to; routerctl flows shows none", "error", err)
+	}
+}
