@@ -100,13 +100,15 @@ func (s baseSource) rules(c *chainWriter) {
 	case rawIn:
 		c.rawIn()
 	case rawOut:
+		c.unmark()
 		c.workloads(unix.NFT_META_OIFNAME, nfAccept, "")
 		c.discovery(false)
 		c.host(unix.NFT_META_OIFNAME, untrackedOutMap)
 	case preDNATIn:
 		c.established()
-		c.untracked()
+		c.marked()
 		c.workloads(unix.NFT_META_IIFNAME, nfAccept, "")
+		c.discovery(false)
 		c.host(unix.NFT_META_IIFNAME, preDNATMap)
 	case dnatIn, dnatOut:
 		c.floatingIn()
@@ -120,7 +122,6 @@ func (s baseSource) rules(c *chainWriter) {
 		c.established()
 		c.vmap(unix.NFT_META_IIFNAME, fromMap)
 		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
-		c.untracked()
 		c.marked()
 		c.host(unix.NFT_META_IIFNAME, forwardInMap)
 	case forwardTo:
@@ -130,7 +131,7 @@ func (s baseSource) rules(c *chainWriter) {
 		c.host(unix.NFT_META_OIFNAME, forwardOutMap)
 	case outputTo:
 		c.established()
-		c.untracked()
+		c.marked()
 		c.workloads(unix.NFT_META_OIFNAME, nfAccept, "")
 		c.discovery(false)
 		c.host(unix.NFT_META_OIFNAME, hostOutMap)
@@ -141,12 +142,7 @@ func (s baseSource) rules(c *chainWriter) {
 
 // rawIn lets workloads send from their own addresses only.
 func (c *chainWriter) rawIn() {
-	if c.w.tally.preDNAT > 0 {
-		m := new(matcher)
-		m.mark(c.w.cfg.Mark)
-		m.setMark(c.w.cfg.Mark, false)
-		c.add(m, Counter{})
-	}
+	c.unmark()
 	for _, f := range families() {
 		m := new(matcher)
 		m.family(f)
@@ -184,7 +180,6 @@ func (c *chainWriter) inputFrom() {
 	if c.w.tally.hosts == 0 {
 		return
 	}
-	c.untracked()
 	c.marked()
 	c.discovery(false)
 	c.host(unix.NFT_META_IIFNAME, hostInMap)
@@ -325,20 +320,26 @@ func (c *chainWriter) established() {
 	c.add(m, Counter{})
 }
 
-// untracked lets pass what was allowed before connection tracking.
-func (c *chainWriter) untracked() {
-	if c.w.tally.untracked == 0 {
+// early reports whether some policies come before connection tracking or
+// destination NAT. What they allow is marked. (That a packet is untracked says
+// nothing: neighbour discovery is too, and so is what others exempt.)
+func (c *chainWriter) early() bool { return c.w.tally.preDNAT+c.w.tally.untracked > 0 }
+
+// unmark keeps a mark that somebody else gave from meaning anything.
+func (c *chainWriter) unmark() {
+	if !c.early() {
 		return
 	}
 	m := new(matcher)
-	m.state(stateUntracked)
-	m.do(nfAccept, "")
+	m.mark(c.w.cfg.Mark)
+	m.setMark(c.w.cfg.Mark, false)
 	c.add(m, Counter{})
 }
 
-// marked lets pass what was allowed before destination NAT.
+// marked lets pass what was allowed before connection tracking or before
+// destination NAT.
 func (c *chainWriter) marked() {
-	if c.w.tally.preDNAT == 0 {
+	if !c.early() {
 		return
 	}
 	m := new(matcher)

@@ -192,14 +192,14 @@ func (c *conn) dumpElems(name string, s *set) error {
 }
 
 func decodeElem(b []byte, s *set) (key, data string) {
-	end := byte(0)
+	edge := startOf
 	each(b, func(a attr) {
 		switch a.kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			eachOf(a.v, unix.NFTA_DATA_VALUE, func(v []byte) { key = string(v) })
 		case unix.NFTA_SET_ELEM_FLAGS:
 			if a.u32()&unix.NFT_SET_ELEM_INTERVAL_END != 0 {
-				end = 1
+				edge = endOf
 			}
 		case unix.NFTA_SET_ELEM_DATA:
 			each(a.v, func(a attr) {
@@ -212,7 +212,7 @@ func decodeElem(b []byte, s *set) (key, data string) {
 		}
 	})
 	if s.spec.isInterval() {
-		key += string([]byte{end})
+		key += edge
 	}
 	return key, data
 }

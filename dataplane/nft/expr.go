@@ -213,7 +213,6 @@ const (
 	stateInvalid     = 1
 	stateEstablished = 1 << 1
 	stateRelated     = 1 << 2
-	stateUntracked   = 1 << 6
 )
 
 func (m *matcher) mark(bit uint32) {

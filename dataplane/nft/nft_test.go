@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os/exec"
@@ -22,6 +23,16 @@ func run(t testing.TB, n *netnstest.Netns, command ...string) string {
 		t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 	}
 	return string(out)
+}
+
+// listing returns what nft(8) shows, or why it does not.
+func listing(n *netnstest.Netns) string {
+	var out []byte
+	err := n.Do(func() (err error) {
+		out, err = exec.Command("nft", "list", "table", "inet", TableName).CombinedOutput()
+		return err
+	})
+	return fmt.Sprint(string(out), err)
 }
 
 func openTable(t testing.TB, n *netnstest.Netns, cfg Config) *Table {

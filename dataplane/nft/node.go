@@ -16,7 +16,7 @@ type form uint8
 
 const (
 	filterForm    form = iota // accept or drop
-	untrackedForm             // before connection tracking: accept also means not to track
+	untrackedForm             // before connection tracking: accept also means not to track, and to mark
 	preDNATForm               // before destination NAT: accept also means to mark
 	stagedForm                // count and log, decide nothing
 	profileForm               // filterForm, where Pass goes on behind the chain
@@ -254,6 +254,7 @@ func (c *chainWriter) act(m *matcher, n Counter, f form) {
 		switch f {
 		case untrackedForm:
 			m.notrack()
+			m.setMark(c.w.cfg.Mark, true)
 		case preDNATForm:
 			m.setMark(c.w.cfg.Mark, true)
 		default:

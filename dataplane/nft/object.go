@@ -302,7 +302,7 @@ func (b *batch) elems(kind, flags uint16, verb, name string, s *set, list []elem
 func (b *batch) elem(s *set, e element, withData bool) {
 	key := e.key
 	if s.spec.isInterval() {
-		end := key[len(key)-1] != 0
+		end := key[len(key)-1:] == endOf
 		key = key[:len(key)-1]
 		if end {
 			b.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)

@@ -171,6 +171,11 @@ func withPorts(list []*matcher, s *filter.Side, e end, protocol uint8, f datapla
 		}
 		if byNumber {
 			if protocol == 0 {
+				if inRanges(s.Ports, 0) {
+					other := m.clone()
+					other.portfulOnly(true, n)
+					out = append(out, other)
+				}
 				m.portfulOnly(false, n)
 			}
 			m.ranges(e, s.Ports, false, n)
@@ -292,6 +297,13 @@ func (s *set) putNet(p netip.Prefix) {
 	}
 }
 
+// What is behind the key of an element of an interval. Where one ends and the
+// next starts, the end is sorted first: so the kernel wants them added.
+const (
+	endOf   = "\x00"
+	startOf = "\x01"
+)
+
 // interval returns the elements of an interval: where it starts, and unless it
 // goes to the highest value the first that is not in it.
 func interval(low, high string) []string {
@@ -299,10 +311,10 @@ func interval(low, high string) []string {
 	for i := len(next) - 1; i >= 0; i-- {
 		next[i]++
 		if next[i] != 0 {
-			return []string{low + "\x00", string(next) + "\x01"}
+			return []string{low + startOf, string(next) + endOf}
 		}
 	}
-	return []string{low + "\x00"}
+	return []string{low + startOf}
 }
 
 func netKeys(p netip.Prefix) []string {

@@ -27,9 +27,9 @@ type Config struct {
 	// costs little while nobody listens.
 	FlowGroup uint16
 
-	// Mark is the bit of the packet mark that carries "allowed before destination
-	// NAT" to the later hooks. It is used only where there is such a policy.
-	// 0: [DefaultMark].
+	// Mark is the bit of the packet mark that carries "allowed" from the policies
+	// before connection tracking and before destination NAT to the later hooks.
+	// It is used only where there is such a policy. 0: [DefaultMark].
 	Mark uint32
 
 	// Shared leaves the table open to other writers, whose changes are then
