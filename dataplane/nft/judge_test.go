@@ -246,9 +246,13 @@ func someFlows(rng *rand.Rand, n int) []filter.Flow {
 		case 1:
 			p.ICMPType = []uint8{8, 13}[rng.IntN(2)]
 			if src.Is6() {
-				p.Protocol, p.ICMPType = 58, []uint8{128, 128, 135}[rng.IntN(3)]
-				if p.ICMPType == 135 && f.Out == "" && rng.IntN(2) == 0 {
-					p.Src = netip.MustParseAddr("fe80::1")
+				p.Protocol, p.ICMPType = 58, 128
+				// Neighbour discovery is of one link: nobody forwards it.
+				if (f.In == "" || f.Out == "") && rng.IntN(2) == 0 {
+					p.ICMPType = 135
+					if f.In != "" && rng.IntN(2) == 0 {
+						p.Src = netip.MustParseAddr("fe80::1")
+					}
 				}
 			}
 		}
