@@ -47,7 +47,7 @@ func TestNextHopInUseIsNotDeleted(t *testing.T) {
 	// route with it.
 	k.Update(dataplane.SourceCore, nil, []dataplane.Key{dataplane.NextHopKey{ID: 8}})
 	eventually(t, "held", func() error {
-		if !strings.Contains(k.log.String(), "1 routes use it") {
+		if !strings.Contains(k.log.String(), "1 routes or groups use it") {
 			return errors.New("not held")
 		}
 		return nil
