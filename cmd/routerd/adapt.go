@@ -88,15 +88,27 @@ func (w tunnelIPAM) Release(ctx context.Context, t node.Tunnel, keep netip.Addr)
 	return w.ReleaseTunnel(ctx, tunnelKind(t), keep)
 }
 
+// hopSet names the next hops of all paths of equal cost, if there are several.
+func hopSet(p bgp.Path) vrouter.HopSet {
+	if len(p.More) == 0 {
+		return ""
+	}
+	hops := []netip.Addr{p.NextHop}
+	for _, h := range p.More {
+		hops = append(hops, h.NextHop)
+	}
+	return vrouter.HopSetOf(hops...)
+}
+
 // pathUpdate turns what BGP learned into what the core takes.
 func pathUpdate(ch bgp.Changes) vrouter.PathUpdate {
-	u := vrouter.PathUpdate{Reset: ch.Reset, Del: ch.Del, Synced: ch.Synced}
+	u := vrouter.PathUpdate{Reset: ch.Reset, Del: ch.Del, Lost: ch.Lost, Found: ch.Found, Synced: ch.Synced}
 	for _, p := range ch.Put {
 		peer := p.Peer
 		if p.PeerAddr.IsValid() && p.PeerAddr.String() != peer {
 			peer = fmt.Sprintf("%s (%s)", p.Peer, p.PeerAddr)
 		}
-		u.Put = append(u.Put, vrouter.Path{Prefix: p.Prefix, NextHop: p.NextHop, Peer: peer})
+		u.Put = append(u.Put, vrouter.Path{Prefix: p.Prefix, NextHop: p.NextHop, Peer: peer, Set: hopSet(p)})
 	}
 	return u
 }

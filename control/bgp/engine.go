@@ -70,7 +70,7 @@ func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, lis
 }
 
 func (e *engine) start(ctx context.Context, c *Config) error {
-	g := &api.Global{Asn: c.ASN, RouterId: c.RouterID.String(), ListenPort: -1}
+	g := &api.Global{Asn: c.ASN, RouterId: c.RouterID.String(), ListenPort: -1, UseMultiplePaths: true}
 	if e.listen {
 		g.ListenPort = int32(c.ListenPort)
 		for _, a := range c.ListenAddrs {
@@ -118,6 +118,9 @@ func (e *engine) watch() error {
 			ev := event{kind: eventState, peer: s.NeighborAddress, state: s.SessionState, reason: s.DisconnectMessage}
 			for _, c := range s.RemoteCap {
 				ev.canGR = ev.canGR || c.Code() == packet.BGP_CAP_GRACEFUL_RESTART
+				if gr, ok := c.(*packet.CapGracefulRestart); ok {
+					ev.keeps = len(gr.Tuples) > 0
+				}
 			}
 			e.emit(ev)
 		},

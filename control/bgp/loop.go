@@ -3,6 +3,8 @@ package bgp
 import (
 	"context"
 	"time"
+
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // loop takes in what GoBGP tells.
@@ -38,12 +40,15 @@ func (s *Speaker) event(e event) {
 		s.changes++
 		for _, p := range e.paths {
 			if path, ok := s.conv.path(p); ok {
-				s.rib.put(path)
+				s.rib.add(path.Prefix, path.Hop)
 			} else if path.Prefix.IsValid() {
-				s.rib.del(path.Prefix)
+				s.rib.remove(path.Prefix, p.PeerAddress)
 			}
 		}
 		return
+	}
+	if e.kind == eventState && (e.state == packet.BGP_FSM_IDLE || e.state == packet.BGP_FSM_ESTABLISHED) {
+		s.rib.recover(e.peer) // the withdrawals came before
 	}
 	ss, ok := s.sessions[e.peer]
 	if !ok {
@@ -60,6 +65,12 @@ func (s *Speaker) event(e event) {
 			s.logState(ss)
 		}
 	case eventLog:
+		if e.text == logPeerDown {
+			if ss.leaves(e) {
+				s.rib.lose(e.peer)
+			}
+			return
+		}
 		unexplained = ss.setLog(e)
 		if e.text == logLimit {
 			s.settle(ss)

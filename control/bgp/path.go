@@ -23,8 +23,9 @@ type Hop struct {
 	Stale bool
 }
 
-// Path is what BGP knows of a prefix. The embedded Hop is the best path; More
-// is for further paths of equal cost and is empty now.
+// Path is what BGP knows of a prefix. The embedded Hop is the best path, or of
+// several of equal cost that of the lowest peer address; More has the others of
+// equal cost, at most as many as the speaker's limit allows. Do not change it.
 type Path struct {
 	Prefix netip.Prefix
 	Hop
@@ -52,7 +53,7 @@ func (p Path) String() string {
 }
 
 // Changes is a step of the learned best paths. The parts apply in the order
-// Reset, Put, Del, Synced. A prefix is at most once in one Changes.
+// Reset, Lost, Put, Del, Found, Synced. A prefix is at most once in one Changes.
 type Changes struct {
 	// Reset is set on the first Changes of a [Speaker]: whatever is known from
 	// an earlier one is void. When the Speaker itself has to start GoBGP anew
@@ -62,6 +63,12 @@ type Changes struct {
 
 	// Put holds prefixes whose best path is new or has changed.
 	Put []Path
+
+	// Lost names next hops that only peers gave whose session has just ended
+	// and who are not expected back (RFC 4724): nothing is to be sent to them
+	// any more. The withdrawals of the prefixes behind them follow. Found names
+	// those of which that is over.
+	Lost, Found []netip.Addr
 
 	// Del holds prefixes that nobody announces any more. It may name prefixes
 	// that were never Put.
@@ -78,5 +85,5 @@ type Changes struct {
 
 // Empty reports whether there is nothing in c.
 func (c Changes) Empty() bool {
-	return !c.Reset && !c.Synced && len(c.Put) == 0 && len(c.Del) == 0
+	return !c.Reset && !c.Synced && len(c.Put)+len(c.Del)+len(c.Lost)+len(c.Found) == 0
 }

@@ -31,6 +31,7 @@ type event struct {
 	state  packet.FSMState
 	reason string // why a session went down
 	canGR  bool   // the peer announced graceful restart, and so End-of-RIB
+	keeps  bool   // with a family for which it keeps forwarding
 
 	text, detail  string
 	code, subcode uint8

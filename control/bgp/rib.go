@@ -3,70 +3,141 @@ package bgp
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
-// rib holds best paths that were learned and not yet taken by the reader. It
-// coalesces by prefix, so a slow reader costs at most one entry per prefix,
-// and what is there when the reader comes is one batch. It is safe for
-// concurrent use.
+// batchSize bounds the prefixes in one [Changes]: the reader holds that many at
+// a time, and what changes again meanwhile is told once.
+const batchSize = 8192
+
+// rib holds the paths of equal cost that were learned of each prefix, and which
+// prefixes the reader has not heard of. A slow reader costs at most one entry
+// per prefix, and what is there when the reader comes is one batch. Prefixes
+// with the same paths share them. It is safe for concurrent use.
 type rib struct {
 	mu      sync.Mutex
-	wake    chan struct{}         // holds a token when there is something to take
-	pending map[netip.Prefix]Path // without a next hop: gone
-	stale   map[netip.Prefix]bool // told before GoBGP was started anew and not told again yet; nil: no start is pending
-	started bool                  // Reset has been given
-	synced  bool                  // Synced waits to be given
+	wake    chan struct{} // holds a token when there is something to take
+	known   map[netip.Prefix]*hopSet
+	pending map[netip.Prefix]struct{} // changed and not taken
+	stale   map[netip.Prefix]struct{} // told before GoBGP was started anew and not told again yet
+	started bool                      // Reset has been given
+	synced  bool                      // Synced waits to be given
+	sets    hopSets
+
+	// Next hops that went with a session. What is lost is told at once, and
+	// what is found when the withdrawals that belong to it have been taken.
+	lost         map[netip.Addr]netip.Addr // next hop → the peer with which it went
+	tell         []netip.Addr              // lost and not told
+	found, again []netip.Addr              // told as lost, and no longer so; again waits for pending
 }
 
 func newRIB() *rib {
-	return &rib{wake: make(chan struct{}, 1), pending: map[netip.Prefix]Path{}}
+	return &rib{
+		wake: make(chan struct{}, 1), known: map[netip.Prefix]*hopSet{}, pending: map[netip.Prefix]struct{}{},
+		stale: map[netip.Prefix]struct{}{}, lost: map[netip.Addr]netip.Addr{}, sets: newHopSets(),
+	}
 }
 
-func (r *rib) put(p Path) {
+// add notes that h is among the paths of p, in place of any other from its
+// peer.
+func (r *rib) add(p netip.Prefix, h Hop) {
+	h.Stale = false // going stale is no change
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending[p.Prefix] = p
-	delete(r.stale, p.Prefix)
+	old := r.known[p]
+	if _, ok := r.stale[p]; ok {
+		delete(r.stale, p)
+		r.change(p, r.sets.single(h))
+		r.pending[p] = struct{}{} // told again, so that the reader sees that it came
+		r.signal()
+		return
+	}
+	r.change(p, r.sets.with(old, h))
+}
+
+// remove notes that a peer's path is not among those of p any more.
+func (r *rib) remove(p netip.Prefix, peer netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.stale[p]; ok {
+		return // of which GoBGP, started anew, has told nothing
+	}
+	if old := r.known[p]; old != nil {
+		r.change(p, r.sets.without(old, peer))
+	}
+}
+
+// change gives p the paths of s; nil: none.
+func (r *rib) change(p netip.Prefix, s *hopSet) {
+	old := r.known[p]
+	if s == old {
+		return
+	}
+	if s != nil {
+		s.refs++
+		r.known[p] = s
+	} else {
+		delete(r.known, p)
+	}
+	r.sets.release(old)
+	r.pending[p] = struct{}{}
 	r.signal()
 }
 
-func (r *rib) del(prefix netip.Prefix) {
+// restart says that GoBGP forgets what it had told; a prefix that does not come
+// again is deleted when sync is called.
+func (r *rib) restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending[prefix] = Path{Prefix: prefix}
-	delete(r.stale, prefix)
-	r.signal()
-}
-
-// restart says that GoBGP forgets what it had told; a prefix in told that does
-// not come again is deleted when sync is called.
-func (r *rib) restart(told []netip.Prefix) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stale == nil {
-		r.stale = make(map[netip.Prefix]bool, len(told))
-	}
-	for _, p := range told {
-		r.stale[p] = true
-	}
-	for p, path := range r.pending {
-		if path.NextHop.IsValid() {
-			r.stale[p] = true
-		}
+	for p := range r.known {
+		r.stale[p] = struct{}{}
 	}
 	r.synced = false
+	for hop := range r.lost {
+		r.again = append(r.again, hop)
+	}
+	clear(r.lost)
 }
 
 func (r *rib) sync() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for p := range r.stale {
-		r.pending[p] = Path{Prefix: p}
+		r.change(p, nil)
 	}
-	r.stale = nil
+	clear(r.stale)
 	r.synced = true
 	r.signal()
+}
+
+// lose says that the session with a peer has ended and that its paths are going
+// to be withdrawn: next hops that no other peer gave are lost.
+func (r *rib) lose(peer netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, hop := range r.sets.only(peer) {
+		if _, ok := r.lost[hop]; ok {
+			continue
+		}
+		r.lost[hop] = peer
+		r.tell = append(r.tell, hop)
+		r.again = slices.DeleteFunc(r.again, func(a netip.Addr) bool { return a == hop })
+		r.signal()
+	}
+}
+
+// recover says that all paths of a peer's last session have been withdrawn.
+func (r *rib) recover(peer netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for hop, p := range r.lost {
+		if p == peer {
+			delete(r.lost, hop)
+			r.again = append(r.again, hop)
+			r.signal()
+		}
+	}
 }
 
 func (r *rib) signal() {
@@ -76,7 +147,7 @@ func (r *rib) signal() {
 	}
 }
 
-// next waits for something to be there and takes all of it.
+// next waits for something to be there and takes it, at most a batch.
 func (r *rib) next(ctx context.Context) (Changes, error) {
 	for {
 		select {
@@ -92,21 +163,29 @@ func (r *rib) next(ctx context.Context) (Changes, error) {
 
 func (r *rib) take() Changes {
 	r.mu.Lock()
-	pending, c := r.pending, Changes{Reset: !r.started, Synced: r.synced}
-	if len(pending) == 0 && !c.Synced {
-		r.mu.Unlock()
+	defer r.mu.Unlock()
+	c := Changes{Reset: !r.started, Lost: r.tell}
+	if len(r.pending) == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
 		return Changes{}
 	}
-	r.pending = map[netip.Prefix]Path{}
-	r.started, r.synced = true, false
-	r.mu.Unlock()
-
-	for prefix, p := range pending {
-		if p.NextHop.IsValid() {
-			c.Put = append(c.Put, p)
-		} else {
-			c.Del = append(c.Del, prefix)
+	r.started, r.tell = true, nil
+	for p := range r.pending {
+		if len(c.Put)+len(c.Del) == batchSize {
+			break
 		}
+		if s := r.known[p]; s != nil {
+			c.Put = append(c.Put, s.path(p))
+		} else {
+			c.Del = append(c.Del, p)
+		}
+		delete(r.pending, p)
 	}
+	if len(r.pending) > 0 {
+		r.signal()
+		return c
+	}
+	r.pending = map[netip.Prefix]struct{}{} // a map does not shrink
+	c.Synced, c.Found = r.synced, r.again
+	r.synced, r.again = false, nil
 	return c
 }

@@ -43,6 +43,7 @@ type session struct {
 	since time.Time // of up, or of the start
 	eor   bool      // End-of-RIB came in this life of the engine
 	canGR bool
+	keeps bool // it said that it forwards while it restarts (RFC 4724, section 3)
 
 	last  string // why the last attempt failed, or the last session ended
 	ended string // why the last established session ended, until the next one
@@ -77,7 +78,7 @@ func (s *session) setState(e event) (unexplained bool) {
 	s.state = e.state
 	switch {
 	case e.state == packet.BGP_FSM_ESTABLISHED:
-		s.up, s.since, s.canGR = true, e.time, e.canGR
+		s.up, s.since, s.canGR, s.keeps = true, e.time, e.canGR, e.keeps
 		s.last, s.ended, s.found, s.limited = "", "", "", time.Time{}
 		s.stopDiagnosis()
 	case s.up:
@@ -93,6 +94,10 @@ func (s *session) setState(e event) (unexplained bool) {
 	}
 	return false
 }
+
+// leaves reports whether the end of a session that GoBGP logged takes the
+// peer's paths with it.
+func (s *session) leaves(e event) bool { return e.detail != "graceful-restart" || !s.keeps }
 
 func (s *session) stopDiagnosis() {
 	if s.diagnosing != nil {

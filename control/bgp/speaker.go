@@ -174,14 +174,8 @@ func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 		return nil
 	}
 	e.closed.Store(true)
-	var told []netip.Prefix
-	err := e.list(nil, func(p *apiutil.Path) {
-		if path, ok := s.conv.path(p); ok {
-			told = append(told, path.Prefix)
-		}
-	})
-	s.rib.restart(told)
-	return errors.Join(err, e.stop(ctx, graceful))
+	s.rib.restart()
+	return e.stop(ctx, graceful)
 }
 
 // change brings the engine from old to c.
@@ -264,6 +258,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restart
 		s.mu.Lock()
 		s.sessions[addr].stopDiagnosis()
 		delete(s.sessions, addr)
+		s.rib.recover(addr)
 		s.mu.Unlock()
 	}
 	for _, p := range c.Peers {

@@ -15,6 +15,7 @@ const (
 	logReceived   = "received notification"
 	logIOError    = "outgoing connection IO error"
 	logLimit      = "prefix limit reached"
+	logPeerDown   = "Peer Down" // before the paths are withdrawn, the state's event after
 )
 
 // tap is a slog.Handler that passes GoBGP's log on and reads in it why a
@@ -35,7 +36,7 @@ func (t tap) Handle(ctx context.Context, r slog.Record) error {
 		return nil
 	}
 	switch r.Message {
-	case logDialFailed, logSent, logReceived, logIOError, logLimit:
+	case logDialFailed, logSent, logReceived, logIOError, logLimit, logPeerDown:
 		t.read(r)
 	}
 	r.Level = lower(r.Level)
@@ -58,7 +59,7 @@ func (t tap) read(r slog.Record) {
 	e := event{kind: eventLog, peer: t.peer, text: r.Message}
 	r.Attrs(func(a slog.Attr) bool {
 		switch a.Key {
-		case "Error", "reason":
+		case "Error", "reason", "Reason":
 			e.detail = a.Value.String()
 		case "Code":
 			e.code = uint8(a.Value.Int64())

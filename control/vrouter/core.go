@@ -101,6 +101,9 @@ func (c *Core) Store(ctx context.Context, b store.Batch) error {
 func (c *Core) Paths(ctx context.Context, u PathUpdate) error {
 	return c.post(ctx, func(l *loop) {
 		l.bgpSynced = l.bgpSynced || u.Synced
+		if l.setLost(u.Lost, nil); len(u.Lost) > 0 && l.replaced {
+			c.handOver(l) // groups go first: what follows takes time by the number of prefixes
+		}
 		l.held = append(l.held, u)
 		l.releasePaths(time.Now())
 	})

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -36,6 +37,7 @@ type Candidate struct {
 
 	route dataplane.Route
 	hop   hopKey
+	set   HopSet
 }
 
 // candidates lists every way to reach p, best first. A candidate with a Reason
@@ -80,7 +82,7 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 	if path, ok := t.paths[p]; ok {
 		c := Candidate{
 			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.Peer,
-			NextHop: path.NextHop, route: route, hop: hopKey{via: path.NextHop, fam: dataplane.FamilyOf(path.NextHop)},
+			NextHop: path.NextHop, route: route, hop: hopKeyOf(path), set: path.Set,
 		}
 		// A next hop that is a node of the cluster is reached as the pool of the
 		// prefix asks for, so that both sides agree on the device; the direct
@@ -91,7 +93,11 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 				c.hop = k
 			}
 		}
-		t.complete(&c)
+		if fam == dataplane.IPv6 && c.hop.via.Is4() {
+			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
+		} else {
+			t.complete(&c)
+		}
 		out = append(out, c)
 	}
 	return out
@@ -195,6 +201,9 @@ func whyChosen(c Candidate) string {
 		return fmt.Sprintf("block of node %s in pool %s", c.Peer, c.Pool)
 	case "borrowed":
 		return fmt.Sprintf("address that node %s borrowed from another node's block", c.Peer)
+	}
+	if c.set != "" && c.hop.set != "" {
+		return fmt.Sprintf("announced by %s and others of equal cost with next hops %s", c.Peer, strings.ReplaceAll(string(c.set), " ", ", "))
 	}
 	return fmt.Sprintf("announced by %s with next hop %s", c.Peer, c.NextHop)
 }

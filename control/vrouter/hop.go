@@ -7,21 +7,31 @@ import (
 	"net/netip"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/direct"
 )
 
 // hopKey is the identity of a next-hop object: a node as reached for the
-// prefixes of one pool, or a gateway that BGP named (then via is set).
+// prefixes of one pool, a gateway that BGP named (then via is set), or a group
+// of such gateways (then set is).
 type hopKey struct {
 	pool string
 	node string
 	via  netip.Addr
+	set  HopSet
 	fam  dataplane.Family
+	// orphan is the number of a group that stays in use for what it has become
+	// (see table.keep); 0 otherwise.
+	orphan dataplane.NextHopID
 }
+
+// learned reports whether the key names what BGP did.
+func (k hopKey) learned() bool { return k.via.IsValid() || k.set != "" }
 
 func (k hopKey) String() string {
 	if k.via.IsValid() {
 		return "via " + k.via.String()
+	}
+	if k.set != "" {
+		return "via one of " + string(k.set)
 	}
 	return fmt.Sprintf("%s %s for pool %s", k.fam, k.node, k.pool)
 }
@@ -37,6 +47,9 @@ func hopID(k hopKey, taken func(dataplane.NextHopID) bool) dataplane.NextHopID {
 	h := fnv.New32a()
 	// Writing to a hash never fails.
 	fmt.Fprintf(h, "%s\x00%s\x00%s\x00%d", k.pool, k.node, k.via, k.fam) //nolint:errcheck // hash.Hash never returns an error
+	if k.set != "" {
+		fmt.Fprintf(h, "\x00%s", k.set) //nolint:errcheck // as above
+	}
 	id := dataplane.NextHopID(h.Sum32()&0x7fffffff | firstID)
 	for taken(id) {
 		id = (id+1)&0x7fffffff | firstID
@@ -55,16 +68,11 @@ type plan struct {
 
 // planHop asks the driver. It is a pure function of the table's inputs.
 func (t *table) planHop(k hopKey, id dataplane.NextHopID) plan {
-	if k.via.IsValid() {
-		h, ok := t.hosts[k.fam]
-		if !ok {
-			return plan{err: fmt.Errorf("%s address of this host: %w", k.fam, dataplane.ErrIncomplete)}
-		}
-		gw, link, err := t.resolve(k.via)
-		if err != nil {
-			return plan{driver: direct.Driver{}.Name(), err: err}
-		}
-		return planWith(direct.Driver{}, h, dataplane.Peer{Name: k.via.String(), NextHop: id, Addr: k.via, Gateway: gw, Link: link})
+	switch {
+	case k.via.IsValid():
+		return t.planVia(k.via, id)
+	case k.set != "":
+		return t.planSet(k)
 	}
 	w, ok := t.ways[k]
 	if !ok {
@@ -76,6 +84,25 @@ func (t *table) planHop(k hopKey, id dataplane.NextHopID) plan {
 	h, p := t.wayEnds(k, w.outer, w.form, id)
 	pl := planWith(driverOf(w.form), h, p)
 	pl.mtu = t.pathMTU(k, w)
+	return pl
+}
+
+// planVia is the plan for a gateway that BGP named, resolved through the
+// underlay. The family of the packets does not matter: IPv4 goes to IPv6
+// gateways too (RFC 8950), and the reverse is refused before.
+func (t *table) planVia(a netip.Addr, id dataplane.NextHopID) plan {
+	pl := plan{driver: dataplane.DriverDirect}
+	if t.lost[a] {
+		pl.err = errLost
+		return pl
+	}
+	gw, link, err := t.resolve(a)
+	if err != nil {
+		pl.err = err
+		return pl
+	}
+	pl.hop = dataplane.NextHop{ID: id, Link: link, Gateway: gw, OnLink: true}
+	pl.objs = []dataplane.Object{pl.hop}
 	return pl
 }
 
@@ -111,6 +138,9 @@ var errUnresolved = errors.New("the underlay has no route to the next hop")
 // device of the longest matching route that is not ours. Our own routes are
 // never used, so a next hop cannot resolve through a pod's prefix.
 func (t *table) resolve(a netip.Addr) (netip.Addr, string, error) {
+	if a.Is6() && a.IsLinkLocalUnicast() {
+		return t.resolveLinkLocal(a)
+	}
 	r, ok := t.underlayRoutes.Lookup(a)
 	if !ok {
 		return netip.Addr{}, "", fmt.Errorf("%s: %w", a, errUnresolved)
@@ -124,21 +154,44 @@ func (t *table) resolve(a netip.Addr) (netip.Addr, string, error) {
 	return a, r.Link, nil
 }
 
+// resolveLinkLocal finds an address that is known on one device alone, which its
+// zone names (RFC 4007, section 11): a peer of an unnumbered session.
+func (t *table) resolveLinkLocal(a netip.Addr) (netip.Addr, string, error) {
+	if a.Zone() == "" {
+		return netip.Addr{}, "", fmt.Errorf("link-local next hop %s comes without its device: %w", a, errUnresolved)
+	}
+	if t.underlay != nil {
+		for _, l := range t.underlay.Links {
+			if l.Name == a.Zone() && l.Up {
+				return a.WithZone(""), l.Name, nil
+			}
+		}
+	}
+	return netip.Addr{}, "", fmt.Errorf("%s: device %s is gone, down or without carrier: %w", a.WithZone(""), a.Zone(), errUnresolved)
+}
+
 // hop is a next hop that routes use.
 type hop struct {
-	id   dataplane.NextHopID
-	refs int
-	plan plan
+	key     hopKey
+	id      dataplane.NextHopID
+	refs    int // routes, and groups that it is a member of
+	owners  int // of a group: the routes that want exactly its set
+	members []hopKey
+	plan    plan
 }
 
 // acquireHop returns the hop of k with one more user. The hop must be usable.
 func (t *table) acquireHop(k hopKey) *hop {
 	h, ok := t.hops[k]
 	if !ok {
-		h = &hop{id: hopID(k, t.idTaken)}
-		h.plan = t.planHop(k, h.id)
+		h = &hop{key: k, id: hopID(k, t.idTaken)}
 		t.hops[k] = h
 		t.ids[h.id] = k
+		if k.set != "" {
+			t.fillGroup(h)
+		} else {
+			h.plan = t.planHop(k, h.id)
+		}
 		for _, o := range h.plan.objs {
 			t.acquire(o)
 		}
@@ -157,6 +210,7 @@ func (t *table) releaseHop(k hopKey) {
 	}
 	delete(t.hops, k)
 	delete(t.ids, h.id)
+	t.forgetGroup(h)
 }
 
 func (t *table) idTaken(id dataplane.NextHopID) bool {
@@ -171,6 +225,9 @@ func (t *table) refreshHop(k hopKey) bool {
 	h, ok := t.hops[k]
 	if !ok {
 		return true
+	}
+	if k.set != "" {
+		return t.refreshGroup(h)
 	}
 	p := t.planHop(k, h.id)
 	if p.err != nil {

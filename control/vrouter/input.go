@@ -19,6 +19,7 @@ type Path struct {
 	Prefix  netip.Prefix
 	NextHop netip.Addr // as announced
 	Peer    string     // who announced it, for people
+	Set     HopSet     // the next hops of all paths of equal cost, if there are several
 }
 
 // PathUpdate is a step of BGP's best paths.
@@ -26,6 +27,11 @@ type PathUpdate struct {
 	Reset bool // what was known before is void: Put is all there is
 	Put   []Path
 	Del   []netip.Prefix
+
+	// Lost names next hops that nobody is to be sent to any more, though the
+	// withdrawals of the paths are still to come; Found those of which that is
+	// over. Lost counts before the paths of the same update, Found after them.
+	Lost, Found []netip.Addr
 
 	// Synced says that the peers have told all they know, so that what an
 	// earlier life of the daemon left in the kernel may be swept.

@@ -130,9 +130,11 @@ func (t *table) refreshNode(name string) {
 		return
 	}
 	for _, a := range n.addr {
-		for p := range t.byNextHop[a.Addr()] {
-			if !t.wellRouted(p, name) {
-				t.dirty[p] = struct{}{}
+		for k := range t.hopsOf[a.Addr()] {
+			for p := range t.byHop[k] {
+				if !t.wellRouted(p, name) {
+					t.dirty[p] = struct{}{}
+				}
 			}
 		}
 	}

@@ -68,10 +68,12 @@ type table struct {
 	peerSends      map[poolMode]int                    // other nodes that have moved to it
 	underlayRoutes *bart.Table[dataplane.UnderlayRoute]
 	ownAddrs       map[netip.Addr]bool
-	byNode         index[string, netip.Prefix]     // origin's node → prefixes
-	byNextHop      index[netip.Addr, netip.Prefix] // BGP next hop → prefixes
-	byAddr         index[netip.Addr, string]       // node address → nodes
-	nodeAddrs      *bart.Table[netip.Addr]         // the keys of byAddr
+	byNode         index[string, netip.Prefix] // origin's node → prefixes
+	byHop          index[hopKey, netip.Prefix] // what BGP names → prefixes
+	hopsOf         index[netip.Addr, hopKey]   // BGP next hop → the keys of byHop that have it
+	lost           map[netip.Addr]bool         // BGP next hops that must not be used
+	byAddr         index[netip.Addr, string]   // node address → nodes
+	nodeAddrs      *bart.Table[netip.Addr]     // the keys of byAddr
 
 	// How packets go to each node, and what follows for this host's devices.
 	ways       map[hopKey]way
@@ -107,7 +109,8 @@ type table struct {
 // chosen is the route in use for a prefix.
 type chosen struct {
 	route  dataplane.Route
-	hop    hopKey // zero for a blackhole
+	hop    hopKey // as wanted; zero for a blackhole
+	on     *hop   // in use: that of hop, or one that has become the same; nil for a blackhole
 	source string
 }
 
@@ -135,7 +138,9 @@ func newTable(self string) *table {
 		underlayRoutes: new(bart.Table[dataplane.UnderlayRoute]),
 		ownAddrs:       map[netip.Addr]bool{},
 		byNode:         index[string, netip.Prefix]{},
-		byNextHop:      index[netip.Addr, netip.Prefix]{},
+		byHop:          index[hopKey, netip.Prefix]{},
+		hopsOf:         index[netip.Addr, hopKey]{},
+		lost:           map[netip.Addr]bool{},
 		byAddr:         index[netip.Addr, string]{},
 		nodeAddrs:      new(bart.Table[netip.Addr]),
 		ways:           map[hopKey]way{},
@@ -221,23 +226,25 @@ func (t *table) setPaths(u PathUpdate) {
 	for _, p := range u.Del {
 		t.deletePath(p)
 	}
+	defer t.setLost(nil, u.Found)
+	t.setLost(u.Lost, nil)
 	for _, p := range u.Put {
 		old, had := t.paths[p.Prefix]
 		if had && old == p {
 			continue
 		}
 		if had {
-			t.byNextHop.remove(old.NextHop, p.Prefix)
+			t.unindexPath(old)
 		}
 		t.paths[p.Prefix] = p
-		t.byNextHop.add(p.NextHop, p.Prefix)
+		t.indexPath(p)
 		t.dirty[p.Prefix] = struct{}{}
 	}
 }
 
 func (t *table) deletePath(p netip.Prefix) {
 	if old, ok := t.paths[p]; ok {
-		t.byNextHop.remove(old.NextHop, p)
+		t.unindexPath(old)
 		delete(t.paths, p)
 		t.dirty[p] = struct{}{}
 	}
@@ -249,8 +256,8 @@ func (t *table) setUnderlay(u dataplane.Underlay) {
 		slices.Equal(u.Addresses, t.underlay.Addresses) && slices.Equal(u.Routes, t.underlay.Routes) {
 		return
 	}
-	before := make(map[netip.Addr]resolution, len(t.byNextHop))
-	for a := range t.byNextHop {
+	before := make(map[netip.Addr]resolution, len(t.hopsOf))
+	for a := range t.hopsOf {
 		before[a] = t.resolution(a)
 	}
 	t.underlay = &u
@@ -264,17 +271,14 @@ func (t *table) setUnderlay(u dataplane.Underlay) {
 	for _, a := range u.Addresses {
 		t.ownAddrs[a.Prefix.Addr()] = true
 	}
-	for a := range t.byNextHop {
+	for a := range t.hopsOf {
 		now := t.resolution(a)
 		if now == before[a] {
 			continue
 		}
-		// Another gateway is one object replaced; a way found or lost is a
-		// choice for every prefix behind it.
-		t.refresh(hopKey{via: a, fam: dataplane.FamilyOf(a)})
-		if now.ok != before[a].ok {
-			t.markNextHop(a)
-		}
+		// Another gateway is one object replaced, and so is a group that lost a
+		// member; a way found or lost is a choice for every prefix behind it.
+		t.followNextHop(a, now.ok != before[a].ok)
 	}
 	t.rebuildHost()
 }
@@ -334,8 +338,10 @@ func (t *table) rebuildHost() {
 }
 
 func (t *table) markNextHop(a netip.Addr) {
-	for p := range t.byNextHop[a] {
-		t.dirty[p] = struct{}{}
+	for k := range t.hopsOf[a] {
+		for p := range t.byHop[k] {
+			t.dirty[p] = struct{}{}
+		}
 	}
 }
 
@@ -430,13 +436,15 @@ const maxRounds = 4
 func (t *table) choose(p netip.Prefix) {
 	old, had := t.routes[p]
 	now, ok := t.best(p)
-	if had && ok && old.hop == now.hop && !t.stale[old.hop] && old.route.Type == now.route.Type && old.route.MTU == now.route.MTU {
-		t.routes[p] = chosen{route: old.route, hop: old.hop, source: now.source}
+	if had && ok && old.route.Type == now.route.Type && old.route.MTU == now.route.MTU && t.keep(old, now.hop) {
+		t.routes[p] = chosen{route: old.route, hop: now.hop, on: old.on, source: now.source}
 		return
 	}
 	if ok {
 		if now.hop != (hopKey{}) {
-			now.route.NextHop = t.acquireHop(now.hop).id
+			now.on = t.acquireHop(now.hop)
+			now.on.owners++
+			now.route.NextHop = now.on.id
 		}
 		t.acquire(now.route)
 		t.routes[p] = now
@@ -445,10 +453,34 @@ func (t *table) choose(p netip.Prefix) {
 	}
 	if had {
 		t.release(old.route)
-		if old.hop != (hopKey{}) {
-			t.releaseHop(old.hop)
+		if old.on != nil {
+			if old.hop == old.on.key {
+				old.on.owners--
+			}
+			t.disown(old.on)
+			t.releaseHop(old.on.key)
 		}
 	}
+}
+
+// keep reports whether a route may stay on the next-hop object that it has,
+// now that it wants k, and counts it there.
+func (t *table) keep(old chosen, k hopKey) bool {
+	switch {
+	case old.on == nil:
+		return k == hopKey{}
+	case old.hop == k && old.on.key == k:
+		return !t.stale[k]
+	case !t.stands(old.on, k):
+		return false
+	}
+	if old.hop == old.on.key && k != old.on.key {
+		old.on.owners--
+		t.disown(old.on)
+	} else if old.hop != old.on.key && k == old.on.key {
+		old.on.owners++
+	}
+	return true
 }
 
 func (t *table) best(p netip.Prefix) (chosen, bool) {
