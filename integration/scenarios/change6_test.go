@@ -91,7 +91,7 @@ func mtu6(e store.Encapsulation) int {
 func (c *changing) waitMode6(t *testing.T, e store.Encapsulation) {
 	t.Helper()
 	want := modeNumbers(e).String()
-	poll(t, 120*time.Second, "change to "+want, func() string {
+	poll(t, changeWithin(), "change to "+want, func() string {
 		forms := c.forms(t)
 		for _, h := range c.Hosts() {
 			for _, pool := range []string{defaultPool, defaultPool6} {

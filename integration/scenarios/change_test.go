@@ -251,13 +251,22 @@ func (c *changing) forms(t *testing.T) map[string]store.NodeForms {
 	return out
 }
 
+// changeWithin is how long a change may take. Most of it is the measuring of
+// tunnels, which is minutes of an emulated CPU's time if others want it too.
+func changeWithin() time.Duration {
+	if emulated() {
+		return 4 * time.Minute
+	}
+	return 90 * time.Second
+}
+
 // waitMode waits until every host has moved to an encapsulation as a whole:
 // they say so, the devices of others are gone, pods have its MTU, and
 // routerctl node status finds nothing wrong.
 func (c *changing) waitMode(t *testing.T, e store.Encapsulation) {
 	t.Helper()
 	m, want := modeOf(e), modeNumbers(e).String()
-	poll(t, 90*time.Second, "change to "+want, func() string {
+	poll(t, changeWithin(), "change to "+want, func() string {
 		forms := c.forms(t)
 		for _, h := range c.Hosts() {
 			if got := forms[h].Sends[defaultPool]; got != want {
