@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -364,6 +365,11 @@ func TestKernelAgreesWithJudge(t *testing.T) {
 				rt.Fatal(err)
 			}
 			was = rs
+			if rapid.IntRange(0, 7).Draw(rt, "list") == 0 {
+				if out := listing(l.host); !strings.Contains(out, "chain "+snatOut) {
+					rt.Fatalf("an operator cannot see it: %s", out)
+				}
+			}
 			if diff := differences(table, rs); diff != same {
 				rt.Fatalf("not what a fresh load gives: %s", diff)
 			}

@@ -31,6 +31,7 @@ type lab struct {
 	local       []int                       // raw sockets of the host
 	out4, out6  int
 	next        uint32
+	sources     map[uint32]netip.AddrPort // with which packets came, by their numbers
 	seen        map[arrival]bool
 }
 
@@ -67,7 +68,7 @@ func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{
 		host: netnstest.New(t), wires: netnstest.New(t), in: make(map[string]int), names: make(map[int]string),
-		mac: make(map[string]net.HardwareAddr), seen: make(map[arrival]bool),
+		mac: make(map[string]net.HardwareAddr), seen: make(map[arrival]bool), sources: make(map[uint32]netip.AddrPort),
 	}
 	var cmds []string
 	for _, name := range interfaces {
@@ -243,6 +244,7 @@ func (l *lab) drain(t testing.TB) {
 		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING && n > 14 {
 			if id, ok := parseProbe(buf[14:n]); ok {
 				l.seen[arrival{id, l.names[ll.Ifindex]}] = true
+				l.sources[id] = sourceOf(buf[14:n])
 			}
 		}
 	}
@@ -262,6 +264,14 @@ func (l *lab) drain(t testing.TB) {
 			}
 		}
 	}
+}
+
+func sourceOf(b []byte) netip.AddrPort {
+	at, addr := 20, netip.AddrFrom4([4]byte(b[12:16]))
+	if b[0]>>4 == 6 {
+		at, addr = 40, netip.AddrFrom16([16]byte(b[8:24]))
+	}
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[at:]))
 }
 
 const magic = "a probe of routerd, number "

@@ -272,6 +272,10 @@ func (c *chainWriter) preamble(s pathSource) {
 	if s.form == filterForm && !c.w.settings.AllowInvalid {
 		m := new(matcher)
 		m.state(stateInvalid)
+		// Connection tracking checks UDP-Lite's checksum as if it were UDP's and
+		// finds every packet invalid (nf_conntrack_proto_udp.c), unless
+		// net.netfilter.nf_conntrack_checksum is 0. Rules still judge it.
+		m.protocol(unix.IPPROTO_UDPLITE, true)
 		m.counter()
 		m.do(nfDrop, "")
 		c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Reason: ByInvalid})

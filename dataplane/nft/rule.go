@@ -89,8 +89,29 @@ func (m *matcher) icmp(f filter.ICMP, not bool) {
 	m.cmp(eq(not), want)
 }
 
+// portless returns a side for a protocol without ports, which no member of a
+// set of ports has; false: it matches nothing. (nft(8) 1.0.6 ends with an
+// assertion when it lists a port beside such a protocol.)
+func portless(s filter.Side, kind func(filter.SetID) filter.SetType) (filter.Side, bool) {
+	if s.Set != "" && kind(s.Set) == filter.Ports || s.PortSet != "" && !inRanges(s.Ports, 0) {
+		return s, false
+	}
+	if s.NotSet != "" && kind(s.NotSet) == filter.Ports {
+		s.NotSet = ""
+	}
+	s.PortSet, s.NotPortSet = "", ""
+	return s, true
+}
+
 // sideAlternatives appends what one side asks for to each of the matchers.
 func sideAlternatives(list []*matcher, s *filter.Side, e end, protocol uint8, f dataplane.Family, n names) []*matcher {
+	if protocol != 0 && !hasPorts(protocol) {
+		without, ok := portless(*s, func(id filter.SetID) filter.SetType { _, kind := n.setOf(id, f); return kind })
+		if !ok {
+			return nil
+		}
+		s = &without
+	}
 	for _, m := range list {
 		if s.Nets != nil {
 			m.nets(e, s.Nets, false, f, n)

@@ -1,0 +1,196 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/workload/netnstest"
+)
+
+// start runs a table until the test ends, and returns its repairs.
+func start(t *testing.T, n *netnstest.Netns, cfg Config, d filter.Delta) (*Table, chan Repair) {
+	t.Helper()
+	repairs := make(chan Repair, 100)
+	cfg.OnRepair = func(r Repair) { repairs <- r }
+	table := openTable(t, n, cfg)
+	if err := table.Apply(d); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:usetesting // it ends in a cleanup, which waits
+	ended := make(chan error, 1)
+	go func() { ended <- table.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return table, repairs
+}
+
+func rulesetOf(t testing.TB, deltas ...filter.Delta) *filter.Ruleset {
+	t.Helper()
+	rs := filter.NewRuleset()
+	for i := range deltas {
+		if err := rs.Apply(&deltas[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return rs
+}
+
+// tryRun runs a command that may fail.
+func tryRun(n *netnstest.Netns, command ...string) error {
+	return n.Do(func() error { return exec.Command(command[0], command[1:]...).Run() })
+}
+
+// What somebody else removes, adds or changes is put right at once, and what
+// he does to his own tables is none of our business.
+func TestForeignChanges(t *testing.T) {
+	t.Parallel()
+	n := netnstest.New(t)
+	table, repairs := start(t, n, Config{Shared: true}, small())
+	rs := rulesetOf(t, small())
+	for _, command := range []string{
+		"flush ruleset",
+		"delete table inet routerd",
+		"flush chain inet routerd forward-from",
+		"flush chain inet routerd raw-in ; delete chain inet routerd raw-in",
+		"delete element inet routerd workload-addresses-4 { cali1 . 10.1.0.1 }",
+		"add element inet routerd s-clients-4n { 10.99.0.0/16 }",
+		"delete element inet routerd s-clients-4n { 10.1.1.0/24 }",
+		"delete element inet routerd workload-to { cali1 }",
+		"insert rule inet routerd forward-to accept",
+		"add chain inet routerd theirs",
+		"add set inet routerd theirs { type ipv4_addr ; }",
+		"add map inet routerd theirs { type ipv4_addr : verdict ; }",
+	} {
+		// The notice can be of the whole command or of its first part.
+		run(t, n, "nft", command)
+		select {
+		case r := <-repairs:
+			if r.Err != nil || r.Writes == 0 {
+				t.Errorf("%s: %+v", command, r)
+			}
+			if r.Took > 100*time.Millisecond {
+				t.Errorf("%s: repaired after %s", command, r.Took)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: not repaired\n%s", command, listing(n))
+		}
+		table.mu.Lock()
+		diff := differences(table, rs)
+		table.mu.Unlock()
+		if diff != same {
+			t.Errorf("%s: left %s", command, diff)
+		}
+	}
+	before := table.Status().Repairs
+	run(t, n, "nft", "add table inet theirs; add chain inet theirs routerd; delete table inet theirs; add table ip routerd")
+	run(t, n, "nft", "flush chain inet routerd forward-to")
+	<-repairs
+	if got := table.Status().Repairs; got != before+1 {
+		t.Errorf("%d repairs after one change of ours and some of others", got-before)
+	}
+}
+
+// A second change while the first is repaired, and notices that are lost: what
+// was noticed late is still repaired.
+func TestManyForeignChanges(t *testing.T) {
+	t.Parallel()
+	n := netnstest.New(t)
+	table, _ := start(t, n, Config{Shared: true}, small())
+	rs := rulesetOf(t, small())
+	var script strings.Builder
+	for range 200 {
+		script.WriteString("flush chain inet routerd forward-to\nadd chain inet routerd x\nadd rule inet routerd x accept\ndelete chain inet routerd x\n")
+	}
+	for range 5 {
+		_ = tryRun(n, "sh", "-c", "printf '"+strings.ReplaceAll(script.String(), "\n", ";\\n")+"' | nft -f -")
+		_ = tryRun(n, "nft", "flush", "ruleset")
+	}
+	eventually(t, func() string {
+		table.mu.Lock()
+		defer table.mu.Unlock()
+		if diff := differences(table, rs); diff != same {
+			return diff
+		}
+		return ""
+	})
+}
+
+func eventually(t testing.TB, problem func() string) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		last := problem()
+		if last == "" {
+			return
+		}
+		select {
+		case <-deadline:
+			t.Fatal(last)
+		case <-tick.C:
+		}
+	}
+}
+
+// Where the kernel can do that, nobody else writes to the table, and flushing
+// the ruleset leaves it.
+func TestOwned(t *testing.T) {
+	t.Parallel()
+	n := netnstest.New(t)
+	table := openTable(t, n, Config{})
+	if err := table.Apply(small()); err != nil {
+		t.Fatal(err)
+	}
+	if !table.Status().Owned {
+		// Debian's 6.1: the table is like any other.
+		var u unix.Utsname
+		_ = unix.Uname(&u)
+		release := unix.ByteSliceToString(u.Release[:])
+		if !strings.HasPrefix(release, "6.1.") {
+			t.Errorf("not owned by kernel %s", release)
+		}
+		table.Close()
+		return
+	}
+	run(t, n, "nft", "flush", "ruleset")
+	if err := tryRun(n, "nft", "flush", "chain", "inet", "routerd", "forward-to"); err == nil {
+		t.Error("somebody else wrote to the table")
+	}
+	if diff := differences(table, rulesetOf(t, small())); diff != same {
+		t.Errorf("after a flush of the ruleset: %s", diff)
+	}
+	second := openTable(t, n, Config{})
+	defer second.Close()
+	if err := second.Apply(small()); err == nil || !strings.Contains(err.Error(), "second routerd") {
+		t.Errorf("a second daemon: %v", err)
+	}
+	// A daemon that dies, however it does, leaves the rules; the next has them.
+	table.Close()
+	eventually(t, func() string {
+		if !strings.Contains(listing(n), "cali1") {
+			return listing(n)
+		}
+		return ""
+	})
+	if err := second.Replace(rulesetOf(t, small())); err != nil {
+		t.Fatal(err)
+	}
+	if s := second.Status(); !s.Owned || s.Messages > 1 {
+		t.Errorf("after a restart: %+v", s)
+	}
+	if err := tryRun(n, "nft", "delete", "table", "inet", "routerd"); err == nil {
+		t.Error("somebody else deleted the table of the second daemon")
+	}
+}
