@@ -136,6 +136,7 @@ func (t *table) disown(h *hop) {
 // setLost notes next hops that must not be used, and those that may again.
 func (t *table) setLost(lost, found []netip.Addr) {
 	for _, a := range lost {
+		t.found = slices.DeleteFunc(t.found, func(f netip.Addr) bool { return f == a })
 		if !t.lost[a] {
 			t.lost[a] = true
 			t.followNextHop(a, true)

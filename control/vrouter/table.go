@@ -72,6 +72,7 @@ type table struct {
 	byHop          index[hopKey, netip.Prefix] // what BGP names → prefixes
 	hopsOf         index[netip.Addr, hopKey]   // BGP next hop → the keys of byHop that have it
 	lost           map[netip.Addr]bool         // BGP next hops that must not be used
+	found          []netip.Addr                // of those: they may, once the withdrawals are chosen for
 	byAddr         index[netip.Addr, string]   // node address → nodes
 	nodeAddrs      *bart.Table[netip.Addr]     // the keys of byAddr
 
@@ -226,8 +227,8 @@ func (t *table) setPaths(u PathUpdate) {
 	for _, p := range u.Del {
 		t.deletePath(p)
 	}
-	defer t.setLost(nil, u.Found)
 	t.setLost(u.Lost, nil)
+	t.found = append(t.found, u.Found...)
 	for _, p := range u.Put {
 		old, had := t.paths[p.Prefix]
 		if had && old == p {
@@ -417,9 +418,11 @@ func (t *table) settle() {
 			t.choose(p)
 		}
 		clear(t.dirty)
-		if !t.formsDirty {
+		if !t.formsDirty && len(t.found) == 0 {
 			break
 		}
+		t.setLost(nil, t.found)
+		t.found = nil
 	}
 	for k := range t.stale {
 		if _, ok := t.hops[k]; !ok {

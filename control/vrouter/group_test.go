@@ -1,0 +1,225 @@
+package vrouter
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+// learnedPath is a path with these next hops.
+func learnedPath(prefix string, hops ...string) Path {
+	a := addrs(hops...)
+	return Path{Prefix: netip.MustParsePrefix(prefix), NextHop: a[0], Peer: "tor", Set: HopSetOf(a...)}
+}
+
+// reached says where each learned prefix goes: the gateways, through whatever
+// objects.
+func reached(t *table) map[string]string {
+	hops, groups := map[dataplane.NextHopID]string{}, map[dataplane.NextHopID]dataplane.GroupMembers{}
+	for _, o := range t.wish() {
+		switch o := o.(type) {
+		case dataplane.NextHop:
+			hops[o.ID] = fmt.Sprintf("%s %s", o.Gateway, o.Link)
+		case dataplane.NextHopGroup:
+			groups[o.ID] = o.Members
+		}
+	}
+	out := map[string]string{}
+	for _, o := range t.wish() {
+		r, ok := o.(dataplane.Route)
+		if !ok || r.NextHop == 0 {
+			continue
+		}
+		ids := []dataplane.GroupMember{{ID: r.NextHop}}
+		if g, ok := groups[r.NextHop]; ok {
+			ids, _ = g.Parse()
+		}
+		var via []string
+		for _, m := range ids {
+			h, ok := hops[m.ID]
+			if !ok {
+				h = "DANGLING"
+			}
+			via = append(via, h)
+		}
+		slices.Sort(via)
+		out[r.Prefix.String()] = strings.Join(via, ", ")
+	}
+	return out
+}
+
+func TestGroups(t *testing.T) {
+	const p1, p2, p3 = "172.20.1.0/24", "172.20.2.0/24", "172.20.3.0/24"
+	tab := newTestTable(cluster(store.Direct)[:2]...)
+	step := func(what string, u PathUpdate, want map[string]string, put, del int) {
+		t.Helper()
+		gotPut, gotDel := changes(tab, func() { tab.setPaths(u) })
+		if diff := cmp.Diff(want, reached(tab)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+		if len(gotPut) != put || len(gotDel) != del {
+			t.Errorf("%s: %d put %q, %d deleted %q; want %d and %d", what, len(gotPut), gotPut, len(gotDel), gotDel, put, del)
+		}
+	}
+	both, one, two := "10.1.0.2 eth0, 10.1.0.3 eth0", "10.1.0.2 eth0", "10.1.0.3 eth0"
+	a, b := "10.1.0.2", "10.1.0.3"
+	step("two prefixes of two ToRs share one group", PathUpdate{Put: []Path{learnedPath(p1, a, b), learnedPath(p2, b, a), learnedPath(p3, b)}},
+		map[string]string{p1: both, p2: both, p3: two}, 6, 0)
+	step("a ToR lost is one group replaced", PathUpdate{Lost: addrs(a)},
+		map[string]string{p1: two, p2: two, p3: two}, 1, 1)
+	step("its withdrawals move no route", PathUpdate{Put: []Path{learnedPath(p1, b), learnedPath(p2, b)}, Found: addrs(a)},
+		map[string]string{p1: two, p2: two, p3: two}, 0, 0)
+	step("it is back with one prefix", PathUpdate{Put: []Path{learnedPath(p1, a, b)}},
+		map[string]string{p1: both, p2: two, p3: two}, 3, 0)
+	step("and with the other, and the old group goes", PathUpdate{Put: []Path{learnedPath(p2, a, b)}},
+		map[string]string{p1: both, p2: both, p3: two}, 1, 1)
+	step("both lost", PathUpdate{Lost: addrs(a, b)}, map[string]string{}, 0, 6)
+	step("one found again", PathUpdate{Found: addrs(a)}, map[string]string{p1: one, p2: one}, 4, 0)
+	step("the other too", PathUpdate{Found: addrs(b)}, map[string]string{p1: both, p2: both, p3: two}, 3, 0)
+
+	// The underlay loses the way to one.
+	u := rack()
+	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Gateway: netip.MustParseAddr("10.1.0.9"), Link: "eth0"})
+	tab.setUnderlay(u)
+	tab.settle()
+	clear(tab.put)
+	step("a next hop that the underlay resolves", PathUpdate{Put: []Path{learnedPath(p3, b, "10.9.0.1")}},
+		map[string]string{p1: both, p2: both, p3: "10.1.0.3 eth0, 10.1.0.9 eth0"}, 3, 0)
+	u.Routes = slices.Clone(u.Routes)
+	u.Routes[2].Gateway = netip.MustParseAddr("10.1.0.8")
+	put, del := changes(tab, func() { tab.setUnderlay(u) })
+	if len(put)+len(del) != 1 || reached(tab)[p3] != "10.1.0.3 eth0, 10.1.0.8 eth0" {
+		t.Errorf("the underlay changed: %q, %q, %v", put, del, reached(tab))
+	}
+	u.Routes = u.Routes[1:2] // neither a default route nor that one
+	put, del = changes(tab, func() { tab.setUnderlay(u) })
+	if len(put) != 1 || len(del) != 1 || reached(tab)[p3] != two {
+		t.Errorf("the underlay lost it: %q, %q, %v", put, del, reached(tab))
+	}
+}
+
+// TestLossOfManyPrefixes: what a ToR lost costs does not grow with the prefixes
+// behind it, and neither do its withdrawals.
+func TestLossOfManyPrefixes(t *testing.T) {
+	const n = 100_000
+	tab := newTestTable(cluster(store.Direct)[:2]...)
+	var both, left PathUpdate
+	for i := range n {
+		p := fmt.Sprintf("%d.%d.%d.0/24", 20+i>>16, i>>8&0xff, i&0xff)
+		both.Put = append(both.Put, learnedPath(p, "10.1.0.2", "10.1.0.3"))
+		left.Put = append(left.Put, learnedPath(p, "10.1.0.3"))
+	}
+	if put, _ := changes(tab, func() { tab.setPaths(both) }); len(put) != n+3 {
+		t.Fatalf("%d objects, want a route each, two next hops and one group", len(put))
+	}
+	put, del := changes(tab, func() { tab.setPaths(PathUpdate{Lost: addrs("10.1.0.2")}) })
+	if len(put) != 1 || len(del) != 1 || !strings.Contains(put[0], "group") {
+		t.Errorf("lost: %q, %q", put, del)
+	}
+	left.Found = addrs("10.1.0.2")
+	if put, del = changes(tab, func() { tab.setPaths(left) }); len(put)+len(del) != 0 {
+		t.Errorf("withdrawn: %d put, %d deleted", len(put), len(del))
+	}
+	if put, del = changes(tab, func() { tab.setPaths(PathUpdate{Reset: true}) }); len(put) != 0 || len(del) != n+2 {
+		t.Errorf("all withdrawn: %d put, %d deleted", len(put), len(del))
+	}
+}
+
+// TestGroupsModel: whatever happened, every prefix goes where a table that
+// knows only how things are sends it, and nothing is left over.
+func TestGroupsModel(t *testing.T) {
+	hops := []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fe80::1%eth0", "10.9.0.1"}
+	rapid.Check(t, func(rt *rapid.T) {
+		tab := newTestTable(cluster(store.Direct)[:2]...)
+		known, lost, u := map[string]Path{}, map[string]bool{}, rack()
+		fresh := func() *table {
+			f := newTable("node1")
+			f.setUnderlay(u)
+			for _, ev := range cluster(store.Direct)[:2] {
+				f.apply(ev)
+			}
+			all := PathUpdate{Put: slices.Collect(maps.Values(known))}
+			for a := range lost {
+				all.Lost = append(all.Lost, netip.MustParseAddr(a))
+			}
+			f.setPaths(all)
+			f.settle()
+			return f
+		}
+		prefix := func() string { return fmt.Sprintf("172.20.%d.0/24", rapid.IntRange(0, 5).Draw(rt, "prefix")) }
+		rt.Repeat(map[string]func(*rapid.T){
+			"put": func(rt *rapid.T) {
+				p := learnedPath(prefix(), rapid.SliceOfNDistinct(rapid.SampledFrom(hops), 1, 3, rapid.ID[string]).Draw(rt, "hops")...)
+				known[p.Prefix.String()] = p
+				tab.setPaths(PathUpdate{Put: []Path{p}})
+			},
+			"del": func(*rapid.T) {
+				p := prefix()
+				delete(known, p)
+				tab.setPaths(PathUpdate{Del: []netip.Prefix{netip.MustParsePrefix(p)}})
+			},
+			"lose": func(rt *rapid.T) {
+				a := rapid.SampledFrom(hops).Draw(rt, "hop")
+				lost[a] = true
+				tab.setPaths(PathUpdate{Lost: addrs(a)})
+			},
+			"find": func(rt *rapid.T) {
+				a := rapid.SampledFrom(hops).Draw(rt, "hop")
+				delete(lost, a)
+				tab.setPaths(PathUpdate{Found: addrs(a)})
+			},
+			"underlay": func(rt *rapid.T) {
+				u = rack()
+				u.Links[1].Up = rapid.Bool().Draw(rt, "up")
+				if !rapid.Bool().Draw(rt, "default") {
+					u.Routes = u.Routes[1:]
+				}
+				tab.setUnderlay(u)
+			},
+			"": func(rt *rapid.T) {
+				if rapid.Bool().Draw(rt, "settle") {
+					return // several changes at once
+				}
+				tab.settle()
+				want := fresh()
+				if diff := cmp.Diff(reached(want), reached(tab)); diff != "" {
+					rt.Fatalf("differs from a fresh table (-fresh +this):\n%s", diff)
+				}
+				owners := map[*hop]int{}
+				for p, c := range tab.routes {
+					if c.on != nil && c.hop == c.on.key {
+						owners[c.on]++
+					}
+					if c.on != nil && tab.hops[c.on.key] != c.on {
+						rt.Fatalf("%s is on a next hop that is forgotten", p)
+					}
+				}
+				for k, h := range tab.hops {
+					if h.refs < 1 || k.set != "" && h.owners != owners[h] {
+						rt.Fatalf("%s has %d users, %d owners; counted %d", k, h.refs, h.owners, owners[h])
+					}
+				}
+				if len(tab.routes) == 0 && len(tab.hops) > 0 {
+					rt.Fatalf("%d next hops are left over", len(tab.hops))
+				}
+			},
+		})
+	})
+}
