@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
+	"strings"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
 
@@ -19,12 +18,15 @@ import (
 // which the deletion can be taken up again, and the Node itself goes last.
 func (d *deletion) node(ctx context.Context, name string) error {
 	for try := 1; ; try++ {
-		have, err := d.stateOf(ctx, name)
-		if err != nil {
-			return fmt.Errorf("delete Node(%s): %w", name, err)
+		have, unreadable := d.stateOf(ctx, name)
+		if unreadable != nil && !errors.Is(unreadable, store.ErrDecode) {
+			return fmt.Errorf("delete Node(%s): %w", name, unreadable)
 		}
-		err = commit(ctx, d.store, d.out, nodeDeletion(name, have, time.Now()))
+		err := commit(ctx, d.store, d.out, nodeDeletion(name, have, time.Now()))
 		if err == nil {
+			if unreadable != nil {
+				return fmt.Errorf("Node(%s) is deleted; left alone is what cannot be read, see `routerctl ipam check`: %w", name, unreadable) //nolint:revive,staticcheck // the name of a kind
+			}
 			return nil
 		}
 		if !errors.Is(err, store.ErrConflict) || try == writeTries {
@@ -33,8 +35,11 @@ func (d *deletion) node(ctx context.Context, name string) error {
 	}
 }
 
+// stateOf reads what the deletion of a node depends on. With an error that
+// matches [store.ErrDecode] it returns what can be read.
 func (d *deletion) stateOf(ctx context.Context, node string) ([]store.Object, error) {
 	var have []store.Object
+	var unreadable error
 	for _, q := range []struct {
 		kind      store.Kind
 		namespace string
@@ -50,13 +55,19 @@ func (d *deletion) stateOf(ctx context.Context, node string) ([]store.Object, er
 		{store.KindIPAMConfig, ""},
 	} {
 		objects, _, err := d.store.List(ctx, q.kind, q.namespace)
-		if err != nil {
+		if err != nil && (!errors.Is(err, store.ErrDecode) || !spared(q.kind)) {
 			return nil, err
 		}
+		unreadable = errors.Join(unreadable, err)
 		have = append(have, objects...)
 	}
-	return have, nil
+	return have, unreadable
 }
+
+// spared reports whether records of a kind that cannot be decoded are left
+// alone when a node is deleted: they keep what they hold until they are
+// repaired. Of others it must be known whether they refer to the node.
+func spared(kind store.Kind) bool { return kind.IPAM() }
 
 // nodeDeletion returns the operations that delete a node, as Calico's client
 // does it: the addresses of its endpoints and tunnels are released and its
@@ -66,7 +77,7 @@ func nodeDeletion(name string, have []store.Object, now time.Time) []store.Op {
 	var addrs []netip.Addr
 	var ops []store.Op
 	var last store.Op
-	cooldown := false
+	cooldown := time.Duration(0)
 	for _, o := range have {
 		gone := false
 		switch v := o.Value.(type) {
@@ -86,7 +97,9 @@ func nodeDeletion(name string, have []store.Object, now time.Time) []store.Op {
 		case *store.Affinity:
 			gone = o.Key.Namespace == name
 		case *store.IPAMConfig:
-			cooldown = v.IPCooldownSeconds != nil && *v.IPCooldownSeconds > 0
+			if v.IPCooldownSeconds != nil {
+				cooldown = time.Duration(*v.IPCooldownSeconds) * time.Second
+			}
 		}
 		if gone {
 			ops = append(ops, removal(o))
@@ -128,8 +141,13 @@ func parseAddrs(list []string) []netip.Addr {
 	return addrs
 }
 
-// releases returns the operations that release addrs and node's blocks.
-func releases(node string, addrs []netip.Addr, have []store.Object, now time.Time, cooldown bool) []store.Op {
+// releases returns the operations that release addrs and node's blocks. A block
+// that cannot be read is left alone; [deletion.stateOf] has named it.
+func releases(node string, addrs []netip.Addr, have []store.Object, now time.Time, cooldown time.Duration) []store.Op {
+	mine := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		mine[a] = true
+	}
 	var ops []store.Op
 	left := map[string]map[string]int{} // handle → block → addresses it still holds
 	for _, o := range have {
@@ -137,70 +155,34 @@ func releases(node string, addrs []netip.Addr, have []store.Object, now time.Tim
 		if !ok {
 			continue
 		}
-		next := store.Clone(b).(*store.Block)
-		changed := false
-		var handles []string
-		for _, a := range addrs {
-			if handle, ok := release(next, a, now, cooldown); ok {
-				changed = true
-				handles = append(handles, handle)
-			}
+		edit, ok, err := ipam.EditBlock(o, func(a ipam.Allocation) bool {
+			return mine[a.Addr] || a.Node == node && ownHandle(a.Handle, node)
+		}, owner(b) == node, now, cooldown)
+		if err != nil || !ok || len(edit.Freed) == 0 && owner(b) != node {
+			continue
 		}
-		for _, h := range handles {
+		ops = append(ops, edit.Op)
+		for h, n := range edit.Left {
 			if left[h] == nil {
 				left[h] = map[string]int{}
 			}
-			left[h][b.CIDR] = heldBy(next, h)
-		}
-		if owner(next) == node {
-			next.Affinity, next.AffinityClaimTime, changed = nil, nil, true
-		}
-		switch {
-		case !changed:
-		case next.Affinity == nil && allocated(next) == 0:
-			ops = append(ops, removal(o))
-		default:
-			compact(next)
-			next.SequenceNumber++
-			ops = append(ops, store.Op{If: store.IfRevision(o.Revision), Action: store.Put, Object: store.Object{Key: o.Key, Value: next, Raw: o.Raw}})
+			left[h][b.CIDR] = n
 		}
 	}
-	return append(ops, lowerHandles(left, have)...)
-}
-
-// heldBy counts the addresses of a block that a handle holds.
-func heldBy(b *store.Block, handle string) int {
-	n := 0
-	for _, i := range b.Allocations {
-		if i != nil && b.Attributes[*i].HandleID != nil && *b.Attributes[*i].HandleID == handle {
-			n++
-		}
-	}
-	return n
-}
-
-// lowerHandles sets handles' counts to what blocks say after a release, for
-// counts alone are hints and often too high.
-func lowerHandles(left map[string]map[string]int, have []store.Object) []store.Op {
-	var ops []store.Op
 	for _, o := range have {
-		h, ok := o.Value.(*store.Handle)
-		if !ok || left[o.Key.Name] == nil {
+		if o.Key.Kind != store.KindIPAMHandle || left[o.Key.Name] == nil {
 			continue
 		}
-		next := store.Clone(h).(*store.Handle)
-		for cidr, n := range left[o.Key.Name] {
-			if next.Block[cidr] = n; n == 0 {
-				delete(next.Block, cidr)
-			}
+		if op, ok := ipam.EditHandle(o, left[o.Key.Name]); ok {
+			ops = append(ops, op)
 		}
-		if len(next.Block) == 0 {
-			ops = append(ops, removal(o))
-			continue
-		}
-		ops = append(ops, store.Op{If: store.IfRevision(o.Revision), Action: store.Put, Object: store.Object{Key: o.Key, Value: next, Raw: o.Raw}})
 	}
 	return ops
+}
+
+// ownHandle reports whether a handle holds what a node itself uses.
+func ownHandle(handle, node string) bool {
+	return handle == ipam.ReserveHandle(node) || strings.HasPrefix(handle, "routerd-gateway-"+node+".")
 }
 
 // owner returns the node that a block belongs to, or "".
@@ -223,34 +205,6 @@ func allocated(b *store.Block) int {
 	return n
 }
 
-// release frees an address, or with a cool-down marks it as released now, and
-// returns the handle it was held by. It reports false for an address that is
-// not in the block or not allocated.
-func release(b *store.Block, a netip.Addr, now time.Time, cooldown bool) (handle string, ok bool) {
-	i := ordinal(b, a)
-	if i < 0 || i >= len(b.Allocations) || b.Allocations[i] == nil {
-		return "", false
-	}
-	attr := b.Attributes[*b.Allocations[i]]
-	if attr.ReleasedAt != nil {
-		return "", false
-	}
-	if attr.HandleID != nil {
-		handle = *attr.HandleID
-	}
-	if cooldown {
-		at := metav1.NewTime(now.UTC())
-		b.Attributes = append(b.Attributes, store.Attribute{ReleasedAt: &at})
-		last := len(b.Attributes) - 1
-		b.Allocations[i] = &last
-		return handle, true
-	}
-	b.Allocations[i] = nil
-	b.Unallocated = append(b.Unallocated, i)
-	delete(b.SequenceNumberForAllocation, fmt.Sprint(i))
-	return handle, true
-}
-
 // ordinal returns the place of an address in a block, or -1.
 func ordinal(b *store.Block, a netip.Addr) int {
 	p, err := netip.ParsePrefix(b.CIDR)
@@ -263,27 +217,4 @@ func ordinal(b *store.Block, a netip.Addr) int {
 		n = n<<8 | int(addr[i]) - int(base[i])
 	}
 	return n
-}
-
-// compact drops attributes that no address uses and renumbers the others.
-func compact(b *store.Block) {
-	used := map[int]bool{}
-	for _, i := range b.Allocations {
-		if i != nil {
-			used[*i] = true
-		}
-	}
-	renumber := map[int]int{}
-	attributes := []store.Attribute{}
-	for _, i := range slices.Sorted(maps.Keys(used)) {
-		renumber[i] = len(attributes)
-		attributes = append(attributes, b.Attributes[i])
-	}
-	for i, a := range b.Allocations {
-		if a != nil {
-			n := renumber[*a]
-			b.Allocations[i] = &n
-		}
-	}
-	b.Attributes = attributes
 }

@@ -14,12 +14,13 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
 
 func (a *app) ipamCommand() *cobra.Command {
 	c := &cobra.Command{Use: "ipam", Short: "Addresses: pools, blocks and who has them", Example: "  routerctl ipam show --show-blocks"}
-	var showBlocks bool
+	var showBlocks, showBorrowed, showConfiguration bool
 	var ip string
 	show := &cobra.Command{
 		Use:   "show",
@@ -27,11 +28,17 @@ func (a *app) ipamCommand() *cobra.Command {
 		Long: `Show for each pool, and with --show-blocks for each block, how many addresses
 are in use, reserved and free; or with --ip who has an address.
 
-An address that was in use before it was reserved counts as both.`,
+An address that was in use before it was reserved counts as both. A record that
+cannot be decoded is named, the others are shown, and the exit code is 1.`,
 		Example: "  routerctl ipam show\n  routerctl ipam show --show-blocks\n  routerctl ipam show --ip=192.168.12.5",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !cmd.Flags().Changed("ip") {
+			switch {
+			case showConfiguration:
+				return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return showIPAMConfig(ctx, s, a.stdout) })
+			case showBorrowed:
+				return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return showBorrowedAddresses(ctx, s, a.stdout) })
+			case !cmd.Flags().Changed("ip"):
 				return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return showUsage(ctx, s, a.stdout, showBlocks) })
 			}
 			addr, err := netip.ParseAddr(ip)
@@ -42,8 +49,10 @@ An address that was in use before it was reserved counts as both.`,
 		},
 	}
 	show.Flags().BoolVar(&showBlocks, "show-blocks", false, "a line for each block too")
+	show.Flags().BoolVar(&showBorrowed, "show-borrowed", false, "the addresses in use on a node that does not hold their block")
+	show.Flags().BoolVar(&showConfiguration, "show-configuration", false, "IPAM's settings")
 	show.Flags().StringVar(&ip, "ip", "", "say who has this address")
-	c.AddCommand(show)
+	c.AddCommand(show, a.ipamCheckCommand(), a.ipamReleaseCommand(), a.ipamConfigureCommand(), a.ipamSplitCommand())
 	return c
 }
 
@@ -189,6 +198,65 @@ func printUsage(w io.Writer, all []usage, showBlocks bool) error {
 		}
 	}
 	return printBox(w, []string{"GROUPING", "CIDR", "IPS TOTAL", "IPS IN USE", "IPS RESERVED", "IPS FREE"}, rows)
+}
+
+// showBorrowedAddresses lists what is in use on a node that does not hold the
+// block, with calicoctl's columns.
+func showBorrowedAddresses(ctx context.Context, s store.Store, w io.Writer) error {
+	var rows [][]string
+	var problems []error
+	err := store.Pages(ctx, s, store.KindIPAMBlock, "", func(objs []store.Object) error {
+		for _, o := range objs {
+			b, _ := o.Value.(*store.Block)
+			all, err := ipam.Allocations(o.Key.CIDR(), b)
+			if err != nil {
+				problems = append(problems, err)
+				continue
+			}
+			for _, a := range all {
+				if a.Node == owner(b) || !a.ReleasedAt.IsZero() {
+					continue
+				}
+				kind, who := "Workload", a.Handle
+				if pod := a.Attributes[ipam.AttrPod]; pod != "" {
+					kind, who = "Pod", a.Attributes[ipam.AttrNamespace]+"/"+pod
+				} else if t := a.Attributes[ipam.AttrType]; t != "" {
+					kind = t
+				}
+				rows = append(rows, []string{a.Addr.String(), a.Node, o.Key.Name, cmp.Or(owner(b), "-"), kind, who})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := printBox(w, []string{"IP", "BORROWING-NODE", "BLOCK", "BLOCK OWNER", "TYPE", "ALLOCATED-TO"}, rows); err != nil {
+		return err
+	}
+	return errors.Join(problems...)
+}
+
+// showIPAMConfig prints the settings that are in force.
+func showIPAMConfig(ctx context.Context, s store.Store, w io.Writer) error {
+	obj, err := s.Get(ctx, store.IPAMConfigKey())
+	c := store.DefaultIPAMConfig()
+	switch {
+	case err == nil:
+		c = *obj.Value.(*store.IPAMConfig)
+	case !errors.Is(err, store.ErrNotFound):
+		return err
+	}
+	rest := 0
+	if c.IPCooldownSeconds != nil {
+		rest = *c.IPCooldownSeconds
+	}
+	return printBox(w, []string{"PROPERTY", "VALUE"}, [][]string{
+		{"StrictAffinity", fmt.Sprint(c.StrictAffinity)},
+		{"AutoAllocateBlocks", fmt.Sprint(c.AutoAllocateBlocks)},
+		{"MaxBlocksPerHost", fmt.Sprint(c.MaxBlocksPerHost)},
+		{"IPCooldownSeconds", fmt.Sprint(rest)},
+	})
 }
 
 // showAddress says who has an address.

@@ -256,7 +256,11 @@ func TestReleaseKeepsBlocksWhole(t *testing.T) {
 			{Key: store.HandleKey("mine"), Value: handle, Revision: 1},
 		}
 		before := store.Clone(b)
-		ops := releases("n2", mine, have, time.Unix(0, 0), cooldown)
+		rest := time.Duration(0)
+		if cooldown {
+			rest = time.Hour
+		}
+		ops := releases("n2", mine, have, time.Unix(0, 0), rest)
 		if diff := cmp.Diff(before, any(b)); diff != "" {
 			t.Fatalf("changed the shared value (-before +after):\n%s", diff)
 		}

@@ -158,6 +158,10 @@ func (a *Attacher) assignRequest(r record, f dataplane.Family) AssignRequest {
 			"timestamp": time.Now().UTC().Round(0).String(),
 		},
 	}
+	if r.AddressesOnly {
+		// No endpoint tells of it.
+		ar.Attributes["type"] = "ipamPlugin"
+	}
 	if r.Pod != "" {
 		ar.Namespace = r.Namespace
 		ar.Attributes["namespace"], ar.Attributes["pod"] = r.Namespace, r.Pod

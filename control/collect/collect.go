@@ -61,8 +61,8 @@ func (r Report) freed() bool { return r.Addresses+r.Blocks+r.Handles+r.Endpoints
 // Collector looks for leaks. [Collector.RunHost] and [Collector.RunCluster] may
 // run side by side.
 type Collector struct {
-	cfg           Config
-	host, cluster *suspects
+	cfg                     Config
+	host, borrowed, cluster *suspects
 }
 
 // New returns a collector. It panics when a required part of the configuration
@@ -83,14 +83,28 @@ func New(cfg Config) *Collector {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Collector{cfg: cfg, host: newSuspects(), cluster: newSuspects()}
+	return &Collector{cfg: cfg, host: newSuspects(), borrowed: newSuspects(), cluster: newSuspects()}
 }
+
+// borrowedEvery is how many looks at the host's own blocks, which need no
+// reading, come to one at all others, for addresses that it borrowed.
+const borrowedEvery = 12
 
 // RunHost looks after this host's addresses until ctx ends.
 func (c *Collector) RunHost(ctx context.Context) {
-	if c.cfg.Host != nil {
-		c.every(ctx, "host", c.LookHost)
+	if c.cfg.Host == nil {
+		return
 	}
+	looks := 0
+	c.every(ctx, "host", func(ctx context.Context) (Report, error) {
+		r, err := c.LookHost(ctx)
+		if looks++; looks%borrowedEvery != 1 || err != nil {
+			return r, err
+		}
+		more, err := c.LookBorrowed(ctx)
+		r.Suspects, r.Addresses, r.Unreadable = r.Suspects+more.Suspects, r.Addresses+more.Addresses, more.Unreadable
+		return r, err
+	})
 }
 
 // RunCluster looks after what no host does until ctx ends. It is for the one
@@ -141,20 +155,59 @@ func (c *Collector) old(a ipam.Allocation, now time.Time) bool {
 
 // LookHost looks once at the addresses of this host's blocks.
 func (c *Collector) LookHost(ctx context.Context) (Report, error) {
+	return c.lookHost(ctx, c.host, func(see func(ipam.Allocation)) (int, error) {
+		for _, a := range c.cfg.Host.Allocations() {
+			see(a)
+		}
+		return 0, nil
+	})
+}
+
+// LookBorrowed looks once at the addresses that this host has of blocks that it
+// does not hold.
+func (c *Collector) LookBorrowed(ctx context.Context) (Report, error) {
+	return c.lookHost(ctx, c.borrowed, func(see func(ipam.Allocation)) (unreadable int, err error) {
+		err = store.Pages(ctx, c.cfg.Store, store.KindIPAMBlock, "", func(objs []store.Object) error {
+			for _, o := range objs {
+				b, _ := o.Value.(*store.Block)
+				all, err := ipam.Allocations(o.Key.CIDR(), b)
+				if err != nil {
+					unreadable++
+					continue
+				}
+				if owner, _ := ipam.Owner(b); owner == c.cfg.Node {
+					continue
+				}
+				for _, a := range all {
+					see(a)
+				}
+			}
+			return nil
+		})
+		return unreadable, err
+	})
+}
+
+// lookHost looks once at the allocations that each yields.
+func (c *Collector) lookHost(ctx context.Context, known *suspects, each func(see func(ipam.Allocation)) (int, error)) (Report, error) {
 	now := c.cfg.Clock()
-	c.host.begin()
+	known.begin()
 	var r Report
 	due := map[netip.Addr]ipam.Claim{}
-	for _, a := range c.cfg.Host.Allocations() {
+	unreadable, err := each(func(a ipam.Allocation) {
 		if a.Node != c.cfg.Node || !a.ReleasedAt.IsZero() || a.Handle == "" || c.cfg.Host.Uses(a.Handle) || !c.old(a, now) {
-			continue
+			return
 		}
 		r.Suspects++
-		if c.host.see(a.Addr.String(), a.Sequence, now, c.cfg.Grace) {
+		if known.see(a.Addr.String(), a.Sequence, now, c.cfg.Grace) {
 			due[a.Addr] = ipam.Claim{Addr: a.Addr, Handle: a.Handle, Sequence: a.Sequence}
 		}
+	})
+	r.Unreadable = unreadable
+	if err != nil {
+		return r, err // suspects are kept: nothing is known of what was not seen
 	}
-	c.host.end()
+	known.end()
 	if len(due) == 0 {
 		return r, nil
 	}

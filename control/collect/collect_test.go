@@ -2,6 +2,7 @@ package collect
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -142,17 +143,17 @@ func TestSuspectsHaveALimit(t *testing.T) {
 	now := time.Now()
 	s.begin()
 	for i := range maxSuspects + 10 {
-		s.see(string(rune(i)), 1, now, time.Minute)
+		s.see(fmt.Sprint(i), 1, now, time.Minute)
 	}
 	s.end()
 	if len(s.known) != maxSuspects {
 		t.Errorf("%d suspects are known, want %d", len(s.known), maxSuspects)
 	}
 	s.begin()
-	if !s.see(string(rune(1)), 1, now.Add(time.Minute), time.Minute) {
+	if !s.see("1", 1, now.Add(time.Minute), time.Minute) {
 		t.Error("a suspect is not due")
 	}
-	if s.see(string(rune(2)), 2, now.Add(time.Minute), time.Minute) {
+	if s.see("2", 2, now.Add(time.Minute), time.Minute) {
 		t.Error("a suspect that changed is due")
 	}
 	s.end()
@@ -204,6 +205,29 @@ func TestHost(t *testing.T) {
 	look(0)
 	w.now = w.now.Add(time.Minute)
 	look(1)
+	if diff := cmp.Diff("[10.0.0.1]", printed(h.released)); diff != "" {
+		t.Errorf("released (-want +got):\n%s", diff)
+	}
+}
+
+// What the host borrowed is found in the blocks of others.
+func TestBorrowed(t *testing.T) {
+	t.Parallel()
+	w, m := newWorld(t)
+	w.node("node-a")
+	w.node("node-b")
+	w.block("10.0.0.0/30", "node-b", "net1.theirs@node-b", "net1.leak@node-a", "net1.record@node-a")
+	w.block("10.0.0.4/30", "node-a", "net1.own@node-a") // what LookHost looks at
+	m.PutRaw(store.BlockKey(netip.MustParsePrefix("10.0.0.8/30")).Path(), []byte("{"))
+	h := &fakeHost{used: map[string]bool{"net1.record": true}}
+	c := w.collector(h)
+	for _, want := range []int{0, 1} {
+		r, err := c.LookBorrowed(t.Context())
+		if err != nil || r.Addresses != want || r.Unreadable != 1 {
+			t.Errorf("report %+v, %v: want %d addresses freed and 1 record unreadable", r, err, want)
+		}
+		w.now = w.now.Add(time.Hour)
+	}
 	if diff := cmp.Diff("[10.0.0.1]", printed(h.released)); diff != "" {
 		t.Errorf("released (-want +got):\n%s", diff)
 	}

@@ -6,21 +6,22 @@ import (
 )
 
 // maxSuspects bounds what a look remembers, and so the memory: each takes about
-// a hundred bytes. What is over is found by the next look.
-const maxSuspects = 50_000
+// fifty bytes. What is over is found when these are gone. A leaked block has
+// about four: an address, itself, the claim on it and a handle.
+const maxSuspects = 200_000
 
 // suspect is what was seen of a leak.
 type suspect struct {
-	version uint64    // what it was: an address's sequence, a key's revision
-	first   time.Time // when it was seen first
-	round   uint64    // of the last look that saw it
+	version uint64 // what it was: an address's sequence, a key's revision
+	first   int64  // when it was seen first, Unix time in seconds
+	round   uint32 // of the last look that saw it
 }
 
 // suspects are the leaks in sight, by a hash of their names. It decides only,
 // and is not safe for concurrent use.
 type suspects struct {
 	seed  maphash.Seed
-	round uint64
+	round uint32
 	known map[uint64]suspect
 }
 
@@ -40,14 +41,14 @@ func (s *suspects) see(name string, version uint64, now time.Time, grace time.Du
 	case !ok && len(s.known) >= maxSuspects:
 		return false
 	case !ok || have.version != version:
-		s.known[id] = suspect{version: version, first: now, round: s.round}
+		s.known[id] = suspect{version: version, first: now.Unix(), round: s.round}
 		return false
 	case have.round == s.round:
 		return false // twice in one look: written meanwhile
 	}
 	have.round = s.round
 	s.known[id] = have
-	return now.Sub(have.first) >= grace
+	return now.Unix()-have.first >= int64(grace/time.Second)
 }
 
 // knows reports whether an earlier look saw a suspect.

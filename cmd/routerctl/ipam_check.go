@@ -1,0 +1,256 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/store"
+)
+
+// checkOptions are the flags of ipam check.
+type checkOptions struct {
+	output        string
+	all, problems bool
+	fix           bool
+}
+
+func (a *app) ipamCheckCommand() *cobra.Command {
+	var o checkOptions
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Check IPAM's records against endpoints, nodes and each other",
+		Long: `Compare IPAM's records with endpoints, nodes and each other, and say of each
+thing that is wrong why, and what cures it.
+
+The exit code is 0 when nothing is wrong, and 1 otherwise. With --fix, what no
+host would mend is mended: what belongs to nodes that do not exist, and handles
+that hold nothing. What a living host has is for that host to judge.`,
+		Example: "  routerctl ipam check\n  routerctl ipam check --show-problem-ips -o report.json\n  routerctl ipam check --fix",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return checkIPAM(ctx, s, a.stdout, o) })
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.output, "output", "o", "", "write a report to this file, for `routerctl ipam release --from-report`")
+	f.BoolVar(&o.all, "show-all-ips", false, "print every address that is allocated, and whose it is")
+	f.BoolVar(&o.problems, "show-problem-ips", false, "print every address with a problem, and not only how many there are")
+	f.BoolVar(&o.fix, "fix", false, "mend what belongs to nodes that do not exist, and handles that hold nothing")
+	return c
+}
+
+func checkIPAM(ctx context.Context, s store.Store, w io.Writer, o checkOptions) error {
+	r, err := readRecords(ctx, s)
+	if err != nil {
+		return err
+	}
+	all, found := audit(r)
+	printCheck(w, r, all, found, o)
+	if o.output != "" {
+		if err := writeReport(o.output, r, all); err != nil {
+			return err
+		}
+	}
+	left := len(found)
+	if o.fix {
+		mended, err := mend(ctx, s, found)
+		fmt.Fprintf(w, "Mended %d problems.\n", mended)
+		if err != nil {
+			return fmt.Errorf("mend: %w", err)
+		}
+		left -= mended
+	}
+	if left > 0 {
+		fmt.Fprintf(w, "Check complete; found %d problems.\n", left)
+		return exitCode(1)
+	}
+	fmt.Fprintln(w, "Check complete; found no problems.")
+	return nil
+}
+
+func printCheck(w io.Writer, r *records, all []owned, found []finding, o checkOptions) {
+	fmt.Fprintf(w, "Found %d IPAM blocks, %d IP pools, %d nodes, %d handles.\n", len(r.blocks), len(r.pools), len(r.nodes), len(r.handles))
+	fmt.Fprintf(w, "Found %d node tunnel IPs and %d workload IPs; %d IPs are allocated.\n", r.tunnels, r.endpoints, len(all))
+	perNode := map[string]int{}
+	for _, a := range all {
+		perNode[cmp.Or(a.Node, "(no node)")]++
+	}
+	nodes := slices.SortedFunc(maps.Keys(perNode), func(x, y string) int {
+		return cmp.Or(cmp.Compare(perNode[y], perNode[x]), strings.Compare(x, y))
+	})
+	for _, n := range nodes[:min(len(nodes), 20)] {
+		fmt.Fprintf(w, "  %s has %d allocations\n", n, perNode[n])
+	}
+	if o.all {
+		for _, a := range all {
+			state := strings.Join(a.owners, ", ")
+			switch {
+			case a.leaked:
+				state = "leaked; handle " + cmp.Or(a.Handle, "none")
+			case !a.ReleasedAt.IsZero():
+				state = "resting since " + a.ReleasedAt.UTC().Format(time.DateTime)
+			}
+			fmt.Fprintf(w, "  %s: %s\n", a.Addr, state)
+		}
+	}
+	count := map[string]int{}
+	for _, f := range found {
+		count[f.Problem]++
+	}
+	for _, p := range slices.Sorted(maps.Keys(count)) {
+		fmt.Fprintf(w, "%s: %d\n", p, count[p])
+		shown := 0
+		for _, f := range found {
+			if f.Problem != p {
+				continue
+			}
+			if shown++; shown > 10 && !o.problems {
+				fmt.Fprintf(w, "  … and %d more; --show-problem-ips shows all\n", count[p]-10)
+				break
+			}
+			fmt.Fprintf(w, "  %s: %s; %s\n", f.What, f.Why, f.Cure)
+		}
+	}
+}
+
+// ipamReport is what ipam check writes and ipam release reads.
+type ipamReport struct {
+	ClusterGUID string                `json:"clusterGUID,omitempty"`
+	Allocations map[string][]reportIP `json:"allocations"`
+}
+
+type reportIP struct {
+	IP             string   `json:"ip"`
+	Handle         string   `json:"handle,omitempty"`
+	SequenceNumber uint64   `json:"sequenceNumber"`
+	Node           string   `json:"node,omitempty"`
+	InUse          bool     `json:"inUse"`
+	Owners         []string `json:"owners,omitempty"`
+}
+
+func writeReport(file string, r *records, all []owned) error {
+	out := ipamReport{Allocations: map[string][]reportIP{}}
+	if r.cluster != nil {
+		out.ClusterGUID = r.cluster.Spec.ClusterGUID
+	}
+	for _, a := range all {
+		if a.ReleasedAt.IsZero() {
+			out.Allocations[a.Addr.String()] = []reportIP{{a.Addr.String(), a.Handle, a.Sequence, a.Node, !a.leaked, a.owners}}
+		}
+	}
+	b, err := json.MarshalIndent(out, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode report: %w", err)
+	}
+	if err := os.WriteFile(file, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}
+
+// mend carries out the fixes of findings and returns how many it did. Each is
+// conditional on the records being as they were found.
+func mend(ctx context.Context, s store.Store, found []finding) (int, error) {
+	blocks := map[netip.Prefix]*fix{}
+	done := 0
+	var errs []error
+	for _, f := range found {
+		switch {
+		case f.fix == nil:
+		case f.fix.remove.Revision != 0:
+			o := f.fix.remove
+			err := store.Delete(ctx, s, o.Key, o.Revision)
+			if err == nil || errors.Is(err, store.ErrNotFound) {
+				done++
+			} else {
+				errs = append(errs, err)
+			}
+		default:
+			have := blocks[f.fix.block]
+			if have == nil {
+				have = &fix{block: f.fix.block}
+				blocks[f.fix.block] = have
+			}
+			have.disown = have.disown || f.fix.disown
+			if f.fix.free != nil {
+				have.free = f.fix.free
+			}
+		}
+	}
+	for _, cidr := range sorted(slices.Collect(maps.Keys(blocks))) {
+		n, err := release(ctx, s, *blocks[cidr])
+		done += n
+		if err != nil {
+			errs = append(errs, fmt.Errorf("block %s: %w", cidr, err))
+		}
+	}
+	return done, errors.Join(errs...)
+}
+
+// release frees addresses of a block, as long as each has the sequence number
+// that it had, and takes the block from its holder if asked to. It returns how
+// many of these it did.
+func release(ctx context.Context, s store.Store, f fix) (int, error) {
+	var last error
+	for range writeTries {
+		obj, err := s.Get(ctx, store.BlockKey(f.block))
+		if errors.Is(err, store.ErrNotFound) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		obj.Key = store.BlockKey(f.block)
+		edit, ok, err := ipam.EditBlock(obj, func(a ipam.Allocation) bool {
+			seq, wanted := f.free[a.Addr]
+			return wanted && seq == a.Sequence
+		}, f.disown, time.Now(), cooldown(ctx, s))
+		if err != nil || !ok {
+			return 0, err
+		}
+		ops := []store.Op{edit.Op}
+		for h, n := range edit.Left {
+			obj, err := s.Get(ctx, store.HandleKey(h))
+			if err != nil && !errors.Is(err, store.ErrNotFound) {
+				return 0, err
+			}
+			obj.Key = store.HandleKey(h)
+			if op, ok := ipam.EditHandle(obj, map[string]int{f.block.String(): n}); ok {
+				ops = append(ops, op)
+			}
+		}
+		if _, last = s.Txn(ctx, ops...); last == nil {
+			n := len(edit.Freed)
+			if f.disown {
+				n++
+			}
+			return n, nil
+		}
+		if !errors.Is(last, store.ErrConflict) {
+			return 0, last
+		}
+	}
+	return 0, last
+}
+
+// cooldown returns how long a released address rests.
+func cooldown(ctx context.Context, s store.Store) time.Duration {
+	obj, err := s.Get(ctx, store.IPAMConfigKey())
+	if c, ok := obj.Value.(*store.IPAMConfig); err == nil && ok && c.IPCooldownSeconds != nil {
+		return time.Duration(*c.IPCooldownSeconds) * time.Second
+	}
+	return 0
+}

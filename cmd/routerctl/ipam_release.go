@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store"
+)
+
+func (a *app) ipamReleaseCommand() *cobra.Command {
+	var ips, reports []string
+	var force bool
+	c := &cobra.Command{
+		Use:   "release",
+		Short: "Release addresses that nobody uses",
+		Long: `Release addresses, or the leaks of a report of ` + "`routerctl ipam check -o`" + `.
+
+An address that an endpoint, a node or a host's reserve has is not released
+without --force. Of a report, only what it calls not in use is released, and
+only if it was not given anew since; with several reports, what all of them
+call so.`,
+		Example: "  routerctl ipam release --ip=192.168.12.5\n  routerctl ipam release --from-report=report.json",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if len(ips) == 0 == (len(reports) == 0) {
+				return usagef("give either --ip or --from-report")
+			}
+			var addrs []netip.Addr
+			for _, s := range ips {
+				addr, err := netip.ParseAddr(s)
+				if err != nil {
+					return usagef("--ip %q: must be an address such as 192.168.12.5", s)
+				}
+				addrs = append(addrs, addr)
+			}
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+				return releaseAddresses(ctx, s, a.stdout, addrs, reports, force)
+			})
+		},
+	}
+	c.Flags().StringSliceVar(&ips, "ip", nil, "release this address; may be given several times")
+	c.Flags().StringSliceVar(&reports, "from-report", nil, "release the leaks of this report; may be given several times")
+	c.Flags().BoolVar(&force, "force", false, "release an address although somebody has it")
+	return c
+}
+
+func releaseAddresses(ctx context.Context, s store.Store, w io.Writer, addrs []netip.Addr, reports []string, force bool) error {
+	r, err := readRecords(ctx, s)
+	if err != nil {
+		return err
+	}
+	wanted, err := fromReports(reports, r)
+	if err != nil {
+		return err
+	}
+	given, _ := audit(r)
+	byAddr := map[netip.Addr]owned{}
+	for _, a := range given {
+		byAddr[a.Addr] = a
+	}
+	for _, a := range addrs {
+		have, ok := byAddr[a]
+		if !ok || !have.ReleasedAt.IsZero() {
+			fmt.Fprintf(w, "%s is not assigned\n", a)
+			continue
+		}
+		wanted[a] = have.Sequence
+	}
+	var errs []error
+	n := 0
+	for a, seq := range wanted {
+		have, ok := byAddr[a]
+		switch {
+		case !ok || have.Sequence != seq:
+			fmt.Fprintf(w, "%s was released or given anew since the report\n", a)
+			continue
+		case len(have.owners) > 0 && !force:
+			errs = append(errs, fmt.Errorf("release %s: %s has it; delete that first, or give --force", a, strings.Join(have.owners, ", ")))
+			continue
+		}
+		freed, err := release(ctx, s, fix{block: have.Block, free: map[netip.Addr]uint64{a: seq}})
+		n += freed
+		if err != nil {
+			errs = append(errs, fmt.Errorf("release %s: %w", a, err))
+		}
+	}
+	fmt.Fprintf(w, "Released %d addresses.\n", n)
+	return errors.Join(errs...)
+}
+
+// fromReports returns the leaks that all reports name, with their sequence
+// numbers.
+func fromReports(files []string, r *records) (map[netip.Addr]uint64, error) {
+	out := map[netip.Addr]uint64{}
+	for i, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("read report: %w", err)
+		}
+		var rep ipamReport
+		if err := json.Unmarshal(b, &rep); err != nil {
+			return nil, fmt.Errorf("report %s: %w", file, err)
+		}
+		if r.cluster != nil && rep.ClusterGUID != "" && rep.ClusterGUID != r.cluster.Spec.ClusterGUID {
+			return nil, fmt.Errorf("report %s is of another cluster (clusterGUID %s, here %s)", file, rep.ClusterGUID, r.cluster.Spec.ClusterGUID)
+		}
+		leaks := map[netip.Addr]uint64{}
+		for _, list := range rep.Allocations {
+			for _, ip := range list {
+				if a, err := netip.ParseAddr(ip.IP); err == nil && !ip.InUse {
+					leaks[a] = ip.SequenceNumber
+				}
+			}
+		}
+		if i == 0 {
+			out = leaks
+			continue
+		}
+		for a, seq := range out {
+			if have, ok := leaks[a]; !ok || have != seq {
+				delete(out, a)
+			}
+		}
+	}
+	return out, nil
+}
