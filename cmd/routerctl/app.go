@@ -72,7 +72,7 @@ etcd directly.`,
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
 		a.deleteCommand(),
-		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(),
+		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
 		if c.Parent() == nil {

@@ -146,7 +146,10 @@ func startDaemon(env *testscript.Env) error {
 	c.ListenPeerUrls = []url.URL{{Scheme: "unix", Path: socket + "p"}}
 	c.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	c.InitialCluster = "default=http://127.0.0.1:0"
-	c.ServiceRegister = func(s *grpc.Server) { apiv1.RegisterOperatorServer(s, &operator{dir: env.WorkDir}) }
+	c.ServiceRegister = func(s *grpc.Server) {
+		apiv1.RegisterOperatorServer(s, &operator{dir: env.WorkDir})
+		apiv1.RegisterBGPServer(s, &bgpSpeaker{dir: env.WorkDir})
+	}
 	e, err := embed.StartEtcd(c)
 	if err != nil {
 		return err

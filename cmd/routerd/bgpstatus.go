@@ -7,6 +7,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -21,6 +22,14 @@ func (d *router) bgpStatus(ctx context.Context) bgp.Status {
 		return bgp.Status{}
 	}
 	return d.bgp.Status(ctx)
+}
+
+// bgpServer returns the service behind `routerctl bgp`.
+func (d *router) bgpServer() apiv1.BGPServer {
+	if d.bgp == nil {
+		return rpc.NewBGPServer(nil)
+	}
+	return rpc.NewBGPServer(d.bgp)
 }
 
 func peersOf(st bgp.Status) []peer {

@@ -283,6 +283,7 @@ func (d *router) run(ctx context.Context) error {
 	part("operator socket", func(ctx context.Context) error {
 		return serve(ctx, operator, rpc.ServerOptions(d.log), func(s *grpc.Server) {
 			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d))
+			apiv1.RegisterBGPServer(s, d.bgpServer())
 			d.store.RegisterKV(s)
 		})
 	})

@@ -60,6 +60,8 @@ type Controller struct {
 	speaker *Speaker
 	dirty   chan struct{}
 
+	watchers watchers
+
 	secretDirs chan []string // the directories to watch
 
 	mu       sync.Mutex // guards the rest
@@ -74,10 +76,14 @@ type Controller struct {
 
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
-	return &Controller{
+	c := &Controller{
 		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), err: ErrNotSynced,
-		speaker: NewSpeaker(SpeakerOptions{Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout}),
 	}
+	c.speaker = NewSpeaker(SpeakerOptions{
+		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
+		OnState: func(p Peer, state, info string) { c.watchers.session(p, state, info, time.Now()) },
+	})
+	return c
 }
 
 // Run follows the batches until ctx ends and returns nil then; batches must
@@ -252,6 +258,7 @@ func (c *Controller) deliver(ctx context.Context) error {
 		if err != nil {
 			return nil // ctx has ended
 		}
+		c.watchers.changes(ch, time.Now())
 		c.opts.Handle(ctx, ch)
 	}
 }

@@ -403,6 +403,7 @@ func TestFilters(t *testing.T) {
 				}
 				return true
 			})
+			checkJudgement(t, r, h[1], c.name)
 		}
 		if now := o.uptime(); now != up {
 			t.Errorf("the session was up since %q, and is since %q", up, now)
@@ -412,6 +413,89 @@ func TestFilters(t *testing.T) {
 		}
 		beside.waitRoute("192.168.1.0/26")
 	})
+}
+
+// checkJudgement holds what is said of each route that a peer sent against what
+// GoBGP did with it, and likewise of each route that it could be told.
+func checkJudgement(t *testing.T, r *run, peer netip.Addr, name string) {
+	t.Helper()
+	n := 0
+	err := r.Query(t.Context(), Query{Table: TableReceived, Peer: peer}, func(route Route) bool {
+		n++
+		if _, in := r.path(route.Prefix.String()); in != (route.State == RouteAccepted) && !strings.Contains(route.ASPath, " 64512") {
+			t.Errorf("%s: %s from %s is said to be %s (%s), and in the table: %t", name, route.Prefix, peer, route.State, route.Reason, in)
+		}
+		return true
+	})
+	if err != nil || n < 5 {
+		t.Errorf("%s: %d routes received, error %v", name, n, err)
+	}
+	told := map[netip.Prefix]bool{}
+	err = r.Query(t.Context(), Query{Table: TableAdvertised, Peer: peer}, func(route Route) bool { told[route.Prefix] = true; return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.Query(t.Context(), Query{Table: TableBest}, func(route Route) bool {
+		if _, cfg, peers := r.snapshot(); route.PeerAddr != peer {
+			if want, why := cfg.judgeExport(peers[peer], route.judged()); want != told[route.Prefix] {
+				t.Errorf("%s: %s is said to be told to %s: %t (%s), and is: %t", name, route.Prefix, peer, want, why, told[route.Prefix])
+			}
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestExplain: the winner, the loser, what was refused, and who is told.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 4)
+	startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{"10.9.0.0/16", "192.168.1.0/26"}})
+	startFRRAs(t, remote{self: h[2], asn: 64998, peer: h[0], peerASN: 64512, routes: []string{"10.9.0.0/16"}})
+	r := newRun(t, SpeakerOptions{})
+	first := tor(h[0], h[1], 64999)
+	first.Filters = "dear"
+	c := testConfig(h[0], 64512, []string{"192.168.1.0/26"}, first, tor(h[0], h[2], 64998), tor(h[0], h[3], 64997))
+	c.Filters = map[string]Filter{"dear": parse(t, `{"importV4":[{"action":"Accept","operations":[{"setPriority":{"value":512}}]}]}`)}
+	r.apply(c)
+	r.waitUp(h[1])
+	r.waitUp(h[2])
+	poll(t, 20*time.Second, r.dump, func() bool { return r.status(h[1]).Accepted == 1 && r.status(h[2]).Accepted == 1 })
+	explain := func(prefix string) string {
+		t.Helper()
+		l, err := r.Explain(t.Context(), netip.MustParsePrefix(prefix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		for _, e := range l {
+			fmt.Fprintf(&b, "%s %s: %s\n", e.State, e.Peer, e.Reason)
+		}
+		return b.String()
+	}
+	for prefix, want := range map[string][]string{
+		"10.9.0.0/16": {
+			"best tor-" + h[1].String() + ": \n",
+			fmt.Sprintf("lost tor-%s: local preference 100 is less than %d\n", h[2], localPref(512)),
+			"withheld tor-" + h[1].String() + ": the best path came from this peer\n",
+			"withheld tor-" + h[2].String() + ": learned routes are not passed on\n",
+		},
+		"192.168.1.0/26": {
+			"best : \n",
+			"filtered tor-" + h[1].String() + ": inside this node's own subnet or blocks, or a range of services\n",
+			"advertised tor-" + h[1].String() + ": \n",
+			"withheld tor-" + h[3].String() + ": the session is not up\n",
+		},
+	} {
+		got := explain(prefix)
+		for _, says := range want {
+			if !strings.Contains(got, says) {
+				t.Errorf("%s: no %q in\n%s", prefix, says, got)
+			}
+		}
+	}
 }
 
 // TestPrefixLimit: a peer that announces too much is cut off with the reason,

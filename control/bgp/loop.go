@@ -84,6 +84,9 @@ func (s *Speaker) event(e event) {
 func (s *Speaker) logState(ss *session) {
 	state, info := ss.info(s.listenErr)
 	s.log.Info("bgp session changed", "peer", ss.peer.Name, "address", ss.peer.Addr, "state", state, "info", info)
+	if s.opts.OnState != nil {
+		s.opts.OnState(ss.peer, state, info)
+	}
 }
 
 // checkSync gives Synced when nothing more is to be waited for.

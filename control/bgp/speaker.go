@@ -32,6 +32,10 @@ type SpeakerOptions struct {
 	// SyncTimeout is how long [Changes.Synced] waits for peers at most. 0: the
 	// longest restart time of the configured peers.
 	SyncTimeout time.Duration
+
+	// OnState is called when a session comes up or goes down; it must not block.
+	// Nil: nobody is told.
+	OnState func(p Peer, state, info string)
 }
 
 // Speaker runs GoBGP and keeps it as the last [Config] says. Its methods are

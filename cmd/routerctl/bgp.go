@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+func (a *app) bgpCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "bgp", Short: "BGP of this host: sessions, routes, and why",
+		Example: "  routerctl bgp peers\n  routerctl bgp explain 10.9.0.0/16",
+	}
+	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpWatchCommand(),
+		a.bgpTableCommand("routes [PREFIX]", "Show what this host originates and every path that was let in",
+			"Show every path that filters let in, and what this host originates. Of several\npaths of a prefix the best is marked *; the others say at which step they lost.",
+			"  routerctl bgp routes\n  routerctl bgp routes 10.0.0.0/8", apiv1.BGPTable_BGP_TABLE_BEST),
+		a.bgpTableCommand("received PEER [PREFIX]", "Show what a peer sent, and why some of it is not used",
+			"Show what a peer sent, before import judged it, with why a route was filtered.\nPEER is its address, or the name of the node or the BGPPeer.",
+			"  routerctl bgp received tor-rack-1", apiv1.BGPTable_BGP_TABLE_RECEIVED),
+		a.bgpTableCommand("advertised PEER [PREFIX]", "Show what a peer was told",
+			"Show what a peer was told. PEER is its address, or the name of the node or the\nBGPPeer. What it is not told, `routerctl bgp explain PREFIX` explains.",
+			"  routerctl bgp advertised 10.1.0.1", apiv1.BGPTable_BGP_TABLE_ADVERTISED))
+	return c
+}
+
+// askBGP runs f with a connection to the daemon.
+func (a *app) askBGP(ctx context.Context, f func(apiv1.BGPClient) error) error {
+	socket, err := a.reachSocket(ctx)
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
+	}
+	return errors.Join(f(apiv1.NewBGPClient(conn)), conn.Close())
+}
+
+func (a *app) bgpPeersCommand() *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
+		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up.",
+		Example: "  routerctl bgp peers", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+				r, err := op.Node(ctx, &apiv1.NodeRequest{})
+				if err != nil {
+					return err
+				}
+				if output != "table" {
+					return printProto(a.stdout, &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), Peers: r.GetPeers()}, output)
+				}
+				return printBGPPeers(a.stdout, r, time.Now())
+			})
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
+	if r.GetBgpError() != "" {
+		fmt.Fprintf(w, "BGP does not run: %s\n", r.GetBgpError())
+	}
+	if len(r.GetPeers()) == 0 {
+		fmt.Fprintln(w, "No BGP sessions are configured for this host.")
+		return nil
+	}
+	var rows [][]string
+	for _, p := range r.GetPeers() {
+		rows = append(rows, []string{
+			dash(p.GetAddress()), p.GetName(), p.GetType(), fmt.Sprint(p.GetAsNumber()), p.GetState(), since(p.GetSince(), now),
+			fmt.Sprint(p.GetReceived()), fmt.Sprint(p.GetAccepted()), fmt.Sprint(p.GetAdvertised()), p.GetInfo(),
+		})
+	}
+	return printTable(w, []string{"ADDRESS", "NAME", "TYPE", "AS", "STATE", "SINCE", "RECEIVED", "ACCEPTED", "ADVERTISED", "INFO"}, rows)
+}
+
+// bgpTableCommand makes a command that shows a table; that of a peer takes the
+// peer first.
+func (a *app) bgpTableCommand(use, short, long, example string, table apiv1.BGPTable) *cobra.Command {
+	var output string
+	ofPeer := table != apiv1.BGPTable_BGP_TABLE_BEST
+	c := &cobra.Command{
+		Use: use, Short: short, Long: long, Example: example,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			req := &apiv1.BGPRoutesRequest{Table: table}
+			if ofPeer {
+				if len(args) == 0 {
+					return usagef("%s: name the peer by its address, or as `routerctl bgp peers` names it", cmd.CommandPath())
+				}
+				req.Peer, args = args[0], args[1:]
+			}
+			var err error
+			if req.Prefix, err = prefixArg(args); err != nil {
+				return err
+			}
+			ctx, cancel := a.withDeadline(cmd)
+			defer cancel()
+			return explain(ctx, a.askBGP(ctx, func(b apiv1.BGPClient) error {
+				all, err := receive(ctx, b, req)
+				if err != nil {
+					return err
+				}
+				return a.printBGPRoutes(all, output, time.Now())
+			}))
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+// receive collects the parts of an answer.
+func receive(ctx context.Context, b apiv1.BGPClient, req *apiv1.BGPRoutesRequest) (*apiv1.BGPRoutesResponse, error) {
+	stream, err := b.Routes(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	all := &apiv1.BGPRoutesResponse{}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all.Routes = append(all.Routes, part.GetRoutes()...)
+	}
+}
+
+func (a *app) bgpExplainCommand() *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use: "explain PREFIX", Short: "Say of a prefix which path won, which lost or was filtered, and who is told",
+		Long: `Show every path of a prefix with the step of BGP's choice at which it lost, what
+peers sent that filters refused, and for each peer whether it is told of the
+prefix, and why not.`,
+		Example: "  routerctl bgp explain 10.9.0.0/16",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			prefix, err := prefixArg(args)
+			if err != nil {
+				return err
+			}
+			if prefix == "" {
+				return usagef("bgp explain: name a prefix such as 10.9.0.0/16")
+			}
+			ctx, cancel := a.withDeadline(cmd)
+			defer cancel()
+			return explain(ctx, a.askBGP(ctx, func(b apiv1.BGPClient) error {
+				r, err := b.Explain(ctx, &apiv1.BGPExplainRequest{Prefix: prefix})
+				if err != nil {
+					return err
+				}
+				return a.printBGPRoutes(r, output, time.Now())
+			}))
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func (a *app) printBGPRoutes(r *apiv1.BGPRoutesResponse, output string, now time.Time) error {
+	if output != "table" {
+		return printProto(a.stdout, r, output)
+	}
+	if len(r.GetRoutes()) == 0 {
+		fmt.Fprintln(a.stdout, "No routes.")
+		return nil
+	}
+	var rows [][]string
+	for _, route := range r.GetRoutes() {
+		rows = append(rows, bgpRow(route, now))
+	}
+	return printTable(a.stdout, []string{"", "PREFIX", "NEXT HOP", "PEER", "AS PATH", "PREF", "MED", "COMMUNITIES", "STATE", "SINCE", "WHY"}, rows)
+}
+
+func bgpRow(r *apiv1.BGPRoute, now time.Time) []string {
+	mark, state := "", r.GetState()
+	if state == "best" {
+		mark = "*"
+	}
+	if r.GetStale() {
+		state += ", stale"
+	}
+	peer := r.GetPeer()
+	if r.GetOwn() && peer == "" {
+		peer = "this host"
+	}
+	number := func(n uint32) string {
+		if n == 0 {
+			return "-"
+		}
+		return fmt.Sprint(n)
+	}
+	return []string{
+		mark, r.GetPrefix(), dash(r.GetNextHop()), dash(peer), dash(r.GetAsPath()), number(r.GetLocalPref()), number(r.GetMed()),
+		dash(strings.Join(r.GetCommunities(), " ")), state, since(r.GetSince(), now), r.GetReason(),
+	}
+}
+
+func (a *app) bgpWatchCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "watch", Short: "Show changes of best paths and of sessions as they happen",
+		Long:    "Show changes of best paths and of sessions as they happen, one line each, until\ninterrupted. What comes too fast to be shown is counted.",
+		Example: "  routerctl bgp watch", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			err := a.askBGP(ctx, func(b apiv1.BGPClient) error {
+				stream, err := b.Watch(ctx, &apiv1.BGPWatchRequest{})
+				if err != nil {
+					return err
+				}
+				for {
+					e, err := stream.Recv()
+					if errors.Is(err, io.EOF) {
+						return nil
+					}
+					if err != nil {
+						return err
+					}
+					fmt.Fprintln(a.stdout, strings.TrimSpace(fmt.Sprintf("%s %s %s %s",
+						e.GetTime().AsTime().Local().Format("15:04:05.000"), e.GetWhat(), e.GetSubject(), e.GetDetail())))
+				}
+			})
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // interrupted, as it is meant to be
+			}
+			return explain(ctx, err)
+		},
+	}
+}

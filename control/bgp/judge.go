@@ -1,0 +1,138 @@
+package bgp
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// judged is what the policies see of a route.
+type judged struct {
+	prefix      netip.Prefix
+	nextHop     netip.Addr
+	asPath      []uint32
+	communities []string
+	localPref   uint32
+	own         bool // originated here
+	ibgp        bool // learned from an iBGP peer
+}
+
+// judgeImport says why a route of a peer is let in or not. It is what
+// [policies] asks of GoBGP, for people: a test holds the two together.
+func (c *Config) judgeImport(p Peer, r judged) (accepted bool, reason string) {
+	switch {
+	case inAny(martianRanges(r.prefix.Addr()), r.prefix):
+		return false, "loopback, link-local, multicast or reserved"
+	case p.PoolsOnly && inAny(c.Lent, r.prefix):
+		return true, "an address of this node's block that is lent to another node"
+	case inAny(c.Own, r.prefix):
+		return false, "inside this node's own subnet or blocks, or a range of services"
+	case p.PoolsOnly && !inAny(c.Pools, r.prefix):
+		return false, "outside the pools, from a node of the cluster"
+	}
+	if accepted, reason, decided := c.judgeFilters(p, r, false); decided {
+		return accepted, reason
+	}
+	if r.prefix.Bits() == 0 {
+		return false, "the default route: only a filter that names exactly it lets it in"
+	}
+	return true, ""
+}
+
+// judgeExport says why a peer is told of a route or not, apart from BGP's own
+// rules.
+func (c *Config) judgeExport(p Peer, r judged) (accepted bool, reason string) {
+	if accepted, reason, decided := c.judgeFilters(p, r, true); decided {
+		return accepted, reason
+	}
+	switch {
+	case inAny(c.Hidden, r.prefix):
+		return false, "its pool has disableBGPExport"
+	case r.own:
+		return true, ""
+	case p.Reflect && p.ibgp(c.ASN) && r.ibgp && inAny(c.Pools, r.prefix):
+		return true, "reflected"
+	}
+	return false, "learned routes are not passed on"
+}
+
+func (c *Config) judgeFilters(p Peer, r judged, export bool) (accepted bool, reason string, decided bool) {
+	direction := "import"
+	if export {
+		direction = "export"
+	}
+	family := "V4"
+	if r.prefix.Addr().Is6() {
+		family = "V6"
+	}
+	for i, f := range c.filtersOf(p) {
+		for j, rule := range f.rules(export, r.prefix.Addr().Is6()) {
+			if !c.matches(p, rule, r, export) {
+				continue
+			}
+			verb := "rejects"
+			if rule.Accept {
+				verb = "accepts"
+			}
+			name := strings.Split(p.Filters, ",")[i]
+			return rule.Accept, fmt.Sprintf("BGPFilter %s: %s%s[%d] %s it", name, direction, family, j, verb), true
+		}
+	}
+	return false, "", false
+}
+
+// matches reports whether all conditions of a rule hold.
+func (c *Config) matches(p Peer, rule FilterRule, r judged, export bool) bool {
+	isDefault := r.prefix.Bits() == 0
+	exact := rule.CIDR.IsValid() && rule.CIDR.Bits() == 0 && rule.Max == 0 && !rule.Not
+	switch {
+	case isDefault && !export && rule.Accept && !exact:
+		return false
+	case rule.CIDR.IsValid() && rule.Not == rule.holds(r.prefix):
+		return false
+	case !rule.CIDR.IsValid() && (r.prefix.Bits() < rule.Min || r.prefix.Bits() > rule.Max):
+		return false
+	case rule.PeerType != "" && (rule.PeerType == "iBGP") != p.ibgp(c.ASN):
+		return false
+	case export && (rule.RemotePeers || rule.Interface != "") && r.own:
+		return false
+	case rule.Community != "" && !slices.Contains(r.communities, rule.Community):
+		return false
+	case len(rule.ASPath) > 0 && (len(r.asPath) < len(rule.ASPath) || !slices.Equal(r.asPath[:len(rule.ASPath)], rule.ASPath)):
+		return false
+	case rule.Priority != 0 && r.localPref != localPref(rule.Priority):
+		return false
+	case rule.Interface != "" && !c.leadsTo(rule.Interface, r.nextHop):
+		return false
+	}
+	return true
+}
+
+// holds reports whether a prefix is what the rule's CIDR and lengths describe.
+func (rule FilterRule) holds(p netip.Prefix) bool {
+	return rule.CIDR.Contains(p.Addr()) && p.Bits() >= rule.CIDR.Bits() && p.Bits() >= rule.Min && p.Bits() <= rule.Max
+}
+
+// leadsTo reports whether a next hop is a peer on a device that a glob matches.
+func (c *Config) leadsTo(glob string, nextHop netip.Addr) bool {
+	on := func(s netip.Prefix) bool { return s.Contains(nextHop) }
+	return slices.ContainsFunc(c.Peers, func(p Peer) bool { return p.runs() && p.Addr == nextHop }) &&
+		slices.ContainsFunc(subnetsOf(c.Links, glob), on)
+}
+
+// inAny reports whether a prefix is one of a list or lies inside one.
+func inAny(list []netip.Prefix, p netip.Prefix) bool {
+	return slices.ContainsFunc(list, func(q netip.Prefix) bool {
+		return q.Bits() <= p.Bits() && q.Contains(p.Addr())
+	})
+}
+
+// martianRanges are those that [martians] refuses.
+func martianRanges(a netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, m := range martians(familyOf(a)) {
+		out = append(out, netip.MustParsePrefix(m.GetIpPrefix()))
+	}
+	return out
+}

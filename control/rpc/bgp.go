@@ -1,0 +1,165 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/bgp"
+)
+
+// BGP answers what `routerctl bgp` asks; [*bgp.Controller] does.
+type BGP interface {
+	Status(ctx context.Context) bgp.Status
+	Query(ctx context.Context, q bgp.Query, yield func(bgp.Route) bool) error
+	Explain(ctx context.Context, prefix netip.Prefix) ([]bgp.Route, error)
+	Watch(ctx context.Context, yield func(bgp.Event) error) error
+}
+
+// NewBGPServer returns the service; with a nil b, on a host without BGP, every
+// call says so.
+func NewBGPServer(b BGP) apiv1.BGPServer { return &bgpServer{b: b} }
+
+type bgpServer struct {
+	apiv1.UnimplementedBGPServer
+	b BGP
+}
+
+// maxBatch is how many routes one message carries: well below gRPC's limit of
+// 4 MiB for a message.
+const maxBatch = 1000
+
+func (s *bgpServer) ready() error {
+	if s.b == nil {
+		return status.Error(codes.FailedPrecondition, "BGP is not enabled on this host (bgp.enabled is false)")
+	}
+	return nil
+}
+
+func (s *bgpServer) Routes(req *apiv1.BGPRoutesRequest, stream grpc.ServerStreamingServer[apiv1.BGPRoutesResponse]) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	q, err := s.query(ctx, req)
+	if err != nil {
+		return err
+	}
+	batch := &apiv1.BGPRoutesResponse{}
+	var sendErr error
+	err = s.b.Query(ctx, q, func(r bgp.Route) bool {
+		if batch.Routes = append(batch.Routes, bgpRoute(r)); len(batch.Routes) == maxBatch {
+			sendErr = stream.Send(batch)
+			batch = &apiv1.BGPRoutesResponse{}
+		}
+		return sendErr == nil
+	})
+	if err == nil && sendErr == nil && len(batch.Routes) > 0 {
+		sendErr = stream.Send(batch)
+	}
+	return bgpError(errors.Join(err, sendErr))
+}
+
+func (s *bgpServer) query(ctx context.Context, req *apiv1.BGPRoutesRequest) (bgp.Query, error) {
+	var q bgp.Query
+	var err error
+	if q.Prefix, err = parseFilter(req.GetPrefix()); err != nil {
+		return q, err
+	}
+	switch req.GetTable() {
+	case apiv1.BGPTable_BGP_TABLE_RECEIVED:
+		q.Table = bgp.TableReceived
+	case apiv1.BGPTable_BGP_TABLE_ADVERTISED:
+		q.Table = bgp.TableAdvertised
+	case apiv1.BGPTable_BGP_TABLE_BEST:
+		return q, nil
+	}
+	q.Peer, err = s.peer(ctx, req.GetPeer())
+	return q, err
+}
+
+// peer finds a peer by its address or its name.
+func (s *bgpServer) peer(ctx context.Context, name string) (netip.Addr, error) {
+	if name == "" {
+		return netip.Addr{}, status.Error(codes.InvalidArgument, "peer: want the address of a peer, or the name of a node or a BGPPeer")
+	}
+	if a, err := netip.ParseAddr(name); err == nil {
+		return a, nil
+	}
+	var found []netip.Addr
+	for _, p := range s.b.Status(ctx).Peers {
+		if p.Name == name && p.Addr.IsValid() {
+			found = append(found, p.Addr)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return netip.Addr{}, status.Errorf(codes.NotFound, "peer %q: no session of this name; see `routerctl bgp peers`", name)
+	case 1:
+		return found[0], nil
+	}
+	return netip.Addr{}, status.Errorf(codes.InvalidArgument, "peer %q has the sessions %v: name one by its address", name, found)
+}
+
+func (s *bgpServer) Explain(ctx context.Context, req *apiv1.BGPExplainRequest) (*apiv1.BGPRoutesResponse, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
+	prefix, err := parseFilter(req.GetPrefix())
+	if err != nil {
+		return nil, err
+	}
+	if !prefix.IsValid() {
+		return nil, status.Error(codes.InvalidArgument, "prefix: want a prefix such as 192.168.0.0/26")
+	}
+	routes, err := s.b.Explain(ctx, prefix)
+	if err != nil {
+		return nil, bgpError(err)
+	}
+	out := &apiv1.BGPRoutesResponse{}
+	for _, r := range routes {
+		out.Routes = append(out.Routes, bgpRoute(r))
+	}
+	return out, nil
+}
+
+func (s *bgpServer) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreamingServer[apiv1.BGPEvent]) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
+	return s.b.Watch(stream.Context(), func(e bgp.Event) error {
+		return stream.Send(&apiv1.BGPEvent{Time: timestamppb.New(e.Time), What: e.What, Subject: e.Subject, Detail: e.Detail})
+	})
+}
+
+func bgpError(err error) error {
+	if errors.Is(err, bgp.ErrNoPeer) {
+		return status.Error(codes.NotFound, fmt.Sprintf("%v; see `routerctl bgp peers`", err))
+	}
+	return Error(err)
+}
+
+func bgpRoute(r bgp.Route) *apiv1.BGPRoute {
+	out := &apiv1.BGPRoute{
+		Prefix: r.Prefix.String(), Peer: r.Peer, AsPath: r.ASPath, Origin: r.Origin, LocalPref: r.LocalPref, Med: r.MED,
+		Communities: r.Communities, Stale: r.Stale, Own: r.Own, State: r.State, Reason: r.Reason,
+	}
+	if r.NextHop.IsValid() {
+		out.NextHop = r.NextHop.String()
+	}
+	if r.PeerAddr.IsValid() {
+		out.PeerAddress = r.PeerAddr.String()
+	}
+	if r.Since.After(time.Unix(0, 0)) {
+		out.Since = timestamppb.New(r.Since)
+	}
+	return out
+}

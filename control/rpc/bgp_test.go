@@ -1,0 +1,139 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/bgp"
+)
+
+// table is a BGP of so many routes.
+type table struct {
+	n    int
+	last bgp.Query
+}
+
+func (s *table) Status(context.Context) bgp.Status {
+	a, b := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")
+	return bgp.Status{Peers: []bgp.PeerStatus{{Name: "tor", Addr: a}, {Name: "both", Addr: a}, {Name: "both", Addr: b}}}
+}
+
+func (s *table) Query(_ context.Context, q bgp.Query, yield func(bgp.Route) bool) error {
+	s.last = q
+	if q.Peer == netip.MustParseAddr("10.9.9.9") {
+		return fmt.Errorf("10.9.9.9: %w", bgp.ErrNoPeer)
+	}
+	for i := range s.n {
+		r := bgp.Route{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32), State: bgp.RouteBest, Since: time.Unix(1, 0)}
+		if !yield(r) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (s *table) Explain(_ context.Context, p netip.Prefix) ([]bgp.Route, error) {
+	return []bgp.Route{{Prefix: p, State: bgp.RouteLost, Reason: "why"}}, nil
+}
+
+func (s *table) Watch(_ context.Context, yield func(bgp.Event) error) error {
+	return yield(bgp.Event{What: "route", Subject: "10.0.0.0/8"})
+}
+
+func bgpClient(t *testing.T, b BGP) apiv1.BGPClient {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	apiv1.RegisterBGPServer(s, NewBGPServer(b))
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		s.Stop()
+		<-done
+	})
+	return apiv1.NewBGPClient(conn)
+}
+
+// TestBGPRoutes sends a long table in parts.
+func TestBGPRoutes(t *testing.T) {
+	t.Parallel()
+	b := &table{n: 2*maxBatch + 1}
+	c := bgpClient(t, b)
+	for _, q := range []struct {
+		req  *apiv1.BGPRoutesRequest
+		want bgp.Query
+		code codes.Code
+		says string
+	}{
+		{&apiv1.BGPRoutesRequest{Prefix: "10.0.0.0/8"}, bgp.Query{Prefix: netip.MustParsePrefix("10.0.0.0/8")}, codes.OK, ""},
+		{&apiv1.BGPRoutesRequest{Table: apiv1.BGPTable_BGP_TABLE_RECEIVED, Peer: "tor"}, bgp.Query{Table: bgp.TableReceived, Peer: netip.MustParseAddr("10.1.0.1")}, codes.OK, ""},
+		{&apiv1.BGPRoutesRequest{Table: apiv1.BGPTable_BGP_TABLE_ADVERTISED, Peer: "10.1.0.7"}, bgp.Query{Table: bgp.TableAdvertised, Peer: netip.MustParseAddr("10.1.0.7")}, codes.OK, ""},
+		{&apiv1.BGPRoutesRequest{Prefix: "10"}, bgp.Query{}, codes.InvalidArgument, "prefix"},
+		{&apiv1.BGPRoutesRequest{Table: apiv1.BGPTable_BGP_TABLE_RECEIVED}, bgp.Query{}, codes.InvalidArgument, "peer"},
+		{&apiv1.BGPRoutesRequest{Table: apiv1.BGPTable_BGP_TABLE_RECEIVED, Peer: "nobody"}, bgp.Query{}, codes.NotFound, "no session of this name"},
+		{&apiv1.BGPRoutesRequest{Table: apiv1.BGPTable_BGP_TABLE_RECEIVED, Peer: "both"}, bgp.Query{}, codes.InvalidArgument, "name one by its address"},
+		{&apiv1.BGPRoutesRequest{Table: apiv1.BGPTable_BGP_TABLE_RECEIVED, Peer: "10.9.9.9"}, bgp.Query{}, codes.NotFound, "no session with this peer"},
+	} {
+		stream, err := c.Routes(t.Context(), q.req)
+		n := 0
+		for err == nil {
+			var part *apiv1.BGPRoutesResponse
+			if part, err = stream.Recv(); err == nil {
+				n += len(part.GetRoutes())
+			}
+		}
+		if q.code != codes.OK {
+			if status.Code(err) != q.code || !strings.Contains(err.Error(), q.says) {
+				t.Errorf("%v: %v, want code %s and %q", q.req, err, q.code, q.says)
+			}
+			continue
+		}
+		if n != b.n || b.last != q.want {
+			t.Errorf("%v: %d routes for %+v, want %d for %+v", q.req, n, b.last, b.n, q.want)
+		}
+	}
+}
+
+func TestBGPExplainAndWatch(t *testing.T) {
+	t.Parallel()
+	c := bgpClient(t, &table{})
+	r, err := c.Explain(t.Context(), &apiv1.BGPExplainRequest{Prefix: "10.0.0.0/8"})
+	if err != nil || len(r.GetRoutes()) != 1 || r.GetRoutes()[0].GetReason() != "why" {
+		t.Errorf("explain: %v, %v", r, err)
+	}
+	if _, err := c.Explain(t.Context(), &apiv1.BGPExplainRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("explain nothing: %v", err)
+	}
+	w, err := c.Watch(t.Context(), &apiv1.BGPWatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := w.Recv(); err != nil || e.GetSubject() != "10.0.0.0/8" {
+		t.Errorf("watch: %v, %v", e, err)
+	}
+	off := bgpClient(t, nil)
+	if _, err := off.Explain(t.Context(), &apiv1.BGPExplainRequest{Prefix: "10.0.0.0/8"}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "bgp.enabled") {
+		t.Errorf("without BGP: %v", err)
+	}
+}
