@@ -33,7 +33,7 @@ func newFlows() *flows { return &flows{seen: make(map[string]uint64)} }
 func (f *flows) listen(l *nflog.Listener) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.listener = l
+	f.listener, f.err = l, nil
 }
 
 func (f *flows) fail(err error) {

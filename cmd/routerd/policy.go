@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -33,6 +34,7 @@ type policies struct {
 	connections *conntrack.Table
 	enforcer    *enforce.Enforcer
 	flows       *flows
+	unrepaired  atomic.Pointer[error] // why another's change of the table stands; nil: none does
 }
 
 // newPolicy makes what enforces policy. A kernel that cannot do it is no reason
@@ -53,7 +55,7 @@ func (d *router) newPolicy() error {
 	p := &policies{flows: newFlows()}
 	d.policy = p
 	var err error
-	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logGroup, FlowGroup: flowGroup})
+	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logGroup, FlowGroup: flowGroup, OnRepair: p.repaired})
 	if err == nil {
 		p.connections, err = conntrack.Open()
 	}
@@ -155,11 +157,12 @@ func (d *router) policyError() error {
 	if d.noPolicy != nil {
 		return d.noPolicy
 	}
-	if t := d.policy.table.Status(); t.Pending {
-		return fmt.Errorf("nftables refused the rules, those from before hold: %s", t.Err)
-	}
+	// The table itself is not asked: it answers after what it is doing, and a
+	// kernel that loads modules takes its time.
 	s := d.policy.enforcer.Status()
-	switch {
+	switch unrepaired := d.policy.unrepaired.Load(); {
+	case unrepaired != nil:
+		return fmt.Errorf("another program changed the nftables table, and it could not be put right: %w", *unrepaired)
 	case s.Err != nil:
 		return s.Err
 	case !s.InForce:
@@ -187,15 +190,37 @@ func (p *policies) counters() (counts, error) {
 	return out, nil
 }
 
-// listenFlows keeps what rules log, while it can be heard.
-func (d *router) listenFlows(ctx context.Context) {
-	l, err := nflog.Open(flowGroup, logGroup)
-	if err == nil {
-		d.policy.flows.listen(l)
-		err = l.Run(ctx, d.policy.flows.add)
+// repaired takes note of what became of another's change of the table.
+func (p *policies) repaired(r nft.Repair) {
+	if r.Err == nil {
+		p.unrepaired.Store(nil)
+		return
 	}
-	if ctx.Err() == nil {
+	p.unrepaired.Store(&r.Err)
+}
+
+// listenFlows keeps what rules log. Where it cannot be heard, nothing else is
+// the worse for it, and it is tried again.
+func (d *router) listenFlows(ctx context.Context) {
+	told := false
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		l, err := nflog.Open(flowGroup, logGroup)
+		if err == nil {
+			d.policy.flows.listen(l)
+			err = l.Run(ctx, d.policy.flows.add)
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		d.policy.flows.fail(err)
-		d.log.Warn("verdicts are not listened to; routerctl flows shows none", "error", err)
+		if !told {
+			d.log.Warn("verdicts are not listened to; routerctl flows shows none", "error", err)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
 	}
 }
