@@ -149,7 +149,11 @@ func bring(t *testing.T, suffix string, top lab.Topology) *lab.Lab {
 	t.Helper()
 	name := fmt.Sprintf("sc%d-%s", os.Getpid(), suffix)
 	start := time.Now()
-	l, err := lab.Up(within(t, 2*time.Minute), lab.Options{Name: name, Topology: top, BinDir: binDir(t)})
+	limit := 2 * time.Minute
+	if emulated() {
+		limit = 5 * time.Minute // of an emulated CPU's time a lab takes half a minute
+	}
+	l, err := lab.Up(within(t, limit), lab.Options{Name: name, Topology: top, BinDir: binDir(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
