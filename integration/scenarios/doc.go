@@ -4,7 +4,7 @@
 //
 // The scenarios of TestModes run once for each encapsulation: for those named
 // in ROUTERD_MODES (separated by commas), else for those whose device this
-// kernel has. With ROUTERD_STAGE=vm, inside the virtual machine, they are the
-// only tests, and the modes are those of IP in IP, which the machines that
-// build routerd may lack. Each run prints what its stage covers.
+// kernel has. With ROUTERD_STAGE=vm, inside the virtual machine, the modes are
+// those of IP in IP, which the machines that build routerd may lack, and the
+// tests are those that need them. Each run prints what its stage covers.
 package scenarios
