@@ -33,6 +33,28 @@ func Create(ctx context.Context, s Store, value any) (Object, error) {
 	return obj, nil
 }
 
+// CreateAll stores new v3 resources in one transaction, all of them or none, and
+// returns them as written; otherwise it is as [Create]. There may be at most
+// [MaxOps].
+func CreateAll(ctx context.Context, s Store, values ...any) ([]Object, error) {
+	ops := make([]Op, 0, len(values))
+	for _, value := range values {
+		key, err := KeyOf(value)
+		if err != nil {
+			return nil, fmt.Errorf("create: %w", err)
+		}
+		if v := Meta(value).ResourceVersion; v != "" {
+			return nil, fmt.Errorf("create %s: %w: metadata.resourceVersion %q: leave it out, or replace the object that has it", key, ErrInvalid, v)
+		}
+		ops = append(ops, Op{If: IfAbsent(), Action: Put, Object: Object{Key: key, Value: newborn(value)}})
+	}
+	objs, err := s.Txn(ctx, ops...)
+	if err != nil {
+		return nil, fmt.Errorf("create %d resources: %w", len(values), err)
+	}
+	return objs, nil
+}
+
 // newborn returns a copy of a v3 value with the identity of a new object.
 func newborn(value any) any {
 	c := Clone(value)

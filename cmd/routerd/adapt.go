@@ -24,11 +24,17 @@ func (w workloadIPAM) Assign(ctx context.Context, reqs ...attach.AssignRequest) 
 			NamespaceLabels: r.Labels,
 		}})
 	}
+	var out []attach.Assignment
+	if ready, ok := w.Take(parts...); ok {
+		for _, g := range ready {
+			out = append(out, attach.Assignment{Addr: g.Addr, Block: g.Block, Reserved: true})
+		}
+		return out, nil
+	}
 	got, err := w.AssignTogether(ctx, parts...)
 	if err != nil {
 		return nil, ipamError(err)
 	}
-	var out []attach.Assignment
 	for _, g := range got {
 		out = append(out, attach.Assignment{Addr: g[0].Addr, Block: g[0].Block})
 	}
@@ -39,6 +45,24 @@ func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 	_, err := w.ReleaseHandleHere(ctx, handle)
 	return err
 }
+
+// Confirm implements [attach.IPAM].
+func (w workloadIPAM) Confirm(ctx context.Context, cs ...attach.Confirmation) []error {
+	list := make([]ipam.Confirmation, len(cs))
+	for i, c := range cs {
+		list[i] = ipam.Confirmation(c)
+	}
+	errs := w.Allocator.Confirm(ctx, list...)
+	for i, err := range errs {
+		if err != nil {
+			errs[i] = ipamError(err)
+		}
+	}
+	return errs
+}
+
+// Ready implements [attach.IPAM].
+func (w workloadIPAM) Ready() bool { return len(w.Allocator.Ready()) > 0 }
 
 // ipamError says in attach's terms what kind of refusal this is.
 func ipamError(err error) error {

@@ -137,7 +137,13 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if d.tunnels, err = d.newTunnels(); err != nil {
 		return d, err
 	}
-	d.ipam = ipam.New(ipam.Config{Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: d.unusablePool})
+	if err := d.openJournal(); err != nil {
+		return d, err
+	}
+	d.ipam = ipam.New(ipam.Config{
+		Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: d.unusablePool,
+		Reserve: ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
+	})
 	d.node = node.New(node.Config{
 		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: d.conditions,
@@ -157,12 +163,10 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err != nil {
 		return d, err
 	}
-	if err := d.openJournal(); err != nil {
-		return d, err
-	}
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
-		Ready: d.attachReady, Rules: d.awaitRules(), Log: log.With("component", "attach"),
+		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady,
+		Rules: d.awaitRules(), Announce: d.announceEndpoint, Log: log.With("component", "attach"),
 	})
 	if err != nil {
 		return d, err
@@ -450,13 +454,13 @@ func (d *router) attachReady() error {
 		return errLocked
 	case !ns.Registered && ns.Err != nil:
 		return ns.Err
-	case !ns.Registered:
+	case !ns.Registered && len(d.ipam.Ready()) == 0:
 		return errors.New("this host is not registered in the datastore yet")
 	}
 	if d.noPolicy != nil {
 		return d.noPolicy
 	}
-	if d.workloadMTU() == 0 {
+	if d.workloadMTU() == 0 && d.attach.ReachedMTU() == (attach.MTU{}) {
 		return errors.New("the host's network is not known yet")
 	}
 	return nil

@@ -35,11 +35,13 @@ func (h *host) usesStore(socket string) {
 	h.config["datastore"] = map[string]any{"endpoints": []string{"unix://" + socket}, "dialTimeout": "1s"}
 }
 
-// TestDatastoreAway: without its datastore the daemon stays up and says why it
-// cannot serve; when the datastore comes, or comes back, so does everything.
+// TestDatastoreAway: without its datastore and without a reserve the daemon
+// stays up and says why it cannot serve; when the datastore comes, or comes
+// back, so does everything.
 func TestDatastoreAway(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
+	h.config["ipam"] = map[string]any{"reserve": map[string]any{"min": 0}}
 	socket := filepath.Join(h.dir, "ext.sock")
 	h.usesStore(socket)
 	r := h.start()

@@ -92,6 +92,12 @@ func (d *router) awaitRules() func(context.Context, string, []netip.Addr) error 
 	return d.policy.enforcer.Wait
 }
 
+// announceEndpoint tells what enforces policy of an endpoint of this host, or of
+// its end, before the datastore does.
+func (d *router) announceEndpoint(ev store.Event) {
+	d.policy.handleStore(store.Batch{Events: []store.Event{ev}})
+}
+
 // handleStore takes in a step of the watch.
 func (p *policies) handleStore(b store.Batch) {
 	if p != nil && p.enforcer != nil {

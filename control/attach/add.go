@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
@@ -20,7 +21,8 @@ const (
 )
 
 // Add attaches a container: when it returns, the host routes to the container,
-// the datastore knows it and the rules that judge its packets are in force. A repeat returns the same result. What a failed
+// the datastore knows it, or will ([Config.Behind]), and the rules that judge
+// its packets are in force. A repeat returns the same result. What a failed
 // call made is undone; what cannot be undone now, because the datastore is
 // away, is undone later (see [Attacher.Run]).
 func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
@@ -41,6 +43,15 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	}
 	defer unlock()
 
+	if known && old.State == stateReleasing && a.behind() {
+		// What is left of it is taken back first: the datastore may be told of it
+		// just now.
+		if err := a.release(ctx, old); err != nil {
+			a.completeLater()
+			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
+		}
+		old, known = record{}, false
+	}
 	repair := known && old.State == stateAttached
 	if repair && old.AddressesOnly {
 		return Result{}, fmt.Errorf("%w: %w", errRole(old), ErrInvalid)
@@ -219,7 +230,7 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 		return r, err
 	}
 	var err error
-	if r.Addresses, err = a.assign(ctx, req, r); err != nil {
+	if r, err = a.assignTo(ctx, req, r, old); err != nil {
 		return r, err
 	}
 	if err := a.vacant(ctx, r); err != nil {
@@ -256,10 +267,10 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	if err := a.at("routes"); err != nil {
 		return r, err
 	}
-	storeCtx, cancel := a.storeContext(ctx)
-	defer cancel()
-	if r.Endpoint, err = a.putEndpoint(storeCtx, r); err != nil {
-		return r, storeError("write the workload endpoint", err)
+	if r.Queued {
+		a.announce(r, true)
+	} else if err := a.writeEndpoint(ctx, &r); err != nil {
+		return r, err
 	}
 	if err := a.at("endpoint"); err != nil {
 		return r, err
@@ -274,17 +285,71 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	if err := a.save(r); err != nil {
 		return r, err
 	}
-	return r, a.at("done")
+	if err := a.at("done"); err != nil {
+		return r, err
+	}
+	if r.Queued {
+		a.writeLater()
+	}
+	return r, nil
 }
 
-// assign gets an address of each family that the request asks for, IPv4 first.
-func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) ([]Address, error) {
+func (a *Attacher) writeEndpoint(ctx context.Context, r *record) error {
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	rev, err := a.putEndpoint(ctx, *r)
+	if err != nil {
+		return storeError("write the workload endpoint", err)
+	}
+	r.Endpoint = rev
+	return nil
+}
+
+// assignTo gets the addresses of an attachment and notes what the datastore is
+// to be told of them. An attachment that is made whole, old, has its own.
+func (a *Attacher) assignTo(ctx context.Context, req AddRequest, r, old record) (record, error) {
+	if old.State == stateAttached {
+		// It may be told of this one just now; to tell it again does no harm.
+		r.Queued, r.Claims, r.Endpoint = old.Queued, old.Claims, old.Endpoint
+		if old.Queued && sameFamilies(req, old) {
+			r.Addresses = old.Addresses
+			return r, nil
+		}
+	}
+	a.mu.Lock()
+	touched := a.touched[r.id()]
+	a.touched[r.id()] = true
+	a.mu.Unlock()
+	got, claims, err := a.assign(ctx, req, r)
+	if err != nil {
+		return r, err
+	}
+	r.Addresses = got
+	if old.State != stateAttached {
+		r.Queued, r.Claims = a.behind() || len(claims) > 0, claims
+		a.mu.Lock()
+		a.touched[r.id()] = touched || len(claims) < len(got)
+		a.mu.Unlock()
+	}
+	return r, nil
+}
+
+// sameFamilies reports whether a request could have got the addresses that an
+// attachment has.
+func sameFamilies(req AddRequest, r record) bool {
+	v4, v6 := r.families()
+	return v4 == req.IPv4 && v6 == req.IPv6 && len(req.Given) == 0 &&
+		!slices.ContainsFunc(req.Addresses, func(want netip.Addr) bool { return !slices.Contains(r.addrs(), want) })
+}
+
+// assign gets an address of each family that the request asks for, IPv4 first,
+// and says which of them are the reserve's in the datastore.
+func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) (out []Address, claims []netip.Addr, err error) {
 	if len(req.Given) > 0 {
-		var out []Address
 		for _, g := range req.Given {
 			out = append(out, Address{Addr: g, Gateway: workload.Gateway(dataplane.FamilyOf(g))})
 		}
-		return out, nil
+		return out, nil, nil
 	}
 	ctx, cancel := a.storeContext(ctx)
 	defer cancel()
@@ -307,16 +372,18 @@ func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) ([]Addr
 	}
 	got, err := a.cfg.IPAM.Assign(ctx, reqs...)
 	if err != nil {
-		return nil, storeError("assign an address", err)
+		return nil, nil, storeError("assign an address", err)
 	}
-	var out []Address
 	for i, ar := range reqs {
 		if dataplane.FamilyOf(got[i].Addr) != ar.Family || ar.Address.IsValid() && got[i].Addr != ar.Address {
-			return nil, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", got[i].Addr, wanted(ar), ErrNoAddress)
+			return nil, nil, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", got[i].Addr, wanted(ar), ErrNoAddress)
 		}
 		out = append(out, Address{Addr: got[i].Addr, Gateway: workload.Gateway(ar.Family), Block: got[i].Block})
+		if got[i].Reserved {
+			claims = append(claims, got[i].Addr)
+		}
 	}
-	return out, nil
+	return out, claims, nil
 }
 
 func wanted(r AssignRequest) string {
@@ -358,7 +425,8 @@ func (a *Attacher) program(ctx context.Context, r, old record) error {
 func (a *Attacher) undo(ctx context.Context, r record, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if errors.Is(cause, store.ErrUnavailable) {
+	a.announce(r, false)
+	if errors.Is(cause, store.ErrUnavailable) || a.behind() && !a.localOnly(r) {
 		// Asking a datastore that is away costs the caller time and gains nothing.
 		r.State = stateReleasing
 		err := errors.Join(a.save(r), a.cut(ctx, r))

@@ -63,6 +63,13 @@ func (a *Attacher) Allocate(ctx context.Context, req AllocateRequest) (Result, e
 		return Result{}, err
 	}
 	defer unlock()
+	if known && old.State == stateReleasing && a.behind() {
+		if err := a.release(ctx, old); err != nil {
+			a.completeLater()
+			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
+		}
+		known = false
+	}
 	if known && old.State == stateAttached {
 		if !old.AddressesOnly {
 			return Result{}, fmt.Errorf("%w: %w", errRole(old), ErrInvalid)
@@ -90,7 +97,7 @@ func (a *Attacher) allocate(ctx context.Context, req AddRequest, r record, gatew
 	var err error
 	if gateway {
 		r.Addresses, err = a.assignInside(ctx, req, r)
-	} else if r.Addresses, err = a.assign(ctx, req, r); err == nil {
+	} else if r, err = a.assignTo(ctx, req, r, record{}); err == nil {
 		for i := range r.Addresses {
 			r.Addresses[i].Gateway = netip.Addr{}
 		}
@@ -113,6 +120,9 @@ func (a *Attacher) allocate(ctx context.Context, req AddRequest, r record, gatew
 	}
 	// The device may come into being after this call: the wish stays.
 	a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), nil)
+	if r.Queued {
+		a.writeLater()
+	}
 	return r, a.at("allocate done")
 }
 
@@ -124,7 +134,11 @@ const edgeTries = 4
 // keeps a gateway for each block.
 func (a *Attacher) assignInside(ctx context.Context, req AddRequest, r record) ([]Address, error) {
 	for range edgeTries {
-		got, err := a.assign(ctx, req, r)
+		got, claims, err := a.assign(ctx, req, r)
+		if len(claims) > 0 {
+			// What is at the edge goes back through the datastore.
+			err = errors.Join(a.settleClaims(ctx, r, claims), err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -154,6 +168,20 @@ func (a *Attacher) assignInside(ctx context.Context, req AddRequest, r record) (
 		}
 	}
 	return nil, fmt.Errorf("every address that was given is at the edge of its block: use pools with larger blocks (blockSize 29 or less), or set ipam.gateway: %w", ErrNoAddress)
+}
+
+// settleClaims has the datastore know at once of addresses out of the reserve.
+func (a *Attacher) settleClaims(ctx context.Context, r record, claims []netip.Addr) error {
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	var cs []Confirmation
+	for _, addr := range claims {
+		cs = append(cs, Confirmation{Addr: addr, Handle: handle(r.id()), Attributes: a.assignRequest(r, dataplane.FamilyOf(addr)).Attributes})
+	}
+	if err := errors.Join(a.cfg.IPAM.Confirm(ctx, cs...)...); err != nil {
+		return storeError("confirm addresses", err)
+	}
+	return nil
 }
 
 // edges are the addresses of a block that are no container's on a link where

@@ -128,6 +128,17 @@ type IPAM interface {
 	// ReleaseHandle takes back all addresses of a handle. A handle without any
 	// is success.
 	ReleaseHandle(ctx context.Context, handle string) error
+
+	// Confirm writes to the datastore addresses that Assign gave as Reserved, and
+	// returns an error or nil for each. [ErrNoAddress]: it is not this host's any
+	// more.
+	Confirm(ctx context.Context, cs ...Confirmation) []error
+	// Claim says that a handle has addresses, by its record, before any is
+	// assigned; Unclaim that the handle has none any more on this host.
+	Claim(handle string, addrs ...netip.Addr)
+	Unclaim(handle string)
+	// Ready reports whether Assign can give addresses without the datastore.
+	Ready() bool
 }
 
 // AssignRequest asks for one address.
@@ -145,6 +156,9 @@ type AssignRequest struct {
 type Assignment struct {
 	Addr  netip.Addr
 	Block netip.Prefix
+	// Reserved says that the datastore does not know yet whose the address is:
+	// the record of the attachment has to say so until it is confirmed.
+	Reserved bool
 }
 
 // Wire makes wires; *[workload.Wire] does.
@@ -173,9 +187,20 @@ type Config struct {
 	// result: it can.
 	Ready func() error
 
+	// Behind answers ADD and DEL when the journal has them, and tells the
+	// datastore afterwards, many in one transaction. Else the datastore knows
+	// before the answer.
+	Behind bool
+	// Linger is how long the first that is to be told waits for others; 0: 100 ms.
+	Linger time.Duration
+	// Announce tells of an endpoint of this host, or of its end, before the
+	// datastore does; the event has no revision. It must not block. Where Rules
+	// is set and Announce is not, endpoints are written before the answer.
+	Announce func(store.Event)
+
 	// Rules waits until the rules that judge what the device's workload sends
 	// and receives are in force, for all of these addresses; the error says why
-	// they are not. It is asked after the endpoint was written, and an ADD whose
+	// they are not. It is asked after the endpoint was written or announced, and an ADD whose
 	// rules do not come fails. nil: there are no rules to wait for.
 	Rules func(ctx context.Context, device string, addrs []netip.Addr) error
 	// RulesTimeout bounds that wait. 0: 10 s.
@@ -201,10 +226,16 @@ type Attacher struct {
 	log   *slog.Logger
 	locks keyedMutex
 	poke  chan struct{} // something is to be completed
+	cuts  chan struct{} // wires are to be cut
+	dirty chan struct{} // the datastore is to be told
+	back  chan struct{} // the datastore answers again
+	pass  chan struct{} // holds a token while it is told of what was attached
 
-	mu       sync.Mutex
-	records  map[ID]record
-	restored bool
+	mu        sync.Mutex
+	records   map[ID]record
+	touched   map[ID]bool // the datastore may have heard of these
+	restored  bool
+	storeAway bool // the watch says so
 	// What the watch told of this host's Node; see HandleStore.
 	synced, nodeKnown bool
 	forgotten         bool // the datastore may lack what is attached
@@ -235,20 +266,30 @@ func New(cfg Config) (*Attacher, error) {
 	if cfg.Retry == 0 {
 		cfg.Retry = time.Second
 	}
+	if cfg.Linger == 0 {
+		cfg.Linger = 100 * time.Millisecond
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if err := makeStateDir(cfg.Dir); err != nil {
 		return nil, err
 	}
-	return &Attacher{
+	a := &Attacher{
 		cfg:     cfg,
 		log:     cfg.Log,
 		poke:    make(chan struct{}, 1),
+		cuts:    make(chan struct{}, 1),
+		dirty:   make(chan struct{}, 1),
+		back:    make(chan struct{}, 1),
+		pass:    make(chan struct{}, 1),
 		records: make(map[ID]record),
+		touched: make(map[ID]bool),
 
 		profiles: make(map[string]bool),
-	}, nil
+	}
+	a.claim()
+	return a, nil
 }
 
 // at is a point between two steps.
@@ -279,6 +320,9 @@ func (a *Attacher) Endpoints() []Endpoint {
 func (a *Attacher) Status(ctx context.Context) error {
 	if err := a.ready(); err != nil {
 		return err
+	}
+	if a.behind() && a.cfg.IPAM.Ready() {
+		return nil
 	}
 	ctx, cancel := a.storeContext(ctx)
 	defer cancel()

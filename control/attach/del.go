@@ -17,12 +17,17 @@ import (
 
 // Del detaches a container. It succeeds when there is nothing to detach; the
 // container's namespace need not exist. Without a record it goes by what
-// follows from the names. While the datastore is away it cuts the wire and
-// returns [store.ErrUnavailable]; the caller should try again, and the daemon
-// does so by itself.
+// follows from the names. With [Config.Behind] it answers when it is certain
+// that the attachment goes, also after the loss of power. Else, while the
+// datastore is away, it cuts the wire and returns [store.ErrUnavailable]; the
+// caller should try again, and the daemon does so by itself.
 func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 	if !a.isRestored() {
 		return errStarting()
+	}
+	if have, known := a.record(req.ID); known && have.State == stateReleasing && a.behind() {
+		a.cutLater() // it was answered before, or failed, and the rest is on its way
+		return a.cfg.Journal.Sync()
 	}
 	unlock, r, known, err := a.lock(ctx, req.ID, req.Workload)
 	if err != nil {
@@ -31,6 +36,9 @@ func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 	defer unlock()
 	if !known && req.AddressesOnly {
 		r.AddressesOnly, r.Device = true, ""
+	}
+	if a.behind() {
+		return a.mark(ctx, r)
 	}
 	if err := a.release(ctx, r); err != nil {
 		a.completeLater()
@@ -62,8 +70,30 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 	if err := a.at("del cut"); err != nil {
 		return err
 	}
+	if err := a.untell(ctx, r); err != nil {
+		return err
+	}
+	if err := a.at("del address"); err != nil {
+		return err
+	}
+	if err := a.forget(r.id()); err != nil {
+		return err
+	}
+	return a.at("del done")
+}
+
+// untell takes out of the datastore what it knows of an attachment.
+func (a *Attacher) untell(ctx context.Context, r record) error {
 	storeCtx, cancel := a.storeContext(ctx)
 	defer cancel()
+	if r.Queued {
+		if err := a.quiesce(storeCtx); err != nil {
+			return storeError("release the attachment", err)
+		}
+		if a.localOnly(r) {
+			return nil
+		}
+	}
 	if !r.AddressesOnly {
 		if err := a.dropEndpoint(storeCtx, r); err != nil {
 			return storeError("delete the workload endpoint", err)
@@ -80,13 +110,7 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 	if err := a.releaseGateways(storeCtx, r); err != nil {
 		return storeError("release the gateway's address", err)
 	}
-	if err := a.at("del address"); err != nil {
-		return err
-	}
-	if err := a.forget(r.id()); err != nil {
-		return err
-	}
-	return a.at("del done")
+	return nil
 }
 
 // cut removes the wire and what the host's kernel has for it. The caller has
@@ -107,7 +131,7 @@ func (a *Attacher) cut(ctx context.Context, r record) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if have, ok := a.records[r.id()]; ok {
-		have.Addresses = nil
+		have.Addresses, have.cut = nil, true
 		a.records[r.id()] = have
 	}
 	return nil
@@ -138,27 +162,39 @@ const maxRetry = time.Minute
 // the daemon's end interrupted. It also gives the datastore back what it forgot
 // of living workloads; see [Attacher.HandleStore]. It returns when ctx ends.
 func (a *Attacher) Run(ctx context.Context) {
+	var cutter sync.WaitGroup
+	defer cutter.Wait()
+	cutter.Go(func() { a.runCuts(ctx) })
 	pause := a.cfg.Retry
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	waiting := true
+	waiting, lingering := true, false
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-a.back:
+			timer.Reset(0)
+			continue
+		case <-a.dirty:
+			if !lingering && !waiting {
+				timer.Reset(a.cfg.Linger)
+				lingering = true
+			}
+			continue
 		case <-a.poke:
 			// Something failed just now: trying at once would only repeat it. Nor
 			// do more failures put off a try that is due.
-			if !waiting {
+			if !waiting && !lingering {
 				timer.Reset(pause)
 				waiting = true
 			}
 			continue
 		case <-timer.C:
-			waiting = false
+			waiting, lingering = false, false
 		}
-		released, reclaimed := a.complete(ctx), a.reclaim(ctx)
-		if released && reclaimed {
+		told, released, reclaimed := a.confirmAll(ctx), a.complete(ctx), a.reclaim(ctx)
+		if told && released && reclaimed {
 			pause = a.cfg.Retry
 			continue
 		}
@@ -213,7 +249,7 @@ func (a *Attacher) completeOne(ctx context.Context, id ID) error {
 	if err := a.release(ctx, r); err != nil {
 		return err
 	}
-	a.log.Info("interrupted release completed", logID(id)...)
+	a.log.Debug("release completed", logID(id)...)
 	return nil
 }
 
@@ -268,11 +304,18 @@ func (a *Attacher) collect(ctx context.Context, listed record) (bool, error) {
 	}
 	defer freeDevice()
 	r, known := a.record(listed.id())
+	if known && r.State == stateReleasing && a.behind() {
+		a.cutLater()
+		return true, nil
+	}
 	if known && (!r.Since.Equal(listed.Since) || r.State != listed.State) {
 		return false, nil
 	}
 	if !known {
 		r = listed
+	}
+	if a.behind() {
+		return true, a.mark(ctx, r)
 	}
 	return true, a.release(ctx, r)
 }

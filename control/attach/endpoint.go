@@ -71,13 +71,8 @@ func (a *Attacher) checkEndpoint(r record) error {
 // putEndpoint writes the profile, if it is missing, and the endpoint. It
 // returns the endpoint's revision.
 func (a *Attacher) putEndpoint(ctx context.Context, r record) (store.Revision, error) {
-	a.mu.Lock()
-	known := a.profiles[r.Network]
-	a.mu.Unlock()
-	if !known {
-		if _, err := store.Create(ctx, a.cfg.Store, profileOf(r.Network)); err != nil && !errors.Is(err, store.ErrExists) {
-			return 0, err
-		}
+	if err := a.putProfiles(ctx, []record{r}); err != nil {
+		return 0, err
 	}
 	want, err := a.endpointOf(r)
 	if err != nil {
@@ -110,6 +105,25 @@ func (a *Attacher) putEndpoint(ctx context.Context, r record) (store.Revision, e
 		return next, nil
 	})
 	return written.Revision, err
+}
+
+// putProfiles writes the profiles of attachments' networks that are not known
+// to be there.
+func (a *Attacher) putProfiles(ctx context.Context, rs []record) error {
+	seen := map[string]bool{}
+	for _, r := range rs {
+		a.mu.Lock()
+		known := a.profiles[r.Network]
+		a.mu.Unlock()
+		if known || seen[r.Network] || r.AddressesOnly {
+			continue
+		}
+		seen[r.Network] = true
+		if _, err := store.Create(ctx, a.cfg.Store, profileOf(r.Network)); err != nil && !errors.Is(err, store.ErrExists) {
+			return err
+		}
+	}
+	return nil
 }
 
 // dropTries bounds how often a deletion is tried again because the endpoint

@@ -97,6 +97,11 @@ func (a *Attacher) loadMTU(records map[ID]record) error {
 		return nil
 	}
 	a.mtuState = s
+	a.mu.Lock()
+	if a.mtu == (MTU{}) {
+		a.mtu = s.Reached // until [Attacher.SetMTU] says otherwise: the datastore may be away
+	}
+	a.mu.Unlock()
 	if most := s.Reached; most != (MTU{}) {
 		for _, m := range s.Tried {
 			most = most.Max(m)

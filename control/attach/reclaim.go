@@ -25,6 +25,13 @@ func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindProfil
 func (a *Attacher) HandleStore(b store.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.storeAway && b.Err == nil {
+		select {
+		case a.back <- struct{}{}:
+		default:
+		}
+	}
+	a.storeAway = b.Err != nil
 	for _, ev := range b.Events {
 		if ev.Key.Kind == store.KindProfile {
 			a.profiles[ev.Key.Name] = !ev.Deleted()
@@ -111,9 +118,10 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 	if r.Endpoint, err = a.putEndpoint(storeCtx, r); err != nil {
 		return storeError("write the workload endpoint of "+handle(id)+" again", err)
 	}
-	if r.Endpoint == before {
+	if r.Endpoint == before && !r.Queued {
 		return nil
 	}
+	r.Queued, r.Claims = false, nil
 	a.log.Info("workload written to the datastore again", logID(id)...)
 	return a.save(r)
 }

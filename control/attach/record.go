@@ -55,7 +55,11 @@ type record struct {
 	Addresses     []Address      `json:"addresses,omitempty"`
 	Given         bool           `json:"given,omitempty"`            // the addresses are another's to take back
 	AddressesOnly bool           `json:"addressesOnly,omitempty"`    // no wire: another plugin makes the interface; Device is the host's link to it, or empty
-	Endpoint      store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as ADD wrote it
+	Endpoint      store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as it was written
+	Queued        bool           `json:"queued,omitempty"`           // the datastore is to be told of it
+	Claims        []netip.Addr   `json:"claims,omitempty"`           // those of the addresses that are the reserve's there
+
+	cut bool // the wire is gone, and the host's routes with it
 }
 
 func (r record) id() ID {
@@ -177,25 +181,54 @@ func makeStateDir(dir string) error {
 // outlives after the next [journal.Journal.Sync]: who answers for it waits for
 // that, and nobody else need.
 func (a *Attacher) save(r record) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.put(r)
+}
+
+// put is save for callers who hold the lock.
+func (a *Attacher) put(r record) error {
 	r.Version = recordVersion
 	if err := a.cfg.Journal.Put(recordKey(r.id()), r); err != nil {
 		return fmt.Errorf("write attachment record: %w", err)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.records[r.id()] = r
 	return nil
 }
 
-// forget removes a record.
+// forget removes a record. Only then may its addresses be given again: a record
+// that came back would claim them.
 func (a *Attacher) forget(id ID) error {
 	if err := a.cfg.Journal.Delete(recordKey(id)); err != nil {
 		return fmt.Errorf("remove attachment record: %w", err)
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	delete(a.records, id)
+	delete(a.touched, id)
+	a.mu.Unlock()
+	a.cfg.IPAM.Unclaim(handle(id))
 	return nil
+}
+
+// claim tells IPAM, before it gives the first address, which ones records have.
+// Of two records with one address the complete one has it: the other's was
+// given back already.
+func (a *Attacher) claim() {
+	var out, in []record
+	for key, value := range a.cfg.Journal.Entries() {
+		if r, err := parseRecord(value); err != nil || !strings.HasPrefix(key, recordPrefix) {
+			continue
+		} else if r.State == stateAttached {
+			in = append(in, r)
+		} else {
+			out = append(out, r)
+		}
+	}
+	for _, r := range append(out, in...) {
+		if !r.Given {
+			a.cfg.IPAM.Claim(handle(r.id()), append(r.addrs(), r.Claims...)...)
+		}
+	}
 }
 
 // badPrefix begins the journal's keys of records that cannot be read.

@@ -38,7 +38,7 @@ func (a *Attacher) Restore(ctx context.Context) error {
 			// Its address may have been given back already, and be another's.
 			r.State, r.Addresses = stateReleasing, nil
 		}
-		a.records[id] = r
+		a.records[id], a.touched[id] = r, true
 		if r.State == stateAttached && r.there(devices) {
 			wishes = append(wishes, r.wishes(a.cfg.Wire)...)
 			live++
@@ -50,6 +50,7 @@ func (a *Attacher) Restore(ctx context.Context) error {
 	a.mu.Lock()
 	a.restored = true
 	a.mu.Unlock()
+	a.writeLater()
 	a.log.Info("attachments restored", "records", len(records), "live", live)
 	return nil
 }

@@ -37,6 +37,9 @@ type fakeIPAM struct {
 	fail    error
 	stall   bool // wait for the context's end, as a client of a dead datastore does
 	lastReq AssignRequest
+
+	reserve bool                  // give without the datastore
+	claims  map[netip.Addr]string // given out of it, and not known to the datastore
 }
 
 func newFakeIPAM() *fakeIPAM {
@@ -46,6 +49,8 @@ func newFakeIPAM() *fakeIPAM {
 		},
 		held: map[string]map[dataplane.Family]netip.Addr{},
 		more: map[netip.Addr]string{},
+
+		claims: map[netip.Addr]string{},
 	}
 }
 
@@ -67,6 +72,9 @@ func (f *fakeIPAM) trouble(ctx context.Context) error {
 }
 
 func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignment, error) {
+	if got := f.take(reqs); got != nil {
+		return got, nil
+	}
 	if err := f.trouble(ctx); err != nil {
 		return nil, err
 	}
@@ -123,6 +131,77 @@ func (f *fakeIPAM) holder(a netip.Addr) string {
 	return f.more[a]
 }
 
+func (f *fakeIPAM) Confirm(ctx context.Context, cs ...Confirmation) []error {
+	errs := make([]error, len(cs))
+	err := f.trouble(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, c := range cs {
+		family := dataplane.FamilyOf(c.Addr)
+		switch owner := f.claims[c.Addr]; {
+		case err != nil:
+			errs[i] = err
+		case f.held[c.Handle][family] == c.Addr:
+		case owner != c.Handle || f.holder(c.Addr) != "":
+			errs[i] = fmt.Errorf("%s is not held for %s but for %q: %w", c.Addr, c.Handle, owner, ErrNoAddress)
+		default:
+			if f.held[c.Handle] == nil {
+				f.held[c.Handle] = map[dataplane.Family]netip.Addr{}
+			}
+			f.held[c.Handle][family] = c.Addr
+			delete(f.claims, c.Addr)
+		}
+	}
+	return errs
+}
+
+func (f *fakeIPAM) Claim(handle string, addrs ...netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range addrs {
+		if f.held[handle][dataplane.FamilyOf(a)] != a {
+			f.claims[a] = handle
+		}
+	}
+}
+
+func (f *fakeIPAM) Unclaim(handle string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.claims, func(_ netip.Addr, h string) bool { return h == handle })
+}
+
+func (f *fakeIPAM) Ready() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reserve
+}
+
+// take gives out of the reserve, which has no end.
+func (f *fakeIPAM) take(reqs []AssignRequest) []Assignment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.reserve || len(f.held[reqs[0].Handle]) > 0 {
+		return nil
+	}
+	var out []Assignment
+	for _, req := range reqs {
+		if req.Address.IsValid() {
+			return nil
+		}
+		f.lastReq = req
+		a := f.next[req.Family]
+		f.next[req.Family] = a.Next()
+		f.claims[a] = req.Handle
+		block, err := a.Prefix(a.BitLen() - 6)
+		if err != nil {
+			return nil
+		}
+		out = append(out, Assignment{Addr: a, Block: block, Reserved: true})
+	}
+	return out
+}
+
 func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 	if err := f.trouble(ctx); err != nil {
 		return err
@@ -138,6 +217,17 @@ func (f *fakeIPAM) handles() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Sorted(maps.Keys(f.held))
+}
+
+// claimed lists what was given and the datastore does not know.
+func (f *fakeIPAM) claimed() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for a, h := range f.claims {
+		out = append(out, h+" "+a.String())
+	}
+	return out
 }
 
 // fakeSink programs routes into the host's namespace, at once, and forgets
@@ -391,6 +481,9 @@ func (w *world) leftovers() []string {
 	for _, e := range endpoints {
 		out = append(out, e.Key.String())
 	}
+	for _, c := range w.ipam.claimed() {
+		out = append(out, "claim of "+c)
+	}
 	for key := range w.journal.Entries() {
 		out = append(out, "record "+key)
 	}
@@ -456,4 +549,20 @@ func diff(t *testing.T, what string, want, got any, opts ...cmp.Option) {
 	if d := cmp.Diff(want, got, append(opts, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))...); d != "" {
 		t.Errorf("%s (-want +got):\n%s", what, d)
 	}
+}
+
+// logTo returns a logger that writes to b.
+func logTo(mu *sync.Mutex, b *strings.Builder) *slog.Logger {
+	return slog.New(slog.NewTextHandler(lockedWriter{mu, b}, nil))
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	b  *strings.Builder
+}
+
+func (w lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.Write(p)
 }

@@ -1,0 +1,317 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// What the datastore is told after an answer was given. A record that is
+// attached and Queued waits for its addresses to be confirmed and its endpoint
+// to be written; one that is releasing waits to be released. One writer,
+// [Attacher.Run], does both, so that for one attachment they never overlap.
+
+// Confirmation is an address out of the reserve and how it is to be written.
+type Confirmation struct {
+	Addr       netip.Addr
+	Handle     string
+	Attributes map[string]string
+}
+
+// behind reports whether an answer for r may come before the datastore knows
+// of the endpoint: not where rules are waited for that come by way of the
+// datastore alone.
+func (a *Attacher) behind() bool {
+	return a.cfg.Behind && (a.cfg.Rules == nil || a.cfg.Announce != nil)
+}
+
+// announce tells the parts of this host of an endpoint, or of its end, before
+// the datastore does.
+func (a *Attacher) announce(r record, there bool) {
+	if a.cfg.Announce == nil || r.AddressesOnly {
+		return
+	}
+	w, err := a.endpointOf(r)
+	if err != nil {
+		return // an attachment whose endpoint can have no name never got one
+	}
+	key, err := store.KeyOf(w)
+	if err != nil {
+		return
+	}
+	ev := store.Event{Key: key}
+	if there {
+		ev.Object = store.Object{Key: key, Value: w}
+	}
+	a.cfg.Announce(ev)
+}
+
+// localOnly reports whether the datastore has heard nothing of an attachment:
+// its addresses are still the reserve's there.
+func (a *Attacher) localOnly(r record) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return r.Queued && !a.touched[r.id()] && !r.Given && len(r.Claims) > 0
+}
+
+// mark answers a DEL: from here on the attachment is on its way out, also after
+// the loss of power. The rest is the work of [Attacher.Run]. The caller has the
+// attachment's locks.
+func (a *Attacher) mark(ctx context.Context, r record) error {
+	if err := a.at("del start"); err != nil {
+		return err
+	}
+	r.State = stateReleasing
+	if err := a.save(r); err != nil {
+		return err
+	}
+	if err := a.at("del marked"); err != nil {
+		return err
+	}
+	gone := keysOf(r.wishes(a.cfg.Wire))
+	gone = slices.DeleteFunc(gone, func(k dataplane.Key) bool { return k.Kind() == dataplane.KindSysctl }) // they go with the wire
+	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, gone)
+	a.announce(r, false)
+	if err := a.cfg.Journal.Sync(); err != nil {
+		return fmt.Errorf("write attachment record: %w", err)
+	}
+	if err := a.at("del answered"); err != nil {
+		return err
+	}
+	a.cutLater()
+	return nil
+}
+
+// cutLater has [Attacher.Run] cut wires.
+func (a *Attacher) cutLater() {
+	select {
+	case a.cuts <- struct{}{}:
+	default:
+	}
+}
+
+// parallelCuts is how many wires are cut at once: the kernel deletes a group of
+// devices in the time of one.
+const parallelCuts = 64
+
+// runCuts cuts the wires of what is on its way out, whatever the datastore
+// does, and has the writer do the rest.
+func (a *Attacher) runCuts(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.cuts:
+		}
+		if a.cutAll(ctx) {
+			a.writeLater()
+		} else {
+			a.completeLater()
+		}
+	}
+}
+
+// cutAll reports whether no wire is left of what is on its way out.
+func (a *Attacher) cutAll(ctx context.Context) bool {
+	var g errgroup.Group
+	g.SetLimit(parallelCuts)
+	for id, r := range a.snapshot() {
+		if r.State != stateReleasing || r.cut {
+			continue
+		}
+		g.Go(func() error {
+			l, ok := a.tryLock(id)
+			if !ok {
+				return nil // whoever has it cuts it
+			}
+			defer l.unlock()
+			if l.State != stateReleasing {
+				return nil
+			}
+			return a.cut(ctx, l.record)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		a.log.Warn("wires are not all cut; will try again", "error", err)
+		return false
+	}
+	return true
+}
+
+// writeLater has the writer look, a moment later, so that what comes at one
+// time is written together.
+func (a *Attacher) writeLater() {
+	select {
+	case a.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// confirmAll tells the datastore of what was attached since, and reports
+// whether nothing is left to be told.
+func (a *Attacher) confirmAll(ctx context.Context) bool {
+	select {
+	case a.pass <- struct{}{}:
+		defer func() { <-a.pass }()
+	case <-ctx.Done():
+		return false
+	}
+	var due []record
+	a.mu.Lock()
+	for id, r := range a.records {
+		if r.State == stateAttached && r.Queued {
+			a.touched[id] = true
+			due = append(due, r)
+		}
+	}
+	a.mu.Unlock()
+	slices.SortFunc(due, func(x, y record) int { return x.Since.Compare(y.Since) })
+	done := true
+	for chunk := range slices.Chunk(due, confirmChunk) {
+		if err := a.confirm(ctx, chunk); err != nil {
+			done = false
+			a.log.Warn("the datastore is not told yet of what was attached; will try again", "attachments", len(due), "error", err)
+			if errors.Is(err, store.ErrUnavailable) {
+				break
+			}
+		}
+	}
+	return done
+}
+
+// confirmChunk is how many attachments are written together: each has an
+// endpoint, and a handle of its own.
+const confirmChunk = 48
+
+// confirm writes attachments: their addresses first, then their endpoints.
+func (a *Attacher) confirm(ctx context.Context, rs []record) error {
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	var cs []Confirmation
+	var of []int // index in rs of each of cs
+	for i, r := range rs {
+		for _, addr := range r.Claims {
+			cs = append(cs, Confirmation{Addr: addr, Handle: handle(r.id()), Attributes: a.assignRequest(r, 0).Attributes})
+			of = append(of, i)
+		}
+	}
+	var errs []error
+	failed := map[int]bool{}
+	if len(cs) > 0 {
+		for i, err := range a.cfg.IPAM.Confirm(ctx, cs...) {
+			if err == nil || failed[of[i]] {
+				continue
+			}
+			failed[of[i]] = true
+			if errors.Is(err, ErrNoAddress) {
+				a.lost(rs[of[i]], err)
+			}
+			errs = append(errs, storeError("confirm addresses", err))
+		}
+	}
+	if err := a.at("confirmed"); err != nil {
+		return err
+	}
+	var good []record
+	for i, r := range rs {
+		if !failed[i] {
+			good = append(good, r)
+		}
+	}
+	revs, epErrs := a.putEndpoints(ctx, good)
+	if err := a.at("written"); err != nil {
+		return err
+	}
+	for i, r := range good {
+		if epErrs[i] != nil {
+			errs = append(errs, storeError("write the workload endpoint", epErrs[i]))
+			continue
+		}
+		if err := a.amend(r.id(), r.Since, func(have *record) { have.Claims, have.Queued, have.Endpoint = nil, false, revs[i] }); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 3 {
+		errs = append(errs[:3], fmt.Errorf("and %d more", len(errs)-3))
+	}
+	return errors.Join(errs...)
+}
+
+// lost takes in that the datastore gives an address of a running workload to
+// nobody, or to somebody else: what somebody deleted is taken again.
+func (a *Attacher) lost(r record, err error) {
+	a.log.Warn("an address of a running workload is not this host's in the datastore", append(logID(r.id()), "error", err)...)
+	a.mu.Lock()
+	a.forgotten = true
+	a.mu.Unlock()
+	a.completeLater()
+}
+
+// amend changes the record of a complete attachment unless it is another by now
+// or on its way out.
+func (a *Attacher) amend(id ID, since time.Time, change func(*record)) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r, ok := a.records[id]
+	if !ok || r.State != stateAttached || !r.Since.Equal(since) {
+		return nil
+	}
+	change(&r)
+	return a.put(r)
+}
+
+// putEndpoints writes endpoints in one transaction where they are new, as they
+// nearly always are, else one by one.
+func (a *Attacher) putEndpoints(ctx context.Context, rs []record) ([]store.Revision, []error) {
+	revs, errs := make([]store.Revision, len(rs)), make([]error, len(rs))
+	var values []any
+	var of []int
+	for i, r := range rs {
+		if r.AddressesOnly {
+			continue
+		}
+		w, err := a.endpointOf(r)
+		if errs[i] = err; err == nil {
+			values, of = append(values, w), append(of, i)
+		}
+	}
+	if len(values) == 0 {
+		return revs, errs
+	}
+	err := a.putProfiles(ctx, rs)
+	if err == nil {
+		var written []store.Object
+		if written, err = store.CreateAll(ctx, a.cfg.Store, values...); err == nil {
+			for i, o := range written {
+				revs[of[i]] = o.Revision
+			}
+			return revs, errs
+		}
+	}
+	for _, i := range of {
+		if errs[i] = err; !errors.Is(err, store.ErrUnavailable) {
+			revs[i], errs[i] = a.putEndpoint(ctx, rs[i])
+		}
+	}
+	return revs, errs
+}
+
+// quiesce waits until no confirmation is under way, so that what is released
+// next is not confirmed afterwards.
+func (a *Attacher) quiesce(ctx context.Context) error {
+	select {
+	case a.pass <- struct{}{}:
+		<-a.pass
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the datastore to be told: %w", ctx.Err())
+	}
+}

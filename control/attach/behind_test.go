@@ -1,0 +1,348 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// newBehind returns a host whose datastore is told afterwards.
+func newBehind(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.ipam.reserve = true
+	w.cfg = func(c *Config) {
+		c.Behind, c.Linger, c.StoreTimeout = true, time.Millisecond, 50*time.Millisecond
+	}
+	return w
+}
+
+// settle does what the background would, once.
+func settle(t *testing.T, a *Attacher) {
+	t.Helper()
+	told := a.confirmAll(t.Context())
+	if !a.cutAll(t.Context()) || !told || !a.complete(t.Context()) {
+		t.Error("the datastore is not told of everything")
+	}
+}
+
+// numbered is a request whose device is named after the number.
+func (w *world) numbered(i int) AddRequest {
+	w.t.Helper()
+	req := w.request(i)
+	req.ID.ContainerID = fmt.Sprint("c", i)
+	return req
+}
+
+// away makes the datastore unreachable, or reachable again.
+func (w *world) away(away bool) {
+	if !away {
+		w.store.Fail(nil)
+		w.ipam.set(nil, false)
+		return
+	}
+	w.store.Fail(errors.New("connection refused"))
+	w.ipam.set(fmt.Errorf("%w: connection refused", store.ErrUnavailable), false)
+}
+
+func (w *world) endpoints() int {
+	w.t.Helper()
+	list, _, err := w.store.List(w.t.Context(), store.KindWorkloadEndpoint, "")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return len(list)
+}
+
+// ADD and DEL do not ask the datastore, which hears of both afterwards.
+func TestBehind(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	a := w.start()
+	w.away(true)
+	var reqs []AddRequest
+	for i := range 5 {
+		reqs = append(reqs, w.numbered(i))
+		w.add(a, reqs[i])
+		w.check(a, reqs[i])
+	}
+	if err := a.Status(t.Context()); err != nil {
+		t.Errorf("status: %v", err)
+	}
+	w.del(a, reqs[4]) // nobody has heard of it, and nobody will
+	if !a.cutAll(t.Context()) || !a.complete(t.Context()) {
+		t.Error("what the datastore never heard of waits for it")
+	}
+	if got := len(w.ipam.claimed()); got != 4 {
+		t.Errorf("%d addresses are claimed, want 4: %v", got, w.ipam.claimed())
+	}
+	if a.confirmAll(t.Context()) {
+		t.Error("a datastore that is away was told")
+	}
+	w.del(a, reqs[3]) // it may have heard of this one
+	if !a.cutAll(t.Context()) || a.complete(t.Context()) {
+		t.Error("released without the datastore")
+	}
+	if got := len(w.ipam.claimed()); got != 4 {
+		t.Errorf("%d addresses are claimed, want 4: an address is free before the datastore knows", got)
+	}
+	w.away(false)
+	settle(t, a)
+	if got := w.endpoints(); got != 3 {
+		t.Errorf("%d endpoints, want 3", got)
+	}
+	diff(t, "handles", []string{handle(reqs[0].ID), handle(reqs[1].ID), handle(reqs[2].ID)}, w.ipam.handles())
+	e := w.endpoint("default", "node--a-cni-c1-eth0")
+	if e.Spec.MAC == "" || e.Spec.IPNetworks[0] != "192.168.0.2/32" {
+		t.Errorf("endpoint %+v", e.Spec)
+	}
+	for _, r := range reqs[:3] {
+		w.check(a, r)
+		w.del(a, r)
+		w.del(a, r)
+	}
+	settle(t, a)
+	w.expectClean()
+}
+
+// The host loses its power while the datastore is away: the daemon and the
+// namespaces are gone, the disk stays. More comes and goes, and then the
+// datastore is back.
+func TestBehindReboot(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	w.mtu = MTU{IPv4: 1450}
+	a := w.start()
+	var before []AddRequest
+	for i := range 6 {
+		before = append(before, w.numbered(i))
+		res := w.add(a, before[i])
+		if i == 2 {
+			settle(t, a) // the datastore knows of three
+			w.away(true)
+		}
+		if err := w.wire.Detach(t.Context(), res.Device, before[i].ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.sink.Replace(dataplane.SourceWorkload, nil)
+	b := w.start()
+	got := map[netip.Addr]bool{}
+	for _, r := range b.snapshot() {
+		for _, addr := range r.addrs() {
+			got[addr] = true
+		}
+	}
+	var after []AddRequest
+	for i := range 10 {
+		after = append(after, w.numbered(100+i))
+		res := w.add(b, after[i])
+		if addr := res.Addresses[0].Addr; got[addr] {
+			t.Errorf("%s is given twice", addr)
+		}
+		got[res.Addresses[0].Addr] = true
+	}
+	// The runtime cleans up after the reboot, and some of the new ones end.
+	for _, r := range append(before, after[:5]...) {
+		w.del(b, r)
+	}
+	w.run(b)
+	w.away(false)
+	w.eventually("five attachments", func() bool { return len(b.snapshot()) == 5 && w.endpoints() == 5 && len(w.ipam.claimed()) == 0 })
+	for _, r := range after[5:] {
+		w.check(b, r)
+		w.del(b, r)
+	}
+	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+}
+
+func behindAddSteps() []string {
+	return []string{"start", "intent", "address", "record", "wire", "routes", "endpoint", "rules", "done", "confirmed", "written"}
+}
+
+func behindDelSteps() []string {
+	return []string{"del start", "del marked", "del answered", "del cut", "del endpoint", "del address", "del done"}
+}
+
+// The daemon is killed at each step of ADD and of what follows it. Then the
+// runtime tries again, gives up, or does nothing, with the datastore there or
+// away at first.
+func TestKilledInAddBehind(t *testing.T) {
+	t.Parallel()
+	for _, step := range behindAddSteps() {
+		for _, then := range []string{"ADD", "DEL", "GC", "background"} {
+			for _, away := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/away %v", step, then, away), func(t *testing.T) {
+					t.Parallel()
+					w := newBehind(t)
+					req := w.request(1)
+					a := w.start()
+					killAt(a, step)
+					dies(t, func() { _, _ = a.Add(t.Context(), req); a.confirmAll(t.Context()) })
+					w.away(away)
+					b := w.start()
+					w.run(b)
+					switch then {
+					case "ADD":
+						if _, err := b.Add(t.Context(), req); err != nil && !away {
+							t.Errorf("add: %v", err)
+						}
+					case "DEL":
+						w.del(b, req)
+					case "GC":
+						if _, err := b.GC(t.Context(), req.ID.Network, nil); err != nil && !away {
+							t.Error(err)
+						}
+					}
+					w.away(false)
+					if then == "ADD" {
+						w.eventually("added", func() bool { _, err := b.Add(t.Context(), req); return err == nil })
+						w.check(b, req)
+					}
+					w.del(b, req)
+					w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+				})
+			}
+		}
+	}
+}
+
+func TestKilledInDelBehind(t *testing.T) {
+	t.Parallel()
+	for _, step := range behindDelSteps() {
+		for _, then := range []string{"DEL", "ADD", "background"} {
+			for _, told := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/told %v", step, then, told), func(t *testing.T) {
+					t.Parallel()
+					if step == "del endpoint" && !told {
+						return // the datastore is not asked
+					}
+					w := newBehind(t)
+					req := w.request(1)
+					a := w.start()
+					w.add(a, req)
+					if told {
+						settle(t, a)
+					}
+					killAt(a, step)
+					dies(t, func() {
+						_ = a.Del(t.Context(), delOf(req))
+						_ = a.completeOne(t.Context(), req.ID)
+					})
+					b := w.start()
+					w.run(b)
+					switch then {
+					case "ADD":
+						w.add(b, req)
+						w.check(b, req)
+						w.del(b, req)
+					case "DEL":
+						w.del(b, req)
+					case "background":
+						if step == "del start" {
+							w.check(b, req) // nothing was begun
+							w.del(b, req)
+						}
+					}
+					w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+				})
+			}
+		}
+	}
+}
+
+// A failure at each step of ADD is undone, and the address goes back.
+func TestFailureInAddBehind(t *testing.T) {
+	t.Parallel()
+	for _, step := range addSteps() {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			w := newBehind(t)
+			a := w.start()
+			w.run(a)
+			req := w.request(1)
+			failAt(a, step)
+			w.away(true)
+			if _, err := a.Add(t.Context(), req); !errors.Is(err, errInjected) {
+				t.Fatalf("got %v", err)
+			}
+			w.away(false)
+			w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+		})
+	}
+}
+
+// ADDs and DELs of one container at once, while the datastore is told.
+func TestBehindAddAndDelAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	a := w.start()
+	w.run(a)
+	req := w.request(1)
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if _, err := a.Add(t.Context(), req); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if err := a.Del(t.Context(), delOf(req)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	w.del(a, req)
+	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+}
+
+// The datastore gave away an address that a workload was given out of the
+// reserve: the workload is named.
+func TestBehindAddressLost(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	var log strings.Builder
+	var mu sync.Mutex
+	configure := w.cfg
+	w.cfg = func(c *Config) { configure(c); c.Log = logTo(&mu, &log) }
+	a := w.start()
+	req := w.request(1)
+	res := w.add(a, req)
+	w.ipam.mu.Lock()
+	w.ipam.held["thief"] = map[dataplane.Family]netip.Addr{dataplane.IPv4: res.Addresses[0].Addr}
+	w.ipam.mu.Unlock()
+	if a.confirmAll(t.Context()) {
+		t.Error("an address of somebody else was confirmed")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !strings.Contains(log.String(), "not this host's") || !strings.Contains(log.String(), req.ID.ContainerID) {
+		t.Errorf("log: %s", log.String())
+	}
+}
+
+// Endpoints are announced to the parts of this host at once, also their end.
+func TestBehindAnnounces(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	var got []string
+	configure := w.cfg
+	w.cfg = func(c *Config) {
+		configure(c)
+		c.Announce = func(ev store.Event) { got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted())) }
+	}
+	a := w.start()
+	req := w.request(1)
+	w.away(true)
+	w.add(a, req)
+	w.del(a, req)
+	diff(t, "announced", []string{"node--a-cni-0000000000000001-eth0 false", "node--a-cni-0000000000000001-eth0 true"}, got)
+}
