@@ -76,9 +76,7 @@ func (a *Attacher) mark(ctx context.Context, r record) error {
 	if err := a.at("del marked"); err != nil {
 		return err
 	}
-	gone := keysOf(r.wishes(a.cfg.Wire))
-	gone = slices.DeleteFunc(gone, func(k dataplane.Key) bool { return k.Kind() == dataplane.KindSysctl }) // they go with the wire
-	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, gone)
+	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, a.goneWith(r))
 	a.announce(r, false)
 	if err := a.cfg.Journal.Sync(); err != nil {
 		return fmt.Errorf("write attachment record: %w", err)

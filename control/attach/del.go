@@ -121,11 +121,7 @@ func (a *Attacher) cut(ctx context.Context, r record) error {
 			return fmt.Errorf("cut the wire: %w", err)
 		}
 	}
-	gone := keysOf(r.wishes(a.cfg.Wire))
-	if a.taken(r) {
-		gone = slices.DeleteFunc(gone, func(k dataplane.Key) bool { return k.Kind() == dataplane.KindSysctl })
-	}
-	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, gone)
+	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, a.goneWith(r))
 	// Once the address is given back it may be another container's, whose route
 	// a repeated cut must not withdraw.
 	a.mu.Lock()
@@ -135,6 +131,15 @@ func (a *Attacher) cut(ctx context.Context, r record) error {
 		a.records[r.id()] = have
 	}
 	return nil
+}
+
+// goneWith is what the kernel of the host needs no more without an attachment.
+func (a *Attacher) goneWith(r record) []dataplane.Key {
+	gone := keysOf(r.wishes(a.cfg.Wire))
+	if a.taken(r) {
+		gone = slices.DeleteFunc(gone, func(k dataplane.Key) bool { return k.Kind() == dataplane.KindSysctl })
+	}
+	return gone
 }
 
 // taken reports whether another attachment has the device now.

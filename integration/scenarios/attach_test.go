@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -125,38 +126,57 @@ func nothingAttached(t *testing.T, l *lab.Lab) {
 	}
 	ctx := within(t, 30*time.Second)
 	s := openStore(t, l)
+	// The hosts tell the store some time after they have answered.
+	poll(t, 30*time.Second, "leftovers in the store", func() string {
+		left, err := allocated(ctx, s)
+		if err != nil {
+			return err.Error()
+		}
+		return strings.Join(left, "\n")
+	})
+}
+
+// allocated lists what the store holds for workloads.
+func allocated(ctx context.Context, s store.Store) ([]string, error) {
+	var left []string
 	weps, _, err := s.List(ctx, store.KindWorkloadEndpoint, "")
-	if err != nil || len(weps) != 0 {
-		t.Errorf("%d workload endpoints in the store, %v", len(weps), err)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range weps {
+		left = append(left, o.Key.String())
 	}
 	blocks, _, err := s.List(ctx, store.KindIPAMBlock, "")
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for _, o := range blocks {
 		b, ok := o.Value.(*store.Block)
 		if !ok {
-			t.Fatalf("%s holds %T", o.Key, o.Value)
+			return nil, fmt.Errorf("%s holds %T", o.Key, o.Value)
 		}
 		for i, a := range b.Allocations {
-			if a != nil && !isTunnel(b.Attributes[*a].HandleID) {
-				t.Errorf("block %s: address %d is allocated to %+v", b.CIDR, i, b.Attributes[*a])
+			if a != nil && !isHosts(b.Attributes[*a].HandleID) {
+				left = append(left, fmt.Sprintf("block %s: address %d is allocated to %+v", b.CIDR, i, b.Attributes[*a]))
 			}
 		}
 	}
 	handles, _, err := s.List(ctx, store.KindIPAMHandle, "")
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for _, o := range handles {
-		if name := o.Key.Name; !isTunnel(&name) {
-			t.Errorf("handle %s is left: %s", name, o.Raw)
+		if name := o.Key.Name; !isHosts(&name) {
+			left = append(left, fmt.Sprintf("handle %s: %s", name, o.Raw))
 		}
 	}
+	return left, nil
 }
 
-func isTunnel(handle *string) bool {
-	return handle != nil && strings.Contains(*handle, "-tunnel-addr-")
+// isHosts reports whether a handle is a host's own: of a tunnel, or of what it
+// holds ready for workloads.
+func isHosts(handle *string) bool {
+	return handle != nil && (strings.Contains(*handle, "-tunnel-addr-") || strings.HasPrefix(*handle, "routerd-reserve-"))
 }
 
 // TestStoreOutage stops the daemon that runs the store, under load.
@@ -170,15 +190,11 @@ func TestStoreOutage(t *testing.T) {
 	for i := range 2 {
 		start := time.Now()
 		// Not by the lab's own deadline: the plugin's must be enough.
-		_, err := l.AttachPod(within(t, 2*time.Minute), fmt.Sprintf("node2/early%d", i))
-		took := time.Since(start)
-		if err == nil || !strings.Contains(err.Error(), "datastore") {
-			t.Errorf("ADD without the store: %v, want an error that names the datastore", err)
+		// Out of the host's reserve.
+		if _, err := l.AttachPod(within(t, 2*time.Minute), fmt.Sprintf("node2/early%d", i)); err != nil {
+			t.Errorf("ADD without the store: %v", err)
 		}
-		if took > 60*time.Second {
-			t.Errorf("ADD without the store took %v", took)
-		}
-		t.Logf("ADD without the store, after %.1f s: %v", took.Seconds(), err)
+		t.Logf("ADD without the store took %.2f s", time.Since(start).Seconds())
 	}
 	waitFlows(t, flows, time.Minute)
 	if err := l.Restart(within(t, 60*time.Second), "node1"); err != nil {
