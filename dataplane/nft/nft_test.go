@@ -1,12 +1,17 @@
 package nft
 
 import (
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
@@ -130,15 +135,36 @@ func small() filter.Delta {
 	}
 }
 
-func TestLoad(t *testing.T) {
+// update rewrites the golden file: go test ./dataplane/nft -run TestListing -update.
+var update = flag.Bool("update", false, "rewrite testdata")
+
+// What an operator sees of a small ruleset.
+func TestListing(t *testing.T) {
 	t.Parallel()
 	n := netnstest.New(t)
-	table := openTable(t, n, Config{})
+	table := openTable(t, n, Config{Shared: true})
 	defer table.Close()
 	if err := table.Apply(small()); err != nil {
 		t.Fatal(err)
 	}
-	if got := run(t, n, "nft", "list", "table", "inet", "routerd"); !strings.Contains(got, `"cali1" : goto workload-`) {
-		t.Error(got)
+	got := run(t, n, "nft", "list", "table", "inet", "routerd")
+	const golden = "testdata/small.golden"
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Error(diff)
+	}
+	// It can be read back, as operators do who save their rules.
+	saved := filepath.Join(t.TempDir(), "saved.nft")
+	if err := os.WriteFile(saved, []byte(got), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, netnstest.New(t), "nft", "-f", saved)
 }
