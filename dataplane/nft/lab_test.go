@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +29,7 @@ type lab struct {
 	packet      int                         // AF_PACKET on the wires
 	local       []int                       // raw sockets of the host
 	out4, out6  int
+	tracker     *conn // to the host's connection tracking
 	next        uint32
 	sources     map[uint32]netip.AddrPort // with which packets came, by their numbers
 	seen        map[arrival]bool
@@ -156,7 +156,11 @@ func (l *lab) sockets(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = l.host.Do(func() error {
+	err = l.host.Do(func() (err error) {
+		if l.tracker, err = open(0); err != nil {
+			return err
+		}
+		t.Cleanup(l.tracker.close)
 		for _, p := range protocols {
 			for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 				l.local = append(l.local, socket(family, unix.SOCK_RAW, p))
@@ -375,13 +379,16 @@ func parseProbe(b []byte) (uint32, bool) {
 // forget empties the host's table of connections.
 func (l *lab) forget(t testing.TB) {
 	t.Helper()
-	err := l.host.Do(func() error {
-		runtime.LockOSThread()
-		out, err := exec.Command("conntrack", "-F").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
+	const deleteAll = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
+	b := new(batch)
+	b.finish(b.start(deleteAll, unix.NLM_F_ACK, unix.AF_UNSPEC, firstSeq))
+	if err := unix.Sendto(l.tracker.fd, b.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		t.Fatal(err)
+	}
+	err := l.tracker.receive(0, func(m message) {
+		if err := m.errno(); err != nil {
+			t.Fatalf("forget connections: %v", err)
 		}
-		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
