@@ -372,6 +372,12 @@ func (d *derivation) importSets() (pools, own, lent []netip.Prefix) {
 			ownSet[p.Masked()] = true
 		}
 	}
+	// A way to a peer is not for another one to say.
+	for _, p := range d.explicit() {
+		if p.runs() && p.ReachableBy.IsValid() {
+			ownSet[hostRoute(p.Addr)] = true
+		}
+	}
 	// What every node announces, nobody routes.
 	for _, p := range d.services() {
 		ownSet[p] = true

@@ -581,3 +581,84 @@ func TestLocalAS(t *testing.T) {
 		o.waitRoute("192.168.1.0/26", "4200000007")
 	})
 }
+
+// TestReachableBy: the way to a peer is a route of its own, which nobody's
+// announcement changes, and goes with the setting.
+func TestReachableBy(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 4)
+	startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{h[2].String() + "/32", "203.0.113.0/24"}})
+	r := newRun(t, SpeakerOptions{})
+	config := func(gateway netip.Addr) Config {
+		far := tor(h[0], h[2], 64998)
+		far.ReachableBy = gateway
+		c := testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999), far)
+		c.Own = append(c.Own, hostRoute(h[2]))
+		return c
+	}
+	r.apply(config(h[3]))
+	r.waitPath("203.0.113.0/24")
+	if p := r.waitPath(h[2].String() + "/32"); p.NextHop != h[3] || len(p.More) != 0 {
+		t.Errorf("path %+v", p)
+	}
+	r.apply(config(h[1]))
+	poll(t, 10*time.Second, r.dump, func() bool { p, _ := r.path(h[2].String() + "/32"); return p.NextHop == h[1] && len(p.More) == 0 })
+	r.apply(config(netip.Addr{}))
+	r.waitNoPath(h[2].String() + "/32")
+}
+
+// TestRestartOfFRR: FRR is killed and comes back within its restart time; what
+// it announced stays throughout, and what it announces no more goes then. A
+// session beside it never notices.
+func TestRestartOfFRR(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 3)
+	conf := func(networks ...string) string {
+		return frrConf(h[1], 64999, h[0], 64512, []string{"bgp graceful-restart preserve-fw-state"}, networks...)
+	}
+	f := startFRR(t, h[1], conf("203.0.113.0/24", "198.51.100.0/24"))
+	beside := startBIRDAs(t, remote{self: h[2], asn: 64998, peer: h[0], peerASN: 64512})
+	r := newRun(t, SpeakerOptions{})
+	r.apply(testConfig(h[0], 64512, []string{"192.168.1.0/26"}, tor(h[0], h[1], 64999), tor(h[0], h[2], 64998)))
+	r.waitPath("203.0.113.0/24")
+	r.waitPath("198.51.100.0/24")
+	beside.waitRoute("192.168.1.0/26")
+	since, from := beside.uptime(), r.mark()
+	f.kill()
+	r.waitInfo(h[1], "the peer's routes are kept while it restarts")
+	f = startFRR(t, h[1], conf("203.0.113.0/24"))
+	r.waitUp(h[1])
+	r.waitNoPath("198.51.100.0/24")
+	if _, ok := r.path("203.0.113.0/24"); !ok || r.happened(from, "del 203.0.113.0/24") != 0 {
+		t.Errorf("the route went:%s", r.dump())
+	}
+	f.waitFor("192.168.1.0/26", "show bgp ipv4 unicast")
+	if now := beside.uptime(); now != since {
+		t.Errorf("the session beside was up since %q, and is since %q", since, now)
+	}
+}
+
+// TestFlappingPeer resets a session again and again: the other one stays, and in the
+// end all is as it was.
+func TestFlappingPeer(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 3)
+	f := startFRR(t, h[1], frrConf(h[1], 64999, h[0], 64512, nil, "203.0.113.0/24"))
+	beside := startBIRDAs(t, remote{self: h[2], asn: 64998, peer: h[0], peerASN: 64512, routes: []string{"198.51.100.0/24"}})
+	r := newRun(t, SpeakerOptions{})
+	r.apply(testConfig(h[0], 64512, []string{"192.168.1.0/26"}, tor(h[0], h[1], 64999), tor(h[0], h[2], 64998)))
+	r.waitPath("198.51.100.0/24")
+	beside.waitRoute("192.168.1.0/26")
+	since, from := beside.uptime(), r.mark()
+	for range 3 {
+		up := r.waitUp(h[1]).Since
+		f.vtysh("clear bgp *")
+		poll(t, 30*time.Second, r.dump, func() bool { st := r.status(h[1]); return st.State != StateUp || st.Since.After(up) })
+	}
+	r.waitUp(h[1])
+	r.waitPath("203.0.113.0/24")
+	f.waitFor("192.168.1.0/26", "show bgp ipv4 unicast")
+	if now := beside.uptime(); now != since || r.happened(from, "del 198.51.100.0/24") != 0 {
+		t.Errorf("the session beside was up since %q, and is since %q%s", since, now, r.dump())
+	}
+}

@@ -57,6 +57,7 @@ type Speaker struct {
 	cfg       Config
 	engine    *engine // nil: not running
 	listenErr error
+	reachable map[netip.Prefix]Hop    // host routes to peers
 	sessions  map[netip.Addr]*session // of the peers that run
 	since     map[string]time.Time    // of those that do not, by name and problem
 	conv      converter
@@ -200,6 +201,7 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg = *c
+	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout
 		if limit == 0 {
@@ -369,7 +371,7 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 			out = append(out, path)
 		}
 	})
-	return out, errors.Join(err, ctx.Err())
+	return append(out, s.reached()...), errors.Join(err, ctx.Err())
 }
 
 // Peers returns every configured session in the config's order, with why it is
