@@ -72,6 +72,9 @@ func ipamError(err error) error {
 	case errors.Is(err, ipam.ErrNotReady), errors.Is(err, ipam.ErrNodeMissing), errors.Is(err, ipam.ErrStopped):
 		return fmt.Errorf("%w: %w", attach.ErrNotReady, err)
 	}
+	if errors.Is(err, ipam.ErrTaken) && !errors.Is(err, ipam.ErrResting) {
+		return fmt.Errorf("%w: %w", attach.ErrHeld, err)
+	}
 	for _, refusal := range []error{
 		ipam.ErrNoPool, ipam.ErrExhausted, ipam.ErrBlockLimit, ipam.ErrTaken, ipam.ErrStrictAffinity, ipam.ErrNotHolder,
 	} {

@@ -454,7 +454,9 @@ func (d *router) attachReady() error {
 		return errLocked
 	case !ns.Registered && ns.Err != nil:
 		return ns.Err
-	case !ns.Registered && len(d.ipam.Ready()) == 0:
+	// What is remembered of the reserve serves only where the datastore is away:
+	// else it may know better whose the addresses are.
+	case !ns.Registered && (d.storeErr.Load() == nil || len(d.ipam.Ready()) == 0):
 		return errors.New("this host is not registered in the datastore yet")
 	}
 	if d.noPolicy != nil {

@@ -47,6 +47,11 @@ func (d *router) notes(v view) []string {
 				"so cross-subnet pools use tunnels to all of them, and unencapsulated pools reach them by BGP only; give the interface the prefix length of its network if that is not meant", p))
 		}
 	}
+	for _, e := range d.endpoints() {
+		if e.Lost != "" {
+			out = append(out, fmt.Sprintf("workload %s (%s) has no route, for its address is somebody else's: %s; start it anew", workloadName(e), e.ID.ContainerID, e.Lost))
+		}
+	}
 	for _, p := range v.pools {
 		for _, o := range d.node.PoolOverlaps(p.Name) {
 			if !o.OnLink {

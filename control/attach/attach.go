@@ -25,6 +25,9 @@ var (
 	// ErrNoAddress says that the pools have no address left, or not the one
 	// that was asked for. An [IPAM] returns it.
 	ErrNoAddress = errors.New("no address available")
+	// ErrHeld is an ErrNoAddress: the address that was asked for is held by
+	// somebody else.
+	ErrHeld = fmt.Errorf("%w: held by somebody else", ErrNoAddress)
 	// ErrUnknown says that nothing is known of an attachment.
 	ErrUnknown = errors.New("unknown attachment")
 	// ErrNotReady says that the daemon cannot serve yet; trying again helps.
@@ -114,6 +117,7 @@ type Endpoint struct {
 	Addresses []netip.Addr
 	MTU       int       // bytes
 	State     string    // attached; adding or releasing while under way or cut short
+	Lost      string    // why the workload has no route: its address is somebody else's; empty: it has
 	Since     time.Time // of the attachment
 }
 
@@ -308,7 +312,7 @@ func (a *Attacher) Endpoints() []Endpoint {
 	for _, r := range a.records {
 		out = append(out, Endpoint{
 			ID: r.id(), Workload: r.workload(), Device: r.Device, Netns: r.Netns,
-			Addresses: r.addrs(), MTU: r.MTU, State: string(r.State), Since: r.Since,
+			Addresses: r.addrs(), MTU: r.MTU, State: string(r.State), Since: r.Since, Lost: r.Lost,
 		})
 	}
 	slices.SortFunc(out, func(x, y Endpoint) int { return compareIDs(x.ID, y.ID) })

@@ -304,28 +304,66 @@ func TestBehindAddAndDelAtOnce(t *testing.T) {
 	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
 }
 
-// The datastore gave away an address that a workload was given out of the
-// reserve: the workload is named.
+// An address of a running workload is somebody else's in the datastore: its
+// route goes and the workload is named; when the other is gone, it is served
+// again.
 func TestBehindAddressLost(t *testing.T) {
 	t.Parallel()
-	w := newBehind(t)
-	var log strings.Builder
-	var mu sync.Mutex
-	configure := w.cfg
-	w.cfg = func(c *Config) { configure(c); c.Log = logTo(&mu, &log) }
-	a := w.start()
-	req := w.request(1)
-	res := w.add(a, req)
-	w.ipam.mu.Lock()
-	w.ipam.held["thief"] = map[dataplane.Family]netip.Addr{dataplane.IPv4: res.Addresses[0].Addr}
-	w.ipam.mu.Unlock()
-	if a.confirmAll(t.Context()) {
-		t.Error("an address of somebody else was confirmed")
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if !strings.Contains(log.String(), "not this host's") || !strings.Contains(log.String(), req.ID.ContainerID) {
-		t.Errorf("log: %s", log.String())
+	for _, told := range []bool{false, true} {
+		t.Run(fmt.Sprint("told ", told), func(t *testing.T) {
+			t.Parallel()
+			w := newBehind(t)
+			var log strings.Builder
+			var mu sync.Mutex
+			configure := w.cfg
+			w.cfg = func(c *Config) { configure(c); c.Log = logTo(&mu, &log) }
+			a := w.start()
+			req := w.request(1)
+			res := w.add(a, req)
+			addr := res.Addresses[0].Addr
+			if told {
+				settle(t, a)
+				w.forget() // with the Node
+				a.HandleStore(nodeBatch("node-a", true, true))
+				a.HandleStore(nodeBatch("node-a", false, false))
+			}
+			w.ipam.steal(addr, "thief")
+			if a.confirmAll(t.Context()) != told {
+				t.Error("an address of somebody else was confirmed")
+			}
+			if !a.reclaim(t.Context()) {
+				t.Error("what is somebody else's is asked for again and again")
+			}
+			for _, wish := range w.sink.wanted() {
+				if strings.Contains(wish, "route ") {
+					t.Errorf("there is still the %s", wish)
+				}
+			}
+			if e := a.Endpoints(); len(e) != 1 || !strings.Contains(e[0].Lost, "thief") {
+				t.Errorf("endpoints %+v", e)
+			}
+			mu.Lock()
+			if got := log.String(); !strings.Contains(got, "its route is taken down") || !strings.Contains(got, req.ID.ContainerID) {
+				t.Errorf("log: %s", got)
+			}
+			mu.Unlock()
+
+			// It stays so across a restart.
+			a = w.start()
+			if got := w.sink.wanted(); len(got) > 0 && strings.Contains(strings.Join(got, " "), "route "+addr.String()) {
+				t.Errorf("wishes after a restart: %v", got)
+			}
+			w.ipam.steal(addr, "")
+			a.HandleStore(nodeBatch("node-a", true, true))
+			a.HandleStore(nodeBatch("node-a", false, false))
+			if !a.reclaim(t.Context()) {
+				t.Error("not reclaimed")
+			}
+			w.check(a, req)
+			w.del(a, req)
+			settle(t, a)
+			w.expectClean()
+		})
 	}
 }
 

@@ -2,7 +2,9 @@ package attach
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -105,9 +107,20 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 		if err == nil && got[0].Addr != want.Addr {
 			err = fmt.Errorf("its handle has %s: %w", got[0].Addr, ErrNoAddress)
 		}
+		if errors.Is(err, ErrHeld) {
+			return a.fence(r, fmt.Errorf("take address %s again: %w", want.Addr, err))
+		}
 		if err != nil {
 			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(id)), err)
 		}
+	}
+	if r.Lost != "" {
+		r.Lost = ""
+		if err := a.save(r); err != nil {
+			return err
+		}
+		a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), nil)
+		a.log.Info("a workload has its address and its route again", logID(id)...)
 	}
 	if r.AddressesOnly {
 		return nil
@@ -124,6 +137,25 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 	r.Queued, r.Claims = false, nil
 	a.log.Info("workload written to the datastore again", logID(id)...)
 	return a.save(r)
+}
+
+// fence takes down the routes of a workload whose address became somebody
+// else's, while this host could not know: two owners are worse than none. The
+// workload is named until it is detached.
+func (a *Attacher) fence(r record, cause error) error {
+	if r.Lost != "" {
+		return nil
+	}
+	routes := slices.DeleteFunc(keysOf(r.wishes(a.cfg.Wire)), func(k dataplane.Key) bool { return k.Kind() != dataplane.KindRoute })
+	r.Lost = cause.Error()
+	r.Queued, r.Claims = false, nil
+	if err := a.save(r); err != nil {
+		return err
+	}
+	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, routes)
+	a.log.Error("a workload's address is somebody else's by now, and its route is taken down; start the workload anew",
+		append(logID(r.id()), "pod", r.Pod, "addresses", r.addrs(), "error", cause)...)
+	return nil
 }
 
 // vacant verifies that no other workload of this host lives with an address

@@ -58,6 +58,7 @@ type record struct {
 	Endpoint      store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as it was written
 	Queued        bool           `json:"queued,omitempty"`           // the datastore is to be told of it
 	Claims        []netip.Addr   `json:"claims,omitempty"`           // those of the addresses that are the reserve's there
+	Lost          string         `json:"lost,omitempty"`             // who has the addresses instead; then the host routes none of them here
 
 	cut bool // the wire is gone, and the host's routes with it
 }
@@ -132,6 +133,9 @@ func (r record) wishes(w Wire) []dataplane.Object {
 	}
 	for _, s := range w.HostSysctls(r.Device, r.addrs()) {
 		out = append(out, s)
+	}
+	if r.Lost != "" {
+		return out
 	}
 	var hold uint32
 	if len(r.TriedMTUs) > 0 {

@@ -92,7 +92,7 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 			if f.holder(req.Address) == "" {
 				f.more[req.Address] = req.Handle
 			} else if f.holder(req.Address) != req.Handle {
-				return nil, fmt.Errorf("%s belongs to %s: %w", req.Address, f.holder(req.Address), ErrNoAddress)
+				return nil, fmt.Errorf("%s belongs to %s: %w", req.Address, f.holder(req.Address), ErrHeld)
 			}
 			out = append(out, Assignment{Addr: req.Address})
 			continue
@@ -107,7 +107,7 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 				f.next[req.Family] = a.Next()
 			}
 			if h := f.holder(a); h != "" {
-				return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ErrNoAddress)
+				return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ErrHeld)
 			}
 			held[req.Family] = a
 		}
@@ -119,6 +119,18 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 	}
 	f.held[reqs[0].Handle] = held
 	return out, nil
+}
+
+// steal gives an address to a handle of somebody else; empty: it is free
+// again.
+func (f *fakeIPAM) steal(a netip.Addr, handle string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if handle == "" {
+		delete(f.more, a)
+		return
+	}
+	f.more[a] = handle
 }
 
 // holder returns the handle that has an address. The lock is held.

@@ -90,7 +90,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 			}
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
-			return pick{}, nil, fmt.Errorf("%w: %s was released at %s and rests for %s", ErrTaken, st.addr, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
+			return pick{}, nil, fmt.Errorf("%w: %s is %w at %s, for %s", ErrTaken, st.addr, ErrResting, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
 		case a.HandleID != nil:
 			return pick{}, nil, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)
 		}

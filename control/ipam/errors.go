@@ -25,6 +25,10 @@ var (
 	// ErrTaken: the address that was asked for is held by another handle.
 	ErrTaken = errors.New("address already assigned")
 
+	// ErrResting: with ErrTaken, that nobody holds the address, which was
+	// released not long ago.
+	ErrResting = errors.New("resting after its release")
+
 	// ErrOutsidePools: no enabled pool contains the address.
 	ErrOutsidePools = errors.New("address outside every enabled IP pool")
 
