@@ -36,7 +36,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
-	only := fs.String("only", "cni,ipam,routes", "`series` to run, with commas between them")
+	only := fs.String("only", "cni,ipam,routes,rules", "`series` to run, with commas between them")
 	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
 	routes := fs.Int("routes", 100_000, "`number` of routes")
 	if err := fs.Parse(args); err != nil {
@@ -64,12 +64,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			progress(fmt.Sprintf("routes: %d", *routes))
 			return bench.MeasureRoutes(ctx, *routes, log)
 		},
+		"rules": func() ([]bench.Row, error) {
+			const endpoints = 1000
+			progress(fmt.Sprintf("rules: %d endpoints", endpoints))
+			return bench.MeasureRules(ctx, endpoints, log)
+		},
 	}
 	var rows []bench.Row
 	for name := range strings.SplitSeq(*only, ",") {
 		f, ok := series[name]
 		if !ok {
-			return fmt.Errorf("--only: %q is no series: want cni, ipam or routes", name)
+			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes or rules", name)
 		}
 		r, err := f()
 		if err != nil {
