@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -77,6 +78,7 @@ type Table struct {
 	mu     sync.Mutex
 	conn   *conn
 	world  *world
+	closed bool
 	known  bool // the journal is all that differs from the kernel
 	status Status
 	limit  int // of a transaction's bytes, see mostBatch
@@ -110,8 +112,16 @@ func Open(cfg Config) (*Table, error) {
 func (t *Table) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.conn.close()
+	t.shut()
 	return t.events.close()
+}
+
+// shut closes the socket of requests. The lock is held.
+func (t *Table) shut() {
+	if !t.closed {
+		t.closed = true
+		t.conn.close()
+	}
 }
 
 // Apply takes a step, in one transaction. The first step must hold the whole
@@ -189,6 +199,9 @@ func (t *Table) fail(err error) {
 // sync writes the difference and returns the number of messages. After an
 // error, the next call begins with a dump.
 func (t *Table) sync() (writes int, err error) {
+	if t.closed {
+		return 0, net.ErrClosed
+	}
 	known := t.known
 	t.known = false
 	var p *plan
@@ -335,7 +348,10 @@ func (t *Table) Status() Status {
 func (t *Table) Counters() ([]Counter, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.world == nil {
+	switch {
+	case t.closed:
+		return nil, net.ErrClosed
+	case t.world == nil:
 		return nil, ErrUnfit
 	}
 	sums := make(map[Counter]*Counter)

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -38,9 +39,7 @@ func listen(own uint32) (*events, error) {
 // of a message are of one writer.
 func attach(fd int, port uint32) error {
 	const portAt = 12 // in the header of a netlink message, in the host's order
-	var b attrs
-	b.b = append(b.b, byte(port), byte(port>>8), byte(port>>16), byte(port>>24))
-	big := uint32(b.b[0])<<24 | uint32(b.b[1])<<16 | uint32(b.b[2])<<8 | uint32(b.b[3])
+	big := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))
 	prog, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: portAt, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: big, SkipFalse: 1},
@@ -124,7 +123,7 @@ func (t *Table) Run(ctx context.Context) error {
 	defer func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.conn.close()
+		t.shut()
 	}()
 	stop := context.AfterFunc(ctx, func() { t.events.file.Close() })
 	defer stop()
@@ -149,7 +148,7 @@ func (t *Table) Run(ctx context.Context) error {
 func (t *Table) repair(at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.status.Loaded || t.world == nil {
+	if !t.status.Loaded || t.world == nil || t.closed {
 		return // it is not ours to judge yet
 	}
 	t.known = false
@@ -201,7 +200,7 @@ func (t *Table) retry(ctx context.Context) {
 func (t *Table) tryAgain() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.status.Pending || t.world == nil {
+	if !t.status.Pending || t.world == nil || t.closed {
 		return true
 	}
 	_, err := t.sync()

@@ -3,7 +3,10 @@ package nft
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +61,7 @@ func TestForeignChanges(t *testing.T) {
 	n := netnstest.New(t)
 	table, repairs := start(t, n, Config{Shared: true}, small())
 	rs := rulesetOf(t, small())
+	var took []time.Duration
 	for _, command := range []string{
 		"flush ruleset",
 		"delete table inet routerd",
@@ -79,9 +83,7 @@ func TestForeignChanges(t *testing.T) {
 			if r.Err != nil || r.Writes == 0 {
 				t.Errorf("%s: %+v", command, r)
 			}
-			if r.Took > 100*time.Millisecond {
-				t.Errorf("%s: repaired after %s", command, r.Took)
-			}
+			took = append(took, r.Took)
 		case <-time.After(10 * time.Second):
 			t.Fatalf("%s: not repaired\n%s", command, listing(n))
 		}
@@ -92,6 +94,12 @@ func TestForeignChanges(t *testing.T) {
 			t.Errorf("%s: left %s", command, diff)
 		}
 	}
+	// Half of them, for others use the machine too.
+	slices.Sort(took)
+	if median := took[len(took)/2]; median > 100*time.Millisecond {
+		t.Errorf("repaired after %s", took)
+	}
+	t.Logf("repaired after %s", took)
 	before := table.Status().Repairs
 	run(t, n, "nft", "add table inet theirs; add chain inet theirs routerd; delete table inet theirs; add table ip routerd")
 	run(t, n, "nft", "flush chain inet routerd forward-to")
@@ -108,13 +116,28 @@ func TestManyForeignChanges(t *testing.T) {
 	n := netnstest.New(t)
 	table, _ := start(t, n, Config{Shared: true}, small())
 	rs := rulesetOf(t, small())
+	// Room for some notices only: the rest is lost.
+	raw, err := table.events.file.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) }); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	var script strings.Builder
 	for range 200 {
 		script.WriteString("flush chain inet routerd forward-to\nadd chain inet routerd x\nadd rule inet routerd x accept\ndelete chain inet routerd x\n")
 	}
+	file := filepath.Join(t.TempDir(), "script.nft")
+	if err := os.WriteFile(file, []byte(script.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for range 5 {
-		_ = tryRun(n, "sh", "-c", "printf '"+strings.ReplaceAll(script.String(), "\n", ";\\n")+"' | nft -f -")
-		_ = tryRun(n, "nft", "flush", "ruleset")
+		run(t, n, "nft", "-f", file)
+		run(t, n, "nft", "flush", "ruleset")
 	}
 	eventually(t, func() string {
 		table.mu.Lock()
