@@ -43,7 +43,11 @@ func (a *app) askBGP(ctx context.Context, f func(apiv1.BGPClient) error) error {
 	if err != nil {
 		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
 	}
-	return errors.Join(f(apiv1.NewBGPClient(conn)), conn.Close())
+	err = f(apiv1.NewBGPClient(conn))
+	if closeErr := conn.Close(); err == nil && closeErr != nil {
+		err = closeErr
+	}
+	return err
 }
 
 func (a *app) bgpPeersCommand() *cobra.Command {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -59,4 +60,13 @@ func (s *bgpSpeaker) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreaming
 		return err
 	}
 	return stream.Send(e)
+}
+
+// Bereft answers with the lines of the script's file bereft.txt.
+func (s *bgpSpeaker) Bereft(context.Context, *apiv1.BGPBereftRequest) (*apiv1.BGPBereftResponse, error) {
+	b, err := os.ReadFile(filepath.Join(s.dir, "bereft.txt"))
+	if err != nil {
+		return &apiv1.BGPBereftResponse{}, nil //nolint:nilerr // most scripts have none
+	}
+	return &apiv1.BGPBereftResponse{Nodes: strings.Fields(string(b))}, nil
 }

@@ -68,6 +68,11 @@ cannot be deleted.`,
 				return err
 			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+				if !d.force {
+					if err := a.checkDeletion(ctx, targets); err != nil {
+						return err
+					}
+				}
 				d.store, d.out, d.notes = s, a.stdout, a.stderr
 				d.settle, d.patience, d.every = a.settle, a.patience, a.every
 				return d.run(ctx, targets)
@@ -78,7 +83,7 @@ cannot be deleted.`,
 	f.StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
 	f.StringVarP(&namespace, "namespace", "n", store.DefaultName, "namespace of namespaced kinds")
 	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
-	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it")
+	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it, or leave nodes without any BGP session")
 	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
 	return c
 }

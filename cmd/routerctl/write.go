@@ -53,6 +53,9 @@ func (a *app) writeCommand(v verb) *cobra.Command {
 					if err := checkRefused(ctx, s, docs); err != nil {
 						return err
 					}
+					if err := a.checkSessions(ctx, docs); err != nil {
+						return err
+					}
 				}
 				return write(ctx, s, a.stdout, v, docs, dryRun)
 			})
@@ -68,7 +71,8 @@ written in one transaction, so that nothing is ever half applied; only more than
 A new IPPool must be apart from other pools, from the ranges of services, from
 the networks of all nodes, and from the addresses and routes of this host. A mode
 that some node says it cannot take in (its kernel has no such tunnel) is refused,
-naming the node.`
+naming the node; so is a change that leaves a node without any configured BGP
+session.`
 	switch v {
 	case apply:
 		c.Use = "apply -f FILE|DIR|-"
@@ -90,7 +94,7 @@ naming the node.`
 	if v != replace {
 		c.Flags().BoolVar(&ignoreRoutes, "ignore-host-routes", false, "make a pool although an address or a route of this host overlaps it")
 	}
-	c.Flags().BoolVar(&force, "force", false, "give a pool a mode although a node says that it cannot take it in")
+	c.Flags().BoolVar(&force, "force", false, "give a pool a mode although a node says that it cannot take it in, and leave nodes without any BGP session")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	return c
 }

@@ -14,6 +14,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/store"
 )
 
 // BGP answers what `routerctl bgp` asks; [*bgp.Controller] does.
@@ -22,6 +23,7 @@ type BGP interface {
 	Query(ctx context.Context, q bgp.Query, yield func(bgp.Route) bool) error
 	Explain(ctx context.Context, prefix netip.Prefix) ([]bgp.Route, error)
 	Watch(ctx context.Context, yield func(bgp.Event) error) error
+	Bereft(ctx context.Context, changes []store.Event) ([]string, error)
 }
 
 // NewBGPServer returns the service; with a nil b, on a host without BGP, every
@@ -138,6 +140,38 @@ func (s *bgpServer) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreamingS
 	return s.b.Watch(stream.Context(), func(e bgp.Event) error {
 		return stream.Send(&apiv1.BGPEvent{Time: timestamppb.New(e.Time), What: e.What, Subject: e.Subject, Detail: e.Detail})
 	})
+}
+
+func (s *bgpServer) Bereft(ctx context.Context, req *apiv1.BGPBereftRequest) (*apiv1.BGPBereftResponse, error) {
+	if s.b == nil {
+		return &apiv1.BGPBereftResponse{}, nil // without BGP nobody loses a session
+	}
+	var changes []store.Event
+	for _, c := range req.GetChanges() {
+		key, ok := store.ParsePath(c.GetKey())
+		if !ok {
+			return nil, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
+		}
+		switch key.Kind {
+		case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration:
+		default:
+			continue // sessions do not depend on it
+		}
+		e := store.Event{Key: key, Object: store.Object{Key: key}}
+		if len(c.GetValue()) > 0 {
+			value, err := store.Decode(key, c.GetValue())
+			if err != nil {
+				return nil, status.Errorf(codes.InvalidArgument, "%s: %v", key, err)
+			}
+			e.Object.Value, e.Object.Raw = value, c.GetValue()
+		}
+		changes = append(changes, e)
+	}
+	nodes, err := s.b.Bereft(ctx, changes)
+	if err != nil {
+		return nil, Error(err)
+	}
+	return &apiv1.BGPBereftResponse{Nodes: nodes}, nil
 }
 
 func bgpError(err error) error {

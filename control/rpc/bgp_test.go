@@ -16,6 +16,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/store"
 )
 
 // table is a BGP of so many routes.
@@ -49,6 +50,37 @@ func (s *table) Explain(_ context.Context, p netip.Prefix) ([]bgp.Route, error) 
 
 func (s *table) Watch(_ context.Context, yield func(bgp.Event) error) error {
 	return yield(bgp.Event{What: "route", Subject: "10.0.0.0/8"})
+}
+
+func (s *table) Bereft(_ context.Context, changes []store.Event) ([]string, error) {
+	var out []string
+	for _, c := range changes {
+		out = append(out, fmt.Sprintf("%s deleted=%t", c.Key, c.Deleted()))
+	}
+	return out, nil
+}
+
+// TestBGPBereft takes what sessions depend on, and leaves the rest out.
+func TestBGPBereft(t *testing.T) {
+	t.Parallel()
+	c := bgpClient(t, &table{})
+	conf := store.ResourceKey(store.KindBGPConfiguration, "default").Path()
+	r, err := c.Bereft(t.Context(), &apiv1.BGPBereftRequest{Changes: []*apiv1.BGPChange{
+		{Key: conf, Value: []byte(`{"kind":"BGPConfiguration","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"nodeToNodeMeshEnabled":false}}`)},
+		{Key: store.ResourceKey(store.KindBGPPeer, "tor").Path()},
+		{Key: store.ResourceKey(store.KindIPPool, "pool").Path(), Value: []byte("not looked at")},
+	}})
+	if got := strings.Join(r.GetNodes(), "; "); err != nil || got != "BGPConfiguration(default) deleted=false; BGPPeer(tor) deleted=true" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, bad := range []*apiv1.BGPChange{{Key: "nonsense"}, {Key: conf, Value: []byte("{")}} {
+		if _, err := c.Bereft(t.Context(), &apiv1.BGPBereftRequest{Changes: []*apiv1.BGPChange{bad}}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	if r, err := bgpClient(t, nil).Bereft(t.Context(), &apiv1.BGPBereftRequest{}); err != nil || len(r.GetNodes()) != 0 {
+		t.Errorf("without BGP: %v, %v", r, err)
+	}
 }
 
 func bgpClient(t *testing.T, b BGP) apiv1.BGPClient {

@@ -471,6 +471,147 @@ func (x *BGPEvent) GetDetail() string {
 	return ""
 }
 
+type BGPBereftRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPBereftRequest) Reset() {
+	*x = BGPBereftRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPBereftRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPBereftRequest) ProtoMessage() {}
+
+func (x *BGPBereftRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPBereftRequest.ProtoReflect.Descriptor instead.
+func (*BGPBereftRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BGPBereftRequest) GetChanges() []*BGPChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// BGPChange is a resource as it is to be stored.
+type BGPChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`     // its key in the datastore
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"` // JSON; empty: it is to be deleted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPChange) Reset() {
+	*x = BGPChange{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPChange) ProtoMessage() {}
+
+func (x *BGPChange) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPChange.ProtoReflect.Descriptor instead.
+func (*BGPChange) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BGPChange) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *BGPChange) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+type BGPBereftResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPBereftResponse) Reset() {
+	*x = BGPBereftResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPBereftResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPBereftResponse) ProtoMessage() {}
+
+func (x *BGPBereftResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPBereftResponse.ProtoReflect.Descriptor instead.
+func (*BGPBereftResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *BGPBereftResponse) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 var File_control_api_v1_bgp_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_bgp_proto_rawDesc = "" +
@@ -507,15 +648,23 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail*P\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"C\n" +
+	"\x10BGPBereftRequest\x12/\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"3\n" +
+	"\tBGPChange\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\")\n" +
+	"\x11BGPBereftResponse\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes*P\n" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\xd5\x01\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\x9c\x02\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
-	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12E\n" +
+	"\x06Bereft\x12\x1c.routerd.v1.BGPBereftRequest\x1a\x1d.routerd.v1.BGPBereftResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_bgp_proto_rawDescOnce sync.Once
@@ -530,7 +679,7 @@ func file_control_api_v1_bgp_proto_rawDescGZIP() []byte {
 }
 
 var file_control_api_v1_bgp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_control_api_v1_bgp_proto_goTypes = []any{
 	(BGPTable)(0),                 // 0: routerd.v1.BGPTable
 	(*BGPRoutesRequest)(nil),      // 1: routerd.v1.BGPRoutesRequest
@@ -539,24 +688,30 @@ var file_control_api_v1_bgp_proto_goTypes = []any{
 	(*BGPRoute)(nil),              // 4: routerd.v1.BGPRoute
 	(*BGPWatchRequest)(nil),       // 5: routerd.v1.BGPWatchRequest
 	(*BGPEvent)(nil),              // 6: routerd.v1.BGPEvent
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*BGPBereftRequest)(nil),      // 7: routerd.v1.BGPBereftRequest
+	(*BGPChange)(nil),             // 8: routerd.v1.BGPChange
+	(*BGPBereftResponse)(nil),     // 9: routerd.v1.BGPBereftResponse
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_control_api_v1_bgp_proto_depIdxs = []int32{
-	0, // 0: routerd.v1.BGPRoutesRequest.table:type_name -> routerd.v1.BGPTable
-	4, // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
-	7, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
-	7, // 3: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
-	1, // 4: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
-	2, // 5: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
-	5, // 6: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
-	3, // 7: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
-	3, // 8: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
-	6, // 9: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
-	7, // [7:10] is the sub-list for method output_type
-	4, // [4:7] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	0,  // 0: routerd.v1.BGPRoutesRequest.table:type_name -> routerd.v1.BGPTable
+	4,  // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
+	10, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
+	10, // 3: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
+	8,  // 4: routerd.v1.BGPBereftRequest.changes:type_name -> routerd.v1.BGPChange
+	1,  // 5: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
+	2,  // 6: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
+	5,  // 7: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
+	7,  // 8: routerd.v1.BGP.Bereft:input_type -> routerd.v1.BGPBereftRequest
+	3,  // 9: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
+	3,  // 10: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
+	6,  // 11: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
+	9,  // 12: routerd.v1.BGP.Bereft:output_type -> routerd.v1.BGPBereftResponse
+	9,  // [9:13] is the sub-list for method output_type
+	5,  // [5:9] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_bgp_proto_init() }
@@ -570,7 +725,7 @@ func file_control_api_v1_bgp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_bgp_proto_rawDesc), len(file_control_api_v1_bgp_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

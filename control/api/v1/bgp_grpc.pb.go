@@ -22,6 +22,7 @@ const (
 	BGP_Routes_FullMethodName  = "/routerd.v1.BGP/Routes"
 	BGP_Explain_FullMethodName = "/routerd.v1.BGP/Explain"
 	BGP_Watch_FullMethodName   = "/routerd.v1.BGP/Watch"
+	BGP_Bereft_FullMethodName  = "/routerd.v1.BGP/Bereft"
 )
 
 // BGPClient is the client API for BGP service.
@@ -37,6 +38,9 @@ type BGPClient interface {
 	Explain(ctx context.Context, in *BGPExplainRequest, opts ...grpc.CallOption) (*BGPRoutesResponse, error)
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPEvent], error)
+	// Bereft names the nodes that a change of resources would leave without any
+	// configured session.
+	Bereft(ctx context.Context, in *BGPBereftRequest, opts ...grpc.CallOption) (*BGPBereftResponse, error)
 }
 
 type bGPClient struct {
@@ -95,6 +99,16 @@ func (c *bGPClient) Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchClient = grpc.ServerStreamingClient[BGPEvent]
 
+func (c *bGPClient) Bereft(ctx context.Context, in *BGPBereftRequest, opts ...grpc.CallOption) (*BGPBereftResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BGPBereftResponse)
+	err := c.cc.Invoke(ctx, BGP_Bereft_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BGPServer is the server API for BGP service.
 // All implementations must embed UnimplementedBGPServer
 // for forward compatibility.
@@ -108,6 +122,9 @@ type BGPServer interface {
 	Explain(context.Context, *BGPExplainRequest) (*BGPRoutesResponse, error)
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error
+	// Bereft names the nodes that a change of resources would leave without any
+	// configured session.
+	Bereft(context.Context, *BGPBereftRequest) (*BGPBereftResponse, error)
 	mustEmbedUnimplementedBGPServer()
 }
 
@@ -126,6 +143,9 @@ func (UnimplementedBGPServer) Explain(context.Context, *BGPExplainRequest) (*BGP
 }
 func (UnimplementedBGPServer) Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedBGPServer) Bereft(context.Context, *BGPBereftRequest) (*BGPBereftResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Bereft not implemented")
 }
 func (UnimplementedBGPServer) mustEmbedUnimplementedBGPServer() {}
 func (UnimplementedBGPServer) testEmbeddedByValue()             {}
@@ -188,6 +208,24 @@ func _BGP_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchServer = grpc.ServerStreamingServer[BGPEvent]
 
+func _BGP_Bereft_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BGPBereftRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BGPServer).Bereft(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BGP_Bereft_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BGPServer).Bereft(ctx, req.(*BGPBereftRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // BGP_ServiceDesc is the grpc.ServiceDesc for BGP service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -198,6 +236,10 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Explain",
 			Handler:    _BGP_Explain_Handler,
+		},
+		{
+			MethodName: "Bereft",
+			Handler:    _BGP_Bereft_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
