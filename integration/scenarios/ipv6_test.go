@@ -65,9 +65,6 @@ func TestFamilies(t *testing.T) {
 		if !slices.Contains(s.modes, m.encap) {
 			continue // left to the other stage, as main_test.go prints
 		}
-		if emulated() && m.underlay == lab.UnderlayDual && m.encap == store.IPIP {
-			continue // its tunnels are those of IPIPCrossSubnet here, and of IPIP in TestModes
-		}
 		ran++
 		t.Run(m.name(), func(t *testing.T) {
 			top := topology(3, 2, m.encap)
