@@ -34,6 +34,7 @@ type policies struct {
 	connections *conntrack.Table
 	enforcer    *enforce.Enforcer
 	flows       *flows
+	listener    *nflog.Listener       // nil: there is nothing to listen to
 	unrepaired  atomic.Pointer[error] // why another's change of the table stands; nil: none does
 }
 
@@ -55,7 +56,15 @@ func (d *router) newPolicy() error {
 	p := &policies{flows: newFlows()}
 	d.policy = p
 	var err error
-	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logGroup, FlowGroup: flowGroup, OnRepair: p.repaired})
+	verdicts, logged := flowGroup, logGroup
+	if p.listener, err = nflog.Open(flowGroup, logGroup); err != nil {
+		// A rule that logs to a group that the kernel does not have is refused,
+		// and with it all others.
+		verdicts, logged = 0, 0
+		p.flows.fail(err)
+		log.Warn("verdicts cannot be listened to; routerctl flows shows none", "error", err)
+	}
+	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logged, FlowGroup: verdicts, OnRepair: p.repaired})
 	if err == nil {
 		p.connections, err = conntrack.Open()
 	}
@@ -124,6 +133,11 @@ func (p *policies) close() error {
 			errs = append(errs, err)
 		}
 	}
+	if p.listener != nil {
+		if err := p.listener.Close(); !errors.Is(err, os.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
 	if p.connections != nil {
 		errs = append(errs, p.connections.Close())
 	}
@@ -155,6 +169,26 @@ func (d *router) ownFelix(ctx context.Context) {
 	}
 }
 
+// errRulesToCome says that no rules were written in this life of the daemon.
+var errRulesToCome = errors.New("waiting for the policy rules to be in the kernel")
+
+// policyWaiting says what keeps workloads from having rules.
+func (d *router) policyWaiting() error {
+	switch {
+	case d.policy == nil:
+		return nil
+	case d.noPolicy != nil:
+		return d.noPolicy
+	}
+	if s := d.policy.enforcer.Status(); !s.InForce {
+		if s.Err != nil {
+			return s.Err
+		}
+		return errRulesToCome
+	}
+	return nil
+}
+
 // policyError says why policy is not enforced as the datastore has it.
 func (d *router) policyError() error {
 	if d.policy == nil {
@@ -172,7 +206,7 @@ func (d *router) policyError() error {
 	case s.Err != nil:
 		return s.Err
 	case !s.InForce:
-		return errors.New("the rules are being computed; those of an earlier life hold")
+		return errRulesToCome
 	case s.CutErr != nil:
 		return fmt.Errorf("connections that the rules deny were not all cut: %w", s.CutErr)
 	case len(s.Problems) > 0:
@@ -205,28 +239,16 @@ func (p *policies) repaired(r nft.Repair) {
 	p.unrepaired.Store(&r.Err)
 }
 
-// listenFlows keeps what rules log. Where it cannot be heard, nothing else is
-// the worse for it, and it is tried again.
+// listenFlows keeps what rules log. Where it ends, nothing else is the worse for
+// it.
 func (d *router) listenFlows(ctx context.Context) {
-	told := false
-	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
-		l, err := nflog.Open(flowGroup, logGroup)
-		if err == nil {
-			d.policy.flows.listen(l)
-			err = l.Run(ctx, d.policy.flows.add)
-		}
-		if ctx.Err() != nil {
-			return
-		}
+	l := d.policy.listener
+	if l == nil {
+		return
+	}
+	d.policy.flows.listen(l)
+	if err := l.Run(ctx, d.policy.flows.add); ctx.Err() == nil {
 		d.policy.flows.fail(err)
-		if !told {
-			d.log.Warn("verdicts are not listened to; routerctl flows shows none", "error", err)
-			told = true
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
+		d.log.Warn("verdicts are not listened to any more; routerctl flows shows older ones", "error", err)
 	}
 }

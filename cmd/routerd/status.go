@@ -99,9 +99,13 @@ func (v view) programmed(kernelReady func() (bool, string)) error {
 func (d *router) report(ctx context.Context) health.Report { return d.reportOf(d.view(ctx)) }
 
 func (d *router) reportOf(v view) health.Report {
+	programmed := v.programmed(d.kernel.Ready)
+	if programmed == nil {
+		programmed = d.policyWaiting()
+	}
 	ready := []health.Check{
 		d.checks.Note("Registered", v.registered()),
-		d.checks.Note("DataplaneProgrammed", v.programmed(d.kernel.Ready)),
+		d.checks.Note("DataplaneProgrammed", programmed),
 	}
 	r := health.Report{Live: d.liveCheck(), Ready: health.Join("ready", ready)}
 	// A datastore that is away does not make this host unready: what runs
