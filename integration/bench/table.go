@@ -25,11 +25,13 @@ type Unit uint8
 const (
 	Milliseconds Unit = iota // less is better
 	PerSecond                // more is better
+	MiB                      // less is better
 )
 
-// Ratio returns how many times as fast routerd is as the reference.
+// Ratio returns how many times as fast, or as small, routerd is as the
+// reference.
 func (r Row) Ratio() float64 {
-	if r.Unit == Milliseconds {
+	if r.Unit != PerSecond {
 		return r.Reference / r.Ours
 	}
 	return r.Ours / r.Reference
@@ -41,6 +43,8 @@ func (u Unit) format(v float64) string {
 		return "–"
 	case u == Milliseconds:
 		return fmt.Sprintf("%.1f ms", v)
+	case u == MiB:
+		return fmt.Sprintf("%.0f MiB", v)
 	}
 	// Three digits: the rest is noise.
 	if v >= 1000 {

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -36,9 +37,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
-	only := fs.String("only", "cni,ipam,routes,rules", "`series` to run, with commas between them")
+	only := fs.String("only", "cni,ipam,routes,rules,bgp", "`series` to run, with commas between them")
 	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
 	routes := fs.Int("routes", 100_000, "`number` of routes")
+	prefixes := fs.String("prefixes", "10000,100000,500000", "`numbers` of BGP prefixes, with commas between them")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -69,12 +71,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			progress(fmt.Sprintf("rules: %d endpoints", endpoints))
 			return bench.MeasureRules(ctx, endpoints, log)
 		},
+		"bgp": func() ([]bench.Row, error) {
+			counts, err := parseCounts(*prefixes)
+			if err != nil {
+				return nil, err
+			}
+			return bench.MeasureConvergence(ctx, dir, counts, progress)
+		},
 	}
 	var rows []bench.Row
 	for name := range strings.SplitSeq(*only, ",") {
 		f, ok := series[name]
 		if !ok {
-			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes or rules", name)
+			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules or bgp", name)
 		}
 		r, err := f()
 		if err != nil {
@@ -84,6 +93,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "%s, %d CPUs, %s\n\n", kernelRelease(), runtime.NumCPU(), runtime.Version())
 	return bench.WriteTable(stdout, rows)
+}
+
+// parseCounts reads numbers of prefixes. As many as are sampled are needed.
+func parseCounts(list string) ([]int, error) {
+	var out []int
+	for s := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 512 || n > 4_000_000 {
+			return nil, fmt.Errorf("--prefixes: %q: want numbers from 512 to 4000000", s)
+		}
+		out = append(out, n)
+	}
+	return out, nil
 }
 
 // kernelRelease is what uname -sr prints.
