@@ -22,6 +22,7 @@ type CNICounts struct {
 	OneByOne int
 	AtOnce   int // in all, with Callers at a time
 	Callers  int
+	Bursts   []int // this many, all at the same moment
 }
 
 // MeasureCNIHost brings one host up, attaches containers to it by routerd's
@@ -46,7 +47,11 @@ func MeasureCNIHost(ctx context.Context, binDir string, counts CNICounts, progre
 		return nil, err
 	}
 	ours := Plugin{Path: filepath.Join(binDir, cni.PluginType), Dirs: binDir, Config: conf, Space: l.Space(host)}
-	for _, c := range []struct{ n, callers int }{{counts.OneByOne, 1}, {counts.AtOnce, counts.Callers}} {
+	series := []struct{ n, callers int }{{counts.OneByOne, 1}, {counts.AtOnce, counts.Callers}}
+	for _, n := range counts.Bursts {
+		series = append(series, struct{ n, callers int }{n, n})
+	}
+	for _, c := range series {
 		progress(fmt.Sprintf("CNI: %d containers, %d at a time", c.n, c.callers))
 		var times [2]CNITimes
 		for i, p := range []Plugin{ours, reference.Plugin} {

@@ -29,7 +29,8 @@ const ipamNode = "bench"
 const ipamRound = 500
 
 // MeasureIPAM returns rows for allocations by one caller and by sixteen, each
-// beside a bare compare-and-put on the same etcd.
+// beside a bare compare-and-put on the same etcd: those that wait for the
+// datastore, and those out of the reserve, until the datastore knows of all.
 func MeasureIPAM(ctx context.Context, atLeast time.Duration, log *slog.Logger) (rows []Row, err error) {
 	dir, err := os.MkdirTemp("", "routerd-bench-")
 	if err != nil {
@@ -65,15 +66,8 @@ func MeasureIPAM(ctx context.Context, atLeast time.Duration, log *slog.Logger) (
 	defer func() { err = errors.Join(err, client.Close()) }()
 
 	a := ipam.New(ipam.Config{Store: st, Node: ipamNode, Log: log})
-	runCtx, stop := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	var runErr error
-	running.Go(func() { runErr = a.Run(runCtx, st.Watch(runCtx, ipam.Kinds()...)) })
-	defer func() {
-		stop()
-		running.Wait()
-		err = errors.Join(err, runErr)
-	}()
+	stop := serve(ctx, a, st)
+	defer func() { err = errors.Join(err, stop()) }()
 
 	for _, callers := range []int{1, 16} {
 		bare, err := rateBare(ctx, client, atLeast, callers)
@@ -89,7 +83,86 @@ func MeasureIPAM(ctx context.Context, atLeast time.Duration, log *slog.Logger) (
 			Against: "a bare compare-and-put on the same etcd", Unit: PerSecond,
 		})
 	}
+	if err := stop(); err != nil {
+		return nil, err
+	}
+	r := ipam.New(ipam.Config{Store: st, Node: ipamNode, Log: log, Reserve: ipam.ReserveConfig{Min: 32, Max: 128}})
+	stopReserve := serve(ctx, r, st)
+	defer func() { err = errors.Join(err, stopReserve()) }()
+	for i, callers := range []int{1, 16} {
+		ours, err := rateReserve(ctx, r, atLeast, callers)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, Row{
+			What: fmt.Sprintf("IPAM out of the reserve, %d at a time", callers), Ours: ours, Reference: rows[i].Reference,
+			Against: rows[i].Against, Unit: PerSecond,
+		})
+	}
 	return rows, nil
+}
+
+// serve runs an allocator until the result is called.
+func serve(ctx context.Context, a *ipam.Allocator, st store.Store) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx, st.Watch(ctx, ipam.Kinds()...)) }()
+	return sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+}
+
+// rateReserve allocates as the daemon does: out of the reserve, or the long way
+// where that is empty, and in the end the datastore knows of every address.
+func rateReserve(ctx context.Context, a *ipam.Allocator, atLeast time.Duration, callers int) (float64, error) {
+	handle := func(i int) string { return fmt.Sprintf("reserve.%d-%d", callers, i) }
+	var spent time.Duration
+	calls := 0
+	for spent < atLeast {
+		taken := make(chan ipam.Confirmation, ipamRound)
+		confirmed := make(chan error, 1)
+		start := time.Now()
+		go func() { confirmed <- confirmAll(ctx, a, taken) }()
+		_, err := Each(ctx, ipamRound, callers, func(ctx context.Context, i int) error {
+			r := ipam.Request{Family: dataplane.IPv4, Handle: handle(i)}
+			if got, ok := a.Take(ipam.Part{Request: r}); ok {
+				taken <- ipam.Confirmation{Addr: got[0].Addr, Handle: r.Handle}
+				return nil
+			}
+			_, err := a.Assign(ctx, r)
+			return err
+		})
+		close(taken)
+		err = errors.Join(err, <-confirmed)
+		spent += time.Since(start)
+		calls += ipamRound
+		for i := range ipamRound {
+			_, relErr := a.ReleaseHandle(ctx, handle(i))
+			err = errors.Join(err, relErr)
+			a.Unclaim(handle(i))
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return float64(calls) / spent.Seconds(), nil
+}
+
+// confirmAll confirms what is taken, what comes meanwhile together.
+func confirmAll(ctx context.Context, a *ipam.Allocator, taken <-chan ipam.Confirmation) error {
+	for c := range taken {
+		batch := []ipam.Confirmation{c}
+		for len(taken) > 0 {
+			if more, ok := <-taken; ok {
+				batch = append(batch, more)
+			}
+		}
+		if err := errors.Join(a.Confirm(ctx, batch...)...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func rateIPAM(ctx context.Context, a *ipam.Allocator, atLeast time.Duration, callers int) (float64, error) {

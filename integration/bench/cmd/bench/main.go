@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 	series := map[string]func() ([]bench.Row, error){
 		"cni": func() ([]bench.Row, error) {
-			return bench.MeasureCNIHost(ctx, dir, bench.CNICounts{OneByOne: 50, AtOnce: 100, Callers: 10}, progress)
+			return bench.MeasureCNIHost(ctx, dir, bench.CNICounts{OneByOne: 50, AtOnce: 100, Callers: 10, Bursts: []int{64, 500}}, progress)
 		},
 		"ipam": func() ([]bench.Row, error) {
 			progress("IPAM: one and sixteen callers")
