@@ -107,12 +107,7 @@ func settled(t *testing.T, l *lab.Lab) {
 // ruleCounted reports whether the kernel counts for a policy of an endpoint.
 func ruleCounted(t *testing.T, l *lab.Lab, host, endpoint, policy string) bool {
 	t.Helper()
-	c, err := l.Client(host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	r, err := apiv1.NewOperatorClient(c).Policy(t.Context(), &apiv1.PolicyRequest{Endpoint: endpoint})
+	r, err := askPolicy(t, l, host, endpoint)
 	if err != nil {
 		return false
 	}
@@ -128,6 +123,26 @@ func ruleCounted(t *testing.T, l *lab.Lab, host, endpoint, policy string) bool {
 		}
 	}
 	return false
+}
+
+func askPolicy(t *testing.T, l *lab.Lab, host, endpoint string) (*apiv1.PolicyResponse, error) {
+	t.Helper()
+	c, err := l.Client(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return apiv1.NewOperatorClient(c).Policy(within(t, 20*time.Second), &apiv1.PolicyRequest{Endpoint: endpoint})
+}
+
+// policyOf is what a host says of its rules as a whole.
+func policyOf(t *testing.T, l *lab.Lab, host string) *apiv1.PolicyResponse {
+	t.Helper()
+	r, err := askPolicy(t, l, host, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 const tiersOfCases = `
@@ -154,6 +169,12 @@ func TestPolicy(t *testing.T) {
 		run  func(*testing.T, *lab.Lab, store.Store)
 	}{
 		{"conformance", testConformance},
+		{"tightened", testTighten},
+		{"under changes", testChurn},
+		{"daemon killed", testKilled},
+		{"beside others", testFlush},
+		{"natOutgoing", testNATOutgoing},
+		{"first millisecond", testFirstMillisecond},
 	} {
 		t.Run(sc.name, func(t *testing.T) { sc.run(t, l, s) })
 	}
