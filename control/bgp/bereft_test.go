@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,11 +27,11 @@ func TestBereft(t *testing.T) {
 		"nothing":                           {with(), nil, ""},
 		"mesh off":                          {with(), []store.Event{off}, "node1 node2 node3"},
 		"mesh off, one has a switch":        {with(tor), []store.Event{off}, "node1 node3"},
-		"mesh off and reflectors at once":   {with(), append(recipe[3:len(recipe):len(recipe)], off), ""},
+		"mesh off and reflectors at once":   {with(), append(slices.Clip(recipe[3:]), off), ""},
 		"the recipe's first step":           {with(), recipe[3:4], ""},
 		"the recipe's second step":          {with(recipe[3:5]...), recipe[5:], ""},
 		"the recipe's third step":           {recipe, []store.Event{off}, ""},
-		"reflectors' peers go":              {append(recipe[:len(recipe):len(recipe)], off), []store.Event{gone(toReflectors.Key)}, "node3"},
+		"reflectors' peers go":              {append(slices.Clip(recipe), off), []store.Event{gone(toReflectors.Key)}, "node3"},
 		"the switch goes with the mesh on":  {with(tor), []store.Event{gone(tor.Key)}, ""},
 		"the switch goes with the mesh off": {with(tor, off), []store.Event{gone(tor.Key)}, "node2"},
 		"a node goes":                       {with(), []store.Event{gone(three[1].Key)}, ""},
