@@ -194,19 +194,24 @@ func (l *Lab) attachAll(ctx context.Context, o Options) error {
 		return nil
 	}
 	o.Progress(fmt.Sprintf("attaching %d pods", len(pods)))
-	// A daemon that has no time yet says so, and runtimes come again.
+	_, err := l.attachPods(ctx, l.attachPatiently, pods...)
+	return err
+}
+
+// attachPatiently attaches a pod as runtimes do: a daemon that has no time, or
+// no answer of its datastore yet, says so, and they come again.
+func (l *Lab) attachPatiently(ctx context.Context, where string) (Pod, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		_, err := l.attachPods(ctx, pods...)
+		p, err := l.attach(ctx, where)
 		var refused *types.Error
 		if !errors.As(err, &refused) || refused.Code != types.ErrTryAgainLater {
-			return err
+			return p, err
 		}
-		o.Progress("trying again: " + err.Error())
 		select {
 		case <-ctx.Done():
-			return err
+			return Pod{}, err
 		case <-tick.C:
 		}
 	}

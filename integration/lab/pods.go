@@ -86,16 +86,16 @@ func (l *Lab) AttachPods(ctx context.Context, where ...string) ([]Pod, error) {
 		return nil, err
 	}
 	defer release()
-	return l.attachPods(ctx, where...)
+	return l.attachPods(ctx, l.attach, where...)
 }
 
-func (l *Lab) attachPods(ctx context.Context, where ...string) ([]Pod, error) {
+func (l *Lab) attachPods(ctx context.Context, attach func(context.Context, string) (Pod, error), where ...string) ([]Pod, error) {
 	pods := make([]Pod, len(where))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(attachAtOnce)
 	for i, w := range where {
 		g.Go(func() (err error) {
-			if pods[i], err = l.attach(gctx, w); err != nil {
+			if pods[i], err = attach(gctx, w); err != nil {
 				return fmt.Errorf("attach %s: %w", w, err)
 			}
 			return nil
