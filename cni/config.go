@@ -258,8 +258,8 @@ func ParseArgs(s string) (*Args, error) {
 	if err == nil {
 		err = types.LoadArgs(rest, a)
 	}
-	if err == nil && (a.K8S_POD_NAME == "") != (a.K8S_POD_NAMESPACE == "") {
-		err = errors.New("K8S_POD_NAME and K8S_POD_NAMESPACE go together: give both or neither")
+	if err == nil && a.K8S_POD_NAME == "" && a.K8S_POD_NAMESPACE != "" {
+		err = errors.New("K8S_POD_NAMESPACE is there without K8S_POD_NAME: give both or neither")
 	}
 	if err != nil {
 		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_ARGS %q: %v", s, err), "")

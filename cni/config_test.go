@@ -111,7 +111,7 @@ func TestParseArgs(t *testing.T) {
 	}
 	for _, tt := range []struct{ args, says string }{
 		{"K8S_POD_NAME", "invalid pair"},
-		{"K8S_POD_NAME=web-0", "go together"},
+		{"K8S_POD_NAMESPACE=ns1", "give both or neither"},
 		{"X=y", "unknown args"},
 		{"IgnoreUnknown=maybe", "IgnoreUnknown"},
 	} {

@@ -80,7 +80,8 @@ func (c *call) attachment() attachment {
 }
 
 func (c *call) workload() workload {
-	if c.args.K8S_POD_NAME == "" {
+	// Podman gives its containers' names as pods' without a namespace.
+	if c.args.K8S_POD_NAME == "" || c.args.K8S_POD_NAMESPACE == "" {
 		return workload{Orchestrator: "cni", Namespace: "default"}
 	}
 	return workload{

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/node"
@@ -29,7 +30,7 @@ func (d *router) Overlaps(_ context.Context, cidrs []netip.Prefix) (*apiv1.Overl
 // unusablePool says why workloads on this host get no addresses of a pool:
 // others on a network of the host have them already.
 func (d *router) unusablePool(pool string) string {
-	for _, o := range d.node.PoolOverlaps(pool) {
+	for _, o := range d.poolOverlaps(pool) {
 		if o.OnLink {
 			return fmt.Sprintf("it overlaps %s of this host; make a pool with a range apart from the hosts' networks and delete this one, or take the address away", o.With)
 		}
@@ -53,11 +54,19 @@ func (d *router) notes(v view) []string {
 		}
 	}
 	for _, p := range v.pools {
-		for _, o := range d.node.PoolOverlaps(p.Name) {
+		for _, o := range d.poolOverlaps(p.Name) {
 			if !o.OnLink {
 				out = append(out, fmt.Sprintf("pool %s (%s) overlaps %s of this host: what is not in a block of the pool goes that way", p.Name, p.CIDR, o.With))
 			}
 		}
 	}
 	return out
+}
+
+// poolOverlaps lists what of the host shares addresses with a pool, but for the
+// gateways that IPAM gave to the host itself.
+func (d *router) poolOverlaps(pool string) []node.Overlap {
+	return slices.DeleteFunc(slices.Clone(d.node.PoolOverlaps(pool)), func(o node.Overlap) bool {
+		return d.attach != nil && d.attach.KeptForHost(o.Addr)
+	})
 }

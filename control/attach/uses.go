@@ -3,6 +3,8 @@ package attach
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/routerd/routerd/dataplane/workload"
 )
@@ -20,6 +22,20 @@ func (a *Attacher) Uses(h string) bool {
 	for id, r := range a.records {
 		if handle(id) == h || r.AddressesOnly && a.gatewayHandle(id.Network) == h {
 			return true
+		}
+	}
+	return false
+}
+
+// KeptForHost reports whether an address is one that the host keeps for itself
+// as the gateway of a network that another plugin makes: that plugin gives it to
+// a device of the host.
+func (a *Attacher) KeptForHost(addr netip.Addr) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, r := range a.records {
+		if r.AddressesOnly && slices.ContainsFunc(r.Addresses, func(have Address) bool { return have.Gateway == addr }) {
+			return addr.IsValid()
 		}
 	}
 	return false

@@ -17,6 +17,8 @@ type Overlap struct {
 	// to, have addresses of the range: workloads with the same ones would cut
 	// them off.
 	OnLink bool
+	// Addr is the host's address, where With is one.
+	Addr netip.Addr
 }
 
 // Overlaps lists what of the host shares addresses with a range that is to be
@@ -31,7 +33,7 @@ func Overlaps(u dataplane.Underlay, cidr netip.Prefix) []Overlap {
 			continue
 		}
 		subnets[a.Prefix.Masked()] = true
-		out = append(out, Overlap{With: fmt.Sprintf("address %s of device %s", a.Prefix, a.Link), OnLink: true})
+		out = append(out, Overlap{With: fmt.Sprintf("address %s of device %s", a.Prefix, a.Link), OnLink: true, Addr: a.Prefix.Addr()})
 	}
 	for _, r := range u.Routes {
 		// The kernel's own route to a subnet is told with the address.
