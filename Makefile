@@ -24,7 +24,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 
 # Packages whose tests need a lab, programs in bin/ or a virtual machine. All
 # others are unit tests.
-STAGED := /integration/(lab|scenarios|service|vm|bench)(/|$$)
+STAGED := /integration/(lab|scenarios|service|runtimes|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: all that
 # talks to the kernel.
 VMPKGS := ./dataplane/kernel ./dataplane/workload ./dataplane/outer ./dataplane/neighbour ./dataplane/sourceport ./integration/scenarios
@@ -85,7 +85,7 @@ test-unit: deps-test ## Unit tests, with the race detector; those of kernel pack
 
 .PHONY: test-integration
 test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
-	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|service|bench)(/|$$)')
+	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|service|runtimes|bench)(/|$$)')
 
 .PHONY: test-vm
 ifeq ($(SKIP_VM),1)

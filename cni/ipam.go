@@ -74,7 +74,8 @@ func allocationOf(resp allocateResponse, c *Config) (types.Result, error) {
 		}
 		if gw.IsValid() {
 			ip.Gateway = gw.AsSlice()
-			if len(c.IPAM.Routes) == 0 {
+			// With isDefaultGateway the plugin bridge adds the route itself.
+			if len(c.IPAM.Routes) == 0 && !c.IsDefaultGateway {
 				r.Routes = append(r.Routes, &types.Route{Dst: net.IPNet{IP: make(net.IP, bits/8), Mask: net.CIDRMask(0, bits)}})
 			}
 		}

@@ -206,15 +206,11 @@ const gatewayTries = 16
 
 // gateway returns the address of a block that the host keeps for itself.
 func (a *Attacher) gateway(ctx context.Context, r record, block netip.Prefix) (netip.Addr, error) {
-	for id, other := range a.snapshot() {
-		if id == r.id() || id.Network != r.Network || !other.AddressesOnly || other.State != stateAttached {
-			continue
-		}
-		for _, have := range other.Addresses {
-			if have.Block == block && have.Gateway.IsValid() {
-				return have.Gateway, nil
-			}
-		}
+	a.mu.Lock()
+	have := a.kept[r.Network].Addresses
+	a.mu.Unlock()
+	if i := slices.IndexFunc(have, block.Contains); i >= 0 {
+		return have[i], a.noteKept(r, have[i])
 	}
 	outside := edges(block)
 	addr := outside[0]
@@ -223,7 +219,9 @@ func (a *Attacher) gateway(ctx context.Context, r record, block netip.Prefix) (n
 		if addr = addr.Next(); !block.Contains(addr) || slices.Contains(outside, addr) {
 			break
 		}
-		if err = a.reserve(ctx, r, addr); err == nil || !errors.Is(err, ErrNoAddress) {
+		if err = a.reserve(ctx, r, addr); err == nil {
+			return addr, a.noteKept(r, addr)
+		} else if !errors.Is(err, ErrNoAddress) {
 			return addr, err
 		}
 	}
@@ -248,20 +246,6 @@ func (a *Attacher) reserve(ctx context.Context, r record, addr netip.Addr) error
 		return storeError("reserve "+addr.String()+" for the host", err)
 	}
 	return nil
-}
-
-// releaseGateways releases what the host keeps for a network when the last of
-// its containers goes.
-func (a *Attacher) releaseGateways(ctx context.Context, r record) error {
-	if !r.AddressesOnly {
-		return nil
-	}
-	for id, other := range a.snapshot() {
-		if id != r.id() && id.Network == r.Network && other.AddressesOnly {
-			return nil
-		}
-	}
-	return a.cfg.IPAM.ReleaseHandle(ctx, a.gatewayHandle(r.Network))
 }
 
 // there reports whether what the record says still is on this host, of which

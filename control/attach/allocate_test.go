@@ -116,7 +116,35 @@ func TestAllocateGateway(t *testing.T) {
 	if err := a.Del(t.Context(), DelRequest{ID: two.ID, AddressesOnly: true}); err != nil {
 		t.Fatal(err)
 	}
-	if left := w.leftovers(); len(left) > 0 {
+	// The bridge still has the gateway, so it stays the host's, also after a
+	// restart; and so do the edges.
+	a = w.start()
+	if diff := cmp.Diff([]string{"routerd-gateway-node-a.net1"}, w.ipam.handles()); diff != "" {
+		t.Errorf("handles at the end (-want +got):\n%s", diff)
+	}
+	if !a.KeptForHost(first.Gateway) || !a.Uses("routerd-gateway-node-a.net1") {
+		t.Errorf("%s is not kept for the host", first.Gateway)
+	}
+	if third := w.allocate(a, two); third.Gateway != first.Gateway {
+		t.Errorf("the next container has the gateway %s, want %s", third.Gateway, first.Gateway)
+	}
+}
+
+// Where no device of the host has the gateway, it goes with the last container.
+func TestGatewayGoes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	req := w.allocateRequest(1)
+	req.Gateway = true
+	got := w.allocate(a, req)
+	if !a.KeptForHost(got.Gateway) {
+		t.Errorf("%s is not kept for the host", got.Gateway)
+	}
+	if err := a.Del(t.Context(), DelRequest{ID: req.ID, AddressesOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.leftovers(); len(left) > 0 || a.KeptForHost(got.Gateway) {
 		t.Errorf("left: %q", left)
 	}
 }

@@ -239,7 +239,8 @@ type Attacher struct {
 	records   map[ID]record
 	touched   map[ID]bool // the datastore may have heard of these
 	restored  bool
-	storeAway bool // the watch says so
+	storeAway bool            // the watch says so
+	kept      map[string]kept // by network
 	// What the watch told of this host's Node; see HandleStore.
 	synced, nodeKnown bool
 	forgotten         bool // the datastore may lack what is attached
@@ -291,6 +292,7 @@ func New(cfg Config) (*Attacher, error) {
 		touched: make(map[ID]bool),
 
 		profiles: make(map[string]bool),
+		kept:     make(map[string]kept),
 	}
 	a.claim()
 	return a, nil

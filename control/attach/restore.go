@@ -24,6 +24,7 @@ func (a *Attacher) Restore(ctx context.Context) error {
 	if err := a.loadMTU(records); err != nil {
 		return err
 	}
+	a.loadKept()
 	devices, err := a.cfg.Wire.Devices(ctx)
 	if err != nil {
 		return fmt.Errorf("restore attachments: %w", err)

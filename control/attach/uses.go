@@ -19,8 +19,13 @@ func (a *Attacher) Uses(h string) bool {
 	if !a.restored {
 		return true
 	}
-	for id, r := range a.records {
-		if handle(id) == h || r.AddressesOnly && a.gatewayHandle(id.Network) == h {
+	for id := range a.records {
+		if handle(id) == h {
+			return true
+		}
+	}
+	for network := range a.kept {
+		if a.gatewayHandle(network) == h {
 			return true
 		}
 	}
@@ -33,9 +38,9 @@ func (a *Attacher) Uses(h string) bool {
 func (a *Attacher) KeptForHost(addr netip.Addr) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, r := range a.records {
-		if r.AddressesOnly && slices.ContainsFunc(r.Addresses, func(have Address) bool { return have.Gateway == addr }) {
-			return addr.IsValid()
+	for _, k := range a.kept {
+		if slices.Contains(k.Addresses, addr) {
+			return true
 		}
 	}
 	return false

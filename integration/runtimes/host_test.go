@@ -228,7 +228,7 @@ func (h *host) reachable(addr string) {
 	})
 }
 
-// workloadAddresses lists what IPAM gave to containers and for their networks.
+// workloadAddresses lists what IPAM gave to containers.
 func (h *host) workloadAddresses() []string {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
@@ -241,7 +241,7 @@ func (h *host) workloadAddresses() []string {
 	var out []string
 	err = store.Pages(ctx, s, store.KindIPAMHandle, "", func(objs []store.Object) error {
 		for _, o := range objs {
-			if strings.HasPrefix(o.Key.Name, "rtnet.") || strings.HasPrefix(o.Key.Name, "routerd-gateway-") {
+			if strings.HasPrefix(o.Key.Name, "rtnet.") {
 				out = append(out, o.Key.Name)
 			}
 		}
