@@ -34,7 +34,7 @@ VMSOMEPKGS := ./control/probe ./cmd/routerd
 VMSOME := ^(TestSocketsIPIP|TestBesideNetworkd)$$
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
-VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
+VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestGroupMovesManyRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
 

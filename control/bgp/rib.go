@@ -27,9 +27,9 @@ type rib struct {
 
 	// Next hops that went with a session. What is lost is told at once, and
 	// what is found when the withdrawals that belong to it have been taken.
-	lost         map[netip.Addr]netip.Addr // next hop → the peer with which it went
-	tell         []netip.Addr              // lost and not told
-	found, again []netip.Addr              // told as lost, and no longer so; again waits for pending
+	lost  map[netip.Addr]netip.Addr // next hop → the peer with which it went
+	tell  []netip.Addr              // lost and not told
+	again []netip.Addr              // told as lost, and no longer so; told when nothing is pending
 }
 
 func newRIB() *rib {

@@ -79,7 +79,7 @@ func startBIRDReceiver(ctx context.Context, s *convergenceSpace) ([]*os.Process,
 	})
 }
 
-// startFRRReceiver runs zebra and bgpd.
+// startFRRReceiver runs zebra, which insists on FRR's own user, and bgpd.
 func startFRRReceiver(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "frr defaults datacenter\nrouter bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n", rxASN, rxAddr(0))
@@ -94,18 +94,23 @@ func startFRRReceiver(ctx context.Context, s *convergenceSpace) ([]*os.Process, 
 	if err != nil {
 		return nil, err
 	}
+	for _, path := range []string{s.dir, conf, empty} {
+		if err := os.Chmod(path, 0o777); err != nil {
+			return nil, err
+		}
+	}
 	api := filepath.Join(s.dir, "zserv.api")
 	args := func(name, file string) []string {
-		return []string{"-f", file, "-i", filepath.Join(s.dir, name+".pid"), "--vty_socket", s.dir, "-z", api, "-u", "root", "-g", "root", "-P", "0", "--log", "stdout"}
+		return []string{"-f", file, "-i", filepath.Join(s.dir, name+".pid"), "--vty_socket", s.dir, "-z", api, "-P", "0", "--log", "stdout"}
 	}
-	zebra, err := s.run(s.rx, "/usr/lib/frr/zebra", append(args("zebra", empty), "-s", "90000000")...)
+	zebra, err := s.run(s.rx, "/usr/lib/frr/zebra", append(args("zebra", empty), "-s", "90000000", "-u", "frr", "-g", "frr")...)
 	if err != nil {
 		return nil, err
 	}
 	if err := until(ctx, "zebra answers", func() (bool, error) { _, err := os.Stat(api); return err == nil, ctx.Err() }); err != nil {
 		return nil, err
 	}
-	bgpd, err := s.run(s.rx, "/usr/lib/frr/bgpd", args("bgpd", conf)...)
+	bgpd, err := s.run(s.rx, "/usr/lib/frr/bgpd", append(args("bgpd", conf), "-S")...)
 	if err != nil {
 		return nil, err
 	}
