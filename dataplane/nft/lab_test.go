@@ -85,6 +85,8 @@ func newLab(t testing.TB) *lab {
 		}
 	}
 	ip(t, l.wires, "link set lo up")
+	// Where connection tracking is a module, this loads it.
+	run(t, l.host, "nft", "add table ip x; add chain ip x y; add rule ip x y ct state new; delete table ip x")
 	err := l.host.Do(func() error {
 		for _, f := range []string{"ipv4/conf/all/rp_filter", "ipv4/conf/default/rp_filter"} {
 			if err := os.WriteFile("/proc/sys/net/"+f, []byte("0"), 0o644); err != nil {

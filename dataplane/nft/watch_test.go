@@ -96,7 +96,11 @@ func TestForeignChanges(t *testing.T) {
 	}
 	// Half of them, for others use the machine too.
 	slices.Sort(took)
-	if median := took[len(took)/2]; median > 100*time.Millisecond {
+	limit := 100 * time.Millisecond
+	if os.Getenv("ROUTERD_STAGE") == "vm" {
+		limit = time.Second // an emulated processor
+	}
+	if median := took[len(took)/2]; median > limit {
 		t.Errorf("repaired after %s", took)
 	}
 	t.Logf("repaired after %s", took)
