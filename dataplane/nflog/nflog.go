@@ -166,7 +166,7 @@ func decode(m netlink.Message) (Packet, bool) {
 func ParseHeader(b []byte) Header {
 	var h Header
 	var rest []byte
-	first := true // fragment
+	var first bool // fragment
 	switch {
 	case len(b) >= 20 && b[0]>>4 == 4:
 		h.Src, h.Dst = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))

@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -232,9 +233,7 @@ func prepareConformance(t *testing.T, l *lab.Lab, s store.Store, clients map[str
 	}
 	for letter, where := range clients {
 		changeEndpoint(t, l, s, where, func(w *store.WorkloadEndpoint) {
-			for k, v := range clientLabels()[letter] {
-				w.Labels[k] = v
-			}
+			maps.Copy(w.Labels, clientLabels()[letter])
 			w.Spec.Profiles = append(w.Spec.Profiles, "kns.default")
 			if letter == "b" {
 				w.Spec.ServiceAccountName = "robot"
