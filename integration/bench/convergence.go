@@ -57,12 +57,18 @@ func MeasureConvergence(ctx context.Context, binDir string, counts []int, progre
 		for i, r := range list {
 			progress(fmt.Sprintf("BGP: %d prefixes to %s", n, r.name))
 			var err error
-			if got[i], err = converge(ctx, r, n); err != nil {
+			if got[i], err = converge(ctx, r, n); err != nil && (i == 0 || ctx.Err() != nil) {
 				return nil, fmt.Errorf("%d prefixes to %s: %w", n, r.name, err)
+			} else if err != nil { // ours and the others are worth showing all the same
+				got[i] = convergence{}
+				progress(fmt.Sprintf("no figures of %s: %v", r.name, err))
 			}
 		}
 		for i, r := range list[1:] {
 			ours, theirs := got[0], got[i+1]
+			if theirs == (convergence{}) {
+				continue
+			}
 			row := func(what string, unit Unit, a, b float64) {
 				rows = append(rows, Row{What: fmt.Sprintf("BGP, %d prefixes: %s", n, what), Against: r.name, Unit: unit, Ours: a, Reference: b})
 			}
