@@ -27,14 +27,14 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 STAGED := /integration/(lab|scenarios|service|runtimes|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: all that
 # talks to the kernel.
-VMPKGS := ./dataplane/kernel ./dataplane/workload ./dataplane/outer ./dataplane/neighbour ./dataplane/sourceport ./integration/scenarios
+VMPKGS := ./dataplane/kernel ./dataplane/workload ./dataplane/outer ./dataplane/neighbour ./dataplane/sourceport ./dataplane/nft ./integration/scenarios
 # Of these packages the VM stage runs some tests alone: what needs ipip, and a
 # real networkd restarted beside the daemon.
 VMSOMEPKGS := ./control/probe ./cmd/routerd
 VMSOME := ^(TestSocketsIPIP|TestBesideNetworkd)$$
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
-VMSKIP := ^(TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestGroupMovesManyRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
+VMSKIP := ^(TestKilledBetweenParts|TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestGroupMovesManyRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
 
