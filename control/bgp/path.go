@@ -25,7 +25,7 @@ type Hop struct {
 
 // Path is what BGP knows of a prefix. The embedded Hop is the best path, or of
 // several of equal cost that of the lowest peer address; More has the others of
-// equal cost, at most as many as the speaker's limit allows. Do not change it.
+// equal cost. Do not change it.
 type Path struct {
 	Prefix netip.Prefix
 	Hop
