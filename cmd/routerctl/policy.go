@@ -16,6 +16,8 @@ func (a *app) policyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
 		Short: "Show which rules judge packets on this host, and what they say",
+		Example: `  routerctl policy show
+  routerctl policy explain --from blue --to red --proto tcp --port 80`,
 	}
 	c.AddCommand(a.policyShowCommand(), a.policyExplainCommand())
 	return c
