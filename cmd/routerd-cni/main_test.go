@@ -435,7 +435,7 @@ func TestRefuses(t *testing.T) {
 		{"wrong value", invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"mtu": 1})}, 7, "field mtu: 1"},
 		{"no name", invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"name": ""})}, 7, "missing network name"},
 		{"CNI_ARGS", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), args: "FOO=bar"}, 4, `CNI_ARGS "FOO=bar"`},
-		{"half a pod", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), args: "K8S_POD_NAME=p"}, 4, "go together"},
+		{"half a pod", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), args: "K8S_POD_NAMESPACE=n"}, 4, "without K8S_POD_NAME"},
 		{"no container", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), env: map[string]string{"CNI_CONTAINERID": ""}}, 4, "CNI_CONTAINERID"},
 		{"container's name", invocation{verb: "ADD", conf: d.conf("1.0.0", nil), env: map[string]string{"CNI_CONTAINERID": "../x"}}, 4, "invalid characters"},
 		{"verb", invocation{verb: "MAKE", conf: d.conf("1.0.0", nil)}, 4, "MAKE"},

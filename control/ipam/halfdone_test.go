@@ -203,7 +203,7 @@ func TestCooldown(t *testing.T) {
 	if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrExhausted) {
 		t.Errorf("while cooling: got %v", err)
 	}
-	if _, err := h.AssignAddr(ctxOf(t), netip.MustParseAddr(first[0]), Request{Handle: "h"}); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "rests for 30s") {
+	if _, err := h.AssignAddr(ctxOf(t), netip.MustParseAddr(first[0]), Request{Handle: "h"}); !errors.Is(err, ErrTaken) || !errors.Is(err, ErrResting) || !strings.Contains(err.Error(), ", for 30s") {
 		t.Errorf("while cooling: got %v", err)
 	}
 	w.clock.turn(31 * time.Second)
