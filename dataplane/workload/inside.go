@@ -189,7 +189,7 @@ func withoutDAD(p netip.Prefix) *netlink.Addr {
 func (in *inside) addresses(link netlink.Link) (map[netip.Prefix]bool, error) {
 	out := map[netip.Prefix]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := in.netlink.AddrList(link, family)
+		list, err := whole(func() ([]netlink.Addr, error) { return in.netlink.AddrList(link, family) })
 		if err != nil {
 			return nil, fmt.Errorf("list addresses: %w", err)
 		}
@@ -258,7 +258,7 @@ func (in *inside) route(r *netlink.Route, f dataplane.Family) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	routes, err := in.netlink.RouteList(nil, afOf(f))
+	routes, err := whole(func() ([]netlink.Route, error) { return in.netlink.RouteList(nil, afOf(f)) })
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

@@ -116,7 +116,7 @@ func (w *Wire) verifyHostIPv6(host netlink.Link, spec Spec, d *differences) erro
 	if !slices.Contains(familiesOf(spec.Addresses), dataplane.IPv6) {
 		return nil
 	}
-	list, err := w.netlink.AddrList(host, unix.AF_INET6)
+	list, err := whole(func() ([]netlink.Addr, error) { return w.netlink.AddrList(host, unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", spec.Device, err)
 	}
@@ -130,7 +130,7 @@ func (w *Wire) verifyHostIPv6(host netlink.Link, spec Spec, d *differences) erro
 func (in *inside) verifyWayOut(link netlink.Link, f dataplane.Family, spec Spec, d *differences) error {
 	gw := Gateway(f)
 	index := link.Attrs().Index
-	routes, err := in.netlink.RouteList(link, afOf(f))
+	routes, err := whole(func() ([]netlink.Route, error) { return in.netlink.RouteList(link, afOf(f)) })
 	if err != nil {
 		return fmt.Errorf("list routes in %s: %w", spec.Netns, err)
 	}
@@ -151,7 +151,7 @@ func (in *inside) verifyWayOut(link netlink.Link, f dataplane.Family, spec Spec,
 	if !deflt {
 		d.add("default route via %s is missing in %s", gw, spec.Netns)
 	}
-	neighs, err := in.netlink.NeighList(index, afOf(f))
+	neighs, err := whole(func() ([]netlink.Neigh, error) { return in.netlink.NeighList(index, afOf(f)) })
 	if err != nil {
 		return fmt.Errorf("list neighbours in %s: %w", spec.Netns, err)
 	}

@@ -124,21 +124,10 @@ func (w *Wire) HostSysctls(device string, addrs []netip.Addr) []dataplane.Sysctl
 
 // Devices returns the host ends that routerd made, with the alias of each. A
 // pair that was never finished has an empty alias.
-func (w *Wire) Devices(ctx context.Context) (map[string]string, error) {
-	var links []netlink.Link
-	for {
-		var err error
-		links, err = w.netlink.LinkList()
-		if err == nil {
-			break
-		}
-		// A dump that changes interrupted is not a list of anything.
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return nil, fmt.Errorf("list devices: %w", err)
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("list devices: %w", err)
-		}
+func (w *Wire) Devices(_ context.Context) (map[string]string, error) {
+	links, err := whole(w.netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
 	}
 	out := make(map[string]string)
 	for _, l := range links {
