@@ -73,7 +73,7 @@ type Peer struct {
 }
 
 // runs reports whether the session is one for the speaker, not just for show.
-func (p Peer) runs() bool { return p.Problem == "" }
+func (p Peer) runs() bool { return p.Problem == "" && p.Addr.IsValid() }
 
 // sameSession reports whether a and b need the same settings in GoBGP, so that
 // a change from one to the other must not touch the session.

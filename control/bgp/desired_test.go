@@ -209,6 +209,7 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			bgpNode(t, "four-only", "10.1.0.13/24"), node(t, "six-only", `{"bgp":{"ipv6Address":"fd00:1::9/64"}}`),
 			peer(t, "tor4", `{"peerIP":"10.1.0.1","asNumber":64999}`), peer(t, "tor6", `{"peerIP":"[fd00:1::1]:1790","asNumber":64999}`),
 			peer(t, "link-local", `{"peerIP":"fe80::1","asNumber":64999}`),
+			labelled(t, peer(t, "unnumbered", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"eth1"`),
 			ippool(t, "four", `{"cidr":"192.168.0.0/16"}`), ippool(t, "six", `{"cidr":"fd00:10::/48"}`),
 			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "fd00:10::40/122", "confirmed"),
 			ipamBlock(t, "fd00:10::40/122", "host:node1", map[int]string{3: of("node2")}),

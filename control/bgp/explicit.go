@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/store"
 )
 
 // explicit returns the sessions that BGPPeer resources ask of this node: the
@@ -245,6 +247,8 @@ func secretOf(p *v3.BGPPassword) (SecretRef, string) {
 func (d *derivation) problem(p Peer, s peerSpec) string {
 	_, secret := secretOf(s.Password)
 	switch {
+	case !p.Addr.IsValid():
+		return "annotation " + store.AnnotationPeerInterface + ": unnumbered sessions are not supported by this version; give spec.peerIP"
 	case secret != "":
 		return "spec.password" + secret
 	case s.wrongNote != "":
