@@ -67,7 +67,8 @@ type Enforcer struct {
 	changed map[string]bool         // interfaces whose connections are to be judged anew
 	own     map[netip.Addr]bool     // this host's addresses
 	status  Status
-	inForce chan struct{} // closed and replaced when what is in force changes
+	live    map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
+	inForce chan struct{}             // closed and replaced when what is in force changes
 
 	rules sync.RWMutex
 	have  *filter.Ruleset // what was handed to the table
@@ -98,7 +99,7 @@ func New(cfg Config) *Enforcer {
 	}
 	return &Enforcer{
 		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1),
-		changed: make(map[string]bool), inForce: make(chan struct{}), have: filter.NewRuleset(),
+		changed: make(map[string]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
 }
 
@@ -196,6 +197,9 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	default:
 		err = e.cfg.Table.Apply(d)
 	}
+	if err == nil {
+		e.goesLive(&d, before.Err != nil)
+	}
 	e.mu.Lock()
 	for name := range touched {
 		e.changed[name] = true
@@ -203,6 +207,28 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	e.mu.Unlock()
 	e.applied(calc, err, time.Since(start))
 	return err
+}
+
+// goesLive takes note of the endpoints that the kernel took: those of a step, or
+// all that there are.
+func (e *Enforcer) goesLive(d *filter.Delta, all bool) {
+	e.rules.RLock()
+	defer e.rules.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if all {
+		e.live = make(map[string][]netip.Prefix, len(e.have.Endpoints))
+		for name, ep := range e.have.Endpoints {
+			e.live[name] = ep.Sources
+		}
+		return
+	}
+	for _, name := range d.DelEndpoints {
+		delete(e.live, name)
+	}
+	for _, ep := range d.PutEndpoints {
+		e.live[ep.Interface] = ep.Sources
+	}
 }
 
 // applied takes note of what became of a step.
@@ -267,8 +293,9 @@ func (e *Enforcer) Wait(ctx context.Context, device string, addrs []netip.Addr) 
 	for {
 		e.mu.Lock()
 		status, next := e.status, e.inForce
+		sources, known := e.live[device]
 		e.mu.Unlock()
-		err := e.waitsFor(status, device, addrs)
+		err := waitsFor(status, sources, known, addrs)
 		if err == nil {
 			return nil
 		}
@@ -280,21 +307,17 @@ func (e *Enforcer) Wait(ctx context.Context, device string, addrs []netip.Addr) 
 	}
 }
 
-func (e *Enforcer) waitsFor(s Status, device string, addrs []netip.Addr) error {
+func waitsFor(s Status, sources []netip.Prefix, known bool, addrs []netip.Addr) error {
 	switch {
 	case s.Err != nil:
 		return s.Err
 	case !s.InForce:
 		return errors.New("the rules are being computed: the datastore's state is not complete yet")
-	}
-	e.rules.RLock()
-	defer e.rules.RUnlock()
-	ep, ok := e.have.Endpoints[device]
-	if !ok {
+	case !known:
 		return errors.New("the datastore has not told of the endpoint yet")
 	}
 	for _, a := range addrs {
-		if !slices.ContainsFunc(ep.Sources, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if !slices.ContainsFunc(sources, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			return fmt.Errorf("the rules are those of an earlier endpoint without the address %s", a)
 		}
 	}

@@ -30,9 +30,16 @@ type table struct {
 	have    *filter.Ruleset
 	applied int
 	errs    []error
+	hold    chan struct{} // not nil: a step is taken when it is closed
 }
 
 func (t *table) Apply(d filter.Delta) error {
+	t.mu.Lock()
+	hold := t.hold
+	t.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.refuse != nil {
@@ -224,6 +231,35 @@ func TestWait(t *testing.T) {
 		w.table.set(errors.New("no memory"))
 		w.store(pod("a", "10.0.0.2", nil))
 		refused("no memory")
+	})
+}
+
+// A step that the kernel is still taking is not in force.
+func TestWaitForTheKernel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		w.store(pod("a", "10.0.0.9", nil))
+		hold := make(chan struct{})
+		w.table.mu.Lock()
+		w.table.hold = hold
+		w.table.mu.Unlock()
+		w.store(pod("a", "10.0.0.1", nil), pod("b", "10.0.0.2", nil))
+		got := make(chan error, 2)
+		for device, addr := range map[string]string{"calia": "10.0.0.1", "calib": "10.0.0.2"} {
+			go func() { got <- w.e.Wait(t.Context(), device, []netip.Addr{netip.MustParseAddr(addr)}) }()
+		}
+		synctest.Wait()
+		if len(got) != 0 {
+			t.Errorf("a wait ended before the kernel had the rules: %v", <-got)
+		}
+		close(hold)
+		synctest.Wait()
+		for range 2 {
+			if err := <-got; err != nil {
+				t.Errorf("wait: %v", err)
+			}
+		}
 	})
 }
 
