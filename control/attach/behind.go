@@ -34,9 +34,10 @@ func (a *Attacher) behind() bool {
 }
 
 // announce tells the parts of this host of an endpoint, or of its end, before
-// the datastore does.
+// the datastore does. An endpoint that another container of the pod has by now
+// does not end with the earlier one's.
 func (a *Attacher) announce(r record, there bool) {
-	if a.cfg.Announce == nil || r.AddressesOnly {
+	if a.cfg.Announce == nil || r.AddressesOnly || !there && a.taken(r) {
 		return
 	}
 	w, err := a.endpointOf(r)

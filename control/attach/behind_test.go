@@ -384,3 +384,33 @@ func TestBehindAnnounces(t *testing.T) {
 	w.del(a, req)
 	diff(t, "announced", []string{"node--a-cni-0000000000000001-eth0 false", "node--a-cni-0000000000000001-eth0 true"}, got)
 }
+
+// A DEL for a pod's earlier container, or one that comes again, does not end
+// the endpoint of the next one, which has the same name.
+func TestBehindKeepsTheNextContainersEndpoint(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	var got []string
+	configure := w.cfg
+	w.cfg = func(c *Config) {
+		configure(c)
+		c.Announce = func(ev store.Event) {
+			if ev.Key.Kind == store.KindWorkloadEndpoint {
+				got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted()))
+			}
+		}
+	}
+	a := w.start()
+	first, next := podRequest(w.request(1), "default", "web"), podRequest(w.request(2), "default", "web")
+	w.add(a, first)
+	w.add(a, next)
+	w.del(a, first)
+	settle(t, a)
+	w.del(a, first) // there is no record of it any more
+	const name = "node--a-k8s-web-eth0"
+	diff(t, "announced", []string{name + " false", name + " false"}, got)
+	w.del(a, next)
+	diff(t, "announced", []string{name + " false", name + " false", name + " true"}, got)
+	settle(t, a)
+	w.expectClean()
+}
