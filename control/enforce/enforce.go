@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -65,7 +66,8 @@ type Enforcer struct {
 	queue   []store.Batch
 	ifaces  map[string][]netip.Addr // nil: nothing new
 	changed map[string]bool         // interfaces whose connections are to be judged anew
-	own     map[netip.Addr]bool     // this host's addresses
+	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
+	moved   bool                    // they changed: all connections are to be judged anew
 	status  Status
 	live    map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
 	inForce chan struct{}             // closed and replaced when what is in force changes
@@ -122,6 +124,7 @@ func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 		own[a.Prefix.Addr()] = true
 	}
 	e.mu.Lock()
+	e.moved = e.moved || !maps.Equal(e.own, own)
 	e.ifaces, e.own = addrs, own
 	e.mu.Unlock()
 	signal(e.poke)
@@ -169,13 +172,20 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	start := time.Now()
 	e.mu.Lock()
 	queue, ifaces, before := e.queue, e.ifaces, e.status
-	e.queue, e.ifaces = nil, nil
+	known, moved := e.own != nil, e.moved
+	e.queue, e.ifaces, e.moved = nil, nil, false
 	e.mu.Unlock()
 	if ifaces != nil {
 		calc.SetInterfaces(ifaces)
 	}
 	for _, b := range queue {
 		calc.Update(b)
+	}
+	if !known {
+		return nil // host endpoints are found by the addresses, and cuts go by them
+	}
+	if moved {
+		e.judgeAll(before.InForce && before.Err == nil)
 	}
 	d, ok := calc.Flush()
 	if !ok || d.Empty() && before.Err == nil && before.InForce {
@@ -207,6 +217,21 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	e.mu.Unlock()
 	e.applied(calc, err, time.Since(start))
 	return err
+}
+
+// judgeAll has the connections of all endpoints judged anew: now, or with the
+// next step that succeeds.
+func (e *Enforcer) judgeAll(now bool) {
+	e.rules.RLock()
+	defer e.rules.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name := range e.have.Endpoints {
+		e.changed[name] = true
+	}
+	if now {
+		signal(e.cut)
+	}
 }
 
 // goesLive takes note of the endpoints that the kernel took: those of a step, or
@@ -312,7 +337,7 @@ func waitsFor(s Status, sources []netip.Prefix, known bool, addrs []netip.Addr) 
 	case s.Err != nil:
 		return s.Err
 	case !s.InForce:
-		return errors.New("the rules are being computed: the datastore's state is not complete yet")
+		return errors.New("the rules are being computed: the datastore's state is not complete yet, or the host's addresses are not known")
 	case !known:
 		return errors.New("the datastore has not told of the endpoint yet")
 	}

@@ -132,8 +132,16 @@ type world struct {
 	e     *Enforcer
 }
 
-// start runs an Enforcer of node1 until the test ends.
+// start runs an Enforcer of node1, which has no addresses, until the test ends.
 func start(t *testing.T) *world {
+	t.Helper()
+	w := startUnknown(t)
+	w.e.HandleUnderlay(dataplane.Underlay{})
+	return w
+}
+
+// startUnknown runs an Enforcer that is not told of the host's addresses.
+func startUnknown(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, table: &table{have: filter.NewRuleset()}, conns: &connections{}}
 	w.e = New(Config{Node: "node1", Table: w.table, Connections: w.conns, Log: slog.New(slog.DiscardHandler)})
@@ -231,6 +239,47 @@ func TestWait(t *testing.T) {
 		w.table.set(errors.New("no memory"))
 		w.store(pod("a", "10.0.0.2", nil))
 		refused("no memory")
+	})
+}
+
+// Nothing is judged before the host's own addresses are known, and everything
+// is judged anew when they change.
+func TestOwnAddresses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := startUnknown(t)
+		w.store(pod("a", "10.0.0.1", nil))
+		if w.table.applied != 0 || w.e.Status().InForce {
+			t.Errorf("%d steps were applied before the host's addresses were known", w.table.applied)
+		}
+		own := func(addrs ...string) {
+			var u dataplane.Underlay
+			for _, a := range addrs {
+				u.Addresses = append(u.Addresses, dataplane.UnderlayAddress{Link: "eth0", Prefix: netip.MustParsePrefix(a)})
+			}
+			w.e.HandleUnderlay(u)
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			synctest.Wait()
+		}
+		own("192.0.2.1/24")
+		if !w.e.Status().InForce {
+			t.Error("no rules with the addresses known")
+		}
+		for _, c := range []struct {
+			addrs []string
+			looks int
+		}{
+			{[]string{"192.0.2.1/24"}, 1},
+			{[]string{"192.0.2.1/24", "192.0.2.2/24"}, 2},
+			{[]string{"192.0.2.1/24", "192.0.2.2/24"}, 2},
+		} {
+			own(c.addrs...)
+			w.conns.mu.Lock()
+			if w.conns.looks != c.looks {
+				t.Errorf("%d looks at the connections with %v, want %d", w.conns.looks, c.addrs, c.looks)
+			}
+			w.conns.mu.Unlock()
+		}
 	})
 }
 
