@@ -391,8 +391,11 @@ func (st *confirmStep) plan(d *draft) error {
 	for i, c := range st.all {
 		bd, err := d.blockOfAddr(c.Addr)
 		switch {
-		case err != nil:
+		case errors.Is(err, errNeed):
 			note(err)
+			continue
+		case err != nil: // the others are confirmed all the same
+			st.errs[i] = err
 			continue
 		case bd == nil:
 			st.errs[i] = fmt.Errorf("%w: there is no block for %s any more", ErrNotHolder, c.Addr)
@@ -407,13 +410,17 @@ func (st *confirmStep) plan(d *draft) error {
 		case *at.HandleID != own:
 			st.errs[i] = fmt.Errorf("%w: %s is held by %q", ErrNotHolder, c.Addr, *at.HandleID)
 		default:
-			blocks[i] = bd
 			_, err = d.readHandle(c.Handle, false)
 			if err == nil {
 				_, err = d.readHandle(own, true)
 			}
-			if err != nil {
+			switch {
+			case err == nil:
+				blocks[i] = bd
+			case errors.Is(err, errNeed):
 				note(err)
+			default:
+				st.errs[i] = err
 			}
 		}
 	}

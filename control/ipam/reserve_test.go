@@ -132,6 +132,27 @@ func TestReserve(t *testing.T) {
 	}
 }
 
+// What cannot be read of one workload does not keep the others from being
+// confirmed.
+func TestConfirmUnreadable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 8})
+	defer h.stop()
+	filled(t, h, "p", 8)
+	as := mustTake(t, h, part4("net.bad"))
+	as = append(as, mustTake(t, h, part4("net.good"))...)
+	w.st.PutRaw(store.HandleKey("net.bad").Path(), []byte(`nonsense`))
+	errs := h.Confirm(ctxOf(t), confirmations(as)...)
+	if !errors.Is(errs[0], store.ErrDecode) || errs[1] != nil {
+		t.Errorf("confirm: %v, want ErrDecode for the first alone", errs)
+	}
+	obj, err := w.st.Get(ctxOf(t), store.HandleKey("net.good"))
+	if err != nil || len(obj.Value.(*store.Handle).Block) != 1 {
+		t.Errorf("the handle of the other: %+v, %v", obj.Value, err)
+	}
+}
+
 // What makes a request unfit for the reserve goes the long way.
 func TestReserveRefuses(t *testing.T) {
 	t.Parallel()
