@@ -159,9 +159,8 @@ func recordOf(id ID, w Workload) record {
 	}
 }
 
-// lock takes the locks of the attachment and of its device, always in this
-// order, and returns its record. Two attachments have one device's name when a
-// pod's container is made anew.
+// lock takes the locks of the attachment and of what it shares with others,
+// always in this order, and returns its record.
 func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), r record, known bool, err error) {
 	free, err := a.locks.lock(ctx, attachmentLock(id))
 	if err != nil {
@@ -171,7 +170,7 @@ func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), 
 	if !known {
 		r = recordOf(id, w)
 	}
-	freeDevice, err := a.locks.lock(ctx, "device "+r.Device)
+	freeShared, err := a.locks.lock(ctx, a.sharedLock(r))
 	if err != nil {
 		free()
 		return nil, record{}, false, fmt.Errorf("wait for another call about device %s: %w", r.Device, err)
@@ -180,7 +179,24 @@ func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), 
 		// Whoever took the device over changed the record.
 		r, known = a.record(id)
 	}
-	return func() { freeDevice(); free() }, r, known, nil
+	return func() { freeShared(); free() }, r, known, nil
+}
+
+// sharedLock names the lock of what an attachment shares with others. Two have
+// one device's name when a pod's container is made anew. Of addresses alone the
+// device is another plugin's, such as a bridge that all containers have, and
+// they share only a gateway that goes with the last of them.
+func (a *Attacher) sharedLock(r record) string {
+	if !r.AddressesOnly {
+		return "device " + r.Device
+	}
+	a.mu.Lock()
+	k, known := a.kept[r.Network]
+	a.mu.Unlock()
+	if known && !k.Linked {
+		return "gateway " + r.Network
+	}
+	return "addresses " + r.Network + "/" + r.ContainerID + "/" + r.Interface
 }
 
 func attachmentLock(id ID) string {

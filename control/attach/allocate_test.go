@@ -3,6 +3,7 @@ package attach
 import (
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -127,6 +128,37 @@ func TestAllocateGateway(t *testing.T) {
 	}
 	if third := w.allocate(a, two); third.Gateway != first.Gateway {
 		t.Errorf("the next container has the gateway %s, want %s", third.Gateway, first.Gateway)
+	}
+}
+
+// Containers behind one bridge do not wait for each other.
+func TestAllocateSharesNoLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	one, two := w.allocateRequest(1), w.allocateRequest(2)
+	one.Link, two.Link = "cni0", "cni0"
+	w.allocate(a, one)
+	w.allocate(a, two)
+	inDel, goOn := make(chan struct{}), make(chan struct{})
+	var first sync.Once
+	a.hook = func(step string) error {
+		if step == "del cut" {
+			first.Do(func() { close(inDel); <-goOn })
+		}
+		return nil
+	}
+	deleted := make(chan error, 1)
+	go func() { deleted <- a.Del(t.Context(), DelRequest{ID: one.ID, AddressesOnly: true}) }()
+	<-inDel
+	if l, ok := a.tryLock(two.ID); !ok {
+		t.Error("one container's DEL holds a lock of the other")
+	} else {
+		l.unlock()
+	}
+	close(goOn)
+	if err := <-deleted; err != nil {
+		t.Fatal(err)
 	}
 }
 

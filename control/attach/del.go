@@ -303,11 +303,11 @@ func (a *Attacher) collect(ctx context.Context, listed record) (bool, error) {
 		return false, nil
 	}
 	defer free()
-	freeDevice, err := a.locks.lock(ctx, "device "+listed.Device)
+	freeShared, err := a.locks.lock(ctx, a.sharedLock(listed))
 	if err != nil {
 		return false, err
 	}
-	defer freeDevice()
+	defer freeShared()
 	r, known := a.record(listed.id())
 	if known && r.State == stateReleasing && a.behind() {
 		a.cutLater()

@@ -201,7 +201,7 @@ func (a *Attacher) tryLock(id ID) (locked, bool) {
 		free()
 		return locked{}, false
 	}
-	freeDevice, ok := a.locks.tryLock("device " + r.Device)
+	freeShared, ok := a.locks.tryLock(a.sharedLock(r))
 	if !ok {
 		free()
 		return locked{}, false
@@ -209,11 +209,11 @@ func (a *Attacher) tryLock(id ID) (locked, bool) {
 	// Whoever took the device over changed the record.
 	r, known = a.record(id)
 	if !known {
-		freeDevice()
+		freeShared()
 		free()
 		return locked{}, false
 	}
-	return locked{r, func() { freeDevice(); free() }}, true
+	return locked{r, func() { freeShared(); free() }}, true
 }
 
 // changeBusy waits for the call that has an attachment.
