@@ -10,6 +10,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
 
@@ -22,7 +23,8 @@ type holding struct {
 }
 
 // holdings lists the addresses of a range that are in use, by node and
-// address. Addresses that were released and rest are nobody's.
+// address. Addresses that were released and rest are nobody's, and those that a
+// node only holds ready it gives back by itself when the pool ends.
 func holdings(cidr netip.Prefix, blocks []store.Object) []holding {
 	var out []holding
 	for _, o := range blocks {
@@ -32,7 +34,8 @@ func holdings(cidr netip.Prefix, blocks []store.Object) []holding {
 		}
 		addr := o.Key.CIDR().Addr()
 		for _, i := range b.Allocations {
-			if i != nil && *i >= 0 && *i < len(b.Attributes) && b.Attributes[*i].ReleasedAt == nil {
+			if i != nil && *i >= 0 && *i < len(b.Attributes) && b.Attributes[*i].ReleasedAt == nil &&
+				b.Attributes[*i].Secondary["type"] != ipam.AttrTypeReserve {
 				out = append(out, holdingOf(addr, b.Attributes[*i], owner(b)))
 			}
 			addr = addr.Next()
