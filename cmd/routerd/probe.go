@@ -65,6 +65,13 @@ func (d *router) newTunnels() (*tunnels, error) {
 
 // run measures until ctx ends.
 func (t *tunnels) run(ctx context.Context, core *vrouter.Core, s store.Store) error {
+	// Before anything is measured: from now on a peer is moved to a tunnel only
+	// after its probe.
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		if err := core.Delivery(ctx, f, nil); err != nil {
+			return err
+		}
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
