@@ -54,6 +54,8 @@ type router struct {
 	bgp    *bgp.Controller // nil: not enabled
 	wire   *workload.Wire
 	attach *attach.Attacher
+	// restored is closed when the workloads of an earlier life are taken over.
+	restored chan struct{}
 	// journal is what this host has promised and must know after the loss of power.
 	journal *journal.Journal
 	reach   *reacher
@@ -106,6 +108,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	d := &router{
 		cfg: c, name: name, log: log, started: time.Now(), checks: health.NewLog(time.Now),
 		bgpFeed: make(chan store.Batch), ipamFeed: make(chan store.Batch), counters: newCounters(),
+		restored: make(chan struct{}),
 	}
 	var err error
 	// The kernel first: without its permission nothing else is of use.
@@ -436,6 +439,7 @@ func (d *router) runAttach(ctx context.Context) error {
 	if err := d.attach.Restore(ctx); err != nil {
 		return err
 	}
+	close(d.restored)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { d.attach.Run(ctx); return nil })
 	g.Go(func() error { return d.followMTU(ctx) })

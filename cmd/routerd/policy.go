@@ -87,7 +87,16 @@ func (d *router) runPolicy(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.policy.table.Run(ctx) })
-	g.Go(func() error { return d.policy.enforcer.Run(ctx) })
+	g.Go(func() error {
+		// Workloads that the datastore does not know yet are announced by then:
+		// the first rules would take theirs away.
+		select {
+		case <-d.restored:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return d.policy.enforcer.Run(ctx)
+	})
 	g.Go(func() error { d.ownFelix(ctx); return nil })
 	g.Go(func() error { d.listenFlows(ctx); return nil })
 	return g.Wait()

@@ -414,3 +414,32 @@ func TestBehindKeepsTheNextContainersEndpoint(t *testing.T) {
 	settle(t, a)
 	w.expectClean()
 }
+
+// A daemon that starts again announces what the datastore does not know yet,
+// and nothing else.
+func TestBehindAnnouncesAfterRestart(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	var got []string
+	configure := w.cfg
+	w.cfg = func(c *Config) {
+		configure(c)
+		c.Announce = func(ev store.Event) {
+			if ev.Key.Kind == store.KindWorkloadEndpoint {
+				got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted()))
+			}
+		}
+	}
+	a := w.start()
+	w.add(a, w.numbered(1))
+	settle(t, a)
+	w.away(true)
+	w.add(a, w.numbered(2))
+	gone := w.numbered(3)
+	if err := w.wire.Detach(t.Context(), w.add(a, gone).Device, gone.ID); err != nil {
+		t.Fatal(err)
+	}
+	got = nil
+	w.start()
+	diff(t, "announced", []string{"node--a-cni-c2-eth0 false"}, got)
+}

@@ -12,8 +12,8 @@ import (
 )
 
 // Restore takes up what an earlier life of the daemon left: it reads the
-// records and hands to the sink what the attachments wish whose devices are
-// there. Of the others, from before a reboot, only the record stays, for DEL
+// records, hands to the sink what the attachments wish whose devices are there,
+// and announces those that the datastore does not know yet. Of the others, from before a reboot, only the record stays, for DEL
 // and GC. An ADD that was cut short is released by [Attacher.Run], unless the
 // runtime repeats it first. Call it once, before serving.
 func (a *Attacher) Restore(ctx context.Context) error {
@@ -32,6 +32,7 @@ func (a *Attacher) Restore(ctx context.Context) error {
 	var (
 		wishes []dataplane.Object
 		live   int
+		untold []record // the datastore does not know of them yet
 	)
 	a.mu.Lock()
 	for id, r := range records {
@@ -43,9 +44,15 @@ func (a *Attacher) Restore(ctx context.Context) error {
 		if r.State == stateAttached && r.there(devices) {
 			wishes = append(wishes, r.wishes(a.cfg.Wire)...)
 			live++
+			if r.Queued {
+				untold = append(untold, r)
+			}
 		}
 	}
 	a.mu.Unlock()
+	for _, r := range untold {
+		a.announce(r, true)
+	}
 	a.cfg.Sink.Replace(dataplane.SourceWorkload, wishes)
 	a.cfg.Sink.Synced(dataplane.SourceWorkload)
 	a.mu.Lock()
