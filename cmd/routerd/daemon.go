@@ -396,8 +396,9 @@ func (d *router) followStore(ctx context.Context) error {
 			}
 		}
 		d.tunnels.HandleStore(b)
-		d.policy.handleStore(b)
+		// What it announces must not hide what policy heard from the datastore.
 		d.attach.HandleStore(b)
+		d.policy.handleStore(b)
 		d.reach.HandleStore(b)
 		d.node.HandleStore(b)
 	}

@@ -198,8 +198,9 @@ type Config struct {
 	// Linger is how long the first that is to be told waits for others; 0: 100 ms.
 	Linger time.Duration
 	// Announce tells of an endpoint of this host, or of its end, before the
-	// datastore does; the event has no revision. It must not block. Where Rules
-	// is set and Announce is not, endpoints are written before the answer.
+	// datastore does, and of the profile of a network that is new; the event has
+	// no revision. It must not block or call the Attacher. Who also follows the
+	// datastore is told after [Attacher.HandleStore]. Where Rules is set and Announce is not, endpoints are written before the answer.
 	Announce func(store.Event)
 
 	// Rules waits until the rules that judge what the device's workload sends

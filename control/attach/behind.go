@@ -50,9 +50,28 @@ func (a *Attacher) announce(r record, there bool) {
 	}
 	ev := store.Event{Key: key}
 	if there {
+		a.announceProfile(r.Network)
 		ev.Object = store.Object{Key: key, Value: w}
 	}
 	a.cfg.Announce(ev)
+}
+
+// announceProfile tells of the profile of a network's endpoints, which without
+// it are denied everything, unless the datastore told of one. The lock is held
+// meanwhile, so that what the datastore tells comes later and holds.
+func (a *Attacher) announceProfile(network string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.profiles[network] {
+		return
+	}
+	p := profileOf(network)
+	key, err := store.KeyOf(p)
+	if err != nil {
+		return
+	}
+	store.SetDefaults(p)
+	a.cfg.Announce(store.Event{Key: key, Object: store.Object{Key: key, Value: p}})
 }
 
 // localOnly reports whether the datastore has heard nothing of an attachment:

@@ -367,7 +367,8 @@ func TestBehindAddressLost(t *testing.T) {
 	}
 }
 
-// Endpoints are announced to the parts of this host at once, also their end.
+// Endpoints are announced to the parts of this host at once, also their end, and
+// before them the profile of a new network.
 func TestBehindAnnounces(t *testing.T) {
 	t.Parallel()
 	w := newBehind(t)
@@ -382,7 +383,15 @@ func TestBehindAnnounces(t *testing.T) {
 	w.away(true)
 	w.add(a, req)
 	w.del(a, req)
-	diff(t, "announced", []string{"node--a-cni-0000000000000001-eth0 false", "node--a-cni-0000000000000001-eth0 true"}, got)
+	want := []string{"net1 false", "node--a-cni-0000000000000001-eth0 false", "node--a-cni-0000000000000001-eth0 true"}
+	diff(t, "announced", want, got)
+
+	// A profile that the datastore has is not announced.
+	key := store.ResourceKey(store.KindProfile, "net1")
+	a.HandleStore(store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profileOf("net1")}}}})
+	got = nil
+	w.add(a, w.numbered(2))
+	diff(t, "announced", []string{"node--a-cni-c2-eth0 false"}, got)
 }
 
 // A DEL for a pod's earlier container, or one that comes again, does not end
