@@ -195,6 +195,9 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	e.rules.Lock()
 	touched := touched(e.have, &d)
 	err := e.have.Apply(&d)
+	if err != nil {
+		e.have = calc.Snapshot() // in place of half a step
+	}
 	e.rules.Unlock()
 	switch {
 	case err != nil:

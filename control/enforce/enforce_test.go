@@ -283,6 +283,39 @@ func TestOwnAddresses(t *testing.T) {
 	})
 }
 
+// After a step that does not fit, the next try brings all rules into force, not
+// half of a step.
+func TestUnfitStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		a, b := pod("a", "10.0.0.1", nil), pod("b", "10.0.0.2", map[string]string{"app": "web"})
+		w.store(a, b, denyFrom("app == 'bad'"))
+		w.e.rules.Lock()
+		delete(w.e.have.Endpoints, "calia") // somebody's fault
+		w.e.rules.Unlock()
+		key, err := store.KeyOf(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		policyKey, err := store.KeyOf(denyFrom(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.e.HandleStore(store.Batch{Events: []store.Event{{Key: key}, {Key: policyKey}}})
+		time.Sleep(20 * time.Second) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		w.table.mu.Lock()
+		defer w.table.mu.Unlock()
+		if err := w.e.Status().Err; err != nil {
+			t.Errorf("status: %v", err)
+		}
+		if _, ok := w.table.have.Policies[filter.PolicyID{Kind: "GlobalNetworkPolicy", Name: "deny"}]; ok || len(w.table.have.Endpoints) != 1 {
+			t.Errorf("the kernel has the policies %v and the endpoints %v", w.table.have.Policies, w.table.have.Endpoints)
+		}
+	})
+}
+
 // A step that the kernel is still taking is not in force.
 func TestWaitForTheKernel(t *testing.T) {
 	t.Parallel()
