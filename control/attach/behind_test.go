@@ -19,7 +19,7 @@ func newBehind(t *testing.T) *world {
 	w := newWorld(t)
 	w.ipam.reserve = true
 	w.cfg = func(c *Config) {
-		c.Behind, c.Linger, c.StoreTimeout = true, time.Millisecond, 50*time.Millisecond
+		c.Behind, c.Linger, c.StoreTimeout = true, time.Millisecond, 10*time.Second
 	}
 	return w
 }
