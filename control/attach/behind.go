@@ -184,16 +184,24 @@ func (a *Attacher) confirmAll(ctx context.Context) bool {
 	}
 	var due []record
 	a.mu.Lock()
-	for id, r := range a.records {
+	for _, r := range a.records {
 		if r.State == stateAttached && r.Queued {
-			a.touched[id] = true
 			due = append(due, r)
 		}
 	}
+	away := a.storeAway
 	a.mu.Unlock()
+	if away {
+		return len(due) == 0 // what the datastore never heard of is released without it
+	}
 	slices.SortFunc(due, func(x, y record) int { return x.Since.Compare(y.Since) })
 	done := true
 	for chunk := range slices.Chunk(due, confirmChunk) {
+		a.mu.Lock()
+		for _, r := range chunk {
+			a.touched[r.id()] = true
+		}
+		a.mu.Unlock()
 		if err := a.confirm(ctx, chunk); err != nil {
 			done = false
 			a.log.Warn("the datastore is not told yet of what was attached; will try again", "attachments", len(due), "error", err)

@@ -452,3 +452,26 @@ func TestBehindAnnouncesAfterRestart(t *testing.T) {
 	w.start()
 	diff(t, "announced", []string{"node--a-cni-c2-eth0 false"}, got)
 }
+
+// While the watch says that the datastore is away, what it never heard of is
+// not held to be known to it: it is released on this host alone.
+func TestBehindAwayIsNotTold(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	a := w.start()
+	w.away(true)
+	a.HandleStore(store.Batch{Err: errors.New("connection refused")})
+	req := w.request(1)
+	w.add(a, req)
+	if a.confirmAll(t.Context()) {
+		t.Error("the datastore is told of all, and it is away")
+	}
+	w.del(a, req)
+	if !a.cutAll(t.Context()) || !a.complete(t.Context()) {
+		t.Error("the release waits for the datastore")
+	}
+	a.HandleStore(store.Batch{})
+	if !a.confirmAll(t.Context()) {
+		t.Error("something is left to be told")
+	}
+}
