@@ -62,8 +62,7 @@ func (a *app) askBereft(ctx context.Context, req *apiv1.BGPBereftRequest) error 
 		r, err = b.Bereft(ctx, req)
 		return err
 	})
-	switch status.Code(err) {
-	case codes.Unimplemented, codes.Internal:
+	if err != nil && status.Code(err) != codes.InvalidArgument {
 		fmt.Fprintf(a.stderr, "note: what becomes of the BGP sessions is not looked at: %v\n", err)
 		return nil
 	}
