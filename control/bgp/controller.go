@@ -184,9 +184,10 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 		c.mu.Lock()
 		resumed := errors.Is(c.err, errLastLife) && errors.Is(err, ErrNotSynced)
 		c.mu.Unlock()
-		if !resumed {
-			c.setErr(err)
+		if resumed {
+			return c.resume(ctx) // what failed is tried again, links and passwords are followed
 		}
+		c.setErr(err)
 		return true // more input will wake us
 	}
 	c.keep(cfg)

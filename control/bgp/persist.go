@@ -86,7 +86,7 @@ func (c *Controller) keep(cfg Config) {
 // said nothing. It reports whether there is nothing to try again.
 func (c *Controller) resume(ctx context.Context) bool {
 	c.mu.Lock()
-	synced, links := c.view.synced, c.links
+	synced, links, again := c.view.synced, c.links, errors.Is(c.err, errLastLife)
 	c.mu.Unlock()
 	if synced || c.opts.StateFile == "" {
 		return true
@@ -99,7 +99,9 @@ func (c *Controller) resume(ctx context.Context) bool {
 		return true
 	}
 	cfg.Links = links
-	c.log.Warn("bgp runs with the configuration of its last life: the datastore has not been read yet")
+	if !again {
+		c.log.Warn("bgp runs with the configuration of its last life: the datastore has not been read yet")
+	}
 	err = c.speaker.Apply(ctx, c.secrets(ctx, cfg))
 	c.mu.Lock()
 	c.asn, c.routerID = cfg.ASN, cfg.RouterID

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -94,5 +95,40 @@ func TestStartWithoutStore(t *testing.T) {
 	f.waitRoute("192.168.1.64/26")
 	if now := f.uptime(); now != since {
 		t.Errorf("the session was up since %s, and is since %s", since, now)
+	}
+}
+
+// TestResumeTriesAgain: what fails while the configuration of the last life
+// holds is tried again, whatever wakes the controller in between.
+func TestResumeTriesAgain(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 1)
+	l, err := net.Listen("tcp4", netip.AddrPortFrom(h[0], DefaultPort).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	file := filepath.Join(t.TempDir(), "bgp.json")
+	cfg := testConfig(h[0], 64512, nil)
+	if err := save(file, cfg); err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	c := New(Options{Log: testLog(t), Node: cfg.Node, StateFile: file})
+	t.Cleanup(func() {
+		if err := c.speaker.Stop(ctx, false); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, step := range []func(context.Context) bool{c.resume, c.reconcile} {
+		if step(ctx) {
+			t.Fatal("nothing is to be tried again while the port is taken")
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !c.reconcile(ctx) {
+		t.Errorf("not as configured with the port free: %v", c.Status(ctx).Err)
 	}
 }
