@@ -62,10 +62,13 @@ func (v *View) Bereft(changes []store.Event) ([]string, error) {
 // Bereft asks [View.Bereft] of what the datastore holds now. The error is
 // [ErrNotSynced] while that is not known.
 func (c *Controller) Bereft(_ context.Context, changes []store.Event) ([]string, error) {
+	// The feed of the store does not wait while the sessions of all nodes are
+	// made.
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.view.synced {
+	v := c.view.clone()
+	c.mu.Unlock()
+	if !v.synced {
 		return nil, ErrNotSynced
 	}
-	return c.view.Bereft(changes)
+	return v.Bereft(changes)
 }
