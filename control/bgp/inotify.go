@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,8 +15,9 @@ import (
 const dirEvents = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_ONLYDIR
 
 // watchDirs calls changed after each change in one of the directories
-// (inotify(7)) until ctx ends. A new list replaces the one before; a directory
-// that does not exist is left out, so list its parent too.
+// (inotify(7)), and after it began to watch one, for what came just before went
+// unseen, until ctx ends. A new list replaces the one before. For a directory
+// that does not exist the nearest one above is watched.
 func watchDirs(ctx context.Context, lists <-chan []string, changed func()) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -46,6 +48,7 @@ func watchDirs(ctx context.Context, lists <-chan []string, changed func()) error
 	var dirs []string
 	watched := map[string]int{}
 	for {
+		news := false
 		select {
 		case <-ctx.Done():
 			return nil
@@ -54,14 +57,17 @@ func watchDirs(ctx context.Context, lists <-chan []string, changed func()) error
 			if !ok {
 				return errors.New("watch secrets: inotify ended")
 			}
-			changed()
+			news = true
 		}
 		now := map[string]int{}
 		for _, d := range dirs {
-			// Watching twice is one watch with the same number.
-			if wd, err := unix.InotifyAddWatch(fd, d, dirEvents); err == nil {
-				now[d] = wd
+			d, wd, err := watchNearest(fd, d)
+			if err != nil {
+				continue // nobody can follow it; each reconciliation reads it
 			}
+			before, ok := watched[d]
+			news = news || !ok || before != wd
+			now[d] = wd
 		}
 		for d, wd := range watched {
 			if _, keep := now[d]; !keep {
@@ -69,5 +75,20 @@ func watchDirs(ctx context.Context, lists <-chan []string, changed func()) error
 			}
 		}
 		watched = now
+		if news {
+			changed()
+		}
+	}
+}
+
+// watchNearest watches a directory, or the nearest one above that exists. It
+// returns which, with the number of the watch; watching twice is one watch.
+func watchNearest(fd int, dir string) (string, int, error) {
+	for {
+		wd, err := unix.InotifyAddWatch(fd, dir, dirEvents)
+		if err == nil || !errors.Is(err, unix.ENOENT) || filepath.Dir(dir) == dir {
+			return dir, wd, err
+		}
+		dir = filepath.Dir(dir)
 	}
 }

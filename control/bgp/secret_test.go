@@ -101,37 +101,50 @@ func TestMissingSecret(t *testing.T) {
 	}
 }
 
-// TestWatchDirs: directories that come later are seen too.
+// TestWatchDirs: what comes later is seen too, whatever of the path was there.
 func TestWatchDirs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
+	deep := filepath.Join(dir, "r", "s")
+	file := filepath.Join(deep, "k")
 	ctx, cancel := context.WithCancel(context.Background())
-	lists, hits := make(chan []string), make(chan struct{}, 100)
+	lists, seen := make(chan []string), make(chan bool, 100)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := watchDirs(ctx, lists, func() { hits <- struct{}{} }); err != nil {
+		if err := watchDirs(ctx, lists, func() {
+			_, err := os.Stat(file)
+			seen <- err == nil
+		}); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	await := func(what string) {
+	await := func(there bool) {
 		t.Helper()
-		select {
-		case <-hits:
-		case <-time.After(10 * time.Second):
-			t.Fatalf("%s was not noticed", what)
+		for deadline := time.After(10 * time.Second); ; {
+			select {
+			case got := <-seen:
+				if got == there {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("nobody was told: file there: %v", there)
+			}
 		}
 	}
-	lists <- []string{dir, filepath.Join(dir, "s")}
-	if err := os.Mkdir(filepath.Join(dir, "s"), 0o700); err != nil {
+	lists <- []string{deep}
+	await(false)
+	if err := os.MkdirAll(deep, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	await("a new directory")
-	lists <- []string{dir, filepath.Join(dir, "s")}
-	if err := os.WriteFile(filepath.Join(dir, "s", "k"), nil, 0o600); err != nil {
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	await("a new file")
+	await(true)
+	if err := os.RemoveAll(filepath.Join(dir, "r")); err != nil {
+		t.Fatal(err)
+	}
+	await(false)
 }
 
 func TestMD5Drops(t *testing.T) {

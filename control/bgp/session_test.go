@@ -88,6 +88,7 @@ func TestSessionWait(t *testing.T) {
 		{"cannot send one, long up", session{up: true, since: now.Add(-time.Minute)}, 0},
 		{"End-of-RIB came, then it went", session{eor: true}, 0},
 	} {
+		tt.s.peer.Addr = netip.MustParseAddr("192.0.2.1")
 		if got := tt.s.wait(now); got != tt.want {
 			t.Errorf("%s: wait %s, want %s", tt.name, got, tt.want)
 		}
