@@ -37,9 +37,6 @@ VMSOME := ^(TestSocketsIPIP|TestBesideNetworkd)$$
 # takes minutes on an emulated processor: test-unit has it.
 VMSKIP := ^(TestKilledBetweenParts|TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestGroupMovesManyRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
-# Scenarios that count lost packets, or measure. They have the machine to
-# themselves; the others wait for a state, however long it takes.
-TIMED := ^(TestTour|TestModeChanges|TestModeChangesIPv6|TestKilledInChange|TestSettingsChange|TestSaboteur|TestMTUFollows|TestMoveCIDR|TestLastPoolDisabled|TestTwoPools|TestNodeAddressChange|TestProbedBeforeUse|TestBrokenOffload|TestBlackhole|TestPolicy|TestReflectors)$$
 FUZZTIME ?= 10s
 
 ##@ Use
@@ -88,15 +85,8 @@ test-unit: deps-test ## Unit tests, with the race detector; those of kernel pack
 	$(GO) test -race -timeout 10m $$($(GO) list ./... | grep -vE '$(STAGED)')
 
 .PHONY: test-integration
-test-integration: test-states test-timed ## Scenarios on hosts that are network namespaces of this machine
-
-.PHONY: test-states
-test-states: deps-test build ## Those of them that wait for states, and the tests of the lab, of systemd and of container runtimes
-	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -skip '$(TIMED)' $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|service|runtimes|bench)(/|$$)')
-
-.PHONY: test-timed
-test-timed: deps-test build ## Those of them that count lost packets or measure, for a machine with nothing else to do
-	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -run '$(TIMED)' ./integration/scenarios
+test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
+	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|service|runtimes|bench)(/|$$)')
 
 .PHONY: test-vm
 ifeq ($(SKIP_VM),1)
