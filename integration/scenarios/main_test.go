@@ -148,13 +148,19 @@ func within(t *testing.T, d time.Duration) context.Context {
 // shown when the test fails.
 func bring(t *testing.T, suffix string, top lab.Topology) *lab.Lab {
 	t.Helper()
+	return bringFrom(t, suffix, top, binDir(t))
+}
+
+// bringFrom is bring with programs of a directory of its own.
+func bringFrom(t *testing.T, suffix string, top lab.Topology, bin string) *lab.Lab {
+	t.Helper()
 	name := fmt.Sprintf("sc%d-%s", os.Getpid(), suffix)
 	start := time.Now()
 	limit := 2 * time.Minute
 	if emulated() {
 		limit = 5 * time.Minute // of an emulated CPU's time a lab takes half a minute
 	}
-	l, err := lab.Up(within(t, limit), lab.Options{Name: name, Topology: top, BinDir: binDir(t)})
+	l, err := lab.Up(within(t, limit), lab.Options{Name: name, Topology: top, BinDir: bin})
 	if err != nil {
 		t.Fatal(err)
 	}
