@@ -23,16 +23,28 @@ type haveChain struct {
 	rules []handle
 }
 
-// dump reads our table.
-func (c *conn) dump() (*have, error) {
+// undisturbed reads once more while somebody else's transactions interrupt it;
+// read begins anew each time.
+func undisturbed(read func() error) error {
 	const tries = 10
 	for range tries {
-		h, err := c.dumpOnce()
-		if !errors.Is(err, errInterrupted) {
-			return h, err
+		if err := read(); !errors.Is(err, errInterrupted) {
+			return err
 		}
 	}
-	return nil, fmt.Errorf("read table %s: %w each time of %d", TableName, errInterrupted, tries)
+	return fmt.Errorf("read table %s: %w each time of %d", TableName, errInterrupted, tries)
+}
+
+// dump reads our table.
+func (c *conn) dump() (h *have, err error) {
+	err = undisturbed(func() (err error) {
+		h, err = c.dumpOnce()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
 }
 
 func (c *conn) dumpOnce() (*have, error) {

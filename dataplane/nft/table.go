@@ -307,19 +307,25 @@ func (t *Table) handles() (map[string][]handle, error) {
 			names = append(names, name)
 		}
 	}
-	out := make(map[string][]handle, len(names))
 	if len(names) == 0 {
-		return out, nil
+		return nil, nil
 	}
 	const few = 20 // beyond, one dump of all is cheaper
 	if len(names) > few {
 		names = []string{""}
 	}
-	for _, name := range names {
-		err := t.conn.rules(name, func(chain string, h handle, _ []byte) { out[chain] = append(out[chain], h) })
-		if err != nil {
-			return nil, fmt.Errorf("read the rules of table %s: %w", TableName, err)
+	var out map[string][]handle
+	err := undisturbed(func() error {
+		out = make(map[string][]handle, len(names))
+		for _, name := range names {
+			if err := t.conn.rules(name, func(chain string, h handle, _ []byte) { out[chain] = append(out[chain], h) }); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the rules of table %s: %w", TableName, err)
 	}
 	return out, nil
 }
@@ -354,9 +360,26 @@ func (t *Table) Counters() ([]Counter, error) {
 	case t.world == nil:
 		return nil, ErrUnfit
 	}
+	var sums map[Counter]*Counter
+	err := undisturbed(func() (err error) {
+		sums, err = t.sums()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the counters of table %s: %w", TableName, err)
+	}
+	out := make([]Counter, 0, len(sums))
+	for _, c := range sums {
+		out = append(out, *c)
+	}
+	return out, nil
+}
+
+// sums adds the counters of the kernel's rules up, by what they are counters of.
+func (t *Table) sums() (map[Counter]*Counter, error) {
 	sums := make(map[Counter]*Counter)
 	at := make(map[string]int)
-	err := t.conn.rules("", func(name string, h handle, exprs []byte) {
+	return sums, t.conn.rules("", func(name string, h handle, exprs []byte) {
 		c := t.world.chains[name]
 		i := at[name]
 		at[name]++
@@ -373,12 +396,4 @@ func (t *Table) Counters() ([]Counter, error) {
 		sum.Packets += packets
 		sum.Bytes += bytes
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read the counters of table %s: %w", TableName, err)
-	}
-	out := make([]Counter, 0, len(sums))
-	for _, c := range sums {
-		out = append(out, *c)
-	}
-	return out, nil
 }
