@@ -171,16 +171,23 @@ func (l *Lab) startHosts(ctx context.Context, o Options) error {
 		return nil
 	}
 	o.Progress(fmt.Sprintf("starting routerd on %d more hosts", len(others)))
-	g, ctx := errgroup.WithContext(ctx)
-	for _, n := range others {
+	errs := make([]error, len(others))
+	g, all := errgroup.WithContext(ctx)
+	for i, n := range others {
 		g.Go(func() error {
-			if err := l.startDaemon(n); err != nil {
-				return err
+			errs[i] = l.startDaemon(n)
+			if errs[i] == nil {
+				errs[i] = l.WaitReady(all, n.Name)
 			}
-			return l.WaitReady(ctx, n.Name)
+			return errs[i]
 		})
 	}
-	return g.Wait()
+	err := g.Wait()
+	if ctx.Err() != nil {
+		// The caller's time ran out: each host says what it waited for.
+		return errors.Join(errs...)
+	}
+	return err
 }
 
 func (l *Lab) attachAll(ctx context.Context, o Options) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/lab/labtest"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
 )
@@ -286,7 +287,19 @@ func TestUpFails(t *testing.T) {
 	t.Run("never ready", func(t *testing.T) {
 		t.Parallel()
 		name := labName(t, "never")
-		_, err := Up(within(t, 2*time.Second), Options{Name: name, Topology: play("never-ready"), BinDir: binDir(t)})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var up sync.WaitGroup
+		var err error
+		up.Go(func() {
+			_, err = Up(ctx, Options{Name: name, Topology: play("never-ready"), BinDir: binDir(t)})
+		})
+		poll(t, "the daemon's first answer", func() bool {
+			b, _ := os.ReadFile(logFile(name, "node2"))
+			return strings.Contains(string(b), labtest.AskedAgain)
+		})
+		cancel()
+		up.Wait()
 		if err == nil || !strings.Contains(err.Error(), "played: never-ready") {
 			t.Errorf("got %v, want the daemon's reason", err)
 		}

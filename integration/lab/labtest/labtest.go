@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -66,19 +67,27 @@ func BinDir(tb testing.TB, others ...string) string {
 	return d
 }
 
+// AskedAgain is the line that a played daemon logs when it is asked for its
+// health a second time: the one who asks has its first answer.
+const AskedAgain = "played: asked again"
+
 // operator answers as its configuration's key "play" says: "never-ready", or
 // else as a daemon that is ready at once.
 type operator struct {
 	apiv1.UnimplementedOperatorServer
 	name, play string
+	asked      atomic.Int64
 }
 
-func (o operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
+func (o *operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
+	if o.asked.Add(1) == 2 {
+		fmt.Fprintln(os.Stderr, AskedAgain)
+	}
 	ready := &apiv1.Check{Ok: o.play != "never-ready", Reason: "played: " + o.play}
 	return &apiv1.NodeResponse{Name: o.name, Pid: int64(os.Getpid()), Health: &apiv1.Health{Ready: ready}}, nil
 }
 
-func (o operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {
+func (o *operator) CNIConfig(context.Context, *apiv1.CNIConfigRequest) (*apiv1.CNIConfigResponse, error) {
 	return &apiv1.CNIConfigResponse{Conflist: `{"cniVersion":"1.1.0","name":"routerd-lab","plugins":[{"type":"routerd-cni"}]}`}, nil
 }
 
@@ -121,7 +130,7 @@ func playDaemon(config string) error {
 		return err
 	}
 	s := grpc.NewServer()
-	apiv1.RegisterOperatorServer(s, operator{name: c.NodeName, play: c.Play})
+	apiv1.RegisterOperatorServer(s, &operator{name: c.NodeName, play: c.Play})
 	etcdserverpb.RegisterKVServer(s, datastore{})
 	return s.Serve(l)
 }
