@@ -62,7 +62,8 @@ type Controller struct {
 
 	watchers watchers
 
-	secretDirs chan []string // the directories to watch
+	secretDirs chan []string       // the directories to watch
+	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
 
 	mu       sync.Mutex // guards the rest
 	view     View
@@ -77,7 +78,7 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), err: ErrNotSynced,
+		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced,
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
@@ -96,7 +97,7 @@ func (c *Controller) Run(ctx context.Context, batches <-chan store.Batch) error 
 	g.Go(func() error { c.follow(gctx, batches); return nil })
 	g.Go(func() error { c.drive(gctx); return nil })
 	g.Go(func() error { return c.deliver(gctx) })
-	g.Go(func() error { return c.followSecrets(gctx) })
+	g.Go(func() error { c.followSecrets(gctx); return nil })
 	err := g.Wait()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()

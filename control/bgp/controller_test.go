@@ -32,8 +32,8 @@ func newDaemon(t testing.TB, node string) *daemon {
 }
 
 // newDaemonOf is newDaemon with options, of which the log and the handler are
-// filled in.
-func newDaemonOf(t testing.TB, o Options) *daemon {
+// filled in. change is called before the controller runs.
+func newDaemonOf(t testing.TB, o Options, change ...func(*Controller)) *daemon {
 	t.Helper()
 	d := &daemon{t: t, batches: make(chan store.Batch), paths: map[netip.Prefix]Path{}}
 	o.Log = testLog(t)
@@ -48,6 +48,9 @@ func newDaemonOf(t testing.TB, o Options) *daemon {
 		}
 	}
 	d.Controller = New(o)
+	for _, f := range change {
+		f(d.Controller)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx, d.batches) }()

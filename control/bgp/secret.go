@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // SecretRef names a secret and a key in it, as a Kubernetes secretKeyRef does.
@@ -102,7 +103,47 @@ func (c *Config) refs() []SecretRef {
 	return l
 }
 
-// followSecrets wakes the controller when a file of a secret changes.
-func (c *Controller) followSecrets(ctx context.Context) error {
-	return watchDirs(ctx, c.secretDirs, c.poke)
+// secretPoll is how often secrets are read while the kernel lets nobody watch
+// them.
+const secretPoll = time.Minute
+
+// followSecrets wakes the controller when a file of a secret changes, until ctx
+// ends. Where that cannot be watched it wakes it from time to time. Without any
+// secret nothing is watched.
+func (c *Controller) followSecrets(ctx context.Context) {
+	failed := ""
+	w := dirWatch{init: c.inotify, lists: c.secretDirs, changed: func() {
+		if failed != "" {
+			c.log.Info("bgp secrets watched again")
+			failed = ""
+		}
+		c.poke()
+	}}
+	select {
+	case <-ctx.Done():
+		return
+	case w.dirs = <-c.secretDirs:
+	}
+	for {
+		err := w.run(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if failed != err.Error() {
+			failed = err.Error()
+			c.log.Warn("bgp secrets not watched: they are read from time to time", "error", err, "interval", secretPoll)
+		}
+		tick := time.NewTimer(secretPoll)
+		for wait := true; wait; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case w.dirs = <-c.secretDirs:
+			case <-tick.C:
+				wait = false
+			}
+		}
+		c.poke()
+	}
 }

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,7 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/store"
 )
@@ -111,10 +115,11 @@ func TestWatchDirs(t *testing.T) {
 	lists, seen := make(chan []string), make(chan bool, 100)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := watchDirs(ctx, lists, func() {
+		w := dirWatch{init: newInotify, lists: lists, changed: func() {
 			_, err := os.Stat(file)
 			seen <- err == nil
-		}); err != nil {
+		}}
+		if err := w.run(ctx); err != nil {
 			t.Error(err)
 		}
 	})
@@ -145,6 +150,66 @@ func TestWatchDirs(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(false)
+}
+
+// TestSecretsWithoutInotify: the kernel has no instance left. The daemon lives,
+// reads what is there, reads it again each minute, and watches as soon as it
+// may.
+func TestSecretsWithoutInotify(t *testing.T) {
+	t.Parallel()
+	t.Run("the controller lives", func(t *testing.T) {
+		t.Parallel()
+		h := hosts(t, 2)
+		dir := t.TempDir()
+		writeSecret(t, dir, SecretRef{"s", "k"}, "geheim")
+		d := newDaemonOf(t, Options{Node: "node1", SecretDir: dir}, func(c *Controller) {
+			c.inotify = func() (int, error) { return -1, unix.EMFILE }
+		})
+		d.send(store.Batch{Synced: true, Events: []store.Event{
+			bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`),
+			peer(t, "with", fmt.Sprintf(`{"peerIP":%q,"asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`, h[1])),
+		}})
+		poll(t, 30*time.Second, func() string { return fmt.Sprint(d.peer("with")) }, func() bool {
+			return d.peer("with").State == StateStart // it runs, with its password
+		})
+		d.stop() // reports the error of Run
+	})
+	t.Run("polls, then watches", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			c := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil)), SecretDir: "/nowhere"})
+			tries := 0
+			c.inotify = func() (int, error) {
+				if tries++; tries <= 3 {
+					return -1, unix.EMFILE
+				}
+				return newInotify()
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { c.followSecrets(ctx) })
+			began := time.Now()
+			for range 3 {
+				c.secretDirs <- []string{c.opts.SecretDir} // as each reconciliation does
+				<-c.dirty
+			}
+			if d := time.Since(began); d != 3*secretPoll {
+				t.Errorf("read three times after %s, want %s", d, 3*secretPoll)
+			}
+			<-c.dirty // the watch began
+			if d := time.Since(began); d != 3*secretPoll {
+				t.Errorf("watched after %s", d)
+			}
+			cancel()
+			wg.Wait()
+			for _, says := range []string{"fs.inotify.max_user_instances", "watched again"} {
+				if strings.Count(log.String(), says) != 1 {
+					t.Errorf("the log should say %q once:\n%s", says, &log)
+				}
+			}
+		})
+	})
 }
 
 func TestMD5Drops(t *testing.T) {
