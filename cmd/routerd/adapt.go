@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/bgp"
@@ -127,15 +128,26 @@ func hopSet(p bgp.Path) vrouter.HopSet {
 	return vrouter.HopSetOf(hops...)
 }
 
-// pathUpdate turns what BGP learned into what the core takes.
+// pathUpdate turns what BGP learned into what the core takes. Neighbours in it
+// often have the same next hops, so what is said of them is kept.
 func pathUpdate(ch bgp.Changes) vrouter.PathUpdate {
 	u := vrouter.PathUpdate{Reset: ch.Reset, Del: ch.Del, Lost: ch.Lost, Found: ch.Found, Synced: ch.Synced}
-	for _, p := range ch.Put {
-		peer := p.Peer
-		if p.PeerAddr.IsValid() && p.PeerAddr.String() != peer {
-			peer = fmt.Sprintf("%s (%s)", p.Peer, p.PeerAddr)
+	if len(ch.Put) == 0 {
+		return u
+	}
+	u.Put = make([]vrouter.Path, len(ch.Put))
+	var last bgp.Path
+	for i, p := range ch.Put {
+		out := vrouter.Path{Prefix: p.Prefix, NextHop: p.NextHop}
+		if i > 0 && p.Hop == last.Hop && slices.Equal(p.More, last.More) {
+			out.Peer, out.Set = u.Put[i-1].Peer, u.Put[i-1].Set
+		} else {
+			out.Peer, out.Set = p.Peer, hopSet(p)
+			if p.PeerAddr.IsValid() && p.PeerAddr.String() != p.Peer {
+				out.Peer = fmt.Sprintf("%s (%s)", p.Peer, p.PeerAddr)
+			}
 		}
-		u.Put = append(u.Put, vrouter.Path{Prefix: p.Prefix, NextHop: p.NextHop, Peer: peer, Set: hopSet(p)})
+		u.Put[i], last = out, p
 	}
 	return u
 }

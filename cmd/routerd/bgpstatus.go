@@ -21,7 +21,16 @@ func (d *router) bgpStatus(ctx context.Context) bgp.Status {
 	if d.bgp == nil {
 		return bgp.Status{}
 	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	return d.bgp.Status(ctx)
+}
+
+func (d *router) bgpSessions() bgp.Status {
+	if d.bgp == nil {
+		return bgp.Status{}
+	}
+	return d.bgp.Sessions()
 }
 
 // bgpServer returns the service behind `routerctl bgp`.

@@ -61,7 +61,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	v := c.d.view(context.Background())
+	v := c.d.view(context.Background(), c.d.bgpStatus(context.Background()))
 
 	type cell struct {
 		kind  dataplane.Kind

@@ -50,10 +50,10 @@ type view struct {
 	coreErr error            // the core did not answer
 }
 
-func (d *router) view(ctx context.Context) view {
+func (d *router) view(ctx context.Context, b bgp.Status) view {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	v := view{node: d.node.Status(), bgp: d.bgpStatus(ctx)}
+	v := view{node: d.node.Status(), bgp: b}
 	if v.waiting, v.coreErr = d.core.Waiting(ctx); v.coreErr == nil {
 		v.pools, v.coreErr = d.core.Pools(ctx)
 	}
@@ -96,7 +96,9 @@ func (v view) programmed(kernelReady func() (bool, string)) error {
 }
 
 // report answers all of health's questions.
-func (d *router) report(ctx context.Context) health.Report { return d.reportOf(d.view(ctx)) }
+func (d *router) report(ctx context.Context) health.Report {
+	return d.reportOf(d.view(ctx, d.bgpSessions()))
+}
 
 func (d *router) reportOf(v view) health.Report {
 	programmed := v.programmed(d.kernel.Ready)
@@ -185,7 +187,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 
 // Node implements [rpc.Operator].
 func (d *router) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
-	v := d.view(ctx)
+	v := d.view(ctx, d.bgpStatus(ctx))
 	ns, rep := v.node, d.reportOf(v)
 	out := &apiv1.NodeResponse{
 		Name: d.name, Version: version, Pid: int64(os.Getpid()), Started: timestamp(d.started),

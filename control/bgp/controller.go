@@ -278,5 +278,16 @@ func (c *Controller) Status(ctx context.Context) Status {
 	return st
 }
 
+// Sessions is Status without the numbers of prefixes that peers sent and that
+// were accepted, for those who ask often: it costs by the number of peers, and
+// Status now and then by that of prefixes.
+func (c *Controller) Sessions() Status {
+	c.mu.Lock()
+	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
+	c.mu.Unlock()
+	_, st.Peers = c.speaker.states()
+	return st
+}
+
 // Routes returns the best path of every learned prefix, for a full comparison.
 func (c *Controller) Routes(ctx context.Context) ([]Path, error) { return c.speaker.Routes(ctx) }

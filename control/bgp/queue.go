@@ -48,9 +48,15 @@ type queue struct {
 
 func newQueue() *queue { return &queue{wake: make(chan struct{}, 1)} }
 
+// put appends an event. GoBGP tells paths one by one: those that wait for the
+// loop become one event.
 func (q *queue) put(e event) {
 	q.mu.Lock()
-	q.items = append(q.items, e)
+	if n := len(q.items); e.kind == eventPaths && n > 0 && q.items[n-1].kind == eventPaths && q.items[n-1].from == e.from {
+		q.items[n-1].paths = append(q.items[n-1].paths, e.paths...)
+	} else {
+		q.items = append(q.items, e)
+	}
 	q.mu.Unlock()
 	q.poke()
 }

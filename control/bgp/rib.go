@@ -20,6 +20,7 @@ type rib struct {
 	wake    chan struct{} // holds a token when there is something to take
 	known   map[netip.Prefix]*hopSet
 	pending map[netip.Prefix]struct{} // changed and not taken
+	most    int                       // the most that pending has held
 	stale   map[netip.Prefix]struct{} // told before GoBGP was started anew and not told again yet
 	started bool                      // Reset has been given
 	synced  bool                      // Synced waits to be given
@@ -82,6 +83,7 @@ func (r *rib) change(p netip.Prefix, s *hopSet) {
 	}
 	r.sets.release(old)
 	r.pending[p] = struct{}{}
+	r.most = max(r.most, len(r.pending))
 	r.signal()
 }
 
@@ -174,6 +176,9 @@ func (r *rib) take() Changes {
 			break
 		}
 		if s := r.known[p]; s != nil {
+			if c.Put == nil {
+				c.Put = make([]Path, 0, min(len(r.pending), batchSize))
+			}
 			c.Put = append(c.Put, s.path(p))
 		} else {
 			c.Del = append(c.Del, p)
@@ -184,7 +189,9 @@ func (r *rib) take() Changes {
 		r.signal()
 		return c
 	}
-	r.pending = map[netip.Prefix]struct{}{} // a map does not shrink
+	if r.most > batchSize { // a map does not shrink
+		r.pending, r.most = map[netip.Prefix]struct{}{}, 0
+	}
 	c.Synced, c.Found = r.synced, r.again
 	r.synced, r.again = false, nil
 	return c

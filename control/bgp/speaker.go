@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,8 +50,7 @@ type Speaker struct {
 	wg   sync.WaitGroup // the loop
 	run  sync.Once      // starts it
 
-	apply sync.Mutex            // held while GoBGP is being changed
-	owed  map[netip.Addr]resets // of running peers; apply guards it
+	apply sync.Mutex // held while GoBGP is being changed
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
@@ -186,10 +186,8 @@ func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 // change brings the engine from old to c.
 func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, restarting bool) error {
 	var errs []error
-	if fresh {
-		s.owed = map[netip.Addr]resets{}
-	} else {
-		if err := e.changePolicies(ctx, old, c); err != nil {
+	if !fresh && !old.samePolicy(c) {
+		if err := e.setPolicies(ctx, c); err != nil {
 			// Better to go on with the old judgement than to add peers that are
 			// judged wrongly.
 			return err
@@ -197,10 +195,9 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	}
 	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, restarting))
 	if !fresh {
-		s.oweImport(e, old, c)
-		s.oweExport(old, c)
-		errs = append(errs, s.payResets(ctx, e))
+		errs = append(errs, s.judgeAgain(ctx, e, old, c))
 	}
+	err := errors.Join(errs...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg = *c
@@ -212,9 +209,13 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 		}
 		s.deadline = time.Now().Add(limit)
 	}
+	if err != nil {
+		// Make the next Apply compare import with something it cannot equal.
+		s.cfg.Own = nil
+	}
 	s.remember(c)
 	s.q.poke()
-	return errors.Join(errs...)
+	return err
 }
 
 // remember keeps since when a peer that does not run has its problem.
@@ -285,6 +286,69 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restart
 	return errors.Join(errs...)
 }
 
+// judgeAgain makes import's new judgement hold for what was received before.
+func (s *Speaker) judgeAgain(ctx context.Context, e *engine, old, c *Config) error {
+	if slices.Equal(old.Pools, c.Pools) && slices.Equal(old.Lent, c.Lent) {
+		if added, grown := grew(old.Own, c.Own); grown && !s.anyInside(e, added) {
+			// The usual case: the node claimed a block, and nobody else has
+			// announced any of it. A long list of routes is not touched.
+			return s.judgeMoved(ctx, e, old, c)
+		}
+	}
+	return errors.Join(e.reimport(ctx, netip.Addr{}), s.judgeMoved(ctx, e, old, c))
+}
+
+// judgeMoved judges the peers for which another judgement holds while their
+// session stayed: that became, or are no more, nodes of the cluster, or have
+// other filters.
+func (s *Speaker) judgeMoved(ctx context.Context, e *engine, old, c *Config) error {
+	was := map[netip.Addr]Peer{}
+	for _, p := range old.Peers {
+		if p.runs() {
+			was[p.Addr] = p
+		}
+	}
+	var errs []error
+	for _, p := range c.Peers {
+		before, known := was[p.Addr]
+		if !p.runs() || !known {
+			continue
+		}
+		if before.PoolsOnly != p.PoolsOnly || !old.sameFilters(before, c, p, false) {
+			errs = append(errs, e.reimport(ctx, p.Addr))
+		}
+		if !old.sameExport(before, c, p) {
+			errs = append(errs, e.reexport(ctx, p.Addr))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// grew returns what b has and a has not, and whether that is all that differs.
+func grew(a, b []netip.Prefix) (added []netip.Prefix, ok bool) {
+	for _, p := range a {
+		if !slices.Contains(b, p) {
+			return nil, false
+		}
+	}
+	for _, p := range b {
+		if !slices.Contains(a, p) {
+			added = append(added, p)
+		}
+	}
+	return added, true
+}
+
+// anyInside reports whether something learned lies inside one of the prefixes.
+func (s *Speaker) anyInside(e *engine, prefixes []netip.Prefix) bool {
+	if len(prefixes) == 0 {
+		return false
+	}
+	found := false
+	err := e.list(prefixes, func(p *apiutil.Path) { found = found || p.PeerAddress.IsValid() })
+	return found || err != nil
+}
+
 // Routes returns the best path of every learned prefix, for a full comparison
 // with what [Speaker.Next] told. It costs 0.2 s for 100,000 routes.
 func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
@@ -313,22 +377,7 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 // Peers returns every configured session in the config's order, with why it is
 // not up and how many prefixes it carries.
 func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
-	s.mu.Lock()
-	e, cfg, listenErr := s.engine, s.cfg, s.listenErr
-	out := make([]PeerStatus, 0, len(cfg.Peers))
-	for _, p := range cfg.Peers {
-		ss, ok := s.sessions[p.Addr]
-		if !ok || !p.runs() {
-			ss = newSession(p, s.since[p.Name+"\x00"+p.Problem])
-		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Port: p.Port, ASN: p.ASN, Since: ss.since}
-		st.State, st.Info = ss.info(listenErr)
-		if ss.up && p.runs() {
-			st.Advertised = cfg.advertised(p.Addr)
-		}
-		out = append(out, st)
-	}
-	s.mu.Unlock()
+	e, out := s.states()
 	if e == nil {
 		return out, nil
 	}
@@ -350,11 +399,35 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 	return out, err
 }
 
+// states is [Speaker.Peers] without the numbers that only GoBGP knows, and costs
+// by the number of peers alone.
+func (s *Speaker) states() (*engine, []PeerStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg, listenErr := s.cfg, s.listenErr
+	out := make([]PeerStatus, 0, len(cfg.Peers))
+	for _, p := range cfg.Peers {
+		ss, ok := s.sessions[p.Addr]
+		if !ok || !p.runs() {
+			ss = newSession(p, s.since[p.Name+"\x00"+p.Problem])
+		}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Port: p.Port, ASN: p.ASN, Since: ss.since}
+		st.State, st.Info = ss.info(listenErr)
+		if ss.up && p.runs() {
+			st.Advertised = cfg.advertised(p.Addr)
+		}
+		out = append(out, st)
+	}
+	return s.engine, out
+}
+
 // tally is how many prefixes of each peer import let in. GoBGP's own count
 // leaves the policy out, so the table is counted, and again only when
-// something has changed.
+// something has changed and counting takes no more than a twentieth of the time:
+// a large table's numbers may be some seconds old.
 type tally struct {
 	changes  uint64
+	next     time.Time // not before
 	received map[netip.Addr]int
 	accepted map[netip.Addr]int
 }
@@ -363,7 +436,8 @@ func (s *Speaker) accepted(e *engine, received map[netip.Addr]int) (map[netip.Ad
 	s.mu.Lock()
 	last, changes := s.tally, s.changes
 	s.mu.Unlock()
-	if last.changes == changes && last.accepted != nil && maps.Equal(last.received, received) {
+	start := time.Now()
+	if last.accepted != nil && (start.Before(last.next) || last.changes == changes && maps.Equal(last.received, received)) {
 		return last.accepted, nil
 	}
 	n := map[netip.Addr]int{}
@@ -377,7 +451,8 @@ func (s *Speaker) accepted(e *engine, received map[netip.Addr]int) (map[netip.Ad
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tally = tally{changes: changes, received: received, accepted: n}
+	now := time.Now()
+	s.tally = tally{changes: changes, next: now.Add(20 * now.Sub(start)), received: received, accepted: n}
 	return n, nil
 }
 

@@ -203,6 +203,10 @@ func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 	}
 }
 
+// turnSize bounds about how many prefixes one turn takes in: while the kernel
+// gets those the next ones are taken in, and none waits for all.
+const turnSize = 1 << 14
+
 // Run is the loop. It returns when ctx ends.
 func (c *Core) Run(ctx context.Context) error {
 	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP, unsure: map[dataplane.Key]struct{}{}}
@@ -228,7 +232,7 @@ func (c *Core) Run(ctx context.Context) error {
 			}
 		case f := <-c.events:
 			f(l)
-			for more := true; more; {
+			for more := true; more && l.unsettled() < turnSize; {
 				select {
 				case f := <-c.events:
 					f(l)
@@ -281,6 +285,7 @@ func (c *Core) flush(l *loop) {
 func (c *Core) handOver(l *loop) {
 	defer clear(l.put)
 	defer clear(l.del)
+	defer emptied(&l.moved)
 	if !l.replaced {
 		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())
 		l.replaced = true
@@ -290,7 +295,8 @@ func (c *Core) handOver(l *loop) {
 		c.hintAt(rev)
 		return
 	}
-	var first, rest []dataplane.Object
+	var first []dataplane.Object
+	rest, del := l.routeChanges()
 	for k, o := range l.put {
 		if k.Kind() <= dataplane.KindSysctl {
 			first = append(first, o)
@@ -301,10 +307,11 @@ func (c *Core) handOver(l *loop) {
 	if len(first) > 0 {
 		c.hintAt(c.cfg.Sink.Update(dataplane.SourceCore, first, nil))
 	}
-	if len(rest)+len(l.del) == 0 {
+	del = slices.AppendSeq(del, maps.Keys(l.del))
+	if len(rest)+len(del) == 0 {
 		return
 	}
-	rev := c.cfg.Sink.Update(dataplane.SourceCore, rest, slices.Collect(maps.Keys(l.del)))
+	rev := c.cfg.Sink.Update(dataplane.SourceCore, rest, del)
 	if l.noteHops(l.put); l.lostHops(l.del) {
 		l.removals = append(l.removals, rev)
 	}
@@ -349,9 +356,12 @@ func (c *Core) publish(l *loop) bool {
 
 // wish returns every wanted object in a fixed order.
 func (t *table) wish() []dataplane.Object {
-	out := make([]dataplane.Object, 0, len(t.objs))
+	out := make([]dataplane.Object, 0, len(t.objs)+len(t.routes))
 	for _, w := range t.objs {
 		out = append(out, w.obj)
+	}
+	for p, c := range t.routes {
+		out = append(out, c.route(p))
 	}
 	slices.SortFunc(out, func(a, b dataplane.Object) int { return dataplane.CompareKeys(a.Key(), b.Key()) })
 	return out

@@ -15,8 +15,7 @@ func TestSizesThatWereMeasured(t *testing.T) {
 	tab := newTestTable(cluster(store.VXLAN)...)
 	mtus := func() map[string]uint32 {
 		tab.settle()
-		clear(tab.put)
-		clear(tab.del)
+		handedOver(tab)
 		out := map[string]uint32{}
 		for _, o := range tab.wish() {
 			if r, ok := o.(dataplane.Route); ok && r.NextHop != 0 {
@@ -55,8 +54,8 @@ func TestSizesThatWereMeasured(t *testing.T) {
 		}
 		deliver(tt.form, tt.inside)
 		tab.settle()
-		if len(tab.put)+len(tab.del) != 0 {
-			t.Errorf("%s: the same again changes %v, %v", tt.name, tab.put, tab.del)
+		if put, del := handedOver(tab); len(put)+len(del) != 0 {
+			t.Errorf("%s: the same again changes %v, %v", tt.name, put, del)
 		}
 	}
 }

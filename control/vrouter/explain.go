@@ -40,10 +40,9 @@ type Candidate struct {
 	set   HopSet
 }
 
-// candidates lists every way to reach p, best first. A candidate with a Reason
-// cannot be used.
-func (t *table) candidates(p netip.Prefix) []Candidate {
-	var out []Candidate
+// candidates appends every way to reach p to out, best first. A candidate with a
+// Reason cannot be used. It is to be called within a round, see [table.begin].
+func (t *table) candidates(p netip.Prefix, out []Candidate) []Candidate {
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
 	poolName, inPool := t.poolTree.LookupPrefix(p)
 	fam := dataplane.FamilyOf(p.Addr())
@@ -74,29 +73,34 @@ func (t *table) candidates(p netip.Prefix) []Candidate {
 			if covers {
 				c.Reason = errCovers(inside, insideAddr).Error()
 			} else {
-				t.complete(&c)
+				c.fill(t.complete(c.hop))
 			}
 			out = append(out, c)
 		}
 	}
-	if path, ok := t.paths[p]; ok {
+	if path := t.paths[p]; path != nil {
 		c := Candidate{
-			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.Peer,
-			NextHop: path.NextHop, route: route, hop: hopKeyOf(path), set: path.Set,
+			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.peer,
+			NextHop: path.nextHop, route: route, hop: path.hop, set: path.set,
 		}
 		// A next hop that is a node of the cluster is reached as the pool of the
 		// prefix asks for, so that both sides agree on the device; the direct
 		// driver may have no path to it by itself, and then the underlay has.
-		if n, ok := t.nodeAt(path.NextHop); ok && inPool && !covers && n != t.self {
+		if n, ok := t.nodeAt(path.nextHop); ok && inPool && !covers && n != t.self {
 			k := hopKey{pool: poolName, node: n, fam: fam}
 			if w := t.ways[k]; w.form.Driver != dataplane.DriverDirect || t.usable(k).err == nil {
 				c.hop = k
 			}
 		}
 		if fam == dataplane.IPv6 && c.hop.via.Is4() {
-			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
+			c.Reason = fmt.Sprintf("next hop %s: %v", path.nextHop, errWrongFamily)
+		} else if c.hop == path.hop {
+			if path.seen != t.round {
+				path.seen, path.with = t.round, t.complete(c.hop)
+			}
+			c.fill(path.with)
 		} else {
-			t.complete(&c)
+			c.fill(t.complete(c.hop))
 		}
 		out = append(out, c)
 	}
@@ -123,20 +127,25 @@ func originType(o origin) string {
 	return "block"
 }
 
-// complete fills in what the driver makes of a candidate.
-func (t *table) complete(c *Candidate) {
-	pl := t.usable(c.hop)
-	c.Driver = pl.driver
+// completed is what a driver makes of a next hop.
+type completed struct {
+	driver, reason, link, delayed string
+	via                           netip.Addr
+	mtu                           uint32
+	form                          dataplane.Form
+}
+
+func (t *table) complete(k hopKey) completed {
+	pl := t.usable(k)
 	if pl.err != nil {
-		c.Reason = pl.err.Error()
-		return
+		return completed{driver: pl.driver, reason: pl.err.Error()}
 	}
-	c.Via, c.Link = pl.hop.Gateway, pl.hop.Link
-	c.route.MTU = pl.mtu
-	c.Form, c.Delayed = t.ways[c.hop].form, t.ways[c.hop].reason
-	if h, ok := t.hops[c.hop]; ok {
-		c.route.NextHop = h.id
-	}
+	w := t.ways[k]
+	return completed{driver: pl.driver, via: pl.hop.Gateway, link: pl.hop.Link, mtu: pl.mtu, form: w.form, delayed: w.reason}
+}
+
+func (c *Candidate) fill(w completed) {
+	c.Driver, c.Reason, c.Via, c.Link, c.route.MTU, c.Form, c.Delayed = w.driver, w.reason, w.via, w.link, w.mtu, w.form, w.delayed
 }
 
 // explain lists the candidates of all prefixes that overlap filter, or of all
@@ -149,13 +158,14 @@ func (t *table) explain(filter netip.Prefix) []Candidate {
 	for p := range t.paths {
 		prefixes[p] = struct{}{}
 	}
+	t.begin()
 	var out []Candidate
 	for p := range prefixes {
 		if filter.IsValid() && !filter.Overlaps(p) {
 			continue
 		}
 		best := -1
-		cs := t.candidates(p)
+		cs := t.candidates(p, nil)
 		for i := range cs {
 			c := &cs[i]
 			switch {

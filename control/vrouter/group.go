@@ -76,14 +76,12 @@ func (t *table) forgetGroup(h *hop) {
 
 // refreshGroup is refreshHop for a group: one object replaced, whatever the
 // number of routes. Routes that were left on it because it was the same as what
-// they want are chosen anew.
+// they want are chosen anew if it no longer is.
 func (t *table) refreshGroup(h *hop) bool {
 	now, err := t.usableMembers(h.key)
-	if !slices.Equal(now, h.members) && h.owners < h.refs {
-		for p, c := range t.routes {
-			if c.on == h && c.hop != h.key {
-				t.dirty[p] = struct{}{}
-			}
+	for a := range h.guests {
+		if m, errOf := t.usableMembers(hopKey{set: a.set, fam: h.key.fam}); err != nil || errOf != nil || !slices.Equal(m, now) {
+			t.turned[a.key] = struct{}{}
 		}
 	}
 	if err != nil {
@@ -108,27 +106,49 @@ func (t *table) stands(h *hop, k hopKey) bool {
 	if h == nil || h.key.set == "" || !k.learned() || t.stale[h.key] || h.key.fam != k.fam && k.set != "" {
 		return false
 	}
-	if k.set == "" {
-		return len(h.members) == 1 && h.members[0] == k && t.usable(k).err == nil
+	now, ok := t.members[k]
+	if !ok {
+		now, _ = t.usableMembers(k.whole()) // none stands for none
+		t.members[k] = now
 	}
-	now, err := t.usableMembers(k)
-	return err == nil && slices.Equal(now, h.members)
+	return len(now) > 0 && slices.Equal(now, h.members)
+}
+
+// whole is a single next hop as the set of itself.
+func (k hopKey) whole() hopKey {
+	if k.via.IsValid() {
+		k.set, k.via = HopSet(k.via.String()), netip.Addr{}
+	}
+	return k
 }
 
 // disown gives a group of which no route wants the set any more the identity
-// of what it has become, so that the next group of that set is another object
-// and no route on this one is sent to a next hop that is back for others.
+// of what it has become: of the set that all of its routes want, or of its
+// members if they want different ones. So the next group of the old set is
+// another object, and no route on this one is sent to a next hop that is back
+// for others.
 func (t *table) disown(h *hop) {
-	if h.owners > 0 || h.refs == 0 || h.key.set == "" || h.key.orphan != 0 {
+	if h.owners > 0 || h.refs == 0 || h.key.set == "" {
 		return
 	}
-	addrs := make([]string, len(h.members))
-	for i, m := range h.members {
-		addrs[i] = m.via.String()
+	var now HopSet
+	if len(h.guests) == 1 {
+		for a := range h.guests {
+			now = a.set
+		}
+	} else if h.key.orphan == 0 {
+		addrs := make([]string, len(h.members))
+		for i, m := range h.members {
+			addrs[i] = m.via.String()
+		}
+		now = HopSet(strings.Join(addrs, " "))
+	}
+	if now == "" || h.key.orphan != 0 && h.key.set == now {
+		return
 	}
 	delete(t.hops, h.key)
 	delete(t.stale, h.key)
-	h.key = hopKey{set: HopSet(strings.Join(addrs, " ")), fam: h.key.fam, orphan: h.id}
+	h.key = hopKey{set: now, fam: h.key.fam, orphan: h.id}
 	t.hops[h.key] = h
 	t.ids[h.id] = h.key
 }
@@ -164,12 +184,30 @@ func (t *table) followNextHop(a netip.Addr, turned bool) {
 	for k := range t.hopsOf[a] {
 		// A group that is still of use moved its routes already; those that
 		// want it and are elsewhere may come.
-		if h, ok := t.hops[k]; k.set == "" || !ok || t.stale[k] || h.owners < len(t.byHop[k]) {
-			for p := range t.byHop[k] {
-				t.dirty[p] = struct{}{}
-			}
+		if k.set == "" || t.settledOn(k) < len(t.byHop[k].prefixes) {
+			t.turned[k] = struct{}{}
 		}
 	}
+}
+
+// settledOn counts the routes that want the set of k and are on a group that
+// has been brought up to date and is that set.
+func (t *table) settledOn(k hopKey) int {
+	n := 0
+	if h, ok := t.hops[k]; ok && !t.stale[k] {
+		n = h.owners
+	}
+	a := t.aims[k]
+	want, err := t.usableMembers(k)
+	if a == nil || err != nil {
+		return n
+	}
+	for g, h := range t.hops {
+		if h.guests[a] > 0 && !t.stale[g] && slices.Equal(h.members, want) {
+			n += h.guests[a]
+		}
+	}
+	return n
 }
 
 // groupsOf lists the groups in use that may have a next hop as a member.
@@ -181,32 +219,4 @@ func (t *table) groupsOf(a netip.Addr) set[hopKey] {
 		}
 	}
 	return out
-}
-
-// indexPath notes which prefixes have which next hops.
-func (t *table) indexPath(p Path) {
-	k := hopKeyOf(p)
-	if len(t.byHop[k]) == 0 {
-		for _, a := range hopAddrs(p) {
-			t.hopsOf.add(a, k)
-		}
-	}
-	t.byHop.add(k, p.Prefix)
-}
-
-func (t *table) unindexPath(p Path) {
-	k := hopKeyOf(p)
-	t.byHop.remove(k, p.Prefix)
-	if len(t.byHop[k]) == 0 {
-		for _, a := range hopAddrs(p) {
-			t.hopsOf.remove(a, k)
-		}
-	}
-}
-
-func hopAddrs(p Path) []netip.Addr {
-	if p.Set != "" {
-		return p.Set.addrs()
-	}
-	return []netip.Addr{p.NextHop}
 }

@@ -99,7 +99,6 @@ func TestGroups(t *testing.T) {
 	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Gateway: netip.MustParseAddr("10.1.0.9"), Link: "eth0"})
 	tab.setUnderlay(u)
 	tab.settle()
-	clear(tab.put)
 	step("a next hop that the underlay resolves", PathUpdate{Put: []Path{learnedPath(p3, b, "10.9.0.1")}},
 		map[string]string{p1: both, p2: both, p3: "10.1.0.3 eth0, 10.1.0.9 eth0"}, 3, 0)
 	u.Routes = slices.Clone(u.Routes)
@@ -139,6 +138,59 @@ func TestLossOfManyPrefixes(t *testing.T) {
 	}
 	if put, del = changes(tab, func() { tab.setPaths(PathUpdate{Reset: true}) }); len(put) != 0 || len(del) != n+2 {
 		t.Errorf("all withdrawn: %d put, %d deleted", len(put), len(del))
+	}
+}
+
+// TestLossOneAfterAnother: of four ToRs one after the other is lost, before and
+// after what each had is withdrawn. Each time one group is replaced and no
+// prefix is looked at.
+func TestLossOneAfterAnother(t *testing.T) {
+	const n = 2000
+	tab := newTestTable(cluster(store.Direct)[:2]...)
+	tors := []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5"}
+	announce := func(from, to int, tors ...string) (u PathUpdate) {
+		for i := from; i < to; i++ {
+			u.Put = append(u.Put, learnedPath(fmt.Sprintf("20.%d.%d.0/24", i>>8, i&0xff), tors...))
+		}
+		return u
+	}
+	if put, _ := changes(tab, func() { tab.setPaths(announce(0, n, tors...)) }); len(put) != n+5 {
+		t.Fatalf("%d objects, want a route each, four next hops and one group", len(put))
+	}
+	lose := func(tor string) {
+		t.Helper()
+		tab.setPaths(PathUpdate{Lost: addrs(tor)})
+		if len(tab.turned)+len(tab.dirty) != 0 {
+			t.Errorf("%s lost: all behind %d keys and %d prefixes are to be chosen for anew", tor, len(tab.turned), len(tab.dirty))
+		}
+		put, del := handedOver(tab)
+		if len(put) != 1 || put[0].Key().Kind() != dataplane.KindNextHopGroup || len(del) != 1 || del[0].Kind() != dataplane.KindNextHop {
+			t.Errorf("%s lost: %v, %v", tor, put, del)
+		}
+		tab.settle()
+		if put, del := handedOver(tab); len(put)+len(del) != 0 {
+			t.Errorf("%s lost: then %v, %v", tor, put, del)
+		}
+	}
+	withdraw := func(u PathUpdate) {
+		t.Helper()
+		if put, del := changes(tab, func() { tab.setPaths(u) }); len(put)+len(del) != 0 {
+			t.Errorf("withdrawn: %v, %v", put, del)
+		}
+	}
+	lose(tors[0])
+	withdraw(announce(0, n/2, tors[1:]...))
+	lose(tors[1]) // while what the first had is being withdrawn
+	withdraw(announce(n/2, n, tors[1:]...))
+	withdraw(announce(0, n, tors[2:]...))
+	lose(tors[2])
+	last := announce(0, n, tors[3])
+	last.Found = addrs(tors[:3]...)
+	withdraw(last)
+	for p, via := range reached(tab) {
+		if via != "10.1.0.5 eth0" {
+			t.Fatalf("%s goes %s", p, via)
+		}
 	}
 }
 
@@ -202,18 +254,50 @@ func TestGroupsModel(t *testing.T) {
 				if diff := cmp.Diff(reached(want), reached(tab)); diff != "" {
 					rt.Fatalf("differs from a fresh table (-fresh +this):\n%s", diff)
 				}
-				owners := map[*hop]int{}
+				owners, guests, aims := map[*hop]int{}, map[*hop]map[*aim]int{}, map[hopKey]int{}
 				for p, c := range tab.routes {
-					if c.on != nil && c.hop == c.on.key {
-						owners[c.on]++
+					if c.on == nil {
+						continue
 					}
-					if c.on != nil && tab.hops[c.on.key] != c.on {
+					if tab.hops[c.on.key] != c.on {
 						rt.Fatalf("%s is on a next hop that is forgotten", p)
 					}
+					aims[c.aim.key]++
+					if c.aim.key == c.on.key {
+						owners[c.on]++
+						continue
+					}
+					if guests[c.on] == nil {
+						guests[c.on] = map[*aim]int{}
+					}
+					guests[c.on][c.aim]++
 				}
 				for k, h := range tab.hops {
-					if h.refs < 1 || k.set != "" && h.owners != owners[h] {
+					if h.refs < 1 || h.owners != owners[h] {
 						rt.Fatalf("%s has %d users, %d owners; counted %d", k, h.refs, h.owners, owners[h])
+					}
+					if len(h.guests)+len(guests[h]) > 0 && !maps.Equal(h.guests, guests[h]) {
+						rt.Fatalf("%s has guests %v; counted %v", k, h.guests, guests[h])
+					}
+				}
+				for k, a := range tab.aims {
+					if a.refs != aims[k] {
+						rt.Fatalf("%d routes are said to want %s; counted %d", a.refs, k, aims[k])
+					}
+				}
+				if len(tab.aims) != len(aims) {
+					rt.Fatalf("%d aims; counted %d", len(tab.aims), len(aims))
+				}
+				behind := map[hopKey]int{}
+				for p, a := range tab.paths {
+					behind[a.hop]++
+					if _, ok := tab.byHop[a.hop].prefixes[p]; !ok {
+						rt.Fatalf("%s is not noted behind %s", p, a.hop)
+					}
+				}
+				for k, b := range tab.byHop {
+					if len(b.prefixes) != behind[k] || behind[k] == 0 {
+						rt.Fatalf("%d prefixes are noted behind %s; counted %d", len(b.prefixes), k, behind[k])
 					}
 				}
 				if len(tab.routes) == 0 && len(tab.hops) > 0 {

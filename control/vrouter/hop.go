@@ -174,8 +174,9 @@ func (t *table) resolveLinkLocal(a netip.Addr) (netip.Addr, string, error) {
 type hop struct {
 	key     hopKey
 	id      dataplane.NextHopID
-	refs    int // routes, and groups that it is a member of
-	owners  int // of a group: the routes that want exactly its set
+	refs    int          // routes, and groups that it is a member of
+	owners  int          // of a group: the routes that want exactly its set
+	guests  map[*aim]int // of a group: the other routes, which want a set that has become the same
 	members []hopKey
 	plan    plan
 }

@@ -131,7 +131,7 @@ func (t *table) refreshNode(name string) {
 	}
 	for _, a := range n.addr {
 		for k := range t.hopsOf[a.Addr()] {
-			for p := range t.byHop[k] {
+			for p := range t.byHop[k].prefixes {
 				if !t.wellRouted(p, name) {
 					t.dirty[p] = struct{}{}
 				}
@@ -144,7 +144,7 @@ func (t *table) refreshNode(name string) {
 // it is now.
 func (t *table) wellRouted(p netip.Prefix, name string) bool {
 	c, ok := t.routes[p]
-	return ok && c.hop.node == name && !t.stale[c.hop] && c.route.MTU == t.hops[c.hop].plan.mtu
+	return ok && c.aim != nil && c.aim.key.node == name && !t.stale[c.aim.key] && c.mtu == t.hops[c.aim.key].plan.mtu
 }
 
 // nodeAt returns the node with an address. Registration refuses a second one;

@@ -44,7 +44,7 @@ type table struct {
 	blocks   map[store.Key]map[netip.Prefix]origin
 	claims   map[netip.Prefix][]claim
 	origins  map[netip.Prefix]origin // the claims that count
-	paths    map[netip.Prefix]Path
+	paths    map[netip.Prefix]*announced
 	underlay *dataplane.Underlay
 
 	// What was measured, by family of the underlay and node.
@@ -69,7 +69,8 @@ type table struct {
 	underlayRoutes *bart.Table[dataplane.UnderlayRoute]
 	ownAddrs       map[netip.Addr]bool
 	byNode         index[string, netip.Prefix] // origin's node → prefixes
-	byHop          index[hopKey, netip.Prefix] // what BGP names → prefixes
+	announced      map[announcement]*announced // all that paths are of
+	byHop          map[hopKey]*behind          // what BGP names → prefixes
 	hopsOf         index[netip.Addr, hopKey]   // BGP next hop → the keys of byHop that have it
 	lost           map[netip.Addr]bool         // BGP next hops that must not be used
 	found          []netip.Addr                // of those: they may, once the withdrawals are chosen for
@@ -94,25 +95,26 @@ type table struct {
 
 	// Chosen.
 	routes map[netip.Prefix]chosen
+	aims   map[hopKey]*aim // what routes want to go to
 	hops   map[hopKey]*hop
 	ids    map[dataplane.NextHopID]hopKey
 	stale  map[hopKey]bool
 
-	// The wish, with the number of users of each object, and what of it
-	// changed since the last flush.
-	objs map[dataplane.Key]*wanted
-	put  map[dataplane.Key]dataplane.Object
-	del  set[dataplane.Key]
+	// The wish apart from the routes, with the number of users of each object,
+	// and what of it changed since the last hand-over.
+	objs  map[dataplane.Key]*wanted
+	put   map[dataplane.Key]dataplane.Object
+	del   set[dataplane.Key]
+	moved set[netip.Prefix] // routes that changed since
 
-	dirty set[netip.Prefix]
-}
+	// What is to be chosen for anew: prefixes, and all of a key of byHop.
+	dirty  set[netip.Prefix]
+	turned set[hopKey]
 
-// chosen is the route in use for a prefix.
-type chosen struct {
-	route  dataplane.Route
-	hop    hopKey // as wanted; zero for a blackhole
-	on     *hop   // in use: that of hop, or one that has become the same; nil for a blackhole
-	source string
+	// Within one round of choosing nothing changes of what a next hop is.
+	round   uint64
+	members map[hopKey][]hopKey // usable members, of this round
+	scratch []Candidate
 }
 
 func newTable(self string) *table {
@@ -125,7 +127,7 @@ func newTable(self string) *table {
 		blocks:         map[store.Key]map[netip.Prefix]origin{},
 		claims:         map[netip.Prefix][]claim{},
 		origins:        map[netip.Prefix]origin{},
-		paths:          map[netip.Prefix]Path{},
+		paths:          map[netip.Prefix]*announced{},
 		reach:          map[dataplane.Family]map[string]dataplane.Reach{},
 		delivery:       map[dataplane.Family]map[string]map[dataplane.Form]dataplane.Delivery{},
 		probing:        map[dataplane.Family]bool{},
@@ -139,7 +141,8 @@ func newTable(self string) *table {
 		underlayRoutes: new(bart.Table[dataplane.UnderlayRoute]),
 		ownAddrs:       map[netip.Addr]bool{},
 		byNode:         index[string, netip.Prefix]{},
-		byHop:          index[hopKey, netip.Prefix]{},
+		announced:      map[announcement]*announced{},
+		byHop:          map[hopKey]*behind{},
 		hopsOf:         index[netip.Addr, hopKey]{},
 		lost:           map[netip.Addr]bool{},
 		byAddr:         index[netip.Addr, string]{},
@@ -155,13 +158,16 @@ func newTable(self string) *table {
 		targeted:       map[string][]Target{},
 		retarget:       set[string]{},
 		routes:         map[netip.Prefix]chosen{},
+		aims:           map[hopKey]*aim{},
 		hops:           map[hopKey]*hop{},
 		ids:            map[dataplane.NextHopID]hopKey{},
 		stale:          map[hopKey]bool{},
 		objs:           map[dataplane.Key]*wanted{},
 		put:            map[dataplane.Key]dataplane.Object{},
 		del:            set[dataplane.Key]{},
+		moved:          set[netip.Prefix]{},
 		dirty:          set[netip.Prefix]{},
+		turned:         set[hopKey]{},
 	}
 }
 
@@ -208,46 +214,6 @@ func (t *table) setFelix(name string, r *v3.FelixConfiguration) {
 		t.settings = s
 		t.formsDirty = true
 		t.rechooseAll()
-	}
-}
-
-// setPaths takes in best paths from BGP.
-func (t *table) setPaths(u PathUpdate) {
-	if u.Reset {
-		keep := make(set[netip.Prefix], len(u.Put))
-		for _, p := range u.Put {
-			keep[p.Prefix] = struct{}{}
-		}
-		for p := range t.paths {
-			if _, ok := keep[p]; !ok {
-				t.deletePath(p)
-			}
-		}
-	}
-	for _, p := range u.Del {
-		t.deletePath(p)
-	}
-	t.setLost(u.Lost, nil)
-	t.found = append(t.found, u.Found...)
-	for _, p := range u.Put {
-		old, had := t.paths[p.Prefix]
-		if had && old == p {
-			continue
-		}
-		if had {
-			t.unindexPath(old)
-		}
-		t.paths[p.Prefix] = p
-		t.indexPath(p)
-		t.dirty[p.Prefix] = struct{}{}
-	}
-}
-
-func (t *table) deletePath(p netip.Prefix) {
-	if old, ok := t.paths[p]; ok {
-		t.unindexPath(old)
-		delete(t.paths, p)
-		t.dirty[p] = struct{}{}
 	}
 }
 
@@ -338,14 +304,6 @@ func (t *table) rebuildHost() {
 	}
 }
 
-func (t *table) markNextHop(a netip.Addr) {
-	for k := range t.hopsOf[a] {
-		for p := range t.byHop[k] {
-			t.dirty[p] = struct{}{}
-		}
-	}
-}
-
 // wanted is an object of the wish with its users. Two users may disagree about
 // one key, when two nodes claim one VTEP address, say: then the same one wins
 // whatever the order in which the claims came.
@@ -405,94 +363,6 @@ func (t *table) elect(k dataplane.Key, w *wanted) {
 		t.put[k] = best
 		delete(t.del, k)
 	}
-}
-
-// settle derives what takes packets in on this host, and chooses anew for
-// every dirty prefix.
-func (t *table) settle() {
-	for range maxRounds {
-		if t.formsDirty {
-			t.rebuildForms()
-		}
-		for p := range t.dirty {
-			t.choose(p)
-		}
-		clear(t.dirty)
-		if !t.formsDirty && len(t.found) == 0 {
-			break
-		}
-		t.setLost(nil, t.found)
-		t.found = nil
-	}
-	for k := range t.stale {
-		if _, ok := t.hops[k]; !ok {
-			delete(t.stale, k)
-		}
-	}
-}
-
-// maxRounds bounds how often one settling may change what it began with: a
-// device that takes another's place moves next hops, once.
-const maxRounds = 4
-
-// choose takes the best usable candidate for a prefix.
-func (t *table) choose(p netip.Prefix) {
-	old, had := t.routes[p]
-	now, ok := t.best(p)
-	if had && ok && old.route.Type == now.route.Type && old.route.MTU == now.route.MTU && t.keep(old, now.hop) {
-		t.routes[p] = chosen{route: old.route, hop: now.hop, on: old.on, source: now.source}
-		return
-	}
-	if ok {
-		if now.hop != (hopKey{}) {
-			now.on = t.acquireHop(now.hop)
-			now.on.owners++
-			now.route.NextHop = now.on.id
-		}
-		t.acquire(now.route)
-		t.routes[p] = now
-	} else {
-		delete(t.routes, p)
-	}
-	if had {
-		t.release(old.route)
-		if old.on != nil {
-			if old.hop == old.on.key {
-				old.on.owners--
-			}
-			t.disown(old.on)
-			t.releaseHop(old.on.key)
-		}
-	}
-}
-
-// keep reports whether a route may stay on the next-hop object that it has,
-// now that it wants k, and counts it there.
-func (t *table) keep(old chosen, k hopKey) bool {
-	switch {
-	case old.on == nil:
-		return k == hopKey{}
-	case old.hop == k && old.on.key == k:
-		return !t.stale[k]
-	case !t.stands(old.on, k):
-		return false
-	}
-	if old.hop == old.on.key && k != old.on.key {
-		old.on.owners--
-		t.disown(old.on)
-	} else if old.hop != old.on.key && k == old.on.key {
-		old.on.owners++
-	}
-	return true
-}
-
-func (t *table) best(p netip.Prefix) (chosen, bool) {
-	for _, c := range t.candidates(p) {
-		if c.Reason == "" {
-			return chosen{route: c.route, hop: c.hop, source: c.Source}, true
-		}
-	}
-	return chosen{}, false
 }
 
 // ready reports whether the table knows enough of this host for its wish to be

@@ -234,16 +234,26 @@ func TestDirectTakesBGP(t *testing.T) {
 	}
 }
 
-// changes returns what one change put and deleted.
-func changes(tab *table, f func()) (put, del []string) {
+// handedOver is what of the wish changed since it was last called.
+func handedOver(tab *table) ([]dataplane.Object, []dataplane.Key) {
+	put, del := tab.routeChanges()
+	put, del = slices.AppendSeq(put, maps.Values(tab.put)), slices.AppendSeq(del, maps.Keys(tab.del))
 	clear(tab.put)
 	clear(tab.del)
+	clear(tab.moved)
+	return put, del
+}
+
+// changes returns what one change put and deleted.
+func changes(tab *table, f func()) (put, del []string) {
+	handedOver(tab)
 	f()
 	tab.settle()
-	for _, o := range tab.put {
+	puts, dels := handedOver(tab)
+	for _, o := range puts {
 		put = append(put, o.Key().Kind().String())
 	}
-	for k := range tab.del {
+	for _, k := range dels {
 		del = append(del, k.Kind().String())
 	}
 	slices.Sort(put)
@@ -343,12 +353,13 @@ func TestPathIndependence(t *testing.T) {
 		var under dataplane.Underlay
 		flush := func() {
 			tab.settle()
-			for k := range tab.del {
+			put, del := handedOver(tab)
+			for _, k := range del {
 				delete(kernel, k)
 			}
-			maps.Copy(kernel, tab.put)
-			clear(tab.put)
-			clear(tab.del)
+			for _, o := range put {
+				kernel[o.Key()] = o
+			}
 		}
 		setUnderlay := func(u dataplane.Underlay) { under = u; tab.setUnderlay(u) }
 		setUnderlay(rack())
