@@ -289,8 +289,8 @@ func printFlows(w io.Writer, r *apiv1.FlowsResponse) error {
 	if err := printTable(w, []string{"TIME", "ACTION", "PROTOCOL", "FROM", "TO", "IN", "OUT", "DIRECTION", "BY"}, rows); err != nil {
 		return err
 	}
-	if n := r.GetMissed(); n > 0 {
-		fmt.Fprintf(w, "\nat %d times there was more than could be kept\n", n)
+	if r.GetUnlogged()+r.GetMissed() > 0 {
+		fmt.Fprintf(w, "\nnot shown: %d packets beyond policy.logRate of their rules, %d more than could be handed over at once\n", r.GetUnlogged(), r.GetMissed())
 	}
 	return nil
 }

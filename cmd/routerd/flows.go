@@ -12,11 +12,16 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/nflog"
+	"github.com/routerd/routerd/dataplane/nft"
 )
 
 // keptFlows is how many verdicts are remembered: a few minutes of a busy host's
 // new connections, in less than a megabyte.
 const keptFlows = 4096
+
+// mostFlows is how many verdicts are taken in a second, for what rules log
+// together: a flood of new connections that are allowed, or of many rules.
+const mostFlows = 4096
 
 // flows remembers recent verdicts. It is safe for concurrent use.
 type flows struct {
@@ -106,6 +111,11 @@ func (d *router) Flows(_ context.Context, req *apiv1.FlowsRequest) (*apiv1.Flows
 	}
 	list, missed, err := d.policy.flows.all()
 	out := &apiv1.FlowsResponse{Missed: missed}
+	if d.policy.table != nil {
+		if counters, err := d.policy.table.Counters(); err == nil {
+			out.Unlogged = unlogged(counters)
+		}
+	}
 	if err == nil {
 		err = d.noPolicy
 	}
@@ -130,6 +140,14 @@ func (d *router) Flows(_ context.Context, req *apiv1.FlowsRequest) (*apiv1.Flows
 		out.Flows = out.Flows[len(out.Flows)-n:]
 	}
 	return out, nil
+}
+
+// unlogged adds up what rules judged without logging it.
+func unlogged(list []nft.Counter) (n uint64) {
+	for _, c := range list {
+		n += c.Unlogged
+	}
+	return n
 }
 
 // interfacesOf returns the interfaces that a user means by a word; nil: all.

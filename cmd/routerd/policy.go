@@ -64,7 +64,7 @@ func (d *router) newPolicy() error {
 		p.flows.fail(err)
 		log.Warn("verdicts cannot be listened to; routerctl flows shows none", "error", err)
 	}
-	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logged, FlowGroup: verdicts, OnRepair: p.repaired})
+	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logged, FlowGroup: verdicts, LogRate: uint32(d.cfg.Policy.LogRate), OnRepair: p.repaired}) //nolint:gosec // checked by its validation
 	if err == nil {
 		p.connections, err = conntrack.Open()
 	}
@@ -256,7 +256,7 @@ func (d *router) listenFlows(ctx context.Context) {
 		return
 	}
 	d.policy.flows.listen(l)
-	if err := l.Run(ctx, d.policy.flows.add); ctx.Err() == nil {
+	if err := l.Run(ctx, mostFlows, d.policy.flows.add); ctx.Err() == nil {
 		d.policy.flows.fail(err)
 		d.log.Warn("verdicts are not listened to any more; routerctl flows shows older ones", "error", err)
 	}

@@ -13,6 +13,7 @@ type policyCollector struct {
 	d                                    *router
 	objects, steps, cut, repairs, took   *prometheus.Desc
 	packets, staged, translated, missed  *prometheus.Desc
+	unlogged, repair, longest            *prometheus.Desc
 	transactions, kernelObjects, problem *prometheus.Desc
 }
 
@@ -33,7 +34,10 @@ func newPolicyCollector(d *router) *policyCollector {
 		packets:       desc("first_packets", "First packets of connections by what rules did with them, since the rules were last changed.", "action"),
 		staged:        desc("staged_first_packets", "First packets by what staged rules would have done.", "action"),
 		translated:    desc("translated_connections", "Connections that left with another source address."),
-		missed:        desc("flow_records_missed_total", "How often more verdicts were logged than could be kept."),
+		missed:        desc("flow_records_missed_total", "Packets that were logged and had no room."),
+		unlogged:      desc("unlogged_packets", "Packets that rules judged and did not log because of policy.logRate, since the rules were last changed."),
+		repair:        desc("last_repair_seconds", "How long the last change of the table by others stood, from the kernel's notice."),
+		longest:       desc("longest_repair_seconds", "How long such a change stood at most, in this life of the daemon."),
 	}
 }
 
@@ -41,6 +45,7 @@ func newPolicyCollector(d *router) *policyCollector {
 func (c *policyCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.objects, c.kernelObjects, c.steps, c.transactions, c.took, c.cut, c.repairs, c.problem, c.packets, c.staged, c.translated, c.missed,
+		c.unlogged, c.repair, c.longest,
 	} {
 		ch <- d
 	}
@@ -66,6 +71,8 @@ func (c *policyCollector) Collect(ch chan<- prometheus.Metric) {
 	send(c.took, prometheus.GaugeValue, s.Took.Seconds())
 	send(c.cut, prometheus.CounterValue, float64(s.Cut))
 	send(c.repairs, prometheus.CounterValue, float64(t.Repairs))
+	send(c.repair, prometheus.GaugeValue, t.LastRepairTook.Seconds())
+	send(c.longest, prometheus.GaugeValue, t.LongestRepair.Seconds())
 	send(c.problem, prometheus.GaugeValue, float64(len(s.Problems)))
 	_, missed, _ := c.d.policy.flows.all()
 	send(c.missed, prometheus.CounterValue, float64(missed))
@@ -92,4 +99,5 @@ func (c *policyCollector) Collect(ch chan<- prometheus.Metric) {
 		send(c.staged, prometheus.GaugeValue, float64(n), action)
 	}
 	send(c.translated, prometheus.GaugeValue, float64(translated))
+	send(c.unlogged, prometheus.GaugeValue, float64(unlogged(list)))
 }

@@ -159,11 +159,10 @@ func (c *Config) sameListener(d *Config) bool {
 	return c.ListenPort == d.ListenPort && slices.Equal(c.ListenAddrs, d.ListenAddrs)
 }
 
-// samePolicy reports whether GoBGP's policies are the same for both.
-func (c *Config) samePolicy(d *Config) bool {
-	return slices.Equal(c.Pools, d.Pools) && slices.Equal(c.Own, d.Own) &&
-		slices.Equal(c.Lent, d.Lent) && slices.Equal(c.cluster(), d.cluster()) &&
-		slices.Equal(c.Hidden, d.Hidden) && slices.Equal(c.reflectTo(), d.reflectTo()) &&
+// sameRules reports whether GoBGP's policies are the same for both, but for the
+// lists Pools, Own, Lent and Hidden.
+func (c *Config) sameRules(d *Config) bool {
+	return slices.Equal(c.cluster(), d.cluster()) && slices.Equal(c.reflectTo(), d.reflectTo()) &&
 		reflect.DeepEqual(c.groups(), d.groups()) && (!c.asksLinks() || reflect.DeepEqual(c.Links, d.Links))
 }
 
@@ -177,9 +176,10 @@ func (c *Config) asksLinks() bool {
 	return false
 }
 
-// sameExport reports whether a peer, as it is in both, is told the same.
+// sameExport reports whether a peer, as it is in both, is told the same, but
+// for what is hidden.
 func (c *Config) sameExport(p Peer, d *Config, q Peer) bool {
-	return p.NextHopMode == q.NextHopMode && p.Reflect == q.Reflect && slices.Equal(c.Hidden, d.Hidden) &&
+	return p.NextHopMode == q.NextHopMode && p.Reflect == q.Reflect &&
 		(!p.Reflect || slices.Equal(c.Pools, d.Pools)) && c.sameFilters(p, d, q, true)
 }
 

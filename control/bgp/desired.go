@@ -410,10 +410,13 @@ func (d *derivation) ignored() []string {
 }
 
 func sorted(set map[netip.Prefix]bool) []netip.Prefix {
-	return slices.SortedFunc(maps.Keys(set), func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
-		}
-		return a.Bits() - b.Bits()
-	})
+	return slices.SortedFunc(maps.Keys(set), comparePrefixes)
+}
+
+// comparePrefixes is the order of a [Config]'s lists.
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
 }

@@ -152,7 +152,9 @@ type run struct {
 
 func newRun(t testing.TB, opts SpeakerOptions) *run {
 	t.Helper()
-	opts.Log = testLog(t)
+	if opts.Log == nil {
+		opts.Log = testLog(t)
+	}
 	r := &run{Speaker: NewSpeaker(opts), t: t, paths: map[netip.Prefix]Path{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -24,9 +24,10 @@ const (
 	policyExport = "export"
 )
 
-// nothing stands in sets that would be empty: GoBGP takes an empty set of
-// neighbours for all of them, and an empty prefix set has no family. It matches
-// no route, because what it would match is refused before.
+// nothing stands in every set of prefixes and in sets of neighbours that would
+// be empty: GoBGP takes an empty set of neighbours for all of them, and an empty
+// prefix set has no family. It matches no route, because what it would match is
+// refused before.
 func nothing(f packet.Family) netip.Prefix {
 	if f == packet.RF_IPv4_UC {
 		return netip.MustParsePrefix("255.255.255.255/32")
@@ -67,16 +68,20 @@ func named(name string, f packet.Family) string {
 	return name + "-v6"
 }
 
-// prefixSet is a family's part of a list.
+// prefixSet is a family's part of a list, never empty.
 func prefixSet(name string, f packet.Family, list []netip.Prefix) *api.DefinedSet {
+	s := part(name, f, list)
+	s.Prefixes = append(s.Prefixes, inside(nothing(f)))
+	return s
+}
+
+// part is a family's part of a list.
+func part(name string, f packet.Family, list []netip.Prefix) *api.DefinedSet {
 	s := &api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(name, f)}
 	for _, p := range list {
 		if familyOf(p.Addr()) == f {
 			s.Prefixes = append(s.Prefixes, inside(p))
 		}
-	}
-	if len(s.Prefixes) == 0 {
-		s.Prefixes = []*api.Prefix{inside(nothing(f))}
 	}
 	return s
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,7 +49,8 @@ type Speaker struct {
 	wg   sync.WaitGroup // the loop
 	run  sync.Once      // starts it
 
-	apply sync.Mutex // held while GoBGP is being changed
+	apply sync.Mutex            // held while GoBGP is being changed
+	owed  map[netip.Addr]resets // of running peers; apply guards it
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
@@ -186,8 +186,10 @@ func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 // change brings the engine from old to c.
 func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, restarting bool) error {
 	var errs []error
-	if !fresh && !old.samePolicy(c) {
-		if err := e.setPolicies(ctx, c); err != nil {
+	if fresh {
+		s.owed = map[netip.Addr]resets{}
+	} else {
+		if err := e.changePolicies(ctx, old, c); err != nil {
 			// Better to go on with the old judgement than to add peers that are
 			// judged wrongly.
 			return err
@@ -195,9 +197,10 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	}
 	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, restarting))
 	if !fresh {
-		errs = append(errs, s.judgeAgain(ctx, e, old, c))
+		s.oweImport(e, old, c)
+		s.oweExport(old, c)
+		errs = append(errs, s.payResets(ctx, e))
 	}
-	err := errors.Join(errs...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg = *c
@@ -209,13 +212,9 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 		}
 		s.deadline = time.Now().Add(limit)
 	}
-	if err != nil {
-		// Make the next Apply compare import with something it cannot equal.
-		s.cfg.Own = nil
-	}
 	s.remember(c)
 	s.q.poke()
-	return err
+	return errors.Join(errs...)
 }
 
 // remember keeps since when a peer that does not run has its problem.
@@ -284,69 +283,6 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restart
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// judgeAgain makes import's new judgement hold for what was received before.
-func (s *Speaker) judgeAgain(ctx context.Context, e *engine, old, c *Config) error {
-	if slices.Equal(old.Pools, c.Pools) && slices.Equal(old.Lent, c.Lent) {
-		if added, grown := grew(old.Own, c.Own); grown && !s.anyInside(e, added) {
-			// The usual case: the node claimed a block, and nobody else has
-			// announced any of it. A long list of routes is not touched.
-			return s.judgeMoved(ctx, e, old, c)
-		}
-	}
-	return errors.Join(e.reimport(ctx, netip.Addr{}), s.judgeMoved(ctx, e, old, c))
-}
-
-// judgeMoved judges the peers for which another judgement holds while their
-// session stayed: that became, or are no more, nodes of the cluster, or have
-// other filters.
-func (s *Speaker) judgeMoved(ctx context.Context, e *engine, old, c *Config) error {
-	was := map[netip.Addr]Peer{}
-	for _, p := range old.Peers {
-		if p.runs() {
-			was[p.Addr] = p
-		}
-	}
-	var errs []error
-	for _, p := range c.Peers {
-		before, known := was[p.Addr]
-		if !p.runs() || !known {
-			continue
-		}
-		if before.PoolsOnly != p.PoolsOnly || !old.sameFilters(before, c, p, false) {
-			errs = append(errs, e.reimport(ctx, p.Addr))
-		}
-		if !old.sameExport(before, c, p) {
-			errs = append(errs, e.reexport(ctx, p.Addr))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// grew returns what b has and a has not, and whether that is all that differs.
-func grew(a, b []netip.Prefix) (added []netip.Prefix, ok bool) {
-	for _, p := range a {
-		if !slices.Contains(b, p) {
-			return nil, false
-		}
-	}
-	for _, p := range b {
-		if !slices.Contains(a, p) {
-			added = append(added, p)
-		}
-	}
-	return added, true
-}
-
-// anyInside reports whether something learned lies inside one of the prefixes.
-func (s *Speaker) anyInside(e *engine, prefixes []netip.Prefix) bool {
-	if len(prefixes) == 0 {
-		return false
-	}
-	found := false
-	err := e.list(prefixes, func(p *apiutil.Path) { found = found || p.PeerAddress.IsValid() })
-	return found || err != nil
 }
 
 // Routes returns the best path of every learned prefix, for a full comparison

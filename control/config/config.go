@@ -140,6 +140,8 @@ type Policy struct {
 	Enabled bool `mapstructure:"enabled"`
 	// AutoHostEndpoints gives every Node a host endpoint of all its interfaces.
 	AutoHostEndpoints bool `mapstructure:"autoHostEndpoints"`
+	// LogRate bounds how many packets a second each rule logs.
+	LogRate int `mapstructure:"logRate"`
 }
 
 // Dataplane configures the writer to the kernel.
@@ -207,12 +209,15 @@ func Default() Config {
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
 		},
 		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets"},
-		Policy:    Policy{Enabled: true},
+		Policy:    Policy{Enabled: true, LogRate: 20},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
 		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute},
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
+
+// maxLogRate is more than anybody reads, and keeps the cost of a flood bounded.
+const maxLogRate = 10_000
 
 // The words that [Config.TunnelAddress] may be.
 const (
@@ -293,6 +298,9 @@ func (c Config) Validate() error {
 	// The kernel's sockaddr_un holds 107 bytes and a zero.
 	if longest := len(filepath.Join(c.RunDir, "routerd.sock")); longest > 107 {
 		bad("runDir", c.RunDir, fmt.Sprintf("the paths of the sockets in it are up to %d bytes long, and the kernel allows 107", longest))
+	}
+	if c.Policy.LogRate < 1 || c.Policy.LogRate > maxLogRate {
+		bad("policy.logRate", c.Policy.LogRate, fmt.Sprintf("want 1 to %d packets a second", maxLogRate))
 	}
 	if err := new(slog.Level).UnmarshalText([]byte(c.LogLevel)); err != nil {
 		bad("logLevel", c.LogLevel, "want debug, info, warn or error")

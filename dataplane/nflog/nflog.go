@@ -36,6 +36,7 @@ type Header struct {
 // Listener listens to groups of one network namespace.
 type Listener struct {
 	c      *netlink.Conn
+	next   map[uint16]uint32 // by group: the number of the next packet; of Run alone
 	missed atomic.Uint64
 }
 
@@ -44,8 +45,8 @@ type Listener struct {
 const copied = 128
 
 // bufferBytes is the size asked for of the socket's buffer: what comes in
-// bursts beyond it is lost, and counted.
-const bufferBytes = 1 << 20
+// bursts beyond it, some two thousand packets, is lost, and counted.
+const bufferBytes = 1 << 18
 
 // Open listens to groups in the network namespace of the calling thread. A
 // group has one listener at a time: EBUSY says that there is another.
@@ -57,7 +58,7 @@ func Open(groups ...uint16) (*Listener, error) {
 	if err := c.SetReadBuffer(bufferBytes); err != nil {
 		return nil, errors.Join(fmt.Errorf("set up a netfilter socket: %w", err), c.Close())
 	}
-	l := &Listener{c: c}
+	l := &Listener{c: c, next: make(map[uint16]uint32)}
 	for _, g := range groups {
 		if err := l.bind(g); err != nil {
 			return nil, errors.Join(fmt.Errorf("listen to log group %d: %w", g, err), c.Close())
@@ -76,13 +77,16 @@ const (
 	configCommand = 1 // NFULA_CFG_CMD
 	configMode    = 2 // NFULA_CFG_MODE
 	configTimeout = 4 // NFULA_CFG_TIMEOUT, in hundredths of a second
+	configFlags   = 6 // NFULA_CFG_FLAGS
 	commandBind   = 1 // NFULNL_CFG_CMD_BIND
 	modePacket    = 2 // NFULNL_COPY_PACKET
+	flagSeq       = 1 // NFULNL_CFG_F_SEQ
 
 	attrIn      = 4  // NFULA_IFINDEX_INDEV
 	attrOut     = 5  // NFULA_IFINDEX_OUTDEV
 	attrPayload = 9  // NFULA_PAYLOAD
 	attrPrefix  = 10 // NFULA_PREFIX
+	attrSeq     = 12 // NFULA_SEQ
 )
 
 func (l *Listener) bind(group uint16) error {
@@ -92,6 +96,8 @@ func (l *Listener) bind(group uint16) error {
 		{Type: configMode, Data: []byte{0, 0, 0, copied, modePacket, 0}},
 		// Packets are handed over a hundred at a time, or after this long.
 		{Type: configTimeout, Data: []byte{0, 0, 0, 10}},
+		// They are numbered, so that what is lost can be counted.
+		{Type: configFlags, Data: []byte{0, flagSeq}},
 	} {
 		b, err := netlink.MarshalAttributes([]netlink.Attribute{attr})
 		if err != nil {
@@ -108,46 +114,68 @@ func (l *Listener) bind(group uint16) error {
 // Close ends the listener, and a Run in progress.
 func (l *Listener) Close() error { return l.c.Close() }
 
-// Missed returns how often the kernel had more to hand over than there was room
-// for.
+// Missed returns how many packets were logged and not handed over, as the
+// packets that came since tell.
 func (l *Listener) Missed() uint64 { return l.missed.Load() }
 
-// Run calls fn for each packet. It returns when ctx ends, which closes the
-// listener.
-func (l *Listener) Run(ctx context.Context, fn func(Packet)) error {
+// Run calls fn for each packet, of about most in a second: then it rests until
+// the second is over, and what there is no room for meanwhile is lost at the
+// kernel's cost alone. 0: as many as come. It returns when ctx ends, which
+// closes the listener.
+func (l *Listener) Run(ctx context.Context, most int, fn func(Packet)) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
+	began, taken := time.Now(), 0
 	for {
 		msgs, err := l.c.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS):
-			l.missed.Add(1)
-		case err != nil:
+		case err != nil && !errors.Is(err, unix.ENOBUFS): // what was lost is known from the numbers
 			return fmt.Errorf("receive logged packets: %w", err)
 		}
 		for _, m := range msgs {
-			if p, ok := decode(m); ok {
+			if p, seq, ok := decode(m); ok {
+				l.count(p.Group, seq)
 				p.Time = time.Now()
 				fn(p)
 			}
 		}
+		if since := time.Since(began); since >= time.Second {
+			began, taken = time.Now(), 0
+		}
+		if taken += len(msgs); most == 0 || taken < most {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second - time.Since(began)):
+		}
 	}
 }
 
-func decode(m netlink.Message) (Packet, bool) {
+// count takes note of a packet's number, and so of those that are missing
+// before it.
+func (l *Listener) count(group uint16, seq uint32) {
+	l.missed.Add(uint64(seq - l.next[group]))
+	l.next[group] = seq + 1
+}
+
+func decode(m netlink.Message) (p Packet, seq uint32, ok bool) {
 	if m.Header.Type != msgPacket || len(m.Data) < nfgenLen {
-		return Packet{}, false
+		return p, 0, false
 	}
-	p := Packet{Group: binary.BigEndian.Uint16(m.Data[2:])}
+	p = Packet{Group: binary.BigEndian.Uint16(m.Data[2:])}
 	ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
 	if err != nil {
-		return Packet{}, false
+		return Packet{}, 0, false
 	}
 	ad.ByteOrder = binary.BigEndian
 	for ad.Next() {
 		switch ad.Type() {
+		case attrSeq:
+			seq = ad.Uint32()
 		case attrIn:
 			p.In = int(ad.Uint32())
 		case attrOut:
@@ -158,7 +186,7 @@ func decode(m netlink.Message) (Packet, bool) {
 			p.Header = ParseHeader(ad.Bytes())
 		}
 	}
-	return p, ad.Err() == nil
+	return p, seq, ad.Err() == nil
 }
 
 // ParseHeader reads what it can of an IP packet's beginning; what is not there

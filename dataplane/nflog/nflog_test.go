@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,7 +45,7 @@ func TestListen(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	packets, done := make(chan Packet, 10), make(chan error, 1)
-	go func() { done <- l.Run(ctx, func(p Packet) { packets <- p }) }()
+	go func() { done <- l.Run(ctx, 0, func(p Packet) { packets <- p }) }()
 	err := ns.Do(func() error {
 		for _, to := range []string{"127.0.0.1:7003", "127.0.0.1:7001", "[::1]:7002"} {
 			c, err := net.Dial("udp", to)
@@ -83,6 +84,61 @@ func TestListen(t *testing.T) {
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("run: %v, want the context's error", err)
+	}
+}
+
+// A reader that takes so many packets a second only loses what there is no room
+// for, and knows to the packet how many that were.
+func TestFlood(t *testing.T) {
+	t.Parallel()
+	const most, sent = 1000, 20000
+	ns := netnstest.New(t)
+	run(t, ns, "ip", "link", "set", "lo", "up")
+	run(t, ns, "nft", `add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule inet t c udp dport 7001 log group 77 prefix "D|one" drop`)
+	var l *Listener
+	var c net.Conn
+	err := ns.Do(func() (err error) {
+		if l, err = Open(77); err != nil {
+			return err
+		}
+		c, err = net.Dial("udp", "127.0.0.1:7001")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	send := func() { _, _ = c.Write([]byte("x")) } // EPERM: it was dropped
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var seen atomic.Uint64
+	done := make(chan error, 1)
+	// The first second's packets are taken, and the rest waits in the socket.
+	go func() { done <- l.Run(ctx, most, func(Packet) { seen.Add(1) }) }()
+	for range sent {
+		send()
+	}
+	total := uint64(sent)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for l.Missed() == 0 || seen.Load()+l.Missed() < total {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%d packets seen and %d missed of %d", seen.Load(), l.Missed(), total)
+		case <-tick.C:
+			// What is missing shows by the next packet.
+			if seen.Load()+l.Missed() < total {
+				send()
+				total++
+			}
+		}
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("run: %v, want the context's error", err)
+	}
+	if n := seen.Load() + l.Missed(); n > total {
+		t.Errorf("%d packets seen and %d missed of %d", seen.Load(), l.Missed(), total)
 	}
 }
 

@@ -24,11 +24,15 @@ type Counter struct {
 	Reason filter.Reason // of what is no rule
 
 	Packets, Bytes uint64
+
+	// Unlogged is how many of Packets were not logged because of
+	// [Config.LogRate].
+	Unlogged uint64
 }
 
 // key is a counter without its numbers.
 func (c Counter) key() Counter {
-	c.Packets, c.Bytes = 0, 0
+	c.Packets, c.Bytes, c.Unlogged = 0, 0, 0
 	return c
 }
 

@@ -292,27 +292,36 @@ func (h *have) against(w *world) (journal, map[string][]handle, bool) {
 	return j, handles, true
 }
 
-// counterOf returns what the counter expression of a rule says.
-func counterOf(exprs []byte) (packets, bytes uint64) {
+// count is what a counter says.
+type count struct{ packets, bytes uint64 }
+
+// countersOf returns what the first two counter expressions of a rule say.
+func countersOf(exprs []byte) (first, second count) {
+	list := []*count{&first, &second}
 	eachOf(exprs, unix.NFTA_LIST_ELEM, func(e []byte) {
 		name := ""
 		each(e, func(a attr) {
 			switch {
 			case a.kind == unix.NFTA_EXPR_NAME:
 				name = a.str()
-			case a.kind == unix.NFTA_EXPR_DATA && name == "counter":
-				each(a.v, func(a attr) {
-					switch a.kind {
-					case unix.NFTA_COUNTER_PACKETS:
-						packets = a.u64()
-					case unix.NFTA_COUNTER_BYTES:
-						bytes = a.u64()
-					}
-				})
+			case a.kind == unix.NFTA_EXPR_DATA && name == "counter" && len(list) > 0:
+				list[0].read(a.v)
+				list = list[1:]
 			}
 		})
 	})
-	return packets, bytes
+	return first, second
+}
+
+func (c *count) read(b []byte) {
+	each(b, func(a attr) {
+		switch a.kind {
+		case unix.NFTA_COUNTER_PACKETS:
+			c.packets = a.u64()
+		case unix.NFTA_COUNTER_BYTES:
+			c.bytes = a.u64()
+		}
+	})
 }
 
 // nativeU32 reads a number of a netlink header.

@@ -294,6 +294,22 @@ func (m *matcher) log(prefix string, group uint16) {
 	})
 }
 
+// burstSeconds is how much may be logged at once, in seconds of the rate.
+const burstSeconds = 5
+
+// rate matches packets up to a number a second, or what is beyond.
+func (m *matcher) rate(perSecond uint32, beyond bool) {
+	m.expr("limit", func() {
+		m.u64(unix.NFTA_LIMIT_RATE, uint64(perSecond))
+		m.u64(unix.NFTA_LIMIT_UNIT, 1)
+		m.u32(unix.NFTA_LIMIT_BURST, perSecond*burstSeconds)
+		m.u32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+		if beyond {
+			m.u32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
+		}
+	})
+}
+
 // immediate loads a value.
 func (m *matcher) immediate(reg uint32, v []byte) {
 	m.expr("immediate", func() {

@@ -18,7 +18,7 @@ func FuzzDecode(f *testing.F) {
 		if total > len(data) {
 			t.Errorf("%d bytes of %d", total, len(data))
 		}
-		_, _ = counterOf(data)
+		_, _ = countersOf(data)
 		_ = hashOf(data)
 		_, _ = decodeElem(data, &set{spec: setSpec{flags: 4}})
 		each(data, func(a attr) { _, _, _ = a.u32(), a.u64(), a.str() })

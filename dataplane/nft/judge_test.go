@@ -362,9 +362,11 @@ func TestKernelAgreesWithJudge(t *testing.T) {
 	}
 	t.Parallel()
 	l := newLab(t)
+	// With the rules that judge what is beyond the bound of the log.
+	cfg := Config{Shared: true, FlowGroup: 7, LogRate: 1}
 	probes, allowed := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
-		table := openTable(t, l.host, Config{Shared: true})
+		table := openTable(t, l.host, cfg)
 		defer func() { table.Close() }()
 		was := filter.NewRuleset()
 		for range rapid.IntRange(1, 3).Draw(rt, "steps") {
@@ -383,7 +385,7 @@ func TestKernelAgreesWithJudge(t *testing.T) {
 			}
 			if rapid.IntRange(0, 2).Draw(rt, "restart") == 0 {
 				table.Close()
-				table = openTable(t, l.host, Config{Shared: true})
+				table = openTable(t, l.host, cfg)
 				if err := table.Replace(rs); err != nil {
 					rt.Fatal(err)
 				}

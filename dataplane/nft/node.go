@@ -198,8 +198,12 @@ func (c *chainWriter) literal(prefix string, s *set) string {
 	return name
 }
 
-func (c *chainWriter) add(m *matcher, n Counter) {
-	c.out = append(c.out, newRule(m.b, n))
+func (c *chainWriter) add(m *matcher, n Counter) { c.put(m, n, logsAll) }
+
+func (c *chainWriter) put(m *matcher, n Counter, l logging) {
+	r := newRule(m.b, n)
+	r.logging = l
+	c.out = append(c.out, r)
 }
 
 func (c *chainWriter) jump(s chainSource) {
@@ -231,24 +235,53 @@ func (c *chainWriter) policy(id filter.PolicyID, d filter.Direction, f form) {
 	}
 }
 
-// act ends a rule: counts, logs, and does what the action is in this form.
+// act ends a rule: counts, logs, and does what the action is in this form. What
+// is beyond the bound of the log has a rule of its own before, which does the
+// same in silence.
 func (c *chainWriter) act(m *matcher, n Counter, f form) {
-	m.counter()
-	group := c.w.cfg.FlowGroup
+	rate := c.w.cfg.LogRate
 	if n.Action == filter.Log {
+		m.counter()
+		logs := logsAll
 		if f != stagedForm {
+			if rate != 0 {
+				m.rate(rate, false)
+				m.counter()
+				logs = logsSome
+			}
 			m.log(c.w.settings.LogPrefix+": ", c.w.cfg.LogGroup)
 		}
-		c.add(m, n)
+		c.put(m, n, logs)
 		return
 	}
+	group := c.w.cfg.FlowGroup
+	if group != 0 && rate != 0 && meetsEvery(n.Action, f) {
+		silent := m.clone()
+		silent.rate(rate, true)
+		silent.counter()
+		c.end(silent, n.Action, f)
+		c.put(silent, n, logsNone)
+	}
+	m.counter()
 	if group != 0 {
 		m.log(n.logPrefix(), group)
 	}
+	c.end(m, n.Action, f)
+	c.put(m, n, logsAll)
+}
+
+// meetsEvery reports whether a rule can meet every packet of a flow: unless the
+// flow is tracked and allowed, each of its packets is a first one.
+func meetsEvery(a filter.Action, f form) bool {
+	return a != filter.Allow || f == untrackedForm || f == stagedForm
+}
+
+// end does what an action is in a form.
+func (c *chainWriter) end(m *matcher, a filter.Action, f form) {
 	switch {
-	case f == stagedForm, n.Action == filter.Pass:
+	case f == stagedForm, a == filter.Pass:
 		m.do(unix.NFT_RETURN, "")
-	case n.Action == filter.Deny:
+	case a == filter.Deny:
 		m.deny(c.w.settings.Reject && f.hook() == filter.Normal)
 	default:
 		switch f {
@@ -261,7 +294,6 @@ func (c *chainWriter) act(m *matcher, n Counter, f form) {
 		}
 		m.do(nfAccept, "")
 	}
-	c.add(m, n)
 }
 
 // preamble writes what comes before the tiers.

@@ -26,7 +26,17 @@ type rule struct {
 	hash    uint64 // of exprs and comment: the rule's identity in the kernel
 	comment string
 	counter Counter // whom its counter belongs to
+	logging logging
 }
+
+// logging says what a rule's counters say of what was logged.
+type logging uint8
+
+const (
+	logsAll  logging = iota // or nothing is to be logged
+	logsNone                // what it meets is beyond the bound
+	logsSome                // a second counter says how much
+)
 
 // chain is a chain with its rules.
 type chain struct {

@@ -28,6 +28,11 @@ type Config struct {
 	// costs little while nobody listens.
 	FlowGroup uint16
 
+	// LogRate is how many packets a second each rule logs at most, after a burst
+	// of five times as many; see [Counter.Unlogged]. It holds for what can meet
+	// every packet of a flow. 0: no bound.
+	LogRate uint32
+
 	// Mark is the bit of the packet mark that carries "allowed" from the policies
 	// before connection tracking and before destination NAT to the later hooks.
 	// It is used only where there is such a policy. 0: [DefaultMark].
@@ -39,7 +44,7 @@ type Config struct {
 	Shared bool
 
 	// OnRepair is called after somebody else's change was put right, or could not
-	// be. It must not block. Nil: nobody is told.
+	// be; in that case again when it was after all. It must not block or call the table. Nil: nobody is told.
 	OnRepair func(Repair)
 }
 
@@ -67,6 +72,8 @@ type Status struct {
 	Transactions, Messages uint64 // written to the kernel
 	Repairs                uint64 // foreign changes put right
 	LastRepair             time.Time
+	LastRepairTook         time.Duration // from the kernel's notice
+	LongestRepair          time.Duration
 }
 
 // Table keeps the table "inet routerd" of one network namespace. Its methods
@@ -79,7 +86,8 @@ type Table struct {
 	conn   *conn
 	world  *world
 	closed bool
-	known  bool // the journal is all that differs from the kernel
+	known  bool      // the journal is all that differs from the kernel
+	broken time.Time // since when somebody else's change stands; zero: none does
 	status Status
 	limit  int // of a transaction's bytes, see mostBatch
 	again  chan struct{}
@@ -176,17 +184,22 @@ func whole(rs *filter.Ruleset) filter.Delta {
 
 // write makes the kernel what it should be. The lock is held.
 func (t *Table) write() error {
-	_, err := t.sync()
+	writes, err := t.sync()
 	if err != nil {
 		t.fail(err)
-		select {
-		case t.again <- struct{}{}:
-		default:
-		}
+		t.wake()
 		return err
 	}
-	t.status.Loaded, t.status.Pending, t.status.Err, t.status.Since = true, false, "", time.Time{}
+	t.done(writes)
 	return nil
+}
+
+// done takes note that the kernel has everything.
+func (t *Table) done(writes int) {
+	t.status.Loaded, t.status.Pending, t.status.Err, t.status.Since = true, false, "", time.Time{}
+	if !t.broken.IsZero() {
+		t.repaired(Repair{At: t.broken, Took: time.Since(t.broken), Writes: writes})
+	}
 }
 
 func (t *Table) fail(err error) {
@@ -392,8 +405,15 @@ func (t *Table) sums() (map[Counter]*Counter, error) {
 			sum = &key
 			sums[key] = sum
 		}
-		packets, bytes := counterOf(exprs)
-		sum.Packets += packets
-		sum.Bytes += bytes
+		all, logged := countersOf(exprs)
+		sum.Packets += all.packets
+		sum.Bytes += all.bytes
+		switch c.rules[i].logging {
+		case logsNone:
+			sum.Unlogged += all.packets
+		case logsSome:
+			sum.Unlogged += all.packets - min(logged.packets, all.packets)
+		default:
+		}
 	})
 }

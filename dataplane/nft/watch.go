@@ -153,19 +153,33 @@ func (t *Table) repair(at time.Time) {
 	}
 	t.known = false
 	writes, err := t.sync()
-	if err == nil && writes == 0 {
-		return
-	}
-	r := Repair{At: at, Took: time.Since(at), Writes: writes, Err: err}
 	if err != nil {
 		t.fail(err)
 		t.wake()
+		if t.broken.IsZero() {
+			t.broken = at
+		}
 		t.cfg.Log.Error("somebody changed the nftables table and it could not be put right", "table", TableName, "error", err)
-	} else {
-		t.status.Repairs++
-		t.status.LastRepair = at
-		t.cfg.Log.Warn("put right what somebody changed in the nftables table", "table", TableName, "writes", writes, "took", r.Took)
+		t.tell(Repair{At: at, Took: time.Since(at), Writes: writes, Err: err})
+		return
 	}
+	if writes > 0 && t.broken.IsZero() {
+		t.repaired(Repair{At: at, Took: time.Since(at), Writes: writes})
+	}
+	t.done(writes)
+}
+
+// repaired takes note that somebody else's change was put right.
+func (t *Table) repaired(r Repair) {
+	t.broken = time.Time{}
+	t.status.Repairs++
+	t.status.LastRepair, t.status.LastRepairTook = r.At, r.Took
+	t.status.LongestRepair = max(t.status.LongestRepair, r.Took)
+	t.cfg.Log.Warn("put right what somebody changed in the nftables table", "table", TableName, "writes", r.Writes, "took", r.Took)
+	t.tell(r)
+}
+
+func (t *Table) tell(r Repair) {
 	if t.cfg.OnRepair != nil {
 		t.cfg.OnRepair(r)
 	}
@@ -203,12 +217,12 @@ func (t *Table) tryAgain() bool {
 	if !t.status.Pending || t.world == nil || t.closed {
 		return true
 	}
-	_, err := t.sync()
+	writes, err := t.sync()
 	if err != nil {
 		t.fail(err)
 		return false
 	}
-	t.status.Loaded, t.status.Pending, t.status.Err, t.status.Since = true, false, "", time.Time{}
+	t.done(writes)
 	t.cfg.Log.Info("the nftables table is as it should be again", "table", TableName)
 	return true
 }

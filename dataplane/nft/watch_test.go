@@ -113,6 +113,52 @@ func TestForeignChanges(t *testing.T) {
 	}
 }
 
+// What could not be put right at first is told to be when it was after all, also
+// when the kernel gives no notice of what was in the way being gone.
+func TestRepairedLate(t *testing.T) {
+	t.Parallel()
+	n := netnstest.New(t)
+	table, repairs := start(t, n, Config{Shared: true}, small())
+	next := func() Repair {
+		t.Helper()
+		select {
+		case r := <-repairs:
+			return r
+		case <-time.After(20 * time.Second):
+			t.Fatalf("nothing is told: %+v", table.Status())
+			return Repair{}
+		}
+	}
+	var other *conn
+	if err := n.Do(func() (err error) { other, err = open(0); return err }); err != nil {
+		t.Fatal(err)
+	}
+	b := new(batch)
+	b.delTable()
+	b.putTable(flagOwner) // goes with its owner
+	if err := other.commit(b); err != nil {
+		other.close()
+		t.Fatal(err)
+	}
+	failed := next()
+	if failed.Err == nil || !strings.Contains(failed.Err.Error(), "another process") {
+		t.Errorf("with the table another's: %+v", failed)
+	}
+	other.close()
+	r := next()
+	for r.Err != nil { // a notice of the change can come in parts
+		r = next()
+	}
+	if s := table.Status(); r.Writes == 0 || !r.At.Equal(failed.At) || s.Pending || s.Repairs != 1 || s.LongestRepair != r.Took {
+		t.Errorf("repaired %+v after %+v, status %+v", r, failed, s)
+	}
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if diff := differences(table, rulesetOf(t, small())); diff != same {
+		t.Errorf("left %s", diff)
+	}
+}
+
 // A second change while the first is repaired, and notices that are lost: what
 // was noticed late is still repaired.
 func TestManyForeignChanges(t *testing.T) {

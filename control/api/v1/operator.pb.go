@@ -2707,7 +2707,8 @@ type FlowsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"` // why nothing is seen; empty: it is
 	Flows         []*FlowRecord          `protobuf:"bytes,2,rep,name=flows,proto3" json:"flows,omitempty"`
-	Missed        uint64                 `protobuf:"varint,3,opt,name=missed,proto3" json:"missed,omitempty"` // that the kernel could not hand over
+	Missed        uint64                 `protobuf:"varint,3,opt,name=missed,proto3" json:"missed,omitempty"`     // packets that were logged and had no room
+	Unlogged      uint64                 `protobuf:"varint,4,opt,name=unlogged,proto3" json:"unlogged,omitempty"` // packets beyond policy.logRate, since their rules last changed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2759,6 +2760,13 @@ func (x *FlowsResponse) GetFlows() []*FlowRecord {
 func (x *FlowsResponse) GetMissed() uint64 {
 	if x != nil {
 		return x.Missed
+	}
+	return 0
+}
+
+func (x *FlowsResponse) GetUnlogged() uint64 {
+	if x != nil {
+		return x.Unlogged
 	}
 	return 0
 }
@@ -3133,11 +3141,12 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\fFlowsRequest\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x16\n" +
-	"\x06denied\x18\x03 \x01(\bR\x06denied\"k\n" +
+	"\x06denied\x18\x03 \x01(\bR\x06denied\"\x87\x01\n" +
 	"\rFlowsResponse\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12,\n" +
 	"\x05flows\x18\x02 \x03(\v2\x16.routerd.v1.FlowRecordR\x05flows\x12\x16\n" +
-	"\x06missed\x18\x03 \x01(\x04R\x06missed\"\xde\x02\n" +
+	"\x06missed\x18\x03 \x01(\x04R\x06missed\x12\x1a\n" +
+	"\bunlogged\x18\x04 \x01(\x04R\bunlogged\"\xde\x02\n" +
 	"\n" +
 	"FlowRecord\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
