@@ -51,8 +51,8 @@ func (s *Speaker) event(e event) {
 		s.rib.recover(e.peer) // the withdrawals came before
 	}
 	ss, ok := s.sessions[e.peer]
-	if !ok {
-		return
+	if !ok || ss.removed && e.kind == eventState {
+		return // what GoBGP still had to say of a session that is no more
 	}
 	unexplained := false
 	switch e.kind {

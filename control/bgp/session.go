@@ -79,7 +79,7 @@ func (s *session) setState(e event) (unexplained bool) {
 	switch {
 	case e.state == packet.BGP_FSM_ESTABLISHED:
 		s.up, s.since, s.canGR, s.keeps = true, e.time, e.canGR, e.keeps
-		s.last, s.ended, s.found, s.limited = "", "", "", time.Time{}
+		s.last, s.ended, s.found = "", "", "" // limited stays: GoBGP's log of the limit comes before its event
 		s.stopDiagnosis()
 	case s.up:
 		s.up, s.since, s.drops = false, e.time, readMD5Drops(procNetstat)
