@@ -5,11 +5,17 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 )
 
 // batchSize bounds the prefixes in one [Changes]: the reader holds that many at
 // a time, and what changes again meanwhile is told once.
 const batchSize = 8192
+
+// gather is the least time between two [Changes], unless there is a whole batch
+// or a next hop was lost. One change alone is told at once; while a peer tells
+// its table, each step of what follows would cost more than what is in it.
+const gather = 5 * time.Millisecond
 
 // rib holds the paths of equal cost that were learned of each prefix, and which
 // prefixes the reader has not heard of. A slow reader costs at most one entry
@@ -18,6 +24,8 @@ const batchSize = 8192
 type rib struct {
 	mu      sync.Mutex
 	wake    chan struct{} // holds a token when there is something to take
+	urgent  chan struct{} // and it is not to wait for more
+	taken   time.Time     // when something was last taken
 	known   map[netip.Prefix]*hopSet
 	pending map[netip.Prefix]struct{} // changed and not taken
 	most    int                       // the most that pending has held
@@ -35,7 +43,7 @@ type rib struct {
 
 func newRIB() *rib {
 	return &rib{
-		wake: make(chan struct{}, 1), known: map[netip.Prefix]*hopSet{}, pending: map[netip.Prefix]struct{}{},
+		wake: make(chan struct{}, 1), urgent: make(chan struct{}, 1), known: map[netip.Prefix]*hopSet{}, pending: map[netip.Prefix]struct{}{},
 		stale: map[netip.Prefix]struct{}{}, lost: map[netip.Addr]netip.Addr{}, sets: newHopSets(),
 	}
 }
@@ -85,6 +93,9 @@ func (r *rib) change(p netip.Prefix, s *hopSet) {
 	r.pending[p] = struct{}{}
 	r.most = max(r.most, len(r.pending))
 	r.signal()
+	if len(r.pending) == batchSize {
+		r.hurry()
+	}
 }
 
 // restart says that GoBGP forgets what it had told; a prefix that does not come
@@ -126,6 +137,7 @@ func (r *rib) lose(peer netip.Addr) {
 		r.tell = append(r.tell, hop)
 		r.again = slices.DeleteFunc(r.again, func(a netip.Addr) bool { return a == hop })
 		r.signal()
+		r.hurry()
 	}
 }
 
@@ -140,6 +152,28 @@ func (r *rib) recover(peer netip.Addr) {
 			r.signal()
 		}
 	}
+}
+
+// hurry ends the wait for more.
+func (r *rib) hurry() {
+	select {
+	case r.urgent <- struct{}{}:
+	default:
+	}
+}
+
+// pause is how long to wait for more.
+func (r *rib) pause() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-r.urgent: // of what is looked at here
+	default:
+	}
+	if len(r.pending) >= batchSize || len(r.tell) > 0 || r.taken.IsZero() {
+		return 0
+	}
+	return gather - time.Since(r.taken)
 }
 
 func (r *rib) signal() {
@@ -157,6 +191,15 @@ func (r *rib) next(ctx context.Context) (Changes, error) {
 			return Changes{}, ctx.Err()
 		case <-r.wake:
 		}
+		if d := r.pause(); d > 0 {
+			timer := time.NewTimer(d)
+			select {
+			case <-ctx.Done():
+			case <-r.urgent:
+			case <-timer.C:
+			}
+			timer.Stop()
+		}
 		if c := r.take(); !c.Empty() {
 			return c, nil
 		}
@@ -170,7 +213,7 @@ func (r *rib) take() Changes {
 	if len(r.pending) == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
 		return Changes{}
 	}
-	r.started, r.tell = true, nil
+	r.started, r.tell, r.taken = true, nil, time.Now()
 	for p := range r.pending {
 		if len(c.Put)+len(c.Del) == batchSize {
 			break
