@@ -74,7 +74,8 @@ func (d *router) newPolicy() error {
 		return nil
 	}
 	p.enforcer = enforce.New(enforce.Config{
-		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, Table: p.table, Connections: p.connections, Log: log,
+		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Datastore: datastorePorts(d.cfg),
+		Table: p.table, Connections: p.connections, Log: log,
 	})
 	return nil
 }

@@ -39,8 +39,10 @@ type Connections interface {
 
 // Config is what [New] needs. All fields without a default are required.
 type Config struct {
-	Node             string // this host's name in the datastore
-	AutoHostEndpoint bool   // of every node; see [policy.Config]
+	Node             string            // this host's name in the datastore
+	AutoHostEndpoint bool              // of every node; see [policy.Config]
+	HostPorts        []filter.Tunnel   // see [policy.Config]
+	Datastore        []filter.Failsafe // see [policy.Config]
 	Table            Table
 	Connections      Connections
 
@@ -145,7 +147,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	defer cancel()
 	wg.Go(func() { e.cutLoop(ctx) })
 
-	calc := policy.New(policy.Config{Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint})
+	calc := policy.New(policy.Config{
+		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Datastore: e.cfg.Datastore,
+	})
 	pause := e.cfg.Retry
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()

@@ -20,12 +20,21 @@ type Config struct {
 	// Calico's controllers do with hostEndpoint.autoCreate. A stored object of
 	// that name goes before.
 	AutoHostEndpoints bool
+
+	// HostPorts is what daemons of the cluster's hosts send each other besides
+	// tunnels' packets, by protocol and destination port. Host endpoints leave it
+	// open between these hosts whatever policies and failsafe ports say.
+	HostPorts []filter.Tunnel
+
+	// Datastore is where this host reaches the datastore, which host endpoints
+	// leave open likewise: a policy that cuts it off could not be taken back.
+	Datastore []filter.Failsafe
 }
 
 // Kinds lists the kinds that [Calculator.Update] looks at.
 func Kinds() []store.Kind {
 	return []store.Kind{
-		store.KindTier, store.KindProfile, store.KindNode, store.KindIPPool, store.KindFelixConfiguration,
+		store.KindTier, store.KindProfile, store.KindNode, store.KindIPPool, store.KindFelixConfiguration, store.KindBGPConfiguration,
 		store.KindWorkloadEndpoint, store.KindHostEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet,
 		store.KindNetworkPolicy, store.KindGlobalNetworkPolicy,
 		store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy, store.KindStagedKubernetesNetworkPolicy,
@@ -102,6 +111,9 @@ func (c *Calculator) event(key store.Key, o store.Object) {
 		c.settings.putPool(c, key.Name, p)
 	case store.KindFelixConfiguration:
 		c.settings.putFelix(key.Name, o)
+	case store.KindBGPConfiguration:
+		b, _ := o.Value.(*v3.BGPConfiguration)
+		c.settings.putBGP(key.Name, b)
 	case store.KindWorkloadEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet:
 		c.putLabelled(key, o.Value)
 	case store.KindHostEndpoint:

@@ -3,6 +3,7 @@ package policy_test
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -333,7 +334,7 @@ func TestSettings(t *testing.T) {
 	s := newSim(t, policy.Config{}, felix("default", `{logPrefix: all, iptablesFilterDenyAction: Reject, disableConntrackInvalidCheck: true}`), byNode, younger,
 		felix("node.n1", `{defaultEndpointToHostAction: Return, nftablesFilterAllowAction: Return}`), felix("node.n2", `{logPrefix: other}`),
 		obj(store.KindNode, "n1", "rack: r1", `{}`))
-	opt := cmpopts.IgnoreFields(filter.Settings{}, "FailsafeIn", "FailsafeOut")
+	opt := cmpopts.IgnoreFields(filter.Settings{}, "FailsafeIn", "FailsafeOut", "HostTraffic")
 	want := filter.Settings{
 		WorkloadPrefixes: []string{"cali"}, WorkloadToHost: filter.HostReturn, Reject: true, AllowReturns: true, AllowInvalid: true, LogPrefix: "chosen",
 	}
@@ -377,5 +378,47 @@ func TestTierChanges(t *testing.T) {
 	s.says("client>web tcp/80", "deny: end of a")
 	if d := s.send(gone(tier("a", "{}").Key)); !d.Empty() {
 		t.Errorf("a tier that was gone before tells %+v", d)
+	}
+}
+
+// TestHostTraffic: the forms that hosts publish are open between them, the old
+// one too while a change of the port is under way; the datastore and the
+// daemons' ports are whatever the failsafe ports are.
+func TestHostTraffic(t *testing.T) {
+	t.Parallel()
+	bgp, etcd := filter.Tunnel{Protocol: 6, Port: 179}, filter.Failsafe{Protocol: 6, Port: 4001, Net: netip.MustParsePrefix("192.0.2.9/32")}
+	s := newSim(t, policy.Config{HostPorts: []filter.Tunnel{bgp}, Datastore: []filter.Failsafe{etcd}},
+		felix("default", `{vxlanPort: 4790, failsafeOutboundHostPorts: []}`))
+	node := func(accepts, uses string) store.Object {
+		o := obj(store.KindNode, "n2", "", `{}`)
+		store.Meta(o.Value).Annotations = map[string]string{store.AnnotationAccepts: accepts, store.AnnotationUses: uses}
+		return o
+	}
+	check := func(ports ...uint16) {
+		t.Helper()
+		want := []filter.Tunnel{{Protocol: 4}, {Protocol: 41}}
+		for _, p := range ports {
+			want = append(want, filter.Tunnel{Protocol: 17, Port: p})
+		}
+		if diff := cmp.Diff(append(want, bgp), s.mirror.Settings.HostTraffic); diff != "" {
+			t.Errorf("between hosts (-want +got):\n%s", diff)
+		}
+	}
+	check(4790)
+	s.send(event(node("direct,vxlan/4096/4789,vxlan/4096/4790", "vxlan6/4096/4791")))
+	check(4789, 4790, 4791)
+	s.send(event(node("vxlan/4096,vxlan/1/x,ipip", "")))
+	check(4790)
+	s.send(event(node("vxlan/4096/4789", "")), gone(node("", "").Key))
+	check(4790)
+	listen := obj(store.KindBGPConfiguration, "default", "", `{listenPort: 1790}`)
+	s.send(event(listen))
+	if got := s.mirror.Settings.HostTraffic; !slices.Contains(got, filter.Tunnel{Protocol: 6, Port: 1790}) {
+		t.Errorf("between hosts, without the port of the BGPConfiguration: %+v", got)
+	}
+	s.send(gone(listen.Key))
+	check(4790)
+	if diff := cmp.Diff([]filter.Failsafe{etcd}, s.mirror.Settings.FailsafeOut, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		t.Errorf("outbound (-want +got):\n%s", diff)
 	}
 }

@@ -330,17 +330,17 @@ func drawFlow(t *rapid.T) filter.Flow {
 	interfaces := []string{"", "eth0", "eth1", "cali1", "cali2", "cali3", "calix", "lo"}
 	f := filter.Flow{In: pick(t, "in", interfaces...), Out: pick(t, "out", interfaces...)}
 	p := &f.Packet
-	four := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "203.0.113.7", "192.0.2.1"}
+	four := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "203.0.113.7", "192.0.2.1", "192.0.2.2"}
 	six := []string{"fd00::1", "fd00::2", "fd00::3", "fd00::4", "2001:db8::7"}
 	list := four
 	if pick(t, "family", 4, 4, 6) == 6 {
 		list = six
 	}
 	p.Src, p.Dst = netip.MustParseAddr(pick(t, "src", list...)), netip.MustParseAddr(pick(t, "dst", list...))
-	p.Protocol = pick(t, "protocol", uint8(6), 6, 17, 1, 58, 47)
+	p.Protocol = pick(t, "protocol", uint8(6), 6, 17, 1, 58, 47, 4)
 	switch p.Protocol {
 	case 6, 17:
-		p.SrcPort, p.DstPort = pick(t, "sport", uint16(40000), 53, 80), pick(t, "dport", uint16(80), 53, 8080, 22)
+		p.SrcPort, p.DstPort = pick(t, "sport", uint16(40000), 53, 80), pick(t, "dport", uint16(80), 53, 8080, 22, 4789)
 	case 1, 58:
 		p.ICMPType, p.ICMPCode = pick(t, "type", uint8(8), 3), pick(t, "code", uint8(0), 4)
 	}
@@ -354,7 +354,8 @@ func TestDifferential(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		auto := maybe(t, "automatic host endpoints")
-		c, mirror := newMirror(policy.Config{AutoHostEndpoints: auto})
+		hostPorts := []filter.Tunnel{{Protocol: 6, Port: 8080}}
+		c, mirror := newMirror(policy.Config{AutoHostEndpoints: auto, HostPorts: hostPorts})
 		state := make(map[store.Key]store.Object)
 		interfaces := map[string][]netip.Addr{}
 		for i := range rapid.IntRange(1, 8).Draw(t, "steps") {
@@ -391,7 +392,7 @@ func TestDifferential(t *testing.T) {
 			for _, k := range sortedKeys(state) {
 				objects = append(objects, state[k])
 			}
-			fresh, freshMirror := newMirror(policy.Config{AutoHostEndpoints: auto})
+			fresh, freshMirror := newMirror(policy.Config{AutoHostEndpoints: auto, HostPorts: hostPorts})
 			fresh.SetInterfaces(interfaces)
 			fresh.Update(store.Batch{Events: events(rapid.Permutation(objects).Draw(t, "order")), Synced: true})
 			step(t, fresh, freshMirror)
@@ -403,7 +404,7 @@ func TestDifferential(t *testing.T) {
 				continue // the reference knows nothing of them
 			}
 			w := world(objects)
-			w.Interfaces = interfaces
+			w.Interfaces, w.HostPorts = interfaces, hostPorts
 			for range 6 {
 				f := drawFlow(t)
 				want, got := w.Judge(f), mirror.Judge(f)

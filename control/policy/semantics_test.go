@@ -248,6 +248,7 @@ func hostCases() []semanticsCase {
 	eth0 := hep("h", "role: host", `{node: n1, interfaceName: eth0}`)
 	wild := hep("w", "role: host", `{node: n1, interfaceName: "*"}`)
 	open := hep("h", "role: host", `{node: n1, interfaceName: eth0, profiles: [projectcalico-default-allow]}`)
+	peer := obj(store.KindNode, "n2", "", `{bgp: {ipv4Address: 192.0.2.2/24}}`)
 	on := func(spec string) store.Object { return gnp("p", `{selector: "role == 'host'", `+spec+`}`) }
 	return []semanticsCase{
 		{"no host endpoint: nobody judges", nil, "world>host tcp/80", "allow: no endpoint on the way"},
@@ -281,6 +282,11 @@ func hostCases() []semanticsCase {
 		{"forwarded: the host endpoint, then the workload", one(eth0, on(`applyOnForward: true, ingress: [{action: Allow}]`), gnp("q", `{`+onWeb+`ingress: [{action: Deny}]}`)), "world>web tcp/80", "deny: GlobalNetworkPolicy/q[0]"},
 		{"forwarded from one interface to another", one(eth0, hep("h1", "role: out", `{node: n1, interfaceName: eth1}`), gnp("q", `{selector: "role == 'out'", applyOnForward: true, egress: [{action: Deny}]}`)), "world>10.9.9.9 tcp/80 out=eth1", "deny: GlobalNetworkPolicy/q[0]"},
 		{"profiles are not for forwarded traffic", one(hep("h", "role: host", `{node: n1, interfaceName: eth0, profiles: [stop]}`), profile("stop", `{ingress: [{action: Deny}]}`)), "world>web tcp/80", "allow: Profile/kns.prod[0]"},
+		{"hosts of the cluster send each other VXLAN", one(eth0, peer), "192.0.2.2>host udp/4789", "allow: between hosts of the cluster"},
+		{"and others do not", one(eth0, peer), "world>host udp/4789", "deny: no policy or profile decided"},
+		{"hosts of the cluster, before a policy", one(eth0, peer, on(`egress: [{action: Deny}]`)), "host>192.0.2.2 udp/4789", "allow: between hosts of the cluster"},
+		{"hosts of the cluster, failsafe turned off", one(eth0, peer, felix("default", `{failsafeInboundHostPorts: []}`)), "192.0.2.2>host udp/4789", "allow: between hosts of the cluster"},
+		{"hosts of the cluster, before doNotTrack", one(eth0, peer, on(`doNotTrack: true, applyOnForward: true, ingress: [{action: Deny}]`)), "192.0.2.2>host udp/4789", "allow: between hosts of the cluster"},
 		{"doNotTrack denies", one(open, on(`doNotTrack: true, applyOnForward: true, ingress: [{action: Deny}]`)), "world>host tcp/80", "deny: GlobalNetworkPolicy/p[0]"},
 		{"doNotTrack allows, and nothing else is asked", one(eth0, on(`doNotTrack: true, applyOnForward: true, ingress: [{action: Allow}]`)), "world>host tcp/80", "allow: GlobalNetworkPolicy/p[0]"},
 		{"the end of a tier of doNotTrack denies nothing", one(open, on(`doNotTrack: true, applyOnForward: true, ingress: [{action: Allow, protocol: UDP}]`)), "world>host tcp/80", "allow: Profile/projectcalico-default-allow[0]"},

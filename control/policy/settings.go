@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -22,7 +23,10 @@ type settings struct {
 	felix  map[string]felix  // by resource name
 	labels map[string]string // of this host's node
 	hosts  map[string][]netip.Prefix
+	inner  map[string][]netip.Prefix // by node: where peers see it besides its own addresses
 	fed    map[feedKey][]filter.Member
+	vxlan  map[string][]uint16 // by node: ports at which it takes in VXLAN, or to which it sends
+	bgp    map[string]uint16   // by BGPConfiguration: listenPort
 
 	stale bool // felix or labels changed
 	now   effective
@@ -46,12 +50,16 @@ type effective struct {
 	filter.Settings
 	spoofing, floating, exemptHosts bool
 	external                        []netip.Prefix
+	vxlanPort                       uint16
 }
 
 func (s *settings) init() {
 	s.felix = make(map[string]felix)
 	s.hosts = make(map[string][]netip.Prefix)
 	s.fed = make(map[feedKey][]filter.Member)
+	s.vxlan = make(map[string][]uint16)
+	s.inner = make(map[string][]netip.Prefix)
+	s.bgp = make(map[string]uint16)
 	s.stale = true
 }
 
@@ -80,10 +88,16 @@ func (s *settings) putFelix(name string, o store.Object) {
 }
 
 func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
+	ports := vxlanPorts(n)
+	if !slices.Equal(ports, s.vxlan[name]) {
+		s.stale = true
+	}
 	if n == nil {
 		delete(s.hosts, name)
+		delete(s.vxlan, name)
+		delete(s.inner, name)
 	} else {
-		s.hosts[name] = nodeAddresses(n)
+		s.hosts[name], s.vxlan[name], s.inner[name] = nodeAddresses(n), ports, tunnelAddresses(n)
 	}
 	if name == c.cfg.Node && n != nil && !maps.Equal(s.labels, n.Labels) {
 		s.labels, s.stale = n.Labels, true
@@ -93,12 +107,27 @@ func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
 
 // feedNode puts the addresses of a node into the sets that hold hosts.
 func (s *settings) feedNode(c *Calculator, name string) {
-	s.feed(c, filter.TunnelSources, "node "+name, s.hosts[name])
+	s.feed(c, filter.TunnelSources, "node "+name, slices.Concat(s.hosts[name], s.inner[name]))
 	var exempt []netip.Prefix
 	if s.now.exemptHosts {
 		exempt = s.hosts[name]
 	}
 	s.feed(c, filter.NATExempt, "node "+name, exempt)
+}
+
+// putBGP takes note of a port at which nodes take BGP sessions.
+func (s *settings) putBGP(name string, b *v3.BGPConfiguration) {
+	var port uint16
+	if b != nil {
+		port = b.Spec.ListenPort
+	}
+	if s.bgp[name] == port {
+		return
+	}
+	s.stale = true
+	if s.bgp[name] = port; port == 0 {
+		delete(s.bgp, name)
+	}
 }
 
 func (s *settings) putPool(c *Calculator, name string, p *v3.IPPool) {
@@ -148,6 +177,8 @@ func (s *settings) current(c *Calculator) *effective {
 	s.stale = false
 	was := s.now
 	s.now = effectiveOf(s.levels(c.cfg.Node))
+	s.now.FailsafeOut = append(s.now.FailsafeOut, c.cfg.Datastore...)
+	s.now.HostTraffic = s.hostTraffic(c.cfg.HostPorts)
 	if was.exemptHosts != s.now.exemptHosts {
 		for name := range s.hosts {
 			s.feedNode(c, name)
@@ -197,7 +228,7 @@ func (s *settings) emit(c *Calculator) *filter.Settings {
 
 // effectiveOf merges configurations, the strongest last, over Felix's defaults.
 func effectiveOf(levels []*v3.FelixConfigurationSpec) effective {
-	var e effective
+	e := effective{vxlanPort: store.DefaultVXLANPort}
 	e.LogPrefix = "calico-packet"
 	prefix := "cali"
 	var allowAction, denyAction, toHost string
@@ -228,6 +259,9 @@ func effectiveOf(levels []*v3.FelixConfigurationSpec) effective {
 		}
 		if f.ExternalNodesCIDRList != nil {
 			e.external, _ = setNets(*f.ExternalNodesCIDRList)
+		}
+		if v := f.VXLANPort; v != nil && *v > 0 && *v < 1<<16 {
+			e.vxlanPort = uint16(*v)
 		}
 		setBool(&e.AllowInvalid, f.DisableConntrackInvalidCheck)
 		setBool(&e.WorkloadIPIP, f.AllowIPIPPacketsFromWorkloads)
@@ -311,6 +345,57 @@ func failsafes(ports []v3.ProtoPort) []filter.Failsafe {
 	return list
 }
 
+// hostTraffic returns what the hosts of the cluster send each other: tunnels'
+// packets, in each form that some node uses or may be using, and what comes to
+// these ports.
+func (s *settings) hostTraffic(ports []filter.Tunnel) []filter.Tunnel {
+	list := []filter.Tunnel{{Protocol: protoIPIP}, {Protocol: protoIPv6}}
+	numbers := map[uint16]bool{s.now.vxlanPort: true}
+	for _, of := range s.vxlan {
+		for _, p := range of {
+			numbers[p] = true
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(numbers)) {
+		list = append(list, filter.Tunnel{Protocol: protoUDP, Port: p})
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.bgp)) {
+		if t := (filter.Tunnel{Protocol: protoTCP, Port: s.bgp[name]}); !slices.Contains(list, t) {
+			list = append(list, t)
+		}
+	}
+	return append(list, ports...)
+}
+
+// Numbers of the protocols between hosts (IANA, Assigned Internet Protocol
+// Numbers): IPv4 and IPv6 in either, BGP, VXLAN.
+const (
+	protoIPIP = 4
+	protoTCP  = 6
+	protoUDP  = 17
+	protoIPv6 = 41
+)
+
+// vxlanPorts returns the ports of the VXLAN forms that a node publishes.
+func vxlanPorts(n *store.Node) []uint16 {
+	if n == nil {
+		return nil
+	}
+	var ports []uint16
+	f := store.FormsOf(n)
+	for _, form := range slices.Concat(f.Accepts, f.Uses) {
+		parts := strings.Split(form, "/")
+		if len(parts) != 3 || !strings.HasPrefix(parts[0], "vxlan") {
+			continue
+		}
+		if p, err := strconv.ParseUint(parts[2], 10, 16); err == nil && p > 0 {
+			ports = append(ports, uint16(p))
+		}
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}
+
 // nodeAddresses returns the addresses of a host on the underlay.
 func nodeAddresses(n *store.Node) []netip.Prefix {
 	var list []netip.Prefix
@@ -327,6 +412,28 @@ func nodeAddresses(n *store.Node) []netip.Prefix {
 	}
 	for _, a := range n.Spec.Addresses {
 		add(a.Address)
+	}
+	return list
+}
+
+// tunnelAddresses returns the addresses with which a host's packets arrive inside
+// tunnels, and those to which peers send its tunnels' packets instead of its own.
+func tunnelAddresses(n *store.Node) []netip.Prefix {
+	texts := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]}
+	if n.Spec.BGP != nil {
+		texts = append(texts, n.Spec.BGP.IPv4IPIPTunnelAddr)
+	}
+	if w := n.Spec.Wireguard; w != nil {
+		texts = append(texts, w.InterfaceIPv4Address, w.InterfaceIPv6Address)
+	}
+	var list []netip.Prefix
+	for _, s := range texts {
+		if a, ok := parseHostAddr(s); ok {
+			list = append(list, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	for _, a := range store.TunnelAddresses(n) {
+		list = append(list, netip.PrefixFrom(a, a.BitLen()))
 	}
 	return list
 }

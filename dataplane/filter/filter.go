@@ -17,7 +17,7 @@ type SetID string
 const (
 	NATSources    SetID = "nat-sources"    // pools whose addresses are translated on their way out
 	NATExempt     SetID = "nat-exempt"     // destinations to which nothing is translated
-	TunnelSources SetID = "tunnel-sources" // hosts from which IPIP and VXLAN packets are taken
+	TunnelSources SetID = "tunnel-sources" // hosts of the cluster, from which tunnels' packets are taken
 )
 
 // SetType says what the members of a set are.
@@ -365,6 +365,11 @@ type Settings struct {
 	FailsafeIn       []Failsafe // Port is a destination port of the host
 	FailsafeOut      []Failsafe // Port is a destination port elsewhere
 
+	// HostTraffic is what hosts of the cluster send each other. Host endpoints
+	// leave it open to and from [TunnelSources], whatever their policies say: who
+	// closes them would else take the workloads behind them off the network.
+	HostTraffic []Tunnel
+
 	Reject        bool // denied packets are answered (Felix's Reject), not dropped
 	AllowReturns  bool // allowed packets go on to the host's own rules (Felix's Return)
 	AllowInvalid  bool // packets that connection tracking finds invalid are not dropped
@@ -419,8 +424,8 @@ func (s *Settings) GuardedTunnels() []Tunnel {
 	return list
 }
 
-// Tunnel is how the packets of a tunnel look: by protocol, and by destination
-// port unless that is 0.
+// Tunnel is how the packets of a tunnel, or of something else between hosts,
+// look: by protocol, and by destination port unless that is 0.
 type Tunnel struct {
 	Protocol uint8
 	Port     uint16

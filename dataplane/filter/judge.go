@@ -60,6 +60,7 @@ const (
 	ByTierEnd    Reason = "end of tier"
 	ByPathEnd    Reason = "no policy or profile decided"
 	ByFailsafe   Reason = "failsafe port"
+	ByHosts      Reason = "between hosts of the cluster"
 	BySpoofing   Reason = "source is not the workload's"
 	ByToHost     Reason = "action of workloads to their host"
 	ByNoEndpoint Reason = "workload interface without an endpoint"
@@ -276,14 +277,30 @@ func (j *judge) guarded(f Flow, tunnels []Tunnel) bool {
 
 // stage applies one hook of a host endpoint, with its failsafe ports.
 func (j *judge) stage(e *Endpoint, h Hook, d Direction) Action {
-	if !j.failsafe(h, d) {
+	why := ByFailsafe
+	switch {
+	case j.failsafe(h, d):
+	case j.betweenHosts(h, d):
+		why = ByHosts
+	default:
 		return j.walk(e, h, d)
 	}
 	if h != Normal {
 		return Pass
 	}
-	j.end(Step{Interface: e.Interface, Hook: h, Direction: d, Rule: NoRule, Action: Allow, Reason: ByFailsafe})
+	j.end(Step{Interface: e.Interface, Hook: h, Direction: d, Rule: NoRule, Action: Allow, Reason: why})
 	return Allow
+}
+
+// betweenHosts reports whether the packet is of what hosts send each other.
+func (j *judge) betweenHosts(h Hook, d Direction) bool {
+	far := j.p.Src
+	if d == Egress {
+		far = j.p.Dst
+	}
+	return j.r.Contains(TunnelSources, far, 0, 0) && slices.ContainsFunc(j.r.Settings.HostTraffic, func(t Tunnel) bool {
+		return j.p.of(t) || h == Untracked && t.Port != 0 && t.Protocol == j.p.Protocol && t.Port == j.p.SrcPort
+	})
 }
 
 // failsafe reports whether the packet is to or from a failsafe port. Answers

@@ -473,6 +473,15 @@ func (s failsafeSource) name() string {
 
 func (failsafeSource) comment() string { return "" }
 
+// markFailsafes has the failsafe chains written anew, those that there are.
+func (w *world) markFailsafes() {
+	for _, d := range []filter.Direction{filter.Ingress, filter.Egress} {
+		for _, raw := range []bool{false, true} {
+			w.stale[failsafeSource{d, raw}.name()] = struct{}{}
+		}
+	}
+}
+
 func (s failsafeSource) rules(c *chainWriter) {
 	here, there := c.w.settings.FailsafeIn, c.w.settings.FailsafeOut
 	far := source
@@ -496,5 +505,33 @@ func (s failsafeSource) rules(c *chainWriter) {
 	add(here, destination)
 	if s.raw {
 		add(there, source)
+	}
+	s.betweenHosts(c, far)
+}
+
+// betweenHosts lets pass what hosts of the cluster send each other.
+func (s failsafeSource) betweenHosts(c *chainWriter, far end) {
+	if c.w.members[filter.TunnelSources] == nil {
+		return
+	}
+	add := func(t filter.Tunnel, port end) {
+		for _, f := range families() {
+			m := new(matcher)
+			m.family(f)
+			m.protocol(t.Protocol, false)
+			if t.Port != 0 {
+				m.port(port, filter.PortRange{Low: t.Port, High: t.Port}, false)
+			}
+			m.member(far, filter.TunnelSources, false, f, c)
+			m.counter()
+			m.do(nfAccept, "")
+			c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Action: filter.Allow, Reason: filter.ByHosts})
+		}
+	}
+	for _, t := range c.w.settings.HostTraffic {
+		add(t, destination)
+		if s.raw && t.Port != 0 {
+			add(t, source)
+		}
 	}
 }

@@ -202,6 +202,9 @@ func drawSettings(t *rapid.T) filter.Settings {
 	if rapid.Bool().Draw(t, "guard vxlan") {
 		s.GuardVXLAN = []uint16{4789}
 	}
+	if rapid.Bool().Draw(t, "between hosts") {
+		s.HostTraffic = []filter.Tunnel{{Protocol: 4}, {Protocol: 17, Port: 4789}, {Protocol: 6, Port: 90}}
+	}
 	if rapid.Bool().Draw(t, "failsafe") {
 		s.FailsafeIn = []filter.Failsafe{{Protocol: 6, Port: 80}, {Protocol: 17, Port: 53, Net: netip.MustParsePrefix("192.0.2.0/25")}}
 		s.FailsafeOut = []filter.Failsafe{{Protocol: 17, Port: 80}, {Protocol: 6, Port: 8080, Net: netip.MustParsePrefix("fd02::/64")}}

@@ -373,6 +373,7 @@ func (w *world) applySets(d *filter.Delta) error {
 		}
 		if isFixed(s.ID) {
 			w.markBases()
+			w.markFailsafes()
 		}
 	}
 	for _, c := range d.Members {

@@ -25,6 +25,7 @@ type World struct {
 	Node       string
 	Objects    []store.Object
 	Interfaces map[string][]netip.Addr // addresses of the host's own interfaces
+	HostPorts  []filter.Tunnel         // what hosts of the cluster send each other besides tunnels' packets
 }
 
 // Judge says what becomes of the first packet of a flow, with the steps that
@@ -68,7 +69,7 @@ func (q *question) ask(f filter.Flow) {
 	case f.In != "":
 		q.path(out, filter.Forward, filter.Egress)
 	default:
-		if q.failsafe(filter.Untracked, filter.Egress) || q.path(out, filter.Untracked, filter.Egress) == filter.Pass {
+		if q.open(filter.Untracked, filter.Egress) != "" || q.path(out, filter.Untracked, filter.Egress) == filter.Pass {
 			q.local(out, filter.Egress)
 		}
 	}
@@ -90,6 +91,11 @@ func (q *question) arrives(f filter.Flow) bool {
 			q.add(s)
 			return false
 		}
+		if q.p.Protocol == 4 || q.p.Protocol == 17 && q.p.DstPort == 4789 {
+			s.Reason = filter.ByTunnel
+			q.add(s)
+			return false
+		}
 		if q.path(in, filter.Normal, filter.Egress) == filter.Deny {
 			return false
 		}
@@ -105,7 +111,7 @@ func (q *question) arrives(f filter.Flow) bool {
 		return true
 	}
 	for _, h := range []filter.Hook{filter.Untracked, filter.PreDNAT} {
-		if q.failsafe(h, filter.Ingress) {
+		if q.open(h, filter.Ingress) != "" {
 			continue
 		}
 		switch q.path(in, h, filter.Ingress) {
@@ -125,11 +131,49 @@ func (q *question) arrives(f filter.Flow) bool {
 
 // local judges the host's own traffic.
 func (q *question) local(e endpoint, d filter.Direction) {
-	if q.failsafe(filter.Normal, d) {
-		q.add(filter.Step{Interface: e.iface, Hook: filter.Normal, Direction: d, Rule: filter.NoRule, Action: filter.Allow, Reason: filter.ByFailsafe})
+	if why := q.open(filter.Normal, d); why != "" {
+		q.add(filter.Step{Interface: e.iface, Hook: filter.Normal, Direction: d, Rule: filter.NoRule, Action: filter.Allow, Reason: why})
 		return
 	}
 	q.path(e, filter.Normal, d)
+}
+
+// open says why the packet passes whatever policies say; "": it does not.
+func (q *question) open(h filter.Hook, d filter.Direction) filter.Reason {
+	switch {
+	case q.failsafe(h, d):
+		return filter.ByFailsafe
+	case q.betweenHosts(h, d):
+		return filter.ByHosts
+	}
+	return ""
+}
+
+// betweenHosts reports whether the packet is of what a host of the cluster and
+// this one send each other: IP in IP, VXLAN, and the ports of their daemons.
+func (q *question) betweenHosts(h filter.Hook, d filter.Direction) bool {
+	far := q.p.Src
+	if d == filter.Egress {
+		far = q.p.Dst
+	}
+	known := false
+	for _, o := range q.w.Objects {
+		if n, ok := o.Value.(*store.Node); ok && n.Spec.BGP != nil {
+			for _, a := range []string{n.Spec.BGP.IPv4Address, n.Spec.BGP.IPv6Address} {
+				address, _, _ := strings.Cut(a, "/")
+				known = known || address == far.String()
+			}
+		}
+	}
+	if !known {
+		return false
+	}
+	for _, t := range append([]filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}}, q.w.HostPorts...) {
+		if t.Protocol == q.p.Protocol && (t.Port == 0 || t.Port == q.p.DstPort || h == filter.Untracked && t.Port == q.p.SrcPort) {
+			return true
+		}
+	}
+	return false
 }
 
 // failsafe reports whether a failsafe port lets the packet by. Without

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"net/netip"
+	"net/url"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/dataplane/filter"
+)
+
+// bgpPort is where peers take sessions (RFC 4271, section 8.2.1.3).
+const bgpPort = 179
+
+// hostPorts lists what this daemon and those of other hosts send each other, by
+// destination port, besides tunnels' packets: host endpoints leave it open.
+func hostPorts(c config.Config) []filter.Tunnel {
+	var list []filter.Tunnel
+	if c.BGP.Enabled {
+		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: bgpPort})
+	}
+	if c.Probe.Enabled {
+		port := uint16(c.Probe.Port) //nolint:gosec // Validate has checked it
+		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_UDP, Port: port}, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: port})
+	}
+	if at, err := netip.ParseAddrPort(c.Datastore.Embedded.Listen); err == nil {
+		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: at.Port()})
+	}
+	return list
+}
+
+// datastorePorts lists where this host reaches an external datastore. Of one that
+// has a name any address will do, for names change theirs.
+func datastorePorts(c config.Config) []filter.Failsafe {
+	var list []filter.Failsafe
+	for _, e := range c.Datastore.Endpoints {
+		u, err := url.Parse(e)
+		if err != nil || u.Scheme == "unix" {
+			continue
+		}
+		text := u.Port()
+		if text == "" {
+			text = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+		}
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			continue // Validate has refused it
+		}
+		f := filter.Failsafe{Protocol: unix.IPPROTO_TCP, Port: uint16(port)}
+		if a, err := netip.ParseAddr(u.Hostname()); err == nil {
+			f.Net = netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen())
+		}
+		list = append(list, f)
+	}
+	return list
+}

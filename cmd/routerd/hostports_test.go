@@ -1,0 +1,48 @@
+package main
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/dataplane/filter"
+)
+
+func TestHostPorts(t *testing.T) {
+	t.Parallel()
+	tcp := func(port uint16, net string) filter.Failsafe {
+		f := filter.Failsafe{Protocol: 6, Port: port}
+		if net != "" {
+			f.Net = netip.MustParsePrefix(net)
+		}
+		return f
+	}
+	bgp, probes := filter.Tunnel{Protocol: 6, Port: 179}, []filter.Tunnel{{Protocol: 17, Port: 7747}, {Protocol: 6, Port: 7747}}
+	for _, c := range []struct {
+		name      string
+		change    func(*config.Config)
+		hosts     []filter.Tunnel
+		datastore []filter.Failsafe
+	}{
+		{"as it comes", func(*config.Config) {}, append([]filter.Tunnel{bgp}, probes...), nil},
+		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(append([]filter.Tunnel{bgp}, probes...), filter.Tunnel{Protocol: 6, Port: 4001}), nil},
+		{"neither BGP nor probes", func(c *config.Config) { c.BGP.Enabled, c.Probe.Enabled = false, false }, nil, nil},
+		{"external", func(c *config.Config) {
+			c.BGP.Enabled, c.Probe.Enabled = false, false
+			c.Datastore.Endpoints = []string{"https://192.0.2.1:2379", "http://[2001:db8::1]:4001", "https://store.example", "unix:///run/etcd.sock"}
+		}, nil, []filter.Failsafe{tcp(2379, "192.0.2.1/32"), tcp(4001, "2001:db8::1/128"), tcp(443, "")}},
+	} {
+		cfg := config.Default()
+		cfg.BGP.Enabled = true
+		c.change(&cfg)
+		if diff := cmp.Diff(c.hosts, hostPorts(cfg)); diff != "" {
+			t.Errorf("%s: between hosts (-want +got):\n%s", c.name, diff)
+		}
+		if diff := cmp.Diff(c.datastore, datastorePorts(cfg), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+			t.Errorf("%s: datastore (-want +got):\n%s", c.name, diff)
+		}
+	}
+}
