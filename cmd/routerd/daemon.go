@@ -399,6 +399,7 @@ func (d *router) followStore(ctx context.Context) error {
 		// What it announces must not hide what policy heard from the datastore.
 		d.attach.HandleStore(b)
 		d.policy.handleStore(b)
+		d.attach.AnnounceAgain(b)
 		d.reach.HandleStore(b)
 		d.node.HandleStore(b)
 	}

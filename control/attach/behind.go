@@ -56,6 +56,33 @@ func (a *Attacher) announce(r record, there bool) {
 	a.cfg.Announce(ev)
 }
 
+// AnnounceAgain takes in what the datastore says, after those who follow it
+// have: the end of an earlier container's endpoint, which hides that of the
+// next one of the same name until the datastore is told of it. That one is announced anew.
+func (a *Attacher) AnnounceAgain(b store.Batch) {
+	gone := make(map[store.Key]bool)
+	for _, ev := range b.Events {
+		if ev.Key.Kind == store.KindWorkloadEndpoint && ev.Deleted() {
+			gone[ev.Key] = true
+		}
+	}
+	if len(gone) == 0 || a.cfg.Announce == nil {
+		return
+	}
+	for _, r := range a.snapshot() {
+		if r.State != stateAttached || !r.Queued || r.AddressesOnly {
+			continue
+		}
+		w, err := a.endpointOf(r)
+		if err != nil {
+			continue
+		}
+		if key, err := store.KeyOf(w); err == nil && gone[key] {
+			a.announce(r, true)
+		}
+	}
+}
+
 // announceProfile tells of the profile of a network's endpoints, which without
 // it are denied everything, unless the datastore told of one. The lock is held
 // meanwhile, so that what the datastore tells comes later and holds.

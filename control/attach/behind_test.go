@@ -424,6 +424,41 @@ func TestBehindKeepsTheNextContainersEndpoint(t *testing.T) {
 	w.expectClean()
 }
 
+// The datastore's word of an earlier container's end comes after the next one of
+// the same name was announced, and takes its endpoint along: it is announced
+// anew, until the datastore was told of it.
+func TestBehindAnnouncesAgain(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	var got []string
+	configure := w.cfg
+	w.cfg = func(c *Config) {
+		configure(c)
+		c.Announce = func(ev store.Event) {
+			if ev.Key.Kind == store.KindWorkloadEndpoint {
+				got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted()))
+			}
+		}
+	}
+	a := w.start()
+	w.add(a, podRequest(w.request(1), "default", "web"))
+	w.add(a, podRequest(w.request(2), "default", "other"))
+	const name = "node--a-k8s-web-eth0"
+	ended := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: name}
+	got = nil
+	for _, batch := range []store.Batch{
+		{Events: []store.Event{{Key: ended}, {Key: store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: "another"}}}},
+		{Events: []store.Event{{Key: ended, Object: store.Object{Key: ended, Value: &store.WorkloadEndpoint{}}}}},
+		{},
+	} {
+		a.AnnounceAgain(batch)
+	}
+	diff(t, "announced", []string{name + " false"}, got)
+	settle(t, a)
+	a.AnnounceAgain(store.Batch{Events: []store.Event{{Key: ended}}})
+	diff(t, "announced after the datastore was told", []string{name + " false"}, got)
+}
+
 // A daemon that starts again announces what the datastore does not know yet,
 // and nothing else.
 func TestBehindAnnouncesAfterRestart(t *testing.T) {
