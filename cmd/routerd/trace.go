@@ -72,7 +72,7 @@ func (d *router) passed(ctx context.Context, p workload.Packet) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, traceWithin)
 	defer cancel()
 	for {
-		list, err := d.policy.connections.List()
+		list, err := d.policy.connections.ListOf(p.Src)
 		if err != nil {
 			return false, err
 		}

@@ -66,6 +66,10 @@ func refersTo(p filter.Policy, sets map[filter.SetID]bool) bool {
 	return false
 }
 
+// restFor is the pause after a look at the table of connections, in times of
+// what the look took: it grows with the table and not with what changes.
+const restFor = 4
+
 // cutLoop looks at the table of connections after changes.
 func (e *Enforcer) cutLoop(ctx context.Context) {
 	for {
@@ -74,8 +78,12 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 			return
 		case <-e.cut:
 		}
-		e.cutOnce(ctx)
-		pause := time.NewTimer(e.cfg.CutEvery)
+		start := time.Now()
+		rest := e.cfg.CutPause
+		if e.cutOnce(ctx) == nil {
+			rest = min(restFor*time.Since(start), rest)
+		}
+		pause := time.NewTimer(rest)
 		select {
 		case <-ctx.Done():
 			pause.Stop()
@@ -87,18 +95,18 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 
 // cutOnce cuts the connections of changed endpoints that the rules deny now,
 // and renews those that were cut and are allowed again.
-func (e *Enforcer) cutOnce(ctx context.Context) {
+func (e *Enforcer) cutOnce(ctx context.Context) error {
 	e.mu.Lock()
 	changed, own := e.changed, e.own
 	e.changed = make(map[string]bool)
 	e.mu.Unlock()
 	if len(changed) == 0 {
-		return
+		return nil
 	}
 	j := e.judgeOf(changed, own)
-	cut, renewed, err := e.cfg.Connections.Judge(ctx, j.verdict)
+	cut, renewed, err := e.cfg.Connections.Judge(ctx, j.addresses(), j.verdict)
 	if ctx.Err() != nil {
-		return
+		return ctx.Err()
 	}
 	e.note(func(s *Status) {
 		if err != nil && s.CutErr == nil {
@@ -118,6 +126,7 @@ func (e *Enforcer) cutOnce(ctx context.Context) {
 	if cut+renewed > 0 {
 		e.log.Info("connections judged anew", "cut", cut, "allowed_again", renewed)
 	}
+	return err
 }
 
 // judge says what becomes of connections.
@@ -143,6 +152,19 @@ func (e *Enforcer) judgeOf(changed map[string]bool, own map[netip.Addr]bool) *ju
 		}
 	})
 	return j
+}
+
+// addresses lists those of the changed workloads: no other connections are to
+// be looked at. That includes a workload's that has just come. Its address can have been another's,
+// here or on another host, and a connection to that one would reach it unjudged.
+func (j *judge) addresses() []netip.Addr {
+	var list []netip.Addr
+	for a, name := range j.locals {
+		if j.changed[name] {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 // verdict judges a connection as its first packet would be now. What no changed

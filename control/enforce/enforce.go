@@ -34,7 +34,7 @@ type Table interface {
 // Connections is the kernel's table of tracked connections;
 // *[conntrack.Table] is.
 type Connections interface {
-	Judge(ctx context.Context, judge func(conntrack.Flow) conntrack.Verdict) (cut, renewed int, err error)
+	Judge(ctx context.Context, of []netip.Addr, judge func(conntrack.Flow) conntrack.Verdict) (cut, renewed int, err error)
 }
 
 // Config is what [New] needs. All fields without a default are required.
@@ -49,9 +49,10 @@ type Config struct {
 	// Retry is the first pause after a step that the kernel refused; pauses
 	// double up to ten seconds. 0: 100 ms.
 	Retry time.Duration
-	// CutEvery is the least time between two looks at the table of
-	// connections. 0: 200 ms, so that a change is felt within a second.
-	CutEvery time.Duration
+	// CutPause is the longest pause between two looks at the table of
+	// connections; what changes meanwhile is looked at together. A pause is four
+	// times what the look took. 0: 500 ms, so that a change is felt within a second.
+	CutPause time.Duration
 
 	Log *slog.Logger
 }
@@ -98,8 +99,8 @@ func New(cfg Config) *Enforcer {
 	if cfg.Retry == 0 {
 		cfg.Retry = 100 * time.Millisecond
 	}
-	if cfg.CutEvery == 0 {
-		cfg.CutEvery = 200 * time.Millisecond
+	if cfg.CutPause == 0 {
+		cfg.CutPause = 500 * time.Millisecond
 	}
 	return &Enforcer{
 		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1),

@@ -79,14 +79,22 @@ func (t *table) set(refuse error) {
 type connections struct {
 	mu    sync.Mutex
 	flows []conntrack.Flow
-	looks int
+	looks [][]netip.Addr // what was asked for
 	fail  error
+	hold  chan struct{} // not nil: a look ends when it is closed
 }
 
-func (c *connections) Judge(_ context.Context, judge func(conntrack.Flow) conntrack.Verdict) (cut, renewed int, err error) {
+func (c *connections) Judge(_ context.Context, of []netip.Addr, judge func(conntrack.Flow) conntrack.Verdict) (cut, renewed int, err error) {
+	c.mu.Lock()
+	hold := c.hold
+	c.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.looks++
+	slices.SortFunc(of, netip.Addr.Compare)
+	c.looks = append(c.looks, of)
 	if c.fail != nil {
 		return 0, 0, c.fail
 	}
@@ -275,11 +283,47 @@ func TestOwnAddresses(t *testing.T) {
 		} {
 			own(c.addrs...)
 			w.conns.mu.Lock()
-			if w.conns.looks != c.looks {
-				t.Errorf("%d looks at the connections with %v, want %d", w.conns.looks, c.addrs, c.looks)
+			if len(w.conns.looks) != c.looks {
+				t.Errorf("%d looks at the connections with %v, want %d", len(w.conns.looks), c.addrs, c.looks)
 			}
 			w.conns.mu.Unlock()
 		}
+	})
+}
+
+// What is looked at are the connections of endpoints that a step changed, and
+// of no others; what changes while the table is looked at comes in one look.
+func TestLooksAtWhatChanged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		looked := func(want ...[]netip.Addr) {
+			t.Helper()
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			synctest.Wait()
+			w.conns.mu.Lock()
+			defer w.conns.mu.Unlock()
+			if d := cmp.Diff(want, w.conns.looks, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+				t.Errorf("looked at (-want +got):\n%s", d)
+			}
+			w.conns.looks = nil
+		}
+		a, b, c, d := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4")
+		w.store(pod("a", "10.0.0.1", map[string]string{"app": "web"}), pod("b", "10.0.0.2", nil), denyFrom("app == 'bad'"))
+		looked([]netip.Addr{a, b})
+		w.store(pod("c", "10.0.0.3", nil))
+		looked([]netip.Addr{c})
+		w.store(pod("b", "10.0.0.2", map[string]string{"app": "bad"})) // of a set that the rules of a name
+		looked([]netip.Addr{a})
+		hold := make(chan struct{})
+		w.conns.mu.Lock()
+		w.conns.hold = hold
+		w.conns.mu.Unlock()
+		w.store(pod("d", "10.0.0.4", nil))
+		w.store(pod("c", "10.0.0.3", map[string]string{"app": "web"}))
+		w.store(pod("b", "10.0.0.2", map[string]string{"app": "web"}))
+		close(hold)
+		looked([]netip.Addr{d}, []netip.Addr{a, b, c})
 	})
 }
 
@@ -416,10 +460,10 @@ func TestCut(t *testing.T) {
 		if len(w.conns.flows) != 4 {
 			t.Errorf("%d connections are left, want the 4 that were never cut", len(w.conns.flows))
 		}
-		looks := w.conns.looks
+		looks := len(w.conns.looks)
 		w.store(&v3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}, Spec: v3.GlobalNetworkSetSpec{Nets: []string{"203.0.113.0/24"}}})
 		time.Sleep(time.Second) //nolint:forbidigo // virtual time
-		if w.conns.looks != looks {
+		if len(w.conns.looks) != looks {
 			t.Error("connections were looked at though no rule changed")
 		}
 	})

@@ -8,6 +8,7 @@
 package conntrack
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -49,7 +50,10 @@ func (f Flow) String() string {
 }
 
 // Table is the table of one network namespace. It is safe for concurrent use.
-type Table struct{ c *netlink.Conn }
+type Table struct {
+	c     *netlink.Conn // for single requests
+	dumps *dumper
+}
 
 // Open returns the table of the calling thread's network namespace.
 func Open() (*Table, error) {
@@ -57,11 +61,15 @@ func Open() (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the table of connections: %w", err)
 	}
-	return &Table{c}, nil
+	d, err := openDumper()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the table of connections: %w", err), c.Close())
+	}
+	return &Table{c, d}, nil
 }
 
 // Close ends the use of the table.
-func (t *Table) Close() error { return t.c.Close() }
+func (t *Table) Close() error { return errors.Join(t.c.Close(), t.dumps.close()) }
 
 // The kernel's numbers (nfnetlink_conntrack.h).
 const (
@@ -76,8 +84,15 @@ const (
 	attrZone  = 18 // CTA_ZONE
 	attrMask  = 21 // CTA_MARK_MASK
 
+	attrFilter   = 25 // CTA_FILTER
+	filterOrig   = 1  // CTA_FILTER_ORIG_FLAGS
+	filterReply  = 2  // CTA_FILTER_REPLY_FLAGS
+	filterSource = 1  // CTA_FILTER_F_CTA_IP_SRC, in the host's order
+
 	attrTupleIP    = 1 // CTA_TUPLE_IP
 	attrTupleProto = 2 // CTA_TUPLE_PROTO
+	attrIPv4Source = 1 // CTA_IP_V4_SRC
+	attrIPv6Source = 3 // CTA_IP_V6_SRC
 )
 
 // entry is a connection with what the kernel needs to find it again.
@@ -89,11 +104,6 @@ type entry struct {
 	zone   []byte
 }
 
-// interruptions is how often a listing is begun anew because the table changed
-// while it was read. It always does on a busy host; what an incomplete one
-// leaves out was made or moved in that moment, and is asked for again then.
-const interruptions = 3
-
 // Verdict is what becomes of a connection.
 type Verdict uint8
 
@@ -104,12 +114,14 @@ const (
 	Renew                // if it was cut, it is forgotten: its next packet is judged as a first one
 )
 
-// Judge looks at every connection and does what judge says. Its cost follows
-// the size of the table, so callers bring several changes together. It returns
-// how many connections were cut that were not, and how many renewed. One that
-// ended meanwhile is no error.
-func (t *Table) Judge(ctx context.Context, judge func(Flow) Verdict) (cut, renewed int, err error) {
-	list, err := t.list()
+// Judge looks at the connections that one of the addresses began or that really
+// go to it, and does what judge says. The kernel walks its table for each of
+// few addresses and hands all of it over for many, so callers bring several
+// changes together; of no address nothing is looked at. Judge returns how many
+// connections were cut that were not, and how many renewed. One that ended
+// meanwhile is no error.
+func (t *Table) Judge(ctx context.Context, of []netip.Addr, judge func(Flow) Verdict) (cut, renewed int, err error) {
+	list, err := t.listOf(of)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -138,47 +150,26 @@ func (t *Table) Judge(ctx context.Context, judge func(Flow) Verdict) (cut, renew
 
 // List returns all connections.
 func (t *Table) List() ([]Flow, error) {
-	list, err := t.list()
-	flows := make([]Flow, 0, len(list))
+	four, err := t.list(unix.AF_INET, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	six, err := t.list(unix.AF_INET6, nil, nil)
+	return flows(append(four, six...)), err
+}
+
+// ListOf returns the connections that an address began or that really go to it.
+func (t *Table) ListOf(a netip.Addr) ([]Flow, error) {
+	list, err := t.listOf([]netip.Addr{a})
+	return flows(list), err
+}
+
+func flows(list []entry) []Flow {
+	out := make([]Flow, 0, len(list))
 	for _, e := range list {
-		flows = append(flows, e.Flow)
+		out = append(out, e.Flow)
 	}
-	return flows, err
-}
-
-func (t *Table) list() ([]entry, error) {
-	var list []entry
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		msgs, err := t.dump(family)
-		if err != nil {
-			return nil, fmt.Errorf("list connections: %w", err)
-		}
-		for _, m := range msgs {
-			if len(m.Data) < nfgenLen {
-				continue
-			}
-			e, err := decode(m.Data[nfgenLen:])
-			if err != nil {
-				return nil, fmt.Errorf("list connections: %w", err)
-			}
-			e.family = family
-			list = append(list, e)
-		}
-	}
-	return list, nil
-}
-
-func (t *Table) dump(family byte) (msgs []netlink.Message, err error) {
-	for range interruptions {
-		msgs, err = t.c.Execute(netlink.Message{
-			Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Dump},
-			Data:   nfgen(family),
-		})
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	return msgs, err
+	return out
 }
 
 // change sends a message about a connection; the bits of mark are set in its
@@ -226,7 +217,7 @@ func decode(b []byte) (entry, error) {
 		case attrMark:
 			e.Mark = ad.Uint32()
 		case attrOrig:
-			e.orig = ad.Bytes()
+			e.orig = bytes.Clone(ad.Bytes())
 			ad.Do(func(b []byte) error {
 				return e.decodeTuple(b, &e.Orig)
 			})
@@ -236,9 +227,9 @@ func decode(b []byte) (entry, error) {
 				return reply.decodeTuple(b, &e.Reply)
 			})
 		case attrID:
-			e.id = ad.Bytes()
+			e.id = bytes.Clone(ad.Bytes())
 		case attrZone:
-			e.zone = ad.Bytes()
+			e.zone = bytes.Clone(ad.Bytes())
 		}
 	}
 	return e, ad.Err()

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,11 @@ func (w *world) listed() map[uint16]Flow {
 	return flows
 }
 
+// ends lists the addresses of these tests' connections.
+func ends() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("::1")}
+}
+
 // Only the connections that are to be cut are, of either family; and only those
 // that were cut are renewed. Other bits of the mark stay.
 func TestJudge(t *testing.T) {
@@ -116,7 +122,7 @@ func TestJudge(t *testing.T) {
 		return Keep
 	}
 	for _, want := range []int{2, 0} {
-		if cut, renewed, err := w.tb.Judge(t.Context(), even); cut != want || renewed != 0 || err != nil {
+		if cut, renewed, err := w.tb.Judge(t.Context(), ends(), even); cut != want || renewed != 0 || err != nil {
 			t.Errorf("cut %d, renewed %d, %v; want %d cut", cut, renewed, err, want)
 		}
 	}
@@ -128,13 +134,60 @@ func TestJudge(t *testing.T) {
 	if d := cmp.Diff(flows, w.listed(), addrs()); d != "" {
 		t.Errorf("connections after the cut (-want +listed):\n%s", d)
 	}
-	if cut, renewed, err := w.tb.Judge(t.Context(), func(Flow) Verdict { return Renew }); cut != 0 || renewed != 2 || err != nil {
+	if cut, renewed, err := w.tb.Judge(t.Context(), ends(), func(Flow) Verdict { return Renew }); cut != 0 || renewed != 2 || err != nil {
 		t.Errorf("cut %d, renewed %d, %v; want 2 renewed", cut, renewed, err)
 	}
 	delete(flows, 7002)
 	delete(flows, 7004)
 	if d := cmp.Diff(flows, w.listed(), addrs()); d != "" {
 		t.Errorf("connections after the renewal (-want +listed):\n%s", d)
+	}
+}
+
+// Asked for few addresses the kernel hands over what they began and what really
+// goes to them, each connection once; of nobody nothing is looked at.
+func TestJudgeOf(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.run("nft", "add chain inet t d { type nat hook output priority -100; }; add rule inet t d udp dport 7000 dnat ip to 127.0.0.9:7009")
+	for _, to := range []string{"127.0.0.2:7001", "127.0.0.3:7002", "127.0.0.1:7003", "[::1]:7004", "127.0.0.1:7000"} {
+		w.udp(to)
+	}
+	for _, tt := range []struct {
+		name string
+		of   []string
+		want []uint16
+	}{
+		{"nobody", nil, nil},
+		{"no party", []string{"127.0.0.7"}, nil},
+		{"where it goes", []string{"127.0.0.2"}, []uint16{7001}},
+		{"where it really goes", []string{"127.0.0.9"}, []uint16{7000}},
+		{"both ends, and where it comes from", []string{"127.0.0.1"}, []uint16{7000, 7001, 7002, 7003}},
+		{"two and another family", []string{"127.0.0.2", "127.0.0.3", "::1"}, []uint16{7001, 7002, 7004}},
+		{"IPv6", []string{"::2", "::1"}, []uint16{7004}},
+		{"many", []string{"127.0.0.2", "127.1.0.1", "127.1.0.2", "127.1.0.3", "127.1.0.4", "127.1.0.5", "127.1.0.6", "127.1.0.7", "127.0.0.3"}, []uint16{7001, 7002}},
+	} {
+		var of []netip.Addr
+		for _, a := range tt.of {
+			of = append(of, netip.MustParseAddr(a))
+		}
+		var got []uint16
+		_, _, err := w.tb.Judge(t.Context(), of, func(f Flow) Verdict {
+			if f.Protocol == 17 {
+				got = append(got, f.Orig.DstPort)
+			}
+			return Keep
+		})
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		slices.Sort(got)
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%s: ports (-want +got):\n%s", tt.name, d)
+		}
+	}
+	if list, err := w.tb.ListOf(netip.MustParseAddr("127.0.0.3")); err != nil || len(list) != 1 || list[0].Orig.DstPort != 7002 {
+		t.Errorf("of 127.0.0.3: %v, %v", list, err)
 	}
 }
 
@@ -185,7 +238,7 @@ func TestJudgeEnds(t *testing.T) {
 	w.udp("127.0.0.1:7001")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	cancel()
-	if n, _, err := w.tb.Judge(ctx, func(Flow) Verdict { return Cut }); n != 0 || !errors.Is(err, context.Canceled) {
+	if n, _, err := w.tb.Judge(ctx, ends(), func(Flow) Verdict { return Cut }); n != 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("cut %d, %v; want none and the context's error", n, err)
 	}
 }
