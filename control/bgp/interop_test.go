@@ -587,11 +587,11 @@ func TestLocalAS(t *testing.T) {
 func TestReachableBy(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 4)
-	startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{h[2].String() + "/32", "203.0.113.0/24"}})
+	gateway := startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{h[2].String() + "/32", "203.0.113.0/24"}})
 	r := newRun(t, SpeakerOptions{})
-	config := func(gateway netip.Addr) Config {
+	config := func(by netip.Addr) Config {
 		far := tor(h[0], h[2], 64998)
-		far.ReachableBy = gateway
+		far.ReachableBy = by
 		c := testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999), far)
 		c.Own = append(c.Own, hostRoute(h[2]))
 		return c
@@ -603,6 +603,15 @@ func TestReachableBy(t *testing.T) {
 	}
 	r.apply(config(h[1]))
 	poll(t, 10*time.Second, r.dump, func() bool { p, _ := r.path(h[2].String() + "/32"); return p.NextHop == h[1] && len(p.More) == 0 })
+	// The gateway goes on forwarding when it speaks no BGP any more.
+	from := r.mark()
+	if out, err := gateway.(birdOther).command("disable", "host"); err != nil {
+		t.Fatal(out, err)
+	}
+	r.waitNoPath("203.0.113.0/24")
+	if r.happened(from, "lost "+h[1].String())+r.happened(from, "del "+h[2].String()+"/32") != 0 {
+		t.Error("the way by the gateway went with its session", r.dump())
+	}
 	r.apply(config(netip.Addr{}))
 	r.waitNoPath(h[2].String() + "/32")
 }

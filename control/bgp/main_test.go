@@ -186,6 +186,9 @@ func (r *run) take(c Changes) {
 		r.paths = map[netip.Prefix]Path{}
 		r.history = append(r.history, "reset")
 	}
+	for _, a := range c.Lost {
+		r.history = append(r.history, "lost "+a.String())
+	}
 	for _, p := range c.Put {
 		r.paths[p.Prefix] = p
 		r.history = append(r.history, "put "+p.Prefix.String())

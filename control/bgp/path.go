@@ -11,7 +11,7 @@ import (
 type Hop struct {
 	NextHop   netip.Addr // as the peer sent it; not resolved
 	Peer      string     // name of the peer that sent it: the node or the BGPPeer resource
-	PeerAddr  netip.Addr
+	PeerAddr  netip.Addr // invalid: no peer sent it; it is the configured way to Peer (reachableBy)
 	IBGP      bool
 	ASPath    string // "64999 65001 {65010}"; empty for a path that begins in the own AS
 	LocalPref uint32 // 0: the path has none
@@ -34,6 +34,9 @@ type Path struct {
 
 func (p Path) String() string {
 	var b strings.Builder
+	if !p.PeerAddr.IsValid() {
+		return fmt.Sprintf("%s via %s to reach %s", p.Prefix, p.NextHop, p.Peer)
+	}
 	fmt.Fprintf(&b, "%s via %s from %s", p.Prefix, p.NextHop, p.PeerAddr)
 	if p.IBGP {
 		b.WriteString(" ibgp")

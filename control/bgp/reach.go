@@ -6,8 +6,9 @@ import "net/netip"
 func hostRoute(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // reach gives the reader a host route for each peer that has a gateway to be
-// reached by (BGPPeer's reachableBy): like what is learned, and as if the
-// gateway had said it. The caller holds the lock.
+// reached by (BGPPeer's reachableBy): like what is learned, but said by nobody,
+// so that no session's end takes it along, not even one with the gateway. The
+// caller holds the lock.
 func (s *Speaker) reach(c *Config, fresh bool) {
 	if fresh {
 		s.reachable = map[netip.Prefix]Hop{} // a new start has forgotten them
@@ -15,7 +16,7 @@ func (s *Speaker) reach(c *Config, fresh bool) {
 	want := map[netip.Prefix]Hop{}
 	for _, p := range c.Peers {
 		if p.runs() && p.ReachableBy.IsValid() {
-			want[hostRoute(p.Addr)] = Hop{NextHop: p.ReachableBy, Peer: p.Name, PeerAddr: p.ReachableBy}
+			want[hostRoute(p.Addr)] = Hop{NextHop: p.ReachableBy, Peer: p.Name}
 		}
 	}
 	for prefix, h := range s.reachable {

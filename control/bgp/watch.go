@@ -25,11 +25,32 @@ type watchers struct {
 	list map[*watcher]bool
 }
 
+// watcher is the queue of one reader. What waits in it is shared with the other
+// readers and is put into words by the reader, so that it costs the speaker the
+// same whatever a reader does and however much has changed.
 type watcher struct {
-	wake   chan struct{}
-	mu     sync.Mutex
-	events []Event
-	lost   int
+	wake  chan struct{}
+	mu    sync.Mutex
+	queue []news
+	size  int // events in queue
+	lost  int
+}
+
+// news is several events of one moment: changes of paths, or of a session.
+type news struct {
+	time    time.Time
+	changes Changes
+	peer    Peer
+	state   string // empty: it is about paths
+	info    string
+}
+
+// size is how many events it is.
+func (n *news) size() int {
+	if n.state != "" {
+		return 1
+	}
+	return len(n.changes.Del) + len(n.changes.Put)
 }
 
 func (w *watchers) add() *watcher {
@@ -49,58 +70,80 @@ func (w *watchers) remove(n *watcher) {
 	delete(w.list, n)
 }
 
-// tell calls each for every watcher; it costs nothing when there is none.
-func (w *watchers) tell(each func(*watcher)) {
+// tell queues news for every watcher; it costs nothing when there is none.
+func (w *watchers) tell(n news) {
+	if n.size() == 0 {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for n := range w.list {
-		each(n)
+	for reader := range w.list {
+		reader.put(n)
 		select {
-		case n.wake <- struct{}{}:
+		case reader.wake <- struct{}{}:
 		default:
 		}
 	}
 }
 
-func (n *watcher) put(e Event) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.events) >= maxWaiting {
-		n.lost++
-		return
+// put keeps of n what there is room for.
+func (w *watcher) put(n news) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	room := maxWaiting - w.size
+	over := n.size() - room
+	if over > 0 {
+		w.lost += over
+		if room <= 0 || n.state != "" {
+			return
+		}
+		c := &n.changes
+		c.Del = c.Del[:min(len(c.Del), room)]
+		c.Put = c.Put[:min(len(c.Put), room-len(c.Del))]
 	}
-	n.events = append(n.events, e)
+	w.queue = append(w.queue, n)
+	w.size += n.size()
 }
 
-func (n *watcher) take() ([]Event, int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	events, lost := n.events, n.lost
-	n.events, n.lost = nil, 0
-	return events, lost
+func (w *watcher) take() ([]news, int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	queue, lost := w.queue, w.lost
+	w.queue, w.size, w.lost = nil, 0, 0
+	return queue, lost
 }
 
 // changes tells of best paths.
-func (w *watchers) changes(ch Changes, now time.Time) {
-	w.tell(func(n *watcher) {
-		for _, p := range ch.Del {
-			n.put(Event{Time: now, What: "withdrawn", Subject: p.String()})
-		}
-		for _, p := range ch.Put {
-			detail := fmt.Sprintf("via %s from %s (%s)", p.NextHop, p.Peer, p.PeerAddr)
-			if p.ASPath != "" {
-				detail += " as-path " + p.ASPath
-			}
-			n.put(Event{Time: now, What: "route", Subject: p.Prefix.String(), Detail: detail})
-		}
-	})
-}
+func (w *watchers) changes(ch Changes, now time.Time) { w.tell(news{time: now, changes: ch}) }
 
 // session tells of a session's state.
 func (w *watchers) session(p Peer, state, info string, now time.Time) {
-	w.tell(func(n *watcher) {
-		n.put(Event{Time: now, What: "session", Subject: fmt.Sprintf("%s (%s)", p.Name, p.Addr), Detail: state + ": " + info})
-	})
+	w.tell(news{time: now, peer: p, state: state, info: info})
+}
+
+// each calls yield for each event until that fails.
+func (n *news) each(yield func(Event) error) error {
+	if n.state != "" {
+		return yield(Event{Time: n.time, What: "session", Subject: fmt.Sprintf("%s (%s)", n.peer.Name, n.peer.Addr), Detail: n.state + ": " + n.info})
+	}
+	for _, p := range n.changes.Del {
+		if err := yield(Event{Time: n.time, What: "withdrawn", Subject: p.String()}); err != nil {
+			return err
+		}
+	}
+	for _, p := range n.changes.Put {
+		detail := fmt.Sprintf("via %s from %s (%s)", p.NextHop, p.Peer, p.PeerAddr)
+		if !p.PeerAddr.IsValid() {
+			detail = fmt.Sprintf("via %s to reach %s", p.NextHop, p.Peer)
+		}
+		if p.ASPath != "" {
+			detail += " as-path " + p.ASPath
+		}
+		if err := yield(Event{Time: n.time, What: "route", Subject: p.Prefix.String(), Detail: detail}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Watch calls yield for each change of a best path and of a session until ctx
@@ -114,14 +157,14 @@ func (c *Controller) Watch(ctx context.Context, yield func(Event) error) error {
 			return ctx.Err()
 		case <-n.wake:
 		}
-		events, lost := n.take()
-		for _, e := range events {
-			if err := yield(e); err != nil {
+		queue, lost := n.take()
+		for i := range queue {
+			if err := queue[i].each(yield); err != nil {
 				return err
 			}
 		}
 		if lost > 0 {
-			if err := yield(Event{Time: time.Now(), What: "lost", Detail: fmt.Sprintf("%d events came too fast", lost)}); err != nil {
+			if err := yield(Event{Time: time.Now(), What: "lost", Detail: fmt.Sprintf("%d events were dropped: they came faster than they were read", lost)}); err != nil {
 				return err
 			}
 		}

@@ -65,16 +65,79 @@ func TestWatchSlowReader(t *testing.T) {
 	t.Parallel()
 	var w watchers
 	n := w.add()
-	for range maxWaiting + 5 {
-		w.changes(Changes{Del: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, time.Time{})
+	two := Changes{Del: prefixes("10.0.0.0/8"), Put: []Path{{Prefix: netip.MustParsePrefix("10.1.0.0/16")}}}
+	w.session(Peer{}, StateUp, "", time.Time{})
+	for range maxWaiting/2 + 3 {
+		w.changes(two, time.Time{})
 	}
-	events, lost := n.take()
-	if len(events) != maxWaiting || lost != 5 {
-		t.Errorf("%d events and %d lost, want %d and 5", len(events), lost, maxWaiting)
+	w.session(Peer{}, StateDown, "", time.Time{})
+	queue, lost := n.take()
+	told := 0
+	for i := range queue {
+		if err := queue[i].each(func(Event) error { told++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told != maxWaiting || lost != 8 {
+		t.Errorf("%d events and %d lost, want %d and 8", told, lost, maxWaiting)
 	}
 	w.remove(n)
-	w.changes(Changes{Del: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, time.Time{})
-	if events, _ := n.take(); len(events) != 0 {
+	w.changes(two, time.Time{})
+	if queue, _ := n.take(); len(queue) != 0 {
 		t.Error("told after its end")
+	}
+}
+
+// TestWatchHoldsUpNobody: telling a reader that never reads of a full table
+// costs the same as telling of one route.
+func TestWatchHoldsUpNobody(t *testing.T) {
+	var w watchers
+	w.add()
+	ch := Changes{Put: make([]Path, batchSize)}
+	for i := range ch.Put {
+		ch.Put[i] = Path{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)}
+	}
+	if n := testing.AllocsPerRun(100, func() { w.changes(ch, time.Time{}) }); n > 2 {
+		t.Errorf("%v allocations for %d routes, want 2 at most", n, len(ch.Put))
+	}
+}
+
+// TestWatchStuckReader: while a reader's connection takes nothing, the others
+// and the speaker go on; the reader is told in the end how much it missed.
+func TestWatchStuckReader(t *testing.T) {
+	t.Parallel()
+	c := New(Options{Log: testLog(t)})
+	ctx, cancel := context.WithCancel(t.Context())
+	stuck, release := make(chan struct{}, 1), make(chan struct{})
+	seen := make(chan Event, 2*maxWaiting)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = c.Watch(ctx, func(e Event) error { // ends with ctx
+			select {
+			case stuck <- struct{}{}:
+			default:
+			}
+			<-release
+			seen <- e
+			return nil
+		})
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	one := Changes{Del: prefixes("10.0.0.0/8")}
+	poll(t, 10*time.Second, func() string { return "a stuck reader" }, func() bool {
+		c.watchers.changes(one, time.Time{})
+		return len(stuck) == 1
+	})
+	for range maxWaiting + 7 { // returns at once though nobody reads
+		c.watchers.changes(one, time.Time{})
+	}
+	close(release)
+	for e := range seen {
+		if e.What == "lost" {
+			if !strings.Contains(e.Detail, "events were dropped") {
+				t.Errorf("told %q", e.Detail)
+			}
+			return
+		}
 	}
 }
