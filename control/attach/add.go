@@ -47,7 +47,7 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 		// What is left of it is taken back first: the datastore may be told of it
 		// just now.
 		if err := a.release(ctx, old); err != nil {
-			a.completeLater()
+			a.completeLater(old.id())
 			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
 		}
 		old, known = record{}, false
@@ -428,7 +428,7 @@ func (a *Attacher) program(ctx context.Context, r, old record) error {
 		}
 		a.log.Info("device taken over from an earlier container of the pod",
 			append(logID(id), "device", r.Device, "next", r.ContainerID)...)
-		a.completeLater()
+		a.completeLater(id)
 	}
 	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), del)
 	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
@@ -446,14 +446,14 @@ func (a *Attacher) undo(ctx context.Context, r record, cause error) error {
 		// Asking a datastore that is away costs the caller time and gains nothing.
 		r.State = stateReleasing
 		err := errors.Join(a.save(r), a.cut(ctx, r))
-		a.completeLater()
+		a.completeLater(r.id())
 		if err != nil {
 			return fmt.Errorf("undo: %w", err)
 		}
 		return nil
 	}
 	if err := a.release(ctx, r); err != nil {
-		a.completeLater()
+		a.completeLater(r.id())
 		return fmt.Errorf("undo: %w", err)
 	}
 	return nil

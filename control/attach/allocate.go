@@ -65,7 +65,7 @@ func (a *Attacher) Allocate(ctx context.Context, req AllocateRequest) (Result, e
 	defer unlock()
 	if known && old.State == stateReleasing && a.behind() {
 		if err := a.release(ctx, old); err != nil {
-			a.completeLater()
+			a.completeLater(old.id())
 			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
 		}
 		known = false

@@ -214,7 +214,7 @@ type Config struct {
 	// StoreTimeout bounds each step that needs the datastore. 0: 10 s.
 	StoreTimeout time.Duration
 	// Retry is the first pause between tries to complete what was cut short;
-	// pauses double up to a minute. 0: 1 s.
+	// pauses double up to a minute, of each attachment by itself. 0: 1 s.
 	Retry time.Duration
 
 	Log *slog.Logger
@@ -239,6 +239,7 @@ type Attacher struct {
 	mu        sync.Mutex
 	records   map[ID]record
 	touched   map[ID]bool // the datastore may have heard of these
+	retries   retries     // of what [Attacher.Run] could not complete
 	restored  bool
 	storeAway bool            // the watch says so
 	kept      map[string]kept // by network
@@ -291,6 +292,7 @@ func New(cfg Config) (*Attacher, error) {
 		pass:    make(chan struct{}, 1),
 		records: make(map[ID]record),
 		touched: make(map[ID]bool),
+		retries: retries{first: cfg.Retry, by: make(map[ID]retry)},
 
 		profiles: make(map[string]bool),
 		kept:     make(map[string]kept),

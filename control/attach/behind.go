@@ -120,6 +120,7 @@ func (a *Attacher) mark(ctx context.Context, r record) error {
 	if err := a.save(r); err != nil {
 		return err
 	}
+	a.fresh(r.id())
 	if err := a.at("del marked"); err != nil {
 		return err
 	}
@@ -156,15 +157,13 @@ func (a *Attacher) runCuts(ctx context.Context) {
 			return
 		case <-a.cuts:
 		}
-		if a.cutAll(ctx) {
-			a.writeLater()
-		} else {
-			a.completeLater()
-		}
+		a.cutAll(ctx)
+		a.writeLater()
 	}
 }
 
-// cutAll reports whether no wire is left of what is on its way out.
+// cutAll reports whether no wire is left of what is on its way out. What the
+// datastore has heard nothing of is released too.
 func (a *Attacher) cutAll(ctx context.Context) bool {
 	var g errgroup.Group
 	g.SetLimit(parallelCuts)
@@ -181,7 +180,14 @@ func (a *Attacher) cutAll(ctx context.Context) bool {
 			if l.State != stateReleasing {
 				return nil
 			}
-			return a.cut(ctx, l.record)
+			err := a.cut(ctx, l.record)
+			if err == nil && a.localOnly(l.record) {
+				err = a.finish(ctx, l.record)
+			}
+			if err != nil {
+				a.completeLater(id)
+			}
+			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -191,61 +197,74 @@ func (a *Attacher) cutAll(ctx context.Context) bool {
 	return true
 }
 
-// writeLater has the writer look, a moment later, so that what comes at one
-// time is written together.
-func (a *Attacher) writeLater() {
-	select {
-	case a.dirty <- struct{}{}:
-	default:
-	}
-}
-
-// confirmAll tells the datastore of what was attached since, and reports
-// whether nothing is left to be told.
-func (a *Attacher) confirmAll(ctx context.Context) bool {
+// confirmAll tells the datastore of what was attached since, but for what is to
+// be tried again later, and reports whether nothing is left to be told.
+func (a *Attacher) confirmAll(ctx context.Context, later func(ID, time.Time) bool) bool {
 	select {
 	case a.pass <- struct{}{}:
 		defer func() { <-a.pass }()
 	case <-ctx.Done():
 		return false
 	}
-	var due []record
-	a.mu.Lock()
-	for _, r := range a.records {
-		if r.State == stateAttached && r.Queued {
-			due = append(due, r)
-		}
-	}
-	away := a.storeAway
-	a.mu.Unlock()
-	if away {
-		return len(due) == 0 // what the datastore never heard of is released without it
-	}
+	due, left := a.untold(later)
 	slices.SortFunc(due, func(x, y record) int { return x.Since.Compare(y.Since) })
-	done := true
 	for chunk := range slices.Chunk(due, confirmChunk) {
-		a.mu.Lock()
-		for _, r := range chunk {
-			a.touched[r.id()] = true
-		}
-		a.mu.Unlock()
-		if err := a.confirm(ctx, chunk); err != nil {
-			done = false
-			a.log.Warn("the datastore is not told yet of what was attached; will try again", "attachments", len(due), "error", err)
-			if errors.Is(err, store.ErrUnavailable) {
-				break
+		var errs []error
+		away := false
+		for i, err := range a.confirm(ctx, chunk) {
+			if err == nil {
+				continue
+			}
+			left++
+			a.failed(chunk[i].id())
+			away = away || errors.Is(err, store.ErrUnavailable)
+			if errs = append(errs, err); len(errs) > 3 {
+				errs = errs[:3]
 			}
 		}
+		if len(errs) > 0 {
+			a.log.Warn("the datastore is not told yet of what was attached; will try again", "attachments", len(due), "left", left, "error", errors.Join(errs...))
+		}
+		if away {
+			// The others would only wait as long.
+			for _, r := range due {
+				a.failed(r.id())
+			}
+			return false
+		}
 	}
-	return done
+	return left == 0
+}
+
+// untold returns the attachments that the datastore is to be told of now, and how
+// many have to wait. It may have heard of the former from here on.
+func (a *Attacher) untold(later func(ID, time.Time) bool) (due []record, left int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for id, r := range a.records {
+		switch {
+		case r.State != stateAttached || !r.Queued:
+		case a.storeAway || later(id, now): // what the datastore never heard of is released without it
+			left++
+			if a.storeAway {
+				a.retries.failed(id, now)
+			}
+		default:
+			due = append(due, r)
+			a.touched[id] = true
+		}
+	}
+	return due, left
 }
 
 // confirmChunk is how many attachments are written together: each has an
 // endpoint, and a handle of its own.
 const confirmChunk = 48
 
-// confirm writes attachments: their addresses first, then their endpoints.
-func (a *Attacher) confirm(ctx context.Context, rs []record) error {
+// confirm writes attachments: their addresses first, then their endpoints. It
+// returns an error or nil for each.
+func (a *Attacher) confirm(ctx context.Context, rs []record) []error {
 	ctx, cancel := a.storeContext(ctx)
 	defer cancel()
 	var cs []Confirmation
@@ -256,46 +275,41 @@ func (a *Attacher) confirm(ctx context.Context, rs []record) error {
 			of = append(of, i)
 		}
 	}
-	var errs []error
-	failed := map[int]bool{}
+	errs := make([]error, len(rs))
+	all := func(err error) []error { return slices.Repeat([]error{err}, len(rs)) }
 	if len(cs) > 0 {
 		for i, err := range a.cfg.IPAM.Confirm(ctx, cs...) {
-			if err == nil || failed[of[i]] {
+			if err == nil || errs[of[i]] != nil {
 				continue
 			}
-			failed[of[i]] = true
 			if errors.Is(err, ErrNoAddress) {
 				a.lost(rs[of[i]], err)
 			}
-			errs = append(errs, storeError("confirm addresses", err))
+			errs[of[i]] = storeError("confirm addresses", err)
 		}
 	}
 	if err := a.at("confirmed"); err != nil {
-		return err
+		return all(err)
 	}
 	var good []record
+	var at []int // index in rs of each of good
 	for i, r := range rs {
-		if !failed[i] {
-			good = append(good, r)
+		if errs[i] == nil {
+			good, at = append(good, r), append(at, i)
 		}
 	}
 	revs, epErrs := a.putEndpoints(ctx, good)
 	if err := a.at("written"); err != nil {
-		return err
+		return all(err)
 	}
 	for i, r := range good {
 		if epErrs[i] != nil {
-			errs = append(errs, storeError("write the workload endpoint", epErrs[i]))
+			errs[at[i]] = storeError("write the workload endpoint", epErrs[i])
 			continue
 		}
-		if err := a.amend(r.id(), r.Since, func(have *record) { have.Claims, have.Queued, have.Endpoint = nil, false, revs[i] }); err != nil {
-			errs = append(errs, err)
-		}
+		errs[at[i]] = a.amend(r.id(), r.Since, func(have *record) { have.Claims, have.Queued, have.Endpoint = nil, false, revs[i] })
 	}
-	if len(errs) > 3 {
-		errs = append(errs[:3], fmt.Errorf("and %d more", len(errs)-3))
-	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // lost takes in that the datastore gives an address of a running workload to
@@ -303,9 +317,8 @@ func (a *Attacher) confirm(ctx context.Context, rs []record) error {
 func (a *Attacher) lost(r record, err error) {
 	a.log.Warn("an address of a running workload is not this host's in the datastore", append(logID(r.id()), "error", err)...)
 	a.mu.Lock()
-	a.forgotten = true
-	a.mu.Unlock()
-	a.completeLater()
+	defer a.mu.Unlock()
+	a.reclaimLater()
 }
 
 // amend changes the record of a complete attachment unless it is another by now
@@ -318,6 +331,7 @@ func (a *Attacher) amend(id ID, since time.Time, change func(*record)) error {
 		return nil
 	}
 	change(&r)
+	a.retries.done(id)
 	return a.put(r)
 }
 

@@ -27,8 +27,8 @@ func newBehind(t *testing.T) *world {
 // settle does what the background would, once.
 func settle(t *testing.T, a *Attacher) {
 	t.Helper()
-	told := a.confirmAll(t.Context())
-	if !a.cutAll(t.Context()) || !told || !a.complete(t.Context()) {
+	told := a.confirmAll(t.Context(), now)
+	if !a.cutAll(t.Context()) || !told || !a.complete(t.Context(), now) {
 		t.Error("the datastore is not told of everything")
 	}
 }
@@ -77,17 +77,17 @@ func TestBehind(t *testing.T) {
 		t.Errorf("status: %v", err)
 	}
 	w.del(a, reqs[4]) // nobody has heard of it, and nobody will
-	if !a.cutAll(t.Context()) || !a.complete(t.Context()) {
+	if !a.cutAll(t.Context()) || !a.complete(t.Context(), now) {
 		t.Error("what the datastore never heard of waits for it")
 	}
 	if got := len(w.ipam.claimed()); got != 4 {
 		t.Errorf("%d addresses are claimed, want 4: %v", got, w.ipam.claimed())
 	}
-	if a.confirmAll(t.Context()) {
+	if a.confirmAll(t.Context(), now) {
 		t.Error("a datastore that is away was told")
 	}
 	w.del(a, reqs[3]) // it may have heard of this one
-	if !a.cutAll(t.Context()) || a.complete(t.Context()) {
+	if !a.cutAll(t.Context()) || a.complete(t.Context(), now) {
 		t.Error("released without the datastore")
 	}
 	if got := len(w.ipam.claimed()); got != 4 {
@@ -185,7 +185,7 @@ func TestKilledInAddBehind(t *testing.T) {
 					req := w.request(1)
 					a := w.start()
 					killAt(a, step)
-					dies(t, func() { _, _ = a.Add(t.Context(), req); a.confirmAll(t.Context()) })
+					dies(t, func() { _, _ = a.Add(t.Context(), req); a.confirmAll(t.Context(), now) })
 					w.away(away)
 					b := w.start()
 					w.run(b)
@@ -328,7 +328,7 @@ func TestBehindAddressLost(t *testing.T) {
 				a.HandleStore(nodeBatch("node-a", false, false))
 			}
 			w.ipam.steal(addr, "thief")
-			if a.confirmAll(t.Context()) != told {
+			if a.confirmAll(t.Context(), now) != told {
 				t.Error("an address of somebody else was confirmed")
 			}
 			if !a.reclaim(t.Context()) {
@@ -498,15 +498,15 @@ func TestBehindAwayIsNotTold(t *testing.T) {
 	a.HandleStore(store.Batch{Err: errors.New("connection refused")})
 	req := w.request(1)
 	w.add(a, req)
-	if a.confirmAll(t.Context()) {
+	if a.confirmAll(t.Context(), now) {
 		t.Error("the datastore is told of all, and it is away")
 	}
 	w.del(a, req)
-	if !a.cutAll(t.Context()) || !a.complete(t.Context()) {
+	if !a.cutAll(t.Context()) || !a.complete(t.Context(), now) {
 		t.Error("the release waits for the datastore")
 	}
 	a.HandleStore(store.Batch{})
-	if !a.confirmAll(t.Context()) {
+	if !a.confirmAll(t.Context(), now) {
 		t.Error("something is left to be told")
 	}
 }

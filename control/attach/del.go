@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -41,7 +40,7 @@ func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 		return a.mark(ctx, r)
 	}
 	if err := a.release(ctx, r); err != nil {
-		a.completeLater()
+		a.completeLater(r.id())
 		return err
 	}
 	return nil
@@ -67,6 +66,11 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 	if err := a.cut(ctx, r); err != nil {
 		return err
 	}
+	return a.finish(ctx, r)
+}
+
+// finish removes the rest of an attachment whose wire is cut.
+func (a *Attacher) finish(ctx context.Context, r record) error {
 	if err := a.at("del cut"); err != nil {
 		return err
 	}
@@ -86,12 +90,12 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 func (a *Attacher) untell(ctx context.Context, r record) error {
 	storeCtx, cancel := a.storeContext(ctx)
 	defer cancel()
+	if a.localOnly(r) {
+		return nil
+	}
 	if r.Queued {
 		if err := a.quiesce(storeCtx); err != nil {
 			return storeError("release the attachment", err)
-		}
-		if a.localOnly(r) {
-			return nil
 		}
 	}
 	if !r.AddressesOnly {
@@ -152,112 +156,6 @@ func (a *Attacher) taken(r record) bool {
 	return false
 }
 
-// completeLater makes [Attacher.Run] look for what is to be completed.
-func (a *Attacher) completeLater() {
-	select {
-	case a.poke <- struct{}{}:
-	default:
-	}
-}
-
-// maxRetry is the longest pause between tries of [Attacher.Run].
-const maxRetry = time.Minute
-
-// Run completes what was cut short: releases that the datastore's absence or
-// the daemon's end interrupted. It also gives the datastore back what it forgot
-// of living workloads; see [Attacher.HandleStore]. It returns when ctx ends.
-func (a *Attacher) Run(ctx context.Context) {
-	var cutter sync.WaitGroup
-	defer cutter.Wait()
-	cutter.Go(func() { a.runCuts(ctx) })
-	pause := a.cfg.Retry
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	waiting, lingering := true, false
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-a.back:
-			timer.Reset(0)
-			continue
-		case <-a.dirty:
-			if !lingering && !waiting {
-				timer.Reset(a.cfg.Linger)
-				lingering = true
-			}
-			continue
-		case <-a.poke:
-			// Something failed just now: trying at once would only repeat it. Nor
-			// do more failures put off a try that is due.
-			if !waiting && !lingering {
-				timer.Reset(pause)
-				waiting = true
-			}
-			continue
-		case <-timer.C:
-			waiting, lingering = false, false
-		}
-		told, released, reclaimed := a.confirmAll(ctx), a.complete(ctx), a.reclaim(ctx)
-		if told && released && reclaimed {
-			pause = a.cfg.Retry
-			continue
-		}
-		timer.Reset(pause)
-		waiting = true
-		pause = min(2*pause, maxRetry)
-	}
-}
-
-// parallelReleases bounds how many attachments are released at once by
-// background work and GC.
-const parallelReleases = 16
-
-// complete tries to finish every interrupted release, and reports whether none
-// is left.
-func (a *Attacher) complete(ctx context.Context) bool {
-	var (
-		mu   sync.Mutex
-		left int
-	)
-	var g errgroup.Group
-	g.SetLimit(parallelReleases)
-	for id, r := range a.snapshot() {
-		if r.State != stateReleasing {
-			continue
-		}
-		g.Go(func() error {
-			err := a.completeOne(ctx, id)
-			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				if left++; left == 1 {
-					a.log.Warn("release of an attachment is still incomplete; will try again", append(logID(id), "error", err)...)
-				}
-			}
-			return nil
-		})
-	}
-	_ = g.Wait()
-	return left == 0
-}
-
-func (a *Attacher) completeOne(ctx context.Context, id ID) error {
-	unlock, r, known, err := a.lock(ctx, id, Workload{})
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if !known || r.State != stateReleasing {
-		return nil
-	}
-	if err := a.release(ctx, r); err != nil {
-		return err
-	}
-	a.log.Debug("release completed", logID(id)...)
-	return nil
-}
-
 // GC detaches every attachment of a network that valid does not list, and
 // returns those that it detached. Besides its records it goes by the devices
 // of this host and by the datastore's endpoints of this node. An attachment
@@ -280,6 +178,7 @@ func (a *Attacher) GC(ctx context.Context, network string, valid []ID) ([]ID, er
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
+				a.completeLater(id)
 				errs = append(errs, fmt.Errorf("container %s, interface %s: %w", id.ContainerID, id.Interface, err))
 			} else if ok {
 				removed = append(removed, id)
@@ -289,9 +188,6 @@ func (a *Attacher) GC(ctx context.Context, network string, valid []ID) ([]ID, er
 	}
 	_ = g.Wait()
 	slices.SortFunc(removed, compareIDs)
-	if len(errs) > 0 {
-		a.completeLater()
-	}
 	return removed, errors.Join(append(errs, listErr)...)
 }
 

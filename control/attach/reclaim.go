@@ -50,7 +50,7 @@ func (a *Attacher) HandleStore(b store.Batch) {
 		a.forgotten = a.forgotten || !a.nodeKnown && (len(a.records) > 0 || !a.restored)
 	}
 	if a.forgotten {
-		a.completeLater()
+		a.reclaimLater()
 	}
 }
 
@@ -80,7 +80,7 @@ func (a *Attacher) reclaim(ctx context.Context) bool {
 	if err != nil {
 		a.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
 		a.mu.Lock()
-		a.forgotten = true
+		a.reclaimLater()
 		a.mu.Unlock()
 	}
 	return err == nil
@@ -178,9 +178,8 @@ func (a *Attacher) vacant(ctx context.Context, r record) error {
 					continue
 				}
 				a.mu.Lock()
-				a.forgotten = true
+				a.reclaimLater()
 				a.mu.Unlock()
-				a.completeLater()
 				return fmt.Errorf("assign an address: %s is still in use by %s, which the datastore forgot: %w", got.Addr, handle(id), ErrNotReady)
 			}
 		}

@@ -209,6 +209,7 @@ func (a *Attacher) forget(id ID) error {
 	a.mu.Lock()
 	delete(a.records, id)
 	delete(a.touched, id)
+	a.retries.done(id)
 	a.mu.Unlock()
 	a.cfg.IPAM.Unclaim(handle(id))
 	return nil

@@ -35,7 +35,9 @@ type fakeIPAM struct {
 	held    map[string]map[dataplane.Family]netip.Addr // by handle
 	more    map[netip.Addr]string                      // further addresses, each with its handle
 	fail    error
-	stall   bool // wait for the context's end, as a client of a dead datastore does
+	refused map[string]error // by handle: releases that fail
+	refuses int              // how many have
+	stall   bool             // wait for the context's end, as a client of a dead datastore does
 	lastReq AssignRequest
 
 	reserve bool                  // give without the datastore
@@ -50,7 +52,8 @@ func newFakeIPAM() *fakeIPAM {
 		held: map[string]map[dataplane.Family]netip.Addr{},
 		more: map[netip.Addr]string{},
 
-		claims: map[netip.Addr]string{},
+		claims:  map[netip.Addr]string{},
+		refused: map[string]error{},
 	}
 }
 
@@ -214,12 +217,29 @@ func (f *fakeIPAM) take(reqs []AssignRequest) []Assignment {
 	return out
 }
 
+// refuse makes releases of a handle fail; nil: succeed again.
+func (f *fakeIPAM) refuse(handle string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refused[handle] = err
+}
+
+func (f *fakeIPAM) refusals() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.refuses
+}
+
 func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 	if err := f.trouble(ctx); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.refused[handle]; err != nil {
+		f.refuses++
+		return err
+	}
 	delete(f.held, handle)
 	maps.DeleteFunc(f.more, func(_ netip.Addr, h string) bool { return h == handle })
 	return nil

@@ -73,6 +73,7 @@ func New(cfg Config) *Allocator {
 	st.unusable = cfg.Unusable
 	st.reserve = newReserve(cfg.Reserve)
 	if cfg.Reserve.Journal != nil {
+		st.recallRest(cfg.Reserve.Journal.Entries())
 		if err := st.recall(cfg.Reserve.Journal.Entries()); err != nil {
 			cfg.Log.Error("no addresses are given before the datastore answers", "error", err)
 			st.unlearn()
@@ -203,9 +204,9 @@ func (a *Allocator) ReleaseHandle(ctx context.Context, handle string) ([]netip.A
 
 // ReleaseHandleHere is like ReleaseHandle for what the handle holds on this
 // node, by the addresses' "node" attribute: another node may use the same
-// handle for a container of its own.
-func (a *Allocator) ReleaseHandleHere(ctx context.Context, handle string) ([]netip.Addr, error) {
-	return a.releaseHandle(ctx, &handleStep{handle: handle, node: a.cfg.Node})
+// handle for a container of its own. Addresses of keep stay the handle's.
+func (a *Allocator) ReleaseHandleHere(ctx context.Context, handle string, keep ...netip.Addr) ([]netip.Addr, error) {
+	return a.releaseHandle(ctx, &handleStep{handle: handle, node: a.cfg.Node, keep: keep})
 }
 
 func (a *Allocator) releaseHandle(ctx context.Context, st *handleStep) ([]netip.Addr, error) {

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // addrStep gives one address that the caller names. Reservations do not stop
@@ -29,7 +31,14 @@ func (st *addrStep) result() (held, given []Assignment) { return st.held, st.giv
 func (st *addrStep) find(d *draft) (held []Assignment, picks []pick, err error) {
 	p, err := d.poolAt(st.addr, &st.req)
 	if err != nil {
-		return nil, nil, err
+		// What was given stays its owner's, whatever became of the pool.
+		known, heldErr := st.heldAlready(d)
+		if heldErr != nil || len(known) > 0 {
+			return known, nil, heldErr
+		}
+		if !st.req.Again || d.s.blockAround(st.addr) == nil {
+			return nil, nil, err
+		}
 	}
 	pk, held, err := st.pick(d, p)
 	if err != nil || len(held) > 0 {
@@ -38,13 +47,40 @@ func (st *addrStep) find(d *draft) (held []Assignment, picks []pick, err error) 
 	return nil, []pick{pk}, nil
 }
 
+// heldAlready returns the address as held if the handle of a request that may be
+// repeated has it.
+func (st *addrStep) heldAlready(d *draft) ([]Assignment, error) {
+	around := d.s.blockAround(st.addr)
+	if around == nil || !st.req.Idempotent {
+		return nil, nil
+	}
+	bd, err := d.readBlock(around.cidr, false)
+	if err != nil || bd.block.Block == nil {
+		return nil, err
+	}
+	d.checkBlock(bd) // what is known of the block may be old
+	o := ordinalOf(around.cidr, st.addr)
+	if !st.holds(attribute(bd.block.Block, o)) {
+		return nil, nil
+	}
+	return []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
+}
+
+// holds reports whether an address is the request's handle's on its node.
+func (st *addrStep) holds(a *store.Attribute) bool {
+	return a != nil && a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[nodeAttribute])
+}
+
 // poolAt returns the enabled pool that contains an address and allows the use,
-// if the request names one.
+// if the request names one. For what was given before any pool will do whose
+// blocks are known.
 func (d *draft) poolAt(a netip.Addr, r *Request) (*pool, error) {
 	var refused []PoolReason
 	for _, p := range d.s.poolsByName() {
 		switch {
 		case !p.cidr.Contains(a):
+		case r.Again && p.blockBits > 0:
+			return p, nil
 		case p.off != "":
 			refused = append(refused, PoolReason{p.name, p.off})
 		case r.Use != "" && !p.allows(r.Use):
@@ -58,15 +94,15 @@ func (d *draft) poolAt(a netip.Addr, r *Request) (*pool, error) {
 	return nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s; there are %s", a, d.s.poolNames()), Pools: refused}
 }
 
-// pick finds the block of the address, or takes it for this node. It returns
-// the address as held when the handle holds it already.
+// pick finds the block of the address, or takes it for this node; the pool is
+// needed for the latter alone. It returns the address as held when the handle
+// holds it already.
 func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err error) {
-	cidr, err := st.addr.Prefix(p.blockBits)
-	if err != nil {
-		return pick{}, nil, fmt.Errorf("assign %s: %w", st.addr, err)
-	}
+	var cidr netip.Prefix
 	if around := d.s.blockAround(st.addr); around != nil {
 		cidr = around.cidr
+	} else if cidr, err = st.addr.Prefix(p.blockBits); err != nil {
+		return pick{}, nil, fmt.Errorf("assign %s: %w", st.addr, err)
 	} else if other := d.s.overlapping(cidr); other != nil {
 		return pick{}, nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s: its block %s would overlap the block %s, which is left from another blockSize; free and delete that first", st.addr, cidr, other.cidr)}
 	}
@@ -82,21 +118,23 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 	if a := attribute(bd.block.Block, o); a != nil {
 		d.checkBlock(bd) // what is known of the block may be old
 		switch {
-		case a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[nodeAttribute]):
+		case st.holds(a):
 			return pick{}, []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
-		case d.s.ownReserve(a, st.addr, st.req.Handle):
+		case d.s.ownReserve(a, st.addr, st.req.Handle, d.now):
 			if _, err := d.readHandle(ReserveHandle(d.s.node), true); err != nil {
 				return pick{}, nil, err
 			}
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
-			return pick{}, nil, fmt.Errorf("%w: %s is %w at %s, for %s", ErrTaken, st.addr, ErrResting, a.ReleasedAt.UTC().Format("15:04:05"), d.s.cooldown())
+			return pick{}, nil, st.resting(d, a.ReleasedAt.Time)
+		case a.HandleID != nil && *a.HandleID == ReserveHandle(d.s.node) && d.s.rests(st.addr, d.now):
+			return pick{}, nil, st.resting(d, d.s.reserve.released[st.addr])
 		case a.HandleID != nil:
 			return pick{}, nil, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)
 		}
 		return pick{}, nil, fmt.Errorf("%w: %s", ErrTaken, st.addr)
 	}
-	if node, _ := ownerOf(bd.block.Block); node != d.s.node && d.s.config.StrictAffinity {
+	if node, _ := ownerOf(bd.block.Block); node != d.s.node && d.s.config.StrictAffinity && !st.req.Again {
 		holder := "nobody"
 		if node != "" {
 			holder = "node " + node
@@ -104,6 +142,11 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 		return pick{}, nil, fmt.Errorf("%w: %s lies in %s, which %s holds, and strict affinity is on", ErrStrictAffinity, st.addr, cidr, holder)
 	}
 	return pick{bd: bd, ordinals: []int{o}}, nil, nil
+}
+
+// resting says that the address was released a short time ago.
+func (st *addrStep) resting(d *draft, at time.Time) error {
+	return fmt.Errorf("%w: %s is %w at %s, for %s", ErrTaken, st.addr, ErrResting, at.UTC().Format("15:04:05"), d.s.cooldown())
 }
 
 // checkAddr completes a request for one address.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/routerd/routerd/store"
 )
@@ -11,7 +12,8 @@ import (
 // handleStep releases all that a handle holds, or what is in use on one node.
 type handleStep struct {
 	handle   string
-	node     string // empty: any
+	node     string       // empty: any
+	keep     []netip.Addr // but these
 	released []netip.Addr
 }
 
@@ -26,7 +28,7 @@ func (st *handleStep) plan(d *draft) error {
 		return err
 	}
 	held := len(all)
-	all = d.on(st.node, all)
+	all = slices.DeleteFunc(d.on(st.node, all), func(a Assignment) bool { return slices.Contains(st.keep, a.Addr) })
 	part := len(all) < held
 	perBlock := map[netip.Prefix][]int{}
 	for _, a := range all {

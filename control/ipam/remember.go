@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/routerd/routerd/store"
 )
@@ -14,6 +15,7 @@ import (
 // it.
 type Journal interface {
 	Put(key string, value any) error
+	Delete(key string) error
 	Entries() map[string]json.RawMessage
 }
 
@@ -42,8 +44,8 @@ func (a *Allocator) remember() {
 	if s.registered && s.configErr == nil {
 		m.Labels = s.labels
 		for _, b := range s.own {
-			if len(b.ready) > 0 {
-				m.Addresses[b.cidr.String()] = b.ready
+			if ready := s.unreserved(b); len(ready) > 0 {
+				m.Addresses[b.cidr.String()] = ready
 			}
 		}
 		for name, p := range s.pools {
@@ -61,6 +63,16 @@ func (a *Allocator) remember() {
 		return
 	}
 	s.reserve.saved = form
+}
+
+// unreserved returns the reserve's ordinals of a block but for those that an
+// IPReservation has: they are on their way back.
+func (s *state) unreserved(b *blockInfo) []int {
+	reserved := within(s.reserved, b.cidr)
+	if len(reserved) == 0 {
+		return b.ready
+	}
+	return slices.DeleteFunc(slices.Clone(b.ready), func(o int) bool { return containsAddr(reserved, addrAt(b.cidr, o)) })
 }
 
 // recall takes in what the journal knows, until the datastore answers.

@@ -69,6 +69,16 @@ type Request struct {
 	// it a request may be repeated when its outcome is unknown.
 	Idempotent bool
 
+	// Again says that the handle's workload lives with the address that
+	// [Allocator.AssignAddr] is to give: it was given before, and the datastore
+	// may have been made to forget it. Whether the pool would give it to somebody
+	// new, and whether affinity is strict, does not count then.
+	Again bool
+
+	// Fresh has [Allocator.Take] give an address also to a handle that holds some:
+	// they are left of an earlier workload of the same name and on their way back.
+	Fresh bool
+
 	// tunnel restricts the search to pools of this encapsulation.
 	tunnel *TunnelKind
 }

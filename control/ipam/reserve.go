@@ -57,7 +57,7 @@ type reserve struct {
 	claims   map[netip.Addr]string
 	byHandle map[string][]netip.Addr
 	last     map[string]netip.Addr    // by pool: what was taken last, so that others come first
-	resting  map[netip.Addr]time.Time // until when what was in use rests, where released addresses do
+	released map[netip.Addr]time.Time // when what was in use ceased to be, where released addresses rest
 
 	demand  map[string]*demand // by pool
 	dry     map[string]bool    // pools that had no more to give at the last refill
@@ -71,8 +71,8 @@ type reserve struct {
 func newReserve(cfg ReserveConfig) *reserve {
 	return &reserve{
 		cfg: cfg, claims: map[netip.Addr]string{}, byHandle: map[string][]netip.Addr{}, last: map[string]netip.Addr{},
-		resting: map[netip.Addr]time.Time{},
-		demand:  map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{},
+		released: map[netip.Addr]time.Time{},
+		demand:   map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{},
 	}
 }
 
@@ -151,7 +151,7 @@ func (s *state) ready(p *pool, now time.Time) []Assignment {
 		}
 		for _, o := range ordinals {
 			a := addrAt(cidr, o)
-			if s.reserve.claims[a] == "" && !s.reserve.resting[a].After(now) {
+			if s.reserve.claims[a] == "" && !s.rests(a, now) && !containsAddr(s.reserved, a) {
 				out = append(out, Assignment{Addr: a, Block: cidr, Pool: p.name})
 			}
 		}
@@ -210,7 +210,7 @@ func (s *state) take(parts []Part, now time.Time) ([]Assignment, bool) {
 func (s *state) takeOne(part Part, now time.Time) (Assignment, bool) {
 	r := part.Request
 	if err := r.check(); err != nil || part.Addr.IsValid() || r.Count != 1 || r.MaxBlocks != 0 || r.tunnel != nil ||
-		r.Use != "" && r.Use != Workload || s.holds(r.Handle) {
+		r.Use != "" && r.Use != Workload || !r.Fresh && s.holds(r.Handle) {
 		return Assignment{}, false
 	}
 	pools, err := s.selectPools(&r)
@@ -303,21 +303,16 @@ func (a *Allocator) Claim(handle string, addrs ...netip.Addr) {
 	}
 }
 
-// Unclaim says that a handle's addresses are not in use any more, as far as this
-// host is concerned. Those that the datastore shows as the reserve's may be
-// given again.
-func (a *Allocator) Unclaim(handle string) {
+// Unclaim says that addresses of a handle, or all where none is named, are not
+// in use any more, as far as this host is concerned. Those that the datastore
+// shows as the reserve's may be given again, after their rest.
+func (a *Allocator) Unclaim(handle string, addrs ...netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r := a.state.reserve
-	if rest := a.state.cooldown(); rest > 0 {
-		now := a.cfg.Clock()
-		maps.DeleteFunc(r.resting, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
-		for _, addr := range r.byHandle[handle] {
-			r.resting[addr] = now.Add(rest)
-		}
+	if err := a.rest(handle, addrs); err != nil {
+		a.cfg.Log.Warn("a released address rests only as long as this daemon runs", "handle", handle, "error", err)
 	}
-	r.unclaim(handle)
+	a.state.reserve.unclaim(handle, addrs...)
 }
 
 // Ready returns how many addresses of each pool are held for workloads to come
@@ -483,6 +478,9 @@ func (st *fillStep) plan(d *draft) error {
 	if held > 2*st.target {
 		return st.giveBack(d, p, st.target)
 	}
+	if err := st.giveBack(d, p, held); err != nil { // what a reservation has now
+		return err
+	}
 	f := finder{
 		d: d, pools: []*pool{p}, want: st.target - held,
 		r: &Request{Family: p.family(), Handle: own, Use: Workload, Attributes: map[string]string{AttrType: AttrTypeReserve}},
@@ -522,8 +520,8 @@ func (st *fillStep) plan(d *draft) error {
 	return err
 }
 
-// room counts what this node's blocks have of a pool: held by a handle and not
-// claimed, and free.
+// room counts what this node's blocks have of a pool: held by a handle and ready
+// to be given, and free.
 func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 	for _, info := range d.s.own {
 		if !p.cidr.Contains(info.cidr.Addr()) || p.cidr.Bits() > info.cidr.Bits() {
@@ -537,7 +535,7 @@ func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 			continue
 		}
 		for _, o := range heldBy(bd.block.Block, handle) {
-			if d.s.reserve.claims[addrAt(info.cidr, o)] == "" {
+			if a := addrAt(info.cidr, o); d.s.reserve.claims[a] == "" && !d.s.rests(a, d.now) && !containsAddr(d.s.reserved, a) {
 				held++
 			}
 		}
@@ -567,7 +565,8 @@ func (s *state) unclaimed(p *pool) int {
 }
 
 // giveBack releases what is more than keep of the reserve, the last first, and
-// never what somebody was told to use. Without a pool it is what lies in none.
+// all that an IPReservation has; never what somebody was told to use, or what
+// rests after somebody's use. Without a pool it is what lies in none.
 func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 	own := ReserveHandle(d.s.node)
 	hd, err := d.readHandle(own, true)
@@ -587,8 +586,10 @@ func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 		}
 		var back []int
 		for _, o := range heldBy(bd.block.Block, own) {
-			switch {
-			case d.s.reserve.claims[addrAt(info.cidr, o)] != "":
+			switch a := addrAt(info.cidr, o); {
+			case d.s.reserve.claims[a] != "" || d.s.rests(a, d.now):
+			case containsAddr(d.s.reserved, a):
+				back = append(back, o)
 			case keep > 0:
 				keep--
 			default:
@@ -632,7 +633,7 @@ func (s *state) fills(now time.Time) []*fillStep {
 			target = r.target(p, now)
 		}
 		switch {
-		case target == 0 && have > 0, have > 2*target,
+		case target == 0 && have > 0, have > 2*target, s.setAside(p, now),
 			target > 0 && have < (target*3+3)/4 && !(r.dry[p.name] && have == 0 && s.full(p)):
 			do(p.name, target)
 		}
@@ -645,6 +646,23 @@ func (s *state) fills(now time.Time) []*fillStep {
 	maps.DeleteFunc(r.demand, func(name string, _ *demand) bool { return !seen[name] })
 	maps.DeleteFunc(r.dry, func(name string, _ bool) bool { return !seen[name] })
 	return out
+}
+
+// setAside reports whether the reserve holds something that an IPReservation has
+// since.
+func (s *state) setAside(p *pool, now time.Time) bool {
+	for _, b := range s.own {
+		if !p.cidr.Contains(b.cidr.Addr()) || len(b.ready) == 0 {
+			continue
+		}
+		reserved := within(s.reserved, b.cidr)
+		for _, o := range b.ready {
+			if a := addrAt(b.cidr, o); containsAddr(reserved, a) && s.reserve.claims[a] == "" && !s.rests(a, now) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // full reports whether nothing has changed that would let a dry pool give
@@ -721,9 +739,12 @@ func (a *Allocator) tidyLater() {
 
 // ownReserve reports whether an address is held ready by this node, for
 // anybody or for a handle.
-func (s *state) ownReserve(at *store.Attribute, a netip.Addr, handle string) bool {
-	return at.HandleID != nil && *at.HandleID == ReserveHandle(s.node) && at.ReleasedAt == nil &&
-		(s.reserve.claims[a] == "" || s.reserve.claims[a] == handle)
+func (s *state) ownReserve(at *store.Attribute, a netip.Addr, handle string, now time.Time) bool {
+	if at.HandleID == nil || *at.HandleID != ReserveHandle(s.node) || at.ReleasedAt != nil {
+		return false
+	}
+	claimed := s.reserve.claims[a]
+	return claimed == handle || claimed == "" && !s.rests(a, now)
 }
 
 // doNamed is do for steps that give addresses by name. Those that this node
@@ -733,7 +754,8 @@ func (a *Allocator) doNamed(ctx context.Context, st step, parts ...Part) error {
 	a.mu.Lock()
 	for _, p := range parts {
 		info := a.state.blockAround(p.Addr)
-		if p.Addr.IsValid() && info != nil && slices.Contains(info.ready, ordinalOf(info.cidr, p.Addr)) && a.state.reserve.claims[p.Addr] == "" {
+		if p.Addr.IsValid() && info != nil && slices.Contains(info.ready, ordinalOf(info.cidr, p.Addr)) && a.state.reserve.claims[p.Addr] == "" &&
+			!a.state.rests(p.Addr, a.cfg.Clock()) {
 			a.state.reserve.claim(p.Handle, p.Addr)
 			named = append(named, p)
 		}

@@ -36,6 +36,13 @@ func (d *disk) Put(key string, value any) error {
 	return err
 }
 
+func (d *disk) Delete(key string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.entries, key)
+	return nil
+}
+
 func (d *disk) Entries() map[string]json.RawMessage {
 	d.mu.Lock()
 	defer d.mu.Unlock()

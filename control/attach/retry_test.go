@@ -1,0 +1,95 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+// now has everything tried, whatever failed before.
+func now(ID, time.Time) bool { return false }
+
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
+	x, y := ID{ContainerID: "x"}, ID{ContainerID: "y"}
+	r := retries{first: time.Second, by: map[ID]retry{}}
+	if _, ok := r.next(); ok {
+		t.Error("a try is due of nothing")
+	}
+	at := start
+	for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		r.failed(x, at)
+		r.failed(x, at.Add(pause*time.Second/2)) // while it waits: puts nothing off
+		if !r.waits(x, at.Add(pause*time.Second-1)) || r.waits(x, at.Add(pause*time.Second)) {
+			t.Errorf("the try is not after %d s", pause)
+		}
+		at = at.Add(pause * time.Second)
+	}
+	if r.waits(y, start) {
+		t.Error("one that is new waits for another")
+	}
+	r.failed(y, at)
+	if next, ok := r.next(); !ok || !next.Equal(at) {
+		t.Errorf("next try at %s, want %s", next, at)
+	}
+	r.tried(at) // x was, and is not there any more
+	if next, _ := r.next(); !next.Equal(at.Add(time.Second)) || len(r.by) != 1 {
+		t.Errorf("left: %v", r.by)
+	}
+	r.done(y)
+	if len(r.by) != 0 {
+		t.Errorf("left: %v", r.by)
+	}
+}
+
+// TestOneThatFails: an attachment whose release fails again and again delays
+// neither the release of another nor that another is told of.
+func TestOneThatFails(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	cfg := w.cfg
+	w.cfg = func(c *Config) { cfg(c); c.Retry = time.Hour }
+	a := w.start()
+	bad, good := w.numbered(1), w.numbered(2)
+	w.add(a, bad)
+	w.add(a, good)
+	settle(t, a)
+	broken := errors.New("the block cannot be decoded")
+	w.ipam.refuse(handle(bad.ID), broken)
+	w.run(a)
+	w.del(a, bad)
+	w.eventually("the bad one failed", func() bool { return a.waiting(a.retries.waits)[bad.ID] })
+	w.del(a, good)
+	w.eventually("the good one released", func() bool { _, known := a.record(good.ID); return !known })
+	next := w.numbered(3)
+	w.add(a, next)
+	w.eventually("the next one told", func() bool { return w.endpoints() == 1 })
+	if _, known := a.record(bad.ID); !known {
+		t.Error("what could not be released is forgotten")
+	}
+	// When the datastore was away and is back, everything is tried.
+	w.ipam.refuse(handle(bad.ID), nil)
+	a.HandleStore(store.Batch{Err: errors.New("away")})
+	a.HandleStore(store.Batch{})
+	w.eventually("the bad one released", func() bool { _, known := a.record(bad.ID); return !known })
+}
+
+// What failed is tried again by itself, and only that.
+func TestRetryByItself(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	a := w.start()
+	bad := w.numbered(1)
+	w.add(a, bad)
+	settle(t, a)
+	w.ipam.refuse(handle(bad.ID), fmt.Errorf("once: %w", store.ErrConflict))
+	w.run(a)
+	w.del(a, bad)
+	w.eventually("tried again", func() bool { return w.ipam.refusals() >= 3 })
+	w.ipam.refuse(handle(bad.ID), nil)
+	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+}
