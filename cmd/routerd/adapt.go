@@ -22,7 +22,7 @@ func (w workloadIPAM) Assign(ctx context.Context, reqs ...attach.AssignRequest) 
 	for _, r := range reqs {
 		parts = append(parts, ipam.Part{Addr: r.Address, Request: ipam.Request{
 			Family: r.Family, Handle: r.Handle, Attributes: r.Attributes, Pools: r.Pools, Use: ipam.Workload, Idempotent: true,
-			NamespaceLabels: r.Labels,
+			NamespaceLabels: r.Labels, Again: r.Again, Fresh: r.Fresh,
 		}})
 	}
 	var out []attach.Assignment
@@ -42,8 +42,8 @@ func (w workloadIPAM) Assign(ctx context.Context, reqs ...attach.AssignRequest) 
 	return out, nil
 }
 
-func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string) error {
-	_, err := w.ReleaseHandleHere(ctx, handle)
+func (w workloadIPAM) ReleaseHandle(ctx context.Context, handle string, keep ...netip.Addr) error {
+	_, err := w.ReleaseHandleHere(ctx, handle, keep...)
 	return err
 }
 

@@ -44,9 +44,7 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	defer unlock()
 
 	if known && old.State == stateReleasing && a.behind() {
-		// What is left of it is taken back first: the datastore may be told of it
-		// just now.
-		if err := a.release(ctx, old); err != nil {
+		if fresh, err = a.succeed(ctx, fresh, old); err != nil {
 			a.completeLater(old.id())
 			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
 		}
@@ -162,7 +160,12 @@ func recordOf(id ID, w Workload) record {
 // lock takes the locks of the attachment and of what it shares with others,
 // always in this order, and returns its record.
 func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), r record, known bool, err error) {
-	free, err := a.locks.lock(ctx, attachmentLock(id))
+	return a.lockBy(ctx, id, w, a.locks.lock)
+}
+
+// lockBy is lock with a way of taking each lock.
+func (a *Attacher) lockBy(ctx context.Context, id ID, w Workload, take func(context.Context, string) (func(), error)) (unlock func(), r record, known bool, err error) {
+	free, err := take(ctx, attachmentLock(id))
 	if err != nil {
 		return nil, record{}, false, fmt.Errorf("wait for another call about the container: %w", err)
 	}
@@ -170,7 +173,7 @@ func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), 
 	if !known {
 		r = recordOf(id, w)
 	}
-	freeShared, err := a.locks.lock(ctx, a.sharedLock(r))
+	freeShared, err := take(ctx, a.sharedLock(r))
 	if err != nil {
 		free()
 		return nil, record{}, false, fmt.Errorf("wait for another call about device %s: %w", r.Device, err)
@@ -326,8 +329,9 @@ func (a *Attacher) writeEndpoint(ctx context.Context, r *record) error {
 func (a *Attacher) assignTo(ctx context.Context, req AddRequest, r, old record) (record, error) {
 	if old.State == stateAttached {
 		// It may be told of this one just now; to tell it again does no harm.
-		r.Queued, r.Claims, r.Endpoint = old.Queued, old.Claims, old.Endpoint
-		if old.Queued && sameFamilies(req, old) {
+		r.Queued, r.Claims, r.Endpoint = old.Queued || a.behind(), old.Claims, old.Endpoint
+		r.Stale, r.Former = old.Stale, old.Former
+		if r.Queued && old.Lost == "" && sameFamilies(req, old) {
 			r.Addresses = old.Addresses
 			return r, nil
 		}

@@ -63,13 +63,6 @@ func (a *Attacher) Allocate(ctx context.Context, req AllocateRequest) (Result, e
 		return Result{}, err
 	}
 	defer unlock()
-	if known && old.State == stateReleasing && a.behind() {
-		if err := a.release(ctx, old); err != nil {
-			a.completeLater(old.id())
-			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
-		}
-		known = false
-	}
 	if known && old.State == stateAttached {
 		if !old.AddressesOnly {
 			return Result{}, fmt.Errorf("%w: %w", errRole(old), ErrInvalid)
@@ -79,6 +72,17 @@ func (a *Attacher) Allocate(ctx context.Context, req AllocateRequest) (Result, e
 	r := recordOf(req.ID, req.Workload)
 	r.State, r.Since = stateAdding, time.Now().UTC().Truncate(time.Millisecond)
 	r.AddressesOnly, r.Device = true, req.Link
+	if known && old.State == stateReleasing && a.behind() {
+		if req.Gateway {
+			err = a.release(ctx, old) // the datastore is asked anyway
+		} else {
+			r, err = a.succeed(ctx, r, old)
+		}
+		if err != nil {
+			a.completeLater(old.id())
+			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
+		}
+	}
 	r, err = a.allocate(ctx, add, r, req.Gateway)
 	if err != nil {
 		return Result{}, errors.Join(err, a.undo(ctx, r, err))

@@ -129,18 +129,21 @@ type IPAM interface {
 	// has, and gives it one if it has none: all of them, or none. The requests
 	// are of one handle and of different families. A repeat returns the same.
 	Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignment, error)
-	// ReleaseHandle takes back all addresses of a handle. A handle without any
-	// is success.
-	ReleaseHandle(ctx context.Context, handle string) error
+	// ReleaseHandle takes back all addresses of a handle but those to keep. A
+	// handle without any is success.
+	ReleaseHandle(ctx context.Context, handle string, keep ...netip.Addr) error
 
 	// Confirm writes to the datastore addresses that Assign gave as Reserved, and
 	// returns an error or nil for each. [ErrNoAddress]: it is not this host's any
 	// more.
 	Confirm(ctx context.Context, cs ...Confirmation) []error
 	// Claim says that a handle has addresses, by its record, before any is
-	// assigned; Unclaim that the handle has none any more on this host.
+	// assigned; Unclaim that the handle has none any more on this host, or not
+	// those named. Rest comes before: it makes them rest, if released addresses
+	// do, also after a crash before Unclaim.
 	Claim(handle string, addrs ...netip.Addr)
-	Unclaim(handle string)
+	Rest(handle string) error
+	Unclaim(handle string, addrs ...netip.Addr)
 	// Ready reports whether Assign can give addresses without the datastore.
 	Ready() bool
 }
@@ -154,6 +157,12 @@ type AssignRequest struct {
 	Namespace  string            // Kubernetes namespace
 	Labels     map[string]string // of the namespace, for the pools' selectors
 	Attributes map[string]string // kept beside the address
+	// Again says that the workload lives with Address: whether it would be given
+	// to somebody new does not count.
+	Again bool
+	// Fresh says that what the handle may hold is of an earlier life, and on its
+	// way back.
+	Fresh bool
 }
 
 // Assignment is an address and the block it is from.

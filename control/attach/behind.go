@@ -106,7 +106,7 @@ func (a *Attacher) announceProfile(network string) {
 func (a *Attacher) localOnly(r record) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return r.Queued && !a.touched[r.id()] && !r.Given && len(r.Claims) > 0
+	return r.Queued && !a.touched[r.id()] && !r.Given && !r.Stale && len(r.Claims) > 0
 }
 
 // mark answers a DEL: from here on the attachment is on its way out, also after
@@ -276,6 +276,11 @@ func (a *Attacher) confirm(ctx context.Context, rs []record) []error {
 		}
 	}
 	errs := make([]error, len(rs))
+	for i, r := range rs {
+		if r.Stale {
+			errs[i] = a.dropFormer(ctx, r)
+		}
+	}
 	all := func(err error) []error { return slices.Repeat([]error{err}, len(rs)) }
 	if len(cs) > 0 {
 		for i, err := range a.cfg.IPAM.Confirm(ctx, cs...) {
@@ -307,9 +312,43 @@ func (a *Attacher) confirm(ctx context.Context, rs []record) []error {
 			errs[at[i]] = storeError("write the workload endpoint", epErrs[i])
 			continue
 		}
-		errs[at[i]] = a.amend(r.id(), r.Since, func(have *record) { have.Claims, have.Queued, have.Endpoint = nil, false, revs[i] })
+		errs[at[i]] = a.amend(r.id(), r.Since, func(have *record) {
+			have.Claims, have.Queued, have.Endpoint = nil, false, revs[i]
+			have.Stale, have.Former = false, nil
+		})
 	}
 	return errs
+}
+
+// succeed returns the record of an attachment that follows on one with the same
+// names that is on its way out, old. It does not wait for the datastore, which
+// may know of the former's addresses, or be hearing of them just now: they go
+// back when it is told of this one. The caller has the locks.
+func (a *Attacher) succeed(ctx context.Context, r, old record) (record, error) {
+	if a.localOnly(old) {
+		return r, a.release(ctx, old)
+	}
+	if !old.cut {
+		if err := a.cut(ctx, old); err != nil {
+			return r, err
+		}
+	}
+	a.fresh(r.id())
+	r.Stale = !old.Given
+	r.Former = append(slices.Clone(old.Former), old.Claims...)
+	return r, nil
+}
+
+// dropFormer releases what the handle of an attachment has of an earlier life.
+func (a *Attacher) dropFormer(ctx context.Context, r record) error {
+	if err := a.cfg.IPAM.ReleaseHandle(ctx, handle(r.id()), r.addrs()...); err != nil {
+		return storeError("release the address of an earlier container of this name", err)
+	}
+	former := slices.DeleteFunc(slices.Clone(r.Former), func(f netip.Addr) bool { return slices.Contains(r.addrs(), f) })
+	if len(former) > 0 {
+		a.cfg.IPAM.Unclaim(handle(r.id()), former...)
+	}
+	return nil
 }
 
 // lost takes in that the datastore gives an address of a running workload to

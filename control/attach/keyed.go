@@ -12,8 +12,24 @@ type keyedMutex struct {
 }
 
 type keyLock struct {
-	token chan struct{} // full: locked
-	users int           // holder and waiters
+	token   chan struct{} // full: locked
+	users   int           // holder and waiters
+	waiters int
+	wanted  func() // what the holder wants to be told by when somebody waits; nil: nothing
+}
+
+// yield has wanted called, once or more, when somebody waits for a key that the
+// caller has locked, or does already. It must not block.
+func (k *keyedMutex) yield(key string, wanted func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l := k.locks[key]
+	if l == nil {
+		return // it goes by another name since
+	}
+	if l.wanted = wanted; l.waiters > 0 {
+		wanted()
+	}
 }
 
 func (k *keyedMutex) join(key string) *keyLock {
@@ -39,15 +55,41 @@ func (k *keyedMutex) leave(key string, l *keyLock) {
 	}
 }
 
-// lock waits for key and returns what unlocks it, or the context's error.
+// lock waits for key and returns what unlocks it, or the context's error. A
+// holder that yields is told.
 func (k *keyedMutex) lock(ctx context.Context, key string) (func(), error) {
+	return k.acquire(ctx, key, true)
+}
+
+// await is lock for who has time: no holder is told.
+func (k *keyedMutex) await(ctx context.Context, key string) (func(), error) {
+	return k.acquire(ctx, key, false)
+}
+
+func (k *keyedMutex) acquire(ctx context.Context, key string, urgent bool) (func(), error) {
+	if unlock, ok := k.tryLock(key); ok {
+		return unlock, nil
+	}
 	l := k.join(key)
+	if urgent {
+		k.wait(l, 1)
+		defer k.wait(l, -1)
+	}
 	select {
 	case l.token <- struct{}{}:
 		return k.unlocker(key, l), nil
 	case <-ctx.Done():
 		k.leave(key, l)
 		return nil, ctx.Err()
+	}
+}
+
+// wait counts who waits for a lock, and tells its holder of them.
+func (k *keyedMutex) wait(l *keyLock, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if l.waiters += n; n > 0 && l.wanted != nil {
+		l.wanted()
 	}
 }
 
@@ -65,6 +107,9 @@ func (k *keyedMutex) tryLock(key string) (func(), bool) {
 
 func (k *keyedMutex) unlocker(key string, l *keyLock) func() {
 	return func() {
+		k.mu.Lock()
+		l.wanted = nil
+		k.mu.Unlock()
 		<-l.token
 		k.leave(key, l)
 	}

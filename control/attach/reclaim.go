@@ -100,7 +100,7 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 			break
 		}
 		req := a.assignRequest(r, dataplane.FamilyOf(want.Addr))
-		req.Address = want.Addr
+		req.Address, req.Again = want.Addr, true
 		storeCtx, cancel := a.storeContext(ctx)
 		got, err := a.cfg.IPAM.Assign(storeCtx, req)
 		cancel()
@@ -133,6 +133,10 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 	}
 	if r.Endpoint == before && !r.Queued {
 		return nil
+	}
+	if r.Stale {
+		a.writeLater()
+		return a.save(r) // the writer releases what is left of the earlier life
 	}
 	r.Queued, r.Claims = false, nil
 	a.log.Info("workload written to the datastore again", logID(id)...)
@@ -196,6 +200,7 @@ func (a *Attacher) assignRequest(r record, f dataplane.Family) AssignRequest {
 			"node":      a.cfg.Node,
 			"timestamp": time.Now().UTC().Round(0).String(),
 		},
+		Fresh: r.Stale,
 	}
 	if r.AddressesOnly {
 		// No endpoint tells of it.

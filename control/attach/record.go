@@ -58,6 +58,8 @@ type record struct {
 	Endpoint      store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as it was written
 	Queued        bool           `json:"queued,omitempty"`           // the datastore is to be told of it
 	Claims        []netip.Addr   `json:"claims,omitempty"`           // those of the addresses that are the reserve's there
+	Stale         bool           `json:"stale,omitempty"`            // the datastore may show more addresses as the handle's, of an earlier life of the container
+	Former        []netip.Addr   `json:"former,omitempty"`           // those of them that may still be the reserve's there
 	Lost          string         `json:"lost,omitempty"`             // who has the addresses instead; then the host routes none of them here
 
 	cut bool // the wire is gone, and the host's routes with it
@@ -203,6 +205,9 @@ func (a *Attacher) put(r record) error {
 // forget removes a record. Only then may its addresses be given again: a record
 // that came back would claim them.
 func (a *Attacher) forget(id ID) error {
+	if err := a.cfg.IPAM.Rest(handle(id)); err != nil {
+		return err
+	}
 	if err := a.cfg.Journal.Delete(recordKey(id)); err != nil {
 		return fmt.Errorf("remove attachment record: %w", err)
 	}
@@ -217,7 +222,8 @@ func (a *Attacher) forget(id ID) error {
 
 // claim tells IPAM, before it gives the first address, which ones records have.
 // Of two records with one address the complete one has it: the other's was
-// given back already.
+// given back already, and what an attachment had in an earlier life is
+// anybody's.
 func (a *Attacher) claim() {
 	var out, in []record
 	for key, value := range a.cfg.Journal.Entries() {
@@ -229,7 +235,11 @@ func (a *Attacher) claim() {
 			out = append(out, r)
 		}
 	}
-	for _, r := range append(out, in...) {
+	all := append(out, in...)
+	for _, r := range all {
+		a.cfg.IPAM.Claim(handle(r.id()), r.Former...)
+	}
+	for _, r := range all {
 		if !r.Given {
 			a.cfg.IPAM.Claim(handle(r.id()), append(r.addrs(), r.Claims...)...)
 		}

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 	"time"
@@ -208,10 +209,15 @@ func (a *Attacher) complete(ctx context.Context, later func(ID, time.Time) bool)
 			note(id, nil)
 		default:
 			g.Go(func() error {
-				if err := a.completeOne(ctx, id); err != nil {
-					a.failed(id)
-					note(id, err)
+				err := a.completeOne(ctx, id)
+				if err == nil {
+					return nil
 				}
+				a.failed(id)
+				if errors.Is(err, context.Canceled) {
+					err = nil // somebody needed its locks
+				}
+				note(id, err)
 				return nil
 			})
 		}
@@ -230,7 +236,7 @@ func (a *Attacher) needsStore(r record) bool {
 }
 
 func (a *Attacher) completeOne(ctx context.Context, id ID) error {
-	unlock, r, known, err := a.lock(ctx, id, Workload{})
+	unlock, r, known, err := a.lockBy(ctx, id, Workload{}, a.locks.await)
 	if err != nil {
 		return err
 	}
@@ -239,6 +245,11 @@ func (a *Attacher) completeOne(ctx context.Context, id ID) error {
 		a.fresh(id)
 		return nil
 	}
+	// Who asks for the container or its device does not wait for the datastore.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a.locks.yield(attachmentLock(id), cancel)
+	a.locks.yield(a.sharedLock(r), cancel)
 	if err := a.release(ctx, r); err != nil {
 		return err
 	}

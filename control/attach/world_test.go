@@ -37,6 +37,7 @@ type fakeIPAM struct {
 	fail    error
 	refused map[string]error // by handle: releases that fail
 	refuses int              // how many have
+	stalled chan struct{}    // closed when stall ends
 	stall   bool             // wait for the context's end, as a client of a dead datastore does
 	lastReq AssignRequest
 
@@ -60,16 +61,22 @@ func newFakeIPAM() *fakeIPAM {
 func (f *fakeIPAM) set(fail error, stall bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.fail, f.stall = fail, stall
+	if f.stall {
+		close(f.stalled)
+	}
+	f.fail, f.stall, f.stalled = fail, stall, make(chan struct{})
 }
 
 func (f *fakeIPAM) trouble(ctx context.Context) error {
 	f.mu.Lock()
-	fail, stall := f.fail, f.stall
+	fail, stall, stalled := f.fail, f.stall, f.stalled
 	f.mu.Unlock()
 	if stall {
-		<-ctx.Done()
-		return ctx.Err()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-stalled:
+		}
 	}
 	return fail
 }
@@ -180,11 +187,15 @@ func (f *fakeIPAM) Claim(handle string, addrs ...netip.Addr) {
 	}
 }
 
-func (f *fakeIPAM) Unclaim(handle string) {
+func (f *fakeIPAM) Unclaim(handle string, addrs ...netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.claims, func(_ netip.Addr, h string) bool { return h == handle })
+	maps.DeleteFunc(f.claims, func(a netip.Addr, h string) bool {
+		return h == handle && (len(addrs) == 0 || slices.Contains(addrs, a))
+	})
 }
+
+func (f *fakeIPAM) Rest(string) error { return nil }
 
 func (f *fakeIPAM) Ready() bool {
 	f.mu.Lock()
@@ -196,7 +207,7 @@ func (f *fakeIPAM) Ready() bool {
 func (f *fakeIPAM) take(reqs []AssignRequest) []Assignment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.reserve || len(f.held[reqs[0].Handle]) > 0 {
+	if !f.reserve || len(f.held[reqs[0].Handle]) > 0 && !reqs[0].Fresh {
 		return nil
 	}
 	var out []Assignment
@@ -230,7 +241,7 @@ func (f *fakeIPAM) refusals() int {
 	return f.refuses
 }
 
-func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
+func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string, keep ...netip.Addr) error {
 	if err := f.trouble(ctx); err != nil {
 		return err
 	}
@@ -240,8 +251,11 @@ func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string) error {
 		f.refuses++
 		return err
 	}
-	delete(f.held, handle)
-	maps.DeleteFunc(f.more, func(_ netip.Addr, h string) bool { return h == handle })
+	maps.DeleteFunc(f.held[handle], func(_ dataplane.Family, a netip.Addr) bool { return !slices.Contains(keep, a) })
+	if len(f.held[handle]) == 0 {
+		delete(f.held, handle)
+	}
+	maps.DeleteFunc(f.more, func(a netip.Addr, h string) bool { return h == handle && !slices.Contains(keep, a) })
 	return nil
 }
 

@@ -1,0 +1,169 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+// soon is for calls that must not wait for a datastore that hangs.
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestAgainWithoutStore: a container that the datastore knows ends and begins
+// anew while the datastore is away, or hangs: at once, with another address, for
+// what became of the former is not known. When the datastore is back, only the
+// new address is the container's.
+func TestAgainWithoutStore(t *testing.T) {
+	t.Parallel()
+	for _, hang := range []bool{false, true} {
+		for _, pod := range []bool{false, true} {
+			for _, killed := range []string{"", "intent", "address", "record", "wire", "endpoint", "done", "confirmed", "written"} {
+				t.Run(fmt.Sprintf("hang %v/pod %v/killed %q", hang, pod, killed), func(t *testing.T) {
+					t.Parallel()
+					againWithoutStore(t, hang, pod, killed)
+				})
+			}
+		}
+	}
+}
+
+func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
+	w := newBehind(t)
+	cfg := w.cfg
+	w.cfg = func(c *Config) { cfg(c); c.StoreTimeout = time.Hour }
+	a := w.start()
+	req := w.request(1)
+	if pod {
+		req = podRequest(req, "ns", "web-0")
+	}
+	first := w.add(a, req)
+	settle(t, a)
+	if hang {
+		w.ipam.set(nil, true)
+	} else {
+		w.away(true)
+	}
+	running, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); a.Run(running) }()
+	w.del(a, req)
+	w.eventually("the wire is cut", func() bool { r, _ := a.record(req.ID); return r.cut })
+	next := req
+	if pod { // the pod's next container
+		next.ID.ContainerID = "next"
+		next.Netns = w.request(2).Netns
+	}
+	second, err := a.Add(soon(t), next)
+	if err != nil {
+		t.Fatalf("add without the datastore: %v", err)
+	}
+	if second.Addresses[0].Addr == first.Addresses[0].Addr {
+		t.Errorf("%s is given again, and nobody knows whether it is another's by now", first.Addresses[0].Addr)
+	}
+	if err := a.Del(soon(t), delOf(next)); err != nil {
+		t.Fatalf("del without the datastore: %v", err)
+	}
+	stop()
+	<-ended
+	// A third life, in which the daemon may be killed.
+	if killed != "" {
+		killAt(a, killed)
+		dies(t, func() {
+			if _, err := a.Add(soon(t), next); err != nil {
+				t.Errorf("add: %v", err)
+			}
+			if killed == "confirmed" || killed == "written" {
+				w.away(false)
+				a.confirmAll(t.Context(), now)
+			}
+		})
+	}
+	w.ipam.forgetClaims() // what IPAM itself knew of claims goes with the daemon
+	b := w.start()
+	w.run(b)
+	third, err := b.Add(soon(t), next)
+	if err != nil {
+		t.Fatalf("add after the daemon was killed: %v", err)
+	}
+	w.away(false)
+	w.eventually("told", func() bool {
+		r, _ := b.record(next.ID)
+		return !r.Queued && !r.Stale && w.endpoints() == 1 && len(w.ipam.claimed()) == 0 && len(w.ipam.handles()) == 1
+	})
+	diff(t, "handles", []string{handle(next.ID)}, w.ipam.handles())
+	if got := w.ipam.has(handle(next.ID)); !slices.Equal(got, []netip.Addr{third.Addresses[0].Addr}) {
+		t.Errorf("the handle has %v, the container %s", got, third.Addresses[0].Addr)
+	}
+	w.check(b, next)
+	w.del(b, next)
+	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+}
+
+// forgetClaims forgets claims, as a daemon that ends does.
+func (f *fakeIPAM) forgetClaims() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.claims)
+}
+
+// has returns the addresses that the datastore shows as a handle's.
+func (f *fakeIPAM) has(handle string) []netip.Addr {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []netip.Addr
+	for _, a := range f.held[handle] {
+		out = append(out, a)
+	}
+	return out
+}
+
+// TestRepairKeepsAddress: an attachment that is made whole keeps its address,
+// also one that IPAM does not find in this host's blocks, and without the
+// datastore.
+func TestRepairKeepsAddress(t *testing.T) {
+	t.Parallel()
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprintf("away %v", away), func(t *testing.T) {
+			t.Parallel()
+			w := newBehind(t)
+			a := w.start()
+			req := w.request(1)
+			first := w.add(a, req)
+			settle(t, a)
+			if err := w.wire.Detach(t.Context(), first.Device, req.ID); err != nil {
+				t.Fatal(err)
+			}
+			// The address is borrowed: the reserve does not see that the handle has one.
+			w.ipam.mu.Lock()
+			w.ipam.more[first.Addresses[0].Addr] = handle(req.ID)
+			delete(w.ipam.held, handle(req.ID))
+			w.ipam.mu.Unlock()
+			w.away(away)
+			again, err := a.Add(soon(t), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			diff(t, "addresses", first.Addresses, again.Addresses)
+			w.check(a, req)
+			w.away(false)
+			settle(t, a)
+			if w.endpoints() != 1 {
+				t.Errorf("%d endpoints", w.endpoints())
+			}
+			w.del(a, req)
+			settle(t, a)
+			w.expectClean()
+			if len(w.sink.wanted()) > 0 {
+				t.Errorf("left: %v", w.sink.wanted())
+			}
+		})
+	}
+}
