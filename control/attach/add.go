@@ -266,7 +266,12 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	if err := a.at("record"); err != nil {
 		return r, err
 	}
-	// The disk takes about as long as the wire.
+	// Its rules, the disk and the wire take about as long as each other. A device
+	// that an earlier container of the pod still has keeps its rules until then.
+	early := r.Queued && !repair && !a.taken(r)
+	if early {
+		a.announce(r, true)
+	}
 	flushed := make(chan error, 1)
 	go func() { flushed <- a.cfg.Journal.Sync() }()
 	end, err := a.cfg.Wire.Attach(ctx, r.spec())
@@ -286,10 +291,14 @@ func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (reco
 	if err := a.at("routes"); err != nil {
 		return r, err
 	}
-	if r.Queued {
+	switch {
+	case early:
+	case r.Queued:
 		a.announce(r, true)
-	} else if err := a.writeEndpoint(ctx, &r); err != nil {
-		return r, err
+	default:
+		if err := a.writeEndpoint(ctx, &r); err != nil {
+			return r, err
+		}
 	}
 	if err := a.at("endpoint"); err != nil {
 		return r, err
@@ -421,10 +430,8 @@ func (a *Attacher) program(ctx context.Context, r, old record) error {
 	if old.State == stateAttached {
 		del = keysOf(old.wishes(a.cfg.Wire))
 	}
-	for id, other := range a.snapshot() {
-		if other.Device != r.Device || id == r.id() || other.State == stateReleasing {
-			continue
-		}
+	for _, other := range a.others(r) {
+		id := other.id()
 		del = append(del, keysOf(other.wishes(a.cfg.Wire))...)
 		other.State, other.Addresses = stateReleasing, nil
 		if err := a.save(other); err != nil {

@@ -147,13 +147,20 @@ func (a *Attacher) goneWith(r record) []dataplane.Key {
 }
 
 // taken reports whether another attachment has the device now.
-func (a *Attacher) taken(r record) bool {
-	for id, other := range a.snapshot() {
-		if id != r.id() && other.Device == r.Device && other.State != stateReleasing {
-			return true
+func (a *Attacher) taken(r record) bool { return len(a.others(r)) > 0 }
+
+// others returns the other attachments that have the device of r and are not on
+// their way out.
+func (a *Attacher) others(r record) []record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []record
+	for id, other := range a.records {
+		if other.Device == r.Device && id != r.id() && other.State != stateReleasing {
+			out = append(out, other)
 		}
 	}
-	return false
+	return out
 }
 
 // GC detaches every attachment of a network that valid does not list, and

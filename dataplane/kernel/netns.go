@@ -39,6 +39,12 @@ func (n *namespace) same() (bool, error) {
 // do calls fn on a thread that is in n. Where the process is in n itself no
 // privilege is needed; otherwise CAP_SYS_ADMIN is.
 func (n *namespace) do(fn func() error) error {
+	runtime.LockOSThread()
+	if same, err := n.same(); err == nil && same {
+		defer runtime.UnlockOSThread()
+		return fn()
+	}
+	runtime.UnlockOSThread()
 	var err error
 	var wg sync.WaitGroup
 	wg.Go(func() { err = n.enter(fn) })

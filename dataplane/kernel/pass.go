@@ -472,7 +472,9 @@ func (k *Kernel) putSysctl(o op) result {
 		k.writes.Add(1)
 		if err = k.writeSysctl(w.Name, w.Value); err == nil {
 			k.wrote(dataplane.KindSysctl, false, 1)
-			k.changed() // the underlay tells some of them
+			if !isWorkload(sysctlLink(w.Name)) {
+				k.changed() // the underlay tells some of them
+			}
 		}
 	}
 	if err != nil {

@@ -13,7 +13,12 @@
 // was killed recognises its devices from the kernel alone. Every operation can
 // be repeated: on a half-made pair [Wire.Attach] finishes it.
 //
+// Of a wire of which nothing is there yet, as with nearly every container, all is
+// made by a handful of requests; one that is half made, or that has something in
+// its way, is looked at piece by piece.
+//
 // What belongs on the host besides the device (the route to the workload, the
-// device's settings) is not done here: [Wire.HostSysctls] names the settings,
-// and dataplane/kernel keeps them.
+// device's settings) is not kept here: [Wire.HostSysctls] names the settings,
+// and dataplane/kernel keeps them. A new device has most of them from the start,
+// so that there is nothing left to write.
 package workload

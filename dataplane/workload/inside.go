@@ -20,8 +20,8 @@ type inside struct {
 	netlink *netlink.Handle
 }
 
-// enter opens the namespace of a workload.
-func (w *Wire) enter(path string) (*inside, error) {
+// foreignNamespace opens the namespace of a workload, which is not the host's.
+func (w *Wire) foreignNamespace(path string) (*namespace, error) {
 	ns, err := openNamespace(path)
 	if err != nil {
 		return nil, err
@@ -30,13 +30,24 @@ func (w *Wire) enter(path string) (*inside, error) {
 	if err == nil && same {
 		err = fmt.Errorf("%s is the host's own network namespace: %w", path, ErrClash)
 	}
-	in := &inside{ns: ns}
-	if err == nil {
-		err = ns.do(func() (err error) {
-			in.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-			return err
-		})
+	if err != nil {
+		ns.close()
+		return nil, err
 	}
+	return ns, nil
+}
+
+// enter opens the namespace of a workload.
+func (w *Wire) enter(path string) (*inside, error) {
+	ns, err := w.foreignNamespace(path)
+	if err != nil {
+		return nil, err
+	}
+	in := &inside{ns: ns}
+	err = ns.do(func() (err error) {
+		in.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
 	if err != nil {
 		ns.close()
 		return nil, err

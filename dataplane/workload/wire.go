@@ -65,6 +65,7 @@ type Config struct {
 type Wire struct {
 	host     *namespace
 	netlink  *netlink.Handle
+	sockets  *sockets
 	reaper   *reaper
 	rpFilter string
 	ipv6     bool // the kernel knows it
@@ -80,7 +81,7 @@ func New(cfg Config) (*Wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Wire{host: host}
+	w := &Wire{host: host, sockets: newSockets(host)}
 	err = host.do(func() error {
 		if w.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return fmt.Errorf("open netlink socket: %w", err)
@@ -109,6 +110,7 @@ func (w *Wire) Close() {
 	if w.reaper != nil {
 		w.reaper.close()
 	}
+	w.sockets.close()
 	w.host.close()
 }
 
@@ -168,6 +170,15 @@ func (w *Wire) Attach(ctx context.Context, spec Spec) (End, error) {
 			return End{}, fmt.Errorf("this host: %w", err)
 		}
 	}
+	end, made, err := w.make(ctx, spec)
+	if made || err != nil {
+		return end, err
+	}
+	return w.mend(ctx, spec, six)
+}
+
+// mend makes of a wire what is missing.
+func (w *Wire) mend(ctx context.Context, spec Spec, six bool) (End, error) {
 	in, err := w.enter(spec.Netns)
 	if err != nil {
 		return End{}, err
@@ -227,7 +238,7 @@ func (w *Wire) hostEnd(ctx context.Context, spec Spec, in *inside) (netlink.Link
 	attrs.HardwareAddr = net.HardwareAddr(mac[:])
 	pair := netlink.NewVeth(attrs)
 	pair.PeerName = spec.Owner.Interface
-	pair.PeerNamespace = netlink.NsFd(in.ns.fd())
+	pair.PeerNamespace = netlink.NsFd(in.ns.fd)
 	if err := w.netlink.LinkAdd(pair); err != nil {
 		return nil, fmt.Errorf("make veth pair %s, %s in %s: %w", spec.Device, spec.Owner.Interface, spec.Netns, err)
 	}
@@ -271,7 +282,7 @@ func (w *Wire) paired(host netlink.Link, name string, in *inside) (bool, error) 
 		return false, err
 	}
 	// The kernel numbers other namespaces as seen from this one.
-	id, err := w.netlink.GetNetNsIdByFd(in.ns.fd())
+	id, err := w.netlink.GetNetNsIdByFd(in.ns.fd)
 	if err != nil {
 		return false, fmt.Errorf("get number of namespace %s: %w", in.ns.path, err)
 	}
