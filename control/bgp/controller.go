@@ -67,6 +67,7 @@ type Controller struct {
 
 	mu       sync.Mutex // guards the rest
 	view     View
+	memo     memo
 	err      error // of the last Desired or Apply
 	store    error
 	asn      uint32
@@ -79,6 +80,7 @@ type Controller struct {
 func New(opts Options) *Controller {
 	c := &Controller{
 		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced,
+		view: View{self: opts.Node},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
@@ -178,7 +180,7 @@ func (c *Controller) drive(ctx context.Context) {
 // reconcile reports whether there is nothing to try again.
 func (c *Controller) reconcile(ctx context.Context) bool {
 	c.mu.Lock()
-	cfg, err := Desired(&c.view, c.opts.Node)
+	cfg, err := c.memo.desired(&c.view, c.opts.Node)
 	cfg.Links = c.links
 	c.mu.Unlock()
 	if err != nil {

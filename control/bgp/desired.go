@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -38,8 +39,7 @@ func Desired(v *View, node string) (Config, error) {
 	if !self.bgp || len(self.addrs()) == 0 {
 		return Config{}, ErrNoAddress
 	}
-	d := derivation{v: v, node: node, self: self}
-	d.asn = d.asnOf(self)
+	d := newDerivation(v, node)
 	c := Config{
 		Node: node, ASN: d.asn, RouterID: routerID(node, self),
 		ListenPort: v.portOf(node), ListenAddrs: d.listenAddrs(),
@@ -47,11 +47,16 @@ func Desired(v *View, node string) (Config, error) {
 	}
 	c.Peers = d.peers()
 	c.Filters = d.filters(c.Peers)
+	c.Ignored = d.ignored()
+	d.routes(&c)
+	return c, nil
+}
+
+// routes fills in what depends on blocks and pools.
+func (d *derivation) routes(c *Config) {
 	c.Announce, c.Hidden = d.announce(c.Filters)
 	c.Tags = d.tags(c.Announce)
-	c.Pools, c.Own, c.Lent = d.importSets()
-	c.Ignored = d.ignored()
-	return c, nil
+	c.Pools, c.Own, c.Lent = d.importSets(c.Peers)
 }
 
 // derivation is what the parts of [Desired] share.
@@ -60,6 +65,12 @@ type derivation struct {
 	node string
 	self nodeFacts
 	asn  uint32
+}
+
+func newDerivation(v *View, node string) *derivation {
+	d := &derivation{v: v, node: node, self: v.nodes[node]}
+	d.asn = d.asnOf(d.self)
+	return d
 }
 
 // routerID is a node's BGP identifier (RFC 6286): its IPv4 address. A node
@@ -139,10 +150,9 @@ func (d *derivation) listenAddrs() []netip.Addr {
 // a password perhaps, and an address has one session. Among BGPPeers the
 // global ones come first, then by name; first wins by address and port.
 func (d *derivation) peers() []Peer {
-	peers := slices.Concat(d.explicit(), d.mesh())
 	seen := map[netip.Addr]Peer{}
 	var out []Peer
-	for _, p := range peers {
+	for p := range d.asked() {
 		if !p.Addr.IsValid() {
 			out = append(out, p)
 			continue
@@ -164,6 +174,19 @@ func (d *derivation) peers() []Peer {
 		return strings.Compare(string(a.Type), string(b.Type))
 	})
 	return out
+}
+
+// asked are all sessions that somebody asks for, in the order of precedence.
+func (d *derivation) asked() iter.Seq[Peer] {
+	return func(yield func(Peer) bool) {
+		for _, some := range []iter.Seq[Peer]{d.explicit(), d.mesh()} {
+			for p := range some {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // addressField names the field of a Node that holds an address of this family.
@@ -196,10 +219,14 @@ func (d *derivation) inMesh(name string, n nodeFacts) bool {
 
 // mesh returns the node-to-node mesh: unless it is disabled, every node that
 // is in it peers with every other one, over each family that both have.
-func (d *derivation) mesh() []Peer {
+func (d *derivation) mesh() iter.Seq[Peer] {
+	return func(yield func(Peer) bool) { d.eachMate(yield) }
+}
+
+func (d *derivation) eachMate(yield func(Peer) bool) {
 	conf := d.v.defaults()
 	if conf.NodeToNodeMeshEnabled != nil && !*conf.NodeToNodeMeshEnabled || !d.inMesh(d.node, d.self) {
-		return nil
+		return
 	}
 	problem := ""
 	restart := defaultRestartTime
@@ -213,7 +240,6 @@ func (d *derivation) mesh() []Peer {
 			problem = p
 		}
 	}
-	var peers []Peer
 	for _, name := range d.v.nodeNames() {
 		n := d.v.nodes[name]
 		if name == d.node || !d.inMesh(name, n) {
@@ -237,10 +263,11 @@ func (d *derivation) mesh() []Peer {
 			if d.isSelf(p.Addr) {
 				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", name, p.Addr, addressField(p.Addr))
 			}
-			peers = append(peers, p)
+			if !yield(p) {
+				return
+			}
 		}
 	}
-	return peers
 }
 
 // passiveTo implements the rule that Calico's nodes share: passive is the side
@@ -272,12 +299,8 @@ func (d *derivation) announce(filters map[string]Filter) (all, hidden []netip.Pr
 	for cidr := range d.own() {
 		may(cidr)
 	}
-	for _, b := range d.v.blocks {
-		for _, g := range b.guests {
-			if g.node == d.node {
-				may(netip.PrefixFrom(g.addr, g.addr.BitLen()))
-			}
-		}
+	for a := range d.v.borrowed[d.node] {
+		may(hostRoute(a))
 	}
 	if d.self.labels[excludeLabel] != "true" {
 		for _, p := range d.services() {
@@ -353,7 +376,7 @@ func (d *derivation) hidden(p netip.Prefix) bool {
 }
 
 // importSets returns what import is judged by.
-func (d *derivation) importSets() (pools, own, lent []netip.Prefix) {
+func (d *derivation) importSets(peers []Peer) (pools, own, lent []netip.Prefix) {
 	poolSet := map[netip.Prefix]bool{}
 	for _, p := range d.v.pools {
 		poolSet[p.cidr] = true
@@ -373,7 +396,7 @@ func (d *derivation) importSets() (pools, own, lent []netip.Prefix) {
 		}
 	}
 	// A way to a peer is not for another one to say.
-	for _, p := range d.explicit() {
+	for _, p := range peers {
 		if p.runs() && p.ReachableBy.IsValid() {
 			ownSet[hostRoute(p.Addr)] = true
 		}

@@ -362,6 +362,7 @@ func TestDesired(t *testing.T) {
 func TestDesiredIndependentOfPath(t *testing.T) {
 	t.Parallel()
 	states := scenarios(t)
+	nodes := []string{"node1", "node2", "node3"}
 	var names []string
 	for name := range states {
 		names = append(names, name)
@@ -374,11 +375,33 @@ func TestDesiredIndependentOfPath(t *testing.T) {
 
 		direct := view(t, last...)
 		v := &View{}
-		step := func(e ...store.Event) {
-			if _, err := v.Apply(store.Batch{Events: e, Synced: rnd.IntN(2) == 0}); err != nil {
+		// As a controller does it: only what changes for the node is looked at,
+		// and only as much as changed.
+		type follower struct {
+			View
+			memo
+			last Config
+			err  error
+		}
+		followers := map[string]*follower{}
+		for _, name := range nodes {
+			followers[name] = &follower{View: View{self: name}, err: ErrNotSynced}
+		}
+		apply := func(b store.Batch) {
+			if _, err := v.Apply(b); err != nil {
 				rt.Fatal(err)
 			}
+			for name, f := range followers {
+				changed, err := f.Apply(b)
+				if err != nil {
+					rt.Fatal(err)
+				}
+				if changed {
+					f.last, f.err = f.desired(&f.View, name)
+				}
+			}
 		}
+		step := func(e ...store.Event) { apply(store.Batch{Events: e, Synced: rnd.IntN(2) == 0}) }
 		for _, e := range first {
 			step(e)
 		}
@@ -399,18 +422,18 @@ func TestDesiredIndependentOfPath(t *testing.T) {
 			step(events[:n]...)
 			events = events[n:]
 		}
-		if _, err := v.Apply(store.Batch{Synced: true}); err != nil {
-			rt.Fatal(err)
-		}
-		for _, name := range []string{"node1", "node2", "node3"} {
+		apply(store.Batch{Synced: true})
+		for _, name := range nodes {
 			want, err1 := Desired(direct, name)
 			got, err2 := Desired(v, name)
-			if !errors.Is(err2, err1) {
-				rt.Fatalf("%s: error %v, want %v", name, err2, err1)
+			if f := followers[name]; !errors.Is(err2, err1) || !errors.Is(f.err, err1) {
+				rt.Fatalf("%s: error %v and %v, want %v", name, err2, f.err, err1)
 			}
-			if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateComparable(Peer{}), cmpopts.EquateEmpty()); diff != "" {
-				rt.Fatalf("%s: (-direct +by steps):\n%s", name, diff)
+			for how, got := range map[string]Config{"by steps": got, "by what changed": followers[name].last} {
+				if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+					cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateComparable(Peer{}), cmpopts.EquateEmpty()); diff != "" {
+					rt.Fatalf("%s: (-direct +%s):\n%s", name, how, diff)
+				}
 			}
 		}
 	})

@@ -2,7 +2,7 @@ package bgp
 
 import (
 	"fmt"
-	"maps"
+	"iter"
 	"math"
 	"net/netip"
 	"slices"
@@ -16,37 +16,56 @@ import (
 // explicit returns the sessions that BGPPeer resources ask of this node: the
 // global ones first, then those for some nodes, then those that other nodes'
 // sessions to this one ask for in turn.
-func (d *derivation) explicit() []Peer {
-	var global, specific, reverse []Peer
-	for _, name := range slices.Sorted(maps.Keys(d.v.peers)) {
+func (d *derivation) explicit() iter.Seq[Peer] {
+	return func(yield func(Peer) bool) { d.eachExplicit(yield) }
+}
+
+func (d *derivation) eachExplicit(yield func(Peer) bool) {
+	type choice struct {
+		name, problem string
+	}
+	var global, specific []choice
+	for _, name := range d.v.index().peers {
 		spec := d.v.peers[name]
-		reverse = append(reverse, d.reverse(name, spec)...)
-		applies, problem := d.applies(spec)
-		if !applies {
-			continue
+		switch applies, problem := d.applies(spec); {
+		case !applies:
+		case spec.Node == "" && spec.NodeSelector == "":
+			global = append(global, choice{name, problem})
+		default:
+			specific = append(specific, choice{name, problem})
 		}
-		for _, p := range d.sessions(name, spec) {
-			if problem != "" {
-				p.Problem = problem
+	}
+	for _, c := range slices.Concat(global, specific) {
+		for p := range d.sessions(c.name, d.v.peers[c.name]) {
+			if c.problem != "" {
+				p.Problem = c.problem
 			}
-			if p.Type == PeerGlobal {
-				global = append(global, p)
-			} else {
-				specific = append(specific, p)
+			if !yield(p) {
+				return
 			}
 		}
 	}
-	return slices.Concat(global, specific, reverse)
+	for _, name := range d.v.index().peers {
+		for p := range d.reverse(name, d.v.peers[name]) {
+			if !yield(p) {
+				return
+			}
+		}
+	}
 }
 
 // reverse returns the sessions of the other direction: a node that a BGPPeer's
 // peerSelector selects peers with all nodes that the BGPPeer is for.
-func (d *derivation) reverse(name string, s peerSpec) []Peer {
+func (d *derivation) reverse(name string, s peerSpec) iter.Seq[Peer] {
 	if s.mates == nil || !s.mates.Matches(d.self.labels) || s.ReversePeering != nil && *s.ReversePeering == v3.ReversePeeringManual {
-		return nil
+		return none
 	}
 	return d.withNodes(name, s, s.isFor)
 }
+
+func none(func(Peer) bool) {}
+
+func one(p Peer) iter.Seq[Peer] { return func(yield func(Peer) bool) { yield(p) } }
 
 // isFor reports whether a BGPPeer is for a node.
 func (s peerSpec) isFor(name string, n nodeFacts) bool {
@@ -61,29 +80,31 @@ func (s peerSpec) isFor(name string, n nodeFacts) bool {
 
 // withNodes makes a BGPPeer's sessions with the nodes that match, one for each
 // family that both have.
-func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeFacts) bool) []Peer {
-	var out []Peer
-	for _, other := range d.v.nodeNames() {
-		n := d.v.nodes[other]
-		if other == d.node || !match(other, n) {
-			continue
-		}
-		for _, addr := range n.addrs() {
-			if !d.ipTo(addr).IsValid() {
+func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeFacts) bool) iter.Seq[Peer] {
+	return func(yield func(Peer) bool) {
+		for _, other := range d.v.nodeNames() {
+			n := d.v.nodes[other]
+			if other == d.node || !match(other, n) {
 				continue
 			}
-			p := d.newPeer(name, s)
-			p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(n), d.v.portOf(other)
-			d.settings(&p, s)
-			d.asNode(&p)
-			p.Problem = d.problem(p, s)
-			if d.isSelf(addr) {
-				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
+			for _, addr := range n.addrs() {
+				if !d.ipTo(addr).IsValid() {
+					continue
+				}
+				p := d.newPeer(name, s)
+				p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(n), d.v.portOf(other)
+				d.settings(&p, s)
+				d.asNode(&p)
+				p.Problem = d.problem(p, s)
+				if d.isSelf(addr) {
+					p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
+				}
+				if !yield(p) {
+					return
+				}
 			}
-			out = append(out, p)
 		}
 	}
-	return out
 }
 
 // applies reports whether a BGPPeer is for this node, and what is wrong with
@@ -113,29 +134,29 @@ func (d *derivation) newPeer(name string, s peerSpec) Peer {
 
 // sessions translates one BGPPeer. There are none when the resource asks for
 // nothing or names this node itself.
-func (d *derivation) sessions(name string, s peerSpec) []Peer {
+func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	p := d.newPeer(name, s)
 	switch {
 	case s.PeerSelector != "" && s.mates == nil:
 		p.Problem = s.wrongPeer
-		return []Peer{p}
+		return one(p)
 	case s.PeerSelector != "":
 		return d.withNodes(name, s, func(_ string, n nodeFacts) bool { return s.mates.Matches(n.labels) })
 	case s.LocalWorkloadSelector != "":
 		p.Problem = "spec.localWorkloadSelector is not supported by this version; no session with a workload is run"
-		return []Peer{p}
+		return one(p)
 	case s.PeerIP == "" && s.device == "":
-		return nil // an empty spec is accepted and does nothing
+		return none // an empty spec is accepted and does nothing
 	}
 	if s.PeerIP != "" {
 		var ok bool
 		if p.Addr, p.Port, ok = parsePeerIP(s.PeerIP); !ok {
 			p.Problem = fmt.Sprintf("spec.peerIP %q: want an address or address:port, such as 10.1.0.1 or 10.1.0.1:1790", s.PeerIP)
-			return []Peer{p}
+			return one(p)
 		}
 	}
 	if d.isSelf(p.Addr) {
-		return nil
+		return none
 	}
 	p.Source = d.ipTo(p.Addr)
 	if n, ok := d.nodeAt(p.Addr); ok {
@@ -153,13 +174,13 @@ func (d *derivation) sessions(name string, s peerSpec) []Peer {
 	d.settings(&p, s)
 	d.asNode(&p)
 	p.Problem = d.problem(p, s)
-	return []Peer{p}
+	return one(p)
 }
 
 // nodeAt returns the other node that has an address.
 func (d *derivation) nodeAt(a netip.Addr) (string, bool) {
-	for _, name := range d.v.nodeNames() {
-		if name != d.node && slices.Contains(d.v.nodes[name].addrs(), a) {
+	for _, name := range d.v.index().at[a] {
+		if name != d.node {
 			return name, true
 		}
 	}

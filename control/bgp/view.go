@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -37,7 +36,12 @@ type View struct {
 	pools      map[string]pool
 	affinities map[string]map[netip.Prefix]bool // node → block → confirmed
 	blocks     map[netip.Prefix]block
+	borrowed   map[string]map[netip.Addr]bool // node → addresses of others' blocks that are assigned to it
 	synced     bool
+
+	self     string // Apply reports of blocks and affinities only what concerns this node; empty: all
+	revision uint64 // counts the changes of nodes, peers, confs and filters
+	idx      *index // nil: to be made
 }
 
 // peerSpec is a BGPPeer with what the API module's type lacks.
@@ -209,9 +213,21 @@ func (v *View) init() {
 	v.pools = map[string]pool{}
 	v.affinities = map[string]map[netip.Prefix]bool{}
 	v.blocks = map[netip.Prefix]block{}
+	v.borrowed = map[string]map[netip.Addr]bool{}
 }
 
 func (v *View) event(e store.Event) (bool, error) {
+	changed, err := v.take(e)
+	switch e.Key.Kind {
+	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
+		if changed {
+			v.sessionsChanged(e.Key.Kind)
+		}
+	}
+	return changed, err
+}
+
+func (v *View) take(e store.Event) (bool, error) {
 	switch e.Key.Kind {
 	case store.KindNode:
 		return set(v.nodes, e, factsOf)
@@ -309,7 +325,7 @@ func (v *View) affinity(e store.Event) (bool, error) {
 	default:
 		delete(v.affinities[node], cidr)
 	}
-	return true, nil
+	return v.self == "" || v.self == node, nil
 }
 
 func (v *View) block(e store.Event) (bool, error) {
@@ -320,7 +336,8 @@ func (v *View) block(e store.Event) (bool, error) {
 	was, had := v.blocks[cidr]
 	if e.Deleted() {
 		delete(v.blocks, cidr)
-		return had, nil
+		v.lend(was, block{})
+		return had && v.concerns(cidr, was, block{}), nil
 	}
 	b, ok := e.Object.Value.(*store.Block)
 	if !ok {
@@ -331,7 +348,8 @@ func (v *View) block(e store.Event) (bool, error) {
 		return false, nil
 	}
 	v.blocks[cidr] = now
-	return true, nil
+	v.lend(was, now)
+	return v.concerns(cidr, was, now), nil
 }
 
 // summarise keeps of a block its holder and the addresses that are not the
@@ -375,6 +393,3 @@ func nth(cidr netip.Prefix, n int) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(b)
 	return a, ok && n == 0 && cidr.Contains(a)
 }
-
-// nodeNames returns the names of all nodes in order.
-func (v *View) nodeNames() []string { return slices.Sorted(maps.Keys(v.nodes)) }
