@@ -15,13 +15,17 @@ import (
 
 // sessionsDependOn reports whether BGP sessions depend on a kind.
 func sessionsDependOn(k store.Kind) bool {
-	return k == store.KindNode || k == store.KindBGPPeer || k == store.KindBGPConfiguration
+	switch k {
+	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
+		return true
+	}
+	return false
 }
 
 // checkSessions refuses to write what would leave a node without any
 // configured BGP session.
 func (a *app) checkSessions(ctx context.Context, docs []manifest.Document) error {
-	req := &apiv1.BGPBereftRequest{}
+	var changes []*apiv1.BGPChange
 	for _, d := range docs {
 		if !sessionsDependOn(d.Object.Key.Kind) {
 			continue
@@ -30,26 +34,26 @@ func (a *app) checkSessions(ctx context.Context, docs []manifest.Document) error
 		if err != nil {
 			return refuse(d, "%v", err)
 		}
-		req.Changes = append(req.Changes, &apiv1.BGPChange{Key: d.Object.Key.Path(), Value: raw})
+		changes = append(changes, &apiv1.BGPChange{Key: d.Object.Key.Path(), Value: raw})
 	}
-	return a.askBereft(ctx, req)
+	return a.askBereft(ctx, changes)
 }
 
 // checkDeletion is checkSessions for what is to be deleted.
 func (a *app) checkDeletion(ctx context.Context, targets []target) error {
-	req := &apiv1.BGPBereftRequest{}
+	var changes []*apiv1.BGPChange
 	for _, t := range targets {
 		if sessionsDependOn(t.key.Kind) {
-			req.Changes = append(req.Changes, &apiv1.BGPChange{Key: t.key.Path()})
+			changes = append(changes, &apiv1.BGPChange{Key: t.key.Path()})
 		}
 	}
-	return a.askBereft(ctx, req)
+	return a.askBereft(ctx, changes)
 }
 
 // askBereft asks the daemon. Where etcd is used directly, and while the daemon
 // cannot tell, nothing is refused.
-func (a *app) askBereft(ctx context.Context, req *apiv1.BGPBereftRequest) error {
-	if len(req.GetChanges()) == 0 {
+func (a *app) askBereft(ctx context.Context, changes []*apiv1.BGPChange) error {
+	if len(changes) == 0 {
 		return nil
 	}
 	direct, err := a.directStore()
@@ -59,7 +63,7 @@ func (a *app) askBereft(ctx context.Context, req *apiv1.BGPBereftRequest) error 
 	var r *apiv1.BGPBereftResponse
 	err = a.askBGP(ctx, func(b apiv1.BGPClient) error {
 		var err error
-		r, err = b.Bereft(ctx, req)
+		r, err = sendChanges(ctx, b, changes)
 		return err
 	})
 	if err != nil && status.Code(err) != codes.InvalidArgument {
@@ -71,4 +75,30 @@ func (a *app) askBereft(ctx context.Context, req *apiv1.BGPBereftRequest) error 
 	}
 	return fmt.Errorf("%s would have no configured BGP session any more: nothing was written; give them sessions first, or in the same command, or use --force",
 		strings.Join(r.GetNodes(), ", "))
+}
+
+// changesSize is how many bytes of resources one message carries: well below
+// gRPC's limit of 4 MiB for a message, for a resource of etcd's limit, 1.5 MiB.
+const changesSize = 1 << 20
+
+// sendChanges asks in as many parts as it takes.
+func sendChanges(ctx context.Context, b apiv1.BGPClient, changes []*apiv1.BGPChange) (*apiv1.BGPBereftResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := b.Bereft(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for len(changes) > 0 {
+		n, size := 0, 0
+		for n < len(changes) && (n == 0 || size < changesSize) {
+			size += len(changes[n].GetKey()) + len(changes[n].GetValue())
+			n++
+		}
+		if err := stream.Send(&apiv1.BGPBereftRequest{Changes: changes[:n]}); err != nil {
+			break // the answer says why
+		}
+		changes = changes[n:]
+	}
+	return stream.CloseAndRecv()
 }

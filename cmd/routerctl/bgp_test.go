@@ -2,12 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -63,10 +69,73 @@ func (s *bgpSpeaker) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreaming
 }
 
 // Bereft answers with the lines of the script's file bereft.txt.
-func (s *bgpSpeaker) Bereft(context.Context, *apiv1.BGPBereftRequest) (*apiv1.BGPBereftResponse, error) {
+func (s *bgpSpeaker) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequest, apiv1.BGPBereftResponse]) error {
+	for {
+		_, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
 	b, err := os.ReadFile(filepath.Join(s.dir, "bereft.txt"))
 	if err != nil {
-		return &apiv1.BGPBereftResponse{}, nil //nolint:nilerr // most scripts have none
+		return stream.SendAndClose(&apiv1.BGPBereftResponse{}) // most scripts have none
 	}
-	return &apiv1.BGPBereftResponse{Nodes: strings.Fields(string(b))}, nil
+	return stream.SendAndClose(&apiv1.BGPBereftResponse{Nodes: strings.Fields(string(b))})
+}
+
+// counter is a BGP service that counts what Bereft is asked.
+type counter struct {
+	apiv1.UnimplementedBGPServer
+	parts, changes int
+}
+
+func (c *counter) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequest, apiv1.BGPBereftResponse]) error {
+	for {
+		req, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return stream.SendAndClose(&apiv1.BGPBereftResponse{Nodes: []string{fmt.Sprint(c.changes)}})
+		}
+		if err != nil {
+			return err
+		}
+		c.parts++
+		c.changes += len(req.GetChanges())
+	}
+}
+
+// TestManyChanges: more resources than a message of gRPC can carry are judged
+// together.
+func TestManyChanges(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, c := grpc.NewServer(), &counter{}
+	apiv1.RegisterBGPServer(srv, c)
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		srv.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	var changes []*apiv1.BGPChange
+	for range 5000 {
+		changes = append(changes, &apiv1.BGPChange{Key: "k", Value: make([]byte, 2000)})
+	}
+	r, err := sendChanges(t.Context(), apiv1.NewBGPClient(conn), changes)
+	if err != nil || len(r.GetNodes()) != 1 || r.GetNodes()[0] != "5000" || c.parts < 10 {
+		t.Errorf("%v, %v, in %d parts", r, err, c.parts)
+	}
 }

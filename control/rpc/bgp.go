@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"time"
 
@@ -142,36 +143,56 @@ func (s *bgpServer) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreamingS
 	})
 }
 
-func (s *bgpServer) Bereft(ctx context.Context, req *apiv1.BGPBereftRequest) (*apiv1.BGPBereftResponse, error) {
-	if s.b == nil {
-		return &apiv1.BGPBereftResponse{}, nil // without BGP nobody loses a session
-	}
+func (s *bgpServer) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequest, apiv1.BGPBereftResponse]) error {
 	var changes []store.Event
-	for _, c := range req.GetChanges() {
-		key, ok := store.ParsePath(c.GetKey())
-		if !ok {
-			return nil, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
+	for {
+		req, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
 		}
-		switch key.Kind {
-		case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration:
-		default:
-			continue // sessions do not depend on it
+		if err != nil {
+			return err
 		}
-		e := store.Event{Key: key, Object: store.Object{Key: key}}
-		if len(c.GetValue()) > 0 {
-			value, err := store.Decode(key, c.GetValue())
+		for _, c := range req.GetChanges() {
+			e, concerns, err := changeOf(c)
 			if err != nil {
-				return nil, status.Errorf(codes.InvalidArgument, "%s: %v", key, err)
+				return err
 			}
-			e.Object.Value, e.Object.Raw = value, c.GetValue()
+			if concerns {
+				changes = append(changes, e)
+			}
 		}
-		changes = append(changes, e)
 	}
-	nodes, err := s.b.Bereft(ctx, changes)
+	if s.b == nil {
+		return stream.SendAndClose(&apiv1.BGPBereftResponse{}) // without BGP nobody loses a session
+	}
+	nodes, err := s.b.Bereft(stream.Context(), changes)
 	if err != nil {
-		return nil, Error(err)
+		return Error(err)
 	}
-	return &apiv1.BGPBereftResponse{Nodes: nodes}, nil
+	return stream.SendAndClose(&apiv1.BGPBereftResponse{Nodes: nodes})
+}
+
+// changeOf reads a change and reports whether sessions depend on its resource.
+func changeOf(c *apiv1.BGPChange) (e store.Event, concerns bool, err error) {
+	key, ok := store.ParsePath(c.GetKey())
+	if !ok {
+		return e, false, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
+	}
+	switch key.Kind {
+	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
+	default:
+		return e, false, nil
+	}
+	e = store.Event{Key: key, Object: store.Object{Key: key}}
+	if len(c.GetValue()) > 0 {
+		value, err := store.Decode(key, c.GetValue())
+		if err != nil {
+			return e, false, status.Errorf(codes.InvalidArgument, "%s: %v", key, err)
+		}
+		e.Object.Value, e.Object.Raw = value, c.GetValue()
+	}
+	return e, true, nil
 }
 
 func bgpError(err error) error {

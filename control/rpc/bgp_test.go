@@ -60,25 +60,42 @@ func (s *table) Bereft(_ context.Context, changes []store.Event) ([]string, erro
 	return out, nil
 }
 
+// bereft asks in parts.
+func bereft(t *testing.T, c apiv1.BGPClient, parts ...[]*apiv1.BGPChange) (*apiv1.BGPBereftResponse, error) {
+	t.Helper()
+	stream, err := c.Bereft(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range parts {
+		if err := stream.Send(&apiv1.BGPBereftRequest{Changes: p}); err != nil {
+			break // the answer says why
+		}
+	}
+	return stream.CloseAndRecv()
+}
+
 // TestBGPBereft takes what sessions depend on, and leaves the rest out.
 func TestBGPBereft(t *testing.T) {
 	t.Parallel()
 	c := bgpClient(t, &table{})
 	conf := store.ResourceKey(store.KindBGPConfiguration, "default").Path()
-	r, err := c.Bereft(t.Context(), &apiv1.BGPBereftRequest{Changes: []*apiv1.BGPChange{
+	r, err := bereft(t, c, []*apiv1.BGPChange{
 		{Key: conf, Value: []byte(`{"kind":"BGPConfiguration","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"nodeToNodeMeshEnabled":false}}`)},
 		{Key: store.ResourceKey(store.KindBGPPeer, "tor").Path()},
+	}, nil, []*apiv1.BGPChange{
+		{Key: store.ResourceKey(store.KindBGPFilter, "f").Path()},
 		{Key: store.ResourceKey(store.KindIPPool, "pool").Path(), Value: []byte("not looked at")},
-	}})
-	if got := strings.Join(r.GetNodes(), "; "); err != nil || got != "BGPConfiguration(default) deleted=false; BGPPeer(tor) deleted=true" {
+	})
+	if got := strings.Join(r.GetNodes(), "; "); err != nil || got != "BGPConfiguration(default) deleted=false; BGPPeer(tor) deleted=true; BGPFilter(f) deleted=true" {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, bad := range []*apiv1.BGPChange{{Key: "nonsense"}, {Key: conf, Value: []byte("{")}} {
-		if _, err := c.Bereft(t.Context(), &apiv1.BGPBereftRequest{Changes: []*apiv1.BGPChange{bad}}); status.Code(err) != codes.InvalidArgument {
+		if _, err := bereft(t, c, []*apiv1.BGPChange{bad}, nil, nil); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
-	if r, err := bgpClient(t, nil).Bereft(t.Context(), &apiv1.BGPBereftRequest{}); err != nil || len(r.GetNodes()) != 0 {
+	if r, err := bereft(t, bgpClient(t, nil)); err != nil || len(r.GetNodes()) != 0 {
 		t.Errorf("without BGP: %v, %v", r, err)
 	}
 }

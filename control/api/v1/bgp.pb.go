@@ -659,12 +659,12 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\x9c\x02\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\x9e\x02\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
-	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12E\n" +
-	"\x06Bereft\x12\x1c.routerd.v1.BGPBereftRequest\x1a\x1d.routerd.v1.BGPBereftResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12G\n" +
+	"\x06Bereft\x12\x1c.routerd.v1.BGPBereftRequest\x1a\x1d.routerd.v1.BGPBereftResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_bgp_proto_rawDescOnce sync.Once

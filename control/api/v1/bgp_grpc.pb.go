@@ -39,8 +39,8 @@ type BGPClient interface {
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPEvent], error)
 	// Bereft names the nodes that a change of resources would leave without any
-	// configured session.
-	Bereft(ctx context.Context, in *BGPBereftRequest, opts ...grpc.CallOption) (*BGPBereftResponse, error)
+	// configured session. The change comes in parts and is judged as a whole.
+	Bereft(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPBereftRequest, BGPBereftResponse], error)
 }
 
 type bGPClient struct {
@@ -99,15 +99,18 @@ func (c *bGPClient) Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchClient = grpc.ServerStreamingClient[BGPEvent]
 
-func (c *bGPClient) Bereft(ctx context.Context, in *BGPBereftRequest, opts ...grpc.CallOption) (*BGPBereftResponse, error) {
+func (c *bGPClient) Bereft(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPBereftRequest, BGPBereftResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(BGPBereftResponse)
-	err := c.cc.Invoke(ctx, BGP_Bereft_FullMethodName, in, out, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[2], BGP_Bereft_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	return out, nil
+	x := &grpc.GenericClientStream[BGPBereftRequest, BGPBereftResponse]{ClientStream: stream}
+	return x, nil
 }
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_BereftClient = grpc.ClientStreamingClient[BGPBereftRequest, BGPBereftResponse]
 
 // BGPServer is the server API for BGP service.
 // All implementations must embed UnimplementedBGPServer
@@ -123,8 +126,8 @@ type BGPServer interface {
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error
 	// Bereft names the nodes that a change of resources would leave without any
-	// configured session.
-	Bereft(context.Context, *BGPBereftRequest) (*BGPBereftResponse, error)
+	// configured session. The change comes in parts and is judged as a whole.
+	Bereft(grpc.ClientStreamingServer[BGPBereftRequest, BGPBereftResponse]) error
 	mustEmbedUnimplementedBGPServer()
 }
 
@@ -144,8 +147,8 @@ func (UnimplementedBGPServer) Explain(context.Context, *BGPExplainRequest) (*BGP
 func (UnimplementedBGPServer) Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
-func (UnimplementedBGPServer) Bereft(context.Context, *BGPBereftRequest) (*BGPBereftResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Bereft not implemented")
+func (UnimplementedBGPServer) Bereft(grpc.ClientStreamingServer[BGPBereftRequest, BGPBereftResponse]) error {
+	return status.Error(codes.Unimplemented, "method Bereft not implemented")
 }
 func (UnimplementedBGPServer) mustEmbedUnimplementedBGPServer() {}
 func (UnimplementedBGPServer) testEmbeddedByValue()             {}
@@ -208,23 +211,12 @@ func _BGP_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchServer = grpc.ServerStreamingServer[BGPEvent]
 
-func _BGP_Bereft_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(BGPBereftRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(BGPServer).Bereft(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: BGP_Bereft_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(BGPServer).Bereft(ctx, req.(*BGPBereftRequest))
-	}
-	return interceptor(ctx, in, info, handler)
+func _BGP_Bereft_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(BGPServer).Bereft(&grpc.GenericServerStream[BGPBereftRequest, BGPBereftResponse]{ServerStream: stream})
 }
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_BereftServer = grpc.ClientStreamingServer[BGPBereftRequest, BGPBereftResponse]
 
 // BGP_ServiceDesc is the grpc.ServiceDesc for BGP service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -237,10 +229,6 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Explain",
 			Handler:    _BGP_Explain_Handler,
 		},
-		{
-			MethodName: "Bereft",
-			Handler:    _BGP_Bereft_Handler,
-		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -252,6 +240,11 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Watch",
 			Handler:       _BGP_Watch_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Bereft",
+			Handler:       _BGP_Bereft_Handler,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "control/api/v1/bgp.proto",
