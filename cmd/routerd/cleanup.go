@@ -27,7 +27,7 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var file, protocols string
-	var dryRun, yes, purge bool
+	var dryRun, yes, purge, calico bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that routerd put on this host",
@@ -39,32 +39,41 @@ name of its protocol, the last two only while they are as routerd wrote them.
 The daemon must be stopped. Sysctls stay as they are, for what they were before
 is not known; so does tunl0, which belongs to the kernel: it is set down without
 addresses. State (the datastore and what is known of workloads) stays too,
-unless --purge is given. Killed in the middle, run it again.`,
+unless --purge is given. Killed in the middle, run it again.
+
+With --calico it removes what Calico's agent Felix left in the packet filter of
+a host that it does not run on any more, in iptables (legacy and nft), nftables
+and ipsets, and nothing else. The daemon may run meanwhile.`,
 		Example: `  routerd cleanup --dry-run
   routerd cleanup --yes
-  routerd cleanup --yes --purge`,
+  routerd cleanup --yes --purge
+  routerd cleanup --calico`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("routerd cleanup must be root: it removes routes, devices and rules; run it with sudo")
+			}
+			agreed := func(n int) bool { return yes || confirm(cmd.InOrStdin(), cmd.OutOrStdout(), n) }
+			if dryRun {
+				agreed = nil
+			}
+			if calico {
+				return cleanCalico(cmd.Context(), cmd.OutOrStdout(), agreed)
+			}
 			c, err := config.Load(file)
 			if err != nil {
 				return err
 			}
-			if os.Geteuid() != 0 {
-				return errors.New("routerd cleanup must be root: it removes routes and devices; run it with sudo")
-			}
 			cl := &cleanup{cfg: c, purge: purge, protocols: protocols, out: cmd.OutOrStdout()}
-			if dryRun {
-				return cl.run(cmd.Context(), nil)
-			}
-			return cl.run(cmd.Context(), func(n int) bool {
-				return yes || confirm(cmd.InOrStdin(), cmd.OutOrStdout(), n)
-			})
+			return cl.run(cmd.Context(), agreed)
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	cmd.Flags().BoolVar(&purge, "purge", false, "remove the state directory too: the datastore and every workload's address with it")
+	cmd.Flags().BoolVar(&calico, "calico", false, "remove what Calico's Felix left in the packet filter, and nothing of routerd's")
+	cmd.MarkFlagsMutuallyExclusive("calico", "purge")
 	cmd.Flags().StringVar(&protocols, "rt-protos", "/etc/iproute2/rt_protos.d/routerd.conf", "file that names routerd's protocol for ip(8)")
 	return cmd
 }

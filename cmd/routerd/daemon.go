@@ -69,6 +69,7 @@ type router struct {
 	ipamFeed chan store.Batch
 	counters counters
 	foreign  foreign
+	felix    felixRest
 }
 
 // run makes the daemon and runs it until ctx ends or a part cannot go on.

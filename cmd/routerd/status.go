@@ -19,6 +19,7 @@ import (
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/felix"
 	"github.com/routerd/routerd/store"
 )
 
@@ -115,6 +116,7 @@ func (d *router) reportOf(v view) health.Report {
 	r.Conditions = append(ready, d.checks.Note("Address", v.node.AddressErr), d.checks.Note("Datastore", d.datastoreError()),
 		d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)),
 		d.checks.Note("Policy", d.policyError()),
+		d.checks.Note("FelixRules", felixError(d.felix.look(time.Now(), felix.Find, d.log))),
 		d.checks.Note("ForeignRoutes", foreignError(d.foreignRoutes(v.pools, v.coreErr))))
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))
