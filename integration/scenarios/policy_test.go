@@ -23,7 +23,8 @@ import (
 )
 
 // policyLab is three hosts with dual-stack pods: node2 is reached without a
-// tunnel, node3 through one.
+// tunnel, node3 through one. Every host has an automatic host endpoint, which
+// allows everything.
 func policyLab(t *testing.T, name string) *lab.Lab {
 	t.Helper()
 	e := store.VXLANCrossSubnet
@@ -34,6 +35,10 @@ func policyLab(t *testing.T, name string) *lab.Lab {
 	top.Pool6 = &lab.Pool{}
 	three, one := 3, 1
 	top.Nodes[0].Pods, top.Nodes[1].Pods, top.Nodes[2].Pods = &three, &one, &one
+	top.Underlay = lab.UnderlayDual
+	for i := range top.Nodes {
+		top.Nodes[i].Config = map[string]any{"policy": map[string]any{"autoHostEndpoints": true}}
+	}
 	return bring(t, name, top)
 }
 
@@ -89,7 +94,28 @@ func label(t *testing.T, l *lab.Lab, s store.Store, where, name, value string) {
 func settled(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	name := fmt.Sprintf("sentinel-%d", time.Now().UnixNano())
-	routerctl(t, l, "node1", policyManifest(name, "all()", "tier: cases\n  order: 9999\n  ingress: [{action: Pass, protocol: TCP, destination: {ports: [1]}}]"), "apply", "-f", "-")
+	routerctl(t, l, "node1", sentinel(name), "apply", "-f", "-")
+	waitSentinel(t, l, name)
+	routerctl(t, l, "node1", "", "delete", "gnp", name)
+}
+
+// settledBy is settled by a client of the store.
+func settledBy(t *testing.T, l *lab.Lab, s store.Store) {
+	t.Helper()
+	name := fmt.Sprintf("sentinel-%d", time.Now().UnixNano())
+	create(t, s, sentinel(name))
+	waitSentinel(t, l, name)
+	if err := store.Delete(t.Context(), s, gnpKey(name), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func sentinel(name string) string {
+	return policyManifest(name, "all()", "tier: cases\n  order: 9999\n  ingress: [{action: Pass, protocol: TCP, destination: {ports: [1]}}]")
+}
+
+func waitSentinel(t *testing.T, l *lab.Lab, name string) {
+	t.Helper()
 	pods, err := l.Pods()
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +128,6 @@ func settled(t *testing.T, l *lab.Lab) {
 			return ""
 		})
 	}
-	routerctl(t, l, "node1", "", "delete", "gnp", name)
 }
 
 // ruleCounted reports whether the kernel counts for a policy of an endpoint.
@@ -175,6 +200,7 @@ func TestPolicy(t *testing.T) {
 		{"daemon killed", testKilled},
 		{"beside others", testFlush},
 		{"natOutgoing", testNATOutgoing},
+		{"host endpoints", testHostEndpoints},
 		{"first millisecond", testFirstMillisecond},
 	} {
 		t.Run(sc.name, func(t *testing.T) { sc.run(t, l, s) })

@@ -88,16 +88,7 @@ func testNATOutgoing(t *testing.T, l *lab.Lab, s store.Store) {
 			t.Fatal(err)
 		}
 	}
-	felix := func(change func(*v3.FelixConfigurationSpec)) {
-		_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindFelixConfiguration, store.DefaultName), func(cur store.Object) (any, error) {
-			f := store.Clone(cur.Value).(*v3.FelixConfiguration)
-			change(&f.Spec)
-			return f, nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	felix := func(change func(*v3.FelixConfigurationSpec)) { changeFelix(t, s, store.DefaultName, change) }
 	nat(true)
 	seenAs(t, l, "node1/pod1", "node2", "its host", is("node1"))
 	seenAs(t, l, "node1/pod1", "node3", "its host", is("node1"))
