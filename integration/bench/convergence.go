@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -139,14 +140,19 @@ func newConvergenceSpace(ctx context.Context) (s *convergenceSpace, err error) {
 }
 
 func (s *convergenceSpace) close(ctx context.Context) error {
-	errs := []error{ns.KillAll(context.WithoutCancel(ctx), s.rx, s.tors[0], s.tors[1])}
+	errs := []error{ns.KillAll(context.WithoutCancel(ctx), s.spaces()...)}
 	for _, c := range s.began {
 		_ = c.Wait() // it was killed
 	}
-	for _, name := range []string{s.rx, s.tors[0], s.tors[1]} {
+	for _, name := range s.spaces() {
 		errs = append(errs, ns.Delete(name))
 	}
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
+}
+
+// spaces lists the namespaces.
+func (s *convergenceSpace) spaces() []string {
+	return slices.DeleteFunc([]string{s.rx, s.tors[0], s.tors[1]}, func(name string) bool { return name == "" })
 }
 
 // run starts a program in a namespace; its output goes to a file.

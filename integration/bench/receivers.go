@@ -12,6 +12,19 @@ import (
 // startRouterd runs the daemon with its own datastore and makes both ToRs its
 // peers. They may announce everything: none of it is inside its pool.
 func startRouterd(ctx context.Context, s *convergenceSpace, binDir string) ([]*os.Process, error) {
+	p, err := s.startDaemon(binDir)
+	if err != nil {
+		return nil, err
+	}
+	var peers bytes.Buffer
+	for i := range s.tors {
+		fmt.Fprintf(&peers, "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: tor%d}\nspec: {peerIP: %s, asNumber: %d, sourceAddress: None}\n---\n", i+1, torAddr(i), torASN)
+	}
+	return []*os.Process{p}, s.applyUntilTaken(ctx, binDir, peers.String())
+}
+
+// startDaemon runs the daemon as a host runs it.
+func (s *convergenceSpace) startDaemon(binDir string) (*os.Process, error) {
 	conf, err := s.file("routerd.yaml", fmt.Sprintf(`nodeName: bench
 stateDir: %[1]s/state
 runDir: %[1]s/run
@@ -27,34 +40,29 @@ cni: {binDir: %[1]s/cni, confDir: %[1]s/cni}
 			return nil, err
 		}
 	}
-	p, err := s.run(s.rx, filepath.Join(binDir, "routerd"), "run", "--config", conf)
+	return s.run(s.rx, filepath.Join(binDir, "routerd"), "run", "--config", conf)
+}
+
+func (s *convergenceSpace) socket() string { return filepath.Join(s.dir, "run", "routerd.sock") }
+
+// applyUntilTaken applies a manifest as soon as the daemon takes it.
+func (s *convergenceSpace) applyUntilTaken(ctx context.Context, binDir, text string) error {
+	manifest, err := s.file("manifest.yaml", text)
 	if err != nil {
-		return nil, err
-	}
-	var peers bytes.Buffer
-	for i := range s.tors {
-		fmt.Fprintf(&peers, "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: tor%d}\nspec: {peerIP: %s, asNumber: %d, sourceAddress: None}\n---\n", i+1, torAddr(i), torASN)
-	}
-	manifest, err := s.file("peers.yaml", peers.String())
-	if err != nil {
-		return nil, err
-	}
-	ctl := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, filepath.Join(binDir, "routerctl"), append(args, "--socket", filepath.Join(s.dir, "run", "routerd.sock"))...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("routerctl %v: %w: %s", args, err, out)
-		}
-		return nil
+		return err
 	}
 	var last error
-	err = until(ctx, "routerd takes the peers", func() (bool, error) {
-		last = ctl("apply", "-f", manifest)
-		return last == nil, ctx.Err()
+	err = until(ctx, "routerd takes the manifest", func() (bool, error) {
+		out, err := exec.CommandContext(ctx, filepath.Join(binDir, "routerctl"), "apply", "-f", manifest, "--socket", s.socket()).CombinedOutput()
+		if last = err; err != nil {
+			last = fmt.Errorf("routerctl apply: %w: %s", err, out)
+		}
+		return err == nil, ctx.Err()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, last)
+		return fmt.Errorf("%w: %w", err, last)
 	}
-	return []*os.Process{p}, nil
+	return nil
 }
 
 // startBIRDReceiver runs BIRD with equal paths merged, as a host's would be.

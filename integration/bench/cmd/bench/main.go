@@ -37,10 +37,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
-	only := fs.String("only", "cni,ipam,routes,rules,bgp", "`series` to run, with commas between them")
+	only := fs.String("only", "cni,ipam,routes,rules,bgp,reflector", "`series` to run, with commas between them")
 	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
 	routes := fs.Int("routes", 100_000, "`number` of routes")
-	prefixes := fs.String("prefixes", "10000,100000,500000", "`numbers` of BGP prefixes, with commas between them")
+	prefixes := fs.String("prefixes", "10000", "`numbers` of BGP prefixes, with commas between them; 500000 takes minutes and 3 GiB")
+	reflect := fs.String("reflect", "100x100", "`clients x prefixes` of a route reflector, with commas between them; 100x1000 takes minutes and 6 GiB")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -78,12 +79,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			}
 			return bench.MeasureConvergence(ctx, dir, counts, progress)
 		},
+		"reflector": func() ([]bench.Row, error) {
+			sizes, err := parseReflections(*reflect)
+			if err != nil {
+				return nil, err
+			}
+			return bench.MeasureReflector(ctx, dir, sizes, progress)
+		},
 	}
 	var rows []bench.Row
 	for name := range strings.SplitSeq(*only, ",") {
 		f, ok := series[name]
 		if !ok {
-			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules or bgp", name)
+			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, bgp or reflector", name)
 		}
 		r, err := f()
 		if err != nil {
@@ -104,6 +112,21 @@ func parseCounts(list string) ([]int, error) {
 			return nil, fmt.Errorf("--prefixes: %q: want numbers from 512 to 4000000", s)
 		}
 		out = append(out, n)
+	}
+	return out, nil
+}
+
+// parseReflections reads sizes of a reflector's work.
+func parseReflections(list string) ([]bench.Reflection, error) {
+	var out []bench.Reflection
+	for s := range strings.SplitSeq(list, ",") {
+		a, b, _ := strings.Cut(s, "x")
+		clients, err := strconv.Atoi(a)
+		prefixes, errP := strconv.Atoi(b)
+		if err != nil || errP != nil || clients < 2 || clients > 1000 || prefixes < 1 || clients*prefixes > 200_000 {
+			return nil, fmt.Errorf("--reflect: %q: want 2 to 1000 clients, an x and how many prefixes each has, at most 200000 in all", s)
+		}
+		out = append(out, bench.Reflection{Clients: clients, Prefixes: prefixes})
 	}
 	return out, nil
 }

@@ -1,0 +1,248 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// Reflection is how many clients a route reflector serves, and how many
+// prefixes each of them announces.
+type Reflection struct {
+	Clients, Prefixes int
+}
+
+// reflectWithin is how long one series may take.
+const reflectWithin = 100 * time.Second
+
+// reflection is what a reflector took.
+type reflection struct {
+	took time.Duration // from the first announcement to the last client's last prefix
+	cpu  time.Duration
+	peak float64 // of its resident memory, MiB
+	done float64 // the share that came in time
+}
+
+const reflectorCluster = "244.0.0.1"
+
+func reflectorAddr() netip.Addr { return netip.AddrFrom4([4]byte{10, 98, 0, 1}) }
+
+func clientAddr(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 98, byte(1 + i/200), byte(1 + i%200)})
+}
+
+// MeasureReflector lets clients of one reflector tell each other of their
+// prefixes, through routerd and through BIRD.
+func MeasureReflector(ctx context.Context, binDir string, series []Reflection, progress func(string)) ([]Row, error) {
+	var rows []Row
+	for _, size := range series {
+		list := []receiver{
+			{"routerd", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
+				return startRouterdReflector(ctx, s, binDir, size.Clients)
+			}},
+			{"BIRD", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
+				return startBIRDReflector(ctx, s, size.Clients)
+			}},
+		}
+		var got [2]reflection
+		for i, r := range list {
+			progress(fmt.Sprintf("BGP: %s reflects %d × %d prefixes", r.name, size.Clients, size.Prefixes))
+			var err error
+			if got[i], err = reflect(ctx, r, size); err != nil {
+				return nil, fmt.Errorf("%s reflects %d × %d prefixes: %w", r.name, size.Clients, size.Prefixes, err)
+			}
+			if got[i].done < 1 {
+				progress(fmt.Sprintf("%s was not done after %v: %.0f %% came", r.name, reflectWithin, 100*got[i].done))
+			}
+		}
+		row := func(what string, unit Unit, a, b float64) {
+			rows = append(rows, Row{
+				What: fmt.Sprintf("BGP reflector, %d × %d: %s", size.Clients, size.Prefixes, what), Against: list[1].name, Unit: unit, Ours: a, Reference: b,
+			})
+		}
+		row("to the last client", Milliseconds, ms(got[0].took), ms(got[1].took))
+		row("CPU", Milliseconds, ms(got[0].cpu), ms(got[1].cpu))
+		row("peak memory", MiB, got[0].peak, got[1].peak)
+	}
+	return rows, nil
+}
+
+// newReflectorSpace are the reflector's namespace and that of all clients, at
+// the ends of one wire.
+func newReflectorSpace(ctx context.Context, clients int) (s *convergenceSpace, err error) {
+	prefix := fmt.Sprintf("rdrefl%d-", os.Getpid())
+	s = &convergenceSpace{rx: prefix + "rr", tors: [2]string{prefix + "clients", ""}}
+	if s.dir, err = os.MkdirTemp("", "routerd-bench-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close(ctx))
+		}
+	}()
+	for _, name := range s.spaces() {
+		if err := ns.Create(name); err != nil {
+			return s, err
+		}
+	}
+	err = ns.Do(s.rx, func() error {
+		return errors.Join(ip(ctx, "link", "set", "lo", "up"),
+			ip(ctx, "link", "add", "tor1", "type", "veth", "peer", "name", "rx0", "netns", ns.Path(s.tors[0])),
+			ip(ctx, "addr", "add", netip.PrefixFrom(reflectorAddr(), 16).String(), "dev", "tor1"), ip(ctx, "link", "set", "tor1", "up"))
+	})
+	if err != nil {
+		return s, err
+	}
+	return s, ns.Do(s.tors[0], func() error {
+		errs := []error{ip(ctx, "link", "set", "lo", "up"), ip(ctx, "link", "set", "rx0", "up")}
+		for i := range clients {
+			errs = append(errs, ip(ctx, "addr", "add", netip.PrefixFrom(clientAddr(i), 16).String(), "dev", "rx0"))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// reflect measures one reflector.
+func reflect(ctx context.Context, r receiver, size Reflection) (out reflection, err error) {
+	s, err := newReflectorSpace(ctx, size.Clients)
+	if err != nil {
+		return out, err
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, s.logs())
+		}
+		err = errors.Join(err, s.close(ctx))
+	}()
+	procs, err := r.start(ctx, s)
+	if err != nil {
+		return out, err
+	}
+	clients, err := s.connect(ctx, size)
+	defer func() {
+		for _, c := range clients {
+			if c != nil {
+				err = errors.Join(err, c.conn.Close())
+			}
+		}
+	}()
+	if err != nil {
+		return out, err
+	}
+	before, start := cpuTime(procs), time.Now()
+	all := routePrefixes(size.Clients * size.Prefixes)
+	want := (size.Clients - 1) * size.Prefixes
+	var g errgroup.Group
+	for i, c := range clients {
+		if err := c.conn.SetReadDeadline(start.Add(reflectWithin)); err != nil {
+			return out, err
+		}
+		g.Go(func() error { return c.announce(all[i*size.Prefixes : (i+1)*size.Prefixes]) })
+		g.Go(func() error { return c.count(want) })
+	}
+	err = g.Wait()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = nil // it shows in the share
+	}
+	out.took, out.cpu = time.Since(start), cpuTime(procs)-before
+	for _, p := range procs {
+		out.peak += peakMemory(p.Pid)
+	}
+	for _, c := range clients {
+		out.done += float64(c.n) / float64(want) / float64(len(clients))
+	}
+	return out, err
+}
+
+// connect brings all sessions up.
+func (s *convergenceSpace) connect(ctx context.Context, size Reflection) ([]*bgpClient, error) {
+	clients := make([]*bgpClient, size.Clients)
+	var g errgroup.Group
+	for i := range clients {
+		g.Go(func() error {
+			var last error
+			err := until(ctx, "the session of "+clientAddr(i).String(), func() (bool, error) {
+				clients[i], last = dialBGP(ctx, s.tors[0], clientAddr(i), reflectorAddr(), rxASN, size.Clients*size.Prefixes)
+				return last == nil, ctx.Err()
+			})
+			if err != nil {
+				return fmt.Errorf("%w: %w", err, last)
+			}
+			return nil
+		})
+	}
+	return clients, g.Wait()
+}
+
+// startRouterdReflector runs the daemon as a reflector of these clients, for
+// prefixes that are all inside a pool.
+func startRouterdReflector(ctx context.Context, s *convergenceSpace, binDir string, clients int) ([]*os.Process, error) {
+	p, err := s.startDaemon(binDir)
+	if err != nil {
+		return nil, err
+	}
+	// A node that becomes a reflector ends its sessions, so there are none yet.
+	pool := "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: reflected}\nspec: {cidr: 20.0.0.0/8, disabled: true}\n"
+	if err := s.applyUntilTaken(ctx, binDir, pool); err != nil {
+		return nil, err
+	}
+	st, err := etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + s.socket()}})
+	if err != nil {
+		return nil, err
+	}
+	defer st.Close()
+	var last error
+	err = until(ctx, "the node is a reflector", func() (bool, error) {
+		_, last = store.Modify(ctx, st, store.ResourceKey(store.KindNode, "bench"), func(cur store.Object) (any, error) {
+			n, ok := store.Clone(cur.Value).(*store.Node)
+			if !ok || n.Spec.BGP == nil {
+				return nil, errors.New("the node is not registered yet")
+			}
+			n.Spec.BGP.RouteReflectorClusterID = reflectorCluster
+			return n, nil
+		})
+		return last == nil, ctx.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, last)
+	}
+	var m bytes.Buffer
+	for i := range clients {
+		fmt.Fprintf(&m, "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: client%d}\nspec: {peerIP: %s, asNumber: %d}\n---\n", i, clientAddr(i), rxASN)
+	}
+	return []*os.Process{p}, s.applyUntilTaken(ctx, binDir, m.String())
+}
+
+// startBIRDReflector runs BIRD as a reflector of these clients.
+func startBIRDReflector(ctx context.Context, s *convergenceSpace, clients int) ([]*os.Process, error) {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "router id %s;\nprotocol device {}\n", reflectorAddr())
+	for i := range clients {
+		fmt.Fprintf(&b, "protocol bgp client%d { local %s as %d; neighbor %s as %d; rr client; rr cluster id %s; passive; ipv4 { import all; export all; }; }\n",
+			i, reflectorAddr(), rxASN, clientAddr(i), rxASN, reflectorCluster)
+	}
+	conf, err := s.file("rr.conf", b.String())
+	if err != nil {
+		return nil, err
+	}
+	control := filepath.Join(s.dir, "rr.ctl")
+	p, err := s.run(s.rx, "bird", "-f", "-c", conf, "-s", control, "-P", filepath.Join(s.dir, "rr.pid"))
+	if err != nil {
+		return nil, err
+	}
+	return []*os.Process{p}, until(ctx, "BIRD answers", func() (bool, error) {
+		return exec.CommandContext(ctx, "birdc", "-s", control, "show", "status").Run() == nil, ctx.Err()
+	})
+}
