@@ -20,7 +20,8 @@ import (
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
-// How long one step of the convergence series may take before it is given up.
+// How long a step may take before it is given up, apart from the prefixes: for
+// each of those a millisecond more.
 const convergeWithin = 2 * time.Minute
 
 // convergence is what a receiver took for a number of prefixes.
@@ -88,6 +89,7 @@ func MeasureConvergence(ctx context.Context, binDir string, counts []int, progre
 type convergenceSpace struct {
 	dir   string
 	rx    string
+	extra time.Duration // for the prefixes
 	tors  [2]string
 	began []*exec.Cmd
 }
@@ -252,7 +254,11 @@ func pause(ctx context.Context, d time.Duration) {
 
 // until asks until the answer is yes.
 func until(ctx context.Context, what string, ask func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, convergeWithin)
+	return untilWithin(ctx, convergeWithin, what, ask)
+}
+
+func untilWithin(ctx context.Context, limit time.Duration, what string, ask func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
 		start := time.Now()
@@ -261,7 +267,7 @@ func until(ctx context.Context, what string, ask func() (bool, error)) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("%s: not within %v", what, convergeWithin)
+			return fmt.Errorf("%s: not within %v", what, limit)
 		}
 		pause(ctx, max(10*time.Millisecond, 3*time.Since(start))) // what asking costs is the receivers' time
 	}
@@ -308,6 +314,7 @@ func converge(ctx context.Context, r receiver, n int) (c convergence, err error)
 		}
 		err = errors.Join(err, s.close(ctx))
 	}()
+	s.extra = time.Duration(n) * time.Millisecond
 	var tors [2]*os.Process
 	for i := range tors {
 		if tors[i], err = s.startToR(ctx, i, n); err != nil {
@@ -365,7 +372,7 @@ func (s *convergenceSpace) timed(ctx context.Context, what string, routes, i int
 	}
 	defer s.wake(ctx, i)()
 	n, err := 0, error(nil)
-	err = until(ctx, what, func() (bool, error) {
+	err = untilWithin(ctx, convergeWithin+s.extra, what, func() (bool, error) {
 		if n, err = s.routesInKernel(); do == "withdraw" {
 			return n < routes+ownRoutes, err
 		}
@@ -374,7 +381,8 @@ func (s *convergenceSpace) timed(ctx context.Context, what string, routes, i int
 	if took := time.Since(start); err == nil {
 		return took, nil
 	}
-	return 0, fmt.Errorf("%w: the kernel has %d routes, and %d are awaited", err, n, routes)
+	session, _ := s.birdc(ctx, i, "show", "protocols", "all", "receiver") // what there is helps
+	return 0, fmt.Errorf("%w: the kernel has %d routes, and %d are awaited; the ToR's session: %s", err, n, routes, session)
 }
 
 // lostSamples is how many destinations are asked for.
@@ -403,7 +411,7 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 	}
 	// All are shared when a third leaves by each, three times in a row.
 	shared := 0
-	err := until(ctx, "both ToRs are used", func() (bool, error) {
+	err := untilWithin(ctx, convergeWithin+s.extra, "both ToRs are used", func() (bool, error) {
 		n, err := through(1)
 		if shared++; n < lostSamples/3 {
 			shared = 0
@@ -413,12 +421,12 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 	if err != nil {
 		return 0, err
 	}
-	pause(ctx, 2*time.Second) // what the receiver still does is not the loss's
+	pause(ctx, 2*time.Second+s.extra/100) // what the receiver still does is not the loss's
 	start := time.Now()
 	if err := first.Kill(); err != nil {
 		return 0, err
 	}
-	err = until(ctx, "the last packet goes the other way", func() (bool, error) {
+	err = untilWithin(ctx, convergeWithin+s.extra, "the last packet goes the other way", func() (bool, error) {
 		n, err := through(0)
 		return n == 0, err
 	})
