@@ -32,7 +32,7 @@ func (s *Speaker) handle(events []event, now time.Time) time.Duration {
 			s.event(e)
 		}
 	}
-	return min(s.checkSync(now), s.tryLimited(now))
+	return min(s.checkSync(now), s.tryLimited(now), s.checkCompare(now))
 }
 
 func (s *Speaker) event(e event) {

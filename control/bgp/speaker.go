@@ -64,6 +64,7 @@ type Speaker struct {
 	deadline  time.Time // of Synced; zero: given
 	changes   uint64    // events about paths so far
 	tally     tally
+	compared  comparison
 }
 
 // NewSpeaker returns a speaker that does nothing until it is told to by
@@ -289,14 +290,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restart
 // with what [Speaker.Next] told. It costs 0.2 s for 100,000 routes.
 func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 	s.mu.Lock()
-	e, asn, peers := s.engine, s.conv.asn, map[netip.Addr]Peer{}
-	for a, ss := range s.sessions {
-		peers[a] = ss.peer
-	}
-	conv := converter{
-		nameOf: func(a netip.Addr) string { return peers[a].Name },
-		isIBGP: func(a netip.Addr) bool { return peers[a].ibgp(asn) },
-	}
+	e, conv := s.engine, s.newConverter()
 	s.mu.Unlock()
 	if e == nil {
 		return nil, nil
@@ -308,6 +302,18 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 		}
 	})
 	return append(out, s.reached()...), errors.Join(err, ctx.Err())
+}
+
+// newConverter returns a converter that needs no lock. The caller holds s.mu.
+func (s *Speaker) newConverter() converter {
+	asn, peers := s.conv.asn, map[netip.Addr]Peer{}
+	for a, ss := range s.sessions {
+		peers[a] = ss.peer
+	}
+	return converter{
+		nameOf: func(a netip.Addr) string { return peers[a].Name },
+		isIBGP: func(a netip.Addr) bool { return peers[a].ibgp(asn) },
+	}
 }
 
 // Peers returns every configured session in the config's order, with why it is
