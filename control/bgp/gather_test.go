@@ -36,7 +36,7 @@ func TestGather(t *testing.T) {
 		next("the first", 1, 0)
 		add(2)
 		next("at once after it", 2, gather)
-		time.Sleep(2 * gather) // virtual
+		<-time.After(2 * gather) // virtual
 		add(1)
 		next("after a pause", 1, 0)
 		add(batchSize + 1)
@@ -47,7 +47,7 @@ func TestGather(t *testing.T) {
 		next("with a next hop lost", 1, 0)
 		add(1)
 		go func() {
-			time.Sleep(gather / 2) // virtual
+			<-time.After(gather / 2) // virtual
 			r.recover(tor.PeerAddr)
 			add(1)
 			r.lose(tor.PeerAddr)
