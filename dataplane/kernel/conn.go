@@ -31,8 +31,9 @@ type transport interface {
 	Close() error
 }
 
-// answerTimeout bounds the wait for an answer. The kernel answers within the
-// send; only a lost answer (no memory) or a broken socket runs into it.
+// answerTimeout bounds the wait for an answer, or for the next part of a listing,
+// which as a whole takes as long as it is. The kernel answers within the send; only
+// a lost answer (no memory) or a broken socket runs into it.
 const answerTimeout = 10 * time.Second
 
 // bufferBytes is the size asked for of the sockets' buffers. An overrun costs
@@ -185,15 +186,15 @@ func (c *conn) ask(b *builder, fn func(message)) error { return c.exchange(b, un
 func (c *conn) exchange(b *builder, flags uint16, fn func(message)) error {
 	head := b.message(0)
 	binary.NativeEndian.PutUint16(head[6:], u16(head[6:])|flags)
-	if err := c.c.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return err
-	}
 	seq, err := c.send(b)
 	if err != nil {
 		return err
 	}
 	interrupted := false
 	for {
+		if err := c.c.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
+			return err
+		}
 		data, err := c.receive()
 		if err != nil {
 			return err
