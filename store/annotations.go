@@ -23,4 +23,9 @@ const (
 	// session runs over link-local addresses, and peerIP may be left out where
 	// the link has one neighbour.
 	AnnotationPeerInterface = "routerd.io/peerInterface"
+
+	// AnnotationExtendedNextHop, "true", makes a session over IPv6 carry IPv4 too,
+	// with IPv6 next hops (RFC 8950). Sessions with AnnotationPeerInterface do so
+	// without it.
+	AnnotationExtendedNextHop = "routerd.io/extendedNextHop"
 )

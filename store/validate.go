@@ -75,6 +75,7 @@ func Validate(v any) error {
 		c.ipReservation(&o.Spec)
 	case *v3.BGPPeer:
 		c.bgpPeer(&o.Spec)
+		c.peerLink(o.Annotations, &o.Spec)
 	case *v3.BGPConfiguration:
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:

@@ -58,6 +58,8 @@ func peersOf(st bgp.Status) []peer {
 			if p.Port != bgp.DefaultPort {
 				bp.Address = netip.AddrPortFrom(p.Addr, p.Port).String()
 			}
+		} else if p.Interface != "" {
+			bp.Address = p.Interface // whoever is there
 		}
 		out = append(out, peer{proto: bp, up: p.State == bgp.StateUp})
 	}

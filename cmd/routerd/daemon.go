@@ -29,6 +29,7 @@ import (
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/adjacent"
 	"github.com/routerd/routerd/dataplane/kernel"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
@@ -52,8 +53,10 @@ type router struct {
 	ipam   *ipam.Allocator
 	node   *node.Agent
 	bgp    *bgp.Controller // nil: not enabled
-	wire   *workload.Wire
-	attach *attach.Attacher
+	// adjacent is with bgp.
+	adjacent *adjacent.Tracker
+	wire     *workload.Wire
+	attach   *attach.Attacher
 	// restored is closed when the workloads of an earlier life are taken over.
 	restored chan struct{}
 	// journal is what this host has promised and must know after the loss of power.
@@ -153,8 +156,10 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: d.conditions,
 	})
 	if c.BGP.Enabled {
+		d.adjacent = d.newAdjacent()
 		d.bgp = bgp.New(bgp.Options{
-			Log: log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, StateFile: filepath.Join(c.StateDir, "bgp.json"),
+			Devices: d.adjacent.Want,
+			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, StateFile: filepath.Join(c.StateDir, "bgp.json"),
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
 				if err := d.core.Paths(ctx, pathUpdate(ch)); err != nil {
@@ -283,6 +288,7 @@ func (d *router) run(ctx context.Context) error {
 	part("workloads", d.runAttach)
 	part("collector", d.runCollector)
 	if d.bgp != nil {
+		part("neighbours", d.runAdjacent)
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.bgpFeed) })
 	}
 	if d.etcd != nil {
@@ -352,6 +358,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 		d.followForeign(ctx, u)
 		if d.bgp != nil {
 			d.bgp.SetLinks(subnets(u))
+			d.adjacent.HandleUnderlay(u)
 		}
 	}
 	return nil

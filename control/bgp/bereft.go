@@ -47,7 +47,7 @@ func (v *View) hasSession(name string) bool {
 			taken[p.Addr] = true
 		}
 		l := []Peer{p}
-		if filters := d.filters(l); l[0].runs() && !mute(l[0], filters) {
+		if filters := d.filters(l); l[0].wanted() && !mute(l[0], filters) {
 			return true
 		}
 	}
@@ -58,7 +58,7 @@ func (v *View) hasSession(name string) bool {
 // rules without conditions are looked at: what others match depends on routes,
 // and the change of a filter of that sort is nobody's to refuse.
 func mute(p Peer, filters map[string]Filter) bool {
-	if p.Filters == "" {
+	if p.Filters == "" || p.Interface != "" { // of two families: what is open is not looked for
 		return false
 	}
 	for _, export := range []bool{false, true} {

@@ -46,6 +46,17 @@ type Peer struct {
 	Port uint16
 	ASN  uint32
 
+	// Interface is the device on whose link the peer is, for a session over
+	// link-local addresses; empty: a session between configured addresses. Addr
+	// is then what spec.peerIP says, or invalid until the neighbour is known.
+	Interface string
+
+	// Waiting says what of the link is missing; empty: nothing is.
+	Waiting string
+
+	// ExtendedNextHop says that IPv4 goes over the IPv6 session too (RFC 8950).
+	ExtendedNextHop bool
+
 	// Problem says why the session is not run: a setting that this version
 	// does not have, or one that makes no sense. Such a peer is only shown.
 	// A session is never run with half of its settings.
@@ -73,7 +84,11 @@ type Peer struct {
 }
 
 // runs reports whether the session is one for the speaker, not just for show.
-func (p Peer) runs() bool { return p.Problem == "" && p.Addr.IsValid() }
+func (p Peer) runs() bool { return p.wanted() && p.Waiting == "" && p.Addr.IsValid() }
+
+// wanted reports whether the session is one for the speaker once what it waits
+// for is there.
+func (p Peer) wanted() bool { return p.Problem == "" }
 
 // sameSession reports whether a and b need the same settings in GoBGP, so that
 // a change from one to the other must not touch the session.
@@ -215,20 +230,24 @@ func (c *Config) cluster() []netip.Addr {
 	return l
 }
 
-// nextHopOf returns the next hop of what the node originates.
+// nextHopOf returns the next hop of what the node originates. Where it has no
+// address of the family, each session gives its own.
 func (c *Config) nextHopOf(p netip.Prefix) netip.Addr {
-	if p.Addr().Is4() {
-		return c.NextHop
+	hop, none := c.NextHop, netip.IPv4Unspecified()
+	if p.Addr().Is6() {
+		hop, none = c.NextHop6, netip.IPv6Unspecified()
 	}
-	return c.NextHop6
+	if !hop.IsValid() {
+		return none
+	}
+	return hop
 }
 
-// advertised counts what a peer is told: a session carries the routes of its
-// own family.
-func (c *Config) advertised(peer netip.Addr) int {
+// advertised counts what a peer is told.
+func (c *Config) advertised(peer Peer) int {
 	n := 0
 	for _, p := range c.Announce {
-		if p.Addr().Is4() == peer.Is4() {
+		if peer.carriesOf(p) {
 			n++
 		}
 	}

@@ -26,6 +26,11 @@ type Options struct {
 	// into the next call.
 	Handle func(context.Context, Changes)
 
+	// Devices is called with the devices, sorted, on whose links there are to be
+	// sessions over link-local addresses; [Controller.SetAdjacent] is to say who
+	// is there. It must not block. Nil: there are no such sessions.
+	Devices func(names []string)
+
 	// SecretDir is where the passwords of sessions are, as [ReadSecret] says.
 	SecretDir string
 
@@ -74,6 +79,10 @@ type Controller struct {
 	routerID netip.Addr
 	ignored  []string
 	links    map[string][]netip.Prefix
+
+	devices    []string // that were asked for
+	adjacent   map[string]Link
+	neighbours map[string]found
 }
 
 // New returns a controller. Nothing happens before [Controller.Run].
@@ -194,7 +203,7 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 		return true // more input will wake us
 	}
 	c.keep(cfg)
-	cfg = c.secrets(ctx, cfg)
+	cfg = c.secrets(ctx, c.onLinks(cfg))
 	err = c.speaker.Apply(ctx, cfg)
 	c.mu.Lock()
 	c.asn, c.routerID = cfg.ASN, cfg.RouterID

@@ -39,7 +39,7 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 		case *packet.PathAttributeNextHop:
 			out.NextHop = a.Value
 		case *packet.PathAttributeMpReachNLRI:
-			out.NextHop = a.Nexthop
+			out.NextHop = onLink(a, p.PeerAddress)
 		case *packet.PathAttributeLocalPref:
 			out.LocalPref = a.Value
 		case *packet.PathAttributeMultiExitDisc:

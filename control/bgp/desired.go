@@ -54,7 +54,7 @@ func Desired(v *View, node string) (Config, error) {
 
 // routes fills in what depends on blocks and pools.
 func (d *derivation) routes(c *Config) {
-	c.Announce, c.Hidden = d.announce(c.Filters)
+	c.Announce, c.Hidden = d.announce(c.Filters, c.Peers)
 	c.Tags = d.tags(c.Announce)
 	c.Pools, c.Own, c.Lent = d.importSets(c.Peers)
 }
@@ -152,7 +152,12 @@ func (d *derivation) listenAddrs() []netip.Addr {
 func (d *derivation) peers() []Peer {
 	seen := map[netip.Addr]Peer{}
 	var out []Peer
+	links := map[string]Peer{}
 	for p := range d.asked() {
+		if first, dup := links[p.Interface]; dup && p.Interface != "" && !(p.Addr.IsValid() && first.Addr.IsValid()) {
+			p.Problem = fmt.Sprintf("BGPPeer %s already has a session on the link of %s: give both their spec.peerIP", first.Name, p.Interface)
+		}
+		links[p.Interface] = p
 		if !p.Addr.IsValid() {
 			out = append(out, p)
 			continue
@@ -284,11 +289,12 @@ func restartProblem(field string, t time.Duration) string {
 // announce returns the node's blocks, the addresses it borrowed and the ranges
 // of services, of the families that it has an address of to be their next hop;
 // and what of that is announced only where a filter accepts it.
-func (d *derivation) announce(filters map[string]Filter) (all, hidden []netip.Prefix) {
+func (d *derivation) announce(filters map[string]Filter, peers []Peer) (all, hidden []netip.Prefix) {
 	set, hide := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 	may := func(p netip.Prefix) {
+		carried := func(q Peer) bool { return q.wanted() && q.carriesOf(p) }
 		switch {
-		case !d.ipTo(p.Addr()).IsValid():
+		case !d.ipTo(p.Addr()).IsValid() && !slices.ContainsFunc(peers, carried):
 		case !d.hidden(p):
 			set[p] = true
 		case exportAccepts(filters):
@@ -328,7 +334,7 @@ func (d *derivation) filters(peers []Peer) map[string]Filter {
 	out := map[string]Filter{}
 	for i := range peers {
 		p := &peers[i]
-		if p.Filters == "" || !p.runs() {
+		if p.Filters == "" || !p.wanted() {
 			continue
 		}
 		for name := range strings.SplitSeq(p.Filters, ",") {
@@ -342,7 +348,7 @@ func (d *derivation) filters(peers []Peer) map[string]Filter {
 				break
 			}
 		}
-		if !p.runs() {
+		if !p.wanted() {
 			continue
 		}
 		for name := range strings.SplitSeq(p.Filters, ",") {

@@ -168,6 +168,9 @@ func (c Config) text() string {
 			fmt.Fprintf(&b, " keepalive %s", p.Keepalive)
 		}
 		b.WriteByte('\n')
+		if p.ExtendedNextHop {
+			fmt.Fprintf(&b, "     with IPv4%s\n", map[bool]string{true: ", on the link of " + p.Interface}[p.Interface != ""])
+		}
 		if p.Problem != "" {
 			fmt.Fprintf(&b, "     down: %s\n", p.Problem)
 		}
@@ -214,6 +217,32 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "fd00:10::40/122", "confirmed"),
 			ipamBlock(t, "fd00:10::40/122", "host:node1", map[int]string{3: of("node2")}),
 			ipamBlock(t, "fd00:10::80/122", "host:node2", map[int]string{1: of("node1")}),
+		},
+		"unnumbered": {
+			bgpNode(t, "node1", "10.1.0.11/24"),
+			ippool(t, "four", `{"cidr":"192.168.0.0/16"}`), ippool(t, "six", `{"cidr":"fd00:10::/48"}`),
+			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "fd00:10::40/122", "confirmed"),
+			labelled(t, peer(t, "a-any", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"eth1"`),
+			labelled(t, peer(t, "b-known", `{"asNumber":64999,"peerIP":"fe80::1","maxRestartTime":"30s"}`), "", `"routerd.io/peerInterface":"eth2"`),
+			labelled(t, peer(t, "c-same-link", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"eth1"`),
+			labelled(t, peer(t, "d-two-known", `{"asNumber":64999,"peerIP":"fe80::2"}`), "", `"routerd.io/peerInterface":"eth2"`),
+			labelled(t, peer(t, "e-global", `{"asNumber":64999,"peerIP":"fd00::2"}`), "", `"routerd.io/peerInterface":"eth3"`),
+			labelled(t, peer(t, "f-name", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"a/b"`),
+			labelled(t, peer(t, "g-no-as", `{}`), "", `"routerd.io/peerInterface":"eth4"`),
+			labelled(t, peer(t, "h-four", `{"asNumber":64999,"peerIP":"10.1.0.1"}`), "", `"routerd.io/extendedNextHop":"true"`),
+			labelled(t, peer(t, "i-maybe", `{"asNumber":64999,"peerIP":"10.1.0.2"}`), "", `"routerd.io/extendedNextHop":"maybe"`),
+		},
+		"extended-next-hop": {
+			node(t, "node1", `{"bgp":{"ipv6Address":"fd00:1::11/64"}}`), node(t, "node2", `{"bgp":{"ipv6Address":"fd00:1::12/64"}}`),
+			ippool(t, "four", `{"cidr":"192.168.0.0/16"}`), ippool(t, "six", `{"cidr":"fd00:10::/48"}`),
+			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "fd00:10::40/122", "confirmed"),
+			labelled(t, peer(t, "tor", `{"peerIP":"fd00:1::1","asNumber":64999}`), "", `"routerd.io/extendedNextHop":"true"`),
+			labelled(t, peer(t, "nodes", `{"nodeSelector":"all()","peerSelector":"all()"}`), "", `"routerd.io/extendedNextHop":"true"`),
+		},
+		"reflector-unnumbered": {
+			node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`),
+			labelled(t, peer(t, "outside", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"eth1"`),
+			labelled(t, peer(t, "inside", `{"asNumber":64512}`), "", `"routerd.io/peerInterface":"eth2"`),
 		},
 		"ipv6-only": {
 			node(t, "node1", `{"bgp":{"ipv6Address":"fd00:1::11/64"}}`), node(t, "node2", `{"bgp":{"ipv6Address":"fd00:1::12/64","ipv4Address":"10.1.0.12/24"}}`),

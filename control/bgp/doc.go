@@ -23,7 +23,18 @@
 //
 // A session carries the routes of its own transport's family: IPv4 over IPv4,
 // IPv6 over IPv6 (RFC 4760), as Calico's two speakers do. A node of both
-// families has two sessions with each of its like.
+// families has two sessions with each of its like. IPv4 goes over IPv6 too
+// where a BGPPeer asks for it (RFC 8950), and always over link-local addresses.
+//
+// # Over link-local addresses
+//
+// A BGPPeer may name a device in place of an address ("unnumbered", as
+// top-of-rack fabrics do it). Who is on its link comes from outside, by
+// [Controller.SetAdjacent], and is followed: GoBGP has such sessions too, but
+// looks for the neighbour once, when the peer is added, and does not find it when
+// it is to be deleted. So it is given the address with the device as the zone,
+// and a neighbour with another address is another session. Next hops that such a
+// peer names have the device as their zone.
 //
 // # What is accepted
 //

@@ -34,12 +34,16 @@ type engine struct {
 	asn      uint32
 	routerID netip.Addr
 	listen   bool // it has a listener
-	emit     func(event)
-	closed   atomic.Bool
-	ctx      context.Context // ends with the engine
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup          // Serve, and those who find out why a peer is down
-	local    map[netip.Prefix]origin // what we originate
+
+	// restarting says that peers are told that this host forwards as before, also
+	// those that come while the engine is not in sync yet.
+	restarting bool
+	emit       func(event)
+	closed     atomic.Bool
+	ctx        context.Context // ends with the engine
+	cancel     context.CancelFunc
+	wg         sync.WaitGroup          // Serve, and those who find out why a peer is down
+	local      map[netip.Prefix]origin // what we originate
 }
 
 // origin is what a path that we originate says.
@@ -106,9 +110,7 @@ func (e *engine) watch() error {
 			e.emit(event{kind: eventPaths, paths: paths})
 		},
 		OnPathEor: func(p *apiutil.Path, _ time.Time) {
-			if p.Family == familyOf(p.PeerAddress) {
-				e.emit(event{kind: eventEOR, peer: p.PeerAddress})
-			}
+			e.emit(event{kind: eventEOR, peer: p.PeerAddress, families: []packet.Family{p.Family}})
 		},
 		OnPeerUpdate: func(p *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
 			if p.Type != apiutil.PEER_EVENT_STATE {
@@ -118,8 +120,11 @@ func (e *engine) watch() error {
 			ev := event{kind: eventState, peer: s.NeighborAddress, state: s.SessionState, reason: s.DisconnectMessage}
 			for _, c := range s.RemoteCap {
 				ev.canGR = ev.canGR || c.Code() == packet.BGP_CAP_GRACEFUL_RESTART
-				if gr, ok := c.(*packet.CapGracefulRestart); ok {
-					ev.keeps = len(gr.Tuples) > 0
+				switch c := c.(type) {
+				case *packet.CapGracefulRestart:
+					ev.keeps = len(c.Tuples) > 0
+				case *packet.CapMultiProtocol:
+					ev.families = append(ev.families, c.CapValue)
 				}
 			}
 			e.emit(ev)
@@ -271,8 +276,8 @@ func localPath(p netip.Prefix, o origin) (*apiutil.Path, error) {
 	}, nil
 }
 
-// familyOf returns what a session with a peer carries, and where a prefix
-// belongs: unicast routes of the address's own family.
+// familyOf returns where a prefix or an address belongs: the unicast routes of
+// its own family.
 func familyOf(a netip.Addr) packet.Family {
 	if a.Is4() {
 		return packet.RF_IPv4_UC
@@ -287,10 +292,6 @@ func families() []packet.Family { return []packet.Family{packet.RF_IPv4_UC, pack
 // although its speaker is new, which the peer is told by the Restart State and
 // Forwarding State bits (RFC 4724 section 3).
 func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool) error {
-	family := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
-	if p.Addr.Is6() {
-		family.Afi = api.Family_AFI_IP6
-	}
 	n := &api.Peer{
 		Conf: &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN, AllowOwnAsn: uint32(p.AllowOwnASN)},
 		Timers: &api.Timers{Config: &api.TimersConfig{
@@ -303,10 +304,9 @@ func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool
 			Enabled: true, RestartTime: uint32(p.RestartTime / time.Second),
 			DeferralTime: uint32(deferral / time.Second), LocalRestarting: restarting,
 		},
-		AfiSafis: []*api.AfiSafi{{
-			Config:            &api.AfiSafiConfig{Family: family, Enabled: true},
-			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
-		}},
+	}
+	for _, f := range p.carries() {
+		n.AfiSafis = append(n.AfiSafis, p.afiSafi(f))
 	}
 	if p.Source.IsValid() {
 		n.Transport.LocalAddress = p.Source.String()
@@ -323,19 +323,38 @@ func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool
 	if p.ClusterID.IsValid() {
 		n.RouteReflector = &api.RouteReflector{RouteReflectorClient: true, RouteReflectorClusterId: p.ClusterID.String()}
 	}
-	if p.MaxPrefixes != 0 {
-		n.AfiSafis[0].PrefixLimits = &api.PrefixLimit{Family: family, MaxPrefixes: p.MaxPrefixes}
-	}
-	if p.StaleTime != 0 {
-		n.GracefulRestart.LonglivedEnabled = true
-		n.AfiSafis[0].LongLivedGracefulRestart = &api.LongLivedGracefulRestart{
-			Config: &api.LongLivedGracefulRestartConfig{Enabled: true, RestartTime: uint32(p.StaleTime / time.Second)},
-		}
-	}
+	n.GracefulRestart.LonglivedEnabled = p.StaleTime != 0
 	if err := e.srv.AddPeer(ctx, &api.AddPeerRequest{Peer: n}); err != nil {
 		return fmt.Errorf("add peer %s: %w", p.Addr, err)
 	}
 	return nil
+}
+
+// afiSafi is what a session does with the routes of a family.
+func (p Peer) afiSafi(f packet.Family) *api.AfiSafi {
+	family := apiFamily(f)
+	out := &api.AfiSafi{
+		Config:            &api.AfiSafiConfig{Family: family, Enabled: true},
+		MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
+	}
+	if p.MaxPrefixes != 0 {
+		out.PrefixLimits = &api.PrefixLimit{Family: family, MaxPrefixes: p.MaxPrefixes}
+	}
+	if p.StaleTime != 0 {
+		out.LongLivedGracefulRestart = &api.LongLivedGracefulRestart{
+			Config: &api.LongLivedGracefulRestartConfig{Enabled: true, RestartTime: uint32(p.StaleTime / time.Second)},
+		}
+	}
+	return out
+}
+
+// apiFamily is a unicast family in the form of GoBGP's interface.
+func apiFamily(f packet.Family) *api.Family {
+	out := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
+	if f == packet.RF_IPv6_UC {
+		out.Afi = api.Family_AFI_IP6
+	}
+	return out
 }
 
 func (e *engine) deletePeer(ctx context.Context, addr netip.Addr) error {

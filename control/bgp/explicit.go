@@ -93,6 +93,7 @@ func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeF
 				}
 				p := d.newPeer(name, s)
 				p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(n), d.v.portOf(other)
+				p.ExtendedNextHop = s.extended && addr.Is6()
 				d.settings(&p, s)
 				d.asNode(&p)
 				p.Problem = d.problem(p, s)
@@ -171,7 +172,14 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	if p.Port == 0 {
 		p.Port = DefaultPort
 	}
+	p.Interface, p.ExtendedNextHop = s.device, s.extended || s.device != ""
+	if p.Interface != "" && p.Addr.IsLinkLocalUnicast() {
+		p.Addr = p.Addr.WithZone(p.Interface)
+	}
 	d.settings(&p, s)
+	if p.Interface != "" {
+		p.Source = netip.Addr{} // the device's own
+	}
 	d.asNode(&p)
 	p.Problem = d.problem(p, s)
 	return one(p)
@@ -268,16 +276,16 @@ func secretOf(p *v3.BGPPassword) (SecretRef, string) {
 func (d *derivation) problem(p Peer, s peerSpec) string {
 	_, secret := secretOf(s.Password)
 	switch {
-	case !p.Addr.IsValid():
-		return "annotation " + store.AnnotationPeerInterface + ": unnumbered sessions are not supported by this version; give spec.peerIP"
 	case secret != "":
 		return "spec.password" + secret
 	case s.wrongNote != "":
 		return s.wrongNote
-	case !d.ipTo(p.Addr).IsValid():
+	case p.linkProblem(s) != "":
+		return p.linkProblem(s)
+	case p.Interface == "" && !d.ipTo(p.Addr).IsValid():
 		return fmt.Sprintf("spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.Addr, addressField(p.Addr))
-	case p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6():
-		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is", p.Addr)
+	case p.Interface == "" && (p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6()):
+		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device", p.Addr, store.AnnotationPeerInterface)
 	case p.Addr.IsUnspecified() || p.Addr.IsMulticast():
 		return fmt.Sprintf("spec.peerIP %s: not the address of a host", p.Addr)
 	case p.ASN == 0:

@@ -117,8 +117,9 @@ func (rule FilterRule) holds(p netip.Prefix) bool {
 // leadsTo reports whether a next hop is a peer on a device that a glob matches.
 func (c *Config) leadsTo(glob string, nextHop netip.Addr) bool {
 	on := func(s netip.Prefix) bool { return s.Contains(nextHop) }
-	return slices.ContainsFunc(c.Peers, func(p Peer) bool { return p.runs() && p.Addr == nextHop }) &&
-		slices.ContainsFunc(subnetsOf(c.Links, glob), on)
+	return slices.ContainsFunc(c.Peers, func(p Peer) bool {
+		return p.runs() && p.Addr == nextHop && (p.onDevice(glob) || slices.ContainsFunc(subnetsOf(c.Links, glob), on))
+	})
 }
 
 // inAny reports whether a prefix is one of a list or lies inside one.

@@ -57,7 +57,7 @@ func (s *Speaker) event(e event) {
 	unexplained := false
 	switch e.kind {
 	case eventEOR:
-		ss.eor = true
+		ss.endOfRIB(e.families)
 	case eventState:
 		was := ss.up
 		unexplained = ss.setState(e)
@@ -98,6 +98,11 @@ func (s *Speaker) checkSync(now time.Time) time.Duration {
 	wait := time.Duration(0)
 	for _, ss := range s.sessions {
 		wait = max(wait, ss.wait(now))
+	}
+	for _, p := range s.cfg.Peers {
+		if p.wanted() && p.Waiting != "" {
+			wait = rest // what its neighbour has to tell is expected too
+		}
 	}
 	wait = min(wait, s.deadline.Sub(now))
 	if wait > 0 {

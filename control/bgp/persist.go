@@ -102,7 +102,7 @@ func (c *Controller) resume(ctx context.Context) bool {
 	if !again {
 		c.log.Warn("bgp runs with the configuration of its last life: the datastore has not been read yet")
 	}
-	err = c.speaker.Apply(ctx, c.secrets(ctx, cfg))
+	err = c.speaker.Apply(ctx, c.secrets(ctx, c.onLinks(cfg)))
 	c.mu.Lock()
 	c.asn, c.routerID = cfg.ASN, cfg.RouterID
 	c.mu.Unlock()

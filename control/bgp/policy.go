@@ -172,6 +172,16 @@ func (r *rendering) exportRules(groups []group) {
 			s.Actions.Nexthop = &api.NexthopAction{Self: g.mode == NextHopSelf, Unchanged: g.mode == NextHopKeep}
 			r.exports = append(r.exports, s)
 		}
+		// The node's own address means nothing to a neighbour that knows of this
+		// node by the link alone, and its IPv4 address nothing to one that speaks
+		// IPv6: the session's own address is the next hop.
+		for _, f := range g.ownHop {
+			s := statement(fmt.Sprintf("%s-own-%s", name, f), pass, &api.Conditions{
+				NeighborSet: anyOf(name), RouteType: api.Conditions_ROUTE_TYPE_LOCAL, AfiSafiIn: []*api.Family{apiFamily(f)},
+			})
+			s.Actions.Nexthop = &api.NexthopAction{Self: true}
+			r.exports = append(r.exports, s)
+		}
 		r.exports = append(r.exports, r.filters(name, g, true)...)
 	}
 	for _, f := range families() {
@@ -190,6 +200,7 @@ type group struct {
 	filters []Filter
 	ibgp    bool
 	mode    NextHopMode
+	ownHop  []packet.Family // whose own routes carry the session's address
 	addrs   []netip.Addr
 }
 
@@ -199,19 +210,32 @@ func (c *Config) groups() []group {
 	var out []group
 	at := map[string]int{}
 	for _, p := range c.Peers {
-		if !p.runs() || p.Filters == "" && p.NextHopMode == NextHopAuto {
+		own := p.ownHop()
+		if !p.runs() || p.Filters == "" && p.NextHopMode == NextHopAuto && own == nil {
 			continue
 		}
-		key := fmt.Sprintf("%s %t %d", p.Filters, p.ibgp(c.ASN), p.NextHopMode)
+		key := fmt.Sprintf("%s %t %d %v", p.Filters, p.ibgp(c.ASN), p.NextHopMode, own)
 		i, ok := at[key]
 		if !ok {
 			i = len(out)
 			at[key] = i
-			out = append(out, group{filters: c.filtersOf(p), ibgp: p.ibgp(c.ASN), mode: p.NextHopMode})
+			out = append(out, group{filters: c.filtersOf(p), ibgp: p.ibgp(c.ASN), mode: p.NextHopMode, ownHop: own})
 		}
 		out[i].addrs = append(out[i].addrs, p.Addr)
 	}
 	return out
+}
+
+// ownHop lists the families of which the node's own routes carry the session's
+// address as their next hop, not the node's.
+func (p Peer) ownHop() []packet.Family {
+	switch {
+	case p.Interface != "":
+		return p.carries()
+	case p.ExtendedNextHop:
+		return []packet.Family{packet.RF_IPv4_UC}
+	}
+	return nil
 }
 
 // reflectTo lists the peers to which routes of other iBGP peers are passed on.

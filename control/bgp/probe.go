@@ -150,10 +150,12 @@ func sendOpen(w io.Writer, c *Config, p Peer) error {
 	if own <= 1<<16-1 {
 		as = uint16(own)
 	}
+	caps := []packet.ParameterCapabilityInterface{packet.NewCapFourOctetASNumber(own)}
+	for _, f := range p.carries() {
+		caps = append(caps, packet.NewCapMultiProtocol(f))
+	}
 	m, err := packet.NewBGPOpenMessage(as, uint16(p.HoldTime/time.Second), c.RouterID, []packet.OptionParameterInterface{
-		packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{
-			packet.NewCapMultiProtocol(familyOf(p.Addr)), packet.NewCapFourOctetASNumber(own),
-		}),
+		packet.NewOptionParameterCapability(caps),
 	})
 	if err != nil {
 		return err

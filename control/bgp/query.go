@@ -176,7 +176,7 @@ func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool)
 		case *packet.PathAttributeNextHop:
 			r.NextHop = a.Value
 		case *packet.PathAttributeMpReachNLRI:
-			r.NextHop = a.Nexthop
+			r.NextHop = onLink(a, p.PeerAddress)
 		case *packet.PathAttributeLocalPref:
 			r.LocalPref = a.Value
 		case *packet.PathAttributeMultiExitDisc:

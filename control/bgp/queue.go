@@ -15,7 +15,7 @@ type eventKind uint8
 const (
 	eventPaths eventKind = iota // paths
 	eventState                  // peer, state, reason, caps
-	eventEOR                    // peer
+	eventEOR                    // peer, families
 	eventLog                    // peer, text, detail, code, subcode
 )
 
@@ -32,6 +32,8 @@ type event struct {
 	reason string // why a session went down
 	canGR  bool   // the peer announced graceful restart, and so End-of-RIB
 	keeps  bool   // with a family for which it keeps forwarding
+
+	families []packet.Family // that the peer can carry, or whose End-of-RIB came
 
 	text, detail  string
 	code, subcode uint8

@@ -112,14 +112,21 @@ func (x ruleRendering) nextHops() []string {
 	var out []string
 	for _, p := range x.c.Peers {
 		on := func(s netip.Prefix) bool { return s.Contains(p.Addr) }
-		if p.runs() && familyOf(p.Addr) == x.family && slices.ContainsFunc(subnets, on) {
-			out = append(out, p.Addr.String())
+		if p.runs() && slices.Contains(p.carries(), x.family) && (slices.ContainsFunc(subnets, on) || p.onDevice(x.rule.Interface)) {
+			out = append(out, p.Addr.WithZone("").String())
 		}
 	}
 	if len(out) == 0 {
 		out = append(out, nothing(x.family).Addr().String())
 	}
 	return out
+}
+
+// onDevice reports whether the session is over the link of a device that a glob
+// matches.
+func (p Peer) onDevice(glob string) bool {
+	ok, err := path.Match(glob, p.Interface)
+	return err == nil && ok && p.Interface != ""
 }
 
 // subnetsOf returns the subnets of the devices whose names match a glob.

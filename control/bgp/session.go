@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,14 +22,16 @@ const (
 
 // PeerStatus is one session as `node status` shows it.
 type PeerStatus struct {
-	Name  string // the node, or the BGPPeer resource
-	Type  PeerType
-	Addr  netip.Addr // invalid when the resource does not tell
-	Port  uint16
-	ASN   uint32
-	State string    // StateUp, StateStart or StateDown
-	Since time.Time // of State
-	Info  string    // "Established", or why not
+	Name string // the node, or the BGPPeer resource
+	Type PeerType
+	Addr netip.Addr // invalid when the resource does not tell; with a zone over link-local addresses
+
+	Interface string // as in [Peer]
+	Port      uint16
+	ASN       uint32
+	State     string    // StateUp, StateStart or StateDown
+	Since     time.Time // of State
+	Info      string    // "Established", or why not
 
 	Received   int // prefixes in the peer's last word
 	Accepted   int // of these, those that import lets in
@@ -40,8 +43,9 @@ type session struct {
 	peer  Peer
 	state packet.FSMState
 	up    bool
-	since time.Time // of up, or of the start
-	eor   bool      // End-of-RIB came in this life of the engine
+	since time.Time       // of up, or of the start
+	eor   bool            // End-of-RIB came in this life of the engine, of all families
+	due   []packet.Family // whose End-of-RIB is to come
 	canGR bool
 	keeps bool // it said that it forwards while it restarts (RFC 4724, section 3)
 
@@ -79,6 +83,7 @@ func (s *session) setState(e event) (unexplained bool) {
 	switch {
 	case e.state == packet.BGP_FSM_ESTABLISHED:
 		s.up, s.since, s.canGR, s.keeps = true, e.time, e.canGR, e.keeps
+		s.due = s.peer.agreed(e.families)
 		s.last, s.ended, s.found = "", "", "" // limited stays: GoBGP's log of the limit comes before its event
 		s.stopDiagnosis()
 	case s.up:
@@ -93,6 +98,21 @@ func (s *session) setState(e event) (unexplained bool) {
 		s.last = downReason(e.reason)
 	}
 	return false
+}
+
+// endOfRIB takes in that a peer has told all of a family.
+func (s *session) endOfRIB(families []packet.Family) {
+	s.due = slices.DeleteFunc(s.due, func(f packet.Family) bool { return slices.Contains(families, f) })
+	s.eor = s.eor || len(s.due) == 0
+}
+
+// agreed returns the families that both sides carry. Who announces none means
+// IPv4 (RFC 4760 section 8).
+func (p Peer) agreed(theirs []packet.Family) []packet.Family {
+	if len(theirs) == 0 {
+		theirs = []packet.Family{packet.RF_IPv4_UC}
+	}
+	return slices.DeleteFunc(p.carries(), func(f packet.Family) bool { return !slices.Contains(theirs, f) })
 }
 
 // leaves reports whether the end of a session that GoBGP logged takes the
@@ -135,8 +155,10 @@ func (s *session) setLog(e event) (unexplained bool) {
 // info says in one line how the session is, or why it is not up.
 func (s *session) info(listening error) (state, info string) {
 	switch {
-	case !s.peer.runs():
+	case !s.peer.wanted():
 		return StateDown, s.peer.Problem
+	case s.peer.Waiting != "":
+		return StateStart, s.peer.Waiting
 	case s.up:
 		return StateUp, "Established"
 	case !s.limited.IsZero():

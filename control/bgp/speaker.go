@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -196,7 +197,11 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 			return err
 		}
 	}
-	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, restarting))
+	e.restarting = e.restarting || restarting
+	s.mu.Lock()
+	settling := fresh || !s.deadline.IsZero()
+	s.mu.Unlock()
+	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, settling))
 	if !fresh {
 		s.oweImport(e, old, c)
 		s.oweExport(old, c)
@@ -225,20 +230,24 @@ func (s *Speaker) remember(c *Config) {
 		if p.runs() {
 			continue
 		}
-		key := p.Name + "\x00" + p.Problem
+		key := p.key()
 		t, known := s.since[key]
 		if !known {
 			t = time.Now()
-			s.log.Warn("bgp peer not run", "peer", p.Name, "address", p.Addr, "reason", p.Problem)
+			s.log.Warn("bgp peer not run", "peer", p.Name, "address", p.Addr, "reason", cmp.Or(p.Problem, p.Waiting))
 		}
 		since[key] = t
 	}
 	s.since = since
 }
 
+// key names what keeps a peer from running.
+func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waiting) }
+
 // changePeers deletes sessions that are gone or have other settings, and adds
 // those that are new or were deleted for it.
-func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restarting bool) error {
+// settling says that the engine is not in sync yet.
+func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settling bool) error {
 	want := map[netip.Addr]Peer{}
 	for _, p := range c.Peers {
 		if p.runs() {
@@ -276,7 +285,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, restart
 		}
 		s.sessions[p.Addr] = newSession(p, time.Now())
 		s.mu.Unlock()
-		if err := e.addPeer(ctx, c, p, restarting); err != nil {
+		if err := e.addPeer(ctx, c, p, e.restarting && settling); err != nil {
 			errs = append(errs, err)
 			s.mu.Lock()
 			delete(s.sessions, p.Addr)
@@ -325,8 +334,12 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 	}
 	received := map[netip.Addr]int{}
 	err := e.srv.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
-		if addr, err := netip.ParseAddr(p.State.NeighborAddress); err == nil && len(p.AfiSafis) > 0 {
-			received[addr] = int(p.AfiSafis[0].State.GetReceived())
+		addr, err := netip.ParseAddr(p.State.NeighborAddress)
+		if err != nil {
+			return
+		}
+		for _, f := range p.AfiSafis {
+			received[addr] += int(f.State.GetReceived())
 		}
 	})
 	if err != nil {
@@ -351,12 +364,12 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 	for _, p := range cfg.Peers {
 		ss, ok := s.sessions[p.Addr]
 		if !ok || !p.runs() {
-			ss = newSession(p, s.since[p.Name+"\x00"+p.Problem])
+			ss = newSession(p, s.since[p.key()])
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Port: p.Port, ASN: p.ASN, Since: ss.since}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Port: p.Port, ASN: p.ASN, Since: ss.since}
 		st.State, st.Info = ss.info(listenErr)
 		if ss.up && p.runs() {
-			st.Advertised = cfg.advertised(p.Addr)
+			st.Advertised = cfg.advertised(p)
 		}
 		out = append(out, st)
 	}

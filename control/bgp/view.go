@@ -58,7 +58,9 @@ type peerSpec struct {
 	holdTime    time.Duration
 	staleTime   time.Duration
 	device      string
+	extended    bool
 	wrongNote   string // why an annotation cannot be read
+	linkNote    string // why those of the link make no sense
 }
 
 func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
@@ -87,6 +89,10 @@ func (s *peerSpec) annotate(notes map[string]string) {
 		s.wrongNote = fmt.Sprintf("annotation %s is %q: want %s", key, value, want)
 	}
 	s.device = notes[store.AnnotationPeerInterface]
+	s.extended = notes[store.AnnotationExtendedNextHop] == "true"
+	if err := store.CheckPeerLink(notes, s.BGPPeerSpec); err != nil {
+		s.linkNote = err.Error()
+	}
 	if v, ok := notes[store.AnnotationMaxPrefixes]; ok {
 		n, err := strconv.ParseUint(v, 10, 32)
 		if s.maxPrefixes = uint32(n); err != nil || n == 0 {

@@ -1,0 +1,356 @@
+// Package adjacent finds out who is on the other end of a link, for BGP
+// sessions over link-local addresses, and makes this host be found.
+//
+// A neighbour is known by its router advertisements (RFC 4861, section 4.2),
+// which FRR and the switches of top-of-rack fabrics send where they are to peer
+// over a device, or else because the kernel has heard of it. On the devices that
+// it is told of, this host advertises itself as a router that is nobody's default
+// router, and solicits while it knows of nobody.
+package adjacent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/neighbour"
+)
+
+const (
+	// interval is between two advertisements on a device. FRR sends every 10 s
+	// where it peers so. What a neighbour hears after it started comes that late.
+	interval = 5 * time.Second
+
+	// pause is between two advertisements at least, whatever is asked (RFC 4861
+	// section 6.2.6 has 3 s for many hosts on a link; here there is one).
+	pause = time.Second
+)
+
+// Link is what is known of a device and of who is there. Addresses are
+// link-local.
+type Link struct {
+	Up      bool         // administratively up and with carrier
+	Addr    netip.Addr   // this host's own; invalid: there is none yet
+	Routers []netip.Addr // neighbours that advertise themselves as routers, sorted
+	Hosts   []netip.Addr // others of which something was heard, sorted
+}
+
+// Tracker follows who is on the links of some devices. Its methods may be
+// called from any goroutine.
+type Tracker struct {
+	log     *slog.Logger
+	changed func(map[string]Link)
+	wake    chan struct{} // holds a token when want or under changed
+
+	mu    sync.Mutex // guards what follows
+	want  []string
+	under dataplane.Underlay
+	known bool // under is
+}
+
+// New returns a Tracker that does nothing before [Tracker.Run]. changed is
+// called, by one goroutine, with the wanted devices that exist whenever
+// something about them has changed; a device that is missing is not in it.
+func New(log *slog.Logger, changed func(map[string]Link)) *Tracker {
+	return &Tracker{log: log, changed: changed, wake: make(chan struct{}, 1)}
+}
+
+// Want says which devices to look at, by name, in place of those named before.
+func (t *Tracker) Want(names []string) {
+	t.mu.Lock()
+	t.want = slices.Clone(names)
+	t.mu.Unlock()
+	t.poke()
+}
+
+// HandleUnderlay says which devices and addresses there are.
+func (t *Tracker) HandleUnderlay(u dataplane.Underlay) {
+	t.mu.Lock()
+	t.under, t.known = u, true
+	t.mu.Unlock()
+	t.poke()
+}
+
+func (t *Tracker) poke() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until ctx ends, in the network namespace of the calling thread. It
+// opens nothing before a device is wanted.
+func (t *Tracker) Run(ctx context.Context) error {
+	t.poke()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.wake:
+		}
+		t.mu.Lock()
+		needed := len(t.want) > 0 && t.known
+		t.mu.Unlock()
+		if needed {
+			t.poke() // for the loop
+			return t.follow(ctx)
+		}
+	}
+}
+
+func (t *Tracker) follow(ctx context.Context) error {
+	s, err := openSocket()
+	if err != nil {
+		return err
+	}
+	asker, err := neighbour.Open()
+	if err != nil {
+		return errors.Join(err, s.close())
+	}
+	w := newWatch(t.log, s)
+	g, ctx := errgroup.WithContext(ctx)
+	messages, events := make(chan heard), make(chan neighbour.Event)
+	g.Go(func() error {
+		<-ctx.Done()
+		return errors.Join(ctx.Err(), s.close())
+	})
+	g.Go(func() error {
+		for {
+			m, err := s.receive()
+			if err != nil {
+				return fmt.Errorf("receive router advertisements: %w", err)
+			}
+			select {
+			case messages <- m:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	g.Go(func() error {
+		return asker.Run(ctx, func(e neighbour.Event) {
+			if !e.Addr.Is6() || !e.Addr.IsLinkLocalUnicast() {
+				return
+			}
+			select {
+			case events <- e:
+			case <-ctx.Done():
+			}
+		})
+	})
+	g.Go(func() error { return t.loop(ctx, w, messages, events) })
+	return g.Wait()
+}
+
+func (t *Tracker) loop(ctx context.Context, w *watch, messages <-chan heard, events <-chan neighbour.Event) error {
+	var told map[string]Link
+	clock := time.NewTicker(interval)
+	defer clock.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case m := <-messages:
+			w.heard(m, time.Now())
+		case e := <-events:
+			w.neighbour(e)
+		case <-clock.C:
+			w.tick(time.Now())
+		case <-t.wake:
+			t.mu.Lock()
+			want, under := t.want, t.under
+			t.mu.Unlock()
+			w.set(want, under, time.Now())
+		}
+		if now := w.links(); told == nil || !reflect.DeepEqual(now, told) {
+			told = now
+			t.changed(now)
+		}
+	}
+}
+
+// sender sends on links; [socket] is one.
+type sender interface {
+	join(link int) error
+	send(link int, from netip.Addr, to net.IP, message []byte) error
+}
+
+// watch is what a Tracker knows. It is used by one goroutine.
+type watch struct {
+	log     *slog.Logger
+	out     sender
+	devices map[int]*device // that are wanted and exist, by index
+
+	// What is heard is kept for all links, for a device that is wanted later; only
+	// link-local addresses, so it is little.
+	present map[int]map[netip.Addr]neighbourState
+	seq     uint16
+}
+
+type device struct {
+	name       string
+	mac        dataplane.MAC
+	up         bool
+	addr       netip.Addr
+	advertised time.Time
+}
+
+type neighbourState struct {
+	router bool // it has advertised itself
+	silent bool // the kernel found that it does not answer
+}
+
+func newWatch(log *slog.Logger, out sender) *watch {
+	return &watch{log: log, out: out, devices: map[int]*device{}, present: map[int]map[netip.Addr]neighbourState{}}
+}
+
+// set takes in which devices are wanted, and what there is.
+func (w *watch) set(want []string, u dataplane.Underlay, now time.Time) {
+	exists := map[int]bool{}
+	for _, l := range u.Links {
+		exists[l.Index] = true
+		if !slices.Contains(want, l.Name) {
+			delete(w.devices, l.Index)
+			continue
+		}
+		d := w.devices[l.Index]
+		if d == nil {
+			d = &device{}
+			w.devices[l.Index] = d
+			if err := w.out.join(l.Index); err != nil {
+				w.log.Warn("router solicitations are not heard", "device", l.Name, "error", err)
+			}
+		}
+		was := d.ready()
+		d.name, d.mac, d.up, d.addr = l.Name, l.MAC, l.Up, ownAddr(u, l.Name)
+		if d.ready() && !was {
+			w.advertise(l.Index, d, now)
+			w.solicit(l.Index, d)
+		}
+	}
+	for i := range w.present {
+		if !exists[i] {
+			delete(w.present, i)
+		}
+	}
+	for i := range w.devices {
+		if !exists[i] {
+			delete(w.devices, i)
+		}
+	}
+}
+
+func (d *device) ready() bool { return d.up && d.addr.IsValid() }
+
+// ownAddr returns a device's link-local address that can be used.
+func ownAddr(u dataplane.Underlay, name string) netip.Addr {
+	for _, a := range u.Addresses {
+		if ip := a.Prefix.Addr(); a.Link == name && ip.Is6() && ip.IsLinkLocalUnicast() && !a.Tentative {
+			return ip
+		}
+	}
+	return netip.Addr{}
+}
+
+func (w *watch) advertise(index int, d *device, now time.Time) {
+	d.advertised = now
+	w.send(index, d, net.IPv6linklocalallnodes, advertisement(d.mac))
+}
+
+// solicit asks routers and everybody else on a link to say that they are there.
+func (w *watch) solicit(index int, d *device) {
+	w.seq++
+	w.send(index, d, net.IPv6linklocalallrouters, solicitation(d.mac))
+	w.send(index, d, net.IPv6linklocalallnodes, echo(w.seq))
+}
+
+func (w *watch) send(index int, d *device, to net.IP, message []byte) {
+	if err := w.out.send(index, d.addr, to, message); err != nil {
+		w.log.Debug("not sent to neighbours", "device", d.name, "error", err) // the device went; the clock tries again
+	}
+}
+
+// heard takes in a message: a router that is new or comes back is answered at
+// once, and so is who asks.
+func (w *watch) heard(m heard, now time.Time) {
+	d := w.devices[m.link]
+	if d != nil && m.from == d.addr {
+		return
+	}
+	answer := !m.advertises
+	if m.advertises {
+		answer = w.note(m.link, m.from, func(s neighbourState) neighbourState { return neighbourState{router: true} })
+	}
+	if answer && d != nil && d.ready() && now.Sub(d.advertised) >= pause {
+		w.advertise(m.link, d, now)
+	}
+}
+
+// note changes what is known of a neighbour and reports whether that is news.
+func (w *watch) note(link int, a netip.Addr, change func(neighbourState) neighbourState) bool {
+	if w.present[link] == nil {
+		w.present[link] = map[netip.Addr]neighbourState{}
+	}
+	was, known := w.present[link][a]
+	now := change(was)
+	w.present[link][a] = now
+	return !known || was != now
+}
+
+// neighbour takes in what the kernel found out. One that does not answer is
+// remembered only if it was a router, so that it is one again when it answers.
+func (w *watch) neighbour(e neighbour.Event) {
+	silent := e.Answer == dataplane.No
+	w.note(e.LinkIndex, e.Addr, func(s neighbourState) neighbourState { s.silent = silent; return s })
+	if silent && !w.present[e.LinkIndex][e.Addr].router {
+		delete(w.present[e.LinkIndex], e.Addr)
+	}
+}
+
+// tick is the clock's.
+func (w *watch) tick(now time.Time) {
+	for i, d := range w.devices {
+		if !d.ready() {
+			continue
+		}
+		w.advertise(i, d, now)
+		if l := w.link(i, d); len(l.Routers)+len(l.Hosts) == 0 {
+			w.solicit(i, d)
+		}
+	}
+}
+
+// links says what is known.
+func (w *watch) links() map[string]Link {
+	out := map[string]Link{}
+	for i, d := range w.devices {
+		out[d.name] = w.link(i, d)
+	}
+	return out
+}
+
+func (w *watch) link(index int, d *device) Link {
+	l := Link{Up: d.up, Addr: d.addr}
+	for a, s := range w.present[index] {
+		switch {
+		case s.silent || a == d.addr:
+		case s.router:
+			l.Routers = append(l.Routers, a)
+		default:
+			l.Hosts = append(l.Hosts, a)
+		}
+	}
+	slices.SortFunc(l.Routers, netip.Addr.Compare)
+	slices.SortFunc(l.Hosts, netip.Addr.Compare)
+	return l
+}
