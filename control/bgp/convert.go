@@ -39,7 +39,7 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 		case *packet.PathAttributeNextHop:
 			out.NextHop = a.Value
 		case *packet.PathAttributeMpReachNLRI:
-			out.NextHop = onLink(a, p.PeerAddress)
+			out.NextHop = onLink(a.Nexthop, out.PeerAddr, out.IBGP)
 		case *packet.PathAttributeLocalPref:
 			out.LocalPref = a.Value
 		case *packet.PathAttributeMultiExitDisc:
@@ -51,5 +51,5 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 			out.ASPath = c.lastText
 		}
 	}
-	return out, out.NextHop.IsValid()
+	return out, out.NextHop.IsValid() && !out.NextHop.IsUnspecified()
 }

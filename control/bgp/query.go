@@ -176,7 +176,7 @@ func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool)
 		case *packet.PathAttributeNextHop:
 			r.NextHop = a.Value
 		case *packet.PathAttributeMpReachNLRI:
-			r.NextHop = onLink(a, p.PeerAddress)
+			r.NextHop = onLink(a.Nexthop, r.PeerAddr, r.IBGP)
 		case *packet.PathAttributeLocalPref:
 			r.LocalPref = a.Value
 		case *packet.PathAttributeMultiExitDisc:

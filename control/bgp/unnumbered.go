@@ -175,21 +175,21 @@ func (p Peer) carriesOf(prefix netip.Prefix) bool {
 }
 
 // onLink returns the next hop that a peer named beside a prefix (RFC 4760
-// section 3, RFC 2545 section 3). Over a session between link-local addresses
-// it is the link-local one, whichever of the two places it stands in, with the
-// device on which alone it means something.
-func onLink(mp *packet.PathAttributeMpReachNLRI, peer netip.Addr) netip.Addr {
-	hop := mp.Nexthop
-	if peer.Zone() == "" {
+// section 3, RFC 2545 section 3), if that is to be used over a session between
+// link-local addresses: with the device on which alone it means something. There
+// the next hop is the peer, but for what an iBGP peer passes on from elsewhere.
+// GoBGP keeps only the first of two addresses, which may be empty (BIRD) or a
+// global one that this host has no route to.
+func onLink(hop, peer netip.Addr, ibgp bool) netip.Addr {
+	switch {
+	case peer.Zone() == "" || !hop.IsValid():
+		return hop
+	case ibgp && hop.Is6() && hop.IsLinkLocalUnicast():
+		return hop.WithZone(peer.Zone())
+	case ibgp && !hop.IsUnspecified():
 		return hop
 	}
-	if mp.LinkLocalNexthop.IsLinkLocalUnicast() {
-		hop = mp.LinkLocalNexthop
-	}
-	if hop.Is6() && hop.IsLinkLocalUnicast() {
-		return hop.WithZone(peer.Zone())
-	}
-	return hop
+	return peer
 }
 
 // linkProblem says what is wrong with the settings of a session over link-local

@@ -1,0 +1,298 @@
+package adjacent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/neighbour"
+	"github.com/routerd/routerd/dataplane/workload/netnstest"
+)
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+// wire is two namespaces joined by a veth pair with link-local addresses,
+// fe80::a on the device near of the first and fe80::b on far of the second.
+type wire struct {
+	t    *testing.T
+	a, b *netnstest.Netns
+}
+
+func newWire(t *testing.T) *wire {
+	t.Helper()
+	w := &wire{t, netnstest.New(t), netnstest.New(t)}
+	w.run(w.a, "ip link add near type veth peer name far netns "+w.b.Path)
+	w.run(w.a, "sysctl -qw net.ipv6.conf.near.addr_gen_mode=1")
+	w.run(w.b, "sysctl -qw net.ipv6.conf.far.addr_gen_mode=1")
+	w.run(w.b, "ip link set far up")
+	w.run(w.b, "ip addr add fe80::b/64 dev far nodad")
+	w.run(w.a, "ip link set near up")
+	w.run(w.a, "ip addr add fe80::a/64 dev near nodad")
+	return w
+}
+
+func (w *wire) run(n *netnstest.Netns, command string) {
+	w.t.Helper()
+	err := n.Do(func() error {
+		f := strings.Fields(command)
+		out, err := exec.Command(f[0], f[1:]...).CombinedOutput()
+		if err != nil {
+			w.t.Errorf("%s: %v\n%s", command, err, out)
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// underlay is what there is in a namespace.
+func (w *wire) underlay(n *netnstest.Netns) (u dataplane.Underlay) {
+	w.t.Helper()
+	err := n.Do(func() error {
+		ifs, err := net.Interfaces()
+		for _, i := range ifs {
+			l := dataplane.UnderlayLink{Index: i.Index, Name: i.Name, Up: i.Flags&net.FlagRunning != 0}
+			copy(l.MAC[:], i.HardwareAddr)
+			u.Links = append(u.Links, l)
+			list, err := i.Addrs()
+			if err != nil {
+				return err
+			}
+			for _, a := range list {
+				u.Addresses = append(u.Addresses, dataplane.UnderlayAddress{Link: i.Name, Prefix: netip.MustParsePrefix(a.String())})
+			}
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return u
+}
+
+// side is a Tracker under test with what it told last.
+type side struct {
+	*Tracker
+	t    *testing.T
+	mu   sync.Mutex
+	told map[string]Link
+	stop func()
+}
+
+func (w *wire) track(n *netnstest.Netns) *side {
+	w.t.Helper()
+	s := &side{t: w.t}
+	s.Tracker = New(slog.New(slog.DiscardHandler), func(l map[string]Link) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.told = l
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Do(func() error { return s.Run(ctx) }) }()
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			w.t.Errorf("run: %v", err)
+		}
+	})
+	w.t.Cleanup(s.stop)
+	return s
+}
+
+func (s *side) wait(device string, want Link) {
+	s.t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s.mu.Lock()
+		got, known := s.told[device]
+		s.mu.Unlock()
+		diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
+		if known && diff == "" {
+			return
+		}
+		select {
+		case <-deadline.C:
+			s.t.Fatalf("%s (-want +got):\n%s", device, diff)
+		case <-tick.C:
+		}
+	}
+}
+
+// TestWire: a neighbour that says nothing is found and becomes a router when it
+// advertises itself; one that is there with another address takes its place when
+// the kernel finds that the first does not answer; a device goes and comes.
+func TestWire(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	near := w.track(w.a)
+	near.Want([]string{"near", "missing"})
+	near.HandleUnderlay(w.underlay(w.a))
+	near.wait("near", Link{Up: true, Addr: addrs("fe80::a")[0], Hosts: addrs("fe80::b")})
+
+	far := w.track(w.b)
+	far.Want([]string{"far"})
+	far.HandleUnderlay(w.underlay(w.b))
+	far.wait("far", Link{Up: true, Addr: addrs("fe80::b")[0], Routers: addrs("fe80::a")})
+	near.wait("near", Link{Up: true, Addr: addrs("fe80::a")[0], Routers: addrs("fe80::b")})
+	far.stop()
+
+	w.run(w.b, "ip addr del fe80::b/64 dev far")
+	w.run(w.b, "ip addr add fe80::c/64 dev far nodad")
+	again := w.track(w.b)
+	again.Want([]string{"far"})
+	again.HandleUnderlay(w.underlay(w.b))
+	near.wait("near", Link{Up: true, Addr: addrs("fe80::a")[0], Routers: addrs("fe80::b", "fe80::c")})
+	w.run(w.a, "ip neigh replace fe80::b dev near lladdr 02:00:00:00:00:01 nud probe")
+	near.wait("near", Link{Up: true, Addr: addrs("fe80::a")[0], Routers: addrs("fe80::c")})
+
+	w.run(w.a, "ip link set near down")
+	near.HandleUnderlay(w.underlay(w.a))
+	near.wait("near", Link{Routers: addrs("fe80::c")})
+	near.Want(nil)
+	near.Want([]string{"near"})
+	near.HandleUnderlay(dataplane.Underlay{})
+	near.waitNone()
+}
+
+func (s *side) waitNone() {
+	s.t.Helper()
+	for range 3000 {
+		s.mu.Lock()
+		n := len(s.told)
+		s.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		wait := time.NewTimer(10 * time.Millisecond)
+		<-wait.C
+	}
+	s.t.Fatal("a device that is gone is still told of")
+}
+
+// sent is a sender that keeps what it was given.
+type sent struct {
+	joined []int
+	types  []byte
+	fail   bool
+}
+
+func (s *sent) join(link int) error { s.joined = append(s.joined, link); return nil }
+
+func (s *sent) send(_ int, _ netip.Addr, _ net.IP, message []byte) error {
+	if s.fail {
+		return os.ErrInvalid
+	}
+	s.types = append(s.types, message[0])
+	return nil
+}
+
+// TestWatch goes through what is heard and sent without a network.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	const rs, ra, ping = 133, 134, 128
+	now := time.Unix(1000, 0)
+	out := &sent{}
+	w := newWatch(slog.New(slog.DiscardHandler), out)
+	link := func(up bool) dataplane.Underlay {
+		return dataplane.Underlay{
+			Links: []dataplane.UnderlayLink{{Index: 7, Name: "eth1", Up: up}, {Index: 8, Name: "eth2", Up: true}},
+			Addresses: []dataplane.UnderlayAddress{
+				{Link: "eth1", Prefix: netip.MustParsePrefix("fd00::7/64")},
+				{Link: "eth1", Prefix: netip.MustParsePrefix("fe80::8/64"), Tentative: true},
+				{Link: "eth1", Prefix: netip.MustParsePrefix("fe80::7/64")},
+			},
+		}
+	}
+	b, c := addrs("fe80::b")[0], addrs("fe80::c")[0]
+	for _, step := range []struct {
+		name string
+		do   func()
+		sent []byte
+		want Link
+	}{
+		{"down", func() { w.set([]string{"eth1"}, link(false), now) }, nil, Link{Addr: addrs("fe80::7")[0]}},
+		{"up", func() { w.set([]string{"eth1"}, link(true), now) }, []byte{ra, rs, ping}, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"the same again", func() { w.set([]string{"eth1"}, link(true), now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"nobody yet", func() { w.tick(now) }, []byte{ra, rs, ping}, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"itself", func() { w.heard(heard{7, addrs("fe80::7")[0], true}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"asked too often", func() { w.heard(heard{7, b, false}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"a host", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
+		{"asked", func() { now = now.Add(pause); w.heard(heard{7, b, false}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
+		{"a router", func() { now = now.Add(pause); w.heard(heard{7, c, true}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
+		{"the router again", func() { now = now.Add(pause); w.heard(heard{7, c, true}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
+		{"on another link", func() { w.heard(heard{8, c, true}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
+		{"the host is silent", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c")}},
+		{"the router is silent", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: c, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"the router answers", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: c, Answer: dataplane.Yes}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c")}},
+		{"nothing is sent", func() { out.fail = true; w.tick(now); out.fail = false }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c")}},
+		{"somebody is known", func() { w.tick(now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c")}},
+	} {
+		out.types = nil
+		step.do()
+		if diff := cmp.Diff(step.sent, out.types); diff != "" {
+			t.Errorf("%s: sent (-want +got):\n%s", step.name, diff)
+		}
+		if diff := cmp.Diff(step.want, w.links()["eth1"], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.name, diff)
+		}
+	}
+	if !slices.Equal(out.joined, []int{7}) {
+		t.Errorf("joined on %v", out.joined)
+	}
+	w.set(nil, dataplane.Underlay{}, now)
+	if len(w.links())+len(w.present) != 0 {
+		t.Errorf("of devices that are gone there is %v and %v", w.links(), w.present)
+	}
+}
+
+// TestMeaning: what came over a router or from nowhere is no advertisement.
+func TestMeaning(t *testing.T) {
+	t.Parallel()
+	ra, rs := advertisement(dataplane.MAC{2}), solicitation(dataplane.MAC{})
+	bad := slices.Clone(ra)
+	bad[1] = 1
+	for _, c := range []struct {
+		name                 string
+		message              []byte
+		hops                 int
+		linkLocal            bool
+		advertises, solicits bool
+	}{
+		{"advertisement", ra, 255, true, true, false},
+		{"over a router", ra, 254, true, false, false},
+		{"from a global address", ra, 255, false, false, false},
+		{"short", ra[:15], 255, true, false, false},
+		{"of another code", bad, 255, true, false, false},
+		{"solicitation", rs, 255, false, false, true},
+		{"short solicitation", rs[:7], 255, true, false, false},
+		{"empty", nil, 255, true, false, false},
+		{"echo", echo(1), 255, true, false, false},
+	} {
+		if a, s := meaning(c.message, c.hops, c.linkLocal); a != c.advertises || s != c.solicits {
+			t.Errorf("%s: advertises %t, solicits %t", c.name, a, s)
+		}
+	}
+}
