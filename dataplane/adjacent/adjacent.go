@@ -31,9 +31,9 @@ const (
 	// where it peers so. What a neighbour hears after it started comes that late.
 	interval = 5 * time.Second
 
-	// pause is between two advertisements at least, whatever is asked (RFC 4861
-	// section 6.2.6 has 3 s for many hosts on a link; here there is one).
-	pause = time.Second
+	// pause is between two advertisements at least, however often it is asked (RFC
+	// 4861 section 6.2.6 has 3 s for many hosts on a link; here there is one).
+	pause = 200 * time.Millisecond
 )
 
 // Link is what is known of a device and of who is there. Addresses are
@@ -287,11 +287,15 @@ func (w *watch) heard(m heard, now time.Time) {
 	if d != nil && m.from == d.addr {
 		return
 	}
-	answer := !m.advertises
-	if m.advertises {
-		answer = w.note(m.link, m.from, func(s neighbourState) neighbourState { return neighbourState{router: true} })
+	answer := m.kind == solicits && d != nil && now.Sub(d.advertised) >= pause
+	switch m.kind {
+	case advertises:
+		answer = w.note(m.link, m.from, func(neighbourState) neighbourState { return neighbourState{router: true} })
+	case answers:
+		w.note(m.link, m.from, func(s neighbourState) neighbourState { s.silent = false; return s })
+	case nothing, solicits:
 	}
-	if answer && d != nil && d.ready() && now.Sub(d.advertised) >= pause {
+	if answer && d != nil && d.ready() {
 		w.advertise(m.link, d, now)
 	}
 }

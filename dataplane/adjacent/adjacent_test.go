@@ -42,6 +42,7 @@ func newWire(t *testing.T) *wire {
 	w.run(w.a, "ip link add near type veth peer name far netns "+w.b.Path)
 	w.run(w.a, "sysctl -qw net.ipv6.conf.near.addr_gen_mode=1")
 	w.run(w.b, "sysctl -qw net.ipv6.conf.far.addr_gen_mode=1")
+	w.run(w.a, "sysctl -qw net.ipv6.neigh.near.retrans_time_ms=50") // so that silence is found soon
 	w.run(w.b, "ip link set far up")
 	w.run(w.b, "ip addr add fe80::b/64 dev far nodad")
 	w.run(w.a, "ip link set near up")
@@ -237,13 +238,15 @@ func TestWatch(t *testing.T) {
 		{"up", func() { w.set([]string{"eth1"}, link(true), now) }, []byte{ra, rs, ping}, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"the same again", func() { w.set([]string{"eth1"}, link(true), now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"nobody yet", func() { w.tick(now) }, []byte{ra, rs, ping}, Link{Up: true, Addr: addrs("fe80::7")[0]}},
-		{"itself", func() { w.heard(heard{7, addrs("fe80::7")[0], true}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
-		{"asked too often", func() { w.heard(heard{7, b, false}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"itself", func() { w.heard(heard{7, addrs("fe80::7")[0], advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"asked too often", func() { w.heard(heard{7, b, solicits}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"a host", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
-		{"asked", func() { now = now.Add(pause); w.heard(heard{7, b, false}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
-		{"a router", func() { now = now.Add(pause); w.heard(heard{7, c, true}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
-		{"the router again", func() { now = now.Add(pause); w.heard(heard{7, c, true}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
-		{"on another link", func() { w.heard(heard{8, c, true}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
+		{"the host is silent once", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"the host answers", func() { w.heard(heard{7, b, answers}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
+		{"asked", func() { now = now.Add(pause); w.heard(heard{7, b, solicits}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
+		{"a router", func() { now = now.Add(pause); w.heard(heard{7, c, advertises}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
+		{"the router again", func() { now = now.Add(pause); w.heard(heard{7, c, advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
+		{"on another link", func() { w.heard(heard{8, c, advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
 		{"the host is silent", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c")}},
 		{"the router is silent", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: c, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"the router answers", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: c, Answer: dataplane.Yes}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c")}},
@@ -268,6 +271,12 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// answer makes an echo request a reply.
+func answer(b []byte) []byte {
+	b[0] = 129
+	return b
+}
+
 // TestMeaning: what came over a router or from nowhere is no advertisement.
 func TestMeaning(t *testing.T) {
 	t.Parallel()
@@ -275,24 +284,27 @@ func TestMeaning(t *testing.T) {
 	bad := slices.Clone(ra)
 	bad[1] = 1
 	for _, c := range []struct {
-		name                 string
-		message              []byte
-		hops                 int
-		linkLocal            bool
-		advertises, solicits bool
+		name      string
+		message   []byte
+		hops      int
+		linkLocal bool
+		want      kind
 	}{
-		{"advertisement", ra, 255, true, true, false},
-		{"over a router", ra, 254, true, false, false},
-		{"from a global address", ra, 255, false, false, false},
-		{"short", ra[:15], 255, true, false, false},
-		{"of another code", bad, 255, true, false, false},
-		{"solicitation", rs, 255, false, false, true},
-		{"short solicitation", rs[:7], 255, true, false, false},
-		{"empty", nil, 255, true, false, false},
-		{"echo", echo(1), 255, true, false, false},
+		{"advertisement", ra, 255, true, advertises},
+		{"over a router", ra, 254, true, nothing},
+		{"from a global address", ra, 255, false, nothing},
+		{"short", ra[:15], 255, true, nothing},
+		{"of another code", bad, 255, true, nothing},
+		{"solicitation", rs, 255, false, solicits},
+		{"short solicitation", rs[:7], 255, true, nothing},
+		{"empty", nil, 255, true, nothing},
+		{"echo", echo(1), 255, true, nothing},
+		{"answer", answer(echo(1)), 64, true, answers},
+		{"answer to somebody else", answer(make([]byte, 8)), 64, true, nothing},
+		{"answer from afar", answer(echo(1)), 64, false, nothing},
 	} {
-		if a, s := meaning(c.message, c.hops, c.linkLocal); a != c.advertises || s != c.solicits {
-			t.Errorf("%s: advertises %t, solicits %t", c.name, a, s)
+		if got := meaning(c.message, c.hops, c.linkLocal); got != c.want {
+			t.Errorf("%s: means %d, want %d", c.name, got, c.want)
 		}
 	}
 }

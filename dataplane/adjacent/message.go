@@ -30,12 +30,15 @@ func solicitation(mac dataplane.MAC) []byte {
 	return withMAC(b, mac)
 }
 
-// echo is an echo request (RFC 4443 section 4.1): to answer it, a host has to
-// ask for our MAC address, and so the kernel learns that it is there.
+// echoID is the identifier of our echo requests.
+const echoID = 0x7264
+
+// echo is an echo request (RFC 4443 section 4.1), which hosts that say nothing
+// of themselves answer.
 func echo(sequence uint16) []byte {
 	b := make([]byte, 8)
 	b[0] = byte(ipv6.ICMPTypeEchoRequest)
-	copy(b[4:], "rd")
+	binary.BigEndian.PutUint16(b[4:], echoID)
 	binary.BigEndian.PutUint16(b[6:], sequence)
 	return b
 }
@@ -49,17 +52,35 @@ func withMAC(b []byte, mac dataplane.MAC) []byte {
 	return append(append(b, 1, 1), mac[:]...)
 }
 
+// kind is what a message means.
+type kind uint8
+
+const (
+	nothing    kind = iota
+	advertises      // a router is there
+	solicits        // somebody asks for routers
+	answers         // somebody answers our echo request
+)
+
 // meaning says what a message is, as far as it is one that a node must accept
 // (RFC 4861 sections 6.1.1 and 6.1.2); what comes over a router is not.
-func meaning(b []byte, hopLimit int, fromLinkLocal bool) (advertises, solicits bool) {
-	if hopLimit != 255 || len(b) < solicitationLen || b[1] != 0 {
-		return false, false
+func meaning(b []byte, hopLimit int, fromLinkLocal bool) kind {
+	if len(b) < solicitationLen || b[1] != 0 {
+		return nothing
 	}
 	switch b[0] {
 	case byte(ipv6.ICMPTypeRouterAdvertisement):
-		return len(b) >= advertisementLen && fromLinkLocal, false
+		if hopLimit == 255 && len(b) >= advertisementLen && fromLinkLocal {
+			return advertises
+		}
 	case byte(ipv6.ICMPTypeRouterSolicitation):
-		return false, true
+		if hopLimit == 255 {
+			return solicits
+		}
+	case byte(ipv6.ICMPTypeEchoReply):
+		if fromLinkLocal && binary.BigEndian.Uint16(b[4:]) == echoID {
+			return answers
+		}
 	}
-	return false, false
+	return nothing
 }

@@ -11,9 +11,9 @@ import (
 
 // heard is a message that came in.
 type heard struct {
-	link       int
-	from       netip.Addr
-	advertises bool // else it solicits
+	link int
+	from netip.Addr
+	kind kind
 }
 
 // socket sends and receives router advertisements and solicitations on all
@@ -33,6 +33,7 @@ func openSocket() (*socket, error) {
 	filter.SetAll(true)
 	filter.Accept(ipv6.ICMPTypeRouterAdvertisement)
 	filter.Accept(ipv6.ICMPTypeRouterSolicitation)
+	filter.Accept(ipv6.ICMPTypeEchoReply)
 	for _, set := range []func() error{
 		func() error { return s.conn.SetICMPFilter(&filter) },
 		func() error { return s.conn.SetControlMessage(ipv6.FlagHopLimit|ipv6.FlagInterface, true) },
@@ -77,9 +78,8 @@ func (s *socket) receive() (heard, error) {
 			continue
 		}
 		src, _ := netip.AddrFromSlice(a.IP)
-		advertises, solicits := meaning(b[:n], cm.HopLimit, src.IsLinkLocalUnicast())
-		if advertises || solicits {
-			return heard{link: cm.IfIndex, from: src, advertises: advertises}, nil
+		if k := meaning(b[:n], cm.HopLimit, src.IsLinkLocalUnicast()); k != nothing {
+			return heard{link: cm.IfIndex, from: src, kind: k}, nil
 		}
 	}
 }
