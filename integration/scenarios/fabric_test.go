@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
@@ -271,5 +269,4 @@ func TestFabric(t *testing.T) {
 		}
 		return ""
 	})
-	_ = unix.SIGKILL
 }
