@@ -258,7 +258,7 @@ func (c *Config) advertised(peer Peer) int {
 func (c *Config) restartTime() time.Duration {
 	longest := time.Duration(0)
 	for _, p := range c.Peers {
-		if p.runs() {
+		if p.wanted() {
 			longest = max(longest, p.RestartTime)
 		}
 	}
