@@ -18,3 +18,20 @@ func (d *router) openJournal() error {
 	d.journal, err = journal.Open(filepath.Join(dir, "journal"), d.log.With("component", "journal"))
 	return err
 }
+
+// journalError says what was lost of the journal, until the daemon starts again.
+func (d *router) journalError() error {
+	lost := d.damage()
+	if lost.Lines == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d damaged lines of the journal were left out: what they said of workloads is lost, compare routerctl ipam check; the file as it was is %s, and the disk may be failing", lost.Lines, lost.Copy)
+}
+
+// damage is what was lost of the journal.
+func (d *router) damage() journal.Damage {
+	if d.journal == nil {
+		return journal.Damage{}
+	}
+	return d.journal.Damage()
+}

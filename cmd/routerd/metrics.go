@@ -27,7 +27,7 @@ type collector struct {
 	d                                        *router
 	objects, peerUp, peerPrefixes, workloads *prometheus.Desc
 	blockAddresses, blockInUse, healthy      *prometheus.Desc
-	foreign                                  *prometheus.Desc
+	foreign, journalDamage                   *prometheus.Desc
 }
 
 func newCollector(d *router) *collector {
@@ -43,6 +43,7 @@ func newCollector(d *router) *collector {
 		blockAddresses: desc("ipam_block_addresses", "Addresses in this host's blocks.", "pool"),
 		blockInUse:     desc("ipam_block_addresses_in_use", "Addresses of this host's blocks in use.", "pool"),
 		foreign:        desc("stranger_routes", "Routes of other programs that take packets from routes of ours."),
+		journalDamage:  desc("journal_damaged_lines", "Lines of the journal that could not be read when the daemon started."),
 		healthy:        desc("healthy", "Whether the daemon is live, ready, and each condition holds.", "check"),
 	}
 }
@@ -50,7 +51,7 @@ func newCollector(d *router) *collector {
 // Describe implements [prometheus.Collector].
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.objects, c.peerUp, c.peerPrefixes, c.workloads, c.blockAddresses, c.blockInUse, c.healthy, c.foreign,
+		c.objects, c.peerUp, c.peerPrefixes, c.workloads, c.blockAddresses, c.blockInUse, c.healthy, c.foreign, c.journalDamage,
 	} {
 		ch <- d
 	}
@@ -100,6 +101,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 
 	gauge(c.foreign, float64(len(c.d.foreignRoutes(v.pools, v.coreErr))))
+
+	gauge(c.journalDamage, float64(c.d.damage().Lines))
 
 	r := c.d.reportOf(v)
 	gauge(c.healthy, truth(r.Live.OK), "live")

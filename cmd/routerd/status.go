@@ -115,7 +115,7 @@ func (d *router) reportOf(v view) health.Report {
 	// keeps running. It is a condition of its own.
 	r.Conditions = append(ready, d.checks.Note("Address", v.node.AddressErr), d.checks.Note("Datastore", d.datastoreError()),
 		d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)),
-		d.checks.Note("Policy", d.policyError()),
+		d.checks.Note("Policy", d.policyError()), d.checks.Note("Journal", d.journalError()),
 		d.checks.Note("FelixRules", felixError(d.felix.look(time.Now(), felix.Find, d.log))),
 		d.checks.Note("ForeignRoutes", foreignError(d.foreignRoutes(v.pools, v.coreErr))))
 	for _, p := range v.pools {

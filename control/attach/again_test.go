@@ -2,9 +2,13 @@ package attach
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -166,4 +170,43 @@ func TestRepairKeepsAddress(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDelIsDurable: when DEL answers, the disk says that the attachment goes; the
+// kernel need not have heard of it. The daemon that comes after a loss of power
+// gives the attachment no route and finishes.
+func TestDelIsDurable(t *testing.T) {
+	t.Parallel()
+	w := newBehind(t)
+	a := w.start()
+	req := w.request(1)
+	w.add(a, req)
+	settle(t, a)
+	w.sink.mu.Lock()
+	w.sink.fail = errors.New("the kernel does not answer")
+	w.sink.mu.Unlock()
+	before := w.journal.Flushes()
+	w.del(a, req)
+	if w.journal.Flushes() == before {
+		t.Error("DEL did not wait for the disk")
+	}
+	disk, err := os.ReadFile(filepath.Join(w.dir, "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The power is lost here: this is what the disk has.
+	if err := os.WriteFile(filepath.Join(w.dir, "journal"), disk, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := w.start()
+	for _, wish := range w.sink.wanted() {
+		if strings.HasPrefix(wish, "route") {
+			t.Errorf("after the restart there is still %s", wish)
+		}
+	}
+	w.sink.mu.Lock()
+	w.sink.fail = nil
+	w.sink.mu.Unlock()
+	w.run(b)
+	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
 }

@@ -24,7 +24,8 @@ var ErrClosed = errors.New("journal is closed")
 // beside as many as the entries themselves take.
 const slack = 512 << 10
 
-// BadSuffix ends the name of the copy of a journal in which lines were damaged.
+// BadSuffix ends the name of the copy of a journal in which lines were damaged;
+// a number follows where there is one already.
 const BadSuffix = ".bad"
 
 const tempSuffix = ".tmp"
@@ -44,6 +45,8 @@ type Journal struct {
 	torn    bool  // the file may have more than size
 	suspect bool  // a flush failed: what the kernel still has of the file is not known
 
+	damage Damage // what Open found
+
 	appended, synced uint64 // changes: made, and known to be on the disk
 	flushing         bool
 	flushes          uint64
@@ -53,6 +56,32 @@ type Journal struct {
 type line struct {
 	Key   string          `json:"k"`
 	Value json.RawMessage `json:"v,omitempty"` // none: the key is deleted
+}
+
+// Damage says what was lost of a journal.
+type Damage struct {
+	Lines int    // that were whole once and could not be read
+	Copy  string // the file as it was found
+}
+
+// Damage returns what [Open] found: the zero value where nothing was damaged.
+func (j *Journal) Damage() Damage { return j.damage }
+
+// setAside keeps a damaged file's content beside it, and no earlier copy is lost.
+func setAside(path string, b []byte) (string, error) {
+	name := path + BadSuffix
+	for n := 1; ; n++ {
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if errors.Is(err, fs.ErrExist) {
+			name = path + BadSuffix + "." + strconv.Itoa(n)
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		_, err = f.Write(b)
+		return name, errors.Join(err, f.Sync(), f.Close())
+	}
 }
 
 // Open reads a journal, or makes it, with mode 0600. Its directory must exist.
@@ -66,10 +95,12 @@ func Open(path string, log *slog.Logger) (*Journal, error) {
 	}
 	bad := j.replay(b)
 	if bad > 0 {
-		if err := os.WriteFile(path+BadSuffix, b, 0o600); err != nil {
+		aside, err := setAside(path, b)
+		if err != nil {
 			return nil, fmt.Errorf("put a copy of the damaged journal aside: %w", err)
 		}
-		log.Error("damaged lines of the journal are left out", "file", path, "lines", bad, "copy", path+BadSuffix)
+		j.damage = Damage{bad, aside}
+		log.Error("damaged lines of the journal are left out", "file", path, "lines", bad, "copy", aside)
 	}
 	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
@@ -86,24 +117,23 @@ func Open(path string, log *slog.Logger) (*Journal, error) {
 	return j, nil
 }
 
-// replay takes in what a file holds and returns how many damaged lines there
-// are before its last good one.
+// replay takes in what a file holds and returns how many whole lines are damaged.
+// What follows the last end of a line is the beginning of one, or one that lacks
+// nothing but its end.
 func (j *Journal) replay(b []byte) (bad int) {
-	pending := 0 // damaged lines that nothing good has followed yet
-	for pos := 0; pos < len(b); {
-		n := bytes.IndexByte(b[pos:], '\n')
-		if n < 0 {
-			break
+	for len(b) > 0 {
+		text, rest, whole := bytes.Cut(b, []byte{'\n'})
+		l, ok := parse(text)
+		switch {
+		case ok:
+			j.apply(l)
+		case whole:
+			bad++
 		}
-		l, ok := parse(b[pos : pos+n])
-		pos += n + 1
-		if !ok {
-			pending++
-			continue
+		if whole {
+			j.size += int64(len(text)) + 1
 		}
-		bad, pending = bad+pending, 0
-		j.apply(l)
-		j.size = int64(pos)
+		b = rest
 	}
 	return bad
 }

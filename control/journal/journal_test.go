@@ -96,8 +96,11 @@ func TestTornAtEveryByte(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[string]string{}
-		if cut >= end {
+		if cut >= end-1 { // the end of a line may be what is missing
 			want["a"] = `"first"`
+		}
+		if cut >= len(whole)-1 {
+			want["b"] = `"second"`
 		}
 		holds(t, path, want)
 		j := open(t, path)
@@ -120,8 +123,9 @@ func must(b []byte, err error) []byte {
 	return b
 }
 
-// A flipped bit anywhere costs the line that it is in, and nothing else.
-func TestDamageInTheMiddle(t *testing.T) {
+// A flipped bit anywhere costs the line that it is in, and nothing else, be it the
+// last one. It is told, and every copy is kept.
+func TestDamage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "j")
@@ -131,7 +135,12 @@ func TestDamageInTheMiddle(t *testing.T) {
 	}
 	whole := must(os.ReadFile(path))
 	third := len(whole) / 3
-	for at := third; at < 2*third-1; at++ {
+	for at := range whole {
+		if at%third == third-1 {
+			continue // the end of a line: two become one
+		}
+		want := map[string]string{"a": `"a"`, "b": `"b"`, "c": `"c"`}
+		delete(want, []string{"a", "b", "c"}[at/third])
 		damaged := bytes.Clone(whole)
 		damaged[at] ^= 1
 		if err := os.WriteFile(path, damaged, 0o600); err != nil {
@@ -148,10 +157,42 @@ func TestDamageInTheMiddle(t *testing.T) {
 		if !strings.Contains(log.String(), "damaged lines") {
 			t.Errorf("byte %d: log says %q", at, log.String())
 		}
-		if got := must(os.ReadFile(path + BadSuffix)); !bytes.Equal(got, damaged) {
+		d := j.Damage()
+		if d.Lines != 1 || !strings.HasPrefix(d.Copy, path+BadSuffix) {
+			t.Errorf("byte %d: damage %+v", at, d)
+		}
+		if got := must(os.ReadFile(d.Copy)); !bytes.Equal(got, damaged) {
 			t.Errorf("byte %d: the copy differs", at)
 		}
-		holds(t, path, map[string]string{"a": `"a"`, "c": `"c"`})
+		if copies := must2(filepath.Glob(path + BadSuffix + "*")); len(copies) != at-at/third+1 {
+			t.Errorf("byte %d: copies %v", at, copies)
+		}
+		holds(t, path, want)
+		if j = open(t, path); j.Damage() != (Damage{}) {
+			t.Errorf("byte %d: damage is found again: %+v", at, j.Damage())
+		}
+	}
+}
+
+// Damage that joins two lines costs both, and one in the end of the last line
+// costs nothing.
+func TestDamagedEnd(t *testing.T) {
+	t.Parallel()
+	for i, want := range []map[string]string{{"c": `"c"`}, {"a": `"a"`}, {"a": `"a"`, "b": `"b"`, "c": `"c"`}} {
+		path := filepath.Join(t.TempDir(), "j")
+		j := open(t, path)
+		for _, k := range []string{"a", "b", "c"} {
+			put(t, j, k, k)
+		}
+		b := must(os.ReadFile(path))
+		b[(i+1)*len(b)/3-1] ^= 1
+		if i == 2 {
+			b = b[:len(b)-1]
+		}
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, path, want)
 	}
 }
 
@@ -228,7 +269,7 @@ func TestFailedFlush(t *testing.T) {
 	holds(t, path, map[string]string{"a": "1", "b": "2"})
 }
 
-func must2(f *os.File, err error) *os.File {
+func must2[T any](f T, err error) T {
 	if err != nil {
 		panic(err)
 	}
