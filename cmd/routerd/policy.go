@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/enforce"
+	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
@@ -35,6 +36,7 @@ type policies struct {
 	enforcer    *enforce.Enforcer
 	flows       *flows
 	listener    *nflog.Listener       // nil: there is nothing to listen to
+	memory      *journal.Journal      // nil: nothing is remembered
 	unrepaired  atomic.Pointer[error] // why another's change of the table stands; nil: none does
 }
 
@@ -76,6 +78,7 @@ func (d *router) newPolicy() error {
 	p.enforcer = enforce.New(enforce.Config{
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Datastore: datastorePorts(d.cfg),
 		Table: p.table, Connections: p.connections, Log: log,
+		Memory: d.policyMemory(p),
 	})
 	return nil
 }
@@ -114,7 +117,21 @@ func (d *router) awaitRules() func(context.Context, string, []netip.Addr) error 
 // announceEndpoint tells what enforces policy of an endpoint of this host, or of
 // its end, before the datastore does.
 func (d *router) announceEndpoint(ev store.Event) {
-	d.policy.handleStore(store.Batch{Events: []store.Event{ev}})
+	if d.policy != nil && d.policy.enforcer != nil {
+		d.policy.enforcer.Announce(ev)
+	}
+}
+
+func (d *router) endpointWritten(key store.Key, rev store.Revision) {
+	if d.policy != nil && d.policy.enforcer != nil {
+		d.policy.enforcer.Written(key, rev)
+	}
+}
+
+func (d *router) endpointEnded(key store.Key, told bool) {
+	if d.policy != nil && d.policy.enforcer != nil {
+		d.policy.enforcer.Ended(key, told)
+	}
 }
 
 // handleStore takes in a step of the watch.
@@ -147,6 +164,9 @@ func (p *policies) close() error {
 		if err := p.listener.Close(); !errors.Is(err, os.ErrClosed) {
 			errs = append(errs, err)
 		}
+	}
+	if p.memory != nil {
+		errs = append(errs, p.memory.Close())
 	}
 	if p.connections != nil {
 		errs = append(errs, p.connections.Close())
@@ -217,6 +237,8 @@ func (d *router) policyError() error {
 		return s.Err
 	case !s.InForce:
 		return errRulesToCome
+	case s.Recalled:
+		return errors.New("the datastore has not been read since the start: the rules are by what was known before")
 	case s.CutErr != nil:
 		return fmt.Errorf("connections that the rules deny were not all cut: %w", s.CutErr)
 	case len(s.Problems) > 0:

@@ -66,8 +66,6 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
 	h.config["bgp"] = map[string]any{"enabled": false}
-	// What is allowed nobody knows after a boot without the datastore.
-	h.config["policy"] = map[string]any{"enabled": false}
 	h.config["ipam"] = map[string]any{"reserve": map[string]any{"min": 110, "max": 110}}
 	h.config["defaultPool"] = map[string]any{"blockSize": 24}
 	socket, dir := filepath.Join(h.dir, "ext.sock"), t.TempDir()

@@ -212,6 +212,12 @@ type Config struct {
 	// datastore is told after [Attacher.HandleStore]. Where Rules is set and Announce is not, endpoints are written before the answer.
 	Announce func(store.Event)
 
+	// Written tells that the datastore has an endpoint that was announced, at a
+	// revision; Ended that nothing is left of one whose end was announced, and
+	// whether the datastore ever heard of it. Both may be nil, and are as Announce.
+	Written func(key store.Key, rev store.Revision)
+	Ended   func(key store.Key, told bool)
+
 	// Rules waits until the rules that judge what the device's workload sends
 	// and receives are in force, for all of these addresses; the error says why
 	// they are not. It is asked after the endpoint was written or announced, and an ADD whose

@@ -40,20 +40,34 @@ func (a *Attacher) announce(r record, there bool) {
 	if a.cfg.Announce == nil || r.AddressesOnly || !there && a.taken(r) {
 		return
 	}
-	w, err := a.endpointOf(r)
-	if err != nil {
-		return // an attachment whose endpoint can have no name never got one
-	}
-	key, err := store.KeyOf(w)
-	if err != nil {
+	key, ok := a.endpointKey(r)
+	if !ok {
 		return
 	}
 	ev := store.Event{Key: key}
 	if there {
+		w, err := a.endpointOf(r)
+		if err != nil {
+			return
+		}
 		a.announceProfile(r.Network)
 		ev.Object = store.Object{Key: key, Value: w}
 	}
 	a.cfg.Announce(ev)
+}
+
+// endpointKey returns the key of an attachment's endpoint. One whose endpoint can
+// have no name never got one.
+func (a *Attacher) endpointKey(r record) (store.Key, bool) {
+	if r.Network == "" || r.AddressesOnly {
+		return store.Key{}, false
+	}
+	w, err := a.endpointOf(r)
+	if err != nil {
+		return store.Key{}, false
+	}
+	key, err := store.KeyOf(w)
+	return key, err == nil
 }
 
 // AnnounceAgain takes in what the datastore says, after those who follow it
@@ -311,6 +325,9 @@ func (a *Attacher) confirm(ctx context.Context, rs []record) []error {
 		if epErrs[i] != nil {
 			errs[at[i]] = storeError("write the workload endpoint", epErrs[i])
 			continue
+		}
+		if key, ok := a.endpointKey(r); ok && a.cfg.Written != nil {
+			a.cfg.Written(key, revs[i])
 		}
 		errs[at[i]] = a.amend(r.id(), r.Since, func(have *record) {
 			have.Claims, have.Queued, have.Endpoint = nil, false, revs[i]

@@ -212,11 +212,15 @@ func (a *Attacher) forget(id ID) error {
 		return fmt.Errorf("remove attachment record: %w", err)
 	}
 	a.mu.Lock()
+	old, told := a.records[id], a.touched[id]
 	delete(a.records, id)
 	delete(a.touched, id)
 	a.retries.done(id)
 	a.mu.Unlock()
 	a.cfg.IPAM.Unclaim(handle(id))
+	if key, ok := a.endpointKey(old); ok && a.cfg.Ended != nil {
+		a.cfg.Ended(key, told)
+	}
 	return nil
 }
 

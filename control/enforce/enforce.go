@@ -54,6 +54,10 @@ type Config struct {
 	// times what the look took. 0: 500 ms, so that a change is felt within a second.
 	CutPause time.Duration
 
+	// Memory has the rules of a start follow what was known before, until the
+	// datastore answers. nil: nothing is known then, and no endpoint has rules.
+	Memory Memory
+
 	Log *slog.Logger
 }
 
@@ -63,17 +67,24 @@ type Enforcer struct {
 	cfg  Config
 	log  *slog.Logger
 	poke chan struct{} // something is to be taken in
+	keep chan struct{} // something is to be remembered
 	cut  chan struct{} // connections are to be looked at
 
-	mu      sync.Mutex
-	queue   []store.Batch
-	ifaces  map[string][]netip.Addr // nil: nothing new
-	changed map[string]bool         // interfaces whose connections are to be judged anew
-	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
-	moved   bool                    // they changed: all connections are to be judged anew
-	status  Status
-	live    map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
-	inForce chan struct{}             // closed and replaced when what is in force changes
+	mu     sync.Mutex
+	queue  []store.Batch
+	toKeep []store.Batch // for the memory
+	// What is in force by memory and not told of by the datastore yet, and what
+	// it told that waits until it has told all; nil: the datastore counts.
+	recalled  map[store.Key]bool
+	unheard   []store.Batch
+	announced announced
+	ifaces    map[string][]netip.Addr // nil: nothing new
+	changed   map[string]bool         // interfaces whose connections are to be judged anew
+	own       map[netip.Addr]bool     // this host's addresses; nil: not known yet
+	moved     bool                    // they changed: all connections are to be judged anew
+	status    Status
+	live      map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
+	inForce   chan struct{}             // closed and replaced when what is in force changes
 
 	rules sync.RWMutex
 	have  *filter.Ruleset // what was handed to the table
@@ -81,6 +92,7 @@ type Enforcer struct {
 
 // Status says how things stand.
 type Status struct {
+	Recalled  bool  // the rules follow what an earlier life of the daemon knew, for the datastore has not told all yet
 	InForce   bool  // the rules follow the datastore; before, those of an earlier life hold
 	Err       error // why the kernel does not have the newest rules; nil: it has
 	Steps     uint64
@@ -102,10 +114,13 @@ func New(cfg Config) *Enforcer {
 	if cfg.CutPause == 0 {
 		cfg.CutPause = 500 * time.Millisecond
 	}
-	return &Enforcer{
-		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1),
-		changed: make(map[string]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
+	e := &Enforcer{
+		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1), keep: make(chan struct{}, 1),
+		announced: make(announced),
+		changed:   make(map[string]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
+	e.recall()
+	return e
 }
 
 // HandleStore takes in a step of the watch of [policy.Kinds]. It does not wait.
@@ -114,7 +129,13 @@ func (e *Enforcer) HandleStore(b store.Batch) {
 		return
 	}
 	e.mu.Lock()
-	e.queue = append(e.queue, b)
+	for _, told := range e.told(b) {
+		e.queue = append(e.queue, e.announced.filter(told))
+	}
+	if e.cfg.Memory != nil {
+		e.toKeep = append(e.toKeep, b)
+		signal(e.keep)
+	}
 	e.mu.Unlock()
 	signal(e.poke)
 }
@@ -147,6 +168,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { e.cutLoop(ctx) })
+	wg.Go(func() { e.remember(ctx) })
 
 	calc := policy.New(policy.Config{
 		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Datastore: e.cfg.Datastore,
