@@ -43,6 +43,13 @@ func Clone(v any) any {
 			return v
 		}
 		return &Secret{Key: slices.Clone(v.Key)}
+	case *Incarnation:
+		if v == nil {
+			return v
+		}
+		c := *v
+		c.Addresses = slices.Clone(v.Addresses)
+		return &c
 	}
 	panic("store: clone of a value of no kind")
 }

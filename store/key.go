@@ -11,8 +11,8 @@ import (
 type Kind string
 
 // The kinds that routerd reads or writes. IPAM's records and routerd's own
-// secrets, at the end, are not resources of the v3 API and have no manifest
-// form.
+// secrets and incarnations, at the end, are not resources of the v3 API and
+// have no manifest form.
 const (
 	KindNode               Kind = "Node"
 	KindIPPool             Kind = "IPPool"
@@ -40,7 +40,8 @@ const (
 	KindIPAMHandle   Kind = "IPAMHandle"
 	KindIPAMConfig   Kind = "IPAMConfig"
 
-	KindSecret Kind = "Secret"
+	KindSecret      Kind = "Secret"
+	KindIncarnation Kind = "Incarnation"
 )
 
 // Key identifies an object. Keys are comparable.
@@ -74,6 +75,10 @@ func IPAMConfigKey() Key { return Key{Kind: KindIPAMConfig, Name: "default"} }
 // SecretKey returns the key of a secret that the hosts of a cluster share.
 func SecretKey(name string) Key { return Key{Kind: KindSecret, Name: name} }
 
+// IncarnationKey returns the key of the record of which machine holds a node's
+// name.
+func IncarnationKey(node string) Key { return Key{Kind: KindIncarnation, Name: node} }
+
 func (k Key) String() string {
 	if k.Namespace == "" {
 		return fmt.Sprintf("%s(%s)", k.Kind, k.Name)
@@ -106,7 +111,8 @@ const (
 	configPath   = ipamRoot + "config"
 
 	// What no tool of Calico's is to see is not below its root.
-	secretRoot = "/routerd/v1/secrets/"
+	secretRoot      = "/routerd/v1/secrets/"
+	incarnationRoot = "/routerd/v1/incarnations/"
 )
 
 func family(p netip.Prefix) string {
@@ -140,6 +146,8 @@ func (k Key) Path() string {
 		return configPath
 	case KindSecret:
 		return secretRoot + k.Name
+	case KindIncarnation:
+		return incarnationRoot + k.Name
 	}
 	info, ok := infoOf(k.Kind)
 	if !ok {
@@ -168,6 +176,8 @@ func PathPrefix(kind Kind, namespace string) string {
 		return configPath
 	case KindSecret:
 		return secretRoot
+	case KindIncarnation:
+		return incarnationRoot
 	}
 	info, ok := infoOf(kind)
 	if !ok {
@@ -217,6 +227,9 @@ func ParsePath(path string) (Key, bool) {
 	case strings.HasPrefix(path, secretRoot):
 		name := path[len(secretRoot):]
 		return SecretKey(name), name != "" && !strings.Contains(name, "/")
+	case strings.HasPrefix(path, incarnationRoot):
+		name := path[len(incarnationRoot):]
+		return IncarnationKey(name), name != "" && !strings.Contains(name, "/")
 	}
 	return Key{}, false
 }

@@ -55,6 +55,7 @@ var kindTable = [...]kindInfo{
 	{kind: KindIPAMHandle, record: true, new: func() any { return new(Handle) }},
 	{kind: KindIPAMConfig, record: true, new: func() any { return new(IPAMConfig) }},
 	{kind: KindSecret, record: true, new: func() any { return new(Secret) }},
+	{kind: KindIncarnation, record: true, new: func() any { return new(Incarnation) }},
 }
 
 func infoOf(kind Kind) (*kindInfo, bool) {
@@ -76,8 +77,8 @@ func infoOfPlural(plural string) (*kindInfo, bool) {
 }
 
 // Kinds returns the v3 kinds that routerd knows, in the order in which
-// manifests of several kinds are best applied. IPAM's records and
-// secrets are not among them: they have no manifest form.
+// manifests of several kinds are best applied. IPAM's records, secrets and
+// incarnations are not among them: they have no manifest form.
 func Kinds() []Kind {
 	var kinds []Kind
 	for i := range kindTable {
@@ -124,7 +125,7 @@ func (k Kind) Namespaced() bool {
 // resources of the v3 API.
 func (k Kind) IPAM() bool {
 	info, ok := infoOf(k)
-	return ok && info.record && k != KindSecret
+	return ok && info.record && k != KindSecret && k != KindIncarnation
 }
 
 // New returns a new zero value of a kind: the pointer that [Decode] would
@@ -194,6 +195,8 @@ func KindOf(v any) (Kind, bool) {
 		return KindIPAMConfig, true
 	case *Secret:
 		return KindSecret, true
+	case *Incarnation:
+		return KindIncarnation, true
 	}
 	return "", false
 }

@@ -16,8 +16,8 @@ type Object struct {
 	Revision Revision
 
 	// Value is the decoded form: a pointer to one of the v3 types, *[Node],
-	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle], *[IPAMConfig] or
-	// *[Secret].
+	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle], *[IPAMConfig],
+	// *[Secret] or *[Incarnation].
 	// Values that came from a [Store] are shared: do not change them, change a
 	// copy (see [Clone]).
 	Value any

@@ -38,6 +38,11 @@ func (d *router) runCollector(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
+	select {
+	case <-d.presence.Held():
+	case <-ctx.Done():
+		return nil
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { c.RunHost(ctx); return nil })
 	g.Go(func() error { d.store.Lead(ctx, collectorOffice, d.name, collectorTTL, c.RunCluster); return nil })

@@ -26,6 +26,7 @@ import (
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/policy"
+	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
@@ -63,6 +64,10 @@ type router struct {
 	journal *journal.Journal
 	reach   *reacher
 	policy  *policies // nil: switched off
+
+	presence *presence.Keeper
+	refused  chan struct{}    // another machine has this host's name
+	away     chan store.Batch // the datastore cannot be reached; before the parts follow it
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
@@ -112,7 +117,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	d := &router{
 		cfg: c, name: name, log: log, started: time.Now(), checks: health.NewLog(time.Now),
 		bgpFeed: make(chan store.Batch), ipamFeed: make(chan store.Batch), counters: newCounters(),
-		restored: make(chan struct{}),
+		restored: make(chan struct{}), away: make(chan store.Batch, 1),
 	}
 	var err error
 	// The kernel first: without its permission nothing else is of use.
@@ -178,6 +183,9 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		Rules: d.awaitRules(), Announce: d.announceEndpoint, Written: d.endpointWritten, Ended: d.endpointEnded, Log: log.With("component", "attach"),
 	})
 	if err != nil {
+		return d, err
+	}
+	if err := d.newPresence(); err != nil {
 		return d, err
 	}
 	d.reach, err = d.newReach(ctx)
@@ -277,6 +285,7 @@ func (d *router) run(ctx context.Context) error {
 	part("ipam", func(ctx context.Context) error { return d.ipam.Run(ctx, d.ipamFeed) })
 	part("node", d.node.Run)
 	part("underlay", d.followUnderlay)
+	part("presence", d.runPresence)
 	part("store", d.followStore)
 	part("bootstrap", d.bootstrap)
 	part("reach", d.runReach)
@@ -379,39 +388,51 @@ func watched() []store.Kind {
 	return kinds
 }
 
-// followStore hands the one ordered watch to all parts, each batch to every
-// part before the next.
+// followStore hands the one ordered watch to all parts, once this host holds its
+// name: a part that has not seen the datastore's state neither writes, nor
+// announces, nor sweeps.
 func (d *router) followStore(ctx context.Context) error {
+	if err := d.awaitName(ctx); err != nil {
+		return err
+	}
 	for b := range d.store.Watch(ctx, watched()...) {
-		if b.Err != nil {
-			d.storeErr.Store(&b.Err)
-			d.log.Warn("datastore cannot be reached; what runs keeps running", "error", b.Err)
-		} else if d.storeErr.Swap(nil) != nil {
-			d.log.Info("datastore is back")
-		}
-		if err := d.core.Store(ctx, b); err != nil {
+		if err := d.hand(ctx, b); err != nil {
 			return err
 		}
-		// The empty batch is taken when the one before it has been worked in:
-		// the node's agent, which comes last, asks IPAM for addresses by what
-		// it has seen, and IPAM must have seen it too.
-		if err := send(ctx, d.ipamFeed, b, store.Batch{}); err != nil {
-			return err
-		}
-		if d.bgp != nil {
-			if err := send(ctx, d.bgpFeed, b); err != nil {
-				return err
-			}
-		}
-		d.tunnels.HandleStore(b)
-		// What it announces must not hide what policy heard from the datastore.
-		d.attach.HandleStore(b)
-		d.policy.handleStore(b)
-		d.attach.AnnounceAgain(b)
-		d.reach.HandleStore(b)
-		d.node.HandleStore(b)
 	}
 	return ctx.Err()
+}
+
+// hand hands a batch to every part, before the next.
+func (d *router) hand(ctx context.Context, b store.Batch) error {
+	if b.Err != nil {
+		d.storeErr.Store(&b.Err)
+		d.log.Warn("datastore cannot be reached; what runs keeps running", "error", b.Err)
+	} else if d.storeErr.Swap(nil) != nil {
+		d.log.Info("datastore is back")
+	}
+	if err := d.core.Store(ctx, b); err != nil {
+		return err
+	}
+	// The empty batch is taken when the one before it has been worked in:
+	// the node's agent, which comes last, asks IPAM for addresses by what
+	// it has seen, and IPAM must have seen it too.
+	if err := send(ctx, d.ipamFeed, b, store.Batch{}); err != nil {
+		return err
+	}
+	if d.bgp != nil {
+		if err := send(ctx, d.bgpFeed, b); err != nil {
+			return err
+		}
+	}
+	d.tunnels.HandleStore(b)
+	// What it announces must not hide what policy heard from the datastore.
+	d.attach.HandleStore(b)
+	d.policy.handleStore(b)
+	d.attach.AnnounceAgain(b)
+	d.reach.HandleStore(b)
+	d.node.HandleStore(b)
+	return nil
 }
 
 func send(ctx context.Context, feed chan<- store.Batch, batches ...store.Batch) error {
@@ -462,6 +483,9 @@ var errLocked = errors.New("the datastore is locked: ClusterInformation default 
 
 // attachReady says why ADD cannot be served yet.
 func (d *router) attachReady() error {
+	if err := d.presence.Refused(); err != nil {
+		return err
+	}
 	ns := d.node.Status()
 	switch {
 	case ns.Locked:

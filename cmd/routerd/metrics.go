@@ -18,7 +18,7 @@ func (d *router) metrics() *prometheus.Registry {
 	d.counters.register(reg)
 	reg.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newCollector(d), newReachCollector(d),
-		newTunnelCollector(d), newPolicyCollector(d),
+		newTunnelCollector(d), newPolicyCollector(d), newPresenceCollector(d),
 	)
 	return reg
 }

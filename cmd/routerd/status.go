@@ -44,6 +44,7 @@ const answerWithin = 2 * time.Second
 // view is what a report is made of. Each part is asked once.
 type view struct {
 	node    node.Status
+	refused error // another machine has this host's name
 	bgp     bgp.Status
 	pools   []vrouter.PoolStatus
 	hosts   []dataplane.Host // by family, where this host has an address
@@ -54,7 +55,7 @@ type view struct {
 func (d *router) view(ctx context.Context, b bgp.Status) view {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	v := view{node: d.node.Status(), bgp: b}
+	v := view{node: d.node.Status(), refused: d.presence.Refused(), bgp: b}
 	if v.waiting, v.coreErr = d.core.Waiting(ctx); v.coreErr == nil {
 		v.pools, v.coreErr = d.core.Pools(ctx)
 	}
@@ -71,6 +72,8 @@ func (d *router) view(ctx context.Context, b bgp.Status) view {
 // a condition of its own.
 func (v view) registered() error {
 	switch {
+	case v.refused != nil:
+		return v.refused
 	case v.node.Complete && errors.Is(v.node.Err, store.ErrUnavailable):
 		return nil
 	case v.node.Err != nil:
@@ -117,6 +120,7 @@ func (d *router) reportOf(v view) health.Report {
 		d.checks.Note("BGP", v.bgp.Err), d.checks.Note("WorkloadMTU", d.mtuError(v)),
 		d.checks.Note("Policy", d.policyError()), d.checks.Note("Journal", d.journalError()),
 		d.checks.Note("FelixRules", felixError(d.felix.look(time.Now(), felix.Find, d.log))),
+		d.checks.Note("WorkloadAddresses", d.lostAddresses()),
 		d.checks.Note("ForeignRoutes", foreignError(d.foreignRoutes(v.pools, v.coreErr))))
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, d.checks.Note("Pool/"+p.Name, d.poolError(p)))

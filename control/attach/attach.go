@@ -261,6 +261,7 @@ type Attacher struct {
 	// What the watch told of this host's Node; see HandleStore.
 	synced, nodeKnown bool
 	forgotten         bool // the datastore may lack what is attached
+	doubt             doubt
 	profiles          map[string]bool
 	mtu, reachedMTU   MTU // see SetMTU
 
@@ -374,12 +375,12 @@ func (a *Attacher) ready() error {
 		return errStarting()
 	}
 	if a.cfg.Ready == nil {
-		return nil
+		return a.errVerifying()
 	}
 	if err := a.cfg.Ready(); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	}
-	return nil
+	return a.errVerifying()
 }
 
 func (a *Attacher) isRestored() bool {

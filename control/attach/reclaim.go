@@ -58,7 +58,7 @@ func (a *Attacher) HandleStore(b store.Batch) {
 // nothing is left to be taken up.
 func (a *Attacher) reclaim(ctx context.Context) bool {
 	a.mu.Lock()
-	due := a.forgotten && a.restored
+	due, doubt := a.forgotten && a.restored, a.doubt.epoch
 	if due {
 		a.forgotten = false // another deletion from here on counts anew
 	}
@@ -83,6 +83,7 @@ func (a *Attacher) reclaim(ctx context.Context) bool {
 		a.reclaimLater()
 		a.mu.Unlock()
 	}
+	a.settle(doubt, err)
 	return err == nil
 }
 

@@ -1,0 +1,284 @@
+package presence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// TTL is how long a host that cannot be seen counts as there. Nothing is freed
+// when it is over; what waits for it is another machine of the same name.
+const TTL = 15 * time.Second
+
+// Store is what a [Keeper] asks of the datastore; *[etcd.Store] does it.
+type Store interface {
+	Name(ctx context.Context, node string) (etcd.NameState, error)
+	Claim(ctx context.Context, node string, seen etcd.NameState, as store.Incarnation, ttl time.Duration) (*etcd.Hold, error)
+	WatchName(ctx context.Context, node string, since store.Revision) <-chan struct{}
+	Rest(ctx context.Context, failures int)
+}
+
+// Config is what a [Keeper] needs.
+type Config struct {
+	Node  string // the name
+	Store Store
+	File  string // keeps the [Identity]
+	Self  store.Incarnation
+
+	// Doubt is told, before anything is served, that what was assigned to this
+	// host's workloads may be another's by now. It must not block.
+	Doubt func()
+	// Verified returns when each workload's addresses have been compared with
+	// the datastore and those that are not its own any more are out of use.
+	Verified func(context.Context) error
+	// Refused is told that another machine has the name, once for each; nil:
+	// nobody is.
+	Refused func(context.Context)
+	// Outage is told that the datastore cannot be reached, once per outage, and
+	// nil when it answers again, until the name is held.
+	Outage func(error)
+
+	Log *slog.Logger
+}
+
+// Keeper holds a node's name. Its methods are safe for concurrent use.
+type Keeper struct {
+	cfg  Config
+	held chan struct{}
+
+	mu     sync.Mutex
+	as     store.Incarnation
+	is     bool // the name is held
+	err    error
+	away   bool
+	shadow string // who it was refused for
+}
+
+// New returns a keeper that does nothing until [Keeper.Run].
+func New(cfg Config) *Keeper {
+	return &Keeper{cfg: cfg, held: make(chan struct{}), as: cfg.Self}
+}
+
+// Held is closed when the name is held for the first time. Until then this host
+// must not write to the datastore, nor serve or announce by what it says.
+func (k *Keeper) Held() <-chan struct{} { return k.held }
+
+// Refused says that, and why, another machine has the name; nil: none has, as
+// far as is known. It matches [RefusedError].
+func (k *Keeper) Refused() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err
+}
+
+// Epoch returns the epoch of this host; 0: it has not held its name yet.
+func (k *Keeper) Epoch() int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.is {
+		return 0
+	}
+	return k.as.Epoch
+}
+
+// Run holds the name until ctx ends, when it says that the host is not there,
+// or until another has taken it: then the error matches [GivenUpError], and the
+// daemon must end.
+func (k *Keeper) Run(ctx context.Context) error {
+	var verifying sync.WaitGroup
+	defer verifying.Wait()
+	var hold *etcd.Hold
+	defer func() {
+		if hold != nil {
+			hold.Release(ctx)
+		}
+	}()
+	for failures := 0; ctx.Err() == nil; {
+		st, err := k.cfg.Store.Name(ctx, k.cfg.Node)
+		var next step
+		if err == nil {
+			next, err = k.look(ctx, st, hold)
+		}
+		var given *GivenUpError
+		switch {
+		case errors.As(err, &given):
+			if hold != nil {
+				hold.Forget() // the lease, if it lives, is not what the name hangs on
+			}
+			hold = nil
+			return err
+		case errors.Is(err, store.ErrConflict):
+			continue // somebody was faster: look again
+		case err != nil:
+			k.outage(ctx, err)
+			k.cfg.Store.Rest(ctx, failures)
+			failures++
+			continue
+		}
+		failures = 0
+		k.outage(ctx, nil)
+		if next.hold != hold {
+			if hold != nil {
+				hold.Forget()
+			}
+			hold = next.hold
+		}
+		if next.doubt {
+			verifying.Go(func() { k.verify(ctx, next.epoch) })
+		}
+		if next.again {
+			continue
+		}
+		k.wait(ctx, st, hold)
+	}
+	return ctx.Err()
+}
+
+// step is what came of a look.
+type step struct {
+	hold  *etcd.Hold
+	doubt bool // what was assigned before the epoch is to be verified
+	epoch int64
+	again bool // what was written is to be looked at
+}
+
+// look judges a state and does what follows.
+func (k *Keeper) look(ctx context.Context, st etcd.NameState, hold *etcd.Hold) (step, error) {
+	k.mu.Lock()
+	self, held := k.as, k.is
+	k.mu.Unlock()
+	d := Decide(self, held, st)
+	switch d.Verdict {
+	case GivenUp:
+		return step{}, &GivenUpError{Node: k.cfg.Node, Self: self, Other: *d.From}
+	case Refuse:
+		k.refuse(ctx, &RefusedError{Node: k.cfg.Node, Self: self, Other: *d.From})
+		return step{hold: hold}, nil
+	case Keep:
+		if !ended(hold) {
+			return step{hold: hold}, nil
+		}
+	case Take:
+	}
+	if d.As.Since.IsZero() || d.Why != "" {
+		d.As.Since = time.Now().UTC().Truncate(time.Second)
+	}
+	got, err := k.cfg.Store.Claim(ctx, k.cfg.Node, st, d.As, TTL)
+	if err != nil {
+		return step{}, err
+	}
+	k.taken(d, self, held)
+	return step{hold: got, doubt: d.As.Epoch != self.Epoch, epoch: d.As.Epoch, again: true}, nil
+}
+
+func ended(h *etcd.Hold) bool {
+	if h == nil {
+		return true
+	}
+	select {
+	case <-h.Lost():
+		return true
+	default:
+		return false
+	}
+}
+
+// taken takes in that the name is held, and tells those who must know first.
+func (k *Keeper) taken(d Decision, self store.Incarnation, held bool) {
+	log := k.cfg.Log.With("node_name", k.cfg.Node, "epoch", d.As.Epoch)
+	switch {
+	case d.From != nil:
+		log.Warn("node name taken over; what the other's workloads had is freed as leaked after the grace period, or at once with `routerctl delete node`",
+			"reason", d.Why, "from", d.From.Describe(), "by", d.As.Describe())
+	case d.Why != "":
+		log.Info("this host is in a new epoch", "reason", d.Why)
+	default:
+		log.Debug("node name held")
+	}
+	if d.As.Epoch != self.Epoch && k.cfg.Doubt != nil {
+		k.cfg.Doubt()
+	}
+	k.mu.Lock()
+	k.as, k.is, k.err, k.shadow = d.As, true, nil, ""
+	k.mu.Unlock()
+	if !held {
+		close(k.held)
+	}
+}
+
+func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {
+	k.mu.Lock()
+	k.err = err
+	who := err.Other.Instance + err.Other.BootID
+	news := k.shadow != who
+	k.shadow = who
+	k.mu.Unlock()
+	if !news {
+		return
+	}
+	k.cfg.Log.Error("this host is refused: another machine has its name", "error", err)
+	if k.cfg.Refused != nil {
+		k.cfg.Refused(ctx)
+	}
+}
+
+// verify waits until the workloads are verified, and writes down that they are:
+// a daemon that dies before begins anew.
+func (k *Keeper) verify(ctx context.Context, epoch int64) {
+	if k.cfg.Verified != nil {
+		if err := k.cfg.Verified(ctx); err != nil {
+			return
+		}
+	}
+	if err := (Identity{Instance: k.cfg.Self.Instance, Epoch: epoch}).save(k.cfg.File); err != nil {
+		k.cfg.Log.Warn("the next start will verify all workloads again", "error", err)
+	}
+}
+
+// outage tells of the datastore until the name is held; then others do.
+func (k *Keeper) outage(ctx context.Context, err error) {
+	k.mu.Lock()
+	news := !k.is && k.away != (err != nil)
+	k.away = err != nil
+	k.mu.Unlock()
+	if news && k.cfg.Outage != nil && ctx.Err() == nil {
+		k.cfg.Outage(err)
+	}
+}
+
+// wait returns when there may be something to be done.
+func (k *Keeper) wait(ctx context.Context, st etcd.NameState, hold *etcd.Hold) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var lost <-chan struct{}
+	if hold != nil {
+		lost = hold.Lost()
+	}
+	select {
+	case <-ctx.Done():
+	case <-k.cfg.Store.WatchName(ctx, k.cfg.Node, st.Revision):
+	case <-lost:
+		k.cfg.Log.Info("this host could not be seen in the datastore for a while; nothing is freed by that", "node_name", k.cfg.Node, "ttl", TTL)
+	}
+}
+
+// String describes a verdict for tests and logs.
+func (v Verdict) String() string {
+	switch v {
+	case Keep:
+		return "keep"
+	case Take:
+		return "take"
+	case Refuse:
+		return "refuse"
+	case GivenUp:
+		return "given up"
+	}
+	return fmt.Sprintf("verdict %d", uint8(v))
+}

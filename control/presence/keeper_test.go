@@ -1,0 +1,408 @@
+package presence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// within is how long a test waits for a state on a busy machine.
+const within = time.Minute
+
+func eventually(t *testing.T, what string, ok func() error) {
+	t.Helper()
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ok()
+		if err == nil {
+			return
+		}
+		select {
+		case <-deadline.C:
+			t.Fatalf("%s: not within %s: %v", what, within, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// cluster is a real etcd.
+type cluster struct {
+	t      *testing.T
+	dir    string
+	server *embedded.Server
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	// Not TempDir: the path of a unix socket is short.
+	dir, err := os.MkdirTemp("", "presence") //nolint:usetesting // its names are too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c := &cluster{t: t, dir: dir}
+	c.up()
+	return c
+}
+
+func (c *cluster) up() {
+	c.t.Helper()
+	s, err := embedded.Start(c.t.Context(), embedded.Config{Dir: filepath.Join(c.dir, "data"), Socket: filepath.Join(c.dir, "s")})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.server = s
+	c.t.Cleanup(s.Close)
+}
+
+func (c *cluster) open() *etcd.Store {
+	c.t.Helper()
+	st, err := etcd.Open(c.t.Context(), etcd.Config{Endpoints: []string{"unix://" + filepath.Join(c.dir, "s")}})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = st.Close() })
+	return st
+}
+
+// daemon is a keeper that runs.
+type daemon struct {
+	*Keeper
+	t       *testing.T
+	file    string
+	cancel  context.CancelFunc
+	done    chan struct{}
+	err     error // once done
+	doubts  atomic.Int64
+	outages chan error
+}
+
+// start runs a keeper of a machine with a state directory of its own, under the
+// name node-a.
+func (c *cluster) start(file, boot string, change ...func(*Config)) *daemon {
+	c.t.Helper()
+	id, err := Load(file)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	self, err := Self(id)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	self.BootID = boot
+	d := &daemon{t: c.t, file: file, done: make(chan struct{}), outages: make(chan error, 16)}
+	conf := Config{
+		Node: "node-a", Store: c.open(), File: file, Self: self, Log: slog.New(slog.DiscardHandler),
+		Doubt:  func() { d.doubts.Add(1) },
+		Outage: func(err error) { d.outages <- err },
+	}
+	for _, f := range change {
+		f(&conf)
+	}
+	d.Keeper = New(conf)
+	ctx, cancel := context.WithCancel(context.Background())
+	d.cancel = cancel
+	go func() {
+		defer close(d.done)
+		d.err = d.Run(ctx)
+	}()
+	c.t.Cleanup(d.stop)
+	return d
+}
+
+// hangs makes a verification never end.
+func hangs(c *Config) {
+	c.Verified = func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+}
+
+// stop ends it in an orderly way.
+func (d *daemon) stop() {
+	d.cancel()
+	<-d.done
+}
+
+func (d *daemon) holds(epoch int64) {
+	d.t.Helper()
+	eventually(d.t, "the name is held", func() error {
+		if got := d.Epoch(); got != epoch {
+			return fmt.Errorf("epoch %d, want %d; refused: %w", got, epoch, d.Refused())
+		}
+		return nil
+	})
+	eventually(d.t, "the epoch is written down", func() error {
+		id, err := Load(d.file)
+		if err == nil && id.Epoch != epoch {
+			err = fmt.Errorf("it says %d, want %d", id.Epoch, epoch)
+		}
+		return err
+	})
+}
+
+func (c *cluster) node(st store.Store) {
+	c.t.Helper()
+	n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	store.SetDefaults(n)
+	if _, err := store.Create(c.t.Context(), st, n); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) deleteNode(st store.Store) {
+	c.t.Helper()
+	if err := store.Delete(c.t.Context(), st, store.ResourceKey(store.KindNode, "node-a"), 0); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// TestEpochs: what raises the epoch of a host, and what does not, on real etcd.
+func TestEpochs(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	st, file := c.open(), filepath.Join(t.TempDir(), "incarnation.json")
+	d := c.start(file, "boot1")
+	d.holds(1)
+	c.node(st)
+	eventually(t, "the Node is noted", func() error {
+		obj, err := st.Get(t.Context(), store.IncarnationKey("node-a"))
+		if err == nil && obj.Value.(*store.Incarnation).NodeCreated == 0 {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	d.holds(1) // its own Node is no news
+	d.stop()
+
+	d = c.start(file, "boot1")
+	d.holds(1)
+	if n := d.doubts.Load(); n != 0 {
+		t.Errorf("a restart in place raised %d doubts", n)
+	}
+	c.deleteNode(st)
+	c.node(st)
+	d.holds(2) // deleted and made anew under it
+	if n := d.doubts.Load(); n != 1 {
+		t.Errorf("%d doubts, want 1", n)
+	}
+	d.stop()
+
+	c.deleteNode(st)
+	c.node(st)
+	d = c.start(file, "boot1")
+	d.holds(3) // while it was away
+	d.stop()
+	d = c.start(file, "boot2")
+	d.holds(4)
+	d.stop()
+	if err := store.Delete(t.Context(), st, store.IncarnationKey("node-a"), 0); err != nil {
+		t.Fatal(err)
+	}
+	d = c.start(file, "boot2")
+	d.holds(5)
+}
+
+// TestDoubtOutlivesTheDaemon: one that dies before the workloads are verified
+// begins anew.
+func TestDoubtOutlivesTheDaemon(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	file := filepath.Join(t.TempDir(), "incarnation.json")
+	first := c.start(file, "boot1")
+	first.holds(1)
+	first.stop()
+	d := c.start(file, "boot2", hangs)
+	eventually(t, "the name is held", func() error {
+		if d.Epoch() != 2 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	d.stop()
+	d = c.start(file, "boot2")
+	d.holds(2)
+	if n := d.doubts.Load(); n != 1 {
+		t.Errorf("%d doubts, want 1", n)
+	}
+}
+
+// TestClone: of two lives of one name the second is refused, and says who both
+// are, for as long as the first is there; a restart of the first in place waits
+// for nothing.
+func TestClone(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	file := filepath.Join(t.TempDir(), "incarnation.json")
+	first := c.start(file, "boot1")
+	first.holds(1)
+	// A copy of the disk boots elsewhere.
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(t.TempDir(), "incarnation.json")
+	if err := os.WriteFile(copied, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second := c.start(copied, "boot2")
+	eventually(t, "the copy is refused", func() error {
+		err := second.Refused()
+		var refused *RefusedError
+		if !errors.As(err, &refused) {
+			return fmt.Errorf("got %v", err)
+		}
+		for _, word := range []string{"node-a", "boot1", "boot2", "nodeName"} {
+			if !strings.Contains(err.Error(), word) {
+				t.Fatalf("want %q in %q", word, err)
+			}
+		}
+		return nil
+	})
+	again := c.start(file, "boot1") // a process in the place of the first, whose lease lives
+	again.holds(1)
+	<-first.done
+	var given *GivenUpError
+	if !errors.As(first.err, &given) {
+		t.Errorf("the process before it ended with %v", first.err)
+	}
+	if second.Refused() == nil {
+		t.Error("the copy is not refused any more")
+	}
+	again.stop()
+	second.holds(2)
+	if second.Refused() != nil {
+		t.Errorf("it is refused still: %v", second.Refused())
+	}
+}
+
+// TestLeaseEnds: a host that could not be seen for a while takes its place
+// again, in the same epoch; one whose place was taken meanwhile ends.
+func TestLeaseEnds(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	st, file := c.open(), filepath.Join(t.TempDir(), "incarnation.json")
+	d := c.start(file, "boot1")
+	d.holds(1)
+	now, err := st.Name(t.Context(), "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.EndPresence(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is there again", func() error {
+		next, err := st.Name(t.Context(), "node-a")
+		if err == nil && (next.Holder == nil || next.Revision == now.Revision) {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	if d.Epoch() != 1 || d.doubts.Load() != 1 {
+		t.Errorf("epoch %d and %d doubts, want 1 and 1", d.Epoch(), d.doubts.Load())
+	}
+	// Another takes the name, as if the first had not been there to be seen.
+	now, err = st.Name(t.Context(), "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := st.Claim(t.Context(), "node-a", now, *life("other", "boot9", 2, 0), TTL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release(t.Context())
+	<-d.done
+	var given *GivenUpError
+	if !errors.As(d.err, &given) || !strings.Contains(d.err.Error(), "boot9") {
+		t.Errorf("it ended with %v", d.err)
+	}
+}
+
+// TestOutage: a datastore that is away is told once, and the name is held when
+// it comes.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.server.Close()
+	d := c.start(filepath.Join(t.TempDir(), "incarnation.json"), "boot1")
+	select {
+	case err := <-d.outages:
+		if !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("told: %v", err)
+		}
+	case <-time.After(within):
+		t.Fatal("the outage is not told")
+	}
+	c.up()
+	d.holds(1)
+}
+
+// TestRace: of two that claim a name at once one gets it.
+func TestRace(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	st := c.open()
+	seen, err := st.Name(t.Context(), "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var won, lost atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			h, err := st.Claim(t.Context(), "node-a", seen, *life(fmt.Sprint(i), "1", 1, 0), TTL)
+			switch {
+			case err == nil:
+				won.Add(1)
+				h.Release(t.Context())
+			case errors.Is(err, store.ErrConflict):
+				lost.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 || lost.Load() != 7 {
+		t.Errorf("%d won and %d lost", won.Load(), lost.Load())
+	}
+}
+
+// TestIdentity: a state directory keeps its identity, and a damaged one is not
+// taken for another.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "incarnation.json")
+	one, err := Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if two, err := Load(file); err != nil || two != one {
+		t.Errorf("it was %v and is %v, %v", one, two, err)
+	}
+	for _, content := range []string{"", "{", "{}", "[]"} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(file); err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%q: %v", content, err)
+		}
+	}
+}
