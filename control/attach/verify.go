@@ -24,6 +24,13 @@ type doubt struct {
 func (a *Attacher) Doubt() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	attached := !a.restored
+	for _, r := range a.records {
+		attached = attached || r.State == stateAttached
+	}
+	if !attached {
+		return // what comes from now on is of the new epoch
+	}
 	a.doubt.epoch++
 	if !a.doubt.open {
 		a.doubt.open, a.doubt.settled = true, make(chan struct{})

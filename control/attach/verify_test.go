@@ -1,0 +1,130 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// A host in doubt serves no ADD before its workloads were compared with the
+// datastore once; a host without workloads is in no doubt.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	a.Doubt()
+	if err := a.Verified(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.add(a, w.request(1<<40))
+	a.Doubt()
+	next := w.request(2 << 40)
+	if _, err := a.Add(t.Context(), next); !errors.Is(err, ErrNotReady) {
+		t.Fatalf("ADD in doubt: %v, want ErrNotReady", err)
+	}
+	if err := a.Status(t.Context()); !errors.Is(err, ErrNotReady) {
+		t.Errorf("STATUS in doubt: %v, want ErrNotReady", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.Verified(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("verified before anything was: %v", err)
+	}
+	// A datastore that cannot be reached verifies nothing.
+	w.ipam.set(fmt.Errorf("read: %w", store.ErrUnavailable), false)
+	a.reclaim(t.Context())
+	if _, err := a.Add(t.Context(), next); !errors.Is(err, ErrNotReady) {
+		t.Fatalf("ADD after nothing was verified: %v, want ErrNotReady", err)
+	}
+	w.ipam.set(nil, false)
+	a.reclaim(t.Context())
+	if err := a.Verified(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.add(a, next)
+}
+
+// One workload whose address the datastore refuses keeps no others waiting.
+func TestDoubtAboutOneThatCannotBeHelped(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	w.add(a, w.request(1<<40))
+	a.Doubt()
+	w.ipam.set(ErrNoAddress, false)
+	a.reclaim(t.Context())
+	if err := a.Verified(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.ipam.set(nil, false)
+	w.add(a, w.request(2<<40))
+}
+
+// A host that must not write takes down the routes of what others hold, and of
+// nothing else.
+func TestFenceForeign(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name      string
+		attribute *store.Attribute // of the address; nil: it is free
+		noBlock   bool
+		lost      bool
+	}{
+		{name: "another's", attribute: &store.Attribute{HandleID: new("net.other")}, lost: true},
+		{name: "free"},
+		{name: "no block", noBlock: true},
+		{name: "its own", attribute: &store.Attribute{HandleID: new("own")}},
+		{name: "of a reserve", attribute: &store.Attribute{HandleID: new("routerd-reserve-node-a"), Secondary: map[string]string{"type": "routerdReserve"}}},
+		{name: "without a handle", attribute: &store.Attribute{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			a := w.start()
+			req := w.request(1 << 40)
+			got := w.add(a, req).Addresses[0]
+			if !tt.noBlock {
+				b := &store.Block{CIDR: got.Block.String()}
+				for addr := got.Block.Addr(); got.Block.Contains(addr); addr = addr.Next() {
+					b.Allocations = append(b.Allocations, nil)
+					if addr == got.Addr && tt.attribute != nil {
+						if tt.attribute.HandleID != nil && *tt.attribute.HandleID == "own" {
+							*tt.attribute.HandleID = handle(req.ID)
+						}
+						b.Allocations[len(b.Allocations)-1] = new(int)
+						b.Attributes = []store.Attribute{*tt.attribute}
+					}
+				}
+				if _, err := w.store.Txn(t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: store.BlockKey(got.Block), Value: b}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := a.FenceForeign(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if lost := a.Endpoints()[0].Lost; (lost != "") != tt.lost {
+				t.Errorf("lost: %q", lost)
+			}
+			if routed := w.routes(got.Addr); routed == tt.lost {
+				t.Errorf("the host routes %s: %v", got.Addr, routed)
+			}
+		})
+	}
+}
+
+// routes reports whether the sink wants a route to an address.
+func (w *world) routes(addr netip.Addr) bool {
+	w.sink.mu.Lock()
+	defer w.sink.mu.Unlock()
+	for _, o := range w.sink.want {
+		if r, ok := o.(dataplane.Route); ok && r.Prefix.Addr() == addr {
+			return true
+		}
+	}
+	return false
+}
