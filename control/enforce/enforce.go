@@ -50,7 +50,7 @@ type Config struct {
 	// double up to ten seconds. 0: 100 ms.
 	Retry time.Duration
 	// CutPause is the longest pause between two looks at the table of
-	// connections; what changes meanwhile is looked at together. A pause is four
+	// connections; what changes meanwhile is looked at together. A pause is 24
 	// times what the look took. 0: 500 ms, so that a change is felt within a second.
 	CutPause time.Duration
 

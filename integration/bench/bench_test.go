@@ -168,7 +168,9 @@ func TestMeasurements(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(dir, "routerd-cni")); err != nil {
 				return nil, fmt.Errorf("%w: run make build", err)
 			}
-			return MeasureCNIHost(t.Context(), dir, CNICounts{OneByOne: 3, AtOnce: 10, Callers: 5}, func(s string) { t.Log(s) })
+			return MeasureCNIHost(t.Context(), dir, CNICounts{
+				OneByOne: 3, AtOnce: 10, Callers: 5, Delays: []time.Duration{50 * time.Millisecond}, Delayed: 3,
+			}, func(s string) { t.Log(s) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

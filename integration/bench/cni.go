@@ -45,31 +45,56 @@ type CNITimes struct {
 	Add, Del []time.Duration
 }
 
-// MeasureCNI attaches and detaches n containers by p, callers at once. Each
-// has a namespace of its own, made before and removed after; names begin with
-// prefix.
-func MeasureCNI(ctx context.Context, p Plugin, prefix string, n, callers int) (times CNITimes, err error) {
-	name := func(i int) string { return fmt.Sprintf("%s%d", prefix, i) }
-	made := 0
+// MeasureCNI attaches and detaches n containers by each of the plugins, callers
+// at once, in that many rounds: in each round the plugins have their turns one
+// after the other, the order of which changes, so that what else the machine
+// does meets all of them. Containers have namespaces of their own, made before and
+// removed after; names begin with prefix. before, which may be nil, is called
+// before each series of one verb.
+func MeasureCNI(ctx context.Context, plugins []Plugin, prefix string, n, callers, rounds int, before func(plugin int, verb string) error) (times []CNITimes, err error) {
+	each := max(1, n/rounds)
+	name := func(p, i int) string { return fmt.Sprintf("%s%d-%d", prefix, p, i) }
+	var made []string
 	defer func() {
-		for i := range made {
-			err = errors.Join(err, ns.Delete(name(i)))
+		for _, m := range made {
+			err = errors.Join(err, ns.Delete(m))
 		}
 	}()
-	for ; made < n; made++ {
-		if err := ns.Create(name(made)); err != nil {
-			return CNITimes{}, err
+	for p := range plugins {
+		for i := range each {
+			if err := ns.Create(name(p, i)); err != nil {
+				return nil, err
+			}
+			made = append(made, name(p, i))
 		}
 	}
-	verb := func(ctx context.Context, verb string) ([]time.Duration, error) {
-		return Each(ctx, n, callers, func(ctx context.Context, i int) error {
-			return p.call(ctx, verb, "bench-"+name(i), ns.Path(name(i)))
-		})
+	times = make([]CNITimes, len(plugins))
+	for round := range rounds {
+		for turn := range plugins {
+			p := (round + turn) % len(plugins)
+			verb := func(ctx context.Context, verb string) ([]time.Duration, error) {
+				var err error
+				if before != nil {
+					err = before(p, verb)
+				}
+				if err != nil && verb == "ADD" {
+					return nil, err
+				}
+				took, callErr := Each(ctx, each, callers, func(ctx context.Context, i int) error {
+					return plugins[p].call(ctx, verb, fmt.Sprintf("bench-%s-%d", name(p, i), round), ns.Path(name(p, i)))
+				})
+				return took, errors.Join(err, callErr)
+			}
+			add, err := verb(ctx, "ADD")
+			// What was attached is detached whatever became of the rest: addresses
+			// are left in no store.
+			del, delErr := verb(context.WithoutCancel(ctx), "DEL")
+			if err := errors.Join(err, delErr); err != nil {
+				return nil, err
+			}
+			times[p].Add = append(times[p].Add, add...)
+			times[p].Del = append(times[p].Del, del...)
+		}
 	}
-	times.Add, err = verb(ctx, "ADD")
-	// What was attached is detached whatever became of the rest: addresses
-	// are left in no store.
-	var delErr error
-	times.Del, delErr = verb(context.WithoutCancel(ctx), "DEL")
-	return times, errors.Join(err, delErr)
+	return times, nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/routerd/routerd/cni"
 	"github.com/routerd/routerd/control/config"
@@ -23,19 +24,36 @@ type CNICounts struct {
 	AtOnce   int // in all, with Callers at a time
 	Callers  int
 	Bursts   []int // this many, all at the same moment
+
+	// Delays are what is added to every answer of the datastore in turn, while
+	// Delayed containers are attached one by one.
+	Delays  []time.Duration
+	Delayed int
 }
 
+// roundSize is how many containers one plugin attaches before the other has its
+// turn.
+const roundSize = 10
+
 // MeasureCNIHost brings one host up, attaches containers to it by routerd's
-// plugin, and as many to a namespace beside it by ptp with host-local.
+// plugin, and as many to a namespace beside it by ptp with host-local. The host's
+// datastore is etcd in this process, behind a connection that can be made slow.
 func MeasureCNIHost(ctx context.Context, binDir string, counts CNICounts, progress func(string)) (rows []Row, err error) {
 	reference, err := referencePlugin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, reference.close()) }()
+	slow, err := startSlowStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, slow.close()) }()
 	name := fmt.Sprintf("bench%d", os.Getpid())
+	topology := lab.DefaultTopology(1)
+	topology.Nodes[0].Config = map[string]any{"datastore": map[string]any{"endpoints": []any{slow.endpoint()}, "embedded": nil}}
 	l, err := lab.Up(ctx, lab.Options{
-		Name: name, Topology: lab.DefaultTopology(1), BinDir: binDir, NoPods: true, Replace: true, Progress: progress,
+		Name: name, Topology: topology, BinDir: binDir, NoPods: true, Replace: true, Progress: progress,
 	})
 	if err != nil {
 		return nil, err
@@ -46,37 +64,89 @@ func MeasureCNIHost(ctx context.Context, binDir string, counts CNICounts, progre
 	if err != nil {
 		return nil, err
 	}
-	ours := Plugin{Path: filepath.Join(binDir, cni.PluginType), Dirs: binDir, Config: conf, Space: l.Space(host)}
-	series := []struct{ n, callers int }{{counts.OneByOne, 1}, {counts.AtOnce, counts.Callers}}
-	for _, n := range counts.Bursts {
-		series = append(series, struct{ n, callers int }{n, n})
+	s := cniSeries{
+		name: name, slow: slow, progress: progress,
+		plugins: []Plugin{{Path: filepath.Join(binDir, cni.PluginType), Dirs: binDir, Config: conf, Space: l.Space(host)}, reference.Plugin},
 	}
-	for _, c := range series {
-		progress(fmt.Sprintf("CNI: %d containers, %d at a time", c.n, c.callers))
-		var times [2]CNITimes
-		for i, p := range []Plugin{ours, reference.Plugin} {
-			prefix := fmt.Sprintf("%s-%d%d-", name, c.callers, i)
-			// The first few pay for cold caches.
-			if _, err := MeasureCNI(ctx, p, prefix, 3, 1); err != nil {
-				return nil, err
-			}
-			if times[i], err = MeasureCNI(ctx, p, prefix, c.n, c.callers); err != nil {
-				return nil, err
-			}
+	// The first few pay for cold caches.
+	if _, err := MeasureCNI(ctx, s.plugins, name+"-warm-", 3, 1, 1, nil); err != nil {
+		return nil, err
+	}
+	if err := s.measure(ctx, counts.OneByOne, 1, 0); err != nil {
+		return nil, err
+	}
+	if err := s.measure(ctx, counts.AtOnce, counts.Callers, 0); err != nil {
+		return nil, err
+	}
+	for _, n := range counts.Bursts {
+		if err := s.measure(ctx, n, n, 0); err != nil {
+			return nil, err
 		}
-		for _, p := range []float64{50, 95} {
-			rows = append(rows, Row{
-				What: fmt.Sprintf("CNI ADD, %d at a time, p%g", c.callers, p), Against: "ptp with host-local", Unit: Milliseconds,
-				Ours: ms(Percentile(times[0].Add, p)), Reference: ms(Percentile(times[1].Add, p)),
-			})
+	}
+	for _, d := range counts.Delays {
+		if err := s.measure(ctx, counts.Delayed, 1, d); err != nil {
+			return nil, err
 		}
-		rows = append(rows, Row{
-			What: fmt.Sprintf("CNI DEL, %d at a time, p50", c.callers), Against: "ptp with host-local", Unit: Milliseconds,
-			Ours: ms(Percentile(times[0].Del, 50)), Reference: ms(Percentile(times[1].Del, 50)),
+	}
+	return s.rows, nil
+}
+
+// cniSeries measures on one host.
+type cniSeries struct {
+	name     string
+	slow     *slowStore
+	plugins  []Plugin // ours, and the reference
+	progress func(string)
+	rows     []Row
+}
+
+// measure attaches n containers with that much delay in every answer of the
+// datastore.
+func (s *cniSeries) measure(ctx context.Context, n, callers int, delay time.Duration) error {
+	what := fmt.Sprintf("%d at a time", callers)
+	if delay > 0 {
+		what += fmt.Sprintf(", etcd %v away", delay)
+	}
+	s.progress(fmt.Sprintf("CNI: %d containers, %s", n, what))
+	s.slow.setDelay(delay)
+	defer s.slow.setDelay(0)
+	var before, written int64 // revisions
+	times, err := MeasureCNI(ctx, s.plugins, fmt.Sprintf("%s-%d%d-", s.name, callers, delay.Milliseconds()), n, callers, max(1, n/max(roundSize, callers)),
+		func(plugin int, verb string) error {
+			// What one plugin leaves for afterwards is nothing that the other waits for.
+			if err := s.slow.quiet(ctx); err != nil || plugin != 0 {
+				return err
+			}
+			rev, err := s.slow.revision(ctx)
+			if verb == "ADD" {
+				before = rev
+			} else {
+				written += rev - before
+			}
+			return err
+		})
+	if err != nil {
+		return err
+	}
+	for _, p := range []float64{50, 99} {
+		s.rows = append(s.rows, Row{
+			What: fmt.Sprintf("CNI ADD, %s, p%g", what, p), Against: "ptp with host-local", Unit: Milliseconds,
+			Ours: ms(Percentile(times[0].Add, p)), Reference: ms(Percentile(times[1].Add, p)),
+		}, Row{
+			What: fmt.Sprintf("CNI DEL, %s, p%g", what, p), Against: "ptp with host-local", Unit: Milliseconds,
+			Ours: ms(Percentile(times[0].Del, p)), Reference: ms(Percentile(times[1].Del, p)),
 		})
 	}
-	return rows, nil
+	s.rows = append(s.rows, Row{
+		What: fmt.Sprintf("etcd transactions of an ADD, %s", what), Against: "Calico's IPAM alone, known from before", Unit: Apiece,
+		Ours: float64(written) / float64(len(times[0].Add)), Reference: calicoTransactions,
+	})
+	return nil
 }
+
+// calicoTransactions is how many transactions Calico's IPAM writes for an
+// address, beside those of the endpoint.
+const calicoTransactions = 2
 
 // pluginConfig returns what a runtime hands to the one plugin of a list (CNI
 // specification 1.1, section 3, "Deriving request configuration").

@@ -26,6 +26,7 @@ const (
 	Milliseconds Unit = iota // less is better
 	PerSecond                // more is better
 	MiB                      // less is better
+	Apiece                   // so many for each; less is better
 )
 
 // Ratio returns how many times as fast, or as small, routerd is as the
@@ -43,6 +44,8 @@ func (u Unit) format(v float64) string {
 		return "–"
 	case u == Milliseconds:
 		return fmt.Sprintf("%.1f ms", v)
+	case u == Apiece:
+		return fmt.Sprintf("%.2f", v)
 	case u == MiB:
 		return fmt.Sprintf("%.0f MiB", v)
 	}

@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 	series := map[string]func() ([]bench.Row, error){
 		"cni": func() ([]bench.Row, error) {
-			return bench.MeasureCNIHost(ctx, dir, bench.CNICounts{OneByOne: 50, AtOnce: 100, Callers: 10, Bursts: []int{64, 500}}, progress)
+			return bench.MeasureCNIHost(ctx, dir, cniCounts(), progress)
 		},
 		"ipam": func() ([]bench.Row, error) {
 			progress("IPAM: one and sixteen callers")
@@ -101,6 +101,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "%s, %d CPUs, %s\n\n", kernelRelease(), runtime.NumCPU(), runtime.Version())
 	return bench.WriteTable(stdout, rows)
+}
+
+// cniCounts are enough for a median, in about two minutes.
+func cniCounts() bench.CNICounts {
+	return bench.CNICounts{
+		OneByOne: 100, AtOnce: 100, Callers: 10, Bursts: []int{16, 64, 500},
+		Delays: []time.Duration{50 * time.Millisecond, 400 * time.Millisecond}, Delayed: 30,
+	}
 }
 
 // parseCounts reads numbers of prefixes. As many as are sampled are needed.
