@@ -32,8 +32,9 @@ type Config struct {
 	Protocol uint8
 	// Log is required.
 	Log *slog.Logger
-	// FullCheck is the time between complete listings; a tenth more or less
-	// is added at random. Optional: DefaultFullCheck.
+	// FullCheck is the time between complete listings, more where one takes
+	// over a fiftieth of it; a tenth more or less is added at random. Optional:
+	// DefaultFullCheck.
 	FullCheck time.Duration
 	// Hooks are optional.
 	Hooks Hooks

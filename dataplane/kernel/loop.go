@@ -12,6 +12,9 @@ import (
 const (
 	// heartbeat is how often an idle loop turns, for the watchdog.
 	heartbeat = time.Second
+	// listingShare bounds the part of the time that complete listings take, for
+	// nothing is written meanwhile.
+	listingShare = 50
 	// maxListBackoff bounds the delay after a listing that failed.
 	maxListBackoff = 10 * time.Second
 )
@@ -84,7 +87,7 @@ func (k *Kernel) step(ctx context.Context) (more bool, err error) {
 
 // relist makes a complete listing, and reports whether that worked.
 func (k *Kernel) relist(ctx context.Context) bool {
-	why := k.dirty
+	why, start := k.dirty, time.Now()
 	err := k.check(ctx)
 	if ctx.Err() != nil {
 		return false
@@ -102,7 +105,8 @@ func (k *Kernel) relist(ctx context.Context) bool {
 		return false
 	}
 	k.listTries = 0
-	k.fullAt = time.Now().Add(k.cfg.FullCheck*9/10 + rand.N(k.cfg.FullCheck/5+1))
+	every := max(k.cfg.FullCheck, listingShare*time.Since(start))
+	k.fullAt = time.Now().Add(every*9/10 + rand.N(every/5+1))
 	return true
 }
 
