@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -66,7 +65,7 @@ func checkIPAM(ctx context.Context, s store.Store, w io.Writer, o checkOptions) 
 	}
 	left := len(found)
 	if o.fix {
-		mended, err := mend(ctx, s, found)
+		mended, err := (&mender{s: s}).mend(ctx, found)
 		fmt.Fprintf(w, "Mended %d problems.\n", mended)
 		if err != nil {
 			return fmt.Errorf("mend: %w", err)
@@ -159,45 +158,6 @@ func writeReport(file string, r *records, all []owned) error {
 		return fmt.Errorf("write report: %w", err)
 	}
 	return nil
-}
-
-// mend carries out the fixes of findings and returns how many it did. Each is
-// conditional on the records being as they were found.
-func mend(ctx context.Context, s store.Store, found []finding) (int, error) {
-	blocks := map[netip.Prefix]*fix{}
-	done := 0
-	var errs []error
-	for _, f := range found {
-		switch {
-		case f.fix == nil:
-		case f.fix.remove.Revision != 0:
-			o := f.fix.remove
-			err := store.Delete(ctx, s, o.Key, o.Revision)
-			if err == nil || errors.Is(err, store.ErrNotFound) {
-				done++
-			} else {
-				errs = append(errs, err)
-			}
-		default:
-			have := blocks[f.fix.block]
-			if have == nil {
-				have = &fix{block: f.fix.block}
-				blocks[f.fix.block] = have
-			}
-			have.disown = have.disown || f.fix.disown
-			if f.fix.free != nil {
-				have.free = f.fix.free
-			}
-		}
-	}
-	for _, cidr := range sorted(slices.Collect(maps.Keys(blocks))) {
-		n, err := release(ctx, s, *blocks[cidr])
-		done += n
-		if err != nil {
-			errs = append(errs, fmt.Errorf("block %s: %w", cidr, err))
-		}
-	}
-	return done, errors.Join(errs...)
 }
 
 // release frees addresses of a block, as long as each has the sequence number
