@@ -53,14 +53,7 @@ func peersOf(st bgp.Status) []peer {
 			Type: string(p.Type), State: p.State, Since: timestamp(p.Since), Info: p.Info, AsNumber: p.ASN, Name: p.Name,
 			Received: uint32(p.Received), Accepted: uint32(p.Accepted), Advertised: uint32(p.Advertised),
 		}
-		if p.Addr.IsValid() {
-			bp.Address = p.Addr.String()
-			if p.Port != bgp.DefaultPort {
-				bp.Address = netip.AddrPortFrom(p.Addr, p.Port).String()
-			}
-		} else if p.Interface != "" {
-			bp.Address = p.Interface // whoever is there
-		}
+		bp.Address = peerAddress(p)
 		out = append(out, peer{proto: bp, up: p.State == bgp.StateUp})
 	}
 	return out

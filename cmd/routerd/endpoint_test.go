@@ -51,6 +51,9 @@ func metricNames() []string {
 		`routerd_kernel_written_total{action="put",kind="link"}`, `routerd_kernel_list_seconds_count`,
 		`routerd_bgp_session_up{peer="10.1.0.12",type="node-to-node mesh"} 0`,
 		`routerd_bgp_prefixes{direction="received",peer="10.1.0.12"} 0`,
+		`routerd_bgp_session_fsm_state{peer="10.1.0.12"}`, `routerd_bgp_session_established_total{peer="10.1.0.12"} 0`,
+		`routerd_bgp_session_changed_timestamp_seconds{peer="10.1.0.12"}`,
+		`routerd_bgp_messages_total{direction="out",message="open",peer="10.1.0.12"}`,
 		`process_resident_memory_bytes`, `go_goroutines`,
 	}
 }

@@ -24,10 +24,11 @@ func (d *router) metrics() *prometheus.Registry {
 }
 
 type collector struct {
-	d                                        *router
-	objects, peerUp, peerPrefixes, workloads *prometheus.Desc
-	blockAddresses, blockInUse, healthy      *prometheus.Desc
-	foreign, journalDamage                   *prometheus.Desc
+	d                                   *router
+	bgp                                 bgpMetrics
+	objects, workloads                  *prometheus.Desc
+	blockAddresses, blockInUse, healthy *prometheus.Desc
+	foreign, journalDamage              *prometheus.Desc
 }
 
 func newCollector(d *router) *collector {
@@ -35,10 +36,8 @@ func newCollector(d *router) *collector {
 		return prometheus.NewDesc("routerd_"+name, help, labels, nil)
 	}
 	return &collector{
-		d:              d,
+		d: d, bgp: newBGPMetrics(),
 		objects:        desc("reconcile_objects", "Objects wanted in the kernel.", "kind", "state"),
-		peerUp:         desc("bgp_session_up", "Whether a BGP session is established.", "peer", "type"),
-		peerPrefixes:   desc("bgp_prefixes", "Prefixes of a BGP session.", "peer", "direction"),
 		workloads:      desc("workloads", "Attached workload interfaces."),
 		blockAddresses: desc("ipam_block_addresses", "Addresses in this host's blocks.", "pool"),
 		blockInUse:     desc("ipam_block_addresses_in_use", "Addresses of this host's blocks in use.", "pool"),
@@ -51,10 +50,11 @@ func newCollector(d *router) *collector {
 // Describe implements [prometheus.Collector].
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.objects, c.peerUp, c.peerPrefixes, c.workloads, c.blockAddresses, c.blockInUse, c.healthy, c.foreign, c.journalDamage,
+		c.objects, c.workloads, c.blockAddresses, c.blockInUse, c.healthy, c.foreign, c.journalDamage,
 	} {
 		ch <- d
 	}
+	c.bgp.describe(ch)
 }
 
 // Collect implements [prometheus.Collector].
@@ -81,13 +81,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.objects, float64(n), k.kind.String(), k.state.String())
 	}
 
-	for _, p := range peersOf(v.bgp) {
-		addr := p.proto.GetAddress()
-		gauge(c.peerUp, truth(p.up), addr, p.proto.GetType())
-		gauge(c.peerPrefixes, float64(p.proto.GetReceived()), addr, "received")
-		gauge(c.peerPrefixes, float64(p.proto.GetAccepted()), addr, "accepted")
-		gauge(c.peerPrefixes, float64(p.proto.GetAdvertised()), addr, "advertised")
-	}
+	c.bgp.collect(ch, v.bgp)
 	gauge(c.workloads, float64(len(c.d.endpoints())))
 
 	size, used := map[string]int32{}, map[string]int32{}

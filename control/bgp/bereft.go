@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"strings"
+
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/routerd/routerd/store"
 )
@@ -61,21 +62,25 @@ func mute(p Peer, filters map[string]Filter) bool {
 	if p.Filters == "" || p.Interface != "" { // of two families: what is open is not looked for
 		return false
 	}
-	for _, export := range []bool{false, true} {
-		closed := false
-		for name := range strings.SplitSeq(p.Filters, ",") {
-			rules := filters[name].rules(export, p.Addr.Is6())
-			i := slices.IndexFunc(rules, func(r FilterRule) bool { return r.Accept || r.always(p.Addr.BitLen()) })
-			if i >= 0 {
-				closed = !rules[i].Accept
-				break
-			}
-		}
-		if !closed {
+	for _, f := range p.carries() {
+		if !closed(p, filters, f, true) || !closed(p, filters, f, false) {
 			return false
 		}
 	}
 	return true
+}
+
+// closed reports whether nothing of a family passes a peer's filters.
+func closed(p Peer, filters map[string]Filter, f packet.Family, export bool) bool {
+	bits := defaultRoute(f).Addr().BitLen()
+	for name := range strings.SplitSeq(p.Filters, ",") {
+		for _, r := range filters[name].rules(export, f == packet.RF_IPv6_UC) {
+			if r.Accept || r.always(bits) {
+				return !r.Accept
+			}
+		}
+	}
+	return false
 }
 
 // always reports whether a rule matches every route of a family whose

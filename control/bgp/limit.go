@@ -65,6 +65,9 @@ func (s *Speaker) settle(ss *session) {
 		if ss.removed = !back; back {
 			ss.limited = time.Time{}
 		} else {
+			if ss.up {
+				ss.tally.fell(ResetLimit)
+			}
 			ss.up, ss.since = false, time.Now()
 		}
 		s.q.poke()

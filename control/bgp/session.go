@@ -36,6 +36,10 @@ type PeerStatus struct {
 	Received   int // prefixes in the peer's last word
 	Accepted   int // of these, those that import lets in
 	Advertised int // prefixes that we announce to it
+
+	Counters
+
+	announced map[packet.Family]int // by this node, to whoever takes it
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.
@@ -52,6 +56,8 @@ type session struct {
 	last  string // why the last attempt failed, or the last session ended
 	ended string // why the last established session ended, until the next one
 	found string // what the diagnosis found; beats last
+
+	tally counters
 
 	drops md5Drops // the kernel's counters when the session was not up last
 
@@ -84,12 +90,14 @@ func (s *session) setState(e event) (unexplained bool) {
 	case e.state == packet.BGP_FSM_ESTABLISHED:
 		s.up, s.since, s.canGR, s.keeps = true, e.time, e.canGR, e.keeps
 		s.due = s.peer.agreed(e.families)
+		s.tally.rose()
 		s.last, s.ended, s.found = "", "", "" // limited stays: GoBGP's log of the limit comes before its event
 		s.stopDiagnosis()
 	case s.up:
 		s.up, s.since, s.drops = false, e.time, readMD5Drops(procNetstat)
 		s.last = ""
 		s.ended = ending(s.ended, e.reason)
+		s.tally.fell(resetOf(e.reason))
 	case e.state == packet.BGP_FSM_IDLE && was > packet.BGP_FSM_ACTIVE:
 		// GoBGP does not tell what the peer objected to.
 		if e.reason == "invalid-msg" || e.reason == "bad-peer-as" {
@@ -136,7 +144,7 @@ func (s *session) setLog(e event) (unexplained bool) {
 	case logSent:
 		s.last = "notification sent: " + meaning(e.code, e.subcode)
 		if s.up {
-			s.ended = s.last
+			s.ended, s.tally.cause = s.last, resetBySending(e.code, e.subcode)
 		}
 		if !s.up && (e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR || e.code == packet.BGP_ERROR_FSM_ERROR) {
 			return true
@@ -146,7 +154,7 @@ func (s *session) setLog(e event) (unexplained bool) {
 	case logReceived:
 		s.last = "notification received: " + meaning(e.code, e.subcode)
 		if s.up {
-			s.ended = s.last
+			s.ended, s.tally.cause = s.last, ResetByPeer
 		}
 	}
 	return false

@@ -72,6 +72,44 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// TestResets counts the ends of a session by reason.
+func TestResets(t *testing.T) {
+	t.Parallel()
+	s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1")}, time.Time{})
+	up := event{kind: eventState, state: packet.BGP_FSM_ESTABLISHED}
+	down := func(reason string) event {
+		return event{kind: eventState, state: packet.BGP_FSM_IDLE, reason: reason}
+	}
+	for _, tt := range []struct {
+		events []event
+		want   Reset
+	}{
+		{[]event{up, down("hold-timer-expired")}, ResetHoldTimer},
+		{[]event{up, {kind: eventLog, text: logSent, code: 4}, down("graceful-restart")}, ResetHoldTimer},
+		{[]event{up, down("graceful-restart")}, ResetLost},
+		{[]event{up, down("read-failed")}, ResetLost},
+		{[]event{up, {kind: eventLog, text: logReceived, code: 6, subcode: 2}, down("notification-received code 6(cease) subcode 2(x)")}, ResetByPeer},
+		{[]event{up, {kind: eventLog, text: logSent, code: 6, subcode: 1}, down("graceful-restart")}, ResetLimit},
+		{[]event{up, {kind: eventLog, text: logSent, code: 3, subcode: 1}, down("notification-sent code 3(x) subcode 1(y)")}, ResetMalformed},
+		{[]event{up, {kind: eventLog, text: logSent, code: 6, subcode: 4}, down("notification-sent code 6(x) subcode 4(y)")}, ResetByUs},
+		{[]event{{kind: eventLog, text: logReceived, code: 2, subcode: 2}, up, down("invalid-msg")}, ResetMalformed},
+		{[]event{up, down("something new")}, ResetOther},
+	} {
+		before := s.counters()
+		for _, e := range tt.events {
+			if e.kind == eventState {
+				s.setState(e)
+			} else {
+				s.setLog(e)
+			}
+		}
+		c := s.counters()
+		if c.LastReset != tt.want || c.Resets[tt.want] != before.Resets[tt.want]+1 || c.Established != before.Established+1 || c.FSMState != 1 {
+			t.Errorf("%+v: %+v, want one more of %s than in %+v", tt.events, c, tt.want, before)
+		}
+	}
+}
+
 func TestSessionWait(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)

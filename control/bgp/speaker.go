@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // ErrStopped is returned by the methods of a [Speaker] that was stopped.
@@ -332,24 +332,13 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 	if e == nil {
 		return out, nil
 	}
-	received := map[netip.Addr]int{}
-	err := e.srv.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
-		addr, err := netip.ParseAddr(p.State.NeighborAddress)
-		if err != nil {
-			return
-		}
-		for _, f := range p.AfiSafis {
-			received[addr] += int(f.State.GetReceived())
-		}
-	})
+	heard, err := e.heard(ctx)
 	if err != nil {
-		return out, fmt.Errorf("list peers: %w", err)
+		return out, err
 	}
-	accepted, err := s.accepted(e, received)
+	accepted, err := s.accepted(e, heard)
 	for i := range out {
-		if out[i].State == StateUp {
-			out[i].Received, out[i].Accepted = received[out[i].Addr], accepted[out[i].Addr]
-		}
+		out[i].count(heard[out[i].Addr], accepted, out[i].announced)
 	}
 	return out, err
 }
@@ -360,6 +349,10 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cfg, listenErr := s.cfg, s.listenErr
+	announced := map[packet.Family]int{}
+	for _, p := range cfg.Announce {
+		announced[familyOf(p.Addr())]++
+	}
 	out := make([]PeerStatus, 0, len(cfg.Peers))
 	for _, p := range cfg.Peers {
 		ss, ok := s.sessions[p.Addr]
@@ -368,6 +361,7 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 		}
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Port: p.Port, ASN: p.ASN, Since: ss.since}
 		st.State, st.Info = ss.info(listenErr)
+		st.Counters, st.announced = ss.counters(), announced
 		if ss.up && p.runs() {
 			st.Advertised = cfg.advertised(p)
 		}
@@ -383,11 +377,23 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 type tally struct {
 	changes  uint64
 	next     time.Time // not before
-	received map[netip.Addr]int
-	accepted map[netip.Addr]int
+	received map[peerFamily]int
+	accepted map[peerFamily]int
 }
 
-func (s *Speaker) accepted(e *engine, received map[netip.Addr]int) (map[netip.Addr]int, error) {
+// peerFamily is one peer's routes of one family.
+type peerFamily struct {
+	peer   netip.Addr
+	family packet.Family
+}
+
+func (s *Speaker) accepted(e *engine, heard map[netip.Addr]heard) (map[peerFamily]int, error) {
+	received := map[peerFamily]int{}
+	for addr, h := range heard {
+		for f, n := range h.received {
+			received[peerFamily{addr, f}] = n
+		}
+	}
 	s.mu.Lock()
 	last, changes := s.tally, s.changes
 	s.mu.Unlock()
@@ -395,10 +401,10 @@ func (s *Speaker) accepted(e *engine, received map[netip.Addr]int) (map[netip.Ad
 	if last.accepted != nil && (start.Before(last.next) || last.changes == changes && maps.Equal(last.received, received)) {
 		return last.accepted, nil
 	}
-	n := map[netip.Addr]int{}
+	n := map[peerFamily]int{}
 	err := e.listAll(func(p *apiutil.Path) {
 		if p.PeerAddress.IsValid() {
-			n[p.PeerAddress]++
+			n[peerFamily{p.PeerAddress, p.Family}]++
 		}
 	})
 	if err != nil {

@@ -48,6 +48,10 @@ func TestMeshSession(t *testing.T) {
 		st := a.status(h[1])
 		return st.Info == "Established" && st.Type == PeerMesh && st.Received == 2 && st.Accepted == 1 && st.Advertised == 2 && st.ASN == 64512
 	})
+	st := a.status(h[1])
+	if diff := cmp.Diff([]FamilyCounts{{"ipv4", 2, 1, 2}}, st.Families); diff != "" || st.FSMState != 6 || st.Established != 1 || st.In.Update == 0 || st.Out.Open != 1 || len(st.Resets) != 0 {
+		t.Errorf("counters %+v; families (-want +got):\n%s", st.Counters, diff)
+	}
 	routes, err := a.Routes(context.Background())
 	if err != nil {
 		t.Fatal(err)
