@@ -42,6 +42,12 @@ func TestMain(m *testing.M) {
 		_, _ = os.NewFile(3, "parent").Read(b[:])
 		os.Exit(3)
 	}()
+	if os.Getenv(withoutNetfilter) != "" {
+		if err := refuseNetfilter(); err != nil {
+			fmt.Fprintln(os.Stderr, "refuse netfilter:", err)
+			os.Exit(4)
+		}
+	}
 	main()
 }
 

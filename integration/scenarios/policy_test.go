@@ -215,8 +215,7 @@ func testConformance(t *testing.T, l *lab.Lab, s store.Store) {
 	clients := map[string]string{"a": "node1/pod1", "b": "node1/pod2", "c": "node1/pod3"}
 	servers := []string{"node2/pod1", "node3/pod1"}
 	cases := append(bySelector(), byRule()...)
-	if probe, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {
-		unix.Close(probe)
+	if speaks(unix.IPPROTO_SCTP) {
 		cases = append(cases, conformance{name: "SCTP", allowed: "a", protocol: unix.IPPROTO_SCTP, manifest: gnp("{{server}}",
 			`ingress: [{action: Allow, protocol: SCTP, source: {selector: "app == 'alpha'"}, destination: {ports: [PORT]}}, {action: Deny, protocol: SCTP, destination: {ports: [PORT]}}]`)})
 	}
