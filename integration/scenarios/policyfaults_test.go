@@ -362,15 +362,21 @@ func testKilled(t *testing.T, l *lab.Lab, _ store.Store) {
 }
 
 // testFlush has another program flush all rules, as the start of a firewall
-// does, and other programs have tables of theirs.
+// does. Where the kernel lets the table belong to the daemon it is not even
+// touched; elsewhere it is put back.
 func testFlush(t *testing.T, l *lab.Lab, _ store.Store) {
 	routerctl(t, l, "node1", denyManifest(), "apply", "-f", "-")
 	settled(t, l)
-	count := func() string { return output(t, l, "node3", "nft", "list", "tables") }
+	list := func() string { return output(t, l, "node3", "nft", "-s", "list", "ruleset") }
+	before := list()
+	owned := strings.Contains(before, "flags owner")
 	for range 5 {
 		output(t, l, "node3", "nft", "flush", "ruleset")
+		if owned && !strings.Contains(list(), "table inet routerd") {
+			t.Fatal("a flush reached a table that belongs to the daemon")
+		}
 		poll(t, 10*time.Second, "the table after a flush", func() string {
-			if out := count(); !strings.Contains(out, "table inet routerd") {
+			if out := list(); !strings.Contains(out, "table inet routerd") {
 				return out
 			}
 			return ""
@@ -379,27 +385,5 @@ func testFlush(t *testing.T, l *lab.Lab, _ store.Store) {
 	if one(t, l, "node1/pod1", addr(t, l, "node3/pod1"), unix.IPPROTO_UDP, deniedPort) {
 		t.Error("what is denied passes after foreign flushes")
 	}
-	// As docker, firewalld and kube-proxy have them.
-	for _, command := range []string{
-		"iptables-legacy -N DOCKER-USER", "iptables-legacy -A FORWARD -j DOCKER-USER", "iptables-legacy -A DOCKER-USER -j RETURN",
-		"iptables-nft -t nat -N KUBE-SERVICES", "iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES", "iptables-nft -t nat -A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE",
-		"nft add table inet firewalld", "nft add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10 ; policy accept ; }",
-		"nft add rule inet firewalld filter_FORWARD ct state established,related accept",
-	} {
-		if _, err := try(t.Context(), l, "node3", command); err != nil {
-			t.Fatal(err)
-		}
-	}
-	serve(t, l, "node3/pod1", unix.IPPROTO_TCP, allowedPort)
-	if !one(t, l, "node1/pod1", addr(t, l, "node3/pod1"), unix.IPPROTO_TCP, allowedPort) {
-		t.Error("what is allowed does not pass beside others' tables")
-	}
-	if one(t, l, "node1/pod1", addr(t, l, "node3/pod1"), unix.IPPROTO_UDP, deniedPort) {
-		t.Error("what is denied passes beside others' tables")
-	}
-	for _, command := range []string{"iptables-legacy -F", "iptables-legacy -X", "iptables-nft -t nat -F", "iptables-nft -t nat -X", "nft delete table inet firewalld"} {
-		if _, err := try(t.Context(), l, "node3", command); err != nil {
-			t.Error(err)
-		}
-	}
+	t.Logf("the table belongs to the daemon: %t", owned)
 }
