@@ -109,7 +109,10 @@ func (s *set) widest(p netip.Prefix, f func(netip.Prefix)) {
 // visible returns the members to report, sorted.
 func (s *set) visible() []filter.Member {
 	if s.wide == 0 {
-		return slices.SortedFunc(maps.Keys(s.count), filter.Member.Compare)
+		// A set can have as many members as the cluster has endpoints.
+		list := slices.AppendSeq(make([]filter.Member, 0, len(s.count)), maps.Keys(s.count))
+		slices.SortFunc(list, filter.Member.Compare)
+		return list
 	}
 	var list []filter.Member
 	add := func(p netip.Prefix) { list = append(list, filter.Member{Prefix: p}) }
