@@ -38,8 +38,10 @@ name of its protocol, the last two only while they are as routerd wrote them.
 
 The daemon must be stopped. Sysctls stay as they are, for what they were before
 is not known; so does tunl0, which belongs to the kernel: it is set down without
-addresses. State (the datastore and what is known of workloads) stays too,
-unless --purge is given. Killed in the middle, run it again.
+addresses. The addresses that this host holds ready go back to the datastore, if
+it is an external one and can be reached. State (the datastore and what is known
+of workloads) stays too, unless --purge is given. Killed in the middle, run it
+again.
 
 With --calico it removes what Calico's agent Felix left in the packet filter of
 a host that it does not run on any more, in iptables (legacy and nft), nftables
@@ -180,8 +182,12 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 			}})
 		}
 	}
+	held, err := cl.reserve(ctx)
+	if err != nil {
+		return nil, err
+	}
 	files, err := cl.files()
-	return append(things, files...), err
+	return append(append(things, held...), files...), err
 }
 
 // describeLeftover shows an object as ip(8) does.
