@@ -13,13 +13,14 @@ import (
 type converter struct {
 	isIBGP   func(netip.Addr) bool // whether a peer's session stays inside one AS
 	asn      uint32
+	own      [2]netip.Addr // this host's addresses on the network; invalid: none
 	nameOf   func(netip.Addr) string
 	lastPath *packet.PathAttributeAsPath
 	lastText string
 }
 
 // path converts p. It reports false when p is no usable learned path: a
-// withdrawal, one that we originate ourselves, or one without a next hop. The
+// withdrawal, one that we originate ourselves, or one without a usable next hop. The
 // prefix is valid also then, unless p is of another family.
 func (c *converter) path(p *apiutil.Path) (Path, bool) {
 	nlri, ok := p.Nlri.(*packet.IPAddrPrefix)
@@ -51,5 +52,12 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 			out.ASPath = c.lastText
 		}
 	}
-	return out, out.NextHop.IsValid() && !out.NextHop.IsUnspecified()
+	return out, c.usable(out.NextHop)
+}
+
+// usable reports whether a next hop can be another host (RFC 4271 section 6.3):
+// who says something else announces a prefix that leads nowhere.
+func (c *converter) usable(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() &&
+		a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) && a != c.own[0] && a != c.own[1]
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -76,7 +78,140 @@ func malformed() map[string][]byte {
 		m[fmt.Sprintf("attribute %d empty", typ)] = updateWith(net24, origin, path, hop, attr(0xc0, typ))
 		m[fmt.Sprintf("attribute %d of one byte", typ)] = updateWith(net24, origin, path, hop, attr(0xc0, typ, 0xff))
 	}
+	for name, msg := range absurd() {
+		m[name] = msg
+	}
+	for typ, val := range knownAttributes() {
+		long := attr(0xc0, typ, val...)
+		long[2] += 50
+		m[fmt.Sprintf("attribute %d beyond the end", typ)] = updateWith(net24, origin, path, hop, long)
+		m[fmt.Sprintf("attribute %d twice with wrong flags", typ)] = updateWith(net24, origin, path, hop, attr(0x20, typ, val...), attr(0x60, typ, val...))
+		m[fmt.Sprintf("attribute %d cut short", typ)] = updateWith(net24, origin, path, hop, attr(0xc0, typ, val[:len(val)-1]...))
+	}
+	for i := range uint64(24) {
+		m[fmt.Sprintf("mutation %d", i)] = mutations(i, updateWith(net24, origin, path, hop, attr(0xc0, 8, 0xfd, 0xe7, 0, 1)))
+	}
 	return m
+}
+
+// knownAttributes are right values of path attributes (RFC 4271, 1997, 4456,
+// 4760, 4360, 6793, 6514, 5512, 5701, 7311, 8092, 9234).
+func knownAttributes() map[byte][]byte {
+	return map[byte][]byte{
+		1: {0}, 2: {2, 1, 0, 0, 0xfd, 0xe7}, 3: {10, 77, 0, 1}, 4: {0, 0, 0, 1}, 5: {0, 0, 0, 100}, 7: {0, 0, 0xfd, 0xe7, 10, 0, 0, 1},
+		8: {0xfd, 0xe7, 0, 1}, 9: {10, 0, 0, 1}, 10: {10, 0, 0, 1}, 14: {0, 2, 1, 16, 0xfd, 0x77, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 32, 0x20, 1, 0xd, 0xb8},
+		15: {0, 2, 1, 32, 0x20, 1, 0xd, 0xb8}, 16: {0, 2, 0xfd, 0xe7, 0, 0, 0, 1}, 17: {2, 1, 0, 0, 0xfd, 0xe7}, 18: {0, 0, 0xfd, 0xe7, 10, 0, 0, 1},
+		22: {0, 6, 0, 0, 0, 10, 0, 0, 1}, 23: {0, 8, 0, 0}, 25: {0, 2, 0xfd, 0x77, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1},
+		26: {1, 0, 11, 0, 0, 0, 0, 0, 0, 0, 1}, 32: {0, 0, 0xfd, 0xe7, 0, 0, 0, 1, 0, 0, 0, 2}, 35: {0, 0, 0xfd, 0xe7}, 40: {1, 0, 7, 0, 0, 0, 0, 0, 0, 1},
+	}
+}
+
+// absurd are messages of the right form that make no sense.
+func absurd() map[string][]byte {
+	origin, path := attr(0x40, 1, 0), attr(0x40, 2, 2, 1, 0, 0, 0xfd, 0xe7)
+	net24 := []byte{24, 203, 0, 113}
+	open := func(version byte, hold uint16, id [4]byte, options ...byte) []byte {
+		b := binary.BigEndian.AppendUint16([]byte{version, 0xfd, 0xe7}, hold)
+		return message(1, append(append(append(b, id[:]...), byte(len(options))), options...))
+	}
+	id := [4]byte{10, 77, 0, 1}
+	extended := func(typ byte, val []byte) []byte {
+		return append(binary.BigEndian.AppendUint16([]byte{0x50, typ}, uint16(len(val))), val...)
+	}
+	var segments []byte
+	for range 600 {
+		segments = append(segments, 2, 1, 0, 0, 0xfd, 0xe7)
+	}
+	length := func(n uint16, m []byte) []byte {
+		binary.BigEndian.PutUint16(m[16:], n)
+		return m
+	}
+	m := map[string][]byte{
+		"600 segments":           updateWith(net24, origin, extended(2, segments), attr(0x40, 3, id[:]...)),
+		"1000 empty segments":    updateWith(net24, origin, extended(2, bytes.Repeat([]byte{2, 0}, 1000)), attr(0x40, 3, id[:]...)),
+		"segment of no type":     updateWith(net24, origin, attr(0x40, 2, 9, 1, 0, 0, 0xfd, 0xe7), attr(0x40, 3, id[:]...)),
+		"version 3":              open(3, 90, id),
+		"version 255":            open(255, 90, id),
+		"hold time 1":            open(4, 1, id),
+		"hold time 2":            open(4, 2, id),
+		"router id 0":            open(4, 90, [4]byte{}),
+		"capabilities beyond":    open(4, 90, id, 2, 200, 1, 4),
+		"capability too long":    open(4, 90, id, 2, 6, 1, 200, 0, 1, 0, 1),
+		"capability too short":   open(4, 90, id, 2, 4, 65, 2, 0, 1),
+		"restart cut short":      open(4, 90, id, 2, 3, 64, 1, 0),
+		"options beyond":         append(open(4, 90, id)[:28], 255),
+		"length 4097":            length(4097, message(2, make([]byte, 100))),
+		"length beyond what is":  length(60, message(4, nil)),
+		"update without lengths": message(2, nil),
+		"keepalive with a body":  message(4, []byte{1, 2, 3}),
+		"refresh of no family":   message(5, []byte{0xff, 0xff, 9, 9}),
+	}
+	for name, hop := range map[string][4]byte{"nobody": {}, "many": {224, 0, 0, 1}, "itself": {127, 0, 0, 1}, "all": {255, 255, 255, 255}} {
+		m["next hop is "+name] = updateWith(net24, origin, path, attr(0x40, 3, hop[:]...))
+	}
+	return m
+}
+
+// mutations are variations of a message, the header's length kept right so that
+// all of them are read.
+func mutations(seed uint64, msg []byte) []byte {
+	rnd := rand.New(rand.NewPCG(seed, 7606))
+	var out []byte
+	for range 20 {
+		body := bytes.Clone(msg[19:])
+		for range 1 + rnd.IntN(3) {
+			i := rnd.IntN(len(body))
+			switch rnd.IntN(4) {
+			case 0:
+				body[i] = byte(rnd.IntN(256))
+			case 1:
+				body = slices.Delete(body, i, min(i+1+rnd.IntN(3), len(body)-1))
+			case 2:
+				body = slices.Insert(body, i, byte(rnd.IntN(256)))
+			default:
+				body[i] ^= 1 << rnd.IntN(8)
+			}
+		}
+		out = append(out, message(2, body)...)
+	}
+	return out
+}
+
+// TestUnusableNextHops: a prefix whose next hop is no other host is not taken
+// up, and the session goes on.
+func TestUnusableNextHops(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	us := newRun(t, SpeakerOptions{})
+	us.apply(testConfig(h[0], 64512, nil, waiting(tor(h[0], h[1], 64999))))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	conn, err := establish(ctx, h[1], h[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	say := func(third byte, hop netip.Addr) {
+		a := hop.As4()
+		msg := updateWith([]byte{24, 203, 0, third}, attr(0x40, 1, 0), attr(0x40, 2, 2, 1, 0, 0, 0xfd, 0xe7), attr(0x40, 3, a[:]...))
+		if _, err := conn.Write(msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(1, h[1])
+	for i, a := range []string{"0.0.0.0", "224.0.0.1", "127.0.0.1", "255.255.255.255", h[0].String()} {
+		say(byte(2+i), netip.MustParseAddr(a))
+	}
+	say(100, h[1])
+	us.waitPath("203.0.100.0/24")
+	us.mu.Lock()
+	if len(us.paths) != 2 {
+		t.Errorf("taken up: %v", us.paths)
+	}
+	us.mu.Unlock()
+	if st := us.status(h[1]); st.State != StateUp || st.Established != 1 {
+		t.Errorf("the session is %+v", st)
+	}
 }
 
 // TestMalformedMessages sends each from a configured peer of its own to one
@@ -84,7 +219,7 @@ func malformed() map[string][]byte {
 // and the session beside must not notice.
 func TestMalformedMessages(t *testing.T) {
 	t.Parallel()
-	h := hosts(t, 200)
+	h := hosts(t, 254)
 	us, good := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
 	names, messages := []string{}, malformed()
 	for name := range messages {

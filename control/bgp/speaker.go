@@ -160,7 +160,7 @@ func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (*engin
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.engine = e
-	s.conv.asn, s.conv.lastPath = c.ASN, nil
+	s.conv.asn, s.conv.own, s.conv.lastPath = c.ASN, [2]netip.Addr{c.NextHop, c.NextHop6}, nil
 	s.deadline = time.Time{} // change sets it when the peers are there
 	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listen, "port", c.ListenPort)
 	return e, listenErr, nil
@@ -320,6 +320,7 @@ func (s *Speaker) newConverter() converter {
 		peers[a] = ss.peer
 	}
 	return converter{
+		own:    s.conv.own,
 		nameOf: func(a netip.Addr) string { return peers[a].Name },
 		isIBGP: func(a netip.Addr) bool { return peers[a].ibgp(asn) },
 	}
