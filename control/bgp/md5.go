@@ -8,28 +8,29 @@ import (
 )
 
 // procNetstat is where the kernel counts the segments it dropped for their TCP
-// MD5 signatures (RFC 2385), in this network namespace.
+// MD5 signatures (RFC 2385) and their TTL (RFC 5082), in this network namespace.
 const procNetstat = "/proc/net/netstat"
 
-// md5Drops counts dropped segments, by the kernel's names.
-type md5Drops struct {
+// drops counts dropped segments, by the kernel's names.
+type drops struct {
 	missing    uint64 // TCPMD5NotFound: a password is set, and the segment had no signature
 	unexpected uint64 // TCPMD5Unexpected: no password is set, and the segment had one
 	wrong      uint64 // TCPMD5Failure: the signature was made with another password
+	far        uint64 // TCPMinTTLDrop: the TTL was less than TTL security wants
 }
 
-// readMD5Drops reads the counters; none can be told from zero.
-func readMD5Drops(file string) md5Drops {
+// readDrops reads the counters; none can be told from zero.
+func readDrops(file string) drops {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return md5Drops{}
+		return drops{}
 	}
-	return parseMD5Drops(string(b))
+	return parseDrops(string(b))
 }
 
-// parseMD5Drops reads the pairs of lines of netstat's table: names, numbers.
-func parseMD5Drops(table string) md5Drops {
-	var d md5Drops
+// parseDrops reads the pairs of lines of netstat's table: names, numbers.
+func parseDrops(table string) drops {
+	var d drops
 	var names []string
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
@@ -49,6 +50,8 @@ func parseMD5Drops(table string) md5Drops {
 				d.unexpected = n
 			case "TCPMD5Failure":
 				d.wrong = n
+			case "TCPMinTTLDrop":
+				d.far = n
 			}
 		}
 		names = nil
@@ -56,13 +59,22 @@ func parseMD5Drops(table string) md5Drops {
 	return d
 }
 
-func (d md5Drops) since(was md5Drops) md5Drops {
-	return md5Drops{d.missing - was.missing, d.unexpected - was.unexpected, d.wrong - was.wrong}
+func (d drops) since(was drops) drops {
+	return drops{d.missing - was.missing, d.unexpected - was.unexpected, d.wrong - was.wrong, d.far - was.far}
+}
+
+// farther says that a peer may be further away than its TTL security says, or
+// that it sends without; empty: nothing speaks for it.
+func (d drops) farther(hops uint8) string {
+	if hops == 0 || d.far == 0 {
+		return ""
+	}
+	return fmt.Sprintf("TTL security suspected: %d segments came from further away than %d hops: does the peer have ttl security too?", d.far, hops)
 }
 
 // suspicion says what the drops mean for a session with or without a password;
 // empty: nothing speaks against it.
-func (d md5Drops) suspicion(password bool) string {
+func (d drops) suspicion(password bool) string {
 	switch {
 	case password && d.wrong > 0:
 		return fmt.Sprintf("MD5 suspected: %d segments came signed with another password", d.wrong)

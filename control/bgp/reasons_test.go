@@ -1,9 +1,107 @@
 package bgp
 
 import (
+	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"os/exec"
+	"strings"
+	"sync"
 	"testing"
+
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
+
+// TestFiltered: packets to the peer vanish on the way.
+func TestFiltered(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	table := fmt.Sprintf("filtered_%d", h[0].As4()[2])
+	nft := exec.Command("nft", "-f", "-")
+	nft.Stdin = strings.NewReader(fmt.Sprintf("table ip %s { chain input { type filter hook input priority 0; ip daddr %s tcp dport 179 drop; }; }", table, h[1]))
+	if out, err := nft.CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("nft", "delete", "table", "ip", table).CombinedOutput(); err != nil {
+			t.Error(err, string(out))
+		}
+	})
+	r := newRun(t, SpeakerOptions{})
+	r.apply(testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999)))
+	r.waitInfo(h[1], "no answer from "+h[1].String()+":179: it is down, or filtered on the way")
+}
+
+// TestTTLSecurityOfOneSide: the peer's packets do not say that they come from
+// so near, the kernel drops them, and its counter tells.
+func TestTTLSecurityOfOneSide(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	startBIRD(t, strings.Replace(birdConf(h[1], 64999, h[0], 64512, ""), "multihop;", "multihop 5;", 1))
+	r := newRun(t, SpeakerOptions{})
+	p := tor(h[0], h[1], 64999)
+	p.TTLSecurity = 1
+	r.apply(testConfig(h[0], 64512, nil, p))
+	r.waitInfo(h[1], "TTL security suspected")
+}
+
+// TestNotifications: a peer answers the OPEN with a notification, and the
+// status says which.
+func TestNotifications(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		code, subcode byte
+		says          string
+	}{
+		"collision":  {packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION, "cease, connection collision resolution"},
+		"rejected":   {packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_REJECTED, "cease, connection rejected"},
+		"hold time":  {packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, "unacceptable hold time"},
+		"capability": {packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, "unsupported capability"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := hosts(t, 2)
+			answerAll(t, h[1], message(packet.BGP_MSG_NOTIFICATION, []byte{c.code, c.subcode}))
+			r := newRun(t, SpeakerOptions{})
+			r.apply(testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999)))
+			r.waitInfo(h[1], "notification received: ")
+			r.waitInfo(h[1], c.says)
+		})
+	}
+}
+
+// answerAll opens each connection to BGP's port as a peer of AS 64999 does, and
+// answers whatever comes first.
+func answerAll(t *testing.T, at netip.Addr, answer []byte) {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", netip.AddrPortFrom(at, DefaultPort).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer conn.Close()
+				if err := sendOpen(conn, &Config{ASN: 64999, RouterID: at}, Peer{Addr: at, HoldTime: defaultHoldTime}); err != nil {
+					return
+				}
+				if _, err := readMessage(conn); err != nil {
+					return
+				}
+				if _, err := conn.Write(answer); err == nil {
+					_, _ = io.Copy(io.Discard, conn) // until the speaker has read it and closes
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+}
 
 // TestReasons brings about what keeps a session from coming up, and reads what
 // its status says. Wrong AS numbers, passwords, the hold timer, a taken port and

@@ -214,24 +214,27 @@ func TestSecretsWithoutInotify(t *testing.T) {
 
 func TestMD5Drops(t *testing.T) {
 	t.Parallel()
-	table := "TcpExt: SyncookiesSent TCPMD5NotFound TCPMD5Unexpected TCPMD5Failure\nTcpExt: 9 1 2 3\nIpExt: InNoRoutes\nIpExt: 5\n"
-	d := parseMD5Drops(table)
-	if want := (md5Drops{1, 2, 3}); d != want {
+	table := "TcpExt: SyncookiesSent TCPMD5NotFound TCPMD5Unexpected TCPMD5Failure TCPMinTTLDrop\nTcpExt: 9 1 2 3 4\nIpExt: InNoRoutes\nIpExt: 5\n"
+	d := parseDrops(table)
+	if want := (drops{1, 2, 3, 4}); d != want {
 		t.Fatalf("got %+v, want %+v", d, want)
 	}
 	for _, c := range []struct {
-		was      md5Drops
+		was      drops
 		password bool
 		says     string
 	}{
-		{md5Drops{1, 2, 3}, true, ""},
-		{md5Drops{1, 2, 3}, false, ""},
-		{md5Drops{1, 2, 2}, true, "1 segments came signed with another password"},
-		{md5Drops{0, 2, 3}, true, "1 segments came without a signature"},
-		{md5Drops{0, 0, 0}, false, "2 segments came with a signature"},
+		{drops{1, 2, 3, 4}, true, ""},
+		{drops{1, 2, 3, 4}, false, ""},
+		{drops{1, 2, 2, 4}, true, "1 segments came signed with another password"},
+		{drops{0, 2, 3, 4}, true, "1 segments came without a signature"},
+		{drops{0, 0, 0, 4}, false, "2 segments came with a signature"},
 	} {
 		if got := d.since(c.was).suspicion(c.password); !strings.Contains(got, c.says) || c.says == "" && got != "" {
 			t.Errorf("since %+v: %q, want %q", c.was, got, c.says)
 		}
+	}
+	if got := d.since(drops{far: 1}).farther(2); !strings.Contains(got, "3 segments came from further away than 2 hops") || d.farther(0) != "" || d.since(d).farther(2) != "" {
+		t.Errorf("further away: %q", got)
 	}
 }

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -59,7 +60,7 @@ type session struct {
 
 	tally counters
 
-	drops md5Drops // the kernel's counters when the session was not up last
+	drops drops // the kernel's counters when the session was not up last
 
 	// A peer that announced too many prefixes is cut off.
 	limited  time.Time // since when; zero: it is not
@@ -71,14 +72,15 @@ type session struct {
 }
 
 func newSession(p Peer, now time.Time) *session {
-	return &session{peer: p, since: now, drops: readMD5Drops(procNetstat)}
+	return &session{peer: p, since: now, drops: readDrops(procNetstat)}
 }
 
-// md5 says that the passwords are suspected: since the session began to be
-// tried, the kernel has dropped segments for their signatures. Its counters are
-// those of the whole host, so another session may be the cause.
-func (s *session) md5() string {
-	return readMD5Drops(procNetstat).since(s.drops).suspicion(s.peer.Password != Password{})
+// suspicion says that the passwords or the distance are suspected: since the
+// session began to be tried, the kernel has dropped segments for them. Its
+// counters are those of the whole host, so another session may be the cause.
+func (s *session) suspicion() string {
+	d := readDrops(procNetstat).since(s.drops)
+	return cmp.Or(d.suspicion(s.peer.Password != Password{}), d.farther(s.peer.TTLSecurity))
 }
 
 // state takes in a change of state and reports whether something went wrong
@@ -94,7 +96,7 @@ func (s *session) setState(e event) (unexplained bool) {
 		s.last, s.ended, s.found = "", "", "" // limited stays: GoBGP's log of the limit comes before its event
 		s.stopDiagnosis()
 	case s.up:
-		s.up, s.since, s.drops = false, e.time, readMD5Drops(procNetstat)
+		s.up, s.since, s.drops = false, e.time, readDrops(procNetstat)
 		s.last = ""
 		s.ended = ending(s.ended, e.reason)
 		s.tally.fell(resetOf(e.reason))
@@ -185,7 +187,7 @@ func (s *session) info(listening error) (state, info string) {
 	default:
 		parts = append(parts, "connecting")
 	}
-	if hint := s.md5(); hint != "" {
+	if hint := s.suspicion(); hint != "" {
 		parts = append(parts, hint)
 	}
 	if s.ended != "" {
