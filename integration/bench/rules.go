@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,7 +24,7 @@ const rulesPerEndpoint = 10
 // MeasureRules returns rows for the rules of n endpoints, each with a policy of
 // its own of ten rules: the load, beside the tools that load as much; one
 // member that comes to or goes from a set of 10,000; one endpoint that comes or
-// goes.
+// goes; and the first packets of flows through 1, 100 and 1,000 endpoints.
 func MeasureRules(ctx context.Context, n int, log *slog.Logger) ([]Row, error) {
 	const rounds = 5
 	ruleset := endpointRules(n, false)
@@ -54,7 +55,11 @@ func MeasureRules(ctx context.Context, n int, log *slog.Logger) ([]Row, error) {
 	}
 	rows = append(rows, Row{what + " shared", ms(oursShared), rows[0].Reference, "nft -f, one chain each", Milliseconds})
 	changes, err := changeRows(ctx, ruleset, log)
-	return append(rows, changes...), err
+	if err != nil {
+		return nil, err
+	}
+	packets, err := forwardRows(ctx, log)
+	return slices.Concat(rows, changes, packets), err
 }
 
 // best returns the shortest of several measurements: what is more is the
