@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -41,6 +42,8 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 			out.NextHop = a.Value
 		case *packet.PathAttributeMpReachNLRI:
 			out.NextHop = onLink(a.Nexthop, out.PeerAddr, out.IBGP)
+		case *packet.PathAttributeCommunities:
+			out.LongLived = slices.Contains(a.Value, uint32(packet.COMMUNITY_LLGR_STALE))
 		case *packet.PathAttributeLocalPref:
 			out.LocalPref = a.Value
 		case *packet.PathAttributeMultiExitDisc:

@@ -16,11 +16,27 @@ type hopSet struct {
 }
 
 func (s *hopSet) path(p netip.Prefix) Path {
-	out := Path{Prefix: p, Hop: s.hops[0]}
-	if len(s.hops) > 1 {
-		out.More = s.hops[1:]
+	hops := s.hops
+	if len(hops) > 1 && slices.ContainsFunc(hops, longLived) {
+		hops = preferred(hops)
+	}
+	out := Path{Prefix: p, Hop: hops[0]}
+	if len(hops) > 1 {
+		out.More = hops[1:]
 	}
 	return out
+}
+
+func longLived(h Hop) bool { return h.LongLived }
+
+// preferred leaves long-lived stale paths out if there is any other (RFC 9494
+// section 4.3): GoBGP takes them for paths of equal cost.
+func preferred(hops []Hop) []Hop {
+	fresh := slices.DeleteFunc(slices.Clone(hops), longLived)
+	if len(fresh) == 0 {
+		return hops
+	}
+	return fresh
 }
 
 // hopSets keeps one hopSet for each set in use, so that equal sets are the same

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,8 @@ type remote struct {
 	password     string
 	hops         int    // of TTL security; 0: off
 	client       bool   // this host is a client of the other's reflection
+	extended     bool   // IPv4 over IPv6
+	longLived    bool   // long-lived graceful restart, after a restart time of 1 s
 	communities  string // "65000:1 65000:2:3", of all that is announced
 	routes       []string
 }
@@ -23,7 +26,9 @@ type remote struct {
 // other is BIRD or FRR as the other end of a session.
 type other interface {
 	waitRoute(prefix string, says ...string) // learned from us, its text saying all of that
+	waitRouteWithOneOf(prefix string, says ...string)
 	waitNoRoute(prefix string)
+	kill()                       // as a crash does
 	announce(prefixes ...string) // instead of what was announced so far
 	uptime() string              // since when the session is up; changes with each session
 }
@@ -66,7 +71,12 @@ func (b birdOther) text() string {
 	if b.hops > 0 {
 		conf = strings.Replace(conf, "multihop;", fmt.Sprintf("multihop %d; ttl security on;", b.hops), 1)
 	}
-	if b.self.Is6() {
+	if b.longLived {
+		conf = strings.Replace(conf, "graceful restart on;", "graceful restart on; graceful restart time 1; long lived graceful restart on; long lived stale time 300;", 1)
+	}
+	if b.extended {
+		conf = strings.Replace(conf, "  ipv4 { import", "  ipv4 { extended next hop on; import", 1)
+	} else if b.self.Is6() {
 		conf = strings.NewReplacer("static { ipv4;", "static { ipv6;", "  ipv4 { import", "  ipv6 { import").Replace(conf)
 	}
 	var add strings.Builder
@@ -94,6 +104,18 @@ func (b birdOther) waitRoute(prefix string, says ...string) {
 		}
 		return true
 	})
+}
+
+func (b birdOther) waitRouteWithOneOf(prefix string, says ...string) {
+	b.t.Helper()
+	out := ""
+	poll(b.t, 30*time.Second, func() string {
+		return fmt.Sprintf("BIRD's route to %s saying one of %q; it says\n%s\n%s", prefix, says, out, b.log)
+	}, func() bool { out, _ = b.command("show", "route", "all", prefix); return containsOne(out, says) })
+}
+
+func containsOne(text string, says []string) bool {
+	return slices.ContainsFunc(says, func(s string) bool { return strings.Contains(text, s) })
 }
 
 func (b birdOther) waitNoRoute(prefix string) {
@@ -156,6 +178,14 @@ func startFRRAs(t *testing.T, r remote) other {
 	if r.client {
 		conf = strings.Replace(conf, activate, activate+fmt.Sprintf("  neighbor %s route-reflector-client\n", r.peer), 1)
 	}
+	if r.extended {
+		family = "ipv4"
+		conf = strings.Replace(conf, "address-family ipv6 unicast", "address-family ipv4 unicast", 1)
+		conf = strings.Replace(conf, " address-family", fmt.Sprintf(" neighbor %s capability extended-nexthop\n address-family", r.peer), 1)
+	}
+	if r.longLived {
+		conf = strings.Replace(conf, " bgp graceful-restart\n", " bgp graceful-restart\n bgp graceful-restart preserve-fw-state\n bgp graceful-restart restart-time 1\n bgp long-lived-graceful-restart stale-time 300\n", 1)
+	}
 	if r.communities != "" {
 		conf = strings.Replace(conf, activate, activate+fmt.Sprintf("  neighbor %s route-map tag out\n", r.peer), 1)
 		conf += "route-map tag permit 10\n"
@@ -177,6 +207,18 @@ func (f frrOther) waitRoute(prefix string, says ...string) {
 	for _, s := range says {
 		f.waitFor(s, cmd)
 	}
+}
+
+func (f frrOther) waitRouteWithOneOf(prefix string, says ...string) {
+	f.t.Helper()
+	out := ""
+	poll(f.t, 30*time.Second, func() string {
+		return fmt.Sprintf("FRR's route to %s saying one of %q; it says\n%s", prefix, says, out)
+	},
+		func() bool {
+			out = f.vtysh(fmt.Sprintf("show bgp %s unicast %s", f.family, prefix))
+			return containsOne(out, says)
+		})
 }
 
 func (f frrOther) waitNoRoute(prefix string) {

@@ -17,6 +17,10 @@ type Hop struct {
 	LocalPref uint32 // 0: the path has none
 	MED       uint32
 
+	// LongLived says that the path is kept though its origin has not come back
+	// within its restart time (RFC 9494): any other is better.
+	LongLived bool
+
 	// Stale says that the peer is restarting and the path is kept meanwhile
 	// (RFC 4724 section 4.2). [Speaker.Routes] knows; a path that goes stale, or
 	// comes again as it was, is no change of the best path and is not told.
