@@ -248,6 +248,7 @@ func prepareConformance(t *testing.T, l *lab.Lab, s store.Store, clients map[str
 	t.Helper()
 	for _, v := range []any{
 		&v3.Profile{ObjectMeta: metav1.ObjectMeta{Name: "kns.default"}, Spec: v3.ProfileSpec{LabelsToApply: map[string]string{"pcns.team": "lab"}}},
+		&v3.Profile{ObjectMeta: metav1.ObjectMeta{Name: "ksa.default.robot"}, Spec: v3.ProfileSpec{LabelsToApply: map[string]string{"pcsa.duty": "clean"}}},
 		&v3.GlobalNetworkSet{
 			ObjectMeta: metav1.ObjectMeta{Name: "aside", Labels: map[string]string{"set": "aside"}},
 			Spec:       v3.GlobalNetworkSetSpec{Nets: []string{addrOf(t, l, clients["a"], dataplane.IPv4).String() + "/32", "203.0.113.0/24"}},
@@ -264,6 +265,7 @@ func prepareConformance(t *testing.T, l *lab.Lab, s store.Store, clients map[str
 			w.Spec.Profiles = append(w.Spec.Profiles, "kns.default")
 			if letter == "b" {
 				w.Spec.ServiceAccountName = "robot"
+				w.Spec.Profiles = append(w.Spec.Profiles, "ksa.default.robot")
 			}
 		})
 	}

@@ -24,20 +24,21 @@ import (
 
 // sourceSeen sends a datagram and returns where it comes from for the other
 // side.
-func sourceSeen(t *testing.T, l *lab.Lab, from, to string) (netip.AddrPort, error) {
+func sourceSeen(t *testing.T, l *lab.Lab, from, to string, f dataplane.Family) (netip.AddrPort, error) {
 	t.Helper()
+	network := fmt.Sprintf("udp%d", f)
 	var server *net.UDPConn
 	err := ns.Do(l.Space(to), func() (err error) {
-		server, err = net.ListenUDP("udp4", &net.UDPAddr{})
+		server, err = net.ListenUDP(network, &net.UDPAddr{})
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	dst := netip.AddrPortFrom(addr(t, l, to), server.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+	dst := netip.AddrPortFrom(addrOf(t, l, to, f), server.LocalAddr().(*net.UDPAddr).AddrPort().Port())
 	err = ns.Do(l.Space(from), func() error {
-		c, err := net.Dial("udp4", dst.String()) //nolint:noctx // it does not wait
+		c, err := net.Dial(network, dst.String()) //nolint:noctx // it does not wait
 		if err != nil {
 			return err
 		}
@@ -58,8 +59,14 @@ func sourceSeen(t *testing.T, l *lab.Lab, from, to string) (netip.AddrPort, erro
 // seenAs polls until the source is as it should be.
 func seenAs(t *testing.T, l *lab.Lab, from, to string, what string, ok func(netip.AddrPort) bool) {
 	t.Helper()
-	poll(t, 30*time.Second, fmt.Sprintf("%s at %s is %s", from, to, what), func() string {
-		src, err := sourceSeen(t, l, from, to)
+	seenOver(t, l, dataplane.IPv4, from, to, what, ok)
+	seenOver(t, l, dataplane.IPv6, from, to, what, ok)
+}
+
+func seenOver(t *testing.T, l *lab.Lab, f dataplane.Family, from, to string, what string, ok func(netip.AddrPort) bool) {
+	t.Helper()
+	poll(t, 30*time.Second, fmt.Sprintf("%s at %s over %s is %s", from, to, f, what), func() string {
+		src, err := sourceSeen(t, l, from, to, f)
 		if err != nil {
 			return err.Error()
 		}
@@ -75,17 +82,19 @@ func seenAs(t *testing.T, l *lab.Lab, from, to string, what string, ok func(neti
 // without a tunnel.
 func testNATOutgoing(t *testing.T, l *lab.Lab, s store.Store) {
 	is := func(where string) func(netip.AddrPort) bool {
-		a := addrOf(t, l, where, dataplane.IPv4)
-		return func(src netip.AddrPort) bool { return src.Addr() == a }
+		a, b := addrOf(t, l, where, dataplane.IPv4), addrOf(t, l, where, dataplane.IPv6)
+		return func(src netip.AddrPort) bool { return src.Addr().Unmap() == a || src.Addr() == b }
 	}
 	nat := func(on bool) {
-		_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindIPPool, defaultPool), func(cur store.Object) (any, error) {
-			p := store.Clone(cur.Value).(*v3.IPPool)
-			p.Spec.NATOutgoing = on
-			return p, nil
-		})
-		if err != nil {
-			t.Fatal(err)
+		for _, pool := range []string{defaultPool, defaultPool6} {
+			_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindIPPool, pool), func(cur store.Object) (any, error) {
+				p := store.Clone(cur.Value).(*v3.IPPool)
+				p.Spec.NATOutgoing = on
+				return p, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	felix := func(change func(*v3.FelixConfigurationSpec)) { changeFelix(t, s, store.DefaultName, change) }
@@ -99,6 +108,13 @@ func testNATOutgoing(t *testing.T, l *lab.Lab, s store.Store) {
 	seenAs(t, l, "node1/pod1", "node2", "its host from one of ten ports", func(src netip.AddrPort) bool {
 		return is("node1")(src) && src.Port() >= 41000 && src.Port() <= 41009
 	})
+	for f, address := range map[dataplane.Family]string{dataplane.IPv4: "10.1.0.77", dataplane.IPv6: "fd00:1::77"} {
+		felix(func(f *v3.FelixConfigurationSpec) { f.NATOutgoingAddress = address })
+		seenOver(t, l, f, "node1/pod1", "node2", address+" from one of ten ports", func(src netip.AddrPort) bool {
+			return src.Addr() == netip.MustParseAddr(address) && src.Port() >= 41000 && src.Port() <= 41009
+		})
+	}
+	felix(func(f *v3.FelixConfigurationSpec) { f.NATOutgoingAddress = "" })
 	excluded := v3.NATOutgoingExclusionsIPPoolsAndHostIPs
 	felix(func(f *v3.FelixConfigurationSpec) { f.NATPortRange, f.NATOutgoingExclusions = nil, &excluded })
 	seenAs(t, l, "node1/pod1", "node2", "itself towards an excluded host", is("node1/pod1"))

@@ -91,10 +91,23 @@ func byRule() []conformance {
 		{name: "namespaceSelector of another", source: `{namespaceSelector: "team == 'other'"}`},
 		{name: "namespaceSelector global", source: `{namespaceSelector: "global()", selector: "has(set)"}`, allowed: "a4"},
 		{name: "service accounts by name", source: `{serviceAccounts: {names: [robot]}}`, allowed: "b"},
+		{name: "service accounts by selector", source: `{serviceAccounts: {selector: "duty == 'clean'"}}`, allowed: "b"},
+		{name: "namespaceSelector all", source: `{namespaceSelector: "all()", selector: "has(app)"}`, allowed: "ab"},
+		{name: "notNets of IPv6", source: `{notNets: [A6/128]}`, allowed: "b6 c6"},
+		{name: "services, which only Kubernetes knows", source: `{services: {name: web, namespace: default}}`},
 		{name: "source ports", source: `{ports: [1]}`},
+		{name: "source port range", source: `{ports: ["1024:65535"]}`, allowed: "abc"},
+		{name: "source notPorts", source: `{notPorts: ["1024:65535"]}`},
 		in("UDP", "a", unix.IPPROTO_UDP, `ingress: [{action: Allow, protocol: UDP, source: {selector: "app == 'alpha'"}, destination: {ports: [PORT]}}, {action: Deny, protocol: UDP, destination: {ports: [PORT]}}]`),
 		in("UDP-Lite", "b", unix.IPPROTO_UDPLITE, `ingress: [{action: Allow, protocol: UDPLite, source: {selector: "app == 'beta'"}}, {action: Deny, protocol: UDPLite}]`),
 		in("protocol by number", "a4 c", unix.IPPROTO_UDP, `ingress: [{action: Allow, protocol: 17, source: {selector: "!has(app)"}, destination: {ports: [PORT]}}, {action: Deny, protocol: 17, destination: {ports: [PORT]}}]`),
+		in("destination notSelector", "abc", 0, `ingress: [{action: Deny, protocol: TCP, destination: {notSelector: "role == 'server'", ports: [PORT]}}]`),
+		in("destination nets", "a6 b6 c6", 0, `ingress: [{action: Deny, protocol: TCP, destination: {nets: [192.168.0.0/16], ports: [PORT]}}]`),
+		in("destination notNets", "abc", 0, `ingress: [{action: Deny, protocol: TCP, destination: {notNets: [192.168.0.0/16], ports: [PORT]}}]`),
+		in("a number and a name", "", 0, `ingress: [{action: Deny, protocol: TCP, destination: {ports: [1, CASE]}}]`),
+		in("notPorts by name", "abc", 0, `ingress: [{action: Deny, protocol: TCP, destination: {ports: ["PORT:PORT"], notPorts: [CASE]}}]`),
+		in("what is kept and has no effect", "ab", 0, `performanceHints: [AssumeNeededOnEveryNode]
+  ingress: [{action: Allow, protocol: TCP, http: {methods: [PUT]}, metadata: {annotations: {why: none}}, source: {selector: has(app)}, destination: {ports: [PORT]}}, {action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`),
 		in("another protocol's rule", "abc", 0, `ingress: [{action: Deny, protocol: UDP, destination: {ports: [PORT]}}]`),
 		in("notProtocol", "", 0, `ingress: [{action: Deny, notProtocol: UDP, destination: {ports: [CASE]}}]`),
 		in("port range", "", 0, `ingress: [{action: Deny, protocol: TCP, destination: {ports: ["PORT:PORT"]}}]`),
@@ -111,6 +124,24 @@ func byRule() []conformance {
   egress: [{action: Pass}]`),
 		{name: "egress of the clients", allowed: "bc", manifest: gnp("app == 'alpha'", `egress: [{action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`)},
 		{name: "egress by destination", allowed: "c", manifest: gnp("has(app)", `egress: [{action: Deny, protocol: TCP, destination: {selector: "role == 'server'", ports: [PORT]}}]`)},
+		{name: "serviceAccountSelector", allowed: "ac", manifest: gnp("all()", `serviceAccountSelector: "duty == 'clean'"
+  egress: [{action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`)},
+		{name: "namespaceSelector of the policy", allowed: "c", manifest: gnp("has(app)", `namespaceSelector: "team == 'lab'"
+  egress: [{action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`)},
+		{name: "namespaceSelector of the policy, another", allowed: "abc", manifest: gnp("has(app)", `namespaceSelector: "team == 'other'"
+  egress: [{action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`)},
+		{name: "nets of a network set", allowed: "a4", manifest: `
+apiVersion: projectcalico.org/v3
+kind: NetworkSet
+metadata: {name: CASE, namespace: default, labels: {set: CASE}}
+spec: {nets: [A4/32]}
+---` + gnp("{{server}}", `ingress: [{action: Allow, protocol: TCP, source: {selector: set == 'CASE'}, destination: {ports: [PORT]}}, {action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`)},
+		{name: "a staged policy of the namespace", allowed: "abc", manifest: `
+apiVersion: projectcalico.org/v3
+kind: StagedNetworkPolicy
+metadata: {name: CASE, namespace: default}
+spec: {tier: cases, selector: {{server}}, ingress: [{action: Deny, protocol: TCP, destination: {ports: [PORT]}}]}
+---`},
 		{name: "order within a tier", allowed: "", manifest: gnp("{{server}}", `order: 20
   ingress: [{action: Allow, protocol: TCP, destination: {ports: [PORT]}}]`) + gnp2("{{server}}", `order: 10
   ingress: [{action: Deny, protocol: TCP, destination: {ports: [PORT]}}]`)},
@@ -141,6 +172,8 @@ spec: {tier: cases, selector: {{server}}, ingress: [{action: Deny, protocol: TCP
 ---`},
 		{name: "echo requests", allowed: "b4", protocol: unix.IPPROTO_ICMP, manifest: gnp("{{server}}",
 			`ingress: [{action: Allow, protocol: ICMP, icmp: {type: 8}, source: {selector: "app == 'beta'"}}, {action: Deny, protocol: ICMP, icmp: {type: 8, code: 0}}]`)},
+		in("notICMP", "b4", unix.IPPROTO_ICMP, `order: 1
+  ingress: [{action: Deny, protocol: ICMP, notICMP: {type: 8, code: 0}}]`),
 		{name: "echo requests of IPv6", allowed: "a6", protocol: unix.IPPROTO_ICMPV6, manifest: gnp("{{server}}",
 			`ingress: [{action: Deny, protocol: ICMPv6, icmp: {type: 128}, source: {notSelector: "app == 'alpha'"}}]`)},
 	}
