@@ -53,6 +53,7 @@ func (d *deletion) stateOf(ctx context.Context, node string) ([]store.Object, er
 		{store.KindIPAMAffinity, node},
 		{store.KindIPAMHandle, ""},
 		{store.KindIPAMConfig, ""},
+		{store.KindIncarnation, ""},
 	} {
 		objects, _, err := d.store.List(ctx, q.kind, q.namespace)
 		if err != nil && (!errors.Is(err, store.ErrDecode) || !spared(q.kind)) {
@@ -67,7 +68,7 @@ func (d *deletion) stateOf(ctx context.Context, node string) ([]store.Object, er
 // spared reports whether records of a kind that cannot be decoded are left
 // alone when a node is deleted: they keep what they hold until they are
 // repaired. Of others it must be known whether they refer to the node.
-func spared(kind store.Kind) bool { return kind.IPAM() }
+func spared(kind store.Kind) bool { return kind.IPAM() || kind == store.KindIncarnation }
 
 // nodeDeletion returns the operations that delete a node, as Calico's client
 // does it: the addresses of its endpoints and tunnels are released and its
@@ -96,6 +97,9 @@ func nodeDeletion(name string, have []store.Object, now time.Time) []store.Op {
 			gone = o.Key.Name == "node."+name
 		case *store.Affinity:
 			gone = o.Key.Namespace == name
+		case *store.Incarnation:
+			// The host, should it come back, learns by that what was done.
+			gone = o.Key.Name == name
 		case *store.IPAMConfig:
 			if v.IPCooldownSeconds != nil {
 				cooldown = time.Duration(*v.IPCooldownSeconds) * time.Second

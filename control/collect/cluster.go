@@ -44,7 +44,7 @@ type look struct {
 func (c *Collector) LookCluster(ctx context.Context) (Report, error) {
 	l := &look{Collector: c, now: c.cfg.Clock(), nodes: map[string]bool{}, live: map[netip.Addr]bool{}}
 	c.cluster.begin()
-	for _, step := range []func(context.Context) error{l.readConfig, l.readNodes, l.endpoints, l.blocks, l.affinities, l.handles} {
+	for _, step := range []func(context.Context) error{l.readConfig, l.readNodes, l.endpoints, l.blocks, l.affinities, l.handles, l.incarnations} {
 		if err := step(ctx); err != nil {
 			// Suspects are kept: what a look could not see, it says nothing about.
 			return l.report, errors.Join(append(l.errs, err)...)
@@ -376,6 +376,19 @@ func (l *look) dropHandle(ctx context.Context, o store.Object, h *store.Handle) 
 		l.report.Suspects--
 	}
 	return nil
+}
+
+// incarnations deletes the records of who held the names of nodes that have been
+// gone for long.
+func (l *look) incarnations(ctx context.Context) error {
+	return store.Pages(ctx, l.cfg.Store, store.KindIncarnation, "", func(objs []store.Object) error {
+		for _, o := range objs {
+			if l.gone(o.Key.Name) && l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
+				l.write(ctx, append(l.absent(o.Key.Name), store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}}))
+			}
+		}
+		return ctx.Err()
+	})
 }
 
 // hash names a handle in eight bytes. Two that collide keep a leaked handle

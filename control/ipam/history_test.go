@@ -49,6 +49,8 @@ type player struct {
 	h    *host
 	held map[string]Assignment // by handle
 	told map[string]bool       // confirmed, or perhaps
+	// unsettled are handles of operations of unknown outcome, to be taken back.
+	unsettled map[string]bool
 }
 
 // boot starts the allocator with what the disk knows.
@@ -79,6 +81,11 @@ func (p *player) add(t *testing.T, hist *history, handle string) {
 		switch {
 		case errors.Is(err, ErrExhausted):
 			return
+		case errors.Is(err, store.ErrUnavailable):
+			// Neither done nor not done: nobody was told of an address, and the
+			// datastore may have one for the handle. It is asked to take it back.
+			p.unsettled[handle] = true
+			return
 		case err != nil:
 			t.Errorf("%s: assign: %v", p.name, err)
 			return
@@ -95,13 +102,27 @@ func (p *player) del(t *testing.T, hist *history, handle string) {
 	t.Helper()
 	hist.lose(p.held[handle].Addr)
 	if p.told[handle] {
-		if _, err := p.h.ReleaseHandleHere(ctxOf(t), handle); err != nil {
-			t.Errorf("%s: release: %v", p.name, err)
-		}
+		p.unsettled[handle] = true
 	}
 	delete(p.held, handle)
 	delete(p.told, handle)
+	p.settle(t)
 	p.h.Unclaim(handle)
+}
+
+// settle takes back what was left open. A release of unknown outcome is asked
+// for again later.
+func (p *player) settle(t *testing.T) {
+	t.Helper()
+	for handle := range p.unsettled {
+		_, err := p.h.ReleaseHandleHere(ctxOf(t), handle)
+		switch {
+		case err == nil:
+			delete(p.unsettled, handle)
+		case !errors.Is(err, store.ErrUnavailable):
+			t.Errorf("%s: release: %v", p.name, err)
+		}
+	}
 }
 
 // confirm tells the datastore of all that it may not know.
@@ -113,7 +134,7 @@ func (p *player) confirm(t *testing.T) {
 		cs = append(cs, Confirmation{Addr: a.Addr, Handle: handle})
 	}
 	for i, err := range p.h.Confirm(ctxOf(t), cs...) {
-		if err != nil {
+		if err != nil && !errors.Is(err, store.ErrUnavailable) { // else it is told, or will be
 			t.Errorf("%s: confirm %s: %v", p.name, cs[i].Addr, err)
 		}
 	}
@@ -151,7 +172,7 @@ func TestHistory(t *testing.T) {
 	hist := &history{owners: map[netip.Addr]string{}}
 	var players []*player
 	for i := range 8 {
-		p := &player{name: fmt.Sprint("node", i), open: open, disk: &disk{}, held: map[string]Assignment{}, told: map[string]bool{}}
+		p := &player{name: fmt.Sprint("node", i), open: open, disk: &disk{}, held: map[string]Assignment{}, told: map[string]bool{}, unsettled: map[string]bool{}}
 		put(t, st, newNode(p.name, nil))
 		p.boot(t)
 		t.Cleanup(func() { p.h.stop() })
@@ -170,6 +191,9 @@ func TestHistory(t *testing.T) {
 	}
 	want := map[netip.Addr]string{}
 	for _, p := range players {
+		for deadline := time.Now().Add(time.Minute); len(p.unsettled) > 0 && time.Now().Before(deadline); {
+			p.settle(t)
+		}
 		p.confirm(t)
 		for handle, a := range p.held {
 			want[a.Addr] = handle
