@@ -72,6 +72,12 @@ func refersTo(p filter.Policy, sets map[filter.SetID]bool) bool {
 // twentieth of a processor while containers come one after the other.
 const restFor = 24
 
+// lookLater is how long the table of connections is left alone after a change,
+// as part of [Config.CutPause]: a look is work of the kernel that nothing
+// interrupts, and whoever made the change, such as an ADD, waits for others than
+// the connections that were there before.
+const lookLater = 5
+
 // cutLoop looks at the table of connections after changes.
 func (e *Enforcer) cutLoop(ctx context.Context) {
 	for {
@@ -80,18 +86,29 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 			return
 		case <-e.cut:
 		}
+		if !pause(ctx, e.cfg.CutPause/lookLater) {
+			return
+		}
 		start := time.Now()
 		rest := e.cfg.CutPause
 		if e.cutOnce(ctx) == nil {
 			rest = min(restFor*time.Since(start), rest)
 		}
-		pause := time.NewTimer(rest)
-		select {
-		case <-ctx.Done():
-			pause.Stop()
+		if !pause(ctx, rest) {
 			return
-		case <-pause.C:
 		}
+	}
+}
+
+// pause waits, and reports whether ctx goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 

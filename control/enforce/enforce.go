@@ -51,7 +51,8 @@ type Config struct {
 	Retry time.Duration
 	// CutPause is the longest pause between two looks at the table of
 	// connections; what changes meanwhile is looked at together. A pause is 24
-	// times what the look took. 0: 500 ms, so that a change is felt within a second.
+	// times what the look took, and a fifth of CutPause passes before one. 0: 500
+	// ms, so that a change is felt within a second.
 	CutPause time.Duration
 
 	// Memory has the rules of a start follow what was known before, until the

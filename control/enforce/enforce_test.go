@@ -320,6 +320,8 @@ func TestLooksAtWhatChanged(t *testing.T) {
 		w.conns.hold = hold
 		w.conns.mu.Unlock()
 		w.store(pod("d", "10.0.0.4", nil))
+		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // virtual time, until it is looked at
+		synctest.Wait()
 		w.store(pod("c", "10.0.0.3", map[string]string{"app": "web"}))
 		w.store(pod("b", "10.0.0.2", map[string]string{"app": "web"}))
 		close(hold)

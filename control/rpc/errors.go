@@ -59,8 +59,16 @@ func codeOf(err error) codes.Code {
 // ServerOptions makes a server's calls return [Error]s, and logs those that
 // fail: at level Warn, and at Debug what only the caller can mend.
 func ServerOptions(log *slog.Logger) []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(intercept(log))}
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(intercept(log)),
+		// Windows that are given are not measured: a call of the CNI plugin, the only
+		// one on its connection, is not asked for its round trip time in between.
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
+	}
 }
+
+// window is how many bytes of a request may be under way, in bytes.
+const window = 1 << 20
 
 func intercept(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

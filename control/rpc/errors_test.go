@@ -58,7 +58,7 @@ func TestServerLogsFailures(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	log := slog.New(slog.NewTextHandler(&b, nil))
-	if n := len(ServerOptions(log)); n != 1 {
+	if n := len(ServerOptions(log)); n != 3 {
 		t.Fatalf("%d options", n)
 	}
 	call := func(err error) error {
