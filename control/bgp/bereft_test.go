@@ -79,7 +79,7 @@ func BenchmarkBereft(b *testing.B) {
 	}
 	off := conf(b, "default", `{"nodeToNodeMeshEnabled":false}`)
 	to, between := peer(b, "to", `{"nodeSelector":"!has(rr)","peerSelector":"has(rr)"}`), peer(b, "between", `{"nodeSelector":"has(rr)","peerSelector":"has(rr)"}`)
-	with := func(more ...store.Event) []store.Event { return append(nodes[:len(nodes):len(nodes)], more...) }
+	with := func(more ...store.Event) []store.Event { return append(slices.Clip(nodes), more...) }
 	for _, c := range []struct {
 		name         string
 		have, change []store.Event

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -78,9 +79,7 @@ func malformed() map[string][]byte {
 		m[fmt.Sprintf("attribute %d empty", typ)] = updateWith(net24, origin, path, hop, attr(0xc0, typ))
 		m[fmt.Sprintf("attribute %d of one byte", typ)] = updateWith(net24, origin, path, hop, attr(0xc0, typ, 0xff))
 	}
-	for name, msg := range absurd() {
-		m[name] = msg
-	}
+	maps.Copy(m, absurd())
 	for typ, val := range knownAttributes() {
 		long := attr(0xc0, typ, val...)
 		long[2] += 50
