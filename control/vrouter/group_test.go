@@ -194,6 +194,28 @@ func TestLossOneAfterAnother(t *testing.T) {
 	}
 }
 
+// TestNextHopLeftBehind: a next hop that only a route uses which is to be chosen
+// anew is no more usable for others than it is.
+func TestNextHopLeftBehind(t *testing.T) {
+	t.Parallel()
+	const gone = "172.20.0.0/24"
+	for i := range 32 { // prefixes are chosen for in any order
+		tab := newTestTable(cluster(store.Direct)[:2]...)
+		tab.setPaths(PathUpdate{Put: []Path{learnedPath(gone, "fe80::1%eth0")}})
+		tab.settle()
+		tab.setPaths(PathUpdate{Del: []netip.Prefix{netip.MustParsePrefix(gone)}})
+		u := rack()
+		u.Links[1].Up = false
+		tab.setUnderlay(u)
+		tab.setPaths(PathUpdate{Put: []Path{learnedPath("172.20.1.0/24", "fe80::1%eth0", "10.1.0.2")}})
+		tab.settle()
+		want := map[string]string{"172.20.1.0/24": "10.1.0.2 eth0"}
+		if diff := cmp.Diff(want, reached(tab)); diff != "" {
+			t.Fatalf("attempt %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
 // TestGroupsModel: whatever happened, every prefix goes where a table that
 // knows only how things are sends it, and nothing is left over.
 func TestGroupsModel(t *testing.T) {

@@ -223,10 +223,7 @@ func (t *table) setUnderlay(u dataplane.Underlay) {
 		slices.Equal(u.Addresses, t.underlay.Addresses) && slices.Equal(u.Routes, t.underlay.Routes) {
 		return
 	}
-	before := make(map[netip.Addr]resolution, len(t.hopsOf))
-	for a := range t.hopsOf {
-		before[a] = t.resolution(a)
-	}
+	before := t.resolutions()
 	t.underlay = &u
 	t.underlayRoutes = new(bart.Table[dataplane.UnderlayRoute])
 	for _, r := range u.Routes {
@@ -238,14 +235,14 @@ func (t *table) setUnderlay(u dataplane.Underlay) {
 	for _, a := range u.Addresses {
 		t.ownAddrs[a.Prefix.Addr()] = true
 	}
-	for a := range t.hopsOf {
+	for a, was := range before {
 		now := t.resolution(a)
-		if now == before[a] {
+		if now == was {
 			continue
 		}
 		// Another gateway is one object replaced, and so is a group that lost a
 		// member; a way found or lost is a choice for every prefix behind it.
-		t.followNextHop(a, now.ok != before[a].ok)
+		t.followNextHop(a, now.ok != was.ok)
 	}
 	t.rebuildHost()
 }
@@ -254,6 +251,22 @@ type resolution struct {
 	gateway netip.Addr
 	link    string
 	ok      bool
+}
+
+// resolutions says how each next hop is reached that BGP names, or that is in
+// use still by routes which are to be chosen anew: until then others would take
+// it for as usable as it was.
+func (t *table) resolutions() map[netip.Addr]resolution {
+	out := make(map[netip.Addr]resolution, len(t.hopsOf))
+	for a := range t.hopsOf {
+		out[a] = t.resolution(a)
+	}
+	for k := range t.hops {
+		if k.via.IsValid() {
+			out[k.via] = t.resolution(k.via)
+		}
+	}
+	return out
 }
 
 func (t *table) resolution(a netip.Addr) resolution {
