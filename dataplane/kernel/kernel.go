@@ -24,6 +24,9 @@ const DefaultProtocol = 77
 // DefaultFullCheck is the time between complete listings.
 const DefaultFullCheck = 90 * time.Second
 
+// DefaultListingShare lets complete listings take a fiftieth of the time.
+const DefaultListingShare = 50
+
 // Config says how a [Kernel] works.
 type Config struct {
 	// Protocol marks our routes and next hops (RTPROT_*). Optional:
@@ -33,9 +36,13 @@ type Config struct {
 	// Log is required.
 	Log *slog.Logger
 	// FullCheck is the time between complete listings, more where one takes
-	// over a fiftieth of it; a tenth more or less is added at random. Optional:
-	// DefaultFullCheck.
+	// over a part of it that ListingShare says; a tenth more or less is added at
+	// random. Optional: DefaultFullCheck.
 	FullCheck time.Duration
+	// ListingShare bounds the part of the time that complete listings take, for
+	// nothing is written meanwhile: 50 is a fiftieth. Optional:
+	// DefaultListingShare.
+	ListingShare int
 	// Hooks are optional.
 	Hooks Hooks
 }
@@ -136,6 +143,9 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	}
 	if cfg.FullCheck == 0 {
 		cfg.FullCheck = DefaultFullCheck
+	}
+	if cfg.ListingShare == 0 {
+		cfg.ListingShare = DefaultListingShare
 	}
 	if cfg.Log == nil {
 		return nil, errors.New("log: a logger is required")

@@ -185,7 +185,7 @@ func (l *logBuffer) String() string {
 type labOption func(cfg *Config, buffer *int, wrap *func(transport) transport)
 
 func everyCheck(d time.Duration) labOption {
-	return func(cfg *Config, _ *int, _ *func(transport) transport) { cfg.FullCheck = d }
+	return func(cfg *Config, _ *int, _ *func(transport) transport) { cfg.FullCheck, cfg.ListingShare = d, 1 }
 }
 
 func listenBuffer(n int) labOption {

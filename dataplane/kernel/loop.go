@@ -12,9 +12,6 @@ import (
 const (
 	// heartbeat is how often an idle loop turns, for the watchdog.
 	heartbeat = time.Second
-	// listingShare bounds the part of the time that complete listings take, for
-	// nothing is written meanwhile.
-	listingShare = 50
 	// maxListBackoff bounds the delay after a listing that failed.
 	maxListBackoff = 10 * time.Second
 )
@@ -105,7 +102,7 @@ func (k *Kernel) relist(ctx context.Context) bool {
 		return false
 	}
 	k.listTries = 0
-	every := max(k.cfg.FullCheck, listingShare*time.Since(start))
+	every := max(k.cfg.FullCheck, time.Duration(k.cfg.ListingShare)*time.Since(start))
 	k.fullAt = time.Now().Add(every*9/10 + rand.N(every/5+1))
 	return true
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -83,17 +84,45 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 	// The host end comes up last: before that nothing reaches the workload.
 	m = batch{}
 	m.up(spec.Device)
-	m.getLink(spec.Device)
-	r, err := w.sockets.exchange(&m)
-	if err != nil || r.first() != nil || !carries(r) {
+	if r, err := w.sockets.exchange(&m); err != nil || r.first() != nil {
 		return End{}, false, err
 	}
-	m = batch{}
-	m.getLink(spec.Owner.Interface)
-	if r, err = pod.exchange(&m); err != nil || r.first() != nil || !carries(r) {
+	if ok, err := w.carried(ctx, pod, spec); err != nil || !ok {
 		return End{}, false, err
 	}
 	return End{MAC: inner.mac}, true, nil
+}
+
+// carried waits until both ends of a new wire carry packets; see [Wire.settle].
+// It reports false when one of them vanished. Since Linux 6.8 the first question
+// is enough.
+func (w *Wire) carried(ctx context.Context, pod *socket, spec Spec) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	tick := time.NewTicker(settleTick)
+	defer tick.Stop()
+	var host, inside batch
+	host.getLink(spec.Device)
+	inside.getLink(spec.Owner.Interface)
+	for {
+		r, err := w.sockets.exchange(&host)
+		if err != nil || r.first() != nil {
+			return false, err
+		}
+		if carries(r) {
+			if r, err = pod.exchange(&inside); err != nil || r.first() != nil {
+				return false, err
+			}
+			if carries(r) {
+				return true, nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false, fmt.Errorf("wait until %s and its peer have a carrier: %w", spec.Device, ctx.Err())
+		}
+	}
 }
 
 // carries reports whether the device that a reply is about sends packets; see
