@@ -140,7 +140,7 @@ func TestReclaimDualStack(t *testing.T) {
 	w.ipam.mu.Lock()
 	clear(w.ipam.held)
 	w.ipam.mu.Unlock()
-	if err := a.reclaimOne(t.Context(), req.ID); err != nil {
+	if _, err := a.reclaimOne(t.Context(), req.ID); err != nil {
 		t.Fatal(err)
 	}
 	w.ipam.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -66,71 +67,118 @@ func (a *Attacher) reclaim(ctx context.Context) bool {
 	if !due {
 		return true
 	}
-	devices, err := a.cfg.Wire.Devices(ctx)
-	if err == nil {
-		var g errgroup.Group
-		g.SetLimit(parallelReleases)
-		for id, r := range a.snapshot() {
-			if r.State == stateAttached && r.there(devices) {
-				g.Go(func() error { return a.reclaimOne(ctx, id) })
-			}
-		}
-		err = g.Wait()
-	}
+	compared, err := a.reclaimAll(ctx)
 	if err != nil {
 		a.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
 		a.mu.Lock()
 		a.reclaimLater()
 		a.mu.Unlock()
 	}
-	a.settle(doubt, err)
+	if compared {
+		a.settle(doubt)
+	}
 	return err == nil
 }
 
-func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
+// reclaimAll goes through the workloads that live here. It reports whether each
+// was compared with the datastore: its addresses are its own again, its routes
+// are down, or the datastore answered with a refusal.
+func (a *Attacher) reclaimAll(ctx context.Context) (compared bool, err error) {
+	devices, err := a.cfg.Wire.Devices(ctx)
+	if err != nil {
+		return false, err
+	}
+	var (
+		g    errgroup.Group
+		mu   sync.Mutex
+		errs []error
+	)
+	compared = true
+	g.SetLimit(parallelReleases)
+	for id, r := range a.snapshot() {
+		if r.State != stateAttached || !r.there(devices) {
+			continue
+		}
+		g.Go(func() error {
+			one, err := a.reclaimOne(ctx, id)
+			mu.Lock()
+			defer mu.Unlock()
+			if compared = compared && one; err != nil {
+				errs = append(errs, err)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	if n := len(errs); n > 3 {
+		errs = append(errs[:3], fmt.Errorf("and %d more", n-3))
+	}
+	return compared, errors.Join(errs...)
+}
+
+// reclaimOne takes up one workload again. It reports whether its addresses were
+// compared with the datastore, whatever became of its endpoint.
+func (a *Attacher) reclaimOne(ctx context.Context, id ID) (compared bool, err error) {
 	unlock, r, known, err := a.lock(ctx, id, Workload{})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
 	if !known || r.State != stateAttached {
-		return nil
+		return true, nil
 	}
-	for _, want := range r.Addresses {
-		if r.Given {
-			break
-		}
-		req := a.assignRequest(r, dataplane.FamilyOf(want.Addr))
-		req.Address, req.Again = want.Addr, true
-		storeCtx, cancel := a.storeContext(ctx)
-		got, err := a.cfg.IPAM.Assign(storeCtx, req)
-		cancel()
-		if err == nil && got[0].Addr != want.Addr {
-			err = fmt.Errorf("its handle has %s: %w", got[0].Addr, ErrNoAddress)
-		}
+	if err := a.takeAgain(ctx, r); err != nil {
 		if errors.Is(err, ErrHeld) {
-			return a.fence(r, fmt.Errorf("take address %s again: %w", want.Addr, err))
+			err = a.fence(r, err)
+			return err == nil, err
 		}
-		if err != nil {
-			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(id)), err)
-		}
+		// One that the datastore refuses, and that is tried again, is no reason to
+		// keep others waiting.
+		return errors.Is(err, ErrNoAddress) || errors.Is(err, ErrInvalid), err
 	}
 	if r.Lost != "" {
 		r.Lost = ""
 		if err := a.save(r); err != nil {
-			return err
+			return false, err
 		}
 		a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), nil)
 		a.log.Info("a workload has its address and its route again", logID(id)...)
 	}
+	return true, a.endpointAgain(ctx, r)
+}
+
+// takeAgain takes the addresses of a workload again; [ErrHeld]: one is somebody
+// else's.
+func (a *Attacher) takeAgain(ctx context.Context, r record) error {
+	if r.Given {
+		return nil
+	}
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	for _, want := range r.Addresses {
+		req := a.assignRequest(r, dataplane.FamilyOf(want.Addr))
+		req.Address, req.Again = want.Addr, true
+		got, err := a.cfg.IPAM.Assign(ctx, req)
+		if err == nil && got[0].Addr != want.Addr {
+			err = fmt.Errorf("its handle has %s: %w", got[0].Addr, ErrNoAddress)
+		}
+		if err != nil {
+			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(r.id())), err)
+		}
+	}
+	return nil
+}
+
+// endpointAgain writes the endpoint of a workload again.
+func (a *Attacher) endpointAgain(ctx context.Context, r record) (err error) {
 	if r.AddressesOnly {
 		return nil
 	}
-	storeCtx, cancel := a.storeContext(ctx)
+	ctx, cancel := a.storeContext(ctx)
 	defer cancel()
 	before := r.Endpoint
-	if r.Endpoint, err = a.putEndpoint(storeCtx, r); err != nil {
-		return storeError("write the workload endpoint of "+handle(id)+" again", err)
+	if r.Endpoint, err = a.putEndpoint(ctx, r); err != nil {
+		return storeError("write the workload endpoint of "+handle(r.id())+" again", err)
 	}
 	if r.Endpoint == before && !r.Queued {
 		return nil
@@ -140,7 +188,7 @@ func (a *Attacher) reclaimOne(ctx context.Context, id ID) error {
 		return a.save(r) // the writer releases what is left of the earlier life
 	}
 	r.Queued, r.Claims = false, nil
-	a.log.Info("workload written to the datastore again", logID(id)...)
+	a.log.Info("workload written to the datastore again", logID(r.id())...)
 	return a.save(r)
 }
 
@@ -154,10 +202,11 @@ func (a *Attacher) fence(r record, cause error) error {
 	routes := slices.DeleteFunc(keysOf(r.wishes(a.cfg.Wire)), func(k dataplane.Key) bool { return k.Kind() != dataplane.KindRoute })
 	r.Lost = cause.Error()
 	r.Queued, r.Claims = false, nil
-	if err := a.save(r); err != nil {
-		return err
-	}
+	// The route goes first: that the disk is full is no reason to keep it.
 	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, routes)
+	if err := a.save(r); err != nil {
+		return fmt.Errorf("note that %s lost its address: %w", handle(r.id()), err)
+	}
 	a.log.Error("a workload's address is somebody else's by now, and its route is taken down; start the workload anew",
 		append(logID(r.id()), "pod", r.Pod, "addresses", r.addrs(), "error", cause)...)
 	return nil

@@ -69,13 +69,9 @@ func (a *Attacher) errVerifying() error {
 	return fmt.Errorf("the addresses of the workloads on this host are being compared with the datastore: %w", ErrNotReady)
 }
 
-// settle takes in that all workloads were looked at since the doubt of an
-// epoch. One that the datastore refuses, and that is tried again, is no reason
-// to keep others waiting.
-func (a *Attacher) settle(epoch int, err error) {
-	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, ErrNotReady) || errors.Is(err, context.Canceled) {
-		return
-	}
+// settle takes in that each workload was compared with the datastore since the
+// doubt of an epoch was raised.
+func (a *Attacher) settle(epoch int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.doubt.open && a.doubt.epoch == epoch {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"github.com/routerd/routerd/dataplane"
@@ -63,6 +64,91 @@ func TestDoubtAboutOneThatCannotBeHelped(t *testing.T) {
 	}
 	w.ipam.set(nil, false)
 	w.add(a, w.request(2<<40))
+}
+
+// A doubt stays while a workload was not compared, whatever became of others.
+func TestDoubtStays(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		wire bool  // the devices cannot be listed
+		deny error // of the last workload
+	}{
+		{name: "devices not listed", wire: true},
+		{name: "datastore away", deny: store.ErrUnavailable},
+		{name: "not ready", deny: ErrNotReady},
+		{name: "unknown reason", deny: errors.New("something else")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			wire := &blindWire{Wire: w.wire}
+			w.cfg = func(c *Config) { c.Wire = wire }
+			a := w.start()
+			for n := range 4 {
+				req := w.request((n + 1) << 40)
+				w.add(a, req)
+				err := ErrNoAddress
+				if n == 3 {
+					err = tt.deny
+				}
+				w.ipam.deny(handle(req.ID), err)
+			}
+			a.Doubt()
+			wire.blind.Store(tt.wire)
+			if a.reclaim(t.Context()) {
+				t.Error("nothing is left to be taken up")
+			}
+			next := w.request(5 << 40)
+			if _, err := a.Add(t.Context(), next); !errors.Is(err, ErrNotReady) {
+				t.Fatalf("ADD when not all were compared: %v, want ErrNotReady", err)
+			}
+			wire.blind.Store(false)
+			w.ipam.deny(handle(w.request(4<<40).ID), nil)
+			a.reclaim(t.Context())
+			if err := a.Verified(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.add(a, next)
+		})
+	}
+}
+
+// blindWire cannot list devices while it is blind.
+type blindWire struct {
+	Wire
+	blind atomic.Bool
+}
+
+func (w *blindWire) Devices(ctx context.Context) (map[string]string, error) {
+	if w.blind.Load() {
+		return nil, errors.New("dump interrupted")
+	}
+	return w.Wire.Devices(ctx)
+}
+
+// A disk that takes nothing keeps no route of somebody else's address, and no
+// doubt is settled by it.
+func TestFenceWithoutDisk(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	req := w.request(1 << 40)
+	addr := w.add(a, req).Addresses[0].Addr
+	a.Doubt()
+	w.ipam.deny(handle(req.ID), ErrHeld)
+	if err := w.journal.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a.reclaim(t.Context()) {
+		t.Error("nothing is left to be taken up")
+	}
+	if w.routes(addr) {
+		t.Errorf("the host routes %s, which is somebody else's", addr)
+	}
+	if _, err := a.Add(t.Context(), w.request(2<<40)); !errors.Is(err, ErrNotReady) {
+		t.Errorf("ADD: %v, want ErrNotReady", err)
+	}
 }
 
 // A host that must not write takes down the routes of what others hold, and of

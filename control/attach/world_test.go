@@ -37,6 +37,7 @@ type fakeIPAM struct {
 	fail    error
 	refused map[string]error // by handle: releases that fail
 	refuses int              // how many have
+	denied  map[string]error // by handle: assignments that fail
 	stalled chan struct{}    // closed when stall ends
 	stall   bool             // wait for the context's end, as a client of a dead datastore does
 	lastReq AssignRequest
@@ -55,6 +56,7 @@ func newFakeIPAM() *fakeIPAM {
 
 		claims:  map[netip.Addr]string{},
 		refused: map[string]error{},
+		denied:  map[string]error{},
 	}
 }
 
@@ -90,6 +92,9 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.denied[reqs[0].Handle]; err != nil {
+		return nil, err
+	}
 	held := maps.Clone(f.held[reqs[0].Handle])
 	if held == nil {
 		held = map[dataplane.Family]netip.Addr{}
@@ -233,6 +238,13 @@ func (f *fakeIPAM) refuse(handle string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refused[handle] = err
+}
+
+// deny makes assignments to a handle fail; nil: succeed again.
+func (f *fakeIPAM) deny(handle string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.denied[handle] = err
 }
 
 func (f *fakeIPAM) refusals() int {
