@@ -34,6 +34,10 @@ const (
 	// pause is between two advertisements at least, however often it is asked (RFC
 	// 4861 section 6.2.6 has 3 s for many hosts on a link; here there is one).
 	pause = 200 * time.Millisecond
+
+	// mostNeighbours bounds what is remembered of a link: anybody on it can claim
+	// any number of addresses.
+	mostNeighbours = 64
 )
 
 // Link is what is known of a device and of who is there. Addresses are
@@ -127,6 +131,9 @@ func (t *Tracker) follow(ctx context.Context) error {
 	g.Go(func() error {
 		for {
 			m, err := s.receive()
+			if ctx.Err() != nil {
+				return ctx.Err() // what closed the socket
+			}
 			if err != nil {
 				return fmt.Errorf("receive router advertisements: %w", err)
 			}
@@ -139,7 +146,7 @@ func (t *Tracker) follow(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		return asker.Run(ctx, func(e neighbour.Event) {
-			if !e.Addr.Is6() || !e.Addr.IsLinkLocalUnicast() {
+			if !onLink(e) {
 				return
 			}
 			select {
@@ -148,12 +155,17 @@ func (t *Tracker) follow(ctx context.Context) error {
 			}
 		})
 	})
-	g.Go(func() error { return t.loop(ctx, w, messages, events) })
+	g.Go(func() error { return t.loop(ctx, w, asker.List, messages, events) })
 	return g.Wait()
 }
 
-func (t *Tracker) loop(ctx context.Context, w *watch, messages <-chan heard, events <-chan neighbour.Event) error {
-	var told map[string]Link
+// onLink reports whether an event is of an address that can be a neighbour's.
+func onLink(e neighbour.Event) bool { return e.Addr.Is6() && e.Addr.IsLinkLocalUnicast() }
+
+// loop is what uses w. list says what the kernel knows.
+func (t *Tracker) loop(ctx context.Context, w *watch, list func(func(neighbour.Event)) error, messages <-chan heard, events <-chan neighbour.Event) error {
+	var told map[string]Link // nil: nothing yet
+	set := false
 	clock := time.NewTicker(interval)
 	defer clock.Stop()
 	for {
@@ -170,7 +182,15 @@ func (t *Tracker) loop(ctx context.Context, w *watch, messages <-chan heard, eve
 			t.mu.Lock()
 			want, under := t.want, t.under
 			t.mu.Unlock()
-			w.set(want, under, time.Now())
+			set = true
+			if w.set(want, under, time.Now()) {
+				if err := list(w.neighbour); err != nil && ctx.Err() == nil {
+					return err
+				}
+			}
+		}
+		if !set {
+			continue // nobody knows yet which devices there are
 		}
 		if now := w.links(); told == nil || !reflect.DeepEqual(now, told) {
 			told = now
@@ -182,6 +202,7 @@ func (t *Tracker) loop(ctx context.Context, w *watch, messages <-chan heard, eve
 // sender sends on links; [socket] is one.
 type sender interface {
 	join(link int) error
+	leave(link int) error
 	send(link int, from netip.Addr, to net.IP, message []byte) error
 }
 
@@ -191,9 +212,7 @@ type watch struct {
 	out     sender
 	devices map[int]*device // that are wanted and exist, by index
 
-	// What is heard is kept for all links, for a device that is wanted later; only
-	// link-local addresses, so it is little.
-	present map[int]map[netip.Addr]neighbourState
+	present map[int]map[netip.Addr]neighbourState // by index of a device above
 	seq     uint16
 }
 
@@ -214,19 +233,20 @@ func newWatch(log *slog.Logger, out sender) *watch {
 	return &watch{log: log, out: out, devices: map[int]*device{}, present: map[int]map[netip.Addr]neighbourState{}}
 }
 
-// set takes in which devices are wanted, and what there is.
-func (w *watch) set(want []string, u dataplane.Underlay, now time.Time) {
-	exists := map[int]bool{}
+// set takes in which devices are wanted, and what there is. It reports whether
+// there are new devices, of whose links the kernel may know something.
+func (w *watch) set(want []string, u dataplane.Underlay, now time.Time) (news bool) {
+	wanted := map[int]bool{}
 	for _, l := range u.Links {
-		exists[l.Index] = true
 		if !slices.Contains(want, l.Name) {
-			delete(w.devices, l.Index)
 			continue
 		}
+		wanted[l.Index] = true
 		d := w.devices[l.Index]
 		if d == nil {
+			news = true
 			d = &device{}
-			w.devices[l.Index] = d
+			w.devices[l.Index], w.present[l.Index] = d, map[netip.Addr]neighbourState{}
 			if err := w.out.join(l.Index); err != nil {
 				w.log.Warn("router solicitations are not heard", "device", l.Name, "error", err)
 			}
@@ -238,16 +258,17 @@ func (w *watch) set(want []string, u dataplane.Underlay, now time.Time) {
 			w.solicit(l.Index, d)
 		}
 	}
-	for i := range w.present {
-		if !exists[i] {
-			delete(w.present, i)
+	for i, d := range w.devices {
+		if wanted[i] {
+			continue
+		}
+		delete(w.devices, i)
+		delete(w.present, i)
+		if err := w.out.leave(i); err != nil { // the device may be gone
+			w.log.Debug("router solicitations are heard on", "device", d.name, "error", err)
 		}
 	}
-	for i := range w.devices {
-		if !exists[i] {
-			delete(w.devices, i)
-		}
-	}
+	return news
 }
 
 func (d *device) ready() bool { return d.up && d.addr.IsValid() }
@@ -281,44 +302,67 @@ func (w *watch) send(index int, d *device, to net.IP, message []byte) {
 }
 
 // heard takes in a message: a router that is new or comes back is answered at
-// once, and so is who asks.
+// once, and so is who asks, unless this host has just advertised itself.
 func (w *watch) heard(m heard, now time.Time) {
 	d := w.devices[m.link]
-	if d != nil && m.from == d.addr {
+	if d == nil || m.from == d.addr {
 		return
 	}
-	answer := m.kind == solicits && d != nil && now.Sub(d.advertised) >= pause
+	answer := false
 	switch m.kind {
 	case advertises:
 		answer = w.note(m.link, m.from, func(neighbourState) neighbourState { return neighbourState{router: true} })
 	case answers:
 		w.note(m.link, m.from, func(s neighbourState) neighbourState { s.silent = false; return s })
-	case nothing, solicits:
+	case solicits:
+		answer = true
+	case nothing:
 	}
-	if answer && d != nil && d.ready() {
+	if answer && d.ready() && now.Sub(d.advertised) >= pause {
 		w.advertise(m.link, d, now)
 	}
 }
 
-// note changes what is known of a neighbour and reports whether that is news.
+// note changes what is known of a neighbour on a wanted device's link and reports
+// whether that is news.
 func (w *watch) note(link int, a netip.Addr, change func(neighbourState) neighbourState) bool {
-	if w.present[link] == nil {
-		w.present[link] = map[netip.Addr]neighbourState{}
-	}
 	was, known := w.present[link][a]
 	now := change(was)
+	if known && was == now || !known && !w.room(link, now) {
+		return false
+	}
 	w.present[link][a] = now
-	return !known || was != now
+	return true
+}
+
+// room makes room for one more neighbour of a link and reports whether there is:
+// a silent one gives way to it, and a host to a router.
+func (w *watch) room(link int, s neighbourState) bool {
+	present := w.present[link]
+	if len(present) < mostNeighbours {
+		return present != nil // nil: nobody asked for it
+	}
+	for a, old := range present {
+		if old.silent || s.router && !old.router {
+			delete(present, a)
+			return true
+		}
+	}
+	return false
 }
 
 // neighbour takes in what the kernel found out. One that does not answer is
 // remembered only if it was a router, so that it is one again when it answers.
 func (w *watch) neighbour(e neighbour.Event) {
+	if !onLink(e) {
+		return
+	}
 	silent := e.Answer == dataplane.No
-	w.note(e.LinkIndex, e.Addr, func(s neighbourState) neighbourState { s.silent = silent; return s })
 	if silent && !w.present[e.LinkIndex][e.Addr].router {
 		delete(w.present[e.LinkIndex], e.Addr)
+		return
 	}
+	w.note(e.LinkIndex, e.Addr, func(s neighbourState) neighbourState { s.silent = silent; return s })
 }
 
 // tick is the clock's.

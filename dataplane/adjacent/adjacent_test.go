@@ -160,6 +160,8 @@ func TestWire(t *testing.T) {
 	near.wait("near", Link{Up: true, Addr: addrs("fe80::a")[0], Routers: addrs("fe80::b")})
 	far.stop()
 
+	// The kernel is not to find out by itself that b goes.
+	w.run(w.a, "ip neigh replace fe80::b dev near lladdr 02:00:00:00:00:01 nud permanent")
 	w.run(w.b, "ip addr del fe80::b/64 dev far")
 	w.run(w.b, "ip addr add fe80::c/64 dev far nodad")
 	again := w.track(w.b)
@@ -178,29 +180,76 @@ func TestWire(t *testing.T) {
 	near.waitNone()
 }
 
-func (s *side) waitNone() {
+// TestWantedLater: what the kernel knows of a link is found also when its device
+// is wanted later, and when it is wanted again.
+func TestWantedLater(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	w.run(w.a, "ip link add other type veth peer name rehto")
+	near := w.track(w.a)
+	near.HandleUnderlay(w.underlay(w.a))
+	near.Want([]string{"other"})
+	near.wait("other", Link{})
+	w.run(w.b, "ip link set far arp off") // says nothing any more
+	w.run(w.a, "ip neigh flush dev near")
+	w.run(w.a, "ip neigh replace fe80::d dev near lladdr 02:00:00:00:00:01 nud permanent")
+	for range 2 {
+		near.Want([]string{"near", "other"})
+		near.waitHost("near", addrs("fe80::d")[0])
+		near.Want([]string{"other"})
+		near.waitGone("near")
+	}
+}
+
+// waitHost waits until a host is known, whoever else is.
+func (s *side) waitHost(device string, a netip.Addr) {
 	s.t.Helper()
-	for range 3000 {
+	s.poll(func() bool { return slices.Contains(s.told[device].Hosts, a) })
+}
+
+func (s *side) waitGone(device string) {
+	s.t.Helper()
+	s.poll(func() bool { _, known := s.told[device]; return !known })
+}
+
+// poll waits until what was told is as it should be.
+func (s *side) poll(done func() bool) {
+	s.t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
 		s.mu.Lock()
-		n := len(s.told)
+		ok, told := done(), s.told
 		s.mu.Unlock()
-		if n == 0 {
+		if ok {
 			return
 		}
-		wait := time.NewTimer(10 * time.Millisecond)
-		<-wait.C
+		select {
+		case <-deadline.C:
+			s.t.Fatalf("told last: %+v", told)
+		case <-tick.C:
+		}
 	}
-	s.t.Fatal("a device that is gone is still told of")
+}
+
+func (s *side) waitNone() {
+	s.t.Helper()
+	s.poll(func() bool { return len(s.told) == 0 })
 }
 
 // sent is a sender that keeps what it was given.
 type sent struct {
 	joined []int
+	left   []int
 	types  []byte
 	fail   bool
 }
 
 func (s *sent) join(link int) error { s.joined = append(s.joined, link); return nil }
+
+func (s *sent) leave(link int) error { s.left = append(s.left, link); return nil }
 
 func (s *sent) send(_ int, _ netip.Addr, _ net.IP, message []byte) error {
 	if s.fail {
@@ -244,6 +293,8 @@ func TestWatch(t *testing.T) {
 		{"the host is silent once", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"the host answers", func() { w.heard(heard{7, b, answers}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
 		{"asked", func() { now = now.Add(pause); w.heard(heard{7, b, solicits}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
+		{"a router, just after", func() { w.heard(heard{7, addrs("fe80::d")[0], advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::d"), Hosts: addrs("fe80::b")}},
+		{"it is silent", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: addrs("fe80::d")[0], Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
 		{"a router", func() { now = now.Add(pause); w.heard(heard{7, c, advertises}, now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
 		{"the router again", func() { now = now.Add(pause); w.heard(heard{7, c, advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
 		{"on another link", func() { w.heard(heard{8, c, advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Routers: addrs("fe80::c"), Hosts: addrs("fe80::b")}},
@@ -268,6 +319,49 @@ func TestWatch(t *testing.T) {
 	w.set(nil, dataplane.Underlay{}, now)
 	if len(w.links())+len(w.present) != 0 {
 		t.Errorf("of devices that are gone there is %v and %v", w.links(), w.present)
+	}
+	if !slices.Equal(out.left, []int{7}) {
+		t.Errorf("left on %v", out.left)
+	}
+}
+
+// TestBounded: who claims many addresses on a link fills little, is not
+// remembered where nobody asked, and keeps no router out.
+func TestBounded(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	out := &sent{}
+	w := newWatch(slog.New(slog.DiscardHandler), out)
+	both := dataplane.Underlay{Links: []dataplane.UnderlayLink{{Index: 7, Name: "eth1", Up: true}, {Index: 8, Name: "pod", Up: true}}}
+	w.set([]string{"eth1"}, both, now)
+	claim := func(link int, from byte, k kind) {
+		for i := range 1000 {
+			a := netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 13: from, 14: byte(i >> 8), 15: byte(i)})
+			w.heard(heard{link, a, k}, now)
+			w.neighbour(neighbour.Event{LinkIndex: link, Addr: a, Answer: dataplane.Yes})
+		}
+	}
+	count := func(what string, hosts, routers int) {
+		t.Helper()
+		l := w.links()["eth1"]
+		if len(l.Hosts) != hosts || len(l.Routers) != routers || len(w.present) != 1 || len(w.present[7]) > mostNeighbours {
+			t.Errorf("%s: %d hosts and %d routers on the link, want %d and %d; %d links are remembered", what, len(l.Hosts), len(l.Routers), hosts, routers, len(w.present))
+		}
+	}
+	claim(8, 1, advertises)
+	count("on a link that nobody asked for", 0, 0)
+	claim(7, 2, answers)
+	count("hosts", mostNeighbours, 0)
+	w.heard(heard{7, addrs("fe80::b")[0], advertises}, now)
+	count("a router among them", mostNeighbours-1, 1)
+	w.neighbour(neighbour.Event{LinkIndex: 7, Addr: addrs("fe80::b")[0], Answer: dataplane.No})
+	claim(7, 3, answers)
+	count("a silent one gives way", mostNeighbours, 0)
+	claim(7, 4, advertises)
+	count("routers", 0, mostNeighbours)
+	w.set(nil, both, now)
+	if len(w.present)+len(w.devices) != 0 || !slices.Equal(out.left, []int{7}) {
+		t.Errorf("of a device that is not wanted there is %v and %v, left on %v", w.present, w.devices, out.left)
 	}
 }
 

@@ -56,6 +56,11 @@ func (s *socket) join(link int) error {
 	return s.conn.JoinGroup(&net.Interface{Index: link}, &net.IPAddr{IP: net.IPv6linklocalallrouters})
 }
 
+// leave undoes join.
+func (s *socket) leave(link int) error {
+	return s.conn.LeaveGroup(&net.Interface{Index: link}, &net.IPAddr{IP: net.IPv6linklocalallrouters})
+}
+
 // send sends to a multicast group on a link.
 func (s *socket) send(link int, from netip.Addr, to net.IP, message []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {

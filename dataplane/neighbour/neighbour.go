@@ -100,7 +100,7 @@ func (a *Asker) Run(ctx context.Context, fn func(Event)) error {
 	stop := context.AfterFunc(ctx, func() { _ = a.Close() })
 	defer stop()
 	for again := true; again; {
-		if err := a.list(fn); err != nil && ctx.Err() == nil {
+		if err := a.List(fn); err != nil && ctx.Err() == nil {
 			return err
 		}
 		again = false
@@ -124,7 +124,9 @@ func (a *Asker) Run(ctx context.Context, fn func(Event)) error {
 	return nil
 }
 
-func (a *Asker) list(fn func(Event)) error {
+// List calls fn for what the kernel knows of all neighbours now. It may be called
+// beside [Asker.Run], whose events may then tell what was before.
+func (a *Asker) List(fn func(Event)) error {
 	msgs, err := a.requests.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.RTM_GETNEIGH, Flags: netlink.Request | netlink.Dump},
 		Data:   make([]byte, headerLen),
