@@ -168,10 +168,13 @@ func (t *Tracker) loop(ctx context.Context, w *watch, list func(func(neighbour.E
 	set := false
 	clock := time.NewTicker(interval)
 	defer clock.Stop()
+	owed := time.NewTimer(interval)
+	defer owed.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-owed.C:
 		case m := <-messages:
 			w.heard(m, time.Now())
 		case e := <-events:
@@ -188,6 +191,9 @@ func (t *Tracker) loop(ctx context.Context, w *watch, list func(func(neighbour.E
 					return err
 				}
 			}
+		}
+		if wait := w.answer(time.Now()); wait > 0 {
+			owed.Reset(wait)
 		}
 		if !set {
 			continue // nobody knows yet which devices there are
@@ -222,6 +228,7 @@ type device struct {
 	up         bool
 	addr       netip.Addr
 	advertised time.Time
+	owes       bool // an answer, which has to wait for the pause to be over
 }
 
 type neighbourState struct {
@@ -284,7 +291,7 @@ func ownAddr(u dataplane.Underlay, name string) netip.Addr {
 }
 
 func (w *watch) advertise(index int, d *device, now time.Time) {
-	d.advertised = now
+	d.advertised, d.owes = now, false
 	w.send(index, d, net.IPv6linklocalallnodes, advertisement(d.mac))
 }
 
@@ -302,7 +309,8 @@ func (w *watch) send(index int, d *device, to net.IP, message []byte) {
 }
 
 // heard takes in a message: a router that is new or comes back is answered at
-// once, and so is who asks, unless this host has just advertised itself.
+// once, and so is who asks, or when the pause after the last advertisement is
+// over.
 func (w *watch) heard(m heard, now time.Time) {
 	d := w.devices[m.link]
 	if d == nil || m.from == d.addr {
@@ -318,9 +326,24 @@ func (w *watch) heard(m heard, now time.Time) {
 		answer = true
 	case nothing:
 	}
-	if answer && d.ready() && now.Sub(d.advertised) >= pause {
-		w.advertise(m.link, d, now)
+	d.owes = d.owes || answer
+	w.answer(now)
+}
+
+// answer advertises where that is owed and the pause is over, and returns when
+// the next one is due; 0: none is owed.
+func (w *watch) answer(now time.Time) time.Duration {
+	next := time.Duration(0)
+	for i, d := range w.devices {
+		switch wait := pause - now.Sub(d.advertised); {
+		case !d.owes || !d.ready():
+		case wait <= 0:
+			w.advertise(i, d, now)
+		case next == 0 || wait < next:
+			next = wait
+		}
 	}
+	return next
 }
 
 // note changes what is known of a neighbour on a wanted device's link and reports

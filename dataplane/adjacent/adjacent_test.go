@@ -289,6 +289,8 @@ func TestWatch(t *testing.T) {
 		{"nobody yet", func() { w.tick(now) }, []byte{ra, rs, ping}, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"itself", func() { w.heard(heard{7, addrs("fe80::7")[0], advertises}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"asked too often", func() { w.heard(heard{7, b, solicits}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"answered later", func() { now = now.Add(pause); w.answer(now) }, []byte{ra}, Link{Up: true, Addr: addrs("fe80::7")[0]}},
+		{"and once", func() { now = now.Add(pause); w.answer(now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"a host", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
 		{"the host is silent once", func() { w.neighbour(neighbour.Event{LinkIndex: 7, Addr: b, Answer: dataplane.No}) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0]}},
 		{"the host answers", func() { w.heard(heard{7, b, answers}, now) }, nil, Link{Up: true, Addr: addrs("fe80::7")[0], Hosts: addrs("fe80::b")}},
