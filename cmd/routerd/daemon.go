@@ -67,7 +67,7 @@ type router struct {
 
 	presence *presence.Keeper
 	refused  chan struct{}    // another machine has this host's name
-	away     chan store.Batch // the datastore cannot be reached; before the parts follow it
+	away     chan store.Batch // the datastore cannot be reached, or can again; before the parts follow it
 
 	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
@@ -165,6 +165,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		d.bgp = bgp.New(bgp.Options{
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, StateFile: filepath.Join(c.StateDir, "bgp.json"),
+			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
 				if err := d.core.Paths(ctx, pathUpdate(ch)); err != nil {

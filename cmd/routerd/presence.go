@@ -90,20 +90,14 @@ func (d *router) fenceRefused(ctx context.Context) {
 }
 
 // outage hands to all parts, before they follow the datastore, that it cannot
-// be reached.
+// be reached, or with nil that it answers again. What was not handed on yet is
+// told no more. One goroutine calls it.
 func (d *router) outage(err error) {
-	if err == nil {
-		select {
-		case <-d.away:
-		default:
-		}
-		d.storeErr.Store(nil)
-		return
-	}
 	select {
-	case d.away <- store.Batch{Err: err}:
-	default: // the one before is still to be told
+	case <-d.away:
+	default:
 	}
+	d.away <- store.Batch{Err: err}
 }
 
 // awaitName waits until this host holds its name, and hands to all parts that

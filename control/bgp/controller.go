@@ -38,6 +38,12 @@ type Options struct {
 	// datastore is away; empty: nowhere.
 	StateFile string
 
+	// MayResume reports whether this host may speak by that configuration: the
+	// datastore cannot be asked whether the node's name is its own, and nobody
+	// else is known to have it. It is asked when a batch arrives, and must not
+	// block. Nil: it always may.
+	MayResume func() bool
+
 	Restarting  bool          // as in [SpeakerOptions]
 	SyncTimeout time.Duration // as in [SpeakerOptions]
 }
@@ -75,6 +81,7 @@ type Controller struct {
 	memo     memo
 	err      error // of the last Desired or Apply
 	store    error
+	patient  bool // the datastore has not been waited for long enough
 	asn      uint32
 	routerID netip.Addr
 	ignored  []string
@@ -88,7 +95,7 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced,
+		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
 		view: View{self: opts.Node},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
@@ -135,14 +142,17 @@ func (c *Controller) follow(ctx context.Context, batches <-chan store.Batch) {
 func (c *Controller) take(b store.Batch) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// Before the first answer any word of the datastore may change whether the
+	// last life's configuration is to be run.
+	unread := !c.view.synced
 	if c.store = b.Err; b.Err != nil {
-		return false
+		return unread
 	}
 	changed, err := c.view.Apply(b)
 	if err != nil {
 		c.log.Warn("bgp input refused", "error", err)
 	}
-	return changed
+	return changed || unread
 }
 
 func (c *Controller) poke() {
@@ -175,6 +185,9 @@ func (c *Controller) drive(ctx context.Context) {
 			pause, step = minRetry, c.reconcile
 		case <-retry.C:
 		case <-patience.C:
+			c.mu.Lock()
+			c.patient = false
+			c.mu.Unlock()
 			step = c.resume
 		}
 		if !step(ctx) {
@@ -194,9 +207,9 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 	c.mu.Unlock()
 	if err != nil {
 		c.mu.Lock()
-		resumed := errors.Is(c.err, errLastLife) && errors.Is(err, ErrNotSynced)
+		resumes := errors.Is(err, ErrNotSynced) && (!c.patient || errors.Is(c.err, errLastLife))
 		c.mu.Unlock()
-		if resumed {
+		if resumes {
 			return c.resume(ctx) // what failed is tried again, links and passwords are followed
 		}
 		c.setErr(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -83,13 +84,16 @@ func (c *Controller) keep(cfg Config) {
 }
 
 // resume runs with the configuration of the last life while the datastore has
-// said nothing. It reports whether there is nothing to try again.
+// said nothing, and as long as this host may. It reports whether there is nothing to try again.
 func (c *Controller) resume(ctx context.Context) bool {
 	c.mu.Lock()
 	synced, links, again := c.view.synced, c.links, errors.Is(c.err, errLastLife)
 	c.mu.Unlock()
 	if synced || c.opts.StateFile == "" {
 		return true
+	}
+	if c.opts.MayResume != nil && !c.opts.MayResume() {
+		return !again || c.giveUp(ctx)
 	}
 	cfg, err := load(c.opts.StateFile, c.opts.Node)
 	if err != nil {
@@ -108,6 +112,21 @@ func (c *Controller) resume(ctx context.Context) bool {
 	c.mu.Unlock()
 	c.setErr(errors.Join(errLastLife, err))
 	return err == nil
+}
+
+// giveUp ends what resume began, for another has this node's name: peers are
+// told that nothing is to be had from here.
+func (c *Controller) giveUp(ctx context.Context) bool {
+	if err := c.speaker.Withdraw(ctx); err != nil {
+		c.setErr(errors.Join(errLastLife, err))
+		return false
+	}
+	c.log.Warn("bgp does not run with the configuration of its last life any more: this host does not hold its name")
+	c.mu.Lock()
+	c.asn, c.routerID = 0, netip.Addr{}
+	c.mu.Unlock()
+	c.setErr(ErrNotSynced)
+	return true
 }
 
 // errLastLife is shown while the speaker runs by the saved configuration.

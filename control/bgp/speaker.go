@@ -185,6 +185,20 @@ func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 	return e.stop(ctx, graceful)
 }
 
+// Withdraw ends all sessions and tells the peers so, that they drop what was
+// announced. The next [Speaker.Apply] begins anew.
+func (s *Speaker) Withdraw(ctx context.Context) error {
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	if err := s.halt(ctx, false); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cfg, s.listenErr, s.since = Config{}, nil, map[string]time.Time{}
+	return nil
+}
+
 // change brings the engine from old to c.
 func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, restarting bool) error {
 	var errs []error

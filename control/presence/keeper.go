@@ -77,6 +77,15 @@ func (k *Keeper) Refused() error {
 	return k.err
 }
 
+// MayResume reports whether this host may do what its last life did, before it
+// holds its name: the datastore cannot be asked, and nobody else is known to
+// have the name. It may also once it holds it.
+func (k *Keeper) MayResume() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err == nil && (k.is || k.away)
+}
+
 // Epoch returns the epoch of this host; 0: it has not held its name yet.
 func (k *Keeper) Epoch() int64 {
 	k.mu.Lock()

@@ -1,0 +1,81 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+// TestResumeOnlyIfItMay: a host whose name another machine has announces nothing
+// of its last life, and takes back what it announced while it could not know.
+func TestResumeOnlyIfItMay(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	ctx := context.Background()
+	cfg, err := Desired(view(t, cluster(t, h).Events...), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "bgp.json")
+	if err := save(file, cfg); err != nil {
+		t.Fatal(err)
+	}
+	other := newDaemon(t, "node2")
+	other.send(cluster(t, h))
+	var may atomic.Bool
+	c := New(Options{Log: testLog(t), Node: "node1", StateFile: file, MayResume: may.Load})
+	t.Cleanup(func() {
+		if err := c.speaker.Stop(ctx, false); err != nil {
+			t.Error(err)
+		}
+	})
+	heard := func(want bool) {
+		t.Helper()
+		poll(t, 60*time.Second, func() string { return fmt.Sprintf("the route at the peer is %t: %v", !want, other.Status(ctx)) },
+			func() bool { return other.has("192.168.1.0/26") == want })
+	}
+	// batch is what follow and drive do with one.
+	batch := func(b store.Batch) {
+		t.Helper()
+		if !c.take(b) {
+			t.Fatal("a batch before the first answer wakes nobody")
+		}
+		if !c.reconcile(ctx) {
+			t.Fatal(c.Status(ctx).Err)
+		}
+	}
+	silent := func() {
+		t.Helper()
+		if e, peers := c.speaker.states(); e != nil || len(peers) != 0 {
+			t.Errorf("it speaks to %v", peers)
+		}
+		if err := c.Status(ctx).Err; !errors.Is(err, ErrNotSynced) || errors.Is(err, errLastLife) {
+			t.Errorf("its status says %v", err)
+		}
+	}
+	batch(store.Batch{Err: store.ErrUnavailable})
+	silent() // it is too early
+	c.mu.Lock()
+	c.patient = false
+	c.mu.Unlock()
+	if !c.resume(ctx) {
+		t.Error("it asks again and again")
+	}
+	silent()
+	may.Store(true) // the datastore is away, and nobody is known to have the name
+	batch(store.Batch{Err: store.ErrUnavailable})
+	heard(true)
+	may.Store(false) // it is back, and another has it
+	batch(store.Batch{})
+	silent()
+	heard(false)
+	may.Store(true)
+	batch(store.Batch{Err: store.ErrUnavailable})
+	heard(true)
+}
