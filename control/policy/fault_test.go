@@ -337,6 +337,7 @@ func TestSettings(t *testing.T) {
 	opt := cmpopts.IgnoreFields(filter.Settings{}, "FailsafeIn", "FailsafeOut", "HostTraffic")
 	want := filter.Settings{
 		WorkloadPrefixes: []string{"cali"}, WorkloadToHost: filter.HostReturn, Reject: true, AllowReturns: true, AllowInvalid: true, LogPrefix: "chosen",
+		VXLANPorts: []uint16{4789},
 	}
 	if diff := cmp.Diff(want, s.mirror.Settings, opt, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
@@ -381,8 +382,8 @@ func TestTierChanges(t *testing.T) {
 	}
 }
 
-// TestHostTraffic: the forms that hosts publish are open between them, the old
-// one too while a change of the port is under way; the datastore and the
+// TestHostTraffic: the forms that hosts publish are open between them and closed
+// to workloads, the old one too while a change of the port is under way; the datastore and the
 // daemons' ports are whatever the failsafe ports are.
 func TestHostTraffic(t *testing.T) {
 	t.Parallel()
@@ -402,6 +403,9 @@ func TestHostTraffic(t *testing.T) {
 		}
 		if diff := cmp.Diff(append(want, bgp), s.mirror.Settings.HostTraffic); diff != "" {
 			t.Errorf("between hosts (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(want, s.mirror.Settings.WorkloadTunnel()); diff != "" {
+			t.Errorf("workloads may not send (-want +got):\n%s", diff)
 		}
 	}
 	check(4790)

@@ -229,7 +229,9 @@ func drawObject(t *rapid.T) store.Object {
 		key.Kind, key.Name = store.KindFelixConfiguration, pick(t, "configuration", "default", "node.n1")
 		s := v3.FelixConfigurationSpec{
 			DefaultEndpointToHostAction: pick(t, "to host", "", "Drop", "accept", "Return"), WorkloadSourceSpoofing: pick(t, "spoofing", "", "Any", "Disabled"),
-			NATOutgoingExclusions: pick(t, "exclusions", nil, new(v3.NATOutgoingExclusionsIPPoolsAndHostIPs)),
+			NATOutgoingExclusions:         pick(t, "exclusions", nil, new(v3.NATOutgoingExclusionsIPPoolsAndHostIPs)),
+			VXLANPort:                     pick(t, "vxlan port", nil, new(4789), new(4790)),
+			AllowIPIPPacketsFromWorkloads: pick(t, "ipip", nil, new(true), new(false)), AllowVXLANPacketsFromWorkloads: pick(t, "vxlan", nil, nil, new(true)),
 		}
 		if maybe(t, "failsafe") {
 			s.FailsafeInboundHostPorts = &[]v3.ProtoPort{{Protocol: "tcp", Port: 80, Net: "10.0.0.0/30"}}
@@ -249,6 +251,10 @@ func drawObject(t *rapid.T) store.Object {
 			key.Kind, key.Name = store.KindNode, fmt.Sprintf("n%d", n)
 			node := &store.Node{}
 			node.Spec.BGP = &store.NodeBGPSpec{IPv4Address: fmt.Sprintf("192.0.2.%d/24", n)}
+			meta.Annotations = map[string]string{
+				store.AnnotationAccepts: pick(t, "accepts", "", "ipip,vxlan/4096/4789", "vxlan/4096/4790,vxlan6/4096/4791"),
+				store.AnnotationUses:    pick(t, "uses", "", "vxlan/4096/4790"),
+			}
 			v = node
 		}
 	}
@@ -337,10 +343,10 @@ func drawFlow(t *rapid.T) filter.Flow {
 		list = six
 	}
 	p.Src, p.Dst = netip.MustParseAddr(pick(t, "src", list...)), netip.MustParseAddr(pick(t, "dst", list...))
-	p.Protocol = pick(t, "protocol", uint8(6), 6, 17, 1, 58, 47, 4)
+	p.Protocol = pick(t, "protocol", uint8(6), 6, 17, 1, 58, 47, 4, 41)
 	switch p.Protocol {
 	case 6, 17:
-		p.SrcPort, p.DstPort = pick(t, "sport", uint16(40000), 53, 80), pick(t, "dport", uint16(80), 53, 8080, 22, 4789)
+		p.SrcPort, p.DstPort = pick(t, "sport", uint16(40000), 53, 80), pick(t, "dport", uint16(80), 53, 8080, 22, 4789, 4790, 4791)
 	case 1, 58:
 		p.ICMPType, p.ICMPCode = pick(t, "type", uint8(8), 3), pick(t, "code", uint8(0), 4)
 	}

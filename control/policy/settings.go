@@ -178,6 +178,7 @@ func (s *settings) current(c *Calculator) *effective {
 	was := s.now
 	s.now = effectiveOf(s.levels(c.cfg.Node))
 	s.now.FailsafeOut = append(s.now.FailsafeOut, c.cfg.Datastore...)
+	s.now.VXLANPorts = s.vxlanInUse()
 	s.now.HostTraffic = s.hostTraffic(c.cfg.HostPorts)
 	if was.exemptHosts != s.now.exemptHosts {
 		for name := range s.hosts {
@@ -350,13 +351,7 @@ func failsafes(ports []v3.ProtoPort) []filter.Failsafe {
 // these ports.
 func (s *settings) hostTraffic(ports []filter.Tunnel) []filter.Tunnel {
 	list := []filter.Tunnel{{Protocol: protoIPIP}, {Protocol: protoIPv6}}
-	numbers := map[uint16]bool{s.now.vxlanPort: true}
-	for _, of := range s.vxlan {
-		for _, p := range of {
-			numbers[p] = true
-		}
-	}
-	for _, p := range slices.Sorted(maps.Keys(numbers)) {
+	for _, p := range s.now.VXLANPorts {
 		list = append(list, filter.Tunnel{Protocol: protoUDP, Port: p})
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.bgp)) {
@@ -365,6 +360,18 @@ func (s *settings) hostTraffic(ports []filter.Tunnel) []filter.Tunnel {
 		}
 	}
 	return append(list, ports...)
+}
+
+// vxlanInUse returns the ports of VXLAN that this host is configured with and
+// those that some node publishes: during a change both the old and the new.
+func (s *settings) vxlanInUse() []uint16 {
+	numbers := map[uint16]bool{s.now.vxlanPort: true}
+	for _, of := range s.vxlan {
+		for _, p := range of {
+			numbers[p] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(numbers))
 }
 
 // Numbers of the protocols between hosts (IANA, Assigned Internet Protocol

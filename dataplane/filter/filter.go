@@ -374,28 +374,11 @@ type Settings struct {
 	AllowReturns  bool // allowed packets go on to the host's own rules (Felix's Return)
 	AllowInvalid  bool // packets that connection tracking finds invalid are not dropped
 	LogPrefix     string
-	WorkloadIPIP  bool   // workloads may send IPIP packets
-	WorkloadVXLAN bool   // workloads may send VXLAN packets
-	VXLANPort     uint16 // of WorkloadVXLAN; 0: [DefaultVXLANPort]
-
-	// The host takes IPIP packets, and UDP packets to these ports, from
-	// [TunnelSources] only. Not for hosts with tunnels of others, nor where peers
-	// appear with other addresses than the set has, as behind NAT.
-	GuardIPIP  bool
-	GuardVXLAN []uint16
+	WorkloadIPIP  bool     // workloads may send IPv4 or IPv6 in either
+	WorkloadVXLAN bool     // workloads may send VXLAN packets
+	VXLANPorts    []uint16 // UDP ports at which hosts of the cluster take VXLAN packets, all that some of them do
 
 	NAT NAT
-}
-
-// DefaultVXLANPort is the port that IANA assigned (RFC 7348, section 8).
-const DefaultVXLANPort = 4789
-
-// vxlanPort returns the port at which workloads' VXLAN packets are looked for.
-func (s *Settings) vxlanPort() uint16 {
-	if s.VXLANPort == 0 {
-		return DefaultVXLANPort
-	}
-	return s.VXLANPort
 }
 
 // WorkloadTunnel returns the IP protocol, and the UDP port if it has one, of
@@ -403,23 +386,12 @@ func (s *Settings) vxlanPort() uint16 {
 func (s *Settings) WorkloadTunnel() []Tunnel {
 	var list []Tunnel
 	if !s.WorkloadIPIP {
-		list = append(list, Tunnel{Protocol: protoIPIP})
+		list = append(list, Tunnel{Protocol: protoIPIP}, Tunnel{Protocol: protoIPv6})
 	}
 	if !s.WorkloadVXLAN {
-		list = append(list, Tunnel{Protocol: protoUDP, Port: s.vxlanPort()})
-	}
-	return list
-}
-
-// GuardedTunnels returns the tunnel packets that the host takes from
-// [TunnelSources] only.
-func (s *Settings) GuardedTunnels() []Tunnel {
-	var list []Tunnel
-	if s.GuardIPIP {
-		list = append(list, Tunnel{Protocol: protoIPIP})
-	}
-	for _, port := range s.GuardVXLAN {
-		list = append(list, Tunnel{Protocol: protoUDP, Port: port})
+		for _, port := range s.VXLANPorts {
+			list = append(list, Tunnel{Protocol: protoUDP, Port: port})
+		}
 	}
 	return list
 }
@@ -435,6 +407,7 @@ type Tunnel struct {
 const (
 	protoIPIP   = 4
 	protoUDP    = 17
+	protoIPv6   = 41
 	protoICMPv6 = 58
 )
 

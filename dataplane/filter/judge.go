@@ -113,7 +113,6 @@ func (r *Ruleset) Judge(f Flow) Verdict {
 	case in != nil:
 		decided = j.intoHost(f, in)
 	default:
-		decided = j.guarded(f, r.Settings.GuardedTunnels())
 	}
 	if decided || f.Out == "" {
 		return j.verdict()
@@ -249,9 +248,6 @@ func (j *judge) intoHost(f Flow, e *Endpoint) bool {
 	if a == Pass {
 		a = j.stage(e, PreDNAT, Ingress)
 	}
-	if a != Deny && j.guarded(f, j.r.Settings.GuardedTunnels()) {
-		return true
-	}
 	switch {
 	case a != Pass: // what is allowed here passes the other paths of this endpoint, not those of the next
 	case f.Out == "":
@@ -260,19 +256,6 @@ func (j *judge) intoHost(f Flow, e *Endpoint) bool {
 		a = j.walk(e, Forward, Ingress)
 	}
 	return a == Deny || f.Out == ""
-}
-
-// guarded decides about tunnel packets that the host takes from some only.
-func (j *judge) guarded(f Flow, tunnels []Tunnel) bool {
-	if f.Out != "" || f.In == "" || !slices.ContainsFunc(tunnels, j.p.of) {
-		return false
-	}
-	s := Step{Interface: f.In, Rule: NoRule, Action: Deny, Hook: Normal, Reason: ByTunnel}
-	if j.r.Contains(TunnelSources, j.p.Src, 0, 0) {
-		s.Action = Allow
-	}
-	j.end(s)
-	return true
 }
 
 // stage applies one hook of a host endpoint, with its failsafe ports.

@@ -164,15 +164,6 @@ func (c *chainWriter) rawIn() {
 }
 
 func (c *chainWriter) inputFrom() {
-	if len(c.w.settings.GuardedTunnels()) > 0 && c.w.members[filter.TunnelSources] != nil {
-		for _, t := range c.w.settings.GuardedTunnels() {
-			m := new(matcher)
-			m.tunnel(t)
-			m.do(unix.NFT_JUMP, guardSource{}.name())
-			c.jumps = append(c.jumps, guardSource{})
-			c.add(m, Counter{})
-		}
-	}
 	c.established()
 	c.discovery(true)
 	c.vmap(unix.NFT_META_IIFNAME, fromMap)
@@ -436,25 +427,6 @@ func (m *matcher) icmpTypes(types []filter.PortRange, n names) {
 	}
 	m.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, reg1)
 	m.lookup(n.literal("icmpv6", s), false)
-}
-
-// guardSource takes tunnels' packets from their peers only. What comes from
-// workloads is judged by their own rules.
-type guardSource struct{}
-
-func (guardSource) name() string    { return "guard-tunnels" }
-func (guardSource) comment() string { return "" }
-
-func (guardSource) rules(c *chainWriter) {
-	c.workloads(unix.NFT_META_IIFNAME, unix.NFT_RETURN, "")
-	for _, f := range families() {
-		m := new(matcher)
-		m.family(f)
-		m.member(source, filter.TunnelSources, false, f, c)
-		m.do(nfAccept, "")
-		c.add(m, Counter{})
-	}
-	c.drop(new(matcher), filter.ByTunnel)
 }
 
 // failsafeSource lets pass what keeps an operator from locking himself out.

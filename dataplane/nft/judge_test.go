@@ -75,7 +75,7 @@ func drawRule(t *rapid.T) filter.Rule {
 			r.ICMP = m
 		}
 	case 3:
-		r.Protocol = pick(t, "other", uint8(99), 4, 132, 136)
+		r.Protocol = pick(t, "other", uint8(99), 4, 41, 132, 136)
 	default:
 		r.Protocol = pick(t, "protocol", uint8(6), 17, 0)
 	}
@@ -194,16 +194,13 @@ func drawSettings(t *rapid.T) filter.Settings {
 	s := filter.Settings{
 		WorkloadPrefixes: []string{"cali"}, LogPrefix: "test", WorkloadToHost: pick(t, "to host", filter.HostDrop, filter.HostAccept, filter.HostReturn),
 		Reject: rapid.Bool().Draw(t, "reject"), AllowInvalid: rapid.Bool().Draw(t, "invalid"),
-		WorkloadIPIP: rapid.Bool().Draw(t, "ipip"), WorkloadVXLAN: rapid.Bool().Draw(t, "vxlan"), GuardIPIP: rapid.Bool().Draw(t, "guard"),
+		WorkloadIPIP: rapid.Bool().Draw(t, "ipip"), WorkloadVXLAN: rapid.Bool().Draw(t, "vxlan"), VXLANPorts: pick(t, "vxlan ports", nil, []uint16{4789}, []uint16{90, 4789}),
 	}
 	if rapid.Bool().Draw(t, "prefixes") {
 		s.WorkloadPrefixes = []string{"calix", "cali2"} // the others are found by their endpoints
 	}
-	if rapid.Bool().Draw(t, "guard vxlan") {
-		s.GuardVXLAN = []uint16{4789}
-	}
 	if rapid.Bool().Draw(t, "between hosts") {
-		s.HostTraffic = []filter.Tunnel{{Protocol: 4}, {Protocol: 17, Port: 4789}, {Protocol: 6, Port: 90}}
+		s.HostTraffic = []filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}, {Protocol: 6, Port: 90}}
 	}
 	if rapid.Bool().Draw(t, "failsafe") {
 		s.FailsafeIn = []filter.Failsafe{{Protocol: 6, Port: 80}, {Protocol: 17, Port: 53, Net: netip.MustParsePrefix("192.0.2.0/25")}}
@@ -241,7 +238,7 @@ func someFlows(rng *rand.Rand, n int) []filter.Flow {
 		if f.In == f.Out || src.Is4() != dst.Is4() || src == dst {
 			continue
 		}
-		p := filter.Packet{Src: src, Dst: dst, Protocol: []uint8{6, 6, 17, 17, 17, 1, 4, 99, 136}[rng.IntN(9)]}
+		p := filter.Packet{Src: src, Dst: dst, Protocol: []uint8{6, 6, 17, 17, 17, 1, 4, 41, 99, 136}[rng.IntN(10)]}
 		ports := []uint16{80, 53, 8080, 90, 4789, 30001} // none that translation picks
 		switch p.Protocol {
 		case 6, 17, 136:
@@ -263,7 +260,7 @@ func someFlows(rng *rand.Rand, n int) []filter.Flow {
 			}
 		}
 		key, back := pair{p.Src, p.Dst, p.Protocol, p.SrcPort, p.DstPort}, pair{p.Dst, p.Src, p.Protocol, p.DstPort, p.SrcPort}
-		if p.Protocol == 4 || p.Protocol == 99 {
+		if p.Protocol == 4 || p.Protocol == 41 || p.Protocol == 99 {
 			// Without ports, translation can make two flows to one address the same.
 			key, back = pair{a: p.Dst, p: p.Protocol}, pair{a: p.Src, p: p.Protocol}
 			seen[back] = seen[back] || rng.IntN(2) == 0

@@ -45,7 +45,7 @@ type arrival struct {
 
 var (
 	interfaces = []string{"cali1", "cali2", "cali3", "calix", "eth0", "eth1"} //nolint:gochecknoglobals // a constant
-	protocols  = []int{1, 4, 6, 17, 58, 99, 132, 136}                         //nolint:gochecknoglobals // a constant
+	protocols  = []int{1, 4, 6, 17, 41, 58, 99, 132, 136}                     //nolint:gochecknoglobals // a constant
 )
 
 // addrs lists addresses that are reached by an interface; "": the host's own.

@@ -129,7 +129,7 @@ func small() filter.Delta {
 			},
 		},
 		Settings: &filter.Settings{
-			WorkloadPrefixes: []string{"cali"}, LogPrefix: "calico-packet",
+			WorkloadPrefixes: []string{"cali"}, LogPrefix: "calico-packet", VXLANPorts: []uint16{4789},
 			FailsafeIn: []filter.Failsafe{{Protocol: 6, Port: 22}},
 		},
 	}

@@ -91,7 +91,7 @@ func (q *question) arrives(f filter.Flow) bool {
 			q.add(s)
 			return false
 		}
-		if q.p.Protocol == 4 || q.p.Protocol == 17 && q.p.DstPort == 4789 {
+		if q.ipInIP() && !q.felix.ipip || q.vxlan() && !q.felix.vxlan {
 			s.Reason = filter.ByTunnel
 			q.add(s)
 			return false
@@ -168,12 +168,47 @@ func (q *question) betweenHosts(h filter.Hook, d filter.Direction) bool {
 	if !known {
 		return false
 	}
-	for _, t := range append([]filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}}, q.w.HostPorts...) {
+	if q.ipInIP() || q.vxlan() {
+		return true
+	}
+	list := slices.Clone(q.w.HostPorts)
+	for _, port := range q.vxlanPorts() {
+		list = append(list, filter.Tunnel{Protocol: 17, Port: port})
+	}
+	for _, t := range list {
 		if t.Protocol == q.p.Protocol && (t.Port == 0 || t.Port == q.p.DstPort || h == filter.Untracked && t.Port == q.p.SrcPort) {
 			return true
 		}
 	}
 	return false
+}
+
+// ipInIP reports whether the packet has another of IPv4 or IPv6 inside.
+func (q *question) ipInIP() bool { return q.p.Protocol == 4 || q.p.Protocol == 41 }
+
+// vxlan reports whether a node takes the packet for one of VXLAN.
+func (q *question) vxlan() bool {
+	return q.p.Protocol == 17 && slices.Contains(q.vxlanPorts(), q.p.DstPort)
+}
+
+// vxlanPorts lists the configured port and those that nodes say they use.
+func (q *question) vxlanPorts() []uint16 {
+	ports := []uint16{q.felix.vxlanPort}
+	for _, o := range q.w.Objects {
+		n, ok := o.Value.(*store.Node)
+		if !ok {
+			continue
+		}
+		for _, name := range []string{store.AnnotationAccepts, store.AnnotationUses} {
+			for form := range strings.SplitSeq(n.Annotations[name], ",") {
+				var vni, port uint16
+				if _, err := fmt.Sscanf(strings.Replace(form, "vxlan6", "vxlan", 1), "vxlan/%d/%d", &vni, &port); err == nil {
+					ports = append(ports, port)
+				}
+			}
+		}
+	}
+	return ports
 }
 
 // failsafe reports whether a failsafe port lets the packet by. Without
@@ -402,6 +437,8 @@ type felix struct {
 	toHost                  string // in lower case
 	prefixes                []string
 	spoofing                bool
+	ipip, vxlan             bool // workloads may send such packets
+	vxlanPort               uint16
 	failsafeIn, failsafeOut []filter.Failsafe
 }
 
@@ -414,7 +451,7 @@ func (w *World) felix() felix {
 	}
 	common := ports(6, 179, 2379, 2380, 5473, 6443, 6666, 6667)
 	f := felix{
-		toHost: "drop", prefixes: []string{"cali"},
+		toHost: "drop", prefixes: []string{"cali"}, vxlanPort: 4789,
 		failsafeIn:  slices.Concat(common, ports(6, 22), ports(17, 68)),
 		failsafeOut: slices.Concat(common, ports(17, 53, 67)),
 	}
@@ -433,6 +470,15 @@ func (w *World) felix() felix {
 			}
 			if s.WorkloadSourceSpoofing != "" {
 				f.spoofing = strings.EqualFold(s.WorkloadSourceSpoofing, "any")
+			}
+			if s.VXLANPort != nil {
+				f.vxlanPort = uint16(*s.VXLANPort)
+			}
+			if s.AllowIPIPPacketsFromWorkloads != nil {
+				f.ipip = *s.AllowIPIPPacketsFromWorkloads
+			}
+			if s.AllowVXLANPacketsFromWorkloads != nil {
+				f.vxlan = *s.AllowVXLANPacketsFromWorkloads
 			}
 			if s.FailsafeInboundHostPorts != nil {
 				f.failsafeIn = failsafes(*s.FailsafeInboundHostPorts)
