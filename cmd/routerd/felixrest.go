@@ -19,6 +19,7 @@ type felixRest struct {
 	mu     sync.Mutex
 	list   []felix.Rest
 	looked time.Time
+	failed bool // the last look
 }
 
 // lookAgain is how long an answer holds while something is left. Of iptables
@@ -26,21 +27,22 @@ type felixRest struct {
 const lookAgain = 10 * time.Second
 
 // look finds what there is at the start, and later as long as there was
-// something.
+// something or it could not be seen.
 func (f *felixRest) look(now time.Time, find func() ([]felix.Rest, error), log *slog.Logger) []felix.Rest {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	first := f.looked.IsZero()
-	if !first && (len(f.list) == 0 || now.Sub(f.looked) < lookAgain) {
+	if !f.looked.IsZero() && (len(f.list) == 0 && !f.failed || now.Sub(f.looked) < lookAgain) {
 		return f.list
 	}
 	f.looked = now
 	list, err := find()
-	if err != nil {
+	if err != nil && !f.failed {
 		log.Warn("it cannot be seen whether Calico's Felix left rules in the packet filter", "error", err)
 	}
+	f.failed = err != nil
+	// What a failing look does not find may be there all the same.
 	switch before := f.list; {
-	case err != nil && !first:
+	case err != nil && (len(before) > 0 || len(list) == 0):
 	case len(list) > 0 && len(before) == 0:
 		f.list = list
 		log.Warn("Calico's Felix left rules on this host; they judge packets beside ours", "found", felixNames(list), "cure", "routerd cleanup --calico")

@@ -45,7 +45,7 @@ func Remove(ctx context.Context, r Rest) error {
 // without returns what iptables-save wrote without what is Felix's: its chains,
 // what leads to them, and the rules in others' chains that carry its hash.
 func without(saved []byte) []byte {
-	felix := regexp.MustCompile(`^:cali-|^(\[\d+:\d+\] )?-A cali-|^(\[\d+:\d+\] )?-A .* -[jg] cali-|^(\[\d+:\d+\] )?-A .*--comment "?cali:[A-Za-z0-9_-]{16}\b`)
+	felix := regexp.MustCompile(`^:cali-|^(\[\d+:\d+\] )?-A cali-|^(\[\d+:\d+\] )?-A .* -[jg] cali-|^(\[\d+:\d+\] )?-A .*--comment "?cali:[A-Za-z0-9_-]{16}(?:[^A-Za-z0-9_-]|$)`)
 	var out []byte
 	for line := range bytes.Lines(saved) {
 		if !felix.Match(line) {

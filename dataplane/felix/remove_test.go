@@ -68,11 +68,14 @@ func TestWithout(t *testing.T) {
 :FORWARD DROP [5:300]
 [1:2] -A FORWARD -m comment --comment "california/web:cali-port" -j ACCEPT
 -A FORWARD -m comment --comment "cali:web" -j KUBE-FORWARD
+-A FORWARD -m comment --comment "cali:S93hcgKJrXEqnTfs-" -j KUBE-FORWARD
 -A FORWARD -o cali0 -j ACCEPT
 COMMIT
 `
 	gone := `:cali-FORWARD - [0:0]
 [1:60] -A FORWARD -m comment --comment "cali:S93hcgKJrXEqnTfs" -m comment --comment "Policy explicitly accepted packet." -m mark --mark 0x10000/0x10000 -j ACCEPT
+[1:60] -A FORWARD -m comment --comment "cali:S93hcgKJrXEqnTf-" -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT -m comment --comment cali:S93hcgKJrXEqnT--
 [0:0] -A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000
 -A INPUT -j cali-INPUT
 -A FORWARD -i eth0 -g cali-FORWARD
