@@ -205,13 +205,13 @@ func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
 		own := ReserveHandle(d.s.node)
 		before := len(heldBy(p.bd.block.Block, own))
 		p.bd.block.assign(p.ordinals, r.attribute(d.s.node))
+		p.bd.block.compact() // what a resting address had may be left
 		if r.Handle != own && len(heldBy(p.bd.block.Block, own)) < before {
 			// One that was named, and that this node held ready for anybody.
 			old, err := d.readHandle(own, true)
 			if err != nil {
 				return nil, err
 			}
-			p.bd.block.compact()
 			d.count(own, old, p.bd.block)
 		}
 		d.writeBlock(p.bd)

@@ -120,10 +120,13 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 		switch {
 		case st.holds(a):
 			return pick{}, []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
-		case d.s.ownReserve(a, st.addr, st.req.Handle, d.now):
+		case d.s.ownReserve(a, st.addr, &st.req, d.now):
 			if _, err := d.readHandle(ReserveHandle(d.s.node), true); err != nil {
 				return pick{}, nil, err
 			}
+			return pick{bd: bd, ordinals: []int{o}}, nil, nil
+		case a.ReleasedAt != nil && st.req.Again:
+			// It is nobody's, and its rest is for the sake of who lives with it.
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
 			return pick{}, nil, st.resting(d, a.ReleasedAt.Time)

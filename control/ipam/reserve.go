@@ -310,6 +310,7 @@ func (a *Allocator) Unclaim(handle string, addrs ...netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.rest(handle, addrs); err != nil {
+		a.restUnwritten(handle, addrs)
 		a.cfg.Log.Warn("a released address rests only as long as this daemon runs", "handle", handle, "error", err)
 	}
 	a.state.reserve.unclaim(handle, addrs...)
@@ -738,13 +739,13 @@ func (a *Allocator) tidyLater() {
 }
 
 // ownReserve reports whether an address is held ready by this node, for
-// anybody or for a handle.
-func (s *state) ownReserve(at *store.Attribute, a netip.Addr, handle string, now time.Time) bool {
+// anybody or for the handle of a request.
+func (s *state) ownReserve(at *store.Attribute, a netip.Addr, r *Request, now time.Time) bool {
 	if at.HandleID == nil || *at.HandleID != ReserveHandle(s.node) || at.ReleasedAt != nil {
 		return false
 	}
 	claimed := s.reserve.claims[a]
-	return claimed == handle || claimed == "" && !s.rests(a, now)
+	return claimed == r.Handle || claimed == "" && (r.Again || !s.rests(a, now))
 }
 
 // doNamed is do for steps that give addresses by name. Those that this node
@@ -755,7 +756,7 @@ func (a *Allocator) doNamed(ctx context.Context, st step, parts ...Part) error {
 	for _, p := range parts {
 		info := a.state.blockAround(p.Addr)
 		if p.Addr.IsValid() && info != nil && slices.Contains(info.ready, ordinalOf(info.cidr, p.Addr)) && a.state.reserve.claims[p.Addr] == "" &&
-			!a.state.rests(p.Addr, a.cfg.Clock()) {
+			(p.Again || !a.state.rests(p.Addr, a.cfg.Clock())) {
 			a.state.reserve.claim(p.Handle, p.Addr)
 			named = append(named, p)
 		}

@@ -49,31 +49,45 @@ func (a *Allocator) Rest(handle string) error {
 	return a.rest(handle, nil)
 }
 
-// rest has addresses of a handle rest, all where none is named. The caller holds
-// the lock.
+// rest has addresses of a handle rest, all where none is named. One whose rest
+// cannot be written down does not rest yet. The caller holds the lock.
 func (a *Allocator) rest(handle string, addrs []netip.Addr) error {
-	r, cooldown := a.state.reserve, a.state.cooldown()
 	a.rested()
-	if cooldown == 0 {
+	r, now := a.state.reserve, a.cfg.Clock()
+	for _, addr := range a.tired(handle, addrs) {
+		if r.cfg.Journal != nil {
+			if err := r.cfg.Journal.Put(restPrefix+addr.String(), now); err != nil {
+				return fmt.Errorf("write down that %s rests: %w", addr, err)
+			}
+		}
+		r.released[addr] = now
+	}
+	return nil
+}
+
+// restUnwritten has addresses rest as long as this process runs. The caller
+// holds the lock.
+func (a *Allocator) restUnwritten(handle string, addrs []netip.Addr) {
+	for _, addr := range a.tired(handle, addrs) {
+		a.state.reserve.released[addr] = a.cfg.Clock()
+	}
+}
+
+// tired lists which addresses of a handle are to rest and do not.
+func (a *Allocator) tired(handle string, addrs []netip.Addr) (out []netip.Addr) {
+	r := a.state.reserve
+	if a.state.cooldown() == 0 {
 		return nil
 	}
 	if addrs == nil {
 		addrs = r.byHandle[handle]
 	}
-	now := a.cfg.Clock()
 	for _, addr := range addrs {
-		if r.claims[addr] != handle || a.state.rests(addr, now) {
-			continue
-		}
-		r.released[addr] = now
-		if r.cfg.Journal == nil {
-			continue
-		}
-		if err := r.cfg.Journal.Put(restPrefix+addr.String(), now); err != nil {
-			return fmt.Errorf("write down that %s rests: %w", addr, err)
+		if r.claims[addr] == handle && !a.state.rests(addr, a.cfg.Clock()) {
+			out = append(out, addr)
 		}
 	}
-	return nil
+	return out
 }
 
 // rested forgets what has rested enough, once it is known how long that is.
