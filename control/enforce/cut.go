@@ -2,7 +2,9 @@ package enforce
 
 import (
 	"context"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/routerd/routerd/dataplane/conntrack"
@@ -50,6 +52,28 @@ func touched(r *filter.Ruleset, d *filter.Delta) map[string]bool {
 		}
 	}
 	return names
+}
+
+// left returns the addresses of workloads that a step removes or that it may
+// take addresses from: r is what was before it. What a workload may only pretend
+// is somebody else's and stays so.
+func left(r *filter.Ruleset, d *filter.Delta) []netip.Addr {
+	var list []netip.Addr
+	add := func(name string) {
+		e := r.Endpoints[name] // of a new one nothing
+		for _, p := range e.Sources[:e.Own] {
+			if p.IsSingleIP() {
+				list = append(list, p.Addr())
+			}
+		}
+	}
+	for _, name := range d.DelEndpoints {
+		add(name)
+	}
+	for _, e := range d.PutEndpoints {
+		add(e.Interface)
+	}
+	return list
 }
 
 // refersTo reports whether a rule of the policy names one of the sets.
@@ -113,16 +137,18 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // cutOnce cuts the connections of changed endpoints that the rules deny now,
-// and renews those that were cut and are allowed again.
+// and renews those that were cut and are allowed again. Those of workloads that
+// are no more are cut whatever the rules say, when nobody waits for it: who is
+// given such an address later would else take in what the former one was allowed.
 func (e *Enforcer) cutOnce(ctx context.Context) error {
 	e.mu.Lock()
-	changed, own := e.changed, e.own
-	e.changed = make(map[string]bool)
+	changed, gone, own := e.changed, e.gone, e.own
+	e.changed, e.gone = make(map[string]bool), make(map[netip.Addr]bool)
 	e.mu.Unlock()
-	if len(changed) == 0 {
+	if len(changed)+len(gone) == 0 {
 		return nil
 	}
-	j := e.judgeOf(changed, own)
+	j := e.judgeOf(changed, gone, own)
 	cut, renewed, err := e.cfg.Connections.Judge(ctx, j.addresses(), j.verdict)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -139,6 +165,7 @@ func (e *Enforcer) cutOnce(ctx context.Context) error {
 		for name := range changed {
 			e.changed[name] = true
 		}
+		maps.Copy(e.gone, gone)
 		e.mu.Unlock()
 		signal(e.cut)
 	}
@@ -152,12 +179,13 @@ func (e *Enforcer) cutOnce(ctx context.Context) error {
 type judge struct {
 	e       *Enforcer
 	changed map[string]bool
+	gone    map[netip.Addr]bool // no workload here has them any more
 	own     map[netip.Addr]bool
 	locals  map[netip.Addr]string // addresses of workloads here → interface
 }
 
-func (e *Enforcer) judgeOf(changed map[string]bool, own map[netip.Addr]bool) *judge {
-	j := &judge{e: e, changed: changed, own: own, locals: make(map[netip.Addr]string)}
+func (e *Enforcer) judgeOf(changed map[string]bool, gone, own map[netip.Addr]bool) *judge {
+	j := &judge{e: e, changed: changed, gone: gone, own: own, locals: make(map[netip.Addr]string)}
 	e.View(func(r *filter.Ruleset) {
 		for name, ep := range r.Endpoints {
 			if ep.Host {
@@ -170,14 +198,15 @@ func (e *Enforcer) judgeOf(changed map[string]bool, own map[netip.Addr]bool) *ju
 			}
 		}
 	})
+	maps.DeleteFunc(gone, func(a netip.Addr, _ bool) bool { return own[a] || j.locals[a] != "" })
 	return j
 }
 
-// addresses lists those of the changed workloads: no other connections are to
-// be looked at. That includes a workload's that has just come. Its address can have been another's,
+// addresses lists those of the changed workloads and those that no workload has
+// any more: no other connections are to be looked at. That includes a workload's that has just come. Its address can have been another's,
 // here or on another host, and a connection to that one would reach it unjudged.
 func (j *judge) addresses() []netip.Addr {
-	var list []netip.Addr
+	list := slices.AppendSeq(make([]netip.Addr, 0, len(j.gone)), maps.Keys(j.gone))
 	for a, name := range j.locals {
 		if j.changed[name] {
 			list = append(list, a)
@@ -189,6 +218,9 @@ func (j *judge) addresses() []netip.Addr {
 // verdict judges a connection as its first packet would be now. What no changed
 // workload takes part in is left as it is.
 func (j *judge) verdict(f conntrack.Flow) conntrack.Verdict {
+	if j.gone[f.Orig.Src] || j.gone[f.Reply.Src] {
+		return conntrack.Cut
+	}
 	// The forwarding hooks see a packet after the destination is translated and
 	// before the source is.
 	in, out := j.side(f.Orig.Src), j.side(f.Reply.Src)

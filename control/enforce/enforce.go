@@ -81,6 +81,7 @@ type Enforcer struct {
 	announced announced
 	ifaces    map[string][]netip.Addr // nil: nothing new
 	changed   map[string]bool         // interfaces whose connections are to be judged anew
+	gone      map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
 	own       map[netip.Addr]bool     // this host's addresses; nil: not known yet
 	moved     bool                    // they changed: all connections are to be judged anew
 	status    Status
@@ -118,7 +119,7 @@ func New(cfg Config) *Enforcer {
 	e := &Enforcer{
 		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1), keep: make(chan struct{}, 1),
 		announced: make(announced),
-		changed:   make(map[string]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
+		changed:   make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
 	e.recall()
 	return e
@@ -221,7 +222,7 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 		return nil
 	}
 	e.rules.Lock()
-	touched := touched(e.have, &d)
+	touched, left := touched(e.have, &d), left(e.have, &d)
 	err := e.have.Apply(&d)
 	if err != nil {
 		e.have = calc.Snapshot() // in place of half a step
@@ -244,6 +245,9 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	e.mu.Lock()
 	for name := range touched {
 		e.changed[name] = true
+	}
+	for _, a := range left {
+		e.gone[a] = true
 	}
 	e.mu.Unlock()
 	e.applied(calc, err, time.Since(start))

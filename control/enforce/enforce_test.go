@@ -471,6 +471,65 @@ func TestCut(t *testing.T) {
 	})
 }
 
+// The connections of a workload that ends, or that has other addresses, are cut
+// before anybody else is given the address, and judged by the rules of who is
+// given it. What it might only pretend is left alone.
+func TestCutOfTheGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		w.e.HandleUnderlay(dataplane.Underlay{Addresses: []dataplane.UnderlayAddress{{Link: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24")}}})
+		spoofing := &v3.FelixConfiguration{Spec: v3.FelixConfigurationSpec{WorkloadSourceSpoofing: "Any"}}
+		spoofing.Name = "default"
+		a, b := pod("a", "10.0.0.1", nil), pod("b", "10.0.0.2", nil)
+		a.Spec.AllowSpoofedSourcePrefixes = []string{"198.51.100.9/32"}
+		w.store(spoofing, a, b)
+		w.conns.flows = []conntrack.Flow{
+			flow("198.51.100.7:1000", "10.0.0.1:80"), // from elsewhere
+			flow("10.0.0.1:1001", "10.0.0.2:80"),     // to a workload that stays
+			flow("192.0.2.1:1002", "10.0.0.1:80"),    // from the host
+			flow("10.0.0.2:1003", "198.51.100.9:80"), // to what was pretended
+			flow("198.51.100.7:1004", "10.0.0.2:80"), // of another
+		}
+		wait := func(what string, want ...string) {
+			t.Helper()
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			synctest.Wait()
+			if d := cmp.Diff(want, w.conns.cut()); d != "" {
+				t.Errorf("%s (-want +got):\n%s", what, d)
+			}
+		}
+		wait("cut of what is there")
+		w.conns.set(errors.New("no buffer space"))
+		key, err := store.KeyOf(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.remove(key)
+		wait("cut though nothing can be")
+		w.conns.set(nil)
+		ofA := []string{"protocol 6 198.51.100.7:1000 → 10.0.0.1:80", "protocol 6 10.0.0.1:1001 → 10.0.0.2:80", "protocol 6 192.0.2.1:1002 → 10.0.0.1:80"}
+		wait("cut after the workload ended", ofA...)
+		// The address is given again: what the rules allow may begin anew.
+		c := pod("c", "10.0.0.1", map[string]string{"app": "web"})
+		w.store(denyFrom("app == 'nobody'"), c)
+		wait("cut after the address was given again")
+		if len(w.conns.flows) != 2 {
+			t.Errorf("%d connections are left, want the 2 of others", len(w.conns.flows))
+		}
+		// It ends and is there again before anybody looks.
+		w.conns.flows = append(w.conns.flows, flow("198.51.100.7:1005", "10.0.0.1:80"))
+		if key, err = store.KeyOf(c); err != nil {
+			t.Fatal(err)
+		}
+		w.remove(key)
+		w.store(c)
+		wait("cut of a workload that is there")
+		w.store(pod("c", "10.0.0.3", nil))
+		wait("cut after it has another address", "protocol 6 198.51.100.7:1005 → 10.0.0.1:80")
+	})
+}
+
 // A look that fails is repeated, also when nothing changes any more.
 func TestCutIsRepeated(t *testing.T) {
 	t.Parallel()

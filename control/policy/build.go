@@ -23,7 +23,7 @@ func (c *Calculator) build(name string, id itemID) filter.Endpoint {
 	}
 	s := c.settings.current(c)
 	if !e.host {
-		out.Sources = slices.Clone(e.addrs)
+		out.Sources, out.Own = slices.Clone(e.addrs), len(e.addrs)
 		if s.spoofing {
 			out.Sources = append(out.Sources, e.spoof...)
 		}

@@ -276,7 +276,8 @@ type Endpoint struct {
 	PreDNATIngress                    Path
 
 	// Of a workload only.
-	Sources []netip.Prefix // addresses that it may send from: its own, and those it may pretend
+	Sources []netip.Prefix // addresses that it may send from: its own, then those it may pretend
+	Own     int            // how many of Sources are its own
 	NAT     []Translation  // floating addresses
 }
 
