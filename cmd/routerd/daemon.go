@@ -180,7 +180,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	}
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
-		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady,
+		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady, Held: d.nameHeld,
 		Rules: d.awaitRules(), Announce: d.announceEndpoint, Written: d.endpointWritten, Ended: d.endpointEnded, Log: log.With("component", "attach"),
 	})
 	if err != nil {

@@ -37,7 +37,7 @@ func (d *router) newPresence() error {
 	d.refused = make(chan struct{}, 1)
 	d.presence = presence.New(presence.Config{
 		Node: d.name, Store: d.store, File: file, Self: self,
-		Doubt: d.attach.Doubt, Verified: d.attach.Verified, Outage: d.outage,
+		Disown: d.attach.Disown, Doubt: d.attach.Doubt, Verified: d.attach.Verified, Outage: d.outage,
 		Refused: func(context.Context) {
 			select {
 			case d.refused <- struct{}{}:
@@ -115,6 +115,20 @@ func (d *router) awaitName(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// nameHeld says why this host must not write to the datastore; nil: it holds its
+// name.
+func (d *router) nameHeld() error {
+	select {
+	case <-d.presence.Held():
+		return nil
+	default:
+	}
+	if err := d.presence.Refused(); err != nil {
+		return err
+	}
+	return errors.New("this host does not hold its name yet")
 }
 
 // lostAddresses names the workloads without a route, for their addresses are

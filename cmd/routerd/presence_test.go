@@ -36,9 +36,9 @@ func TestClonedHost(t *testing.T) {
 	c := one.store(socket)
 	addr := strings.TrimSuffix(pod.GetAddresses()[0].GetCidr(), "/32")
 	holds := func() error {
-		held, _, err := holders(t, c)
-		if err == nil && held[addr] != "routerd.pod" {
-			err = fmt.Errorf("%s is held by %q", addr, held[addr])
+		held, endpoints, err := holders(t, c)
+		if err == nil && (held[addr] != "routerd.pod" || len(endpoints) != 1) {
+			err = fmt.Errorf("%s is held by %q, endpoints %v", addr, held[addr], endpoints)
 		}
 		return err
 	}
@@ -58,6 +58,13 @@ func TestClonedHost(t *testing.T) {
 	if _, err := second.attach("pod2"); status.Code(err) != codes.Unavailable || mentions(err.Error(), "10.1.0.11") != nil {
 		t.Errorf("ADD on the refused host: %v", err)
 	}
+	// Its runtime, a copy too, cleans up.
+	if err := second.detach("pod"); err != nil {
+		t.Errorf("DEL on the refused host: %v", err)
+	}
+	if _, err := second.cni.GC(t.Context(), &apiv1.GCRequest{Network: "routerd"}); status.Code(err) != codes.Unavailable || mentions(err.Error(), "10.1.0.11") != nil {
+		t.Errorf("GC on the refused host: %v", err)
+	}
 	obj, err := c.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
 	if err != nil || obj.Value.(*store.Node).Spec.BGP.IPv4Address != n.GetIpv4Address() {
 		t.Errorf("the first one's Node is %+v, %v", obj.Value, err)
@@ -68,7 +75,13 @@ func TestClonedHost(t *testing.T) {
 	if l := second.log.lines("level=WARN", "taken over", "10.1.0.11"); len(l) != 1 {
 		t.Errorf("%d lines say that the name was taken over", len(l))
 	}
-	// What the first one's pods have is not freed by that.
+	// What the first one's pods have is not freed by that, nor by the DEL before.
+	second.when("what was to be detached is gone here", func(n *apiv1.NodeResponse) error {
+		if n.GetWorkloads() != 0 {
+			return fmt.Errorf("%d workloads", n.GetWorkloads())
+		}
+		return nil
+	})
 	if err := holds(); err != nil {
 		t.Error(err)
 	}

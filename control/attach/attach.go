@@ -200,6 +200,11 @@ type Config struct {
 	// result: it can.
 	Ready func() error
 
+	// Held says why the datastore must not be written: this host does not hold
+	// its name. What is to be told waits for it; wires are cut all the same.
+	// nil or a nil result: it does. It must not block or call the Attacher.
+	Held func() error
+
 	// Behind answers ADD and DEL when the journal has them, and tells the
 	// datastore afterwards, many in one transaction. Else the datastore knows
 	// before the answer.

@@ -195,7 +195,7 @@ func (a *Attacher) cutAll(ctx context.Context) bool {
 				return nil
 			}
 			err := a.cut(ctx, l.record)
-			if err == nil && a.localOnly(l.record) {
+			if err == nil && (a.localOnly(l.record) || a.disowned(id)) {
 				err = a.finish(ctx, l.record)
 			}
 			if err != nil {
@@ -253,15 +253,17 @@ func (a *Attacher) confirmAll(ctx context.Context, later func(ID, time.Time) boo
 // untold returns the attachments that the datastore is to be told of now, and how
 // many have to wait. It may have heard of the former from here on.
 func (a *Attacher) untold(later func(ID, time.Time) bool) (due []record, left int) {
+	unheld := a.held() != nil
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
+	mute := a.storeAway || unheld
 	for id, r := range a.records {
 		switch {
 		case r.State != stateAttached || !r.Queued:
-		case a.storeAway || later(id, now): // what the datastore never heard of is released without it
+		case mute || later(id, now): // what the datastore never heard of is released without it
 			left++
-			if a.storeAway {
+			if mute {
 				a.retries.failed(id, now)
 			}
 		default:
@@ -342,7 +344,7 @@ func (a *Attacher) confirm(ctx context.Context, rs []record) []error {
 // may know of the former's addresses, or be hearing of them just now: they go
 // back when it is told of this one. The caller has the locks.
 func (a *Attacher) succeed(ctx context.Context, r, old record) (record, error) {
-	if a.localOnly(old) {
+	if a.localOnly(old) || a.disowned(old.id()) {
 		return r, a.release(ctx, old)
 	}
 	if !old.cut {

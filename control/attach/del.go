@@ -18,8 +18,9 @@ import (
 // container's namespace need not exist. Without a record it goes by what
 // follows from the names. With [Config.Behind] it answers when it is certain
 // that the attachment goes, also after the loss of power. Else, while the
-// datastore is away, it cuts the wire and returns [store.ErrUnavailable]; the
-// caller should try again, and the daemon does so by itself.
+// datastore is away, it cuts the wire and returns [store.ErrUnavailable], or
+// [ErrNotReady] where the host does not hold its name; the caller should try
+// again, and the daemon does so by itself.
 func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 	if !a.isRestored() {
 		return errStarting()
@@ -88,11 +89,14 @@ func (a *Attacher) finish(ctx context.Context, r record) error {
 
 // untell takes out of the datastore what it knows of an attachment.
 func (a *Attacher) untell(ctx context.Context, r record) error {
-	storeCtx, cancel := a.storeContext(ctx)
-	defer cancel()
-	if a.localOnly(r) {
+	if a.localOnly(r) || a.disowned(r.id()) {
 		return nil
 	}
+	if err := a.held(); err != nil {
+		return fmt.Errorf("release the attachment: %w", err)
+	}
+	storeCtx, cancel := a.storeContext(ctx)
+	defer cancel()
 	if r.Queued {
 		if err := a.quiesce(storeCtx); err != nil {
 			return storeError("release the attachment", err)
@@ -165,7 +169,8 @@ func (a *Attacher) others(r record) []record {
 
 // GC detaches every attachment of a network that valid does not list, and
 // returns those that it detached. Besides its records it goes by the devices
-// of this host and by the datastore's endpoints of this node. An attachment
+// of this host and by the datastore's endpoints of this node: not by these, and
+// with [ErrNotReady], while the host does not hold its name. An attachment
 // that another call works on just now is left alone.
 func (a *Attacher) GC(ctx context.Context, network string, valid []ID) ([]ID, error) {
 	if !a.isRestored() {
@@ -247,22 +252,11 @@ func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (map
 	for _, r := range a.snapshot() {
 		add(r)
 	}
-	var errs []error
-	storeCtx, cancel := a.storeContext(ctx)
-	defer cancel()
-	endpoints, _, err := a.cfg.Store.List(storeCtx, store.KindWorkloadEndpoint, "")
-	if err != nil && !errors.Is(err, store.ErrDecode) {
-		errs = append(errs, storeError("list workload endpoints", err))
-	}
-	for _, o := range endpoints {
-		w, ok := o.Value.(*store.WorkloadEndpoint)
-		if !ok || w.Spec.Node != a.cfg.Node || !slices.Contains(w.Spec.Profiles, network) {
-			continue
-		}
-		r := recordOf(ID{Network: network, ContainerID: w.Spec.ContainerID, Interface: w.Spec.Endpoint},
-			Workload{Orchestrator: w.Spec.Orchestrator, Namespace: w.Namespace, Pod: w.Spec.Pod})
+	written, err := a.written(ctx, network)
+	for _, r := range written {
 		add(r)
 	}
+	errs := []error{err}
 	devices, err := a.cfg.Wire.Devices(ctx)
 	if err != nil {
 		errs = append(errs, err)
@@ -275,4 +269,31 @@ func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (map
 		}
 	}
 	return stale, errors.Join(errs...)
+}
+
+// written returns what the datastore shows of a network on this host. What is
+// shown while the host does not hold its name is not its own.
+func (a *Attacher) written(ctx context.Context, network string) ([]record, error) {
+	if err := a.held(); err != nil {
+		return nil, fmt.Errorf("list workload endpoints: %w", err)
+	}
+	ctx, cancel := a.storeContext(ctx)
+	defer cancel()
+	endpoints, _, err := a.cfg.Store.List(ctx, store.KindWorkloadEndpoint, "")
+	switch {
+	case errors.Is(err, store.ErrDecode):
+		err = nil // the others count
+	case err != nil:
+		err = storeError("list workload endpoints", err)
+	}
+	var out []record
+	for _, o := range endpoints {
+		w, ok := o.Value.(*store.WorkloadEndpoint)
+		if !ok || w.Spec.Node != a.cfg.Node || !slices.Contains(w.Spec.Profiles, network) {
+			continue
+		}
+		out = append(out, recordOf(ID{Network: network, ContainerID: w.Spec.ContainerID, Interface: w.Spec.Endpoint},
+			Workload{Orchestrator: w.Spec.Orchestrator, Namespace: w.Namespace, Pod: w.Spec.Pod}))
+	}
+	return out, err
 }

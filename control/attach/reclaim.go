@@ -28,7 +28,8 @@ func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindProfil
 func (a *Attacher) HandleStore(b store.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.storeAway && b.Err == nil {
+	// What waited for the datastore, or for the host's name, goes on.
+	if b.Err == nil && (a.storeAway || b.Synced && !a.synced) {
 		select {
 		case a.back <- struct{}{}:
 		default:

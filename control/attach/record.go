@@ -61,6 +61,7 @@ type record struct {
 	Stale         bool           `json:"stale,omitempty"`            // the datastore may show more addresses as the handle's, of an earlier life of the container
 	Former        []netip.Addr   `json:"former,omitempty"`           // those of them that may still be the reserve's there
 	Lost          string         `json:"lost,omitempty"`             // who has the addresses instead; then the host routes none of them here
+	Disowned      bool           `json:"disowned,omitempty"`         // releasing: what the datastore shows of it is another machine's
 
 	cut bool // the wire is gone, and the host's routes with it
 }

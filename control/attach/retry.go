@@ -204,7 +204,7 @@ func (a *Attacher) complete(ctx context.Context, later func(ID, time.Time) bool)
 		case waits[id]:
 			note(id, nil)
 		case r.cut && a.needsStore(r):
-			// It would only wait for the datastore, whose return wakes Run.
+			// It would only wait for the datastore, whose return or first answer wakes Run.
 			a.failed(id)
 			note(id, nil)
 		default:
@@ -227,12 +227,12 @@ func (a *Attacher) complete(ctx context.Context, later func(ID, time.Time) bool)
 }
 
 // needsStore reports whether a release waits for a datastore that is known to be
-// away.
+// away, or must not be written by this host.
 func (a *Attacher) needsStore(r record) bool {
-	local := a.localOnly(r)
+	local, unheld := a.localOnly(r) || a.disowned(r.id()), a.held() != nil
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.storeAway && !local
+	return (a.storeAway || unheld) && !local
 }
 
 func (a *Attacher) completeOne(ctx context.Context, id ID) error {

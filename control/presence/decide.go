@@ -2,6 +2,7 @@ package presence
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
@@ -74,6 +75,14 @@ func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
 		d.Verdict = Keep
 	}
 	return d
+}
+
+// over reports whether a name is taken over from another machine, before which
+// this one was refused for some time. What was there for longer than a lease can
+// last by itself is no earlier life of this machine, though it has its instance:
+// it is one of which this is a copy.
+func (d Decision) over(refused time.Duration) bool {
+	return d.Verdict == Take && (d.From != nil || refused > 2*TTL)
 }
 
 // RefusedError says that another machine is there with this host's name.

@@ -2,6 +2,7 @@ package presence
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -70,5 +71,26 @@ func TestDecide(t *testing.T) {
 				t.Errorf("it writes that the Node is of %d, not %d", d.As.NodeCreated, tt.st.NodeCreated)
 			}
 		})
+	}
+}
+
+// TestOver: what a name is taken over from, and what is this machine's own.
+func TestOver(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		d       Decision
+		refused time.Duration
+		want    bool
+	}{
+		{"another machine's record", Decision{Verdict: Take, From: life("b", "1", 1, 0)}, 0, true},
+		{"booted", Decision{Verdict: Take}, 0, false},
+		{"booted before its own lease ended", Decision{Verdict: Take}, TTL + time.Second, false},
+		{"its original was there for longer than a lease lasts", Decision{Verdict: Take}, 2*TTL + time.Second, true},
+		{"its original is there", Decision{Verdict: Refuse, From: life("a", "0", 1, 0)}, time.Hour, false},
+	} {
+		if got := tt.d.over(tt.refused); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
 	}
 }

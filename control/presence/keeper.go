@@ -31,6 +31,10 @@ type Config struct {
 	File  string // keeps the [Identity]
 	Self  store.Incarnation
 
+	// Disown is told, before the name is taken that another machine had, that what
+	// the datastore shows under it is that machine's. nil: nobody is. On an error
+	// the name is not taken.
+	Disown func() error
 	// Doubt is told, before anything is served, that what was assigned to this
 	// host's workloads may be another's by now. It must not block.
 	Doubt func()
@@ -57,7 +61,8 @@ type Keeper struct {
 	is     bool // the name is held
 	err    error
 	away   bool
-	shadow string // who it was refused for
+	shadow string    // who it was refused for
+	since  time.Time // since when, without an outage in between
 }
 
 // New returns a keeper that does nothing until [Keeper.Run].
@@ -178,6 +183,11 @@ func (k *Keeper) look(ctx context.Context, st etcd.NameState, hold *etcd.Hold) (
 	if d.As.Since.IsZero() || d.Why != "" {
 		d.As.Since = time.Now().UTC().Truncate(time.Second)
 	}
+	if k.cfg.Disown != nil && d.over(k.refusedFor()) {
+		if err := k.cfg.Disown(); err != nil {
+			return step{}, fmt.Errorf("take over the name %s: %w", k.cfg.Node, err)
+		}
+	}
 	got, err := k.cfg.Store.Claim(ctx, k.cfg.Node, st, d.As, TTL)
 	if err != nil {
 		return step{}, err
@@ -214,7 +224,7 @@ func (k *Keeper) taken(d Decision, self store.Incarnation, held bool) {
 		k.cfg.Doubt()
 	}
 	k.mu.Lock()
-	k.as, k.is, k.err, k.shadow = d.As, true, nil, ""
+	k.as, k.is, k.err, k.shadow, k.since = d.As, true, nil, "", time.Time{}
 	k.mu.Unlock()
 	if !held {
 		close(k.held)
@@ -227,6 +237,9 @@ func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {
 	who := err.Other.Instance + err.Other.BootID
 	news := k.shadow != who
 	k.shadow = who
+	if news || k.since.IsZero() {
+		k.since = time.Now()
+	}
 	k.mu.Unlock()
 	if !news {
 		return
@@ -235,6 +248,16 @@ func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {
 	if k.cfg.Refused != nil {
 		k.cfg.Refused(ctx)
 	}
+}
+
+// refusedFor returns for how long the one before was seen there.
+func (k *Keeper) refusedFor() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.since.IsZero() {
+		return 0
+	}
+	return time.Since(k.since)
 }
 
 // verify waits until the workloads are verified, and writes down that they are:
@@ -255,6 +278,9 @@ func (k *Keeper) outage(ctx context.Context, err error) {
 	k.mu.Lock()
 	news := !k.is && k.away != (err != nil)
 	k.away = err != nil
+	if k.away {
+		k.since = time.Time{} // leases may have been prolonged by it
+	}
 	k.mu.Unlock()
 	if news && k.cfg.Outage != nil && ctx.Err() == nil {
 		k.cfg.Outage(err)
