@@ -483,7 +483,6 @@ func TestCutOfTheGone(t *testing.T) {
 		spoofing.Name = "default"
 		a, b := pod("a", "10.0.0.1", nil), pod("b", "10.0.0.2", nil)
 		a.Spec.AllowSpoofedSourcePrefixes = []string{"198.51.100.9/32"}
-		w.store(spoofing, a, b)
 		w.conns.flows = []conntrack.Flow{
 			flow("198.51.100.7:1000", "10.0.0.1:80"), // from elsewhere
 			flow("10.0.0.1:1001", "10.0.0.2:80"),     // to a workload that stays
@@ -491,6 +490,7 @@ func TestCutOfTheGone(t *testing.T) {
 			flow("10.0.0.2:1003", "198.51.100.9:80"), // to what was pretended
 			flow("198.51.100.7:1004", "10.0.0.2:80"), // of another
 		}
+		w.store(spoofing, a, b)
 		wait := func(what string, want ...string) {
 			t.Helper()
 			time.Sleep(time.Second) //nolint:forbidigo // virtual time
@@ -514,11 +514,13 @@ func TestCutOfTheGone(t *testing.T) {
 		c := pod("c", "10.0.0.1", map[string]string{"app": "web"})
 		w.store(denyFrom("app == 'nobody'"), c)
 		wait("cut after the address was given again")
+		w.conns.mu.Lock()
 		if len(w.conns.flows) != 2 {
 			t.Errorf("%d connections are left, want the 2 of others", len(w.conns.flows))
 		}
 		// It ends and is there again before anybody looks.
 		w.conns.flows = append(w.conns.flows, flow("198.51.100.7:1005", "10.0.0.1:80"))
+		w.conns.mu.Unlock()
 		if key, err = store.KeyOf(c); err != nil {
 			t.Fatal(err)
 		}
