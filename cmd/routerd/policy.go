@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,13 +32,14 @@ const (
 
 // policies is what enforces network policy and translates addresses.
 type policies struct {
-	table       *nft.Table
-	connections *conntrack.Table
-	enforcer    *enforce.Enforcer
-	flows       *flows
-	listener    *nflog.Listener       // nil: there is nothing to listen to
-	memory      *journal.Journal      // nil: nothing is remembered
-	unrepaired  atomic.Pointer[error] // why another's change of the table stands; nil: none does
+	table        *nft.Table
+	connections  *conntrack.Table
+	enforcer     *enforce.Enforcer
+	flows        *flows
+	listener     *nflog.Listener       // nil: there is nothing to listen to
+	memory       *journal.Journal      // nil: nothing is remembered
+	unremembered error                 // why, in that case
+	unrepaired   atomic.Pointer[error] // why another's change of the table stands; nil: none does
 }
 
 // newPolicy makes what enforces policy. A kernel that cannot do it is no reason
@@ -52,7 +54,7 @@ func (d *router) newPolicy() error {
 		if found {
 			d.log.Warn("network policy is switched off; its nftables table was removed", "table", nft.TableName)
 		}
-		return nil
+		return forgetPolicy(d.cfg) // it would be old when policy is switched on
 	}
 	log := d.log.With("component", "policy")
 	p := &policies{flows: newFlows()}
@@ -73,13 +75,16 @@ func (d *router) newPolicy() error {
 	if err != nil {
 		d.noPolicy = fmt.Errorf("this kernel cannot enforce network policy: %w; load the modules nf_tables and nf_conntrack, or set policy.enabled: false", err)
 		log.Error("network policy is not enforced, and no workload is attached", "error", d.noPolicy)
-		return nil
+		return forgetPolicy(d.cfg) // it would be old when the kernel can
 	}
 	p.enforcer = enforce.New(enforce.Config{
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Datastore: datastorePorts(d.cfg),
 		Table: p.table, Connections: p.connections, Log: log,
-		Memory: d.policyMemory(p),
+		Memory: d.policyMemory(p), Recall: d.recallsPolicy(), Heard: d.policyHeard,
 	})
+	if p.enforcer.Status().Recalled {
+		d.policyRemembered()
+	}
 	return nil
 }
 
@@ -99,7 +104,11 @@ func (d *router) runPolicy(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		return d.policy.enforcer.Run(ctx)
+		err := d.policy.enforcer.Run(ctx)
+		if d.policy.enforcer.Remembered() {
+			d.policyRemembered()
+		}
+		return err
 	})
 	g.Go(func() error { d.ownFelix(ctx); return nil })
 	g.Go(func() error { d.listenFlows(ctx); return nil })
@@ -241,6 +250,8 @@ func (d *router) policyError() error {
 		return errors.New("the datastore has not been read since the start: the rules are by what was known before")
 	case s.CutErr != nil:
 		return fmt.Errorf("connections that the rules deny were not all cut: %w", s.CutErr)
+	case s.KeepErr != nil || d.policy.unremembered != nil:
+		return fmt.Errorf("policy is enforced but cannot be remembered: after a reboot without the datastore no workload is attached: %w", cmp.Or(s.KeepErr, d.policy.unremembered))
 	case len(s.Problems) > 0:
 		return fmt.Errorf("%d objects of policy cannot be used as they are, the first is %s: %s; see routerctl policy show", len(s.Problems), s.Problems[0].Key, s.Problems[0].Reason)
 	}

@@ -15,6 +15,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/dataplane/nft"
 	"github.com/routerd/routerd/store"
 )
 
@@ -149,9 +150,12 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 	})
 }
 
-// forgetWires removes what a boot does: the wires of workloads.
+// forgetWires removes what a boot does: the wires of workloads, and the rules.
 func (h *host) forgetWires() {
 	h.t.Helper()
+	if _, err := h.exec("nft", "delete", "table", "inet", nft.TableName); err != nil {
+		h.t.Fatal(err)
+	}
 	err := h.ns.Do(func() error {
 		links, err := netlink.LinkList()
 		if err != nil {

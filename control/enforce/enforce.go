@@ -55,9 +55,17 @@ type Config struct {
 	// ms, so that a change is felt within a second.
 	CutPause time.Duration
 
-	// Memory has the rules of a start follow what was known before, until the
-	// datastore answers. nil: nothing is known then, and no endpoint has rules.
+	// Memory is what is known of the datastore's state when it does not answer at
+	// the start. nil: nothing is.
 	Memory Memory
+	// Recall has the rules of a start follow Memory until the datastore has told
+	// all. It must be false where the kernel has rules that may be newer: these
+	// hold then, and an endpoint that is new waits for the datastore.
+	Recall bool
+	// Heard is called before rules that follow the datastore take the place of
+	// those from before: from then on Memory may be older than the kernel's rules,
+	// until [Enforcer.Remembered]. nil: nobody is told.
+	Heard func()
 
 	Log *slog.Logger
 }
@@ -71,9 +79,14 @@ type Enforcer struct {
 	keep chan struct{} // something is to be remembered
 	cut  chan struct{} // connections are to be looked at
 
-	mu     sync.Mutex
-	queue  []store.Batch
-	toKeep []store.Batch // for the memory
+	kinds  map[store.Kind]bool // that policy looks at
+	keeper keeper              // Run's
+
+	mu         sync.Mutex
+	queue      []store.Batch
+	toKeep     map[store.Key]unkept // for the memory
+	complete   bool                 // the datastore has told all
+	remembered bool                 // the memory has all that there will be
 	// What is in force by memory and not told of by the datastore yet, and what
 	// it told that waits until it has told all; nil: the datastore counts.
 	recalled  map[store.Key]bool
@@ -100,6 +113,7 @@ type Status struct {
 	Steps     uint64
 	Cut       uint64 // connections
 	CutErr    error
+	KeepErr   error // why what the datastore told is not remembered
 	Problems  []policy.Problem
 	Took      time.Duration // of the last step: from what was heard to what is in force
 	Endpoints int
@@ -118,15 +132,20 @@ func New(cfg Config) *Enforcer {
 	}
 	e := &Enforcer{
 		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1), keep: make(chan struct{}, 1),
-		announced: make(announced),
-		changed:   make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
+		kinds: make(map[store.Kind]bool), toKeep: make(map[store.Key]unkept), announced: make(announced),
+		changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
+	}
+	for _, k := range policy.Kinds() {
+		e.kinds[k] = true
 	}
 	e.recall()
 	return e
 }
 
-// HandleStore takes in a step of the watch of [policy.Kinds]. It does not wait.
+// HandleStore takes in a step of the watch, of which [policy.Kinds] count. It does
+// not wait.
 func (e *Enforcer) HandleStore(b store.Batch) {
+	b = e.relevant(b)
 	if len(b.Events) == 0 && !b.Synced {
 		return
 	}
@@ -135,8 +154,7 @@ func (e *Enforcer) HandleStore(b store.Batch) {
 		e.queue = append(e.queue, e.announced.filter(told))
 	}
 	if e.cfg.Memory != nil {
-		e.toKeep = append(e.toKeep, b)
-		signal(e.keep)
+		e.toBeKept(b)
 	}
 	e.mu.Unlock()
 	signal(e.poke)
@@ -166,6 +184,7 @@ func signal(c chan struct{}) {
 // Run works until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
+	defer e.keepRest() // no step is taken any more
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -220,6 +239,9 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	if !ok || d.Empty() && before.Err == nil && before.InForce {
 		e.note(func(s *Status) { s.Problems = calc.Problems() })
 		return nil
+	}
+	if !before.Recalled {
+		e.hear()
 	}
 	e.rules.Lock()
 	touched, left := touched(e.have, &d), left(e.have, &d)

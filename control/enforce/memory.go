@@ -1,23 +1,27 @@
 package enforce
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/routerd/routerd/store"
 )
 
 // Memory keeps on disk what the datastore told, for a start at which it does not
 // answer; *journal.Journal does. One of which a part was lost must not be used: a
-// policy that is missing leaves open what it denied.
+// policy that is missing leaves open what it denied. Where it cannot be written it
+// is forgotten, for what is old may lack one too.
 type Memory interface {
 	Put(key string, value any) error
 	Delete(key string) error
+	// Begin has the changes until Sync be made all or not at all.
+	Begin()
+	// Sync returns when the changes are on the disk.
 	Sync() error
+	// Forget has the disk hold nothing until Sync succeeds, which then writes all
+	// entries.
+	Forget() error
 	Entries() map[string]json.RawMessage
 }
 
@@ -28,7 +32,7 @@ const completeKey = "complete"
 // recall has the rules follow what an earlier life of the daemon knew, until the
 // datastore has told all.
 func (e *Enforcer) recall() {
-	if e.cfg.Memory == nil {
+	if e.cfg.Memory == nil || !e.cfg.Recall {
 		return
 	}
 	entries := e.cfg.Memory.Entries()
@@ -82,101 +86,11 @@ func (e *Enforcer) told(b store.Batch) []store.Batch {
 	return all
 }
 
-// keepRetry is the pause after a memory that could not be written.
-const keepRetry = 10 * time.Second
-
-// remember keeps what the datastore tells, until ctx ends.
-func (e *Enforcer) remember(ctx context.Context) {
-	if e.cfg.Memory == nil {
-		return
+// relevant leaves out of a batch what is not of a kind that policy looks at.
+func (e *Enforcer) relevant(b store.Batch) store.Batch {
+	other := func(ev store.Event) bool { return !e.kinds[ev.Key.Kind] }
+	if slices.ContainsFunc(b.Events, other) {
+		b.Events = slices.DeleteFunc(slices.Clone(b.Events), other)
 	}
-	before := e.cfg.Memory.Entries()
-	retry := time.NewTimer(keepRetry)
-	defer retry.Stop()
-	complete := false        // the datastore's state was, once
-	var listed []store.Batch // of it until then
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-e.keep:
-		case <-retry.C:
-		}
-		e.mu.Lock()
-		batches := e.toKeep
-		e.toKeep = nil
-		e.mu.Unlock()
-		if !complete {
-			listed = append(listed, batches...)
-			if !slices.ContainsFunc(batches, func(b store.Batch) bool { return b.Synced }) {
-				continue
-			}
-			batches, listed = listed, nil
-		}
-		if err := e.write(batches, before, !complete); err != nil {
-			e.log.Warn("policy is not remembered; will try again", "error", err)
-			e.mu.Lock()
-			e.toKeep = append(batches, e.toKeep...)
-			e.mu.Unlock()
-			retry.Reset(keepRetry)
-			continue
-		}
-		before, complete = nil, true
-	}
-}
-
-// write brings the memory up to date. The first time the batches are all that
-// there is, and before is what the memory holds.
-func (e *Enforcer) write(batches []store.Batch, before map[string]json.RawMessage, all bool) error {
-	if len(batches) == 0 {
-		return nil
-	}
-	m, seen := e.cfg.Memory, map[string]bool{}
-	for _, b := range batches {
-		for _, ev := range b.Events {
-			path := ev.Key.Path()
-			seen[path] = true
-			if err := keepEvent(m, path, ev, before); err != nil {
-				return err
-			}
-		}
-	}
-	if all {
-		for path := range before {
-			if !seen[path] && path != completeKey {
-				if err := m.Delete(path); err != nil {
-					return err
-				}
-			}
-		}
-		if err := m.Put(completeKey, true); err != nil {
-			return err
-		}
-	}
-	return m.Sync()
-}
-
-func keepEvent(m Memory, path string, ev store.Event, before map[string]json.RawMessage) error {
-	if ev.Deleted() {
-		return m.Delete(path)
-	}
-	raw := ev.Object.Raw
-	if ev.Err != nil {
-		if _, known := m.Entries()[path]; known {
-			return nil // what was known of it holds
-		}
-		if !json.Valid(raw) {
-			return m.Put(path, string(raw)) // as unreadable as it is
-		}
-	}
-	if raw == nil {
-		var err error
-		if raw, err = store.Encode(ev.Key, ev.Object.Value, nil); err != nil {
-			return fmt.Errorf("remember %s: %w", ev.Key, err)
-		}
-	}
-	if bytes.Equal(before[path], raw) {
-		return nil
-	}
-	return m.Put(path, json.RawMessage(raw))
+	return b
 }

@@ -44,6 +44,7 @@ type Journal struct {
 	size    int64 // of the file up to the last good line
 	torn    bool  // the file may have more than size
 	suspect bool  // a flush failed: what the kernel still has of the file is not known
+	held    bool  // changes wait for a new file; see Begin
 
 	damage Damage // what Open found
 
@@ -219,6 +220,11 @@ func (j *Journal) append(l line) error {
 	if j.file == nil {
 		return ErrClosed
 	}
+	if j.held {
+		j.appended++
+		j.apply(l)
+		return nil
+	}
 	if j.torn {
 		if err := j.file.Truncate(j.size); err != nil {
 			return fmt.Errorf("cut a half written line off the journal: %w", err)
@@ -246,15 +252,15 @@ func (j *Journal) Sync() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	want := j.appended
-	for j.synced < want && j.flushing {
+	for (j.synced < want || j.held) && j.flushing {
 		j.flushed.Wait()
 	}
 	switch {
-	case j.synced >= want:
+	case j.synced >= want && !j.held:
 		return nil
 	case j.file == nil:
 		return ErrClosed
-	case j.suspect:
+	case j.suspect, j.held:
 		// After a failed flush the kernel may hold pages for clean that are not on
 		// the disk. Only a new file is sure.
 		return j.rewrite()
@@ -272,6 +278,42 @@ func (j *Journal) Sync() error {
 		return fmt.Errorf("flush the journal: %w", err)
 	}
 	j.synced = max(j.synced, upTo)
+	return nil
+}
+
+// Begin has the changes from now on reach the disk in one step, at the next
+// [Journal.Sync] that succeeds: a crash finds all of them or none. Until then they
+// do not outlive the process.
+func (j *Journal) Begin() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.held = true
+}
+
+// Forget takes the file off the disk, which a full one allows, and keeps the
+// entries: the next [Journal.Sync] that succeeds writes all of them anew, as after
+// [Journal.Begin]. On an error the file may be there still.
+func (j *Journal) Forget() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for j.flushing {
+		j.flushed.Wait()
+	}
+	if j.file == nil {
+		return ErrClosed
+	}
+	j.held = true
+	err := os.Remove(j.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil {
+		_ = j.file.Truncate(0) // its room is of use meanwhile; it is written to no more
+		err = syncDir(filepath.Dir(j.path))
+	}
+	if err != nil {
+		return fmt.Errorf("remove the journal: %w", err)
+	}
 	return nil
 }
 
@@ -314,7 +356,7 @@ func (j *Journal) rewrite() (err error) {
 	}
 	_ = j.file.Close() // nothing is read from it any more
 	j.file, j.size, j.synced = f, size, j.appended
-	j.torn, j.suspect = false, false
+	j.torn, j.suspect, j.held = false, false, false
 	j.flushes++
 	return nil
 }

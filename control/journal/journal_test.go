@@ -3,7 +3,9 @@ package journal
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -298,6 +300,70 @@ func TestWriteRefused(t *testing.T) {
 	holds(t, path, map[string]string{"a": "1", "c": "3"})
 	if _, err := os.Stat(path + BadSuffix); err == nil {
 		t.Error("the file was damaged")
+	}
+}
+
+// Changes after Begin are on the disk all or not at all.
+func TestBegin(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	put(t, j, "b", 1)
+	j.Begin()
+	put(t, j, "a", 2)
+	if err := j.Delete("b"); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, path, map[string]string{"a": "1", "b": "1"})
+	if err := os.Mkdir(path+tempSuffix, 0o700); err != nil { // no new file can be written
+		t.Fatal(err)
+	}
+	if err := j.Sync(); err == nil {
+		t.Fatal("wrote a file over a directory")
+	}
+	holds(t, path, map[string]string{"a": "1", "b": "1"})
+	if err := os.RemoveAll(path + tempSuffix); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, path, map[string]string{"a": "2"})
+	put(t, j, "c", 3)
+	holds(t, path, map[string]string{"a": "2", "c": "3"})
+	j.Begin() // and nothing changes
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, j, "d", 4)
+	holds(t, path, map[string]string{"a": "2", "c": "3", "d": "4"})
+}
+
+// A journal that was forgotten is not on the disk until it is there whole.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	for range 2 { // the second time there is no file
+		if err := j.Forget(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, j, "b", 2)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file is there: %v", err)
+	}
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, path, map[string]string{"a": "1", "b": "2"})
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Forget(); !errors.Is(err, ErrClosed) {
+		t.Errorf("of a closed journal: %v", err)
 	}
 }
 
