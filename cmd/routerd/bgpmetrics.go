@@ -43,7 +43,7 @@ func (m bgpMetrics) collect(ch chan<- prometheus.Metric, st bgp.Status) {
 	for _, p := range st.Peers {
 		// Peers that are not run may share an address, or have none.
 		addr := peerAddress(p)
-		if p.Interface != "" {
+		if p.Found {
 			addr = p.Interface // who is there says so himself, and may be another tomorrow
 		}
 		if addr == "" || seen[addr] {
@@ -72,6 +72,9 @@ func (m bgpMetrics) session(ch chan<- prometheus.Metric, addr string, p bgp.Peer
 	}
 	if p.LastReset != "" {
 		gauge(m.lastReset, 1, string(p.LastReset))
+	}
+	if !p.Counted {
+		return // zeros would be taken for the numbers
 	}
 	for direction, n := range map[string]int{"received": p.Received, "accepted": p.Accepted, "advertised": p.Advertised} {
 		gauge(m.prefixes, float64(n), direction)

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net/netip"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
@@ -24,11 +24,7 @@ func (d *router) bgpStatus(ctx context.Context) bgp.Status {
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	st := d.bgp.Status(ctx)
-	if errors.Is(st.Err, context.DeadlineExceeded) {
-		return d.bgp.Sessions() // busy with a large table: what there is without the numbers
-	}
-	return st
+	return d.bgp.Status(ctx) // busy with a large table: without the numbers
 }
 
 func (d *router) bgpSessions() bgp.Status {
@@ -54,6 +50,9 @@ func peersOf(st bgp.Status) []peer {
 			Received: uint32(p.Received), Accepted: uint32(p.Accepted), Advertised: uint32(p.Advertised),
 		}
 		bp.Address = peerAddress(p)
+		if st.Uncounted != nil && p.State == bgp.StateUp {
+			bp.Info += fmt.Sprintf("; its prefixes could not be counted now: %v", st.Uncounted)
+		}
 		out = append(out, peer{proto: bp, up: p.State == bgp.StateUp})
 	}
 	return out

@@ -3,6 +3,7 @@ package bgp
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
@@ -14,12 +15,16 @@ const (
 	compareEvery = 10 * time.Minute
 	// compareShare bounds the part of the time that comparing may take.
 	compareShare = 100
+	// underWay is the time in which what GoBGP has changed surely is an event.
+	underWay = time.Second
 )
 
 // comparison is when the next one is due, and whether one is being made.
 type comparison struct {
 	due     time.Time
 	running bool
+	judged  bool                      // otherwise than when it was told: differences are to be expected
+	touched map[netip.Prefix]struct{} // by events since the present one began; nil: there is none
 }
 
 // checkCompare starts a comparison when one is due and nothing is under way. The
@@ -32,31 +37,55 @@ func (s *Speaker) checkCompare(now time.Time) time.Duration {
 	if wait := c.due.Sub(now); wait > 0 || c.running {
 		return max(wait, time.Minute)
 	}
-	c.due = now.Add(compareEvery)
 	if s.engine == nil || !s.deadline.IsZero() {
-		return compareEvery
+		return compareEvery // the end of that is an event
 	}
-	c.running = true
+	next, judged := now.Add(compareEvery), c.judged
+	c.running, c.due, c.judged = true, next, false
 	s.wg.Go(func() {
 		start := time.Now()
-		if n := s.compare(); n > 0 {
+		switch n := s.compare(); {
+		case n > 0 && judged:
+			s.log.Info("bgp routes judged again, for this host has other addresses", "prefixes", n)
+		case n > 0:
 			s.log.Error("bgp table differed from what was told of it, and was told again", "prefixes", n)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		c.running = false
-		c.due = time.Now().Add(max(compareEvery, compareShare*time.Since(start)))
+		if c.due.Equal(next) {
+			c.due = time.Now().Add(max(compareEvery, compareShare*time.Since(start)))
+		} else {
+			s.q.poke() // it is due already
+		}
 	})
 	return compareEvery
 }
 
+// judge takes in the addresses of this host, which are no next hops of what
+// others announce: what was told is compared if they are others. The caller holds
+// s.mu.
+func (s *Speaker) judge(own [2]netip.Addr, now time.Time) {
+	if s.conv.own != own {
+		s.conv.own = own
+		s.compared.due, s.compared.judged = now, true
+	}
+}
+
 // compare tells the reader again of prefixes of which it knows something else
-// than GoBGP's table says, and returns how many. While the table changes there
-// is nothing to compare: the next time will do.
+// than GoBGP's table says, and returns how many. Those that change meanwhile are
+// left to the next time.
 func (s *Speaker) compare() int {
+	touched := map[netip.Prefix]struct{}{}
 	s.mu.Lock()
-	e, changes, conv := s.engine, s.changes, s.newConverter()
+	e, conv := s.engine, s.newConverter()
+	s.compared.touched = touched
 	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.compared.touched = nil
+	}()
 	if e == nil {
 		return 0
 	}
@@ -82,15 +111,25 @@ func (s *Speaker) compare() int {
 	if err != nil {
 		return 0 // the engine has ended
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.engine != e || s.changes != changes || s.q.waiting() {
-		return 0
-	}
 	for p, set := range known {
 		if !set.is(nil) {
 			wrong[p] = nil
 		}
+	}
+	if len(wrong) == 0 {
+		return 0
+	}
+	select {
+	case <-time.After(underWay):
+	case <-s.done:
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.engine != e {
+		return 0
+	}
+	for p := range touched {
+		delete(wrong, p)
 	}
 	for p, hops := range wrong {
 		s.rib.correct(p, hops)
@@ -109,18 +148,20 @@ func (r *rib) snapshot() map[netip.Prefix]*hopSet {
 func (r *rib) correct(p netip.Prefix, hops []Hop) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var s *hopSet
+	all := slices.Clone(hops)
 	if old := r.known[p]; old != nil {
 		for _, h := range old.hops {
 			if !h.PeerAddr.IsValid() { // configured
-				s = r.sets.with(s, h)
+				all = append(all, h)
 			}
 		}
 	}
-	for _, h := range hops {
-		s = r.sets.with(s, h)
+	if len(all) == 0 {
+		r.change(p, nil)
+		return
 	}
-	r.change(p, s)
+	slices.SortFunc(all, func(a, b Hop) int { return a.PeerAddr.Compare(b.PeerAddr) })
+	r.change(p, r.sets.of(all)) // at once: a set that no prefix has would stay for ever
 }
 
 // is reports whether these are the set's paths from peers. What a peer is called

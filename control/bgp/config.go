@@ -51,6 +51,9 @@ type Peer struct {
 	// is then what spec.peerIP says, or invalid until the neighbour is known.
 	Interface string
 
+	// Found says that Addr is whoever is on the link: no address is configured.
+	Found bool
+
 	// Waiting says what of the link is missing; empty: nothing is.
 	Waiting string
 

@@ -58,6 +58,10 @@ type Status struct {
 	Err   error
 	Peers []PeerStatus
 
+	// Uncounted says why no peer's prefixes were counted, nor its messages. Nil:
+	// nothing kept them from being so.
+	Uncounted error
+
 	// Store says why the datastore cannot be reached; BGP goes on with what was
 	// last known.
 	Store error
@@ -294,11 +298,7 @@ func (c *Controller) Status(ctx context.Context) Status {
 	c.mu.Lock()
 	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
 	c.mu.Unlock()
-	peers, err := c.speaker.Peers(ctx)
-	st.Peers = peers
-	if st.Err == nil {
-		st.Err = err
-	}
+	st.Peers, st.Uncounted = c.speaker.Peers(ctx)
 	return st
 }
 

@@ -114,7 +114,7 @@ func (s *session) counters() Counters {
 
 // count adds what GoBGP has counted.
 func (p *PeerStatus) count(h heard, accepted map[peerFamily]int, announced map[packet.Family]int) {
-	p.In, p.Out = h.in, h.out
+	p.Counted, p.In, p.Out = true, h.in, h.out
 	if p.State != StateUp {
 		return
 	}

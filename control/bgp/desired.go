@@ -154,10 +154,15 @@ func (d *derivation) peers() []Peer {
 	var out []Peer
 	links := map[string]Peer{}
 	for p := range d.asked() {
-		if first, dup := links[p.Interface]; dup && p.Interface != "" && !(p.Addr.IsValid() && first.Addr.IsValid()) {
-			p.Problem = fmt.Sprintf("BGPPeer %s already has a session on the link of %s: give both their spec.peerIP", first.Name, p.Interface)
+		if p.Interface != "" && d.usable(p) { // one that cannot run takes nobody's place
+			first, dup := links[p.Interface]
+			switch {
+			case !dup:
+				links[p.Interface] = p
+			case !p.Addr.IsValid() || !first.Addr.IsValid():
+				p.Problem = fmt.Sprintf("BGPPeer %s already has a session on the link of %s: give both their spec.peerIP", first.Name, p.Interface)
+			}
 		}
-		links[p.Interface] = p
 		if !p.Addr.IsValid() {
 			out = append(out, p)
 			continue
@@ -179,6 +184,13 @@ func (d *derivation) peers() []Peer {
 		return strings.Compare(string(a.Type), string(b.Type))
 	})
 	return out
+}
+
+// usable reports whether nothing is wrong with a peer or its filters.
+func (d *derivation) usable(p Peer) bool {
+	l := []Peer{p}
+	d.filters(l)
+	return l[0].wanted()
 }
 
 // asked are all sessions that somebody asks for, in the order of precedence.

@@ -39,10 +39,14 @@ func (s *Speaker) event(e event) {
 	if e.kind == eventPaths {
 		s.changes++
 		for _, p := range e.paths {
-			if path, ok := s.conv.path(p); ok {
+			path, ok := s.conv.path(p)
+			if ok {
 				s.rib.add(path.Prefix, path.Hop)
 			} else if path.Prefix.IsValid() {
 				s.rib.remove(path.Prefix, p.PeerAddress)
+			}
+			if s.compared.touched != nil {
+				s.compared.touched[path.Prefix] = struct{}{}
 			}
 		}
 		return

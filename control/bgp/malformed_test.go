@@ -235,11 +235,14 @@ func TestMalformedMessages(t *testing.T) {
 	since := us.waitUp(h[1]).Since
 	us.waitPath("192.168.2.0/26")
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	errs := make(chan error, len(names))
+	some := make(chan struct{}, 128) // at once; each has a minute of its own
 	for i, name := range names {
 		go func() {
+			some <- struct{}{}
+			defer func() { <-some }()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
 			if err := misbehave(ctx, h[2+i], h[0], messages[name]); err != nil {
 				errs <- fmt.Errorf("%s: %w", name, err)
 				return

@@ -71,13 +71,6 @@ func (q *queue) poke() {
 	}
 }
 
-// waiting reports whether there are events.
-func (q *queue) waiting() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.items) > 0
-}
-
 func (q *queue) take() []event {
 	q.mu.Lock()
 	defer q.mu.Unlock()

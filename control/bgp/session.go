@@ -28,12 +28,16 @@ type PeerStatus struct {
 	Addr netip.Addr // invalid when the resource does not tell; with a zone over link-local addresses
 
 	Interface string // as in [Peer]
+	Found     bool   // as in [Peer]
 	Port      uint16
 	ASN       uint32
 	State     string    // StateUp, StateStart or StateDown
 	Since     time.Time // of State
 	Info      string    // "Established", or why not
 
+	// Counted says that the numbers of prefixes, families and messages are known;
+	// without it they are zero.
+	Counted    bool
 	Received   int // prefixes in the peer's last word
 	Accepted   int // of these, those that import lets in
 	Advertised int // prefixes that we announce to it
@@ -271,6 +275,8 @@ func meaning(code, subcode uint8) string {
 func dialReason(text string, p Peer) string {
 	to := netip.AddrPortFrom(p.Addr, p.Port)
 	switch {
+	case strings.Contains(text, "connection refused") && p.Interface != "":
+		return fmt.Sprintf("connection refused by %s: nothing listens there, or it is filtered (a routerd node whose spec.bgp has no ipv6Address does not listen on IPv6)", to)
 	case strings.Contains(text, "connection refused"):
 		return fmt.Sprintf("connection refused by %s: nothing listens there, or it is filtered", to)
 	case strings.Contains(text, "no route to host"), strings.Contains(text, "network is unreachable"):

@@ -61,6 +61,7 @@ type Speaker struct {
 	reachable map[netip.Prefix]Hop    // host routes to peers
 	sessions  map[netip.Addr]*session // of the peers that run
 	since     map[string]time.Time    // of those that do not, by name and problem
+	past      map[string]past         // of those whose link is away, by name
 	conv      converter
 	deadline  time.Time // of Synced; zero: given
 	changes   uint64    // events about paths so far
@@ -74,7 +75,7 @@ func NewSpeaker(opts SpeakerOptions) *Speaker {
 	s := &Speaker{
 		opts: opts, log: opts.Log,
 		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
-		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{},
+		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{}, past: map[string]past{},
 	}
 	s.conv.nameOf = func(a netip.Addr) string {
 		if p, ok := s.sessions[a]; ok {
@@ -224,6 +225,7 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg = *c
+	s.judge([2]netip.Addr{c.NextHop, c.NextHop6}, time.Now())
 	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout
@@ -280,6 +282,9 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 	s.mu.Unlock()
 	var errs []error
 	for _, addr := range gone {
+		s.mu.Lock()
+		s.bury(s.sessions[addr], c) // before GoBGP tells of an end for which it knows no reason
+		s.mu.Unlock()
 		if err := s.drop(ctx, e, addr); err != nil {
 			errs = append(errs, err)
 			continue
@@ -290,6 +295,9 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 		s.rib.recover(addr)
 		s.mu.Unlock()
 	}
+	s.mu.Lock()
+	s.forget(c)
+	s.mu.Unlock()
 	for _, p := range c.Peers {
 		s.mu.Lock()
 		_, have := s.sessions[p.Addr]
@@ -297,7 +305,9 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 			s.mu.Unlock()
 			continue
 		}
-		s.sessions[p.Addr] = newSession(p, time.Now())
+		ss := newSession(p, time.Now())
+		ss.tally = s.tallyOf(p)
+		s.sessions[p.Addr] = ss
 		s.mu.Unlock()
 		if err := e.addPeer(ctx, c, p, e.restarting && settling); err != nil {
 			errs = append(errs, err)
@@ -352,10 +362,13 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 		return out, err
 	}
 	accepted, err := s.accepted(e, heard)
+	if err != nil {
+		return out, err
+	}
 	for i := range out {
 		out[i].count(heard[out[i].Addr], accepted, out[i].announced)
 	}
-	return out, err
+	return out, nil
 }
 
 // states is [Speaker.Peers] without the numbers that only GoBGP knows, and costs
@@ -373,8 +386,9 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 		ss, ok := s.sessions[p.Addr]
 		if !ok || !p.runs() {
 			ss = newSession(p, s.since[p.key()])
+			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Port: p.Port, ASN: p.ASN, Since: ss.since}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters, st.announced = ss.counters(), announced
 		if ss.up && p.runs() {

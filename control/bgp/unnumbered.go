@@ -82,6 +82,7 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 		if p.Addr.IsValid() {
 			f.addr = p.Addr.WithZone("")
 		} else {
+			p.Found = true
 			f, p.Waiting = l.neighbour(p.Interface, last[p.Interface])
 			next[p.Interface] = f
 		}
@@ -101,8 +102,8 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 		}
 		p.Source = l.Addr.WithZone(p.Interface)
 		// GoBGP's policies know a neighbour by its address without the device.
-		if q, ok := taken[f.addr]; ok && !p.samePolicies(q) {
-			p.Problem = fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, which has other spec.filters or spec.nextHopMode: make them the same, or give the two neighbours different addresses", f.addr, p.Interface, q.Name)
+		if q, ok := taken[f.addr]; ok && !p.samePolicies(q, cfg.ASN) {
+			p.Problem = fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses", f.addr, p.Interface, q.Name)
 			continue
 		}
 		taken[f.addr] = *p
@@ -112,9 +113,9 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 }
 
 // samePolicies reports whether what two peers announce and are told is judged
-// in the same way.
-func (p Peer) samePolicies(q Peer) bool {
-	return p.Filters == q.Filters && p.NextHopMode == q.NextHopMode && p.PoolsOnly == q.PoolsOnly && p.ASN == q.ASN && p.LocalASN == q.LocalASN
+// in the same way, given the node's own AS.
+func (p Peer) samePolicies(q Peer, asn uint32) bool {
+	return p.Filters == q.Filters && p.NextHopMode == q.NextHopMode && p.PoolsOnly == q.PoolsOnly && p.ibgp(asn) == q.ibgp(asn)
 }
 
 // neighbour chooses the neighbour to speak with: the one that advertises itself

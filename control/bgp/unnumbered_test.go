@@ -75,11 +75,15 @@ func TestOnLinks(t *testing.T) {
 func TestSameNeighbourTwice(t *testing.T) {
 	t.Parallel()
 	links := map[string]Link{}
-	for _, d := range []string{"eth1", "eth2", "eth3"} {
+	for _, d := range []string{"eth1", "eth2", "eth3", "eth4", "eth5"} {
 		links[d] = Link{Up: true, Addr: lls("a")[0], Routers: lls("1")}
 	}
-	cfg, next := onLinks(Config{Peers: []Peer{
-		{Name: "one", Interface: "eth1"}, {Name: "two", Interface: "eth2"}, {Name: "three", Interface: "eth3", Filters: "f"},
+	cfg, next := onLinks(Config{ASN: 64512, Peers: []Peer{
+		{Name: "one", Interface: "eth1", ASN: 64998},
+		{Name: "two", Interface: "eth2", ASN: 64998},
+		{Name: "three", Interface: "eth3", ASN: 64998, Filters: "f"},
+		{Name: "other-as", Interface: "eth4", ASN: 64997},
+		{Name: "inside", Interface: "eth5", ASN: 64512},
 	}}, links, nil)
 	var got []string
 	for _, p := range cfg.Peers {
@@ -87,12 +91,14 @@ func TestSameNeighbourTwice(t *testing.T) {
 	}
 	want := []string{
 		"fe80::1%eth1 ", "fe80::1%eth2 ",
-		"fe80::1%eth3 neighbour fe80::1 of device eth3 has the address of the one of BGPPeer two, which has other spec.filters or spec.nextHopMode: make them the same, or give the two neighbours different addresses",
+		"fe80::1%eth3 neighbour fe80::1 of device eth3 has the address of the one of BGPPeer two, which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses",
+		"fe80::1%eth4 ",
+		"fe80::1%eth5 neighbour fe80::1 of device eth5 has the address of the one of BGPPeer other-as, which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("peers (-want +got):\n%s", diff)
 	}
-	if len(next) != 3 {
+	if len(next) != 5 {
 		t.Errorf("remembered %v", next)
 	}
 }
