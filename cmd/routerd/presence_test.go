@@ -70,7 +70,21 @@ func TestClonedHost(t *testing.T) {
 		t.Errorf("the first one's Node is %+v, %v", obj.Value, err)
 	}
 
+	// A restart in place does not give the name away.
 	first.kill(syscall.SIGTERM)
+	first = one.start()
+	first.ready()
+	second.when("the second is refused still", func(n *apiv1.NodeResponse) error {
+		return mentions(n.GetHealth().GetReady().GetReason(), words...)
+	})
+	first.kill(syscall.SIGTERM)
+	now, err := c.Name(t.Context(), "node1")
+	if err == nil {
+		err = c.EndPresence(t.Context(), now) // sooner than time would
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	second.ready()
 	if l := second.log.lines("level=WARN", "taken over", "10.1.0.11"); len(l) != 1 {
 		t.Errorf("%d lines say that the name was taken over", len(l))

@@ -85,6 +85,13 @@ func (d Decision) over(refused time.Duration) bool {
 	return d.Verdict == Take && (d.From != nil || refused > 2*TTL)
 }
 
+// undisputed reports whether the name is this very life's by what was written
+// before, and nothing is to be verified: it could be held without being written
+// again.
+func (d Decision) undisputed(self store.Incarnation, st etcd.NameState) bool {
+	return d.Verdict == Take && d.Why == "" && d.As.Epoch == self.Epoch && st.Record.NodeCreated == st.NodeCreated
+}
+
 // RefusedError says that another machine is there with this host's name.
 type RefusedError struct {
 	Node        string

@@ -59,6 +59,7 @@ type Keeper struct {
 	mu     sync.Mutex
 	as     store.Incarnation
 	is     bool // the name is held
+	unsaid bool // ... but the datastore could not be written yet
 	err    error
 	away   bool
 	shadow string    // who it was refused for
@@ -101,16 +102,17 @@ func (k *Keeper) Epoch() int64 {
 	return k.as.Epoch
 }
 
-// Run holds the name until ctx ends, when it says that the host is not there,
-// or until another has taken it: then the error matches [GivenUpError], and the
-// daemon must end.
+// Run holds the name until ctx ends, or until another has taken it: then the
+// error matches [GivenUpError], and the daemon must end. The name stays this
+// host's for as long as its lease lasts, [TTL] at most: a daemon that is started
+// anew waits for nothing, and no clone that waits gets the name in between.
 func (k *Keeper) Run(ctx context.Context) error {
 	var verifying sync.WaitGroup
 	defer verifying.Wait()
 	var hold *etcd.Hold
 	defer func() {
 		if hold != nil {
-			hold.Release(ctx)
+			hold.Forget()
 		}
 	}()
 	for failures := 0; ctx.Err() == nil; {
@@ -122,10 +124,6 @@ func (k *Keeper) Run(ctx context.Context) error {
 		var given *GivenUpError
 		switch {
 		case errors.As(err, &given):
-			if hold != nil {
-				hold.Forget() // the lease, if it lives, is not what the name hangs on
-			}
-			hold = nil
 			return err
 		case errors.Is(err, store.ErrConflict):
 			continue // somebody was faster: look again
@@ -165,9 +163,12 @@ type step struct {
 // look judges a state and does what follows.
 func (k *Keeper) look(ctx context.Context, st etcd.NameState, hold *etcd.Hold) (step, error) {
 	k.mu.Lock()
-	self, held := k.as, k.is
+	self, held, unsaid := k.as, k.is, k.unsaid
 	k.mu.Unlock()
-	d := Decide(self, held, st)
+	d := Decide(self, held && !unsaid, st)
+	if unsaid && d.From != nil {
+		d.Verdict = GivenUp // it serves already
+	}
 	switch d.Verdict {
 	case GivenUp:
 		return step{}, &GivenUpError{Node: k.cfg.Node, Self: self, Other: *d.From}
@@ -190,6 +191,9 @@ func (k *Keeper) look(ctx context.Context, st etcd.NameState, hold *etcd.Hold) (
 	}
 	got, err := k.cfg.Store.Claim(ctx, k.cfg.Node, st, d.As, TTL)
 	if err != nil {
+		if !held && !errors.Is(err, store.ErrConflict) && d.undisputed(self, st) {
+			k.hold(err)
+		}
 		return step{}, err
 	}
 	k.taken(d, self, held)
@@ -224,11 +228,27 @@ func (k *Keeper) taken(d Decision, self store.Incarnation, held bool) {
 		k.cfg.Doubt()
 	}
 	k.mu.Lock()
-	k.as, k.is, k.err, k.shadow, k.since = d.As, true, nil, "", time.Time{}
+	k.as, k.is, k.unsaid, k.err, k.shadow, k.since = d.As, true, false, nil, "", time.Time{}
 	k.mu.Unlock()
 	if !held {
 		close(k.held)
 	}
+}
+
+// hold takes in that the name is this host's by what the datastore says, though
+// it cannot be written: it may be full, or readable for this host alone. Unless
+// somebody was there meanwhile, a host that starts does not wait for it.
+func (k *Keeper) hold(cause error) {
+	k.mu.Lock()
+	disputed := k.err != nil
+	k.is, k.unsaid = !disputed, !disputed
+	k.mu.Unlock()
+	if disputed {
+		return
+	}
+	k.cfg.Log.Warn("the datastore cannot be told that this host is there; its name is its own by what was told before; will try again",
+		"node_name", k.cfg.Node, "error", cause)
+	close(k.held)
 }
 
 func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {

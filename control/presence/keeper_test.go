@@ -86,6 +86,7 @@ func (c *cluster) open() *etcd.Store {
 type daemon struct {
 	*Keeper
 	t       *testing.T
+	cluster *cluster
 	file    string
 	cancel  context.CancelFunc
 	done    chan struct{}
@@ -107,7 +108,7 @@ func (c *cluster) start(file, boot string, change ...func(*Config)) *daemon {
 		c.t.Fatal(err)
 	}
 	self.BootID = boot
-	d := &daemon{t: c.t, file: file, done: make(chan struct{}), outages: make(chan error, 16)}
+	d := &daemon{t: c.t, cluster: c, file: file, done: make(chan struct{}), outages: make(chan error, 16)}
 	conf := Config{
 		Node: "node-a", Store: c.open(), File: file, Self: self, Log: slog.New(slog.DiscardHandler),
 		Doubt:  func() { d.doubts.Add(1) },
@@ -139,6 +140,20 @@ func hangs(c *Config) {
 func (d *daemon) stop() {
 	d.cancel()
 	<-d.done
+}
+
+// gone stops it and ends its lease, as time would.
+func (d *daemon) gone() {
+	d.t.Helper()
+	d.stop()
+	st := d.cluster.open()
+	now, err := st.Name(d.t.Context(), "node-a")
+	if err == nil {
+		err = st.EndPresence(d.t.Context(), now)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
 }
 
 func (d *daemon) holds(epoch int64) {
@@ -209,7 +224,7 @@ func TestEpochs(t *testing.T) {
 	c.node(st)
 	d = c.start(file, "boot1")
 	d.holds(3) // while it was away
-	d.stop()
+	d.gone()
 	d = c.start(file, "boot2")
 	d.holds(4)
 	d.stop()
@@ -228,7 +243,7 @@ func TestDoubtOutlivesTheDaemon(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "incarnation.json")
 	first := c.start(file, "boot1")
 	first.holds(1)
-	first.stop()
+	first.gone()
 	d := c.start(file, "boot2", hangs)
 	eventually(t, "the name is held", func() error {
 		if d.Epoch() != 2 {
@@ -283,10 +298,13 @@ func TestClone(t *testing.T) {
 	if !errors.As(first.err, &given) {
 		t.Errorf("the process before it ended with %v", first.err)
 	}
-	if second.Refused() == nil {
+	again.stop() // in an orderly way, as for an upgrade
+	again = c.start(file, "boot1")
+	again.holds(1)
+	if second.Refused() == nil || second.Epoch() != 0 {
 		t.Error("the copy is not refused any more")
 	}
-	again.stop()
+	again.gone()
 	second.holds(2)
 	if second.Refused() != nil {
 		t.Errorf("it is refused still: %v", second.Refused())
@@ -333,6 +351,102 @@ func TestLeaseEnds(t *testing.T) {
 	if !errors.As(d.err, &given) || !strings.Contains(d.err.Error(), "boot9") {
 		t.Errorf("it ended with %v", d.err)
 	}
+}
+
+// readOnly is a datastore that refuses writes, as one that is full does.
+type readOnly struct {
+	*etcd.Store
+	full  atomic.Bool
+	tries atomic.Int64
+}
+
+func (s *readOnly) Claim(ctx context.Context, node string, seen etcd.NameState, as store.Incarnation, ttl time.Duration) (*etcd.Hold, error) {
+	if s.full.Load() {
+		s.tries.Add(1)
+		return nil, fmt.Errorf("take the name: %w: mvcc: database space exceeded", store.ErrUnavailable)
+	}
+	return s.Store.Claim(ctx, node, seen, as, ttl)
+}
+
+// TestReadOnly: a host whose name is its own by what is written holds it though
+// the datastore cannot be written, and one whose is not does not.
+func TestReadOnly(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	file := filepath.Join(t.TempDir(), "incarnation.json")
+	on := func(s *readOnly) func(*Config) { return func(conf *Config) { conf.Store = s } }
+	full := func() *readOnly {
+		s := &readOnly{Store: c.open()}
+		s.full.Store(true)
+		return s
+	}
+	waits := func(d *daemon, s *readOnly) {
+		t.Helper()
+		eventually(t, "it tries", func() error {
+			if s.tries.Load() < 2 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		if d.Epoch() != 0 {
+			t.Error("it holds the name")
+		}
+		d.stop()
+	}
+	s := full()
+	waits(c.start(file, "boot1", on(s)), s) // new
+	first := c.start(file, "boot1")
+	first.holds(1)
+	first.stop()
+
+	s = full()
+	d := c.start(file, "boot1", on(s)) // the lease of the process before it lives
+	d.holds(1)
+	s.full.Store(false)
+	eventually(t, "the datastore is told", func() error {
+		now, err := c.open().Name(t.Context(), "node-a")
+		if err == nil && (now.Holder == nil || now.Holder.Process != d.cfg.Self.Process) {
+			err = fmt.Errorf("it has %v", now.Holder)
+		}
+		return err
+	})
+	d.holds(1)
+	d.gone()
+
+	s = full()
+	d = c.start(file, "boot1", on(s)) // nobody is there
+	d.holds(1)
+	// Another takes the name of one that could not say that it is there.
+	st := c.open()
+	now, err := st.Name(t.Context(), "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Claim(t.Context(), "node-a", now, *life("other", "boot9", 2, 0), TTL); err != nil {
+		t.Fatal(err)
+	}
+	<-d.done
+	var given *GivenUpError
+	if !errors.As(d.err, &given) {
+		t.Errorf("it ended with %v", d.err)
+	}
+	s = full()
+	d = c.start(file, "boot1", on(s))
+	eventually(t, "it is refused", d.refused)
+	d.gone()
+	s = full()
+	waits(c.start(file, "boot2", on(s)), s) // booted: what was another's is to be verified
+}
+
+// refused returns an error unless it is.
+func (d *daemon) refused() error {
+	if d.Refused() == nil {
+		return errors.New("not yet")
+	}
+	if d.Epoch() != 0 {
+		d.t.Fatal("it holds the name as well")
+	}
+	return nil
 }
 
 // TestOutage: a datastore that is away is told once, and the name is held when
