@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -44,31 +45,45 @@ func TestLogRate(t *testing.T) {
 		}
 	}()
 	src, dst := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")
-	for i := range sent {
-		l.send(t, filter.Flow{In: "cali1", Out: "cali2", Packet: filter.Packet{Src: src, Dst: dst, Protocol: 99}})
-		l.send(t, filter.Flow{In: "cali1", Out: "cali2", Packet: filter.Packet{Src: src, Dst: dst, Protocol: 17, SrcPort: uint16(5000 + i), DstPort: 53}})
-	}
 	type sum struct{ packets, logged uint64 }
 	judged := map[string]sum{}
-	// The listener has what was logged when nothing is missing of it.
-	eventually(t, func() string {
+	logged := func() (n uint64, err error) {
 		list, err := table.Counters()
-		if err != nil {
-			return err.Error()
-		}
-		var want, allowed, denied uint64
 		for _, c := range list {
 			if c.Reason != filter.ByRule && c.Reason != filter.ByTierEnd && c.Reason != filter.ByPathEnd {
 				continue
 			}
-			want += c.Packets - c.Unlogged
+			n += c.Packets - c.Unlogged
 			if c.Policy == id {
 				judged[c.Action.String()] = sum{c.Packets, c.Packets - c.Unlogged}
 			}
 		}
-		allowed, denied = judged["Allow"].packets, judged["Deny"].packets
-		if allowed < sent || denied < sent || uint64(len(packets)) < want {
-			return "not all has come"
+		return n, err
+	}
+	// Few at a time, so that no queue on the way overflows.
+	for i := range sent {
+		l.send(t, filter.Flow{In: "cali1", Out: "cali2", Packet: filter.Packet{Src: src, Dst: dst, Protocol: 99}})
+		l.send(t, filter.Flow{In: "cali1", Out: "cali2", Packet: filter.Packet{Src: src, Dst: dst, Protocol: 17, SrcPort: uint16(5000 + i), DstPort: 53}})
+		if n := i + 1; n%20 == 0 {
+			eventually(t, func() string {
+				if _, err := logged(); err != nil {
+					return err.Error()
+				}
+				if judged["Allow"].packets < uint64(n) || judged["Deny"].packets < uint64(n) {
+					return fmt.Sprintf("of %d packets each there are %+v", n, judged)
+				}
+				return ""
+			})
+		}
+	}
+	// The listener has what was logged when nothing is missing of it.
+	eventually(t, func() string {
+		want, err := logged()
+		if err != nil {
+			return err.Error()
+		}
+		if got := uint64(len(packets)); got < want {
+			return fmt.Sprintf("%d of %d logged packets have come", got, want)
 		}
 		return ""
 	})
