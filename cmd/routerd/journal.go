@@ -25,7 +25,11 @@ func (d *router) journalError() error {
 	if lost.Lines == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d damaged lines of the journal were left out: what they said of workloads is lost, compare routerctl ipam check; the file as it was is %s, and the disk may be failing", lost.Lines, lost.Copy)
+	kept := "as it was is " + lost.Copy
+	if lost.Copy == "" {
+		kept = "still has them, for there was no room for a copy"
+	}
+	return fmt.Errorf("%d damaged lines of the journal were left out: what they said of workloads is lost, compare routerctl ipam check; the file %s, and the disk may be failing", lost.Lines, kept)
 }
 
 // damage is what was lost of the journal.

@@ -51,6 +51,8 @@ type Journal struct {
 	appended, synced uint64 // changes: made, and known to be on the disk
 	flushing         bool
 	flushes          uint64
+
+	syncDir func(string) error // tests fail there
 }
 
 // line is a change.
@@ -62,7 +64,7 @@ type line struct {
 // Damage says what was lost of a journal.
 type Damage struct {
 	Lines int    // that were whole once and could not be read
-	Copy  string // the file as it was found
+	Copy  string // the file as it was found; empty: none could be made, and the lines are still in the journal
 }
 
 // Damage returns what [Open] found: the zero value where nothing was damaged.
@@ -81,24 +83,27 @@ func setAside(path string, b []byte) (string, error) {
 			return "", err
 		}
 		_, err = f.Write(b)
-		return name, errors.Join(err, f.Sync(), f.Close())
+		if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+			// Part of a copy is of no use, and fills the disk with each start.
+			return "", errors.Join(err, os.Remove(name))
+		}
+		return name, nil
 	}
 }
 
 // Open reads a journal, or makes it, with mode 0600. Its directory must exist.
 func Open(path string, log *slog.Logger) (*Journal, error) {
-	j := &Journal{path: path, log: log, entries: map[string]json.RawMessage{}}
+	j := &Journal{path: path, log: log, entries: map[string]json.RawMessage{}, syncDir: syncDir}
 	j.flushed = sync.NewCond(&j.mu)
 	b, err := os.ReadFile(path)
 	made := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !made {
 		return nil, fmt.Errorf("read journal: %w", err)
 	}
-	bad := j.replay(b)
-	if bad > 0 {
+	if bad := j.replay(b); bad > 0 {
 		aside, err := setAside(path, b)
-		if err != nil {
-			return nil, fmt.Errorf("put a copy of the damaged journal aside: %w", err)
+		if err != nil { // as on a full disk, which is no reason not to start
+			log.Error("no copy could be made of the damaged journal, which keeps its damaged lines", "file", path, "error", err)
 		}
 		j.damage = Damage{bad, aside}
 		log.Error("damaged lines of the journal are left out", "file", path, "lines", bad, "copy", aside)
@@ -107,10 +112,10 @@ func Open(path string, log *slog.Logger) (*Journal, error) {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	j.torn = j.size < int64(len(b))
-	if bad > 0 || j.torn {
+	if j.damage.Copy != "" || j.torn {
 		err = j.rewrite()
 	} else if made {
-		err = syncDir(filepath.Dir(path))
+		err = j.syncDir(filepath.Dir(path))
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open journal: %w", err), j.file.Close())
@@ -252,11 +257,11 @@ func (j *Journal) Sync() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	want := j.appended
-	for (j.synced < want || j.held) && j.flushing {
+	for (j.synced < want || j.held || j.suspect) && j.flushing {
 		j.flushed.Wait()
 	}
 	switch {
-	case j.synced >= want && !j.held:
+	case j.synced >= want && !j.held && !j.suspect:
 		return nil
 	case j.file == nil:
 		return ErrClosed
@@ -309,7 +314,7 @@ func (j *Journal) Forget() error {
 	}
 	if err == nil {
 		_ = j.file.Truncate(0) // its room is of use meanwhile; it is written to no more
-		err = syncDir(filepath.Dir(j.path))
+		err = j.syncDir(filepath.Dir(j.path))
 	}
 	if err != nil {
 		return fmt.Errorf("remove the journal: %w", err)
@@ -328,37 +333,43 @@ func (j *Journal) Flushes() uint64 {
 // rewrite makes a new file of the entries alone, on the disk when it returns,
 // and puts it in the old one's place. The caller holds the lock, and no flush is
 // under way.
-func (j *Journal) rewrite() (err error) {
-	temp := j.path + tempSuffix
-	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+func (j *Journal) rewrite() error {
+	f, size, err := j.replace()
 	if err != nil {
 		return fmt.Errorf("write the journal anew: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-			_ = os.Remove(temp)
-			err = fmt.Errorf("write the journal anew: %w", err)
-		}
-	}()
-	size, err := writeAll(f, j.entries)
+	// The old file has no name any more, whatever follows.
+	_ = j.file.Close() // nothing is read from it
+	j.file, j.size, j.torn, j.held = f, size, false, false
+	if err := j.syncDir(filepath.Dir(j.path)); err != nil {
+		// After the loss of power the name may be the old file's.
+		j.suspect = true
+		return fmt.Errorf("write the journal anew: %w", err)
+	}
+	j.synced, j.suspect = j.appended, false
+	j.flushes++
+	return nil
+}
+
+// replace writes a new file, flushes it and gives it the journal's name.
+func (j *Journal) replace() (f *os.File, size int64, err error) {
+	temp := j.path + tempSuffix
+	if f, err = os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+		return nil, 0, err
+	}
+	size, err = writeAll(f, j.entries)
 	if err == nil {
 		err = f.Sync()
 	}
 	if err == nil {
 		err = os.Rename(temp, j.path)
 	}
-	if err == nil {
-		err = syncDir(filepath.Dir(j.path))
-	}
 	if err != nil {
-		return err
+		_ = f.Close()
+		_ = os.Remove(temp)
+		return nil, 0, err
 	}
-	_ = j.file.Close() // nothing is read from it any more
-	j.file, j.size, j.synced = f, size, j.appended
-	j.torn, j.suspect, j.held = false, false, false
-	j.flushes++
-	return nil
+	return f, size, nil
 }
 
 func writeAll(w io.Writer, entries map[string]json.RawMessage) (int64, error) {

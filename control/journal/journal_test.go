@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -174,6 +175,87 @@ func TestDamage(t *testing.T) {
 			t.Errorf("byte %d: damage is found again: %+v", at, j.Damage())
 		}
 	}
+}
+
+// A full disk has no room for a copy of a damaged journal: it opens all the same,
+// keeps what is damaged in it, and leaves no part of a copy.
+func TestDamageOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("size=", 5*os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(dir, "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	put(t, j, "b", strings.Repeat("x", 5*os.Getpagesize()/2))
+	put(t, j, "c", 3)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b := must(os.ReadFile(path))
+	b[0] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		j := open(t, path)
+		if got := j.Damage(); got != (Damage{Lines: 1}) {
+			t.Errorf("damage %+v", got)
+		}
+		put(t, j, "d", i)
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if names := must2(filepath.Glob(filepath.Join(dir, "*"))); len(names) != 1 {
+			t.Errorf("files: %v", names)
+		}
+	}
+	// With room again, the copy is made.
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, fmt.Sprint("size=", 50*os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	j = open(t, path)
+	if got := j.Damage(); got != (Damage{Lines: 1, Copy: path + BadSuffix}) {
+		t.Errorf("damage %+v", got)
+	}
+	if _, ok := j.Entries()["a"]; ok || len(j.Entries()) != 3 || string(j.Entries()["d"]) != "2" {
+		t.Errorf("entries: %v", j.Entries())
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A new file whose name may not outlast the loss of power is the journal all the
+// same: what is appended goes there, and the next flush makes sure.
+func TestNameNotFlushed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	put(t, j, "a", 1)
+	fail := errors.New("input/output error")
+	j.syncDir = func(string) error { return fail }
+	j.suspect = true // the next flush writes it anew
+	if err := j.Sync(); !errors.Is(err, fail) {
+		t.Fatalf("sync: %v", err)
+	}
+	put(t, j, "b", 2)
+	if err := j.Sync(); !errors.Is(err, fail) {
+		t.Fatalf("sync while the name is not sure: %v", err)
+	}
+	put(t, j, "c", 3)
+	j.syncDir = syncDir
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, j, "d", 4)
+	holds(t, path, map[string]string{"a": "1", "b": "2", "c": "3", "d": "4"})
 }
 
 // Damage that joins two lines costs both, and one in the end of the last line
