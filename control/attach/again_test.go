@@ -210,3 +210,44 @@ func TestDelIsDurable(t *testing.T) {
 	w.run(b)
 	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
 }
+
+// What the handle of a container has of an earlier life goes back also when two
+// lives with given addresses follow, and when such a life ends untold.
+func TestStaleThroughGivenLives(t *testing.T) {
+	t.Parallel()
+	for _, lives := range []int{1, 2} {
+		for _, last := range []string{"told", "ended"} {
+			t.Run(fmt.Sprint(lives, " lives, the last ", last), func(t *testing.T) {
+				t.Parallel()
+				w := newBehind(t)
+				a := w.start()
+				req := w.numbered(1)
+				w.add(a, req)
+				settle(t, a)
+				w.del(a, req)
+				w.away(true)
+				given := req
+				given.Given = []netip.Addr{netip.MustParseAddr("10.9.0.5")}
+				for n := range lives {
+					if n > 0 {
+						w.del(a, given)
+					}
+					w.add(a, given)
+				}
+				if last == "ended" {
+					w.del(a, given)
+				}
+				w.away(false)
+				settle(t, a)
+				if got := w.ipam.handles(); len(got) > 0 {
+					t.Errorf("held: %v", got)
+				}
+				if last == "told" {
+					w.del(a, given)
+					settle(t, a)
+				}
+				w.expectClean()
+			})
+		}
+	}
+}

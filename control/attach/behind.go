@@ -353,7 +353,7 @@ func (a *Attacher) succeed(ctx context.Context, r, old record) (record, error) {
 		}
 	}
 	a.fresh(r.id())
-	r.Stale = !old.Given
+	r.Stale = old.Stale || !old.Given
 	r.Former = append(slices.Clone(old.Former), old.Claims...)
 	return r, nil
 }
