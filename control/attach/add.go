@@ -56,7 +56,7 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	}
 	if repair {
 		old.Netns = req.Netns
-		if a.intact(ctx, old) {
+		if old.Lost == "" && a.intact(ctx, old) {
 			return a.again(ctx, old)
 		}
 		a.log.Info("attachment is damaged; made whole", logID(req.ID)...)
@@ -354,7 +354,10 @@ func (a *Attacher) assignTo(ctx context.Context, req AddRequest, r, old record) 
 		return r, err
 	}
 	r.Addresses = got
-	if old.State != stateAttached {
+	if old.State == stateAttached {
+		r.Queued = r.Queued || len(claims) > 0
+		r.Claims = append(slices.Clone(r.Claims), slices.DeleteFunc(claims, func(c netip.Addr) bool { return slices.Contains(r.Claims, c) })...)
+	} else {
 		r.Queued, r.Claims = a.behind() || len(claims) > 0, claims
 		a.mu.Lock()
 		a.touched[r.id()] = touched || len(claims) < len(got)

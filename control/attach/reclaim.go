@@ -36,6 +36,7 @@ func (a *Attacher) HandleStore(b store.Batch) {
 		}
 	}
 	a.storeAway = b.Err != nil
+	forgot := false
 	for _, ev := range b.Events {
 		if ev.Key.Kind == store.KindProfile {
 			a.profiles[ev.Key.Name] = !ev.Deleted()
@@ -44,14 +45,14 @@ func (a *Attacher) HandleStore(b store.Batch) {
 			continue
 		}
 		_, a.nodeKnown = ev.Object.Value.(*store.Node)
-		a.forgotten = a.forgotten || !a.nodeKnown
+		forgot = forgot || !a.nodeKnown
 	}
 	if b.Synced && !a.synced {
 		a.synced = true
 		// On a new host nothing is attached yet, and nothing was forgotten.
-		a.forgotten = a.forgotten || !a.nodeKnown && (len(a.records) > 0 || !a.restored)
+		forgot = forgot || !a.nodeKnown && (len(a.records) > 0 || !a.restored)
 	}
-	if a.forgotten {
+	if forgot || a.forgotten {
 		a.reclaimLater()
 	}
 }

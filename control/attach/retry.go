@@ -75,9 +75,13 @@ func (a *Attacher) completeLater(ids ...ID) {
 	}
 }
 
-// reclaimLater makes [Attacher.Run] take up again what the datastore forgot. The
-// caller has the lock.
+// reclaimLater makes [Attacher.Run] take up again what the datastore forgot. A
+// try that is to come, or due, is not put off by more reasons for it. The caller
+// has the lock.
 func (a *Attacher) reclaimLater() {
+	if _, armed := a.retries.by[ID{}]; armed && a.forgotten {
+		return
+	}
 	a.forgotten = true
 	a.retries.failed(ID{}, time.Now())
 	a.completeLater()
@@ -151,13 +155,15 @@ func (a *Attacher) Run(ctx context.Context) {
 func (a *Attacher) workThrough(ctx context.Context) {
 	start := time.Now()
 	a.confirmAll(ctx, a.retries.waits)
-	a.complete(ctx, a.retries.waits)
 	a.mu.Lock()
 	wait := a.retries.waits(ID{}, time.Now())
 	a.mu.Unlock()
 	if !wait {
+		// Before releases, which may take long: until then others may get the
+		// addresses of workloads that live here.
 		a.reclaim(ctx)
 	}
+	a.complete(ctx, a.retries.waits)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.retries.tried(start)
@@ -236,7 +242,17 @@ func (a *Attacher) needsStore(r record) bool {
 }
 
 func (a *Attacher) completeOne(ctx context.Context, id ID) error {
-	unlock, r, known, err := a.lockBy(ctx, id, Workload{}, a.locks.await)
+	// Who asks for the container or its device does not wait for the datastore,
+	// nor for who waits for it with the other lock.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	unlock, r, known, err := a.lockBy(ctx, id, Workload{}, func(ctx context.Context, key string) (func(), error) {
+		free, err := a.locks.await(ctx, key)
+		if err == nil {
+			a.locks.yield(key, cancel)
+		}
+		return free, err
+	})
 	if err != nil {
 		return err
 	}
@@ -245,11 +261,6 @@ func (a *Attacher) completeOne(ctx context.Context, id ID) error {
 		a.fresh(id)
 		return nil
 	}
-	// Who asks for the container or its device does not wait for the datastore.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	a.locks.yield(attachmentLock(id), cancel)
-	a.locks.yield(a.sharedLock(r), cancel)
 	if err := a.release(ctx, r); err != nil {
 		return err
 	}

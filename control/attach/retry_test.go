@@ -1,8 +1,10 @@
 package attach
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -92,4 +94,87 @@ func TestRetryByItself(t *testing.T) {
 	w.eventually("tried again", func() bool { return w.ipam.refusals() >= 3 })
 	w.ipam.refuse(handle(bad.ID), nil)
 	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+}
+
+// Batches of the watch do not put off that what was forgotten is taken up again,
+// be the try to come or due, and it does not wait for releases.
+func TestReclaimIsNotPutOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	req, gone := w.numbered(1), w.numbered(2)
+	w.add(a, req)
+	w.add(a, gone)
+	w.ipam.refuse(handle(gone.ID), store.ErrUnavailable)
+	if err := a.Del(t.Context(), delOf(gone)); err == nil {
+		t.Fatal("released without IPAM")
+	}
+	w.ipam.refuse(handle(gone.ID), nil)
+	w.forget()
+	a.HandleStore(nodeBatch("node-a", true, true))
+	a.HandleStore(nodeBatch("node-a", false, false))
+	due := func() time.Time {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.retries.by[ID{}].at
+	}
+	first := due()
+	w.eventually("due", func() bool {
+		a.HandleStore(store.Batch{})
+		return time.Now().After(first)
+	})
+	a.HandleStore(store.Batch{})
+	a.HandleStore(nodeBatch("node-a", false, false))
+	if at := due(); !at.Equal(first) {
+		t.Errorf("put off from %s to %s", first, at)
+	}
+	clear(a.retries.by) // the release is due, too
+	before := true
+	a.hook = func(step string) error {
+		if step == "del address" {
+			before = slices.Contains(w.ipam.handles(), handle(req.ID))
+		}
+		return nil
+	}
+	a.workThrough(t.Context())
+	if _, known := a.record(gone.ID); known {
+		t.Error("not released")
+	}
+	if !before {
+		t.Error("a release came before what was forgotten was taken up again")
+	}
+	if !slices.Contains(w.ipam.handles(), handle(req.ID)) {
+		t.Error("not taken up again")
+	}
+}
+
+// Who asks for a container does not wait for background work that has one of its
+// locks and waits for the other.
+func TestCompleteYieldsWhileItWaits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start()
+	id := w.numbered(1).ID
+	device, err := a.locks.lock(t.Context(), a.sharedLock(recordOf(id, Workload{})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device()
+	done := make(chan error, 1)
+	go func() { done <- a.completeOne(t.Context(), id) }()
+	w.eventually("it has one lock and waits for the other", func() bool {
+		unlock, ok := a.locks.tryLock(attachmentLock(id))
+		if ok {
+			unlock()
+		}
+		return !ok
+	})
+	unlock, err := a.locks.lock(soon(t), attachmentLock(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("background work: %v", err)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -148,6 +149,54 @@ func TestFenceWithoutDisk(t *testing.T) {
 	}
 	if _, err := a.Add(t.Context(), w.request(2<<40)); !errors.Is(err, ErrNotReady) {
 		t.Errorf("ADD: %v, want ErrNotReady", err)
+	}
+}
+
+// A repeated ADD of a workload that lost its address makes it whole with another
+// one, and the datastore is told of that, also after a restart.
+func TestAddOfAFencedOne(t *testing.T) {
+	t.Parallel()
+	for _, behind := range []bool{false, true} {
+		t.Run(fmt.Sprint("behind ", behind), func(t *testing.T) {
+			t.Parallel()
+			w := newBehind(t)
+			if !behind {
+				w.cfg = nil
+			}
+			a := w.start()
+			req := w.numbered(1)
+			lost := w.add(a, req).Addresses[0].Addr
+			settle(t, a)
+			w.forget()
+			w.ipam.steal(lost, "net.other")
+			a.Doubt()
+			a.reclaim(t.Context())
+			if got := a.Endpoints()[0].Lost; got == "" || w.routes(lost) {
+				t.Fatalf("lost: %q, routed: %v", got, w.routes(lost))
+			}
+			addr := w.add(a, req).Addresses[0].Addr
+			if addr == lost || !w.routes(addr) || w.routes(lost) {
+				t.Errorf("has %s (routed: %v) after %s (routed: %v)", addr, w.routes(addr), lost, w.routes(lost))
+			}
+			if got := a.Endpoints()[0].Lost; got != "" {
+				t.Errorf("lost: %q", got)
+			}
+			r, _ := a.record(req.ID)
+			if !r.Queued || !slices.Equal(r.Claims, []netip.Addr{addr}) {
+				t.Errorf("queued %v, claims %v; want %s", r.Queued, r.Claims, addr)
+			}
+			w.ipam.forgetClaims() // what IPAM itself knew of claims goes with the daemon
+			a = w.start()
+			settle(t, a)
+			if got := w.ipam.has(handle(req.ID)); !slices.Equal(got, []netip.Addr{addr}) {
+				t.Errorf("the datastore has %v, the container %s", got, addr)
+			}
+			w.check(a, req)
+			w.del(a, req)
+			settle(t, a)
+			w.ipam.steal(lost, "")
+			w.expectClean()
+		})
 	}
 }
 
