@@ -29,6 +29,18 @@ func (h *history) note(addr netip.Addr, owner string, gain bool) {
 	h.events = append(h.events, event{addr, owner, gain})
 }
 
+// gains returns how often somebody began to own an address.
+func (h *history) gains() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.events {
+		if e.gain {
+			n++
+		}
+	}
+	return n
+}
+
 // check goes through a whole history and returns what is wrong with it: two
 // owners of one address at one time, or an end without a beginning. It returns
 // who owns what in the end, too.

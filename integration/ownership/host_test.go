@@ -62,7 +62,7 @@ type host struct {
 	t    *testing.T
 	name string
 	hist *history
-	open func() *etcd.Store
+	open func() (*etcd.Store, error)
 	disk *disk
 
 	mu      sync.Mutex
@@ -81,8 +81,10 @@ type host struct {
 }
 
 // boot starts the host's process.
-func (h *host) boot(life context.Context) {
-	h.store = h.open()
+func (h *host) boot(life context.Context) (err error) {
+	if h.store, err = h.open(); err != nil {
+		return fmt.Errorf("%s: boot: %w", h.name, err)
+	}
 	a := ipam.New(ipam.Config{
 		Store: h.store, Node: h.name, Log: slog.New(slog.DiscardHandler), Timeout: 2 * time.Second,
 		Reserve: ipam.ReserveConfig{Min: 4, Max: 16, Journal: h.disk},
@@ -112,6 +114,7 @@ func (h *host) boot(life context.Context) {
 		}
 		_ = h.store.Close()
 	}
+	return nil
 }
 
 // Allocations, Uses, Wired and Release are what the host's collector asks.
@@ -300,9 +303,15 @@ func (h *host) play(ctx context.Context) {
 func (h *host) live(ctx context.Context) {
 	for ctx.Err() == nil {
 		life, cancel := context.WithTimeout(ctx, 300*time.Millisecond+rand.N(2*time.Second))
-		h.boot(life)
-		h.play(life)
-		h.stop()
+		err := h.boot(life)
+		if err == nil {
+			h.play(life)
+			h.stop()
+		}
 		cancel()
+		if err != nil {
+			h.t.Error(err)
+			return
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +39,13 @@ const (
 	// settleTime is for how long the end is waited for on a busy machine.
 	settleTime = time.Minute
 
+	// attemptTime bounds one of several tries.
+	attemptTime = 5 * time.Second
+
 	hosts, members = 8, 3
+
+	// What a run is worth at least, however slow the machine.
+	minGains, minKilled = 50, 2
 )
 
 // world is a cluster of hosts over a cluster of etcd.
@@ -47,38 +54,35 @@ type world struct {
 	etcd *clustertest.Cluster
 	hist *history
 	all  []*host
+
+	killed atomic.Int64 // members of etcd, so far
 }
 
-func (w *world) open() *etcd.Store {
-	st, err := etcd.Open(context.Background(), etcd.Config{Endpoints: w.etcd.Endpoints(), DialTimeout: time.Second})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return st
+func (w *world) open() (*etcd.Store, error) {
+	return etcd.Open(context.Background(), etcd.Config{Endpoints: w.etcd.Endpoints(), DialTimeout: time.Second})
 }
 
-// until tries until it works.
-func (w *world) until(what string, try func(context.Context) error) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+// until tries until it works, each time for so long at most.
+func (w *world) until(ctx context.Context, what string, attempt time.Duration, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	for {
-		attempt, done := context.WithTimeout(ctx, 5*time.Second)
-		err := try(attempt)
+		once, done := context.WithTimeout(ctx, attempt)
+		err := try(once)
 		done()
 		if err == nil {
-			return
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			w.t.Fatalf("%s: not within %s: %v", what, settleTime, err)
+			return fmt.Errorf("%s: not within %s: %w", what, settleTime, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-func (w *world) putNode(st store.Store, name string) {
-	w.until("make Node "+name, func(ctx context.Context) error {
+func (w *world) putNode(st store.Store, name string) error {
+	return w.until(context.Background(), "make Node "+name, attemptTime, func(ctx context.Context) error {
 		n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		store.SetDefaults(n)
 		if _, err := store.Create(ctx, st, n); err != nil && !errors.Is(err, store.ErrExists) {
@@ -89,8 +93,9 @@ func (w *world) putNode(st store.Store, name string) {
 }
 
 // killMembers kills members of etcd, now and then two at once, and starts them
-// again, until ctx ends.
-func (w *world) killMembers(ctx context.Context) (killed int) {
+// again, until ctx ends. The next one is killed when the cluster answers again,
+// so that there is something to be done between.
+func (w *world) killMembers(ctx context.Context, st store.Store) {
 	pause := func(least, more time.Duration) {
 		select {
 		case <-ctx.Done():
@@ -101,18 +106,25 @@ func (w *world) killMembers(ctx context.Context) (killed int) {
 		pause(500*time.Millisecond, time.Second)
 		first := rand.N(members)
 		w.etcd.Kill(first)
-		killed++
+		w.killed.Add(1)
 		if rand.N(4) == 0 {
 			second := (first + 1) % members // nobody has a majority
 			w.etcd.Kill(second)
-			killed++
+			w.killed.Add(1)
 			pause(100*time.Millisecond, 500*time.Millisecond)
 			w.etcd.Up(second)
 		}
 		pause(200*time.Millisecond, 800*time.Millisecond)
 		w.etcd.Up(first)
+		err := w.until(ctx, "read from etcd", attemptTime, func(ctx context.Context) error {
+			_, err := st.Get(ctx, store.ResourceKey(store.KindIPPool, "p"))
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			w.t.Error(err)
+			return
+		}
 	}
-	return killed
 }
 
 // dieAndReturn is the life of a host that is declared dead in the middle of it,
@@ -121,23 +133,34 @@ func (w *world) dieAndReturn(ctx context.Context, h *host, total time.Duration, 
 	first, cancel := context.WithTimeout(ctx, total/3)
 	h.live(first)
 	cancel()
-	st := w.open()
+	st, err := w.open()
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
 	defer st.Close()
 	h.declareDead()
-	w.until("delete Node "+h.name, func(ctx context.Context) error {
+	err = w.until(context.Background(), "delete Node "+h.name, attemptTime, func(ctx context.Context) error {
 		err := store.Delete(ctx, st, store.ResourceKey(store.KindNode, h.name), 0)
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}
 		return err
 	})
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
 	if !returns {
 		return
 	}
 	away, cancel := context.WithTimeout(ctx, total/3)
 	<-away.Done()
 	cancel()
-	w.putNode(st, h.name)
+	if err := w.putNode(st, h.name); err != nil {
+		w.t.Error(err)
+		return
+	}
 	h.live(ctx)
 }
 
@@ -208,9 +231,12 @@ func TestOwnership(t *testing.T) {
 		}
 	}
 	w := &world{t: t, etcd: clustertest.Start(t, members), hist: &history{}}
-	st := w.open()
+	st, err := w.open()
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer st.Close()
-	w.until("make the pool", func(ctx context.Context) error {
+	err = w.until(t.Context(), "make the pool", attemptTime, func(ctx context.Context) error {
 		p := v3.NewIPPool()
 		p.Name, p.Spec.CIDR, p.Spec.BlockSize = "p", "10.0.0.0/24", 28
 		if _, err := store.Create(ctx, st, p); err != nil && !errors.Is(err, store.ErrExists) {
@@ -218,42 +244,57 @@ func TestOwnership(t *testing.T) {
 		}
 		return nil
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range hosts {
 		h := &host{
 			t: t, name: fmt.Sprint("node", i), hist: w.hist, open: w.open, disk: &disk{values: map[string]json.RawMessage{}},
 			held: map[string]netip.Addr{}, told: map[string]bool{}, pending: map[string]bool{}, doubt: map[string]netip.Addr{},
 		}
-		w.putNode(st, h.name)
+		if err := w.putNode(st, h.name); err != nil {
+			t.Fatal(err)
+		}
 		w.all = append(w.all, h)
 	}
 	cluster := collect.New(collect.Config{Store: st, Node: "collector", Grace: grace})
-	killed := w.chaos(total, cluster)
-	w.settle(st, cluster)
+	w.chaos(total, st, cluster)
+	if err := w.settle(st, cluster); err != nil {
+		t.Fatal(err)
+	}
 
 	_, wrong := check(w.hist.events)
 	for _, s := range wrong {
 		t.Error(s)
 	}
-	gains, forgot, fenced := 0, 0, 0
-	for _, e := range w.hist.events {
-		if e.gain {
-			gains++
-		}
-	}
+	gains, killed, forgot, fenced := w.hist.gains(), w.killed.Load(), 0, 0
 	for _, h := range w.all {
 		forgot, fenced = forgot+h.forgot, fenced+h.fenced
 	}
 	t.Logf("%d addresses given, %d members killed, %d leaks, %d fenced", gains, killed, forgot, fenced)
-	if gains < 50 || killed < 2 {
+	if gains < minGains || killed < minKilled {
 		t.Errorf("only %d addresses were given, and %d members killed", gains, killed)
 	}
 }
 
-// chaos lets hosts live while they, and the members of etcd, are killed.
-func (w *world) chaos(total time.Duration, cluster *collect.Collector) (killed int) {
-	ctx, cancel := context.WithTimeout(context.Background(), total)
+// chaos lets hosts live while they, and the members of etcd, are killed: for a
+// time, and on a slow machine until enough has happened.
+func (w *world) chaos(total time.Duration, st store.Store, cluster *collect.Collector) {
+	ctx, cancel := context.WithTimeout(context.Background(), total+settleTime)
 	defer cancel()
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer cancel()
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for begun := time.Now(); time.Since(begun) < total || w.hist.gains() < minGains || w.killed.Load() < minKilled; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
 	for i, h := range w.all {
 		wg.Go(func() {
 			if i < 2 {
@@ -264,26 +305,26 @@ func (w *world) chaos(total time.Duration, cluster *collect.Collector) (killed i
 		})
 	}
 	wg.Go(func() { w.collect(ctx, cluster) })
-	wg.Go(func() { killed = w.killMembers(ctx) })
+	wg.Go(func() { w.killMembers(ctx, st) })
 	wg.Wait()
 	for i := range members {
 		w.etcd.Up(i)
 	}
-	return killed
 }
 
 // settle lets the hosts that are left end what was left open, and the
 // collector look, until what is stored is what is owned.
-func (w *world) settle(st store.Store, cluster *collect.Collector) {
-	w.t.Helper()
+func (w *world) settle(st store.Store, cluster *collect.Collector) error {
 	reserves := map[string]bool{}
 	left := slices.Delete(slices.Clone(w.all), 1, 2) // that one is dead for good
 	for _, h := range left {
 		reserves[ipam.ReserveHandle(h.name)] = true
-		h.boot(context.Background())
+		if err := h.boot(context.Background()); err != nil {
+			return err
+		}
 		defer h.stop()
 	}
-	w.until("what is stored is what is owned", func(ctx context.Context) error {
+	return w.until(context.Background(), "what is stored is what is owned", settleTime, func(ctx context.Context) error {
 		for _, h := range left {
 			if err := h.verify(ctx); err != nil {
 				return err
