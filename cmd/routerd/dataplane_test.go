@@ -253,11 +253,12 @@ func TestPoolThatCannotBeServed(t *testing.T) {
 		}
 		return mentions(conditionOf(n, "Pool/default-ipv4-ippool").GetReason(), words...)
 	})
-	if l := r.log.lines("level=ERROR", "tunl0"); len(l) == 0 {
-		if l = r.log.lines("level=WARN", "tunl0"); len(l) == 0 {
-			t.Error("the log does not tell what is missing")
+	eventually(t, "the log tells what is missing", func() error {
+		if len(r.log.lines("level=ERROR", "tunl0"))+len(r.log.lines("level=WARN", "tunl0")) == 0 {
+			return errors.New("it does not")
 		}
-	}
+		return nil
+	})
 	eventually(t, "the Node resource tells it", func() error {
 		obj, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
 		if err != nil {

@@ -58,9 +58,12 @@ func TestDatastoreAway(t *testing.T) {
 	if code, out := h.routerd("health", "--config", h.writeConfig()); code != 1 || mentions(out, "not ready", "datastore") != nil {
 		t.Errorf("health: exit code %d, %s", code, out)
 	}
-	if l := r.log.lines("level=WARN", socket); len(l) == 0 {
-		t.Error("the log does not name the endpoint")
-	}
+	eventually(t, "the log names the endpoint", func() error {
+		if len(r.log.lines("level=WARN", socket)) == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
 	_, err := r.attach("early")
 	if status.Code(err) != codes.Unavailable || mentions(err.Error(), "datastore") != nil {
 		t.Errorf("ADD before the datastore was ever seen: %v", err)
@@ -136,12 +139,7 @@ func TestSameAddress(t *testing.T) {
 			mentions(n.GetHealth().GetReady().GetReason(), words...),
 		)
 	})
-	eventually(t, "the second host's log", func() error {
-		if l := second.log.lines(append(words, "level=ERROR")...); len(l) != 1 {
-			return fmt.Errorf("%d lines say so", len(l))
-		}
-		return nil
-	})
+	second.tells(1, append(words, "level=ERROR")...)
 	if _, err := second.attach("pod"); status.Code(err) != codes.Unavailable || mentions(err.Error(), "host-one") != nil {
 		t.Errorf("ADD on the refused host: %v", err)
 	}

@@ -229,6 +229,18 @@ func (l *log) lines(words ...string) []string {
 	})
 }
 
+// tells waits until the daemon's log has as many lines with all words. What the
+// daemon has written before it answers may still be on its way here.
+func (r *running) tells(lines int, words ...string) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("the log tells %q", words), func() error {
+		if n := len(r.log.lines(words...)); n != lines {
+			return fmt.Errorf("%d times, want %d", n, lines)
+		}
+		return nil
+	})
+}
+
 // running is a daemon.
 type running struct {
 	*host

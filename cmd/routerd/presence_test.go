@@ -52,9 +52,7 @@ func TestClonedHost(t *testing.T) {
 		}
 		return errors.Join(mentions(conditionOf(n, "Registered").GetReason(), words...), mentions(n.GetHealth().GetReady().GetReason(), words...))
 	})
-	if l := second.log.lines(append(words, "level=ERROR")...); len(l) != 1 {
-		t.Errorf("%d lines of the second one's log say so", len(l))
-	}
+	second.tells(1, append(words, "level=ERROR")...)
 	if _, err := second.attach("pod2"); status.Code(err) != codes.Unavailable || mentions(err.Error(), "10.1.0.11") != nil {
 		t.Errorf("ADD on the refused host: %v", err)
 	}
@@ -86,9 +84,7 @@ func TestClonedHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	second.ready()
-	if l := second.log.lines("level=WARN", "taken over", "10.1.0.11"); len(l) != 1 {
-		t.Errorf("%d lines say that the name was taken over", len(l))
-	}
+	second.tells(1, "level=WARN", "taken over", "10.1.0.11")
 	// What the first one's pods have is not freed by that, nor by the DEL before.
 	second.when("what was to be detached is gone here", func(n *apiv1.NodeResponse) error {
 		if n.GetWorkloads() != 0 {
@@ -211,9 +207,7 @@ func TestNodeMadeAnew(t *testing.T) {
 				}
 				return errors.Join(err, h.lists("route", addrs["free"]+" dev"))
 			})
-			if l := r.log.lines("level=ERROR", "others", addrs["others"]); len(l) != 1 {
-				t.Errorf("%d lines of the log name the workload", len(l))
-			}
+			r.tells(1, "level=ERROR", "others", addrs["others"])
 			r.ready()
 			if err := r.detach("others"); err != nil {
 				t.Error(err)
