@@ -40,12 +40,12 @@ func (l *Lab) StartLoad(o traffic.LoadOptions, pairs ...[2]string) (*traffic.Loa
 
 // StartStream connects two of HOST or HOST/POD by TCP. The caller stops the
 // stream.
-func (l *Lab) StartStream(ctx context.Context, from, to string) (*traffic.Stream, error) {
+func (l *Lab) StartStream(ctx context.Context, o traffic.StreamOptions, from, to string) (*traffic.Stream, error) {
 	two, err := l.places([2]string{from, to})
 	if err != nil {
 		return nil, err
 	}
-	return traffic.StartStream(ctx, two[0], two[1])
+	return traffic.StartStream(ctx, o, two[0], two[1])
 }
 
 // Send sends n bytes by TCP from HOST or HOST/POD to another.

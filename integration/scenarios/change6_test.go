@@ -52,13 +52,14 @@ func place6(t *testing.T, l *lab.Lab, where string) traffic.Place {
 func startLoad6(t *testing.T, l *lab.Lab) *load {
 	t.Helper()
 	stream := func(pair [2]traffic.Place) *traffic.Stream {
-		s, err := traffic.StartStream(within(t, 20*time.Second), pair[0], pair[1])
+		s, err := traffic.StartStream(within(t, 20*time.Second), streamOptions(), pair[0], pair[1])
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { s.Stop() })
 		return s
 	}
+	oneProcessor(t, l)
 	var out load
 	var pairs [][2]traffic.Place
 	for _, p := range loadPairs() {
@@ -67,7 +68,7 @@ func startLoad6(t *testing.T, l *lab.Lab) *load {
 		out.streams = append(out.streams, stream(pair))
 	}
 	out.beside = stream([2]traffic.Place{place6(t, l, "node1"), place6(t, l, "node3")})
-	packets, err := traffic.StartLoad(traffic.LoadOptions{Rate: loadRate()}, pairs...)
+	packets, err := traffic.StartLoad(traffic.LoadOptions{Rate: loadRate(), OneProcessor: emulated()}, pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}

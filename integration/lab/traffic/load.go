@@ -31,6 +31,10 @@ type LoadOptions struct {
 	// larger than the place's device takes is fragmented there, and may be on
 	// the way: DF is not set.
 	Size int
+	// OneProcessor sends all packets on the first processor that the process may
+	// use. What a host without queues of its own forwards stays on the processor
+	// that sent it.
+	OneProcessor bool
 }
 
 // Load is a stream of numbered UDP packets in both directions between each of
@@ -92,6 +96,12 @@ func StartLoad(o LoadOptions, pairs ...[2]Place) (*Load, error) {
 	}
 	go func() {
 		defer close(l.done)
+		if o.OneProcessor {
+			if err := toOneProcessor(); err != nil {
+				l.fail(err)
+				return
+			}
+		}
 		l.run(ctx)
 	}()
 	return l, nil
@@ -162,6 +172,15 @@ func (f *flow) close() {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}
+	}
+}
+
+// fail says of each flow why it sends nothing.
+func (l *Load) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.flows {
+		f.now.LastError = err.Error()
 	}
 }
 

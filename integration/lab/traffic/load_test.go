@@ -63,7 +63,7 @@ func TestLoad(t *testing.T) {
 	t.Parallel()
 	a, r, b := wire(t, "load")
 	here, there := Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)}
-	l, err := StartLoad(LoadOptions{Rate: 1000}, [2]Place{here, there})
+	l, err := StartLoad(LoadOptions{Rate: 1000, OneProcessor: true}, [2]Place{here, there})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestFlowNotes(t *testing.T) {
 func TestStream(t *testing.T) {
 	t.Parallel()
 	a, r, b := wire(t, "strm")
-	s, err := StartStream(within(t, 10*time.Second), Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)})
+	s, err := StartStream(within(t, 10*time.Second), StreamOptions{OneProcessor: true}, Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)})
 	if err != nil {
 		t.Fatal(err)
 	}

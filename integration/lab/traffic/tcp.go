@@ -54,20 +54,36 @@ const (
 	recordEvery = 10 * time.Millisecond
 )
 
+// StreamOptions says how a [Stream] sends.
+type StreamOptions struct {
+	OneProcessor bool // as in [LoadOptions]
+}
+
 // StartStream connects two places. The caller stops the stream.
-func StartStream(ctx context.Context, from, to Place) (*Stream, error) {
+func StartStream(ctx context.Context, o StreamOptions, from, to Place) (*Stream, error) {
 	client, server, err := connect(ctx, from, to)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Stream{client: client, server: server, cancel: cancel, last: time.Now(), report: StreamReport{From: from.Name, To: to.Name}}
-	s.workers.Go(func() {
+	work := func(doing string, f func() error) {
+		s.workers.Go(func() {
+			if o.OneProcessor {
+				if err := toOneProcessor(); err != nil {
+					s.fail(ctx, doing, err)
+					return
+				}
+			}
+			s.fail(ctx, doing, f())
+		})
+	}
+	work("at its far end", func() error {
 		_, err := io.Copy(server, server)
-		s.fail(ctx, "at its far end", err)
+		return err
 	})
-	s.workers.Go(func() { s.fail(ctx, "sending", s.send(ctx)) })
-	s.workers.Go(func() { s.fail(ctx, "receiving", s.receive()) })
+	work("sending", func() error { return s.send(ctx) })
+	work("receiving", s.receive)
 	return s, nil
 }
 
