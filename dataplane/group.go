@@ -34,9 +34,10 @@ func (NextHopGroup) object()    {}
 
 func (g NextHopGroup) String() string { return fmt.Sprintf("id %d group %s", g.ID, g.Members) }
 
-// MaxGroupWeight is the largest weight of a member: the kernel keeps it less
-// one in eight bits (struct nexthop_grp).
-const MaxGroupWeight = 256
+// MaxGroupWeight is the largest weight of a member that every kernel takes: it is
+// written less one in eight bits (struct nexthop_grp), of which Linux before 6.12
+// refuses the last value.
+const MaxGroupWeight = 255
 
 // GroupMember is a next hop of a group with its share of the flows.
 type GroupMember struct {

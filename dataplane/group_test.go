@@ -16,13 +16,13 @@ func TestGroupMembers(t *testing.T) {
 		"1/2":      {{ID: 2, Weight: 1}, {ID: 1}},
 		"1,3/2":    {{ID: 2}, {ID: 1, Weight: 3}},
 		"1,5":      {{ID: 1, Weight: 2}, {ID: 1, Weight: 3}},
-		"1,256/10": {{ID: 10}, {ID: 1, Weight: 1000}},
+		"1,255/10": {{ID: 10}, {ID: 1, Weight: 1000}},
 	} {
 		if got := dataplane.GroupOf(in...); got != want {
 			t.Errorf("GroupOf(%v) = %q, want %q", in, got, want)
 		}
 	}
-	for _, s := range []dataplane.GroupMembers{"0", "2/1", "1/1", "1,1", "1,0", "1,257", "1,", "a", "1/", "4294967296", "+1", " 1"} {
+	for _, s := range []dataplane.GroupMembers{"0", "2/1", "1/1", "1,1", "1,0", "1,256", "1,", "a", "1/", "4294967296", "+1", " 1"} {
 		if m, err := s.Parse(); err == nil {
 			t.Errorf("Parse(%q) = %v, want an error", s, m)
 		}

@@ -43,9 +43,9 @@ nexthop via 10.0.2.2 dev up2 weight 1 onlink
 192.168.3.0/26 nhid 20
 nexthop via 10.0.0.2 dev up0 weight 1 onlink
 nexthop via 10.0.2.2 dev up2 weight 1 onlink`)
-	weighted := dataplane.NextHopGroup{ID: 20, Members: dataplane.GroupOf(dataplane.GroupMember{ID: 12, Weight: 256}, dataplane.GroupMember{ID: 11, Weight: 3})}
+	weighted := dataplane.NextHopGroup{ID: 20, Members: dataplane.GroupOf(dataplane.GroupMember{ID: 12, Weight: dataplane.MaxGroupWeight}, dataplane.GroupMember{ID: 11, Weight: 3})}
 	k.put(weighted)
-	l.shows("ip nexthop show group", "id 20 group 11,3/12,256 proto 77")
+	l.shows("ip nexthop show group", "id 20 group 11,3/12,255 proto 77")
 	// One member less is one message, though its next hop goes too.
 	n := k.writes.Load()
 	k.wait(k.Update(dataplane.SourceCore, []dataplane.Object{group(20, 12)}, []dataplane.Key{dataplane.NextHopKey{ID: 11}}))
