@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -186,7 +187,16 @@ func TestManyForeignChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		run(t, n, "nft", "-f", file)
+		eventually(t, func() string { // the table may not be back yet
+			var out []byte
+			if err := n.Do(func() (err error) {
+				out, err = exec.Command("nft", "-f", file).CombinedOutput()
+				return err
+			}); err != nil {
+				return fmt.Sprintf("nft -f: %v\n%s", err, out)
+			}
+			return ""
+		})
 		run(t, n, "nft", "flush", "ruleset")
 	}
 	eventually(t, func() string {

@@ -68,7 +68,11 @@ func startLoad6(t *testing.T, l *lab.Lab) *load {
 		out.streams = append(out.streams, stream(pair))
 	}
 	out.beside = stream([2]traffic.Place{place6(t, l, "node1"), place6(t, l, "node3")})
-	packets, err := traffic.StartLoad(traffic.LoadOptions{Rate: loadRate(), OneProcessor: emulated()}, pairs...)
+	o := traffic.LoadOptions{Rate: loadRate()}
+	if emulated() {
+		o = inMachine(o)
+	}
+	packets, err := traffic.StartLoad(o, pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -35,6 +36,9 @@ type LoadOptions struct {
 	// use. What a host without queues of its own forwards stays on the processor
 	// that sent it.
 	OneProcessor bool
+	// Settle is how long a packet may be on its way before it counts as lost; 0:
+	// three seconds, far longer than in any queue of a lab.
+	Settle time.Duration
 }
 
 // Load is a stream of numbered UDP packets in both directions between each of
@@ -48,6 +52,7 @@ type LoadOptions struct {
 type Load struct {
 	start  time.Time
 	rate   int
+	settle time.Duration
 	cancel context.CancelFunc
 	done   chan struct{}
 
@@ -82,7 +87,7 @@ func StartLoad(o LoadOptions, pairs ...[2]Place) (*Load, error) {
 		return nil, fmt.Errorf("rate %d: want 1 to 10000 packets a second", o.Rate)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Load{start: time.Now(), rate: o.Rate, cancel: cancel, done: make(chan struct{})}
+	l := &Load{start: time.Now(), rate: o.Rate, settle: cmp.Or(o.Settle, settleWithin), cancel: cancel, done: make(chan struct{})}
 	for _, p := range pairs {
 		for _, d := range [][2]Place{p, {p[1], p[0]}} {
 			f, err := newFlow(o, d[0], d[1])
@@ -273,9 +278,7 @@ func (f *flow) note(b []byte) {
 	f.arrived[i] = true
 }
 
-// settleWithin is how long a packet may be on its way before it counts as
-// lost: far longer than in any queue of a lab.
-const settleWithin = 3 * time.Second
+const settleWithin = 3 * time.Second // unless [LoadOptions] says otherwise
 
 // Interval reports on what was sent since the last call of Interval, or since
 // the start, up to now. It waits for packets that are on their way.
@@ -286,7 +289,7 @@ func (l *Load) Interval() LoadReport {
 		until[i] = f.base + uint64(len(f.sentAt))
 	}
 	l.mu.Unlock()
-	deadline := time.Now().Add(settleWithin)
+	deadline := time.Now().Add(l.settle)
 	tick := time.NewTicker(collectEvery)
 	defer tick.Stop()
 	for !l.settled(until) && time.Now().Before(deadline) {

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -37,7 +38,7 @@ func (r StreamReport) String() string {
 }
 
 // Stream is a TCP connection on which a record goes there and back every ten
-// milliseconds.
+// milliseconds, or as [StreamOptions] says.
 type Stream struct {
 	client, server net.Conn
 	cancel         context.CancelFunc
@@ -56,7 +57,8 @@ const (
 
 // StreamOptions says how a [Stream] sends.
 type StreamOptions struct {
-	OneProcessor bool // as in [LoadOptions]
+	OneProcessor bool          // as in [LoadOptions]
+	Every        time.Duration // between two records; 0: 10 ms
 }
 
 // StartStream connects two places. The caller stops the stream.
@@ -82,7 +84,7 @@ func StartStream(ctx context.Context, o StreamOptions, from, to Place) (*Stream,
 		_, err := io.Copy(server, server)
 		return err
 	})
-	work("sending", func() error { return s.send(ctx) })
+	work("sending", func() error { return s.send(ctx, cmp.Or(o.Every, recordEvery)) })
 	work("receiving", s.receive)
 	return s, nil
 }
@@ -129,8 +131,8 @@ func (s *Stream) fail(ctx context.Context, where string, err error) {
 	}
 }
 
-func (s *Stream) send(ctx context.Context) error {
-	tick := time.NewTicker(recordEvery)
+func (s *Stream) send(ctx context.Context, every time.Duration) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	buf := make([]byte, recordLen)
 	for n := uint64(0); ; n++ {
