@@ -28,7 +28,7 @@ STAGED := /integration/(lab|scenarios|service|runtimes|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: what changes
 # the kernel most. (dataplane/outer, neighbour and sourceport pass there too; the
 # scenario of NAT goes through them.)
-VMPKGS := ./dataplane/kernel ./dataplane/workload ./dataplane/nft ./integration/scenarios
+VMPKGS := ./dataplane/kernel ./dataplane/workload ./dataplane/nft
 # Of these packages the VM stage runs some tests alone: what needs ipip, and a
 # real networkd restarted beside the daemon.
 VMSOMEPKGS := ./control/probe ./cmd/routerd
@@ -77,7 +77,7 @@ image: build ## Build the container image routerd:$(VERSION) with podman or dock
 ##@ Test
 
 .PHONY: test
-test: ## Every test: unit and virtual machine side by side, then integration
+test: ## Every test: unit tests beside the virtual machine, then the scenarios there, then here
 	@.ci/test
 
 .PHONY: test-unit
@@ -88,15 +88,18 @@ test-unit: deps-test ## Unit tests, with the race detector; those of kernel pack
 test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
 	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|service|runtimes|bench)(/|$$)')
 
-.PHONY: test-vm
+.PHONY: test-vm test-vm-kernel test-vm-scenarios
+test-vm: test-vm-kernel test-vm-scenarios ## The same under Debian's kernel, which has ipip; SKIP_VM=1 leaves it out
 ifeq ($(SKIP_VM),1)
-test-vm:
-	@echo "test-vm: SKIP_VM=1: the IPIP modes and other kernels are NOT tested"
+test-vm-kernel test-vm-scenarios:
+	@echo "$@: SKIP_VM=1: the IPIP modes and other kernels are NOT tested"
 else
-test-vm: deps-test build ## The same scenarios under Debian's kernel, which has ipip; SKIP_VM=1 leaves it out
+test-vm-kernel: deps-test build ## Of test-vm, what may run beside other work
 	$(GO) test -count=1 -timeout 5m ./integration/vm/...
 	CGO_ENABLED=0 $(GO) test -count=1 -p 1 -timeout 20m -run '$(VMSOME)' -exec '$(VMRUN)' $(VMSOMEPKGS)
 	CGO_ENABLED=0 $(GO) test -count=1 -p 1 -timeout 20m -skip '$(VMSKIP)' -exec '$(VMRUN)' $(VMPKGS)
+test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it wants the machine for itself
+	CGO_ENABLED=0 $(GO) test -count=1 -timeout 20m -exec '$(VMRUN)' ./integration/scenarios
 endif
 
 .PHONY: bench
