@@ -68,11 +68,7 @@ func startLoad6(t *testing.T, l *lab.Lab) *load {
 		out.streams = append(out.streams, stream(pair))
 	}
 	out.beside = stream([2]traffic.Place{place6(t, l, "node1"), place6(t, l, "node3")})
-	o := traffic.LoadOptions{Rate: loadRate()}
-	if emulated() {
-		o = inMachine(o)
-	}
-	packets, err := traffic.StartLoad(o, pairs...)
+	packets, err := traffic.StartLoad(loadOptions(traffic.LoadOptions{Rate: loadRate()}), pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}

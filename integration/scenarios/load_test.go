@@ -85,11 +85,13 @@ func oneProcessor(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// inMachine is o for the virtual machine. A processor that is emulated beside
+// loadOptions is o, in the virtual machine as it wants it. A processor that is emulated beside
 // other work has left packets in its queues for six seconds; only what never
 // comes is lost.
-func inMachine(o traffic.LoadOptions) traffic.LoadOptions {
-	o.OneProcessor, o.Settle = true, 30*time.Second
+func loadOptions(o traffic.LoadOptions) traffic.LoadOptions {
+	if emulated() {
+		o.OneProcessor, o.Settle = true, 30*time.Second
+	}
 	return o
 }
 
@@ -115,10 +117,7 @@ func startStream(t *testing.T, l *lab.Lab, pair [2]string) *traffic.Stream {
 
 func startPackets(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]string) *traffic.Load {
 	t.Helper()
-	if emulated() {
-		o = inMachine(o)
-	}
-	p, err := l.StartLoad(o, pairs...)
+	p, err := l.StartLoad(loadOptions(o), pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}

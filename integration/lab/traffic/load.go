@@ -99,16 +99,23 @@ func StartLoad(o LoadOptions, pairs ...[2]Place) (*Load, error) {
 			l.flows = append(l.flows, f)
 		}
 	}
+	placed := make(chan error, 1)
 	go func() {
 		defer close(l.done)
+		var err error
 		if o.OneProcessor {
-			if err := toOneProcessor(); err != nil {
-				l.fail(err)
-				return
-			}
+			err = toOneProcessor()
 		}
-		l.run(ctx)
+		placed <- err
+		if err == nil {
+			l.run(ctx)
+		}
 	}()
+	if err := <-placed; err != nil { // one that sends nothing would lose nothing
+		cancel()
+		l.close()
+		return nil, err
+	}
 	return l, nil
 }
 
@@ -177,15 +184,6 @@ func (f *flow) close() {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}
-	}
-}
-
-// fail says of each flow why it sends nothing.
-func (l *Load) fail(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, f := range l.flows {
-		f.now.LastError = err.Error()
 	}
 }
 
