@@ -219,8 +219,19 @@ func TestTap(t *testing.T) {
 	peer := log.With("Topic", "Peer", "Key", "10.1.0.1")
 	peer.Debug(logDialFailed, "Error", "connection refused")
 	peer.Info(logSent, "Code", 2, "Subcode", 2)
-	peer.Info("Peer Up")
+	enabled := func() bool { return peer.Handler().Enabled(context.Background(), slog.LevelDebug) }
+	if !enabled() {
+		t.Error("debug is off before the session is up: the error of a connection attempt would not be seen")
+	}
+	peer.Info(logPeerUp)
+	if enabled() {
+		t.Error("debug is on while the session is up: each message would be put into words")
+	}
 	peer.Warn("odd message")
+	peer.Info(logPeerDown, "Reason", "hold-timer-expired")
+	if !enabled() {
+		t.Error("debug is off after the session's end")
+	}
 	log.WithGroup("g").Error("broken")
 	done.Store(true)
 	log.Error("failed to stop")
@@ -228,6 +239,7 @@ func TestTap(t *testing.T) {
 	want := []event{
 		{kind: eventLog, peer: a, text: logDialFailed, detail: "connection refused"},
 		{kind: eventLog, peer: a, text: logSent, code: 2, subcode: 2},
+		{kind: eventLog, peer: a, text: logPeerDown, detail: "hold-timer-expired"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(event{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)

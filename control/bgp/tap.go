@@ -15,6 +15,7 @@ const (
 	logReceived   = "received notification"
 	logIOError    = "outgoing connection IO error"
 	logLimit      = "prefix limit reached"
+	logPeerUp     = "Peer Up"
 	logPeerDown   = "Peer Down" // before the paths are withdrawn, the state's event after
 )
 
@@ -23,17 +24,24 @@ const (
 // the code of a notification, but its events do not carry them.
 type tap struct {
 	next slog.Handler
-	peer netip.Addr // from the logger's own attributes
+	peer netip.Addr   // from the logger's own attributes
+	up   *atomic.Bool // the peer's session; nil: not a peer's logger
 	emit func(event)
 	done *atomic.Bool // GoBGP is being stopped: what it says then is no news
 }
 
-// Enabled is always true: what is needed is logged at debug level.
-func (t tap) Enabled(context.Context, slog.Level) bool { return true }
+// Enabled is true for what is needed: why a session does not come up is logged
+// at debug level. Once it is up GoBGP logs each message and many a path there.
+func (t tap) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelInfo || t.up == nil || !t.up.Load() || t.next.Enabled(ctx, l)
+}
 
 func (t tap) Handle(ctx context.Context, r slog.Record) error {
 	if t.done.Load() {
 		return nil
+	}
+	if t.up != nil && (r.Message == logPeerUp || r.Message == logPeerDown) {
+		t.up.Store(r.Message == logPeerUp)
 	}
 	switch r.Message {
 	case logDialFailed, logSent, logReceived, logIOError, logLimit, logPeerDown:
@@ -75,7 +83,7 @@ func (t tap) WithAttrs(attrs []slog.Attr) slog.Handler {
 	for _, a := range attrs {
 		if a.Key == "Key" {
 			if addr, err := netip.ParseAddr(a.Value.String()); err == nil {
-				t.peer = addr
+				t.peer, t.up = addr, new(atomic.Bool)
 			}
 		}
 	}
