@@ -240,6 +240,31 @@ func TestStream(t *testing.T) {
 
 // A transfer finds its way over a narrow link, and one that cannot end ends
 // with its context and says how far it came.
+func TestPauseBeyond(t *testing.T) {
+	t.Parallel()
+	at := func(ms int) time.Time { return time.UnixMilli(1_000_000 + int64(ms)) }
+	gap := func(from, to int) StreamReport {
+		return StreamReport{LongestGap: at(to).Sub(at(from)), GapEnd: at(to)}
+	}
+	for _, tt := range []struct {
+		name        string
+		own, beside StreamReport
+		want        time.Duration
+	}{
+		{"the same time", gap(100, 1300), gap(100, 1300), 0},
+		{"longer at both ends", gap(100, 1300), gap(200, 1000), 400},
+		{"within the other's", gap(300, 400), gap(100, 1300), 0},
+		{"later", gap(2000, 3200), gap(100, 1300), 1200},
+		{"begun while the other stood still", gap(1000, 2200), gap(100, 1300), 900},
+		{"the other never stood still", gap(100, 1300), StreamReport{}, 1200},
+		{"nothing came back at all", StreamReport{}, gap(100, 1300), 0},
+	} {
+		if got := tt.own.PauseBeyond(tt.beside); got != tt.want*time.Millisecond {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want*time.Millisecond)
+		}
+	}
+}
+
 func TestSend(t *testing.T) {
 	t.Parallel()
 	a, r, b := wire(t, "send")

@@ -37,6 +37,20 @@ func (r StreamReport) String() string {
 	return s
 }
 
+// PauseBeyond is the part of the longest gap in which another stream did not
+// stand still in its own longest one: that of a stream which shares nothing with
+// this one but the machine.
+func (r StreamReport) PauseBeyond(other StreamReport) time.Duration {
+	from, to := r.GapEnd.Add(-r.LongestGap), r.GapEnd
+	if start := other.GapEnd.Add(-other.LongestGap); start.After(from) {
+		from = start
+	}
+	if other.GapEnd.Before(to) {
+		to = other.GapEnd
+	}
+	return r.LongestGap - max(0, to.Sub(from))
+}
+
 // Stream is a TCP connection on which a record goes there and back every ten
 // milliseconds, or as [StreamOptions] says.
 type Stream struct {
