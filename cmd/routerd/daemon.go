@@ -316,7 +316,11 @@ func (d *router) run(ctx context.Context) error {
 	})
 	if d.cfg.Health.Listen != "" {
 		part("health endpoint", func(ctx context.Context) error {
-			return health.Serve(ctx, d.cfg.Health.Listen, health.Handler(d.liveCheck, d.report, d.metrics()), d.log)
+			h := health.Handler(d.liveCheck, d.report, d.metrics())
+			if d.cfg.Health.Profiles {
+				h = health.WithProfiles(h)
+			}
+			return health.Serve(ctx, d.cfg.Health.Listen, h, d.log)
 		})
 	}
 	part("systemd", func(ctx context.Context) error {

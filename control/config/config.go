@@ -156,6 +156,8 @@ type Dataplane struct {
 type Health struct {
 	// Listen is an address and port; empty: no endpoint.
 	Listen string `mapstructure:"listen"`
+	// Profiles serves Go's profiles of the daemon there too.
+	Profiles bool `mapstructure:"profiles"`
 }
 
 // IPAM configures how this host takes addresses.
@@ -332,6 +334,9 @@ func (c Config) Validate() error {
 		if _, err := netip.ParseAddrPort(v); v != "" && err != nil {
 			bad(key, v, "want ADDRESS:PORT, such as 127.0.0.1:9099")
 		}
+	}
+	if a, err := netip.ParseAddrPort(c.Health.Listen); c.Health.Profiles && (err != nil || !a.Addr().IsLoopback()) {
+		bad("health.profiles", true, fmt.Sprintf("profiles are served on a loopback address only, and health.listen is %q: set it to one such as 127.0.0.1:9099", c.Health.Listen))
 	}
 	if r := c.IPAM.Reserve; r.Min < 0 || r.Min > r.Max || r.Max > maxReserve {
 		bad("ipam.reserve.min", r.Min, fmt.Sprintf("want 0 (no reserve) to ipam.reserve.max, which is %d and may be %d at most", r.Max, maxReserve))

@@ -100,6 +100,8 @@ func TestErrors(t *testing.T) {
 		{"protocol of another", "dataplane: {routeProtocol: 80}", []string{"routeProtocol", "80"}},
 		{"reserve", "ipam: {reserve: {min: 9, max: 8}}", []string{"ipam.reserve.min", "ipam.reserve.max, which is 8"}},
 		{"reserve too large", "ipam: {reserve: {min: 1, max: 257}}", []string{"may be 256 at most"}},
+		{"profiles without endpoint", "health: {profiles: true}", []string{"health.profiles", "127.0.0.1:9099"}},
+		{"profiles beyond the host", "health: {profiles: true, listen: '10.0.0.1:9099'}", []string{"health.profiles", "loopback", "10.0.0.1:9099"}},
 		{"listen without port", "health: {listen: 127.0.0.1}", []string{"health.listen", "ADDRESS:PORT"}},
 		{"several faults at once", "logLevel: loud\nlogFormat: xml", []string{"logLevel", "logFormat"}},
 	}

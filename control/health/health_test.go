@@ -82,18 +82,41 @@ func TestDeadPeerIsNotUnready(t *testing.T) {
 		"/metrics":   {200, "routerd_test 0"},
 		"/else":      {404, ""},
 	} {
-		resp, err := http.Get(srv.URL + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != want.code || !strings.Contains(string(body), want.text) {
-			t.Errorf("GET %s: %d %s; want %d and %q", path, resp.StatusCode, body, want.code, want.text)
-		}
+		expect(t, srv.URL+path, want.code, want.text)
+	}
+}
+
+func TestProfiles(t *testing.T) {
+	rest := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Error(w, r.URL.Path, http.StatusTeapot) })
+	srv := httptest.NewServer(health.WithProfiles(rest))
+	defer srv.Close()
+	for path, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"/debug/pprof/goroutine?debug=1": {200, "TestProfiles"},
+		"/debug/pprof/":                  {200, "heap"},
+		"/debug/pprof/cmdline":           {404, ""}, // where a secret might stand
+		"/readiness":                     {418, "/readiness"},
+	} {
+		expect(t, srv.URL+path, want.code, want.text)
+	}
+}
+
+// expect asks for a page, and for its code and a part of its text.
+func expect(t *testing.T, url string, code int, text string) {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != code || !strings.Contains(string(body), text) {
+		t.Errorf("GET %s: %d %s; want %d and %q", url, resp.StatusCode, body, code, text)
 	}
 }
 

@@ -40,10 +40,10 @@ type receiver struct {
 }
 
 // receivers are those that are measured, ours first.
-func receivers(binDir string) []receiver {
+func receivers(p Programs) []receiver {
 	return []receiver{
 		{"routerd", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
-			return startRouterd(ctx, s, binDir)
+			return startRouterd(ctx, s, p)
 		}},
 		{"BIRD", startBIRDReceiver},
 		{"FRR", startFRRReceiver},
@@ -51,10 +51,10 @@ func receivers(binDir string) []receiver {
 }
 
 // MeasureConvergence feeds each receiver these numbers of prefixes from BIRD.
-func MeasureConvergence(ctx context.Context, binDir string, counts []int, progress func(string)) ([]Row, error) {
+func MeasureConvergence(ctx context.Context, p Programs, counts []int, progress func(string)) ([]Row, error) {
 	var rows []Row
 	for _, n := range counts {
-		list := receivers(binDir)
+		list := receivers(p)
 		got := make([]convergence, len(list))
 		for i, r := range list {
 			progress(fmt.Sprintf("BGP: %d prefixes to %s", n, r.name))
@@ -92,6 +92,8 @@ type convergenceSpace struct {
 	extra time.Duration // for the prefixes
 	tors  [2]string
 	began []*exec.Cmd
+
+	profiles string // where the daemon's go; empty: nowhere
 }
 
 const (
@@ -329,12 +331,20 @@ func converge(ctx context.Context, r receiver, n int) (c convergence, err error)
 	if err != nil {
 		return c, err
 	}
-	before := cpuTime(procs)
+	step := func(name string) func() error { return s.profile(ctx, fmt.Sprintf("%d prefixes %s", n, name)) }
+	before, profiled := cpuTime(procs), step("feed")
 	if c.feed, err = s.timed(ctx, "the last route", base+n, 0, "enable"); err != nil {
 		return c, err
 	}
 	c.cpu = cpuTime(procs) - before
+	if err := profiled(); err != nil {
+		return c, err
+	}
+	profiled = step("withdrawal")
 	if c.withdraw, err = s.timed(ctx, "the last withdrawal", base, 0, "withdraw"); err != nil {
+		return c, err
+	}
+	if err := profiled(); err != nil {
 		return c, err
 	}
 	if c.lost, err = s.lose(ctx, base+n, tors[0]); err != nil {

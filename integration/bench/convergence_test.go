@@ -3,6 +3,7 @@ package bench
 import (
 	"cmp"
 	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -25,13 +26,18 @@ func TestMainPrefixes(t *testing.T) {
 // prefixes, both are used, one is killed, and everything goes the other way.
 func TestConverge(t *testing.T) {
 	t.Parallel()
-	dir := cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin")
-	c, err := converge(t.Context(), receivers(dir)[0], 2000)
+	p := Programs{Dir: cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin"), Profiles: t.TempDir()}
+	c, err := converge(t.Context(), receivers(p)[0], 2000)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("%+v", c)
 	if c.feed <= 0 || c.withdraw <= 0 || c.lost <= 0 || c.peak <= 0 {
 		t.Errorf("not measured: %+v", c)
+	}
+	for _, name := range []string{"feed.0.cpu", "feed.heap", "withdrawal.0.cpu", "withdrawal.heap"} {
+		if st, err := os.Stat(filepath.Join(p.Profiles, "2000-prefixes-"+name)); err != nil || st.Size() == 0 {
+			t.Errorf("no profile %s: %v", name, err)
+		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 
 // startRouterd runs the daemon with its own datastore and makes both ToRs its
 // peers. They may announce everything: none of it is inside its pool.
-func startRouterd(ctx context.Context, s *convergenceSpace, binDir string) ([]*os.Process, error) {
-	p, err := s.startDaemon(binDir)
+func startRouterd(ctx context.Context, s *convergenceSpace, programs Programs) ([]*os.Process, error) {
+	p, err := s.startDaemon(programs)
 	if err != nil {
 		return nil, err
 	}
@@ -20,18 +20,23 @@ func startRouterd(ctx context.Context, s *convergenceSpace, binDir string) ([]*o
 	for i := range s.tors {
 		fmt.Fprintf(&peers, "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: tor%d}\nspec: {peerIP: %s, asNumber: %d, sourceAddress: None}\n---\n", i+1, torAddr(i), torASN)
 	}
-	return []*os.Process{p}, s.applyUntilTaken(ctx, binDir, peers.String())
+	return []*os.Process{p}, s.applyUntilTaken(ctx, programs.Dir, peers.String())
 }
 
 // startDaemon runs the daemon as a host runs it.
-func (s *convergenceSpace) startDaemon(binDir string) (*os.Process, error) {
+func (s *convergenceSpace) startDaemon(p Programs) (*os.Process, error) {
+	health := "{}"
+	if s.profiles = p.Profiles; s.profiles != "" {
+		health = fmt.Sprintf("{listen: %q, profiles: true}", profileAddr)
+	}
 	conf, err := s.file("routerd.yaml", fmt.Sprintf(`nodeName: bench
 stateDir: %[1]s/state
 runDir: %[1]s/run
 logLevel: warn
 address: {ipv4: "interface=tor1", ipv6: none}
 cni: {binDir: %[1]s/cni, confDir: %[1]s/cni}
-`, s.dir))
+health: %[2]s
+`, s.dir, health))
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +45,7 @@ cni: {binDir: %[1]s/cni, confDir: %[1]s/cni}
 			return nil, err
 		}
 	}
-	return s.run(s.rx, filepath.Join(binDir, "routerd"), "run", "--config", conf)
+	return s.run(s.rx, filepath.Join(p.Dir, "routerd"), "run", "--config", conf)
 }
 
 func (s *convergenceSpace) socket() string { return filepath.Join(s.dir, "run", "routerd.sock") }

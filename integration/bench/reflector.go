@@ -45,12 +45,12 @@ func clientAddr(i int) netip.Addr {
 
 // MeasureReflector lets clients of one reflector tell each other of their
 // prefixes, through routerd and through BIRD.
-func MeasureReflector(ctx context.Context, binDir string, series []Reflection, progress func(string)) ([]Row, error) {
+func MeasureReflector(ctx context.Context, p Programs, series []Reflection, progress func(string)) ([]Row, error) {
 	var rows []Row
 	for _, size := range series {
 		list := []receiver{
 			{"routerd", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
-				return startRouterdReflector(ctx, s, binDir, size.Clients)
+				return startRouterdReflector(ctx, s, p, size.Clients)
 			}},
 			{"BIRD", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 				return startBIRDReflector(ctx, s, size.Clients)
@@ -152,6 +152,7 @@ func reflect(ctx context.Context, r receiver, size Reflection) (out reflection, 
 		g.Go(func() error { return c.announce(all[i*size.Prefixes : (i+1)*size.Prefixes]) })
 		g.Go(func() error { return c.count(want) })
 	}
+	profiled := s.profile(ctx, fmt.Sprintf("%d clients with %d prefixes", size.Clients, size.Prefixes))
 	err = g.Wait()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = nil // it shows in the share
@@ -160,6 +161,7 @@ func reflect(ctx context.Context, r receiver, size Reflection) (out reflection, 
 	for _, p := range procs {
 		out.peak += peakMemory(p.Pid)
 	}
+	err = errors.Join(err, profiled())
 	for _, c := range clients {
 		out.done += float64(c.n) / float64(want) / float64(len(clients))
 	}
@@ -188,14 +190,14 @@ func (s *convergenceSpace) connect(ctx context.Context, size Reflection) ([]*bgp
 
 // startRouterdReflector runs the daemon as a reflector of these clients, for
 // prefixes that are all inside a pool.
-func startRouterdReflector(ctx context.Context, s *convergenceSpace, binDir string, clients int) ([]*os.Process, error) {
-	p, err := s.startDaemon(binDir)
+func startRouterdReflector(ctx context.Context, s *convergenceSpace, programs Programs, clients int) ([]*os.Process, error) {
+	p, err := s.startDaemon(programs)
 	if err != nil {
 		return nil, err
 	}
 	// A node that becomes a reflector ends its sessions, so there are none yet.
 	pool := "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: reflected}\nspec: {cidr: 20.0.0.0/8, disabled: true}\n"
-	if err := s.applyUntilTaken(ctx, binDir, pool); err != nil {
+	if err := s.applyUntilTaken(ctx, programs.Dir, pool); err != nil {
 		return nil, err
 	}
 	st, err := etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + s.socket()}})
@@ -222,7 +224,7 @@ func startRouterdReflector(ctx context.Context, s *convergenceSpace, binDir stri
 	for i := range clients {
 		fmt.Fprintf(&m, "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: client%d}\nspec: {peerIP: %s, asNumber: %d}\n---\n", i, clientAddr(i), rxASN)
 	}
-	return []*os.Process{p}, s.applyUntilTaken(ctx, binDir, m.String())
+	return []*os.Process{p}, s.applyUntilTaken(ctx, programs.Dir, m.String())
 }
 
 // startBIRDReflector runs BIRD as a reflector of these clients.

@@ -42,6 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	routes := fs.Int("routes", 100_000, "`number` of routes")
 	prefixes := fs.String("prefixes", "10000", "`numbers` of BGP prefixes, with commas between them; 500000 takes minutes and 3 GiB")
 	reflect := fs.String("reflect", "100x100", "`clients x prefixes` of a route reflector, with commas between them; 100x1000 takes minutes and 6 GiB")
+	profiles := fs.String("profiles", "", "`directory` for profiles of the daemon in the series bgp and reflector; what they cost is in the figures")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -52,6 +53,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if *profiles != "" {
+		if err := os.MkdirAll(*profiles, 0o700); err != nil {
+			return err
+		}
+	}
+	programs := bench.Programs{Dir: dir, Profiles: *profiles}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	progress := func(s string) { fmt.Fprintln(stderr, "bench:", s) }
 
@@ -77,14 +84,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			if err != nil {
 				return nil, err
 			}
-			return bench.MeasureConvergence(ctx, dir, counts, progress)
+			return bench.MeasureConvergence(ctx, programs, counts, progress)
 		},
 		"reflector": func() ([]bench.Row, error) {
 			sizes, err := parseReflections(*reflect)
 			if err != nil {
 				return nil, err
 			}
-			return bench.MeasureReflector(ctx, dir, sizes, progress)
+			return bench.MeasureReflector(ctx, programs, sizes, progress)
 		},
 	}
 	var rows []bench.Row

@@ -1,0 +1,83 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// Programs says which programs are measured.
+type Programs struct {
+	Dir string // where they are
+
+	// Profiles is a directory for profiles of the daemon, of each step: NAME.N.cpu
+	// for one slice of time after the other, and NAME.heap at its end. Empty: none.
+	Profiles string
+}
+
+// profileSlice is the time of one CPU profile: go tool pprof adds up as many as
+// it is given, and two of them show what changes with time.
+const profileSlice = 2 * time.Second
+
+// profileAddr is where the daemon serves its profiles, in its own namespace.
+const profileAddr = "127.0.0.1:9099"
+
+// profile records what the daemon does until stop is called.
+func (s *convergenceSpace) profile(ctx context.Context, name string) (stop func() error) {
+	if s.profiles == "" {
+		return func() error { return nil }
+	}
+	name = filepath.Join(s.profiles, strings.ReplaceAll(name, " ", "-"))
+	slices, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		for n := 0; err == nil && slices.Err() == nil; n++ {
+			err = s.fetchProfile(ctx, fmt.Sprintf("profile?seconds=%d", int(profileSlice/time.Second)), fmt.Sprintf("%s.%d.cpu", name, n))
+		}
+		done <- errors.Join(err, s.fetchProfile(ctx, "heap", name+".heap"))
+	}()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func (s *convergenceSpace) fetchProfile(ctx context.Context, what, file string) error {
+	c := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			err = ns.Do(s.rx, func() error {
+				conn, err = new(net.Dialer).DialContext(ctx, network, addr)
+				return err
+			})
+			return conn, err
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+profileAddr+"/debug/pprof/"+what, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("profile: %s: %s", resp.Status, body)
+	}
+	return os.WriteFile(file, body, 0o600)
+}
