@@ -29,6 +29,7 @@ type convergence struct {
 	feed     time.Duration // from the session's start to the last route in the kernel
 	withdraw time.Duration // from the withdrawal of all to the last route's end
 	lost     time.Duration // from the death of one of two ToRs to the last packet's turn
+	gone     time.Duration // from the death of the other one, to the last route's end
 	cpu      time.Duration // of the receiver, for the first feed
 	peak     float64       // of its resident memory, MiB, over all
 }
@@ -77,6 +78,7 @@ func MeasureConvergence(ctx context.Context, p Programs, counts []int, progress 
 			row("to the last route", Milliseconds, ms(ours.feed), ms(theirs.feed))
 			row("withdrawal of all", Milliseconds, ms(ours.withdraw), ms(theirs.withdraw))
 			row("one of two ToRs lost", Milliseconds, ms(ours.lost), ms(theirs.lost))
+			row("the only ToR lost", Milliseconds, ms(ours.gone), ms(theirs.gone))
 			row("CPU", Milliseconds, ms(ours.cpu), ms(theirs.cpu))
 			row("peak memory", MiB, ours.peak, theirs.peak)
 		}
@@ -350,6 +352,13 @@ func converge(ctx context.Context, r receiver, n int) (c convergence, err error)
 	if c.lost, err = s.lose(ctx, base+n, tors[0]); err != nil {
 		return c, err
 	}
+	profiled = step("loss")
+	if c.gone, err = s.loseLast(ctx, base, tors[1]); err != nil {
+		return c, err
+	}
+	if err := profiled(); err != nil {
+		return c, err
+	}
 	for _, p := range procs {
 		c.peak += peakMemory(p.Pid)
 	}
@@ -412,16 +421,32 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 	}
 	stop := s.wake(ctx, 0, 1)
 	defer stop()
+	// Asked for once: the kernel answers about devices only when no change is
+	// under way, and about routes at any time.
+	var devices [len(s.tors)]int
+	err := ns.Do(s.rx, func() error {
+		for i := range devices {
+			l, err := netlink.LinkByName(fmt.Sprintf("tor%d", i+1))
+			if err != nil {
+				return err
+			}
+			devices[i] = l.Attrs().Index
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
 	through := func(i int) (n int, err error) {
 		err = ns.Do(s.rx, func() error {
-			n, err = samplesThrough(routes, fmt.Sprintf("tor%d", i+1))
-			return err
+			n = samplesThrough(routes, devices[i])
+			return nil
 		})
 		return n, err
 	}
 	// All are shared when a third leaves by each, three times in a row.
 	shared := 0
-	err := untilWithin(ctx, convergeWithin+s.extra, "both ToRs are used", func() (bool, error) {
+	err = untilWithin(ctx, convergeWithin+s.extra, "both ToRs are used", func() (bool, error) {
 		n, err := through(1)
 		if shared++; n < lostSamples/3 {
 			shared = 0
@@ -443,22 +468,38 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 	return time.Since(start), err
 }
 
-// samplesThrough counts the sampled destinations that leave by a device.
-func samplesThrough(routes int, device string) (int, error) {
-	l, err := netlink.LinkByName(device)
-	if err != nil {
+// loseLast kills the ToR that is left and waits until the kernel has no route of
+// it.
+func (s *convergenceSpace) loseLast(ctx context.Context, base int, last *os.Process) (time.Duration, error) {
+	pause(ctx, 2*time.Second+s.extra/100) // as above
+	start := time.Now()
+	if err := last.Kill(); err != nil {
 		return 0, err
 	}
+	n := 0
+	err := untilWithin(ctx, convergeWithin+s.extra, "the last route's end", func() (_ bool, err error) {
+		n, err = s.routesInKernel()
+		return n < base+ownRoutes, err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("%w: the kernel has %d routes, and %d are awaited", err, n, base)
+	}
+	return time.Since(start), nil
+}
+
+// samplesThrough counts the sampled destinations that leave by a device, given by
+// its index.
+func samplesThrough(routes, device int) int {
 	n := 0
 	for i := range lostSamples {
 		var b [4]byte
 		binary.BigEndian.PutUint32(b[:], uint32(20)<<24|uint32(i*(routes/lostSamples))<<6|1)
 		got, err := netlink.RouteGet(b[:])
-		if err == nil && len(got) > 0 && got[0].LinkIndex == l.Attrs().Index {
+		if err == nil && len(got) > 0 && got[0].LinkIndex == device {
 			n++
 		}
 	}
-	return n, nil
+	return n
 }
 
 // cpuTime is what processes have used, in user and system mode.

@@ -32,7 +32,7 @@ func TestConverge(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%+v", c)
-	if c.feed <= 0 || c.withdraw <= 0 || c.lost <= 0 || c.peak <= 0 {
+	if c.feed <= 0 || c.withdraw <= 0 || c.lost <= 0 || c.gone <= 0 || c.peak <= 0 {
 		t.Errorf("not measured: %+v", c)
 	}
 	for _, name := range []string{"feed.0.cpu", "feed.heap", "withdrawal.0.cpu", "withdrawal.heap"} {
