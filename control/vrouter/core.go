@@ -18,7 +18,7 @@ import (
 // Config is what a [Core] needs.
 type Config struct {
 	Node string         // this host's name; required
-	Sink dataplane.Sink // required
+	Sink Sink           // required
 	Log  *slog.Logger   // required
 
 	// Status says what became of a wanted object, and whether anybody wants it,
@@ -80,6 +80,8 @@ type loop struct {
 	unsure   map[dataplane.Key]struct{} // next hops put whose end is not known
 	removals []dataplane.Revision       // of the sink, with next hops to go
 
+	cuts     []dataplane.Key          // next hops that the sink was told to cut since routes were last chosen
+
 	held    []PathUpdate // what BGP learned, while it is held back
 	holdEnd time.Time    // zero: nothing is held back any more
 }
@@ -102,7 +104,9 @@ func (c *Core) Paths(ctx context.Context, u PathUpdate) error {
 	return c.post(ctx, func(l *loop) {
 		l.bgpSynced = l.bgpSynced || u.Synced
 		if l.setLost(u.Lost, nil); len(u.Lost) > 0 && l.replaced {
-			c.handOver(l) // groups go first: what follows takes time by the number of prefixes
+			// Next hops go first: what follows takes time by the number of prefixes.
+			c.handOver(l)
+			c.cut(l, u.Lost)
 		}
 		l.held = append(l.held, u)
 		l.releasePaths(time.Now())
@@ -259,6 +263,7 @@ func (c *Core) flush(l *loop) {
 	}
 	for range maxRounds {
 		l.settle()
+		l.mend()
 		c.handOver(l)
 		if !c.look(l) && !c.publish(l) {
 			break
@@ -316,6 +321,29 @@ func (c *Core) handOver(l *loop) {
 		l.removals = append(l.removals, rev)
 	}
 	c.hintAt(rev)
+}
+
+// cut takes next hops that are of no use any more out of the kernel, and what
+// leads to them, before new routes are chosen.
+func (c *Core) cut(l *loop, lost []netip.Addr) {
+	keys := l.useless(lost)
+	if len(keys) == 0 {
+		return
+	}
+	rev := c.cfg.Sink.Cut(dataplane.SourceCore, keys)
+	l.cuts = append(l.cuts, keys...)
+	l.removals = append(l.removals, rev)
+	c.hintAt(rev)
+}
+
+// mend wants again what was cut and is in use now that routes were chosen.
+func (l *loop) mend() {
+	for _, k := range l.cuts {
+		if w, ok := l.objs[k]; ok {
+			l.put[k] = w.obj
+		}
+	}
+	l.cuts = nil
 }
 
 // noteHops notes next hops whose end is to be awaited.

@@ -59,6 +59,16 @@ func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []data
 	return 0
 }
 
+func (s *fakeSink) Cut(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, "cut")
+	for _, k := range hops {
+		delete(s.wish, k)
+	}
+	return 0
+}
+
 func (s *fakeSink) Synced(dataplane.Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,6 +294,43 @@ func TestRestartInChange(t *testing.T) {
 		synctest.Wait()
 		if !slices.Equal(published.Uses, []string{"direct"}) || published.Sends["pool"] != "Direct" {
 			t.Errorf("in sync: %+v; want only direct in use", published)
+		}
+	})
+}
+
+// TestOnlyWayLost: what leads to the only next hop of many prefixes goes at once,
+// before these are looked at; one of two is a group replaced, and nothing is cut.
+func TestOnlyWayLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, sink := start(t)
+		check(t, c.Underlay(t.Context(), rack()))
+		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.Direct), Synced: true}))
+		two := learnedPath("172.16.0.0/12", "10.1.0.2", "10.1.0.3")
+		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{two}, Synced: true}))
+		synctest.Wait()
+		calls := func(u PathUpdate) []string {
+			t.Helper()
+			n := len(sink.called())
+			check(t, c.Paths(t.Context(), u))
+			synctest.Wait()
+			return sink.called()[n:]
+		}
+		route := dataplane.RouteKey{Prefix: two.Prefix, Table: dataplane.MainTable}
+		if got := calls(PathUpdate{Lost: addrs("10.1.0.2")}); !slices.Equal(got, []string{"update"}) {
+			t.Errorf("one of two lost: %q", got)
+		}
+		if got := calls(PathUpdate{Lost: addrs("10.1.0.3")}); !slices.Equal(got, []string{"cut", "update"}) || sink.wish[route] != nil {
+			t.Errorf("the other lost: %q, and the route is %v", got, sink.wish[route])
+		}
+		if got := calls(PathUpdate{Found: addrs("10.1.0.3")}); !slices.Equal(got, []string{"update"}) || sink.wish[route] == nil {
+			t.Errorf("back: %q, and the route is %v", got, sink.wish[route])
+		}
+		// Lost and found in one: what was cut is wanted again.
+		if got := calls(PathUpdate{Lost: addrs("10.1.0.3"), Found: addrs("10.1.0.3")}); got[0] != "cut" || sink.wish[route] == nil {
+			t.Errorf("lost and found: %q, and the route is %v", got, sink.wish[route])
+		}
+		if r, _ := sink.wish[route].(dataplane.Route); sink.wish[dataplane.NextHopGroupKey{ID: r.NextHop}] == nil {
+			t.Errorf("%v leads to nothing", r)
 		}
 	})
 }

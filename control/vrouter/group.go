@@ -3,6 +3,7 @@ package vrouter
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -168,6 +169,25 @@ func (t *table) setLost(lost, found []netip.Addr) {
 			t.followNextHop(a, true)
 		}
 	}
+}
+
+// useless lists the next hops in use, single ones and groups, that the loss of
+// these leaves without any way.
+func (t *table) useless(lost []netip.Addr) []dataplane.Key {
+	hops := set[hopKey]{}
+	for _, a := range lost {
+		maps.Copy(hops, t.groupsOf(a))
+		hops[hopKeyVia(a)] = struct{}{}
+	}
+	var out []dataplane.Key
+	for k := range hops {
+		if h := t.hops[k]; h != nil && t.stale[k] {
+			for _, o := range h.plan.objs {
+				out = append(out, o.Key())
+			}
+		}
+	}
+	return out
 }
 
 // followNextHop brings up to date what uses a next hop that changed. With

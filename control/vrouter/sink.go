@@ -8,6 +8,17 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
+// Sink is what a [Core] hands its wish to.
+type Sink interface {
+	dataplane.Sink
+	// Cut withdraws next hops, given by their keys, and takes them out of the
+	// kernel at once with all routes that lead to them, whatever their number:
+	// for what cannot be reached any more. The Update that withdraws these
+	// routes, or moves them, is to follow. A next hop that is the member of a
+	// group which stays is withdrawn as by Update.
+	Cut(src dataplane.Source, hops []dataplane.Key) dataplane.Revision
+}
+
 // hintAfter bounds how long a hint waits for one call to the sink: another
 // object of the call may wait for a device for ever.
 const hintAfter = time.Second

@@ -68,6 +68,19 @@ func (k *simKernel) Update(_ dataplane.Source, put []dataplane.Object, del []dat
 	return k.rev
 }
 
+// Cut takes the routes along.
+func (k *simKernel) Cut(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
+	for _, key := range hops {
+		delete(k.have, key)
+		for other, o := range k.have {
+			if r, ok := o.(dataplane.Route); ok && (key == dataplane.NextHopKey{ID: r.NextHop} || key == dataplane.NextHopGroupKey{ID: r.NextHop}) {
+				delete(k.have, other)
+			}
+		}
+	}
+	return k.Update(0, nil, hops)
+}
+
 func (k *simKernel) Synced(dataplane.Source) {}
 
 // Wait answers as if all calls were one: it is over when nothing is due.

@@ -130,6 +130,7 @@ func (k *Kernel) check(ctx context.Context) error {
 		}
 	}
 	have := k.gather(&t)
+	k.admitCuts()
 	drift := k.want.ReplaceHave(maps.All(have))
 	if !first {
 		k.notice = notice{by: "full check", at: start}
@@ -430,6 +431,7 @@ func (k *Kernel) countUser(id dataplane.NextHopID, n int) {
 		return
 	}
 	delete(k.users, id)
+	delete(k.cut, id)
 	if key, ok := k.held[id]; ok {
 		delete(k.held, id)
 		k.freed = append(k.freed, key)

@@ -184,7 +184,7 @@ func (k *Kernel) loseUsers() {
 	k.shrinkGroups()
 	missing := false
 	for id := range k.users {
-		if !k.hasNextHop(id) {
+		if _, cut := k.cut[id]; !cut && !k.hasNextHop(id) {
 			missing = true
 			break
 		}
@@ -194,7 +194,7 @@ func (k *Kernel) loseUsers() {
 	}
 	for _, key := range k.want.LoseWhere(func(_ dataplane.Key, o dataplane.Object) bool {
 		id := nextHopOf(o)
-		return id != 0 && !k.hasNextHop(id)
+		return id != 0 && !k.hasNextHop(id) && !k.wasCut(o)
 	}) {
 		if !k.quiet {
 			k.drifted(key)
@@ -261,7 +261,9 @@ func (k *Kernel) routeEvent(r fibRoute, gone, replaced bool) {
 	}
 	switch {
 	case mine && gone:
-		k.lose(k.haveRoute(&r).Key())
+		if have := k.haveRoute(&r); !k.wasCut(have) { // IPv6: the kernel tells of each
+			k.lose(have.Key())
+		}
 	case mine:
 		k.set(k.haveRoute(&r))
 	case gone:

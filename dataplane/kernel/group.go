@@ -12,6 +12,7 @@ import (
 // that there are: a next hop whose device is down, or that the kernel refuses,
 // must not keep the traffic from the others. The rest follows when it comes.
 func (k *Kernel) encodeGroup(b *builder, o op, w dataplane.NextHopGroup) *result {
+	k.admitCutOf(w.ID)
 	if s, ok := k.mir.nextHops[w.ID]; ok {
 		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
 	}

@@ -93,6 +93,7 @@ type Kernel struct {
 	listErr  error // of the last listing
 	listed   bool  // there was one
 	supports map[dataplane.LinkType]bool
+	toCut    []dataplane.Key // next hops
 
 	// What follows belongs to the loop.
 	nl        transport
@@ -107,6 +108,7 @@ type Kernel struct {
 	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
 	held      map[dataplane.NextHopID]dataplane.Key // unwanted, but still in use
 	freed     []dataplane.Key                       // of those, no longer in use
+	cut       map[dataplane.NextHopID]struct{}      // gone, with the routes that users still counts
 	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
 	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be told of
 	adrift    map[dataplane.Key]drift               // until it is put right
@@ -189,6 +191,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		sysctls:  make(map[dataplane.Key]struct{}),
 		waits:    make(map[dataplane.Key][]dataplane.Key),
 		held:     make(map[dataplane.NextHopID]dataplane.Key),
+		cut:      make(map[dataplane.NextHopID]struct{}),
 		doubted:  make(map[dataplane.Key]struct{}),
 		seen:     make(map[dataplane.Kind][]dataplane.Key),
 		measured: make(map[dataplane.NextHopID]struct{}),

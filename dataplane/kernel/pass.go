@@ -38,6 +38,7 @@ func (k *Kernel) turn() bool {
 	for _, kind := range dataplane.Kinds() {
 		k.make(kind, k.want.Due(class(kind), false, turnSize))
 	}
+	k.cutNextHops()
 	if k.dirty != "" || k.want.HasDue(false) {
 		return true
 	}
@@ -313,6 +314,7 @@ func (k *Kernel) usable(name string) bool {
 }
 
 func (k *Kernel) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
+	k.admitCutOf(w.ID)
 	if s, ok := k.mir.nextHops[w.ID]; ok {
 		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
 	}
@@ -354,7 +356,7 @@ func (k *Kernel) encodeRoute(b *builder, o op, w dataplane.Route) *result {
 		k.measured[w.NextHop] = struct{}{}
 	}
 	_, bare := k.measured[w.NextHop]
-	b.putRoute(w, o.Exists, k.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
+	b.putRoute(w, o.Exists && !k.wasCut(o.Have), k.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
 	return nil
 }
 
@@ -412,6 +414,10 @@ func (k *Kernel) secondLook(key dataplane.Key) bool {
 func (k *Kernel) encodeRemove(b *builder, o op) *result {
 	link := 0
 	switch o.Key.Kind() {
+	case dataplane.KindRoute:
+		if k.wasCut(o.Have) {
+			return &result{}
+		}
 	case dataplane.KindAddress, dataplane.KindNeighbour, dataplane.KindFDB:
 		var ok bool
 		if link, ok = k.mir.names[linkName(o.Have)]; !ok {
