@@ -279,17 +279,26 @@ func (f *flow) note(b []byte) {
 const settleWithin = 3 * time.Second // unless [LoadOptions] says otherwise
 
 // Interval reports on what was sent since the last call of Interval, or since
-// the start, up to now. It waits for packets that are on their way.
+// the start, up to now. It waits for packets that are on their way, and for the
+// first one of each flow: two calls in a quick row leave no time for any.
 func (l *Load) Interval() LoadReport {
+	deadline := time.Now().Add(l.settle)
+	tick := time.NewTicker(collectEvery)
+	defer tick.Stop()
+	for sending := true; sending && !l.begun() && time.Now().Before(deadline); {
+		select {
+		case <-tick.C:
+		case <-l.done:
+			sending = false
+		}
+	}
 	l.mu.Lock()
 	until := make([]uint64, len(l.flows))
 	for i, f := range l.flows {
 		until[i] = f.base + uint64(len(f.sentAt))
 	}
 	l.mu.Unlock()
-	deadline := time.Now().Add(l.settle)
-	tick := time.NewTicker(collectEvery)
-	defer tick.Stop()
+	deadline = time.Now().Add(l.settle)
 	for !l.settled(until) && time.Now().Before(deadline) {
 		select {
 		case <-tick.C:
@@ -307,6 +316,13 @@ func (l *Load) Interval() LoadReport {
 		r = append(r, f.report(until[i]))
 	}
 	return r
+}
+
+// begun reports whether each flow has sent something that was not reported.
+func (l *Load) begun() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !slices.ContainsFunc(l.flows, func(f *flow) bool { return len(f.sentAt) == 0 })
 }
 
 func (l *Load) settled(until []uint64) bool {
@@ -411,4 +427,10 @@ func (r LoadReport) Sum() FlowReport {
 // Bad lists the flows that lost packets or got some twice.
 func (r LoadReport) Bad() []FlowReport {
 	return slices.DeleteFunc(slices.Clone(r), func(f FlowReport) bool { return f.Lost() == 0 && f.Duplicates == 0 })
+}
+
+// Silent lists the flows that sent nothing: of them nothing is known, not even
+// that they lost nothing.
+func (r LoadReport) Silent() []FlowReport {
+	return slices.DeleteFunc(slices.Clone(r), func(f FlowReport) bool { return f.Sent > 0 })
 }

@@ -125,6 +125,56 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// However quickly reports follow each other, each is about something; only the
+// rest that the end leaves may be about nothing.
+func TestLoadIntervals(t *testing.T) {
+	t.Parallel()
+	a, _, b := wire(t, "quick")
+	l, err := StartLoad(LoadOptions{Rate: 20}, [2]Place{{"a", a, addr(10, 0, 1, 2)}, {"b", b, addr(10, 0, 2, 2)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if r := l.Interval(); len(r) != 2 || len(r.Silent()) > 0 || len(r.Bad()) > 0 {
+			t.Errorf("%v, want some packets of both flows, and none lost", r)
+		}
+	}
+	if r := l.Stop(); len(r.Bad()) > 0 {
+		t.Errorf("the rest: %v", r)
+	}
+}
+
+func TestLoadReport(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name        string
+		flow        FlowReport
+		bad, silent bool
+	}{
+		{"all arrived", FlowReport{Sent: 3, Received: 3}, false, false},
+		{"out of order", FlowReport{Sent: 3, Received: 3, Reordered: 1}, false, false},
+		{"one lost", FlowReport{Sent: 3, Received: 2}, true, false},
+		{"all lost", FlowReport{Sent: 3}, true, false},
+		{"one twice", FlowReport{Sent: 3, Received: 3, Duplicates: 1}, true, false},
+		{"nothing sent", FlowReport{}, false, true},
+		{"nothing sent, one of before twice", FlowReport{Duplicates: 1}, true, true},
+	} {
+		r := LoadReport{tt.flow, {Sent: 1, Received: 1}}
+		want := func(is bool) []FlowReport {
+			if is {
+				return []FlowReport{tt.flow}
+			}
+			return []FlowReport{}
+		}
+		if diff := cmp.Diff(want(tt.bad), r.Bad()); diff != "" {
+			t.Errorf("%s: Bad (-want +got):\n%s", tt.name, diff)
+		}
+		if diff := cmp.Diff(want(tt.silent), r.Silent()); diff != "" {
+			t.Errorf("%s: Silent (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
 func TestLoadRefuses(t *testing.T) {
 	t.Parallel()
 	a, _, b := wire(t, "lref")
