@@ -108,6 +108,7 @@ func (l *look) endpoints(ctx context.Context) error {
 			if l.write(ctx, ops) {
 				l.report.Endpoints++
 				l.report.Suspects--
+				l.cfg.Log.Info("leaked endpoint freed", "endpoint", o.Key.Name, "namespace", o.Key.Namespace, "node", w.Spec.Node)
 			}
 		}
 		return nil
@@ -140,6 +141,7 @@ func (l *look) write(ctx context.Context, ops []store.Op) bool {
 // sweep is what is to become of one block.
 type sweep struct {
 	edit  ipam.BlockEdit
+	owner string   // that it is taken from; empty: it is not
 	nodes []string // that must still be absent
 }
 
@@ -202,6 +204,9 @@ func (l *look) block(o store.Object) (s sweep, ok bool, err error) {
 	if len(due) == 0 && !disown {
 		return sweep{}, false, nil
 	}
+	if disown {
+		s.owner = owner
+	}
 	s.edit, ok, err = ipam.EditBlock(o, func(a ipam.Allocation) bool { return due[a.Addr] }, disown, l.now, l.cooldown)
 	return s, ok, err
 }
@@ -228,6 +233,7 @@ func (l *look) sweep(ctx context.Context, list []sweep) {
 			l.report.Addresses += len(s.edit.Freed)
 			l.report.Suspects -= len(s.edit.Freed)
 			l.report.Blocks++
+			l.tell(s)
 		}
 		return
 	}
@@ -235,6 +241,17 @@ func (l *look) sweep(ctx context.Context, list []sweep) {
 		for i := range list {
 			l.sweep(ctx, list[i:i+1])
 		}
+	}
+}
+
+// tell says in the log what was freed of a block. A count would not do: who asks
+// later why an address is another's knows the address.
+func (l *look) tell(s sweep) {
+	for _, a := range s.edit.Freed {
+		l.cfg.Log.Info("leaked address freed", "address", a.Addr, "handle", a.Handle, "node", a.Node)
+	}
+	if s.edit.Gone || s.owner != "" {
+		l.cfg.Log.Info("leaked block freed", "block", s.edit.Op.Object.Key.CIDR(), "node", s.owner)
 	}
 }
 
@@ -304,8 +321,10 @@ func (l *look) affinities(ctx context.Context) error {
 		var ops []store.Op
 		var nodes []string
 		flush := func() {
-			if len(ops) > 0 {
-				l.write(ctx, append(l.absent(nodes...), ops...))
+			if len(ops) > 0 && l.write(ctx, append(l.absent(nodes...), ops...)) {
+				for _, op := range ops {
+					l.cfg.Log.Info("leaked claim freed", "block", op.Object.Key.CIDR(), "node", op.Object.Key.Namespace)
+				}
 			}
 			ops, nodes = nil, nil
 		}
@@ -374,6 +393,7 @@ func (l *look) dropHandle(ctx context.Context, o store.Object, h *store.Handle) 
 	if len(ops) <= store.MaxOps && l.write(ctx, ops) {
 		l.report.Handles++
 		l.report.Suspects--
+		l.cfg.Log.Info("leaked handle freed", "handle", o.Key.Name)
 	}
 	return nil
 }
@@ -383,8 +403,11 @@ func (l *look) dropHandle(ctx context.Context, o store.Object, h *store.Handle) 
 func (l *look) incarnations(ctx context.Context) error {
 	return store.Pages(ctx, l.cfg.Store, store.KindIncarnation, "", func(objs []store.Object) error {
 		for _, o := range objs {
-			if l.gone(o.Key.Name) && l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
-				l.write(ctx, append(l.absent(o.Key.Name), store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}}))
+			if !l.gone(o.Key.Name) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
+				continue
+			}
+			if l.write(ctx, append(l.absent(o.Key.Name), store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}})) {
+				l.cfg.Log.Info("leaked incarnation freed", "node", o.Key.Name)
 			}
 		}
 		return ctx.Err()

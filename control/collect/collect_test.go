@@ -3,7 +3,9 @@ package collect
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +53,13 @@ func TestCluster(t *testing.T) {
 	}
 
 	c := w.collector(nil)
+	var log strings.Builder
+	c.cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == "error" {
+			return slog.Attr{}
+		}
+		return a
+	}}))
 	for _, pause := range []time.Duration{0, 5 * time.Minute, 9 * time.Minute} {
 		w.now = w.now.Add(pause)
 		if r := w.lookCluster(c); r.freed() || r.Suspects == 0 || r.Unreadable == 0 {
@@ -60,8 +69,30 @@ func TestCluster(t *testing.T) {
 	if after, _ := count(w); after != before {
 		t.Errorf("%d records of %d are left before the grace period is over", after, before)
 	}
+	log.Reset()
 	w.now = w.now.Add(time.Minute)
 	r := w.lookCluster(c)
+	named := []string{
+		`level=INFO msg="leaked endpoint freed" endpoint=gone-cni-x-eth0 namespace=default node=gone`,
+		`level=WARN msg="block left alone" block=10.0.0.28/30`,
+		`level=INFO msg="leaked address freed" address=10.0.0.12 handle=net1.left node=gone`,
+		`level=INFO msg="leaked address freed" address=10.0.0.16 handle=net1.nobody node=""`,
+		`level=INFO msg="leaked block freed" block=10.0.0.16/30 node=""`,
+		`level=INFO msg="leaked block freed" block=10.0.0.20/30 node=gone`,
+		`level=INFO msg="leaked address freed" address=10.0.0.4 handle=net1.x node=gone`,
+		`level=INFO msg="leaked address freed" address=10.0.0.5 handle=vxlan-tunnel-addr-gone node=gone`,
+		`level=INFO msg="leaked block freed" block=10.0.0.4/30 node=gone`,
+		`level=INFO msg="leaked block freed" block=10.0.0.8/30 node=gone`,
+		`level=INFO msg="leaked claim freed" block=10.0.0.20/30 node=gone`,
+		`level=INFO msg="leaked claim freed" block=10.0.0.24/30 node=gone`,
+		`level=INFO msg="leaked claim freed" block=10.0.0.4/30 node=gone`,
+		`level=INFO msg="leaked claim freed" block=10.0.0.8/30 node=gone`,
+		`level=INFO msg="leaked handle freed" handle=net1.empty`,
+		`level=INFO msg="leaked handle freed" handle=net1.lost`,
+	}
+	if diff := cmp.Diff(named, strings.Split(strings.TrimSpace(log.String()), "\n")); diff != "" {
+		t.Errorf("the log (-want +got):\n%s", diff)
+	}
 	if r.Addresses != 4 || r.Endpoints != 1 || r.Suspects != 1 {
 		t.Errorf("report %+v, want 4 addresses, 1 endpoint and 1 suspect", r)
 	}
