@@ -51,8 +51,16 @@ func openStore(t *testing.T, l *lab.Lab) store.Store {
 // each has answers. stop ends them and fails the test for each packet lost.
 func startFlows(t *testing.T, l *lab.Lab, pairs ...[2]string) (flows []*traffic.Flow, stop func()) {
 	t.Helper()
+	flows, stop = flowsAt(t, l, pingRate(), pairs...)
+	waitFlows(t, flows, 200*time.Millisecond)
+	return flows, stop
+}
+
+// flowsAt is startFlows with another rate, and waits for nothing.
+func flowsAt(t *testing.T, l *lab.Lab, rate int, pairs ...[2]string) (flows []*traffic.Flow, stop func()) {
+	t.Helper()
 	for _, p := range pairs {
-		f, err := l.Flow(t.Context(), p[0], p[1], pingRate(), traffic.Options{})
+		f, err := l.Flow(t.Context(), p[0], p[1], rate, traffic.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +76,6 @@ func startFlows(t *testing.T, l *lab.Lab, pairs ...[2]string) (flows []*traffic.
 		}
 	})
 	t.Cleanup(stopOnce)
-	waitFlows(t, flows, 200*time.Millisecond)
 	return flows, stopOnce
 }
 
