@@ -37,18 +37,17 @@ func touched(r *filter.Ruleset, d *filter.Delta) map[string]bool {
 	}
 	if len(sets) > 0 {
 		for id, p := range r.Policies {
-			policies[id] = policies[id] || refersTo(p, sets)
+			if refersTo(p, sets) {
+				policies[id] = true
+			}
 		}
 	}
+	if len(policies) == 0 {
+		return names
+	}
 	for name, e := range r.Endpoints {
-		if names[name] {
-			continue
-		}
-		for _, id := range e.Policies() {
-			if policies[id] {
-				names[name] = true
-				break
-			}
+		if !names[name] && e.NamesAny(policies) {
+			names[name] = true
 		}
 	}
 	return names

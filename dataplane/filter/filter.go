@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -302,8 +303,8 @@ func (e Endpoint) Path(h Hook, d Direction) Path {
 }
 
 // paths lists all of the endpoint's paths.
-func (e Endpoint) paths() []Path {
-	return []Path{e.Ingress, e.Egress, e.ForwardIngress, e.ForwardEgress, e.UntrackedIngress, e.UntrackedEgress, e.PreDNATIngress}
+func (e Endpoint) paths() [7]Path {
+	return [...]Path{e.Ingress, e.Egress, e.ForwardIngress, e.ForwardEgress, e.UntrackedIngress, e.UntrackedEgress, e.PreDNATIngress}
 }
 
 // Policies returns the policies and profiles that the endpoint names, each
@@ -328,6 +329,22 @@ func (e Endpoint) Policies() []PolicyID {
 		}
 	}
 	return ids
+}
+
+// NamesAny reports whether the endpoint names one of these policies and
+// profiles.
+func (e Endpoint) NamesAny(ids map[PolicyID]bool) bool {
+	for _, p := range e.paths() {
+		for _, t := range p.Tiers {
+			if slices.ContainsFunc(t.Policies, func(ref PolicyRef) bool { return ids[ref.ID] }) {
+				return true
+			}
+		}
+		if slices.ContainsFunc(p.Profiles, func(id PolicyID) bool { return ids[id] }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Translation is a floating address: packets to External go to Internal, and

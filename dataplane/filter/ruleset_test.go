@@ -143,3 +143,33 @@ func TestText(t *testing.T) {
 		t.Errorf("got %q", b.String())
 	}
 }
+
+// Whatever an endpoint names, on whichever path, it is found by.
+func TestNamesAny(t *testing.T) {
+	t.Parallel()
+	pid := func(name string) PolicyID { return PolicyID{Kind: "NetworkPolicy", Name: name} }
+	by := func(name string) Path {
+		return Path{
+			Tiers:    []Tier{{Name: "empty"}, {Name: "t", Policies: []PolicyRef{{ID: pid("both")}, {ID: pid(name)}}}},
+			Profiles: []PolicyID{pid("profile of " + name)},
+		}
+	}
+	e := Endpoint{
+		Ingress: by("in"), Egress: by("out"), ForwardIngress: by("forward in"), ForwardEgress: by("forward out"),
+		UntrackedIngress: by("untracked in"), UntrackedEgress: by("untracked out"), PreDNATIngress: by("pre-DNAT"),
+	}
+	named := e.Policies()
+	if len(named) != 15 {
+		t.Errorf("%d are named, want 15: %v", len(named), named)
+	}
+	for _, id := range named {
+		if !e.NamesAny(map[PolicyID]bool{pid("other"): true, id: true}) {
+			t.Errorf("%s is named, and not found", id)
+		}
+	}
+	for _, ids := range []map[PolicyID]bool{nil, {pid("other"): true}, {pid("in"): false}} {
+		if e.NamesAny(ids) {
+			t.Errorf("one of %v is found, and none is named", ids)
+		}
+	}
+}
