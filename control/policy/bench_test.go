@@ -3,73 +3,15 @@ package policy_test
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"runtime"
 	"slices"
 	"testing"
 
-	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	"github.com/projectcalico/api/pkg/lib/numorstring"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/routerd/routerd/control/policy"
+	"github.com/routerd/routerd/control/policy/policytest"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 )
-
-// big is a cluster: endpoints on hosts of a hundred each, a hundred namespaces,
-// fifty applications, and policies of which every one selects something on
-// this host, half of them in a namespace.
-func big(endpoints, policies int) []store.Event {
-	const namespaces, apps, perHost = 100, 50, 100
-	var list []store.Event
-	for i := range namespaces {
-		p := &v3.Profile{Spec: v3.ProfileSpec{LabelsToApply: map[string]string{
-			"pcns.projectcalico.org/name": fmt.Sprintf("ns%d", i), "pcns.env": fmt.Sprintf("env%d", i%3),
-		}}}
-		p.Name = fmt.Sprintf("kns.ns%d", i)
-		list = append(list, event(store.Object{Key: store.ResourceKey(store.KindProfile, p.Name), Value: p}))
-	}
-	for i := range endpoints {
-		list = append(list, event(bigEndpoint(i, i%namespaces, i%apps, i/perHost)))
-	}
-	tcp := numorstring.ProtocolFromString("TCP")
-	for i := range policies {
-		name := fmt.Sprintf("p%d", i)
-		app := func(n int) string { return fmt.Sprintf("app == 'app%d'", n%apps) }
-		in := []v3.Rule{
-			{Action: v3.Allow, Protocol: &tcp, Source: v3.EntityRule{Selector: app(i + 1)}, Destination: v3.EntityRule{Ports: []numorstring.Port{numorstring.SinglePort(80), numorstring.NamedPort("http")}}},
-			{Action: v3.Allow, Protocol: &tcp, Source: v3.EntityRule{NamespaceSelector: fmt.Sprintf("env == 'env%d'", i%3), Selector: app(i + 2)}},
-			{Action: v3.Deny, Source: v3.EntityRule{Selector: fmt.Sprintf("tier in {'tier%d', 'none'} && has(version)", i%7)}},
-		}
-		if i%2 == 0 {
-			p := &v3.NetworkPolicy{Spec: v3.NetworkPolicySpec{Selector: "has(tier)", Ingress: in, Types: []v3.PolicyType{"Ingress"}}}
-			p.Name, p.Namespace = name, fmt.Sprintf("ns%d", i%namespaces)
-			list = append(list, event(store.Object{Key: store.Key{Kind: store.KindNetworkPolicy, Namespace: p.Namespace, Name: name}, Value: p}))
-			continue
-		}
-		p := &v3.GlobalNetworkPolicy{Spec: v3.GlobalNetworkPolicySpec{Selector: app(i), Ingress: in, Types: []v3.PolicyType{"Ingress"}}}
-		p.Name = name
-		list = append(list, event(store.Object{Key: store.ResourceKey(store.KindGlobalNetworkPolicy, name), Value: p}))
-	}
-	return list
-}
-
-func bigEndpoint(i, ns, app, host int) store.Object {
-	name := fmt.Sprintf("w%d", i)
-	namespace := fmt.Sprintf("ns%d", ns)
-	w := &store.WorkloadEndpoint{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: map[string]string{
-			"app": fmt.Sprintf("app%d", app), "tier": fmt.Sprintf("tier%d", i%7), "version": fmt.Sprintf("v%d", i%5), "pod": name,
-		}},
-		Spec: store.WorkloadEndpointSpec{
-			Orchestrator: "k8s", Node: fmt.Sprintf("n%d", host+1), InterfaceName: fmt.Sprintf("cali%d", i), Profiles: []string{"kns." + namespace},
-			IPNetworks: []string{netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).String() + "/32", fmt.Sprintf("fd00::%x/128", i+1)},
-			Ports:      []store.WorkloadEndpointPort{{Name: "http", Protocol: numorstring.ProtocolFromString("TCP"), Port: 8080}},
-		},
-	}
-	return store.Object{Key: store.Key{Kind: store.KindWorkloadEndpoint, Namespace: namespace, Name: name}, Value: w}
-}
 
 func heap() uint64 {
 	runtime.GC()
@@ -90,7 +32,7 @@ func members(r filter.Delta) int {
 // policies, all of them in force here. heap-MB is what the calculator keeps
 // beside the events themselves.
 func BenchmarkSync100k(b *testing.B) {
-	list := big(100_000, 500)
+	list := policytest.Cluster(100_000, 500)
 	for b.Loop() {
 		b.StopTimer()
 		before := heap()
@@ -111,12 +53,12 @@ func BenchmarkSync100k(b *testing.B) {
 
 // BenchmarkChange100k makes one change in such a cluster and tells it.
 func BenchmarkChange100k(b *testing.B) {
-	list := big(100_000, 500)
+	list := policytest.Cluster(100_000, 500)
 	c, _ := newMirror(policy.Config{})
 	c.Update(store.Batch{Events: list, Synced: true})
 	c.Flush()
 	relabelled := func(i, n int) store.Event {
-		o := bigEndpoint(i, i%100, n%50, i/100)
+		o := policytest.Endpoint(i, i%100, n%50, i/100)
 		return event(o)
 	}
 	b.Run("label", func(b *testing.B) {
@@ -134,7 +76,7 @@ func BenchmarkChange100k(b *testing.B) {
 		n := 0
 		for b.Loop() {
 			n++
-			o := bigEndpoint(77_777, 77, 27, 777)
+			o := policytest.Endpoint(77_777, 77, 27, 777)
 			w := store.Clone(o.Value).(*store.WorkloadEndpoint)
 			w.Labels["pod"] = fmt.Sprintf("other%d", n)
 			c.Update(store.Batch{Events: []store.Event{event(store.Object{Key: o.Key, Value: w})}})
@@ -145,7 +87,7 @@ func BenchmarkChange100k(b *testing.B) {
 	})
 	b.Run("endpoint comes and goes", func(b *testing.B) {
 		for b.Loop() {
-			o := bigEndpoint(200_000, 1, 2, 5)
+			o := policytest.Endpoint(200_000, 1, 2, 5)
 			c.Update(store.Batch{Events: []store.Event{event(o)}})
 			c.Flush()
 			c.Update(store.Batch{Events: []store.Event{gone(o.Key)}})
@@ -168,9 +110,9 @@ func BenchmarkChange100k(b *testing.B) {
 func TestCostFollowsChange(t *testing.T) {
 	t.Parallel()
 	c, mirror := newMirror(policy.Config{})
-	c.Update(store.Batch{Events: big(2_000, 60), Synced: true})
+	c.Update(store.Batch{Events: policytest.Cluster(2_000, 60), Synced: true})
 	step(t, c, mirror)
-	o := bigEndpoint(1_234, 34, 7, 12)
+	o := policytest.Endpoint(1_234, 34, 7, 12)
 	c.Update(store.Batch{Events: []store.Event{event(o)}})
 	step(t, c, mirror)
 	for _, tt := range []struct {

@@ -29,14 +29,21 @@ func TestTable(t *testing.T) {
 		{"CNI ADD", 3, 12, "ptp", Milliseconds},
 		{"routes", 123456, 50000, "ip -batch", PerSecond},
 		{"nothing measured", 0, 0, "bare", PerSecond},
+		{"a member", 0.046, 18, "nft", Milliseconds},
+		{"a sync", 4000, 0, "", Milliseconds},
+		{"its heap", 128, 0, "", MiB},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "WHAT              ROUTERD   REFERENCE  TIMES AS FAST  REFERENCE IS\n" +
-		"CNI ADD           3.0 ms    12.0 ms    4.00           ptp\n" +
-		"routes            123000/s  50000/s    2.47           ip -batch\n" +
-		"nothing measured  0/s       0/s        –              bare\n"
+	want := `WHAT              ROUTERD    REFERENCE  TIMES AS FAST  REFERENCE IS
+CNI ADD           3.0 ms     12.0 ms    4.00           ptp
+routes            123000/s   50000/s    2.47           ip -batch
+nothing measured  0/s        0/s        –              bare
+a member          0.05 ms    18.0 ms    391.30         nft
+a sync            4000.0 ms  –          –              none at hand
+its heap          128 MiB    –          –              none at hand
+`
 	if b.String() != want {
 		t.Errorf("table\n%s\nwant\n%s", b.String(), want)
 	}
@@ -163,6 +170,7 @@ func TestMeasurements(t *testing.T) {
 	for name, measure := range map[string]func() ([]Row, error){
 		"ipam":   func() ([]Row, error) { return MeasureIPAM(t.Context(), time.Millisecond, log) },
 		"routes": func() ([]Row, error) { return MeasureRoutes(t.Context(), 2000, log) },
+		"label":  func() ([]Row, error) { return MeasureLabelChange(t.Context(), 40, 4, log) },
 		"cni": func() ([]Row, error) {
 			dir := cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin")
 			if _, err := os.Stat(filepath.Join(dir, "routerd-cni")); err != nil {
@@ -179,15 +187,30 @@ func TestMeasurements(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(rows) == 0 {
-				t.Error("no rows")
-			}
-			for _, r := range rows {
-				if !(r.Ours > 0) || !(r.Reference > 0) {
-					t.Errorf("row %+v has no number", r)
-				}
-			}
+			complete(t, rows)
 		})
+	}
+}
+
+// TestPolicySync is not parallel: it measures the memory of this process.
+func TestPolicySync(t *testing.T) {
+	rows, err := MeasurePolicySync(1000, 50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	complete(t, rows)
+}
+
+// complete fails the test where a row lacks a number that it should have.
+func complete(t *testing.T, rows []Row) {
+	t.Helper()
+	if len(rows) == 0 {
+		t.Error("no rows")
+	}
+	for _, r := range rows {
+		if !(r.Ours > 0) || (r.Reference > 0) != (r.Against != "") {
+			t.Errorf("row %+v lacks a number, or what it is of", r)
+		}
 	}
 }
 

@@ -52,15 +52,10 @@ func forwardRows(ctx context.Context, log *slog.Logger) ([]Row, error) {
 		rows = append(rows, Row{what, ours, bare, "no rules", PerSecond})
 		for _, tool := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
 			theirs, err := rate(n, func() (func() error, error) {
-				cmd := exec.CommandContext(ctx, tool)
-				cmd.Stdin, cmd.Env = strings.NewReader(iptablesRules(n)), append(os.Environ(), "XTABLES_LOCKFILE=/dev/null")
-				if out, err := cmd.CombinedOutput(); err != nil {
-					return nil, fmt.Errorf("%s: %w: %s", tool, err, out)
-				}
-				return func() error { return nil }, nil
+				return func() error { return nil }, runTool(ctx, []string{tool}, iptablesRules(n))
 			})
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("%s: %w", tool, err)
 			}
 			rows = append(rows, Row{what, ours, theirs, tool, PerSecond})
 		}

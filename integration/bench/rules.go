@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -168,21 +167,24 @@ func loadByRouterd(d filter.Delta, log *slog.Logger) (took time.Duration, err er
 
 func loadByTool(ctx context.Context, command []string, input string) (took time.Duration, err error) {
 	err = ns.DoNew(func() error {
-		cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-		cmd.Stdin = strings.NewReader(input)
-		// The lock of iptables is one for all namespaces.
-		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/dev/null")
-		var out bytes.Buffer
-		cmd.Stderr = &out
 		start := time.Now()
-		err := cmd.Run()
+		err := runTool(ctx, command, input)
 		took = time.Since(start)
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out.String())
-		}
-		return nil
+		return err
 	})
 	return took, err
+}
+
+// runTool runs a program that reads rules, in the caller's namespace.
+func runTool(ctx context.Context, command []string, input string) error {
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stdin = strings.NewReader(input)
+	// The lock of iptables is one for all namespaces.
+	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/dev/null")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
 }
 
 // changeRows measures single changes beside nft(8), which starts a process

@@ -14,7 +14,7 @@ type Row struct {
 	What      string
 	Ours      float64
 	Reference float64
-	Against   string // what the reference is
+	Against   string // what the reference is; empty: there is none
 	Unit      Unit
 }
 
@@ -30,8 +30,11 @@ const (
 )
 
 // Ratio returns how many times as fast, or as small, routerd is as the
-// reference.
+// reference; not a number where there is none.
 func (r Row) Ratio() float64 {
+	if r.Against == "" {
+		return math.NaN()
+	}
 	if r.Unit != PerSecond {
 		return r.Reference / r.Ours
 	}
@@ -42,6 +45,8 @@ func (u Unit) format(v float64) string {
 	switch {
 	case math.IsNaN(v) || math.IsInf(v, 0):
 		return "–"
+	case u == Milliseconds && v < 1:
+		return fmt.Sprintf("%.2f ms", v)
 	case u == Milliseconds:
 		return fmt.Sprintf("%.1f ms", v)
 	case u == Apiece:
@@ -66,7 +71,11 @@ func WriteTable(w io.Writer, rows []Row) error {
 		if x := r.Ratio(); !math.IsNaN(x) && !math.IsInf(x, 0) {
 			ratio = fmt.Sprintf("%.2f", x)
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", r.What, r.Unit.format(r.Ours), r.Unit.format(r.Reference), ratio, r.Against)
+		reference, against := r.Unit.format(r.Reference), r.Against
+		if against == "" {
+			reference, against = "–", "none at hand"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", r.What, r.Unit.format(r.Ours), reference, ratio, against)
 	}
 	return tw.Flush()
 }

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -75,9 +76,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return bench.MeasureRoutes(ctx, *routes, log)
 		},
 		"rules": func() ([]bench.Row, error) {
-			const endpoints = 1000
-			progress(fmt.Sprintf("rules: %d endpoints", endpoints))
-			return bench.MeasureRules(ctx, endpoints, log)
+			return measureRules(ctx, progress, log)
 		},
 		"bgp": func() ([]bench.Row, error) {
 			counts, err := parseCounts(*prefixes)
@@ -108,6 +107,28 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "%s, %d CPUs, %s\n\n", kernelRelease(), runtime.NumCPU(), runtime.Version())
 	return bench.WriteTable(stdout, rows)
+}
+
+// measureRules measures what a host with a thousand endpoints does, and what
+// one in a large cluster has to know.
+func measureRules(ctx context.Context, progress func(string), log *slog.Logger) ([]bench.Row, error) {
+	const (
+		endpoints, perEndpoint = 1000, 10
+		clustered, policies    = 100_000, 500
+	)
+	progress(fmt.Sprintf("rules: %d endpoints", endpoints))
+	rules, err := bench.MeasureRules(ctx, endpoints, log)
+	if err != nil {
+		return nil, err
+	}
+	progress(fmt.Sprintf("rules: labels of %d endpoints with %d policies", endpoints, perEndpoint))
+	label, err := bench.MeasureLabelChange(ctx, endpoints, perEndpoint, log)
+	if err != nil {
+		return nil, err
+	}
+	progress(fmt.Sprintf("rules: a cluster of %d endpoints and %d policies", clustered, policies))
+	sync, err := bench.MeasurePolicySync(clustered, policies)
+	return slices.Concat(rules, label, sync), err
 }
 
 // cniCounts are enough for a median, in about two minutes.
