@@ -17,9 +17,9 @@ import (
 
 // Config is what a [Core] needs.
 type Config struct {
-	Node string         // this host's name; required
-	Sink Sink           // required
-	Log  *slog.Logger   // required
+	Node string       // this host's name; required
+	Sink Sink         // required
+	Log  *slog.Logger // required
 
 	// Status says what became of a wanted object, and whether anybody wants it,
 	// as the sink's owner does. Optional: everything counts as done at once.
@@ -80,7 +80,7 @@ type loop struct {
 	unsure   map[dataplane.Key]struct{} // next hops put whose end is not known
 	removals []dataplane.Revision       // of the sink, with next hops to go
 
-	cuts     []dataplane.Key          // next hops that the sink was told to cut since routes were last chosen
+	cuts []dataplane.Key // next hops that the sink was told to cut since routes were last chosen
 
 	held    []PathUpdate // what BGP learned, while it is held back
 	holdEnd time.Time    // zero: nothing is held back any more
