@@ -2,11 +2,15 @@ package kernel
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -135,5 +139,112 @@ func TestCutIsListed(t *testing.T) {
 	l.count(2 * n)
 	if d := k.drifted(dataplane.KindRoute); d != 0 {
 		t.Errorf("%d routes of ours were taken for changed by somebody else", d)
+	}
+}
+
+// TestCutUnanswered: when the connection breaks over a cut, a listing tells
+// whether the kernel did it, and nobody is blamed.
+func TestCutUnanswered(t *testing.T) {
+	t.Parallel()
+	for _, done := range []bool{false, true} {
+		t.Run(fmt.Sprintf("done %t", done), func(t *testing.T) {
+			t.Parallel()
+			const n = 100
+			f := &faulty{}
+			l, k, routes, objs := cutHost(t, n, through(func(inner transport) transport { f.transport = inner; return f }))
+			f.mu.Lock()
+			f.broken, f.done = errors.New("socket died"), done
+			f.mu.Unlock()
+			k.Cut(dataplane.SourceCore, keysOf(group(20, 11, 12)))
+			eventually(t, "another connection", func() error {
+				if !strings.Contains(k.log.String(), "opening another") {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			k.wait(k.Update(dataplane.SourceCore, nil, keysOf(routes[20]...)))
+			l.count(2 * n)
+			k.settled()
+			k.put(objs...)
+			l.count(3 * n)
+			k.settled()
+			if d := k.drifted(dataplane.KindRoute); d != 0 {
+				t.Errorf("%d routes of ours were taken for changed by somebody else", d)
+			}
+		})
+	}
+}
+
+// TestCutIPv6: of IPv6 routes the kernel tells one by one that they are gone.
+func TestCutIPv6(t *testing.T) {
+	t.Parallel()
+	l, k, _ := twoWays(t)
+	six := dataplane.NextHop{ID: 13, Link: "up2", Gateway: addr("fe80::1"), OnLink: true}
+	objs := []dataplane.Object{six}
+	for i := range 1000 {
+		objs = append(objs, route(fmt.Sprintf("fd20:0:0:%x::/64", i), 13))
+	}
+	k.put(objs...)
+	k.wait(k.Cut(dataplane.SourceCore, keysOf(six)))
+	l.shows("ip -6 route show proto 77", "")
+	before := k.writes.Load()
+	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(objs[1:]...)))
+	if d := k.writes.Load() - before; d != 0 {
+		t.Errorf("%d messages to withdraw what is gone", d)
+	}
+	k.put(objs...)
+	k.settled()
+	if out := l.run("ip -6 route show proto 77"); strings.Count(out, "nhid 13") != 1000 {
+		t.Errorf("not all are back: %d", strings.Count(out, "nhid 13"))
+	}
+	if d := k.drifted(dataplane.KindRoute); d != 0 {
+		t.Errorf("%d routes of ours were taken for changed by somebody else", d)
+	}
+}
+
+// TestCutFew: for a next hop with few of all routes the kernel's walk costs more
+// than their own withdrawals.
+func TestCutFew(t *testing.T) {
+	t.Parallel()
+	const n = 1000
+	l, k, _, _ := cutHost(t, n)
+	few := via(14, "10.0.2.9", "up2")
+	k.put(few, route("192.168.9.0/26", 14), route("192.168.9.64/26", 14))
+	before := k.writes.Load()
+	k.Cut(dataplane.SourceCore, keysOf(few))
+	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(route("192.168.9.0/26", 14), route("192.168.9.64/26", 14))))
+	k.settled()
+	l.count(3 * n)
+	eventually(t, "three messages", func() error {
+		if d := k.writes.Load() - before; d != 3 {
+			return fmt.Errorf("%d messages, want one for each route and one for the next hop", d)
+		}
+		return nil
+	})
+}
+
+// TestCutSpares: a next hop that is wanted again before the loop looks is not
+// cut, also if it is withdrawn in good order after that.
+func TestCutSpares(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	var k *Kernel
+	var err error
+	l.do(func() { k, err = New(Config{Log: slog.New(slog.DiscardHandler)}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	a, b := via(11, "10.0.0.2", "up0"), group(20, 11)
+	k.Update(dataplane.SourceCore, []dataplane.Object{a, b}, nil)
+	k.Cut(dataplane.SourceCore, keysOf(a, b))
+	k.Update(dataplane.SourceCore, []dataplane.Object{a}, nil)
+	k.Update(dataplane.SourceCore, nil, keysOf(a))
+	if diff := cmp.Diff(keysOf(b), k.toCut); diff != "" {
+		t.Errorf("to be cut (-want +got):\n%s", diff)
+	}
+	k.Replace(dataplane.SourceCore, []dataplane.Object{b})
+	if len(k.toCut) != 0 {
+		t.Errorf("%v is to be cut, and is wanted", k.toCut)
 	}
 }

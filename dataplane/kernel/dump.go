@@ -131,7 +131,8 @@ func (k *Kernel) check(ctx context.Context) error {
 	}
 	have := k.gather(&t)
 	k.admitCuts()
-	drift := k.want.ReplaceHave(maps.All(have))
+	ours := k.onUnanswered()
+	drift := slices.DeleteFunc(k.want.ReplaceHave(maps.All(have)), func(key dataplane.Key) bool { return ours[key] })
 	if !first {
 		k.notice = notice{by: "full check", at: start}
 		for _, key := range drift {

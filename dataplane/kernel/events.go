@@ -288,6 +288,7 @@ func (k *Kernel) nextHopEvent(n fibNextHop, gone bool) {
 		k.lose(key)
 		k.loseUsers()
 	case mine:
+		k.admitCutOf(n.id)
 		k.set(k.haveNextHop(&n))
 		if n.group == nil {
 			k.wakeWaiting(key) // a group may be short of it

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
 // faulty is a transport that refuses what a test says, on the way to the real
@@ -23,8 +25,10 @@ type faulty struct {
 	// 1, with errno. 0: none.
 	nth   int
 	errno unix.Errno
-	// broken makes the next send fail as a whole.
+	// broken makes the next send fail as a whole; with done the kernel takes it
+	// before that.
 	broken error
+	done   bool
 	// interrupt that many listings.
 	interrupt int
 	used      int
@@ -45,6 +49,11 @@ func (f *faulty) batch(b *builder) (map[int]error, error) {
 		err := f.broken
 		f.broken = nil
 		f.used++
+		if f.done {
+			if _, sent := f.transport.batch(b); sent != nil {
+				return nil, sent
+			}
+		}
 		return nil, err
 	}
 	if f.nth == 0 || f.nth > b.len() {
@@ -55,6 +64,16 @@ func (f *faulty) batch(b *builder) (map[int]error, error) {
 	chosen := f.nth - 1
 	f.nth = 0
 	f.used++
+	if isRemoval(b.message(chosen)) && judgeRemove(op{}, f.errno).Outcome == reconcile.Succeeded {
+		// The kernel says so only of what is not there: somebody else removed it
+		// in the same moment.
+		errs, err := f.transport.batch(b)
+		if errs == nil {
+			errs = map[int]error{}
+		}
+		errs[chosen] = &refusal{errno: f.errno}
+		return errs, err
+	}
 	var rest builder
 	var places []int
 	for i := range b.len() {
@@ -71,6 +90,10 @@ func (f *faulty) batch(b *builder) (map[int]error, error) {
 	}
 	return errs, err
 }
+
+// isRemoval reports whether a message is of a type RTM_DEL… (linux/rtnetlink.h:
+// four types for each kind of object, of which that is the second).
+func isRemoval(msg []byte) bool { return binary.NativeEndian.Uint16(msg[4:])%4 == 1 }
 
 func (f *faulty) dump(b *builder, fn func(message)) error {
 	f.mu.Lock()

@@ -38,7 +38,9 @@ func (k *Kernel) turn() bool {
 	for _, kind := range dataplane.Kinds() {
 		k.make(kind, k.want.Due(class(kind), false, turnSize))
 	}
-	k.cutNextHops()
+	if k.dirty == "" {
+		k.cutNextHops()
+	}
 	if k.dirty != "" || k.want.HasDue(false) {
 		return true
 	}
@@ -127,13 +129,8 @@ func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
 
 // removeTogether removes those of the next hops all of whose routes are to go
 // too, which takes the routes along in one message, and returns the others.
-// For each such next hop the kernel walks the whole table, so it is worth it
-// only where its routes are a good part of all.
 func (k *Kernel) removeTogether(hops []op) []op {
-	worth := func(o op) bool {
-		n := k.users[idOf(o.Key)]
-		return n > 1 && n*8 >= k.routes
-	}
+	worth := func(o op) bool { return k.worthAWalk(idOf(o.Key)) }
 	if !slices.ContainsFunc(hops, worth) {
 		return hops
 	}
