@@ -42,10 +42,11 @@ func Desired(v *View, node string) (Config, error) {
 	d := newDerivation(v, node)
 	c := Config{
 		Node: node, ASN: d.asn, RouterID: routerID(node, self),
-		ListenPort: v.portOf(node), ListenAddrs: d.listenAddrs(),
-		NextHop: self.addr.Addr(), NextHop6: self.addr6.Addr(),
+		ListenPort: v.portOf(node),
+		NextHop:    self.addr.Addr(), NextHop6: self.addr6.Addr(),
 	}
 	c.Peers = d.peers()
+	c.ListenAddrs = d.listenAddrs(c.Peers)
 	c.Filters = d.filters(c.Peers)
 	c.Ignored = d.ignored()
 	d.routes(&c)
@@ -128,7 +129,11 @@ func (v *View) portOf(node string) uint16 {
 	return DefaultPort
 }
 
-func (d *derivation) listenAddrs() []netip.Addr {
+// listenAddrs returns where the node listens: on its own addresses, or on all of
+// their families. Peers on links come to addresses that come and go with the
+// devices, so for them it is all of IPv6: a listener of another address is a new
+// one for all sessions. In mode NodeIP nobody listens there.
+func (d *derivation) listenAddrs(peers []Peer) []netip.Addr {
 	mode := d.v.defaults().BindMode
 	if c, ok := d.v.confs["node."+d.node]; ok && c.Spec.BindMode != nil {
 		mode = c.Spec.BindMode
@@ -141,6 +146,10 @@ func (d *derivation) listenAddrs() []netip.Addr {
 		if out[i] = netip.IPv4Unspecified(); a.Is6() {
 			out[i] = netip.IPv6Unspecified()
 		}
+	}
+	hears := func(p Peer) bool { return p.Interface != "" && p.wanted() }
+	if !d.self.addr6.IsValid() && slices.ContainsFunc(peers, hears) {
+		out = append(out, netip.IPv6Unspecified())
 	}
 	return out
 }

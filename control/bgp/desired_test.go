@@ -238,6 +238,14 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			labelled(t, peer(t, "b-no-filter", `{"asNumber":64999,"filters":["missing"]}`), "", `"routerd.io/peerInterface":"eth1"`),
 			labelled(t, peer(t, "c-right", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"eth1"`),
 		},
+		"unnumbered-node-ip": {
+			bgpNode(t, "node1", "10.1.0.11/24"), conf(t, "default", `{"bindMode":"NodeIP"}`),
+			labelled(t, peer(t, "tor", `{"asNumber":64999}`), "", `"routerd.io/peerInterface":"eth1"`),
+		},
+		"unnumbered-refused": {
+			bgpNode(t, "node1", "10.1.0.11/24"),
+			labelled(t, peer(t, "no-as", `{}`), "", `"routerd.io/peerInterface":"eth1"`),
+		},
 		"extended-next-hop": {
 			node(t, "node1", `{"bgp":{"ipv6Address":"fd00:1::11/64"}}`), node(t, "node2", `{"bgp":{"ipv6Address":"fd00:1::12/64"}}`),
 			ippool(t, "four", `{"cidr":"192.168.0.0/16"}`), ippool(t, "six", `{"cidr":"fd00:10::/48"}`),

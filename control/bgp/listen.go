@@ -8,9 +8,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ListenError says why BGP's port cannot be had. Sessions that this node opens
@@ -39,6 +42,25 @@ func (e *ListenError) Error() string {
 
 // Unwrap gives access to the system's error.
 func (e *ListenError) Unwrap() error { return e.Err }
+
+// withoutIPv6 leaves out the address that peers on links come to where the kernel
+// does not speak IPv6: no link has such peers then, and IPv4 is to be listened on
+// all the same. A node with an IPv6 address keeps its error.
+func (c *Config) withoutIPv6(speaks func() bool) {
+	if !c.NextHop6.IsValid() && slices.Contains(c.ListenAddrs, netip.IPv6Unspecified()) && !speaks() {
+		c.ListenAddrs = slices.DeleteFunc(slices.Clone(c.ListenAddrs), netip.Addr.Is6)
+	}
+}
+
+// speaksIPv6 reports whether the kernel speaks IPv6.
+func speaksIPv6() bool {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return !errors.Is(err, unix.EAFNOSUPPORT)
+	}
+	unix.Close(fd)
+	return true
+}
 
 // canListen tries the addresses for a moment and returns a *ListenError for
 // the first that cannot be had.

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // TestPortTaken: the error names the program; sessions that we open work; when
@@ -99,5 +100,31 @@ short
 	}
 	if got := holder(t.TempDir(), 179); got != "" {
 		t.Errorf("holder without /proc: %q", got)
+	}
+}
+
+// TestWithoutIPv6: a kernel without IPv6 keeps nobody from listening on IPv4.
+func TestWithoutIPv6(t *testing.T) {
+	t.Parallel()
+	four, six := netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	for name, c := range map[string]struct {
+		addrs  []netip.Addr
+		own    netip.Addr
+		speaks bool
+		want   []netip.Addr
+	}{
+		"IPv4 alone":         {[]netip.Addr{four}, netip.Addr{}, false, []netip.Addr{four}},
+		"links":              {[]netip.Addr{four, six}, netip.Addr{}, true, []netip.Addr{four, six}},
+		"links without IPv6": {[]netip.Addr{four, six}, netip.Addr{}, false, []netip.Addr{four}},
+		"an IPv6 address":    {[]netip.Addr{four, six}, netip.MustParseAddr("fd00:1::11"), false, []netip.Addr{four, six}},
+	} {
+		cfg := Config{ListenAddrs: c.addrs, NextHop6: c.own}
+		cfg.withoutIPv6(func() bool { return c.speaks })
+		if diff := cmp.Diff(c.want, cfg.ListenAddrs, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if !speaksIPv6() {
+		t.Error("this kernel speaks IPv6: other tests use it")
 	}
 }

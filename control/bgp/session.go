@@ -276,7 +276,7 @@ func dialReason(text string, p Peer) string {
 	to := netip.AddrPortFrom(p.Addr, p.Port)
 	switch {
 	case strings.Contains(text, "connection refused") && p.Interface != "":
-		return fmt.Sprintf("connection refused by %s: nothing listens there, or it is filtered (a routerd node whose spec.bgp has no ipv6Address does not listen on IPv6)", to)
+		return fmt.Sprintf("connection refused by %s: nothing listens there, or it is filtered (a routerd node listens for peers on links if it has such a BGPPeer itself and bindMode is not NodeIP)", to)
 	case strings.Contains(text, "connection refused"):
 		return fmt.Sprintf("connection refused by %s: nothing listens there, or it is filtered", to)
 	case strings.Contains(text, "no route to host"), strings.Contains(text, "network is unreachable"):

@@ -108,6 +108,7 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 	if c.ASN == 0 || !c.RouterID.Is4() || !c.NextHop.Is4() && !c.NextHop6.Is6() {
 		return fmt.Errorf("apply: AS %d, router id %s, next hops %s and %s: AS, router id and one next hop are needed", c.ASN, c.RouterID, c.NextHop, c.NextHop6)
 	}
+	c.withoutIPv6(speaksIPv6)
 	s.apply.Lock()
 	defer s.apply.Unlock()
 	s.mu.Lock()

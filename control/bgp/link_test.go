@@ -1,0 +1,140 @@
+package bgp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+// link is a wire between two devices, each with one link-local address. Both are
+// in the tests' namespace: what is sent to the other's address by a device takes
+// the wire.
+type link struct {
+	a, b netip.Addr // with their own devices
+}
+
+func newLink(t testing.TB) link {
+	t.Helper()
+	n := nets.Add(1)
+	l := link{
+		a: netip.MustParseAddr(fmt.Sprintf("fe80::a:%x%%la%d", n, n)),
+		b: netip.MustParseAddr(fmt.Sprintf("fe80::b:%x%%lb%d", n, n)),
+	}
+	ip(t, "link add "+l.a.Zone()+" type veth peer name "+l.b.Zone())
+	t.Cleanup(func() { ip(t, "link del "+l.a.Zone()) })
+	for _, end := range []netip.Addr{l.a, l.b} {
+		ip(t, "link set "+end.Zone()+" addrgenmode none up")
+		ip(t, "addr add "+end.WithZone("").String()+"/64 dev "+end.Zone()+" nodad")
+	}
+	return l
+}
+
+func ip(t testing.TB, args string) {
+	t.Helper()
+	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v: %s", args, err, out)
+	}
+}
+
+// birdConf is BIRD's configuration on the b end; extra is of the session.
+func (l link) birdConf(port uint16, extra string) string {
+	return fmt.Sprintf(`router id 10.78.0.1;
+log stderr all;
+protocol device {}
+protocol static { ipv4; route 203.0.113.0/24 blackhole; }
+protocol bgp host {
+  debug { states };
+  local %[1]s port 179 as 64999;
+  neighbor %[2]s port %[3]d as 64512;
+  interface "%[4]s";
+  strict bind yes;
+  direct;
+  connect delay time 1; connect retry time 2; error wait time 1, 2;
+  %[5]s
+  ipv4 { extended next hop on; import all; export where source = RTS_STATIC; };
+  ipv6 { import all; export none; };
+}
+`, l.b.WithZone(""), l.a.WithZone(""), port, l.b.Zone(), extra)
+}
+
+// linkPeer is a BGPPeer for the link of a device, with the neighbour's address
+// and port.
+func linkPeer(t testing.TB, device string, at netip.AddrPort, asn int) store.Event {
+	t.Helper()
+	spec := fmt.Sprintf(`{"peerIP":%q,"asNumber":%d}`, netip.AddrPortFrom(at.Addr().WithZone(""), at.Port()), asn)
+	return labelled(t, peer(t, "tor", spec), "", fmt.Sprintf(`"routerd.io/peerInterface":%q`, device))
+}
+
+// linkNode is the store's first batch for a node that has an IPv4 address and one
+// block.
+func linkNode(t testing.TB, name string, port int, block string, more ...store.Event) store.Batch {
+	t.Helper()
+	return store.Batch{Synced: true, Events: append(more,
+		bgpNode(t, name, hosts(t, 1)[0].String()+"/24"), conf(t, "default", fmt.Sprintf(`{"listenPort":%d}`, port)),
+		ippool(t, "pool", `{"cidr":"192.168.0.0/16"}`), affinity(t, name, block, "confirmed"))}
+}
+
+// TestNodesOnLink: two nodes that have no addresses but IPv4 ones peer over a
+// link.
+func TestNodesOnLink(t *testing.T) {
+	t.Parallel()
+	l := newLink(t)
+	a, b := netip.AddrPortFrom(l.a, 1791), netip.AddrPortFrom(l.b, 1792)
+	one, two := newDaemon(t, "node1"), newDaemon(t, "node2")
+	one.SetAdjacent(map[string]Link{a.Addr().Zone(): {Up: true, Addr: a.Addr().WithZone("")}})
+	two.SetAdjacent(map[string]Link{b.Addr().Zone(): {Up: true, Addr: b.Addr().WithZone("")}})
+	one.send(linkNode(t, "node1", 1791, "192.168.1.0/26", linkPeer(t, a.Addr().Zone(), b, 64512)))
+	two.send(linkNode(t, "node2", 1792, "192.168.2.0/26", linkPeer(t, b.Addr().Zone(), a, 64512)))
+	poll(t, 60*time.Second, func() string { return fmt.Sprint(one.peer("tor"), two.peer("tor")) },
+		func() bool { return one.has("192.168.2.0/26") && two.has("192.168.1.0/26") })
+}
+
+// TestHeardOnLink: a node that has no address but an IPv4 one hears a peer that
+// opens the session over link-local addresses, and nobody else there.
+func TestHeardOnLink(t *testing.T) {
+	t.Parallel()
+	const port = 1790 // other tests have listeners on 179
+	l := newLink(t)
+	b := startBIRD(t, l.birdConf(port, ""))
+	d := newDaemon(t, "node1")
+	d.SetAdjacent(map[string]Link{l.a.Zone(): {Up: true, Addr: l.a.WithZone("")}})
+	d.send(linkNode(t, "node1", port, "192.168.1.0/26"))
+	d.waitErr("")
+	if conn, err := dialLink(t, l, port); err == nil {
+		conn.Close()
+		t.Error("a node without peers on links listens on IPv6")
+	}
+	// Nothing listens on that port of the peer's: it is the one that connects.
+	d.send(store.Batch{Events: []store.Event{linkPeer(t, l.a.Zone(), netip.AddrPortFrom(l.b, 9), 64999)}})
+	poll(t, 30*time.Second, func() string { return fmt.Sprint(d.peer("tor")) + b.log.String() }, func() bool { return d.peer("tor").State == StateUp && d.has("203.0.113.0/24") })
+	b.waitFor("192.168.1.0/26", "show", "route")
+
+	ip(t, "addr add fe80::c/64 dev "+l.b.Zone()+" nodad")
+	l.b = netip.MustParseAddr("fe80::c").WithZone(l.b.Zone())
+	conn, err := dialLink(t, l, port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("a stranger on the link was answered: %d bytes, %v", n, err)
+	}
+}
+
+// dialLink connects to the a end from the b end.
+func dialLink(t testing.TB, l link, port uint16) (net.Conn, error) {
+	t.Helper()
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.b, 0)), Timeout: 10 * time.Second}
+	return d.DialContext(t.Context(), "tcp6", netip.AddrPortFrom(l.a.WithZone(l.b.Zone()), port).String())
+}
