@@ -67,20 +67,28 @@ func speaksIPv6() bool {
 func canListen(ctx context.Context, addrs []netip.Addr, port uint16) error {
 	for _, a := range addrs {
 		ap := netip.AddrPortFrom(a, port)
-		network := "tcp4"
-		if a.Is6() {
-			network = "tcp6"
-		}
-		var lc net.ListenConfig
-		l, err := lc.Listen(ctx, network, ap.String())
-		if err != nil {
+		if err := tryListen(ctx, ap); err != nil {
 			return &ListenError{Addr: ap, Holder: holder("/proc", port), Err: err}
-		}
-		if err := l.Close(); err != nil {
-			return &ListenError{Addr: ap, Err: err}
 		}
 	}
 	return nil
+}
+
+// tryListen listens for a moment. No program is started meanwhile: until it runs
+// it has this one's sockets, and would keep the port from who listens next.
+func tryListen(ctx context.Context, at netip.AddrPort) error {
+	network := "tcp4"
+	if at.Addr().Is6() {
+		network = "tcp6"
+	}
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, network, at.String())
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // holder names the program that listens on a TCP port, as far as /proc shows
