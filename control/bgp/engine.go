@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -357,11 +358,33 @@ func apiFamily(f packet.Family) *api.Family {
 	return out
 }
 
-func (e *engine) deletePeer(ctx context.Context, addr netip.Addr) error {
-	if err := e.srv.DeletePeer(ctx, &api.DeletePeerRequest{Address: addr.String()}); err != nil {
-		return fmt.Errorf("delete peer %s: %w", addr, err)
+func (e *engine) deletePeer(ctx context.Context, p Peer) error {
+	err := e.srv.DeletePeer(ctx, &api.DeletePeerRequest{Address: p.Addr.String()})
+	if err == nil && p.Password != (Password{}) {
+		err = e.forgetPassword(ctx, p.Addr)
+	}
+	if err != nil {
+		return fmt.Errorf("delete peer %s: %w", p.Addr, err)
 	}
 	return nil
+}
+
+// forgetPassword takes the password of a peer that was deleted from the
+// listeners, where GoBGP leaves it: it would not hear the peer without one. But
+// it takes that of a range of neighbours away with the range. Meanwhile nobody
+// knows the range's password.
+func (e *engine) forgetPassword(ctx context.Context, addr netip.Addr) error {
+	const group = "forgotten"
+	only := netip.PrefixFrom(addr.WithZone(""), addr.BitLen()).String()
+	conf := &api.PeerGroupConf{PeerGroupName: group, AuthPassword: rand.Text()}
+	if err := e.srv.AddPeerGroup(ctx, &api.AddPeerGroupRequest{PeerGroup: &api.PeerGroup{Conf: conf}}); err != nil {
+		return err
+	}
+	err := e.srv.AddDynamicNeighbor(ctx, &api.AddDynamicNeighborRequest{DynamicNeighbor: &api.DynamicNeighbor{Prefix: only, PeerGroup: group}})
+	if err == nil {
+		err = e.srv.DeleteDynamicNeighbor(ctx, &api.DeleteDynamicNeighborRequest{Prefix: only, PeerGroup: group})
+	}
+	return errors.Join(err, e.srv.DeletePeerGroup(ctx, &api.DeletePeerGroupRequest{Name: group}))
 }
 
 // reimport judges again what peers have sent: all of them, or one.

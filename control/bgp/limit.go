@@ -53,7 +53,7 @@ func (s *Speaker) settle(ss *session) {
 		if back {
 			err = e.addPeer(e.ctx, &cfg, ss.peer, false)
 		} else {
-			err = e.deletePeer(e.ctx, addr)
+			err = e.deletePeer(e.ctx, ss.peer)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -94,10 +94,10 @@ func (s *Speaker) lockApply(ctx context.Context) bool {
 // drop takes a session that is not wanted any more out of GoBGP.
 func (s *Speaker) drop(ctx context.Context, e *engine, addr netip.Addr) error {
 	s.mu.Lock()
-	removed := s.sessions[addr].removed
+	removed, p := s.sessions[addr].removed, s.sessions[addr].peer
 	s.mu.Unlock()
 	if removed {
 		return nil
 	}
-	return e.deletePeer(ctx, addr)
+	return e.deletePeer(ctx, p)
 }

@@ -33,7 +33,7 @@ func TestFailedResetIsRepeated(t *testing.T) {
 	c := testConfig(h[0], 64512, nil, p)
 	r.apply(c)
 	ctx := t.Context()
-	if err := r.engine.deletePeer(ctx, h[1]); err != nil { // GoBGP refuses whatever is asked about it
+	if err := r.engine.deletePeer(ctx, Peer{Addr: h[1]}); err != nil { // GoBGP refuses whatever is asked about it
 		t.Fatal(err)
 	}
 	p.Filters = "f"

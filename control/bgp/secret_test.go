@@ -105,6 +105,22 @@ func TestMissingSecret(t *testing.T) {
 	}
 }
 
+// TestPasswordTakenAway: the passive side hears the peer when both go without the
+// password that they had, and with it again.
+func TestPasswordTakenAway(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	active, passive := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
+	for _, password := range []string{"geheim", "", "geheim", "other", ""} {
+		there, here := tor(h[0], h[1], 64999), waiting(tor(h[1], h[0], 64512))
+		there.Password, here.Password = Password{password}, Password{password}
+		passive.apply(testConfig(h[1], 64999, nil, here))
+		active.apply(testConfig(h[0], 64512, nil, there))
+		active.waitUp(h[1])
+		passive.waitUp(h[0])
+	}
+}
+
 // TestWatchDirs: what comes later is seen too, whatever of the path was there.
 func TestWatchDirs(t *testing.T) {
 	t.Parallel()
