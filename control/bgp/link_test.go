@@ -19,14 +19,16 @@ import (
 // the wire.
 type link struct {
 	a, b netip.Addr // with their own devices
+	port uint16     // of a listener at a: 179 is other tests'
 }
 
 func newLink(t testing.TB) link {
 	t.Helper()
 	n := nets.Add(1)
 	l := link{
-		a: netip.MustParseAddr(fmt.Sprintf("fe80::a:%x%%la%d", n, n)),
-		b: netip.MustParseAddr(fmt.Sprintf("fe80::b:%x%%lb%d", n, n)),
+		a:    netip.MustParseAddr(fmt.Sprintf("fe80::a:%x%%la%d", n, n)),
+		b:    netip.MustParseAddr(fmt.Sprintf("fe80::b:%x%%lb%d", n, n)),
+		port: 10000 + uint16(n),
 	}
 	ip(t, "link add "+l.a.Zone()+" type veth peer name "+l.b.Zone())
 	t.Cleanup(func() { ip(t, "link del "+l.a.Zone()) })
@@ -45,7 +47,7 @@ func ip(t testing.TB, args string) {
 }
 
 // birdConf is BIRD's configuration on the b end; extra is of the session.
-func (l link) birdConf(port uint16, extra string) string {
+func (l link) birdConf(extra string) string {
 	return fmt.Sprintf(`router id 10.78.0.1;
 log stderr all;
 protocol device {}
@@ -62,7 +64,7 @@ protocol bgp host {
   ipv4 { extended next hop on; import all; export where source = RTS_STATIC; };
   ipv6 { import all; export none; };
 }
-`, l.b.WithZone(""), l.a.WithZone(""), port, l.b.Zone(), extra)
+`, l.b.WithZone(""), l.a.WithZone(""), l.port, l.b.Zone(), extra)
 }
 
 // linkPeer is a BGPPeer for the link of a device, with the neighbour's address
@@ -75,7 +77,7 @@ func linkPeer(t testing.TB, device string, at netip.AddrPort, asn int) store.Eve
 
 // linkNode is the store's first batch for a node that has an IPv4 address and one
 // block.
-func linkNode(t testing.TB, name string, port int, block string, more ...store.Event) store.Batch {
+func linkNode(t testing.TB, name string, port uint16, block string, more ...store.Event) store.Batch {
 	t.Helper()
 	return store.Batch{Synced: true, Events: append(more,
 		bgpNode(t, name, hosts(t, 1)[0].String()+"/24"), conf(t, "default", fmt.Sprintf(`{"listenPort":%d}`, port)),
@@ -87,12 +89,12 @@ func linkNode(t testing.TB, name string, port int, block string, more ...store.E
 func TestNodesOnLink(t *testing.T) {
 	t.Parallel()
 	l := newLink(t)
-	a, b := netip.AddrPortFrom(l.a, 1791), netip.AddrPortFrom(l.b, 1792)
+	a, b := netip.AddrPortFrom(l.a, l.port), netip.AddrPortFrom(l.b, l.port+1000)
 	one, two := newDaemon(t, "node1"), newDaemon(t, "node2")
 	one.SetAdjacent(map[string]Link{a.Addr().Zone(): {Up: true, Addr: a.Addr().WithZone("")}})
 	two.SetAdjacent(map[string]Link{b.Addr().Zone(): {Up: true, Addr: b.Addr().WithZone("")}})
-	one.send(linkNode(t, "node1", 1791, "192.168.1.0/26", linkPeer(t, a.Addr().Zone(), b, 64512)))
-	two.send(linkNode(t, "node2", 1792, "192.168.2.0/26", linkPeer(t, b.Addr().Zone(), a, 64512)))
+	one.send(linkNode(t, "node1", a.Port(), "192.168.1.0/26", linkPeer(t, a.Addr().Zone(), b, 64512)))
+	two.send(linkNode(t, "node2", b.Port(), "192.168.2.0/26", linkPeer(t, b.Addr().Zone(), a, 64512)))
 	poll(t, 60*time.Second, func() string { return fmt.Sprint(one.peer("tor"), two.peer("tor")) },
 		func() bool { return one.has("192.168.2.0/26") && two.has("192.168.1.0/26") })
 }
@@ -101,14 +103,13 @@ func TestNodesOnLink(t *testing.T) {
 // opens the session over link-local addresses, and nobody else there.
 func TestHeardOnLink(t *testing.T) {
 	t.Parallel()
-	const port = 1790 // other tests have listeners on 179
 	l := newLink(t)
-	b := startBIRD(t, l.birdConf(port, ""))
+	b := startBIRD(t, l.birdConf(""))
 	d := newDaemon(t, "node1")
 	d.SetAdjacent(map[string]Link{l.a.Zone(): {Up: true, Addr: l.a.WithZone("")}})
-	d.send(linkNode(t, "node1", port, "192.168.1.0/26"))
+	d.send(linkNode(t, "node1", l.port, "192.168.1.0/26"))
 	d.waitErr("")
-	if conn, err := dialLink(t, l, port); err == nil {
+	if conn, err := dialLink(t, l); err == nil {
 		conn.Close()
 		t.Error("a node without peers on links listens on IPv6")
 	}
@@ -119,7 +120,7 @@ func TestHeardOnLink(t *testing.T) {
 
 	ip(t, "addr add fe80::c/64 dev "+l.b.Zone()+" nodad")
 	l.b = netip.MustParseAddr("fe80::c").WithZone(l.b.Zone())
-	conn, err := dialLink(t, l, port)
+	conn, err := dialLink(t, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,8 +134,49 @@ func TestHeardOnLink(t *testing.T) {
 }
 
 // dialLink connects to the a end from the b end.
-func dialLink(t testing.TB, l link, port uint16) (net.Conn, error) {
+func dialLink(t testing.TB, l link) (net.Conn, error) {
 	t.Helper()
 	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.b, 0)), Timeout: 10 * time.Second}
-	return d.DialContext(t.Context(), "tcp6", netip.AddrPortFrom(l.a.WithZone(l.b.Zone()), port).String())
+	return d.DialContext(t.Context(), "tcp6", netip.AddrPortFrom(l.a.WithZone(l.b.Zone()), l.port).String())
+}
+
+// TestPasswordOnLink: passwords work over link-local addresses, whoever opens the
+// session: the right one brings it up, and with a wrong one it stays down and says
+// what is suspected.
+func TestPasswordOnLink(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		bird  string
+		port  uint16   // of the peer's that we connect to
+		wrong []string // passwords; what comes without one only the peer can count
+	}{
+		"this side opens": {"passive on;", DefaultPort, []string{"wrong"}},
+		"the peer opens":  {"", 9, []string{"wrong", ""}}, // nothing listens there
+		"both sides open": {"", DefaultPort, []string{"wrong", ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, l := hosts(t, 1), newLink(t)
+			b := startBIRD(t, l.birdConf(c.bird+` password "right";`))
+			r := newRun(t, SpeakerOptions{})
+			apply := func(password string) {
+				p := tor(l.a, l.b.WithZone(l.a.Zone()), 64999)
+				p.Interface, p.Port, p.Password = l.a.Zone(), c.port, Password{password}
+				cfg := testConfig(h[0], 64512, []string{"192.168.1.0/26"}, p)
+				cfg.ListenPort, cfg.ListenAddrs = l.port, append(cfg.ListenAddrs, netip.IPv6Unspecified())
+				r.apply(cfg)
+			}
+			addr := l.b.WithZone(l.a.Zone())
+			for _, wrong := range c.wrong {
+				apply(wrong)
+				if st := r.waitInfo(addr, "MD5 suspected"); st.State != StateStart {
+					t.Errorf("with the password %q: %+v", wrong, st)
+				}
+			}
+			apply("right")
+			r.waitUp(addr)
+			r.waitPath("203.0.113.0/24")
+			b.waitFor("192.168.1.0/26", "show", "route")
+		})
+	}
 }

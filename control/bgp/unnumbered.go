@@ -101,15 +101,30 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 			continue
 		}
 		p.Source = l.Addr.WithZone(p.Interface)
-		// GoBGP's policies know a neighbour by its address without the device.
-		if q, ok := taken[f.addr]; ok && !p.samePolicies(q, cfg.ASN) {
-			p.Problem = fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses", f.addr, p.Interface, q.Name)
-			continue
+		if q, ok := taken[f.addr]; ok {
+			if p.Problem = p.notBeside(q, f.addr, cfg.ASN); p.Problem != "" {
+				continue
+			}
 		}
 		taken[f.addr] = *p
 	}
 	cfg.Peers = peers
 	return cfg, next
+}
+
+// notBeside says why there cannot be a session with a neighbour that has the
+// address of another link's; empty: there can. What is told by the address without
+// the device must be the same for both: GoBGP's policies, and passwords in the
+// kernel, where they would go with one of the two.
+func (p Peer) notBeside(q Peer, addr netip.Addr, asn uint32) string {
+	same := fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, ", addr, p.Interface, q.Name)
+	switch {
+	case !p.samePolicies(q, asn):
+		return same + "which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses"
+	case p.Secret != SecretRef{}, q.Secret != SecretRef{}:
+		return same + "and there is a spec.password: give the two neighbours different addresses, or leave the passwords out"
+	}
+	return ""
 }
 
 // samePolicies reports whether what two peers announce and are told is judged

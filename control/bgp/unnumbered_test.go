@@ -75,7 +75,7 @@ func TestOnLinks(t *testing.T) {
 func TestSameNeighbourTwice(t *testing.T) {
 	t.Parallel()
 	links := map[string]Link{}
-	for _, d := range []string{"eth1", "eth2", "eth3", "eth4", "eth5"} {
+	for _, d := range []string{"eth1", "eth2", "eth3", "eth4", "eth5", "eth6"} {
 		links[d] = Link{Up: true, Addr: lls("a")[0], Routers: lls("1")}
 	}
 	cfg, next := onLinks(Config{ASN: 64512, Peers: []Peer{
@@ -84,6 +84,7 @@ func TestSameNeighbourTwice(t *testing.T) {
 		{Name: "three", Interface: "eth3", ASN: 64998, Filters: "f"},
 		{Name: "other-as", Interface: "eth4", ASN: 64997},
 		{Name: "inside", Interface: "eth5", ASN: 64512},
+		{Name: "secret", Interface: "eth6", ASN: 64998, Secret: SecretRef{"s", "k"}},
 	}}, links, nil)
 	var got []string
 	for _, p := range cfg.Peers {
@@ -94,11 +95,12 @@ func TestSameNeighbourTwice(t *testing.T) {
 		"fe80::1%eth3 neighbour fe80::1 of device eth3 has the address of the one of BGPPeer two, which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses",
 		"fe80::1%eth4 ",
 		"fe80::1%eth5 neighbour fe80::1 of device eth5 has the address of the one of BGPPeer other-as, which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses",
+		"fe80::1%eth6 neighbour fe80::1 of device eth6 has the address of the one of BGPPeer other-as, and there is a spec.password: give the two neighbours different addresses, or leave the passwords out",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("peers (-want +got):\n%s", diff)
 	}
-	if len(next) != 5 {
+	if len(next) != 6 {
 		t.Errorf("remembered %v", next)
 	}
 }
