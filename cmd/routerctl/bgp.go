@@ -54,7 +54,7 @@ func (a *app) bgpPeersCommand() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
-		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up.",
+		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`.",
 		Example: "  routerctl bgp peers", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -88,10 +88,35 @@ func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 	for _, p := range r.GetPeers() {
 		rows = append(rows, []string{
 			dash(p.GetAddress()), p.GetName(), p.GetType(), fmt.Sprint(p.GetAsNumber()), p.GetState(), since(p.GetSince(), now),
-			fmt.Sprint(p.GetReceived()), fmt.Sprint(p.GetAccepted()), fmt.Sprint(p.GetAdvertised()), p.GetInfo(),
+			receivedPrefixes(p), prefixes(p, p.GetAccepted()), prefixes(p, p.GetAdvertised()), p.GetInfo(),
 		})
 	}
 	return printTable(w, []string{"ADDRESS", "NAME", "TYPE", "AS", "STATE", "SINCE", "RECEIVED", "ACCEPTED", "ADVERTISED", "INFO"}, rows)
+}
+
+// receivedPrefixes is what a peer announces, and of how many that it may: of each
+// family, for each has the limit for itself.
+func receivedPrefixes(p *apiv1.BGPPeer) string {
+	limit := p.GetMaxPrefixes()
+	switch {
+	case limit == 0 || !p.GetCounted():
+		return prefixes(p, p.GetReceived())
+	case len(p.GetFamilies()) < 2:
+		return fmt.Sprintf("%d of %d", p.GetReceived(), limit)
+	}
+	var each []string
+	for _, f := range p.GetFamilies() {
+		each = append(each, fmt.Sprintf("%s %d of %d", f.GetFamily(), f.GetReceived(), limit))
+	}
+	return strings.Join(each, ", ")
+}
+
+// prefixes is a number of prefixes, if it is known.
+func prefixes(p *apiv1.BGPPeer, n uint32) string {
+	if !p.GetCounted() {
+		return "-"
+	}
+	return fmt.Sprint(n)
 }
 
 // bgpTableCommand makes a command that shows a table; that of a peer takes the

@@ -48,6 +48,12 @@ func peersOf(st bgp.Status) []peer {
 		bp := &apiv1.BGPPeer{
 			Type: string(p.Type), State: p.State, Since: timestamp(p.Since), Info: p.Info, AsNumber: p.ASN, Name: p.Name,
 			Received: uint32(p.Received), Accepted: uint32(p.Accepted), Advertised: uint32(p.Advertised),
+			Counted: p.Counted, MaxPrefixes: p.MaxPrefixes,
+		}
+		for _, f := range p.Families {
+			bp.Families = append(bp.Families, &apiv1.BGPFamily{
+				Family: f.Family, Received: uint32(f.Received), Accepted: uint32(f.Accepted), Advertised: uint32(f.Advertised),
+			})
 		}
 		bp.Address = peerAddress(p)
 		if st.Uncounted != nil && p.State == bgp.StateUp {

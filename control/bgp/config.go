@@ -73,7 +73,7 @@ type Peer struct {
 	ClusterID   netip.Addr    // valid: the peer is this node's client for route reflection (RFC 4456)
 	Reflect     bool          // routes of pools that iBGP peers sent are passed on: this node reflects
 	TTLSecurity uint8         // hops to the peer for the check of RFC 5082; 0: no check
-	MaxPrefixes uint32        // the session ends when the peer announces more; 0: no limit
+	MaxPrefixes uint32        // the session ends when the peer announces more of a family; 0: no limit
 	ReachableBy netip.Addr    // gateway of a host route to the peer; invalid: none
 	NextHopMode NextHopMode   // of what is announced
 	Filters     string        // names of BGPFilters in order, joined by commas

@@ -552,6 +552,9 @@ func TestPrefixLimit(t *testing.T) {
 		r.apply(testConfig(h[0], 64512, nil, p))
 		r.waitPath("203.0.113.0/25")
 		r.waitPath("198.51.100.0/24")
+		if st := r.status(h[1]); !st.Counted || st.Received != 2 || st.MaxPrefixes != 2 {
+			t.Errorf("at the limit: %+v", st)
+		}
 		o.announce("203.0.113.0/25", "198.51.100.0/24", "192.0.2.0/25", "192.0.2.128/25")
 		st := r.waitInfo(h[1], "more than 2 prefixes")
 		if st.State == StateUp {

@@ -42,6 +42,8 @@ type PeerStatus struct {
 	Accepted   int // of these, those that import lets in
 	Advertised int // prefixes that we announce to it
 
+	MaxPrefixes uint32 // as in [Peer]: of each family that is received
+
 	Counters
 
 	announced map[packet.Family]int // by this node, to whoever takes it

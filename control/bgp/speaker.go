@@ -389,7 +389,7 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 			ss = newSession(p, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters, st.announced = ss.counters(), announced
 		if ss.up && p.runs() {

@@ -436,6 +436,9 @@ type BGPPeer struct {
 	Received      uint32                 `protobuf:"varint,8,opt,name=received,proto3" json:"received,omitempty"`
 	Accepted      uint32                 `protobuf:"varint,9,opt,name=accepted,proto3" json:"accepted,omitempty"`
 	Advertised    uint32                 `protobuf:"varint,10,opt,name=advertised,proto3" json:"advertised,omitempty"`
+	Counted       bool                   `protobuf:"varint,11,opt,name=counted,proto3" json:"counted,omitempty"`                            // the numbers of prefixes are known
+	MaxPrefixes   uint32                 `protobuf:"varint,12,opt,name=max_prefixes,json=maxPrefixes,proto3" json:"max_prefixes,omitempty"` // what it may announce of each family; 0: no limit
+	Families      []*BGPFamily           `protobuf:"bytes,13,rep,name=families,proto3" json:"families,omitempty"`                           // of a session that is up
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -540,6 +543,96 @@ func (x *BGPPeer) GetAdvertised() uint32 {
 	return 0
 }
 
+func (x *BGPPeer) GetCounted() bool {
+	if x != nil {
+		return x.Counted
+	}
+	return false
+}
+
+func (x *BGPPeer) GetMaxPrefixes() uint32 {
+	if x != nil {
+		return x.MaxPrefixes
+	}
+	return 0
+}
+
+func (x *BGPPeer) GetFamilies() []*BGPFamily {
+	if x != nil {
+		return x.Families
+	}
+	return nil
+}
+
+// BGPFamily is prefixes of one address family.
+type BGPFamily struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Family        string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"` // "ipv4" or "ipv6"
+	Received      uint32                 `protobuf:"varint,2,opt,name=received,proto3" json:"received,omitempty"`
+	Accepted      uint32                 `protobuf:"varint,3,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	Advertised    uint32                 `protobuf:"varint,4,opt,name=advertised,proto3" json:"advertised,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPFamily) Reset() {
+	*x = BGPFamily{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPFamily) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPFamily) ProtoMessage() {}
+
+func (x *BGPFamily) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPFamily.ProtoReflect.Descriptor instead.
+func (*BGPFamily) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *BGPFamily) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *BGPFamily) GetReceived() uint32 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *BGPFamily) GetAccepted() uint32 {
+	if x != nil {
+		return x.Accepted
+	}
+	return 0
+}
+
+func (x *BGPFamily) GetAdvertised() uint32 {
+	if x != nil {
+		return x.Advertised
+	}
+	return 0
+}
+
 type PoolStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -553,7 +646,7 @@ type PoolStatus struct {
 
 func (x *PoolStatus) Reset() {
 	*x = PoolStatus{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[5]
+	mi := &file_control_api_v1_operator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -565,7 +658,7 @@ func (x *PoolStatus) String() string {
 func (*PoolStatus) ProtoMessage() {}
 
 func (x *PoolStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[5]
+	mi := &file_control_api_v1_operator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -578,7 +671,7 @@ func (x *PoolStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolStatus.ProtoReflect.Descriptor instead.
 func (*PoolStatus) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{5}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PoolStatus) GetName() string {
@@ -628,7 +721,7 @@ type BlockStatus struct {
 
 func (x *BlockStatus) Reset() {
 	*x = BlockStatus{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[6]
+	mi := &file_control_api_v1_operator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +733,7 @@ func (x *BlockStatus) String() string {
 func (*BlockStatus) ProtoMessage() {}
 
 func (x *BlockStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[6]
+	mi := &file_control_api_v1_operator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +746,7 @@ func (x *BlockStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockStatus.ProtoReflect.Descriptor instead.
 func (*BlockStatus) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{6}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BlockStatus) GetCidr() string {
@@ -694,7 +787,7 @@ type RoutesRequest struct {
 
 func (x *RoutesRequest) Reset() {
 	*x = RoutesRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[7]
+	mi := &file_control_api_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +799,7 @@ func (x *RoutesRequest) String() string {
 func (*RoutesRequest) ProtoMessage() {}
 
 func (x *RoutesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[7]
+	mi := &file_control_api_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +812,7 @@ func (x *RoutesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoutesRequest.ProtoReflect.Descriptor instead.
 func (*RoutesRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RoutesRequest) GetPrefix() string {
@@ -746,7 +839,7 @@ type RoutesResponse struct {
 
 func (x *RoutesResponse) Reset() {
 	*x = RoutesResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[8]
+	mi := &file_control_api_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +851,7 @@ func (x *RoutesResponse) String() string {
 func (*RoutesResponse) ProtoMessage() {}
 
 func (x *RoutesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[8]
+	mi := &file_control_api_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +864,7 @@ func (x *RoutesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoutesResponse.ProtoReflect.Descriptor instead.
 func (*RoutesResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RoutesResponse) GetRoutes() []*Route {
@@ -812,7 +905,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[9]
+	mi := &file_control_api_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +917,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[9]
+	mi := &file_control_api_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +930,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Route) GetPrefix() string {
@@ -959,7 +1052,7 @@ type ObjectStatus struct {
 
 func (x *ObjectStatus) Reset() {
 	*x = ObjectStatus{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[10]
+	mi := &file_control_api_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1064,7 @@ func (x *ObjectStatus) String() string {
 func (*ObjectStatus) ProtoMessage() {}
 
 func (x *ObjectStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[10]
+	mi := &file_control_api_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1077,7 @@ func (x *ObjectStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectStatus.ProtoReflect.Descriptor instead.
 func (*ObjectStatus) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ObjectStatus) GetKind() string {
@@ -1037,7 +1130,7 @@ type PathsRequest struct {
 
 func (x *PathsRequest) Reset() {
 	*x = PathsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	mi := &file_control_api_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1142,7 @@ func (x *PathsRequest) String() string {
 func (*PathsRequest) ProtoMessage() {}
 
 func (x *PathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	mi := &file_control_api_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1155,7 @@ func (x *PathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsRequest.ProtoReflect.Descriptor instead.
 func (*PathsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 type PathsResponse struct {
@@ -1076,7 +1169,7 @@ type PathsResponse struct {
 
 func (x *PathsResponse) Reset() {
 	*x = PathsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1181,7 @@ func (x *PathsResponse) String() string {
 func (*PathsResponse) ProtoMessage() {}
 
 func (x *PathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1194,7 @@ func (x *PathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsResponse.ProtoReflect.Descriptor instead.
 func (*PathsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PathsResponse) GetState() string {
@@ -1146,7 +1239,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1251,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1264,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Path) GetNode() string {
@@ -1269,7 +1362,7 @@ type TunnelsRequest struct {
 
 func (x *TunnelsRequest) Reset() {
 	*x = TunnelsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1374,7 @@ func (x *TunnelsRequest) String() string {
 func (*TunnelsRequest) ProtoMessage() {}
 
 func (x *TunnelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1387,7 @@ func (x *TunnelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsRequest.ProtoReflect.Descriptor instead.
 func (*TunnelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TunnelsRequest) GetRetry() []string {
@@ -1321,7 +1414,7 @@ type TunnelsResponse struct {
 
 func (x *TunnelsResponse) Reset() {
 	*x = TunnelsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1426,7 @@ func (x *TunnelsResponse) String() string {
 func (*TunnelsResponse) ProtoMessage() {}
 
 func (x *TunnelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1439,7 @@ func (x *TunnelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsResponse.ProtoReflect.Descriptor instead.
 func (*TunnelsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TunnelsResponse) GetState() string {
@@ -1384,7 +1477,7 @@ type Tunnel struct {
 
 func (x *Tunnel) Reset() {
 	*x = Tunnel{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1489,7 @@ func (x *Tunnel) String() string {
 func (*Tunnel) ProtoMessage() {}
 
 func (x *Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1502,7 @@ func (x *Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
 func (*Tunnel) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Tunnel) GetNode() string {
@@ -1504,7 +1597,7 @@ type CNIConfigRequest struct {
 
 func (x *CNIConfigRequest) Reset() {
 	*x = CNIConfigRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[17]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1609,7 @@ func (x *CNIConfigRequest) String() string {
 func (*CNIConfigRequest) ProtoMessage() {}
 
 func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[17]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1622,7 @@ func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigRequest.ProtoReflect.Descriptor instead.
 func (*CNIConfigRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 type CNIConfigResponse struct {
@@ -1541,7 +1634,7 @@ type CNIConfigResponse struct {
 
 func (x *CNIConfigResponse) Reset() {
 	*x = CNIConfigResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[18]
+	mi := &file_control_api_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1646,7 @@ func (x *CNIConfigResponse) String() string {
 func (*CNIConfigResponse) ProtoMessage() {}
 
 func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[18]
+	mi := &file_control_api_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1659,7 @@ func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigResponse.ProtoReflect.Descriptor instead.
 func (*CNIConfigResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CNIConfigResponse) GetConflist() string {
@@ -1585,7 +1678,7 @@ type OverlapsRequest struct {
 
 func (x *OverlapsRequest) Reset() {
 	*x = OverlapsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[19]
+	mi := &file_control_api_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1690,7 @@ func (x *OverlapsRequest) String() string {
 func (*OverlapsRequest) ProtoMessage() {}
 
 func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[19]
+	mi := &file_control_api_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1703,7 @@ func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsRequest.ProtoReflect.Descriptor instead.
 func (*OverlapsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *OverlapsRequest) GetCidrs() []string {
@@ -1630,7 +1723,7 @@ type OverlapsResponse struct {
 
 func (x *OverlapsResponse) Reset() {
 	*x = OverlapsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[20]
+	mi := &file_control_api_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1735,7 @@ func (x *OverlapsResponse) String() string {
 func (*OverlapsResponse) ProtoMessage() {}
 
 func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[20]
+	mi := &file_control_api_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1748,7 @@ func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsResponse.ProtoReflect.Descriptor instead.
 func (*OverlapsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *OverlapsResponse) GetNode() string {
@@ -1683,7 +1776,7 @@ type Overlap struct {
 
 func (x *Overlap) Reset() {
 	*x = Overlap{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[21]
+	mi := &file_control_api_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1788,7 @@ func (x *Overlap) String() string {
 func (*Overlap) ProtoMessage() {}
 
 func (x *Overlap) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[21]
+	mi := &file_control_api_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1801,7 @@ func (x *Overlap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlap.ProtoReflect.Descriptor instead.
 func (*Overlap) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Overlap) GetCidr() string {
@@ -1736,7 +1829,7 @@ type PolicyRequest struct {
 
 func (x *PolicyRequest) Reset() {
 	*x = PolicyRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[22]
+	mi := &file_control_api_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1841,7 @@ func (x *PolicyRequest) String() string {
 func (*PolicyRequest) ProtoMessage() {}
 
 func (x *PolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[22]
+	mi := &file_control_api_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1854,7 @@ func (x *PolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRequest.ProtoReflect.Descriptor instead.
 func (*PolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PolicyRequest) GetEndpoint() string {
@@ -1787,7 +1880,7 @@ type PolicyResponse struct {
 
 func (x *PolicyResponse) Reset() {
 	*x = PolicyResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[23]
+	mi := &file_control_api_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1892,7 @@ func (x *PolicyResponse) String() string {
 func (*PolicyResponse) ProtoMessage() {}
 
 func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[23]
+	mi := &file_control_api_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1905,7 @@ func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
 func (*PolicyResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PolicyResponse) GetState() string {
@@ -1882,7 +1975,7 @@ type PolicyProblem struct {
 
 func (x *PolicyProblem) Reset() {
 	*x = PolicyProblem{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[24]
+	mi := &file_control_api_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1987,7 @@ func (x *PolicyProblem) String() string {
 func (*PolicyProblem) ProtoMessage() {}
 
 func (x *PolicyProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[24]
+	mi := &file_control_api_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +2000,7 @@ func (x *PolicyProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyProblem.ProtoReflect.Descriptor instead.
 func (*PolicyProblem) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PolicyProblem) GetObject() string {
@@ -1937,7 +2030,7 @@ type PolicyEndpoint struct {
 
 func (x *PolicyEndpoint) Reset() {
 	*x = PolicyEndpoint{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[25]
+	mi := &file_control_api_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1949,7 +2042,7 @@ func (x *PolicyEndpoint) String() string {
 func (*PolicyEndpoint) ProtoMessage() {}
 
 func (x *PolicyEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[25]
+	mi := &file_control_api_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1962,7 +2055,7 @@ func (x *PolicyEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEndpoint.ProtoReflect.Descriptor instead.
 func (*PolicyEndpoint) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PolicyEndpoint) GetInterface() string {
@@ -2015,7 +2108,7 @@ type PolicyPath struct {
 
 func (x *PolicyPath) Reset() {
 	*x = PolicyPath{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[26]
+	mi := &file_control_api_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2120,7 @@ func (x *PolicyPath) String() string {
 func (*PolicyPath) ProtoMessage() {}
 
 func (x *PolicyPath) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[26]
+	mi := &file_control_api_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2133,7 @@ func (x *PolicyPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPath.ProtoReflect.Descriptor instead.
 func (*PolicyPath) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PolicyPath) GetHook() string {
@@ -2089,7 +2182,7 @@ type PolicyTier struct {
 
 func (x *PolicyTier) Reset() {
 	*x = PolicyTier{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[27]
+	mi := &file_control_api_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2194,7 @@ func (x *PolicyTier) String() string {
 func (*PolicyTier) ProtoMessage() {}
 
 func (x *PolicyTier) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[27]
+	mi := &file_control_api_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2207,7 @@ func (x *PolicyTier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTier.ProtoReflect.Descriptor instead.
 func (*PolicyTier) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PolicyTier) GetName() string {
@@ -2149,7 +2242,7 @@ type PolicyRules struct {
 
 func (x *PolicyRules) Reset() {
 	*x = PolicyRules{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[28]
+	mi := &file_control_api_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2254,7 @@ func (x *PolicyRules) String() string {
 func (*PolicyRules) ProtoMessage() {}
 
 func (x *PolicyRules) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[28]
+	mi := &file_control_api_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2267,7 @@ func (x *PolicyRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRules.ProtoReflect.Descriptor instead.
 func (*PolicyRules) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PolicyRules) GetPolicy() string {
@@ -2212,7 +2305,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[29]
+	mi := &file_control_api_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2317,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[29]
+	mi := &file_control_api_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2330,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PolicyRule) GetIndex() int32 {
@@ -2298,7 +2391,7 @@ type PolicyExplainRequest struct {
 
 func (x *PolicyExplainRequest) Reset() {
 	*x = PolicyExplainRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[30]
+	mi := &file_control_api_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2403,7 @@ func (x *PolicyExplainRequest) String() string {
 func (*PolicyExplainRequest) ProtoMessage() {}
 
 func (x *PolicyExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[30]
+	mi := &file_control_api_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2416,7 @@ func (x *PolicyExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyExplainRequest.ProtoReflect.Descriptor instead.
 func (*PolicyExplainRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PolicyExplainRequest) GetFrom() string {
@@ -2395,7 +2488,7 @@ type PolicyExplainResponse struct {
 
 func (x *PolicyExplainResponse) Reset() {
 	*x = PolicyExplainResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[31]
+	mi := &file_control_api_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2500,7 @@ func (x *PolicyExplainResponse) String() string {
 func (*PolicyExplainResponse) ProtoMessage() {}
 
 func (x *PolicyExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[31]
+	mi := &file_control_api_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2513,7 @@ func (x *PolicyExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyExplainResponse.ProtoReflect.Descriptor instead.
 func (*PolicyExplainResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PolicyExplainResponse) GetAllowed() bool {
@@ -2472,7 +2565,7 @@ type PolicyEnd struct {
 
 func (x *PolicyEnd) Reset() {
 	*x = PolicyEnd{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[32]
+	mi := &file_control_api_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2577,7 @@ func (x *PolicyEnd) String() string {
 func (*PolicyEnd) ProtoMessage() {}
 
 func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[32]
+	mi := &file_control_api_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2590,7 @@ func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEnd.ProtoReflect.Descriptor instead.
 func (*PolicyEnd) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PolicyEnd) GetNode() string {
@@ -2552,7 +2645,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[33]
+	mi := &file_control_api_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +2657,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[33]
+	mi := &file_control_api_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +2670,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PolicyStep) GetEndpoint() string {
@@ -2654,7 +2747,7 @@ type FlowsRequest struct {
 
 func (x *FlowsRequest) Reset() {
 	*x = FlowsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[34]
+	mi := &file_control_api_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2666,7 +2759,7 @@ func (x *FlowsRequest) String() string {
 func (*FlowsRequest) ProtoMessage() {}
 
 func (x *FlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[34]
+	mi := &file_control_api_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2679,7 +2772,7 @@ func (x *FlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowsRequest.ProtoReflect.Descriptor instead.
 func (*FlowsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FlowsRequest) GetLimit() uint32 {
@@ -2715,7 +2808,7 @@ type FlowsResponse struct {
 
 func (x *FlowsResponse) Reset() {
 	*x = FlowsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[35]
+	mi := &file_control_api_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +2820,7 @@ func (x *FlowsResponse) String() string {
 func (*FlowsResponse) ProtoMessage() {}
 
 func (x *FlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[35]
+	mi := &file_control_api_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +2833,7 @@ func (x *FlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowsResponse.ProtoReflect.Descriptor instead.
 func (*FlowsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FlowsResponse) GetState() string {
@@ -2791,7 +2884,7 @@ type FlowRecord struct {
 
 func (x *FlowRecord) Reset() {
 	*x = FlowRecord{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[36]
+	mi := &file_control_api_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2896,7 @@ func (x *FlowRecord) String() string {
 func (*FlowRecord) ProtoMessage() {}
 
 func (x *FlowRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[36]
+	mi := &file_control_api_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2909,7 @@ func (x *FlowRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowRecord.ProtoReflect.Descriptor instead.
 func (*FlowRecord) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FlowRecord) GetTime() *timestamppb.Timestamp {
@@ -2948,7 +3041,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x9c\x02\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x8c\x03\n" +
 	"\aBGPPeer\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
@@ -2962,6 +3055,16 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"advertised\x18\n" +
 	" \x01(\rR\n" +
+	"advertised\x12\x18\n" +
+	"\acounted\x18\v \x01(\bR\acounted\x12!\n" +
+	"\fmax_prefixes\x18\f \x01(\rR\vmaxPrefixes\x121\n" +
+	"\bfamilies\x18\r \x03(\v2\x15.routerd.v1.BGPFamilyR\bfamilies\"{\n" +
+	"\tBGPFamily\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x12\x1a\n" +
+	"\breceived\x18\x02 \x01(\rR\breceived\x12\x1a\n" +
+	"\baccepted\x18\x03 \x01(\rR\baccepted\x12\x1e\n" +
+	"\n" +
+	"advertised\x18\x04 \x01(\rR\n" +
 	"advertised\"\x8a\x01\n" +
 	"\n" +
 	"PoolStatus\x12\x12\n" +
@@ -3186,103 +3289,105 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
 	(*Health)(nil),                // 2: routerd.v1.Health
 	(*Check)(nil),                 // 3: routerd.v1.Check
 	(*BGPPeer)(nil),               // 4: routerd.v1.BGPPeer
-	(*PoolStatus)(nil),            // 5: routerd.v1.PoolStatus
-	(*BlockStatus)(nil),           // 6: routerd.v1.BlockStatus
-	(*RoutesRequest)(nil),         // 7: routerd.v1.RoutesRequest
-	(*RoutesResponse)(nil),        // 8: routerd.v1.RoutesResponse
-	(*Route)(nil),                 // 9: routerd.v1.Route
-	(*ObjectStatus)(nil),          // 10: routerd.v1.ObjectStatus
-	(*PathsRequest)(nil),          // 11: routerd.v1.PathsRequest
-	(*PathsResponse)(nil),         // 12: routerd.v1.PathsResponse
-	(*Path)(nil),                  // 13: routerd.v1.Path
-	(*TunnelsRequest)(nil),        // 14: routerd.v1.TunnelsRequest
-	(*TunnelsResponse)(nil),       // 15: routerd.v1.TunnelsResponse
-	(*Tunnel)(nil),                // 16: routerd.v1.Tunnel
-	(*CNIConfigRequest)(nil),      // 17: routerd.v1.CNIConfigRequest
-	(*CNIConfigResponse)(nil),     // 18: routerd.v1.CNIConfigResponse
-	(*OverlapsRequest)(nil),       // 19: routerd.v1.OverlapsRequest
-	(*OverlapsResponse)(nil),      // 20: routerd.v1.OverlapsResponse
-	(*Overlap)(nil),               // 21: routerd.v1.Overlap
-	(*PolicyRequest)(nil),         // 22: routerd.v1.PolicyRequest
-	(*PolicyResponse)(nil),        // 23: routerd.v1.PolicyResponse
-	(*PolicyProblem)(nil),         // 24: routerd.v1.PolicyProblem
-	(*PolicyEndpoint)(nil),        // 25: routerd.v1.PolicyEndpoint
-	(*PolicyPath)(nil),            // 26: routerd.v1.PolicyPath
-	(*PolicyTier)(nil),            // 27: routerd.v1.PolicyTier
-	(*PolicyRules)(nil),           // 28: routerd.v1.PolicyRules
-	(*PolicyRule)(nil),            // 29: routerd.v1.PolicyRule
-	(*PolicyExplainRequest)(nil),  // 30: routerd.v1.PolicyExplainRequest
-	(*PolicyExplainResponse)(nil), // 31: routerd.v1.PolicyExplainResponse
-	(*PolicyEnd)(nil),             // 32: routerd.v1.PolicyEnd
-	(*PolicyStep)(nil),            // 33: routerd.v1.PolicyStep
-	(*FlowsRequest)(nil),          // 34: routerd.v1.FlowsRequest
-	(*FlowsResponse)(nil),         // 35: routerd.v1.FlowsResponse
-	(*FlowRecord)(nil),            // 36: routerd.v1.FlowRecord
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(*BGPFamily)(nil),             // 5: routerd.v1.BGPFamily
+	(*PoolStatus)(nil),            // 6: routerd.v1.PoolStatus
+	(*BlockStatus)(nil),           // 7: routerd.v1.BlockStatus
+	(*RoutesRequest)(nil),         // 8: routerd.v1.RoutesRequest
+	(*RoutesResponse)(nil),        // 9: routerd.v1.RoutesResponse
+	(*Route)(nil),                 // 10: routerd.v1.Route
+	(*ObjectStatus)(nil),          // 11: routerd.v1.ObjectStatus
+	(*PathsRequest)(nil),          // 12: routerd.v1.PathsRequest
+	(*PathsResponse)(nil),         // 13: routerd.v1.PathsResponse
+	(*Path)(nil),                  // 14: routerd.v1.Path
+	(*TunnelsRequest)(nil),        // 15: routerd.v1.TunnelsRequest
+	(*TunnelsResponse)(nil),       // 16: routerd.v1.TunnelsResponse
+	(*Tunnel)(nil),                // 17: routerd.v1.Tunnel
+	(*CNIConfigRequest)(nil),      // 18: routerd.v1.CNIConfigRequest
+	(*CNIConfigResponse)(nil),     // 19: routerd.v1.CNIConfigResponse
+	(*OverlapsRequest)(nil),       // 20: routerd.v1.OverlapsRequest
+	(*OverlapsResponse)(nil),      // 21: routerd.v1.OverlapsResponse
+	(*Overlap)(nil),               // 22: routerd.v1.Overlap
+	(*PolicyRequest)(nil),         // 23: routerd.v1.PolicyRequest
+	(*PolicyResponse)(nil),        // 24: routerd.v1.PolicyResponse
+	(*PolicyProblem)(nil),         // 25: routerd.v1.PolicyProblem
+	(*PolicyEndpoint)(nil),        // 26: routerd.v1.PolicyEndpoint
+	(*PolicyPath)(nil),            // 27: routerd.v1.PolicyPath
+	(*PolicyTier)(nil),            // 28: routerd.v1.PolicyTier
+	(*PolicyRules)(nil),           // 29: routerd.v1.PolicyRules
+	(*PolicyRule)(nil),            // 30: routerd.v1.PolicyRule
+	(*PolicyExplainRequest)(nil),  // 31: routerd.v1.PolicyExplainRequest
+	(*PolicyExplainResponse)(nil), // 32: routerd.v1.PolicyExplainResponse
+	(*PolicyEnd)(nil),             // 33: routerd.v1.PolicyEnd
+	(*PolicyStep)(nil),            // 34: routerd.v1.PolicyStep
+	(*FlowsRequest)(nil),          // 35: routerd.v1.FlowsRequest
+	(*FlowsResponse)(nil),         // 36: routerd.v1.FlowsResponse
+	(*FlowRecord)(nil),            // 37: routerd.v1.FlowRecord
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	37, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	38, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	4,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
-	5,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
-	6,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
+	6,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
+	7,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
 	3,  // 5: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	3,  // 6: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	3,  // 7: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	37, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	37, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
-	9,  // 10: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
-	10, // 11: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	37, // 12: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	37, // 13: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
-	13, // 14: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	38, // 15: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	37, // 16: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
-	16, // 17: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	37, // 18: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
-	21, // 19: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	25, // 20: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
-	24, // 21: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
-	26, // 22: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
-	27, // 23: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
-	28, // 24: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
-	28, // 25: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
-	29, // 26: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
-	32, // 27: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
-	33, // 28: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
-	36, // 29: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	37, // 30: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
-	0,  // 31: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	7,  // 32: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	11, // 33: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	14, // 34: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	17, // 35: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	19, // 36: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	22, // 37: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	30, // 38: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	34, // 39: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	1,  // 40: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	8,  // 41: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	12, // 42: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	15, // 43: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	18, // 44: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	20, // 45: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	23, // 46: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	31, // 47: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	35, // 48: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	40, // [40:49] is the sub-list for method output_type
-	31, // [31:40] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	38, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	38, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	5,  // 10: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
+	10, // 11: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
+	11, // 12: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
+	38, // 13: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	38, // 14: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	14, // 15: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
+	39, // 16: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	38, // 17: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	17, // 18: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
+	38, // 19: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	22, // 20: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	26, // 21: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
+	25, // 22: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
+	27, // 23: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
+	28, // 24: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
+	29, // 25: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
+	29, // 26: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
+	30, // 27: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
+	33, // 28: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
+	34, // 29: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
+	37, // 30: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
+	38, // 31: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	0,  // 32: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	8,  // 33: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	12, // 34: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	15, // 35: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	18, // 36: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	20, // 37: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	23, // 38: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	31, // 39: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	35, // 40: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	1,  // 41: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	9,  // 42: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	13, // 43: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	16, // 44: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	19, // 45: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	21, // 46: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	24, // 47: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	32, // 48: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	36, // 49: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -3296,7 +3401,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
