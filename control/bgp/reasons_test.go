@@ -140,3 +140,22 @@ func TestReasons(t *testing.T) {
 		})
 	}
 }
+
+// TestDoesNotComeBack: a peer that was to restart is away for longer than it said.
+func TestDoesNotComeBack(t *testing.T) {
+	t.Parallel()
+	for name, restart := range map[string]string{"at once": "1", "while it is tried": "6"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := hosts(t, 2)
+			b := startBIRD(t, strings.Replace(birdConf(h[1], 64999, h[0], 64512, "", "203.0.113.0/24"), "graceful restart on;", "graceful restart on; graceful restart time "+restart+";", 1))
+			r := newRun(t, SpeakerOptions{})
+			r.apply(testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999)))
+			r.waitPath("203.0.113.0/24")
+			b.kill()
+			r.waitInfo(h[1], "the connection was lost; the peer's routes are kept while it restarts")
+			r.waitInfo(h[1], "the connection was lost; the peer did not come back within its restart time")
+			r.waitNoPath("203.0.113.0/24")
+		})
+	}
+}

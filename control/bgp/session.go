@@ -106,6 +106,8 @@ func (s *session) setState(e event) (unexplained bool) {
 		s.last = ""
 		s.ended = ending(s.ended, e.reason)
 		s.tally.fell(resetOf(e.reason))
+	case e.reason == "restart-timer-expired" && s.ended != "":
+		s.ended = strings.TrimSuffix(s.ended, kept("")) + "; " + downReason(e.reason)
 	case e.state == packet.BGP_FSM_IDLE && was > packet.BGP_FSM_ACTIVE:
 		// GoBGP does not tell what the peer objected to.
 		if e.reason == "invalid-msg" || e.reason == "bad-peer-as" {
@@ -210,11 +212,9 @@ func downReason(reason string) string {
 	case "read-failed", "write-failed":
 		return "the connection was lost"
 	case "graceful-restart":
-		return "the connection was lost; the peer's routes are kept while it restarts"
+		return kept(downReason("read-failed"))
 	case "restart-timer-expired":
 		return "the peer did not come back within its restart time"
-	case "invalid-msg":
-		return "the peer sent a message that makes no sense"
 	case "deconfigured", "dying", "":
 		return ""
 	}
@@ -243,8 +243,11 @@ func ending(notification, reason string) string {
 	if notification == "notification sent: "+meaning(packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0) {
 		notification = downReason("hold-timer-expired")
 	}
-	return notification + "; the peer's routes are kept while it restarts"
+	return kept(notification)
 }
+
+// kept adds to the end of a session that it is expected to come again.
+func kept(end string) string { return end + "; the peer's routes are kept while it restarts" }
 
 // meaning names a notification's code and subcode (RFC 4271 section 4.5, RFC
 // 4486, RFC 6608, RFC 9384).
