@@ -556,7 +556,7 @@ func TestPrefixLimit(t *testing.T) {
 			t.Errorf("at the limit: %+v", st)
 		}
 		o.announce("203.0.113.0/25", "198.51.100.0/24", "192.0.2.0/25", "192.0.2.128/25")
-		st := r.waitInfo(h[1], "more than 2 prefixes")
+		st := r.waitInfo(h[1], "the peer announced more than 2 prefixes: have it announce less, or raise the BGPPeer's annotation routerd.io/maxPrefixes; tried again after 5m0s")
 		if st.State == StateUp {
 			t.Errorf("state %+v", st)
 		}

@@ -173,6 +173,9 @@ func TestPasswordOnLink(t *testing.T) {
 					t.Errorf("with the password %q: %+v", wrong, st)
 				}
 			}
+			if c.port != DefaultPort {
+				r.waitInfo(addr, ":9: nothing listens there, or it is filtered (a routerd node listens for peers on links if it has such a BGPPeer itself and bindMode is not NodeIP)")
+			}
 			apply("right")
 			r.waitUp(addr)
 			r.waitPath("203.0.113.0/24")

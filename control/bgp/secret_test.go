@@ -34,6 +34,9 @@ func TestReadSecret(t *testing.T) {
 	for key, text := range map[string]string{"good": "geheim\n", "empty": "\n", "long": strings.Repeat("x", 81)} {
 		writeSecret(t, dir, SecretRef{"s", key}, text)
 	}
+	if err := os.Mkdir(filepath.Join(dir, "s", "dir"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		ref        SecretRef
 		want, fail string
@@ -41,7 +44,9 @@ func TestReadSecret(t *testing.T) {
 		{SecretRef{"s", "good"}, "geheim", ""},
 		{SecretRef{"s", "missing"}, "", "secret s/missing is missing: put the password in " + dir + "/s/missing"},
 		{SecretRef{"none", "k"}, "", "is missing"},
-		{SecretRef{"s", "empty"}, "", "is empty"},
+		{SecretRef{"s", "empty"}, "", "/s/empty is empty"},
+		{SecretRef{"s", ""}, "", "secret s/: want a name and a key without slashes"},
+		{SecretRef{"s", "dir"}, "", "secret s/dir: read "},
 		{SecretRef{"s", "long"}, "", "holds 81 bytes, and TCP MD5 takes 80 at most"},
 		{SecretRef{"..", "good"}, "", "without slashes"},
 		{SecretRef{"s", "../s/good"}, "", "without slashes"},
@@ -90,7 +95,7 @@ func TestMissingSecret(t *testing.T) {
 	}})
 	with := func() PeerStatus { return c.peer("with") }
 	poll(t, 20*time.Second, func() string { return fmt.Sprint(with()) }, func() bool {
-		return with().State == StateDown && strings.Contains(with().Info, "secret s/k is missing")
+		return with().State == StateDown && strings.Contains(with().Info, "secret s/k is missing") && strings.HasSuffix(with().Info, "; the session is not run without it")
 	})
 	poll(t, 20*time.Second, func() string { return fmt.Sprint(c.peer("without")) }, func() bool { return c.peer("without").State == StateUp })
 	since := c.peer("without").Since

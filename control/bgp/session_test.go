@@ -133,20 +133,64 @@ func TestSessionWait(t *testing.T) {
 	}
 }
 
+// TestMeaning reads what a peer's NOTIFICATION says.
 func TestMeaning(t *testing.T) {
 	t.Parallel()
+	c := &Config{ASN: 64512, RouterID: netip.MustParseAddr("10.1.0.11")}
 	for _, tt := range []struct {
 		code, subcode uint8
 		want          string
 	}{
+		{1, 0, "message header error"},
+		{1, 1, "message header error, connection not synchronized"},
+		{1, 2, "message header error, bad message length"},
+		{1, 3, "message header error, bad message type"},
+		{2, 0, "OPEN message error"},
+		{2, 1, "OPEN message error, unsupported version number"},
 		{2, 2, "OPEN message error, bad peer AS"},
+		{2, 3, "OPEN message error, bad BGP identifier"},
+		{2, 4, "OPEN message error, unsupported optional parameter"},
+		{2, 6, "OPEN message error, unacceptable hold time"},
+		{2, 7, "OPEN message error, unsupported capability"},
+		{3, 0, "UPDATE message error"},
+		{3, 1, "UPDATE message error, malformed attribute list"},
+		{3, 2, "UPDATE message error, unrecognised well-known attribute"},
+		{3, 3, "UPDATE message error, missing well-known attribute"},
+		{3, 4, "UPDATE message error, attribute flags error"},
+		{3, 5, "UPDATE message error, attribute length error"},
+		{3, 6, "UPDATE message error, invalid ORIGIN"},
+		{3, 8, "UPDATE message error, invalid NEXT_HOP"},
+		{3, 9, "UPDATE message error, optional attribute error"},
+		{3, 10, "UPDATE message error, invalid network field"},
+		{3, 11, "UPDATE message error, malformed AS_PATH"},
 		{4, 0, "hold timer expired"},
+		{5, 0, "state machine error"},
+		{5, 1, "state machine error, unexpected message in OpenSent"},
+		{5, 2, "state machine error, unexpected message in OpenConfirm"},
+		{5, 3, "state machine error, unexpected message in Established"},
+		{6, 0, "cease"},
+		{6, 1, "cease, maximum number of prefixes reached"},
+		{6, 2, "cease, administrative shutdown"},
+		{6, 3, "cease, peer de-configured"},
+		{6, 4, "cease, administrative reset"},
+		{6, 5, "cease, connection rejected"},
+		{6, 6, "cease, other configuration change"},
 		{6, 7, "cease, connection collision resolution"},
-		{6, 99, "cease, subcode 99"},
+		{6, 8, "cease, out of resources"},
+		{6, 9, "cease, hard reset"},
+		{6, 10, "cease, BFD down"},
+		{7, 0, "ROUTE-REFRESH message error"},
+		{7, 1, "ROUTE-REFRESH message error, invalid message length"},
 		{2, 5, "OPEN message error, subcode 5"},
+		{6, 99, "cease, subcode 99"},
 		{200, 1, "code 200, subcode 1"},
 	} {
-		if got := meaning(tt.code, tt.subcode); got != tt.want {
+		said := bytes.NewReader(message(packet.BGP_MSG_NOTIFICATION, []byte{tt.code, tt.subcode}))
+		v, err := ask(&wire{Reader: *said}, c, Peer{ASN: 64999})
+		if err != nil || !v.refused {
+			t.Errorf("code %d, subcode %d: %+v, %v", tt.code, tt.subcode, v, err)
+		}
+		if got := meaning(v.code, v.subcode); got != tt.want {
 			t.Errorf("meaning(%d, %d) = %q, want %q", tt.code, tt.subcode, got, tt.want)
 		}
 	}

@@ -31,10 +31,10 @@ func TestOnLinks(t *testing.T) {
 		addr    string
 		waiting string
 	}{
-		{"no device", nil, found{}, "", "", "there is no device eth1"},
-		{"down", one(Link{Routers: lls("1")}), found{}, "", "fe80::1", "down or without carrier"},
-		{"no own address", map[string]Link{"eth1": {Up: true, Routers: lls("1")}}, found{}, "", "fe80::1", "no IPv6 link-local address"},
-		{"nobody", one(Link{Up: true}), found{}, "", "", "no neighbour has been heard on eth1"},
+		{"no device", nil, found{}, "", "", "there is no device eth1 on this host"},
+		{"down", one(Link{Routers: lls("1")}), found{}, "", "fe80::1", "device eth1 is down or without carrier"},
+		{"no own address", map[string]Link{"eth1": {Up: true, Routers: lls("1")}}, found{}, "", "fe80::1", "device eth1 has no IPv6 link-local address; net.ipv6.conf.eth1.disable_ipv6"},
+		{"nobody", one(Link{Up: true}), found{}, "", "", "no neighbour has been heard on eth1 yet: does the other side send router advertisements, or have this node as its neighbour there?"},
 		{"a router", one(Link{Up: true, Routers: lls("1")}), found{}, "", "fe80::1", ""},
 		{"a router among hosts", one(Link{Up: true, Routers: lls("1"), Hosts: lls("2", "3")}), found{}, "", "fe80::1", ""},
 		{"a host", one(Link{Up: true, Hosts: lls("1")}), found{}, "", "fe80::1", ""},
@@ -49,7 +49,7 @@ func TestOnLinks(t *testing.T) {
 		{"another host", one(Link{Up: true, Hosts: lls("2")}), host, "", "fe80::2", ""},
 		{"a host turns router", one(Link{Up: true, Routers: lls("2"), Hosts: lls("1")}), host, "", "fe80::2", ""},
 		{"given", one(Link{Up: true, Routers: lls("1", "2")}), found{}, "fe80::9%eth1", "fe80::9", ""},
-		{"given, down", one(Link{}), found{}, "fe80::9%eth1", "fe80::9", "down or without carrier"},
+		{"given, down", one(Link{}), found{}, "fe80::9%eth1", "fe80::9", "device eth1 is down or without carrier"},
 	} {
 		p := Peer{Name: "tor", Interface: "eth1"}
 		if c.peerIP != "" {
