@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/routerd/routerd/dataplane"
@@ -16,7 +15,11 @@ import (
 func (k *Kernel) Cut(src dataplane.Source, hops []dataplane.Key) dataplane.Revision {
 	rev := k.Update(src, nil, hops)
 	k.mu.Lock()
-	k.toCut = append(k.toCut, hops...)
+	for _, key := range hops {
+		if !slices.Contains(k.toCut, key) {
+			k.toCut = append(k.toCut, key)
+		}
+	}
 	k.mu.Unlock()
 	k.wakeLoop()
 	return rev
@@ -46,20 +49,14 @@ func (k *Kernel) cutNextHops() {
 	if len(keys) == 0 || len(k.want.Unsynced()) > 0 {
 		return // what an earlier life left is nobody's to lose yet
 	}
-	slices.SortFunc(keys, func(a, b dataplane.Key) int {
-		return cmp.Or(cmp.Compare(b.Kind(), a.Kind()), cmp.Compare(idOf(a), idOf(b)))
-	})
-	keys = slices.Compact(keys)
 	for _, kind := range []dataplane.Kind{dataplane.KindNextHopGroup, dataplane.KindNextHop} {
-		k.cutEach(slices.DeleteFunc(slices.Clone(keys), func(key dataplane.Key) bool { return key.Kind() != kind }))
-		if k.dirty != "" {
-			return
+		if k.dirty == "" {
+			k.cutEach(k.cuttable(kind, keys))
 		}
 	}
 }
 
-func (k *Kernel) cutEach(keys []dataplane.Key) {
-	ops := k.cuttable(keys)
+func (k *Kernel) cutEach(ops []op) {
 	k.inBatches(ops, k.encodeRemove, func(o op, err error) result {
 		r := judgeRemove(o, err)
 		if id := idOf(o.Key); r.Outcome == reconcile.Succeeded && k.users[id] > 0 {
@@ -72,15 +69,18 @@ func (k *Kernel) cutEach(keys []dataplane.Key) {
 		return
 	}
 	for _, o := range ops { // whether the kernel did it is not known
-		k.unanswered[idOf(o.Key)] = struct{}{}
+		k.asked[idOf(o.Key)] = struct{}{}
 	}
 }
 
-// cuttable returns the removals of those next hops that are there, nobody wants
+// cuttable returns the removals of those next hops of a kind that are there, nobody wants
 // again, and no group would lose whose other members are of use; and for which
 // it is worth the kernel's walk.
-func (k *Kernel) cuttable(keys []dataplane.Key) (ops []op) {
+func (k *Kernel) cuttable(kind dataplane.Kind, keys []dataplane.Key) (ops []op) {
 	for _, key := range keys {
+		if key.Kind() != kind {
+			continue
+		}
 		have, there := k.want.Have(key)
 		id := idOf(key)
 		if _, wanted := k.want.Want(key); there && !wanted && k.worthAWalk(id) && !k.isMember(id) {
@@ -101,7 +101,7 @@ func (k *Kernel) worthAWalk(id dataplane.NextHopID) bool {
 // isMember reports whether a group has that next hop.
 func (k *Kernel) isMember(id dataplane.NextHopID) bool {
 	for g := range k.groups {
-		have, _ := k.want.Have(dataplane.NextHopGroupKey{ID: g})
+		have, _ := k.want.Have(dataplane.NextHopGroupKey{ID: g}) // it is one of those that there are
 		if slices.ContainsFunc(membersOf(have), func(m dataplane.GroupMember) bool { return m.ID == id }) {
 			return true
 		}
@@ -111,11 +111,7 @@ func (k *Kernel) isMember(id dataplane.NextHopID) bool {
 
 // wasCut reports whether what there is went with a next hop that was cut.
 func (k *Kernel) wasCut(have dataplane.Object) bool {
-	id := nextHopOf(have)
-	if id == 0 {
-		return false
-	}
-	_, ok := k.cut[id]
+	_, ok := k.cut[nextHopOf(have)]
 	return ok
 }
 
@@ -137,19 +133,19 @@ func (k *Kernel) admitCuts() {
 	clear(k.cut)
 }
 
-// onUnanswered lists the routes that lead to next hops of which it is not known
+// routesOfAsked lists the routes that lead to next hops of which it is not known
 // whether they were cut, and forgets these.
-func (k *Kernel) onUnanswered() map[dataplane.Key]bool {
-	if len(k.unanswered) == 0 {
+func (k *Kernel) routesOfAsked() map[dataplane.Key]bool {
+	if len(k.asked) == 0 {
 		return nil
 	}
 	out := map[dataplane.Key]bool{}
-	k.want.LoseWhere(func(key dataplane.Key, have dataplane.Object) bool {
-		if _, ok := k.unanswered[nextHopOf(have)]; ok {
+	for _, key := range k.want.Keys() {
+		have, _ := k.want.Have(key)
+		if _, ok := k.asked[nextHopOf(have)]; ok {
 			out[key] = true
 		}
-		return false
-	})
-	clear(k.unanswered)
+	}
+	clear(k.asked)
 	return out
 }

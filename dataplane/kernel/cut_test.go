@@ -36,6 +36,15 @@ func cutHost(t *testing.T, n int, options ...labOption) (l *lab, k *running, rou
 	return l, k, routes, objs
 }
 
+// blamesNobody fails the test if routes of ours were taken for changed by
+// somebody else.
+func (r *running) blamesNobody() {
+	r.t.Helper()
+	if d := r.drifted(dataplane.KindRoute); d != 0 {
+		r.t.Errorf("%d routes of ours were taken for changed by somebody else", d)
+	}
+}
+
 func keysOf(objs ...dataplane.Object) (out []dataplane.Key) {
 	for _, o := range objs {
 		out = append(out, o.Key())
@@ -75,9 +84,7 @@ func TestCut(t *testing.T) {
 	}
 	k.settled()
 	l.count(n)
-	if d := k.drifted(dataplane.KindRoute); d != 0 {
-		t.Errorf("%d routes of ours were taken for changed by somebody else", d)
-	}
+	k.blamesNobody()
 }
 
 // TestCutInUse: what is wanted again, or still, after its next hop was cut is
@@ -99,9 +106,7 @@ func TestCutInUse(t *testing.T) {
 	k.put(objs[2]) // the group
 	l.count(3 * n)
 	k.settled()
-	if d := k.drifted(dataplane.KindRoute); d != 0 {
-		t.Errorf("%d routes of ours were taken for changed by somebody else", d)
-	}
+	k.blamesNobody()
 }
 
 // TestCutMember: the other members of a group keep it, and a next hop that it
@@ -137,9 +142,7 @@ func TestCutIsListed(t *testing.T) {
 	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(routes[20]...)))
 	k.settled()
 	l.count(2 * n)
-	if d := k.drifted(dataplane.KindRoute); d != 0 {
-		t.Errorf("%d routes of ours were taken for changed by somebody else", d)
-	}
+	k.blamesNobody()
 }
 
 // TestCutUnanswered: when the connection breaks over a cut, a listing tells
@@ -168,9 +171,7 @@ func TestCutUnanswered(t *testing.T) {
 			k.put(objs...)
 			l.count(3 * n)
 			k.settled()
-			if d := k.drifted(dataplane.KindRoute); d != 0 {
-				t.Errorf("%d routes of ours were taken for changed by somebody else", d)
-			}
+			k.blamesNobody()
 		})
 	}
 }
@@ -197,9 +198,7 @@ func TestCutIPv6(t *testing.T) {
 	if out := l.run("ip -6 route show proto 77"); strings.Count(out, "nhid 13") != 1000 {
 		t.Errorf("not all are back: %d", strings.Count(out, "nhid 13"))
 	}
-	if d := k.drifted(dataplane.KindRoute); d != 0 {
-		t.Errorf("%d routes of ours were taken for changed by somebody else", d)
-	}
+	k.blamesNobody()
 }
 
 // TestCutFew: for a next hop with few of all routes the kernel's walk costs more

@@ -131,7 +131,7 @@ func (k *Kernel) check(ctx context.Context) error {
 	}
 	have := k.gather(&t)
 	k.admitCuts()
-	ours := k.onUnanswered()
+	ours := k.routesOfAsked()
 	drift := slices.DeleteFunc(k.want.ReplaceHave(maps.All(have)), func(key dataplane.Key) bool { return ours[key] })
 	if !first {
 		k.notice = notice{by: "full check", at: start}

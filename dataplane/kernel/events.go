@@ -184,7 +184,7 @@ func (k *Kernel) loseUsers() {
 	k.shrinkGroups()
 	missing := false
 	for id := range k.users {
-		if _, cut := k.cut[id]; !cut && !k.hasNextHop(id) {
+		if k.vanished(id) {
 			missing = true
 			break
 		}
@@ -194,12 +194,18 @@ func (k *Kernel) loseUsers() {
 	}
 	for _, key := range k.want.LoseWhere(func(_ dataplane.Key, o dataplane.Object) bool {
 		id := nextHopOf(o)
-		return id != 0 && !k.hasNextHop(id) && !k.wasCut(o)
+		return id != 0 && k.vanished(id)
 	}) {
 		if !k.quiet {
 			k.drifted(key)
 		}
 	}
+}
+
+// vanished reports whether a next hop is not there, and was not cut.
+func (k *Kernel) vanished(id dataplane.NextHopID) bool {
+	_, cut := k.cut[id]
+	return !cut && !k.hasNextHop(id)
 }
 
 // hasNextHop reports whether there is a next hop of that number, ours or not.

@@ -96,35 +96,33 @@ type Kernel struct {
 	toCut    []dataplane.Key // next hops
 
 	// What follows belongs to the loop.
-	nl       transport
-	mir      *mirror
-	onLink   map[string]map[dataplane.Key]struct{} // what there is, by device
-	nextHops map[dataplane.NextHopID]struct{}      // what there is
-	groups   map[dataplane.NextHopID]struct{}      // those of them that are groups
-	users    map[dataplane.NextHopID]int           // routes and groups that there are, by next hop
-	routes   int                                   // routes that there are
-	measured map[dataplane.NextHopID]struct{}      // next hops of which a route has, or had, metrics
-	sysctls  map[dataplane.Key]struct{}            // settings that are as we made them
-	waits    map[dataplane.Key][]dataplane.Key     // who waits for what
-	held     map[dataplane.NextHopID]dataplane.Key // unwanted, but still in use
-	freed    []dataplane.Key                       // of those, no longer in use
-	cut      map[dataplane.NextHopID]struct{}      // gone, with the routes that users still counts
-	doubted  map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
-	// unanswered are next hops that the kernel was asked to remove with what
-	// leads to them, when the connection broke.
-	unanswered map[dataplane.NextHopID]struct{}
-	seen       map[dataplane.Kind][]dataplane.Key // foreign changes to be told of
-	adrift     map[dataplane.Key]drift            // until it is put right
-	notice     notice                             // what is being taken in
-	went       map[string]map[dataplane.Kind]int  // what went with a device, to be told of
-	cause      string                             // the device with which things are going
-	quiet      bool                               // changes of devices are our own doing
-	dirty      string                             // why a listing is needed
-	listAt     time.Time                          // not before
-	fullAt     time.Time
-	showAt     time.Time // when to publish the underlay; zero: nothing new
-	showDelay  time.Duration
-	listTries  int
+	nl        transport
+	mir       *mirror
+	onLink    map[string]map[dataplane.Key]struct{} // what there is, by device
+	nextHops  map[dataplane.NextHopID]struct{}      // what there is
+	groups    map[dataplane.NextHopID]struct{}      // those of them that are groups
+	users     map[dataplane.NextHopID]int           // routes and groups that there are, by next hop
+	routes    int                                   // routes that there are
+	measured  map[dataplane.NextHopID]struct{}      // next hops of which a route has, or had, metrics
+	sysctls   map[dataplane.Key]struct{}            // settings that are as we made them
+	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
+	held      map[dataplane.NextHopID]dataplane.Key // unwanted, but still in use
+	freed     []dataplane.Key                       // of those, no longer in use
+	cut       map[dataplane.NextHopID]struct{}      // gone, with the routes that users still counts
+	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
+	asked     map[dataplane.NextHopID]struct{}      // to go with what leads to them, when the connection broke
+	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be told of
+	adrift    map[dataplane.Key]drift               // until it is put right
+	notice    notice                                // what is being taken in
+	went      map[string]map[dataplane.Kind]int     // what went with a device, to be told of
+	cause     string                                // the device with which things are going
+	quiet     bool                                  // changes of devices are our own doing
+	dirty     string                                // why a listing is needed
+	listAt    time.Time                             // not before
+	fullAt    time.Time
+	showAt    time.Time // when to publish the underlay; zero: nothing new
+	showDelay time.Duration
+	listTries int
 }
 
 var _ dataplane.Sink = (*Kernel)(nil)
@@ -195,14 +193,13 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		waits:    make(map[dataplane.Key][]dataplane.Key),
 		held:     make(map[dataplane.NextHopID]dataplane.Key),
 		cut:      make(map[dataplane.NextHopID]struct{}),
-
-		unanswered: make(map[dataplane.NextHopID]struct{}),
-		doubted:    make(map[dataplane.Key]struct{}),
-		seen:       make(map[dataplane.Kind][]dataplane.Key),
-		measured:   make(map[dataplane.NextHopID]struct{}),
-		adrift:     make(map[dataplane.Key]drift),
-		went:       make(map[string]map[dataplane.Kind]int),
-		dirty:      "start",
+		asked:    make(map[dataplane.NextHopID]struct{}),
+		doubted:  make(map[dataplane.Key]struct{}),
+		seen:     make(map[dataplane.Kind][]dataplane.Key),
+		measured: make(map[dataplane.NextHopID]struct{}),
+		adrift:   make(map[dataplane.Key]drift),
+		went:     make(map[string]map[dataplane.Kind]int),
+		dirty:    "start",
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
 		Sources: []reconcile.Source{

@@ -288,8 +288,6 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// A transfer finds its way over a narrow link, and one that cannot end ends
-// with its context and says how far it came.
 func TestPauseBeyond(t *testing.T) {
 	t.Parallel()
 	at := func(ms int) time.Time { return time.UnixMilli(1_000_000 + int64(ms)) }
@@ -315,6 +313,8 @@ func TestPauseBeyond(t *testing.T) {
 	}
 }
 
+// A transfer finds its way over a narrow link, and one that cannot end ends
+// with its context and says how far it came.
 func TestSend(t *testing.T) {
 	t.Parallel()
 	a, r, b := wire(t, "send")
