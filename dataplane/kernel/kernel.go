@@ -45,6 +45,8 @@ type Config struct {
 	ListingShare int
 	// Hooks are optional.
 	Hooks Hooks
+
+	quiesce func() // for tests; see [quiesce]
 }
 
 // Hooks are called by the loop when something happens that is worth counting.
@@ -117,6 +119,8 @@ type Kernel struct {
 	went      map[string]map[dataplane.Kind]int     // what went with a device, to be told of
 	cause     string                                // the device with which things are going
 	quiet     bool                                  // changes of devices are our own doing
+	rerouted  bool                                  // routes or next hops were written, and packets may still go by what was before
+	quiesce   func()                                // waits until none does
 	dirty     string                                // why a listing is needed
 	listAt    time.Time                             // not before
 	fullAt    time.Time
@@ -153,6 +157,9 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	if cfg.Log == nil {
 		return nil, errors.New("log: a logger is required")
 	}
+	if cfg.quiesce == nil {
+		cfg.quiesce = quiesce
+	}
 	ns, err := currentNamespace()
 	if err != nil {
 		return nil, err
@@ -183,6 +190,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	k := &Kernel{
 		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, nl: wrap(c), eth: eth, offs: offs, settings: settings,
 		poke:     make(chan struct{}, 1),
+		quiesce:  cfg.quiesce,
 		supports: make(map[dataplane.LinkType]bool),
 		mir:      newMirror(),
 		onLink:   make(map[string]map[dataplane.Key]struct{}),

@@ -78,6 +78,9 @@ func (k *Kernel) removeAll() {
 	slices.Reverse(kinds)
 	for _, kind := range kinds {
 		ops := k.want.Due(class(kind), true, turnSize)
+		if len(ops) > 0 {
+			k.beforeRemoval(kind)
+		}
 		if kind == dataplane.KindNextHop || kind == dataplane.KindNextHopGroup {
 			k.removeNextHops(kind, ops)
 		} else {
@@ -240,6 +243,11 @@ func transient(err error) bool {
 }
 
 func (k *Kernel) wrote(kind dataplane.Kind, removed bool, n int) {
+	switch kind {
+	case dataplane.KindRoute, dataplane.KindNextHop, dataplane.KindNextHopGroup:
+		k.rerouted = k.rerouted || n > 0
+	default:
+	}
 	if h := k.cfg.Hooks.Written; h != nil && n > 0 {
 		h(kind, removed, n)
 	}
