@@ -51,6 +51,12 @@ func (l *Lab) Output(ctx context.Context, where string, args ...string) (string,
 	return r.Stdout, nil
 }
 
+// copyWithin is how long the copying of what a command printed may take once it
+// has ended, and is cut short only where something that it left behind keeps
+// the pipe open: machines whose processors were taken away, or busy with
+// hundreds of commands, took more than a second.
+const copyWithin = 30 * time.Second
+
 // Run runs a command with the caller's streams and returns its exit code. The
 // command sees the /sys of the namespace, and ip(8) there knows routerd's
 // protocol by its name.
@@ -67,7 +73,7 @@ func (l *Lab) Run(ctx context.Context, where string, s Streams, args ...string) 
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.Err
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = copyWithin
 	err = ns.StartMounted(l.Space(where), cmd, ns.Bind{Source: protos, Target: protocolsDir})
 	if err == nil {
 		err = cmd.Wait()

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -345,9 +344,7 @@ func (e spaceExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	cmd := exec.CommandContext(ctx, path)
 	var stdout, stderr bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
-	// Long: with hundreds of plugins at once the copying of what one printed has
-	// been seen to wait for more than a second.
-	cmd.WaitDelay = 15 * time.Second
+	cmd.WaitDelay = copyWithin
 	err := ns.Start(e.space, cmd)
 	if err == nil {
 		err = cmd.Wait()
