@@ -20,11 +20,16 @@ func blockOf(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(64 + i>>10), byte(i >> 2), byte(i & 3 << 6)}), 26)
 }
 
-// putBlocks gives the blocks with these numbers to five nodes in turn.
-func putBlocks(ctx context.Context, s store.Store, numbers []int) error {
-	for len(numbers) > 0 {
+// putBlocks gives the blocks with these numbers to five nodes in turn. It
+// returns how many of them are written for certain, the first ones.
+func putBlocks(ctx context.Context, s store.Store, numbers []int) (int, error) {
+	for done := 0; ; {
+		part := numbers[done:min(len(numbers), done+blocksPerTxn)]
+		if len(part) == 0 {
+			return done, nil
+		}
 		var ops []store.Op
-		for _, i := range numbers[:min(len(numbers), blocksPerTxn)] {
+		for _, i := range part {
 			node := fmt.Sprintf("peer%d", i%5)
 			affinity, cidr := "host:"+node, blockOf(i)
 			b := &store.Block{CIDR: cidr.String(), Affinity: &affinity}
@@ -36,11 +41,10 @@ func putBlocks(ctx context.Context, s store.Store, numbers []int) error {
 				store.Op{Action: store.Put, Object: store.Object{Key: store.AffinityKey(node, cidr), Value: &store.Affinity{State: store.AffinityConfirmed}}})
 		}
 		if _, err := s.Txn(ctx, ops...); err != nil {
-			return err
+			return done, err
 		}
-		numbers = numbers[min(len(numbers), blocksPerTxn):]
+		done += len(part)
 	}
-	return nil
 }
 
 // ours lists the prefixes of routerd's routes.
@@ -83,17 +87,24 @@ func TestKilledInTheMiddle(t *testing.T) {
 		}
 		return nil
 	}
+	const ahead = 1000 // of what is in the kernel when the daemon is killed
 	for _, kill := range []int{1200, 2500, 4000} {
-		// Each round writes what is missing, and dies while that is programmed.
+		// Each round writes more, and dies while that is programmed.
 		ctx, cancel := context.WithCancel(t.Context())
+		var done int
 		written := make(chan error, 1)
-		go func() { written <- putBlocks(ctx, h.store(""), numbers) }()
+		go func(some []int) {
+			var err error
+			done, err = putBlocks(ctx, h.store(""), some)
+			written <- err
+		}(numbers[:min(len(numbers), kill+ahead-(routes-len(numbers)))])
 		eventually(t, "enough routes to be in the middle", func() error { return count(kill) })
 		r.kill(syscall.SIGKILL)
 		cancel()
 		if err := <-written; err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
+		numbers = numbers[done:]
 		settled := h.ours()
 		t.Logf("killed with %d routes in the kernel", len(settled))
 		m := h.monitor()
@@ -112,7 +123,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 			}
 		}
 	}
-	if err := putBlocks(t.Context(), h.store(""), numbers); err != nil {
+	if _, err := putBlocks(t.Context(), h.store(""), numbers); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all routes", func() error { return count(routes + 5) })
