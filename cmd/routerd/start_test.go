@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -63,7 +64,7 @@ func TestWithoutConfiguration(t *testing.T) {
 	}
 	// What is normal is no cause for alarm.
 	for _, level := range []string{"level=WARN", "level=ERROR"} {
-		if l := r.log.lines(level); len(l) > 0 {
+		if l := slices.DeleteFunc(r.log.lines(level), aboutMachine); len(l) > 0 {
 			t.Errorf("a first start and a stop logged:\n%s", strings.Join(l, "\n"))
 		}
 	}
@@ -72,6 +73,14 @@ func TestWithoutConfiguration(t *testing.T) {
 			t.Errorf("component twice: %s", line)
 		}
 	}
+}
+
+// aboutMachine reports whether a line of the log is etcd's word on how long
+// something took: on a machine whose processors were taken away that is as it
+// should be.
+func aboutMachine(line string) bool {
+	return strings.Contains(line, "component=etcd") &&
+		(strings.Contains(line, `message="apply request took too long"`) || strings.Contains(line, `message="request stats"`))
 }
 
 func TestNotRoot(t *testing.T) {
