@@ -34,9 +34,16 @@ const (
 // turn does a part of what is due and reports whether there is more: first all
 // that is to be made, in order, and when nothing of that is left, what is to
 // go, in reverse order.
+//
+// The wish may change at any time, and what is due with it: so after each look
+// at what is due of one kind there is one at all that has to be done before it.
 func (k *Kernel) turn() bool {
 	for _, kind := range dataplane.Kinds() {
-		k.make(kind, k.want.Due(class(kind), false, turnSize))
+		ops := k.want.Due(class(kind), false, turnSize)
+		if k.overtaken(ops, false, 0, class(kind)) {
+			return true
+		}
+		k.make(kind, ops)
 	}
 	if k.dirty == "" {
 		k.cutNextHops()
@@ -46,6 +53,22 @@ func (k *Kernel) turn() bool {
 	}
 	k.removeAll()
 	return k.want.HasDue(false) || k.want.HasDue(true)
+}
+
+// overtaken reports whether there is work by now that is to be done before ops:
+// of the classes from one to before another. They are put back then. A next hop
+// must not come before its neighbour is there, nor a neighbour go while a next
+// hop that has just been moved is not yet written.
+func (k *Kernel) overtaken(ops []op, remove bool, from, to int) bool {
+	if len(ops) == 0 || !k.want.HasDueIn(remove, from, to) {
+		return false
+	}
+	results := make([]result, len(ops))
+	for i, o := range ops {
+		results[i] = result{Op: o, Outcome: reconcile.Postponed}
+	}
+	k.report(results)
+	return true
 }
 
 // make creates and changes.
@@ -78,6 +101,9 @@ func (k *Kernel) removeAll() {
 	slices.Reverse(kinds)
 	for _, kind := range kinds {
 		ops := k.want.Due(class(kind), true, turnSize)
+		if k.overtaken(ops, false, 0, len(kinds)) || k.overtaken(ops, true, class(kind)+1, len(kinds)) {
+			return
+		}
 		if len(ops) > 0 {
 			k.beforeRemoval(kind)
 		}

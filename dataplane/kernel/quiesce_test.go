@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -10,37 +11,74 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
+// diary holds what a kernel does, in order.
+type diary struct {
+	mu  sync.Mutex
+	did []string
+}
+
+func (d *diary) note(s string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.did = append(d.did, s)
+}
+
+func (d *diary) wrote(kind dataplane.Kind, removed bool, n int) {
+	if removed {
+		d.note(fmt.Sprintf("removed %d %s", n, kind))
+	} else {
+		d.note(fmt.Sprintf("%d %s", n, kind))
+	}
+}
+
+// forget is for what went before a test.
+func (d *diary) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.did = nil
+}
+
+// expect compares what was done since it was asked last.
+func (d *diary) expect(t *testing.T, name string, want ...string) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if diff := cmp.Diff(want, d.did); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+	d.did = nil
+}
+
+// tunnel is a device of newHost's.
+func tunnel() dataplane.Link {
+	return dataplane.Link{
+		Name: nameVXLAN, Type: dataplane.LinkVXLAN, MTU: 1450, MAC: mac("66:07:02:c1:cc:60"), VNI: 4096, Port: 4789, Local: addr("10.0.0.1"), Parent: "up0",
+	}
+}
+
+// behind is what leads through the tunnel to a peer: the neighbour, the FDB entry
+// and the next hop.
+func behind(id dataplane.NextHopID, gateway, peer string) (_, _, _ dataplane.Object) {
+	vtep := dataplane.MAC{2, 0, 0, 0, 0, byte(id)}
+	return dataplane.Neighbour{Link: nameVXLAN, Addr: addr(gateway), MAC: vtep},
+		dataplane.FDBEntry{Link: nameVXLAN, MAC: vtep, Dst: addr(peer)}, via(id, gateway, nameVXLAN)
+}
+
 // What a packet looks up after its route is not taken away before packets that
 // chose the route before its change are gone. Where no route has changed, and
 // for what no packet looks up, nothing is waited for.
 func TestPacketsAreOutBeforeRemoval(t *testing.T) {
 	t.Parallel()
-	var mu sync.Mutex
-	var did []string
-	note := func(s string) {
-		mu.Lock()
-		defer mu.Unlock()
-		did = append(did, s)
-	}
+	var d diary
 	_, k := newHost(t, func(cfg *Config, _ *int, _ *func(transport) transport) {
-		cfg.quiesce = func() { note("packets are out") }
-		cfg.Hooks.Written = func(kind dataplane.Kind, removed bool, _ int) {
-			if removed {
-				note("removed " + kind.String())
-			} else {
-				note(kind.String())
-			}
-		}
+		cfg.quiesce = func() { d.note("packets are out") }
+		cfg.Hooks.Written = d.wrote
 	})
-	device := dataplane.Link{
-		Name: nameVXLAN, Type: dataplane.LinkVXLAN, MTU: 1450, MAC: mac("66:07:02:c1:cc:60"), VNI: 4096, Port: 4789, Local: addr("10.0.0.1"), Parent: "up0",
-	}
-	vtep := dataplane.MAC{2, 0, 0, 0, 0, 1}
-	neighbour := func(a string) dataplane.Neighbour {
-		return dataplane.Neighbour{Link: nameVXLAN, Addr: addr(a), MAC: vtep}
-	}
-	fdb := dataplane.FDBEntry{Link: nameVXLAN, MAC: vtep, Dst: addr("10.0.0.2")}
-	k.put(device, neighbour("192.168.2.1"), neighbour("192.168.2.2"), fdb, via(8, "192.168.2.1", nameVXLAN), route("192.168.2.0/26", 8))
+	device := tunnel()
+	neighbour, fdb, hop := behind(8, "192.168.2.1", "10.0.0.2")
+	other, _, _ := behind(9, "192.168.2.2", "10.0.0.2")
+	k.put(device, neighbour, other, fdb, hop, route("192.168.2.0/26", 8))
+	d.forget()
 
 	for _, step := range []struct {
 		name string
@@ -48,27 +86,79 @@ func TestPacketsAreOutBeforeRemoval(t *testing.T) {
 		del  []dataplane.Object
 		want []string
 	}{
-		{"a next hop leaves the tunnel", []dataplane.Object{via(8, "10.0.0.2", "up0")}, []dataplane.Object{neighbour("192.168.2.1"), fdb}, []string{
-			"nexthop", "packets are out", "removed fdb", "removed neighbour",
+		{"a next hop leaves the tunnel", []dataplane.Object{via(8, "10.0.0.2", "up0")}, []dataplane.Object{neighbour, fdb}, []string{
+			"1 nexthop", "packets are out", "removed 1 fdb", "removed 1 neighbour",
 		}},
-		{"no route changed since", nil, []dataplane.Object{neighbour("192.168.2.2")}, []string{"removed neighbour"}},
-		{"a route goes, which says itself what becomes of packets", nil, []dataplane.Object{route("192.168.2.0/26", 8)}, []string{"removed route"}},
-		{"the device, after that", nil, []dataplane.Object{device}, []string{"packets are out", "removed link"}},
+		{"no route changed since", nil, []dataplane.Object{other}, []string{"removed 1 neighbour"}},
+		{"a route goes, which says itself what becomes of packets", nil, []dataplane.Object{route("192.168.2.0/26", 8)}, []string{"removed 1 route"}},
+		{"the device, after that", nil, []dataplane.Object{device}, []string{"packets are out", "removed 1 link"}},
 	} {
-		mu.Lock()
-		did = nil
-		mu.Unlock()
-		var keys []dataplane.Key
-		for _, o := range step.del {
-			keys = append(keys, o.Key())
-		}
-		k.wait(k.Update(dataplane.SourceCore, step.put, keys))
-		mu.Lock()
-		if diff := cmp.Diff(step.want, did); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.name, diff)
-		}
-		mu.Unlock()
+		k.wait(k.Update(dataplane.SourceCore, step.put, keysOf(step.del...)))
+		d.expect(t, step.name, step.want...)
 	}
+}
+
+// While what a change leaves behind is removed the next one comes, for another
+// peer: what that leaves behind stays until its own next hop is written.
+func TestChangeDuringRemoval(t *testing.T) {
+	t.Parallel()
+	var d diary
+	var second func()
+	_, k := newHost(t, func(cfg *Config, _ *int, _ *func(transport) transport) {
+		cfg.quiesce = func() {
+			d.note("packets are out")
+			if do := second; do != nil {
+				second = nil
+				do()
+			}
+		}
+		cfg.Hooks.Written = d.wrote
+	})
+	device := tunnel()
+	neighbour1, fdb1, hop1 := behind(8, "192.168.1.1", "10.0.0.2")
+	neighbour2, fdb2, hop2 := behind(9, "192.168.2.1", "10.0.0.3")
+	k.put(device, neighbour1, neighbour2, fdb1, fdb2, hop1, hop2, route("192.168.1.0/26", 8), route("192.168.2.0/26", 9))
+	d.forget()
+
+	last := make(chan dataplane.Revision, 1)
+	second = func() {
+		last <- k.Update(dataplane.SourceCore, []dataplane.Object{via(9, "10.0.0.3", "up0")}, keysOf(neighbour2, fdb2, device))
+	}
+	k.wait(k.Update(dataplane.SourceCore, []dataplane.Object{via(8, "10.0.0.2", "up0")}, keysOf(neighbour1, fdb1)))
+	k.wait(<-last)
+	d.expect(t, "two changes",
+		"1 nexthop", "packets are out", "removed 1 fdb", // of the first
+		"1 nexthop", "packets are out", // of the second, before anything else goes
+		"removed 1 fdb", "removed 2 neighbour", "removed 1 link")
+}
+
+// While a change is written the next one comes, for another peer: its next hop
+// is not written before its neighbour.
+func TestChangeDuringChange(t *testing.T) {
+	t.Parallel()
+	var d diary
+	var second func()
+	_, k := newHost(t, func(cfg *Config, _ *int, _ *func(transport) transport) {
+		cfg.Hooks.Written = func(kind dataplane.Kind, removed bool, n int) {
+			d.wrote(kind, removed, n)
+			if do := second; do != nil && kind == dataplane.KindFDB {
+				second = nil
+				do()
+			}
+		}
+	})
+	k.put(tunnel(), via(8, "10.0.0.2", "up0"), via(9, "10.0.0.3", "up0"), route("192.168.1.0/26", 8), route("192.168.2.0/26", 9))
+	d.forget()
+
+	enter := func(id dataplane.NextHopID, gateway, peer string) dataplane.Revision {
+		neighbour, fdb, hop := behind(id, gateway, peer)
+		return k.Update(dataplane.SourceCore, []dataplane.Object{neighbour, fdb, hop}, nil)
+	}
+	last := make(chan dataplane.Revision, 1)
+	second = func() { last <- enter(9, "192.168.2.1", "10.0.0.3") }
+	k.wait(enter(8, "192.168.1.1", "10.0.0.2"))
+	k.wait(<-last)
+	d.expect(t, "two changes", "1 neighbour", "1 fdb", "1 neighbour", "1 fdb", "2 nexthop")
 }
 
 // The kernel can be asked, and nothing is waited for by the clock.

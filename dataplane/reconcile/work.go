@@ -84,12 +84,15 @@ func (e *entry[K, V]) op() Op[K, V] {
 
 // HasDue reports whether there is work of that kind, of any class, that can be
 // done now.
-func (t *Tracker[K, V]) HasDue(remove bool) bool {
+func (t *Tracker[K, V]) HasDue(remove bool) bool { return t.HasDueIn(remove, 0, t.cfg.Classes) }
+
+// HasDueIn is [Tracker.HasDue] for the classes from one to before another.
+func (t *Tracker[K, V]) HasDueIn(remove bool, from, to int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.wake()
 	n := len(t.cfg.Sources)
-	for class := range t.cfg.Classes {
+	for class := from; class < to; class++ {
 		first := t.queue(class, remove, 0)
 		for q := first; q < first+n; q++ {
 			list := t.ready[q]
