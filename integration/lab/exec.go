@@ -57,6 +57,19 @@ func (l *Lab) Output(ctx context.Context, where string, args ...string) (string,
 // hundreds of commands, took more than a second.
 const copyWithin = 30 * time.Second
 
+// cancelWithin is the same for a command whose context has ended: nobody is
+// interested in what it printed.
+const cancelWithin = time.Second
+
+// endsSoon bounds for how long the end of cmd is waited for.
+func endsSoon(cmd *exec.Cmd) {
+	cmd.WaitDelay = copyWithin
+	cmd.Cancel = func() error {
+		cmd.WaitDelay = cancelWithin // os/exec reads it after this
+		return cmd.Process.Kill()
+	}
+}
+
 // Run runs a command with the caller's streams and returns its exit code. The
 // command sees the /sys of the namespace, and ip(8) there knows routerd's
 // protocol by its name.
@@ -73,7 +86,7 @@ func (l *Lab) Run(ctx context.Context, where string, s Streams, args ...string) 
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.Err
-	cmd.WaitDelay = copyWithin
+	endsSoon(cmd)
 	err = ns.StartMounted(l.Space(where), cmd, ns.Bind{Source: protos, Target: protocolsDir})
 	if err == nil {
 		err = cmd.Wait()

@@ -344,7 +344,7 @@ func (e spaceExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	cmd := exec.CommandContext(ctx, path)
 	var stdout, stderr bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
-	cmd.WaitDelay = copyWithin
+	endsSoon(cmd)
 	err := ns.Start(e.space, cmd)
 	if err == nil {
 		err = cmd.Wait()
