@@ -120,7 +120,6 @@ type Kernel struct {
 	cause     string                                // the device with which things are going
 	quiet     bool                                  // changes of devices are our own doing
 	rerouted  bool                                  // routes or next hops were written, and packets may still go by what was before
-	quiesce   func()                                // waits until none does
 	dirty     string                                // why a listing is needed
 	listAt    time.Time                             // not before
 	fullAt    time.Time
@@ -190,7 +189,6 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	k := &Kernel{
 		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, nl: wrap(c), eth: eth, offs: offs, settings: settings,
 		poke:     make(chan struct{}, 1),
-		quiesce:  cfg.quiesce,
 		supports: make(map[dataplane.LinkType]bool),
 		mir:      newMirror(),
 		onLink:   make(map[string]map[dataplane.Key]struct{}),

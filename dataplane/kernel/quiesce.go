@@ -46,7 +46,7 @@ func (k *Kernel) beforeRemoval(kind dataplane.Kind) {
 		return // nothing is looked up there by a packet that has its route
 	}
 	if k.rerouted {
-		k.quiesce()
+		k.cfg.quiesce()
 		k.rerouted = false
 	}
 }
