@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // echo is a real gRPC server; GC returns what it is sent.
@@ -62,7 +63,7 @@ func startEcho(t *testing.T) string {
 
 func connect(t *testing.T, socket string) *client {
 	t.Helper()
-	c, err := dial(socket, 20*time.Second)
+	c, err := dial(socket, await.Patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func play(answer []byte) ([]byte, error) {
 		_, _ = theirs.Write(answer)
 		_ = theirs.Close()
 	}()
-	b, err := invoke(ours, "/x/Y", []byte("request"), time.Now().Add(10*time.Second))
+	b, err := invoke(ours, "/x/Y", []byte("request"), time.Now().Add(await.Patience))
 	_ = ours.Close()
 	<-done
 	return b, err

@@ -9,13 +9,13 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
 )
@@ -80,17 +80,18 @@ func (w *mendWorld) allocator(node string) *ipam.Allocator {
 // assign gives an address, as soon as the node is known to be there.
 func (w *mendWorld) assign(a *ipam.Allocator, handle string) netip.Addr {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		got, err := a.Assign(ctx, ipam.Request{Family: dataplane.IPv4, Handle: handle})
-		cancel()
-		if err == nil {
-			return got[0].Addr
-		}
-		if !errors.Is(err, ipam.ErrNodeMissing) || time.Now().After(deadline) {
+	var addr netip.Addr
+	await.Until(w.t, "an address for "+handle, func() error {
+		got, err := a.Assign(await.Context(w.t), ipam.Request{Family: dataplane.IPv4, Handle: handle})
+		switch {
+		case err == nil:
+			addr = got[0].Addr
+		case !errors.Is(err, ipam.ErrNodeMissing):
 			w.t.Fatalf("assign to %s: %v", handle, err)
 		}
-	}
+		return err
+	})
+	return addr
 }
 
 // held returns what blocks give, by address, and verifies that handles agree.

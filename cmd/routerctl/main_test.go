@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -27,6 +28,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 )
 
 var updateScripts = flag.Bool("update", false, "rewrite the expected output in the scripts")
@@ -159,8 +161,8 @@ func startDaemon(env *testscript.Env) error {
 	case <-e.Server.ReadyNotify():
 	case err := <-e.Err():
 		return err
-	case <-time.After(30 * time.Second):
-		return errors.New("etcd did not become ready within 30 s")
+	case <-time.After(await.Patience):
+		return fmt.Errorf("etcd did not become ready within %s", await.Patience)
 	}
 	client := v3client.New(e.Server)
 	env.Defer(func() { client.Close() }) //nolint:errcheck // it is in this process
@@ -189,7 +191,7 @@ func TestScripts(t *testing.T) {
 
 func etcdCommand(ts *testscript.TestScript, neg bool, args []string) {
 	c := ts.Value("etcd").(*clientv3.Client)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	switch {
 	case !neg && len(args) == 3 && args[0] == "put":

@@ -11,15 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
-)
 
-// soon is for calls that must not wait for a datastore that hangs.
-func soon(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
+	"github.com/routerd/routerd/integration/await"
+)
 
 // TestAgainWithoutStore: a container that the datastore knows ends and begins
 // anew while the datastore is away, or hangs: at once, with another address, for
@@ -59,20 +53,20 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); a.Run(running) }()
 	w.del(a, req)
-	w.eventually("the wire is cut", func() bool { r, _ := a.record(req.ID); return r.cut })
+	await.True(w.t, "the wire is cut", func() bool { r, _ := a.record(req.ID); return r.cut })
 	next := req
 	if pod { // the pod's next container
 		next.ID.ContainerID = "next"
 		next.Netns = w.request(2).Netns
 	}
-	second, err := a.Add(soon(t), next)
+	second, err := a.Add(await.Context(t), next)
 	if err != nil {
 		t.Fatalf("add without the datastore: %v", err)
 	}
 	if second.Addresses[0].Addr == first.Addresses[0].Addr {
 		t.Errorf("%s is given again, and nobody knows whether it is another's by now", first.Addresses[0].Addr)
 	}
-	if err := a.Del(soon(t), delOf(next)); err != nil {
+	if err := a.Del(await.Context(t), delOf(next)); err != nil {
 		t.Fatalf("del without the datastore: %v", err)
 	}
 	stop()
@@ -81,7 +75,7 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 	if killed != "" {
 		killAt(a, killed)
 		dies(t, func() {
-			if _, err := a.Add(soon(t), next); err != nil {
+			if _, err := a.Add(await.Context(t), next); err != nil {
 				t.Errorf("add: %v", err)
 			}
 			if killed == "confirmed" || killed == "written" {
@@ -93,12 +87,12 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 	w.ipam.forgetClaims() // what IPAM itself knew of claims goes with the daemon
 	b := w.start()
 	w.run(b)
-	third, err := b.Add(soon(t), next)
+	third, err := b.Add(await.Context(t), next)
 	if err != nil {
 		t.Fatalf("add after the daemon was killed: %v", err)
 	}
 	w.away(false)
-	w.eventually("told", func() bool {
+	await.True(w.t, "told", func() bool {
 		r, _ := b.record(next.ID)
 		return !r.Queued && !r.Stale && w.endpoints() == 1 && len(w.ipam.claimed()) == 0 && len(w.ipam.handles()) == 1
 	})
@@ -108,7 +102,7 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 	}
 	w.check(b, next)
 	w.del(b, next)
-	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+	await.Until(w.t, "clean", w.clean)
 }
 
 // forgetClaims forgets claims, as a daemon that ends does.
@@ -151,7 +145,7 @@ func TestRepairKeepsAddress(t *testing.T) {
 			delete(w.ipam.held, handle(req.ID))
 			w.ipam.mu.Unlock()
 			w.away(away)
-			again, err := a.Add(soon(t), req)
+			again, err := a.Add(await.Context(t), req)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -208,7 +202,7 @@ func TestDelIsDurable(t *testing.T) {
 	w.sink.fail = nil
 	w.sink.mu.Unlock()
 	w.run(b)
-	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+	await.Until(w.t, "clean", w.clean)
 }
 
 // What the handle of a container has of an earlier life goes back also when two

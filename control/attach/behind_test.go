@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -155,12 +156,12 @@ func TestBehindReboot(t *testing.T) {
 	}
 	w.run(b)
 	w.away(false)
-	w.eventually("five attachments", func() bool { return len(b.snapshot()) == 5 && w.endpoints() == 5 && len(w.ipam.claimed()) == 0 })
+	await.True(w.t, "five attachments", func() bool { return len(b.snapshot()) == 5 && w.endpoints() == 5 && len(w.ipam.claimed()) == 0 })
 	for _, r := range after[5:] {
 		w.check(b, r)
 		w.del(b, r)
 	}
-	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+	await.Until(w.t, "clean", w.clean)
 }
 
 func behindAddSteps() []string {
@@ -203,11 +204,11 @@ func TestKilledInAddBehind(t *testing.T) {
 					}
 					w.away(false)
 					if then == "ADD" {
-						w.eventually("added", func() bool { _, err := b.Add(t.Context(), req); return err == nil })
+						await.Until(t, "added", func() error { _, err := b.Add(t.Context(), req); return err })
 						w.check(b, req)
 					}
 					w.del(b, req)
-					w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+					await.Until(w.t, "clean", w.clean)
 				})
 			}
 		}
@@ -251,7 +252,7 @@ func TestKilledInDelBehind(t *testing.T) {
 							w.del(b, req)
 						}
 					}
-					w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+					await.Until(w.t, "clean", w.clean)
 				})
 			}
 		}
@@ -274,7 +275,7 @@ func TestFailureInAddBehind(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 			w.away(false)
-			w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+			await.Until(w.t, "clean", w.clean)
 		})
 	}
 }
@@ -301,7 +302,7 @@ func TestBehindAddAndDelAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	w.del(a, req)
-	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+	await.Until(w.t, "clean", w.clean)
 }
 
 // An address of a running workload is somebody else's in the datastore: its

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -86,7 +87,7 @@ func TestKilledInAdd(t *testing.T) {
 				return
 			}
 			w.run(a)
-			w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+			await.Until(w.t, "clean", w.clean)
 		}},
 	}
 	for _, step := range addSteps() {
@@ -134,7 +135,7 @@ func TestKilledInDel(t *testing.T) {
 						w.check(b, req) // nothing was begun
 						w.del(b, req)
 					}
-					w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+					await.Until(w.t, "clean", w.clean)
 				default:
 					w.del(b, req)
 				}
@@ -191,7 +192,7 @@ func TestFailureInUndo(t *testing.T) {
 			}
 			b := w.start()
 			w.run(b)
-			w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+			await.Until(w.t, "clean", w.clean)
 		})
 	}
 }
@@ -252,8 +253,7 @@ func TestAddWithoutDatastore(t *testing.T) {
 			w.run(a)
 			req := w.request(1)
 			tt.fail(w)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
+			ctx := await.Context(t)
 			_, err := a.Add(ctx, req)
 			if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "datastore unavailable") {
 				t.Errorf("got %v", err)
@@ -266,7 +266,7 @@ func TestAddWithoutDatastore(t *testing.T) {
 				t.Errorf("the wire stays: %v %v %v", devices, w.sink.wanted(), err)
 			}
 			tt.heal(w)
-			w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+			await.Until(w.t, "clean", w.clean)
 			w.add(a, req)
 			w.check(a, req)
 		})
@@ -302,7 +302,7 @@ func TestDelWithoutDatastore(t *testing.T) {
 			w.ipam.set(nil, false)
 			if how == "restart" {
 				w.run(w.start())
-				w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+				await.Until(w.t, "clean", w.clean)
 				return
 			}
 			w.del(a, req)

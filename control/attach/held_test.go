@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -139,7 +140,7 @@ func TestNameWakes(t *testing.T) {
 	w.run(a)
 	req := w.numbered(1)
 	w.add(a, req)
-	w.eventually("it was tried", func() bool {
+	await.True(w.t, "it was tried", func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		_, ok := a.retries.by[req.ID]
@@ -147,5 +148,5 @@ func TestNameWakes(t *testing.T) {
 	})
 	refused.Store(false)
 	a.HandleStore(store.Batch{Synced: true})
-	w.eventually("the datastore knows", func() bool { return w.endpoints() == 1 && len(w.ipam.handles()) == 1 })
+	await.True(w.t, "the datastore knows", func() bool { return w.endpoints() == 1 && len(w.ipam.handles()) == 1 })
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -171,7 +172,7 @@ func TestKernelDualStack(t *testing.T) {
 		}
 	}
 	w.del(a, req)
-	w.eventually("no route", func() bool {
+	await.True(w.t, "no route", func() bool {
 		routes, err := w.sink.netlink.RouteList(nil, unix.AF_INET6)
 		return err == nil && len(routes) == 0
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // realKernel makes the world's sink the one that the daemon has.
@@ -93,7 +94,7 @@ func TestKernelFollowsDevice(t *testing.T) {
 	w.programmed(next)
 	w.check(a, second)
 	w.del(a, second)
-	w.eventually("no route", func() bool {
+	await.True(w.t, "no route", func() bool {
 		routes, err := w.sink.netlink.RouteList(nil, unix.AF_INET)
 		return err == nil && len(routes) == 0
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -109,7 +110,7 @@ func TestReclaim(t *testing.T) {
 			}
 			w.ipam.set(nil, false)
 			w.run(a)
-			w.eventually("all is stored again", func() bool { return cmp.Equal(want, w.stored()) })
+			await.True(w.t, "all is stored again", func() bool { return cmp.Equal(want, w.stored()) })
 			w.check(a, req)
 			w.del(a, req)
 		})
@@ -132,7 +133,7 @@ func TestAddressInUseIsNotGivenTwice(t *testing.T) {
 		t.Fatalf("got %v, want ErrNotReady", err)
 	}
 	w.run(a)
-	w.eventually("the first has its address again", func() bool {
+	await.True(w.t, "the first has its address again", func() bool {
 		return slices.Equal(w.ipam.handles(), []string{handle(w.request(1 << 40).ID)})
 	})
 	if got := w.add(a, second); got.Addresses[0].Addr == first.Addresses[0].Addr {

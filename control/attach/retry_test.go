@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -64,12 +65,12 @@ func TestOneThatFails(t *testing.T) {
 	w.ipam.refuse(handle(bad.ID), broken)
 	w.run(a)
 	w.del(a, bad)
-	w.eventually("the bad one failed", func() bool { return a.waiting(a.retries.waits)[bad.ID] })
+	await.True(w.t, "the bad one failed", func() bool { return a.waiting(a.retries.waits)[bad.ID] })
 	w.del(a, good)
-	w.eventually("the good one released", func() bool { _, known := a.record(good.ID); return !known })
+	await.True(w.t, "the good one released", func() bool { _, known := a.record(good.ID); return !known })
 	next := w.numbered(3)
 	w.add(a, next)
-	w.eventually("the next one told", func() bool { return w.endpoints() == 1 })
+	await.True(w.t, "the next one told", func() bool { return w.endpoints() == 1 })
 	if _, known := a.record(bad.ID); !known {
 		t.Error("what could not be released is forgotten")
 	}
@@ -77,7 +78,7 @@ func TestOneThatFails(t *testing.T) {
 	w.ipam.refuse(handle(bad.ID), nil)
 	a.HandleStore(store.Batch{Err: errors.New("away")})
 	a.HandleStore(store.Batch{})
-	w.eventually("the bad one released", func() bool { _, known := a.record(bad.ID); return !known })
+	await.True(w.t, "the bad one released", func() bool { _, known := a.record(bad.ID); return !known })
 }
 
 // What failed is tried again by itself, and only that.
@@ -91,9 +92,9 @@ func TestRetryByItself(t *testing.T) {
 	w.ipam.refuse(handle(bad.ID), fmt.Errorf("once: %w", store.ErrConflict))
 	w.run(a)
 	w.del(a, bad)
-	w.eventually("tried again", func() bool { return w.ipam.refusals() >= 3 })
+	await.True(w.t, "tried again", func() bool { return w.ipam.refusals() >= 3 })
 	w.ipam.refuse(handle(bad.ID), nil)
-	w.eventually("clean", func() bool { return len(w.leftovers()) == 0 })
+	await.Until(w.t, "clean", w.clean)
 }
 
 // Batches of the watch do not put off that what was forgotten is taken up again,
@@ -119,7 +120,7 @@ func TestReclaimIsNotPutOff(t *testing.T) {
 		return a.retries.by[ID{}].at
 	}
 	first := due()
-	w.eventually("due", func() bool {
+	await.True(w.t, "due", func() bool {
 		a.HandleStore(store.Batch{})
 		return time.Now().After(first)
 	})
@@ -162,14 +163,14 @@ func TestCompleteYieldsWhileItWaits(t *testing.T) {
 	defer device()
 	done := make(chan error, 1)
 	go func() { done <- a.completeOne(t.Context(), id) }()
-	w.eventually("it has one lock and waits for the other", func() bool {
+	await.True(w.t, "it has one lock and waits for the other", func() bool {
 		unlock, ok := a.locks.tryLock(attachmentLock(id))
 		if ok {
 			unlock()
 		}
 		return !ok
 	})
-	unlock, err := a.locks.lock(soon(t), attachmentLock(id))
+	unlock, err := a.locks.lock(await.Context(t), attachmentLock(id))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -549,24 +549,17 @@ func (w *world) leftovers() []string {
 	return out
 }
 
-func (w *world) expectClean() {
-	w.t.Helper()
+func (w *world) clean() error {
 	if left := w.leftovers(); len(left) > 0 {
-		w.t.Errorf("left behind:\n\t%s", strings.Join(left, "\n\t"))
+		return fmt.Errorf("left behind:\n\t%s", strings.Join(left, "\n\t"))
 	}
+	return nil
 }
 
-// eventually polls until cond holds.
-func (w *world) eventually(what string, cond func() bool) {
+func (w *world) expectClean() {
 	w.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		if time.Now().After(deadline) {
-			w.t.Fatalf("after 10 s still not: %s; there is:\n\t%s", what, strings.Join(w.leftovers(), "\n\t"))
-		}
-		<-tick.C
+	if err := w.clean(); err != nil {
+		w.t.Error(err)
 	}
 }
 

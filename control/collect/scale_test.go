@@ -20,6 +20,7 @@ import (
 
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
@@ -74,27 +75,13 @@ func serve(tb testing.TB) (connect func() *etcd.Store) {
 		return s
 	}
 	first := connect()
-	eventually(tb, "the server answers", func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_, err := first.Get(ctx, store.IPAMConfigKey())
-		return errors.Is(err, store.ErrNotFound)
+	await.Until(tb, "the server answers", func() error {
+		if _, err := first.Get(await.Context(tb), store.IPAMConfigKey()); !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("want %w: %w", store.ErrNotFound, err)
+		}
+		return nil
 	})
 	return connect
-}
-
-// eventually waits for a state.
-func eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	deadline := time.Now().Add(60 * time.Second)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		if time.Now().After(deadline) {
-			tb.Fatalf("timeout: %s", what)
-		}
-		<-tick.C
-	}
 }
 
 // leak writes blocks of nodes that are gone, each with a leaked address, its

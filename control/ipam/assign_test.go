@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
 )
@@ -66,7 +67,7 @@ func TestPoolSelection(t *testing.T) {
 	w.st.PutRaw(store.ResourceKey(store.KindIPPool, "j-status").Path(), []byte(`{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"j-status"},"spec":{"cidr":"10.9.0.0/24"},"status":{"conditions":[{"type":"Allocatable","status":"False"}]}}`))
 	h := w.host("node-a", map[string]string{"rack": "r1"})
 
-	_, err := h.Assign(ctxOf(t), v4("h1"))
+	_, err := h.Assign(await.Context(t), v4("h1"))
 	var refusal *Error
 	if !errors.Is(err, ErrNoPool) || !errors.As(err, &refusal) {
 		t.Fatalf("got %v, want ErrNoPool", err)
@@ -107,7 +108,7 @@ func TestPoolSelection(t *testing.T) {
 	} {
 		r := v4("h-" + tc.name)
 		r.Pools, r.Use, r.NamespaceLabels = tc.pools, tc.use, tc.ns
-		got, err := h.Assign(ctxOf(t), r)
+		got, err := h.Assign(await.Context(t), r)
 		if !errors.Is(err, tc.err) || (err == nil) != (tc.err == nil) {
 			t.Errorf("%s: got error %v, want %v", tc.name, err, tc.err)
 			continue
@@ -131,11 +132,11 @@ func TestUnusablePool(t *testing.T) {
 	named := v4("h")
 	named.Pools = []string{"p"}
 	for _, r := range []Request{v4("h"), named} {
-		if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrNoPool) || !strings.Contains(err.Error(), "pool p: the network of eth1 is in p") {
+		if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrNoPool) || !strings.Contains(err.Error(), "pool p: the network of eth1 is in p") {
 			t.Errorf("got %v, want ErrNoPool with the reason", err)
 		}
 	}
-	if _, _, err := h.EnsureTunnel(ctxOf(t), VXLANTunnel); err != nil {
+	if _, _, err := h.EnsureTunnel(await.Context(t), VXLANTunnel); err != nil {
 		t.Errorf("tunnel: %v", err)
 	}
 }
@@ -144,7 +145,7 @@ func TestNoPoolAtAll(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	h := w.host("a", nil)
-	_, err := h.Assign(ctxOf(t), v4("h"))
+	_, err := h.Assign(await.Context(t), v4("h"))
 	if want := "assign IPv4 address to h: no usable IP pool: there is no IPv4 pool; create one"; err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
@@ -153,7 +154,7 @@ func TestNoPoolAtAll(t *testing.T) {
 func TestInvalidRequests(t *testing.T) {
 	t.Parallel()
 	h := newWorld(t, newPool("p", "10.0.0.0/24")).host("a", nil)
-	ctx := ctxOf(t)
+	ctx := await.Context(t)
 	for says, err := range map[string]error{
 		"family is 0":               second(h.Assign(ctx, Request{Handle: "h"})),
 		"handle is empty":           second(h.Assign(ctx, v4(""))),
@@ -180,10 +181,10 @@ func TestNodeMissing(t *testing.T) {
 	mustAssign(t, h, v4("h1"))
 	remove(t, w.st, store.ResourceKey(store.KindNode, "a"))
 	settle(t, h, "the node gone", func(s *state) bool { return !s.registered })
-	if _, err := h.Assign(ctxOf(t), v4("h2")); !errors.Is(err, ErrNodeMissing) || !strings.Contains(err.Error(), `no Node "a"`) {
+	if _, err := h.Assign(await.Context(t), v4("h2")); !errors.Is(err, ErrNodeMissing) || !strings.Contains(err.Error(), `no Node "a"`) {
 		t.Errorf("got %v", err)
 	}
-	if got, err := h.ReleaseHandle(ctxOf(t), "h1"); err != nil || len(got) != 1 {
+	if got, err := h.ReleaseHandle(await.Context(t), "h1"); err != nil || len(got) != 1 {
 		t.Errorf("release: got %v, %v", got, err)
 	}
 }
@@ -204,20 +205,20 @@ func TestOrder(t *testing.T) {
 		}
 		delete(want, a)
 	}
-	if _, err := h.Assign(ctxOf(t), v4("more")); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "node a lacks 1 of 1 IPv4 addresses in p (10.0.0.0/28)") {
+	if _, err := h.Assign(await.Context(t), v4("more")); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "node a lacks 1 of 1 IPv4 addresses in p (10.0.0.0/28)") {
 		t.Errorf("got %v", err)
 	}
 	audit(t, w.st)
-	if _, err := h.Release(ctxOf(t), Claim{Addr: netip.MustParseAddr("10.0.0.3")}); err != nil {
+	if _, err := h.Release(await.Context(t), Claim{Addr: netip.MustParseAddr("10.0.0.3")}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Release(ctxOf(t), Claim{Addr: netip.MustParseAddr("10.0.0.0")}); err != nil {
+	if _, err := h.Release(await.Context(t), Claim{Addr: netip.MustParseAddr("10.0.0.0")}); err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "first released, first given", []string{"10.0.0.3"}, mustAssign(t, h, v4("x")))
 	mustDiff(t, "then the other", []string{"10.0.0.0"}, mustAssign(t, h, v4("y")))
 	r.Handle, r.Count = "z", 1
-	if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrExhausted) {
+	if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrExhausted) {
 		t.Errorf("got %v", err)
 	}
 	audit(t, w.st)
@@ -229,7 +230,7 @@ func TestAllOrNothing(t *testing.T) {
 	h := w.host("a", nil)
 	r := v4("big")
 	r.Count = 9
-	if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "lacks 1 of 9") {
+	if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "lacks 1 of 9") {
 		t.Errorf("got %v", err)
 	}
 	mustDiff(t, "store", map[string]string{}, raw(t, w.st))
@@ -241,13 +242,13 @@ func TestBlockLimit(t *testing.T) {
 	h := w.host("a", nil)
 	r := v4("h")
 	r.Count, r.MaxBlocks = 3, 1
-	if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrBlockLimit) || !strings.Contains(err.Error(), "node a holds 1 blocks in p (10.0.0.0/24), may hold 1") {
+	if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrBlockLimit) || !strings.Contains(err.Error(), "node a holds 1 blocks in p (10.0.0.0/24), may hold 1") {
 		t.Errorf("limit of the request: got %v", err)
 	}
 	r.MaxBlocks = 0
 	mustAssign(t, h, r)
 	r.Handle = "i"
-	if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrBlockLimit) {
+	if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrBlockLimit) {
 		t.Errorf("limit of the settings: got %v", err)
 	}
 	mustDiff(t, "blocks", 2, len(h.Blocks()))
@@ -260,7 +261,7 @@ func TestDefaultBlockLimit(t *testing.T) {
 	r := v4("h")
 	r.Count = 20
 	mustAssign(t, h, r)
-	if _, err := h.Assign(ctxOf(t), v4("i")); !errors.Is(err, ErrBlockLimit) || !strings.Contains(err.Error(), "holds 20 blocks") {
+	if _, err := h.Assign(await.Context(t), v4("i")); !errors.Is(err, ErrBlockLimit) || !strings.Contains(err.Error(), "holds 20 blocks") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -279,12 +280,12 @@ func TestBorrow(t *testing.T) {
 	mustDiff(t, "b's blocks", []BlockStatus{}, b.Blocks())
 	catchUp(t, a, w.st)
 	mustDiff(t, "a's blocks", 2, a.Blocks()[0].InUse)
-	got, err := b.ByHandle(ctxOf(t), "hb")
+	got, err := b.ByHandle(await.Context(t), "hb")
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "held", []string{"10.0.0.1"}, addrs(got))
-	obj, err := w.st.Get(ctxOf(t), store.BlockKey(netip.MustParsePrefix("10.0.0.0/30")))
+	obj, err := w.st.Get(await.Context(t), store.BlockKey(netip.MustParsePrefix("10.0.0.0/30")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,10 +294,10 @@ func TestBorrow(t *testing.T) {
 
 	put(t, w.st, &store.IPAMConfig{AutoAllocateBlocks: true, StrictAffinity: true})
 	settle(t, b, "strict affinity", func(s *state) bool { return s.config.StrictAffinity })
-	if _, err := b.Assign(ctxOf(t), v4("hb2")); !errors.Is(err, ErrExhausted) {
+	if _, err := b.Assign(await.Context(t), v4("hb2")); !errors.Is(err, ErrExhausted) {
 		t.Errorf("strict: got %v", err)
 	}
-	if released, err := b.ReleaseHandle(ctxOf(t), "hb"); err != nil || len(released) != 1 {
+	if released, err := b.ReleaseHandle(await.Context(t), "hb"); err != nil || len(released) != 1 {
 		t.Errorf("release of a borrowed address: %v, %v", released, err)
 	}
 	audit(t, w.st)
@@ -310,7 +311,7 @@ func TestNoAutoAllocate(t *testing.T) {
 	put(t, w.st, &store.IPAMConfig{}) // a record without auto_allocate_blocks
 	settle(t, b, "the settings", func(s *state) bool { return !s.config.AutoAllocateBlocks })
 	catchUp(t, b, w.st)
-	got, err := b.Assign(ctxOf(t), v4("hb"))
+	got, err := b.Assign(await.Context(t), v4("hb"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,12 +326,12 @@ func TestReclaim(t *testing.T) {
 	w := newWorld(t, newPool("p", "10.0.0.0/30", blockSize(30)), &store.IPAMConfig{AutoAllocateBlocks: true, StrictAffinity: true})
 	a, b := w.host("a", nil), w.host("b", nil)
 	mustAssign(t, a, v4("ha"))
-	if _, err := a.ReleaseHandle(ctxOf(t), "ha"); err != nil {
+	if _, err := a.ReleaseHandle(await.Context(t), "ha"); err != nil {
 		t.Fatal(err)
 	}
 	catchUp(t, b, w.st)
 	w.clock.turn(reclaimAge - time.Second)
-	if _, err := b.Assign(ctxOf(t), v4("hb")); !errors.Is(err, ErrExhausted) {
+	if _, err := b.Assign(await.Context(t), v4("hb")); !errors.Is(err, ErrExhausted) {
 		t.Errorf("before a minute has passed: got %v", err)
 	}
 	w.clock.turn(2 * time.Second)
@@ -365,16 +366,16 @@ func TestIdempotent(t *testing.T) {
 	r.Family = dataplane.IPv4
 	r.Count = 3
 	mustDiff(t, "on another node", more, mustAssign(t, other, r))
-	got, err := other.ReleaseHandle(ctxOf(t), "h")
+	got, err := other.ReleaseHandle(await.Context(t), "h")
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "released", 4, len(got))
 	mustDiff(t, "left", 0, len(audit(t, w.st)))
-	if got, err := again.ReleaseHandle(ctxOf(t), "h"); err != nil || len(got) != 0 {
+	if got, err := again.ReleaseHandle(await.Context(t), "h"); err != nil || len(got) != 0 {
 		t.Errorf("released twice: %v, %v", got, err)
 	}
-	if got, err := again.ByHandle(ctxOf(t), "h"); err != nil || len(got) != 0 {
+	if got, err := again.ByHandle(await.Context(t), "h"); err != nil || len(got) != 0 {
 		t.Errorf("held after release: %v, %v", got, err)
 	}
 }
@@ -385,7 +386,7 @@ func TestAssignAddr(t *testing.T) {
 		newPool("off", "10.9.0.0/24", func(s *v3.IPPoolSpec) { s.Disabled = true }))
 	a, b := w.host("a", nil), w.host("b", nil)
 	addr := netip.MustParseAddr("10.0.0.9")
-	got, err := a.AssignAddr(ctxOf(t), addr, Request{Handle: "h"})
+	got, err := a.AssignAddr(await.Context(t), addr, Request{Handle: "h"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,14 +410,14 @@ func TestAssignAddr(t *testing.T) {
 		"other pools":                 {a, "10.0.0.10", Request{Handle: "i", Pools: []string{"off"}}, ErrOutsidePools, "the request names other pools"},
 		"another's block":             {b, "10.0.0.10", Request{Handle: "j"}, nil, ""},
 	} {
-		_, err := tc.h.AssignAddr(ctxOf(t), netip.MustParseAddr(tc.addr), tc.r)
+		_, err := tc.h.AssignAddr(await.Context(t), netip.MustParseAddr(tc.addr), tc.r)
 		if !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) || err != nil && !strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%s: got %v, want %v, %q", name, err, tc.want, tc.says)
 		}
 	}
 	put(t, w.st, &store.IPAMConfig{AutoAllocateBlocks: true, StrictAffinity: true})
 	settle(t, b, "strict affinity", func(s *state) bool { return s.config.StrictAffinity })
-	if _, err := b.AssignAddr(ctxOf(t), netip.MustParseAddr("10.0.0.11"), Request{Handle: "k"}); !errors.Is(err, ErrStrictAffinity) || !strings.Contains(err.Error(), "lies in 10.0.0.8/30, which node a holds") {
+	if _, err := b.AssignAddr(await.Context(t), netip.MustParseAddr("10.0.0.11"), Request{Handle: "k"}); !errors.Is(err, ErrStrictAffinity) || !strings.Contains(err.Error(), "lies in 10.0.0.8/30, which node a holds") {
 		t.Errorf("strict: got %v", err)
 	}
 	mustDiff(t, "assigned", map[netip.Addr]string{addr: "h", netip.MustParseAddr("10.0.0.10"): "j"}, audit(t, w.st))
@@ -437,10 +438,10 @@ func TestOtherBlockSize(t *testing.T) {
 	catchUp(t, h, w.st)
 	put(t, w.st, &store.IPAMConfig{AutoAllocateBlocks: true, StrictAffinity: true})
 	settle(t, h, "strict affinity", func(s *state) bool { return s.config.StrictAffinity })
-	if got, err := h.Assign(ctxOf(t), v4("h")); !errors.Is(err, ErrExhausted) {
+	if got, err := h.Assign(await.Context(t), v4("h")); !errors.Is(err, ErrExhausted) {
 		t.Errorf("a /28 over a /30 and a /31: got %v, %v", got, err)
 	}
-	if got, err := h.AssignAddr(ctxOf(t), netip.MustParseAddr("10.0.0.1"), Request{Handle: "h"}); !errors.Is(err, ErrOutsidePools) || !strings.Contains(err.Error(), "would overlap") {
+	if got, err := h.AssignAddr(await.Context(t), netip.MustParseAddr("10.0.0.1"), Request{Handle: "h"}); !errors.Is(err, ErrOutsidePools) || !strings.Contains(err.Error(), "would overlap") {
 		t.Errorf("got %v, %v", got, err)
 	}
 	remove(t, w.st, store.ResourceKey(store.KindIPPool, "p"))
@@ -448,7 +449,7 @@ func TestOtherBlockSize(t *testing.T) {
 	settle(t, h, "the new pool", func(s *state) bool { return s.pools["p"] != nil && s.pools["p"].blockBits == 30 })
 	seen := map[string]bool{}
 	for i := range 2 {
-		got, err := h.Assign(ctxOf(t), Request{Family: dataplane.IPv4, Handle: fmt.Sprint("h", i), Count: 4})
+		got, err := h.Assign(await.Context(t), Request{Family: dataplane.IPv4, Handle: fmt.Sprint("h", i), Count: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -477,7 +478,7 @@ func TestNotReady(t *testing.T) {
 	settle(t, h, "node and pool", func(s *state) bool { return s.registered && len(s.pools) == 1 })
 	mustAssign(t, h, v4("h"))
 	h.stop()
-	if _, err := h.Assign(ctxOf(t), v4("i")); !errors.Is(err, ErrStopped) {
+	if _, err := h.Assign(await.Context(t), v4("i")); !errors.Is(err, ErrStopped) {
 		t.Errorf("after the end: got %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -68,7 +69,7 @@ func TestOneTransaction(t *testing.T) {
 	for i, step := range []func(){
 		func() { mustAssign(t, h, v4("first")) },
 		func() { mustAssign(t, h, v4("second")) },
-		func() { _, _ = h.ReleaseHandle(ctxOf(t), "first") },
+		func() { _, _ = h.ReleaseHandle(await.Context(t), "first") },
 	} {
 		f.arrange(nil)
 		step()
@@ -78,7 +79,7 @@ func TestOneTransaction(t *testing.T) {
 	}
 	f.arrange(nil)
 	for range 3 {
-		if _, err := h.ReleaseHandle(ctxOf(t), "first"); err != nil {
+		if _, err := h.ReleaseHandle(await.Context(t), "first"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -89,6 +90,16 @@ func TestOneTransaction(t *testing.T) {
 	if got := f.seen(); len(got) != 1 || slices.ContainsFunc(got[0], func(o store.Op) bool { return o.Action != store.Check }) {
 		t.Errorf("a repeated request writes: %v", got)
 	}
+}
+
+// waiting waits until so many calls wait for a transaction to end.
+func (h *host) waiting(t *testing.T, calls int) {
+	t.Helper()
+	await.True(t, fmt.Sprintf("%d calls wait", calls), func() bool {
+		h.queue.mu.Lock()
+		defer h.queue.mu.Unlock()
+		return len(h.queue.calls) >= calls
+	})
 }
 
 // TestCombine: who asks while a transaction is under way is served by the next
@@ -108,19 +119,13 @@ func TestCombine(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			if _, err := h.Assign(ctxOf(t), v4(fmt.Sprint("h", i))); err != nil {
+			if _, err := h.Assign(await.Context(t), v4(fmt.Sprint("h", i))); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	<-entered
-	deadline := time.Now().Add(20 * time.Second)
-	for waiting := 0; waiting < n-maxCalls && time.Now().Before(deadline); {
-		h.queue.mu.Lock()
-		waiting = len(h.queue.calls)
-		h.queue.mu.Unlock()
-		<-time.After(time.Millisecond)
-	}
+	h.waiting(t, n-maxCalls)
 	close(gate)
 	wg.Wait()
 	most := 0
@@ -167,21 +172,21 @@ func TestAmbiguous(t *testing.T) {
 			}
 			r := v4("h")
 			r.Count, r.Idempotent = 3, true
-			repeat("assign", func() error { return second(h.Assign(ctxOf(t), r)) })
+			repeat("assign", func() error { return second(h.Assign(await.Context(t), r)) })
 			mustDiff(t, "assigned", 3, len(audit(t, w.st)))
 			r.Count = 6
-			repeat("assign more", func() error { return second(h.Assign(ctxOf(t), r)) })
+			repeat("assign more", func() error { return second(h.Assign(await.Context(t), r)) })
 			mustDiff(t, "assigned", 6, len(audit(t, w.st)))
 			repeat("assign an address", func() error {
-				return second(h.AssignAddr(ctxOf(t), netip.MustParseAddr("10.0.0.9"), Request{Handle: "i", Idempotent: true}))
+				return second(h.AssignAddr(await.Context(t), netip.MustParseAddr("10.0.0.9"), Request{Handle: "i", Idempotent: true}))
 			})
 			held := audit(t, w.st)
 			mustDiff(t, "assigned", 7, len(held))
 			repeat("release an address", func() error {
-				return second(h.Release(ctxOf(t), Claim{Addr: netip.MustParseAddr("10.0.0.9"), Handle: "i"}))
+				return second(h.Release(await.Context(t), Claim{Addr: netip.MustParseAddr("10.0.0.9"), Handle: "i"}))
 			})
 			mustDiff(t, "assigned", 6, len(audit(t, w.st)))
-			repeat("release", func() error { return second(h.ReleaseHandle(ctxOf(t), "h")) })
+			repeat("release", func() error { return second(h.ReleaseHandle(await.Context(t), "h")) })
 			mustDiff(t, "assigned", 0, len(audit(t, w.st)))
 		})
 	}
@@ -210,7 +215,7 @@ func TestConflictStorm(t *testing.T) {
 	mustAssign(t, h, v4("second"))
 	mustDiff(t, "tries", 41, len(f.seen()))
 	storm(1 << 30)
-	_, err := h.Assign(ctxOf(t), v4("third"))
+	_, err := h.Assign(await.Context(t), v4("third"))
 	if !errors.Is(err, store.ErrConflict) || !strings.Contains(err.Error(), "100 tries") {
 		t.Errorf("got %v", err)
 	}
@@ -249,16 +254,12 @@ func TestAbandoned(t *testing.T) {
 	}
 	close(gate)
 	mustAssign(t, h, v4("k")) // served after those
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		held := audit(t, w.st)
-		if handles := slices.Sorted(maps.Values(held)); slices.Equal(handles, []string{"k"}) {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("held in the end: %v", handles)
+	await.Until(t, "nothing else is held", func() error {
+		if handles := slices.Sorted(maps.Values(audit(t, w.st))); !slices.Equal(handles, []string{"k"}) {
+			return fmt.Errorf("held: %v", handles)
 		}
-		<-time.After(time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // TestHang: a datastore that does not answer holds nobody up for longer than
@@ -271,7 +272,7 @@ func TestHang(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	if _, err := h.Assign(ctxOf(t), v4("h")); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "datastore unavailable") {
+	if _, err := h.Assign(await.Context(t), v4("h")); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "datastore unavailable") {
 		t.Errorf("got %v", err)
 	}
 	f.arrange(nil)
@@ -287,11 +288,11 @@ func TestOutage(t *testing.T) {
 	mustAssign(t, h, v4("h"))
 	w.st.Fail(errors.New("connection refused"))
 	for _, err := range []error{
-		second(h.Assign(ctxOf(t), v4("i"))),
-		second(h.ReleaseHandle(ctxOf(t), "h")),
-		second(h.ReleaseHandle(ctxOf(t), "unknown")),
-		second(h.ByHandle(ctxOf(t), "h")),
-		third(h.EnsureTunnel(ctxOf(t), IPIPTunnel)),
+		second(h.Assign(await.Context(t), v4("i"))),
+		second(h.ReleaseHandle(await.Context(t), "h")),
+		second(h.ReleaseHandle(await.Context(t), "unknown")),
+		second(h.ByHandle(await.Context(t), "h")),
+		third(h.EnsureTunnel(await.Context(t), IPIPTunnel)),
 	} {
 		if !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, ErrNoPool) {
 			t.Errorf("got %v", err)
@@ -322,7 +323,7 @@ func TestRefusedAlone(t *testing.T) {
 	})
 	errs := make(chan error)
 	ask := func(handle string) {
-		_, err := h.Assign(ctxOf(t), v4(handle))
+		_, err := h.Assign(await.Context(t), v4(handle))
 		if handle == "poison" && errors.Is(err, store.ErrInvalid) {
 			err = nil
 		}
@@ -333,13 +334,7 @@ func TestRefusedAlone(t *testing.T) {
 	for _, handle := range []string{"x", "poison", "y"} {
 		go ask(handle)
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for waiting := 0; waiting < 3 && time.Now().Before(deadline); {
-		h.queue.mu.Lock()
-		waiting = len(h.queue.calls)
-		h.queue.mu.Unlock()
-		<-time.After(time.Millisecond)
-	}
+	h.waiting(t, 3)
 	close(gate)
 	for range 4 {
 		if err := <-errs; err != nil {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -23,21 +24,21 @@ func TestGiveBack(t *testing.T) {
 	confirm(t, h, kept)
 	filled(t, h, "p", 7)
 	h.stop()
-	held, err := Held(ctxOf(t), w.st, "a")
+	held, err := Held(await.Context(t), w.st, "a")
 	if err != nil || held < 15 {
 		t.Errorf("held %d, %v", held, err)
 	}
 	if err := ForgetReserve(d); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := GiveBack(ctxOf(t), w.st, "a"); n != held || err != nil {
+	if n, err := GiveBack(await.Context(t), w.st, "a"); n != held || err != nil {
 		t.Errorf("gave %d of %d back, %v", n, held, err)
 	}
 	mustDiff(t, "stored", map[netip.Addr]string{kept.Addr: "net.1"}, audit(t, w.st))
-	if n, err := GiveBack(ctxOf(t), w.st, "a"); n != 0 || err != nil {
+	if n, err := GiveBack(await.Context(t), w.st, "a"); n != 0 || err != nil {
 		t.Errorf("gave %d back again, %v", n, err)
 	}
-	if n, err := Held(ctxOf(t), w.st, "nobody"); n != 0 || err != nil {
+	if n, err := Held(await.Context(t), w.st, "nobody"); n != 0 || err != nil {
 		t.Errorf("nobody holds %d, %v", n, err)
 	}
 	a := New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Reserve: cfg})
@@ -47,10 +48,10 @@ func TestGiveBack(t *testing.T) {
 	// A handle that names a block that is gone ends too.
 	put(t, w.st, newNode("b", nil))
 	putAt(t, w.st, store.HandleKey(ReserveHandle("b")), &store.Handle{Block: map[string]int{"10.9.0.0/26": 3}})
-	if n, err := GiveBack(ctxOf(t), w.st, "b"); n != 0 || err != nil {
+	if n, err := GiveBack(await.Context(t), w.st, "b"); n != 0 || err != nil {
 		t.Errorf("gave %d back of a block that is gone, %v", n, err)
 	}
-	if n, err := Held(ctxOf(t), w.st, "b"); n != 0 || err != nil {
+	if n, err := Held(await.Context(t), w.st, "b"); n != 0 || err != nil {
 		t.Errorf("b holds %d, %v", n, err)
 	}
 }

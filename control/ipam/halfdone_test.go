@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -64,14 +65,14 @@ func TestHalfDone(t *testing.T) {
 				putAt(t, w.st, store.BlockKey(cidr), b.Block)
 			}
 			h := w.host("a", nil)
-			got, err := h.Assign(ctxOf(t), Request{Family: dataplane.IPv4, Handle: "h", Count: 2})
+			got, err := h.Assign(await.Context(t), Request{Family: dataplane.IPv4, Handle: "h", Count: 2})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tc.in != "" && got[0].Block.String() != tc.in {
 				t.Errorf("assigned from %s, want %s", got[0].Block, tc.in)
 			}
-			if _, err := h.Tidy(ctxOf(t)); err != nil {
+			if _, err := h.Tidy(await.Context(t)); err != nil {
 				t.Fatal(err)
 			}
 			if tc.owner == "-" && !tc.used && got[0].Block != cidr {
@@ -102,7 +103,7 @@ func TestGiveUpBlocks(t *testing.T) {
 	mustAssign(t, h, r)
 	r.Handle, r.Pools = "goes", []string{"q"}
 	gone := mustAssign(t, h, r)
-	if _, err := h.ReleaseHandle(ctxOf(t), "goes"); err != nil {
+	if _, err := h.ReleaseHandle(await.Context(t), "goes"); err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "blocks", 2, len(h.Blocks()))
@@ -112,10 +113,10 @@ func TestGiveUpBlocks(t *testing.T) {
 		t.Errorf("kept %v", b)
 	}
 	audit(t, w.st)
-	if _, err := h.ReleaseHandle(ctxOf(t), "stays"); err != nil {
+	if _, err := h.ReleaseHandle(await.Context(t), "stays"); err != nil {
 		t.Fatal(err)
 	}
-	released, err := h.Tidy(ctxOf(t))
+	released, err := h.Tidy(await.Context(t))
 	if err != nil || len(released) != 1 {
 		t.Errorf("tidy: %v, %v", released, err)
 	}
@@ -126,7 +127,7 @@ func TestReleaseGuards(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, newPool("p", "10.0.0.0/30", blockSize(32)))
 	h := w.host("a", nil)
-	ctx := ctxOf(t)
+	ctx := await.Context(t)
 	r := v4("h")
 	r.Count = 4
 	got, err := h.Assign(ctx, r)
@@ -176,12 +177,12 @@ func TestManyClaims(t *testing.T) {
 	settle(t, h, "the affinity's end begun", func(s *state) bool {
 		return s.affinities[netip.MustParsePrefix("10.0.0.0/24")].state == store.AffinityPendingDeletion
 	})
-	if _, err := h.Tidy(ctxOf(t)); err != nil {
+	if _, err := h.Tidy(await.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "blocks held", 0, len(h.Blocks()))
 	audit(t, w.st)
-	out, err := h.Release(ctxOf(t), claims...)
+	out, err := h.Release(await.Context(t), claims...)
 	if err != nil || len(out) != 200 {
 		t.Errorf("released %d, %v", len(out), err)
 	}
@@ -196,14 +197,14 @@ func TestCooldown(t *testing.T) {
 	r := v4("h")
 	r.Count = 2
 	first := mustAssign(t, h, r)
-	if _, err := h.ReleaseHandle(ctxOf(t), "h"); err != nil {
+	if _, err := h.ReleaseHandle(await.Context(t), "h"); err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "assigned", 0, len(audit(t, w.st)))
-	if _, err := h.Assign(ctxOf(t), r); !errors.Is(err, ErrExhausted) {
+	if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrExhausted) {
 		t.Errorf("while cooling: got %v", err)
 	}
-	if _, err := h.AssignAddr(ctxOf(t), netip.MustParseAddr(first[0]), Request{Handle: "h"}); !errors.Is(err, ErrTaken) || !errors.Is(err, ErrResting) || !strings.Contains(err.Error(), ", for 30s") {
+	if _, err := h.AssignAddr(await.Context(t), netip.MustParseAddr(first[0]), Request{Handle: "h"}); !errors.Is(err, ErrTaken) || !errors.Is(err, ErrResting) || !strings.Contains(err.Error(), ", for 30s") {
 		t.Errorf("while cooling: got %v", err)
 	}
 	w.clock.turn(31 * time.Second)
@@ -224,7 +225,7 @@ func TestUnreadable(t *testing.T) {
 	w.st.PutRaw(store.HandleKey("bad").Path(), []byte(`nonsense`))
 	w.st.PutRaw(store.IPAMConfigKey().Path(), []byte(`[]`))
 	h := w.host("a", nil)
-	if _, err := h.Assign(ctxOf(t), v4("h")); err == nil || !errors.Is(err, store.ErrDecode) || !strings.Contains(err.Error(), "read IPAM's settings") {
+	if _, err := h.Assign(await.Context(t), v4("h")); err == nil || !errors.Is(err, store.ErrDecode) || !strings.Contains(err.Error(), "read IPAM's settings") {
 		t.Errorf("with unreadable settings and none known: got %v", err)
 	}
 	put(t, w.st, &store.IPAMConfig{AutoAllocateBlocks: true, MaxBlocksPerHost: 7})
@@ -232,7 +233,7 @@ func TestUnreadable(t *testing.T) {
 	rev := w.st.PutRaw(store.IPAMConfigKey().Path(), []byte(`[]`))
 	put(t, w.st, newReservation("r", "10.9.9.9/32"))
 	settle(t, h, "the state after the settings broke", func(s *state) bool { return len(s.reservations) == 1 && rev > 0 })
-	if _, err := h.Assign(ctxOf(t), v4("bad")); !errors.Is(err, store.ErrDecode) || !strings.Contains(err.Error(), "Handle(bad)") && !strings.Contains(err.Error(), "handle bad") {
+	if _, err := h.Assign(await.Context(t), v4("bad")); !errors.Is(err, store.ErrDecode) || !strings.Contains(err.Error(), "Handle(bad)") && !strings.Contains(err.Error(), "handle bad") {
 		t.Errorf("a handle that nobody can read: got %v", err)
 	}
 	for i := range 4 {
@@ -241,8 +242,8 @@ func TestUnreadable(t *testing.T) {
 		}
 	}
 	for says, err := range map[string]error{
-		"block 10.0.0.4/30": second(h.ReleaseHandle(ctxOf(t), "lost")),
-		"10.0.0.4/30":       second(h.Assign(ctxOf(t), v4("more"))),
+		"block 10.0.0.4/30": second(h.ReleaseHandle(await.Context(t), "lost")),
+		"10.0.0.4/30":       second(h.Assign(await.Context(t), v4("more"))),
 	} {
 		if !errors.Is(err, store.ErrDecode) || !strings.Contains(strings.ToLower(err.Error()), says) {
 			t.Errorf("got %v, want a complaint about %s", err, says)
@@ -250,7 +251,7 @@ func TestUnreadable(t *testing.T) {
 	}
 	putAt(t, w.st, store.BlockKey(other.cidr), other.Block)
 	catchUp(t, h, w.st)
-	if got, err := h.ReleaseHandle(ctxOf(t), "lost"); err != nil || len(got) != 1 {
+	if got, err := h.ReleaseHandle(await.Context(t), "lost"); err != nil || len(got) != 1 {
 		t.Errorf("after the repair: %v, %v", got, err)
 	}
 }
@@ -260,7 +261,7 @@ func TestTunnel(t *testing.T) {
 	ipip := func(s *v3.IPPoolSpec) { s.IPIPMode = v3.IPIPModeAlways }
 	w := newWorld(t, newPool("direct", "10.0.0.0/24"), newPool("six", "fd00::/64", func(s *v3.IPPoolSpec) { s.VXLANMode = v3.VXLANModeCrossSubnet }))
 	h := w.host("a", nil)
-	ctx := ctxOf(t)
+	ctx := await.Context(t)
 	_, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
 	if !errors.Is(err, ErrNoPool) || !strings.Contains(err.Error(), "pool direct: its encapsulation is Direct") {
 		t.Errorf("got %v, want ErrNoPool", err)
@@ -343,7 +344,7 @@ func TestUnknownMembers(t *testing.T) {
 	h := w.host("a", nil)
 	mustAssign(t, h, v4("h1"))
 	key := store.BlockKey(netip.MustParsePrefix("10.0.0.0/30"))
-	obj, err := w.st.Get(ctxOf(t), key)
+	obj, err := w.st.Get(await.Context(t), key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -352,10 +353,10 @@ func TestUnknownMembers(t *testing.T) {
 	for i := range 2 {
 		mustAssign(t, h, v4(fmt.Sprint("more", i)))
 	}
-	if _, err := h.ReleaseHandle(ctxOf(t), "h1"); err != nil {
+	if _, err := h.ReleaseHandle(await.Context(t), "h1"); err != nil {
 		t.Fatal(err)
 	}
-	if obj, err = w.st.Get(ctxOf(t), key); err != nil || !strings.Contains(string(obj.Raw), `"novelty":{"x":1}`) {
+	if obj, err = w.st.Get(await.Context(t), key); err != nil || !strings.Contains(string(obj.Raw), `"novelty":{"x":1}`) {
 		t.Errorf("stored: %s, %v", obj.Raw, err)
 	}
 }

@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -71,13 +71,11 @@ func (p *player) boot(t *testing.T) {
 // add gives a workload an address, out of the reserve or the long way.
 func (p *player) add(t *testing.T, hist *history, handle string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
 	var got Assignment
 	if as, ok := p.h.Take(part4(handle)); ok {
 		got = as[0]
 	} else {
-		as, err := p.h.Assign(ctx, Request{Family: v4("").Family, Handle: handle, Idempotent: true})
+		as, err := p.h.Assign(await.Context(t), Request{Family: v4("").Family, Handle: handle, Idempotent: true})
 		switch {
 		case errors.Is(err, ErrExhausted):
 			return
@@ -115,7 +113,7 @@ func (p *player) del(t *testing.T, hist *history, handle string) {
 func (p *player) settle(t *testing.T) {
 	t.Helper()
 	for handle := range p.unsettled {
-		_, err := p.h.ReleaseHandleHere(ctxOf(t), handle)
+		_, err := p.h.ReleaseHandleHere(await.Context(t), handle)
 		switch {
 		case err == nil:
 			delete(p.unsettled, handle)
@@ -133,7 +131,7 @@ func (p *player) confirm(t *testing.T) {
 		p.told[handle] = true
 		cs = append(cs, Confirmation{Addr: a.Addr, Handle: handle})
 	}
-	for i, err := range p.h.Confirm(ctxOf(t), cs...) {
+	for i, err := range p.h.Confirm(await.Context(t), cs...) {
 		if err != nil && !errors.Is(err, store.ErrUnavailable) { // else it is told, or will be
 			t.Errorf("%s: confirm %s: %v", p.name, cs[i].Addr, err)
 		}
@@ -191,9 +189,10 @@ func TestHistory(t *testing.T) {
 	}
 	want := map[netip.Addr]string{}
 	for _, p := range players {
-		for deadline := time.Now().Add(time.Minute); len(p.unsettled) > 0 && time.Now().Before(deadline); {
+		await.True(t, p.name+" settles what was left open", func() bool {
 			p.settle(t)
-		}
+			return len(p.unsettled) == 0
+		})
 		p.confirm(t)
 		for handle, a := range p.held {
 			want[a.Addr] = handle

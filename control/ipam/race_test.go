@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
@@ -26,8 +27,7 @@ func realStore(tb testing.TB) (open func() store.Store) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+	ctx := await.Context(tb)
 	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s")})
 	if err != nil {
 		tb.Fatal(err)
@@ -64,7 +64,7 @@ func race(t *testing.T, open func() store.Store) {
 	for i := range total {
 		wg.Go(func() {
 			handle := fmt.Sprintf("net.%04d", i)
-			as, err := hosts[i%len(hosts)].Assign(ctxOf(t), Request{Family: dataplane.IPv4, Handle: handle, Idempotent: i%2 == 0})
+			as, err := hosts[i%len(hosts)].Assign(await.Context(t), Request{Family: dataplane.IPv4, Handle: handle, Idempotent: i%2 == 0})
 			if err != nil {
 				t.Error(err)
 				return
@@ -82,7 +82,7 @@ func race(t *testing.T, open func() store.Store) {
 	for i := range total {
 		wg.Go(func() {
 			handle := fmt.Sprintf("net.%04d", i)
-			if _, err := hosts[(i+i/7)%len(hosts)].ReleaseHandle(ctxOf(t), handle); err != nil {
+			if _, err := hosts[(i+i/7)%len(hosts)].ReleaseHandle(await.Context(t), handle); err != nil {
 				t.Error(err)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -109,26 +110,26 @@ func TestAgain(t *testing.T) {
 			h := w.host("a", nil)
 			r := v4("net.1")
 			r.Idempotent = true
-			if _, err := h.AssignAddr(ctxOf(t), addr, r); err != nil {
+			if _, err := h.AssignAddr(await.Context(t), addr, r); err != nil {
 				t.Fatal(err)
 			}
 			if tc.forget {
-				if _, err := h.ReleaseHandle(ctxOf(t), "net.1"); err != nil {
+				if _, err := h.ReleaseHandle(await.Context(t), "net.1"); err != nil {
 					t.Fatal(err)
 				}
 			}
 			tc.edit(t, w)
 			settle(t, h, "the edit", func(s *state) bool { return s.pools["p"] == nil || s.pools["p"].off != "" })
-			if _, err := h.AssignAddr(ctxOf(t), addr, r); !errors.Is(err, tc.want) {
+			if _, err := h.AssignAddr(await.Context(t), addr, r); !errors.Is(err, tc.want) {
 				t.Errorf("without Again: %v, want %v", err, tc.want)
 			}
 			r.Again = true
-			if got, err := h.AssignAddr(ctxOf(t), addr, r); err != nil || got.Addr != addr {
+			if got, err := h.AssignAddr(await.Context(t), addr, r); err != nil || got.Addr != addr {
 				t.Errorf("again: %v, %v", got, err)
 			}
 			other := v4("net.2")
 			other.Idempotent, other.Again = true, true
-			if _, err := h.AssignAddr(ctxOf(t), addr, other); !errors.Is(err, ErrTaken) {
+			if _, err := h.AssignAddr(await.Context(t), addr, other); !errors.Is(err, ErrTaken) {
 				t.Errorf("another's: %v", err)
 			}
 			mustDiff(t, "stored", map[netip.Addr]string{addr: "net.1"}, audit(t, w.st))
@@ -145,18 +146,18 @@ func TestAgainBorrowed(t *testing.T) {
 	r := v4("net.b")
 	r.Idempotent = true
 	borrowed := netip.MustParseAddr(mustAssign(t, b, r)[0])
-	if _, err := b.ReleaseHandle(ctxOf(t), "net.b"); err != nil {
+	if _, err := b.ReleaseHandle(await.Context(t), "net.b"); err != nil {
 		t.Fatal(err)
 	}
 	config := store.DefaultIPAMConfig()
 	config.StrictAffinity = true
 	put(t, w.st, &config)
 	settle(t, b, "strict affinity", func(s *state) bool { return s.config.StrictAffinity })
-	if _, err := b.AssignAddr(ctxOf(t), borrowed, r); !errors.Is(err, ErrStrictAffinity) {
+	if _, err := b.AssignAddr(await.Context(t), borrowed, r); !errors.Is(err, ErrStrictAffinity) {
 		t.Errorf("somebody new: %v", err)
 	}
 	r.Again = true
-	if _, err := b.AssignAddr(ctxOf(t), borrowed, r); err != nil {
+	if _, err := b.AssignAddr(await.Context(t), borrowed, r); err != nil {
 		t.Errorf("again: %v", err)
 	}
 }
@@ -179,7 +180,7 @@ func TestRestOutlivesTheDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.Unclaim("net.1")
-	if _, err := h.AssignAddr(ctxOf(t), first, v4("net.2")); !errors.Is(err, ErrResting) {
+	if _, err := h.AssignAddr(await.Context(t), first, v4("net.2")); !errors.Is(err, ErrResting) {
 		t.Errorf("by name: %v", err)
 	}
 	h.stop()

@@ -15,6 +15,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
 )
@@ -77,7 +78,7 @@ func mustTake(t fataler, h *host, parts ...Part) []Assignment {
 
 func confirm(t *testing.T, h *host, as ...Assignment) {
 	t.Helper()
-	for i, err := range h.Confirm(ctxOf(t), confirmations(as)...) {
+	for i, err := range h.Confirm(await.Context(t), confirmations(as)...) {
 		if err != nil {
 			t.Errorf("confirm %s: %v", as[i].Addr, err)
 		}
@@ -126,7 +127,7 @@ func TestReserve(t *testing.T) {
 	filled(t, h, "p", 12)
 	for i := range 12 {
 		handle := fmt.Sprint("net.", i)
-		if _, err := h.ReleaseHandleHere(ctxOf(t), handle); err != nil {
+		if _, err := h.ReleaseHandleHere(await.Context(t), handle); err != nil {
 			t.Error(err)
 		}
 		h.Unclaim(handle)
@@ -150,11 +151,11 @@ func TestConfirmUnreadable(t *testing.T) {
 	as := mustTake(t, h, part4("net.bad"))
 	as = append(as, mustTake(t, h, part4("net.good"))...)
 	w.st.PutRaw(store.HandleKey("net.bad").Path(), []byte(`nonsense`))
-	errs := h.Confirm(ctxOf(t), confirmations(as)...)
+	errs := h.Confirm(await.Context(t), confirmations(as)...)
 	if !errors.Is(errs[0], store.ErrDecode) || errs[1] != nil {
 		t.Errorf("confirm: %v, want ErrDecode for the first alone", errs)
 	}
-	obj, err := w.st.Get(ctxOf(t), store.HandleKey("net.good"))
+	obj, err := w.st.Get(await.Context(t), store.HandleKey("net.good"))
 	if err != nil || len(obj.Value.(*store.Handle).Block) != 1 {
 		t.Errorf("the handle of the other: %+v, %v", obj.Value, err)
 	}
@@ -167,7 +168,7 @@ func TestReserveRefuses(t *testing.T) {
 	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 8})
 	defer h.stop()
 	filled(t, h, "p", 8)
-	if _, err := h.Assign(ctxOf(t), v4("has one")); err != nil {
+	if _, err := h.Assign(await.Context(t), v4("has one")); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*Part){
@@ -272,10 +273,10 @@ func TestReserveIsGivenBack(t *testing.T) {
 			})
 			confirm(t, h, used)
 			mustDiff(t, "held", map[netip.Addr]string{used.Addr: "net.1"}, audit(t, w.st))
-			if _, err := h.ReleaseHandle(ctxOf(t), "net.1"); err != nil {
+			if _, err := h.ReleaseHandle(await.Context(t), "net.1"); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := h.Tidy(ctxOf(t)); err != nil {
+			if _, err := h.Tidy(await.Context(t)); err != nil {
 				t.Fatal(err)
 			}
 			if name != "disabled" {
@@ -295,17 +296,17 @@ func TestConfirmOfWhatIsLost(t *testing.T) {
 	b := w.host("b", nil)
 	filled(t, h, "p", 8)
 	lost, kept := mustTake(t, h, part4("net.1"))[0], mustTake(t, h, part4("net.2"))[0]
-	if _, err := b.Release(ctxOf(t), Claim{Addr: lost.Addr}); err != nil {
+	if _, err := b.Release(await.Context(t), Claim{Addr: lost.Addr}); err != nil {
 		t.Fatal(err)
 	}
-	errs := h.Confirm(ctxOf(t), confirmations([]Assignment{lost, kept})...)
+	errs := h.Confirm(await.Context(t), confirmations([]Assignment{lost, kept})...)
 	if !errors.Is(errs[0], ErrNotHolder) || errs[1] != nil {
 		t.Errorf("errors %v", errs)
 	}
-	if _, err := b.AssignAddr(ctxOf(t), lost.Addr, v4("other")); err != nil {
+	if _, err := b.AssignAddr(await.Context(t), lost.Addr, v4("other")); err != nil {
 		t.Fatal(err)
 	}
-	if errs := h.Confirm(ctxOf(t), confirmations([]Assignment{lost})...); !errors.Is(errs[0], ErrNotHolder) {
+	if errs := h.Confirm(await.Context(t), confirmations([]Assignment{lost})...); !errors.Is(errs[0], ErrNotHolder) {
 		t.Errorf("errors %v", errs)
 	}
 	if got := audit(t, w.st)[kept.Addr]; got != "net.2" {
@@ -326,13 +327,13 @@ func TestNamedAddressInReserve(t *testing.T) {
 	h.mu.Lock()
 	free := h.state.ready(h.state.pools["p"], time.Time{})[0].Addr
 	h.mu.Unlock()
-	if _, err := b.AssignAddr(ctxOf(t), free, v4("other")); !errors.Is(err, ErrTaken) {
+	if _, err := b.AssignAddr(await.Context(t), free, v4("other")); !errors.Is(err, ErrTaken) {
 		t.Errorf("another node's reserve: %v", err)
 	}
-	if _, err := h.AssignAddr(ctxOf(t), given.Addr, v4("other")); !errors.Is(err, ErrTaken) {
+	if _, err := h.AssignAddr(await.Context(t), given.Addr, v4("other")); !errors.Is(err, ErrTaken) {
 		t.Errorf("an address that was given: %v", err)
 	}
-	if _, err := h.AssignAddr(ctxOf(t), free, v4("net.2")); err != nil {
+	if _, err := h.AssignAddr(await.Context(t), free, v4("net.2")); err != nil {
 		t.Errorf("this node's reserve: %v", err)
 	}
 	confirm(t, h, given)
@@ -362,16 +363,12 @@ func TestReserveRests(t *testing.T) {
 	}
 	w.clock.turn(61 * time.Second)
 	// The reserve may have been filled up meanwhile: it comes in its turn.
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for i, deadline := 0, time.Now().Add(10*time.Second); ; i++ {
-		if as, ok := h.Take(part4(fmt.Sprint("net.y", i))); ok && as[0].Addr == first.Addr {
-			return
-		}
-		if <-tick.C; time.Now().After(deadline) {
-			t.Fatalf("%s is not given after its rest", first.Addr)
-		}
-	}
+	i := 0
+	await.True(t, first.Addr.String()+" is given after its rest", func() bool {
+		i++
+		as, ok := h.Take(part4(fmt.Sprint("net.y", i)))
+		return ok && as[0].Addr == first.Addr
+	})
 }
 
 // The host boots while the datastore is away: what the journal remembers is

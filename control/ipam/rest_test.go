@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -31,30 +32,30 @@ func TestAgainWhileResting(t *testing.T) {
 		r := v4(handle)
 		r.Idempotent = true
 		all = append(all, netip.MustParseAddr(mustAssign(t, h, r)[0]))
-		if _, err := h.ReleaseHandle(ctxOf(t), handle); err != nil {
+		if _, err := h.ReleaseHandle(await.Context(t), handle); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r := v4("net.1")
 	r.Idempotent = true
-	if _, err := h.AssignAddr(ctxOf(t), all[0], r); !errors.Is(err, ErrResting) {
+	if _, err := h.AssignAddr(await.Context(t), all[0], r); !errors.Is(err, ErrResting) {
 		t.Errorf("somebody new: %v, want ErrResting", err)
 	}
 	r.Again = true
 	for range 2 {
-		if got, err := h.AssignAddr(ctxOf(t), all[0], r); err != nil || got.Addr != all[0] {
+		if got, err := h.AssignAddr(await.Context(t), all[0], r); err != nil || got.Addr != all[0] {
 			t.Fatalf("again: %v, %v", got, err)
 		}
 	}
 	mustDiff(t, "stored", map[netip.Addr]string{all[0]: "net.1"}, audit(t, w.st))
 	other := v4("net.3")
 	other.Again = true
-	if _, err := h.AssignAddr(ctxOf(t), all[0], other); !errors.Is(err, ErrTaken) || errors.Is(err, ErrResting) {
+	if _, err := h.AssignAddr(await.Context(t), all[0], other); !errors.Is(err, ErrTaken) || errors.Is(err, ErrResting) {
 		t.Errorf("another's: %v, want ErrTaken", err)
 	}
 	// The last that rests is taken back, too.
 	r.Handle = "net.2"
-	if _, err := h.AssignAddr(ctxOf(t), all[1], r); err != nil {
+	if _, err := h.AssignAddr(await.Context(t), all[1], r); err != nil {
 		t.Fatal(err)
 	}
 	mustDiff(t, "stored", map[netip.Addr]string{all[0]: "net.1", all[1]: "net.2"}, audit(t, w.st))
@@ -79,11 +80,11 @@ func TestAgainOutOfTheRestingReserve(t *testing.T) {
 	h.Unclaim("net.1")
 	r := v4("net.1")
 	r.Idempotent = true
-	if _, err := h.AssignAddr(ctxOf(t), addr, r); !errors.Is(err, ErrResting) {
+	if _, err := h.AssignAddr(await.Context(t), addr, r); !errors.Is(err, ErrResting) {
 		t.Errorf("somebody new: %v, want ErrResting", err)
 	}
 	r.Again = true
-	if got, err := h.AssignAddr(ctxOf(t), addr, r); err != nil || got.Addr != addr {
+	if got, err := h.AssignAddr(await.Context(t), addr, r); err != nil || got.Addr != addr {
 		t.Fatalf("again: %v, %v", got, err)
 	}
 	if got := audit(t, w.st)[addr]; got != "net.1" {
@@ -135,7 +136,7 @@ func TestRestOnAFullDisk(t *testing.T) {
 	h.Unclaim("net.2")
 	d.full.Store(false)
 	for _, addr := range []netip.Addr{first, second} {
-		if _, err := h.AssignAddr(ctxOf(t), addr, v4("net.3")); !errors.Is(err, ErrResting) {
+		if _, err := h.AssignAddr(await.Context(t), addr, v4("net.3")); !errors.Is(err, ErrResting) {
 			t.Errorf("%s by name: %v, want ErrResting", addr, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -51,7 +52,7 @@ func TestTogetherIsOneTransaction(t *testing.T) {
 	settle(t, h, "pools and node", func(s *state) bool { return len(s.pools) == 2 && s.registered })
 	for i := range 3 { // the first takes blocks too
 		before := st.txns.Load()
-		got, err := h.AssignTogether(ctxOf(t), dualParts(fmt.Sprint("net.", i))...)
+		got, err := h.AssignTogether(await.Context(t), dualParts(fmt.Sprint("net.", i))...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,11 +66,11 @@ func TestTogetherIsOneTransaction(t *testing.T) {
 	if n := st.reads.Load(); n != 0 {
 		t.Errorf("%d reads, want none", n)
 	}
-	again, err := h.AssignTogether(ctxOf(t), dualParts("net.0")...)
+	again, err := h.AssignTogether(await.Context(t), dualParts("net.0")...)
 	if err != nil || len(again) != 2 || len(again[0]) != 1 || len(again[1]) != 1 {
 		t.Errorf("a repeat: %v, %v", again, err)
 	}
-	released, err := h.ReleaseHandle(ctxOf(t), "net.0")
+	released, err := h.ReleaseHandle(await.Context(t), "net.0")
 	if err != nil || len(released) != 2 {
 		t.Errorf("released %v, %v; want both", released, err)
 	}
@@ -86,16 +87,16 @@ func TestTogetherOrNothing(t *testing.T) {
 		w := newWorld(t,
 			newPool("four", tt.four, blockSize(max(26, four.Bits()))), newPool("six", tt.six, blockSize(max(122, six.Bits()))))
 		h := w.host("a", nil)
-		if _, err := h.AssignTogether(ctxOf(t), dualParts("net.1")...); err != nil {
+		if _, err := h.AssignTogether(await.Context(t), dualParts("net.1")...); err != nil {
 			t.Fatal(err)
 		}
 		before := audit(t, w.st)
-		_, err := h.AssignTogether(ctxOf(t), dualParts("net.2")...)
+		_, err := h.AssignTogether(await.Context(t), dualParts("net.2")...)
 		if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "1 of 1 "+tt.says) {
 			t.Errorf("%s: got %v, want ErrExhausted", tt.says, err)
 		}
 		mustDiff(t, tt.says+": assigned", before, audit(t, w.st))
-		if _, err := w.st.Get(ctxOf(t), store.HandleKey("net.2")); !errors.Is(err, store.ErrNotFound) {
+		if _, err := w.st.Get(await.Context(t), store.HandleKey("net.2")); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("%s: the handle: %v", tt.says, err)
 		}
 	}
@@ -108,14 +109,14 @@ func TestTogetherWithNamedAddress(t *testing.T) {
 	h := w.host("a", nil)
 	parts := dualParts("net.1")
 	parts[1].Addr = netip.MustParseAddr("fd00::77")
-	got, err := h.AssignTogether(ctxOf(t), parts...)
+	got, err := h.AssignTogether(await.Context(t), parts...)
 	if err != nil || got[1][0].Addr != parts[1].Addr {
 		t.Fatalf("got %v, %v", got, err)
 	}
 	before := audit(t, w.st)
 	other := dualParts("net.2")
 	other[1].Addr = parts[1].Addr
-	if _, err := h.AssignTogether(ctxOf(t), other...); !errors.Is(err, ErrTaken) {
+	if _, err := h.AssignTogether(await.Context(t), other...); !errors.Is(err, ErrTaken) {
 		t.Errorf("an address of another: %v, want ErrTaken", err)
 	}
 	mustDiff(t, "assigned", before, audit(t, w.st))
@@ -130,11 +131,11 @@ func TestTogetherRefuses(t *testing.T) {
 		"two handles":      {four, {Request: Request{Family: dataplane.IPv6, Handle: "net.2"}}},
 		"no handle":        {{Request: Request{Family: dataplane.IPv4}}},
 	} {
-		if _, err := h.AssignTogether(ctxOf(t), parts...); !errors.Is(err, ErrInvalidRequest) {
+		if _, err := h.AssignTogether(await.Context(t), parts...); !errors.Is(err, ErrInvalidRequest) {
 			t.Errorf("%s: %v, want ErrInvalidRequest", name, err)
 		}
 	}
-	if got, err := h.AssignTogether(ctxOf(t)); err != nil || len(got) != 0 {
+	if got, err := h.AssignTogether(await.Context(t)); err != nil || len(got) != 0 {
 		t.Errorf("nothing asked for: %v, %v", got, err)
 	}
 }
@@ -144,7 +145,7 @@ func TestTogetherGivesUp(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, newPool("four", "10.0.0.0/24"), newPool("six", "fd00::/64"))
 	put(t, w.st, newNode("a", nil))
-	ctx, cancel := context.WithCancel(ctxOf(t))
+	ctx, cancel := context.WithCancel(await.Context(t))
 	st := &cancellingStore{Store: w.st, cancel: cancel, gaveUp: make(chan struct{})}
 	h := start(t, st, "a", newClock().time)
 	t.Cleanup(h.stop)
@@ -154,7 +155,7 @@ func TestTogetherGivesUp(t *testing.T) {
 	}
 	close(st.gaveUp)
 	// What was given goes back before any later call is served.
-	if _, err := h.AssignTogether(ctxOf(t), dualParts("net.2")...); err != nil {
+	if _, err := h.AssignTogether(await.Context(t), dualParts("net.2")...); err != nil {
 		t.Fatal(err)
 	}
 	for addr, handle := range audit(t, w.st) {
@@ -187,7 +188,7 @@ func TestIPv6Tunnels(t *testing.T) {
 		newPool("vx", "fd00:1::/64", vxlan), newPool("ip", "fd00:2::/64", ipip), newPool("four", "10.0.0.0/24", vxlan))
 	h := w.host("a", nil)
 	for kind, want := range map[TunnelKind]string{VXLANv6Tunnel: "fd00:1::/64", IPIPv6Tunnel: "fd00:2::/64", VXLANTunnel: "10.0.0.0/24"} {
-		got, _, err := h.EnsureTunnel(ctxOf(t), kind)
+		got, _, err := h.EnsureTunnel(await.Context(t), kind)
 		if err != nil || !netip.MustParsePrefix(want).Contains(got.Addr) {
 			t.Errorf("%s: got %v, %v; want one of %s", kind, got, err, want)
 		}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
 )
@@ -159,19 +160,11 @@ func (w *world) host(name string, labels map[string]string) *host {
 // settle waits until a host's view of the store satisfies a condition.
 func settle(t fataler, h *host, what string, ok func(*state) bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for {
+	await.True(t, h.cfg.Node+" sees "+what, func() bool {
 		h.mu.Lock()
-		good := ok(h.state)
-		h.mu.Unlock()
-		if good {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s never saw: %s", h.cfg.Node, what)
-		}
-		<-time.After(200 * time.Microsecond)
-	}
+		defer h.mu.Unlock()
+		return ok(h.state)
+	})
 }
 
 // catchUp waits until a host knows what is stored.
@@ -203,13 +196,6 @@ func catchUp(t fataler, h *host, st store.Store) {
 	})
 }
 
-func ctxOf(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func v4(handle string) Request { return Request{Family: dataplane.IPv4, Handle: handle} }
 
 func addrs(as []Assignment) []string {
@@ -223,7 +209,7 @@ func addrs(as []Assignment) []string {
 // mustAssign assigns and returns the addresses.
 func mustAssign(t *testing.T, h *host, r Request) []string {
 	t.Helper()
-	got, err := h.Assign(ctxOf(t), r)
+	got, err := h.Assign(await.Context(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}

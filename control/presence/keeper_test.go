@@ -15,32 +15,11 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
 )
-
-// within is how long a test waits for a state on a busy machine.
-const within = time.Minute
-
-func eventually(t *testing.T, what string, ok func() error) {
-	t.Helper()
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
-		select {
-		case <-deadline.C:
-			t.Fatalf("%s: not within %s: %v", what, within, err)
-		case <-tick.C:
-		}
-	}
-}
 
 // cluster is a real etcd.
 type cluster struct {
@@ -158,13 +137,13 @@ func (d *daemon) gone() {
 
 func (d *daemon) holds(epoch int64) {
 	d.t.Helper()
-	eventually(d.t, "the name is held", func() error {
+	await.Until(d.t, "the name is held", func() error {
 		if got := d.Epoch(); got != epoch {
 			return fmt.Errorf("epoch %d, want %d; refused: %w", got, epoch, d.Refused())
 		}
 		return nil
 	})
-	eventually(d.t, "the epoch is written down", func() error {
+	await.Until(d.t, "the epoch is written down", func() error {
 		id, err := Load(d.file)
 		if err == nil && id.Epoch != epoch {
 			err = fmt.Errorf("it says %d, want %d", id.Epoch, epoch)
@@ -197,7 +176,7 @@ func TestEpochs(t *testing.T) {
 	d := c.start(file, "boot1")
 	d.holds(1)
 	c.node(st)
-	eventually(t, "the Node is noted", func() error {
+	await.Until(t, "the Node is noted", func() error {
 		obj, err := st.Get(t.Context(), store.IncarnationKey("node-a"))
 		if err == nil && obj.Value.(*store.Incarnation).NodeCreated == 0 {
 			err = errors.New("it is not")
@@ -245,12 +224,7 @@ func TestDoubtOutlivesTheDaemon(t *testing.T) {
 	first.holds(1)
 	first.gone()
 	d := c.start(file, "boot2", hangs)
-	eventually(t, "the name is held", func() error {
-		if d.Epoch() != 2 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	await.True(t, "the name is held", func() bool { return d.Epoch() == 2 })
 	d.stop()
 	d = c.start(file, "boot2")
 	d.holds(2)
@@ -278,7 +252,7 @@ func TestClone(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := c.start(copied, "boot2")
-	eventually(t, "the copy is refused", func() error {
+	await.Until(t, "the copy is refused", func() error {
 		err := second.Refused()
 		var refused *RefusedError
 		if !errors.As(err, &refused) {
@@ -326,7 +300,7 @@ func TestLeaseEnds(t *testing.T) {
 	if err := st.EndPresence(t.Context(), now); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is there again", func() error {
+	await.Until(t, "it is there again", func() error {
 		next, err := st.Name(t.Context(), "node-a")
 		if err == nil && (next.Holder == nil || next.Revision == now.Revision) {
 			err = errors.New("not yet")
@@ -382,12 +356,7 @@ func TestReadOnly(t *testing.T) {
 	}
 	waits := func(d *daemon, s *readOnly) {
 		t.Helper()
-		eventually(t, "it tries", func() error {
-			if s.tries.Load() < 2 {
-				return errors.New("not yet")
-			}
-			return nil
-		})
+		await.True(t, "it tries", func() bool { return s.tries.Load() >= 2 })
 		if d.Epoch() != 0 {
 			t.Error("it holds the name")
 		}
@@ -403,7 +372,7 @@ func TestReadOnly(t *testing.T) {
 	d := c.start(file, "boot1", on(s)) // the lease of the process before it lives
 	d.holds(1)
 	s.full.Store(false)
-	eventually(t, "the datastore is told", func() error {
+	await.Until(t, "the datastore is told", func() error {
 		now, err := c.open().Name(t.Context(), "node-a")
 		if err == nil && (now.Holder == nil || now.Holder.Process != d.cfg.Self.Process) {
 			err = fmt.Errorf("it has %v", now.Holder)
@@ -432,7 +401,7 @@ func TestReadOnly(t *testing.T) {
 	}
 	s = full()
 	d = c.start(file, "boot1", on(s))
-	eventually(t, "it is refused", d.refused)
+	await.Until(t, "it is refused", d.refused)
 	d.gone()
 	s = full()
 	waits(c.start(file, "boot2", on(s)), s) // booted: what was another's is to be verified
@@ -461,7 +430,7 @@ func TestOutage(t *testing.T) {
 		if !errors.Is(err, store.ErrUnavailable) {
 			t.Errorf("told: %v", err)
 		}
-	case <-time.After(within):
+	case <-time.After(await.Patience):
 		t.Fatal("the outage is not told")
 	}
 	c.up()

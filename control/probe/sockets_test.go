@@ -20,6 +20,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/middlebox"
 	"github.com/routerd/routerd/integration/lab/ns"
@@ -213,19 +214,15 @@ func (p *pair) measure(t Target) (f Finding, err error) {
 // settled measures until the machine is quiet enough for an answer.
 func (p *pair) settled(t Target, wrong func(Finding, verdict) string) {
 	p.t.Helper()
-	end := time.Now().Add(60 * time.Second)
-	for {
+	await.Until(p.t, "a measurement that is right", func() error {
 		f, err := p.measure(t)
 		v := judge(t, f, err)
-		w := wrong(f, v)
-		if w == "" {
-			p.t.Logf("%+v: %+v", f, v)
-			return
+		if w := wrong(f, v); w != "" {
+			return fmt.Errorf("%s: found %+v, judged %+v", w, f, v)
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("%s: found %+v, judged %+v", w, f, v)
-		}
-	}
+		p.t.Logf("%+v: %+v", f, v)
+		return nil
+	})
 }
 
 // eventually waits until the responder's sockets are open.
@@ -440,18 +437,16 @@ func TestCures(t *testing.T) {
 			}
 			return ""
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		if err := k.Wait(ctx, k.Update(dataplane.SourceProbe, tt.off.features(device), nil)); err != nil {
+		if err := k.Wait(await.Context(t), k.Update(dataplane.SourceProbe, tt.off.features(device), nil)); err != nil {
 			t.Fatal(err)
 		}
-		cancel()
 		p.settled(p.target(), func(f Finding, v verdict) string {
 			if v.result != dataplane.Yes || helped(tt.off, before, f) != tt.off {
 				return fmt.Sprintf("%v does not help", tt.off)
 			}
 			return ""
 		})
-		if err := k.Wait(t.Context(), k.Update(dataplane.SourceProbe, Setting(0).features(device), nil)); err != nil {
+		if err := k.Wait(await.Context(t), k.Update(dataplane.SourceProbe, Setting(0).features(device), nil)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/neighbour"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
 )
@@ -115,42 +116,24 @@ func (h *realHost) start(s store.Store, stateFile string) (stop func()) {
 		}
 	})
 	h.t.Cleanup(stop)
-	eventually(h.t, "the prober of "+h.name, func() string {
+	await.True(h.t, "the prober of "+h.name, func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if h.prober == nil {
-			return "not there"
-		}
-		return ""
+		return h.prober != nil
 	})
 	return stop
-}
-
-func eventually(t *testing.T, what string, objection func() string) {
-	t.Helper()
-	deadline := time.After(30 * time.Second)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		o := objection()
-		if o == "" {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s: %s", what, o)
-		}
-	}
 }
 
 // expect waits until the host found this.
 func (h *realHost) expect(want map[string]dataplane.Reach) {
 	h.t.Helper()
-	eventually(h.t, "what "+h.name+" found", func() string {
+	await.Until(h.t, "what "+h.name+" found", func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		return cmp.Diff(want, h.got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
+		if diff := cmp.Diff(want, h.got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
 	})
 }
 
@@ -261,11 +244,11 @@ func TestAnotherKey(t *testing.T) {
 	c.start(wrong, "")
 	a.tell(1500, target("c", "10.9.1.11/24", "10.9.1.12"))
 	c.tell(1500, target("a", "10.9.1.12/24", "10.9.1.11"))
-	eventually(t, "forged messages", func() string {
+	await.Until(t, "forged messages", func() error {
 		if a.prober.Refused()["forged"] < 3 || c.prober.Refused()["forged"] < 3 {
-			return fmt.Sprint(a.prober.Refused(), c.prober.Refused())
+			return fmt.Errorf("%v and %v", a.prober.Refused(), c.prober.Refused())
 		}
-		return ""
+		return nil
 	})
 	st, err := a.prober.Status(t.Context())
 	if err != nil || st.Paths[0].Answers {
@@ -362,21 +345,21 @@ func TestPublishOnly(t *testing.T) {
 			p.HandleStore(b)
 		}
 	})
-	published := func() string {
+	published := func() error {
 		obj, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
 		if err != nil {
-			return err.Error()
+			return err
 		}
 		if got := obj.Value.(*store.Node).Annotations[store.AnnotationTunnelAddress]; got != "198.51.100.7" {
-			return "published " + got
+			return fmt.Errorf("published %s", got)
 		}
-		return ""
+		return nil
 	}
-	eventually(t, "the annotation", published)
+	await.Until(t, "the annotation", published)
 	if err := publish(t.Context(), s, "node1", "192.0.2.1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the annotation that somebody changed", published)
+	await.Until(t, "the annotation that somebody changed", published)
 }
 
 // A state file that is broken, or lies, costs nothing but what it held.

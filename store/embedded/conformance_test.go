@@ -6,19 +6,16 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/goleak"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
 	"github.com/routerd/routerd/store/storetest"
 )
-
-// startLimit is long for a busy machine; a start takes a quarter of a second.
-const startLimit = 60 * time.Second
 
 // config is a server's configuration in a fresh directory.
 func config(t *testing.T) embedded.Config {
@@ -29,9 +26,7 @@ func config(t *testing.T) embedded.Config {
 
 func start(t *testing.T, c embedded.Config) *embedded.Server {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
-	defer cancel()
-	s, err := embedded.Start(ctx, c)
+	s, err := embedded.Start(await.Context(t), c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
@@ -61,10 +61,7 @@ func TestSocketIsPrivate(t *testing.T) {
 }
 
 // The test binary runs itself as a server that can be killed.
-const (
-	childEnv   = "ROUTERD_TEST_EMBEDDED_DIR"
-	childLimit = 2 * time.Minute
-)
+const childEnv = "ROUTERD_TEST_EMBEDDED_DIR"
 
 func childConfig(dir string) embedded.Config {
 	return embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "run", "s.sock")}
@@ -73,7 +70,7 @@ func childConfig(dir string) embedded.Config {
 // child is the server's process: it writes handles and tells each on its
 // output once it is stored, until it is killed.
 func child(dir string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), childLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	server, err := embedded.Start(ctx, childConfig(dir))
 	if err != nil {
@@ -95,9 +92,7 @@ func child(dir string) error {
 
 func childCommand(t *testing.T, dir string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), childLimit)
-	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd := exec.CommandContext(await.Context(t), os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"="+dir)
 	return cmd
 }
@@ -285,8 +280,7 @@ func TestStartRefuses(t *testing.T) {
 			t.Parallel()
 			c := config(t)
 			tt.setup(t, &c)
-			ctx, cancel := context.WithTimeout(t.Context(), startLimit)
-			defer cancel()
+			ctx := await.Context(t)
 			s, err := embedded.Start(ctx, c)
 			if err == nil {
 				s.Close()

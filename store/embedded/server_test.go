@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // TestErr: a server that stops by itself says so, and can still be closed.
@@ -32,7 +34,7 @@ func TestErr(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "embedded datastore: etcd") {
 				t.Errorf("%s: got %v", name, err)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(await.Patience):
 			t.Errorf("%s: no error", name)
 		}
 		if _, open := <-s.Err(); open {

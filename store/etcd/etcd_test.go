@@ -15,13 +15,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
 )
-
-// limit is how long a test waits for what takes milliseconds.
-const limit = 60 * time.Second
 
 func start(t *testing.T, c embedded.Config) *embedded.Server {
 	t.Helper()
@@ -29,9 +27,7 @@ func start(t *testing.T, c embedded.Config) *embedded.Server {
 		dir := t.TempDir()
 		c.Dir, c.Socket = filepath.Join(dir, "data"), filepath.Join(dir, "s.sock")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	s, err := embedded.Start(ctx, c)
+	s, err := embedded.Start(await.Context(t), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,8 +128,7 @@ func TestUnreachable(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			s := open(t, tt.conf)
-			ctx, cancel := context.WithTimeout(t.Context(), limit)
-			defer cancel()
+			ctx := await.Context(t)
 			_, getErr := s.Get(ctx, store.IPAMConfigKey())
 			_, _, listErr := s.List(ctx, store.KindIPPool, "")
 			for what, err := range map[string]error{"Get": getErr, "List": listErr, "Txn": write(ctx, s)} {
@@ -189,7 +184,7 @@ func watch(t *testing.T, s *etcd.Store, kinds ...store.Kind) <-chan store.Batch 
 // take returns the next batch of a watch that satisfies done.
 func take(t *testing.T, ch <-chan store.Batch, what string, done func(store.Batch) bool) store.Batch {
 	t.Helper()
-	deadline := time.After(limit)
+	deadline := time.After(await.Patience)
 	for {
 		select {
 		case b, ok := <-ch:
@@ -200,7 +195,7 @@ func take(t *testing.T, ch <-chan store.Batch, what string, done func(store.Batc
 				return b
 			}
 		case <-deadline:
-			t.Fatalf("not within %v: %s", limit, what)
+			t.Fatalf("not within %v: %s", await.Patience, what)
 		}
 	}
 }

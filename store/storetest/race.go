@@ -1,7 +1,6 @@
 package storetest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +9,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -23,8 +23,7 @@ func testModifyRaceOfHosts(t *testing.T, s store.Store) {
 }
 
 func modifyRace(t *testing.T, s store.Store, writers int) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
+	ctx := await.Context(t)
 	var wg sync.WaitGroup
 	for range writers {
 		wg.Go(func() {

@@ -18,10 +18,6 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// limit is how long a test waits for anything: far longer than it takes, for a
-// busy machine.
-const limit = 60 * time.Second
-
 // Faults is what a backend's store may implement beside [store.Store] to be
 // tested with faults.
 type Faults interface {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -42,7 +43,7 @@ func (w *watcher) next(t *testing.T) store.Batch {
 		}
 		w.learn(t, b)
 		return b
-	case <-time.After(limit):
+	case <-time.After(await.Patience):
 		t.Fatal("the watch is silent")
 		return store.Batch{}
 	}
@@ -75,7 +76,7 @@ func (w *watcher) learn(t *testing.T, b store.Batch) {
 // until takes batches until one satisfies done.
 func (w *watcher) until(t *testing.T, what string, done func(store.Batch) bool) store.Batch {
 	t.Helper()
-	deadline := time.After(limit)
+	deadline := time.After(await.Patience)
 	for {
 		select {
 		case b, ok := <-w.ch:
@@ -87,7 +88,7 @@ func (w *watcher) until(t *testing.T, what string, done func(store.Batch) bool) 
 				return b
 			}
 		case <-deadline:
-			t.Fatalf("not within %v: %s", limit, what)
+			t.Fatalf("not within %v: %s", await.Patience, what)
 		}
 	}
 }
@@ -220,7 +221,7 @@ func testWatchEnds(t *testing.T, s store.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ch := s.Watch(ctx, store.KindIPPool) // nobody takes the first batch
 	cancel()
-	deadline := time.After(limit)
+	deadline := time.After(await.Patience)
 	for {
 		select {
 		case _, ok := <-ch:
@@ -340,18 +341,10 @@ func testResync(t *testing.T, s store.Store, after func(Faults)) {
 // eventually repeats an unconditional write until the store takes it.
 func eventually(t *testing.T, s store.Store, op store.Op) {
 	t.Helper()
-	deadline := time.After(limit)
-	for {
+	await.Until(t, "the store takes a write", func() error {
 		_, err := s.Txn(t.Context(), op)
-		if err == nil {
-			return
-		}
-		select {
-		case <-deadline:
-			t.Fatal(err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 func testClose(t *testing.T, s store.Store) {
@@ -359,7 +352,7 @@ func testClose(t *testing.T, s store.Store) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	deadline := time.After(limit)
+	deadline := time.After(await.Patience)
 	for open := true; open; {
 		select {
 		case _, open = <-ch:

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/labtest"
 	"github.com/routerd/routerd/store"
@@ -40,7 +41,7 @@ func labName(t *testing.T, suffix string) string {
 	t.Helper()
 	name := fmt.Sprintf("lc%d-%s", os.Getpid(), suffix)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 		defer cancel()
 		if err := lab.Down(ctx, name); err != nil {
 			t.Error(err)
@@ -55,9 +56,7 @@ func call(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	var out, errOut bytes.Buffer
 	cmd := New(&out, &errOut)
 	cmd.SetArgs(args)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
-	err = cmd.ExecuteContext(ctx)
+	err = cmd.ExecuteContext(await.Context(t))
 	return out.String(), errOut.String(), err
 }
 
@@ -193,7 +192,7 @@ func interrupt(t *testing.T, bin string, sig syscall.Signal, moment string, args
 		t.Fatal(err)
 	}
 	w.Close()
-	timer := time.AfterFunc(60*time.Second, func() { _ = cmd.Process.Kill() })
+	timer := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
 	var seen bytes.Buffer
 	buf := make([]byte, 4096)
