@@ -3,6 +3,7 @@ package adjacent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/neighbour"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func addrs(list ...string) []netip.Addr {
@@ -122,24 +124,16 @@ func (w *wire) track(n *netnstest.Netns) *side {
 
 func (s *side) wait(device string, want Link) {
 	s.t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	await.Until(s.t, device, func() error {
 		s.mu.Lock()
 		got, known := s.told[device]
 		s.mu.Unlock()
 		diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
-		if known && diff == "" {
-			return
+		if !known || diff != "" {
+			return fmt.Errorf("told of: %t (-want +got):\n%s", known, diff)
 		}
-		select {
-		case <-deadline.C:
-			s.t.Fatalf("%s (-want +got):\n%s", device, diff)
-		case <-tick.C:
-		}
-	}
+		return nil
+	})
 }
 
 // TestWire: a neighbour that says nothing is found and becomes a router when it
@@ -215,23 +209,14 @@ func (s *side) waitGone(device string) {
 // poll waits until what was told is as it should be.
 func (s *side) poll(done func() bool) {
 	s.t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	await.Until(s.t, "what is told", func() error {
 		s.mu.Lock()
-		ok, told := done(), s.told
-		s.mu.Unlock()
-		if ok {
-			return
+		defer s.mu.Unlock()
+		if !done() {
+			return fmt.Errorf("last: %+v", s.told)
 		}
-		select {
-		case <-deadline.C:
-			s.t.Fatalf("told last: %+v", told)
-		case <-tick.C:
-		}
-	}
+		return nil
+	})
 }
 
 func (s *side) waitNone() {

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // cutHost has two ways, a group of both, n routes to each next hop and n to the
@@ -28,11 +28,7 @@ func cutHost(t *testing.T, n int, options ...labOption) (l *lab, k *running, rou
 	}
 	routes[20] = slices.Clip(routes[20])
 	objs = slices.Concat(objs[:3], routes[11], routes[12], routes[20])
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := k.Wait(ctx, k.Update(dataplane.SourceCore, objs, nil)); err != nil {
-		t.Fatal(err)
-	}
+	k.put(objs...)
 	return l, k, routes, objs
 }
 
@@ -55,7 +51,7 @@ func keysOf(objs ...dataplane.Object) (out []dataplane.Key) {
 // count waits until the kernel has that many routes of ours.
 func (l *lab) count(want int) {
 	l.t.Helper()
-	eventually(l.t, fmt.Sprintf("%d routes", want), func() error {
+	await.Until(l.t, fmt.Sprintf("%d routes", want), func() error {
 		out, err := l.try("ip -o route show proto 77")
 		if n := strings.Count(out, "\n"); err != nil || n != want {
 			return fmt.Errorf("%d routes, %v", n, err)
@@ -133,7 +129,7 @@ func TestCutIsListed(t *testing.T) {
 	l.count(2 * n)
 	listings := func() int { return strings.Count(k.log.String(), "tables listed") }
 	before := listings()
-	eventually(t, "complete listings", func() error {
+	await.Until(t, "complete listings", func() error {
 		if n := listings() - before; n < 2 {
 			return fmt.Errorf("%d", n)
 		}
@@ -159,7 +155,7 @@ func TestCutUnanswered(t *testing.T) {
 			f.broken, f.done = errors.New("socket died"), done
 			f.mu.Unlock()
 			k.Cut(dataplane.SourceCore, keysOf(group(20, 11, 12)))
-			eventually(t, "another connection", func() error {
+			await.Until(t, "another connection", func() error {
 				if !strings.Contains(k.log.String(), "opening another") {
 					return errors.New("not yet")
 				}
@@ -214,7 +210,7 @@ func TestCutFew(t *testing.T) {
 	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(route("192.168.9.0/26", 14), route("192.168.9.64/26", 14))))
 	k.settled()
 	l.count(3 * n)
-	eventually(t, "three messages", func() error {
+	await.Until(t, "three messages", func() error {
 		if d := k.writes.Load() - before; d != 3 {
 			return fmt.Errorf("%d messages, want one for each route and one for the next hop", d)
 		}

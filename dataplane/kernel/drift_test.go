@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func TestDriftIsRepaired(t *testing.T) {
@@ -48,7 +49,7 @@ func TestDriftIsRepaired(t *testing.T) {
 			k.ready()
 			before := k.drifted(tt.kind)
 			start := time.Now()
-			eventually(t, tt.command, func() error {
+			await.Until(t, tt.command, func() error {
 				// What takes several steps may lose a race against the repair.
 				out, err := l.try(tt.command)
 				if err != nil {
@@ -56,7 +57,7 @@ func TestDriftIsRepaired(t *testing.T) {
 				}
 				return nil
 			})
-			eventually(t, "drift noticed", func() error {
+			await.Until(t, "drift noticed", func() error {
 				if k.drifted(tt.kind) == before {
 					return errors.New("nothing was counted")
 				}
@@ -71,7 +72,7 @@ unicast 192.168.3.0/26 nhid 8 via 10.0.0.2 dev up0 proto 77 scope global metric 
 nh_info id 8 via 10.0.0.2 dev up0 scope link proto 77 onlink`)
 			l.shows("bridge fdb show dev vxlan.calico", `66:07:02:c1:cc:61 dst 10.0.0.2 self permanent`)
 			l.shows("ip neigh show dev vxlan.calico nud permanent", `192.168.1.1 lladdr 66:07:02:c1:cc:61 PERMANENT`)
-			eventually(t, "the device", func() error {
+			await.Until(t, "the device", func() error {
 				out, err := l.try("ip -d link show vxlan.calico")
 				for _, want := range []string{"mtu 1450", "66:07:02:c1:cc:60", "id 4096 local 10.0.0.1 dev up0 srcport 0 0 dstport 4789 nolearning", "UP"} {
 					if !strings.Contains(out, want) {
@@ -97,7 +98,7 @@ func TestSysctlDriftIsFoundByTheFullCheck(t *testing.T) {
 	const name = "net/ipv4/conf/up0/forwarding"
 	k.put(dataplane.Sysctl{Name: name, Value: "1"})
 	l.run("sysctl -qw net.ipv4.conf.up0.forwarding=0")
-	eventually(t, name, func() error {
+	await.Until(t, name, func() error {
 		if v := l.sysctl(name); v != "1" {
 			return errors.New(v)
 		}
@@ -148,7 +149,7 @@ func TestObjectsWaitForTheirDevice(t *testing.T) {
 	waits := func(want ...string) {
 		t.Helper()
 		for i, w := range want {
-			eventually(t, w, func() error {
+			await.Until(t, w, func() error {
 				s, ok := k.Status(objs[i].Key())
 				if !ok || s.State != dataplane.Pending || s.Err == nil || s.Err.Error() != w {
 					return fmt.Errorf("%v: %v %v", objs[i], s.State, s.Err)
@@ -180,7 +181,7 @@ func TestObjectsWaitForTheirDevice(t *testing.T) {
 	programmed()
 	// Without a carrier there is no next hop, but a way to the device.
 	l.run("ip link set eth0 down")
-	eventually(t, "next hop waits", func() error {
+	await.Until(t, "next hop waits", func() error {
 		s, _ := k.Status(objs[3].Key())
 		if s.State != dataplane.Pending || s.Err == nil || s.Err.Error() != "waiting for link cali1, which is down or has no carrier" {
 			return fmt.Errorf("%+v", s)
@@ -219,14 +220,14 @@ func TestOverrunOfNotificationsIsMadeGood(t *testing.T) {
 	if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "overrun", func() error {
+	await.Until(t, "overrun", func() error {
 		l.try("ip -force -batch " + file)
 		if !strings.Contains(k.log.String(), "overran") {
 			return errors.New("no overrun yet")
 		}
 		return nil
 	})
-	eventually(t, "all routes back", func() error {
+	await.Until(t, "all routes back", func() error {
 		if n := strings.Count(l.run("ip route show proto 77"), "nhid 8"); n != len(objs) {
 			return fmt.Errorf("%d routes", n)
 		}

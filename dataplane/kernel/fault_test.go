@@ -12,6 +12,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/reconcile"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // faulty is a transport that refuses what a test says, on the way to the real
@@ -162,7 +163,7 @@ var scenarios = map[string]struct {
 // settled waits until everything is as wanted, whatever was refused.
 func (r *running) settled() {
 	r.t.Helper()
-	eventually(r.t, "all done", func() error {
+	await.Until(r.t, "all done", func() error {
 		if r.want.HasDue(false) || r.want.HasDue(true) {
 			return errors.New("work is due")
 		}

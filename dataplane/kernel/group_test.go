@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // twoWays is a host with two wires, a next hop on each, and a group of both.
@@ -55,7 +55,7 @@ nexthop via 10.0.2.2 dev up2 weight 1 onlink`)
 	}
 	// A wish without the next hop that the group still uses is held back.
 	k.Update(dataplane.SourceCore, nil, []dataplane.Key{dataplane.NextHopKey{ID: 12}, dataplane.NextHopGroupKey{ID: 20}})
-	eventually(t, "held", func() error {
+	await.Until(t, "held", func() error {
 		if log := k.log.String(); !strings.Contains(log, "1 routes or groups use it") || !strings.Contains(log, "2 routes or groups use it") {
 			return errors.New("not held")
 		}
@@ -74,7 +74,7 @@ func TestGroupOfWhatThereIs(t *testing.T) {
 	t.Parallel()
 	l, k, objs := twoWays(t)
 	l.run("ip link set up3 down")
-	eventually(t, "no carrier", func() error {
+	await.Until(t, "no carrier", func() error {
 		if out := l.run("ip -o link show up2"); strings.Contains(out, "LOWER_UP") {
 			return errors.New(out)
 		}
@@ -102,7 +102,7 @@ func TestGroupFollowsDevices(t *testing.T) {
 	n := k.writes.Load()
 	l.run("ip link set up3 down")
 	l.shows("ip nexthop", "id 11 via 10.0.0.2 dev up0 scope link proto 77 onlink\nid 20 group 11 proto 77")
-	eventually(t, "noticed", func() error {
+	await.Until(t, "noticed", func() error {
 		if s, _ := k.Status(objs[2].Key()); s.State != dataplane.Pending {
 			return fmt.Errorf("%v", s)
 		}
@@ -149,7 +149,7 @@ func TestGroupDriftIsRepaired(t *testing.T) {
 			for range 2 {
 				before := k.drifted(tt.kind)
 				l.run(tt.command)
-				eventually(t, "drift noticed", func() error {
+				await.Until(t, "drift noticed", func() error {
 					if k.drifted(tt.kind) == before {
 						return errors.New("nothing was counted")
 					}
@@ -218,11 +218,7 @@ func TestGroupMovesManyRoutes(t *testing.T) {
 	for i := range n {
 		objs = append(objs, route(fmt.Sprintf("%d.%d.%d.0/24", 20+i>>16, i>>8&0xff, i&0xff), 20))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := k.Wait(ctx, k.Update(dataplane.SourceCore, objs, nil)); err != nil {
-		t.Fatal(err)
-	}
+	k.put(objs...)
 	before, start := k.writes.Load(), time.Now()
 	k.put(group(20, 12))
 	t.Logf("%d routes moved in %v", n, time.Since(start))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // stream sends a thousand numbered datagrams a second from one namespace to
@@ -48,7 +49,7 @@ func newStream(t testing.TB, a, b *lab, from, to string) *stream {
 	s.receiver.Go(s.receive)
 	s.sender.Go(s.send)
 	t.Cleanup(func() { s.stop(t) })
-	eventually(t, "the stream flows", func() error {
+	await.Until(t, "the stream flows", func() error {
 		if s.received() < 20 {
 			return fmt.Errorf("%d received", s.received())
 		}
@@ -148,7 +149,7 @@ func twoHosts(t testing.TB) (a, b *lab, k *running) {
 			"ip link set "+dev+" up", "sysctl -qw net.ipv4.conf."+dev+".rp_filter=0")
 	}
 	b.run("ip addr add 192.168.1.1/32 dev vx0")
-	eventually(t, "carrier", func() error {
+	await.Until(t, "carrier", func() error {
 		if out := a.run("ip -o link show up0"); !strings.Contains(out, "LOWER_UP") {
 			return errors.New(out)
 		}
@@ -190,7 +191,7 @@ func TestChangesInPlaceLoseNothing(t *testing.T) {
 					k.put(o)
 				}
 				n := s.received()
-				eventually(t, "more arrives", func() error {
+				await.Until(t, "more arrives", func() error {
 					if s.received() < n+50 {
 						return fmt.Errorf("%d received", s.received())
 					}
@@ -223,7 +224,7 @@ func TestDeviceMadeAnewIsWholeInOnePass(t *testing.T) {
 			}
 		}
 		n := s.received()
-		eventually(t, "more arrives", func() error {
+		await.Until(t, "more arrives", func() error {
 			if s.received() < n+50 {
 				return fmt.Errorf("%d received", s.received())
 			}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // lab is a fresh network namespace with a thread of its own. The thread is
@@ -91,7 +92,7 @@ func (l *lab) wire(name, peer, addr string) {
 	if addr != "" {
 		l.run("ip addr add " + addr + " dev " + name)
 	}
-	eventually(l.t, "carrier of "+name, func() error {
+	await.Until(l.t, "carrier of "+name, func() error {
 		out, err := l.try("ip -o link show " + name)
 		if err == nil && !strings.Contains(out, "LOWER_UP") {
 			err = errors.New(out)
@@ -112,29 +113,11 @@ func (l *lab) sysctl(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// eventually polls until check returns nil.
-func eventually(t testing.TB, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		<-tick.C
-	}
-}
-
 // shows polls until a command's output, with its space squeezed, is want.
 func (l *lab) shows(command, want string) {
 	l.t.Helper()
 	want = squeeze(want)
-	eventually(l.t, command, func() error {
+	await.Until(l.t, command, func() error {
 		out, err := l.try(command)
 		if got := squeeze(out); err != nil || got != want {
 			return fmt.Errorf("%v\ngot:\n%s\nwant:\n%s", err, got, want)
@@ -272,9 +255,7 @@ func (r *running) put(objs ...dataplane.Object) {
 
 func (r *running) wait(rev dataplane.Revision) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	if err := r.Wait(ctx, rev); err != nil {
+	if err := r.Wait(await.Context(r.t), rev); err != nil {
 		r.t.Fatalf("wait: %v\nlog:\n%s", err, r.log)
 	}
 }
@@ -292,7 +273,7 @@ func (r *running) del(objs ...dataplane.Object) {
 // ready waits until the first pass is done.
 func (r *running) ready() {
 	r.t.Helper()
-	eventually(r.t, "ready", func() error {
+	await.Until(r.t, "ready", func() error {
 		if ok, why := r.Ready(); !ok {
 			return errors.New(why)
 		}
@@ -304,7 +285,7 @@ func (r *running) ready() {
 func (r *running) failed(o dataplane.Object) error {
 	r.t.Helper()
 	var out error
-	eventually(r.t, o.String()+" refused", func() error {
+	await.Until(r.t, o.String()+" refused", func() error {
 		s, ok := r.Status(o.Key())
 		if !ok || s.State != dataplane.Failed {
 			return fmt.Errorf("%v %+v", ok, s)

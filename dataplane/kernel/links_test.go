@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // TestVXLANChanges says which settings change in place and which need a new
@@ -61,7 +62,7 @@ func TestVXLANWaitsForItsParentAndTellsClashes(t *testing.T) {
 	k := l.start()
 	vx := host()[0].(dataplane.Link)
 	k.Update(dataplane.SourceCore, []dataplane.Object{vx}, nil)
-	eventually(t, "waiting", func() error {
+	await.Until(t, "waiting", func() error {
 		if s, _ := k.Status(vx.Key()); s.State != dataplane.Pending || s.Err == nil || s.Err.Error() != "waiting for link up0" {
 			return errors.New(s.State.String())
 		}

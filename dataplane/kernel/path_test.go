@@ -11,6 +11,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel/saboteur"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // pathState is a host of which everything may change.
@@ -171,7 +172,7 @@ func TestUnchangedWorldSeesNoMessage(t *testing.T) {
 	k.wait(k.Replace(dataplane.SourceCore, objs))
 	k.synced()
 	k.ready()
-	eventually(t, "twenty checks", func() error {
+	await.Until(t, "twenty checks", func() error {
 		if c := strings.Count(k.log.String(), "tables listed"); c < 20 {
 			return fmt.Errorf("%d checks", c)
 		}
@@ -179,7 +180,7 @@ func TestUnchangedWorldSeesNoMessage(t *testing.T) {
 	})
 	// A change that we make shows that the ear hears.
 	k.put(route("172.31.0.0/16", 8))
-	eventually(t, "the ear hears", func() error {
+	await.Until(t, "the ear hears", func() error {
 		events, _, err := ear.take()
 		for _, m := range events {
 			if !ports[m.pid] {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func TestRestartOnAProgrammedKernelWritesNothing(t *testing.T) {
@@ -53,7 +54,7 @@ func TestIdleKernelWritesNothing(t *testing.T) {
 	k.put(host()...)
 	k.ready()
 	n := k.writes.Load()
-	eventually(t, "twenty checks", func() error {
+	await.Until(t, "twenty checks", func() error {
 		k.Alive() // the loop turns by itself
 		if c := strings.Count(k.log.String(), "tables listed"); c < 20 {
 			return fmt.Errorf("%d checks", c)
@@ -96,7 +97,7 @@ func TestLeftoversAreSweptOnlyAfterSync(t *testing.T) {
 	k = l.start()
 	k.wait(k.Replace(dataplane.SourceCore, rest))
 	k.Synced(dataplane.SourceCore)
-	eventually(t, "a listing", func() error {
+	await.Until(t, "a listing", func() error {
 		if ok, why := k.Ready(); ok || why != "source workload has not said yet what it wants" {
 			return fmt.Errorf("ready: %v %q", ok, why)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel/saboteur"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // busyHost is what a host with many peers wants.
@@ -90,7 +91,7 @@ func TestSaboteur(t *testing.T) {
 		}
 	}
 	for _, st := range strikes {
-		eventually(t, "the log names "+st.Object+" after "+st.Command, func() error {
+		await.Until(t, "the log names "+st.Object+" after "+st.Command, func() error {
 			if !strings.Contains(k.log.String(), "somebody else, putting it back\" object=\""+st.Object+"\"") {
 				return errors.New("not yet")
 			}

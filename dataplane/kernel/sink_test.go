@@ -19,6 +19,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/reconcile"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func TestNextHopSwapIsOneMessage(t *testing.T) {
@@ -46,7 +47,7 @@ func TestNextHopInUseIsNotDeleted(t *testing.T) {
 	// Somebody withdraws the next hop too early: the kernel would take the
 	// route with it.
 	k.Update(dataplane.SourceCore, nil, []dataplane.Key{dataplane.NextHopKey{ID: 8}})
-	eventually(t, "held", func() error {
+	await.Until(t, "held", func() error {
 		if !strings.Contains(k.log.String(), "1 routes or groups use it") {
 			return errors.New("not held")
 		}
@@ -130,12 +131,11 @@ func TestManyCallersAtOnce(t *testing.T) {
 	t.Parallel()
 	l, k := newHost(t, everyCheck(20*time.Millisecond))
 	k.put(via(8, "10.0.0.2", "up0"))
+	ctx := await.Context(t)
 	var wg sync.WaitGroup
 	errs := make(chan error, 8)
 	for g := range 8 {
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-			defer cancel()
 			src := dataplane.Source(1 + g%2)
 			for i := range 40 {
 				r := route(fmt.Sprintf("172.%d.%d.0/24", 16+g, i), 8)
@@ -161,7 +161,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 	k.settled()
-	eventually(t, "half of the routes", func() error {
+	await.Until(t, "half of the routes", func() error {
 		if n := strings.Count(l.run("ip route show proto 77"), "nhid 8"); n != 8*20 {
 			return fmt.Errorf("%d routes", n)
 		}
@@ -187,7 +187,7 @@ fd00:1::/64 nhid 6 via fd00::2 dev up0 metric 1024 onlink pref medium
 fd00:3::5 dev up0 metric 1024 pref medium`
 	show := func() {
 		t.Helper()
-		eventually(t, "routes", func() error {
+		await.Until(t, "routes", func() error {
 			out := squeeze(l.run("ip -6 route show proto 77"))
 			for line := range strings.Lines(want) {
 				if !strings.Contains(out, strings.TrimSpace(line)) {
@@ -265,7 +265,7 @@ func routed(u dataplane.Underlay, p string) bool {
 // until reads snapshots until one fits.
 func until(t *testing.T, ch <-chan dataplane.Underlay, what string, fits func(dataplane.Underlay) bool) dataplane.Underlay {
 	t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(await.Patience)
 	for {
 		select {
 		case u := <-ch:
@@ -316,7 +316,7 @@ func TestUnderlay(t *testing.T) {
 		return !routed(u, "0.0.0.0/0")
 	})
 	cancel()
-	eventually(t, "closed", func() error {
+	await.Until(t, "closed", func() error {
 		select {
 		case _, open := <-ch:
 			if !open {
@@ -336,7 +336,7 @@ func TestReadyAndAlive(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	k := l.start()
-	eventually(t, "not ready for the sources", func() error {
+	await.Until(t, "not ready for the sources", func() error {
 		if ok, why := k.Ready(); ok || why != "source workload has not said yet what it wants" {
 			return fmt.Errorf("%v %q", ok, why)
 		}
@@ -361,7 +361,7 @@ func TestReadyAndAlive(t *testing.T) {
 		t.Errorf("unsynced (-want +got):\n%s", diff)
 	}
 	first := k.Alive()
-	eventually(t, "an idle loop turns", func() error {
+	await.Until(t, "an idle loop turns", func() error {
 		if !k.Alive().After(first) {
 			return errors.New("it stands")
 		}

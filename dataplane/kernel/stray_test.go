@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // named waits until the log says that somebody else changed an object.
 func (r *running) named(object string) {
 	r.t.Helper()
-	eventually(r.t, "the log names "+object, func() error {
+	await.Until(r.t, "the log names "+object, func() error {
 		for line := range strings.Lines(r.log.String()) {
 			if strings.Contains(line, `msg="changed by somebody else, `) && strings.Contains(line, `object="`+object+`"`) {
 				return nil

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 const offload = "tx-checksum-ip-generic"
@@ -109,7 +110,7 @@ func (l *lab) isDual() {
 	l.shows("bridge fdb show dev vxlan-v6.calico", dualFDB)
 	l.shows("ip -6 neigh show dev vxlan-v6.calico nud permanent", `fd10::2 lladdr 66:07:02:c1:cc:61 PERMANENT`)
 	l.shows("ip -br addr show dev vxlan-v6.calico", "vxlan-v6.calico UNKNOWN 192.168.0.1/32 fd10::1/128")
-	eventually(l.t, offload, func() error {
+	await.Until(l.t, offload, func() error {
 		if f := l.feature("vxlan-v6.calico", offload); f != "false <nil>" {
 			return errors.New(f)
 		}
@@ -174,7 +175,7 @@ func TestDualStackDriftIsRepaired(t *testing.T) {
 	} {
 		n := k.drifted(tt.kind)
 		l.run(tt.command)
-		eventually(t, tt.command+" noticed", func() error {
+		await.Until(t, tt.command+" noticed", func() error {
 			if k.drifted(tt.kind) == n {
 				return errors.New("nothing was counted")
 			}
@@ -187,7 +188,7 @@ func TestDualStackDriftIsRepaired(t *testing.T) {
 	if err := l.switchFeature("vxlan-v6.calico", offload, true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "offload noticed", func() error {
+	await.Until(t, "offload noticed", func() error {
 		if k.drifted(dataplane.KindFeature) == n {
 			return errors.New("nothing was counted")
 		}
@@ -206,7 +207,7 @@ func TestPortOfTheDeviceIsNoPort(t *testing.T) {
 	k.put(objs...)
 	k.ready()
 	n, checks := k.writes.Load(), strings.Count(k.log.String(), "tables listed")
-	eventually(t, "five checks", func() error {
+	await.Until(t, "five checks", func() error {
 		if c := strings.Count(k.log.String(), "tables listed"); c < checks+5 {
 			return fmt.Errorf("%d checks", c-checks)
 		}
@@ -258,7 +259,7 @@ func TestFeatures(t *testing.T) {
 		}
 	}
 	k.Update(dataplane.SourceCore, []dataplane.Object{dataplane.Feature{Link: "nowhere", Name: off.Name}}, nil)
-	eventually(t, "waiting", func() error {
+	await.Until(t, "waiting", func() error {
 		s, _ := k.Status(dataplane.FeatureKey{Link: "nowhere", Name: off.Name})
 		if s.Err == nil || s.Err.Error() != "waiting for link nowhere" {
 			return fmt.Errorf("%v", s.Err)
@@ -334,7 +335,7 @@ func TestIP6TNL(t *testing.T) {
 	} {
 		n := k.drifted(tt.kind)
 		l.run(tt.command)
-		eventually(t, tt.command+" noticed", func() error {
+		await.Until(t, tt.command+" noticed", func() error {
 			if k.drifted(tt.kind) == n {
 				return errors.New("nothing was counted")
 			}
@@ -382,7 +383,7 @@ func TestIP6TNLCarriesBothFamilies(t *testing.T) {
 	for i, l := range []*lab{a, b} {
 		me, peer := i+1, 2-i
 		l.run(fmt.Sprintf("ip addr add fd00::%d/64 dev up0 nodad", me))
-		eventually(t, "carrier", func() error {
+		await.Until(t, "carrier", func() error {
 			if out := l.run("ip -o link show up0"); !strings.Contains(out, "LOWER_UP") {
 				return errors.New(out)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func run(t *testing.T, n *netnstest.Netns, command string) {
@@ -82,7 +83,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) expect(addr string, want dataplane.Answer) Event {
 	w.t.Helper()
 	a := netip.MustParseAddr(addr)
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(await.Patience)
 	for {
 		if err := w.asker.Ask(w.index, a); err != nil {
 			w.t.Fatal(err)
@@ -140,7 +141,7 @@ func TestRunTellsWhatIsKnown(t *testing.T) {
 	if err := w.a.Do(func() (err error) { second, err = Open(); return err }); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	told := false
 	_ = second.Run(ctx, func(e Event) {

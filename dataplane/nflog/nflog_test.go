@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func run(t *testing.T, ns *netnstest.Netns, args ...string) {
@@ -42,7 +43,7 @@ func TestListen(t *testing.T) {
 	if err := ns.Do(func() (err error) { l, err = Open(77, 78); return err }); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	packets, done := make(chan Packet, 10), make(chan error, 1)
 	go func() { done <- l.Run(ctx, 0, func(p Packet) { packets <- p }) }()
@@ -109,7 +110,7 @@ func TestFlood(t *testing.T) {
 	}
 	defer c.Close()
 	send := func() { _, _ = c.Write([]byte("x")) } // EPERM: it was dropped
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	var seen atomic.Uint64
 	done := make(chan error, 1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // A step that the kernel refuses leaves what was before in force, names what
@@ -55,13 +56,13 @@ func TestRetry(t *testing.T) {
 	gone := filter.Delta{DelEndpoints: []string{"eth0"}}
 	_ = table.Apply(gone) // it may be refused, or the repair was first
 	rs := rulesetOf(t, small(), gone)
-	eventually(t, func() string {
+	await.Until(t, "what was refused", func() error {
 		table.mu.Lock()
 		defer table.mu.Unlock()
 		if diff := differences(table, rs); diff != same || table.status.Pending {
-			return fmt.Sprint(diff, table.status)
+			return fmt.Errorf("%s, status %+v", diff, table.status)
 		}
-		return ""
+		return nil
 	})
 }
 

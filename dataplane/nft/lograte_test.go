@@ -9,6 +9,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/nflog"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // A flood of denied packets is judged and counted, and logged up to the bound;
@@ -65,27 +66,22 @@ func TestLogRate(t *testing.T) {
 		l.send(t, filter.Flow{In: "cali1", Out: "cali2", Packet: filter.Packet{Src: src, Dst: dst, Protocol: 99}})
 		l.send(t, filter.Flow{In: "cali1", Out: "cali2", Packet: filter.Packet{Src: src, Dst: dst, Protocol: 17, SrcPort: uint16(5000 + i), DstPort: 53}})
 		if n := i + 1; n%20 == 0 {
-			eventually(t, func() string {
-				if _, err := logged(); err != nil {
-					return err.Error()
+			await.Until(t, "the counters", func() error {
+				_, err := logged()
+				if err == nil && (judged["Allow"].packets < uint64(n) || judged["Deny"].packets < uint64(n)) {
+					err = fmt.Errorf("of %d packets each there are %+v", n, judged)
 				}
-				if judged["Allow"].packets < uint64(n) || judged["Deny"].packets < uint64(n) {
-					return fmt.Sprintf("of %d packets each there are %+v", n, judged)
-				}
-				return ""
+				return err
 			})
 		}
 	}
 	// The listener has what was logged when nothing is missing of it.
-	eventually(t, func() string {
+	await.Until(t, "what was logged", func() error {
 		want, err := logged()
-		if err != nil {
-			return err.Error()
+		if got := uint64(len(packets)); err == nil && got < want {
+			err = fmt.Errorf("%d of %d packets have come", got, want)
 		}
-		if got := uint64(len(packets)); got < want {
-			return fmt.Sprintf("%d of %d logged packets have come", got, want)
-		}
-		return ""
+		return err
 	})
 	if s := judged["Allow"]; s.logged != s.packets {
 		t.Errorf("allowed: %+v, want all first packets logged", s)

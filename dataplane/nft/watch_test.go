@@ -16,6 +16,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // start runs a table until the test ends, and returns its repairs.
@@ -52,7 +53,13 @@ func rulesetOf(t testing.TB, deltas ...filter.Delta) *filter.Ruleset {
 
 // tryRun runs a command that may fail.
 func tryRun(n *netnstest.Netns, command ...string) error {
-	return n.Do(func() error { return exec.Command(command[0], command[1:]...).Run() })
+	return n.Do(func() error {
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, out)
+		}
+		return err
+	})
 }
 
 // What somebody else removes, adds or changes is put right at once, and what
@@ -85,7 +92,7 @@ func TestForeignChanges(t *testing.T) {
 				t.Errorf("%s: %+v", command, r)
 			}
 			took = append(took, r.Took)
-		case <-time.After(10 * time.Second):
+		case <-time.After(await.Patience):
 			t.Fatalf("%s: not repaired\n%s", command, listing(n))
 		}
 		table.mu.Lock()
@@ -125,7 +132,7 @@ func TestRepairedLate(t *testing.T) {
 		select {
 		case r := <-repairs:
 			return r
-		case <-time.After(20 * time.Second):
+		case <-time.After(await.Patience):
 			t.Fatalf("nothing is told: %+v", table.Status())
 			return Repair{}
 		}
@@ -187,44 +194,17 @@ func TestManyForeignChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		eventually(t, func() string { // the table may not be back yet
-			var out []byte
-			if err := n.Do(func() (err error) {
-				out, err = exec.Command("nft", "-f", file).CombinedOutput()
-				return err
-			}); err != nil {
-				return fmt.Sprintf("nft -f: %v\n%s", err, out)
-			}
-			return ""
-		})
+		await.Until(t, "the script runs", func() error { return tryRun(n, "nft", "-f", file) }) // the table may not be back yet
 		run(t, n, "nft", "flush", "ruleset")
 	}
-	eventually(t, func() string {
+	await.Until(t, "all is repaired", func() error {
 		table.mu.Lock()
 		defer table.mu.Unlock()
 		if diff := differences(table, rs); diff != same {
-			return diff
+			return errors.New(diff)
 		}
-		return ""
+		return nil
 	})
-}
-
-func eventually(t testing.TB, problem func() string) {
-	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		last := problem()
-		if last == "" {
-			return
-		}
-		select {
-		case <-deadline:
-			t.Fatal(last)
-		case <-tick.C:
-		}
-	}
 }
 
 // Where the kernel can do that, nobody else writes to the table, and flushing
@@ -261,11 +241,11 @@ func TestOwned(t *testing.T) {
 	}
 	// A daemon that dies, however it does, leaves the rules; the next has them.
 	table.Close()
-	eventually(t, func() string {
-		if !strings.Contains(listing(n), "cali1") {
-			return listing(n)
+	await.Until(t, "the rules of a daemon that died", func() error {
+		if rules := listing(n); !strings.Contains(rules, "cali1") {
+			return errors.New(rules)
 		}
-		return ""
+		return nil
 	})
 	if err := second.Replace(rulesetOf(t, small())); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 const testMagic = 0x72744452
@@ -119,7 +120,7 @@ func (h *host) open(form, family string) *opened {
 // the neighbour is looked for.
 func expect(t *testing.T, from, at *opened, to netip.AddrPort, text string, size int, want string) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(await.Patience)
 	for {
 		if err := from.s.Send(to, testPayload(text), size); err != nil {
 			t.Fatal(err)

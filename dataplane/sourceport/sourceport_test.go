@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 func run(t *testing.T, n *netnstest.Netns, command string) string {
@@ -98,7 +99,7 @@ func ports(t *testing.T, a, b *netnstest.Netns, network, local, to string) map[u
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	seen := map[uint16]bool{}
@@ -163,7 +164,7 @@ func TestSet(t *testing.T) {
 			// Packets go both ways and their checksums are right.
 			run(t, a, "ping -q -c 1 -W 5 10.20.0.2")
 			run(t, a, "nft flush ruleset")
-			waitFor(t, func() bool { return strings.Contains(l.String(), "put back") })
+			await.True(t, "the table is put back", func() bool { return strings.Contains(l.String(), "put back") })
 			check("after somebody flushed the ruleset", true)
 			set()
 			check("after", false)
@@ -171,20 +172,6 @@ func TestSet(t *testing.T) {
 				t.Errorf("left behind:\n%s", out)
 			}
 		})
-	}
-}
-
-func waitFor(t *testing.T, what func() bool) {
-	t.Helper()
-	deadline := time.After(10 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !what() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("not within 10 s")
-		}
 	}
 }
 

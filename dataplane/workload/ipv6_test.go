@@ -6,11 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 const (
@@ -117,13 +117,9 @@ func (f *fixture) pingHost(t *testing.T) {
 	command(t, f.host, "ip", "link", "set", "lo", "up")
 	command(t, f.host, "ip", "addr", "replace", "fd00:99::9/128", "dev", "lo")
 	// The kernel leaves the local route of the test's address to a worker.
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); len(command(t, f.host, "ip", "-6", "route", "show", "table", "local", "fd00:99::9")) == 0; <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatal("the host has not taken up fd00:99::9")
-		}
-	}
+	await.True(t, "the host takes up fd00:99::9", func() bool {
+		return len(command(t, f.host, "ip", "-6", "route", "show", "table", "local", "fd00:99::9")) > 0
+	})
 	command(t, f.pod, "ping", "-6", "-c", "1", "-W", "5", "-I", address6, "fd00:99::9")
 }
 

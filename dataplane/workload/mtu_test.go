@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // outside is an address beyond the host, in a namespace of its own, so that
@@ -87,15 +88,9 @@ func startSender(t *testing.T, ns *netnstest.Netns, to netip.Addr, payload, disc
 // waitMore waits until each has sent that many more.
 func waitMore(t *testing.T, n int64, senders ...*sender) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
 	for _, s := range senders {
-		for until := s.sent.Load() + n; s.sent.Load() < until; <-tick.C {
-			if time.Now().After(deadline) {
-				t.Fatalf("only %d packets sent in 10 s", s.sent.Load())
-			}
-		}
+		until := s.sent.Load() + n
+		await.True(t, fmt.Sprintf("%d packets more", n), func() bool { return s.sent.Load() >= until })
 	}
 }
 
