@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -17,22 +18,16 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/labtest"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
 )
 
-func within(t *testing.T, d time.Duration) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // up brings a lab of played programs up.
 func up(t *testing.T, suffix string, top Topology) *Lab {
 	t.Helper()
-	l, err := Up(within(t, 30*time.Second), Options{Name: labName(t, suffix), Topology: top, BinDir: binDir(t)})
+	l, err := Up(await.Context(t), Options{Name: labName(t, suffix), Topology: top, BinDir: binDir(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +39,7 @@ func TestUpAndDown(t *testing.T) {
 	var progress []string
 	name := labName(t, "up")
 	o := Options{Name: name, BinDir: binDir(t), Progress: func(s string) { progress = append(progress, s) }}
-	l, err := Up(within(t, 30*time.Second), o)
+	l, err := Up(await.Context(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +49,7 @@ func TestUpAndDown(t *testing.T) {
 	if labs, err := List(); err != nil || !slices.Contains(labs, name) {
 		t.Errorf("List() = %v, %v", labs, err)
 	}
-	hosts, err := l.Status(within(t, 10*time.Second))
+	hosts, err := l.Status(await.Context(t))
 	if err != nil || len(hosts) != 3 {
 		t.Fatalf("status: %+v, %v", hosts, err)
 	}
@@ -63,11 +58,11 @@ func TestUpAndDown(t *testing.T) {
 			t.Errorf("status %+v", h)
 		}
 	}
-	if _, err := Up(within(t, 10*time.Second), o); err == nil || !strings.Contains(err.Error(), "is up") {
+	if _, err := Up(await.Context(t), o); err == nil || !strings.Contains(err.Error(), "is up") {
 		t.Errorf("second up: %v, want an error that says it is up", err)
 	}
 	o.Replace = true
-	if _, err := Up(within(t, 30*time.Second), o); err != nil {
+	if _, err := Up(await.Context(t), o); err != nil {
 		t.Errorf("up in place of the other: %v", err)
 	}
 	again, err := Open(name)
@@ -75,7 +70,7 @@ func TestUpAndDown(t *testing.T) {
 		t.Errorf("open: %v, %v", again, err)
 	}
 	for range 2 {
-		if err := Down(within(t, 10*time.Second), name); err != nil {
+		if err := Down(await.Context(t), name); err != nil {
 			t.Error(err)
 		}
 	}
@@ -90,7 +85,7 @@ func TestUpAndDown(t *testing.T) {
 func TestUnderlay(t *testing.T) {
 	t.Parallel()
 	l := up(t, "under", Topology{Nodes: DefaultTopology(4).Nodes, Pods: new(0)})
-	m, err := l.ReachabilityMatrix(within(t, 10*time.Second), traffic.Options{Size: 1500, DF: true})
+	m, err := l.ReachabilityMatrix(await.Context(t), traffic.Options{Size: 1500, DF: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,12 +93,12 @@ func TestUnderlay(t *testing.T) {
 		t.Errorf("%d pairs of %d: %v", answered, asked, m.Failures())
 	}
 	for to, ttl := range map[string]int{"node2": 64, "node3": 63, "node4": 64} {
-		r, err := l.Ping(within(t, 10*time.Second), "node1", to, traffic.Options{})
+		r, err := l.Ping(await.Context(t), "node1", to, traffic.Options{})
 		if err != nil || r.TTL != ttl {
 			t.Errorf("node1 → %s: %+v, %v; want TTL %d", to, r, err, ttl)
 		}
 	}
-	out, err := l.Output(within(t, 10*time.Second), "node3", "ip", "-4", "route")
+	out, err := l.Output(await.Context(t), "node3", "ip", "-4", "route")
 	if want := "default via 10.2.0.1 dev eth0 \n10.2.0.0/24 dev eth0 proto kernel scope link src 10.2.0.11 \n"; err != nil || out != want {
 		t.Errorf("routes of node3: %q, %v; want %q", out, err, want)
 	}
@@ -117,11 +112,11 @@ func TestCapture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := l.Ping(within(t, 10*time.Second), "node1", "node3", traffic.Options{Size: 1500, DF: true})
+	r, err := l.Ping(await.Context(t), "node1", "node3", traffic.Options{Size: 1500, DF: true})
 	if err != nil || !r.OK {
 		t.Fatalf("ping: %+v, %v", r, err)
 	}
-	got, err := c.WaitFor(within(t, 10*time.Second), 2)
+	got, err := c.WaitFor(await.Context(t), 2)
 	if err != nil {
 		t.Error(err)
 	}
@@ -141,7 +136,7 @@ func TestCapture(t *testing.T) {
 func TestExec(t *testing.T) {
 	t.Parallel()
 	l := up(t, "exec", Topology{Nodes: DefaultTopology(1).Nodes, Pods: new(1)})
-	ctx := within(t, 20*time.Second)
+	ctx := await.Context(t)
 	for _, tt := range []struct {
 		where string
 		args  []string
@@ -184,7 +179,7 @@ func TestExec(t *testing.T) {
 func TestPods(t *testing.T) {
 	t.Parallel()
 	l := up(t, "pods", Topology{Pods: new(0)})
-	ctx := within(t, 30*time.Second)
+	ctx := await.Context(t)
 	var where []string
 	for i := range 10 {
 		where = append(where, "node2/"+podName(i))
@@ -245,7 +240,7 @@ func TestForeignNamespace(t *testing.T) {
 	if err := ns.Start(space, cmd); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Up(within(t, 10*time.Second), Options{Name: name, BinDir: binDir(t)})
+	_, err := Up(await.Context(t), Options{Name: name, BinDir: binDir(t)})
 	if err == nil || !strings.Contains(err.Error(), "ip netns delete "+space) {
 		t.Errorf("up: %v, want an error with the cure", err)
 	}
@@ -268,7 +263,7 @@ func TestUpFails(t *testing.T) {
 	t.Run("a daemon dies", func(t *testing.T) {
 		t.Parallel()
 		name := labName(t, "die")
-		_, err := Up(within(t, 30*time.Second), Options{Name: name, Topology: play("die"), BinDir: binDir(t)})
+		_, err := Up(await.Context(t), Options{Name: name, Topology: play("die"), BinDir: binDir(t)})
 		if err == nil || !strings.Contains(err.Error(), "host node2") || !strings.Contains(err.Error(), "in use by node9") {
 			t.Errorf("got %v, want the host and the last lines of its log", err)
 		}
@@ -300,7 +295,7 @@ func TestUpFails(t *testing.T) {
 		up.Go(func() {
 			_, err = Up(ctx, Options{Name: name, Topology: play("never-ready"), BinDir: binDir(t)})
 		})
-		poll(t, "the daemon's first answer", func() bool {
+		await.True(t, "the daemon's first answer", func() bool {
 			b, _ := os.ReadFile(logFile(name, "node2"))
 			return strings.Contains(string(b), labtest.AskedAgain)
 		})
@@ -346,32 +341,27 @@ func TestUpKilled(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			poll(t, "the moment to kill", func() bool { return when(name) })
+			// Not await.Until, whose looks become rare: the moment passes.
+			for ctx := await.Context(t); !when(name); {
+				if err := pause(ctx, time.Millisecond); err != nil {
+					t.Fatalf("the moment to kill: %v", err)
+				}
+			}
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // it was killed
 			if suffix == "k-all" {
 				// The next up of the same name cleans up too.
-				if _, err := Up(within(t, 30*time.Second), Options{Name: name, BinDir: bin, Replace: true}); err != nil {
+				if _, err := Up(await.Context(t), Options{Name: name, BinDir: bin, Replace: true}); err != nil {
 					t.Error(err)
 				}
 			}
-			if err := Down(within(t, 20*time.Second), name); err != nil {
+			if err := Down(await.Context(t), name); err != nil {
 				t.Error(err)
 			}
 			nothingLeft(t, name)
 		})
-	}
-}
-
-func poll(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx := within(t, 20*time.Second)
-	for !done() {
-		if err := pause(ctx, time.Millisecond); err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
 	}
 }
 
@@ -380,7 +370,7 @@ func TestRestartAndKill(t *testing.T) {
 	top := DefaultTopology(2)
 	top.Pods = new(0)
 	l := up(t, "again", top)
-	ctx := within(t, 60*time.Second)
+	ctx := await.Context(t)
 	for _, tt := range []struct {
 		name string
 		host string
@@ -434,7 +424,7 @@ func TestTwoLabs(t *testing.T) {
 		name, bin := labName(t, s), binDir(t)
 		wg.Go(func() {
 			var err error
-			if labs[i], err = Up(within(t, 30*time.Second), Options{Name: name, BinDir: bin}); err != nil {
+			if labs[i], err = Up(await.Context(t), Options{Name: name, BinDir: bin}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -443,10 +433,10 @@ func TestTwoLabs(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	if err := labs[0].Down(within(t, 10*time.Second)); err != nil {
+	if err := labs[0].Down(await.Context(t)); err != nil {
 		t.Error(err)
 	}
-	hosts, err := labs[1].Status(within(t, 10*time.Second))
+	hosts, err := labs[1].Status(await.Context(t))
 	if err != nil || len(hosts) != 3 || !hosts[0].Ready || !hosts[2].Ready {
 		t.Errorf("the other lab: %+v, %v", hosts, err)
 	}
@@ -504,15 +494,14 @@ protocol bgp { local ADDR as 64512; neighbor PEER as 64999; allow local as 1; co
 		"node1": {"192.168.2.0/26 via 10.1.0.12 dev eth0 ", "192.168.3.0/26 via 10.1.0.1 dev eth0 "},
 		"node3": {"192.168.1.0/26 via 10.2.0.1 dev eth0 ", "192.168.2.0/26 via 10.2.0.1 dev eth0 "},
 	} {
-		var out string
-		poll(t, where, func() bool {
-			out, err = l.Output(within(t, 10*time.Second), where, "ip", "route", "show", "proto", "bird")
+		await.Until(t, "routes of "+where, func() error {
+			out, err := l.Output(await.Context(t), where, "ip", "route", "show", "proto", "bird")
 			for _, w := range want {
-				if !strings.Contains(out, w) {
-					return false
+				if err == nil && !strings.Contains(out, w) {
+					err = fmt.Errorf("no %q in\n%s", w, out)
 				}
 			}
-			return err == nil
+			return err
 		})
 	}
 }

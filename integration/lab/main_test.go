@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/labtest"
 )
 
@@ -33,7 +33,7 @@ func labName(t *testing.T, suffix string) string {
 	t.Helper()
 	name := fmt.Sprintf("lt%d-%s", os.Getpid(), suffix)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 		defer cancel()
 		if err := Down(ctx, name); err != nil {
 			t.Error(err)

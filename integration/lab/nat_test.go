@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
 )
@@ -69,10 +69,10 @@ func TestNAT(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r, err := l.Ping(within(t, 10*time.Second), "c1", "node1", traffic.Options{}); err != nil || !r.OK {
+			if r, err := l.Ping(await.Context(t), "c1", "node1", traffic.Options{}); err != nil || !r.OK {
 				t.Errorf("c1 → node1: %+v, %v", r, err)
 			}
-			packets, err := c.WaitFor(within(t, 10*time.Second), 2)
+			packets, err := c.WaitFor(await.Context(t), 2)
 			c.Stop()
 			if err != nil || packets[0].Outer.Src.String() != tt.natted {
 				t.Errorf("node1 saw %v, %v; want %s", packets, err, tt.natted)
@@ -80,13 +80,13 @@ func TestNAT(t *testing.T) {
 			if got, err := l.PublicAddress("c1"); err != nil || got.String() != tt.natted {
 				t.Errorf("PublicAddress: %s, %v", got, err)
 			}
-			if r, err := l.Ping(within(t, 10*time.Second), "node1", "c1", traffic.Options{}); err != nil || r.OK {
+			if r, err := l.Ping(await.Context(t), "node1", "c1", traffic.Options{}); err != nil || r.OK {
 				t.Errorf("the private address was reached from outside: %+v, %v", r, err)
 			}
-			if r, err := l.Ping(within(t, 10*time.Second), "c1", "c2", traffic.Options{}); err != nil || !r.OK {
+			if r, err := l.Ping(await.Context(t), "c1", "c2", traffic.Options{}); err != nil || !r.OK {
 				t.Errorf("c1 → c2: %+v, %v", r, err)
 			}
-			in, err := l.Exec(within(t, 10*time.Second), "node1", "ping", "-c1", "-W2", tt.natted)
+			in, err := l.Exec(await.Context(t), "node1", "ping", "-c1", "-W2", tt.natted)
 			if err != nil || (in.Code == 0) != tt.getsIn {
 				t.Errorf("ping of %s from outside: %+v, %v; want an answer: %t", tt.natted, in, err, tt.getsIn)
 			}
@@ -97,11 +97,11 @@ func TestNAT(t *testing.T) {
 				t.Error("a rack without NAT was reset")
 			}
 			to := netip.MustParseAddr("198.18.1.77")
-			if err := l.MovePublicAddress(within(t, 10*time.Second), "c1", to); (err == nil) != (tt.kind == NATBasic) {
+			if err := l.MovePublicAddress(await.Context(t), "c1", to); (err == nil) != (tt.kind == NATBasic) {
 				t.Errorf("MovePublicAddress: %v", err)
 			}
 			if tt.kind == NATBasic {
-				in, err := l.Exec(within(t, 10*time.Second), "node1", "ping", "-c1", "-W5", to.String())
+				in, err := l.Exec(await.Context(t), "node1", "ping", "-c1", "-W5", to.String())
 				if err != nil || in.Code != 0 {
 					t.Errorf("ping of the new address: %+v, %v", in, err)
 				}

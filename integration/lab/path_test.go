@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/traffic"
 )
 
@@ -20,7 +22,13 @@ func TestPathMTU(t *testing.T) {
 
 	expect := func(what, from, to string, size int, want string) {
 		t.Helper()
-		r, err := l.Ping(within(t, 10*time.Second), from, to, traffic.Options{Size: size, DF: true})
+		ctx := await.Context(t)
+		if want == traffic.NoAnswer { // is known when the time is over
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+		}
+		r, err := l.Ping(ctx, from, to, traffic.Options{Size: size, DF: true})
 		switch {
 		case err != nil:
 			t.Errorf("%s: ping of %d bytes from %s to %s: %v", what, size, from, to, err)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/routerd/routerd/control/collect"
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded/clustertest"
 	"github.com/routerd/routerd/store/etcd"
@@ -36,9 +37,6 @@ const (
 	chaosEnv = "ROUTERD_CHAOS"
 	// chaosTime is the default: about a hundred lives of hosts.
 	chaosTime = 6 * time.Second
-	// settleTime is for how long the end is waited for on a busy machine.
-	settleTime = time.Minute
-
 	// attemptTime bounds one of several tries.
 	attemptTime = 5 * time.Second
 
@@ -64,7 +62,7 @@ func (w *world) open() (*etcd.Store, error) {
 
 // until tries until it works, each time for so long at most.
 func (w *world) until(ctx context.Context, what string, attempt time.Duration, try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	ctx, cancel := context.WithTimeout(ctx, await.Patience)
 	defer cancel()
 	for {
 		once, done := context.WithTimeout(ctx, attempt)
@@ -75,7 +73,7 @@ func (w *world) until(ctx context.Context, what string, attempt time.Duration, t
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s: not within %s: %w", what, settleTime, err)
+			return fmt.Errorf("%s: not within %s: %w", what, await.Patience, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -280,7 +278,7 @@ func TestOwnership(t *testing.T) {
 // chaos lets hosts live while they, and the members of etcd, are killed: for a
 // time, and on a slow machine until enough has happened.
 func (w *world) chaos(total time.Duration, st store.Store, cluster *collect.Collector) {
-	ctx, cancel := context.WithTimeout(context.Background(), total+settleTime)
+	ctx, cancel := context.WithTimeout(context.Background(), total+await.Patience)
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -324,7 +322,7 @@ func (w *world) settle(st store.Store, cluster *collect.Collector) error {
 		}
 		defer h.stop()
 	}
-	return w.until(context.Background(), "what is stored is what is owned", settleTime, func(ctx context.Context) error {
+	return w.until(context.Background(), "what is stored is what is owned", await.Patience, func(ctx context.Context) error {
 		for _, h := range left {
 			if err := h.verify(ctx); err != nil {
 				return err

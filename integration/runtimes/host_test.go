@@ -14,12 +14,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/cni"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
@@ -72,7 +72,7 @@ func newHost(t *testing.T, name string) *host {
 	h.must(nil, "cp", filepath.Join(bin, cni.PluginType), h.pluginDir())
 	pid := h.background(nil, filepath.Join(bin, "routerd"), "run", "--node-name", name)
 	h.configure("1.0.0", map[string]any{"type": cni.PluginType, "socket": h.cniSocket(), "ipam": map[string]any{"type": cni.PluginType}})
-	h.eventually("routerd is ready", func() error {
+	await.Until(h.t, "routerd is ready", func() error {
 		_, err := h.plugin("STATUS", "1.1.0", map[string]any{"type": cni.PluginType, "socket": h.cniSocket()})
 		return err
 	})
@@ -201,28 +201,10 @@ func (h *host) background(env []string, args ...string) (pid int) {
 	return cmd.Process.Pid
 }
 
-// eventually waits until something succeeds.
-func (h *host) eventually(what string, try func() error) {
-	h.t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.Now().Add(60 * time.Second)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			h.t.Fatalf("timeout: %s: %v", what, err)
-		}
-		<-tick.C
-	}
-}
-
 // reachable pings an address from the host.
 func (h *host) reachable(addr string) {
 	h.t.Helper()
-	h.eventually("the container answers", func() error {
+	await.Until(h.t, "the container answers", func() error {
 		_, err := h.run(nil, "ping", "-c", "1", "-W", "1", addr)
 		return err
 	})
@@ -231,8 +213,7 @@ func (h *host) reachable(addr string) {
 // workloadAddresses lists what IPAM gave to containers.
 func (h *host) workloadAddresses() []string {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := await.Context(h.t)
 	s, err := etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + filepath.Join(h.dir, "run", config.OperatorSocketName)}})
 	if err != nil {
 		h.t.Fatal(err)
@@ -256,7 +237,7 @@ func (h *host) workloadAddresses() []string {
 // nothingLeft expects that no container has an address or a device any more.
 func (h *host) nothingLeft() {
 	h.t.Helper()
-	h.eventually("everything is given back", func() error {
+	await.Until(h.t, "everything is given back", func() error {
 		if left := h.workloadAddresses(); len(left) > 0 {
 			return fmt.Errorf("handles %q", left)
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/cni"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -118,7 +119,7 @@ address = %q
 		t.Fatal(err)
 	}
 	h.background(nil, "containerd", "--config", conf, "--log-level", "warn")
-	h.eventually("containerd answers", func() error {
+	await.Until(h.t, "containerd answers", func() error {
 		_, err := h.run(nil, "ctr", "--address", socket, "version")
 		return err
 	})
@@ -139,7 +140,7 @@ address = %q
 	h.reachable(addr.String())
 	ctr("task", "exec", "--exec-id", "e2", "one", busybox, "ping", "-c", "1", "-w", "10", "10.78.0.1")
 	ctr("task", "kill", "--signal", "9", "one")
-	h.eventually("the task can be removed", func() error {
+	await.Until(h.t, "the task can be removed", func() error {
 		_, err := h.run(nil, "ctr", "--address", socket, "task", "rm", "one")
 		return err
 	})
@@ -270,7 +271,7 @@ func TestOtherPlugins(t *testing.T) {
 			h.reachable(addrs[0].String())
 		}
 		if tt.peers {
-			h.eventually(tt.name+": the containers reach each other", func() error {
+			await.Until(h.t, tt.name+": the containers reach each other", func() error {
 				_, err := h.run(nil, "ip", "netns", "exec", filepath.Base(pods[0]), "ping", "-c", "1", "-W", "1", addrs[1].String())
 				return err
 			})

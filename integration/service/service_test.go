@@ -13,12 +13,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/cni"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -61,6 +61,11 @@ func TestUnitsCapabilitiesSuffice(t *testing.T) {
 
 	dir := t.TempDir()
 	var log bytes.Buffer
+	t.Cleanup(func() { // when it has ended
+		if t.Failed() {
+			t.Logf("log of the daemon:\n%s", log.String())
+		}
+	})
 	daemon := start(t, host, &log, append([]string{"setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=" + boundingSet(t)},
 		filepath.Join(bin, "routerd"), "run", "--node-name", "svc"), "ROUTERD_RUNDIR="+dir, "ROUTERD_STATEDIR="+filepath.Join(dir, "state"))
 	container := start(t, pod, io.Discard, []string{"sleep", "1000"})
@@ -83,20 +88,12 @@ func TestUnitsCapabilitiesSuffice(t *testing.T) {
 	}
 	// Until the daemon is ready it says so.
 	var out string
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(60 * time.Second)
-	for {
-		if out, err = call("ADD"); err == nil {
-			break
+	await.Until(t, "ADD", func() error {
+		if out, err = call("ADD"); err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
 		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			stop(t, daemon)
-			t.Fatalf("ADD: %v: %s\n%s", err, out, log.String())
-		}
-	}
+		return err
+	})
 	if !strings.Contains(out, `"sandbox": "`+netns+`"`) {
 		t.Errorf("ADD: %s", out)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -147,7 +148,7 @@ func (s *sender) passes(size int, software bool) bool {
 		s.t.Fatal(err)
 	}
 	s.option(unix.UDP_CORK, 0)
-	if err := s.in.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := s.in.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 		s.t.Fatal(err)
 	}
 	got := 0

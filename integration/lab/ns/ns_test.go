@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // testSpace makes a namespace that goes with the test.
@@ -26,7 +28,7 @@ func testSpace(t *testing.T, suffix string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 		defer cancel()
 		if err := errors.Join(KillAll(ctx, name), Delete(name)); err != nil {
 			t.Error(err)
@@ -166,9 +168,7 @@ func TestKillAll(t *testing.T) {
 	name, other := testSpace(t, "kill"), testSpace(t, "spare")
 	mine := []Process{sleeper(t, name), sleeper(t, name), sleeper(t, name, "sh", "-c", "trap '' TERM; sleep 1000 & wait")}
 	spared := sleeper(t, other)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	if err := KillAll(ctx, name, "no-such-namespace"); err != nil {
+	if err := KillAll(await.Context(t), name, "no-such-namespace"); err != nil {
 		t.Fatal(err)
 	}
 	if pids, err := PIDs(name); err != nil || len(pids) != 0 {

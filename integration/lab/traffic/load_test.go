@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,22 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
-
-// poll asks until there is nothing to object to.
-func poll(t *testing.T, d time.Duration, what string, objection func() string) {
-	t.Helper()
-	deadline := time.Now().Add(d)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for o := objection(); o != ""; o = objection() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s, after %v: %s", what, d, o)
-		}
-		<-tick.C
-	}
-}
 
 // counter reads a counter of a namespace from /proc/net/netstat.
 func counter(t *testing.T, space, name string) int {
@@ -74,12 +62,12 @@ func TestLoad(t *testing.T) {
 		}
 	})
 	var quiet LoadReport
-	poll(t, 30*time.Second, "packets", func() string {
+	await.Until(t, "packets", func() error {
 		quiet = append(quiet, l.Interval()...)
 		if n := quiet.Sum().Sent; n < 2000 {
-			return fmt.Sprintf("only %d sent", n)
+			return fmt.Errorf("only %d sent", n)
 		}
-		return ""
+		return nil
 	})
 	if bad := quiet.Bad(); len(bad) != 0 {
 		t.Errorf("nothing was wrong, and the report says: %v", bad)
@@ -87,22 +75,22 @@ func TestLoad(t *testing.T) {
 	l.Interval()
 	before, from := counter(t, r, "InNoRoutes"), time.Now()
 	run(t, "ip -n "+r+" route del 10.0.2.0/24")
-	poll(t, 30*time.Second, "packets without a route", func() string {
+	await.Until(t, "packets without a route", func() error {
 		if n := counter(t, r, "InNoRoutes") - before; n < 50 {
-			return fmt.Sprintf("only %d", n)
+			return fmt.Errorf("only %d", n)
 		}
-		return ""
+		return nil
 	})
 	run(t, "ip -n "+r+" route add 10.0.2.0/24 dev right src 10.0.2.1")
 	until := time.Now()
 	var after LoadReport
-	poll(t, 30*time.Second, "a quiet interval", func() string {
+	await.Until(t, "a quiet interval", func() error {
 		next := l.Interval()
 		after = append(after, next...)
 		if bad := next.Bad(); len(bad) > 0 || next.Sum().Sent == 0 {
-			return fmt.Sprint(next)
+			return fmt.Errorf("%v", next)
 		}
-		return ""
+		return nil
 	})
 	want, lost := counter(t, r, "InNoRoutes")-before, 0
 	for _, f := range after {
@@ -239,7 +227,7 @@ func TestFlowNotes(t *testing.T) {
 func TestStream(t *testing.T) {
 	t.Parallel()
 	a, r, b := wire(t, "strm")
-	s, err := StartStream(within(t, 10*time.Second), StreamOptions{OneProcessor: true}, Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)})
+	s, err := StartStream(await.Context(t), StreamOptions{OneProcessor: true}, Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,11 +240,11 @@ func TestStream(t *testing.T) {
 	more := func(n int) {
 		t.Helper()
 		until := s.Report().Bytes + n*recordLen
-		poll(t, 30*time.Second, "records", func() string {
+		await.Until(t, "records", func() error {
 			if got := s.Report(); got.Bytes < until {
-				return got.String()
+				return errors.New(got.String())
 			}
-			return ""
+			return nil
 		})
 	}
 	more(100)
@@ -264,11 +252,11 @@ func TestStream(t *testing.T) {
 		t.Errorf("nothing was wrong: %s", got)
 	}
 	run(t, "ip -n "+r+" route add blackhole 10.0.2.2")
-	poll(t, 30*time.Second, "gap", func() string {
+	await.Until(t, "gap", func() error {
 		if got := s.Report(); got.LongestGap < 500*time.Millisecond {
-			return got.String()
+			return errors.New(got.String())
 		}
-		return ""
+		return nil
 	})
 	run(t, "ip -n "+r+" route del blackhole 10.0.2.2")
 	more(20)
@@ -276,11 +264,11 @@ func TestStream(t *testing.T) {
 		t.Error("segments were dropped and none was sent again")
 	}
 	run(t, `ip netns exec `+r+` nft 'add table ip t; add chain ip t f { type filter hook forward priority 0; }; add rule ip t f meta l4proto tcp reject with tcp reset'`)
-	poll(t, 30*time.Second, "reset", func() string {
+	await.Until(t, "reset", func() error {
 		if err := s.Report().Err; !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
-			return fmt.Sprint(err)
+			return fmt.Errorf("got %w", err)
 		}
-		return ""
+		return nil
 	})
 	stopped = true
 	if got := s.Stop().String(); !strings.Contains(got, "ended: ") {
@@ -319,14 +307,16 @@ func TestSend(t *testing.T) {
 	t.Parallel()
 	a, r, b := wire(t, "send")
 	here, there := Place{"a", a, addr(10, 0, 1, 2)}, Place{"b", b, addr(10, 0, 2, 2)}
-	got, err := Send(within(t, 30*time.Second), here, there, 4<<20)
+	got, err := Send(await.Context(t), here, there, 4<<20)
 	if err != nil || got.Bytes != 4<<20 || got.MSS != 1000-20-20-12 {
 		t.Errorf("transfer %s, %v; want it whole with segments for 1000 bytes", got, err)
 	}
 	if out, err := exec.Command("ip", "-n", r, "route", "add", "blackhole", "10.0.2.2").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if _, err := Send(within(t, 300*time.Millisecond), here, there, 1<<20); err == nil {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := Send(ctx, here, there, 1<<20); err == nil {
 		t.Error("a transfer into a black hole ended well")
 	}
 }

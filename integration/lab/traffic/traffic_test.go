@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
@@ -57,13 +58,6 @@ func run(t *testing.T, script string) {
 
 func addr(a, b, c, d byte) netip.Addr { return netip.AddrFrom4([4]byte{a, b, c, d}) }
 
-func within(t *testing.T, d time.Duration) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func TestPing(t *testing.T) {
 	t.Parallel()
 	a, _, _ := wire(t, "ping")
@@ -85,7 +79,7 @@ func TestPing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r, err := Ping(within(t, 10*time.Second), a, tt.dst, tt.o)
+			r, err := Ping(await.Context(t), a, tt.dst, tt.o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +97,9 @@ func TestPingWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	a, _, b := wire(t, "mute")
 	run(t, "ip netns exec "+b+" sysctl -qw net.ipv4.icmp_echo_ignore_all=1")
-	r, err := Ping(within(t, 300*time.Millisecond), a, addr(10, 0, 2, 2), Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	r, err := Ping(ctx, a, addr(10, 0, 2, 2), Options{})
 	if err != nil || r.OK || r.Err != NoAnswer {
 		t.Errorf("got %+v, %v; want no answer", r, err)
 	}
@@ -128,7 +124,7 @@ func TestProbe(t *testing.T) {
 	t.Parallel()
 	a, _, _ := wire(t, "probe")
 	targets := []netip.Addr{addr(10, 0, 1, 1), addr(10, 0, 2, 1), addr(10, 0, 2, 2)}
-	got, err := Probe(within(t, 10*time.Second), a, targets, Options{})
+	got, err := Probe(await.Context(t), a, targets, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +135,9 @@ func TestProbe(t *testing.T) {
 	}
 	// One that answers does not make up for one that does not.
 	targets = append(targets, addr(10, 0, 2, 9))
-	got, err = Probe(within(t, time.Second), a, targets, Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	got, err = Probe(ctx, a, targets, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,9 +153,7 @@ func TestProbeWaits(t *testing.T) {
 	late := addr(10, 0, 2, 7)
 	done := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		got, err := Probe(ctx, a, []netip.Addr{late}, Options{})
+		got, err := Probe(await.Context(t), a, []netip.Addr{late}, Options{})
 		if err == nil && !got[late].OK {
 			err = errors.New(got[late].Err)
 		}
@@ -176,7 +172,7 @@ func TestFlowCountsEveryPacket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.WaitReceived(within(t, 10*time.Second), 200); err != nil {
+	if err := f.WaitReceived(await.Context(t), 200); err != nil {
 		t.Error(err)
 	}
 	if rep := f.Report(); rep.SendErrors != 0 || rep.Duplicates != 0 {
@@ -185,12 +181,9 @@ func TestFlowCountsEveryPacket(t *testing.T) {
 	// Cut the wire, then mend it: the loss is seen, and only that.
 	run(t, "ip -n "+r+" link set right down")
 	cut := f.Report().Sent
-	ctx := within(t, 10*time.Second)
-	for f.Report().Sent < cut+100 && ctx.Err() == nil {
-		<-time.After(time.Millisecond)
-	}
+	await.True(t, "requests on the cut wire", func() bool { return f.Report().Sent >= cut+100 })
 	run(t, "ip -n "+r+" link set right up")
-	if err := f.WaitReceived(within(t, 10*time.Second), f.Report().Received+100); err != nil {
+	if err := f.WaitReceived(await.Context(t), f.Report().Received+100); err != nil {
 		t.Error(err)
 	}
 	rep := f.Stop()
@@ -209,7 +202,7 @@ func TestFlowWithoutLoss(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.WaitReceived(within(t, 10*time.Second), 250); err != nil {
+	if err := f.WaitReceived(await.Context(t), 250); err != nil {
 		t.Error(err)
 	}
 	if rep := f.Stop(); rep.Lost() != 0 || rep.Duplicates != 0 || rep.Complaints != 0 || rep.Sent < 250 {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -10,7 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // asVMRun makes this test binary behave as vmrun, so that a test can start,
@@ -96,7 +96,7 @@ func TestNothingStaysBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.signal != 0 {
-				eventually(t, "the machine to start", func() bool { return len(processes(t, tmp)) > 0 })
+				await.True(t, "the machine to start", func() bool { return len(processes(t, tmp)) > 0 })
 				if err := cmd.Process.Signal(c.signal); err != nil {
 					t.Error(err)
 				}
@@ -105,7 +105,7 @@ func TestNothingStaysBehind(t *testing.T) {
 			if got := cmd.ProcessState.ExitCode(); got != c.status {
 				t.Errorf("status %d (%v), want %d: %s", got, err, c.status, out.String())
 			}
-			eventually(t, "the machine to end", func() bool { return len(processes(t, tmp)) == 0 })
+			await.True(t, "the machine to end", func() bool { return len(processes(t, tmp)) == 0 })
 			left, err := os.ReadDir(tmp)
 			if err != nil {
 				t.Fatal(err)
@@ -139,19 +139,4 @@ func processes(t *testing.T, dir string) []string {
 func filepathBase(cmdline []byte) []byte {
 	program, _, _ := bytes.Cut(cmdline, []byte{0})
 	return program[bytes.LastIndexByte(program, '/')+1:]
-}
-
-// eventually waits for a state, up to a deadline.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(30 * time.Second)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal(fmt.Errorf("waited 30s for %s", what))
-		}
-	}
 }
