@@ -88,23 +88,24 @@ func TestKilledInTheMiddle(t *testing.T) {
 		return nil
 	}
 	const ahead = 1000 // of what is in the kernel when the daemon is killed
+	written := 0       // of numbers, for certain
 	for _, kill := range []int{1200, 2500, 4000} {
 		// Each round writes more, and dies while that is programmed.
 		ctx, cancel := context.WithCancel(t.Context())
 		var done int
-		written := make(chan error, 1)
+		ended := make(chan error, 1)
 		go func(some []int) {
 			var err error
 			done, err = putBlocks(ctx, h.store(""), some)
-			written <- err
-		}(numbers[:min(len(numbers), kill+ahead-(routes-len(numbers)))])
+			ended <- err
+		}(numbers[written:min(routes, kill+ahead)])
 		eventually(t, "enough routes to be in the middle", func() error { return count(kill) })
 		r.kill(syscall.SIGKILL)
 		cancel()
-		if err := <-written; err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, context.Canceled) {
+		if err := <-ended; err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		numbers = numbers[done:]
+		written += done
 		settled := h.ours()
 		t.Logf("killed with %d routes in the kernel", len(settled))
 		m := h.monitor()
@@ -123,7 +124,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 			}
 		}
 	}
-	if _, err := putBlocks(t.Context(), h.store(""), numbers); err != nil {
+	if _, err := putBlocks(t.Context(), h.store(""), numbers[written:]); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all routes", func() error { return count(routes + 5) })
