@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // TestBGPPortTaken: another program on BGP's port is named, and keeps nothing
@@ -63,7 +64,7 @@ func TestDeadPeer(t *testing.T) {
 		t.Errorf("the peer's routes were not waited for before the sweep: %s", l)
 	}
 	// What the store knows does not wait for the peer.
-	eventually(t, "the peer's block", func() error { return h.lists("route", "192.168.200.0/26") })
+	await.Until(t, "the peer's block", func() error { return h.lists("route", "192.168.200.0/26") })
 }
 
 // TestPeersOf: the API has a peer's numbers of prefixes with its limit, and says

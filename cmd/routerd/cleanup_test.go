@@ -14,6 +14,7 @@ import (
 
 	"github.com/routerd/routerd/cni"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // everything shows all that is in a host's kernel that a cleanup could touch.
@@ -228,7 +229,7 @@ func TestCleanupKilled(t *testing.T) {
 		if err := h.ns.Do(cmd.Start); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the list", func() error {
+		await.Until(t, "the list", func() error {
 			if len(out.lines("to be removed: link vxlan.calico")) == 0 {
 				return fmt.Errorf("not told yet: %d bytes", len(out.String()))
 			}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -24,7 +25,7 @@ func TestCleanupGivesReserveBack(t *testing.T) {
 	r := h.start()
 	r.ready()
 	c := h.store(socket)
-	eventually(t, "the reserve", func() error {
+	await.Until(t, "the reserve", func() error {
 		n, err := ipam.Held(t.Context(), c, "node1")
 		if err == nil && n == 0 {
 			err = errors.New("it is empty")
@@ -54,7 +55,7 @@ func TestCleanupGivesReserveBack(t *testing.T) {
 	// Started again it has one as before.
 	r = h.start()
 	r.ready()
-	eventually(t, "the reserve again", func() error {
+	await.Until(t, "the reserve again", func() error {
 		n, err := ipam.Held(t.Context(), c, "node1")
 		if err == nil && n == 0 {
 			err = errors.New("it is empty")

@@ -17,6 +17,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -89,7 +90,7 @@ func (h *host) monitor() *monitor {
 // went before has been.
 func (m *monitor) mark(addr string) {
 	m.h.t.Helper()
-	eventually(m.h.t, "the monitor sees "+addr, func() error {
+	await.Until(m.h.t, "the monitor sees "+addr, func() error {
 		m.h.ip("addr add " + addr + "/32 dev lo")
 		m.h.ip("addr del " + addr + "/32 dev lo")
 		m.mu.Lock()
@@ -124,7 +125,7 @@ func (r *running) program() {
 	if _, err := r.attach("pod"); err != nil {
 		r.t.Fatal(err)
 	}
-	eventually(r.t, "routes to the peers", func() error {
+	await.Until(r.t, "routes to the peers", func() error {
 		return errors.Join(
 			r.lists("route", "192.168.200.0/26 nhid"), r.lists("route", "via 10.1.0.12 dev eth0"),
 			r.lists("route", "192.168.201.0/26 nhid"), r.lists("route", "via 192.168.201.1 dev vxlan.calico"),
@@ -184,7 +185,7 @@ func TestKilled(t *testing.T) {
 				}
 				return
 			}
-			eventually(t, "the sweep", func() error {
+			await.Until(t, "the sweep", func() error {
 				routes, hops := h.ip("route"), h.ip("nexthop")
 				if strings.Contains(routes, "203.0.113.0/24") || strings.Contains(hops, "id 4711 ") {
 					return errors.New("what an earlier life left is still there")
@@ -227,7 +228,7 @@ func TestPoolThatCannotBeServed(t *testing.T) {
 	h.addNode(s, "node2", "10.1.0.12/24", "10.244.7.1", "10.244.7.0/26")
 	h.addBlock(s, "node2", "192.168.7.0/26")
 
-	eventually(t, "the VXLAN pool's route", func() error { return h.lists("route", "10.244.7.0/26 nhid") })
+	await.Until(t, "the VXLAN pool's route", func() error { return h.lists("route", "10.244.7.0/26 nhid") })
 	words := []string{"tunl0", "ipip"}
 	r.when("node status tells what is missing", func(n *apiv1.NodeResponse) error {
 		for _, p := range n.GetPools() {
@@ -253,13 +254,13 @@ func TestPoolThatCannotBeServed(t *testing.T) {
 		}
 		return mentions(conditionOf(n, "Pool/default-ipv4-ippool").GetReason(), words...)
 	})
-	eventually(t, "the log tells what is missing", func() error {
+	await.Until(t, "the log tells what is missing", func() error {
 		if len(r.log.lines("level=ERROR", "tunl0"))+len(r.log.lines("level=WARN", "tunl0")) == 0 {
 			return errors.New("it does not")
 		}
 		return nil
 	})
-	eventually(t, "the Node resource tells it", func() error {
+	await.Until(t, "the Node resource tells it", func() error {
 		obj, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
 		if err != nil {
 			return err

@@ -12,12 +12,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // get asks the daemon's HTTP endpoint.
 func (h *host) get(path string) (code int, body string, err error) {
 	client := http.Client{
-		Timeout: 10 * time.Second,
+		Timeout: await.Patience,
 		Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
@@ -65,7 +67,7 @@ func TestEndpoint(t *testing.T) {
 	r := h.start()
 	r.ready()
 	h.addNode(h.store(""), "node2", "10.1.0.12/24", "192.168.200.1", "192.168.200.0/26")
-	eventually(t, "metrics", func() error {
+	await.Until(t, "metrics", func() error {
 		code, body, err := h.get("/metrics")
 		if err != nil || code != http.StatusOK {
 			return fmt.Errorf("%d, %w", code, err)
@@ -96,7 +98,7 @@ func TestUnready(t *testing.T) {
 	h.config["health"] = map[string]any{"listen": "127.0.0.1:9099"}
 	h.config["address"] = map[string]any{"ipv4": "cidr=172.16.0.0/12"}
 	r := h.start()
-	eventually(t, "not ready", func() error {
+	await.Until(t, "not ready", func() error {
 		code, body, err := h.get("/readiness")
 		if err == nil && code != http.StatusServiceUnavailable {
 			err = fmt.Errorf("code %d", code)
@@ -127,7 +129,7 @@ func TestSystemd(t *testing.T) {
 	buf := make([]byte, 4096)
 	read := func() {
 		t.Helper()
-		if err := sock.SetReadDeadline(time.Now().Add(within)); err != nil {
+		if err := sock.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		n, err := sock.Read(buf)

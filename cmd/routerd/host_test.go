@@ -24,6 +24,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
 )
@@ -49,29 +50,6 @@ func TestMain(m *testing.M) {
 		}
 	}
 	main()
-}
-
-// within is how long a test waits for a state on a busy machine.
-const within = 30 * time.Second
-
-// eventually polls until f returns nil. Its last error is the test's.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		select {
-		case <-deadline.C:
-			t.Fatalf("%s: not within %s: %v", what, within, err)
-		case <-tick.C:
-		}
-	}
 }
 
 // host is a network namespace with an uplink, and the directories of a daemon.
@@ -194,7 +172,7 @@ func (h *host) finish(cmd *exec.Cmd, out *bytes.Buffer) (code int, output string
 	if err := h.ns.Do(cmd.Start); err != nil {
 		h.t.Fatal(err)
 	}
-	late := time.AfterFunc(within, func() { _ = cmd.Process.Kill() })
+	late := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
 	err := cmd.Wait()
 	var exit *exec.ExitError
@@ -233,7 +211,7 @@ func (l *log) lines(words ...string) []string {
 // daemon has written before it answers may still be on its way here.
 func (r *running) tells(lines int, words ...string) {
 	r.t.Helper()
-	eventually(r.t, fmt.Sprintf("the log tells %q", words), func() error {
+	await.Until(r.t, fmt.Sprintf("the log tells %q", words), func() error {
 		if n := len(r.log.lines(words...)); n != lines {
 			return fmt.Errorf("%d times, want %d", n, lines)
 		}
@@ -301,31 +279,29 @@ func (r *running) ended() *os.ProcessState {
 	r.t.Helper()
 	select {
 	case <-r.done:
-	case <-time.After(within):
+	case <-time.After(await.Patience):
 		_ = r.cmd.Process.Kill()
 		<-r.done
-		r.t.Errorf("the daemon did not end within %s", within)
+		r.t.Errorf("the daemon did not end within %s", await.Patience)
 	}
 	return r.cmd.ProcessState
 }
 
 // node asks the daemon about its host.
 func (r *running) node() (*apiv1.NodeResponse, error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
-	defer cancel()
 	select {
 	case <-r.done:
 		return nil, fmt.Errorf("the daemon has ended: %s", r.cmd.ProcessState)
 	default:
 	}
-	return r.op.Node(ctx, &apiv1.NodeRequest{}, grpc.WaitForReady(true))
+	return r.op.Node(await.Context(r.t), &apiv1.NodeRequest{}, grpc.WaitForReady(true))
 }
 
 // when waits until the daemon's answer is as f wants it, and returns it.
 func (r *running) when(what string, f func(*apiv1.NodeResponse) error) *apiv1.NodeResponse {
 	r.t.Helper()
 	var n *apiv1.NodeResponse
-	eventually(r.t, what, func() (err error) {
+	await.Until(r.t, what, func() (err error) {
 		if n, err = r.node(); err != nil {
 			return err
 		}
@@ -416,8 +392,14 @@ func (h *host) addBlock(s store.Store, node, block string) {
 // attach gives a new workload an interface.
 func (r *running) attach(id string) (*apiv1.AddResponse, error) {
 	r.t.Helper()
+	return r.attachWithin(await.Patience, id)
+}
+
+// attachWithin is attach by a runtime that waits for so long.
+func (r *running) attachWithin(d time.Duration, id string) (*apiv1.AddResponse, error) {
+	r.t.Helper()
 	pod := netnstest.New(r.t)
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), d)
 	defer cancel()
 	return r.cni.Add(ctx, &apiv1.AddRequest{
 		Attachment: &apiv1.Attachment{Network: "routerd", ContainerId: id, Ifname: "eth0"},

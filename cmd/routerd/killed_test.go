@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -99,7 +100,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 			done, err = putBlocks(ctx, h.store(""), some)
 			ended <- err
 		}(numbers[written:min(routes, kill+ahead)])
-		eventually(t, "enough routes to be in the middle", func() error { return count(kill) })
+		await.Until(t, "enough routes to be in the middle", func() error { return count(kill) })
 		r.kill(syscall.SIGKILL)
 		cancel()
 		if err := <-ended; err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, context.Canceled) {
@@ -127,5 +128,5 @@ func TestKilledInTheMiddle(t *testing.T) {
 	if _, err := putBlocks(t.Context(), h.store(""), numbers[written:]); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all routes", func() error { return count(routes + 5) })
+	await.Until(t, "all routes", func() error { return count(routes + 5) })
 }

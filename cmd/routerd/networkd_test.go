@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 const networkdBinary = "/lib/systemd/systemd-networkd"
@@ -65,7 +67,7 @@ mkdir -p /run/dbus /run/systemd/netif/links /run/systemd/netif/leases /run/syste
 chown -R systemd-network /run/systemd/netif
 exec dbus-daemon --system --nofork --nopidfile`
 	n.bus = n.start("unshare", "-m", "sh", "-c", script, "sh", etc)
-	eventually(h.t, "the system bus", func() error { return n.try("test", "-S", "/run/dbus/system_bus_socket") })
+	await.Until(h.t, "the system bus", func() error { return n.try("test", "-S", "/run/dbus/system_bus_socket") })
 	return n
 }
 
@@ -108,7 +110,7 @@ func (n *networkd) up() {
 
 func (n *networkd) configured() {
 	n.h.t.Helper()
-	eventually(n.h.t, "networkd has configured eth0", func() error {
+	await.Until(n.h.t, "networkd has configured eth0", func() error {
 		out, err := n.h.exec(n.inside("networkctl", "--no-legend", "--no-pager", "list", "eth0")...)
 		if f := strings.Fields(out); err == nil && (len(f) < 5 || f[4] != "configured") {
 			err = errors.New(out)
@@ -167,7 +169,7 @@ func TestBesideNetworkd(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.configured()
-	eventually(t, "everything is as it was", func() error {
+	await.Until(t, "everything is as it was", func() error {
 		if diff := cmp.Diff(before, look()); diff != "" {
 			return fmt.Errorf("(-before +after):\n%s", diff)
 		}

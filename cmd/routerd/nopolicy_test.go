@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane/nft"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // withoutNetfilter is set in the environment of a daemon whose kernel is to be
@@ -69,7 +70,7 @@ func TestKernelWithoutNetfilter(t *testing.T) {
 		}
 		return mentions(c.GetReason(), cure...)
 	})
-	eventually(t, "what ADD says", func() error { // before, that the host is not registered
+	await.Until(t, "what ADD says", func() error { // before, that the host is not registered
 		_, err := r.attach("a")
 		if err == nil {
 			t.Fatal("a workload is attached without its policy")

@@ -15,6 +15,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane/nft"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -45,7 +46,7 @@ func TestOldPolicyMemory(t *testing.T) {
 	}
 	journal := filepath.Join(h.dir, "state", "policy.journal")
 	var old []byte
-	eventually(t, "policy is remembered", func() (err error) {
+	await.Until(t, "policy is remembered", func() (err error) {
 		if old, err = os.ReadFile(journal); err == nil && !strings.Contains(string(old), `"complete"`) {
 			err = errors.New("it is not complete")
 		}
@@ -59,7 +60,7 @@ func TestOldPolicyMemory(t *testing.T) {
 	if _, err := store.Create(t.Context(), c, deny); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the policy is in the kernel", func() error { return h.denies(denied) })
+	await.Until(t, "the policy is in the kernel", func() error { return h.denies(denied) })
 	r.kill(syscall.SIGKILL)
 	s.Close()
 	if err := os.WriteFile(journal, old, 0o600); err != nil { // as a full disk would have left it
@@ -75,7 +76,7 @@ func TestOldPolicyMemory(t *testing.T) {
 	})
 	s = startStore(t, dir, socket)
 	r.ready()
-	eventually(t, "the datastore's policy is in force, and there is a reserve", func() error {
+	await.Until(t, "the datastore's policy is in force, and there is a reserve", func() error {
 		n, err := r.node()
 		if err != nil {
 			return err
@@ -103,7 +104,7 @@ func TestOldPolicyMemory(t *testing.T) {
 	s.Close()
 
 	r = h.start()
-	eventually(t, "ADD without the datastore", func() error {
+	await.Until(t, "ADD without the datastore", func() error {
 		_, err := r.attach("after")
 		return err
 	})

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -42,7 +43,7 @@ func TestClonedHost(t *testing.T) {
 		}
 		return err
 	}
-	eventually(t, "the pod is in the datastore", holds)
+	await.Until(t, "the pod is in the datastore", holds)
 
 	second := two.start()
 	words := []string{"node1", "10.1.0.11", "10.1.0.12", "boot id", "nodeName"}
@@ -167,7 +168,7 @@ func TestNodeMadeAnew(t *testing.T) {
 				}
 				addrs[id] = strings.TrimSuffix(resp.GetAddresses()[0].GetCidr(), "/32")
 			}
-			eventually(t, "the pods are in the datastore", func() error {
+			await.Until(t, "the pods are in the datastore", func() error {
 				held, endpoints, err := holders(t, c)
 				if err == nil && (held[addrs["others"]] != "routerd.others" || held[addrs["free"]] != "routerd.free" || len(endpoints) != 2) {
 					err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
@@ -197,7 +198,7 @@ func TestNodeMadeAnew(t *testing.T) {
 			r.when("the workload is named", func(n *apiv1.NodeResponse) error {
 				return mentions(conditionOf(n, "WorkloadAddresses").GetReason(), "others", addrs["others"], "net.elsewhere")
 			})
-			eventually(t, "what is another's is out of use, and what was free is held", func() error {
+			await.Until(t, "what is another's is out of use, and what was free is held", func() error {
 				if h.lists("route", addrs["others"]+" dev") == nil {
 					return errors.New("the route is there")
 				}
@@ -212,7 +213,7 @@ func TestNodeMadeAnew(t *testing.T) {
 			if err := r.detach("others"); err != nil {
 				t.Error(err)
 			}
-			eventually(t, "DEL leaves the other's address alone", func() error {
+			await.Until(t, "DEL leaves the other's address alone", func() error {
 				held, _, err := holders(t, c)
 				if err == nil && held[addrs["others"]] != "net.elsewhere" {
 					t.Fatalf("held %v", held)

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"google.golang.org/grpc"
@@ -16,15 +14,14 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane/nft"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
 // detach takes a workload's interface away.
 func (r *running) detach(id string) error {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
-	defer cancel()
-	_, err := r.cni.Del(ctx, &apiv1.DelRequest{
+	_, err := r.cni.Del(await.Context(r.t), &apiv1.DelRequest{
 		Attachment: &apiv1.Attachment{Network: "routerd", ContainerId: id, Ifname: "eth0"},
 		Workload:   &apiv1.Workload{Orchestrator: "cni", Namespace: "default"},
 	}, grpc.WaitForReady(true))
@@ -80,7 +77,7 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 		}
 	}
 	c := h.store(socket)
-	eventually(t, "the reserve and the workloads are in the datastore", func() error {
+	await.Until(t, "the reserve and the workloads are in the datastore", func() error {
 		handle, err := c.Get(t.Context(), store.HandleKey(ipam.ReserveHandle("node1")))
 		if err != nil {
 			return err
@@ -104,7 +101,7 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 	for i := range 100 {
 		id := fmt.Sprint("pod", i)
 		var resp *apiv1.AddResponse
-		eventually(t, "ADD without the datastore", func() (err error) {
+		await.Until(t, "ADD without the datastore", func() (err error) {
 			resp, err = r.attach(id)
 			return err
 		})
@@ -132,7 +129,7 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 	}
 	startStore(t, dir, socket)
 	r.ready()
-	eventually(t, "the datastore says what is so", func() error {
+	await.Until(t, "the datastore says what is so", func() error {
 		held, endpoints, err := holders(t, c)
 		if err != nil {
 			return err
@@ -186,7 +183,7 @@ func TestADDWithoutDatastore(t *testing.T) {
 	r := h.start()
 	r.ready()
 	c := h.store(socket)
-	eventually(t, "the reserve", func() error {
+	await.Until(t, "the reserve", func() error {
 		_, err := c.Get(t.Context(), store.HandleKey(ipam.ReserveHandle("node1")))
 		return err
 	})
@@ -208,7 +205,7 @@ func TestADDWithoutDatastore(t *testing.T) {
 	}
 	startStore(t, dir, socket)
 	addr := strings.TrimSuffix(second.GetAddresses()[0].GetCidr(), "/32")
-	eventually(t, "the datastore knows", func() error {
+	await.Until(t, "the datastore knows", func() error {
 		held, endpoints, err := holders(t, c)
 		if err == nil && (len(held) != 1 || held[addr] != "routerd.second" || len(endpoints) != 1 || !endpoints[addr]) {
 			err = fmt.Errorf("held %v, endpoints %v, want %s alone", held, endpoints, addr)
