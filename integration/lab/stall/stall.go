@@ -96,6 +96,16 @@ func (r *Recorder) woke(last, now time.Time) {
 	r.spans = append(r.spans, span{due, now})
 }
 
+// Longest returns the longest of all stalls so far.
+func (r *Recorder) Longest() (longest time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.spans {
+		longest = max(longest, s.to.Sub(s.from))
+	}
+	return longest
+}
+
 // Within returns for how long, of the time between from and to, any processor
 // stalled.
 func (r *Recorder) Within(from, to time.Time) time.Duration {

@@ -31,6 +31,9 @@ func TestWithin(t *testing.T) {
 			t.Errorf("from %d to %d ms: stalled for %v, want %v", tt.from, tt.to, got, tt.want*time.Millisecond)
 		}
 	}
+	if got := r.Longest(); got != 250*time.Millisecond {
+		t.Errorf("the longest stall is %v, want 250ms", got)
+	}
 }
 
 // TestStart: recording ends when it is told to, and what it found is no longer
