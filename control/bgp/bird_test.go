@@ -21,7 +21,7 @@ func TestBIRDSwitch(t *testing.T) {
 		t.Errorf("path %+v", p)
 	}
 	r.waitPath("198.51.100.7/32")
-	poll(t, 10*time.Second, r.dump, func() bool { st := r.status(h[1]); return st.Received == 3 && st.Accepted == 2 })
+	poll(t, r.dump, func() bool { st := r.status(h[1]); return st.Received == 3 && st.Accepted == 2 })
 	b.waitFor("192.168.9.5/32", "show", "route")
 	out := b.birdc("show", "route", "192.168.1.0/26", "all")
 	for _, says := range []string{"BGP.as_path: 64512\n", "BGP.next_hop: " + h[0].String() + "\n", "BGP.origin: IGP"} {
@@ -57,7 +57,7 @@ func TestBIRDMesh(t *testing.T) {
 	}
 	// A withdrawal.
 	r.apply(testConfig(h[0], 64512, nil, to(h[0], h[1], 64512)))
-	poll(t, 10*time.Second, func() string { return b.birdc("show", "route") },
+	poll(t, func() string { return b.birdc("show", "route") },
 		func() bool { return !strings.Contains(b.birdc("show", "route"), "192.168.1.0/26") })
 }
 
@@ -110,7 +110,7 @@ func TestBIRDKeepsOurRoutes(t *testing.T) {
 	b.waitFor("Established", "show", "protocols", "host")
 	// What did not come again goes with our End-of-RIB, so it is the sign that
 	// the recovery is over.
-	poll(t, 30*time.Second, func() string { return b.birdc("show", "route") + b.log.String() + c.log.String() },
+	poll(t, func() string { return b.birdc("show", "route") + b.log.String() + c.log.String() },
 		func() bool { return removals(b.log.String(), "192.168.1.64/26") > 0 })
 	if out := b.birdc("show", "route"); !strings.Contains(out, "192.168.1.0/26") {
 		t.Errorf("BIRD lost the route:\n%s", out)

@@ -37,13 +37,13 @@ func TestCompare(t *testing.T) {
 	here.waitNoPath(gone.String())
 	here.waitPath(phantom.String())
 	n := 0
-	poll(t, 30*time.Second, here.dump, func() bool { n += here.compare(); return n >= 3 }) // what changes just now is left out
+	poll(t, here.dump, func() bool { n += here.compare(); return n >= 3 }) // what changes just now is left out
 	if n != 3 {
 		t.Errorf("%d prefixes put right, want 3", n)
 	}
 	here.waitPath(gone.String())
 	here.waitNoPath(phantom.String())
-	poll(t, 10*time.Second, here.dump, func() bool {
+	poll(t, here.dump, func() bool {
 		p, ok := here.path(other.String())
 		return ok && p.NextHop == h[1] && len(p.More) == 0
 	})
@@ -96,11 +96,11 @@ func TestJudge(t *testing.T) {
 	c := testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999))
 	here.apply(c)
 	here.waitPath("172.20.1.0/24")
-	poll(t, 30*time.Second, here.dump, func() bool { return here.happened(0, "synced") == 1 })
+	poll(t, here.dump, func() bool { return here.happened(0, "synced") == 1 })
 	with := c
 	with.NextHop6 = netip.MustParseAddr("fd00::1")
 	here.apply(with)
-	poll(t, 30*time.Second, here.dump, func() bool {
+	poll(t, here.dump, func() bool {
 		here.Speaker.mu.Lock()
 		defer here.Speaker.mu.Unlock()
 		return here.conv.own == [2]netip.Addr{h[0], with.NextHop6} && !here.compared.judged && !here.compared.running

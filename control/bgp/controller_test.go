@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -68,7 +69,7 @@ func (d *daemon) send(b store.Batch) {
 	d.t.Helper()
 	select {
 	case d.batches <- b:
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Patience):
 		d.t.Fatal("batch not taken")
 	}
 }
@@ -94,7 +95,7 @@ func (d *daemon) has(prefix string) bool {
 func (d *daemon) waitErr(says string) {
 	d.t.Helper()
 	var err error
-	poll(d.t, 20*time.Second, func() string { return fmt.Sprintf("error saying %q; it is %v", says, err) }, func() bool {
+	poll(d.t, func() string { return fmt.Sprintf("error saying %q; it is %v", says, err) }, func() bool {
 		err = d.Status(context.Background()).Err
 		return err == nil && says == "" || err != nil && says != "" && strings.Contains(err.Error(), says)
 	})
@@ -121,7 +122,7 @@ func TestControllers(t *testing.T) {
 	a.waitErr(ErrNoAddress.Error())
 	a.send(cluster(t, h))
 	b.send(cluster(t, h))
-	poll(t, 30*time.Second, func() string { return fmt.Sprint(a.Status(context.Background()), b.Status(context.Background())) },
+	poll(t, func() string { return fmt.Sprint(a.Status(context.Background()), b.Status(context.Background())) },
 		func() bool { return a.has("192.168.2.0/26") && b.has("192.168.1.0/26") })
 	st := a.Status(context.Background())
 	if st.Err != nil || st.ASN != DefaultASN || st.RouterID != h[0] || len(st.Peers) != 1 || st.Peers[0].State != StateUp || st.Peers[0].Name != "node2" {
@@ -133,11 +134,11 @@ func TestControllers(t *testing.T) {
 
 	// The store is away, then lies, then goes for good: what was known holds.
 	a.send(store.Batch{Err: store.ErrUnavailable})
-	poll(t, 5*time.Second, func() string { return "the outage in the status" },
+	poll(t, func() string { return "the outage in the status" },
 		func() bool { return errors.Is(a.Status(context.Background()).Store, store.ErrUnavailable) })
 	key := store.ResourceKey(store.KindNode, "node2")
 	a.send(store.Batch{Synced: true, Events: []store.Event{{Key: key, Err: store.ErrDecode}, affinity(t, "node1", "192.168.1.64/26", "confirmed")}})
-	poll(t, 10*time.Second, func() string { return "the new block at the peer" }, func() bool { return b.has("192.168.1.64/26") })
+	poll(t, func() string { return "the new block at the peer" }, func() bool { return b.has("192.168.1.64/26") })
 	a.send(store.Batch{Events: []store.Event{gone(store.ResourceKey(store.KindNode, "node1"))}})
 	a.waitErr(ErrNoNode.Error())
 	close(a.batches)
@@ -146,7 +147,7 @@ func TestControllers(t *testing.T) {
 	}
 	// The end of the daemon takes no route along.
 	a.stop()
-	poll(t, 10*time.Second, func() string { return fmt.Sprint(b.Status(context.Background())) }, func() bool {
+	poll(t, func() string { return fmt.Sprint(b.Status(context.Background())) }, func() bool {
 		return strings.Contains(b.Status(context.Background()).Peers[0].Info, "kept while it restarts")
 	})
 	if !b.has("192.168.1.0/26") {
@@ -182,7 +183,7 @@ func TestNothingIsLeftRunning(t *testing.T) {
 	d.send(cluster(t, h))
 	d.waitErr("")
 	d.send(store.Batch{Events: []store.Event{conf(t, "default", `{"bindMode":"NodeIP","asNumber":64600}`)}}) // GoBGP is started anew
-	poll(t, 10*time.Second, func() string { return "the new AS" }, func() bool { return d.Status(context.Background()).ASN == 64600 })
+	poll(t, func() string { return "the new AS" }, func() bool { return d.Status(context.Background()).ASN == 64600 })
 	d.stop()
 	if err := goleak.Find(ignore); err != nil {
 		t.Error(err)

@@ -216,6 +216,7 @@ func shownBy() map[string][]string {
 		"TestFiltered":             {"no answer from %s: it is down, or filtered on the way"},
 		"TestClosedBeforeOpen":     {"%s closed the connection before it opened a session: is this node's address known to it as a peer?"},
 		"TestBIRDWrongAS":          {"wrong AS: %s has AS %d, but AS %d is configured for it"},
+		"TestInfo":                 {"wrong AS: %s does not have AS %d, which is configured for it (%s)"},
 		"TestBIRDExpectsAnotherAS": {"wrong AS: %s expects another one of this node than %d (notification received: %s)"},
 		"TestNotifications":        {"notification received: ", "code %d, subcode %d"},
 		"TestEnds":                 {"the last session ended: ", "the connection was lost", "notification ", "notification sent: "},

@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // frr is FRR's bgpd in the role of a switch: without zebra, with directories
@@ -36,7 +37,7 @@ func startFRR(t testing.TB, addr netip.Addr, conf string) *frr {
 	}
 	f.process = start(t, exec.Command(bgpd, "-f", file, "-i", filepath.Join(dir, "bgpd.pid"), "--vty_socket", dir,
 		"-Z", "-S", "-P", "0", "-p", "179", "-l", addr.String(), "--log", "file:"+filepath.Join(dir, "log"), "--log-level", "informational"))
-	poll(t, 30*time.Second, func() string { return "FRR answering: " + f.log.String() + f.logText() },
+	poll(t, func() string { return "FRR answering: " + f.log.String() + f.logText() },
 		func() bool { _, err := f.try("show version"); return err == nil })
 	return f
 }
@@ -54,7 +55,7 @@ func (f *frr) try(cmds ...string) (string, error) {
 	for _, c := range cmds {
 		args = append(args, "-c", c)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "vtysh", args...).CombinedOutput()
 	return string(out), err
@@ -78,7 +79,7 @@ func (f *frr) configure(lines ...string) {
 func (f *frr) waitFor(says string, cmd string) string {
 	f.t.Helper()
 	out := ""
-	poll(f.t, 30*time.Second, func() string { return fmt.Sprintf("FRR's %q saying %q; it says\n%s\n%s", cmd, says, out, f.logText()) },
+	poll(f.t, func() string { return fmt.Sprintf("FRR's %q saying %q; it says\n%s\n%s", cmd, says, out, f.logText()) },
 		func() bool { out = f.vtysh(cmd); return strings.Contains(out, says) })
 	return out
 }
@@ -87,7 +88,7 @@ func (f *frr) waitFor(says string, cmd string) string {
 func (f *frr) without(says string, cmd string) {
 	f.t.Helper()
 	out := ""
-	poll(f.t, 30*time.Second, func() string { return fmt.Sprintf("FRR's %q without %q; it says\n%s", cmd, says, out) },
+	poll(f.t, func() string { return fmt.Sprintf("FRR's %q without %q; it says\n%s", cmd, says, out) },
 		func() bool { out = f.vtysh(cmd); return !strings.Contains(out, says) })
 }
 
@@ -95,7 +96,7 @@ func (f *frr) without(says string, cmd string) {
 func frrConf(self netip.Addr, asn uint32, peer netip.Addr, peerASN uint32, extra []string, networks ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "frr defaults datacenter\nrouter bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp network import-check\n", asn, routerIDOf(self))
-	fmt.Fprintf(&b, " bgp graceful-restart\n neighbor %s remote-as %d\n neighbor %s update-source %s\n neighbor %s timers connect 1\n", peer, peerASN, peer, self, peer)
+	fmt.Fprintf(&b, " bgp graceful-restart\n neighbor %s remote-as %d\n neighbor %s update-source %s\n neighbor %s timers connect 3\n", peer, peerASN, peer, self, peer)
 	if asn != peerASN {
 		fmt.Fprintf(&b, " neighbor %s ebgp-multihop\n", peer)
 	}
@@ -137,7 +138,7 @@ func TestFRRSwitch(t *testing.T) {
 		t.Errorf("path %+v", p)
 	}
 	r.waitPath("198.51.100.7/32")
-	poll(t, 10*time.Second, r.dump, func() bool { st := r.status(h[1]); return st.Accepted == 2 })
+	poll(t, r.dump, func() bool { st := r.status(h[1]); return st.Accepted == 2 })
 	f.waitFor("192.168.9.5/32", "show bgp ipv4 unicast")
 	out := f.waitFor("65000:200:3", "show bgp ipv4 unicast 192.168.1.0/26")
 	for _, says := range []string{"4200000002", "(" + h[0].String() + ")", "Community: 65000:100", "Large Community: 65000:200:3"} {

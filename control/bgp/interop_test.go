@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // remote says how BIRD and FRR are to be: one session with this host.
@@ -93,7 +92,7 @@ func (b birdOther) text() string {
 func (b birdOther) waitRoute(prefix string, says ...string) {
 	b.t.Helper()
 	out := ""
-	poll(b.t, 30*time.Second, func() string {
+	poll(b.t, func() string {
 		return fmt.Sprintf("BIRD's route to %s saying %q; it says\n%s\n%s", prefix, says, out, b.log)
 	}, func() bool {
 		out, _ = b.command("show", "route", "all", prefix) // fails while there is none
@@ -109,7 +108,7 @@ func (b birdOther) waitRoute(prefix string, says ...string) {
 func (b birdOther) waitRouteWithOneOf(prefix string, says ...string) {
 	b.t.Helper()
 	out := ""
-	poll(b.t, 30*time.Second, func() string {
+	poll(b.t, func() string {
 		return fmt.Sprintf("BIRD's route to %s saying one of %q; it says\n%s\n%s", prefix, says, out, b.log)
 	}, func() bool { out, _ = b.command("show", "route", "all", prefix); return containsOne(out, says) })
 }
@@ -120,7 +119,7 @@ func containsOne(text string, says []string) bool {
 
 func (b birdOther) waitNoRoute(prefix string) {
 	b.t.Helper()
-	poll(b.t, 30*time.Second, func() string { return "BIRD without " + prefix + ":\n" + b.birdc("show", "route", "all") },
+	poll(b.t, func() string { return "BIRD without " + prefix + ":\n" + b.birdc("show", "route", "all") },
 		func() bool { return !strings.Contains(b.birdc("show", "route"), prefix) })
 }
 
@@ -212,7 +211,7 @@ func (f frrOther) waitRoute(prefix string, says ...string) {
 func (f frrOther) waitRouteWithOneOf(prefix string, says ...string) {
 	f.t.Helper()
 	out := ""
-	poll(f.t, 30*time.Second, func() string {
+	poll(f.t, func() string {
 		return fmt.Sprintf("FRR's route to %s saying one of %q; it says\n%s", prefix, says, out)
 	},
 		func() bool {
@@ -335,7 +334,7 @@ func TestCommunities(t *testing.T) {
 			"exportV4":[{"action":"Accept","operations":[{"addCommunity":{"value":"65000:9"}},{"addCommunity":{"value":"65000:9:9"}},{"prependASPath":{"prefix":[64512,64512]}}]}]}`)}
 		r.apply(c)
 		r.waitPath("203.0.113.0/24")
-		poll(t, 20*time.Second, r.dump, func() bool { return r.status(h[1]).Accepted == 1 })
+		poll(t, r.dump, func() bool { return r.status(h[1]).Accepted == 1 })
 		o.waitRoute("192.168.1.0/26", "64512 64512 64512", communityText(o, "65000:100"), communityText(o, "65000:200:3"), communityText(o, "65000:9"), communityText(o, "65000:9:9"))
 	})
 }
@@ -437,7 +436,7 @@ func TestFilters(t *testing.T) {
 					o.waitNoRoute(p)
 				}
 			}
-			poll(t, 20*time.Second, func() string { return c.name + ": want " + c.in + r.dump() }, func() bool {
+			poll(t, func() string { return c.name + ": want " + c.in + r.dump() }, func() bool {
 				for _, p := range routes {
 					if _, ok := r.path(p); ok != strings.Contains(" "+c.in+" ", " "+p+" ") {
 						return false
@@ -504,7 +503,7 @@ func TestExplain(t *testing.T) {
 	r.apply(c)
 	r.waitUp(h[1])
 	r.waitUp(h[2])
-	poll(t, 20*time.Second, r.dump, func() bool { return r.status(h[1]).Accepted == 1 && r.status(h[2]).Accepted == 1 })
+	poll(t, r.dump, func() bool { return r.status(h[1]).Accepted == 1 && r.status(h[2]).Accepted == 1 })
 	explain := func(prefix string) string {
 		t.Helper()
 		l, err := r.Explain(t.Context(), netip.MustParsePrefix(prefix))
@@ -647,7 +646,7 @@ func TestReachableBy(t *testing.T) {
 		t.Errorf("path %+v", p)
 	}
 	r.apply(config(h[1]))
-	poll(t, 10*time.Second, r.dump, func() bool { p, _ := r.path(h[2].String() + "/32"); return p.NextHop == h[1] && len(p.More) == 0 })
+	poll(t, r.dump, func() bool { p, _ := r.path(h[2].String() + "/32"); return p.NextHop == h[1] && len(p.More) == 0 })
 	// The gateway goes on forwarding when it speaks no BGP any more.
 	from := r.mark()
 	if out, err := gateway.(birdOther).command("disable", "host"); err != nil {
@@ -707,7 +706,7 @@ func TestFlappingPeer(t *testing.T) {
 	for range 3 {
 		up := r.waitUp(h[1]).Since
 		f.vtysh("clear bgp *")
-		poll(t, 30*time.Second, r.dump, func() bool { st := r.status(h[1]); return st.State != StateUp || st.Since.After(up) })
+		poll(t, r.dump, func() bool { st := r.status(h[1]); return st.State != StateUp || st.Since.After(up) })
 	}
 	r.waitUp(h[1])
 	r.waitPath("203.0.113.0/24")

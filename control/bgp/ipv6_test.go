@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 )
 
 // testConfig6 is testConfig with an IPv6 address and the pool fd00:10::/48. The
@@ -34,7 +33,7 @@ protocol bgp host {
   strict bind yes;
   multihop;
   graceful restart on;
-  connect delay time 1; connect retry time 2; error wait time 1, 2; startup hold time 20;
+  connect delay time 3; connect retry time 3; error wait time 1, 2; startup hold time 20;
   ipv6 { import all; export where source = RTS_STATIC; };
 }
 `, id, self, asn, peer, peerASN, static.String())
@@ -55,7 +54,7 @@ func TestBIRDSwitchIPv6(t *testing.T) {
 		t.Errorf("path %+v", p)
 	}
 	r.waitPath("2001:db8::7/128")
-	poll(t, 10*time.Second, r.dump, func() bool {
+	poll(t, r.dump, func() bool {
 		st := r.status(six[1])
 		return st.Received == 4 && st.Accepted == 2 && st.Advertised == 2
 	})
@@ -73,7 +72,7 @@ func TestBIRDSwitchIPv6(t *testing.T) {
 	up := r.status(six[1]).Since
 	c := testConfig6(four[0], six[0], 64512, announce[:2], tor(six[0], six[1], 64999))
 	r.apply(c)
-	poll(t, 10*time.Second, func() string { return b.birdc("show", "route") },
+	poll(t, func() string { return b.birdc("show", "route") },
 		func() bool { return !strings.Contains(b.birdc("show", "route"), "fd00:10::99/128") })
 	c.NextHop6 = netip.MustParseAddr("fd77::99")
 	r.apply(c)

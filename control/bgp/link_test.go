@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -59,7 +60,7 @@ protocol bgp host {
   interface "%[4]s";
   strict bind yes;
   direct;
-  connect delay time 1; connect retry time 2; error wait time 1, 2;
+  connect delay time 3; connect retry time 3; error wait time 1, 2;
   %[5]s
   ipv4 { extended next hop on; import all; export where source = RTS_STATIC; };
   ipv6 { import all; export none; };
@@ -93,9 +94,13 @@ func TestNodesOnLink(t *testing.T) {
 	one, two := newDaemon(t, "node1"), newDaemon(t, "node2")
 	one.SetAdjacent(map[string]Link{a.Addr().Zone(): {Up: true, Addr: a.Addr().WithZone("")}})
 	two.SetAdjacent(map[string]Link{b.Addr().Zone(): {Up: true, Addr: b.Addr().WithZone("")}})
-	one.send(linkNode(t, "node1", a.Port(), "192.168.1.0/26", linkPeer(t, a.Addr().Zone(), b, 64512)))
 	two.send(linkNode(t, "node2", b.Port(), "192.168.2.0/26", linkPeer(t, b.Addr().Zone(), a, 64512)))
-	poll(t, 60*time.Second, func() string { return fmt.Sprint(one.peer("tor"), two.peer("tor")) },
+	// It will try again in some seconds, so it is the other that connects: when
+	// two connections collide GoBGP reads and writes one field unguarded, which
+	// the race detector tells.
+	poll(t, func() string { return fmt.Sprint(two.peer("tor")) }, func() bool { return strings.Contains(two.peer("tor").Info, "connection refused") })
+	one.send(linkNode(t, "node1", a.Port(), "192.168.1.0/26", linkPeer(t, a.Addr().Zone(), b, 64512)))
+	poll(t, func() string { return fmt.Sprint(one.peer("tor"), two.peer("tor")) },
 		func() bool { return one.has("192.168.2.0/26") && two.has("192.168.1.0/26") })
 }
 
@@ -115,7 +120,7 @@ func TestHeardOnLink(t *testing.T) {
 	}
 	// Nothing listens on that port of the peer's: it is the one that connects.
 	d.send(store.Batch{Events: []store.Event{linkPeer(t, l.a.Zone(), netip.AddrPortFrom(l.b, 9), 64999)}})
-	poll(t, 30*time.Second, func() string { return fmt.Sprint(d.peer("tor")) + b.log.String() }, func() bool { return d.peer("tor").State == StateUp && d.has("203.0.113.0/24") })
+	poll(t, func() string { return fmt.Sprint(d.peer("tor")) + b.log.String() }, func() bool { return d.peer("tor").State == StateUp && d.has("203.0.113.0/24") })
 	b.waitFor("192.168.1.0/26", "show", "route")
 
 	ip(t, "addr add fe80::c/64 dev "+l.b.Zone()+" nodad")
@@ -125,7 +130,7 @@ func TestHeardOnLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -136,7 +141,7 @@ func TestHeardOnLink(t *testing.T) {
 // dialLink connects to the a end from the b end.
 func dialLink(t testing.TB, l link) (net.Conn, error) {
 	t.Helper()
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.b, 0)), Timeout: 10 * time.Second}
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.b, 0)), Timeout: await.Patience}
 	return d.DialContext(t.Context(), "tcp6", netip.AddrPortFrom(l.a.WithZone(l.b.Zone()), l.port).String())
 }
 

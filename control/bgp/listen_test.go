@@ -54,7 +54,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	b.apply(cb)
 	b.waitUp(h[0])
-	poll(t, 1e10, b.dump, func() bool { return b.happened(from, "put 192.168.1.0/26") > 0 })
+	poll(t, b.dump, func() bool { return b.happened(from, "put 192.168.1.0/26") > 0 })
 	for _, n := range []int{b.happened(from, "del 192.168.1.0/26"), a.happened(fromA, "del 192.168.2.0/26")} {
 		if n != 0 {
 			t.Errorf("a route went %d times", n)

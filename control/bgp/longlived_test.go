@@ -42,13 +42,13 @@ func TestLongLivedStale(t *testing.T) {
 			})
 			return err == nil && found
 		}
-		poll(t, 30*time.Second, r.dump, longLived)
+		poll(t, r.dump, longLived)
 		if now, ok := r.path("203.0.113.0/24"); !ok || now.NextHop != p.NextHop || r.happened(from, "del 203.0.113.0/24") != 0 {
 			t.Errorf("the route went:%s", r.dump())
 		}
 		// Any other path is better.
 		startBIRDAs(t, remote{self: h[2], asn: 64998, peer: h[0], peerASN: 64512, routes: routes})
-		poll(t, 30*time.Second, r.dump, func() bool {
+		poll(t, r.dump, func() bool {
 			now, ok := r.path("203.0.113.0/24")
 			return ok && now.NextHop == h[2] && len(now.More) == 0
 		})

@@ -63,11 +63,12 @@ func (s *Speaker) event(e event) {
 	case eventEOR:
 		ss.endOfRIB(e.families)
 	case eventState:
-		was := ss.up
+		wasUp, was := ss.up, ss.state
 		unexplained = ss.setState(e)
-		if was != ss.up {
+		if wasUp != ss.up {
 			s.logState(ss)
 		}
+		s.mindCollision(ss, was)
 	case eventLog:
 		if e.text == logPeerDown {
 			if ss.leaves(e) {
@@ -146,21 +147,25 @@ func (s *Speaker) diagnose(ss *session) {
 	})
 }
 
-// reasonOf probes a peer until it answers. After a failed session many
-// speakers take no connection for a while, hence the patience.
+// reasonOf probes a peer until it answers. After a failed session many speakers
+// take no connection for a while, and then the first: GoBGP tries once a second,
+// so the first probes come closer to each other than that.
 func reasonOf(ctx context.Context, c *Config, p Peer) string {
-	pause := time.Second
-	for range 30 {
+	const hurried, all = 40, 70
+	for try := range all {
+		wait := 250 * time.Millisecond
+		if try >= hurried {
+			wait = min(time.Duration(try-hurried+1)*time.Second, 5*time.Second)
+		}
 		select {
 		case <-ctx.Done():
 			return ""
-		case <-time.After(pause):
+		case <-time.After(wait):
 		}
 		v, err := probe(ctx, c, p)
 		if err == nil && (v.asn != 0 || v.refused) {
 			return v.explain(c, p)
 		}
-		pause = min(pause+time.Second, 5*time.Second)
 	}
 	return ""
 }

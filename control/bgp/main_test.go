@@ -17,7 +17,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // Environment of the processes that the test binary starts of itself.
@@ -100,20 +101,20 @@ func hosts6(t testing.TB, n int) (four, six []netip.Addr) {
 
 // poll waits for a condition and fails with what what returns when it does not
 // come to hold.
-func poll(t testing.TB, limit time.Duration, what func() string, cond func() bool) {
+func poll(t testing.TB, what func() string, cond func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not within %s: %s", limit, what())
-		case <-tick.C:
+	await.Until(t, "waiting", func() error {
+		if !cond() {
+			return not(what)
 		}
-	}
+		return nil
+	})
 }
+
+// not is an error whose text is made when somebody reads it.
+type not func() string
+
+func (n not) Error() string { return n() }
 
 // testLog writes a logger's output to the test's log while the test runs.
 func testLog(t testing.TB) *slog.Logger {
@@ -168,7 +169,7 @@ func newRun(t testing.TB, opts SpeakerOptions) *run {
 		}
 	})
 	t.Cleanup(func() {
-		stop, done := context.WithTimeout(context.Background(), 10*time.Second)
+		stop, done := context.WithTimeout(context.Background(), await.Patience)
 		defer done()
 		if err := r.Stop(stop, false); err != nil {
 			t.Errorf("stop: %v", err)
@@ -266,7 +267,7 @@ func (r *run) status(addr netip.Addr) PeerStatus {
 func (r *run) waitUp(addr netip.Addr) PeerStatus {
 	r.t.Helper()
 	var st PeerStatus
-	poll(r.t, 30*time.Second, func() string { return fmt.Sprintf("session with %s up; it is %+v", addr, st) },
+	poll(r.t, func() string { return fmt.Sprintf("session with %s up; it is %+v", addr, st) },
 		func() bool { st = r.status(addr); return st.State == StateUp })
 	return st
 }
@@ -274,7 +275,7 @@ func (r *run) waitUp(addr netip.Addr) PeerStatus {
 func (r *run) waitInfo(addr netip.Addr, says string) PeerStatus {
 	r.t.Helper()
 	var st PeerStatus
-	poll(r.t, 30*time.Second, func() string { return fmt.Sprintf("info of %s saying %q; it is %+v", addr, says, st) },
+	poll(r.t, func() string { return fmt.Sprintf("info of %s saying %q; it is %+v", addr, says, st) },
 		func() bool { st = r.status(addr); return strings.Contains(st.Info, says) })
 	return st
 }
@@ -282,14 +283,14 @@ func (r *run) waitInfo(addr netip.Addr, says string) PeerStatus {
 func (r *run) waitPath(prefix string) Path {
 	r.t.Helper()
 	var p Path
-	poll(r.t, 30*time.Second, func() string { return "a path for " + prefix + r.dump() },
+	poll(r.t, func() string { return "a path for " + prefix + r.dump() },
 		func() bool { var ok bool; p, ok = r.path(prefix); return ok })
 	return p
 }
 
 func (r *run) waitNoPath(prefix string) {
 	r.t.Helper()
-	poll(r.t, 30*time.Second, func() string { return "no path for " + prefix + r.dump() },
+	poll(r.t, func() string { return "no path for " + prefix + r.dump() },
 		func() bool { _, ok := r.path(prefix); return !ok })
 }
 
@@ -447,7 +448,7 @@ func (b *bird) start(args ...string) {
 		b.t.Fatal("BIRD 2 is needed: run `make deps`, which installs Debian's bird2:", err)
 	}
 	b.process = start(b.t, exec.Command(path, append([]string{"-f", "-c", b.conf, "-s", b.sock, "-P", b.sock + ".pid"}, args...)...))
-	poll(b.t, 10*time.Second, func() string { return "BIRD answering: " + b.log.String() },
+	poll(b.t, func() string { return "BIRD answering: " + b.log.String() },
 		func() bool {
 			_, err := exec.Command("birdc", "-s", b.sock, "show", "status").Output()
 			return err == nil
@@ -472,7 +473,7 @@ func (b *bird) birdc(args ...string) string {
 func (b *bird) waitFor(says string, args ...string) {
 	b.t.Helper()
 	out := ""
-	poll(b.t, 30*time.Second, func() string { return fmt.Sprintf("birdc %v saying %q; it says\n%s\n%s", args, says, out, b.log) },
+	poll(b.t, func() string { return fmt.Sprintf("birdc %v saying %q; it says\n%s\n%s", args, says, out, b.log) },
 		func() bool { out = b.birdc(args...); return strings.Contains(out, says) })
 }
 
@@ -494,7 +495,7 @@ protocol bgp host {
   strict bind yes;
   multihop;
   graceful restart on;
-  connect delay time 1; connect retry time 2; error wait time 1, 2; startup hold time 20;
+  connect delay time 3; connect retry time 3; error wait time 1, 2; startup hold time 20;
   ipv4 { import all; export where source = RTS_STATIC; };
   %[6]s
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/integration/await"
 )
 
 // message frames a body as RFC 4271 section 4.1 has it.
@@ -339,7 +341,7 @@ func tryEstablish(ctx context.Context, from, to netip.Addr) (_ net.Conn, err err
 
 // handshake does what comes before Established, from the peer's side.
 func handshake(conn net.Conn, from netip.Addr) error {
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(await.Patience)); err != nil {
 		return err
 	}
 	if _, err := readMessage(conn); err != nil { // its OPEN

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -74,7 +73,7 @@ func TestStartWithoutStore(t *testing.T) {
 	}}
 	up := func(d *daemon) {
 		t.Helper()
-		poll(t, 60*time.Second, func() string { return d.peer("tor").Info }, func() bool { return d.peer("tor").State == StateUp })
+		poll(t, func() string { return d.peer("tor").Info }, func() bool { return d.peer("tor").State == StateUp })
 	}
 	first := newDaemonOf(t, Options{Node: "node1", StateFile: file})
 	first.send(batch)
@@ -88,7 +87,7 @@ func TestStartWithoutStore(t *testing.T) {
 	if err := second.Status(context.Background()).Err; err == nil || !strings.Contains(err.Error(), "last life") {
 		t.Errorf("status says %v", err)
 	}
-	poll(t, 20*time.Second, func() string { return "the switch's route" }, func() bool { return second.has("203.0.113.0/24") })
+	poll(t, func() string { return "the switch's route" }, func() bool { return second.has("203.0.113.0/24") })
 	since := f.uptime()
 	batch.Events = append(batch.Events, affinity(t, "node1", "192.168.1.64/26", "confirmed"))
 	second.send(batch)
@@ -131,6 +130,6 @@ func TestResumeTriesAgain(t *testing.T) {
 	}
 	// A process that another test starts has a copy of the listener until it
 	// executes its program.
-	poll(t, 10*time.Second, func() string { return fmt.Sprintf("not as configured with the port free: %v", c.Status(ctx).Err) },
+	poll(t, func() string { return fmt.Sprintf("not as configured with the port free: %v", c.Status(ctx).Err) },
 		func() bool { return c.reconcile(ctx) })
 }

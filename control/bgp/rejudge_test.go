@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/osrg/gobgp/v4/api"
@@ -65,7 +64,7 @@ func TestLimitedPeerIsNotReset(t *testing.T) {
 	r.apply(testConfig(h[0], 64512, nil, p))
 	sw.apply(testConfig(h[1], 64999, []string{"203.0.113.0/24", "198.51.100.0/24"}, tor(h[1], h[0], 64512)))
 	r.waitInfo(h[1], "announced more than 1 prefixes")
-	poll(t, 30*time.Second, r.dump, func() bool {
+	poll(t, r.dump, func() bool {
 		r.Speaker.mu.Lock()
 		defer r.Speaker.mu.Unlock()
 		return r.sessions[h[1]].removed
@@ -103,7 +102,7 @@ func TestOnlyConcernedPeersAreJudgedAgain(t *testing.T) {
 	for _, p := range []string{"192.168.2.0/26", "192.168.9.0/26", "203.0.113.0/24"} {
 		us.waitPath(p)
 	}
-	poll(t, 30*time.Second, us.dump, func() bool { return us.status(h[1]).Received == 2 && us.status(h[3]).Received == 2 })
+	poll(t, us.dump, func() bool { return us.status(h[1]).Received == 2 && us.status(h[3]).Received == 2 })
 	for _, step := range []struct {
 		name   string
 		change func(*Config)

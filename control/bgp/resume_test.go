@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/routerd/routerd/store"
 )
@@ -37,7 +36,7 @@ func TestResumeOnlyIfItMay(t *testing.T) {
 	})
 	heard := func(want bool) {
 		t.Helper()
-		poll(t, 60*time.Second, func() string { return fmt.Sprintf("the route at the peer is %t: %v", !want, other.Status(ctx)) },
+		poll(t, func() string { return fmt.Sprintf("the route at the peer is %t: %v", !want, other.Status(ctx)) },
 			func() bool { return other.has("192.168.1.0/26") == want })
 	}
 	// batch is what follow and drive do with one.

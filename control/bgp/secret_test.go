@@ -94,17 +94,17 @@ func TestMissingSecret(t *testing.T) {
 		bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`), peer(t, "with", v[0]), peer(t, "without", v[1]),
 	}})
 	with := func() PeerStatus { return c.peer("with") }
-	poll(t, 20*time.Second, func() string { return fmt.Sprint(with()) }, func() bool {
+	poll(t, func() string { return fmt.Sprint(with()) }, func() bool {
 		return with().State == StateDown && strings.Contains(with().Info, "secret s/k is missing") && strings.HasSuffix(with().Info, "; the session is not run without it")
 	})
-	poll(t, 20*time.Second, func() string { return fmt.Sprint(c.peer("without")) }, func() bool { return c.peer("without").State == StateUp })
+	poll(t, func() string { return fmt.Sprint(c.peer("without")) }, func() bool { return c.peer("without").State == StateUp })
 	since := c.peer("without").Since
 	writeSecret(t, dir, SecretRef{"s", "k"}, "geheim\n")
-	poll(t, 30*time.Second, func() string { return fmt.Sprint(with()) }, func() bool { return with().State == StateUp })
+	poll(t, func() string { return fmt.Sprint(with()) }, func() bool { return with().State == StateUp })
 	if err := os.Remove(filepath.Join(dir, "s", "k")); err != nil {
 		t.Fatal(err)
 	}
-	poll(t, 20*time.Second, func() string { return fmt.Sprint(with()) }, func() bool { return with().State == StateDown })
+	poll(t, func() string { return fmt.Sprint(with()) }, func() bool { return with().State == StateDown })
 	if now := c.peer("without").Since; !now.Equal(since) {
 		t.Errorf("the other session was up since %s, and is since %s", since, now)
 	}
@@ -190,7 +190,7 @@ func TestSecretsWithoutInotify(t *testing.T) {
 			bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`),
 			peer(t, "with", fmt.Sprintf(`{"peerIP":%q,"asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`, h[1])),
 		}})
-		poll(t, 30*time.Second, func() string { return fmt.Sprint(d.peer("with")) }, func() bool {
+		poll(t, func() string { return fmt.Sprint(d.peer("with")) }, func() bool {
 			return d.peer("with").State == StateStart // it runs, with its password
 		})
 		d.stop() // reports the error of Run

@@ -27,6 +27,10 @@ func TestInfo(t *testing.T) {
 	logged := func(text, detail string, code, sub uint8) event {
 		return event{kind: eventLog, text: text, detail: detail, code: code, subcode: sub}
 	}
+	at := func(after time.Duration, e event) event {
+		e.time = time.Unix(0, 0).Add(after)
+		return e
+	}
 	up := state(packet.BGP_FSM_ESTABLISHED, "")
 	for _, tt := range []struct {
 		name   string
@@ -47,6 +51,11 @@ func TestInfo(t *testing.T) {
 		{"no source", p, nil, []event{logged(logDialFailed, "bind: cannot assign requested address", 0, 0)}, "start: this host does not have the address 10.1.0.11 to connect from"},
 		{"other", p, nil, []event{logged(logDialFailed, "too many open files", 0, 0)}, "start: connect: too many open files"},
 		{"closed before OPEN", p, nil, []event{logged(logIOError, "read-failed", 0, 0)}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
+		{"closed after our objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Minute, logged(logIOError, "read-failed", 0, 0))}, "start: wrong AS: 10.1.0.1 does not have AS 64999, which is configured for it (notification sent: OPEN message error, bad peer AS)"},
+		{"closed after the peer's objection", p, nil, []event{at(0, logged(logReceived, "", 2, 7)), at(time.Minute, state(packet.BGP_FSM_OPENSENT, "")), at(time.Minute, state(packet.BGP_FSM_IDLE, "read-failed"))}, "start: notification received: OPEN message error, unsupported capability"},
+		{"refused after an objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Minute, logged(logDialFailed, "connection refused", 0, 0))}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered"},
+		{"closed long after an objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Hour, logged(logIOError, "read-failed", 0, 0))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
+		{"closed after our hold timer", p, nil, []event{at(0, logged(logSent, "", 4, 0)), at(time.Second, logged(logIOError, "read-failed", 0, 0))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
 		{"hold timer", p, nil, []event{up, logged(logSent, "", 4, 0), state(packet.BGP_FSM_IDLE, "graceful-restart")}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer; the peer's routes are kept while it restarts"},
 		{"hold timer without grace", p, nil, []event{up, state(packet.BGP_FSM_IDLE, "hold-timer-expired")}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer"},
 		{"lost", p, nil, []event{up, state(packet.BGP_FSM_IDLE, "read-failed"), logged(logDialFailed, "connection refused", 0, 0)}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered; the last session ended: the connection was lost"},

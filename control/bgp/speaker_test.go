@@ -34,7 +34,7 @@ func TestMeshSession(t *testing.T) {
 	}
 	b.waitPath("192.168.1.0/26")
 	b.waitPath("192.168.9.5/32")
-	poll(t, 10*time.Second, a.dump, func() bool { return a.happened(0, "synced") == 1 })
+	poll(t, a.dump, func() bool { return a.happened(0, "synced") == 1 })
 	if _, ok := a.path("192.168.1.0/26"); ok {
 		t.Error("an own path was reported as learned")
 	}
@@ -44,7 +44,7 @@ func TestMeshSession(t *testing.T) {
 	if diff := cmp.Diff("reset", a.history[0]); diff != "" {
 		t.Errorf("first change (-want +got):\n%s", diff)
 	}
-	poll(t, 10*time.Second, a.dump, func() bool {
+	poll(t, a.dump, func() bool {
 		st := a.status(h[1])
 		return st.Info == "Established" && st.Type == PeerMesh && st.Received == 2 && st.Accepted == 1 && st.Advertised == 2 && st.ASN == 64512
 	})
@@ -160,16 +160,16 @@ func TestImport(t *testing.T) {
 	}
 	mate.apply(from(1, 64512, "192.168.250.0/24"))
 	us.waitPath("192.168.250.0/24")
-	poll(t, 10*time.Second, accepted, func() bool {
+	poll(t, accepted, func() bool {
 		return us.status(h[1]).Received == len(everything)+1 && accepted() == "192.168.1.7/32 192.168.0.0/16 192.168.2.0/26"
 	})
 	mate.apply(testConfig(h[1], 64512, nil, tor(h[1], h[0], 64512)))
-	poll(t, 10*time.Second, accepted, func() bool { return accepted() == "" })
+	poll(t, accepted, func() bool { return accepted() == "" })
 
 	sw.apply(from(2, 64999, "100.64.0.0/24"))
 	us.waitPath("100.64.0.0/24")
 	const want = "192.168.0.0/16 192.168.2.0/26 192.0.0.0/8 10.2.0.0/24 8.8.8.0/24"
-	poll(t, 10*time.Second, accepted, func() bool { return us.status(h[2]).Received == len(everything)+1 && accepted() == want })
+	poll(t, accepted, func() bool { return us.status(h[2]).Received == len(everything)+1 && accepted() == want })
 }
 
 // TestSyncedRule: peers that answer make it soon, a dead one delays it to the
@@ -177,22 +177,22 @@ func TestImport(t *testing.T) {
 func TestSyncedRule(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 3)
-	alone := newRun(t, SpeakerOptions{})
+	alone := newRun(t, SpeakerOptions{SyncTimeout: time.Hour})
 	alone.apply(testConfig(h[0], 64512, nil))
-	poll(t, 5*time.Second, alone.dump, func() bool { return alone.happened(0, "synced") == 1 })
+	poll(t, alone.dump, func() bool { return alone.happened(0, "synced") == 1 })
 
 	waiting := newRun(t, SpeakerOptions{SyncTimeout: 4 * time.Second})
 	began := time.Now()
 	waiting.apply(testConfig(h[1], 64512, nil, to(h[1], h[2], 64512)))
-	poll(t, 20*time.Second, waiting.dump, func() bool { return waiting.happened(0, "synced") == 1 })
+	poll(t, waiting.dump, func() bool { return waiting.happened(0, "synced") == 1 })
 	if d := time.Since(began); d < 4*time.Second {
 		t.Errorf("synced after %s although a peer was awaited", d)
 	}
-	blocked := newRun(t, SpeakerOptions{})
+	blocked := newRun(t, SpeakerOptions{SyncTimeout: time.Hour})
 	p := to(h[2], h[1], 64512)
 	p.Problem = "spec.password is not supported"
 	blocked.apply(testConfig(h[2], 64512, nil, p))
-	poll(t, 5*time.Second, blocked.dump, func() bool { return blocked.happened(0, "synced") == 1 })
+	poll(t, blocked.dump, func() bool { return blocked.happened(0, "synced") == 1 })
 	if st := blocked.status(h[1]); st.State != StateDown || st.Info != p.Problem || st.Since.IsZero() {
 		t.Errorf("blocked peer is %+v", st)
 	}

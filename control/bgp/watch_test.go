@@ -35,7 +35,7 @@ func TestWatch(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	poll(t, 10*time.Second, func() string { return "a watcher" }, func() bool {
+	poll(t, func() string { return "a watcher" }, func() bool {
 		d.watchers.mu.Lock()
 		defer d.watchers.mu.Unlock()
 		return len(d.watchers.list) == 1
@@ -47,7 +47,7 @@ func TestWatch(t *testing.T) {
 	o := startFRRAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{"203.0.113.0/24"}})
 	await := func(want string) {
 		t.Helper()
-		poll(t, 30*time.Second, func() string { mu.Lock(); defer mu.Unlock(); return fmt.Sprintf("%q in %q", want, seen) }, func() bool {
+		poll(t, func() string { mu.Lock(); defer mu.Unlock(); return fmt.Sprintf("%q in %q", want, seen) }, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return slices.Contains(seen, want)
@@ -124,7 +124,7 @@ func TestWatchStuckReader(t *testing.T) {
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	one := Changes{Del: prefixes("10.0.0.0/8")}
-	poll(t, 10*time.Second, func() string { return "a stuck reader" }, func() bool {
+	poll(t, func() string { return "a stuck reader" }, func() bool {
 		c.watchers.changes(one, time.Time{})
 		return len(stuck) == 1
 	})
