@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
@@ -104,7 +105,7 @@ func spotCheck(t *testing.T, l *lab.Lab, where []string) {
 	t.Helper()
 	n := len(l.Hosts())
 	places := append(append([]string{}, where[:n]...), where[len(where)-n:]...)
-	m, err := l.Reachability(within(t, 60*time.Second), places, traffic.Options{})
+	m, err := l.Reachability(await.Context(t), places, traffic.Options{})
 	if err != nil || !m.OK() {
 		t.Errorf("%v: %v", err, m.Failures())
 	}
@@ -114,7 +115,7 @@ func spotCheck(t *testing.T, l *lab.Lab, where []string) {
 func nothingAttached(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, h := range l.Hosts() {
-		poll(t, 30*time.Second, "leftovers on "+h, func() string {
+		poll(t, "leftovers on "+h, func() string {
 			// Devices may go some time after the DEL that cut their wire.
 			links := output(t, l, h, "ip", "-br", "link")
 			routes := output(t, l, h, "ip", "route", "show", "scope", "link", "proto", "routerd")
@@ -124,10 +125,10 @@ func nothingAttached(t *testing.T, l *lab.Lab) {
 			return ""
 		})
 	}
-	ctx := within(t, 30*time.Second)
+	ctx := await.Context(t)
 	s := openStore(t, l)
 	// The hosts tell the store some time after they have answered.
-	poll(t, 30*time.Second, "leftovers in the store", func() string {
+	poll(t, "leftovers in the store", func() string {
 		left, err := allocated(ctx, s)
 		if err != nil {
 			return err.Error()
@@ -184,26 +185,26 @@ func TestStoreOutage(t *testing.T) {
 	l := bring(t, "outage", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	flows, stop := startFlows(t, l, [2]string{"node2/pod1", "node3/pod1"}, [2]string{"node1/pod1", "node3/pod2"}, [2]string{"node2/pod2", "node1/pod2"})
-	if err := l.Kill(within(t, 20*time.Second), "node1", unix.SIGTERM); err != nil {
+	if err := l.Kill(await.Context(t), "node1", unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 2 {
 		start := time.Now()
 		// Not by the lab's own deadline: the plugin's must be enough.
 		// Out of the host's reserve.
-		if _, err := l.AttachPod(within(t, 2*time.Minute), fmt.Sprintf("node2/early%d", i)); err != nil {
+		if _, err := l.AttachPod(await.Context(t), fmt.Sprintf("node2/early%d", i)); err != nil {
 			t.Errorf("ADD without the store: %v", err)
 		}
 		t.Logf("ADD without the store took %.2f s", time.Since(start).Seconds())
 	}
 	waitFlows(t, flows, time.Minute)
-	if err := l.Restart(within(t, 60*time.Second), "node1"); err != nil {
+	if err := l.Restart(await.Context(t), "node1"); err != nil {
 		t.Fatal(err)
 	}
 	for i, h := range []string{"node1", "node2", "node3"} {
 		where := fmt.Sprintf("%s/again%d", h, i)
-		poll(t, 60*time.Second, "ADD on "+h+" with the store back", func() string {
-			if _, err := l.AttachPod(within(t, 30*time.Second), where); err != nil {
+		poll(t, "ADD on "+h+" with the store back", func() string {
+			if _, err := l.AttachPod(await.Context(t), where); err != nil {
 				return err.Error()
 			}
 			return ""
@@ -238,24 +239,24 @@ func TestDel(t *testing.T) {
 			}
 		}},
 		{"daemon restarted", func(t *testing.T, p lab.Pod) {
-			if err := l.Restart(within(t, 60*time.Second), p.Host); err != nil {
+			if err := l.Restart(await.Context(t), p.Host); err != nil {
 				t.Error(err)
 			}
 		}},
 		{"namespace gone and daemon killed", func(t *testing.T, p lab.Pod) {
-			if err := l.Kill(within(t, 20*time.Second), p.Host, unix.SIGKILL); err != nil {
+			if err := l.Kill(await.Context(t), p.Host, unix.SIGKILL); err != nil {
 				t.Error(err)
 			}
 			if err := ns.Delete(l.Space(p.String())); err != nil {
 				t.Error(err)
 			}
-			if err := l.Restart(within(t, 60*time.Second), p.Host); err != nil {
+			if err := l.Restart(await.Context(t), p.Host); err != nil {
 				t.Error(err)
 			}
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			ctx := within(t, 2*time.Minute)
+			ctx := await.Context(t)
 			p, err := l.AttachPod(ctx, "node2/victim")
 			if err != nil {
 				t.Fatal(err)
@@ -301,7 +302,7 @@ func TestEnv(t *testing.T) {
 		t.Errorf("the Node in the store: %s", out)
 	}
 	// Without the certificate the store is shut.
-	r, err := l.Exec(within(t, 30*time.Second), "node1", "env", "ETCDCTL_API=3", "etcdctl", "--endpoints", vars["ETCD_ENDPOINTS"],
+	r, err := l.Exec(await.Context(t), "node1", "env", "ETCDCTL_API=3", "etcdctl", "--endpoints", vars["ETCD_ENDPOINTS"],
 		"--cacert", vars["ETCD_CA_CERT_FILE"], "--command-timeout", "3s", "get", "/calico/")
 	if err != nil || r.Code == 0 {
 		t.Errorf("without a certificate: %+v, %v; want a refusal", r, err)
@@ -315,7 +316,7 @@ func TestTwoLabs(t *testing.T) {
 	b := bring(t, "two-b", topology(2, 1, store.Direct))
 	reach(t, a, traffic.Options{})
 	reach(t, b, traffic.Options{})
-	if err := a.Down(within(t, 60*time.Second)); err != nil {
+	if err := a.Down(await.Context(t)); err != nil {
 		t.Error(err)
 	}
 	reach(t, b, traffic.Options{})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -52,7 +53,7 @@ func place6(t *testing.T, l *lab.Lab, where string) traffic.Place {
 func startLoad6(t *testing.T, l *lab.Lab) *load {
 	t.Helper()
 	stream := func(pair [2]traffic.Place) *traffic.Stream {
-		s, err := traffic.StartStream(within(t, 20*time.Second), streamOptions(), pair[0], pair[1])
+		s, err := traffic.StartStream(await.Context(t), streamOptions(), pair[0], pair[1])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +93,7 @@ func mtu6(e store.Encapsulation) int {
 func (c *changing) waitMode6(t *testing.T, e store.Encapsulation) {
 	t.Helper()
 	want := modeNumbers(e).String()
-	poll(t, changeWithin(), "change to "+want, func() string {
+	pollFor(t, changeWithin(), "change to "+want, func() string {
 		forms := c.forms(t)
 		for _, h := range c.Hosts() {
 			for _, pool := range []string{defaultPool, defaultPool6} {
@@ -105,9 +106,9 @@ func (c *changing) waitMode6(t *testing.T, e store.Encapsulation) {
 	})
 	devices := map[string]string{"vxlan-v6.calico": "vxlan", "tunl6.calico": "ipip"}
 	for _, h := range c.Hosts() {
-		poll(t, 60*time.Second, "devices of "+h, func() string {
+		poll(t, "devices of "+h, func() string {
 			for d, tunnel := range devices {
-				r, err := c.Exec(within(t, 20*time.Second), h, "ip", "-6", "-br", "addr", "show", "dev", d)
+				r, err := c.Exec(await.Context(t), h, "ip", "-6", "-br", "addr", "show", "dev", d)
 				if err != nil {
 					return err.Error()
 				}
@@ -137,7 +138,7 @@ func TestPathMTU6(t *testing.T) {
 				}
 			}
 			for _, pair := range [][2]string{{"node1/pod1", "node3/pod1"}, {"node3/pod1", "node2/pod1"}} {
-				tr, err := traffic.Send(within(t, 90*time.Second), place6(t, l, pair[0]), place6(t, l, pair[1]), 4<<20)
+				tr, err := traffic.Send(await.Context(t), place6(t, l, pair[0]), place6(t, l, pair[1]), 4<<20)
 				t.Logf("%s, %s → %s: %s", e, pair[0], pair[1], tr)
 				if err != nil {
 					t.Error(err)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -141,16 +142,16 @@ func TestKilledInChange(t *testing.T) {
 		what := fmt.Sprintf("to %s, %s killed when %s", to, st.host, st.name)
 		m := modeNumbers(to)
 		c.setMode(t, to)
-		poll(t, 60*time.Second, what, func() string {
+		poll(t, what, func() string {
 			if f := c.forms(t); !st.when(m, f) {
 				return fmt.Sprintf("not seen: %+v", f)
 			}
 			return ""
 		})
-		if err := c.Kill(within(t, 20*time.Second), st.host, unix.SIGKILL); err != nil {
+		if err := c.Kill(await.Context(t), st.host, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Restart(within(t, 2*time.Minute), st.host); err != nil {
+		if err := c.Restart(await.Context(t), st.host); err != nil {
 			t.Fatal(err)
 		}
 		c.waitMode(t, to)
@@ -238,7 +239,7 @@ spec: {cidr: "%s", blockSize: %d, ipipMode: %s, vxlanMode: %s, natOutgoing: fals
 // while the store is away.
 func (c *changing) forms(t *testing.T) map[string]store.NodeForms {
 	t.Helper()
-	nodes, _, err := c.store.List(within(t, 20*time.Second), store.KindNode, "")
+	nodes, _, err := c.store.List(await.Context(t), store.KindNode, "")
 	if err != nil {
 		t.Logf("list nodes: %v", err)
 	}
@@ -266,7 +267,7 @@ func changeWithin() time.Duration {
 func (c *changing) waitMode(t *testing.T, e store.Encapsulation) {
 	t.Helper()
 	m, want := modeOf(e), modeNumbers(e).String()
-	poll(t, changeWithin(), "change to "+want, func() string {
+	pollFor(t, changeWithin(), "change to "+want, func() string {
 		forms := c.forms(t)
 		for _, h := range c.Hosts() {
 			if got := forms[h].Sends[defaultPool]; got != want {
@@ -276,9 +277,9 @@ func (c *changing) waitMode(t *testing.T, e store.Encapsulation) {
 		return ""
 	})
 	for _, h := range c.Hosts() {
-		poll(t, 60*time.Second, "devices of "+h, func() string {
+		poll(t, "devices of "+h, func() string {
 			for _, d := range []string{"tunl0", "vxlan.calico"} {
-				r, err := c.Exec(within(t, 20*time.Second), h, "ip", "-4", "-br", "addr", "show", "dev", d)
+				r, err := c.Exec(await.Context(t), h, "ip", "-4", "-br", "addr", "show", "dev", d)
 				if err != nil {
 					return err.Error()
 				}

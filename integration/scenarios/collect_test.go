@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
@@ -42,7 +43,7 @@ func TestLeaksFreed(t *testing.T) {
 	const rate = 20 // beside tests that count what a busy machine loses
 	flows, stop := flowsAt(t, l, rate, [2]string{"node1/pod1", "node2/pod1"}, [2]string{"node2/pod1", "node3/pod1"}, [2]string{"node3/pod1", "node1/pod1"})
 	var live map[string]string
-	poll(t, 30*time.Second, "the pods' addresses are confirmed", func() string {
+	poll(t, "the pods' addresses are confirmed", func() string {
 		live = podRecords(t, l, s)
 		for where, r := range live {
 			if !strings.Contains(r, handlePrefix) {
@@ -53,7 +54,7 @@ func TestLeaksFreed(t *testing.T) {
 	})
 
 	var leader, heir string
-	poll(t, 30*time.Second, "two candidates", func() string {
+	poll(t, "two candidates", func() string {
 		c := candidates(t, l)
 		if len(c) != 2 {
 			return fmt.Sprint(c)
@@ -90,7 +91,7 @@ func TestLeaksFreed(t *testing.T) {
 		t.Errorf("ipam check sees no leaks:\n%s", out)
 	}
 
-	if err := l.Kill(within(t, 20*time.Second), leader, unix.SIGKILL); err != nil {
+	if err := l.Kill(await.Context(t), leader, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	killed := time.Now()
@@ -98,19 +99,19 @@ func TestLeaksFreed(t *testing.T) {
 	// minute of grace: that goes on while the tests run that are not parallel,
 	// and takes none of the places of those that are.
 	t.Parallel()
-	poll(t, 2*time.Minute, "another leads", func() string {
+	poll(t, "another leads", func() string {
 		if c := candidates(t, l); !slices.Equal(c, []string{heir}) {
 			return fmt.Sprint(c)
 		}
 		return ""
 	})
 	t.Logf("%s was killed, and %s leads", leader, heir)
-	poll(t, 2*time.Minute, "the leaks are freed", func() string {
+	poll(t, "the leaks are freed", func() string {
 		return cmp.Diff(want, freed(l, heir))
 	})
 	t.Logf("all is freed %.0f s after the kill:\n%s", time.Since(killed).Seconds(), strings.Join(want, "\n"))
 
-	if err := l.Restart(within(t, 2*time.Minute), leader); err != nil {
+	if err := l.Restart(await.Context(t), leader); err != nil {
 		t.Fatal(err)
 	}
 	if c := candidates(t, l); c[0] != heir {
@@ -126,7 +127,7 @@ func TestLeaksFreed(t *testing.T) {
 		t.Errorf("the addresses of the pods (-before +after):\n%s", diff)
 	}
 	for _, f := range flows {
-		if err := f.WaitReceived(within(t, time.Minute), f.Report().Received+rate); err != nil {
+		if err := f.WaitReceived(await.Context(t), f.Report().Received+rate); err != nil {
 			t.Error(err)
 		}
 	}
@@ -143,7 +144,7 @@ func candidates(t *testing.T, l *lab.Lab) []string {
 	}
 	defer c.Close()
 	const office = "/routerd/v1/elections/ipam-collector/"
-	r, err := etcdserverpb.NewKVClient(c).Range(within(t, 10*time.Second), &etcdserverpb.RangeRequest{
+	r, err := etcdserverpb.NewKVClient(c).Range(await.Context(t), &etcdserverpb.RangeRequest{
 		Key: []byte(office), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(office)),
 		SortTarget: etcdserverpb.RangeRequest_CREATE, SortOrder: etcdserverpb.RangeRequest_ASCEND,
 	})
@@ -196,7 +197,7 @@ func podRecords(t *testing.T, l *lab.Lab, s store.Store) map[string]string {
 
 func eachBlock(t *testing.T, s store.Store, f func(netip.Prefix, *store.Block)) {
 	t.Helper()
-	all, _, err := s.List(within(t, 10*time.Second), store.KindIPAMBlock, "")
+	all, _, err := s.List(await.Context(t), store.KindIPAMBlock, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +240,7 @@ func (k *leak) handle() string { return handlePrefix + k.container }
 func (k *leak) write(t *testing.T, s store.Store) {
 	t.Helper()
 	handle := k.handle()
-	_, err := store.Modify(within(t, 10*time.Second), s, store.BlockKey(k.block), func(cur store.Object) (any, error) {
+	_, err := store.Modify(await.Context(t), s, store.BlockKey(k.block), func(cur store.Object) (any, error) {
 		b, ok := store.Clone(cur.Value).(*store.Block)
 		if ok == (k.holder != "") {
 			return nil, errors.New("it is there, or not, against what the test expects")
@@ -273,7 +274,7 @@ func (k *leak) write(t *testing.T, s store.Store) {
 
 func putNew(t *testing.T, s store.Store, key store.Key, value any) {
 	t.Helper()
-	if _, err := s.Txn(within(t, 10*time.Second), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: key, Value: value}}); err != nil {
+	if _, err := s.Txn(await.Context(t), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: key, Value: value}}); err != nil {
 		t.Fatal(err)
 	}
 }

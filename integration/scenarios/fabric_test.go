@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
@@ -85,7 +86,7 @@ func (s *tor) remove() {
 
 func (s *tor) ip(space, args string) string {
 	s.t.Helper()
-	out, err := exec.CommandContext(within(s.t, 20*time.Second), "ip", append([]string{"-n", space}, strings.Fields(args)...)...).CombinedOutput()
+	out, err := exec.CommandContext(await.Context(s.t), "ip", append([]string{"-n", space}, strings.Fields(args)...)...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("ip -n %s %s: %v: %s", space, args, err, out)
 	}
@@ -172,7 +173,7 @@ exit
 	s.ownedBy("frr") // as whom zebra runs
 	s.start("zebra", "/usr/lib/frr/zebra", "-f", s.file("zebra.conf", ""), "-i", filepath.Join(s.dir, "zebra.pid"),
 		"-z", filepath.Join(s.dir, "zserv"), "--vty_socket", s.dir, "-P", "0", "--log", "stdout")
-	poll(s.t, 30*time.Second, "zebra's socket", func() string {
+	poll(s.t, "zebra's socket", func() string {
 		if _, err := os.Stat(filepath.Join(s.dir, "zserv")); err != nil {
 			return err.Error()
 		}
@@ -229,8 +230,8 @@ spec: {node: %s, asNumber: %d}
 // waitPeer waits until the session with the switch is as it should be.
 func (s *tor) waitPeer(what string, as func(*apiv1.BGPPeer) bool) {
 	s.t.Helper()
-	poll(s.t, 30*time.Second, s.name+" "+what, func() string {
-		r, err := s.l.Node(within(s.t, 10*time.Second), s.host)
+	poll(s.t, s.name+" "+what, func() string {
+		r, err := s.l.Node(await.Context(s.t), s.host)
 		if err != nil {
 			return err.Error()
 		}
@@ -278,7 +279,7 @@ func (s *tor) waitDown() {
 // the devices named.
 func waitRoutes(t *testing.T, l *lab.Lab, host string, devices ...string) {
 	t.Helper()
-	poll(t, 30*time.Second, fmt.Sprintf("a route by %v", devices), func() string {
+	poll(t, fmt.Sprintf("a route by %v", devices), func() string {
 		out := output(t, l, host, "ip", "route", "show", "203.0.113.0/24")
 		if strings.Count(out, "via inet6 fe80::") != len(devices) {
 			return out
@@ -324,7 +325,7 @@ metadata: {name: default-ipv4-ippool}
 spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: Never, vxlanMode: CrossSubnet, natOutgoing: false, nodeSelector: all()}
 `, "apply", "-f", "-")
 	for _, s := range both {
-		poll(t, 30*time.Second, "the pod behind "+s.name, func() string {
+		poll(t, "the pod behind "+s.name, func() string {
 			if r, err := traffic.Ping(within(t, 2*time.Second), l.Space(host+"/pod1"), netip.MustParseAddr(s.behind), traffic.Options{}); err != nil || !r.OK {
 				return fmt.Sprint(r, err)
 			}
@@ -354,11 +355,11 @@ spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: Never, vxlanMode: CrossSub
 		back func()
 	}{
 		{"routerd", func() {
-			if err := l.Kill(within(t, 20*time.Second), host, unix.SIGKILL); err != nil {
+			if err := l.Kill(await.Context(t), host, unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 		}, func() {
-			if err := l.Restart(within(t, 2*time.Minute), host); err != nil {
+			if err := l.Restart(await.Context(t), host); err != nil {
 				t.Fatal(err)
 			}
 		}},

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -142,11 +143,11 @@ func testFamilyWire(t *testing.T, l *lab.Lab, m familyMode) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := l.Ping(within(t, 10*time.Second), "node1/pod1", to, traffic.Options{Size: m.mtu, DF: true, IPv6: f == dataplane.IPv6})
+			r, err := l.Ping(await.Context(t), "node1/pod1", to, traffic.Options{Size: m.mtu, DF: true, IPv6: f == dataplane.IPv6})
 			if err != nil || !r.OK {
 				t.Errorf("%s: node1/pod1 → %s: %+v, %v", f, to, r, err)
 			}
-			if _, err := c.WaitFor(within(t, 10*time.Second), 2); err != nil {
+			if _, err := c.WaitFor(await.Context(t), 2); err != nil {
 				t.Error(err)
 			}
 			for _, p := range c.Stop() {
@@ -195,18 +196,18 @@ func addrOf(t *testing.T, l *lab.Lab, where string, f dataplane.Family) netip.Ad
 func testFirstPacket(t *testing.T, l *lab.Lab, _ familyMode) {
 	for i := range 5 {
 		pod := fmt.Sprintf("node1/first%d", i)
-		if _, err := l.AttachPod(within(t, 30*time.Second), pod); err != nil {
+		if _, err := l.AttachPod(await.Context(t), pod); err != nil {
 			t.Fatal(err)
 		}
 		for _, f := range bothFamilies() {
 			for _, to := range []string{"node1/pod1", "node2/pod1", "node3/pod1"} {
-				r, err := l.Ping(within(t, 10*time.Second), pod, to, traffic.Options{IPv6: f == dataplane.IPv6})
+				r, err := l.Ping(await.Context(t), pod, to, traffic.Options{IPv6: f == dataplane.IPv6})
 				if err != nil || !r.OK {
 					t.Errorf("%s: the first packet of %s to %s: %+v, %v", f, pod, to, r, err)
 				}
 			}
 		}
-		if err := l.DetachPod(within(t, 30*time.Second), pod); err != nil {
+		if err := l.DetachPod(await.Context(t), pod); err != nil {
 			t.Error(err)
 		}
 	}
@@ -226,7 +227,7 @@ func testFamilyKill(t *testing.T, l *lab.Lab, m familyMode) {
 		}
 	}
 	for _, f := range flows {
-		if err := f.WaitReceived(within(t, time.Minute), 50); err != nil {
+		if err := f.WaitReceived(await.Context(t), 50); err != nil {
 			t.Error(err)
 		}
 	}
@@ -240,11 +241,11 @@ func testFamilyKill(t *testing.T, l *lab.Lab, m familyMode) {
 		return text
 	}
 	before := routes()
-	if err := l.Kill(within(t, 20*time.Second), "node1", unix.SIGKILL); err != nil {
+	if err := l.Kill(await.Context(t), "node1", unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	waitMore(t, flows, 100)
-	if err := l.Restart(within(t, 2*time.Minute), "node1"); err != nil {
+	if err := l.Restart(await.Context(t), "node1"); err != nil {
 		t.Fatal(err)
 	}
 	waitMore(t, flows, 200)
@@ -265,7 +266,7 @@ func testFamilyKill(t *testing.T, l *lab.Lab, m familyMode) {
 func waitMore(t *testing.T, flows []*traffic.Flow, n int) {
 	t.Helper()
 	for _, f := range flows {
-		if err := f.WaitReceived(within(t, 2*time.Minute), f.Report().Received+n); err != nil {
+		if err := f.WaitReceived(await.Context(t), f.Report().Received+n); err != nil {
 			t.Error(err)
 		}
 	}
@@ -274,8 +275,8 @@ func waitMore(t *testing.T, flows []*traffic.Flow, n int) {
 // waitSessions waits until every BGP session of node1 is up again.
 func waitSessions(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	poll(t, 60*time.Second, "BGP sessions of node1", func() string {
-		r, err := l.Node(within(t, 10*time.Second), "node1")
+	poll(t, "BGP sessions of node1", func() string {
+		r, err := l.Node(await.Context(t), "node1")
 		if err != nil {
 			return err.Error()
 		}
@@ -290,7 +291,7 @@ func waitSessions(t *testing.T, l *lab.Lab) {
 
 // testFamilyStatus reads what routerctl shows of both families.
 func testFamilyStatus(t *testing.T, l *lab.Lab, m familyMode) {
-	r, err := l.Node(within(t, 10*time.Second), "node1")
+	r, err := l.Node(await.Context(t), "node1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 )
@@ -107,7 +108,7 @@ func streamOptions() traffic.StreamOptions {
 
 func startStream(t *testing.T, l *lab.Lab, pair [2]string) *traffic.Stream {
 	t.Helper()
-	s, err := l.StartStream(within(t, 20*time.Second), streamOptions(), pair[0], pair[1])
+	s, err := l.StartStream(await.Context(t), streamOptions(), pair[0], pair[1])
 	if err != nil {
 		t.Fatal(err)
 	}

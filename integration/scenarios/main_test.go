@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/labtest"
 	"github.com/routerd/routerd/store"
@@ -190,7 +191,13 @@ func topology(n, pods int, e store.Encapsulation) lab.Topology {
 
 // poll asks again and again until there is nothing to object to; it fails the
 // test with the last objection.
-func poll(t *testing.T, d time.Duration, what string, objection func() string) {
+func poll(t *testing.T, what string, objection func() string) {
+	t.Helper()
+	pollFor(t, await.Patience, what, objection)
+}
+
+// pollFor is poll for what may take longer than others.
+func pollFor(t *testing.T, d time.Duration, what string, objection func() string) {
 	t.Helper()
 	ctx := within(t, d)
 	for {
@@ -211,7 +218,7 @@ func poll(t *testing.T, d time.Duration, what string, objection func() string) {
 // output runs a command in the lab that must succeed.
 func output(t *testing.T, l *lab.Lab, where string, args ...string) string {
 	t.Helper()
-	out, err := l.Output(within(t, 30*time.Second), where, args...)
+	out, err := l.Output(await.Context(t), where, args...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -93,7 +94,7 @@ func TestModes(t *testing.T) {
 // reach waits until every pod and host reaches every other.
 func reach(t *testing.T, l *lab.Lab, o traffic.Options) {
 	t.Helper()
-	m, err := l.ReachabilityMatrix(within(t, 60*time.Second), o)
+	m, err := l.ReachabilityMatrix(await.Context(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,7 @@ func testFullSize(t *testing.T, l *lab.Lab, m mode) {
 
 func testTTL(t *testing.T, l *lab.Lab, m mode) {
 	for to, want := range map[string]int{"node1/pod2": 63, "node2/pod1": m.ttlNear, "node3/pod1": m.ttlFar, "node1": 64} {
-		r, err := l.Ping(within(t, 10*time.Second), "node1/pod1", to, traffic.Options{})
+		r, err := l.Ping(await.Context(t), "node1/pod1", to, traffic.Options{})
 		if err != nil || !r.OK || r.TTL != want {
 			t.Errorf("node1/pod1 → %s: %+v, %v; want TTL %d", to, r, err, want)
 		}
@@ -146,11 +147,11 @@ func testWire(t *testing.T, l *lab.Lab, m mode) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := l.Ping(within(t, 10*time.Second), "node1/pod1", to, traffic.Options{Size: m.mtu, DF: true})
+		r, err := l.Ping(await.Context(t), "node1/pod1", to, traffic.Options{Size: m.mtu, DF: true})
 		if err != nil || !r.OK {
 			t.Errorf("node1/pod1 → %s: %+v, %v", to, r, err)
 		}
-		if _, err := c.WaitFor(within(t, 10*time.Second), 2); err != nil {
+		if _, err := c.WaitFor(await.Context(t), 2); err != nil {
 			t.Error(err)
 		}
 		packets := c.Stop()
@@ -258,7 +259,7 @@ func blocksOf(t *testing.T, l *lab.Lab) (own []string, remote map[string]string)
 	t.Helper()
 	remote = make(map[string]string)
 	for _, h := range l.Hosts() {
-		r, err := l.Node(within(t, 10*time.Second), h)
+		r, err := l.Node(await.Context(t), h)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -291,8 +292,8 @@ func testSessions(t *testing.T, l *lab.Lab, m mode) {
 		want++
 	}
 	for _, h := range l.Hosts() {
-		poll(t, 60*time.Second, "BGP sessions of "+h, func() string {
-			r, err := l.Node(within(t, 10*time.Second), h)
+		poll(t, "BGP sessions of "+h, func() string {
+			r, err := l.Node(await.Context(t), h)
 			if err != nil {
 				return err.Error()
 			}
@@ -315,8 +316,8 @@ func testSessions(t *testing.T, l *lab.Lab, m mode) {
 func testMeshOff(t *testing.T, l *lab.Lab, _ mode) {
 	setMesh(t, l, false)
 	for _, h := range l.Hosts() {
-		poll(t, 30*time.Second, "sessions of the mesh on "+h, func() string {
-			r, err := l.Node(within(t, 10*time.Second), h)
+		poll(t, "sessions of the mesh on "+h, func() string {
+			r, err := l.Node(await.Context(t), h)
 			if err != nil {
 				return err.Error()
 			}
@@ -328,7 +329,7 @@ func testMeshOff(t *testing.T, l *lab.Lab, _ mode) {
 			return ""
 		})
 	}
-	if _, err := l.AttachPods(within(t, 30*time.Second), "node3/late", "node2/late"); err != nil {
+	if _, err := l.AttachPods(await.Context(t), "node3/late", "node2/late"); err != nil {
 		t.Fatal(err)
 	}
 	reach(t, l, traffic.Options{})
@@ -336,7 +337,7 @@ func testMeshOff(t *testing.T, l *lab.Lab, _ mode) {
 
 func setMesh(t *testing.T, l *lab.Lab, on bool) {
 	t.Helper()
-	ctx := within(t, 30*time.Second)
+	ctx := await.Context(t)
 	s := openStore(t, l)
 	key := store.ResourceKey(store.KindBGPConfiguration, "default")
 	_, err := s.Get(ctx, key)

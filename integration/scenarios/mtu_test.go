@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -68,7 +68,7 @@ func waitPodMTU(t *testing.T, l *lab.Lab, want int) {
 		t.Fatal(err)
 	}
 	for _, p := range pods {
-		poll(t, 30*time.Second, "MTU of "+p.String(), func() string {
+		poll(t, "MTU of "+p.String(), func() string {
 			in, out, err := l.PodMTU(p.String())
 			if err != nil || in != want || out != want {
 				return fmt.Sprintf("%d in the pod, %d on the host, %v; want %d", in, out, err, want)
@@ -93,7 +93,7 @@ func TestPathMTU(t *testing.T) {
 			}
 			for _, pair := range [][2]string{{"node1/pod1", "node3/pod1"}, {"node3/pod1", "node2/pod1"}} {
 				testNarrowPath(t, l, e, pair[0], pair[1])
-				tr, err := l.Send(within(t, 90*time.Second), pair[0], pair[1], 4<<20)
+				tr, err := l.Send(await.Context(t), pair[0], pair[1], 4<<20)
 				t.Logf("%s, %s → %s: %s", e, pair[0], pair[1], tr)
 				if err != nil {
 					t.Error(err)
@@ -105,11 +105,11 @@ func TestPathMTU(t *testing.T) {
 			// A black hole, between pods that learned nothing before: nobody is told
 			// by the network. VXLAN's outer packets may be fragmented; for IPIP the
 			// hosts have measured the path.
-			if err := l.FilterICMP(within(t, 10*time.Second), true); err != nil {
+			if err := l.FilterICMP(await.Context(t), true); err != nil {
 				t.Fatal(err)
 			}
 			for _, pair := range [][2]string{{"node2/pod2", "node3/pod2"}, {"node3/pod2", "node1/pod2"}} {
-				tr, err := l.Send(within(t, 90*time.Second), pair[0], pair[1], 4<<20)
+				tr, err := l.Send(await.Context(t), pair[0], pair[1], 4<<20)
 				t.Logf("%s with ICMP filtered, %s → %s: %s", e, pair[0], pair[1], tr)
 				if err != nil {
 					t.Errorf("with ICMP filtered: %v", err)
@@ -126,8 +126,8 @@ func testNarrowPath(t *testing.T, l *lab.Lab, e store.Encapsulation, from, to st
 	overhead := 1500 - m.mtu
 	passes := func(size int) {
 		t.Helper()
-		poll(t, 20*time.Second, fmt.Sprintf("%d bytes from %s to %s", size, from, to), func() string {
-			r, err := l.Ping(within(t, 10*time.Second), from, to, traffic.Options{Size: size, DF: true})
+		poll(t, fmt.Sprintf("%d bytes from %s to %s", size, from, to), func() string {
+			r, err := l.Ping(await.Context(t), from, to, traffic.Options{Size: size, DF: true})
 			if err != nil || !r.OK {
 				return fmt.Sprintf("%s, %v", r, err)
 			}
@@ -141,8 +141,8 @@ func testNarrowPath(t *testing.T, l *lab.Lab, e store.Encapsulation, from, to st
 	}
 	passes(1400 - overhead)
 	// The first packet may only teach the host, by an answer to the outer one.
-	poll(t, 20*time.Second, fmt.Sprintf("answer to %d bytes from %s to %s", m.mtu, from, to), func() string {
-		r, err := l.Ping(within(t, 10*time.Second), from, to, traffic.Options{Size: m.mtu, DF: true})
+	poll(t, fmt.Sprintf("answer to %d bytes from %s to %s", m.mtu, from, to), func() string {
+		r, err := l.Ping(await.Context(t), from, to, traffic.Options{Size: m.mtu, DF: true})
 		if want := fmt.Sprintf("fragmentation needed, mtu %d ", 1400-overhead); err != nil || !strings.Contains(r.Err, want) {
 			return fmt.Sprintf("%s, %v; want %s", r, err, want)
 		}
@@ -165,16 +165,16 @@ func TestJumbo(t *testing.T) {
 		}
 	}
 	reach(t, l, traffic.Options{Size: 1450, DF: true})
-	r, err := l.Ping(within(t, 10*time.Second), "node1/pod1", "node2/pod1", traffic.Options{Size: 8950, DF: true})
+	r, err := l.Ping(await.Context(t), "node1/pod1", "node2/pod1", traffic.Options{Size: 8950, DF: true})
 	if err != nil || !r.OK {
 		t.Errorf("jumbo packet between hosts that take it: %s, %v", r, err)
 	}
-	r, err = l.Ping(within(t, 10*time.Second), "node1/pod1", "node3/pod1", traffic.Options{Size: 8950, DF: true})
+	r, err = l.Ping(await.Context(t), "node1/pod1", "node3/pod1", traffic.Options{Size: 8950, DF: true})
 	if want := "fragmentation needed, mtu 1450"; err != nil || !strings.Contains(r.Err, want) {
 		t.Errorf("jumbo packet to a host that does not take it: %s, %v; want %q", r, err, want)
 	}
 	for _, pair := range [][2]string{{"node1/pod1", "node3/pod1"}, {"node3/pod1", "node1/pod1"}, {"node1/pod1", "node2/pod1"}} {
-		tr, err := l.Send(within(t, 90*time.Second), pair[0], pair[1], 8<<20)
+		tr, err := l.Send(await.Context(t), pair[0], pair[1], 8<<20)
 		t.Logf("%s → %s: %s", pair[0], pair[1], tr)
 		if err != nil {
 			t.Error(err)

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -45,7 +46,7 @@ func podsReach(t *testing.T, l *lab.Lab, size int) {
 		places = append(places, p.String())
 	}
 	start := time.Now()
-	m, err := l.Reachability(within(t, 90*time.Second), places, traffic.Options{Size: size, DF: size > 0})
+	m, err := l.Reachability(await.Context(t), places, traffic.Options{Size: size, DF: size > 0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func podsReach(t *testing.T, l *lab.Lab, size int) {
 // paths is what routerctl shows of a host.
 func paths(t *testing.T, l *lab.Lab, host string) string {
 	t.Helper()
-	out, err := l.Output(within(t, 30*time.Second), host, binDir(t)+"/routerctl", "--socket", lab.Socket(l.Name(), host), "node", "paths")
+	out, err := l.Output(await.Context(t), host, binDir(t)+"/routerctl", "--socket", lab.Socket(l.Name(), host), "node", "paths")
 	if err != nil {
 		return err.Error()
 	}
@@ -80,10 +81,10 @@ func outerEnds(t *testing.T, l *lab.Lab, where, dev, from, to string) (there, ba
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err := l.Ping(within(t, 10*time.Second), from, to, traffic.Options{}); err != nil || !r.OK {
+	if r, err := l.Ping(await.Context(t), from, to, traffic.Options{}); err != nil || !r.OK {
 		t.Errorf("%s → %s: %+v, %v", from, to, r, err)
 	}
-	packets, err := c.WaitFor(within(t, 10*time.Second), 2)
+	packets, err := c.WaitFor(await.Context(t), 2)
 	c.Stop()
 	if err != nil {
 		t.Fatalf("%s → %s on %s of %s: %v: %v", from, to, dev, where, err, packets)
@@ -150,13 +151,13 @@ func TestNAT(t *testing.T) {
 // testMovedAddress gives a host another public address: all follow.
 func testMovedAddress(t *testing.T, l *lab.Lab) {
 	to := netip.MustParseAddr("198.18.2.200")
-	if err := l.MovePublicAddress(within(t, 30*time.Second), "b1", to); err != nil {
+	if err := l.MovePublicAddress(await.Context(t), "b1", to); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	poll(t, 90*time.Second, "the way to b1's new public address", func() string {
+	poll(t, "the way to b1's new public address", func() string {
 		for _, from := range []string{"node1/pod1", "a1/pod1", "a2/pod1"} {
-			r, err := l.Ping(within(t, 10*time.Second), from, "b1/pod1", traffic.Options{})
+			r, err := l.Ping(await.Context(t), from, "b1/pod1", traffic.Options{})
 			if err != nil || !r.OK {
 				return fmt.Sprintf("%s → b1/pod1: %+v, %v", from, r, err)
 			}
@@ -164,8 +165,8 @@ func testMovedAddress(t *testing.T, l *lab.Lab) {
 		return ""
 	})
 	t.Logf("b1's new public address was found after %.1f s", time.Since(start).Seconds())
-	poll(t, 30*time.Second, "b1's annotation", func() string {
-		obj, err := openStore(t, l).Get(within(t, 10*time.Second), store.ResourceKey(store.KindNode, "b1"))
+	poll(t, "b1's annotation", func() string {
+		obj, err := openStore(t, l).Get(await.Context(t), store.ResourceKey(store.KindNode, "b1"))
 		if err != nil {
 			return err.Error()
 		}
@@ -207,11 +208,11 @@ func TestPortTranslation(t *testing.T) {
 	t.Run("killed and started again", func(t *testing.T) {
 		flows, stop := startFlows(t, l, [2]string{"node1/pod1", "home1/pod1"}, [2]string{"home2/pod1", "node2/pod1"})
 		for _, host := range []string{"node1", "home1"} {
-			if err := l.Kill(within(t, 20*time.Second), host, unix.SIGKILL); err != nil {
+			if err := l.Kill(await.Context(t), host, unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			waitFlows(t, flows, time.Second)
-			if err := l.Restart(within(t, 2*time.Minute), host); err != nil {
+			if err := l.Restart(await.Context(t), host); err != nil {
 				t.Fatal(err)
 			}
 			waitFlows(t, flows, 3*time.Second)
@@ -226,9 +227,9 @@ func TestPortTranslation(t *testing.T) {
 		start := time.Now()
 		// From outside: what the hosts behind the translator send opens no way
 		// back by itself.
-		poll(t, 60*time.Second, "the way in after the reset", func() string {
+		poll(t, "the way in after the reset", func() string {
 			for _, to := range []string{"home1/pod1", "home2/pod1"} {
-				r, err := l.Ping(within(t, 10*time.Second), "node1/pod1", to, traffic.Options{})
+				r, err := l.Ping(await.Context(t), "node1/pod1", to, traffic.Options{})
 				if err != nil || !r.OK {
 					return fmt.Sprintf("node1/pod1 → %s: %+v, %v", to, r, err)
 				}

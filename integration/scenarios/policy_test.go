@@ -18,6 +18,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
@@ -121,7 +122,7 @@ func waitSentinel(t *testing.T, l *lab.Lab, name string) {
 		t.Fatal(err)
 	}
 	for _, p := range pods {
-		poll(t, 30*time.Second, "rules of "+p.String(), func() string {
+		poll(t, "rules of "+p.String(), func() string {
 			if !ruleCounted(t, l, p.Host, p.ContainerID, "GlobalNetworkPolicy("+name+")") {
 				return "the kernel has not got " + name + ":\n" + routerctl(t, l, p.Host, "", "policy", "show")
 			}
@@ -158,7 +159,7 @@ func askPolicy(t *testing.T, l *lab.Lab, host, endpoint string) (*apiv1.PolicyRe
 		t.Fatal(err)
 	}
 	defer c.Close()
-	return apiv1.NewOperatorClient(c).Policy(within(t, 20*time.Second), &apiv1.PolicyRequest{Endpoint: endpoint})
+	return apiv1.NewOperatorClient(c).Policy(await.Context(t), &apiv1.PolicyRequest{Endpoint: endpoint})
 }
 
 // policyOf is what a host says of its rules as a whole.
@@ -349,7 +350,7 @@ func one(t *testing.T, l *lab.Lab, from string, to netip.Addr, protocol int, por
 // until tries again until a connection passes, or does not any more.
 func until(t *testing.T, l *lab.Lab, want bool, from string, to netip.Addr, protocol int, port uint16) {
 	t.Helper()
-	poll(t, 30*time.Second, fmt.Sprintf("%s → %s port %d passes: %t", from, to, port, want), func() string {
+	poll(t, fmt.Sprintf("%s → %s port %d passes: %t", from, to, port, want), func() string {
 		if one(t, l, from, to, protocol, port) != want {
 			return "not yet"
 		}

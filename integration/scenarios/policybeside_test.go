@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
@@ -138,7 +138,7 @@ const kubeProxyTable = `table ip kube-proxy {
 func feed(t *testing.T, l *lab.Lab, host, rules string, command ...string) {
 	t.Helper()
 	var out strings.Builder
-	code, err := l.Run(within(t, 30*time.Second), host, lab.Streams{In: strings.NewReader(rules), Out: &out, Err: &out}, command...)
+	code, err := l.Run(await.Context(t), host, lab.Streams{In: strings.NewReader(rules), Out: &out, Err: &out}, command...)
 	if err != nil || code != 0 {
 		t.Fatalf("%s on %s: %v, %d: %s", command, host, err, code, out.String())
 	}
@@ -251,7 +251,7 @@ func testTrace(t *testing.T, l *lab.Lab, _ store.Store) {
 	from, to := addr(t, l, "node1/pod1"), addr(t, l, "node3/pod1")
 	// What the far host's rules did to packets to a port.
 	verdicts := func(port uint32) (actions []string) {
-		r, err := far.Flows(within(t, 20*time.Second), &apiv1.FlowsRequest{})
+		r, err := far.Flows(await.Context(t), &apiv1.FlowsRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -272,7 +272,7 @@ func testTrace(t *testing.T, l *lab.Lab, _ store.Store) {
 		{closedIn, []bool{true, false}, "let the packet pass", "Deny"},
 		{closedOut, []bool{false, true}, "dropped the packet", ""},
 	} {
-		r, err := src.PolicyExplain(within(t, 20*time.Second), &apiv1.PolicyExplainRequest{
+		r, err := src.PolicyExplain(await.Context(t), &apiv1.PolicyExplainRequest{
 			From: from.String(), To: to.String(), Protocol: "UDP", Port: tt.port, Trace: true,
 		})
 		if err != nil {
@@ -292,7 +292,7 @@ func testTrace(t *testing.T, l *lab.Lab, _ store.Store) {
 		if tt.far == "" {
 			continue
 		}
-		poll(t, 20*time.Second, fmt.Sprintf("the probe to port %d at the far host", tt.port), func() string {
+		poll(t, fmt.Sprintf("the probe to port %d at the far host", tt.port), func() string {
 			if got := verdicts(tt.port); !slices.Contains(got, tt.far) {
 				return fmt.Sprintf("verdicts %v", got)
 			}
@@ -303,7 +303,7 @@ func testTrace(t *testing.T, l *lab.Lab, _ store.Store) {
 		t.Errorf("what the near host dropped met the far host's rules: %v", got)
 	}
 	// From the far host it cannot be asked: the workload is not there.
-	_, err := far.PolicyExplain(within(t, 20*time.Second), &apiv1.PolicyExplainRequest{From: from.String(), To: to.String(), Protocol: "UDP", Port: open, Trace: true})
+	_, err := far.PolicyExplain(await.Context(t), &apiv1.PolicyExplainRequest{From: from.String(), To: to.String(), Protocol: "UDP", Port: open, Trace: true})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "ask on the host that it is on") {
 		t.Errorf("traced from the wrong host: %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/store"
@@ -82,7 +83,7 @@ func startTalk(t *testing.T, l *lab.Lab, network, from string, to netip.Addr) *t
 func (c *talk) goesOn(t *testing.T) {
 	t.Helper()
 	from := c.heard.Load()
-	poll(t, 20*time.Second, "a conversation goes on", func() string {
+	poll(t, "a conversation goes on", func() string {
 		if n := c.heard.Load() - from; n < 20 {
 			return fmt.Sprintf("%d answers", n)
 		}
@@ -94,7 +95,7 @@ func (c *talk) goesOn(t *testing.T) {
 // something was heard last.
 func (c *talk) ended(t *testing.T) time.Time {
 	t.Helper()
-	poll(t, 20*time.Second, "a conversation is cut", func() string {
+	poll(t, "a conversation is cut", func() string {
 		if since := time.Since(time.Unix(0, c.last.Load())); since < 500*time.Millisecond {
 			return fmt.Sprintf("something was heard %s ago", since)
 		}
@@ -348,11 +349,11 @@ func testKilled(t *testing.T, l *lab.Lab, _ store.Store) {
 	bad := startDenied(t, l, "node1/pod1", "node3/pod1")
 	traffic := startLoad(t, l, [2]string{"node1/pod1", "node3/pod1"})
 	for range 2 {
-		if err := l.Kill(within(t, 20*time.Second), "node3", unix.SIGKILL); err != nil {
+		if err := l.Kill(await.Context(t), "node3", unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		expectNoLoss(t, "daemon killed", traffic)
-		if err := l.Restart(within(t, 60*time.Second), "node3"); err != nil {
+		if err := l.Restart(await.Context(t), "node3"); err != nil {
 			t.Fatal(err)
 		}
 		settled(t, l)
@@ -375,7 +376,7 @@ func testFlush(t *testing.T, l *lab.Lab, _ store.Store) {
 		if owned && !strings.Contains(list(), "table inet routerd") {
 			t.Fatal("a flush reached a table that belongs to the daemon")
 		}
-		poll(t, 10*time.Second, "the table after a flush", func() string {
+		poll(t, "the table after a flush", func() string {
 			if out := list(); !strings.Contains(out, "table inet routerd") {
 				return out
 			}

@@ -65,7 +65,7 @@ func seenAs(t *testing.T, l *lab.Lab, from, to string, what string, ok func(neti
 
 func seenOver(t *testing.T, l *lab.Lab, f dataplane.Family, from, to string, what string, ok func(netip.AddrPort) bool) {
 	t.Helper()
-	poll(t, 30*time.Second, fmt.Sprintf("%s at %s over %s is %s", from, to, f, what), func() string {
+	poll(t, fmt.Sprintf("%s at %s over %s is %s", from, to, f, what), func() string {
 		src, err := sourceSeen(t, l, from, to, f)
 		if err != nil {
 			return err.Error()

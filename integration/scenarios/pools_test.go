@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -34,7 +35,7 @@ func tryRouterctl(t *testing.T, l *lab.Lab, host, stdin string, args ...string) 
 		t.Fatal(err)
 	}
 	var out, stderr strings.Builder
-	code, err := l.Run(within(t, 2*time.Minute), host, lab.Streams{In: strings.NewReader(stdin), Out: &out, Err: &stderr},
+	code, err := l.Run(await.Context(t), host, lab.Streams{In: strings.NewReader(stdin), Out: &out, Err: &stderr},
 		append([]string{filepath.Join(dir, "routerctl"), "--socket", lab.Socket(l.Name(), host)}, args...)...)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("routerctl %s on %s: exit code %d: %s", strings.Join(args, " "), host, code, stderr.String())
@@ -93,7 +94,7 @@ func TestMoveCIDR(t *testing.T) {
 // address comes from.
 func recreate(t *testing.T, l *lab.Lab, in netip.Prefix, where string) {
 	t.Helper()
-	ctx := within(t, time.Minute)
+	ctx := await.Context(t)
 	if err := l.DetachPod(ctx, where); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func recreate(t *testing.T, l *lab.Lab, in netip.Prefix, where string) {
 func expectTunnels(t *testing.T, l *lab.Lab, in netip.Prefix) {
 	t.Helper()
 	for _, h := range l.Hosts() {
-		poll(t, 60*time.Second, "tunnel address of "+h, func() string {
+		poll(t, "tunnel address of "+h, func() string {
 			out := output(t, l, h, "ip", "-4", "-br", "addr", "show", "dev", "vxlan.calico")
 			f := strings.Fields(out)
 			if len(f) == 3 {
@@ -133,7 +134,7 @@ func nothingOf(t *testing.T, l *lab.Lab, old netip.Prefix) {
 		t.Fatalf("%s is not the range that is looked for", old)
 	}
 	for _, h := range l.Hosts() {
-		poll(t, 60*time.Second, "leftovers on "+h, func() string {
+		poll(t, "leftovers on "+h, func() string {
 			var left []string
 			for _, args := range [][]string{{"ip", "route"}, {"ip", "addr"}, {"ip", "neigh"}, {"ip", "nexthop"}} {
 				for line := range strings.SplitSeq(output(t, l, h, args...), "\n") {
@@ -146,8 +147,8 @@ func nothingOf(t *testing.T, l *lab.Lab, old netip.Prefix) {
 		})
 	}
 	s := openStore(t, l)
-	ctx := within(t, 90*time.Second)
-	poll(t, 60*time.Second, "leftovers in the store", func() string {
+	ctx := await.Context(t)
+	poll(t, "leftovers in the store", func() string {
 		for _, k := range []store.Kind{
 			store.KindIPPool, store.KindNode, store.KindWorkloadEndpoint, store.KindIPAMBlock, store.KindIPAMAffinity, store.KindIPAMHandle,
 		} {
@@ -174,12 +175,12 @@ func TestLastPoolDisabled(t *testing.T) {
 	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node3/pod1"}, [2]string{"node2/pod1", "node1/pod1"})
 	routerctl(t, l, "node1", "", "pool", "drain", defaultPool, "--force")
 	waitFlows(t, flows, 2*time.Second)
-	if _, err := l.AttachPod(within(t, time.Minute), "node2/new"); err == nil || !strings.Contains(err.Error(), "it is disabled") {
+	if _, err := l.AttachPod(await.Context(t), "node2/new"); err == nil || !strings.Contains(err.Error(), "it is disabled") {
 		t.Errorf("ADD with the only pool disabled: %v", err)
 	}
 	routerctl(t, l, "node1", "", "pool", "enable", defaultPool)
-	poll(t, 30*time.Second, "ADD with the pool enabled again", func() string {
-		if _, err := l.AttachPod(within(t, time.Minute), "node2/new"); err != nil {
+	poll(t, "ADD with the pool enabled again", func() string {
+		if _, err := l.AttachPod(await.Context(t), "node2/new"); err != nil {
 			return err.Error()
 		}
 		return ""
@@ -195,7 +196,7 @@ func TestTwoPools(t *testing.T) {
 	routerctl(t, l, "node1", poolManifest("direct", "10.67.0.0/16", "nodeSelector: all()"), "apply", "-f", "-")
 	routerctl(t, l, "node1", "", "pool", "drain", defaultPool)
 	for _, h := range []string{"node1", "node2"} {
-		p, err := l.AttachPod(within(t, time.Minute), h+"/plain")
+		p, err := l.AttachPod(await.Context(t), h+"/plain")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +207,7 @@ func TestTwoPools(t *testing.T) {
 	// Unencapsulated packets do not cross racks without a router that knows;
 	// within the rack all reach all, each by the way of its own pool.
 	places := []string{"node1/pod1", "node2/pod1", "node1/plain", "node2/plain"}
-	m, err := l.Reachability(within(t, time.Minute), places, traffic.Options{})
+	m, err := l.Reachability(await.Context(t), places, traffic.Options{})
 	if err != nil || !m.OK() {
 		t.Errorf("%v: %v", err, m.Failures())
 	}
@@ -241,10 +242,10 @@ func TestNodeAddressChange(t *testing.T) {
 			output(t, l, tt.host, "ip", "addr", "add", tt.to+"/24", "dev", "eth0")
 			output(t, l, tt.host, "ip", "addr", "change", tt.from+"/24", "dev", "eth0", "preferred_lft", "0")
 			if tt.kill {
-				if err := l.Kill(within(t, 20*time.Second), tt.host, unix.SIGKILL); err != nil {
+				if err := l.Kill(await.Context(t), tt.host, unix.SIGKILL); err != nil {
 					t.Fatal(err)
 				}
-				if err := l.Restart(within(t, 2*time.Minute), tt.host); err != nil {
+				if err := l.Restart(await.Context(t), tt.host); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -267,8 +268,8 @@ func TestNodeAddressChange(t *testing.T) {
 func followed(t *testing.T, l *lab.Lab, host, from, to string) {
 	t.Helper()
 	s := openStore(t, l)
-	poll(t, 60*time.Second, "Node "+host, func() string {
-		o, err := s.Get(within(t, 10*time.Second), store.ResourceKey(store.KindNode, host))
+	poll(t, "Node "+host, func() string {
+		o, err := s.Get(await.Context(t), store.ResourceKey(store.KindNode, host))
 		if err != nil {
 			return err.Error()
 		}
@@ -281,7 +282,7 @@ func followed(t *testing.T, l *lab.Lab, host, from, to string) {
 		if h == host {
 			continue
 		}
-		poll(t, 60*time.Second, h+" follows "+host, func() string {
+		poll(t, h+" follows "+host, func() string {
 			hops := output(t, l, h, "ip", "nexthop")
 			if links := output(t, l, h, "ip", "-br", "link"); strings.Contains(links, "vxlan.calico") {
 				hops += output(t, l, h, "bridge", "fdb", "show", "dev", "vxlan.calico")
@@ -302,8 +303,8 @@ func sessionsTo(t *testing.T, l *lab.Lab, host, to string) {
 		if h == host {
 			continue
 		}
-		poll(t, 2*time.Minute, "the session of "+h+" with "+host, func() string {
-			r, err := l.Node(within(t, 10*time.Second), h)
+		poll(t, "the session of "+h+" with "+host, func() string {
+			r, err := l.Node(await.Context(t), h)
 			if err != nil {
 				return err.Error()
 			}
@@ -322,7 +323,7 @@ func sessionsTo(t *testing.T, l *lab.Lab, host, to string) {
 func refusedAddress(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	s := openStore(t, l)
-	_, err := store.Modify(within(t, 10*time.Second), s, store.ResourceKey(store.KindNode, "ghost"), func(cur store.Object) (any, error) {
+	_, err := store.Modify(await.Context(t), s, store.ResourceKey(store.KindNode, "ghost"), func(cur store.Object) (any, error) {
 		if cur.Value != nil {
 			return nil, errors.New("it exists")
 		}
@@ -336,8 +337,8 @@ func refusedAddress(t *testing.T, l *lab.Lab) {
 	}
 	output(t, l, "node3", "ip", "addr", "add", "10.2.0.77/24", "dev", "eth0")
 	output(t, l, "node3", "ip", "addr", "change", "10.2.0.11/24", "dev", "eth0", "preferred_lft", "0")
-	poll(t, 30*time.Second, "the refusal", func() string {
-		r, err := l.Node(within(t, 10*time.Second), "node3")
+	poll(t, "the refusal", func() string {
+		r, err := l.Node(await.Context(t), "node3")
 		if err != nil {
 			return err.Error()
 		}

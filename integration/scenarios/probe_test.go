@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/middlebox"
 	"github.com/routerd/routerd/integration/lab/ns"
@@ -27,7 +28,7 @@ func tunnelTo(t *testing.T, l *lab.Lab, host, node string) (*apiv1.Tunnel, strin
 		t.Fatal(err)
 	}
 	defer c.Close()
-	r, err := apiv1.NewOperatorClient(c).Tunnels(within(t, 10*time.Second), &apiv1.TunnelsRequest{})
+	r, err := apiv1.NewOperatorClient(c).Tunnels(await.Context(t), &apiv1.TunnelsRequest{})
 	if err != nil {
 		return nil, err.Error()
 	}
@@ -43,7 +44,7 @@ func tunnelTo(t *testing.T, l *lab.Lab, host, node string) (*apiv1.Tunnel, strin
 func waitTunnel(t *testing.T, l *lab.Lab, host, node string, wrong func(*apiv1.Tunnel) string) *apiv1.Tunnel {
 	t.Helper()
 	var tun *apiv1.Tunnel
-	poll(t, 90*time.Second, "tunnel from "+host+" to "+node, func() string {
+	poll(t, "tunnel from "+host+" to "+node, func() string {
 		var why string
 		if tun, why = tunnelTo(t, l, host, node); why != "" {
 			return why
@@ -71,7 +72,7 @@ func retryTunnels(t *testing.T, l *lab.Lab, host string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := apiv1.NewOperatorClient(c).Tunnels(within(t, 10*time.Second), &apiv1.TunnelsRequest{RetryAll: true}); err != nil {
+	if _, err := apiv1.NewOperatorClient(c).Tunnels(await.Context(t), &apiv1.TunnelsRequest{RetryAll: true}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -127,7 +128,7 @@ func throughput(t *testing.T, l *lab.Lab, from, to string, d time.Duration) floa
 func testMeasured(t *testing.T, l *lab.Lab, some bool) {
 	t.Helper()
 	for _, h := range l.Hosts() {
-		poll(t, 90*time.Second, "tunnels of "+h, func() string {
+		poll(t, "tunnels of "+h, func() string {
 			tunnels, err := tunnelsOf(t, l, h)
 			if err != nil {
 				return err.Error()
@@ -155,7 +156,7 @@ func tunnelsOf(t *testing.T, l *lab.Lab, host string) ([]*apiv1.Tunnel, error) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	r, err := apiv1.NewOperatorClient(c).Tunnels(within(t, 10*time.Second), &apiv1.TunnelsRequest{})
+	r, err := apiv1.NewOperatorClient(c).Tunnels(await.Context(t), &apiv1.TunnelsRequest{})
 	if err == nil && r.GetState() != "" {
 		err = errors.New(r.GetState())
 	}
@@ -172,14 +173,14 @@ func TestProbedBeforeUse(t *testing.T) {
 	reach(t, l, traffic.Options{IPv6: true})
 	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node2/pod1"}, [2]string{"node3/pod1", "node1/pod1"})
 	s := openStore(t, l)
-	pools, _, err := s.List(within(t, 10*time.Second), store.KindIPPool, "")
+	pools, _, err := s.List(await.Context(t), store.KindIPPool, "")
 	if err != nil || len(pools) != 2 {
 		t.Fatalf("pools: %v, %v", pools, err)
 	}
 	// Who has not moved to anything yet has nothing to stay on meanwhile.
 	for _, h := range l.Hosts() {
-		poll(t, 60*time.Second, h+" has moved to the pools' mode", func() string {
-			o, err := s.Get(within(t, 10*time.Second), store.ResourceKey(store.KindNode, h))
+		poll(t, h+" has moved to the pools' mode", func() string {
+			o, err := s.Get(await.Context(t), store.ResourceKey(store.KindNode, h))
 			if err != nil {
 				return err.Error()
 			}
@@ -190,7 +191,7 @@ func TestProbedBeforeUse(t *testing.T) {
 		})
 	}
 	for _, p := range pools {
-		_, err := store.Modify(within(t, 10*time.Second), s, p.Key, func(cur store.Object) (any, error) {
+		_, err := store.Modify(await.Context(t), s, p.Key, func(cur store.Object) (any, error) {
 			pool, ok := store.Clone(cur.Value).(*v3.IPPool)
 			if !ok {
 				return nil, fmt.Errorf("unexpected %T", cur.Value)
@@ -203,7 +204,7 @@ func TestProbedBeforeUse(t *testing.T) {
 		}
 	}
 	for _, h := range l.Hosts() {
-		poll(t, 90*time.Second, "tunnels of "+h, func() string {
+		poll(t, "tunnels of "+h, func() string {
 			tunnels, err := tunnelsOf(t, l, h)
 			if err != nil {
 				return err.Error()
@@ -299,7 +300,7 @@ func TestBrokenOffload(t *testing.T) {
 func testMemory(t *testing.T, l *lab.Lab, needs func(*apiv1.Tunnel) string) {
 	t.Helper()
 	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node3/pod1"}, [2]string{"node3/pod1", "node1/pod1"})
-	if err := l.Restart(within(t, 2*time.Minute), "node1"); err != nil {
+	if err := l.Restart(await.Context(t), "node1"); err != nil {
 		t.Fatal(err)
 	}
 	waitTunnel(t, l, "node1", "node3", needs)
@@ -359,7 +360,7 @@ func TestBlackhole(t *testing.T) {
 		}
 		return delivers(tun)
 	})
-	poll(t, 30*time.Second, "TCP across the path", func() string {
+	poll(t, "TCP across the path", func() string {
 		cured := throughput(t, l, "node1/pod1", "node3/pod1", 2*time.Second)
 		if cured < healthy/10 || cured < 5*stalled {
 			return fmt.Sprintf("%.1f Mbit/s, %.1f before, %.3f while nothing was known", cured, healthy, stalled)

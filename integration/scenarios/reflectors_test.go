@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
@@ -45,7 +45,7 @@ spec: {nodeSelector: has(reflector), peerSelector: has(reflector)}
 	waitPeers(t, l, clients, len(reflectors), explicit)
 	// A client hears of the other clients' blocks by reflection alone.
 	for _, h := range clients {
-		poll(t, 60*time.Second, "routes reflected to "+h, func() string {
+		poll(t, "routes reflected to "+h, func() string {
 			out, err := tryRouterctl(t, l, h, "", "bgp", "routes")
 			if err != nil {
 				return err.Error()
@@ -72,7 +72,7 @@ spec: {nodeSelector: has(reflector), peerSelector: has(reflector)}
 // takes them away.
 func setReflector(t *testing.T, l *lab.Lab, host string, on bool) {
 	t.Helper()
-	_, err := store.Modify(within(t, 30*time.Second), openStore(t, l), store.ResourceKey(store.KindNode, host), func(cur store.Object) (any, error) {
+	_, err := store.Modify(await.Context(t), openStore(t, l), store.ResourceKey(store.KindNode, host), func(cur store.Object) (any, error) {
 		n, ok := store.Clone(cur.Value).(*store.Node)
 		if !ok {
 			return nil, fmt.Errorf("unexpected %T", cur.Value)
@@ -97,8 +97,8 @@ func setReflector(t *testing.T, l *lab.Lab, host string, on bool) {
 func waitPeers(t *testing.T, l *lab.Lab, hosts []string, want int, as func(*apiv1.BGPPeer) bool) {
 	t.Helper()
 	for _, h := range hosts {
-		poll(t, 90*time.Second, "BGP sessions of "+h, func() string {
-			r, err := l.Node(within(t, 10*time.Second), h)
+		poll(t, "BGP sessions of "+h, func() string {
+			r, err := l.Node(await.Context(t), h)
 			if err != nil {
 				return err.Error()
 			}

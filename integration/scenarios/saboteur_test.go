@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/dataplane/kernel/saboteur"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/stall"
 	"github.com/routerd/routerd/store"
@@ -34,7 +35,7 @@ func kernelOf(t *testing.T, l *lab.Lab, host string) []string {
 		"bridge fdb show dev vxlan.calico", "ip neigh show nud permanent", "ip -o addr show dev vxlan.calico",
 		"ip -d link show type vxlan", "sysctl net.ipv4.ip_forward",
 	} {
-		r, err := l.Exec(within(t, 30*time.Second), host, strings.Fields(c)...)
+		r, err := l.Exec(await.Context(t), host, strings.Fields(c)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +90,7 @@ func TestSaboteur(t *testing.T) {
 	defer stalls.Stop()
 
 	strikes := make([][]saboteur.Strike, len(l.Hosts()))
-	ctx := within(t, time.Minute)
+	ctx := await.Context(t)
 	var wg sync.WaitGroup
 	for i, h := range l.Hosts() {
 		s := &saboteur.Saboteur{
@@ -102,11 +103,11 @@ func TestSaboteur(t *testing.T) {
 	wg.Wait()
 
 	for i, h := range l.Hosts() {
-		poll(t, 90*time.Second, "the kernel of "+h+" is as it was (-before +now)", func() string {
+		poll(t, "the kernel of "+h+" is as it was (-before +now)", func() string {
 			return cmp.Diff(before[h], kernelOf(t, l, h))
 		})
 		log := ""
-		poll(t, 20*time.Second, "each strike at "+h+" is in the log", func() string {
+		poll(t, "each strike at "+h+" is in the log", func() string {
 			log = l.LogTail(h, 1<<20)
 			for _, s := range strikes[i] {
 				// What went with its device before it was put back is said to be

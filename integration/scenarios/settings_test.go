@@ -47,7 +47,7 @@ spec: {%s}
 // other network or port any more.
 func (c *changing) waitNumbers(t *testing.T, what string, m store.Mode) {
 	t.Helper()
-	poll(t, 90*time.Second, what, func() string {
+	poll(t, what, func() string {
 		forms := c.forms(t)
 		for _, h := range c.Hosts() {
 			f := forms[h]

@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -137,7 +139,9 @@ func watchRoutes(t *testing.T, l *lab.Lab, host string) *monitor {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := &monitor{lab: l, host: host, cancel: cancel, done: make(chan error, 1)}
 	go func() {
-		_, err := l.Run(ctx, host, lab.Streams{Out: m, Err: m}, "ip", "-4", "monitor", "route", "nexthop")
+		// What it says of itself is no change: it cannot name the other end of a
+		// device whose namespace is just going.
+		_, err := l.Run(ctx, host, lab.Streams{Out: m, Err: io.Discard}, "ip", "-4", "monitor", "route", "nexthop")
 		m.done <- err
 	}()
 	m.mark(t)
@@ -152,7 +156,7 @@ const marker = "203.0.113.77"
 func (m *monitor) mark(t *testing.T) {
 	t.Helper()
 	before := strings.Count(m.text(), marker)
-	poll(t, 20*time.Second, "ip monitor on "+m.host, func() string {
+	poll(t, "ip monitor on "+m.host, func() string {
 		output(t, m.lab, m.host, "ip", "route", "replace", "blackhole", marker, "proto", "static")
 		output(t, m.lab, m.host, "ip", "route", "del", "blackhole", marker, "proto", "static")
 		if strings.Count(m.text(), marker) == before {
@@ -182,14 +186,14 @@ func (m *monitor) stop(t *testing.T) []string {
 func testKillUnderTraffic(t *testing.T, l *lab.Lab, m mode) {
 	for _, host := range []string{"node1", "node3"} {
 		t.Run(host, func(t *testing.T) {
-			disturb(t, l, m, host, func() error { return l.Kill(within(t, 20*time.Second), host, unix.SIGKILL) })
+			disturb(t, l, m, host, func() error { return l.Kill(await.Context(t), host, unix.SIGKILL) })
 		})
 	}
 }
 
 // testStopUnderTraffic is the same with a daemon that may say goodbye.
 func testStopUnderTraffic(t *testing.T, l *lab.Lab, m mode) {
-	disturb(t, l, m, "node3", func() error { return l.Kill(within(t, 20*time.Second), "node3", unix.SIGTERM) })
+	disturb(t, l, m, "node3", func() error { return l.Kill(await.Context(t), "node3", unix.SIGTERM) })
 }
 
 func disturb(t *testing.T, l *lab.Lab, m mode, host string, end func() error) {
@@ -204,7 +208,7 @@ func disturb(t *testing.T, l *lab.Lab, m mode, host string, end func() error) {
 		t.Fatal(err)
 	}
 	waitFlows(t, flows, time.Second) // a second without the daemon
-	if err := l.Restart(within(t, 2*time.Minute), host); err != nil {
+	if err := l.Restart(await.Context(t), host); err != nil {
 		t.Fatal(err)
 	}
 	testSessions(t, l, m)              // everything that it waits for has come

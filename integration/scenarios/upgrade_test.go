@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
 )
@@ -40,7 +40,7 @@ func TestUpgrade(t *testing.T) {
 		if out := routerctl(t, l, h, "", "version"); strings.Contains(out, version) {
 			t.Fatalf("%s has the other build already: %s", h, out)
 		}
-		if err := l.Restart(within(t, 2*time.Minute), h); err != nil {
+		if err := l.Restart(await.Context(t), h); err != nil {
 			t.Fatal(err)
 		}
 		if out := routerctl(t, l, h, "", "version"); !strings.Contains(out, version) {
