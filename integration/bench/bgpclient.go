@@ -32,6 +32,9 @@ type bgpClient struct {
 	r    *bufio.Reader
 	send sync.Mutex
 
+	stop  context.CancelFunc // of what keeps the session
+	alive sync.WaitGroup
+
 	seen []uint64 // bit i: prefix i of routePrefixes came
 	n    int      // how many
 }
@@ -52,7 +55,34 @@ func dialBGP(ctx context.Context, space string, addr, peer netip.Addr, asn uint3
 	if err := c.open(asn); err != nil {
 		return nil, errors.Join(fmt.Errorf("session of %s: %w", addr, err), c.conn.Close())
 	}
+	ctx, c.stop = context.WithCancel(ctx)
+	c.alive.Go(func() { c.keep(ctx) })
 	return c, nil
+}
+
+// keep sends KEEPALIVEs until ctx ends or the session has: a peer that has much to
+// tell others hears nothing else of this client for longer than its hold time.
+func (c *bgpClient) keep(ctx context.Context) {
+	tick := time.NewTicker(20 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if c.write(bgpKeepalive, nil) != nil {
+				return // who reads is told the same
+			}
+		}
+	}
+}
+
+// close ends the session.
+func (c *bgpClient) close() error {
+	c.stop()
+	err := c.conn.Close()
+	c.alive.Wait()
+	return err
 }
 
 // open exchanges OPEN and KEEPALIVE.
@@ -141,8 +171,6 @@ func (c *bgpClient) count(want int) error {
 		switch typ {
 		case bgpNotification:
 			return fmt.Errorf("%d of %d prefixes came to %s: notification %v", c.n, want, c.addr, body)
-		case bgpKeepalive:
-			err = c.write(bgpKeepalive, nil)
 		case bgpUpdate:
 			err = c.take(body)
 		}

@@ -25,7 +25,7 @@ type Reflection struct {
 }
 
 // reflectWithin is how long one series may take.
-const reflectWithin = 100 * time.Second
+const reflectWithin = 10 * time.Minute
 
 // reflection is what a reflector took.
 type reflection struct {
@@ -134,7 +134,7 @@ func reflect(ctx context.Context, r receiver, size Reflection) (out reflection, 
 	defer func() {
 		for _, c := range clients {
 			if c != nil {
-				err = errors.Join(err, c.conn.Close())
+				err = errors.Join(err, c.close())
 			}
 		}
 	}()
