@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
@@ -97,6 +98,7 @@ func run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	defer alone.Close()
 	log.Info("starting", "version", version, "node", name, "run_dir", c.RunDir, "state_dir", c.StateDir)
+	limitMemory(log, memlimit.FromCgroup)
 	d, err := newRouter(ctx, c, name, log)
 	if d != nil {
 		defer func() { err = errors.Join(err, d.close()) }()

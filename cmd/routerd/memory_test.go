@@ -1,0 +1,49 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"math"
+	"os"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+)
+
+// The heap is kept to a share of what the host gives, unless the environment says
+// otherwise. Not parallel: the limit is the process's.
+func TestMemoryLimit(t *testing.T) {
+	before := debug.SetMemoryLimit(-1)
+	t.Cleanup(func() { debug.SetMemoryLimit(before) })
+	for _, tt := range []struct {
+		name   string
+		env    string
+		limits memlimit.Provider
+		want   int64
+		says   string
+	}{
+		{"limited", "", memlimit.Limit(1000 << 20), 900 << 20, "memory is limited"},
+		{"not limited", "", func() (uint64, error) { return 0, memlimit.ErrNoLimit }, math.MaxInt64, ""},
+		{"no cgroups", "", func() (uint64, error) { return 0, memlimit.ErrNoCgroup }, 1 << 40, ""},
+		{"not known", "", func() (uint64, error) { return 0, errors.New("odd mounts") }, 1 << 40, "odd mounts"},
+		{"told", "1TiB", memlimit.Limit(1000 << 20), 1 << 40, "memory is limited"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			debug.SetMemoryLimit(1 << 40)
+			t.Setenv("GOMEMLIMIT", tt.env) // puts it back
+			if tt.env == "" {
+				os.Unsetenv("GOMEMLIMIT")
+			}
+			var out strings.Builder
+			limitMemory(slog.New(slog.NewTextHandler(&out, nil)), tt.limits)
+			if got := debug.SetMemoryLimit(-1); got != tt.want {
+				t.Errorf("limit %d, want %d", got, tt.want)
+			}
+			if !strings.Contains(out.String(), tt.says) || tt.says == "" && out.Len() > 0 {
+				t.Errorf("log %q, want %q in it", out.String(), tt.says)
+			}
+		})
+	}
+}
