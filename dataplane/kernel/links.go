@@ -116,6 +116,9 @@ func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
 			return err
 		}
 	}
+	if w.MAC == l.mac {
+		w.MAC = dataplane.MAC{} // told again the kernel would throw away all neighbours (neigh_changeaddr)
+	}
 	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
 }
 

@@ -40,7 +40,7 @@ const (
 func (k *Kernel) turn() bool {
 	for _, kind := range dataplane.Kinds() {
 		ops := k.want.Due(class(kind), false, turnSize)
-		if k.overtaken(ops, false, 0, class(kind)) {
+		if steers(kind) && k.overtaken(ops, false, 0, class(kind)) {
 			return true
 		}
 		k.make(kind, ops)
@@ -53,6 +53,14 @@ func (k *Kernel) turn() bool {
 	}
 	k.removeAll()
 	return k.want.HasDue(false) || k.want.HasDue(true)
+}
+
+// steers reports whether objects of a kind lead packets to others, which must be
+// there before. What is on a device follows each change of the device at once:
+// with its address the kernel throws away all neighbours, and the packets that
+// wait for them if that happens twice.
+func steers(kind dataplane.Kind) bool {
+	return kind == dataplane.KindNextHop || kind == dataplane.KindNextHopGroup || kind == dataplane.KindRoute
 }
 
 // overtaken reports whether there is work by now that is to be done before ops:

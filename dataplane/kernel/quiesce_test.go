@@ -162,6 +162,24 @@ func TestChangeDuringChange(t *testing.T) {
 	d.expect(t, "two changes", "1 neighbour", "1 fdb", "1 neighbour", "1 fdb", "2 nexthop")
 }
 
+// A change of a device in place is one message: what is on it stays.
+func TestNeighboursOutliveMTU(t *testing.T) {
+	t.Parallel()
+	var d diary
+	_, k := newHost(t, func(cfg *Config, _ *int, _ *func(transport) transport) { cfg.Hooks.Written = d.wrote })
+	neighbour, fdb, hop := behind(8, "192.168.2.1", "10.0.0.2")
+	device := tunnel()
+	k.put(device, neighbour, fdb, hop, route("192.168.2.0/26", 8))
+	d.forget()
+	device.MTU = 1300
+	k.put(device)
+	d.expect(t, "another MTU", "1 link")
+	device.MAC = mac("66:07:02:c1:cc:99") // the kernel throws all neighbours away
+	k.put(device)
+	k.settled()
+	d.expect(t, "another address", "1 link", "1 neighbour")
+}
+
 // A kernel that can be asked is asked, and nothing is waited for by the clock;
 // with nohz_full it cannot.
 func TestMembarrier(t *testing.T) {
