@@ -41,18 +41,24 @@ func (k *Kernel) turn() bool {
 	for _, kind := range dataplane.Kinds() {
 		ops := k.want.Due(class(kind), false, turnSize)
 		if steers(kind) && k.overtaken(ops, false, 0, class(kind)) {
+			k.cutDue()
 			return true
 		}
 		k.make(kind, ops)
 	}
-	if k.dirty == "" {
-		k.cutNextHops()
-	}
+	k.cutDue()
 	if k.dirty != "" || k.want.HasDue(false) {
 		return true
 	}
 	k.removeAll()
 	return k.want.HasDue(false) || k.want.HasDue(true)
+}
+
+// cutDue cuts what is to be cut, unless what there is has to be listed first.
+func (k *Kernel) cutDue() {
+	if k.dirty == "" {
+		k.cutNextHops()
+	}
 }
 
 // steers reports whether objects of a kind lead packets to others, which must be
@@ -103,7 +109,11 @@ func (k *Kernel) make(kind dataplane.Kind, ops []op) {
 // turn's worth of one kind, so that nothing goes before what depends on it.
 func (k *Kernel) removeAll() {
 	for _, kind := range []dataplane.Kind{dataplane.KindNextHopGroup, dataplane.KindNextHop} {
-		k.removeNextHops(kind, k.removeTogether(k.want.Due(class(kind), true, noLimit)))
+		hops := k.want.Due(class(kind), true, noLimit)
+		if k.overtaken(hops, false, 0, len(dataplane.Kinds())) {
+			return
+		}
+		k.removeNextHops(kind, k.removeTogether(hops))
 	}
 	kinds := dataplane.Kinds()
 	slices.Reverse(kinds)
@@ -172,7 +182,11 @@ func (k *Kernel) removeTogether(hops []op) []op {
 		return hops
 	}
 	routes := map[dataplane.NextHopID][]result{}
-	for _, o := range k.want.Due(class(dataplane.KindRoute), true, noLimit) {
+	all := k.want.Due(class(dataplane.KindRoute), true, noLimit)
+	if k.overtaken(all, false, 0, len(dataplane.Kinds())) {
+		return hops
+	}
+	for _, o := range all {
 		id := nextHopOf(o.Have)
 		routes[id] = append(routes[id], result{Op: o})
 	}
