@@ -45,7 +45,7 @@ func TestBIRDSwitch(t *testing.T) {
 func TestBIRDMesh(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 2)
-	b := startBIRD(t, birdConf(h[1], 64512, h[0], 64512, "", "192.168.2.0/26", "10.9.0.0/16"))
+	b := startBIRD(t, birdConf(h[1], 64512, h[0], 64512, "passive off;", "192.168.2.0/26", "10.9.0.0/16"))
 	r := newRun(t, SpeakerOptions{})
 	r.apply(testConfig(h[0], 64512, []string{"192.168.1.0/26"}, to(h[0], h[1], 64512)))
 	if p := r.waitPath("192.168.2.0/26"); p.ASPath != "" || !p.IBGP || p.LocalPref != 100 {

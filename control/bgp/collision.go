@@ -1,21 +1,30 @@
 package bgp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"golang.org/x/sys/unix"
 )
 
-// confirmed is how long a peer may take for the KEEPALIVE that answers an OPEN,
-// a round trip's work, before a lost connection is looked for.
-const confirmed = 5 * time.Second
+const (
+	// confirmed is how long a peer may take for the KEEPALIVE that answers an
+	// OPEN, a round trip's work, before a lost connection is looked for.
+	confirmed = 5 * time.Second
+	// unheard is for how long what a peer has sent is left unread on a connection
+	// that GoBGP has lost. Whatever it uses has a reader.
+	unheard = time.Second
+)
 
 // mindCollision sees to connections that GoBGP loses when two of a session
 // collide (RFC 4271 section 6.8).
@@ -25,10 +34,13 @@ const confirmed = 5 * time.Second
 // nor closed. A peer that decides for its own, as the greater router ID must,
 // waits there for its hold time, and takes no other meanwhile; two nodes that do
 // so to each other wait both. So what GoBGP has lost is ended when a session
-// falls back from OpenConfirm, and when it stays there.
+// falls back from OpenConfirm, and when it stays there. Where GoBGP never
+// connects itself nothing collides.
 func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 	wait := time.Duration(0)
 	switch {
+	case ss.peer.Passive || !s.engine.listen:
+		return
 	case ss.state == packet.BGP_FSM_OPENCONFIRM && was != packet.BGP_FSM_OPENCONFIRM:
 		wait = confirmed
 	case ss.state == packet.BGP_FSM_IDLE && was == packet.BGP_FSM_OPENCONFIRM:
@@ -36,24 +48,41 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 		return
 	}
 	ss.attempt++
-	attempt, state, e, peer, port := ss.attempt, ss.state, s.engine, ss.peer, s.cfg.ListenPort
-	e.wg.Go(func() {
-		select {
-		case <-e.ctx.Done():
-			return
-		case <-time.After(wait):
-		}
+	attempt, state, e, peer := ss.attempt, ss.state, s.engine, ss.peer
+	stays := func() bool {
 		s.mu.Lock()
-		stays := ss.attempt == attempt && ss.state == state
-		s.mu.Unlock()
-		if !stays {
+		defer s.mu.Unlock()
+		return e.ctx.Err() == nil && s.engine == e && s.sessions[peer.Addr] == ss && ss.attempt == attempt && ss.state == state
+	}
+	e.wg.Go(func() {
+		if !pause(e.ctx, wait) || !stays() {
 			return
 		}
-		n, err := endLost(peer.Addr, port, state)
+		e.looking.Lock() // one look at a time: each walks all descriptors
+		defer e.looking.Unlock()
+		if !stays() {
+			return
+		}
+		n, err := endLost(e.ctx, peer.Addr, e.port)
 		if n > 0 || err != nil {
 			s.log.Info("ended connections that had collided", "peer", peer.Name, "address", peer.Addr, "connections", n, "error", err)
 		}
 	})
+}
+
+// pause waits, and reports whether ctx still runs.
+func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
 }
 
 // connection is a TCP connection of this process.
@@ -62,49 +91,50 @@ type connection struct {
 	local, remote netip.AddrPort
 }
 
-// lost returns those of this process's connections with a peer that GoBGP does
-// not use in a state: in Idle it uses none, and in OpenConfirm its own, if it has
-// both its own and one that it accepted on its port.
-func lost(all []connection, peer netip.Addr, port uint16, state packet.FSMState) []connection {
-	var accepted []connection
-	own := state == packet.BGP_FSM_IDLE
-	for _, c := range all {
-		switch {
-		case c.remote.Addr() != peer:
-		case c.local.Port() == port:
-			accepted = append(accepted, c)
-		default:
-			own = true
+// endLost shuts down the connections that were accepted from a peer on a port and
+// that nobody reads, and returns how many that were. GoBGP keeps the descriptors,
+// so they are not closed.
+func endLost(ctx context.Context, peer netip.Addr, port uint16) (int, error) {
+	all, err := connections(peer, port)
+	defer func() {
+		for _, c := range all {
+			unix.Close(c.fd)
 		}
+	}()
+	before := make([]int, len(all))
+	for i, c := range all {
+		before[i] = c.unread()
 	}
-	if !own {
-		return nil
+	if !slices.ContainsFunc(before, func(n int) bool { return n > 0 }) || !pause(ctx, unheard) {
+		return 0, err
 	}
-	return accepted
-}
-
-// endLost shuts down what [lost] finds, and returns how many that were. GoBGP
-// keeps the descriptors, so they are not closed.
-func endLost(peer netip.Addr, port uint16, state packet.FSMState) (int, error) {
-	all, err := connections(peer)
 	n := 0
-	for _, c := range lost(all, peer, port, state) {
+	for i, c := range all {
+		if before[i] == 0 || c.unread() < before[i] {
+			continue
+		}
 		if e := unix.Shutdown(c.fd, unix.SHUT_RDWR); e == nil {
 			n++
 		} else if !errors.Is(e, unix.ENOTCONN) { // the peer was first
 			err = errors.Join(err, fmt.Errorf("shut down the connection from %s: %w", c.remote, e))
 		}
 	}
-	for _, c := range all {
-		unix.Close(c.fd)
-	}
 	return n, err
 }
 
-// connections returns this process's TCP connections with a peer. Their
-// descriptors are duplicates, for the caller to close: the originals may be
+// unread is how many bytes have come that nobody has read (SIOCINQ of tcp(7)).
+func (c connection) unread() int {
+	n, err := unix.IoctlGetInt(c.fd, unix.SIOCINQ)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// connections returns the connections that this process has accepted from a peer
+// on a port. Their descriptors are duplicates, for the caller to close: the originals may be
 // closed, and their numbers used again, at any time.
-func connections(peer netip.Addr) ([]connection, error) {
+func connections(peer netip.Addr, port uint16) ([]connection, error) {
 	const dir = "/proc/self/fd"
 	names, err := os.ReadDir(dir)
 	if err != nil {
@@ -116,11 +146,14 @@ func connections(peer netip.Addr) ([]connection, error) {
 		if err != nil {
 			continue
 		}
+		if what, err := os.Readlink(filepath.Join(dir, name.Name())); err != nil || !strings.HasPrefix(what, "socket:") {
+			continue
+		}
 		fd, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if c, ok := tcpConnection(fd); ok && c.remote.Addr() == peer {
+		if c, ok := tcpConnection(fd); ok && c.remote.Addr() == peer && c.local.Port() == port {
 			all = append(all, c)
 			continue
 		}

@@ -1,13 +1,16 @@
 package bgp
 
 import (
+	"fmt"
+	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/await"
 )
@@ -103,30 +106,78 @@ func opened(t *testing.T, from, to netip.Addr) net.Conn {
 	return conn
 }
 
+// TestLost: of a peer's connections only that is ended which was accepted on the
+// port and which nobody reads, whatever else there is with the same peer.
 func TestLost(t *testing.T) {
 	t.Parallel()
-	const port = 179
-	peer, other := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")
-	conn := func(fd int, local uint16, a netip.Addr, remote uint16) connection {
-		return connection{fd, netip.AddrPortFrom(netip.MustParseAddr("10.1.0.1"), local), netip.AddrPortFrom(a, remote)}
+	h := hosts(t, 2)
+	const port = 11790
+	accepted := func(port uint16) (here, there net.Conn) {
+		t.Helper()
+		l, err := net.Listen("tcp", netip.AddrPortFrom(h[0], port).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h[1], 0))}
+		if there, err = d.DialContext(t.Context(), "tcp", l.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		if here, err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { here.Close(); there.Close() })
+		return here, there
 	}
-	accepted, again, own := conn(3, port, peer, 40000), conn(4, port, peer, 40001), conn(5, 40002, peer, port)
-	others, othersOwn := conn(6, port, other, 40000), conn(7, 40003, other, port)
-	for name, c := range map[string]struct {
-		state packet.FSMState
-		all   []connection
-		want  []connection
-	}{
-		"none":                {packet.BGP_FSM_OPENCONFIRM, nil, nil},
-		"slow peer":           {packet.BGP_FSM_OPENCONFIRM, []connection{accepted, others, othersOwn}, nil},
-		"slow peer, own":      {packet.BGP_FSM_OPENCONFIRM, []connection{own, others}, nil},
-		"collided":            {packet.BGP_FSM_OPENCONFIRM, []connection{accepted, own, others, othersOwn}, []connection{accepted}},
-		"collided twice":      {packet.BGP_FSM_OPENCONFIRM, []connection{accepted, own, again}, []connection{accepted, again}},
-		"fallen back":         {packet.BGP_FSM_IDLE, []connection{accepted, others}, []connection{accepted}},
-		"fallen back, others": {packet.BGP_FSM_IDLE, []connection{others, othersOwn}, nil},
-	} {
-		if diff := cmp.Diff(c.want, lost(c.all, peer, port, c.state), cmp.AllowUnexported(connection{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
+	say := func(c net.Conn) {
+		t.Helper()
+		if _, err := c.Write(message(packet.BGP_MSG_KEEPALIVE, nil)); err != nil {
+			t.Fatal(err)
 		}
 	}
+	lost, peerOfLost := accepted(port)
+	silent, peerOfSilent := accepted(port)
+	used, peerOfUsed := accepted(port)
+	other, peerOfOther := accepted(port + 1) // of another program part, which is slow
+	say(peerOfLost)
+	say(peerOfOther)
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for {
+			if _, err := readMessage(used); err != nil {
+				return
+			}
+		}
+	})
+	say(peerOfUsed)
+	await.Until(t, "what was said arrives", func() error {
+		all, err := connections(h[1], port)
+		n := 0
+		for _, c := range all {
+			n += c.unread()
+			unix.Close(c.fd)
+		}
+		if err == nil && (len(all) != 3 || n != packet.BGP_HEADER_LENGTH) {
+			err = fmt.Errorf("%d connections, %d bytes unread", len(all), n)
+		}
+		return err
+	})
+	if n, err := endLost(t.Context(), h[1], port); n != 1 || err != nil {
+		t.Errorf("%d ended, %v", n, err)
+	}
+	if _, err := peerOfLost.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the lost one: %v", err)
+	}
+	for name, c := range map[string][2]net.Conn{"silent": {silent, peerOfSilent}, "other": {other, peerOfOther}} {
+		if _, err := c[0].Write([]byte{1}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n, err := c[1].Read(make([]byte, 1)); n != 1 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	say(peerOfUsed)
+	used.Close()
+	reader.Wait()
+	_ = lost
 }

@@ -34,7 +34,8 @@ type engine struct {
 	srv      *server.BgpServer
 	asn      uint32
 	routerID netip.Addr
-	listen   bool // it has a listener
+	listen   bool   // it has a listener
+	port     uint16 // of the listener
 
 	// restarting says that peers are told that this host forwards as before, also
 	// those that come while the engine is not in sync yet.
@@ -44,6 +45,7 @@ type engine struct {
 	ctx        context.Context // ends with the engine
 	cancel     context.CancelFunc
 	wg         sync.WaitGroup          // Serve, and those who find out why a peer is down
+	looking    sync.Mutex              // held by who looks for connections that GoBGP lost
 	local      map[netip.Prefix]origin // what we originate
 }
 
@@ -56,7 +58,7 @@ type origin struct {
 // startEngine starts GoBGP with a config's identity and policies but without
 // peers or paths.
 func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, listen bool) (*engine, error) {
-	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, local: map[netip.Prefix]origin{}}
+	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, port: c.ListenPort, local: map[netip.Prefix]origin{}}
 	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	e.emit = func(ev event) {
 		if e.closed.Load() {

@@ -96,7 +96,7 @@ func (f *frr) without(says string, cmd string) {
 func frrConf(self netip.Addr, asn uint32, peer netip.Addr, peerASN uint32, extra []string, networks ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "frr defaults datacenter\nrouter bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp network import-check\n", asn, routerIDOf(self))
-	fmt.Fprintf(&b, " bgp graceful-restart\n neighbor %s remote-as %d\n neighbor %s update-source %s\n neighbor %s timers connect 3\n", peer, peerASN, peer, self, peer)
+	fmt.Fprintf(&b, " bgp graceful-restart\n neighbor %s remote-as %d\n neighbor %s update-source %s\n neighbor %s timers connect 1\n neighbor %s passive\n", peer, peerASN, peer, self, peer, peer)
 	if asn != peerASN {
 		fmt.Fprintf(&b, " neighbor %s ebgp-multihop\n", peer)
 	}

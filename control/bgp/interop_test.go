@@ -15,6 +15,7 @@ type remote struct {
 	asn, peerASN uint32
 	password     string
 	hops         int    // of TTL security; 0: off
+	opens        bool   // the session; else it waits for us to do so
 	client       bool   // this host is a client of the other's reflection
 	extended     bool   // IPv4 over IPv6
 	longLived    bool   // long-lived graceful restart, after a restart time of 1 s
@@ -61,6 +62,9 @@ func (b birdOther) text() string {
 	var extra strings.Builder
 	if b.password != "" {
 		fmt.Fprintf(&extra, "password %q; ", b.password)
+	}
+	if b.opens {
+		extra.WriteString("passive off; ")
 	}
 	if b.client {
 		extra.WriteString("rr client; ")

@@ -33,7 +33,8 @@ protocol bgp host {
   strict bind yes;
   multihop;
   graceful restart on;
-  connect delay time 3; connect retry time 3; error wait time 1, 2; startup hold time 20;
+  passive on;
+  connect delay time 1; connect retry time 2; error wait time 1, 2; startup hold time 20;
   ipv6 { import all; export where source = RTS_STATIC; };
 }
 `, id, self, asn, peer, peerASN, static.String())

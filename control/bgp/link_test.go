@@ -60,7 +60,7 @@ protocol bgp host {
   interface "%[4]s";
   strict bind yes;
   direct;
-  connect delay time 3; connect retry time 3; error wait time 1, 2;
+  connect delay time 1; connect retry time 2; error wait time 1, 2;
   %[5]s
   ipv4 { extended next hop on; import all; export where source = RTS_STATIC; };
   ipv6 { import all; export none; };

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -134,7 +135,11 @@ func (s *Speaker) diagnose(ss *session) {
 	ss.diagnosing = cancel
 	e.wg.Go(func() {
 		defer cancel()
-		found := reasonOf(ctx, &c, p)
+		found := reasonOf(ctx, &c, p, func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return ss.state == packet.BGP_FSM_OPENSENT || ss.state == packet.BGP_FSM_OPENCONFIRM
+		})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if ctx.Err() != nil {
@@ -149,23 +154,30 @@ func (s *Speaker) diagnose(ss *session) {
 
 // reasonOf probes a peer until it answers. After a failed session many speakers
 // take no connection for a while, and then the first: GoBGP tries once a second,
-// so the first probes come closer to each other than that.
-func reasonOf(ctx context.Context, c *Config, p Peer) string {
-	const hurried, all = 40, 70
+// so for some seconds the probes come closer to each other than that. None is
+// sent while a session is coming up, with which it would collide.
+func reasonOf(ctx context.Context, c *Config, p Peer, comingUp func() bool) string {
+	const hurry, all = 10 * time.Second, 70
+	start, collided := time.Now(), ""
 	for try := range all {
-		wait := 250 * time.Millisecond
-		if try >= hurried {
-			wait = min(time.Duration(try-hurried+1)*time.Second, 5*time.Second)
+		wait := min(time.Duration(try+1)*time.Second, 5*time.Second)
+		if time.Since(start) < hurry {
+			wait = 200*time.Millisecond + rand.N(100*time.Millisecond)
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, wait) {
 			return ""
-		case <-time.After(wait):
+		}
+		if comingUp() {
+			continue
 		}
 		v, err := probe(ctx, c, p)
-		if err == nil && (v.asn != 0 || v.refused) {
+		if err != nil || v.asn == 0 && !v.refused {
+			continue
+		}
+		if !v.collided() {
 			return v.explain(c, p)
 		}
+		collided = v.explain(c, p)
 	}
-	return ""
+	return collided
 }

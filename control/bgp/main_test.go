@@ -478,7 +478,10 @@ func (b *bird) waitFor(says string, args ...string) {
 }
 
 // birdConf is BIRD with one session. It logs every change of a route, so that
-// a test sees a withdrawal however short it is.
+// a test sees a withdrawal however short it is. It leaves it to us to connect,
+// unless extra says "passive off;", and so do the others here: when connections
+// collide GoBGP reads and writes fsm.isTreatAsWithdraw unguarded, for which the
+// race detector fails whatever runs just then. [TestCollision] is about them.
 func birdConf(self netip.Addr, asn uint32, peer netip.Addr, peerASN uint32, extra string, routes ...string) string {
 	var static strings.Builder
 	for _, r := range routes {
@@ -495,7 +498,8 @@ protocol bgp host {
   strict bind yes;
   multihop;
   graceful restart on;
-  connect delay time 3; connect retry time 3; error wait time 1, 2; startup hold time 20;
+  passive on;
+  connect delay time 1; connect retry time 2; error wait time 1, 2; startup hold time 20;
   ipv4 { import all; export where source = RTS_STATIC; };
   %[6]s
 }

@@ -168,6 +168,13 @@ func sendOpen(w io.Writer, c *Config, p Peer) error {
 	return err
 }
 
+// collided reports whether the peer only had another connection with us already
+// (RFC 4486, section 4).
+func (v verdict) collided() bool {
+	return v.refused && v.code == packet.BGP_ERROR_CEASE &&
+		(v.subcode == packet.BGP_ERROR_SUB_CONNECTION_REJECTED || v.subcode == packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION)
+}
+
 // explain says what a verdict means for the session; empty: nothing wrong was
 // found.
 func (v verdict) explain(c *Config, p Peer) string {

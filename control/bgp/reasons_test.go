@@ -218,7 +218,7 @@ func TestMD5OfOneSide(t *testing.T) {
 		{"geheim", "other", " segments came signed with another password"},
 	} {
 		h := hosts(t, 2)
-		startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, password: c.theirs})
+		startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, password: c.theirs, opens: true})
 		r := newRun(t, SpeakerOptions{})
 		p := waiting(tor(h[0], h[1], 64999))
 		p.Password = Password{c.ours}

@@ -64,7 +64,8 @@ type session struct {
 	ended string // why the last established session ended, until the next one
 	found string // what the diagnosis found; beats last
 
-	objected time.Time // when a notification said why the session does not come up; see moot
+	objection string    // why one side refused the other's OPEN
+	objected  time.Time // when; zero: none did since the session was up
 
 	attempt int // counts the times that the session came near to being up, or fell back from there
 
@@ -103,7 +104,7 @@ func (s *session) setState(e event) (unexplained bool) {
 		s.up, s.since, s.canGR, s.keeps = true, e.time, e.canGR, e.keeps
 		s.due = s.peer.agreed(e.families)
 		s.tally.rose()
-		s.last, s.ended, s.found, s.objected = "", "", "", time.Time{} // limited stays: GoBGP's log of the limit comes before its event
+		s.last, s.ended, s.found, s.objection, s.objected = "", "", "", "", time.Time{} // limited stays: GoBGP's log of the limit comes before its event
 		s.stopDiagnosis()
 	case s.up:
 		s.up, s.since, s.drops = false, e.time, readDrops(procNetstat)
@@ -117,20 +118,26 @@ func (s *session) setState(e event) (unexplained bool) {
 		if e.reason == "invalid-msg" || e.reason == "bad-peer-as" {
 			return true
 		}
-		if !s.moot(e) {
-			s.last = downReason(e.reason)
+		if says := downReason(e.reason); e.reason == "read-failed" || e.reason == "write-failed" {
+			s.closed(e, says)
+		} else {
+			s.last = says
 		}
 	}
 	return false
 }
 
-// pause is how long a peer may close every connection after it has objected, or
-// we have: BIRD's longest wait after errors, unless configured.
-const pause = 5 * time.Minute
+// afterObjection is how long a peer may close every connection after it has
+// objected, or we have: BIRD's longest wait after errors, unless configured.
+const afterObjection = 5 * time.Minute
 
-// moot reports whether an event that only says that a connection was closed
-// tells less than is known.
-func (s *session) moot(e event) bool { return !s.objected.IsZero() && e.time.Sub(s.objected) < pause }
+// closed takes in that a connection was closed before a session was up. What one
+// side has objected to tells more.
+func (s *session) closed(e event, says string) {
+	if s.last = says; !s.objected.IsZero() && e.time.Sub(s.objected) < afterObjection {
+		s.last = s.objection
+	}
+}
 
 // endOfRIB takes in that a peer has told all of a family.
 func (s *session) endOfRIB(families []packet.Family) {
@@ -164,24 +171,20 @@ func (s *session) setLog(e event) (unexplained bool) {
 	case logDialFailed:
 		s.last = dialReason(e.detail, s.peer)
 	case logIOError:
-		if s.moot(e) {
-			return false
-		}
-		s.last = fmt.Sprintf("%s closed the connection before it opened a session: is this node's address known to it as a peer?", s.peer.Addr)
+		s.closed(e, fmt.Sprintf("%s closed the connection before it opened a session: is this node's address known to it as a peer?", s.peer.Addr))
 	case logSent:
 		s.last = "notification sent: " + meaning(e.code, e.subcode)
 		if s.up {
 			s.ended, s.tally.cause = s.last, resetBySending(e.code, e.subcode)
 			return false
 		}
-		if e.code != packet.BGP_ERROR_OPEN_MESSAGE_ERROR && e.code != packet.BGP_ERROR_FSM_ERROR {
-			return false
+		if e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR {
+			if e.subcode == packet.BGP_ERROR_SUB_BAD_PEER_AS {
+				s.last = fmt.Sprintf("wrong AS: %s does not have AS %d, which is configured for it (%s)", s.peer.Addr, s.peer.ASN, s.last)
+			}
+			s.objection, s.objected = s.last, e.time
 		}
-		s.objected = e.time
-		if e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR && e.subcode == packet.BGP_ERROR_SUB_BAD_PEER_AS {
-			s.last = fmt.Sprintf("wrong AS: %s does not have AS %d, which is configured for it (%s)", s.peer.Addr, s.peer.ASN, s.last)
-		}
-		return true
+		return e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR || e.code == packet.BGP_ERROR_FSM_ERROR
 	case logLimit:
 		s.limited = e.time
 	case logReceived:
@@ -190,7 +193,9 @@ func (s *session) setLog(e event) (unexplained bool) {
 			s.ended, s.tally.cause = s.last, ResetByPeer
 			return false
 		}
-		s.objected = e.time
+		if e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR {
+			s.objection, s.objected = s.last, e.time
+		}
 	}
 	return false
 }
