@@ -153,7 +153,9 @@ func connections(peer netip.Addr, port uint16) ([]connection, error) {
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if c, ok := tcpConnection(fd); ok && c.remote.Addr() == peer && c.local.Port() == port {
+		c, ok := tcpConnection(fd)
+		known := slices.ContainsFunc(all, func(o connection) bool { return o.local == c.local && o.remote == c.remote }) // by another descriptor
+		if ok && !known && c.remote.Addr() == peer && c.local.Port() == port {
 			all = append(all, c)
 			continue
 		}

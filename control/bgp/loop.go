@@ -158,7 +158,7 @@ func (s *Speaker) diagnose(ss *session) {
 // sent while a session is coming up, with which it would collide.
 func reasonOf(ctx context.Context, c *Config, p Peer, comingUp func() bool) string {
 	const hurry, all = 10 * time.Second, 70
-	start, collided := time.Now(), ""
+	start := time.Now()
 	for try := range all {
 		wait := min(time.Duration(try+1)*time.Second, 5*time.Second)
 		if time.Since(start) < hurry {
@@ -174,10 +174,10 @@ func reasonOf(ctx context.Context, c *Config, p Peer, comingUp func() bool) stri
 		if err != nil || v.asn == 0 && !v.refused {
 			continue
 		}
-		if !v.collided() {
+		// A peer that has another connection with us by chance has none later.
+		if !v.collided() || time.Since(start) > hurry {
 			return v.explain(c, p)
 		}
-		collided = v.explain(c, p)
 	}
-	return collided
+	return ""
 }
