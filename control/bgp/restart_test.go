@@ -72,6 +72,7 @@ func TestStopWithoutGrace(t *testing.T) {
 	t.Parallel()
 	a, b, h := pair(t, []string{"192.168.1.0/26"}, nil)
 	b.waitPath("192.168.1.0/26")
+	poll(t, a.dump, func() bool { return a.happened(0, "synced") == 1 }) // the last that it has to tell
 	from := a.mark()
 	if err := a.Stop(context.Background(), false); err != nil {
 		t.Fatal(err)

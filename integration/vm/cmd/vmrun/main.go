@@ -63,7 +63,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return status
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
+	// What the timeout cut short need not say so: a program that it killed does not.
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		fmt.Fprintf(stderr, "vmrun: no end after %s (--timeout): %v\n", opts.timeout, err)
 		return exitTimeout
 	}
