@@ -161,7 +161,7 @@ func udpSocket(p Place, family int) (int, error) {
 		return -1, fmt.Errorf("open UDP socket in %s: %w", p.Space, err)
 	}
 	// Room for seconds of packets, should this process get no time.
-	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 16<<20))
 	if err == nil && family == unix.AF_INET6 {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT)
 	} else if err == nil {
@@ -228,12 +228,16 @@ func (l *Load) run(ctx context.Context) {
 }
 
 func (f *flow) send(now time.Time) {
-	seq := f.base + uint64(len(f.sentAt))
+	binary.BigEndian.PutUint64(f.packet[8:], f.base+uint64(len(f.sentAt)))
+	err := unix.Sendto(f.out, f.packet, 0, f.dst)
+	if errors.Is(err, unix.EAGAIN) {
+		// Nothing was sent: what went before still waits for a processor.
+		return
+	}
 	f.sentAt = append(f.sentAt, now)
 	f.arrived = append(f.arrived, false)
-	binary.BigEndian.PutUint64(f.packet[8:], seq)
 	f.now.Sent++
-	if err := unix.Sendto(f.out, f.packet, 0, f.dst); err != nil {
+	if err != nil {
 		f.now.LastError = sendError(err)
 	}
 }
