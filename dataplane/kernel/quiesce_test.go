@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // diary holds what a kernel does, in order.
@@ -176,8 +178,15 @@ func TestNeighboursOutliveMTU(t *testing.T) {
 	d.expect(t, "another MTU", "1 link")
 	device.MAC = mac("66:07:02:c1:cc:99") // the kernel throws all neighbours away
 	k.put(device)
-	k.settled()
-	d.expect(t, "another address", "1 link", "1 neighbour")
+	// The wish is met before the kernel's word of the neighbour has been read.
+	await.Until(t, "another address", func() error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if diff := cmp.Diff([]string{"1 link", "1 neighbour"}, d.did); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
+	})
 }
 
 // A kernel that can be asked is asked, and nothing is waited for by the clock;
