@@ -55,9 +55,7 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 		return e.ctx.Err() == nil && s.engine == e && s.sessions[peer.Addr] == ss && ss.attempt == attempt && ss.state == state
 	}
 	e.wg.Go(func() {
-		if !pause(e.ctx, wait) || !stays() {
-			return
-		}
+		pause(e.ctx, wait)
 		e.looking.Lock() // one look at a time: each walks all descriptors
 		defer e.looking.Unlock()
 		if !stays() {
@@ -72,9 +70,6 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 
 // pause waits, and reports whether ctx still runs.
 func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -90,6 +85,9 @@ type connection struct {
 	fd            int
 	local, remote netip.AddrPort
 }
+
+// same reports whether o is the same connection, by another descriptor perhaps.
+func (c connection) same(o connection) bool { return c.local == o.local && c.remote == o.remote }
 
 // endLost shuts down the connections that were accepted from a peer on a port and
 // that nobody reads, and returns how many that were. GoBGP keeps the descriptors,
@@ -132,8 +130,8 @@ func (c connection) unread() int {
 }
 
 // connections returns the connections that this process has accepted from a peer
-// on a port. Their descriptors are duplicates, for the caller to close: the originals may be
-// closed, and their numbers used again, at any time.
+// on a port, each once. Their descriptors are duplicates, for the caller to
+// close: the originals may be closed, and their numbers used again, at any time.
 func connections(peer netip.Addr, port uint16) ([]connection, error) {
 	const dir = "/proc/self/fd"
 	names, err := os.ReadDir(dir)
@@ -154,8 +152,7 @@ func connections(peer netip.Addr, port uint16) ([]connection, error) {
 			continue // closed meanwhile
 		}
 		c, ok := tcpConnection(fd)
-		known := slices.ContainsFunc(all, func(o connection) bool { return o.local == c.local && o.remote == c.remote }) // by another descriptor
-		if ok && !known && c.remote.Addr() == peer && c.local.Port() == port {
+		if ok && c.remote.Addr() == peer && c.local.Port() == port && !slices.ContainsFunc(all, c.same) {
 			all = append(all, c)
 			continue
 		}

@@ -135,7 +135,7 @@ func TestLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lost, peerOfLost := accepted(port)
+	_, peerOfLost := accepted(port)
 	silent, peerOfSilent := accepted(port)
 	used, peerOfUsed := accepted(port)
 	other, peerOfOther := accepted(port + 1) // of another program part, which is slow
@@ -179,5 +179,4 @@ func TestLost(t *testing.T) {
 	say(peerOfUsed)
 	used.Close()
 	reader.Wait()
-	_ = lost
 }
