@@ -11,7 +11,8 @@ const (
 	AnnotationMaxPrefixes = "routerd.io/maxPrefixes"
 
 	// AnnotationHoldTime is the session's hold time (RFC 4271 section 4.2), such
-	// as 30s; 90s without it.
+	// as 30s; without it 90s, and what a route reflector proposes to its clients
+	// 240s.
 	AnnotationHoldTime = "routerd.io/holdTime"
 
 	// AnnotationStaleTime is for how long routes are kept after the restart time

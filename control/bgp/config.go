@@ -24,6 +24,12 @@ const (
 	defaultRestartTime = 120 * time.Second
 	defaultHoldTime    = 90 * time.Second
 
+	// clientHoldTime is that of a reflector's clients, BIRD's default. GoBGP reads
+	// nothing from a client, not its KEEPALIVEs either, until what it has read is
+	// in the queues of all others: with 100 clients of 1,000 prefixes for longer
+	// than 90 s.
+	clientHoldTime = 240 * time.Second
+
 	// maxRestartTime is what the 12 bits of RFC 4724 section 3 can say.
 	maxRestartTime = 4095 * time.Second
 )

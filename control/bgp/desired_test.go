@@ -280,7 +280,8 @@ func scenarios(t testing.TB) map[string][]store.Event {
 		"mesh-password": with(
 			conf(t, "default", `{"nodeMeshPassword":{"secretKeyRef":{"name":"s","key":"k"}},"communities":[{"name":"c","value":"1:2"}]}`)),
 		"mesh-restart-time": with(conf(t, "default", `{"nodeMeshMaxRestartTime":"30s","nodeToNodeMeshEnabled":true}`)),
-		"reflector":         with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.12","asNumber":64512}`), peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":64999}`)),
+		"reflector": with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.12","asNumber":64512}`), peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":64999}`),
+			labelled(t, peer(t, "hold-time", `{"peerIP":"10.1.0.51","asNumber":64512}`), "", `"routerd.io/holdTime":"30s"`)),
 		"refused-reflector": with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"one"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.99","asNumber":64512}`)),
 		"refused-restart":   with(conf(t, "default", `{"nodeMeshMaxRestartTime":"2h"}`)),
 		"refused-password":  with(conf(t, "default", `{"nodeMeshPassword":{}}`)),

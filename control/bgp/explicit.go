@@ -95,7 +95,7 @@ func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeF
 				p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(n), d.v.portOf(other)
 				p.ExtendedNextHop = s.extended && addr.Is6()
 				d.settings(&p, s)
-				d.asNode(&p)
+				d.asNode(&p, s)
 				p.Problem = d.problem(p, s)
 				if d.isSelf(addr) {
 					p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
@@ -180,7 +180,7 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	if p.Interface != "" {
 		p.Source = netip.Addr{} // the device's own
 	}
-	d.asNode(&p)
+	d.asNode(&p, s)
 	p.Problem = d.problem(p, s)
 	return one(p)
 }
@@ -197,7 +197,7 @@ func (d *derivation) nodeAt(a netip.Addr) (string, bool) {
 
 // asNode fills in what follows from the peer being a node of the cluster or
 // not, and from this node being a reflector.
-func (d *derivation) asNode(p *Peer) {
+func (d *derivation) asNode(p *Peer, s peerSpec) {
 	name, ok := d.nodeAt(p.Addr)
 	if ok {
 		p.PoolsOnly = true
@@ -215,6 +215,9 @@ func (d *derivation) asNode(p *Peer) {
 	}
 	if id, err := netip.ParseAddr(d.self.cluster); err == nil && id.Is4() {
 		p.ClusterID = id
+		if s.holdTime == 0 {
+			p.HoldTime = clientHoldTime
+		}
 	}
 }
 
