@@ -122,6 +122,10 @@ func (k *Kernel) removeAll() {
 		if k.overtaken(ops, false, 0, len(kinds)) || k.overtaken(ops, true, class(kind)+1, len(kinds)) {
 			return
 		}
+		full := len(ops) == turnSize
+		if !steers(kind) {
+			ops = k.keepUsed(ops)
+		}
 		if len(ops) > 0 {
 			k.beforeRemoval(kind)
 		}
@@ -130,10 +134,53 @@ func (k *Kernel) removeAll() {
 		} else {
 			k.remove(kind, ops)
 		}
-		if len(ops) == turnSize {
+		if full {
 			return
 		}
 	}
+}
+
+// keepUsed holds back the removal of what next hops lead through that could not
+// be moved away or removed: the device with its addresses, the neighbour, its FDB
+// entry. It returns the other ops.
+func (k *Kernel) keepUsed(ops []op) []op {
+	if len(ops) == 0 {
+		return ops
+	}
+	users := make(map[dataplane.Key]dataplane.Key)
+	for _, o := range k.want.Stuck(class(dataplane.KindNextHop)) {
+		h, ok := o.Have.(dataplane.NextHop)
+		if !ok {
+			continue
+		}
+		neighbour := dataplane.NeighbourKey{Link: h.Link, Addr: h.Gateway}
+		users[dataplane.LinkKey{Name: h.Link}], users[neighbour] = o.Key, o.Key
+		if have, ok := k.want.Have(neighbour); ok {
+			if n, ok := have.(dataplane.Neighbour); ok {
+				users[dataplane.FDBKey{Link: n.Link, MAC: n.MAC}] = o.Key
+			}
+		}
+	}
+	if len(users) == 0 {
+		return ops
+	}
+	var free []op
+	var results []result
+	for _, o := range ops {
+		used := o.Key
+		if a, ok := used.(dataplane.AddressKey); ok {
+			used = dataplane.LinkKey{Name: a.Link}
+		}
+		if user, ok := users[used]; ok {
+			r := k.wait(o.Key, user, fmt.Errorf("%s leads there and cannot be changed yet", user))
+			r.Op = o
+			results = append(results, *r)
+		} else {
+			free = append(free, o)
+		}
+	}
+	k.report(results)
+	return free
 }
 
 // removeNextHops removes next hops, or groups, but not those that routes or

@@ -3,6 +3,8 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -162,6 +164,46 @@ func TestChangeDuringChange(t *testing.T) {
 	k.wait(enter(8, "192.168.1.1", "10.0.0.2"))
 	k.wait(<-last)
 	d.expect(t, "two changes", "1 neighbour", "1 fdb", "1 neighbour", "1 fdb", "2 nexthop")
+}
+
+// A next hop that cannot be moved yet, because the kernel refuses it or its new
+// device is not there, keeps all that it leads through.
+func TestStuckNextHopKeepsItsWay(t *testing.T) {
+	t.Parallel()
+	elsewhere := via(8, "172.31.0.2", "up2")
+	nowhere := dataplane.NextHop{ID: 8, Gateway: addr("172.31.0.2"), Link: "up0"}
+	for _, test := range []struct {
+		name string
+		hop  dataplane.NextHop
+		cure func(*lab)
+	}{
+		{"it waits for its new device", elsewhere, func(l *lab) { l.wire("up2", "up3", "172.31.0.1/24") }},
+		{"the kernel refuses it", nowhere, func(l *lab) { l.run("ip addr add 172.31.0.1/24 dev up0") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			var d diary
+			l, k := newHost(t, func(cfg *Config, _ *int, _ *func(transport) transport) { cfg.Hooks.Written = d.wrote })
+			device, local := tunnel(), dataplane.Address{Link: nameVXLAN, Prefix: netip.MustParsePrefix("192.168.1.1/32")}
+			neighbour, fdb, hop := behind(8, "192.168.2.1", "10.0.0.2")
+			other, otherFDB, otherHop := behind(9, "192.168.3.1", "10.0.0.3")
+			k.put(device, local, neighbour, fdb, hop, other, otherFDB, otherHop, route("192.168.2.0/26", 8))
+			d.forget()
+
+			k.Update(dataplane.SourceCore, []dataplane.Object{test.hop}, keysOf(device, local, neighbour, fdb, other, otherFDB, otherHop))
+			await.Until(t, "held", func() error {
+				err := k.want.Trouble(device.Key())
+				if err == nil || !strings.Contains(err.Error(), "nexthop id 8 leads there") {
+					return fmt.Errorf("the device's removal: %v", err)
+				}
+				return nil
+			})
+			d.expect(t, "what nothing leads through goes", "removed 1 nexthop", "removed 1 fdb", "removed 1 neighbour")
+			test.cure(l)
+			await.True(t, "the device is gone", func() bool { return k.want.Settled(device.Key()) })
+			d.expect(t, "the rest, when the next hop has moved", "1 nexthop", "removed 1 fdb", "removed 1 neighbour", "removed 1 address", "removed 1 link")
+		})
+	}
 }
 
 // A change of a device in place is one message: what is on it stays.

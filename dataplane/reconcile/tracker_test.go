@@ -265,6 +265,47 @@ func TestBlockedKeyWaitsForRetry(t *testing.T) {
 	}
 }
 
+// What is stuck is there, not as it should be, and not due.
+func TestStuck(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.t.Synced(first)
+	w.t.Synced(second)
+	w.update(first, map[string]int{"a": 1, "c": 1, "e": 1, "g": 1, "b": 1, "same": 1})
+	w.turn()
+	w.fail = func(op Op[string, int]) (Outcome, error) {
+		switch op.Key {
+		case "a", "i-new", "b":
+			return Refused, errors.New("no")
+		case "c", "g":
+			return Blocked, errors.New("waiting")
+		}
+		return Succeeded, nil
+	}
+	stuck := func() string {
+		var out []string
+		for _, o := range w.t.Stuck(1) {
+			out = append(out, fmt.Sprint(o.Key, o.Have))
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	w.update(first, map[string]int{"a": 2, "c": 2, "e": 2, "i-new": 1, "b": 2}, "g")
+	if got := stuck(); got != "" {
+		t.Errorf("%q are stuck before they were tried", got)
+	}
+	w.turn()
+	if got := stuck(); got != "a1 c1 g1" {
+		t.Errorf("%q are stuck; want a1 c1 g1: e is done, b of another class, and i-new is not there", got)
+	}
+	w.fail = nil
+	w.t.Retry("a", "c", "g")
+	w.turn()
+	if got := stuck(); got != "" {
+		t.Errorf("%q are stuck; want none: all is done", got)
+	}
+}
+
 func TestBetterSourcesComeFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld()

@@ -121,6 +121,31 @@ func (t *Tracker[K, V]) Next() (time.Time, bool) {
 	return time.Time{}, false
 }
 
+// Stuck returns what is there of one class, is not as it should be, and was
+// refused or waits. The ops are for reading only.
+func (t *Tracker[K, V]) Stuck(class int) []Op[K, V] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	seen := make(map[*entry[K, V]]struct{})
+	var out []Op[K, V]
+	see := func(e *entry[K, V]) {
+		if e.gone || e.done || !e.exists || e.queued || t.cfg.Class(e.key) != class {
+			return
+		}
+		if _, ok := seen[e]; !ok {
+			seen[e] = struct{}{}
+			out = append(out, e.op())
+		}
+	}
+	for e := range t.waiting {
+		see(e)
+	}
+	for _, d := range t.delayed {
+		see(d.entry)
+	}
+	return out
+}
+
 // Report says what became of work that [Tracker.Due] handed out. A result
 // that a newer wish has overtaken changes only what there is.
 func (t *Tracker[K, V]) Report(results []Result[K, V]) {
