@@ -22,6 +22,8 @@ type setDef struct {
 	filter.Set
 	sel   *selector.Selector // nil: of a service, whose endpoints are not in the store
 	names []string           // of ports, sorted
+
+	protocol uint8 // of those ports
 }
 
 // setID makes a set's name from what it holds.
@@ -35,9 +37,20 @@ func netsDef(sel *selector.Selector) setDef {
 	return setDef{Set: filter.Set{ID: setID("nets " + origin), Type: filter.Nets, Origin: origin}, sel: sel}
 }
 
-func portsDef(sel *selector.Selector, names []string) setDef {
-	origin := fmt.Sprintf("ports %q of %s", names, sel)
-	return setDef{Set: filter.Set{ID: setID(origin), Type: filter.Ports, Origin: origin}, sel: sel, names: names}
+func portsDef(sel *selector.Selector, names []string, protocol uint8) setDef {
+	origin := fmt.Sprintf("ports %q of protocol %d of %s", names, protocol, sel)
+	return setDef{Set: filter.Set{ID: setID(origin), Type: filter.Ports, Origin: origin}, sel: sel, names: names, protocol: protocol}
+}
+
+// namedPortProtocol is the protocol of ports that a rule names: as in Felix, TCP
+// unless the rule is about another protocol with ports.
+func namedPortProtocol(p *numorstring.Protocol) uint8 {
+	if p != nil && p.SupportsPorts() {
+		if n, err := protocolOf(p); err == nil {
+			return n
+		}
+	}
+	return protoTCP
 }
 
 func serviceDef(namespace, name string) setDef {
@@ -269,7 +282,7 @@ func (c *compiler) ports(ports []numorstring.Port, protocol *numorstring.Protoco
 		return ranges, "", nil
 	}
 	slices.Sort(names)
-	return ranges, c.need(portsDef(within, slices.Compact(names))), nil
+	return ranges, c.need(portsDef(within, slices.Compact(names), namedPortProtocol(protocol))), nil
 }
 
 func netsOf(list []string) ([]netip.Prefix, error) {

@@ -81,7 +81,7 @@ func (m *members) init() {
 		}
 	})
 	for _, id := range []filter.SetID{filter.NATSources, filter.NATExempt, filter.TunnelSources} {
-		s := newSet(filter.Set{ID: id, Type: filter.Nets, Origin: string(id)}, nil)
+		s := newSet(filter.Set{ID: id, Type: filter.Nets, Origin: string(id)})
 		s.refs = 1
 		m.sets[id] = s
 		m.changed[s] = struct{}{}
@@ -102,7 +102,7 @@ func (m *members) contribute(s *set, c *content, add bool) {
 		}
 	} else {
 		for _, port := range c.ports {
-			if !slices.Contains(s.names, port.name) {
+			if port.protocol != s.protocol || !slices.Contains(s.names, port.name) {
 				continue
 			}
 			for _, p := range c.nets {
@@ -243,8 +243,8 @@ func (m *members) acquire(d setDef) {
 		s.refs++
 		return
 	}
-	s := newSet(d.Set, d.names)
-	s.refs = 1
+	s := newSet(d.Set)
+	s.names, s.protocol, s.refs = d.names, d.protocol, 1
 	m.sets[d.ID] = s
 	m.changed[s] = struct{}{}
 	if d.sel == nil {

@@ -213,7 +213,7 @@ func drawObject(t *rapid.T) store.Object {
 			Node: pick(t, "node", "n1", "n1", "n2"), InterfaceName: pick(t, "interface", "eth0", "eth1", "*", ""),
 			ExpectedIPs: []string{pick(t, "address", "192.0.2.1", "198.51.100.1", "10.0.0.4")},
 			Profiles:    pick(t, "profiles", nil, []string{"extra"}, []string{"projectcalico-default-allow"}),
-			Ports:       []v3.EndpointPort{{Name: "http", Protocol: numorstring.ProtocolFromString("TCP"), Port: 80}},
+			Ports:       []v3.EndpointPort{{Name: "http", Protocol: numorstring.ProtocolFromString("TCP"), Port: 80}, {Name: "dns", Protocol: numorstring.ProtocolFromString("UDP"), Port: 53}},
 		}}
 	case 5:
 		w := drawWorkload(t, ns, n)

@@ -14,10 +14,12 @@ import (
 // since several endpoints may have one address, and hides members that lie
 // within others: what is reported never overlaps.
 type set struct {
-	def   filter.Set
-	names []string  // of ports, for those sets
-	sel   *selected // who its members come from; nil: from nowhere, or fed by hand
-	refs  int       // policies in force that use it
+	def  filter.Set
+	sel  *selected // who its members come from; nil: from nowhere, or fed by hand
+	refs int       // policies in force that use it
+
+	names    []string // of ports, for those sets
+	protocol uint8    // of those ports
 
 	count map[filter.Member]int32
 	wide  int        // members that are more than one address
@@ -27,9 +29,9 @@ type set struct {
 	pending map[filter.Member]bool // reported next: true come, false gone
 }
 
-func newSet(def filter.Set, names []string) *set {
+func newSet(def filter.Set) *set {
 	return &set{
-		def: def, names: names, fresh: true,
+		def: def, fresh: true,
 		count: make(map[filter.Member]int32), pending: make(map[filter.Member]bool),
 	}
 }

@@ -21,7 +21,7 @@ func TestSetMembership(t *testing.T) {
 	}
 	addrs := []string{"10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.1.1", "10.9.9.9", "192.0.2.1", "198.51.100.1", "fd00::1", "fd00::9", "2001:db8::1"}
 	rapid.Check(t, func(t *rapid.T) {
-		s := newSet(filter.Set{ID: "x", Type: filter.Nets}, nil)
+		s := newSet(filter.Set{ID: "x", Type: filter.Nets})
 		r := filter.NewRuleset()
 		if err := r.Apply(&filter.Delta{PutSets: []filter.Set{s.def}}); err != nil {
 			t.Fatal(err)

@@ -18,7 +18,7 @@ type SetID string
 const (
 	NATSources    SetID = "nat-sources"    // pools whose addresses are translated on their way out
 	NATExempt     SetID = "nat-exempt"     // destinations to which nothing is translated
-	TunnelSources SetID = "tunnel-sources" // hosts of the cluster, from which tunnels' packets are taken
+	TunnelSources SetID = "tunnel-sources" // addresses of hosts of the cluster, and externalNodesList
 )
 
 // SetType says what the members of a set are.

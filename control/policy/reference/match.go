@@ -139,7 +139,7 @@ func (q *question) matches(r *v3.Rule, namespace string) bool {
 	if f := r.NotICMP; f != nil && f.Type != nil && q.icmp(f) {
 		return false
 	}
-	return q.side(&r.Source, namespace, q.p.Src, q.p.SrcPort) && q.side(&r.Destination, namespace, q.p.Dst, q.p.DstPort)
+	return q.side(&r.Source, namespace, q.p.Src, q.p.SrcPort, r.Protocol) && q.side(&r.Destination, namespace, q.p.Dst, q.p.DstPort, r.Protocol)
 }
 
 func (q *question) icmp(f *v3.ICMPFields) bool {
@@ -154,7 +154,7 @@ func number(p numorstring.Protocol) uint8 {
 }
 
 // side reports whether one end of the packet is as a rule wants it.
-func (q *question) side(e *v3.EntityRule, namespace string, a netip.Addr, port uint16) bool {
+func (q *question) side(e *v3.EntityRule, namespace string, a netip.Addr, port uint16, protocol *numorstring.Protocol) bool {
 	if e.Services != nil {
 		return false // nobody says in the store what is behind a service
 	}
@@ -184,7 +184,7 @@ func (q *question) side(e *v3.EntityRule, namespace string, a netip.Addr, port u
 		}
 		return slices.ContainsFunc(all, func(p party) bool {
 			return wanted(p) && slices.ContainsFunc(p.ports, func(has v3.EndpointPort) bool {
-				return has.Name == want.PortName && has.Port == port && number(has.Protocol) == q.p.Protocol
+				return has.Name == want.PortName && has.Port == port && number(has.Protocol) == q.p.Protocol && (q.p.Protocol == 6 || protocol != nil)
 			})
 		})
 	}
