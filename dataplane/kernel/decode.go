@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,25 @@ type ifLink struct {
 	metadata bool   // takes the other end of an ip6tnl device from the route
 	inet6    bool   // IPv6 is enabled there
 	genMode  uint8  // how it makes link-local addresses, if inet6
+
+	master    int  // of which device it is a port; 0: of none
+	protoDown bool // held down by a program (IFLA_PROTO_DOWN)
+}
+
+// taken says what keeps a tunnel from handing its packets to this host or from
+// sending them; empty: nothing.
+func (l *ifLink) taken() string {
+	var list []string
+	if l.master != 0 {
+		list = append(list, fmt.Sprintf("port of device %d", l.master))
+	}
+	if l.protoDown {
+		list = append(list, "protodown")
+	}
+	if l.kind == string(dataplane.LinkVXLAN) && l.flags&unix.IFF_NOARP != 0 {
+		list = append(list, "noarp") // the neighbours' addresses are not used
+	}
+	return strings.Join(list, " ")
 }
 
 // up reports whether the device is administratively up.
@@ -73,6 +93,10 @@ func parseLink(b []byte) (l ifLink, ok bool) {
 			if len(v) == len(l.mac) {
 				copy(l.mac[:], v)
 			}
+		case unix.IFLA_MASTER:
+			l.master = int(attrInt(v))
+		case unix.IFLA_PROTO_DOWN:
+			l.protoDown = attrByte(v) != 0
 		case unix.IFLA_LINKINFO:
 			parseLinkInfo(&l, v)
 		case unix.IFLA_AF_SPEC:
@@ -146,8 +170,23 @@ func parseIP6TNL(l *ifLink, data []byte) {
 }
 
 func parseVXLAN(l *ifLink, data []byte) {
+	var ttl, tos, df uint8
+	ageing := uint32(vxlanAgeing)
+	defer func() {
+		if ttl != 0 || tos != 0 || df != 0 || ageing != vxlanAgeing {
+			l.shape = fmt.Sprintf("ttl %d tos %#x df %d ageing %d", ttl, tos, df, ageing)
+		}
+	}()
 	for t, v := range attrs(data) {
 		switch t {
+		case unix.IFLA_VXLAN_TTL:
+			ttl = attrByte(v)
+		case unix.IFLA_VXLAN_TOS:
+			tos = attrByte(v)
+		case unix.IFLA_VXLAN_DF:
+			df = attrByte(v)
+		case unix.IFLA_VXLAN_AGEING:
+			ageing = attrInt(v)
 		case unix.IFLA_VXLAN_ID:
 			l.vni = attrInt(v)
 		case unix.IFLA_VXLAN_LINK:

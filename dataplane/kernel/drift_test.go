@@ -38,6 +38,13 @@ func TestDriftIsRepaired(t *testing.T) {
 		{"device deleted", "ip link del vxlan.calico", vx},
 		{"device renamed", "ip -batch testdata/rename.ip", vx},
 		{"learning switched on", "ip link set vxlan.calico type vxlan learning", vx},
+		{"outer TTL changed", "ip link set vxlan.calico type vxlan ttl 1", vx},
+		{"outer TOS changed", "ip link set vxlan.calico type vxlan tos 0x10", vx},
+		{"outer DF changed", "ip link set vxlan.calico type vxlan df set", vx},
+		{"ageing changed", "ip link set vxlan.calico type vxlan ageing 5", vx},
+		{"device made a bridge's port", "ip -batch testdata/master.ip", vx},
+		{"device's neighbours not used", "ip link set vxlan.calico arp off", vx},
+		{"device held down", "ip link set vxlan.calico protodown on", vx},
 		{"uplink set down and up", "ip -batch testdata/flap.ip", dataplane.KindRoute},
 		{"uplink's last address gone and back", "ip -batch testdata/readdress.ip", dataplane.KindRoute},
 	}
@@ -74,7 +81,12 @@ nh_info id 8 via 10.0.0.2 dev up0 scope link proto 77 onlink`)
 			l.shows("ip neigh show dev vxlan.calico nud permanent", `192.168.1.1 lladdr 66:07:02:c1:cc:61 PERMANENT`)
 			await.Until(t, "the device", func() error {
 				out, err := l.try("ip -d link show vxlan.calico")
-				for _, want := range []string{"mtu 1450", "66:07:02:c1:cc:60", "id 4096 local 10.0.0.1 dev up0 srcport 0 0 dstport 4789 nolearning", "UP"} {
+				for _, odd := range []string{"master", "NOARP", "protodown", "tos", "df set"} {
+					if strings.Contains(out, odd) {
+						err = errors.Join(err, fmt.Errorf("%q in %s", odd, out))
+					}
+				}
+				for _, want := range []string{"ttl auto", "ageing 300", "mtu 1450", "66:07:02:c1:cc:60", "id 4096 local 10.0.0.1 dev up0 srcport 0 0 dstport 4789 nolearning", "UP"} {
 					if !strings.Contains(out, want) {
 						err = errors.Join(err, fmt.Errorf("no %q in %s", want, out))
 					}

@@ -241,7 +241,7 @@ func (k *Kernel) ownsName(name string) bool {
 func (k *Kernel) haveLink(l *ifLink) haveLink {
 	h := haveLink{
 		Link: dataplane.Link{Name: l.name, Type: dataplane.LinkType(l.kind), MTU: l.mtu},
-		up:   l.up(), marked: l.alias == ours, learning: l.learning, speaks: l.speaks(), shape: l.shape, metadata: l.metadata,
+		up:   l.up(), marked: l.alias == ours, learning: l.learning, speaks: l.speaks(), shape: l.shape, taken: l.taken(), metadata: l.metadata,
 	}
 	switch h.Type {
 	case dataplane.LinkVXLAN:

@@ -12,6 +12,10 @@ import (
 // hopLimit is the outer hop limit of tunnels over IPv6, as of ip(8).
 const hopLimit = 64
 
+// vxlanAgeing is the kernel's own lifetime of learned entries of the FDB, in
+// seconds (drivers/net/vxlan: FDB_AGE_DEFAULT). Ours do not age.
+const vxlanAgeing = 300
+
 // ours is the alias that marks a device which routerd took and cannot delete.
 const ours = "routerd"
 
@@ -281,8 +285,8 @@ func (b *builder) silenceLink(index int) {
 }
 
 // moveLink appends the message that changes a tunnel's own settings in place:
-// its local end and, of a VXLAN device, that it does not learn. The kernel
-// refuses these together with the MTU.
+// its local end and, of a VXLAN device, that it does not learn, and how the outer
+// packets look. The kernel refuses these together with the MTU.
 func (b *builder) moveLink(l dataplane.Link, index, parent int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, 0)
 	info := b.nest(unix.IFLA_LINKINFO)
@@ -292,10 +296,30 @@ func (b *builder) moveLink(l dataplane.Link, index, parent int) {
 	} else {
 		data := b.nest(unix.IFLA_INFO_DATA)
 		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
+		b.attrU8(unix.IFLA_VXLAN_TTL, 0) // the host's (net.ipv4.ip_default_ttl)
+		b.attrU8(unix.IFLA_VXLAN_TOS, 0)
+		b.attrU8(unix.IFLA_VXLAN_DF, 0)
+		b.attrU32(unix.IFLA_VXLAN_AGEING, vxlanAgeing)
 		b.vxlanEnds(l, parent)
 		b.unnest(data)
 	}
 	b.unnest(info)
+	b.end()
+}
+
+// freeLink appends the message that undoes what [ifLink.taken] tells of.
+func (b *builder) freeLink(l *ifLink) {
+	mask := uint32(0)
+	if l.kind == string(dataplane.LinkVXLAN) {
+		mask = unix.IFF_NOARP
+	}
+	b.beginLink(unix.RTM_NEWLINK, 0, l.index, 0, mask)
+	if l.master != 0 {
+		b.attrU32(unix.IFLA_MASTER, 0)
+	}
+	if l.protoDown { // a device that cannot be held down refuses this
+		b.attrU8(unix.IFLA_PROTO_DOWN, 0)
+	}
 	b.end()
 }
 

@@ -29,6 +29,7 @@ type haveLink struct {
 	learning bool
 	speaks   bool   // makes link-local addresses by itself
 	shape    string // what no wish can say, such as a fixed remote end
+	taken    string // what others did that keeps packets from it
 	metadata bool   // of an ip6tnl device: the other end comes from the route
 }
 
@@ -43,6 +44,7 @@ func (h haveLink) String() string {
 	add(h.learning, "learning")
 	add(h.speaks, "addrgenmode eui64")
 	add(h.shape != "", h.shape)
+	add(h.taken != "", h.taken)
 	add(h.Type == dataplane.LinkIPIP && !h.marked, "without our alias")
 	add(h.Type == dataplane.LinkIP6TNL && !h.metadata, "not external")
 	return strings.Join(list, ", ")
@@ -122,7 +124,7 @@ func equal(want, have dataplane.Object) bool {
 // sameSettings compares what every kind of device has, and can be changed with
 // one message.
 func sameSettings(w dataplane.Link, h haveLink) bool {
-	if !h.up || w.MTU != 0 && w.MTU != h.MTU || h.speaks {
+	if !h.up || w.MTU != 0 && w.MTU != h.MTU || h.speaks || h.taken != "" {
 		return false
 	}
 	switch w.Type {

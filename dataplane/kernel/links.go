@@ -116,6 +116,11 @@ func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
 			return err
 		}
 	}
+	if l.taken() != "" {
+		if err := k.linkRequest(func(b *builder) { b.freeLink(l) }); err != nil {
+			return err
+		}
+	}
 	if w.MAC == l.mac {
 		w.MAC = dataplane.MAC{} // told again the kernel would throw away all neighbours (neigh_changeaddr)
 	}

@@ -260,6 +260,9 @@ func (s *Saboteur) link() (Strike, error) {
 	if dev != "tunl0" {
 		how = append(how, "del "+dev)
 	}
+	if strings.HasPrefix(dev, "vxlan") {
+		how = append(how, "set "+dev+" type vxlan ttl 1", "set "+dev+" arp off", "set "+dev+" protodown on")
+	}
 	return Strike{"link " + dev, "ip link " + how[s.Rand.IntN(len(how))]}, nil
 }
 
