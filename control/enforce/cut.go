@@ -11,10 +11,6 @@ import (
 	"github.com/routerd/routerd/dataplane/filter"
 )
 
-// elsewhere stands for an interface that no endpoint is at: where a packet of
-// another host comes from or goes to.
-const elsewhere = "\x00elsewhere"
-
 // touched returns the interfaces whose packets a step may have judged
 // otherwise: r is what was before it.
 func touched(r *filter.Ruleset, d *filter.Delta) map[string]bool {
@@ -215,7 +211,9 @@ func (j *judge) addresses() []netip.Addr {
 }
 
 // verdict judges a connection as its first packet would be now. What no changed
-// workload takes part in is left as it is.
+// workload takes part in is left as it is. Host endpoints are left out: the table
+// does not tell the interface that the packet came in by, and some of their rules
+// are for the packet before its destination was translated.
 func (j *judge) verdict(f conntrack.Flow) conntrack.Verdict {
 	if j.gone[f.Orig.Src] || j.gone[f.Reply.Src] {
 		return conntrack.Cut
@@ -239,7 +237,8 @@ func (j *judge) verdict(f conntrack.Flow) conntrack.Verdict {
 	return conntrack.Cut
 }
 
-// side returns the interface that an address is behind; "" is the host itself.
+// side returns the interface that an address is behind; "" is the host itself,
+// and [filter.Elsewhere] what is beyond.
 func (j *judge) side(a netip.Addr) string {
 	if name, ok := j.locals[a]; ok {
 		return name
@@ -247,5 +246,5 @@ func (j *judge) side(a netip.Addr) string {
 	if j.own[a] {
 		return ""
 	}
-	return elsewhere
+	return filter.Elsewhere
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/projectcalico/api/pkg/lib/numorstring"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/dataplane"
@@ -467,6 +468,54 @@ func TestCut(t *testing.T) {
 		time.Sleep(time.Second) //nolint:forbidigo // virtual time
 		if len(w.conns.looks) != looks {
 			t.Error("connections were looked at though no rule changed")
+		}
+	})
+}
+
+// A connection through a host endpoint is judged at the workload only: its
+// packets are no more what the host endpoint judged, and came in by an interface
+// that nobody knows.
+func TestCutBehindHostEndpoints(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		policy := func(name, selector string, rules ...v3.Rule) *v3.GlobalNetworkPolicy {
+			p := &v3.GlobalNetworkPolicy{Spec: v3.GlobalNetworkPolicySpec{Selector: selector, Ingress: rules}}
+			p.Name = name
+			return p
+		}
+		hostEndpoint := func(name, iface string) *v3.HostEndpoint {
+			h := &v3.HostEndpoint{Spec: v3.HostEndpointSpec{Node: "node1", InterfaceName: iface}}
+			h.Name, h.Labels = name, map[string]string{"host": name}
+			return h
+		}
+		ports := []numorstring.Port{numorstring.SinglePort(30080)}
+		nodePort := policy("node-port", "host == 'any'",
+			v3.Rule{Action: v3.Allow, Protocol: new(numorstring.ProtocolFromString("TCP")), Destination: v3.EntityRule{Ports: ports}}, v3.Rule{Action: v3.Deny})
+		nodePort.Spec.PreDNAT, nodePort.Spec.ApplyOnForward = true, true
+		forward := policy("forward", "host == 'any'", v3.Rule{Action: v3.Deny})
+		forward.Spec.ApplyOnForward = true
+		forward.Spec.Egress = forward.Spec.Ingress
+		translated := flow("198.51.100.7:1000", "192.0.2.1:30080") // to 10.0.0.1:8080
+		translated.Reply.Src, translated.Reply.SrcPort = netip.MustParseAddr("10.0.0.1"), 8080
+
+		for name, host := range map[string][]any{
+			"before the destination was translated": {hostEndpoint("any", filter.AnyInterface), nodePort},
+			"of another interface":                  {hostEndpoint("any", filter.AnyInterface), hostEndpoint("uplink", "eth0"), forward},
+		} {
+			w := start(t)
+			w.e.HandleUnderlay(dataplane.Underlay{Addresses: []dataplane.UnderlayAddress{{Link: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24")}}})
+			w.conns.flows = []conntrack.Flow{translated, flow("10.0.0.1:1001", "198.51.100.7:443")}
+			w.store(append(host, pod("a", "10.0.0.1", nil))...)
+			w.store(pod("a", "10.0.0.1", map[string]string{"app": "web"}))
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			if got := w.conns.cut(); len(got) > 0 {
+				t.Errorf("%s: cut though the workload's rules allow it: %v", name, got)
+			}
+			w.store(policy("own", "app == 'web'", v3.Rule{Action: v3.Deny}))
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			if d := cmp.Diff([]string{translated.String()}, w.conns.cut()); d != "" {
+				t.Errorf("%s: cut after the workload's rules deny it (-want +got):\n%s", name, d)
+			}
 		}
 	})
 }

@@ -257,6 +257,10 @@ type Path struct {
 // the loopback.
 const AnyInterface = "*"
 
+// Elsewhere stands in a [Flow] for an interface that nobody knows: no endpoint
+// judges there, [AnyInterface]'s neither.
+const Elsewhere = "\x00elsewhere"
+
 // Endpoint is an interface that packets are judged at.
 type Endpoint struct {
 	Interface string

@@ -19,7 +19,7 @@ type Packet struct {
 }
 
 // Flow is a packet on its way through the host. An empty interface is the host
-// itself.
+// itself, [Elsewhere] one that nobody knows.
 type Flow struct {
 	In, Out string
 	Packet  Packet
@@ -175,7 +175,7 @@ func (p Packet) of(t Tunnel) bool {
 // endpointAt returns the endpoint that judges at an interface, and whether the
 // interface is a workload's.
 func (r *Ruleset) endpointAt(name string) (e *Endpoint, workload bool) {
-	if name == "" {
+	if name == "" || name == Elsewhere {
 		return nil, false
 	}
 	if e, ok := r.Endpoints[name]; ok {
