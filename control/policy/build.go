@@ -16,10 +16,8 @@ func (c *Calculator) build(name string, id itemID) filter.Endpoint {
 	}
 	for _, name := range e.profiles {
 		pid := filter.PolicyID{Kind: "Profile", Name: name}
-		if c.policies.all[pid] != nil {
-			out.Ingress.Profiles = append(out.Ingress.Profiles, pid)
-			out.Egress.Profiles = append(out.Egress.Profiles, pid)
-		}
+		out.Ingress.Profiles = append(out.Ingress.Profiles, pid)
+		out.Egress.Profiles = append(out.Egress.Profiles, pid)
 	}
 	s := c.settings.current(c)
 	if !e.host {

@@ -131,6 +131,46 @@ func TestUnreadableFromTheStart(t *testing.T) {
 	s.says("client>web tcp/80", "allow: Profile/kns.prod[0]")
 }
 
+// A profile that is not known denies what it might have denied: the next one in
+// the list, which allows, is not asked in its place.
+func TestUnknownProfile(t *testing.T) {
+	t.Parallel()
+	strict := profile("strict", `{ingress: [{action: Deny, protocol: TCP}], egress: [{action: Deny, protocol: TCP}]}`)
+	s := newSim(t, policy.Config{}, later(append(base(), strict,
+		pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "app: web", "profiles: [strict, projectcalico-default-allow]")))...)
+	known := func() {
+		t.Helper()
+		s.says("client>web tcp/80", "deny: Profile/strict[0]")
+		s.says("client>web udp/53", "allow: Profile/projectcalico-default-allow[0]")
+		s.says("web>world udp/53", "allow: Profile/projectcalico-default-allow[0]")
+	}
+	unknown := func() {
+		t.Helper()
+		s.says("client>web tcp/80", "deny: Profile/strict[0]")
+		s.says("client>web udp/53", "deny: Profile/strict[0]")
+		s.says("web>world udp/53", "deny: Profile/strict[0]")
+	}
+	known()
+	if d := s.send(gone(strict.Key)); len(d.PutEndpoints)+len(d.DelEndpoints) > 0 || len(d.PutPolicies) != 1 {
+		t.Errorf("more than the profile was touched: %+v", d)
+	}
+	unknown()
+	if d := s.send(store.Event{Key: strict.Key, Err: errors.New("the value is no JSON object")}); !d.Empty() {
+		t.Errorf("a profile that cannot be decoded changes %+v", d)
+	}
+	if got := s.problem(strict.Key); got != "the value is no JSON object" {
+		t.Errorf("problem is %q", got)
+	}
+	s.send(event(strict))
+	known()
+	s.send(store.Event{Key: strict.Key, Err: errors.New("the value is no JSON object")})
+	known() // as it was
+	s.send(gone(strict.Key))
+	unknown()
+	s.send(event(pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "app: web", "profiles: [projectcalico-default-allow]")))
+	s.says("client>web tcp/80", "allow: Profile/projectcalico-default-allow[0]")
+}
+
 func TestAddressesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	set := obj(store.KindGlobalNetworkSet, "s", "role: partner", `{nets: [nonsense, 203.0.113.7, "::ffff:198.51.100.0/120", "::ffff:0.0.0.0/90"]}`)

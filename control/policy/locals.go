@@ -86,15 +86,6 @@ func (l *locals) touchAll() {
 	}
 }
 
-// touchProfile has the endpoints built anew that list a profile.
-func (l *locals) touchProfile(name string) {
-	for _, id := range l.ids {
-		if slices.Contains(l.list[id].profiles, name) {
-			l.touch(id)
-		}
-	}
-}
-
 // putProfile takes note that a profile may lend other labels.
 func (l *locals) putProfile(name string, _ *v3.Profile) {
 	for _, id := range l.ids {

@@ -89,14 +89,11 @@ func unread(old *policyState) string {
 	return "; it selects nothing until it can be read"
 }
 
-// match finds the local endpoints that a policy or profile is for, and has
-// those built anew for which its place may differ from what it was.
+// match finds the local endpoints that a policy is for, and has those built anew
+// for which its place may differ from what it was.
 func (p *policies) match(c *Calculator, old, now *policyState) {
 	switch {
-	case now.spec.sel == nil:
-		if old == nil {
-			c.locals.touchProfile(now.spec.id.Name)
-		}
+	case now.spec.sel == nil: // endpoints name it whether it is there or not
 		return
 	case old != nil && old.spec.sel.String() == now.spec.sel.String():
 		now.query = old.query
@@ -119,10 +116,9 @@ func (p *policies) match(c *Calculator, old, now *policyState) {
 	}
 }
 
-// unmatch has the endpoints built anew that a policy or profile was for.
+// unmatch has the endpoints built anew that a policy was for.
 func (p *policies) unmatch(c *Calculator, old *policyState) {
 	if old.spec.sel == nil {
-		c.locals.touchProfile(old.spec.id.Name)
 		return
 	}
 	c.locals.matcher.each(old.query, c.locals.touch)
@@ -182,9 +178,8 @@ func (p *policies) refer(id filter.PolicyID, n int) {
 func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.PolicyID) {
 	var released []filter.SetID
 	for _, id := range sortedKeys(p.dirty, filter.PolicyID.Compare) {
-		state := p.all[id]
 		was, told := p.told[id]
-		if state == nil || p.refs[id] == 0 {
+		if p.refs[id] == 0 {
 			released = append(released, p.held[id]...)
 			delete(p.held, id)
 			if told {
@@ -192,6 +187,11 @@ func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.Policy
 				delete(p.told, id)
 			}
 			continue
+		}
+		state := p.all[id]
+		if state == nil {
+			// A profile that is not known might deny what the next one allows.
+			state = &policyState{rules: denyAll(&policySpec{id: id, in: true, out: true})}
 		}
 		var held []filter.SetID
 		for set, d := range state.defs {

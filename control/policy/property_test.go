@@ -212,7 +212,7 @@ func drawObject(t *rapid.T) store.Object {
 		v = &v3.HostEndpoint{Spec: v3.HostEndpointSpec{
 			Node: pick(t, "node", "n1", "n1", "n2"), InterfaceName: pick(t, "interface", "eth0", "eth1", "*", ""),
 			ExpectedIPs: []string{pick(t, "address", "192.0.2.1", "198.51.100.1", "10.0.0.4")},
-			Profiles:    pick(t, "profiles", nil, []string{"extra"}, []string{"projectcalico-default-allow"}),
+			Profiles:    pick(t, "profiles", nil, []string{"extra"}, []string{"projectcalico-default-allow"}, []string{"extra", "projectcalico-default-allow"}),
 			Ports:       []v3.EndpointPort{{Name: "http", Protocol: numorstring.ProtocolFromString("TCP"), Port: 80}, {Name: "dns", Protocol: numorstring.ProtocolFromString("UDP"), Port: 53}},
 		}}
 	case 5:
@@ -274,7 +274,8 @@ func drawWorkload(t *rapid.T, ns string, n int) *store.WorkloadEndpoint {
 	w := &store.WorkloadEndpoint{Spec: store.WorkloadEndpointSpec{
 		Orchestrator: "k8s", Node: pick(t, "node", "n1", "n1", "n2"), InterfaceName: pick(t, "interface", "cali1", "cali2", "cali3", "eth1"),
 		IPNetworks: []string{fmt.Sprintf("10.0.0.%d/32", addr), fmt.Sprintf("fd00::%d/128", addr)},
-		Profiles:   pick(t, "profiles", nil, []string{"kns." + ns}, []string{"kns." + ns, "ksa.ns1.sa1", "extra"}, []string{"extra", "kns." + ns}),
+		Profiles: pick(t, "profiles", nil, []string{"kns." + ns}, []string{"kns." + ns, "ksa.ns1.sa1", "extra"}, []string{"extra", "kns." + ns},
+			[]string{"extra", "projectcalico-default-allow"}),
 
 		ServiceAccountName:         pick(t, "account", "", "sa1", "sa2"),
 		AllowSpoofedSourcePrefixes: pick(t, "spoof", nil, []string{"203.0.113.0/24"}),

@@ -135,7 +135,8 @@ func (p *policySpec) sameFor(o *policySpec) bool {
 		p.untracked == o.untracked && p.preDNAT == o.preDNAT && p.forward == o.forward
 }
 
-// denyAll is the rules of a policy that cannot be read.
+// denyAll is the rules of a policy that cannot be read, or of a profile that is
+// not known.
 func denyAll(p *policySpec) filter.Policy {
 	out := filter.Policy{ID: p.id}
 	if p.in {

@@ -278,11 +278,7 @@ func (q *question) path(e endpoint, h filter.Hook, d filter.Direction) filter.Ac
 	case filter.Normal:
 	}
 	for _, name := range e.profiles {
-		rules, ok := q.w.profileRules(name, d)
-		if !ok {
-			continue
-		}
-		if a, ok := q.rules(filter.PolicyID{Kind: "Profile", Name: name}, rules, "", at); ok && a != filter.Pass {
+		if a, ok := q.rules(filter.PolicyID{Kind: "Profile", Name: name}, q.w.profileRules(name, d), "", at); ok && a != filter.Pass {
 			return a
 		}
 	}
@@ -417,19 +413,21 @@ func (w *World) tierEnd(name string) filter.Action {
 	return filter.Deny
 }
 
-func (w *World) profileRules(name string, d filter.Direction) ([]v3.Rule, bool) {
+// profileRules returns one rule that denies everything for a profile that does
+// not exist.
+func (w *World) profileRules(name string, d filter.Direction) []v3.Rule {
 	if name == "projectcalico-default-allow" {
-		return []v3.Rule{{Action: v3.Allow}}, true
+		return []v3.Rule{{Action: v3.Allow}}
 	}
 	for _, o := range w.Objects {
 		if p, ok := o.Value.(*v3.Profile); ok && o.Key.Name == name {
 			if d == filter.Ingress {
-				return p.Spec.Ingress, true
+				return p.Spec.Ingress
 			}
-			return p.Spec.Egress, true
+			return p.Spec.Egress
 		}
 	}
-	return nil, false
+	return []v3.Rule{{Action: v3.Deny}}
 }
 
 // felix is the little of FelixConfiguration that verdicts depend on.
