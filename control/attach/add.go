@@ -43,6 +43,12 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	}
 	defer unlock()
 
+	repair := known && old.State == stateAttached
+	if !repair {
+		if err := a.errNamesake(fresh); err != nil {
+			return Result{}, err
+		}
+	}
 	if known && old.State == stateReleasing && a.behind() {
 		if fresh, err = a.succeed(ctx, fresh, old); err != nil {
 			a.completeLater(old.id())
@@ -50,7 +56,6 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 		}
 		old, known = record{}, false
 	}
-	repair := known && old.State == stateAttached
 	if repair && old.AddressesOnly {
 		return Result{}, fmt.Errorf("%w: %w", errRole(old), ErrInvalid)
 	}
@@ -202,9 +207,9 @@ func (a *Attacher) sharedLock(r record) string {
 	return "addresses " + r.Network + "/" + r.ContainerID + "/" + r.Interface
 }
 
-func attachmentLock(id ID) string {
-	return "attachment " + id.Network + "/" + id.ContainerID + "/" + id.Interface
-}
+// attachmentLock names the lock of an attachment: one for all that have its
+// handle.
+func attachmentLock(id ID) string { return "attachment " + handle(id) }
 
 // intact reports whether a complete attachment is still as it was made.
 func (a *Attacher) intact(ctx context.Context, r record) bool {

@@ -72,6 +72,9 @@ func (a *Attacher) Allocate(ctx context.Context, req AllocateRequest) (Result, e
 	r := recordOf(req.ID, req.Workload)
 	r.State, r.Since = stateAdding, time.Now().UTC().Truncate(time.Millisecond)
 	r.AddressesOnly, r.Device = true, req.Link
+	if err := a.errNamesake(r); err != nil {
+		return Result{}, err
+	}
 	if known && old.State == stateReleasing && a.behind() {
 		if req.Gateway {
 			err = a.release(ctx, old) // the datastore is asked anyway

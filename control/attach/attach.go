@@ -263,6 +263,7 @@ type Attacher struct {
 	restored  bool
 	storeAway bool            // the watch says so
 	kept      map[string]kept // by network
+	byHandle  map[string][]ID // of the records: see handle
 	// What the watch told of this host's Node; see HandleStore.
 	synced, nodeKnown bool
 	forgotten         bool // the datastore may lack what is attached
@@ -317,6 +318,7 @@ func New(cfg Config) (*Attacher, error) {
 
 		profiles: make(map[string]bool),
 		kept:     make(map[string]kept),
+		byHandle: make(map[string][]ID),
 	}
 	a.claim()
 	return a, nil

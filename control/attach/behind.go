@@ -360,6 +360,9 @@ func (a *Attacher) succeed(ctx context.Context, r, old record) (record, error) {
 
 // dropFormer releases what the handle of an attachment has of an earlier life.
 func (a *Attacher) dropFormer(ctx context.Context, r record) error {
+	if _, shared := a.namesake(r.id()); shared {
+		return nil
+	}
 	if err := a.cfg.IPAM.ReleaseHandle(ctx, handle(r.id()), r.addrs()...); err != nil {
 		return storeError("release the address of an earlier container of this name", err)
 	}

@@ -110,7 +110,7 @@ func (a *Attacher) untell(ctx context.Context, r record) error {
 	if err := a.at("del endpoint"); err != nil {
 		return err
 	}
-	if !r.Given || r.Stale {
+	if _, shared := a.namesake(r.id()); r.leases() && !shared {
 		if err := a.cfg.IPAM.ReleaseHandle(storeCtx, handle(r.id())); err != nil {
 			return storeError("release the address", err)
 		}

@@ -102,8 +102,12 @@ func (r record) mac() dataplane.MAC {
 	return m
 }
 
+// leases reports whether IPAM may have addresses under the attachment's handle.
+func (r record) leases() bool { return !r.Given || r.Stale }
+
 // handle is the name under which IPAM keeps the addresses: Calico's for a
-// container's first interface.
+// container's first interface. Names of networks and containers may have dots,
+// so two attachments can have one: see [Attacher.namesake].
 func handle(id ID) string {
 	h := id.Network + "." + id.ContainerID
 	if id.Interface != "eth0" {
@@ -199,26 +203,80 @@ func (a *Attacher) put(r record) error {
 	if err := a.cfg.Journal.Put(recordKey(r.id()), r); err != nil {
 		return fmt.Errorf("write attachment record: %w", err)
 	}
-	a.records[r.id()] = r
+	a.set(r)
 	return nil
+}
+
+// set takes in a record. The caller has the lock.
+func (a *Attacher) set(r record) {
+	id := r.id()
+	if _, known := a.records[id]; !known {
+		a.byHandle[handle(id)] = append(a.byHandle[handle(id)], id)
+	}
+	a.records[id] = r
+}
+
+// unset drops a record. The caller has the lock.
+func (a *Attacher) unset(id ID) {
+	h := handle(id)
+	delete(a.records, id)
+	a.byHandle[h] = slices.DeleteFunc(a.byHandle[h], func(have ID) bool { return have == id })
+	if len(a.byHandle[h]) == 0 {
+		delete(a.byHandle, h)
+	}
+}
+
+// namesake returns another attachment whose addresses IPAM keeps under the handle
+// of id. While there is one, id gets none, and what it leaves does not release
+// the handle: the last one does. None comes while the lock of id is held, which
+// is the handle's.
+func (a *Attacher) namesake(id ID) (record, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, other := range a.byHandle[handle(id)] {
+		if r := a.records[other]; other != id && r.leases() {
+			return r, true
+		}
+	}
+	return record{}, false
+}
+
+// errNamesake says why an attachment cannot get addresses: another one has its
+// handle.
+func (a *Attacher) errNamesake(r record) error {
+	other, shared := a.namesake(r.id())
+	if !shared || !r.leases() {
+		return nil
+	}
+	cure, kind := "detach it first, or take names without dots", ErrInvalid
+	if other.State == stateReleasing {
+		cure, kind = "it is still being released", ErrNotReady
+	}
+	return fmt.Errorf("container %s, interface %s in network %s has the IPAM handle %s too: %s: %w",
+		other.ContainerID, other.Interface, other.Network, handle(r.id()), cure, kind)
 }
 
 // forget removes a record. Only then may its addresses be given again: a record
 // that came back would claim them.
 func (a *Attacher) forget(id ID) error {
-	if err := a.cfg.IPAM.Rest(handle(id)); err != nil {
-		return err
+	_, shared := a.namesake(id)
+	if !shared {
+		if err := a.cfg.IPAM.Rest(handle(id)); err != nil {
+			return err
+		}
 	}
 	if err := a.cfg.Journal.Delete(recordKey(id)); err != nil {
 		return fmt.Errorf("remove attachment record: %w", err)
 	}
 	a.mu.Lock()
 	old, told := a.records[id], a.touched[id]
-	delete(a.records, id)
+	a.unset(id)
 	delete(a.touched, id)
 	a.retries.done(id)
 	a.mu.Unlock()
-	a.cfg.IPAM.Unclaim(handle(id))
+	if !shared {
+		a.cfg.IPAM.Unclaim(handle(id))
+	}
 	if key, ok := a.endpointKey(old); ok && a.cfg.Ended != nil {
 		a.cfg.Ended(key, told)
 	}

@@ -40,7 +40,8 @@ func (a *Attacher) Restore(ctx context.Context) error {
 			// Its address may have been given back already, and be another's.
 			r.State, r.Addresses = stateReleasing, nil
 		}
-		a.records[id], a.touched[id] = r, true
+		a.set(r)
+		a.touched[id] = true
 		if r.State == stateAttached && r.there(devices) {
 			wishes = append(wishes, r.wishes(a.cfg.Wire)...)
 			live++

@@ -19,10 +19,8 @@ func (a *Attacher) Uses(h string) bool {
 	if !a.restored {
 		return true
 	}
-	for id := range a.records {
-		if handle(id) == h {
-			return true
-		}
+	if len(a.byHandle[h]) > 0 {
+		return true
 	}
 	for network := range a.kept {
 		if a.gatewayHandle(network) == h {
