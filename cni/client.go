@@ -40,7 +40,7 @@ func dial(socket string, limit time.Duration) (*client, error) {
 
 func (c *client) close() { _ = c.conn.Close() }
 
-// call calls a method of the service.
+// call calls a method of the service: see invoke.
 func (c *client) call(method string, req []byte) ([]byte, error) {
 	return invoke(c.conn, service+method, req, c.deadline)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -35,7 +36,7 @@ func (c *call) delegateAdd(ctx context.Context) (delegated, error) {
 	}
 	if err != nil {
 		_, undo := c.delegate(ctx, "DEL")
-		return delegated{}, alsoFailed(c.delegateError(types.ErrDecodingFailure, err.Error(), ""), undo)
+		return delegated{}, alsoFailed(c.delegateError(types.ErrDecodingFailure, err.Error(), ""), "undo: ", undo)
 	}
 	d := delegated{dns: got.DNS}
 	for _, ip := range got.IPs {
@@ -57,13 +58,18 @@ func delegatedResult(confVersion string, b []byte) (*current.Result, error) {
 // prints. The library's package for that links net/http, which takes longer to
 // initialise than all that this plugin does.
 func (c *call) delegate(ctx context.Context, verb string) ([]byte, error) {
+	return c.delegateWith(ctx, verb, c.in.StdinData)
+}
+
+// delegateWith is delegate with a configuration that differs.
+func (c *call) delegateWith(ctx context.Context, verb string, conf []byte) ([]byte, error) {
 	path, err := findPlugin(c.IPAM.Type, c.in.Path)
 	if err != nil {
 		return nil, c.delegateError(types.ErrInvalidNetworkConfig, err.Error(), "")
 	}
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = append(os.Environ(), "CNI_COMMAND="+verb) // the last of a name counts
-	cmd.Stdin = bytes.NewReader(c.in.StdinData)
+	cmd.Stdin = bytes.NewReader(conf)
 	var out, diagnosis bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &diagnosis
 	err = cmd.Run()
@@ -75,6 +81,32 @@ func (c *call) delegate(ctx context.Context, verb string) ([]byte, error) {
 		return nil, c.delegateError(said.Code, said.Msg, said.Details)
 	}
 	return nil, c.delegateError(types.ErrInternal, err.Error(), strings.TrimSpace(diagnosis.String()))
+}
+
+// sparing returns the configuration for GC with further valid attachments: as long
+// as something is left of one, its address must not be another's.
+func (c *call) sparing(left []attachment) ([]byte, error) {
+	if len(left) == 0 {
+		return c.in.StdinData, nil
+	}
+	var conf map[string]json.RawMessage // numbers stay as they are
+	if err := json.Unmarshal(c.in.StdinData, &conf); err != nil {
+		return nil, err
+	}
+	all := slices.Clone(c.ValidAttachments)
+	for _, a := range left {
+		all = append(all, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.Ifname})
+	}
+	valid, err := json.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	conf["cni.dev/valid-attachments"] = valid
+	// libcni gives the list by the name of the specification's first text too.
+	if _, ok := conf["cni.dev/attachments"]; ok {
+		conf["cni.dev/attachments"] = valid
+	}
+	return json.Marshal(conf)
 }
 
 // delegateError says whose error it is.

@@ -3,6 +3,7 @@ package cni
 import (
 	"bufio"
 	"bytes"
+	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -75,6 +77,7 @@ const (
 	messagePrefixLen  = 5 // gRPC: compressed or not, and the length
 	grpcStatusTrailer = "grpc-status"
 	grpcMessage       = "grpc-message"
+	grpcDetails       = "grpc-status-details-bin"
 )
 
 // exchange is one call under way.
@@ -94,8 +97,9 @@ type exchange struct {
 	endSeen bool // … in a header frame whose block goes on
 }
 
-// invoke calls a method with a request and returns the response. deadline is
-// when both sides give up. The connection serves one call.
+// invoke calls a method with a request and returns the response, or the status
+// and what it has as its first detail; nil: nothing. deadline is when both sides
+// give up. The connection serves one call.
 func invoke(conn net.Conn, method string, req []byte, deadline time.Time) ([]byte, error) {
 	if err := conn.SetDeadline(deadline); err != nil {
 		return nil, err
@@ -354,7 +358,8 @@ func unpad(kind, flags byte, b []byte) ([]byte, error) {
 	return b[:len(b)-pad], nil
 }
 
-// response returns the message of a call that is over, or its status.
+// response returns the message of a call that is over, or its status with the
+// first detail.
 func (x *exchange) response() ([]byte, error) {
 	status, ok := x.headers[grpcStatusTrailer]
 	if !ok {
@@ -369,10 +374,25 @@ func (x *exchange) response() ([]byte, error) {
 		if err != nil {
 			message = x.headers[grpcMessage]
 		}
-		return nil, &rpcError{code, message}
+		return x.detail(), &rpcError{code, message}
 	}
 	if len(x.body) < messagePrefixLen || x.body[0] != 0 || int64(binary.BigEndian.Uint32(x.body[1:])) != int64(len(x.body)-messagePrefixLen) {
 		return nil, &rpcError{codeInternal, "the answer is not one uncompressed message"}
 	}
 	return x.body[messagePrefixLen:], nil
+}
+
+// detail returns the first detail of the status. One that cannot be read is none:
+// the status counts without it.
+func (x *exchange) detail() []byte {
+	// Padding may be there or not.
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(x.headers[grpcDetails], "="))
+	if err != nil {
+		return nil
+	}
+	detail, err := detailOf(b)
+	if err != nil {
+		return nil
+	}
+	return detail
 }

@@ -39,6 +39,15 @@ func (echo) GC(ctx context.Context, req *apiv1.GCRequest) (*apiv1.GCResponse, er
 	return &apiv1.GCResponse{Removed: req.GetValid()}, nil
 }
 
+// Check fails, with all that it is sent among the details.
+func (echo) Check(_ context.Context, req *apiv1.CheckRequest) (*apiv1.CheckResponse, error) {
+	s, err := status.New(codes.NotFound, "unknown").WithDetails(req, new(apiv1.CheckResponse))
+	if err != nil {
+		return nil, err
+	}
+	return nil, s.Err()
+}
+
 func (echo) Status(context.Context, *apiv1.StatusRequest) (*apiv1.StatusResponse, error) {
 	return nil, status.Error(codes.Unavailable, "50 % größer\nnext line")
 }
@@ -69,6 +78,27 @@ func connect(t *testing.T, socket string) *client {
 	}
 	t.Cleanup(c.close)
 	return c
+}
+
+// The first detail of a status comes with it, of any size: in more than a frame,
+// and with nothing in it.
+func TestCallDetail(t *testing.T) {
+	t.Parallel()
+	socket := startEcho(t)
+	for _, n := range []int{0, 1, 2, 3, 50000} {
+		want := checkRequest{Netns: strings.Repeat("x", n)}.encode()
+		if n == 0 {
+			want = nil
+		}
+		got, err := connect(t, socket).call("Check", want)
+		var s *rpcError
+		if !errors.As(err, &s) || s.code != codeNotFound || got == nil || !bytes.Equal(got, want) {
+			t.Errorf("%d bytes: %v with a detail of %d (%v)", len(want), err, len(got), got == nil)
+		}
+	}
+	if got, err := connect(t, socket).call("Status", nil); err == nil || got != nil {
+		t.Errorf("a status without details has %q, %v", got, err)
+	}
 }
 
 // Messages of all sizes pass, those beyond a frame and beyond the windows too.

@@ -95,7 +95,9 @@ type gcRequest struct {
 }
 
 type gcResponse struct {
-	Removed []attachment
+	Removed  []attachment
+	Left     []attachment
+	Unlisted bool
 }
 
 // The wire types of the encoding.
@@ -316,24 +318,52 @@ func (a *address) decode(b []byte) error {
 	})
 }
 
-func (r *gcResponse) decode(b []byte) error {
+func (a *attachment) decode(b []byte) error {
 	return fields(b, func(field int, _ uint64, value []byte) error {
-		if field != 1 {
+		switch field {
+		case 1:
+			a.Network = string(value)
+		case 2:
+			a.ContainerID = string(value)
+		case 3:
+			a.Ifname = string(value)
+		}
+		return nil
+	})
+}
+
+func (r *gcResponse) decode(b []byte) error {
+	return fields(b, func(field int, number uint64, value []byte) error {
+		var a attachment
+		var err error
+		switch field {
+		case 1:
+			err = a.decode(value)
+			r.Removed = append(r.Removed, a)
+		case 2:
+			err = a.decode(value)
+			r.Left = append(r.Left, a)
+		case 3:
+			r.Unlisted = number != 0
+		}
+		return err
+	})
+}
+
+// detailOf returns the message that is the first detail of a google.rpc.Status,
+// each of which is a google.protobuf.Any; nil: it has none.
+func detailOf(b []byte) (detail []byte, err error) {
+	err = fields(b, func(field int, _ uint64, value []byte) error {
+		if field != 3 || detail != nil {
 			return nil
 		}
-		var a attachment
-		err := fields(value, func(field int, _ uint64, value []byte) error {
-			switch field {
-			case 1:
-				a.Network = string(value)
-			case 2:
-				a.ContainerID = string(value)
-			case 3:
-				a.Ifname = string(value)
+		detail = []byte{} // which an empty message is too
+		return fields(value, func(field int, _ uint64, value []byte) error {
+			if field == 2 {
+				detail = value
 			}
 			return nil
 		})
-		r.Removed = append(r.Removed, a)
-		return err
 	})
+	return detail, err
 }

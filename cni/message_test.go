@@ -132,6 +132,7 @@ func TestDecodeGarbage(t *testing.T) {
 		_ = new(addResponse).decode(b)
 		_ = new(gcResponse).decode(b)
 		_ = new(allocateResponse).decode(b)
+		_, _ = detailOf(b)
 	})
 	for _, b := range [][]byte{{0x80}, {0x0a, 0x05, 'x'}, {0x0a, 0x80}, {0x08, 0x80}, {0x0d, 1}, {0x09, 1}, {0x0b}, {0x2a, 1, 0x80}} {
 		if err := new(addResponse).decode(b); err == nil {

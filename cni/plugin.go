@@ -143,19 +143,19 @@ func (p *plugin) add(in *skel.CmdArgs) error {
 			undo, cancel := context.WithTimeout(context.Background(), c.delTimeout())
 			defer cancel()
 			_, undoErr := c.delegate(undo, "DEL")
-			err = alsoFailed(c.client.explain(err), undoErr)
+			err = alsoFailed(c.client.explain(err), "undo: ", undoErr)
 		}
 		return err
 	})
 }
 
-// alsoFailed adds to an error that undoing failed too. The code stays.
-func alsoFailed(err, undo error) error {
+// alsoFailed adds to an error that something else failed too. The code stays.
+func alsoFailed(err error, what string, other error) error {
 	var e *types.Error
-	if undo == nil || !errors.As(err, &e) {
-		return errors.Join(err, undo)
+	if other == nil || !errors.As(err, &e) {
+		return errors.Join(err, other)
 	}
-	return types.NewError(e.Code, e.Msg+"; and undo: "+undo.Error(), e.Details)
+	return types.NewError(e.Code, e.Msg+"; and "+what+other.Error(), e.Details)
 }
 
 // attach has the daemon make the interface.
@@ -268,29 +268,35 @@ func (p *plugin) status(in *skel.CmdArgs) error {
 	return err
 }
 
+// gc removes as much as it can, and has the other plugin do so, whatever else
+// fails (section GC: plugins should continue on errors, and report them).
 func (p *plugin) gc(in *skel.CmdArgs) error {
 	return p.do("GC", in, (*Config).addTimeout, func(c *call) error {
 		req := gcRequest{Network: c.Name}
 		for _, v := range c.ValidAttachments {
 			req.Valid = append(req.Valid, attachment{Network: c.Name, ContainerID: v.ContainerID, Ifname: v.IfName})
 		}
-		b, err := c.client.call("GC", req.encode())
-		if err != nil {
-			return err
+		b, failed := c.client.call("GC", req.encode())
+		if failed != nil && b == nil {
+			return failed // and nobody says what is still there
 		}
 		var resp gcResponse
 		if err := resp.decode(b); err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
 		for _, r := range resp.Removed {
 			c.log.Info("stale attachment removed", "container", r.ContainerID, "interface", r.Ifname)
 		}
-		if !c.delegates() {
-			return nil
+		if !c.delegates() || resp.Unlisted {
+			return failed
+		}
+		conf, err := c.sparing(resp.Left)
+		if err != nil {
+			return errors.Join(failed, err)
 		}
 		ctx, cancel := c.context()
 		defer cancel()
-		_, err = c.delegate(ctx, "GC")
-		return err
+		_, err = c.delegateWith(ctx, "GC", conf)
+		return alsoFailed(c.client.explain(failed), "", err)
 	})
 }

@@ -72,6 +72,8 @@ type daemon struct {
 
 	allocate attach.AllocateRequest
 	valid    []attach.ID
+	left     []attach.ID
+	unlisted bool
 	err      error
 	stall    bool
 }
@@ -139,11 +141,14 @@ func (d *daemon) Check(ctx context.Context, req attach.CheckRequest) error {
 
 func (d *daemon) Status(ctx context.Context) error { return d.answer(ctx) }
 
-func (d *daemon) GC(ctx context.Context, network string, valid []attach.ID) ([]attach.ID, error) {
+func (d *daemon) GC(ctx context.Context, network string, valid []attach.ID) (attach.Collected, error) {
 	d.mu.Lock()
 	d.valid = valid
+	done := attach.Collected{
+		Removed: []attach.ID{{Network: network, ContainerID: "stale", Interface: "eth0"}}, Left: d.left, Unlisted: d.unlisted,
+	}
 	d.mu.Unlock()
-	return []attach.ID{{Network: network, ContainerID: "stale", Interface: "eth0"}}, d.answer(ctx)
+	return done, d.answer(ctx)
 }
 
 func (d *daemon) Allocate(ctx context.Context, req attach.AllocateRequest) (attach.Result, error) {

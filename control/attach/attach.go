@@ -97,6 +97,16 @@ type DelRequest struct {
 	AddressesOnly bool // what [Attacher.Allocate] gave
 }
 
+// Collected is what GC did.
+type Collected struct {
+	Removed []ID
+	// Left are those that are not valid and still there: their release failed, or
+	// another call works on them.
+	Left []ID
+	// Unlisted says that there may be more: nobody knows which wires are there.
+	Unlisted bool
+}
+
 // CheckRequest is what CHECK asks for. What is empty is not compared.
 type CheckRequest struct {
 	ID        ID

@@ -463,11 +463,11 @@ func TestGC(t *testing.T) {
 	if err := a.forget(lost.ID); err != nil {
 		t.Fatal(err)
 	}
-	removed, err := a.GC(t.Context(), "net1", []ID{{ContainerID: keep.ID.ContainerID, Interface: "eth0"}})
+	done, err := a.GC(t.Context(), "net1", []ID{{ContainerID: keep.ID.ContainerID, Interface: "eth0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	diff(t, "removed", []ID{pod.ID, lost.ID, stale.ID}, removed)
+	diff(t, "GC", Collected{Removed: []ID{pod.ID, lost.ID, stale.ID}}, done)
 	w.check(a, keep)
 	w.check(a, foreign)
 	diff(t, "handles", []string{"net1." + keep.ID.ContainerID, "net2.foreign"}, w.ipam.handles())
@@ -481,6 +481,41 @@ func TestGC(t *testing.T) {
 	for k := range w.sink.kernel {
 		w.sink.remove(k)
 	}
+	w.expectClean()
+}
+
+// GC removes what it can and says what is left, also when it fails.
+func TestGCFails(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	wire := &blindWire{Wire: w.wire}
+	w.cfg = func(c *Config) { c.Wire = wire }
+	if done, err := w.create().GC(t.Context(), "net1", nil); !errors.Is(err, ErrNotReady) || !done.Unlisted {
+		t.Errorf("GC of a daemon that has read no record yet: %+v, %v", done, err)
+	}
+	a := w.start()
+	good, bad := w.numbered(1), w.numbered(2)
+	gc := func(when, says string, want Collected) {
+		t.Helper()
+		done, err := a.GC(t.Context(), "net1", nil)
+		if (err == nil) != (says == "") || !strings.Contains(fmt.Sprint(err), says) {
+			t.Errorf("GC %s: %v, want %q", when, err, says)
+		}
+		diff(t, "GC "+when, want, done)
+	}
+	w.add(a, good)
+	w.add(a, bad)
+	w.ipam.refuse(handle(bad.ID), errors.New("broken"))
+	gc("while one fails", "container c2, interface eth0: release the address: broken", Collected{Removed: []ID{good.ID}, Left: []ID{bad.ID}})
+	w.ipam.refuse(handle(bad.ID), nil)
+	w.add(a, good)
+	w.away(true)
+	gc("while the datastore is away", store.ErrUnavailable.Error(), Collected{Left: []ID{good.ID, bad.ID}})
+	w.away(false)
+	wire.blind.Store(true)
+	gc("while devices cannot be listed", "dump interrupted", Collected{Removed: []ID{good.ID, bad.ID}, Unlisted: true})
+	wire.blind.Store(false)
+	gc("of nothing", "", Collected{})
 	w.expectClean()
 }
 
@@ -504,10 +539,11 @@ func TestGCSparesBusy(t *testing.T) {
 		added <- err
 	}()
 	<-inAdd
-	removed, err := a.GC(t.Context(), "net1", nil)
-	if err != nil || len(removed) != 0 {
-		t.Errorf("GC during ADD: %v, %v", removed, err)
+	done, err := a.GC(t.Context(), "net1", nil)
+	if err != nil {
+		t.Errorf("GC during ADD: %v", err)
 	}
+	diff(t, "GC during ADD", Collected{Left: []ID{req.ID}}, done)
 	close(goOn)
 	if err := <-added; err != nil {
 		t.Fatal(err)

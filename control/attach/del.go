@@ -167,20 +167,20 @@ func (a *Attacher) others(r record) []record {
 	return out
 }
 
-// GC detaches every attachment of a network that valid does not list, and
-// returns those that it detached. Besides its records it goes by the devices
-// of this host and by the datastore's endpoints of this node: not by these, and
-// with [ErrNotReady], while the host does not hold its name. An attachment
-// that another call works on just now is left alone.
-func (a *Attacher) GC(ctx context.Context, network string, valid []ID) ([]ID, error) {
+// GC detaches every attachment of a network that valid does not list, as many
+// as it can, and says which, also with an error. Besides its records it goes by
+// the devices of this host and by the datastore's endpoints of this node: not by
+// these, and with [ErrNotReady], while the host does not hold its name. An
+// attachment that another call works on just now is left alone.
+func (a *Attacher) GC(ctx context.Context, network string, valid []ID) (Collected, error) {
 	if !a.isRestored() {
-		return nil, errStarting()
+		return Collected{Unlisted: true}, errStarting()
 	}
-	stale, listErr := a.garbage(ctx, network, valid)
+	stale, unlisted, listErr := a.garbage(ctx, network, valid)
 	var (
-		mu      sync.Mutex
-		removed []ID
-		errs    []error
+		mu   sync.Mutex
+		done = Collected{Unlisted: unlisted}
+		errs []error
 	)
 	var g errgroup.Group
 	g.SetLimit(parallelReleases)
@@ -192,15 +192,19 @@ func (a *Attacher) GC(ctx context.Context, network string, valid []ID) ([]ID, er
 			if err != nil {
 				a.completeLater(id)
 				errs = append(errs, fmt.Errorf("container %s, interface %s: %w", id.ContainerID, id.Interface, err))
-			} else if ok {
-				removed = append(removed, id)
+			}
+			if ok && err == nil {
+				done.Removed = append(done.Removed, id)
+			} else {
+				done.Left = append(done.Left, id)
 			}
 			return nil
 		})
 	}
 	_ = g.Wait()
-	slices.SortFunc(removed, compareIDs)
-	return removed, errors.Join(append(errs, listErr)...)
+	slices.SortFunc(done.Removed, compareIDs)
+	slices.SortFunc(done.Left, compareIDs)
+	return done, errors.Join(append(errs, listErr)...)
 }
 
 // collect releases one attachment unless it is busy or has changed since the
@@ -219,7 +223,7 @@ func (a *Attacher) collect(ctx context.Context, listed record) (bool, error) {
 	r, known := a.record(listed.id())
 	if known && r.State == stateReleasing && a.behind() {
 		a.cutLater()
-		return true, nil
+		return r.cut, nil // else the wire is still there
 	}
 	if known && (!r.Since.Equal(listed.Since) || r.State != listed.State) {
 		return false, nil
@@ -234,14 +238,14 @@ func (a *Attacher) collect(ctx context.Context, listed record) (bool, error) {
 }
 
 // garbage returns what is there of a network and not valid. What could be
-// listed is returned also when the rest could not.
-func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (map[ID]record, error) {
+// listed is returned also when the rest could not; unlisted: the wires could not.
+func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (stale map[ID]record, unlisted bool, err error) {
 	keep := make(map[ID]bool, len(valid))
 	for _, id := range valid {
 		id.Network = network
 		keep[id] = true
 	}
-	stale := make(map[ID]record)
+	stale = make(map[ID]record)
 	add := func(r record) {
 		if id := r.id(); r.Network == network && !keep[id] {
 			if _, ok := stale[id]; !ok {
@@ -259,7 +263,7 @@ func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (map
 	errs := []error{err}
 	devices, err := a.cfg.Wire.Devices(ctx)
 	if err != nil {
-		errs = append(errs, err)
+		errs, unlisted = append(errs, err), true
 	}
 	for device, alias := range devices {
 		if owner, ok := workload.ParseAlias(alias); ok {
@@ -268,7 +272,7 @@ func (a *Attacher) garbage(ctx context.Context, network string, valid []ID) (map
 			add(r)
 		}
 	}
-	return stale, errors.Join(errs...)
+	return stale, unlisted, errors.Join(errs...)
 }
 
 // written returns what the datastore shows of a network on this host. What is

@@ -75,8 +75,8 @@ func TestNamesake(t *testing.T) {
 				settle(t, a)
 			}
 			hasAddress("DEL")
-			if removed, err := a.GC(t.Context(), never.ID.Network, []ID{live.ID}); err != nil || len(removed) > 0 {
-				t.Errorf("GC: %v, %v", removed, err)
+			if done, err := a.GC(t.Context(), never.ID.Network, []ID{live.ID}); err != nil || len(done.Removed) > 0 {
+				t.Errorf("GC: %v, %v", done, err)
 			}
 			if !a.Uses(h) {
 				t.Errorf("%s is not in use", h)

@@ -70,8 +70,8 @@ func TestDualStack(t *testing.T) {
 	b := w.start() // the daemon's next life
 	diff(t, "ADD after a restart", res, w.add(b, req))
 	w.check(b, req)
-	if removed, err := b.GC(t.Context(), "net1", nil); err != nil || len(removed) != 1 {
-		t.Errorf("GC removed %v, %v", removed, err)
+	if done, err := b.GC(t.Context(), "net1", nil); err != nil || len(done.Removed) != 1 {
+		t.Errorf("GC: %v, %v", done, err)
 	}
 	w.expectClean()
 }

@@ -18,7 +18,7 @@ type Attacher interface {
 	Del(ctx context.Context, req attach.DelRequest) error
 	Check(ctx context.Context, req attach.CheckRequest) error
 	Status(ctx context.Context) error
-	GC(ctx context.Context, network string, valid []attach.ID) ([]attach.ID, error)
+	GC(ctx context.Context, network string, valid []attach.ID) (attach.Collected, error)
 	Allocate(ctx context.Context, req attach.AllocateRequest) (attach.Result, error)
 }
 
@@ -175,15 +175,20 @@ func (s *cniServer) GC(ctx context.Context, req *apiv1.GCRequest) (*apiv1.GCResp
 	for _, v := range req.GetValid() {
 		valid = append(valid, attach.ID{Network: req.GetNetwork(), ContainerID: v.GetContainerId(), Interface: v.GetIfname()})
 	}
-	removed, err := s.attacher.GC(ctx, req.GetNetwork(), valid)
+	done, err := s.attacher.GC(ctx, req.GetNetwork(), valid)
+	resp := &apiv1.GCResponse{Removed: attachmentsOf(done.Removed), Left: attachmentsOf(done.Left), Unlisted: done.Unlisted}
 	if err != nil {
-		return nil, Error(err)
-	}
-	resp := &apiv1.GCResponse{}
-	for _, id := range removed {
-		resp.Removed = append(resp.Removed, &apiv1.Attachment{Network: id.Network, ContainerId: id.ContainerID, Ifname: id.Interface})
+		return nil, errorWith(err, resp)
 	}
 	return resp, nil
+}
+
+func attachmentsOf(ids []attach.ID) []*apiv1.Attachment {
+	var out []*apiv1.Attachment
+	for _, id := range ids {
+		out = append(out, &apiv1.Attachment{Network: id.Network, ContainerId: id.ContainerID, Ifname: id.Interface})
+	}
+	return out
 }
 
 func errEmpty() error { return errors.New("is empty") }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/dataplane/workload"
@@ -25,6 +26,16 @@ func Error(err error) error {
 		return err
 	}
 	return status.Error(codeOf(err), err.Error())
+}
+
+// errorWith is [Error] with a message among the details: what was done although
+// the call failed.
+func errorWith(err error, done protoadapt.MessageV1) error {
+	err = Error(err)
+	if s, detailErr := status.Convert(err).WithDetails(done); detailErr == nil {
+		return s.Err()
+	}
+	return err
 }
 
 // codeOf goes by what matters most to the caller: whether trying again helps

@@ -955,6 +955,8 @@ func (x *GCRequest) GetValid() []*Attachment {
 type GCResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Removed       []*Attachment          `protobuf:"bytes,1,rep,name=removed,proto3" json:"removed,omitempty"`
+	Left          []*Attachment          `protobuf:"bytes,2,rep,name=left,proto3" json:"left,omitempty"`          // not listed and not removed: what they have must stay
+	Unlisted      bool                   `protobuf:"varint,3,opt,name=unlisted,proto3" json:"unlisted,omitempty"` // left may lack some: what is there could not be listed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -994,6 +996,20 @@ func (x *GCResponse) GetRemoved() []*Attachment {
 		return x.Removed
 	}
 	return nil
+}
+
+func (x *GCResponse) GetLeft() []*Attachment {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
+func (x *GCResponse) GetUnlisted() bool {
+	if x != nil {
+		return x.Unlisted
+	}
+	return false
 }
 
 var File_control_api_v1_cni_proto protoreflect.FileDescriptor
@@ -1089,10 +1105,12 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\x0eStatusResponse\"S\n" +
 	"\tGCRequest\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12,\n" +
-	"\x05valid\x18\x02 \x03(\v2\x16.routerd.v1.AttachmentR\x05valid\">\n" +
+	"\x05valid\x18\x02 \x03(\v2\x16.routerd.v1.AttachmentR\x05valid\"\x86\x01\n" +
 	"\n" +
 	"GCResponse\x120\n" +
-	"\aremoved\x18\x01 \x03(\v2\x16.routerd.v1.AttachmentR\aremoved2\xf0\x02\n" +
+	"\aremoved\x18\x01 \x03(\v2\x16.routerd.v1.AttachmentR\aremoved\x12*\n" +
+	"\x04left\x18\x02 \x03(\v2\x16.routerd.v1.AttachmentR\x04left\x12\x1a\n" +
+	"\bunlisted\x18\x03 \x01(\bR\bunlisted2\xf0\x02\n" +
 	"\x03CNI\x126\n" +
 	"\x03Add\x12\x16.routerd.v1.AddRequest\x1a\x17.routerd.v1.AddResponse\x126\n" +
 	"\x03Del\x12\x16.routerd.v1.DelRequest\x1a\x17.routerd.v1.DelResponse\x12<\n" +
@@ -1144,23 +1162,24 @@ var file_control_api_v1_cni_proto_depIdxs = []int32{
 	4,  // 9: routerd.v1.AllocateResponse.addresses:type_name -> routerd.v1.Address
 	0,  // 10: routerd.v1.GCRequest.valid:type_name -> routerd.v1.Attachment
 	0,  // 11: routerd.v1.GCResponse.removed:type_name -> routerd.v1.Attachment
-	2,  // 12: routerd.v1.CNI.Add:input_type -> routerd.v1.AddRequest
-	5,  // 13: routerd.v1.CNI.Del:input_type -> routerd.v1.DelRequest
-	7,  // 14: routerd.v1.CNI.Check:input_type -> routerd.v1.CheckRequest
-	11, // 15: routerd.v1.CNI.Status:input_type -> routerd.v1.StatusRequest
-	13, // 16: routerd.v1.CNI.GC:input_type -> routerd.v1.GCRequest
-	9,  // 17: routerd.v1.CNI.Allocate:input_type -> routerd.v1.AllocateRequest
-	3,  // 18: routerd.v1.CNI.Add:output_type -> routerd.v1.AddResponse
-	6,  // 19: routerd.v1.CNI.Del:output_type -> routerd.v1.DelResponse
-	8,  // 20: routerd.v1.CNI.Check:output_type -> routerd.v1.CheckResponse
-	12, // 21: routerd.v1.CNI.Status:output_type -> routerd.v1.StatusResponse
-	14, // 22: routerd.v1.CNI.GC:output_type -> routerd.v1.GCResponse
-	10, // 23: routerd.v1.CNI.Allocate:output_type -> routerd.v1.AllocateResponse
-	18, // [18:24] is the sub-list for method output_type
-	12, // [12:18] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	0,  // 12: routerd.v1.GCResponse.left:type_name -> routerd.v1.Attachment
+	2,  // 13: routerd.v1.CNI.Add:input_type -> routerd.v1.AddRequest
+	5,  // 14: routerd.v1.CNI.Del:input_type -> routerd.v1.DelRequest
+	7,  // 15: routerd.v1.CNI.Check:input_type -> routerd.v1.CheckRequest
+	11, // 16: routerd.v1.CNI.Status:input_type -> routerd.v1.StatusRequest
+	13, // 17: routerd.v1.CNI.GC:input_type -> routerd.v1.GCRequest
+	9,  // 18: routerd.v1.CNI.Allocate:input_type -> routerd.v1.AllocateRequest
+	3,  // 19: routerd.v1.CNI.Add:output_type -> routerd.v1.AddResponse
+	6,  // 20: routerd.v1.CNI.Del:output_type -> routerd.v1.DelResponse
+	8,  // 21: routerd.v1.CNI.Check:output_type -> routerd.v1.CheckResponse
+	12, // 22: routerd.v1.CNI.Status:output_type -> routerd.v1.StatusResponse
+	14, // 23: routerd.v1.CNI.GC:output_type -> routerd.v1.GCResponse
+	10, // 24: routerd.v1.CNI.Allocate:output_type -> routerd.v1.AllocateResponse
+	19, // [19:25] is the sub-list for method output_type
+	13, // [13:19] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_cni_proto_init() }

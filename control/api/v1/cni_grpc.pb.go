@@ -46,7 +46,8 @@ type CNIClient interface {
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// Status tells whether the daemon can serve Add.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
-	// GC detaches every attachment of the network that is not listed.
+	// GC detaches every attachment of the network that is not listed. When it
+	// fails it did what it could: a GCResponse is among the status' details.
 	GC(ctx context.Context, in *GCRequest, opts ...grpc.CallOption) (*GCResponse, error)
 	// Allocate gives addresses alone, for another plugin that makes the interface
 	// (CNI specification 1.1, section 4, delegated plugins). It is idempotent as
@@ -141,7 +142,8 @@ type CNIServer interface {
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// Status tells whether the daemon can serve Add.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
-	// GC detaches every attachment of the network that is not listed.
+	// GC detaches every attachment of the network that is not listed. When it
+	// fails it did what it could: a GCResponse is among the status' details.
 	GC(context.Context, *GCRequest) (*GCResponse, error)
 	// Allocate gives addresses alone, for another plugin that makes the interface
 	// (CNI specification 1.1, section 4, delegated plugins). It is idempotent as
