@@ -9,6 +9,9 @@ type Underlay struct {
 	Links     []UnderlayLink    // by index
 	Addresses []UnderlayAddress // in the kernel's order: primary before secondary
 	Routes    []UnderlayRoute   // by prefix, then metric
+	// Dropping are the routes that lead nowhere, apart from the others so that
+	// no path is looked for among them.
+	Dropping []UnderlayRoute
 }
 
 // UnderlayLink is a network device.
@@ -40,12 +43,14 @@ type UnderlayAddress struct {
 	LinkScope  bool // scope link or host: not reachable from elsewhere
 }
 
-// UnderlayRoute is a unicast route of the main table that routerd did not make.
+// UnderlayRoute is a route of the main table that routerd did not make.
 type UnderlayRoute struct {
+	Type     string       // of one that leads nowhere, as ip(8) names it: blackhole, unreachable, prohibit or throw; else empty
 	Prefix   netip.Prefix // masked
 	Gateway  netip.Addr   // invalid: directly attached
 	Source   netip.Addr   // preferred source address (RTA_PREFSRC); invalid: the kernel chooses
 	Link     string
 	Metric   uint32
 	Protocol uint8 // RTPROT_*
+	Behind   bool  // the kernel asks one of routerd's of the same prefix and metric first
 }

@@ -20,11 +20,14 @@ type foreignRoute struct {
 }
 
 func (f foreignRoute) String() string {
-	s := f.theirs.Prefix.String()
+	s := strings.TrimSpace(f.theirs.Type + " " + f.theirs.Prefix.String())
 	if f.theirs.Gateway.IsValid() {
 		s += " via " + f.theirs.Gateway.String()
 	}
-	s += fmt.Sprintf(" dev %s proto %d", f.theirs.Link, f.theirs.Protocol)
+	if f.theirs.Link != "" {
+		s += " dev " + f.theirs.Link
+	}
+	s += fmt.Sprintf(" proto %d", f.theirs.Protocol)
 	if f.theirs.Metric != 0 {
 		s += fmt.Sprintf(" metric %d", f.theirs.Metric)
 	}
@@ -32,12 +35,12 @@ func (f foreignRoute) String() string {
 }
 
 // foreignRoutes finds the strangers' routes that take packets from routes of
-// ours: those to the same prefix with a better metric, and those to a more
-// specific prefix within a pool. wanted reports whether a route of ours is
-// wanted, and done whether it is in the kernel too.
-func foreignRoutes(u dataplane.Underlay, pools []netip.Prefix, status func(dataplane.RouteKey) (wanted, done bool)) []foreignRoute {
+// ours: those to the same prefix that the kernel prefers, and those to a more
+// specific prefix within a pool. status says what became of a route of ours,
+// and whether it is wanted.
+func foreignRoutes(u dataplane.Underlay, pools []netip.Prefix, status func(dataplane.Key) (dataplane.Status, bool)) []foreignRoute {
 	var out []foreignRoute
-	for _, r := range u.Routes {
+	for _, r := range slices.Concat(u.Routes, u.Dropping) {
 		if ownDevice(r.Link) {
 			continue
 		}
@@ -48,23 +51,33 @@ func foreignRoutes(u dataplane.Underlay, pools []netip.Prefix, status func(datap
 			}
 		}
 		for bits := r.Prefix.Bits(); bits >= 0; bits-- {
-			same := bits == r.Prefix.Bits()
-			if !same && (within == 0 || bits < within) {
+			if bits < r.Prefix.Bits() && (within == 0 || bits < within) {
 				break
 			}
 			key := routeKey(netip.PrefixFrom(r.Prefix.Addr(), bits).Masked())
-			wanted, done := status(key)
+			ours, wanted := status(key)
 			if !wanted {
 				continue
 			}
-			// Ours is better where it is to the same prefix and no worse.
-			if !same || !done || r.Metric < key.Metric {
+			if takes(r, key, ours) {
 				out = append(out, foreignRoute{theirs: r, ours: key})
 			}
 			break
 		}
 	}
 	return out
+}
+
+// takes reports whether a stranger's route takes packets from one of ours that
+// is to its prefix or a less specific one.
+func takes(r dataplane.UnderlayRoute, key dataplane.RouteKey, ours dataplane.Status) bool {
+	if o, ok := ours.Object.(dataplane.Route); ok && o.Type == dataplane.Blackhole && r.Type != "" {
+		return false // ours drops them too: BIRD leaves such a route for a host's own block
+	}
+	if r.Prefix != key.Prefix || ours.State != dataplane.Done {
+		return true
+	}
+	return r.Metric < key.Metric || r.Metric == key.Metric && !r.Behind
 }
 
 // routeKey is the key of the route that the core wants for a prefix.
@@ -115,10 +128,7 @@ func (d *router) foreignRoutes(pools []vrouter.PoolStatus, err error) []foreignR
 	if err != nil {
 		return f.list
 	}
-	list := foreignRoutes(f.underlay, cidrs, func(key dataplane.RouteKey) (wanted, done bool) {
-		st, ok := d.kernel.Status(key)
-		return ok, st.State == dataplane.Done
-	})
+	list := foreignRoutes(f.underlay, cidrs, d.kernel.Status)
 	now := map[string]bool{}
 	for _, r := range list {
 		s := r.String()

@@ -17,13 +17,23 @@ func TestForeignRoutes(t *testing.T) {
 	pools := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fd20::/48")}
 	ours := map[string]bool{ // and whether it is in the kernel
 		"192.168.1.0/26": true, "192.168.2.0/26": false, "10.0.0.0/8": true, "0.0.0.0/0": true, "fd20::/122": true, "fd99::/64": true,
+		"192.168.4.0/26": false, // this host's own, which drops
 	}
-	status := func(k dataplane.RouteKey) (bool, bool) {
-		done, wanted := ours[k.Prefix.String()]
-		return wanted, done
+	status := func(k dataplane.Key) (dataplane.Status, bool) {
+		p := k.(dataplane.RouteKey).Prefix.String()
+		done, wanted := ours[p]
+		st := dataplane.Status{Object: dataplane.Route{NextHop: 1}, State: dataplane.Pending}
+		if done {
+			st.State = dataplane.Done
+		}
+		if p == "192.168.4.0/26" {
+			st.Object = dataplane.Route{Type: dataplane.Blackhole}
+		}
+		return st, wanted
 	}
+	const none = "-"
 	tests := []struct {
-		name, prefix, link string
+		name, prefix, link string // link: or none, of a route that drops
 		metric             uint32
 		want               string // ours that it takes packets from
 	}{
@@ -42,9 +52,23 @@ func TestForeignRoutes(t *testing.T) {
 		{"better metric outside of pools", "fd99::/64", "eth0", 256, "route fd99::/64 metric 1024"},
 		{"more specific, IPv6", "fd20::8/125", "eth0", 4096, "route fd20::/122 metric 1024"},
 		{"a default route", "::/0", "eth0", 1, ""},
+		{"same key, before ours", "192.168.1.0/26", "eth0", 0, "route 192.168.1.0/26"},
+		{"same key, IPv6, where no order is known", "fd20::/122", "eth0", 1024, "route fd20::/122 metric 1024"},
+		{"drops a part of a block", "192.168.1.0/27", none, 9, "route 192.168.1.0/26"},
+		{"drops a block, before ours", "192.168.1.0/26", none, 0, "route 192.168.1.0/26"},
+		{"drops a block with a better metric, IPv6", "fd20::/122", none, 1023, "route fd20::/122 metric 1024"},
+		{"drops what is in no block", "192.168.0.0/16", none, 0, ""},
+		{"drops this host's own block, as ours would", "192.168.4.0/26", none, 0, ""},
+		{"drops a part of it", "192.168.4.32/27", none, 0, ""},
+		{"leads a part of it away", "192.168.4.32/27", "eth0", 0, "route 192.168.4.0/26"},
 	}
 	for _, tt := range tests {
-		u := dataplane.Underlay{Routes: []dataplane.UnderlayRoute{{Prefix: netip.MustParsePrefix(tt.prefix), Link: tt.link, Metric: tt.metric, Protocol: 4}}}
+		r := dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix(tt.prefix), Link: tt.link, Metric: tt.metric, Protocol: 4}
+		u := dataplane.Underlay{Routes: []dataplane.UnderlayRoute{r}}
+		if tt.link == none {
+			r.Type, r.Link = "blackhole", ""
+			u = dataplane.Underlay{Dropping: []dataplane.UnderlayRoute{r}}
+		}
 		got := ""
 		for _, r := range foreignRoutes(u, pools, status) {
 			got += r.ours.String()
@@ -52,6 +76,10 @@ func TestForeignRoutes(t *testing.T) {
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
+	}
+	behind := dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("192.168.1.0/26"), Link: "eth0", Behind: true}
+	if got := foreignRoutes(dataplane.Underlay{Routes: []dataplane.UnderlayRoute{behind}}, pools, status); got != nil {
+		t.Errorf("behind ours: %v", got)
 	}
 }
 
@@ -75,8 +103,8 @@ func TestForeignError(t *testing.T) {
 	}
 }
 
-// TestStrangersRouteIsReported: a stranger's route into a block shows in the
-// status, the log and the metrics, and stays.
+// TestStrangersRouteIsReported: a stranger's route into a block, and one to the
+// block that drops, shows in the status, the log and the metrics, and stays.
 func TestStrangersRouteIsReported(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
@@ -91,23 +119,25 @@ func TestStrangersRouteIsReported(t *testing.T) {
 		}
 		return nil
 	}
-	r.when("no stranger's route", good)
-	h.ip("route add 192.168.200.16/28 via 10.1.0.99 proto static metric 7")
-	r.when("the stranger's route in the status", func(n *apiv1.NodeResponse) error {
-		err := good(n)
-		if err == nil {
-			return errors.New("all is well")
-		}
-		if !strings.Contains(err.Error(), "192.168.200.16/28 via 10.1.0.99 dev eth0 proto 4 metric 7 (before route 192.168.200.0/26)") {
-			return err
-		}
-		return nil
-	})
-	r.tells(1, "a route of another program takes packets from ours", "192.168.200.16/28")
-	if err := h.lists("route", "192.168.200.16/28 via 10.1.0.99"); err != nil {
-		t.Errorf("it was fought: %v", err)
+	for _, tt := range []struct{ add, route, prefix string }{
+		{"add", "192.168.200.16/28 via 10.1.0.99 dev eth0 proto 4 metric 7", "192.168.200.16/28"},
+		{"prepend", "blackhole 192.168.200.0/26 proto 12", "192.168.200.0/26"},
+	} {
+		r.when("no stranger's route", good)
+		h.ip("route " + tt.add + " " + tt.route)
+		r.when("the stranger's route in the status", func(n *apiv1.NodeResponse) error {
+			err := good(n)
+			if err == nil {
+				return errors.New("all is well")
+			}
+			if !strings.Contains(err.Error(), tt.route+" (before route 192.168.200.0/26)") {
+				return err
+			}
+			return nil
+		})
+		r.tells(1, "a route of another program takes packets from ours", tt.route)
+		h.ip("route del " + tt.route)
+		r.when("it is gone", good)
+		r.tells(1, "takes no packets from ours any more", tt.route)
 	}
-	h.ip("route del 192.168.200.16/28")
-	r.when("it is gone", good)
-	r.tells(1, "takes no packets from ours any more", "192.168.200.16/28")
 }

@@ -194,7 +194,8 @@ func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	u = withoutWorkloads(u)
-	if old := a.underlay; old != nil && slices.Equal(old.Links, u.Links) && slices.Equal(old.Addresses, u.Addresses) && slices.Equal(old.Routes, u.Routes) {
+	if old := a.underlay; old != nil && slices.Equal(old.Links, u.Links) && slices.Equal(old.Addresses, u.Addresses) &&
+		slices.Equal(old.Routes, u.Routes) && slices.Equal(old.Dropping, u.Dropping) {
 		return
 	}
 	a.underlay, a.overlaps = &u, nil
@@ -208,6 +209,7 @@ func withoutWorkloads(u dataplane.Underlay) dataplane.Underlay {
 		Links:     slices.DeleteFunc(slices.Clone(u.Links), func(l dataplane.UnderlayLink) bool { return ours(l.Name) }),
 		Addresses: slices.DeleteFunc(slices.Clone(u.Addresses), func(a dataplane.UnderlayAddress) bool { return ours(a.Link) }),
 		Routes:    slices.DeleteFunc(slices.Clone(u.Routes), func(r dataplane.UnderlayRoute) bool { return ours(r.Link) }),
+		Dropping:  u.Dropping,
 	}
 }
 

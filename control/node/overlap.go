@@ -24,7 +24,8 @@ type Overlap struct {
 // Overlaps lists what of the host shares addresses with a range that is to be
 // a pool's: its own addresses with their subnets, and every route but the
 // default ones. What routerd made itself does not count, nor do workloads'
-// devices. Addresses come first.
+// devices, nor a route that drops as much as the range or more: a pool's blocks
+// are more specific. Addresses come first.
 func Overlaps(u dataplane.Underlay, cidr netip.Prefix) []Overlap {
 	var out []Overlap
 	subnets := map[netip.Prefix]bool{}
@@ -42,6 +43,11 @@ func Overlaps(u dataplane.Underlay, cidr netip.Prefix) []Overlap {
 		}
 		out = append(out, Overlap{With: routeText(r)})
 	}
+	for _, r := range u.Dropping {
+		if r.Prefix.Bits() > cidr.Bits() && cidr.Contains(r.Prefix.Addr()) {
+			out = append(out, Overlap{With: routeText(r)})
+		}
+	}
 	return out
 }
 
@@ -54,11 +60,14 @@ func ownLink(name string) bool {
 }
 
 func routeText(r dataplane.UnderlayRoute) string {
-	s := "route " + r.Prefix.String()
+	s := strings.TrimSpace(r.Type + " route " + r.Prefix.String())
 	if r.Gateway.IsValid() {
 		s += " via " + r.Gateway.String()
 	}
-	return s + " dev " + r.Link + " proto " + protocolName(r.Protocol)
+	if r.Link != "" {
+		s += " dev " + r.Link
+	}
+	return s + " proto " + protocolName(r.Protocol)
 }
 
 // protocolName names a route's origin as ip(8) does: RTPROT_* of

@@ -17,6 +17,7 @@ func TestOverlaps(t *testing.T) {
 		dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("192.168.1.0/26"), Link: "cali1234", Protocol: 3},
 		dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("10.1.0.8"), Link: "eth0", Protocol: 77},
 	)
+	u.Dropping = []dataplane.UnderlayRoute{{Type: "blackhole", Prefix: netip.MustParsePrefix("198.18.1.0/26"), Protocol: 12}}
 	tests := []struct {
 		cidr string
 		want []Overlap
@@ -32,6 +33,9 @@ func TestOverlaps(t *testing.T) {
 			{With: "route 172.16.0.0/12 via 10.1.0.9 dev eth0 proto static"},
 		}},
 		{"192.0.2.0/25", []Overlap{{With: "route 192.0.2.0/24 via 10.1.0.8 dev eth0 proto 77"}}},
+		{"198.18.0.0/16", []Overlap{{With: "blackhole route 198.18.1.0/26 proto bird"}}},
+		{"198.18.1.0/26", nil}, // less specific than any block
+		{"198.18.1.0/28", nil},
 		{"fd00::/48", []Overlap{{With: "address fd00::1/64 of device eth1", OnLink: true, Addr: netip.MustParseAddr("fd00::1")}}},
 	}
 	for _, tt := range tests {

@@ -254,6 +254,7 @@ type fibRoute struct {
 	prefSrc  netip.Addr
 	mtu      uint32 // RTAX_MTU, not locked
 	extra    bool   // something that we never set, such as other metrics
+	behind   bool   // of a stranger's: one of ours with its key is before it
 }
 
 // parseRoute reads RTM_NEWROUTE and RTM_DELROUTE. Clones, which IPv6 makes of

@@ -114,6 +114,7 @@ func (k *Kernel) check(ctx context.Context) error {
 	}
 	for i := range t.routes {
 		if r := &t.routes[i]; r.protocol != k.cfg.Protocol {
+			r.behind = k.behindOurs(t.routes, i)
 			m.setRoute(*r, false)
 		}
 	}
@@ -151,6 +152,19 @@ func (k *Kernel) check(ctx context.Context) error {
 	}
 	k.log.Debug("tables listed", "routes", len(t.routes), "duration", d)
 	return nil
+}
+
+// behindOurs reports whether a route of ours with the key of the one at i is
+// before it: the kernel lists the IPv4 routes of a prefix in the order in which
+// it asks them. Of IPv6 routes with one metric it takes now this, now that.
+func (k *Kernel) behindOurs(routes []fibRoute, i int) bool {
+	key := routes[i].key
+	for i--; key.Prefix.Addr().Is4() && i >= 0 && routes[i].key == key; i-- {
+		if routes[i].protocol == k.cfg.Protocol && routes[i].tos == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // gather returns what is ours of a listing.

@@ -57,6 +57,8 @@ func (k *Kernel) event(m message, links map[string]notice) {
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		if r, ok := parseRoute(m.body); ok && tracked(&r) {
+			// One that is added goes before those of its key, one appended behind.
+			r.behind = m.flags&unix.NLM_F_APPEND != 0 && r.key.Prefix.Addr().Is4()
 			k.routeEvent(r, m.typ == unix.RTM_DELROUTE, m.flags&unix.NLM_F_REPLACE != 0)
 		}
 	case unix.RTM_NEWNEXTHOP, rtmDelNextHop:

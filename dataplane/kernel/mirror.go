@@ -170,29 +170,51 @@ func (m *mirror) underlay() dataplane.Underlay {
 	}
 	for _, list := range m.routes {
 		for i := range list {
-			u.Routes = append(u.Routes, m.underlayRoutes(&list[i])...)
+			m.addUnderlayRoute(&u, &list[i])
 		}
 	}
-	slices.SortFunc(u.Routes, func(a, b dataplane.UnderlayRoute) int {
-		return cmp.Or(comparePrefixes(a.Prefix, b.Prefix), cmp.Compare(a.Metric, b.Metric),
-			cmp.Compare(a.Link, b.Link), a.Gateway.Compare(b.Gateway), cmp.Compare(a.Protocol, b.Protocol))
-	})
+	slices.SortFunc(u.Routes, compareUnderlayRoutes)
+	slices.SortFunc(u.Dropping, compareUnderlayRoutes)
 	return u
 }
 
-// underlayRoutes renders a stranger's route, one for each way out.
-func (m *mirror) underlayRoutes(r *fibRoute) []dataplane.UnderlayRoute {
-	if r.key.Table != dataplane.MainTable || r.typ != unix.RTN_UNICAST || r.tos != 0 {
-		return nil
+func compareUnderlayRoutes(a, b dataplane.UnderlayRoute) int {
+	return cmp.Or(comparePrefixes(a.Prefix, b.Prefix), cmp.Compare(a.Metric, b.Metric), cmp.Compare(a.Link, b.Link),
+		a.Gateway.Compare(b.Gateway), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Type, b.Type))
+}
+
+// addUnderlayRoute renders a stranger's route, one for each way out.
+func (m *mirror) addUnderlayRoute(u *dataplane.Underlay, r *fibRoute) {
+	if r.key.Table != dataplane.MainTable || r.tos != 0 {
+		return
 	}
-	var out []dataplane.UnderlayRoute
-	for _, l := range r.legs {
-		out = append(out, dataplane.UnderlayRoute{
-			Prefix: r.key.Prefix, Gateway: l.gateway, Source: r.prefSrc, Link: m.linkName(l.link),
-			Metric: r.key.Metric, Protocol: r.protocol,
-		})
+	x := dataplane.UnderlayRoute{
+		Type: droppingType(r.typ), Prefix: r.key.Prefix, Source: r.prefSrc, Metric: r.key.Metric, Protocol: r.protocol, Behind: r.behind,
 	}
-	return out
+	switch {
+	case x.Type != "":
+		u.Dropping = append(u.Dropping, x) // of IPv6 it has a device, which says nothing
+	case r.typ == unix.RTN_UNICAST:
+		for _, l := range r.legs {
+			x.Gateway, x.Link = l.gateway, m.linkName(l.link)
+			u.Routes = append(u.Routes, x)
+		}
+	}
+}
+
+// droppingType names the type of a route that leads nowhere.
+func droppingType(typ uint8) string {
+	switch typ {
+	case unix.RTN_BLACKHOLE:
+		return "blackhole"
+	case unix.RTN_UNREACHABLE:
+		return "unreachable"
+	case unix.RTN_PROHIBIT:
+		return "prohibit"
+	case unix.RTN_THROW:
+		return "throw"
+	}
+	return ""
 }
 
 func comparePrefixes(a, b netip.Prefix) int {

@@ -216,6 +216,45 @@ fd00:3::5 dev up0 metric 1024 pref medium`
 	l.shows("ip -6 route show proto 77", "")
 }
 
+// TestDroppingRoutes: what drops is told apart from what leads somewhere, and
+// so is which of two routes of one key the kernel asks first.
+func TestDroppingRoutes(t *testing.T) {
+	t.Parallel()
+	l, k := newHost(t)
+	k.put(host()...)
+	k.ready()
+	l.run("ip route add blackhole 192.168.2.0/27 proto bird", "ip route add unreachable 192.168.2.32/28", "ip route add prohibit 10.5.0.0/16 metric 9",
+		"ip route add throw 10.6.0.0/16", "ip route prepend blackhole 192.168.2.0/26 proto bird", "ip route append 192.168.2.0/26 via 10.0.0.9",
+		"ip -6 route add blackhole fd20::/122 metric 7")
+	want := dataplane.Underlay{
+		Routes: []dataplane.UnderlayRoute{
+			{Prefix: pfx("10.0.0.0/24"), Link: "up0", Source: addr("10.0.0.1"), Protocol: 2},
+			{Prefix: pfx("192.168.2.0/26"), Link: "up0", Gateway: addr("10.0.0.9"), Protocol: 3, Behind: true},
+		},
+		Dropping: []dataplane.UnderlayRoute{
+			{Type: "throw", Prefix: pfx("10.6.0.0/16"), Protocol: 3},
+			{Type: "prohibit", Prefix: pfx("10.5.0.0/16"), Metric: 9, Protocol: 3},
+			{Type: "blackhole", Prefix: pfx("192.168.2.0/26"), Protocol: 12},
+			{Type: "blackhole", Prefix: pfx("192.168.2.0/27"), Protocol: 12},
+			{Type: "unreachable", Prefix: pfx("192.168.2.32/28"), Protocol: 3},
+			{Type: "blackhole", Prefix: pfx("fd20::/122"), Metric: 7, Protocol: 3},
+		},
+	}
+	slices.SortFunc(want.Dropping, compareUnderlayRoutes)
+	as := func(what string, k *running) {
+		t.Helper()
+		u := until(t, k.Underlay(t.Context()), what, func(u dataplane.Underlay) bool { return len(u.Dropping) == len(want.Dropping) })
+		u.Links, u.Addresses = nil, nil
+		u.Routes = slices.DeleteFunc(u.Routes, func(r dataplane.UnderlayRoute) bool { return !r.Prefix.Addr().Is4() })
+		if diff := cmp.Diff(want, u, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("underlay %s (-want +got):\n%s", what, diff)
+		}
+	}
+	as("as told", k)
+	k.stop()
+	as("as listed", l.start())
+}
+
 // theUnderlay is what TestUnderlay makes, without IPv6.
 func theUnderlay() dataplane.Underlay {
 	return dataplane.Underlay{

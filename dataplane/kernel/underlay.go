@@ -70,7 +70,8 @@ func (s *subscribers) close() {
 func (s *subscribers) publish(u dataplane.Underlay) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known && slices.Equal(u.Links, s.last.Links) && slices.Equal(u.Addresses, s.last.Addresses) && slices.Equal(u.Routes, s.last.Routes) {
+	if s.known && slices.Equal(u.Links, s.last.Links) && slices.Equal(u.Addresses, s.last.Addresses) &&
+		slices.Equal(u.Routes, s.last.Routes) && slices.Equal(u.Dropping, s.last.Dropping) {
 		return
 	}
 	s.last, s.known = u, true
