@@ -48,6 +48,7 @@ func (h *host) strangers() {
 		"ip link add calixyz type veth peer name veth-other", "ip link set calixyz up", "ip link set calixyz alias user:routerd",
 		"ip link add vxlan7 type vxlan id 7 dstport 4790 local 10.1.0.11 dev eth0", "ip link set vxlan7 up", "ip link set vxlan7 alias routerd",
 		"ip addr add 172.31.0.1/24 dev vxlan7",
+		"ip link add vxlan.calicolab type vxlan id 77 dstport 4791", "ip link set vxlan.calicolab up alias routerd",
 		"ip route add 192.168.200.0/26 via 10.1.0.99 table 77 proto static",
 		"ip nexthop add id 4712 via 10.1.0.99 dev eth0 proto zebra onlink", "ip route add 198.51.100.0/24 nhid 4712 proto zebra",
 		"ip neigh add 10.1.0.98 lladdr 66:00:00:00:00:98 dev eth0 nud permanent",
@@ -92,9 +93,13 @@ func TestCleanup(t *testing.T) {
 		t.Helper()
 		return h.routerd(append([]string{"cleanup", "--config", h.writeConfig(), "--rt-protos", protocols}, args...)...)
 	}
-	if code, out := cleanup("--dry-run"); code != 0 || out != "nothing of routerd's is on this host\n" {
+	// Calico gives its device the name that ours has.
+	h.ip("link add vxlan.calico type vxlan id 4096 dstport 4789 local 10.1.0.11 dev eth0 nolearning")
+	h.ip("link set vxlan.calico up")
+	if code, out := cleanup("--yes"); code != 0 || out != "nothing of routerd's is on this host\n" {
 		t.Fatalf("on a host that never had routerd: %d %s", code, out)
 	}
+	h.ip("link del vxlan.calico")
 	r := h.start()
 	r.ready()
 	r.program()
@@ -213,7 +218,7 @@ func TestCleanupKilled(t *testing.T) {
 	for i := range 20_000 {
 		fmt.Fprintf(&batch, "route add blackhole 172.%d.%d.%d/32 proto 77\n", 16+i>>16, i>>8&255, i&255)
 	}
-	fmt.Fprintln(&batch, "link add vxlan.calico type vxlan id 4096 dstport 4789 local 10.1.0.11 dev eth0\nlink set vxlan.calico up")
+	fmt.Fprintln(&batch, "link add vxlan.calico type vxlan id 4096 dstport 4789 local 10.1.0.11 dev eth0\nlink set vxlan.calico up alias routerd")
 	file := filepath.Join(h.dir, "batch")
 	if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -223,13 +222,7 @@ func TestCutFew(t *testing.T) {
 func TestCutSpares(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	var k *Kernel
-	var err error
-	l.do(func() { k, err = New(Config{Log: slog.New(slog.DiscardHandler)}) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Close()
+	k := l.idle()
 	a, b := via(11, "10.0.0.2", "up0"), group(20, 11)
 	k.Update(dataplane.SourceCore, []dataplane.Object{a, b}, nil)
 	k.Cut(dataplane.SourceCore, keysOf(a, b))

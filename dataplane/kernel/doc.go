@@ -9,16 +9,14 @@
 // empty memory:
 //
 //   - Routes and next hops carry our protocol number, 77 unless configured.
-//   - A device of kind vxlan whose name begins with vxlan.calico or
-//     vxlan-v6.calico, and one of kind ip6tnl named tunl6.calico, is ours by
-//     its name. When nobody wants it, it is deleted.
-//   - tunl0 cannot be deleted, and it may be somebody else's, for it comes
-//     with the ipip module in every network namespace. So it is ours only when
-//     it is wanted, or carries the alias "routerd" (ip link shows it), which
-//     we give it when we take it. When nobody wants it any more its addresses
-//     are flushed, it is set down, and the alias is taken off. A tunl0
-//     without the alias that nobody wants is not touched.
-//   - Any other device is ours while it is wanted by its name.
+//   - A device that has a name and kind of our tunnels and carries the alias
+//     "routerd" (ip link shows it), which we give it when we make or take it.
+//     When nobody wants it, it is deleted; one without the alias, such as
+//     Calico's, is not touched.
+//   - tunl0 cannot be deleted, for it comes with the ipip module in every
+//     network namespace. When nobody wants it any more its addresses are
+//     flushed, it is set down, and the alias is taken off.
+//   - Any device is ours while it is wanted by its name.
 //   - All addresses, except the IPv6 link-local ones of an ipip device, and
 //     all permanent neighbour and FDB entries on such a device are ours. Our
 //     VXLAN and ip6tnl devices make no link-local addresses, and what we put

@@ -34,6 +34,7 @@ func TestDriftIsRepaired(t *testing.T) {
 		{"fdb entry changed", "bridge fdb replace 66:07:02:c1:cc:61 dev vxlan.calico dst 10.0.0.9 self permanent", dataplane.KindFDB},
 		{"mtu changed", "ip link set vxlan.calico mtu 1300", vx},
 		{"mac changed", "ip link set vxlan.calico address 66:00:00:00:00:88", vx},
+		{"mark changed", "ip link set vxlan.calico alias theirs", vx},
 		{"device set down", "ip link set vxlan.calico down", dataplane.KindNextHop},
 		{"device deleted", "ip link del vxlan.calico", vx},
 		{"device renamed", "ip -batch testdata/rename.ip", vx},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -217,12 +216,7 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 // takes reports whether a device is ours, or would be if it were of the kind
 // that is wanted under its name.
 func (k *Kernel) takes(l *ifLink) bool {
-	switch {
-	case (strings.HasPrefix(l.name, nameVXLAN) || strings.HasPrefix(l.name, nameVXLANv6)) && l.kind == string(dataplane.LinkVXLAN):
-		return true
-	case l.name == nameIP6TNL && l.kind == string(dataplane.LinkIP6TNL):
-		return true
-	case l.name == nameIPIP && l.kind == string(dataplane.LinkIPIP) && l.alias == ours:
+	if l.alias == ours && l.kind == kindOf(l.name) {
 		return true
 	}
 	_, ok := k.want.Want(dataplane.LinkKey{Name: l.name})

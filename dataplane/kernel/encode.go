@@ -16,7 +16,7 @@ const hopLimit = 64
 // seconds (drivers/net/vxlan: FDB_AGE_DEFAULT). Ours do not age.
 const vxlanAgeing = 300
 
-// ours is the alias that marks a device which routerd took and cannot delete.
+// ours is the alias that marks a device which routerd made or took.
 const ours = "routerd"
 
 func family(a netip.Addr) byte {
@@ -264,10 +264,19 @@ func (b *builder) ip6tnl(l dataplane.Link, parent int, creation bool) {
 }
 
 // changeLink appends the message that gives the device the settings of l that
-// every kind of device has, and sets it up.
+// every kind of device has, with our mark, and sets it up.
 func (b *builder) changeLink(l dataplane.Link, index int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, unix.IFF_UP, unix.IFF_UP)
 	b.linkSettings(l)
+	b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
+	b.end()
+}
+
+// markLink appends the message that marks the device of that name as ours.
+func (b *builder) markLink(name string) {
+	b.beginLink(unix.RTM_NEWLINK, 0, 0, 0, 0)
+	b.attrString(unix.IFLA_IFNAME, name)
+	b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
 	b.end()
 }
 
@@ -327,14 +336,8 @@ func (b *builder) linkSettings(l dataplane.Link) {
 	if l.MTU != 0 {
 		b.attrU32(unix.IFLA_MTU, uint32(l.MTU))
 	}
-	switch l.Type {
-	case dataplane.LinkIPIP:
-		b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
-	case dataplane.LinkVXLAN: // the others' hardware address is the outer source, not a MAC
-		if !l.MAC.IsZero() {
-			b.attr(unix.IFLA_ADDRESS, l.MAC[:]...)
-		}
-	case dataplane.LinkIP6TNL:
+	if l.Type == dataplane.LinkVXLAN && !l.MAC.IsZero() { // the others' hardware address is the outer source, not a MAC
+		b.attr(unix.IFLA_ADDRESS, l.MAC[:]...)
 	}
 }
 

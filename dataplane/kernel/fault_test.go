@@ -135,7 +135,7 @@ var scenarios = map[string]struct {
 	"create": {
 		prepare: func(*running) {},
 		act:     func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },
-		nth:     []int{1, 2, 3, 4, 5, 7},
+		nth:     []int{1, 2, 3, 4, 5, 6, 8},
 	},
 	"change": {
 		prepare: func(k *running) { k.Update(dataplane.SourceCore, host(), nil) },

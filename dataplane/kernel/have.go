@@ -10,7 +10,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// The devices that are known as ours by their names.
+// The names of our devices.
 const (
 	nameIPIP    = "tunl0"
 	nameVXLAN   = "vxlan.calico"
@@ -19,6 +19,25 @@ const (
 	// prefixWorkload begins the names of workloads' devices.
 	prefixWorkload = "cali"
 )
+
+// kindOf is the kind of our device of that name; empty: we give no such name.
+// Those of VXLAN are dataplane/vxlan.DeviceName's.
+func kindOf(name string) string {
+	switch name {
+	case nameIPIP:
+		return string(dataplane.LinkIPIP)
+	case nameIP6TNL:
+		return string(dataplane.LinkIP6TNL)
+	case nameVXLAN, nameVXLANv6:
+		return string(dataplane.LinkVXLAN)
+	}
+	slot, ok := strings.CutPrefix(name, nameVXLAN)
+	slot = strings.TrimPrefix(slot, "6")
+	if ok && len(slot) == 2 && slot[0] == '-' && '2' <= slot[1] && slot[1] <= '9' {
+		return string(dataplane.LinkVXLAN)
+	}
+	return ""
+}
 
 // haveLink is a device of ours as it is; it satisfies a wish if the parts
 // agree that the wish cares for.
@@ -45,7 +64,7 @@ func (h haveLink) String() string {
 	add(h.speaks, "addrgenmode eui64")
 	add(h.shape != "", h.shape)
 	add(h.taken != "", h.taken)
-	add(h.Type == dataplane.LinkIPIP && !h.marked, "without our alias")
+	add(!h.marked, "without our alias")
 	add(h.Type == dataplane.LinkIP6TNL && !h.metadata, "not external")
 	return strings.Join(list, ", ")
 }
@@ -124,17 +143,10 @@ func equal(want, have dataplane.Object) bool {
 // sameSettings compares what every kind of device has, and can be changed with
 // one message.
 func sameSettings(w dataplane.Link, h haveLink) bool {
-	if !h.up || w.MTU != 0 && w.MTU != h.MTU || h.speaks || h.taken != "" {
+	if !h.up || !h.marked || w.MTU != 0 && w.MTU != h.MTU || h.speaks || h.taken != "" {
 		return false
 	}
-	switch w.Type {
-	case dataplane.LinkIPIP:
-		return h.marked
-	case dataplane.LinkVXLAN:
-		return w.MAC.IsZero() || w.MAC == h.MAC
-	case dataplane.LinkIP6TNL:
-	}
-	return true
+	return w.Type != dataplane.LinkVXLAN || w.MAC.IsZero() || w.MAC == h.MAC
 }
 
 // sameEnds compares what a tunnel's own message changes in place.

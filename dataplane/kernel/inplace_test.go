@@ -208,6 +208,41 @@ func TestChangesInPlaceLoseNothing(t *testing.T) {
 	}
 }
 
+// TestMarkIsPutBackInPlace: a device whose mark somebody takes gets it again by
+// one request, while it carries packets.
+func TestMarkIsPutBackInPlace(t *testing.T) {
+	t.Parallel()
+	a, b, k := twoHosts(t)
+	k.settled()
+	index := strings.Fields(a.run("ip -o link show vxlan.calico"))[0]
+	s := newStream(t, a, b, "192.168.0.1", "192.168.1.1")
+	before, drift := k.writes.Load(), k.drifted(dataplane.KindLink)
+	a.run("ip link set vxlan.calico alias theirs")
+	await.Until(t, "the mark", func() error {
+		if out := a.run("ip link show vxlan.calico"); !strings.Contains(out, "alias routerd") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	k.settled()
+	n := s.received()
+	await.Until(t, "more arrives", func() error {
+		if s.received() < n+50 {
+			return fmt.Errorf("%d received", s.received())
+		}
+		return nil
+	})
+	if writes, drifted := k.writes.Load()-before, k.drifted(dataplane.KindLink)-drift; writes != 1 || drifted != 1 {
+		t.Errorf("%d requests for %d changes", writes, drifted)
+	}
+	if lost := s.stop(t); lost != 0 || s.refused.Load() != 0 {
+		t.Errorf("%d lost, %d refused\n%s", lost, s.refused.Load(), k.log)
+	}
+	if now := strings.Fields(a.run("ip -o link show vxlan.calico"))[0]; now != index {
+		t.Errorf("made anew: %s, was %s", now, index)
+	}
+}
+
 // TestDeviceMadeAnewIsWholeInOnePass changes what the kernel cannot change in
 // place.
 func TestDeviceMadeAnewIsWholeInOnePass(t *testing.T) {

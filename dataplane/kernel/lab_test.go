@@ -179,6 +179,19 @@ func through(f func(transport) transport) labOption {
 	return func(_ *Config, _ *int, w *func(transport) transport) { *w = f }
 }
 
+// idle returns a Kernel that is not run.
+func (l *lab) idle() *Kernel {
+	l.t.Helper()
+	var k *Kernel
+	var err error
+	l.do(func() { k, err = New(Config{Log: slog.New(slog.DiscardHandler)}) })
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { k.Close() })
+	return k
+}
+
 // start opens and runs a Kernel in the lab. Its full check is an hour away
 // unless an option says otherwise, so that what a test sees was noticed.
 func (l *lab) start(options ...labOption) *running {

@@ -131,9 +131,15 @@ func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
 // as soon as the module is loaded, which the request itself may cause: then it
 // only has to be given its settings. The others get theirs in two steps too:
 // the kernel ignores at creation what keeps them from making addresses by
-// themselves.
+// themselves. The mark is ignored at creation as well, so its message goes in
+// the same call: killed in between nobody would know whose the device is.
 func (k *Kernel) createLink(w dataplane.Link, parent int) error {
-	err := k.linkRequest(func(b *builder) { b.createLink(w, parent) })
+	err := k.linkRequest(func(b *builder) {
+		b.createLink(w, parent)
+		if w.Type != dataplane.LinkIPIP { // which may be there, and a stranger's
+			b.markLink(w.Name)
+		}
+	})
 	if err != nil && (w.Type != dataplane.LinkIPIP || !errors.Is(err, unix.EEXIST)) {
 		return err
 	}
@@ -212,7 +218,8 @@ func (k *Kernel) removable(o op, l *ifLink) bool {
 	return false
 }
 
-// linkRequest sends one request about a device.
+// linkRequest sends one request about a device, and what goes with it. Only
+// the first message's failure counts.
 func (k *Kernel) linkRequest(encode func(*builder)) error {
 	var b builder
 	for try := 0; ; try++ {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -77,6 +78,88 @@ func TestVXLANWaitsForItsParentAndTellsClashes(t *testing.T) {
 	l.run("ip link del other")
 	k.settled()
 	l.run("ip link show vxlan.calico")
+}
+
+// TestNamesOfDevices: what the driver calls its devices, and only that, is
+// known as a name of ours.
+func TestNamesOfDevices(t *testing.T) {
+	t.Parallel()
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		for slot := range vxlan.MaxDevices + 1 {
+			name, want := vxlan.DeviceName(f, slot), "vxlan"
+			if slot == vxlan.MaxDevices {
+				want = ""
+			}
+			if got := kindOf(name); got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+	}
+	for _, name := range []string{"vxlan.calicolab", "vxlan.calico-", "vxlan.calico-1", "vxlan.calico6", "vxlan-v6.calico-2", "tunl1", "eth0"} {
+		if got := kindOf(name); got != "" {
+			t.Errorf("%s is %q", name, got)
+		}
+	}
+}
+
+// TestUnmarkedDeviceIsAStrangers: a device of our name that we never had stays
+// until it is wanted; it is taken as it is then, and goes with the wish.
+func TestUnmarkedDeviceIsAStrangers(t *testing.T) {
+	t.Parallel()
+	l, k := newHost(t)
+	l.run("ip link add vxlan.calico type vxlan id 4096 dstport 4789 local 10.0.0.1 dev up0 nolearning", "ip addr add 192.168.0.1/32 dev vxlan.calico",
+		"ip link set vxlan.calico up", "ip link add vxlan.calicolab type vxlan id 77 dstport 4790", "ip link set vxlan.calicolab alias routerd")
+	before := l.run("ip addr")
+	index := strings.Fields(l.run("ip -o link show vxlan.calico"))[0]
+	k.stop()
+	if left, err := l.idle().Leftovers(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("leftovers %v, %v", left, err)
+	}
+	next := func() {
+		k = l.start()
+		k.synced()
+		k.ready()
+	}
+	next()
+	if now := l.run("ip addr"); now != before {
+		t.Errorf("now %s\nwas %s", now, before)
+	}
+	k.put(host()...)
+	k.settled()
+	if now := l.run("ip -o link show vxlan.calico"); !strings.Contains(now, "alias routerd") || strings.Fields(now)[0] != index {
+		t.Errorf("not taken as it was (%s): %s", index, now)
+	}
+	k.stop()
+	next()
+	if out := l.run("ip -o link show type vxlan"); strings.Contains(out, "vxlan.calico:") || !strings.Contains(out, "vxlan.calicolab:") {
+		t.Errorf("after a life that wants none: %s", out)
+	}
+}
+
+// TestDeviceIsNeverWithoutItsMark: whoever is killed while it makes a device
+// leaves one that its successor knows.
+func TestDeviceIsNeverWithoutItsMark(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	looks := 0
+	k := l.start(through(func(inner transport) transport {
+		return &faulty{transport: inner, before: func(*builder) {
+			out, err := l.try("ip link show vxlan.calico")
+			if err == nil && !strings.Contains(out, "alias routerd") {
+				t.Errorf("without the mark: %s", out)
+			} else if err == nil {
+				looks++
+			}
+		}}
+	}))
+	k.synced()
+	k.put(host()...)
+	k.settled()
+	k.stop()
+	if looks == 0 {
+		t.Error("never looked at")
+	}
 }
 
 // TestIPIP runs its first half where the kernel has the ipip module and its

@@ -295,7 +295,7 @@ func TestIP6TNL(t *testing.T) {
 	shown := func(want ...string) string {
 		t.Helper()
 		out := l.run("ip -d addr show " + nameIP6TNL)
-		for _, w := range append(want, "UP", "ip6tnl external", "encaplimit none", "hoplimit 64", "fd10::1/128") {
+		for _, w := range append(want, "UP", "alias routerd", "ip6tnl external", "encaplimit none", "hoplimit 64", "fd10::1/128") {
 			if !strings.Contains(out, w) {
 				t.Errorf("no %q in %s", w, out)
 			}
@@ -329,6 +329,7 @@ func TestIP6TNL(t *testing.T) {
 		{"ip link del tunl6.calico", dataplane.KindLink},
 		{"ip link set tunl6.calico mtu 1290", dataplane.KindLink},
 		{"ip -6 tunnel change tunl6.calico mode ip6ip6 local fd00::7 remote fd00::8", dataplane.KindLink},
+		{"ip link set tunl6.calico alias theirs", dataplane.KindLink},
 		{"ip link set tunl6.calico addrgenmode eui64", dataplane.KindLink},
 		{"ip -6 nexthop replace id 5 encap ip6 dst fd00::3 src fd00::9 hoplimit 64 dev tunl6.calico proto 77", dataplane.KindNextHop},
 		{"ip -6 nexthop replace id 5 encap ip6 dst fd00::2 dev tunl6.calico proto 77", dataplane.KindNextHop},
@@ -361,7 +362,7 @@ func TestIP6TNL(t *testing.T) {
 		t.Errorf("%d writes to a kernel that was as wanted\n%s", n, k.log)
 	}
 	k.stop()
-	// The next life wants none of it, and knows the device by its name.
+	// The next life wants none of it, and knows the device by its mark.
 	k = l.start()
 	k.synced()
 	k.ready()
