@@ -422,6 +422,10 @@ func (d *derivation) importSets(peers []Peer) (pools, own, lent []netip.Prefix) 
 			ownSet[p.Masked()] = true
 		}
 	}
+	// A peer that announced one with a higher preference would win.
+	for a := range d.v.borrowed[d.node] {
+		ownSet[hostRoute(a)] = true
+	}
 	// A way to a peer is not for another one to say.
 	for _, p := range peers {
 		if p.runs() && p.ReachableBy.IsValid() {

@@ -529,7 +529,7 @@ func TestExplain(t *testing.T) {
 		},
 		"192.168.1.0/26": {
 			"best : \n",
-			"filtered tor-" + h[1].String() + ": inside this node's own subnet or blocks, or a range of services\n",
+			"filtered tor-" + h[1].String() + ": inside this node's own subnet, blocks or borrowed addresses, or a range of services\n",
 			"advertised tor-" + h[1].String() + ": \n",
 			"withheld tor-" + h[3].String() + ": the session is not up\n",
 		},

@@ -27,7 +27,7 @@ func (c *Config) judgeImport(p Peer, r judged) (accepted bool, reason string) {
 	case p.PoolsOnly && inAny(c.Lent, r.prefix):
 		return true, "an address of this node's block that is lent to another node"
 	case inAny(c.Own, r.prefix):
-		return false, "inside this node's own subnet or blocks, or a range of services"
+		return false, "inside this node's own subnet, blocks or borrowed addresses, or a range of services"
 	case p.PoolsOnly && !inAny(c.Pools, r.prefix):
 		return false, "outside the pools, from a node of the cluster"
 	}

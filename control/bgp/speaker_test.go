@@ -172,6 +172,35 @@ func TestImport(t *testing.T) {
 	poll(t, accepted, func() bool { return us.status(h[2]).Received == len(everything)+1 && accepted() == want })
 }
 
+// TestBorrowedAddressStays: a node that announces an address that this node has
+// borrowed, with a higher preference, does not get it.
+func TestBorrowedAddressStays(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	us, liar := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
+	c, err := Desired(view(t, bgpNode(t, "node1", h[0].String()), bgpNode(t, "node2", h[1].String()), ippool(t, "p", `{"cidr":"192.168.0.0/16"}`),
+		affinity(t, "node2", "192.168.2.0/29", "confirmed"), ipamBlock(t, "192.168.2.0/29", "host:node2", map[int]string{5: of("node1")})), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ListenAddrs, c.Peers[0].Passive = []netip.Addr{h[0]}, true
+	us.apply(c)
+	p := to(h[1], h[0], 64512)
+	p.Passive, p.Filters = false, "dear"
+	said := testConfig(h[1], 64512, []string{"192.168.2.0/29", "192.168.2.5/32"}, p)
+	said.Filters = map[string]Filter{"dear": parse(t, `{"exportV4":[{"action":"Accept","operations":[{"setPriority":{"value":1}}]}]}`)}
+	liar.apply(said)
+	us.waitPath("192.168.2.0/29")
+	poll(t, us.dump, func() bool { return us.status(h[1]).Received == 2 })
+	l, err := us.Explain(t.Context(), netip.MustParsePrefix("192.168.2.5/32"))
+	if err != nil || len(l) < 2 || !l[0].Own || l[1].State != RouteFiltered {
+		t.Errorf("explained as %+v, %v; want our own first, and the other refused", l, err)
+	}
+	if _, ok := us.path("192.168.2.5/32"); ok {
+		t.Error("it was taken up")
+	}
+}
+
 // TestSyncedRule: peers that answer make it soon, a dead one delays it to the
 // limit, without peers it comes at once.
 func TestSyncedRule(t *testing.T) {

@@ -48,7 +48,8 @@ func (t *table) candidates(p netip.Prefix, out []Candidate) []Candidate {
 	fam := dataplane.FamilyOf(p.Addr())
 	inside, insideAddr, covers := t.nodeWithin(p)
 
-	if o, ok := t.origins[p]; ok {
+	o, ok := t.origins[p]
+	if ok {
 		switch {
 		case o.node == t.self:
 			if c, ok := ownBlock(p, o, poolName); ok {
@@ -92,7 +93,9 @@ func (t *table) candidates(p netip.Prefix, out []Candidate) []Candidate {
 				c.hop = k
 			}
 		}
-		if fam == dataplane.IPv6 && c.hop.via.Is4() {
+		if ok && o.node == t.self { // a local workload has it, or nobody
+			c.Reason = "the prefix is this host's own"
+		} else if fam == dataplane.IPv6 && c.hop.via.Is4() {
 			c.Reason = fmt.Sprintf("next hop %s: %v", path.nextHop, errWrongFamily)
 		} else if c.hop == path.hop {
 			if path.seen != t.round {

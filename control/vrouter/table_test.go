@@ -234,6 +234,30 @@ func TestDirectTakesBGP(t *testing.T) {
 	}
 }
 
+// TestOwnPrefixOfBGP: what this host has is not looked for elsewhere, whoever
+// announces it, until it is another's.
+func TestOwnPrefixOfBGP(t *testing.T) {
+	borrowed, whole := netip.MustParsePrefix("192.168.2.6/32"), netip.MustParsePrefix("192.168.1.0/26")
+	tab := newTestTable(cluster(store.Direct)...)
+	tor := netip.MustParseAddr("10.1.0.1")
+	tab.setPaths(PathUpdate{Put: []Path{{Prefix: borrowed, NextHop: tor, Peer: "tor"}, {Prefix: whole, NextHop: tor, Peer: "tor"}}})
+	tab.settle()
+	if got := routesOf(tab); slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "192.168.2.6/32") }) || !slices.Contains(got, "blackhole 192.168.1.0/26") {
+		t.Errorf("routes %v", got)
+	}
+	for _, p := range []netip.Prefix{borrowed, whole} {
+		cs := slices.DeleteFunc(tab.explain(p), func(c Candidate) bool { return c.Prefix != p || c.Source != SourceBGP })
+		if len(cs) != 1 || cs[0].Best || cs[0].Reason != "the prefix is this host's own" {
+			t.Errorf("%s: %+v", p, cs)
+		}
+	}
+	tab.apply(blockEvent("192.168.2.0/26", "node2", nil))
+	tab.settle()
+	if got := render(tab); !slices.Contains(got, "192.168.2.6/32 via 10.1.0.1 dev eth0") {
+		t.Errorf("given back, it is not taken from BGP: %v", got)
+	}
+}
+
 // handedOver is what of the wish changed since it was last called.
 func handedOver(tab *table) ([]dataplane.Object, []dataplane.Key) {
 	put, del := tab.routeChanges()
