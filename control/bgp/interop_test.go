@@ -412,6 +412,18 @@ func TestFilters(t *testing.T) {
 				"10.9.0.0/16 10.9.1.0/24 10.9.2.0/25 172.20.0.0/16", "192.168.1.0/26 192.168.2.0/26 192.168.9.5/32",
 			},
 			{
+				"what is not long is not the default route", `{"importV4":[{"cidr":"0.0.0.0/0","matchOperator":"NotIn","prefixLength":{"min":25},"action":"Accept"},{"action":"Reject"}]}`,
+				"10.9.0.0/16 10.9.1.0/24 172.20.0.0/16", "192.168.1.0/26 192.168.2.0/26 192.168.9.5/32",
+			},
+			{
+				"what is not short is not the default route", `{"importV4":[{"cidr":"0.0.0.0/0","matchOperator":"NotIn","prefixLength":{"max":16},"action":"Accept"},{"action":"Reject"}]}`,
+				"10.9.1.0/24 10.9.2.0/25", "192.168.1.0/26 192.168.2.0/26 192.168.9.5/32",
+			},
+			{
+				"not equal to the default route", `{"importV4":[{"cidr":"0.0.0.0/0","matchOperator":"NotEqual","action":"Accept"}]}`,
+				"10.9.0.0/16 10.9.1.0/24 10.9.2.0/25 172.20.0.0/16", "192.168.1.0/26 192.168.2.0/26 192.168.9.5/32",
+			},
+			{
 				"interface", `{"importV4":[{"interface":"eth0","cidr":"10.9.0.0/16","matchOperator":"Equal","action":"Reject"},{"interface":"eth1","action":"Reject"}]}`,
 				"10.9.1.0/24 10.9.2.0/25 172.20.0.0/16", "192.168.1.0/26 192.168.2.0/26 192.168.9.5/32",
 			},

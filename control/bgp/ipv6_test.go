@@ -69,9 +69,20 @@ func TestBIRDSwitchIPv6(t *testing.T) {
 	if out := b.birdc("show", "route"); strings.Contains(out, "192.168.1.0") {
 		t.Errorf("IPv4 routes came over IPv6:\n%s", out)
 	}
+	// What is not long is not the default route.
+	p := tor(six[0], six[1], 64999)
+	p.Filters = "short"
+	c := testConfig6(four[0], six[0], 64512, announce, p)
+	c.Filters = map[string]Filter{"short": parse(t, `{"importV6":[{"cidr":"::/0","matchOperator":"NotIn","prefixLength":{"min":49},"action":"Accept"},{"action":"Reject"}]}`)}
+	r.apply(c)
+	r.waitNoPath("2001:db8::7/128")
+	poll(t, r.dump, func() bool { return r.status(six[1]).Accepted == 1 })
+	if _, ok := r.path("::/0"); ok {
+		t.Errorf("the default route was let in%s", r.dump())
+	}
 	// A withdrawal, and another next hop, without a new session.
 	up := r.status(six[1]).Since
-	c := testConfig6(four[0], six[0], 64512, announce[:2], tor(six[0], six[1], 64999))
+	c = testConfig6(four[0], six[0], 64512, announce[:2], tor(six[0], six[1], 64999))
 	r.apply(c)
 	poll(t, func() string { return b.birdc("show", "route") },
 		func() bool { return !strings.Contains(b.birdc("show", "route"), "fd00:10::99/128") })

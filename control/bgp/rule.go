@@ -61,12 +61,13 @@ func (x ruleRendering) prefixes() *api.DefinedSet {
 	}
 	low, high := r.Min, r.Max
 	exact := r.CIDR.IsValid() && low == high && low == r.CIDR.Bits()
+	guarded := !x.export && r.Accept
 	set := &api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: x.name}
-	if !x.export && r.Accept && !exact && cidr.Bits() == 0 {
+	if guarded && !r.Not && !exact && cidr.Bits() == 0 {
 		low = max(low, 1)
 	}
 	set.Prefixes = append(set.Prefixes, &api.Prefix{IpPrefix: cidr.String(), MaskLengthMin: uint32(low), MaskLengthMax: uint32(max(low, high))})
-	if !x.export && r.Accept && r.Not && cidr.Bits() != 0 {
+	if guarded && r.Not && (cidr.Bits() != 0 || low > 0) {
 		set.Prefixes = append(set.Prefixes, &api.Prefix{IpPrefix: defaultRoute(x.family).String()})
 	}
 	return set
