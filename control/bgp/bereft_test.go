@@ -54,6 +54,8 @@ func TestBereft(t *testing.T) {
 		"a filter of the other family":        {alone(filtered, rules("", "")), []store.Event{filter(t, "f", `{"importV6":[`+reject+`],"exportV6":[`+reject+`]}`)}, ""},
 		"a filter that is not there is named": {alone(strings.Replace(filtered, `["f"]`, `[]`, 1)), []store.Event{peer(t, "tor", filtered)}, "node1"},
 		"an explicit peer hides the mesh":     {with(gone(three[2].Key)), []store.Event{peer(t, "bad", `{"node":"node1","peerIP":"10.1.0.12","asNumber":64512,"filters":["none"]}`)}, "node1"},
+		"a local AS on both sides":            {with(off, peer(t, "all", `{"peerSelector":"all()"}`)), []store.Event{peer(t, "all", `{"peerSelector":"all()","localASNumber":65001}`)}, "node1 node2 node3"},
+		"a local AS on one side":              {append(slices.Clip(recipe[:6]), off), []store.Event{peer(t, "to", `{"nodeSelector":"!has(rr)","peerSelector":"has(rr)","localASNumber":65001}`)}, ""},
 		"a peer that cannot run":              {with(tor, off), []store.Event{peer(t, "tor", `{"node":"node2","peerIP":"10.1.0.1"}`)}, "node2"},
 	} {
 		v := view(t, c.have...)

@@ -343,6 +343,17 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			conf(t, "default", `{"nodeToNodeMeshEnabled":false}`), conf(t, "node.node3", `{"listenPort":1793}`),
 			peer(t, "mates", `{"nodeSelector":"rack == 'r1'","peerSelector":"rack == 'r1'"}`),
 			peer(t, "turned", `{"nodeSelector":"rack == 'r2'","peerSelector":"rack == 'r1'"}`)),
+		// node1 shows another AS to node2, is shown one by node3, and is on both
+		// sides together with node4.
+		"peer-selector-local-as": with(
+			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"from":"","mate":""`, ""), labelled(t, bgpNode(t, "node4", "10.1.0.14/24"), `"mate":""`, ""),
+			conf(t, "default", `{"nodeToNodeMeshEnabled":false}`), labelled(t, bgpNode(t, "node2", "10.1.0.12/24"), `"to":""`, ""),
+			peer(t, "a-shows", `{"nodeSelector":"has(from)","peerSelector":"has(to)","localASNumber":65001}`),
+			peer(t, "b-is-shown", `{"node":"node3","peerSelector":"has(from)","localASNumber":65002}`),
+			peer(t, "c-both", `{"nodeSelector":"has(mate)","peerSelector":"has(mate)","localASNumber":65003}`)),
+		"peer-selector-local-as-0": with(conf(t, "default", `{"nodeToNodeMeshEnabled":false}`),
+			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"to":""`, ""),
+			peer(t, "zero", `{"node":"node3","peerSelector":"has(to)","localASNumber":0}`)),
 		"reverse-manual": with(conf(t, "default", `{"nodeToNodeMeshEnabled":false}`),
 			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"rr":""`, ""),
 			peer(t, "one-way", `{"node":"node2","peerSelector":"has(rr)","reversePeering":"Manual"}`)),
@@ -406,6 +417,38 @@ func TestDesired(t *testing.T) {
 				t.Errorf("config differs (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestBothEndsShowWhatIsExpected: of a session that peerSelector makes each end
+// shows the AS that the other one expects.
+func TestBothEndsShowWhatIsExpected(t *testing.T) {
+	t.Parallel()
+	v := view(t, scenarios(t)["peer-selector-local-as"]...)
+	configs := map[netip.Addr]Config{}
+	for _, name := range []string{"node1", "node2", "node3", "node4"} {
+		c, err := Desired(v, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		configs[c.NextHop] = c
+	}
+	n := 0
+	for addr, c := range configs {
+		for _, p := range c.Peers {
+			if !p.runs() {
+				continue
+			}
+			n++
+			for _, back := range configs[p.Addr].Peers {
+				if back.Addr == addr && back.localASN(configs[p.Addr].ASN) != p.ASN {
+					t.Errorf("%s expects AS %d of %s, which shows %d", addr, p.ASN, p.Addr, back.localASN(configs[p.Addr].ASN))
+				}
+			}
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d ends run, want those of two sessions", n)
 	}
 }
 

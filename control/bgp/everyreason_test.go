@@ -287,6 +287,7 @@ func shownBy() map[string][]string {
 			"names several AS numbers in a rule with asPathPrefix: make it two rules",
 			"spec.asNumber is missing: give the AS of the peer",
 			"spec.keepaliveTime is %s: want less than the hold time, %s",
+			"spec.localASNumber %d: the BGPPeer is for this node and for node %s and selects both as peers, so that each would show this AS and expect another: let no two nodes be on both sides",
 			"spec.localASNumber is 0, which is reserved: leave it out for the node's own",
 			"spec.numAllowedLocalASNumbers is %d: want 0 to 255",
 			"spec.peerIP %s: not the address of a host",

@@ -60,7 +60,7 @@ func (d *derivation) reverse(name string, s peerSpec) iter.Seq[Peer] {
 	if s.mates == nil || !s.mates.Matches(d.self.labels) || s.ReversePeering != nil && *s.ReversePeering == v3.ReversePeeringManual {
 		return none
 	}
-	return d.withNodes(name, s, s.isFor)
+	return d.withNodes(name, s, true, s.isFor)
 }
 
 func none(func(Peer) bool) {}
@@ -79,8 +79,9 @@ func (s peerSpec) isFor(name string, n nodeFacts) bool {
 }
 
 // withNodes makes a BGPPeer's sessions with the nodes that match, one for each
-// family that both have.
-func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeFacts) bool) iter.Seq[Peer] {
+// family that both have; reverse says that it is those nodes that the BGPPeer
+// is for.
+func (d *derivation) withNodes(name string, s peerSpec, reverse bool, match func(string, nodeFacts) bool) iter.Seq[Peer] {
 	return func(yield func(Peer) bool) {
 		for _, other := range d.v.nodeNames() {
 			n := d.v.nodes[other]
@@ -88,24 +89,44 @@ func (d *derivation) withNodes(name string, s peerSpec, match func(string, nodeF
 				continue
 			}
 			for _, addr := range n.addrs() {
-				if !d.ipTo(addr).IsValid() {
-					continue
-				}
-				p := d.newPeer(name, s)
-				p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(n), d.v.portOf(other)
-				p.ExtendedNextHop = s.extended && addr.Is6()
-				d.settings(&p, s)
-				d.asNode(&p, s)
-				p.Problem = d.problem(p, s)
-				if d.isSelf(addr) {
-					p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
-				}
-				if !yield(p) {
+				if d.ipTo(addr).IsValid() && !yield(d.withNode(name, s, reverse, other, addr)) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// withNode makes a BGPPeer's session with an address of another node.
+func (d *derivation) withNode(name string, s peerSpec, reverse bool, other string, addr netip.Addr) Peer {
+	p := d.newPeer(name, s)
+	p.Addr, p.Source, p.ASN, p.Port = addr, d.ipTo(addr), d.asnOf(d.v.nodes[other]), d.v.portOf(other)
+	p.ExtendedNextHop = s.extended && addr.Is6()
+	own := s
+	if reverse && s.LocalASNumber != nil { // it is the other node that shows it
+		p.ASN, own.LocalASNumber = uint32(*s.LocalASNumber), nil
+	}
+	d.settings(&p, own)
+	d.asNode(&p, s)
+	p.Problem = d.problem(p, s)
+	switch {
+	case d.isSelf(addr):
+		p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
+	case p.Problem == "" && d.bothShow(s, other):
+		p.Problem = fmt.Sprintf("spec.localASNumber %d: the BGPPeer is for this node and for node %s and selects both as peers, so that each would show this AS and expect another: let no two nodes be on both sides", *s.LocalASNumber, other)
+	}
+	return p
+}
+
+// bothShow reports whether a BGPPeer gives this node and another one a local AS
+// towards each other that is not the own AS of both.
+func (d *derivation) bothShow(s peerSpec, other string) bool {
+	if s.LocalASNumber == nil {
+		return false
+	}
+	n, asn := d.v.nodes[other], uint32(*s.LocalASNumber)
+	return (asn != d.asn || asn != d.asnOf(n)) && s.isFor(d.node, d.self) && s.isFor(other, n) &&
+		s.mates.Matches(d.self.labels) && s.mates.Matches(n.labels)
 }
 
 // applies reports whether a BGPPeer is for this node, and what is wrong with
@@ -142,7 +163,7 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 		p.Problem = s.wrongPeer
 		return one(p)
 	case s.PeerSelector != "":
-		return d.withNodes(name, s, func(_ string, n nodeFacts) bool { return s.mates.Matches(n.labels) })
+		return d.withNodes(name, s, false, func(_ string, n nodeFacts) bool { return s.mates.Matches(n.labels) })
 	case s.LocalWorkloadSelector != "":
 		p.Problem = "spec.localWorkloadSelector is not supported by this version; no session with a workload is run"
 		return one(p)
@@ -291,10 +312,10 @@ func (d *derivation) problem(p Peer, s peerSpec) string {
 		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device", p.Addr, store.AnnotationPeerInterface)
 	case p.Addr.IsUnspecified() || p.Addr.IsMulticast():
 		return fmt.Sprintf("spec.peerIP %s: not the address of a host", p.Addr)
-	case p.ASN == 0:
-		return "spec.asNumber is missing: give the AS of the peer"
 	case s.LocalASNumber != nil && *s.LocalASNumber == 0:
 		return "spec.localASNumber is 0, which is reserved: leave it out for the node's own"
+	case p.ASN == 0:
+		return "spec.asNumber is missing: give the AS of the peer"
 	case s.SourceAddress != "" && s.SourceAddress != v3.SourceAddressNone && s.SourceAddress != v3.SourceAddressUseNodeIP:
 		return fmt.Sprintf("spec.sourceAddress %q: want UseNodeIP or None", s.SourceAddress)
 	case s.NumAllowedLocalASNumbers != nil && (*s.NumAllowedLocalASNumbers < 0 || *s.NumAllowedLocalASNumbers > math.MaxUint8):
