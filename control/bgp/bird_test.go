@@ -55,6 +55,10 @@ func TestBIRDMesh(t *testing.T) {
 	if _, ok := r.path("10.9.0.0/16"); ok {
 		t.Error("a prefix outside the pools was accepted from a node")
 	}
+	c := testConfig(h[0], 64512, []string{"192.168.1.0/26"}, to(h[0], h[1], 64512))
+	c.LocalPref = localPref(500)
+	r.apply(c)
+	b.waitFor(fmt.Sprintf("BGP.local_pref: %d\n", localPref(500)), "show", "route", "192.168.1.0/26", "all")
 	// A withdrawal.
 	r.apply(testConfig(h[0], 64512, nil, to(h[0], h[1], 64512)))
 	poll(t, func() string { return b.birdc("show", "route") },

@@ -17,7 +17,8 @@ const (
 	// DefaultPort is BGP's port (RFC 4271 section 8.2.1).
 	DefaultPort = 179
 
-	// LocalPref is the LOCAL_PREF of what the node originates: Calico's
+	// LocalPref is the LOCAL_PREF of what the node originates unless the default
+	// BGPConfiguration gives its routes another priority than 1024: Calico's
 	// encoding of a route's metric, 2147483647 - 1024.
 	LocalPref = 2147483647 - 1024
 
@@ -146,6 +147,9 @@ type Config struct {
 	Hidden   []netip.Prefix          // not announced, with everything inside, unless a filter accepts it
 	NextHop  netip.Addr              // of the IPv4 prefixes of Announce; invalid: there are none
 	NextHop6 netip.Addr              // of the IPv6 prefixes
+
+	LocalPref  uint32 // of the IPv4 prefixes of Announce; 0: the constant
+	LocalPref6 uint32 // of the IPv6 prefixes
 
 	// What import is judged by; all sorted.
 	Pools []netip.Prefix // where nodes of the cluster may announce

@@ -45,6 +45,8 @@ func Desired(v *View, node string) (Config, error) {
 		ListenPort: v.portOf(node),
 		NextHop:    self.addr.Addr(), NextHop6: self.addr6.Addr(),
 	}
+	newer := v.confs["default"].newer
+	c.LocalPref, c.LocalPref6 = preferenceOf(newer.Priority4), preferenceOf(newer.Priority6)
 	c.Peers = d.peers()
 	c.ListenAddrs = d.listenAddrs(c.Peers)
 	c.Filters = d.filters(c.Peers)
@@ -459,6 +461,7 @@ func (d *derivation) ignored() []string {
 				l = append(l, fmt.Sprintf("BGPConfiguration %s: %s is not supported by this version", name, f.field))
 			}
 		}
+		l = append(l, c.newer.unused(name)...)
 	}
 	return l
 }

@@ -180,6 +180,9 @@ func (c Config) text() string {
 			fmt.Fprintf(&b, "next-hop %s\n", hop)
 		}
 	}
+	if c.LocalPref != 0 || c.LocalPref6 != 0 {
+		fmt.Fprintf(&b, "local-pref %d %d\n", c.LocalPref, c.LocalPref6)
+	}
 	for _, l := range []struct {
 		name string
 		list []netip.Prefix
@@ -371,6 +374,9 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			conf(t, "default", `{"serviceClusterIPs":[{"cidr":"10.96.0.0/12"}]}`)),
 		"services-single": with(conf(t, "default", `{"serviceLoadBalancerAggregation":"Disabled","serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}],"serviceClusterIPs":[{"cidr":"10.96.0.0/12"}],"prefixAdvertisements":[{"cidr":"10.96.0.0/12","communities":["65000:1"]}]}`),
 			conf(t, "node.node1", `{"prefixAdvertisements":[{"cidr":"10.96.0.0/12","communities":["65000:2"]}]}`)),
+		"priorities": with(conf(t, "default", `{"ipv4NormalRoutePriority":500,"ipv6NormalRoutePriority":2147483646,"programClusterRoutes":"EnabledNoEncapOnly"}`)),
+		"refused-priorities": with(conf(t, "default", `{"ipv4NormalRoutePriority":0,"ipv6NormalRoutePriority":2147483647,"programClusterRoutes":"Disabled"}`),
+			conf(t, "node.node1", `{"ipv4NormalRoutePriority":500}`)),
 		"hidden-accepted": with(
 			ippool(t, "hidden", `{"cidr":"172.16.0.0/16","disableBGPExport":true}`), affinity(t, "node1", "172.16.1.0/26", "confirmed"),
 			peer(t, "tor", `{"peerIP":"10.9.0.4","asNumber":64999,"filters":["out"]}`),
@@ -573,6 +579,7 @@ func TestViewKeepsLastKnownGood(t *testing.T) {
 		{"IPv4 as IPv6", node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","ipv6Address":"10.1.0.11/24"}}`), "spec.bgp.ipv6Address"},
 		{"IPv6 as IPv4", node(t, "node1", `{"bgp":{"ipv4Address":"fd00::1/64"}}`), "spec.bgp.ipv4Address"},
 		{"bad pool", ippool(t, "p", `{"cidr":"192.168.0.0"}`), "spec.cidr"},
+		{"bad priority", conf(t, "default", `{"asNumber":65000,"ipv4NormalRoutePriority":"high"}`), "spec.ipv4NormalRoutePriority"},
 		{"bad keepalive", peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":1,"keepaliveTime":"soon"}`), "spec.keepaliveTime"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

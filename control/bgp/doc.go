@@ -14,7 +14,8 @@
 // it, as a /32 or /128, and the ranges of services of the default
 // BGPConfiguration; nothing inside a pool with disableBGPExport. Communities
 // come from prefixAdvertisements. The next hop is the node's address and
-// LOCAL_PREF is [LocalPref], as Calico's speakers send it. Nothing that was
+// LOCAL_PREF is [LocalPref] or what the default BGPConfiguration's priorities of
+// routes ask for, as Calico's speakers send it. Nothing that was
 // learned is passed on, so that a node is no transit between two top-of-rack
 // switches or between two nodes, with one exception: a node with a
 // routeReflectorClusterID passes what is inside a pool on from one iBGP peer to

@@ -53,6 +53,7 @@ type engine struct {
 type origin struct {
 	nextHop netip.Addr
 	tags    string
+	pref    uint32 // LOCAL_PREF
 }
 
 // startEngine starts GoBGP with a config's identity and policies but without
@@ -209,7 +210,7 @@ func (e *engine) announce(c *Config) error {
 	var errs []error
 	for _, p := range c.Announce {
 		want[p] = true
-		o := origin{nextHop: c.nextHopOf(p), tags: c.Tags[p]}
+		o := origin{nextHop: c.nextHopOf(p), tags: c.Tags[p], pref: c.localPrefOf(p)}
 		if e.local[p] == o {
 			continue
 		}
@@ -274,7 +275,7 @@ func localPath(p netip.Prefix, o origin) (*apiutil.Path, error) {
 		Family: family, Nlri: nlri, Age: time.Now().Unix(),
 		Attrs: append([]packet.PathAttributeInterface{
 			packet.NewPathAttributeOrigin(packet.BGP_ORIGIN_ATTR_TYPE_IGP), hop,
-			packet.NewPathAttributeLocalPref(LocalPref),
+			packet.NewPathAttributeLocalPref(o.pref),
 		}, tags...),
 	}, nil
 }

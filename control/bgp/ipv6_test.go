@@ -105,15 +105,17 @@ func TestMeshIPv6(t *testing.T) {
 		r := newRun(t, SpeakerOptions{})
 		o := 1 - i
 		announce := []string{fmt.Sprintf("192.168.%d.0/26", i+1), fmt.Sprintf("fd00:10:0:%d::/122", i+1), fmt.Sprintf("2001:db8:%d::/48", i+1)}
-		r.apply(testConfig6(four[i], six[i], 64512, announce, to(four[i], four[o], 64512), to(six[i], six[o], 64512)))
+		c := testConfig6(four[i], six[i], 64512, announce, to(four[i], four[o], 64512), to(six[i], six[o], 64512))
+		c.LocalPref6 = localPref(500)
+		r.apply(c)
 		runs = append(runs, r)
 	}
 	for i, r := range runs {
 		o := 1 - i
-		if p := r.waitPath(fmt.Sprintf("fd00:10:0:%d::/122", o+1)); p.NextHop != six[o] || !p.IBGP || p.LocalPref != LocalPref || p.PeerAddr != six[o] {
+		if p := r.waitPath(fmt.Sprintf("fd00:10:0:%d::/122", o+1)); p.NextHop != six[o] || !p.IBGP || p.LocalPref != localPref(500) || p.PeerAddr != six[o] {
 			t.Errorf("IPv6 path %+v", p)
 		}
-		if p := r.waitPath(fmt.Sprintf("192.168.%d.0/26", o+1)); p.NextHop != four[o] || p.PeerAddr != four[o] {
+		if p := r.waitPath(fmt.Sprintf("192.168.%d.0/26", o+1)); p.NextHop != four[o] || p.LocalPref != LocalPref || p.PeerAddr != four[o] {
 			t.Errorf("IPv4 path %+v", p)
 		}
 		if _, ok := r.path(fmt.Sprintf("2001:db8:%d::/48", o+1)); ok {

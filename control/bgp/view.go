@@ -31,7 +31,7 @@ func Kinds() []store.Kind {
 type View struct {
 	nodes      map[string]nodeFacts
 	peers      map[string]peerSpec
-	confs      map[string]*v3.BGPConfiguration
+	confs      map[string]confFacts
 	filters    map[string]Filter
 	pools      map[string]pool
 	affinities map[string]map[netip.Prefix]bool // node → block → confirmed
@@ -214,7 +214,7 @@ func (v *View) init() {
 	}
 	v.nodes = map[string]nodeFacts{}
 	v.peers = map[string]peerSpec{}
-	v.confs = map[string]*v3.BGPConfiguration{}
+	v.confs = map[string]confFacts{}
 	v.filters = map[string]Filter{}
 	v.pools = map[string]pool{}
 	v.affinities = map[string]map[netip.Prefix]bool{}
@@ -242,7 +242,7 @@ func (v *View) take(e store.Event) (bool, error) {
 			return specOf(p, e.Object.Raw)
 		})
 	case store.KindBGPConfiguration:
-		return set(v.confs, e, func(c *v3.BGPConfiguration) (*v3.BGPConfiguration, error) { return c, nil })
+		return set(v.confs, e, func(c *v3.BGPConfiguration) (confFacts, error) { return confOf(c, e.Object.Raw) })
 	case store.KindBGPFilter:
 		return set(v.filters, e, func(*v3.BGPFilter) (Filter, error) { return parseFilter(e.Object.Raw) })
 	case store.KindIPPool:
