@@ -476,10 +476,17 @@ func TestFilters(t *testing.T) {
 // GoBGP did with it, and likewise of each route that it could be told.
 func checkJudgement(t *testing.T, r *run, peer netip.Addr, name string) {
 	t.Helper()
-	n := 0
-	err := r.Query(t.Context(), Query{Table: TableReceived, Peer: peer}, func(route Route) bool {
+	n, used := 0, map[netip.Prefix]bool{}
+	err := r.Query(t.Context(), Query{Table: TableBest}, func(route Route) bool {
+		used[route.Prefix] = used[route.Prefix] || route.PeerAddr == peer
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.Query(t.Context(), Query{Table: TableReceived, Peer: peer}, func(route Route) bool {
 		n++
-		if _, in := r.path(route.Prefix.String()); in != (route.State == RouteAccepted) && !strings.Contains(route.ASPath, " 64512") {
+		if in := used[route.Prefix]; in != (route.State == RouteAccepted) {
 			t.Errorf("%s: %s from %s is said to be %s (%s), and in the table: %t", name, route.Prefix, peer, route.State, route.Reason, in)
 		}
 		return true
@@ -516,22 +523,11 @@ func TestExplain(t *testing.T) {
 	first.Filters = "dear"
 	c := testConfig(h[0], 64512, []string{"192.168.1.0/26"}, first, tor(h[0], h[2], 64998), tor(h[0], h[3], 64997))
 	c.Filters = map[string]Filter{"dear": parse(t, `{"importV4":[{"action":"Accept","operations":[{"setPriority":{"value":512}}]}]}`)}
+	c.Announce, c.NextHop6 = append(c.Announce, netip.MustParsePrefix("fd00:10::40/122")), netip.MustParseAddr("fd77::99")
 	r.apply(c)
 	r.waitUp(h[1])
 	r.waitUp(h[2])
 	poll(t, r.dump, func() bool { return r.status(h[1]).Accepted == 1 && r.status(h[2]).Accepted == 1 })
-	explain := func(prefix string) string {
-		t.Helper()
-		l, err := r.Explain(t.Context(), netip.MustParsePrefix(prefix))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var b strings.Builder
-		for _, e := range l {
-			fmt.Fprintf(&b, "%s %s: %s\n", e.State, e.Peer, e.Reason)
-		}
-		return b.String()
-	}
 	for prefix, want := range map[string][]string{
 		"10.9.0.0/16": {
 			"best tor-" + h[1].String() + ": \n",
@@ -545,14 +541,29 @@ func TestExplain(t *testing.T) {
 			"advertised tor-" + h[1].String() + ": \n",
 			"withheld tor-" + h[3].String() + ": the session is not up\n",
 		},
+		"fd00:10::40/122": {"best : \n", "withheld tor-" + h[1].String() + ": the session does not carry ipv6\n"},
 	} {
-		got := explain(prefix)
+		got := r.explain(prefix)
 		for _, says := range want {
 			if !strings.Contains(got, says) {
 				t.Errorf("%s: no %q in\n%s", prefix, says, got)
 			}
 		}
 	}
+}
+
+// explain is what is said of a prefix, a line for each path and peer.
+func (r *run) explain(prefix string) string {
+	r.t.Helper()
+	l, err := r.Explain(r.t.Context(), netip.MustParsePrefix(prefix))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, e := range l {
+		fmt.Fprintf(&b, "%s %s: %s\n", e.State, e.Peer, e.Reason)
+	}
+	return b.String()
 }
 
 // TestPrefixLimit: a peer that announces too much is cut off with the reason,

@@ -16,11 +16,33 @@ type judged struct {
 	localPref   uint32
 	own         bool // originated here
 	ibgp        bool // learned from an iBGP peer
+	originator  netip.Addr
 }
 
-// judgeImport says why a route of a peer is let in or not. It is what
-// [policies] asks of GoBGP, for people: a test holds the two together.
+// looped says why a route of a peer is not looked at: it has been here before
+// (RFC 4271 section 9.1.2, RFC 4456 section 8). Empty: it has not.
+func (c *Config) looped(p Peer, r judged) string {
+	own, n := p.localASN(c.ASN), 0
+	for _, as := range r.asPath {
+		if as == own {
+			n++
+		}
+	}
+	switch {
+	case n > int(p.AllowOwnASN):
+		return fmt.Sprintf("AS loop: AS %d, this node's own on the session, is in the AS path %d times, and numAllowedLocalASNumbers is %d", own, n, p.AllowOwnASN)
+	case p.ibgp(c.ASN) && r.originator == c.RouterID && r.originator.IsValid():
+		return fmt.Sprintf("ORIGINATOR_ID %s is this node's: the route began here", r.originator)
+	}
+	return ""
+}
+
+// judgeImport says why a route of a peer is let in or not. It is what BGP itself
+// and [policies] ask of GoBGP, for people: a test holds the two together.
 func (c *Config) judgeImport(p Peer, r judged) (accepted bool, reason string) {
+	if loop := c.looped(p, r); loop != "" {
+		return false, loop
+	}
 	switch {
 	case inAny(martianRanges(r.prefix.Addr()), r.prefix):
 		return false, "loopback, link-local, multicast or reserved"

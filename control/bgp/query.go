@@ -54,9 +54,11 @@ type Route struct {
 	Reason      string // why it has this state; empty: nothing is special
 	Since       time.Time
 
-	path   []uint32 // AS path
-	origin uint8
-	id     netip.Addr
+	path       []uint32 // AS path
+	length     int      // of the AS path, where a set of ASes counts one
+	origin     uint8
+	originator netip.Addr   // ORIGINATOR_ID (RFC 4456)
+	clusters   []netip.Addr // CLUSTER_LIST
 }
 
 // ErrNoPeer says that a query names a peer that has no session.
@@ -169,7 +171,7 @@ func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool)
 		return Route{}, false
 	}
 	from := peers[p.PeerAddress]
-	r := Route{Prefix: nlri.Prefix, Since: time.Unix(p.Age, 0), Own: !p.PeerAddress.IsValid(), id: p.PeerID}
+	r := Route{Prefix: nlri.Prefix, Since: time.Unix(p.Age, 0), Own: !p.PeerAddress.IsValid()}
 	r.Hop = Hop{Peer: from.Name, PeerAddr: p.PeerAddress, IBGP: !r.Own && from.ibgp(c.ASN), Stale: p.Stale}
 	for _, a := range p.Attrs {
 		switch a := a.(type) {
@@ -188,8 +190,14 @@ func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool)
 			r.ASPath = packet.AsPathString(a)
 			for _, segment := range a.Value {
 				r.path = append(r.path, segment.GetAS()...)
+				r.length += segment.ASLen()
 			}
+		case *packet.PathAttributeOriginatorId:
+			r.originator = a.Value
+		case *packet.PathAttributeClusterList:
+			r.clusters = a.Value
 		case *packet.PathAttributeCommunities:
+			r.LongLived = slices.Contains(a.Value, uint32(packet.COMMUNITY_LLGR_STALE))
 			for _, v := range a.Value {
 				r.Communities = append(r.Communities, fmt.Sprintf("%d:%d", v>>16, v&0xffff))
 			}
@@ -205,11 +213,12 @@ func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool)
 func (r Route) judged() judged {
 	return judged{
 		prefix: r.Prefix, nextHop: r.NextHop, asPath: r.path, communities: r.Communities, localPref: r.LocalPref, own: r.Own, ibgp: r.IBGP,
+		originator: r.originator,
 	}
 }
 
-// lostTo says which step of the choice (RFC 4271 section 9.1.2.2) decided
-// between a best path and another one.
+// lostTo says which step of the choice (RFC 4271 section 9.1.2.2, RFC 9494
+// section 4.3) decided between a best path and another one, as GoBGP takes them.
 func lostTo(best, r Route) string {
 	pref := func(r Route) uint32 {
 		if r.LocalPref == 0 {
@@ -218,20 +227,31 @@ func lostTo(best, r Route) string {
 		return r.LocalPref
 	}
 	switch {
+	case r.LongLived && !best.LongLived:
+		return "its peer has not come back within its restart time: any other path is better"
 	case pref(best) != pref(r):
 		return fmt.Sprintf("local preference %d is less than %d", pref(r), pref(best))
 	case best.Own && !r.Own:
 		return "this node originates the prefix itself"
-	case len(best.path) != len(r.path):
-		return fmt.Sprintf("the AS path has %d ASes, the best one has %d", len(r.path), len(best.path))
+	case best.length != r.length:
+		return fmt.Sprintf("the AS path has %d ASes, the best one has %d", r.length, best.length)
 	case best.origin != r.origin:
 		return fmt.Sprintf("origin %s is worse than %s", r.Origin, best.Origin)
-	case best.MED != r.MED && len(r.path) > 0 && len(best.path) > 0 && r.path[0] == best.path[0]:
+	case best.MED != r.MED && sameNeighbourAS(best, r):
 		return fmt.Sprintf("MED %d is more than %d", r.MED, best.MED)
 	case !best.IBGP && r.IBGP:
 		return "an eBGP path is preferred to an iBGP path"
 	}
 	return fmt.Sprintf("all else equal: the path of %s is older, or its router id is lower", best.PeerAddr)
+}
+
+// sameNeighbourAS reports whether two paths came from the same neighbouring AS, so
+// that their MEDs can be compared; those without an AS began in the own one.
+func sameNeighbourAS(a, b Route) bool {
+	if len(a.path) == 0 || len(b.path) == 0 {
+		return len(a.path) == len(b.path)
+	}
+	return a.path[0] == b.path[0]
 }
 
 // Explain returns all that is known of a prefix: every path with why it won or
@@ -301,8 +321,12 @@ func (s *Speaker) told(ctx context.Context, cfg *Config, p Peer, best Route) (Ro
 	out.Reason = reason
 	switch {
 	case found:
+	case !p.carriesOf(best.Prefix):
+		out.Reason = fmt.Sprintf("the session does not carry %s", familyName(familyOf(best.Prefix.Addr())))
 	case best.PeerAddr == p.Addr:
 		out.Reason = "the best path came from this peer"
+	case accepted && p.ClusterID.IsValid() && slices.Contains(best.clusters, p.ClusterID):
+		out.Reason = fmt.Sprintf("its cluster list holds this node's cluster id, %s", p.ClusterID)
 	case accepted:
 		out.Reason = cmp.Or(s.silent(p.Addr), "BGP's own rules keep it from this peer: the AS path holds the peer's AS, or it is iBGP to iBGP")
 	}
