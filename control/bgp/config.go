@@ -256,17 +256,6 @@ func (c *Config) nextHopOf(p netip.Prefix) netip.Addr {
 	return hop
 }
 
-// advertised counts what a peer is told.
-func (c *Config) advertised(peer Peer) int {
-	n := 0
-	for _, p := range c.Announce {
-		if peer.carriesOf(p) {
-			n++
-		}
-	}
-	return n
-}
-
 // restartTime is the longest time that any peer has to come back.
 func (c *Config) restartTime() time.Duration {
 	longest := time.Duration(0)

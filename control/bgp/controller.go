@@ -302,8 +302,7 @@ func (c *Controller) Status(ctx context.Context) Status {
 	return st
 }
 
-// Sessions is Status without the numbers of prefixes that peers sent and that
-// were accepted, for those who ask often: it costs by the number of peers, and
+// Sessions is Status without the numbers of prefixes, for those who ask often: it costs by the number of peers, and
 // Status now and then by that of prefixes.
 func (c *Controller) Sessions() Status {
 	c.mu.Lock()

@@ -113,7 +113,7 @@ func (s *session) counters() Counters {
 }
 
 // count adds what GoBGP has counted.
-func (p *PeerStatus) count(h heard, accepted map[peerFamily]int, announced map[packet.Family]int) {
+func (p *PeerStatus) count(h heard, t tally) {
 	p.Counted, p.In, p.Out = true, h.in, h.out
 	if p.State != StateUp {
 		return
@@ -123,14 +123,15 @@ func (p *PeerStatus) count(h heard, accepted map[peerFamily]int, announced map[p
 		if !ok {
 			continue // the session does not carry it
 		}
-		c := FamilyCounts{Family: familyName(f), Received: received, Accepted: accepted[peerFamily{p.Addr, f}], Advertised: announced[f]}
+		c := FamilyCounts{Family: familyName(f), Received: received, Accepted: t.accepted[peerFamily{p.Addr, f}], Advertised: t.told[p.audience].toldTo(f, h.router)}
 		p.Families = append(p.Families, c)
-		p.Received, p.Accepted = p.Received+c.Received, p.Accepted+c.Accepted
+		p.Received, p.Accepted, p.Advertised = p.Received+c.Received, p.Accepted+c.Accepted, p.Advertised+c.Advertised
 	}
 }
 
 // heard is what GoBGP has counted of one peer.
 type heard struct {
+	router   netip.Addr // its router id; invalid: it has not said
 	received map[packet.Family]int
 	in, out  Messages
 }
@@ -144,6 +145,7 @@ func (e *engine) heard(ctx context.Context) (map[netip.Addr]heard, error) {
 			return
 		}
 		h := heard{received: map[packet.Family]int{}}
+		h.router, _ = netip.ParseAddr(p.GetState().GetRouterId())
 		for _, f := range p.GetAfiSafis() {
 			family := f.GetConfig().GetFamily()
 			h.received[packet.NewFamily(uint16(family.GetAfi()), uint8(family.GetSafi()))] += int(f.GetState().GetReceived())

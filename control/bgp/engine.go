@@ -421,15 +421,6 @@ func (e *engine) list(within []netip.Prefix, fn func(*apiutil.Path)) error {
 	})
 }
 
-// listAll calls fn for every path that import let in.
-func (e *engine) listAll(fn func(*apiutil.Path)) error {
-	return e.table(nil, func(paths []*apiutil.Path) {
-		for _, p := range paths {
-			fn(p)
-		}
-	})
-}
-
 func (e *engine) table(within []netip.Prefix, fn func([]*apiutil.Path)) error {
 	for _, f := range families() {
 		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}

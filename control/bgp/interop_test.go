@@ -499,6 +499,8 @@ func checkJudgement(t *testing.T, r *run, peer netip.Addr, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	poll(t, func() string { return fmt.Sprintf("%s: %d counted as told%s", name, len(told), r.dump()) },
+		func() bool { return r.status(peer).Advertised == len(told) })
 	err = r.Query(t.Context(), Query{Table: TableBest}, func(route Route) bool {
 		if _, cfg, peers := r.snapshot(); route.PeerAddr != peer {
 			if want, why := cfg.judgeExport(peers[peer], route.judged()); want != told[route.Prefix] {

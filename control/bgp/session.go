@@ -40,13 +40,13 @@ type PeerStatus struct {
 	Counted    bool
 	Received   int // prefixes in the peer's last word
 	Accepted   int // of these, those that import lets in
-	Advertised int // prefixes that we announce to it
+	Advertised int // prefixes that it was told
 
 	MaxPrefixes uint32 // as in [Peer]: of each family that is received
 
 	Counters
 
-	announced map[packet.Family]int // by this node, to whoever takes it
+	audience Peer // that it is in
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.

@@ -64,7 +64,7 @@ type Speaker struct {
 	past      map[string]past         // of those whose link is away, by name
 	conv      converter
 	deadline  time.Time // of Synced; zero: given
-	changes   uint64    // events about paths so far
+	changes   uint64    // events about paths, and configurations, so far
 	tally     tally
 	compared  comparison
 }
@@ -226,6 +226,7 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg = *c
+	s.changes++
 	s.judge([2]netip.Addr{c.NextHop, c.NextHop6}, time.Now())
 	s.reach(c, fresh)
 	if fresh {
@@ -362,12 +363,12 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 	if err != nil {
 		return out, err
 	}
-	accepted, err := s.accepted(e, heard)
+	counted, err := s.counted(e, heard)
 	if err != nil {
 		return out, err
 	}
 	for i := range out {
-		out[i].count(heard[out[i].Addr], accepted, out[i].announced)
+		out[i].count(heard[out[i].Addr], counted)
 	}
 	return out, nil
 }
@@ -378,10 +379,6 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cfg, listenErr := s.cfg, s.listenErr
-	announced := map[packet.Family]int{}
-	for _, p := range cfg.Announce {
-		announced[familyOf(p.Addr())]++
-	}
 	out := make([]PeerStatus, 0, len(cfg.Peers))
 	for _, p := range cfg.Peers {
 		ss, ok := s.sessions[p.Addr]
@@ -391,24 +388,22 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 		}
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes}
 		st.State, st.Info = ss.info(listenErr)
-		st.Counters, st.announced = ss.counters(), announced
-		if ss.up && p.runs() {
-			st.Advertised = cfg.advertised(p)
-		}
+		st.Counters, st.audience = ss.counters(), p.audience()
 		out = append(out, st)
 	}
 	return s.engine, out
 }
 
-// tally is how many prefixes of each peer import let in. GoBGP's own count
-// leaves the policy out, so the table is counted, and again only when
-// something has changed and counting takes no more than a twentieth of the time:
-// a large table's numbers may be some seconds old.
+// tally is how many prefixes of each peer import let in, and how many each is
+// told. GoBGP's own counts leave the policies out, so the table is counted, and
+// again only when something has changed and counting takes no more than a
+// twentieth of the time: a large table's numbers may be some seconds old.
 type tally struct {
 	changes  uint64
 	next     time.Time // not before
 	received map[peerFamily]int
 	accepted map[peerFamily]int
+	told     map[Peer]*audience // by [Peer.audience]
 }
 
 // peerFamily is one peer's routes of one family.
@@ -417,7 +412,7 @@ type peerFamily struct {
 	family packet.Family
 }
 
-func (s *Speaker) accepted(e *engine, heard map[netip.Addr]heard) (map[peerFamily]int, error) {
+func (s *Speaker) counted(e *engine, heard map[netip.Addr]heard) (tally, error) {
 	received := map[peerFamily]int{}
 	for addr, h := range heard {
 		for f, n := range h.received {
@@ -429,21 +424,28 @@ func (s *Speaker) accepted(e *engine, heard map[netip.Addr]heard) (map[peerFamil
 	s.mu.Unlock()
 	start := time.Now()
 	if last.accepted != nil && (start.Before(last.next) || last.changes == changes && maps.Equal(last.received, received)) {
-		return last.accepted, nil
+		return last, nil
 	}
-	n := map[peerFamily]int{}
-	err := e.listAll(func(p *apiutil.Path) {
-		if p.PeerAddress.IsValid() {
-			n[peerFamily{p.PeerAddress, p.Family}]++
+	_, cfg, peers := s.snapshot()
+	n := tally{changes: changes, received: received, accepted: map[peerFamily]int{}, told: cfg.audiences()}
+	err := e.table(nil, func(paths []*apiutil.Path) {
+		for _, p := range paths {
+			if p.PeerAddress.IsValid() {
+				n.accepted[peerFamily{p.PeerAddress, p.Family}]++
+			}
+		}
+		if len(paths) > 0 {
+			cfg.countTold(n.told, peers, paths[0])
 		}
 	})
 	if err != nil {
-		return nil, err
+		return tally{}, err
 	}
+	now := time.Now()
+	n.next = now.Add(20 * now.Sub(start))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	s.tally = tally{changes: changes, next: now.Add(20 * now.Sub(start)), received: received, accepted: n}
+	s.tally = n
 	return n, nil
 }
 

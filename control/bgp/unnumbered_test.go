@@ -169,9 +169,6 @@ func TestExtendedNextHop(t *testing.T) {
 			t.Errorf("path %s", got)
 		}
 		o.waitRoute("192.168.1.0/26", six[0].String())
-		st := r.waitUp(six[1])
-		if st.Advertised != 1 {
-			t.Errorf("%+v", st)
-		}
+		poll(t, r.dump, func() bool { return r.status(six[1]).Advertised == 1 })
 	})
 }

@@ -1,0 +1,55 @@
+package bgp
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+// TestAdvertisedIsWhatWasTold holds the counts of a reflector with clients,
+// another iBGP peer and switches, each with filters or without, against what
+// GoBGP has told each of them.
+func TestAdvertisedIsWhatWasTold(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 7)
+	us := newRun(t, SpeakerOptions{})
+	var peers []Peer
+	for i, c := range []struct {
+		asn     uint32
+		client  bool
+		filters string
+	}{{64512, true, ""}, {64512, true, ""}, {64512, false, ""}, {64997, false, "all"}, {64998, false, "none"}, {64999, false, ""}} {
+		p := waiting(tor(h[0], h[i+1], c.asn))
+		p.Filters, p.Reflect = c.filters, c.asn == 64512
+		if c.client {
+			p.ClusterID = netip.MustParseAddr("244.0.0.1")
+		}
+		peers = append(peers, p)
+	}
+	c := testConfig(h[0], 64512, []string{"192.168.1.0/26", "172.16.1.0/26"}, peers...)
+	c.Hidden = prefixes("172.16.0.0/16")
+	c.Filters = map[string]Filter{"all": parse(t, `{"exportV4":[{"action":"Accept"}]}`), "none": parse(t, `{"exportV4":[{"action":"Reject"}]}`)}
+	us.apply(c)
+	for i, p := range peers {
+		said := []string{fmt.Sprintf("192.168.%d.0/26", i+2)}
+		if i == 0 {
+			said = append(said, "192.168.100.0/26", "192.168.101.0/26")
+		}
+		newRun(t, SpeakerOptions{}).apply(testConfig(h[i+1], p.ASN, said, tor(h[i+1], h[0], 64512)))
+	}
+	// Of its own the node tells one prefix, and two where a filter accepts the
+	// hidden one. From others there are 3, 1 and 1 by iBGP, of which a client is
+	// told all but its own and another iBGP peer those of clients, and 1 from each
+	// switch; only a filter passes anything on to or from a switch.
+	for i, want := range []int{3, 5, 5, 9, 0, 1} {
+		poll(t, func() string { return fmt.Sprintf("peer %d told %d%s", i, want, us.dump()) }, func() bool {
+			told := 0
+			err := us.Query(t.Context(), Query{Table: TableAdvertised, Peer: h[i+1]}, func(Route) bool { told++; return true })
+			st := us.status(h[i+1])
+			return err == nil && told == want && st.Advertised == want && st.Families[0].Advertised == want
+		})
+	}
+	c.Filters = map[string]Filter{"all": c.Filters["none"], "none": c.Filters["none"]}
+	us.apply(c)
+	poll(t, us.dump, func() bool { return us.status(h[4]).Advertised == 0 })
+}
