@@ -130,3 +130,11 @@ type Driver interface {
 func LooseSource(device string) Sysctl {
 	return Sysctl{Name: "net/ipv4/conf/" + device + "/rp_filter", Value: "2"}
 }
+
+// Forwarding is the setting without which the kernel drops IPv4 packets that
+// come in by a device and are for somebody else. It alone decides: ip_forward
+// sets those of all devices, but only when it changes itself, and a new device
+// begins with what conf/default says.
+func Forwarding(device string) Sysctl {
+	return Sysctl{Name: "net/ipv4/conf/" + device + "/forwarding", Value: "1"}
+}

@@ -216,20 +216,25 @@ func (t *table) fitToWorkloads(l dataplane.Link, f dataplane.Form) dataplane.Lin
 	return l
 }
 
+// uplinks are the devices that hold this host's addresses.
+func (t *table) uplinks() []dataplane.UnderlayLink {
+	var out []dataplane.UnderlayLink
+	for _, f := range families() {
+		if l, ok := ownDevice(t.underlay, t.hosts[f].Uplink); ok && !slices.Contains(out, l) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
 // looseUplinks are the settings without which a strict uplink drops plain
 // packets whose answer leaves through a tunnel. An uplink that is not strict is
 // left as it is.
 func (t *table) looseUplinks() []dataplane.Object {
 	var out []dataplane.Object
-	for _, f := range families() {
-		h, ok := t.hosts[f]
-		if !ok {
-			continue
-		}
-		if l, ok := ownDevice(t.underlay, h.Uplink); ok && l.RPFilter == 1 {
-			if o := dataplane.LooseSource(h.Uplink); !slices.Contains(out, dataplane.Object(o)) {
-				out = append(out, o)
-			}
+	for _, l := range t.uplinks() {
+		if l.RPFilter == 1 {
+			out = append(out, dataplane.LooseSource(l.Name))
 		}
 	}
 	return out
@@ -240,11 +245,18 @@ func (t *table) looseUplinks() []dataplane.Object {
 const routeFromRA = 9
 
 // forwarding makes the host a router, for IPv4 always, for IPv6 where a pool
-// asks for it. A host that forwards IPv6 ignores router advertisements, and
-// loses the default route that it has from one, except on devices whose
-// accept_ra is 2; so these are set first.
+// asks for it. An uplink takes in plain packets of workloads, and answers from
+// outside the cluster whatever the form: so it forwards in any case. For IPv6
+// the setting of all devices alone decides (ip6_forward).
+//
+// A host that forwards IPv6 ignores router advertisements, and loses the
+// default route that it has from one, except on devices whose accept_ra is 2;
+// so these are set first.
 func (t *table) forwarding() []dataplane.Object {
 	out := []dataplane.Object{dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}}
+	for _, l := range t.uplinks() {
+		out = append(out, dataplane.Forwarding(l.Name))
+	}
 	six := false
 	for _, p := range t.pools {
 		six = six || p.family() == dataplane.IPv6
@@ -252,6 +264,15 @@ func (t *table) forwarding() []dataplane.Object {
 	if !six {
 		return out
 	}
+	if deaf := t.deafLinks(); len(deaf) > 0 {
+		return append(out, deaf...)
+	}
+	return append(out, dataplane.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
+}
+
+// deafLinks are the settings of devices that would no longer hear router
+// advertisements if the host forwarded IPv6.
+func (t *table) deafLinks() []dataplane.Object {
 	links := set[string]{}
 	if h, ok := t.hosts[dataplane.IPv6]; ok {
 		links[h.Uplink] = struct{}{}
@@ -261,13 +282,11 @@ func (t *table) forwarding() []dataplane.Object {
 			links[r.Link] = struct{}{}
 		}
 	}
+	var out []dataplane.Object
 	for _, name := range slices.Sorted(maps.Keys(links)) {
 		if l, ok := ownDevice(t.underlay, name); ok && l.AcceptRA == 1 {
 			out = append(out, dataplane.Sysctl{Name: "net/ipv6/conf/" + name + "/accept_ra", Value: "2"})
 		}
-	}
-	if len(out) == 1 {
-		out = append(out, dataplane.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
 	}
 	return out
 }

@@ -149,6 +149,41 @@ func TestStrictUplink(t *testing.T) {
 	}
 }
 
+// TestForwardingDevices: a form does not count before each device by which its
+// packets come in forwards, whatever conf/default gave it.
+func TestForwardingDevices(t *testing.T) {
+	for _, tt := range []struct {
+		encap store.Encapsulation
+		want  map[string][]string
+	}{
+		{store.Direct, map[string][]string{"direct": {"eth0"}}},
+		{store.IPIP, map[string][]string{"ipip": {"eth0", "tunl0"}, "ip6tnl": {"eth0", "tunl6.calico"}}},
+		{store.VXLANCrossSubnet, map[string][]string{
+			"direct": {"eth0"}, "vxlan/4096/4789": {"eth0", "vxlan.calico"}, "vxlan6/4096/4789": {"eth0", "vxlan-v6.calico"},
+		}},
+	} {
+		tab := newTable("node1")
+		tab.setUnderlay(sixRack())
+		tab.apply(dual("node1", "10.1.0.11/24", "fd01::11/64", "", ""))
+		tab.apply(poolEvent("four", "192.168.0.0/16", tt.encap))
+		tab.apply(poolEvent("six", "fd10::/48", tt.encap))
+		tab.settle()
+		got := map[string][]string{}
+		for f, keys := range tab.formKeys {
+			for _, k := range keys {
+				name := strings.TrimPrefix(k.String(), "sysctl net/ipv4/conf/")
+				if device, ok := strings.CutSuffix(name, "/forwarding"); ok && name != k.String() {
+					got[f.String()] = append(got[f.String()], device)
+				}
+			}
+			slices.Sort(got[f.String()])
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.encap, diff)
+		}
+	}
+}
+
 // TestDeviceWithoutAddress: a device that is to get an address does not count
 // before it has one; a host that gets none does not wait for it.
 func TestDeviceWithoutAddress(t *testing.T) {

@@ -121,17 +121,22 @@ func lines(s string) []string {
 }
 
 func TestWishByEncapsulation(t *testing.T) {
-	const common = "net/ipv4/ip_forward=1\n"
+	const (
+		common = "net/ipv4/ip_forward=1\n"
+		uplink = "net/ipv4/conf/eth0/forwarding=1\n"
+	)
 	tests := []struct {
 		encap store.Encapsulation
 		want  string
 	}{
-		{store.Direct, common + `
+		{store.Direct, uplink + common + `
 			blackhole 192.168.1.0/26
 			192.168.2.0/26 via 10.1.0.12 dev eth0`},
 		{store.IPIP, `
 			tunl0 type ipip mtu 1480
 			192.168.1.0/32 dev tunl0
+			` + uplink + `
+			net/ipv4/conf/tunl0/forwarding=1
 			net/ipv4/conf/tunl0/rp_filter=2
 			` + common + `
 			blackhole 192.168.1.0/26
@@ -141,6 +146,8 @@ func TestWishByEncapsulation(t *testing.T) {
 		{store.VXLAN, `
 			vxlan.calico type vxlan mtu 1450 address 66:f9:37:c3:7e:94 id 4096 dstport 4789 local 10.1.0.11 dev eth0 nolearning
 			192.168.1.1/32 dev vxlan.calico
+			` + uplink + `
+			net/ipv4/conf/vxlan.calico/forwarding=1
 			net/ipv4/conf/vxlan.calico/rp_filter=2
 			` + common + `
 			192.168.2.1 dev vxlan.calico lladdr 66:2d:bf:44:a6:8b PERMANENT
@@ -154,6 +161,8 @@ func TestWishByEncapsulation(t *testing.T) {
 		{store.IPIPCrossSubnet, `
 			tunl0 type ipip mtu 1480
 			192.168.1.0/32 dev tunl0
+			` + uplink + `
+			net/ipv4/conf/tunl0/forwarding=1
 			net/ipv4/conf/tunl0/rp_filter=2
 			` + common + `
 			blackhole 192.168.1.0/26
@@ -163,6 +172,8 @@ func TestWishByEncapsulation(t *testing.T) {
 		{store.VXLANCrossSubnet, `
 			vxlan.calico type vxlan mtu 1450 address 66:f9:37:c3:7e:94 id 4096 dstport 4789 local 10.1.0.11 dev eth0 nolearning
 			192.168.1.1/32 dev vxlan.calico
+			` + uplink + `
+			net/ipv4/conf/vxlan.calico/forwarding=1
 			net/ipv4/conf/vxlan.calico/rp_filter=2
 			` + common + `
 			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
@@ -302,11 +313,11 @@ func TestCostFollowsChange(t *testing.T) {
 		t.Errorf("a new block put %v, deleted %v; want one route", put, del)
 	}
 	put, del = changes(tab, func() { tab.apply(poolEvent("pool", "192.168.0.0/16", store.VXLAN)) })
-	want := []string{"address", "fdb", "fdb", "link", "neighbour", "neighbour", "nexthop", "nexthop", "sysctl"}
+	want := []string{"address", "fdb", "fdb", "link", "neighbour", "neighbour", "nexthop", "nexthop", "sysctl", "sysctl"}
 	if diff := cmp.Diff(want, put); diff != "" {
 		t.Errorf("a change of encapsulation put %v: no route may be among them", put)
 	}
-	if diff := cmp.Diff([]string{"address", "link", "sysctl"}, del); diff != "" {
+	if diff := cmp.Diff([]string{"address", "link", "sysctl", "sysctl"}, del); diff != "" {
 		t.Errorf("a change of encapsulation deleted %v", del)
 	}
 	if put, del := changes(tab, func() {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -211,18 +212,23 @@ func (k *simKernel) dropOn(link string) {
 			if o.Link == link {
 				delete(k.have, key)
 			}
+		case dataplane.Sysctl:
+			if strings.Contains(o.Name, "/"+link+"/") {
+				delete(k.have, key)
+			}
 		}
 	}
 }
 
 // takesIn reports whether packets in a form get through to the workloads of a
-// host. A device without an address drops them: the kernel's source check.
+// host. A device without an address drops them, by the kernel's source check,
+// and so does one that does not forward, as a new one may.
 func (h *simHost) takesIn(f dataplane.Form) bool {
 	if f.Driver == dataplane.DriverDirect {
-		return !h.strict || h.kernel.have[dataplane.LooseSource("eth0").Key()] != nil
+		return h.has(dataplane.Forwarding("eth0")) && (!h.strict || h.has(dataplane.LooseSource("eth0")))
 	}
 	for _, o := range h.kernel.have {
-		if l, ok := o.(dataplane.Link); ok && formOfLink(l) == f {
+		if l, ok := o.(dataplane.Link); ok && formOfLink(l) == f && h.has(dataplane.Forwarding(l.Name)) {
 			for k := range h.kernel.have {
 				if a, ok := k.(dataplane.AddressKey); ok && a.Link == l.Name {
 					return true
@@ -232,6 +238,8 @@ func (h *simHost) takesIn(f dataplane.Form) bool {
 	}
 	return false
 }
+
+func (h *simHost) has(o dataplane.Object) bool { return h.kernel.have[o.Key()] != nil }
 
 // sends says in which form a host's kernel sends to a prefix, if it does.
 func (h *simHost) sends(p netip.Prefix) (dataplane.Form, bool) {
@@ -334,7 +342,7 @@ func (h *simHost) underlay() dataplane.Underlay {
 	}
 	if h.strict {
 		u.Links[0].RPFilter = 1
-		if h.takesIn(dataplane.Form{Driver: dataplane.DriverDirect}) {
+		if h.has(dataplane.LooseSource("eth0")) {
 			u.Links[0].RPFilter = 2
 		}
 	}

@@ -83,7 +83,7 @@ func (d Driver) Host(h dataplane.Host) ([]dataplane.Object, error) {
 	if h.IPIPAddr.IsValid() {
 		objs = append(objs, dataplane.Address{Link: link.Name, Prefix: netip.PrefixFrom(h.IPIPAddr, h.IPIPAddr.BitLen())})
 	}
-	return append(objs, dataplane.LooseSource(link.Name)), nil
+	return append(objs, dataplane.LooseSource(link.Name), dataplane.Forwarding(link.Name)), nil
 }
 
 // Peer implements [dataplane.Driver]. The gateway on the device is the outer

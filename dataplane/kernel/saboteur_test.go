@@ -38,7 +38,8 @@ func busyHost() []dataplane.Object {
 		}
 	}
 	return append(objs, via(9, "fd00::9", "up0"), dataplane.Feature{Link: nameVXLAN, Name: offload},
-		dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, dataplane.Sysctl{Name: "net/ipv4/conf/up0/rp_filter", Value: "1"})
+		dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, dataplane.Sysctl{Name: "net/ipv4/conf/up0/rp_filter", Value: "1"},
+		dataplane.Forwarding(nameVXLAN))
 }
 
 // repairs counts what Hooks.Repaired told.

@@ -98,7 +98,7 @@ func (d Driver) Host(h dataplane.Host) ([]dataplane.Object, error) {
 	if h.VXLANAddr.IsValid() {
 		objs = append(objs, dataplane.Address{Link: link.Name, Prefix: netip.PrefixFrom(h.VXLANAddr, h.VXLANAddr.BitLen())})
 	}
-	return append(objs, dataplane.LooseSource(link.Name)), nil
+	return append(objs, dataplane.LooseSource(link.Name), dataplane.Forwarding(link.Name)), nil
 }
 
 // Peer implements [dataplane.Driver]: the peer's VTEP as next hop, the

@@ -33,7 +33,7 @@ func kernelOf(t *testing.T, l *lab.Lab, host string) []string {
 	for _, c := range []string{
 		"ip -4 -d route show table all proto 77", "ip -6 -d route show table all proto 77", "ip -d nexthop show proto 77",
 		"bridge fdb show dev vxlan.calico", "ip neigh show nud permanent", "ip -o addr show dev vxlan.calico",
-		"ip -d link show type vxlan", "sysctl net.ipv4.ip_forward",
+		"ip -d link show type vxlan", "sysctl net.ipv4.ip_forward net/ipv4/conf/vxlan.calico/forwarding net/ipv4/conf/eth0/forwarding",
 	} {
 		r, err := l.Exec(await.Context(t), host, strings.Fields(c)...)
 		if err != nil {
@@ -96,7 +96,7 @@ func TestSaboteur(t *testing.T) {
 		s := &saboteur.Saboteur{
 			Exec:    func(command string) (string, error) { return try(t.Context(), l, h, command) },
 			Rand:    rand.New(rand.NewPCG(uint64(i), uint64(time.Now().UnixNano()))),
-			Devices: []string{"vxlan.calico"}, Sysctls: []string{"net/ipv4/ip_forward"},
+			Devices: []string{"vxlan.calico"}, Sysctls: []string{"net/ipv4/ip_forward", "net/ipv4/conf/eth0/forwarding"},
 		}
 		wg.Go(func() { strikes[i] = s.Run(ctx, 300*time.Millisecond) })
 	}
