@@ -107,7 +107,11 @@ func (e *engine) setTargets(now time.Time, targets []Target) {
 			e.changed[k.fam] = true
 		}
 		if p.target != t {
+			before := p.kept()
 			p.setTarget(now, t)
+			if p.kept() != before {
+				e.changed[k.fam] = true
+			}
 			e.wake(p, now)
 		}
 	}

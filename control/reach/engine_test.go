@@ -3,6 +3,8 @@ package reach
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -396,7 +398,7 @@ func TestPathIndependence(t *testing.T) {
 		s.run(time.Duration(rapid.IntRange(0, 5000).Draw(rt, "start")) * time.Millisecond)
 		for range rapid.IntRange(0, 6).Draw(rt, "events") {
 			h := s.hosts[rapid.IntRange(0, len(s.hosts)-1).Draw(rt, "host")]
-			switch rapid.SampledFrom([]string{"restart", "down", "up", "address", "underlay", "loss", "no loss"}).Draw(rt, "event") {
+			switch rapid.SampledFrom([]string{"restart", "down", "up", "address", "underlay", "loss", "no loss", "port", "driver"}).Draw(rt, "event") {
 			case "restart":
 				kept := h.eng.kept()
 				h.start(s)
@@ -419,13 +421,20 @@ func TestPathIndependence(t *testing.T) {
 				s.lose = func(_, _ *simHost, _ int) bool { return s.rng.IntN(3) == 0 }
 			case "no loss":
 				s.lose = nil
+			case "port":
+				h.form = simForm(simPort + 1)
+				s.tell()
+			case "driver":
+				h.form = simForm(0)
+				s.tell()
 			}
 			s.run(time.Duration(rapid.IntRange(0, 60000).Draw(rt, "pause")) * time.Millisecond)
 		}
 		s.lose = nil
 		for _, h := range s.hosts {
-			h.down = false
+			h.down, h.form = false, simForm(simPort)
 		}
+		s.tell()
 		s.run(15 * time.Minute)
 		got := s.table()
 		for _, h := range s.hosts {
@@ -438,6 +447,95 @@ func TestPathIndependence(t *testing.T) {
 			rt.Fatalf("paths (-fresh +after the events):\n%s", diff)
 		}
 	})
+}
+
+// steady runs for a while, in which no path may move and no neighbour be
+// forgotten, not for a moment.
+func (s *sim) steady(when string, d time.Duration, want []string) {
+	s.t.Helper()
+	for end := s.now.Add(d); s.now.Before(end); s.run(20 * time.Millisecond) {
+		if diff := cmp.Diff(want, s.table()); diff != "" {
+			s.t.Fatalf("paths moved %s (-before +after):\n%s", when, diff)
+		}
+		for _, h := range s.hosts {
+			for node, r := range h.eng.reach(dataplane.IPv4) {
+				if r.Near != dataplane.No {
+					s.t.Fatalf("%s: %s does not know any more that %s is not near", when, h.name, node)
+				}
+			}
+		}
+	}
+}
+
+// TestFormChanges: the form in use before carries packets still when another
+// one is probed first, here on one host after the other. Nothing moves, no
+// address is withdrawn, and what is a neighbour stays one.
+func TestFormChanges(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name     string
+		from, to uint16
+	}{
+		{"another port", simPort, simPort + 1},
+		{"VXLAN to IPIP", simPort, 0},
+		{"IPIP to VXLAN", 0, simPort},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := clouds(t)
+			for _, h := range s.hosts {
+				h.form = simForm(tt.from)
+			}
+			s.tell()
+			s.run(30 * time.Second)
+			for _, h := range s.hosts {
+				for k := range h.eng.peers {
+					h.eng.setNear(k, dataplane.No)
+				}
+			}
+			before := s.table()
+			for _, h := range s.hosts {
+				h.form = simForm(tt.to)
+				s.tell()
+				s.steady("after the change of "+h.name, time.Second, before)
+			}
+			s.steady("when all had changed", time.Minute, before)
+			for _, h := range s.hosts[2:] {
+				if h.published != h.public {
+					t.Errorf("%s publishes %s, want %s", h.name, h.published, h.public)
+				}
+			}
+		})
+	}
+}
+
+// TestPinnedFormChanges: where only VXLAN's own port passes, it is the one of
+// the form in use; and behind a translator of ports the mapping stays until the
+// new form has its own.
+func TestPinnedFormChanges(t *testing.T) {
+	t.Parallel()
+	s := newSim(t)
+	s.realms["p"] = &realm{name: "p", pat: true, public: netip.MustParseAddr("198.51.100.1")}
+	s.host("open", "", "203.0.113.1", "")
+	s.host("closed", "", "203.0.113.2", "").closed = true
+	s.host("p1", "p", "10.1.0.1", "")
+	s.tell()
+	s.run(30 * time.Second)
+	e := s.hosts[0].eng
+	mapped := s.path("open", "p1")
+	for _, h := range s.hosts {
+		h.form = simForm(simPort + 1)
+	}
+	s.tell()
+	s.want("open", "closed", ", pinned")
+	s.want("open", "p1", mapped)
+	if !slices.Contains(e.pins(), netip.AddrPortFrom(s.hosts[1].addr, simPort+1)) {
+		t.Errorf("pins %v lack the new port", e.pins())
+	}
+	s.run(3 * time.Second)
+	if now := s.path("open", "p1"); now == mapped || !strings.HasPrefix(now, "198.51.100.1:") {
+		t.Errorf("open → p1: %s, before %s: want another mapping", now, mapped)
+	}
 }
 
 func TestNear(t *testing.T) {

@@ -28,7 +28,7 @@ type peer struct {
 	up     bool         // it answers
 	out    map[uint64]probe
 	search search
-	seed   Kept // of an earlier life of the daemon, until something is measured
+	seed   Kept // of an earlier life of the daemon, or of another form, until something is measured
 
 	newest   int64 // time in the newest request, by the peer's clock
 	newestAt time.Time
@@ -53,9 +53,14 @@ func (p *peer) kept() Kept { return Kept{p.reach, p.pin} }
 func (p *peer) setTarget(now time.Time, t Target) {
 	if p.target.local() != t.local() {
 		// Other sockets, other mappings.
-		p.cands, p.seen = nil, netip.AddrPort{}
-		p.neighbour, p.reach.Near = dataplane.Unknown, dataplane.Unknown
+		p.cands = nil
 		clear(p.out)
+		if p.target.ends() == t.ends() {
+			p.changeForm(t)
+		} else {
+			p.seen = netip.AddrPort{}
+			p.neighbour, p.reach.Near = dataplane.Unknown, dataplane.Unknown
+		}
 	}
 	p.target = t
 	if !t.tunnelled() {
@@ -89,8 +94,33 @@ func (p *peer) setTarget(now time.Time, t Target) {
 	p.again(now)
 }
 
-// plant begins where an earlier life of the daemon left off, so that a restart
-// changes nothing while the first answers are on their way.
+// changeForm carries over what is known to another form. The former one may
+// carry packets still, and there is one result for both, so nothing moves before
+// there are answers in the new one. Neighbours do not depend on it. Translators
+// that kept the old port will keep the new one. A port that a translator gave
+// stays, for the former form, until the peer's probes have opened another
+// mapping; from then on it is that of the new form alone.
+func (p *peer) changeForm(t Target) {
+	old, now := p.target.Form.Port, t.Form.Port
+	other := func(a netip.AddrPort) netip.AddrPort {
+		if a.IsValid() && a.Port() == old {
+			return netip.AddrPortFrom(a.Addr(), now)
+		}
+		return a
+	}
+	p.seen = other(p.seen)
+	if !p.target.tunnelled() || !t.tunnelled() {
+		return
+	}
+	p.seed = p.kept()
+	p.seed.Pin = other(p.seed.Pin)
+	if now == 0 {
+		p.seed.Reach.Port, p.seed.Pin = 0, netip.AddrPort{}
+	}
+}
+
+// plant begins where an earlier life of the daemon, or the form before, left
+// off: neither changes anything while the first answers are on their way.
 func (p *peer) plant(now time.Time, keep func(rank, netip.AddrPort)) {
 	s := p.seed
 	if s == (Kept{}) {

@@ -45,6 +45,7 @@ type simHost struct {
 	public netip.Addr // 1:1
 	down   bool
 	silent bool // Calico's
+	form   dataplane.Form
 	closed bool // lets nobody in to whom it did not send first
 	flows  map[[2]netip.AddrPort]bool
 	eng    *engine
@@ -58,10 +59,19 @@ type flying struct {
 	at  time.Time
 	to  *simHost
 	src netip.AddrPort
+	l   local
 	msg message
 }
 
 const simPort = 4789
+
+// simForm is VXLAN with a port, or IPIP with none.
+func simForm(port uint16) dataplane.Form {
+	if port == 0 {
+		return dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4}
+	}
+	return dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: port}
+}
 
 func newSim(t testing.TB) *sim {
 	return &sim{
@@ -70,7 +80,7 @@ func newSim(t testing.TB) *sim {
 }
 
 func (s *sim) host(name, in, addr, public string) *simHost {
-	h := &simHost{name: name, realm: s.realms[in], addr: netip.MustParseAddr(addr), auto: true}
+	h := &simHost{name: name, realm: s.realms[in], addr: netip.MustParseAddr(addr), auto: true, form: simForm(simPort)}
 	if public != "" {
 		h.public = netip.MustParseAddr(public)
 	}
@@ -95,7 +105,7 @@ func (s *sim) tell() {
 			if o != h {
 				ts = append(ts, Target{
 					Node: o.name, Family: dataplane.IPv4, Uplink: "eth0", Local: netip.PrefixFrom(h.addr, 24),
-					Registered: o.addr, Public: o.published, Form: dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: simPort},
+					Registered: o.addr, Public: o.published, Form: h.form,
 				})
 			}
 		}
@@ -126,7 +136,7 @@ func (s *sim) run(d time.Duration) {
 			f := s.flight[0]
 			s.flight = s.flight[1:]
 			if !f.to.down && !f.to.silent {
-				f.to.eng.arrived(s.now, local{f.to.addr, dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: simPort}}, f.src, f.msg)
+				f.to.eng.arrived(s.now, f.l, f.src, f.msg)
 				f.to.next = s.now
 			}
 		}
@@ -160,7 +170,7 @@ func (s *sim) send(h *simHost, p packet) {
 	if h.down {
 		return
 	}
-	port := uint16(simPort)
+	port := p.local.form.Port
 	if p.msg.anyPort {
 		port = uint16(40000 + s.rng.IntN(20000))
 	}
@@ -174,10 +184,14 @@ func (s *sim) send(h *simHost, p packet) {
 		src = h.realm.outward(h, src, dst)
 		to, dst = s.inward(src, dst)
 	}
-	if to == nil || to.closed && !to.flows[[2]netip.AddrPort{dst, src}] || s.lose != nil && s.lose(h, to, p.size) {
+	form := p.local.form
+	if to == nil || to.form != form || !p.msg.answer && dst.Port() != form.Port {
+		return // nobody listens there
+	}
+	if to.closed && !to.flows[[2]netip.AddrPort{dst, src}] || s.lose != nil && s.lose(h, to, p.size) {
 		return
 	}
-	s.flight = append(s.flight, flying{at: s.now.Add(s.latency), to: to, src: src, msg: p.msg})
+	s.flight = append(s.flight, flying{at: s.now.Add(s.latency), to: to, src: src, l: local{to.addr, form}, msg: p.msg})
 }
 
 // at finds the host that has an address in a realm.

@@ -43,6 +43,14 @@ func (t Target) local() local {
 	return local{t.Local.Addr(), dataplane.Form{Driver: t.Form.Driver, Outer: t.Family, Port: t.Form.Port}}
 }
 
+// ends says where the two hosts are on the underlay.
+type ends struct {
+	uplink            string
+	local, registered netip.Addr
+}
+
+func (t Target) ends() ends { return ends{t.Uplink, t.Local.Addr(), t.Registered} }
+
 // The pace of probes.
 const (
 	probeTimeout = time.Second

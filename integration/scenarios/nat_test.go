@@ -148,6 +148,33 @@ func TestNAT(t *testing.T) {
 	}
 }
 
+// TestNATPortChange changes VXLAN's port between clouds, there and back: the
+// address behind the translator is that of the new port too, and nothing is
+// lost.
+func TestNATPortChange(t *testing.T) {
+	c := &changing{Lab: bring(t, "nat-port", clouds(store.VXLAN))}
+	c.store = openStore(t, c.Lab)
+	// Across NAT there are no sessions, and no sender counts as moved before BGP
+	// had its time.
+	routerctl(t, c.Lab, "node1", `apiVersion: projectcalico.org/v3
+kind: BGPConfiguration
+metadata: {name: default}
+spec: {nodeToNodeMeshEnabled: false}
+`, "apply", "--force", "-f", "-")
+	podsReach(t, c.Lab, 0)
+	c.waitMode(t, store.VXLAN)
+	flows, stop := startFlows(t, c.Lab, [2]string{"a1/pod1", "b1/pod1"}, [2]string{"b1/pod1", "a2/pod1"}, [2]string{"node1/pod1", "a1/pod1"},
+		[2]string{"b1/pod1", "node1/pod1"}, [2]string{"a1/pod1", "a2/pod1"})
+	for _, port := range []uint16{4790, store.DefaultVXLANPort} {
+		start := time.Now()
+		applySettings(t, c.Lab, fmt.Sprintf("vxlanPort: %d", port))
+		c.waitNumbers(t, fmt.Sprintf("port %d", port), store.NewMode(store.VXLAN, store.DefaultVXLANVNI, port))
+		t.Logf("the change to port %d took %.2f s", port, time.Since(start).Seconds())
+		waitFlows(t, flows, 3*time.Second) // the addresses are asked again meanwhile
+	}
+	stop()
+}
+
 // testMovedAddress gives a host another public address: all follow.
 func testMovedAddress(t *testing.T, l *lab.Lab) {
 	to := netip.MustParseAddr("198.18.2.200")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
 
@@ -28,11 +29,7 @@ func TestSettingsChange(t *testing.T) {
 		{"all put back", fmt.Sprintf("vxlanVNI: %d, vxlanPort: %d, vxlanMTU: 0", vni, port), store.NewMode(store.VXLAN, vni, port), mtu},
 	} {
 		start := time.Now()
-		routerctl(t, c.Lab, "node2", fmt.Sprintf(`apiVersion: projectcalico.org/v3
-kind: FelixConfiguration
-metadata: {name: default}
-spec: {%s}
-`, step.spec), "apply", "-f", "-")
+		applySettings(t, c.Lab, step.spec)
 		c.waitNumbers(t, step.what, step.mode)
 		waitPodMTU(t, c.Lab, step.mtu)
 		t.Logf("%s took %.2f s", step.what, time.Since(start).Seconds())
@@ -41,6 +38,16 @@ spec: {%s}
 			t.Fatalf("stopped after %s", step.what)
 		}
 	}
+}
+
+// applySettings replaces the settings of the cluster.
+func applySettings(t *testing.T, l *lab.Lab, spec string) {
+	t.Helper()
+	routerctl(t, l, l.Hosts()[0], fmt.Sprintf(`apiVersion: projectcalico.org/v3
+kind: FelixConfiguration
+metadata: {name: default}
+spec: {%s}
+`, spec), "apply", "-f", "-")
 }
 
 // waitNumbers waits until every host sends in a mode, and takes in VXLAN of no
