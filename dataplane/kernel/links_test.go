@@ -109,7 +109,8 @@ func TestUnmarkedDeviceIsAStrangers(t *testing.T) {
 	l, k := newHost(t)
 	l.run("ip link add vxlan.calico type vxlan id 4096 dstport 4789 local 10.0.0.1 dev up0 nolearning", "ip addr add 192.168.0.1/32 dev vxlan.calico",
 		"ip link set vxlan.calico up", "ip link add vxlan.calicolab type vxlan id 77 dstport 4790", "ip link set vxlan.calicolab alias routerd")
-	before := l.run("ip addr")
+	devices := []string{"ip -o link", "ip -4 -o addr"} // of IPv6 addresses the kernel still finds out whether they are taken
+	before := l.run(devices...)
 	index := strings.Fields(l.run("ip -o link show vxlan.calico"))[0]
 	k.stop()
 	if left, err := l.idle().Leftovers(t.Context()); err != nil || len(left) != 0 {
@@ -121,7 +122,7 @@ func TestUnmarkedDeviceIsAStrangers(t *testing.T) {
 		k.ready()
 	}
 	next()
-	if now := l.run("ip addr"); now != before {
+	if now := l.run(devices...); now != before {
 		t.Errorf("now %s\nwas %s", now, before)
 	}
 	k.put(host()...)
