@@ -261,7 +261,9 @@ func (s *Saboteur) link() (Strike, error) {
 		how = append(how, "del "+dev)
 	}
 	if strings.HasPrefix(dev, "vxlan") {
-		how = append(how, "set "+dev+" type vxlan ttl 1", "set "+dev+" arp off", "set "+dev+" protodown on")
+		// Not protodown: a carrier that comes back leaves the device's state UP
+		// instead of UNKNOWN.
+		how = append(how, "set "+dev+" type vxlan ttl 1", "set "+dev+" arp off")
 	}
 	return Strike{"link " + dev, "ip link " + how[s.Rand.IntN(len(how))]}, nil
 }
