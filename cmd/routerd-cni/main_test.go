@@ -75,12 +75,13 @@ type daemon struct {
 	left     []attach.ID
 	unlisted bool
 	err      error
-	stall    bool
+	stall    bool          // it does not answer, not even when the caller's time is up
+	over     chan struct{} // closed at the end of the test
 }
 
 func start(tb testing.TB) *daemon {
 	tb.Helper()
-	d := &daemon{socket: filepath.Join(tb.TempDir(), "run", "cni.sock")}
+	d := &daemon{socket: filepath.Join(tb.TempDir(), "run", "cni.sock"), over: make(chan struct{})}
 	l, err := rpc.Listen(d.socket)
 	if err != nil {
 		tb.Fatal(err)
@@ -92,22 +93,21 @@ func start(tb testing.TB) *daemon {
 		defer close(done)
 		_ = s.Serve(l)
 	}()
-	tb.Cleanup(func() { s.Stop(); <-done })
+	tb.Cleanup(func() { close(d.over); s.Stop(); <-done })
 	return d
 }
 
-func (d *daemon) answer(ctx context.Context) error {
+func (d *daemon) answer() error {
 	d.mu.Lock()
 	err, stall := d.err, d.stall
 	d.mu.Unlock()
 	if stall {
-		<-ctx.Done()
-		return ctx.Err()
+		<-d.over
 	}
 	return err
 }
 
-func (d *daemon) Add(ctx context.Context, req attach.AddRequest) (attach.Result, error) {
+func (d *daemon) Add(_ context.Context, req attach.AddRequest) (attach.Result, error) {
 	d.mu.Lock()
 	d.add = req
 	d.mu.Unlock()
@@ -122,36 +122,36 @@ func (d *daemon) Add(ctx context.Context, req attach.AddRequest) (attach.Result,
 			Addr: netip.MustParseAddr("fd00::7"), Gateway: netip.MustParseAddr("fe80::ecee:eeff:feee:eeee"), Block: netip.MustParsePrefix("fd00::/122"),
 		})
 	}
-	return res, d.answer(ctx)
+	return res, d.answer()
 }
 
-func (d *daemon) Del(ctx context.Context, req attach.DelRequest) error {
+func (d *daemon) Del(_ context.Context, req attach.DelRequest) error {
 	d.mu.Lock()
 	d.del = req
 	d.mu.Unlock()
-	return d.answer(ctx)
+	return d.answer()
 }
 
-func (d *daemon) Check(ctx context.Context, req attach.CheckRequest) error {
+func (d *daemon) Check(_ context.Context, req attach.CheckRequest) error {
 	d.mu.Lock()
 	d.check = req
 	d.mu.Unlock()
-	return d.answer(ctx)
+	return d.answer()
 }
 
-func (d *daemon) Status(ctx context.Context) error { return d.answer(ctx) }
+func (d *daemon) Status(_ context.Context) error { return d.answer() }
 
-func (d *daemon) GC(ctx context.Context, network string, valid []attach.ID) (attach.Collected, error) {
+func (d *daemon) GC(_ context.Context, network string, valid []attach.ID) (attach.Collected, error) {
 	d.mu.Lock()
 	d.valid = valid
 	done := attach.Collected{
 		Removed: []attach.ID{{Network: network, ContainerID: "stale", Interface: "eth0"}}, Left: d.left, Unlisted: d.unlisted,
 	}
 	d.mu.Unlock()
-	return done, d.answer(ctx)
+	return done, d.answer()
 }
 
-func (d *daemon) Allocate(ctx context.Context, req attach.AllocateRequest) (attach.Result, error) {
+func (d *daemon) Allocate(_ context.Context, req attach.AllocateRequest) (attach.Result, error) {
 	d.mu.Lock()
 	d.allocate = req
 	d.mu.Unlock()
@@ -159,7 +159,7 @@ func (d *daemon) Allocate(ctx context.Context, req attach.AllocateRequest) (atta
 	if req.Gateway {
 		res.Addresses[0].Gateway = netip.MustParseAddr("192.168.0.1")
 	}
-	return res, d.answer(ctx)
+	return res, d.answer()
 }
 
 // invocation is one execution of the plugin.
