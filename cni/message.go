@@ -304,32 +304,22 @@ func (r *allocateResponse) decode(b []byte) error {
 	})
 }
 
-func (a *address) decode(b []byte) error {
+// texts decodes a message whose fields 1, 2 and so on are strings.
+func texts(b []byte, to ...*string) error {
 	return fields(b, func(field int, _ uint64, value []byte) error {
-		switch field {
-		case 1:
-			a.CIDR = string(value)
-		case 2:
-			a.Gateway = string(value)
-		case 3:
-			a.Block = string(value)
+		if 1 <= field && field <= len(to) {
+			*to[field-1] = string(value)
 		}
 		return nil
 	})
 }
 
+func (a *address) decode(b []byte) error {
+	return texts(b, &a.CIDR, &a.Gateway, &a.Block)
+}
+
 func (a *attachment) decode(b []byte) error {
-	return fields(b, func(field int, _ uint64, value []byte) error {
-		switch field {
-		case 1:
-			a.Network = string(value)
-		case 2:
-			a.ContainerID = string(value)
-		case 3:
-			a.Ifname = string(value)
-		}
-		return nil
-	})
+	return texts(b, &a.Network, &a.ContainerID, &a.Ifname)
 }
 
 func (r *gcResponse) decode(b []byte) error {

@@ -1,6 +1,9 @@
 package dataplane
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Underlay is what the kernel knows of the network around this host: every
 // link, every address, and the routes of the main table that are not
@@ -12,6 +15,13 @@ type Underlay struct {
 	// Dropping are the routes that lead nowhere, apart from the others so that
 	// no path is looked for among them.
 	Dropping []UnderlayRoute
+}
+
+// Same reports whether nothing differs. It is not named Equal, by which go-cmp would
+// compare instead of looking inside.
+func (u Underlay) Same(o Underlay) bool {
+	return slices.Equal(u.Links, o.Links) && slices.Equal(u.Addresses, o.Addresses) &&
+		slices.Equal(u.Routes, o.Routes) && slices.Equal(u.Dropping, o.Dropping)
 }
 
 // UnderlayLink is a network device.

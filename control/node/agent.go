@@ -194,8 +194,7 @@ func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	u = withoutWorkloads(u)
-	if old := a.underlay; old != nil && slices.Equal(old.Links, u.Links) && slices.Equal(old.Addresses, u.Addresses) &&
-		slices.Equal(old.Routes, u.Routes) && slices.Equal(old.Dropping, u.Dropping) {
+	if a.underlay != nil && u.Same(*a.underlay) {
 		return
 	}
 	a.underlay, a.overlaps = &u, nil

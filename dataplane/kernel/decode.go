@@ -172,11 +172,6 @@ func parseIP6TNL(l *ifLink, data []byte) {
 func parseVXLAN(l *ifLink, data []byte) {
 	var ttl, tos, df uint8
 	ageing := uint32(vxlanAgeing)
-	defer func() {
-		if ttl != 0 || tos != 0 || df != 0 || ageing != vxlanAgeing {
-			l.shape = fmt.Sprintf("ttl %d tos %#x df %d ageing %d", ttl, tos, df, ageing)
-		}
-	}()
 	for t, v := range attrs(data) {
 		switch t {
 		case unix.IFLA_VXLAN_TTL:
@@ -200,6 +195,9 @@ func parseVXLAN(l *ifLink, data []byte) {
 		case unix.IFLA_VXLAN_LEARNING:
 			l.learning = attrByte(v) != 0
 		}
+	}
+	if ttl != 0 || tos != 0 || df != 0 || ageing != vxlanAgeing {
+		l.shape = fmt.Sprintf("ttl %d tos %#x df %d ageing %d", ttl, tos, df, ageing)
 	}
 }
 

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -70,8 +69,7 @@ func (s *subscribers) close() {
 func (s *subscribers) publish(u dataplane.Underlay) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known && slices.Equal(u.Links, s.last.Links) && slices.Equal(u.Addresses, s.last.Addresses) &&
-		slices.Equal(u.Routes, s.last.Routes) && slices.Equal(u.Dropping, s.last.Dropping) {
+	if s.known && u.Same(s.last) {
 		return
 	}
 	s.last, s.known = u, true
