@@ -178,8 +178,8 @@ func (a *Args) takeAnnotations(s string) (string, error) {
 	return strings.Join(rest, ";"), nil
 }
 
-// wish is what a call asks for, by whichever convention.
-type wish struct {
+// requested is what a call asks for, by whichever convention.
+type requested struct {
 	IPv4, IPv6           bool
 	IPv4Pools, IPv6Pools []string
 	Addresses            []string
@@ -188,13 +188,13 @@ type wish struct {
 	NamespaceLabels      []string // KEY=VALUE, sorted
 }
 
-// wishOf brings the conventions together.
-func wishOf(c *Config, a *Args) (wish, error) {
+// requestedOf brings the conventions together.
+func requestedOf(c *Config, a *Args) (requested, error) {
 	ann, err := parseAnnotations(c, a)
 	if err != nil {
-		return wish{}, err
+		return requested{}, err
 	}
-	w := wish{
+	w := requested{
 		IPv4: c.IPAM.AssignIPv4.On(true), IPv6: c.IPAM.AssignIPv6.On(false),
 		IPv4Pools: c.IPAM.IPv4Pools, IPv6Pools: c.IPAM.IPv6Pools, Given: ann.Given,
 	}
@@ -208,11 +208,11 @@ func wishOf(c *Config, a *Args) (wish, error) {
 		w.IPv4, w.IPv6 = slices.Contains(ann.Families, "IPv4"), slices.Contains(ann.Families, "IPv6")
 	}
 	if w.Addresses, err = requestedIPs(c, a, ann.Addresses...); err != nil {
-		return wish{}, err
+		return requested{}, err
 	}
 	for _, g := range w.Given {
 		if _, err := netip.ParseAddr(g); err != nil {
-			return wish{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("annotation %sipAddrsNoIpam: %q is not an IP address", annotationPrefix, g), "")
+			return requested{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("annotation %sipAddrsNoIpam: %q is not an IP address", annotationPrefix, g), "")
 		}
 	}
 	for _, m := range []string{ann.MAC, c.RuntimeConfig.MAC, c.Args.CNI.MAC, string(a.MAC)} {
@@ -221,7 +221,7 @@ func wishOf(c *Config, a *Args) (wish, error) {
 		}
 		hw, err := net.ParseMAC(m)
 		if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-			return wish{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("requested MAC address %q is not one of a single device, such as 02:00:00:00:00:01", m), "")
+			return requested{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("requested MAC address %q is not one of a single device, such as 02:00:00:00:00:01", m), "")
 		}
 		w.MAC = hw.String()
 		break

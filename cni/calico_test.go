@@ -24,35 +24,35 @@ func TestWishes(t *testing.T) {
 	const base = `"name": "net1", "type": "routerd-cni"`
 	for name, tt := range map[string]struct {
 		config, args string
-		want         wish
+		want         requested
 	}{
-		"nothing": {want: wish{IPv4: true}},
+		"nothing": {want: requested{IPv4: true}},
 		"configuration": {
 			config: `, "ipam": {"assign_ipv6": "true", "ipv4_pools": ["a"], "ipv6_pools": ["b"], "namespace_labels": {"team": "x", "env": "p"}}`,
-			want:   wish{IPv4: true, IPv6: true, IPv4Pools: []string{"a"}, IPv6Pools: []string{"b"}, NamespaceLabels: []string{"env=p", "team=x"}},
+			want:   requested{IPv4: true, IPv6: true, IPv4Pools: []string{"a"}, IPv6Pools: []string{"b"}, NamespaceLabels: []string{"env=p", "team=x"}},
 		},
 		"annotations of containerd": {
 			config: `, "ipam": {"ipv4_pools": ["a"]}, "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {
 				"cni.projectcalico.org/ipv4pools": "[\"c\"]", "cni.projectcalico.org/ipv6pools": "[\"d\"]",
 				"cni.projectcalico.org/ipFamilies": "[\"IPv6\"]", "cni.projectcalico.org/hwAddr": "02:00:00:00:00:05", "app": "web"}}`,
-			want: wish{IPv6: true, IPv4Pools: []string{"c"}, IPv6Pools: []string{"d"}, MAC: "02:00:00:00:00:05"},
+			want: requested{IPv6: true, IPv4Pools: []string{"c"}, IPv6Pools: []string{"d"}, MAC: "02:00:00:00:00:05"},
 		},
 		"annotations in args": {
 			config: `, "args": {"cni": {"annotations": {"cni.projectcalico.org/ipAddrs": "[\"192.168.0.9\"]"}}}`,
-			want:   wish{IPv4: true, Addresses: []string{"192.168.0.9"}},
+			want:   requested{IPv4: true, Addresses: []string{"192.168.0.9"}},
 		},
 		"annotations in CNI_ARGS are the strongest": {
 			config: `, "args": {"cni": {"annotations": {"cni.projectcalico.org/ipAddrs": "[\"192.168.0.9\"]"}}}`,
 			args:   `IgnoreUnknown=1;cni.projectcalico.org/ipAddrs=["192.168.0.10"];X=1`,
-			want:   wish{IPv4: true, Addresses: []string{"192.168.0.10"}},
+			want:   requested{IPv4: true, Addresses: []string{"192.168.0.10"}},
 		},
 		"an address without IPAM": {
 			config: `, "feature_control": {"ip_addrs_no_ipam": true}`,
 			args:   `cni.projectcalico.org/ipAddrsNoIpam=["10.0.0.9"]`,
-			want:   wish{IPv4: true, Given: []string{"10.0.0.9"}},
+			want:   requested{IPv4: true, Given: []string{"10.0.0.9"}},
 		},
-		"MAC by the capability": {config: `, "runtimeConfig": {"mac": "02:00:00:00:00:06"}`, args: "MAC=02:00:00:00:00:07", want: wish{IPv4: true, MAC: "02:00:00:00:00:06"}},
-		"MAC by CNI_ARGS":       {args: "MAC=02:00:00:00:00:07", want: wish{IPv4: true, MAC: "02:00:00:00:00:07"}},
+		"MAC by the capability": {config: `, "runtimeConfig": {"mac": "02:00:00:00:00:06"}`, args: "MAC=02:00:00:00:00:07", want: requested{IPv4: true, MAC: "02:00:00:00:00:06"}},
+		"MAC by CNI_ARGS":       {args: "MAC=02:00:00:00:00:07", want: requested{IPv4: true, MAC: "02:00:00:00:00:07"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -60,7 +60,7 @@ func TestWishes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := wishOf(config(t, "{"+base+tt.config+"}"), args)
+			got, err := requestedOf(config(t, "{"+base+tt.config+"}"), args)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func TestWishesRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = wishOf(config(t, `{"name": "net1"}`), a)
+		_, err = requestedOf(config(t, `{"name": "net1"}`), a)
 		expectError(t, err, 7, says)
 	}
 }

@@ -1,16 +1,39 @@
 package cni
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/routerd/routerd/cni/frame"
 )
 
-// service is the path of the daemon's CNI service (control/api/v1/cni.proto).
-const service = "/routerd.v1.CNI/"
+// The status codes of gRPC that the plugin tells apart.
+const (
+	codeCanceled           = 1
+	codeUnknown            = 2
+	codeInvalidArgument    = 3
+	codeDeadlineExceeded   = 4
+	codeNotFound           = 5
+	codeResourceExhausted  = 8
+	codeFailedPrecondition = 9
+	codeUnimplemented      = 12
+	codeUnavailable        = 14
+)
+
+// callError is the status of a call that failed.
+type callError struct {
+	code    uint32
+	message string
+}
+
+func (e *callError) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.message) }
 
 // client is a connection to the daemon, for one call.
 type client struct {
@@ -40,15 +63,46 @@ func dial(socket string, limit time.Duration) (*client, error) {
 
 func (c *client) close() { _ = c.conn.Close() }
 
-// call calls a method of the service: see invoke.
-func (c *client) call(method string, req []byte) ([]byte, error) {
-	return invoke(c.conn, service+method, req, c.deadline)
+// call calls a method of the daemon's service CNI. Into resp goes the answer, and
+// also, of a call that failed, what was done all the same: answered reports
+// whether there is one.
+func (c *client) call(method string, req, resp any) (answered bool, err error) {
+	message, err := json.Marshal(req)
+	if err != nil {
+		return false, err
+	}
+	if err := c.conn.SetDeadline(c.deadline); err != nil {
+		return false, err
+	}
+	timeout := max(time.Until(c.deadline).Milliseconds(), 1)
+	// A peer that has closed its end may have answered before: reading reports the
+	// loss if not.
+	_ = frame.Write(c.conn, frame.Request{Method: method, Timeout: timeout, Message: message})
+	var got frame.Response
+	err = frame.Read(c.conn, &got)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return false, &callError{codeDeadlineExceeded, "no answer in time"}
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return false, &callError{codeUnavailable, "the connection was closed before the answer came"}
+	case err != nil:
+		return false, &callError{codeUnavailable, err.Error()}
+	}
+	if got.Message != nil {
+		if err := json.Unmarshal(got.Message, resp); err != nil {
+			return false, &callError{codeUnavailable, fmt.Sprintf("%v: %v", frame.ErrProtocol, err)}
+		}
+	}
+	if got.Code != 0 {
+		return got.Message != nil, &callError{got.Code, got.Error}
+	}
+	return true, nil
 }
 
 // explain turns the status of a call into a CNI error. Other errors stay as
 // they are.
 func (c *client) explain(err error) error {
-	var s *rpcError
+	var s *callError
 	if !errors.As(err, &s) {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 )
 
 // ConflistName is the name of the file that [Install] writes unless told

@@ -17,7 +17,7 @@ const defaultBridge = "cni0"
 // allocate is ADD where another plugin makes the interface and asks this one
 // for addresses (CNI specification 1.1, section 4).
 func (p *plugin) allocate(c *call) error {
-	w, err := wishOf(c.Config, c.args)
+	w, err := requestedOf(c.Config, c.args)
 	if err != nil {
 		return err
 	}
@@ -35,12 +35,8 @@ func (p *plugin) allocate(c *call) error {
 			req.Link = defaultBridge
 		}
 	}
-	b, err := c.client.call("Allocate", req.encode())
-	if err != nil {
-		return err
-	}
 	var resp allocateResponse
-	if err := resp.decode(b); err != nil {
+	if _, err := c.client.call("Allocate", req, &resp); err != nil {
 		return err
 	}
 	result, err := allocationOf(resp, c.Config)
@@ -122,6 +118,6 @@ func (c *call) checkAllocation() error {
 	if len(req.Addresses) == 0 {
 		return invalidPrevious(errors.New("no address"))
 	}
-	_, err = c.client.call("Check", req.encode())
+	_, err = c.client.call("Check", req, &nothing{})
 	return err
 }

@@ -160,12 +160,13 @@ func alsoFailed(err error, what string, other error) error {
 
 // attach has the daemon make the interface.
 func (p *plugin) attach(c *call, from delegated) error {
-	w, err := wishOf(c.Config, c.args)
+	w, err := requestedOf(c.Config, c.args)
 	if err != nil {
 		return err
 	}
 	w.Given = append(w.Given, from.addresses...)
-	b, err := c.client.call("Add", addRequest{
+	var resp addResponse
+	_, err = c.client.call("Add", addRequest{
 		Attachment: c.attachment(), Workload: c.workload(), Netns: c.in.Netns, MTU: int32(c.MTU),
 		IPv4Pools: w.IPv4Pools, IPv6Pools: w.IPv6Pools, AssignIPv4: w.IPv4, AssignIPv6: w.IPv6,
 		RequestedIPs:      w.Addresses,
@@ -174,16 +175,12 @@ func (p *plugin) attach(c *call, from delegated) error {
 		NamespaceLabels:   w.NamespaceLabels,
 		MAC:               w.MAC,
 		Given:             w.Given,
-	}.encode())
-	var s *rpcError
+	}, &resp)
+	var s *callError
 	if errors.As(err, &s) && s.code == codeFailedPrecondition {
 		return types.NewError(types.ErrInvalidNetNS, s.message, "")
 	}
 	if err != nil {
-		return err
-	}
-	var resp addResponse
-	if err := resp.decode(b); err != nil {
 		return err
 	}
 	result, err := resultOf(resp, c.in, c.CNIVersion, from.dns)
@@ -215,7 +212,7 @@ func (p *plugin) del(in *skel.CmdArgs) error {
 	return p.do("DEL", in, (*Config).delTimeout, func(c *call) error {
 		_, err := c.client.call("Del", delRequest{
 			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, AddressesOnly: c.ipam,
-		}.encode())
+		}, &nothing{})
 		if err != nil || !c.delegates() {
 			return err
 		}
@@ -243,14 +240,14 @@ func (p *plugin) check(in *skel.CmdArgs) error {
 		if err := remember(&req, in); err != nil {
 			return err
 		}
-		_, err := c.client.call("Check", req.encode())
+		_, err := c.client.call("Check", req, &nothing{})
 		return err
 	})
 }
 
 func (p *plugin) status(in *skel.CmdArgs) error {
 	err := p.do("STATUS", in, func(*Config) time.Duration { return statusTimeout }, func(c *call) error {
-		_, err := c.client.call("Status", nil)
+		_, err := c.client.call("Status", nothing{}, &nothing{})
 		if err != nil || !c.delegates() {
 			return err
 		}
@@ -276,13 +273,10 @@ func (p *plugin) gc(in *skel.CmdArgs) error {
 		for _, v := range c.ValidAttachments {
 			req.Valid = append(req.Valid, attachment{Network: c.Name, ContainerID: v.ContainerID, Ifname: v.IfName})
 		}
-		b, failed := c.client.call("GC", req.encode())
-		if failed != nil && b == nil {
-			return failed // and nobody says what is still there
-		}
 		var resp gcResponse
-		if err := resp.decode(b); err != nil {
-			return errors.Join(failed, err)
+		answered, failed := c.client.call("GC", req, &resp)
+		if !answered {
+			return failed // and nobody says what is still there
 		}
 		for _, r := range resp.Removed {
 			c.log.Info("stale attachment removed", "container", r.ContainerID, "interface", r.Ifname)

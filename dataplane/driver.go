@@ -110,12 +110,12 @@ type Driver interface {
 	Overhead(outer Family) int
 	// Requires lists what the kernel must offer.
 	Requires(outer Family) []Requirement
-	// Forms lists what hosts that use the driver may send to this one.
-	Forms(Host) []Form
-	// Form is what travels to the peer. [Driver.Peer] may still know no path.
-	Form(Host, Peer) (Form, error)
+	// Encaps lists what hosts that use the driver may send to this one.
+	Encaps(Host) []Encap
+	// Encap is what travels to the peer. [Driver.Peer] may still know no path.
+	Encap(Host, Peer) (Encap, error)
 	// Host returns what exists once on this host: the device, its address, its
-	// settings. The host takes the driver's forms in once all is in the kernel.
+	// settings. The host takes the driver's encapsulations in once all is in the kernel.
 	Host(Host) ([]Object, error)
 	// Peer returns what reaches one peer: a next-hop object numbered
 	// Peer.NextHop and, for some drivers, a neighbour and an FDB entry.

@@ -147,15 +147,15 @@ func describe(b *strings.Builder, d dataplane.Driver, s scene) {
 	for _, r := range d.Requires(s.host.Outer()) {
 		fmt.Fprintf(b, "requires %s (module %s)\n", r.Link, r.Module)
 	}
-	for _, f := range d.Forms(s.host) {
+	for _, f := range d.Encaps(s.host) {
 		fmt.Fprintf(b, "takes in %s\n", f)
 	}
 	objs, err := d.Host(s.host)
 	b.WriteString("host:\n")
 	show(objs, err)
 	for _, p := range s.peers {
-		form, err := d.Form(s.host, p)
-		fmt.Fprintf(b, "peer %s: %s\n", p.Name, form)
+		encap, err := d.Encap(s.host, p)
+		fmt.Fprintf(b, "peer %s: %s\n", p.Name, encap)
 		if err == nil {
 			show(d.Peer(s.host, p))
 		} else {
@@ -224,7 +224,7 @@ func TestNear(t *testing.T) {
 		{"a bare address whose neighbour answers", bare, near(), dataplane.Yes, "direct"},
 	} {
 		tt.peer.Near = tt.near
-		if got, err := d.Form(tt.host, tt.peer); err != nil || got.String() != tt.want {
+		if got, err := d.Encap(tt.host, tt.peer); err != nil || got.String() != tt.want {
 			t.Errorf("%s: %s, %v; want %s", tt.name, got, err, tt.want)
 		}
 	}
@@ -233,7 +233,7 @@ func TestNear(t *testing.T) {
 // TestDeviceNames: the kernel takes names of up to 15 characters.
 func TestDeviceNames(t *testing.T) {
 	seen := map[string]bool{}
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+	for _, f := range dataplane.Families() {
 		for slot := range vxlan.MaxDevices {
 			name := vxlan.DeviceName(f, slot)
 			if len(name) > 15 || seen[name] {

@@ -10,7 +10,7 @@ import (
 )
 
 func TestParseForm(t *testing.T) {
-	for s, want := range map[string]dataplane.Form{
+	for s, want := range map[string]dataplane.Encap{
 		"direct":           {Driver: "direct"},
 		"ipip":             {Driver: "ipip", Outer: dataplane.IPv4},
 		"ip6tnl":           {Driver: "ipip", Outer: dataplane.IPv6},
@@ -18,7 +18,7 @@ func TestParseForm(t *testing.T) {
 		"vxlan6/1/65535":   {Driver: "vxlan", Outer: dataplane.IPv6, VNI: 1, Port: 65535},
 		"vxlan/16777215/1": {Driver: "vxlan", Outer: dataplane.IPv4, VNI: 1<<24 - 1, Port: 1},
 	} {
-		got, err := dataplane.ParseForm(s)
+		got, err := dataplane.ParseEncap(s)
 		if err != nil || got != want || got.String() != s {
 			t.Errorf("ParseForm(%q) = %+v (%s), %v; want %+v", s, got, got, err, want)
 		}
@@ -27,7 +27,7 @@ func TestParseForm(t *testing.T) {
 		"", "Direct", "vxlan", "vxlan/4096", "vxlan/0/4789", "vxlan/16777216/4789", "vxlan/1/0", "vxlan/1/65536", "vxlan/1/2/3",
 		"vxlan/+1/2", "vxlan/01/2", "vxlan4/1/2", "direct/1/2", "ipip/1/2", " direct",
 	} {
-		if f, err := dataplane.ParseForm(s); err == nil {
+		if f, err := dataplane.ParseEncap(s); err == nil {
 			t.Errorf("ParseForm(%q) = %s, want an error", s, f)
 		}
 	}
@@ -35,18 +35,18 @@ func TestParseForm(t *testing.T) {
 
 func TestCompareForms(t *testing.T) {
 	want := []string{"vxlan/1/4789", "vxlan/4096/4788", "vxlan/4096/4789", "vxlan6/1/1", "ipip", "ip6tnl", "direct"}
-	var forms []dataplane.Form
+	var encaps []dataplane.Encap
 	for _, s := range want {
-		f, err := dataplane.ParseForm(s)
+		f, err := dataplane.ParseEncap(s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		forms = append(forms, f)
+		encaps = append(encaps, f)
 	}
-	slices.Reverse(forms)
-	slices.SortFunc(forms, dataplane.CompareForms)
+	slices.Reverse(encaps)
+	slices.SortFunc(encaps, dataplane.CompareEncaps)
 	var got []string
-	for _, f := range forms {
+	for _, f := range encaps {
 		got = append(got, f.String())
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -54,19 +54,19 @@ func TestCompareForms(t *testing.T) {
 	}
 }
 
-// FuzzParseForm: whatever a node publishes, a form that is read is one that
+// FuzzParseForm: whatever a node publishes, an encapsulation that is read is one that
 // is written the same.
 func FuzzParseForm(f *testing.F) {
 	for _, s := range []string{"direct", "ip6tnl", "vxlan/4096/4789", "vxlan6/1/1", "vxlan/-1/4789", "vxlan//"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		form, err := dataplane.ParseForm(s)
+		encap, err := dataplane.ParseEncap(s)
 		if err != nil {
 			return
 		}
-		if form.String() != s || form.Driver == dataplane.DriverVXLAN && (form.VNI == 0 || form.VNI >= 1<<24 || form.Port == 0) {
-			t.Errorf("ParseForm(%q) = %+v, which is written %s", s, form, form)
+		if encap.String() != s || encap.Driver == dataplane.DriverVXLAN && (encap.VNI == 0 || encap.VNI >= 1<<24 || encap.Port == 0) {
+			t.Errorf("ParseForm(%q) = %+v, which is written %s", s, encap, encap)
 		}
 	})
 }

@@ -2,10 +2,12 @@ package dataplane
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
+	"iter"
 	"slices"
-	"strconv"
 	"strings"
+	"unique"
 )
 
 // NextHopGroup is a next-hop object that spreads flows over several others
@@ -45,55 +47,60 @@ type GroupMember struct {
 	Weight int // 1 to [MaxGroupWeight]; 0 stands for 1
 }
 
-// GroupMembers is a list of members as ip-nexthop(8) writes it, "1/2,5": each
-// number once, in ascending order, with its weight where that is not 1. Two
-// lists of the same members are equal.
-type GroupMembers string
+// GroupMembers is a set of members, each next hop once, in the order of their
+// numbers. It is interned: two of the same members are equal, and comparing them
+// is comparing two pointers. The zero value has no members.
+type GroupMembers struct{ packed unique.Handle[string] }
 
-// GroupOf lists members in the form of [GroupMembers]. The weights of members
-// with one number add up.
+// memberSize is what a member takes of a packed list: its number and its weight.
+const memberSize = 5
+
+// GroupOf returns the set of members. The weights of members with one number add
+// up, to [MaxGroupWeight].
 func GroupOf(members ...GroupMember) GroupMembers {
+	if len(members) == 0 {
+		return GroupMembers{}
+	}
 	list := slices.Clone(members)
 	slices.SortFunc(list, func(a, b GroupMember) int { return cmp.Compare(a.ID, b.ID) })
-	var b strings.Builder
+	packed := make([]byte, 0, memberSize*len(list))
 	for i := 0; i < len(list); {
 		id, weight := list[i].ID, 0
 		for ; i < len(list) && list[i].ID == id; i++ {
 			weight += max(1, list[i].Weight)
 		}
+		packed = append(binary.BigEndian.AppendUint32(packed, uint32(id)), byte(min(weight, MaxGroupWeight)))
+	}
+	return GroupMembers{unique.Make(string(packed))}
+}
+
+// All iterates over the members.
+func (m GroupMembers) All() iter.Seq[GroupMember] {
+	return func(yield func(GroupMember) bool) {
+		if m == (GroupMembers{}) {
+			return
+		}
+		for b := m.packed.Value(); len(b) > 0; b = b[memberSize:] {
+			id := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+			if !yield(GroupMember{NextHopID(id), int(b[4])}) {
+				return
+			}
+		}
+	}
+}
+
+// String writes the members as ip-nexthop(8) does, "1/2,5": with the weight where
+// that is not 1.
+func (m GroupMembers) String() string {
+	var b strings.Builder
+	for member := range m.All() {
 		if b.Len() > 0 {
 			b.WriteByte('/')
 		}
-		b.WriteString(strconv.FormatUint(uint64(id), 10))
-		if weight = min(weight, MaxGroupWeight); weight > 1 {
-			b.WriteByte(',')
-			b.WriteString(strconv.Itoa(weight))
+		fmt.Fprint(&b, member.ID)
+		if member.Weight > 1 {
+			fmt.Fprintf(&b, ",%d", member.Weight)
 		}
 	}
-	return GroupMembers(b.String())
-}
-
-// Parse returns the members, by number. It refuses what [GroupOf] does not
-// write.
-func (m GroupMembers) Parse() ([]GroupMember, error) {
-	var out []GroupMember
-	if m == "" {
-		return nil, nil
-	}
-	for part := range strings.SplitSeq(string(m), "/") {
-		number, share, weighted := strings.Cut(part, ",")
-		id, err := strconv.ParseUint(number, 10, 32)
-		weight := 1
-		if err == nil && weighted {
-			weight, err = strconv.Atoi(share)
-		}
-		if err != nil || id == 0 || weight < 1 || weight > MaxGroupWeight {
-			return nil, fmt.Errorf("group member %q: want a next hop's number, then perhaps a comma and a weight from 1 to %d", part, MaxGroupWeight)
-		}
-		out = append(out, GroupMember{NextHopID(id), weight})
-	}
-	if GroupOf(out...) != m {
-		return nil, fmt.Errorf("group %q: want each number once, in ascending order", string(m))
-	}
-	return out, nil
+	return b.String()
 }

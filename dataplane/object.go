@@ -17,6 +17,9 @@ const (
 	IPv6 Family = 6
 )
 
+// Families lists the two, in the order in which they are shown.
+func Families() []Family { return []Family{IPv4, IPv6} }
+
 // FamilyOf returns the family of a. An IPv4-mapped IPv6 address is IPv6.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
@@ -217,7 +220,7 @@ func (a Address) Key() Key       { return AddressKey(a) }
 func (a Address) String() string { return fmt.Sprintf("%s dev %s", a.Prefix, a.Link) }
 func (Address) object()          {}
 
-// Sysctl is a kernel setting. Withdrawing the wish leaves the value as it is:
+// Sysctl is a kernel setting. Withdrawing it leaves the value as it is:
 // what it was before is not known after a restart.
 type Sysctl struct {
 	Name  string // with slashes, below /proc/sys: net/ipv4/ip_forward
@@ -238,7 +241,7 @@ func (s Sysctl) String() string { return s.Name + "=" + s.Value }
 func (Sysctl) object()          {}
 
 // Feature is an offload of a device (ethtool -k), as SIOCETHTOOL and the
-// kernel's names of features have it. Withdrawing the wish leaves the setting
+// kernel's names of features have it. Withdrawing it leaves the setting
 // as it is, as with a [Sysctl].
 type Feature struct {
 	Link string

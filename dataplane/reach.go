@@ -2,11 +2,11 @@ package dataplane
 
 import "net/netip"
 
-// Form names what travels between two hosts of the cluster: the plain packet
+// Encap names what travels between two hosts of the cluster: the plain packet
 // or the packet in a tunnel, and for VXLAN the network and the port. A host
-// accepts a form when everything that takes such packets in is in its kernel.
-// Forms are comparable.
-type Form struct {
+// accepts an encapsulation when everything that takes such packets in is in its kernel.
+// Encaps are comparable.
+type Encap struct {
 	Driver string // direct, ipip or vxlan
 	Outer  Family // of the underlay; 0 for direct
 	VNI    uint32 // for vxlan
@@ -54,11 +54,11 @@ type Reach struct {
 	MTU int
 }
 
-// Delivery is what probes through a form found for one peer.
+// Delivery is what probes through an encapsulation found for one peer.
 type Delivery struct {
-	Form   Form
+	Encap  Encap
 	Result Answer
-	// MTU is the largest packet inside the form that gets to the peer, in
+	// MTU is the largest packet inside the encapsulation that gets to the peer, in
 	// bytes, where that is less than the tunnel's device takes; 0: what the
 	// device takes.
 	MTU    int

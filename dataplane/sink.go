@@ -6,7 +6,7 @@ import (
 )
 
 // Source names a producer of objects. Where two sources want one key, the one
-// with the lower number wins; the other's wish is kept and takes over when the
+// with the lower number wins; what the other wants is kept and takes over when the
 // winner withdraws.
 type Source uint8
 
@@ -29,21 +29,21 @@ func (s Source) String() string {
 	return "unknown"
 }
 
-// Revision numbers the states of a [Sink]'s wish. It grows with each change.
+// Revision numbers the desired states of a [Sink]. It grows with each change.
 type Revision uint64
 
 // Sink makes the kernel match what sources want. A source can replace its
-// whole wish (after a resync) or change some keys of it (after an event); the
+// whole desired state (after a resync) or change some keys of it (after an event); the
 // end state is the same. Calls do not block on the kernel and are safe for
 // concurrent use.
 type Sink interface {
-	// Replace makes objs the whole wish of src.
+	// Replace makes objs all that src wants.
 	Replace(src Source, objs []Object) Revision
-	// Update changes some keys of the wish of src: put adds or replaces, del
+	// Update changes some keys of what src wants: put adds or replaces, del
 	// withdraws. A key in both is put.
 	Update(src Source, put []Object, del []Key) Revision
-	// Synced says that the wish of src is complete, so that leftovers of an
-	// earlier life of the daemon may be swept. Nothing is swept before every
+	// Synced says that src has said all that it wants, so that leftovers of the
+	// previous run may be swept. Nothing is swept before every
 	// source is synced.
 	Synced(src Source)
 	// Wait blocks until all that the call which returned rev named is in the

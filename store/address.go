@@ -18,3 +18,29 @@ func ParseAddress(s string) (netip.Prefix, error) {
 	}
 	return netip.PrefixFrom(a, a.BitLen()), nil
 }
+
+// Addresses returns the valid addresses of an endpoint, which may be written with
+// or without a length.
+func (w *WorkloadEndpoint) Addresses() []netip.Addr { return addresses(w.Spec.IPNetworks...) }
+
+// DeviceAddresses returns the addresses of a node's own tunnel devices.
+func (n *Node) DeviceAddresses() []netip.Addr {
+	list := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[AnnotationIPv6IPIPTunnelAddr]}
+	if b := n.Spec.BGP; b != nil {
+		list = append(list, b.IPv4IPIPTunnelAddr)
+	}
+	if w := n.Spec.Wireguard; w != nil {
+		list = append(list, w.InterfaceIPv4Address, w.InterfaceIPv6Address)
+	}
+	return addresses(list...)
+}
+
+func addresses(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		if p, err := ParseAddress(s); err == nil {
+			out = append(out, p.Addr())
+		}
+	}
+	return out
+}

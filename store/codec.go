@@ -164,7 +164,7 @@ func decode(key Key, raw []byte, v any) error {
 	if raw[0] != '{' {
 		return fmt.Errorf("the value is no JSON object")
 	}
-	if err := json.Unmarshal(raw, v); err != nil {
+	if err := unmarshal(raw, v); err != nil {
 		return err
 	}
 	if b, ok := v.(*Block); ok {

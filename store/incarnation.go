@@ -22,7 +22,7 @@ type Incarnation struct {
 
 	Host      string    `json:"host,omitempty"`      // hostname
 	Addresses []string  `json:"addresses,omitempty"` // of the host's interfaces
-	Since     time.Time `json:"since"`               // when the name was taken by this life
+	Since     time.Time `json:"since"`               // when this process took the name
 
 	// NodeCreated is the revision at which the Node resource was created; 0:
 	// there was none.

@@ -85,10 +85,10 @@ func ParseMode(s string) (Mode, error) {
 	return m, nil
 }
 
-// Forms lists the forms, as dataplane.Form's String has them, in which packets
+// Encaps lists the encapsulations, as dataplane.Encap's String has them, in which packets
 // of an IPv4 or an IPv6 pool may travel in this mode; which of those between
 // two nodes depends on the nodes' addresses.
-func (m Mode) Forms() []string {
+func (m Mode) Encaps() []string {
 	var out []string
 	if m.Encapsulation != IPIP && m.Encapsulation != VXLAN {
 		out = append(out, "direct")

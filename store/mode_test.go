@@ -16,8 +16,8 @@ func TestMode(t *testing.T) {
 		if err != nil || got != m {
 			t.Errorf("ParseMode(%q) = %v, %v; want %v", m, got, err, m)
 		}
-		if len(m.Forms()) == 0 || !slices.IsSorted(m.Forms()) {
-			t.Errorf("%s: forms %v", m, m.Forms())
+		if len(m.Encaps()) == 0 || !slices.IsSorted(m.Encaps()) {
+			t.Errorf("%s: forms %v", m, m.Encaps())
 		}
 	}
 	for _, s := range []string{"", "vxlan/1/2", "VXLAN", "VXLAN/1", "VXLAN/0/1", "VXLAN/1/0", "VXLAN/1/2/3", "VXLAN/01/2", "VXLAN/16777216/1", "Direct/1/2", "IPIP/"} {

@@ -11,6 +11,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/routerd/routerd/control/async"
 )
 
 // Create stores a new v3 resource and returns it as written. It gives it a
@@ -190,7 +192,7 @@ func Modify(ctx context.Context, s Store, key Key, change func(cur Object) (any,
 		if try < modifyEager && (cur.Value != nil || cur.Revision == 0) {
 			continue
 		}
-		// What the conflict told is out of date after a pause.
+		// What the conflict reported is out of date after a pause.
 		if err := pause(ctx, try-modifyEager); err != nil {
 			return Object{}, fmt.Errorf("modify %s: %w", key, err)
 		}
@@ -241,14 +243,7 @@ func pause(ctx context.Context, n int) error {
 	if n < 16 {
 		limit = min(limit, modifyPauseMin<<n)
 	}
-	t := time.NewTimer(rand.N(limit))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return async.Sleep(ctx, rand.N(limit))
 }
 
 // Delete removes an object: whatever is there when rev is zero, else on

@@ -15,8 +15,8 @@ import (
 func Refused(p *v3.IPPool, m Mode, nodes []*Node) []error {
 	var errs []error
 	for _, n := range nodes {
-		refuses := FormsOf(n).Refuses
-		for _, f := range m.FormsAt(n, p) {
+		refuses := NodeEncapsOf(n).Refuses
+		for _, f := range m.EncapsAt(n, p) {
 			if why, ok := refuses[f]; ok {
 				errs = append(errs, fmt.Errorf("node %s cannot take in %s packets, which %s asks for: %s", n.Name, f, m.Encapsulation, why))
 			}
@@ -25,10 +25,10 @@ func Refused(p *v3.IPPool, m Mode, nodes []*Node) []error {
 	return errs
 }
 
-// FormsAt lists the forms that a node has to take in for a pool in a mode: over
+// EncapsAt lists the encapsulations that a node has to accept for a pool in a mode: over
 // the family of the pool where the node has an address of it, else over the
 // other.
-func (m Mode) FormsAt(n *Node, p *v3.IPPool) []string {
+func (m Mode) EncapsAt(n *Node, p *v3.IPPool) []string {
 	cidr, err := netip.ParsePrefix(p.Spec.CIDR)
 	if err != nil || n.Spec.BGP == nil {
 		return nil
@@ -37,7 +37,7 @@ func (m Mode) FormsAt(n *Node, p *v3.IPPool) []string {
 	if six && n.Spec.BGP.IPv6Address == "" || !six && n.Spec.BGP.IPv4Address == "" {
 		six = !six
 	}
-	return slices.DeleteFunc(m.Forms(), func(f string) bool {
+	return slices.DeleteFunc(m.Encaps(), func(f string) bool {
 		return f != "direct" && six != (f == "ip6tnl" || strings.HasPrefix(f, "vxlan6/"))
 	})
 }

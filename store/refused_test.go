@@ -14,11 +14,11 @@ func TestRefused(t *testing.T) {
 	node := func(name, ipv4, ipv6 string, refuses ...string) *store.Node {
 		n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		n.Spec.BGP = &store.NodeBGPSpec{IPv4Address: ipv4, IPv6Address: ipv6}
-		f := store.NodeForms{Published: true, Refuses: map[string]string{}}
+		f := store.NodeEncaps{Published: true, Refuses: map[string]string{}}
 		for _, r := range refuses {
 			f.Refuses[r] = "no such module"
 		}
-		store.SetForms(n, f)
+		store.SetNodeEncaps(n, f)
 		return n
 	}
 	nodes := []*store.Node{

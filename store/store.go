@@ -50,6 +50,14 @@ func IfAbsent() Cond { return Cond{kind: condAbsent} }
 // IfRevision holds when the key exists and was last written at rev.
 func IfRevision(rev Revision) Cond { return Cond{kind: condRevision, rev: rev} }
 
+// RemoveOp deletes an object on condition that it is as it was read.
+func RemoveOp(o Object) Op {
+	return Op{If: IfRevision(o.Revision), Action: Remove, Object: Object{Key: o.Key}}
+}
+
+// CheckAbsent is the condition that a key does not exist.
+func CheckAbsent(key Key) Op { return Op{If: IfAbsent(), Action: Check, Object: Object{Key: key}} }
+
 // Revision returns the revision that c asks for, if it is an [IfRevision].
 func (c Cond) Revision() (Revision, bool) { return c.rev, c.kind == condRevision }
 

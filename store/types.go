@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
@@ -23,7 +24,7 @@ type Node struct {
 	Status NodeStatus `json:"status"`
 }
 
-// NodeSpec is the wished-for part of a [Node].
+// NodeSpec is the desired state of a [Node].
 type NodeSpec struct {
 	BGP                  *NodeBGPSpec       `json:"bgp,omitempty"`
 	IPv4VXLANTunnelAddr  string             `json:"ipv4VXLANTunnelAddr,omitempty"`
@@ -181,6 +182,14 @@ type IPAMConfig struct {
 	MaxBlocksPerHost             int    `json:"maxBlocksPerHost,omitempty"`
 	KubeVirtVMAddressPersistence string `json:"kubeVirtVMAddressPersistence,omitempty"`
 	IPCooldownSeconds            *int   `json:"ipCooldownSeconds,omitempty"`
+}
+
+// Cooldown is how long a released address is not assigned again.
+func (c *IPAMConfig) Cooldown() time.Duration {
+	if c.IPCooldownSeconds == nil {
+		return 0
+	}
+	return time.Duration(*c.IPCooldownSeconds) * time.Second
 }
 
 // Secret is a key that the hosts of a cluster share. It never prints itself.

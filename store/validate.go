@@ -107,17 +107,27 @@ func (c *checker) add(field string, value any, format string, args ...any) {
 	c.errs = append(c.errs, FieldError{Field: field, Value: value, Message: fmt.Sprintf(format, args...)})
 }
 
-// oneOf accepts the empty string too, which stands for "not set".
-func (c *checker) oneOf(field, value string, allowed ...string) {
-	if value != "" && !slices.Contains(allowed, value) {
-		c.add(field, value, "must be one of %s", strings.Join(allowed, ", "))
+// reject is add for a value that breaks a rule.
+func (c *checker) reject(broken bool, field string, value any, format string, args ...any) {
+	if broken {
+		c.add(field, value, format, args...)
 	}
 }
 
-func (c *checker) between(field string, value, low, high int) {
-	if value < low || value > high {
-		c.add(field, value, "must be a number from %d to %d", low, high)
+// each checks the entries of a list.
+func each[T any](field string, list []T, check func(field string, entry T)) {
+	for i, v := range list {
+		check(index(field, i), v)
 	}
+}
+
+// oneOf accepts the empty string too, which stands for "not set".
+func (c *checker) oneOf(field, value string, allowed ...string) {
+	c.reject(value != "" && !slices.Contains(allowed, value), field, value, "must be one of %s", strings.Join(allowed, ", "))
+}
+
+func (c *checker) between(field string, value, low, high int) {
+	c.reject(value < low || value > high, field, value, "must be a number from %d to %d", low, high)
 }
 
 // cidr parses a prefix and refuses host bits. The result is valid only
@@ -153,10 +163,14 @@ func (c *checker) net(field, value string) netip.Prefix {
 		return netip.PrefixFrom(a, a.BitLen())
 	}
 	p, err := netip.ParsePrefix(value)
-	if err != nil {
-		c.add(field, value, "must be a CIDR or an address, such as 10.0.0.0/8 or 10.0.0.1")
-	}
+	c.reject(err != nil, field, value, "must be a CIDR or an address, such as 10.0.0.0/8 or 10.0.0.1")
 	return p
+}
+
+func (c *checker) nets(field string, list []string) {
+	for i, n := range list {
+		c.net(index(field, i), n)
+	}
 }
 
 // family is "IPv4", "IPv6" or "" for either.
@@ -220,9 +234,8 @@ func (c *checker) mac(field, value string) {
 const maxInterfaceName = 15
 
 func (c *checker) interfaceName(field, value string) {
-	if len(value) > maxInterfaceName || strings.ContainsAny(value, "/ \t\n") || value == "." || value == ".." {
-		c.add(field, value, "must be a network interface's name: at most %d characters without slashes or spaces", maxInterfaceName)
-	}
+	c.reject(len(value) > maxInterfaceName || strings.ContainsAny(value, "/ \t\n") || value == "." || value == "..",
+		field, value, "must be a network interface's name: at most %d characters without slashes or spaces", maxInterfaceName)
 }
 
 func familyName(a netip.Addr) string {

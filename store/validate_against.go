@@ -139,14 +139,10 @@ func (c *checker) poolUpdate(stored, p *v3.IPPool, cidr netip.Prefix) {
 		c.add("spec.cidr", p.Spec.CIDR, "cannot be changed from %s; make a new pool, disable this one, move the workloads, then delete it", old.Spec.CIDR)
 		return
 	}
-	if old.Spec.BlockSize != p.Spec.BlockSize {
-		c.add("spec.blockSize", p.Spec.BlockSize, "cannot be changed from %d; make a new pool with the other size", old.Spec.BlockSize)
-	}
+	c.reject(old.Spec.BlockSize != p.Spec.BlockSize, "spec.blockSize", p.Spec.BlockSize, "cannot be changed from %d; make a new pool with the other size", old.Spec.BlockSize)
 	was := slices.Contains(old.Spec.AllowedUses, v3.IPPoolAllowedUseLoadBalancer)
 	is := slices.Contains(p.Spec.AllowedUses, v3.IPPoolAllowedUseLoadBalancer)
-	if was != is {
-		c.add("spec.allowedUses", p.Spec.AllowedUses, "cannot be changed to or from LoadBalancer; it is %v", old.Spec.AllowedUses)
-	}
+	c.reject(was != is, "spec.allowedUses", p.Spec.AllowedUses, "cannot be changed to or from LoadBalancer; it is %v", old.Spec.AllowedUses)
 }
 
 // poolBlocks refuses a new pool where blocks of another size, left by a pool
@@ -201,22 +197,9 @@ func (c *checker) nodeAgainst(n *Node, others []Object) {
 			{"spec.bgp.ipv4Address", n.Spec.BGP.IPv4Address, other.Spec.BGP.IPv4Address},
 			{"spec.bgp.ipv6Address", n.Spec.BGP.IPv6Address, other.Spec.BGP.IPv6Address},
 		} {
-			mine, theirs := hostAddr(f.mine), hostAddr(f.theirs)
-			if mine.IsValid() && mine == theirs {
-				c.add(f.field, f.mine, "Node(%s) cannot have the address of Node(%s), which is %s; give it one of its own", n.Name, other.Name, f.theirs)
-			}
+			mine, err := ParseAddress(f.mine)
+			theirs, none := ParseAddress(f.theirs)
+			c.reject(err == nil && none == nil && mine.Addr() == theirs.Addr(), f.field, f.mine, "Node(%s) cannot have the address of Node(%s), which is %s; give it one of its own", n.Name, other.Name, f.theirs)
 		}
 	}
-}
-
-// hostAddr returns the address in "address" or "address/length".
-func hostAddr(s string) netip.Addr {
-	if p, err := netip.ParsePrefix(s); err == nil {
-		return p.Addr()
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return netip.Addr{}
-	}
-	return a
 }

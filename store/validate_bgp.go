@@ -1,7 +1,6 @@
 package store
 
 import (
-	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -18,9 +17,7 @@ import (
 const maxRestart = 4095 * time.Second
 
 func (c *checker) bgpPeer(s *v3.BGPPeerSpec) {
-	if s.Node != "" && s.NodeSelector != "" {
-		c.add("spec.nodeSelector", s.NodeSelector, "cannot be given together with node; keep one of the two")
-	}
+	c.reject(s.Node != "" && s.NodeSelector != "", "spec.nodeSelector", s.NodeSelector, "cannot be given together with node; keep one of the two")
 	if s.Node != "" {
 		c.reference("spec.node", s.Node)
 	}
@@ -30,14 +27,10 @@ func (c *checker) bgpPeer(s *v3.BGPPeerSpec) {
 
 	peer := c.peerIP(s.PeerIP)
 	c.peerTarget(s)
-	if s.LocalASNumber != nil && *s.LocalASNumber == 0 {
-		c.add("spec.localASNumber", 0, "AS 0 is reserved; use a number from 1 to 4294967295, or leave it out")
-	}
+	c.reject(s.LocalASNumber != nil && *s.LocalASNumber == 0, "spec.localASNumber", 0, "AS 0 is reserved; use a number from 1 to 4294967295, or leave it out")
 	if s.NextHopMode != nil {
 		c.oneOf("spec.nextHopMode", string(*s.NextHopMode), "Auto", "Self", "Keep")
-		if s.KeepOriginalNextHop {
-			c.add("spec.keepOriginalNextHop", true, "is deprecated and cannot be given together with nextHopMode; leave it out")
-		}
+		c.reject(s.KeepOriginalNextHop, "spec.keepOriginalNextHop", true, "is deprecated and cannot be given together with nextHopMode; leave it out")
 	}
 	if s.ReversePeering != nil {
 		c.oneOf("spec.reversePeering", string(*s.ReversePeering), "Auto", "Manual")
@@ -58,23 +51,13 @@ func (c *checker) bgpPeer(s *v3.BGPPeerSpec) {
 // peerTarget checks that a peer is named in one way only.
 func (c *checker) peerTarget(s *v3.BGPPeerSpec) {
 	if s.PeerSelector != "" {
-		if s.PeerIP != "" {
-			c.add("spec.peerIP", s.PeerIP, "cannot be given together with peerSelector; keep one of the two")
-		}
-		if s.ASNumber != 0 {
-			c.add("spec.asNumber", uint32(s.ASNumber), "cannot be given together with peerSelector: each node's own AS number is used; leave it out")
-		}
+		c.reject(s.PeerIP != "", "spec.peerIP", s.PeerIP, "cannot be given together with peerSelector; keep one of the two")
+		c.reject(s.ASNumber != 0, "spec.asNumber", uint32(s.ASNumber), "cannot be given together with peerSelector: each node's own AS number is used; leave it out")
 	}
 	if s.LocalWorkloadSelector != "" {
-		if s.PeerIP != "" {
-			c.add("spec.peerIP", s.PeerIP, "cannot be given together with localWorkloadSelector; keep one of the two")
-		}
-		if s.PeerSelector != "" {
-			c.add("spec.peerSelector", s.PeerSelector, "cannot be given together with localWorkloadSelector; keep one of the two")
-		}
-		if s.ASNumber == 0 {
-			c.add("spec.asNumber", nil, "required with localWorkloadSelector: the AS number that the workloads use")
-		}
+		c.reject(s.PeerIP != "", "spec.peerIP", s.PeerIP, "cannot be given together with localWorkloadSelector; keep one of the two")
+		c.reject(s.PeerSelector != "", "spec.peerSelector", s.PeerSelector, "cannot be given together with localWorkloadSelector; keep one of the two")
+		c.reject(s.ASNumber == 0, "spec.asNumber", nil, "required with localWorkloadSelector: the AS number that the workloads use")
 	}
 }
 
@@ -114,9 +97,7 @@ func (c *checker) reachableBy(s *v3.BGPPeerSpec, peer netip.Addr) {
 func (c *checker) filterNames(filters []string) {
 	for i, f := range filters {
 		c.reference(index("spec.filters", i), f)
-		if slices.Contains(filters[:i], f) {
-			c.add(index("spec.filters", i), f, "is listed twice")
-		}
+		c.reject(slices.Contains(filters[:i], f), index("spec.filters", i), f, "is listed twice")
 	}
 }
 
@@ -125,9 +106,7 @@ func (c *checker) password(field string, p *v3.BGPPassword) {
 		return
 	}
 	ref := p.SecretKeyRef
-	if ref == nil || ref.Name == "" || ref.Key == "" {
-		c.add(field+".secretKeyRef", nil, "needs both name and key")
-	}
+	c.reject(ref == nil || ref.Name == "" || ref.Key == "", field+".secretKeyRef", nil, "needs both name and key")
 }
 
 func (c *checker) restartTime(field string, d *metav1.Duration) {
@@ -143,9 +122,7 @@ func bgpLogLevels() []string {
 
 func (c *checker) bgpConfiguration(name string, s *v3.BGPConfigurationSpec) {
 	c.oneOf("spec.logSeverityScreen", s.LogSeverityScreen, bgpLogLevels()...)
-	if s.ASNumber != nil && *s.ASNumber == 0 {
-		c.add("spec.asNumber", 0, "AS 0 is reserved; use a number from 1 to 4294967295, or leave it out for 64512")
-	}
+	c.reject(s.ASNumber != nil && *s.ASNumber == 0, "spec.asNumber", 0, "AS 0 is reserved; use a number from 1 to 4294967295, or leave it out for 64512")
 	for i, b := range s.ServiceLoadBalancerIPs {
 		c.cidr(index("spec.serviceLoadBalancerIPs", i)+".cidr", b.CIDR)
 	}
@@ -178,9 +155,7 @@ func (c *checker) meshOnly(name string, s *v3.BGPConfigurationSpec) {
 	if name == DefaultName {
 		if s.NodeToNodeMeshEnabled != nil && !*s.NodeToNodeMeshEnabled {
 			const cure = "is for the node-to-node mesh, which nodeToNodeMeshEnabled turns off; leave it out, or set it on a BGPPeer"
-			if s.NodeMeshPassword != nil {
-				c.add("spec.nodeMeshPassword", nil, cure)
-			}
+			c.reject(s.NodeMeshPassword != nil, "spec.nodeMeshPassword", nil, cure)
 			if s.NodeMeshMaxRestartTime != nil {
 				c.add("spec.nodeMeshMaxRestartTime", s.NodeMeshMaxRestartTime.Duration.String(), cure)
 			}
@@ -199,16 +174,12 @@ func (c *checker) meshOnly(name string, s *v3.BGPConfigurationSpec) {
 		{"spec.nodeMeshPassword", s.NodeMeshPassword != nil},
 		{"spec.nodeMeshMaxRestartTime", s.NodeMeshMaxRestartTime != nil},
 	} {
-		if f.set {
-			c.add(f.field, nil, "can be set on the BGPConfiguration named %q only, not on %q", DefaultName, name)
-		}
+		c.reject(f.set, f.field, nil, "can be set on the BGPConfiguration named %q only, not on %q", DefaultName, name)
 	}
 }
 
 func (c *checker) communities(s *v3.BGPConfigurationSpec) {
-	if len(s.Communities) > 0 && len(s.PrefixAdvertisements) == 0 {
-		c.add("spec.communities", nil, "has no effect without spec.prefixAdvertisements; add these or leave it out")
-	}
+	c.reject(len(s.Communities) > 0 && len(s.PrefixAdvertisements) == 0, "spec.communities", nil, "has no effect without spec.prefixAdvertisements; add these or leave it out")
 	names := map[string]bool{}
 	for i, m := range s.Communities {
 		f := index("spec.communities", i)
@@ -221,16 +192,12 @@ func (c *checker) communities(s *v3.BGPConfigurationSpec) {
 			c.reference(f+".name", m.Name)
 		}
 		names[m.Name] = true
-		if !validCommunity(m.Value) {
-			c.add(f+".value", m.Value, communityRule)
-		}
+		c.reject(!validCommunity(m.Value), f+".value", m.Value, communityRule)
 	}
 	for i, a := range s.PrefixAdvertisements {
 		f := index("spec.prefixAdvertisements", i)
 		c.cidr(f+".cidr", a.CIDR)
-		if len(a.Communities) == 0 {
-			c.add(f+".communities", nil, "required: names from spec.communities, or values such as 65000:100")
-		}
+		c.reject(len(a.Communities) == 0, f+".communities", nil, "required: names from spec.communities, or values such as 65000:100")
 		for j, v := range a.Communities {
 			if names[v] || validCommunity(v) {
 				continue
@@ -265,92 +232,58 @@ func validCommunity(s string) bool {
 // interfaceGlob accepts an interface's name with the wildcards * and ?.
 func (c *checker) interfaceGlob(field, s string) {
 	ok, _ := regexp.MatchString(`^[a-zA-Z0-9_.*?-]{1,15}$`, s)
-	if !ok {
-		c.add(field, s, "must be an interface's name of at most %d characters, with * and ? as wildcards, such as docker*", maxInterfaceName)
-	}
+	c.reject(!ok, field, s, "must be an interface's name of at most %d characters, with * and ? as wildcards, such as docker*", maxInterfaceName)
 }
 
 func (c *checker) bgpFilter(s *v3.BGPFilterSpec) {
-	for i, r := range s.ExportV4 {
-		c.filterRuleV4(index("spec.exportV4", i), r)
+	v4 := func(field string, r v3.BGPFilterRuleV4) { c.filterRule(field, &r, "IPv4", 32) }
+	v6 := func(field string, r v3.BGPFilterRuleV6) { // the API has two types for one thing
+		same := v3.BGPFilterRuleV4{CIDR: r.CIDR, Source: r.Source, Interface: r.Interface, MatchOperator: r.MatchOperator, Action: r.Action}
+		if l := r.PrefixLength; l != nil {
+			same.PrefixLength = &v3.BGPFilterPrefixLengthV4{Min: l.Min, Max: l.Max}
+		}
+		c.filterRule(field, &same, "IPv6", 128)
 	}
-	for i, r := range s.ImportV4 {
-		c.filterRuleV4(index("spec.importV4", i), r)
-	}
-	for i, r := range s.ExportV6 {
-		c.filterRuleV6(index("spec.exportV6", i), r)
-	}
-	for i, r := range s.ImportV6 {
-		c.filterRuleV6(index("spec.importV6", i), r)
-	}
+	each("spec.exportV4", s.ExportV4, v4)
+	each("spec.importV4", s.ImportV4, v4)
+	each("spec.exportV6", s.ExportV6, v6)
+	each("spec.importV6", s.ImportV6, v6)
 }
 
-// filterRule is a rule of either family: the API has two types for it.
-type filterRule struct {
-	field, family, cidr, source, iface, operator, action string
-	hasLength                                            bool
-	low, high                                            *int32
-	bits                                                 int
-}
-
-func (c *checker) filterRuleV4(field string, r v3.BGPFilterRuleV4) {
-	f := filterRule{
-		field: field, family: "IPv4", cidr: r.CIDR, source: string(r.Source), iface: r.Interface,
-		operator: string(r.MatchOperator), action: string(r.Action), bits: 32,
-	}
-	if l := r.PrefixLength; l != nil {
-		f.hasLength, f.low, f.high = true, l.Min, l.Max
-	}
-	c.filterRule(f)
-}
-
-func (c *checker) filterRuleV6(field string, r v3.BGPFilterRuleV6) {
-	f := filterRule{
-		field: field, family: "IPv6", cidr: r.CIDR, source: string(r.Source), iface: r.Interface,
-		operator: string(r.MatchOperator), action: string(r.Action), bits: 128,
-	}
-	if l := r.PrefixLength; l != nil {
-		f.hasLength, f.low, f.high = true, l.Min, l.Max
-	}
-	c.filterRule(f)
-}
-
-func (c *checker) filterRule(r filterRule) {
-	if r.action == "" {
-		c.add(r.field+".action", nil, "required: Accept or Reject")
-	}
-	c.oneOf(r.field+".action", r.action, string(v3.Accept), string(v3.Reject))
-	c.oneOf(r.field+".source", r.source, string(v3.BGPFilterSourceRemotePeers))
-	c.oneOf(r.field+".matchOperator", r.operator, string(v3.Equal), string(v3.NotEqual), string(v3.In), string(v3.NotIn))
-	if r.iface != "" {
-		c.interfaceGlob(r.field+".interface", r.iface)
+func (c *checker) filterRule(field string, r *v3.BGPFilterRuleV4, family string, bits int) {
+	c.reject(r.Action == "", field+".action", nil, "required: Accept or Reject")
+	c.oneOf(field+".action", string(r.Action), string(v3.Accept), string(v3.Reject))
+	c.oneOf(field+".source", string(r.Source), string(v3.BGPFilterSourceRemotePeers))
+	c.oneOf(field+".matchOperator", string(r.MatchOperator), string(v3.Equal), string(v3.NotEqual), string(v3.In), string(v3.NotIn))
+	if r.Interface != "" {
+		c.interfaceGlob(field+".interface", r.Interface)
 	}
 	switch {
-	case r.cidr != "" && r.operator == "":
-		c.add(r.field+".matchOperator", nil, "required with cidr: one of Equal, NotEqual, In, NotIn")
-	case r.cidr == "" && r.operator != "":
-		c.add(r.field+".cidr", nil, "required with matchOperator: an %s CIDR", r.family)
-	case r.cidr == "" && r.hasLength:
-		c.add(r.field+".cidr", nil, "required with prefixLength: an %s CIDR", r.family)
+	case r.CIDR != "" && r.MatchOperator == "":
+		c.add(field+".matchOperator", nil, "required with cidr: one of Equal, NotEqual, In, NotIn")
+	case r.CIDR == "" && r.MatchOperator != "":
+		c.add(field+".cidr", nil, "required with matchOperator: an %s CIDR", family)
+	case r.CIDR == "" && r.PrefixLength != nil:
+		c.add(field+".cidr", nil, "required with prefixLength: an %s CIDR", family)
 	}
-	if r.cidr != "" {
-		if p := c.cidr(r.field+".cidr", r.cidr); p.IsValid() && familyName(p.Addr()) != r.family {
-			c.add(r.field+".cidr", r.cidr, "is %s; this list takes %s", familyName(p.Addr()), r.family)
+	if r.CIDR != "" {
+		if p := c.cidr(field+".cidr", r.CIDR); p.IsValid() && familyName(p.Addr()) != family {
+			c.add(field+".cidr", r.CIDR, "is %s; this list takes %s", familyName(p.Addr()), family)
 		}
 	}
-	c.prefixLength(r)
-}
-
-func (c *checker) prefixLength(r filterRule) {
-	for _, b := range []struct {
+	l := r.PrefixLength
+	if l == nil {
+		return
+	}
+	for _, n := range []struct {
 		name  string
 		value *int32
-	}{{"min", r.low}, {"max", r.high}} {
-		if b.value != nil {
-			c.between(fmt.Sprintf("%s.prefixLength.%s", r.field, b.name), int(*b.value), 0, r.bits)
+	}{{"min", l.Min}, {"max", l.Max}} {
+		if n.value != nil {
+			c.between(field+".prefixLength."+n.name, int(*n.value), 0, bits)
 		}
 	}
-	if r.low != nil && r.high != nil && *r.low > *r.high {
-		c.add(r.field+".prefixLength.min", *r.low, "is greater than max, which is %d", *r.high)
+	if l.Min != nil && l.Max != nil && *l.Min > *l.Max {
+		c.add(field+".prefixLength.min", *l.Min, "is greater than max, which is %d", *l.Max)
 	}
 }

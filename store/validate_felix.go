@@ -95,9 +95,7 @@ func (c *checker) felixConfiguration(s *v3.FelixConfigurationSpec) {
 	c.optAddr("spec.deviceRouteSourceAddress", s.DeviceRouteSourceAddress, "IPv4")
 	c.optAddr("spec.deviceRouteSourceAddressIPv6", s.DeviceRouteSourceAddressIPv6, "IPv6")
 	if s.ExternalNodesCIDRList != nil {
-		for i, n := range *s.ExternalNodesCIDRList {
-			c.net(index("spec.externalNodesList", i), n)
-		}
+		c.nets("spec.externalNodesList", *s.ExternalNodesCIDRList)
 	}
 	c.failsafe("spec.failsafeInboundHostPorts", s.FailsafeInboundHostPorts)
 	c.failsafe("spec.failsafeOutboundHostPorts", s.FailsafeOutboundHostPorts)
@@ -140,9 +138,7 @@ func (c *checker) felixField(field string, v reflect.Value, rule felixRule) {
 func (c *checker) felixInterfaces(s *v3.FelixConfigurationSpec) {
 	prefix := regexp.MustCompile(`^[a-zA-Z0-9_-]{1,15}$`)
 	for i, p := range splitList(s.InterfacePrefix) {
-		if !prefix.MatchString(p) {
-			c.add("spec.interfacePrefix", p, "entry %d must be at most %d letters, digits, '_' and '-'", i+1, maxInterfaceName)
-		}
+		c.reject(!prefix.MatchString(p), "spec.interfacePrefix", p, "entry %d must be at most %d letters, digits, '_' and '-'", i+1, maxInterfaceName)
 	}
 	for i, p := range splitList(s.InterfaceExclude) {
 		inner, isRegexp := strings.CutPrefix(p, "/")

@@ -44,28 +44,20 @@ func (c *checker) ipPool(s *v3.IPPoolSpec) {
 		c.oneOf("spec.assignmentMode", string(*s.AssignmentMode), string(v3.Automatic), string(v3.Manual))
 	}
 	c.poolUses(s)
-	if s.IPIP != nil {
-		c.add("spec.ipip", nil, "is a field of the v1 API; use spec.ipipMode")
-	}
-	if s.NATOutgoingV1 {
-		c.add("spec.nat-outgoing", true, "is a field of the v1 API; use spec.natOutgoing")
-	}
+	c.reject(s.IPIP != nil, "spec.ipip", nil, "is a field of the v1 API; use spec.ipipMode")
+	c.reject(s.NATOutgoingV1, "spec.nat-outgoing", true, "is a field of the v1 API; use spec.natOutgoing")
 }
 
 // poolCIDR checks the CIDR and the block size.
 func (c *checker) poolCIDR(s *v3.IPPoolSpec) {
 	p := c.cidr("spec.cidr", s.CIDR)
-	if len(s.CIDR) > maxCIDRLength {
-		c.add("spec.cidr", s.CIDR, "must be at most %d characters long", maxCIDRLength)
-	}
+	c.reject(len(s.CIDR) > maxCIDRLength, "spec.cidr", s.CIDR, "must be at most %d characters long", maxCIDRLength)
 	if !p.IsValid() {
 		return
 	}
 	ranges := unroutables()
 	for _, what := range slices.Sorted(maps.Keys(ranges)) {
-		if p.Overlaps(ranges[what]) {
-			c.add("spec.cidr", s.CIDR, "overlaps the %s, which is not routed; choose another range", what)
-		}
+		c.reject(p.Overlaps(ranges[what]), "spec.cidr", s.CIDR, "overlaps the %s, which is not routed; choose another range", what)
 	}
 	low, high, def := minBlockSizeV4, maxBlockSizeV4, defaultBlockSizeV4
 	if !p.Addr().Is4() {
@@ -86,9 +78,7 @@ func (c *checker) poolModes(s *v3.IPPoolSpec) {
 	c.oneOf("spec.ipipMode", string(s.IPIPMode), modes...)
 	c.oneOf("spec.vxlanMode", string(s.VXLANMode), modes...)
 	ipip, vxlan := encapsulates(string(s.IPIPMode)), encapsulates(string(s.VXLANMode))
-	if ipip && vxlan {
-		c.add("spec.vxlanMode", string(s.VXLANMode), "cannot be used together with ipipMode %s; set one of the two to Never", s.IPIPMode)
-	}
+	c.reject(ipip && vxlan, "spec.vxlanMode", string(s.VXLANMode), "cannot be used together with ipipMode %s; set one of the two to Never", s.IPIPMode)
 }
 
 func encapsulates(mode string) bool { return mode != "" && mode != string(v3.IPIPModeNever) }
@@ -102,24 +92,15 @@ func (c *checker) poolUses(s *v3.IPPoolSpec) {
 			c.add(index(field, i), string(u), "must be one of Workload, Tunnel, LoadBalancer")
 		}
 	}
-	if s.NamespaceSelector != "" && slices.Contains(s.AllowedUses, v3.IPPoolAllowedUseTunnel) {
-		c.add("spec.namespaceSelector", s.NamespaceSelector, "cannot be used in a pool for tunnel addresses, which belong to no namespace; set allowedUses: [Workload]")
-	}
+	c.reject(s.NamespaceSelector != "" && slices.Contains(s.AllowedUses, v3.IPPoolAllowedUseTunnel),
+		"spec.namespaceSelector", s.NamespaceSelector, "cannot be used in a pool for tunnel addresses, which belong to no namespace; set allowedUses: [Workload]")
 	if !slices.Contains(s.AllowedUses, v3.IPPoolAllowedUseLoadBalancer) {
 		return
 	}
-	if len(s.AllowedUses) > 1 {
-		c.add(field, s.AllowedUses, "LoadBalancer must stand alone; make a pool of its own for it")
-	}
-	if encapsulates(string(s.IPIPMode)) || encapsulates(string(s.VXLANMode)) {
-		c.add(field, s.AllowedUses, "a LoadBalancer pool has no encapsulation; set ipipMode and vxlanMode to Never")
-	}
-	if s.DisableBGPExport {
-		c.add("spec.disableBGPExport", true, "a LoadBalancer pool is reached by BGP only; leave this field out")
-	}
-	if s.NodeSelector != allSelector {
-		c.add("spec.nodeSelector", s.NodeSelector, "must be all() in a LoadBalancer pool")
-	}
+	c.reject(len(s.AllowedUses) > 1, field, s.AllowedUses, "LoadBalancer must stand alone; make a pool of its own for it")
+	c.reject(encapsulates(string(s.IPIPMode)) || encapsulates(string(s.VXLANMode)), field, s.AllowedUses, "a LoadBalancer pool has no encapsulation; set ipipMode and vxlanMode to Never")
+	c.reject(s.DisableBGPExport, "spec.disableBGPExport", true, "a LoadBalancer pool is reached by BGP only; leave this field out")
+	c.reject(s.NodeSelector != allSelector, "spec.nodeSelector", s.NodeSelector, "must be all() in a LoadBalancer pool")
 }
 
 func (c *checker) ipReservation(s *v3.IPReservationSpec) {

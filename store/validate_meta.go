@@ -34,15 +34,11 @@ func nameRuleOf(v any) nameRule {
 
 func (c *checker) meta(m *metav1.ObjectMeta, rule nameRule) {
 	c.name(m.Name, rule)
-	if m.GenerateName != "" {
-		c.add("metadata.generateName", m.GenerateName, "is not supported; give a name in metadata.name")
-	}
+	c.reject(m.GenerateName != "", "metadata.generateName", m.GenerateName, "is not supported; give a name in metadata.name")
 	c.labels("metadata.labels", m.Labels)
 	for _, k := range slices.Sorted(maps.Keys(m.Annotations)) {
 		// Kubernetes judges annotations' keys without regard to case.
-		if len(validation.IsQualifiedName(strings.ToLower(k))) > 0 {
-			c.add("metadata.annotations", k, "is not a valid key: %s", qualifiedNameRule)
-		}
+		c.reject(len(validation.IsQualifiedName(strings.ToLower(k))) > 0, "metadata.annotations", k, "is not a valid key: %s", qualifiedNameRule)
 	}
 }
 
@@ -55,9 +51,7 @@ func (c *checker) name(name string, rule nameRule) {
 	case rule == namePolicy:
 		c.policyName(field, name)
 	case rule == nameLabel:
-		if len(validation.IsDNS1123Label(name)) > 0 {
-			c.add(field, name, "must be at most 63 lower case letters, digits and '-', and begin and end with a letter or a digit")
-		}
+		c.reject(len(validation.IsDNS1123Label(name)) > 0, field, name, "must be at most 63 lower case letters, digits and '-', and begin and end with a letter or a digit")
 	case len(validation.IsDNS1123Subdomain(name)) > 0:
 		c.add(field, name, "must be at most 253 lower case letters, digits, '-' and '.', and each part between dots must begin and end with a letter or a digit")
 	}
@@ -71,18 +65,12 @@ const (
 // labels applies Kubernetes' rules for labels.
 func (c *checker) labels(field string, labels map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		if len(validation.IsQualifiedName(k)) > 0 {
-			c.add(field, k, "is not a valid key: %s", qualifiedNameRule)
-		}
-		if len(validation.IsValidLabelValue(labels[k])) > 0 {
-			c.add(field+"."+k, labels[k], "is not a valid value: %s", labelValueRule)
-		}
+		c.reject(len(validation.IsQualifiedName(k)) > 0, field, k, "is not a valid key: %s", qualifiedNameRule)
+		c.reject(len(validation.IsValidLabelValue(labels[k])) > 0, field+"."+k, labels[k], "is not a valid value: %s", labelValueRule)
 	}
 }
 
 // reference checks a reference to another object by its name.
 func (c *checker) reference(field, name string) {
-	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		c.add(field, name, "must be the name of an object: lower case letters, digits, '-' and '.'")
-	}
+	c.reject(len(validation.IsDNS1123Subdomain(name)) > 0, field, name, "must be the name of an object: lower case letters, digits, '-' and '.'")
 }

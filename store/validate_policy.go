@@ -10,33 +10,18 @@ import (
 
 // policyKind checks the kinds of network policy. It reports false for others.
 func (c *checker) policyKind(v any) bool {
+	if p, global, ok := policySpec(v); ok {
+		c.policy(&p)
+		if global {
+			c.globalPolicy(&p)
+		}
+	}
 	switch o := v.(type) {
-	case *v3.NetworkPolicy:
-		s := o.Spec
-		c.policy(&policyBody{
-			Tier: s.Tier, Selector: s.Selector, ServiceAccountSelector: s.ServiceAccountSelector,
-			Types: s.Types, Ingress: s.Ingress, Egress: s.Egress, PerformanceHints: s.PerformanceHints,
-		})
+	case *v3.NetworkPolicy, *v3.GlobalNetworkPolicy:
 	case *v3.StagedNetworkPolicy:
-		s := o.Spec
-		c.stagedAction(s.StagedAction)
-		c.policy(&policyBody{
-			Tier: s.Tier, Selector: s.Selector, ServiceAccountSelector: s.ServiceAccountSelector,
-			Types: s.Types, Ingress: s.Ingress, Egress: s.Egress, PerformanceHints: s.PerformanceHints,
-		})
-	case *v3.GlobalNetworkPolicy:
-		s := o.Spec
-		c.globalPolicy(&policyBody{
-			Tier: s.Tier, Selector: s.Selector, ServiceAccountSelector: s.ServiceAccountSelector,
-			Types: s.Types, Ingress: s.Ingress, Egress: s.Egress, PerformanceHints: s.PerformanceHints,
-		}, s.NamespaceSelector, s.DoNotTrack, s.PreDNAT, s.ApplyOnForward)
+		c.stagedAction(o.Spec.StagedAction)
 	case *v3.StagedGlobalNetworkPolicy:
-		s := o.Spec
-		c.stagedAction(s.StagedAction)
-		c.globalPolicy(&policyBody{
-			Tier: s.Tier, Selector: s.Selector, ServiceAccountSelector: s.ServiceAccountSelector,
-			Types: s.Types, Ingress: s.Ingress, Egress: s.Egress, PerformanceHints: s.PerformanceHints,
-		}, s.NamespaceSelector, s.DoNotTrack, s.PreDNAT, s.ApplyOnForward)
+		c.stagedAction(o.Spec.StagedAction)
 	case *v3.StagedKubernetesNetworkPolicy:
 		c.stagedAction(o.Spec.StagedAction)
 		for i, t := range o.Spec.PolicyTypes {
@@ -54,30 +39,44 @@ func (c *checker) policyKind(v any) bool {
 	return true
 }
 
-// policyBody is what the four kinds of policy with a tier have in common.
-type policyBody struct {
-	Tier                             string
-	Selector, ServiceAccountSelector string
-	Types                            []v3.PolicyType
-	Ingress, Egress                  []v3.Rule
-	PerformanceHints                 []v3.PolicyPerformanceHint
+// policySpec returns the spec of a policy with a tier in the shape of the largest
+// of the four kinds, and whether the policy is of no namespace.
+func policySpec(v any) (spec v3.GlobalNetworkPolicySpec, global, ok bool) {
+	switch o := v.(type) {
+	case *v3.GlobalNetworkPolicy:
+		return o.Spec, true, true
+	case *v3.StagedGlobalNetworkPolicy:
+		p := o.Spec
+		return v3.GlobalNetworkPolicySpec{
+			Tier: p.Tier, Selector: p.Selector, ServiceAccountSelector: p.ServiceAccountSelector, NamespaceSelector: p.NamespaceSelector,
+			Types: p.Types, Ingress: p.Ingress, Egress: p.Egress, PerformanceHints: p.PerformanceHints,
+			DoNotTrack: p.DoNotTrack, PreDNAT: p.PreDNAT, ApplyOnForward: p.ApplyOnForward,
+		}, true, true
+	case *v3.NetworkPolicy:
+		p := o.Spec
+		return v3.GlobalNetworkPolicySpec{
+			Tier: p.Tier, Selector: p.Selector, ServiceAccountSelector: p.ServiceAccountSelector,
+			Types: p.Types, Ingress: p.Ingress, Egress: p.Egress, PerformanceHints: p.PerformanceHints,
+		}, false, true
+	case *v3.StagedNetworkPolicy:
+		p := o.Spec
+		return v3.GlobalNetworkPolicySpec{
+			Tier: p.Tier, Selector: p.Selector, ServiceAccountSelector: p.ServiceAccountSelector,
+			Types: p.Types, Ingress: p.Ingress, Egress: p.Egress, PerformanceHints: p.PerformanceHints,
+		}, false, true
+	}
+	return v3.GlobalNetworkPolicySpec{}, false, false
 }
 
-func (c *checker) policy(p *policyBody) {
-	if p.Tier != "" && len(validation.IsDNS1123Label(p.Tier)) > 0 {
-		c.add("spec.tier", p.Tier, "must be the name of a Tier: at most 63 lower case letters, digits and '-'")
-	}
+func (c *checker) policy(p *v3.GlobalNetworkPolicySpec) {
+	c.reject(p.Tier != "" && len(validation.IsDNS1123Label(p.Tier)) > 0, "spec.tier", p.Tier, "must be the name of a Tier: at most 63 lower case letters, digits and '-'")
 	c.selector("spec.selector", p.Selector, noGlobal)
 	c.selector("spec.serviceAccountSelector", p.ServiceAccountSelector, noGlobal)
 	for i, t := range p.Types {
 		field := index("spec.types", i)
-		if t == "" {
-			c.add(field, nil, "must be one of Ingress, Egress")
-		}
+		c.reject(t == "", field, nil, "must be one of Ingress, Egress")
 		c.oneOf(field, string(t), string(v3.PolicyTypeIngress), string(v3.PolicyTypeEgress))
-		if slices.Contains(p.Types[:i], t) {
-			c.add(field, string(t), "stands there twice; keep one")
-		}
+		c.reject(slices.Contains(p.Types[:i], t), field, string(t), "stands there twice; keep one")
 	}
 	for i, h := range p.PerformanceHints {
 		c.oneOf(index("spec.performanceHints", i), string(h), string(v3.PerfHintAssumeNeededOnEveryNode))
@@ -86,18 +85,16 @@ func (c *checker) policy(p *policyBody) {
 	c.rules("spec.egress", p.Egress, false)
 }
 
-func (c *checker) globalPolicy(p *policyBody, namespaceSelector string, doNotTrack, preDNAT, applyOnForward bool) {
-	c.policy(p)
-	c.selector("spec.namespaceSelector", namespaceSelector, noGlobal)
+func (c *checker) globalPolicy(p *v3.GlobalNetworkPolicySpec) {
+	c.selector("spec.namespaceSelector", p.NamespaceSelector, noGlobal)
 	switch {
-	case doNotTrack && preDNAT:
+	case p.DoNotTrack && p.PreDNAT:
 		c.add("spec.preDNAT", true, "cannot be set together with doNotTrack; write a policy for each")
-	case (doNotTrack || preDNAT) && !applyOnForward:
+	case (p.DoNotTrack || p.PreDNAT) && !p.ApplyOnForward:
 		c.add("spec.applyOnForward", false, "must be true with doNotTrack and with preDNAT, which see forwarded packets too")
 	}
-	if preDNAT && (len(p.Egress) > 0 || slices.Contains(p.Types, v3.PolicyTypeEgress)) {
-		c.add("spec.egress", nil, "cannot be used with preDNAT, which looks at what comes in only; use ingress rules and types [Ingress]")
-	}
+	c.reject(p.PreDNAT && (len(p.Egress) > 0 || slices.Contains(p.Types, v3.PolicyTypeEgress)),
+		"spec.egress", nil, "cannot be used with preDNAT, which looks at what comes in only; use ingress rules and types [Ingress]")
 	for _, list := range []struct {
 		field string
 		rules []v3.Rule
@@ -107,9 +104,8 @@ func (c *checker) globalPolicy(p *policyBody, namespaceSelector string, doNotTra
 				field    string
 				services *v3.ServiceMatch
 			}{{"source", list.rules[i].Source.Services}, {"destination", list.rules[i].Destination.Services}} {
-				if side.services != nil && side.services.Namespace == "" {
-					c.add(index(list.field, i)+"."+side.field+".services.namespace", nil, "required in a GlobalNetworkPolicy, which has none of its own")
-				}
+				c.reject(side.services != nil && side.services.Namespace == "",
+					index(list.field, i)+"."+side.field+".services.namespace", nil, "required in a GlobalNetworkPolicy, which has none of its own")
 			}
 		}
 	}
@@ -127,9 +123,7 @@ func (c *checker) policyName(field, name string) {
 		return
 	}
 	if rest, ok := strings.CutPrefix(name, "ossg.default."); ok {
-		if len(validation.IsDNS1123Subdomain(rest)) > 0 {
-			c.add(field, name, "must go on after ossg.default. with lower case letters, digits, '-' and '.'")
-		}
+		c.reject(len(validation.IsDNS1123Subdomain(rest)) > 0, field, name, "must go on after ossg.default. with lower case letters, digits, '-' and '.'")
 		return
 	}
 	parts := strings.Split(name, ".")
@@ -142,9 +136,7 @@ func (c *checker) networkSet(labels map[string]string, nets []string) {
 	if ns, ok := labels[LabelNamespace]; ok {
 		c.add("metadata.labels."+LabelNamespace, ns, "is set by itself from metadata.namespace; leave it out")
 	}
-	for i, n := range nets {
-		c.net(index("spec.nets", i), n)
-	}
+	c.nets("spec.nets", nets)
 }
 
 func (c *checker) hostEndpoint(s *v3.HostEndpointSpec) {
@@ -153,41 +145,24 @@ func (c *checker) hostEndpoint(s *v3.HostEndpointSpec) {
 	} else {
 		c.reference("spec.node", s.Node)
 	}
-	if s.InterfaceName == "" && len(s.ExpectedIPs) == 0 {
-		c.add("spec.interfaceName", nil, "required, unless expectedIPs tells the interface by its addresses; \"*\" stands for all of the host's")
-	}
+	c.reject(s.InterfaceName == "" && len(s.ExpectedIPs) == 0,
+		"spec.interfaceName", nil, "required, unless expectedIPs tells the interface by its addresses; \"*\" stands for all of the host's")
 	if s.InterfaceName != "*" {
 		c.interfaceName("spec.interfaceName", s.InterfaceName)
 	}
 	for i, a := range s.ExpectedIPs {
 		c.addr(index("spec.expectedIPs", i), a, "")
 	}
-	for i, p := range s.Profiles {
-		c.reference(index("spec.profiles", i), p)
-	}
+	each("spec.profiles", s.Profiles, c.reference)
 	for i, p := range s.Ports {
 		c.endpointPort(index("spec.ports", i), WorkloadEndpointPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
 	}
 }
 
-// tierOf returns the tier that a policy names, and false for other values.
-func tierOf(v any) (string, bool) {
-	switch o := v.(type) {
-	case *v3.NetworkPolicy:
-		return o.Spec.Tier, true
-	case *v3.GlobalNetworkPolicy:
-		return o.Spec.Tier, true
-	case *v3.StagedNetworkPolicy:
-		return o.Spec.Tier, true
-	case *v3.StagedGlobalNetworkPolicy:
-		return o.Spec.Tier, true
-	}
-	return "", false
-}
-
 // tierAgainst refuses a policy whose tier nobody made.
 func (c *checker) tierAgainst(v any, others []Object) {
-	tier, ok := tierOf(v)
+	p, _, ok := policySpec(v)
+	tier := p.Tier
 	if !ok || tier == "" {
 		return
 	}

@@ -13,6 +13,15 @@ import (
 // allows all traffic both ways. It can be referred to, not written.
 const DefaultAllowProfile = "projectcalico-default-allow"
 
+// DefaultAllow returns the profile of that name, as if it were stored.
+func DefaultAllow() Object {
+	p := New(KindProfile).(*v3.Profile) //nolint:errcheck // what New makes of the kind
+	p.Name = DefaultAllowProfile
+	p.Spec.Ingress = []v3.Rule{{Action: v3.Allow}}
+	p.Spec.Egress = []v3.Rule{{Action: v3.Allow}}
+	return Object{Key: ResourceKey(KindProfile, p.Name), Value: p, Revision: 1}
+}
+
 // Limits of the CRDs' schema.
 const (
 	maxRules    = 1024
@@ -55,33 +64,25 @@ func (c *checker) tier(t *v3.Tier) {
 }
 
 func (c *checker) clusterInformation(i *v3.ClusterInformation) {
-	if i.Name != "" && i.Name != DefaultName {
-		c.add("metadata.name", i.Name, "must be %q: there is one ClusterInformation", DefaultName)
-	}
+	c.reject(i.Name != "" && i.Name != DefaultName, "metadata.name", i.Name, "must be %q: there is one ClusterInformation", DefaultName)
 }
 
 func (c *checker) profile(p *v3.Profile) {
-	if p.Name == DefaultAllowProfile {
-		c.add("metadata.name", p.Name, "is built in and cannot be written; use another name")
-	}
+	c.reject(p.Name == DefaultAllowProfile, "metadata.name", p.Name, "is built in and cannot be written; use another name")
 	c.labels("spec.labelsToApply", p.Spec.LabelsToApply)
 	c.rules("spec.ingress", p.Spec.Ingress, true)
 	c.rules("spec.egress", p.Spec.Egress, false)
 }
 
 func (c *checker) rules(field string, rules []v3.Rule, ingress bool) {
-	if len(rules) > maxRules {
-		c.add(field, len(rules), "has too many rules; at most %d are allowed", maxRules)
-	}
+	c.reject(len(rules) > maxRules, field, len(rules), "has too many rules; at most %d are allowed", maxRules)
 	for i := range rules {
 		c.rule(index(field, i), &rules[i], ingress)
 	}
 }
 
 func (c *checker) rule(field string, r *v3.Rule, ingress bool) {
-	if r.Action == "" {
-		c.add(field+".action", nil, "required: one of Allow, Deny, Log, Pass")
-	}
+	c.reject(r.Action == "", field+".action", nil, "required: one of Allow, Deny, Log, Pass")
 	c.oneOf(field+".action", string(r.Action), string(v3.Allow), string(v3.Deny), string(v3.Log), string(v3.Pass))
 	if v := r.IPVersion; v != nil && *v != 4 && *v != 6 {
 		c.add(field+".ipVersion", *v, "must be 4 or 6")
@@ -92,12 +93,8 @@ func (c *checker) rule(field string, r *v3.Rule, ingress bool) {
 	c.icmp(field+".notICMP", r.NotICMP, r.Protocol)
 	c.entity(field+".source", &r.Source, r.Protocol)
 	c.entity(field+".destination", &r.Destination, r.Protocol)
-	if r.Source.Services != nil && !ingress {
-		c.add(field+".source.services", nil, "can be matched in ingress rules only")
-	}
-	if r.Destination.Services != nil && ingress {
-		c.add(field+".destination.services", nil, "can be matched in egress rules only")
-	}
+	c.reject(r.Source.Services != nil && !ingress, field+".source.services", nil, "can be matched in ingress rules only")
+	c.reject(r.Destination.Services != nil && ingress, field+".destination.services", nil, "can be matched in egress rules only")
 	c.oneFamily(field, r)
 	if r.HTTP != nil {
 		c.http(field, r, ingress)
@@ -116,31 +113,23 @@ func (c *checker) protocol(field string, p *numorstring.Protocol) {
 		return
 	}
 	if n, err := p.NumValue(); err == nil {
-		if n == 0 {
-			c.add(field, n, "must be a number from 1 to 255, or one of %s", strings.Join(protocolNames(), ", "))
-		}
+		c.reject(n == 0, field, n, "must be a number from 1 to 255, or one of %s", strings.Join(protocolNames(), ", "))
 		return
 	}
-	if !slices.Contains(protocolNames(), p.String()) {
-		c.add(field, p.String(), "must be one of %s, or a number from 1 to 255", strings.Join(protocolNames(), ", "))
-	}
+	c.reject(!slices.Contains(protocolNames(), p.String()), field, p.String(), "must be one of %s, or a number from 1 to 255", strings.Join(protocolNames(), ", "))
 }
 
 func (c *checker) icmp(field string, f *v3.ICMPFields, p *numorstring.Protocol) {
 	if f == nil {
 		return
 	}
-	if p == nil || p.String() != numorstring.ProtocolICMP && p.String() != numorstring.ProtocolICMPv6 {
-		c.add(field, nil, "needs protocol ICMP or ICMPv6 in the same rule")
-	}
+	c.reject(p == nil || p.String() != numorstring.ProtocolICMP && p.String() != numorstring.ProtocolICMPv6, field, nil, "needs protocol ICMP or ICMPv6 in the same rule")
 	if f.Type != nil {
 		c.between(field+".type", *f.Type, 0, 254)
 	}
 	if f.Code != nil {
 		c.between(field+".code", *f.Code, 0, 255)
-		if f.Type == nil {
-			c.add(field+".type", nil, "required with code")
-		}
+		c.reject(f.Type == nil, field+".type", nil, "required with code")
 	}
 }
 
@@ -148,9 +137,7 @@ func (c *checker) entity(field string, e *v3.EntityRule, p *numorstring.Protocol
 	c.ruleNets(field+".nets", e.Nets)
 	c.ruleNets(field+".notNets", e.NotNets)
 	for i, n := range e.NotNets {
-		if n == "0.0.0.0/0" || n == "::/0" {
-			c.add(index(field+".notNets", i), n, "excludes every address, so that the rule matches nothing; leave it out")
-		}
+		c.reject(n == "0.0.0.0/0" || n == "::/0", index(field+".notNets", i), n, "excludes every address, so that the rule matches nothing; leave it out")
 	}
 	c.selector(field+".selector", e.Selector, noGlobal)
 	c.selector(field+".notSelector", e.NotSelector, noGlobal)
@@ -161,39 +148,26 @@ func (c *checker) entity(field string, e *v3.EntityRule, p *numorstring.Protocol
 		c.selector(field+".serviceAccounts.selector", a.Selector, noGlobal)
 	}
 	if s := e.Services; s != nil {
-		if s.Name == "" {
-			c.add(field+".services.name", nil, "required")
-		}
-		if e.Selector != "" || e.NotSelector != "" || e.NamespaceSelector != "" || len(e.Nets) > 0 || len(e.NotNets) > 0 || e.ServiceAccounts != nil {
-			c.add(field+".services", s.Name, "cannot be matched together with nets, selectors or service accounts on the same side")
-		}
+		c.reject(s.Name == "", field+".services.name", nil, "required")
+		c.reject(e.Selector != "" || e.NotSelector != "" || e.NamespaceSelector != "" || len(e.Nets) > 0 || len(e.NotNets) > 0 || e.ServiceAccounts != nil,
+			field+".services", s.Name, "cannot be matched together with nets, selectors or service accounts on the same side")
 	}
 }
 
 func (c *checker) ruleNets(field string, nets []string) {
-	if len(nets) > maxRuleNets {
-		c.add(field, len(nets), "has too many entries; at most %d are allowed", maxRuleNets)
-	}
-	for i, n := range nets {
-		c.net(index(field, i), n)
-	}
+	c.reject(len(nets) > maxRuleNets, field, len(nets), "has too many entries; at most %d are allowed", maxRuleNets)
+	c.nets(field, nets)
 }
 
 // rulePorts checks ports; a named port needs no protocol, for it has one.
 func (c *checker) rulePorts(field string, ports []numorstring.Port, p *numorstring.Protocol) {
-	if len(ports) > maxPorts {
-		c.add(field, len(ports), "has too many entries; at most %d are allowed", maxPorts)
-	}
+	c.reject(len(ports) > maxPorts, field, len(ports), "has too many entries; at most %d are allowed", maxPorts)
 	for i, port := range ports {
 		if port.PortName != "" {
 			continue
 		}
-		if port.MinPort == 0 || port.MinPort > port.MaxPort {
-			c.add(index(field, i), port.String(), "must be a port from 1 to 65535, a range such as 8000:8100, or a name")
-		}
-		if p == nil || !p.SupportsPorts() {
-			c.add(index(field, i), port.String(), "needs a protocol with ports in the same rule: TCP, UDP or SCTP")
-		}
+		c.reject(port.MinPort == 0 || port.MinPort > port.MaxPort, index(field, i), port.String(), "must be a port from 1 to 65535, a range such as 8000:8100, or a name")
+		c.reject(p == nil || !p.SupportsPorts(), index(field, i), port.String(), "needs a protocol with ports in the same rule: TCP, UDP or SCTP")
 	}
 }
 
@@ -205,9 +179,7 @@ func (c *checker) oneFamily(field string, r *v3.Rule) {
 			families[strings.Contains(n, ":")] = n
 		}
 	}
-	if len(families) > 1 {
-		c.add(field, nil, "mixes IPv4 (%s) and IPv6 (%s); write a rule for each", families[false], families[true])
-	}
+	c.reject(len(families) > 1, field, nil, "mixes IPv4 (%s) and IPv6 (%s); write a rule for each", families[false], families[true])
 	if v := r.IPVersion; v != nil {
 		if n, ok := families[*v == 4]; ok {
 			c.add(field+".ipVersion", *v, "does not fit %s in the same rule", n)
@@ -217,15 +189,9 @@ func (c *checker) oneFamily(field string, r *v3.Rule) {
 
 func (c *checker) http(field string, r *v3.Rule, ingress bool) {
 	f := field + ".http"
-	if !ingress || r.Action != v3.Allow {
-		c.add(f, nil, "can be matched in ingress rules with action Allow only")
-	}
-	if r.Protocol != nil && r.Protocol.String() != numorstring.ProtocolTCP {
-		c.add(f, nil, "needs protocol TCP, not %s", r.Protocol)
-	}
+	c.reject(!ingress || r.Action != v3.Allow, f, nil, "can be matched in ingress rules with action Allow only")
+	c.reject(r.Protocol != nil && r.Protocol.String() != numorstring.ProtocolTCP, f, nil, "needs protocol TCP, not %s", r.Protocol)
 	for i, p := range r.HTTP.Paths {
-		if (p.Exact == "") == (p.Prefix == "") {
-			c.add(fmt.Sprintf("%s.paths[%d]", f, i), nil, "needs either exact or prefix")
-		}
+		c.reject((p.Exact == "") == (p.Prefix == ""), fmt.Sprintf("%s.paths[%d]", f, i), nil, "needs either exact or prefix")
 	}
 }

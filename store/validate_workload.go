@@ -22,9 +22,7 @@ func (c *checker) node(n *Node) {
 	c.optAddr("spec.ipv6VXLANTunnelAddr", s.IPv6VXLANTunnelAddr, "IPv6")
 	c.mac("spec.vxlanTunnelMACAddrV6", s.VXLANTunnelMACAddrV6)
 	for i, r := range s.OrchRefs {
-		if r.Orchestrator == "" {
-			c.add(index("spec.orchRefs", i)+".orchestrator", nil, "required, for instance k8s")
-		}
+		c.reject(r.Orchestrator == "", index("spec.orchRefs", i)+".orchestrator", nil, "required, for instance k8s")
 	}
 	if w := s.Wireguard; w != nil {
 		c.optAddr("spec.wireguard.interfaceIPv4Address", w.InterfaceIPv4Address, "IPv4")
@@ -32,9 +30,7 @@ func (c *checker) node(n *Node) {
 	}
 	for i, a := range s.Addresses {
 		f := index("spec.addresses", i)
-		if a.Address == "" {
-			c.add(f+".address", nil, "required")
-		}
+		c.reject(a.Address == "", f+".address", nil, "required")
 		c.addrOrCIDR(f+".address", a.Address, "")
 		c.oneOf(f+".type", a.Type, "CalicoNodeIP", "InternalIP", "ExternalIP")
 	}
@@ -54,9 +50,7 @@ func (c *checker) nodeBGP(b *NodeBGPSpec) {
 	if *b == (NodeBGPSpec{}) {
 		c.add("spec.bgp", nil, "must not be empty; give ipv4Address, or leave bgp out for a node that takes no part in BGP")
 	}
-	if b.ASNumber != nil && *b.ASNumber == 0 {
-		c.add("spec.bgp.asNumber", 0, "AS 0 is reserved; use a number from 1 to 4294967295, or leave it out for the cluster's")
-	}
+	c.reject(b.ASNumber != nil && *b.ASNumber == 0, "spec.bgp.asNumber", 0, "AS 0 is reserved; use a number from 1 to 4294967295, or leave it out for the cluster's")
 	c.addrOrCIDR("spec.bgp.ipv4Address", b.IPv4Address, "IPv4")
 	c.addrOrCIDR("spec.bgp.ipv6Address", b.IPv6Address, "IPv6")
 	c.optAddr("spec.bgp.ipv4IPIPTunnelAddr", b.IPv4IPIPTunnelAddr, "IPv4")
@@ -79,23 +73,15 @@ func (c *checker) workloadEndpoint(w *WorkloadEndpoint) {
 	if s.Node != "" {
 		c.reference("spec.node", s.Node)
 	}
-	if s.InterfaceName == "" {
-		c.add("spec.interfaceName", nil, "required: the host's end of the wire")
-	}
+	c.reject(s.InterfaceName == "", "spec.interfaceName", nil, "required: the host's end of the wire")
 	c.interfaceName("spec.interfaceName", s.InterfaceName)
 	c.mac("spec.mac", s.MAC)
 	c.optAddr("spec.ipv4Gateway", s.IPv4Gateway, "IPv4")
 	c.optAddr("spec.ipv6Gateway", s.IPv6Gateway, "IPv6")
 	c.endpointAddresses(s)
-	for i, p := range s.Profiles {
-		c.reference(index("spec.profiles", i), p)
-	}
-	for i, p := range s.AllowSpoofedSourcePrefixes {
-		c.net(index("spec.allowSpoofedSourcePrefixes", i), p)
-	}
-	for i, p := range s.Ports {
-		c.endpointPort(index("spec.ports", i), p)
-	}
+	each("spec.profiles", s.Profiles, c.reference)
+	c.nets("spec.allowSpoofedSourcePrefixes", s.AllowSpoofedSourcePrefixes)
+	each("spec.ports", s.Ports, c.endpointPort)
 }
 
 func (c *checker) endpointAddresses(s *WorkloadEndpointSpec) {
@@ -106,37 +92,23 @@ func (c *checker) endpointAddresses(s *WorkloadEndpointSpec) {
 		if !p.IsValid() {
 			continue
 		}
-		if !p.IsSingleIP() {
-			c.add(f, n, "must be one address; write %s", netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
-		}
+		c.reject(!p.IsSingleIP(), f, n, "must be one address; write %s", netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 		own = append(own, p.Addr())
 	}
 	for i, n := range s.IPNATs {
 		f := index("spec.ipNATs", i)
 		internal := c.addr(f+".internalIP", n.InternalIP, "")
 		external := c.addr(f+".externalIP", n.ExternalIP, "")
-		if internal.IsValid() && !slices.Contains(own, internal) {
-			c.add(f+".internalIP", n.InternalIP, "is not an address of this endpoint; use one of spec.ipNetworks")
-		}
-		if internal.IsValid() && external.IsValid() && internal.Is4() != external.Is4() {
-			c.add(f+".externalIP", n.ExternalIP, "must be of the same family as internalIP")
-		}
+		c.reject(internal.IsValid() && !slices.Contains(own, internal), f+".internalIP", n.InternalIP, "is not an address of this endpoint; use one of spec.ipNetworks")
+		c.reject(internal.IsValid() && external.IsValid() && internal.Is4() != external.Is4(), f+".externalIP", n.ExternalIP, "must be of the same family as internalIP")
 	}
 }
 
 func (c *checker) endpointPort(field string, p WorkloadEndpointPort) {
-	if p.Port == 0 {
-		c.add(field+".port", 0, "must be a number from 1 to 65535")
-	}
-	if p.Name == "" && p.HostPort == 0 {
-		c.add(field+".name", nil, "required: rules refer to the port by it")
-	}
-	if strings.ContainsAny(p.Name, " :,") || len(p.Name) > 128 {
-		c.add(field+".name", p.Name, "must be at most 128 letters, digits, '-', '_' and '.'")
-	}
+	c.reject(p.Port == 0, field+".port", 0, "must be a number from 1 to 65535")
+	c.reject(p.Name == "" && p.HostPort == 0, field+".name", nil, "required: rules refer to the port by it")
+	c.reject(strings.ContainsAny(p.Name, " :,") || len(p.Name) > 128, field+".name", p.Name, "must be at most 128 letters, digits, '-', '_' and '.'")
 	c.protocol(field+".protocol", &p.Protocol)
-	if !p.Protocol.SupportsPorts() {
-		c.add(field+".protocol", p.Protocol.String(), "has no ports; use TCP, UDP or SCTP")
-	}
+	c.reject(!p.Protocol.SupportsPorts(), field+".protocol", p.Protocol.String(), "has no ports; use TCP, UDP or SCTP")
 	c.optAddr(field+".hostIP", p.HostIP, "")
 }

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
@@ -33,47 +31,17 @@ func (a *app) bgpCommand() *cobra.Command {
 	return c
 }
 
-// askBGP runs f with a connection to the daemon.
-func (a *app) askBGP(ctx context.Context, f func(apiv1.BGPClient) error) error {
-	socket, err := a.reachSocket(ctx)
-	if err != nil {
-		return err
-	}
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
-	}
-	err = f(apiv1.NewBGPClient(conn))
-	if closeErr := conn.Close(); err == nil && closeErr != nil {
-		err = closeErr
-	}
-	return err
-}
-
 func (a *app) bgpPeersCommand() *cobra.Command {
-	var output string
 	c := &cobra.Command{
 		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
 		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`.",
 		Example: "  routerctl bgp peers", Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.Node(ctx, &apiv1.NodeRequest{})
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), Peers: r.GetPeers()}, output)
-				}
-				return printBGPPeers(a.stdout, r, time.Now())
-			})
-		},
 	}
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {
+		r, err := op.Node(ctx, &apiv1.NodeRequest{})
+		return &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), Peers: r.GetPeers()}, err
+	},
+		func(w io.Writer, r *apiv1.NodeResponse) error { return printBGPPeers(w, r, time.Now()) })
 }
 
 func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
@@ -122,15 +90,11 @@ func prefixes(p *apiv1.BGPPeer, n uint32) string {
 // bgpTableCommand makes a command that shows a table; that of a peer takes the
 // peer first.
 func (a *app) bgpTableCommand(use, short, long, example string, table apiv1.BGPTable) *cobra.Command {
-	var output string
 	ofPeer := table != apiv1.BGPTable_BGP_TABLE_BEST
+	req := &apiv1.BGPRoutesRequest{Table: table}
 	c := &cobra.Command{
 		Use: use, Short: short, Long: long, Example: example,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			req := &apiv1.BGPRoutesRequest{Table: table}
+		Args: func(cmd *cobra.Command, args []string) error {
 			if ofPeer {
 				if len(args) == 0 {
 					return usagef("%s: name the peer by its address, or as `routerctl bgp peers` names it", cmd.CommandPath())
@@ -138,22 +102,14 @@ func (a *app) bgpTableCommand(use, short, long, example string, table apiv1.BGPT
 				req.Peer, args = args[0], args[1:]
 			}
 			var err error
-			if req.Prefix, err = prefixArg(args); err != nil {
-				return err
-			}
-			ctx, cancel := a.withDeadline(cmd)
-			defer cancel()
-			return explain(ctx, a.askBGP(ctx, func(b apiv1.BGPClient) error {
-				all, err := receive(ctx, b, req)
-				if err != nil {
-					return err
-				}
-				return a.printBGPRoutes(all, output, time.Now())
-			}))
+			req.Prefix, err = prefixArg(args)
+			return err
 		},
 	}
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPRoutesResponse, error) {
+		return receive(ctx, b, req)
+	},
+		printBGPRoutes)
 }
 
 // receive collects the parts of an answer.
@@ -176,52 +132,37 @@ func receive(ctx context.Context, b apiv1.BGPClient, req *apiv1.BGPRoutesRequest
 }
 
 func (a *app) bgpExplainCommand() *cobra.Command {
-	var output string
+	req := &apiv1.BGPExplainRequest{}
 	c := &cobra.Command{
 		Use: "explain PREFIX", Short: "Say of a prefix which path won, which lost or was filtered, and who is told",
 		Long: `Show every path of a prefix with the step of BGP's choice at which it lost, what
 peers sent that filters refused, and for each peer whether it is told of the
 prefix, and why not.`,
 		Example: "  routerctl bgp explain 10.9.0.0/16",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
+		Args: func(_ *cobra.Command, args []string) error {
+			var err error
+			if req.Prefix, err = prefixArg(args); err == nil && req.Prefix == "" {
+				err = usagef("bgp explain: name a prefix such as 10.9.0.0/16")
 			}
-			prefix, err := prefixArg(args)
-			if err != nil {
-				return err
-			}
-			if prefix == "" {
-				return usagef("bgp explain: name a prefix such as 10.9.0.0/16")
-			}
-			ctx, cancel := a.withDeadline(cmd)
-			defer cancel()
-			return explain(ctx, a.askBGP(ctx, func(b apiv1.BGPClient) error {
-				r, err := b.Explain(ctx, &apiv1.BGPExplainRequest{Prefix: prefix})
-				if err != nil {
-					return err
-				}
-				return a.printBGPRoutes(r, output, time.Now())
-			}))
+			return err
 		},
 	}
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPRoutesResponse, error) {
+		return b.Explain(ctx, req)
+	},
+		printBGPRoutes)
 }
 
-func (a *app) printBGPRoutes(r *apiv1.BGPRoutesResponse, output string, now time.Time) error {
-	if output != "table" {
-		return printProto(a.stdout, r, output)
-	}
+func printBGPRoutes(w io.Writer, r *apiv1.BGPRoutesResponse) error {
 	if len(r.GetRoutes()) == 0 {
-		fmt.Fprintln(a.stdout, "No routes.")
+		fmt.Fprintln(w, "No routes.")
 		return nil
 	}
 	var rows [][]string
 	for _, route := range r.GetRoutes() {
-		rows = append(rows, bgpRow(route, now))
+		rows = append(rows, bgpRow(route, time.Now()))
 	}
-	return printTable(a.stdout, []string{"", "PREFIX", "NEXT HOP", "PEER", "AS PATH", "PREF", "MED", "COMMUNITIES", "STATE", "SINCE", "WHY"}, rows)
+	return printTable(w, []string{"", "PREFIX", "NEXT HOP", "PEER", "AS PATH", "PREF", "MED", "COMMUNITIES", "STATE", "SINCE", "WHY"}, rows)
 }
 
 func bgpRow(r *apiv1.BGPRoute, now time.Time) []string {
@@ -255,7 +196,7 @@ func (a *app) bgpWatchCommand() *cobra.Command {
 		Example: "  routerctl bgp watch", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			err := a.askBGP(ctx, func(b apiv1.BGPClient) error {
+			err := ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 				stream, err := b.Watch(ctx, &apiv1.BGPWatchRequest{})
 				if err != nil {
 					return err

@@ -68,8 +68,8 @@ func (s *bgpSpeaker) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreaming
 	return stream.Send(e)
 }
 
-// Bereft answers with the lines of the script's file bereft.txt.
-func (s *bgpSpeaker) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequest, apiv1.BGPBereftResponse]) error {
+// Isolated answers with the lines of the script's file isolated.txt.
+func (s *bgpSpeaker) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
 	for {
 		_, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -79,24 +79,24 @@ func (s *bgpSpeaker) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftReq
 			return err
 		}
 	}
-	b, err := os.ReadFile(filepath.Join(s.dir, "bereft.txt"))
+	b, err := os.ReadFile(filepath.Join(s.dir, "isolated.txt"))
 	if err != nil {
-		return stream.SendAndClose(&apiv1.BGPBereftResponse{}) // most scripts have none
+		return stream.SendAndClose(&apiv1.BGPIsolatedResponse{}) // most scripts have none
 	}
-	return stream.SendAndClose(&apiv1.BGPBereftResponse{Nodes: strings.Fields(string(b))})
+	return stream.SendAndClose(&apiv1.BGPIsolatedResponse{Nodes: strings.Fields(string(b))})
 }
 
-// counter is a BGP service that counts what Bereft is asked.
+// counter is a BGP service that counts what Isolated is asked.
 type counter struct {
 	apiv1.UnimplementedBGPServer
 	parts, changes int
 }
 
-func (c *counter) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequest, apiv1.BGPBereftResponse]) error {
+func (c *counter) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
 	for {
 		req, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return stream.SendAndClose(&apiv1.BGPBereftResponse{Nodes: []string{fmt.Sprint(c.changes)}})
+			return stream.SendAndClose(&apiv1.BGPIsolatedResponse{Nodes: []string{fmt.Sprint(c.changes)}})
 		}
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/store"
@@ -112,6 +114,11 @@ func (a *app) withOperator(cmd *cobra.Command, f func(context.Context, apiv1.Ope
 
 // askOperator runs f with a connection to the daemon.
 func (a *app) askOperator(ctx context.Context, f func(apiv1.OperatorClient) error) error {
+	return ask(ctx, a, apiv1.NewOperatorClient, f)
+}
+
+// ask runs f with a client of one of the daemon's services.
+func ask[C any](ctx context.Context, a *app, client func(grpc.ClientConnInterface) C, f func(C) error) error {
 	socket, err := a.reachSocket(ctx)
 	if err != nil {
 		return err
@@ -120,11 +127,39 @@ func (a *app) askOperator(ctx context.Context, f func(apiv1.OperatorClient) erro
 	if err != nil {
 		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
 	}
-	err = f(apiv1.NewOperatorClient(conn))
+	err = f(client(conn))
 	if closeErr := conn.Close(); err == nil && closeErr != nil {
 		err = closeErr
 	}
 	return err
+}
+
+// showing completes a command that shows an answer of the daemon: get asks for it,
+// and table prints it unless -o has it printed as it came. What is wrong with the
+// command's arguments its Args have found before.
+func showing[C any, M proto.Message](a *app, c *cobra.Command, client func(grpc.ClientConnInterface) C,
+	get func(context.Context, C) (M, error), table func(io.Writer, M) error,
+) *cobra.Command {
+	var output string
+	outputFlag(c, &output)
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := checkOutput(output); err != nil {
+			return err
+		}
+		ctx, cancel := a.withDeadline(cmd)
+		defer cancel()
+		return explain(ctx, ask(ctx, a, client, func(from C) error {
+			r, err := get(ctx, from)
+			if err != nil {
+				return err
+			}
+			if output != "table" {
+				return printProto(a.stdout, r, output)
+			}
+			return table(a.stdout, r)
+		}))
+	}
+	return c
 }
 
 // explain puts an error into words: what a deadline that has passed means, and

@@ -212,7 +212,7 @@ func (d *deletion) delete(ctx context.Context, objects []store.Object) error {
 	for _, o := range objects {
 		keys = append(keys, o.Key)
 		if o.Key.Kind != store.KindIPPool && o.Key.Kind != store.KindNode {
-			plain = append(plain, store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}})
+			plain = append(plain, store.RemoveOp(o))
 		}
 	}
 	if err := commit(ctx, d.store, d.out, plain); err != nil {

@@ -84,12 +84,12 @@ func nodeDeletion(name string, have []store.Object, now time.Time) []store.Op {
 		switch v := o.Value.(type) {
 		case *store.Node:
 			if v.Name == name {
-				addrs = append(addrs, tunnelAddrs(v)...)
-				last = removal(o)
+				addrs = append(addrs, v.DeviceAddresses()...)
+				last = store.RemoveOp(o)
 			}
 		case *store.WorkloadEndpoint:
 			if gone = v.Spec.Node == name; gone {
-				addrs = append(addrs, parseAddrs(v.Spec.IPNetworks)...)
+				addrs = append(addrs, v.Addresses()...)
 			}
 		case *v3.BGPPeer:
 			gone = v.Spec.Node == name
@@ -101,12 +101,10 @@ func nodeDeletion(name string, have []store.Object, now time.Time) []store.Op {
 			// The host, should it come back, learns by that what was done.
 			gone = o.Key.Name == name
 		case *store.IPAMConfig:
-			if v.IPCooldownSeconds != nil {
-				cooldown = time.Duration(*v.IPCooldownSeconds) * time.Second
-			}
+			cooldown = v.Cooldown()
 		}
 		if gone {
-			ops = append(ops, removal(o))
+			ops = append(ops, store.RemoveOp(o))
 		}
 	}
 	ops = append(ops, releases(name, addrs, have, now, cooldown)...)
@@ -116,35 +114,6 @@ func nodeDeletion(name string, have []store.Object, now time.Time) []store.Op {
 	return ops
 }
 
-func removal(o store.Object) store.Op {
-	return store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}}
-}
-
-func tunnelAddrs(n *store.Node) []netip.Addr {
-	list := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]}
-	if b := n.Spec.BGP; b != nil {
-		list = append(list, b.IPv4IPIPTunnelAddr)
-	}
-	if w := n.Spec.Wireguard; w != nil {
-		list = append(list, w.InterfaceIPv4Address, w.InterfaceIPv6Address)
-	}
-	return parseAddrs(list)
-}
-
-// parseAddrs reads addresses with or without a length, and passes over what is
-// neither.
-func parseAddrs(list []string) []netip.Addr {
-	var addrs []netip.Addr
-	for _, s := range list {
-		if p, err := netip.ParsePrefix(s); err == nil {
-			addrs = append(addrs, p.Addr())
-		} else if a, err := netip.ParseAddr(s); err == nil {
-			addrs = append(addrs, a)
-		}
-	}
-	return addrs
-}
-
 // releases returns the operations that release addrs and node's blocks. A block
 // that cannot be read is left alone; [deletion.stateOf] has named it.
 func releases(node string, addrs []netip.Addr, have []store.Object, now time.Time, cooldown time.Duration) []store.Op {
@@ -152,73 +121,28 @@ func releases(node string, addrs []netip.Addr, have []store.Object, now time.Tim
 	for _, a := range addrs {
 		mine[a] = true
 	}
-	var ops []store.Op
-	left := map[string]map[string]int{} // handle → block → addresses it still holds
+	var edits []ipam.BlockEdit
+	handles := map[string]store.Object{}
 	for _, o := range have {
+		if o.Key.Kind == store.KindIPAMHandle {
+			handles[o.Key.Name] = o
+		}
 		b, ok := o.Value.(*store.Block)
 		if !ok {
 			continue
 		}
 		edit, ok, err := ipam.EditBlock(o, func(a ipam.Allocation) bool {
 			return mine[a.Addr] || a.Node == node && ownHandle(a.Handle, node)
-		}, owner(b) == node, now, cooldown)
-		if err != nil || !ok || len(edit.Freed) == 0 && owner(b) != node {
-			continue
-		}
-		ops = append(ops, edit.Op)
-		for h, n := range edit.Left {
-			if left[h] == nil {
-				left[h] = map[string]int{}
-			}
-			left[h][b.CIDR] = n
+		}, b.Holder() == node, now, cooldown)
+		if err == nil && ok && (len(edit.Freed) > 0 || b.Holder() == node) {
+			edits = append(edits, edit)
 		}
 	}
-	for _, o := range have {
-		if o.Key.Kind != store.KindIPAMHandle || left[o.Key.Name] == nil {
-			continue
-		}
-		if op, ok := ipam.EditHandle(o, left[o.Key.Name]); ok {
-			ops = append(ops, op)
-		}
-	}
+	ops, _ := ipam.EditOps(handles, edits...)
 	return ops
 }
 
 // ownHandle reports whether a handle holds what a node itself uses.
 func ownHandle(handle, node string) bool {
 	return handle == ipam.ReserveHandle(node) || strings.HasPrefix(handle, "routerd-gateway-"+node+".")
-}
-
-// owner returns the node that a block belongs to, or "".
-func owner(b *store.Block) string {
-	const host = "host:"
-	if b.Affinity == nil || len(*b.Affinity) <= len(host) || (*b.Affinity)[:len(host)] != host {
-		return ""
-	}
-	return (*b.Affinity)[len(host):]
-}
-
-// allocated counts the addresses of a block that are not free.
-func allocated(b *store.Block) int {
-	n := 0
-	for _, a := range b.Allocations {
-		if a != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// ordinal returns the place of an address in a block, or -1.
-func ordinal(b *store.Block, a netip.Addr) int {
-	p, err := netip.ParsePrefix(b.CIDR)
-	if err != nil || !p.Contains(a) {
-		return -1
-	}
-	base, addr := p.Addr().As16(), a.As16()
-	n := 0
-	for i := 12; i < 16; i++ { // a block is never larger than a /20 or a /116
-		n = n<<8 | int(addr[i]) - int(base[i])
-	}
-	return n
 }

@@ -10,6 +10,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 )
 
@@ -24,7 +25,7 @@ func (d *deletion) pool(ctx context.Context, o store.Object) error {
 	if _, err := store.Modify(ctx, d.store, o.Key, setDisabled(true)); err != nil {
 		return fmt.Errorf("disable %s before its deletion: %w", o.Key, err)
 	}
-	if err := wait(ctx, d.settle); err != nil {
+	if err := async.Sleep(ctx, d.settle); err != nil {
 		return err
 	}
 	cidr, err := netip.ParsePrefix(p.Spec.CIDR)
@@ -103,7 +104,7 @@ func (d *deletion) until(ctx context.Context, done func() (bool, error)) (bool, 
 		if ok || err != nil || !time.Now().Before(end) {
 			return ok, err
 		}
-		if err := wait(ctx, d.every); err != nil {
+		if err := async.Sleep(ctx, d.every); err != nil {
 			return false, err
 		}
 	}
@@ -160,7 +161,7 @@ func (d *deletion) emptyBlocks(ctx context.Context, pool store.Key, cidr netip.P
 				continue
 			}
 			b := o.Value.(*store.Block)
-			if allocated(b) > 0 {
+			if b.Allocated() > 0 {
 				continue
 			}
 			_, err := d.store.Txn(ctx, dropBlock(o)...)
@@ -181,20 +182,9 @@ func (d *deletion) emptyBlocks(ctx context.Context, pool store.Key, cidr netip.P
 
 // dropBlock removes an empty block and the claim on it.
 func dropBlock(o store.Object) []store.Op {
-	ops := []store.Op{{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}}}
-	if node := owner(o.Value.(*store.Block)); node != "" {
+	ops := []store.Op{store.RemoveOp(o)}
+	if node := o.Value.(*store.Block).Holder(); node != "" {
 		ops = append(ops, store.Op{Action: store.Remove, Object: store.Object{Key: store.AffinityKey(node, o.Key.CIDR())}})
 	}
 	return ops
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

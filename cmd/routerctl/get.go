@@ -13,7 +13,6 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/manifest"
@@ -100,7 +99,7 @@ type found struct {
 }
 
 // get prints what matches. What could be read is printed even when something
-// else could not; the error tells the latter.
+// else could not; the error names the latter.
 func get(ctx context.Context, s store.Store, w io.Writer, q query) error {
 	var results []found
 	var errs []error
@@ -171,11 +170,7 @@ func withBuiltIn(kind store.Kind, objects []store.Object) []store.Object {
 		if slices.ContainsFunc(objects, func(o store.Object) bool { return o.Key.Name == store.DefaultAllowProfile }) {
 			return objects
 		}
-		p := store.New(store.KindProfile).(*v3.Profile)
-		p.ObjectMeta = metav1.ObjectMeta{Name: store.DefaultAllowProfile}
-		p.Spec.Ingress = []v3.Rule{{Action: v3.Allow}}
-		p.Spec.Egress = []v3.Rule{{Action: v3.Allow}}
-		return append([]store.Object{{Key: store.ResourceKey(kind, p.Name), Value: p, Revision: 1}}, objects...)
+		return append([]store.Object{store.DefaultAllow()}, objects...)
 	case store.KindTier:
 		objects = slices.Clone(objects)
 		slices.SortStableFunc(objects, func(a, b store.Object) int { return cmp.Compare(orderOf(a), orderOf(b)) })

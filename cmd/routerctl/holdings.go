@@ -23,7 +23,7 @@ type holding struct {
 }
 
 // holdings lists the addresses of a range that are in use, by node and
-// address. Addresses that were released and rest are nobody's, and those that a
+// address. Addresses in their cool-down are nobody's, and those that a
 // node only holds ready it gives back by itself when the pool ends.
 func holdings(cidr netip.Prefix, blocks []store.Object) []holding {
 	var out []holding
@@ -32,13 +32,11 @@ func holdings(cidr netip.Prefix, blocks []store.Object) []holding {
 		if !ok || !cidr.Overlaps(o.Key.CIDR()) {
 			continue
 		}
-		addr := o.Key.CIDR().Addr()
-		for _, i := range b.Allocations {
-			if i != nil && *i >= 0 && *i < len(b.Attributes) && b.Attributes[*i].ReleasedAt == nil &&
-				b.Attributes[*i].Secondary["type"] != ipam.AttrTypeReserve {
-				out = append(out, holdingOf(addr, b.Attributes[*i], owner(b)))
+		for n := range b.Allocations {
+			if at := b.Attribute(n); at != nil && at.ReleasedAt == nil && at.Secondary[ipam.AttrType] != ipam.AttrTypeReserve {
+				addr, _ := store.AddrAt(o.Key.CIDR(), n)
+				out = append(out, holdingOf(addr, at, b.Holder()))
 			}
-			addr = addr.Next()
 		}
 	}
 	slices.SortFunc(out, func(a, b holding) int { return cmp.Or(cmp.Compare(a.node, b.node), a.addr.Compare(b.addr)) })
@@ -47,8 +45,8 @@ func holdings(cidr netip.Prefix, blocks []store.Object) []holding {
 
 // holdingOf reads an address's attributes, as IPAM and Calico write them. An
 // address without a node is taken to be in use where its block is.
-func holdingOf(addr netip.Addr, a store.Attribute, blockOwner string) holding {
-	h := holding{addr: addr, node: cmp.Or(a.Secondary["node"], blockOwner, "-"), namespace: a.Secondary["namespace"], workload: a.Secondary["pod"]}
+func holdingOf(addr netip.Addr, a *store.Attribute, holder string) holding {
+	h := holding{addr: addr, node: cmp.Or(a.Secondary["node"], holder, "-"), namespace: a.Secondary["namespace"], workload: a.Secondary["pod"]}
 	handle := ""
 	if a.HandleID != nil {
 		handle = *a.HandleID

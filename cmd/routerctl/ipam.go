@@ -129,18 +129,12 @@ func blockUsage(p netip.Prefix, b *store.Block, reservations []netip.Prefix) usa
 // address is counted once. Two prefixes are either nested or apart.
 func outermost(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
-	for _, p := range sorted(prefixes) {
+	for _, p := range slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare) {
 		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
 			out = append(out, p)
 		}
 	}
 	return out
-}
-
-func sorted(prefixes []netip.Prefix) []netip.Prefix {
-	return slices.SortedFunc(slices.Values(prefixes), func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	})
 }
 
 func showUsage(ctx context.Context, s store.Store, w io.Writer, showBlocks bool) error {
@@ -164,7 +158,8 @@ func showUsage(ctx context.Context, s store.Store, w io.Writer, showBlocks bool)
 			}
 		}
 	}
-	all := poolUsage(sorted(pools), sorted(slices.Collect(maps.Keys(byBlock))), outermost(reservations), byBlock)
+	slices.SortFunc(pools, netip.Prefix.Compare)
+	all := poolUsage(pools, slices.SortedFunc(maps.Keys(byBlock), netip.Prefix.Compare), outermost(reservations), byBlock)
 	if err := printUsage(w, all, showBlocks); err != nil {
 		return err
 	}
@@ -214,7 +209,7 @@ func showBorrowedAddresses(ctx context.Context, s store.Store, w io.Writer) erro
 				continue
 			}
 			for _, a := range all {
-				if a.Node == owner(b) || !a.ReleasedAt.IsZero() {
+				if a.Node == b.Holder() || !a.ReleasedAt.IsZero() {
 					continue
 				}
 				kind, who := "Workload", a.Handle
@@ -223,7 +218,7 @@ func showBorrowedAddresses(ctx context.Context, s store.Store, w io.Writer) erro
 				} else if t := a.Attributes[ipam.AttrType]; t != "" {
 					kind = t
 				}
-				rows = append(rows, []string{a.Addr.String(), a.Node, o.Key.Name, cmp.Or(owner(b), "-"), kind, who})
+				rows = append(rows, []string{a.Addr.String(), a.Node, o.Key.Name, cmp.Or(b.Holder(), "-"), kind, who})
 			}
 		}
 		return nil
@@ -247,15 +242,11 @@ func showIPAMConfig(ctx context.Context, s store.Store, w io.Writer) error {
 	case !errors.Is(err, store.ErrNotFound):
 		return err
 	}
-	rest := 0
-	if c.IPCooldownSeconds != nil {
-		rest = *c.IPCooldownSeconds
-	}
 	return printBox(w, []string{"PROPERTY", "VALUE"}, [][]string{
 		{"StrictAffinity", fmt.Sprint(c.StrictAffinity)},
 		{"AutoAllocateBlocks", fmt.Sprint(c.AutoAllocateBlocks)},
 		{"MaxBlocksPerHost", fmt.Sprint(c.MaxBlocksPerHost)},
-		{"IPCooldownSeconds", fmt.Sprint(rest)},
+		{"IPCooldownSeconds", fmt.Sprint(int(c.Cooldown().Seconds()))},
 	})
 }
 
@@ -267,12 +258,11 @@ func showAddress(ctx context.Context, s store.Store, w io.Writer, addr netip.Add
 	}
 	for _, o := range objects {
 		b := o.Value.(*store.Block)
-		i := ordinal(b, addr)
-		if i < 0 || i >= len(b.Allocations) || b.Allocations[i] == nil {
-			continue
+		i, ok := b.Ordinal(addr)
+		if at := b.Attribute(i); ok && at != nil {
+			printAttribute(w, addr, b, *at)
+			return err
 		}
-		printAttribute(w, addr, b, b.Attributes[*b.Allocations[i]])
-		return err
 	}
 	fmt.Fprintf(w, "%s is not assigned\n", addr)
 	return err
@@ -298,7 +288,7 @@ func printAttribute(w io.Writer, addr netip.Addr, b *store.Block, a store.Attrib
 		}
 	}
 	who := "no node"
-	if n := owner(b); n != "" {
+	if n := b.Holder(); n != "" {
 		who = "node " + n
 	}
 	fmt.Fprintf(w, "Block: %s of %s\n", b.CIDR, who)

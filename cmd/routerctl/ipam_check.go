@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -15,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/control/ipam/audit"
 	"github.com/routerd/routerd/store"
 )
 
@@ -52,11 +51,11 @@ that hold nothing. What a living host has is for that host to judge.`,
 }
 
 func checkIPAM(ctx context.Context, s store.Store, w io.Writer, o checkOptions) error {
-	r, err := readRecords(ctx, s)
+	r, err := audit.Read(ctx, s)
 	if err != nil {
 		return err
 	}
-	all, found := audit(r)
+	all, found := r.Check()
 	printCheck(w, r, all, found, o)
 	if o.output != "" {
 		if err := writeReport(o.output, r, all); err != nil {
@@ -65,7 +64,7 @@ func checkIPAM(ctx context.Context, s store.Store, w io.Writer, o checkOptions) 
 	}
 	left := len(found)
 	if o.fix {
-		mended, err := (&mender{s: s}).mend(ctx, found)
+		mended, err := (&audit.Mender{Store: s}).Mend(ctx, found)
 		fmt.Fprintf(w, "Mended %d problems.\n", mended)
 		if err != nil {
 			return fmt.Errorf("mend: %w", err)
@@ -80,9 +79,9 @@ func checkIPAM(ctx context.Context, s store.Store, w io.Writer, o checkOptions) 
 	return nil
 }
 
-func printCheck(w io.Writer, r *records, all []owned, found []finding, o checkOptions) {
-	fmt.Fprintf(w, "Found %d IPAM blocks, %d IP pools, %d nodes, %d handles.\n", len(r.blocks), len(r.pools), len(r.nodes), len(r.handles))
-	fmt.Fprintf(w, "Found %d node tunnel IPs and %d workload IPs; %d IPs are allocated.\n", r.tunnels, r.endpoints, len(all))
+func printCheck(w io.Writer, r *audit.Records, all []audit.Allocation, found []audit.Finding, o checkOptions) {
+	fmt.Fprintf(w, "Found %d IPAM blocks, %d IP pools, %d nodes, %d handles.\n", len(r.Blocks), len(r.Pools), len(r.Nodes), len(r.Handles))
+	fmt.Fprintf(w, "Found %d node tunnel IPs and %d workload IPs; %d IPs are allocated.\n", r.Tunnels, r.Endpoints, len(all))
 	perNode := map[string]int{}
 	for _, a := range all {
 		perNode[cmp.Or(a.Node, "(no node)")]++
@@ -95,9 +94,9 @@ func printCheck(w io.Writer, r *records, all []owned, found []finding, o checkOp
 	}
 	if o.all {
 		for _, a := range all {
-			state := strings.Join(a.owners, ", ")
+			state := strings.Join(a.Owners, ", ")
 			switch {
-			case a.leaked:
+			case a.Leaked:
 				state = "leaked; handle " + cmp.Or(a.Handle, "none")
 			case !a.ReleasedAt.IsZero():
 				state = "resting since " + a.ReleasedAt.UTC().Format(time.DateTime)
@@ -140,14 +139,14 @@ type reportIP struct {
 	Owners         []string `json:"owners,omitempty"`
 }
 
-func writeReport(file string, r *records, all []owned) error {
+func writeReport(file string, r *audit.Records, all []audit.Allocation) error {
 	out := ipamReport{Allocations: map[string][]reportIP{}}
-	if r.cluster != nil {
-		out.ClusterGUID = r.cluster.Spec.ClusterGUID
+	if r.Cluster != nil {
+		out.ClusterGUID = r.Cluster.Spec.ClusterGUID
 	}
 	for _, a := range all {
 		if a.ReleasedAt.IsZero() {
-			out.Allocations[a.Addr.String()] = []reportIP{{a.Addr.String(), a.Handle, a.Sequence, a.Node, !a.leaked, a.owners}}
+			out.Allocations[a.Addr.String()] = []reportIP{{a.Addr.String(), a.Handle, a.Sequence, a.Node, !a.Leaked, a.Owners}}
 		}
 	}
 	b, err := json.MarshalIndent(out, "", "  ")
@@ -158,59 +157,4 @@ func writeReport(file string, r *records, all []owned) error {
 		return fmt.Errorf("write report: %w", err)
 	}
 	return nil
-}
-
-// release frees addresses of a block, as long as each has the sequence number
-// that it had, and takes the block from its holder if asked to. It returns how
-// many of these it did.
-func release(ctx context.Context, s store.Store, f fix) (int, error) {
-	var last error
-	for range writeTries {
-		obj, err := s.Get(ctx, store.BlockKey(f.block))
-		if errors.Is(err, store.ErrNotFound) {
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		obj.Key = store.BlockKey(f.block)
-		edit, ok, err := ipam.EditBlock(obj, func(a ipam.Allocation) bool {
-			seq, wanted := f.free[a.Addr]
-			return wanted && seq == a.Sequence
-		}, f.disown, time.Now(), cooldown(ctx, s))
-		if err != nil || !ok {
-			return 0, err
-		}
-		ops := []store.Op{edit.Op}
-		for h, n := range edit.Left {
-			obj, err := s.Get(ctx, store.HandleKey(h))
-			if err != nil && !errors.Is(err, store.ErrNotFound) {
-				return 0, err
-			}
-			obj.Key = store.HandleKey(h)
-			if op, ok := ipam.EditHandle(obj, map[string]int{f.block.String(): n}); ok {
-				ops = append(ops, op)
-			}
-		}
-		if _, last = s.Txn(ctx, ops...); last == nil {
-			n := len(edit.Freed)
-			if f.disown {
-				n++
-			}
-			return n, nil
-		}
-		if !errors.Is(last, store.ErrConflict) {
-			return 0, last
-		}
-	}
-	return 0, last
-}
-
-// cooldown returns how long a released address rests.
-func cooldown(ctx context.Context, s store.Store) time.Duration {
-	obj, err := s.Get(ctx, store.IPAMConfigKey())
-	if c, ok := obj.Value.(*store.IPAMConfig); err == nil && ok && c.IPCooldownSeconds != nil {
-		return time.Duration(*c.IPCooldownSeconds) * time.Second
-	}
-	return 0
 }

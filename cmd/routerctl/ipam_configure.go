@@ -136,7 +136,7 @@ func splitPool(ctx context.Context, s store.Store, w io.Writer, n int, name, cid
 		if err != nil {
 			return err
 		}
-		ops := []store.Op{removal(o)}
+		ops := []store.Op{store.RemoveOp(o)}
 		for _, part := range parts {
 			if err := store.Validate(part); err != nil {
 				return err

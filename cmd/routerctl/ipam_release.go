@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/routerd/routerd/control/ipam/audit"
 	"github.com/routerd/routerd/store"
 )
 
@@ -53,7 +54,7 @@ call so.`,
 }
 
 func releaseAddresses(ctx context.Context, s store.Store, w io.Writer, addrs []netip.Addr, reports []string, force bool) error {
-	r, err := readRecords(ctx, s)
+	r, err := audit.Read(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -61,8 +62,8 @@ func releaseAddresses(ctx context.Context, s store.Store, w io.Writer, addrs []n
 	if err != nil {
 		return err
 	}
-	given, _ := audit(r)
-	byAddr := map[netip.Addr]owned{}
+	given, _ := r.Check()
+	byAddr := map[netip.Addr]audit.Allocation{}
 	for _, a := range given {
 		byAddr[a.Addr] = a
 	}
@@ -82,11 +83,11 @@ func releaseAddresses(ctx context.Context, s store.Store, w io.Writer, addrs []n
 		case !ok || have.Sequence != seq:
 			fmt.Fprintf(w, "%s was released or given anew since the report\n", a)
 			continue
-		case len(have.owners) > 0 && !force:
-			errs = append(errs, fmt.Errorf("release %s: %s has it; delete that first, or give --force", a, strings.Join(have.owners, ", ")))
+		case len(have.Owners) > 0 && !force:
+			errs = append(errs, fmt.Errorf("release %s: %s has it; delete that first, or give --force", a, strings.Join(have.Owners, ", ")))
 			continue
 		}
-		freed, err := release(ctx, s, fix{block: have.Block, free: map[netip.Addr]uint64{a: seq}})
+		freed, err := audit.Release(ctx, s, have.Allocation)
 		n += freed
 		if err != nil {
 			errs = append(errs, fmt.Errorf("release %s: %w", a, err))
@@ -98,7 +99,7 @@ func releaseAddresses(ctx context.Context, s store.Store, w io.Writer, addrs []n
 
 // fromReports returns the leaks that all reports name, with their sequence
 // numbers.
-func fromReports(files []string, r *records) (map[netip.Addr]uint64, error) {
+func fromReports(files []string, r *audit.Records) (map[netip.Addr]uint64, error) {
 	out := map[netip.Addr]uint64{}
 	for i, file := range files {
 		b, err := os.ReadFile(file)
@@ -109,8 +110,8 @@ func fromReports(files []string, r *records) (map[netip.Addr]uint64, error) {
 		if err := json.Unmarshal(b, &rep); err != nil {
 			return nil, fmt.Errorf("report %s: %w", file, err)
 		}
-		if r.cluster != nil && rep.ClusterGUID != "" && rep.ClusterGUID != r.cluster.Spec.ClusterGUID {
-			return nil, fmt.Errorf("report %s is of another cluster (clusterGUID %s, here %s)", file, rep.ClusterGUID, r.cluster.Spec.ClusterGUID)
+		if r.Cluster != nil && rep.ClusterGUID != "" && rep.ClusterGUID != r.Cluster.Spec.ClusterGUID {
+			return nil, fmt.Errorf("report %s is of another cluster (clusterGUID %s, here %s)", file, rep.ClusterGUID, r.Cluster.Spec.ClusterGUID)
 		}
 		leaks := map[netip.Addr]uint64{}
 		for _, list := range rep.Allocations {

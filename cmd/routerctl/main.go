@@ -41,12 +41,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return 0
 	}
-	var told interface {
+	var own interface {
 		error
 		ExitCode() int
 	}
-	if errors.As(err, &told) {
-		return told.ExitCode()
+	if errors.As(err, &own) {
+		return own.ExitCode()
 	}
 	fmt.Fprintf(stderr, "routerctl: %v\n", err)
 	var usage *usageError
@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return 1
 }
 
-// exitCode is an error that has been told already.
+// exitCode is an error that has been printed already.
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }

@@ -138,7 +138,7 @@ func versionText(v string) string {
 	return "version " + v
 }
 
-// isIPv6 tells the family of a peer's address, which may come with a port.
+// isIPv6 reports the family of a peer's address, which may come with a port.
 func isIPv6(s string) bool {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return ap.Addr().Is6()

@@ -14,7 +14,6 @@ import (
 
 // pathsCommand shows what this host measured of the underlay.
 func (a *app) pathsCommand() *cobra.Command {
-	var output string
 	c := &cobra.Command{
 		Use:   "paths",
 		Short: "Show how the network reaches every other host: address, NAT, packet size",
@@ -32,24 +31,11 @@ whether probes are answered there, and what was measured:
 With -o yaml, every address that is tried, with its state.`,
 		Example: "  routerctl node paths\n  routerctl node paths -o yaml\n  routerctl --lab demo --host node2 node paths",
 		Args:    noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.Paths(ctx, &apiv1.PathsRequest{})
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, r, output)
-				}
-				return printPaths(a.stdout, r, time.Now())
-			})
-		},
 	}
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PathsResponse, error) {
+		return op.Paths(ctx, &apiv1.PathsRequest{})
+	},
+		func(w io.Writer, r *apiv1.PathsResponse) error { return printPaths(w, r, time.Now()) })
 }
 
 func printPaths(w io.Writer, r *apiv1.PathsResponse, now time.Time) error {

@@ -13,7 +13,6 @@ import (
 )
 
 func (a *app) nodeTunnelsCommand() *cobra.Command {
-	var output string
 	var retry []string
 	var all bool
 	c := &cobra.Command{
@@ -30,26 +29,13 @@ measured anew with everything on that no other node needs off: if the fault is
 still there, packets are lost for a moment.`,
 		Example: "  routerctl node tunnels\n  routerctl node tunnels -o json\n  routerctl node tunnels --retry node2",
 		Args:    noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.Tunnels(ctx, &apiv1.TunnelsRequest{Retry: retry, RetryAll: all})
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, r, output)
-				}
-				return printTunnels(a.stdout, r)
-			})
-		},
 	}
-	outputFlag(c, &output)
 	c.Flags().StringSliceVar(&retry, "retry", nil, "measure the tunnels to these nodes anew, as if nothing were known of them")
 	c.Flags().BoolVar(&all, "retry-all", false, "measure all tunnels anew")
-	return c
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.TunnelsResponse, error) {
+		return op.Tunnels(ctx, &apiv1.TunnelsRequest{Retry: retry, RetryAll: all})
+	},
+		printTunnels)
 }
 
 func printTunnels(w io.Writer, r *apiv1.TunnelsResponse) error {

@@ -23,8 +23,21 @@ func (a *app) policyCommand() *cobra.Command {
 	return c
 }
 
+// endpointArg takes at most one argument, the name of an endpoint.
+func endpointArg(to *string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return usagef("%s: name at most one endpoint", strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
+		}
+		if len(args) == 1 {
+			*to = args[0]
+		}
+		return nil
+	}
+}
+
 func (a *app) policyShowCommand() *cobra.Command {
-	var output string
+	req := &apiv1.PolicyRequest{}
 	c := &cobra.Command{
 		Use:   "show [ENDPOINT]",
 		Short: "Show an endpoint's rules in order, with the kernel's counters",
@@ -36,31 +49,12 @@ or a container.
 Counters are of first packets: the rest of an allowed connection is not judged
 again. Endpoints with the same policies share a policy's counters.`,
 		Example: "  routerctl policy show\n  routerctl policy show default/web-0\n  routerctl policy show cali1234567890a -o yaml",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			if len(args) > 1 {
-				return usagef("policy show: name at most one endpoint")
-			}
-			req := &apiv1.PolicyRequest{}
-			if len(args) == 1 {
-				req.Endpoint = args[0]
-			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.Policy(ctx, req)
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, r, output)
-				}
-				return printPolicy(a.stdout, r, req.Endpoint != "")
-			})
-		},
+		Args:    endpointArg(&req.Endpoint),
 	}
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyResponse, error) {
+		return op.Policy(ctx, req)
+	},
+		func(w io.Writer, r *apiv1.PolicyResponse) error { return printPolicy(w, r, req.Endpoint != "") })
 }
 
 func printPolicy(w io.Writer, r *apiv1.PolicyResponse, rules bool) error {
@@ -141,7 +135,6 @@ func printEndpoint(w io.Writer, e *apiv1.PolicyEndpoint) error {
 }
 
 func (a *app) policyExplainCommand() *cobra.Command {
-	var output string
 	req := &apiv1.PolicyExplainRequest{}
 	c := &cobra.Command{
 		Use:   "explain --from A --to B",
@@ -157,24 +150,14 @@ and the kernel's connection tracking says whether it let the packet pass.`,
 		Example: `  routerctl policy explain --from default/client --to default/web-0 --protocol tcp --port 80
   routerctl policy explain --from 198.51.100.7 --to 192.168.12.5 --protocol udp --port 53
   routerctl policy explain --from default/client --to 192.168.12.5 --protocol icmp --icmp-type 8 --trace`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
 			if req.From == "" || req.To == "" {
 				return usagef("policy explain: --from and --to are required: an endpoint, a node, host, or an address")
 			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.PolicyExplain(ctx, req)
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, r, output)
-				}
-				return printExplanation(a.stdout, r)
-			})
+			return nil
 		},
 	}
 	f := c.Flags()
@@ -187,8 +170,10 @@ and the kernel's connection tracking says whether it let the packet pass.`,
 	f.Uint32Var(&req.IcmpType, "icmp-type", 0, "type of an ICMP message")
 	f.Uint32Var(&req.IcmpCode, "icmp-code", 0, "code of an ICMP message")
 	f.BoolVar(&req.Trace, "trace", false, "send such a packet and compare")
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyExplainResponse, error) {
+		return op.PolicyExplain(ctx, req)
+	},
+		printExplanation)
 }
 
 func printExplanation(w io.Writer, r *apiv1.PolicyExplainResponse) error {
@@ -224,7 +209,6 @@ func allowedOrDenied(ok bool) string {
 }
 
 func (a *app) flowsCommand() *cobra.Command {
-	var output string
 	req := &apiv1.FlowsRequest{}
 	c := &cobra.Command{
 		Use:   "flows [ENDPOINT]",
@@ -233,33 +217,15 @@ func (a *app) flowsCommand() *cobra.Command {
 staged rules would have judged, oldest first. The daemon keeps the last 4096; of a
 burst that the kernel cannot hand over some are missing, and their number is told.`,
 		Example: "  routerctl flows\n  routerctl flows --denied --limit 20\n  routerctl flows default/web-0",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			if len(args) > 1 {
-				return usagef("flows: name at most one endpoint")
-			}
-			if len(args) == 1 {
-				req.Endpoint = args[0]
-			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.Flows(ctx, req)
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, r, output)
-				}
-				return printFlows(a.stdout, r)
-			})
-		},
+		Args:    endpointArg(&req.Endpoint),
 	}
 	f := c.Flags()
 	f.Uint32Var(&req.Limit, "limit", 100, "show the newest of them; 0: all that are kept")
 	f.BoolVar(&req.Denied, "denied", false, "only what was denied")
-	outputFlag(c, &output)
-	return c
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.FlowsResponse, error) {
+		return op.Flows(ctx, req)
+	},
+		printFlows)
 }
 
 func printFlows(w io.Writer, r *apiv1.FlowsResponse) error {

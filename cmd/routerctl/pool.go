@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 )
 
@@ -208,19 +209,19 @@ func (d *drain) print(st drained) error {
 
 // waitFor looks again and again until nothing is left, and says what changed.
 func (d *drain) waitFor(ctx context.Context, p *v3.IPPool, st drained) error {
-	told := st
+	printed := st
 	for !st.done() {
-		if err := wait(ctx, d.every); err != nil {
+		if err := async.Sleep(ctx, d.every); err != nil {
 			return err
 		}
 		var err error
 		if st, err = d.look(ctx, p); err != nil {
 			return err
 		}
-		if len(st.workloads) == len(told.workloads) && len(st.tunnels) == len(told.tunnels) {
+		if len(st.workloads) == len(printed.workloads) && len(st.tunnels) == len(printed.tunnels) {
 			continue
 		}
-		told = st
+		printed = st
 		line := fmt.Sprintf("workloads: %d, tunnels: %d", len(st.workloads), len(st.tunnels))
 		if len(st.workloads) > 0 {
 			line += " (" + whose(st.workloads) + ")"

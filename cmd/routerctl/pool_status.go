@@ -20,13 +20,13 @@ func (a *app) poolStatusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [NAME...]",
 		Short: "Show how pools are carried, and how far a change of that has come",
-		Long: `Show for each pool the mode that it asks for and, for each node, whether the node takes
-in what the mode needs, in which mode it sends, and what it waits for.
+		Long: `Show for each pool the mode that it asks for and, for each node, whether the node accepts
+what the mode needs, in which mode it sends, and what it waits for.
 
-A change of mode goes on node by node without losing packets: each node first takes in
-the new form, then sends in it to those who do, and lets go of the old one when nobody
-sends in it any more. A node that cannot take in the new form stops the change for
-packets to and from it; the reason is shown.`,
+A change of mode goes on node by node without losing packets: each node first accepts
+the new encapsulation, then sends in it to those who accept it too, and lets go of the
+old one when no node sends in it any more. A node that cannot accept the new one stops
+the change for packets to and from it; the reason is shown.`,
 		Example: "  routerctl pool status\n  routerctl pool status default-ipv4-ippool",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
@@ -110,21 +110,21 @@ func (c cluster) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
 	m := c.modeOf(p)
 	var waitFor []string
 	for _, n := range c.nodes {
-		if f := store.FormsOf(n); f.Published && !takesIn(f, m.FormsAt(n, p)) {
+		if f := store.NodeEncapsOf(n); f.Published && !accepts(f, m.EncapsAt(n, p)) {
 			waitFor = append(waitFor, n.Name)
 		}
 	}
 	for _, n := range c.nodes {
-		f := store.FormsOf(n)
+		f := store.NodeEncapsOf(n)
 		if !f.Published {
 			rows = append(rows, []string{n.Name, "-", "-", "says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once"})
 			continue
 		}
 		of++
-		forms := m.FormsAt(n, p)
+		forms := m.EncapsAt(n, p)
 		takes, sends, note := "yes", cmp.Or(f.Sends[p.Name], "-"), "-"
 		switch {
-		case !takesIn(f, forms):
+		case !accepts(f, forms):
 			takes, note = "no", whyNot(f, forms)
 		case sends == m.String():
 		case len(waitFor) > 0:
@@ -140,12 +140,12 @@ func (c cluster) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
 	return rows, moved, of
 }
 
-func takesIn(f store.NodeForms, forms []string) bool {
-	return !slices.ContainsFunc(forms, func(form string) bool { return !slices.Contains(f.Accepts, form) })
+func accepts(f store.NodeEncaps, encaps []string) bool {
+	return !slices.ContainsFunc(encaps, func(e string) bool { return !slices.Contains(f.Accepts, e) })
 }
 
-// whyNot says why a node does not take in what a mode needs.
-func whyNot(f store.NodeForms, forms []string) string {
+// whyNot says why a node does not accept what a mode needs.
+func whyNot(f store.NodeEncaps, forms []string) string {
 	for _, form := range forms {
 		if slices.Contains(f.Accepts, form) {
 			continue
@@ -153,12 +153,12 @@ func whyNot(f store.NodeForms, forms []string) string {
 		if why, ok := f.Refuses[form]; ok {
 			return form + ": " + why
 		}
-		return "has not said yet that it takes in " + form
+		return "has not said yet that it accepts " + form
 	}
 	return "-"
 }
 
-// checkRefused refuses pools whose mode some node cannot take in.
+// checkRefused refuses pools whose mode some node cannot accept.
 func checkRefused(ctx context.Context, s store.Store, docs []manifest.Document) error {
 	var pools []manifest.Document
 	for _, d := range docs {

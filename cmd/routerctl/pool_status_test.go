@@ -10,11 +10,11 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func liveNode(t *testing.T, s store.Store, name, ipv4 string, f store.NodeForms) {
+func liveNode(t *testing.T, s store.Store, name, ipv4 string, f store.NodeEncaps) {
 	t.Helper()
 	n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	n.Spec.BGP = &store.NodeBGPSpec{IPv4Address: ipv4}
-	store.SetForms(n, f)
+	store.SetNodeEncaps(n, f)
 	if _, err := store.Create(t.Context(), s, n); err != nil {
 		t.Fatal(err)
 	}
@@ -30,17 +30,17 @@ func TestPoolStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	const vxlan = "VXLAN/4096/4789"
-	liveNode(t, s, "node1", "192.0.2.1/24", store.NodeForms{
+	liveNode(t, s, "node1", "192.0.2.1/24", store.NodeEncaps{
 		Published: true, Accepts: []string{"ipip", "vxlan/4096/4789"}, Sends: map[string]string{"moving": vxlan, "settled": vxlan},
 	})
-	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeForms{
+	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeEncaps{
 		Published: true, Accepts: []string{"vxlan/4096/4789"}, Sends: map[string]string{"moving": vxlan, "settled": vxlan},
 		Refuses: map[string]string{"ipip": "no such module"},
 	})
-	liveNode(t, s, "node3", "192.0.2.3/24", store.NodeForms{
+	liveNode(t, s, "node3", "192.0.2.3/24", store.NodeEncaps{
 		Published: true, Accepts: []string{"vxlan/4096/4789"}, Sends: map[string]string{"settled": vxlan},
 	})
-	liveNode(t, s, "node4", "192.0.2.4/24", store.NodeForms{})
+	liveNode(t, s, "node4", "192.0.2.4/24", store.NodeEncaps{})
 	c, err := readCluster(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestPoolStatus(t *testing.T) {
 NODE    TAKES IN   SENDS             NOTE
 node1   yes        VXLAN/4096/4789   waits for node2, node3
 node2   no         VXLAN/4096/4789   ipip: no such module
-node3   no         -                 has not said yet that it takes in ipip
+node3   no         -                 has not said yet that it accepts ipip
 node4   -          -                 says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once
 
 IPPool(settled) 10.1.0.0/24: VXLAN/4096/4789; 3 of 3 nodes have moved to it
@@ -75,12 +75,12 @@ node4   -          -                 says nothing of its packets, as nodes witho
 	}
 }
 
-// TestRefusedMode: a mode that a node cannot take in is refused, naming node
+// TestRefusedMode: a mode that a node cannot accept is refused, naming node
 // and reason; what is so already, and other modes, are not.
 func TestRefusedMode(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
-	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeForms{Published: true, Refuses: map[string]string{"ipip": "no such module"}})
+	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeEncaps{Published: true, Refuses: map[string]string{"ipip": "no such module"}})
 	if err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, poolText("old", "10.0.0.0/24", ", ipipMode: Always")), false); err != nil {
 		t.Fatal(err)
 	}

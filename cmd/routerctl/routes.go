@@ -14,8 +14,7 @@ import (
 )
 
 func (a *app) routesCommand() *cobra.Command {
-	var all bool
-	var output string
+	req := &apiv1.RoutesRequest{}
 	c := &cobra.Command{
 		Use:   "routes [PREFIX|ADDRESS]",
 		Short: "Show routerd's routes on this host, and why each is there",
@@ -26,29 +25,18 @@ marked * is in the kernel; the others say why they lost.
 With --all, show the other objects that routerd keeps in the kernel too: devices,
 addresses, next hops, neighbours, forwarding entries and sysctls.`,
 		Example: "  routerctl routes\n  routerctl routes 192.168.12.0/26\n  routerctl routes 192.168.12.5\n  routerctl routes --all -o json",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			prefix, err := prefixArg(args)
-			if err != nil {
-				return err
-			}
-			return a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
-				r, err := op.Routes(ctx, &apiv1.RoutesRequest{Prefix: prefix, AllObjects: all})
-				if err != nil {
-					return err
-				}
-				if output != "table" {
-					return printProto(a.stdout, r, output)
-				}
-				return printRoutes(a.stdout, r, prefix, all, time.Now())
-			})
+		Args: func(_ *cobra.Command, args []string) (err error) {
+			req.Prefix, err = prefixArg(args)
+			return err
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "devices, neighbours, forwarding entries and sysctls too")
-	outputFlag(c, &output)
-	return c
+	c.Flags().BoolVar(&req.AllObjects, "all", false, "devices, neighbours, forwarding entries and sysctls too")
+	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.RoutesResponse, error) {
+		return op.Routes(ctx, req)
+	},
+		func(w io.Writer, r *apiv1.RoutesResponse) error {
+			return printRoutes(w, r, req.Prefix, req.AllObjects, time.Now())
+		})
 }
 
 func prefixArg(args []string) (string, error) {

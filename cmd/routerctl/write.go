@@ -70,7 +70,7 @@ written in one transaction, so that nothing is ever half applied; only more than
 
 A new IPPool must be apart from other pools, from the ranges of services, from
 the networks of all nodes, and from the addresses and routes of this host. A mode
-that some node says it cannot take in (its kernel has no such tunnel) is refused,
+that some node says it cannot accept (its kernel has no such tunnel) is refused,
 naming the node; so is a change that leaves a node without any configured BGP
 session.`
 	switch v {

@@ -214,7 +214,7 @@ func putBlock(t *testing.T, s store.Store, b *store.Block) {
 	t.Helper()
 	p := netip.MustParsePrefix(b.CIDR)
 	ops := []store.Op{{Action: store.Put, Object: store.Object{Key: store.BlockKey(p), Value: b}}}
-	if n := owner(b); n != "" {
+	if n := b.Holder(); n != "" {
 		ops = append(ops, store.Op{Action: store.Put, Object: store.Object{Key: store.AffinityKey(n, p), Value: &store.Affinity{State: store.AffinityConfirmed}}})
 	}
 	if _, err := s.Txn(t.Context(), ops...); err != nil {
@@ -328,7 +328,8 @@ func TestUsageAddsUp(t *testing.T) {
 		got := poolUsage([]netip.Prefix{pool}, []netip.Prefix{block}, outermost(reserved), map[netip.Prefix]*store.Block{block: b})[0]
 		want := usage{cidr: pool, total: 64}
 		for a := pool.Addr(); pool.Contains(a); a = a.Next() {
-			used := ordinal(b, a) >= 0 && b.Allocations[ordinal(b, a)] != nil
+			n, ok := b.Ordinal(a)
+			used := ok && b.Allocations[n] != nil
 			res := false
 			for _, r := range reserved {
 				res = res || r.Contains(a)

@@ -86,12 +86,14 @@ func start(tb testing.TB) *daemon {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s := grpc.NewServer(rpc.ServerOptions(slog.New(slog.DiscardHandler))...)
-	apiv1.RegisterCNIServer(s, rpc.NewCNIServer(d))
+	log, server := slog.New(slog.DiscardHandler), rpc.NewCNIServer(d)
+	s := grpc.NewServer(rpc.ServerOptions(log)...)
+	apiv1.RegisterCNIServer(s, server)
+	frames := rpc.NewFrames(l, server, log)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Serve(l)
+		_ = s.Serve(frames)
 	}()
 	tb.Cleanup(func() { close(d.over); s.Stop(); <-done })
 	return d

@@ -17,7 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/cni"
+	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
 	"github.com/routerd/routerd/dataplane/nft"
@@ -60,7 +62,7 @@ and ipsets, and nothing else. The daemon may run meanwhile.`,
 				agreed = nil
 			}
 			if calico {
-				return cleanCalico(cmd.Context(), cmd.OutOrStdout(), agreed)
+				return foreign.CleanFelix(cmd.Context(), cmd.OutOrStdout(), agreed)
 			}
 			c, err := config.Load(file)
 			if err != nil {
@@ -137,17 +139,17 @@ func (cl *cleanup) run(ctx context.Context, agreed func(n int) bool) error {
 		fmt.Fprintln(cl.out, "nothing of routerd's is on this host")
 		return nil
 	case agreed == nil:
-		cl.tell("would remove", things)
+		cl.list("would remove", things)
 		return nil
 	}
-	cl.tell("to be removed:", things)
+	cl.list("to be removed:", things)
 	if !agreed(len(things)) {
 		return errors.New("nothing was removed")
 	}
 	return cl.removeAll(ctx, things)
 }
 
-func (cl *cleanup) tell(verb string, things []thing) {
+func (cl *cleanup) list(verb string, things []thing) {
 	for _, t := range things {
 		fmt.Fprintln(cl.out, verb, t.what)
 	}
@@ -235,7 +237,16 @@ func (cl *cleanup) files() ([]thing, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, path := range append(run, marks...) {
+	run = append(run, marks...)
+	var left []string // of writes that a kill ended
+	for _, path := range run {
+		list, err := atomicfile.Leftovers(path)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, list...)
+	}
+	for _, path := range append(run, left...) {
 		if _, err := os.Lstat(path); err == nil {
 			add(path)
 		}

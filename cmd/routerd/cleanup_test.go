@@ -126,6 +126,11 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("beside a daemon: %d %s\nwant %s", code, out, want)
 	}
 	r.kill(syscall.SIGKILL)
+	// As a kill in the middle of a write leaves it.
+	cut := filepath.Join(h.runDir(), ".reach.json.42.tmp")
+	if err := os.WriteFile(cut, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	busy := h.everything()
 
 	code, dry := cleanup("--dry-run")
@@ -136,6 +141,7 @@ func TestCleanup(t *testing.T) {
 		"would remove route 192.168.200.0/26 nhid ", "would remove nexthop id ", "would remove link vxlan.calico type vxlan ",
 		"would remove address ", "would remove link cali", "would remove nftables table inet routerd\n", "would remove file " + conflist + "\n",
 		"would remove file " + protocols + "\n", "would remove file " + filepath.Join(h.runDir(), "cni.sock") + "\n",
+		"would remove file " + cut + "\n",
 	} {
 		if !strings.Contains(dry, want) {
 			t.Errorf("the dry run does not say %q:\n%s", want, dry)

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// collectorOffice is held by the one host that looks after the cluster.
-	collectorOffice = "ipam-collector"
-	// collectorTTL is how long the office is vacant when its holder dies. Leaks
+	// collectorLease is held by the one host that looks after the cluster.
+	collectorLease = "ipam-collector"
+	// collectorTTL is how long nobody has the lease when its holder dies. Leaks
 	// can wait; a lease that is renewed seldom costs little.
 	collectorTTL = time.Minute
 )
@@ -45,7 +45,7 @@ func (d *router) runCollector(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { c.RunHost(ctx); return nil })
-	g.Go(func() error { d.store.Lead(ctx, collectorOffice, d.name, collectorTTL, c.RunCluster); return nil })
+	g.Go(func() error { d.store.Lead(ctx, collectorLease, d.name, collectorTTL, c.RunCluster); return nil })
 	return g.Wait()
 }
 

@@ -17,17 +17,23 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/operator"
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/presence"
+	"github.com/routerd/routerd/control/probe"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
@@ -46,10 +52,14 @@ type router struct {
 	name    string
 	log     *slog.Logger
 	started time.Time
-	checks  *health.Log
 
-	etcd   *embedded.Server // nil: external
-	store  *etcd.Store
+	etcd  *embedded.Server // nil: external
+	store *etcd.Store
+	// cluster is this host's copy of what the store holds, and follow where each
+	// part is in it.
+	cluster *cluster.Cluster
+	follow  followers
+
 	kernel *kernel.Kernel
 	core   *vrouter.Core
 	ipam   *ipam.Allocator
@@ -59,26 +69,20 @@ type router struct {
 	adjacent *adjacent.Tracker
 	wire     *workload.Wire
 	attach   *attach.Attacher
-	// restored is closed when the workloads of an earlier life are taken over.
+	// restored is closed when the workloads of the previous run are taken over.
 	restored chan struct{}
 	// journal is what this host has promised and must know after the loss of power.
 	journal *journal.Journal
-	reach   *reacher
+	probe   *probe.Prober
 	policy  *policies // nil: switched off
 
 	presence *presence.Keeper
-	refused  chan struct{}    // another machine has this host's name
-	away     chan store.Batch // the datastore cannot be reached, or can again; before the parts follow it
+	refused  chan struct{} // another machine has this host's name
 
-	storeErr atomic.Pointer[error] // why the datastore cannot be reached; nil: it can
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
-	tunnels  *tunnels              // nil: probes are not enabled
 	noPolicy error                 // why this kernel cannot enforce policy
-	bgpFeed  chan store.Batch
-	ipamFeed chan store.Batch
 	counters counters
-	foreign  foreign
-	felix    felixRest
+	operator *operator.Server
 }
 
 // run makes the daemon and runs it until ctx ends or a part cannot go on.
@@ -109,7 +113,7 @@ func run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	return d.run(ctx)
 }
 
-// deferBGP bounds for how long routes that BGP learned stay as an earlier life
+// deferBGP bounds for how long routes that BGP learned stay as the previous run
 // left them. Sessions of a restarted daemon are back within about ten seconds.
 const deferBGP = 30 * time.Second
 
@@ -117,9 +121,8 @@ const deferBGP = 30 * time.Second
 // for the caller to close.
 func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logger) (*router, error) {
 	d := &router{
-		cfg: c, name: name, log: log, started: time.Now(), checks: health.NewLog(time.Now),
-		bgpFeed: make(chan store.Batch), ipamFeed: make(chan store.Batch), counters: newCounters(),
-		restored: make(chan struct{}), away: make(chan store.Batch, 1),
+		cfg: c, name: name, log: log, started: time.Now(),
+		counters: newCounters(), restored: make(chan struct{}),
 	}
 	var err error
 	// The kernel first: without its permission nothing else is of use.
@@ -132,6 +135,8 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err := d.openStore(ctx); err != nil {
 		return d, err
 	}
+	d.cluster = cluster.New(cluster.Config{Store: d.store, Node: name, Log: log.With("component", "cluster")})
+	d.follow = follow(d.cluster, c.BGP.Enabled)
 	if err := d.newPolicy(); err != nil {
 		return d, err
 	}
@@ -148,19 +153,16 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		cc.DeferBGP = deferBGP
 	}
 	d.core = vrouter.New(cc)
-	if d.tunnels, err = d.newTunnels(); err != nil {
-		return d, err
-	}
 	if err := d.openJournal(); err != nil {
 		return d, err
 	}
 	d.ipam = ipam.New(ipam.Config{
-		Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: d.unusablePool,
+		Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: func(pool string) string { return d.operator.UnusablePool(pool) }, // it is made last
 		Reserve: ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
 	})
 	d.node = node.New(node.Config{
-		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, Log: log.With("component", "node"),
-		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: d.conditions,
+		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
+		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: func() []metav1.Condition { return d.operator.Conditions() }, // it is made last
 	})
 	if c.BGP.Enabled {
 		d.adjacent = d.newAdjacent()
@@ -181,9 +183,9 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		return d, err
 	}
 	d.attach, err = attach.New(attach.Config{
-		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: workloadIPAM{d.ipam}, Sink: d.kernel, Store: d.store, Wire: d.wire,
+		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.store, Wire: d.wire,
 		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady, Held: d.nameHeld,
-		Rules: d.awaitRules(), Announce: d.announceEndpoint, Written: d.endpointWritten, Ended: d.endpointEnded, Log: log.With("component", "attach"),
+		Rules: d.awaitRules(), OwnWrites: d.cluster, Log: log.With("component", "attach"),
 	})
 	if err != nil {
 		return d, err
@@ -191,8 +193,18 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err := d.newPresence(); err != nil {
 		return d, err
 	}
-	d.reach, err = d.newReach(ctx)
-	return d, err
+	if err := d.newProbe(ctx); err != nil {
+		return d, err
+	}
+	d.operator = operator.New(operator.Config{
+		Node: name, Version: version, Started: d.started, Datastore: datastoreName(c), RouteProtocol: c.Dataplane.RouteProtocol,
+		Conflist: conflistOptions(c), Log: log,
+		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
+		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
+		DatastoreError: d.datastoreError, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
+		MTUError: d.mtuError, Damage: d.damage, WorkloadMTU: d.workloadMTU,
+	})
+	return d, nil
 }
 
 // openStore starts the embedded datastore if no other is configured, and makes
@@ -285,48 +297,55 @@ func (d *router) run(ctx context.Context) error {
 	}
 	part("kernel writer", d.kernel.Run)
 	part("core", d.core.Run)
-	part("ipam", func(ctx context.Context) error { return d.ipam.Run(ctx, d.ipamFeed) })
+	part("ipam", func(ctx context.Context) error { return d.ipam.Run(ctx, d.follow.ipam) })
 	part("node", d.node.Run)
 	part("underlay", d.followUnderlay)
 	part("presence", d.runPresence)
-	part("store", d.followStore)
+	part("cluster", d.followCluster)
+	part("core follows", func(ctx context.Context) error { return d.follow.core.Each(ctx, d.core.Store) })
+	part("node follows", each(d.follow.node, d.node.HandleStore))
+	part("probes follow", each(d.follow.probe, d.probe.HandleStore))
+	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))
+	part("policy follows", each(d.follow.policy, d.policy.handleStore))
 	part("bootstrap", d.bootstrap)
-	part("reach", d.runReach)
+	part("probes", d.probe.Run)
 	part("policy", d.runPolicy)
-	part("live change", d.followForms)
-	if d.tunnels != nil {
-		part("probes", func(ctx context.Context) error { return d.tunnels.run(ctx, d.core, d.store) })
-	}
+	part("live change", d.followEncaps)
 	part("workloads", d.runAttach)
 	part("collector", d.runCollector)
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
-		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.bgpFeed) })
+		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}
 	if d.etcd != nil {
 		part("embedded datastore", d.watchEtcd)
 	}
 	part("operator socket", func(ctx context.Context) error {
 		return serve(ctx, operator, rpc.ServerOptions(d.log), func(s *grpc.Server) {
-			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d))
+			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d.operator))
 			apiv1.RegisterBGPServer(s, d.bgpServer())
 			d.store.RegisterKV(s)
 		})
 	})
 	part("cni socket", func(ctx context.Context) error {
-		return serve(ctx, plugin, rpc.ServerOptions(d.log), func(s *grpc.Server) { apiv1.RegisterCNIServer(s, rpc.NewCNIServer(d.attach)) })
+		cni := rpc.NewCNIServer(d.attach)
+		return serve(ctx, rpc.NewFrames(plugin, cni, d.log), rpc.ServerOptions(d.log), func(s *grpc.Server) { apiv1.RegisterCNIServer(s, cni) })
 	})
 	if d.cfg.Health.Listen != "" {
 		part("health endpoint", func(ctx context.Context) error {
-			h := health.Handler(d.liveCheck, d.report, d.metrics())
+			h := health.Handler(d.operator.LiveCheck, d.operator.Report, d.operator.Metrics(append(d.counters.collectors(), probe.NewCollector(d.probe))...))
 			if d.cfg.Health.Profiles {
 				h = health.WithProfiles(h)
 			}
 			return health.Serve(ctx, d.cfg.Health.Listen, h, d.log)
 		})
 	}
+	part("memory", func(ctx context.Context) error {
+		releaseMemory(ctx)
+		return nil
+	})
 	part("systemd", func(ctx context.Context) error {
-		notifySystemd(ctx, d.log, d.live, d.statusLine)
+		notifySystemd(ctx, d.log, d.operator.Live, d.operator.StatusLine)
 		return nil
 	})
 	return g.Wait()
@@ -366,12 +385,12 @@ func (d *router) watchEtcd(ctx context.Context) error {
 func (d *router) followUnderlay(ctx context.Context) error {
 	for u := range d.kernel.Underlay(ctx) {
 		d.node.HandleUnderlay(u)
-		d.tunnels.HandleUnderlay(u)
+		d.probe.HandleUnderlay(u)
 		d.policy.handleUnderlay(u)
 		if err := d.core.Underlay(ctx, u); err != nil {
 			return err
 		}
-		d.followForeign(ctx, u)
+		d.operator.HandleUnderlay(ctx, u)
 		if d.bgp != nil {
 			d.bgp.SetLinks(subnets(u))
 			d.adjacent.HandleUnderlay(u)
@@ -380,98 +399,65 @@ func (d *router) followUnderlay(ctx context.Context) error {
 	return nil
 }
 
-// watched lists the kinds that some part wants to see.
-func watched() []store.Kind {
-	var kinds []store.Kind
-	seen := map[store.Kind]bool{}
-	for _, list := range [][]store.Kind{vrouter.Kinds(), node.Kinds(), bgp.Kinds(), ipam.Kinds(), attach.Kinds(), policy.Kinds()} {
-		for _, k := range list {
-			if !seen[k] {
-				seen[k] = true
-				kinds = append(kinds, k)
-			}
-		}
+// followCluster keeps the copy of the cluster, once this host holds its name: a part
+// that has not seen the datastore's state neither writes, nor announces, nor
+// sweeps.
+func (d *router) followCluster(ctx context.Context) error {
+	select {
+	case <-d.presence.Held():
+		return d.cluster.Run(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return kinds
 }
 
-// followStore hands the one ordered watch to all parts, once this host holds its
-// name: a part that has not seen the datastore's state neither writes, nor
-// announces, nor sweeps.
-func (d *router) followStore(ctx context.Context) error {
-	if err := d.awaitName(ctx); err != nil {
-		return err
-	}
-	for b := range d.store.Watch(ctx, watched()...) {
-		if err := d.hand(ctx, b); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+// followers are the parts' places in the changes of the cluster, each at its own
+// pace. A part that does not run has none: what nobody reads would pile up.
+type followers struct {
+	core, ipam, bgp, probe, attach, policy, node *cluster.Follower
 }
 
-// hand hands a batch to every part, before the next.
-func (d *router) hand(ctx context.Context, b store.Batch) error {
-	if b.Err != nil {
-		d.storeErr.Store(&b.Err)
-		d.log.Warn("datastore cannot be reached; what runs keeps running", "error", b.Err)
-	} else if d.storeErr.Swap(nil) != nil {
-		d.log.Info("datastore is back")
+func follow(c *cluster.Cluster, speaksBGP bool) followers {
+	f := followers{
+		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...),
+		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
+		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...),
 	}
-	if err := d.core.Store(ctx, b); err != nil {
-		return err
+	if speaksBGP {
+		f.bgp = c.Follow(bgp.Kinds()...)
 	}
-	// The empty batch is taken when the one before it has been worked in:
-	// the node's agent, which comes last, asks IPAM for addresses by what
-	// it has seen, and IPAM must have seen it too.
-	if err := send(ctx, d.ipamFeed, b, store.Batch{}); err != nil {
-		return err
-	}
-	if d.bgp != nil {
-		if err := send(ctx, d.bgpFeed, b); err != nil {
-			return err
-		}
-	}
-	d.tunnels.HandleStore(b)
-	// What it announces must not hide what policy heard from the datastore.
-	d.attach.HandleStore(b)
-	d.policy.handleStore(b)
-	d.attach.AnnounceAgain(b)
-	d.reach.HandleStore(b)
-	d.node.HandleStore(b)
-	return nil
+	return f
 }
 
-func send(ctx context.Context, feed chan<- store.Batch, batches ...store.Batch) error {
-	for _, b := range batches {
-		select {
-		case feed <- b:
-		case <-ctx.Done():
-			return ctx.Err()
+// each has a part apply what a follower brings.
+func each(f *cluster.Follower, apply func(cluster.Step)) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for s := range f.Steps(ctx) {
+			apply(s)
 		}
+		return ctx.Err()
 	}
-	return nil
 }
 
 // bootstrap makes what every cluster has, once the datastore answers.
 func (d *router) bootstrap(ctx context.Context) error {
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
-		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err := store.Bootstrap(attempt, d.store)
-		cancel()
-		if err == nil {
-			return nil
+	return async.Retry(ctx, firstWrites(), func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		err := store.Bootstrap(ctx, d.store)
+		if err != nil {
+			d.log.Debug("bootstrap; will try again", "error", err)
 		}
-		d.log.Debug("bootstrap; will try again", "error", err)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(pause):
-		}
-	}
+		return err
+	})
 }
 
-// runAttach takes over the workloads of an earlier life and completes what was
+// firstWrites is the back-off of what a start writes to the datastore.
+func firstWrites() async.Backoff {
+	return async.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
+}
+
+// runAttach takes over the workloads of the previous run and completes what was
 // cut short.
 func (d *router) runAttach(ctx context.Context) error {
 	if err := d.attach.Restore(ctx); err != nil {
@@ -501,7 +487,7 @@ func (d *router) attachReady() error {
 		return ns.Err
 	// What is remembered of the reserve serves only where the datastore is away:
 	// else it may know better whose the addresses are.
-	case !ns.Registered && (d.storeErr.Load() == nil || len(d.ipam.Ready()) == 0):
+	case !ns.Registered && (d.cluster.Freshness().Err == nil || len(d.ipam.Ready()) == 0):
 		return errors.New("this host is not registered in the datastore yet")
 	}
 	if d.noPolicy != nil {
@@ -517,35 +503,39 @@ func (d *router) datastoreError() error {
 	if d.node.Status().Locked {
 		return errLocked
 	}
-	if p := d.storeErr.Load(); p != nil {
-		return *p
-	}
-	return nil
+	return d.cluster.Freshness().Err
 }
 
-func (d *router) datastoreName() string {
-	if d.etcd == nil {
-		return strings.Join(d.cfg.Datastore.Endpoints, ",")
-	}
-	if d.cfg.Datastore.Embedded.Listen != "" {
-		return "embedded, serving https://" + d.cfg.Datastore.Embedded.Listen
+// datastoreName says what the datastore is, for people.
+func datastoreName(c config.Config) string {
+	switch {
+	case len(c.Datastore.Endpoints) > 0:
+		return strings.Join(c.Datastore.Endpoints, ",")
+	case c.Datastore.Embedded.Listen != "":
+		return "embedded, serving https://" + c.Datastore.Embedded.Listen
 	}
 	return "embedded"
 }
 
-// statusLine is what systemctl status shows.
-func (d *router) statusLine() string {
-	r := d.report(context.Background())
-	if !r.Ready.OK {
-		return "not ready: " + r.Ready.Reason
+// bgpServer returns the service behind `routerctl bgp`.
+func (d *router) bgpServer() apiv1.BGPServer {
+	if d.bgp == nil {
+		return rpc.NewBGPServer(nil)
 	}
-	up := len(r.Peers) - len(health.Failed(r.Peers))
-	return fmt.Sprintf("ready; %d workloads, %d of %d BGP sessions up", len(d.attach.Endpoints()), up, len(r.Peers))
+	return rpc.NewBGPServer(d.bgp)
+}
+
+// subnets lists the subnets of each device.
+func subnets(u dataplane.Underlay) map[string][]netip.Prefix {
+	out := map[string][]netip.Prefix{}
+	for _, a := range u.Addresses {
+		out[a.Link] = append(out[a.Link], a.Prefix.Masked())
+	}
+	return out
 }
 
 var (
-	_ rpc.Operator   = (*router)(nil)
 	_ dataplane.Sink = (*kernel.Kernel)(nil)
-	_ attach.IPAM    = workloadIPAM{}
+	_ attach.IPAM    = (*ipam.Allocator)(nil)
 	_ node.Tunnels   = tunnelIPAM{}
 )

@@ -3,7 +3,6 @@ package main
 import (
 	"net/netip"
 
-	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/dataplane"
@@ -28,26 +27,4 @@ func defaultPools(c config.Config) []node.DefaultPool {
 		}
 	}
 	return out
-}
-
-// addAddresses adds what this host is registered with to an answer.
-func addAddresses(ns node.Status, out *apiv1.NodeResponse) {
-	if d, ok := ns.Addresses[dataplane.IPv4]; ok {
-		out.Ipv4Address, out.Uplink, out.AddressMethod = d.Prefix.String(), d.Link, d.Method
-	}
-	if d, ok := ns.Addresses[dataplane.IPv6]; ok {
-		out.Ipv6Address, out.Ipv6Uplink, out.Ipv6AddressMethod = d.Prefix.String(), d.Link, d.Method
-	}
-	for t, a := range ns.Tunnels {
-		switch t {
-		case node.TunnelIPIP:
-			out.IpipTunnelAddress = a.String()
-		case node.TunnelVXLAN:
-			out.VxlanTunnelAddress = a.String()
-		case node.TunnelIPIPv6:
-			out.IpipTunnelAddressV6 = a.String()
-		case node.TunnelVXLANv6:
-			out.VxlanTunnelAddressV6 = a.String()
-		}
-	}
 }

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/vrouter"
@@ -15,9 +12,9 @@ import (
 	"github.com/routerd/routerd/dataplane/vxlan"
 )
 
-// followForms publishes which packets this host takes in and sends, as the core
-// works it out, and tells the core when that is in the datastore.
-func (d *router) followForms(ctx context.Context) error {
+// followEncaps publishes which encapsulations this host accepts and sends, as the
+// core works them out, and lets the core know when they are in the datastore.
+func (d *router) followEncaps(ctx context.Context) error {
 	select {
 	case <-d.core.Started():
 	case <-ctx.Done():
@@ -27,7 +24,7 @@ func (d *router) followForms(ctx context.Context) error {
 		return err
 	}
 	for f := range d.core.Publications(ctx) {
-		rev, err := d.node.PublishForms(ctx, f)
+		rev, err := d.node.PublishEncaps(ctx, f)
 		if err != nil {
 			return err
 		}
@@ -44,7 +41,7 @@ func (d *router) followForms(ctx context.Context) error {
 // once.
 func (d *router) tellUnsupported(ctx context.Context) error {
 	var missing []vrouter.Unsupported
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+	for _, f := range dataplane.Families() {
 		h, err := d.core.Host(ctx, f)
 		if err != nil {
 			return err
@@ -77,22 +74,6 @@ func (d *router) supports(ctx context.Context, r dataplane.Requirement) error {
 		d.log.Warn("what the kernel supports is not noted and will be asked again", "error", err)
 	}
 	return nil
-}
-
-// delays says to which peers this host does not yet send as a pool asks for; it
-// is empty where it does to all.
-func delays(p vrouter.PoolStatus) string {
-	if p.BehindTotal == 0 {
-		return ""
-	}
-	var parts []string
-	for _, b := range p.Behind {
-		parts = append(parts, fmt.Sprintf("%s (%s): %s", b.Node, cmp.Or(b.Form.String(), "nothing"), b.Reason))
-	}
-	if more := p.BehindTotal - len(p.Behind); more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more", more))
-	}
-	return fmt.Sprintf("not carried as %s yet: %s", p.Mode, strings.Join(parts, "; "))
 }
 
 // tellWorkloadMTU tells the core how large packets workloads send at most. What

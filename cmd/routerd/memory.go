@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"math"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+
+	"github.com/routerd/routerd/control/async"
 )
 
 // ofMemory is the share of the memory that the daemon may have which its heap is
@@ -14,7 +20,7 @@ const ofMemory = 0.9
 
 // limitMemory has the garbage collector keep to what the host lets the daemon
 // have (MemoryMax= of systemd, a container's limit), so that a table which grows
-// costs processor time before it costs the daemon's life. GOMEMLIMIT in the
+// costs processor time before it costs the daemon. GOMEMLIMIT in the
 // environment goes before it.
 func limitMemory(log *slog.Logger, limits memlimit.Provider) {
 	limit, err := memlimit.Set(memlimit.WithProvider(limits), memlimit.WithRatio(ofMemory))
@@ -25,4 +31,45 @@ func limitMemory(log *slog.Logger, limits memlimit.Provider) {
 	case limit != math.MaxInt64:
 		log.Info("memory is limited", "bytes", limit)
 	}
+}
+
+// When memory that the daemon does not need goes back to the host. Each time costs
+// a collection, of which a heap has one for each releaseShare bytes alive in
+// releaseEvery at most: a thousandth of a processor.
+const (
+	releaseLook  = 5 * time.Second
+	releaseEvery = time.Minute
+	releaseShare = 100 << 20 // bytes
+	releaseLeast = 24 << 20  // bytes; less is not worth a collection
+)
+
+// releaseMemory gives back what a burst of work has left, such as the first
+// reading of a large cluster. Of itself the runtime collects the garbage of the
+// last burst minutes later, and keeps room for as much again.
+func releaseMemory(ctx context.Context) {
+	samples := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/unused:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+	}
+	var last time.Time
+	for async.Sleep(ctx, releaseLook) == nil {
+		metrics.Read(samples)
+		live, held := samples[0].Value.Uint64(), uint64(0)
+		for _, s := range samples[1:] {
+			held += s.Value.Uint64()
+		}
+		if mayRelease(held, live, time.Since(last)) {
+			debug.FreeOSMemory()
+			last = time.Now()
+		}
+	}
+}
+
+// mayRelease says whether it is worth a collection, of a heap that holds so many
+// bytes of which so many were alive after the last one, to give the rest back.
+func mayRelease(held, live uint64, since time.Duration) bool {
+	every := max(releaseEvery, time.Duration(live/releaseShare)*releaseEvery)
+	return held >= live+max(releaseLeast, live/2) && since >= every
 }

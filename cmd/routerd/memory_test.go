@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
@@ -45,5 +46,30 @@ func TestMemoryLimit(t *testing.T) {
 				t.Errorf("log %q, want %q in it", out.String(), tt.says)
 			}
 		})
+	}
+}
+
+// What a burst has left goes back; a heap that is as large as it has to be, or
+// was collected for that a moment ago, stays as it is.
+func TestMayRelease(t *testing.T) {
+	t.Parallel()
+	const mib, long = 1 << 20, 24 * time.Hour
+	for _, tt := range []struct {
+		name       string
+		held, live uint64
+		since      time.Duration
+		want       bool
+	}{
+		{"a burst is over", 200 * mib, 60 * mib, long, true},
+		{"half as much again", 80 * mib, 60 * mib, long, false},
+		{"too little", 30 * mib, 10 * mib, long, false},
+		{"too soon", 200 * mib, 60 * mib, 59 * time.Second, false},
+		{"again", 200 * mib, 60 * mib, time.Minute, true},
+		{"a large heap too soon", 4000 * mib, 1000 * mib, 9 * time.Minute, false},
+		{"a large heap", 4000 * mib, 1000 * mib, 10 * time.Minute, true},
+	} {
+		if got := mayRelease(tt.held, tt.live, tt.since); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/ipip"
@@ -25,7 +26,7 @@ const (
 func (d *router) followMTU(ctx context.Context) error {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	pause := minMTURetry
+	backoff := async.Backoff{Min: minMTURetry, Max: maxMTURetry}
 	if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU()); err != nil {
 		return err
 	}
@@ -34,7 +35,7 @@ func (d *router) followMTU(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-d.core.MTUChanged():
-			pause = minMTURetry
+			backoff.Reset()
 		case <-retry.C:
 		}
 		if d.workloadMTU() == 0 {
@@ -60,8 +61,7 @@ func (d *router) followMTU(ctx context.Context) error {
 		if d.mtuErr.Swap(&err) == nil {
 			d.log.Warn("workloads are not all at their MTU; will try again", "error", err)
 		}
-		retry.Reset(pause)
-		pause = min(2*pause, maxMTURetry)
+		retry.Reset(backoff.Next())
 	}
 }
 
@@ -84,16 +84,16 @@ func (d *router) workloadMTU() int {
 }
 
 // mtuError says what of the MTUs is not as it should be.
-func (d *router) mtuError(v view) error {
+func (d *router) mtuError(hosts []dataplane.Host) error {
 	var errs []error
 	if p := d.mtuErr.Load(); p != nil {
 		errs = append(errs, *p)
 	}
-	return errors.Join(append(errs, checkMTUs(d.workloadMTUs(), v.hosts)...)...)
+	return errors.Join(append(errs, checkMTUs(d.workloadMTUs(), hosts)...)...)
 }
 
 // checkMTUs says which MTUs that an operator set, or that the underlay leaves,
-// cannot work: large packets are then fragmented or lost on the way.
+// cannot work: large packets are then fragmented or dropped.
 func checkMTUs(m attach.MTU, hosts []dataplane.Host) []error {
 	var errs []error
 	for _, h := range hosts {

@@ -8,23 +8,23 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notifySystemd tells systemd that the daemon serves, keeps its status line up
+// notifySystemd reports to systemd that the daemon serves, keeps its status line up
 // to date, and feeds its watchdog for as long as live returns nil. It does
 // nothing when systemd did not start the daemon.
 //
 // READY means that the sockets answer, not that the host is ready for
 // workloads: a datastore that is away must not make systemd restart the daemon.
 func notifySystemd(ctx context.Context, log *slog.Logger, live func() error, statusLine func() string) {
-	tell := func(state string) {
+	notify := func(state string) {
 		if _, err := daemon.SdNotify(false, state); err != nil {
-			log.Warn("systemd was not told", "state", state, "error", err)
+			log.Warn("systemd was not notified", "state", state, "error", err)
 		}
 	}
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("watchdog settings of systemd not understood", "error", err)
 	}
-	tell(daemon.SdNotifyReady)
+	notify(daemon.SdNotifyReady)
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
 	if interval > 0 {
@@ -33,19 +33,19 @@ func notifySystemd(ctx context.Context, log *slog.Logger, live func() error, sta
 	last := ""
 	for {
 		if s := statusLine(); s != last {
-			tell("STATUS=" + s)
+			notify("STATUS=" + s)
 			last = s
 		}
 		if interval > 0 {
 			if err := live(); err != nil {
 				log.Error("not live; the watchdog is not fed", "error", err)
 			} else {
-				tell(daemon.SdNotifyWatchdog)
+				notify(daemon.SdNotifyWatchdog)
 			}
 		}
 		select {
 		case <-ctx.Done():
-			tell(daemon.SdNotifyStopping)
+			notify(daemon.SdNotifyStopping)
 			return
 		case <-tick.C:
 		}

@@ -13,21 +13,16 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/enforce"
+	"github.com/routerd/routerd/control/flows"
 	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/operator"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
-	"github.com/routerd/routerd/dataplane/filter"
-	"github.com/routerd/routerd/dataplane/nflog"
 	"github.com/routerd/routerd/dataplane/nft"
 	"github.com/routerd/routerd/store"
-)
-
-// The groups of nfnetlink_log that rules write to, out of the range that others
-// take by habit (ulogd 0 and 1, Calico 1 to 4).
-const (
-	flowGroup uint16 = 7747
-	logGroup  uint16 = 7748
 )
 
 // policies is what enforces network policy and translates addresses.
@@ -35,8 +30,7 @@ type policies struct {
 	table        *nft.Table
 	connections  *conntrack.Table
 	enforcer     *enforce.Enforcer
-	flows        *flows
-	listener     *nflog.Listener       // nil: there is nothing to listen to
+	flows        *flows.Log
 	memory       *journal.Journal      // nil: nothing is remembered
 	unremembered error                 // why, in that case
 	unrepaired   atomic.Pointer[error] // why another's change of the table stands; nil: none does
@@ -57,17 +51,10 @@ func (d *router) newPolicy() error {
 		return forgetPolicy(d.cfg) // it would be old when policy is switched on
 	}
 	log := d.log.With("component", "policy")
-	p := &policies{flows: newFlows()}
+	p := &policies{flows: flows.Open(log)}
 	d.policy = p
 	var err error
-	verdicts, logged := flowGroup, logGroup
-	if p.listener, err = nflog.Open(flowGroup, logGroup); err != nil {
-		// A rule that logs to a group that the kernel does not have is refused,
-		// and with it all others.
-		verdicts, logged = 0, 0
-		p.flows.fail(err)
-		log.Warn("verdicts cannot be listened to; routerctl flows shows none", "error", err)
-	}
+	verdicts, logged := p.flows.Groups()
 	p.table, err = nft.Open(nft.Config{Log: log, LogGroup: logged, FlowGroup: verdicts, LogRate: uint32(d.cfg.Policy.LogRate), OnRepair: p.repaired}) //nolint:gosec // checked by its validation
 	if err == nil {
 		p.connections, err = conntrack.Open()
@@ -104,6 +91,9 @@ func (d *router) runPolicy(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		if err := d.follow.policy.CatchUp(ctx); err != nil {
+			return err
+		}
 		err := d.policy.enforcer.Run(ctx)
 		if d.policy.enforcer.Remembered() {
 			d.policyRemembered()
@@ -111,7 +101,7 @@ func (d *router) runPolicy(ctx context.Context) error {
 		return err
 	})
 	g.Go(func() error { d.ownFelix(ctx); return nil })
-	g.Go(func() error { d.listenFlows(ctx); return nil })
+	g.Go(func() error { d.policy.flows.Run(ctx); return nil })
 	return g.Wait()
 }
 
@@ -123,34 +113,14 @@ func (d *router) awaitRules() func(context.Context, string, []netip.Addr) error 
 	return d.policy.enforcer.Wait
 }
 
-// announceEndpoint tells what enforces policy of an endpoint of this host, or of
-// its end, before the datastore does.
-func (d *router) announceEndpoint(ev store.Event) {
-	if d.policy != nil && d.policy.enforcer != nil {
-		d.policy.enforcer.Announce(ev)
-	}
-}
-
-func (d *router) endpointWritten(key store.Key, rev store.Revision) {
-	if d.policy != nil && d.policy.enforcer != nil {
-		d.policy.enforcer.Written(key, rev)
-	}
-}
-
-func (d *router) endpointEnded(key store.Key, told bool) {
-	if d.policy != nil && d.policy.enforcer != nil {
-		d.policy.enforcer.Ended(key, told)
-	}
-}
-
-// handleStore takes in a step of the watch.
-func (p *policies) handleStore(b store.Batch) {
+// handleStore applies a step of the cluster's copy.
+func (p *policies) handleStore(s cluster.Step) {
 	if p != nil && p.enforcer != nil {
-		p.enforcer.HandleStore(b)
+		p.enforcer.HandleStore(s)
 	}
 }
 
-// handleUnderlay takes in this host's addresses.
+// handleUnderlay applies this host's addresses.
 func (p *policies) handleUnderlay(u dataplane.Underlay) {
 	if p != nil && p.enforcer != nil {
 		p.enforcer.HandleUnderlay(u)
@@ -169,11 +139,7 @@ func (p *policies) close() error {
 			errs = append(errs, err)
 		}
 	}
-	if p.listener != nil {
-		if err := p.listener.Close(); !errors.Is(err, os.ErrClosed) {
-			errs = append(errs, err)
-		}
-	}
+	errs = append(errs, p.flows.Close())
 	if p.memory != nil {
 		errs = append(errs, p.memory.Close())
 	}
@@ -189,26 +155,23 @@ func (d *router) ownFelix(ctx context.Context) {
 	f := v3.NewFelixConfiguration()
 	f.Name = "node." + d.name
 	f.Spec.DefaultEndpointToHostAction = "Return"
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
-		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_, err := store.Create(attempt, d.store, f)
-		cancel()
-		if err == nil || errors.Is(err, store.ErrExists) {
-			return
-		}
-		if errors.Is(err, store.ErrInvalid) {
+	// Its error is that ctx has ended.
+	_ = async.Retry(ctx, firstWrites(), func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		_, err := store.Create(ctx, d.store, f)
+		switch {
+		case errors.Is(err, store.ErrExists):
+			return nil
+		case errors.Is(err, store.ErrInvalid):
 			d.log.Error("this host's FelixConfiguration cannot be made", "name", f.Name, "error", err)
-			return
+			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
-	}
+		return err
+	})
 }
 
-// errRulesToCome says that no rules were written in this life of the daemon.
+// errRulesToCome says that no rules were written since the daemon started.
 var errRulesToCome = errors.New("waiting for the policy rules to be in the kernel")
 
 // policyWaiting says what keeps workloads from having rules.
@@ -258,21 +221,6 @@ func (d *router) policyError() error {
 	return nil
 }
 
-// counters reads the kernel's counters.
-func (p *policies) counters() (counts, error) {
-	list, err := p.table.Counters()
-	if err != nil {
-		return nil, err
-	}
-	out := make(counts, len(list))
-	for _, c := range list {
-		if c.Reason == filter.ByRule {
-			out[ruleID{c.Policy, c.Direction, c.Hook, c.Rule, c.Staged}] = c
-		}
-	}
-	return out, nil
-}
-
 // repaired takes note of what became of another's change of the table.
 func (p *policies) repaired(r nft.Repair) {
 	if r.Err == nil {
@@ -282,16 +230,15 @@ func (p *policies) repaired(r nft.Repair) {
 	p.unrepaired.Store(&r.Err)
 }
 
-// listenFlows keeps what rules log. Where it ends, nothing else is the worse for
-// it.
-func (d *router) listenFlows(ctx context.Context) {
-	l := d.policy.listener
-	if l == nil {
-		return
+// policyServer returns what answers an operator about policy; nil: it is switched
+// off.
+func (d *router) policyServer() *operator.PolicyServer {
+	p := d.policy
+	if p == nil {
+		return nil
 	}
-	d.policy.flows.listen(l)
-	if err := l.Run(ctx, mostFlows, d.policy.flows.add); ctx.Err() == nil {
-		d.policy.flows.fail(err)
-		d.log.Warn("verdicts are not listened to any more; routerctl flows shows older ones", "error", err)
-	}
+	return operator.NewPolicyServer(operator.PolicyConfig{
+		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Store: d.store, Workloads: d.attach.Endpoints,
+		Unable: d.noPolicy, Flows: p.flows, Enforcer: p.enforcer, Table: p.table, Connections: p.connections, State: d.policyError,
+	})
 }

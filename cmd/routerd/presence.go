@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/presence"
-	"github.com/routerd/routerd/store"
 )
 
 // fenceEvery is how often a host that another has the name of looks whose its
@@ -37,7 +34,7 @@ func (d *router) newPresence() error {
 	d.refused = make(chan struct{}, 1)
 	d.presence = presence.New(presence.Config{
 		Node: d.name, Store: d.store, File: file, Self: self,
-		Disown: d.attach.Disown, Doubt: d.attach.Doubt, Verified: d.attach.Verified, Outage: d.outage,
+		Disown: d.attach.Disown, Doubt: d.attach.Doubt, Verified: d.attach.Verified, Outage: d.cluster.SetOutage,
 		Refused: func(context.Context) {
 			select {
 			case d.refused <- struct{}{}:
@@ -49,8 +46,8 @@ func (d *router) newPresence() error {
 	return nil
 }
 
-// runPresence holds this host's name. It begins when the workloads of an
-// earlier life are known: they may be in doubt.
+// runPresence holds this host's name. It begins when the workloads of the
+// previous run are known: they may be in doubt.
 func (d *router) runPresence(ctx context.Context) error {
 	select {
 	case <-d.restored:
@@ -89,34 +86,6 @@ func (d *router) fenceRefused(ctx context.Context) {
 	}
 }
 
-// outage hands to all parts, before they follow the datastore, that it cannot
-// be reached, or with nil that it answers again. What was not handed on yet is
-// told no more. One goroutine calls it.
-func (d *router) outage(err error) {
-	select {
-	case <-d.away:
-	default:
-	}
-	d.away <- store.Batch{Err: err}
-}
-
-// awaitName waits until this host holds its name, and hands to all parts that
-// the datastore is away.
-func (d *router) awaitName(ctx context.Context) error {
-	for {
-		select {
-		case <-d.presence.Held():
-			return nil
-		case b := <-d.away:
-			if err := d.hand(ctx, b); err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
 // nameHeld says why this host must not write to the datastore; nil: it holds its
 // name.
 func (d *router) nameHeld() error {
@@ -129,57 +98,4 @@ func (d *router) nameHeld() error {
 		return err
 	}
 	return errors.New("this host does not hold its name yet")
-}
-
-// lostAddresses names the workloads without a route, for their addresses are
-// somebody else's.
-func (d *router) lostAddresses() error {
-	var names []string
-	for _, e := range d.endpoints() {
-		if e.Lost != "" {
-			names = append(names, fmt.Sprintf("%s (%s): %s", workloadName(e), e.ID.ContainerID, e.Lost))
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	more := ""
-	const most = 5
-	if n := len(names) - most; n > 0 {
-		names, more = names[:most], fmt.Sprintf("; and %d more", n)
-	}
-	return errors.New("workloads whose addresses are somebody else's have no route; start them anew: " + strings.Join(names, "; ") + more)
-}
-
-// presenceCollector shows the epoch of this host, and how many workloads have
-// lost their addresses.
-type presenceCollector struct {
-	d           *router
-	epoch, lost *prometheus.Desc
-}
-
-func newPresenceCollector(d *router) *presenceCollector {
-	return &presenceCollector{
-		d:     d,
-		epoch: prometheus.NewDesc("routerd_node_epoch", "Epoch of this host: how often it booted, or its Node was made anew; 0: it does not hold its name.", nil, nil),
-		lost:  prometheus.NewDesc("routerd_workloads_fenced", "Workloads without a route, for their addresses are somebody else's.", nil, nil),
-	}
-}
-
-// Describe implements [prometheus.Collector].
-func (c *presenceCollector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- c.epoch
-	ch <- c.lost
-}
-
-// Collect implements [prometheus.Collector].
-func (c *presenceCollector) Collect(ch chan<- prometheus.Metric) {
-	lost := 0
-	for _, e := range c.d.endpoints() {
-		if e.Lost != "" {
-			lost++
-		}
-	}
-	ch <- prometheus.MustNewConstMetric(c.epoch, prometheus.GaugeValue, float64(c.d.presence.Epoch()))
-	ch <- prometheus.MustNewConstMetric(c.lost, prometheus.GaugeValue, float64(lost))
 }

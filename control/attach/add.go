@@ -10,8 +10,47 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
-	"github.com/routerd/routerd/store"
 )
+
+// AddRequest is what ADD asks for.
+type AddRequest struct {
+	ID         ID
+	Workload   Workload
+	Netns      string // path of the container's network namespace
+	MTU        int    // bytes; 0: what Attacher.SetMTU said last
+	IPv4       bool   // give an IPv4 address
+	IPv6       bool
+	IPv4Pools  []string      // names or CIDRs; empty: chosen by the pools' selectors
+	IPv6Pools  []string      // likewise
+	Addresses  []netip.Addr  // these, at most one of a family; the others: any
+	Forwarding bool          // leave IP forwarding on inside the container
+	MAC        dataplane.MAC // of the container's end; zero: the kernel's choice
+
+	// Node is the node that the request means; empty: whichever this is.
+	Node string
+	// NamespaceLabels are those of the workload's namespace, for pools that
+	// choose by them.
+	NamespaceLabels map[string]string
+	// Given are addresses that somebody else gave and takes back. Then none is
+	// assigned, and IPv4, IPv6, pools and Addresses do not count.
+	Given []netip.Addr
+}
+
+// Address is an address of an attachment.
+type Address struct {
+	Addr    netip.Addr   `json:"addr"`
+	Gateway netip.Addr   `json:"gateway"` // what the container's default route names
+	Block   netip.Prefix `json:"block"`   // the IPAM block that Addr is from
+}
+
+// Result is what ADD made.
+type Result struct {
+	Device    string // on the host
+	HostMAC   dataplane.MAC
+	MAC       dataplane.MAC // inside the container
+	MTU       int           // bytes
+	Addresses []Address
+}
 
 // The range of MTUs that the kernel takes for a veth (ETH_MIN_MTU,
 // ETH_MAX_MTU), in bytes.
@@ -26,79 +65,115 @@ const (
 // call made is undone; what cannot be undone now, because the datastore is
 // away, is undone later (see [Attacher.Run]).
 func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
-	if err := a.ready(); err != nil {
+	if err := a.errNotServing(); err != nil {
 		return Result{}, err
 	}
 	req, err := a.completed(req)
 	if err != nil {
 		return Result{}, err
 	}
-	fresh, err := a.newRecord(req)
+	r, err := a.newRecord(req)
 	if err != nil {
 		return Result{}, err
 	}
-	unlock, old, known, err := a.lock(ctx, req.ID, req.Workload)
+	l, err := a.locks.lock(ctx, req.ID, req.Workload)
 	if err != nil {
 		return Result{}, err
 	}
-	defer unlock()
+	defer l.unlock()
+	old := l.record
+	if old.State.attached() {
+		return a.addAgain(ctx, req, r, old)
+	}
+	if r, l.known, err = a.follow(ctx, r, old, l.known); err != nil {
+		return Result{}, err
+	}
+	if l.known {
+		// Names made once stay: those of the device and of the endpoint.
+		r.Device = old.Device
+		r.Orchestrator, r.Namespace, r.Pod = old.Orchestrator, old.Namespace, old.Pod
+	}
+	x := &addition{Attacher: a, req: req, r: r, inherits: l.known || r.Reused}
+	if err := x.run(ctx); err != nil {
+		return Result{}, errors.Join(err, a.releaser.undo(ctx, x.r, err))
+	}
+	return x.r.result(), nil
+}
 
-	repair := known && old.State == stateAttached
-	if !repair {
-		if err := a.errNamesake(fresh); err != nil {
-			return Result{}, err
-		}
-	}
-	if known && old.State == stateReleasing && a.behind() {
-		if fresh, err = a.succeed(ctx, fresh, old); err != nil {
-			a.completeLater(old.id())
-			return Result{}, fmt.Errorf("release what an earlier call left: %w", err)
-		}
-		old, known = record{}, false
-	}
-	if repair && old.AddressesOnly {
+// addAgain is Add of an attachment that is complete, old: nothing is done, or what
+// is missing of it is made whole. A failure takes nothing from it.
+func (a *Attacher) addAgain(ctx context.Context, req AddRequest, r, old record) (Result, error) {
+	if old.AddressesOnly {
 		return Result{}, fmt.Errorf("%w: %w", errRole(old), ErrInvalid)
 	}
-	if repair {
-		old.Netns = req.Netns
-		if old.Lost == "" && a.intact(ctx, old) {
-			return a.again(ctx, old)
+	old.Netns = req.Netns
+	if old.State != attachedFenced && a.intact(ctx, old) {
+		if err := a.host.wait(ctx, a.host.show(old)); err != nil {
+			return Result{}, err
 		}
-		a.log.Info("attachment is damaged; made whole", logID(req.ID)...)
-		fresh.MTU, fresh.FixedMTU, fresh.Since = old.MTU, old.FixedMTU, old.Since
-		if mtu := a.wantedMTU(old.families()); !old.FixedMTU && mtu != 0 {
-			fresh.MTU = mtu
-		}
+		return old.result(), a.awaitRules(ctx, old)
 	}
-	if known {
-		// Names made once stay: those of the device and of the endpoint.
-		fresh.Device = old.Device
-		fresh.Orchestrator, fresh.Namespace, fresh.Pod = old.Orchestrator, old.Namespace, old.Pod
-	}
-	done, err := a.add(ctx, req, fresh, old)
-	if err == nil {
-		return done.result(), nil
-	}
-	if repair {
-		// The attachment is older than this call, which takes nothing from it.
+	a.log.Info("attachment is damaged; made whole", logID(req.ID)...)
+	r.MTU, r.FixedMTU, r.Since = old.MTU, old.FixedMTU, old.Since
+	v4, v6 := old.families()
+	r.MTU = a.mtus.current(r, v4, v6)
+	r.Device = old.Device
+	r.Orchestrator, r.Namespace, r.Pod = old.Orchestrator, old.Namespace, old.Pod
+	x := &addition{Attacher: a, req: req, r: r, old: &old, inherits: true}
+	if err := x.run(ctx); err != nil {
 		return Result{}, err
 	}
-	return Result{}, errors.Join(err, a.undo(ctx, done, err))
+	return x.r.result(), nil
+}
+
+// follow prepares for an attachment of which there may be an earlier one, that is
+// on its way out or was cut short. It reports whether the new one takes its record
+// over as it is.
+func (a *Attacher) follow(ctx context.Context, r, old record, known bool) (record, bool, error) {
+	if err := a.ledger.errNamesake(r); err != nil {
+		return r, false, err
+	}
+	if !known || !old.State.leaving() || !a.behind() {
+		return r, known, nil
+	}
+	r, err := a.releaser.succeed(ctx, r, old)
+	if err != nil {
+		a.schedule.failed(old.id())
+		return r, false, fmt.Errorf("release what an earlier call left: %w", err)
+	}
+	return r, false, nil
+}
+
+// completed derives from a request what it does not say itself.
+func (a *Attacher) completed(req AddRequest) (AddRequest, error) {
+	if req.Node != "" && req.Node != a.node {
+		return req, fmt.Errorf("the configuration's nodename is %q, and this host is %q: leave nodename out, or correct it: %w", req.Node, a.node, ErrInvalid)
+	}
+	if len(req.Given) == 0 {
+		return req, nil
+	}
+	req.IPv4, req.IPv6, req.Addresses = false, false, nil
+	for _, g := range req.Given {
+		if !g.IsValid() || g.Is4In6() || g.Zone() != "" {
+			return req, fmt.Errorf("given address %q is not a plain IPv4 or IPv6 address: %w", g, ErrInvalid)
+		}
+		req.IPv4 = req.IPv4 || g.Is4()
+		req.IPv6 = req.IPv6 || g.Is6()
+	}
+	return req, nil
 }
 
 // newRecord checks a request and returns the record of what it asks for.
 func (a *Attacher) newRecord(req AddRequest) (record, error) {
 	mtu := req.MTU
 	if mtu == 0 {
-		mtu = a.wantedMTU(req.IPv4, req.IPv6)
+		mtu = a.mtus.wanted(req.IPv4, req.IPv6)
 	}
-	switch {
-	case req.ID.Network == "" || req.ID.ContainerID == "" || req.ID.Interface == "":
-		return record{}, fmt.Errorf("network name, container id and interface name are required: %w", ErrInvalid)
-	case req.Netns == "":
+	if err := checkNames(req.ID); err != nil {
+		return record{}, err
+	}
+	if req.Netns == "" {
 		return record{}, fmt.Errorf("path of the network namespace is required: %w", ErrInvalid)
-	case !req.IPv4 && !req.IPv6:
-		return record{}, fmt.Errorf("ipam.assign_ipv4 and ipam.assign_ipv6 are both off: a workload needs an address; set one to \"true\": %w", ErrInvalid)
 	}
 	if err := checkRequested(req); err != nil {
 		return record{}, err
@@ -110,19 +185,29 @@ func (a *Attacher) newRecord(req AddRequest) (record, error) {
 		return record{}, fmt.Errorf("mtu %d: want %d to %d, or 0 for what the pools leave: %w", mtu, minMTU, maxMTU, ErrInvalid)
 	}
 	r := recordOf(req.ID, req.Workload)
+	r.Since = time.Now().UTC().Truncate(time.Millisecond)
 	r.Netns, r.MTU, r.Forwarding, r.Given = req.Netns, mtu, req.Forwarding, len(req.Given) > 0
 	if !req.MAC.IsZero() {
 		r.MAC = req.MAC.String()
 	}
 	// A request that repeats the operator's number, as the configuration of the
 	// plugin does that the daemon writes, is not one of its own.
-	r.FixedMTU = req.MTU != 0 && req.MTU != a.operatorMTU()
-	r.State, r.Since = stateAdding, time.Now().UTC().Truncate(time.Millisecond)
-	return r, a.checkEndpoint(r)
+	r.FixedMTU = req.MTU != 0 && req.MTU != a.mtus.operator()
+	return r, a.endpoints.check(r)
 }
 
-// checkRequested checks the addresses that a request names.
+func checkNames(id ID) error {
+	if id.Network == "" || id.ContainerID == "" || id.Interface == "" {
+		return fmt.Errorf("network name, container id and interface name are required: %w", ErrInvalid)
+	}
+	return nil
+}
+
+// checkRequested checks the families and the addresses that a request names.
 func checkRequested(req AddRequest) error {
+	if !req.IPv4 && !req.IPv6 {
+		return fmt.Errorf("ipam.assign_ipv4 and ipam.assign_ipv6 are both off: a workload needs an address; set one to \"true\": %w", ErrInvalid)
+	}
 	seen := map[dataplane.Family]netip.Addr{}
 	for _, a := range req.Addresses {
 		f := dataplane.FamilyOf(a)
@@ -141,234 +226,83 @@ func checkRequested(req AddRequest) error {
 	return nil
 }
 
-// recordOf derives what is known of an attachment from its names alone.
-func recordOf(id ID, w Workload) record {
-	if w.Orchestrator == "" {
-		w.Orchestrator = CNI
-	}
-	if w.Namespace == "" {
-		w.Namespace = store.DefaultName
-	}
-	namespace := ""
-	if w.Orchestrator == Kubernetes {
-		namespace = w.Namespace
-	} else {
-		w.Pod = ""
-	}
-	return record{
-		Network: id.Network, ContainerID: id.ContainerID, Interface: id.Interface,
-		Orchestrator: w.Orchestrator, Namespace: w.Namespace, Pod: w.Pod,
-		Device: workload.DeviceName(id, namespace, w.Pod),
-	}
-}
-
-// lock takes the locks of the attachment and of what it shares with others,
-// always in this order, and returns its record.
-func (a *Attacher) lock(ctx context.Context, id ID, w Workload) (unlock func(), r record, known bool, err error) {
-	return a.lockBy(ctx, id, w, a.locks.lock)
-}
-
-// lockBy is lock with a way of taking each lock.
-func (a *Attacher) lockBy(ctx context.Context, id ID, w Workload, take func(context.Context, string) (func(), error)) (unlock func(), r record, known bool, err error) {
-	free, err := take(ctx, attachmentLock(id))
-	if err != nil {
-		return nil, record{}, false, fmt.Errorf("wait for another call about the container: %w", err)
-	}
-	r, known = a.record(id)
-	if !known {
-		r = recordOf(id, w)
-	}
-	freeShared, err := take(ctx, a.sharedLock(r))
-	if err != nil {
-		free()
-		return nil, record{}, false, fmt.Errorf("wait for another call about device %s: %w", r.Device, err)
-	}
-	if known {
-		// Whoever took the device over changed the record.
-		r, known = a.record(id)
-	}
-	return func() { freeShared(); free() }, r, known, nil
-}
-
-// sharedLock names the lock of what an attachment shares with others. Two have
-// one device's name when a pod's container is made anew. Of addresses alone the
-// device is another plugin's, such as a bridge that all containers have, and
-// they share only a gateway that goes with the last of them.
-func (a *Attacher) sharedLock(r record) string {
-	if !r.AddressesOnly {
-		return "device " + r.Device
-	}
-	a.mu.Lock()
-	k, known := a.kept[r.Network]
-	a.mu.Unlock()
-	if known && !k.Linked {
-		return "gateway " + r.Network
-	}
-	return "addresses " + r.Network + "/" + r.ContainerID + "/" + r.Interface
-}
-
-// attachmentLock names the lock of an attachment: one for all that have its
-// handle.
-func attachmentLock(id ID) string { return "attachment " + handle(id) }
-
 // intact reports whether a complete attachment is still as it was made.
 func (a *Attacher) intact(ctx context.Context, r record) bool {
-	err := a.cfg.Wire.Verify(ctx, r.spec(), r.mac())
+	err := a.host.Verify(ctx, r.spec(), r.mac())
 	if err != nil {
 		a.log.Debug("attachment differs", append(logID(r.id()), "error", err)...)
 	}
 	return err == nil
 }
 
-// again returns the result of an attachment that is complete.
-func (a *Attacher) again(ctx context.Context, r record) (Result, error) {
-	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), nil)
-	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
-		return Result{}, fmt.Errorf("program the host's route: %w", err)
-	}
-	if err := a.awaitRules(ctx, r); err != nil {
-		return Result{}, err
-	}
-	return r.result(), nil
+// addition is an ADD under way.
+type addition struct {
+	*Attacher
+	req      AddRequest
+	r        record  // as far as it came
+	old      *record // a complete attachment that is made whole; it stays on disk until the new one is complete
+	inherits bool    // the datastore may know of an earlier attachment of these names
+	later    bool    // the datastore is written after the answer
+	shown    bool    // the endpoint was announced
 }
 
-// add goes through the steps. It returns the record as far as it came. Of a
-// complete attachment that is made whole, old is the record; it stays on disk
-// until the new one is complete.
-func (a *Attacher) add(ctx context.Context, req AddRequest, r, old record) (record, error) {
-	repair := old.State == stateAttached
-	if err := a.at("start"); err != nil {
-		return r, err
+// run makes an attachment, step by step.
+func (x *addition) run(ctx context.Context) error {
+	err := x.steps.run(ctx,
+		step{"intent", x.intent},
+		step{"address", x.address},
+		step{"vacant", func(ctx context.Context) error { return x.reclaimer.vacant(ctx, x.r) }},
+		step{"record", x.record},
+		step{"wire", x.wire},
+		step{"route", x.route},
+		step{"endpoint", x.endpoint},
+		step{"rules", func(ctx context.Context) error { return x.awaitRules(ctx, x.r) }},
+		step{"done", x.done},
+	)
+	if err == nil && x.later {
+		x.work.Set()
 	}
-	if !repair {
-		if err := a.save(r); err != nil {
-			return r, err
-		}
-		// One that was set since the request was read did not see the record, and
-		// one that is set from now on does.
-		if mtu := a.wantedMTU(req.IPv4, req.IPv6); !r.FixedMTU && mtu != 0 {
-			r.MTU = mtu
-		}
-	}
-	if err := a.at("intent"); err != nil {
-		return r, err
-	}
-	var err error
-	if r, err = a.assignTo(ctx, req, r, old); err != nil {
-		return r, err
-	}
-	if err := a.vacant(ctx, r); err != nil {
-		return r, err
-	}
-	if err := a.at("address"); err != nil {
-		return r, err
-	}
-	if !repair {
-		if err := a.save(r); err != nil {
-			return r, err
-		}
-	}
-	if err := a.at("record"); err != nil {
-		return r, err
-	}
-	// Its rules, the disk and the wire take about as long as each other. A device
-	// that an earlier container of the pod still has keeps its rules until then.
-	early := r.Queued && !repair && !a.taken(r)
-	if early {
-		a.announce(r, true)
-	}
-	flushed := make(chan error, 1)
-	go func() { flushed <- a.cfg.Journal.Sync() }()
-	end, err := a.cfg.Wire.Attach(ctx, r.spec())
-	if flushErr := <-flushed; err == nil && flushErr != nil {
-		return r, flushErr
-	}
-	if err != nil {
-		return r, fmt.Errorf("connect the container: %w", err)
-	}
-	r.MAC = end.MAC.String()
-	if err := a.at("wire"); err != nil {
-		return r, err
-	}
-	if err := a.program(ctx, r, old); err != nil {
-		return r, err
-	}
-	if err := a.at("routes"); err != nil {
-		return r, err
-	}
-	switch {
-	case early:
-	case r.Queued:
-		a.announce(r, true)
-	default:
-		if err := a.writeEndpoint(ctx, &r); err != nil {
-			return r, err
-		}
-	}
-	if err := a.at("endpoint"); err != nil {
-		return r, err
-	}
-	if err := a.awaitRules(ctx, r); err != nil {
-		return r, err
-	}
-	if err := a.at("rules"); err != nil {
-		return r, err
-	}
-	r.State = stateAttached
-	if err := a.save(r); err != nil {
-		return r, err
-	}
-	if err := a.at("done"); err != nil {
-		return r, err
-	}
-	if r.Queued {
-		a.writeLater()
-	}
-	return r, nil
+	return err
 }
 
-func (a *Attacher) writeEndpoint(ctx context.Context, r *record) error {
-	ctx, cancel := a.storeContext(ctx)
-	defer cancel()
-	rev, err := a.putEndpoint(ctx, *r)
-	if err != nil {
-		return storeError("write the workload endpoint", err)
+// intent writes down that there is to be an attachment.
+func (x *addition) intent(context.Context) (err error) {
+	if x.old != nil {
+		return nil
 	}
-	r.Endpoint = rev
+	if x.r, err = x.ledger.save(x.r, begun); err != nil || x.r.AddressesOnly {
+		return err
+	}
+	// An MTU that was set since the request was read did not see the record, and one
+	// that is set from now on does.
+	x.r.MTU = x.mtus.current(x.r, x.req.IPv4, x.req.IPv6)
 	return nil
 }
 
-// assignTo gets the addresses of an attachment and notes what the datastore is
-// to be told of them. An attachment that is made whole, old, has its own.
-func (a *Attacher) assignTo(ctx context.Context, req AddRequest, r, old record) (record, error) {
-	if old.State == stateAttached {
-		// It may be told of this one just now; to tell it again does no harm.
-		r.Queued, r.Claims, r.Endpoint = old.Queued || a.behind(), old.Claims, old.Endpoint
-		r.Stale, r.Former = old.Stale, old.Former
-		if r.Queued && old.Lost == "" && sameFamilies(req, old) {
-			r.Addresses = old.Addresses
-			return r, nil
-		}
+// address gets the addresses, and notes what the datastore is to be written of
+// them. An attachment that is made whole has its own.
+func (x *addition) address(ctx context.Context) error {
+	if x.old != nil {
+		// It may be flushed just now; to flush it again does no harm.
+		x.r.Claims, x.r.Endpoint, x.r.Reused, x.r.Former = x.old.Claims, x.old.Endpoint, x.old.Reused, x.old.Former
+		x.later = x.old.State.pending() || x.behind()
 	}
-	a.mu.Lock()
-	touched := a.touched[r.id()]
-	a.touched[r.id()] = true
-	a.mu.Unlock()
-	got, claims, err := a.assign(ctx, req, r)
+	x.ledger.note(x.r.id(), asked, nil)
+	if x.old != nil && x.later && x.old.State != attachedFenced && sameFamilies(x.req, *x.old) {
+		x.r.Addresses = x.old.Addresses
+		return nil
+	}
+	got, claims, err := x.addresses.assign(ctx, x.req, x.r)
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.Addresses = got
-	if old.State == stateAttached {
-		r.Queued = r.Queued || len(claims) > 0
-		r.Claims = append(slices.Clone(r.Claims), slices.DeleteFunc(claims, func(c netip.Addr) bool { return slices.Contains(r.Claims, c) })...)
-	} else {
-		r.Queued, r.Claims = a.behind() || len(claims) > 0, claims
-		a.mu.Lock()
-		a.touched[r.id()] = touched || len(claims) < len(got)
-		a.mu.Unlock()
+	x.r.Addresses = got
+	x.later = x.later || x.behind() || len(claims) > 0
+	x.r.Claims = append(slices.Clone(x.r.Claims), slices.DeleteFunc(slices.Clone(claims), func(c netip.Addr) bool { return slices.Contains(x.r.Claims, c) })...)
+	if !x.inherits && len(claims) > 0 && len(claims) == len(got) {
+		x.ledger.note(x.r.id(), reserved, nil)
 	}
-	return r, nil
+	return nil
 }
 
 // sameFamilies reports whether a request could have got the addresses that an
@@ -379,105 +313,95 @@ func sameFamilies(req AddRequest, r record) bool {
 		!slices.ContainsFunc(req.Addresses, func(want netip.Addr) bool { return !slices.Contains(r.addrs(), want) })
 }
 
-// assign gets an address of each family that the request asks for, IPv4 first,
-// and says which of them are the reserve's in the datastore.
-func (a *Attacher) assign(ctx context.Context, req AddRequest, r record) (out []Address, claims []netip.Addr, err error) {
-	if len(req.Given) > 0 {
-		for _, g := range req.Given {
-			out = append(out, Address{Addr: g, Gateway: workload.Gateway(dataplane.FamilyOf(g))})
-		}
-		return out, nil, nil
+// record writes down the addresses.
+func (x *addition) record(context.Context) (err error) {
+	if x.old == nil {
+		x.r, err = x.ledger.save(x.r, none)
 	}
-	ctx, cancel := a.storeContext(ctx)
-	defer cancel()
-	var reqs []AssignRequest
-	add := func(f dataplane.Family, pools []string) {
-		ar := a.assignRequest(r, f)
-		ar.Pools, ar.Labels = pools, namespaceLabels(r, req.NamespaceLabels)
-		for _, addr := range req.Addresses {
-			if dataplane.FamilyOf(addr) == f {
-				ar.Address = addr
-			}
-		}
-		reqs = append(reqs, ar)
+	return err
+}
+
+// wire connects the container. Its rules, the disk and the wire take about as
+// long as each other. A device that an earlier container of the pod still has
+// keeps its rules until then.
+func (x *addition) wire(ctx context.Context) error {
+	if x.later && x.old == nil && !x.ledger.taken(x.r) {
+		x.own.announce(x.r)
+		x.shown = true
 	}
-	if req.IPv4 {
-		add(dataplane.IPv4, req.IPv4Pools)
+	flushed := make(chan error, 1)
+	go func() { flushed <- x.ledger.sync() }()
+	end, err := x.host.Attach(ctx, x.r.spec())
+	if flushErr := <-flushed; err == nil && flushErr != nil {
+		return flushErr
 	}
-	if req.IPv6 {
-		add(dataplane.IPv6, req.IPv6Pools)
-	}
-	got, err := a.cfg.IPAM.Assign(ctx, reqs...)
 	if err != nil {
-		return nil, nil, storeError("assign an address", err)
+		return fmt.Errorf("connect the container: %w", err)
 	}
-	for i, ar := range reqs {
-		if dataplane.FamilyOf(got[i].Addr) != ar.Family || ar.Address.IsValid() && got[i].Addr != ar.Address {
-			return nil, nil, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", got[i].Addr, wanted(ar), ErrNoAddress)
-		}
-		out = append(out, Address{Addr: got[i].Addr, Gateway: workload.Gateway(ar.Family), Block: got[i].Block})
-		if got[i].Reserved {
-			claims = append(claims, got[i].Addr)
-		}
-	}
-	return out, claims, nil
-}
-
-func wanted(r AssignRequest) string {
-	if r.Address.IsValid() {
-		return r.Address.String()
-	}
-	return "an " + r.Family.String() + " address"
-}
-
-// program hands the host's side to the kernel's owner and waits for it. What
-// an earlier container of the same pod wished of the device goes in the same
-// step, and so does what old wished.
-func (a *Attacher) program(ctx context.Context, r, old record) error {
-	var del []dataplane.Key
-	if old.State == stateAttached {
-		del = keysOf(old.wishes(a.cfg.Wire))
-	}
-	for _, other := range a.others(r) {
-		id := other.id()
-		del = append(del, keysOf(other.wishes(a.cfg.Wire))...)
-		other.State, other.Addresses = stateReleasing, nil
-		if err := a.save(other); err != nil {
-			return err
-		}
-		a.log.Info("device taken over from an earlier container of the pod",
-			append(logID(id), "device", r.Device, "next", r.ContainerID)...)
-		a.completeLater(id)
-	}
-	rev := a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), del)
-	if err := a.cfg.Sink.Wait(ctx, rev); err != nil {
-		return fmt.Errorf("program the host's route: %w", err)
-	}
+	x.r.MAC = end.MAC.String()
 	return nil
 }
 
-// undo takes back what a failed ADD made. The error says what it could not.
-func (a *Attacher) undo(ctx context.Context, r record, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	a.announce(r, false)
-	if errors.Is(cause, store.ErrUnavailable) || a.behind() && !a.localOnly(r) {
-		// Asking a datastore that is away costs the caller time and gains nothing.
-		r.State = stateReleasing
-		err := errors.Join(a.save(r), a.cut(ctx, r))
-		a.completeLater(r.id())
-		if err != nil {
-			return fmt.Errorf("undo: %w", err)
-		}
+// route hands the host's side to the kernel's owner and waits for it. What an
+// earlier container of the same pod wanted of the device goes in the same step,
+// and so does what the attachment wanted before it was made whole.
+func (x *addition) route(ctx context.Context) error {
+	earlier, err := x.releaser.takeOver(x.r)
+	if err != nil {
+		return err
+	}
+	if x.old != nil {
+		earlier = append(earlier, *x.old)
+	}
+	var del []dataplane.Key
+	for _, r := range earlier {
+		del = append(del, keysOf(r.want(x.host.Wire))...)
+	}
+	return x.host.wait(ctx, x.host.replace(del, x.r))
+}
+
+// endpoint announces the endpoint, or writes it.
+func (x *addition) endpoint(ctx context.Context) (err error) {
+	switch {
+	case x.shown:
+	case x.later:
+		x.own.announce(x.r)
+	default:
+		x.r.Endpoint, err = x.endpoints.putNow(ctx, x.r, "write the workload endpoint")
+	}
+	return err
+}
+
+// done writes down that the attachment is complete.
+func (x *addition) done(context.Context) (err error) {
+	e := stored
+	if x.later {
+		e = completed
+	}
+	x.r, err = x.ledger.save(x.r, e)
+	return err
+}
+
+// awaitRules waits for the rules of an attachment. Before they are in force the
+// device carries nothing, so a workload that is started without them would find
+// no network.
+func (a *Attacher) awaitRules(ctx context.Context, r record) error {
+	if a.rules == nil {
 		return nil
 	}
-	if err := a.release(ctx, r); err != nil {
-		a.completeLater(r.id())
-		return fmt.Errorf("undo: %w", err)
+	ctx, cancel := bounded(ctx, a.rulesTimeout)
+	defer cancel()
+	if err := a.rules(ctx, r.Device, r.addrs()); err != nil {
+		return fmt.Errorf("wait for the policy rules of %s: %w: %w", r.Device, ErrNotReady, err)
 	}
 	return nil
 }
 
-func logID(id ID) []any {
-	return []any{"network", id.Network, "container", id.ContainerID, "interface", id.Interface}
+// errRole says that a container's interface was made otherwise.
+func errRole(r record) error {
+	made := "with its interface by routerd-cni as the network plugin"
+	if r.AddressesOnly {
+		made = "with addresses alone, by routerd-cni as the IPAM plugin of another"
+	}
+	return fmt.Errorf("container %s, interface %s in network %s was attached %s; detach it first: %w", r.ContainerID, r.Interface, r.Network, made, workload.ErrDiffers)
 }

@@ -23,7 +23,7 @@ func TestAgainWithoutStore(t *testing.T) {
 	t.Parallel()
 	for _, hang := range []bool{false, true} {
 		for _, pod := range []bool{false, true} {
-			for _, killed := range []string{"", "intent", "address", "record", "wire", "endpoint", "done", "confirmed", "written"} {
+			for _, killed := range append([]string{""}, points("intent", "address", "record", "wire", "endpoint", "done", "confirm addresses", "write endpoints", "note flushed")...) {
 				t.Run(fmt.Sprintf("hang %v/pod %v/killed %q", hang, pod, killed), func(t *testing.T) {
 					t.Parallel()
 					againWithoutStore(t, hang, pod, killed)
@@ -53,7 +53,7 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); a.Run(running) }()
 	w.del(a, req)
-	await.True(w.t, "the wire is cut", func() bool { r, _ := a.record(req.ID); return r.cut })
+	await.True(w.t, "the wire is cut", func() bool { r, _ := a.ledger.get(req.ID); return r.State.detached() })
 	next := req
 	if pod { // the pod's next container
 		next.ID.ContainerID = "next"
@@ -78,9 +78,9 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 			if _, err := a.Add(await.Context(t), next); err != nil {
 				t.Errorf("add: %v", err)
 			}
-			if killed == "confirmed" || killed == "written" {
+			if flushes(killed) {
 				w.away(false)
-				a.confirmAll(t.Context(), now)
+				a.flusher.all(t.Context(), now)
 			}
 		})
 	}
@@ -93,8 +93,8 @@ func againWithoutStore(t *testing.T, hang, pod bool, killed string) {
 	}
 	w.away(false)
 	await.True(w.t, "told", func() bool {
-		r, _ := b.record(next.ID)
-		return !r.Queued && !r.Stale && w.endpoints() == 1 && len(w.ipam.claimed()) == 0 && len(w.ipam.handles()) == 1
+		r, _ := b.ledger.get(next.ID)
+		return r.State == attachedStored && !r.Reused && w.endpoints() == 1 && len(w.ipam.claimed()) == 0 && len(w.ipam.handles()) == 1
 	})
 	diff(t, "handles", []string{handle(next.ID)}, w.ipam.handles())
 	if got := w.ipam.has(handle(next.ID)); !slices.Equal(got, []netip.Addr{third.Addresses[0].Addr}) {
@@ -193,9 +193,9 @@ func TestDelIsDurable(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := w.start()
-	for _, wish := range w.sink.wanted() {
-		if strings.HasPrefix(wish, "route") {
-			t.Errorf("after the restart there is still %s", wish)
+	for _, want := range w.sink.wanted() {
+		if strings.HasPrefix(want, "route") {
+			t.Errorf("after the restart there is still %s", want)
 		}
 	}
 	w.sink.mu.Lock()
@@ -205,7 +205,7 @@ func TestDelIsDurable(t *testing.T) {
 	await.Until(w.t, "clean", w.clean)
 }
 
-// What the handle of a container has of an earlier life goes back also when two
+// What the handle of a container has of an earlier container goes back also when two
 // lives with given addresses follow, and when such a life ends untold.
 func TestStaleThroughGivenLives(t *testing.T) {
 	t.Parallel()

@@ -106,7 +106,7 @@ func TestAllocateGateway(t *testing.T) {
 	have := w.sink.want[route.Key()]
 	w.sink.mu.Unlock()
 	if have != dataplane.Object(route) {
-		t.Errorf("wish %v, want %v", have, route)
+		t.Errorf("wanted %v, want %v", have, route)
 	}
 	if err := a.Del(t.Context(), DelRequest{ID: one.ID, AddressesOnly: true}); err != nil {
 		t.Fatal(err)
@@ -142,16 +142,15 @@ func TestAllocateSharesNoLock(t *testing.T) {
 	w.allocate(a, two)
 	inDel, goOn := make(chan struct{}), make(chan struct{})
 	var first sync.Once
-	a.hook = func(step string) error {
-		if step == "del cut" {
+	watch(a, func(point string) {
+		if point == "after detach" {
 			first.Do(func() { close(inDel); <-goOn })
 		}
-		return nil
-	}
+	})
 	deleted := make(chan error, 1)
 	go func() { deleted <- a.Del(t.Context(), DelRequest{ID: one.ID, AddressesOnly: true}) }()
 	<-inDel
-	if l, ok := a.tryLock(two.ID); !ok {
+	if l, ok := a.locks.tryLock(two.ID); !ok {
 		t.Error("one container's DEL holds a lock of the other")
 	} else {
 		l.unlock()
@@ -253,12 +252,11 @@ func TestUses(t *testing.T) {
 	req, alloc := w.request(1), w.allocateRequest(2)
 	alloc.Gateway = true
 	h, gw := handle(req.ID), "routerd-gateway-node-a.net1"
-	a.hook = func(step string) error {
-		if used := a.Uses(h); !used && step != "start" && step != "del done" {
-			t.Errorf("not in use at step %q", step)
+	watch(a, func(point string) {
+		if used := a.Uses(h); !used && point != "before intent" && point != "after forget" {
+			t.Errorf("not in use %s", point)
 		}
-		return nil
-	}
+	})
 	if _, err := a.Add(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +267,7 @@ func TestUses(t *testing.T) {
 	if err := a.Del(t.Context(), delOf(req)); err != nil {
 		t.Fatal(err)
 	}
-	a.hook = nil
+	a.steps.around = nil
 	if a.Uses(h) || a.Uses(gw) {
 		t.Error("in use after DEL")
 	}

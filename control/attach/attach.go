@@ -1,33 +1,35 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
 )
 
-// Errors that callers branch on, beside those of packages workload and store.
+// Errors that callers branch on, beside those of packages ipam, workload and
+// store.
 var (
 	// ErrInvalid says that the request cannot be carried out as it is.
 	ErrInvalid = errors.New("invalid request")
-	// ErrNoAddress says that the pools have no address left, or not the one
-	// that was asked for. An [IPAM] returns it.
+	// ErrNoAddress says that there is no address for the request, for a reason
+	// that is not package ipam's.
 	ErrNoAddress = errors.New("no address available")
-	// ErrHeld is an ErrNoAddress: the address that was asked for is held by
-	// somebody else.
-	ErrHeld = fmt.Errorf("%w: held by somebody else", ErrNoAddress)
 	// ErrUnknown says that nothing is known of an attachment.
 	ErrUnknown = errors.New("unknown attachment")
 	// ErrNotReady says that the daemon cannot serve yet; trying again helps.
@@ -50,74 +52,6 @@ const (
 	CNI        = "cni"
 )
 
-// AddRequest is what ADD asks for.
-type AddRequest struct {
-	ID         ID
-	Workload   Workload
-	Netns      string // path of the container's network namespace
-	MTU        int    // bytes; 0: what Attacher.SetMTU said last
-	IPv4       bool   // give an IPv4 address
-	IPv6       bool
-	IPv4Pools  []string      // names or CIDRs; empty: chosen by the pools' selectors
-	IPv6Pools  []string      // likewise
-	Addresses  []netip.Addr  // these, at most one of a family; the others: any
-	Forwarding bool          // leave IP forwarding on inside the container
-	MAC        dataplane.MAC // of the container's end; zero: the kernel's choice
-
-	// Node is the node that the request means; empty: whichever this is.
-	Node string
-	// NamespaceLabels are those of the workload's namespace, for pools that
-	// choose by them.
-	NamespaceLabels map[string]string
-	// Given are addresses that somebody else gave and takes back. Then none is
-	// assigned, and IPv4, IPv6, pools and Addresses do not count.
-	Given []netip.Addr
-}
-
-// Address is an address of an attachment.
-type Address struct {
-	Addr    netip.Addr   `json:"addr"`
-	Gateway netip.Addr   `json:"gateway"` // what the container's default route names
-	Block   netip.Prefix `json:"block"`   // the IPAM block that Addr is from
-}
-
-// Result is what ADD made.
-type Result struct {
-	Device    string // on the host
-	HostMAC   dataplane.MAC
-	MAC       dataplane.MAC // inside the container
-	MTU       int           // bytes
-	Addresses []Address
-}
-
-// DelRequest is what DEL asks for.
-type DelRequest struct {
-	ID            ID
-	Workload      Workload
-	AddressesOnly bool // what [Attacher.Allocate] gave
-}
-
-// Collected is what GC did.
-type Collected struct {
-	Removed []ID
-	// Left are those that are not valid and still there: their release failed, or
-	// another call works on them.
-	Left []ID
-	// Unlisted says that there may be more: nobody knows which wires are there.
-	Unlisted bool
-}
-
-// CheckRequest is what CHECK asks for. What is empty is not compared.
-type CheckRequest struct {
-	ID        ID
-	Netns     string
-	Device    string
-	MAC       string
-	Addresses []netip.Addr
-
-	AddressesOnly bool // what [Attacher.Allocate] gave
-}
-
 // Endpoint describes an attachment for status reports.
 type Endpoint struct {
 	ID        ID
@@ -129,70 +63,6 @@ type Endpoint struct {
 	State     string    // attached; adding or releasing while under way or cut short
 	Lost      string    // why the workload has no route: its address is somebody else's; empty: it has
 	Since     time.Time // of the attachment
-}
-
-// IPAM gives addresses and takes them back. Package control/ipam does that;
-// errors match [ErrNoAddress], [ErrInvalid] or [store.ErrUnavailable] where
-// these apply.
-type IPAM interface {
-	// Assign returns for each request the address of its family that the handle
-	// has, and gives it one if it has none: all of them, or none. The requests
-	// are of one handle and of different families. A repeat returns the same.
-	Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignment, error)
-	// ReleaseHandle takes back all addresses of a handle but those to keep. A
-	// handle without any is success.
-	ReleaseHandle(ctx context.Context, handle string, keep ...netip.Addr) error
-
-	// Confirm writes to the datastore addresses that Assign gave as Reserved, and
-	// returns an error or nil for each. [ErrNoAddress]: it is not this host's any
-	// more.
-	Confirm(ctx context.Context, cs ...Confirmation) []error
-	// Claim says that a handle has addresses, by its record, before any is
-	// assigned; Unclaim that the handle has none any more on this host, or not
-	// those named. Rest comes before: it makes them rest, if released addresses
-	// do, also after a crash before Unclaim.
-	Claim(handle string, addrs ...netip.Addr)
-	Rest(handle string) error
-	Unclaim(handle string, addrs ...netip.Addr)
-	// Ready reports whether Assign can give addresses without the datastore.
-	Ready() bool
-}
-
-// AssignRequest asks for one address.
-type AssignRequest struct {
-	Handle     string // whose the address is: <network>.<container id>
-	Family     dataplane.Family
-	Pools      []string          // names or CIDRs; empty: chosen by selectors
-	Address    netip.Addr        // invalid: any
-	Namespace  string            // Kubernetes namespace
-	Labels     map[string]string // of the namespace, for the pools' selectors
-	Attributes map[string]string // kept beside the address
-	// Again says that the workload lives with Address: whether it would be given
-	// to somebody new does not count.
-	Again bool
-	// Fresh says that what the handle may hold is of an earlier life, and on its
-	// way back.
-	Fresh bool
-}
-
-// Assignment is an address and the block it is from.
-type Assignment struct {
-	Addr  netip.Addr
-	Block netip.Prefix
-	// Reserved says that the datastore does not know yet whose the address is:
-	// the record of the attachment has to say so until it is confirmed.
-	Reserved bool
-}
-
-// Wire makes wires; *[workload.Wire] does.
-type Wire interface {
-	Attach(ctx context.Context, spec workload.Spec) (workload.End, error)
-	Detach(ctx context.Context, device string, owner workload.Owner) error
-	Verify(ctx context.Context, spec workload.Spec, mac dataplane.MAC) error
-	SetMTU(ctx context.Context, spec workload.Spec, ours ...int) error
-	VerifyRoute(ctx context.Context, device string, addr netip.Addr) error
-	Devices(ctx context.Context) (map[string]string, error)
-	HostSysctls(device string, addrs []netip.Addr) []dataplane.Sysctl
 }
 
 // Config is what [New] needs. All fields without a default are required.
@@ -211,27 +81,18 @@ type Config struct {
 	Ready func() error
 
 	// Held says why the datastore must not be written: this host does not hold
-	// its name. What is to be told waits for it; wires are cut all the same.
-	// nil or a nil result: it does. It must not block or call the Attacher.
+	// its name. What is to be written waits for it; wires are removed all the
+	// same. nil or a nil result: it does. It must not block or call the Attacher.
 	Held func() error
 
-	// Behind answers ADD and DEL when the journal has them, and tells the
+	// Behind answers ADD and DEL when the journal has them, and writes to the
 	// datastore afterwards, many in one transaction. Else the datastore knows
-	// before the answer.
+	// before the answer, and also where Rules is set and OwnWrites is not.
 	Behind bool
-	// Linger is how long the first that is to be told waits for others; 0: 100 ms.
+	// Linger is how long the first that is to be written waits for others; 0: 100 ms.
 	Linger time.Duration
-	// Announce tells of an endpoint of this host, or of its end, before the
-	// datastore does, and of the profile of a network that is new; the event has
-	// no revision. It must not block or call the Attacher. Who also follows the
-	// datastore is told after [Attacher.HandleStore]. Where Rules is set and Announce is not, endpoints are written before the answer.
-	Announce func(store.Event)
-
-	// Written tells that the datastore has an endpoint that was announced, at a
-	// revision; Ended that nothing is left of one whose end was announced, and
-	// whether the datastore ever heard of it. Both may be nil, and are as Announce.
-	Written func(key store.Key, rev store.Revision)
-	Ended   func(key store.Key, told bool)
+	// OwnWrites is shown what this host writes; nil: nobody is.
+	OwnWrites OwnWrites
 
 	// Rules waits until the rules that judge what the device's workload sends
 	// and receives are in force, for all of these addresses; the error says why
@@ -250,42 +111,32 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// undoTimeout bounds what is done after a failure. It runs in a context of its
-// own: the caller's may be what ended.
-const undoTimeout = 10 * time.Second
-
 // Attacher carries out the verbs. It is safe for concurrent use: calls about
 // different containers run in parallel.
 type Attacher struct {
-	cfg   Config
-	log   *slog.Logger
-	locks keyedMutex
-	poke  chan struct{} // something is to be completed
-	cuts  chan struct{} // wires are to be cut
-	dirty chan struct{} // the datastore is to be told
-	back  chan struct{} // the datastore answers again
-	pass  chan struct{} // holds a token while it is told of what was attached
+	node         string
+	unready      func() error
+	rules        func(ctx context.Context, device string, addrs []netip.Addr) error
+	rulesTimeout time.Duration
+	linger       time.Duration
+	log          *slog.Logger
 
-	mu        sync.Mutex
-	records   map[ID]record
-	touched   map[ID]bool // the datastore may have heard of these
-	retries   retries     // of what [Attacher.Run] could not complete
-	restored  bool
-	storeAway bool            // the watch says so
-	kept      map[string]kept // by network
-	byHandle  map[string][]ID // of the records: see handle
-	// What the watch told of this host's Node; see HandleStore.
-	synced, nodeKnown bool
-	forgotten         bool // the datastore may lack what is attached
-	doubt             doubt
-	profiles          map[string]bool
-	mtu, reachedMTU   MTU // see SetMTU
-
-	mtuPass  sync.Mutex // held while workloads are brought to another MTU
-	mtuState mtuState   // guarded by mtuPass once restored
-
-	// hook is called between steps; tests fail or "kill" there.
-	hook func(step string) error
+	store     *datastore
+	ledger    *ledger
+	locks     *locks
+	host      *host
+	addresses *addresses
+	endpoints *endpoints
+	own       *ownWrites
+	gateways  *gateways
+	mtus      *mtus
+	flusher   *flusher
+	releaser  *releaser
+	reclaimer *reclaimer
+	schedule  *schedule
+	steps     *runner
+	work      async.Signal // the datastore is to be written
+	now       async.Signal // likewise, at once, whatever failed before
 }
 
 // New returns an Attacher that serves after [Attacher.Restore].
@@ -295,62 +146,67 @@ func New(cfg Config) (*Attacher, error) {
 		return nil, errors.New("attach: node name is missing")
 	case cfg.IPAM == nil || cfg.Sink == nil || cfg.Store == nil || cfg.Wire == nil || cfg.Journal == nil:
 		return nil, errors.New("attach: one of IPAM, sink, store, wire, journal is missing")
+	case cfg.Dir == "":
+		return nil, errors.New("attach: directory for state is missing")
 	}
-	if cfg.StoreTimeout == 0 {
-		cfg.StoreTimeout = 10 * time.Second
-	}
-	if cfg.RulesTimeout == 0 {
-		cfg.RulesTimeout = 10 * time.Second
-	}
-	if cfg.Retry == 0 {
-		cfg.Retry = time.Second
-	}
-	if cfg.Linger == 0 {
-		cfg.Linger = 100 * time.Millisecond
-	}
+	cfg.StoreTimeout = cmp.Or(cfg.StoreTimeout, 10*time.Second)
+	cfg.RulesTimeout = cmp.Or(cfg.RulesTimeout, 10*time.Second)
+	cfg.Retry = cmp.Or(cfg.Retry, time.Second)
+	cfg.Linger = cmp.Or(cfg.Linger, 100*time.Millisecond)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if err := makeStateDir(cfg.Dir); err != nil {
-		return nil, err
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory for the state of workloads: %w", err)
 	}
-	a := &Attacher{
-		cfg:     cfg,
-		log:     cfg.Log,
-		poke:    make(chan struct{}, 1),
-		cuts:    make(chan struct{}, 1),
-		dirty:   make(chan struct{}, 1),
-		back:    make(chan struct{}, 1),
-		pass:    make(chan struct{}, 1),
-		records: make(map[ID]record),
-		touched: make(map[ID]bool),
-		retries: retries{first: cfg.Retry, by: make(map[ID]retry)},
-
-		profiles: make(map[string]bool),
-		kept:     make(map[string]kept),
-		byHandle: make(map[string][]ID),
-	}
-	a.claim()
+	a := assemble(cfg)
+	a.ledger.claim(cfg.IPAM)
 	return a, nil
 }
 
-// at is a point between two steps.
-func (a *Attacher) at(step string) error {
-	if a.hook == nil {
-		return nil
+// assemble makes the parts, each of which gets those that it needs.
+func assemble(cfg Config) *Attacher {
+	log := cfg.Log
+	steps, schedule, work, now := &runner{}, newSchedule(cfg.Retry), async.NewSignal(), async.NewSignal()
+	db := &datastore{Store: cfg.Store, timeout: cfg.StoreTimeout, mayHold: cfg.Held}
+	ledger := newLedger(cfg.Journal, log)
+	host := &host{Wire: cfg.Wire, sink: cfg.Sink, ledger: ledger}
+	addresses := &addresses{node: cfg.Node, ipam: cfg.IPAM, store: db, ledger: ledger}
+	endpoints := &endpoints{node: cfg.Node, store: db, profiles: make(map[string]bool)}
+	own := &ownWrites{to: cfg.OwnWrites, endpoints: endpoints, ledger: ledger}
+	gateways := &gateways{journal: cfg.Journal, addresses: addresses, ledger: ledger, log: log, kept: make(map[string]kept)}
+	locks := &locks{ledger: ledger, gateways: gateways}
+	reclaimer := &reclaimer{
+		node: cfg.Node, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints,
+		store: db, schedule: schedule, log: log, work: work, now: now,
 	}
-	return a.hook(step)
+	flusher := &flusher{
+		ledger: ledger, store: db, addresses: addresses, endpoints: endpoints, own: own, schedule: schedule,
+		reclaim: reclaimer, steps: steps, log: log, pass: make(chan struct{}, 1),
+	}
+	return &Attacher{
+		node: cfg.Node, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
+		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
+		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
+		mtus: &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log},
+		releaser: &releaser{
+			behind: cfg.Behind && (cfg.Rules == nil || cfg.OwnWrites != nil),
+			ledger: ledger, locks: locks, host: host, store: db, addresses: addresses, endpoints: endpoints, gateways: gateways,
+			own: own, flusher: flusher, schedule: schedule, steps: steps, log: log, wires: async.NewSignal(),
+		},
+	}
 }
+
+// behind reports whether an answer may come before the datastore knows.
+func (a *Attacher) behind() bool { return a.releaser.behind }
 
 // Endpoints lists the attachments, ordered by id.
 func (a *Attacher) Endpoints() []Endpoint {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := make([]Endpoint, 0, len(a.records))
-	for _, r := range a.records {
+	var out []Endpoint
+	for _, r := range a.ledger.snapshot() {
 		out = append(out, Endpoint{
 			ID: r.id(), Workload: r.workload(), Device: r.Device, Netns: r.Netns,
-			Addresses: r.addrs(), MTU: r.MTU, State: string(r.State), Since: r.Since, Lost: r.Lost,
+			Addresses: r.addrs(), MTU: r.MTU, State: r.State.phase(), Since: r.Since, Lost: r.Fenced,
 		})
 	}
 	slices.SortFunc(out, func(x, y Endpoint) int { return compareIDs(x.ID, y.ID) })
@@ -360,15 +216,15 @@ func (a *Attacher) Endpoints() []Endpoint {
 // Status reports whether ADD can be served: [ErrNotReady] or
 // [store.ErrUnavailable] with the reason if not.
 func (a *Attacher) Status(ctx context.Context) error {
-	if err := a.ready(); err != nil {
+	if err := a.errNotServing(); err != nil {
 		return err
 	}
-	if a.behind() && a.cfg.IPAM.Ready() {
+	if a.behind() && len(a.addresses.ipam.Ready()) > 0 {
 		return nil
 	}
-	ctx, cancel := a.storeContext(ctx)
+	ctx, cancel := a.store.context(ctx)
 	defer cancel()
-	pools, _, err := a.cfg.Store.List(ctx, store.KindIPPool, "")
+	pools, _, err := a.store.List(ctx, store.KindIPPool, "")
 	if err != nil && !errors.Is(err, store.ErrDecode) {
 		return storeError("list IP pools", err)
 	}
@@ -387,68 +243,313 @@ func servesWorkloads(p *v3.IPPool) bool {
 		(len(uses) == 0 || slices.Contains(uses, v3.IPPoolAllowedUseWorkload))
 }
 
-func (a *Attacher) ready() error {
-	if !a.isRestored() {
+// errNotServing says why ADD cannot be served.
+func (a *Attacher) errNotServing() error {
+	if !a.ledger.restored() {
 		return errStarting()
 	}
-	if a.cfg.Ready == nil {
-		return a.errVerifying()
+	if a.unready != nil {
+		if err := a.unready(); err != nil {
+			return fmt.Errorf("%w: %w", ErrNotReady, err)
+		}
 	}
-	if err := a.cfg.Ready(); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	return a.errVerifying()
-}
-
-func (a *Attacher) isRestored() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.restored
+	return a.reclaimer.errDoubt()
 }
 
 func errStarting() error { return fmt.Errorf("the daemon is starting: %w", ErrNotReady) }
 
-// storeContext bounds a step that needs the datastore. It leaves a tenth of
-// the caller's time for the answer.
-func (a *Attacher) storeContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	timeout := a.cfg.StoreTimeout
-	if deadline, ok := ctx.Deadline(); ok {
-		timeout = min(timeout, time.Until(deadline)*9/10)
+// Kinds lists what an [Attacher] wants to see of the store.
+func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindProfile} }
+
+// HandleStore takes account of a step of the cluster's copy: whether the
+// datastore is there, this host's Node, and which profiles there are: an ADD then
+// need not ask. It does not block.
+//
+// Who deletes a Node gives its workloads' addresses back and deletes their
+// endpoints, as Calico's tools do. If the daemon runs, or comes back, its
+// workloads live on all the same: [Attacher.Run] then takes their addresses
+// again and writes the endpoints anew, before others get the addresses.
+func (a *Attacher) HandleStore(s cluster.Step) {
+	if a.store.handle(s) {
+		a.now.Set()
 	}
-	return context.WithTimeout(ctx, timeout)
+	a.endpoints.handle(s)
+	a.reclaimer.handle(s)
 }
 
-// awaitRules waits for the rules of an attachment. Before they are in force the
-// device carries nothing, so a workload that is started without them would find
-// no network.
-func (a *Attacher) awaitRules(ctx context.Context, r record) error {
-	if a.cfg.Rules == nil {
-		return nil
+// Restore takes over what the previous run left: it reads the records, hands to
+// the sink what the attachments need whose devices are there, and announces those
+// that the datastore does not know yet. Of the others, from before a reboot, only
+// the record stays, for DEL and GC. An ADD that was cut short is released by
+// [Attacher.Run], unless the runtime repeats it first. Call it once, before
+// serving.
+func (a *Attacher) Restore(ctx context.Context) error {
+	records, err := a.ledger.load(a.mtus.dir)
+	if err != nil {
+		return err
 	}
-	timeout := a.cfg.RulesTimeout
-	if deadline, ok := ctx.Deadline(); ok {
-		timeout = min(timeout, time.Until(deadline)*9/10)
+	if err := a.mtus.load(records); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	if err := a.cfg.Rules(ctx, r.Device, r.addrs()); err != nil {
-		return fmt.Errorf("wait for the policy rules of %s: %w: %w", r.Device, ErrNotReady, err)
+	a.gateways.load()
+	devices, err := a.host.Devices(ctx)
+	if err != nil {
+		return fmt.Errorf("restore attachments: %w", err)
+	}
+	a.ledger.restore(records)
+	var live []record
+	for _, r := range records {
+		if !r.State.attached() || !r.onHost(devices) {
+			continue
+		}
+		live = append(live, r)
+		if r.State.pending() {
+			a.own.announce(r)
+		}
+	}
+	a.host.restore(live)
+	a.ledger.serve()
+	a.work.Set()
+	a.log.Info("attachments restored", "records", len(records), "live", len(live))
+	return nil
+}
+
+// Run completes what was cut short: releases that the datastore's absence or
+// the daemon's end interrupted. It also gives the datastore back what it forgot
+// of living workloads; see [Attacher.HandleStore]. It returns when ctx ends.
+func (a *Attacher) Run(ctx context.Context) {
+	wires := make(chan struct{})
+	defer func() { <-wires }()
+	go func() { defer close(wires); a.releaser.runWires(ctx, a.work) }()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var flush time.Time // when to write what has come; zero: nothing has
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.now:
+			a.schedule.clear()
+			flush = time.Now()
+		case <-a.work:
+			if flush.IsZero() {
+				flush = time.Now().Add(a.linger)
+			}
+		case <-a.schedule.changed:
+		case <-timer.C:
+			flush = time.Time{}
+			a.workThrough(ctx)
+		}
+		timer.Stop()
+		next, due := a.schedule.next()
+		if !flush.IsZero() && (!due || flush.Before(next)) {
+			next, due = flush, true
+		}
+		if due {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// workThrough tries everything that is due.
+func (a *Attacher) workThrough(ctx context.Context) {
+	start := time.Now()
+	a.flusher.all(ctx, a.schedule.waits)
+	if !a.schedule.waits(ID{}) {
+		// Before releases, which may take long: until then others may get the
+		// addresses of workloads that live here.
+		a.reclaimer.all(ctx)
+	}
+	a.releaser.complete(ctx, a.schedule.waits)
+	a.schedule.tried(start)
+}
+
+// DelRequest is what DEL asks for.
+type DelRequest struct {
+	ID            ID
+	Workload      Workload
+	AddressesOnly bool // what [Attacher.Allocate] gave
+}
+
+// Del detaches a container. It succeeds when there is nothing to detach; the
+// container's namespace need not exist. Without a record it goes by what
+// follows from the names. With [Config.Behind] it answers when it is certain
+// that the attachment goes, also after the loss of power. Else, while the
+// datastore is away, it removes the wire and returns [store.ErrUnavailable], or
+// [ErrNotReady] where the host does not hold its name; the caller should try
+// again, and the daemon does so by itself.
+func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
+	if !a.ledger.restored() {
+		return errStarting()
+	}
+	if a.behind() && a.ledger.state(req.ID).leaving() {
+		a.releaser.wires.Set() // it was answered before, or failed, and the rest is on its way
+		return a.ledger.sync()
+	}
+	l, err := a.locks.lock(ctx, req.ID, req.Workload)
+	if err != nil {
+		return err
+	}
+	defer l.unlock()
+	if !l.known && req.AddressesOnly {
+		l.AddressesOnly, l.Device = true, ""
+	}
+	if a.behind() {
+		return a.releaser.answer(ctx, l.record)
+	}
+	if err := a.releaser.release(ctx, l.record); err != nil {
+		a.schedule.failed(req.ID)
+		return err
 	}
 	return nil
 }
 
-// storeError names the step, and the datastore when waiting for it is what
-// took too long.
-func storeError(step string, err error) error {
-	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, store.ErrUnavailable) {
-		return fmt.Errorf("%s: %w: %w", step, store.ErrUnavailable, err)
-	}
-	return fmt.Errorf("%s: %w", step, err)
+// CheckRequest is what CHECK asks for. What is empty is not compared.
+type CheckRequest struct {
+	ID        ID
+	Netns     string
+	Device    string
+	MAC       string
+	Addresses []netip.Addr
+
+	AddressesOnly bool // what [Attacher.Allocate] gave
 }
 
-func (a *Attacher) record(id ID) (record, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	r, ok := a.records[id]
-	return r, ok
+// Check verifies that an attachment is as ADD made it, and that the runtime
+// remembers it rightly. It changes nothing. The error matches [ErrUnknown] or
+// [workload.ErrDiffers] and names every difference.
+func (a *Attacher) Check(ctx context.Context, req CheckRequest) error {
+	if !a.ledger.restored() {
+		return errStarting()
+	}
+	l, err := a.locks.lock(ctx, req.ID, Workload{})
+	if err != nil {
+		return err
+	}
+	defer l.unlock()
+	r := l.record
+	if !r.State.attached() {
+		return fmt.Errorf("container %s, interface %s in network %s: %w", req.ID.ContainerID, req.ID.Interface, req.ID.Network, ErrUnknown)
+	}
+	errs := []error{req.compare(r)}
+	if r.AddressesOnly != req.AddressesOnly {
+		errs = append(errs, errRole(r))
+	}
+	if r.AddressesOnly {
+		return errors.Join(errs...)
+	}
+	spec := r.spec()
+	if req.Netns != "" {
+		spec.Netns = req.Netns
+	}
+	errs = append(errs, a.host.Verify(ctx, spec, r.mac()))
+	for _, addr := range r.addrs() {
+		errs = append(errs, a.host.VerifyRoute(ctx, r.Device, addr))
+	}
+	return errors.Join(errs...)
+}
+
+// compare compares what the runtime knows with the record.
+func (req CheckRequest) compare(r record) error {
+	var errs []error
+	differ := func(what, have, want string) {
+		errs = append(errs, fmt.Errorf("%s in prevResult is %s, attached was %s: %w", what, have, want, workload.ErrDiffers))
+	}
+	if req.Device != "" && req.Device != r.Device {
+		differ("the host's interface", req.Device, r.Device)
+	}
+	if req.MAC != "" && !strings.EqualFold(req.MAC, r.MAC) {
+		differ("the container's MAC address", req.MAC, r.MAC)
+	}
+	if len(req.Addresses) > 0 && !sameAddrs(req.Addresses, r.addrs()) {
+		differ("the address", fmt.Sprint(req.Addresses), fmt.Sprint(r.addrs()))
+	}
+	return errors.Join(errs...)
+}
+
+func sameAddrs(a, b []netip.Addr) bool {
+	sorted := func(list []netip.Addr) []netip.Addr {
+		return slices.Compact(slices.SortedFunc(slices.Values(list), netip.Addr.Compare))
+	}
+	return slices.Equal(sorted(a), sorted(b))
+}
+
+// SetMTU makes m the MTU of workloads: of new ones at once, and of running
+// ones before it returns. Those whose request gave an MTU keep that, and one
+// that somebody lowered inside the workload stays (see [workload.Wire.SetMTU]).
+// A workload whose namespace is gone is left out; the error names those that
+// could not be changed, and a repetition tries them again. It may be repeated and
+// cut short at any point: the record says what may be there.
+//
+// No packet is dropped without an answer on the way: the host's routes have the
+// smaller MTU for as long as the two ends of a wire may differ.
+//
+// What makes room in packets (a pool's change to an encapsulation with more
+// overhead, a smaller tunnel device) has to wait until [Attacher.ReachedMTU] says
+// that the workloads are small enough; what takes less comes first, and then
+// SetMTU.
+func (a *Attacher) SetMTU(ctx context.Context, m MTU) error { return a.mtus.set(ctx, m) }
+
+// ReachedMTU is what no workload of this host is above, of those that follow
+// [Attacher.SetMTU]. After [Attacher.Restore] it is what the previous run of the
+// daemon left; where that is not known, and on a new host, it is zero until
+// SetMTU has succeeded.
+func (a *Attacher) ReachedMTU() MTU { return a.mtus.isReached() }
+
+// Doubt says that what was assigned to this host's workloads may be somebody
+// else's by now: its Node was deleted, or it is in a new epoch. ADD waits until
+// each workload has been compared with the datastore once: what is still its
+// own, or free, it keeps, or takes again; of what is another's the routes are
+// taken down and the workload is named (see [Endpoint]). It does not block.
+func (a *Attacher) Doubt() { a.reclaimer.raise() }
+
+// Verified waits until no doubt is left: see [Attacher.Doubt].
+func (a *Attacher) Verified(ctx context.Context) error { return a.reclaimer.wait(ctx) }
+
+// FenceForeign takes down the routes of workloads whose addresses others hold
+// in the datastore, and writes nothing there: it is for a host that must not,
+// because another has its name. What is free, or cannot be read, stays.
+func (a *Attacher) FenceForeign(ctx context.Context) error { return a.reclaimer.fenceForeign(ctx) }
+
+// Disown says that what the datastore shows under this host's name is another
+// machine's: what is on its way out here is released without it. What was this
+// machine's own of that is freed as leaked. It is to be called before the name
+// is taken: a daemon that dies afterwards would not know. A repeat does nothing.
+func (a *Attacher) Disown() error {
+	n, err := a.ledger.disown()
+	if n == 0 || err != nil {
+		return err
+	}
+	if err := a.ledger.sync(); err != nil {
+		return err
+	}
+	a.log.Warn("what the datastore shows of attachments on their way out is another machine's, and stays", "attachments", n)
+	return nil
+}
+
+// Uses reports whether a handle's addresses are in use by what this host knows:
+// an attachment, be it under way or not given back yet, or what the host keeps
+// for a network. An ADD is known before it asks for an address. Before
+// [Attacher.Restore] everything is in use. It does not block.
+func (a *Attacher) Uses(h string) bool { return a.ledger.uses(h) || a.gateways.uses(h) }
+
+// KeptForHost reports whether an address is one that the host keeps for itself
+// as the gateway of a network that another plugin makes: that plugin gives it to
+// a device of the host.
+func (a *Attacher) KeptForHost(addr netip.Addr) bool { return a.gateways.has(addr) }
+
+// Wired returns the handles of the containers whose devices are on this host,
+// also of those that it has no record of.
+func (a *Attacher) Wired(ctx context.Context) (map[string]bool, error) {
+	devices, err := a.host.Devices(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the containers' devices: %w", err)
+	}
+	out := make(map[string]bool, len(devices))
+	for _, alias := range devices {
+		if id, ok := workload.ParseAlias(alias); ok {
+			out[handle(id)] = true
+		}
+	}
+	return out, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
@@ -35,7 +36,7 @@ func TestAddCheckDel(t *testing.T) {
 			Block:   netip.MustParsePrefix("192.168.0.0/26"),
 		}},
 	}, res)
-	diff(t, "wishes", []string{
+	diff(t, "wanted", []string{
 		"route 192.168.0.1/32 dev cali00000000000 scope link",
 		"sysctl net/ipv4/conf/cali00000000000/forwarding=1",
 		"sysctl net/ipv4/conf/cali00000000000/proxy_arp=1",
@@ -90,7 +91,7 @@ func TestKubernetesPod(t *testing.T) {
 	if e.Spec.Pod != "web-0" || e.Spec.ContainerID != first.ID.ContainerID {
 		t.Errorf("endpoint: %+v", e.Spec)
 	}
-	if got := w.ipam.lastReq; got.Attributes["pod"] != "web-0" || got.Attributes["namespace"] != "ns1" || got.Attributes["node"] != "node-a" || got.Namespace != "ns1" {
+	if got := w.ipam.lastReq; got.Attributes["pod"] != "web-0" || got.Attributes["namespace"] != "ns1" || got.Attributes["node"] != "node-a" {
 		t.Errorf("request to IPAM: %+v", got)
 	}
 
@@ -105,7 +106,7 @@ func TestKubernetesPod(t *testing.T) {
 	}
 	diff(t, "handles", []string{"net1.0000000000000002"}, w.ipam.handles())
 	if got := len(w.sink.wanted()); got != 7 {
-		t.Errorf("%d wishes, want those of one attachment: %v", got, w.sink.wanted())
+		t.Errorf("%d wants, want those of one attachment: %v", got, w.sink.wanted())
 	}
 	w.del(a, second)
 	w.expectClean()
@@ -182,7 +183,7 @@ func TestRequestedAddress(t *testing.T) {
 	}
 	other := w.request(2)
 	other.Addresses = req.Addresses
-	if _, err := a.Add(t.Context(), other); !errors.Is(err, ErrNoAddress) {
+	if _, err := a.Add(t.Context(), other); !errors.Is(err, ipam.ErrTaken) {
 		t.Errorf("the address of another container: %v", err)
 	}
 	w.del(a, req)
@@ -378,15 +379,15 @@ func TestRestore(t *testing.T) {
 	w.sink.synced = false
 	b := w.start()
 	if !w.sink.synced {
-		t.Error("the sink was not told that the wish is complete")
+		t.Error("the sink was not told that the desired state is complete")
 	}
-	for _, wish := range w.sink.wanted() {
-		if strings.Contains(wish, res.Device) {
-			t.Errorf("wish for a device that is gone: %s", wish)
+	for _, want := range w.sink.wanted() {
+		if strings.Contains(want, res.Device) {
+			t.Errorf("wish for a device that is gone: %s", want)
 		}
 	}
 	if len(w.sink.wanted()) != 7 {
-		t.Errorf("wishes: %v", w.sink.wanted())
+		t.Errorf("wants: %v", w.sink.wanted())
 	}
 	w.check(b, running)
 	diff(t, "repeated ADD after the restart", first, w.add(b, running))
@@ -460,7 +461,7 @@ func TestGC(t *testing.T) {
 		w.add(a, r)
 	}
 	// The record of one is lost: its device and its endpoint still tell of it.
-	if err := a.forget(lost.ID); err != nil {
+	if err := a.addresses.forget(lost.ID); err != nil {
 		t.Fatal(err)
 	}
 	done, err := a.GC(t.Context(), "net1", []ID{{ContainerID: keep.ID.ContainerID, Interface: "eth0"}})
@@ -526,13 +527,12 @@ func TestGCSparesBusy(t *testing.T) {
 	a := w.start()
 	req := w.request(1)
 	inAdd, goOn := make(chan struct{}), make(chan struct{})
-	a.hook = func(step string) error {
-		if step == "wire" {
+	watch(a, func(point string) {
+		if point == "after wire" {
 			close(inAdd)
 			<-goOn
 		}
-		return nil
-	}
+	})
 	added := make(chan error, 1)
 	go func() {
 		_, err := a.Add(t.Context(), req)
@@ -556,7 +556,7 @@ func TestWaitingForLockGivesUp(t *testing.T) {
 	w := newWorld(t)
 	a := w.start()
 	req := w.request(1)
-	free, err := a.locks.lock(t.Context(), attachmentLock(req.ID))
+	free, err := a.locks.keys.lock(t.Context(), attachmentLock(req.ID))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -567,7 +567,7 @@ func TestWaitingForLockGivesUp(t *testing.T) {
 	}
 	free()
 	w.add(a, req)
-	if n := len(a.locks.locks); n != 0 {
+	if n := len(a.locks.keys.locks); n != 0 {
 		t.Errorf("%d locks are kept", n)
 	}
 }

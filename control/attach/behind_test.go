@@ -1,14 +1,20 @@
 package attach
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -28,8 +34,8 @@ func newBehind(t *testing.T) *world {
 // settle does what the background would, once.
 func settle(t *testing.T, a *Attacher) {
 	t.Helper()
-	told := a.confirmAll(t.Context(), now)
-	if !a.cutAll(t.Context()) || !told || !a.complete(t.Context(), now) {
+	told := a.flusher.all(t.Context(), now)
+	if !a.releaser.detachAll(t.Context()) || !told || !a.releaser.complete(t.Context(), now) {
 		t.Error("the datastore is not told of everything")
 	}
 }
@@ -62,6 +68,13 @@ func (w *world) endpoints() int {
 	return len(list)
 }
 
+// announcedTo is called with what is announced.
+type announcedTo func(store.Event)
+
+func (f announcedTo) Announce(ev store.Event)         { f(ev) }
+func (announcedTo) Written(store.Key, store.Revision) {}
+func (announcedTo) Ended(store.Key, bool)             {}
+
 // ADD and DEL do not ask the datastore, which hears of both afterwards.
 func TestBehind(t *testing.T) {
 	t.Parallel()
@@ -78,17 +91,17 @@ func TestBehind(t *testing.T) {
 		t.Errorf("status: %v", err)
 	}
 	w.del(a, reqs[4]) // nobody has heard of it, and nobody will
-	if !a.cutAll(t.Context()) || !a.complete(t.Context(), now) {
+	if !a.releaser.detachAll(t.Context()) || !a.releaser.complete(t.Context(), now) {
 		t.Error("what the datastore never heard of waits for it")
 	}
 	if got := len(w.ipam.claimed()); got != 4 {
 		t.Errorf("%d addresses are claimed, want 4: %v", got, w.ipam.claimed())
 	}
-	if a.confirmAll(t.Context(), now) {
+	if a.flusher.all(t.Context(), now) {
 		t.Error("a datastore that is away was told")
 	}
 	w.del(a, reqs[3]) // it may have heard of this one
-	if !a.cutAll(t.Context()) || a.complete(t.Context(), now) {
+	if !a.releaser.detachAll(t.Context()) || a.releaser.complete(t.Context(), now) {
 		t.Error("released without the datastore")
 	}
 	if got := len(w.ipam.claimed()); got != 4 {
@@ -136,7 +149,7 @@ func TestBehindReboot(t *testing.T) {
 	w.sink.Replace(dataplane.SourceWorkload, nil)
 	b := w.start()
 	got := map[netip.Addr]bool{}
-	for _, r := range b.snapshot() {
+	for _, r := range b.ledger.snapshot() {
 		for _, addr := range r.addrs() {
 			got[addr] = true
 		}
@@ -156,7 +169,7 @@ func TestBehindReboot(t *testing.T) {
 	}
 	w.run(b)
 	w.away(false)
-	await.True(w.t, "five attachments", func() bool { return len(b.snapshot()) == 5 && w.endpoints() == 5 && len(w.ipam.claimed()) == 0 })
+	await.True(w.t, "five attachments", func() bool { return len(b.ledger.snapshot()) == 5 && w.endpoints() == 5 && len(w.ipam.claimed()) == 0 })
 	for _, r := range after[5:] {
 		w.check(b, r)
 		w.del(b, r)
@@ -165,11 +178,11 @@ func TestBehindReboot(t *testing.T) {
 }
 
 func behindAddSteps() []string {
-	return []string{"start", "intent", "address", "record", "wire", "routes", "endpoint", "rules", "done", "confirmed", "written"}
+	return append(addSteps(), points("confirm addresses", "write endpoints", "note flushed")...)
 }
 
 func behindDelSteps() []string {
-	return []string{"del start", "del marked", "del answered", "del cut", "del endpoint", "del address", "del done"}
+	return points("mark", "answer", "detach", "delete endpoint", "release address", "forget")
 }
 
 // The daemon is killed at each step of ADD and of what follows it. Then the
@@ -186,7 +199,7 @@ func TestKilledInAddBehind(t *testing.T) {
 					req := w.request(1)
 					a := w.start()
 					killAt(a, step)
-					dies(t, func() { _, _ = a.Add(t.Context(), req); a.confirmAll(t.Context(), now) })
+					dies(t, func() { _, _ = a.Add(t.Context(), req); a.flusher.all(t.Context(), now) })
 					w.away(away)
 					b := w.start()
 					w.run(b)
@@ -222,7 +235,7 @@ func TestKilledInDelBehind(t *testing.T) {
 			for _, told := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%s/told %v", step, then, told), func(t *testing.T) {
 					t.Parallel()
-					if step == "del endpoint" && !told {
+					if asks := strings.HasSuffix(step, "delete endpoint") || strings.HasSuffix(step, "release address"); asks && !told {
 						return // the datastore is not asked
 					}
 					w := newBehind(t)
@@ -235,7 +248,7 @@ func TestKilledInDelBehind(t *testing.T) {
 					killAt(a, step)
 					dies(t, func() {
 						_ = a.Del(t.Context(), delOf(req))
-						_ = a.completeOne(t.Context(), req.ID)
+						_ = a.releaser.completeOne(t.Context(), req.ID)
 					})
 					b := w.start()
 					w.run(b)
@@ -247,7 +260,7 @@ func TestKilledInDelBehind(t *testing.T) {
 					case "DEL":
 						w.del(b, req)
 					case "background":
-						if step == "del start" {
+						if step == "before mark" {
 							w.check(b, req) // nothing was begun
 							w.del(b, req)
 						}
@@ -325,19 +338,19 @@ func TestBehindAddressLost(t *testing.T) {
 			if told {
 				settle(t, a)
 				w.forget() // with the Node
-				a.HandleStore(nodeBatch("node-a", true, true))
-				a.HandleStore(nodeBatch("node-a", false, false))
+				a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", true, true)))
+				a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", false, false)))
 			}
 			w.ipam.steal(addr, "thief")
-			if a.confirmAll(t.Context(), now) != told {
+			if a.flusher.all(t.Context(), now) != told {
 				t.Error("an address of somebody else was confirmed")
 			}
-			if !a.reclaim(t.Context()) {
+			if !a.reclaimer.all(t.Context()) {
 				t.Error("what is somebody else's is asked for again and again")
 			}
-			for _, wish := range w.sink.wanted() {
-				if strings.Contains(wish, "route ") {
-					t.Errorf("there is still the %s", wish)
+			for _, want := range w.sink.wanted() {
+				if strings.Contains(want, "route ") {
+					t.Errorf("there is still the %s", want)
 				}
 			}
 			if e := a.Endpoints(); len(e) != 1 || !strings.Contains(e[0].Lost, "thief") {
@@ -352,12 +365,12 @@ func TestBehindAddressLost(t *testing.T) {
 			// It stays so across a restart.
 			a = w.start()
 			if got := w.sink.wanted(); len(got) > 0 && strings.Contains(strings.Join(got, " "), "route "+addr.String()) {
-				t.Errorf("wishes after a restart: %v", got)
+				t.Errorf("wants after a restart: %v", got)
 			}
 			w.ipam.steal(addr, "")
-			a.HandleStore(nodeBatch("node-a", true, true))
-			a.HandleStore(nodeBatch("node-a", false, false))
-			if !a.reclaim(t.Context()) {
+			a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", true, true)))
+			a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", false, false)))
+			if !a.reclaimer.all(t.Context()) {
 				t.Error("not reclaimed")
 			}
 			w.check(a, req)
@@ -377,7 +390,7 @@ func TestBehindAnnounces(t *testing.T) {
 	configure := w.cfg
 	w.cfg = func(c *Config) {
 		configure(c)
-		c.Announce = func(ev store.Event) { got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted())) }
+		c.OwnWrites = announcedTo(func(ev store.Event) { got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted())) })
 	}
 	a := w.start()
 	req := w.request(1)
@@ -389,7 +402,7 @@ func TestBehindAnnounces(t *testing.T) {
 
 	// A profile that the datastore has is not announced.
 	key := store.ResourceKey(store.KindProfile, "net1")
-	a.HandleStore(store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profileOf("net1")}}}})
+	a.HandleStore(clustertest.Step("node-a", store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profileOf("net1")}}}}))
 	got = nil
 	w.add(a, w.numbered(2))
 	diff(t, "announced", []string{"node--a-cni-c2-eth0 false"}, got)
@@ -404,11 +417,11 @@ func TestBehindKeepsTheNextContainersEndpoint(t *testing.T) {
 	configure := w.cfg
 	w.cfg = func(c *Config) {
 		configure(c)
-		c.Announce = func(ev store.Event) {
+		c.OwnWrites = announcedTo(func(ev store.Event) {
 			if ev.Key.Kind == store.KindWorkloadEndpoint {
 				got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted()))
 			}
-		}
+		})
 	}
 	a := w.start()
 	first, next := podRequest(w.request(1), "default", "web"), podRequest(w.request(2), "default", "web")
@@ -426,38 +439,102 @@ func TestBehindKeepsTheNextContainersEndpoint(t *testing.T) {
 }
 
 // The datastore's word of an earlier container's end comes after the next one of
-// the same name was announced, and takes its endpoint along: it is announced
-// anew, until the datastore was told of it.
-func TestBehindAnnouncesAgain(t *testing.T) {
+// the same name was announced, and does not take its endpoint along, until the
+// datastore has that and says that it ended, too.
+func TestBehindStandsAfterLateEnd(t *testing.T) {
 	t.Parallel()
-	w := newBehind(t)
-	var got []string
-	configure := w.cfg
-	w.cfg = func(c *Config) {
-		configure(c)
-		c.Announce = func(ev store.Event) {
-			if ev.Key.Kind == store.KindWorkloadEndpoint {
-				got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted()))
+	for _, echo := range []bool{false, true} { // the same container's earlier write, late as well
+		t.Run(fmt.Sprint("echo ", echo), func(t *testing.T) {
+			t.Parallel()
+			w := newBehind(t)
+			for _, name := range []string{"n1", "n2", "n3"} { // the late events are older than what is written
+				if _, err := store.Create(t.Context(), w.store, &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
+			batches := make(chan store.Batch)
+			c := cluster.New(cluster.Config{Store: clustertest.Says(batches), Node: "node-a", Log: slog.New(slog.DiscardHandler)})
+			f := c.Follow(store.KindWorkloadEndpoint, store.KindProfile)
+			running, stop := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = c.Run(running) }()
+			defer func() { stop(); <-ended }()
+			configure := w.cfg
+			w.cfg = func(cfg *Config) { configure(cfg); cfg.OwnWrites = c }
+			a := w.start()
+			const name = "node--a-k8s-web-eth0"
+			key := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: name}
+			var have *store.WorkloadEndpoint
+			profile := false
+			follow := func(rev store.Revision) {
+				t.Helper()
+				if rev > 0 {
+					await.True(w.t, "the watch is as far", func() bool { return c.Revision() >= rev })
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				reads := make(chan struct{})
+				go func() {
+					defer close(reads)
+					for s := range f.Steps(ctx) {
+						for _, ch := range s.Changes {
+							if ch.Key == key {
+								have, _ = ch.Value.(*store.WorkloadEndpoint)
+							}
+							profile = profile || ch.Key.Kind == store.KindProfile && ch.Own
+						}
+					}
+				}()
+				if err := f.CatchUp(await.Context(t)); err != nil {
+					t.Fatal(err)
+				}
+				cancel()
+				<-reads
+			}
+			stands := func(when string, want bool) {
+				t.Helper()
+				if (have != nil) != want {
+					t.Errorf("%s the endpoint is %v", when, have)
+				}
+			}
+			says := func(rev store.Revision, value any) {
+				t.Helper()
+				batches <- store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: value, Revision: rev}}}, Revision: rev}
+				follow(rev)
+			}
+			req := podRequest(w.request(1), "default", "web")
+			w.add(a, req)
+			follow(0)
+			if stands("announced", true); !profile {
+				t.Error("the network's profile is not shown")
+			}
+			r, _ := a.ledger.get(req.ID)
+			mine, _, err := a.endpoints.of(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if echo {
+				says(1, mine)
+				stands("after the former's late write", true)
+			}
+			says(2, nil)
+			stands("after the former's late end", true)
+			settle(t, a)
+			written, err := w.store.Get(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if written.Revision <= 2 {
+				t.Fatalf("it was written at %d", written.Revision)
+			}
+			follow(0)
+			stands("written", true)
+			says(written.Revision, written.Value)
+			stands("after its own write", true)
+			says(written.Revision+1, nil)
+			stands("after its own end", false)
+		})
 	}
-	a := w.start()
-	w.add(a, podRequest(w.request(1), "default", "web"))
-	w.add(a, podRequest(w.request(2), "default", "other"))
-	const name = "node--a-k8s-web-eth0"
-	ended := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: name}
-	got = nil
-	for _, batch := range []store.Batch{
-		{Events: []store.Event{{Key: ended}, {Key: store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: "another"}}}},
-		{Events: []store.Event{{Key: ended, Object: store.Object{Key: ended, Value: &store.WorkloadEndpoint{}}}}},
-		{},
-	} {
-		a.AnnounceAgain(batch)
-	}
-	diff(t, "announced", []string{name + " false"}, got)
-	settle(t, a)
-	a.AnnounceAgain(store.Batch{Events: []store.Event{{Key: ended}}})
-	diff(t, "announced after the datastore was told", []string{name + " false"}, got)
 }
 
 // A daemon that starts again announces what the datastore does not know yet,
@@ -469,11 +546,11 @@ func TestBehindAnnouncesAfterRestart(t *testing.T) {
 	configure := w.cfg
 	w.cfg = func(c *Config) {
 		configure(c)
-		c.Announce = func(ev store.Event) {
+		c.OwnWrites = announcedTo(func(ev store.Event) {
 			if ev.Key.Kind == store.KindWorkloadEndpoint {
 				got = append(got, fmt.Sprint(ev.Key.Name, " ", ev.Deleted()))
 			}
-		}
+		})
 	}
 	a := w.start()
 	w.add(a, w.numbered(1))
@@ -496,18 +573,18 @@ func TestBehindAwayIsNotTold(t *testing.T) {
 	w := newBehind(t)
 	a := w.start()
 	w.away(true)
-	a.HandleStore(store.Batch{Err: errors.New("connection refused")})
+	a.HandleStore(clustertest.Step("node-a", store.Batch{Err: errors.New("connection refused")}))
 	req := w.request(1)
 	w.add(a, req)
-	if a.confirmAll(t.Context(), now) {
+	if a.flusher.all(t.Context(), now) {
 		t.Error("the datastore is told of all, and it is away")
 	}
 	w.del(a, req)
-	if !a.cutAll(t.Context()) || !a.complete(t.Context(), now) {
+	if !a.releaser.detachAll(t.Context()) || !a.releaser.complete(t.Context(), now) {
 		t.Error("the release waits for the datastore")
 	}
-	a.HandleStore(store.Batch{})
-	if !a.confirmAll(t.Context(), now) {
+	a.HandleStore(clustertest.Step("node-a", store.Batch{}))
+	if !a.flusher.all(t.Context(), now) {
 		t.Error("something is left to be told")
 	}
 }

@@ -19,23 +19,53 @@ var (
 	errKilled   = errors.New("killed")
 )
 
+// points are the moments before and after each of some steps.
+func points(steps ...string) []string {
+	var out []string
+	for _, s := range steps {
+		out = append(out, "before "+s, "after "+s)
+	}
+	return out
+}
+
 func addSteps() []string {
-	return []string{"start", "intent", "address", "record", "wire", "routes", "endpoint", "rules", "done"}
+	return points("intent", "address", "vacant", "record", "wire", "route", "endpoint", "rules", "done")
 }
 
 func delSteps() []string {
-	return []string{"del start", "del marked", "del cut", "del endpoint", "del address", "del done"}
+	return points("mark", "detach", "delete endpoint", "release address", "forget")
 }
 
-// killAt makes the daemon die at a step: nothing after it runs, no undo
-// either.
-func killAt(a *Attacher, step string) {
-	a.hook = func(s string) error {
-		if s == step {
+// flushes reports whether a point is one of the flush to the datastore.
+func flushes(point string) bool {
+	return slices.Contains(points("confirm addresses", "write endpoints", "note flushed"), point)
+}
+
+// at has fn called at each point; its error is the step's.
+func at(a *Attacher, fn func(point string) error) {
+	a.steps.around = func(step string, do func() error) error {
+		if err := fn("before " + step); err != nil {
+			return err
+		}
+		if err := do(); err != nil {
+			return err
+		}
+		return fn("after " + step)
+	}
+}
+
+// watch has fn called at each point.
+func watch(a *Attacher, fn func(point string)) {
+	at(a, func(point string) error { fn(point); return nil })
+}
+
+// killAt makes the daemon die at a point: nothing after it runs, no undo either.
+func killAt(a *Attacher, point string) {
+	watch(a, func(p string) {
+		if p == point {
 			panic(errKilled)
 		}
-		return nil
-	}
+	})
 }
 
 // dies calls fn, which must be killed.
@@ -67,11 +97,11 @@ func TestKilledInAdd(t *testing.T) {
 		{"DEL", func(_ *testing.T, w *world, req AddRequest) { w.del(w.start(), req) }},
 		{"DEL without a record", func(t *testing.T, w *world, req AddRequest) {
 			a := w.start()
-			if err := a.forget(req.ID); err != nil {
+			if err := a.addresses.forget(req.ID); err != nil {
 				t.Fatal(err)
 			}
 			w.del(a, req)
-			// The wish died with the record.
+			// The desired state died with the record.
 			w.sink.Replace(0, nil)
 		}},
 		{"GC", func(t *testing.T, w *world, req AddRequest) {
@@ -82,7 +112,7 @@ func TestKilledInAdd(t *testing.T) {
 		}},
 		{"background", func(_ *testing.T, w *world, req AddRequest) {
 			a := w.start()
-			if slices.ContainsFunc(a.Endpoints(), func(e Endpoint) bool { return e.State == string(stateAttached) }) {
+			if slices.ContainsFunc(a.Endpoints(), func(e Endpoint) bool { return e.State == phaseAttached }) {
 				w.del(a, req) // complete, but the runtime never heard of it
 				return
 			}
@@ -131,7 +161,7 @@ func TestKilledInDel(t *testing.T) {
 					w.del(b, req)
 				case "background":
 					w.run(b)
-					if step == "del start" {
+					if step == "before mark" {
 						w.check(b, req) // nothing was begun
 						w.del(b, req)
 					}
@@ -159,20 +189,20 @@ func TestFailureInAddIsUndone(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 			w.expectClean()
-			a.hook = nil
+			a.steps.around = nil
 			w.add(a, req)
 			w.check(a, req)
 		})
 	}
 }
 
-func failAt(a *Attacher, steps ...string) {
-	a.hook = func(s string) error {
-		if slices.Contains(steps, s) {
-			return fmt.Errorf("%s: %w", s, errInjected)
+func failAt(a *Attacher, points ...string) {
+	at(a, func(p string) error {
+		if slices.Contains(points, p) {
+			return fmt.Errorf("%s: %w", p, errInjected)
 		}
 		return nil
-	}
+	})
 }
 
 // Where the undo fails as well, both errors are told and the rest is completed
@@ -185,7 +215,7 @@ func TestFailureInUndo(t *testing.T) {
 			w := newWorld(t)
 			a := w.start()
 			req := w.request(1)
-			failAt(a, "endpoint", step)
+			failAt(a, "after endpoint", step)
 			_, err := a.Add(t.Context(), req)
 			if err == nil || !strings.Contains(err.Error(), "endpoint: injected") || !strings.Contains(err.Error(), "undo: "+step) {
 				t.Fatalf("got %v", err)
@@ -212,18 +242,17 @@ func TestKernelSaysNo(t *testing.T) {
 // The caller's deadline passes in the middle: the undo does not depend on it.
 func TestCallerGone(t *testing.T) {
 	t.Parallel()
-	for _, step := range []string{"address", "record", "wire"} {
+	for _, step := range points("address", "record", "wire") {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			a := w.start()
 			ctx, cancel := context.WithCancel(t.Context())
-			a.hook = func(s string) error {
-				if s == step {
+			watch(a, func(p string) {
+				if p == step {
 					cancel()
 				}
-				return nil
-			}
+			})
 			if _, err := a.Add(ctx, w.request(1)); !errors.Is(err, context.Canceled) {
 				t.Errorf("got %v", err)
 			}
@@ -324,11 +353,11 @@ func TestRepeatedReleaseSparesNextHolder(t *testing.T) {
 			first, second := w.request(1), w.request(2)
 			first.ID.ContainerID, second.ID.ContainerID = "first", "second"
 			second.Addresses = []netip.Addr{w.add(a, first).Addresses[0].Addr}
-			failAt(a, "del address")
+			failAt(a, "after release address")
 			if err := a.Del(t.Context(), delOf(first)); !errors.Is(err, errInjected) {
 				t.Fatal(err)
 			}
-			a.hook = nil
+			a.steps.around = nil
 			if restart {
 				a = w.start()
 			}
@@ -336,7 +365,7 @@ func TestRepeatedReleaseSparesNextHolder(t *testing.T) {
 			w.del(a, first)
 			w.check(a, second)
 			if got := len(w.sink.wanted()); got != 7 {
-				t.Errorf("wishes: %v", w.sink.wanted())
+				t.Errorf("wants: %v", w.sink.wanted())
 			}
 		})
 	}

@@ -95,8 +95,8 @@ func TestNamesake(t *testing.T) {
 			}
 			w.expectClean()
 		}
-		if len(a.byHandle) > 0 {
-			t.Errorf("handles are kept: %v", a.byHandle)
+		if len(a.ledger.byHandle) > 0 {
+			t.Errorf("handles are kept: %v", a.ledger.byHandle)
 		}
 	})
 }
@@ -140,7 +140,7 @@ func TestNamesakesOfBefore(t *testing.T) {
 				settle(t, a)
 			}
 			r := recordOf(other.ID, Workload{})
-			r.Version, r.State, r.MTU = recordVersion, stateAttached, 1450
+			r.Version, r.State, r.MTU = recordVersion, attachedStored, 1450
 			if err := w.journal.Put(recordKey(other.ID), r); err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
@@ -48,7 +49,7 @@ func testNotHeld(t *testing.T, behind, disown bool) {
 	// The other machine's workload, of which this one knows nothing.
 	r := recordOf(theirs.ID, Workload{Orchestrator: CNI, Namespace: "default"})
 	r.Addresses = []Address{{Addr: netip.MustParseAddr("192.168.0.60")}}
-	ep, err := a.endpointOf(r)
+	ep, _, err := a.endpoints.of(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func testNotHeld(t *testing.T, behind, disown bool) {
 	if _, err := a.GC(t.Context(), mine.ID.Network, nil); !errors.Is(err, ErrNotReady) {
 		t.Errorf("GC: %v", err)
 	}
-	if !a.cutAll(t.Context()) || a.complete(t.Context(), now) {
+	if !a.releaser.detachAll(t.Context()) || a.releaser.complete(t.Context(), now) {
 		t.Error("the wires are not cut, or what cannot be complete is")
 	}
 	if left := w.leftovers(); slices.ContainsFunc(left, func(s string) bool { return strings.HasPrefix(s, "device") || strings.HasPrefix(s, "kernel") }) {
@@ -88,7 +89,7 @@ func testNotHeld(t *testing.T, behind, disown bool) {
 	}
 	if behind {
 		w.add(a, w.numbered(3)) // it was given before the refusal was known
-		if a.confirmAll(t.Context(), now) {
+		if a.flusher.all(t.Context(), now) {
 			t.Error("the datastore was told of an attachment")
 		}
 	}
@@ -101,7 +102,7 @@ func testNotHeld(t *testing.T, behind, disown bool) {
 		a = w.start() // killed before it was done
 	}
 	refused.Store(false)
-	if !a.cutAll(t.Context()) || !a.complete(t.Context(), now) {
+	if !a.releaser.detachAll(t.Context()) || !a.releaser.complete(t.Context(), now) {
 		t.Error("what was on its way out is still there")
 	}
 	switch {
@@ -141,12 +142,9 @@ func TestNameWakes(t *testing.T) {
 	req := w.numbered(1)
 	w.add(a, req)
 	await.True(w.t, "it was tried", func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		_, ok := a.retries.by[req.ID]
-		return ok
+		return a.schedule.armed(req.ID)
 	})
 	refused.Store(false)
-	a.HandleStore(store.Batch{Synced: true})
+	a.HandleStore(clustertest.Step("node-a", store.Batch{Synced: true}))
 	await.True(w.t, "the datastore knows", func() bool { return w.endpoints() == 1 && len(w.ipam.handles()) == 1 })
 }

@@ -40,7 +40,7 @@ func TestDualStack(t *testing.T) {
 		{Addr: netip.MustParseAddr("fd00:1::1"), Gateway: netip.MustParseAddr("fe80::ecee:eeff:feee:eeee"), Block: netip.MustParsePrefix("fd00:1::/122")},
 	}, res.Addresses)
 	const dev = "cali00000000000"
-	diff(t, "wishes", []string{
+	diff(t, "wanted", []string{
 		"route 192.168.0.1/32 dev " + dev + " scope link",
 		"route fd00:1::1/128 dev " + dev + " scope link",
 		"sysctl net/ipv4/conf/" + dev + "/forwarding=1",
@@ -95,7 +95,7 @@ func TestIPv6Alone(t *testing.T) {
 // left, and the next try succeeds.
 func TestDualStackFailsWhole(t *testing.T) {
 	t.Parallel()
-	for _, step := range []string{"intent", "address", "record", "wire", "routes", "endpoint", "rules"} {
+	for _, step := range points("intent", "address", "vacant", "record", "wire", "route", "endpoint", "rules") {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld6(t)
@@ -106,7 +106,7 @@ func TestDualStackFailsWhole(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 			w.expectClean()
-			a.hook = nil
+			a.steps.around = nil
 			w.add(a, req)
 			w.check(a, req)
 			w.del(a, req)
@@ -141,7 +141,7 @@ func TestReclaimDualStack(t *testing.T) {
 	w.ipam.mu.Lock()
 	clear(w.ipam.held)
 	w.ipam.mu.Unlock()
-	if _, err := a.reclaimOne(t.Context(), req.ID); err != nil {
+	if _, err := a.reclaimer.one(t.Context(), req.ID); err != nil {
 		t.Fatal(err)
 	}
 	w.ipam.mu.Lock()
@@ -151,7 +151,7 @@ func TestReclaimDualStack(t *testing.T) {
 	}
 }
 
-// The kernel's owner programs what a dual-stack workload wishes, and both
+// The kernel's owner programs what a dual-stack workload wants, and both
 // families' packets pass when ADD returns.
 func TestKernelDualStack(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,7 @@ type keyLock struct {
 	token   chan struct{} // full: locked
 	users   int           // holder and waiters
 	waiters int
-	wanted  func() // what the holder wants to be told by when somebody waits; nil: nothing
+	wanted  func() // called when somebody waits for the holder; may be nil
 }
 
 // yield has wanted called, once or more, when somebody waits for a key that the
@@ -25,7 +25,7 @@ func (k *keyedMutex) yield(key string, wanted func()) {
 	defer k.mu.Unlock()
 	l := k.locks[key]
 	if l == nil {
-		return // it goes by another name since
+		return // the lock has another name since
 	}
 	if l.wanted = wanted; l.waiters > 0 {
 		wanted()
@@ -56,12 +56,12 @@ func (k *keyedMutex) leave(key string, l *keyLock) {
 }
 
 // lock waits for key and returns what unlocks it, or the context's error. A
-// holder that yields is told.
+// holder that yields is called on to do so.
 func (k *keyedMutex) lock(ctx context.Context, key string) (func(), error) {
 	return k.acquire(ctx, key, true)
 }
 
-// await is lock for who has time: no holder is told.
+// await is lock for who has time: no holder is disturbed.
 func (k *keyedMutex) await(ctx context.Context, key string) (func(), error) {
 	return k.acquire(ctx, key, false)
 }
@@ -84,7 +84,7 @@ func (k *keyedMutex) acquire(ctx context.Context, key string, urgent bool) (func
 	}
 }
 
-// wait counts who waits for a lock, and tells its holder of them.
+// wait counts who waits for a lock, and calls on its holder.
 func (k *keyedMutex) wait(l *keyLock, n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -59,7 +59,7 @@ func (w *world) setMTU(a *Attacher, m MTU) {
 	}
 }
 
-// held lists the routes that the host's side is wished to hold back packets by.
+// held lists the routes that the host's side is wanted to hold back packets by.
 func (w *world) held() []string {
 	return slices.DeleteFunc(w.sink.wanted(), func(s string) bool { return !strings.Contains(s, " mtu ") })
 }
@@ -72,7 +72,7 @@ func (w *world) expectMTU(a *Attacher, req AddRequest, device string, want int) 
 	if held := w.held(); len(held) > 0 {
 		w.t.Errorf("routes still hold back packets: %v", held)
 	}
-	r, ok := a.record(req.ID)
+	r, ok := a.ledger.get(req.ID)
 	if !ok || r.MTU != want || len(r.TriedMTUs) != 0 {
 		w.t.Errorf("record has the MTU %d, tried %v; want %d", r.MTU, r.TriedMTUs, want)
 	}
@@ -234,7 +234,7 @@ func TestFixedMTU(t *testing.T) {
 }
 
 func mtuSteps() []string {
-	return []string{"mtu start", "mtu held", "mtu wires", "mtu reached"}
+	return points("hold back", "set wires", "note MTU", "let go")
 }
 
 // The daemon is killed at each step of a change. The next one completes it, or
@@ -259,7 +259,7 @@ func TestKilledInSetMTU(t *testing.T) {
 					if err := a.Restore(t.Context()); err != nil {
 						t.Fatal(err)
 					}
-					if got, want := a.ReachedMTU().IPv4, max(from, 1450); step != "mtu reached" && got != want {
+					if got, want := a.ReachedMTU().IPv4, max(from, 1450); got != want {
 						t.Errorf("after the kill the MTU is known to be at most %d, want %d", got, want)
 					}
 					// Until it is whole again, nothing may go to the container that

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 )
 
 // mtuFile is the file, beside the records, that says to which MTU all
@@ -52,33 +52,33 @@ func (s mtuState) apply(r record) record {
 
 // setOut notes on disk that workloads are about to be brought to m, unless they
 // are there already.
-func (a *Attacher) setOut(m MTU) error {
-	s := a.mtuState
+func (x *mtus) setOut(m MTU) error {
+	s := x.file
 	if s.Reached == m && len(s.Tried) == 0 {
 		return nil
 	}
 	s.Tried = append(slices.DeleteFunc(slices.Clone(s.Tried), func(t MTU) bool { return t == m }), m)
-	return a.saveMTU(s)
+	return x.save(s)
 }
 
-// saveMTU writes the state. The caller holds mtuPass.
-func (a *Attacher) saveMTU(s mtuState) error {
+// save writes the state. The caller holds pass.
+func (x *mtus) save(s mtuState) error {
 	b, err := json.Marshal(s)
 	if err == nil {
-		err = atomicfile.Write(filepath.Join(a.cfg.Dir, mtuFile), append(b, '\n'), 0o600)
+		err = atomicfile.Write(filepath.Join(x.dir, mtuFile), append(b, '\n'), 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write the MTU of workloads: %w", err)
 	}
-	a.mtuState = s
+	x.file = s
 	return nil
 }
 
-// loadMTU reads the state and gives the records what it says. Without a file
+// load reads the state and gives the records what it says. Without a file
 // each record speaks for itself. With one that cannot be read nothing is
 // known, and every workload is looked at.
-func (a *Attacher) loadMTU(records map[ID]record) error {
-	b, err := os.ReadFile(filepath.Join(a.cfg.Dir, mtuFile))
+func (x *mtus) load(records map[ID]record) error {
+	b, err := os.ReadFile(filepath.Join(x.dir, mtuFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -87,7 +87,7 @@ func (a *Attacher) loadMTU(records map[ID]record) error {
 	}
 	var s mtuState
 	if err := json.Unmarshal(b, &s); err != nil {
-		a.log.Error("the MTU that workloads have is not known: all are looked at", "file", mtuFile, "error", err)
+		x.log.Error("the MTU that workloads have is not known: all are looked at", "file", mtuFile, "error", err)
 		for id, r := range records {
 			if !r.FixedMTU {
 				r.TriedMTUs = append(r.TriedMTUs, r.MTU)
@@ -96,19 +96,19 @@ func (a *Attacher) loadMTU(records map[ID]record) error {
 		}
 		return nil
 	}
-	a.mtuState = s
-	a.mu.Lock()
-	if a.mtu == (MTU{}) {
-		a.mtu = s.Reached // until [Attacher.SetMTU] says otherwise: the datastore may be away
+	x.file = s
+	x.mu.Lock()
+	if x.want == (MTU{}) {
+		x.want = s.Reached // until [Attacher.SetMTU] says otherwise: the datastore may be away
 	}
-	a.mu.Unlock()
+	x.mu.Unlock()
 	if most := s.Reached; most != (MTU{}) {
 		for _, m := range s.Tried {
 			most = most.Max(m)
 		}
-		a.mu.Lock()
-		a.reachedMTU = a.reachedMTU.Max(most)
-		a.mu.Unlock()
+		x.mu.Lock()
+		x.reached = x.reached.Max(most)
+		x.mu.Unlock()
 	}
 	for id, r := range records {
 		records[id] = s.apply(r)

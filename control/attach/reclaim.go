@@ -4,89 +4,161 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
-// Kinds lists what an [Attacher] wants to see of the store.
-func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindProfile} }
+// reclaimer gives the datastore back what it forgot of living workloads, and
+// takes the routes of those down whose addresses are somebody else's by now.
+type reclaimer struct {
+	node      string
+	ledger    *ledger
+	locks     *locks
+	host      *host
+	addresses *addresses
+	endpoints *endpoints
+	store     *datastore
+	schedule  *schedule
+	log       *slog.Logger
+	work      async.Signal // the datastore is to be written
+	now       async.Signal // nothing that failed before counts
 
-// HandleStore takes in a batch of the store's watch, of which it heeds this
-// host's Node, and which profiles there are: an ADD then need not ask. It does
-// not block.
-//
-// Who deletes a Node gives its workloads' addresses back and deletes their
-// endpoints, as Calico's tools do. If the daemon runs, or comes back, its
-// workloads live on all the same: [Attacher.Run] then takes their addresses
-// again and writes the endpoints anew, before others get the addresses.
-func (a *Attacher) HandleStore(b store.Batch) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	// What waited for the datastore, or for the host's name, goes on.
-	if b.Err == nil && (a.storeAway || b.Synced && !a.synced) {
-		select {
-		case a.back <- struct{}{}:
-		default:
-		}
-	}
-	a.storeAway = b.Err != nil
+	mu                sync.Mutex
+	forgotten         bool // the datastore may lack what is attached
+	synced, nodeKnown bool // what the watch says of this host's Node
+	// That addresses of running workloads may be another's by now is a doubt.
+	doubt    bool
+	epoch    int           // how often it was raised
+	verified chan struct{} // closed when there is none; nil: there never was
+}
+
+// handle takes account of this host's Node in a step of the cluster's copy.
+func (x *reclaimer) handle(s cluster.Step) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	forgot := false
-	for _, ev := range b.Events {
-		if ev.Key.Kind == store.KindProfile {
-			a.profiles[ev.Key.Name] = !ev.Deleted()
-		}
-		if ev.Err != nil || ev.Key.Kind != store.KindNode || ev.Key.Name != a.cfg.Node {
+	for _, ev := range s.Changes {
+		if ev.Err != nil || ev.Key.Kind != store.KindNode || ev.Key.Name != x.node {
 			continue
 		}
-		_, a.nodeKnown = ev.Object.Value.(*store.Node)
-		forgot = forgot || !a.nodeKnown
+		x.nodeKnown = ev.Value != nil
+		forgot = forgot || !x.nodeKnown
 	}
-	if b.Synced && !a.synced {
-		a.synced = true
+	if s.Synced && !x.synced {
+		x.synced = true
 		// On a new host nothing is attached yet, and nothing was forgotten.
-		forgot = forgot || !a.nodeKnown && (len(a.records) > 0 || !a.restored)
+		forgot = forgot || !x.nodeKnown && x.ledger.has(func(state) bool { return true })
 	}
-	if forgot || a.forgotten {
-		a.reclaimLater()
+	if forgot || x.forgotten {
+		x.arm()
 	}
 }
 
-// reclaim takes up again what the datastore forgot, and reports whether
-// nothing is left to be taken up.
-func (a *Attacher) reclaim(ctx context.Context) bool {
-	a.mu.Lock()
-	due, doubt := a.forgotten && a.restored, a.doubt.epoch
-	if due {
-		a.forgotten = false // another deletion from here on counts anew
+// later has [Attacher.Run] take up again what the datastore forgot.
+func (x *reclaimer) later() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.arm()
+}
+
+// arm is later for who has the lock. A try that is to come, or due, is not put off
+// by more reasons for it.
+func (x *reclaimer) arm() {
+	if x.forgotten && x.schedule.armed(ID{}) {
+		return
 	}
-	a.mu.Unlock()
+	x.forgotten = true
+	x.schedule.failed(ID{})
+}
+
+// raise raises the doubt: see [Attacher.Doubt].
+func (x *reclaimer) raise() {
+	if !x.ledger.has(state.attached) {
+		return // what comes from now on is of the new epoch
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.epoch++
+	if !x.doubt {
+		x.doubt, x.verified = true, make(chan struct{})
+	}
+	x.forgotten = true
+	x.now.Set()
+}
+
+// wait waits until there is no doubt.
+func (x *reclaimer) wait(ctx context.Context) error {
+	for {
+		x.mu.Lock()
+		doubt, verified := x.doubt, x.verified
+		x.mu.Unlock()
+		if !doubt {
+			return nil
+		}
+		select {
+		case <-verified:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// errDoubt says why there is no ADD yet, while the datastore answers.
+func (x *reclaimer) errDoubt() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.doubt || x.store.isAway() {
+		return nil
+	}
+	return fmt.Errorf("the addresses of the workloads on this host are being compared with the datastore: %w", ErrNotReady)
+}
+
+// settle ends the doubt of an epoch: each workload was compared with the
+// datastore since it was raised.
+func (x *reclaimer) settle(epoch int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.doubt && x.epoch == epoch {
+		x.doubt = false
+		close(x.verified)
+	}
+}
+
+// all takes up again what the datastore forgot, and reports whether nothing is
+// left to be taken up.
+func (x *reclaimer) all(ctx context.Context) bool {
+	x.mu.Lock()
+	due, epoch := x.forgotten && x.ledger.restored(), x.epoch
+	if due {
+		x.forgotten = false // another deletion from here on counts anew
+	}
+	x.mu.Unlock()
 	if !due {
 		return true
 	}
-	compared, err := a.reclaimAll(ctx)
+	compared, err := x.each(ctx)
 	if err != nil {
-		a.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
-		a.mu.Lock()
-		a.reclaimLater()
-		a.mu.Unlock()
+		x.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
+		x.later()
 	}
 	if compared {
-		a.settle(doubt)
+		x.settle(epoch)
 	}
 	return err == nil
 }
 
-// reclaimAll goes through the workloads that live here. It reports whether each
-// was compared with the datastore: its addresses are its own again, its routes
-// are down, or the datastore answered with a refusal.
-func (a *Attacher) reclaimAll(ctx context.Context) (compared bool, err error) {
-	devices, err := a.cfg.Wire.Devices(ctx)
+// each goes through the workloads that live here. It reports whether each was
+// compared with the datastore: its addresses are its own again, its routes are
+// down, or the datastore answered with a refusal.
+func (x *reclaimer) each(ctx context.Context) (compared bool, err error) {
+	devices, err := x.host.Devices(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -97,12 +169,12 @@ func (a *Attacher) reclaimAll(ctx context.Context) (compared bool, err error) {
 	)
 	compared = true
 	g.SetLimit(parallelReleases)
-	for id, r := range a.snapshot() {
-		if r.State != stateAttached || !r.there(devices) {
+	for id, r := range x.ledger.snapshot() {
+		if !r.State.attached() || !r.onHost(devices) {
 			continue
 		}
 		g.Go(func() error {
-			one, err := a.reclaimOne(ctx, id)
+			one, err := x.one(ctx, id)
 			mu.Lock()
 			defer mu.Unlock()
 			if compared = compared && one; err != nil {
@@ -118,149 +190,132 @@ func (a *Attacher) reclaimAll(ctx context.Context) (compared bool, err error) {
 	return compared, errors.Join(errs...)
 }
 
-// reclaimOne takes up one workload again. It reports whether its addresses were
-// compared with the datastore, whatever became of its endpoint.
-func (a *Attacher) reclaimOne(ctx context.Context, id ID) (compared bool, err error) {
-	unlock, r, known, err := a.lock(ctx, id, Workload{})
+// one takes up one workload again. It reports whether its addresses were compared
+// with the datastore, whatever became of its endpoint.
+func (x *reclaimer) one(ctx context.Context, id ID) (compared bool, err error) {
+	l, err := x.locks.lock(ctx, id, Workload{})
 	if err != nil {
 		return false, err
 	}
-	defer unlock()
-	if !known || r.State != stateAttached {
+	defer l.unlock()
+	r := l.record
+	if !r.State.attached() {
 		return true, nil
 	}
-	if err := a.takeAgain(ctx, r); err != nil {
-		if errors.Is(err, ErrHeld) {
-			err = a.fence(r, err)
+	x.ledger.note(id, asked, nil)
+	if err := x.addresses.regain(ctx, r); err != nil {
+		if heldByOther(err) {
+			err = x.fence(r, err)
 			return err == nil, err
 		}
 		// One that the datastore refuses, and that is tried again, is no reason to
 		// keep others waiting.
-		return errors.Is(err, ErrNoAddress) || errors.Is(err, ErrInvalid), err
+		return refused(err) || unserviceable(err), err
 	}
-	if r.Lost != "" {
-		r.Lost = ""
-		if err := a.save(r); err != nil {
+	if r.State == attachedFenced {
+		r.Fenced = ""
+		if r, err = x.ledger.save(r, regained); err != nil {
 			return false, err
 		}
-		a.cfg.Sink.Update(dataplane.SourceWorkload, r.wishes(a.cfg.Wire), nil)
-		a.log.Info("a workload has its address and its route again", logID(id)...)
+		x.host.show(r)
+		x.log.Info("a workload has its address and its route again", logID(id)...)
 	}
-	return true, a.endpointAgain(ctx, r)
+	return true, x.endpoint(ctx, r)
 }
 
-// takeAgain takes the addresses of a workload again; [ErrHeld]: one is somebody
-// else's.
-func (a *Attacher) takeAgain(ctx context.Context, r record) error {
-	if r.Given {
-		return nil
-	}
-	ctx, cancel := a.storeContext(ctx)
-	defer cancel()
-	for _, want := range r.Addresses {
-		req := a.assignRequest(r, dataplane.FamilyOf(want.Addr))
-		req.Address, req.Again = want.Addr, true
-		got, err := a.cfg.IPAM.Assign(ctx, req)
-		if err == nil && got[0].Addr != want.Addr {
-			err = fmt.Errorf("its handle has %s: %w", got[0].Addr, ErrNoAddress)
-		}
-		if err != nil {
-			return storeError(fmt.Sprintf("take address %s of %s again", want.Addr, handle(r.id())), err)
-		}
-	}
-	return nil
-}
-
-// endpointAgain writes the endpoint of a workload again.
-func (a *Attacher) endpointAgain(ctx context.Context, r record) (err error) {
+// endpoint writes the endpoint of a workload again.
+func (x *reclaimer) endpoint(ctx context.Context, r record) error {
 	if r.AddressesOnly {
 		return nil
 	}
-	ctx, cancel := a.storeContext(ctx)
-	defer cancel()
-	before := r.Endpoint
-	if r.Endpoint, err = a.putEndpoint(ctx, r); err != nil {
-		return storeError("write the workload endpoint of "+handle(r.id())+" again", err)
+	rev, err := x.endpoints.putNow(ctx, r, "write the workload endpoint of "+handle(r.id())+" again")
+	if err != nil || rev == r.Endpoint && !r.State.pending() {
+		return err
 	}
-	if r.Endpoint == before && !r.Queued {
-		return nil
+	r.Endpoint = rev
+	if r.Reused {
+		x.work.Set() // the flush releases what is left of the earlier container
+		_, err = x.ledger.save(r, completed)
+		return err
 	}
-	if r.Stale {
-		a.writeLater()
-		return a.save(r) // the writer releases what is left of the earlier life
-	}
-	r.Queued, r.Claims = false, nil
-	a.log.Info("workload written to the datastore again", logID(r.id())...)
-	return a.save(r)
+	r.Claims = nil
+	x.log.Info("workload written to the datastore again", logID(r.id())...)
+	_, err = x.ledger.save(r, stored)
+	return err
 }
 
 // fence takes down the routes of a workload whose address became somebody
 // else's, while this host could not know: two owners are worse than none. The
 // workload is named until it is detached.
-func (a *Attacher) fence(r record, cause error) error {
-	if r.Lost != "" {
+func (x *reclaimer) fence(r record, cause error) error {
+	if r.State == attachedFenced {
 		return nil
 	}
-	routes := slices.DeleteFunc(keysOf(r.wishes(a.cfg.Wire)), func(k dataplane.Key) bool { return k.Kind() != dataplane.KindRoute })
-	r.Lost = cause.Error()
-	r.Queued, r.Claims = false, nil
 	// The route goes first: that the disk is full is no reason to keep it.
-	a.cfg.Sink.Update(dataplane.SourceWorkload, nil, routes)
-	if err := a.save(r); err != nil {
+	x.host.withdrawRoutes(r)
+	r.Fenced, r.Claims = cause.Error(), nil
+	if _, err := x.ledger.save(r, fenced); err != nil {
 		return fmt.Errorf("note that %s lost its address: %w", handle(r.id()), err)
 	}
-	a.log.Error("a workload's address is somebody else's by now, and its route is taken down; start the workload anew",
+	x.log.Error("a workload's address is somebody else's by now, and its route is taken down; start the workload anew",
 		append(logID(r.id()), "pod", r.Pod, "addresses", r.addrs(), "error", cause)...)
 	return nil
 }
 
-// vacant verifies that no other workload of this host lives with an address
-// that IPAM just gave to r: IPAM may have been made to forget it.
-func (a *Attacher) vacant(ctx context.Context, r record) error {
-	for id, other := range a.snapshot() {
-		if id == r.id() || other.State != stateAttached {
+// fenceForeign is [Attacher.FenceForeign].
+func (x *reclaimer) fenceForeign(ctx context.Context) error {
+	devices, err := x.host.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for id, r := range x.ledger.snapshot() {
+		if !r.State.attached() || r.Given || r.State == attachedFenced || !r.onHost(devices) {
 			continue
 		}
-		for _, have := range other.Addresses {
-			for _, got := range r.Addresses {
-				if have.Addr != got.Addr {
-					continue
-				}
-				devices, err := a.cfg.Wire.Devices(ctx)
-				if err != nil {
-					return err
-				}
-				if !other.there(devices) {
-					continue
-				}
-				a.mu.Lock()
-				a.reclaimLater()
-				a.mu.Unlock()
-				return fmt.Errorf("assign an address: %s is still in use by %s, which the datastore forgot: %w", got.Addr, handle(id), ErrNotReady)
-			}
+		cause, err := x.addresses.foreign(ctx, r)
+		if err == nil && cause != nil {
+			err = x.fenceNow(ctx, id, cause)
+		}
+		if errs = append(errs, err); ctx.Err() != nil {
+			break
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// assignRequest asks for an address of a family for an attachment.
-func (a *Attacher) assignRequest(r record, f dataplane.Family) AssignRequest {
-	ar := AssignRequest{
-		Handle: handle(r.id()),
-		Family: f,
-		Attributes: map[string]string{
-			"node":      a.cfg.Node,
-			"timestamp": time.Now().UTC().Round(0).String(),
-		},
-		Fresh: r.Stale,
+func (x *reclaimer) fenceNow(ctx context.Context, id ID, cause error) error {
+	l, err := x.locks.lock(ctx, id, Workload{})
+	if err != nil {
+		return err
 	}
-	if r.AddressesOnly {
-		// No endpoint tells of it.
-		ar.Attributes["type"] = "ipamPlugin"
+	defer l.unlock()
+	if !l.State.attached() {
+		return nil
 	}
-	if r.Pod != "" {
-		ar.Namespace = r.Namespace
-		ar.Attributes["namespace"], ar.Attributes["pod"] = r.Namespace, r.Pod
+	return x.fence(l.record, cause)
+}
+
+// vacant verifies that no other workload of this host lives with an address
+// that IPAM just gave to r: IPAM may have been made to forget it.
+func (x *reclaimer) vacant(ctx context.Context, r record) error {
+	for id, other := range x.ledger.snapshot() {
+		if id == r.id() || !other.State.attached() {
+			continue
+		}
+		i := slices.IndexFunc(other.Addresses, func(have Address) bool { return slices.Contains(r.addrs(), have.Addr) })
+		if i < 0 {
+			continue
+		}
+		devices, err := x.host.Devices(ctx)
+		if err != nil {
+			return err
+		}
+		if !other.onHost(devices) {
+			continue
+		}
+		x.later()
+		return fmt.Errorf("assign an address: %s is still in use by %s, which the datastore forgot: %w", other.Addresses[i].Addr, handle(id), ErrNotReady)
 	}
-	return ar
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -17,7 +18,7 @@ import (
 func (w *world) forget() {
 	w.t.Helper()
 	for _, h := range w.ipam.handles() {
-		if err := w.ipam.ReleaseHandle(w.t.Context(), h); err != nil {
+		if _, err := w.ipam.ReleaseHandleHere(w.t.Context(), h); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -95,17 +96,17 @@ func TestReclaim(t *testing.T) {
 				a = w.start()
 			}
 			for _, b := range tt.batches {
-				a.HandleStore(b)
+				a.HandleStore(clustertest.Step("node-a", b))
 			}
 			if !tt.want {
-				if !a.reclaim(t.Context()) || len(w.stored()) != 0 {
+				if !a.reclaimer.all(t.Context()) || len(w.stored()) != 0 {
 					t.Errorf("written: %v", w.stored())
 				}
 				return
 			}
 			// The datastore may not be ready for it at once.
 			w.ipam.set(errors.New("no such node"), false)
-			if a.reclaim(t.Context()) {
+			if a.reclaimer.all(t.Context()) {
 				t.Error("reclaimed without IPAM")
 			}
 			w.ipam.set(nil, false)
@@ -156,7 +157,7 @@ func TestProfileIsNotAskedFor(t *testing.T) {
 	if !there() {
 		t.Fatal("the first ADD made no profile")
 	}
-	a.HandleStore(store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profileOf("net1")}}}})
+	a.HandleStore(clustertest.Step("node-a", store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profileOf("net1")}}}}))
 	if err := store.Delete(t.Context(), w.store, key, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +165,7 @@ func TestProfileIsNotAskedFor(t *testing.T) {
 	if there() {
 		t.Error("an ADD wrote a profile that the watch says is there")
 	}
-	a.HandleStore(store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key}}}})
+	a.HandleStore(clustertest.Step("node-a", store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key}}}}))
 	w.add(a, w.request(3<<40))
 	if !there() {
 		t.Error("an ADD did not write the profile that the watch says is gone")

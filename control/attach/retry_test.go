@@ -8,34 +8,35 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
 // now has everything tried, whatever failed before.
-func now(ID, time.Time) bool { return false }
+func now(ID) bool { return false }
 
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
 	x, y := ID{ContainerID: "x"}, ID{ContainerID: "y"}
-	r := retries{first: time.Second, by: map[ID]retry{}}
+	r := newSchedule(time.Second)
 	if _, ok := r.next(); ok {
 		t.Error("a try is due of nothing")
 	}
 	at := start
 	for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		r.failed(x, at)
-		r.failed(x, at.Add(pause*time.Second/2)) // while it waits: puts nothing off
-		if !r.waits(x, at.Add(pause*time.Second-1)) || r.waits(x, at.Add(pause*time.Second)) {
+		r.failedAt(at, x)
+		r.failedAt(at.Add(pause*time.Second/2), x) // while it waits: puts nothing off
+		if !r.waitsAt(at.Add(pause*time.Second-1), x) || r.waitsAt(at.Add(pause*time.Second), x) {
 			t.Errorf("the try is not after %d s", pause)
 		}
 		at = at.Add(pause * time.Second)
 	}
-	if r.waits(y, start) {
+	if r.waitsAt(start, y) {
 		t.Error("one that is new waits for another")
 	}
-	r.failed(y, at)
+	r.failedAt(at, y)
 	if next, ok := r.next(); !ok || !next.Equal(at) {
 		t.Errorf("next try at %s, want %s", next, at)
 	}
@@ -65,20 +66,20 @@ func TestOneThatFails(t *testing.T) {
 	w.ipam.refuse(handle(bad.ID), broken)
 	w.run(a)
 	w.del(a, bad)
-	await.True(w.t, "the bad one failed", func() bool { return a.waiting(a.retries.waits)[bad.ID] })
+	await.True(w.t, "the bad one failed", func() bool { return a.ledger.state(bad.ID).leaving() && a.schedule.waits(bad.ID) })
 	w.del(a, good)
-	await.True(w.t, "the good one released", func() bool { _, known := a.record(good.ID); return !known })
+	await.True(w.t, "the good one released", func() bool { _, known := a.ledger.get(good.ID); return !known })
 	next := w.numbered(3)
 	w.add(a, next)
 	await.True(w.t, "the next one told", func() bool { return w.endpoints() == 1 })
-	if _, known := a.record(bad.ID); !known {
+	if _, known := a.ledger.get(bad.ID); !known {
 		t.Error("what could not be released is forgotten")
 	}
 	// When the datastore was away and is back, everything is tried.
 	w.ipam.refuse(handle(bad.ID), nil)
-	a.HandleStore(store.Batch{Err: errors.New("away")})
-	a.HandleStore(store.Batch{})
-	await.True(w.t, "the bad one released", func() bool { _, known := a.record(bad.ID); return !known })
+	a.HandleStore(clustertest.Step("node-a", store.Batch{Err: errors.New("away")}))
+	a.HandleStore(clustertest.Step("node-a", store.Batch{}))
+	await.True(w.t, "the bad one released", func() bool { _, known := a.ledger.get(bad.ID); return !known })
 }
 
 // What failed is tried again by itself, and only that.
@@ -112,33 +113,32 @@ func TestReclaimIsNotPutOff(t *testing.T) {
 	}
 	w.ipam.refuse(handle(gone.ID), nil)
 	w.forget()
-	a.HandleStore(nodeBatch("node-a", true, true))
-	a.HandleStore(nodeBatch("node-a", false, false))
+	a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", true, true)))
+	a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", false, false)))
 	due := func() time.Time {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.retries.by[ID{}].at
+		a.schedule.mu.Lock()
+		defer a.schedule.mu.Unlock()
+		return a.schedule.by[ID{}].at
 	}
 	first := due()
 	await.True(w.t, "due", func() bool {
-		a.HandleStore(store.Batch{})
+		a.HandleStore(clustertest.Step("node-a", store.Batch{}))
 		return time.Now().After(first)
 	})
-	a.HandleStore(store.Batch{})
-	a.HandleStore(nodeBatch("node-a", false, false))
+	a.HandleStore(clustertest.Step("node-a", store.Batch{}))
+	a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", false, false)))
 	if at := due(); !at.Equal(first) {
 		t.Errorf("put off from %s to %s", first, at)
 	}
-	clear(a.retries.by) // the release is due, too
+	a.schedule.clear() // the release is due, too
 	before := true
-	a.hook = func(step string) error {
-		if step == "del address" {
+	watch(a, func(point string) {
+		if point == "after release address" {
 			before = slices.Contains(w.ipam.handles(), handle(req.ID))
 		}
-		return nil
-	}
+	})
 	a.workThrough(t.Context())
-	if _, known := a.record(gone.ID); known {
+	if _, known := a.ledger.get(gone.ID); known {
 		t.Error("not released")
 	}
 	if !before {
@@ -156,21 +156,21 @@ func TestCompleteYieldsWhileItWaits(t *testing.T) {
 	w := newWorld(t)
 	a := w.start()
 	id := w.numbered(1).ID
-	device, err := a.locks.lock(t.Context(), a.sharedLock(recordOf(id, Workload{})))
+	device, err := a.locks.keys.lock(t.Context(), a.locks.shared(recordOf(id, Workload{})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer device()
 	done := make(chan error, 1)
-	go func() { done <- a.completeOne(t.Context(), id) }()
+	go func() { done <- a.releaser.completeOne(t.Context(), id) }()
 	await.True(w.t, "it has one lock and waits for the other", func() bool {
-		unlock, ok := a.locks.tryLock(attachmentLock(id))
+		unlock, ok := a.locks.keys.tryLock(attachmentLock(id))
 		if ok {
 			unlock()
 		}
 		return !ok
 	})
-	unlock, err := a.locks.lock(await.Context(t), attachmentLock(id))
+	unlock, err := a.locks.keys.lock(await.Context(t), attachmentLock(id))
 	if err != nil {
 		t.Fatal(err)
 	}

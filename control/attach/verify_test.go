@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -39,12 +40,12 @@ func TestDoubt(t *testing.T) {
 	}
 	// A datastore that cannot be reached verifies nothing.
 	w.ipam.set(fmt.Errorf("read: %w", store.ErrUnavailable), false)
-	a.reclaim(t.Context())
+	a.reclaimer.all(t.Context())
 	if _, err := a.Add(t.Context(), next); !errors.Is(err, ErrNotReady) {
 		t.Fatalf("ADD after nothing was verified: %v, want ErrNotReady", err)
 	}
 	w.ipam.set(nil, false)
-	a.reclaim(t.Context())
+	a.reclaimer.all(t.Context())
 	if err := a.Verified(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func TestDoubtAboutOneThatCannotBeHelped(t *testing.T) {
 	w.add(a, w.request(1<<40))
 	a.Doubt()
 	w.ipam.set(ErrNoAddress, false)
-	a.reclaim(t.Context())
+	a.reclaimer.all(t.Context())
 	if err := a.Verified(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func TestDoubtStays(t *testing.T) {
 			}
 			a.Doubt()
 			wire.blind.Store(tt.wire)
-			if a.reclaim(t.Context()) {
+			if a.reclaimer.all(t.Context()) {
 				t.Error("nothing is left to be taken up")
 			}
 			next := w.request(5 << 40)
@@ -106,7 +107,7 @@ func TestDoubtStays(t *testing.T) {
 			}
 			wire.blind.Store(false)
 			w.ipam.deny(handle(w.request(4<<40).ID), nil)
-			a.reclaim(t.Context())
+			a.reclaimer.all(t.Context())
 			if err := a.Verified(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -137,11 +138,11 @@ func TestFenceWithoutDisk(t *testing.T) {
 	req := w.request(1 << 40)
 	addr := w.add(a, req).Addresses[0].Addr
 	a.Doubt()
-	w.ipam.deny(handle(req.ID), ErrHeld)
+	w.ipam.deny(handle(req.ID), ipam.ErrTaken)
 	if err := w.journal.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if a.reclaim(t.Context()) {
+	if a.reclaimer.all(t.Context()) {
 		t.Error("nothing is left to be taken up")
 	}
 	if w.routes(addr) {
@@ -170,7 +171,7 @@ func TestAddOfAFencedOne(t *testing.T) {
 			w.forget()
 			w.ipam.steal(lost, "net.other")
 			a.Doubt()
-			a.reclaim(t.Context())
+			a.reclaimer.all(t.Context())
 			if got := a.Endpoints()[0].Lost; got == "" || w.routes(lost) {
 				t.Fatalf("lost: %q, routed: %v", got, w.routes(lost))
 			}
@@ -181,9 +182,9 @@ func TestAddOfAFencedOne(t *testing.T) {
 			if got := a.Endpoints()[0].Lost; got != "" {
 				t.Errorf("lost: %q", got)
 			}
-			r, _ := a.record(req.ID)
-			if !r.Queued || !slices.Equal(r.Claims, []netip.Addr{addr}) {
-				t.Errorf("queued %v, claims %v; want %s", r.Queued, r.Claims, addr)
+			r, _ := a.ledger.get(req.ID)
+			if r.State != attachedPending || !slices.Equal(r.Claims, []netip.Addr{addr}) {
+				t.Errorf("%s, claims %v; want %s pending", r.State, r.Claims, addr)
 			}
 			w.ipam.forgetClaims() // what IPAM itself knew of claims goes with the daemon
 			a = w.start()

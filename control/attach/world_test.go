@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
@@ -40,7 +41,7 @@ type fakeIPAM struct {
 	denied  map[string]error // by handle: assignments that fail
 	stalled chan struct{}    // closed when stall ends
 	stall   bool             // wait for the context's end, as a client of a dead datastore does
-	lastReq AssignRequest
+	lastReq ipam.Part
 
 	reserve bool                  // give without the datastore
 	claims  map[netip.Addr]string // given out of it, and not known to the datastore
@@ -83,10 +84,7 @@ func (f *fakeIPAM) trouble(ctx context.Context) error {
 	return fail
 }
 
-func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignment, error) {
-	if got := f.take(reqs); got != nil {
-		return got, nil
-	}
+func (f *fakeIPAM) AssignTogether(ctx context.Context, reqs ...ipam.Part) ([][]ipam.Assignment, error) {
 	if err := f.trouble(ctx); err != nil {
 		return nil, err
 	}
@@ -99,22 +97,22 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 	if held == nil {
 		held = map[dataplane.Family]netip.Addr{}
 	}
-	var out []Assignment
+	var out [][]ipam.Assignment
 	for _, req := range reqs {
 		f.lastReq = req
-		if have, ok := held[req.Family]; ok && req.Address.IsValid() && have != req.Address {
+		if have, ok := held[req.Family]; ok && req.Addr.IsValid() && have != req.Addr {
 			// One more address of the family, by name.
-			if f.holder(req.Address) == "" {
-				f.more[req.Address] = req.Handle
-			} else if f.holder(req.Address) != req.Handle {
-				return nil, fmt.Errorf("%s belongs to %s: %w", req.Address, f.holder(req.Address), ErrHeld)
+			if f.holder(req.Addr) == "" {
+				f.more[req.Addr] = req.Handle
+			} else if f.holder(req.Addr) != req.Handle {
+				return nil, fmt.Errorf("%s belongs to %s: %w", req.Addr, f.holder(req.Addr), ipam.ErrTaken)
 			}
-			out = append(out, Assignment{Addr: req.Address})
+			out = append(out, []ipam.Assignment{{Addr: req.Addr}})
 			continue
 		}
 		a, ok := held[req.Family]
 		if !ok {
-			if a = req.Address; !a.IsValid() {
+			if a = req.Addr; !a.IsValid() {
 				a = f.next[req.Family]
 				for f.more[a] != "" {
 					a = a.Next()
@@ -122,7 +120,7 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 				f.next[req.Family] = a.Next()
 			}
 			if h := f.holder(a); h != "" {
-				return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ErrHeld)
+				return nil, fmt.Errorf("%s belongs to %s: %w", a, h, ipam.ErrTaken)
 			}
 			held[req.Family] = a
 		}
@@ -130,7 +128,7 @@ func (f *fakeIPAM) Assign(ctx context.Context, reqs ...AssignRequest) ([]Assignm
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, Assignment{Addr: a, Block: block})
+		out = append(out, []ipam.Assignment{{Addr: a, Block: block}})
 	}
 	f.held[reqs[0].Handle] = held
 	return out, nil
@@ -158,7 +156,7 @@ func (f *fakeIPAM) holder(a netip.Addr) string {
 	return f.more[a]
 }
 
-func (f *fakeIPAM) Confirm(ctx context.Context, cs ...Confirmation) []error {
+func (f *fakeIPAM) Confirm(ctx context.Context, cs ...ipam.Confirmation) []error {
 	errs := make([]error, len(cs))
 	err := f.trouble(ctx)
 	f.mu.Lock()
@@ -170,7 +168,7 @@ func (f *fakeIPAM) Confirm(ctx context.Context, cs ...Confirmation) []error {
 			errs[i] = err
 		case f.held[c.Handle][family] == c.Addr:
 		case owner != c.Handle || f.holder(c.Addr) != "":
-			errs[i] = fmt.Errorf("%s is not held for %s but for %q: %w", c.Addr, c.Handle, owner, ErrNoAddress)
+			errs[i] = fmt.Errorf("%s is not held for %s but for %q: %w", c.Addr, c.Handle, owner, ipam.ErrNotHolder)
 		default:
 			if f.held[c.Handle] == nil {
 				f.held[c.Handle] = map[dataplane.Family]netip.Addr{}
@@ -200,25 +198,28 @@ func (f *fakeIPAM) Unclaim(handle string, addrs ...netip.Addr) {
 	})
 }
 
-func (f *fakeIPAM) Rest(string) error { return nil }
+func (f *fakeIPAM) CoolDown(string) error { return nil }
 
-func (f *fakeIPAM) Ready() bool {
+func (f *fakeIPAM) Ready() map[string]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.reserve
+	if !f.reserve {
+		return nil
+	}
+	return map[string]int{"pool": 1}
 }
 
-// take gives out of the reserve, which has no end.
-func (f *fakeIPAM) take(reqs []AssignRequest) []Assignment {
+// Take gives out of the reserve, which has no end.
+func (f *fakeIPAM) Take(reqs ...ipam.Part) ([]ipam.Assignment, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.reserve || len(f.held[reqs[0].Handle]) > 0 && !reqs[0].Fresh {
-		return nil
+		return nil, false
 	}
-	var out []Assignment
+	var out []ipam.Assignment
 	for _, req := range reqs {
-		if req.Address.IsValid() {
-			return nil
+		if req.Addr.IsValid() {
+			return nil, false
 		}
 		f.lastReq = req
 		a := f.next[req.Family]
@@ -226,11 +227,11 @@ func (f *fakeIPAM) take(reqs []AssignRequest) []Assignment {
 		f.claims[a] = req.Handle
 		block, err := a.Prefix(a.BitLen() - 6)
 		if err != nil {
-			return nil
+			return nil, false
 		}
-		out = append(out, Assignment{Addr: a, Block: block, Reserved: true})
+		out = append(out, ipam.Assignment{Addr: a, Block: block})
 	}
-	return out
+	return out, true
 }
 
 // refuse makes releases of a handle fail; nil: succeed again.
@@ -253,22 +254,22 @@ func (f *fakeIPAM) refusals() int {
 	return f.refuses
 }
 
-func (f *fakeIPAM) ReleaseHandle(ctx context.Context, handle string, keep ...netip.Addr) error {
+func (f *fakeIPAM) ReleaseHandleHere(ctx context.Context, handle string, keep ...netip.Addr) ([]netip.Addr, error) {
 	if err := f.trouble(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.refused[handle]; err != nil {
 		f.refuses++
-		return err
+		return nil, err
 	}
 	maps.DeleteFunc(f.held[handle], func(_ dataplane.Family, a netip.Addr) bool { return !slices.Contains(keep, a) })
 	if len(f.held[handle]) == 0 {
 		delete(f.held, handle)
 	}
 	maps.DeleteFunc(f.more, func(a netip.Addr, h string) bool { return h == handle && !slices.Contains(keep, a) })
-	return nil
+	return nil, nil
 }
 
 func (f *fakeIPAM) handles() []string {

@@ -62,7 +62,7 @@ func (s *Speaker) checkCompare(now time.Time) time.Duration {
 	return compareEvery
 }
 
-// judge takes in the addresses of this host, which are no next hops of what
+// judge applies the addresses of this host, which are no next hops of what
 // others announce: what was told is compared if they are others. The caller holds
 // s.mu.
 func (s *Speaker) judge(own [2]netip.Addr, now time.Time) {
@@ -95,9 +95,9 @@ func (s *Speaker) compare() int {
 		var prefix netip.Prefix
 		var hops []Hop
 		for i, p := range paths {
-			if path, ok := conv.path(p); ok && (i == 0 || p.Best) {
-				path.Stale = false
-				prefix, hops = path.Prefix, append(hops, path.Hop)
+			if to, h, ok := conv.path(p); ok && (i == 0 || p.Best) {
+				h.Stale = false
+				prefix, hops = to, append(hops, h)
 			}
 		}
 		if len(hops) == 0 {
@@ -138,7 +138,7 @@ func (s *Speaker) compare() int {
 }
 
 // snapshot is what the reader was told, or is to be.
-func (r *rib) snapshot() map[netip.Prefix]*hopSet {
+func (r *rib) snapshot() map[netip.Prefix]*PathSet {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.known)
@@ -166,7 +166,7 @@ func (r *rib) correct(p netip.Prefix, hops []Hop) {
 
 // is reports whether these are the set's paths from peers. What a peer is called
 // does not count: it may have been called otherwise when it was told.
-func (s *hopSet) is(hops []Hop) bool {
+func (s *PathSet) is(hops []Hop) bool {
 	if s == nil {
 		return len(hops) == 0
 	}

@@ -152,9 +152,9 @@ type Config struct {
 	LocalPref6 uint32 // of the IPv6 prefixes
 
 	// What import is judged by; all sorted.
-	Pools []netip.Prefix // where nodes of the cluster may announce
-	Own   []netip.Prefix // refused, with everything inside
-	Lent  []netip.Prefix // single addresses inside Own that belong to other nodes
+	Pools    []netip.Prefix // where nodes of the cluster may announce
+	Own      []netip.Prefix // refused, with everything inside
+	Borrowed []netip.Prefix `json:"Lent"` // single addresses inside Own that other nodes borrowed
 
 	Filters map[string]Filter         // those that Peers name
 	Links   map[string][]netip.Prefix // subnets by device, for the filters that ask for an interface
@@ -188,7 +188,7 @@ func (c *Config) sameListener(d *Config) bool {
 }
 
 // sameRules reports whether GoBGP's policies are the same for both, but for the
-// lists Pools, Own, Lent and Hidden.
+// lists Pools, Own, Borrowed and Hidden.
 func (c *Config) sameRules(d *Config) bool {
 	return slices.Equal(c.cluster(), d.cluster()) && slices.Equal(c.reflectTo(), d.reflectTo()) &&
 		reflect.DeepEqual(c.groups(), d.groups()) && (!c.asksLinks() || reflect.DeepEqual(c.Links, d.Links))

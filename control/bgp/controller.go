@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/control/cluster"
 )
 
 // Options are the settings of a [Controller].
@@ -109,14 +109,20 @@ func New(opts Options) *Controller {
 	return c
 }
 
-// Run follows the batches until ctx ends and returns nil then; batches must
-// deliver the [Kinds], others are ignored. When the channel is closed before, it
-// goes on with what it knows. On return the speaker has been stopped without
+// Run follows the steps, of [Kinds], until ctx ends and returns nil then. When they
+// end before, it goes on with what it knows. On return the speaker has been stopped without
 // telling the peers, so that they keep this host's routes for the restart time:
 // the kernel goes on forwarding.
-func (c *Controller) Run(ctx context.Context, batches <-chan store.Batch) error {
+func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { c.follow(gctx, batches); return nil })
+	g.Go(func() error {
+		for s := range steps.Steps(gctx) {
+			if c.take(s) {
+				c.poke()
+			}
+		}
+		return nil
+	})
 	g.Go(func() error { c.drive(gctx); return nil })
 	g.Go(func() error { return c.deliver(gctx) })
 	g.Go(func() error { c.followSecrets(gctx); return nil })
@@ -126,33 +132,14 @@ func (c *Controller) Run(ctx context.Context, batches <-chan store.Batch) error 
 	return errors.Join(err, c.speaker.Stop(stop, true))
 }
 
-// follow keeps the view.
-func (c *Controller) follow(ctx context.Context, batches <-chan store.Batch) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case b, ok := <-batches:
-			if !ok {
-				return
-			}
-			if c.take(b) {
-				c.poke()
-			}
-		}
-	}
-}
-
-func (c *Controller) take(b store.Batch) (changed bool) {
+func (c *Controller) take(s cluster.Step) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Before the first answer any word of the datastore may change whether the
-	// last life's configuration is to be run.
+	// the configuration of the previous run is to be run.
 	unread := !c.view.synced
-	if c.store = b.Err; b.Err != nil {
-		return unread
-	}
-	changed, err := c.view.Apply(b)
+	c.store = s.Err
+	changed, err := c.view.Apply(s)
 	if err != nil {
 		c.log.Warn("bgp input refused", "error", err)
 	}

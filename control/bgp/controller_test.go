@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
@@ -54,12 +55,14 @@ func newDaemonOf(t testing.TB, o Options, change ...func(*Controller)) *daemon {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- d.Run(ctx, d.batches) }()
+	steps, followed := clustertest.Follow(ctx, o.Node, clustertest.Says(d.batches), Kinds()...)
+	go func() { done <- d.Run(ctx, steps) }()
 	d.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("run: %v", err)
 		}
+		<-followed
 	})
 	t.Cleanup(d.stop)
 	return d
@@ -102,7 +105,7 @@ func (d *daemon) waitErr(says string) {
 }
 
 // cluster is the store's first batch for a mesh of two.
-func cluster(t testing.TB, h []netip.Addr) store.Batch {
+func testCluster(t testing.TB, h []netip.Addr) store.Batch {
 	return store.Batch{Synced: true, Events: []store.Event{
 		conf(t, "default", `{"bindMode":"NodeIP"}`),
 		ippool(t, "pool", `{"cidr":"192.168.0.0/16"}`),
@@ -120,8 +123,8 @@ func TestControllers(t *testing.T) {
 	a.waitErr(ErrNoNode.Error())
 	a.send(store.Batch{Events: []store.Event{node(t, "node1", `{}`)}})
 	a.waitErr(ErrNoAddress.Error())
-	a.send(cluster(t, h))
-	b.send(cluster(t, h))
+	a.send(testCluster(t, h))
+	b.send(testCluster(t, h))
 	poll(t, func() string { return fmt.Sprint(a.Status(context.Background()), b.Status(context.Background())) },
 		func() bool { return a.has("192.168.2.0/26") && b.has("192.168.1.0/26") })
 	st := a.Status(context.Background())
@@ -166,7 +169,7 @@ func TestControllerRetriesThePort(t *testing.T) {
 	}
 	defer l.Close()
 	d := newDaemon(t, "node1")
-	d.send(cluster(t, h))
+	d.send(testCluster(t, h))
 	d.waitErr("port 179 on " + h[0].String() + " is taken by")
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -180,7 +183,7 @@ func TestNothingIsLeftRunning(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	h := hosts(t, 2)
 	d := newDaemon(t, "node1")
-	d.send(cluster(t, h))
+	d.send(testCluster(t, h))
 	d.waitErr("")
 	d.send(store.Batch{Events: []store.Event{conf(t, "default", `{"bindMode":"NodeIP","asNumber":64600}`)}}) // GoBGP is started anew
 	poll(t, func() string { return "the new AS" }, func() bool { return d.Status(context.Background()).ASN == 64600 })

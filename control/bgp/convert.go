@@ -8,7 +8,7 @@ import (
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
-// converter makes a Path of GoBGP's. Prefixes of one UPDATE share their
+// converter makes a Hop of GoBGP's path. Prefixes of one UPDATE share their
 // attributes, so the text of the last AS path is kept. Not safe for concurrent
 // use.
 type converter struct {
@@ -23,16 +23,15 @@ type converter struct {
 // path converts p. It reports false when p is no usable learned path: a
 // withdrawal, one that we originate ourselves, or one without a usable next hop. The
 // prefix is valid also then, unless p is of another family.
-func (c *converter) path(p *apiutil.Path) (Path, bool) {
+func (c *converter) path(p *apiutil.Path) (netip.Prefix, Hop, bool) {
 	nlri, ok := p.Nlri.(*packet.IPAddrPrefix)
 	if !ok {
-		return Path{}, false
+		return netip.Prefix{}, Hop{}, false
 	}
-	out := Path{Prefix: nlri.Prefix}
 	if p.Withdrawal || !p.PeerAddress.IsValid() {
-		return out, false
+		return nlri.Prefix, Hop{}, false
 	}
-	out.Hop = Hop{
+	out := Hop{
 		Peer: c.nameOf(p.PeerAddress), PeerAddr: p.PeerAddress,
 		IBGP: c.isIBGP(p.PeerAddress), Stale: p.Stale,
 	}
@@ -55,7 +54,7 @@ func (c *converter) path(p *apiutil.Path) (Path, bool) {
 			out.ASPath = c.lastText
 		}
 	}
-	return out, c.usable(out.NextHop)
+	return nlri.Prefix, out, c.usable(out.NextHop)
 }
 
 // usable reports whether a next hop can be another host (RFC 4271 section 6.3):

@@ -123,7 +123,7 @@ func (p *PeerStatus) count(h heard, t tally) {
 		if !ok {
 			continue // the session does not carry it
 		}
-		c := FamilyCounts{Family: familyName(f), Received: received, Accepted: t.accepted[peerFamily{p.Addr, f}], Advertised: t.told[p.audience].toldTo(f, h.router)}
+		c := FamilyCounts{Family: familyName(f), Received: received, Accepted: t.accepted[peerFamily{p.Addr, f}], Advertised: t.told[p.updateGroup].advertisedTo(f, h.router)}
 		p.Families = append(p.Families, c)
 		p.Received, p.Accepted, p.Advertised = p.Received+c.Received, p.Accepted+c.Accepted, p.Advertised+c.Advertised
 	}

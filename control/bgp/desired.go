@@ -59,7 +59,7 @@ func Desired(v *View, node string) (Config, error) {
 func (d *derivation) routes(c *Config) {
 	c.Announce, c.Hidden = d.announce(c.Filters, c.Peers)
 	c.Tags = d.tags(c.Announce)
-	c.Pools, c.Own, c.Lent = d.importSets(c.Peers)
+	c.Pools, c.Own, c.Borrowed = d.importSets(c.Peers)
 }
 
 // derivation is what the parts of [Desired] share.
@@ -236,9 +236,9 @@ func (d *derivation) inMesh(name string, n nodeFacts) bool {
 		addr, _, _ := parsePeerIP(s.PeerIP)
 		_, toNode := d.nodeAt(addr)
 		switch {
-		case s.mates != nil && s.mates.Matches(n.labels), slices.Contains(n.addrs(), addr):
+		case s.peerSel != nil && s.peerSel.Matches(n.labels), slices.Contains(n.addrs(), addr):
 			return false
-		case (s.mates != nil || toNode) && s.isFor(name, n):
+		case (s.peerSel != nil || toNode) && s.isFor(name, n):
 			return false
 		}
 	}
@@ -405,17 +405,17 @@ func (d *derivation) hidden(p netip.Prefix) bool {
 }
 
 // importSets returns what import is judged by.
-func (d *derivation) importSets(peers []Peer) (pools, own, lent []netip.Prefix) {
+func (d *derivation) importSets(peers []Peer) (pools, own, borrowed []netip.Prefix) {
 	poolSet := map[netip.Prefix]bool{}
 	for _, p := range d.v.pools {
 		poolSet[p.cidr] = true
 	}
 	ownSet := d.own()
-	lentSet := map[netip.Prefix]bool{}
+	borrowedSet := map[netip.Prefix]bool{}
 	for cidr := range ownSet {
-		for _, g := range d.v.blocks[cidr].guests {
-			if g.node != d.node {
-				lentSet[netip.PrefixFrom(g.addr, g.addr.BitLen())] = true
+		for _, g := range d.v.blocks[cidr].borrowed {
+			if g.Node != d.node {
+				borrowedSet[netip.PrefixFrom(g.Addr, g.Addr.BitLen())] = true
 			}
 		}
 	}
@@ -438,7 +438,7 @@ func (d *derivation) importSets(peers []Peer) (pools, own, lent []netip.Prefix) 
 	for _, p := range d.services() {
 		ownSet[p] = true
 	}
-	return sorted(poolSet), sorted(ownSet), sorted(lentSet)
+	return sorted(poolSet), sorted(ownSet), sorted(borrowedSet)
 }
 
 // ignored names what BGPConfiguration asks for and this version does not do.

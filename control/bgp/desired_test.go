@@ -17,6 +17,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/store"
 )
 
@@ -119,7 +120,7 @@ func gone(key store.Key) store.Event {
 func view(t testing.TB, events ...store.Event) *View {
 	t.Helper()
 	v := &View{}
-	if _, err := v.Apply(store.Batch{Events: events, Synced: true}); err != nil {
+	if _, err := v.Apply(clustertest.Step("", store.Batch{Events: events, Synced: true})); err != nil {
 		t.Fatal(err)
 	}
 	return v
@@ -186,7 +187,7 @@ func (c Config) text() string {
 	for _, l := range []struct {
 		name string
 		list []netip.Prefix
-	}{{"announce", c.Announce}, {"pool", c.Pools}, {"own", c.Own}, {"lent", c.Lent}, {"hidden", c.Hidden}} {
+	}{{"announce", c.Announce}, {"pool", c.Pools}, {"own", c.Own}, {"lent", c.Borrowed}, {"hidden", c.Hidden}} {
 		for _, p := range l.list {
 			fmt.Fprintf(&b, "%s %s", l.name, p)
 			if tags := c.Tags[p]; tags != "" && l.name == "announce" {
@@ -489,11 +490,11 @@ func TestDesiredIndependentOfPath(t *testing.T) {
 			followers[name] = &follower{View: View{self: name}, err: ErrNotSynced}
 		}
 		apply := func(b store.Batch) {
-			if _, err := v.Apply(b); err != nil {
+			if _, err := v.Apply(clustertest.Step("", b)); err != nil {
 				rt.Fatal(err)
 			}
 			for name, f := range followers {
-				changed, err := f.Apply(b)
+				changed, err := f.Apply(clustertest.Step("", b))
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -543,7 +544,7 @@ func TestDesiredIndependentOfPath(t *testing.T) {
 func TestDesiredWaits(t *testing.T) {
 	t.Parallel()
 	unsynced := &View{}
-	if _, err := unsynced.Apply(store.Batch{Events: []store.Event{bgpNode(t, "node1", "10.1.0.11/24")}}); err != nil {
+	if _, err := unsynced.Apply(clustertest.Step("", store.Batch{Events: []store.Event{bgpNode(t, "node1", "10.1.0.11/24")}})); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -590,7 +591,7 @@ func TestViewKeepsLastKnownGood(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			changed, err := v.Apply(store.Batch{Events: []store.Event{tt.event}})
+			changed, err := v.Apply(clustertest.Step("", store.Batch{Events: []store.Event{tt.event}}))
 			if err == nil || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("error %v, want one that says %q", err, tt.says)
 			}
@@ -621,7 +622,7 @@ func TestViewReportsOnlyChangesThatMatter(t *testing.T) {
 		want  bool
 	}{
 		{"own pod starts", ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 1: of("node1"), 3: of("node2")}), false},
-		{"address lent", ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 4: of("node2"), 3: of("node2")}), true},
+		{"address borrowed", ipamBlock(t, "192.168.1.0/29", "host:node1", map[int]string{0: of("node1"), 4: of("node2"), 3: of("node2")}), true},
 		{"affinity again", affinity(t, "node1", "192.168.1.0/29", ""), false},
 		{"affinity goes", affinity(t, "node1", "192.168.1.0/29", "pendingDeletion"), true},
 		{"another field of the node", conditions, false},
@@ -631,34 +632,12 @@ func TestViewReportsOnlyChangesThatMatter(t *testing.T) {
 		{"unknown deleted", gone(store.ResourceKey(store.KindBGPPeer, "nobody")), false},
 		{"peer deleted", gone(store.ResourceKey(store.KindBGPPeer, "tor")), true},
 	} {
-		changed, err := v.Apply(store.Batch{Events: []store.Event{tt.event}})
+		changed, err := v.Apply(clustertest.Step("", store.Batch{Events: []store.Event{tt.event}}))
 		if err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
 		if changed != tt.want {
 			t.Errorf("%s: changed %t, want %t", tt.name, changed, tt.want)
-		}
-	}
-}
-
-func TestNth(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		cidr string
-		n    int
-		want string
-	}{
-		{"192.168.1.64/26", 0, "192.168.1.64"},
-		{"192.168.1.64/26", 63, "192.168.1.127"},
-		{"192.168.1.64/26", 64, ""},
-		{"192.168.0.0/20", 257, "192.168.1.1"},
-		{"255.255.255.192/26", 64, ""},
-		{"fd00::1:0/116", 4095, "fd00::1:fff"},
-		{"fd00::1:0/116", 4096, ""},
-	} {
-		got, ok := nth(netip.MustParsePrefix(tt.cidr), tt.n)
-		if s := map[bool]string{true: got.String()}[ok]; s != tt.want {
-			t.Errorf("nth(%s, %d) = %q, want %q", tt.cidr, tt.n, s, tt.want)
 		}
 	}
 }

@@ -2,7 +2,7 @@
 // what it announces, runs GoBGP, and hands on the best paths it learns.
 //
 // [View] collects the resources that matter from the store's batches;
-// [Desired] turns it into a [Config], the complete wish, without any I/O. A
+// [Desired] turns it into a [Config], the complete desired state, without any I/O. A
 // [Speaker] makes a running GoBGP match a Config and touches only what
 // changed. A [Controller] joins the two for the daemon. GoBGP's types stay
 // inside this package.
@@ -43,7 +43,7 @@
 // reserved prefixes; the subnet of the node's own address, the node's own
 // blocks and the ranges of services, with everything inside them. From peers
 // that are nodes of the cluster only prefixes inside a pool are accepted, and of
-// the node's own blocks just the single addresses that IPAM has lent to another
+// the node's own blocks just the single addresses that IPAM has assigned to another
 // node. Then a peer's BGPFilters decide. Then the default route is refused: only
 // a rule that names exactly 0.0.0.0/0 or ::/0 lets it in, for it is the
 // underlay's business. The rest is accepted. Loops are found as BGP does (RFC

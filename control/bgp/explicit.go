@@ -57,7 +57,7 @@ func (d *derivation) eachExplicit(yield func(Peer) bool) {
 // reverse returns the sessions of the other direction: a node that a BGPPeer's
 // peerSelector selects peers with all nodes that the BGPPeer is for.
 func (d *derivation) reverse(name string, s peerSpec) iter.Seq[Peer] {
-	if s.mates == nil || !s.mates.Matches(d.self.labels) || s.ReversePeering != nil && *s.ReversePeering == v3.ReversePeeringManual {
+	if s.peerSel == nil || !s.peerSel.Matches(d.self.labels) || s.ReversePeering != nil && *s.ReversePeering == v3.ReversePeeringManual {
 		return none
 	}
 	return d.withNodes(name, s, true, s.isFor)
@@ -126,7 +126,7 @@ func (d *derivation) bothShow(s peerSpec, other string) bool {
 	}
 	n, asn := d.v.nodes[other], uint32(*s.LocalASNumber)
 	return (asn != d.asn || asn != d.asnOf(n)) && s.isFor(d.node, d.self) && s.isFor(other, n) &&
-		s.mates.Matches(d.self.labels) && s.mates.Matches(n.labels)
+		s.peerSel.Matches(d.self.labels) && s.peerSel.Matches(n.labels)
 }
 
 // applies reports whether a BGPPeer is for this node, and what is wrong with
@@ -159,11 +159,11 @@ func (d *derivation) newPeer(name string, s peerSpec) Peer {
 func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	p := d.newPeer(name, s)
 	switch {
-	case s.PeerSelector != "" && s.mates == nil:
+	case s.PeerSelector != "" && s.peerSel == nil:
 		p.Problem = s.wrongPeer
 		return one(p)
 	case s.PeerSelector != "":
-		return d.withNodes(name, s, false, func(_ string, n nodeFacts) bool { return s.mates.Matches(n.labels) })
+		return d.withNodes(name, s, false, func(_ string, n nodeFacts) bool { return s.peerSel.Matches(n.labels) })
 	case s.LocalWorkloadSelector != "":
 		p.Problem = "spec.localWorkloadSelector is not supported by this version; no session with a workload is run"
 		return one(p)

@@ -4,27 +4,41 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+
+	"github.com/routerd/routerd/control/nexthop"
 )
 
-// hopSet is a set of paths that prefixes share: one from each peer, in the order
-// of the peers' addresses. It never changes.
-type hopSet struct {
-	hops []Hop
+// PathSet is the paths of equal cost that prefixes share. It never changes.
+type PathSet struct {
+	*Hop       // the best path, or of several of equal cost that of the lowest peer address
+	More []Hop // the others of equal cost
+
+	// Announced is the same for equal next hops, whatever their other
+	// attributes are.
+	Announced nexthop.Announced
+
+	hops []Hop  // one from each peer, in the order of the peers' addresses
 	id   uint32 // of one path
 	key  string // of several
 	refs int    // prefixes
 }
 
-func (s *hopSet) path(p netip.Prefix) Path {
-	hops := s.hops
-	if len(hops) > 1 && slices.ContainsFunc(hops, longLived) {
-		hops = preferred(hops)
+// newPathSet returns the set of some paths in the order of their peers'
+// addresses.
+func newPathSet(hops ...Hop) *PathSet {
+	s := &PathSet{hops: hops}
+	best := preferred(hops)
+	s.Hop, s.More = &best[0], best[1:]
+	others := make([]netip.Addr, len(s.More))
+	for i, h := range s.More {
+		others[i] = h.NextHop
 	}
-	out := Path{Prefix: p, Hop: hops[0]}
-	if len(hops) > 1 {
-		out.More = hops[1:]
+	peer := s.Peer
+	if a := s.PeerAddr; a.IsValid() && a.String() != peer {
+		peer += " (" + a.String() + ")"
 	}
-	return out
+	s.Announced = nexthop.Announce(peer, s.NextHop, others...)
+	return s
 }
 
 func longLived(h Hop) bool { return h.LongLived }
@@ -32,6 +46,9 @@ func longLived(h Hop) bool { return h.LongLived }
 // preferred leaves long-lived stale paths out if there is any other (RFC 9494
 // section 4.3): GoBGP takes them for paths of equal cost.
 func preferred(hops []Hop) []Hop {
+	if len(hops) == 1 || !slices.ContainsFunc(hops, longLived) {
+		return hops
+	}
 	fresh := slices.DeleteFunc(slices.Clone(hops), longLived)
 	if len(fresh) == 0 {
 		return hops
@@ -39,31 +56,32 @@ func preferred(hops []Hop) []Hop {
 	return fresh
 }
 
-// hopSets keeps one hopSet for each set in use, so that equal sets are the same
+// pathSets keeps one [PathSet] for each set in use, so that equal sets are the same
 // pointer. Not safe for concurrent use.
-type hopSets struct {
-	singles map[Hop]*hopSet
-	several map[string]*hopSet
+type pathSets struct {
+	singles map[Hop]*PathSet
+	several map[string]*PathSet
 	last    uint32
 }
 
-func newHopSets() hopSets {
-	return hopSets{singles: map[Hop]*hopSet{}, several: map[string]*hopSet{}}
+func newPathSets() pathSets {
+	return pathSets{singles: map[Hop]*PathSet{}, several: map[string]*PathSet{}}
 }
 
 // single returns the set of one path.
-func (t *hopSets) single(h Hop) *hopSet {
+func (t *pathSets) single(h Hop) *PathSet {
 	s := t.singles[h]
 	if s == nil {
 		t.last++
-		s = &hopSet{hops: []Hop{h}, id: t.last}
+		s = newPathSet(h)
+		s.id = t.last
 		t.singles[h] = s
 	}
 	return s
 }
 
 // with returns s with h in place of what it has from h's peer.
-func (t *hopSets) with(s *hopSet, h Hop) *hopSet {
+func (t *pathSets) with(s *PathSet, h Hop) *PathSet {
 	if s == nil || len(s.hops) == 1 && s.hops[0].PeerAddr == h.PeerAddr {
 		return t.single(h)
 	}
@@ -79,7 +97,7 @@ func (t *hopSets) with(s *hopSet, h Hop) *hopSet {
 }
 
 // without returns s without the path of a peer; nil if none is left.
-func (t *hopSets) without(s *hopSet, peer netip.Addr) *hopSet {
+func (t *pathSets) without(s *PathSet, peer netip.Addr) *PathSet {
 	i := slices.IndexFunc(s.hops, func(h Hop) bool { return h.PeerAddr == peer })
 	switch {
 	case i < 0:
@@ -91,7 +109,7 @@ func (t *hopSets) without(s *hopSet, peer netip.Addr) *hopSet {
 }
 
 // of returns the set of some paths in order.
-func (t *hopSets) of(hops []Hop) *hopSet {
+func (t *pathSets) of(hops []Hop) *PathSet {
 	if len(hops) == 1 {
 		return t.single(hops[0])
 	}
@@ -101,7 +119,8 @@ func (t *hopSets) of(hops []Hop) *hopSet {
 	}
 	s := t.several[string(key)]
 	if s == nil {
-		s = &hopSet{hops: hops, key: string(key)}
+		s = newPathSet(hops...)
+		s.key = string(key)
 		t.several[s.key] = s
 		for _, h := range hops { // their numbers are in the key
 			t.single(h).refs++
@@ -111,7 +130,7 @@ func (t *hopSets) of(hops []Hop) *hopSet {
 }
 
 // release takes back one user of s.
-func (t *hopSets) release(s *hopSet) {
+func (t *pathSets) release(s *PathSet) {
 	if s == nil {
 		return
 	}
@@ -129,7 +148,7 @@ func (t *hopSets) release(s *hopSet) {
 }
 
 // only returns the next hops that a peer gave and no other did.
-func (t *hopSets) only(peer netip.Addr) []netip.Addr {
+func (t *pathSets) only(peer netip.Addr) []netip.Addr {
 	own, others := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for h := range t.singles {
 		switch {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
@@ -48,17 +49,17 @@ func (v *View) sessionsChanged(k store.Kind) {
 // lend brings the index of borrowed addresses from one state of a block to the
 // next.
 func (v *View) lend(was, now block) {
-	for _, g := range was.guests {
-		delete(v.borrowed[g.node], g.addr)
-		if len(v.borrowed[g.node]) == 0 {
-			delete(v.borrowed, g.node)
+	for _, g := range was.borrowed {
+		delete(v.borrowed[g.Node], g.Addr)
+		if len(v.borrowed[g.Node]) == 0 {
+			delete(v.borrowed, g.Node)
 		}
 	}
-	for _, g := range now.guests {
-		if v.borrowed[g.node] == nil {
-			v.borrowed[g.node] = map[netip.Addr]bool{}
+	for _, g := range now.borrowed {
+		if v.borrowed[g.Node] == nil {
+			v.borrowed[g.Node] = map[netip.Addr]bool{}
 		}
-		v.borrowed[g.node][g.addr] = true
+		v.borrowed[g.Node][g.Addr] = true
 	}
 }
 
@@ -68,8 +69,8 @@ func (v *View) concerns(cidr netip.Prefix, was, now block) bool {
 	if v.self == "" || v.affinities[v.self][cidr] || was.holder == v.self || now.holder == v.self {
 		return true
 	}
-	mine := func(g assigned) bool { return g.node == v.self }
-	return slices.ContainsFunc(was.guests, mine) || slices.ContainsFunc(now.guests, mine)
+	mine := func(g cluster.Borrowed) bool { return g.Node == v.self }
+	return slices.ContainsFunc(was.borrowed, mine) || slices.ContainsFunc(now.borrowed, mine)
 }
 
 // memo keeps of a [Config] what follows from nodes, peers, settings and filters

@@ -675,7 +675,10 @@ func TestReachableBy(t *testing.T) {
 		t.Errorf("path %+v", p)
 	}
 	r.apply(config(h[1]))
-	poll(t, r.dump, func() bool { p, _ := r.path(h[2].String() + "/32"); return p.NextHop == h[1] && len(p.More) == 0 })
+	poll(t, r.dump, func() bool {
+		p, ok := r.path(h[2].String() + "/32")
+		return ok && p.NextHop == h[1] && len(p.More) == 0
+	})
 	// The gateway goes on forwarding when it speaks no BGP any more.
 	from := r.mark()
 	if out, err := gateway.(birdOther).command("disable", "host"); err != nil {

@@ -46,8 +46,8 @@ func (c *Config) judgeImport(p Peer, r judged) (accepted bool, reason string) {
 	switch {
 	case inAny(martianRanges(r.prefix.Addr()), r.prefix):
 		return false, "loopback, link-local, multicast or reserved"
-	case p.PoolsOnly && inAny(c.Lent, r.prefix):
-		return true, "an address of this node's block that is lent to another node"
+	case p.PoolsOnly && inAny(c.Borrowed, r.prefix):
+		return true, "an address of this node's block that another node borrowed"
 	case inAny(c.Own, r.prefix):
 		return false, "inside this node's own subnet, blocks or borrowed addresses, or a range of services"
 	case p.PoolsOnly && !inAny(c.Pools, r.prefix):

@@ -8,7 +8,7 @@ import (
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
-// loop takes in what GoBGP tells.
+// loop handles what GoBGP reports.
 func (s *Speaker) loop() {
 	clock := time.NewTimer(time.Hour)
 	defer clock.Stop()
@@ -23,7 +23,7 @@ func (s *Speaker) loop() {
 	}
 }
 
-// handle takes in events and returns when it wants to be called again without
+// handle applies events and returns when it wants to be called again without
 // one.
 func (s *Speaker) handle(events []event, now time.Time) time.Duration {
 	s.mu.Lock()
@@ -40,14 +40,14 @@ func (s *Speaker) event(e event) {
 	if e.kind == eventPaths {
 		s.changes++
 		for _, p := range e.paths {
-			path, ok := s.conv.path(p)
+			prefix, h, ok := s.conv.path(p)
 			if ok {
-				s.rib.add(path.Prefix, path.Hop)
-			} else if path.Prefix.IsValid() {
-				s.rib.remove(path.Prefix, p.PeerAddress)
+				s.rib.add(prefix, h)
+			} else if prefix.IsValid() {
+				s.rib.remove(prefix, p.PeerAddress)
 			}
 			if s.compared.touched != nil {
-				s.compared.touched[path.Prefix] = struct{}{}
+				s.compared.touched[prefix] = struct{}{}
 			}
 		}
 		return

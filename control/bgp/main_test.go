@@ -187,7 +187,7 @@ func (r *run) take(c Changes) {
 		r.paths = map[netip.Prefix]Path{}
 		r.history = append(r.history, "reset")
 	}
-	for _, a := range c.Lost {
+	for _, a := range c.Down {
 		r.history = append(r.history, "lost "+a.String())
 	}
 	for _, p := range c.Put {

@@ -27,13 +27,10 @@ type Hop struct {
 	Stale bool
 }
 
-// Path is what BGP knows of a prefix. The embedded Hop is the best path, or of
-// several of equal cost that of the lowest peer address; More has the others of
-// equal cost. Do not change it.
+// Path is what BGP knows of a prefix. Do not change it.
 type Path struct {
 	Prefix netip.Prefix
-	Hop
-	More []Hop
+	*PathSet
 }
 
 func (p Path) String() string {
@@ -60,7 +57,7 @@ func (p Path) String() string {
 }
 
 // Changes is a step of the learned best paths. The parts apply in the order
-// Reset, Lost, Put, Del, Found, Synced. A prefix is at most once in one Changes.
+// Reset, Down, Put, Del, Up, Synced. A prefix is at most once in one Changes.
 type Changes struct {
 	// Reset is set on the first Changes of a [Speaker]: whatever is known from
 	// an earlier one is void. When the Speaker itself has to start GoBGP anew
@@ -71,11 +68,11 @@ type Changes struct {
 	// Put holds prefixes whose best path is new or has changed.
 	Put []Path
 
-	// Lost names next hops that only peers gave whose session has just ended
+	// Down names next hops that only peers gave whose session has just ended
 	// and who are not expected back (RFC 4724): nothing is to be sent to them
-	// any more. The withdrawals of the prefixes behind them follow. Found names
+	// any more. The withdrawals of the prefixes behind them follow. Up names
 	// those of which that is over.
-	Lost, Found []netip.Addr
+	Down, Up []netip.Addr
 
 	// Del holds prefixes that nobody announces any more. It may name prefixes
 	// that were never Put.
@@ -92,5 +89,5 @@ type Changes struct {
 
 // Empty reports whether there is nothing in c.
 func (c Changes) Empty() bool {
-	return !c.Reset && !c.Synced && len(c.Put)+len(c.Del)+len(c.Lost)+len(c.Found) == 0
+	return !c.Reset && !c.Synced && len(c.Put)+len(c.Del)+len(c.Down)+len(c.Up) == 0
 }

@@ -9,12 +9,13 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
+
+	"github.com/routerd/routerd/control/atomicfile"
 )
 
 // storePatience is how long a starting daemon waits for the datastore before
-// it goes by the configuration of its last life: well below the time for which
+// it goes by the configuration of its previous run: well below the time for which
 // peers keep the routes of a speaker that restarts.
 const storePatience = 5 * time.Second
 
@@ -38,17 +39,8 @@ func save(file string, c Config) error {
 	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, b) {
 		return nil
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
-	if err != nil {
+	if err := atomicfile.Write(file, b, 0o600); err != nil {
 		return fmt.Errorf("save the bgp configuration: %w", err)
-	}
-	_, err = tmp.Write(b)
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
-		return fmt.Errorf("save the bgp configuration: %w", errors.Join(err, os.Remove(tmp.Name())))
 	}
 	return nil
 }
@@ -83,7 +75,7 @@ func (c *Controller) keep(cfg Config) {
 	}
 }
 
-// resume runs with the configuration of the last life while the datastore has
+// resume runs with the configuration of the previous run while the datastore has
 // said nothing, and as long as this host may. It reports whether there is nothing to try again.
 func (c *Controller) resume(ctx context.Context) bool {
 	c.mu.Lock()
@@ -104,7 +96,7 @@ func (c *Controller) resume(ctx context.Context) bool {
 	}
 	cfg.Links = links
 	if !again {
-		c.log.Warn("bgp runs with the configuration of its last life: the datastore has not been read yet")
+		c.log.Warn("bgp runs with the configuration of its previous run: the datastore has not been read yet")
 	}
 	err = c.speaker.Apply(ctx, c.secrets(ctx, c.onLinks(cfg)))
 	c.mu.Lock()

@@ -14,7 +14,7 @@ const (
 	setMartians = "martians"
 	setPools    = "pools"
 	setOwn      = "own"
-	setLent     = "lent"
+	setBorrowed = "borrowed"
 	setCluster  = "cluster"
 	setHidden   = "hidden"
 	setDefault  = "default-route"
@@ -131,7 +131,7 @@ func policies(c *Config) *api.SetPoliciesRequest {
 		r.sets = append(r.sets,
 			&api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(setMartians, f), Prefixes: martians(f)},
 			&api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(setDefault, f), Prefixes: []*api.Prefix{{IpPrefix: defaultRoute(f).String()}}},
-			prefixSet(setPools, f, c.Pools), prefixSet(setOwn, f, c.Own), prefixSet(setLent, f, c.Lent), prefixSet(setHidden, f, c.Hidden))
+			prefixSet(setPools, f, c.Pools), prefixSet(setOwn, f, c.Own), prefixSet(setBorrowed, f, c.Borrowed), prefixSet(setHidden, f, c.Hidden))
 	}
 	groups := c.groups()
 	r.importRules(groups)
@@ -151,7 +151,7 @@ func (r *rendering) importRules(groups []group) {
 		in := func(set string) *api.MatchSet { return anyOf(named(set, f)) }
 		r.imports = append(r.imports,
 			statement(named("no-martian", f), reject, &api.Conditions{PrefixSet: in(setMartians)}),
-			statement(named("lent-to-a-node", f), accept, &api.Conditions{PrefixSet: in(setLent), NeighborSet: anyOf(setCluster)}),
+			statement(named("borrowed-by-a-node", f), accept, &api.Conditions{PrefixSet: in(setBorrowed), NeighborSet: anyOf(setCluster)}),
 			statement(named("not-ours", f), reject, &api.Conditions{PrefixSet: in(setOwn)}),
 			statement(named("node-nothing-else", f), reject, &api.Conditions{PrefixSet: noneOf(named(setPools, f)), NeighborSet: anyOf(setCluster)}))
 	}

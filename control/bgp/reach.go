@@ -38,7 +38,7 @@ func (s *Speaker) reached() []Path {
 	defer s.mu.Unlock()
 	var out []Path
 	for prefix, h := range s.reachable {
-		out = append(out, Path{Prefix: prefix, Hop: h})
+		out = append(out, Path{prefix, newPathSet(h)})
 	}
 	return out
 }

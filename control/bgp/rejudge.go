@@ -10,50 +10,52 @@ import (
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/store"
 )
 
-// resets are the soft resets that a peer is owed: its routes have to be judged
-// again because the judgement has changed. What fails stays owed until the next
+// resets are a peer's pending soft resets: its routes have to be judged again
+// because the judgement has changed. What fails stays pending until the next
 // [Speaker.Apply].
 type resets struct{ in, out bool }
 
-// oweImport notes the peers of which something received is, or may be, judged
+// pendImport notes the peers of which something received is, or may be, judged
 // otherwise by c than by old: c is in force already, so that what comes now
 // needs no second look. Peers that announced nothing of what has changed are
 // left alone, however many routes they have.
-func (s *Speaker) oweImport(e *engine, old, c *Config) {
+func (s *Speaker) pendImport(e *engine, old, c *Config) {
 	was := runningPeers(old)
-	owe := func(a netip.Addr) {
-		r := s.owed[a]
+	note := func(a netip.Addr) {
+		r := s.pendingResets[a]
 		r.in = true
-		s.owed[a] = r
+		s.pendingResets[a] = r
 	}
 	newPools := !slices.Equal(old.Pools, c.Pools)
 	ownMore, ownLess := difference(old.Own, c.Own)
-	lentMore, lentLess := difference(old.Lent, c.Lent)
+	borrowedMore, borrowedLess := difference(old.Borrowed, c.Borrowed)
 	// What is refused now was let in before, if anybody said it.
-	let, letOK := e.saidBy(netip.Addr{}, slices.Concat(ownMore, lentLess))
+	let, letOK := e.saidBy(netip.Addr{}, slices.Concat(ownMore, borrowedLess))
 	for _, p := range c.Peers {
 		before, known := was[p.Addr]
 		switch {
 		case !p.runs() || !known:
 		case before.PoolsOnly != p.PoolsOnly || !old.sameFilters(before, c, p, false),
 			newPools && p.PoolsOnly, !letOK || let[p.Addr]:
-			owe(p.Addr)
+			note(p.Addr)
 		default:
 			more := ownLess
 			if p.PoolsOnly {
-				more = slices.Concat(ownLess, lentMore)
+				more = slices.Concat(ownLess, borrowedMore)
 			}
 			if said, ok := e.saidBy(p.Addr, more); !ok || said[p.Addr] {
-				owe(p.Addr)
+				note(p.Addr)
 			}
 		}
 	}
 }
 
-// oweExport notes the peers that are told otherwise by c than by old.
-func (s *Speaker) oweExport(old, c *Config) {
+// pendExport notes the peers that c advertises to otherwise than old.
+func (s *Speaker) pendExport(old, c *Config) {
 	was := runningPeers(old)
 	hidden := hiddenMoves(old, c)
 	for _, p := range c.Peers {
@@ -61,9 +63,9 @@ func (s *Speaker) oweExport(old, c *Config) {
 		if !p.runs() || !known || old.sameExport(before, c, p) && !hidden {
 			continue
 		}
-		r := s.owed[p.Addr]
+		r := s.pendingResets[p.Addr]
 		r.out = true
-		s.owed[p.Addr] = r
+		s.pendingResets[p.Addr] = r
 	}
 }
 
@@ -82,11 +84,11 @@ func hiddenMoves(old, c *Config) bool {
 	return slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return before[p] && inAny(moved, p) })
 }
 
-// payResets has GoBGP judge again what is owed. A peer that GoBGP does not know
+// softReset has GoBGP judge again what is pending. A peer that GoBGP does not know
 // now is judged when it is back.
-func (s *Speaker) payResets(ctx context.Context, e *engine) error {
+func (s *Speaker) softReset(ctx context.Context, e *engine) error {
 	var errs []error
-	for addr, r := range s.owed {
+	for addr, r := range s.pendingResets {
 		s.mu.Lock()
 		ss, ok := s.sessions[addr]
 		known := ok && !ss.removed
@@ -99,11 +101,11 @@ func (s *Speaker) payResets(ctx context.Context, e *engine) error {
 			out = e.reexport(ctx, addr)
 		}
 		if left := (resets{in != nil, out != nil}); left != (resets{}) {
-			s.owed[addr] = left
+			s.pendingResets[addr] = left
 			errs = append(errs, in, out)
 			continue
 		}
-		delete(s.owed, addr)
+		delete(s.pendingResets, addr)
 	}
 	return errors.Join(errs...)
 }
@@ -195,7 +197,7 @@ func appendInside(l []*apiutil.LookupPrefix, p netip.Prefix) []*apiutil.LookupPr
 	size := p.Addr().BitLen()
 	for bits := p.Bits(); bits <= size; bits++ {
 		for i := range 1 << (bits - p.Bits()) {
-			a, ok := nth(p, i<<(size-bits))
+			a, ok := store.AddrAt(p, i<<(size-bits))
 			if !ok {
 				break // cannot be: it lies inside
 			}
@@ -215,7 +217,7 @@ func (e *engine) changePolicies(ctx context.Context, old, c *Config) error {
 		name     string
 		was, now []netip.Prefix
 	}{
-		{setPools, old.Pools, c.Pools}, {setOwn, old.Own, c.Own}, {setLent, old.Lent, c.Lent}, {setHidden, old.Hidden, c.Hidden},
+		{setPools, old.Pools, c.Pools}, {setOwn, old.Own, c.Own}, {setBorrowed, old.Borrowed, c.Borrowed}, {setHidden, old.Hidden, c.Hidden},
 	} {
 		more, less := difference(s.was, s.now)
 		if err := e.changeSet(ctx, s.name, more, less); err != nil {

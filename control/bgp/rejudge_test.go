@@ -22,7 +22,7 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-// TestFailedResetIsRepeated: a judgement that could not be repeated stays owed,
+// TestFailedResetIsRepeated: a judgement that could not be repeated stays pending,
 // also when the next configuration is the same.
 func TestFailedResetIsRepeated(t *testing.T) {
 	t.Parallel()
@@ -48,8 +48,8 @@ func TestFailedResetIsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.apply(c)
-	if len(r.owed) != 0 {
-		t.Errorf("still owed: %v", r.owed)
+	if len(r.pendingResets) != 0 {
+		t.Errorf("still pending: %v", r.pendingResets)
 	}
 }
 
@@ -109,9 +109,9 @@ func TestOnlyConcernedPeersAreJudgedAgain(t *testing.T) {
 		asked  []int // hosts
 	}{
 		{"nothing", nil, nil},
-		{"an address is lent", func(c *Config) { c.Lent = prefixes("192.168.1.7/32") }, []int{1}},
-		{"another one that nobody announces", func(c *Config) { c.Lent = prefixes("192.168.1.7/32", "192.168.1.8/32") }, nil},
-		{"one that a stranger announces", func(c *Config) { c.Lent = prefixes("192.168.1.7/32", "192.168.1.8/32", "192.168.1.9/32") }, nil},
+		{"an address is borrowed", func(c *Config) { c.Borrowed = prefixes("192.168.1.7/32") }, []int{1}},
+		{"another one that nobody announces", func(c *Config) { c.Borrowed = prefixes("192.168.1.7/32", "192.168.1.8/32") }, nil},
+		{"one that a stranger announces", func(c *Config) { c.Borrowed = prefixes("192.168.1.7/32", "192.168.1.8/32", "192.168.1.9/32") }, nil},
 		{"all are given back", nil, []int{1}},
 		{"a block that nobody announced", func(c *Config) { c.Own = append(c.Own, prefixes("192.168.77.0/26")...) }, nil},
 		{"a block that a node announced", func(c *Config) { c.Own = append(c.Own, prefixes("192.168.9.0/26")...) }, []int{2}},
@@ -155,7 +155,7 @@ func TestChangedPrefixSets(t *testing.T) {
 		for range 5 {
 			n := c
 			n.Pools, n.Own = list.Draw(t, "pools"), list.Draw(t, "own")
-			n.Lent, n.Hidden = list.Draw(t, "lent"), list.Draw(t, "hidden")
+			n.Borrowed, n.Hidden = list.Draw(t, "borrowed"), list.Draw(t, "hidden")
 			if err := e.changePolicies(ctx, &c, &n); err != nil {
 				t.Fatal(err)
 			}

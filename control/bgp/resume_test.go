@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/store"
 )
 
@@ -17,7 +18,7 @@ func TestResumeOnlyIfItMay(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 2)
 	ctx := context.Background()
-	cfg, err := Desired(view(t, cluster(t, h).Events...), "node1")
+	cfg, err := Desired(view(t, testCluster(t, h).Events...), "node1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +27,7 @@ func TestResumeOnlyIfItMay(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := newDaemon(t, "node2")
-	other.send(cluster(t, h))
+	other.send(testCluster(t, h))
 	var may atomic.Bool
 	c := New(Options{Log: testLog(t), Node: "node1", StateFile: file, MayResume: may.Load})
 	t.Cleanup(func() {
@@ -42,7 +43,7 @@ func TestResumeOnlyIfItMay(t *testing.T) {
 	// batch is what follow and drive do with one.
 	batch := func(b store.Batch) {
 		t.Helper()
-		if !c.take(b) {
+		if !c.take(clustertest.Step("node1", b)) {
 			t.Fatal("a batch before the first answer wakes nobody")
 		}
 		if !c.reconcile(ctx) {

@@ -26,13 +26,13 @@ type rib struct {
 	wake    chan struct{} // holds a token when there is something to take
 	urgent  chan struct{} // and it is not to wait for more
 	taken   time.Time     // when something was last taken
-	known   map[netip.Prefix]*hopSet
+	known   map[netip.Prefix]*PathSet
 	pending map[netip.Prefix]struct{} // changed and not taken
 	most    int                       // the most that pending has held
 	stale   map[netip.Prefix]struct{} // told before GoBGP was started anew and not told again yet
 	started bool                      // Reset has been given
 	synced  bool                      // Synced waits to be given
-	sets    hopSets
+	sets    pathSets
 
 	// Next hops that went with a session. What is lost is told at once, and
 	// what is found when the withdrawals that belong to it have been taken.
@@ -43,8 +43,8 @@ type rib struct {
 
 func newRIB() *rib {
 	return &rib{
-		wake: make(chan struct{}, 1), urgent: make(chan struct{}, 1), known: map[netip.Prefix]*hopSet{}, pending: map[netip.Prefix]struct{}{},
-		stale: map[netip.Prefix]struct{}{}, lost: map[netip.Addr]netip.Addr{}, sets: newHopSets(),
+		wake: make(chan struct{}, 1), urgent: make(chan struct{}, 1), known: map[netip.Prefix]*PathSet{}, pending: map[netip.Prefix]struct{}{},
+		stale: map[netip.Prefix]struct{}{}, lost: map[netip.Addr]netip.Addr{}, sets: newPathSets(),
 	}
 }
 
@@ -78,7 +78,7 @@ func (r *rib) remove(p netip.Prefix, peer netip.Addr) {
 }
 
 // change gives p the paths of s; nil: none.
-func (r *rib) change(p netip.Prefix, s *hopSet) {
+func (r *rib) change(p netip.Prefix, s *PathSet) {
 	old := r.known[p]
 	if s == old {
 		return
@@ -209,7 +209,7 @@ func (r *rib) next(ctx context.Context) (Changes, error) {
 func (r *rib) take() Changes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := Changes{Reset: !r.started, Lost: r.tell}
+	c := Changes{Reset: !r.started, Down: r.tell}
 	if len(r.pending) == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
 		return Changes{}
 	}
@@ -222,7 +222,7 @@ func (r *rib) take() Changes {
 			if c.Put == nil {
 				c.Put = make([]Path, 0, min(len(r.pending), batchSize))
 			}
-			c.Put = append(c.Put, s.path(p))
+			c.Put = append(c.Put, Path{p, s})
 		} else {
 			c.Del = append(c.Del, p)
 		}
@@ -235,7 +235,7 @@ func (r *rib) take() Changes {
 	if r.most > batchSize { // a map does not shrink
 		r.pending, r.most = map[netip.Prefix]struct{}{}, 0
 	}
-	c.Synced, c.Found = r.synced, r.again
+	c.Synced, c.Up = r.synced, r.again
 	r.synced, r.again = false, nil
 	return c
 }

@@ -72,7 +72,7 @@ func TestRIBModel(t *testing.T) {
 						continue
 					}
 					there[p] = map[netip.Addr]Hop{}
-					for _, h := range append([]Hop{path.Hop}, path.More...) {
+					for _, h := range append([]Hop{*path.Hop}, path.More...) {
 						there[p][h.PeerAddr] = h
 						r.add(p, h)
 					}
@@ -96,7 +96,7 @@ func TestRIBModel(t *testing.T) {
 				}
 				for p, hops := range there {
 					want := slices.SortedFunc(maps.Values(hops), func(a, b Hop) int { return a.PeerAddr.Compare(b.PeerAddr) })
-					got := append([]Hop{reader[p].Hop}, reader[p].More...)
+					got := append([]Hop{*reader[p].Hop}, reader[p].More...)
 					if !slices.Equal(got, want) {
 						rt.Fatalf("%s: reader knows %v, there is %v", p, got, want)
 					}
@@ -148,18 +148,18 @@ func TestRIBLoses(t *testing.T) {
 	}
 	lost := hop(1, 1)
 	r.lose(lost.PeerAddr)
-	if c := r.take(); !slices.Equal(c.Lost, []netip.Addr{lost.NextHop}) || len(c.Put)+len(c.Del)+len(c.Found) > 0 {
+	if c := r.take(); !slices.Equal(c.Down, []netip.Addr{lost.NextHop}) || len(c.Put)+len(c.Del)+len(c.Up) > 0 {
 		t.Fatalf("lost: %+v", c)
 	}
 	for i := range n {
 		r.remove(prefix(i), lost.PeerAddr)
 	}
 	r.recover(lost.PeerAddr)
-	if c := r.take(); len(c.Put) != batchSize || c.Found != nil {
-		t.Fatalf("first batch: %d changes, found %v", len(c.Put), c.Found)
+	if c := r.take(); len(c.Put) != batchSize || c.Up != nil {
+		t.Fatalf("first batch: %d changes, found %v", len(c.Put), c.Up)
 	}
-	if c := r.take(); len(c.Put) != n-batchSize || !slices.Equal(c.Found, []netip.Addr{lost.NextHop}) {
-		t.Fatalf("second batch: %d changes, found %v", len(c.Put), c.Found)
+	if c := r.take(); len(c.Put) != n-batchSize || !slices.Equal(c.Up, []netip.Addr{lost.NextHop}) {
+		t.Fatalf("second batch: %d changes, found %v", len(c.Put), c.Up)
 	}
 	if c := r.take(); !c.Empty() {
 		t.Fatalf("left: %+v", c)

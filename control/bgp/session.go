@@ -46,7 +46,7 @@ type PeerStatus struct {
 
 	Counters
 
-	audience Peer // that it is in
+	updateGroup Peer // that it is in
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.
@@ -55,7 +55,7 @@ type session struct {
 	state packet.FSMState
 	up    bool
 	since time.Time       // of up, or of the start
-	eor   bool            // End-of-RIB came in this life of the engine, of all families
+	eor   bool            // End-of-RIB came since the engine started, of all families
 	due   []packet.Family // whose End-of-RIB is to come
 	canGR bool
 	keeps bool // it said that it forwards while it restarts (RFC 4724, section 3)
@@ -94,7 +94,7 @@ func (s *session) suspicion() string {
 	return cmp.Or(d.suspicion(s.peer.Password != Password{}), d.farther(s.peer.TTLSecurity))
 }
 
-// state takes in a change of state and reports whether something went wrong
+// state applies a change of state and reports whether something went wrong
 // that only a look at the peer's own messages can explain.
 func (s *session) setState(e event) (unexplained bool) {
 	was := s.state
@@ -131,7 +131,7 @@ func (s *session) setState(e event) (unexplained bool) {
 // objected, or we have: BIRD's longest wait after errors, unless configured.
 const afterObjection = 5 * time.Minute
 
-// closed takes in that a connection was closed before a session was up. What one
+// closed notes that a connection was closed before a session was up. What one
 // side has objected to tells more.
 func (s *session) closed(e event, says string) {
 	if s.last = says; !s.objected.IsZero() && e.time.Sub(s.objected) < afterObjection {
@@ -139,7 +139,7 @@ func (s *session) closed(e event, says string) {
 	}
 }
 
-// endOfRIB takes in that a peer has told all of a family.
+// endOfRIB notes that a peer has advertised all of a family.
 func (s *session) endOfRIB(families []packet.Family) {
 	s.due = slices.DeleteFunc(s.due, func(f packet.Family) bool { return slices.Contains(families, f) })
 	s.eor = s.eor || len(s.due) == 0
@@ -165,7 +165,7 @@ func (s *session) stopDiagnosis() {
 	}
 }
 
-// setLog takes in what GoBGP only logs, and reports as setState does.
+// setLog handles what GoBGP only logs, and reports as setState does.
 func (s *session) setLog(e event) (unexplained bool) {
 	switch e.text {
 	case logDialFailed:

@@ -50,18 +50,18 @@ type Speaker struct {
 	wg   sync.WaitGroup // the loop
 	run  sync.Once      // starts it
 
-	apply sync.Mutex            // held while GoBGP is being changed
-	owed  map[netip.Addr]resets // of running peers; apply guards it
+	apply         sync.Mutex            // held while GoBGP is being changed
+	pendingResets map[netip.Addr]resets // of running peers; apply guards it
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
 	cfg       Config
 	engine    *engine // nil: not running
 	listenErr error
-	reachable map[netip.Prefix]Hop    // host routes to peers
-	sessions  map[netip.Addr]*session // of the peers that run
-	since     map[string]time.Time    // of those that do not, by name and problem
-	past      map[string]past         // of those whose link is away, by name
+	reachable map[netip.Prefix]Hop        // host routes to peers
+	sessions  map[netip.Addr]*session     // of the peers that run
+	since     map[string]time.Time        // of those that do not, by name and problem
+	archived  map[string]archivedCounters // of those whose link is away, by name
 	conv      converter
 	deadline  time.Time // of Synced; zero: given
 	changes   uint64    // events about paths, and configurations, so far
@@ -75,7 +75,7 @@ func NewSpeaker(opts SpeakerOptions) *Speaker {
 	s := &Speaker{
 		opts: opts, log: opts.Log,
 		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
-		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{}, past: map[string]past{},
+		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{}, archived: map[string]archivedCounters{},
 	}
 	s.conv.nameOf = func(a netip.Addr) string {
 		if p, ok := s.sessions[a]; ok {
@@ -205,7 +205,7 @@ func (s *Speaker) Withdraw(ctx context.Context) error {
 func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, restarting bool) error {
 	var errs []error
 	if fresh {
-		s.owed = map[netip.Addr]resets{}
+		s.pendingResets = map[netip.Addr]resets{}
 	} else {
 		if err := e.changePolicies(ctx, old, c); err != nil {
 			// Better to go on with the old judgement than to add peers that are
@@ -219,9 +219,9 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	s.mu.Unlock()
 	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, settling))
 	if !fresh {
-		s.oweImport(e, old, c)
-		s.oweExport(old, c)
-		errs = append(errs, s.payResets(ctx, e))
+		s.pendImport(e, old, c)
+		s.pendExport(old, c)
+		errs = append(errs, s.softReset(ctx, e))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,7 +285,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 	var errs []error
 	for _, addr := range gone {
 		s.mu.Lock()
-		s.bury(s.sessions[addr], c) // before GoBGP tells of an end for which it knows no reason
+		s.archive(s.sessions[addr], c) // before GoBGP tells of an end for which it knows no reason
 		s.mu.Unlock()
 		if err := s.drop(ctx, e, addr); err != nil {
 			errs = append(errs, err)
@@ -332,8 +332,8 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 	}
 	var out []Path
 	err := e.list(nil, func(p *apiutil.Path) {
-		if path, ok := conv.path(p); ok && ctx.Err() == nil {
-			out = append(out, path)
+		if prefix, h, ok := conv.path(p); ok && ctx.Err() == nil {
+			out = append(out, Path{prefix, newPathSet(h)})
 		}
 	})
 	return append(out, s.reached()...), errors.Join(err, ctx.Err())
@@ -388,7 +388,7 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 		}
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes}
 		st.State, st.Info = ss.info(listenErr)
-		st.Counters, st.audience = ss.counters(), p.audience()
+		st.Counters, st.updateGroup = ss.counters(), p.updateGroup()
 		out = append(out, st)
 	}
 	return s.engine, out
@@ -403,7 +403,7 @@ type tally struct {
 	next     time.Time // not before
 	received map[peerFamily]int
 	accepted map[peerFamily]int
-	told     map[Peer]*audience // by [Peer.audience]
+	told     map[Peer]*updateGroup // by [Peer.updateGroup]
 }
 
 // peerFamily is one peer's routes of one family.
@@ -427,7 +427,7 @@ func (s *Speaker) counted(e *engine, heard map[netip.Addr]heard) (tally, error) 
 		return last, nil
 	}
 	_, cfg, peers := s.snapshot()
-	n := tally{changes: changes, received: received, accepted: map[peerFamily]int{}, told: cfg.audiences()}
+	n := tally{changes: changes, received: received, accepted: map[peerFamily]int{}, told: cfg.updateGroups()}
 	err := e.table(nil, func(paths []*apiutil.Path) {
 		for _, p := range paths {
 			if p.PeerAddress.IsValid() {
@@ -435,7 +435,7 @@ func (s *Speaker) counted(e *engine, heard map[netip.Addr]heard) (tally, error) 
 			}
 		}
 		if len(paths) > 0 {
-			cfg.countTold(n.told, peers, paths[0])
+			cfg.countAdvertised(n.told, peers, paths[0])
 		}
 	})
 	if err != nil {

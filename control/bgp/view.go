@@ -8,16 +8,16 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
 )
 
-// Kinds lists what a watch must deliver for a [View].
+// Kinds lists what a [View] follows of the cluster.
 func Kinds() []store.Kind {
 	return []store.Kind{
 		store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration,
@@ -50,7 +50,7 @@ type peerSpec struct {
 	keepalive time.Duration
 	nodes     *selector.Selector // of nodeSelector; nil when it is empty or wrong
 	wrong     string             // why nodeSelector cannot be read
-	mates     *selector.Selector // of peerSelector; likewise
+	peerSel   *selector.Selector // of peerSelector; likewise
 	wrongPeer string
 
 	// What Calico's BGPPeer has no field for: annotations.
@@ -75,7 +75,7 @@ func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
 		}
 	}
 	if p.Spec.PeerSelector != "" {
-		if s.mates, err = selector.Parse(p.Spec.PeerSelector); err != nil {
+		if s.peerSel, err = selector.Parse(p.Spec.PeerSelector); err != nil {
 			s.wrongPeer = fmt.Sprintf("spec.peerSelector: %v", err)
 		}
 	}
@@ -129,29 +129,9 @@ type nodeFacts struct {
 	labels  map[string]string
 }
 
-func factsOf(n *store.Node) (nodeFacts, error) {
-	f := nodeFacts{labels: n.Labels}
-	b := n.Spec.BGP
-	if b == nil {
-		return f, nil
-	}
-	f.bgp, f.cluster = true, b.RouteReflectorClusterID
-	if b.ASNumber != nil {
-		f.asn = uint32(*b.ASNumber)
-	}
-	if b.IPv4Address != "" {
-		var err error
-		if f.addr, err = store.ParseAddress(b.IPv4Address); err != nil || !f.addr.Addr().Is4() {
-			return nodeFacts{}, fmt.Errorf("spec.bgp.ipv4Address %q: want an IPv4 address with its subnet's length such as 10.1.0.11/24", b.IPv4Address)
-		}
-	}
-	if b.IPv6Address != "" {
-		var err error
-		if f.addr6, err = store.ParseAddress(b.IPv6Address); err != nil || f.addr6.Addr().Is4() {
-			return nodeFacts{}, fmt.Errorf("spec.bgp.ipv6Address %q: want an IPv6 address with its subnet's length such as fd00:1::11/64", b.IPv6Address)
-		}
-	}
-	return f, nil
+func factsOf(n *cluster.Node) (nodeFacts, error) {
+	f := nodeFacts{bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, labels: n.Labels}
+	return f, n.AddrErr
 }
 
 // addrs lists the node's addresses, IPv4 first.
@@ -172,26 +152,21 @@ type pool struct {
 
 // block is what BGP needs of an IPAM block.
 type block struct {
-	holder string     // node that holds it; empty: none
-	guests []assigned // addresses assigned to other nodes than the holder, in order
-}
-
-type assigned struct {
-	addr netip.Addr
-	node string
+	holder   string             // node that holds it; empty: none
+	borrowed []cluster.Borrowed // in order
 }
 
 // Synced reports whether the present state of the store is complete in v.
 func (v *View) Synced() bool { return v.synced }
 
-// Apply takes in a batch and reports whether anything that [Desired] looks at
+// Apply applies a step and reports whether anything that [Desired] looks at
 // changed. What cannot be decoded or makes no sense leaves the last good value
 // in place and is reported in the error, which names the keys; the rest of the
-// batch counts.
-func (v *View) Apply(b store.Batch) (changed bool, err error) {
+// step counts.
+func (v *View) Apply(s cluster.Step) (changed bool, err error) {
 	v.init()
 	var errs []error
-	for _, e := range b.Events {
+	for _, e := range s.Changes {
 		if e.Err != nil {
 			errs = append(errs, fmt.Errorf("%s: keep what was known: %w", e.Key, e.Err))
 			continue
@@ -202,7 +177,7 @@ func (v *View) Apply(b store.Batch) (changed bool, err error) {
 			errs = append(errs, fmt.Errorf("%s: keep what was known: %w", e.Key, err))
 		}
 	}
-	if b.Synced && !v.synced {
+	if s.Synced && !v.synced {
 		v.synced, changed = true, true
 	}
 	return changed, errors.Join(errs...)
@@ -222,7 +197,7 @@ func (v *View) init() {
 	v.borrowed = map[string]map[netip.Addr]bool{}
 }
 
-func (v *View) event(e store.Event) (bool, error) {
+func (v *View) event(e *cluster.Change) (bool, error) {
 	changed, err := v.take(e)
 	switch e.Key.Kind {
 	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
@@ -233,7 +208,7 @@ func (v *View) event(e store.Event) (bool, error) {
 	return changed, err
 }
 
-func (v *View) take(e store.Event) (bool, error) {
+func (v *View) take(e *cluster.Change) (bool, error) {
 	switch e.Key.Kind {
 	case store.KindNode:
 		return set(v.nodes, e, factsOf)
@@ -246,13 +221,7 @@ func (v *View) take(e store.Event) (bool, error) {
 	case store.KindBGPFilter:
 		return set(v.filters, e, func(*v3.BGPFilter) (Filter, error) { return parseFilter(e.Object.Raw) })
 	case store.KindIPPool:
-		return set(v.pools, e, func(p *v3.IPPool) (pool, error) {
-			cidr, err := netip.ParsePrefix(p.Spec.CIDR)
-			if err != nil {
-				return pool{}, fmt.Errorf("spec.cidr %q is not a CIDR such as 192.168.0.0/16", p.Spec.CIDR)
-			}
-			return pool{cidr: cidr.Masked(), noExport: p.Spec.DisableBGPExport}, nil
-		})
+		return set(v.pools, e, func(p *cluster.Pool) (pool, error) { return pool{cidr: p.CIDR, noExport: p.Hidden}, p.Err })
 	case store.KindIPAMAffinity:
 		return v.affinity(e)
 	case store.KindIPAMBlock:
@@ -263,15 +232,15 @@ func (v *View) take(e store.Event) (bool, error) {
 
 // set puts what make has of an event's object in m under the object's name, or
 // takes it out when the object is gone.
-func set[T any, V any](m map[string]V, e store.Event, makeV func(T) (V, error)) (bool, error) {
+func set[T any, V any](m map[string]V, e *cluster.Change, makeV func(T) (V, error)) (bool, error) {
 	if e.Deleted() {
 		_, had := m[e.Key.Name]
 		delete(m, e.Key.Name)
 		return had, nil
 	}
-	obj, ok := e.Object.Value.(T)
+	obj, ok := e.Value.(T)
 	if !ok {
-		return false, fmt.Errorf("value is a %T", e.Object.Value)
+		return false, fmt.Errorf("value is a %T", e.Value)
 	}
 	val, err := makeV(obj)
 	if err != nil {
@@ -307,16 +276,16 @@ func keepaliveTime(raw []byte) (time.Duration, error) {
 	return d, nil
 }
 
-func (v *View) affinity(e store.Event) (bool, error) {
+func (v *View) affinity(e *cluster.Change) (bool, error) {
 	cidr, node := e.Key.CIDR(), e.Key.Namespace
 	if !cidr.IsValid() {
 		return false, errors.New("the key names no CIDR")
 	}
 	confirmed := false
 	if !e.Deleted() {
-		a, ok := e.Object.Value.(*store.Affinity)
+		a, ok := e.Value.(*store.Affinity)
 		if !ok {
-			return false, fmt.Errorf("value is a %T", e.Object.Value)
+			return false, fmt.Errorf("value is a %T", e.Value)
 		}
 		confirmed = a.Confirmed() && !a.Deleted
 	}
@@ -334,7 +303,7 @@ func (v *View) affinity(e store.Event) (bool, error) {
 	return v.self == "" || v.self == node, nil
 }
 
-func (v *View) block(e store.Event) (bool, error) {
+func (v *View) block(e *cluster.Change) (bool, error) {
 	cidr := e.Key.CIDR()
 	if !cidr.IsValid() {
 		return false, errors.New("the key names no CIDR")
@@ -345,57 +314,15 @@ func (v *View) block(e store.Event) (bool, error) {
 		v.lend(was, block{})
 		return had && v.concerns(cidr, was, block{}), nil
 	}
-	b, ok := e.Object.Value.(*store.Block)
+	b, ok := e.Value.(*cluster.Block)
 	if !ok {
-		return false, fmt.Errorf("value is a %T", e.Object.Value)
+		return false, fmt.Errorf("value is a %T", e.Value)
 	}
-	now := summarise(cidr, b)
-	if had && was.holder == now.holder && slices.Equal(was.guests, now.guests) {
+	now := block{b.Holder, b.Borrowed}
+	if had && was.holder == now.holder && slices.Equal(was.borrowed, now.borrowed) {
 		return false, nil
 	}
 	v.blocks[cidr] = now
 	v.lend(was, now)
 	return v.concerns(cidr, was, now), nil
-}
-
-// summarise keeps of a block its holder and the addresses that are not the
-// holder's. An address in its cool-down (releasedAt) is nobody's.
-func summarise(cidr netip.Prefix, b *store.Block) block {
-	s := block{}
-	switch {
-	case b.Affinity != nil:
-		// An affinity of another sort, such as virtual:load-balancer, is no node's.
-		s.holder, _ = strings.CutPrefix(*b.Affinity, "host:")
-		if s.holder == *b.Affinity {
-			s.holder = ""
-		}
-	case b.HostAffinity != nil:
-		s.holder = *b.HostAffinity
-	}
-	for ordinal, attr := range b.Allocations {
-		if attr == nil || *attr < 0 || *attr >= len(b.Attributes) {
-			continue
-		}
-		a := b.Attributes[*attr]
-		node := a.Secondary["node"]
-		if node == "" || node == s.holder || a.ReleasedAt != nil {
-			continue
-		}
-		if addr, ok := nth(cidr, ordinal); ok {
-			s.guests = append(s.guests, assigned{addr, node})
-		}
-	}
-	return s
-}
-
-// nth returns the address at an offset from a prefix's base, if inside.
-func nth(cidr netip.Prefix, n int) (netip.Addr, bool) {
-	b := cidr.Masked().Addr().AsSlice()
-	for i := len(b) - 1; i >= 0 && n > 0; i-- {
-		sum := int(b[i]) + n&0xff
-		b[i] = byte(sum)
-		n = n>>8 + sum>>8
-	}
-	a, ok := netip.AddrFromSlice(b)
-	return a, ok && n == 0 && cidr.Contains(a)
 }

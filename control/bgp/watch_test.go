@@ -65,7 +65,7 @@ func TestWatchSlowReader(t *testing.T) {
 	t.Parallel()
 	var w watchers
 	n := w.add()
-	two := Changes{Del: prefixes("10.0.0.0/8"), Put: []Path{{Prefix: netip.MustParsePrefix("10.1.0.0/16")}}}
+	two := Changes{Del: prefixes("10.0.0.0/8"), Put: []Path{{netip.MustParsePrefix("10.1.0.0/16"), newPathSet(Hop{})}}}
 	w.session(Peer{}, StateUp, "", time.Time{})
 	for range maxWaiting/2 + 3 {
 		w.changes(two, time.Time{})
@@ -95,7 +95,7 @@ func TestWatchHoldsUpNobody(t *testing.T) {
 	w.add()
 	ch := Changes{Put: make([]Path, batchSize)}
 	for i := range ch.Put {
-		ch.Put[i] = Path{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)}
+		ch.Put[i] = Path{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24), newPathSet(Hop{})}
 	}
 	if n := testing.AllocsPerRun(100, func() { w.changes(ch, time.Time{}) }); n > 2 {
 		t.Errorf("%v allocations for %d routes, want 2 at most", n, len(ch.Put))

@@ -5,28 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
 
-const (
-	// blocksPerWrite are swept in one transaction: with their affinities, handles
-	// and nodes they stay below [store.MaxOps] as a rule, and are parted if not.
-	blocksPerWrite = 16
-	// readsAtOnce of handles.
-	readsAtOnce = 8
-	// loadBalancer begins the handles of Calico's load balancer addresses, and
-	// windowsHandle is the one that reserves addresses on Windows hosts.
-	loadBalancer, windowsHandle = "lb-", "windows-reserved-ipam-handle"
-)
+// blocksPerWrite are swept in one transaction: with their affinities, handles
+// and nodes they stay below [store.MaxOps] as a rule, and are parted if not.
+const blocksPerWrite = 16
 
 // look is one look at the whole cluster.
 type look struct {
@@ -62,8 +51,8 @@ func (l *look) readConfig(ctx context.Context) error {
 		}
 		return fmt.Errorf("read IPAM's settings: %w", err)
 	}
-	if conf, ok := obj.Value.(*store.IPAMConfig); ok && conf.IPCooldownSeconds != nil {
-		l.cooldown = time.Duration(*conf.IPCooldownSeconds) * time.Second
+	if conf, ok := obj.Value.(*store.IPAMConfig); ok {
+		l.cooldown = conf.Cooldown()
 	}
 	return nil
 }
@@ -93,7 +82,7 @@ func (l *look) endpoints(ctx context.Context) error {
 				return fmt.Errorf("%s cannot be decoded, and may have any address; repair or delete it: %w", o.Key, store.ErrDecode)
 			}
 			if !l.gone(w.Spec.Node) {
-				for _, a := range endpointAddrs(w) {
+				for _, a := range w.Addresses() {
 					if l.cluster.knows(a.String()) {
 						l.live[a] = true
 					}
@@ -104,7 +93,7 @@ func (l *look) endpoints(ctx context.Context) error {
 			if !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
 				continue
 			}
-			ops := append(l.absent(w.Spec.Node), store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}})
+			ops := []store.Op{nodeAbsent(w.Spec.Node), store.RemoveOp(o)}
 			if l.write(ctx, ops) {
 				l.report.Endpoints++
 				l.report.Suspects--
@@ -113,19 +102,6 @@ func (l *look) endpoints(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-// absent returns the conditions that nodes still do not exist.
-func (l *look) absent(nodes ...string) []store.Op {
-	slices.Sort(nodes)
-	var out []store.Op
-	for _, n := range slices.Compact(nodes) {
-		if n != "" {
-			key := store.Key{Kind: store.KindNode, Name: n}
-			out = append(out, store.Op{If: store.IfAbsent(), Action: store.Check, Object: store.Object{Key: key}})
-		}
-	}
-	return out
 }
 
 // write carries out a transaction and reports whether it took place. A
@@ -138,15 +114,13 @@ func (l *look) write(ctx context.Context, ops []store.Op) bool {
 	return err == nil
 }
 
-// sweep is what is to become of one block.
-type sweep struct {
-	edit  ipam.BlockEdit
-	owner string   // that it is taken from; empty: it is not
-	nodes []string // that must still be absent
+// nodeAbsent is the condition that a node still does not exist.
+func nodeAbsent(name string) store.Op {
+	return store.CheckAbsent(store.ResourceKey(store.KindNode, name))
 }
 
 func (l *look) blocks(ctx context.Context) error {
-	var pending []sweep
+	var pending []ipam.BlockEdit
 	flush := func() {
 		for len(pending) > 0 && ctx.Err() == nil {
 			n := min(len(pending), blocksPerWrite)
@@ -173,13 +147,13 @@ func (l *look) blocks(ctx context.Context) error {
 }
 
 // block looks at one block and says what is due of it.
-func (l *look) block(o store.Object) (s sweep, ok bool, err error) {
+func (l *look) block(o store.Object) (e ipam.BlockEdit, ok bool, err error) {
 	b, _ := o.Value.(*store.Block)
 	all, err := ipam.Allocations(o.Key.CIDR(), b)
 	if err != nil {
-		return sweep{}, false, err
+		return ipam.BlockEdit{}, false, err
 	}
-	owner, virtual := ipam.Owner(b)
+	owner, virtual := b.Holder(), b.Virtual()
 	due := map[netip.Addr]bool{}
 	for _, a := range all {
 		if a.Handle != "" {
@@ -187,53 +161,43 @@ func (l *look) block(o store.Object) (s sweep, ok bool, err error) {
 		}
 		// What names no node at all is nobody's either.
 		if virtual || !a.ReleasedAt.IsZero() || a.Node != "" && l.nodes[a.Node] || !l.old(a, l.now) ||
-			strings.HasPrefix(a.Handle, loadBalancer) || a.Handle == windowsHandle {
+			a.Reserved() {
 			continue
 		}
 		l.report.Suspects++
 		if l.cluster.see(a.Addr.String(), a.Sequence, l.now, l.cfg.Grace) && !l.live[a.Addr] {
 			due[a.Addr] = true
-			s.nodes = append(s.nodes, a.Node)
 		}
 	}
 	disown := false
 	if !virtual && l.gone(owner) {
 		disown = l.cluster.see(o.Key.Path(), hashOf(owner), l.now, l.cfg.Grace)
-		s.nodes = append(s.nodes, owner)
 	}
 	if len(due) == 0 && !disown {
-		return sweep{}, false, nil
+		return ipam.BlockEdit{}, false, nil
 	}
-	if disown {
-		s.owner = owner
-	}
-	s.edit, ok, err = ipam.EditBlock(o, func(a ipam.Allocation) bool { return due[a.Addr] }, disown, l.now, l.cooldown)
-	return s, ok, err
+	return ipam.EditBlock(o, func(a ipam.Allocation) bool { return due[a.Addr] }, disown, l.now, l.cooldown)
 }
 
 // sweep writes several blocks in one transaction, or one by one when that is
 // refused.
-func (l *look) sweep(ctx context.Context, list []sweep) {
-	handles, err := l.readHandles(ctx, list)
-	if err != nil {
+func (l *look) sweep(ctx context.Context, list []ipam.BlockEdit) {
+	handles, err := ipam.ReadHandles(ctx, l.cfg.Store, list...)
+	if err != nil && !errors.Is(err, store.ErrDecode) {
 		if len(l.errs) < 10 {
 			l.errs = append(l.errs, err)
 		}
 		return
 	}
-	ops, deleted := sweepOps(list, handles)
-	var nodes []string
-	for _, s := range list {
-		nodes = append(nodes, s.nodes...)
-	}
-	ops = append(l.absent(nodes...), ops...)
+	ops, deleted := ipam.EditOps(handles, list...)
+	ops = append(ipam.NodesAbsent(list...), ops...)
 	if len(ops) <= store.MaxOps && l.write(ctx, ops) {
 		l.report.Handles += deleted
-		for _, s := range list {
-			l.report.Addresses += len(s.edit.Freed)
-			l.report.Suspects -= len(s.edit.Freed)
+		for _, e := range list {
+			l.report.Addresses += len(e.Freed)
+			l.report.Suspects -= len(e.Freed)
 			l.report.Blocks++
-			l.tell(s)
+			l.log(e)
 		}
 		return
 	}
@@ -244,74 +208,15 @@ func (l *look) sweep(ctx context.Context, list []sweep) {
 	}
 }
 
-// tell says in the log what was freed of a block. A count would not do: who asks
+// log names in the log what was freed of a block. A count would not do: who asks
 // later why an address is another's knows the address.
-func (l *look) tell(s sweep) {
-	for _, a := range s.edit.Freed {
+func (l *look) log(e ipam.BlockEdit) {
+	for _, a := range e.Freed {
 		l.cfg.Log.Info("leaked address freed", "address", a.Addr, "handle", a.Handle, "node", a.Node)
 	}
-	if s.edit.Gone || s.owner != "" {
-		l.cfg.Log.Info("leaked block freed", "block", s.edit.Op.Object.Key.CIDR(), "node", s.owner)
+	if e.Gone || e.Disowned != "" {
+		l.cfg.Log.Info("leaked block freed", "block", e.Op.Object.Key.CIDR(), "node", e.Disowned)
 	}
-}
-
-// sweepOps returns what writes the blocks and lowers their handles, and how
-// many handles that deletes.
-func sweepOps(list []sweep, handles map[string]store.Object) (ops []store.Op, deleted int) {
-	left := map[string]map[string]int{} // handle → block → addresses
-	for _, s := range list {
-		ops = append(ops, s.edit.Op)
-		for h, n := range s.edit.Left {
-			if left[h] == nil {
-				left[h] = map[string]int{}
-			}
-			left[h][s.edit.Op.Object.Key.CIDR().String()] = n
-		}
-	}
-	for _, h := range slices.Sorted(maps.Keys(left)) {
-		op, ok := ipam.EditHandle(handles[h], left[h])
-		if !ok {
-			continue
-		}
-		ops = append(ops, op)
-		if op.Action == store.Remove {
-			deleted++
-		}
-	}
-	return ops, deleted
-}
-
-func (l *look) readHandles(ctx context.Context, list []sweep) (map[string]store.Object, error) {
-	ids := map[string]bool{}
-	for _, s := range list {
-		for h := range s.edit.Left {
-			ids[h] = true
-		}
-	}
-	names := slices.Sorted(maps.Keys(ids))
-	got := make([]store.Object, len(names))
-	var g errgroup.Group
-	g.SetLimit(readsAtOnce)
-	for i, id := range names {
-		g.Go(func() error {
-			obj, err := l.cfg.Store.Get(ctx, store.HandleKey(id))
-			switch {
-			case err == nil:
-				got[i] = obj
-				got[i].Key = store.HandleKey(id)
-			case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrDecode):
-			default:
-				return fmt.Errorf("read handle %s: %w", id, err)
-			}
-			return nil
-		})
-	}
-	err := g.Wait()
-	out := make(map[string]store.Object, len(names))
-	for i, id := range names {
-		out[id] = got[i]
-	}
-	return out, err
 }
 
 // affinities deletes the claims of nodes that do not exist. Their blocks say
@@ -319,21 +224,26 @@ func (l *look) readHandles(ctx context.Context, list []sweep) (map[string]store.
 func (l *look) affinities(ctx context.Context) error {
 	return store.Pages(ctx, l.cfg.Store, store.KindIPAMAffinity, "", func(objs []store.Object) error {
 		var ops []store.Op
-		var nodes []string
+		nodes := map[string]bool{}
 		flush := func() {
-			if len(ops) > 0 && l.write(ctx, append(l.absent(nodes...), ops...)) {
+			var checks []store.Op
+			for n := range nodes {
+				checks = append(checks, nodeAbsent(n))
+			}
+			if len(ops) > 0 && l.write(ctx, append(checks, ops...)) {
 				for _, op := range ops {
 					l.cfg.Log.Info("leaked claim freed", "block", op.Object.Key.CIDR(), "node", op.Object.Key.Namespace)
 				}
 			}
-			ops, nodes = nil, nil
+			ops = nil
+			clear(nodes)
 		}
 		for _, o := range objs {
 			if !l.gone(o.Key.Namespace) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
 				continue
 			}
-			ops = append(ops, store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}})
-			if nodes = append(nodes, o.Key.Namespace); len(ops) == store.MaxOps/2 {
+			nodes[o.Key.Namespace] = true
+			if ops = append(ops, store.RemoveOp(o)); len(ops) == store.MaxOps/2 {
 				flush()
 			}
 		}
@@ -347,8 +257,7 @@ func (l *look) affinities(ctx context.Context) error {
 func (l *look) handles(ctx context.Context) error {
 	return store.Pages(ctx, l.cfg.Store, store.KindIPAMHandle, "", func(objs []store.Object) error {
 		for _, o := range objs {
-			h, ok := o.Value.(*store.Handle)
-			if !ok {
+			if _, ok := o.Value.(*store.Handle); !ok {
 				l.report.Unreadable++
 				continue
 			}
@@ -359,7 +268,7 @@ func (l *look) handles(ctx context.Context) error {
 			if !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
 				continue
 			}
-			if err := l.dropHandle(ctx, o, h); err != nil {
+			if err := l.dropHandle(ctx, o); err != nil {
 				return err
 			}
 		}
@@ -367,28 +276,10 @@ func (l *look) handles(ctx context.Context) error {
 	})
 }
 
-func (l *look) dropHandle(ctx context.Context, o store.Object, h *store.Handle) error {
-	ops := []store.Op{{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}}}
-	for c := range h.Block {
-		cidr, err := netip.ParsePrefix(c)
-		if err != nil || cidr != cidr.Masked() {
-			continue
-		}
-		check := store.Op{If: store.IfAbsent(), Action: store.Check, Object: store.Object{Key: store.BlockKey(cidr)}}
-		b, err := l.cfg.Store.Get(ctx, check.Object.Key)
-		switch {
-		case errors.Is(err, store.ErrNotFound):
-		case err != nil && !errors.Is(err, store.ErrDecode):
-			return fmt.Errorf("read block %s: %w", cidr, err)
-		default:
-			block, _ := b.Value.(*store.Block)
-			all, err := ipam.Allocations(cidr, block)
-			if err != nil || slices.ContainsFunc(all, func(a ipam.Allocation) bool { return a.Handle == o.Key.Name }) {
-				return nil //nolint:nilerr // a block that cannot be read may name the handle
-			}
-			check.If = store.IfRevision(b.Revision)
-		}
-		ops = append(ops, check)
+func (l *look) dropHandle(ctx context.Context, o store.Object) error {
+	ops, err := ipam.RemoveHandle(ctx, l.cfg.Store, o)
+	if err != nil || len(ops) == 0 {
+		return err
 	}
 	if len(ops) <= store.MaxOps && l.write(ctx, ops) {
 		l.report.Handles++
@@ -406,7 +297,7 @@ func (l *look) incarnations(ctx context.Context) error {
 			if !l.gone(o.Key.Name) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
 				continue
 			}
-			if l.write(ctx, append(l.absent(o.Key.Name), store.Op{If: store.IfRevision(o.Revision), Action: store.Remove, Object: store.Object{Key: o.Key}})) {
+			if l.write(ctx, []store.Op{nodeAbsent(o.Key.Name), store.RemoveOp(o)}) {
 				l.cfg.Log.Info("leaked incarnation freed", "node", o.Key.Name)
 			}
 		}

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
@@ -90,17 +92,22 @@ func New(cfg Config) *Collector {
 // reading, come to one at all others, for addresses that it borrowed.
 const borrowedEvery = 12
 
-// RunHost looks after this host's addresses until ctx ends.
+// RunHost looks after this host's addresses until ctx ends. The first look at
+// what it borrowed is left to chance, some time from the second look on: it reads
+// all blocks, which a host that starts has no time for, and which many that start
+// together are not to do at once.
 func (c *Collector) RunHost(ctx context.Context) {
 	if c.cfg.Host == nil {
 		return
 	}
-	looks := 0
+	wait := 1 + rand.N(borrowedEvery) //nolint:gosec // no secret
 	c.every(ctx, "host", func(ctx context.Context) (Report, error) {
 		r, err := c.LookHost(ctx)
-		if looks++; looks%borrowedEvery != 1 || err != nil {
+		if wait > 0 || err != nil {
+			wait--
 			return r, err
 		}
+		wait = borrowedEvery - 1
 		more, err := c.LookBorrowed(ctx)
 		r.Suspects, r.Addresses, r.Unreadable = r.Suspects+more.Suspects, r.Addresses+more.Addresses, more.Unreadable
 		return r, err
@@ -108,25 +115,18 @@ func (c *Collector) RunHost(ctx context.Context) {
 }
 
 // RunCluster looks after what no host does until ctx ends. It is for the one
-// host of the cluster that holds the office (see etcd.Store.Lead); two at once
-// do no harm.
+// host of the cluster that holds the leader-election lease (see etcd.Store.Lead);
+// two at once do no harm.
 func (c *Collector) RunCluster(ctx context.Context) {
 	c.cluster.clear()
 	c.cfg.Log.Info("this host looks for leaks of the whole cluster", "grace", c.cfg.Grace)
 	c.every(ctx, "cluster", c.LookCluster)
 }
 
-// every calls look again and again. Nothing tells of a leak, which is that
-// nothing happens: so there is a clock.
+// every calls look again and again. No event announces a leak: so there is a
+// clock.
 func (c *Collector) every(ctx context.Context, scope string, look func(context.Context) (Report, error)) {
-	t := time.NewTimer(0)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for ctx.Err() == nil {
 		start := time.Now()
 		r, err := look(ctx)
 		attrs := []any{
@@ -143,7 +143,7 @@ func (c *Collector) every(ctx context.Context, scope string, look func(context.C
 		default:
 			c.cfg.Log.Debug("looked for leaks", attrs...)
 		}
-		t.Reset(c.cfg.Interval)
+		_ = async.Sleep(ctx, c.cfg.Interval) // the loop looks at ctx
 	}
 }
 
@@ -175,7 +175,7 @@ func (c *Collector) LookBorrowed(ctx context.Context) (Report, error) {
 					unreadable++
 					continue
 				}
-				if owner, _ := ipam.Owner(b); owner == c.cfg.Node {
+				if owner := b.Holder(); owner == c.cfg.Node {
 					continue
 				}
 				for _, a := range all {
@@ -252,23 +252,10 @@ func (c *Collector) lastLook(ctx context.Context, due map[netip.Addr]ipam.Claim)
 			if !ok {
 				return fmt.Errorf("%s cannot be decoded, and may have any address: %w", o.Key, store.ErrDecode)
 			}
-			for _, a := range endpointAddrs(w) {
+			for _, a := range w.Addresses() {
 				delete(due, a)
 			}
 		}
 		return nil
 	})
-}
-
-// endpointAddrs returns the addresses of an endpoint, with or without lengths.
-func endpointAddrs(w *store.WorkloadEndpoint) []netip.Addr {
-	var out []netip.Addr
-	for _, s := range w.Spec.IPNetworks {
-		if p, err := netip.ParsePrefix(s); err == nil {
-			out = append(out, p.Addr())
-		} else if a, err := netip.ParseAddr(s); err == nil {
-			out = append(out, a)
-		}
-	}
-	return out
 }

@@ -1,12 +1,15 @@
 package collect
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -262,6 +265,58 @@ func TestBorrowed(t *testing.T) {
 	if diff := cmp.Diff("[10.0.0.1]", printed(h.released)); diff != "" {
 		t.Errorf("released (-want +got):\n%s", diff)
 	}
+}
+
+// countingStore counts how often all blocks are read.
+type countingStore struct {
+	store.Store
+	reads atomic.Int64
+}
+
+func (s *countingStore) List(ctx context.Context, kind store.Kind, namespace string) ([]store.Object, store.Revision, error) {
+	if kind == store.KindIPAMBlock {
+		s.reads.Add(1)
+	}
+	return s.Store.List(ctx, kind, namespace)
+}
+
+// A host that starts does not read all blocks: it looks for what it borrowed within
+// borrowedEvery intervals, and then once in as many.
+func TestBorrowedIsNotLookedForAtTheStart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, m := newWorld(t)
+		s := &countingStore{Store: m}
+		w.store = s
+		c := w.collector(&fakeHost{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.RunHost(ctx)
+		}()
+		first := 0
+		for i := range 3 * borrowedEvery {
+			synctest.Wait()
+			n := int(s.reads.Load())
+			if first == 0 && n > 0 {
+				first = i
+			}
+			want := 0
+			if first > 0 {
+				want = 1 + (i-first)/borrowedEvery
+			}
+			if n != want {
+				t.Errorf("after %d intervals, the first reading being after %d: blocks read %d times, want %d", i, first, n, want)
+			}
+			time.Sleep(c.cfg.Interval) //nolint:forbidigo // virtual time
+		}
+		if first < 1 || first > borrowedEvery {
+			t.Errorf("blocks were read first after %d intervals, want 1 to %d", first, borrowedEvery)
+		}
+		cancel()
+		<-done
+	})
 }
 
 func printed(list []netip.Addr) string {

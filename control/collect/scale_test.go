@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
@@ -133,7 +134,11 @@ func assigner(tb testing.TB, s store.Store) (stop func() (given int, slowest tim
 	ctx, cancel := context.WithCancel(context.Background())
 	a := ipam.New(ipam.Config{Store: s, Node: "node-a", Log: slog.New(slog.DiscardHandler)})
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = a.Run(ctx, s.Watch(ctx, ipam.Kinds()...)) })
+	steps, followed := clustertest.Follow(ctx, "node-a", s, ipam.Kinds()...)
+	wg.Go(func() {
+		_ = a.Run(ctx, steps)
+		<-followed
+	})
 	var count int
 	var slowest time.Duration
 	var done atomic.Bool

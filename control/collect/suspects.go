@@ -66,5 +66,5 @@ func (s *suspects) end() {
 	}
 }
 
-// clear forgets all: an office lost and won again begins anew.
+// clear forgets all: a lease that was lost and won again begins anew.
 func (s *suspects) clear() { clear(s.known) }

@@ -119,7 +119,7 @@ func (w *world) state() []string {
 			for _, o := range objs {
 				line := o.Key.String()
 				if b, ok := o.Value.(*store.Block); ok {
-					owner, _ := ipam.Owner(b)
+					owner := b.Holder()
 					line += " of " + owner
 					all, err := ipam.Allocations(o.Key.CIDR(), b)
 					if err != nil {

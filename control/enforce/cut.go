@@ -134,7 +134,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // cutOnce cuts the connections of changed endpoints that the rules deny now,
 // and renews those that were cut and are allowed again. Those of workloads that
 // are no more are cut whatever the rules say, when nobody waits for it: who is
-// given such an address later would else take in what the former one was allowed.
+// given such an address later would else receive what the former one was allowed.
 func (e *Enforcer) cutOnce(ctx context.Context) error {
 	e.mu.Lock()
 	changed, gone, own := e.changed, e.gone, e.own
@@ -162,7 +162,7 @@ func (e *Enforcer) cutOnce(ctx context.Context) error {
 		}
 		maps.Copy(e.gone, gone)
 		e.mu.Unlock()
-		signal(e.cut)
+		e.cut.Set()
 	}
 	if cut+renewed > 0 {
 		e.log.Info("connections judged anew", "cut", cut, "allowed_again", renewed)

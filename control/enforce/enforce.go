@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
@@ -75,12 +77,11 @@ type Config struct {
 type Enforcer struct {
 	cfg  Config
 	log  *slog.Logger
-	poke chan struct{} // something is to be taken in
-	keep chan struct{} // something is to be remembered
-	cut  chan struct{} // connections are to be looked at
+	poke async.Signal // something is to be applied
+	keep async.Signal // something is to be remembered
+	cut  async.Signal // connections are to be looked at
 
-	kinds  map[store.Kind]bool // that policy looks at
-	keeper keeper              // Run's
+	keeper keeper // Run's
 
 	mu         sync.Mutex
 	queue      []store.Batch
@@ -89,17 +90,16 @@ type Enforcer struct {
 	remembered bool                 // the memory has all that there will be
 	// What is in force by memory and not told of by the datastore yet, and what
 	// it told that waits until it has told all; nil: the datastore counts.
-	recalled  map[store.Key]bool
-	unheard   []store.Batch
-	announced announced
-	ifaces    map[string][]netip.Addr // nil: nothing new
-	changed   map[string]bool         // interfaces whose connections are to be judged anew
-	gone      map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
-	own       map[netip.Addr]bool     // this host's addresses; nil: not known yet
-	moved     bool                    // they changed: all connections are to be judged anew
-	status    Status
-	live      map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
-	inForce   chan struct{}             // closed and replaced when what is in force changes
+	recalled map[store.Key]bool
+	unheard  []store.Batch
+	ifaces   map[string][]netip.Addr // nil: nothing new
+	changed  map[string]bool         // interfaces whose connections are to be judged anew
+	gone     map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
+	own      map[netip.Addr]bool     // this host's addresses; nil: not known yet
+	moved    bool                    // they changed: all connections are to be judged anew
+	status   Status
+	live     map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
+	inForce  chan struct{}             // closed and replaced when what is in force changes
 
 	rules sync.RWMutex
 	have  *filter.Ruleset // what was handed to the table
@@ -107,8 +107,8 @@ type Enforcer struct {
 
 // Status says how things stand.
 type Status struct {
-	Recalled  bool  // the rules follow what an earlier life of the daemon knew, for the datastore has not told all yet
-	InForce   bool  // the rules follow the datastore; before, those of an earlier life hold
+	Recalled  bool  // the rules follow what the previous run knew, for the datastore has not said all yet
+	InForce   bool  // the rules follow the datastore; before, those of the previous run hold
 	Err       error // why the kernel does not have the newest rules; nil: it has
 	Steps     uint64
 	Cut       uint64 // connections
@@ -131,36 +131,30 @@ func New(cfg Config) *Enforcer {
 		cfg.CutPause = 500 * time.Millisecond
 	}
 	e := &Enforcer{
-		cfg: cfg, log: cfg.Log, poke: make(chan struct{}, 1), cut: make(chan struct{}, 1), keep: make(chan struct{}, 1),
-		kinds: make(map[store.Kind]bool), toKeep: make(map[store.Key]unkept), announced: make(announced),
+		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(), keep: async.NewSignal(),
+		toKeep:  make(map[store.Key]unkept),
 		changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
-	}
-	for _, k := range policy.Kinds() {
-		e.kinds[k] = true
 	}
 	e.recall()
 	return e
 }
 
-// HandleStore takes in a step of the watch, of which [policy.Kinds] count. It does
-// not wait.
-func (e *Enforcer) HandleStore(b store.Batch) {
-	b = e.relevant(b)
-	if len(b.Events) == 0 && !b.Synced {
+// HandleStore applies a step of [policy.Kinds] of the cluster's copy. It does not
+// wait.
+func (e *Enforcer) HandleStore(s cluster.Step) {
+	if len(s.Changes) == 0 && !s.Synced {
 		return
 	}
 	e.mu.Lock()
-	for _, told := range e.told(b) {
-		e.queue = append(e.queue, e.announced.filter(told))
-	}
+	e.queue = append(e.queue, e.told(s)...)
 	if e.cfg.Memory != nil {
-		e.toBeKept(b)
+		e.toBeKept(s)
 	}
 	e.mu.Unlock()
-	signal(e.poke)
+	e.poke.Set()
 }
 
-// HandleUnderlay takes in the addresses of this host. It does not wait.
+// HandleUnderlay applies the addresses of this host. It does not wait.
 func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 	addrs, own := make(map[string][]netip.Addr), make(map[netip.Addr]bool)
 	for _, a := range u.Addresses {
@@ -171,14 +165,7 @@ func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 	e.moved = e.moved || !maps.Equal(e.own, own)
 	e.ifaces, e.own = addrs, own
 	e.mu.Unlock()
-	signal(e.poke)
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	e.poke.Set()
 }
 
 // Run works until ctx ends.
@@ -215,7 +202,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 }
 
-// step takes in what was heard and brings what follows from it into force.
+// step applies what was heard and brings what follows from it into force.
 func (e *Enforcer) step(calc *policy.Calculator) error {
 	start := time.Now()
 	e.mu.Lock()
@@ -287,7 +274,7 @@ func (e *Enforcer) judgeAll(now bool) {
 		e.changed[name] = true
 	}
 	if now {
-		signal(e.cut)
+		e.cut.Set()
 	}
 }
 
@@ -339,7 +326,7 @@ func (e *Enforcer) applied(calc *policy.Calculator, err error, took time.Duratio
 		}
 	})
 	if err == nil {
-		signal(e.cut)
+		e.cut.Set()
 	}
 }
 

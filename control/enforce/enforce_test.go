@@ -18,6 +18,8 @@ import (
 	"github.com/projectcalico/api/pkg/lib/numorstring"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
+	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
@@ -180,12 +182,12 @@ func (w *world) store(values ...any) {
 		}
 		b.Events = append(b.Events, store.Event{Key: key, Object: store.Object{Key: key, Value: v}})
 	}
-	w.e.HandleStore(b)
+	w.e.HandleStore(clustertest.Step("", b, policy.Kinds()...))
 	synctest.Wait()
 }
 
 func (w *world) remove(k store.Key) {
-	w.e.HandleStore(store.Batch{Events: []store.Event{{Key: k, Object: store.Object{Key: k}}}})
+	w.e.HandleStore(clustertest.Step("", store.Batch{Events: []store.Event{{Key: k, Object: store.Object{Key: k}}}}, policy.Kinds()...))
 	synctest.Wait()
 }
 
@@ -232,7 +234,7 @@ func TestWait(t *testing.T) {
 				t.Errorf("wait: %v, want the deadline and %q", err, want)
 			}
 		}
-		w.e.HandleStore(store.Batch{Events: nil})
+		w.e.HandleStore(clustertest.Step("", store.Batch{Events: nil}, policy.Kinds()...))
 		refused("state is not complete yet")
 		w.store()
 		refused("not told of the endpoint yet")
@@ -349,7 +351,7 @@ func TestUnfitStep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.e.HandleStore(store.Batch{Events: []store.Event{{Key: key}, {Key: policyKey}}})
+		w.e.HandleStore(clustertest.Step("", store.Batch{Events: []store.Event{{Key: key}, {Key: policyKey}}}, policy.Kinds()...))
 		time.Sleep(20 * time.Second) //nolint:forbidigo // virtual time
 		synctest.Wait()
 		w.table.mu.Lock()

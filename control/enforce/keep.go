@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
@@ -38,25 +39,30 @@ func (u unkept) then(next unkept) unkept {
 	return unkept{next.event, u.fresh}
 }
 
-// toBeKept takes in a step of the watch for the memory. The caller has the lock.
-func (e *Enforcer) toBeKept(b store.Batch) {
-	for _, ev := range b.Events {
-		next := unkept{event: ev}
-		if old, ok := e.toKeep[ev.Key]; ok {
+// toBeKept marks what the datastore said in a step for the memory. The caller has
+// the lock.
+func (e *Enforcer) toBeKept(s cluster.Step) {
+	for _, ch := range s.Changes {
+		said := ch.Said()
+		if said == nil {
+			continue
+		}
+		next := unkept{event: *said}
+		if old, ok := e.toKeep[ch.Key]; ok {
 			next = old.then(next)
 		}
-		e.toKeep[ev.Key] = next
+		e.toKeep[ch.Key] = next
 	}
-	e.complete = e.complete || b.Synced
+	e.complete = e.complete || s.Synced
 	if e.complete {
-		signal(e.keep)
+		e.keep.Set()
 	}
 }
 
 // keeper is what [Enforcer.Run] knows of the memory.
 type keeper struct {
 	heard bool // Heard was called
-	whole bool // the memory has what this life heard first
+	whole bool // the memory has what this run heard first
 	valid bool // and says on the disk that it is complete
 }
 
@@ -153,7 +159,7 @@ func (e *Enforcer) keepNow() (did bool, err error) {
 
 // write brings the memory up to date, in the order that a memory cut off in
 // between has what is new beside what went. The first time pending is all that
-// there is: it takes the place of what an earlier life knew in one step.
+// there is: it takes the place of what the previous run knew in one step.
 func (e *Enforcer) write(pending map[store.Key]unkept) error {
 	m, k := e.cfg.Memory, &e.keeper
 	var before map[string]json.RawMessage // nil: it is not worth the look
@@ -172,7 +178,7 @@ func (e *Enforcer) write(pending map[store.Key]unkept) error {
 	_, marked := before[completeKey]
 	mark := before != nil && !marked
 	if len(put)+len(gone) == 0 && !mark {
-		k.whole, k.valid = true, true // all is as an earlier life left it
+		k.whole, k.valid = true, true // all is as the previous run left it
 		return nil
 	}
 	if before != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
@@ -29,7 +30,7 @@ type Memory interface {
 // there was. Keys of objects are their paths, which begin with a slash.
 const completeKey = "complete"
 
-// recall has the rules follow what an earlier life of the daemon knew, until the
+// recall has the rules follow what the previous run knew, until the
 // datastore has told all.
 func (e *Enforcer) recall() {
 	if e.cfg.Memory == nil || !e.cfg.Recall {
@@ -60,37 +61,56 @@ func (e *Enforcer) recall() {
 	}
 	e.recalled, e.queue = known, append(e.queue, b)
 	e.status.Recalled = true
-	signal(e.poke)
+	e.poke.Set()
 }
 
-// told returns what is to be taken in after a batch of the watch: nothing while
-// the rules follow what was remembered, and all in one step when the datastore's
-// state is complete. The caller has the lock.
-func (e *Enforcer) told(b store.Batch) []store.Batch {
+// told returns what is to be applied after a step of the cluster's copy: while
+// the rules follow what was remembered just this host's own writes, and all at once
+// when the datastore's state is complete. The caller has the lock.
+func (e *Enforcer) told(s cluster.Step) []store.Batch {
+	all := store.Batch{Revision: s.Revision, Synced: s.Synced, Events: make([]store.Event, 0, len(s.Changes))}
+	var own store.Batch
+	for _, ch := range s.Changes {
+		switch {
+		case e.recalled == nil || !ch.Own:
+			all.Events = append(all.Events, ch.Event)
+		case ch.Key.Kind != store.KindWorkloadEndpoint && ch.Stored == nil && e.recalled[ch.Key]:
+			continue // what is remembered of it stands
+		default:
+			own.Events = append(own.Events, ch.Event)
+		}
+		delete(e.recalled, ch.Key)
+	}
 	if e.recalled == nil {
-		return []store.Batch{b}
+		return []store.Batch{all}
 	}
-	e.unheard = append(e.unheard, b)
-	for _, ev := range b.Events {
-		delete(e.recalled, ev.Key)
+	var batches []store.Batch
+	if len(own.Events) > 0 {
+		e.outdate(own)
+		batches = append(batches, own)
 	}
-	if !b.Synced {
-		return nil
+	if len(all.Events) > 0 || s.Synced {
+		e.unheard = append(e.unheard, all)
 	}
-	gone := store.Batch{Revision: b.Revision}
+	if !s.Synced {
+		return batches
+	}
+	gone := store.Batch{Revision: s.Revision}
 	for key := range e.recalled {
 		gone.Events = append(gone.Events, store.Event{Key: key, Object: store.Object{Key: key}})
 	}
-	all := append(e.unheard, gone)
+	batches = append(append(batches, e.unheard...), gone)
 	e.recalled, e.unheard, e.status.Recalled = nil, nil, false
-	return all
+	return batches
 }
 
-// relevant leaves out of a batch what is not of a kind that policy looks at.
-func (e *Enforcer) relevant(b store.Batch) store.Batch {
-	other := func(ev store.Event) bool { return !e.kinds[ev.Key.Kind] }
-	if slices.ContainsFunc(b.Events, other) {
-		b.Events = slices.DeleteFunc(slices.Clone(b.Events), other)
+// outdate drops what the datastore told of what this host wrote since.
+func (e *Enforcer) outdate(own store.Batch) {
+	newer := make(map[store.Key]bool, len(own.Events))
+	for _, ev := range own.Events {
+		newer[ev.Key] = true
 	}
-	return b
+	for i, b := range e.unheard {
+		e.unheard[i].Events = slices.DeleteFunc(b.Events, func(ev store.Event) bool { return newer[ev.Key] })
+	}
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
+	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
@@ -175,7 +177,7 @@ func TestRecalled(t *testing.T) {
 			t.Errorf("rules from memory (-before +after):\n%s", diff)
 		}
 		fresh := pod("a", "10.0.0.1", web)
-		w.e.Announce(eventOf(t, fresh, false))
+		w.own(eventOf(t, fresh, false))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := w.e.Wait(ctx, "calia", []netip.Addr{netip.MustParseAddr("10.0.0.1")}); err != nil {
@@ -187,12 +189,12 @@ func TestRecalled(t *testing.T) {
 		// The datastore begins to tell, and has not told all.
 		steps := w.table.applied
 		nothing := store.Batch{Events: []store.Event{eventOf(t, pod("c", "10.0.0.7", nil), false)}, Revision: 7}
-		w.e.HandleStore(nothing)
+		w.e.HandleStore(clustertest.Step("", nothing, policy.Kinds()...))
 		synctest.Wait()
 		if w.table.applied != steps || !w.e.Status().Recalled {
 			t.Error("rules follow a state that is not complete")
 		}
-		w.e.HandleStore(store.Batch{Synced: true, Revision: 8})
+		w.e.HandleStore(clustertest.Step("", store.Batch{Synced: true, Revision: 8}, policy.Kinds()...))
 		synctest.Wait()
 		if w.table.applied != steps+1 || w.e.Status().Recalled {
 			t.Errorf("%d steps when the datastore has told all, want 1", w.table.applied-steps)
@@ -365,7 +367,7 @@ func TestKernelBeforeMemory(t *testing.T) {
 		heard := 0
 		w, end = liveAs(t, d, Config{Heard: func() { heard++ }})
 		defer end()
-		w.e.Announce(eventOf(t, pod("b", "10.0.0.2", nil), false))
+		w.own(eventOf(t, pod("b", "10.0.0.2", nil), false))
 		wait(time.Minute)
 		if s := w.e.Status(); s.InForce || s.Recalled || w.table.applied != 0 || heard != 0 {
 			t.Errorf("status %+v, %d steps, heard %d times", s, w.table.applied, heard)
@@ -395,7 +397,7 @@ func TestHeardAfterRecall(t *testing.T) {
 			defer next.table.mu.Unlock()
 			steps = append(steps, next.table.applied)
 		}})
-		next.e.Announce(eventOf(t, pod("b", "10.0.0.2", nil), false))
+		next.own(eventOf(t, pod("b", "10.0.0.2", nil), false))
 		synctest.Wait()
 		next.store(denyFrom("app == 'bad'"))
 		next.store(pod("c", "10.0.0.3", nil))
@@ -474,10 +476,10 @@ func TestRemembersUnreadable(t *testing.T) {
 		w.store(p)
 		known, never := mustKey(t, p), mustKey(t, q)
 		before := string(d.file()[known.Path()])
-		w.e.HandleStore(store.Batch{Events: []store.Event{
+		w.e.HandleStore(clustertest.Step("", store.Batch{Events: []store.Event{
 			{Key: known, Object: store.Object{Raw: []byte("{")}, Err: store.ErrDecode},
 			{Key: never, Object: store.Object{Raw: []byte("{")}, Err: store.ErrDecode},
-		}})
+		}}, policy.Kinds()...))
 		synctest.Wait()
 		end()
 		if got := string(d.file()[known.Path()]); got != before {

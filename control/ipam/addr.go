@@ -1,63 +1,24 @@
 package ipam
 
 import (
-	"encoding/binary"
 	"hash/fnv"
 	"math/big"
-	"math/bits"
 	"math/rand"
 	"net/netip"
+
+	"github.com/routerd/routerd/store"
 )
 
-// number is an address as an integer, so that blocks can be counted. IPv4
-// addresses use the low 32 bits.
-type number struct{ hi, lo uint64 }
-
-func numberOf(a netip.Addr) number {
-	if a.Is4() {
-		b := a.As4()
-		return number{lo: uint64(binary.BigEndian.Uint32(b[:]))}
-	}
-	b := a.As16()
-	return number{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
-}
-
-func (n number) addr(is4 bool) netip.Addr {
-	if is4 {
-		var b [4]byte
-		binary.BigEndian.PutUint32(b[:], uint32(n.lo))
-		return netip.AddrFrom4(b)
-	}
-	var b [16]byte
-	binary.BigEndian.PutUint64(b[:8], n.hi)
-	binary.BigEndian.PutUint64(b[8:], n.lo)
-	return netip.AddrFrom16(b)
-}
-
-func (n number) plus(m number) number {
-	lo, carry := bits.Add64(n.lo, m.lo, 0)
-	hi, _ := bits.Add64(n.hi, m.hi, carry)
-	return number{hi, lo}
-}
-
-// powerOfTwo returns 2^exp for exp below 128, else 0: what is left of it in
-// 128 bits.
-func powerOfTwo(exp int) number {
-	if exp >= 64 {
-		return number{hi: 1 << (exp - 64)}
-	}
-	return number{lo: 1 << exp}
-}
-
-// addrAt returns the address with this ordinal in a block.
+// addrAt is [store.AddrAt] for an ordinal of the block.
 func addrAt(block netip.Prefix, ordinal int) netip.Addr {
-	base := block.Addr()
-	return numberOf(base).plus(number{lo: uint64(ordinal)}).addr(base.Is4())
+	a, _ := store.AddrAt(block, ordinal)
+	return a
 }
 
-// ordinalOf is the inverse of [addrAt], for an address inside the block.
+// ordinalOf is [store.OrdinalOf] for an address of the block.
 func ordinalOf(block netip.Prefix, a netip.Addr) int {
-	return int(numberOf(a).lo - numberOf(block.Addr()).lo)
+	n, _ := store.OrdinalOf(block, a)
+	return n
 }
 
 // blockLen returns how many addresses a block has.
@@ -66,9 +27,9 @@ func blockLen(block netip.Prefix) int { return 1 << (block.Addr().BitLen() - blo
 // after returns the block of length bits that begins behind the end of p,
 // going round to the first one of pool.
 func after(pool, p netip.Prefix, bits int) netip.Prefix {
-	size := powerOfTwo(p.Addr().BitLen() - p.Bits())
-	next := numberOf(p.Addr()).plus(size).addr(p.Addr().Is4())
-	if !pool.Contains(next) {
+	size := new(big.Int).Lsh(big.NewInt(1), uint(p.Addr().BitLen()-p.Bits()))
+	next, ok := plus(p.Addr(), size)
+	if !ok || !pool.Contains(next) {
 		next = pool.Addr()
 	}
 	return netip.PrefixFrom(next, bits)
@@ -88,10 +49,18 @@ func firstBlock(pool netip.Prefix, blockBits int, node string, clock int64) neti
 	count := new(big.Int).Lsh(big.NewInt(1), uint(blockBits-pool.Bits()))
 	index := new(big.Int).Rand(rand.New(rand.NewSource(seed)), count)
 	index.Lsh(index, uint(pool.Addr().BitLen()-blockBits))
-	var b [16]byte
-	index.FillBytes(b[:])
-	offset := number{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
-	return netip.PrefixFrom(numberOf(pool.Addr()).plus(offset).addr(pool.Addr().Is4()), blockBits)
+	first, _ := plus(pool.Addr(), index) // it lies inside the pool
+	return netip.PrefixFrom(first, blockBits)
+}
+
+// plus returns the address n after a, false when there is none.
+func plus(a netip.Addr, n *big.Int) (netip.Addr, bool) {
+	raw := a.AsSlice()
+	sum := new(big.Int).SetBytes(raw)
+	if sum.Add(sum, n).BitLen() > a.BitLen() {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFromSlice(sum.FillBytes(raw))
 }
 
 // covering returns the widest of prefixes that contains all of p.

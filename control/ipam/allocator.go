@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
@@ -19,7 +21,7 @@ type Config struct {
 	Node  string       // required: this node's name
 	Log   *slog.Logger // required
 
-	// Clock tells the time; nil: time.Now.
+	// Clock returns the time; nil: time.Now.
 	Clock func() time.Time
 
 	// Unusable says why no workload on this node may get an address of a pool;
@@ -34,7 +36,7 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Kinds returns the kinds of objects whose changes [Allocator.Run] needs.
+// Kinds lists what [Allocator.Run] follows of the cluster.
 func Kinds() []store.Kind {
 	return []store.Kind{
 		store.KindIPPool, store.KindIPReservation, store.KindNode,
@@ -43,7 +45,7 @@ func Kinds() []store.Kind {
 }
 
 // Allocator gives and takes back this node's addresses. Its methods are safe
-// for concurrent use; they wait until [Allocator.Run] has taken in the state
+// for concurrent use; they wait until [Allocator.Run] has read the state
 // of the datastore, and one goroutine of Run does all the work.
 type Allocator struct {
 	cfg Config
@@ -51,10 +53,10 @@ type Allocator struct {
 	mu    sync.Mutex // guards state
 	state *state
 
-	queue       queue
-	reservePoke chan struct{} // the reserve is to be looked at
-	synced      chan struct{} // closed once the state is there
-	stopped     chan struct{} // closed when Run returns
+	queue          queue
+	reserveChanged async.Signal  // the reserve is to be looked at
+	synced         chan struct{} // closed once the state is there
+	stopped        chan struct{} // closed when Run returns
 }
 
 // New returns an allocator; [Allocator.Run] makes it work. It panics when a
@@ -73,34 +75,33 @@ func New(cfg Config) *Allocator {
 	st.unusable = cfg.Unusable
 	st.reserve = newReserve(cfg.Reserve)
 	if cfg.Reserve.Journal != nil {
-		st.recallRest(cfg.Reserve.Journal.Entries())
-		if err := st.recall(cfg.Reserve.Journal.Entries()); err != nil {
+		st.loadCooldowns(cfg.Reserve.Journal.Entries())
+		if err := st.load(cfg.Reserve.Journal.Entries()); err != nil {
 			cfg.Log.Error("no addresses are given before the datastore answers", "error", err)
-			st.unlearn()
+			st.invalidate()
 		}
 	}
 	return &Allocator{
 		cfg:   cfg,
 		state: st,
-		queue: queue{wake: make(chan struct{}, 1)},
+		queue: queue{wake: async.NewSignal()},
 
-		reservePoke: make(chan struct{}, 1),
+		reserveChanged: async.NewSignal(),
 
 		synced:  make(chan struct{}),
 		stopped: make(chan struct{}),
 	}
 }
 
-// Run keeps the allocator's view of the datastore from a watch of the kinds
-// that [Kinds] lists (others are ignored) and serves the callers, until ctx
-// ends; then it returns nil, and those who still wait get [ErrStopped]. It may
-// be called once.
+// Run keeps the allocator's view of the datastore by following [Kinds], and
+// serves the callers, until ctx ends; then it returns nil, and those who still
+// wait get [ErrStopped]. It may be called once.
 //
 // After each synchronisation, and when pools or the node change, it ends what
 // crashes left half done in this node's affinities and gives up empty blocks
 // of pools that do not select the node any more, or are gone. The last address
 // that leaves a block whose pool is gone takes the block with it.
-func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
+func (a *Allocator) Run(ctx context.Context, steps *cluster.Follower) error {
 	work, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup
 	worker.Go(func() { a.work(work) })
@@ -113,35 +114,25 @@ func (a *Allocator) Run(ctx context.Context, batches <-chan store.Batch) error {
 			c.finish(ErrStopped)
 		}
 	}()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case b, ok := <-batches:
-			if !ok {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return errors.New("ipam: the watch of the datastore ended")
-			}
-			a.handleBatch(b)
-		}
+	for st := range steps.Steps(ctx) {
+		a.apply(st)
 	}
+	return nil
 }
 
-func (a *Allocator) handleBatch(b store.Batch) {
+func (a *Allocator) apply(st cluster.Step) {
 	a.mu.Lock()
-	if b.Err == nil && (b.Synced || len(b.Events) > 0) {
-		a.state.unlearn()
+	if st.Synced || len(st.Changes) > 0 {
+		a.state.invalidate()
 	}
-	tidy := b.Synced
-	a.state.synced = a.state.synced || b.Synced
-	for _, ev := range b.Events {
-		if err := a.state.apply(ev, b.Revision); err != nil {
-			a.cfg.Log.Warn("ignored what cannot be read", "key", ev.Key.String(), "error", err)
+	tidy := st.Synced
+	a.state.synced = a.state.synced || st.Synced
+	for _, ch := range st.Changes {
+		if err := a.state.apply(ch, st.Revision); err != nil {
+			a.cfg.Log.Warn("ignored what cannot be read", "key", ch.Key.String(), "error", err)
 		}
-		tidy = tidy || ev.Key.Kind == store.KindIPPool || ev.Key.Kind == store.KindNode && ev.Key.Name == a.cfg.Node ||
-			ev.Key.Kind == store.KindIPAMBlock && a.state.orphan(ev.Key.CIDR())
+		tidy = tidy || ch.Key.Kind == store.KindIPPool || ch.Key.Kind == store.KindNode && ch.Key.Name == a.cfg.Node ||
+			ch.Key.Kind == store.KindIPAMBlock && a.state.orphan(ch.Key.CIDR())
 	}
 	var blocks []netip.Prefix
 	if tidy {
@@ -149,13 +140,13 @@ func (a *Allocator) handleBatch(b store.Batch) {
 	}
 	a.remember()
 	a.mu.Unlock()
-	if len(b.Events) > 0 || b.Synced {
-		a.pokeReserve()
+	if len(st.Changes) > 0 || st.Synced {
+		a.reserveChanged.Set()
 	}
 	if len(blocks) > 0 {
 		a.queue.push(&call{step: &tidyStep{blocks: blocks}})
 	}
-	if b.Synced {
+	if st.Synced {
 		select {
 		case <-a.synced:
 		default:
@@ -285,8 +276,8 @@ func (a *Allocator) Blocks() []BlockStatus {
 	defer a.mu.Unlock()
 	out := make([]BlockStatus, 0, len(a.state.own))
 	for _, b := range a.state.own {
-		s := BlockStatus{CIDR: b.cidr, Size: b.size, InUse: b.used}
-		if p := a.state.poolOf(b.cidr); p != nil {
+		s := BlockStatus{CIDR: b.CIDR, Size: b.Size, InUse: b.Used}
+		if p := a.state.poolOf(b.CIDR); p != nil {
 			s.Pool = p.name
 		}
 		out = append(out, s)

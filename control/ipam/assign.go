@@ -18,7 +18,7 @@ import (
 // before either has used it.
 const reclaimAge = time.Minute
 
-// step is one caller's wish. plan adds it to a draft, whole or not at all. It
+// step is one caller's request. plan adds it to a draft, whole or not at all. It
 // may be called many times, always on a new draft; the last call counts.
 type step interface {
 	plan(*draft) error
@@ -91,7 +91,7 @@ func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 	// Nearly always the handle is new. Then nothing is read: the transaction's
 	// condition finds out if it was not so.
 	known := slices.ContainsFunc(d.s.own, func(b *blockInfo) bool {
-		return len(heldBy(b.obj.Value.(*store.Block), r.Handle)) > 0
+		return len(heldBy(b.Value(), r.Handle)) > 0
 	})
 	hd, err := d.readHandle(r.Handle, known)
 	if err != nil {
@@ -101,30 +101,26 @@ func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	all = d.on(r.Attributes[nodeAttribute], all)
+	all = d.on(r.Attributes[AttrNode], all)
 	return slices.DeleteFunc(all, func(a Assignment) bool {
 		return a.Addr.Is4() != (r.Family.Bits() == 32) ||
 			r.tunnel != nil && !slices.ContainsFunc(pools, func(p *pool) bool { return p.cidr.Contains(a.Addr) })
 	}), nil
 }
 
-// nodeAttribute is the attribute of an address that names the node where it is
-// in use (Calico's AttributeNode).
-const nodeAttribute = "node"
-
 // on leaves out what is in use on another node. Two nodes can come to one
 // handle: cnitool derives a container's id from the path of its namespace,
 // which is the same on many hosts.
 func (d *draft) on(node string, held []Assignment) []Assignment {
 	return slices.DeleteFunc(held, func(a Assignment) bool {
-		return !sameNode(attribute(d.blocks[a.Block].block.Block, ordinalOf(a.Block, a.Addr)), node)
+		return !sameNode(d.blocks[a.Block].block.Attribute(ordinalOf(a.Block, a.Addr)), node)
 	})
 }
 
 // sameNode reports whether an address is not known to be in use elsewhere than
 // on a node; an empty node is any.
 func sameNode(a *store.Attribute, node string) bool {
-	return node == "" || a == nil || a.Secondary[nodeAttribute] == "" || a.Secondary[nodeAttribute] == node
+	return node == "" || a == nil || a.Secondary[AttrNode] == "" || a.Secondary[AttrNode] == node
 }
 
 // holdings returns every address that a handle holds, by the blocks that it
@@ -169,8 +165,8 @@ func (d *draft) blocksOf(id string, hd *handleDraft) []netip.Prefix {
 		}
 	}
 	for _, b := range d.s.own {
-		if len(heldBy(b.obj.Value.(*store.Block), id)) > 0 {
-			out = append(out, b.cidr)
+		if len(heldBy(b.Value(), id)) > 0 {
+			out = append(out, b.CIDR)
 		}
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
@@ -205,7 +201,7 @@ func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
 		own := ReserveHandle(d.s.node)
 		before := len(heldBy(p.bd.block.Block, own))
 		p.bd.block.assign(p.ordinals, r.attribute(d.s.node))
-		p.bd.block.compact() // what a resting address had may be left
+		p.bd.block.compact() // what an address in its cool-down had may be left
 		if r.Handle != own && len(heldBy(p.bd.block.Block, own)) < before {
 			// One that was named, and that this node held ready for anybody.
 			old, err := d.readHandle(own, true)
@@ -249,7 +245,7 @@ func (d *draft) settle(p pick) error {
 			}
 		}
 	}
-	if node, _ := ownerOf(p.bd.block.Block); node != d.s.node {
+	if node := p.bd.block.Block.Holder(); node != d.s.node {
 		return nil // borrowed
 	}
 	return d.setAffinity(cidr)
@@ -281,7 +277,7 @@ func (f *finder) find() error {
 		return nil
 	}
 	for _, b := range f.d.s.blocks {
-		if b.broken != nil && f.poolFor(b.cidr) != nil {
+		if b.broken != nil && f.poolFor(b.CIDR) != nil {
 			f.trouble = cmp.Or(f.trouble, b.broken)
 		}
 	}
@@ -332,7 +328,7 @@ func (f *finder) read(cidr netip.Prefix) (*blockDraft, error) {
 func (f *finder) ownBlocks() error {
 	cidrs := make([]netip.Prefix, 0, len(f.d.s.own)+len(f.d.claimed))
 	for _, b := range f.d.s.own {
-		cidrs = append(cidrs, b.cidr)
+		cidrs = append(cidrs, b.CIDR)
 	}
 	for _, c := range f.d.claimed {
 		if !slices.Contains(cidrs, c) {
@@ -346,7 +342,7 @@ func (f *finder) ownBlocks() error {
 		if f.poolFor(c) == nil {
 			continue
 		}
-		if info := f.d.s.blocks[c]; info != nil && f.d.blocks[c] == nil && info.node == f.d.s.node && !info.mayHaveFree(f.d.now, f.d.s.cooldown()) {
+		if info := f.d.s.blocks[c]; info != nil && f.d.blocks[c] == nil && info.Holder == f.d.s.node && !info.mayHaveFree(f.d.now, f.d.s.cooldown()) {
 			f.owned++ // not worth a copy
 			continue
 		}
@@ -357,7 +353,7 @@ func (f *finder) ownBlocks() error {
 		if bd == nil {
 			continue
 		}
-		if node, _ := ownerOf(bd.block.Block); node != f.d.s.node {
+		if node := bd.block.Block.Holder(); node != f.d.s.node {
 			continue // given up by a step before, or meanwhile
 		}
 		f.owned++
@@ -460,7 +456,7 @@ func (f *finder) claim(c netip.Prefix) (bool, error) {
 		return false, nil
 	}
 	// A block that a step before has deleted may be taken again.
-	if other := f.d.s.overlapping(c); other != nil && (other.cidr != c || f.d.blocks[c] == nil) {
+	if other := f.d.s.overlapping(c); other != nil && (other.CIDR != c || f.d.blocks[c] == nil) {
 		return false, nil
 	}
 	bd, err := f.d.readBlock(c, false)
@@ -479,10 +475,10 @@ func (f *finder) claim(c netip.Prefix) (bool, error) {
 func (f *finder) candidates(test func(*blockInfo, *pool) bool) []*blockInfo {
 	var out []*blockInfo
 	for _, b := range f.d.s.blocks {
-		if b.broken != nil || b.virtual || b.node == f.d.s.node || f.picked(b.cidr) {
+		if b.broken != nil || b.Virtual || b.Holder == f.d.s.node || f.picked(b.CIDR) {
 			continue
 		}
-		if p := f.poolFor(b.cidr); p != nil && test(b, p) {
+		if p := f.poolFor(b.CIDR); p != nil && test(b, p) {
 			out = append(out, b)
 		}
 	}
@@ -493,22 +489,22 @@ func (f *finder) candidates(test func(*blockInfo, *pool) bool) []*blockInfo {
 func (f *finder) reclaim() (bool, error) {
 	old := func(claimed time.Time) bool { return f.d.now.Sub(claimed) >= reclaimAge }
 	empty := f.candidates(func(b *blockInfo, p *pool) bool {
-		return b.used == 0 && b.cidr.Bits() == p.blockBits && (b.node == "" || old(b.claimed))
+		return b.Used == 0 && b.CIDR.Bits() == p.blockBits && (b.Holder == "" || old(b.Claimed))
 	})
-	slices.SortFunc(empty, func(a, b *blockInfo) int { return strings.Compare(a.path, b.path) })
+	slices.SortFunc(empty, func(a, b *blockInfo) int { return strings.Compare(a.path(), b.path()) })
 	for _, info := range empty {
-		fresh := newBlock(info.cidr, f.d.s.node, f.d.now)
+		fresh := newBlock(info.CIDR, f.d.s.node, f.d.now)
 		if len(fresh.peek(1, f.d.s.reserved)) == 0 {
 			continue
 		}
-		bd, err := f.read(info.cidr)
+		bd, err := f.read(info.CIDR)
 		if err != nil {
 			return false, err
 		}
 		if bd == nil || !bd.block.empty() {
 			continue
 		}
-		node, virtual := ownerOf(bd.block.Block)
+		node, virtual := bd.block.Block.Holder(), bd.block.Block.Virtual()
 		if virtual || node == f.d.s.node {
 			continue
 		}
@@ -516,7 +512,7 @@ func (f *finder) reclaim() (bool, error) {
 			continue
 		}
 		if node != "" {
-			if _, err := f.d.readAffinity(node, info.cidr); err != nil {
+			if _, err := f.d.readAffinity(node, info.CIDR); err != nil {
 				return false, err
 			}
 		}
@@ -536,17 +532,17 @@ func (f *finder) borrow() error {
 	// Each node has its own order, so that not all borrow from the same block.
 	order := func(b *blockInfo) uint32 {
 		h := fnv.New32a()
-		_, _ = h.Write([]byte(f.d.s.node + " " + b.path)) // never returns an error
+		_, _ = h.Write([]byte(f.d.s.node + " " + b.path())) // never returns an error
 		return h.Sum32()
 	}
 	slices.SortFunc(free, func(a, b *blockInfo) int {
-		return cmp.Or(cmp.Compare(order(a), order(b)), strings.Compare(a.path, b.path))
+		return cmp.Or(cmp.Compare(order(a), order(b)), strings.Compare(a.path(), b.path()))
 	})
 	for _, info := range free {
 		if f.want == 0 {
 			return nil
 		}
-		bd, err := f.read(info.cidr)
+		bd, err := f.read(info.CIDR)
 		if err != nil {
 			return err
 		}

@@ -289,7 +289,7 @@ func TestBorrow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustDiff(t, "attributes of the borrowed address", map[string]string{"node": "b", "pod": "p1"}, attribute(obj.Value.(*store.Block), 1).Secondary)
+	mustDiff(t, "attributes of the borrowed address", map[string]string{"node": "b", "pod": "p1"}, obj.Value.(*store.Block).Attribute(1).Secondary)
 	audit(t, w.st)
 
 	put(t, w.st, &store.IPAMConfig{AutoAllocateBlocks: true, StrictAffinity: true})

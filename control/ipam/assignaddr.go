@@ -54,13 +54,13 @@ func (st *addrStep) heldAlready(d *draft) ([]Assignment, error) {
 	if around == nil || !st.req.Idempotent {
 		return nil, nil
 	}
-	bd, err := d.readBlock(around.cidr, false)
+	bd, err := d.readBlock(around.CIDR, false)
 	if err != nil || bd.block.Block == nil {
 		return nil, err
 	}
 	d.checkBlock(bd) // what is known of the block may be old
-	o := ordinalOf(around.cidr, st.addr)
-	if !st.holds(attribute(bd.block.Block, o)) {
+	o := ordinalOf(around.CIDR, st.addr)
+	if !st.holds(bd.block.Block.Attribute(o)) {
 		return nil, nil
 	}
 	return []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
@@ -68,7 +68,7 @@ func (st *addrStep) heldAlready(d *draft) ([]Assignment, error) {
 
 // holds reports whether an address is the request's handle's on its node.
 func (st *addrStep) holds(a *store.Attribute) bool {
-	return a != nil && a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[nodeAttribute])
+	return a != nil && a.HandleID != nil && *a.HandleID == st.req.Handle && st.req.Idempotent && sameNode(a, st.req.Attributes[AttrNode])
 }
 
 // poolAt returns the enabled pool that contains an address and allows the use,
@@ -100,11 +100,11 @@ func (d *draft) poolAt(a netip.Addr, r *Request) (*pool, error) {
 func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err error) {
 	var cidr netip.Prefix
 	if around := d.s.blockAround(st.addr); around != nil {
-		cidr = around.cidr
+		cidr = around.CIDR
 	} else if cidr, err = st.addr.Prefix(p.blockBits); err != nil {
 		return pick{}, nil, fmt.Errorf("assign %s: %w", st.addr, err)
 	} else if other := d.s.overlapping(cidr); other != nil {
-		return pick{}, nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s: its block %s would overlap the block %s, which is left from another blockSize; free and delete that first", st.addr, cidr, other.cidr)}
+		return pick{}, nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s: its block %s would overlap the block %s, which is left from another blockSize; free and delete that first", st.addr, cidr, other.CIDR)}
 	}
 	bd, err := d.readBlock(cidr, false)
 	if err != nil {
@@ -115,7 +115,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 		fresh := newBlock(cidr, d.s.node, d.now)
 		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, nil, nil
 	}
-	if a := attribute(bd.block.Block, o); a != nil {
+	if a := bd.block.Block.Attribute(o); a != nil {
 		d.checkBlock(bd) // what is known of the block may be old
 		switch {
 		case st.holds(a):
@@ -126,18 +126,18 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 			}
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil && st.req.Again:
-			// It is nobody's, and its rest is for the sake of who lives with it.
+			// It is nobody's, and its cool-down protects those who still send to it.
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
-			return pick{}, nil, st.resting(d, a.ReleasedAt.Time)
-		case a.HandleID != nil && *a.HandleID == ReserveHandle(d.s.node) && d.s.rests(st.addr, d.now):
-			return pick{}, nil, st.resting(d, d.s.reserve.released[st.addr])
+			return pick{}, nil, st.stillCooling(d, a.ReleasedAt.Time)
+		case a.HandleID != nil && *a.HandleID == ReserveHandle(d.s.node) && d.s.coolingDown(st.addr, d.now):
+			return pick{}, nil, st.stillCooling(d, d.s.reserve.released[st.addr])
 		case a.HandleID != nil:
 			return pick{}, nil, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)
 		}
 		return pick{}, nil, fmt.Errorf("%w: %s", ErrTaken, st.addr)
 	}
-	if node, _ := ownerOf(bd.block.Block); node != d.s.node && d.s.config.StrictAffinity && !st.req.Again {
+	if node := bd.block.Block.Holder(); node != d.s.node && d.s.config.StrictAffinity && !st.req.Again {
 		holder := "nobody"
 		if node != "" {
 			holder = "node " + node
@@ -147,9 +147,9 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 	return pick{bd: bd, ordinals: []int{o}}, nil, nil
 }
 
-// resting says that the address was released a short time ago.
-func (st *addrStep) resting(d *draft, at time.Time) error {
-	return fmt.Errorf("%w: %s is %w at %s, for %s", ErrTaken, st.addr, ErrResting, at.UTC().Format("15:04:05"), d.s.cooldown())
+// stillCooling says that the address was released a short time ago.
+func (st *addrStep) stillCooling(d *draft, at time.Time) error {
+	return fmt.Errorf("%w: %s is %w at %s, for %s", ErrTaken, st.addr, ErrCooldown, at.UTC().Format("15:04:05"), d.s.cooldown())
 }
 
 // checkAddr completes a request for one address.

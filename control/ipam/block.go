@@ -6,16 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/store"
 )
-
-// hostAffinity begins the affinity of a block that a node holds.
-const hostAffinity = "host:"
 
 // block is a copy of a stored block that may be changed. Its methods are the
 // whole algebra of blocks; none of them does I/O.
@@ -32,10 +28,9 @@ type block struct {
 // newBlock returns an empty block. node is its holder.
 func newBlock(cidr netip.Prefix, node string, now time.Time) block {
 	n := blockLen(cidr)
-	owner, claimed := hostAffinity+node, metav1.NewTime(now.UTC())
+	claimed := metav1.NewTime(now.UTC())
 	b := block{cidr: cidr, Block: &store.Block{
 		CIDR:                        cidr.String(),
-		Affinity:                    &owner,
 		AffinityClaimTime:           &claimed,
 		Allocations:                 make([]*int, n),
 		Unallocated:                 make([]int, n),
@@ -43,6 +38,7 @@ func newBlock(cidr netip.Prefix, node string, now time.Time) block {
 		SequenceNumber:              uint64(now.UnixNano()),
 		SequenceNumberForAllocation: map[string]uint64{},
 	}}
+	b.SetHolder(node)
 	for i := range n {
 		b.Unallocated[i] = i
 	}
@@ -76,11 +72,6 @@ func openBlock(cidr netip.Prefix, from *store.Block) (block, error) {
 	if c.SequenceNumberForAllocation == nil {
 		c.SequenceNumberForAllocation = map[string]uint64{}
 	}
-	if c.Affinity == nil && c.HostAffinity != nil {
-		owner := hostAffinity + *c.HostAffinity
-		c.Affinity = &owner
-	}
-	c.HostAffinity = nil
 	c.Unallocated = queueOf(from)
 	b := block{Block: &c, cidr: cidr}
 	b.compact()
@@ -106,44 +97,6 @@ func queueOf(b *store.Block) []int {
 	return out
 }
 
-// ownerOf returns the node that holds a block, or "" if none does. virtual is
-// set when something other than a node holds it.
-func ownerOf(b *store.Block) (node string, virtual bool) {
-	switch {
-	case b.Affinity != nil && strings.HasPrefix(*b.Affinity, hostAffinity):
-		return (*b.Affinity)[len(hostAffinity):], false
-	case b.Affinity != nil && *b.Affinity != "":
-		return "", true
-	case b.HostAffinity != nil:
-		return *b.HostAffinity, false
-	}
-	return "", false
-}
-
-// allocated counts the addresses of a block that are not free.
-func allocated(b *store.Block) int {
-	n := 0
-	for _, a := range b.Allocations {
-		if a != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// attribute returns the attribute of an allocated ordinal, nil if it is free
-// or points nowhere.
-func attribute(b *store.Block, ordinal int) *store.Attribute {
-	if ordinal < 0 || ordinal >= len(b.Allocations) || b.Allocations[ordinal] == nil {
-		return nil
-	}
-	i := *b.Allocations[ordinal]
-	if i < 0 || i >= len(b.Attributes) {
-		return nil
-	}
-	return &b.Attributes[i]
-}
-
 // heldBy returns the ordinals that a handle holds, ascending.
 func heldBy(b *store.Block, handle string) []int {
 	known := false // most blocks know nothing of most handles
@@ -158,7 +111,7 @@ func heldBy(b *store.Block, handle string) []int {
 	}
 	var out []int
 	for i := range b.Allocations {
-		if a := attribute(b, i); a != nil && a.HandleID != nil && *a.HandleID == handle {
+		if a := b.Attribute(i); a != nil && a.HandleID != nil && *a.HandleID == handle {
 			out = append(out, i)
 		}
 	}
@@ -227,7 +180,7 @@ func (b block) release(ordinals []int, now time.Time, cooldown time.Duration) {
 func (b block) collect(now time.Time, cooldown time.Duration) bool {
 	var cooled []int
 	for o := range b.Allocations {
-		if a := attribute(b.Block, o); a != nil && a.ReleasedAt != nil && now.Sub(a.ReleasedAt.Time) >= cooldown {
+		if a := b.Block.Attribute(o); a != nil && a.ReleasedAt != nil && now.Sub(a.ReleasedAt.Time) >= cooldown {
 			cooled = append(cooled, o)
 		}
 	}

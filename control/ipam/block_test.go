@@ -108,7 +108,6 @@ func TestOpenBlock(t *testing.T) {
 		"queue lacks ordinals": {func(b *store.Block) { b.Unallocated = []int{3} }, []int{3, 0, 2}, "a", ""},
 		"queue repeats":        {func(b *store.Block) { b.Unallocated = []int{2, 2, 0, 3, 0} }, []int{2, 0, 3}, "a", ""},
 		"queue lies":           {func(b *store.Block) { b.Unallocated = []int{1, 7, -1, 0, 2, 3} }, []int{0, 2, 3}, "a", ""},
-		"old form":             {func(b *store.Block) { b.Affinity, b.HostAffinity = nil, new("old") }, []int{0, 2, 3}, "old", ""},
 		"no maps":              {func(b *store.Block) { b.SequenceNumberForAllocation = nil }, []int{0, 2, 3}, "a", ""},
 		"unused attribute":     {func(b *store.Block) { b.Attributes = append(b.Attributes, named("x")) }, []int{0, 2, 3}, "a", ""},
 		"another cidr":         {func(b *store.Block) { b.CIDR = "10.0.0.4/30" }, nil, "", `cidr is "10.0.0.4/30"`},
@@ -134,7 +133,7 @@ func TestOpenBlock(t *testing.T) {
 			}
 			mustDiff(t, "queue", tc.queue, b.Unallocated)
 			mustDiff(t, "attributes", []store.Attribute{named("h")}, b.Attributes)
-			if owner, _ := ownerOf(b.Block); owner != tc.owner {
+			if owner := b.Block.Holder(); owner != tc.owner {
 				t.Errorf("owner %q, want %q", owner, tc.owner)
 			}
 			b.assign([]int{0}, named("h2"))
@@ -213,7 +212,7 @@ func TestBlockAlgebra(t *testing.T) {
 				}
 				mustDiff(t, "queue", free, b.Unallocated)
 				for o := range blockLen(cidr) {
-					a, handle := attribute(b.Block, o), ""
+					a, handle := b.Block.Attribute(o), ""
 					if a != nil && a.HandleID != nil {
 						handle = *a.HandleID
 					}

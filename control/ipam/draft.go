@@ -36,6 +36,8 @@ type draft struct {
 	claimed    []netip.Prefix // blocks that steps took for this node, in order
 	touched    []store.Key    // in the order in which they are to be written
 	needs      []store.Key
+
+	leaving map[netip.Addr]store.Revision // what goes back from the reserve; see reserve
 }
 
 type blockDraft struct {
@@ -65,6 +67,7 @@ func newDraft(s *state, known map[store.Key]loaded, now time.Time) *draft {
 		blocks:     map[netip.Prefix]*blockDraft{},
 		affinities: map[store.Key]*affinityDraft{},
 		handles:    map[string]*handleDraft{},
+		leaving:    map[netip.Addr]store.Revision{},
 	}
 }
 
@@ -92,8 +95,8 @@ func (d *draft) readBlock(cidr netip.Prefix, sure bool) (*blockDraft, error) {
 	}
 	key := store.BlockKey(cidr)
 	info, l := d.s.blocks[cidr], loaded{}
-	if info != nil && info.obj.Value != nil {
-		l.obj = info.obj
+	if info != nil && info.Object != nil {
+		l.obj = *info.Object
 	}
 	if read, ok := d.loaded[key]; ok {
 		if read.err != nil {

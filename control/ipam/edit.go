@@ -17,7 +17,7 @@ type Allocation struct {
 	Sequence   uint64 // see [Assignment]; 0: unknown
 	Attributes map[string]string
 	Node       string    // that uses the address by its attributes, else that holds the block; empty: none
-	ReleasedAt time.Time // it was released and rests; zero: it is in use
+	ReleasedAt time.Time // it was released and cools down; zero: it is in use
 }
 
 // Assigned returns when the address was given, by its attributes; zero: they
@@ -42,13 +42,13 @@ func Allocations(cidr netip.Prefix, b *store.Block) ([]Allocation, error) {
 	if n := blockLen(cidr); len(b.Allocations) != n {
 		return nil, fmt.Errorf("block %s: allocations has %d entries, not %d", cidr, len(b.Allocations), n)
 	}
-	owner, _ := ownerOf(b)
+	owner := b.Holder()
 	var out []Allocation
 	for o, index := range b.Allocations {
 		if index == nil {
 			continue
 		}
-		at := attribute(b, o)
+		at := b.Attribute(o)
 		if at == nil {
 			return nil, fmt.Errorf("block %s: allocations[%d] is %d, but there are %d attributes", cidr, o, *index, len(b.Attributes))
 		}
@@ -69,10 +69,6 @@ func Allocations(cidr netip.Prefix, b *store.Block) ([]Allocation, error) {
 	return out, nil
 }
 
-// Owner returns the node that holds a block, "" if none does. virtual is set
-// when something other than a node holds it, such as Calico's load balancers.
-func Owner(b *store.Block) (node string, virtual bool) { return ownerOf(b) }
-
 // BlockEdit is a change of a stored block and what it means for the handles
 // concerned.
 type BlockEdit struct {
@@ -80,13 +76,15 @@ type BlockEdit struct {
 	Freed []Allocation
 	Left  map[string]int // by handle: how many addresses of the block it still has
 	Gone  bool           // the block is deleted
+
+	Disowned string // the node that it is taken from; empty: none
 }
 
 // EditBlock frees those addresses of a stored block that free chooses and, with
 // disown, takes the block from its holder. A block that nobody holds and that
 // gives nothing is deleted. The Op is conditional on obj being as it was read;
 // ok is false when there is nothing to be changed. It decides only: the caller
-// writes, together with [EditHandle] for each handle.
+// writes, see [EditOps].
 func EditBlock(obj store.Object, free func(Allocation) bool, disown bool, now time.Time, cooldown time.Duration) (e BlockEdit, ok bool, err error) {
 	stored, _ := obj.Value.(*store.Block)
 	cidr := obj.Key.CIDR()
@@ -119,10 +117,10 @@ func EditBlock(obj store.Object, free func(Allocation) bool, disown bool, now ti
 		}
 		e.Left[a.Handle] = len(heldBy(b.Block, a.Handle))
 	}
-	node, virtual := ownerOf(b.Block)
+	node, virtual := b.Block.Holder(), b.Block.Virtual()
 	if disown && node != "" {
 		b.disown()
-		node, changed = "", true
+		e.Disowned, node, changed = node, "", true
 	}
 	switch {
 	case node == "" && !virtual && b.empty():
@@ -135,11 +133,11 @@ func EditBlock(obj store.Object, free func(Allocation) bool, disown bool, now ti
 	return e, ok, nil
 }
 
-// EditHandle sets what a stored handle says of some blocks: how many addresses
+// editHandle sets what a stored handle says of some blocks: how many addresses
 // of each it has left. A handle with none is deleted. The Op is conditional on
 // obj being as it was read; an obj without revision is a handle that does not
 // exist. ok is false when there is nothing to be changed.
-func EditHandle(obj store.Object, left map[string]int) (op store.Op, ok bool) {
+func editHandle(obj store.Object, left map[string]int) (op store.Op, ok bool) {
 	h, is := obj.Value.(*store.Handle)
 	if !is {
 		return store.Op{}, false

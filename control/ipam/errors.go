@@ -25,9 +25,9 @@ var (
 	// ErrTaken: the address that was asked for is held by another handle.
 	ErrTaken = errors.New("address already assigned")
 
-	// ErrResting: with ErrTaken, that nobody holds the address, which was
+	// ErrCooldown: with ErrTaken, that nobody holds the address, which was
 	// released not long ago.
-	ErrResting = errors.New("resting after its release")
+	ErrCooldown = errors.New("resting after its release")
 
 	// ErrOutsidePools: no enabled pool contains the address.
 	ErrOutsidePools = errors.New("address outside every enabled IP pool")

@@ -44,8 +44,8 @@ func reserveOf(ctx context.Context, st store.Store, node string) (*store.Handle,
 }
 
 // GiveBack releases the reserve of a node whose daemon is stopped and will not
-// use it any more, and returns how many addresses that were. They rest as released
-// addresses do, for some may have been a workload's. A block that is empty then
+// use it any more, and returns how many addresses that were. They cool down as
+// released addresses do, for some may have been a workload's. A block that is empty then
 // stays the node's.
 func GiveBack(ctx context.Context, st store.Store, node string) (int, error) {
 	h, err := reserveOf(ctx, st, node)
@@ -85,7 +85,7 @@ func giveBackBlock(ctx context.Context, st store.Store, node string, cidr netip.
 			return 0, err
 		default:
 			obj.Key = store.BlockKey(cidr)
-			edit, ok, err := EditBlock(obj, func(a Allocation) bool { return a.Handle == ReserveHandle(node) }, false, time.Now(), storedCooldown(ctx, st))
+			edit, ok, err := EditBlock(obj, func(a Allocation) bool { return a.Handle == ReserveHandle(node) }, false, time.Now(), Cooldown(ctx, st))
 			if err != nil {
 				return 0, err
 			}
@@ -93,7 +93,7 @@ func giveBackBlock(ctx context.Context, st store.Store, node string, cidr netip.
 				ops = append(ops, edit.Op)
 			}
 		}
-		if op, ok := EditHandle(handle, left); ok {
+		if op, ok := editHandle(handle, left); ok {
 			ops = append(ops, op)
 		}
 		if _, last = st.Txn(ctx, ops...); last == nil {
@@ -104,15 +104,6 @@ func giveBackBlock(ctx context.Context, st store.Store, node string, cidr netip.
 		}
 	}
 	return 0, last
-}
-
-// storedCooldown returns how long a released address rests.
-func storedCooldown(ctx context.Context, st store.Store) time.Duration {
-	obj, err := st.Get(ctx, store.IPAMConfigKey())
-	if c, ok := obj.Value.(*store.IPAMConfig); err == nil && ok && c.IPCooldownSeconds != nil {
-		return time.Duration(*c.IPCooldownSeconds) * time.Second
-	}
-	return 0
 }
 
 // ForgetReserve has a journal know nothing of the reserve, so that a daemon that

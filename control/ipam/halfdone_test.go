@@ -204,7 +204,7 @@ func TestCooldown(t *testing.T) {
 	if _, err := h.Assign(await.Context(t), r); !errors.Is(err, ErrExhausted) {
 		t.Errorf("while cooling: got %v", err)
 	}
-	if _, err := h.AssignAddr(await.Context(t), netip.MustParseAddr(first[0]), Request{Handle: "h"}); !errors.Is(err, ErrTaken) || !errors.Is(err, ErrResting) || !strings.Contains(err.Error(), ", for 30s") {
+	if _, err := h.AssignAddr(await.Context(t), netip.MustParseAddr(first[0]), Request{Handle: "h"}); !errors.Is(err, ErrTaken) || !errors.Is(err, ErrCooldown) || !strings.Contains(err.Error(), ", for 30s") {
 		t.Errorf("while cooling: got %v", err)
 	}
 	w.clock.turn(31 * time.Second)
@@ -289,7 +289,7 @@ func TestTunnel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustDiff(t, "attribute", map[string]string{"node": "a", "type": "ipipTunnelAddress"}, attribute(obj.Value.(*store.Block), 0).Secondary)
+	mustDiff(t, "attribute", map[string]string{"node": "a", "type": "ipipTunnelAddress"}, obj.Value.(*store.Block).Attribute(0).Secondary)
 
 	// The pool is disabled, and there is no other: its packets are still
 	// carried, and so is the address.

@@ -15,8 +15,8 @@ func (a *Allocator) Allocations() []Allocation {
 	a.mu.Lock()
 	blocks := make([]store.Object, 0, len(a.state.own))
 	for _, b := range a.state.own {
-		obj := b.obj
-		obj.Key = store.BlockKey(b.cidr)
+		obj := *b.Object
+		obj.Key = store.BlockKey(b.CIDR)
 		blocks = append(blocks, obj)
 	}
 	a.mu.Unlock()
@@ -25,7 +25,7 @@ func (a *Allocator) Allocations() []Allocation {
 		b, _ := obj.Value.(*store.Block)
 		all, err := Allocations(obj.Key.CIDR(), b)
 		if err != nil {
-			continue // told where it is met, and nothing can be said of it
+			continue // reported where it is met; nothing can be said of its addresses
 		}
 		out = append(out, all...)
 	}

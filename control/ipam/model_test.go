@@ -186,12 +186,10 @@ func pickHandle(t *rapid.T) string {
 	return fmt.Sprintf("h%d", rapid.IntRange(0, 4).Draw(t, "handle"))
 }
 
-func bothFamilies() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
-
 // assign asks for addresses of one family, or of both together.
 func (m *machine) assign(t *rapid.T) {
 	h, handle := m.pickHost(t), pickHandle(t)
-	families := rapid.SampledFrom([][]dataplane.Family{bothFamilies()[:1], bothFamilies()[1:], bothFamilies()}).Draw(t, "families")
+	families := rapid.SampledFrom([][]dataplane.Family{dataplane.Families()[:1], dataplane.Families()[1:], dataplane.Families()}).Draw(t, "families")
 	idempotent := rapid.Bool().Draw(t, "idempotent")
 	var parts []Part
 	want, enough := make([]int, len(families)), true
@@ -285,7 +283,7 @@ func (m *machine) releaseHandle(t *rapid.T) {
 		t.Fatalf("%v", err)
 	}
 	slices.SortFunc(got, netip.Addr.Compare)
-	mustDiff(t, "released", m.heldBy(handle, bothFamilies()...), got)
+	mustDiff(t, "released", m.heldBy(handle, dataplane.Families()...), got)
 	for _, a := range got {
 		delete(m.held, a)
 	}
@@ -352,7 +350,7 @@ func (m *machine) check(t *rapid.T) {
 		t.Fatalf("list: %v", err)
 	}
 	for _, o := range objs {
-		owners[o.Key.Name], _ = ownerOf(o.Value.(*store.Block))
+		owners[o.Key.Name] = o.Value.(*store.Block).Holder()
 	}
 	want := map[string]string{}
 	for b, o := range m.blocks {

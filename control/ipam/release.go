@@ -56,7 +56,7 @@ func (st *handleStep) plan(d *draft) error {
 func (d *draft) release(bd *blockDraft, ordinals []int) {
 	bd.block.release(ordinals, d.now, d.s.cooldown())
 	d.writeBlock(bd)
-	if node, virtual := ownerOf(bd.block.Block); node == "" && !virtual && bd.block.empty() {
+	if node, virtual := bd.block.Block.Holder(), bd.block.Block.Virtual(); node == "" && !virtual && bd.block.empty() {
 		bd.block.Block = nil
 	}
 }
@@ -88,7 +88,7 @@ func (st *claimsStep) plan(d *draft) error {
 		}
 		d.checkBlock(bd) // what is known of it may be old, and then it may be held
 		f := found{bd: bd, ordinal: ordinalOf(bd.block.cidr, c.Addr)}
-		a := attribute(bd.block.Block, f.ordinal)
+		a := bd.block.Block.Attribute(f.ordinal)
 		if a == nil || a.ReleasedAt != nil {
 			continue // free already
 		}
@@ -118,7 +118,7 @@ func (st *claimsStep) plan(d *draft) error {
 		if f.bd.block.Block == nil {
 			continue // the same address twice
 		}
-		if a := attribute(f.bd.block.Block, f.ordinal); a == nil || a.ReleasedAt != nil {
+		if a := f.bd.block.Block.Attribute(f.ordinal); a == nil || a.ReleasedAt != nil {
 			continue // likewise
 		}
 		st.released = append(st.released, addrAt(f.bd.block.cidr, f.ordinal))
@@ -150,7 +150,7 @@ func (c Claim) concerns(handle string, seq uint64) error {
 func (d *draft) blockOfAddr(a netip.Addr) (*blockDraft, error) {
 	cidr := netip.Prefix{}
 	if info := d.s.blockAround(a); info != nil {
-		cidr = info.cidr
+		cidr = info.CIDR
 	} else {
 		for _, p := range d.s.poolsByName() {
 			if p.cidr.Contains(a) && p.blockBits > 0 {
@@ -196,14 +196,14 @@ func (s *state) tidyable() []netip.Prefix {
 	var out []netip.Prefix
 	for c, a := range s.affinities {
 		b := s.blocks[c]
-		if a.state != store.AffinityConfirmed || b == nil || b.node != s.node || b.virtual {
+		if a.state != store.AffinityConfirmed || b == nil || b.Holder != s.node || b.Virtual {
 			out = append(out, c)
 		}
 	}
 	for _, b := range s.own {
-		_, known := s.affinities[b.cidr]
-		if !known || b.used == 0 && s.unwanted(b.cidr) {
-			out = append(out, b.cidr)
+		_, known := s.affinities[b.CIDR]
+		if !known || b.Used == 0 && s.unwanted(b.CIDR) {
+			out = append(out, b.CIDR)
 		}
 	}
 	return out
@@ -254,7 +254,7 @@ func (st *tidyStep) tidy(d *draft, cidr netip.Prefix) error {
 	}
 	node, virtual := "", false
 	if bd.block.Block != nil {
-		node, virtual = ownerOf(bd.block.Block)
+		node, virtual = bd.block.Block.Holder(), bd.block.Block.Virtual()
 	}
 	ours := bd.block.Block != nil && node == d.s.node && !virtual
 	unwanted := d.s.unwanted(cidr)

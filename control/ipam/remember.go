@@ -45,7 +45,7 @@ func (a *Allocator) remember() {
 		m.Labels = s.labels
 		for _, b := range s.own {
 			if ready := s.unreserved(b); len(ready) > 0 {
-				m.Addresses[b.cidr.String()] = ready
+				m.Addresses[b.CIDR.String()] = ready
 			}
 		}
 		for name, p := range s.pools {
@@ -65,18 +65,22 @@ func (a *Allocator) remember() {
 	s.reserve.saved = form
 }
 
-// unreserved returns the reserve's ordinals of a block but for those that an
-// IPReservation has: they are on their way back.
+// unreserved returns the reserve's ordinals of a block but for those that are, or
+// may be, on their way back: what an IPReservation has is.
 func (s *state) unreserved(b *blockInfo) []int {
-	reserved := within(s.reserved, b.cidr)
-	if len(reserved) == 0 {
+	reserved := within(s.reserved, b.CIDR)
+	if len(reserved)+len(s.reserve.leaving) == 0 {
 		return b.ready
 	}
-	return slices.DeleteFunc(slices.Clone(b.ready), func(o int) bool { return containsAddr(reserved, addrAt(b.cidr, o)) })
+	return slices.DeleteFunc(slices.Clone(b.ready), func(o int) bool {
+		a := addrAt(b.CIDR, o)
+		_, leaves := s.reserve.leaving[a]
+		return leaves || containsAddr(reserved, a)
+	})
 }
 
-// recall takes in what the journal knows, until the datastore answers.
-func (s *state) recall(entries map[string]json.RawMessage) error {
+// load applies what the journal knows, until the datastore answers.
+func (s *state) load(entries map[string]json.RawMessage) error {
 	b, ok := entries[rememberKey]
 	if !ok {
 		return nil
@@ -107,8 +111,8 @@ func (s *state) recall(entries map[string]json.RawMessage) error {
 	return nil
 }
 
-// unlearn forgets what was remembered: the datastore has begun to tell.
-func (s *state) unlearn() {
+// invalidate drops what was loaded: the datastore has begun to answer.
+func (s *state) invalidate() {
 	if s.reserve.remembered == nil {
 		return
 	}

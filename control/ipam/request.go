@@ -13,11 +13,11 @@ import (
 
 // Keys of an address's attributes, as Calico writes them.
 const (
-	AttrNode      = "node"      // the node that uses the address
-	AttrPod       = "pod"       // Kubernetes pod
-	AttrNamespace = "namespace" // Kubernetes namespace
-	AttrTimestamp = "timestamp" // when it was given: time.Time.UTC().String()
-	AttrType      = "type"      // what a tunnel's address is for
+	AttrNode      = store.AttrNode // the node that uses the address
+	AttrPod       = "pod"          // Kubernetes pod
+	AttrNamespace = "namespace"    // Kubernetes namespace
+	AttrTimestamp = "timestamp"    // when it was given: time.Time.UTC().String()
+	AttrType      = "type"         // what a tunnel's address is for
 )
 
 // Use is what an address is for. Pools list the uses that they allow.
@@ -89,7 +89,7 @@ type Assignment struct {
 	Block    netip.Prefix
 	Pool     string // name; empty when no pool contains the block any more
 	Handle   string
-	Sequence uint64 // tells this assignment of the address from later ones
+	Sequence uint64 // distinguishes this assignment of the address from later ones
 }
 
 // Claim names an address to be released.

@@ -52,12 +52,17 @@ const (
 type reserve struct {
 	cfg ReserveConfig
 
-	// claims are addresses that somebody was told to use, by handle, and that
+	// claims are addresses that somebody has been given, by handle, and that
 	// the datastore may still show as the reserve's.
 	claims   map[netip.Addr]string
 	byHandle map[string][]netip.Addr
 	last     map[string]netip.Addr    // by pool: what was taken last, so that others come first
-	released map[netip.Addr]time.Time // when what was in use ceased to be, where released addresses rest
+	released map[netip.Addr]time.Time // when what was in use ceased to be, where there is a cool-down
+
+	// leaving are addresses that a transaction gives back which is under way, or of
+	// which it is not known what became, with the revision of the block that it
+	// changes: they are given to nobody until a later one is known.
+	leaving map[netip.Addr]store.Revision
 
 	demand  map[string]*demand // by pool
 	dry     map[string]bool    // pools that had no more to give at the last refill
@@ -71,8 +76,8 @@ type reserve struct {
 func newReserve(cfg ReserveConfig) *reserve {
 	return &reserve{
 		cfg: cfg, claims: map[netip.Addr]string{}, byHandle: map[string][]netip.Addr{}, last: map[string]netip.Addr{},
-		released: map[netip.Addr]time.Time{},
-		demand:   map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{},
+		released: map[netip.Addr]time.Time{}, leaving: map[netip.Addr]store.Revision{},
+		demand: map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{},
 	}
 }
 
@@ -142,7 +147,7 @@ func (s *state) firstNotDry(pools []*pool) int {
 }
 
 // ready returns the addresses of the reserve that lie in a pool and that
-// nobody was told to use.
+// nobody has been given.
 func (s *state) ready(p *pool, now time.Time) []Assignment {
 	var out []Assignment
 	add := func(cidr netip.Prefix, ordinals []int) {
@@ -151,7 +156,10 @@ func (s *state) ready(p *pool, now time.Time) []Assignment {
 		}
 		for _, o := range ordinals {
 			a := addrAt(cidr, o)
-			if s.reserve.claims[a] == "" && !s.rests(a, now) && !containsAddr(s.reserved, a) {
+			if _, leaves := s.reserve.leaving[a]; leaves {
+				continue
+			}
+			if s.reserve.claims[a] == "" && !s.coolingDown(a, now) && !containsAddr(s.reserved, a) {
 				out = append(out, Assignment{Addr: a, Block: cidr, Pool: p.name})
 			}
 		}
@@ -164,8 +172,8 @@ func (s *state) ready(p *pool, now time.Time) []Assignment {
 		return out
 	}
 	for _, b := range s.own {
-		if s.affinities[b.cidr].state != store.AffinityPendingDeletion {
-			add(b.cidr, b.ready)
+		if s.affinities[b.CIDR].state != store.AffinityPendingDeletion {
+			add(b.CIDR, b.ready)
 		}
 	}
 	return out
@@ -181,7 +189,7 @@ func (a *Allocator) Take(parts ...Part) ([]Assignment, bool) {
 	got, ok := a.state.take(parts, a.cfg.Clock())
 	a.mu.Unlock()
 	if a.cfg.Reserve.Min > 0 {
-		a.pokeReserve()
+		a.reserveChanged.Set()
 	}
 	return got, ok
 }
@@ -258,7 +266,7 @@ func (s *state) holds(handle string) bool {
 		return true
 	}
 	return slices.ContainsFunc(s.own, func(b *blockInfo) bool {
-		return len(heldBy(b.obj.Value.(*store.Block), handle)) > 0
+		return len(heldBy(b.Value(), handle)) > 0
 	})
 }
 
@@ -291,6 +299,30 @@ func (r *reserve) unclaim(handle string, addrs ...netip.Addr) {
 	r.byHandle[handle] = left
 }
 
+// leave notes what a transaction gives back before it is sent: from here on it may
+// have taken place.
+func (r *reserve) leave(addrs map[netip.Addr]store.Revision) { maps.Copy(r.leaving, addrs) }
+
+// stay notes that such a transaction did not take place.
+func (r *reserve) stay(addrs map[netip.Addr]store.Revision) {
+	for a, rev := range addrs {
+		if r.leaving[a] == rev {
+			delete(r.leaving, a)
+		}
+	}
+}
+
+// settled forgets what was leaving a block of which a later revision is known now:
+// that one says whether an address is still the reserve's.
+func (r *reserve) settled(cidr netip.Prefix, info *blockInfo) {
+	if len(r.leaving) == 0 {
+		return
+	}
+	maps.DeleteFunc(r.leaving, func(a netip.Addr, rev store.Revision) bool {
+		return cidr.Contains(a) && (info == nil || info.Revision > rev)
+	})
+}
+
 // Claim says, after a start of the process and before the first
 // [Allocator.Take], that a handle has addresses: what a journal knows of
 // workloads. They are given to nobody until [Allocator.Unclaim], whatever the
@@ -305,13 +337,13 @@ func (a *Allocator) Claim(handle string, addrs ...netip.Addr) {
 
 // Unclaim says that addresses of a handle, or all where none is named, are not
 // in use any more, as far as this host is concerned. Those that the datastore
-// shows as the reserve's may be given again, after their rest.
+// shows as the reserve's may be given again, after their cool-down.
 func (a *Allocator) Unclaim(handle string, addrs ...netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.rest(handle, addrs); err != nil {
-		a.restUnwritten(handle, addrs)
-		a.cfg.Log.Warn("a released address rests only as long as this daemon runs", "handle", handle, "error", err)
+	if err := a.coolDown(handle, addrs); err != nil {
+		a.coolDownUnwritten(handle, addrs)
+		a.cfg.Log.Warn("the cool-down of a released address ends with this daemon at the latest", "handle", handle, "error", err)
 	}
 	a.state.reserve.unclaim(handle, addrs...)
 }
@@ -398,7 +430,7 @@ func (st *confirmStep) plan(d *draft) error {
 			continue
 		}
 		d.checkBlock(bd) // what is known of it may be old
-		at := attribute(bd.block.Block, ordinalOf(bd.block.cidr, c.Addr))
+		at := bd.block.Block.Attribute(ordinalOf(bd.block.cidr, c.Addr))
 		switch {
 		case at == nil || at.HandleID == nil:
 			st.errs[i] = fmt.Errorf("%w: %s is free in the datastore", ErrNotHolder, c.Addr)
@@ -525,10 +557,10 @@ func (st *fillStep) plan(d *draft) error {
 // to be given, and free.
 func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 	for _, info := range d.s.own {
-		if !p.cidr.Contains(info.cidr.Addr()) || p.cidr.Bits() > info.cidr.Bits() {
+		if !p.cidr.Contains(info.CIDR.Addr()) || p.cidr.Bits() > info.CIDR.Bits() {
 			continue
 		}
-		bd, err := d.readBlock(info.cidr, false)
+		bd, err := d.readBlock(info.CIDR, false)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -536,11 +568,11 @@ func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 			continue
 		}
 		for _, o := range heldBy(bd.block.Block, handle) {
-			if a := addrAt(info.cidr, o); d.s.reserve.claims[a] == "" && !d.s.rests(a, d.now) && !containsAddr(d.s.reserved, a) {
+			if a := addrAt(info.CIDR, o); d.s.reserve.claims[a] == "" && !d.s.coolingDown(a, d.now) && !containsAddr(d.s.reserved, a) {
 				held++
 			}
 		}
-		free += len(bd.block.peek(info.size, d.s.reserved))
+		free += len(bd.block.peek(info.Size, d.s.reserved))
 	}
 	return held, free, nil
 }
@@ -566,8 +598,8 @@ func (s *state) unclaimed(p *pool) int {
 }
 
 // giveBack releases what is more than keep of the reserve, the last first, and
-// all that an IPReservation has; never what somebody was told to use, or what
-// rests after somebody's use. Without a pool it is what lies in none.
+// all that an IPReservation has; never what somebody has been given, or what
+// is in its cool-down. Without a pool it is what lies in none.
 func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 	own := ReserveHandle(d.s.node)
 	hd, err := d.readHandle(own, true)
@@ -575,10 +607,10 @@ func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 		return err
 	}
 	for _, info := range slices.Clone(d.s.own) {
-		if d.s.poolOf(info.cidr) != p {
+		if d.s.poolOf(info.CIDR) != p {
 			continue
 		}
-		bd, err := d.readBlock(info.cidr, false)
+		bd, err := d.readBlock(info.CIDR, false)
 		if err != nil {
 			return err
 		}
@@ -587,8 +619,8 @@ func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 		}
 		var back []int
 		for _, o := range heldBy(bd.block.Block, own) {
-			switch a := addrAt(info.cidr, o); {
-			case d.s.reserve.claims[a] != "" || d.s.rests(a, d.now):
+			switch a := addrAt(info.CIDR, o); {
+			case d.s.reserve.claims[a] != "" || d.s.coolingDown(a, d.now):
 			case containsAddr(d.s.reserved, a):
 				back = append(back, o)
 			case keep > 0:
@@ -598,7 +630,10 @@ func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 			}
 		}
 		if len(back) > 0 {
-			// Nobody used them: they need no rest.
+			// Nobody used them: they need no cool-down.
+			for _, o := range back {
+				d.leaving[addrAt(info.CIDR, o)] = bd.base.Revision
+			}
 			bd.block.free(back)
 			bd.block.compact()
 			d.writeBlock(bd)
@@ -640,7 +675,7 @@ func (s *state) fills(now time.Time) []*fillStep {
 		}
 	}
 	for _, b := range s.own {
-		if len(b.ready) > 0 && s.poolOf(b.cidr) == nil && s.orphaned() {
+		if len(b.ready) > 0 && s.poolOf(b.CIDR) == nil && s.orphaned() {
 			do("", 0)
 		}
 	}
@@ -653,12 +688,12 @@ func (s *state) fills(now time.Time) []*fillStep {
 // since.
 func (s *state) setAside(p *pool, now time.Time) bool {
 	for _, b := range s.own {
-		if !p.cidr.Contains(b.cidr.Addr()) || len(b.ready) == 0 {
+		if !p.cidr.Contains(b.CIDR.Addr()) || len(b.ready) == 0 {
 			continue
 		}
-		reserved := within(s.reserved, b.cidr)
+		reserved := within(s.reserved, b.CIDR)
 		for _, o := range b.ready {
-			if a := addrAt(b.cidr, o); containsAddr(reserved, a) && s.reserve.claims[a] == "" && !s.rests(a, now) {
+			if a := addrAt(b.CIDR, o); containsAddr(reserved, a) && s.reserve.claims[a] == "" && !s.coolingDown(a, now) {
 				return true
 			}
 		}
@@ -671,19 +706,11 @@ func (s *state) setAside(p *pool, now time.Time) bool {
 // block.
 func (s *state) full(p *pool) bool {
 	for _, b := range s.own {
-		if b.used < b.size && p.cidr.Contains(b.cidr.Addr()) {
+		if b.Used < b.Size && p.cidr.Contains(b.CIDR.Addr()) {
 			return false
 		}
 	}
 	return s.unclaimed(p) == 0
-}
-
-// pokeReserve has the reserve looked at.
-func (a *Allocator) pokeReserve() {
-	select {
-	case a.reservePoke <- struct{}{}:
-	default:
-	}
 }
 
 // keepReserve fills the reserve and gives back what is too much of it, until ctx
@@ -721,7 +748,7 @@ func (a *Allocator) keepReserve(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.reservePoke:
+		case <-a.reserveChanged:
 		case <-fall.C:
 		case <-retry.C:
 		}
@@ -745,7 +772,7 @@ func (s *state) ownReserve(at *store.Attribute, a netip.Addr, r *Request, now ti
 		return false
 	}
 	claimed := s.reserve.claims[a]
-	return claimed == r.Handle || claimed == "" && (r.Again || !s.rests(a, now))
+	return claimed == r.Handle || claimed == "" && (r.Again || !s.coolingDown(a, now))
 }
 
 // doNamed is do for steps that give addresses by name. Those that this node
@@ -755,8 +782,8 @@ func (a *Allocator) doNamed(ctx context.Context, st step, parts ...Part) error {
 	a.mu.Lock()
 	for _, p := range parts {
 		info := a.state.blockAround(p.Addr)
-		if p.Addr.IsValid() && info != nil && slices.Contains(info.ready, ordinalOf(info.cidr, p.Addr)) && a.state.reserve.claims[p.Addr] == "" &&
-			(p.Again || !a.state.rests(p.Addr, a.cfg.Clock())) {
+		if p.Addr.IsValid() && info != nil && slices.Contains(info.ready, ordinalOf(info.CIDR, p.Addr)) && a.state.reserve.claims[p.Addr] == "" &&
+			(p.Again || !a.state.coolingDown(p.Addr, a.cfg.Clock())) {
 			a.state.reserve.claim(p.Handle, p.Addr)
 			named = append(named, p)
 		}

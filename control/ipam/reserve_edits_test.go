@@ -52,7 +52,7 @@ func TestReserveFollowsEdits(t *testing.T) {
 			settle(t, h, "what the reserve must not have given back", func(s *state) bool {
 				for _, b := range s.own {
 					for _, o := range b.ready {
-						if !tc.stays(addrAt(b.cidr, o)) {
+						if !tc.stays(addrAt(b.CIDR, o)) {
 							return false
 						}
 					}
@@ -176,11 +176,11 @@ func TestRestOutlivesTheDaemon(t *testing.T) {
 	h := reserving(t, w.st, "a", w.clock.time, cfg)
 	filled(t, h, "p", 4)
 	first := mustTake(t, h, part4("net.1"))[0].Addr
-	if err := h.Rest("net.1"); err != nil {
+	if err := h.CoolDown("net.1"); err != nil {
 		t.Fatal(err)
 	}
 	h.Unclaim("net.1")
-	if _, err := h.AssignAddr(await.Context(t), first, v4("net.2")); !errors.Is(err, ErrResting) {
+	if _, err := h.AssignAddr(await.Context(t), first, v4("net.2")); !errors.Is(err, ErrCooldown) {
 		t.Errorf("by name: %v", err)
 	}
 	h.stop()
@@ -202,9 +202,9 @@ func TestRestOutlivesTheDaemon(t *testing.T) {
 		t.Errorf("%s went back to its block without its rest", first)
 	}
 	w.clock.turn(61 * time.Second)
-	h.pokeReserve()
+	h.reserveChanged.Set()
 	settle(t, h, "all given back", func(s *state) bool { return len(s.own) == 0 || len(s.own[0].ready) == 0 })
-	if err := h.Rest("net.none"); err != nil {
+	if err := h.CoolDown("net.none"); err != nil {
 		t.Fatal(err)
 	}
 	for key := range d.Entries() {

@@ -196,7 +196,7 @@ func (m *reserveMachine) del(t *rapid.T) {
 			t.Fatalf("release %s: %v", handle, err)
 		}
 	}, func() {
-		if err := l.h.Rest(handle); err != nil {
+		if err := l.h.CoolDown(handle); err != nil {
 			t.Fatalf("rest: %v", err)
 		}
 	}, func() {
@@ -296,7 +296,7 @@ func (m *reserveMachine) drained(t *rapid.T) {
 	m.clock.turn(2 * time.Minute)
 	for _, l := range m.lives {
 		settle(t, l.h, "the reserve given back", func(s *state) bool {
-			l.h.pokeReserve()
+			l.h.reserveChanged.Set()
 			return s.pools["p"].off != "" && len(s.reserve.claims) == 0 && !slices.ContainsFunc(s.own, func(b *blockInfo) bool { return len(b.ready) > 0 })
 		})
 	}

@@ -238,9 +238,74 @@ func TestReserveFollowsDemand(t *testing.T) {
 		t.Errorf("%d of 100 came out of the reserve", n)
 	}
 	w.clock.turn(3 * demandPeriod)
-	h.pokeReserve()
+	h.reserveChanged.Set()
 	settle(t, h, "a small reserve", func(s *state) bool { return len(s.ready(s.pools["p"], h.cfg.Clock())) == 8 })
 	audit(t, w.st)
+}
+
+// TestTakeWhileGivenBack: an address that is on its way back is given to nobody
+// while the transaction is under way, nor where nobody knows what became of it.
+func TestTakeWhileGivenBack(t *testing.T) {
+	t.Parallel()
+	for name, outcome := range map[string]func(do func() ([]store.Object, error)) ([]store.Object, error){
+		"done": func(do func() ([]store.Object, error)) ([]store.Object, error) { return do() },
+		"done, and the answer is lost": func(do func() ([]store.Object, error)) ([]store.Object, error) {
+			_, _ = do()
+			return nil, fmt.Errorf("%w: connection reset", store.ErrUnavailable)
+		},
+		"not done, and nobody knows": func(func() ([]store.Object, error)) ([]store.Object, error) {
+			return nil, fmt.Errorf("%w: connection reset", store.ErrUnavailable)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+			f := &faulty{Store: w.st}
+			h := reserving(t, f, "a", w.clock.time, ReserveConfig{Min: 4, Max: 16})
+			stop := sync.OnceFunc(h.stop)
+			defer stop()
+			filled(t, h, "p", 4)
+			for n := range 40 {
+				if as, ok := h.Take(part4(fmt.Sprint("net.", n))); ok {
+					confirm(t, h, as...)
+				} else {
+					filled(t, h, "p", 1)
+				}
+			}
+			filled(t, h, "p", 12)
+			gate, entered := make(chan struct{}), make(chan struct{}, 1000)
+			f.arrange(func(n int, _ context.Context, do func() ([]store.Object, error)) ([]store.Object, error) {
+				entered <- struct{}{}
+				if <-gate; n == 1 {
+					return outcome(do)
+				}
+				return do()
+			})
+			w.clock.turn(3 * demandPeriod)
+			h.reserveChanged.Set()
+			<-entered
+			var taken []Assignment
+			for n := range 16 {
+				as, ok := h.Take(part4(fmt.Sprint("late.", n)))
+				if !ok {
+					break
+				}
+				taken = append(taken, as...)
+			}
+			if len(taken) == 0 {
+				t.Error("what stays in the reserve is not given")
+			}
+			close(gate)
+			confirm(t, h, taken...)
+			stop() // the audit wants a store that nobody changes
+			held := audit(t, w.st)
+			for _, a := range taken {
+				if held[a.Addr] != a.Handle {
+					t.Errorf("%s was given to %s, and the datastore has it for %q", a.Addr, a.Handle, held[a.Addr])
+				}
+			}
+		})
+	}
 }
 
 // A pool that serves this node no more gets its addresses and its blocks back,

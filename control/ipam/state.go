@@ -9,6 +9,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
@@ -17,22 +18,13 @@ const defaultMaxBlocks = 20
 
 // blockInfo is what is known of a stored block.
 type blockInfo struct {
-	cidr    netip.Prefix
-	path    string // the key in etcd, which gives the order
-	rev     store.Revision
-	node    string // who holds it; empty: nobody
-	virtual bool   // something other than a node holds it
-	size    int
-	used    int // addresses that are not free, the cooling ones among them
-	claimed time.Time
-	ready   []int     // of the reserve, where this node holds the block
-	cooling time.Time // the earliest release that still rests; zero: none
-	broken  error     // it cannot be decoded
-
-	// obj is there only for blocks that this node holds: a large cluster has
-	// thousands of others, and they are seldom looked at.
-	obj store.Object
+	*cluster.Block
+	ready  []int // of the reserve, where this node holds the block
+	broken error // it cannot be decoded
 }
+
+// path is the block's key in the datastore, which gives the order.
+func (b *blockInfo) path() string { return store.BlockKey(b.CIDR).Path() }
 
 // affinityInfo is what is known of one of this node's affinities.
 type affinityInfo struct {
@@ -94,10 +86,10 @@ func newState(node string) *state {
 	}
 }
 
-// apply takes in an event of the watch. now is the batch's revision, which
-// bounds what a deletion may undo. The error says what in the event could not
+// apply applies a change of the cluster. now is the step's revision, which
+// bounds what a deletion may undo. The error says what of the object could not
 // be read; the rest of the state is as good as before.
-func (s *state) apply(ev store.Event, now store.Revision) error {
+func (s *state) apply(ev *cluster.Change, now store.Revision) error {
 	switch ev.Key.Kind {
 	case store.KindIPPool:
 		s.sortedPools = nil
@@ -113,7 +105,7 @@ func (s *state) apply(ev store.Event, now store.Revision) error {
 		return s.applyConfig(ev)
 	case store.KindNode:
 		if ev.Key.Name == s.node && ev.Err == nil {
-			n, ok := ev.Object.Value.(*store.Node)
+			n, ok := ev.Value.(*cluster.Node)
 			s.registered, s.labels = ok, nil
 			if ok {
 				s.labels = n.Labels
@@ -125,11 +117,15 @@ func (s *state) apply(ev store.Event, now store.Revision) error {
 			return nil
 		}
 		obj := ev.Object
-		obj.Key = ev.Key
 		if obj.Revision == 0 {
 			obj.Revision = now // what cannot be decoded may come without
 		}
-		s.learn(obj)
+		if ev.Key.Kind == store.KindIPAMAffinity {
+			s.learn(obj)
+		} else {
+			b, _ := ev.Value.(*cluster.Block)
+			s.learnBlock(ev.Key.CIDR(), obj.Revision, b)
+		}
 	}
 	if ev.Err != nil {
 		return fmt.Errorf("read %s: %w", ev.Key, ev.Err)
@@ -137,7 +133,7 @@ func (s *state) apply(ev store.Event, now store.Revision) error {
 	return nil
 }
 
-func (s *state) applyReservation(ev store.Event) error {
+func (s *state) applyReservation(ev *cluster.Change) error {
 	var bad error
 	if ev.Err != nil {
 		// What was known of it still holds: to forget it would hand out
@@ -168,7 +164,7 @@ func (s *state) applyReservation(ev store.Event) error {
 	return bad
 }
 
-func (s *state) applyConfig(ev store.Event) error {
+func (s *state) applyConfig(ev *cluster.Change) error {
 	if ev.Err != nil {
 		// The settings known last stay in force; with none there is no telling
 		// whether affinity is strict.
@@ -184,15 +180,14 @@ func (s *state) applyConfig(ev store.Event) error {
 	return nil
 }
 
-// learn takes in an object that was read or written, unless something newer is
+// learn applies an object that was read or written, unless something newer is
 // known.
 func (s *state) learn(obj store.Object) {
 	cidr := obj.Key.CIDR()
 	switch obj.Key.Kind {
 	case store.KindIPAMBlock:
-		if old := s.blocks[cidr]; cidr.IsValid() && (old == nil || old.rev < obj.Revision) {
-			s.setBlock(cidr, s.readBlock(cidr, obj))
-		}
+		b, _ := cluster.NewBlock(s.node, obj)
+		s.learnBlock(cidr, obj.Revision, b)
 	case store.KindIPAMAffinity:
 		if obj.Key.Namespace != s.node || !cidr.IsValid() || s.affinities[cidr].rev >= obj.Revision {
 			return
@@ -212,12 +207,19 @@ func (s *state) learn(obj store.Object) {
 	}
 }
 
+// learnBlock is learn for a block; nil: it cannot be decoded.
+func (s *state) learnBlock(cidr netip.Prefix, rev store.Revision, b *cluster.Block) {
+	if old := s.blocks[cidr]; cidr.IsValid() && (old == nil || old.Revision < rev) {
+		s.setBlock(cidr, s.readBlock(cidr, rev, b))
+	}
+}
+
 // revision returns the revision at which a key is known, 0 if it is not.
 func (s *state) revision(key store.Key) store.Revision {
 	switch key.Kind {
 	case store.KindIPAMBlock:
 		if b := s.blocks[key.CIDR()]; b != nil {
-			return b.rev
+			return b.Revision
 		}
 	case store.KindIPAMAffinity:
 		if key.Namespace == s.node {
@@ -229,12 +231,12 @@ func (s *state) revision(key store.Key) store.Revision {
 	return 0
 }
 
-// forget takes in that a key does not exist at a revision.
+// forget applies that a key does not exist at a revision.
 func (s *state) forget(key store.Key, at store.Revision) {
 	cidr := key.CIDR()
 	switch key.Kind {
 	case store.KindIPAMBlock:
-		if old := s.blocks[cidr]; old != nil && old.rev <= at {
+		if old := s.blocks[cidr]; old != nil && old.Revision <= at {
 			s.setBlock(cidr, nil)
 		}
 	case store.KindIPAMAffinity:
@@ -248,37 +250,26 @@ func (s *state) forget(key store.Key, at store.Revision) {
 	}
 }
 
-func (s *state) readBlock(cidr netip.Prefix, obj store.Object) *blockInfo {
-	info := &blockInfo{cidr: cidr, path: obj.Key.Path(), rev: obj.Revision}
-	b, ok := obj.Value.(*store.Block)
-	if !ok {
-		info.broken = fmt.Errorf("block %s: %w", cidr, store.ErrDecode)
-		return info
+// readBlock reads a block; nil: it cannot be decoded.
+func (s *state) readBlock(cidr netip.Prefix, rev store.Revision, b *cluster.Block) *blockInfo {
+	if b == nil {
+		return &blockInfo{Block: &cluster.Block{CIDR: cidr, Revision: rev}, broken: fmt.Errorf("block %s: %w", cidr, store.ErrDecode)}
 	}
-	info.size, info.used = len(b.Allocations), allocated(b)
-	info.node, info.virtual = ownerOf(b)
-	if b.AffinityClaimTime != nil {
-		info.claimed = b.AffinityClaimTime.Time
-	}
-	for i := range b.Attributes {
-		if at := b.Attributes[i].ReleasedAt; at != nil && (info.cooling.IsZero() || at.Time.Before(info.cooling)) {
-			info.cooling = at.Time
-		}
-	}
-	if info.node == s.node && !info.virtual {
-		info.obj = obj
-		info.ready = heldBy(b, ReserveHandle(s.node))
+	info := &blockInfo{Block: b}
+	if v := b.Value(); v != nil {
+		info.ready = heldBy(v, ReserveHandle(s.node))
 	}
 	return info
 }
 
 // mayHaveFree reports whether a look into the block is worth while.
 func (b *blockInfo) mayHaveFree(now time.Time, cooldown time.Duration) bool {
-	return b.used < b.size || !b.cooling.IsZero() && now.Sub(b.cooling) >= cooldown
+	return b.Used < b.Size || !b.Cooling.IsZero() && now.Sub(b.Cooling) >= cooldown
 }
 
 // setBlock replaces what is known of a block; nil forgets it.
 func (s *state) setBlock(cidr netip.Prefix, info *blockInfo) {
+	s.reserve.settled(cidr, info)
 	if old := s.blocks[cidr]; old != nil {
 		s.lengths[lengthOf(cidr)]--
 		s.own = slices.DeleteFunc(s.own, func(b *blockInfo) bool { return b == old })
@@ -289,8 +280,8 @@ func (s *state) setBlock(cidr netip.Prefix, info *blockInfo) {
 	}
 	s.blocks[cidr] = info
 	s.lengths[lengthOf(cidr)]++
-	if info.obj.Value != nil {
-		i, _ := slices.BinarySearchFunc(s.own, info, func(a, b *blockInfo) int { return strings.Compare(a.path, b.path) })
+	if info.Object != nil {
+		i, _ := slices.BinarySearchFunc(s.own, info, func(a, b *blockInfo) int { return strings.Compare(a.path(), b.path()) })
 		s.own = slices.Insert(s.own, i, info)
 	}
 }
@@ -300,7 +291,7 @@ func (s *state) setBlock(cidr netip.Prefix, info *blockInfo) {
 func (s *state) trimHandles() {
 	limit := 1024
 	for _, b := range s.own {
-		limit += b.used
+		limit += b.Used
 	}
 	if len(s.handles) > 2*limit {
 		clear(s.handles)
@@ -374,14 +365,11 @@ func (s *state) blockLimit(r *Request) int {
 
 // cooldown returns how long a released address rests.
 func (s *state) cooldown() time.Duration {
-	if s.config.IPCooldownSeconds == nil {
-		return 0
-	}
-	return time.Duration(*s.config.IPCooldownSeconds) * time.Second
+	return s.config.Cooldown()
 }
 
 // orphan reports whether a block is this node's, empty, and of no pool.
 func (s *state) orphan(cidr netip.Prefix) bool {
 	b := s.blocks[cidr]
-	return b != nil && b.obj.Value != nil && b.used == 0 && s.poolOf(cidr) == nil && s.orphaned()
+	return b != nil && b.Object != nil && b.Used == 0 && s.poolOf(cidr) == nil && s.orphaned()
 }

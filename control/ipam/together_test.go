@@ -34,7 +34,7 @@ func (s *countingStore) Get(ctx context.Context, key store.Key) (store.Object, e
 
 func dualParts(handle string) []Part {
 	var parts []Part
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+	for _, f := range dataplane.Families() {
 		parts = append(parts, Part{Request: Request{Family: f, Handle: handle, Idempotent: true}})
 	}
 	return parts

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 )
 
@@ -58,7 +59,7 @@ type queue struct {
 	mu     sync.Mutex
 	calls  []*call
 	closed bool
-	wake   chan struct{}
+	wake   async.Signal
 }
 
 // push appends a call. It reports false when the queue is closed.
@@ -69,7 +70,7 @@ func (q *queue) push(c *call) bool {
 		return false
 	}
 	q.calls = append(q.calls, c)
-	q.signal()
+	q.wake.Set()
 	return true
 }
 
@@ -78,14 +79,7 @@ func (q *queue) putBack(calls []*call) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.calls = slices.Insert(q.calls, 0, calls...)
-	q.signal()
-}
-
-func (q *queue) signal() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	q.wake.Set()
 }
 
 // take removes up to n calls from the front.
@@ -152,10 +146,12 @@ func (a *Allocator) serve(ctx context.Context, calls []*call) {
 		case ctx.Err() != nil:
 			err = ErrStopped
 		case errors.Is(err, store.ErrConflict) && try < maxTries:
+			a.stay(d)
 			try++
 			pause(ctx, try)
 			continue
 		case errors.Is(err, store.ErrConflict):
+			a.stay(d)
 			err = fmt.Errorf("%d tries: %w", try, err)
 		case len(calls) > 1 && !errors.Is(err, store.ErrUnavailable):
 			// One of them is refused. It must not spoil the others.
@@ -172,6 +168,14 @@ func (a *Allocator) serve(ctx context.Context, calls []*call) {
 		a.answer(calls, errs)
 		return
 	}
+}
+
+// stay notes that a transaction was refused: what was to leave the reserve is its
+// own still.
+func (a *Allocator) stay(d *draft) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.state.reserve.stay(d.leaving)
 }
 
 // plan drafts a transaction for the first of calls, as many as fit: one error
@@ -192,6 +196,12 @@ func (a *Allocator) plan(calls []*call, known map[store.Key]loaded, now time.Tim
 			errs = append(errs, err)
 		}
 		if fits {
+			// Under the lock under which it was decided, so that nobody is given
+			// what is on its way back.
+			if len(d.needs) == 0 && len(d.leaving) > 0 {
+				a.state.reserve.leave(d.leaving)
+				a.remember()
+			}
 			return d, errs
 		}
 	}
@@ -203,12 +213,7 @@ func pause(ctx context.Context, try int) {
 	if try < 4 {
 		return
 	}
-	t := time.NewTimer(rand.N(time.Duration(min(try, 20)) * time.Millisecond))
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
+	_ = async.Sleep(ctx, rand.N(time.Duration(min(try, 20))*time.Millisecond)) // the caller looks at ctx
 }
 
 // read reads what a draft needs. What cannot be read is noted with its error,
@@ -256,8 +261,8 @@ func (a *Allocator) read(ctx context.Context, keys []store.Key, known map[store.
 	}
 }
 
-// write carries a transaction out and takes in what it says of the store, be
-// it done or in conflict.
+// write carries a transaction out and applies to the state what its result says,
+// be it done or in conflict.
 func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.Key]loaded) error {
 	if len(ops) == 0 {
 		return nil
@@ -308,7 +313,7 @@ func plain(op store.Op, written store.Object) bool {
 	return err == nil && bytes.Equal(known, written.Raw)
 }
 
-// met takes in what a conflict says of the key of an operation.
+// met applies to the state what a conflict says of the key of an operation.
 func (s *state) met(op store.Op, current store.Object, known map[store.Key]loaded) {
 	key := op.Object.Key
 	current.Key = key
@@ -334,7 +339,7 @@ func unavailable(err error) error {
 	return err
 }
 
-// answer tells the callers. What was given to one who has gone is released,
+// answer returns their results to the callers. What was given to one who has gone is released,
 // before any later call is served.
 func (a *Allocator) answer(calls []*call, errs []error) {
 	for i, c := range calls {

@@ -16,6 +16,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -118,18 +119,17 @@ func run(t fataler, a *Allocator, st store.Store) *host {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	batches := st.Watch(ctx, Kinds()...)
+	steps, followed := clustertest.Follow(ctx, a.cfg.Node, st, Kinds()...)
 	go func() {
 		defer close(done)
-		if err := a.Run(ctx, batches); err != nil {
+		if err := a.Run(ctx, steps); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	}()
 	return &host{a, sync.OnceFunc(func() {
 		cancel()
 		<-done
-		for range batches { // until the watch has ended
-		}
+		<-followed
 	})}
 }
 
@@ -183,7 +183,7 @@ func catchUp(t fataler, h *host, st store.Store) {
 			return false
 		}
 		for _, o := range objs {
-			if b := s.blocks[o.Key.CIDR()]; b == nil || b.rev != o.Revision {
+			if b := s.blocks[o.Key.CIDR()]; b == nil || b.Revision != o.Revision {
 				return false
 			}
 		}
@@ -260,13 +260,13 @@ func audit(t fataler, st store.Store) map[netip.Addr]string {
 		if err := checkBlock(b, cidr); err != nil {
 			t.Errorf("block %s: %v\n%s", cidr, err, o.Raw)
 		}
-		node, _ := ownerOf(b)
+		node := b.Holder()
 		owners[cidr.String()] = node
-		if node == "" && allocated(b) == 0 {
+		if node == "" && b.Allocated() == 0 {
 			t.Errorf("block %s has neither holder nor allocation", cidr)
 		}
 		for i := range b.Allocations {
-			a := attribute(b, i)
+			a := b.Attribute(i)
 			if a == nil || a.ReleasedAt != nil {
 				continue
 			}
@@ -321,7 +321,7 @@ func checkBlock(b *store.Block, cidr netip.Prefix) error {
 			}
 		}
 	}
-	if len(b.Unallocated)+allocated(b) != len(b.Allocations) {
+	if len(b.Unallocated)+b.Allocated() != len(b.Allocations) {
 		return fmt.Errorf("queue %v has repeats", b.Unallocated)
 	}
 	if len(used) != len(b.Attributes) {

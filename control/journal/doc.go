@@ -4,7 +4,7 @@
 // A file holds one change in each line: a checksum (CRC-32C, RFC 3720 appendix
 // B.4) in hexadecimal digits, a space, and a JSON object with the key and, but
 // for a deletion, its value. A line that a crash cut short ends the file without
-// an end of its own and is dropped: nobody was told that it is on the disk. A
+// an end of its own and is dropped: nobody had an answer that it is on the disk. A
 // whole line that is damaged, be it the last one, is left out, with an error in
 // the log, [Journal.Damage], and a copy of the file beside it; the other lines
 // hold. When most of the file is history, it is written anew.

@@ -123,7 +123,7 @@ func Open(path string, log *slog.Logger) (*Journal, error) {
 	return j, nil
 }
 
-// replay takes in what a file holds and returns how many whole lines are damaged.
+// replay applies what a file holds and returns how many whole lines are damaged.
 // What follows the last end of a line is the beginning of one, or one that lacks
 // nothing but its end.
 func (j *Journal) replay(b []byte) (bad int) {
@@ -163,14 +163,30 @@ func parse(b []byte) (line, bool) {
 
 func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
-// encode writes a line.
+// encode writes a line. The value is one line of JSON: it goes in as it is.
 func encode(l line) ([]byte, error) {
-	body, err := json.Marshal(l)
+	key, err := json.Marshal(l.Key)
 	if err != nil {
 		return nil, err
 	}
-	out := fmt.Appendf(make([]byte, 0, len(body)+10), "%08x ", checksum(body))
-	return append(append(out, body...), '\n'), nil
+	const sum = len("00000000 ")
+	out := make([]byte, sum, sum+len(key)+len(l.Value)+len(`{"k":,"v":}`)+1)
+	out = append(append(out, `{"k":`...), key...)
+	if len(l.Value) > 0 {
+		out = append(append(out, `,"v":`...), l.Value...)
+	}
+	out = append(out, '}')
+	copy(out, fmt.Sprintf("%08x ", checksum(out[sum:])))
+	return append(out, '\n'), nil
+}
+
+// encodeValue returns a value's JSON in one line. Raw JSON that is so stays as it is.
+func encodeValue(value any) (json.RawMessage, error) {
+	raw, ok := value.(json.RawMessage)
+	if ok && len(bytes.TrimSpace(raw)) == len(raw) && bytes.IndexByte(raw, '\n') < 0 && json.Valid(raw) {
+		return raw, nil
+	}
+	return json.Marshal(value)
 }
 
 func (j *Journal) apply(l line) {
@@ -195,9 +211,10 @@ func (j *Journal) Entries() map[string]json.RawMessage {
 }
 
 // Put sets a key to a value's JSON. After it the value outlives the process,
-// and after [Journal.Sync] the loss of power. On an error nothing has changed.
+// and after [Journal.Sync] the loss of power. On an error nothing has changed. A
+// [json.RawMessage] is kept, not copied: it must not be changed any more.
 func (j *Journal) Put(key string, value any) error {
-	v, err := json.Marshal(value)
+	v, err := encodeValue(value)
 	if err != nil {
 		return fmt.Errorf("encode %s for the journal: %w", key, err)
 	}
@@ -216,10 +233,6 @@ func (j *Journal) Delete(key string) error {
 }
 
 func (j *Journal) append(l line) error {
-	b, err := encode(l)
-	if err != nil {
-		return fmt.Errorf("encode %s for the journal: %w", l.Key, err)
-	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.file == nil {
@@ -230,9 +243,13 @@ func (j *Journal) append(l line) error {
 		j.apply(l)
 		return nil
 	}
+	b, err := encode(l)
+	if err != nil {
+		return fmt.Errorf("encode %s for the journal: %w", l.Key, err)
+	}
 	if j.torn {
 		if err := j.file.Truncate(j.size); err != nil {
-			return fmt.Errorf("cut a half written line off the journal: %w", err)
+			return fmt.Errorf("truncate a half written line of the journal: %w", err)
 		}
 		j.torn = false
 	}

@@ -449,6 +449,56 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// Raw JSON is kept as it is where it is one line, and what is none is refused. What is
+// written is what encoding/json reads.
+func TestRaw(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	want := map[string]string{"k<\"\n": "1"}
+	put(t, j, "k<\"\n", 1)
+	for raw, kept := range map[string]string{
+		`{"a":"<b>","c": 1}`: `{"a":"<b>","c": 1}`, "{\n\"a\":\n1}": `{"a":1}`, " 7\n": "7", "\t8": "8", `"\n"`: `"\n"`, "null": "null", "\"\xff\u2028\"": "\"\xff\u2028\"",
+	} {
+		put(t, j, "raw "+kept, json.RawMessage(raw))
+		want["raw "+kept] = kept
+	}
+	delete(want, "raw \"\xff\u2028\"")
+	want["raw \"\ufffd\u2028\""] = "\"\xff\u2028\"" // a key is text
+	for _, bad := range []string{"", "{", "1 2", `{"a":1}}`, "\"\n\""} {
+		if err := j.Put("bad", json.RawMessage(bad)); err == nil {
+			t.Errorf("%q is kept", bad)
+		}
+	}
+	holds(t, path, want)
+	j.Begin()
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, path, want)
+	for text := range bytes.SplitSeq(bytes.TrimSpace(must(os.ReadFile(path))), []byte("\n")) {
+		if _, ok := parse(text); !ok {
+			t.Errorf("line %s", text)
+		}
+	}
+}
+
+// What a start remembers of the policy of a large cluster.
+func BenchmarkRaw(b *testing.B) {
+	raw := json.RawMessage(`{"kind":"Node","metadata":{"name":"n"},"spec":{"x":"` + strings.Repeat("x", 1200) + `"}}`)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		j := open(b, filepath.Join(b.TempDir(), fmt.Sprint(i)))
+		j.Begin()
+		for n := range 5000 {
+			put(b, j, fmt.Sprint("/calico/resources/v3/projectcalico.org/nodes/", n), raw)
+		}
+		if err := j.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // The journal is a map, whatever is done to it and however often it is opened
 // anew.
 func TestModel(t *testing.T) {

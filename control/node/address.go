@@ -17,7 +17,7 @@ import (
 // is an error. What keeps a host that is registered from another address is
 // none: it is told in [Status.AddressErr].
 func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.Node) (again time.Duration, err error) {
-	st, forms := a.Status(), a.publishedForms()
+	st, forms := a.Status(), a.publishedEncaps()
 	chosen, trouble, failed := chooseAll(a.situation(u, self, st))
 	again = a.noteMissing(chosen)
 	absent := slices.ContainsFunc(slices.Collect(maps.Values(chosen)), func(c choice) bool { return c.Missing })
@@ -31,11 +31,11 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		// step. So does what it said of its packets, by which others go on to
 		// take them in.
 		setTunnels(n, st.Tunnels)
-		store.SetForms(n, forms)
+		store.SetNodeEncaps(n, forms)
 	}}
 	differ := !st.Registered
 	found := map[dataplane.Family]Detected{}
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		c, ok := chosen[f]
 		if !ok {
 			continue
@@ -49,7 +49,7 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		}
 	}
 	if differ {
-		err = register(ctx, a.cfg.Store, a.cfg.Name, want)
+		a.claim, err = register(ctx, a.cfg.Store, a.peers, a.cfg.Name, want, a.claim)
 		var taken *AddressTakenError
 		if errors.As(err, &taken) && st.Registered {
 			// It goes on with the address that it has.
@@ -79,9 +79,9 @@ func (a *Agent) setAddresses(found map[dataplane.Family]Detected, trouble error)
 func (a *Agent) situation(u dataplane.Underlay, self *store.Node, st Status) situation {
 	s := situation{
 		underlay: u, methods: a.cfg.Methods,
-		now: map[dataplane.Family]netip.Prefix{}, missing: map[dataplane.Family]time.Duration{},
+		now: map[dataplane.Family]netip.Prefix{}, missing: map[dataplane.Family]time.Duration{}, peers: a.peers.addrs(),
 	}
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		s.now[f] = st.Addresses[f].Prefix
 		if p, err := store.ParseAddress(registered(self, f)); err == nil {
 			s.now[f] = p
@@ -92,13 +92,6 @@ func (a *Agent) situation(u dataplane.Underlay, self *store.Node, st Status) sit
 	for f, since := range a.missing {
 		s.missing[f] = time.Since(since)
 	}
-	for _, n := range a.peers {
-		for _, f := range families() {
-			if addr, ok := addressOf(registered(n, f)); ok {
-				s.peers = append(s.peers, addr)
-			}
-		}
-	}
 	return s
 }
 
@@ -107,7 +100,7 @@ func (a *Agent) situation(u dataplane.Underlay, self *store.Node, st Status) sit
 func (a *Agent) noteMissing(chosen map[dataplane.Family]choice) (again time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		c := chosen[f]
 		if !c.Missing {
 			delete(a.missing, f)

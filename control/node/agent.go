@@ -16,6 +16,8 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -84,6 +86,10 @@ type Config struct {
 	// does not want this one back.
 	DefaultPools []DefaultPool
 
+	// AwaitIPAM returns when IPAM knows what the agent does: the datastore up to a
+	// revision. Nil: it always does.
+	AwaitIPAM func(ctx context.Context, rev store.Revision) error
+
 	// Conditions returns the node's present conditions. They are written when
 	// they change. Nil: none.
 	Conditions func() []metav1.Condition
@@ -93,7 +99,7 @@ type Config struct {
 type Status struct {
 	Addresses  map[dataplane.Family]Detected // what is registered; do not change it
 	Registered bool
-	Complete   bool                  // with its tunnel addresses, once in this life
+	Complete   bool                  // with its tunnel addresses, once since the daemon started
 	Tunnels    map[Tunnel]netip.Addr // do not change it
 	Err        error                 // of the last attempt
 
@@ -108,17 +114,19 @@ type Status struct {
 
 // Agent does the package's work in one goroutine; see [Agent.Run].
 type Agent struct {
-	cfg  Config
-	wake chan struct{}
+	cfg   Config
+	wake  async.Signal
+	peers *peers
+	claim claim // Run's; the zero value: none is open
 
 	mu       sync.Mutex
 	underlay *dataplane.Underlay
 	synced   bool
 	pools    map[string]*v3.IPPool
-	hadPool  map[dataplane.Family]bool // there was one in this life
+	hadPool  map[dataplane.Family]bool // there was one since the daemon started
 	self     *store.Node
-	forms    store.NodeForms                // what self published, also after somebody deleted it
-	peers    map[string]*store.Node         // the other nodes
+	encaps   store.NodeEncaps               // what self published, also after somebody deleted it
+	revision store.Revision                 // that the agent knows of
 	missing  map[dataplane.Family]time.Time // since when the host lacks its registered address
 	overlaps map[string][]Overlap           // by pool, as far as somebody asked; nil: nobody has
 	spare    map[Tunnel]time.Time           // since when a tunnel has addresses to be given back
@@ -129,24 +137,26 @@ type Agent struct {
 // New returns an agent that does nothing until [Agent.Run].
 func New(cfg Config) *Agent {
 	return &Agent{
-		cfg: cfg, wake: make(chan struct{}, 1),
-		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{}, peers: map[string]*store.Node{},
+		cfg: cfg, wake: async.NewSignal(),
+		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{}, peers: newPeers(),
 		missing: map[dataplane.Family]time.Time{}, spare: map[Tunnel]time.Time{},
 	}
 }
 
-// Kinds lists what the agent wants to see of the store.
+// Kinds lists what the agent follows of the cluster.
 func Kinds() []store.Kind {
 	return []store.Kind{store.KindNode, store.KindIPPool, store.KindClusterInformation}
 }
 
-// HandleStore takes in a batch of the store's watch. It does not block.
-func (a *Agent) HandleStore(b store.Batch) {
+// HandleStore applies a step of the cluster's copy. It does not block.
+func (a *Agent) HandleStore(s cluster.Step) {
+	a.peers.apply(a.cfg.Name, s)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	changed, woken := b.Synced && !a.synced, false
-	a.synced = a.synced || b.Synced
-	for _, ev := range b.Events {
+	changed, woken := s.Synced && !a.synced, false
+	a.synced = a.synced || s.Synced
+	a.revision = s.Revision
+	for _, ev := range s.Changes {
 		if ev.Err != nil {
 			continue
 		}
@@ -166,17 +176,12 @@ func (a *Agent) HandleStore(b store.Batch) {
 				a.status.Locked = ci.Spec.DatastoreReady != nil && !*ci.Spec.DatastoreReady
 			}
 		case store.KindNode:
-			n, ok := ev.Object.Value.(*store.Node)
-			switch {
-			case ev.Key.Name == a.cfg.Name:
-				changed, a.self = true, n
-				if ok {
-					a.forms = store.FormsOf(n)
+			if ev.Key.Name == a.cfg.Name {
+				changed = true
+				a.self, _ = ev.Object.Value.(*store.Node)
+				if n, ok := ev.Value.(*cluster.Node); ok {
+					a.encaps = n.Encaps.NodeEncaps
 				}
-			case ok:
-				a.peers[ev.Key.Name] = n
-			default:
-				delete(a.peers, ev.Key.Name)
 			}
 			// Another one may be that which has our address.
 			woken = woken || !a.status.Registered || a.status.AddressErr != nil
@@ -184,11 +189,11 @@ func (a *Agent) HandleStore(b store.Batch) {
 	}
 	a.due = a.due || changed
 	if changed || woken {
-		a.poke()
+		a.wake.Set()
 	}
 }
 
-// HandleUnderlay takes in a snapshot of the network around the host. It does
+// HandleUnderlay applies a snapshot of the network around the host. It does
 // not block.
 func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
 	a.mu.Lock()
@@ -198,7 +203,7 @@ func (a *Agent) HandleUnderlay(u dataplane.Underlay) {
 		return
 	}
 	a.underlay, a.overlaps = &u, nil
-	a.poke()
+	a.wake.Set()
 }
 
 // withoutWorkloads leaves out what comes and goes with every workload.
@@ -212,18 +217,11 @@ func withoutWorkloads(u dataplane.Underlay) dataplane.Underlay {
 	}
 }
 
-// publishedForms is what this host published of the forms of its packets.
-func (a *Agent) publishedForms() store.NodeForms {
+// publishedEncaps is what this host published of its encapsulations.
+func (a *Agent) publishedEncaps() store.NodeEncaps {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.forms
-}
-
-func (a *Agent) poke() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
+	return a.encaps
 }
 
 // Status returns what was reached.
@@ -298,7 +296,7 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	a.mu.Lock()
-	u, synced, self, pools, due := a.underlay, a.synced, a.self, a.pools, a.due
+	u, synced, self, pools, due, rev := a.underlay, a.synced, a.self, a.pools, a.due, a.revision
 	want := map[Tunnel]bool{}
 	for _, p := range pools {
 		if t, ok := tunnelOf(p); ok {
@@ -320,6 +318,11 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 	// Addresses are given to nodes that the watch has shown; it wakes us.
 	if err != nil || self == nil || !due && len(a.spare) == 0 {
 		return again, errors.Join(pool, err)
+	}
+	if a.cfg.AwaitIPAM != nil {
+		if err := a.cfg.AwaitIPAM(ctx, rev); err != nil {
+			return again, errors.Join(pool, err)
+		}
 	}
 	a.setDue(false)
 	next, err := a.tunnels(ctx, self, want)

@@ -17,6 +17,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
@@ -31,6 +32,29 @@ func get(t *testing.T, s store.Store, name string) *store.Node {
 	return obj.Value.(*store.Node)
 }
 
+// host registers addresses as a host does that follows the datastore.
+func host(t *testing.T, s store.Store, name string, addrs ...netip.Prefix) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	others, synced := newPeers(), make(chan struct{})
+	steps, followed := clustertest.Follow(ctx, name, s, store.KindNode)
+	go func() {
+		for st := range steps.Steps(ctx) {
+			others.apply(name, st)
+			if st.Synced {
+				close(synced)
+			}
+		}
+	}()
+	defer func() {
+		cancel()
+		<-followed
+	}()
+	<-synced
+	_, err := register(ctx, s, others, name, registration{addrs: addrs, complete: func(*store.Node) {}}, claim{})
+	return err
+}
+
 func TestRegister(t *testing.T) {
 	s := memory.New()
 	defer s.Close()
@@ -41,7 +65,7 @@ func TestRegister(t *testing.T) {
 	if _, err := store.Create(t.Context(), s, n); err != nil {
 		t.Fatal(err)
 	}
-	if err := Register(t.Context(), s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
+	if err := host(t, s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
 		t.Fatal(err)
 	}
 	got := get(t, s, "node1")
@@ -60,13 +84,13 @@ func TestRegisterTaken(t *testing.T) {
 	s := memory.New()
 	defer s.Close()
 	addr := netip.MustParsePrefix("10.1.0.11/24")
-	if err := Register(t.Context(), s, "node1", addr); err != nil {
+	if err := host(t, s, "node1", addr); err != nil {
 		t.Fatal(err)
 	}
-	err := Register(t.Context(), s, "node2", addr)
+	err := host(t, s, "node2", addr)
 	var taken *AddressTakenError
 	if !errors.As(err, &taken) || taken.Node != "node2" || taken.Other != "node1" {
-		t.Fatalf("Register = %v; want both names", err)
+		t.Fatalf("register = %v; want both names", err)
 	}
 	for _, w := range []string{"node1", "node2", "10.1.0.11", "delete node"} {
 		if !strings.Contains(err.Error(), w) {
@@ -95,11 +119,11 @@ func TestRegisterRace(t *testing.T) {
 	defer s.Close()
 	addr := netip.MustParsePrefix("10.1.0.11/24")
 	r := &raceStore{Store: s, race: func() {
-		if err := Register(t.Context(), s, "node2", addr); err != nil {
+		if err := host(t, s, "node2", addr); err != nil {
 			t.Error(err)
 		}
 	}}
-	err := Register(t.Context(), r, "node1", addr)
+	err := host(t, r, "node1", addr)
 	var taken *AddressTakenError
 	if !errors.As(err, &taken) || taken.Other != "node2" {
 		t.Errorf("the later of two hosts: %v; want it refused", err)
@@ -118,7 +142,7 @@ func TestSetConditions(t *testing.T) {
 	if err := SetConditions(t.Context(), s, "node1", []metav1.Condition{Condition("Ready", nil)}); err != nil {
 		t.Fatalf("a host that is not registered: %v", err)
 	}
-	if err := Register(t.Context(), s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
+	if err := host(t, s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
 		t.Fatal(err)
 	}
 	early := metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
@@ -224,10 +248,12 @@ func (f *fakeTunnels) holds(t Tunnel) string {
 func follow(t *testing.T, a *Agent, s store.Store) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
+	steps, followed := clustertest.Follow(ctx, a.cfg.Name, s, Kinds()...)
 	wg.Go(func() {
-		for b := range s.Watch(ctx, Kinds()...) {
-			a.HandleStore(b)
+		for st := range steps.Steps(ctx) {
+			a.HandleStore(st)
 		}
+		<-followed
 	})
 	wg.Go(func() {
 		if err := a.Run(ctx); !errors.Is(err, context.Canceled) {

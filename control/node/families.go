@@ -36,7 +36,7 @@ func methodOf(methods map[dataplane.Family]string, f dataplane.Family) string {
 // unwanted lists the families that this host shall have no address of.
 func unwanted(methods map[dataplane.Family]string) []dataplane.Family {
 	var out []dataplane.Family
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		if methodOf(methods, f) == MethodNone {
 			out = append(out, f)
 		}
@@ -48,7 +48,7 @@ func unwanted(methods map[dataplane.Family]string) []dataplane.Family {
 // whatever the host. Errors name the configuration's key.
 func CheckMethods(methods map[dataplane.Family]string) error {
 	var errs []error
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		m := methodOf(methods, f)
 		if m == MethodNone || m == MethodAuto && f == dataplane.IPv6 {
 			continue
@@ -57,7 +57,7 @@ func CheckMethods(methods map[dataplane.Family]string) error {
 			errs = append(errs, fmt.Errorf("%s: %w", methodKey(f), err))
 		}
 	}
-	if len(unwanted(methods)) == len(families()) {
+	if len(unwanted(methods)) == len(dataplane.Families()) {
 		errs = append(errs, errors.New("address.ipv4 and address.ipv6 are both none: a host needs an address; set one of them"))
 	}
 	return errors.Join(errs...)
@@ -81,7 +81,7 @@ type situation struct {
 func chooseAll(s situation) (chosen map[dataplane.Family]choice, trouble, err error) {
 	chosen = map[dataplane.Family]choice{}
 	var troubles, errs, missing []error
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		m := methodOf(s.methods, f)
 		if m == MethodAuto {
 			if len(chosen) > 0 || len(errs) > 0 {

@@ -34,7 +34,7 @@ func TestRegisterBothFamilies(t *testing.T) {
 	s := memory.New()
 	defer s.Close()
 	four, six := netip.MustParsePrefix("10.1.0.11/24"), netip.MustParsePrefix("fd00:1::11/64")
-	if err := Register(t.Context(), s, "node1", four, six); err != nil {
+	if err := host(t, s, "node1", four, six); err != nil {
 		t.Fatal(err)
 	}
 	n := get(t, s, "node1")
@@ -52,7 +52,7 @@ func TestRegisterBothFamilies(t *testing.T) {
 	}
 
 	// Another IPv6 address takes the place of the first, and of nothing else.
-	if err := Register(t.Context(), s, "node1", netip.MustParsePrefix("fd00:1::12/64")); err != nil {
+	if err := host(t, s, "node1", netip.MustParsePrefix("fd00:1::12/64")); err != nil {
 		t.Fatal(err)
 	}
 	want[2].Address, want[3].Address = "fd00:1::12/64", "fd00:1::12"
@@ -61,7 +61,7 @@ func TestRegisterBothFamilies(t *testing.T) {
 	}
 
 	// One address of two is another node's: neither is registered.
-	err := Register(t.Context(), s, "node2", netip.MustParsePrefix("10.1.0.12/24"), netip.MustParsePrefix("fd00:1::12/64"))
+	err := host(t, s, "node2", netip.MustParsePrefix("10.1.0.12/24"), netip.MustParsePrefix("fd00:1::12/64"))
 	if err == nil || !strings.Contains(err.Error(), "fd00:1::12") || !strings.Contains(err.Error(), "address.ipv6") {
 		t.Errorf("an address of another node: %v", err)
 	}

@@ -15,11 +15,11 @@ const (
 	publishMax = 10 * time.Second
 )
 
-// PublishForms writes what this host publishes of the forms of its packets into
+// PublishEncaps writes what this host publishes of its encapsulations into
 // its Node resource, and returns the resource's revision then. It tries until it
 // succeeds or ctx ends: while the datastore is away, and while the resource is
 // missing, until the host is registered.
-func (a *Agent) PublishForms(ctx context.Context, f store.NodeForms) (store.Revision, error) {
+func (a *Agent) PublishEncaps(ctx context.Context, f store.NodeEncaps) (store.Revision, error) {
 	told := false
 	for pause := publishMin; ; pause = min(2*pause, publishMax) {
 		rev, err := a.tryPublish(ctx, f)
@@ -38,7 +38,7 @@ func (a *Agent) PublishForms(ctx context.Context, f store.NodeForms) (store.Revi
 	}
 }
 
-func (a *Agent) tryPublish(ctx context.Context, f store.NodeForms) (store.Revision, error) {
+func (a *Agent) tryPublish(ctx context.Context, f store.NodeEncaps) (store.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	obj, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
@@ -46,7 +46,7 @@ func (a *Agent) tryPublish(ctx context.Context, f store.NodeForms) (store.Revisi
 			return nil, fmt.Errorf("publish the forms of node %s: %w", a.cfg.Name, store.ErrNotFound)
 		}
 		n := store.Clone(cur.Value).(*store.Node)
-		store.SetForms(n, f)
+		store.SetNodeEncaps(n, f)
 		return n, nil
 	})
 	return obj.Revision, err
@@ -55,14 +55,14 @@ func (a *Agent) tryPublish(ctx context.Context, f store.NodeForms) (store.Revisi
 // travels reports whether packets may still travel through a tunnel by what
 // this host publishes, though no pool asks for the tunnel any more: peers reach
 // it by its address until they have changed to what the pools ask for.
-func (t Tunnel) travels(f store.NodeForms) bool {
+func (t Tunnel) travels(f store.NodeEncaps) bool {
 	driver := dataplane.DriverVXLAN
 	if t == TunnelIPIP || t == TunnelIPIPv6 {
 		driver = dataplane.DriverIPIP
 	}
 	for _, list := range [][]string{f.Accepts, f.Uses} {
 		for _, s := range list {
-			if form, err := dataplane.ParseForm(s); err == nil && form.Driver == driver {
+			if form, err := dataplane.ParseEncap(s); err == nil && form.Driver == driver {
 				return true
 			}
 		}

@@ -110,7 +110,7 @@ func TestAgentWaitsAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.New()
 		defer s.Close()
-		if err := Register(t.Context(), s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
+		if err := host(t, s, "node1", netip.MustParsePrefix("10.1.0.11/24")); err != nil {
 			t.Fatal(err)
 		}
 		a, stop := newFollower(t, s, &fakeTunnels{}, "first-found", "eth1 10.9.0.5/24")
@@ -134,7 +134,7 @@ func TestAgentMoveRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.New()
 		defer s.Close()
-		if err := Register(t.Context(), s, "node2", netip.MustParsePrefix("10.1.0.99/24")); err != nil {
+		if err := host(t, s, "node2", netip.MustParsePrefix("10.1.0.99/24")); err != nil {
 			t.Fatal(err)
 		}
 		a, stop := newFollower(t, s, &fakeTunnels{}, "first-found", "eth0 10.1.0.11/24")

@@ -29,14 +29,6 @@ func (e *AddressTakenError) Error() string {
 		e.Node, e.Address, e.Other, strings.ToLower(dataplane.FamilyOf(e.Address).String()), e.Other)
 }
 
-// Register makes the Node resource say that this host has these addresses, one
-// of a family. It leaves everything else in the resource alone. Two hosts that
-// register one address at once are both told; the one that wrote last takes its
-// claim back.
-func Register(ctx context.Context, s store.Store, name string, addrs ...netip.Prefix) error {
-	return register(ctx, s, name, registration{addrs: addrs, complete: func(*store.Node) {}})
-}
-
 // registration is what a Node resource is to say.
 type registration struct {
 	addrs    []netip.Prefix     // of this host, at most one of a family
@@ -44,18 +36,45 @@ type registration struct {
 	complete func(*store.Node)  // adds to a resource that is made
 }
 
-// register is Register with more to write.
-func register(ctx context.Context, s store.Store, name string, want registration) error {
-	if err := checkTaken(ctx, s, name, want.addrs, 0); err != nil {
-		return err
+// claim is what a host wrote of its addresses and has not compared yet with what
+// others wrote before.
+type claim struct {
+	addrs   []netip.Prefix
+	written store.Object
+	before  *store.Node // nil: there was no resource
+}
+
+// register makes the Node resource say what it is to. It leaves everything else in
+// the resource alone. Of two hosts that register one address at once each sees the
+// other's claim when its copy of the cluster has come as far as its own; the one
+// that wrote last takes its claim back. The claim that is returned is open still:
+// an error kept it from being compared. The next call goes on with it.
+func register(ctx context.Context, s store.Store, others *peers, name string, want registration, open claim) (claim, error) {
+	if !slices.Equal(open.addrs, want.addrs) {
+		if err := checkTaken(others, name, want.addrs, 0); err != nil {
+			return claim{}, err
+		}
+		var err error
+		if open, err = write(ctx, s, name, want); err != nil {
+			return claim{}, fmt.Errorf("register node %s: %w", name, err)
+		}
 	}
-	var before *store.Node
-	existed := false
-	obj, err := store.Modify(ctx, s, store.ResourceKey(store.KindNode, name), func(cur store.Object) (any, error) {
-		before, existed = nil, false
+	if err := others.await(ctx, open.written.Revision); err != nil {
+		return open, fmt.Errorf("look who else has the address of node %s: %w", name, err)
+	}
+	if err := checkTaken(others, name, want.addrs, open.written.Revision); err != nil {
+		return claim{}, errors.Join(err, open.takeBack(ctx, s))
+	}
+	return claim{}, nil
+}
+
+// write writes a registration.
+func write(ctx context.Context, s store.Store, name string, want registration) (claim, error) {
+	c := claim{addrs: want.addrs}
+	var err error
+	c.written, err = store.Modify(ctx, s, store.ResourceKey(store.KindNode, name), func(cur store.Object) (any, error) {
 		n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if cur.Value != nil {
-			before, existed = cur.Value.(*store.Node), true
+		if c.before, _ = cur.Value.(*store.Node); c.before != nil {
 			n = store.Clone(cur.Value).(*store.Node)
 		}
 		for _, addr := range want.addrs {
@@ -64,55 +83,34 @@ func register(ctx context.Context, s store.Store, name string, want registration
 		for _, f := range want.gone {
 			dropAddress(n, f)
 		}
-		if !existed {
+		if c.before == nil {
 			want.complete(n)
 		}
 		return n, nil
 	})
-	if err != nil {
-		return fmt.Errorf("register node %s: %w", name, err)
-	}
-	err = checkTaken(ctx, s, name, want.addrs, obj.Revision)
-	var taken *AddressTakenError
-	if !errors.As(err, &taken) {
-		return err
-	}
-	return errors.Join(err, takeBack(ctx, s, obj, before, existed))
+	return c, err
 }
 
-// checkTaken looks for another node with one of the addresses. With a revision,
-// only those count that were written before it: of two that raced, the later
-// one gives way.
-func checkTaken(ctx context.Context, s store.Store, name string, addrs []netip.Prefix, before store.Revision) error {
-	nodes, _, err := s.List(ctx, store.KindNode, "")
-	if err != nil && !errors.Is(err, store.ErrDecode) {
-		return fmt.Errorf("list nodes: %w", err)
-	}
-	for _, o := range nodes {
-		n := o.Value.(*store.Node)
-		if n.Name == name || n.Spec.BGP == nil || before != 0 && o.Revision > before {
-			continue
-		}
-		for _, s := range []string{n.Spec.BGP.IPv4Address, n.Spec.BGP.IPv6Address} {
-			a, ok := addressOf(s)
-			if ok && slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr() == a }) {
-				return &AddressTakenError{Address: a, Node: name, Other: n.Name}
-			}
-		}
+// checkTaken looks for another node with one of the addresses; with a revision, for
+// one that had it before.
+func checkTaken(others *peers, name string, addrs []netip.Prefix, before store.Revision) error {
+	if other, addr := others.holder(addrs, before); other != "" {
+		return &AddressTakenError{Address: addr, Node: name, Other: other}
 	}
 	return nil
 }
 
-func takeBack(ctx context.Context, s store.Store, written store.Object, before *store.Node, existed bool) error {
-	if !existed {
-		if err := store.Delete(ctx, s, written.Key, written.Revision); err != nil {
-			return fmt.Errorf("take back the registration of %s: %w", written.Key.Name, err)
-		}
-		return nil
+// takeBack makes the resource what it was before the claim.
+func (c claim) takeBack(ctx context.Context, s store.Store) (err error) {
+	obj := c.written
+	if c.before == nil {
+		err = store.Delete(ctx, s, obj.Key, obj.Revision)
+	} else {
+		obj.Value = c.before
+		_, err = store.Update(ctx, s, obj)
 	}
-	written.Value = before
-	if _, err := store.Update(ctx, s, written); err != nil {
-		return fmt.Errorf("take back the registration of %s: %w", written.Key.Name, err)
+	if err != nil {
+		return fmt.Errorf("take back the registration of %s: %w", obj.Key.Name, err)
 	}
 	return nil
 }
@@ -121,10 +119,6 @@ func addressOf(s string) (netip.Addr, bool) {
 	p, err := store.ParseAddress(s)
 	return p.Addr(), err == nil
 }
-
-// families lists the address families, in the order in which their addresses
-// stand in a Node resource.
-func families() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
 
 // registered returns the address of a family that a Node resource has; empty:
 // none.

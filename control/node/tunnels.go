@@ -23,7 +23,7 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 	have := map[Tunnel]netip.Addr{}
 	spare := map[Tunnel]bool{}
 	differ := false
-	forms := store.FormsOf(self)
+	forms := store.NodeEncapsOf(self)
 	var errs []error
 	for _, t := range AllTunnels() {
 		published := nodeTunnel(self, t)

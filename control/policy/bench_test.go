@@ -51,7 +51,7 @@ func BenchmarkSync100k(b *testing.B) {
 	}
 }
 
-// BenchmarkChange100k makes one change in such a cluster and tells it.
+// BenchmarkChange100k makes one change in such a cluster and publishes it.
 func BenchmarkChange100k(b *testing.B) {
 	list := policytest.Cluster(100_000, 500)
 	c, _ := newMirror(policy.Config{})
@@ -105,8 +105,8 @@ func BenchmarkChange100k(b *testing.B) {
 	})
 }
 
-// TestCostFollowsChange counts what a change of one endpoint's label tells, in
-// a cluster that is large enough to tell more.
+// TestCostFollowsChange counts what a change of one endpoint's label publishes, in
+// a cluster that is large enough to publish more.
 func TestCostFollowsChange(t *testing.T) {
 	t.Parallel()
 	c, mirror := newMirror(policy.Config{})
@@ -118,7 +118,7 @@ func TestCostFollowsChange(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*store.WorkloadEndpoint)
-		most   int // members told
+		most   int // members published
 	}{
 		{"nothing", func(*store.WorkloadEndpoint) {}, 0},
 		{"label that nobody asks for", func(w *store.WorkloadEndpoint) { w.Labels["pod"] = "x" }, 0},

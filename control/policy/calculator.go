@@ -61,15 +61,11 @@ func New(cfg Config) *Calculator {
 	c.policies.init()
 	c.settings.init()
 	// It exists without being stored, and nobody can change it.
-	allow := []v3.Rule{{Action: v3.Allow}}
-	c.policies.put(c, store.Object{
-		Key:   store.ResourceKey(store.KindProfile, store.DefaultAllowProfile),
-		Value: &v3.Profile{Spec: v3.ProfileSpec{Ingress: allow, Egress: allow}},
-	})
+	c.policies.put(c, store.DefaultAllow())
 	return c
 }
 
-// Update takes in a step of the watch of [Kinds]. What follows from it is told
+// Update applies a step of the watch of [Kinds]. What follows from it is published
 // by [Calculator.Flush].
 func (c *Calculator) Update(b store.Batch) {
 	for _, ev := range b.Events {
@@ -88,7 +84,7 @@ func (c *Calculator) Update(b store.Batch) {
 	c.synced = c.synced || b.Synced
 }
 
-// event hands an object, or the news that it is gone, to those who use it.
+// event hands an object, or its deletion, to those who use it.
 func (c *Calculator) event(key store.Key, o store.Object) {
 	switch key.Kind {
 	case store.KindTier:
@@ -130,7 +126,7 @@ func (c *Calculator) event(key store.Key, o store.Object) {
 	}
 }
 
-// putLabelled takes in what can be a member of sets, and judges packets if it
+// putLabelled applies what can be a member of sets, and judges packets if it
 // is of this host.
 func (c *Calculator) putLabelled(key store.Key, v any) {
 	c.members.put(c, key, v)
@@ -156,7 +152,7 @@ func (c *Calculator) autoHostEndpoint(node string, n *store.Node) {
 	}
 }
 
-// SetInterfaces tells the addresses of the host's own interfaces, by name. Host
+// SetInterfaces sets the addresses of the host's own interfaces, by name. Host
 // endpoints that name no interface are found by them.
 func (c *Calculator) SetInterfaces(addrs map[string][]netip.Addr) {
 	c.locals.setInterfaces(addrs)
@@ -180,7 +176,7 @@ func (c *Calculator) Problems() []Problem {
 	return list
 }
 
-// Flush returns the step from what was told before to what is known now. It is
+// Flush returns the step from what was published before to what is known now. It is
 // false before the store's state is complete, for rules from half of it would
 // let through what they must not.
 func (c *Calculator) Flush() (filter.Delta, bool) {
@@ -198,7 +194,7 @@ func (c *Calculator) Flush() (filter.Delta, bool) {
 	return d, true
 }
 
-// Snapshot returns the ruleset that the steps told so far lead to.
+// Snapshot returns the ruleset that the steps published so far lead to.
 func (c *Calculator) Snapshot() *filter.Ruleset {
 	r := filter.NewRuleset()
 	for id, s := range c.members.sets {
@@ -218,12 +214,12 @@ func (c *Calculator) Snapshot() *filter.Ruleset {
 			}
 		}
 	}
-	maps.Copy(r.Policies, c.policies.told)
-	for name, e := range c.locals.told {
+	maps.Copy(r.Policies, c.policies.published)
+	for name, e := range c.locals.published {
 		r.Endpoints[name] = e.Endpoint
 	}
-	if c.settings.told != nil {
-		r.Settings = *c.settings.told
+	if c.settings.published != nil {
+		r.Settings = *c.settings.published
 	}
 	return r
 }

@@ -16,9 +16,9 @@ type label struct{ name, value string }
 // implied, its own, what its profiles lend it, in falling precedence. The maps
 // are shared with the store and never written.
 type labels struct {
-	implied []label
-	own     map[string]string
-	lent    []map[string]string
+	implied   []label
+	own       map[string]string
+	inherited []map[string]string
 }
 
 func reserved(name string) bool {
@@ -35,8 +35,8 @@ func (l *labels) Get(name string) (string, bool) {
 	if v, ok := l.own[name]; ok && !reserved(name) {
 		return v, true
 	}
-	for _, lent := range l.lent {
-		if v, ok := lent[name]; ok {
+	for _, inherited := range l.inherited {
+		if v, ok := inherited[name]; ok {
 			return v, true
 		}
 	}
@@ -53,8 +53,8 @@ func (l *labels) each(f func(name, value string)) {
 			f(name, value)
 		}
 	}
-	for n, lent := range l.lent {
-		for name, value := range lent {
+	for n, inherited := range l.inherited {
+		for name, value := range inherited {
 			if !l.hidden(name, n) {
 				f(name, value)
 			}
@@ -80,8 +80,8 @@ func (l *labels) hidden(name string, n int) bool {
 	if _, ok := l.own[name]; ok && !reserved(name) {
 		return true
 	}
-	for _, lent := range l.lent[:n] {
-		if _, ok := lent[name]; ok {
+	for _, inherited := range l.inherited[:n] {
+		if _, ok := inherited[name]; ok {
 			return true
 		}
 	}

@@ -26,15 +26,15 @@ type locals struct {
 	unnamed map[itemID]struct{} // host endpoints that are found by addresses
 	addrs   map[string][]netip.Addr
 
-	matcher *matcher // which policies are for whom
-	stale   map[string]struct{}
-	told    map[string]toldEndpoint // by interface
+	matcher   *matcher // which policies are for whom
+	stale     map[string]struct{}
+	published map[string]publishedEndpoint // by interface
 
 	stored map[string]bool             // names of host endpoints in the store
 	auto   map[string]*v3.HostEndpoint // those that follow from nodes, by name
 }
 
-type toldEndpoint struct {
+type publishedEndpoint struct {
 	filter.Endpoint
 	policies []filter.PolicyID
 }
@@ -61,7 +61,7 @@ func (l *locals) init() {
 	l.unnamed = make(map[itemID]struct{})
 	l.matcher = newMatcher(func(_ queryID, id itemID, _ bool) { l.touch(id) })
 	l.stale = make(map[string]struct{})
-	l.told = make(map[string]toldEndpoint)
+	l.published = make(map[string]publishedEndpoint)
 	l.stored = make(map[string]bool)
 	l.auto = make(map[string]*v3.HostEndpoint)
 }
@@ -112,7 +112,7 @@ func (l *locals) setInterfaces(addrs map[string][]netip.Addr) {
 	}
 }
 
-// put takes in an endpoint, or the news that it is gone. Those of other hosts
+// put applies an endpoint, or its deletion. Those of other hosts
 // are passed over.
 func (l *locals) put(c *Calculator, key store.Key, v any) {
 	e := localOf(c.cfg.Node, key, v)
@@ -238,12 +238,12 @@ func (l *locals) owner(name string) (itemID, bool) {
 // emit reports the endpoints that came, went or changed.
 func (l *locals) emit(c *Calculator) (put []filter.Endpoint, del []string) {
 	for _, name := range sortedKeys(l.stale, cmp.Compare[string]) {
-		was, told := l.told[name]
+		was, published := l.published[name]
 		id, ok := l.owner(name)
 		if !ok {
-			if told {
+			if published {
 				del = append(del, name)
-				delete(l.told, name)
+				delete(l.published, name)
 				for _, p := range was.policies {
 					c.policies.refer(p, -1)
 				}
@@ -251,17 +251,17 @@ func (l *locals) emit(c *Calculator) (put []filter.Endpoint, del []string) {
 			continue
 		}
 		e := c.build(name, id)
-		if told && reflect.DeepEqual(was.Endpoint, e) {
+		if published && reflect.DeepEqual(was.Endpoint, e) {
 			continue
 		}
-		now := toldEndpoint{Endpoint: e, policies: e.Policies()}
+		now := publishedEndpoint{Endpoint: e, policies: e.Policies()}
 		for _, p := range now.policies {
 			c.policies.refer(p, 1)
 		}
 		for _, p := range was.policies {
 			c.policies.refer(p, -1)
 		}
-		l.told[name] = now
+		l.published[name] = now
 		put = append(put, e)
 	}
 	return put, del

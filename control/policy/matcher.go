@@ -24,7 +24,7 @@ type matcher struct {
 	watch   map[selector.Condition][]queryID
 	always  []queryID // queries to try on every item
 
-	// change is told when an item that changes begins or ceases to match.
+	// change is published when an item that changes begins or ceases to match.
 	change func(queryID, itemID, bool)
 }
 
@@ -70,7 +70,7 @@ func removeSorted[T ~int32](list []T, v T) []T {
 	return list
 }
 
-// put gives an item its labels and tells what it matches now and did not
+// put gives an item its labels and publishes what it matches now and did not
 // before, and the other way round.
 func (m *matcher) put(id itemID, l *labels) {
 	for len(m.items) <= int(id) {
@@ -107,7 +107,7 @@ func (m *matcher) forget(id itemID) {
 	}
 }
 
-// remove takes an item out and tells what it matched.
+// remove takes an item out and publishes what it matched.
 func (m *matcher) remove(id itemID) {
 	if int(id) >= len(m.items) || m.items[id].labels == nil {
 		return
@@ -219,7 +219,7 @@ func (m *matcher) add(sel *selector.Selector) (queryID, []itemID) {
 	return q, found
 }
 
-// drop takes a query out of use. It tells nothing.
+// drop takes a query out of use. It publishes nothing.
 func (m *matcher) drop(q queryID) {
 	m.candidates(q, func(id itemID) {
 		it := &m.items[id]

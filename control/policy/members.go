@@ -22,8 +22,8 @@ type members struct {
 	free  []itemID
 	dirty map[itemID]struct{}
 
-	lent  map[string]map[string]string // the labels that a profile lends, by its name
-	users map[string][]itemID          // items by profile, sorted
+	inherited map[string]map[string]string // the labels that a profile gives its endpoints, by its name
+	users     map[string][]itemID          // items by profile, sorted
 
 	matcher *matcher
 	byText  map[string]*selected // selectors in use, by canonical form
@@ -70,7 +70,7 @@ func (c *content) equal(o content) bool {
 func (m *members) init() {
 	m.ids = make(map[store.Key]itemID)
 	m.dirty = make(map[itemID]struct{})
-	m.lent = make(map[string]map[string]string)
+	m.inherited = make(map[string]map[string]string)
 	m.users = make(map[string][]itemID)
 	m.byText = make(map[string]*selected)
 	m.sets = make(map[filter.SetID]*set)
@@ -116,7 +116,7 @@ func (m *members) contribute(s *set, c *content, add bool) {
 	}
 }
 
-// put takes in an endpoint or a network set, or the news that it is gone.
+// put applies an endpoint or a network set, or its deletion.
 func (m *members) put(c *Calculator, key store.Key, v any) {
 	id, known := m.ids[key]
 	if v == nil {
@@ -190,19 +190,19 @@ func (m *members) remove(id itemID) {
 	m.free = append(m.free, id)
 }
 
-// putProfile takes in the labels that a profile lends.
+// putProfile applies the labels that a profile gives its endpoints.
 func (m *members) putProfile(name string, p *v3.Profile) {
-	var lent map[string]string
+	var inherited map[string]string
 	if p != nil {
-		lent = p.Spec.LabelsToApply
+		inherited = p.Spec.LabelsToApply
 	}
-	if maps.Equal(m.lent[name], lent) {
+	if maps.Equal(m.inherited[name], inherited) {
 		return
 	}
-	if lent == nil {
-		delete(m.lent, name)
+	if inherited == nil {
+		delete(m.inherited, name)
 	} else {
-		m.lent[name] = lent
+		m.inherited[name] = inherited
 	}
 	for _, id := range m.users[name] {
 		m.dirty[id] = struct{}{}
@@ -213,14 +213,14 @@ func (m *members) putProfile(name string, p *v3.Profile) {
 func (m *members) labelsOf(own map[string]string, implied []label, profiles []string) *labels {
 	l := &labels{own: own, implied: implied}
 	for _, p := range profiles {
-		if lent := m.lent[p]; len(lent) > 0 {
-			l.lent = append(l.lent, lent)
+		if inherited := m.inherited[p]; len(inherited) > 0 {
+			l.inherited = append(l.inherited, inherited)
 		}
 	}
 	return l
 }
 
-// settle brings what was taken in into the sets.
+// settle brings what was applied into the sets.
 func (m *members) settle() {
 	for _, id := range sortedKeys(m.dirty, cmp.Compare[itemID]) {
 		it := &m.items[id]

@@ -18,10 +18,10 @@ type policies struct {
 	byQuery []*policyState // by the query of the local endpoints' matcher
 	tiers   map[string]tierInfo
 
-	refs  map[filter.PolicyID]int // endpoints that name it
-	held  map[filter.PolicyID][]filter.SetID
-	told  map[filter.PolicyID]filter.Policy
-	dirty map[filter.PolicyID]struct{}
+	refs      map[filter.PolicyID]int // endpoints that name it
+	held      map[filter.PolicyID][]filter.SetID
+	published map[filter.PolicyID]filter.Policy
+	dirty     map[filter.PolicyID]struct{}
 }
 
 type policyState struct {
@@ -41,11 +41,11 @@ func (p *policies) init() {
 	p.tiers = make(map[string]tierInfo)
 	p.refs = make(map[filter.PolicyID]int)
 	p.held = make(map[filter.PolicyID][]filter.SetID)
-	p.told = make(map[filter.PolicyID]filter.Policy)
+	p.published = make(map[filter.PolicyID]filter.Policy)
 	p.dirty = make(map[filter.PolicyID]struct{})
 }
 
-// put takes in a policy or a profile, or the news that it is gone.
+// put applies a policy or a profile, or its deletion.
 func (p *policies) put(c *Calculator, o store.Object) {
 	id := filter.PolicyID{Kind: string(o.Key.Kind), Namespace: o.Key.Namespace, Name: o.Key.Name}
 	old := p.all[id]
@@ -178,13 +178,13 @@ func (p *policies) refer(id filter.PolicyID, n int) {
 func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.PolicyID) {
 	var released []filter.SetID
 	for _, id := range sortedKeys(p.dirty, filter.PolicyID.Compare) {
-		was, told := p.told[id]
+		was, published := p.published[id]
 		if p.refs[id] == 0 {
 			released = append(released, p.held[id]...)
 			delete(p.held, id)
-			if told {
+			if published {
 				del = append(del, id)
-				delete(p.told, id)
+				delete(p.published, id)
 			}
 			continue
 		}
@@ -200,9 +200,9 @@ func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.Policy
 		}
 		released = append(released, p.held[id]...)
 		p.held[id] = held
-		if !told || !reflect.DeepEqual(was, state.rules) {
+		if !published || !reflect.DeepEqual(was, state.rules) {
 			put = append(put, state.rules)
-			p.told[id] = state.rules
+			p.published[id] = state.rules
 		}
 	}
 	// Last, so that a set which only changes hands stays as it is.

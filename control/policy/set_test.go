@@ -11,7 +11,7 @@ import (
 	"github.com/routerd/routerd/dataplane/filter"
 )
 
-// The members that a set tells never overlap, cover what was given, and their
+// The members that a set publishes never overlap, cover what was given, and their
 // changes add up.
 func TestSetMembership(t *testing.T) {
 	t.Parallel()

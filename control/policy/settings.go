@@ -25,12 +25,12 @@ type settings struct {
 	hosts  map[string][]netip.Prefix
 	inner  map[string][]netip.Prefix // by node: where peers see it besides its own addresses
 	fed    map[feedKey][]filter.Member
-	vxlan  map[string][]uint16 // by node: ports at which it takes in VXLAN, or to which it sends
+	vxlan  map[string][]uint16 // by node: ports at which it decapsulates VXLAN, or to which it sends
 	bgp    map[string]uint16   // by BGPConfiguration: listenPort
 
-	stale bool // felix or labels changed
-	now   effective
-	told  *filter.Settings
+	stale     bool // felix or labels changed
+	now       effective
+	published *filter.Settings
 }
 
 // feedKey names a source of members of one of the sets that are fed by hand.
@@ -220,10 +220,10 @@ func (s *settings) levels(node string) []*v3.FelixConfigurationSpec {
 // emit reports the settings if they changed.
 func (s *settings) emit(c *Calculator) *filter.Settings {
 	now := s.current(c).Settings
-	if s.told != nil && reflect.DeepEqual(*s.told, now) {
+	if s.published != nil && reflect.DeepEqual(*s.published, now) {
 		return nil
 	}
-	s.told = &now
+	s.published = &now
 	return &now
 }
 
@@ -389,7 +389,7 @@ func vxlanPorts(n *store.Node) []uint16 {
 		return nil
 	}
 	var ports []uint16
-	f := store.FormsOf(n)
+	f := store.NodeEncapsOf(n)
 	for _, form := range slices.Concat(f.Accepts, f.Uses) {
 		parts := strings.Split(form, "/")
 		if len(parts) != 3 || !strings.HasPrefix(parts[0], "vxlan") {

@@ -85,7 +85,7 @@ func specOf(o store.Object) (*policySpec, error) {
 }
 
 // stage marks a staged policy. Only one that is to be set has rules whose
-// effect can be told.
+// effect can be shown.
 func (p *policySpec) stage(a v3.StagedAction) {
 	p.staged = true
 	p.idle = a != v3.StagedActionSet && a != "" && a != v3.StagedActionLearn

@@ -33,7 +33,7 @@ type Decision struct {
 }
 
 // Decide judges by values alone what is to be done about a name in a state:
-// self is this life, with the epoch that it knows of, and held says that it has
+// self is this process, with the epoch that it knows of, and held says that it has
 // held the name in this process.
 func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
 	holder, record := st.Holder, st.Record
@@ -79,8 +79,8 @@ func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
 
 // over reports whether a name is taken over from another machine, before which
 // this one was refused for some time. What was there for longer than a lease can
-// last by itself is no earlier life of this machine, though it has its instance:
-// it is one of which this is a copy.
+// last by itself is no previous run of this machine, though it has its instance:
+// this machine is a copy of it.
 func (d Decision) over(refused time.Duration) bool {
 	return d.Verdict == Take && (d.From != nil || refused > 2*TTL)
 }

@@ -31,20 +31,20 @@ type Config struct {
 	File  string // keeps the [Identity]
 	Self  store.Incarnation
 
-	// Disown is told, before the name is taken that another machine had, that what
+	// Disown is notified, before the name is taken that another machine had, that what
 	// the datastore shows under it is that machine's. nil: nobody is. On an error
 	// the name is not taken.
 	Disown func() error
-	// Doubt is told, before anything is served, that what was assigned to this
+	// Doubt is notified, before anything is served, that what was assigned to this
 	// host's workloads may be another's by now. It must not block.
 	Doubt func()
 	// Verified returns when each workload's addresses have been compared with
 	// the datastore and those that are not its own any more are out of use.
 	Verified func(context.Context) error
-	// Refused is told that another machine has the name, once for each; nil:
+	// Refused is notified that another machine has the name, once for each; nil:
 	// nobody is.
 	Refused func(context.Context)
-	// Outage is told that the datastore cannot be reached, once per outage, and
+	// Outage is notified that the datastore cannot be reached, once per outage, and
 	// nil when it answers again, until the name is held.
 	Outage func(error)
 
@@ -83,7 +83,7 @@ func (k *Keeper) Refused() error {
 	return k.err
 }
 
-// MayResume reports whether this host may do what its last life did, before it
+// MayResume reports whether this host may do what its previous run did, before it
 // holds its name: the datastore cannot be asked, and nobody else is known to
 // have the name. It may also once it holds it.
 func (k *Keeper) MayResume() bool {
@@ -212,7 +212,7 @@ func ended(h *etcd.Hold) bool {
 	}
 }
 
-// taken takes in that the name is held, and tells those who must know first.
+// taken records that the name is held, and notifies those who must know first.
 func (k *Keeper) taken(d Decision, self store.Incarnation, held bool) {
 	log := k.cfg.Log.With("node_name", k.cfg.Node, "epoch", d.As.Epoch)
 	switch {
@@ -235,7 +235,7 @@ func (k *Keeper) taken(d Decision, self store.Incarnation, held bool) {
 	}
 }
 
-// hold takes in that the name is this host's by what the datastore says, though
+// hold records that the name is this host's by what the datastore says, though
 // it cannot be written: it may be full, or readable for this host alone. Unless
 // somebody was there meanwhile, a host that starts does not wait for it.
 func (k *Keeper) hold(cause error) {
@@ -246,7 +246,7 @@ func (k *Keeper) hold(cause error) {
 	if disputed {
 		return
 	}
-	k.cfg.Log.Warn("the datastore cannot be told that this host is there; its name is its own by what was told before; will try again",
+	k.cfg.Log.Warn("the presence of this host cannot be written; its name is its own by what the datastore said before; will try again",
 		"node_name", k.cfg.Node, "error", cause)
 	close(k.held)
 }
@@ -255,13 +255,13 @@ func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {
 	k.mu.Lock()
 	k.err = err
 	who := err.Other.Instance + err.Other.BootID
-	news := k.shadow != who
+	changed := k.shadow != who
 	k.shadow = who
-	if news || k.since.IsZero() {
+	if changed || k.since.IsZero() {
 		k.since = time.Now()
 	}
 	k.mu.Unlock()
-	if !news {
+	if !changed {
 		return
 	}
 	k.cfg.Log.Error("this host is refused: another machine has its name", "error", err)
@@ -293,16 +293,16 @@ func (k *Keeper) verify(ctx context.Context, epoch int64) {
 	}
 }
 
-// outage tells of the datastore until the name is held; then others do.
+// outage reports the datastore until the name is held; then others do.
 func (k *Keeper) outage(ctx context.Context, err error) {
 	k.mu.Lock()
-	news := !k.is && k.away != (err != nil)
+	changed := !k.is && k.away != (err != nil)
 	k.away = err != nil
 	if k.away {
 		k.since = time.Time{} // leases may have been prolonged by it
 	}
 	k.mu.Unlock()
-	if news && k.cfg.Outage != nil && ctx.Err() == nil {
+	if changed && k.cfg.Outage != nil && ctx.Err() == nil {
 		k.cfg.Outage(err)
 	}
 }

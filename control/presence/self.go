@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/store"
 )
 
@@ -60,7 +60,7 @@ const (
 	machineIDFile = "/etc/machine-id"
 )
 
-// Self describes this life of this machine.
+// Self describes this process on this machine.
 func Self(id Identity) (store.Incarnation, error) {
 	boot, err := os.ReadFile(bootIDFile)
 	if err != nil {
@@ -80,7 +80,7 @@ func Self(id Identity) (store.Incarnation, error) {
 	}, nil
 }
 
-// maxAddresses are told of a host: enough to find it by.
+// maxAddresses are published of a host: enough to find it by.
 const maxAddresses = 4
 
 // hostAddresses lists addresses by which people know the host.

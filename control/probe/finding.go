@@ -78,14 +78,14 @@ func judge(t Target, f Finding, err error) verdict {
 	case !f.Answered && f.Refused:
 		return verdict{reason: "packets get there, and nobody answers probes: a node of Calico's, or one whose probes are off"}
 	case !f.Answered && t.Accepts:
-		return verdict{result: dataplane.No, reason: fmt.Sprintf("no answer through %s from %s at %s: %s", t.Link, t.Node, t.Outer, t.hint())}
+		return verdict{result: dataplane.No, reason: fmt.Sprintf("no answer through %s from %s at %s: %s", t.Tunnel.Link, t.Node, t.Registered, t.hint())}
 	case !f.Answered:
 		return verdict{reason: "no answer, and the node has not said that it takes this form in"}
 	}
 	v := verdict{result: dataplane.Yes}
 	if f.Size < f.Full {
 		v.mtu = f.Size
-		v.reason = fmt.Sprintf("packets of more than %d bytes are lost on the way, and %s takes %d", f.Size, t.Link, f.Full)
+		v.reason = fmt.Sprintf("packets of more than %d bytes are lost on the way, and %s takes %d", f.Size, t.Tunnel.Link, f.Full)
 	}
 	if f.Checksum == dataplane.No {
 		v.need |= NoChecksum

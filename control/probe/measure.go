@@ -2,7 +2,6 @@ package probe
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -17,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -32,9 +32,9 @@ const (
 	transferSteps = 4
 )
 
-// patience is how long each attempt waits for the first answer: a second in
+// firstAnswer is how long each attempt waits for the first answer: a second in
 // all.
-func patience() []time.Duration {
+func firstAnswer() []time.Duration {
 	return []time.Duration{200 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond}
 }
 
@@ -50,10 +50,10 @@ func (m Sockets) Measure(ctx context.Context, t Target, key []byte) (Finding, er
 	if len(key) == 0 {
 		return Finding{}, errNoKey
 	}
-	f := Finding{Full: t.MTU}
+	f := Finding{Full: t.Tunnel.MTU}
 	s, err := m.open(ctx, t, key)
 	if err != nil {
-		return f, fmt.Errorf("open a socket on %s: %w", t.Link, err)
+		return f, fmt.Errorf("open a socket on %s: %w", t.Tunnel.Link, err)
 	}
 	defer s.close()
 	if err := s.sizes(ctx, &f); err != nil || !f.Answered || f.Checksum == dataplane.No {
@@ -86,35 +86,21 @@ type session struct {
 	mu      sync.Mutex
 	got     map[uint32]time.Time
 	refused bool
-	wake    chan struct{} // of capacity one
+	wake    async.Signal
 	done    chan struct{} // closed when the reader has ended
 }
 
 func (m Sockets) open(ctx context.Context, t Target, key []byte) (*session, error) {
-	conn, err := dialUDP(ctx, t.Link, netip.AddrPortFrom(t.Local, 0), netip.AddrPortFrom(t.Addr, m.Port))
+	conn, err := dialUDP(ctx, t.Tunnel.Link, netip.AddrPortFrom(t.Tunnel.Local, 0), netip.AddrPortFrom(t.Tunnel.Peer, m.Port))
 	if err != nil {
 		return nil, err
 	}
 	s := &session{
-		conn: conn, key: key, nonce: nonce(), overhead: udpHeaders(t.Addr), full: t.MTU,
-		got: map[uint32]time.Time{}, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		conn: conn, key: key, nonce: newNonce(), overhead: headerLen(t.Tunnel.Peer) + udpLen, full: t.Tunnel.MTU,
+		got: map[uint32]time.Time{}, wake: async.NewSignal(), done: make(chan struct{}),
 	}
 	go s.read()
 	return s, nil
-}
-
-func nonce() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return binary.BigEndian.Uint64(b[:])
-}
-
-// udpHeaders is what IP and UDP take of a packet, in bytes.
-func udpHeaders(a netip.Addr) int {
-	if a.Is4() {
-		return 20 + 8
-	}
-	return 40 + 8
 }
 
 func (s *session) close() {
@@ -138,28 +124,25 @@ func (s *session) read() {
 		case err != nil:
 			continue // an ICMP error of another sort: silence says the same
 		default:
-			if m, err := decode(b[:n], s.key); err != nil || m.Kind != kindReply || m.Nonce != s.nonce {
+			if m, err := decode(b[:n], s.key); err != nil || m.kind != kindReply || m.nonce != s.nonce {
 				continue
 			} else {
 				s.mu.Lock()
-				s.got[m.Index] = time.Now()
+				s.got[m.index] = time.Now()
 				s.mu.Unlock()
 			}
 		}
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
+		s.wake.Set()
 	}
 }
 
 // send sends a shape and returns the indices of its datagrams.
 func (s *session) send(sh shape) ([]uint32, error) {
 	payload := sh.size - s.overhead
-	b := make([]byte, payload*max(sh.count, 1))
+	var b []byte
 	var indices []uint32
-	for i := range max(sh.count, 1) {
-		message{Kind: kindEcho, Nonce: s.nonce, Index: s.next}.encode(b[i*payload:(i+1)*payload], s.key)
+	for range max(sh.count, 1) {
+		b = appendMessage(b, message{kind: kindEcho, nonce: s.nonce, index: s.next}, s.key, payload)
 		indices = append(indices, s.next)
 		s.next++
 	}
@@ -313,7 +296,7 @@ func (t tally) answer(i int) dataplane.Answer {
 // beside a reference that got there, or nothing was answered at all.
 func (s *session) tally(ctx context.Context, shapes ...shape) (tally, error) {
 	t := tally{got: make([]bool, len(shapes)), lost: make([]int, len(shapes))}
-	waits := patience()
+	waits := firstAnswer()
 	silent := 0
 	for range proofs + len(waits) {
 		var open []int
@@ -355,36 +338,35 @@ func (s *session) tally(ctx context.Context, shapes ...shape) (tally, error) {
 	return t, nil
 }
 
-// search finds the largest packet that gets there, some sizes a round.
+// search finds the largest packet that gets there, below the full size, which was
+// lost often enough.
 func (s *session) search(ctx context.Context) (int, error) {
-	const ways = 7
-	low, high := s.overhead+messageLen, s.full // low gets there, high does not
-	for high-low > 1 {
+	now := time.Time{} // tally waits; the search does not
+	least := s.overhead + messageLen
+	find := search{full: s.full, active: true, raising: true, sure: true, lo: least, hi: s.full}
+	find.ask(between(least, s.full)...)
+	for find.active && find.hi-find.lo > 1 {
 		var shapes []shape
-		for i := 1; i < ways; i++ {
-			if size := low + (high-low)*i/ways; size > low && (len(shapes) == 0 || size > shapes[len(shapes)-1].size) {
-				shapes = append(shapes, shape{size: size, software: true})
-			}
-		}
-		if len(shapes) == 0 {
-			shapes = []shape{{size: low + 1, software: true}}
+		sizes := find.due(now)
+		for _, n := range sizes {
+			shapes = append(shapes, shape{size: n, software: true})
 		}
 		t, err := s.tally(ctx, shapes...)
 		if err != nil {
 			return 0, err
 		}
-		for i, sh := range shapes {
-			if !t.got[i] {
-				high = sh.size
-				break
+		for i, n := range sizes {
+			if t.got[i] {
+				find.got(n)
 			}
-			low = sh.size
 		}
 		if !t.answered {
-			break // the path is gone: what was seen so far is what is known
+			return max(find.lo, find.largest()), nil // the path is gone: what was seen so far is what is known
 		}
+		find.tries = sizeTries
+		find.advance(now, least, 0)
 	}
-	return low, nil
+	return find.lo, nil
 }
 
 // segments sends datagrams as one packet, twice if the first time most are
@@ -417,22 +399,22 @@ func (s *session) segments(ctx context.Context, f *Finding) error {
 func (m Sockets) transfer(ctx context.Context, t Target, f Finding, key []byte) (Transfer, error) {
 	mss := 0
 	if f.Size < f.Full {
-		mss = f.Size - udpHeaders(t.Addr) + 8 - 20
+		mss = f.Size - headerLen(t.Tunnel.Peer) - 20
 	}
-	fam := dataplane.FamilyOf(t.Addr)
+	fam := dataplane.FamilyOf(t.Tunnel.Peer)
 	d := net.Dialer{
-		Control: onDevice(t.Link, fam, true, mss), LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Local, 0)),
+		Control: onDevice(t.Tunnel.Link, fam, true, mss), LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Tunnel.Local, 0)),
 		Timeout: time.Second + 4*f.RTT, KeepAlive: -1,
 	}
 	start := time.Now()
-	c, err := d.DialContext(ctx, network("tcp", fam), netip.AddrPortFrom(t.Addr, m.Port).String())
+	c, err := d.DialContext(ctx, network("tcp", fam), netip.AddrPortFrom(t.Tunnel.Peer, m.Port).String())
 	if err != nil {
 		return Transfer{}, ctx.Err() // the handshake's fate is a finding
 	}
 	defer c.Close()
 	conn, ok := c.(*net.TCPConn)
 	if !ok {
-		return Transfer{}, fmt.Errorf("connect to %s: unexpected %T", t.Addr, c)
+		return Transfer{}, fmt.Errorf("connect to %s: unexpected %T", t.Tunnel.Peer, c)
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
@@ -479,10 +461,9 @@ func (t *Transfer) count(c *net.TCPConn) error {
 // exchange sends the data and reads the receipt. It reports whether all
 // arrived as it was.
 func exchange(c *net.TCPConn, key []byte) bool {
-	id := nonce()
-	b := make([]byte, messageLen+transferSize)
+	id := newNonce()
+	b := append(appendMessage(nil, message{kind: kindTransfer, nonce: id, size: transferSize}, key, 0), make([]byte, transferSize)...)
 	fill(b[messageLen:], id)
-	message{Kind: kindTransfer, Nonce: id, Size: transferSize}.encode(b[:messageLen], key)
 	if _, err := c.Write(b); err != nil {
 		return false
 	}
@@ -491,7 +472,7 @@ func exchange(c *net.TCPConn, key []byte) bool {
 		return false
 	}
 	m, err := decode(answer, key)
-	return err == nil && m.Kind == kindReceipt && m.Size == transferSize && m.Nonce == digest(b[messageLen:])
+	return err == nil && m.kind == kindReceipt && m.size == transferSize && m.nonce == digest(b[messageLen:])
 }
 
 // digest is what a receipt says of the data.

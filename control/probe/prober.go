@@ -3,612 +3,609 @@ package probe
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/ipip"
+	"github.com/routerd/routerd/dataplane/neighbour"
+	"github.com/routerd/routerd/dataplane/vxlan"
+	"github.com/routerd/routerd/store"
 )
 
-// When a path is measured again.
-const (
-	atOnce      = 8                      // measurements at the same time
-	interval    = time.Hour              // when all is well; with jitter, between 3/4 and 5/4 of it
-	soon        = 200 * time.Millisecond // with nothing known, after a failure that passes by itself
-	firstRetry  = time.Second            // after a result that is not Yes
-	slowestSick = time.Minute            // after many that are No
-	slowestMute = 5 * time.Minute        // after many from a peer that cannot answer
-	applyWithin = 5 * time.Second        // for the kernel to take a setting
-	spread      = 2 * time.Minute        // over which what is known from before a restart is checked
-	doubts      = 3                      // bad measurements in a row that make a No of a Yes
-)
+// Core says what is to be measured and decides by what was found. Maps are by
+// node and belong to the callee; calls come one after the other. Reach is given all
+// peers of a family of the underlay, Delivery those of which something changed, with
+// an empty list where nothing is known any more.
+type Core interface {
+	Probes(ctx context.Context) <-chan []dataplane.ProbeTarget
+	Reach(ctx context.Context, f dataplane.Family, peers map[string]dataplane.Reach) error
+	Delivery(ctx context.Context, f dataplane.Family, peers map[string][]dataplane.Delivery) error
+}
+
+// SourcePorts makes VXLAN's data to some peers leave from a port, until Run's
+// context ends. Setting what is set already must cost nothing.
+type SourcePorts interface {
+	Set(port uint16, peers []netip.AddrPort) error
+	Run(ctx context.Context) error
+}
+
+// Neighbours asks about neighbours. See [neighbour.Asker].
+type Neighbours interface {
+	Ask(linkIndex int, addr netip.Addr) error
+	Probe(linkIndex int, addr netip.Addr, mac dataplane.MAC) error
+	Run(ctx context.Context, fn func(neighbour.Event)) error
+}
 
 // Config is what a [Prober] needs.
 type Config struct {
-	Sink   dataplane.Sink // takes the devices' offloads; required
-	Log    *slog.Logger   // required
-	File   string         // where findings outlive a restart; empty: nowhere
-	Kernel string         // the kernel's release: findings of another are void
-	Port   uint16         // 0: [DefaultPort]
+	Node  string      // this host's name; required
+	Store store.Store // for the keys that the hosts share, and this host's annotation; required
+	Core  Core        // required
+	Log   *slog.Logger
 
-	// Report is told what was found, whenever that changed: all peers of a
-	// family of the underlay, by node. Calls come one after the other. The map
-	// belongs to the callee. Required.
-	Report func(context.Context, dataplane.Family, map[string][]dataplane.Delivery) error
+	File   string // keeps what was found over a restart; empty: nothing is kept
+	Former string // what earlier versions kept of the underlay; it is read once
 
-	// Measure does the measuring; nil: [Sockets].
-	Measure Measurer
+	Underlay UnderlayConfig
+	Tunnel   TunnelConfig
 }
 
-// Prober measures the targets that it is given. Its methods are safe for
-// concurrent use.
+// UnderlayConfig is what probes of the underlay need.
+type UnderlayConfig struct {
+	// Enabled is false where peers are sent to at their own addresses, unmeasured.
+	Enabled bool
+	// Interval is the time between probes of a peer when all is well.
+	Interval time.Duration
+	// Addresses are published as where hosts outside send to. Nil: what such
+	// hosts see as our source; empty: none.
+	Addresses []netip.Addr
+
+	SourcePorts SourcePorts // nil: source ports are not fixed
+	Neighbours  Neighbours  // nil: neighbours are not asked
+}
+
+// Prober measures. [Prober.Run] does the work; the other methods may be called
+// from any goroutine.
 type Prober struct {
-	cfg    Config
-	world  chan World    // of capacity one: the newest
-	retry  chan string   // nodes to measure anew
-	done   chan *attempt // measurements that ended
-	asking atomic.Pointer[asking]
+	cfg          Config
+	kernel, boot string // this host's: what was found under another may not hold
 
-	reported map[dataplane.Family]map[string][]dataplane.Delivery // of Run alone
+	underlayKey, tunnelKey *secret
 
-	mu       sync.Mutex // guards what follows
-	tracks   map[key]*track
-	applied  map[string]Setting           // of each device, as last asked of the sink
-	hops     map[dataplane.NextHopID]bool // of measurements under way
-	revision dataplane.Revision           // of the sink, that has what was applied
-	dirty    bool                         // the file is older than what is known
-	saved    time.Time                    // when it was written
+	wake    async.Signal // the fields below changed
+	publish async.Signal // the annotation may have to be written
+	events  chan event
+	counts  counts
+
+	mu         sync.Mutex
+	targets    []dataplane.ProbeTarget
+	underlay   *dataplane.Underlay // nil: not known yet
+	nodes      map[string]node
+	synced     bool // all nodes are known
+	fresh      bool // targets or the underlay have changed
+	viewed     bool // the tunnels' prober knows all of this
+	neighbours []neighbour.Event
+	asks       []func(*loop)
+	haveAddr   *string // this host's annotation; nil: it is not registered
+	wantAddr   string
+	knowAddr   bool
 }
 
-// track is what is known of one target, and when it is measured next.
-type track struct {
-	Status
-	settledPath string // that the status is about
-	next        time.Time
-	running     bool
-	again       bool // it changed while it was being measured
-	failures    int  // results in a row that were not Yes
+// node is what matters of a Node resource here.
+type node struct {
+	accepts bool         // it takes part in what nodes agree on, so it answers probes
+	outer   netip.Addr   // IPv4, on the underlay; not valid: none
+	addrs   []netip.Addr // inside tunnels; IPIP's is that on the underlay
 }
 
-// attempt is one measurement and what came of it.
-type attempt struct {
-	target  Target
-	before  Finding
-	finding Finding
-	verdict verdict
-	err     error   // of this host: nothing could be measured
-	need    Setting // proven to help
+// counts are of messages over the underlay that were of no use.
+type counts struct {
+	forged   atomic.Uint64 // a wrong authentication code
+	garbage  atomic.Uint64 // no message of ours
+	overflow atomic.Uint64 // more came than could be looked at
 }
 
-// New returns a prober that does nothing until [Prober.Run].
+// New returns a Prober that does nothing until [Prober.Run].
 func New(cfg Config) *Prober {
-	if cfg.Port == 0 {
-		cfg.Port = DefaultPort
+	p := &Prober{
+		cfg: cfg, underlayKey: newSecret(underlaySecret), tunnelKey: newSecret(tunnelSecret),
+		wake: async.NewSignal(), publish: async.NewSignal(), events: make(chan event, 1024), nodes: map[string]node{},
 	}
-	if cfg.Measure == nil {
-		cfg.Measure = Sockets{Port: cfg.Port}
+	var kerr, berr error
+	p.kernel, kerr = KernelRelease()
+	p.boot, berr = bootID()
+	if err := errors.Join(kerr, berr); err != nil {
+		cfg.Log.Warn("what was measured is not kept for the next start", "error", err)
+		p.cfg.File = ""
 	}
-	return &Prober{
-		cfg: cfg, world: make(chan World, 1), retry: make(chan string, 16), done: make(chan *attempt, atOnce),
-		reported: map[dataplane.Family]map[string][]dataplane.Delivery{},
-		tracks:   map[key]*track{}, applied: map[string]Setting{}, hops: map[dataplane.NextHopID]bool{},
+	if cfg.Underlay.Addresses != nil {
+		p.wantAddr, p.knowAddr = tunnelAddresses(cfg.Underlay.Addresses), true
 	}
+	return p
 }
 
-// Set replaces what the prober knows of the world. It does not wait.
-func (p *Prober) Set(w World) {
-	for {
-		select {
-		case p.world <- w:
-			return
-		default:
-		}
-		select {
-		case <-p.world:
-		default:
-		}
-	}
+// change changes what the loop is to know.
+func (p *Prober) change(f func()) {
+	p.mu.Lock()
+	f()
+	p.viewed = false
+	p.mu.Unlock()
+	p.wake.Set()
 }
 
-// Retry forgets what was found of the paths to a node, or to all if it is
-// empty, and measures them anew with all offloads that no other peer needs off.
-func (p *Prober) Retry(ctx context.Context, node string) error {
-	select {
-	case p.retry <- node:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("ask for another measurement: %w", context.Cause(ctx))
-	}
+// HandleUnderlay applies a snapshot of the network around the host.
+func (p *Prober) HandleUnderlay(u dataplane.Underlay) {
+	p.change(func() { p.underlay, p.fresh = &u, true })
 }
 
-// Status returns what is known of each target, by node, family and form.
-func (p *Prober) Status() []Status {
+// HandleStore applies a step of the cluster's copy: the nodes, and of this host's
+// own what it publishes.
+func (p *Prober) HandleStore(s cluster.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var out []Status
-	for _, t := range p.tracks {
-		s := t.Status
-		s.Device = p.applied[s.Target.Link]
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b Status) int {
-		return cmp.Or(cmp.Compare(a.Target.Node, b.Target.Node), cmp.Compare(a.Target.Family, b.Target.Family),
-			dataplane.CompareForms(a.Target.Form, b.Target.Form), cmp.Compare(a.Target.Inner, b.Target.Inner))
-	})
-	return out
-}
-
-// Run measures until ctx ends.
-func (p *Prober) Run(ctx context.Context) error {
-	known, err := load(p.cfg.File, p.cfg.Kernel)
-	if err != nil {
-		// What was found before only saves time.
-		p.cfg.Log.Warn("findings of before cannot be read; measuring anew", "file", p.cfg.File, "error", err)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-	answers := &answers{port: p.cfg.Port, log: p.cfg.Log, allow: p.asking.Load, running: map[Endpoint]context.CancelFunc{}}
-	defer answers.stop()
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	room := atOnce
-	var secret []byte
-	for {
-		now := time.Now()
-		for _, t := range p.due(now, room) {
-			room--
-			with := secret // the key may change while it measures
-			wg.Go(func() { p.done <- p.measure(ctx, t, with) })
+	changed := s.Synced && !p.synced
+	p.synced = p.synced || s.Synced
+	for _, ev := range s.Changes {
+		if ev.Key.Kind != store.KindNode || ev.Err != nil {
+			continue
 		}
-		p.save(known, now, false)
-		timer.Reset(p.until(now, room))
-		select {
-		case <-ctx.Done():
-			p.save(known, time.Now(), true)
-			// Those that still measure end with ctx; done has room for all.
-			return ctx.Err()
-		case w := <-p.world:
-			secret = w.Key
-			p.asking.Store(newAsking(w))
-			answers.set(ctx, w.Endpoints)
-			if p.take(w, known, time.Now()) {
-				err = p.report(ctx)
+		var now node
+		if n, ok := ev.Value.(*cluster.Node); ok {
+			now = newNode(n)
+		}
+		if ev.Key.Name == p.cfg.Node {
+			p.haveAddr = nil
+			if n, ok := ev.Object.Value.(*store.Node); ok {
+				p.haveAddr = new(n.Annotations[store.AnnotationTunnelAddress])
 			}
-		case a := <-p.done:
-			room++
-			p.settle(a, time.Now())
-			err = p.report(ctx)
-		case node := <-p.retry:
-			p.forget(node, time.Now())
-		case <-timer.C:
+			p.publish.Set()
 		}
-		if err != nil && ctx.Err() == nil {
-			return err
-		}
-	}
-}
-
-// take makes the targets those of the world and reports whether there is
-// something to tell.
-func (p *Prober) take(w World, known map[string]record, now time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(w.Key) == 0 {
-		return false
-	}
-	changed := false
-	wanted := map[key]bool{}
-	for _, t := range w.Targets {
-		k := t.key()
-		wanted[k] = true
-		old, ok := p.tracks[k]
-		switch {
-		case !ok || old.Target.Skip != t.Skip:
-			p.tracks[k] = newTrack(t, known, now)
-			p.tracks[k].again = ok && old.running
-			p.tracks[k].running = p.tracks[k].again
-			changed = true
-		case old.Target.path() != t.path():
-			// What was found holds until more is known: the tunnel may be in use.
-			if old.Target.carrier() != t.carrier() {
-				old.Need = 0
-			}
-			old.Target, old.next, old.failures = t, now, 0
-			old.again = old.running
-		case old.Target != t:
-			if t.Accepts && !old.Target.Accepts {
-				old.next, old.failures = now, 0
-				old.again = old.running
-			}
-			old.Target = t
-		}
-	}
-	for k := range p.tracks {
-		if !wanted[k] {
-			delete(p.tracks, k)
+		old := p.nodes[ev.Key.Name]
+		if now.accepts != old.accepts || now.outer != old.outer || !slices.Equal(now.addrs, old.addrs) {
+			p.nodes[ev.Key.Name] = now
 			changed = true
 		}
 	}
-	p.apply()
-	return changed
+	if changed {
+		p.viewed = false
+		p.wake.Set()
+	}
 }
 
-// newTrack begins with what was known before a restart: the offloads that the
-// path needs and, if nothing about it has changed, the result.
-func newTrack(t Target, known map[string]record, now time.Time) *track {
-	tr := &track{Status: Status{Target: t}, next: now}
-	if t.Skip != "" {
-		tr.Settled, tr.Reason = true, t.Skip
-		return tr
-	}
-	r, ok := known[t.carrier()]
-	if !ok {
-		return tr
-	}
-	tr.Need = r.Need
-	if r.Path != t.path() || r.Result != dataplane.Yes {
-		return tr
-	}
-	tr.Settled, tr.Result, tr.MTU, tr.Reason, tr.Goodput, tr.At = true, r.Result, r.MTU, r.Reason, r.Goodput, r.At
-	tr.settledPath, tr.next = t.path(), now.Add(rand.N(spread))
-	return tr
-}
-
-// due returns the targets to measure now, and marks them.
-func (p *Prober) due(now time.Time, room int) []Target {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var ready []*track
-	for _, t := range p.tracks {
-		if !t.running && t.Target.Skip == "" && !t.next.After(now) {
-			ready = append(ready, t)
+func newNode(n *cluster.Node) node {
+	out := node{accepts: n.Encaps.Published, outer: n.Addr.IPv4.Addr()}
+	for _, a := range []netip.Addr{out.outer, n.VXLANAddr.IPv4, n.VXLANAddr.IPv6, n.IPIPAddr.IPv6, n.IPIPAddr.IPv4} {
+		if a.IsValid() {
+			out.addrs = append(out.addrs, a)
 		}
-	}
-	slices.SortFunc(ready, func(a, b *track) int {
-		return cmp.Or(a.next.Compare(b.next), cmp.Compare(a.Target.Node, b.Target.Node))
-	})
-	var out []Target
-	for _, t := range ready[:min(room, len(ready))] {
-		t.running = true
-		out = append(out, t.Target)
 	}
 	return out
 }
 
-// until returns how long nothing is due.
-func (p *Prober) until(now time.Time, room int) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d := time.Hour
-	if p.dirty && p.cfg.File != "" {
-		d = max(0, p.saved.Add(saveGap).Sub(now))
-	}
-	if room == 0 {
-		return d
-	}
-	for _, t := range p.tracks {
-		if !t.running && t.Target.Skip == "" {
-			d = min(d, max(0, t.next.Sub(now)))
+// Restore publishes what the previous run measured, and that from now on a peer
+// is moved to a tunnel only after its probe. It is to be called once, before
+// [Prober.Run], and before the core begins to act.
+func (p *Prober) Restore(ctx context.Context) error {
+	_, saved := p.load()
+	byFamily := map[dataplane.Family]map[string]dataplane.Reach{}
+	for k, v := range saved {
+		if byFamily[k.fam] == nil {
+			byFamily[k.fam] = map[string]dataplane.Reach{}
 		}
+		byFamily[k.fam][k.node] = v.Reach
 	}
-	return d
-}
-
-// measure measures a target, tries a cure if one is called for, and measures
-// again.
-func (p *Prober) measure(ctx context.Context, t Target, secret []byte) *attempt {
-	a := &attempt{target: t}
-	had := p.setting(t.Link)
-	leave, err := p.enter(ctx, t)
-	defer leave()
-	if err != nil {
-		a.err = fmt.Errorf("make a route for the probe: %w", err)
-		a.verdict = judge(t, a.before, a.err)
-		return a
-	}
-	a.before, a.err = p.cfg.Measure.Measure(ctx, t, secret)
-	a.finding, a.verdict = a.before, judge(t, a.before, a.err)
-	for range len(Offloads()) { // one cure may bring the next fault to light
-		missing := a.verdict.need &^ had.effective()
-		if missing == 0 {
-			return a
-		}
-		if err := p.lower(ctx, t, missing); err != nil {
-			p.takeBack(t, missing)
-			a.verdict.reason = fmt.Sprintf("%s; %s could not be set: %v", a.verdict.reason, missing, err)
-			return a
-		}
-		had = p.setting(t.Link)
-		after, err := p.cfg.Measure.Measure(ctx, t, secret)
-		good := helped(missing, a.finding, after)
-		p.takeBack(t, missing&^good)
-		if err != nil || good == 0 {
-			a.verdict.reason += fmt.Sprintf("; %s does not help", missing)
-			a.ease()
-			return a
-		}
-		a.need |= good
-		a.finding, a.verdict = after, judge(t, after, nil)
-	}
-	return a
-}
-
-// enter makes the route into a tunnel that is not in use, if it takes one, and
-// returns what removes it.
-func (p *Prober) enter(ctx context.Context, t Target) (leave func(), err error) {
-	if !t.Via.IsValid() || t.InUse {
-		return func() {}, nil
-	}
-	p.mu.Lock()
-	id := t.nextHop()
-	for p.hops[id] {
-		id = id&0x7fffffff + 1 | probeHops
-	}
-	p.hops[id] = true
-	hop := dataplane.NextHop{ID: id, Link: t.Link, Gateway: t.Via, OnLink: true}
-	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Addr, t.Addr.BitLen()), Table: dataplane.MainTable, Metric: routeMetric, NextHop: id}
-	rev := p.cfg.Sink.Update(dataplane.SourceProbe, []dataplane.Object{hop, route}, nil)
-	p.mu.Unlock()
-	leave = func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.cfg.Sink.Update(dataplane.SourceProbe, nil, []dataplane.Key{route.Key(), hop.Key()})
-		delete(p.hops, id)
-	}
-	ctx, cancel := context.WithTimeout(ctx, applyWithin)
-	defer cancel()
-	return leave, p.cfg.Sink.Wait(ctx, rev)
-}
-
-// ease takes back a No that no setting changes, where single packets of every
-// size get through and TCP copes: the path loses some of what comes in bursts.
-func (a *attempt) ease() {
-	if a.finding.Checksum == dataplane.Yes && a.finding.Transfer.Done {
-		a.verdict.result = dataplane.Yes
-	}
-}
-
-func (p *Prober) setting(link string) Setting {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.applied[link]
-}
-
-// lower has the device do what one more peer needs, on trial, and waits for it.
-func (p *Prober) lower(ctx context.Context, t Target, s Setting) error {
-	p.mu.Lock()
-	if tr := p.tracks[t.key()]; tr != nil {
-		tr.Need |= s
-	}
-	p.apply()
-	rev := p.revision
-	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, applyWithin)
-	defer cancel()
-	return p.cfg.Sink.Wait(ctx, rev)
-}
-
-// takeBack ends the trial of what did not help.
-func (p *Prober) takeBack(t Target, s Setting) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if tr := p.tracks[t.key()]; tr != nil {
-		tr.Need &^= s
-	}
-	p.apply()
-}
-
-// apply tells the sink what each device needs for all its peers, where that
-// changed. The caller has the lock.
-func (p *Prober) apply() {
-	need := map[string]Setting{}
-	for _, t := range p.tracks {
-		need[t.Target.Link] |= t.Need
-	}
-	var put []dataplane.Object
-	var del []dataplane.Key
-	for link, s := range need {
-		old, ok := p.applied[link]
-		if ok && old == s {
-			continue
-		}
-		if old&^s != 0 {
-			p.remeasure(link)
-		}
-		p.applied[link] = s
-		put = append(put, s.features(link)...)
-	}
-	for link := range p.applied {
-		if _, ok := need[link]; !ok {
-			delete(p.applied, link)
-			for _, o := range Setting(0).features(link) {
-				del = append(del, o.Key())
+	for _, f := range dataplane.Families() {
+		if m := byFamily[f]; m != nil && p.cfg.Underlay.Enabled {
+			if err := p.cfg.Core.Reach(ctx, f, m); err != nil {
+				return fmt.Errorf("publish what was measured before: %w", err)
 			}
 		}
-	}
-	if len(put)+len(del) > 0 {
-		p.revision = p.cfg.Sink.Update(dataplane.SourceProbe, put, del)
-	}
-}
-
-// remeasure has all peers of a device measured soon: an offload is on again
-// that was off while they were measured.
-func (p *Prober) remeasure(link string) {
-	now := time.Now()
-	for _, t := range p.tracks {
-		if t.Target.Link == link && t.next.After(now) {
-			t.next = now
-		}
-	}
-}
-
-// settle takes in what a measurement found.
-func (p *Prober) settle(a *attempt, now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	t := p.tracks[a.target.key()]
-	if t == nil {
-		return // not a target any more
-	}
-	t.running = false
-	if t.again {
-		t.again = false
-		return // of a path that is not the present one
-	}
-	v := a.verdict
-	if v.result == dataplane.Yes {
-		t.failures = 0
-	} else {
-		t.failures++
-	}
-	if v.result != dataplane.Yes && t.Result == dataplane.Yes && t.settledPath == t.Target.path() &&
-		(!a.finding.Answered || t.failures < doubts) {
-		// A peer that was well and is silent is down, or restarts; and one bad
-		// measurement may be the network's bad moment.
-		v.result, v.mtu, v.reason = dataplane.Yes, t.MTU, "it delivered before; now: "+v.reason
-	}
-	if !t.Settled && t.failures < doubts && (a.err != nil || t.Target.Accepts && a.finding.Refused) {
-		// A device gets its address, or a peer's daemon starts: the answer that
-		// counts comes in a moment, and somebody may be waiting for it.
-		t.next = now.Add(soon << t.failures)
-		return
-	}
-	if t.Result != v.result || !t.Settled || t.Reason != v.reason || a.need != 0 {
-		p.tell(t, a, v)
-	}
-	t.Settled, t.settledPath = true, t.Target.path()
-	t.Result, t.MTU, t.Reason = v.result, v.mtu, v.reason
-	if a.finding.Answered {
-		t.At, t.Goodput = now.Unix(), a.finding.Transfer.Goodput()
-	}
-	t.next = now.Add(pause(t.Result, t.failures))
-	p.dirty = true
-}
-
-// pause returns how long to wait before the next measurement.
-func pause(r dataplane.Answer, failures int) time.Duration {
-	if failures == 0 {
-		return interval*3/4 + rand.N(interval/2)
-	}
-	slowest := slowestSick
-	if r == dataplane.Unknown {
-		slowest = slowestMute
-	}
-	d := firstRetry << min(failures-1, 10)
-	d = min(d, slowest)
-	return d*3/4 + rand.N(d/2)
-}
-
-// tell logs what was found. The caller has the lock.
-func (p *Prober) tell(t *track, a *attempt, v verdict) {
-	attrs := []any{
-		"node", t.Target.Node, "form", t.Target.Form.String(), "inner", t.Target.Inner.String(), "link", t.Target.Link,
-		"in_use", a.target.InUse, "result", v.result.String(), "rtt", a.finding.RTT,
-	}
-	if v.reason != "" {
-		attrs = append(attrs, "reason", v.reason)
-	}
-	if v.mtu != 0 {
-		attrs = append(attrs, "mtu", v.mtu)
-	}
-	if g := a.finding.Transfer.Goodput(); g > 0 {
-		attrs = append(attrs, "goodput", rate(g))
-	}
-	switch {
-	case a.need != 0:
-		p.cfg.Log.Warn("offloads of a tunnel spoil packets: switched off what does",
-			append(attrs, "fault", judge(t.Target, a.before, nil).reason, "setting", a.need.String(), "cure", a.need.Cure(t.Target.Link),
-				"uplink", t.Target.Uplink, "goodput_before", rate(a.before.Transfer.Goodput()))...)
-	case v.result == dataplane.No:
-		p.cfg.Log.Warn("a tunnel does not deliver", attrs...)
-	default:
-		p.cfg.Log.Info("a tunnel was probed", attrs...)
-	}
-}
-
-// rate writes bytes a second as people read networks.
-func rate(bytes float64) string { return fmt.Sprintf("%.1f Mbit/s", bytes*8/1e6) }
-
-// forget has the paths to a node measured as if nothing were known.
-func (p *Prober) forget(node string, now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, t := range p.tracks {
-		if node == "" || t.Target.Node == node {
-			t.Need, t.next, t.failures = 0, now, 0
-			t.again = t.running
-		}
-	}
-	p.apply()
-}
-
-// report hands over what is known where that changed, by family of the
-// underlay.
-func (p *Prober) report(ctx context.Context) error {
-	now := p.deliveries()
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		old, told := p.reported[f]
-		if told && maps.EqualFunc(old, now[f], slices.Equal[[]dataplane.Delivery]) {
-			continue
-		}
-		p.reported[f] = now[f]
-		peers := make(map[string][]dataplane.Delivery, len(now[f]))
-		for n, d := range now[f] {
-			peers[n] = slices.Clone(d)
-		}
-		if err := p.cfg.Report(ctx, f, peers); err != nil {
-			return err
+		if p.cfg.Tunnel.Enabled {
+			if err := p.cfg.Core.Delivery(ctx, f, nil); err != nil {
+				return fmt.Errorf("publish that tunnels are measured: %w", err)
+			}
 		}
 	}
 	return nil
 }
 
-// deliveries joins what is known of both families inside one form: a form
-// delivers if nothing in it is known to be lost.
-func (p *Prober) deliveries() map[dataplane.Family]map[string][]dataplane.Delivery {
+// loop is what only the goroutine of Run touches.
+type loop struct {
+	p          *Prober
+	log        *slog.Logger
+	eng        *engine
+	neighbours *neighbours
+	ends       ends
+	tunnels    *tunnels // nil: not enabled
+	measuring  sync.WaitGroup
+	saved      map[string]record // what is kept of tunnels that are not measured
+
+	delivered map[dataplane.Family]map[string]dataplane.Reach
+	deliverAt time.Time
+	unsaved   bool
+	saveAt    time.Time // not before
+	pins      []netip.AddrPort
+	pinned    bool // pins are in the kernel
+	retryAt   time.Time
+}
+
+const (
+	// deliverPause is how long changes of the underlay are collected before they
+	// are published.
+	deliverPause = 50 * time.Millisecond
+	// What was found is saved at most this often, for the file has all of it.
+	saveEvery   = 100 * time.Millisecond
+	savePerPeer = 400 * time.Microsecond
+	// kernelRetry is the time between attempts at what the kernel refused.
+	kernelRetry = time.Second
+)
+
+// Run measures until ctx ends. What was found stays as it is then.
+func (p *Prober) Run(ctx context.Context) error {
+	under := p.cfg.Underlay
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	background := func(f func()) { g.Go(func() error { f(); return nil }) }
+	l := p.newLoop(time.Now())
+	rekeyed := func() { p.change(func() {}) }
+	if under.Enabled {
+		background(func() { p.underlayKey.follow(ctx, p.cfg.Store, p.cfg.Log, rekeyed) })
+	}
+	if l.tunnels != nil {
+		background(func() { p.tunnelKey.follow(ctx, p.cfg.Store, p.cfg.Log, rekeyed) })
+	}
+	background(func() { p.followTunnelAddress(ctx) })
+	background(func() {
+		for targets := range p.cfg.Core.Probes(ctx) {
+			p.change(func() { p.targets, p.fresh = targets, true })
+		}
+	})
+	if under.SourcePorts != nil {
+		g.Go(func() error { return under.SourcePorts.Run(ctx) })
+	}
+	if under.Neighbours != nil {
+		background(func() {
+			if err := under.Neighbours.Run(ctx, p.noteNeighbour); err != nil && ctx.Err() == nil {
+				// What was said stays; tunnels do not depend on it.
+				p.cfg.Log.Error("the kernel says nothing of neighbours any more", "error", err)
+			}
+		})
+	}
+	p.publish.Set()
+	err := l.run(ctx) // here, for sockets are of the network namespace of the caller's thread
+	cancel()
+	if other := g.Wait(); other != nil && errors.Is(err, context.Canceled) {
+		return other
+	}
+	return err
+}
+
+func (p *Prober) newLoop(now time.Time) *loop {
+	records, saved := p.load()
+	under := p.cfg.Underlay
+	l := &loop{
+		p: p, log: p.cfg.Log, saved: records,
+		eng: newEngine(p.cfg.Node, under.Interval, now), neighbours: newNeighbours(under.Neighbours, under.Interval),
+		ends:      ends{secret: p.underlayKey, log: p.cfg.Log, events: p.events, counts: &p.counts, open: map[localEnd]*openEnd{}, done: make(chan struct{})},
+		delivered: map[dataplane.Family]map[string]dataplane.Reach{},
+	}
+	if under.Enabled {
+		l.eng.seed(now, saved)
+		l.pins = l.eng.pins()
+	}
+	if p.cfg.Tunnel.Enabled {
+		l.tunnels = newTunnels(p.cfg.Tunnel, p.cfg.Log, p.cfg.Core.Delivery)
+		l.tunnels.saved = records
+	}
+	return l
+}
+
+func (p *Prober) noteNeighbour(e neighbour.Event) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := make([]*track, 0, len(p.tracks))
-	for _, t := range p.tracks {
-		if t.Settled {
-			all = append(all, t)
+	p.neighbours = append(p.neighbours, e)
+	p.mu.Unlock()
+	p.wake.Set()
+}
+
+func (l *loop) run(ctx context.Context) error {
+	defer l.ends.close()
+	var ended chan *attempt
+	if l.tunnels != nil {
+		ended = l.tunnels.done
+		defer l.tunnels.answers.stop()
+	}
+	// Those that still measure end with ctx; ended has room for all.
+	defer l.measuring.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			l.save()
+			return ctx.Err()
+		case <-l.p.wake:
+			err = l.read(ctx, time.Now())
+		case ev := <-l.p.events:
+			l.arrived(time.Now(), ev)
+		case a := <-ended:
+			err = l.tunnels.ended(ctx, a)
+		case <-timer.C:
+		}
+		var next time.Time
+		if err == nil {
+			next, err = l.turn(ctx, time.Now())
+		}
+		if err != nil {
+			return err
+		}
+		timer.Reset(time.Until(next))
+	}
+}
+
+// read reads what other goroutines left.
+func (l *loop) read(ctx context.Context, now time.Time) error {
+	p := l.p
+	p.mu.Lock()
+	underlay, fresh, events, asks := p.underlay, p.fresh, p.neighbours, p.asks
+	p.fresh, p.neighbours, p.asks = false, nil, nil
+	targets := p.targets // replaced as a whole, never changed
+	var view *tunnelView
+	if !p.viewed && p.synced && l.tunnels != nil {
+		p.viewed = true
+		view = p.view(l.tunnels.cfg.Driver)
+	}
+	p.mu.Unlock()
+	if fresh && underlay != nil {
+		targets := l.underlayTargets(targets)
+		for _, link := range underlay.Links {
+			l.eng.setUplink(now, link.Name, link.MTU)
+		}
+		l.eng.setTargets(now, targets)
+		moved, earlier := l.neighbours.set(targets, *underlay)
+		if moved {
+			// Another way out may be another translator.
+			l.eng.again(now)
+		}
+		events = append(earlier, events...)
+		l.ends.want(targets)
+		l.retryAt = time.Time{}
+	}
+	for _, e := range events {
+		for k, a := range l.neighbours.note(e) {
+			l.eng.setNear(k, a)
 		}
 	}
-	slices.SortFunc(all, func(a, b *track) int {
-		return cmp.Or(dataplane.CompareForms(a.Target.Form, b.Target.Form), cmp.Compare(a.Target.Inner, b.Target.Inner))
-	})
-	out := map[dataplane.Family]map[string][]dataplane.Delivery{}
+	for _, f := range asks {
+		f(l)
+	}
+	if view != nil {
+		return l.tunnels.view(ctx, *view)
+	}
+	return nil
+}
+
+// underlayTargets are those that do not go through a tunnel.
+func (l *loop) underlayTargets(all []dataplane.ProbeTarget) []dataplane.ProbeTarget {
+	var out []dataplane.ProbeTarget
 	for _, t := range all {
-		peers := out[t.Target.Family]
-		if peers == nil {
-			peers = map[string][]dataplane.Delivery{}
-			out[t.Target.Family] = peers
+		if t.Tunnel == (dataplane.ProbeTunnel{}) && l.p.cfg.Underlay.Enabled {
+			out = append(out, t)
 		}
-		d := dataplane.Delivery{Form: t.Target.Form, Result: t.Result, MTU: t.MTU, Reason: t.Reason}
-		list := peers[t.Target.Node]
-		if n := len(list); n > 0 && list[n-1].Form == d.Form {
-			list[n-1] = join(list[n-1], d)
-			continue
-		}
-		peers[t.Target.Node] = append(list, d)
 	}
 	return out
 }
 
-func join(a, b dataplane.Delivery) dataplane.Delivery {
-	if a.Result == dataplane.No || a.Result == dataplane.Yes && b.Result == dataplane.Unknown {
-		return a
+// view is what the tunnels' prober is to know. The caller has the lock.
+func (p *Prober) view(driver func(string) string) *tunnelView {
+	v := &tunnelView{key: p.tunnelKey.get(), endpoints: p.endpoints()}
+	cards := map[string]string{}
+	for _, t := range p.targets {
+		if t.Tunnel == (dataplane.ProbeTunnel{}) {
+			continue
+		}
+		if _, ok := cards[t.Uplink]; !ok {
+			cards[t.Uplink] = strings.TrimSpace(t.Uplink + " " + driver(t.Uplink))
+		}
+		v.tunnels = append(v.tunnels, Target{t, p.nodes[t.Node].accepts, cards[t.Uplink]})
 	}
-	if b.Result == dataplane.Yes && a.Result == dataplane.Yes && a.MTU != 0 && (b.MTU == 0 || a.MTU < b.MTU) {
-		return a
+	for _, name := range slices.Sorted(maps.Keys(p.nodes)) {
+		if name != p.cfg.Node {
+			v.peers = append(v.peers, p.nodes[name].addrs...)
+		}
 	}
-	return b
+	return v
+}
+
+// endpoints lists where this host answers: on its tunnel devices. The caller has
+// the lock.
+func (p *Prober) endpoints() []endpoint {
+	if p.underlay == nil {
+		return nil
+	}
+	own := p.nodes[p.cfg.Node].outer
+	addrs := map[string][]netip.Addr{}
+	for _, a := range p.underlay.Addresses {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
+		}
+	}
+	var out []endpoint
+	for _, l := range p.underlay.Links {
+		switch {
+		case l.Name == ipip.Device && len(addrs[l.Name]) > 0 && own.IsValid():
+			out = append(out, endpoint{l.Name, l.Index, own})
+		case strings.HasPrefix(l.Name, vxlan.Device), l.Name == vxlan.DeviceV6, l.Name == ipip.DeviceV6:
+			for _, a := range addrs[l.Name] {
+				out = append(out, endpoint{l.Name, l.Index, a})
+			}
+		}
+	}
+	return out
+}
+
+// arrived handles a message and those that wait behind it.
+func (l *loop) arrived(now time.Time, ev event) {
+	for range cap(l.p.events) {
+		l.eng.arrived(now, ev.local, ev.from, ev.msg)
+		select {
+		case ev = <-l.p.events:
+		default:
+			return
+		}
+	}
+}
+
+// turn does what is due and returns when to turn again.
+func (l *loop) turn(ctx context.Context, now time.Time) (time.Time, error) {
+	next := now.Add(cmp.Or(l.p.cfg.Underlay.Interval, time.Hour))
+	sooner := func(t time.Time) {
+		if !t.IsZero() && t.Before(next) {
+			next = t
+		}
+	}
+	sooner(l.neighbours.ask(now, l.log))
+	if l.retryAt.IsZero() || !now.Before(l.retryAt) {
+		l.retryAt = time.Time{}
+		if !l.ends.ensure() {
+			l.retryAt = now.Add(kernelRetry)
+		}
+	}
+	if key := l.p.underlayKey.get(); key != nil {
+		out, at := l.eng.tick(now)
+		for _, o := range out {
+			l.ends.send(o, key)
+		}
+		sooner(at)
+	}
+	l.publicAddress()
+	if len(l.eng.changed) > 0 && !now.Before(l.deliverAt) {
+		if err := l.deliver(ctx, now); err != nil {
+			return now, err
+		}
+	}
+	if len(l.eng.changed) > 0 {
+		sooner(l.deliverAt)
+	}
+	if !l.pinned && l.retryAt.IsZero() {
+		if l.pinned = l.pin(); !l.pinned && (len(l.pins) == 0 || l.eng.port() != 0) {
+			l.retryAt = now.Add(kernelRetry)
+		}
+	}
+	if l.tunnels != nil {
+		sooner(l.tunnels.start(ctx, &l.measuring, now))
+		l.unsaved = l.unsaved || l.tunnels.changed()
+	}
+	if l.unsaved && !now.Before(l.saveAt) {
+		l.unsaved, l.saveAt = false, now.Add(max(saveEvery, time.Duration(len(l.eng.peers))*savePerPeer))
+		l.save()
+	}
+	if l.unsaved {
+		sooner(l.saveAt)
+	}
+	sooner(l.retryAt)
+	return next, nil
+}
+
+// deliver publishes what changed of the underlay. The kernel is made ready for
+// the new paths first.
+func (l *loop) deliver(ctx context.Context, now time.Time) error {
+	if pins := l.eng.pins(); !slices.Equal(pins, l.pins) {
+		l.pins, l.pinned = pins, false
+		l.pinned = l.pin()
+	}
+	for f := range l.eng.changed {
+		m := l.eng.reach(f)
+		if maps.Equal(m, l.delivered[f]) {
+			continue
+		}
+		for node, r := range m {
+			if was := l.delivered[f][node]; was != r {
+				l.log.Info("path to a peer", "peer", node, "family", f.String(), "address", addrText(r.Addr), "port", r.Port, "mtu", r.MTU, "near", r.Near.String())
+			}
+		}
+		l.delivered[f] = maps.Clone(m)
+		if err := l.p.cfg.Core.Reach(ctx, f, m); err != nil {
+			return fmt.Errorf("publish what was measured: %w", err)
+		}
+	}
+	clear(l.eng.changed)
+	l.deliverAt, l.unsaved = now.Add(deliverPause), true
+	return nil
+}
+
+// addrText shows an address for people: none is the peer's own.
+func addrText(a netip.Addr) string {
+	if !a.IsValid() {
+		return "registered"
+	}
+	return a.String()
+}
+
+// pin makes VXLAN send from its own port where that is needed. Before the first
+// targets what the previous run set stays.
+func (l *loop) pin() bool {
+	ports := l.p.cfg.Underlay.SourcePorts
+	if ports == nil {
+		return true
+	}
+	port := l.eng.port()
+	if port == 0 && len(l.pins) > 0 {
+		return false
+	}
+	if err := ports.Set(port, l.pins); err != nil {
+		l.log.Error("VXLAN's source port not fixed; will try again", "peers", len(l.pins), "error", err)
+		return false
+	}
+	return true
+}
+
+// publicAddress has published what hosts outside see of this host, once some peer
+// has said it.
+func (l *loop) publicAddress() {
+	p := l.p
+	if p.cfg.Underlay.Addresses != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var old []netip.Addr
+	if p.haveAddr != nil {
+		old, _ = store.ParseTunnelAddresses(*p.haveAddr)
+	}
+	var now []netip.Addr
+	known := false
+	for _, f := range dataplane.Families() {
+		switch {
+		case l.eng.observed[f]:
+			known = true
+			if a, ok := l.eng.public[f]; ok {
+				now = append(now, a)
+			}
+		default: // nobody said anything in this family: what was published stays
+			for _, a := range old {
+				if dataplane.FamilyOf(a) == f {
+					now = append(now, a)
+				}
+			}
+		}
+	}
+	if want := tunnelAddresses(now); known && (!p.knowAddr || want != p.wantAddr) {
+		p.wantAddr, p.knowAddr = want, true
+		p.publish.Set()
+	}
 }

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/dataplane"
 )
 
 // What a responder does at most, so that probes of a confused peer cost little.
@@ -31,9 +35,9 @@ type asking struct {
 	peers map[netip.Addr]bool
 }
 
-func newAsking(w World) *asking {
-	a := &asking{key: w.Key, peers: map[netip.Addr]bool{}}
-	for _, p := range w.Peers {
+func newAsking(v tunnelView) *asking {
+	a := &asking{key: v.key, peers: map[netip.Addr]bool{}}
+	for _, p := range v.peers {
 		a.peers[p] = true
 	}
 	return a
@@ -44,14 +48,14 @@ type answers struct {
 	port    uint16
 	log     *slog.Logger
 	allow   func() *asking
-	running map[Endpoint]context.CancelFunc
+	running map[endpoint]context.CancelFunc
 	wg      sync.WaitGroup
 }
 
 // set starts and stops responders so that there is one for each endpoint. It is
 // for one goroutine.
-func (a *answers) set(ctx context.Context, endpoints []Endpoint) {
-	wanted := map[Endpoint]bool{}
+func (a *answers) set(ctx context.Context, endpoints []endpoint) {
+	wanted := map[endpoint]bool{}
 	for _, e := range endpoints {
 		wanted[e] = true
 		if a.running[e] != nil {
@@ -81,7 +85,7 @@ func (a *answers) stop() {
 // this host's on that device or, where the tunnel has no addresses of its own,
 // on the underlay; what comes in by another device is not heard.
 type responder struct {
-	at    Endpoint
+	at    endpoint
 	port  uint16
 	log   *slog.Logger
 	allow func() *asking
@@ -99,39 +103,36 @@ func (r *responder) keep(ctx context.Context) {
 			return
 		}
 		if s := fmt.Sprint(err); s != said {
-			r.log.Debug("cannot answer probes yet", "link", r.at.Link, "error", err)
+			r.log.Debug("cannot answer probes yet", "link", r.at.link, "error", err)
 			said = s
 		}
-		select {
-		case <-time.After(reopen):
-		case <-ctx.Done():
-		}
+		_ = async.Sleep(ctx, reopen)
 	}
 }
 
 // run answers until ctx ends. It returns at once when the sockets cannot be
 // opened.
 func (r *responder) run(ctx context.Context) error {
-	at := netip.AddrPortFrom(r.at.Addr, r.port)
-	udp, err := listenUDP(ctx, r.at.Link, at)
+	at := netip.AddrPortFrom(r.at.addr, r.port)
+	udp, err := listenUDP(ctx, r.at.link, at)
 	if err != nil {
-		return fmt.Errorf("answer probes on %s: %w", r.at.Link, err)
+		return fmt.Errorf("answer probes on %s: %w", r.at.link, err)
 	}
 	defer udp.Close()
 	// Without the permission the default has to do.
 	if raw, err := udp.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) })
 	}
-	f := at.Addr()
-	lc := net.ListenConfig{Control: onDevice(r.at.Link, familyOf(f), true, 0), KeepAlive: -1}
-	tcp, err := lc.Listen(ctx, network("tcp", familyOf(f)), at.String())
+	f := dataplane.FamilyOf(at.Addr())
+	lc := net.ListenConfig{Control: onDevice(r.at.link, f, true, 0), KeepAlive: -1}
+	tcp, err := lc.Listen(ctx, network("tcp", f), at.String())
 	if err != nil {
-		return fmt.Errorf("answer probes on %s: %w", r.at.Link, err)
+		return fmt.Errorf("answer probes on %s: %w", r.at.link, err)
 	}
 	defer tcp.Close()
 	stop := context.AfterFunc(ctx, func() { udp.Close(); tcp.Close() })
 	defer stop()
-	r.log.Debug("answering probes", "link", r.at.Link, "address", at)
+	r.log.Debug("answering probes", "link", r.at.link, "address", at)
 	var wg sync.WaitGroup
 	wg.Go(func() { r.echo(udp) })
 	wg.Go(func() { r.accept(ctx, tcp) })
@@ -144,7 +145,6 @@ func (r *responder) run(ctx context.Context) error {
 func (r *responder) echo(c *net.UDPConn) {
 	r.rates = map[netip.Addr]*bucket{}
 	b := make([]byte, 1<<16)
-	out := make([]byte, messageLen)
 	for {
 		n, from, err := c.ReadFromUDPAddrPort(b)
 		if errors.Is(err, net.ErrClosed) {
@@ -159,13 +159,13 @@ func (r *responder) echo(c *net.UDPConn) {
 			continue
 		}
 		m, err := decode(b[:n], a.key)
-		if err != nil || m.Kind != kindEcho {
+		if err != nil || m.kind != kindEcho {
 			continue
 		}
-		message{Kind: kindReply, Nonce: m.Nonce, Index: m.Index}.encode(out, a.key)
+		out := appendMessage(nil, message{kind: kindReply, nonce: m.nonce, index: m.index}, a.key, 0)
 		err = software(c, func() error { _, err := c.WriteToUDPAddrPort(out, from); return err })
 		if err != nil && !errors.Is(err, net.ErrClosed) {
-			r.log.Debug("answer to a probe", "link", r.at.Link, "peer", peer, "error", err)
+			r.log.Debug("answer to a probe", "link", r.at.link, "peer", peer, "error", err)
 		}
 	}
 }
@@ -175,31 +175,11 @@ func (r *responder) take(peer netip.Addr, known map[netip.Addr]bool) bool {
 	b := r.rates[peer]
 	if b == nil {
 		// Buckets of askers that are gone must not pile up.
-		for a := range r.rates {
-			if !known[a] {
-				delete(r.rates, a)
-			}
-		}
-		b = &bucket{tokens: echoBurst, at: time.Now()}
+		maps.DeleteFunc(r.rates, func(a netip.Addr, _ *bucket) bool { return !known[a] })
+		b = newBucket(echoRate, echoBurst, time.Now())
 		r.rates[peer] = b
 	}
-	return b.take(time.Now())
-}
-
-// bucket is a token bucket.
-type bucket struct {
-	tokens float64
-	at     time.Time
-}
-
-func (b *bucket) take(now time.Time) bool {
-	b.tokens = min(echoBurst, b.tokens+now.Sub(b.at).Seconds()*echoRate)
-	b.at = now
-	if b.tokens < 1 {
-		return false
-	}
-	b.tokens--
-	return true
+	return b.take(time.Now(), 1)
 }
 
 // accept serves transfers until the listener is closed, and waits for them.
@@ -214,12 +194,10 @@ func (r *responder) accept(ctx context.Context, l net.Listener) {
 		}
 		if err != nil {
 			// Out of descriptors, say: the backlog keeps the connection.
-			select {
-			case <-time.After(100 * time.Millisecond):
-				continue
-			case <-ctx.Done():
+			if async.Sleep(ctx, 100*time.Millisecond) != nil {
 				return
 			}
+			continue
 		}
 		select {
 		case room <- struct{}{}:
@@ -233,7 +211,7 @@ func (r *responder) accept(ctx context.Context, l net.Listener) {
 	}
 }
 
-// transfer takes the data in and writes the receipt.
+// transfer reads the data and writes the receipt.
 func (r *responder) transfer(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { c.Close() })
@@ -251,15 +229,14 @@ func (r *responder) transfer(ctx context.Context, c net.Conn) {
 		return
 	}
 	m, err := decode(head, a.key)
-	if err != nil || m.Kind != kindTransfer || m.Size > transferSize {
+	if err != nil || m.kind != kindTransfer || m.size > transferSize {
 		return
 	}
-	data := make([]byte, m.Size)
+	data := make([]byte, m.size)
 	if _, err := io.ReadFull(c, data); err != nil {
 		return
 	}
-	message{Kind: kindReceipt, Nonce: digest(data), Size: m.Size}.encode(head, a.key)
-	_, _ = c.Write(head) // the asker sees what is missing
+	_, _ = c.Write(appendMessage(nil, message{kind: kindReceipt, nonce: digest(data), size: m.size}, a.key, 0)) // the asker sees what is missing
 	// The asker closes first, so that this side keeps no waiting state.
 	_, _ = io.Copy(io.Discard, c)
 }

@@ -80,8 +80,8 @@ func (s Setting) Cure(link string) string {
 	return fmt.Sprintf("ethtool -K %s %s", link, strings.Join(args, " "))
 }
 
-// features returns the wish for a device. Features that stay on are named too:
-// an earlier life may have left them off.
+// features returns what a device is to have. Features that stay on are named too:
+// a previous run may have left them off.
 func (s Setting) features(link string) []dataplane.Object {
 	// The kernel refuses segmentation where there is no checksum offload.
 	off := s.effective()

@@ -36,7 +36,7 @@ var testKey = []byte("a key that two hosts share")
 
 // tunnel is a way to set a tunnel up, as its driver does.
 type tunnel struct {
-	form     dataplane.Form
+	form     dataplane.Encap
 	device   string
 	mtu      int
 	overhead int
@@ -47,14 +47,14 @@ type tunnel struct {
 
 func overVXLAN() tunnel {
 	return tunnel{
-		form:   dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789},
+		form:   dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789},
 		device: device, mtu: 1450, overhead: 50, build: buildVXLAN, at: inner, hint: "UDP port 4789",
 	}
 }
 
 func overIPIP() tunnel {
 	return tunnel{
-		form:   dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4},
+		form:   dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4},
 		device: "tunl0", mtu: 1480, overhead: 20, build: buildIPIP, at: outer, hint: "protocol 4",
 	}
 }
@@ -181,9 +181,9 @@ func address(dev, prefix string) error {
 func (p *pair) answer(peers ...netip.Addr) {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	a := newAsking(World{Key: testKey, Peers: peers})
+	a := newAsking(tunnelView{key: testKey, peers: peers})
 	r := &responder{
-		at: Endpoint{Link: p.via.device, Addr: p.via.at(1)}, port: testPort, log: slog.New(slog.DiscardHandler),
+		at: endpoint{link: p.via.device, addr: p.via.at(1)}, port: testPort, log: slog.New(slog.DiscardHandler),
 		allow: func() *asking { return a },
 	}
 	var wg sync.WaitGroup
@@ -197,8 +197,11 @@ func (p *pair) answer(peers ...netip.Addr) {
 
 func (p *pair) target() Target {
 	return Target{
-		Node: "node2", Family: dataplane.IPv4, Inner: dataplane.IPv4, Form: p.via.form, Link: p.via.device, MTU: p.via.mtu,
-		Local: p.via.at(0), Addr: p.via.at(1), Outer: outer(1), Accepts: true,
+		ProbeTarget: dataplane.ProbeTarget{
+			Node: "node2", Family: dataplane.IPv4, Encap: p.via.form, Registered: outer(1),
+			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: p.via.device, MTU: p.via.mtu, Local: p.via.at(0), Peer: p.via.at(1)},
+		},
+		Accepts: true,
 	}
 }
 
@@ -357,7 +360,7 @@ func TestNoAnswer(t *testing.T) {
 		return ""
 	})
 	// What this host lacks is no fault of the path.
-	tgt.Link = "no-such-device"
+	tgt.Tunnel.Link = "no-such-device"
 	if f, err := p.measure(tgt); err == nil || judge(tgt, f, err).result != dataplane.Unknown || !strings.Contains(err.Error(), "no-such-device") {
 		t.Errorf("without the device: %+v, %v", f, err)
 	}
@@ -380,12 +383,12 @@ func TestStrangers(t *testing.T) {
 	})
 	p.do(p.a, func() error { return address(device, "192.168.9.9/32") })
 	other := tgt
-	other.Local = netip.MustParseAddr("192.168.9.9")
+	other.Tunnel.Local = netip.MustParseAddr("192.168.9.9")
 	if f, err := p.measure(other); err != nil || f.Answered || f.Refused {
 		t.Errorf("from an address that is no peer's: %+v, %v; want silence", f, err)
 	}
 	plain := tgt
-	plain.Link, plain.Local, plain.Addr = "eth0", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	plain.Tunnel.Link, plain.Tunnel.Local, plain.Tunnel.Peer = "eth0", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	if f, err := p.measure(plain); err != nil || f.Answered || !f.Refused {
 		t.Errorf("on the underlay: %+v, %v; want that nobody listens", f, err)
 	}

@@ -1,18 +1,30 @@
 package probe
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
-	"time"
+	"slices"
+	"strings"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/dataplane"
 )
 
-// record is what outlives a restart of one path.
+// file is what is kept over a restart of the daemon. What tunnels need holds for
+// a kernel, also after a boot; what the underlay is, until the next boot.
+type file struct {
+	Kernel   string            `json:"kernel"`
+	Paths    map[string]record `json:"paths"` // by what the faults of offloads depend on
+	Boot     string            `json:"boot,omitempty"`
+	Underlay []underlayRecord  `json:"underlay,omitempty"`
+}
+
+// record is what outlives a restart of one tunnel.
 type record struct {
 	Path    string           `json:"path"`
 	Result  dataplane.Answer `json:"result"`
@@ -23,65 +35,94 @@ type record struct {
 	At      int64            `json:"at"` // Unix seconds of the last answer
 }
 
-// file is the form of the file: records by what the faults of offloads depend
-// on, all of one kernel.
-type file struct {
-	Kernel string            `json:"kernel"`
-	Paths  map[string]record `json:"paths"`
+// underlayRecord is what outlives a restart of the underlay towards a peer.
+type underlayRecord struct {
+	Node   string           `json:"node"`
+	Family dataplane.Family `json:"family"`
+	Near   dataplane.Answer `json:"near,omitempty"`
+	Addr   netip.Addr       `json:"addr,omitzero"`
+	Port   uint16           `json:"port,omitempty"`
+	MTU    int              `json:"mtu,omitempty"`
+	Pin    netip.AddrPort   `json:"pin,omitzero"`
 }
 
-// load reads the records that hold for this kernel. A file that is not there
-// has none.
-func load(path, kernel string) (map[string]record, error) {
+func (r underlayRecord) valid() bool {
+	return r.Node != "" && (r.Family == dataplane.IPv4 || r.Family == dataplane.IPv6) && r.Near <= dataplane.No && r.MTU >= 0 && r.MTU <= 65535 &&
+		(!r.Addr.IsValid() || dataplane.FamilyOf(r.Addr) == r.Family)
+}
+
+// load reads what was kept. What cannot be used is no error: it is measured anew.
+// former is where earlier versions kept what the underlay is.
+func (p *Prober) load() (tunnels map[string]record, underlay map[peerKey]known) {
+	tunnels, underlay = map[string]record{}, map[peerKey]known{}
+	var f file
+	err := readJSON(p.cfg.File, &f)
+	records := f.Underlay
+	if f.Boot == "" {
+		err = errors.Join(err, readJSON(p.cfg.Former, &records))
+	}
+	if err != nil {
+		p.cfg.Log.Warn("what was measured before cannot be read; measuring anew", "error", err)
+	}
+	if f.Kernel == p.kernel && f.Paths != nil {
+		tunnels = f.Paths
+	}
+	for _, r := range records {
+		if r.valid() && (f.Boot == "" || f.Boot == p.boot) {
+			underlay[peerKey{r.Node, r.Family}] = known{Reach: dataplane.Reach{Near: r.Near, Addr: r.Addr, Port: r.Port, MTU: r.MTU}, Pin: r.Pin}
+		}
+	}
+	return tunnels, underlay
+}
+
+// readJSON reads a file into v. One that is not there changes nothing, and one
+// that is damaged leaves nothing of itself.
+func readJSON[T any](path string, v *T) error {
 	if path == "" {
-		return map[string]record{}, nil
+		return nil
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]record{}, nil
+		return nil
+	}
+	var read T
+	if err == nil {
+		err = json.Unmarshal(b, &read)
 	}
 	if err != nil {
-		return map[string]record{}, fmt.Errorf("read findings: %w", err)
+		return fmt.Errorf("read %s: %w", path, err)
 	}
-	var f file
-	if err := json.Unmarshal(b, &f); err != nil {
-		return map[string]record{}, fmt.Errorf("read findings: %w", err)
-	}
-	if f.Kernel != kernel || f.Paths == nil {
-		return map[string]record{}, nil
-	}
-	return f.Paths, nil
+	*v = read
+	return nil
 }
 
-// saveGap is how often the file is written at most: at a start with many peers
-// each finding would else write the whole of it.
-const saveGap = 2 * time.Second
-
-// save writes the records if they changed, and not too soon after the last
-// time unless it is the end. What was known of peers that are not targets at
-// present stays: they may be back.
-func (p *Prober) save(known map[string]record, now time.Time, end bool) {
-	p.mu.Lock()
-	if p.cfg.File == "" || !p.dirty || !end && now.Before(p.saved.Add(saveGap)) {
-		p.mu.Unlock()
+// save writes what is known, in one step.
+func (l *loop) save() {
+	p := l.p
+	if p.cfg.File == "" {
 		return
 	}
-	p.dirty, p.saved = false, now
-	for _, t := range p.tracks {
-		if t.Settled {
-			known[t.Target.carrier()] = record{
-				Path: t.settledPath, Result: t.Result, Need: t.Need, MTU: t.MTU, Reason: t.Reason, Goodput: t.Goodput, At: t.At,
-			}
-		}
+	f := file{Kernel: p.kernel, Paths: l.saved, Boot: p.boot}
+	if l.tunnels != nil {
+		f.Paths = l.tunnels.records()
 	}
-	p.mu.Unlock()
-	trim(known)
-	b, err := json.MarshalIndent(file{p.cfg.Kernel, known}, "", "\t")
+	for k, v := range l.eng.known() {
+		f.Underlay = append(f.Underlay, underlayRecord{Node: k.node, Family: k.fam, Near: v.Reach.Near, Addr: v.Reach.Addr, Port: v.Reach.Port, MTU: v.Reach.MTU, Pin: v.Pin})
+	}
+	slices.SortFunc(f.Underlay, func(a, b underlayRecord) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Family, b.Family))
+	})
+	b, err := json.MarshalIndent(f, "", "\t")
 	if err == nil {
 		err = atomicfile.Write(p.cfg.File, append(b, '\n'), 0o600)
 	}
+	if err == nil && p.cfg.Former != "" {
+		if err = os.Remove(p.cfg.Former); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
 	if err != nil {
-		p.cfg.Log.Warn("findings cannot be kept for the next start", "file", p.cfg.File, "error", err)
+		p.cfg.Log.Warn("what was measured is not kept for the next start", "file", p.cfg.File, "error", err)
 	}
 }
 
@@ -89,14 +130,23 @@ func (p *Prober) save(known map[string]record, now time.Time, end bool) {
 const maxRecords = 20000
 
 // trim drops those that answered least lately.
-func trim(known map[string]record) {
-	for len(known) > maxRecords {
+func trim(records map[string]record) {
+	for len(records) > maxRecords {
 		oldest := ""
-		for k, r := range known {
-			if oldest == "" || r.At < known[oldest].At {
+		for k, r := range records {
+			if oldest == "" || r.At < records[oldest].At {
 				oldest = k
 			}
 		}
-		delete(known, oldest)
+		delete(records, oldest)
 	}
+}
+
+// bootID tells boots apart: random(4).
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
 }

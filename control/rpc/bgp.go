@@ -24,7 +24,7 @@ type BGP interface {
 	Query(ctx context.Context, q bgp.Query, yield func(bgp.Route) bool) error
 	Explain(ctx context.Context, prefix netip.Prefix) ([]bgp.Route, error)
 	Watch(ctx context.Context, yield func(bgp.Event) error) error
-	Bereft(ctx context.Context, changes []store.Event) ([]string, error)
+	Isolated(ctx context.Context, changes []store.Event) ([]string, error)
 }
 
 // NewBGPServer returns the service; with a nil b, on a host without BGP, every
@@ -143,7 +143,7 @@ func (s *bgpServer) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreamingS
 	})
 }
 
-func (s *bgpServer) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequest, apiv1.BGPBereftResponse]) error {
+func (s *bgpServer) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
 	var changes []store.Event
 	for {
 		req, err := stream.Recv()
@@ -164,13 +164,13 @@ func (s *bgpServer) Bereft(stream grpc.ClientStreamingServer[apiv1.BGPBereftRequ
 		}
 	}
 	if s.b == nil {
-		return stream.SendAndClose(&apiv1.BGPBereftResponse{}) // without BGP nobody loses a session
+		return stream.SendAndClose(&apiv1.BGPIsolatedResponse{}) // without BGP nobody loses a session
 	}
-	nodes, err := s.b.Bereft(stream.Context(), changes)
+	nodes, err := s.b.Isolated(stream.Context(), changes)
 	if err != nil {
 		return Error(err)
 	}
-	return stream.SendAndClose(&apiv1.BGPBereftResponse{Nodes: nodes})
+	return stream.SendAndClose(&apiv1.BGPIsolatedResponse{Nodes: nodes})
 }
 
 // changeOf reads a change and reports whether sessions depend on its resource.

@@ -52,7 +52,7 @@ func (s *table) Watch(_ context.Context, yield func(bgp.Event) error) error {
 	return yield(bgp.Event{What: "route", Subject: "10.0.0.0/8"})
 }
 
-func (s *table) Bereft(_ context.Context, changes []store.Event) ([]string, error) {
+func (s *table) Isolated(_ context.Context, changes []store.Event) ([]string, error) {
 	var out []string
 	for _, c := range changes {
 		out = append(out, fmt.Sprintf("%s deleted=%t", c.Key, c.Deleted()))
@@ -60,27 +60,27 @@ func (s *table) Bereft(_ context.Context, changes []store.Event) ([]string, erro
 	return out, nil
 }
 
-// bereft asks in parts.
-func bereft(t *testing.T, c apiv1.BGPClient, parts ...[]*apiv1.BGPChange) (*apiv1.BGPBereftResponse, error) {
+// isolated asks in parts.
+func isolated(t *testing.T, c apiv1.BGPClient, parts ...[]*apiv1.BGPChange) (*apiv1.BGPIsolatedResponse, error) {
 	t.Helper()
-	stream, err := c.Bereft(t.Context())
+	stream, err := c.Isolated(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range parts {
-		if err := stream.Send(&apiv1.BGPBereftRequest{Changes: p}); err != nil {
+		if err := stream.Send(&apiv1.BGPIsolatedRequest{Changes: p}); err != nil {
 			break // the answer says why
 		}
 	}
 	return stream.CloseAndRecv()
 }
 
-// TestBGPBereft takes what sessions depend on, and leaves the rest out.
-func TestBGPBereft(t *testing.T) {
+// TestBGPIsolated takes what sessions depend on, and leaves the rest out.
+func TestBGPIsolated(t *testing.T) {
 	t.Parallel()
 	c := bgpClient(t, &table{})
 	conf := store.ResourceKey(store.KindBGPConfiguration, "default").Path()
-	r, err := bereft(t, c, []*apiv1.BGPChange{
+	r, err := isolated(t, c, []*apiv1.BGPChange{
 		{Key: conf, Value: []byte(`{"kind":"BGPConfiguration","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"nodeToNodeMeshEnabled":false}}`)},
 		{Key: store.ResourceKey(store.KindBGPPeer, "tor").Path()},
 	}, nil, []*apiv1.BGPChange{
@@ -91,11 +91,11 @@ func TestBGPBereft(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, bad := range []*apiv1.BGPChange{{Key: "nonsense"}, {Key: conf, Value: []byte("{")}} {
-		if _, err := bereft(t, c, []*apiv1.BGPChange{bad}, nil, nil); status.Code(err) != codes.InvalidArgument {
+		if _, err := isolated(t, c, []*apiv1.BGPChange{bad}, nil, nil); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
-	if r, err := bereft(t, bgpClient(t, nil)); err != nil || len(r.GetNodes()) != 0 {
+	if r, err := isolated(t, bgpClient(t, nil)); err != nil || len(r.GetNodes()) != 0 {
 		t.Errorf("without BGP: %v, %v", r, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
 )
@@ -47,8 +48,20 @@ func codeOf(err error) codes.Code {
 	}{
 		{store.ErrUnavailable, codes.Unavailable},
 		{attach.ErrNotReady, codes.Unavailable},
+		{ipam.ErrNotReady, codes.Unavailable},
+		{ipam.ErrNodeMissing, codes.Unavailable},
+		{ipam.ErrStopped, codes.Unavailable},
 		{attach.ErrNoAddress, codes.ResourceExhausted},
+		{ipam.ErrNoPool, codes.ResourceExhausted},
+		{ipam.ErrExhausted, codes.ResourceExhausted},
+		{ipam.ErrBlockLimit, codes.ResourceExhausted},
+		{ipam.ErrTaken, codes.ResourceExhausted},
+		{ipam.ErrStrictAffinity, codes.ResourceExhausted},
+		{ipam.ErrNotHolder, codes.ResourceExhausted},
 		{attach.ErrInvalid, codes.InvalidArgument},
+		{ipam.ErrInvalidRequest, codes.InvalidArgument},
+		{ipam.ErrUnknownPool, codes.InvalidArgument},
+		{ipam.ErrOutsidePools, codes.InvalidArgument},
 		{store.ErrInvalid, codes.InvalidArgument},
 		{attach.ErrUnknown, codes.NotFound},
 		{workload.ErrNoNamespace, codes.FailedPrecondition},

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
 )
@@ -29,6 +30,18 @@ func TestError(t *testing.T) {
 		{fmt.Errorf("assign: %w: %w", store.ErrUnavailable, context.DeadlineExceeded), codes.Unavailable},
 		{attach.ErrNotReady, codes.Unavailable},
 		{attach.ErrNoAddress, codes.ResourceExhausted},
+		{ipam.ErrNoPool, codes.ResourceExhausted},
+		{&ipam.Error{Reason: ipam.ErrExhausted, Message: "no"}, codes.ResourceExhausted},
+		{ipam.ErrBlockLimit, codes.ResourceExhausted},
+		{fmt.Errorf("%w: %w", ipam.ErrTaken, ipam.ErrCooldown), codes.ResourceExhausted},
+		{ipam.ErrStrictAffinity, codes.ResourceExhausted},
+		{ipam.ErrNotHolder, codes.ResourceExhausted},
+		{ipam.ErrNotReady, codes.Unavailable},
+		{ipam.ErrNodeMissing, codes.Unavailable},
+		{ipam.ErrStopped, codes.Unavailable},
+		{ipam.ErrInvalidRequest, codes.InvalidArgument},
+		{ipam.ErrUnknownPool, codes.InvalidArgument},
+		{ipam.ErrOutsidePools, codes.InvalidArgument},
 		{attach.ErrInvalid, codes.InvalidArgument},
 		{attach.ErrUnknown, codes.NotFound},
 		{workload.ErrNoNamespace, codes.FailedPrecondition},

@@ -8,43 +8,43 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// choice is all that decides in which form this host sends to a peer the
-// packets of a pool. It holds no history: what the host moved to before is
+// choice is all that decides in which encapsulation this host sends a pool's
+// packets to a peer. It holds no history: what the host moved to before is
 // published in the store like everything else.
 type choice struct {
 	peer   string
-	wanted dataplane.Form   // by the pool's mode
-	moved  []dataplane.Form // by the mode that this host has moved to: what is under way, what is published
+	wanted dataplane.Encap   // by the pool's mode
+	moved  []dataplane.Encap // by the mode that this host has moved to: what is being published, what is
 
-	// Others lists what else the peer takes in, best first.
-	others func() []dataplane.Form
+	// others lists what else the peer accepts, best first.
+	others func() []dataplane.Encap
 
-	accepts func(dataplane.Form) bool  // the peer takes it in
-	can     func(dataplane.Form) error // this host can send it
-	may     func(dataplane.Form) bool  // it is published that this host sends it
+	accepts func(dataplane.Encap) bool  // the peer accepts it
+	can     func(dataplane.Encap) error // this host can send it
+	mayUse  func(dataplane.Encap) bool  // it is published that this host sends it
 
-	// Probing says that a form is probed before a peer is moved to it; verdict
-	// is what the probes found, and whether they were sent.
+	// probing says that an encapsulation is probed before a peer is moved to it;
+	// verdict is what the probes found, and whether they were sent.
 	probing bool
-	verdict func(dataplane.Form) (d dataplane.Delivery, asked bool)
+	verdict func(dataplane.Encap) (d dataplane.Delivery, asked bool)
 
-	refusal func(dataplane.Form) string // why the peer says that it does not take it in
+	refusal func(dataplane.Encap) string // why the peer says that it does not accept it
 }
 
 // decision is what follows from a choice.
 type decision struct {
-	target dataplane.Form // what to send as things are
-	form   dataplane.Form // what to send now; the zero form: nothing
-	reason string         // why target is not what is wanted; empty: it is
+	target dataplane.Encap // what to send as things are
+	encap  dataplane.Encap // what to send now; zero: nothing
+	reason string          // why target is not what is wanted; empty: it is
 }
 
-// decide is the sender's rule: the wanted form if the peer takes it in and this
-// host can send it, and where there is a form of before, also probes say
-// nothing against the move; else the form of before; else any that the peer
-// takes in, tunnels first; else the wanted one, which then is as good as any.
+// decide is the sender's rule: the wanted encapsulation if the peer accepts it,
+// this host can send it, and probes say nothing against the move from an earlier
+// one; else the earlier one; else any that the peer accepts, tunnels first; else
+// the wanted one, which then is as good as any.
 //
-// What is sent now is the first of these that this host has published: who
-// takes a form in must be able to tell who still needs it.
+// What is sent now is the first of these that this host has published: a
+// receiver must be able to see who still needs what it accepts.
 func (c choice) decide() decision {
 	var d decision
 	usable := c.usable(&d)
@@ -53,25 +53,25 @@ func (c choice) decide() decision {
 		d.target = usable[0]
 	}
 	for _, f := range usable {
-		if c.may(f) {
-			d.form = f
+		if c.mayUse(f) {
+			d.encap = f
 			return d
 		}
 	}
 	// Nothing that is right is published yet: for a moment what was sent so
 	// far goes on.
 	for _, f := range c.ordered() {
-		if c.may(f) && c.can(f) == nil {
-			d.form = f
+		if c.mayUse(f) && c.can(f) == nil {
+			d.encap = f
 			break
 		}
 	}
 	return d
 }
 
-// ordered lists the forms in the order of preference.
-func (c choice) ordered() []dataplane.Form {
-	out := []dataplane.Form{c.wanted}
+// ordered lists the encapsulations by preference.
+func (c choice) ordered() []dataplane.Encap {
+	out := []dataplane.Encap{c.wanted}
 	for _, f := range c.moved {
 		if !slices.Contains(out, f) {
 			out = append(out, f)
@@ -80,10 +80,10 @@ func (c choice) ordered() []dataplane.Form {
 	return out
 }
 
-// usable lists the forms that would get there, best first, and notes why the
-// wanted one is not among them.
-func (c choice) usable(d *decision) []dataplane.Form {
-	var out []dataplane.Form
+// usable lists the encapsulations that would get there, best first, and notes
+// why the wanted one is not among them.
+func (c choice) usable(d *decision) []dataplane.Encap {
+	var out []dataplane.Encap
 	for _, f := range c.ordered() {
 		if err := c.check(f); err == nil {
 			out = append(out, f)
@@ -91,7 +91,7 @@ func (c choice) usable(d *decision) []dataplane.Form {
 			d.reason = err.Error()
 		}
 	}
-	if !slices.ContainsFunc(out, c.may) {
+	if !slices.ContainsFunc(out, c.mayUse) {
 		for _, f := range c.others() {
 			if !slices.Contains(out, f) && c.check(f) == nil {
 				out = append(out, f)
@@ -107,9 +107,9 @@ func (c choice) usable(d *decision) []dataplane.Form {
 	return out
 }
 
-// unproven says why a peer is not moved to the wanted form by what probes found.
-// They decide about moves only: a form in use to which answers stop coming may
-// have lost no more than the peer's daemon.
+// unproven says why probes keep a peer from being moved to the wanted
+// encapsulation. They decide about moves only: where answers stop coming in one
+// that is in use, no more than the peer's daemon may have gone.
 func (c choice) unproven() error {
 	v, asked := c.verdict(c.wanted)
 	switch {
@@ -121,8 +121,8 @@ func (c choice) unproven() error {
 	return nil
 }
 
-// check says what speaks against a form.
-func (c choice) check(f dataplane.Form) error {
+// check says what speaks against an encapsulation.
+func (c choice) check(f dataplane.Encap) error {
 	if err := c.can(f); err != nil {
 		return fmt.Errorf("this host cannot send %s: %w", f, err)
 	}
@@ -136,4 +136,4 @@ func (c choice) check(f dataplane.Form) error {
 }
 
 // errNotPublished says why nothing is sent to a peer for a moment.
-var errNotPublished = errors.New("this host's datastore entry does not yet say that it sends in this form")
+var errNotPublished = errors.New("this host's datastore entry does not yet say that it sends in this encapsulation")

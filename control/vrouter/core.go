@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -30,12 +31,12 @@ type Config struct {
 	// changes.
 	Publish bool
 
-	// WithoutBGP says that no best paths will ever come, so that the wish is
+	// WithoutBGP says that no best paths will ever come, so that the desired state is
 	// complete as soon as the store is in sync.
 	WithoutBGP bool
 
 	// DeferBGP is how long at most what BGP learns is held back until its
-	// peers have told all they know. After a restart the first path to come is
+	// peers have announced all they know. After a restart the first path to come is
 	// often not the best one, and the kernel still has the routes of before:
 	// they are not to move there and back (RFC 4724, section 4.1, calls it the
 	// deferral of route selection). The bound is for peers that died
@@ -54,8 +55,8 @@ type Core struct {
 	hint   chan dataplane.Revision
 
 	started      chan struct{}
-	targets      latest[[]Target]
-	publications latest[store.NodeForms]
+	targets      latest[[]dataplane.ProbeTarget]
+	publications latest[store.NodeEncaps]
 }
 
 // New returns a core that does nothing until [Core.Run].
@@ -73,40 +74,40 @@ type loop struct {
 	*table
 	storeSynced bool
 	bgpSynced   bool
-	replaced    bool // the first whole wish was handed over
-	synced      bool // the sink was told that the wish is complete
+	replaced    bool // the sink has the first complete state
+	synced      bool // the sink knows that the desired state is complete
 	waiting     string
 
 	unsure   map[dataplane.Key]struct{} // next hops put whose end is not known
 	removals []dataplane.Revision       // of the sink, with next hops to go
 
-	cuts []dataplane.Key // next hops that the sink was told to cut since routes were last chosen
+	cuts []dataplane.Key // next hops flushed since routes were last chosen
+
+	published time.Time   // when what is to be measured was
+	probes    *time.Timer // for what has changed of it since
 
 	held    []PathUpdate // what BGP learned, while it is held back
 	holdEnd time.Time    // zero: nothing is held back any more
 }
 
-// Store takes in a batch of the store's watch.
-func (c *Core) Store(ctx context.Context, b store.Batch) error {
+// Store applies a step of the cluster's copy.
+func (c *Core) Store(ctx context.Context, s cluster.Step) error {
 	return c.post(ctx, func(l *loop) {
-		for _, ev := range b.Events {
-			if ev.Err != nil {
-				c.cfg.Log.Warn("object cannot be decoded; keeping what was known", "key", ev.Key, "error", ev.Err)
-			}
-			l.apply(ev)
+		for _, ch := range s.Changes {
+			l.apply(ch)
 		}
-		l.storeSynced = l.storeSynced || b.Synced
+		l.storeSynced = l.storeSynced || s.Synced
 	})
 }
 
-// Paths takes in best paths from BGP.
+// Paths applies a step of BGP's best paths.
 func (c *Core) Paths(ctx context.Context, u PathUpdate) error {
 	return c.post(ctx, func(l *loop) {
 		l.bgpSynced = l.bgpSynced || u.Synced
-		if l.setLost(u.Lost, nil); len(u.Lost) > 0 && l.replaced {
+		if l.setDown(u.Down, nil); len(u.Down) > 0 && l.replaced {
 			// Next hops go first: what follows takes time by the number of prefixes.
 			c.handOver(l)
-			c.cut(l, u.Lost)
+			c.cut(l, u.Down)
 		}
 		l.held = append(l.held, u)
 		l.releasePaths(time.Now())
@@ -128,7 +129,7 @@ func (l *loop) releasePaths(now time.Time) bool {
 	return len(held) > 0
 }
 
-// Underlay takes in a snapshot of the network around the host.
+// Underlay applies a snapshot of the network around the host.
 func (c *Core) Underlay(ctx context.Context, u dataplane.Underlay) error {
 	return c.post(ctx, func(l *loop) { l.setUnderlay(u) })
 }
@@ -154,20 +155,20 @@ func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, er
 	})
 }
 
-// Waiting says what the core still waits for before it can hand over its wish;
+// Waiting says what the core still waits for before it can hand over the desired state;
 // it is empty when nothing is missing.
 func (c *Core) Waiting(ctx context.Context) (string, error) {
 	return ask(ctx, c, func(l *loop) string { return l.waiting })
 }
 
 // Started returns a channel that is closed once the core knows this host and the
-// first whole wish was handed over.
+// first complete state was handed over.
 func (c *Core) Started() <-chan struct{} { return c.started }
 
 // Publications returns a channel that carries what this host is to publish in
 // its Node resource. The next one comes after [Core.Published] was called for
 // the one before. The channel is closed when ctx ends.
-func (c *Core) Publications(ctx context.Context) <-chan store.NodeForms {
+func (c *Core) Publications(ctx context.Context) <-chan store.NodeEncaps {
 	return c.publications.subscribe(ctx)
 }
 
@@ -207,13 +208,14 @@ func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 	}
 }
 
-// turnSize bounds about how many prefixes one turn takes in: while the kernel
-// gets those the next ones are taken in, and none waits for all.
+// turnSize bounds about how many prefixes one turn applies: while the kernel
+// gets those the core goes on with the next, and none waits for all.
 const turnSize = 1 << 14
 
 // Run is the loop. It returns when ctx ends.
 func (c *Core) Run(ctx context.Context) error {
-	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP, unsure: map[dataplane.Key]struct{}{}}
+	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP, unsure: map[dataplane.Key]struct{}{}, probes: time.NewTimer(gather)}
+	defer l.probes.Stop()
 	if c.cfg.DeferBGP > 0 {
 		l.holdEnd = time.Now().Add(c.cfg.DeferBGP)
 	}
@@ -234,6 +236,8 @@ func (c *Core) Run(ctx context.Context) error {
 			if l.releasePaths(now) || l.replaced && c.look(l) {
 				c.flush(l)
 			}
+		case <-l.probes.C:
+			c.publishTargets(l)
 		case f := <-c.events:
 			f(l)
 			for more := true; more && l.unsettled() < turnSize; {
@@ -270,21 +274,32 @@ func (c *Core) flush(l *loop) {
 		}
 	}
 	c.mtus.set(l.table)
-	if now, changed := l.targets(); changed {
-		c.targets.publish(now)
-	}
+	c.publishTargets(l)
 	// BGP is not waited for here: a dead peer must not make the host unready.
-	// Only the sweep of what an earlier life left waits for it.
+	// Only the sweep of what the previous run left waits for it.
 	l.waiting = ""
 	if l.bgpSynced && !l.synced {
 		c.cfg.Sink.Synced(dataplane.SourceCore)
 		l.synced = true
-		c.cfg.Log.Info("the wish is complete", "routes", len(l.routes), "nexthops", len(l.hops))
-		c.flush(l) // what an earlier life sent in is left now; see confirmed
+		c.cfg.Log.Info("the desired state is complete", "routes", len(l.routes), "nexthops", len(l.hops))
+		c.flush(l) // encapsulations of the previous run are left now; see confirmed
 	}
 }
 
-// handOver hands the first whole wish or the changes of it to the sink.
+// gather is the least time between two lists of what is to be measured: each is
+// of all nodes, and many nodes may come one after the other.
+const gather = 250 * time.Millisecond
+
+func (c *Core) publishTargets(l *loop) {
+	if wait := gather - time.Since(l.published); wait > 0 && len(l.retarget) > 0 {
+		l.probes.Reset(wait)
+	} else if now, changed := l.targets(); changed {
+		l.published = time.Now()
+		c.targets.publish(now)
+	}
+}
+
+// handOver hands the first complete state, or the changes of it, to the sink.
 // Devices go first and apart from the rest, so that what becomes of them is
 // known without waiting for routes.
 func (c *Core) handOver(l *loop) {
@@ -292,7 +307,7 @@ func (c *Core) handOver(l *loop) {
 	defer clear(l.del)
 	defer emptied(&l.moved)
 	if !l.replaced {
-		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.wish())
+		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.desired())
 		l.replaced = true
 		close(c.started)
 		l.noteHops(l.put)
@@ -317,7 +332,7 @@ func (c *Core) handOver(l *loop) {
 		return
 	}
 	rev := c.cfg.Sink.Update(dataplane.SourceCore, rest, del)
-	if l.noteHops(l.put); l.lostHops(l.del) {
+	if l.noteHops(l.put); l.goingHops(l.del) {
 		l.removals = append(l.removals, rev)
 	}
 	c.hintAt(rev)
@@ -325,12 +340,12 @@ func (c *Core) handOver(l *loop) {
 
 // cut takes next hops that are of no use any more out of the kernel, and what
 // leads to them, before new routes are chosen.
-func (c *Core) cut(l *loop, lost []netip.Addr) {
-	keys := l.useless(lost)
+func (c *Core) cut(l *loop, down []netip.Addr) {
+	keys := l.useless(down)
 	if len(keys) == 0 {
 		return
 	}
-	rev := c.cfg.Sink.Cut(dataplane.SourceCore, keys)
+	rev := c.cfg.Sink.Flush(dataplane.SourceCore, keys)
 	l.cuts = append(l.cuts, keys...)
 	l.removals = append(l.removals, rev)
 	c.hintAt(rev)
@@ -355,16 +370,16 @@ func (l *loop) noteHops(put map[dataplane.Key]dataplane.Object) {
 	}
 }
 
-// lostHops reports whether next hops are to go.
-func (l *loop) lostHops(del set[dataplane.Key]) bool {
-	lost := false
+// goingHops reports whether next hops are to go.
+func (l *loop) goingHops(del set[dataplane.Key]) bool {
+	going := false
 	for k := range del {
 		if k.Kind() == dataplane.KindNextHop {
 			delete(l.unsure, k)
-			lost = true
+			going = true
 		}
 	}
-	return lost
+	return going
 }
 
 // publish offers what this host is to publish, if it differs from what it has
@@ -382,8 +397,8 @@ func (c *Core) publish(l *loop) bool {
 	return true
 }
 
-// wish returns every wanted object in a fixed order.
-func (t *table) wish() []dataplane.Object {
+// desired returns every object that the kernel is to have.
+func (t *table) desired() []dataplane.Object {
 	out := make([]dataplane.Object, 0, len(t.objs)+len(t.routes))
 	for _, w := range t.objs {
 		out = append(out, w.obj)
@@ -391,6 +406,5 @@ func (t *table) wish() []dataplane.Object {
 	for p, c := range t.routes {
 		out = append(out, c.route(p))
 	}
-	slices.SortFunc(out, func(a, b dataplane.Object) int { return dataplane.CompareKeys(a.Key(), b.Key()) })
 	return out
 }

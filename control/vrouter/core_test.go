@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -59,7 +60,7 @@ func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []data
 	return 0
 }
 
-func (s *fakeSink) Cut(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
+func (s *fakeSink) Flush(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls = append(s.calls, "cut")
@@ -116,13 +117,13 @@ func TestNothingBeforeSync(t *testing.T) {
 			check(t, err)
 			return w
 		}
-		events := cluster(store.VXLAN)
-		check(t, c.Store(t.Context(), store.Batch{Events: events[:4]}))
+		events := testCluster(store.VXLAN)
+		check(t, feed(t, c, store.Batch{Events: events[:4]}))
 		synctest.Wait()
 		if sink.called() != nil || !strings.Contains(waiting(), "datastore") {
 			t.Fatalf("before the store is in sync: calls %v, waiting for %q", sink.called(), waiting())
 		}
-		check(t, c.Store(t.Context(), store.Batch{Events: events[4:], Synced: true}))
+		check(t, feed(t, c, store.Batch{Events: events[4:], Synced: true}))
 		synctest.Wait()
 		if sink.called() != nil || !strings.Contains(waiting(), "links") {
 			t.Fatalf("before the underlay is known: calls %v, waiting for %q", sink.called(), waiting())
@@ -138,8 +139,8 @@ func TestNothingBeforeSync(t *testing.T) {
 			t.Fatalf("in sync: calls %v, waiting for %q", sink.called(), waiting())
 		}
 		// A resync of the store hands over the difference, which is none.
-		check(t, c.Store(t.Context(), store.Batch{Events: events, Synced: true}))
-		check(t, c.Store(t.Context(), store.Batch{Err: store.ErrUnavailable}))
+		check(t, feed(t, c, store.Batch{Events: events, Synced: true}))
+		check(t, feed(t, c, store.Batch{Err: store.ErrUnavailable}))
 		synctest.Wait()
 		if len(sink.called()) != 2 {
 			t.Errorf("a resync without a difference: calls %v", sink.called())
@@ -169,11 +170,11 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, sink := start(t)
 		check(t, c.Underlay(t.Context(), rack()))
-		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.IPIP), Synced: true}))
-		check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{poolEvent("pool", "192.168.0.0/16", store.VXLANCrossSubnet)}}))
-		check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{gone(nodeEvent("node2", "", "", ""))}}))
-		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"}}}))
-		want, err := ask(t.Context(), c, func(l *loop) []dataplane.Object { return l.wish() })
+		check(t, feed(t, c, store.Batch{Events: testCluster(store.IPIP), Synced: true}))
+		check(t, feed(t, c, store.Batch{Events: []store.Event{poolEvent("pool", "192.168.0.0/16", store.VXLANCrossSubnet)}}))
+		check(t, feed(t, c, store.Batch{Events: []store.Event{gone(nodeEvent("node2", "", "", ""))}}))
+		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}}}))
+		want, err := ask(t.Context(), c, func(l *loop) []dataplane.Object { return desiredOf(l.table) })
 		check(t, err)
 		synctest.Wait()
 		if len(want) != len(sink.wish) {
@@ -193,7 +194,7 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 func TestDeferBGP(t *testing.T) {
 	far := netip.MustParsePrefix("192.168.3.0/26")
 	path := func(nextHop string) PathUpdate {
-		return PathUpdate{Put: []Path{{Prefix: far, NextHop: netip.MustParseAddr(nextHop), Peer: "peer"}}}
+		return PathUpdate{Put: []Path{{Prefix: far, Announced: nexthop.Announce("peer", netip.MustParseAddr(nextHop))}}}
 	}
 	route := dataplane.Route{Prefix: far, Table: dataplane.MainTable}.Key()
 	prepare := func(t *testing.T) (*Core, *fakeSink) {
@@ -201,7 +202,7 @@ func TestDeferBGP(t *testing.T) {
 		c := New(Config{Node: "node1", Sink: sink, Log: slog.New(slog.DiscardHandler), DeferBGP: 30 * time.Second})
 		startCore(t, c)
 		check(t, c.Underlay(t.Context(), rack()))
-		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.Direct), Synced: true}))
+		check(t, feed(t, c, store.Batch{Events: testCluster(store.Direct), Synced: true}))
 		check(t, c.Paths(t.Context(), path("10.1.0.1")))
 		synctest.Wait()
 		if sink.has(route) {
@@ -262,24 +263,24 @@ func TestRestartInChange(t *testing.T) {
 		sink := &fakeSink{}
 		c := New(Config{Node: "node1", Sink: sink, Publish: true, Log: slog.New(slog.DiscardHandler), DeferBGP: 30 * time.Second})
 		startCore(t, c)
-		var published store.NodeForms
+		var published store.NodeEncaps
 		go func() {
 			for f := range c.Publications(t.Context()) {
 				published = f
 			}
 		}()
-		old := store.NodeForms{
+		old := store.NodeEncaps{
 			Published: true, Accepts: []string{"direct", "vxlan/4096/4789"}, Uses: []string{"direct", "vxlan/4096/4789"},
 			Sends: map[string]string{"pool": "VXLAN/4096/4789"},
 		}
-		events := cluster(store.Direct)
+		events := testCluster(store.Direct)
 		for _, ev := range events {
 			if n, ok := ev.Object.Value.(*store.Node); ok {
-				store.SetForms(n, old)
+				store.SetNodeEncaps(n, old)
 			}
 		}
 		check(t, c.Underlay(t.Context(), rack()))
-		check(t, c.Store(t.Context(), store.Batch{Events: events, Synced: true}))
+		check(t, feed(t, c, store.Batch{Events: events, Synced: true}))
 		synctest.Wait()
 		if slices.Contains(published.Accepts, "direct") && !slices.Contains(published.Uses, "vxlan/4096/4789") {
 			t.Errorf("before BGP is in sync: %+v; want VXLAN still in use", published)
@@ -288,7 +289,7 @@ func TestRestartInChange(t *testing.T) {
 			t.Error("before BGP is in sync the host says that it has moved")
 		}
 		check(t, c.Paths(t.Context(), PathUpdate{
-			Put:    []Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"}},
+			Put:    []Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}},
 			Synced: true,
 		}))
 		synctest.Wait()
@@ -304,7 +305,7 @@ func TestOnlyWayLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, sink := start(t)
 		check(t, c.Underlay(t.Context(), rack()))
-		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.Direct), Synced: true}))
+		check(t, feed(t, c, store.Batch{Events: testCluster(store.Direct), Synced: true}))
 		two := learnedPath("172.16.0.0/12", "10.1.0.2", "10.1.0.3")
 		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{two}, Synced: true}))
 		synctest.Wait()
@@ -316,17 +317,17 @@ func TestOnlyWayLost(t *testing.T) {
 			return sink.called()[n:]
 		}
 		route := dataplane.RouteKey{Prefix: two.Prefix, Table: dataplane.MainTable}
-		if got := calls(PathUpdate{Lost: addrs("10.1.0.2")}); !slices.Equal(got, []string{"update"}) {
+		if got := calls(PathUpdate{Down: addrs("10.1.0.2")}); !slices.Equal(got, []string{"update"}) {
 			t.Errorf("one of two lost: %q", got)
 		}
-		if got := calls(PathUpdate{Lost: addrs("10.1.0.3")}); !slices.Equal(got, []string{"cut", "update"}) || sink.wish[route] != nil {
+		if got := calls(PathUpdate{Down: addrs("10.1.0.3")}); !slices.Equal(got, []string{"cut", "update"}) || sink.wish[route] != nil {
 			t.Errorf("the other lost: %q, and the route is %v", got, sink.wish[route])
 		}
-		if got := calls(PathUpdate{Found: addrs("10.1.0.3")}); !slices.Equal(got, []string{"update"}) || sink.wish[route] == nil {
+		if got := calls(PathUpdate{Up: addrs("10.1.0.3")}); !slices.Equal(got, []string{"update"}) || sink.wish[route] == nil {
 			t.Errorf("back: %q, and the route is %v", got, sink.wish[route])
 		}
 		// Lost and found in one: what was cut is wanted again.
-		if got := calls(PathUpdate{Lost: addrs("10.1.0.3"), Found: addrs("10.1.0.3")}); got[0] != "cut" || sink.wish[route] == nil {
+		if got := calls(PathUpdate{Down: addrs("10.1.0.3"), Up: addrs("10.1.0.3")}); got[0] != "cut" || sink.wish[route] == nil {
 			t.Errorf("lost and found: %q, and the route is %v", got, sink.wish[route])
 		}
 		if r, _ := sink.wish[route].(dataplane.Route); sink.wish[dataplane.NextHopGroupKey{ID: r.NextHop}] == nil {

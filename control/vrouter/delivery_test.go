@@ -10,29 +10,29 @@ import (
 // The size that probes inside a tunnel find, and the one that is measured of
 // the underlay, both bound what workloads send that way; the less counts.
 func TestSizesThatWereMeasured(t *testing.T) {
-	vx := dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789}
-	other := dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4}
-	tab := newTestTable(cluster(store.VXLAN)...)
+	vx := dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789}
+	other := dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4}
+	tab := newTestTable(testCluster(store.VXLAN)...)
 	mtus := func() map[string]uint32 {
 		tab.settle()
 		handedOver(tab)
 		out := map[string]uint32{}
-		for _, o := range tab.wish() {
+		for _, o := range desiredOf(tab) {
 			if r, ok := o.(dataplane.Route); ok && r.NextHop != 0 {
 				out[r.Prefix.String()] = r.MTU
 			}
 		}
 		return out
 	}
-	deliver := func(f dataplane.Form, mtu int) {
+	deliver := func(f dataplane.Encap, mtu int) {
 		tab.setDelivery(dataplane.IPv4, map[string][]dataplane.Delivery{
-			"node2": {{Form: vx, Result: dataplane.Yes}},
-			"node3": {{Form: f, Result: dataplane.Yes, MTU: mtu}},
+			"node2": {{Encap: vx, Result: dataplane.Yes}},
+			"node3": {{Encap: f, Result: dataplane.Yes, MTU: mtu}},
 		})
 	}
 	for _, tt := range []struct {
 		name   string
-		form   dataplane.Form
+		encap  dataplane.Encap
 		inside int
 		reach  int
 		want   uint32
@@ -47,12 +47,12 @@ func TestSizesThatWereMeasured(t *testing.T) {
 		{"all is well again", vx, 0, 0, 0},
 	} {
 		tab.setReach(dataplane.IPv4, map[string]dataplane.Reach{"node3": {MTU: tt.reach}})
-		deliver(tt.form, tt.inside)
+		deliver(tt.encap, tt.inside)
 		got := mtus()
 		if got["192.168.3.0/26"] != tt.want || got["192.168.2.5/32"] != tt.want || got["192.168.2.0/26"] != 0 {
 			t.Errorf("%s: %v, want %d for node3 alone", tt.name, got, tt.want)
 		}
-		deliver(tt.form, tt.inside)
+		deliver(tt.encap, tt.inside)
 		tab.settle()
 		if put, del := handedOver(tab); len(put)+len(del) != 0 {
 			t.Errorf("%s: the same again changes %v, %v", tt.name, put, del)

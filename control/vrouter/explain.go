@@ -3,11 +3,10 @@ package vrouter
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
+	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -19,7 +18,7 @@ const (
 	SourceBGP   = "bgp"   // what peers announced
 )
 
-// Candidate is one way to reach a prefix, with what speaks against it.
+// Candidate is a source's offer for a prefix, with what speaks against it.
 type Candidate struct {
 	Prefix  netip.Prefix
 	Best    bool
@@ -31,27 +30,27 @@ type Candidate struct {
 	NextHop netip.Addr // before resolution: the node's address, or as announced
 	Via     netip.Addr // gateway in the kernel
 	Link    string
-	Reason  string // why it cannot be used, or lost; for the best one why it is there
-	Form    dataplane.Form
+	Reason  string // why it cannot be used, or another is better; for the best one why it is there
+	Encap   dataplane.Encap
 	Delayed string // why packets do not travel as the pool asks for; empty: they do
 
 	route dataplane.Route
 	hop   hopKey
-	set   HopSet
+	hops  nexthop.Set // what BGP named
 }
 
-// candidates appends every way to reach p to out, best first. A candidate with a
+// candidates appends every candidate for p to out, best first. A candidate with a
 // Reason cannot be used. It is to be called within a round, see [table.begin].
-func (t *table) candidates(p netip.Prefix, out []Candidate) []Candidate {
+func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
-	poolName, inPool := t.poolTree.LookupPrefix(p)
+	poolName, inPool := r.poolTree.LookupPrefix(p)
 	fam := dataplane.FamilyOf(p.Addr())
-	inside, insideAddr, covers := t.nodeWithin(p)
+	inside, insideAddr, covers := r.nodeWithin(p)
 
-	o, ok := t.origins[p]
+	o, ok := r.origin(p)
 	if ok {
 		switch {
-		case o.node == t.self:
+		case o.node == r.self:
 			if c, ok := ownBlock(p, o, poolName); ok {
 				if covers {
 					c.Reason = errCovers(inside, insideAddr).Error()
@@ -68,42 +67,44 @@ func (t *table) candidates(p netip.Prefix, out []Candidate) []Candidate {
 				Prefix: p, Source: SourceStore, Type: originType(o), Pool: poolName, Peer: o.node,
 				route: route, hop: hopKey{pool: poolName, node: o.node, fam: fam},
 			}
-			if n, w := t.nodes[o.node], t.ways[c.hop]; n != nil {
+			if n, w := r.nodes[o.node], r.sender.forwardingPaths[c.hop]; n != nil {
 				c.NextHop = n.addr[w.outer].Addr()
 			}
 			if covers {
 				c.Reason = errCovers(inside, insideAddr).Error()
 			} else {
-				c.fill(t.complete(c.hop))
+				c.fill(r.complete(c.hop))
 			}
 			out = append(out, c)
 		}
 	}
-	if path := t.paths[p]; path != nil {
+	if announced, learned := r.paths[p]; learned {
+		path, k := announced.Value(), learnedKey(p, announced)
 		c := Candidate{
-			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.peer,
-			NextHop: path.nextHop, route: route, hop: path.hop, set: path.set,
+			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.Peer,
+			NextHop: path.NextHop, route: route, hop: k, hops: path.Hops,
 		}
 		// A next hop that is a node of the cluster is reached as the pool of the
 		// prefix asks for, so that both sides agree on the device; the direct
 		// driver may have no path to it by itself, and then the underlay has.
-		if n, ok := t.nodeAt(path.nextHop); ok && inPool && !covers && n != t.self {
+		if n, ok := r.nodeAt(path.NextHop); ok && inPool && !covers && n != r.self {
 			k := hopKey{pool: poolName, node: n, fam: fam}
-			if w := t.ways[k]; w.form.Driver != dataplane.DriverDirect || t.usable(k).err == nil {
+			if w := r.sender.forwardingPaths[k]; w.encap.Driver != dataplane.DriverDirect || r.usable(k).err == nil {
 				c.hop = k
 			}
 		}
-		if ok && o.node == t.self { // a local workload has it, or nobody
+		if ok && o.node == r.self { // a local workload has it, or nobody
 			c.Reason = "the prefix is this host's own"
-		} else if fam == dataplane.IPv6 && c.hop.via.Is4() {
-			c.Reason = fmt.Sprintf("next hop %s: %v", path.nextHop, errWrongFamily)
-		} else if c.hop == path.hop {
-			if path.seen != t.round {
-				path.seen, path.with = t.round, t.complete(c.hop)
+		} else if via := c.hop.hops.Single(); fam == dataplane.IPv6 && via.Is4() {
+			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
+		} else if c.hop == k {
+			l := r.byHop[k]
+			if l.seen != r.round {
+				l.seen, l.with = r.round, r.complete(k)
 			}
-			c.fill(path.with)
+			c.fill(l.with)
 		} else {
-			c.fill(t.complete(c.hop))
+			c.fill(r.complete(c.hop))
 		}
 		out = append(out, c)
 	}
@@ -135,40 +136,40 @@ type completed struct {
 	driver, reason, link, delayed string
 	via                           netip.Addr
 	mtu                           uint32
-	form                          dataplane.Form
+	encap                         dataplane.Encap
 }
 
-func (t *table) complete(k hopKey) completed {
-	pl := t.usable(k)
+func (r *rib) complete(k hopKey) completed {
+	pl := r.usable(k)
 	if pl.err != nil {
 		return completed{driver: pl.driver, reason: pl.err.Error()}
 	}
-	w := t.ways[k]
-	return completed{driver: pl.driver, via: pl.hop.Gateway, link: pl.hop.Link, mtu: pl.mtu, form: w.form, delayed: w.reason}
+	w := r.sender.forwardingPaths[k]
+	return completed{driver: pl.driver, via: pl.hop.Gateway, link: pl.hop.Link, mtu: pl.mtu, encap: w.encap, delayed: w.reason}
 }
 
 func (c *Candidate) fill(w completed) {
-	c.Driver, c.Reason, c.Via, c.Link, c.route.MTU, c.Form, c.Delayed = w.driver, w.reason, w.via, w.link, w.mtu, w.form, w.delayed
+	c.Driver, c.Reason, c.Via, c.Link, c.route.MTU, c.Encap, c.Delayed = w.driver, w.reason, w.via, w.link, w.mtu, w.encap, w.delayed
 }
 
 // explain lists the candidates of all prefixes that overlap filter, or of all
 // if filter is not valid, in prefix order with the best first.
-func (t *table) explain(filter netip.Prefix) []Candidate {
+func (r *rib) explain(filter netip.Prefix) []Candidate {
 	prefixes := set[netip.Prefix]{}
-	for p := range t.origins {
+	for p := range r.claims {
 		prefixes[p] = struct{}{}
 	}
-	for p := range t.paths {
+	for p := range r.paths {
 		prefixes[p] = struct{}{}
 	}
-	t.begin()
+	r.begin()
 	var out []Candidate
 	for p := range prefixes {
 		if filter.IsValid() && !filter.Overlaps(p) {
 			continue
 		}
 		best := -1
-		cs := t.candidates(p, nil)
+		cs := r.candidates(p, nil)
 		for i := range cs {
 			c := &cs[i]
 			switch {
@@ -201,7 +202,7 @@ func boolCompare(a, b bool) int {
 func because(c Candidate) string {
 	s := whyChosen(c)
 	if c.Delayed != "" {
-		s += fmt.Sprintf("; it goes in %s because %s", c.Form, c.Delayed)
+		s += fmt.Sprintf("; it goes in %s because %s", c.Encap, c.Delayed)
 	}
 	return s
 }
@@ -215,13 +216,13 @@ func whyChosen(c Candidate) string {
 	case "borrowed":
 		return fmt.Sprintf("address that node %s borrowed from another node's block", c.Peer)
 	}
-	if c.set != "" && c.hop.set != "" {
-		return fmt.Sprintf("announced by %s and others of equal cost with next hops %s", c.Peer, strings.ReplaceAll(string(c.set), " ", ", "))
+	if c.hop.group() {
+		return fmt.Sprintf("announced by %s and others of equal cost with next hops %s", c.Peer, c.hops.Join(", "))
 	}
 	return fmt.Sprintf("announced by %s with next hop %s", c.Peer, c.NextHop)
 }
 
-// PoolStatus says how a pool is carried and what stands in the way.
+// PoolStatus says how a pool is carried and what keeps it from being so.
 type PoolStatus struct {
 	Name          string
 	CIDR          netip.Prefix
@@ -229,7 +230,7 @@ type PoolStatus struct {
 	Mode          store.Mode
 	Driver        dataplane.Driver
 	Host          []dataplane.Key // what must be on this host to carry it: the device, its address
-	Err           error           // why that cannot be told
+	Err           error           // why that is not known
 
 	// Behind names the peers to which packets do not travel as the pool asks
 	// for, with the reason; the first few, by name.
@@ -240,7 +241,7 @@ type PoolStatus struct {
 // Delay says why packets to a node do not travel as a pool asks for.
 type Delay struct {
 	Node   string
-	Form   dataplane.Form // in which they travel; the zero form: not at all
+	Encap  dataplane.Encap // in which they travel; zero: not at all
 	Reason string
 }
 
@@ -252,14 +253,14 @@ func (t *table) poolStatus() []PoolStatus {
 	for _, p := range t.pools {
 		m := t.modeOf(p)
 		st := PoolStatus{Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Mode: m, Driver: driverFor(p.encap), BehindTotal: t.behind[p.name]}
-		forms := t.formsOf(m, p.family())
-		for _, f := range forms {
-			st.Host = append(st.Host, t.formKeys[f]...)
-			if err := t.formErrs[f]; err != nil {
+		encaps := t.encapsOf(m, p.family())
+		for _, f := range encaps {
+			st.Host = append(st.Host, t.deviceKeys[f]...)
+			if err := t.deviceErrs[f]; err != nil {
 				st.Err = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, err)
 			}
 		}
-		if len(forms) == 0 && len(t.hosts) > 0 {
+		if len(encaps) == 0 && len(t.hosts) > 0 {
 			_, err := driverFor(p.encap).Host(t.hostFor(p.family(), t.outers(p.family())[0], m.VNI, m.Port))
 			st.Err = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, cmp.Or(err, dataplane.ErrNoPath))
 		}
@@ -267,26 +268,5 @@ func (t *table) poolStatus() []PoolStatus {
 		out = append(out, st)
 	}
 	slices.SortFunc(out, func(a, b PoolStatus) int { return cmp.Compare(a.Name, b.Name) })
-	return out
-}
-
-func (t *table) delays(p pool) []Delay {
-	if t.behind[p.name] == 0 {
-		return nil
-	}
-	var out []Delay
-	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
-		w, ok := t.ways[hopKey{pool: p.name, node: name, fam: p.family()}]
-		if !ok || w.settled() {
-			continue
-		}
-		reason := w.reason
-		if reason == "" && w.err != nil {
-			reason = w.err.Error()
-		}
-		if out = append(out, Delay{name, w.form, reason}); len(out) == maxDelays {
-			break
-		}
-	}
 	return out
 }

@@ -7,25 +7,31 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unique"
 
+	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 )
 
-// errLost says why nothing is sent to a next hop although paths name it still.
-var errLost = errors.New("the BGP session with the peer that announced it has ended")
+// errDown says why nothing is sent to a next hop although paths name it still.
+var errDown = errors.New("the BGP session with the peer that announced it has ended")
 
 // errNoMember says that none of several next hops can be used.
 var errNoMember = errors.New("none of the next hops can be used")
 
-// usableMembers lists the next hops of a set that can be used now.
-func (t *table) usableMembers(k hopKey) ([]hopKey, error) {
+// errWrongFamily says why an IPv6 prefix has no use for an IPv4 next hop.
+var errWrongFamily = errors.New("IPv6 packets cannot be sent to an IPv4 gateway")
+
+// usableMembers lists the next hops that BGP names with k and that can be used
+// now.
+func (n *nextHops) usableMembers(k hopKey) ([]hopKey, error) {
 	var out []hopKey
 	var why []string
-	for _, a := range k.set.addrs() {
+	for a := range k.hops.All() {
 		m := hopKeyVia(a)
 		err := errWrongFamily
 		if k.fam == dataplane.IPv4 || a.Is6() {
-			err = t.usable(m).err
+			err = n.usable(m).err
 		}
 		if err == nil {
 			out = append(out, m)
@@ -39,149 +45,125 @@ func (t *table) usableMembers(k hopKey) ([]hopKey, error) {
 	return out, nil
 }
 
-// errWrongFamily says why an IPv6 prefix has no use for an IPv4 next hop.
-var errWrongFamily = errors.New("IPv6 packets cannot be sent to an IPv4 gateway")
-
-// planSet says whether a set of next hops can be used. It has no objects: their
-// numbers are known when the members are in use.
-func (t *table) planSet(k hopKey) plan {
+// planGroup says whether several next hops can be used. It has no objects:
+// their numbers are known when the members are in use.
+func (n *nextHops) planGroup(k hopKey) plan {
 	pl := plan{driver: dataplane.DriverDirect}
-	m, err := t.usableMembers(k)
+	m, err := n.usableMembers(k)
 	if err != nil {
 		pl.err = err
 		return pl
 	}
-	pl.hop = t.usable(m[0]).hop
+	pl.hop = n.usable(m[0]).hop
 	return pl
 }
 
-// fillGroup puts the usable members of a group's set into use, and plans the
-// group of them. What it had before is still in use.
-func (t *table) fillGroup(h *hop) {
-	h.plan = t.planSet(h.key)
-	h.members, _ = t.usableMembers(h.key) // who calls knows that there are some
+// fillGroup puts the usable members of a group into use, and plans the group of
+// them. What it had before is still in use.
+func (n *nextHops) fillGroup(h *hop) {
+	h.plan = n.planGroup(h.key)
+	h.members, _ = n.usableMembers(h.key) // the caller knows that there are some
 	var list []dataplane.GroupMember
 	for _, m := range h.members {
-		list = append(list, dataplane.GroupMember{ID: t.acquireHop(m).id})
+		list = append(list, dataplane.GroupMember{ID: n.acquireHop(m).id})
 	}
 	h.plan.objs = []dataplane.Object{dataplane.NextHopGroup{ID: h.id, Members: dataplane.GroupOf(list...)}}
 }
 
 // forgetGroup lets go of a group's members.
-func (t *table) forgetGroup(h *hop) {
+func (n *nextHops) forgetGroup(h *hop) {
 	for _, m := range h.members {
-		t.releaseHop(m)
+		n.releaseHop(m)
 	}
 	h.members = nil
 }
 
 // refreshGroup is refreshHop for a group: one object replaced, whatever the
-// number of routes. Routes that were left on it because it was the same as what
-// they want are chosen anew if it no longer is.
-func (t *table) refreshGroup(h *hop) bool {
-	now, err := t.usableMembers(h.key)
-	for a := range h.guests {
-		if m, errOf := t.usableMembers(hopKey{set: a.set, fam: h.key.fam}); err != nil || errOf != nil || !slices.Equal(m, now) {
-			t.turned[a.key] = struct{}{}
+// number of routes. Routes that stayed on it because it equalled what they
+// desire are chosen anew if it no longer does.
+func (n *nextHops) refreshGroup(h *hop) bool {
+	now, err := n.usableMembers(h.key)
+	for k := range h.routes {
+		if k.Value() == h.key {
+			continue
+		}
+		if m, errOf := n.usableMembers(hopKey{hops: k.Value().hops, fam: h.key.fam}); err != nil || errOf != nil || !slices.Equal(m, now) {
+			n.turned[k.Value()] = struct{}{}
 		}
 	}
 	if err != nil {
 		return false
 	}
 	old := *h
-	t.fillGroup(h)
+	n.fillGroup(h)
 	for _, o := range h.plan.objs {
-		t.acquire(o)
+		n.acquire(o)
 	}
 	for _, o := range old.plan.objs {
-		t.release(o)
+		n.release(o)
 	}
-	t.forgetGroup(&old)
+	n.forgetGroup(&old)
 	return true
 }
 
-// stands reports whether a route on h may stay there although it wants the next
-// hops of k: a group that has become just that set. So the loss of one of two
-// next hops moves no route, whatever BGP then says about each.
-func (t *table) stands(h *hop, k hopKey) bool {
-	if h == nil || h.key.set == "" || !k.learned() || t.stale[h.key] || h.key.fam != k.fam && k.set != "" {
+// equals reports whether a group has become just what k stands for. A route
+// that desires k may then stay on it: the loss of one of two next hops moves no
+// route, whatever BGP says of each prefix afterwards.
+func (n *nextHops) equals(h *hop, k hopKey) bool {
+	if !h.key.group() || !k.learned() || n.stale[h.key] || h.key.fam != k.fam && k.group() {
 		return false
 	}
-	now, ok := t.members[k]
+	now, ok := n.usableNow[k]
 	if !ok {
-		now, _ = t.usableMembers(k.whole()) // none stands for none
-		t.members[k] = now
+		now, _ = n.usableMembers(k) // none equals none
+		n.usableNow[k] = now
 	}
 	return len(now) > 0 && slices.Equal(now, h.members)
 }
 
-// whole is a single next hop as the set of itself.
-func (k hopKey) whole() hopKey {
-	if k.via.IsValid() {
-		k.set, k.via = HopSet(k.via.String()), netip.Addr{}
-	}
-	return k
-}
-
-// disown gives a group of which no route wants the set any more the identity
-// of what it has become: of the set that all of its routes want, or of its
-// members if they want different ones. So the next group of the old set is
-// another object, and no route on this one is sent to a next hop that is back
-// for others.
-func (t *table) disown(h *hop) {
-	if h.owners > 0 || h.refs == 0 || h.key.set == "" {
+// rekey gives a group whose own set no route desires any more the identity of
+// what it has become: of the set that all of its routes desire, or of its
+// members if they desire different ones. The group keeps its number, and the
+// next group of the old set is another object, so no route on this one is sent
+// to a next hop that is up again for others.
+func (n *nextHops) rekey(h *hop) {
+	if !h.key.group() || h.refs == 0 || h.routes[unique.Make(h.key)] > 0 {
 		return
 	}
-	var now HopSet
-	if len(h.guests) == 1 {
-		for a := range h.guests {
-			now = a.set
+	var now nexthop.Set
+	switch {
+	case len(h.routes) == 1:
+		for k := range h.routes {
+			now = k.Value().hops
 		}
-	} else if h.key.orphan == 0 {
-		addrs := make([]string, len(h.members))
-		for i, m := range h.members {
-			addrs[i] = m.via.String()
+	case h.key.rekeyed == 0:
+		var list []netip.Addr
+		for _, m := range h.members {
+			list = append(list, m.hops.Single())
 		}
-		now = HopSet(strings.Join(addrs, " "))
+		now = nexthop.SetOf(list...)
 	}
-	if now == "" || h.key.orphan != 0 && h.key.set == now {
+	if now == (nexthop.Set{}) || h.key.rekeyed != 0 && h.key.hops == now {
 		return
 	}
-	delete(t.hops, h.key)
-	delete(t.stale, h.key)
-	h.key = hopKey{set: now, fam: h.key.fam, orphan: h.id}
-	t.hops[h.key] = h
-	t.ids[h.id] = h.key
+	delete(n.hops, h.key)
+	delete(n.stale, h.key)
+	h.key = hopKey{hops: now, fam: h.key.fam, rekeyed: h.id}
+	n.hops[h.key] = h
+	n.ids[h.id] = h.key
 }
 
-// setLost notes next hops that must not be used, and those that may again.
-func (t *table) setLost(lost, found []netip.Addr) {
-	for _, a := range lost {
-		t.found = slices.DeleteFunc(t.found, func(f netip.Addr) bool { return f == a })
-		if !t.lost[a] {
-			t.lost[a] = true
-			t.followNextHop(a, true)
-		}
-	}
-	for _, a := range found {
-		if t.lost[a] {
-			delete(t.lost, a)
-			t.followNextHop(a, true)
-		}
-	}
-}
-
-// useless lists the next hops in use, single ones and groups, that the loss of
-// these leaves without any way.
-func (t *table) useless(lost []netip.Addr) []dataplane.Key {
+// useless lists the objects of next hops in use, single ones and groups, that
+// cannot be used while these are down.
+func (n *nextHops) useless(down []netip.Addr) []dataplane.Key {
 	hops := set[hopKey]{}
-	for _, a := range lost {
-		maps.Copy(hops, t.groupsOf(a))
+	for _, a := range down {
+		maps.Copy(hops, n.groupsOf(a))
 		hops[hopKeyVia(a)] = struct{}{}
 	}
 	var out []dataplane.Key
 	for k := range hops {
-		if h := t.hops[k]; h != nil && t.stale[k] {
+		if h := n.hops[k]; h != nil && n.stale[k] {
 			for _, o := range h.plan.objs {
 				out = append(out, o.Key())
 			}
@@ -190,51 +172,27 @@ func (t *table) useless(lost []netip.Addr) []dataplane.Key {
 	return out
 }
 
-// followNextHop brings up to date what uses a next hop that changed. With
-// turned it was usable and is not, or the reverse.
-func (t *table) followNextHop(a netip.Addr, turned bool) {
-	via := hopKeyVia(a)
-	t.refresh(via)
-	for k := range t.groupsOf(a) {
-		t.refresh(k)
+// wellPlaced counts the routes that desire k and are on a group that is up to
+// date and equals it.
+func (n *nextHops) wellPlaced(k hopKey) int {
+	members, err := n.usableMembers(k)
+	if err != nil {
+		return 0
 	}
-	if !turned {
-		return
-	}
-	for k := range t.hopsOf[a] {
-		// A group that is still of use moved its routes already; those that
-		// want it and are elsewhere may come.
-		if k.set == "" || t.settledOn(k) < len(t.byHop[k].prefixes) {
-			t.turned[k] = struct{}{}
+	total, desired := 0, unique.Make(k)
+	for g, h := range n.hops {
+		if routes := h.routes[desired]; routes > 0 && !n.stale[g] && slices.Equal(h.members, members) {
+			total += routes
 		}
 	}
-}
-
-// settledOn counts the routes that want the set of k and are on a group that
-// has been brought up to date and is that set.
-func (t *table) settledOn(k hopKey) int {
-	n := 0
-	if h, ok := t.hops[k]; ok && !t.stale[k] {
-		n = h.owners
-	}
-	a := t.aims[k]
-	want, err := t.usableMembers(k)
-	if a == nil || err != nil {
-		return n
-	}
-	for g, h := range t.hops {
-		if h.guests[a] > 0 && !t.stale[g] && slices.Equal(h.members, want) {
-			n += h.guests[a]
-		}
-	}
-	return n
+	return total
 }
 
 // groupsOf lists the groups in use that may have a next hop as a member.
-func (t *table) groupsOf(a netip.Addr) set[hopKey] {
+func (n *nextHops) groupsOf(a netip.Addr) set[hopKey] {
 	out := set[hopKey]{}
-	for k := range t.hops {
-		if k.set != "" && slices.Contains(k.set.addrs(), a) {
+	for k := range n.hops {
+		if k.group() && k.hops.Contains(a) {
 			out[k] = struct{}{}
 		}
 	}

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -26,14 +28,14 @@ func addrs(list ...string) []netip.Addr {
 // learnedPath is a path with these next hops.
 func learnedPath(prefix string, hops ...string) Path {
 	a := addrs(hops...)
-	return Path{Prefix: netip.MustParsePrefix(prefix), NextHop: a[0], Peer: "tor", Set: HopSetOf(a...)}
+	return Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce("tor", a[0], a[1:]...)}
 }
 
 // reached says where each learned prefix goes: the gateways, through whatever
 // objects.
 func reached(t *table) map[string]string {
 	hops, groups := map[dataplane.NextHopID]string{}, map[dataplane.NextHopID]dataplane.GroupMembers{}
-	for _, o := range t.wish() {
+	for _, o := range desiredOf(t) {
 		switch o := o.(type) {
 		case dataplane.NextHop:
 			hops[o.ID] = fmt.Sprintf("%s %s", o.Gateway, o.Link)
@@ -42,14 +44,14 @@ func reached(t *table) map[string]string {
 		}
 	}
 	out := map[string]string{}
-	for _, o := range t.wish() {
+	for _, o := range desiredOf(t) {
 		r, ok := o.(dataplane.Route)
 		if !ok || r.NextHop == 0 {
 			continue
 		}
 		ids := []dataplane.GroupMember{{ID: r.NextHop}}
 		if g, ok := groups[r.NextHop]; ok {
-			ids, _ = g.Parse()
+			ids = slices.Collect(g.All())
 		}
 		var via []string
 		for _, m := range ids {
@@ -67,7 +69,7 @@ func reached(t *table) map[string]string {
 
 func TestGroups(t *testing.T) {
 	const p1, p2, p3 = "172.20.1.0/24", "172.20.2.0/24", "172.20.3.0/24"
-	tab := newTestTable(cluster(store.Direct)[:2]...)
+	tab := newTestTable(testCluster(store.Direct)[:2]...)
 	step := func(what string, u PathUpdate, want map[string]string, put, del int) {
 		t.Helper()
 		gotPut, gotDel := changes(tab, func() { tab.setPaths(u) })
@@ -82,17 +84,17 @@ func TestGroups(t *testing.T) {
 	a, b := "10.1.0.2", "10.1.0.3"
 	step("two prefixes of two ToRs share one group", PathUpdate{Put: []Path{learnedPath(p1, a, b), learnedPath(p2, b, a), learnedPath(p3, b)}},
 		map[string]string{p1: both, p2: both, p3: two}, 6, 0)
-	step("a ToR lost is one group replaced", PathUpdate{Lost: addrs(a)},
+	step("a ToR lost is one group replaced", PathUpdate{Down: addrs(a)},
 		map[string]string{p1: two, p2: two, p3: two}, 1, 1)
-	step("its withdrawals move no route", PathUpdate{Put: []Path{learnedPath(p1, b), learnedPath(p2, b)}, Found: addrs(a)},
+	step("its withdrawals move no route", PathUpdate{Put: []Path{learnedPath(p1, b), learnedPath(p2, b)}, Up: addrs(a)},
 		map[string]string{p1: two, p2: two, p3: two}, 0, 0)
 	step("it is back with one prefix", PathUpdate{Put: []Path{learnedPath(p1, a, b)}},
 		map[string]string{p1: both, p2: two, p3: two}, 3, 0)
 	step("and with the other, and the old group goes", PathUpdate{Put: []Path{learnedPath(p2, a, b)}},
 		map[string]string{p1: both, p2: both, p3: two}, 1, 1)
-	step("both lost", PathUpdate{Lost: addrs(a, b)}, map[string]string{}, 0, 6)
-	step("one found again", PathUpdate{Found: addrs(a)}, map[string]string{p1: one, p2: one}, 4, 0)
-	step("the other too", PathUpdate{Found: addrs(b)}, map[string]string{p1: both, p2: both, p3: two}, 3, 0)
+	step("both lost", PathUpdate{Down: addrs(a, b)}, map[string]string{}, 0, 6)
+	step("one found again", PathUpdate{Up: addrs(a)}, map[string]string{p1: one, p2: one}, 4, 0)
+	step("the other too", PathUpdate{Up: addrs(b)}, map[string]string{p1: both, p2: both, p3: two}, 3, 0)
 
 	// The underlay loses the way to one.
 	u := rack()
@@ -118,7 +120,7 @@ func TestGroups(t *testing.T) {
 // behind it, and neither do its withdrawals.
 func TestLossOfManyPrefixes(t *testing.T) {
 	const n = 100_000
-	tab := newTestTable(cluster(store.Direct)[:2]...)
+	tab := newTestTable(testCluster(store.Direct)[:2]...)
 	var both, left PathUpdate
 	for i := range n {
 		p := fmt.Sprintf("%d.%d.%d.0/24", 20+i>>16, i>>8&0xff, i&0xff)
@@ -128,11 +130,11 @@ func TestLossOfManyPrefixes(t *testing.T) {
 	if put, _ := changes(tab, func() { tab.setPaths(both) }); len(put) != n+3 {
 		t.Fatalf("%d objects, want a route each, two next hops and one group", len(put))
 	}
-	put, del := changes(tab, func() { tab.setPaths(PathUpdate{Lost: addrs("10.1.0.2")}) })
+	put, del := changes(tab, func() { tab.setPaths(PathUpdate{Down: addrs("10.1.0.2")}) })
 	if len(put) != 1 || len(del) != 1 || !strings.Contains(put[0], "group") {
 		t.Errorf("lost: %q, %q", put, del)
 	}
-	left.Found = addrs("10.1.0.2")
+	left.Up = addrs("10.1.0.2")
 	if put, del = changes(tab, func() { tab.setPaths(left) }); len(put)+len(del) != 0 {
 		t.Errorf("withdrawn: %d put, %d deleted", len(put), len(del))
 	}
@@ -146,7 +148,7 @@ func TestLossOfManyPrefixes(t *testing.T) {
 // prefix is looked at.
 func TestLossOneAfterAnother(t *testing.T) {
 	const n = 2000
-	tab := newTestTable(cluster(store.Direct)[:2]...)
+	tab := newTestTable(testCluster(store.Direct)[:2]...)
 	tors := []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5"}
 	announce := func(from, to int, tors ...string) (u PathUpdate) {
 		for i := from; i < to; i++ {
@@ -159,7 +161,7 @@ func TestLossOneAfterAnother(t *testing.T) {
 	}
 	lose := func(tor string) {
 		t.Helper()
-		tab.setPaths(PathUpdate{Lost: addrs(tor)})
+		tab.setPaths(PathUpdate{Down: addrs(tor)})
 		if len(tab.turned)+len(tab.dirty) != 0 {
 			t.Errorf("%s lost: all behind %d keys and %d prefixes are to be chosen for anew", tor, len(tab.turned), len(tab.dirty))
 		}
@@ -185,7 +187,7 @@ func TestLossOneAfterAnother(t *testing.T) {
 	withdraw(announce(0, n, tors[2:]...))
 	lose(tors[2])
 	last := announce(0, n, tors[3])
-	last.Found = addrs(tors[:3]...)
+	last.Up = addrs(tors[:3]...)
 	withdraw(last)
 	for p, via := range reached(tab) {
 		if via != "10.1.0.5 eth0" {
@@ -200,7 +202,7 @@ func TestNextHopLeftBehind(t *testing.T) {
 	t.Parallel()
 	const gone = "172.20.0.0/24"
 	for i := range 32 { // prefixes are chosen for in any order
-		tab := newTestTable(cluster(store.Direct)[:2]...)
+		tab := newTestTable(testCluster(store.Direct)[:2]...)
 		tab.setPaths(PathUpdate{Put: []Path{learnedPath(gone, "fe80::1%eth0")}})
 		tab.settle()
 		tab.setPaths(PathUpdate{Del: []netip.Prefix{netip.MustParsePrefix(gone)}})
@@ -221,17 +223,17 @@ func TestNextHopLeftBehind(t *testing.T) {
 func TestGroupsModel(t *testing.T) {
 	hops := []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fe80::1%eth0", "10.9.0.1"}
 	rapid.Check(t, func(rt *rapid.T) {
-		tab := newTestTable(cluster(store.Direct)[:2]...)
+		tab := newTestTable(testCluster(store.Direct)[:2]...)
 		known, lost, u := map[string]Path{}, map[string]bool{}, rack()
 		fresh := func() *table {
 			f := newTable("node1")
 			f.setUnderlay(u)
-			for _, ev := range cluster(store.Direct)[:2] {
-				f.apply(ev)
+			for _, ev := range testCluster(store.Direct)[:2] {
+				f.take(ev)
 			}
 			all := PathUpdate{Put: slices.Collect(maps.Values(known))}
 			for a := range lost {
-				all.Lost = append(all.Lost, netip.MustParseAddr(a))
+				all.Down = append(all.Down, netip.MustParseAddr(a))
 			}
 			f.setPaths(all)
 			f.settle()
@@ -252,12 +254,12 @@ func TestGroupsModel(t *testing.T) {
 			"lose": func(rt *rapid.T) {
 				a := rapid.SampledFrom(hops).Draw(rt, "hop")
 				lost[a] = true
-				tab.setPaths(PathUpdate{Lost: addrs(a)})
+				tab.setPaths(PathUpdate{Down: addrs(a)})
 			},
 			"find": func(rt *rapid.T) {
 				a := rapid.SampledFrom(hops).Draw(rt, "hop")
 				delete(lost, a)
-				tab.setPaths(PathUpdate{Found: addrs(a)})
+				tab.setPaths(PathUpdate{Up: addrs(a)})
 			},
 			"underlay": func(rt *rapid.T) {
 				u = rack()
@@ -276,7 +278,7 @@ func TestGroupsModel(t *testing.T) {
 				if diff := cmp.Diff(reached(want), reached(tab)); diff != "" {
 					rt.Fatalf("differs from a fresh table (-fresh +this):\n%s", diff)
 				}
-				owners, guests, aims := map[*hop]int{}, map[*hop]map[*aim]int{}, map[hopKey]int{}
+				desired := map[*hop]map[unique.Handle[hopKey]]int{}
 				for p, c := range tab.routes {
 					if c.on == nil {
 						continue
@@ -284,37 +286,28 @@ func TestGroupsModel(t *testing.T) {
 					if tab.hops[c.on.key] != c.on {
 						rt.Fatalf("%s is on a next hop that is forgotten", p)
 					}
-					aims[c.aim.key]++
-					if c.aim.key == c.on.key {
-						owners[c.on]++
-						continue
+					if !c.on.key.group() && c.on.key != c.desired.Value() {
+						rt.Fatalf("%s desires %s and is on %s", p, c.desired.Value(), c.on.key)
 					}
-					if guests[c.on] == nil {
-						guests[c.on] = map[*aim]int{}
+					if desired[c.on] == nil {
+						desired[c.on] = map[unique.Handle[hopKey]]int{}
 					}
-					guests[c.on][c.aim]++
+					desired[c.on][c.desired]++
 				}
 				for k, h := range tab.hops {
-					if h.refs < 1 || h.owners != owners[h] {
-						rt.Fatalf("%s has %d users, %d owners; counted %d", k, h.refs, h.owners, owners[h])
+					if h.refs < 1 || h.key != k {
+						rt.Fatalf("%s, known as %s, has %d users", h.key, k, h.refs)
 					}
-					if len(h.guests)+len(guests[h]) > 0 && !maps.Equal(h.guests, guests[h]) {
-						rt.Fatalf("%s has guests %v; counted %v", k, h.guests, guests[h])
+					if k.group() && !maps.Equal(h.routes, desired[h]) {
+						rt.Fatalf("%s has routes %v; counted %v", k, h.routes, desired[h])
 					}
-				}
-				for k, a := range tab.aims {
-					if a.refs != aims[k] {
-						rt.Fatalf("%d routes are said to want %s; counted %d", a.refs, k, aims[k])
-					}
-				}
-				if len(tab.aims) != len(aims) {
-					rt.Fatalf("%d aims; counted %d", len(tab.aims), len(aims))
 				}
 				behind := map[hopKey]int{}
 				for p, a := range tab.paths {
-					behind[a.hop]++
-					if _, ok := tab.byHop[a.hop].prefixes[p]; !ok {
-						rt.Fatalf("%s is not noted behind %s", p, a.hop)
+					k := learnedKey(p, a)
+					behind[k]++
+					if _, ok := tab.byHop[k].prefixes[p]; !ok {
+						rt.Fatalf("%s is not noted behind %s", p, k)
 					}
 				}
 				for k, b := range tab.byHop {

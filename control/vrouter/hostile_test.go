@@ -24,7 +24,7 @@ func routesOf(tab *table) []string {
 // TestHostileStore: what nobody should have written does not take the host off
 // its network, nor what is right beside it.
 func TestHostileStore(t *testing.T) {
-	usual := routesOf(newTestTable(cluster(store.VXLAN)...))
+	usual := routesOf(newTestTable(testCluster(store.VXLAN)...))
 	for name, tt := range map[string]struct {
 		events []store.Event
 		want   []string // beside the usual routes
@@ -61,7 +61,7 @@ func TestHostileStore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := slices.Concat(usual, tt.want)
 			slices.Sort(want)
-			got := routesOf(newTestTable(append(cluster(store.VXLAN), tt.events...)...))
+			got := routesOf(newTestTable(append(testCluster(store.VXLAN), tt.events...)...))
 			slices.Sort(got)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("routes (-want +got):\n%s", diff)
@@ -73,17 +73,17 @@ func TestHostileStore(t *testing.T) {
 // TestCoveredNodeIsExplained: a prefix that is left out because a node's
 // address lies in it says so, and comes when the node moves away.
 func TestCoveredNodeIsExplained(t *testing.T) {
-	tab := newTestTable(append(cluster(store.VXLAN), poolEvent("under", "10.0.0.0/8", store.IPIP), blockEvent("10.2.0.0/26", "node2", nil))...)
+	tab := newTestTable(append(testCluster(store.VXLAN), poolEvent("under", "10.0.0.0/8", store.IPIP), blockEvent("10.2.0.0/26", "node2", nil))...)
 	p := blockEvent("10.2.0.0/26", "", nil).Key.CIDR()
 	cs := tab.explain(p)
 	if len(cs) != 1 || cs[0].Best || !strings.Contains(cs[0].Reason, "10.2.0.11") || !strings.Contains(cs[0].Reason, "node3") {
 		t.Fatalf("candidates %+v; want one, refused because of node3's 10.2.0.11", cs)
 	}
-	put, _ := changes(tab, func() { tab.apply(nodeEvent("node3", "10.3.0.11/24", "", "192.168.3.1")) })
+	put, _ := changes(tab, func() { tab.take(nodeEvent("node3", "10.3.0.11/24", "", "192.168.3.1")) })
 	if !slices.Contains(put, "route") || !slices.Contains(routesOf(tab), "10.2.0.0/26 via 10.1.0.12 dev tunl0") {
 		t.Errorf("node3 moved away: put %v, routes %v", put, routesOf(tab))
 	}
-	_, del := changes(tab, func() { tab.apply(nodeEvent("node4", "10.2.0.9/24", "", "")) })
+	_, del := changes(tab, func() { tab.take(nodeEvent("node4", "10.2.0.9/24", "", "")) })
 	if !slices.Contains(del, "route") {
 		t.Errorf("node4 moved in: deleted %v", del)
 	}
@@ -92,14 +92,14 @@ func TestCoveredNodeIsExplained(t *testing.T) {
 // TestPoolsGone: without any pool nothing can be reached by the store, but
 // this host's own blocks stay closed, and workloads' routes are not the core's.
 func TestPoolsGone(t *testing.T) {
-	tab := newTestTable(cluster(store.VXLAN)...)
+	tab := newTestTable(testCluster(store.VXLAN)...)
 	before := routesOf(tab)
-	tab.apply(gone(poolEvent("pool", "192.168.0.0/16", store.VXLAN)))
+	tab.take(gone(poolEvent("pool", "192.168.0.0/16", store.VXLAN)))
 	tab.settle()
 	if diff := cmp.Diff([]string{"blackhole 192.168.1.0/26"}, routesOf(tab)); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
-	tab.apply(poolEvent("pool", "192.168.0.0/16", store.VXLAN))
+	tab.take(poolEvent("pool", "192.168.0.0/16", store.VXLAN))
 	tab.settle()
 	if diff := cmp.Diff(before, routesOf(tab)); diff != "" {
 		t.Errorf("routes after the pool is back (-before +after):\n%s", diff)
@@ -114,7 +114,7 @@ func TestHostileMTU(t *testing.T) {
 		key := store.ResourceKey(store.KindFelixConfiguration, "default")
 		ev := store.Event{Key: key, Object: store.Object{Key: key, Value: felix}}
 		for e, want := range map[store.Encapsulation]int{store.VXLAN: 1450, store.IPIP: 1480} {
-			if got := newTestTable(append(cluster(e), ev)...).mtu(dataplane.IPv4); got != want {
+			if got := newTestTable(append(testCluster(e), ev)...).mtu(dataplane.IPv4); got != want {
 				t.Errorf("%s with MTU %d: %d, want %d", e, mtu, got, want)
 			}
 		}

@@ -4,10 +4,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
@@ -16,10 +17,8 @@ import (
 
 // Path is the best path that BGP has for a prefix.
 type Path struct {
-	Prefix  netip.Prefix
-	NextHop netip.Addr // as announced
-	Peer    string     // who announced it, for people
-	Set     HopSet     // the next hops of all paths of equal cost, if there are several
+	Prefix netip.Prefix
+	nexthop.Announced
 }
 
 // PathUpdate is a step of BGP's best paths.
@@ -28,17 +27,17 @@ type PathUpdate struct {
 	Put   []Path
 	Del   []netip.Prefix
 
-	// Lost names next hops that nobody is to be sent to any more, though the
-	// withdrawals of the paths are still to come; Found those of which that is
-	// over. Lost counts before the paths of the same update, Found after them.
-	Lost, Found []netip.Addr
+	// Down names next hops to which nothing is to be sent any more, though the
+	// withdrawals of the paths are still to come; Up those that may be used
+	// again. Down counts before the paths of the same update, Up after them.
+	Down, Up []netip.Addr
 
-	// Synced says that the peers have told all they know, so that what an
-	// earlier life of the daemon left in the kernel may be swept.
+	// Synced says that the peers have announced all they know, so that what the
+	// previous run left in the kernel may be swept.
 	Synced bool
 }
 
-// Kinds lists what the core wants to see of the store.
+// Kinds lists what the core follows of the cluster.
 func Kinds() []store.Kind {
 	return []store.Kind{store.KindNode, store.KindIPPool, store.KindIPAMBlock, store.KindFelixConfiguration}
 }
@@ -57,50 +56,35 @@ type node struct {
 	vxlanMAC map[dataplane.Family]dataplane.MAC
 
 	labels map[string]string
-	forms  nodeForms
+	encaps nodeEncaps
 }
 
-// nodeForms is what a node publishes of the forms of its packets.
-type nodeForms struct {
-	store.NodeForms
-	accepts, uses set[dataplane.Form]
-	sorted        []dataplane.Form // accepts
+// nodeEncaps is what a node publishes of the encapsulations of its packets.
+type nodeEncaps struct {
+	store.NodeEncaps
+	accepts, uses set[dataplane.Encap]
+	sorted        []dataplane.Encap // accepts
 	sends         map[string]store.Mode
-	refuses       map[dataplane.Form]string
+	refuses       map[dataplane.Encap]string
 }
 
-func newNodeForms(f store.NodeForms) nodeForms {
-	n := nodeForms{
-		NodeForms: f, accepts: parseForms(f.Accepts), uses: parseForms(f.Uses),
-		sends: map[string]store.Mode{}, refuses: map[dataplane.Form]string{},
-	}
-	n.sorted = sortedForms(n.accepts)
-	for pool, s := range f.Sends {
-		if m, err := store.ParseMode(s); err == nil {
-			n.sends[pool] = m
-		}
-	}
-	for s, why := range f.Refuses {
-		if form, err := dataplane.ParseForm(s); err == nil {
-			n.refuses[form] = why
-		}
-	}
-	return n
+func newNodeEncaps(e *cluster.Encaps) nodeEncaps {
+	return nodeEncaps{NodeEncaps: e.NodeEncaps, accepts: e.Accept, uses: e.Use, sorted: e.Accepted, sends: e.Send, refuses: e.Refuse}
 }
 
-// takesIn reports whether the node accepts a form. One that does not take part
-// in live changes follows its pools at once.
-func (f nodeForms) takesIn(form dataplane.Form) bool {
-	_, ok := f.accepts[form]
+// canAccept reports whether the node accepts an encapsulation. One that does not
+// take part in live changes follows its pools at once.
+func (f nodeEncaps) canAccept(encap dataplane.Encap) bool {
+	_, ok := f.accepts[encap]
 	return ok || !f.Published
 }
 
-func sameForms(a, b store.NodeForms) bool {
+func sameEncaps(a, b store.NodeEncaps) bool {
 	return a.Published == b.Published && slices.Equal(a.Accepts, b.Accepts) && slices.Equal(a.Uses, b.Uses) &&
 		maps.Equal(a.Sends, b.Sends) && maps.Equal(a.Refuses, b.Refuses)
 }
 
-// equal compares nodes but for the revision and what they publish of forms.
+// equal compares nodes but for the revision and what they publish.
 func (n *node) equal(o *node) bool {
 	if n == nil || o == nil {
 		return n == o
@@ -110,58 +94,40 @@ func (n *node) equal(o *node) bool {
 		maps.Equal(n.labels, o.labels)
 }
 
-// newNode reads a Node resource. Members that do not parse are taken as not
-// set: one bad resource must not stop the others, and validation refuses them
-// where they are written.
-func newNode(r *store.Node, rev store.Revision) *node {
+// newNode returns what the core keeps of a node; nil: there is none.
+func newNode(r *cluster.Node) *node {
+	if r == nil {
+		return nil
+	}
 	n := &node{
-		name:      r.Name,
-		revision:  rev,
-		addr:      map[dataplane.Family]netip.Prefix{},
-		public:    map[dataplane.Family]netip.Addr{},
-		ipipAddr:  map[dataplane.Family]netip.Addr{},
-		vxlanAddr: map[dataplane.Family]netip.Addr{},
-		vxlanMAC:  map[dataplane.Family]dataplane.MAC{},
-		labels:    r.Labels,
-		forms:     newNodeForms(store.FormsOf(r)),
+		name: r.Name, revision: r.Revision, labels: r.Labels, encaps: newNodeEncaps(r.Encaps),
+		public: byFamily(r.Public), ipipAddr: byFamily(r.IPIPAddr), vxlanAddr: byFamily(r.VXLANAddr),
+		addr:     map[dataplane.Family]netip.Prefix{},
+		vxlanMAC: map[dataplane.Family]dataplane.MAC{},
 	}
-	for _, a := range store.TunnelAddresses(r) {
-		n.public[dataplane.FamilyOf(a)] = a
-	}
-	if r.Spec.BGP != nil {
-		for _, s := range []string{r.Spec.BGP.IPv4Address, r.Spec.BGP.IPv6Address} {
-			if p, err := store.ParseAddress(s); err == nil {
-				n.addr[dataplane.FamilyOf(p.Addr())] = p
-			}
+	for f, name := range map[dataplane.Family]string{dataplane.IPv4: r.Name, dataplane.IPv6: r.Name + "-v6"} {
+		if p := r.Addr.Of(f); p.IsValid() {
+			n.addr[f] = p
 		}
-		n.setTunnel(n.ipipAddr, r.Spec.BGP.IPv4IPIPTunnelAddr)
-	}
-	n.setTunnel(n.ipipAddr, r.Annotations[store.AnnotationIPv6IPIPTunnelAddr])
-	for f, v := range map[dataplane.Family][3]string{
-		dataplane.IPv4: {r.Spec.IPv4VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddr, r.Name},
-		dataplane.IPv6: {r.Spec.IPv6VXLANTunnelAddr, r.Spec.VXLANTunnelMACAddrV6, r.Name + "-v6"},
-	} {
-		n.setTunnel(n.vxlanAddr, v[0])
-		mac, err := dataplane.ParseMAC(v[1])
-		if err != nil {
-			mac = vxlan.MAC(v[2])
+		if n.vxlanMAC[f] = r.VXLANMAC.Of(f); n.vxlanMAC[f] == (dataplane.MAC{}) {
+			n.vxlanMAC[f] = vxlan.MAC(name)
 		}
-		n.vxlanMAC[f] = mac
 	}
 	return n
 }
 
-func (n *node) setTunnel(to map[dataplane.Family]netip.Addr, s string) {
-	if a := parseAddr(s); a.IsValid() {
-		to[dataplane.FamilyOf(a)] = a
+// byFamily returns the families that have an address; nil: none has.
+func byFamily(fs cluster.Families[netip.Addr]) map[dataplane.Family]netip.Addr {
+	var out map[dataplane.Family]netip.Addr
+	for _, f := range families() {
+		if a := fs.Of(f); a.IsValid() {
+			if out == nil {
+				out = map[dataplane.Family]netip.Addr{}
+			}
+			out[f] = a
+		}
 	}
-}
-
-func parseAddr(s string) netip.Addr {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return a
-	}
-	return netip.Addr{}
+	return out
 }
 
 // pool is what the core keeps of an IPPool. Disabled pools count: disabling
@@ -170,33 +136,20 @@ type pool struct {
 	name    string
 	cidr    netip.Prefix
 	encap   store.Encapsulation
-	nodes   string // selector of the nodes that have workloads in it
-	tunnels bool   // it gives addresses to tunnels
+	nodes   *selector.Selector // of the nodes that have workloads in it; nil: it selects nobody
+	tunnels bool               // it gives addresses to tunnels
 }
 
 // family is that of the workloads.
 func (p pool) family() dataplane.Family { return dataplane.FamilyOf(p.cidr.Addr()) }
 
-func newPool(r *v3.IPPool) (pool, bool) {
-	cidr, err := netip.ParsePrefix(r.Spec.CIDR)
-	if err != nil {
-		return pool{}, false
-	}
-	uses := r.Spec.AllowedUses
-	return pool{
-		name: r.Name, cidr: cidr.Masked(), encap: store.EncapsulationOf(r), nodes: r.Spec.NodeSelector,
-		tunnels: !r.Spec.Disabled && (len(uses) == 0 || slices.Contains(uses, v3.IPPoolAllowedUseTunnel)),
-	}, true
+func newPool(r *cluster.Pool) (pool, bool) {
+	return pool{name: r.Name, cidr: r.CIDR, encap: r.Encap, nodes: r.Nodes, tunnels: r.Tunnels}, r.CIDR.IsValid()
 }
 
-// selects reports whether nodes with these labels have workloads in the pool. A
-// selector that cannot be read selects nobody, as in IPAM.
+// selects reports whether nodes with these labels have workloads in the pool.
 func (p pool) selects(labels map[string]string) bool {
-	if p.nodes == "" {
-		return true
-	}
-	sel, err := selector.Parse(p.nodes)
-	return err == nil && sel.Matches(selector.Map(labels))
+	return p.nodes != nil && p.nodes.Matches(selector.Map(labels))
 }
 
 // origin says why the store wants a prefix to go to a node.
@@ -213,57 +166,18 @@ const maxBlockBits = 12
 // blockOrigins returns what a block says about who has which prefix: the block
 // as a whole for the node that holds it, and each address that another node
 // borrowed from it.
-func blockOrigins(b *store.Block) map[netip.Prefix]origin {
-	cidr, err := netip.ParsePrefix(b.CIDR)
-	if err != nil || cidr != cidr.Masked() || cidr.Addr().BitLen()-cidr.Bits() > maxBlockBits {
+func blockOrigins(b *cluster.Block) map[netip.Prefix]origin {
+	if b == nil || b.CIDR.Addr().BitLen()-b.CIDR.Bits() > maxBlockBits {
 		return nil
 	}
-	out := map[netip.Prefix]origin{}
-	owner := blockOwner(b)
-	if owner != "" {
-		out[cidr] = origin{node: owner}
+	out := make(map[netip.Prefix]origin, 1+len(b.Borrowed))
+	if b.Holder != "" {
+		out[b.CIDR] = origin{node: b.Holder}
 	}
-	for ord, attr := range b.Allocations {
-		if attr == nil || *attr < 0 || *attr >= len(b.Attributes) {
-			continue
-		}
-		holder := b.Attributes[*attr].Secondary["node"]
-		if holder == "" || holder == owner {
-			continue
-		}
-		if a, ok := addOrdinal(cidr, ord); ok {
-			out[netip.PrefixFrom(a, a.BitLen())] = origin{node: holder, borrowed: true}
-		}
+	for _, g := range b.Borrowed {
+		out[single(g.Addr)] = origin{node: g.Node, borrowed: true}
 	}
 	return out
-}
-
-// blockOwner returns the node that holds a block, if one does. Decoding has
-// brought very old blocks into the present form.
-func blockOwner(b *store.Block) string {
-	if b.Affinity != nil {
-		if host, ok := strings.CutPrefix(*b.Affinity, "host:"); ok {
-			return host
-		}
-	}
-	return ""
-}
-
-// addOrdinal returns the address at an offset from the start of a block. It
-// reports false when that lies outside.
-func addOrdinal(cidr netip.Prefix, ord int) (netip.Addr, bool) {
-	if ord < 0 {
-		return netip.Addr{}, false
-	}
-	raw := cidr.Addr().AsSlice()
-	carry := ord
-	for i := len(raw) - 1; i >= 0 && carry > 0; i-- {
-		carry += int(raw[i])
-		raw[i] = byte(carry)
-		carry >>= 8
-	}
-	a, ok := netip.AddrFromSlice(raw)
-	return a, ok && carry == 0 && cidr.Contains(a)
 }
 
 // settings are the numbers of FelixConfiguration that drivers use. MTUs are in
@@ -308,16 +222,16 @@ func saneMTU(v int) bool { return v >= 68 && v <= 65535 }
 
 // hostOf says how this host stands on the underlay in one family: which device
 // holds the node's address, and that device's MTU.
-func hostOf(n *node, u *dataplane.Underlay, f dataplane.Family) (dataplane.Host, bool) {
+func hostOf(n *node, u *network, f dataplane.Family) (dataplane.Host, bool) {
 	addr, ok := n.addr[f]
-	if !ok || u == nil {
+	if !ok || u.underlay == nil {
 		return dataplane.Host{}, false
 	}
-	i := slices.IndexFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool { return a.Prefix.Addr() == addr.Addr() })
+	i := slices.IndexFunc(u.underlay.Addresses, func(a dataplane.UnderlayAddress) bool { return a.Prefix.Addr() == addr.Addr() })
 	if i < 0 {
 		return dataplane.Host{}, false
 	}
-	l, ok := ownDevice(u, u.Addresses[i].Link)
+	l, ok := u.device(u.underlay.Addresses[i].Link)
 	if !ok {
 		return dataplane.Host{}, false
 	}

@@ -27,7 +27,7 @@ func (w *world) lost() string {
 			}
 			for i, p := range r.blocks() {
 				f, ok := s.sends(p)
-				if ok && !r.takesIn(f) {
+				if ok && !r.accepts(f) {
 					return fmt.Sprintf("%s sends to %s for pool %s in %s, which its kernel does not take in\n%s%s", s.name, r.name, poolNames[i], f, s, r)
 				}
 			}
@@ -37,7 +37,7 @@ func (w *world) lost() string {
 }
 
 func (h *simHost) String() string {
-	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes[h.name].forms.NodeForms, h.pending)
+	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes[h.name].encaps.NodeEncaps, h.pending)
 	for _, k := range slices.SortedFunc(maps.Keys(h.kernel.have), dataplane.CompareKeys) {
 		s += fmt.Sprintf("\t%s\n", h.kernel.have[k])
 	}
@@ -67,7 +67,7 @@ func (w *world) fresh(h *simHost) map[dataplane.Key]dataplane.Object {
 	t := newTable(h.name)
 	t.setUnderlay(h.underlay())
 	for _, ev := range w.now {
-		t.apply(ev)
+		t.take(ev)
 	}
 	for f, peers := range h.l.reach {
 		t.setReach(f, peers)
@@ -77,18 +77,18 @@ func (w *world) fresh(h *simHost) map[dataplane.Key]dataplane.Object {
 			t.probing[f], t.delivery[f] = true, peers
 		}
 	}
-	t.rechooseAll()
+	t.replanAll = true
 	for range maxRounds {
 		t.settle()
-		states := map[dataplane.Form]formState{}
-		for f, keys := range t.formKeys {
-			states[f] = h.core.formState(keys)
+		states := map[dataplane.Encap]encapState{}
+		for f, keys := range t.deviceKeys {
+			states[f] = h.core.encapState(keys)
 		}
 		t.setKernel(states)
 	}
 	t.settle()
 	out := map[dataplane.Key]dataplane.Object{}
-	for _, o := range t.wish() {
+	for _, o := range desiredOf(t) {
 		out[o.Key()] = o
 	}
 	return out
@@ -100,7 +100,7 @@ func (w *world) tail() string {
 	for _, ev := range w.log[max(0, len(w.log)-12):] {
 		s += "\n" + ev.Key.String()
 		if n, ok := ev.Object.Value.(*store.Node); ok {
-			s += fmt.Sprintf(": %+v", store.FormsOf(n))
+			s += fmt.Sprintf(": %+v", store.NodeEncapsOf(n))
 		}
 	}
 	for _, h := range w.hosts {
@@ -133,22 +133,22 @@ func (w *world) checkQuiet(t *rapid.T) {
 }
 
 func (w *world) checkWanted(t *rapid.T, h *simHost) {
-	for k, way := range h.l.ways {
-		if way.form != way.wanted {
-			t.Fatalf("%s: %s goes in %s, and %s is wanted: %s\n%s", h.name, k, way.form, way.wanted, way.reason, h)
+	for k, forwardingPath := range h.l.forwardingPaths {
+		if forwardingPath.encap != forwardingPath.wanted {
+			t.Fatalf("%s: %s goes in %s, and %s is wanted: %s\n%s", h.name, k, forwardingPath.encap, forwardingPath.wanted, forwardingPath.reason, h)
 		}
 	}
-	wanted := h.l.wantedForms()
+	wanted := h.l.wantedEncaps()
 	for _, o := range h.kernel.have {
 		if l, ok := o.(dataplane.Link); ok {
-			if _, ok := wanted[formOfLink(l)]; !ok {
+			if _, ok := wanted[encapOfLink(l)]; !ok {
 				t.Fatalf("%s: device %s is left", h.name, l)
 			}
 		}
 	}
-	pub := h.l.nodes[h.name].forms
+	pub := h.l.nodes[h.name].encaps
 	if !maps.Equal(pub.accepts, wanted) || len(pub.Refuses) > 0 {
-		t.Fatalf("%s: accepts %v and refuses %v; want %v accepted", h.name, pub.Accepts, pub.Refuses, formNames(wanted))
+		t.Fatalf("%s: accepts %v and refuses %v; want %v accepted", h.name, pub.Accepts, pub.Refuses, encapNames(wanted))
 	}
 	for _, p := range h.l.pools {
 		if got, want := pub.sends[p.name], h.l.modeOf(p); got != want {
@@ -228,8 +228,8 @@ func (w *world) advance(t *rapid.T, h *simHost, check func()) {
 // fault lets something go wrong.
 func (w *world) fault(t *rapid.T, h *simHost, n int) {
 	w.faults = true
-	form := rapid.SampledFrom([]string{"ipip", "vxlan/4096/4789", "vxlan/5000/4789", "vxlan/5000/4790"}).Draw(t, "form")
-	f, err := dataplane.ParseForm(form)
+	encap := rapid.SampledFrom([]string{"ipip", "vxlan/4096/4789", "vxlan/5000/4789", "vxlan/5000/4790"}).Draw(t, "form")
+	f, err := dataplane.ParseEncap(encap)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func (w *world) fault(t *rapid.T, h *simHost, n int) {
 	case 23:
 		peers := map[string][]dataplane.Delivery{}
 		for _, p := range w.hosts {
-			peers[p.name] = []dataplane.Delivery{{Form: f, Result: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "answer"))}}
+			peers[p.name] = []dataplane.Delivery{{Encap: f, Result: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "answer"))}}
 		}
 		h.l.setDelivery(dataplane.IPv4, peers)
 		h.turn()
@@ -296,9 +296,13 @@ func TestLiveChangeWithFaults(t *testing.T) {
 		// Once everybody can, everything is as wanted.
 		for _, h := range w.hosts {
 			clear(h.kernel.refuse)
-			h.l.setDelivery(dataplane.IPv4, nil)
+			nothing := map[string][]dataplane.Delivery{}
+			for _, p := range w.hosts {
+				nothing[p.name] = nil
+			}
+			h.l.setDelivery(dataplane.IPv4, nothing)
 			h.l.probing[dataplane.IPv4] = false
-			h.l.rechooseAll()
+			h.l.replanAll = true
 		}
 		w.faults = false
 		w.checkQuiet(rt)

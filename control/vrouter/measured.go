@@ -23,173 +23,114 @@ type Unsupported struct {
 	Err    error
 }
 
-// Unsupported takes in all that this kernel has no devices for. It is published,
+// Unsupported says all that this kernel has no devices for. It is published,
 // so that a change to such a mode can be refused before it is begun. Before the
 // first call what was published stays.
 func (c *Core) Unsupported(ctx context.Context, list []Unsupported) error {
 	return c.post(ctx, func(l *loop) {
-		l.unsupported = map[dataplane.Form]error{}
+		l.unsupported = map[dataplane.Encap]error{}
 		for _, u := range list {
-			l.unsupported[dataplane.Form{Driver: u.Driver, Outer: u.Outer}] = u.Err
+			l.unsupported[dataplane.Encap{Driver: u.Driver, Outer: u.Outer}] = u.Err
 		}
 	})
 }
 
-// setReach takes in what was measured of the underlay in a family.
-func (t *table) setReach(f dataplane.Family, peers map[string]dataplane.Reach) {
-	old := t.reach[f]
-	t.reach[f] = peers
+// setReach applies what was measured of the underlay in a family.
+func (s *sender) setReach(f dataplane.Family, peers map[string]dataplane.Reach) {
+	old := s.reach[f]
+	s.reach[f] = peers
 	for name, r := range peers {
 		if old[name] != r {
-			t.remeasured(name)
+			s.touched[name] = struct{}{}
 		}
 	}
 	for name := range old {
 		if _, ok := peers[name]; !ok {
-			t.remeasured(name)
+			s.touched[name] = struct{}{}
 		}
 	}
 }
 
-func (t *table) remeasured(name string) {
-	t.rechoose(name)
-	t.refreshNode(name)
-}
-
-// setDelivery takes in what probes through tunnels found in a family.
-func (t *table) setDelivery(f dataplane.Family, peers map[string][]dataplane.Delivery) {
-	now := make(map[string]map[dataplane.Form]dataplane.Delivery, len(peers))
+// setDelivery applies what probes through tunnels found of some peers in a family.
+func (s *sender) setDelivery(f dataplane.Family, peers map[string][]dataplane.Delivery) {
+	if !s.probing[f] {
+		s.probing[f] = true
+		s.replanAll = true
+	}
+	if s.delivery[f] == nil {
+		s.delivery[f] = map[string]map[dataplane.Encap]dataplane.Delivery{}
+	}
 	for name, list := range peers {
-		now[name] = make(map[dataplane.Form]dataplane.Delivery, len(list))
+		now := make(map[dataplane.Encap]dataplane.Delivery, len(list))
 		for _, d := range list {
-			now[name][d.Form] = d
+			now[d.Encap] = d
 		}
-	}
-	old := t.delivery[f]
-	t.delivery[f] = now
-	if !t.probing[f] {
-		t.probing[f] = true
-		t.rechooseAll()
-	}
-	for name := range t.nodes {
-		switch {
-		case !sameSizes(old[name], now[name]):
-			t.remeasured(name)
-		case maps.Equal(old[name], now[name]):
-		case t.rechoose(name): // what came out the same changes nothing further on
-			t.refreshNode(name)
+		old := s.delivery[f][name]
+		if s.delivery[f][name] = now; len(now) == 0 {
+			delete(s.delivery[f], name)
+		}
+		if !maps.Equal(old, now) {
+			s.touched[name] = struct{}{}
 		}
 	}
 }
 
-// sameSizes reports whether packets of the same size get through each form.
-func sameSizes(a, b map[dataplane.Form]dataplane.Delivery) bool {
-	for f := range b {
-		if a[f].MTU != b[f].MTU {
-			return false
-		}
-	}
-	for f := range a {
-		if a[f].MTU != b[f].MTU {
-			return false
-		}
-	}
-	return true
-}
-
-// setWorkloadMTU notes how large packets workloads send.
-func (t *table) setWorkloadMTU(f dataplane.Family, mtu int) {
-	if t.podMTU[f] == mtu {
-		return
-	}
-	t.podMTU[f] = mtu
-	t.formsDirty = true
-	t.rechooseAll()
-}
-
-// setKernel takes in how far the kernel is with what takes forms in. It
-// reports whether that is news.
-func (t *table) setKernel(now map[dataplane.Form]formState) bool {
-	changed := len(now) != len(t.kernel)
+// setKernel notes how far the kernel is with what accepts encapsulations. It
+// reports whether that is new.
+func (r *receiver) setKernel(now map[dataplane.Encap]encapState) bool {
+	changed := len(now) != len(r.kernel)
 	for f, st := range now {
-		old, ok := t.kernel[f]
+		old, ok := r.kernel[f]
 		changed = changed || !ok || old.done != st.done || !sameError(old.err, st.err)
 	}
 	if !changed {
 		return false
 	}
-	t.kernel = now
-	t.formsDirty = true
-	t.rechooseAll()
+	r.kernel = now
+	r.devicesDirty = true
 	return true
 }
 
-// formMTU is what a form takes, in bytes; 0: this host cannot send it.
-func (t *table) formMTU(f dataplane.Form) int {
-	if f.Driver == dataplane.DriverDirect {
-		least := 0
-		for _, h := range t.hosts {
-			if least == 0 || h.UplinkMTU < least {
-				least = h.UplinkMTU
-			}
-		}
-		return least
-	}
-	h, ok := t.hosts[f.Outer]
-	if !ok {
-		return 0
-	}
-	ipip, vx := t.settings.tunnelMTU(f.Outer)
-	set := vx
-	if f.Driver == dataplane.DriverIPIP {
-		set = ipip
-	}
-	if set != 0 {
-		return set
-	}
-	return h.UplinkMTU - driverOf(f).Overhead(f.Outer)
-}
-
-// mtu is what workloads of a family may send, in bytes: what every form takes
+// mtu is what workloads of a family may send, in bytes: what every encapsulation takes
 // that is in use or wanted, and every device as it is. 0 while the underlay is
 // not known, and where this host reaches nobody in the family.
-func (t *table) mtu(inner dataplane.Family) int {
-	forms := set[dataplane.Form]{}
+func (r *receiver) mtu(inner dataplane.Family) int {
+	encaps := set[dataplane.Encap]{}
 	pools := 0
-	for _, p := range t.pools {
+	for _, p := range r.pools {
 		if p.family() != inner {
 			continue
 		}
 		pools++
-		for _, f := range t.formsOf(t.modeOf(p), inner) {
-			forms[f] = struct{}{}
+		for _, f := range r.encapsOf(r.modeOf(p), inner) {
+			encaps[f] = struct{}{}
 		}
 	}
 	if pools == 0 {
-		return t.hosts[inner].UplinkMTU
+		return r.hosts[inner].UplinkMTU
 	}
-	_, uses := t.own()
+	_, uses := r.own()
 	for f := range uses {
-		forms[f] = struct{}{}
+		encaps[f] = struct{}{}
 	}
 	least := 0
-	for _, outer := range t.outers(inner) {
-		if h := t.hosts[outer]; least == 0 || h.UplinkMTU < least {
+	for _, outer := range r.outers(inner) {
+		if h := r.hosts[outer]; least == 0 || h.UplinkMTU < least {
 			least = h.UplinkMTU
 		}
 	}
-	for f := range forms {
-		mtu := t.formMTU(f)
+	for f := range encaps {
+		mtu := r.encapMTU(f)
 		if mtu == 0 {
 			continue
 		}
-		for _, k := range t.formKeys[f] {
+		for _, k := range r.deviceKeys[f] {
 			lk, ok := k.(dataplane.LinkKey)
 			if !ok {
 				continue
 			}
 			// A device that is to be raised is not yet larger than it is.
-			if have, ok := ownDevice(t.underlay, lk.Name); ok && have.Up && have.MTU < mtu {
+			if have, ok := r.device(lk.Name); ok && have.Up && have.MTU < mtu {
 				mtu = have.MTU
 			}
 		}

@@ -19,7 +19,7 @@ func (m *mtus) of(f dataplane.Family) *atomic.Int64 {
 	return &m.ipv6
 }
 
-// set takes in what the table says now.
+// set follows the table.
 func (m *mtus) set(t *table) {
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		mtu := int64(t.mtu(f))

@@ -4,64 +4,136 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
 
+// publishing is what this host publishes of what it sends, and how far that has
+// come.
+type publishing struct {
+	ends       *ends
+	inflight   *nodeEncaps    // what is being published; nil: nothing
+	inflightAt store.Revision // where it is in the store; 0: not known to be there
+
+	sending   map[dataplane.Encap]int // forwarding paths that use it or are to
+	behind    map[string]int          // by pool, forwarding paths that are not as wanted
+	confirmed bool                    // the kernel has every next hop as wanted
+}
+
+func newPublishing(e *ends) *publishing {
+	return &publishing{ends: e, sending: map[dataplane.Encap]int{}, behind: map[string]int{}}
+}
+
+// own is what this host has published, as the watch showed it, and what it is
+// about to publish: a write whose result has not been seen may have happened
+// or not, so what is accepted is the union and what may be sent the
+// intersection.
+func (p *publishing) own() (accepts, uses set[dataplane.Encap]) {
+	accepts, uses = set[dataplane.Encap]{}, set[dataplane.Encap]{}
+	seen := p.ends.ownNode()
+	if seen == nil {
+		return accepts, uses
+	}
+	maps.Copy(accepts, seen.encaps.accepts)
+	maps.Copy(uses, seen.encaps.uses)
+	if p.inflight != nil {
+		maps.Copy(accepts, p.inflight.accepts)
+		maps.Copy(uses, p.inflight.uses)
+	}
+	return accepts, uses
+}
+
+// published reports whether this host takes part in what nodes agree on by
+// what they publish. Before it does it follows the pools at once.
+func (p *publishing) published() bool {
+	n := p.ends.ownNode()
+	return n != nil && n.encaps.Published
+}
+
+// mayUse reports whether packets may be sent in an encapsulation: only after that
+// was published.
+func (p *publishing) mayUse(f dataplane.Encap) bool {
+	if !p.published() {
+		return true
+	}
+	_, seen := p.ends.ownNode().encaps.uses[f]
+	if p.inflight == nil {
+		return seen
+	}
+	_, soon := p.inflight.uses[f]
+	return seen && soon
+}
+
+// movedTo lists the modes that this host has moved a pool to, the newest first:
+// what is being published, and what is.
+func (p *publishing) movedTo(pool string) []store.Mode {
+	var out []store.Mode
+	if p.inflight != nil {
+		if m, ok := p.inflight.sends[pool]; ok {
+			out = append(out, m)
+		}
+	}
+	if m, ok := p.ends.ownNode().encaps.sends[pool]; ok && !slices.Contains(out, m) {
+		out = append(out, m)
+	}
+	return out
+}
+
 // publication is what this host should have published. It reports false while
-// that cannot be told: before the kernel was seen to take in, or to refuse,
-// what the pools ask for, this host would say that it takes in nothing.
-func (t *table) publication() (store.NodeForms, bool) {
+// that is not known: before the kernel was seen to accept, or to refuse, what
+// the pools ask for, this host would say that it accepts nothing.
+func (t *table) publication() (store.NodeEncaps, bool) {
 	self := t.nodes[t.self]
 	if self == nil || len(t.hosts) == 0 {
-		return store.NodeForms{}, false
+		return store.NodeEncaps{}, false
 	}
-	seen := self.forms.NodeForms
-	wanted := t.wantedForms()
+	seen := self.encaps.NodeEncaps
+	wanted := t.wantedEncaps()
 	if !seen.Published {
 		for f := range wanted {
-			if st := t.kernel[f]; !st.done && st.err == nil && t.formErrs[f] == nil {
-				return store.NodeForms{}, false
+			if st := t.kernel[f]; !st.done && st.err == nil && t.deviceErrs[f] == nil {
+				return store.NodeEncaps{}, false
 			}
 		}
 	}
-	return store.NodeForms{
+	return store.NodeEncaps{
 		Published: true, Accepts: t.publicAccepts(), Uses: t.publicUses(self), Sends: t.publicSends(self), Refuses: t.publicRefuses(self, wanted),
 	}, true
 }
 
-// publicAccepts lists what is needed and the kernel takes in.
-func (t *table) publicAccepts() []string {
-	out := set[dataplane.Form]{}
-	for f := range t.neededForms() {
-		if t.formErrs[f] == nil && t.takesIn(f) && (t.published() || t.kernel[f].done) {
+// publicAccepts lists what is needed and the kernel accepts.
+func (r *receiver) publicAccepts() []string {
+	out := set[dataplane.Encap]{}
+	for f := range r.neededEncaps() {
+		if r.deviceErrs[f] == nil && r.accepts(f) && (r.published() || r.kernel[f].done) {
 			out[f] = struct{}{}
 		}
 	}
-	return formNames(out)
+	return encapNames(out)
 }
 
 // publicUses lists what is sent or is to be. What was named before stays until
 // the kernel has left it.
-func (t *table) publicUses(self *node) []string {
-	out := set[dataplane.Form]{}
-	for f := range t.sending {
+func (p *publishing) publicUses(self *node) []string {
+	out := set[dataplane.Encap]{}
+	for f := range p.sending {
 		out[f] = struct{}{}
 	}
-	if !t.confirmed {
-		maps.Copy(out, self.forms.uses)
+	if !p.confirmed {
+		maps.Copy(out, self.encaps.uses)
 	}
-	return formNames(out)
+	return encapNames(out)
 }
 
 // publicSends names the mode of each pool that every peer was moved to.
-func (t *table) publicSends(self *node) map[string]string {
+func (p *publishing) publicSends(self *node) map[string]string {
 	out := map[string]string{}
-	for _, p := range t.pools {
-		if t.behind[p.name] == 0 && t.confirmed {
-			out[p.name] = t.modeOf(p).String()
-		} else if m, ok := self.forms.sends[p.name]; ok {
-			out[p.name] = m.String()
+	for _, pool := range p.ends.pools {
+		if p.behind[pool.name] == 0 && p.confirmed {
+			out[pool.name] = p.ends.modeOf(pool).String()
+		} else if m, ok := self.encaps.sends[pool.name]; ok {
+			out[pool.name] = m.String()
 		}
 	}
 	return out
@@ -70,43 +142,43 @@ func (t *table) publicSends(self *node) map[string]string {
 // maxReason bounds the length of a published reason.
 const maxReason = 400
 
-// publicRefuses says why the kernel does not take in what is wanted, or could
-// not if it were.
-func (t *table) publicRefuses(self *node, wanted set[dataplane.Form]) map[string]string {
+// publicRefuses says why the kernel does not accept what is wanted, or could not
+// if it were.
+func (r *receiver) publicRefuses(self *node, wanted set[dataplane.Encap]) map[string]string {
 	out := map[string]string{}
-	if t.unsupported == nil {
-		maps.Copy(out, self.forms.Refuses)
+	if r.unsupported == nil {
+		maps.Copy(out, self.encaps.Refuses)
 	}
-	note := func(f dataplane.Form, err error) {
+	note := func(f dataplane.Encap, err error) {
 		s := err.Error()
 		if len(s) > maxReason {
 			s = s[:maxReason] + "…"
 		}
 		out[f.String()] = s
 	}
-	for f, err := range t.unsupported {
+	for f, err := range r.unsupported {
 		if f.Driver == dataplane.DriverVXLAN {
-			f.VNI, f.Port = t.settings.vni, t.settings.port
+			f.VNI, f.Port = r.settings.vni, r.settings.port
 		}
-		if t.hasHost(f.Outer) {
+		if r.hasHost(f.Outer) {
 			note(f, err)
 		}
 	}
 	for f := range wanted {
-		if err := t.formErrs[f]; err != nil {
+		if err := r.deviceErrs[f]; err != nil {
 			note(f, err)
-		} else if err := t.kernel[f].err; err != nil {
+		} else if err := r.kernel[f].err; err != nil {
 			note(f, err)
-		} else if t.kernel[f].done {
+		} else if r.kernel[f].done {
 			delete(out, f.String())
 		}
 	}
 	return out
 }
 
-func formNames(s set[dataplane.Form]) []string {
+func encapNames(s set[dataplane.Encap]) []string {
 	var out []string
-	for _, f := range sortedForms(s) {
+	for _, f := range sortedEncaps(s) {
 		out = append(out, f.String())
 	}
 	slices.Sort(out)
@@ -115,18 +187,18 @@ func formNames(s set[dataplane.Form]) []string {
 
 // offer is what is to be published and is not: nil where there is nothing, and
 // while an earlier one is under way.
-func (t *table) offer() *store.NodeForms {
+func (t *table) offer() *store.NodeEncaps {
 	if t.inflight != nil {
 		return nil
 	}
 	f, ok := t.publication()
-	if !ok || sameForms(f, t.nodes[t.self].forms.NodeForms) {
+	if !ok || sameEncaps(f, t.nodes[t.self].encaps.NodeEncaps) {
 		return nil
 	}
-	in := newNodeForms(f)
+	in := newNodeEncaps(cluster.NewEncaps(f))
 	t.inflight, t.inflightAt = &in, 0
-	t.formsDirty = true
-	t.rechooseAll()
+	t.devicesDirty = true
+	t.replanAll = true
 	return &f
 }
 
@@ -137,18 +209,18 @@ func (t *table) written(rev store.Revision) {
 	}
 	t.inflightAt = rev
 	if t.settleInflight() {
-		t.rechooseAll()
-		t.formsDirty = true
+		t.replanAll = true
+		t.devicesDirty = true
 	}
 }
 
-// settleInflight forgets what was under way once the watch has shown it. From
+// settleInflight forgets what was being published once the watch has shown it. From
 // then on what the others wrote before it is known here too.
-func (t *table) settleInflight() bool {
-	self := t.nodes[t.self]
-	if t.inflight == nil || t.inflightAt == 0 || self == nil || self.revision < t.inflightAt {
+func (p *publishing) settleInflight() bool {
+	self := p.ends.ownNode()
+	if p.inflight == nil || p.inflightAt == 0 || self == nil || self.revision < p.inflightAt {
 		return false
 	}
-	t.inflight, t.inflightAt = nil, 0
+	p.inflight, p.inflightAt = nil, 0
 	return true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -48,7 +49,7 @@ func TestPublications(t *testing.T) {
 		defer cancel()
 		offers := c.Publications(ctx)
 		check(t, c.Underlay(t.Context(), rack()))
-		check(t, c.Store(t.Context(), store.Batch{Events: cluster(store.VXLAN), Synced: true}))
+		check(t, feed(t, c, store.Batch{Events: testCluster(store.VXLAN), Synced: true}))
 		check(t, c.Unsupported(t.Context(), []Unsupported{{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4, Err: fmt.Errorf("no module")}}))
 		<-c.Started()
 		synctest.Wait()
@@ -57,7 +58,7 @@ func TestPublications(t *testing.T) {
 		}
 		sink.hold(false)
 		rev := store.Revision(10)
-		publish := func(want store.NodeForms) {
+		publish := func(want store.NodeEncaps) {
 			t.Helper()
 			got := <-offers // also after a second: the core looks again by itself
 			want.Published, want.Refuses = true, map[string]string{"ipip": "no module"}
@@ -74,23 +75,23 @@ func TestPublications(t *testing.T) {
 			if len(offers) != 0 {
 				t.Fatalf("a second publication before the watch has shown the one before: %+v", <-offers)
 			}
-			ev := saying(cluster(store.VXLAN)[1], got)
+			ev := saying(testCluster(store.VXLAN)[1], got)
 			ev.Object.Revision = rev
-			check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{ev}}))
+			check(t, feed(t, c, store.Batch{Events: []store.Event{ev}}))
 		}
 		vx := []string{"vxlan/4096/4789"}
 		both := []string{"vxlan/4096/4789", "vxlan/5000/4789"}
 		vx5 := []string{"vxlan/5000/4789"}
-		publish(store.NodeForms{Accepts: vx, Uses: vx, Sends: map[string]string{"pool": "VXLAN/4096/4789"}})
+		publish(store.NodeEncaps{Accepts: vx, Uses: vx, Sends: map[string]string{"pool": "VXLAN/4096/4789"}})
 		synctest.Wait()
 		if len(offers) != 0 {
 			t.Fatalf("settled, and yet: %+v", <-offers)
 		}
 		// The VNI changes; the peers, which publish nothing, follow at once.
-		check(t, c.Store(t.Context(), store.Batch{Events: []store.Event{felixEvent(5000, 4789)}}))
-		publish(store.NodeForms{Accepts: both, Uses: both, Sends: map[string]string{"pool": "VXLAN/4096/4789"}})
-		publish(store.NodeForms{Accepts: both, Uses: vx5, Sends: map[string]string{"pool": "VXLAN/5000/4789"}})
-		publish(store.NodeForms{Accepts: vx5, Uses: vx5, Sends: map[string]string{"pool": "VXLAN/5000/4789"}})
+		check(t, feed(t, c, store.Batch{Events: []store.Event{felixEvent(5000, 4789)}}))
+		publish(store.NodeEncaps{Accepts: both, Uses: both, Sends: map[string]string{"pool": "VXLAN/4096/4789"}})
+		publish(store.NodeEncaps{Accepts: both, Uses: vx5, Sends: map[string]string{"pool": "VXLAN/5000/4789"}})
+		publish(store.NodeEncaps{Accepts: vx5, Uses: vx5, Sends: map[string]string{"pool": "VXLAN/5000/4789"}})
 		synctest.Wait()
 		if len(offers) != 0 {
 			t.Fatalf("settled, and yet: %+v", <-offers)
@@ -109,15 +110,15 @@ func TestPublications(t *testing.T) {
 // TestBehindIsTold: a peer to which packets do not travel as the pool asks for
 // is named, with the reason, by pool and by route.
 func TestBehindIsTold(t *testing.T) {
-	tab := newTestTable(cluster(store.IPIP)...)
-	tab.apply(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeForms{
+	tab := newTestTable(testCluster(store.IPIP)...)
+	tab.take(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeEncaps{
 		Accepts: []string{"direct"}, Refuses: map[string]string{"ipip": "no module"},
 	}))
-	tab.apply(poolEvent("other", "10.50.0.0/16", store.Direct))
+	tab.take(poolEvent("other", "10.50.0.0/16", store.Direct))
 	tab.settle()
 	st := tab.poolStatus()
 	i := slices.IndexFunc(st, func(p PoolStatus) bool { return p.Name == "pool" })
-	want := []Delay{{Node: "node2", Form: dataplane.Form{Driver: "direct"}, Reason: "node node2 does not accept ipip: no module"}}
+	want := []Delay{{Node: "node2", Encap: dataplane.Encap{Driver: "direct"}, Reason: "node node2 does not accept ipip: no module"}}
 	if diff := cmp.Diff(want, st[i].Behind); diff != "" || st[i].BehindTotal != 1 {
 		t.Errorf("behind, of %d (-want +got):\n%s", st[i].BehindTotal, diff)
 	}
@@ -131,21 +132,21 @@ func TestBehindIsTold(t *testing.T) {
 // TestWorkloadsFirst: a tunnel that takes less than workloads send waits for
 // them, and they are told what to come down to at once.
 func TestWorkloadsFirst(t *testing.T) {
-	events := cluster(store.Direct)
-	events[1] = saying(events[1], store.NodeForms{Accepts: []string{"direct"}, Uses: []string{"direct"}, Sends: map[string]string{"pool": "Direct"}})
+	events := testCluster(store.Direct)
+	events[1] = saying(events[1], store.NodeEncaps{Accepts: []string{"direct"}, Uses: []string{"direct"}, Sends: map[string]string{"pool": "Direct"}})
 	tab := newTestTable(events...)
 	tab.setWorkloadMTU(dataplane.IPv4, 1500)
-	tab.apply(poolEvent("pool", "192.168.0.0/16", store.VXLAN))
+	tab.take(poolEvent("pool", "192.168.0.0/16", store.VXLAN))
 	tab.settle()
 	near := hopKey{pool: "pool", node: "node2", fam: dataplane.IPv4}
-	tab.setKernel(map[dataplane.Form]formState{form(t, "vxlan/4096/4789"): {done: true}, form(t, "direct"): {done: true}})
+	tab.setKernel(map[dataplane.Encap]encapState{encap(t, "vxlan/4096/4789"): {done: true}, encap(t, "direct"): {done: true}})
 	tab.settle()
-	if w := tab.ways[near]; w.target != form(t, "direct") || tab.mtu(dataplane.IPv4) != 1450 {
+	if w := tab.forwardingPaths[near]; w.target != encap(t, "direct") || tab.mtu(dataplane.IPv4) != 1450 {
 		t.Errorf("way %+v with an MTU of %d for workloads; want direct as yet, and 1450", w, tab.mtu(dataplane.IPv4))
 	}
 	tab.setWorkloadMTU(dataplane.IPv4, 1450)
 	tab.settle()
-	if w := tab.ways[near]; w.target != form(t, "vxlan/4096/4789") {
+	if w := tab.forwardingPaths[near]; w.target != encap(t, "vxlan/4096/4789") {
 		t.Errorf("way %+v; want VXLAN once the workloads are lowered", w)
 	}
 }
@@ -153,31 +154,54 @@ func TestWorkloadsFirst(t *testing.T) {
 // TestTargets: what is to be probed has both ends, and what is wanted is there
 // before it is in use.
 func TestTargets(t *testing.T) {
-	events := cluster(store.VXLAN)
+	events := testCluster(store.VXLAN)
 	n := events[2].Object.Value.(*store.Node)
 	n.Annotations = map[string]string{store.AnnotationTunnelAddress: "203.0.113.2"}
 	tab := newTestTable(events...)
 	list, changed := tab.targets()
-	if !changed || len(list) != 2 {
+	if !changed || len(list) != 4 {
 		t.Fatalf("targets %+v, changed %v", list, changed)
 	}
-	got := list[0]
-	if got.Node != "node2" || fmt.Sprint(got.Addrs) != "[10.1.0.12 203.0.113.2]" || got.Uplink != "eth0" || len(got.Forms) != 1 {
-		t.Errorf("target %+v", got)
+	want := dataplane.ProbeTarget{
+		Node: "node2", Family: dataplane.IPv4, Uplink: "eth0", Local: tab.hosts[dataplane.IPv4].Addr,
+		Registered: netip.MustParseAddr("10.1.0.12"), Public: netip.MustParseAddr("203.0.113.2"), Encap: dataplane.Encap{Driver: "vxlan", Outer: dataplane.IPv4, Port: 4789},
 	}
-	want := Tunnel{
-		Form: form(t, "vxlan/4096/4789"), Inner: dataplane.IPv4, Device: "vxlan.calico", MTU: 1450, InUse: true,
-		Local: parseAddr("192.168.1.1"), Peer: parseAddr("192.168.2.1"), Gateway: parseAddr("192.168.2.1"),
+	if list[0] != want {
+		t.Errorf("underlay %+v, want %+v", list[0], want)
 	}
-	if got.Forms[0] != want {
-		t.Errorf("tunnel %+v, want %+v", got.Forms[0], want)
+	want.Encap = encap(t, "vxlan/4096/4789")
+	want.Tunnel = dataplane.ProbeTunnel{
+		Inner: dataplane.IPv4, Link: "vxlan.calico", MTU: 1450, InUse: true, Local: netip.MustParseAddr("192.168.1.1"), Peer: netip.MustParseAddr("192.168.2.1"),
+	}
+	if list[1] != want {
+		t.Errorf("tunnel %+v, want %+v", list[1], want)
 	}
 	if _, changed := tab.targets(); changed {
 		t.Error("nothing changed, and yet it is told")
 	}
-	tab.apply(gone(events[2]))
+	tab.take(gone(events[2]))
 	tab.settle()
-	if list, changed := tab.targets(); !changed || len(list) != 1 {
+	if list, changed := tab.targets(); !changed || len(list) != 2 {
 		t.Errorf("after a node has gone: %+v, changed %v", list, changed)
+	}
+
+	// What is sent plainly is probed in the encapsulation that some pool uses
+	// towards others; without such a pool the neighbour table alone is asked.
+	tab.take(poolEvent("pool", "192.168.0.0/16", store.IPIPCrossSubnet))
+	tab.settle()
+	list, _ = tab.targets()
+	if i := slices.IndexFunc(list, func(tg dataplane.ProbeTarget) bool { return tg.Tunnel == (dataplane.ProbeTunnel{}) }); i < 0 || list[i].Encap != encap(t, "ipip") {
+		t.Errorf("targets of a cross-subnet pool: %+v", list)
+	}
+	tab.take(poolEvent("pool", "192.168.0.0/16", store.Direct))
+	tab.settle()
+	list, changed = tab.targets()
+	for _, tg := range list {
+		if tg.Encap != (dataplane.Encap{}) || tg.Tunnel != (dataplane.ProbeTunnel{}) {
+			t.Errorf("target without tunnels: %+v", tg)
+		}
+	}
+	if !changed || len(list) == 0 {
+		t.Errorf("targets without tunnels: %+v, changed %v", list, changed)
 	}
 }

@@ -15,18 +15,18 @@ import (
 )
 
 // saying makes a node publish.
-func saying(ev store.Event, f store.NodeForms) store.Event {
+func saying(ev store.Event, f store.NodeEncaps) store.Event {
 	f.Published = true
-	store.SetForms(ev.Object.Value.(*store.Node), f)
+	store.SetNodeEncaps(ev.Object.Value.(*store.Node), f)
 	return ev
 }
 
 // devices are the tunnels of a wish.
 func devices(t *table) []string {
 	var out []string
-	for _, o := range t.wish() {
+	for _, o := range desiredOf(t) {
 		if l, ok := o.(dataplane.Link); ok {
-			out = append(out, fmt.Sprintf("%s %s", l.Name, formOfLink(l)))
+			out = append(out, fmt.Sprintf("%s %s", l.Name, encapOfLink(l)))
 		}
 	}
 	return out
@@ -35,10 +35,10 @@ func devices(t *table) []string {
 // TestReceiver: which devices a host has follows from its pools and from what
 // nodes say, with one exception: what it said itself it keeps.
 func TestReceiver(t *testing.T) {
-	self := func(f store.NodeForms) store.Event {
+	self := func(f store.NodeEncaps) store.Event {
 		return saying(nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"), f)
 	}
-	peer := func(f store.NodeForms) store.Event {
+	peer := func(f store.NodeEncaps) store.Event {
 		return saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), f)
 	}
 	for _, tt := range []struct {
@@ -46,40 +46,40 @@ func TestReceiver(t *testing.T) {
 		events []store.Event
 		want   []string
 	}{
-		{"by its pools", []store.Event{self(store.NodeForms{})}, []string{"vxlan.calico vxlan/4096/4789"}},
+		{"by its pools", []store.Event{self(store.NodeEncaps{})}, []string{"vxlan.calico vxlan/4096/4789"}},
 		{
 			"a peer still sends the old",
-			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Uses: []string{"ipip", "vxlan/7/4789"}})},
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"ipip", "vxlan/7/4789"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789", "vxlan.calico-2 vxlan/7/4789"},
 		},
 		{
 			"a peer could send it by its mode",
-			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Sends: map[string]string{"pool": "VXLANCrossSubnet/7/4789"}})},
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Sends: map[string]string{"pool": "VXLANCrossSubnet/7/4789"}})},
 			[]string{"vxlan.calico vxlan/4096/4789", "vxlan.calico-2 vxlan/7/4789"},
 		},
 		{
 			"the host itself sends it",
-			[]store.Event{self(store.NodeForms{Uses: []string{"ipip"}})},
+			[]store.Event{self(store.NodeEncaps{Uses: []string{"ipip"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789"},
 		},
 		{
 			"the host says that it takes it in",
-			[]store.Event{self(store.NodeForms{Accepts: []string{"ipip"}})},
+			[]store.Event{self(store.NodeEncaps{Accepts: []string{"ipip"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789"},
 		},
 		{
 			"a peer takes it in, which is nothing to this host",
-			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Accepts: []string{"ipip"}})},
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Accepts: []string{"ipip"}})},
 			[]string{"vxlan.calico vxlan/4096/4789"},
 		},
 		{
 			"a form of a family that the host has not, and one of a later version",
-			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Uses: []string{"ip6tnl", "geneve/1"}})},
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"ip6tnl", "geneve/1"}})},
 			[]string{"vxlan.calico vxlan/4096/4789"},
 		},
 		{
 			"the peer is gone",
-			[]store.Event{self(store.NodeForms{}), peer(store.NodeForms{Uses: []string{"ipip"}}), gone(nodeEvent("node2", "", "", ""))},
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"ipip"}}), gone(nodeEvent("node2", "", "", ""))},
 			[]string{"vxlan.calico vxlan/4096/4789"},
 		},
 	} {
@@ -99,8 +99,8 @@ func TestSlots(t *testing.T) {
 	u.Links = append(u.Links, dataplane.UnderlayLink{Index: 9, Name: "vxlan.calico-2", Type: "vxlan", MTU: 1450, Up: true, VNI: 4096, Port: 4789})
 	tab := newTable("node1")
 	tab.setUnderlay(u)
-	for _, ev := range cluster(store.VXLAN) {
-		tab.apply(ev)
+	for _, ev := range testCluster(store.VXLAN) {
+		tab.take(ev)
 	}
 	tab.settle()
 	if diff := cmp.Diff([]string{"vxlan.calico-2 vxlan/4096/4789"}, devices(tab)); diff != "" {
@@ -110,14 +110,14 @@ func TestSlots(t *testing.T) {
 	for i := range 12 {
 		uses = append(uses, fmt.Sprintf("vxlan/%d/4789", i+1))
 	}
-	tab.apply(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeForms{Uses: uses}))
+	tab.take(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeEncaps{Uses: uses}))
 	tab.settle()
 	got := devices(tab)
 	if len(got) != 9 || !slices.Contains(got, "vxlan.calico-2 vxlan/4096/4789") {
 		t.Errorf("%d devices: %v; want nine, and the one of before among them", len(got), got)
 	}
-	if len(tab.formErrs) != 4 {
-		t.Errorf("refused: %v; want the four that have no room", tab.formErrs)
+	if len(tab.deviceErrs) != 4 {
+		t.Errorf("refused: %v; want the four that have no room", tab.deviceErrs)
 	}
 }
 
@@ -139,8 +139,8 @@ func TestStrictUplink(t *testing.T) {
 		u.Links[1].RPFilter = tt.rpFilter
 		tab := newTable("node1")
 		tab.setUnderlay(u)
-		for _, ev := range cluster(tt.encap) {
-			tab.apply(ev)
+		for _, ev := range testCluster(tt.encap) {
+			tab.take(ev)
 		}
 		tab.settle()
 		if got := slices.Contains(render(tab), "net/ipv4/conf/eth0/rp_filter=2"); got != tt.want {
@@ -164,12 +164,12 @@ func TestForwardingDevices(t *testing.T) {
 	} {
 		tab := newTable("node1")
 		tab.setUnderlay(sixRack())
-		tab.apply(dual("node1", "10.1.0.11/24", "fd01::11/64", "", ""))
-		tab.apply(poolEvent("four", "192.168.0.0/16", tt.encap))
-		tab.apply(poolEvent("six", "fd10::/48", tt.encap))
+		tab.take(dual("node1", "10.1.0.11/24", "fd01::11/64", "", ""))
+		tab.take(poolEvent("four", "192.168.0.0/16", tt.encap))
+		tab.take(poolEvent("six", "fd10::/48", tt.encap))
 		tab.settle()
 		got := map[string][]string{}
-		for f, keys := range tab.formKeys {
+		for f, keys := range tab.deviceKeys {
 			for _, k := range keys {
 				name := strings.TrimPrefix(k.String(), "sysctl net/ipv4/conf/")
 				if device, ok := strings.CutSuffix(name, "/forwarding"); ok && name != k.String() {
@@ -191,7 +191,7 @@ func TestDeviceWithoutAddress(t *testing.T) {
 		pool := poolEvent("pool", "192.168.0.0/16", store.VXLAN)
 		change(&pool.Object.Value.(*v3.IPPool).Spec)
 		tab := newTestTable(pool, node)
-		return slices.Contains(tab.formKeys[form(t, "vxlan/4096/4789")], dataplane.Key(dataplane.AddressKey{Link: "vxlan.calico"}))
+		return slices.Contains(tab.deviceKeys[encap(t, "vxlan/4096/4789")], dataplane.Key(dataplane.AddressKey{Link: "vxlan.calico"}))
 	}
 	with, without := nodeEvent("node1", "10.1.0.11/24", "", "192.168.1.1"), nodeEvent("node1", "10.1.0.11/24", "", "")
 	nothing := func(*v3.IPPoolSpec) {}
@@ -282,7 +282,7 @@ func TestFamilies(t *testing.T) {
 			tab := newTable("node1")
 			tab.setUnderlay(sixRack())
 			for _, ev := range append(pools(tt.encap), tt.self, tt.peer) {
-				tab.apply(ev)
+				tab.take(ev)
 			}
 			tab.settle()
 			var got []string
@@ -308,8 +308,8 @@ func TestForwardingKeepsAdvertisements(t *testing.T) {
 	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("::/0"), Gateway: netip.MustParseAddr("fe80::1"), Link: "eth1", Protocol: routeFromRA})
 	tab := newTable("node1")
 	tab.setUnderlay(u)
-	tab.apply(dual("node1", "10.1.0.11/24", "fd01::11/64", "", ""))
-	tab.apply(poolEvent("six", "fd10::/48", store.Direct))
+	tab.take(dual("node1", "10.1.0.11/24", "fd01::11/64", "", ""))
+	tab.take(poolEvent("six", "fd10::/48", store.Direct))
 	sysctls := func() (out []string) {
 		tab.settle()
 		for _, s := range render(tab) {

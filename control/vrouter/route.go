@@ -2,17 +2,46 @@ package vrouter
 
 import (
 	"net/netip"
+	"unique"
 
 	"github.com/routerd/routerd/dataplane"
 )
 
+// rib is the routing table: for each prefix the candidates, the best of them
+// and the next hop in use. It chooses anew only for prefixes that are marked.
+type rib struct {
+	*members
+	*poolTable
+	*nextHops
+	*origins
+	*learnedPaths
+
+	routes map[netip.Prefix]chosen
+	dirty  set[netip.Prefix] // to be chosen for anew
+	moved  set[netip.Prefix] // routes that changed since the last hand-over
+	up     []netip.Addr      // gateways that are down until the withdrawals before are chosen for
+
+	followAll bool // every next hop is to be brought up to date
+
+	// Within one round of choosing nothing changes of what a next hop is.
+	round   uint64
+	scratch []Candidate
+}
+
+func newRIB(m *members, p *poolTable, n *nextHops) *rib {
+	return &rib{
+		members: m, poolTable: p, nextHops: n, origins: newOrigins(), learnedPaths: newLearnedPaths(),
+		routes: map[netip.Prefix]chosen{}, dirty: set[netip.Prefix]{}, moved: set[netip.Prefix]{},
+	}
+}
+
 // chosen is the route in use for a prefix. There may be hundreds of thousands,
 // so what they share stands elsewhere.
 type chosen struct {
-	aim *aim // as wanted; nil for a blackhole
-	on  *hop // in use: that of aim, or one that has become the same; nil for a blackhole
-	mtu uint32
-	typ dataplane.RouteType
+	desired unique.Handle[hopKey] // zero for a blackhole
+	on      *hop                  // the desired next hop, or a group that equals it; nil for a blackhole
+	mtu     uint32
+	typ     dataplane.RouteType
 }
 
 // route is what the kernel is to have for p.
@@ -24,85 +53,42 @@ func (c chosen) route(p netip.Prefix) dataplane.Route {
 	return r
 }
 
-// aim is a next hop that routes want to go to.
-type aim struct {
-	key  hopKey
-	set  HopSet // what BGP named, one next hop or several; empty if it did not
-	refs int    // routes
+// count adds n to the routes on a group that desire k.
+func (h *hop) count(k unique.Handle[hopKey], n int) {
+	if !h.key.group() {
+		return
+	}
+	if h.routes == nil {
+		h.routes = map[unique.Handle[hopKey]]int{}
+	}
+	tally(h.routes, k, n)
 }
 
-// join puts a route that wants k on h, which was acquired for it.
-func (t *table) join(h *hop, k hopKey) *aim {
-	a := t.aims[k]
-	if a == nil {
-		a = &aim{key: k, set: k.whole().set}
-		t.aims[k] = a
+// chooseDirty chooses anew for every prefix that is marked.
+func (r *rib) chooseDirty() {
+	r.begin()
+	for p := range r.dirty {
+		r.choose(p)
 	}
-	a.refs++
-	if h.key == k {
-		h.owners++
-		return a
-	}
-	if h.guests == nil {
-		h.guests = map[*aim]int{}
-	}
-	h.guests[a]++
-	return a
-}
-
-// leave takes a route that wants a from h.
-func (t *table) leave(h *hop, a *aim) {
-	if h.key == a.key {
-		h.owners--
-	} else if h.guests[a]--; h.guests[a] == 0 {
-		delete(h.guests, a)
-	}
-	if a.refs--; a.refs == 0 {
-		delete(t.aims, a.key)
-	}
-}
-
-// settle derives what takes packets in on this host, and chooses anew for
-// every dirty prefix.
-func (t *table) settle() {
-	for range maxRounds {
-		if t.formsDirty {
-			t.rebuildForms()
-		}
-		t.begin()
-		for p := range t.dirty {
-			t.choose(p)
-		}
-		emptied(&t.dirty)
-		if !t.formsDirty && len(t.found) == 0 {
-			break
-		}
-		t.setLost(nil, t.found)
-		t.found = nil
-	}
-	for k := range t.stale {
-		if _, ok := t.hops[k]; !ok {
-			delete(t.stale, k)
-		}
-	}
+	emptied(&r.dirty)
 }
 
 // begin begins a round of choosing.
-func (t *table) begin() {
-	t.round++
-	t.members = map[hopKey][]hopKey{}
-	for k := range t.turned {
-		if b := t.byHop[k]; b != nil {
+func (r *rib) begin() {
+	r.round++
+	clear(r.usableNow)
+	for k := range r.turned {
+		if b := r.byHop[k]; b != nil {
 			for p := range b.prefixes {
-				t.dirty[p] = struct{}{}
+				r.dirty[p] = struct{}{}
 			}
 		}
 	}
-	clear(t.turned)
+	clear(r.turned)
 }
 
 // unsettled is about how many prefixes wait to be chosen for or handed over.
-func (t *table) unsettled() int { return max(len(t.dirty), len(t.moved)) }
+func (r *rib) unsettled() int { return max(len(r.dirty), len(r.moved)) }
 
 // maxEmptied is how large a map may be to be kept for further use: to clear a
 // map costs by the most that it ever had.
@@ -116,71 +102,69 @@ func emptied[K comparable, V any, M ~map[K]V](m *M) {
 	clear(*m)
 }
 
-// maxRounds bounds how often one settling may change what it began with: a
-// device that takes another's place moves next hops, once.
-const maxRounds = 4
-
 // choose takes the best usable candidate for a prefix.
-func (t *table) choose(p netip.Prefix) {
-	old, had := t.routes[p]
-	c := t.best(p)
-	if had && c != nil && old.typ == c.route.Type && old.mtu == c.route.MTU && t.keep(old, c.hop) {
-		if old.aim != nil && old.aim.key != c.hop {
-			was := old.aim
-			old.aim = t.join(old.on, c.hop)
-			t.leave(old.on, was)
-			t.disown(old.on)
-			t.routes[p] = old
+func (r *rib) choose(p netip.Prefix) {
+	old, had := r.routes[p]
+	c := r.best(p)
+	if had && c != nil && old.typ == c.route.Type && old.mtu == c.route.MTU && r.mayStay(old, c.hop) {
+		if old.on == nil || old.desired.Value() == c.hop {
+			return
 		}
+		now := unique.Make(c.hop)
+		old.on.count(now, 1)
+		old.on.count(old.desired, -1)
+		r.rekey(old.on)
+		old.desired = now
+		r.routes[p] = old
 		return
 	}
 	if c != nil {
 		now := chosen{typ: c.route.Type, mtu: c.route.MTU}
 		if c.hop != (hopKey{}) {
-			now.on = t.acquireHop(c.hop)
-			now.aim = t.join(now.on, c.hop)
+			now.on, now.desired = r.acquireHop(c.hop), unique.Make(c.hop)
+			now.on.count(now.desired, 1)
 		}
-		t.routes[p] = now
+		r.routes[p] = now
 	} else {
-		delete(t.routes, p)
+		delete(r.routes, p)
 	}
 	if had || c != nil {
-		t.moved[p] = struct{}{}
+		r.moved[p] = struct{}{}
 	}
 	if had && old.on != nil {
-		t.leave(old.on, old.aim)
-		t.disown(old.on)
-		t.releaseHop(old.on.key)
+		old.on.count(old.desired, -1)
+		r.rekey(old.on)
+		r.releaseHop(old.on.key)
 	}
 }
 
-// keep reports whether a route may stay on the next-hop object that it has,
-// now that it wants k.
-func (t *table) keep(old chosen, k hopKey) bool {
+// mayStay reports whether a route may stay on the next-hop object that it is
+// on, now that it desires k.
+func (r *rib) mayStay(old chosen, k hopKey) bool {
 	switch {
 	case old.on == nil:
 		return k == hopKey{}
-	case old.aim.key == k && old.on.key == k:
-		return !t.stale[k]
+	case old.on.key == k && old.desired.Value() == k:
+		return !r.stale[k]
 	}
-	return t.stands(old.on, k)
+	return r.equals(old.on, k)
 }
 
 // best returns the candidate to use for p, until the next call; nil: none.
-func (t *table) best(p netip.Prefix) *Candidate {
-	t.scratch = t.candidates(p, t.scratch[:0])
-	for i := range t.scratch {
-		if t.scratch[i].Reason == "" {
-			return &t.scratch[i]
+func (r *rib) best(p netip.Prefix) *Candidate {
+	r.scratch = r.candidates(p, r.scratch[:0])
+	for i := range r.scratch {
+		if r.scratch[i].Reason == "" {
+			return &r.scratch[i]
 		}
 	}
 	return nil
 }
 
 // routeChanges lists what is to be handed over of the routes.
-func (t *table) routeChanges() (put []dataplane.Object, del []dataplane.Key) {
-	for p := range t.moved {
-		if c, ok := t.routes[p]; ok {
+func (r *rib) routeChanges() (put []dataplane.Object, del []dataplane.Key) {
+	for p := range r.moved {
+		if c, ok := r.routes[p]; ok {
 			put = append(put, c.route(p))
 		} else {
 			del = append(del, dataplane.Route{Prefix: p, Table: dataplane.MainTable}.Key())

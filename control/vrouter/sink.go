@@ -8,15 +8,15 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// Sink is what a [Core] hands its wish to.
+// Sink is what a [Core] hands the desired state to.
 type Sink interface {
 	dataplane.Sink
-	// Cut withdraws next hops, given by their keys, and takes them out of the
+	// Flush withdraws next hops, given by their keys, and takes them out of the
 	// kernel at once with all routes that lead to them, whatever their number:
 	// for what cannot be reached any more. The Update that withdraws these
 	// routes, or moves them, is to follow. A next hop that is the member of a
 	// group which stays is withdrawn as by Update.
-	Cut(src dataplane.Source, hops []dataplane.Key) dataplane.Revision
+	Flush(src dataplane.Source, hops []dataplane.Key) dataplane.Revision
 }
 
 // hintAfter bounds how long a hint waits for one call to the sink: another
@@ -58,10 +58,10 @@ func (c *Core) followSink(ctx context.Context) {
 func (c *Core) look(l *loop) bool {
 	was := l.confirmed
 	l.confirmed = c.confirmed(l)
-	now := make(map[dataplane.Form]formState, len(l.formKeys))
-	for f, keys := range l.formKeys {
-		if l.formErrs[f] == nil {
-			now[f] = c.formState(keys)
+	now := make(map[dataplane.Encap]encapState, len(l.deviceKeys))
+	for f, keys := range l.deviceKeys {
+		if l.deviceErrs[f] == nil {
+			now[f] = c.encapState(keys)
 		}
 	}
 	changed := l.setKernel(now)
@@ -69,9 +69,9 @@ func (c *Core) look(l *loop) bool {
 }
 
 // confirmed reports whether the kernel has left every next hop that is not
-// wanted any more, as far as this life knows. Before the wish is complete the
-// kernel still sends as an earlier life wished where this one knows no way yet:
-// what only BGP knows comes late.
+// wanted any more, as far as this run knows. Before the desired state is complete
+// the kernel still sends as the previous run desired where this one has no route
+// yet: what only BGP knows comes late.
 func (c *Core) confirmed(l *loop) bool {
 	if !l.synced {
 		return false
@@ -100,19 +100,19 @@ func (c *Core) confirmed(l *loop) bool {
 	return len(l.unsure)+len(l.removals) == 0
 }
 
-// formState sums up the states of what takes a form in.
-func (c *Core) formState(keys []dataplane.Key) formState {
+// encapState sums up the states of what accepts an encapsulation.
+func (c *Core) encapState(keys []dataplane.Key) encapState {
 	if c.cfg.Status == nil {
-		return formState{done: true}
+		return encapState{done: true}
 	}
-	out := formState{done: true}
+	out := encapState{done: true}
 	for _, k := range keys {
 		st, ok := c.cfg.Status(k)
 		switch {
 		case !ok || st.State == dataplane.Pending:
 			out.done = false
 		case st.State == dataplane.Failed:
-			return formState{err: st.Err}
+			return encapState{err: st.Err}
 		}
 	}
 	return out

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -64,7 +66,7 @@ func rack() dataplane.Underlay {
 	}
 }
 
-func cluster(e store.Encapsulation) []store.Event {
+func testCluster(e store.Encapsulation) []store.Event {
 	return []store.Event{
 		poolEvent("pool", "192.168.0.0/16", e),
 		nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"),
@@ -80,7 +82,7 @@ func newTestTable(events ...store.Event) *table {
 	t := newTable("node1")
 	t.setUnderlay(rack())
 	for _, ev := range events {
-		t.apply(ev)
+		t.take(ev)
 	}
 	t.settle()
 	return t
@@ -91,12 +93,12 @@ func newTestTable(events ...store.Event) *table {
 func render(t *table) []string {
 	hops := map[dataplane.NextHopID]dataplane.NextHop{}
 	var out []string
-	for _, o := range t.wish() {
+	for _, o := range desiredOf(t) {
 		if nh, ok := o.(dataplane.NextHop); ok {
 			hops[nh.ID] = nh
 		}
 	}
-	for _, o := range t.wish() {
+	for _, o := range desiredOf(t) {
 		switch o := o.(type) {
 		case dataplane.NextHop:
 		case dataplane.Route:
@@ -114,6 +116,11 @@ func render(t *table) []string {
 		}
 	}
 	return out
+}
+
+// desiredOf is what the kernel is to have, in a fixed order.
+func desiredOf(t *table) []dataplane.Object {
+	return slices.SortedFunc(slices.Values(t.desired()), func(a, b dataplane.Object) int { return dataplane.CompareKeys(a.Key(), b.Key()) })
 }
 
 func lines(s string) []string {
@@ -185,7 +192,7 @@ func TestWishByEncapsulation(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(string(tt.encap), func(t *testing.T) {
-			got := render(newTestTable(cluster(tt.encap)...))
+			got := render(newTestTable(testCluster(tt.encap)...))
 			want := slices.DeleteFunc(lines(tt.want), func(s string) bool { return s == "" })
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("wish (-want +got):\n%s", diff)
@@ -197,14 +204,14 @@ func TestWishByEncapsulation(t *testing.T) {
 // TestDirectTakesBGP: where the store has no usable next hop, the path of BGP
 // is resolved through the underlay.
 func TestDirectTakesBGP(t *testing.T) {
-	tab := newTestTable(cluster(store.Direct)...)
+	tab := newTestTable(testCluster(store.Direct)...)
 	far := netip.MustParsePrefix("192.168.3.0/26")
 	near := netip.MustParsePrefix("192.168.2.0/26")
 	tor := netip.MustParsePrefix("172.20.0.0/16")
 	tab.setPaths(PathUpdate{Put: []Path{
-		{Prefix: far, NextHop: netip.MustParseAddr("10.2.0.11"), Peer: "node3"},
-		{Prefix: near, NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"},
-		{Prefix: tor, NextHop: netip.MustParseAddr("10.1.0.1"), Peer: "tor"},
+		{Prefix: far, Announced: nexthop.Announce("node3", netip.MustParseAddr("10.2.0.11"))},
+		{Prefix: near, Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))},
+		{Prefix: tor, Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))},
 	}})
 	tab.settle()
 	got := render(tab)
@@ -249,9 +256,9 @@ func TestDirectTakesBGP(t *testing.T) {
 // announces it, until it is another's.
 func TestOwnPrefixOfBGP(t *testing.T) {
 	borrowed, whole := netip.MustParsePrefix("192.168.2.6/32"), netip.MustParsePrefix("192.168.1.0/26")
-	tab := newTestTable(cluster(store.Direct)...)
+	tab := newTestTable(testCluster(store.Direct)...)
 	tor := netip.MustParseAddr("10.1.0.1")
-	tab.setPaths(PathUpdate{Put: []Path{{Prefix: borrowed, NextHop: tor, Peer: "tor"}, {Prefix: whole, NextHop: tor, Peer: "tor"}}})
+	tab.setPaths(PathUpdate{Put: []Path{{Prefix: borrowed, Announced: nexthop.Announce("tor", tor)}, {Prefix: whole, Announced: nexthop.Announce("tor", tor)}}})
 	tab.settle()
 	if got := routesOf(tab); slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "192.168.2.6/32") }) || !slices.Contains(got, "blackhole 192.168.1.0/26") {
 		t.Errorf("routes %v", got)
@@ -262,7 +269,7 @@ func TestOwnPrefixOfBGP(t *testing.T) {
 			t.Errorf("%s: %+v", p, cs)
 		}
 	}
-	tab.apply(blockEvent("192.168.2.0/26", "node2", nil))
+	tab.take(blockEvent("192.168.2.0/26", "node2", nil))
 	tab.settle()
 	if got := render(tab); !slices.Contains(got, "192.168.2.6/32 via 10.1.0.1 dev eth0") {
 		t.Errorf("given back, it is not taken from BGP: %v", got)
@@ -298,21 +305,21 @@ func changes(tab *table, f func()) (put, del []string) {
 
 // TestCostFollowsChange counts what an event writes.
 func TestCostFollowsChange(t *testing.T) {
-	events := cluster(store.IPIP)
+	events := testCluster(store.IPIP)
 	for i := range 500 {
 		events = append(events, blockEvent(fmt.Sprintf("192.168.%d.%d/26", 64+i/4, i%4*64), "node3", nil))
 	}
 	tab := newTestTable(events...)
 
-	put, del := changes(tab, func() { tab.apply(nodeEvent("node3", "10.2.0.99/24", "192.168.3.0", "192.168.3.1")) })
+	put, del := changes(tab, func() { tab.take(nodeEvent("node3", "10.2.0.99/24", "192.168.3.0", "192.168.3.1")) })
 	if diff := cmp.Diff([]string{"nexthop"}, put); diff != "" || del != nil {
 		t.Errorf("a peer's new address put %v, deleted %v; want one next hop whatever the number of routes", put, del)
 	}
-	put, del = changes(tab, func() { tab.apply(blockEvent("192.168.250.0/26", "node2", nil)) })
+	put, del = changes(tab, func() { tab.take(blockEvent("192.168.250.0/26", "node2", nil)) })
 	if diff := cmp.Diff([]string{"route"}, put); diff != "" || del != nil {
 		t.Errorf("a new block put %v, deleted %v; want one route", put, del)
 	}
-	put, del = changes(tab, func() { tab.apply(poolEvent("pool", "192.168.0.0/16", store.VXLAN)) })
+	put, del = changes(tab, func() { tab.take(poolEvent("pool", "192.168.0.0/16", store.VXLAN)) })
 	want := []string{"address", "fdb", "fdb", "link", "neighbour", "neighbour", "nexthop", "nexthop", "sysctl", "sysctl"}
 	if diff := cmp.Diff(want, put); diff != "" {
 		t.Errorf("a change of encapsulation put %v: no route may be among them", put)
@@ -322,25 +329,25 @@ func TestCostFollowsChange(t *testing.T) {
 	}
 	if put, del := changes(tab, func() {
 		for _, ev := range append(events[1:3:3], events[4:]...) {
-			tab.apply(ev)
+			tab.take(ev)
 		}
-		tab.apply(nodeEvent("node3", "10.2.0.99/24", "192.168.3.0", "192.168.3.1"))
+		tab.take(nodeEvent("node3", "10.2.0.99/24", "192.168.3.0", "192.168.3.1"))
 	}); put != nil || del != nil {
 		t.Errorf("events that change nothing put %v, deleted %v", put, del)
 	}
 }
 
 func TestLastKnownGood(t *testing.T) {
-	tab := newTestTable(cluster(store.VXLAN)...)
+	tab := newTestTable(testCluster(store.VXLAN)...)
 	before := render(tab)
 	put, del := changes(tab, func() {
-		tab.apply(gone(nodeEvent("node1", "", "", "")))
+		tab.take(gone(nodeEvent("node1", "", "", "")))
 		u := rack()
 		u.Addresses = nil // the address is gone for a moment
 		tab.setUnderlay(u)
-		ev := cluster(store.VXLAN)[5]
+		ev := testCluster(store.VXLAN)[5]
 		ev.Object.Value, ev.Err = nil, store.ErrDecode
-		tab.apply(ev)
+		tab.take(ev)
 	})
 	if put != nil || del != nil {
 		t.Errorf("put %v, deleted %v; want the last known good kept", put, del)
@@ -354,7 +361,7 @@ func TestMTU(t *testing.T) {
 	for e, want := range map[store.Encapsulation]int{
 		store.Direct: 1500, store.IPIP: 1480, store.VXLAN: 1450, store.IPIPCrossSubnet: 1480, store.VXLANCrossSubnet: 1450,
 	} {
-		if got := newTestTable(cluster(e)...).mtu(dataplane.IPv4); got != want {
+		if got := newTestTable(testCluster(e)...).mtu(dataplane.IPv4); got != want {
 			t.Errorf("%s: MTU = %d, want %d", e, got, want)
 		}
 	}
@@ -362,7 +369,7 @@ func TestMTU(t *testing.T) {
 	felix := &v3.FelixConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
 	felix.Spec.VXLANMTU = &mtu
 	key := store.ResourceKey(store.KindFelixConfiguration, "default")
-	tab := newTestTable(append(cluster(store.VXLAN), store.Event{Key: key, Object: store.Object{Key: key, Value: felix}})...)
+	tab := newTestTable(append(testCluster(store.VXLAN), store.Event{Key: key, Object: store.Object{Key: key, Value: felix}})...)
 	if got := tab.mtu(dataplane.IPv4); got != mtu {
 		t.Errorf("MTU = %d, want the configured %d", got, mtu)
 	}
@@ -404,7 +411,7 @@ func TestPathIndependence(t *testing.T) {
 			if ev.Deleted() {
 				delete(state, ev.Key)
 			}
-			tab.apply(ev)
+			tab.take(ev)
 		}
 		apply(self)
 
@@ -450,7 +457,7 @@ func TestPathIndependence(t *testing.T) {
 					delete(paths, p)
 					tab.setPaths(PathUpdate{Del: []netip.Prefix{p}})
 				} else {
-					paths[p] = Path{Prefix: p, NextHop: nh, Peer: "peer"}
+					paths[p] = Path{Prefix: p, Announced: nexthop.Announce("peer", nh)}
 					tab.setPaths(PathUpdate{Put: []Path{paths[p]}})
 				}
 			case 7:
@@ -471,13 +478,13 @@ func TestPathIndependence(t *testing.T) {
 		fresh := newTable("node1")
 		fresh.setUnderlay(under)
 		for _, ev := range state {
-			fresh.apply(ev)
+			fresh.take(ev)
 		}
 		fresh.setPaths(PathUpdate{Reset: true, Put: slices.Collect(maps.Values(paths))})
 		fresh.settle()
 
 		want := map[dataplane.Key]dataplane.Object{}
-		for _, o := range fresh.wish() {
+		for _, o := range desiredOf(fresh) {
 			want[o.Key()] = o
 		}
 		if diff := cmp.Diff(want, kernel, cmp.Comparer(func(a, b dataplane.Object) bool { return a == b })); diff != "" {
@@ -498,11 +505,15 @@ func FuzzBlockOrigins(f *testing.F) {
 		if ord < 0 || ord > 1<<12 {
 			return
 		}
+		block, err := netip.ParsePrefix(cidr)
+		if err != nil || block != block.Masked() {
+			return // no key of a block has it
+		}
 		b := &store.Block{CIDR: cidr, Allocations: make([]*int, ord+1), Attributes: []store.Attribute{{Secondary: map[string]string{"node": node}}}}
 		b.Allocations[ord] = &attr
-		block, err := netip.ParsePrefix(cidr)
-		for p := range blockOrigins(b) {
-			if err != nil || !block.Contains(p.Addr()) {
+		read, _ := cluster.NewBlock("", store.Object{Key: store.BlockKey(block), Value: b})
+		for p := range blockOrigins(read) {
+			if !block.Contains(p.Addr()) {
 				t.Errorf("block %s yields %s, which lies outside", cidr, p)
 			}
 		}
@@ -512,7 +523,7 @@ func FuzzBlockOrigins(f *testing.F) {
 // TestIPv6PoolSaysSo: an IPv6 pool may be in the store, and is not passed off
 // as served.
 func TestIPv6PoolSaysSo(t *testing.T) {
-	tab := newTestTable(append(cluster(store.VXLAN), poolEvent("six", "fd00:10::/48", store.Direct))...)
+	tab := newTestTable(append(testCluster(store.VXLAN), poolEvent("six", "fd00:10::/48", store.Direct))...)
 	got := map[string]bool{}
 	for _, p := range tab.poolStatus() {
 		got[p.Name] = p.Err == nil

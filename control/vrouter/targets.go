@@ -3,19 +3,38 @@ package vrouter
 import (
 	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
-// targets lists what is to be measured, by node and family. It reports whether
-// that changed since it was asked last.
-func (t *table) targets() ([]Target, bool) {
+// probeTargets is what is to be measured.
+type probeTargets struct {
+	*sender
+	targeted map[string][]dataplane.ProbeTarget // by node
+	usual    map[dataplane.Family]dataplane.Encap
+}
+
+func newProbeTargets(s *sender) *probeTargets {
+	return &probeTargets{sender: s, targeted: map[string][]dataplane.ProbeTarget{}, usual: map[dataplane.Family]dataplane.Encap{}}
+}
+
+// targets lists what is to be measured, by node and family, each underlay
+// before its tunnels. It reports whether that changed since it was asked last.
+func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
+	for _, f := range families() {
+		if usual := t.usualEncap(f); usual != t.usual[f] {
+			t.usual[f] = usual
+			for name := range t.nodes {
+				t.retarget[name] = struct{}{}
+			}
+		}
+	}
 	changed := false
 	for name := range t.retarget {
 		now := t.targetsOf(name)
-		if slices.EqualFunc(now, t.targeted[name], Target.equal) {
+		if slices.Equal(now, t.targeted[name]) {
 			continue
 		}
 		changed = true
@@ -29,77 +48,120 @@ func (t *table) targets() ([]Target, bool) {
 	if !changed {
 		return nil, false
 	}
-	out := make([]Target, 0, len(t.targeted))
+	out := make([]dataplane.ProbeTarget, 0, len(t.targeted))
 	for _, name := range slices.Sorted(maps.Keys(t.targeted)) {
 		out = append(out, t.targeted[name]...)
 	}
 	return out, true
 }
 
+// usualEncap is the encapsulation, without a VNI, that some pool uses towards
+// some peers at least: peers that are sent plain packets are probed in it. VXLAN
+// goes before IPIP, for it has ports.
+func (e *ends) usualEncap(f dataplane.Family) dataplane.Encap {
+	var usual dataplane.Encap
+	for _, p := range e.pools {
+		switch p.encap {
+		case store.VXLAN, store.VXLANCrossSubnet:
+			return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: f, Port: e.settings.port}
+		case store.IPIP, store.IPIPCrossSubnet:
+			usual = dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: f}
+		case store.Direct:
+		}
+	}
+	return usual
+}
+
 // targetsOf lists what is to be measured towards a node, by family.
-func (t *table) targetsOf(name string) []Target {
+func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
 	n := t.nodes[name]
 	if n == nil {
 		return nil
 	}
-	found := map[dataplane.Family]*Target{}
+	tunnels := map[dataplane.Family][]dataplane.ProbeTarget{}
 	for _, p := range t.pools {
 		k := hopKey{pool: p.name, node: name, fam: p.family()}
-		w := t.ways[k]
+		w := t.forwardingPaths[k]
 		h, ok := t.hosts[w.outer]
 		if !ok {
 			continue
 		}
-		tg := found[w.outer]
-		if tg == nil {
-			tg = &Target{Node: name, Family: w.outer, Uplink: h.Uplink, Local: h.Addr, Addrs: []netip.Addr{n.addr[w.outer].Addr()}}
-			if a := n.public[w.outer]; a.IsValid() && a != tg.Addrs[0] {
-				tg.Addrs = append(tg.Addrs, a)
-			}
-			found[w.outer] = tg
+		base := dataplane.ProbeTarget{
+			Node: name, Family: w.outer, Uplink: h.Uplink, Local: h.Addr, Registered: n.addr[w.outer].Addr(), Encap: t.usual[w.outer],
 		}
-		for _, f := range []dataplane.Form{w.form, w.wanted} {
-			if tun, ok := t.tunnel(k, w, f); ok {
-				tg.Forms = append(tg.Forms, tun)
+		if a := n.public[w.outer]; a != base.Registered {
+			base.Public = a
+		}
+		list := tunnels[w.outer]
+		if list == nil {
+			list = append(list, base)
+		}
+		for _, f := range []dataplane.Encap{w.encap, w.wanted} {
+			if tg := base; t.tunnel(&tg, k, w, f) {
+				list = append(list, tg)
 			}
 		}
+		tunnels[w.outer] = list
 	}
-	var out []Target
+	var out []dataplane.ProbeTarget
 	for _, f := range families() {
-		tg := found[f]
-		if tg == nil {
-			continue
+		if list := tunnels[f]; len(list) > 0 {
+			out = append(out, sortTargets(list[0], list[1:])...)
 		}
-		slices.SortFunc(tg.Forms, func(a, b Tunnel) int {
-			return cmp.Or(dataplane.CompareForms(a.Form, b.Form), cmp.Compare(a.Inner, b.Inner), boolCompare(b.InUse, a.InUse))
-		})
-		// What one pool uses and another is to use is in use.
-		tg.Forms = slices.CompactFunc(tg.Forms, func(a, b Tunnel) bool { return a.Form == b.Form && a.Inner == b.Inner })
-		out = append(out, *tg)
 	}
 	return out
 }
 
-// tunnel describes a form towards a node; ok is false where there is nothing
-// to probe: plain packets, and forms that one of the two ends does not take in.
-func (t *table) tunnel(k hopKey, w way, f dataplane.Form) (Tunnel, bool) {
-	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.takesIn(f) || !t.nodes[k.node].forms.takesIn(f) {
-		return Tunnel{}, false
+// sortTargets orders the tunnels over one underlay, and has the underlay probed
+// in the encapsulation of the first.
+func sortTargets(underlay dataplane.ProbeTarget, tunnels []dataplane.ProbeTarget) []dataplane.ProbeTarget {
+	slices.SortFunc(tunnels, func(a, b dataplane.ProbeTarget) int {
+		return cmp.Or(dataplane.CompareEncaps(a.Encap, b.Encap), cmp.Compare(a.Tunnel.Inner, b.Tunnel.Inner), boolCompare(b.Tunnel.InUse, a.Tunnel.InUse))
+	})
+	// What one pool uses and another is to use is in use.
+	tunnels = slices.CompactFunc(tunnels, func(a, b dataplane.ProbeTarget) bool { return a.Encap == b.Encap && a.Tunnel.Inner == b.Tunnel.Inner })
+	if len(tunnels) > 0 {
+		underlay.Encap = tunnels[0].Encap
+		underlay.Encap.VNI = 0
 	}
-	h, p := t.wayEnds(k, w.outer, f, 0)
+	// While the address of one of the two devices is not known nothing can be
+	// sent that way.
+	tunnels = slices.DeleteFunc(tunnels, func(t dataplane.ProbeTarget) bool { return !t.Tunnel.Local.IsValid() || !t.Tunnel.Peer.IsValid() })
+	return append([]dataplane.ProbeTarget{underlay}, tunnels...)
+}
+
+// tunnel makes tg a tunnel to a node. It reports false where there is nothing
+// to probe: plain packets, and encapsulations that one of the two ends does not
+// accept.
+func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k hopKey, w forwardingPath, f dataplane.Encap) bool {
+	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !t.nodes[k.node].encaps.canAccept(f) {
+		return false
+	}
+	h, p := t.pathEnds(k, w.outer, f, 0)
 	objs, err := driverOf(f).Host(h)
 	if err != nil {
-		return Tunnel{}, false
+		return false
 	}
-	tun := Tunnel{Form: f, Inner: k.fam, InUse: w.form == f, Local: h.VXLANAddr, Peer: p.VXLANAddr}
-	if f.Driver == dataplane.DriverIPIP {
-		tun.Local, tun.Peer = h.IPIPAddr, t.nodes[k.node].ipipAddr[k.fam]
-	}
+	tun := dataplane.ProbeTunnel{Inner: k.fam, InUse: w.encap == f, Local: h.VXLANAddr, Peer: p.VXLANAddr}
 	for _, o := range objs {
 		if l, ok := o.(dataplane.Link); ok {
-			tun.Device, tun.MTU = l.Name, l.MTU
+			tun.Link, tun.MTU = l.Name, l.MTU
 		}
 	}
-	tun.Gateway = planWith(driverOf(f), h, p).hop.Gateway
-	return tun, true
+	gateway := planWith(driverOf(f), h, p).hop.Gateway
+	switch {
+	case f.Driver == dataplane.DriverIPIP && w.outer == dataplane.IPv4:
+		// Without a route, the kernel takes the inner destination as that of the
+		// outer header: so it is the peer's own address.
+		tun.Local, tun.Peer = tg.Local.Addr(), tg.Registered
+		if tg.Public.IsValid() {
+			tun.Skip = "IPIP to a host behind NAT is not measured"
+		}
+	case f.Driver == dataplane.DriverIPIP:
+		tun.Local, tun.Peer, tun.Gateway = h.IPIPAddr, t.nodes[k.node].ipipAddr[k.fam], gateway
+	case k.fam == dataplane.IPv6:
+		tun.Gateway = gateway
+	}
+	tg.Encap, tg.Tunnel = f, tun
+	return true
 }

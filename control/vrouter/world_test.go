@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,17 +39,17 @@ type simHost struct {
 	cursor int // of the log
 	strict bool
 
-	offers  <-chan store.NodeForms
-	pending *store.NodeForms // taken from the core, not in the store yet
-	acked   store.Revision   // in the store, and the core was not told yet
-	last    store.NodeForms  // what the host published last, for who registers it again
+	offers  <-chan store.NodeEncaps
+	pending *store.NodeEncaps // taken from the core, not in the store yet
+	acked   store.Revision    // in the store, and the core was not told yet
+	last    store.NodeEncaps  // what the host published last, for who registers it again
 }
 
 // simKernel is a kernel that does one thing at a time. It implements
 // dataplane.Sink.
 type simKernel struct {
 	want, have map[dataplane.Key]dataplane.Object
-	refuse     set[dataplane.Form]
+	refuse     set[dataplane.Encap]
 	writes     int
 	rev        dataplane.Revision
 }
@@ -70,7 +71,7 @@ func (k *simKernel) Update(_ dataplane.Source, put []dataplane.Object, del []dat
 }
 
 // Cut takes the routes along.
-func (k *simKernel) Cut(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
+func (k *simKernel) Flush(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
 	for _, key := range hops {
 		delete(k.have, key)
 		for other, o := range k.have {
@@ -112,19 +113,19 @@ func (k *simKernel) refused(o dataplane.Object) bool {
 	if !ok {
 		return false
 	}
-	_, no := k.refuse[formOfLink(l)]
+	_, no := k.refuse[encapOfLink(l)]
 	return no && k.have[l.Key()] == nil
 }
 
-func formOfLink(l dataplane.Link) dataplane.Form {
+func encapOfLink(l dataplane.Link) dataplane.Encap {
 	switch l.Type {
 	case dataplane.LinkIPIP:
-		return dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4}
+		return dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4}
 	case dataplane.LinkIP6TNL:
-		return dataplane.Form{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv6}
+		return dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv6}
 	case dataplane.LinkVXLAN:
 	}
-	return dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: dataplane.FamilyOf(l.Local), VNI: l.VNI, Port: l.Port}
+	return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.FamilyOf(l.Local), VNI: l.VNI, Port: l.Port}
 }
 
 // due lists what can be done now, first things first: creations and changes,
@@ -223,12 +224,12 @@ func (k *simKernel) dropOn(link string) {
 // takesIn reports whether packets in a form get through to the workloads of a
 // host. A device without an address drops them, by the kernel's source check,
 // and so does one that does not forward, as a new one may.
-func (h *simHost) takesIn(f dataplane.Form) bool {
+func (h *simHost) accepts(f dataplane.Encap) bool {
 	if f.Driver == dataplane.DriverDirect {
 		return h.has(dataplane.Forwarding("eth0")) && (!h.strict || h.has(dataplane.LooseSource("eth0")))
 	}
 	for _, o := range h.kernel.have {
-		if l, ok := o.(dataplane.Link); ok && formOfLink(l) == f && h.has(dataplane.Forwarding(l.Name)) {
+		if l, ok := o.(dataplane.Link); ok && encapOfLink(l) == f && h.has(dataplane.Forwarding(l.Name)) {
 			for k := range h.kernel.have {
 				if a, ok := k.(dataplane.AddressKey); ok && a.Link == l.Name {
 					return true
@@ -242,20 +243,20 @@ func (h *simHost) takesIn(f dataplane.Form) bool {
 func (h *simHost) has(o dataplane.Object) bool { return h.kernel.have[o.Key()] != nil }
 
 // sends says in which form a host's kernel sends to a prefix, if it does.
-func (h *simHost) sends(p netip.Prefix) (dataplane.Form, bool) {
+func (h *simHost) sends(p netip.Prefix) (dataplane.Encap, bool) {
 	r, ok := h.kernel.have[dataplane.Route{Prefix: p, Table: dataplane.MainTable}.Key()].(dataplane.Route)
 	if !ok || r.NextHop == 0 {
-		return dataplane.Form{}, false
+		return dataplane.Encap{}, false
 	}
 	nh, ok := h.kernel.have[dataplane.NextHopKey{ID: r.NextHop}].(dataplane.NextHop)
 	if !ok {
-		return dataplane.Form{}, false
+		return dataplane.Encap{}, false
 	}
 	if nh.Link == "eth0" {
-		return dataplane.Form{Driver: dataplane.DriverDirect}, true
+		return dataplane.Encap{Driver: dataplane.DriverDirect}, true
 	}
 	l, ok := h.kernel.have[dataplane.LinkKey{Name: nh.Link}].(dataplane.Link)
-	return formOfLink(l), ok
+	return encapOfLink(l), ok
 }
 
 // newWorld makes a cluster of n hosts in two racks, with two pools.
@@ -267,7 +268,7 @@ func newWorld(n int, encap store.Encapsulation, strict bool) *world {
 		h := &simHost{
 			name: fmt.Sprintf("node%d", i+1), i: i, strict: strict,
 			kernel: &simKernel{
-				want: map[dataplane.Key]dataplane.Object{}, have: map[dataplane.Key]dataplane.Object{}, refuse: set[dataplane.Form]{},
+				want: map[dataplane.Key]dataplane.Object{}, have: map[dataplane.Key]dataplane.Object{}, refuse: set[dataplane.Encap]{},
 			},
 		}
 		w.hosts = append(w.hosts, h)
@@ -298,7 +299,7 @@ func (h *simHost) blocks() []netip.Prefix {
 func (w *world) nodeOf(h *simHost) store.Event {
 	tunnel := func(last byte) string { return netip.AddrFrom4([4]byte{192, 168, byte(h.i + 1), last}).String() }
 	ev := nodeEvent(h.name, h.addr().String(), tunnel(62), tunnel(63))
-	store.SetForms(ev.Object.Value.(*store.Node), h.last)
+	store.SetNodeEncaps(ev.Object.Value.(*store.Node), h.last)
 	return ev
 }
 
@@ -323,11 +324,11 @@ func (w *world) start(h *simHost) {
 	})
 	h.offers = h.core.publications.subscribe(context.Background())
 	h.pending, h.acked = nil, 0
-	h.l = &loop{table: newTable(h.name), bgpSynced: true, storeSynced: true, unsure: map[dataplane.Key]struct{}{}}
-	h.l.unsupported = map[dataplane.Form]error{}
+	h.l = &loop{table: newTable(h.name), bgpSynced: true, storeSynced: true, unsure: map[dataplane.Key]struct{}{}, probes: time.NewTimer(gather)}
+	h.l.unsupported = map[dataplane.Encap]error{}
 	h.l.setUnderlay(h.underlay())
 	for _, k := range slices.SortedFunc(maps.Keys(w.now), func(a, b store.Key) int { return slices.Compare([]byte(a.String()), []byte(b.String())) }) {
-		h.l.apply(w.now[k])
+		h.l.take(w.now[k])
 	}
 	h.cursor = len(w.log)
 	h.turn()
@@ -371,7 +372,7 @@ func (w *world) learn(h *simHost) bool {
 	if h.cursor == len(w.log) {
 		return false
 	}
-	h.l.apply(w.log[h.cursor])
+	h.l.take(w.log[h.cursor])
 	h.cursor++
 	h.turn()
 	return true
@@ -390,7 +391,7 @@ func (w *world) write(h *simHost) bool {
 		return false
 	}
 	n := store.Clone(ev.Object.Value).(*store.Node)
-	store.SetForms(n, *h.pending)
+	store.SetNodeEncaps(n, *h.pending)
 	h.last, h.pending = *h.pending, nil
 	ev.Object.Value = n
 	h.acked = w.put(ev)

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/neighbour"
 )
@@ -54,7 +55,7 @@ type Link struct {
 type Tracker struct {
 	log     *slog.Logger
 	changed func(map[string]Link)
-	wake    chan struct{} // holds a token when want or under changed
+	wake    async.Signal // holds a token when want or under changed
 
 	mu    sync.Mutex // guards what follows
 	want  []string
@@ -66,7 +67,7 @@ type Tracker struct {
 // called, by one goroutine, with the wanted devices that exist whenever
 // something about them has changed; a device that is missing is not in it.
 func New(log *slog.Logger, changed func(map[string]Link)) *Tracker {
-	return &Tracker{log: log, changed: changed, wake: make(chan struct{}, 1)}
+	return &Tracker{log: log, changed: changed, wake: async.NewSignal()}
 }
 
 // Want says which devices to look at, by name, in place of those named before.
@@ -74,7 +75,7 @@ func (t *Tracker) Want(names []string) {
 	t.mu.Lock()
 	t.want = slices.Clone(names)
 	t.mu.Unlock()
-	t.poke()
+	t.wake.Set()
 }
 
 // HandleUnderlay says which devices and addresses there are.
@@ -82,20 +83,13 @@ func (t *Tracker) HandleUnderlay(u dataplane.Underlay) {
 	t.mu.Lock()
 	t.under, t.known = u, true
 	t.mu.Unlock()
-	t.poke()
-}
-
-func (t *Tracker) poke() {
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
+	t.wake.Set()
 }
 
 // Run works until ctx ends, in the network namespace of the calling thread. It
 // opens nothing before a device is wanted.
 func (t *Tracker) Run(ctx context.Context) error {
-	t.poke()
+	t.wake.Set()
 	for {
 		select {
 		case <-ctx.Done():
@@ -106,7 +100,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 		needed := len(t.want) > 0 && t.known
 		t.mu.Unlock()
 		if needed {
-			t.poke() // for the loop
+			t.wake.Set() // for the loop
 			return t.follow(ctx)
 		}
 	}
@@ -240,7 +234,7 @@ func newWatch(log *slog.Logger, out sender) *watch {
 	return &watch{log: log, out: out, devices: map[int]*device{}, present: map[int]map[netip.Addr]neighbourState{}}
 }
 
-// set takes in which devices are wanted, and what there is. It reports whether
+// set applies which devices are wanted, and what there is. It reports whether
 // there are new devices, of whose links the kernel may know something.
 func (w *watch) set(want []string, u dataplane.Underlay, now time.Time) (news bool) {
 	wanted := map[int]bool{}
@@ -308,7 +302,7 @@ func (w *watch) send(index int, d *device, to net.IP, message []byte) {
 	}
 }
 
-// heard takes in a message: a router that is new or comes back is answered at
+// heard applies a message: a router that is new or comes back is answered at
 // once, and so is who asks, or when the pause after the last advertisement is
 // over.
 func (w *watch) heard(m heard, now time.Time) {
@@ -374,7 +368,7 @@ func (w *watch) room(link int, s neighbourState) bool {
 	return false
 }
 
-// neighbour takes in what the kernel found out. One that does not answer is
+// neighbour applies what the kernel found out. One that does not answer is
 // remembered only if it was a router, so that it is one again when it answers.
 func (w *watch) neighbour(e neighbour.Event) {
 	if !onLink(e) {

@@ -1,50 +1,37 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 )
 
 // put makes a tracked connection of UDP, as a host has after a packet.
 func (t *Table) put(from, to netip.AddrPort) error {
-	tuple := func(src, dst netip.AddrPort) func(*netlink.AttributeEncoder) error {
-		return func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(attrTupleIP, func(ae *netlink.AttributeEncoder) error {
-				ae.Bytes(attrIPv4Source, src.Addr().AsSlice())
-				ae.Bytes(2, dst.Addr().AsSlice())
-				return nil
+	var b nl.Batch
+	b.Begin(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.AF_INET, unix.NFNETLINK_V0, 0, 0)
+	tuple := func(kind uint16, src, dst netip.AddrPort) {
+		b.Nest(kind, func() {
+			b.Nest(attrTupleIP, func() {
+				b.Addr(attrIPv4Source, src.Addr())
+				b.Addr(2, dst.Addr())
 			})
-			ae.Nested(attrTupleProto, func(ae *netlink.AttributeEncoder) error {
-				ae.ByteOrder = binary.BigEndian
-				ae.Uint8(1, 17)
-				ae.Uint16(2, src.Port())
-				ae.Uint16(3, dst.Port())
-				return nil
+			b.Nest(attrTupleProto, func() {
+				b.Uint8(1, 17)
+				b.Net16(2, src.Port())
+				b.Net16(3, dst.Port())
 			})
-			return nil
-		}
+		})
 	}
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	ae.Nested(attrOrig, tuple(from, to))
-	ae.Nested(attrReply, tuple(to, from))
-	ae.Uint32(7, 600) // CTA_TIMEOUT, in seconds
-	attrs, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	_, err = t.c.Execute(netlink.Message{
-		Header: netlink.Header{Type: msgNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
-		Data:   append(nfgen(unix.AF_INET), attrs...),
-	})
-	return err
+	tuple(attrOrig, from, to)
+	tuple(attrReply, to, from)
+	b.Net32(7, 600) // CTA_TIMEOUT, in seconds
+	return t.c.Do(&b, nil)
 }
 
 // BenchmarkJudge looks at the connections of some addresses among 200,000.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Flow is a tracked connection.
@@ -50,26 +51,19 @@ func (f Flow) String() string {
 }
 
 // Table is the table of one network namespace. It is safe for concurrent use.
-type Table struct {
-	c     *netlink.Conn // for single requests
-	dumps *dumper
-}
+type Table struct{ c *nl.Conn }
 
 // Open returns the table of the calling thread's network namespace.
 func Open() (*Table, error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, 0, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open the table of connections: %w", err)
 	}
-	d, err := openDumper()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open the table of connections: %w", err), c.Close())
-	}
-	return &Table{c, d}, nil
+	return &Table{c}, nil
 }
 
 // Close ends the use of the table.
-func (t *Table) Close() error { return errors.Join(t.c.Close(), t.dumps.close()) }
+func (t *Table) Close() error { return t.c.Close() }
 
 // The kernel's numbers (nfnetlink_conntrack.h).
 const (
@@ -174,35 +168,29 @@ func flows(list []entry) []Flow {
 
 // change sends a message about a connection; the bits of mark are set in its
 // mark.
-func (t *Table) change(e entry, message netlink.HeaderType, mark uint32) error {
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	ae.Bytes(netlink.Nested|attrOrig, e.orig)
+func (t *Table) change(e entry, message uint16, mark uint32) error {
+	var b nl.Batch
+	begin(&b, message, e.family)
+	b.Bytes(unix.NLA_F_NESTED|attrOrig, e.orig...)
 	if e.id != nil {
 		// Without it a new connection with the same ends might be met.
-		ae.Bytes(attrID, e.id)
+		b.Bytes(attrID, e.id...)
 	}
 	if e.zone != nil {
-		ae.Bytes(attrZone, e.zone)
+		b.Bytes(attrZone, e.zone...)
 	}
 	if mark != 0 {
-		ae.Uint32(attrMark, mark)
-		ae.Uint32(attrMask, mark)
+		b.Net32(attrMark, mark)
+		b.Net32(attrMask, mark)
 	}
-	attrs, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	_, err = t.c.Execute(netlink.Message{
-		Header: netlink.Header{Type: message, Flags: netlink.Request | netlink.Acknowledge},
-		Data:   append(nfgen(e.family), attrs...),
-	})
-	return err
+	return t.c.Do(&b, nil)
 }
 
 const nfgenLen = 4 // struct nfgenmsg
 
-func nfgen(family byte) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
+func begin(b *nl.Batch, message uint16, family byte) {
+	b.Begin(message, 0, family, unix.NFNETLINK_V0, 0, 0)
+}
 
 // decode reads the attributes of a connection.
 func decode(b []byte) (entry, error) {

@@ -29,14 +29,14 @@ func (d Driver) Requires(outer dataplane.Family) []dataplane.Requirement {
 	return append(d.Near.Requires(outer), d.Far.Requires(outer)...)
 }
 
-// Forms implements [dataplane.Driver].
-func (d Driver) Forms(h dataplane.Host) []dataplane.Form {
-	return append(d.Near.Forms(h), d.Far.Forms(h)...)
+// Encaps implements [dataplane.Driver].
+func (d Driver) Encaps(h dataplane.Host) []dataplane.Encap {
+	return append(d.Near.Encaps(h), d.Far.Encaps(h)...)
 }
 
-// Form implements [dataplane.Driver].
-func (d Driver) Form(h dataplane.Host, p dataplane.Peer) (dataplane.Form, error) {
-	return d.Choose(h, p).Form(h, p)
+// Encap implements [dataplane.Driver].
+func (d Driver) Encap(h dataplane.Host, p dataplane.Peer) (dataplane.Encap, error) {
+	return d.Choose(h, p).Encap(h, p)
 }
 
 // Host implements [dataplane.Driver].
@@ -62,7 +62,7 @@ func (d Driver) Choose(h dataplane.Host, p dataplane.Peer) dataplane.Driver {
 	if !p.IsNear(h) {
 		return d.Far
 	}
-	if _, err := d.Near.Form(h, p); err != nil {
+	if _, err := d.Near.Encap(h, p); err != nil {
 		return d.Far
 	}
 	return d.Near

@@ -22,20 +22,20 @@ func (Driver) Overhead(dataplane.Family) int { return 0 }
 // Requires implements [dataplane.Driver]: any kernel will do.
 func (Driver) Requires(dataplane.Family) []dataplane.Requirement { return nil }
 
-// Forms implements [dataplane.Driver].
-func (Driver) Forms(h dataplane.Host) []dataplane.Form {
+// Encaps implements [dataplane.Driver].
+func (Driver) Encaps(h dataplane.Host) []dataplane.Encap {
 	if carries(h) != nil {
 		return nil
 	}
-	return []dataplane.Form{{Driver: dataplane.DriverDirect}}
+	return []dataplane.Encap{{Driver: dataplane.DriverDirect}}
 }
 
-// Form implements [dataplane.Driver]: the plain packet.
-func (Driver) Form(h dataplane.Host, _ dataplane.Peer) (dataplane.Form, error) {
+// Encap implements [dataplane.Driver]: the plain packet.
+func (Driver) Encap(h dataplane.Host, _ dataplane.Peer) (dataplane.Encap, error) {
 	if err := carries(h); err != nil {
-		return dataplane.Form{}, err
+		return dataplane.Encap{}, err
 	}
-	return dataplane.Form{Driver: dataplane.DriverDirect}, nil
+	return dataplane.Encap{Driver: dataplane.DriverDirect}, nil
 }
 
 // carries says why packets cannot go plain over the host's underlay: the

@@ -9,7 +9,7 @@
 package felix
 
 import (
-	"encoding/binary"
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,8 +17,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Backend is where something was found.
@@ -112,16 +113,8 @@ type place struct {
 // among them.
 func nftables() ([]Rest, error) {
 	chains := make(map[place][]string)
-	err := dump(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, nil, func(family byte, ad *netlink.AttributeDecoder) {
-		at, chain := place{family: family}, ""
-		for ad.Next() {
-			switch ad.Type() {
-			case unix.NFTA_CHAIN_TABLE:
-				at.table = ad.String()
-			case unix.NFTA_CHAIN_NAME:
-				chain = ad.String()
-			}
-		}
+	err := dump(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, nil, func(family byte, attrs []byte) {
+		at, chain := place{family, nl.Find(attrs, unix.NFTA_CHAIN_TABLE).Text()}, nl.Find(attrs, unix.NFTA_CHAIN_NAME).Text()
 		ip := family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6
 		if ip && (at.table == ownTable || strings.HasPrefix(chain, chainPrefix)) {
 			chains[at] = append(chains[at], chain)
@@ -158,16 +151,14 @@ func sets() ([]Rest, error) {
 	if _, err := os.Stat("/sys/module/ip_set"); err != nil {
 		return nil, nil //nolint:nilerr // to ask would load it
 	}
-	ask := func(ae *netlink.AttributeEncoder) {
-		ae.Uint8(attrProtocol, protocolVersion)
-		ae.Uint32(attrFlags|unix.NLA_F_NET_BYTEORDER, flagNames)
+	ask := func(b *nl.Batch) {
+		b.Uint8(attrProtocol, protocolVersion)
+		b.Net32(attrFlags|unix.NLA_F_NET_BYTEORDER, flagNames)
 	}
 	var names []string
-	err := dump(cmdList, ask, func(_ byte, ad *netlink.AttributeDecoder) {
-		for ad.Next() {
-			if name := ad.String(); ad.Type() == attrSetName && strings.HasPrefix(name, setPrefix) {
-				names = append(names, name)
-			}
+	err := dump(cmdList, ask, func(_ byte, attrs []byte) {
+		if name := nl.Find(attrs, attrSetName).Text(); strings.HasPrefix(name, setPrefix) {
+			names = append(names, name)
 		}
 	})
 	if len(names) == 0 {
@@ -178,38 +169,35 @@ func sets() ([]Rest, error) {
 }
 
 // dump asks netfilter for a list.
-func dump(kind netlink.HeaderType, ask func(*netlink.AttributeEncoder), fn func(family byte, ad *netlink.AttributeDecoder)) error {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return fmt.Errorf("open a netfilter socket: %w", err)
-	}
-	defer c.Close()
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	if ask != nil {
-		ask(ae)
-	}
-	attrs, err := ae.Encode()
+func dump(kind uint16, ask func(*nl.Batch), fn func(family byte, attrs []byte)) error {
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, 0, 0)
 	if err != nil {
 		return err
 	}
-	msgs, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: kind, Flags: netlink.Request | netlink.Dump},
-		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	defer c.Close()
+	var b nl.Batch
+	b.Begin(kind, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	if ask != nil {
+		ask(&b)
+	}
+	const (
+		nfgenLen = 4  // struct nfgenmsg
+		tries    = 20 // tables under constant change interrupt many in a row
+	)
+	var list [][]byte
+	err = nl.Undisturbed(tries, func() error {
+		list = nil
+		return c.Dump(&b, func(m nl.Message) {
+			if len(m.Body) >= nfgenLen {
+				list = append(list, bytes.Clone(m.Body))
+			}
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("list what netfilter has: %w", err)
 	}
-	for _, m := range msgs {
-		const nfgenLen = 4 // struct nfgenmsg
-		if len(m.Data) < nfgenLen {
-			continue
-		}
-		ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
-		if err != nil {
-			return fmt.Errorf("list what netfilter has: %w", err)
-		}
-		fn(m.Data[0], ad)
+	for _, m := range list {
+		fn(m[0], m[nfgenLen:])
 	}
 	return nil
 }

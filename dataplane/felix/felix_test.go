@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 )
 
@@ -121,27 +121,20 @@ func TestFindSets(t *testing.T) {
 
 // createSet makes an ipset as ipset(8) does, which test machines need not have.
 func createSet(name string) error {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, 0, 0)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	ae := netlink.NewAttributeEncoder()
-	ae.Uint8(attrProtocol, protocolVersion)
-	ae.String(attrSetName, name)
-	ae.String(3, "hash:ip")         // IPSET_ATTR_TYPENAME
-	ae.Uint8(4, 0)                  // IPSET_ATTR_REVISION
-	ae.Uint8(5, unix.AF_INET)       // IPSET_ATTR_FAMILY
-	ae.Bytes(netlink.Nested|7, nil) // IPSET_ATTR_DATA
-	attrs, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	_, err = c.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_IPSET<<8 | 2, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl}, // IPSET_CMD_CREATE
-		Data:   append([]byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
-	})
-	return err
+	var b nl.Batch
+	b.Begin(unix.NFNL_SUBSYS_IPSET<<8|2, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.AF_INET, unix.NFNETLINK_V0, 0, 0) // IPSET_CMD_CREATE
+	b.Uint8(attrProtocol, protocolVersion)
+	b.Text(attrSetName, name)
+	b.Text(3, "hash:ip")     // IPSET_ATTR_TYPENAME
+	b.Uint8(4, 0)            // IPSET_ATTR_REVISION
+	b.Uint8(5, unix.AF_INET) // IPSET_ATTR_FAMILY
+	b.Nest(7, func() {})     // IPSET_ATTR_DATA
+	return c.Do(&b, nil)
 }
 
 // A table that is no table gives no names and no panic.

@@ -7,8 +7,9 @@ import (
 	"os/exec"
 	"regexp"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Remove takes away what was found, with the tools that made it: iptables of
@@ -71,21 +72,14 @@ const cmdDestroy = unix.NFNL_SUBSYS_IPSET<<8 | 3
 
 // destroySet does without ipset(8), which a host without Calico need not have.
 func destroySet(name string) error {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, 0, 0)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	ae := netlink.NewAttributeEncoder()
-	ae.Uint8(attrProtocol, protocolVersion)
-	ae.String(attrSetName, name)
-	attrs, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	_, err = c.Execute(netlink.Message{
-		Header: netlink.Header{Type: cmdDestroy, Flags: netlink.Request | netlink.Acknowledge},
-		Data:   append([]byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
-	})
-	return err
+	var b nl.Batch
+	b.Begin(cmdDestroy, 0, unix.AF_INET, unix.NFNETLINK_V0, 0, 0)
+	b.Uint8(attrProtocol, protocolVersion)
+	b.Text(attrSetName, name)
+	return c.Do(&b, nil)
 }

@@ -49,20 +49,20 @@ func (Driver) Requires(outer dataplane.Family) []dataplane.Requirement {
 	return []dataplane.Requirement{{Link: dataplane.LinkIPIP, Module: "ipip"}}
 }
 
-// Forms implements [dataplane.Driver].
-func (Driver) Forms(h dataplane.Host) []dataplane.Form {
+// Encaps implements [dataplane.Driver].
+func (Driver) Encaps(h dataplane.Host) []dataplane.Encap {
 	if carries(h) != nil {
 		return nil
 	}
-	return []dataplane.Form{{Driver: dataplane.DriverIPIP, Outer: h.Outer()}}
+	return []dataplane.Encap{{Driver: dataplane.DriverIPIP, Outer: h.Outer()}}
 }
 
-// Form implements [dataplane.Driver].
-func (Driver) Form(h dataplane.Host, _ dataplane.Peer) (dataplane.Form, error) {
+// Encap implements [dataplane.Driver].
+func (Driver) Encap(h dataplane.Host, _ dataplane.Peer) (dataplane.Encap, error) {
 	if err := carries(h); err != nil {
-		return dataplane.Form{}, err
+		return dataplane.Encap{}, err
 	}
-	return dataplane.Form{Driver: dataplane.DriverIPIP, Outer: h.Outer()}, nil
+	return dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: h.Outer()}, nil
 }
 
 // Host implements [dataplane.Driver]: the device and, once it is known, its

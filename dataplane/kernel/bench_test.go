@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // BenchmarkRoutes programs and removes routes by next-hop id.
@@ -50,14 +51,14 @@ func BenchmarkBareRoutes(b *testing.B) {
 	l.wire("up0", "up1", "10.0.0.1/24")
 	l.run("ip nexthop add id 8 via 10.0.0.2 dev up0 proto 77")
 	objs := manyRoutes(100_000, 8)
-	send := func(c *conn, encode func(*builder, dataplane.Route)) {
+	send := func(c *nl.Conn, encode func(*builder, dataplane.Route)) {
 		var m builder
 		for batch := range slices.Chunk(objs, batchSize) {
-			m.reset()
+			m.Reset()
 			for _, o := range batch {
 				encode(&m, o.(dataplane.Route))
 			}
-			if errs, err := c.batch(&m); err != nil || len(errs) > 0 {
+			if errs, err := c.Batch(&m.Batch, nil); err != nil || len(errs) > 0 {
 				b.Error(err, errs)
 			}
 		}

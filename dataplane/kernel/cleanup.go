@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Leftovers returns everything of ours that is in the kernel: what a Kernel
@@ -18,7 +19,7 @@ func (k *Kernel) Leftovers(ctx context.Context) ([]dataplane.Object, error) {
 	if k.started.Load() {
 		return nil, errors.New("leftovers: the writer runs")
 	}
-	k.doubt("leftovers are asked for")
+	k.listing.ask("leftovers are asked for")
 	if err := k.check(ctx); err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func (k *Kernel) Sweep(ctx context.Context) (left []dataplane.Object, err error)
 	k.Synced(dataplane.SourceCore)
 	// Each turn removes something; what is refused is held back.
 	for ctx.Err() == nil && k.turn() {
-		if k.dirty != "" {
+		if k.listing.needed() {
 			if err := k.check(ctx); err != nil {
 				return left, err
 			}
@@ -58,7 +59,7 @@ func (k *Kernel) Sweep(ctx context.Context) (left []dataplane.Object, err error)
 	}
 	errs := []error{fmt.Errorf("%d objects are still there", len(left))}
 	for _, o := range left[:min(len(left), logEach)] {
-		errs = append(errs, fmt.Errorf("%s: %w", o.Key(), k.want.Trouble(o.Key())))
+		errs = append(errs, fmt.Errorf("%s: %w", o.Key(), k.want.Failure(o.Key())))
 	}
 	return left, errors.Join(errs...)
 }
@@ -76,21 +77,22 @@ func (k *Kernel) DeleteTable(name string, look bool) (found bool, err error) {
 // deleteTable is DeleteTable in the calling thread's network namespace
 // (linux/netfilter/nf_tables.h).
 func deleteTable(name string, look bool) (found bool, err error) {
-	raw, socket, err := dial(unix.NETLINK_NETFILTER, "nfnetlink", 1<<16)
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, 0, 0)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	c := &conn{c: raw, raw: socket, buf: make([]byte, 1<<16)}
 	defer c.Close()
-	var b builder
-	head := []byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
-	b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETTABLE, 0, head...)
-	b.attrString(unix.NFTA_TABLE_NAME, name)
-	b.end()
-	switch err := c.ask(&b, func(message) {}); {
+	var b nl.Batch
+	table := func(message uint16) {
+		b.Reset()
+		b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|message, 0, unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0)
+		b.Text(unix.NFTA_TABLE_NAME, name)
+	}
+	table(unix.NFT_MSG_GETTABLE)
+	switch err := c.Do(&b, nil); {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // EINVAL: the kernel has no nftables
 	case err != nil:
@@ -98,38 +100,10 @@ func deleteTable(name string, look bool) (found bool, err error) {
 	case look:
 		return true, nil
 	}
-	// Changes travel between the two marks of a transaction (nfnetlink batch).
-	mark := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
-	b.reset()
-	b.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, mark...)
-	b.end()
-	b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELTABLE, unix.NLM_F_ACK, head...)
-	b.attrString(unix.NFTA_TABLE_NAME, name)
-	b.end()
-	b.begin(unix.NFNL_MSG_BATCH_END, 0, mark...)
-	b.end()
-	first, err := c.send(&b)
-	if err != nil {
-		return true, err
+	table(unix.NFT_MSG_DELTABLE)
+	errs, err := c.Transaction(unix.NFNL_SUBSYS_NFTABLES, &b)
+	if err := errors.Join(err, errs[0]); err != nil && !errors.Is(err, unix.ENOENT) {
+		return true, fmt.Errorf("delete the nftables table inet %s: %w", name, err)
 	}
-	return true, c.acknowledged(first+1, "delete the nftables table inet "+name)
-}
-
-// acknowledged waits for the answer to the message of that number.
-func (c *conn) acknowledged(seq uint32, what string) error {
-	for {
-		data, err := c.receive()
-		if err != nil {
-			return err
-		}
-		for m := range messages(data) {
-			if m.seq != seq || m.typ != unix.NLMSG_ERROR {
-				continue
-			}
-			if err := parseError(m); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			return nil
-		}
-	}
+	return true, nil
 }

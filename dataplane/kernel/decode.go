@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -9,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // ifLink is a device as the kernel shows it.
@@ -25,7 +25,7 @@ type ifLink struct {
 	local    netip.Addr
 	parent   int // index, of a tunnel device
 	learning bool
-	shape    string // what a tunnel has that a wish cannot say; empty: as ours
+	shape    string // what a tunnel has that a desired link cannot say; empty: as ours
 	metadata bool   // takes the other end of an ip6tnl device from the route
 	inet6    bool   // IPv6 is enabled there
 	genMode  uint8  // how it makes link-local addresses, if inet6
@@ -34,9 +34,9 @@ type ifLink struct {
 	protoDown bool // held down by a program (IFLA_PROTO_DOWN)
 }
 
-// taken says what keeps a tunnel from handing its packets to this host or from
+// obstructed says what keeps a tunnel from handing its packets to this host or from
 // sending them; empty: nothing.
-func (l *ifLink) taken() string {
+func (l *ifLink) obstructed() string {
 	var list []string
 	if l.master != 0 {
 		list = append(list, fmt.Sprintf("port of device %d", l.master))
@@ -66,10 +66,10 @@ func (l *ifLink) portOrZero() uint16 {
 // kernel removes the device's next hops.
 func (l *ifLink) carrier() bool { return l.up() && l.flags&unix.IFF_LOWER_UP != 0 }
 
-// speaks reports whether it is a tunnel that makes IPv6 link-local addresses
+// autoLinkLocal reports whether it is a tunnel that makes IPv6 link-local addresses
 // by itself. On a tunnel nobody asks for them, and each would send router
 // solicitations and reports of multicast groups into it.
-func (l *ifLink) speaks() bool {
+func (l *ifLink) autoLinkLocal() bool {
 	k := dataplane.LinkType(l.kind)
 	return (k == dataplane.LinkVXLAN || k == dataplane.LinkIP6TNL) && l.inet6 && l.genMode != genModeNone
 }
@@ -80,23 +80,23 @@ func parseLink(b []byte) (l ifLink, ok bool) {
 	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
 		return l, false
 	}
-	l.index, l.flags = int(u32(b[4:])), u32(b[8:])
-	for t, v := range attrs(b[unix.SizeofIfInfomsg:]) {
+	l.index, l.flags = int(nl.Value(b[4:]).Uint32()), nl.Value(b[8:]).Uint32()
+	for t, v := range nl.Attributes(b[unix.SizeofIfInfomsg:]) {
 		switch t {
 		case unix.IFLA_IFNAME:
-			l.name = attrText(v)
+			l.name = v.Text()
 		case unix.IFLA_MTU:
-			l.mtu = int(attrInt(v))
+			l.mtu = int(v.Uint32())
 		case unix.IFLA_IFALIAS:
-			l.alias = attrText(v)
+			l.alias = v.Text()
 		case unix.IFLA_ADDRESS:
 			if len(v) == len(l.mac) {
 				copy(l.mac[:], v)
 			}
 		case unix.IFLA_MASTER:
-			l.master = int(attrInt(v))
+			l.master = int(v.Uint32())
 		case unix.IFLA_PROTO_DOWN:
-			l.protoDown = attrByte(v) != 0
+			l.protoDown = v.Uint8() != 0
 		case unix.IFLA_LINKINFO:
 			parseLinkInfo(&l, v)
 		case unix.IFLA_AF_SPEC:
@@ -110,10 +110,10 @@ func parseLink(b []byte) (l ifLink, ok bool) {
 
 func parseLinkInfo(l *ifLink, b []byte) {
 	var data []byte
-	for t, v := range attrs(b) {
+	for t, v := range nl.Attributes(b) {
 		switch t {
 		case unix.IFLA_INFO_KIND:
-			l.kind = attrText(v)
+			l.kind = v.Text()
 		case unix.IFLA_INFO_DATA:
 			data = v
 		}
@@ -129,13 +129,13 @@ func parseLinkInfo(l *ifLink, b []byte) {
 
 // parseFamilies reads IFLA_AF_SPEC, of which only IPv6's part is of interest.
 func parseFamilies(l *ifLink, b []byte) {
-	for family, spec := range attrs(b) {
+	for family, spec := range nl.Attributes(b) {
 		if family != unix.AF_INET6 {
 			continue
 		}
-		for t, v := range attrs(spec) {
+		for t, v := range nl.Attributes(spec) {
 			if t == unix.IFLA_INET6_ADDR_GEN_MODE {
-				l.inet6, l.genMode = true, attrByte(v)
+				l.inet6, l.genMode = true, v.Uint8()
 			}
 		}
 	}
@@ -146,20 +146,20 @@ func parseIP6TNL(l *ifLink, data []byte) {
 	var remote netip.Addr
 	var flags uint32
 	var ttl, proto uint8
-	for t, v := range attrs(data) {
+	for t, v := range nl.Attributes(data) {
 		switch t {
 		case tunLink:
-			l.parent = int(attrInt(v))
+			l.parent = int(v.Uint32())
 		case tunLocal:
-			l.local = attrIP(v)
+			l.local = v.Addr()
 		case tunRemote:
-			remote = attrIP(v)
+			remote = v.Addr()
 		case tunTTL:
-			ttl = attrByte(v)
+			ttl = v.Uint8()
 		case tunFlags:
-			flags = attrInt(v) & 0xffff // above are those that the kernel computes
+			flags = v.Uint32() & 0xffff // above are those that the kernel computes
 		case tunProto:
-			proto = attrByte(v)
+			proto = v.Uint8()
 		case tunMetadata:
 			l.metadata = true
 		}
@@ -172,28 +172,26 @@ func parseIP6TNL(l *ifLink, data []byte) {
 func parseVXLAN(l *ifLink, data []byte) {
 	var ttl, tos, df uint8
 	ageing := uint32(vxlanAgeing)
-	for t, v := range attrs(data) {
+	for t, v := range nl.Attributes(data) {
 		switch t {
 		case unix.IFLA_VXLAN_TTL:
-			ttl = attrByte(v)
+			ttl = v.Uint8()
 		case unix.IFLA_VXLAN_TOS:
-			tos = attrByte(v)
+			tos = v.Uint8()
 		case unix.IFLA_VXLAN_DF:
-			df = attrByte(v)
+			df = v.Uint8()
 		case unix.IFLA_VXLAN_AGEING:
-			ageing = attrInt(v)
+			ageing = v.Uint32()
 		case unix.IFLA_VXLAN_ID:
-			l.vni = attrInt(v)
+			l.vni = v.Uint32()
 		case unix.IFLA_VXLAN_LINK:
-			l.parent = int(attrInt(v))
+			l.parent = int(v.Uint32())
 		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
-			l.local = attrIP(v)
+			l.local = v.Addr()
 		case unix.IFLA_VXLAN_PORT:
-			if len(v) >= 2 {
-				l.port = binary.BigEndian.Uint16(v)
-			}
+			l.port = v.Net16()
 		case unix.IFLA_VXLAN_LEARNING:
-			l.learning = attrByte(v) != 0
+			l.learning = v.Uint8() != 0
 		}
 	}
 	if ttl != 0 || tos != 0 || df != 0 || ageing != vxlanAgeing {
@@ -215,16 +213,16 @@ func parseAddr(b []byte) (a ifAddr, ok bool) {
 		return a, false
 	}
 	bits := int(b[1])
-	a.flags, a.scope, a.link = uint32(b[2]), b[3], int(u32(b[4:]))
+	a.flags, a.scope, a.link = uint32(b[2]), b[3], int(nl.Value(b[4:]).Uint32())
 	var local, addr netip.Addr
-	for t, v := range attrs(b[unix.SizeofIfAddrmsg:]) {
+	for t, v := range nl.Attributes(b[unix.SizeofIfAddrmsg:]) {
 		switch t {
 		case unix.IFA_LOCAL:
-			local = attrIP(v)
+			local = v.Addr()
 		case unix.IFA_ADDRESS:
-			addr = attrIP(v)
+			addr = v.Addr()
 		case unix.IFA_FLAGS:
-			a.flags = attrInt(v)
+			a.flags = v.Uint32()
 		}
 	}
 	if !local.IsValid() {
@@ -252,13 +250,13 @@ type fibRoute struct {
 	prefSrc  netip.Addr
 	mtu      uint32 // RTAX_MTU, not locked
 	extra    bool   // something that we never set, such as other metrics
-	behind   bool   // of a stranger's: one of ours with its key is before it
+	behind   bool   // of a foreign one: one of ours with its key is before it
 }
 
 // parseRoute reads RTM_NEWROUTE and RTM_DELROUTE. Clones, which IPv6 makes of
 // a route per destination, are not routes.
 func parseRoute(b []byte) (r fibRoute, ok bool) {
-	if len(b) < unix.SizeofRtMsg || u32(b[8:])&unix.RTM_F_CLONED != 0 {
+	if len(b) < unix.SizeofRtMsg || nl.Value(b[8:]).Uint32()&unix.RTM_F_CLONED != 0 {
 		return r, false
 	}
 	var dst netip.Addr
@@ -275,32 +273,32 @@ func parseRoute(b []byte) (r fibRoute, ok bool) {
 	r.extra = b[2] != 0
 	var one leg
 	encapsulated := false
-	for t, v := range attrs(b[unix.SizeofRtMsg:]) {
+	for t, v := range nl.Attributes(b[unix.SizeofRtMsg:]) {
 		switch t {
 		case unix.RTA_DST:
-			dst = attrIP(v)
+			dst = v.Addr()
 		case unix.RTA_TABLE:
-			r.key.Table = attrInt(v)
+			r.key.Table = v.Uint32()
 		case unix.RTA_PRIORITY:
-			r.key.Metric = attrInt(v)
+			r.key.Metric = v.Uint32()
 		case rtaNHID:
-			r.nh = dataplane.NextHopID(attrInt(v))
+			r.nh = dataplane.NextHopID(v.Uint32())
 		case unix.RTA_OIF:
-			one.link = int(attrInt(v))
+			one.link = int(v.Uint32())
 		case unix.RTA_GATEWAY:
-			one.gateway = attrIP(v)
+			one.gateway = v.Addr()
 		case rtaVia:
 			if len(v) > 2 {
-				one.gateway = attrIP(v[2:])
+				one.gateway = v[2:].Addr()
 			}
 		case unix.RTA_MULTIPATH:
 			r.legs = parseLegs(v)
 		case unix.RTA_PREFSRC:
-			r.prefSrc = attrIP(v)
+			r.prefSrc = v.Addr()
 		case unix.RTA_METRICS:
-			for metric, x := range attrs(v) {
+			for metric, x := range nl.Attributes(v) {
 				if metric == unix.RTAX_MTU {
-					r.mtu = attrInt(x)
+					r.mtu = x.Uint32()
 				} else {
 					r.extra = true
 				}
@@ -323,17 +321,17 @@ func parseRoute(b []byte) (r fibRoute, ok bool) {
 func parseLegs(b []byte) []leg {
 	var out []leg
 	for len(b) >= unix.SizeofRtNexthop {
-		n := int(u16(b))
+		n := int(nl.Value(b).Uint16())
 		if n < unix.SizeofRtNexthop || n > len(b) {
 			break
 		}
-		l := leg{link: int(u32(b[4:]))}
-		for t, v := range attrs(b[unix.SizeofRtNexthop:n]) {
+		l := leg{link: int(nl.Value(b[4:]).Uint32())}
+		for t, v := range nl.Attributes(b[unix.SizeofRtNexthop:n]) {
 			switch {
 			case t == unix.RTA_GATEWAY:
-				l.gateway = attrIP(v)
+				l.gateway = v.Addr()
 			case t == rtaVia && len(v) > 2:
-				l.gateway = attrIP(v[2:])
+				l.gateway = v[2:].Addr()
 			}
 		}
 		out = append(out, l)
@@ -362,14 +360,14 @@ type encap struct {
 
 // parseEncap reads NHA_ENCAP of the type LWTUNNEL_ENCAP_IP6.
 func parseEncap(b []byte) (e encap) {
-	for t, v := range attrs(b) {
+	for t, v := range nl.Attributes(b) {
 		switch t {
 		case encapDst:
-			e.dst = attrIP(v)
+			e.dst = v.Addr()
 		case encapSrc:
-			e.src = attrIP(v)
+			e.src = v.Addr()
 		case encapTTL:
-			e.ttl = attrByte(v)
+			e.ttl = v.Uint8()
 		}
 	}
 	return e
@@ -380,27 +378,25 @@ func parseNextHop(b []byte) (n fibNextHop, ok bool) {
 	if len(b) < unix.SizeofNhmsg {
 		return n, false
 	}
-	n.protocol, n.flags = b[2], u32(b[4:])
+	n.protocol, n.flags = b[2], nl.Value(b[4:]).Uint32()
 	var kind uint16
 	var inner []byte
-	for t, v := range attrs(b[unix.SizeofNhmsg:]) {
+	for t, v := range nl.Attributes(b[unix.SizeofNhmsg:]) {
 		switch t {
 		case unix.NHA_ID:
-			n.id = dataplane.NextHopID(attrInt(v))
+			n.id = dataplane.NextHopID(v.Uint32())
 		case unix.NHA_OIF:
-			n.link = int(attrInt(v))
+			n.link = int(v.Uint32())
 		case unix.NHA_GATEWAY:
-			n.gateway = attrIP(v)
+			n.gateway = v.Addr()
 		case unix.NHA_ENCAP_TYPE:
-			if len(v) >= 2 {
-				kind = u16(v)
-			}
+			kind = v.Uint16()
 		case unix.NHA_ENCAP:
 			inner = v
 		case unix.NHA_GROUP:
 			n.group = parseGroup(v)
 		case unix.NHA_GROUP_TYPE:
-			n.extra = n.extra || len(v) >= 2 && u16(v) != 0
+			n.extra = n.extra || v.Uint16() != 0
 		case unix.NHA_BLACKHOLE, nhaFDB, nhaResGroup:
 			n.extra = true
 		}
@@ -418,7 +414,7 @@ func parseNextHop(b []byte) (n fibNextHop, ok bool) {
 func parseGroup(b []byte) []dataplane.GroupMember {
 	var out []dataplane.GroupMember
 	for ; len(b) >= 8; b = b[8:] {
-		out = append(out, dataplane.GroupMember{ID: dataplane.NextHopID(u32(b)), Weight: int(b[4]) + 1})
+		out = append(out, dataplane.GroupMember{ID: dataplane.NextHopID(nl.Value(b).Uint32()), Weight: int(b[4]) + 1})
 	}
 	return out
 }
@@ -443,15 +439,13 @@ func parseNeighbour(b []byte) (n neighbour, ok bool) {
 		return n, false
 	}
 	n.bridge = b[0] == unix.AF_BRIDGE
-	n.link, n.state, n.flags = int(u32(b[4:])), u16(b[8:]), b[10]
-	for t, v := range attrs(b[unix.SizeofNdMsg:]) {
+	n.link, n.state, n.flags = int(nl.Value(b[4:]).Uint32()), nl.Value(b[8:]).Uint16(), b[10]
+	for t, v := range nl.Attributes(b[unix.SizeofNdMsg:]) {
 		switch t {
 		case unix.NDA_DST:
-			n.addr = attrIP(v)
+			n.addr = v.Addr()
 		case unix.NDA_PORT:
-			if len(v) >= 2 {
-				n.port = binary.BigEndian.Uint16(v)
-			}
+			n.port = v.Net16()
 		case unix.NDA_LLADDR:
 			if len(v) == len(n.mac) {
 				copy(n.mac[:], v)

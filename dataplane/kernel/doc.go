@@ -24,8 +24,8 @@
 //     workloads (cali*), which package dataplane/workload makes and deletes,
 //     only the entries that are wanted are.
 //
-// A stranger's object is never changed. Where its key is the one that we want,
-// the wish fails with an error that names both owners.
+// A foreign object is never changed. Where its key is the one that we want,
+// ours fails with an error that names both owners.
 //
 // # Order
 //
@@ -34,14 +34,14 @@
 // delete a next hop deletes its routes in the kernel; so that waits until no
 // wanted route uses it, and where all its routes go, one message takes them
 // all. A group is made of those of its members that there are, and completed
-// when the others come. Nothing of an earlier life is removed before every source is synced.
+// when the others come. Nothing of the previous run is removed before every source is synced.
 //
 // # Truth
 //
 // What there is comes from complete listings: at the start, every 90 seconds,
 // and after any doubt (an overrun of the notifications, an answer that does
 // not fit). Notifications correct it in between and are drained before each
-// pass. Changes of sysctls are told by inotify and RTM_NEWNETCONF, those of
+// pass. Changes of sysctls are announced by inotify and RTM_NEWNETCONF, those of
 // offloads by ethtool's monitor group. The kernel does not notify of everything: with a device that goes
 // down or loses its carrier its next hops, also as members of groups, and the
 // IPv4 routes that use them, vanish in silence; these consequences are derived here.

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"log/slog"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -9,7 +10,7 @@ import (
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
-// notice is what told of a change by somebody else, and when.
+// notice is what announced a change by somebody else, and when.
 type notice struct {
 	by string
 	at time.Time
@@ -21,121 +22,148 @@ type drift struct {
 	notice
 	was string // how it should be
 	is  string // how it was found
-	// told says that the log has it. What is over before it is told, as an
-	// address is that went with its device, is told then.
-	told bool
+	// logged says that the log has it. What is over before that, as an address is
+	// that went with its device, is logged then.
+	logged bool
 }
 
-// drifted notes that somebody else undid what has that key.
-func (k *Kernel) drifted(key dataplane.Key) {
+// driftLog tells of what others did to our objects.
+type driftLog struct {
+	logger *slog.Logger
+	hooks  Hooks
+	want   *reconcile.Tracker[dataplane.Key, dataplane.Object]
+
+	notice notice                             // of which the consequences are being applied
+	cause  string                             // the device with which things are going
+	quiet  bool                               // changes of devices are our own doing
+	noted  map[dataplane.Kind][]dataplane.Key // not logged yet
+	open   map[dataplane.Key]drift            // until it is put right
+	went   map[string]map[dataplane.Kind]int  // what went with a device, not logged yet
+}
+
+func newDriftLog(cfg *Config, want *reconcile.Tracker[dataplane.Key, dataplane.Object]) *driftLog {
+	return &driftLog{
+		logger: cfg.Log, hooks: cfg.Hooks, want: want,
+		noted: make(map[dataplane.Kind][]dataplane.Key), open: make(map[dataplane.Key]drift), went: make(map[string]map[dataplane.Kind]int),
+	}
+}
+
+// blame says that things go with a device, until what it returns is called.
+func (l *driftLog) blame(device string) (end func()) {
+	l.cause = device
+	return func() { l.cause = "" }
+}
+
+// note notes that somebody else undid what has that key.
+func (l *driftLog) note(key dataplane.Key) {
 	kind := key.Kind()
-	if k.cause != "" && kind != dataplane.KindLink {
-		if k.went[k.cause] == nil {
-			k.went[k.cause] = make(map[dataplane.Kind]int)
+	if l.cause != "" && kind != dataplane.KindLink {
+		if l.went[l.cause] == nil {
+			l.went[l.cause] = make(map[dataplane.Kind]int)
 		}
-		k.went[k.cause][kind]++
+		l.went[l.cause][kind]++
 		return
 	}
-	d := drift{notice: k.notice, was: "absent", is: "gone"}
-	if w, ok := k.want.Want(key); ok {
+	d := drift{notice: l.notice, was: "absent", is: "gone"}
+	if w, ok := l.want.Want(key); ok {
 		d.was = w.String()
 	}
-	if h, ok := k.want.Have(key); ok {
+	if h, ok := l.want.Have(key); ok {
 		d.is = h.String()
 	}
-	if old, ok := k.adrift[key]; ok {
-		d.at, d.told = old.at, old.told // it was not put right yet
+	if old, ok := l.open[key]; ok {
+		d.at, d.logged = old.at, old.logged // it was not put right yet
 	}
-	k.adrift[key] = d
-	k.seen[kind] = append(k.seen[kind], key)
+	l.open[key] = d
+	l.noted[kind] = append(l.noted[kind], key)
 }
 
-// logDrift tells of what drifted noted.
-func (k *Kernel) logDrift() {
-	for kind, keys := range k.seen {
-		told := 0
+// log tells of what was noted.
+func (l *driftLog) log() {
+	for kind, keys := range l.noted {
+		logged := 0
 		for _, key := range keys {
-			d, ok := k.adrift[key]
+			d, ok := l.open[key]
 			switch {
 			case !ok: // put right by who undid it, or noted twice
-			case told < logEach:
-				k.log.Warn("changed by somebody else, putting it back", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by)
-				told++
-				d.told = true
-				k.adrift[key] = d
-				k.logStorm(key)
+			case logged < logEach:
+				l.logger.Warn("changed by somebody else, putting it back", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by)
+				logged++
+				d.logged = true
+				l.open[key] = d
+				l.logStorm(key)
 			default:
-				told++
+				logged++
 			}
 		}
-		if n := told - logEach; n > 0 {
-			k.log.Warn("changed by somebody else, putting it back", "kind", kind.String(), "more", n)
+		if n := logged - logEach; n > 0 {
+			l.logger.Warn("changed by somebody else, putting it back", "kind", kind.String(), "more", n)
 		}
-		k.countDrift(kind, told)
+		l.count(kind, logged)
 	}
-	clear(k.seen)
-	for link, kinds := range k.went {
+	clear(l.noted)
+	for link, kinds := range l.went {
 		n := 0
 		for kind, m := range kinds {
 			n += m
-			k.countDrift(kind, m)
+			l.count(kind, m)
 		}
-		k.log.Info("device is gone, down, or without carrier or address; putting it back when it can be", "link", link, "objects", n)
+		l.logger.Info("device is gone, down, or without carrier or address; putting it back when it can be", "link", link, "objects", n)
 	}
-	clear(k.went)
+	clear(l.went)
 }
 
 // logStorm tells once of an object that somebody keeps changing.
-func (k *Kernel) logStorm(key dataplane.Key) {
-	if n, due := k.want.Losses(key); n == reconcile.CalmLosses+1 {
-		k.log.Warn("somebody else keeps changing it: it is put back ever less often, at most once a minute; find who does and stop one of the two",
+func (l *driftLog) logStorm(key dataplane.Key) {
+	if n, due := l.want.Drifts(key); n == reconcile.CalmDrifts+1 {
+		l.logger.Warn("somebody else keeps changing it: it is put back ever less often, at most once a minute; find who does and stop one of the two",
 			"object", key.String(), "times", n, "next", time.Until(due).Round(time.Millisecond))
 	}
 }
 
-func (k *Kernel) countDrift(kind dataplane.Kind, n int) {
-	if h := k.cfg.Hooks.Drift; h != nil && n > 0 {
+func (l *driftLog) count(kind dataplane.Kind, n int) {
+	if h := l.hooks.Drift; h != nil && n > 0 {
 		h(kind, n)
 	}
 }
 
 // righted notes that key is as it should be. With repaired it was us who put
 // it right.
-func (k *Kernel) righted(key dataplane.Key, repaired bool) {
-	d, ok := k.adrift[key]
+func (l *driftLog) righted(key dataplane.Key, repaired bool) {
+	d, ok := l.open[key]
 	if !ok {
 		return
 	}
-	delete(k.adrift, key)
+	delete(l.open, key)
 	if !repaired {
-		if !d.told {
-			k.log.Warn("changed by somebody else, and as it should be again", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by)
-			k.countDrift(key.Kind(), 1)
+		if !d.logged {
+			l.logger.Warn("changed by somebody else, and as it should be again", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by)
+			l.count(key.Kind(), 1)
 		}
 		return
 	}
 	took := time.Since(d.at)
-	k.log.Info("put back", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by, "took", took)
-	if h := k.cfg.Hooks.Repaired; h != nil {
+	l.logger.Info("put back", "object", key.String(), "was", d.was, "found", d.is, "notice", d.by, "took", took)
+	if h := l.hooks.Repaired; h != nil {
 		h(key.Kind(), took)
 	}
 }
 
-// forgetDrift forgets the drift of what is no longer wanted otherwise.
-func (k *Kernel) forgetDrift() {
-	for key := range k.adrift {
-		if k.want.Settled(key) {
-			delete(k.adrift, key)
+// forgetSettled forgets the drift of what is no longer wanted otherwise.
+func (l *driftLog) forgetSettled() {
+	for key := range l.open {
+		if l.want.Settled(key) {
+			delete(l.open, key)
 		}
 	}
 }
 
 // noticeOf names the notification that m is.
-func noticeOf(m message) notice {
+func noticeOf(m notification) notice {
 	names := map[uint16]string{
 		unix.RTM_NEWLINK: "RTM_NEWLINK", unix.RTM_DELLINK: "RTM_DELLINK", unix.RTM_NEWADDR: "RTM_NEWADDR", unix.RTM_DELADDR: "RTM_DELADDR",
 		unix.RTM_NEWROUTE: "RTM_NEWROUTE", unix.RTM_DELROUTE: "RTM_DELROUTE", unix.RTM_NEWNEXTHOP: "RTM_NEWNEXTHOP", rtmDelNextHop: "RTM_DELNEXTHOP",
 		unix.RTM_NEWNEIGH: "RTM_NEWNEIGH", unix.RTM_DELNEIGH: "RTM_DELNEIGH", unix.RTM_NEWNETCONF: "RTM_NEWNETCONF",
 	}
-	return notice{by: names[m.typ], at: m.at}
+	return notice{by: names[m.Type], at: m.at}
 }

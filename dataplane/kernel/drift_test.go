@@ -82,9 +82,9 @@ nh_info id 8 via 10.0.0.2 dev up0 scope link proto 77 onlink`)
 			l.shows("ip neigh show dev vxlan.calico nud permanent", `192.168.1.1 lladdr 66:07:02:c1:cc:61 PERMANENT`)
 			await.Until(t, "the device", func() error {
 				out, err := l.try("ip -d link show vxlan.calico")
-				for _, odd := range []string{"master", "NOARP", "protodown", "tos", "df set"} {
-					if strings.Contains(out, odd) {
-						err = errors.Join(err, fmt.Errorf("%q in %s", odd, out))
+				for _, noncanonical := range []string{"master", "NOARP", "protodown", "tos", "df set"} {
+					if strings.Contains(out, noncanonical) {
+						err = errors.Join(err, fmt.Errorf("%q in %s", noncanonical, out))
 					}
 				}
 				for _, want := range []string{"ttl auto", "ageing 300", "mtu 1450", "66:07:02:c1:cc:60", "id 4096 local 10.0.0.1 dev up0 srcport 0 0 dstport 4789 nolearning", "UP"} {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
@@ -20,28 +21,44 @@ const maxInterrupted = 20
 
 // list asks for one table and parses it. A listing that changes interrupted is
 // thrown away and repeated.
-func list[T any](ctx context.Context, nl transport, what string, typ uint16, head []byte, parse func([]byte) (T, bool)) ([]T, error) {
-	var b builder
-	for try := 0; ; try++ {
-		var out []T
-		b.reset()
-		b.begin(typ, 0, head...)
-		b.end()
-		err := nl.dump(&b, func(m message) {
-			if v, ok := parse(m.body); ok {
+func list[T any](ctx context.Context, c transport, what string, typ uint16, head []byte, parse func([]byte) (T, bool)) ([]T, error) {
+	var b nl.Batch
+	b.Begin(typ, 0, head...)
+	var out []T
+	err := nl.Undisturbed(maxInterrupted+1, func() error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		out = nil
+		return c.Dump(&b, func(m nl.Message) {
+			if v, ok := parse(m.Body); ok {
 				out = append(out, v)
 			}
 		})
-		switch {
-		case err == nil:
-			return out, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case !errors.Is(err, errInterrupted) || try == maxInterrupted:
-			return nil, fmt.Errorf("list %s: %w", what, err)
-		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", what, err)
 	}
+	return out, nil
 }
+
+// transport carries requests to the kernel. Tests put one in between that
+// refuses what they choose.
+type transport interface {
+	Batch(b *nl.Batch, answer func(int, nl.Message)) (map[int]error, error)
+	Dump(b *nl.Batch, fn func(nl.Message)) error
+	Port() uint32
+	Close() error
+}
+
+var _ transport = (*nl.Conn)(nil)
+
+// bufferBytes is the size asked for of the sockets' buffers. An overrun costs
+// a full listing, so it is generous; memory is used only when needed.
+const bufferBytes = 32 << 20
+
+// dialConn opens a connection in the calling thread's network namespace.
+func dialConn() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, bufferBytes, bufferBytes) }
 
 // tables is a complete listing.
 type tables struct {
@@ -54,24 +71,24 @@ type tables struct {
 
 func (k *Kernel) listTables(ctx context.Context) (t tables, err error) {
 	fam := func(f byte, size int) []byte { h := make([]byte, size); h[0] = f; return h }
-	if t.links, err = list(ctx, k.nl, "links", unix.RTM_GETLINK, fam(unix.AF_UNSPEC, unix.SizeofIfInfomsg), parseLink); err != nil {
+	if t.links, err = list(ctx, k.conn, "links", unix.RTM_GETLINK, fam(unix.AF_UNSPEC, unix.SizeofIfInfomsg), parseLink); err != nil {
 		return t, err
 	}
-	if t.addrs, err = list(ctx, k.nl, "addresses", unix.RTM_GETADDR, fam(unix.AF_UNSPEC, unix.SizeofIfAddrmsg), parseAddr); err != nil {
+	if t.addrs, err = list(ctx, k.conn, "addresses", unix.RTM_GETADDR, fam(unix.AF_UNSPEC, unix.SizeofIfAddrmsg), parseAddr); err != nil {
 		return t, err
 	}
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6, unix.AF_BRIDGE} {
-		n, err := list(ctx, k.nl, "neighbours", unix.RTM_GETNEIGH, fam(f, unix.SizeofNdMsg), parseNeighbour)
+		n, err := list(ctx, k.conn, "neighbours", unix.RTM_GETNEIGH, fam(f, unix.SizeofNdMsg), parseNeighbour)
 		if err != nil && !unsupported(err) {
 			return t, err
 		}
 		t.neighbours = append(t.neighbours, n...)
 	}
-	if t.nextHops, err = list(ctx, k.nl, "next hops", rtmGetNextHop, fam(unix.AF_UNSPEC, unix.SizeofNhmsg), parseNextHop); err != nil {
+	if t.nextHops, err = list(ctx, k.conn, "next hops", rtmGetNextHop, fam(unix.AF_UNSPEC, unix.SizeofNhmsg), parseNextHop); err != nil {
 		return t, err
 	}
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6} {
-		r, err := list(ctx, k.nl, "routes", unix.RTM_GETROUTE, fam(f, unix.SizeofRtMsg), func(b []byte) (fibRoute, bool) {
+		r, err := list(ctx, k.conn, "routes", unix.RTM_GETROUTE, fam(f, unix.SizeofRtMsg), func(b []byte) (fibRoute, bool) {
 			// A kernel without IPv6 answers with what it has.
 			r, ok := parseRoute(b)
 			return r, ok && b[0] == f && tracked(&r)
@@ -92,7 +109,7 @@ func unsupported(err error) bool {
 // check makes what we believe what a complete listing says.
 func (k *Kernel) check(ctx context.Context) error {
 	start := time.Now()
-	first := k.dirty == "start"
+	first := k.listing.why == "start"
 	if err := k.drain(); err != nil { // what was said before is in the listing
 		return err
 	}
@@ -100,10 +117,10 @@ func (k *Kernel) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if k.dirty == "time" {
+	if k.listing.why == "time" {
 		clear(k.doubted)
 	}
-	k.dirty = ""
+	k.listing.why = ""
 	m := newMirror()
 	for _, l := range t.links {
 		m.setLink(l)
@@ -122,30 +139,26 @@ func (k *Kernel) check(ctx context.Context) error {
 			m.nextHops[n.id] = n
 		}
 	}
-	k.mir = m
-	clear(k.measured)
-	for i := range t.routes {
-		if r := &t.routes[i]; r.nh != 0 && (r.mtu != 0 || r.extra) {
-			k.measured[r.nh] = struct{}{}
-		}
-	}
+	k.mirror = m
+	clear(k.hops.measured)
+	k.hops.measure(t.routes...)
 	have := k.gather(&t)
-	k.admitCuts()
-	ours := k.routesOfAsked()
+	k.applyFlushes()
+	ours := k.routesOfUnsure()
 	drift := slices.DeleteFunc(k.want.ReplaceHave(maps.All(have)), func(key dataplane.Key) bool { return ours[key] })
 	if !first {
-		k.notice = notice{by: "full check", at: start}
+		k.drift.notice = notice{by: "full check", at: start}
 		for _, key := range drift {
-			k.drifted(key)
+			k.drift.note(key)
 		}
 	}
-	k.forgetDrift()
+	k.drift.forgetSettled()
 	k.retryFreed()
-	clear(k.waits)
+	clear(k.waiting)
 	k.want.RetryWaiting()
-	k.changed()
+	k.underlay.changed()
 	d := time.Since(start)
-	k.listAt = time.Now().Add(2 * d)
+	k.listing.notBefore = time.Now().Add(2 * d)
 	if h := k.cfg.Hooks.Listed; h != nil {
 		h(d)
 	}
@@ -172,7 +185,7 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 	put := func(o dataplane.Object) { have[o.Key()] = o }
 	owned := map[int]bool{}
 	for i := range t.links {
-		if l := &t.links[i]; k.takes(l) {
+		if l := &t.links[i]; k.isOurs(l) {
 			h := k.haveLink(l)
 			put(h)
 			owned[l.index] = k.owns(h)
@@ -180,12 +193,12 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 	}
 	for _, a := range t.addrs {
 		if owned[a.link] && !k.keepsAddress(a) {
-			put(dataplane.Address{Link: k.mir.linkName(a.link), Prefix: a.prefix})
+			put(dataplane.Address{Link: k.mirror.linkName(a.link), Prefix: a.prefix})
 		}
 	}
-	for key := range k.sysctls {
+	for key := range k.sysctls.made {
 		name := key.(dataplane.SysctlKey).Name
-		if v, ok, err := k.readSysctl(name); err != nil {
+		if v, ok, err := k.sysctls.read(name); err != nil {
 			k.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
 		} else if ok {
 			put(dataplane.Sysctl{Name: name, Value: v})
@@ -215,7 +228,7 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 
 // takes reports whether a device is ours, or would be if it were of the kind
 // that is wanted under its name.
-func (k *Kernel) takes(l *ifLink) bool {
+func (k *Kernel) isOurs(l *ifLink) bool {
 	if l.alias == ours && l.kind == kindOf(l.name) {
 		return true
 	}
@@ -235,8 +248,8 @@ func (k *Kernel) owns(h haveLink) bool {
 func (k *Kernel) ownsName(name string) bool {
 	o, ok := k.want.Have(dataplane.LinkKey{Name: name})
 	if !ok {
-		l := k.mir.link(name)
-		return l != nil && k.takes(l) && k.owns(k.haveLink(l))
+		l := k.mirror.link(name)
+		return l != nil && k.isOurs(l) && k.owns(k.haveLink(l))
 	}
 	switch h := o.(type) {
 	case haveLink:
@@ -249,7 +262,7 @@ func (k *Kernel) ownsName(name string) bool {
 func (k *Kernel) haveLink(l *ifLink) haveLink {
 	h := haveLink{
 		Link: dataplane.Link{Name: l.name, Type: dataplane.LinkType(l.kind), MTU: l.mtu},
-		up:   l.up(), marked: l.alias == ours, learning: l.learning, speaks: l.speaks(), shape: l.shape, taken: l.taken(), metadata: l.metadata,
+		up:   l.up(), marked: l.alias == ours, learning: l.learning, autoLinkLocal: l.autoLinkLocal(), shape: l.shape, obstructed: l.obstructed(), metadata: l.metadata,
 	}
 	switch h.Type {
 	case dataplane.LinkVXLAN:
@@ -260,7 +273,7 @@ func (k *Kernel) haveLink(l *ifLink) haveLink {
 	}
 	h.Local = l.local
 	if l.parent != 0 {
-		h.Parent = k.mir.linkName(l.parent)
+		h.Parent = k.mirror.linkName(l.parent)
 	}
 	return h
 }
@@ -271,7 +284,7 @@ func (k *Kernel) keepsAddress(a ifAddr) bool {
 	if !a.prefix.Addr().Is6() || !a.prefix.Addr().IsLinkLocalUnicast() {
 		return false
 	}
-	l := k.mir.links[a.link]
+	l := k.mirror.links[a.link]
 	return l == nil || l.kind != string(dataplane.LinkVXLAN) && l.kind != string(dataplane.LinkIP6TNL)
 }
 
@@ -287,11 +300,11 @@ func (k *Kernel) wantedWorkload(o dataplane.Object) bool {
 // haveNeighbour renders a neighbour or FDB entry; nil if it is of a kind that
 // is never ours, such as a bridge's own FDB.
 func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
-	name := k.mir.linkName(n.link)
+	name := k.mirror.linkName(n.link)
 	if !n.bridge {
 		o := dataplane.Neighbour{Link: name, Addr: n.addr, MAC: n.mac}
 		if n.flags != 0 {
-			return oddNeighbour{o, n.flags}
+			return noncanonicalNeighbour{o, n.flags}
 		}
 		return o
 	}
@@ -301,12 +314,12 @@ func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
 	o := dataplane.FDBEntry{Link: name, MAC: n.mac, Dst: n.addr, Port: n.port}
 	if o.Port == 0 {
 		// The kernel does not show a port that is the device's.
-		if w, ok := k.want.Want(o.Key()); ok && w.(dataplane.FDBEntry).Port == k.mir.links[n.link].portOrZero() {
+		if w, ok := k.want.Want(o.Key()); ok && w.(dataplane.FDBEntry).Port == k.mirror.links[n.link].portOrZero() {
 			o.Port = w.(dataplane.FDBEntry).Port
 		}
 	}
 	if n.flags != unix.NTF_SELF || n.state&^unix.NUD_NOARP != unix.NUD_PERMANENT {
-		return oddFDBEntry{o, n.state}
+		return noncanonicalFDBEntry{o, n.state}
 	}
 	return o
 }
@@ -315,45 +328,45 @@ func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
 	if n.group != nil {
 		g := dataplane.NextHopGroup{ID: n.id, Members: dataplane.GroupOf(n.group...)}
 		if n.extra {
-			return oddGroup{g}
+			return noncanonicalGroup{g}
 		}
 		return g
 	}
 	o := dataplane.NextHop{ID: n.id, Gateway: n.gateway, OnLink: n.flags&unix.RTNH_F_ONLINK != 0}
 	if n.link != 0 {
-		o.Link = k.mir.linkName(n.link)
+		o.Link = k.mirror.linkName(n.link)
 	}
-	odd := n.extra || !n.gateway.IsValid()
-	if l := k.mir.links[n.link]; n.encap.dst.IsValid() {
+	noncanonical := n.extra || !n.gateway.IsValid()
+	if l := k.mirror.links[n.link]; n.encap.dst.IsValid() {
 		o.Gateway = n.encap.dst
-		odd = n.extra || n.gateway.IsValid() || l == nil || l.kind != string(dataplane.LinkIP6TNL) || l.local != n.encap.src || n.encap.ttl != hopLimit
-		o.OnLink = true // the other end of a tunnel is, whatever a wish says
+		noncanonical = n.extra || n.gateway.IsValid() || l == nil || l.kind != string(dataplane.LinkIP6TNL) || l.local != n.encap.src || n.encap.ttl != hopLimit
+		o.OnLink = true // the other end of a tunnel is, whatever is wanted
 		if w, ok := k.want.Want(o.Key()); ok {
 			o.OnLink = w.(dataplane.NextHop).OnLink
 		}
 	}
-	if odd {
-		return oddNextHop{o, n.flags, n.encap, n.extra}
+	if noncanonical {
+		return noncanonicalNextHop{o, n.flags, n.encap, n.extra}
 	}
 	return o
 }
 
 func (k *Kernel) haveRoute(r *fibRoute) dataplane.Object {
 	o := dataplane.Route{Prefix: r.key.Prefix, Table: r.key.Table, Metric: r.key.Metric, MTU: r.mtu}
-	odd := r.extra || r.tos != 0 || r.prefSrc.IsValid()
+	noncanonical := r.extra || r.tos != 0 || r.prefSrc.IsValid()
 	switch {
 	case r.typ == unix.RTN_BLACKHOLE:
 		o.Type = dataplane.Blackhole
 	case r.typ == unix.RTN_UNICAST && r.nh != 0:
 		o.NextHop = r.nh
 	case r.typ == unix.RTN_UNICAST && len(r.legs) == 1 && !r.legs[0].gateway.IsValid():
-		o.Link = k.mir.linkName(r.legs[0].link)
-		odd = odd || r.scope != unix.RT_SCOPE_LINK && o.Prefix.Addr().Is4()
+		o.Link = k.mirror.linkName(r.legs[0].link)
+		noncanonical = noncanonical || r.scope != unix.RT_SCOPE_LINK && o.Prefix.Addr().Is4()
 	default:
-		odd = true
+		noncanonical = true
 	}
-	if odd {
-		return oddRoute{o, r.tos, fmt.Sprint(r.typ, r.nh, r.legs, r.prefSrc)}
+	if noncanonical {
+		return noncanonicalRoute{o, r.tos, fmt.Sprint(r.typ, r.nh, r.legs, r.prefSrc)}
 	}
 	return o
 }
@@ -361,7 +374,6 @@ func (k *Kernel) haveRoute(r *fibRoute) dataplane.Object {
 // noteHave keeps the indexes of what there is. The tracker calls it for each
 // change, on the loop's goroutine.
 func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now dataplane.Object, has bool) {
-	kind := key.Kind()
 	if had {
 		if n := linkName(old); n != "" {
 			delete(k.onLink[n], key)
@@ -369,7 +381,7 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 				delete(k.onLink, n)
 			}
 		}
-		k.countUsers(old, -1)
+		k.hops.count(old, -1)
 	}
 	if has {
 		if n := linkName(now); n != "" {
@@ -378,46 +390,18 @@ func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now
 			}
 			k.onLink[n][key] = struct{}{}
 		}
-		k.countUsers(now, 1)
+		k.hops.count(now, 1)
 	}
 	if had == has {
 		return
 	}
-	switch kind {
-	case dataplane.KindRoute:
-		if has {
-			k.routes++
-		} else {
-			k.routes--
-		}
-	case dataplane.KindNextHop, dataplane.KindNextHopGroup:
-		id := idOf(key)
-		if has {
-			k.nextHops[id] = struct{}{}
-		} else {
-			delete(k.nextHops, id)
-		}
-		if kind == dataplane.KindNextHopGroup && has {
-			k.groups[id] = struct{}{}
-		} else {
-			delete(k.groups, id)
-		}
-	case dataplane.KindSysctl:
-		if has {
-			k.sysctls[key] = struct{}{}
-		} else {
-			delete(k.sysctls, key)
-			k.settings.remove(key.(dataplane.SysctlKey).Name)
-		}
+	if has {
+		k.hops.appeared(key)
+	} else {
+		k.hops.gone(key)
 	}
-}
-
-// countUsers counts n more users of the next hops that o uses: a route's one,
-// a group's members.
-func (k *Kernel) countUsers(o dataplane.Object, n int) {
-	k.countUser(nextHopOf(o), n)
-	for _, m := range membersOf(o) {
-		k.countUser(m.ID, n)
+	if key, ok := key.(dataplane.SysctlKey); ok {
+		k.sysctls.note(key, has)
 	}
 }
 
@@ -432,26 +416,10 @@ func idOf(key dataplane.Key) dataplane.NextHopID {
 	return 0
 }
 
-func (k *Kernel) countUser(id dataplane.NextHopID, n int) {
-	if id == 0 {
-		return
-	}
-	if k.users[id] += n; k.users[id] > 0 {
-		return
-	}
-	delete(k.users, id)
-	delete(k.cut, id)
-	if key, ok := k.held[id]; ok {
-		delete(k.held, id)
-		k.freed = append(k.freed, key)
-	}
-}
-
 // retryFreed makes due the removal of next hops that nothing uses any more.
 func (k *Kernel) retryFreed() {
-	if len(k.freed) > 0 {
-		k.want.Retry(k.freed...)
-		k.freed = k.freed[:0]
+	if freed := k.hops.takeFreed(); len(freed) > 0 {
+		k.want.Retry(freed...)
 	}
 }
 
@@ -462,7 +430,7 @@ func (k *Kernel) report(results []reconcile.Result[dataplane.Key, dataplane.Obje
 	for _, r := range results {
 		if r.Outcome == reconcile.Succeeded {
 			delete(k.doubted, r.Op.Key)
-			k.righted(r.Op.Key, true)
+			k.drift.righted(r.Op.Key, true)
 			switch r.Op.Key.Kind() {
 			case dataplane.KindNextHop, dataplane.KindNextHopGroup:
 				k.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key)}) // who uses one need not know which it is
@@ -476,8 +444,7 @@ func (k *Kernel) report(results []reconcile.Result[dataplane.Key, dataplane.Obje
 
 // wakeWaiting makes due what waits for key.
 func (k *Kernel) wakeWaiting(key dataplane.Key) {
-	if keys := k.waits[key]; len(keys) > 0 {
-		delete(k.waits, key)
-		k.want.Retry(slices.Clone(keys)...)
+	if keys := k.waiting.take(key); len(keys) > 0 {
+		k.want.Retry(keys...)
 	}
 }

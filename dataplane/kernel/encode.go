@@ -7,7 +7,43 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
+
+// Numbers of linux/rtnetlink.h, linux/nexthop.h and linux/netlink.h that
+// package unix does not have.
+const (
+	rtmDelNextHop = 105
+	rtmGetNextHop = 106
+	rtaNHID       = 30
+	rtaVia        = 18
+	nhaFDB        = 11
+	nhaResGroup   = 12
+
+	// linux/if_tunnel.h, and the flag of linux/ip6_tunnel.h that says "no
+	// encapsulation limit option".
+	tunLink       = 1
+	tunLocal      = 2
+	tunRemote     = 3
+	tunTTL        = 4
+	tunEncapLimit = 6
+	tunFlags      = 8
+	tunProto      = 9
+	tunMetadata   = 19
+	tunNoLimit    = 1
+
+	// linux/lwtunnel.h.
+	encapIP6 = 4
+	encapDst = 2
+	encapSrc = 3
+	encapTTL = 4
+
+	// enum in6_addr_gen_mode: the device makes no link-local address.
+	genModeNone = 1
+)
+
+// builder appends the messages that the kernel writer sends.
+type builder struct{ nl.Batch }
 
 // hopLimit is the outer hop limit of tunnels over IPv6, as of ip(8).
 const hopLimit = 64
@@ -57,26 +93,24 @@ func (b *builder) putRoute(r dataplane.Route, known bool, protocol uint8, link i
 	}
 	b.route(unix.RTM_NEWROUTE, flags, r.Prefix, r.Table, r.Metric, 0, protocol, scope, typ)
 	if r.NextHop != 0 {
-		b.attrU32(rtaNHID, uint32(r.NextHop))
+		b.Uint32(rtaNHID, uint32(r.NextHop))
 	}
 	if r.Link != "" {
-		b.attrU32(unix.RTA_OIF, uint32(link))
+		b.Uint32(unix.RTA_OIF, uint32(link))
 	}
 	if r.MTU != 0 || bare {
-		metrics := b.nest(unix.RTA_METRICS)
-		if r.MTU != 0 {
-			b.attrU32(unix.RTAX_MTU, r.MTU)
-		}
-		b.unnest(metrics)
+		b.Nest(unix.RTA_METRICS, func() {
+			if r.MTU != 0 {
+				b.Uint32(unix.RTAX_MTU, r.MTU)
+			}
+		})
 	}
-	b.end()
 }
 
 // deleteRoute appends the message that removes the route of our protocol with
 // that key, and no other's.
 func (b *builder) deleteRoute(k dataplane.RouteKey, tos, protocol uint8) {
 	b.route(unix.RTM_DELROUTE, 0, k.Prefix, k.Table, k.Metric, tos, protocol, unix.RT_SCOPE_NOWHERE, 0)
-	b.end()
 }
 
 func (b *builder) route(typ, flags uint16, p netip.Prefix, table, metric uint32, tos, protocol, scope, kind byte) {
@@ -84,13 +118,13 @@ func (b *builder) route(typ, flags uint16, p netip.Prefix, table, metric uint32,
 	if table < 256 {
 		short = byte(table)
 	}
-	b.begin(typ, flags, family(p.Addr()), byte(p.Bits()), 0, tos, short, protocol, scope, kind, 0, 0, 0, 0)
-	b.attrAddr(unix.RTA_DST, p.Addr())
+	b.Begin(typ, flags, family(p.Addr()), byte(p.Bits()), 0, tos, short, protocol, scope, kind, 0, 0, 0, 0)
+	b.Addr(unix.RTA_DST, p.Addr())
 	if table >= 256 {
-		b.attrU32(unix.RTA_TABLE, table)
+		b.Uint32(unix.RTA_TABLE, table)
 	}
 	if metric != 0 {
-		b.attrU32(unix.RTA_PRIORITY, metric)
+		b.Uint32(unix.RTA_PRIORITY, metric)
 	}
 }
 
@@ -103,27 +137,25 @@ func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, l 
 		// The gateway is the other end of the tunnel. IPv6 refuses a gateway
 		// to which a route leads through another device, as it does to every
 		// other end; so it goes as the outer destination that it is.
-		b.begin(unix.RTM_NEWNEXTHOP, flags, unix.AF_INET6, 0, protocol, 0, 0, 0, 0, 0)
-		b.attrU32(unix.NHA_ID, uint32(n.ID))
-		b.attrU32(unix.NHA_OIF, uint32(l.index))
-		b.attr(unix.NHA_ENCAP_TYPE, native16(encapIP6)...)
-		e := b.nest(unix.NHA_ENCAP)
-		b.attrAddr(encapDst, n.Gateway)
-		b.attrAddr(encapSrc, l.local)
-		b.attrU8(encapTTL, hopLimit)
-		b.unnest(e)
-		b.end()
+		b.Begin(unix.RTM_NEWNEXTHOP, flags, unix.AF_INET6, 0, protocol, 0, 0, 0, 0, 0)
+		b.Uint32(unix.NHA_ID, uint32(n.ID))
+		b.Uint32(unix.NHA_OIF, uint32(l.index))
+		b.Bytes(unix.NHA_ENCAP_TYPE, native16(encapIP6)...)
+		b.Nest(unix.NHA_ENCAP, func() {
+			b.Addr(encapDst, n.Gateway)
+			b.Addr(encapSrc, l.local)
+			b.Uint8(encapTTL, hopLimit)
+		})
 		return
 	}
 	var nf uint32
 	if n.OnLink {
 		nf = unix.RTNH_F_ONLINK
 	}
-	b.begin(unix.RTM_NEWNEXTHOP, flags, append([]byte{family(n.Gateway), 0, protocol, 0}, native32(nf)...)...)
-	b.attrU32(unix.NHA_ID, uint32(n.ID))
-	b.attrU32(unix.NHA_OIF, uint32(l.index))
-	b.attrAddr(unix.NHA_GATEWAY, n.Gateway)
-	b.end()
+	b.Begin(unix.RTM_NEWNEXTHOP, flags, append([]byte{family(n.Gateway), 0, protocol, 0}, native32(nf)...)...)
+	b.Uint32(unix.NHA_ID, uint32(n.ID))
+	b.Uint32(unix.NHA_OIF, uint32(l.index))
+	b.Addr(unix.NHA_GATEWAY, n.Gateway)
 }
 
 // putGroup appends the message for a group of next hops that all exist.
@@ -132,22 +164,20 @@ func (b *builder) putGroup(id dataplane.NextHopID, members []dataplane.GroupMemb
 	if known {
 		flags = replace
 	}
-	b.begin(unix.RTM_NEWNEXTHOP, flags, unix.AF_UNSPEC, 0, protocol, 0, 0, 0, 0, 0)
-	b.attrU32(unix.NHA_ID, uint32(id))
+	b.Begin(unix.RTM_NEWNEXTHOP, flags, unix.AF_UNSPEC, 0, protocol, 0, 0, 0, 0, 0)
+	b.Uint32(unix.NHA_ID, uint32(id))
 	var list []byte
 	for _, m := range members { // struct nexthop_grp: the weight is kept less one
 		list = append(append(list, native32(uint32(m.ID))...), byte(max(1, m.Weight)-1), 0, 0, 0)
 	}
-	b.attr(unix.NHA_GROUP, list...)
-	b.end()
+	b.Bytes(unix.NHA_GROUP, list...)
 }
 
 func (b *builder) deleteNextHop(id dataplane.NextHopID) {
-	b.begin(rtmDelNextHop, 0, make([]byte, unix.SizeofNhmsg)...)
+	b.Begin(rtmDelNextHop, 0, make([]byte, unix.SizeofNhmsg)...)
 	if id != 0 {
-		b.attrU32(unix.NHA_ID, uint32(id))
+		b.Uint32(unix.NHA_ID, uint32(id))
 	}
-	b.end()
 }
 
 // address appends a message about an address. One of IPv6 is used at once,
@@ -159,10 +189,9 @@ func (b *builder) address(typ, flags uint16, p netip.Prefix, link int) {
 		af = unix.IFA_F_NODAD
 	}
 	head := append([]byte{family(p.Addr()), byte(p.Bits()), af, unix.RT_SCOPE_UNIVERSE}, native32(uint32(link))...)
-	b.begin(typ, flags, head...)
-	b.attrAddr(unix.IFA_LOCAL, p.Addr())
-	b.attrAddr(unix.IFA_ADDRESS, p.Addr())
-	b.end()
+	b.Begin(typ, flags, head...)
+	b.Addr(unix.IFA_LOCAL, p.Addr())
+	b.Addr(unix.IFA_ADDRESS, p.Addr())
 }
 
 // neighbour appends a message about a neighbour or, for AF_BRIDGE, an FDB
@@ -170,17 +199,16 @@ func (b *builder) address(typ, flags uint16, p netip.Prefix, link int) {
 func (b *builder) neighbour(typ, flags uint16, fam byte, link int, nudState uint16, ntf byte, addr netip.Addr, mac dataplane.MAC, port uint16) {
 	head := append([]byte{fam, 0, 0, 0}, native32(uint32(link))...)
 	head = append(head, native16(nudState)...)
-	b.begin(typ, flags, append(head, ntf, 0)...)
+	b.Begin(typ, flags, append(head, ntf, 0)...)
 	if addr.IsValid() {
-		b.attrAddr(unix.NDA_DST, addr)
+		b.Addr(unix.NDA_DST, addr)
 	}
 	if !mac.IsZero() || fam == unix.AF_BRIDGE {
-		b.attr(unix.NDA_LLADDR, mac[:]...)
+		b.Bytes(unix.NDA_LLADDR, mac[:]...)
 	}
 	if port != 0 {
-		b.attr(unix.NDA_PORT, byte(port>>8), byte(port))
+		b.Net16(unix.NDA_PORT, port)
 	}
-	b.end()
 }
 
 func (b *builder) putNeighbour(n dataplane.Neighbour, link int) {
@@ -204,42 +232,41 @@ func (b *builder) deleteFDB(k dataplane.FDBKey, link int) {
 func (b *builder) beginLink(typ, nlFlags uint16, index int, flags, mask uint32) {
 	head := append([]byte{unix.AF_UNSPEC, 0, 0, 0}, native32(uint32(index))...)
 	head = append(head, native32(flags)...)
-	b.begin(typ, nlFlags, append(head, native32(mask)...)...)
+	b.Begin(typ, nlFlags, append(head, native32(mask)...)...)
 }
 
 // createLink appends the message that makes l and leaves it down: what must be
 // so before it goes up, changeLink says.
 func (b *builder) createLink(l dataplane.Link, parent int) {
 	b.beginLink(unix.RTM_NEWLINK, create, 0, 0, 0)
-	b.attrString(unix.IFLA_IFNAME, l.Name)
+	b.Text(unix.IFLA_IFNAME, l.Name)
 	b.linkSettings(l)
-	info := b.nest(unix.IFLA_LINKINFO)
-	b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
-	switch l.Type {
-	case dataplane.LinkVXLAN:
-		data := b.nest(unix.IFLA_INFO_DATA)
-		b.attrU32(unix.IFLA_VXLAN_ID, l.VNI)
-		b.attr(unix.IFLA_VXLAN_PORT, byte(l.Port>>8), byte(l.Port))
-		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
-		b.vxlanEnds(l, parent)
-		b.unnest(data)
-	case dataplane.LinkIP6TNL:
-		b.ip6tnl(l, parent, true)
-	case dataplane.LinkIPIP:
-	}
-	b.unnest(info)
-	b.end()
+	b.Nest(unix.IFLA_LINKINFO, func() {
+		b.Chars(unix.IFLA_INFO_KIND, string(l.Type))
+		switch l.Type {
+		case dataplane.LinkVXLAN:
+			b.Nest(unix.IFLA_INFO_DATA, func() {
+				b.Uint32(unix.IFLA_VXLAN_ID, l.VNI)
+				b.Net16(unix.IFLA_VXLAN_PORT, l.Port)
+				b.Uint8(unix.IFLA_VXLAN_LEARNING, 0)
+				b.vxlanEnds(l, parent)
+			})
+		case dataplane.LinkIP6TNL:
+			b.Nest(unix.IFLA_INFO_DATA, func() { b.ip6tnl(l, parent, true) })
+		case dataplane.LinkIPIP:
+		}
+	})
 }
 
 // vxlanEnds appends the local end of a VXLAN device.
 func (b *builder) vxlanEnds(l dataplane.Link, parent int) {
 	if parent != 0 {
-		b.attrU32(unix.IFLA_VXLAN_LINK, uint32(parent))
+		b.Uint32(unix.IFLA_VXLAN_LINK, uint32(parent))
 	}
 	if l.Local.Is4() {
-		b.attrAddr(unix.IFLA_VXLAN_LOCAL, l.Local)
+		b.Addr(unix.IFLA_VXLAN_LOCAL, l.Local)
 	} else if l.Local.Is6() {
-		b.attrAddr(unix.IFLA_VXLAN_LOCAL6, l.Local)
+		b.Addr(unix.IFLA_VXLAN_LOCAL6, l.Local)
 	}
 }
 
@@ -247,20 +274,18 @@ func (b *builder) vxlanEnds(l dataplane.Link, parent int) {
 // name all: the kernel takes each that is missing as zero. That the other end
 // comes from the route can be said at creation only, and stays.
 func (b *builder) ip6tnl(l dataplane.Link, parent int, creation bool) {
-	data := b.nest(unix.IFLA_INFO_DATA)
 	if creation {
-		b.attr(tunMetadata)
+		b.Bytes(tunMetadata)
 	}
 	if parent != 0 {
-		b.attrU32(tunLink, uint32(parent))
+		b.Uint32(tunLink, uint32(parent))
 	}
 	if l.Local.Is6() {
-		b.attrAddr(tunLocal, l.Local)
+		b.Addr(tunLocal, l.Local)
 	}
-	b.attrU8(tunTTL, hopLimit)
-	b.attrU8(tunProto, 0) // IPv4 and IPv6 inside
-	b.attrU32(tunFlags, tunNoLimit)
-	b.unnest(data)
+	b.Uint8(tunTTL, hopLimit)
+	b.Uint8(tunProto, 0) // IPv4 and IPv6 inside
+	b.Uint32(tunFlags, tunNoLimit)
 }
 
 // changeLink appends the message that gives the device the settings of l that
@@ -268,16 +293,14 @@ func (b *builder) ip6tnl(l dataplane.Link, parent int, creation bool) {
 func (b *builder) changeLink(l dataplane.Link, index int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, unix.IFF_UP, unix.IFF_UP)
 	b.linkSettings(l)
-	b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
-	b.end()
+	b.Chars(unix.IFLA_IFALIAS, ours)
 }
 
 // markLink appends the message that marks the device of that name as ours.
 func (b *builder) markLink(name string) {
 	b.beginLink(unix.RTM_NEWLINK, 0, 0, 0, 0)
-	b.attrString(unix.IFLA_IFNAME, name)
-	b.attr(unix.IFLA_IFALIAS, []byte(ours)...)
-	b.end()
+	b.Text(unix.IFLA_IFNAME, name)
+	b.Chars(unix.IFLA_IFALIAS, ours)
 }
 
 // silenceLink appends the message that keeps a device from making link-local
@@ -285,12 +308,9 @@ func (b *builder) markLink(name string) {
 // one message the kernel does first.
 func (b *builder) silenceLink(index int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, 0)
-	spec := b.nest(unix.IFLA_AF_SPEC)
-	inet6 := b.nest(unix.AF_INET6)
-	b.attrU8(unix.IFLA_INET6_ADDR_GEN_MODE, genModeNone)
-	b.unnest(inet6)
-	b.unnest(spec)
-	b.end()
+	b.Nest(unix.IFLA_AF_SPEC, func() {
+		b.Nest(unix.AF_INET6, func() { b.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, genModeNone) })
+	})
 }
 
 // moveLink appends the message that changes a tunnel's own settings in place:
@@ -298,25 +318,24 @@ func (b *builder) silenceLink(index int) {
 // packets look. The kernel refuses these together with the MTU.
 func (b *builder) moveLink(l dataplane.Link, index, parent int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, 0)
-	info := b.nest(unix.IFLA_LINKINFO)
-	b.attr(unix.IFLA_INFO_KIND, []byte(l.Type)...)
-	if l.Type == dataplane.LinkIP6TNL {
-		b.ip6tnl(l, parent, false)
-	} else {
-		data := b.nest(unix.IFLA_INFO_DATA)
-		b.attrU8(unix.IFLA_VXLAN_LEARNING, 0)
-		b.attrU8(unix.IFLA_VXLAN_TTL, 0) // the host's (net.ipv4.ip_default_ttl)
-		b.attrU8(unix.IFLA_VXLAN_TOS, 0)
-		b.attrU8(unix.IFLA_VXLAN_DF, 0)
-		b.attrU32(unix.IFLA_VXLAN_AGEING, vxlanAgeing)
-		b.vxlanEnds(l, parent)
-		b.unnest(data)
-	}
-	b.unnest(info)
-	b.end()
+	b.Nest(unix.IFLA_LINKINFO, func() {
+		b.Chars(unix.IFLA_INFO_KIND, string(l.Type))
+		b.Nest(unix.IFLA_INFO_DATA, func() {
+			if l.Type == dataplane.LinkIP6TNL {
+				b.ip6tnl(l, parent, false)
+				return
+			}
+			b.Uint8(unix.IFLA_VXLAN_LEARNING, 0)
+			b.Uint8(unix.IFLA_VXLAN_TTL, 0) // the host's (net.ipv4.ip_default_ttl)
+			b.Uint8(unix.IFLA_VXLAN_TOS, 0)
+			b.Uint8(unix.IFLA_VXLAN_DF, 0)
+			b.Uint32(unix.IFLA_VXLAN_AGEING, vxlanAgeing)
+			b.vxlanEnds(l, parent)
+		})
+	})
 }
 
-// freeLink appends the message that undoes what [ifLink.taken] tells of.
+// freeLink appends the message that undoes what [ifLink.obstructed] names.
 func (b *builder) freeLink(l *ifLink) {
 	mask := uint32(0)
 	if l.kind == string(dataplane.LinkVXLAN) {
@@ -324,32 +343,29 @@ func (b *builder) freeLink(l *ifLink) {
 	}
 	b.beginLink(unix.RTM_NEWLINK, 0, l.index, 0, mask)
 	if l.master != 0 {
-		b.attrU32(unix.IFLA_MASTER, 0)
+		b.Uint32(unix.IFLA_MASTER, 0)
 	}
 	if l.protoDown { // a device that cannot be held down refuses this
-		b.attrU8(unix.IFLA_PROTO_DOWN, 0)
+		b.Uint8(unix.IFLA_PROTO_DOWN, 0)
 	}
-	b.end()
 }
 
 func (b *builder) linkSettings(l dataplane.Link) {
 	if l.MTU != 0 {
-		b.attrU32(unix.IFLA_MTU, uint32(l.MTU))
+		b.Uint32(unix.IFLA_MTU, uint32(l.MTU))
 	}
 	if l.Type == dataplane.LinkVXLAN && !l.MAC.IsZero() { // the others' hardware address is the outer source, not a MAC
-		b.attr(unix.IFLA_ADDRESS, l.MAC[:]...)
+		b.Bytes(unix.IFLA_ADDRESS, l.MAC[:]...)
 	}
 }
 
 func (b *builder) deleteLink(index int) {
 	b.beginLink(unix.RTM_DELLINK, 0, index, 0, 0)
-	b.end()
 }
 
 // releaseLink appends the message that sets a device down and takes our mark
 // off.
 func (b *builder) releaseLink(index int) {
 	b.beginLink(unix.RTM_NEWLINK, 0, index, 0, unix.IFF_UP)
-	b.attr(unix.IFLA_IFALIAS)
-	b.end()
+	b.Bytes(unix.IFLA_IFALIAS)
 }

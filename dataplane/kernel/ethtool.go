@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
@@ -16,25 +17,25 @@ const genlHeader = 4
 // ethtool reads and writes the offloads of devices through the kernel's
 // generic netlink family "ethtool" (Linux 5.7), which also tells of changes.
 type ethtool struct {
-	*conn
-	family  uint16 // message type
-	monitor uint32 // multicast group of changes
+	*nl.Conn
+	family  uint16    // message type
+	monitor uint32    // multicast group of changes
+	changes *listener // nil before listen
 }
 
 // dialEthtool opens a connection in the calling thread's network namespace. It
 // returns nil where the kernel has no such family: offloads are then refused
 // when they are wanted.
 func dialEthtool() (*ethtool, error) {
-	c, raw, err := dial(unix.NETLINK_GENERIC, "generic netlink", 1<<20)
+	c, err := nl.Dial(unix.NETLINK_GENERIC, 0, 0)
 	if err != nil {
 		return nil, err
 	}
-	e := &ethtool{conn: &conn{c: c, raw: raw, buf: make([]byte, 1<<16)}}
-	var b builder
-	b.begin(unix.GENL_ID_CTRL, 0, unix.CTRL_CMD_GETFAMILY, 1, 0, 0)
-	b.attrString(unix.CTRL_ATTR_FAMILY_NAME, unix.ETHTOOL_GENL_NAME)
-	b.end()
-	err = e.ask(&b, func(m message) { e.family, e.monitor = parseFamily(m.body, unix.ETHTOOL_MCGRP_MONITOR_NAME) })
+	e := &ethtool{Conn: c}
+	var b nl.Batch
+	b.Begin(unix.GENL_ID_CTRL, 0, unix.CTRL_CMD_GETFAMILY, 1, 0, 0)
+	b.Text(unix.CTRL_ATTR_FAMILY_NAME, unix.ETHTOOL_GENL_NAME)
+	err = e.Do(&b, func(_ int, m nl.Message) { e.family, e.monitor = parseFamily(m.Body, unix.ETHTOOL_MCGRP_MONITOR_NAME) })
 	if err == nil && e.family == 0 {
 		err = unix.ENOENT
 	}
@@ -48,18 +49,16 @@ func dialEthtool() (*ethtool, error) {
 	return e, nil
 }
 
-// openEthtool opens the connection and a listener to its changes; both are nil
-// where the kernel has none.
-func openEthtool() (*ethtool, *listener, error) {
+// openEthtool is dialEthtool with a listener to changes.
+func openEthtool() (*ethtool, error) {
 	e, err := dialEthtool()
 	if e == nil {
-		return nil, nil, err
+		return nil, err
 	}
-	l, err := listenTo(unix.NETLINK_GENERIC, "generic netlink", 1<<20, e.monitor)
-	if err != nil {
-		return nil, nil, errors.Join(err, e.Close())
+	if e.changes, err = listenTo(unix.NETLINK_GENERIC, 1<<20, e.monitor); err != nil {
+		return nil, errors.Join(err, e.Close())
 	}
-	return e, l, nil
+	return e, nil
 }
 
 // parseFamily reads CTRL_CMD_NEWFAMILY: the message type of a generic netlink
@@ -68,22 +67,20 @@ func parseFamily(b []byte, group string) (family uint16, number uint32) {
 	if len(b) < genlHeader {
 		return 0, 0
 	}
-	for t, v := range attrs(b[genlHeader:]) {
+	for t, v := range nl.Attributes(b[genlHeader:]) {
 		switch t {
 		case unix.CTRL_ATTR_FAMILY_ID:
-			if len(v) >= 2 {
-				family = u16(v)
-			}
+			family = v.Uint16()
 		case unix.CTRL_ATTR_MCAST_GROUPS:
-			for _, g := range attrs(v) {
+			for _, g := range nl.Attributes(v) {
 				var id uint32
 				var name string
-				for t, v := range attrs(g) {
+				for t, v := range nl.Attributes(g) {
 					switch t {
 					case unix.CTRL_ATTR_MCAST_GRP_ID:
-						id = attrInt(v)
+						id = v.Uint32()
 					case unix.CTRL_ATTR_MCAST_GRP_NAME:
-						name = attrText(v)
+						name = v.Text()
 					}
 				}
 				if name == group {
@@ -109,12 +106,12 @@ func parseFeatures(b []byte) (f features, ok bool) {
 		return f, false
 	}
 	f.on = make(map[string]bool)
-	for t, v := range attrs(b[genlHeader:]) {
+	for t, v := range nl.Attributes(b[genlHeader:]) {
 		switch t {
 		case unix.ETHTOOL_A_FEATURES_HEADER:
-			for t, v := range attrs(v) {
+			for t, v := range nl.Attributes(v) {
 				if t == unix.ETHTOOL_A_HEADER_DEV_INDEX {
-					f.link = int(attrInt(v))
+					f.link = int(v.Uint32())
 				}
 			}
 		case unix.ETHTOOL_A_FEATURES_HW:
@@ -133,17 +130,17 @@ func parseFeatures(b []byte) (f features, ok bool) {
 // eachBit calls fn for each named bit of a bitset in its long form (the
 // kernel's Documentation/networking/ethtool-netlink.rst, "Bit sets").
 func eachBit(b []byte, fn func(name string, on bool)) {
-	for t, bits := range attrs(b) {
+	for t, bits := range nl.Attributes(b) {
 		if t != unix.ETHTOOL_A_BITSET_BITS {
 			continue
 		}
-		for _, bit := range attrs(bits) {
+		for _, bit := range nl.Attributes(bits) {
 			var name string
 			on := false
-			for t, v := range attrs(bit) {
+			for t, v := range nl.Attributes(bit) {
 				switch t {
 				case unix.ETHTOOL_A_BITSET_BIT_NAME:
-					name = attrText(v)
+					name = v.Text()
 				case unix.ETHTOOL_A_BITSET_BIT_VALUE:
 					on = true
 				}
@@ -156,21 +153,18 @@ func eachBit(b []byte, fn func(name string, on bool)) {
 }
 
 // header starts a request about a device.
-func (e *ethtool) header(b *builder, command byte, link int) {
-	b.begin(e.family, 0, command, 1, 0, 0)
-	h := b.nest(unix.ETHTOOL_A_FEATURES_HEADER)
-	b.attrU32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(link))
-	b.unnest(h)
+func (e *ethtool) header(b *nl.Batch, command byte, link int) {
+	b.Begin(e.family, 0, command, 1, 0, 0)
+	b.Nest(unix.ETHTOOL_A_FEATURES_HEADER, func() { b.Uint32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(link)) })
 }
 
 // get reads the offloads of a device.
 func (e *ethtool) get(link int) (features, error) {
-	var b builder
+	var b nl.Batch
 	var out features
 	e.header(&b, unix.ETHTOOL_MSG_FEATURES_GET, link)
-	b.end()
-	err := e.ask(&b, func(m message) {
-		if f, ok := parseFeatures(m.body); ok {
+	err := e.Do(&b, func(_ int, m nl.Message) {
+		if f, ok := parseFeatures(m.Body); ok {
 			out = f
 		}
 	})
@@ -179,20 +173,19 @@ func (e *ethtool) get(link int) (features, error) {
 
 // set switches one offload of a device.
 func (e *ethtool) set(link int, name string, on bool) error {
-	var b builder
+	var b nl.Batch
 	e.header(&b, unix.ETHTOOL_MSG_FEATURES_SET, link)
-	wanted := b.nest(unix.ETHTOOL_A_FEATURES_WANTED)
-	bits := b.nest(unix.ETHTOOL_A_BITSET_BITS)
-	bit := b.nest(unix.ETHTOOL_A_BITSET_BITS_BIT)
-	b.attrString(unix.ETHTOOL_A_BITSET_BIT_NAME, name)
-	if on {
-		b.attr(unix.ETHTOOL_A_BITSET_BIT_VALUE)
-	}
-	b.unnest(bit)
-	b.unnest(bits)
-	b.unnest(wanted)
-	b.end()
-	return e.ask(&b, func(message) {})
+	b.Nest(unix.ETHTOOL_A_FEATURES_WANTED, func() {
+		b.Nest(unix.ETHTOOL_A_BITSET_BITS, func() {
+			b.Nest(unix.ETHTOOL_A_BITSET_BITS_BIT, func() {
+				b.Text(unix.ETHTOOL_A_BITSET_BIT_NAME, name)
+				if on {
+					b.Bytes(unix.ETHTOOL_A_BITSET_BIT_VALUE)
+				}
+			})
+		})
+	})
+	return e.Do(&b, nil)
 }
 
 // putFeature makes an offload be as wanted; one that is already is not
@@ -202,51 +195,57 @@ func (k *Kernel) putFeature(o op) result {
 	if err := validate(w); err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
-	l := k.mir.link(w.Link)
+	l := k.mirror.link(w.Link)
 	if l == nil {
 		r := k.waitForLink(o.Key, w.Link)
 		r.Op = o
 		return *r
 	}
-	err := k.switchFeature(w, l.index)
-	if errors.Is(err, unix.ENODEV) && k.secondLook(o.Key) {
+	written, err := k.offloads.make(w, l.index)
+	if written {
+		k.writes.Add(1)
+	}
+	if errors.Is(err, unix.ENODEV) && k.doubted.first(o.Key) {
 		return result{Op: o, Outcome: reconcile.Postponed} // it went after we looked
 	}
 	if err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
+	if written {
+		k.wrote(dataplane.KindFeature, false, 1)
+	}
 	return result{Op: o}
 }
 
-func (k *Kernel) switchFeature(w dataplane.Feature, link int) error {
-	if k.eth == nil {
-		return errors.New("this kernel has no ethtool netlink: Linux 5.7 or later, built with CONFIG_ETHTOOL_NETLINK, is needed")
+// make switches an offload of a device if it is not as wanted, and reports
+// whether it had to try.
+func (e *ethtool) make(w dataplane.Feature, link int) (written bool, err error) {
+	if e == nil {
+		return false, errors.New("this kernel has no ethtool netlink: Linux 5.7 or later, built with CONFIG_ETHTOOL_NETLINK, is needed")
 	}
-	now, err := k.eth.get(link)
+	now, err := e.get(link)
 	if err != nil {
-		return fmt.Errorf("read the offloads of %s: %w", w.Link, err)
+		return false, fmt.Errorf("read the offloads of %s: %w", w.Link, err)
 	}
 	on, known := now.on[w.Name]
 	switch {
 	case known && on == w.On:
-		return nil
+		return false, nil
 	case !known && !w.On:
-		return nil // what there is not is off
+		return false, nil // what there is not is off
 	case !known:
-		return fmt.Errorf("this kernel knows no offload named %s: ethtool -k %s lists those that there are", w.Name, w.Link)
+		return false, fmt.Errorf("this kernel knows no offload named %s: ethtool -k %s lists those that there are", w.Name, w.Link)
 	}
-	k.writes.Add(1)
-	if err := k.eth.set(link, w.Name, w.On); err != nil {
-		return err
+	if err := e.set(link, w.Name, w.On); err != nil {
+		return true, err
 	}
-	if now, err = k.eth.get(link); err != nil {
-		return fmt.Errorf("read the offloads of %s: %w", w.Link, err)
+	if now, err = e.get(link); err != nil {
+		return true, fmt.Errorf("read the offloads of %s: %w", w.Link, err)
 	}
 	if now.on[w.Name] != w.On {
-		return errors.New("the device's driver leaves it as it is: it is fixed, or depends on another offload")
+		return true, errors.New("the device's driver leaves it as it is: it is fixed, or depends on another offload")
 	}
-	k.wrote(dataplane.KindFeature, false, 1)
-	return nil
+	return true, nil
 }
 
 // haveFeatures calls put for each offload of a device that we look after.
@@ -257,11 +256,11 @@ func (k *Kernel) haveFeatures(name string, put func(dataplane.Object)) {
 			keys = append(keys, f)
 		}
 	}
-	l := k.mir.link(name)
-	if len(keys) == 0 || l == nil || k.eth == nil {
+	l := k.mirror.link(name)
+	if len(keys) == 0 || l == nil || k.offloads == nil {
 		return
 	}
-	f, err := k.eth.get(l.index)
+	f, err := k.offloads.get(l.index)
 	if err != nil {
 		k.log.Debug("offloads cannot be read", "link", name, "error", err)
 		return // it may just be going; its notification tells

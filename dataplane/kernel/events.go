@@ -12,65 +12,58 @@ import (
 
 func isWorkload(link string) bool { return strings.HasPrefix(link, prefixWorkload) }
 
-// drain takes in all that the kernel has said so far. After a request was
+// drain applies all that the kernel has said so far. After a request was
 // answered that includes all its consequences.
 func (k *Kernel) drain() error {
 	events, overrun, err := k.lis.take()
 	if overrun {
 		k.log.Warn("the kernel's notifications overran; listing everything")
-		k.doubt("notifications were lost")
+		k.listing.ask("notifications were lost")
 	}
 	links := map[string]notice{}
 	for _, m := range events {
-		k.notice = noticeOf(m)
+		k.drift.notice = noticeOf(m)
 		k.event(m, links)
 	}
 	for name, n := range links {
-		k.notice = n
+		k.drift.notice = n
 		k.observe(name)
 	}
 	err = errors.Join(err, k.drainSettings())
 	k.retryFreed()
-	k.logDrift()
+	k.drift.log()
 	return err
 }
 
-// doubt asks for a complete listing.
-func (k *Kernel) doubt(why string) {
-	if k.dirty == "" {
-		k.dirty = why
-	}
-}
-
-func (k *Kernel) event(m message, links map[string]notice) {
-	switch m.typ {
+func (k *Kernel) event(m notification, links map[string]notice) {
+	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		if l, ok := parseLink(m.body); ok {
-			links[l.name] = k.notice
-			k.linkEvent(l, m.typ == unix.RTM_DELLINK)
-			k.changed()
+		if l, ok := parseLink(m.Body); ok {
+			links[l.name] = k.drift.notice
+			k.linkEvent(l, m.Type == unix.RTM_DELLINK)
+			k.underlay.changed()
 		}
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if a, ok := parseAddr(m.body); ok {
-			k.addrEvent(a, m.typ == unix.RTM_DELADDR)
-			k.changed()
+		if a, ok := parseAddr(m.Body); ok {
+			k.addrEvent(a, m.Type == unix.RTM_DELADDR)
+			k.underlay.changed()
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if r, ok := parseRoute(m.body); ok && tracked(&r) {
+		if r, ok := parseRoute(m.Body); ok && tracked(&r) {
 			// One that is added goes before those of its key, one appended behind.
-			r.behind = m.flags&unix.NLM_F_APPEND != 0 && r.key.Prefix.Addr().Is4()
-			k.routeEvent(r, m.typ == unix.RTM_DELROUTE, m.flags&unix.NLM_F_REPLACE != 0)
+			r.behind = m.Flags&unix.NLM_F_APPEND != 0 && r.key.Prefix.Addr().Is4()
+			k.routeEvent(r, m.Type == unix.RTM_DELROUTE, m.Flags&unix.NLM_F_REPLACE != 0)
 		}
 	case unix.RTM_NEWNEXTHOP, rtmDelNextHop:
-		if n, ok := parseNextHop(m.body); ok {
-			k.nextHopEvent(n, m.typ == rtmDelNextHop)
+		if n, ok := parseNextHop(m.Body); ok {
+			k.nextHopEvent(n, m.Type == rtmDelNextHop)
 		}
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		if n, ok := parseNeighbour(m.body); ok {
-			k.neighbourEvent(&n, m.typ == unix.RTM_DELNEIGH)
+		if n, ok := parseNeighbour(m.Body); ok {
+			k.neighbourEvent(&n, m.Type == unix.RTM_DELNEIGH)
 		}
 	case unix.RTM_NEWNETCONF:
-		if link, ok := parseNetconf(m.body); ok {
+		if link, ok := parseNetconf(m.Body); ok {
 			k.netconfEvent(link)
 		}
 	}
@@ -79,13 +72,13 @@ func (k *Kernel) event(m message, links map[string]notice) {
 // lose notes that what has that key is gone.
 func (k *Kernel) lose(key dataplane.Key) {
 	lose := k.want.LoseHave
-	if k.cause != "" || k.quiet {
+	if k.drift.cause != "" || k.drift.quiet {
 		lose = k.want.LoseDependent
 	}
-	if lose(key) && !k.quiet {
-		k.drifted(key)
-	} else if len(k.adrift) > 0 && k.want.Settled(key) {
-		k.righted(key, false)
+	if lose(key) && !k.drift.quiet {
+		k.drift.note(key)
+	} else if len(k.drift.open) > 0 && k.want.Settled(key) {
+		k.drift.righted(key, false)
 	}
 }
 
@@ -95,24 +88,24 @@ func (k *Kernel) set(o dataplane.Object) {
 	// What became of our own request is blamed on nobody; but a device that
 	// the kernel does not give the settings that it was asked for is held
 	// back, like one that somebody keeps changing.
-	quiet := k.quiet
+	quiet := k.drift.quiet
 	if quiet && key.Kind() != dataplane.KindLink {
 		set = k.want.SetDependent
 		// Nor does a request about a device add anything to it.
 		_, quiet = k.want.Want(key)
 	}
 	if set(key, o) && !quiet {
-		k.drifted(key)
-	} else if len(k.adrift) > 0 && k.want.Settled(key) {
-		k.righted(key, false)
+		k.drift.note(key)
+	} else if len(k.drift.open) > 0 && k.want.Settled(key) {
+		k.drift.righted(key, false)
 	}
 }
 
 // observe compares a device with what is wanted of it.
 func (k *Kernel) observe(name string) {
 	key := dataplane.LinkKey{Name: name}
-	l := k.mir.link(name)
-	if l == nil || !k.takes(l) {
+	l := k.mirror.link(name)
+	if l == nil || !k.isOurs(l) {
 		k.lose(key)
 		return
 	}
@@ -120,11 +113,11 @@ func (k *Kernel) observe(name string) {
 }
 
 func (k *Kernel) linkEvent(l ifLink, gone bool) {
-	old := k.mir.links[l.index]
+	old := k.mirror.links[l.index]
 	switch {
 	case gone:
 		if old != nil {
-			k.mir.deleteLink(l.index)
+			k.mirror.deleteLink(l.index)
 			k.linkGone(l.index, l.name)
 		}
 		return
@@ -137,14 +130,13 @@ func (k *Kernel) linkEvent(l ifLink, gone bool) {
 	case old.carrier() && !l.carrier():
 		k.linkDown(l.index, l.name, true)
 	}
-	k.mir.setLink(l)
+	k.mirror.setLink(l)
 	k.wakeWaiting(dataplane.LinkKey{Name: l.name})
 }
 
 // linkGone derives what went with a device.
 func (k *Kernel) linkGone(index int, name string) {
-	k.cause = name
-	defer func() { k.cause = "" }()
+	defer k.drift.blame(name)()
 	for key := range k.onLink[name] {
 		k.lose(key)
 	}
@@ -157,8 +149,7 @@ func (k *Kernel) linkGone(index int, name string) {
 // only its carrier: it tells of neither the next hops nor the IPv4 routes
 // (nexthop_flush_dev and fib_disable_ip in the kernel's source).
 func (k *Kernel) linkDown(index int, name string, carrierOnly bool) {
-	k.cause = name
-	defer func() { k.cause = "" }()
+	defer k.drift.blame(name)()
 	for key := range k.onLink[name] {
 		switch key.Kind() {
 		case dataplane.KindNextHop:
@@ -185,7 +176,7 @@ func (r *fibRoute) only(link int) bool {
 func (k *Kernel) loseUsers() {
 	k.shrinkGroups()
 	missing := false
-	for id := range k.users {
+	for id := range k.hops.users {
 		if k.vanished(id) {
 			missing = true
 			break
@@ -198,57 +189,53 @@ func (k *Kernel) loseUsers() {
 		id := nextHopOf(o)
 		return id != 0 && k.vanished(id)
 	}) {
-		if !k.quiet {
-			k.drifted(key)
+		if !k.drift.quiet {
+			k.drift.note(key)
 		}
 	}
 }
 
-// vanished reports whether a next hop is not there, and was not cut.
+// vanished reports whether a next hop is not there, and was not flushed.
 func (k *Kernel) vanished(id dataplane.NextHopID) bool {
-	_, cut := k.cut[id]
-	return !cut && !k.hasNextHop(id)
+	_, flushed := k.hops.flushed[id]
+	return !flushed && !k.hasNextHop(id)
 }
 
 // hasNextHop reports whether there is a next hop of that number, ours or not.
 func (k *Kernel) hasNextHop(id dataplane.NextHopID) bool {
-	if _, ok := k.nextHops[id]; ok {
-		return true
-	}
-	_, ok := k.mir.nextHops[id]
-	return ok
+	_, foreign := k.mirror.nextHops[id]
+	return foreign || k.hops.has(id)
 }
 
-// forgetRoutes forgets strangers' routes that the kernel removed in silence.
+// forgetRoutes forgets foreign routes that the kernel removed in silence.
 func (k *Kernel) forgetRoutes(gone func(*fibRoute) bool) {
-	if freed := k.mir.dropRoutes(gone); len(freed) > 0 {
+	if freed := k.mirror.dropRoutes(gone); len(freed) > 0 {
 		k.want.Retry(freed...)
 	}
-	k.changed()
+	k.underlay.changed()
 }
 
 func (k *Kernel) addrEvent(a ifAddr, gone bool) {
-	name := k.mir.linkName(a.link)
+	name := k.mirror.linkName(a.link)
 	o := dataplane.Address{Link: name, Prefix: a.prefix}
 	mine := k.ownsName(name) && !k.keepsAddress(a)
 	if !gone {
-		k.mir.setAddr(a)
+		k.mirror.setAddr(a)
 		if mine {
 			k.set(o)
 		}
 		return
 	}
-	k.mir.deleteAddr(a)
+	k.mirror.deleteAddr(a)
 	if mine {
 		k.lose(o.Key())
 	}
 	if !a.prefix.Addr().Is4() {
 		return
 	}
-	last := k.mir.lastIPv4(a.link)
+	last := k.mirror.lastIPv4(a.link)
 	if last {
-		k.cause = name
-		defer func() { k.cause = "" }()
+		defer k.drift.blame(name)()
 		// The kernel tells of the neighbours, but not why (arp_ifdown).
 		for key := range k.onLink[name] {
 			n, neigh := key.(dataplane.NeighbourKey)
@@ -264,27 +251,25 @@ func (k *Kernel) addrEvent(a ifAddr, gone bool) {
 
 func (k *Kernel) routeEvent(r fibRoute, gone, replaced bool) {
 	mine := r.protocol == k.cfg.Protocol
-	if r.nh != 0 && (r.mtu != 0 || r.extra) {
-		k.measured[r.nh] = struct{}{}
-	}
+	k.hops.measure(r)
 	switch {
 	case mine && gone:
-		if have := k.haveRoute(&r); !k.wasCut(have) { // IPv6: the kernel tells of each
+		if have := k.haveRoute(&r); !k.hops.wasFlushed(have) { // IPv6: the kernel tells of each
 			k.lose(have.Key())
 		}
 	case mine:
 		k.set(k.haveRoute(&r))
 	case gone:
-		if k.mir.deleteRoute(r) {
+		if k.mirror.deleteRoute(r) {
 			k.want.Retry(r.key)
 		}
-		k.changed()
+		k.underlay.changed()
 	default:
 		if replaced && r.tos == 0 {
 			k.lose(r.key)
 		}
-		k.mir.setRoute(r, replaced)
-		k.changed()
+		k.mirror.setRoute(r, replaced)
+		k.underlay.changed()
 	}
 }
 
@@ -296,23 +281,23 @@ func (k *Kernel) nextHopEvent(n fibNextHop, gone bool) {
 		k.lose(key)
 		k.loseUsers()
 	case mine:
-		k.admitCutOf(n.id)
+		k.applyFlushOf(n.id)
 		k.set(k.haveNextHop(&n))
 		if n.group == nil {
 			k.wakeWaiting(key) // a group may be short of it
 		}
 	case gone:
-		delete(k.mir.nextHops, n.id)
+		delete(k.mirror.nextHops, n.id)
 		k.want.Retry(dataplane.NextHopKey{ID: n.id}, dataplane.NextHopGroupKey{ID: n.id})
 		k.loseUsers()
 	default:
-		k.mir.nextHops[n.id] = n
-		k.lose(key) // replaced by a stranger
+		k.mirror.nextHops[n.id] = n
+		k.lose(key) // replaced by a foreign one
 	}
 }
 
 func (k *Kernel) neighbourEvent(n *neighbour, gone bool) {
-	name := k.mir.linkName(n.link)
+	name := k.mirror.linkName(n.link)
 	if !isWorkload(name) && !k.ownsName(name) {
 		return
 	}

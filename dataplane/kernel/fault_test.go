@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/reconcile"
 	"github.com/routerd/routerd/integration/await"
 )
@@ -19,7 +20,7 @@ import (
 // kernel.
 type faulty struct {
 	transport
-	before func(*builder)
+	before func(*nl.Batch)
 
 	mu sync.Mutex
 	// refuse the nth message from now that changes something, counting from
@@ -35,12 +36,12 @@ type faulty struct {
 	used      int
 }
 
-func (f *faulty) replace(c *conn) {
+func (f *faulty) replace(c *nl.Conn) {
 	f.transport.Close()
 	f.transport = c
 }
 
-func (f *faulty) batch(b *builder) (map[int]error, error) {
+func (f *faulty) Batch(b *nl.Batch, answer func(int, nl.Message)) (map[int]error, error) {
 	if f.before != nil {
 		f.before(b)
 	}
@@ -51,41 +52,41 @@ func (f *faulty) batch(b *builder) (map[int]error, error) {
 		f.broken = nil
 		f.used++
 		if f.done {
-			if _, sent := f.transport.batch(b); sent != nil {
+			if _, sent := f.transport.Batch(b, answer); sent != nil {
 				return nil, sent
 			}
 		}
 		return nil, err
 	}
-	if f.nth == 0 || f.nth > b.len() {
-		f.nth = max(0, f.nth-b.len())
-		return f.transport.batch(b)
+	if f.nth == 0 || f.nth > b.Len() {
+		f.nth = max(0, f.nth-b.Len())
+		return f.transport.Batch(b, answer)
 	}
 	// All but the chosen one go to the kernel.
 	chosen := f.nth - 1
 	f.nth = 0
 	f.used++
-	if isRemoval(b.message(chosen)) && judgeRemove(op{}, f.errno).Outcome == reconcile.Succeeded {
+	if isRemoval(b.Message(chosen)) && judgeRemove(op{}, f.errno).Outcome == reconcile.Succeeded {
 		// The kernel says so only of what is not there: somebody else removed it
 		// in the same moment.
-		errs, err := f.transport.batch(b)
+		errs, err := f.transport.Batch(b, answer)
 		if errs == nil {
 			errs = map[int]error{}
 		}
-		errs[chosen] = &refusal{errno: f.errno}
+		errs[chosen] = &nl.Error{Errno: f.errno}
 		return errs, err
 	}
-	var rest builder
+	var rest nl.Batch
 	var places []int
-	for i := range b.len() {
+	for i := range b.Len() {
 		if i != chosen {
-			rest.starts = append(rest.starts, len(rest.buf))
-			rest.buf = append(rest.buf, b.message(i)...)
+			m := b.Message(i)
+			rest.Begin(nl.Value(m[4:]).Uint16(), nl.Value(m[6:]).Uint16(), m[nl.Header:]...)
 			places = append(places, i)
 		}
 	}
-	errs := map[int]error{chosen: &refusal{errno: f.errno}}
-	got, err := f.transport.batch(&rest)
+	errs := map[int]error{chosen: &nl.Error{Errno: f.errno}}
+	got, err := f.transport.Batch(&rest, answer)
 	for i, e := range got {
 		errs[places[i]] = e
 	}
@@ -96,19 +97,19 @@ func (f *faulty) batch(b *builder) (map[int]error, error) {
 // four types for each kind of object, of which that is the second).
 func isRemoval(msg []byte) bool { return binary.NativeEndian.Uint16(msg[4:])%4 == 1 }
 
-func (f *faulty) dump(b *builder, fn func(message)) error {
+func (f *faulty) Dump(b *nl.Batch, fn func(nl.Message)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.interrupt > 0 {
 		f.interrupt--
 		f.used++
 		// What an interrupted listing shows must not count: show nothing of it.
-		if err := f.transport.dump(b, func(message) {}); err != nil {
+		if err := f.transport.Dump(b, func(nl.Message) {}); err != nil {
 			return err
 		}
-		return errInterrupted
+		return nl.ErrInterrupted
 	}
-	return f.transport.dump(b, fn)
+	return f.transport.Dump(b, fn)
 }
 
 // refuse arms the fault and returns how often one was used before.

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // seedMessages adds the bodies of what we write, and of what this kernel says,
@@ -16,8 +17,8 @@ func seedMessages(f *testing.F, listing uint16, family byte, encode ...func(*bui
 	for _, e := range encode {
 		e(&b)
 	}
-	for i := range b.len() {
-		f.Add(b.message(i)[nlHeader:])
+	for i := range b.Len() {
+		f.Add(b.Message(i)[nl.Header:])
 	}
 	if listing == 0 {
 		return
@@ -27,14 +28,13 @@ func seedMessages(f *testing.F, listing uint16, family byte, encode ...func(*bui
 		f.Fatal(err)
 	}
 	defer c.Close()
-	b.reset()
-	b.begin(listing, 0, append([]byte{family}, make([]byte, 15)...)...)
-	b.end()
+	b.Reset()
+	b.Begin(listing, 0, append([]byte{family}, make([]byte, 15)...)...)
 	n := 0
 	// What is interrupted, or not known here, is only less to begin with.
-	_ = c.dump(&b, func(m message) {
+	_ = c.Dump(&b.Batch, func(m nl.Message) {
 		if n++; n < 20 {
-			f.Add(append([]byte(nil), m.body...))
+			f.Add(append([]byte(nil), m.Body...))
 		}
 	})
 }
@@ -84,7 +84,7 @@ func FuzzRoute(f *testing.F) {
 			t.Errorf("a route without a prefix: %+v", r)
 		}
 		// Whatever the kernel says, ours is only what looks like ours.
-		o := (&Kernel{mir: newMirror()}).haveRoute(&r)
+		o := (&Kernel{mirror: newMirror()}).haveRoute(&r)
 		w, ours := o.(dataplane.Route)
 		if ours && r.tos == 0 && w.Type == dataplane.Unicast && (w.NextHop == 0) == (w.Link == "") {
 			t.Errorf("taken for a route of ours: %+v as %v", r, w)
@@ -121,13 +121,12 @@ func FuzzFeatures(f *testing.F) {
 	if err != nil || e == nil {
 		f.Fatalf("ethtool: %v %v", e, err)
 	}
-	var b builder
+	var b nl.Batch
 	e.header(&b, unix.ETHTOOL_MSG_FEATURES_GET, 1)
-	b.end()
 	// Loopback is there in every namespace.
-	err = e.ask(&b, func(m message) {
-		if m.typ == e.family {
-			f.Add(append([]byte(nil), m.body...))
+	err = e.Do(&b, func(_ int, m nl.Message) {
+		if m.Type == e.family {
+			f.Add(append([]byte(nil), m.Body...))
 		}
 	})
 	e.Close()

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/reconcile"
@@ -12,11 +11,11 @@ import (
 // that there are: a next hop whose device is down, or that the kernel refuses,
 // must not keep the traffic from the others. The rest follows when it comes.
 func (k *Kernel) encodeGroup(b *builder, o op, w dataplane.NextHopGroup) *result {
-	k.admitCutOf(w.ID)
-	if s, ok := k.mir.nextHops[w.ID]; ok {
+	k.applyFlushOf(w.ID)
+	if s, ok := k.mirror.nextHops[w.ID]; ok {
 		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
 	}
-	there, missing := k.present(membersOf(w))
+	there, missing := k.hops.present(membersOf(w))
 	if len(there) == 0 || o.Exists && o.Have == groupOf(w.ID, there) {
 		return k.waitForMembers(o.Key, missing)
 	}
@@ -32,7 +31,7 @@ func (k *Kernel) madeGroup(o op) result {
 	if !ok {
 		return result{}
 	}
-	there, missing := k.present(membersOf(w))
+	there, missing := k.hops.present(membersOf(w))
 	if len(missing) == 0 {
 		return result{}
 	}
@@ -45,22 +44,10 @@ func groupOf(id dataplane.NextHopID, members []dataplane.GroupMember) dataplane.
 	return dataplane.NextHopGroup{ID: id, Members: dataplane.GroupOf(members...)}
 }
 
-// present divides members by whether their next hops are there.
-func (k *Kernel) present(members []dataplane.GroupMember) (there, missing []dataplane.GroupMember) {
-	for _, m := range members {
-		if _, ok := k.nextHops[m.ID]; ok {
-			there = append(there, m)
-		} else {
-			missing = append(missing, m)
-		}
-	}
-	return there, missing
-}
-
 func (k *Kernel) waitForMembers(who dataplane.Key, missing []dataplane.GroupMember) *result {
 	var r *result
 	for _, m := range missing {
-		r = k.wait(who, dataplane.NextHopKey{ID: m.ID}, fmt.Errorf("waiting for next hop %d", missing[0].ID))
+		r = k.waiting.add(who, dataplane.NextHopKey{ID: m.ID}, fmt.Errorf("waiting for next hop %d", missing[0].ID))
 	}
 	return r
 }
@@ -70,25 +57,32 @@ func (k *Kernel) waitForMembers(who dataplane.Key, missing []dataplane.GroupMemb
 // went with their last member. It tells of a group that shrank only when it
 // tells of the next hop.
 func (k *Kernel) shrinkGroups() {
-	for id := range k.groups {
+	for id := range k.hops.groups {
 		key := dataplane.NextHopGroupKey{ID: id}
 		have, ok := k.want.Have(key)
 		if !ok {
 			continue
 		}
-		members := membersOf(have)
-		there := slices.DeleteFunc(slices.Clone(members), func(m dataplane.GroupMember) bool { return !k.hasNextHop(m.ID) })
-		switch {
-		case len(there) == len(members):
-			continue
-		case len(there) == 0:
-			if k.want.LoseDependent(key) && !k.quiet {
-				k.drifted(key)
+		var there []dataplane.GroupMember
+		changed := false
+		for m := range membersOf(have).All() {
+			if k.hasNextHop(m.ID) {
+				there = append(there, m)
+			} else {
+				changed = true
 			}
+		}
+		if !changed {
 			continue
 		}
-		if k.want.SetDependent(key, groupOf(id, there)) && !k.quiet {
-			k.drifted(key)
+		var drift bool
+		if len(there) == 0 {
+			drift = k.want.LoseDependent(key)
+		} else {
+			drift = k.want.SetDependent(key, groupOf(id, there))
+		}
+		if drift && !k.drift.quiet {
+			k.drift.note(key)
 		}
 	}
 }

@@ -39,17 +39,17 @@ func kindOf(name string) string {
 	return ""
 }
 
-// haveLink is a device of ours as it is; it satisfies a wish if the parts
-// agree that the wish cares for.
+// haveLink is a device of ours as it is; it satisfies what is wanted if
+// the parts agree that are said there.
 type haveLink struct {
 	dataplane.Link
-	up       bool
-	marked   bool // carries our alias
-	learning bool
-	speaks   bool   // makes link-local addresses by itself
-	shape    string // what no wish can say, such as a fixed remote end
-	taken    string // what others did that keeps packets from it
-	metadata bool   // of an ip6tnl device: the other end comes from the route
+	up            bool
+	marked        bool // carries our alias
+	learning      bool
+	autoLinkLocal bool   // makes link-local addresses by itself
+	shape         string // what a desired link cannot say, such as a fixed remote end
+	obstructed    string // what others did that keeps packets from it
+	metadata      bool   // of an ip6tnl device: the other end comes from the route
 }
 
 func (h haveLink) String() string {
@@ -61,71 +61,71 @@ func (h haveLink) String() string {
 	}
 	add(!h.up, "down")
 	add(h.learning, "learning")
-	add(h.speaks, "addrgenmode eui64")
+	add(h.autoLinkLocal, "addrgenmode eui64")
 	add(h.shape != "", h.shape)
-	add(h.taken != "", h.taken)
+	add(h.obstructed != "", h.obstructed)
 	add(!h.marked, "without our alias")
 	add(h.Type == dataplane.LinkIP6TNL && !h.metadata, "not external")
 	return strings.Join(list, ", ")
 }
 
-// strange ends the text of what has settings that we never make.
-const strange = ", with settings that are not routerd's"
+// noncanonicalNote ends the text of what has settings that we never make.
+const noncanonicalNote = ", with settings that are not routerd's"
 
-// oddRoute is a route of our protocol that no wish of ours looks like. It is
+// noncanonicalRoute is a route of our protocol that is not in our notation. It is
 // replaced where its key is wanted and swept where it is not.
-type oddRoute struct {
+type noncanonicalRoute struct {
 	dataplane.Route
 	tos uint8
-	// hops tells apart what several odd routes of one key look like.
+	// hops tells apart what several noncanonical routes of one key look like.
 	hops string
 }
 
-func (r oddRoute) String() string { return r.Route.String() + strange }
+func (r noncanonicalRoute) String() string { return r.Route.String() + noncanonicalNote }
 
-// oddRouteKey is the key of a route with a type of service, which no wish has.
-type oddRouteKey struct {
+// noncanonicalRouteKey is the key of a route with a type of service, which no desired route has.
+type noncanonicalRouteKey struct {
 	dataplane.RouteKey
 	tos uint8
 }
 
-func (r oddRoute) Key() dataplane.Key {
+func (r noncanonicalRoute) Key() dataplane.Key {
 	if r.tos != 0 {
-		return oddRouteKey{r.Route.Key().(dataplane.RouteKey), r.tos}
+		return noncanonicalRouteKey{r.Route.Key().(dataplane.RouteKey), r.tos}
 	}
 	return r.Route.Key()
 }
 
-// oddNextHop is a next hop of our protocol that no wish of ours looks like.
-type oddNextHop struct {
+// noncanonicalNextHop is a next hop of our protocol that is not in our notation.
+type noncanonicalNextHop struct {
 	dataplane.NextHop
 	flags uint32
 	encap encap
 	extra bool
 }
 
-func (o oddNextHop) String() string { return o.NextHop.String() + strange }
+func (o noncanonicalNextHop) String() string { return o.NextHop.String() + noncanonicalNote }
 
-// oddGroup is a group of our protocol that no wish of ours looks like.
-type oddGroup struct{ dataplane.NextHopGroup }
+// noncanonicalGroup is a group of our protocol that is not in our notation.
+type noncanonicalGroup struct{ dataplane.NextHopGroup }
 
-func (o oddGroup) String() string { return o.NextHopGroup.String() + strange }
+func (o noncanonicalGroup) String() string { return o.NextHopGroup.String() + noncanonicalNote }
 
-// oddNeighbour and oddFDBEntry are entries on our devices with flags that we
+// noncanonicalNeighbour and noncanonicalFDBEntry are entries on our devices with flags that we
 // do not set.
-type oddNeighbour struct {
+type noncanonicalNeighbour struct {
 	dataplane.Neighbour
 	flags uint8
 }
 
-func (o oddNeighbour) String() string { return o.Neighbour.String() + strange }
+func (o noncanonicalNeighbour) String() string { return o.Neighbour.String() + noncanonicalNote }
 
-type oddFDBEntry struct {
+type noncanonicalFDBEntry struct {
 	dataplane.FDBEntry
 	state uint16
 }
 
-func (o oddFDBEntry) String() string { return o.FDBEntry.String() + strange }
+func (o noncanonicalFDBEntry) String() string { return o.FDBEntry.String() + noncanonicalNote }
 
 // equal reports whether have, as the kernel shows it, satisfies want.
 func equal(want, have dataplane.Object) bool {
@@ -143,7 +143,7 @@ func equal(want, have dataplane.Object) bool {
 // sameSettings compares what every kind of device has, and can be changed with
 // one message.
 func sameSettings(w dataplane.Link, h haveLink) bool {
-	if !h.up || !h.marked || w.MTU != 0 && w.MTU != h.MTU || h.speaks || h.taken != "" {
+	if !h.up || !h.marked || w.MTU != 0 && w.MTU != h.MTU || h.autoLinkLocal || h.obstructed != "" {
 		return false
 	}
 	return w.Type != dataplane.LinkVXLAN || w.MAC.IsZero() || w.MAC == h.MAC
@@ -240,11 +240,12 @@ func validate(o dataplane.Object) error {
 		if err := check(o.ID != 0, "id", "numbers begin with 1"); err != nil {
 			return err
 		}
-		m, err := o.Members.Parse()
-		if err != nil {
-			return fmt.Errorf("members: %w", err)
+		for m := range o.Members.All() {
+			if err := check(m.ID != 0, "members", "numbers begin with 1"); err != nil {
+				return err
+			}
 		}
-		return check(len(m) > 0, "members", "name at least one next hop")
+		return check(o.Members != dataplane.GroupMembers{}, "members", "name at least one next hop")
 	case dataplane.Route:
 		return validateRoute(o)
 	}
@@ -308,19 +309,19 @@ func linkName(o dataplane.Object) string {
 		return o.Link
 	case dataplane.Neighbour:
 		return o.Link
-	case oddNeighbour:
+	case noncanonicalNeighbour:
 		return o.Link
 	case dataplane.FDBEntry:
 		return o.Link
-	case oddFDBEntry:
+	case noncanonicalFDBEntry:
 		return o.Link
 	case dataplane.NextHop:
 		return o.Link
-	case oddNextHop:
+	case noncanonicalNextHop:
 		return o.Link
 	case dataplane.Route:
 		return o.Link
-	case oddRoute:
+	case noncanonicalRoute:
 		return o.Link
 	}
 	return ""
@@ -331,23 +332,21 @@ func nextHopOf(o dataplane.Object) dataplane.NextHopID {
 	switch o := o.(type) {
 	case dataplane.Route:
 		return o.NextHop
-	case oddRoute:
+	case noncanonicalRoute:
 		return o.NextHop
 	}
 	return 0
 }
 
 // membersOf lists the next hops that a group in the kernel uses.
-func membersOf(o dataplane.Object) []dataplane.GroupMember {
+func membersOf(o dataplane.Object) dataplane.GroupMembers {
 	switch g := o.(type) {
 	case dataplane.NextHopGroup:
-		m, _ := g.Members.Parse() // what there is was rendered from a list
-		return m
-	case oddGroup:
-		m, _ := g.Members.Parse() // as above
-		return m
+		return g.Members
+	case noncanonicalGroup:
+		return g.Members
 	}
-	return nil
+	return dataplane.GroupMembers{}
 }
 
 // protocolNames are those that operators know, from linux/rtnetlink.h.

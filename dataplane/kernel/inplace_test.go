@@ -103,7 +103,7 @@ func (s *stream) received() int {
 
 // stop ends the stream and returns how many datagrams were lost, once as many
 // have arrived as will.
-func (s *stream) stop(t testing.TB) (lost int) {
+func (s *stream) stop(t testing.TB) (undone int) {
 	s.mu.Lock()
 	closed := s.closed
 	s.closed = true
@@ -122,12 +122,12 @@ func (s *stream) stop(t testing.TB) (lost int) {
 	s.from.Close()
 	s.to.Close()
 	s.receiver.Wait()
-	lost = int(s.sent.Load()) - s.received()
+	undone = int(s.sent.Load()) - s.received()
 	if err := s.why.Load(); err != nil {
 		t.Logf("last refusal: %v", *err)
 	}
-	t.Logf("%d sent, %d lost, %d refused, longest gap %v", s.sent.Load(), lost, s.refused.Load(), s.gap.Round(time.Millisecond))
-	return lost
+	t.Logf("%d sent, %d lost, %d refused, longest gap %v", s.sent.Load(), undone, s.refused.Load(), s.gap.Round(time.Millisecond))
+	return undone
 }
 
 // twoHosts are a lab with a Kernel that has host's objects, and a peer that
@@ -198,8 +198,8 @@ func TestChangesInPlaceLoseNothing(t *testing.T) {
 					return nil
 				})
 			}
-			if lost := s.stop(t); lost != 0 || s.refused.Load() != 0 {
-				t.Errorf("%d lost, %d refused\n%s", lost, s.refused.Load(), k.log)
+			if undone := s.stop(t); undone != 0 || s.refused.Load() != 0 {
+				t.Errorf("%d lost, %d refused\n%s", undone, s.refused.Load(), k.log)
 			}
 			if now := strings.Fields(a.run("ip -o link show vxlan.calico"))[0]; now != index {
 				t.Errorf("made anew: %s, was %s", now, index)
@@ -235,8 +235,8 @@ func TestMarkIsPutBackInPlace(t *testing.T) {
 	if writes, drifted := k.writes.Load()-before, k.drifted(dataplane.KindLink)-drift; writes != 1 || drifted != 1 {
 		t.Errorf("%d requests for %d changes", writes, drifted)
 	}
-	if lost := s.stop(t); lost != 0 || s.refused.Load() != 0 {
-		t.Errorf("%d lost, %d refused\n%s", lost, s.refused.Load(), k.log)
+	if undone := s.stop(t); undone != 0 || s.refused.Load() != 0 {
+		t.Errorf("%d lost, %d refused\n%s", undone, s.refused.Load(), k.log)
 	}
 	if now := strings.Fields(a.run("ip -o link show vxlan.calico"))[0]; now != index {
 		t.Errorf("made anew: %s, was %s", now, index)
@@ -266,12 +266,12 @@ func TestDeviceMadeAnewIsWholeInOnePass(t *testing.T) {
 			return nil
 		})
 	}
-	lost := s.stop(t)
+	undone := s.stop(t)
 	if s.gap > time.Second {
 		t.Errorf("a gap of %v: something waited for the next turn of an idle loop", s.gap)
 	}
 	if got := strings.Count(k.log.String(), "making device anew"); got != 6 {
 		t.Errorf("made anew %d times", got)
 	}
-	t.Logf("%.1f datagrams lost for each time", float64(lost)/6)
+	t.Logf("%.1f datagrams lost for each time", float64(undone)/6)
 }

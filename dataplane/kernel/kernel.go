@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
@@ -61,7 +62,7 @@ type Hooks struct {
 	// removed or added.
 	Drift func(kind dataplane.Kind, n int)
 	// Repaired is called for each object that was put back, with the time
-	// since the kernel told of the change. What went with a device does not
+	// since the kernel announced the change. What went with a device does not
 	// count: it waits for the device.
 	Repaired func(kind dataplane.Kind, took time.Duration)
 	// Listed is called with the time that a complete listing took.
@@ -72,60 +73,55 @@ type Hooks struct {
 // [Kernel.Run] does the work; all other methods may be called from any
 // goroutine, before Run and after it too.
 type Kernel struct {
-	cfg  Config
-	log  *slog.Logger
-	want *reconcile.Tracker[dataplane.Key, dataplane.Object]
-	ns   *namespace
-	lis  *listener
-	eth  *ethtool  // nil: the kernel has none
-	offs *listener // to changes of offloads; nil without eth
-	// settings tells of sysctls that were written.
-	settings *watcher
-	poke     chan struct{}
+	cfg      Config
+	log      *slog.Logger
+	want     *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	ns       *namespace
+	lis      *listener
+	offloads *ethtool // nil: the kernel has none
+	sysctls  *sysctls
+	underlay publisher
+	wake     async.Signal
 
-	alive   atomic.Int64 // nanoseconds since the epoch
-	writes  atomic.Int64 // messages that change something, and sysctls
-	started atomic.Bool
-	closed  sync.Once
-
-	subs subscribers
-
-	mu       sync.Mutex
-	passed   bool  // a pass that left nothing due was done after every source spoke
-	listErr  error // of the last listing
-	listed   bool  // there was one
-	supports map[dataplane.LinkType]bool
-	toCut    []dataplane.Key // next hops
+	alive     atomic.Int64 // nanoseconds since the epoch
+	writes    atomic.Int64 // messages that change something, and sysctls
+	started   atomic.Bool
+	closed    sync.Once
+	ready     readiness
+	supported sync.Map // dataplane.LinkType
+	toFlush   flushQueue
 
 	// What follows belongs to the loop.
-	nl        transport
-	mir       *mirror
-	onLink    map[string]map[dataplane.Key]struct{} // what there is, by device
-	nextHops  map[dataplane.NextHopID]struct{}      // what there is
-	groups    map[dataplane.NextHopID]struct{}      // those of them that are groups
-	users     map[dataplane.NextHopID]int           // routes and groups that there are, by next hop
-	routes    int                                   // routes that there are
-	measured  map[dataplane.NextHopID]struct{}      // next hops of which a route has, or had, metrics
-	sysctls   map[dataplane.Key]struct{}            // settings that are as we made them
-	waits     map[dataplane.Key][]dataplane.Key     // who waits for what
-	held      map[dataplane.NextHopID]dataplane.Key // unwanted, but still in use
-	freed     []dataplane.Key                       // of those, no longer in use
-	cut       map[dataplane.NextHopID]struct{}      // gone, with the routes that users still counts
-	doubted   map[dataplane.Key]struct{}            // the last answer about them contradicted what we believed
-	asked     map[dataplane.NextHopID]struct{}      // to go with what leads to them, when the connection broke
-	seen      map[dataplane.Kind][]dataplane.Key    // foreign changes to be told of
-	adrift    map[dataplane.Key]drift               // until it is put right
-	notice    notice                                // what is being taken in
-	went      map[string]map[dataplane.Kind]int     // what went with a device, to be told of
-	cause     string                                // the device with which things are going
-	quiet     bool                                  // changes of devices are our own doing
-	rerouted  bool                                  // routes or next hops were written, and packets may still go by what was before
-	dirty     string                                // why a listing is needed
-	listAt    time.Time                             // not before
-	fullAt    time.Time
-	showAt    time.Time // when to publish the underlay; zero: nothing new
-	showDelay time.Duration
-	listTries int
+	conn     transport
+	mirror   *mirror
+	onLink   map[string]map[dataplane.Key]struct{} // what there is of ours, by device
+	hops     *nextHops
+	drift    *driftLog
+	waiting  waiting
+	doubted  doubted
+	quiescer quiescer
+	listing  listing
+}
+
+// readiness is what [Kernel.Ready] answers from.
+type readiness struct {
+	mu      sync.Mutex
+	done    bool  // a pass that left nothing due was done after every source spoke
+	listErr error // of the last listing
+	listed  bool  // there was one
+}
+
+func (r *readiness) passed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done = true
+}
+
+func (r *readiness) wasListed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listErr = err
+	r.listed = r.listed || err == nil
 }
 
 var _ dataplane.Sink = (*Kernel)(nil)
@@ -175,49 +171,41 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	if err != nil {
 		return nil, errors.Join(err, c.Close(), ns.Close())
 	}
-	if err := lis.ignore(c.port()); err != nil {
+	if err := lis.ignore(c.Port()); err != nil {
 		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
 	}
 	settings, err := watchFiles()
 	if err != nil {
 		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
 	}
-	eth, offs, err := openEthtool()
+	offloads, err := openEthtool()
 	if err != nil {
 		return nil, errors.Join(err, settings.Close(), lis.Close(), c.Close(), ns.Close())
 	}
 	k := &Kernel{
-		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, nl: wrap(c), eth: eth, offs: offs, settings: settings,
-		poke:     make(chan struct{}, 1),
-		supports: make(map[dataplane.LinkType]bool),
-		mir:      newMirror(),
+		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, conn: wrap(c), offloads: offloads,
+		sysctls:  &sysctls{ns: ns, watch: settings, made: make(map[dataplane.Key]struct{})},
+		wake:     async.NewSignal(),
+		mirror:   newMirror(),
 		onLink:   make(map[string]map[dataplane.Key]struct{}),
-		nextHops: make(map[dataplane.NextHopID]struct{}),
-		groups:   make(map[dataplane.NextHopID]struct{}),
-		users:    make(map[dataplane.NextHopID]int),
-		sysctls:  make(map[dataplane.Key]struct{}),
-		waits:    make(map[dataplane.Key][]dataplane.Key),
-		held:     make(map[dataplane.NextHopID]dataplane.Key),
-		cut:      make(map[dataplane.NextHopID]struct{}),
-		asked:    make(map[dataplane.NextHopID]struct{}),
-		doubted:  make(map[dataplane.Key]struct{}),
-		seen:     make(map[dataplane.Kind][]dataplane.Key),
-		measured: make(map[dataplane.NextHopID]struct{}),
-		adrift:   make(map[dataplane.Key]drift),
-		went:     make(map[string]map[dataplane.Kind]int),
-		dirty:    "start",
+		hops:     newNextHops(),
+		waiting:  make(waiting),
+		doubted:  make(doubted),
+		quiescer: quiescer{wait: cfg.quiesce},
+		listing:  listing{why: "start", backoff: async.Backoff{Min: minListBackoff, Max: maxListBackoff}},
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
-		Sources: []reconcile.Source{
-			reconcile.Source(dataplane.SourceWorkload), reconcile.Source(dataplane.SourceCore), reconcile.Source(dataplane.SourceProbe),
+		Sources: []dataplane.Source{
+			dataplane.SourceWorkload, dataplane.SourceCore, dataplane.SourceProbe,
 		},
 		Classes: len(dataplane.Kinds()),
 		Class:   func(key dataplane.Key) int { return class(key.Kind()) },
 		Equal:   equal,
 		OnHave:  k.noteHave,
 	})
+	k.drift = newDriftLog(&k.cfg, k.want)
 	// Probes want settings alone, which no sweep removes: nothing waits for them.
-	k.want.Synced(reconcile.Source(dataplane.SourceProbe))
+	k.want.Synced(dataplane.SourceProbe)
 	return k, nil
 }
 
@@ -226,7 +214,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 func probe(c transport) error {
 	var b builder
 	b.deleteNextHop(0)
-	errs, err := c.batch(&b)
+	errs, err := c.Batch(&b.Batch, nil)
 	if err != nil {
 		return fmt.Errorf("talk to the kernel: %w", err)
 	}
@@ -246,20 +234,13 @@ func class(k dataplane.Kind) int { return int(k - dataplane.KindLink) }
 func (k *Kernel) Close() error {
 	var err error
 	k.closed.Do(func() {
-		k.subs.close()
-		err = errors.Join(k.lis.Close(), k.nl.Close(), k.ns.Close(), k.settings.Close())
-		if k.eth != nil {
-			err = errors.Join(err, k.eth.Close(), k.offs.Close())
+		k.underlay.close()
+		err = errors.Join(k.lis.Close(), k.conn.Close(), k.ns.Close(), k.sysctls.watch.Close())
+		if k.offloads != nil {
+			err = errors.Join(err, k.offloads.Close(), k.offloads.changes.Close())
 		}
 	})
 	return err
-}
-
-func (k *Kernel) wakeLoop() {
-	select {
-	case k.poke <- struct{}{}:
-	default:
-	}
 }
 
 func pairs(objs []dataplane.Object) iter.Seq2[dataplane.Key, dataplane.Object] {
@@ -275,29 +256,29 @@ func pairs(objs []dataplane.Object) iter.Seq2[dataplane.Key, dataplane.Object] {
 
 // Replace implements dataplane.Sink.
 func (k *Kernel) Replace(src dataplane.Source, objs []dataplane.Object) dataplane.Revision {
-	defer k.wakeLoop()
-	k.spare(objs)
-	return dataplane.Revision(k.want.Replace(reconcile.Source(src), pairs(objs)))
+	defer k.wake.Set()
+	k.toFlush.cancel(objs)
+	return k.want.Replace(src, pairs(objs))
 }
 
 // Update implements dataplane.Sink. An object that is put although it is
 // wanted already is tried again at once.
 func (k *Kernel) Update(src dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
-	defer k.wakeLoop()
-	k.spare(put)
-	return dataplane.Revision(k.want.Update(reconcile.Source(src), pairs(put), func(yield func(dataplane.Key) bool) {
+	defer k.wake.Set()
+	k.toFlush.cancel(put)
+	return k.want.Update(src, pairs(put), func(yield func(dataplane.Key) bool) {
 		for _, key := range del {
 			if !yield(canonicalKey(key)) {
 				return
 			}
 		}
-	}))
+	})
 }
 
 // Synced implements dataplane.Sink.
 func (k *Kernel) Synced(src dataplane.Source) {
-	defer k.wakeLoop()
-	k.want.Synced(reconcile.Source(src))
+	defer k.wake.Set()
+	k.want.Synced(src)
 }
 
 // Wait implements dataplane.Sink. It returns errors only of the objects that
@@ -305,7 +286,7 @@ func (k *Kernel) Synced(src dataplane.Source) {
 // that waits for a device or for another object is waited for until ctx ends,
 // and the error then says what for.
 func (k *Kernel) Wait(ctx context.Context, rev dataplane.Revision) error {
-	return k.want.Wait(ctx, reconcile.Revision(rev))
+	return k.want.Wait(ctx, rev)
 }
 
 // Status returns what became of the object with that key, and whether anybody
@@ -329,16 +310,7 @@ func (k *Kernel) Statuses() []dataplane.Status {
 }
 
 func status(s reconcile.Status[dataplane.Key, dataplane.Object]) dataplane.Status {
-	state := dataplane.Pending
-	switch s.State {
-	case reconcile.Done:
-		state = dataplane.Done
-	case reconcile.Failed:
-		state = dataplane.Failed
-	}
-	return dataplane.Status{
-		Object: s.Want, Source: dataplane.Source(s.Source), State: state, Since: s.Since, Err: s.Err, Attempts: s.Attempts,
-	}
+	return dataplane.Status{Object: s.Want, Source: s.Source, State: s.State, Since: s.Since, Err: s.Err, Attempts: s.Attempts}
 }
 
 // Alive returns when the loop last turned. An idle loop turns every second;
@@ -354,17 +326,18 @@ func (k *Kernel) Alive() time.Time {
 // since every source first spoke, and can still be read. If not, it says why.
 // A source need not be synced: only the sweep of leftovers waits for that.
 func (k *Kernel) Ready() (bool, string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	r := &k.ready
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	silent := k.want.Silent()
 	switch {
-	case k.listErr != nil:
-		return false, fmt.Sprintf("cannot list the kernel's tables: %v", k.listErr)
-	case !k.listed:
+	case r.listErr != nil:
+		return false, fmt.Sprintf("cannot list the kernel's tables: %v", r.listErr)
+	case !r.listed:
 		return false, "the kernel's tables are not listed yet"
 	case len(silent) > 0:
-		return false, fmt.Sprintf("source %s has not said yet what it wants", dataplane.Source(silent[0]))
-	case !k.passed:
+		return false, fmt.Sprintf("source %s has not said yet what it wants", silent[0])
+	case !r.done:
 		return false, "the first pass is not done yet"
 	}
 	return true, ""

@@ -25,18 +25,18 @@ func (k *Kernel) putLink(o op) {
 	k.settleLink(o.Key.(dataplane.LinkKey).Name)
 }
 
-// settleLink takes in what our own request did to a device.
+// settleLink applies what our own request did to a device.
 func (k *Kernel) settleLink(name string) {
-	k.quiet = true
-	defer func() { k.quiet = false }()
+	k.drift.quiet = true
+	defer func() { k.drift.quiet = false }()
 	if err := k.drain(); err != nil {
-		k.doubt("notifications cannot be read")
+		k.listing.ask("notifications cannot be read")
 	}
 	k.observe(name)
 	if o, ok := k.want.Have(dataplane.LinkKey{Name: name}); ok && !k.want.Settled(o.Key()) {
 		h, _ := o.(haveLink)
 		k.log.Debug("the device is not as it should be yet", "link", name, "is", o.String(),
-			"up", h.up, "alias", h.marked, "learning", h.learning, "link_local", h.speaks, "external", h.metadata, "more", h.shape)
+			"up", h.up, "alias", h.marked, "learning", h.learning, "link_local", h.autoLinkLocal, "external", h.metadata, "more", h.shape)
 	}
 }
 
@@ -47,13 +47,13 @@ func (k *Kernel) tryLink(o op) result {
 	}
 	parent := 0
 	if w.Parent != "" {
-		l := k.mir.link(w.Parent)
+		l := k.mirror.link(w.Parent)
 		if l == nil {
 			return *k.waitForLink(o.Key, w.Parent)
 		}
 		parent = l.index
 	}
-	l := k.mir.link(w.Name)
+	l := k.mirror.link(w.Name)
 	switch {
 	case l == nil:
 		return k.judgeLink(o, k.createLink(w, parent))
@@ -67,7 +67,7 @@ func (k *Kernel) tryLink(o op) result {
 	case !o.Exists:
 		// It was there before it was wanted. What is on it is ours now, so
 		// everything is listed before anything is done.
-		k.doubt("device " + w.Name + " is taken over")
+		k.listing.ask("device " + w.Name + " is taken over")
 		return result{Outcome: reconcile.Postponed}
 	}
 	h := k.haveLink(l)
@@ -104,19 +104,19 @@ func (k *Kernel) changeLink(w dataplane.Link, h haveLink, l *ifLink, parent int)
 func (k *Kernel) moveNextHops(name string) {
 	for _, key := range slices.Collect(maps.Keys(k.onLink[name])) {
 		if n, ok := key.(dataplane.NextHopKey); ok {
-			k.want.SetDependent(key, oddNextHop{NextHop: dataplane.NextHop{ID: n.ID, Link: name}})
+			k.want.SetDependent(key, noncanonicalNextHop{NextHop: dataplane.NextHop{ID: n.ID, Link: name}})
 		}
 	}
 }
 
 // setUpLink gives a device what every kind has and sets it up.
 func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
-	if l.speaks() {
+	if l.autoLinkLocal() {
 		if err := k.linkRequest(func(b *builder) { b.silenceLink(l.index) }); err != nil {
 			return err
 		}
 	}
-	if l.taken() != "" {
+	if l.obstructed() != "" {
 		if err := k.linkRequest(func(b *builder) { b.freeLink(l) }); err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
 func (k *Kernel) createLink(w dataplane.Link, parent int) error {
 	err := k.linkRequest(func(b *builder) {
 		b.createLink(w, parent)
-		if w.Type != dataplane.LinkIPIP { // which may be there, and a stranger's
+		if w.Type != dataplane.LinkIPIP { // which may be there, and foreign
 			b.markLink(w.Name)
 		}
 	})
@@ -144,7 +144,7 @@ func (k *Kernel) createLink(w dataplane.Link, parent int) error {
 		return err
 	}
 	k.settleLink(w.Name)
-	l := k.mir.link(w.Name)
+	l := k.mirror.link(w.Name)
 	if l == nil || l.kind != string(w.Type) {
 		return errors.Join(err, unix.ENODEV)
 	}
@@ -173,8 +173,8 @@ func (k *Kernel) judgeLink(o op, err error) result {
 	case errors.Is(err, unix.EADDRINUSE):
 		err = fmt.Errorf("UDP port %d is in use by another program or tunnel: stop it or choose another port: %w", w.Port, err)
 	case errors.Is(err, unix.ENODEV):
-		k.doubt("a device went while it was changed")
-		if k.secondLook(o.Key) {
+		k.listing.ask("a device went while it was changed")
+		if k.doubted.first(o.Key) {
 			return result{Outcome: reconcile.Postponed}
 		}
 	}
@@ -186,7 +186,7 @@ func (k *Kernel) judgeLink(o op, err error) result {
 func (k *Kernel) removeLink(o op) {
 	name := o.Key.(dataplane.LinkKey).Name
 	r := result{Op: o}
-	if l := k.mir.link(name); l != nil && k.removable(o, l) {
+	if l := k.mirror.link(name); l != nil && k.removable(o, l) {
 		err := k.linkRequest(func(b *builder) {
 			if l.kind == string(dataplane.LinkIPIP) {
 				b.releaseLink(l.index)
@@ -205,8 +205,8 @@ func (k *Kernel) removeLink(o op) {
 	k.settleLink(name)
 }
 
-// removable reports whether the device is one of those that we make. A wish
-// for a name that a stranger's device has never made that device ours.
+// removable reports whether the device is one of those that we make. That
+// somebody wants the name of a foreign device never made that device ours.
 func (k *Kernel) removable(o op, l *ifLink) bool {
 	switch dataplane.LinkType(l.kind) {
 	case dataplane.LinkVXLAN, dataplane.LinkIP6TNL:
@@ -223,10 +223,10 @@ func (k *Kernel) removable(o op, l *ifLink) bool {
 func (k *Kernel) linkRequest(encode func(*builder)) error {
 	var b builder
 	for try := 0; ; try++ {
-		b.reset()
+		b.Reset()
 		encode(&b)
 		k.writes.Add(1)
-		errs, err := k.nl.batch(&b)
+		errs, err := k.conn.Batch(&b.Batch, nil)
 		if err != nil {
 			k.redial(err)
 			return err

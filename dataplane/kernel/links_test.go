@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/integration/await"
 )
@@ -84,7 +85,7 @@ func TestVXLANWaitsForItsParentAndTellsClashes(t *testing.T) {
 // known as a name of ours.
 func TestNamesOfDevices(t *testing.T) {
 	t.Parallel()
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+	for _, f := range dataplane.Families() {
 		for slot := range vxlan.MaxDevices + 1 {
 			name, want := vxlan.DeviceName(f, slot), "vxlan"
 			if slot == vxlan.MaxDevices {
@@ -103,7 +104,7 @@ func TestNamesOfDevices(t *testing.T) {
 }
 
 // TestUnmarkedDeviceIsAStrangers: a device of our name that we never had stays
-// until it is wanted; it is taken as it is then, and goes with the wish.
+// until it is wanted; it is taken as it is then, and goes when nobody wants it.
 func TestUnmarkedDeviceIsAStrangers(t *testing.T) {
 	t.Parallel()
 	l, k := newHost(t)
@@ -145,7 +146,7 @@ func TestDeviceIsNeverWithoutItsMark(t *testing.T) {
 	l.wire("up0", "up1", "10.0.0.1/24")
 	looks := 0
 	k := l.start(through(func(inner transport) transport {
-		return &faulty{transport: inner, before: func(*builder) {
+		return &faulty{transport: inner, before: func(*nl.Batch) {
 			out, err := l.try("ip link show vxlan.calico")
 			if err == nil && !strings.Contains(out, "alias routerd") {
 				t.Errorf("without the mark: %s", out)

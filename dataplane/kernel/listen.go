@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,12 +11,21 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // maxEvents bounds the notifications kept for the loop. A listing is cheaper
 // than reading more.
 const maxEvents = 1 << 17
+
+// notification is a message that nobody asked for, and when it was read.
+type notification struct {
+	nl.Message
+	at time.Time
+}
 
 // listener receives the kernel's notifications. A goroutine ([listener.run])
 // empties the socket while the loop is busy; the loop itself can take all that
@@ -27,14 +37,14 @@ type listener struct {
 
 	mu      sync.Mutex
 	buf     []byte
-	events  []message
+	events  []notification
 	overrun bool
 	err     error
 }
 
 // listen opens a listener for what rtnetlink tells of.
 func listen(buffer int) (*listener, error) {
-	return listenTo(unix.NETLINK_ROUTE, "rtnetlink", buffer,
+	return listenTo(unix.NETLINK_ROUTE, buffer,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_NEIGH,
 		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
@@ -42,15 +52,10 @@ func listen(buffer int) (*listener, error) {
 
 // listenTo opens a listener for groups of a netlink protocol in the calling
 // thread's network namespace.
-func listenTo(protocol int, name string, buffer int, groups ...uint32) (*listener, error) {
-	c, raw, err := dial(protocol, name, buffer)
+func listenTo(protocol, buffer int, groups ...uint32) (*listener, error) {
+	c, raw, err := nl.Listen(protocol, buffer, groups...)
 	if err != nil {
 		return nil, err
-	}
-	for _, g := range groups {
-		if err := c.JoinGroup(g); err != nil {
-			return nil, errors.Join(fmt.Errorf("join netlink group %d: %w", g, err), c.Close())
-		}
 	}
 	return &listener{c: c, raw: raw, buf: make([]byte, 1<<16)}, nil
 }
@@ -67,24 +72,20 @@ func (l *listener) ignore(port uint32) error {
 		unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH, unix.RTM_NEWNEXTHOP, rtmDelNextHop,
 	}
 	n := uint8(len(types))
-	prog := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12}, // nlmsg_pid
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: word, Jf: n + 1},
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 4}, // nlmsg_type
+	list := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: 12, Size: 4}, // nlmsg_pid
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: word, SkipFalse: n + 1},
+		bpf.LoadAbsolute{Off: 4, Size: 2}, // nlmsg_type
 	}
 	for i, t := range types {
 		half := uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, t)))
-		prog = append(prog, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: half, Jt: n - uint8(i)})
+		list = append(list, bpf.JumpIf{Cond: bpf.JumpEqual, Val: half, SkipTrue: n - uint8(i)})
 	}
-	prog = append(prog,
-		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 1<<32 - 1},
-		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K},
-	)
-	var err error
-	cerr := l.raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]})
-	})
-	if err := errors.Join(cerr, os.NewSyscallError("setsockopt", err)); err != nil {
+	prog, err := bpf.Assemble(append(list, bpf.RetConstant{Val: 1<<32 - 1}, bpf.RetConstant{}))
+	if err != nil {
+		return fmt.Errorf("filter notifications: %w", err)
+	}
+	if err := l.c.SetBPF(prog); err != nil {
 		return fmt.Errorf("filter notifications: %w", err)
 	}
 	return nil
@@ -121,7 +122,7 @@ func (l *listener) run(arrived func()) {
 
 // take returns all that the kernel has said so far and was not taken. With
 // overrun some of it was lost. The error is one of the socket.
-func (l *listener) take() (events []message, overrun bool, err error) {
+func (l *listener) take() (events []notification, overrun bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fill()
@@ -164,8 +165,7 @@ func (l *listener) keep(b []byte) {
 		l.events, l.overrun = nil, true
 	}
 	now := time.Now()
-	for m := range messages(append([]byte(nil), b...)) {
-		m.at = now
-		l.events = append(l.events, m)
+	for m := range nl.Messages(bytes.Clone(b)) {
+		l.events = append(l.events, notification{m, now})
 	}
 }

@@ -7,14 +7,34 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/routerd/routerd/control/async"
 )
 
 const (
 	// heartbeat is how often an idle loop turns, for the watchdog.
 	heartbeat = time.Second
-	// maxListBackoff bounds the delay after a listing that failed.
+	// The delay after a listing that failed.
+	minListBackoff = 200 * time.Millisecond
 	maxListBackoff = 10 * time.Second
 )
+
+// listing says when the kernel's tables are to be listed again.
+type listing struct {
+	why       string    // empty: they need not be
+	notBefore time.Time // whatever the need
+	fullAt    time.Time // without a reason
+	backoff   async.Backoff
+}
+
+func (l *listing) needed() bool { return l.why != "" }
+
+// ask asks for a listing; the first reason counts.
+func (l *listing) ask(why string) {
+	if l.why == "" {
+		l.why = why
+	}
+}
 
 // Run owns the kernel until ctx ends: it makes the tables what is wanted and
 // keeps them so. It leaves everything in place when it returns, nil if ctx
@@ -27,10 +47,10 @@ func (k *Kernel) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer k.Close()
-	wg.Go(func() { k.lis.run(k.wakeLoop) })
-	wg.Go(func() { k.settings.run(k.wakeLoop) })
-	if k.offs != nil {
-		wg.Go(func() { k.offs.run(k.wakeLoop) })
+	wg.Go(func() { k.lis.run(k.wake.Set) })
+	wg.Go(func() { k.sysctls.watch.run(k.wake.Set) })
+	if k.offloads != nil {
+		wg.Go(func() { k.offloads.changes.run(k.wake.Set) })
 	}
 
 	timer := time.NewTimer(0)
@@ -47,7 +67,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 		timer.Reset(k.pause())
 		select {
 		case <-ctx.Done():
-		case <-k.poke:
+		case <-k.wake:
 		case <-timer.C:
 		}
 	}
@@ -60,63 +80,57 @@ func (k *Kernel) step(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("read the kernel's notifications: %w", err)
 	}
 	now := time.Now()
-	if k.dirty == "" && !now.Before(k.fullAt) {
-		k.dirty = "time"
+	if !k.listing.needed() && !now.Before(k.listing.fullAt) {
+		k.listing.why = "time"
 	}
-	if k.dirty != "" {
-		if now.Before(k.listAt) || !k.relist(ctx) {
-			k.show()
+	if k.listing.needed() {
+		if now.Before(k.listing.notBefore) || !k.relist(ctx) {
+			k.publishUnderlay()
 			return false, nil // nothing is written while we do not know
 		}
-		k.logDrift()
+		k.drift.log()
 	}
 	// Asked before the pass: what is said while it runs is for the next one.
 	silent := len(k.want.Silent()) > 0
 	more = k.turn()
 	if !more && !silent {
-		k.mu.Lock()
-		k.passed = true
-		k.mu.Unlock()
+		k.ready.passed()
 	}
-	k.show()
-	return more && k.dirty == "", nil
+	k.publishUnderlay()
+	return more && !k.listing.needed(), nil
 }
 
 // relist makes a complete listing, and reports whether that worked.
 func (k *Kernel) relist(ctx context.Context) bool {
-	why, start := k.dirty, time.Now()
+	why, start := k.listing.why, time.Now()
 	err := k.check(ctx)
 	if ctx.Err() != nil {
 		return false
 	}
-	k.mu.Lock()
-	k.listErr = err
-	k.listed = k.listed || err == nil
-	k.mu.Unlock()
+	k.ready.wasListed(err)
 	if err != nil {
-		k.listTries++
-		delay := min(maxListBackoff, 100*time.Millisecond<<min(k.listTries, 10))
+		delay := k.listing.backoff.Next()
 		k.log.Error("cannot list the kernel's tables", "reason", why, "error", err, "retry", delay)
 		k.redial(err)
-		k.listAt = time.Now().Add(delay)
+		k.listing.notBefore = time.Now().Add(delay)
 		return false
 	}
-	k.listTries = 0
+	k.listing.backoff.Reset()
 	every := max(k.cfg.FullCheck, time.Duration(k.cfg.ListingShare)*time.Since(start))
-	k.fullAt = time.Now().Add(every*9/10 + rand.N(every/5+1))
+	k.listing.fullAt = time.Now().Add(every*9/10 + rand.N(every/5+1))
 	return true
 }
 
 // pause is how long the loop may sleep.
 func (k *Kernel) pause() time.Duration {
-	d := min(heartbeat, time.Until(k.fullAt))
-	if k.dirty != "" {
-		d = time.Until(k.listAt)
+	d := min(heartbeat, time.Until(k.listing.fullAt))
+	if k.listing.needed() {
+		d = time.Until(k.listing.notBefore)
 	} else if next, ok := k.want.Next(); ok {
 		d = min(d, time.Until(next))
 	}
-	if !k.showAt.IsZero() {
-		d = min(d, time.Until(k.showAt))
+	if !k.underlay.at.IsZero() {
+		d = min(d, time.Until(k.underlay.at))
 	}
 	return max(0, min(d, heartbeat))
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // mirror is what the kernel shows that is not, or not only, ours: every device
-// and address, and what strangers have where we might want to be.
+// and address, and what is foreign where we might want to be.
 type mirror struct {
 	links    map[int]*ifLink
 	names    map[string]int
@@ -92,11 +92,11 @@ func (m *mirror) lastIPv4(link int) bool {
 	return !slices.ContainsFunc(m.addrs[link], func(a ifAddr) bool { return a.prefix.Addr().Is4() })
 }
 
-// tracked reports whether a stranger's route matters: those of the local table
+// tracked reports whether a foreign route matters: those of the local table
 // are the kernel's, one for each address.
 func tracked(r *fibRoute) bool { return r.key.Table != unix.RT_TABLE_LOCAL }
 
-// setRoute notes a stranger's route. With replaced, it took the place of what
+// setRoute notes a foreign route. With replaced, it took the place of what
 // had its key.
 func (m *mirror) setRoute(r fibRoute, replaced bool) {
 	list := m.routes[r.key]
@@ -111,7 +111,7 @@ func sameRoute(a, b *fibRoute) bool {
 	return a.protocol == b.protocol && a.tos == b.tos && a.typ == b.typ && a.nh == b.nh && slices.Equal(a.legs, b.legs)
 }
 
-// deleteRoute forgets a stranger's route and reports whether none with its key
+// deleteRoute forgets a foreign route and reports whether none with its key
 // is left.
 func (m *mirror) deleteRoute(r fibRoute) bool {
 	list := slices.DeleteFunc(m.routes[r.key], func(x fibRoute) bool { return sameRoute(&x, &r) })
@@ -123,7 +123,7 @@ func (m *mirror) deleteRoute(r fibRoute) bool {
 	return false
 }
 
-// dropRoutes forgets strangers' routes for which gone returns true and returns
+// dropRoutes forgets foreign routes for which gone returns true and returns
 // the keys that are free then.
 func (m *mirror) dropRoutes(gone func(*fibRoute) bool) []dataplane.Key {
 	var freed []dataplane.Key
@@ -139,8 +139,8 @@ func (m *mirror) dropRoutes(gone func(*fibRoute) bool) []dataplane.Key {
 	return freed
 }
 
-// stranger returns the route of another protocol that has the key k.
-func (m *mirror) stranger(k dataplane.RouteKey) (fibRoute, bool) {
+// foreignRoute returns the route of another protocol that has the key k.
+func (m *mirror) foreignRoute(k dataplane.RouteKey) (fibRoute, bool) {
 	for _, r := range m.routes[k] {
 		if r.tos == 0 {
 			return r, true
@@ -183,7 +183,7 @@ func compareUnderlayRoutes(a, b dataplane.UnderlayRoute) int {
 		a.Gateway.Compare(b.Gateway), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Type, b.Type))
 }
 
-// addUnderlayRoute renders a stranger's route, one for each way out.
+// addUnderlayRoute renders a foreign route, one for each way out.
 func (m *mirror) addUnderlayRoute(u *dataplane.Underlay, r *fibRoute) {
 	if r.key.Table != dataplane.MainTable || r.tos != 0 {
 		return

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
@@ -35,45 +36,45 @@ const (
 // that is to be made, in order, and when nothing of that is left, what is to
 // go, in reverse order.
 //
-// The wish may change at any time, and what is due with it: so after each look
-// at what is due of one kind there is one at all that has to be done before it.
+// What is wanted may change at any time, and what is due with it. So before the
+// work of one kind begins, all that has to come before it is looked at again.
 func (k *Kernel) turn() bool {
 	for _, kind := range dataplane.Kinds() {
 		ops := k.want.Due(class(kind), false, turnSize)
-		if steers(kind) && k.overtaken(ops, false, 0, class(kind)) {
-			k.cutDue()
+		if affectsForwarding(kind) && k.preempted(ops, false, 0, class(kind)) {
+			k.flushDue()
 			return true
 		}
 		k.make(kind, ops)
 	}
-	k.cutDue()
-	if k.dirty != "" || k.want.HasDue(false) {
+	k.flushDue()
+	if k.listing.needed() || k.want.HasDue(false) {
 		return true
 	}
 	k.removeAll()
 	return k.want.HasDue(false) || k.want.HasDue(true)
 }
 
-// cutDue cuts what is to be cut, unless what there is has to be listed first.
-func (k *Kernel) cutDue() {
-	if k.dirty == "" {
-		k.cutNextHops()
+// flushDue flushes what is queued, unless the tables have to be listed first.
+func (k *Kernel) flushDue() {
+	if !k.listing.needed() {
+		k.flushNextHops()
 	}
 }
 
-// steers reports whether objects of a kind lead packets to others, which must be
+// affectsForwarding reports whether objects of a kind lead packets to others, which must be
 // there before. What is on a device follows each change of the device at once:
 // with its address the kernel throws away all neighbours, and the packets that
 // wait for them if that happens twice.
-func steers(kind dataplane.Kind) bool {
+func affectsForwarding(kind dataplane.Kind) bool {
 	return kind == dataplane.KindNextHop || kind == dataplane.KindNextHopGroup || kind == dataplane.KindRoute
 }
 
-// overtaken reports whether there is work by now that is to be done before ops:
+// preempted reports whether there is work by now that is to be done before ops:
 // of the classes from one to before another. They are put back then. A next hop
 // must not come before its neighbour is there, nor a neighbour go while a next
 // hop that has just been moved is not yet written.
-func (k *Kernel) overtaken(ops []op, remove bool, from, to int) bool {
+func (k *Kernel) preempted(ops []op, remove bool, from, to int) bool {
 	if len(ops) == 0 || !k.want.HasDueIn(remove, from, to) {
 		return false
 	}
@@ -110,24 +111,24 @@ func (k *Kernel) make(kind dataplane.Kind, ops []op) {
 func (k *Kernel) removeAll() {
 	for _, kind := range []dataplane.Kind{dataplane.KindNextHopGroup, dataplane.KindNextHop} {
 		hops := k.want.Due(class(kind), true, noLimit)
-		if k.overtaken(hops, false, 0, len(dataplane.Kinds())) {
+		if k.preempted(hops, false, 0, len(dataplane.Kinds())) {
 			return
 		}
-		k.removeNextHops(kind, k.removeTogether(hops))
+		k.removeNextHops(kind, k.removeWithRoutes(hops))
 	}
 	kinds := dataplane.Kinds()
 	slices.Reverse(kinds)
 	for _, kind := range kinds {
 		ops := k.want.Due(class(kind), true, turnSize)
-		if k.overtaken(ops, false, 0, len(kinds)) || k.overtaken(ops, true, class(kind)+1, len(kinds)) {
+		if k.preempted(ops, false, 0, len(kinds)) || k.preempted(ops, true, class(kind)+1, len(kinds)) {
 			return
 		}
 		full := len(ops) == turnSize
-		if !steers(kind) {
+		if !affectsForwarding(kind) {
 			ops = k.keepUsed(ops)
 		}
 		if len(ops) > 0 {
-			k.beforeRemoval(kind)
+			k.quiescer.before(kind)
 		}
 		if kind == dataplane.KindNextHop || kind == dataplane.KindNextHopGroup {
 			k.removeNextHops(kind, ops)
@@ -172,7 +173,7 @@ func (k *Kernel) keepUsed(ops []op) []op {
 			used = dataplane.LinkKey{Name: a.Link}
 		}
 		if user, ok := users[used]; ok {
-			r := k.wait(o.Key, user, fmt.Errorf("%s leads there and cannot be changed yet", user))
+			r := k.waiting.add(o.Key, user, fmt.Errorf("%s leads there and cannot be changed yet", user))
 			r.Op = o
 			results = append(results, *r)
 		} else {
@@ -191,8 +192,8 @@ func (k *Kernel) removeNextHops(kind dataplane.Kind, ops []op) {
 	var results []result
 	for _, o := range ops {
 		id := idOf(o.Key)
-		if n := k.users[id]; n > 0 {
-			k.held[id] = o.Key
+		if n := k.hops.users[id]; n > 0 {
+			k.hops.held[id] = o.Key
 			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes or groups use it", n)})
 		} else {
 			free = append(free, o)
@@ -223,14 +224,14 @@ func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
 
 // removeTogether removes those of the next hops all of whose routes are to go
 // too, which takes the routes along in one message, and returns the others.
-func (k *Kernel) removeTogether(hops []op) []op {
-	worth := func(o op) bool { return k.worthAWalk(idOf(o.Key)) }
+func (k *Kernel) removeWithRoutes(hops []op) []op {
+	worth := func(o op) bool { return k.hops.worthFlushing(idOf(o.Key)) }
 	if !slices.ContainsFunc(hops, worth) {
 		return hops
 	}
 	routes := map[dataplane.NextHopID][]result{}
 	all := k.want.Due(class(dataplane.KindRoute), true, noLimit)
-	if k.overtaken(all, false, 0, len(dataplane.Kinds())) {
+	if k.preempted(all, false, 0, len(dataplane.Kinds())) {
 		return hops
 	}
 	for _, o := range all {
@@ -240,7 +241,7 @@ func (k *Kernel) removeTogether(hops []op) []op {
 	var whole, rest []op
 	for _, o := range hops {
 		id := idOf(o.Key)
-		if worth(o) && len(routes[id]) == k.users[id] {
+		if worth(o) && len(routes[id]) == k.hops.users[id] {
 			whole = append(whole, o)
 		} else {
 			rest = append(rest, o)
@@ -274,7 +275,7 @@ func (k *Kernel) inBatches(ops []op, encode func(*builder, op) *result, judge fu
 		n := min(len(ops), batchSize)
 		results := make([]result, 0, n)
 		var sent []op
-		b.reset()
+		b.Reset()
 		for _, o := range ops[:n] {
 			if r := encode(&b, o); r != nil {
 				r.Op = o
@@ -295,8 +296,8 @@ func (k *Kernel) inBatches(ops []op, encode func(*builder, op) *result, judge fu
 func (k *Kernel) sendAll(b *builder, ops []op, encode func(*builder, op) *result, judge func(op, error) result) []result {
 	var results []result
 	for try := 0; len(ops) > 0; try++ {
-		k.writes.Add(int64(b.len()))
-		errs, err := k.nl.batch(b)
+		k.writes.Add(int64(b.Len()))
+		errs, err := k.conn.Batch(&b.Batch, nil)
 		if err != nil {
 			k.redial(err)
 			for _, o := range ops {
@@ -319,7 +320,7 @@ func (k *Kernel) sendAll(b *builder, ops []op, encode func(*builder, op) *result
 		}
 		k.wrote(ops[0].Key.Kind(), !ops[0].Wanted, done)
 		ops = nil
-		b.reset()
+		b.Reset()
 		for _, o := range again {
 			if r := encode(b, o); r != nil {
 				r.Op = o
@@ -340,7 +341,7 @@ func transient(err error) bool {
 func (k *Kernel) wrote(kind dataplane.Kind, removed bool, n int) {
 	switch kind {
 	case dataplane.KindRoute, dataplane.KindNextHop, dataplane.KindNextHopGroup:
-		k.rerouted = k.rerouted || n > 0
+		k.quiescer.needed = k.quiescer.needed || n > 0
 	default:
 	}
 	if h := k.cfg.Hooks.Written; h != nil && n > 0 {
@@ -353,15 +354,15 @@ func (k *Kernel) turned() { k.alive.Store(time.Now().UnixNano()) }
 // redial replaces a broken connection. What became of the last requests is
 // not known, so everything is listed again.
 func (k *Kernel) redial(why error) {
-	k.doubt("connection broken")
+	k.listing.ask("connection broken")
 	k.log.Warn("connection to the kernel broken, opening another", "error", why)
-	var c *conn
+	var c *nl.Conn
 	err := k.ns.do(func() (err error) {
 		c, err = dialConn()
 		return err
 	})
 	if err == nil {
-		if err = k.lis.ignore(c.port()); err != nil {
+		if err = k.lis.ignore(c.Port()); err != nil {
 			c.Close()
 		}
 	}
@@ -369,12 +370,12 @@ func (k *Kernel) redial(why error) {
 		k.log.Error("connection to the kernel cannot be opened", "error", err)
 		return // the old one is tried again with the next listing
 	}
-	if r, ok := k.nl.(interface{ replace(*conn) }); ok {
+	if r, ok := k.conn.(interface{ replace(*nl.Conn) }); ok {
 		r.replace(c)
 		return
 	}
-	k.nl.Close()
-	k.nl = c
+	k.conn.Close()
+	k.conn = c
 }
 
 // encodePut appends the message that makes o.Want be there.
@@ -387,17 +388,17 @@ func (k *Kernel) encodePut(b *builder, o op) *result {
 		if !k.ownsName(w.Link) {
 			return k.waitForLink(o.Key, w.Link)
 		}
-		b.address(unix.RTM_NEWADDR, createReplace, w.Prefix, k.mir.names[w.Link])
+		b.address(unix.RTM_NEWADDR, createReplace, w.Prefix, k.mirror.names[w.Link])
 	case dataplane.Neighbour:
 		if !k.usable(w.Link) {
 			return k.waitForLink(o.Key, w.Link)
 		}
-		b.putNeighbour(w, k.mir.names[w.Link])
+		b.putNeighbour(w, k.mirror.names[w.Link])
 	case dataplane.FDBEntry:
 		if !k.usable(w.Link) {
 			return k.waitForLink(o.Key, w.Link)
 		}
-		b.putFDB(w, k.mir.names[w.Link])
+		b.putFDB(w, k.mirror.names[w.Link])
 	case dataplane.NextHop:
 		return k.encodeNextHop(b, o, w)
 	case dataplane.NextHopGroup:
@@ -410,20 +411,20 @@ func (k *Kernel) encodePut(b *builder, o op) *result {
 
 // usable reports whether neighbours may be set on a device: ours, and there.
 func (k *Kernel) usable(name string) bool {
-	return isWorkload(name) && k.mir.link(name) != nil || k.ownsName(name)
+	return isWorkload(name) && k.mirror.link(name) != nil || k.ownsName(name)
 }
 
 func (k *Kernel) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
-	k.admitCutOf(w.ID)
-	if s, ok := k.mir.nextHops[w.ID]; ok {
+	k.applyFlushOf(w.ID)
+	if s, ok := k.mirror.nextHops[w.ID]; ok {
 		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
 	}
-	l := k.mir.link(w.Link)
+	l := k.mirror.link(w.Link)
 	if l == nil {
 		return k.waitForLink(o.Key, w.Link)
 	}
 	if !l.carrier() {
-		return k.wait(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
+		return k.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
 	}
 	if l.kind == string(dataplane.LinkIP6TNL) && !w.Gateway.Is6() {
 		return &result{Outcome: reconcile.Refused, Err: check(false, "gateway", "a tunnel over IPv6 leads to an IPv6 address")}
@@ -433,41 +434,51 @@ func (k *Kernel) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
 }
 
 func (k *Kernel) encodeRoute(b *builder, o op, w dataplane.Route) *result {
-	if s, ok := k.mir.stranger(o.Key.(dataplane.RouteKey)); ok {
+	if s, ok := k.mirror.foreignRoute(o.Key.(dataplane.RouteKey)); ok {
 		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
 	}
 	link := 0
 	switch {
 	case w.NextHop != 0:
-		if _, ok := k.nextHops[w.NextHop]; !ok {
-			return k.wait(o.Key, dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
+		if !k.hops.has(w.NextHop) {
+			return k.waiting.add(o.Key, dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
 		}
 	case w.Link != "":
-		l := k.mir.link(w.Link)
+		l := k.mirror.link(w.Link)
 		if l == nil {
 			return k.waitForLink(o.Key, w.Link)
 		}
 		if !l.up() {
-			return k.wait(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
+			return k.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
 		}
 		link = l.index
 	}
 	if w.MTU != 0 {
-		k.measured[w.NextHop] = struct{}{}
+		k.hops.measured[w.NextHop] = struct{}{}
 	}
-	_, bare := k.measured[w.NextHop]
-	b.putRoute(w, o.Exists && !k.wasCut(o.Have), k.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
+	_, bare := k.hops.measured[w.NextHop]
+	b.putRoute(w, o.Exists && !k.hops.wasFlushed(o.Have), k.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
 	return nil
 }
 
 func (k *Kernel) waitForLink(who dataplane.Key, name string) *result {
-	return k.wait(who, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
+	return k.waiting.add(who, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
 }
 
-// wait notes that who waits for what.
-func (k *Kernel) wait(who, what dataplane.Key, why error) *result {
-	k.waits[what] = append(k.waits[what], who)
+// waiting lists who waits for what.
+type waiting map[dataplane.Key][]dataplane.Key
+
+// add notes that who waits for what, and says why.
+func (w waiting) add(who, what dataplane.Key, why error) *result {
+	w[what] = append(w[what], who)
 	return &result{Outcome: reconcile.Blocked, Err: why}
+}
+
+// take returns who waits for what; they wait no longer.
+func (w waiting) take(what dataplane.Key) []dataplane.Key {
+	who := w[what]
+	delete(w, what)
+	return who
 }
 
 // judgePut says what an answer to encodePut's message means.
@@ -477,21 +488,21 @@ func (k *Kernel) judgePut(o op, err error) result {
 		return k.madeGroup(o)
 	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENETDOWN):
 		// It went after we looked: looking again finds out what to wait for.
-		if k.secondLook(o.Key) {
+		if k.doubted.first(o.Key) {
 			return result{Outcome: reconcile.Postponed}
 		}
 	case o.Exists && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)):
 		return result{Outcome: reconcile.Lost}
 	case !o.Exists && errors.Is(err, unix.EEXIST):
-		// Ours, and we lost sight of it, or a stranger's that has just come:
+		// Ours, and we lost sight of it, or a foreign one that has just come:
 		// a listing tells.
-		if k.secondLook(o.Key) {
-			k.doubt("found what should not be there")
+		if k.doubted.first(o.Key) {
+			k.listing.ask("found what should not be there")
 			return result{Outcome: reconcile.Postponed}
 		}
 	}
 	if o.Attempts == 0 {
-		k.doubt("an object was refused")
+		k.listing.ask("an object was refused")
 	}
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: run as root or give the process CAP_NET_ADMIN", err)
@@ -499,14 +510,17 @@ func (k *Kernel) judgePut(o op, err error) result {
 	return result{Outcome: reconcile.Refused, Err: err}
 }
 
-// secondLook reports whether an answer that contradicts what we believe is the
-// first in a row about that key.
-func (k *Kernel) secondLook(key dataplane.Key) bool {
-	if _, ok := k.doubted[key]; ok {
-		delete(k.doubted, key)
+// doubted are the keys about which the last answer contradicted what we believed.
+type doubted map[dataplane.Key]struct{}
+
+// first reports whether an answer that contradicts what we believe is the first
+// in a row about that key.
+func (d doubted) first(key dataplane.Key) bool {
+	if _, ok := d[key]; ok {
+		delete(d, key)
 		return false
 	}
-	k.doubted[key] = struct{}{}
+	d[key] = struct{}{}
 	return true
 }
 
@@ -515,12 +529,12 @@ func (k *Kernel) encodeRemove(b *builder, o op) *result {
 	link := 0
 	switch o.Key.Kind() {
 	case dataplane.KindRoute:
-		if k.wasCut(o.Have) {
+		if k.hops.wasFlushed(o.Have) {
 			return &result{}
 		}
 	case dataplane.KindAddress, dataplane.KindNeighbour, dataplane.KindFDB:
 		var ok bool
-		if link, ok = k.mir.names[linkName(o.Have)]; !ok {
+		if link, ok = k.mirror.names[linkName(o.Have)]; !ok {
 			return &result{} // it went with its device
 		}
 	}
@@ -535,7 +549,7 @@ func (k *Kernel) encodeRemove(b *builder, o op) *result {
 		b.deleteNextHop(idOf(key))
 	case dataplane.RouteKey:
 		b.deleteRoute(key, 0, k.cfg.Protocol)
-	case oddRouteKey:
+	case noncanonicalRouteKey:
 		b.deleteRoute(key.RouteKey, key.tos, k.cfg.Protocol)
 	}
 	return nil
@@ -553,38 +567,4 @@ func judgeRemove(o op, err error) result {
 		return result{Outcome: reconcile.Refused, Err: err}
 	}
 	return result{}
-}
-
-// putSysctl makes a setting be as wanted; one that is already is not written.
-func (k *Kernel) putSysctl(o op) result {
-	w := o.Want.(dataplane.Sysctl)
-	if err := validate(w); err != nil {
-		return result{Op: o, Outcome: reconcile.Refused, Err: err}
-	}
-	// Watched before it is read, so that no write is missed.
-	if err := k.ns.do(func() error { return k.settings.add(w.Name) }); err != nil && !errors.Is(err, unix.ENOENT) {
-		k.log.Debug("only the full check will notice a change", "sysctl", w.Name, "error", err)
-	}
-	now, ok, err := k.readSysctl(w.Name)
-	if err == nil && !ok {
-		if link := sysctlLink(w.Name); link != "" {
-			r := k.waitForLink(o.Key, link)
-			r.Op = o
-			return *r
-		}
-		err = fmt.Errorf("no such setting in this kernel: is its module loaded?")
-	}
-	if err == nil && now != w.Value {
-		k.writes.Add(1)
-		if err = k.writeSysctl(w.Name, w.Value); err == nil {
-			k.wrote(dataplane.KindSysctl, false, 1)
-			if !isWorkload(sysctlLink(w.Name)) {
-				k.changed() // the underlay tells some of them
-			}
-		}
-	}
-	if err != nil {
-		return result{Op: o, Outcome: reconcile.Refused, Err: err}
-	}
-	return result{Op: o}
 }

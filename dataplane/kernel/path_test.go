@@ -165,10 +165,10 @@ func TestUnchangedWorldSeesNoMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ear.Close()
-	ports := map[uint32]bool{k.nl.port(): true}
+	ports := map[uint32]bool{k.conn.Port(): true}
 	k.stop()
 	k = l.start(everyCheck(time.Millisecond))
-	ports[k.nl.port()] = true
+	ports[k.conn.Port()] = true
 	k.wait(k.Replace(dataplane.SourceCore, objs))
 	k.synced()
 	k.ready()
@@ -183,13 +183,13 @@ func TestUnchangedWorldSeesNoMessage(t *testing.T) {
 	await.Until(t, "the ear hears", func() error {
 		events, _, err := ear.take()
 		for _, m := range events {
-			if !ports[m.pid] {
+			if !ports[m.Port] {
 				continue // IPv6 makes changes of its own
 			}
-			if r, ok := parseRoute(m.body); ok && r.key.Prefix == pfx("172.31.0.0/16") {
+			if r, ok := parseRoute(m.Body); ok && r.key.Prefix == pfx("172.31.0.0/16") {
 				return nil
 			}
-			t.Errorf("message %d from us in an unchanged world", m.typ)
+			t.Errorf("message %d from us in an unchanged world", m.Type)
 		}
 		if err != nil {
 			return err

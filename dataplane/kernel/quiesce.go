@@ -37,16 +37,21 @@ func membarrier() error {
 	return nil
 }
 
-// beforeRemoval waits, if routes or next hops were changed since it did last,
-// until no packet is on its way to what is to be removed.
-func (k *Kernel) beforeRemoval(kind dataplane.Kind) {
+// quiescer waits, where routes or next hops were changed, until no packet is on
+// its way to what is to be removed.
+type quiescer struct {
+	wait   func()
+	needed bool // packets may still go by what was before
+}
+
+func (q *quiescer) before(kind dataplane.Kind) {
 	switch kind {
 	case dataplane.KindLink, dataplane.KindNeighbour, dataplane.KindFDB:
 	default:
 		return // nothing is looked up there by a packet that has its route
 	}
-	if k.rerouted {
-		k.cfg.quiesce()
-		k.rerouted = false
+	if q.needed {
+		q.wait()
+		q.needed = false
 	}
 }

@@ -192,7 +192,7 @@ func TestStuckNextHopKeepsItsWay(t *testing.T) {
 
 			k.Update(dataplane.SourceCore, []dataplane.Object{test.hop}, keysOf(device, local, neighbour, fdb, other, otherFDB, otherHop))
 			await.Until(t, "held", func() error {
-				err := k.want.Trouble(device.Key())
+				err := k.want.Failure(device.Key())
 				if err == nil || !strings.Contains(err.Error(), "nexthop id 8 leads there") {
 					return fmt.Errorf("the device's removal: %v", err)
 				}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -166,9 +167,9 @@ func TestStrangerThatComesWhileWeWrite(t *testing.T) {
 	l := newLab(t)
 	l.wire("up0", "up1", "10.0.0.1/24")
 	k := l.start(through(func(t transport) transport {
-		return &faulty{transport: t, before: func(b *builder) {
+		return &faulty{transport: t, before: func(b *nl.Batch) {
 			// Between our look and our write.
-			if u16(b.message(0)[4:]) == 24 {
+			if nl.Value(b.Message(0)[4:]).Uint16() == 24 {
 				l.try("ip route add 192.168.2.0/26 via 10.0.0.9 proto static")
 			}
 		}}

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/reconcile"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -396,7 +395,7 @@ func TestReadyAndAlive(t *testing.T) {
 	if err := k.Wait(ended, rev); err != nil {
 		t.Errorf("ready before the first wish is in the kernel: %v", err)
 	}
-	if diff := cmp.Diff([]reconcile.Source{reconcile.Source(dataplane.SourceCore)}, k.want.Unsynced()); diff != "" {
+	if diff := cmp.Diff([]dataplane.Source{dataplane.SourceCore}, k.want.Unsynced()); diff != "" {
 		t.Errorf("unsynced (-want +got):\n%s", diff)
 	}
 	first := k.Alive()

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -87,11 +88,11 @@ func TestStrayGoesWithItsDevice(t *testing.T) {
 // following calls then after each batch that the kernel answered.
 type following struct {
 	transport
-	then func(*builder)
+	then func(*nl.Batch)
 }
 
-func (f *following) batch(b *builder) (map[int]error, error) {
-	errs, err := f.transport.batch(b)
+func (f *following) Batch(b *nl.Batch, answer func(int, nl.Message)) (map[int]error, error) {
+	errs, err := f.transport.Batch(b, answer)
 	f.then(b)
 	return errs, err
 }
@@ -103,10 +104,10 @@ func TestStrayOnANewDevice(t *testing.T) {
 	l := newLab(t)
 	l.wire("up0", "up1", "10.0.0.1/24")
 	added := false
-	k := l.start(through(func(nl transport) transport {
-		return &following{transport: nl, then: func(b *builder) {
-			for m := range messages(b.buf) {
-				if m.typ == unix.RTM_NEWLINK && !added {
+	k := l.start(through(func(inner transport) transport {
+		return &following{transport: inner, then: func(b *nl.Batch) {
+			for m := range nl.Messages(b.B) {
+				if m.Type == unix.RTM_NEWLINK && !added {
 					added = true
 					l.run("ip addr add 203.0.113.7/32 dev vxlan.calico")
 				}

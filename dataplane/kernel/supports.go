@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // UnsupportedError says that the kernel cannot make a kind of device, and what
@@ -40,10 +41,7 @@ func (k *Kernel) Supports(ctx context.Context, r dataplane.Requirement) error {
 	if r.Link == "" {
 		return nil
 	}
-	k.mu.Lock()
-	known := k.supports[r.Link]
-	k.mu.Unlock()
-	if known {
+	if _, known := k.supported.Load(r.Link); known {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -53,9 +51,7 @@ func (k *Kernel) Supports(ctx context.Context, r dataplane.Requirement) error {
 	if err != nil {
 		return err
 	}
-	k.mu.Lock()
-	k.supports[r.Link] = true
-	k.mu.Unlock()
+	k.supported.Store(r.Link, true)
 	return nil
 }
 
@@ -77,11 +73,11 @@ func probeKind(r dataplane.Requirement) error {
 	}
 	l := dataplane.Link{Name: "rdprobe" + hex.EncodeToString(id[:]), Type: r.Link}
 	if r.Link == dataplane.LinkVXLAN {
-		l.VNI, l.Port = u32(id[:])&0xffffff, 4789
+		l.VNI, l.Port = nl.Value(id[:]).Uint32()&0xffffff, 4789
 	}
 	var b builder
 	b.createLink(l, 0)
-	errs, err := c.batch(&b)
+	errs, err := c.Batch(&b.Batch, nil)
 	if err != nil {
 		return fmt.Errorf("try a device of kind %s: %w", r.Link, err)
 	}
@@ -97,9 +93,9 @@ func probeKind(r dataplane.Requirement) error {
 	if err != nil || index == 0 {
 		return err
 	}
-	b.reset()
+	b.Reset()
 	b.deleteLink(index)
-	if errs, err := c.batch(&b); err != nil || errs[0] != nil {
+	if errs, err := c.Batch(&b.Batch, nil); err != nil || errs[0] != nil {
 		return fmt.Errorf("delete the device %s made for a test: %w", l.Name, errors.Join(err, errs[0]))
 	}
 	return nil
@@ -107,16 +103,15 @@ func probeKind(r dataplane.Requirement) error {
 
 // findLink returns the index of the device with that name; 0 if there is none.
 func findLink(c transport, name string) (int, error) {
-	var b builder
-	b.begin(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg)...)
-	b.end()
+	var b nl.Batch
+	b.Begin(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg)...)
 	index := 0
-	err := c.dump(&b, func(m message) {
-		if l, ok := parseLink(m.body); ok && l.name == name {
+	err := c.Dump(&b, func(m nl.Message) {
+		if l, ok := parseLink(m.Body); ok && l.name == name {
 			index = l.index
 		}
 	})
-	if err != nil && !errors.Is(err, errInterrupted) {
+	if err != nil && !errors.Is(err, nl.ErrInterrupted) {
 		return 0, fmt.Errorf("list links: %w", err)
 	}
 	return index, nil

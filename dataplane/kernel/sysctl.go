@@ -6,7 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
 // sysctlRoot is where the kernel's settings are. Those below net are of the
@@ -24,10 +30,27 @@ func sysctlLink(name string) string {
 	return ""
 }
 
-// readSysctl returns the value in its canonical form; ok is false if there is
+// sysctls are the kernel's settings in one network namespace.
+type sysctls struct {
+	ns    *namespace
+	watch *watcher                   // of those that were written
+	made  map[dataplane.Key]struct{} // that are as we made them
+}
+
+// note notes that there is a setting of ours now, or no more.
+func (s *sysctls) note(key dataplane.SysctlKey, has bool) {
+	if has {
+		s.made[key] = struct{}{}
+		return
+	}
+	delete(s.made, key)
+	s.watch.remove(key.Name)
+}
+
+// read returns the value in its canonical form; ok is false if there is
 // no such setting.
-func (k *Kernel) readSysctl(name string) (value string, ok bool, err error) {
-	err = k.ns.do(func() error {
+func (s *sysctls) read(name string) (value string, ok bool, err error) {
+	err = s.ns.do(func() error {
 		b, err := os.ReadFile(filepath.Join(sysctlRoot, name))
 		value = canonicalSysctl(string(b))
 		return err
@@ -41,8 +64,8 @@ func (k *Kernel) readSysctl(name string) (value string, ok bool, err error) {
 	return value, true, nil
 }
 
-func (k *Kernel) writeSysctl(name, value string) error {
-	return k.ns.do(func() error {
+func (s *sysctls) write(name, value string) error {
+	return s.ns.do(func() error {
 		f, err := os.OpenFile(filepath.Join(sysctlRoot, name), os.O_WRONLY, 0)
 		if err != nil {
 			return err
@@ -50,4 +73,73 @@ func (k *Kernel) writeSysctl(name, value string) error {
 		_, err = f.WriteString(value)
 		return errors.Join(err, f.Close())
 	})
+}
+
+// addTo fills in those settings of devices that the underlay tells. Only
+// devices with addresses are asked: they are few, while workloads' are many.
+// What cannot be read stays zero, as on a host without IPv6.
+func (s *sysctls) addTo(u *dataplane.Underlay) error {
+	asked := map[string]bool{}
+	for _, a := range u.Addresses {
+		asked[a.Link] = !isWorkload(a.Link)
+	}
+	return s.ns.do(func() error {
+		all := readNumber("net/ipv4/conf/all/rp_filter")
+		for i := range u.Links {
+			l := &u.Links[i]
+			if !asked[l.Name] {
+				continue
+			}
+			// The larger of the two is in effect (ip-sysctl.rst of the kernel).
+			l.RPFilter = max(all, readNumber("net/ipv4/conf/"+l.Name+"/rp_filter"))
+			l.AcceptRA = readNumber("net/ipv6/conf/" + l.Name + "/accept_ra")
+		}
+		return nil
+	})
+}
+
+func readNumber(name string) int {
+	b, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(canonicalSysctl(string(b)))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// putSysctl makes a setting be as wanted; one that is already is not written.
+func (k *Kernel) putSysctl(o op) result {
+	w := o.Want.(dataplane.Sysctl)
+	if err := validate(w); err != nil {
+		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	// Watched before it is read, so that no write is missed.
+	if err := k.ns.do(func() error { return k.sysctls.watch.add(w.Name) }); err != nil && !errors.Is(err, unix.ENOENT) {
+		k.log.Debug("only the full check will notice a change", "sysctl", w.Name, "error", err)
+	}
+	now, ok, err := k.sysctls.read(w.Name)
+	if err == nil && !ok {
+		if link := sysctlLink(w.Name); link != "" {
+			r := k.waitForLink(o.Key, link)
+			r.Op = o
+			return *r
+		}
+		err = fmt.Errorf("no such setting in this kernel: is its module loaded?")
+	}
+	if err == nil && now != w.Value {
+		k.writes.Add(1)
+		if err = k.sysctls.write(w.Name, w.Value); err == nil {
+			k.wrote(dataplane.KindSysctl, false, 1)
+			if !isWorkload(sysctlLink(w.Name)) {
+				k.underlay.changed() // the underlay tells some of them
+			}
+		}
+	}
+	if err != nil {
+		return result{Op: o, Outcome: reconcile.Refused, Err: err}
+	}
+	return result{Op: o}
 }

@@ -12,8 +12,12 @@ import (
 // published.
 const coalesce = 10 * time.Millisecond
 
-// subscribers hands out snapshots of the underlay.
-type subscribers struct {
+// publisher hands out snapshots of the underlay.
+type publisher struct {
+	// Of the loop alone.
+	at    time.Time     // when to publish; zero: nothing new
+	pause time.Duration // before the next
+
 	mu     sync.Mutex
 	last   dataplane.Underlay
 	known  bool
@@ -26,7 +30,10 @@ type subscribers struct {
 // changed. Changes are gathered for 10 ms. A slow reader gets only the newest
 // snapshot. The channel is closed when ctx ends or the Kernel stops.
 func (k *Kernel) Underlay(ctx context.Context) <-chan dataplane.Underlay {
-	s := &k.subs
+	return k.underlay.subscribe(ctx)
+}
+
+func (s *publisher) subscribe(ctx context.Context) <-chan dataplane.Underlay {
 	ch := make(chan dataplane.Underlay, 1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,14 +56,14 @@ func (k *Kernel) Underlay(ctx context.Context) <-chan dataplane.Underlay {
 	return ch
 }
 
-func (s *subscribers) drop(ch chan dataplane.Underlay) {
+func (s *publisher) drop(ch chan dataplane.Underlay) {
 	if _, ok := s.subs[ch]; ok {
 		delete(s.subs, ch)
 		close(ch)
 	}
 }
 
-func (s *subscribers) close() {
+func (s *publisher) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -66,7 +73,7 @@ func (s *subscribers) close() {
 }
 
 // publish hands u to every subscriber if it is new.
-func (s *subscribers) publish(u dataplane.Underlay) {
+func (s *publisher) publish(u dataplane.Underlay) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.known && u.Same(s.last) {
@@ -83,24 +90,24 @@ func (s *subscribers) publish(u dataplane.Underlay) {
 }
 
 // changed notes that the underlay is to be published soon.
-func (k *Kernel) changed() {
-	if k.showAt.IsZero() {
-		k.showAt = time.Now().Add(k.showDelay)
+func (s *publisher) changed() {
+	if s.at.IsZero() {
+		s.at = time.Now().Add(s.pause)
 	}
 }
 
-// show publishes the underlay when it is time. To render a large one takes
-// long, so the pause grows with it: at most a tenth of the time goes there.
-func (k *Kernel) show() {
-	if k.showAt.IsZero() || time.Now().Before(k.showAt) {
+// publishUnderlay publishes the underlay when it is time. To render a large one
+// takes long, so the pause grows with it: at most a tenth of the time goes there.
+func (k *Kernel) publishUnderlay() {
+	start := time.Now()
+	if k.underlay.at.IsZero() || start.Before(k.underlay.at) {
 		return
 	}
-	start := time.Now()
-	k.showAt = time.Time{}
-	u := k.mir.underlay()
-	if err := k.addSettings(&u); err != nil {
+	k.underlay.at = time.Time{}
+	u := k.mirror.underlay()
+	if err := k.sysctls.addTo(&u); err != nil {
 		k.log.Warn("settings of devices cannot be read", "error", err)
 	}
-	k.subs.publish(u)
-	k.showDelay = max(coalesce, 10*time.Since(start))
+	k.underlay.publish(u)
+	k.underlay.pause = max(coalesce, 10*time.Since(start))
 }

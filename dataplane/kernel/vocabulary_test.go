@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -63,7 +64,7 @@ func dualHost(t testing.TB, options ...labOption) (*lab, *running) {
 // ethtool calls fn with a connection and the index of a device.
 func (l *lab) ethtool(link string, fn func(e *ethtool, index int) error) (err error) {
 	l.do(func() {
-		var c *conn
+		var c *nl.Conn
 		if c, err = dialConn(); err != nil {
 			return
 		}
@@ -413,8 +414,8 @@ func TestIP6TNLCarriesBothFamilies(t *testing.T) {
 	}
 	for _, ends := range [][2]string{{"fd20:1::1", "fd20:2::1"}, {"192.168.1.1", "192.168.2.1"}} {
 		s := newStream(t, a, b, ends[0], ends[1])
-		if lost := s.stop(t); lost != 0 {
-			t.Errorf("%v: %d lost\n%s", ends, lost, kernels[0].log)
+		if undone := s.stop(t); undone != 0 {
+			t.Errorf("%v: %d lost\n%s", ends, undone, kernels[0].log)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // watcher tells which settings below /proc/sys somebody wrote, by inotify(7).
@@ -26,7 +27,7 @@ type watcher struct {
 	names   map[int32]string
 	ids     map[string]int32
 	written map[string]time.Time
-	lost    bool // of some write we do not know of what
+	undone  bool // of some write we do not know of what
 }
 
 // watchFiles opens a watcher that watches nothing yet.
@@ -94,7 +95,7 @@ func (w *watcher) run(arrived func()) {
 			if name, ok := w.names[id]; ok {
 				w.written[name] = time.Now()
 			} else if id == -1 { // IN_Q_OVERFLOW
-				w.lost = true
+				w.undone = true
 			}
 		}
 		w.mu.Unlock()
@@ -103,23 +104,23 @@ func (w *watcher) run(arrived func()) {
 }
 
 // take returns the settings that were written and not taken yet.
-func (w *watcher) take() (written map[string]time.Time, lost bool) {
+func (w *watcher) take() (written map[string]time.Time, undone bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	lost, w.lost = w.lost, false
+	undone, w.undone = w.undone, false
 	if len(w.written) == 0 {
-		return nil, lost // the map stays run's alone
+		return nil, undone // the map stays run's alone
 	}
 	written, w.written = w.written, make(map[string]time.Time)
-	return written, lost
+	return written, undone
 }
 
 // inotifyEvents iterates over the watch descriptors of struct inotify_event.
 func inotifyEvents(b []byte) func(yield func(int32) bool) {
 	return func(yield func(int32) bool) {
 		for len(b) >= unix.SizeofInotifyEvent {
-			id := int32(u32(b))
-			n := unix.SizeofInotifyEvent + int(u32(b[12:]))
+			id := int32(nl.Value(b).Uint32())
+			n := unix.SizeofInotifyEvent + int(nl.Value(b[12:]).Uint32())
 			if n > len(b) || n < unix.SizeofInotifyEvent || !yield(id) {
 				return
 			}
@@ -128,32 +129,32 @@ func inotifyEvents(b []byte) func(yield func(int32) bool) {
 	}
 }
 
-// drainSettings takes in what somebody wrote to settings and offloads.
+// drainSettings applies what somebody wrote to settings and offloads.
 func (k *Kernel) drainSettings() error {
-	written, lost := k.settings.take()
-	if lost {
-		k.doubt("notifications of sysctls were lost")
+	written, undone := k.sysctls.watch.take()
+	if undone {
+		k.listing.ask("notifications of sysctls were lost")
 	}
 	for name, at := range written {
-		k.notice = notice{"inotify", at}
+		k.drift.notice = notice{"inotify", at}
 		k.reread(name)
 	}
-	if k.offs == nil {
+	if k.offloads == nil {
 		return nil
 	}
-	events, overrun, err := k.offs.take()
+	events, overrun, err := k.offloads.changes.take()
 	if overrun {
-		k.doubt("notifications of offloads were lost")
+		k.listing.ask("notifications of offloads were lost")
 	}
 	seen := map[int]bool{}
 	for _, m := range events {
-		f, ok := parseFeatures(m.body)
-		if m.typ != k.eth.family || !ok || seen[f.link] {
+		f, ok := parseFeatures(m.Body)
+		if m.Type != k.offloads.family || !ok || seen[f.link] {
 			continue
 		}
 		seen[f.link] = true // what is read is of now, after all of the events
-		k.notice = notice{"ETHTOOL_MSG_FEATURES_NTF", m.at}
-		k.haveFeatures(k.mir.linkName(f.link), k.set)
+		k.drift.notice = notice{"ETHTOOL_MSG_FEATURES_NTF", m.at}
+		k.haveFeatures(k.mirror.linkName(f.link), k.set)
 	}
 	return err
 }
@@ -161,10 +162,10 @@ func (k *Kernel) drainSettings() error {
 // reread looks at a setting that somebody may have written.
 func (k *Kernel) reread(name string) {
 	o := dataplane.Sysctl{Name: name}
-	if _, ok := k.sysctls[o.Key()]; !ok {
+	if _, ok := k.sysctls.made[o.Key()]; !ok {
 		return
 	}
-	v, ok, err := k.readSysctl(name)
+	v, ok, err := k.sysctls.read(name)
 	switch {
 	case err != nil:
 		k.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
@@ -187,9 +188,9 @@ func parseNetconf(b []byte) (link int, ok bool) {
 	if len(b) < size {
 		return 0, false
 	}
-	for t, v := range attrs(b[size:]) {
+	for t, v := range nl.Attributes(b[size:]) {
 		if t == 1 && len(v) >= 4 { // NETCONFA_IFINDEX
-			return int(int32(u32(v))), true
+			return int(int32(v.Uint32())), true
 		}
 	}
 	return 0, false
@@ -199,14 +200,14 @@ func parseNetconf(b []byte) (link int, ok bool) {
 // of no device.
 func (k *Kernel) netconfEvent(link int) {
 	if link > allDevices {
-		for key := range k.onLink[k.mir.linkName(link)] {
+		for key := range k.onLink[k.mirror.linkName(link)] {
 			if s, ok := key.(dataplane.SysctlKey); ok {
 				k.reread(s.Name)
 			}
 		}
 		return
 	}
-	for key := range k.sysctls {
+	for key := range k.sysctls.made {
 		if s := key.(dataplane.SysctlKey); sysctlLink(s.Name) == "" {
 			k.reread(s.Name)
 		}

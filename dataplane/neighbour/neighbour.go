@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Event says what the kernel found out about a neighbour.
@@ -31,19 +32,19 @@ type Event struct {
 // Asker asks about neighbours in one network namespace. Its methods may be
 // called from any goroutine.
 type Asker struct {
-	requests *netlink.Conn
+	requests *nl.Conn
 	notices  *netlink.Conn
 }
 
 // Open returns an Asker for the network namespace of the calling thread.
 func Open() (*Asker, error) {
-	requests, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	requests, err := nl.Dial(unix.NETLINK_ROUTE, 0, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open rtnetlink: %w", err)
+		return nil, err
 	}
-	notices, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: 1 << (unix.RTNLGRP_NEIGH - 1)})
+	notices, _, err := nl.Listen(unix.NETLINK_ROUTE, 0, unix.RTNLGRP_NEIGH)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to the kernel's neighbours: %w", err), requests.Close())
+		return nil, errors.Join(err, requests.Close())
 	}
 	return &Asker{requests, notices}, nil
 }
@@ -64,24 +65,16 @@ func (a *Asker) Probe(linkIndex int, addr netip.Addr, mac dataplane.MAC) error {
 }
 
 func (a *Asker) set(linkIndex int, addr netip.Addr, state uint16, flags uint8, mac []byte) error {
-	ae := netlink.NewAttributeEncoder()
-	ae.Bytes(unix.NDA_DST, addr.AsSlice())
+	head := []byte{family(addr), 0, 0, 0} // struct ndmsg
+	head = binary.NativeEndian.AppendUint32(head, uint32(linkIndex))
+	head = binary.NativeEndian.AppendUint16(head, state)
+	var b nl.Batch
+	b.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, append(head, flags, 0)...)
+	b.Addr(unix.NDA_DST, addr)
 	if mac != nil {
-		ae.Bytes(unix.NDA_LLADDR, mac)
+		b.Bytes(unix.NDA_LLADDR, mac...)
 	}
-	attrs, err := ae.Encode()
-	if err != nil {
-		return fmt.Errorf("ask for neighbour %s: %w", addr, err)
-	}
-	b := []byte{family(addr), 0, 0, 0}
-	b = binary.NativeEndian.AppendUint32(b, uint32(linkIndex))
-	b = binary.NativeEndian.AppendUint16(b, state)
-	b = append(b, flags, 0)
-	_, err = a.requests.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_NEWNEIGH, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Replace},
-		Data:   append(b, attrs...),
-	})
-	if err != nil {
+	if err := a.requests.Do(&b, nil); err != nil {
 		return fmt.Errorf("ask for neighbour %s: %w", addr, err)
 	}
 	return nil
@@ -115,7 +108,7 @@ func (a *Asker) Run(ctx context.Context, fn func(Event)) error {
 				return fmt.Errorf("listen to the kernel's neighbours: %w", err)
 			}
 			for _, m := range msgs {
-				if e, ok := eventOf(m); ok {
+				if e, ok := eventOf(uint16(m.Header.Type), m.Data); ok {
 					fn(e)
 				}
 			}
@@ -127,48 +120,39 @@ func (a *Asker) Run(ctx context.Context, fn func(Event)) error {
 // List calls fn for what the kernel knows of all neighbours now. It may be called
 // beside [Asker.Run], whose events may then tell what was before.
 func (a *Asker) List(fn func(Event)) error {
-	msgs, err := a.requests.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETNEIGH, Flags: netlink.Request | netlink.Dump},
-		Data:   make([]byte, headerLen),
-	})
-	// A listing that changes interrupted lacks nothing that does not come as a
-	// notice.
-	if err != nil && !errors.Is(err, unix.EINTR) {
-		return fmt.Errorf("list the kernel's neighbours: %w", err)
-	}
-	for _, m := range msgs {
-		if e, ok := eventOf(m); ok {
+	var b nl.Batch
+	b.Begin(unix.RTM_GETNEIGH, 0, make([]byte, unix.SizeofNdMsg)...)
+	err := a.requests.Dump(&b, func(m nl.Message) {
+		if e, ok := eventOf(m.Type, m.Body); ok {
 			fn(e)
 		}
+	})
+	// A dump that changes interrupted lacks nothing that does not come as a
+	// notice.
+	if err != nil && !errors.Is(err, nl.ErrInterrupted) {
+		return fmt.Errorf("list the kernel's neighbours: %w", err)
 	}
 	return nil
 }
 
-// headerLen is the size of struct ndmsg (linux/neighbour.h).
-const headerLen = 12
-
 // eventOf says what a message means; false: nothing.
-func eventOf(m netlink.Message) (Event, bool) {
-	if m.Header.Type != unix.RTM_NEWNEIGH || len(m.Data) < headerLen || m.Data[0] != unix.AF_INET && m.Data[0] != unix.AF_INET6 {
+func eventOf(kind uint16, b []byte) (Event, bool) {
+	if kind != unix.RTM_NEWNEIGH || len(b) < unix.SizeofNdMsg || b[0] != unix.AF_INET && b[0] != unix.AF_INET6 {
 		return Event{}, false
 	}
-	e := Event{LinkIndex: int(int32(binary.NativeEndian.Uint32(m.Data[4:])))}
-	state := binary.NativeEndian.Uint16(m.Data[8:])
-	ad, err := netlink.NewAttributeDecoder(m.Data[headerLen:])
-	if err != nil {
-		return Event{}, false
-	}
-	for ad.Next() {
-		switch ad.Type() {
+	e := Event{LinkIndex: int(int32(nl.Value(b[4:]).Uint32()))}
+	state := nl.Value(b[8:]).Uint16()
+	for kind, v := range nl.Attributes(b[unix.SizeofNdMsg:]) {
+		switch kind {
 		case unix.NDA_DST:
-			e.Addr, _ = netip.AddrFromSlice(ad.Bytes())
+			e.Addr = v.Addr()
 		case unix.NDA_LLADDR:
-			if b := ad.Bytes(); len(b) == len(e.MAC) {
-				e.MAC = dataplane.MAC(b)
+			if len(v) == len(e.MAC) {
+				e.MAC = dataplane.MAC(v)
 			}
 		}
 	}
-	if ad.Err() != nil || !e.Addr.IsValid() || family(e.Addr) != m.Data[0] {
+	if !e.Addr.IsValid() || family(e.Addr) != b[0] {
 		return Event{}, false
 	}
 	switch {

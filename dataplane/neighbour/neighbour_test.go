@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
@@ -159,7 +158,7 @@ func TestRunTellsWhatIsKnown(t *testing.T) {
 func FuzzEventOf(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 1, 8, 0, 1, 0, 10, 9, 0, 2, 10, 0, 2, 0, 1, 2, 3, 4, 5, 6, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, ok := eventOf(netlink.Message{Header: netlink.Header{Type: unix.RTM_NEWNEIGH}, Data: b})
+		e, ok := eventOf(unix.RTM_NEWNEIGH, b)
 		if ok && !e.Addr.IsValid() {
 			t.Errorf("an event without an address: %+v", e)
 		}

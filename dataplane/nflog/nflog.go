@@ -13,6 +13,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Packet is a packet that a rule logged.
@@ -51,12 +53,9 @@ const bufferBytes = 1 << 18
 // Open listens to groups in the network namespace of the calling thread. A
 // group has one listener at a time: EBUSY says that there is another.
 func Open(groups ...uint16) (*Listener, error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	c, _, err := nl.Listen(unix.NETLINK_NETFILTER, bufferBytes)
 	if err != nil {
-		return nil, fmt.Errorf("open a netfilter socket: %w", err)
-	}
-	if err := c.SetReadBuffer(bufferBytes); err != nil {
-		return nil, errors.Join(fmt.Errorf("set up a netfilter socket: %w", err), c.Close())
+		return nil, err
 	}
 	l := &Listener{c: c, next: make(map[uint16]uint32)}
 	for _, g := range groups {
@@ -90,21 +89,20 @@ const (
 )
 
 func (l *Listener) bind(group uint16) error {
-	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(group >> 8), byte(group)}
-	for _, attr := range []netlink.Attribute{
-		{Type: configCommand, Data: []byte{commandBind}},
-		{Type: configMode, Data: []byte{0, 0, 0, copied, modePacket, 0}},
+	for _, attr := range []struct {
+		kind  uint16
+		value []byte
+	}{
+		{configCommand, []byte{commandBind}},
+		{configMode, []byte{0, 0, 0, copied, modePacket, 0}},
 		// Packets are handed over a hundred at a time, or after this long.
-		{Type: configTimeout, Data: []byte{0, 0, 0, 10}},
+		{configTimeout, []byte{0, 0, 0, 10}},
 		// They are numbered, so that what is lost can be counted.
-		{Type: configFlags, Data: []byte{0, flagSeq}},
+		{configFlags, []byte{0, flagSeq}},
 	} {
-		b, err := netlink.MarshalAttributes([]netlink.Attribute{attr})
-		if err != nil {
-			return err
-		}
-		m := netlink.Message{Header: netlink.Header{Type: msgConfig, Flags: ack}, Data: append(head[:nfgenLen:nfgenLen], b...)}
-		if _, err := l.c.Execute(m); err != nil {
+		b := nl.Attrs{B: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(group >> 8), byte(group)}}
+		b.Bytes(attr.kind, attr.value...)
+		if _, err := l.c.Execute(netlink.Message{Header: netlink.Header{Type: msgConfig, Flags: ack}, Data: b.B}); err != nil {
 			return err
 		}
 	}
@@ -167,26 +165,21 @@ func decode(m netlink.Message) (p Packet, seq uint32, ok bool) {
 		return p, 0, false
 	}
 	p = Packet{Group: binary.BigEndian.Uint16(m.Data[2:])}
-	ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
-	if err != nil {
-		return Packet{}, 0, false
-	}
-	ad.ByteOrder = binary.BigEndian
-	for ad.Next() {
-		switch ad.Type() {
+	for kind, v := range nl.Attributes(m.Data[nfgenLen:]) {
+		switch kind {
 		case attrSeq:
-			seq = ad.Uint32()
+			seq = v.Net32()
 		case attrIn:
-			p.In = int(ad.Uint32())
+			p.In = int(v.Net32())
 		case attrOut:
-			p.Out = int(ad.Uint32())
+			p.Out = int(v.Net32())
 		case attrPrefix:
-			p.Prefix = ad.String()
+			p.Prefix = v.Text()
 		case attrPayload:
-			p.Header = ParseHeader(ad.Bytes())
+			p.Header = ParseHeader(v)
 		}
 	}
-	return p, seq, ad.Err() == nil
+	return p, seq, true
 }
 
 // ParseHeader reads what it can of an IP packet's beginning; what is not there

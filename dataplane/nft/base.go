@@ -50,7 +50,7 @@ const (
 )
 
 // bases lists the base chains that are needed.
-func (w *world) bases() []baseSource {
+func (w *desired) bases() []baseSource {
 	list := []baseSource{
 		{rawIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioRaw}},
 		{inputFrom, hook{"filter", unix.NF_INET_LOCAL_IN, prioFrom}},
@@ -73,7 +73,7 @@ func (w *world) bases() []baseSource {
 }
 
 // putBases makes the base chains those that are needed, and writes them anew.
-func (w *world) putBases() {
+func (w *desired) putBases() {
 	wanted := make(map[string]bool)
 	for _, s := range w.bases() {
 		wanted[s.id] = true
@@ -89,7 +89,7 @@ func (w *world) putBases() {
 	w.markBases()
 }
 
-func (w *world) markBases() {
+func (w *desired) markBases() {
 	for _, s := range w.bases() {
 		w.stale[s.id] = struct{}{}
 	}
@@ -143,7 +143,7 @@ func (s baseSource) rules(c *chainWriter) {
 // rawIn lets workloads send from their own addresses only.
 func (c *chainWriter) rawIn() {
 	c.unmark()
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		m := new(matcher)
 		m.family(f)
 		m.meta(unix.NFT_META_IIFNAME, reg1)
@@ -185,7 +185,7 @@ func (c *chainWriter) snatOut() {
 		return
 	}
 	nat := c.w.settings.NAT
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		head := new(matcher)
 		head.family(f)
 		side := filter.Side{Set: filter.NATSources}
@@ -230,24 +230,24 @@ func (m *matcher) translate(nat filter.NAT, f dataplane.Family, ports bool) {
 	}
 	if !snat {
 		m.expr("masq", func() {
-			m.u32(unix.NFTA_MASQ_FLAGS, flags)
+			m.Net32(unix.NFTA_MASQ_FLAGS, flags)
 			if ports {
-				m.u32(unix.NFTA_MASQ_REG_PROTO_MIN, low)
-				m.u32(unix.NFTA_MASQ_REG_PROTO_MAX, high)
+				m.Net32(unix.NFTA_MASQ_REG_PROTO_MIN, low)
+				m.Net32(unix.NFTA_MASQ_REG_PROTO_MAX, high)
 			}
 		})
 		return
 	}
 	m.immediate(reg1, nat.Address.AsSlice())
 	m.expr("nat", func() {
-		m.u32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
-		m.u32(unix.NFTA_NAT_FAMILY, uint32(nfproto(f)))
-		m.u32(unix.NFTA_NAT_REG_ADDR_MIN, reg1)
+		m.Net32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+		m.Net32(unix.NFTA_NAT_FAMILY, uint32(nfproto(f)))
+		m.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1)
 		if ports {
-			m.u32(unix.NFTA_NAT_REG_PROTO_MIN, low)
-			m.u32(unix.NFTA_NAT_REG_PROTO_MAX, high)
+			m.Net32(unix.NFTA_NAT_REG_PROTO_MIN, low)
+			m.Net32(unix.NFTA_NAT_REG_PROTO_MAX, high)
 		}
-		m.u32(unix.NFTA_NAT_FLAGS, flags|unix.NF_NAT_RANGE_MAP_IPS)
+		m.Net32(unix.NFTA_NAT_FLAGS, flags|unix.NF_NAT_RANGE_MAP_IPS)
 	})
 }
 
@@ -255,19 +255,19 @@ func (m *matcher) translate(nat filter.NAT, f dataplane.Family, ports bool) {
 // key in the first register.
 func (m *matcher) mapped(set string, kind uint32, f dataplane.Family) {
 	m.expr("lookup", func() {
-		m.str(unix.NFTA_LOOKUP_SET, set)
-		m.u32(unix.NFTA_LOOKUP_SREG, reg1)
-		m.u32(unix.NFTA_LOOKUP_DREG, reg1)
+		m.Text(unix.NFTA_LOOKUP_SET, set)
+		m.Net32(unix.NFTA_LOOKUP_SREG, reg1)
+		m.Net32(unix.NFTA_LOOKUP_DREG, reg1)
 	})
 	m.expr("nat", func() {
-		m.u32(unix.NFTA_NAT_TYPE, kind)
-		m.u32(unix.NFTA_NAT_FAMILY, uint32(nfproto(f)))
-		m.u32(unix.NFTA_NAT_REG_ADDR_MIN, reg1)
+		m.Net32(unix.NFTA_NAT_TYPE, kind)
+		m.Net32(unix.NFTA_NAT_FAMILY, uint32(nfproto(f)))
+		m.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1)
 	})
 }
 
 func (c *chainWriter) floatingIn() {
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		m := new(matcher)
 		m.family(f)
 		m.loadAddr(f, destination, reg1)
@@ -279,7 +279,7 @@ func (c *chainWriter) floatingIn() {
 // floatingOut gives workloads their floating addresses outside the pools, and
 // where one speaks to itself by it.
 func (c *chainWriter) floatingOut() {
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		m := new(matcher)
 		m.family(f)
 		m.loadAddr(f, source, reg1)
@@ -369,7 +369,7 @@ func (c *chainWriter) workloads(key uint32, verdict int32, why filter.Reason) {
 	}
 	m := new(matcher)
 	m.meta(key, reg1)
-	m.lookup(oddSet, false)
+	m.lookup(otherSet, false)
 	finish(m)
 }
 
@@ -446,7 +446,7 @@ func (s failsafeSource) name() string {
 func (failsafeSource) comment() string { return "" }
 
 // markFailsafes has the failsafe chains written anew, those that there are.
-func (w *world) markFailsafes() {
+func (w *desired) markFailsafes() {
 	for _, d := range []filter.Direction{filter.Ingress, filter.Egress} {
 		for _, raw := range []bool{false, true} {
 			w.stale[failsafeSource{d, raw}.name()] = struct{}{}
@@ -487,7 +487,7 @@ func (s failsafeSource) betweenHosts(c *chainWriter, far end) {
 		return
 	}
 	add := func(t filter.Tunnel, port end) {
-		for _, f := range families() {
+		for _, f := range dataplane.Families() {
 			m := new(matcher)
 			m.family(f)
 			m.protocol(t.Protocol, false)

@@ -49,11 +49,11 @@ func (c Counter) comment() string {
 		if c.Staged {
 			staged = "staged "
 		}
-		return cut(fmt.Sprintf("%s%s %d: %s", staged, c.Direction, c.Rule, c.Policy))
+		return fit(fmt.Sprintf("%s%s %d: %s", staged, c.Direction, c.Rule, c.Policy))
 	case c.Reason == filter.ByTierEnd:
-		return cut(fmt.Sprintf("%s: end of tier %s", c.Direction, c.Tier))
+		return fit(fmt.Sprintf("%s: end of tier %s", c.Direction, c.Tier))
 	}
-	return cut(string(c.Reason))
+	return fit(string(c.Reason))
 }
 
 // logPrefix is what a listener to a group of nfnetlink_log gets: one letter

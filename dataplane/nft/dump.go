@@ -1,13 +1,14 @@
 package nft
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // have is what a dump says of our table.
@@ -27,16 +28,11 @@ type haveChain struct {
 // read begins anew each time.
 func undisturbed(read func() error) error {
 	const tries = 10
-	for range tries {
-		if err := read(); !errors.Is(err, errInterrupted) {
-			return err
-		}
-	}
-	return fmt.Errorf("read table %s: %w each time of %d", TableName, errInterrupted, tries)
+	return nl.Undisturbed(tries, read)
 }
 
 // dump reads our table.
-func (c *conn) dump() (h *have, err error) {
+func (c conn) dump() (h *have, err error) {
 	err = undisturbed(func() (err error) {
 		h, err = c.dumpOnce()
 		return err
@@ -47,15 +43,15 @@ func (c *conn) dump() (h *have, err error) {
 	return h, nil
 }
 
-func (c *conn) dumpOnce() (*have, error) {
+func (c conn) dumpOnce() (*have, error) {
 	h := &have{chains: make(map[string]*haveChain), sets: make(map[string]*set)}
-	err := c.request(unix.NFT_MSG_GETTABLE, 0, func(b *attrs) { b.str(unix.NFTA_TABLE_NAME, TableName) }, func(v []byte) {
+	err := c.request(unix.NFT_MSG_GETTABLE, func(b *nl.Batch) { b.Text(unix.NFTA_TABLE_NAME, TableName) }, func(v []byte) {
 		h.there = true
-		each(v, func(a attr) {
-			if a.kind == unix.NFTA_TABLE_FLAGS {
-				h.flags = a.u32()
+		for kind, v := range nl.Attributes(v) {
+			if kind == unix.NFTA_TABLE_FLAGS {
+				h.flags = v.Net32()
 			}
-		})
+		}
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -74,32 +70,32 @@ func (c *conn) dumpOnce() (*have, error) {
 	return h, nil
 }
 
-func (c *conn) dumpChains(h *have) error {
+func (c conn) dumpChains(h *have) error {
 	// The kernel gives the chains of all tables.
-	return c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, nil, func(v []byte) {
+	return c.list(unix.NFT_MSG_GETCHAIN, nil, func(v []byte) {
 		var table, name string
 		hk := new(hook)
 		based := false
-		each(v, func(a attr) {
-			switch a.kind {
+		for kind, v := range nl.Attributes(v) {
+			switch kind {
 			case unix.NFTA_CHAIN_TABLE:
-				table = a.str()
+				table = v.Text()
 			case unix.NFTA_CHAIN_NAME:
-				name = a.str()
+				name = v.Text()
 			case unix.NFTA_CHAIN_TYPE:
-				hk.kind = a.str()
+				hk.kind = v.Text()
 			case unix.NFTA_CHAIN_HOOK:
 				based = true
-				each(a.v, func(a attr) {
-					switch a.kind {
+				for kind, v := range nl.Attributes(v) {
+					switch kind {
 					case unix.NFTA_HOOK_HOOKNUM:
-						hk.number = a.u32()
+						hk.number = v.Net32()
 					case unix.NFTA_HOOK_PRIORITY:
-						hk.priority = int32(a.u32()) //nolint:gosec // two's complement
+						hk.priority = int32(v.Net32()) //nolint:gosec // two's complement
 					}
-				})
+				}
 			}
-		})
+		}
 		if table != TableName {
 			return
 		}
@@ -110,7 +106,7 @@ func (c *conn) dumpChains(h *have) error {
 	})
 }
 
-func (c *conn) dumpRules(h *have) error {
+func (c conn) dumpRules(h *have) error {
 	return c.rules("", func(chain string, hd handle, _ []byte) {
 		if ch := h.chains[chain]; ch != nil {
 			ch.rules = append(ch.rules, hd)
@@ -119,60 +115,60 @@ func (c *conn) dumpRules(h *have) error {
 }
 
 // rules reads the rules of one chain, or of all.
-func (c *conn) rules(chain string, fn func(chain string, h handle, exprs []byte)) error {
-	ask := func(b *attrs) {
-		b.str(unix.NFTA_RULE_TABLE, TableName)
+func (c conn) rules(chain string, fn func(chain string, h handle, exprs []byte)) error {
+	ask := func(b *nl.Batch) {
+		b.Text(unix.NFTA_RULE_TABLE, TableName)
 		if chain != "" {
-			b.str(unix.NFTA_RULE_CHAIN, chain)
+			b.Text(unix.NFTA_RULE_CHAIN, chain)
 		}
 	}
-	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, ask, func(v []byte) {
+	return c.list(unix.NFT_MSG_GETRULE, ask, func(v []byte) {
 		var table, name string
 		var h handle
 		var exprs []byte
-		each(v, func(a attr) {
-			switch a.kind {
+		for kind, v := range nl.Attributes(v) {
+			switch kind {
 			case unix.NFTA_RULE_TABLE:
-				table = a.str()
+				table = v.Text()
 			case unix.NFTA_RULE_CHAIN:
-				name = a.str()
+				name = v.Text()
 			case unix.NFTA_RULE_HANDLE:
-				h.number = a.u64()
+				h.number = v.Net64()
 			case unix.NFTA_RULE_USERDATA:
-				h.hash = hashOf(a.v)
+				h.hash = hashOf(v)
 			case unix.NFTA_RULE_EXPRESSIONS:
-				exprs = a.v
+				exprs = v
 			}
-		})
+		}
 		if table == TableName {
 			fn(name, h, exprs)
 		}
 	})
 }
 
-func (c *conn) dumpSets(h *have) error {
-	ask := func(b *attrs) { b.str(unix.NFTA_SET_TABLE, TableName) }
-	err := c.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, ask, func(v []byte) {
+func (c conn) dumpSets(h *have) error {
+	ask := func(b *nl.Batch) { b.Text(unix.NFTA_SET_TABLE, TableName) }
+	err := c.list(unix.NFT_MSG_GETSET, ask, func(v []byte) {
 		var table, name string
 		s := &set{elems: make(map[string]string)}
-		each(v, func(a attr) {
-			switch a.kind {
+		for kind, v := range nl.Attributes(v) {
+			switch kind {
 			case unix.NFTA_SET_TABLE:
-				table = a.str()
+				table = v.Text()
 			case unix.NFTA_SET_NAME:
-				name = a.str()
+				name = v.Text()
 			case unix.NFTA_SET_FLAGS:
-				s.spec.flags = a.u32()
+				s.spec.flags = v.Net32()
 			case unix.NFTA_SET_KEY_TYPE:
-				s.spec.keyType = a.u32()
+				s.spec.keyType = v.Net32()
 			case unix.NFTA_SET_KEY_LEN:
-				s.spec.keyLen = a.u32()
+				s.spec.keyLen = v.Net32()
 			case unix.NFTA_SET_DATA_TYPE:
-				if t := a.u32(); t != typeVerdict {
+				if t := v.Net32(); t != typeVerdict {
 					s.data = t
 				}
 			}
-		})
+		}
 		if table == TableName {
 			h.sets[name] = s
 		}
@@ -188,12 +184,12 @@ func (c *conn) dumpSets(h *have) error {
 	return nil
 }
 
-func (c *conn) dumpElems(name string, s *set) error {
-	ask := func(b *attrs) {
-		b.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
-		b.str(unix.NFTA_SET_ELEM_LIST_SET, name)
+func (c conn) dumpElems(name string, s *set) error {
+	ask := func(b *nl.Batch) {
+		b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+		b.Text(unix.NFTA_SET_ELEM_LIST_SET, name)
 	}
-	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, ask, func(v []byte) {
+	return c.list(unix.NFT_MSG_GETSETELEM, ask, func(v []byte) {
 		eachOf(v, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list []byte) {
 			eachOf(list, unix.NFTA_LIST_ELEM, func(e []byte) {
 				key, data := decodeElem(e, s)
@@ -205,24 +201,24 @@ func (c *conn) dumpElems(name string, s *set) error {
 
 func decodeElem(b []byte, s *set) (key, data string) {
 	edge := startOf
-	each(b, func(a attr) {
-		switch a.kind {
+	for kind, v := range nl.Attributes(b) {
+		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
-			eachOf(a.v, unix.NFTA_DATA_VALUE, func(v []byte) { key = string(v) })
+			eachOf(v, unix.NFTA_DATA_VALUE, func(v []byte) { key = string(v) })
 		case unix.NFTA_SET_ELEM_FLAGS:
-			if a.u32()&unix.NFT_SET_ELEM_INTERVAL_END != 0 {
+			if v.Net32()&unix.NFT_SET_ELEM_INTERVAL_END != 0 {
 				edge = endOf
 			}
 		case unix.NFTA_SET_ELEM_DATA:
-			each(a.v, func(a attr) {
-				if a.kind == unix.NFTA_DATA_VALUE {
-					data = string(a.v)
+			for kind, v := range nl.Attributes(v) {
+				if kind == unix.NFTA_DATA_VALUE {
+					data = string(v)
 				} else {
-					data = decodeVerdict(a.v)
+					data = decodeVerdict(v)
 				}
-			})
+			}
 		}
-	})
+	}
 	if s.spec.isInterval() {
 		key += edge
 	}
@@ -232,14 +228,14 @@ func decodeElem(b []byte, s *set) (key, data string) {
 func decodeVerdict(b []byte) string {
 	var code int32
 	chain := ""
-	each(b, func(a attr) {
-		switch a.kind {
+	for kind, v := range nl.Attributes(b) {
+		switch kind {
 		case unix.NFTA_VERDICT_CODE:
-			code = int32(a.u32()) //nolint:gosec // two's complement
+			code = int32(v.Net32()) //nolint:gosec // two's complement
 		case unix.NFTA_VERDICT_CHAIN:
-			chain = a.str()
+			chain = v.Text()
 		}
-	})
+	}
 	switch code {
 	case nfAccept:
 		return elemAccept
@@ -249,9 +245,9 @@ func decodeVerdict(b []byte) string {
 	return fmt.Sprintf("\x00%d %s", code, chain) // none of ours: it is replaced
 }
 
-// against notes all that differs from the world in a journal. It is false
+// against notes all that differs from what is desired in a journal. It is false
 // when the differences cannot be mended one by one.
-func (h *have) against(w *world) (journal, map[string][]handle, bool) {
+func (h *have) against(w *desired) (journal, map[string][]handle, bool) {
 	j := newJournal()
 	handles := make(map[string][]handle)
 	for name, now := range w.chains {
@@ -292,6 +288,15 @@ func (h *have) against(w *world) (journal, map[string][]handle, bool) {
 	return j, handles, true
 }
 
+// eachOf calls fn with the nested attributes of one kind of list.
+func eachOf(b []byte, kind uint16, fn func([]byte)) {
+	for k, v := range nl.Attributes(b) {
+		if k == kind {
+			fn(v)
+		}
+	}
+}
+
 // count is what a counter says.
 type count struct{ packets, bytes uint64 }
 
@@ -300,29 +305,26 @@ func countersOf(exprs []byte) (first, second count) {
 	list := []*count{&first, &second}
 	eachOf(exprs, unix.NFTA_LIST_ELEM, func(e []byte) {
 		name := ""
-		each(e, func(a attr) {
+		for kind, v := range nl.Attributes(e) {
 			switch {
-			case a.kind == unix.NFTA_EXPR_NAME:
-				name = a.str()
-			case a.kind == unix.NFTA_EXPR_DATA && name == "counter" && len(list) > 0:
-				list[0].read(a.v)
+			case kind == unix.NFTA_EXPR_NAME:
+				name = v.Text()
+			case kind == unix.NFTA_EXPR_DATA && name == "counter" && len(list) > 0:
+				list[0].read(v)
 				list = list[1:]
 			}
-		})
+		}
 	})
 	return first, second
 }
 
 func (c *count) read(b []byte) {
-	each(b, func(a attr) {
-		switch a.kind {
+	for kind, v := range nl.Attributes(b) {
+		switch kind {
 		case unix.NFTA_COUNTER_PACKETS:
-			c.packets = a.u64()
+			c.packets = v.Net64()
 		case unix.NFTA_COUNTER_BYTES:
-			c.bytes = a.u64()
+			c.bytes = v.Net64()
 		}
-	})
+	}
 }
-
-// nativeU32 reads a number of a netlink header.
-func nativeU32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }

@@ -3,6 +3,8 @@ package nft
 import (
 	"errors"
 	"testing"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 func TestUndisturbed(t *testing.T) {
@@ -17,14 +19,14 @@ func TestUndisturbed(t *testing.T) {
 		{"quiet", 0, nil, nil, 1},
 		{"others come in between", 3, nil, nil, 4},
 		{"an error is told at once", 1, refused, refused, 2},
-		{"others never end", 1000, nil, errInterrupted, 10},
+		{"others never end", 1000, nil, nl.ErrInterrupted, 10},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			calls := 0
 			err := undisturbed(func() error {
 				if calls++; calls <= tt.interrupted {
-					return errInterrupted
+					return nl.ErrInterrupted
 				}
 				return tt.last
 			})

@@ -17,7 +17,7 @@ import (
 const (
 	fromMap         = "workload-from"     // what a workload sends: its egress path
 	toMap           = "workload-to"       // what it receives: its ingress path
-	oddSet          = "workload-odd"      // workloads' interfaces without one of the prefixes
+	otherSet        = "workload-odd"      // workloads' interfaces without one of the prefixes
 	netsMap         = "workload-sources"  // chains for workloads with prefixes as sources
 	hostInMap       = "host-in"           // host endpoints, by path
 	hostOutMap      = "host-out"          //
@@ -35,14 +35,14 @@ func hairpinMap(f dataplane.Family) string  { return fmt.Sprintf("floating-hairp
 
 func fixedSets() map[string]*set {
 	all := map[string]*set{
-		oddSet: {spec: setSpec{keyType: typeIfname, keyLen: unix.IFNAMSIZ}},
+		otherSet: {spec: setSpec{keyType: typeIfname, keyLen: unix.IFNAMSIZ}},
 	}
 	for _, name := range []string{
 		fromMap, toMap, netsMap, hostInMap, hostOutMap, forwardInMap, forwardOutMap, untrackedInMap, untrackedOutMap, preDNATMap,
 	} {
 		all[name] = &set{spec: mapSpec(typeIfname, unix.IFNAMSIZ)}
 	}
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		t, length := uint32(typeIPv4), uint32(4)
 		if f == dataplane.IPv6 {
 			t, length = typeIPv6, 16
@@ -59,7 +59,7 @@ func fixedSets() map[string]*set {
 }
 
 // place says what an endpoint has in the table.
-func (w *world) place(e *filter.Endpoint) *placed {
+func (w *desired) place(e *filter.Endpoint) *placed {
 	p := &placed{Endpoint: *e}
 	if e.Host {
 		w.placeHost(p)
@@ -86,17 +86,17 @@ func (p *placed) path(set string, s pathSource) {
 	}
 }
 
-func (w *world) placeHost(p *placed) {
+func (w *desired) placeHost(p *placed) {
 	p.needs.hosts = 1
 	for _, hp := range hostPaths(&p.Endpoint) {
 		p.path(hp.set, hp.pathSource)
 		if hp.idle() {
 			continue
 		}
-		switch hp.form {
-		case untrackedForm:
+		switch hp.stage {
+		case untrackedStage:
 			p.needs.untracked = 1
-		case preDNATForm:
+		case preDNATStage:
 			p.needs.preDNAT = 1
 		default:
 		}
@@ -110,23 +110,23 @@ type mappedPath struct {
 
 func hostPaths(e *filter.Endpoint) []mappedPath {
 	return []mappedPath{
-		{hostInMap, pathSource{e.Ingress, filter.Ingress, filterForm, hostPath}},
-		{hostOutMap, pathSource{e.Egress, filter.Egress, filterForm, hostPath}},
-		{forwardInMap, pathSource{e.ForwardIngress, filter.Ingress, filterForm, forwardPath}},
-		{forwardOutMap, pathSource{e.ForwardEgress, filter.Egress, filterForm, forwardPath}},
-		{untrackedInMap, pathSource{e.UntrackedIngress, filter.Ingress, untrackedForm, hostPath}},
-		{untrackedOutMap, pathSource{e.UntrackedEgress, filter.Egress, untrackedForm, hostPath}},
-		{preDNATMap, pathSource{e.PreDNATIngress, filter.Ingress, preDNATForm, hostPath}},
+		{hostInMap, pathSource{e.Ingress, filter.Ingress, filterStage, hostPath}},
+		{hostOutMap, pathSource{e.Egress, filter.Egress, filterStage, hostPath}},
+		{forwardInMap, pathSource{e.ForwardIngress, filter.Ingress, filterStage, forwardPath}},
+		{forwardOutMap, pathSource{e.ForwardEgress, filter.Egress, filterStage, forwardPath}},
+		{untrackedInMap, pathSource{e.UntrackedIngress, filter.Ingress, untrackedStage, hostPath}},
+		{untrackedOutMap, pathSource{e.UntrackedEgress, filter.Egress, untrackedStage, hostPath}},
+		{preDNATMap, pathSource{e.PreDNATIngress, filter.Ingress, preDNATStage, hostPath}},
 	}
 }
 
-func (w *world) placeWorkload(p *placed) {
+func (w *desired) placeWorkload(p *placed) {
 	key := ifname(p.Interface)
-	egress, ingress := pathSource{p.Egress, filter.Egress, filterForm, workloadPath}, pathSource{p.Ingress, filter.Ingress, filterForm, workloadPath}
+	egress, ingress := pathSource{p.Egress, filter.Egress, filterStage, workloadPath}, pathSource{p.Ingress, filter.Ingress, filterStage, workloadPath}
 	p.roots = append(p.roots, egress, ingress)
 	p.elem(fromMap, key, egress.name())
 	p.elem(toMap, key, ingress.name())
-	p.elem(oddSet, key, elemNone)
+	p.elem(otherSet, key, elemNone)
 	wide := false
 	for _, net := range p.Sources {
 		if !net.IsSingleIP() {
@@ -164,7 +164,7 @@ func (s sourceNets) name() string    { return "sources-" + hashName(s.text) }
 func (s sourceNets) comment() string { return "" }
 
 func (s sourceNets) rules(w *chainWriter) {
-	for _, f := range families() {
+	for _, f := range dataplane.Families() {
 		side := filter.Side{Nets: s.nets}
 		if !ofFamily(&side, f) {
 			continue
@@ -178,9 +178,9 @@ func (s sourceNets) rules(w *chainWriter) {
 	w.drop(new(matcher), filter.BySpoofing)
 }
 
-func (w *world) putEndpoint(e *filter.Endpoint) {
+func (w *desired) putEndpoint(e *filter.Endpoint) {
 	now, old := w.place(e), w.endpoints[e.Interface]
-	now.elems = slices.DeleteFunc(now.elems, func(el placedElem) bool { return el.set == oddSet && w.usual(e.Interface) })
+	now.elems = slices.DeleteFunc(now.elems, func(el placedElem) bool { return el.set == otherSet && w.usual(e.Interface) })
 	for _, s := range now.roots {
 		w.acquire(s)
 	}
@@ -201,17 +201,17 @@ func (w *world) putEndpoint(e *filter.Endpoint) {
 }
 
 // usual reports whether an interface has one of the workloads' prefixes.
-func (w *world) usual(name string) bool {
+func (w *desired) usual(name string) bool {
 	return slices.ContainsFunc(w.settings.WorkloadPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-func (w *world) delEndpoint(name string) {
+func (w *desired) delEndpoint(name string) {
 	w.unplace(w.endpoints[name], &placed{})
 	delete(w.endpoints, name)
 }
 
 // unplace takes away what an endpoint had and has no more.
-func (w *world) unplace(old, now *placed) {
+func (w *desired) unplace(old, now *placed) {
 	kept := make(map[elemID]bool, len(now.elems))
 	for _, el := range now.elems {
 		kept[el.elemID] = true
@@ -231,17 +231,17 @@ func (w *world) unplace(old, now *placed) {
 }
 
 // claim gives an element to the endpoint that asked last.
-func (w *world) claim(el placedElem, owner string) {
+func (w *desired) claim(el placedElem, owner string) {
 	w.floating[el.elemID] = append(w.floating[el.elemID], claim{owner, el.data})
 	w.settle(el.elemID)
 }
 
-func (w *world) unclaim(id elemID, owner string) {
+func (w *desired) unclaim(id elemID, owner string) {
 	w.floating[id] = slices.DeleteFunc(w.floating[id], func(c claim) bool { return c.owner == owner })
 	w.settle(id)
 }
 
-func (w *world) settle(id elemID) {
+func (w *desired) settle(id elemID) {
 	list := w.floating[id]
 	data, there := w.sets[id.set].elems[id.key]
 	switch {

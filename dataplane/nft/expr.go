@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 
@@ -8,6 +9,7 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // The verdicts that are no jumps (linux/netfilter.h).
@@ -34,54 +36,54 @@ func regAfter(bytes uint32) uint32 {
 }
 
 // matcher builds the expressions of a rule.
-type matcher struct{ attrs }
+type matcher struct{ nl.Attrs }
 
 func (m *matcher) clone() *matcher {
-	return &matcher{attrs: attrs{append([]byte(nil), m.b...)}}
+	return &matcher{nl.Attrs{B: bytes.Clone(m.B)}}
 }
 
 // expr appends an expression. Each is an element of a list.
 func (m *matcher) expr(name string, fn func()) {
-	m.nest(unix.NFTA_LIST_ELEM, func() {
-		m.str(unix.NFTA_EXPR_NAME, name)
-		m.nest(unix.NFTA_EXPR_DATA, fn)
+	m.Nest(unix.NFTA_LIST_ELEM, func() {
+		m.Text(unix.NFTA_EXPR_NAME, name)
+		m.Nest(unix.NFTA_EXPR_DATA, fn)
 	})
 }
 
 func (m *matcher) meta(key, reg uint32) {
 	m.expr("meta", func() {
-		m.u32(unix.NFTA_META_KEY, key)
-		m.u32(unix.NFTA_META_DREG, reg)
+		m.Net32(unix.NFTA_META_KEY, key)
+		m.Net32(unix.NFTA_META_DREG, reg)
 	})
 }
 
-func (a *attrs) value(kind uint16, v []byte) {
-	a.nest(kind, func() { a.bytes(unix.NFTA_DATA_VALUE, v) })
+func (m *matcher) value(kind uint16, v []byte) {
+	m.Nest(kind, func() { m.Bytes(unix.NFTA_DATA_VALUE, v...) })
 }
 
 func (m *matcher) cmp(op uint32, v []byte) {
 	m.expr("cmp", func() {
-		m.u32(unix.NFTA_CMP_SREG, reg1)
-		m.u32(unix.NFTA_CMP_OP, op)
+		m.Net32(unix.NFTA_CMP_SREG, reg1)
+		m.Net32(unix.NFTA_CMP_OP, op)
 		m.value(unix.NFTA_CMP_DATA, v)
 	})
 }
 
 func (m *matcher) payload(base, offset, length, reg uint32) {
 	m.expr("payload", func() {
-		m.u32(unix.NFTA_PAYLOAD_DREG, reg)
-		m.u32(unix.NFTA_PAYLOAD_BASE, base)
-		m.u32(unix.NFTA_PAYLOAD_OFFSET, offset)
-		m.u32(unix.NFTA_PAYLOAD_LEN, length)
+		m.Net32(unix.NFTA_PAYLOAD_DREG, reg)
+		m.Net32(unix.NFTA_PAYLOAD_BASE, base)
+		m.Net32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		m.Net32(unix.NFTA_PAYLOAD_LEN, length)
 	})
 }
 
 // bits keeps the bits of a mask and turns those of xor.
 func (m *matcher) bits(mask, xor []byte) {
 	m.expr("bitwise", func() {
-		m.u32(unix.NFTA_BITWISE_SREG, reg1)
-		m.u32(unix.NFTA_BITWISE_DREG, reg1)
-		m.u32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // 16 at most
+		m.Net32(unix.NFTA_BITWISE_SREG, reg1)
+		m.Net32(unix.NFTA_BITWISE_DREG, reg1)
+		m.Net32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // 16 at most
 		m.value(unix.NFTA_BITWISE_MASK, mask)
 		m.value(unix.NFTA_BITWISE_XOR, xor)
 	})
@@ -96,10 +98,10 @@ func eq(not bool) uint32 {
 
 func (m *matcher) lookup(set string, not bool) {
 	m.expr("lookup", func() {
-		m.str(unix.NFTA_LOOKUP_SET, set)
-		m.u32(unix.NFTA_LOOKUP_SREG, reg1)
+		m.Text(unix.NFTA_LOOKUP_SET, set)
+		m.Net32(unix.NFTA_LOOKUP_SREG, reg1)
 		if not {
-			m.u32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
+			m.Net32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
 		}
 	})
 }
@@ -107,9 +109,9 @@ func (m *matcher) lookup(set string, not bool) {
 // lookupVerdict does what the map says for the key.
 func (m *matcher) lookupVerdict(set string) {
 	m.expr("lookup", func() {
-		m.str(unix.NFTA_LOOKUP_SET, set)
-		m.u32(unix.NFTA_LOOKUP_SREG, reg1)
-		m.u32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
+		m.Text(unix.NFTA_LOOKUP_SET, set)
+		m.Net32(unix.NFTA_LOOKUP_SREG, reg1)
+		m.Net32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 	})
 }
 
@@ -187,8 +189,8 @@ func (m *matcher) port(e end, r filter.PortRange, not bool) {
 		m.cmp(eq(not), low)
 	case not:
 		m.expr("range", func() {
-			m.u32(unix.NFTA_RANGE_SREG, reg1)
-			m.u32(unix.NFTA_RANGE_OP, unix.NFT_RANGE_NEQ)
+			m.Net32(unix.NFTA_RANGE_SREG, reg1)
+			m.Net32(unix.NFTA_RANGE_OP, unix.NFT_RANGE_NEQ)
 			m.value(unix.NFTA_RANGE_FROM_DATA, low)
 			m.value(unix.NFTA_RANGE_TO_DATA, high)
 		})
@@ -201,8 +203,8 @@ func (m *matcher) port(e end, r filter.PortRange, not bool) {
 // state matches packets in one of the states of connection tracking.
 func (m *matcher) state(bits uint32) {
 	m.expr("ct", func() {
-		m.u32(unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
-		m.u32(unix.NFTA_CT_DREG, reg1)
+		m.Net32(unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
+		m.Net32(unix.NFTA_CT_DREG, reg1)
 	})
 	m.bits(binary.NativeEndian.AppendUint32(nil, bits), make([]byte, 4))
 	m.cmp(unix.NFT_CMP_NEQ, make([]byte, 4))
@@ -224,8 +226,8 @@ func (m *matcher) mark(bit uint32) {
 // connectionMark matches connections that have a bit in their mark.
 func (m *matcher) connectionMark(bit uint32) {
 	m.expr("ct", func() {
-		m.u32(unix.NFTA_CT_KEY, unix.NFT_CT_MARK)
-		m.u32(unix.NFTA_CT_DREG, reg1)
+		m.Net32(unix.NFTA_CT_KEY, unix.NFT_CT_MARK)
+		m.Net32(unix.NFTA_CT_DREG, reg1)
 	})
 	m.bits(binary.NativeEndian.AppendUint32(nil, bit), make([]byte, 4))
 	m.cmp(unix.NFT_CMP_NEQ, make([]byte, 4))
@@ -240,8 +242,8 @@ func (m *matcher) setMark(bit uint32, on bool) {
 	m.meta(unix.NFT_META_MARK, reg1)
 	m.bits(binary.NativeEndian.AppendUint32(nil, ^bit), binary.NativeEndian.AppendUint32(nil, xor))
 	m.expr("meta", func() {
-		m.u32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
-		m.u32(unix.NFTA_META_SREG, reg1)
+		m.Net32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
+		m.Net32(unix.NFTA_META_SREG, reg1)
 	})
 }
 
@@ -249,11 +251,11 @@ func (m *matcher) counter() { m.expr("counter", func() {}) }
 
 func (m *matcher) notrack() { m.expr("notrack", func() {}) }
 
-func (a *attrs) verdict(code int32, chain string) {
-	a.nest(unix.NFTA_DATA_VERDICT, func() {
-		a.u32(unix.NFTA_VERDICT_CODE, uint32(code)) //nolint:gosec // two's complement is what is wanted
+func verdict(a *nl.Attrs, code int32, chain string) {
+	a.Nest(unix.NFTA_DATA_VERDICT, func() {
+		a.Net32(unix.NFTA_VERDICT_CODE, uint32(code))
 		if chain != "" {
-			a.str(unix.NFTA_VERDICT_CHAIN, chain)
+			a.Text(unix.NFTA_VERDICT_CHAIN, chain)
 		}
 	})
 }
@@ -261,8 +263,8 @@ func (a *attrs) verdict(code int32, chain string) {
 // do ends a rule with a verdict.
 func (m *matcher) do(code int32, chain string) {
 	m.expr("immediate", func() {
-		m.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-		m.nest(unix.NFTA_IMMEDIATE_DATA, func() { m.verdict(code, chain) })
+		m.Net32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+		m.Nest(unix.NFTA_IMMEDIATE_DATA, func() { verdict(&m.Attrs, code, chain) })
 	})
 }
 
@@ -273,8 +275,8 @@ func (m *matcher) deny(reject bool) {
 		return
 	}
 	m.expr("reject", func() {
-		m.u32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMPX_UNREACH)
-		m.bytes(unix.NFTA_REJECT_ICMP_CODE, []byte{unix.NFT_REJECT_ICMPX_PORT_UNREACH})
+		m.Net32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMPX_UNREACH)
+		m.Uint8(unix.NFTA_REJECT_ICMP_CODE, unix.NFT_REJECT_ICMPX_PORT_UNREACH)
 	})
 }
 
@@ -285,12 +287,12 @@ const mostPrefix = 127
 // nfnetlink_log.
 func (m *matcher) log(prefix string, group uint16) {
 	m.expr("log", func() {
-		m.str(unix.NFTA_LOG_PREFIX, prefix[:min(len(prefix), mostPrefix)])
+		m.Text(unix.NFTA_LOG_PREFIX, prefix[:min(len(prefix), mostPrefix)])
 		if group != 0 {
-			m.u16(unix.NFTA_LOG_GROUP, group)
+			m.Net16(unix.NFTA_LOG_GROUP, group)
 			return
 		}
-		m.u32(unix.NFTA_LOG_LEVEL, 5) // notice, as Felix has it
+		m.Net32(unix.NFTA_LOG_LEVEL, 5) // notice, as Felix has it
 	})
 }
 
@@ -300,12 +302,12 @@ const burstSeconds = 5
 // rate matches packets up to a number a second, or what is beyond.
 func (m *matcher) rate(perSecond uint32, beyond bool) {
 	m.expr("limit", func() {
-		m.u64(unix.NFTA_LIMIT_RATE, uint64(perSecond))
-		m.u64(unix.NFTA_LIMIT_UNIT, 1)
-		m.u32(unix.NFTA_LIMIT_BURST, perSecond*burstSeconds)
-		m.u32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+		m.Net64(unix.NFTA_LIMIT_RATE, uint64(perSecond))
+		m.Net64(unix.NFTA_LIMIT_UNIT, 1)
+		m.Net32(unix.NFTA_LIMIT_BURST, perSecond*burstSeconds)
+		m.Net32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
 		if beyond {
-			m.u32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
+			m.Net32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
 		}
 	})
 }
@@ -313,7 +315,7 @@ func (m *matcher) rate(perSecond uint32, beyond bool) {
 // immediate loads a value.
 func (m *matcher) immediate(reg uint32, v []byte) {
 	m.expr("immediate", func() {
-		m.u32(unix.NFTA_IMMEDIATE_DREG, reg)
+		m.Net32(unix.NFTA_IMMEDIATE_DREG, reg)
 		m.value(unix.NFTA_IMMEDIATE_DATA, v)
 	})
 }

@@ -121,14 +121,14 @@ func TestKilledBetweenParts(t *testing.T) {
 		if err := table.Replace(rulesetOf(t, small())); err != nil {
 			t.Fatal(err)
 		}
-		if err := table.world.apply(&next); err != nil {
+		if err := table.desired.apply(&next); err != nil {
 			t.Fatal(err)
 		}
 		handles, err := table.handles()
 		if err != nil {
 			t.Fatal(err)
 		}
-		batches := table.world.differ(&table.world.journal, handles).batches(1)
+		batches := table.desired.differ(&table.desired.journal, handles).batches(1)
 		for _, b := range batches[:min(parts, len(batches))] {
 			if err := table.conn.commit(b); err != nil {
 				t.Fatal(err)

@@ -332,7 +332,7 @@ func step(from, to *filter.Ruleset) filter.Delta {
 // differences says where the kernel's table is not what a fresh load of the
 // ruleset would be.
 func differences(t *Table, rs *filter.Ruleset) string {
-	w := newWorld(t.cfg)
+	w := newDesired(t.cfg)
 	d := whole(rs)
 	if err := w.apply(&d); err != nil {
 		return err.Error()

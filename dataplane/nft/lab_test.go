@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 )
 
@@ -29,7 +30,7 @@ type lab struct {
 	packet      int                         // AF_PACKET on the wires
 	local       []int                       // raw sockets of the host
 	out4, out6  int
-	tracker     *conn // to the host's connection tracking
+	tracker     *nl.Conn // to the host's connection tracking
 	next        uint32
 	resent      bool                      // some packets were sent more than once
 	sources     map[uint32]netip.AddrPort // with which packets came, by their numbers
@@ -160,10 +161,10 @@ func (l *lab) sockets(t testing.TB) {
 		t.Fatal(err)
 	}
 	err = l.host.Do(func() (err error) {
-		if l.tracker, err = open(0); err != nil {
+		if l.tracker, err = nl.Dial(unix.NETLINK_NETFILTER, 0, 0); err != nil {
 			return err
 		}
-		t.Cleanup(l.tracker.close)
+		t.Cleanup(func() { l.tracker.Close() })
 		for _, p := range protocols {
 			for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 				l.local = append(l.local, socket(family, unix.SOCK_RAW, p))
@@ -383,18 +384,10 @@ func parseProbe(b []byte) (uint32, bool) {
 func (l *lab) forget(t testing.TB) {
 	t.Helper()
 	const deleteAll = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
-	b := new(batch)
-	b.finish(b.start(deleteAll, unix.NLM_F_ACK, unix.AF_UNSPEC, firstSeq))
-	if err := unix.Sendto(l.tracker.fd, b.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		t.Fatal(err)
-	}
-	err := l.tracker.receive(0, func(m message) {
-		if err := m.errno(); err != nil {
-			t.Fatalf("forget connections: %v", err)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
+	var b nl.Batch
+	b.Begin(deleteAll, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	if err := l.tracker.Do(&b, nil); err != nil {
+		t.Fatalf("forget connections: %v", err)
 	}
 }
 

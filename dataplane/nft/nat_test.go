@@ -134,8 +134,8 @@ func TestFloating(t *testing.T) {
 	if err := table.Apply(filter.Delta{PutEndpoints: []filter.Endpoint{first}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := table.Status(); got.Elements == 0 || table.world.tally.floating != 0 {
-		t.Errorf("%+v, %d endpoints with floating addresses", got, table.world.tally.floating)
+	if got := table.Status(); got.Elements == 0 || table.desired.tally.floating != 0 {
+		t.Errorf("%+v, %d endpoints with floating addresses", got, table.desired.tally.floating)
 	}
 	if got := l.try(t, []filter.Flow{udp("eth0", "cali1", "192.0.2.130", "192.0.2.50")}, func(filter.Flow) bool { return false }); got[0] {
 		t.Error("nobody claims the address, and it leads somewhere")

@@ -11,26 +11,26 @@ import (
 	"github.com/routerd/routerd/dataplane/filter"
 )
 
-// form is the way in which a chain's rules act, by where they stand.
-type form uint8
+// stage is the way in which a chain's rules act, by where they stand.
+type stage uint8
 
 const (
-	filterForm    form = iota // accept or drop
-	untrackedForm             // before connection tracking: accept also means not to track, and to mark
-	preDNATForm               // before destination NAT: accept also means to mark
-	stagedForm                // count and log, decide nothing
-	profileForm               // filterForm, where Pass goes on behind the chain
+	filterStage    stage = iota // accept or drop
+	untrackedStage              // before connection tracking: accept also means not to track, and to mark
+	preDNATStage                // before destination NAT: accept also means to mark
+	stagedStage                 // count and log, decide nothing
+	profileStage                // filterStage, where Pass goes on behind the chain
 )
 
-func (f form) String() string {
+func (f stage) String() string {
 	return [...]string{"f", "u", "d", "s", "p"}[f]
 }
 
-func (f form) hook() filter.Hook {
+func (f stage) hook() filter.Hook {
 	switch f {
-	case untrackedForm:
+	case untrackedStage:
 		return filter.Untracked
-	case preDNATForm:
+	case preDNATStage:
 		return filter.PreDNAT
 	default:
 		return filter.Normal
@@ -49,35 +49,35 @@ type chainSource interface {
 
 // policySource is the rules of a policy in one direction.
 type policySource struct {
-	id   filter.PolicyID
-	dir  filter.Direction
-	form form
+	id    filter.PolicyID
+	dir   filter.Direction
+	stage stage
 }
 
 func short(d filter.Direction) string { return d.String()[:2] }
 
 func (s policySource) name() string {
 	kind := "policy"
-	if s.form == profileForm {
+	if s.stage == profileStage {
 		kind = "profile"
 	}
-	return fmt.Sprintf("%s-%s%s-%s", kind, short(s.dir), s.form, hashName(s.id.Kind+"\x00"+s.id.Namespace+"\x00"+s.id.Name))
+	return fmt.Sprintf("%s-%s%s-%s", kind, short(s.dir), s.stage, hashName(s.id.Kind+"\x00"+s.id.Namespace+"\x00"+s.id.Name))
 }
 
 func (s policySource) comment() string { return fmt.Sprintf("%s of %s", s.dir, s.id) }
 
-func (s policySource) rules(w *chainWriter) { w.policy(s.id, s.dir, s.form) }
+func (s policySource) rules(w *chainWriter) { w.policy(s.id, s.dir, s.stage) }
 
 // tierSource is a tier's policies in one direction.
 type tierSource struct {
-	tier filter.Tier
-	dir  filter.Direction
-	form form
+	tier  filter.Tier
+	dir   filter.Direction
+	stage stage
 }
 
 func (s tierSource) content() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%q %d %d", s.tier.Name, s.tier.End, s.form)
+	fmt.Fprintf(&b, "%q %d %d", s.tier.Name, s.tier.End, s.stage)
 	for _, p := range s.tier.Policies {
 		fmt.Fprintf(&b, " %q %q %q %t", p.ID.Kind, p.ID.Namespace, p.ID.Name, p.Staged)
 	}
@@ -85,7 +85,7 @@ func (s tierSource) content() string {
 }
 
 func (s tierSource) name() string {
-	return fmt.Sprintf("tier-%s%s-%s", short(s.dir), s.form, hashName(s.content()))
+	return fmt.Sprintf("tier-%s%s-%s", short(s.dir), s.stage, hashName(s.content()))
 }
 
 func (s tierSource) comment() string { return fmt.Sprintf("%s of tier %s", s.dir, s.tier.Name) }
@@ -94,30 +94,30 @@ func (s tierSource) comment() string { return fmt.Sprintf("%s of tier %s", s.dir
 // leaves the tier; others are jumped to.
 func (s tierSource) rules(w *chainWriter) {
 	for _, ref := range s.tier.Policies {
-		f := s.form
+		f := s.stage
 		if ref.Staged {
-			f = stagedForm
+			f = stagedStage
 		}
 		switch {
 		case len(w.read(ref.ID).Rules(s.dir)) == 0:
-		case f != stagedForm && w.passes(ref.ID, s.dir):
+		case f != stagedStage && w.passes(ref.ID, s.dir):
 			w.policy(ref.ID, s.dir, f)
 		default:
 			w.jump(policySource{ref.ID, s.dir, f})
 		}
 	}
-	c := Counter{Direction: s.dir, Hook: s.form.hook(), Rule: filter.NoRule, Action: s.tier.End, Tier: s.tier.Name, Reason: filter.ByTierEnd}
+	c := Counter{Direction: s.dir, Hook: s.stage.hook(), Rule: filter.NoRule, Action: s.tier.End, Tier: s.tier.Name, Reason: filter.ByTierEnd}
 	if s.tier.Enforced() && s.tier.End != filter.Pass {
-		w.act(new(matcher), c, s.form)
+		w.act(new(matcher), c, s.stage)
 	}
 }
 
 // pathSource is a path of an endpoint.
 type pathSource struct {
-	path filter.Path
-	dir  filter.Direction
-	form form
-	kind pathKind
+	path  filter.Path
+	dir   filter.Direction
+	stage stage
+	kind  pathKind
 }
 
 type pathKind uint8
@@ -130,9 +130,9 @@ const (
 
 func (s pathSource) content() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d %d %d", s.path.Default, s.form, s.kind)
+	fmt.Fprintf(&b, "%d %d %d", s.path.Default, s.stage, s.kind)
 	for _, t := range s.path.Tiers {
-		b.WriteString(" " + tierSource{t, s.dir, s.form}.content())
+		b.WriteString(" " + tierSource{t, s.dir, s.stage}.content())
 	}
 	for _, id := range s.path.Profiles {
 		fmt.Fprintf(&b, " %q", id.Name)
@@ -142,7 +142,7 @@ func (s pathSource) content() string {
 
 func (s pathSource) name() string {
 	kind := [...]string{"workload", "host", "forward"}[s.kind]
-	return fmt.Sprintf("%s-%s%s-%s", kind, short(s.dir), s.form, hashName(s.content()))
+	return fmt.Sprintf("%s-%s%s-%s", kind, short(s.dir), s.stage, hashName(s.content()))
 }
 
 func (s pathSource) comment() string { return "" }
@@ -151,17 +151,17 @@ func (s pathSource) rules(w *chainWriter) {
 	w.preamble(s)
 	for _, t := range s.path.Tiers {
 		if len(t.Policies) > 0 {
-			w.jump(tierSource{t, s.dir, s.form})
+			w.jump(tierSource{t, s.dir, s.stage})
 		}
 	}
 	for _, id := range s.path.Profiles {
 		if len(w.read(id).Rules(s.dir)) > 0 {
-			w.jump(policySource{id, s.dir, profileForm})
+			w.jump(policySource{id, s.dir, profileStage})
 		}
 	}
 	if s.path.Default != filter.Pass {
-		c := Counter{Direction: s.dir, Hook: s.form.hook(), Rule: filter.NoRule, Action: s.path.Default, Reason: filter.ByPathEnd}
-		w.act(new(matcher), c, s.form)
+		c := Counter{Direction: s.dir, Hook: s.stage.hook(), Rule: filter.NoRule, Action: s.path.Default, Reason: filter.ByPathEnd}
+		w.act(new(matcher), c, s.stage)
 	}
 }
 
@@ -172,7 +172,7 @@ func (s pathSource) idle() bool {
 
 // chainWriter writes one chain.
 type chainWriter struct {
-	w        *world
+	w        *desired
 	out      []rule
 	jumps    []chainSource
 	literals []string
@@ -201,7 +201,7 @@ func (c *chainWriter) literal(prefix string, s *set) string {
 func (c *chainWriter) add(m *matcher, n Counter) { c.put(m, n, logsAll) }
 
 func (c *chainWriter) put(m *matcher, n Counter, l logging) {
-	r := newRule(m.b, n)
+	r := newRule(m.B, n)
 	r.logging = l
 	c.out = append(c.out, r)
 }
@@ -226,9 +226,9 @@ func (c *chainWriter) passes(id filter.PolicyID, d filter.Direction) bool {
 }
 
 // policy writes the rules of a policy.
-func (c *chainWriter) policy(id filter.PolicyID, d filter.Direction, f form) {
+func (c *chainWriter) policy(id filter.PolicyID, d filter.Direction, f stage) {
 	for i, r := range c.read(id).Rules(d) {
-		n := Counter{Policy: id, Direction: d, Hook: f.hook(), Rule: i, Staged: f == stagedForm, Action: r.Action, Reason: filter.ByRule}
+		n := Counter{Policy: id, Direction: d, Hook: f.hook(), Rule: i, Staged: f == stagedStage, Action: r.Action, Reason: filter.ByRule}
 		for _, m := range alternatives(&r, c) {
 			c.act(m, n, f)
 		}
@@ -238,12 +238,12 @@ func (c *chainWriter) policy(id filter.PolicyID, d filter.Direction, f form) {
 // act ends a rule: counts, logs, and does what the action is in this form. What
 // is beyond the bound of the log has a rule of its own before, which does the
 // same in silence.
-func (c *chainWriter) act(m *matcher, n Counter, f form) {
+func (c *chainWriter) act(m *matcher, n Counter, f stage) {
 	rate := c.w.cfg.LogRate
 	if n.Action == filter.Log {
 		m.counter()
 		logs := logsAll
-		if f != stagedForm {
+		if f != stagedStage {
 			if rate != 0 {
 				m.rate(rate, false)
 				m.counter()
@@ -272,23 +272,23 @@ func (c *chainWriter) act(m *matcher, n Counter, f form) {
 
 // meetsEvery reports whether a rule can meet every packet of a flow: unless the
 // flow is tracked and allowed, each of its packets is a first one.
-func meetsEvery(a filter.Action, f form) bool {
-	return a != filter.Allow || f == untrackedForm || f == stagedForm
+func meetsEvery(a filter.Action, f stage) bool {
+	return a != filter.Allow || f == untrackedStage || f == stagedStage
 }
 
 // end does what an action is in a form.
-func (c *chainWriter) end(m *matcher, a filter.Action, f form) {
+func (c *chainWriter) end(m *matcher, a filter.Action, f stage) {
 	switch {
-	case f == stagedForm, a == filter.Pass:
+	case f == stagedStage, a == filter.Pass:
 		m.do(unix.NFT_RETURN, "")
 	case a == filter.Deny:
 		m.deny(c.w.settings.Reject && f.hook() == filter.Normal)
 	default:
 		switch f {
-		case untrackedForm:
+		case untrackedStage:
 			m.notrack()
 			m.setMark(c.w.cfg.Mark, true)
-		case preDNATForm:
+		case preDNATStage:
 			m.setMark(c.w.cfg.Mark, true)
 		default:
 		}
@@ -299,9 +299,9 @@ func (c *chainWriter) end(m *matcher, a filter.Action, f form) {
 // preamble writes what comes before the tiers.
 func (c *chainWriter) preamble(s pathSource) {
 	if s.kind == hostPath {
-		c.jump(failsafeSource{s.dir, s.form == untrackedForm})
+		c.jump(failsafeSource{s.dir, s.stage == untrackedStage})
 	}
-	if s.form == filterForm && !c.w.settings.AllowInvalid {
+	if s.stage == filterStage && !c.w.settings.AllowInvalid {
 		m := new(matcher)
 		m.state(stateInvalid)
 		// Connection tracking checks UDP-Lite's checksum as if it were UDP's and

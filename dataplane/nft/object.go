@@ -121,12 +121,12 @@ const (
 
 const mostComment = 127 // bytes that nft(8) shows (NFTNL_UDATA_COMMENT_MAXLEN)
 
-// cut makes a text fit for a comment. Nothing that nft(8) prints is quoted, so
+// fit makes a text fit for a comment. Nothing that nft(8) prints is quoted, so
 // a quote in it could not be read back.
-func cut(s string) string { return strings.ReplaceAll(s[:min(len(s), mostComment)], `"`, "'") }
+func fit(s string) string { return strings.ReplaceAll(s[:min(len(s), mostComment)], `"`, "'") }
 
 func udata(b []byte, kind byte, v []byte) []byte {
-	b = append(b, kind, byte(len(v))) //nolint:gosec // cut to mostComment
+	b = append(b, kind, byte(len(v))) //nolint:gosec // fit to mostComment
 	return append(b, v...)
 }
 
@@ -160,7 +160,7 @@ func (s *set) udata() []byte {
 	}
 	b := udata(nil, udataKeyByteOrder, binary.NativeEndian.AppendUint32(nil, order))
 	if s.comment != "" {
-		b = udata(b, udataSetComment, append([]byte(cut(s.comment)), 0))
+		b = udata(b, udataSetComment, append([]byte(fit(s.comment)), 0))
 	}
 	return b
 }
@@ -180,39 +180,39 @@ const (
 
 func (b *batch) putTable(flags uint32) {
 	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, subject{"add", "table", TableName}, func() {
-		b.str(unix.NFTA_TABLE_NAME, TableName)
-		b.u32(unix.NFTA_TABLE_FLAGS, flags)
+		b.Text(unix.NFTA_TABLE_NAME, TableName)
+		b.Net32(unix.NFTA_TABLE_FLAGS, flags)
 	})
 }
 
 func (b *batch) delTable() {
 	b.add(unix.NFT_MSG_DELTABLE, 0, subject{"delete", "table", TableName}, func() {
-		b.str(unix.NFTA_TABLE_NAME, TableName)
+		b.Text(unix.NFTA_TABLE_NAME, TableName)
 	})
 }
 
 func (b *batch) putChain(name string, c *chain) {
 	b.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, subject{"add", "chain", name}, func() {
-		b.str(unix.NFTA_CHAIN_TABLE, TableName)
-		b.str(unix.NFTA_CHAIN_NAME, name)
+		b.Text(unix.NFTA_CHAIN_TABLE, TableName)
+		b.Text(unix.NFTA_CHAIN_NAME, name)
 		if c.comment != "" {
-			b.bytes(chainUserdata, udata(nil, udataComment, append([]byte(cut(c.comment)), 0)))
+			b.Bytes(chainUserdata, udata(nil, udataComment, append([]byte(fit(c.comment)), 0))...)
 		}
 		if c.hook == nil {
 			return
 		}
-		b.str(unix.NFTA_CHAIN_TYPE, c.hook.kind)
-		b.nest(unix.NFTA_CHAIN_HOOK, func() {
-			b.u32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
-			b.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority)) //nolint:gosec // two's complement is what is wanted
+		b.Text(unix.NFTA_CHAIN_TYPE, c.hook.kind)
+		b.Nest(unix.NFTA_CHAIN_HOOK, func() {
+			b.Net32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
+			b.Net32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority)) //nolint:gosec // two's complement is what is wanted
 		})
 	})
 }
 
 func (b *batch) delChain(name string) {
 	b.add(unix.NFT_MSG_DELCHAIN, 0, subject{"delete", "chain", name}, func() {
-		b.str(unix.NFTA_CHAIN_TABLE, TableName)
-		b.str(unix.NFTA_CHAIN_NAME, name)
+		b.Text(unix.NFTA_CHAIN_TABLE, TableName)
+		b.Text(unix.NFTA_CHAIN_NAME, name)
 	})
 }
 
@@ -223,12 +223,12 @@ func (b *batch) putRule(chain string, r *rule, before uint64) {
 		flags |= unix.NLM_F_APPEND
 	}
 	b.add(unix.NFT_MSG_NEWRULE, flags, subject{"add", "a rule of chain", chain}, func() {
-		b.str(unix.NFTA_RULE_TABLE, TableName)
-		b.str(unix.NFTA_RULE_CHAIN, chain)
-		b.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs)
-		b.bytes(unix.NFTA_RULE_USERDATA, r.udata())
+		b.Text(unix.NFTA_RULE_TABLE, TableName)
+		b.Text(unix.NFTA_RULE_CHAIN, chain)
+		b.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs...)
+		b.Bytes(unix.NFTA_RULE_USERDATA, r.udata()...)
 		if before != 0 {
-			b.u64(unix.NFTA_RULE_POSITION, before)
+			b.Net64(unix.NFTA_RULE_POSITION, before)
 		}
 	})
 }
@@ -236,32 +236,32 @@ func (b *batch) putRule(chain string, r *rule, before uint64) {
 // delRule deletes a rule, or with 0 all of the chain.
 func (b *batch) delRule(chain string, handle uint64) {
 	b.add(unix.NFT_MSG_DELRULE, 0, subject{"delete", "a rule of chain", chain}, func() {
-		b.str(unix.NFTA_RULE_TABLE, TableName)
-		b.str(unix.NFTA_RULE_CHAIN, chain)
+		b.Text(unix.NFTA_RULE_TABLE, TableName)
+		b.Text(unix.NFTA_RULE_CHAIN, chain)
 		if handle != 0 {
-			b.u64(unix.NFTA_RULE_HANDLE, handle)
+			b.Net64(unix.NFTA_RULE_HANDLE, handle)
 		}
 	})
 }
 
 func (b *batch) putSet(name string, s *set) {
 	b.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, subject{"add", "set", name}, func() {
-		b.str(unix.NFTA_SET_TABLE, TableName)
-		b.str(unix.NFTA_SET_NAME, name)
-		b.u32(unix.NFTA_SET_ID, b.last())
-		b.u32(unix.NFTA_SET_FLAGS, s.spec.flags)
-		b.u32(unix.NFTA_SET_KEY_TYPE, s.spec.keyType)
-		b.u32(unix.NFTA_SET_KEY_LEN, s.spec.keyLen)
+		b.Text(unix.NFTA_SET_TABLE, TableName)
+		b.Text(unix.NFTA_SET_NAME, name)
+		b.Net32(unix.NFTA_SET_ID, uint32(b.Len()))
+		b.Net32(unix.NFTA_SET_FLAGS, s.spec.flags)
+		b.Net32(unix.NFTA_SET_KEY_TYPE, s.spec.keyType)
+		b.Net32(unix.NFTA_SET_KEY_LEN, s.spec.keyLen)
 		switch {
 		case !s.spec.isMap():
 		case s.data == 0:
-			b.u32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
-			b.u32(unix.NFTA_SET_DATA_LEN, 0)
+			b.Net32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
+			b.Net32(unix.NFTA_SET_DATA_LEN, 0)
 		default:
-			b.u32(unix.NFTA_SET_DATA_TYPE, s.data)
-			b.u32(unix.NFTA_SET_DATA_LEN, addrLen(s.data))
+			b.Net32(unix.NFTA_SET_DATA_TYPE, s.data)
+			b.Net32(unix.NFTA_SET_DATA_LEN, addrLen(s.data))
 		}
-		b.bytes(unix.NFTA_SET_USERDATA, s.udata())
+		b.Bytes(unix.NFTA_SET_USERDATA, s.udata()...)
 	})
 }
 
@@ -274,8 +274,8 @@ func addrLen(dataType uint32) uint32 {
 
 func (b *batch) delSet(name string) {
 	b.add(unix.NFT_MSG_DELSET, 0, subject{"delete", "set", name}, func() {
-		b.str(unix.NFTA_SET_TABLE, TableName)
-		b.str(unix.NFTA_SET_NAME, name)
+		b.Text(unix.NFTA_SET_TABLE, TableName)
+		b.Text(unix.NFTA_SET_NAME, name)
 	})
 }
 
@@ -298,11 +298,11 @@ func (b *batch) elems(kind, flags uint16, verb, name string, s *set, list []elem
 		now := list[:min(mostElems, len(list))]
 		list = list[len(now):]
 		b.add(kind, flags, subject{verb, "elements of set", name}, func() {
-			b.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
-			b.str(unix.NFTA_SET_ELEM_LIST_SET, name)
-			b.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+			b.Text(unix.NFTA_SET_ELEM_LIST_SET, name)
+			b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 				for _, e := range now {
-					b.nest(unix.NFTA_LIST_ELEM, func() { b.elem(s, e, kind == unix.NFT_MSG_NEWSETELEM) })
+					b.Nest(unix.NFTA_LIST_ELEM, func() { b.elem(s, e, kind == unix.NFT_MSG_NEWSETELEM) })
 				}
 			})
 		})
@@ -315,30 +315,23 @@ func (b *batch) elem(s *set, e element, withData bool) {
 		end := key[len(key)-1:] == endOf
 		key = key[:len(key)-1]
 		if end {
-			b.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+			b.Net32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 		}
 	}
-	b.nest(unix.NFTA_SET_ELEM_KEY, func() { b.str0(unix.NFTA_DATA_VALUE, key) })
+	b.Nest(unix.NFTA_SET_ELEM_KEY, func() { b.Chars(unix.NFTA_DATA_VALUE, key) })
 	if !s.spec.isMap() || !withData {
 		return
 	}
-	b.nest(unix.NFTA_SET_ELEM_DATA, func() {
+	b.Nest(unix.NFTA_SET_ELEM_DATA, func() {
 		switch {
 		case s.data != 0:
-			b.str0(unix.NFTA_DATA_VALUE, e.data)
+			b.Chars(unix.NFTA_DATA_VALUE, e.data)
 		case e.data == elemAccept:
-			b.verdict(nfAccept, "")
+			verdict(&b.Attrs, nfAccept, "")
 		default:
-			b.verdict(unix.NFT_GOTO, e.data)
+			verdict(&b.Attrs, unix.NFT_GOTO, e.data)
 		}
 	})
-}
-
-// str0 is like str without the zero at the end.
-func (a *attrs) str0(kind uint16, v string) {
-	a.head(kind, len(v))
-	a.b = append(a.b, v...)
-	a.pad()
 }
 
 // chainUserdata is NFTA_CHAIN_USERDATA (Linux 5.10).

@@ -24,7 +24,7 @@ type plan struct {
 // differ says what leads from what the kernel has to what it should have, of
 // all that a journal names. The handles are those of the chains that are there
 // and stay.
-func (w *world) differ(j *journal, handles map[string][]handle) *plan {
+func (w *desired) differ(j *journal, handles map[string][]handle) *plan {
 	p := new(plan)
 	w.differSets(p, j)
 	// Chains first come without rules, so that rules can name all of them.
@@ -69,7 +69,7 @@ func (w *world) differ(j *journal, handles map[string][]handle) *plan {
 	return p
 }
 
-func (w *world) differSets(p *plan, j *journal) {
+func (w *desired) differSets(p *plan, j *journal) {
 	for _, name := range slices.Sorted(maps.Keys(j.sets)) {
 		if now := w.sets[name]; now != nil && j.sets[name] == nil {
 			p.prepare = append(p.prepare, func(b *batch) { b.putSet(name, now) })
@@ -78,7 +78,7 @@ func (w *world) differSets(p *plan, j *journal) {
 }
 
 // differNewElems fills the sets that are new.
-func (w *world) differNewElems(p *plan, j *journal) {
+func (w *desired) differNewElems(p *plan, j *journal) {
 	for _, name := range slices.Sorted(maps.Keys(j.sets)) {
 		now := w.sets[name]
 		if now == nil || j.sets[name] != nil || len(now.elems) == 0 {
@@ -88,7 +88,7 @@ func (w *world) differNewElems(p *plan, j *journal) {
 	}
 }
 
-// putAll adds elements in messages of their own, so that large sets can be cut.
+// putAll adds elements in messages of their own, so that large sets can be split.
 func putAll(name string, s *set, list []element) []func(*batch) {
 	var out []func(*batch)
 	for part := range slices.Chunk(list, mostElems) {
@@ -106,7 +106,7 @@ func sortedElems(m map[string]string) []element {
 }
 
 // differElems changes single elements of the sets that stay.
-func (w *world) differElems(p *plan, j *journal) {
+func (w *desired) differElems(p *plan, j *journal) {
 	for _, name := range slices.Sorted(maps.Keys(j.elems)) {
 		now := w.sets[name]
 		if was, ok := j.sets[name]; now == nil || ok && was == nil || ok && was != now {
@@ -207,23 +207,23 @@ const mostBatch = 16 << 20
 func (p *plan) batches(limit int) []*batch {
 	var out []*batch
 	b := new(batch)
-	cutAt := func(size int) {
-		if len(b.b) > size && !b.empty() {
+	splitAt := func(size int) {
+		if len(b.B) > size && !b.empty() {
 			out = append(out, b)
 			b = new(batch)
 		}
 	}
 	for _, fn := range p.prepare {
-		cutAt(limit)
+		splitAt(limit)
 		fn(b)
 	}
 	for _, fn := range p.change {
 		fn(b)
 	}
 	for _, fn := range p.remove {
-		cutAt(limit)
+		splitAt(limit)
 		fn(b)
 	}
-	cutAt(0)
+	splitAt(0)
 	return out
 }

@@ -33,7 +33,7 @@ func hasPorts(p uint8) bool { return slices.Contains(portful, p) }
 func alternatives(r *filter.Rule, n names) []*matcher {
 	families := []dataplane.Family{r.Family}
 	if r.Family == 0 && (looksAtAddresses(&r.Source) || looksAtAddresses(&r.Destination)) {
-		families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
+		families = dataplane.Families()
 	}
 	var all []*matcher
 	for _, f := range families {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/dataplane/filter"
 )
 
@@ -82,15 +83,15 @@ type Table struct {
 	cfg    Config
 	events *events
 
-	mu     sync.Mutex
-	conn   *conn
-	world  *world
-	closed bool
-	known  bool      // the journal is all that differs from the kernel
-	broken time.Time // since when somebody else's change stands; zero: none does
-	status Status
-	limit  int // of a transaction's bytes, see mostBatch
-	again  chan struct{}
+	mu      sync.Mutex
+	conn    conn
+	desired *desired
+	closed  bool
+	known   bool      // the journal is all that differs from the kernel
+	broken  time.Time // since when somebody else's change stands; zero: none does
+	status  Status
+	limit   int // of a transaction's bytes, see mostBatch
+	again   async.Signal
 }
 
 // Open returns a table of the network namespace of the calling thread. What is
@@ -100,18 +101,18 @@ func Open(cfg Config) (*Table, error) {
 	if cfg.Mark == 0 {
 		cfg.Mark = DefaultMark
 	}
-	c, err := open(0)
+	c, err := open()
 	if err != nil {
 		return nil, err
 	}
-	ev, err := listen(c.port)
+	ev, err := listen(c.Port())
 	if err != nil {
-		c.close()
+		c.Close()
 		return nil, err
 	}
 	return &Table{
-		cfg: cfg, events: ev, conn: c, world: newWorld(cfg), limit: mostBatch,
-		again: make(chan struct{}, 1),
+		cfg: cfg, events: ev, conn: c, desired: newDesired(cfg), limit: mostBatch,
+		again: async.NewSignal(),
 	}, nil
 }
 
@@ -128,7 +129,7 @@ func (t *Table) Close() error {
 func (t *Table) shut() {
 	if !t.closed {
 		t.closed = true
-		t.conn.close()
+		t.conn.Close()
 	}
 }
 
@@ -142,11 +143,11 @@ func (t *Table) shut() {
 func (t *Table) Apply(d filter.Delta) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.world == nil {
+	if t.desired == nil {
 		return ErrUnfit
 	}
-	if err := t.world.apply(&d); err != nil {
-		t.world = nil
+	if err := t.desired.apply(&d); err != nil {
+		t.desired = nil
 		t.fail(err)
 		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
@@ -162,11 +163,11 @@ func (t *Table) Replace(rs *filter.Ruleset) error {
 	d := whole(rs)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	w := newWorld(t.cfg)
+	w := newDesired(t.cfg)
 	if err := w.apply(&d); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
-	t.world, t.known = w, false
+	t.desired, t.known = w, false
 	return t.write()
 }
 
@@ -187,7 +188,7 @@ func (t *Table) write() error {
 	writes, err := t.sync()
 	if err != nil {
 		t.fail(err)
-		t.wake()
+		t.again.Set()
 		return err
 	}
 	t.done(writes)
@@ -221,13 +222,13 @@ func (t *Table) sync() (writes int, err error) {
 	switch {
 	case !known:
 		p, err = t.compare()
-	case t.world.journal.empty():
+	case t.desired.journal.empty():
 		t.known = true
 		return 0, nil
 	default:
 		var handles map[string][]handle
 		if handles, err = t.handles(); err == nil {
-			p = t.world.differ(&t.world.journal, handles)
+			p = t.desired.differ(&t.desired.journal, handles)
 		}
 	}
 	if err != nil {
@@ -241,7 +242,7 @@ func (t *Table) sync() (writes int, err error) {
 			return writes, fmt.Errorf("write table %s: %w", TableName, err)
 		}
 	}
-	t.world.journal = newJournal()
+	t.desired.journal = newJournal()
 	t.known = true
 	return writes, nil
 }
@@ -256,14 +257,14 @@ func (t *Table) compare() (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	j, handles, ok := h.against(t.world)
+	j, handles, ok := h.against(t.desired)
 	if !ok {
 		// Nothing of it can be used: all anew, in one transaction.
 		t.cfg.Log.Warn("the nftables table is of another form and is made anew", "table", TableName)
-		j, handles, _ = (&have{}).against(t.world)
+		j, handles, _ = (&have{}).against(t.desired)
 		before = append(before, func(b *batch) { b.delTable() }, t.putTable)
 	}
-	p := t.world.differ(&j, handles)
+	p := t.desired.differ(&j, handles)
 	if ok {
 		p.prepare = append(before, p.prepare...)
 	} else {
@@ -315,8 +316,8 @@ func (t *Table) own(h *have) ([]func(*batch), error) {
 // handles reads the rules of the chains that stay and change.
 func (t *Table) handles() (map[string][]handle, error) {
 	var names []string
-	for name, there := range t.world.journal.chains {
-		if there && t.world.chains[name] != nil {
+	for name, there := range t.desired.journal.chains {
+		if there && t.desired.chains[name] != nil {
 			names = append(names, name)
 		}
 	}
@@ -348,14 +349,14 @@ func (t *Table) Status() Status {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.status
-	if t.world == nil {
+	if t.desired == nil {
 		return s
 	}
-	s.Endpoints, s.Chains, s.Sets = len(t.world.endpoints), len(t.world.chains), len(t.world.sets)
-	for _, c := range t.world.chains {
+	s.Endpoints, s.Chains, s.Sets = len(t.desired.endpoints), len(t.desired.chains), len(t.desired.sets)
+	for _, c := range t.desired.chains {
 		s.Rules += len(c.rules)
 	}
-	for _, set := range t.world.sets {
+	for _, set := range t.desired.sets {
 		s.Elements += len(set.elems)
 	}
 	return s
@@ -370,7 +371,7 @@ func (t *Table) Counters() ([]Counter, error) {
 	switch {
 	case t.closed:
 		return nil, net.ErrClosed
-	case t.world == nil:
+	case t.desired == nil:
 		return nil, ErrUnfit
 	}
 	var sums map[Counter]*Counter
@@ -393,7 +394,7 @@ func (t *Table) sums() (map[Counter]*Counter, error) {
 	sums := make(map[Counter]*Counter)
 	at := make(map[string]int)
 	return sums, t.conn.rules("", func(name string, h handle, exprs []byte) {
-		c := t.world.chains[name]
+		c := t.desired.chains[name]
 		i := at[name]
 		at[name]++
 		if c == nil || i >= len(c.rules) || c.rules[i].hash != h.hash || !c.rules[i].counter.counted() {

@@ -5,65 +5,55 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // events is a socket that gets the kernel's notices about tables.
 type events struct {
-	file *os.File
-	own  uint32 // port of our own writes
+	c   *netlink.Conn
+	own uint32 // port of our own writes
 }
 
 // listen opens the socket. Notices of our own writes never reach it.
 func listen(own uint32) (*events, error) {
-	c, err := open(1 << (unix.NFNLGRP_NFTABLES - 1))
+	c, _, err := nl.Listen(unix.NETLINK_NETFILTER, receiveBuffer, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return nil, err
 	}
-	if err := attach(c.fd, own); err != nil {
-		c.close()
-		return nil, fmt.Errorf("listen to nftables: %w", err)
-	}
-	if err := unix.SetNonblock(c.fd, true); err != nil {
-		c.close()
-		return nil, fmt.Errorf("listen to nftables: %w", err)
-	}
-	return &events{file: os.NewFile(uintptr(c.fd), "nftables"), own: own}, nil //nolint:gosec // a file descriptor
-}
-
-// attach has the kernel drop messages that follow from what a port wrote. All
-// of a message are of one writer.
-func attach(fd int, port uint32) error {
+	// The kernel drops what follows from our writes. All of a message are of one
+	// writer.
 	const portAt = 12 // in the header of a netlink message, in the host's order
-	big := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))
+	big := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, own))
 	prog, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: portAt, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: big, SkipFalse: 1},
 		bpf.RetConstant{Val: 0},
 		bpf.RetConstant{Val: 1 << 30},
 	})
+	if err == nil {
+		err = c.SetBPF(prog)
+	}
 	if err != nil {
-		return err
+		return nil, errors.Join(fmt.Errorf("filter notices of nftables: %w", err), c.Close())
 	}
-	raw := make([]unix.SockFilter, len(prog))
-	for i, p := range prog {
-		raw[i] = unix.SockFilter{Code: p.Op, Jt: p.Jt, Jf: p.Jf, K: p.K}
-	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(raw)), Filter: &raw[0]}) //nolint:gosec // 4
+	return &events{c, own}, nil
 }
 
-func (e *events) close() error { return e.file.Close() }
+func (e *events) close() error { return e.c.Close() }
 
 // next waits until somebody else changed our table, or may have. It returns
 // after ctx ended.
 func (e *events) next(ctx context.Context) error {
-	buf := make([]byte, 64<<10)
 	for {
-		n, err := e.file.Read(buf)
+		msgs, err := e.c.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -72,9 +62,7 @@ func (e *events) next(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("listen to nftables: %w", err)
 		}
-		touched := false
-		parse(buf[:n], func(m message) { touched = touched || m.port != e.own && ours(m) })
-		if touched {
+		if slices.ContainsFunc(msgs, func(m netlink.Message) bool { return m.Header.PID != e.own && ours(m) }) {
 			return nil
 		}
 	}
@@ -82,33 +70,28 @@ func (e *events) next(ctx context.Context) error {
 
 // rest reads what else there is, for a number of milliseconds at most.
 func (e *events) rest() {
-	defer e.file.SetReadDeadline(time.Time{}) //nolint:errcheck // a file that takes the one takes the other
-	if e.file.SetReadDeadline(time.Now().Add(time.Millisecond)) != nil {
+	defer e.c.SetReadDeadline(time.Time{}) //nolint:errcheck // a socket that takes the one takes the other
+	if e.c.SetReadDeadline(time.Now().Add(time.Millisecond)) != nil {
 		return
 	}
-	buf := make([]byte, 64<<10)
 	for range 1000 {
-		if _, err := e.file.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
+		if _, err := e.c.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return
 		}
 	}
 }
 
 // ours reports whether a notice is about our table.
-func ours(m message) bool {
-	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 || m.data[0] != unix.NFPROTO_INET {
+func ours(m netlink.Message) bool {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < 4 || m.Data[0] != unix.NFPROTO_INET {
 		return false
 	}
-	switch m.kind & 0xff {
+	switch m.Header.Type & 0xff {
 	case unix.NFT_MSG_NEWGEN, unix.NFT_MSG_TRACE:
 		return false
 	}
-	is := false
-	each(m.data[4:], func(a attr) {
-		// 1, as the table's name is in all messages about what is in a table.
-		is = is || a.kind == unix.NFTA_TABLE_NAME && a.str() == TableName
-	})
-	return is
+	// 1, as the table's name is in all messages about what is in a table.
+	return nl.Find(m.Data[4:], unix.NFTA_TABLE_NAME).Text() == TableName
 }
 
 // Between tries to write what the kernel refused.
@@ -125,7 +108,7 @@ func (t *Table) Run(ctx context.Context) error {
 		defer t.mu.Unlock()
 		t.shut()
 	}()
-	stop := context.AfterFunc(ctx, func() { t.events.file.Close() })
+	stop := context.AfterFunc(ctx, func() { t.events.close() })
 	defer stop()
 	retries := make(chan struct{})
 	inner, cancel := context.WithCancel(ctx)
@@ -148,14 +131,14 @@ func (t *Table) Run(ctx context.Context) error {
 func (t *Table) repair(at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.status.Loaded || t.world == nil || t.closed {
+	if !t.status.Loaded || t.desired == nil || t.closed {
 		return // it is not ours to judge yet
 	}
 	t.known = false
 	writes, err := t.sync()
 	if err != nil {
 		t.fail(err)
-		t.wake()
+		t.again.Set()
 		if t.broken.IsZero() {
 			t.broken = at
 		}
@@ -185,13 +168,6 @@ func (t *Table) tell(r Repair) {
 	}
 }
 
-func (t *Table) wake() {
-	select {
-	case t.again <- struct{}{}:
-	default:
-	}
-}
-
 // retry writes again what could not be written, later each time.
 func (t *Table) retry(ctx context.Context) {
 	for {
@@ -200,11 +176,9 @@ func (t *Table) retry(ctx context.Context) {
 			return
 		case <-t.again:
 		}
-		for wait := shortestWait; !t.tryAgain(); wait = min(2*wait, longestWait) {
-			select {
-			case <-ctx.Done():
+		for backoff := (async.Backoff{Min: shortestWait, Max: longestWait}); !t.tryAgain(); {
+			if backoff.Wait(ctx) != nil {
 				return
-			case <-time.After(wait):
 			}
 		}
 	}
@@ -214,7 +188,7 @@ func (t *Table) retry(ctx context.Context) {
 func (t *Table) tryAgain() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.status.Pending || t.world == nil || t.closed {
+	if !t.status.Pending || t.desired == nil || t.closed {
 		return true
 	}
 	writes, err := t.sync()

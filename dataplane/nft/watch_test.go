@@ -137,22 +137,22 @@ func TestRepairedLate(t *testing.T) {
 			return Repair{}
 		}
 	}
-	var other *conn
-	if err := n.Do(func() (err error) { other, err = open(0); return err }); err != nil {
+	var other conn
+	if err := n.Do(func() (err error) { other, err = open(); return err }); err != nil {
 		t.Fatal(err)
 	}
 	b := new(batch)
 	b.delTable()
 	b.putTable(flagOwner) // goes with its owner
 	if err := other.commit(b); err != nil {
-		other.close()
+		other.Close()
 		t.Fatal(err)
 	}
 	failed := next()
 	if failed.Err == nil || !strings.Contains(failed.Err.Error(), "another process") {
 		t.Errorf("with the table another's: %+v", failed)
 	}
-	other.close()
+	other.Close()
 	r := next()
 	for r.Err != nil { // a notice of the change can come in parts
 		r = next()
@@ -175,7 +175,7 @@ func TestManyForeignChanges(t *testing.T) {
 	table, _ := start(t, n, Config{Shared: true}, small())
 	rs := rulesetOf(t, small())
 	// Room for some notices only: the rest is lost.
-	raw, err := table.events.file.SyscallConn()
+	raw, err := table.events.c.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,17 +5,17 @@
 //
 // The rules are these.
 //
-//   - Wishes are sets. A source replaces its whole wish, or changes some keys
+//   - Desired states are sets. A source replaces its whole set, or changes keys
 //     of it; the end state is the same.
-//   - One wish per key wins: that of the source with the lowest number. The
-//     loser's wish is kept and takes over when the winner withdraws.
+//   - One source per key wins: the one with the lowest number. What the
+//     loser wants is kept and takes over when the winner withdraws.
 //   - What there is comes from complete listings ([Tracker.ReplaceHave]) and
 //     from what the owner reports; between listings single keys may be
 //     corrected by notifications.
-//   - Nothing is removed that was never wanted in this life before every
-//     source said that its wish is complete.
+//   - Nothing is removed that was never wanted in this run before every
+//     source said that its set is complete.
 //   - One bad key never stops the rest: it is tried again with a growing
-//     delay, and its trouble is there to be read.
+//     delay, and its failure is there to be read.
 //
 // The cost of a change follows the change: only [Tracker.Replace],
 // [Tracker.ReplaceHave], the last [Tracker.Synced] and the listing methods

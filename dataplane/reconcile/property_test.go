@@ -9,9 +9,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/dataplane"
 )
 
-func genSource() *rapid.Generator[Source] { return rapid.SampledFrom([]Source{first, second}) }
+func genSource() *rapid.Generator[dataplane.Source] {
+	return rapid.SampledFrom([]dataplane.Source{first, second})
+}
 
 func genKey() *rapid.Generator[string] {
 	return rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"})
@@ -23,31 +27,31 @@ func genSet() *rapid.Generator[map[string]int] {
 
 // model is the plain statement of what a tracker should bring about.
 type model struct {
-	wishes map[Source]map[string]int
-	wanted map[string]bool // ever, in this life
-	old    map[string]int  // there before
-	synced map[Source]bool
+	wantedBy map[dataplane.Source]map[string]int
+	wanted   map[string]bool // ever, in this run
+	old      map[string]int  // there before
+	synced   map[dataplane.Source]bool
 }
 
 func newModel(old map[string]int) *model {
 	return &model{
-		wishes: map[Source]map[string]int{first: {}, second: {}},
-		wanted: map[string]bool{},
-		old:    old,
-		synced: map[Source]bool{},
+		wantedBy: map[dataplane.Source]map[string]int{first: {}, second: {}},
+		wanted:   map[string]bool{},
+		old:      old,
+		synced:   map[dataplane.Source]bool{},
 	}
 }
 
-func (m *model) replace(src Source, want map[string]int) {
-	m.wishes[src] = maps.Clone(want)
+func (m *model) replace(src dataplane.Source, want map[string]int) {
+	m.wantedBy[src] = maps.Clone(want)
 	m.note(want)
 }
 
-func (m *model) update(src Source, put map[string]int, del []string) {
+func (m *model) update(src dataplane.Source, put map[string]int, del []string) {
 	for _, k := range del {
-		delete(m.wishes[src], k)
+		delete(m.wantedBy[src], k)
 	}
-	maps.Copy(m.wishes[src], put)
+	maps.Copy(m.wantedBy[src], put)
 	m.note(put)
 }
 
@@ -65,13 +69,13 @@ func (m *model) expect() map[string]int {
 			out[k] = v
 		}
 	}
-	maps.Copy(out, m.wishes[second])
-	maps.Copy(out, m.wishes[first])
+	maps.Copy(out, m.wantedBy[second])
+	maps.Copy(out, m.wantedBy[first])
 	return out
 }
 
 // actions are what may happen to a tracker, and to its model.
-func actions(w *world, m *model, revs *[]Revision) map[string]func(*rapid.T) {
+func actions(w *world, m *model, revs *[]dataplane.Revision) map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"replace": func(t *rapid.T) {
 			src, want := genSource().Draw(t, "source"), genSet().Draw(t, "want")
@@ -148,7 +152,7 @@ func TestTrackerReachesTheModel(t *testing.T) {
 		w.there = genSet().Draw(t, "old")
 		m := newModel(maps.Clone(w.there))
 		w.t.ReplaceHave(maps.All(w.there))
-		var revs []Revision
+		var revs []dataplane.Revision
 		t.Repeat(actions(w, m, &revs))
 		w.t.RetryWaiting()
 		w.rest()
@@ -184,12 +188,12 @@ func TestTrackerReachesTheModel(t *testing.T) {
 // state is what can be seen of a tracker and its world, without times.
 type state struct {
 	There  map[string]int
-	Wishes map[string][]Source
+	Wishes map[string][]dataplane.Source
 	Want   map[string]int
 }
 
 func (w *world) state() state {
-	s := state{There: maps.Clone(w.there), Wishes: map[string][]Source{}, Want: map[string]int{}}
+	s := state{There: maps.Clone(w.there), Wishes: map[string][]dataplane.Source{}, Want: map[string]int{}}
 	for k, e := range w.t.entries {
 		if !e.wanted {
 			continue
@@ -203,7 +207,7 @@ func (w *world) state() state {
 	return s
 }
 
-// TestReplaceEqualsUpdates brings two trackers to the same wishes, one by
+// TestReplaceEqualsUpdates brings two trackers to the same wantedBy, one by
 // replacing sets, one by changing keys in random order.
 func TestReplaceEqualsUpdates(t *testing.T) {
 	t.Parallel()
@@ -213,7 +217,7 @@ func TestReplaceEqualsUpdates(t *testing.T) {
 			w.t.Synced(first)
 			w.t.Synced(second)
 		}
-		now := map[Source]map[string]int{first: {}, second: {}}
+		now := map[dataplane.Source]map[string]int{first: {}, second: {}}
 		for range rapid.IntRange(1, 6).Draw(t, "states") {
 			src, want := genSource().Draw(t, "source"), genSet().Draw(t, "want")
 			a.t.Replace(src, maps.All(want))

@@ -5,27 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
-)
 
-// Source numbers a producer of wishes. The lowest number wins a key that
-// several want.
-type Source uint8
-
-// Revision numbers a call that changed wishes. It grows with each call. The
-// low byte is the source, so that waiting for one source need not wait for
-// another.
-type Revision uint64
-
-func (r Revision) source() Source { return Source(r & 0xff) }
-
-// State says how far a wanted key has come.
-type State uint8
-
-// The states of a wanted key.
-const (
-	Pending State = iota // not tried yet, or waiting for something else
-	Done                 // as wanted
-	Failed               // tried and refused; it will be tried again
+	"github.com/routerd/routerd/dataplane"
 )
 
 // Config says how a [Tracker] works. The zero value of an optional field is
@@ -33,7 +14,7 @@ const (
 type Config[K comparable, V comparable] struct {
 	// Sources are the sources that must be synced before leftovers are
 	// removed, best first. Required; other sources are a programmer's error.
-	Sources []Source
+	Sources []dataplane.Source
 
 	// Classes is the number of classes of keys and Class gives the class of
 	// a key, 0 ≤ class < Classes. [Tracker.Due] hands out one class at a
@@ -41,7 +22,7 @@ type Config[K comparable, V comparable] struct {
 	Classes int
 	Class   func(K) int
 
-	// Equal reports whether what there is satisfies a wish. Optional: ==.
+	// Equal reports whether what there is satisfies what is wanted. Optional: ==.
 	Equal func(want, have V) bool
 
 	// OnHave is called, with the tracker's lock held, for each change of
@@ -59,14 +40,14 @@ type Config[K comparable, V comparable] struct {
 	MinBackoff, MaxBackoff time.Duration
 }
 
-type wish[V comparable] struct {
-	src   Source
+type claim[V comparable] struct {
+	src   dataplane.Source
 	value V
 }
 
-// trouble is kept only for keys that are not done, and for those that others
+// failure is kept only for keys that are not done, and for those that others
 // keep changing.
-type trouble struct {
+type failure struct {
 	err      error
 	attempts int       // refusals in a row
 	due      time.Time // zero: not delayed
@@ -74,41 +55,41 @@ type trouble struct {
 	failed   bool      // the last thing that happened was a refusal
 
 	// Recent repairs: how often in a row, and when the last one was.
-	losses   int
-	lastLoss time.Time
+	drifts    int
+	lastDrift time.Time
 }
 
 type entry[K comparable, V comparable] struct {
 	key     K
 	want    V
 	have    V
-	losers  []wish[V] // by source
-	trouble *trouble
-	rev     Revision // of the last call that named the key
-	group   Revision // in whose count the key is
+	losers  []claim[V] // by source
+	failure *failure
+	rev     dataplane.Revision // of the last call that named the key
+	group   dataplane.Revision // in whose count the key is
 	since   time.Time
 	place   int // queue, while queued
 	mark    uint32
-	src     Source
-	state   State
+	src     dataplane.Source
+	state   dataplane.State
 	counted phase // how the key counts in its revision's group
 	wanted  bool
 	exists  bool
-	ours    bool // was wanted in this life
+	ours    bool // was wanted in this run
 	done    bool // nothing to do
 	queued  bool
 	gone    bool // no longer tracked: nobody wants it and it is not there
 }
 
-// Tracker holds wishes and what there is. Its methods are safe for concurrent
+// Tracker holds wantedBy and what there is. Its methods are safe for concurrent
 // use; work taken with [Tracker.Due] must be reported by the taker.
 type Tracker[K comparable, V comparable] struct {
 	cfg     Config[K, V]
-	srcs    map[Source]int
+	srcs    map[dataplane.Source]int
 	mu      sync.Mutex
 	entries map[K]*entry[K, V]
-	spoken  map[Source]bool
-	synced  map[Source]bool
+	spoken  map[dataplane.Source]bool
+	synced  map[dataplane.Source]bool
 	listed  bool // what there is was told once
 	swept   bool // all sources are synced
 	counter uint64
@@ -116,12 +97,12 @@ type Tracker[K comparable, V comparable] struct {
 
 	ready   [][]*entry[K, V] // by class, kind of work, source
 	delayed delays[K, V]
-	// ghosts are keys that nobody wants, that somebody added and we removed.
-	ghosts  map[K]trouble
+	// removed are keys that nobody wants, that somebody added and we removed.
+	removed map[K]failure
 	waiting map[*entry[K, V]]struct{}
 
-	groups  map[Revision]*group
-	open    map[Source][]Revision
+	groups  map[dataplane.Revision]*group
+	open    map[dataplane.Source][]dataplane.Revision
 	waiters map[*waiter]struct{}
 }
 
@@ -150,15 +131,15 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	}
 	t := &Tracker[K, V]{
 		cfg:     cfg,
-		srcs:    make(map[Source]int),
+		srcs:    make(map[dataplane.Source]int),
 		entries: make(map[K]*entry[K, V]),
-		spoken:  make(map[Source]bool),
-		synced:  make(map[Source]bool),
+		spoken:  make(map[dataplane.Source]bool),
+		synced:  make(map[dataplane.Source]bool),
 		ready:   make([][]*entry[K, V], cfg.Classes*2*len(cfg.Sources)),
-		ghosts:  make(map[K]trouble),
+		removed: make(map[K]failure),
 		waiting: make(map[*entry[K, V]]struct{}),
-		groups:  make(map[Revision]*group),
-		open:    make(map[Source][]Revision),
+		groups:  make(map[dataplane.Revision]*group),
+		open:    make(map[dataplane.Source][]dataplane.Revision),
 		waiters: make(map[*waiter]struct{}),
 	}
 	for i, s := range cfg.Sources {
@@ -167,9 +148,9 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	return t
 }
 
-// Replace makes want the whole wish of src. Where want names a key twice, the
+// Replace makes want all that src wants. Where want names a key twice, the
 // later value counts.
-func (t *Tracker[K, V]) Replace(src Source, want iter.Seq2[K, V]) Revision {
+func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) dataplane.Revision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rev := t.next(src)
@@ -180,7 +161,7 @@ func (t *Tracker[K, V]) Replace(src Source, want iter.Seq2[K, V]) Revision {
 		t.put(e, src, v, rev)
 	}
 	for _, e := range t.entries {
-		if e.mark != t.epoch && e.wishes(src) {
+		if e.mark != t.epoch && e.wantedBy(src) {
 			t.withdraw(e, src, rev)
 		}
 	}
@@ -188,10 +169,10 @@ func (t *Tracker[K, V]) Replace(src Source, want iter.Seq2[K, V]) Revision {
 	return rev
 }
 
-// Update changes some keys of the wish of src: put adds or replaces, del
-// withdraws. A key in both is put. A key that is named although its wish stays
+// Update changes some keys of what src wants: put adds or replaces, del
+// withdraws. A key in both is put. A key that is named although what is wanted stays
 // the same is tried again at once, whatever its delay.
-func (t *Tracker[K, V]) Update(src Source, put iter.Seq2[K, V], del iter.Seq[K]) Revision {
+func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del iter.Seq[K]) dataplane.Revision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rev := t.next(src)
@@ -211,9 +192,9 @@ func (t *Tracker[K, V]) Update(src Source, put iter.Seq2[K, V], del iter.Seq[K])
 	return rev
 }
 
-// Synced says that the wish of src is complete. When all sources are, what
-// nobody wanted in this life is removed.
-func (t *Tracker[K, V]) Synced(src Source) {
+// Synced says that src has said all that it wants. When all sources are, what
+// nobody wanted in this run is removed.
+func (t *Tracker[K, V]) Synced(src dataplane.Source) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.index(src)
@@ -229,7 +210,7 @@ func (t *Tracker[K, V]) Synced(src Source) {
 }
 
 // Unsynced returns the sources that have not said that they are synced.
-func (t *Tracker[K, V]) Unsynced() []Source {
+func (t *Tracker[K, V]) Unsynced() []dataplane.Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.without(t.synced)
@@ -238,15 +219,15 @@ func (t *Tracker[K, V]) Unsynced() []Source {
 // Silent returns the sources that have not said anything yet: what they want
 // is not known. One that has spoken may have more to say; see
 // [Tracker.Unsynced].
-func (t *Tracker[K, V]) Silent() []Source {
+func (t *Tracker[K, V]) Silent() []dataplane.Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.without(t.spoken)
 }
 
 // without returns the sources that are not in a set.
-func (t *Tracker[K, V]) without(set map[Source]bool) []Source {
-	var out []Source
+func (t *Tracker[K, V]) without(set map[dataplane.Source]bool) []dataplane.Source {
+	var out []dataplane.Source
 	for _, s := range t.cfg.Sources {
 		if !set[s] {
 			out = append(out, s)
@@ -255,15 +236,19 @@ func (t *Tracker[K, V]) without(set map[Source]bool) []Source {
 	return out
 }
 
-func (t *Tracker[K, V]) next(src Source) Revision {
+func (t *Tracker[K, V]) next(src dataplane.Source) dataplane.Revision {
 	t.index(src)
 	t.spoken[src] = true
 	t.counter++
-	return Revision(t.counter<<8 | uint64(src))
+	return dataplane.Revision(t.counter<<8 | uint64(src))
 }
 
+// sourceOf is the source of a call: the low byte of its number, so that to wait
+// for one source need not be to wait for another.
+func sourceOf(rev dataplane.Revision) dataplane.Source { return dataplane.Source(rev & 0xff) }
+
 // index returns the place of src among the sources.
-func (t *Tracker[K, V]) index(src Source) int {
+func (t *Tracker[K, V]) index(src dataplane.Source) int {
 	i, ok := t.srcs[src]
 	if !ok {
 		panic("reconcile: unknown source")
@@ -275,17 +260,17 @@ func (t *Tracker[K, V]) entry(k K) *entry[K, V] {
 	e := t.entries[k]
 	if e == nil {
 		e = &entry[K, V]{key: k, done: true, since: t.cfg.Now()}
-		if tr, ok := t.ghosts[k]; ok {
-			e.trouble = &trouble{losses: tr.losses, lastLoss: tr.lastLoss}
-			delete(t.ghosts, k)
+		if tr, ok := t.removed[k]; ok {
+			e.failure = &failure{drifts: tr.drifts, lastDrift: tr.lastDrift}
+			delete(t.removed, k)
 		}
 		t.entries[k] = e
 	}
 	return e
 }
 
-// wishes reports whether src wants the key.
-func (e *entry[K, V]) wishes(src Source) bool {
+// wantedBy reports whether src wants the key.
+func (e *entry[K, V]) wantedBy(src dataplane.Source) bool {
 	if e.wanted && e.src == src {
 		return true
 	}
@@ -297,7 +282,7 @@ func (e *entry[K, V]) wishes(src Source) bool {
 	return false
 }
 
-func (t *Tracker[K, V]) put(e *entry[K, V], src Source, v V, rev Revision) {
+func (t *Tracker[K, V]) put(e *entry[K, V], src dataplane.Source, v V, rev dataplane.Revision) {
 	e.rev = rev
 	switch {
 	case !e.wanted:
@@ -314,19 +299,19 @@ func (t *Tracker[K, V]) put(e *entry[K, V], src Source, v V, rev Revision) {
 	t.settle(e)
 }
 
-// win makes v of src the wish that counts.
-func (t *Tracker[K, V]) win(e *entry[K, V], src Source, v V) {
+// win makes v of src what counts.
+func (t *Tracker[K, V]) win(e *entry[K, V], src dataplane.Source, v V) {
 	if e.wanted && e.want == v {
 		e.src = src
 		return
 	}
 	e.wanted, e.ours, e.src, e.want = true, true, src, v
-	e.state, e.since = Pending, t.cfg.Now()
-	t.forgive(e)
+	e.state, e.since = dataplane.Pending, t.cfg.Now()
+	t.clearFailure(e)
 }
 
 // lose keeps v of src for when the winner withdraws.
-func (e *entry[K, V]) lose(src Source, v V) {
+func (e *entry[K, V]) lose(src dataplane.Source, v V) {
 	for i := range e.losers {
 		if e.losers[i].src == src {
 			e.losers[i].value = v
@@ -337,12 +322,12 @@ func (e *entry[K, V]) lose(src Source, v V) {
 	for i < len(e.losers) && e.losers[i].src < src {
 		i++
 	}
-	e.losers = append(e.losers, wish[V]{})
+	e.losers = append(e.losers, claim[V]{})
 	copy(e.losers[i+1:], e.losers[i:])
-	e.losers[i] = wish[V]{src, v}
+	e.losers[i] = claim[V]{src, v}
 }
 
-func (e *entry[K, V]) dropLoser(src Source) {
+func (e *entry[K, V]) dropLoser(src dataplane.Source) {
 	for i, w := range e.losers {
 		if w.src == src {
 			e.losers = append(e.losers[:i], e.losers[i+1:]...)
@@ -351,8 +336,8 @@ func (e *entry[K, V]) dropLoser(src Source) {
 	}
 }
 
-func (t *Tracker[K, V]) withdraw(e *entry[K, V], src Source, rev Revision) {
-	if !e.wishes(src) {
+func (t *Tracker[K, V]) withdraw(e *entry[K, V], src dataplane.Source, rev dataplane.Revision) {
+	if !e.wantedBy(src) {
 		return
 	}
 	e.rev = rev
@@ -366,7 +351,7 @@ func (t *Tracker[K, V]) withdraw(e *entry[K, V], src Source, rev Revision) {
 	default:
 		var zero V
 		e.wanted, e.want = false, zero
-		t.forgive(e)
+		t.clearFailure(e)
 	}
 	t.settle(e)
 }
@@ -385,11 +370,11 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 		switch {
 		case was && !e.done:
 			drift = append(drift, e.key)
-			t.lost(e)
+			t.undone(e)
 		case stray:
 			drift = append(drift, e.key)
-		case e.done && e.trouble != nil && t.cfg.Now().Sub(e.trouble.lastLoss) > t.cfg.MaxBackoff:
-			t.forgive(e)
+		case e.done && e.failure != nil && t.cfg.Now().Sub(e.failure.lastDrift) > t.cfg.MaxBackoff:
+			t.clearFailure(e)
 		}
 	}
 	for k, v := range have {
@@ -404,7 +389,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 		}
 	}
 	t.listed = true
-	t.forgetGhosts()
+	t.forgetRemoved()
 	t.notify()
 	return drift
 }
@@ -412,7 +397,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 // SetHave says that k is there with value v. It returns true if k was as it
 // should be before, which for a key that nobody wants is absent, and is not
 // now. It is true too of a key that was never wanted and comes between the first
-// listing and the sweep, for which it waits as what an earlier life left does.
+// listing and the sweep, for which it waits as what the previous run left does.
 func (t *Tracker[K, V]) SetHave(k K, v V) bool { return t.set(k, v, true) }
 
 // SetDependent is SetHave for a key that changed with something else, as
@@ -458,13 +443,13 @@ func (t *Tracker[K, V]) lose(k K, blame bool) bool {
 // LoseWhere is LoseDependent for all keys for which lost, called with what
 // there was, returns true. It looks at every key and returns those that were
 // as wanted before.
-func (t *Tracker[K, V]) LoseWhere(lost func(K, V) bool) []K {
+func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var drift []K
 	var zero V
 	for _, e := range t.entries {
-		if !e.exists || !lost(e.key, e.have) {
+		if !e.exists || !undone(e.key, e.have) {
 			continue
 		}
 		was := e.done && e.wanted
@@ -483,18 +468,18 @@ func (t *Tracker[K, V]) drifted(e *entry[K, V], was, blame bool) bool {
 		return false
 	}
 	if blame {
-		t.lost(e)
+		t.undone(e)
 	}
 	return true
 }
 
-// Losses returns how often in a row somebody undid k, and when it is put right
+// Drifts returns how often in a row somebody undid k, and when it is put right
 // again if that is held back.
-func (t *Tracker[K, V]) Losses(k K) (n int, due time.Time) {
+func (t *Tracker[K, V]) Drifts(k K) (n int, due time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.trouble != nil {
-		return e.trouble.losses, e.trouble.due
+	if e := t.entries[k]; e != nil && e.failure != nil {
+		return e.failure.drifts, e.failure.due
 	}
 	return 0, time.Time{}
 }
@@ -517,7 +502,7 @@ func (t *Tracker[K, V]) Settled(k K) bool {
 	return e == nil || e.done && (e.wanted || !e.exists)
 }
 
-// Want returns the wish that counts for k.
+// Want returns what is wanted of k.
 func (t *Tracker[K, V]) Want(k K) (V, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -541,13 +526,13 @@ func (t *Tracker[K, V]) Keys() []K {
 	return out
 }
 
-// Trouble returns why k was refused last, or what it waits for; nil if it has
-// no trouble.
-func (t *Tracker[K, V]) Trouble(k K) error {
+// Failure returns why k was refused last, or what it waits for; nil if it has
+// no failure.
+func (t *Tracker[K, V]) Failure(k K) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.trouble != nil {
-		return e.trouble.err
+	if e := t.entries[k]; e != nil && e.failure != nil {
+		return e.failure.err
 	}
 	return nil
 }

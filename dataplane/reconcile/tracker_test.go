@@ -13,11 +13,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/dataplane"
 )
 
 const (
-	first  Source = 1
-	second Source = 2
+	first  dataplane.Source = 1
+	second dataplane.Source = 2
 )
 
 // clock is a clock that tests move.
@@ -27,7 +29,7 @@ func (c *clock) Now() time.Time { return c.now }
 
 func newTracker(c *clock) *Tracker[string, int] {
 	return New(Config[string, int]{
-		Sources: []Source{first, second},
+		Sources: []dataplane.Source{first, second},
 		Classes: 2,
 		Class:   func(k string) int { return int(k[0]) % 2 },
 		Now:     c.Now,
@@ -94,7 +96,7 @@ func (w *world) rest() {
 	}
 }
 
-func (w *world) update(src Source, put map[string]int, del ...string) Revision {
+func (w *world) update(src dataplane.Source, put map[string]int, del ...string) dataplane.Revision {
 	return w.t.Update(src, maps.All(put), slices.Values(del))
 }
 
@@ -118,7 +120,7 @@ func TestBestSourceWins(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"a": 3}, w.there); diff != "" {
 		t.Errorf("after the winner withdrew (-want +got):\n%s", diff)
 	}
-	if s, ok := w.t.Status("a"); !ok || s.Source != second || s.State != Done {
+	if s, ok := w.t.Status("a"); !ok || s.Source != second || s.State != dataplane.Done {
 		t.Errorf("status %+v, %v; want the second source's, done", s, ok)
 	}
 }
@@ -128,12 +130,12 @@ func TestLeftoversGoOnlyWhenAllAreSynced(t *testing.T) {
 	w := newWorld()
 	w.there = map[string]int{"kept": 1, "orphan": 2, "withdrawn": 3}
 	w.t.ReplaceHave(maps.All(w.there))
-	if diff := cmp.Diff([]Source{first, second}, w.t.Silent()); diff != "" {
+	if diff := cmp.Diff([]dataplane.Source{first, second}, w.t.Silent()); diff != "" {
 		t.Errorf("silent at the start (-want +got):\n%s", diff)
 	}
 	w.update(second, map[string]int{"kept": 1, "withdrawn": 3})
 	w.rest()
-	if diff := cmp.Diff([]Source{first}, w.t.Silent()); diff != "" {
+	if diff := cmp.Diff([]dataplane.Source{first}, w.t.Silent()); diff != "" {
 		t.Errorf("silent after one spoke (-want +got):\n%s", diff)
 	}
 	if w.done != 0 {
@@ -145,7 +147,7 @@ func TestLeftoversGoOnlyWhenAllAreSynced(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"kept": 1, "orphan": 2}, w.there); diff != "" {
 		t.Errorf("with one source synced (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]Source{first}, w.t.Unsynced()); diff != "" {
+	if diff := cmp.Diff([]dataplane.Source{first}, w.t.Unsynced()); diff != "" {
 		t.Errorf("unsynced (-want +got):\n%s", diff)
 	}
 	w.t.Synced(first)
@@ -193,12 +195,12 @@ func TestRefusedKeyBacksOffAloneAndRecovers(t *testing.T) {
 		t.Error("a bad key stopped a good one")
 	}
 	s, _ := w.t.Status("bad")
-	if s.State != Failed || s.Attempts != tries || !errors.Is(s.Err, refused) || !s.Since.Equal(start) {
+	if s.State != dataplane.Failed || s.Attempts != tries || !errors.Is(s.Err, refused) || !s.Since.Equal(start) {
 		t.Errorf("status %+v; want failed since %v after %d tries", s, start, tries)
 	}
 	w.fail = nil
 	w.turn()
-	if s, _ := w.t.Status("bad"); s.State != Done || s.Err != nil || s.Attempts != 0 {
+	if s, _ := w.t.Status("bad"); s.State != dataplane.Done || s.Err != nil || s.Attempts != 0 {
 		t.Errorf("status %+v; want done", s)
 	}
 }
@@ -208,7 +210,7 @@ func TestJitterStaysWithinAFifth(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := rapid.Float64Range(0, 0.999999).Draw(t, "jitter")
 		n := rapid.IntRange(1, 1000).Draw(t, "attempt")
-		tr := New(Config[string, int]{Sources: []Source{first}, Jitter: func() float64 { return j }})
+		tr := New(Config[string, int]{Sources: []dataplane.Source{first}, Jitter: func() float64 { return j }})
 		d := tr.backoff(n)
 		if d < 80*time.Millisecond || d > time.Minute {
 			t.Errorf("try %d is delayed by %v", n, d)
@@ -245,7 +247,7 @@ func TestBlockedKeyWaitsForRetry(t *testing.T) {
 	rev := w.update(first, map[string]int{"a": 1})
 	w.turn()
 	s, _ := w.t.Status("a")
-	if s.State != Pending || s.Err == nil || s.Attempts != 0 {
+	if s.State != dataplane.Pending || s.Err == nil || s.Attempts != 0 {
 		t.Errorf("status %+v; want pending with a reason", s)
 	}
 	if _, ok := w.t.Next(); ok || w.t.HasDue(false) {
@@ -425,7 +427,7 @@ func TestQuarrelIsDamped(t *testing.T) {
 		}
 		w.turn()
 	}
-	if n := w.done - start; n < CalmLosses || n > CalmLosses+8 {
+	if n := w.done - start; n < CalmDrifts || n > CalmDrifts+8 {
 		t.Errorf("put back %d times in ten seconds of quarrel", n)
 	}
 	w.rest()
@@ -459,7 +461,7 @@ func TestWait(t *testing.T) {
 		}
 		errs := make([]error, 3)
 		over := make([]bool, 3)
-		for i, rev := range []Revision{bad, good, other} {
+		for i, rev := range []dataplane.Revision{bad, good, other} {
 			go func() {
 				errs[i] = w.t.Wait(t.Context(), rev)
 				over[i] = true

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/routerd/routerd/dataplane"
 )
 
 // phase says how a key counts towards the revision that named it last.
@@ -23,12 +25,12 @@ const (
 type group [phases]int
 
 type waiter struct {
-	rev   Revision
+	rev   dataplane.Revision
 	ready chan struct{}
 }
 
 func (e *entry[K, V]) phase() phase {
-	switch tr := e.trouble; {
+	switch tr := e.failure; {
 	case e.done:
 		return phaseNone
 	case tr != nil && tr.failed:
@@ -41,7 +43,7 @@ func (e *entry[K, V]) phase() phase {
 
 // recount moves e from its place in the count of revision e.group to where it
 // belongs in that of rev.
-func (t *Tracker[K, V]) recount(e *entry[K, V], rev Revision) phase {
+func (t *Tracker[K, V]) recount(e *entry[K, V], rev dataplane.Revision) phase {
 	now := e.phase()
 	if rev == e.group && now == e.counted {
 		return now
@@ -69,8 +71,8 @@ func (t *Tracker[K, V]) recount(e *entry[K, V], rev Revision) phase {
 }
 
 // opened notes that rev has untried keys.
-func (t *Tracker[K, V]) opened(rev Revision) {
-	src := rev.source()
+func (t *Tracker[K, V]) opened(rev dataplane.Revision) {
+	src := sourceOf(rev)
 	list := t.open[src]
 	if n := len(list); n == 0 || list[n-1] < rev {
 		t.open[src] = append(list, rev)
@@ -79,8 +81,8 @@ func (t *Tracker[K, V]) opened(rev Revision) {
 
 // resolved reports whether a wait for rev is over: everything that its source
 // named up to rev was tried, and what rev itself named does not wait.
-func (t *Tracker[K, V]) resolved(rev Revision) bool {
-	src := rev.source()
+func (t *Tracker[K, V]) resolved(rev dataplane.Revision) bool {
+	src := sourceOf(rev)
 	list := t.open[src]
 	for len(list) > 0 {
 		if g := t.groups[list[0]]; g != nil && g[phaseUntried] > 0 {
@@ -112,11 +114,11 @@ func (t *Tracker[K, V]) notify() {
 // so that one bad key does not fail every later wait. When ctx ends first, the
 // error says what is missing. Keys that a later call named again no longer
 // count.
-func (t *Tracker[K, V]) Wait(ctx context.Context, rev Revision) error {
+func (t *Tracker[K, V]) Wait(ctx context.Context, rev dataplane.Revision) error {
 	t.mu.Lock()
 	if t.resolved(rev) {
 		defer t.mu.Unlock()
-		return t.troubles(rev)
+		return t.failures(rev)
 	}
 	w := &waiter{rev, make(chan struct{})}
 	t.waiters[w] = struct{}{}
@@ -126,12 +128,12 @@ func (t *Tracker[K, V]) Wait(ctx context.Context, rev Revision) error {
 	case <-w.ready:
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		return t.troubles(rev)
+		return t.failures(rev)
 	case <-ctx.Done():
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.waiters, w)
-		if err := t.troubles(rev); err != nil {
+		if err := t.failures(rev); err != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		return fmt.Errorf("not tried yet: %w", context.Cause(ctx))
@@ -141,8 +143,8 @@ func (t *Tracker[K, V]) Wait(ctx context.Context, rev Revision) error {
 // maxErrors bounds how many errors one error names.
 const maxErrors = 5
 
-// troubles returns the errors of the keys of rev.
-func (t *Tracker[K, V]) troubles(rev Revision) error {
+// failures returns the errors of the keys of rev.
+func (t *Tracker[K, V]) failures(rev dataplane.Revision) error {
 	if t.groups[rev] == nil {
 		return nil
 	}
@@ -150,11 +152,11 @@ func (t *Tracker[K, V]) troubles(rev Revision) error {
 	more := 0
 	for _, e := range t.entries {
 		switch {
-		case e.group != rev || e.done || e.trouble == nil || e.trouble.err == nil:
+		case e.group != rev || e.done || e.failure == nil || e.failure.err == nil:
 		case len(errs) == maxErrors:
 			more++
 		default:
-			errs = append(errs, fmt.Errorf("%v: %w", e.key, e.trouble.err))
+			errs = append(errs, fmt.Errorf("%v: %w", e.key, e.failure.err))
 		}
 	}
 	if more > 0 {
@@ -167,8 +169,8 @@ func (t *Tracker[K, V]) troubles(rev Revision) error {
 type Status[K comparable, V comparable] struct {
 	Key      K
 	Want     V
-	Source   Source
-	State    State
+	Source   dataplane.Source
+	State    dataplane.State
 	Since    time.Time // of State
 	Err      error     // why it Failed, or what Pending waits for
 	Attempts int       // refusals in a row
@@ -176,7 +178,7 @@ type Status[K comparable, V comparable] struct {
 
 func (e *entry[K, V]) status() Status[K, V] {
 	s := Status[K, V]{Key: e.key, Want: e.want, Source: e.src, State: e.state, Since: e.since}
-	if tr := e.trouble; tr != nil && e.state != Done {
+	if tr := e.failure; tr != nil && e.state != dataplane.Done {
 		s.Err, s.Attempts = tr.err, tr.attempts
 	}
 	return s

@@ -3,6 +3,8 @@ package reconcile
 import (
 	"container/heap"
 	"time"
+
+	"github.com/routerd/routerd/dataplane"
 )
 
 // Op is one thing to do: make Key be Want, or remove it when it is not Wanted.
@@ -76,8 +78,8 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 
 func (e *entry[K, V]) op() Op[K, V] {
 	o := Op[K, V]{Key: e.key, Want: e.want, Wanted: e.wanted, Have: e.have, Exists: e.exists, entry: e}
-	if e.trouble != nil {
-		o.Attempts = e.trouble.attempts
+	if e.failure != nil {
+		o.Attempts = e.failure.attempts
 	}
 	return o
 }
@@ -113,7 +115,7 @@ func (t *Tracker[K, V]) Next() (time.Time, bool) {
 	defer t.mu.Unlock()
 	for len(t.delayed) > 0 {
 		d := t.delayed[0]
-		if d.entry.trouble != nil && d.entry.trouble.due.Equal(d.due) {
+		if d.entry.failure != nil && d.entry.failure.due.Equal(d.due) {
 			return d.due, true
 		}
 		heap.Pop(&t.delayed)
@@ -147,7 +149,7 @@ func (t *Tracker[K, V]) Stuck(class int) []Op[K, V] {
 }
 
 // Report says what became of work that [Tracker.Due] handed out. A result
-// that a newer wish has overtaken changes only what there is.
+// that a later call has superseded changes only what there is.
 func (t *Tracker[K, V]) Report(results []Result[K, V]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,11 +176,11 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 	same := e.wanted == r.Op.Wanted && e.want == r.Op.Want
 	switch r.Outcome {
 	case Succeeded:
-		if same && e.trouble != nil && e.trouble.losses == 0 {
-			t.forgive(e)
-		} else if same && e.trouble != nil {
+		if same && e.failure != nil && e.failure.drifts == 0 {
+			t.clearFailure(e)
+		} else if same && e.failure != nil {
 			// Remember that others keep changing it.
-			*e.trouble = trouble{losses: e.trouble.losses, lastLoss: e.trouble.lastLoss}
+			*e.failure = failure{drifts: e.failure.drifts, lastDrift: e.failure.lastDrift}
 			delete(t.waiting, e)
 		}
 		if r.Op.Wanted {
@@ -199,7 +201,7 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 }
 
 func (t *Tracker[K, V]) fail(e *entry[K, V], r *Result[K, V]) {
-	tr := e.troubled()
+	tr := e.failureOf()
 	tr.err = r.Err
 	if r.Outcome == Blocked {
 		tr.waiting, tr.failed, tr.due = true, false, time.Time{}
@@ -211,16 +213,16 @@ func (t *Tracker[K, V]) fail(e *entry[K, V], r *Result[K, V]) {
 	t.delay(e, t.backoff(tr.attempts))
 }
 
-func (e *entry[K, V]) troubled() *trouble {
-	if e.trouble == nil {
-		e.trouble = new(trouble)
+func (e *entry[K, V]) failureOf() *failure {
+	if e.failure == nil {
+		e.failure = new(failure)
 	}
-	return e.trouble
+	return e.failure
 }
 
-// forgive forgets the trouble of e.
-func (t *Tracker[K, V]) forgive(e *entry[K, V]) {
-	e.trouble = nil
+// clearFailure forgets the failure of e.
+func (t *Tracker[K, V]) clearFailure(e *entry[K, V]) {
+	e.failure = nil
 	delete(t.waiting, e)
 }
 
@@ -236,8 +238,8 @@ func (t *Tracker[K, V]) backoff(n int) time.Duration {
 }
 
 func (t *Tracker[K, V]) delay(e *entry[K, V], d time.Duration) {
-	e.trouble.due = t.cfg.Now().Add(d)
-	heap.Push(&t.delayed, delayed[K, V]{e.trouble.due, e})
+	e.failure.due = t.cfg.Now().Add(d)
+	heap.Push(&t.delayed, delayed[K, V]{e.failure.due, e})
 }
 
 // Others that change a key more often than CalmLosses times with less than
@@ -245,29 +247,29 @@ func (t *Tracker[K, V]) delay(e *entry[K, V], d time.Duration) {
 // both insist would otherwise keep the machine busy for ever.
 const (
 	// CalmLosses is how often in a row a key is put right at once.
-	CalmLosses = 3
+	CalmDrifts = 3
 	calmAfter  = 2 * time.Second
 )
 
-// forgetGhosts forgets the ghosts that nobody has added again for long.
-func (t *Tracker[K, V]) forgetGhosts() {
-	for k, tr := range t.ghosts {
-		if t.cfg.Now().Sub(tr.lastLoss) > 2*t.cfg.MaxBackoff {
-			delete(t.ghosts, k)
+// forgetRemoved forgets the keys that nobody has added again for long.
+func (t *Tracker[K, V]) forgetRemoved() {
+	for k, tr := range t.removed {
+		if t.cfg.Now().Sub(tr.lastDrift) > 2*t.cfg.MaxBackoff {
+			delete(t.removed, k)
 		}
 	}
 }
 
 // lost notes that somebody else undid e.
-func (t *Tracker[K, V]) lost(e *entry[K, V]) {
-	tr := e.troubled()
+func (t *Tracker[K, V]) undone(e *entry[K, V]) {
+	tr := e.failureOf()
 	now := t.cfg.Now()
-	if now.Sub(tr.lastLoss) > max(calmAfter, 2*t.cfg.MinBackoff<<min(tr.losses, 10)) {
-		tr.losses = 0
+	if now.Sub(tr.lastDrift) > max(calmAfter, 2*t.cfg.MinBackoff<<min(tr.drifts, 10)) {
+		tr.drifts = 0
 	}
-	tr.losses++
-	tr.lastLoss = now
-	if n := tr.losses - CalmLosses; n > 0 {
+	tr.drifts++
+	tr.lastDrift = now
+	if n := tr.drifts - CalmDrifts; n > 0 {
 		e.queued = false
 		t.delay(e, t.backoff(n))
 	}
@@ -294,7 +296,7 @@ func (t *Tracker[K, V]) RetryWaiting() {
 }
 
 func (t *Tracker[K, V]) retry(e *entry[K, V]) {
-	if tr := e.trouble; tr != nil {
+	if tr := e.failure; tr != nil {
 		tr.waiting, tr.failed, tr.due = false, false, time.Time{}
 		delete(t.waiting, e)
 		t.settle(e)
@@ -306,14 +308,14 @@ func (t *Tracker[K, V]) wake() {
 	now := t.cfg.Now()
 	for len(t.delayed) > 0 && !t.delayed[0].due.After(now) {
 		d := heap.Pop(&t.delayed).(delayed[K, V])
-		if tr := d.entry.trouble; tr != nil && tr.due.Equal(d.due) {
+		if tr := d.entry.failure; tr != nil && tr.due.Equal(d.due) {
 			tr.due = time.Time{}
 			t.settle(d.entry)
 		}
 	}
 }
 
-// settle derives what is to be done for e from its wish and what there is.
+// settle derives what is to be done for e from what is wanted and what there is.
 // Whoever changes an entry calls it.
 func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 	if e.wanted {
@@ -321,12 +323,12 @@ func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 	} else {
 		e.done = !e.exists || !e.ours && !t.swept
 	}
-	state := Pending
+	state := dataplane.Pending
 	switch {
 	case e.done:
-		state = Done
-	case e.trouble != nil && e.trouble.failed:
-		state = Failed
+		state = dataplane.Done
+	case e.failure != nil && e.failure.failed:
+		state = dataplane.Failed
 	}
 	if state != e.state {
 		e.state, e.since = state, t.cfg.Now()
@@ -334,20 +336,20 @@ func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 	e.counted = t.recount(e, e.rev)
 	if e.done {
 		e.queued = false
-		if e.trouble != nil && e.trouble.losses == 0 {
-			t.forgive(e)
+		if e.failure != nil && e.failure.drifts == 0 {
+			t.clearFailure(e)
 		}
 		if !e.wanted && !e.exists {
-			if tr := e.trouble; tr != nil && tr.losses > 0 {
-				t.ghosts[e.key] = *tr
+			if tr := e.failure; tr != nil && tr.drifts > 0 {
+				t.removed[e.key] = *tr
 			}
-			t.forgive(e)
+			t.clearFailure(e)
 			delete(t.entries, e.key)
 			e.gone = true
 		}
 		return
 	}
-	if tr := e.trouble; tr != nil && (tr.waiting || !tr.due.IsZero()) {
+	if tr := e.failure; tr != nil && (tr.waiting || !tr.due.IsZero()) {
 		e.queued = false
 		return
 	}
@@ -355,7 +357,7 @@ func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 }
 
 // enqueue puts e where Due finds it. An entry may be in several queues when
-// its wish changed; all but the right one are stale and skipped.
+// what is wanted changed; all but the right one are skipped.
 func (t *Tracker[K, V]) enqueue(e *entry[K, V]) {
 	q := t.place(e)
 	if e.queued && e.place == q {

@@ -18,17 +18,18 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // Table keeps the nftables table of one network namespace. Its methods may be
 // called from any goroutine.
 type Table struct {
 	log    *slog.Logger
-	conn   *netlink.Conn
+	conn   *nl.Conn
 	events *netlink.Conn
 
 	mu    sync.Mutex
@@ -37,22 +38,23 @@ type Table struct {
 	peers []netip.AddrPort
 }
 
+// sendBuffer holds a transaction with some ten thousands of peers, of 40 bytes
+// each: it is one message to the socket. Memory is used only when needed.
+const sendBuffer = 4 << 20
+
 // Open returns a table that leaves everything as it is until [Table.Set]. It
 // works in the network namespace of the calling thread.
 func Open(log *slog.Logger) (*Table, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, sendBuffer, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open a netfilter socket: %w", err)
+		return nil, err
 	}
-	events, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)})
+	events, _, err := nl.Listen(unix.NETLINK_NETFILTER, 0, unix.NFNLGRP_NFTABLES)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to nftables: %w", err), conn.Close())
+		return nil, errors.Join(err, conn.Close())
 	}
 	return &Table{log: log, conn: conn, events: events}, nil
 }
-
-// answerWithin bounds the wait for the kernel, which answers within the send.
-const answerWithin = 10 * time.Second
 
 // Set makes VXLAN's data to these addresses and ports leave from a port, that
 // to all others as the kernel will. On error nothing has changed.
@@ -71,43 +73,12 @@ func (t *Table) Set(port uint16, peers []netip.AddrPort) error {
 
 // write does the transaction. The lock is held.
 func (t *Table) write(port uint16, peers []netip.AddrPort) error {
-	b, err := replace(port, peers)
-	if err != nil {
-		return fmt.Errorf("encode the nftables table %s: %w", TableName, err)
-	}
-	if err := t.conn.SetDeadline(time.Now().Add(answerWithin)); err != nil {
-		return err
-	}
-	if _, err := t.conn.SendMessages(b.frame()); err != nil {
+	errs, err := t.conn.Transaction(unix.NFNL_SUBSYS_NFTABLES, &replace(port, peers).Batch)
+	_, refused := nl.First(errs)
+	if err := errors.Join(err, refused); err != nil {
 		return fmt.Errorf("write the nftables table %s: %w", TableName, err)
 	}
-	var first error
-	for range b.msgs {
-		if _, err := t.conn.Receive(); err != nil {
-			first = err
-			break
-		}
-	}
-	if first != nil {
-		t.drain()
-		return fmt.Errorf("write the nftables table %s: %w", TableName, first)
-	}
 	return nil
-}
-
-// drain throws away the answers to a transaction that was refused, so that the
-// next one does not take them for its own.
-func (t *Table) drain() {
-	if t.conn.SetDeadline(time.Now().Add(50*time.Millisecond)) != nil {
-		return
-	}
-	for range 100 {
-		_, err := t.conn.Receive()
-		var refused *netlink.OpError
-		if err != nil && errors.As(err, &refused) && refused.Timeout() {
-			return
-		}
-	}
 }
 
 // Run puts the table back when somebody else removes it, or a part of it, as
@@ -136,7 +107,7 @@ func (t *Table) Run(ctx context.Context) error {
 // removed reports whether a notice says that somebody else removed something of
 // our table.
 func (t *Table) removed(m netlink.Message) bool {
-	if m.Header.PID == t.conn.PID() || len(m.Data) < 4 {
+	if m.Header.PID == t.conn.Port() || len(m.Data) < 4 {
 		return false
 	}
 	switch uint16(m.Header.Type) & 0xff {
@@ -144,16 +115,7 @@ func (t *Table) removed(m netlink.Message) bool {
 	default:
 		return false
 	}
-	ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-	if err != nil {
-		return false
-	}
-	for ad.Next() {
-		if ad.Type() == unix.NFTA_TABLE_NAME { // 1, as the table's name is in all of them
-			return ad.String() == TableName
-		}
-	}
-	return false
+	return nl.Find(m.Data[4:], unix.NFTA_TABLE_NAME).Text() == TableName // 1, as the table's name is in all of them
 }
 
 func (t *Table) restore(reason string) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 	"github.com/routerd/routerd/integration/await"
@@ -217,27 +220,15 @@ func TestRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := run(t, n, "nft list ruleset")
-	b, err := replace(4789, peers("198.51.100.2:1"))
+	b := replace(4789, peers("198.51.100.2:1"))
+	// A rule for a set that is not there.
+	b.addRule(2, 16, 4, "nosuchset", 9, 4789)
+	refused, err := table.conn.Transaction(unix.NFNL_SUBSYS_NFTABLES, &b.Batch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A rule for a set that is not there.
-	if err := b.addRule(2, 16, 4, "nosuchset", 9, 4789); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := table.conn.SendMessages(b.frame()); err != nil {
-		t.Fatal(err)
-	}
-	refused := 0
-	for range b.msgs {
-		if _, err := table.conn.Receive(); err != nil {
-			refused++
-			break
-		}
-	}
-	table.drain()
-	if after := run(t, n, "nft list ruleset"); refused == 0 || after != before {
-		t.Errorf("%d refusals, and the ruleset is\n%s", refused, after)
+	if after := run(t, n, "nft list ruleset"); len(refused) != 1 || !errors.Is(refused[b.Len()-1], unix.ENOENT) || after != before {
+		t.Errorf("refused %v, and the ruleset is\n%s", refused, after)
 	}
 	if err := table.Set(4789, peers("198.51.100.9:1")); err != nil {
 		t.Errorf("Set after a refusal: %v", err)

@@ -70,14 +70,16 @@ func (Driver) Requires(dataplane.Family) []dataplane.Requirement {
 	return []dataplane.Requirement{{Link: dataplane.LinkVXLAN, Module: "vxlan"}}
 }
 
-// Forms implements [dataplane.Driver].
-func (Driver) Forms(h dataplane.Host) []dataplane.Form { return []dataplane.Form{form(h)} }
+// Encaps implements [dataplane.Driver].
+func (Driver) Encaps(h dataplane.Host) []dataplane.Encap { return []dataplane.Encap{encap(h)} }
 
-// Form implements [dataplane.Driver].
-func (Driver) Form(h dataplane.Host, _ dataplane.Peer) (dataplane.Form, error) { return form(h), nil }
+// Encap implements [dataplane.Driver].
+func (Driver) Encap(h dataplane.Host, _ dataplane.Peer) (dataplane.Encap, error) {
+	return encap(h), nil
+}
 
-func form(h dataplane.Host) dataplane.Form {
-	return dataplane.Form{Driver: dataplane.DriverVXLAN, Outer: h.Outer(), VNI: h.VXLANVNI, Port: h.VXLANPort}
+func encap(h dataplane.Host) dataplane.Encap {
+	return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: h.Outer(), VNI: h.VXLANVNI, Port: h.VXLANPort}
 }
 
 // Host implements [dataplane.Driver]: the device and, once it is known, its

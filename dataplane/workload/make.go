@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
 // vethInfoPeer is VETH_INFO_PEER (linux/veth.h): the other end.
@@ -40,7 +41,7 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 	defer ns.close()
 	families := familiesOf(spec.Addresses)
 	six := slices.Contains(families, dataplane.IPv6)
-	var pod *socket
+	var pod *nl.Conn
 	err = ns.do(func() (err error) {
 		if err := setForwarding(families, spec.Forwarding); err != nil {
 			return err
@@ -51,18 +52,18 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 	if err != nil {
 		return End{}, false, fmt.Errorf("%s: %w", spec.Netns, err)
 	}
-	defer pod.close()
+	defer pod.Close()
 
 	var m batch
 	m.veth(spec, ns.fd)
-	if r, err := w.sockets.exchange(&m); err != nil || r.first() != nil {
+	if r, err := w.sockets.exchange(&m); err != nil || r.refused != nil {
 		return End{}, false, err
 	}
 	// At once, so that what a kill leaves here says whose it is. The kernel
 	// takes no alias in the message that makes the pair.
 	m = batch{}
 	m.mark(spec, w.rpFilter)
-	if r, err := w.sockets.exchange(&m); err != nil || r.first() != nil {
+	if r, err := w.sockets.exchange(&m); err != nil || r.refused != nil {
 		return End{}, false, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -72,7 +73,7 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 		// Its settings and addresses need more than requests.
 		return End{}, false, nil
 	}
-	inner, ok, err := pod.configure(spec)
+	inner, ok, err := configure(pod, spec)
 	if err != nil || !ok {
 		return End{}, false, err
 	}
@@ -84,7 +85,7 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 	// The host end comes up last: before that nothing reaches the workload.
 	m = batch{}
 	m.up(spec.Device)
-	if r, err := w.sockets.exchange(&m); err != nil || r.first() != nil {
+	if r, err := w.sockets.exchange(&m); err != nil || r.refused != nil {
 		return End{}, false, err
 	}
 	if ok, err := w.carried(ctx, pod, spec); err != nil || !ok {
@@ -96,7 +97,7 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 // carried waits until both ends of a new wire carry packets; see [Wire.settle].
 // It reports false when one of them vanished. Since Linux 6.8 the first question
 // is enough.
-func (w *Wire) carried(ctx context.Context, pod *socket, spec Spec) (bool, error) {
+func (w *Wire) carried(ctx context.Context, pod *nl.Conn, spec Spec) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	tick := time.NewTicker(settleTick)
@@ -106,11 +107,11 @@ func (w *Wire) carried(ctx context.Context, pod *socket, spec Spec) (bool, error
 	inside.getLink(spec.Owner.Interface)
 	for {
 		r, err := w.sockets.exchange(&host)
-		if err != nil || r.first() != nil {
+		if err != nil || r.refused != nil {
 			return false, err
 		}
 		if carries(r) {
-			if r, err = pod.exchange(&inside); err != nil || r.first() != nil {
+			if r, err = exchange(pod, &inside); err != nil || r.refused != nil {
 				return false, err
 			}
 			if carries(r) {
@@ -153,74 +154,77 @@ func noIPv6(device string) error {
 // there may be processors, and takes all but one away again, which waits for
 // RCU each time.
 func (m *batch) veth(spec Spec, netns int) {
-	end := m.start(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, linkHeader(0, false))
-	defer end()
-	m.text(unix.IFLA_IFNAME, spec.Device)
-	m.number(unix.IFLA_MTU, uint32(spec.MTU))
-	m.attr(unix.IFLA_ADDRESS, hardware(HostMAC()))
-	m.number(unix.IFLA_NUM_TX_QUEUES, 1)
-	m.number(unix.IFLA_NUM_RX_QUEUES, 1)
-	defer m.nest(unix.IFLA_LINKINFO, nil)()
-	m.text(unix.IFLA_INFO_KIND, "veth")
-	defer m.nest(unix.IFLA_INFO_DATA, nil)()
-	defer m.nest(vethInfoPeer, linkHeader(0, false))()
-	m.text(unix.IFLA_IFNAME, spec.Owner.Interface)
-	m.number(unix.IFLA_MTU, uint32(spec.MTU))
-	m.number(unix.IFLA_NUM_TX_QUEUES, 1)
-	m.number(unix.IFLA_NUM_RX_QUEUES, 1)
-	m.number(unix.IFLA_NET_NS_FD, uint32(netns))
-	if !spec.MAC.IsZero() {
-		m.attr(unix.IFLA_ADDRESS, hardware(spec.MAC))
+	end := func(name string) {
+		m.Text(unix.IFLA_IFNAME, name)
+		m.Uint32(unix.IFLA_MTU, uint32(spec.MTU))
+		m.Uint32(unix.IFLA_NUM_TX_QUEUES, 1)
+		m.Uint32(unix.IFLA_NUM_RX_QUEUES, 1)
 	}
+	m.Begin(unix.RTM_NEWLINK, create, linkHeader(0, false)...)
+	end(spec.Device)
+	m.Bytes(unix.IFLA_ADDRESS, hardware(HostMAC())...)
+	m.Nest(unix.IFLA_LINKINFO, func() {
+		m.Text(unix.IFLA_INFO_KIND, "veth")
+		m.Nest(unix.IFLA_INFO_DATA, func() {
+			m.Nest(vethInfoPeer, func() {
+				m.B = append(m.B, linkHeader(0, false)...)
+				end(spec.Owner.Interface)
+				m.Uint32(unix.IFLA_NET_NS_FD, uint32(netns))
+				if !spec.MAC.IsZero() {
+					m.Bytes(unix.IFLA_ADDRESS, hardware(spec.MAC)...)
+				}
+			})
+		})
+	})
 }
 
 // mark says whose the host end is, and gives it those of its settings that a
 // request can carry (inet_set_link_af). They are those of [Wire.HostSysctls].
 func (m *batch) mark(spec Spec, rpFilter string) {
-	end := m.start(unix.RTM_SETLINK, 0, linkHeader(0, false))
-	defer end()
-	m.text(unix.IFLA_IFNAME, spec.Device)
-	m.attr(unix.IFLA_IFALIAS, []byte(spec.Owner.Alias()))
-	defer m.nest(unix.IFLA_AF_SPEC, nil)()
-	defer m.nest(unix.AF_INET, nil)()
-	defer m.nest(unix.IFLA_INET_CONF, nil)()
-	m.number(devconfProxyARP, 1)
-	m.number(devconfForwarding, 1)
-	m.number(devconfRouteLocalnet, 1)
-	if n, err := strconv.ParseUint(rpFilter, 10, 8); err == nil {
-		m.number(devconfRPFilter, uint32(n))
+	m.Begin(unix.RTM_SETLINK, 0, linkHeader(0, false)...)
+	m.Text(unix.IFLA_IFNAME, spec.Device)
+	m.Chars(unix.IFLA_IFALIAS, spec.Owner.Alias())
+	settings := func() {
+		m.Uint32(devconfProxyARP, 1)
+		m.Uint32(devconfForwarding, 1)
+		m.Uint32(devconfRouteLocalnet, 1)
+		if n, err := strconv.ParseUint(rpFilter, 10, 8); err == nil {
+			m.Uint32(devconfRPFilter, uint32(n))
+		}
 	}
+	m.Nest(unix.IFLA_AF_SPEC, func() {
+		m.Nest(unix.AF_INET, func() { m.Nest(unix.IFLA_INET_CONF, settings) })
+	})
 }
 
 // up sets a device up.
 func (m *batch) up(device string) {
-	end := m.start(unix.RTM_SETLINK, 0, linkHeader(0, true))
-	m.text(unix.IFLA_IFNAME, device)
-	end()
+	m.Begin(unix.RTM_SETLINK, 0, linkHeader(0, true)...)
+	m.Text(unix.IFLA_IFNAME, device)
 }
 
 // configure gives the workload's end of a new wire its IPv4 addresses and its
 // way out, and sets it and the loopback device up.
-func (s *socket) configure(spec Spec) (linkState, bool, error) {
+func configure(pod *nl.Conn, spec Spec) (linkState, bool, error) {
 	var m batch
 	m.getLink(spec.Owner.Interface)
-	r, err := s.exchange(&m)
-	if err != nil || r.first() != nil || len(r.links) != 1 {
+	r, err := exchange(pod, &m)
+	if err != nil || r.refused != nil || len(r.links) != 1 {
 		return linkState{}, false, err
 	}
 	inner := r.links[0]
 	m = batch{}
 	const loopback = 1 // LOOPBACK_IFINDEX
-	m.start(unix.RTM_SETLINK, 0, linkHeader(loopback, true))()
-	m.start(unix.RTM_SETLINK, 0, linkHeader(inner.index, true))()
+	m.Begin(unix.RTM_SETLINK, 0, linkHeader(loopback, true)...)
+	m.Begin(unix.RTM_SETLINK, 0, linkHeader(inner.index, true)...)
 	for _, a := range spec.Addresses {
 		m.address(inner.index, a.AsSlice())
 	}
 	m.wayOut(inner.index)
-	if r, err = s.exchange(&m); err != nil {
+	if r, err = exchange(pod, &m); err != nil {
 		return inner, false, err
 	}
-	return inner, r.first() == nil, nil
+	return inner, r.refused == nil, nil
 }
 
 // create is what makes a new object, or fails.
@@ -230,36 +234,28 @@ const create = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 func (m *batch) address(index int, addr []byte) {
 	h := make([]byte, 4, unix.SizeofIfAddrmsg) // struct ifaddrmsg
 	h[0], h[1] = unix.AF_INET, 32
-	end := m.start(unix.RTM_NEWADDR, create, nativeIndex(h, index))
-	m.attr(unix.IFA_LOCAL, addr)
-	m.attr(unix.IFA_ADDRESS, addr)
-	end()
+	m.Begin(unix.RTM_NEWADDR, create, nativeIndex(h, index)...)
+	m.Bytes(unix.IFA_LOCAL, addr...)
+	m.Bytes(unix.IFA_ADDRESS, addr...)
 }
 
 // wayOut sets the routes to and through the IPv4 gateway and its neighbour
 // entry; see [inside.wayOut].
 func (m *batch) wayOut(index int) {
-	gw := Gateway(dataplane.IPv4).AsSlice()
-	route := func(bits, scope byte) (end func()) {
+	gw := Gateway(dataplane.IPv4)
+	route := func(bits, scope byte, kind uint16) {
 		// struct rtmsg
-		return m.start(unix.RTM_NEWROUTE, create, []byte{
-			unix.AF_INET, bits, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT, scope, unix.RTN_UNICAST, 0, 0, 0, 0,
-		})
+		m.Begin(unix.RTM_NEWROUTE, create, unix.AF_INET, bits, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT, scope, unix.RTN_UNICAST, 0, 0, 0, 0)
+		m.Addr(kind, gw)
+		m.Uint32(unix.RTA_OIF, uint32(index))
 	}
-	end := route(32, unix.RT_SCOPE_LINK)
-	m.attr(unix.RTA_DST, gw)
-	m.number(unix.RTA_OIF, uint32(index))
-	end()
-	end = route(0, unix.RT_SCOPE_UNIVERSE)
-	m.attr(unix.RTA_GATEWAY, gw)
-	m.number(unix.RTA_OIF, uint32(index))
-	end()
+	route(32, unix.RT_SCOPE_LINK, unix.RTA_DST)
+	route(0, unix.RT_SCOPE_UNIVERSE, unix.RTA_GATEWAY)
 	h := append(nativeIndex([]byte{unix.AF_INET, 0, 0, 0}, index), 0, 0, 0, 0) // struct ndmsg
 	h[8] = unix.NUD_PERMANENT
-	end = m.start(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, h)
-	m.attr(unix.NDA_DST, gw)
-	m.attr(unix.NDA_LLADDR, hardware(HostMAC()))
-	end()
+	m.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, h...)
+	m.Addr(unix.NDA_DST, gw)
+	m.Bytes(unix.NDA_LLADDR, hardware(HostMAC())...)
 }
 
 // nativeIndex appends a device's number to a header.

@@ -1,14 +1,12 @@
 package workload
 
 import (
-	"encoding/binary"
 	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -86,45 +84,6 @@ func TestMakeLeavesOthersAlone(t *testing.T) {
 			}
 			if _, err := f.wire.Attach(t.Context(), f.spec); !errors.Is(err, ErrClash) {
 				t.Errorf("attach: %v, want %v", err, ErrClash)
-			}
-		})
-	}
-}
-
-// What the kernel cannot have answered is an error, and not taken for done.
-func TestReply(t *testing.T) {
-	t.Parallel()
-	message := func(kind uint16, seq uint32, body ...byte) []byte {
-		b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body)))
-		b = binary.NativeEndian.AppendUint16(b, kind)
-		b = binary.NativeEndian.AppendUint16(b, 0)
-		b = binary.NativeEndian.AppendUint32(b, seq)
-		return append(append(b, 0, 0, 0, 0), body...)
-	}
-	code := func(e unix.Errno) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-int32(e))) }
-	for name, tt := range map[string]struct {
-		in   []byte
-		done int
-		errs []error
-		err  error
-	}{
-		"done":             {message(unix.NLMSG_ERROR, 1, code(0)...), 1, []error{nil, nil}, nil},
-		"refused":          {message(unix.NLMSG_ERROR, 2, code(unix.EEXIST)...), 1, []error{nil, unix.EEXIST}, nil},
-		"two at once":      {append(message(unix.NLMSG_ERROR, 1, code(unix.EPERM)...), message(unix.NLMSG_ERROR, 2, code(0)...)...), 2, []error{unix.EPERM, nil}, nil},
-		"of another batch": {message(unix.NLMSG_ERROR, 3, code(0)...), 0, []error{nil, nil}, errAnswer},
-		"cut off":          {message(unix.NLMSG_ERROR, 1, code(0)...)[:18], 0, []error{nil, nil}, errAnswer},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := reply{errs: make([]error, 2)}
-			done, err := r.take(tt.in)
-			if done != tt.done || !errors.Is(err, tt.err) {
-				t.Errorf("%d done, %v; want %d, %v", done, err, tt.done, tt.err)
-			}
-			for i := range tt.errs {
-				if !errors.Is(r.errs[i], tt.errs[i]) {
-					t.Errorf("request %d: %v, want %v", i+1, r.errs[i], tt.errs[i])
-				}
 			}
 		})
 	}

@@ -45,7 +45,7 @@ func (o Owner) Alias() string {
 }
 
 // ParseAlias is the inverse of [Owner.Alias]. It reports false for the alias
-// of a stranger and for one that is a hash.
+// of a foreign device and for one that is a hash.
 func ParseAlias(alias string) (Owner, bool) {
 	rest, ok := strings.CutPrefix(alias, aliasPrefix)
 	if !ok {

@@ -129,7 +129,7 @@ func (r *reaper) deleteOne(link netlink.Link) error {
 
 // deleteGroup puts the devices into a link group and deletes the group. The
 // number is drawn anew each time from a range nobody uses by hand, so that no
-// stranger's device is in it. What fails here is left to deletion one by one.
+// foreign device is in it. What fails here is left to deletion one by one.
 func (r *reaper) deleteGroup(batch []*death) {
 	group := 1<<30 + rand.Uint32N(1<<30)
 	for _, d := range batch {

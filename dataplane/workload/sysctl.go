@@ -97,7 +97,7 @@ func enableIPv6(device string) error {
 // familiesOf returns the families of addresses, IPv4 first.
 func familiesOf(addrs []netip.Addr) []dataplane.Family {
 	var out []dataplane.Family
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+	for _, f := range dataplane.Families() {
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }) {
 			out = append(out, f)
 		}

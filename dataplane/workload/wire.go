@@ -161,7 +161,7 @@ func linkByName(h *netlink.Handle, name string) (netlink.Link, error) {
 
 // Attach makes the wire that spec describes, or what of it is missing. It
 // returns [ErrNoNamespace] when the workload's namespace is gone and
-// [ErrClash] when a stranger's device has the name of either end. IPv6 addresses
+// [ErrClash] when a foreign device has the name of either end. IPv6 addresses
 // on a host that has IPv6 switched off are [ErrNoIPv6].
 func (w *Wire) Attach(ctx context.Context, spec Spec) (End, error) {
 	six := slices.Contains(familiesOf(spec.Addresses), dataplane.IPv6)

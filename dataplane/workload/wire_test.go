@@ -228,7 +228,7 @@ func TestAttachRefuses(t *testing.T) {
 		want    error
 		says    string
 	}{
-		{"stranger's device on the host", func(t *testing.T, f *fixture) {
+		{"foreign device on the host", func(t *testing.T, f *fixture) {
 			command(t, f.host, "ip", "link", "add", f.spec.Device, "type", "bridge")
 		}, ErrClash, "is not routerd's"},
 		{"stranger's veth on the host", func(t *testing.T, f *fixture) {

@@ -105,8 +105,9 @@ const (
 func torAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 99, byte(i + 1), 1}) }
 func rxAddr(i int) netip.Addr  { return netip.AddrFrom4([4]byte{10, 99, byte(i + 1), 2}) }
 
-func newConvergenceSpace(ctx context.Context) (s *convergenceSpace, err error) {
-	prefix := fmt.Sprintf("rdbench%d-", os.Getpid())
+// newConvergenceSpace makes the namespaces, whose names begin with this one.
+func newConvergenceSpace(ctx context.Context, name string) (s *convergenceSpace, err error) {
+	prefix := fmt.Sprintf("%s%d-", name, os.Getpid())
 	s = &convergenceSpace{rx: prefix + "rx", tors: [2]string{prefix + "tor1", prefix + "tor2"}}
 	if s.dir, err = os.MkdirTemp("", "routerd-bench-"); err != nil {
 		return nil, err
@@ -308,7 +309,7 @@ func mainPrefixes(triestat string) (int, error) {
 // converge takes one receiver through a feed, its withdrawal and the loss of
 // one of two ToRs.
 func converge(ctx context.Context, r receiver, n int) (c convergence, err error) {
-	s, err := newConvergenceSpace(ctx)
+	s, err := newConvergenceSpace(ctx, "rdbench")
 	if err != nil {
 		return c, err
 	}
@@ -525,9 +526,12 @@ func cpuTime(procs []*os.Process) time.Duration {
 
 // peakMemory is a process's largest resident set so far in MiB; 0 if it is
 // gone.
-func peakMemory(pid int) float64 {
+func peakMemory(pid int) float64 { return memoryOf(pid, "VmHWM:") }
+
+// memoryOf reads a line of /proc/PID/status in MiB; 0 if the process is gone.
+func memoryOf(pid int, line string) float64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	_, rest, ok := strings.Cut(string(b), "VmHWM:")
+	_, rest, ok := strings.Cut(string(b), line)
 	f := strings.Fields(rest)
 	if err != nil || !ok || len(f) == 0 {
 		return 0

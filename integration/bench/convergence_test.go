@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"os"
 	"path/filepath"
 	"testing"
@@ -26,7 +25,7 @@ func TestMainPrefixes(t *testing.T) {
 // prefixes, both are used, one is killed, and everything goes the other way.
 func TestConverge(t *testing.T) {
 	t.Parallel()
-	p := Programs{Dir: cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin"), Profiles: t.TempDir()}
+	p := Programs{Dir: programs(t), Profiles: t.TempDir()}
 	c, err := converge(t.Context(), receivers(p)[0], 2000)
 	if err != nil {
 		t.Fatal(err)

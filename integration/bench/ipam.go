@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -106,7 +107,8 @@ func MeasureIPAM(ctx context.Context, atLeast time.Duration, log *slog.Logger) (
 func serve(ctx context.Context, a *ipam.Allocator, st store.Store) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx, st.Watch(ctx, ipam.Kinds()...)) }()
+	steps, _ := clustertest.Follow(ctx, ipamNode, st, ipam.Kinds()...)
+	go func() { ended <- a.Run(ctx, steps) }()
 	return sync.OnceValue(func() error {
 		cancel()
 		return <-ended

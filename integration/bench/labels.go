@@ -13,6 +13,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/control/enforce"
 	"github.com/routerd/routerd/control/policy/policytest"
 	"github.com/routerd/routerd/dataplane"
@@ -97,7 +98,7 @@ func labelByRouterd(ctx context.Context, n, policies, rounds int, log *slog.Logg
 		defer cancel()
 		wg.Go(func() { _ = e.Run(ctx) }) // it ends with ctx alone
 		change := func(b store.Batch) error {
-			e.HandleStore(b)
+			e.HandleStore(clustertest.Step(policytest.Node, b))
 			select {
 			case a := <-table.applied:
 				if a.err == nil && a.members == 0 {

@@ -40,7 +40,10 @@ func (s *convergenceSpace) profile(ctx context.Context, name string) (stop func(
 	slices, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() {
-		var err error
+		// A daemon that has just been started does not serve them yet.
+		err := until(ctx, "the daemon serves profiles", func() (bool, error) {
+			return s.fetchProfile(ctx, "threadcreate", os.DevNull) == nil, nil
+		})
 		for n := 0; err == nil && slices.Err() == nil; n++ {
 			err = s.fetchProfile(ctx, fmt.Sprintf("profile?seconds=%d", int(profileSlice/time.Second)), fmt.Sprintf("%s.%d.cpu", name, n))
 		}

@@ -12,7 +12,7 @@ import (
 // startRouterd runs the daemon with its own datastore and makes both ToRs its
 // peers. They may announce everything: none of it is inside its pool.
 func startRouterd(ctx context.Context, s *convergenceSpace, programs Programs) ([]*os.Process, error) {
-	p, err := s.startDaemon(programs)
+	p, err := s.startDaemon(programs, "nodeName: bench\n")
 	if err != nil {
 		return nil, err
 	}
@@ -23,20 +23,20 @@ func startRouterd(ctx context.Context, s *convergenceSpace, programs Programs) (
 	return []*os.Process{p}, s.applyUntilTaken(ctx, programs.Dir, peers.String())
 }
 
-// startDaemon runs the daemon as a host runs it.
-func (s *convergenceSpace) startDaemon(p Programs) (*os.Process, error) {
+// startDaemon runs the daemon as a host runs it, with these settings beside
+// those of the space.
+func (s *convergenceSpace) startDaemon(p Programs, settings string) (*os.Process, error) {
 	health := "{}"
 	if s.profiles = p.Profiles; s.profiles != "" {
 		health = fmt.Sprintf("{listen: %q, profiles: true}", profileAddr)
 	}
-	conf, err := s.file("routerd.yaml", fmt.Sprintf(`nodeName: bench
-stateDir: %[1]s/state
+	conf, err := s.file("routerd.yaml", fmt.Sprintf(`stateDir: %[1]s/state
 runDir: %[1]s/run
 logLevel: warn
 address: {ipv4: "interface=tor1", ipv6: none}
 cni: {binDir: %[1]s/cni, confDir: %[1]s/cni}
 health: %[2]s
-`, s.dir, health))
+%[3]s`, s.dir, health, settings))
 	if err != nil {
 		return nil, err
 	}

@@ -191,7 +191,7 @@ func (s *convergenceSpace) connect(ctx context.Context, size Reflection) ([]*bgp
 // startRouterdReflector runs the daemon as a reflector of these clients, for
 // prefixes that are all inside a pool.
 func startRouterdReflector(ctx context.Context, s *convergenceSpace, programs Programs, clients int) ([]*os.Process, error) {
-	p, err := s.startDaemon(programs)
+	p, err := s.startDaemon(programs, "nodeName: bench\n")
 	if err != nil {
 		return nil, err
 	}

@@ -1,15 +1,11 @@
 package bench
 
-import (
-	"cmp"
-	"os"
-	"testing"
-)
+import "testing"
 
 // TestReflect takes both reflectors through a small run.
 func TestReflect(t *testing.T) {
 	t.Parallel()
-	rows, err := MeasureReflector(t.Context(), Programs{Dir: cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin"), Profiles: t.TempDir()}, []Reflection{{Clients: 3, Prefixes: 200}}, func(s string) { t.Log(s) })
+	rows, err := MeasureReflector(t.Context(), Programs{Dir: programs(t), Profiles: t.TempDir()}, []Reflection{{Clients: 3, Prefixes: 200}}, func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatal(err)
 	}

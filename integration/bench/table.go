@@ -27,6 +27,7 @@ const (
 	PerSecond                // more is better
 	MiB                      // less is better
 	Apiece                   // so many for each; less is better
+	Percent                  // less is better
 )
 
 // Ratio returns how many times as fast, or as small, routerd is as the
@@ -51,6 +52,8 @@ func (u Unit) format(v float64) string {
 		return fmt.Sprintf("%.1f ms", v)
 	case u == Apiece:
 		return fmt.Sprintf("%.2f", v)
+	case u == Percent:
+		return fmt.Sprintf("%.2f %%", v)
 	case u == MiB:
 		return fmt.Sprintf("%.0f MiB", v)
 	}

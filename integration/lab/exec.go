@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 

@@ -151,7 +151,7 @@ func (l *Lab) build(ctx context.Context, o Options) error {
 	return err
 }
 
-// errTaken says that a namespace is a stranger's.
+// errTaken says that a namespace is foreign.
 func errTaken(space string) error {
 	return fmt.Errorf("network namespace %s exists and is not this lab's: remove it with \"ip netns delete %s\" or choose another name", space, space)
 }

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	"github.com/routerd/routerd/cni/atomicfile"
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/control/collect"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
@@ -99,19 +100,18 @@ func (h *host) boot(life context.Context) (err error) {
 	h.ipam = a
 	h.leaks = collect.New(collect.Config{Store: h.store, Node: h.name, Host: h, Grace: grace})
 	ctx, cancel := context.WithCancel(life)
-	batches := h.store.Watch(ctx, ipam.Kinds()...)
+	steps, followed := clustertest.Follow(ctx, h.name, h.store, ipam.Kinds()...)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := a.Run(ctx, batches); err != nil {
+		if err := a.Run(ctx, steps); err != nil {
 			h.t.Errorf("%s: run: %v", h.name, err)
 		}
 	}()
 	h.stop = func() {
 		cancel()
 		<-done
-		for range batches { // until the watch has ended
-		}
+		<-followed
 		_ = h.store.Close()
 	}
 	return nil

@@ -123,18 +123,18 @@ func TestKilledInChange(t *testing.T) {
 	for i, st := range []struct {
 		name string
 		host string // whose daemon is killed
-		when func(store.Mode, map[string]store.NodeForms) bool
+		when func(store.Mode, map[string]store.NodeEncaps) bool
 	}{
-		{"the pool has changed", "node3", func(store.Mode, map[string]store.NodeForms) bool { return true }},
-		{"a node accepts", "node2", func(m store.Mode, f map[string]store.NodeForms) bool { return has(m, f["node2"].Accepts) }},
-		{"a node may send", "node3", func(m store.Mode, f map[string]store.NodeForms) bool { return has(m, f["node3"].Uses) }},
-		{"a node has moved", "node2", func(m store.Mode, f map[string]store.NodeForms) bool {
+		{"the pool has changed", "node3", func(store.Mode, map[string]store.NodeEncaps) bool { return true }},
+		{"a node accepts", "node2", func(m store.Mode, f map[string]store.NodeEncaps) bool { return has(m, f["node2"].Accepts) }},
+		{"a node may send", "node3", func(m store.Mode, f map[string]store.NodeEncaps) bool { return has(m, f["node3"].Uses) }},
+		{"a node has moved", "node2", func(m store.Mode, f map[string]store.NodeEncaps) bool {
 			return f["node3"].Sends[defaultPool] == m.String()
 		}},
-		{"the store's host has moved", "node1", func(m store.Mode, f map[string]store.NodeForms) bool {
+		{"the store's host has moved", "node1", func(m store.Mode, f map[string]store.NodeEncaps) bool {
 			return f["node1"].Sends[defaultPool] == m.String()
 		}},
-		{"the node that is killed has moved", "node3", func(m store.Mode, f map[string]store.NodeForms) bool {
+		{"the node that is killed has moved", "node3", func(m store.Mode, f map[string]store.NodeEncaps) bool {
 			return f["node3"].Sends[defaultPool] == m.String()
 		}},
 	} {
@@ -193,7 +193,7 @@ func modeNumbers(e store.Encapsulation) store.Mode {
 // has reports whether a list of forms names all of a mode that concern IPv4
 // over IPv4.
 func has(m store.Mode, forms []string) bool {
-	for _, f := range m.Forms() {
+	for _, f := range m.Encaps() {
 		if strings.HasPrefix(f, "ip6tnl") || strings.HasPrefix(f, "vxlan6") {
 			continue
 		}
@@ -237,16 +237,16 @@ spec: {cidr: "%s", blockSize: %d, ipipMode: %s, vxlanMode: %s, natOutgoing: fals
 
 // forms returns what each host published about the forms of packets. It is empty
 // while the store is away.
-func (c *changing) forms(t *testing.T) map[string]store.NodeForms {
+func (c *changing) forms(t *testing.T) map[string]store.NodeEncaps {
 	t.Helper()
 	nodes, _, err := c.store.List(await.Context(t), store.KindNode, "")
 	if err != nil {
 		t.Logf("list nodes: %v", err)
 	}
-	out := make(map[string]store.NodeForms)
+	out := make(map[string]store.NodeEncaps)
 	for _, o := range nodes {
 		if n, ok := o.Value.(*store.Node); ok {
-			out[n.Name] = store.FormsOf(n)
+			out[n.Name] = store.NodeEncapsOf(n)
 		}
 	}
 	return out

@@ -214,7 +214,7 @@ func eachBlock(t *testing.T, s store.Store, f func(netip.Prefix, *store.Block)) 
 func blockOf(t *testing.T, s store.Store, host string) (out netip.Prefix) {
 	t.Helper()
 	eachBlock(t, s, func(cidr netip.Prefix, b *store.Block) {
-		if owner, _ := ipam.Owner(b); owner == host {
+		if owner := b.Holder(); owner == host {
 			out = cidr
 		}
 	})

@@ -102,10 +102,8 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-func bothFamilies() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
-
 func testFamilyReachability(t *testing.T, l *lab.Lab, _ familyMode) {
-	for _, f := range bothFamilies() {
+	for _, f := range dataplane.Families() {
 		start := time.Now()
 		reach(t, l, traffic.Options{IPv6: f == dataplane.IPv6})
 		t.Logf("%s: every pair answered after %.2f s", f, time.Since(start).Seconds())
@@ -122,7 +120,7 @@ func testFamilyFullSize(t *testing.T, l *lab.Lab, m familyMode) {
 			t.Errorf("MTU of %s is %d, want %d", p, p.MTU, m.mtu)
 		}
 	}
-	for _, f := range bothFamilies() {
+	for _, f := range dataplane.Families() {
 		reach(t, l, traffic.Options{Size: m.mtu, DF: true, IPv6: f == dataplane.IPv6})
 	}
 }
@@ -132,7 +130,7 @@ func testFamilyFullSize(t *testing.T, l *lab.Lab, m familyMode) {
 func testFamilyWire(t *testing.T, l *lab.Lab, m familyMode) {
 	base := modeOf(m.encap)
 	for to, tunnel := range map[string]string{"node2/pod1": base.near, "node3/pod1": base.far} {
-		for _, f := range bothFamilies() {
+		for _, f := range dataplane.Families() {
 			host, _, _ := strings.Cut(to, "/")
 			src, dst := addrOf(t, l, "node1/pod1", f), addrOf(t, l, to, f)
 			ours := func(p lab.Packet) bool {
@@ -199,7 +197,7 @@ func testFirstPacket(t *testing.T, l *lab.Lab, _ familyMode) {
 		if _, err := l.AttachPod(await.Context(t), pod); err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range bothFamilies() {
+		for _, f := range dataplane.Families() {
 			for _, to := range []string{"node1/pod1", "node2/pod1", "node3/pod1"} {
 				r, err := l.Ping(await.Context(t), pod, to, traffic.Options{IPv6: f == dataplane.IPv6})
 				if err != nil || !r.OK {
@@ -217,7 +215,7 @@ func testFirstPacket(t *testing.T, l *lab.Lab, _ familyMode) {
 // both families: nothing is lost.
 func testFamilyKill(t *testing.T, l *lab.Lab, m familyMode) {
 	var flows []*traffic.Flow
-	for _, f := range bothFamilies() {
+	for _, f := range dataplane.Families() {
 		for _, p := range pairsOf("node1") {
 			flow, err := l.Flow(t.Context(), p[0], p[1], pingRate()/2, traffic.Options{IPv6: f == dataplane.IPv6})
 			if err != nil {

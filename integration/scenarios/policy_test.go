@@ -292,7 +292,7 @@ func judgeConformance(t *testing.T, l *lab.Lab, cases []conformance, clients map
 	for i, c := range cases {
 		for letter, from := range clients {
 			for _, to := range servers {
-				for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+				for _, f := range dataplane.Families() {
 					protocol := c.protocol
 					if protocol == 0 {
 						protocol = unix.IPPROTO_TCP

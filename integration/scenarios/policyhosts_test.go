@@ -244,7 +244,7 @@ func flowsOf(t *testing.T, l *lab.Lab, text string) []*attempt {
 		t.Fatal(fmt.Errorf("flow %q: %w", text, err))
 	}
 	var list []*attempt
-	for _, f := range bothFamilies() {
+	for _, f := range dataplane.Families() {
 		if f == dataplane.IPv6 && only4 {
 			continue
 		}

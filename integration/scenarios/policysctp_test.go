@@ -32,7 +32,7 @@ func testSCTP(t *testing.T, l *lab.Lab, _ familyMode) {
 	for _, to := range []string{"node2/pod1", "node3/pod1"} {
 		label(t, l, s, to, "role", "server")
 		serve(t, l, to, unix.IPPROTO_SCTP, open, shut)
-		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		for _, f := range dataplane.Families() {
 			a := addrOf(t, l, to, f)
 			all = append(all, &attempt{from: "node1/pod1", to: a, protocol: unix.IPPROTO_SCTP, port: open})
 			denied = append(denied,

@@ -184,7 +184,7 @@ func TestProbedBeforeUse(t *testing.T) {
 			if err != nil {
 				return err.Error()
 			}
-			if n, ok := o.Value.(*store.Node); !ok || len(store.FormsOf(n).Sends) != len(pools) {
+			if n, ok := o.Value.(*store.Node); !ok || len(store.NodeEncapsOf(n).Sends) != len(pools) {
 				return fmt.Sprintf("%+v", o.Value)
 			}
 			return ""

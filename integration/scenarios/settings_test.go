@@ -62,7 +62,7 @@ func (c *changing) waitNumbers(t *testing.T, what string, m store.Mode) {
 				return fmt.Sprintf("%s has not moved to %s: %+v", h, m, f)
 			}
 			for _, accepted := range f.Accepts {
-				if accepted != "direct" && !slices.Contains(m.Forms(), accepted) {
+				if accepted != "direct" && !slices.Contains(m.Encaps(), accepted) {
 					return fmt.Sprintf("%s still takes in %s: %+v", h, accepted, f)
 				}
 			}

@@ -66,7 +66,7 @@ const (
 	retention = "5m"
 	quota     = 4 << 30 // bytes of the database
 
-	// progress is how often a watch on a quiet store is told the revision.
+	// progress is how often a watch on a quiet store receives the revision.
 	progress = time.Minute
 
 	// renewal is how often the certificates' age is looked at. etcd reads the
@@ -252,7 +252,7 @@ func (s *Server) options() *embed.Config {
 	return c
 }
 
-// died is told that etcd gave up.
+// died is notified that etcd gave up.
 func (s *Server) died(msg string) {
 	select {
 	case s.dead <- msg:

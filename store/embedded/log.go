@@ -45,7 +45,7 @@ type slogCore struct {
 	fields []zapcore.Field
 }
 
-// Enabled implements [zapcore.Core]. What etcd tells of its normal work is not
+// Enabled implements [zapcore.Core]. What etcd reports of its normal work is not
 // for our logs.
 func (c *slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.WarnLevel }
 

@@ -20,7 +20,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/routerd/routerd/cni/atomicfile"
+	"github.com/routerd/routerd/control/atomicfile"
 )
 
 const (

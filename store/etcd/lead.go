@@ -3,10 +3,11 @@ package etcd
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/routerd/routerd/control/async"
 )
 
 const (
@@ -16,39 +17,33 @@ const (
 	// resignTimeout bounds the farewell: the lease's end does the same, later.
 	resignTimeout = 2 * time.Second
 
-	campaignPauseMin, campaignPauseMax = time.Second, 15 * time.Second
+	campaignPauseMin, campaignPauseMax = 2 * time.Second, 30 * time.Second
 )
 
 // Lead calls lead while this process is the one of the cluster that holds the
-// office called name, and waits for the office otherwise. Its holder is known
+// lease called name, and waits for it otherwise. Its holder is known
 // by a lease of ttl (whole seconds, at least 1 s), as etcd's own elections are:
 // when it dies, another follows within about ttl. lead's context ends when the
-// office is lost, and it should return then; in a process that is cut off it
+// lease is lost, and it should return then; in a process that is cut off it
 // may go on for a moment beside its successor, so that what it writes has to be
-// conditional. Lead returns when ctx ends, and gives up the office; trouble
+// conditional. Lead returns when ctx ends, and gives up the lease; trouble
 // with the datastore is logged, and it tries again.
 func (s *Store) Lead(ctx context.Context, name, id string, ttl time.Duration, lead func(context.Context)) {
-	pause := campaignPauseMin
+	pause := async.Backoff{Min: campaignPauseMin, Max: campaignPauseMax, Jitter: 0.5}
 	for ctx.Err() == nil {
 		held, err := s.campaign(ctx, electionRoot+name, id, max(1, int(ttl/time.Second)), lead)
 		if ctx.Err() != nil {
 			return
 		}
 		if held {
-			pause = campaignPauseMin
+			pause.Reset()
 		}
-		s.log.Debug("office lost; will stand again", "office", name, "error", err)
-		t := time.NewTimer(pause + rand.N(pause))
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
-		t.Stop()
-		pause = min(2*pause, campaignPauseMax)
+		s.log.Debug("leader-election lease lost; will stand again", "lease", name, "error", err)
+		_ = pause.Wait(ctx) // the loop looks at ctx
 	}
 }
 
-// campaign stands for an office once, and reports whether it was held.
+// campaign stands for election once, and reports whether it was held.
 func (s *Store) campaign(ctx context.Context, key, id string, ttl int, lead func(context.Context)) (held bool, err error) {
 	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(ttl), concurrency.WithContext(ctx))
 	if err != nil {

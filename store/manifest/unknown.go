@@ -43,7 +43,7 @@ func (d Document) CheckUnknown(stored []byte) error {
 
 // KeepForeign returns raw, the JSON of an object of the kind, with those
 // members of stored added that nothing here knows and raw lacks. A manifest
-// written by hand does not name them, and that is no wish to remove them. In
+// written by hand does not name them, and that does not ask for their removal. In
 // arrays it looks only where both have the same length.
 func KeepForeign(kind store.Kind, raw, stored []byte) ([]byte, error) {
 	given, err := decodeAny(raw)

@@ -296,9 +296,9 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 	return out
 }
 
-// read tells feed the state, and then what changes, until ctx ends.
+// read hands feed the state, and then what changes, until ctx ends.
 func (s *Store) read(ctx context.Context, feed *backend.Feed) {
-	var at store.Revision // what feed knows; 0 when it has to be told the whole state
+	var at store.Revision // what feed knows; 0 when it needs the whole state
 	down := false
 	for {
 		s.mu.Lock()

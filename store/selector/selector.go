@@ -19,7 +19,7 @@ import (
 
 // Labels is a set of labels. It lets a caller evaluate a selector over labels
 // that come from several places, such as an endpoint's own and those that its
-// profiles lend it, without merging them first.
+// profiles give it, without merging them first.
 type Labels interface {
 	// Get returns the value of a label and whether it is there.
 	Get(name string) (value string, ok bool)

@@ -165,7 +165,7 @@ func testWatchTransaction(t *testing.T, s store.Store) {
 	})
 }
 
-// testWatchProgress: the revision moves on although only strangers' keys
+// testWatchProgress: the revision moves on although only foreign keys
 // change.
 func testWatchProgress(t *testing.T, s store.Store) {
 	w := watch(t, s, store.KindIPPool)

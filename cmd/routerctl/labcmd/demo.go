@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -361,12 +362,8 @@ func waitSessions(ctx context.Context, l *lab.Lab) ([]*apiv1.NodeResponse, error
 		if sessionsUp(nodes) || time.Now().After(deadline) {
 			return nodes, nil
 		}
-		t := time.NewTimer(100 * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return nil, ctx.Err()
-		case <-t.C:
+		if err := async.Sleep(ctx, 100*time.Millisecond); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -471,27 +471,27 @@ func (x *BGPEvent) GetDetail() string {
 	return ""
 }
 
-type BGPBereftRequest struct {
+type BGPIsolatedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *BGPBereftRequest) Reset() {
-	*x = BGPBereftRequest{}
+func (x *BGPIsolatedRequest) Reset() {
+	*x = BGPIsolatedRequest{}
 	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *BGPBereftRequest) String() string {
+func (x *BGPIsolatedRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*BGPBereftRequest) ProtoMessage() {}
+func (*BGPIsolatedRequest) ProtoMessage() {}
 
-func (x *BGPBereftRequest) ProtoReflect() protoreflect.Message {
+func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -503,12 +503,12 @@ func (x *BGPBereftRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BGPBereftRequest.ProtoReflect.Descriptor instead.
-func (*BGPBereftRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use BGPIsolatedRequest.ProtoReflect.Descriptor instead.
+func (*BGPIsolatedRequest) Descriptor() ([]byte, []int) {
 	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *BGPBereftRequest) GetChanges() []*BGPChange {
+func (x *BGPIsolatedRequest) GetChanges() []*BGPChange {
 	if x != nil {
 		return x.Changes
 	}
@@ -568,27 +568,27 @@ func (x *BGPChange) GetValue() []byte {
 	return nil
 }
 
-type BGPBereftResponse struct {
+type BGPIsolatedResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *BGPBereftResponse) Reset() {
-	*x = BGPBereftResponse{}
+func (x *BGPIsolatedResponse) Reset() {
+	*x = BGPIsolatedResponse{}
 	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *BGPBereftResponse) String() string {
+func (x *BGPIsolatedResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*BGPBereftResponse) ProtoMessage() {}
+func (*BGPIsolatedResponse) ProtoMessage() {}
 
-func (x *BGPBereftResponse) ProtoReflect() protoreflect.Message {
+func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -600,12 +600,12 @@ func (x *BGPBereftResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BGPBereftResponse.ProtoReflect.Descriptor instead.
-func (*BGPBereftResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use BGPIsolatedResponse.ProtoReflect.Descriptor instead.
+func (*BGPIsolatedResponse) Descriptor() ([]byte, []int) {
 	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *BGPBereftResponse) GetNodes() []string {
+func (x *BGPIsolatedResponse) GetNodes() []string {
 	if x != nil {
 		return x.Nodes
 	}
@@ -648,23 +648,23 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail\"C\n" +
-	"\x10BGPBereftRequest\x12/\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"E\n" +
+	"\x12BGPIsolatedRequest\x12/\n" +
 	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"3\n" +
 	"\tBGPChange\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\")\n" +
-	"\x11BGPBereftResponse\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"+\n" +
+	"\x13BGPIsolatedResponse\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\tR\x05nodes*P\n" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\x9e\x02\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\xa4\x02\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
-	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12G\n" +
-	"\x06Bereft\x12\x1c.routerd.v1.BGPBereftRequest\x1a\x1d.routerd.v1.BGPBereftResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12M\n" +
+	"\bIsolated\x12\x1e.routerd.v1.BGPIsolatedRequest\x1a\x1f.routerd.v1.BGPIsolatedResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_bgp_proto_rawDescOnce sync.Once
@@ -688,9 +688,9 @@ var file_control_api_v1_bgp_proto_goTypes = []any{
 	(*BGPRoute)(nil),              // 4: routerd.v1.BGPRoute
 	(*BGPWatchRequest)(nil),       // 5: routerd.v1.BGPWatchRequest
 	(*BGPEvent)(nil),              // 6: routerd.v1.BGPEvent
-	(*BGPBereftRequest)(nil),      // 7: routerd.v1.BGPBereftRequest
+	(*BGPIsolatedRequest)(nil),    // 7: routerd.v1.BGPIsolatedRequest
 	(*BGPChange)(nil),             // 8: routerd.v1.BGPChange
-	(*BGPBereftResponse)(nil),     // 9: routerd.v1.BGPBereftResponse
+	(*BGPIsolatedResponse)(nil),   // 9: routerd.v1.BGPIsolatedResponse
 	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_control_api_v1_bgp_proto_depIdxs = []int32{
@@ -698,15 +698,15 @@ var file_control_api_v1_bgp_proto_depIdxs = []int32{
 	4,  // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
 	10, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
 	10, // 3: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
-	8,  // 4: routerd.v1.BGPBereftRequest.changes:type_name -> routerd.v1.BGPChange
+	8,  // 4: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
 	1,  // 5: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
 	2,  // 6: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
 	5,  // 7: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
-	7,  // 8: routerd.v1.BGP.Bereft:input_type -> routerd.v1.BGPBereftRequest
+	7,  // 8: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
 	3,  // 9: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
 	3,  // 10: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
 	6,  // 11: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
-	9,  // 12: routerd.v1.BGP.Bereft:output_type -> routerd.v1.BGPBereftResponse
+	9,  // 12: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
 	9,  // [9:13] is the sub-list for method output_type
 	5,  // [5:9] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name

@@ -19,10 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	BGP_Routes_FullMethodName  = "/routerd.v1.BGP/Routes"
-	BGP_Explain_FullMethodName = "/routerd.v1.BGP/Explain"
-	BGP_Watch_FullMethodName   = "/routerd.v1.BGP/Watch"
-	BGP_Bereft_FullMethodName  = "/routerd.v1.BGP/Bereft"
+	BGP_Routes_FullMethodName   = "/routerd.v1.BGP/Routes"
+	BGP_Explain_FullMethodName  = "/routerd.v1.BGP/Explain"
+	BGP_Watch_FullMethodName    = "/routerd.v1.BGP/Watch"
+	BGP_Isolated_FullMethodName = "/routerd.v1.BGP/Isolated"
 )
 
 // BGPClient is the client API for BGP service.
@@ -38,9 +38,9 @@ type BGPClient interface {
 	Explain(ctx context.Context, in *BGPExplainRequest, opts ...grpc.CallOption) (*BGPRoutesResponse, error)
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPEvent], error)
-	// Bereft names the nodes that a change of resources would leave without any
+	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
-	Bereft(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPBereftRequest, BGPBereftResponse], error)
+	Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error)
 }
 
 type bGPClient struct {
@@ -99,18 +99,18 @@ func (c *bGPClient) Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchClient = grpc.ServerStreamingClient[BGPEvent]
 
-func (c *bGPClient) Bereft(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPBereftRequest, BGPBereftResponse], error) {
+func (c *bGPClient) Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[2], BGP_Bereft_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[2], BGP_Isolated_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[BGPBereftRequest, BGPBereftResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[BGPIsolatedRequest, BGPIsolatedResponse]{ClientStream: stream}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type BGP_BereftClient = grpc.ClientStreamingClient[BGPBereftRequest, BGPBereftResponse]
+type BGP_IsolatedClient = grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse]
 
 // BGPServer is the server API for BGP service.
 // All implementations must embed UnimplementedBGPServer
@@ -125,9 +125,9 @@ type BGPServer interface {
 	Explain(context.Context, *BGPExplainRequest) (*BGPRoutesResponse, error)
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error
-	// Bereft names the nodes that a change of resources would leave without any
+	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
-	Bereft(grpc.ClientStreamingServer[BGPBereftRequest, BGPBereftResponse]) error
+	Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error
 	mustEmbedUnimplementedBGPServer()
 }
 
@@ -147,8 +147,8 @@ func (UnimplementedBGPServer) Explain(context.Context, *BGPExplainRequest) (*BGP
 func (UnimplementedBGPServer) Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
-func (UnimplementedBGPServer) Bereft(grpc.ClientStreamingServer[BGPBereftRequest, BGPBereftResponse]) error {
-	return status.Error(codes.Unimplemented, "method Bereft not implemented")
+func (UnimplementedBGPServer) Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error {
+	return status.Error(codes.Unimplemented, "method Isolated not implemented")
 }
 func (UnimplementedBGPServer) mustEmbedUnimplementedBGPServer() {}
 func (UnimplementedBGPServer) testEmbeddedByValue()             {}
@@ -211,12 +211,12 @@ func _BGP_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchServer = grpc.ServerStreamingServer[BGPEvent]
 
-func _BGP_Bereft_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(BGPServer).Bereft(&grpc.GenericServerStream[BGPBereftRequest, BGPBereftResponse]{ServerStream: stream})
+func _BGP_Isolated_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(BGPServer).Isolated(&grpc.GenericServerStream[BGPIsolatedRequest, BGPIsolatedResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type BGP_BereftServer = grpc.ClientStreamingServer[BGPBereftRequest, BGPBereftResponse]
+type BGP_IsolatedServer = grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]
 
 // BGP_ServiceDesc is the grpc.ServiceDesc for BGP service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -242,8 +242,8 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 		{
-			StreamName:    "Bereft",
-			Handler:       _BGP_Bereft_Handler,
+			StreamName:    "Isolated",
+			Handler:       _BGP_Isolated_Handler,
 			ClientStreams: true,
 		},
 	},

@@ -16,7 +16,7 @@ import (
 // Node is the host for which a [Cluster]'s rules are calculated: its first.
 const Node = "n1"
 
-// Cluster returns what the datastore tells of a cluster: endpoints on hosts of
+// Cluster returns what the datastore says of a cluster: endpoints on hosts of
 // a hundred each, a hundred namespaces, fifty applications, and policies of
 // which every one selects something on [Node], half of them in a namespace.
 func Cluster(endpoints, policies int) []store.Event {

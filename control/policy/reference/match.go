@@ -19,16 +19,16 @@ func is(text string, labels map[string]string) bool {
 	return err == nil && s.Matches(labels)
 }
 
-// lentBy returns the labels that something has from its namespace or service
+// inheritedBy returns the labels that something has from its namespace or service
 // account, without their prefix.
-func lentBy(prefix string, labels map[string]string) map[string]string {
-	lent := make(map[string]string)
+func inheritedBy(prefix string, labels map[string]string) map[string]string {
+	inherited := make(map[string]string)
 	for k, v := range labels {
 		if name, ok := strings.CutPrefix(k, prefix); ok {
-			lent[name] = v
+			inherited[name] = v
 		}
 	}
-	return lent
+	return inherited
 }
 
 // everyone replaces all() by a test for being in a namespace, or having a
@@ -45,12 +45,12 @@ func isNamespace(text string, labels map[string]string) bool {
 	if strings.TrimSpace(text) == "global()" {
 		return !in
 	}
-	return text == "" || everyone(text, "..any-namespace", in, lentBy("pcns.", labels))
+	return text == "" || everyone(text, "..any-namespace", in, inheritedBy("pcns.", labels))
 }
 
 func isServiceAccount(text string, labels map[string]string) bool {
 	_, has := labels[store.LabelServiceAccount]
-	return text == "" || everyone(text, "..any-account", has, lentBy("pcsa.", labels))
+	return text == "" || everyone(text, "..any-account", has, inheritedBy("pcsa.", labels))
 }
 
 // labels returns what selectors see of an endpoint or a network set.

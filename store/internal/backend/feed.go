@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 )
 
@@ -34,7 +35,7 @@ type Feed struct {
 	due     bool                         // the pending revision is worth telling now
 	err     error                        // an outage that is not told yet
 
-	wake chan struct{}
+	wake async.Signal
 }
 
 // NewFeed returns the feed of a watch for these kinds.
@@ -43,7 +44,7 @@ func NewFeed(kinds []store.Kind) *Feed {
 		wants: make(map[store.Kind]bool),
 		known: make(map[store.Key]store.Revision),
 		at:    make(map[store.Key]int),
-		wake:  make(chan struct{}, 1),
+		wake:  async.NewSignal(),
 	}
 	for _, k := range kinds {
 		f.wants[k] = true
@@ -84,7 +85,7 @@ func (f *Feed) Reset(rev store.Revision, items []Item) {
 	}
 	f.rev, f.synced = rev, true
 	f.err = nil // an outage that ended before it was told is no news
-	f.poke()
+	f.wake.Set()
 }
 
 func compareKeys(a, b store.Key) int {
@@ -107,7 +108,7 @@ func (f *Feed) Change(rev store.Revision, events []store.Event) {
 		f.add(e)
 	}
 	f.rev = max(f.rev, rev)
-	f.poke()
+	f.wake.Set()
 }
 
 // Progress tells that the store is at rev and that all changes up to it were
@@ -117,7 +118,7 @@ func (f *Feed) Progress(rev store.Revision) {
 	defer f.mu.Unlock()
 	if rev > f.rev {
 		f.rev, f.due = rev, true
-		f.poke()
+		f.wake.Set()
 	}
 }
 
@@ -127,7 +128,7 @@ func (f *Feed) Outage(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.err = err
-	f.poke()
+	f.wake.Set()
 }
 
 // add puts e at the end of the pending events, in place of an earlier one of
@@ -158,13 +159,6 @@ func (f *Feed) compact() {
 	f.pending = slices.DeleteFunc(f.pending, func(e store.Event) bool { return e.Key == store.Key{} })
 	for i, e := range f.pending {
 		f.at[e.Key] = i
-	}
-}
-
-func (f *Feed) poke() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
 	}
 }
 

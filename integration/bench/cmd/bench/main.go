@@ -38,12 +38,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
-	only := fs.String("only", "cni,ipam,routes,rules,bgp,reflector", "`series` to run, with commas between them")
+	only := fs.String("only", "cni,ipam,routes,rules,scale,bgp,reflector", "`series` to run, with commas between them")
 	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
 	routes := fs.Int("routes", 100_000, "`number` of routes")
+	nodes := fs.Int("nodes", 5000, "`number` of nodes of the series scale, up to 10000")
 	prefixes := fs.String("prefixes", "10000", "`numbers` of BGP prefixes, with commas between them; 500000 takes minutes and 3 GiB")
 	reflect := fs.String("reflect", "100x100", "`clients x prefixes` of a route reflector, with commas between them; 100x1000 takes minutes and 6 GiB")
-	profiles := fs.String("profiles", "", "`directory` for profiles of the daemon in the series bgp and reflector; what they cost is in the figures")
+	profiles := fs.String("profiles", "", "`directory` for profiles of the daemon in the series scale, bgp and reflector; what they cost is in the figures")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -78,6 +79,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"rules": func() ([]bench.Row, error) {
 			return measureRules(ctx, progress, log)
 		},
+		"scale": func() ([]bench.Row, error) {
+			return bench.MeasureScale(ctx, programs, bench.Scale{Nodes: *nodes, Colds: 3, Single: 200, Settle: 10 * time.Second, Idle: 20 * time.Second}, progress)
+		},
 		"bgp": func() ([]bench.Row, error) {
 			counts, err := parseCounts(*prefixes)
 			if err != nil {
@@ -97,7 +101,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	for name := range strings.SplitSeq(*only, ",") {
 		f, ok := series[name]
 		if !ok {
-			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, bgp or reflector", name)
+			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, scale, bgp or reflector", name)
 		}
 		r, err := f()
 		if err != nil {

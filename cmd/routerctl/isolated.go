@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+// sessionsDependOn reports whether BGP sessions depend on a kind.
+func sessionsDependOn(k store.Kind) bool {
+	switch k {
+	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
+		return true
+	}
+	return false
+}
+
+// checkSessions refuses to write what would leave a node without any
+// configured BGP session.
+func (a *app) checkSessions(ctx context.Context, docs []manifest.Document) error {
+	var changes []*apiv1.BGPChange
+	for _, d := range docs {
+		if !sessionsDependOn(d.Object.Key.Kind) {
+			continue
+		}
+		raw, err := store.Encode(d.Object.Key, d.Object.Value, d.Object.Raw)
+		if err != nil {
+			return refuse(d, "%v", err)
+		}
+		changes = append(changes, &apiv1.BGPChange{Key: d.Object.Key.Path(), Value: raw})
+	}
+	return a.askIsolated(ctx, changes)
+}
+
+// checkDeletion is checkSessions for what is to be deleted.
+func (a *app) checkDeletion(ctx context.Context, targets []target) error {
+	var changes []*apiv1.BGPChange
+	for _, t := range targets {
+		if sessionsDependOn(t.key.Kind) {
+			changes = append(changes, &apiv1.BGPChange{Key: t.key.Path()})
+		}
+	}
+	return a.askIsolated(ctx, changes)
+}
+
+// askIsolated asks the daemon. Where etcd is used directly, and while the daemon
+// cannot say, nothing is refused.
+func (a *app) askIsolated(ctx context.Context, changes []*apiv1.BGPChange) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	direct, err := a.directStore()
+	if err != nil || direct != nil {
+		return err
+	}
+	var r *apiv1.BGPIsolatedResponse
+	err = ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+		var err error
+		r, err = sendChanges(ctx, b, changes)
+		return err
+	})
+	if err != nil && status.Code(err) != codes.InvalidArgument {
+		fmt.Fprintf(a.stderr, "note: what becomes of the BGP sessions is not looked at: %v\n", err)
+		return nil
+	}
+	if err != nil || len(r.GetNodes()) == 0 {
+		return err
+	}
+	return fmt.Errorf("%s would have no configured BGP session any more: nothing was written; give them sessions first, or in the same command, or use --force",
+		strings.Join(r.GetNodes(), ", "))
+}
+
+// changesSize is how many bytes of resources one message carries: well below
+// gRPC's limit of 4 MiB for a message, for a resource of etcd's limit, 1.5 MiB.
+const changesSize = 1 << 20
+
+// sendChanges asks in as many parts as it takes.
+func sendChanges(ctx context.Context, b apiv1.BGPClient, changes []*apiv1.BGPChange) (*apiv1.BGPIsolatedResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := b.Isolated(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for len(changes) > 0 {
+		n, size := 0, 0
+		for n < len(changes) && (n == 0 || size < changesSize) {
+			size += len(changes[n].GetKey()) + len(changes[n].GetValue())
+			n++
+		}
+		if err := stream.Send(&apiv1.BGPIsolatedRequest{Changes: changes[:n]}); err != nil {
+			break // the answer says why
+		}
+		changes = changes[n:]
+	}
+	return stream.CloseAndRecv()
+}

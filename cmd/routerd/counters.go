@@ -1,0 +1,61 @@
+package main
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/kernel"
+)
+
+// counters count what the kernel writer does. The zero value must be made with
+// [newCounters].
+type counters struct {
+	written, refused, drift, repairs *prometheus.CounterVec
+	repaired                         *prometheus.HistogramVec
+	listed                           prometheus.Histogram
+}
+
+func newCounters() counters {
+	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "routerd_" + name, Help: help}, labels)
+	}
+	return counters{
+		written: vec("kernel_written_total", "Objects created, changed or removed in the kernel.", "kind", "action"),
+		refused: vec("kernel_refused_total", "Objects that the kernel refused.", "kind"),
+		drift:   vec("kernel_drift_total", "Objects that somebody else changed, removed or added.", "kind"),
+		repairs: vec("drift_repairs_total", "Objects that were put back after somebody else changed them.", "kind"),
+		repaired: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "routerd_drift_repair_seconds", Help: "Time from the kernel's notice of a change by somebody else until it was put back.",
+			Buckets: []float64{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 60},
+		}, []string{"kind"}),
+		listed: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "routerd_kernel_list_seconds", Help: "Time of complete listings of the kernel.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
+		}),
+	}
+}
+
+func (c counters) collectors() []prometheus.Collector {
+	return []prometheus.Collector{c.written, c.refused, c.drift, c.repairs, c.repaired, c.listed}
+}
+
+func (c counters) hooks() kernel.Hooks {
+	return kernel.Hooks{
+		Written: func(k dataplane.Kind, removed bool, n int) {
+			action := "put"
+			if removed {
+				action = "removed"
+			}
+			c.written.WithLabelValues(k.String(), action).Add(float64(n))
+		},
+		Refused: func(k dataplane.Kind) { c.refused.WithLabelValues(k.String()).Inc() },
+		Drift:   func(k dataplane.Kind, n int) { c.drift.WithLabelValues(k.String()).Add(float64(n)) },
+		Repaired: func(k dataplane.Kind, took time.Duration) {
+			c.repairs.WithLabelValues(k.String()).Inc()
+			c.repaired.WithLabelValues(k.String()).Observe(took.Seconds())
+		},
+		Listed: func(t time.Duration) { c.listed.Observe(t.Seconds()) },
+	}
+}

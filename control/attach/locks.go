@@ -1,0 +1,88 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+)
+
+// locks has the locks of attachments: that of the attachment itself, and that of
+// what it shares with others, always acquired in this order.
+type locks struct {
+	keys     keyedMutex
+	ledger   *ledger
+	gateways *gateways
+}
+
+// locked is an attachment whose locks are held.
+type locked struct {
+	record
+	known  bool // there is a record; else it is derived from the names
+	unlock func()
+}
+
+// lock waits for the locks of an attachment.
+func (l *locks) lock(ctx context.Context, id ID, w Workload) (locked, error) {
+	return l.lockBy(ctx, id, w, l.keys.lock)
+}
+
+// lockBy is lock with how to take each one.
+func (l *locks) lockBy(ctx context.Context, id ID, w Workload, take func(context.Context, string) (func(), error)) (locked, error) {
+	free, err := take(ctx, attachmentLock(id))
+	if err != nil {
+		return locked{}, fmt.Errorf("wait for another call about the container: %w", err)
+	}
+	r, known := l.ledger.get(id)
+	if !known {
+		r = recordOf(id, w)
+	}
+	freeShared, err := take(ctx, l.shared(r))
+	if err != nil {
+		free()
+		return locked{}, fmt.Errorf("wait for another call about device %s: %w", r.Device, err)
+	}
+	if known {
+		// Whoever took the device over changed the record.
+		r, known = l.ledger.get(id)
+	}
+	return locked{r, known, func() { freeShared(); free() }}, nil
+}
+
+// tryLock takes the locks of an attachment that has a record, unless somebody has
+// them.
+func (l *locks) tryLock(id ID) (locked, bool) {
+	free, ok := l.keys.tryLock(attachmentLock(id))
+	if !ok {
+		return locked{}, false
+	}
+	r, known := l.ledger.get(id)
+	if known {
+		var freeShared func()
+		if freeShared, ok = l.keys.tryLock(l.shared(r)); ok {
+			// Whoever took the device over changed the record.
+			if r, known = l.ledger.get(id); known {
+				return locked{r, true, func() { freeShared(); free() }}, true
+			}
+			freeShared()
+		}
+	}
+	free()
+	return locked{}, false
+}
+
+// shared names the lock of what an attachment shares with others. Two have
+// one device's name when a pod's container is made anew. Of addresses alone the
+// device is another plugin's, such as a bridge that all containers have, and
+// they share only a gateway that goes with the last of them.
+func (l *locks) shared(r record) string {
+	switch {
+	case !r.AddressesOnly:
+		return "device " + r.Device
+	case l.gateways.endsWith(r.Network):
+		return "gateway " + r.Network
+	}
+	return "addresses " + r.Network + "/" + r.ContainerID + "/" + r.Interface
+}
+
+// attachmentLock names the lock of an attachment: one for all that have its
+// handle.
+func attachmentLock(id ID) string { return "attachment " + handle(id) }

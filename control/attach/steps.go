@@ -1,0 +1,32 @@
+package attach
+
+import "context"
+
+// step is one of the things that a verb does. After a crash in it, or before or
+// after it, the verb can be repeated or undone.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// runner runs the steps of verbs.
+type runner struct {
+	// around, if set, runs a step in the place of the runner: tests fail or end the
+	// daemon before, in or after it.
+	around func(name string, do func() error) error
+}
+
+// run runs steps until one fails.
+func (x *runner) run(ctx context.Context, steps ...step) error {
+	for _, s := range steps {
+		do := func() error { return s.do(ctx) }
+		if x.around != nil {
+			if err := x.around(s.name, do); err != nil {
+				return err
+			}
+		} else if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,232 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/store"
+)
+
+// Change is what became of an object. It is shared: do not change it, nor what it
+// points at.
+type Change struct {
+	// Event is what the datastore says, or this host where Own is set: for those who
+	// need the object as it is stored.
+	store.Event
+
+	// Value is what the object says: a *[Node], *[Pool] or *[Block], and of other
+	// kinds the event's own Value. It is nil where the object is gone or, with Err
+	// set, makes no sense.
+	Value any
+
+	// Own is set on what this host made, or ended, and the watch has not shown yet:
+	// see [Cluster.Announce]. Its Event has no revision.
+	Own bool
+	// Stored is, with Own set, what the datastore said of the key since the step
+	// before, which does not count; nil: nothing.
+	Stored *store.Event
+}
+
+// Said returns what the datastore said; nil: nothing, the change is this host's.
+func (ch *Change) Said() *store.Event {
+	if ch.Own {
+		return ch.Stored
+	}
+	return &ch.Event
+}
+
+// Step is what changed since the step before, up to a revision. No transaction is
+// divided between two steps, and a key that changed several times is in it once, as
+// it is now, after all that changed before it did.
+type Step struct {
+	Changes  []*Change
+	Revision store.Revision
+
+	// Synced is set on the first step that completes the datastore's state, and on
+	// each that follows a resynchronisation: what is not there any more has been
+	// reported as deleted by then.
+	Synced bool
+
+	// Err says why the datastore cannot be reached at the end of the step; nil: it
+	// can. There is a step for the beginning and for the end of an outage, unless
+	// it is over before the follower asks.
+	Err error
+}
+
+// Follower is the place in the changes that one reader has come to. See
+// [Cluster.Follow].
+type Follower struct {
+	c     *Cluster
+	kinds map[store.Kind]bool
+	wake  async.Signal
+
+	// Guarded by the Cluster's lock.
+	pending []*Change         // by the order of the last change of each key; may have holes
+	at      map[store.Key]int // where in pending
+	synced  bool              // the pending changes complete the state
+	turned  bool              // whether the datastore answers is to be told
+	working bool              // the reader has a step
+	done    store.Revision    // of the last step that the reader is through with
+	taken   store.Revision    // of the one that it has
+
+	// How often something was added: at all, by the step that the reader has, and by
+	// the last that it is through with.
+	added, addedTaken, addedDone uint64
+}
+
+// Follow returns a follower of some kinds, from the empty state on. Outages reach
+// followers of no kinds, too. It is to be called before [Cluster.Run]: the copy
+// does not hold what all have seen.
+func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
+	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal(), at: make(map[store.Key]int)}
+	for _, k := range kinds {
+		if !slices.Contains(Kinds(), k) {
+			panic(fmt.Sprintf("cluster: nobody watches %s", k))
+		}
+		f.kinds[k] = true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running {
+		panic("cluster: Follow after Run")
+	}
+	c.followers = append(c.followers, f)
+	return f
+}
+
+// add appends changes to those that the reader has not seen. The caller has the
+// Cluster's lock.
+func (f *Follower) add(changes []*Change, synced, turned bool) {
+	for _, ch := range changes {
+		if !f.kinds[ch.Key.Kind] {
+			continue
+		}
+		if i, ok := f.at[ch.Key]; ok {
+			ch = ch.after(f.pending[i])
+			f.pending[i] = nil
+		}
+		f.at[ch.Key] = len(f.pending)
+		f.pending = append(f.pending, ch)
+	}
+	if len(f.pending) > 2*len(f.at)+16 { // one busy key is not to make it grow
+		f.compact()
+	}
+	f.synced, f.turned = f.synced || synced, f.turned || turned
+	if f.news() {
+		f.added++
+		f.wake.Set()
+	}
+}
+
+// after returns a change with what the one before it, which it takes the place of,
+// has to tell of the datastore.
+func (ch *Change) after(before *Change) *Change {
+	said := before.Said()
+	if !ch.Own || ch.Stored != nil || said == nil {
+		return ch
+	}
+	next := *ch
+	next.Stored = said
+	return &next
+}
+
+func (f *Follower) compact() {
+	f.pending = slices.DeleteFunc(f.pending, func(ch *Change) bool { return ch == nil })
+	for i, ch := range f.pending {
+		f.at[ch.Key] = i
+	}
+}
+
+func (f *Follower) news() bool { return len(f.at) > 0 || f.synced || f.turned }
+
+// Steps yields what changed, as often as something has, until ctx ends. Only one
+// loop may read them. The reader is through with a step when it asks for the next.
+func (f *Follower) Steps(ctx context.Context) iter.Seq[Step] {
+	return func(yield func(Step) bool) {
+		for ctx.Err() == nil {
+			if s, ok := f.take(); ok {
+				if !yield(s) {
+					return
+				}
+				continue
+			}
+			select {
+			case <-f.wake:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// Each calls apply with every step until ctx ends, or apply fails.
+func (f *Follower) Each(ctx context.Context, apply func(context.Context, Step) error) error {
+	for s := range f.Steps(ctx) {
+		if err := apply(ctx, s); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// take returns what is pending. It reports false where nothing is.
+func (f *Follower) take() (Step, bool) {
+	c := f.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f.done, f.addedDone, f.working = max(f.done, f.taken), f.addedTaken, false
+	defer c.advanced()
+	if !f.news() {
+		return Step{}, false
+	}
+	f.compact()
+	s := Step{Changes: f.pending, Revision: c.revision, Synced: f.synced, Err: c.fresh.Err}
+	f.pending, f.synced, f.turned = nil, false, false
+	clear(f.at)
+	f.taken, f.addedTaken, f.working = c.revision, f.added, true
+	return s, true
+}
+
+// Wait waits until the reader is through with all changes up to a revision.
+func (f *Follower) Wait(ctx context.Context, rev store.Revision) error {
+	err := f.wait(ctx, func() bool {
+		// What came since may not concern it.
+		return f.done >= rev || !f.working && !f.news() && f.c.revision >= rev
+	})
+	if err != nil {
+		return fmt.Errorf("wait for revision %d of the datastore: %w", rev, err)
+	}
+	return nil
+}
+
+// CatchUp waits until the reader is through with all that there is for it now,
+// also with what this host announced.
+func (f *Follower) CatchUp(ctx context.Context) error {
+	f.c.mu.Lock()
+	added := f.added
+	f.c.mu.Unlock()
+	return f.wait(ctx, func() bool { return f.addedDone >= added })
+}
+
+// wait waits until reached, which is called with the Cluster's lock held.
+func (f *Follower) wait(ctx context.Context, reached func() bool) error {
+	for {
+		f.c.mu.Lock()
+		if reached() {
+			f.c.mu.Unlock()
+			return nil
+		}
+		if f.c.moved == nil {
+			f.c.moved = make(chan struct{})
+		}
+		moved := f.c.moved
+		f.c.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

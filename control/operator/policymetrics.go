@@ -1,0 +1,102 @@
+package operator
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/routerd/routerd/dataplane/nft"
+)
+
+// policyCollector counts what policy does. What it has labels for is bounded:
+// by the actions, not by the policies or the endpoints, whose counters
+// routerctl policy show reads.
+type policyCollector struct {
+	p                                    *PolicyServer
+	objects, steps, cut, repairs, took   *prometheus.Desc
+	packets, staged, translated, missed  *prometheus.Desc
+	unlogged, repair, longest            *prometheus.Desc
+	transactions, kernelObjects, problem *prometheus.Desc
+}
+
+func newPolicyCollector(p *PolicyServer) *policyCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("routerd_policy_"+name, help, labels, nil)
+	}
+	return &policyCollector{
+		p:             p,
+		objects:       desc("objects", "What judges packets on this host.", "kind"),
+		kernelObjects: desc("nftables_objects", "What the nftables table consists of.", "kind"),
+		steps:         desc("steps_total", "Changes of the rules that were brought into force."),
+		transactions:  desc("transactions_total", "Transactions of nftables."),
+		took:          desc("last_step_seconds", "How long the last change took until it was in force."),
+		cut:           desc("cut_connections_total", "Connections that a change of the rules denied."),
+		repairs:       desc("repairs_total", "Changes of the table by others that were put right."),
+		problem:       desc("unusable_objects", "Objects in the datastore that cannot be used as they are."),
+		packets:       desc("first_packets", "First packets of connections by what rules did with them, since the rules were last changed.", "action"),
+		staged:        desc("staged_first_packets", "First packets by what staged rules would have done.", "action"),
+		translated:    desc("translated_connections", "Connections that left with another source address."),
+		missed:        desc("flow_records_missed_total", "Packets that were logged and had no room."),
+		unlogged:      desc("unlogged_packets", "Packets that rules judged and did not log because of policy.logRate, since the rules were last changed."),
+		repair:        desc("last_repair_seconds", "How long the last change of the table by others stood, from the kernel's notice."),
+		longest:       desc("longest_repair_seconds", "How long such a change stood at most, since the daemon started."),
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (c *policyCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.objects, c.kernelObjects, c.steps, c.transactions, c.took, c.cut, c.repairs, c.problem, c.packets, c.staged, c.translated, c.missed,
+		c.unlogged, c.repair, c.longest,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (c *policyCollector) Collect(ch chan<- prometheus.Metric) {
+	if c.p.able() != nil {
+		return
+	}
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, v, labels...)
+	}
+	s, t := c.p.cfg.Enforcer.Status(), c.p.cfg.Table.Status()
+	for kind, n := range map[string]int{"endpoint": s.Endpoints, "policy": s.Policies, "set": s.Sets, "member": s.Members} {
+		send(c.objects, prometheus.GaugeValue, float64(n), kind)
+	}
+	for kind, n := range map[string]int{"chain": t.Chains, "rule": t.Rules, "set": t.Sets, "element": t.Elements} {
+		send(c.kernelObjects, prometheus.GaugeValue, float64(n), kind)
+	}
+	send(c.steps, prometheus.CounterValue, float64(s.Steps))
+	send(c.transactions, prometheus.CounterValue, float64(t.Transactions))
+	send(c.took, prometheus.GaugeValue, s.Took.Seconds())
+	send(c.cut, prometheus.CounterValue, float64(s.Cut))
+	send(c.repairs, prometheus.CounterValue, float64(t.Repairs))
+	send(c.repair, prometheus.GaugeValue, t.LastRepairTook.Seconds())
+	send(c.longest, prometheus.GaugeValue, t.LongestRepair.Seconds())
+	send(c.problem, prometheus.GaugeValue, float64(len(s.Problems)))
+	send(c.missed, prometheus.CounterValue, float64(c.p.cfg.Flows.Missed()))
+	list, err := c.p.cfg.Table.Counters()
+	if err != nil {
+		return
+	}
+	judged, staged := map[string]uint64{}, map[string]uint64{}
+	var translated uint64
+	for _, k := range list {
+		switch {
+		case k.Reason == nft.ByNAT:
+			translated += k.Packets
+		case k.Staged:
+			staged[k.Action.String()] += k.Packets
+		default:
+			judged[k.Action.String()] += k.Packets
+		}
+	}
+	for action, n := range judged {
+		send(c.packets, prometheus.GaugeValue, float64(n), action)
+	}
+	for action, n := range staged {
+		send(c.staged, prometheus.GaugeValue, float64(n), action)
+	}
+	send(c.translated, prometheus.GaugeValue, float64(translated))
+	send(c.unlogged, prometheus.GaugeValue, float64(unlogged(list)))
+}

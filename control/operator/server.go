@@ -1,0 +1,89 @@
+// Package operator answers what an operator asks of a host: its state, its health and
+// metrics, why a route or a verdict is as it is. It asks the parts when it is asked;
+// it keeps nothing of its own but when a condition changed last.
+package operator
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/routerd/routerd/cni"
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/foreign"
+	"github.com/routerd/routerd/control/health"
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/presence"
+	"github.com/routerd/routerd/control/rpc"
+	"github.com/routerd/routerd/control/vrouter"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/kernel"
+)
+
+// Config is what a [Server] asks.
+type Config struct {
+	Node, Version string
+	Started       time.Time
+	Datastore     string // what the datastore is, for people
+	RouteProtocol int    // of our routes in the kernel
+	Conflist      cni.ConflistOptions
+	Log           *slog.Logger
+
+	Kernel   *kernel.Kernel
+	Core     *vrouter.Core
+	IPAM     *ipam.Allocator
+	Agent    *node.Agent
+	BGP      *bgp.Controller // nil: not enabled
+	Attach   *attach.Attacher
+	Presence *presence.Keeper
+	Foreign  *foreign.Routes
+	Policy   *PolicyServer // nil: switched off
+	Probes   Probes
+
+	// What keeps a part from being as it should; nil errors: nothing.
+	DatastoreError func() error
+	JournalError   func() error
+	PolicyError    func() error                 // policy is not enforced as the datastore has it
+	PolicyWaiting  func() error                 // workloads have no rules yet
+	MTUError       func([]dataplane.Host) error // workloads are not at their MTU, or it cannot work
+	Damage         func() journal.Damage        // of the journal
+	WorkloadMTU    func() int                   // bytes; 0: not known yet
+}
+
+// Probes answers what was measured of the underlay and of tunnels.
+type Probes interface {
+	Paths(ctx context.Context) (*apiv1.PathsResponse, error)
+	Tunnels(ctx context.Context, retry []string, all bool) (*apiv1.TunnelsResponse, error)
+}
+
+// Server implements [rpc.Operator]. It is safe for concurrent use.
+type Server struct {
+	*PolicyServer
+	Probes
+
+	cfg    Config
+	checks *health.Log
+	felix  foreign.Felix
+}
+
+var _ rpc.Operator = (*Server)(nil)
+
+// New returns a Server. The parts may start later.
+func New(cfg Config) *Server {
+	return &Server{PolicyServer: cfg.Policy, Probes: cfg.Probes, cfg: cfg, checks: health.NewLog(time.Now)}
+}
+
+// StatusLine is what systemctl status shows.
+func (s *Server) StatusLine() string {
+	r := s.Report(context.Background())
+	if !r.Ready.OK {
+		return "not ready: " + r.Ready.Reason
+	}
+	up := len(r.Peers) - len(health.Failed(r.Peers))
+	return fmt.Sprintf("ready; %d workloads, %d of %d BGP sessions up", len(s.cfg.Attach.Endpoints()), up, len(r.Peers))
+}

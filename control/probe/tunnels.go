@@ -1,0 +1,620 @@
+package probe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// When a path is measured again.
+const (
+	atOnce      = 8                      // measurements at the same time
+	interval    = time.Hour              // when all is well; with jitter, between 3/4 and 5/4 of it
+	soon        = 200 * time.Millisecond // with nothing known, after a failure that passes by itself
+	firstRetry  = time.Second            // after a result that is not Yes
+	slowestSick = time.Minute            // after many that are No
+	slowestMute = 5 * time.Minute        // after many from a peer that cannot answer
+	applyWithin = 5 * time.Second        // for the kernel to take a setting
+	spread      = 2 * time.Minute        // over which what is known from before a restart is checked
+	doubts      = 3                      // bad measurements in a row that make a No of a Yes
+)
+
+// TunnelConfig is what probes through tunnels need.
+type TunnelConfig struct {
+	Enabled bool
+	Sink    dataplane.Sink // applies the devices' offloads; required
+	Port    uint16         // 0: [DefaultPort]
+	// Measure does the measuring; nil: [Sockets].
+	Measure Measurer
+	// Driver names the driver of an uplink; nil: [DriverOf].
+	Driver func(link string) string
+}
+
+// tunnels measures what tunnels deliver and sets the offloads of their devices.
+// The goroutine of [Prober.Run] uses it, and those that measure do.
+type tunnels struct {
+	cfg     TunnelConfig
+	log     *slog.Logger
+	publish func(context.Context, dataplane.Family, map[string][]dataplane.Delivery) error // of the peers that changed
+
+	done     chan *attempt // measurements that ended
+	room     int           // how many more may run
+	secret   []byte
+	asking   atomic.Pointer[asking]
+	answers  answers
+	saved    map[string]record // of the file, by carrier
+	reported map[tunnelPeer][]dataplane.Delivery
+
+	mu       sync.Mutex // guards what follows
+	tracks   map[tunnelKey]*track
+	peers    map[tunnelPeer]map[tunnelKey]*track // tracks again
+	touched  map[tunnelPeer]bool                 // of whom something else may be known than was reported
+	queue    schedule[*track]                    // those that are neither being measured nor to be skipped
+	applied  map[string]Setting                  // of each device, as last asked of the sink
+	hops     map[dataplane.NextHopID]bool        // of measurements under way
+	revision dataplane.Revision                  // of the sink, that has what was applied
+	dirty    bool                                // what is known has changed since it was saved
+}
+
+// tunnelPeer is a node over one family of the underlay.
+type tunnelPeer struct {
+	family dataplane.Family
+	node   string
+}
+
+func (t *track) peer() tunnelPeer { return tunnelPeer{t.Family, t.Node} }
+
+// track is what is known of one tunnel, and when it is measured next.
+type track struct {
+	wake
+	Target
+	settled     bool // measured at least once, or known from before a restart
+	result      dataplane.Answer
+	need        Setting // that this path needs of the device
+	mtu         int     // bytes that get through, where less than the device's; 0: the device's
+	reason      string
+	goodput     float64 // of the last transfer, bytes a second
+	answered    int64   // Unix seconds of the last answer; 0: none
+	settledPath string  // that the result is about
+
+	running  bool
+	again    bool // it changed while it was being measured
+	failures int  // results in a row that were not Yes
+}
+
+// attempt is one measurement and what came of it.
+type attempt struct {
+	target  Target
+	before  Finding
+	finding Finding
+	verdict verdict
+	err     error   // of this host: nothing could be measured
+	need    Setting // proven to help
+}
+
+func newTunnels(cfg TunnelConfig, log *slog.Logger, publish func(context.Context, dataplane.Family, map[string][]dataplane.Delivery) error) *tunnels {
+	cfg.Port = cmp.Or(cfg.Port, DefaultPort)
+	if cfg.Measure == nil {
+		cfg.Measure = Sockets{Port: cfg.Port}
+	}
+	if cfg.Driver == nil {
+		cfg.Driver = DriverOf
+	}
+	t := &tunnels{
+		cfg: cfg, log: log, publish: publish, done: make(chan *attempt, atOnce), room: atOnce,
+		reported: map[tunnelPeer][]dataplane.Delivery{}, peers: map[tunnelPeer]map[tunnelKey]*track{}, touched: map[tunnelPeer]bool{},
+		tracks: map[tunnelKey]*track{}, applied: map[string]Setting{}, hops: map[dataplane.NextHopID]bool{},
+	}
+	t.answers = answers{port: cfg.Port, log: log, allow: t.asking.Load, running: map[endpoint]context.CancelFunc{}}
+	return t
+}
+
+// view replaces what is known of the cluster and this host.
+func (p *tunnels) view(ctx context.Context, v tunnelView) error {
+	p.secret = v.key
+	p.asking.Store(newAsking(v))
+	p.answers.set(ctx, v.endpoints)
+	if !p.set(v, time.Now()) {
+		return nil
+	}
+	return p.report(ctx)
+}
+
+// set makes the tunnels those of the view and reports whether there is something
+// to publish.
+func (p *tunnels) set(v tunnelView, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(v.key) == 0 {
+		return false
+	}
+	changed := false
+	wanted := map[tunnelKey]bool{}
+	for _, t := range v.tunnels {
+		k := t.key()
+		wanted[k] = true
+		old, ok := p.tracks[k]
+		switch {
+		case ok && old.Target == t: // most, whatever has changed
+		case !ok || old.Tunnel.Skip != t.Tunnel.Skip:
+			tr, next := p.newTrack(t, now)
+			if ok {
+				tr.running, tr.again = old.running, old.running
+				p.queue.drop(old)
+			}
+			p.keep(k, tr)
+			p.due(tr, next)
+			changed = true
+		case old.path() != t.path():
+			// What was found holds until more is known: the tunnel may be in use.
+			if old.carrier() != t.carrier() {
+				old.need = 0
+			}
+			old.Target = t
+			p.anew(old, now)
+		default:
+			accepts := t.Accepts && !old.Accepts
+			old.Target = t
+			if accepts {
+				p.anew(old, now)
+			}
+		}
+	}
+	for k, tr := range p.tracks {
+		if !wanted[k] {
+			p.queue.drop(tr)
+			p.forget(k, tr)
+			changed = true
+		}
+	}
+	p.apply()
+	return changed
+}
+
+// keep makes tr what is known of a tunnel. The caller has the lock.
+func (p *tunnels) keep(k tunnelKey, tr *track) {
+	p.tracks[k] = tr
+	of := tr.peer()
+	if p.peers[of] == nil {
+		p.peers[of] = map[tunnelKey]*track{}
+	}
+	p.peers[of][k] = tr
+	p.touched[of] = true
+}
+
+// forget drops a tunnel. The caller has the lock.
+func (p *tunnels) forget(k tunnelKey, tr *track) {
+	delete(p.tracks, k)
+	of := tr.peer()
+	if delete(p.peers[of], k); len(p.peers[of]) == 0 {
+		delete(p.peers, of)
+	}
+	p.touched[of] = true
+}
+
+// due schedules a tunnel, if it is not being measured and can be.
+func (p *tunnels) due(t *track, at time.Time) {
+	if t.at = at; !t.running && t.Tunnel.Skip == "" {
+		p.queue.set(t, at)
+	}
+}
+
+// anew has a tunnel measured now; a measurement under way is of no use any more.
+func (p *tunnels) anew(t *track, now time.Time) {
+	t.failures, t.again = 0, t.running
+	p.due(t, now)
+}
+
+// newTrack begins with what was known before a restart: the offloads that the
+// path needs and, if nothing about it has changed, the result.
+func (p *tunnels) newTrack(t Target, now time.Time) (tr *track, next time.Time) {
+	tr = &track{Target: t}
+	if t.Tunnel.Skip != "" {
+		tr.settled, tr.reason = true, t.Tunnel.Skip
+		return tr, now
+	}
+	r, ok := p.saved[t.carrier()]
+	if !ok {
+		return tr, now
+	}
+	tr.need = r.Need
+	if r.Path != t.path() || r.Result != dataplane.Yes {
+		return tr, now
+	}
+	tr.settled, tr.result, tr.mtu, tr.reason, tr.goodput, tr.answered = true, r.Result, r.MTU, r.Reason, r.Goodput, r.At
+	tr.settledPath = t.path()
+	return tr, now.Add(rand.N(spread))
+}
+
+// start begins the measurements that are due, as far as there is room, and
+// returns when to call it again; the zero time: when one ends.
+func (p *tunnels) start(ctx context.Context, wg *sync.WaitGroup, now time.Time) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.room > 0 {
+		t, ok := p.queue.first()
+		if !ok {
+			break
+		}
+		if t.at.After(now) {
+			return t.at
+		}
+		p.queue.drop(t)
+		t.running = true
+		p.room--
+		target, secret := t.Target, p.secret // the key may change while it measures
+		wg.Go(func() { p.done <- p.measure(ctx, target, secret) })
+	}
+	return time.Time{}
+}
+
+// ended handles a measurement that ended.
+func (p *tunnels) ended(ctx context.Context, a *attempt) error {
+	p.room++
+	p.settle(a, time.Now())
+	return p.report(ctx)
+}
+
+// sorted returns all tunnels by node, family and encapsulation. The caller has
+// the lock.
+func (p *tunnels) sorted() []*track {
+	return slices.SortedFunc(maps.Values(p.tracks), compareTunnels)
+}
+
+func compareTunnels(a, b *track) int {
+	return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Family, b.Family),
+		dataplane.CompareEncaps(a.Encap, b.Encap), cmp.Compare(a.Tunnel.Inner, b.Tunnel.Inner))
+}
+
+// changed reports whether there is something to save.
+func (p *tunnels) changed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dirty
+}
+
+// records returns what is to outlive the daemon. What was known of peers that are not targets at present
+// stays: they may be back.
+func (p *tunnels) records() map[string]record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dirty = false
+	for _, t := range p.tracks {
+		if t.settled {
+			p.saved[t.carrier()] = record{
+				Path: t.settledPath, Result: t.result, Need: t.need, MTU: t.mtu, Reason: t.reason, Goodput: t.goodput, At: t.answered,
+			}
+		}
+	}
+	trim(p.saved)
+	return p.saved
+}
+
+// measure measures a target, tries a cure if one is called for, and measures
+// again.
+func (p *tunnels) measure(ctx context.Context, t Target, secret []byte) *attempt {
+	a := &attempt{target: t}
+	had := p.setting(t.Tunnel.Link)
+	leave, err := p.enter(ctx, t)
+	defer leave()
+	if err != nil {
+		a.err = fmt.Errorf("make a route for the probe: %w", err)
+		a.verdict = judge(t, a.before, a.err)
+		return a
+	}
+	a.before, a.err = p.cfg.Measure.Measure(ctx, t, secret)
+	a.finding, a.verdict = a.before, judge(t, a.before, a.err)
+	for range len(Offloads()) { // one cure may bring the next fault to light
+		missing := a.verdict.need &^ had.effective()
+		if missing == 0 {
+			return a
+		}
+		if err := p.lower(ctx, t, missing); err != nil {
+			p.takeBack(t, missing)
+			a.verdict.reason = fmt.Sprintf("%s; %s could not be set: %v", a.verdict.reason, missing, err)
+			return a
+		}
+		had = p.setting(t.Tunnel.Link)
+		after, err := p.cfg.Measure.Measure(ctx, t, secret)
+		good := helped(missing, a.finding, after)
+		p.takeBack(t, missing&^good)
+		if err != nil || good == 0 {
+			a.verdict.reason += fmt.Sprintf("; %s does not help", missing)
+			a.ease()
+			return a
+		}
+		a.need |= good
+		a.finding, a.verdict = after, judge(t, after, nil)
+	}
+	return a
+}
+
+// enter makes the route into a tunnel that is not in use, if it takes one, and
+// returns what removes it.
+func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error) {
+	if !t.Tunnel.Gateway.IsValid() || t.Tunnel.InUse {
+		return func() {}, nil
+	}
+	p.mu.Lock()
+	id := t.nextHop()
+	for p.hops[id] {
+		id = id&0x7fffffff + 1 | probeHops
+	}
+	p.hops[id] = true
+	hop := dataplane.NextHop{ID: id, Link: t.Tunnel.Link, Gateway: t.Tunnel.Gateway, OnLink: true}
+	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Tunnel.Peer, t.Tunnel.Peer.BitLen()), Table: dataplane.MainTable, Metric: routeMetric, NextHop: id}
+	rev := p.cfg.Sink.Update(dataplane.SourceProbe, []dataplane.Object{hop, route}, nil)
+	p.mu.Unlock()
+	leave = func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.cfg.Sink.Update(dataplane.SourceProbe, nil, []dataplane.Key{route.Key(), hop.Key()})
+		delete(p.hops, id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, applyWithin)
+	defer cancel()
+	return leave, p.cfg.Sink.Wait(ctx, rev)
+}
+
+// ease takes back a No that no setting changes, where single packets of every
+// size get through and TCP copes: the path loses some of what comes in bursts.
+func (a *attempt) ease() {
+	if a.finding.Checksum == dataplane.Yes && a.finding.Transfer.Done {
+		a.verdict.result = dataplane.Yes
+	}
+}
+
+func (p *tunnels) setting(link string) Setting {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.applied[link]
+}
+
+// lower has the device do what one more peer needs, on trial, and waits for it.
+func (p *tunnels) lower(ctx context.Context, t Target, s Setting) error {
+	p.mu.Lock()
+	if tr := p.tracks[t.key()]; tr != nil {
+		tr.need |= s
+	}
+	p.apply()
+	rev := p.revision
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, applyWithin)
+	defer cancel()
+	return p.cfg.Sink.Wait(ctx, rev)
+}
+
+// takeBack ends the trial of what did not help.
+func (p *tunnels) takeBack(t Target, s Setting) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if tr := p.tracks[t.key()]; tr != nil {
+		tr.need &^= s
+	}
+	p.apply()
+}
+
+// apply asks of the sink what each device needs for all its peers, where that
+// changed. The caller has the lock.
+func (p *tunnels) apply() {
+	need := map[string]Setting{}
+	for _, t := range p.tracks {
+		need[t.Tunnel.Link] |= t.need
+	}
+	var put []dataplane.Object
+	var del []dataplane.Key
+	for link, s := range need {
+		old, ok := p.applied[link]
+		if ok && old == s {
+			continue
+		}
+		if old&^s != 0 {
+			p.remeasure(link)
+		}
+		p.applied[link] = s
+		put = append(put, s.features(link)...)
+	}
+	for link := range p.applied {
+		if _, ok := need[link]; !ok {
+			delete(p.applied, link)
+			for _, o := range Setting(0).features(link) {
+				del = append(del, o.Key())
+			}
+		}
+	}
+	if len(put)+len(del) > 0 {
+		p.revision = p.cfg.Sink.Update(dataplane.SourceProbe, put, del)
+	}
+}
+
+// remeasure has all peers of a device measured now: an offload is on again that
+// was off while they were measured.
+func (p *tunnels) remeasure(link string) {
+	now := time.Now()
+	for _, t := range p.tracks {
+		if t.Tunnel.Link == link && t.at.After(now) {
+			p.due(t, now)
+		}
+	}
+}
+
+// settle draws the conclusion of a measurement.
+func (p *tunnels) settle(a *attempt, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.tracks[a.target.key()]
+	if t == nil {
+		return // not a target any more
+	}
+	t.running = false
+	if t.again {
+		t.again = false
+		p.due(t, t.at)
+		return // of a path that is not the present one
+	}
+	v := a.verdict
+	if v.result == dataplane.Yes {
+		t.failures = 0
+	} else {
+		t.failures++
+	}
+	if v.result != dataplane.Yes && t.result == dataplane.Yes && t.settledPath == t.path() &&
+		(!a.finding.Answered || t.failures < doubts) {
+		// A peer that was well and is silent is down, or restarts; and one bad
+		// measurement may be the network's bad moment.
+		v.result, v.mtu, v.reason = dataplane.Yes, t.mtu, "it delivered before; now: "+v.reason
+	}
+	if !t.settled && t.failures < doubts && (a.err != nil || t.Accepts && a.finding.Refused) {
+		// A device gets its address, or a peer's daemon starts: the answer that
+		// counts comes in a moment, and somebody may be waiting for it.
+		p.due(t, now.Add(soon<<t.failures))
+		return
+	}
+	if t.result != v.result || !t.settled || t.reason != v.reason || a.need != 0 {
+		p.logFinding(t, a, v)
+	}
+	t.settled, t.settledPath = true, t.path()
+	t.result, t.mtu, t.reason = v.result, v.mtu, v.reason
+	if a.finding.Answered {
+		t.answered, t.goodput = now.Unix(), a.finding.Transfer.Goodput()
+	}
+	p.due(t, now.Add(pause(t.result, t.failures)))
+	p.touched[t.peer()], p.dirty = true, true
+}
+
+// pause returns how long to wait before the next measurement.
+func pause(r dataplane.Answer, failures int) time.Duration {
+	if failures == 0 {
+		return interval*3/4 + rand.N(interval/2)
+	}
+	slowest := slowestSick
+	if r == dataplane.Unknown {
+		slowest = slowestMute
+	}
+	d := firstRetry << min(failures-1, 10)
+	d = min(d, slowest)
+	return d*3/4 + rand.N(d/2)
+}
+
+// logFinding logs what was found. The caller has the lock.
+func (p *tunnels) logFinding(t *track, a *attempt, v verdict) {
+	attrs := []any{
+		"node", t.Node, "form", t.Encap.String(), "inner", t.Tunnel.Inner.String(), "link", t.Tunnel.Link,
+		"in_use", a.target.Tunnel.InUse, "result", v.result.String(), "rtt", a.finding.RTT,
+	}
+	if v.reason != "" {
+		attrs = append(attrs, "reason", v.reason)
+	}
+	if v.mtu != 0 {
+		attrs = append(attrs, "mtu", v.mtu)
+	}
+	if g := a.finding.Transfer.Goodput(); g > 0 {
+		attrs = append(attrs, "goodput", rate(g))
+	}
+	switch {
+	case a.need != 0:
+		p.log.Warn("offloads of a tunnel spoil packets: switched off what does",
+			append(attrs, "fault", judge(t.Target, a.before, nil).reason, "setting", a.need.String(), "cure", a.need.Cure(t.Tunnel.Link),
+				"uplink", t.Card, "goodput_before", rate(a.before.Transfer.Goodput()))...)
+	case v.result == dataplane.No:
+		p.log.Warn("a tunnel does not deliver", attrs...)
+	default:
+		p.log.Info("a tunnel was probed", attrs...)
+	}
+}
+
+// rate writes bytes a second as people read networks.
+func rate(bytes float64) string { return fmt.Sprintf("%.1f Mbit/s", bytes*8/1e6) }
+
+// retry measures the tunnels to a node, or all if it is empty, as if nothing were
+// known of them.
+func (p *tunnels) retry(node string, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.tracks {
+		if node == "" || t.Node == node {
+			t.need = 0
+			p.anew(t, now)
+		}
+	}
+	p.apply()
+}
+
+// report publishes what is known of the peers of which that changed, by family of
+// the underlay. The cost follows their number: a cluster may have thousands.
+func (p *tunnels) report(ctx context.Context) error {
+	for f, peers := range p.unreported() {
+		if err := p.publish(ctx, f, peers); err != nil {
+			return fmt.Errorf("publish what tunnels deliver: %w", err)
+		}
+	}
+	return nil
+}
+
+// unreported returns what differs from what was reported; an empty list says that nothing
+// is known of a peer any more.
+func (p *tunnels) unreported() map[dataplane.Family]map[string][]dataplane.Delivery {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out map[dataplane.Family]map[string][]dataplane.Delivery
+	for of := range p.touched {
+		now := deliveries(p.peers[of])
+		if slices.Equal(p.reported[of], now) {
+			continue
+		}
+		if p.reported[of] = now; len(now) == 0 {
+			delete(p.reported, of)
+		}
+		if out == nil {
+			out = map[dataplane.Family]map[string][]dataplane.Delivery{}
+		}
+		if out[of.family] == nil {
+			out[of.family] = map[string][]dataplane.Delivery{}
+		}
+		out[of.family][of.node] = now
+	}
+	clear(p.touched)
+	return out
+}
+
+// deliveries joins what is known of the tunnels to one peer, both families inside
+// one encapsulation: it delivers if nothing in it is known to be lost.
+func deliveries(tunnels map[tunnelKey]*track) []dataplane.Delivery {
+	list := make([]*track, 0, len(tunnels))
+	for _, t := range tunnels {
+		if t.settled {
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, compareTunnels)
+	var joined []dataplane.Delivery
+	for _, t := range list {
+		d := dataplane.Delivery{Encap: t.Encap, Result: t.result, MTU: t.mtu, Reason: t.reason}
+		if n := len(joined); n > 0 && joined[n-1].Encap == d.Encap {
+			joined[n-1] = join(joined[n-1], d)
+			continue
+		}
+		joined = append(joined, d)
+	}
+	return joined
+}
+
+func join(a, b dataplane.Delivery) dataplane.Delivery {
+	if a.Result == dataplane.No || a.Result == dataplane.Yes && b.Result == dataplane.Unknown {
+		return a
+	}
+	if b.Result == dataplane.Yes && a.Result == dataplane.Yes && a.MTU != 0 && (b.MTU == 0 || a.MTU < b.MTU) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,613 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store/memory"
+)
+
+// simulated is a network: devices with offloads, and peers on paths that
+// spoil some packets. It is the prober's sink and its measurer.
+type simulated struct {
+	mu       sync.Mutex
+	rev      dataplane.Revision
+	on       map[dataplane.FeatureKey]bool
+	refuse   error              // of the sink's Wait
+	broken   map[string]Setting // what the path to a node spoils
+	lossy    map[string]bool    // TCP sends half again, whatever the setting
+	mtu      map[string]int
+	silent   map[string]bool
+	refused  map[string]bool
+	delay    time.Duration
+	measured map[string]int
+	at, most int // measurements at the same time
+	changes  int // of a device's offloads
+	reports  []map[string][]dataplane.Delivery
+}
+
+func newNetwork() *simulated {
+	return &simulated{
+		on: map[dataplane.FeatureKey]bool{}, broken: map[string]Setting{}, lossy: map[string]bool{}, mtu: map[string]int{},
+		silent: map[string]bool{}, refused: map[string]bool{}, measured: map[string]int{}, delay: 20 * time.Millisecond,
+	}
+}
+
+func (n *simulated) Replace(dataplane.Source, []dataplane.Object) dataplane.Revision {
+	panic("not used")
+}
+func (n *simulated) Synced(dataplane.Source) {}
+
+func (n *simulated) Update(src dataplane.Source, put []dataplane.Object, _ []dataplane.Key) dataplane.Revision {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if src != dataplane.SourceProbe {
+		panic("another source")
+	}
+	for _, o := range put {
+		f := o.(dataplane.Feature)
+		n.on[f.Key().(dataplane.FeatureKey)] = f.On
+	}
+	n.changes++
+	n.rev++
+	return n.rev
+}
+
+func (n *simulated) Wait(ctx context.Context, rev dataplane.Revision) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if rev != n.rev {
+		return errors.New("not the latest revision")
+	}
+	return n.refuse
+}
+
+// off returns what a device has off; as the kernel, it cuts nothing without
+// checksums.
+func (n *simulated) off(link string) Setting {
+	var s Setting
+	for _, x := range Offloads() {
+		for _, f := range x.features {
+			if on, ok := n.on[dataplane.FeatureKey{Link: link, Name: f}]; ok && !on {
+				s |= x.Bit
+			}
+		}
+	}
+	return s.effective()
+}
+
+func (n *simulated) Measure(ctx context.Context, t Target, key []byte) (Finding, error) {
+	n.mu.Lock()
+	n.at++
+	n.most = max(n.most, n.at)
+	n.measured[t.Node]++
+	delay := n.delay
+	n.mu.Unlock()
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.at--
+	f := Finding{Full: t.Tunnel.MTU, Refused: n.refused[t.Node]}
+	if ctx.Err() != nil || n.silent[t.Node] || f.Refused {
+		return f, ctx.Err()
+	}
+	f.Answered, f.RTT, f.Size, f.Checksum = true, time.Millisecond, t.Tunnel.MTU, dataplane.Yes
+	if m := n.mtu[t.Node]; m != 0 {
+		f.Size = min(m, t.Tunnel.MTU)
+	}
+	bad := n.broken[t.Node] &^ n.off(t.Tunnel.Link)
+	if bad&NoChecksum != 0 {
+		f.Checksum = dataplane.No
+		return f, nil
+	}
+	f.Segments = Count{40, 40}
+	if bad&NoUDPSegments != 0 {
+		f.Segments.Got = 0
+	}
+	f.Transfer = Transfer{Connected: true, Done: true, Bytes: transferSize, Elapsed: 10 * time.Millisecond, Sent: 190}
+	if bad&NoTCPSegments != 0 {
+		f.Transfer = Transfer{Connected: true, Bytes: 16000, Elapsed: time.Second, Sent: 60, Retransmits: 40}
+	}
+	if n.lossy[t.Node] {
+		f.Transfer.Elapsed, f.Transfer.Sent, f.Transfer.Retransmits = time.Second, 400, 210
+	}
+	return f, nil
+}
+
+// It is the prober's core too.
+func (*simulated) Probes(ctx context.Context) <-chan []dataplane.ProbeTarget {
+	return until[[]dataplane.ProbeTarget](ctx, nil)
+}
+
+func (*simulated) Reach(context.Context, dataplane.Family, map[string]dataplane.Reach) error {
+	return errors.New("the underlay is not measured here")
+}
+
+func (n *simulated) Delivery(_ context.Context, f dataplane.Family, peers map[string][]dataplane.Delivery) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f != dataplane.IPv4 {
+		return nil
+	}
+	now := map[string][]dataplane.Delivery{}
+	if len(n.reports) > 0 {
+		now = maps.Clone(n.reports[len(n.reports)-1])
+	}
+	for name, list := range peers {
+		if now[name] = list; len(list) == 0 {
+			delete(now, name)
+		}
+	}
+	n.reports = append(n.reports, now)
+	return nil
+}
+
+// told returns the last report, one line for each peer.
+func (n *simulated) told() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.reports) == 0 {
+		return nil
+	}
+	var out []string
+	last := n.reports[len(n.reports)-1]
+	for _, node := range slices.Sorted(maps.Keys(last)) {
+		for _, d := range last[node] {
+			s := fmt.Sprintf("%s %s %s", node, d.Encap, d.Result)
+			if d.MTU != 0 {
+				s += fmt.Sprintf(" mtu %d", d.MTU)
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (n *simulated) device(link string) Setting {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.off(link)
+}
+
+func (n *simulated) set(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+}
+
+func (n *simulated) count(node string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.measured[node]
+}
+
+func vxlanForm() dataplane.Encap {
+	return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, VNI: 4096, Port: 4789}
+}
+
+func target(node string) Target {
+	return Target{
+		ProbeTarget: dataplane.ProbeTarget{
+			Node: node, Family: dataplane.IPv4, Encap: vxlanForm(), Registered: netip.MustParseAddr("10.0.0.2"), Uplink: "eth0",
+			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: device, MTU: 1450, Local: inner(0), Peer: inner(1)},
+		},
+		Card: "eth0 virtio_net", Accepts: true,
+	}
+}
+
+func world(nodes ...string) tunnelView {
+	w := tunnelView{key: testKey}
+	for _, n := range nodes {
+		w.tunnels = append(w.tunnels, target(n))
+	}
+	return w
+}
+
+// prober is one with a kernel that a test chooses.
+func (n *simulated) prober(file, kernel string) *Prober {
+	p := New(Config{
+		Node: "self", Store: memory.New(), Core: n, Log: slog.New(slog.DiscardHandler), File: file,
+		Tunnel: TunnelConfig{Enabled: true, Sink: n, Measure: n},
+	})
+	p.kernel = kernel
+	return p
+}
+
+// show shows the prober the world, in place of the store and the core.
+func (p *Prober) show(t *testing.T, w tunnelView) {
+	t.Helper()
+	var err error
+	if aerr := p.ask(t.Context(), func(l *loop) { err = l.tunnels.view(t.Context(), w) }); aerr != nil || err != nil {
+		t.Error(aerr, err)
+	}
+}
+
+// status is what is known of a node's only tunnel.
+func (p *Prober) status(t *testing.T) *apiv1.Tunnel {
+	t.Helper()
+	r, err := p.Tunnels(t.Context(), nil, false)
+	if err != nil || len(r.Tunnels) != 1 {
+		t.Fatalf("tunnels %v, %v", r, err)
+	}
+	return r.Tunnels[0]
+}
+
+// start runs a prober in the bubble; stop ends it.
+func start(t *testing.T, n *simulated, file string) (p *Prober, stop func()) {
+	t.Helper()
+	p = n.prober(file, "6.1")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	return p, func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v", err)
+		}
+	}
+}
+
+// pass lets virtual time pass and everything that is due happen.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // virtual time
+	synctest.Wait()
+}
+
+func expect(t *testing.T, n *simulated, want ...string) {
+	t.Helper()
+	if d := cmp.Diff(want, n.told()); d != "" {
+		t.Errorf("reported (-want +got):\n%s", d)
+	}
+}
+
+const vx = " vxlan/4096/4789 "
+
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		n.broken["checksum"], n.broken["tcp"], n.broken["udp"] = NoChecksum, NoTCPSegments, NoUDPSegments
+		n.mtu["small"], n.silent["mute"], n.refused["calico"], n.lossy["lossy"] = 1400, true, true, true
+		p, stop := start(t, n, "")
+		defer stop()
+		// A device for each, so that one cure does not help another.
+		w := world("good", "checksum", "tcp", "udp", "small", "mute", "calico", "lossy")
+		for i := range w.tunnels {
+			w.tunnels[i].Tunnel.Link = "vx-" + w.tunnels[i].Node
+		}
+		p.show(t, w)
+		pass(5 * time.Second)
+		expect(t, n, "calico"+vx+"unknown", "checksum"+vx+"yes", "good"+vx+"yes", "lossy"+vx+"yes", "mute"+vx+"no",
+			"small"+vx+"yes mtu 1400", "tcp"+vx+"yes", "udp"+vx+"yes")
+		for link, want := range map[string]Setting{
+			"vx-good": 0, "vx-checksum": NoChecksum.effective(), "vx-tcp": NoTCPSegments, "vx-udp": NoUDPSegments,
+			// What does not help is taken back.
+			"vx-lossy": 0, "vx-mute": 0, "vx-calico": 0, "vx-small": 0,
+		} {
+			if got := n.device(link); got != want {
+				t.Errorf("%s: %v, want %v", link, got, want)
+			}
+		}
+	})
+}
+
+// One cure may bring the next fault to light, and a device has what all its
+// peers need together.
+func TestUnionOfNeeds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		n.broken["b"], n.broken["c"] = NoTCPSegments, NoUDPSegments
+		p, stop := start(t, n, "")
+		defer stop()
+		p.show(t, world("a", "b", "c"))
+		pass(10 * time.Second)
+		expect(t, n, "a"+vx+"yes", "b"+vx+"yes", "c"+vx+"yes")
+		if got := n.device(device); got != NoTCPSegments|NoUDPSegments {
+			t.Errorf("device: %v", got)
+		}
+		// The peer that needed it goes: so does the cure, and the rest is looked
+		// at again.
+		before := n.count("a")
+		p.show(t, world("a", "c"))
+		pass(10 * time.Second)
+		if got := n.device(device); got != NoUDPSegments {
+			t.Errorf("device after b went: %v", got)
+		}
+		if n.count("a") == before {
+			t.Error("a was not measured again with the offload on")
+		}
+		expect(t, n, "a"+vx+"yes", "c"+vx+"yes")
+	})
+}
+
+// A tunnel that delivered is not called broken because the peer is silent, and
+// not because of one bad moment.
+func TestHysteresis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		p, stop := start(t, n, "")
+		defer stop()
+		p.show(t, world("a"))
+		pass(2 * time.Hour)
+		n.set(func() { n.silent["a"] = true })
+		pass(24 * time.Hour)
+		expect(t, n, "a"+vx+"yes")
+		if c := n.count("a"); c < 20 {
+			t.Errorf("measured %d times in a day of silence", c)
+		}
+		n.set(func() { n.silent["a"] = false })
+		pass(10 * time.Minute)
+		if s := p.status(t); s.Reason != "" || s.Delivers != "yes" {
+			t.Errorf("after the peer is back: %+v", s)
+		}
+		// A path that breaks in a way that no setting cures is called broken, but
+		// not at the first sight of it.
+		reports := len(n.reports)
+		n.set(func() { n.refuse, n.broken["a"] = errors.New("not permitted"), NoChecksum })
+		pass(2 * time.Hour)
+		expect(t, n, "a"+vx+"no")
+		if s := p.status(t); !strings.Contains(s.Reason, "not permitted") {
+			t.Errorf("the reason does not say why it is not cured: %+v", s)
+		}
+		if got := len(n.reports) - reports; got > 3 {
+			t.Errorf("%d reports for one change: it flaps", got)
+		}
+	})
+}
+
+// What was found outlives a restart, unless the kernel or the card is another.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(dir, "probes.json")
+		n := newNetwork()
+		n.broken["a"] = NoChecksum
+		p, stop := start(t, n, file)
+		p.show(t, world("a", "b"))
+		pass(10 * time.Second)
+		stop()
+		again := func(kernel string, w tunnelView) (first []string, device_ Setting) {
+			m := newNetwork()
+			m.broken["a"], m.delay = NoChecksum, time.Minute // so that the first report is seen before any measurement
+			p := m.prober(file, kernel)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- p.Run(ctx) }()
+			p.show(t, w)
+			pass(time.Second)
+			first, device_ = m.told(), m.device(device)
+			cancel()
+			<-done
+			return first, device_
+		}
+		other := world("a", "b")
+		for i := range other.tunnels {
+			other.tunnels[i].Card = "eth0 mlx5_core"
+		}
+		moved := world("a", "b")
+		moved.tunnels[0].Tunnel.MTU = 8950
+		for _, tt := range []struct {
+			name   string
+			kernel string
+			world  tunnelView
+			want   []string
+			device Setting
+		}{
+			{"the same", "6.1", world("a", "b"), []string{"a" + vx + "yes", "b" + vx + "yes"}, NoChecksum.effective()},
+			{"another MTU: the cure stays, the result does not", "6.1", moved, []string{"b" + vx + "yes"}, NoChecksum.effective()},
+			{"another card", "6.1", other, nil, 0},
+			{"another kernel", "6.2", world("a", "b"), nil, 0},
+		} {
+			got, device := again(tt.kernel, tt.world)
+			if d := cmp.Diff(tt.want, got); d != "" || device != tt.device {
+				t.Errorf("%s: device %v, want %v; reported (-want +got):\n%s", tt.name, device, tt.device, d)
+			}
+		}
+	})
+}
+
+// A file that cannot be read costs the findings, not the start.
+func TestDamagedFile(t *testing.T) {
+	t.Parallel()
+	for _, content := range []string{"", "{", `{"kernel":"6.1","paths":{"x":{"off":["what is that"]}}}`, `{"kernel":"6.1"}`, "null"} {
+		file := filepath.Join(t.TempDir(), "probes.json")
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			n := newNetwork()
+			p, stop := start(t, n, file)
+			p.show(t, world("a"))
+			pass(10 * time.Second)
+			expect(t, n, "a"+vx+"yes")
+			stop()
+			if known, _ := n.prober(file, "6.1").load(); len(known) != 1 {
+				t.Errorf("the file was not replaced by a good one: %v", known)
+			}
+		})
+	}
+}
+
+// Many peers cost no more at once than a few.
+func TestBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		p, stop := start(t, n, "")
+		defer stop()
+		var nodes []string
+		for i := range 500 {
+			nodes = append(nodes, fmt.Sprintf("node%d", i))
+		}
+		p.show(t, world(nodes...))
+		pass(10 * time.Second)
+		if len(n.told()) != len(nodes) || n.most > atOnce {
+			t.Errorf("%d of %d measured, %d at once", len(n.told()), len(nodes), n.most)
+		}
+		pass(20 * time.Minute)
+		if c := n.count("node7"); c != 1 {
+			t.Errorf("measured %d times in 20 minutes with nothing wrong", c)
+		}
+		pass(100 * time.Minute)
+		if c := n.count("node7"); c < 2 || c > 3 {
+			t.Errorf("measured %d times in two hours", c)
+		}
+		if n.changes != 1 {
+			t.Errorf("%d changes of a device with nothing wrong, want the first", n.changes)
+		}
+	})
+}
+
+// Without the cluster's key nothing is asked and nothing told: the core would
+// wait for answers that cannot come.
+func TestWithoutKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		p, stop := start(t, n, "")
+		defer stop()
+		w := world("a")
+		w.key = nil
+		p.show(t, w)
+		pass(time.Minute)
+		if n.count("a") != 0 || len(n.reports) != 0 {
+			t.Errorf("measured %d times, reported %v", n.count("a"), n.reports)
+		}
+		p.show(t, world("a"))
+		pass(time.Second)
+		expect(t, n, "a"+vx+"yes")
+		if _, err := (Sockets{}).Measure(t.Context(), target("a"), nil); !errors.Is(err, errNoKey) {
+			t.Errorf("Measure without a key: %v", err)
+		}
+	})
+}
+
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		n.broken["a"] = NoChecksum
+		p, stop := start(t, n, "")
+		defer stop()
+		p.show(t, world("a", "b"))
+		pass(10 * time.Second)
+		n.set(func() { n.broken["a"] = 0 }) // a driver was mended
+		pass(3 * time.Hour)
+		if got := n.device(device); got&NoChecksum == 0 {
+			t.Error("the offload came back by itself, at the risk of traffic")
+		}
+		if _, err := p.Tunnels(t.Context(), []string{"a"}, false); err != nil {
+			t.Fatal(err)
+		}
+		pass(10 * time.Second)
+		if got := n.device(device); got != 0 {
+			t.Errorf("device after the retry: %v", got)
+		}
+		expect(t, n, "a"+vx+"yes", "b"+vx+"yes")
+	})
+}
+
+// A form that carries both families delivers if nothing in it is lost.
+func TestBothFamiliesInOneForm(t *testing.T) {
+	t.Parallel()
+	yes, no, unknown := dataplane.Delivery{Result: dataplane.Yes}, dataplane.Delivery{Result: dataplane.No}, dataplane.Delivery{}
+	small := dataplane.Delivery{Result: dataplane.Yes, MTU: 1300}
+	smaller := dataplane.Delivery{Result: dataplane.Yes, MTU: 1280}
+	for _, tt := range []struct{ a, b, want dataplane.Delivery }{
+		{yes, no, no},
+		{no, yes, no},
+		{yes, unknown, yes},
+		{unknown, yes, yes},
+		{unknown, no, no},
+		{yes, small, small},
+		{small, yes, small},
+		{small, smaller, smaller},
+		{smaller, small, smaller},
+		{unknown, unknown, unknown},
+	} {
+		if got := join(tt.a, tt.b); got != tt.want {
+			t.Errorf("join(%+v, %+v) = %+v, want %+v", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
+
+// Whatever happens and in whichever order, once it is quiet a device has off
+// exactly what its present peers need, and every peer that answers delivers.
+func TestQuietEnd(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		steps := rapid.SliceOfN(rapid.IntRange(0, 6), 1, 12).Draw(rt, "steps")
+		nodes := []string{"a", "b", "c"}
+		pick := rapid.SliceOfN(rapid.SampledFrom(nodes), 12, 12).Draw(rt, "nodes")
+		faults := rapid.SliceOfN(rapid.SampledFrom([]Setting{0, NoChecksum, NoTCPSegments, NoUDPSegments}), 12, 12).Draw(rt, "faults")
+		waits := rapid.SliceOfN(rapid.SampledFrom([]time.Duration{0, 10 * time.Millisecond, 30 * time.Millisecond, time.Minute}), 12, 12).Draw(rt, "waits")
+		synctest.Test(t, func(t *testing.T) {
+			n := newNetwork()
+			p, stop := start(t, n, "")
+			defer stop()
+			present := map[string]bool{"a": true}
+			show := func() { p.show(t, world(slices.Sorted(maps.Keys(present))...)) }
+			show()
+			for i, step := range steps {
+				switch step {
+				case 0, 1:
+					present[pick[i]] = true
+					show()
+				case 2:
+					delete(present, pick[i])
+					show()
+				case 3:
+					n.set(func() { n.broken[pick[i]] = faults[i] })
+				case 4:
+					n.set(func() { n.silent[pick[i]] = !n.silent[pick[i]] })
+				case 5:
+					n.set(func() { n.refuse = errors.New("busy") })
+				case 6:
+					n.set(func() { n.refuse = nil })
+				}
+				pass(waits[i])
+			}
+			n.set(func() { n.refuse = nil; clear(n.silent) })
+			pass(3 * time.Hour)
+			if _, err := p.Tunnels(t.Context(), nil, true); err != nil {
+				t.Fatal(err)
+			}
+			pass(3 * time.Hour)
+			var want Setting
+			var delivered []string
+			for _, node := range slices.Sorted(maps.Keys(present)) {
+				want |= n.broken[node]
+				delivered = append(delivered, node+vx+"yes")
+			}
+			if len(present) > 0 && n.device(device) != want.effective() {
+				rt.Fatalf("device has %v, want %v", n.device(device), want.effective())
+			}
+			if d := cmp.Diff(delivered, n.told()); d != "" {
+				rt.Fatalf("reported (-want +got):\n%s", d)
+			}
+		})
+	})
+}

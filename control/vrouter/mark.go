@@ -1,0 +1,190 @@
+package vrouter
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// setPaths applies a step of BGP's best paths.
+func (r *rib) setPaths(u PathUpdate) {
+	if u.Reset {
+		keep := make(set[netip.Prefix], len(u.Put))
+		for _, p := range u.Put {
+			keep[p.Prefix] = struct{}{}
+		}
+		for p := range r.paths {
+			if _, ok := keep[p]; !ok {
+				r.forgetPath(p)
+			}
+		}
+	}
+	for _, p := range u.Del {
+		r.forgetPath(p)
+	}
+	r.setDown(u.Down, nil)
+	r.up = append(r.up, u.Up...)
+	for _, p := range u.Put {
+		if r.putPath(p) {
+			r.dirty[p.Prefix] = struct{}{}
+		}
+	}
+}
+
+func (r *rib) forgetPath(p netip.Prefix) {
+	if r.deletePath(p) {
+		r.dirty[p] = struct{}{}
+	}
+}
+
+// resolutions says how each next hop is reached that BGP names, or that is in
+// use still by routes which are to be chosen anew: until then others would take
+// it for as usable as it was.
+func (r *rib) resolutions() map[netip.Addr]resolution {
+	out := make(map[netip.Addr]resolution, len(r.hopsOf))
+	for a := range r.hopsOf {
+		out[a] = r.resolution(a)
+	}
+	for k := range r.hops {
+		if via := k.hops.Single(); via.IsValid() && !k.group() {
+			out[via] = r.resolution(via)
+		}
+	}
+	return out
+}
+
+// refreshNode brings all that depends on a node up to date: its next hops in
+// place where they stay usable, and its prefixes anew where that may have
+// changed.
+func (r *rib) refreshNode(name string) {
+	for _, p := range r.pools {
+		r.refresh(hopKey{pool: p.name, node: name, fam: p.family()})
+	}
+	for _, p := range r.byNode[name] {
+		if !r.wellRouted(p, name) {
+			r.dirty[p] = struct{}{}
+		}
+	}
+	n := r.nodes[name]
+	if n == nil {
+		return
+	}
+	for _, a := range n.addr {
+		for k := range r.hopsOf[a.Addr()] {
+			for p := range r.byHop[k].prefixes {
+				if !r.wellRouted(p, name) {
+					r.dirty[p] = struct{}{}
+				}
+			}
+		}
+	}
+}
+
+// wellRouted reports whether a prefix has a route to a node as the forwarding
+// path to it is now.
+func (r *rib) wellRouted(p netip.Prefix, name string) bool {
+	c, ok := r.routes[p]
+	return ok && c.on != nil && c.on.key.node == name && !r.stale[c.on.key] && c.mtu == c.on.plan.mtu
+}
+
+// markWithin marks what lies inside a pool; a prefix that is not valid: all.
+// Pools change rarely, so this may look at everything.
+func (r *rib) markWithin(cidr netip.Prefix) {
+	within := func(p netip.Prefix) bool {
+		return !cidr.IsValid() || cidr.Bits() <= p.Bits() && cidr.Contains(p.Addr())
+	}
+	for p := range r.claims {
+		if within(p) {
+			r.dirty[p] = struct{}{}
+		}
+	}
+	for p := range r.paths {
+		if within(p) {
+			r.dirty[p] = struct{}{}
+		}
+	}
+}
+
+// markAround marks what depends on whether and how a node has an address:
+// paths with that next hop, and prefixes in which it lies.
+func (r *rib) markAround(a netip.Addr) {
+	r.markNextHop(a)
+	for bits := range a.BitLen() + 1 {
+		p := netip.PrefixFrom(a, bits).Masked()
+		if _, ok := r.claims[p]; ok {
+			r.dirty[p] = struct{}{}
+		}
+		if _, ok := r.paths[p]; ok {
+			r.dirty[p] = struct{}{}
+		}
+	}
+}
+
+// setDown notes next hops that must not be used, and those that may again.
+func (r *rib) setDown(down, up []netip.Addr) {
+	for _, a := range down {
+		r.up = slices.DeleteFunc(r.up, func(u netip.Addr) bool { return u == a })
+		if !r.down[a] {
+			r.down[a] = true
+			r.followNextHop(a, true)
+		}
+	}
+	for _, a := range up {
+		if r.down[a] {
+			delete(r.down, a)
+			r.followNextHop(a, true)
+		}
+	}
+}
+
+// followNextHop brings up to date what uses a next hop that changed. With
+// turned it came up or went down.
+func (r *rib) followNextHop(a netip.Addr, turned bool) {
+	via := hopKeyVia(a)
+	r.refresh(via)
+	for k := range r.groupsOf(a) {
+		r.refresh(k)
+	}
+	if !turned {
+		return
+	}
+	for k := range r.hopsOf[a] {
+		// A group that is still of use moved its routes already; those that
+		// desire it and are elsewhere may come.
+		if !k.group() || r.wellPlaced(k) < len(r.byHop[k].prefixes) {
+			r.turned[k] = struct{}{}
+		}
+	}
+}
+
+func (r *rib) markNextHop(a netip.Addr) {
+	for k := range r.hopsOf[a] {
+		r.turned[k] = struct{}{}
+	}
+}
+
+// markAll marks every prefix.
+func (r *rib) markAll() { r.markWithin(netip.Prefix{}) }
+
+// follow brings up to date what depends on some nodes, and with followAll every
+// next hop.
+func (r *rib) follow(nodes set[string]) {
+	if r.followAll {
+		for k := range r.hops {
+			r.refresh(k)
+		}
+		r.followAll = false
+	}
+	for name := range nodes {
+		r.refreshNode(name)
+	}
+}
+
+// refreshPool brings the next hops up to date by which nodes are reached for a
+// pool.
+func (r *rib) refreshPool(name string) {
+	for k := range r.hops {
+		if k.pool == name {
+			r.refresh(k)
+		}
+	}
+}

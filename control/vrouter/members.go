@@ -1,0 +1,79 @@
+package vrouter
+
+import (
+	"net/netip"
+
+	"github.com/gaissmai/bart"
+)
+
+// members are the nodes of the cluster.
+type members struct {
+	self      string
+	nodes     map[string]*node
+	byAddr    index[netip.Addr, string] // node address → nodes
+	nodeAddrs *bart.Table[netip.Addr]   // the keys of byAddr
+	nodesWith map[familySet]int         // other nodes, by their families
+}
+
+func newMembers(self string) *members {
+	return &members{
+		self: self, nodes: map[string]*node{}, byAddr: index[netip.Addr, string]{}, nodeAddrs: new(bart.Table[netip.Addr]), nodesWith: map[familySet]int{},
+	}
+}
+
+// ownNode is this host's node; nil: it is not registered.
+func (m *members) ownNode() *node { return m.nodes[m.self] }
+
+// replace replaces a node; nil: there is none any more. It returns the addresses of
+// which it is new whether and how a node has them.
+func (m *members) replace(name string, n *node) set[netip.Addr] {
+	old := m.nodes[name]
+	if n != nil {
+		m.nodes[name] = n
+	} else {
+		delete(m.nodes, name)
+	}
+	if n.equal(old) {
+		return nil
+	}
+	changed := set[netip.Addr]{}
+	if old != nil {
+		for _, p := range old.addr {
+			a := p.Addr()
+			if m.byAddr.remove(a, name); len(m.byAddr[a]) == 0 {
+				m.nodeAddrs.Delete(single(a))
+			}
+			changed[a] = struct{}{}
+		}
+	}
+	if n != nil {
+		for _, p := range n.addr {
+			a := p.Addr()
+			m.byAddr.add(a, name)
+			m.nodeAddrs.Insert(single(a), a)
+			changed[a] = struct{}{}
+		}
+	}
+	return changed
+}
+
+// nodeAt returns the node with an address. Registration refuses a second one;
+// should the store hold two, all hosts take the same.
+func (m *members) nodeAt(a netip.Addr) (string, bool) {
+	best, ok := "", false
+	for n := range m.byAddr[a] {
+		if !ok || n < best {
+			best, ok = n, true
+		}
+	}
+	return best, ok
+}
+
+// nodeWithin finds a node whose own address lies in a prefix.
+func (m *members) nodeWithin(p netip.Prefix) (string, netip.Addr, bool) {
+	for _, a := range m.nodeAddrs.Subnets(p) {
+		n, ok := m.nodeAt(a)
+		return n, a, ok
+	}
+	return "", netip.Addr{}, false
+}

@@ -1,0 +1,98 @@
+package vrouter
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/store"
+)
+
+// origins says which node the blocks of the cluster give a prefix to.
+type origins struct {
+	blocks map[store.Key]*cluster.Block
+	claims map[netip.Prefix][]claim  // what blocks say of it, the one that counts first
+	byNode map[string][]netip.Prefix // by the node of that one
+}
+
+// claim is what one block says of a prefix.
+type claim struct {
+	block netip.Prefix
+	origin
+}
+
+func newOrigins() *origins {
+	return &origins{blocks: map[store.Key]*cluster.Block{}, claims: map[netip.Prefix][]claim{}, byNode: map[string][]netip.Prefix{}}
+}
+
+// origin returns whose a prefix is.
+func (o *origins) origin(p netip.Prefix) (origin, bool) {
+	if cs := o.claims[p]; len(cs) > 0 {
+		return cs[0].origin, true
+	}
+	return origin{}, false
+}
+
+// setBlock replaces a block; nil: there is none any more. It returns the
+// prefixes that are another's now.
+func (o *origins) setBlock(key store.Key, b *cluster.Block) []netip.Prefix {
+	before, now := blockOrigins(o.blocks[key]), blockOrigins(b)
+	if len(now) == 0 {
+		delete(o.blocks, key)
+	} else {
+		o.blocks[key] = b
+	}
+	var changed []netip.Prefix
+	for p, was := range before {
+		if now[p] != was && o.claim(p, claim{key.CIDR(), origin{}}) {
+			changed = append(changed, p)
+		}
+	}
+	for p, is := range now {
+		if before[p] != is && o.claim(p, claim{key.CIDR(), is}) {
+			changed = append(changed, p)
+		}
+	}
+	return changed
+}
+
+// claim replaces what a block says of a prefix; an origin without a node:
+// nothing. It reports whether the prefix is another's now. Blocks do not
+// overlap; should the store hold two that do, the smaller one knows better.
+func (o *origins) claim(p netip.Prefix, c claim) bool {
+	was, had := o.origin(p)
+	cs := slices.DeleteFunc(o.claims[p], func(old claim) bool { return old.block == c.block })
+	if c.node != "" {
+		cs = append(cs, c)
+		slices.SortStableFunc(cs, func(a, b claim) int { return cmp.Compare(b.block.Bits(), a.block.Bits()) })
+	}
+	if o.claims[p] = cs; len(cs) == 0 {
+		delete(o.claims, p)
+	}
+	is, has := o.origin(p)
+	if had && was == is {
+		return false
+	}
+	if had {
+		list := slices.DeleteFunc(o.byNode[was.node], func(other netip.Prefix) bool { return other == p })
+		if o.byNode[was.node] = list; len(list) == 0 {
+			delete(o.byNode, was.node)
+		}
+	}
+	if has {
+		o.byNode[is.node] = append(o.byNode[is.node], p)
+	}
+	return had || has
+}
+
+// errCovers says why a prefix of a pool is left out in which a node's own
+// address lies: on its owner, the host would cut itself off from its network,
+// and elsewhere what goes to the tunnel's end would go into the tunnel.
+func errCovers(node string, a netip.Addr) error {
+	return fmt.Errorf("the address %s of node %s itself lies in it: give the pool a CIDR apart from the hosts' network", a, node)
+}
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

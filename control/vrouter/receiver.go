@@ -1,0 +1,403 @@
+package vrouter
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/vxlan"
+	"github.com/routerd/routerd/store"
+)
+
+// receiver is what this host accepts, and the devices for it.
+type receiver struct {
+	*ends
+	*publishing
+	*objects
+
+	// What it depends on.
+	peerUses    map[dataplane.Encap]int        // other nodes that say they send it
+	peerSends   map[poolMode]int               // other nodes that have moved to it
+	podMTU      map[dataplane.Family]int       // the largest of a workload, bytes; 0: not known
+	unsupported map[dataplane.Encap]error      // drivers and families that this kernel has no device for; nil: not known
+	kernel      map[dataplane.Encap]encapState // how far the kernel is
+
+	// What follows from it.
+	devicesDirty bool
+	deviceKeys   map[dataplane.Encap][]dataplane.Key
+	deviceErrs   map[dataplane.Encap]error // why there is nothing
+	deviceObjs   map[dataplane.Key]dataplane.Object
+}
+
+func newReceiver(e *ends, p *publishing, o *objects) *receiver {
+	return &receiver{
+		ends: e, publishing: p, objects: o,
+		peerUses: map[dataplane.Encap]int{}, peerSends: map[poolMode]int{},
+		podMTU: map[dataplane.Family]int{}, kernel: map[dataplane.Encap]encapState{},
+		deviceKeys: map[dataplane.Encap][]dataplane.Key{}, deviceErrs: map[dataplane.Encap]error{}, deviceObjs: map[dataplane.Key]dataplane.Object{},
+	}
+}
+
+// accepts reports whether this host accepts an encapsulation. What it published
+// stands until the kernel refuses: a device that somebody deleted is put back
+// sooner than the others would have changed.
+func (r *receiver) accepts(f dataplane.Encap) bool {
+	st := r.kernel[f]
+	if st.err != nil {
+		return false
+	}
+	if st.done || !r.published() {
+		return true
+	}
+	_, ok := r.nodes[r.self].encaps.accepts[f]
+	return ok
+}
+
+// encapState is how far the kernel is with what accepts an encapsulation.
+type encapState struct {
+	done bool
+	err  error // the kernel refused
+}
+
+// countPeer counts what other nodes say that they send, and in which families
+// they have addresses: both decide what this host has to accept.
+func (r *receiver) countPeer(old, n *node) {
+	for _, x := range []struct {
+		node *node
+		n    int
+	}{{n, 1}, {old, -1}} {
+		if x.node == nil {
+			continue
+		}
+		changed := false
+		for f := range x.node.encaps.uses {
+			changed = tally(r.peerUses, f, x.n) || changed
+		}
+		for pool, m := range x.node.encaps.sends {
+			changed = tally(r.peerSends, poolMode{pool, m}, x.n) || changed
+		}
+		if tally(r.nodesWith, x.node.families(), x.n) || changed {
+			r.devicesDirty = true
+		}
+	}
+}
+
+// tally adds n to a count, and reports whether the key came or went.
+func tally[K comparable](counts map[K]int, k K, n int) bool {
+	_, had := counts[k]
+	counts[k] += n
+	if counts[k] == 0 {
+		delete(counts, k)
+	}
+	_, has := counts[k]
+	return had != has
+}
+
+// poolMode is a mode in which a node sends the packets of a pool.
+type poolMode struct {
+	pool string
+	mode store.Mode
+}
+
+// neededEncaps is the receiver's rule: this host accepts what its pools ask for,
+// what any other node says that it sends or could send by the mode that it has
+// moved to, and the same for itself. So a sender that has to fall back falls on
+// what is accepted whether it does or not; else two hosts could follow each other
+// without end.
+func (r *receiver) neededEncaps() set[dataplane.Encap] {
+	out := r.wantedEncaps()
+	add := func(pool string, m store.Mode) {
+		if p, ok := r.pools[pool]; ok {
+			for _, f := range r.encapsOf(m, p.family()) {
+				out[f] = struct{}{}
+			}
+		}
+	}
+	for pm := range r.peerSends {
+		add(pm.pool, pm.mode)
+	}
+	for pool, m := range r.nodes[r.self].encaps.sends {
+		add(pool, m)
+	}
+	for f := range r.peerUses {
+		out[f] = struct{}{}
+	}
+	_, uses := r.own()
+	maps.Copy(out, uses)
+	for f := range r.sending {
+		if !r.published() {
+			out[f] = struct{}{}
+		}
+	}
+	maps.DeleteFunc(out, func(f dataplane.Encap, _ struct{}) bool { return f.Outer != 0 && !r.hasHost(f.Outer) })
+	return out
+}
+
+// keptEncaps are the needed ones and those that this host still says that it
+// accepts: others rely on it until they have seen that it no longer does.
+func (r *receiver) keptEncaps() set[dataplane.Encap] {
+	out := r.neededEncaps()
+	accepts, _ := r.own()
+	for f := range accepts {
+		if f.Outer == 0 || r.hasHost(f.Outer) {
+			out[f] = struct{}{}
+		}
+	}
+	return out
+}
+
+// assignSlots gives each VXLAN network a device. One that has a device keeps
+// it, also from the previous run; a new one gets the first that is free.
+func (r *receiver) assignSlots(kept []dataplane.Encap) {
+	for f := range r.slots {
+		_, made := r.deviceOf(f)
+		if !slices.Contains(kept, f) || !made && r.kernel[f].err != nil {
+			delete(r.slots, f)
+		}
+	}
+	taken := func(outer dataplane.Family, slot int) bool {
+		for f, s := range r.slots {
+			if f.Outer == outer && s == slot {
+				return true
+			}
+		}
+		return false
+	}
+	var fresh []dataplane.Encap
+	for _, f := range kept {
+		if _, ok := r.slots[f]; ok || f.Driver != dataplane.DriverVXLAN {
+			continue
+		}
+		if slot, ok := r.deviceOf(f); ok && !taken(f.Outer, slot) {
+			r.slots[f] = slot
+		} else {
+			fresh = append(fresh, f)
+		}
+	}
+	// What the pools ask for goes first: it stays.
+	wanted := r.wantedEncaps()
+	slices.SortStableFunc(fresh, func(a, b dataplane.Encap) int {
+		_, x := wanted[a]
+		_, y := wanted[b]
+		return boolCompare(y, x)
+	})
+	for _, f := range fresh {
+		for slot := 0; ; slot++ {
+			if !taken(f.Outer, slot) {
+				r.slots[f] = slot
+				break
+			}
+		}
+	}
+}
+
+// deviceOf finds the device that the previous run made for a VXLAN network.
+func (e *ends) deviceOf(f dataplane.Encap) (int, bool) {
+	for slot := range vxlan.MaxDevices {
+		l, ok := e.device(vxlan.DeviceName(f.Outer, slot))
+		if ok && l.Type == string(dataplane.LinkVXLAN) && l.VNI == f.VNI && l.Port == f.Port {
+			return slot, true
+		}
+	}
+	return 0, false
+}
+
+// rebuildDevices derives what accepts packets on this host: forwarding, and the
+// devices of all encapsulations that are kept. It reports whether a VXLAN network
+// has another device than before.
+func (r *receiver) rebuildDevices() bool {
+	r.devicesDirty = false
+	if len(r.hosts) == 0 || r.nodes[r.self] == nil {
+		return false
+	}
+	kept := sortedEncaps(r.keptEncaps())
+	before := maps.Clone(r.slots)
+	r.assignSlots(kept)
+	now := map[dataplane.Key]dataplane.Object{}
+	r.deviceKeys = map[dataplane.Encap][]dataplane.Key{}
+	r.deviceErrs = map[dataplane.Encap]error{}
+	add := func(f dataplane.Encap, objs ...dataplane.Object) {
+		for _, o := range objs {
+			now[o.Key()] = o
+			r.deviceKeys[f] = append(r.deviceKeys[f], o.Key())
+		}
+	}
+	for _, f := range kept {
+		if f.Driver == dataplane.DriverDirect {
+			add(f, r.looseUplinks()...)
+			continue
+		}
+		objs, err := r.deviceObjects(f)
+		if err != nil {
+			r.deviceErrs[f] = err
+			continue
+		}
+		add(f, objs...)
+		if name, ok := r.lacksAddress(f, objs); ok {
+			r.deviceKeys[f] = append(r.deviceKeys[f], dataplane.AddressKey{Link: name})
+		}
+	}
+	for _, o := range r.forwarding() {
+		now[o.Key()] = o
+		for _, f := range kept {
+			r.deviceKeys[f] = append(r.deviceKeys[f], o.Key())
+		}
+	}
+	for _, o := range now {
+		r.acquire(o)
+	}
+	for _, o := range r.deviceObjs {
+		r.release(o)
+	}
+	r.deviceObjs = now
+	for f := range r.kernel {
+		if _, ok := r.deviceKeys[f]; !ok {
+			delete(r.kernel, f)
+		}
+	}
+	return !maps.Equal(before, r.slots)
+}
+
+// deviceObjects is what decapsulates a tunnel's packets: a device with the
+// addresses of the families that travel through it.
+func (r *receiver) deviceObjects(f dataplane.Encap) ([]dataplane.Object, error) {
+	if f.Driver == dataplane.DriverVXLAN && r.slots[f] >= vxlan.MaxDevices {
+		return nil, fmt.Errorf("%s: there are %d other VXLAN networks in use: wait until the change before is complete", f, vxlan.MaxDevices)
+	}
+	var out []dataplane.Object
+	for _, inner := range families() {
+		if inner != f.Outer && !slices.Contains(r.outers(inner), f.Outer) {
+			continue
+		}
+		objs, err := driverOf(f).Host(r.hostFor(inner, f.Outer, f.VNI, f.Port))
+		if err != nil && inner != f.Outer {
+			continue // IPIP over IPv4 carries no IPv6
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objs {
+			if l, ok := o.(dataplane.Link); ok {
+				o = r.fitToWorkloads(l, f)
+			}
+			if !slices.Contains(out, o) {
+				out = append(out, o)
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b dataplane.Object) int { return dataplane.CompareKeys(a.Key(), b.Key()) })
+	return out, nil
+}
+
+// fitToWorkloads keeps a device as large as the workloads' packets until they
+// are smaller: the workloads are lowered first.
+func (r *receiver) fitToWorkloads(l dataplane.Link, f dataplane.Encap) dataplane.Link {
+	most := r.hosts[f.Outer].UplinkMTU - driverOf(f).Overhead(f.Outer)
+	pods := max(r.podMTU[dataplane.IPv4], r.podMTU[dataplane.IPv6])
+	if have, ok := r.device(l.Name); ok && l.MTU < have.MTU {
+		l.MTU = max(l.MTU, min(pods, most, have.MTU))
+	}
+	return l
+}
+
+// uplinks are the devices that hold this host's addresses.
+func (e *ends) uplinks() []dataplane.UnderlayLink {
+	var out []dataplane.UnderlayLink
+	for _, f := range families() {
+		if l, ok := e.device(e.hosts[f].Uplink); ok && !slices.Contains(out, l) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// looseUplinks are the settings without which a strict uplink drops plain
+// packets whose answer leaves through a tunnel. An uplink that is not strict is
+// left as it is.
+func (e *ends) looseUplinks() []dataplane.Object {
+	var out []dataplane.Object
+	for _, l := range e.uplinks() {
+		if l.RPFilter == 1 {
+			out = append(out, dataplane.LooseSource(l.Name))
+		}
+	}
+	return out
+}
+
+// routeFromRA is the kernel's mark of routes that router advertisements made
+// (RTPROT_RA).
+const routeFromRA = 9
+
+// forwarding makes the host a router, for IPv4 always, for IPv6 where a pool
+// asks for it. An uplink gets plain packets of workloads, and answers from
+// outside the cluster whatever the encapsulation: so it forwards in any case. For IPv6
+// the setting of all devices alone decides (ip6_forward).
+//
+// A host that forwards IPv6 ignores router advertisements, and loses the
+// default route that it has from one, except on devices whose accept_ra is 2;
+// so these are set first.
+func (e *ends) forwarding() []dataplane.Object {
+	out := []dataplane.Object{dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}}
+	for _, l := range e.uplinks() {
+		out = append(out, dataplane.Forwarding(l.Name))
+	}
+	six := false
+	for _, p := range e.pools {
+		six = six || p.family() == dataplane.IPv6
+	}
+	if !six {
+		return out
+	}
+	if deaf := e.deafLinks(); len(deaf) > 0 {
+		return append(out, deaf...)
+	}
+	return append(out, dataplane.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
+}
+
+// deafLinks are the settings of devices that would no longer hear router
+// advertisements if the host forwarded IPv6.
+func (e *ends) deafLinks() []dataplane.Object {
+	links := set[string]{}
+	if h, ok := e.hosts[dataplane.IPv6]; ok {
+		links[h.Uplink] = struct{}{}
+	}
+	for _, r := range e.underlay.Routes {
+		if r.Protocol == routeFromRA && r.Prefix.Addr().Is6() {
+			links[r.Link] = struct{}{}
+		}
+	}
+	var out []dataplane.Object
+	for _, name := range slices.Sorted(maps.Keys(links)) {
+		if l, ok := e.device(name); ok && l.AcceptRA == 1 {
+			out = append(out, dataplane.Sysctl{Name: "net/ipv6/conf/" + name + "/accept_ra", Value: "2"})
+		}
+	}
+	return out
+}
+
+// lacksAddress reports whether a device is to get an IPv4 address and has none
+// yet. On a device without any the kernel's source check drops everything, in
+// its loose mode too (fib_validate_source), so until then nothing is accepted.
+// A host whose workloads are in other pools gets none: nobody sends to it.
+func (r *receiver) lacksAddress(f dataplane.Encap, objs []dataplane.Object) (device string, lacks bool) {
+	for _, o := range objs {
+		switch o := o.(type) {
+		case dataplane.Link:
+			device = o.Name
+		case dataplane.Address:
+			if o.Prefix.Addr().Is4() {
+				return "", false
+			}
+		}
+	}
+	for _, p := range r.pools {
+		if p.family() != dataplane.IPv4 || !p.tunnels || !p.selects(r.nodes[r.self].labels) {
+			continue
+		}
+		if slices.Contains(r.encapsOf(r.modeOf(p), dataplane.IPv4), f) {
+			return device, true
+		}
+	}
+	return "", false
+}
