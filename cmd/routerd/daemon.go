@@ -160,6 +160,11 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: func(pool string) string { return d.operator.UnusablePool(pool) }, // it is made last
 		Reserve: ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
 	})
+	if d.journal.Damage().Lines > 0 {
+		// Among what was lost may be who has an address that is in the reserve by an
+		// older line.
+		d.doubtReserve()
+	}
 	d.node = node.New(node.Config{
 		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: func() []metav1.Condition { return d.operator.Conditions() }, // it is made last

@@ -34,7 +34,7 @@ func (d *router) newPresence() error {
 	d.refused = make(chan struct{}, 1)
 	d.presence = presence.New(presence.Config{
 		Node: d.name, Store: d.store, File: file, Self: self,
-		Disown: d.attach.Disown, Doubt: d.attach.Doubt, Verified: d.attach.Verified, Outage: d.cluster.SetOutage,
+		Disown: d.attach.Disown, Doubt: d.doubt, Verified: d.attach.Verified, Outage: d.cluster.SetOutage,
 		Refused: func(context.Context) {
 			select {
 			case d.refused <- struct{}{}:
@@ -44,6 +44,18 @@ func (d *router) newPresence() error {
 		Log: d.log.With("component", "presence"),
 	})
 	return nil
+}
+
+// doubt says that what the previous run had been assigned may be another's by now.
+func (d *router) doubt() {
+	d.doubtReserve()
+	d.attach.Doubt()
+}
+
+func (d *router) doubtReserve() {
+	if err := d.ipam.Doubt(); err != nil {
+		d.log.Warn("the reserve of the previous run is still in the journal; this run does not use it", "error", err)
+	}
 }
 
 // runPresence holds this host's name. It begins when the workloads of the

@@ -111,6 +111,27 @@ func (s *state) load(entries map[string]json.RawMessage) error {
 	return nil
 }
 
+// Doubt says that what the journal knows of the reserve may be another's by now:
+// this host's Node or name was given up since, or lines of the journal are lost that
+// say who has an address. Nothing is taken from the reserve until the datastore's
+// content is known. It is to be called before the watch begins, and does nothing
+// after that.
+func (a *Allocator) Doubt() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state.synced || a.cfg.Reserve.Journal == nil {
+		return nil
+	}
+	if a.state.reserve.remembered != nil {
+		a.state.reserve.remembered = map[netip.Prefix][]int{}
+	}
+	a.state.reserve.saved = ""
+	if err := a.cfg.Reserve.Journal.Delete(rememberKey); err != nil {
+		return fmt.Errorf("forget the reserve of before: %w", err)
+	}
+	return nil
+}
+
 // invalidate drops what was loaded: the datastore has begun to answer.
 func (s *state) invalidate() {
 	if s.reserve.remembered == nil {

@@ -483,6 +483,44 @@ func TestReserveRemembered(t *testing.T) {
 	mustDiff(t, "stored", got, have)
 }
 
+// This host's Node was deleted while it was away, and another has its addresses by
+// now: what the journal remembers is not given, also not by the process after one
+// that was killed at once.
+func TestReserveDoubted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	d := &disk{}
+	cfg := ReserveConfig{Min: 16, Max: 16, Journal: d}
+	h := reserving(t, w.st, "a", w.clock.time, cfg)
+	filled(t, h, "p", 16)
+	h.stop()
+
+	restarted := func() *Allocator {
+		return New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg})
+	}
+	a := restarted()
+	if len(a.Ready()) == 0 {
+		t.Fatal("nothing is remembered: the test tests nothing")
+	}
+	if err := a.Doubt(); err != nil {
+		t.Fatal(err)
+	}
+	for name, a := range map[string]*Allocator{"doubtful": a, "after it": restarted()} {
+		if got, ok := a.Take(part4("x")); ok {
+			t.Errorf("%s: took %v", name, got)
+		}
+	}
+	h = run(t, a, w.st)
+	defer h.stop()
+	filled(t, h, "p", 16)
+	mustTake(t, h, part4("x"))
+	await.True(t, "the journal has the reserve", func() bool { return d.Entries()[rememberKey] != nil })
+	if err := a.Doubt(); err != nil {
+		t.Fatal(err)
+	}
+	mustTake(t, h, part4("y"))
+}
+
 // A spoilt memory gives nothing, and the datastore puts all right.
 func TestReserveMemorySpoilt(t *testing.T) {
 	t.Parallel()

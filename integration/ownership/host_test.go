@@ -71,6 +71,7 @@ type host struct {
 	told    map[string]bool       // the datastore knows of the handle, or may
 	pending map[string]bool       // asked for, the outcome unknown; or on their way back
 	doubt   map[string]netip.Addr // held before its Node was deleted
+	doubted bool                  // its Node was deleted, or its journal damaged, since it booted
 	forgot  int                   // what its disk lost of what was pending: leaks
 	fenced  int                   // what was another's when it came back
 
@@ -96,6 +97,12 @@ func (h *host) boot(life context.Context) (err error) {
 	}
 	for handle, addr := range h.doubt {
 		a.Claim(handle, addr)
+	}
+	if h.doubted {
+		if err := a.Doubt(); err != nil {
+			return fmt.Errorf("%s: boot: %w", h.name, err)
+		}
+		h.doubted = false
 	}
 	h.ipam = a
 	h.leaks = collect.New(collect.Config{Store: h.store, Node: h.name, Host: h, Grace: grace})
@@ -204,7 +211,7 @@ func (h *host) giveBack(ctx context.Context, handle string) {
 			case !unknown(err):
 				h.t.Errorf("%s: release: %v", h.name, err)
 			case rand.N(3) == 0:
-				h.note(func() { delete(h.pending, handle); delete(h.told, handle); h.forgot++ })
+				h.note(func() { delete(h.pending, handle); delete(h.told, handle); h.forgot++; h.doubted = true })
 			}
 			return
 		}
@@ -247,6 +254,7 @@ func (h *host) declareDead() {
 			h.doubt[handle] = addr
 		}
 		clear(h.held)
+		h.doubted = true
 	})
 }
 

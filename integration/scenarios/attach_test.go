@@ -23,7 +23,7 @@ import (
 // TestAttachAtOnce attaches 200 pods on one host at the same time, then 50 on
 // each of four, and takes them away again.
 func TestAttachAtOnce(t *testing.T) {
-	l := bring(t, "storm", topology(4, 0, lab.DefaultEncapsulation))
+	l := bringUp(t, "storm", topology(4, 0, lab.DefaultEncapsulation))
 	for _, tt := range []struct {
 		name    string
 		hosts   []string
@@ -182,7 +182,7 @@ func isHosts(handle *string) bool {
 
 // TestStoreOutage stops the daemon that runs the store, under load.
 func TestStoreOutage(t *testing.T) {
-	l := bring(t, "outage", topology(3, 2, lab.DefaultEncapsulation))
+	l := bringUp(t, "outage", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	flows, stop := startFlows(t, l, [2]string{"node2/pod1", "node3/pod1"}, [2]string{"node1/pod1", "node3/pod2"}, [2]string{"node2/pod2", "node1/pod2"})
 	if err := l.Kill(await.Context(t), "node1", unix.SIGTERM); err != nil {
@@ -227,7 +227,7 @@ func TestStoreOutage(t *testing.T) {
 
 // TestDel takes pods away in every order that a runtime may come up with.
 func TestDel(t *testing.T) {
-	l := bring(t, "del", topology(2, 0, lab.DefaultEncapsulation))
+	l := bringUp(t, "del", topology(2, 0, lab.DefaultEncapsulation))
 	for _, tt := range []struct {
 		name   string
 		before func(*testing.T, lab.Pod)
@@ -285,7 +285,7 @@ func TestDel(t *testing.T) {
 // TestEnv reaches the store with Debian's etcdctl by what the lab says, from
 // the first host's namespace.
 func TestEnv(t *testing.T) {
-	l := bring(t, "env", topology(1, 1, lab.DefaultEncapsulation))
+	l := bringUp(t, "env", topology(1, 1, lab.DefaultEncapsulation))
 	vars := make(map[string]string)
 	for _, v := range l.Env() {
 		name, value, _ := strings.Cut(v, "=")
@@ -312,8 +312,8 @@ func TestEnv(t *testing.T) {
 // TestTwoLabs runs two labs with the same hosts and the same pool beside each
 // other.
 func TestTwoLabs(t *testing.T) {
-	a := bring(t, "two-a", topology(2, 1, lab.DefaultEncapsulation))
-	b := bring(t, "two-b", topology(2, 1, store.Direct))
+	a := bringUp(t, "two-a", topology(2, 1, lab.DefaultEncapsulation))
+	b := bringUp(t, "two-b", topology(2, 1, store.Direct))
 	reach(t, a, traffic.Options{})
 	reach(t, b, traffic.Options{})
 	if err := a.Down(await.Context(t)); err != nil {

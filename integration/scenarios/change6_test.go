@@ -22,7 +22,7 @@ func TestModeChangesIPv6(t *testing.T) {
 	way := changesOfStage(t)
 	top := topology(3, 2, way[0])
 	top.Underlay, top.Pool6, top.Spine.BGP = lab.UnderlayDual, &lab.Pool{}, new(true)
-	c := &changing{Lab: bring(t, "change6", top)}
+	c := &changing{Lab: bringUp(t, "change6", top)}
 	c.store = openStore(t, c.Lab)
 	reach(t, c.Lab, traffic.Options{IPv6: true})
 	c.waitMode6(t, way[0])
@@ -130,7 +130,7 @@ func TestPathMTU6(t *testing.T) {
 		t.Run(string(e), func(t *testing.T) {
 			top := topology(3, 2, e)
 			top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
-			l := bring(t, "path6-"+strings.ToLower(string(e)), top)
+			l := bringUp(t, "path6-"+strings.ToLower(string(e)), top)
 			reach(t, l, traffic.Options{IPv6: true})
 			for _, r := range l.Topology().Racks {
 				if err := l.SetMTU(r.Name, 1400); err != nil {

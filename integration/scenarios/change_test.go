@@ -175,7 +175,7 @@ func changeLab(t *testing.T, name string, e store.Encapsulation) *changing {
 	t.Helper()
 	top := topology(3, 2, e)
 	top.Spine.BGP = new(true)
-	c := &changing{Lab: bring(t, name, top)}
+	c := &changing{Lab: bringUp(t, name, top)}
 	c.store = openStore(t, c.Lab)
 	reach(t, c.Lab, traffic.Options{})
 	c.waitMode(t, e)

@@ -38,7 +38,7 @@ func TestLeaksFreed(t *testing.T) {
 		}
 		top.Nodes[i].Config = map[string]any{"ipam": map[string]any{"leakGracePeriod": grace}}
 	}
-	l := bring(t, "leaks", top)
+	l := bringUp(t, "leaks", top)
 	s := openStore(t, l)
 	const rate = 20 // beside tests that count what a busy machine loses
 	flows, stop := flowsAt(t, l, rate, [2]string{"node1/pod1", "node2/pod1"}, [2]string{"node2/pod1", "node3/pod1"}, [2]string{"node3/pod1", "node1/pod1"})

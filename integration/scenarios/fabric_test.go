@@ -300,7 +300,7 @@ func waitRoutes(t *testing.T, l *lab.Lab, host string, devices ...string) {
 // packet lost (RFC 4724). At last a link goes and comes.
 func TestFabric(t *testing.T) {
 	t.Parallel()
-	l := bring(t, "fabric", topology(1, 1, store.VXLANCrossSubnet))
+	l := bringUp(t, "fabric", topology(1, 1, store.VXLANCrossSubnet))
 	const host = "node1"
 	frr, bird := newTor(t, l, host, "frr", "198.51.100.1"), newTor(t, l, host, "bird", "198.51.100.2")
 	frr.startFRR(64998, "10.255.0.1")

@@ -70,7 +70,7 @@ func TestFamilies(t *testing.T) {
 		t.Run(m.name(), func(t *testing.T) {
 			top := topology(3, 2, m.encap)
 			top.Underlay, top.Pool6 = m.underlay, &lab.Pool{}
-			l := bring(t, fmt.Sprintf("%s-%s", strings.ToLower(string(m.encap)), m.underlay), top)
+			l := bringUp(t, fmt.Sprintf("%s-%s", strings.ToLower(string(m.encap)), m.underlay), top)
 			for _, sc := range []struct {
 				name string
 				run  func(*testing.T, *lab.Lab, familyMode)

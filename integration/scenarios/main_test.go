@@ -6,17 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
-	"github.com/routerd/routerd/integration/lab/labtest"
+	"github.com/routerd/routerd/integration/lab/bring"
 	"github.com/routerd/routerd/store"
 )
 
@@ -27,6 +23,9 @@ type stage struct {
 	binDir  string
 }
 
+// labPrefix begins the names of this package's labs.
+const labPrefix = "sc"
+
 // vmScenarios are what the virtual machine runs by itself: what is promised for
 // IPIP, with one lab of both families, in which near packets are plain and far
 // ones go through ipip and ip6tnl. Others take minutes there; -run names them.
@@ -36,7 +35,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	s, err := newStage()
 	if err == nil {
-		err = removeOrphans()
+		err = bring.RemoveOrphans(labPrefix)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scenarios:", err)
@@ -102,33 +101,6 @@ func newStage() (stage, error) {
 	return s, nil
 }
 
-var labNameRE = regexp.MustCompile(`^sc(\d+)-`)
-
-// removeOrphans removes labs of earlier runs that were killed.
-func removeOrphans() error {
-	names, err := lab.List()
-	if err != nil {
-		return err
-	}
-	for _, n := range names {
-		m := labNameRE.FindStringSubmatch(n)
-		if m == nil {
-			continue
-		}
-		pid, err := strconv.Atoi(m[1])
-		if err != nil || unix.Kill(pid, 0) == nil {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		err = lab.Down(ctx, n)
-		cancel()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func binDir(t *testing.T) string {
 	t.Helper()
 	s, err := newStage()
@@ -145,41 +117,21 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// bring brings a lab up that goes with the test; what its daemons logged is
+// bringUp brings a lab up that goes with the test; what its daemons logged is
 // shown when the test fails.
-func bring(t *testing.T, suffix string, top lab.Topology) *lab.Lab {
+func bringUp(t *testing.T, suffix string, top lab.Topology) *lab.Lab {
 	t.Helper()
 	return bringFrom(t, suffix, top, binDir(t))
 }
 
-// bringFrom is bring with programs of a directory of its own.
+// bringFrom is bringUp with programs of a directory of its own.
 func bringFrom(t *testing.T, suffix string, top lab.Topology, bin string) *lab.Lab {
 	t.Helper()
-	name := fmt.Sprintf("sc%d-%s", os.Getpid(), suffix)
-	start := time.Now()
 	limit := 2 * time.Minute
 	if emulated() {
 		limit = 5 * time.Minute // of an emulated CPU's time a lab takes half a minute
 	}
-	l, err := lab.Up(within(t, limit), lab.Options{Name: name, Topology: top, BinDir: bin})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("lab %s is up after %.1f s", name, time.Since(start).Seconds())
-	t.Cleanup(func() {
-		if t.Failed() {
-			for _, h := range l.Hosts() {
-				t.Logf("the last lines of %s's log:\n%s", h, l.LogTail(h, 40))
-			}
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-		defer cancel()
-		if err := l.Down(ctx); err != nil {
-			t.Error(err)
-		}
-		labtest.NothingLeft(t, name, filepath.Join(lab.Root, name))
-	})
-	return l
+	return bring.Up(t, limit, labPrefix, suffix, top, bin)
 }
 
 // topology is the default one with n hosts.

@@ -64,7 +64,7 @@ func TestModes(t *testing.T) {
 	for _, e := range s.modes {
 		t.Run(string(e), func(t *testing.T) {
 			m := modeOf(e)
-			l := bring(t, strings.ToLower(string(e)), topology(3, 2, e))
+			l := bringUp(t, strings.ToLower(string(e)), topology(3, 2, e))
 			// One after the other: they share the lab, and the later ones meddle
 			// with its daemons.
 			for _, sc := range []struct {

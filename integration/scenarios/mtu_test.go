@@ -31,7 +31,7 @@ func TestMTUFollows(t *testing.T) {
 		t.Run(string(e), func(t *testing.T) {
 			m := modeOf(e)
 			overhead := 1500 - m.mtu
-			l := bring(t, "mtu-"+strings.ToLower(string(e)), topology(3, 2, e))
+			l := bringUp(t, "mtu-"+strings.ToLower(string(e)), topology(3, 2, e))
 			reach(t, l, traffic.Options{})
 			load := startLoad(t, l, loadPairs()...)
 			for _, mtu := range []int{1400, 9000, 1500} {
@@ -84,7 +84,7 @@ func waitPodMTU(t *testing.T, l *lab.Lab, want int) {
 func TestPathMTU(t *testing.T) {
 	for _, e := range stageModes(t, store.Direct, store.VXLAN, store.IPIP) {
 		t.Run(string(e), func(t *testing.T) {
-			l := bring(t, "path-"+strings.ToLower(string(e)), topology(3, 2, e))
+			l := bringUp(t, "path-"+strings.ToLower(string(e)), topology(3, 2, e))
 			reach(t, l, traffic.Options{})
 			for _, r := range l.Topology().Racks {
 				if err := l.SetMTU(r.Name, 1400); err != nil {
@@ -158,7 +158,7 @@ func TestJumbo(t *testing.T) {
 		{Name: "rack1", CIDR: top.Racks[0].CIDR, MTU: 9000},
 		{Name: "rack2", CIDR: top.Racks[1].CIDR, MTU: 1500},
 	}
-	l := bring(t, "jumbo", top)
+	l := bringUp(t, "jumbo", top)
 	for pod, want := range map[string]int{"node1/pod1": 8950, "node2/pod1": 8950, "node3/pod1": 1450} {
 		if in, out, err := l.PodMTU(pod); in != want || out != want || err != nil {
 			t.Errorf("MTU of %s: %d inside, %d on the host, %v; want %d", pod, in, out, err, want)

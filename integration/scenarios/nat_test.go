@@ -119,7 +119,7 @@ func TestNAT(t *testing.T) {
 			continue
 		}
 		t.Run(string(e), func(t *testing.T) {
-			l := bring(t, "nat-"+strings.ToLower(string(e)), clouds(e))
+			l := bringUp(t, "nat-"+strings.ToLower(string(e)), clouds(e))
 			podsReach(t, l, 0)
 			podsReach(t, l, modeOf(e).mtu)
 			// Within a cloud nothing leaves it.
@@ -152,7 +152,7 @@ func TestNAT(t *testing.T) {
 // address behind the translator is that of the new port too, and nothing is
 // lost.
 func TestNATPortChange(t *testing.T) {
-	c := &changing{Lab: bring(t, "nat-port", clouds(store.VXLAN))}
+	c := &changing{Lab: bringUp(t, "nat-port", clouds(store.VXLAN))}
 	c.store = openStore(t, c.Lab)
 	// Across NAT there are no sessions, and no sender counts as moved before BGP
 	// had its time.
@@ -208,7 +208,7 @@ func testMovedAddress(t *testing.T, l *lab.Lab) {
 // a mapping, and peers send to it, from the one port that is let in.
 func TestPortTranslation(t *testing.T) {
 	pods := 1
-	l := bring(t, "pat", lab.Topology{
+	l := bringUp(t, "pat", lab.Topology{
 		Racks: []lab.Rack{
 			{Name: "rack1", CIDR: netip.MustParsePrefix("10.1.0.0/24")},
 			{Name: "home", CIDR: netip.MustParsePrefix("10.2.0.0/24"), NAT: &lab.NAT{Kind: lab.NATPort}},

@@ -40,7 +40,7 @@ func policyLab(t *testing.T, name string) *lab.Lab {
 	for i := range top.Nodes {
 		top.Nodes[i].Config = map[string]any{"policy": map[string]any{"autoHostEndpoints": true}}
 	}
-	return bring(t, name, top)
+	return bringUp(t, name, top)
 }
 
 // endpointOf returns the store's key of a pod's endpoint.

@@ -54,7 +54,7 @@ const defaultPool = "default-ipv4-ippool"
 // nothing.
 func TestMoveCIDR(t *testing.T) {
 	t.Parallel()
-	l := bring(t, "movecidr", topology(3, 2, lab.DefaultEncapsulation))
+	l := bringUp(t, "movecidr", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	from, to := netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("10.66.0.0/16")
 
@@ -170,7 +170,7 @@ func nothingOf(t *testing.T, l *lab.Lab, old netip.Prefix) {
 // keeps its packets, though the tunnels have no other pool to go to.
 func TestLastPoolDisabled(t *testing.T) {
 	t.Parallel()
-	l := bring(t, "lastpool", topology(3, 1, store.VXLAN))
+	l := bringUp(t, "lastpool", topology(3, 1, store.VXLAN))
 	reach(t, l, traffic.Options{})
 	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node3/pod1"}, [2]string{"node2/pod1", "node1/pod1"})
 	routerctl(t, l, "node1", "", "pool", "drain", defaultPool, "--force")
@@ -192,7 +192,7 @@ func TestLastPoolDisabled(t *testing.T) {
 // TestTwoPools: pools of two encapsulations serve one cluster at once.
 func TestTwoPools(t *testing.T) {
 	t.Parallel()
-	l := bring(t, "twopools", topology(3, 1, store.VXLAN))
+	l := bringUp(t, "twopools", topology(3, 1, store.VXLAN))
 	routerctl(t, l, "node1", poolManifest("direct", "10.67.0.0/16", "nodeSelector: all()"), "apply", "-f", "-")
 	routerctl(t, l, "node1", "", "pool", "drain", defaultPool)
 	for _, h := range []string{"node1", "node2"} {
@@ -223,7 +223,7 @@ func TestTwoPools(t *testing.T) {
 // the middle.
 func TestNodeAddressChange(t *testing.T) {
 	t.Parallel()
-	l := bring(t, "nodeaddr", topology(3, 2, lab.DefaultEncapsulation))
+	l := bringUp(t, "nodeaddr", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	for _, tt := range []struct {
 		name, host, from, to string

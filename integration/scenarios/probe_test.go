@@ -168,7 +168,7 @@ func tunnelsOf(t *testing.T, l *lab.Lab, host string) ([]*apiv1.Tunnel, error) {
 func TestProbedBeforeUse(t *testing.T) {
 	top := topology(3, 1, store.Direct)
 	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
-	l := bring(t, "before-use", top)
+	l := bringUp(t, "before-use", top)
 	reach(t, l, traffic.Options{})
 	reach(t, l, traffic.Options{IPv6: true})
 	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node2/pod1"}, [2]string{"node3/pod1", "node1/pod1"})
@@ -248,7 +248,7 @@ func TestBrokenOffload(t *testing.T) {
 		{"segmentation", middlebox.Faults{Segmentation: true}, "TCP segmentation off, UDP segmentation off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := bring(t, "offload-"+tt.name, topology(3, 1, store.VXLAN))
+			l := bringUp(t, "offload-"+tt.name, topology(3, 1, store.VXLAN))
 			pairs := [][2]string{{"node1", "node2"}, {"node1", "node3"}, {"node3", "node1"}, {"node2", "node3"}}
 			for _, p := range pairs {
 				waitTunnel(t, l, p[0], p[1], delivers)
@@ -336,7 +336,7 @@ func testMended(t *testing.T, l *lab.Lab, healthy float64) {
 // gets through is found, and TCP between pods uses it.
 func TestBlackhole(t *testing.T) {
 	const path, overhead = 1400, 50
-	l := bring(t, "blackhole", topology(3, 1, store.VXLAN))
+	l := bringUp(t, "blackhole", topology(3, 1, store.VXLAN))
 	waitTunnel(t, l, "node1", "node3", delivers)
 	healthy := throughput(t, l, "node1/pod1", "node3/pod1", 2*time.Second)
 	if err := l.Break("rack2", middlebox.Faults{MTU: path}); err != nil {

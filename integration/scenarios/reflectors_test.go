@@ -15,7 +15,7 @@ import (
 // back, by the well-known recipe, under traffic between all hosts.
 func TestReflectors(t *testing.T) {
 	t.Parallel()
-	l := bring(t, "reflect", topology(5, 1, store.VXLANCrossSubnet))
+	l := bringUp(t, "reflect", topology(5, 1, store.VXLANCrossSubnet))
 	hosts := l.Hosts()
 	mesh := func(*apiv1.BGPPeer) bool { return true }
 	waitPeers(t, l, hosts, len(hosts)-1, mesh)

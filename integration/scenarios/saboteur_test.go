@@ -76,7 +76,7 @@ func TestSaboteur(t *testing.T) {
 	for i := range top.Nodes {
 		top.Nodes[i].Config = map[string]any{"health": map[string]any{"listen": metricsAddress}}
 	}
-	l := bring(t, "saboteur", top)
+	l := bringUp(t, "saboteur", top)
 	before := map[string][]string{}
 	for _, h := range l.Hosts() {
 		before[h] = kernelOf(t, l, h)

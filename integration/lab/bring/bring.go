@@ -1,0 +1,78 @@
+// Package bring has labs that go with a test: brought up for it, taken down after
+// it, and looked after when the test binary was killed.
+package bring
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/labtest"
+)
+
+// downTime is how long a lab may take to go.
+const downTime = time.Minute
+
+// Up brings a lab up, with programs of a directory, that goes with the test. What
+// its daemons logged is shown when the test fails, and what is left of the lab
+// fails it. Prefixes keep the labs of test binaries apart: they are a few letters.
+func Up(t *testing.T, limit time.Duration, prefix, suffix string, top lab.Topology, binDir string) *lab.Lab {
+	t.Helper()
+	name := fmt.Sprintf("%s%d-%s", prefix, os.Getpid(), suffix)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	start := time.Now()
+	l, err := lab.Up(ctx, lab.Options{Name: name, Topology: top, BinDir: binDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("lab %s is up after %.1f s", name, time.Since(start).Seconds())
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, h := range l.Hosts() {
+				t.Logf("the last lines of %s's log:\n%s", h, l.LogTail(h, 40))
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), downTime)
+		defer cancel()
+		if err := l.Down(ctx); err != nil {
+			t.Error(err)
+		}
+		labtest.NothingLeft(t, name, filepath.Join(lab.Root, name))
+	})
+	return l
+}
+
+// RemoveOrphans removes labs with a prefix of test binaries that were killed.
+func RemoveOrphans(prefix string) error {
+	names, err := lab.List()
+	if err != nil {
+		return err
+	}
+	own := regexp.MustCompile(`^` + regexp.QuoteMeta(prefix) + `(\d+)-`)
+	for _, n := range names {
+		m := own.FindStringSubmatch(n)
+		if m == nil {
+			continue
+		}
+		pid, err := strconv.Atoi(m[1])
+		if err != nil || unix.Kill(pid, 0) == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), downTime)
+		err = lab.Down(ctx, n)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
