@@ -48,7 +48,36 @@ func (st *handleStep) plan(d *draft) error {
 		hd.value, hd.write = nil, true
 		d.touch(store.HandleKey(st.handle))
 	}
-	return nil
+	return st.settleClaims(d)
+}
+
+// settleClaims writes the blocks in which the handle was given an address of the
+// reserve that the datastore shows as the reserve's still: a [Allocator.Confirm] of
+// it of which it is not known what became cannot take place after that, when the
+// address is another's.
+func (st *handleStep) settleClaims(d *draft) error {
+	if st.node != "" && st.node != d.s.node {
+		return nil
+	}
+	var missing error
+	for _, a := range d.s.reserve.byHandle[st.handle] {
+		info := d.s.blockAround(a)
+		if info == nil || slices.Contains(st.keep, a) {
+			continue
+		}
+		bd, err := d.readBlock(info.CIDR, true)
+		if err != nil {
+			missing = cmp.Or(missing, err)
+			continue
+		}
+		if bd.block.Block == nil {
+			continue
+		}
+		if at := bd.block.Block.Attribute(ordinalOf(info.CIDR, a)); at != nil && at.HandleID != nil && *at.HandleID == ReserveHandle(d.s.node) {
+			d.writeBlock(bd)
+		}
+	}
+	return missing
 }
 
 // release frees ordinals of a block. A block without holder and without

@@ -69,13 +69,13 @@ func (a *Allocator) remember() {
 // may be, on their way back: what an IPReservation has is.
 func (s *state) unreserved(b *blockInfo) []int {
 	reserved := within(s.reserved, b.CIDR)
-	if len(reserved)+len(s.reserve.leaving) == 0 {
+	if len(reserved)+len(s.reserve.leaving) == 0 && s.reserve.fenced {
 		return b.ready
 	}
 	return slices.DeleteFunc(slices.Clone(b.ready), func(o int) bool {
 		a := addrAt(b.CIDR, o)
 		_, leaves := s.reserve.leaving[a]
-		return leaves || containsAddr(reserved, a)
+		return leaves || containsAddr(reserved, a) || !s.reserve.trusts(b.CIDR, o)
 	})
 }
 
@@ -137,7 +137,7 @@ func (s *state) invalidate() {
 	if s.reserve.remembered == nil {
 		return
 	}
-	s.reserve.remembered = nil
+	s.reserve.trusted, s.reserve.remembered = s.reserve.remembered, nil
 	clear(s.pools)
 	s.sortedPools = nil
 	s.registered, s.labels, s.config = false, nil, store.DefaultIPAMConfig()

@@ -71,6 +71,19 @@ type reserve struct {
 	// remembered is what the journal knew of the reserve before the datastore
 	// answered; nil from then on.
 	remembered map[netip.Prefix][]int
+
+	// A transaction of the previous run may take place after this run has read the
+	// datastore: it gives an address back, or to a workload that is gone. Each has the
+	// handle of the reserve among its conditions, so once this run has written that
+	// handle none can. Until then only what the previous run trusted is given.
+	fenced  bool
+	trusted map[netip.Prefix][]int
+}
+
+// trusts reports whether no transaction of the previous run can take an address of
+// the reserve away.
+func (r *reserve) trusts(cidr netip.Prefix, ordinal int) bool {
+	return r.fenced || slices.Contains(r.trusted[cidr], ordinal)
 }
 
 func newReserve(cfg ReserveConfig) *reserve {
@@ -156,7 +169,7 @@ func (s *state) ready(p *pool, now time.Time) []Assignment {
 		}
 		for _, o := range ordinals {
 			a := addrAt(cidr, o)
-			if _, leaves := s.reserve.leaving[a]; leaves {
+			if _, leaves := s.reserve.leaving[a]; leaves || s.synced && !s.reserve.trusts(cidr, o) {
 				continue
 			}
 			if s.reserve.claims[a] == "" && !s.coolingDown(a, now) && !containsAddr(s.reserved, a) {
@@ -499,6 +512,9 @@ func (st *fillStep) plan(d *draft) error {
 	if err := d.ready(); err != nil {
 		return err
 	}
+	if err := d.fence(); err != nil {
+		return err
+	}
 	p := d.s.pools[st.pool]
 	if p == nil || p.off != "" || st.target == 0 {
 		return st.giveBack(d, p, 0)
@@ -551,6 +567,23 @@ func (st *fillStep) plan(d *draft) error {
 	given, err := d.take(f.r, f.picks)
 	st.took = len(given)
 	return err
+}
+
+// fence makes the transaction one after which no transaction of the previous run
+// that concerns the reserve can take place.
+func (d *draft) fence() error {
+	if d.s.reserve.fenced {
+		return nil
+	}
+	own := ReserveHandle(d.s.node)
+	hd, err := d.readHandle(own, true)
+	if err != nil {
+		return err
+	}
+	// One that does not exist has nothing that could be taken away: that is checked.
+	hd.write = true
+	d.touch(store.HandleKey(own))
+	return nil
 }
 
 // room counts what this node's blocks have of a pool: held by a handle and ready
@@ -669,7 +702,7 @@ func (s *state) fills(now time.Time) []*fillStep {
 			target = r.target(p, now)
 		}
 		switch {
-		case target == 0 && have > 0, have > 2*target, s.setAside(p, now),
+		case !r.fenced && (target > 0 || s.holdsReserve(p)), target == 0 && have > 0, have > 2*target, s.setAside(p, now),
 			target > 0 && have < (target*3+3)/4 && !(r.dry[p.name] && have == 0 && s.full(p)):
 			do(p.name, target)
 		}
@@ -682,6 +715,12 @@ func (s *state) fills(now time.Time) []*fillStep {
 	maps.DeleteFunc(r.demand, func(name string, _ *demand) bool { return !seen[name] })
 	maps.DeleteFunc(r.dry, func(name string, _ bool) bool { return !seen[name] })
 	return out
+}
+
+// holdsReserve reports whether the datastore shows something of a pool as this
+// node's reserve.
+func (s *state) holdsReserve(p *pool) bool {
+	return slices.ContainsFunc(s.own, func(b *blockInfo) bool { return len(b.ready) > 0 && p.cidr.Contains(b.CIDR.Addr()) })
 }
 
 // setAside reports whether the reserve holds something that an IPReservation has
@@ -736,6 +775,11 @@ func (a *Allocator) keepReserve(ctx context.Context) {
 				a.tidyLater()
 			}
 			a.mu.Lock()
+			if !failed && !a.state.reserve.fenced {
+				a.state.reserve.fenced, a.state.reserve.trusted = true, nil
+				a.remember()
+				a.reserveChanged.Set() // what is ready is more by it
+			}
 			delete(a.state.reserve.filling, st.pool)
 			if st.pool != "" && st.target > 0 {
 				a.state.reserve.dry[st.pool] = st.dry

@@ -308,6 +308,111 @@ func TestTakeWhileGivenBack(t *testing.T) {
 	}
 }
 
+// TestLateConfirm: a confirmation of which nobody knows what became takes place
+// after its workload is gone. The address is not another workload's by then.
+func TestLateConfirm(t *testing.T) {
+	t.Parallel()
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restarted=%v", restarted), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+			f := &faulty{Store: w.st}
+			cfg := ReserveConfig{Min: 4, Max: 4, Journal: &disk{}}
+			h := reserving(t, f, "a", w.clock.time, cfg)
+			defer func() { h.stop() }()
+			filled(t, h, "p", 4)
+			gone := mustTake(t, h, part4("net.gone"))
+			sent := make(chan func() ([]store.Object, error), 100)
+			f.arrange(func(_ int, _ context.Context, do func() ([]store.Object, error)) ([]store.Object, error) {
+				sent <- do
+				return nil, fmt.Errorf("%w: connection reset", store.ErrUnavailable)
+			})
+			if errs := h.Confirm(t.Context(), confirmations(gone)...); !errors.Is(errs[0], store.ErrUnavailable) {
+				t.Fatal(errs)
+			}
+			late := <-sent
+			if restarted {
+				h.stop()
+				f.arrange(nil)
+				a := New(Config{Store: f, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg})
+				a.Claim(gone[0].Handle, gone[0].Addr)
+				h = run(t, a, f)
+			}
+			f.arrange(nil)
+			if _, err := h.ReleaseHandleHere(t.Context(), gone[0].Handle); err != nil {
+				t.Fatal(err)
+			}
+			h.Unclaim(gone[0].Handle)
+			if _, err := late(); !errors.Is(err, store.ErrConflict) {
+				t.Errorf("the late confirmation: %v", err)
+			}
+			filled(t, h, "p", 4)
+			var taken []Assignment
+			for n := range 4 {
+				taken = append(taken, mustTake(t, h, part4(fmt.Sprint("net.", n)))...)
+			}
+			confirm(t, h, taken...)
+		})
+	}
+}
+
+// TestLateGiveBack: a transaction of the previous run that gives addresses back takes
+// place when this run knows the datastore already.
+func TestLateGiveBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	f := &faulty{Store: w.st}
+	cfg := ReserveConfig{Min: 4, Max: 16, Journal: &disk{}}
+	h := reserving(t, f, "a", w.clock.time, cfg)
+	defer func() { h.stop() }()
+	filled(t, h, "p", 4)
+	for n := range 40 {
+		if as, ok := h.Take(part4(fmt.Sprint("net.", n))); ok {
+			confirm(t, h, as...)
+		} else {
+			filled(t, h, "p", 1)
+		}
+	}
+	filled(t, h, "p", 12)
+	sent := make(chan func() ([]store.Object, error), 100)
+	f.arrange(func(_ int, _ context.Context, do func() ([]store.Object, error)) ([]store.Object, error) {
+		sent <- do
+		return nil, fmt.Errorf("%w: connection reset", store.ErrUnavailable)
+	})
+	w.clock.turn(3 * demandPeriod)
+	h.reserveChanged.Set()
+	late := <-sent
+	h.stop()
+
+	// Of this run nothing is written before the late transaction has taken place.
+	gate := make(chan struct{})
+	f.arrange(func(_ int, _ context.Context, do func() ([]store.Object, error)) ([]store.Object, error) {
+		<-gate
+		return do()
+	})
+	h = run(t, New(Config{Store: f, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg}), f)
+	if err := h.waitSynced(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var taken []Assignment
+	for n := range 16 {
+		as, ok := h.Take(part4(fmt.Sprint("late.", n)))
+		if !ok {
+			break
+		}
+		taken = append(taken, as...)
+	}
+	if len(taken) == 0 {
+		t.Error("what was not on its way back is not given")
+	}
+	if _, err := late(); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	filled(t, h, "p", 4)
+	confirm(t, h, taken...)
+}
+
 // A pool that serves this node no more gets its addresses and its blocks back,
 // but for what is in use.
 func TestReserveIsGivenBack(t *testing.T) {
