@@ -47,7 +47,7 @@ func (k *Kernel) Sweep(ctx context.Context) (left []dataplane.Object, err error)
 	k.Synced(dataplane.SourceWorkload)
 	k.Synced(dataplane.SourceCore)
 	// Each turn removes something; what is refused is held back.
-	for ctx.Err() == nil && k.turn() {
+	for ctx.Err() == nil && k.writer.turn() {
 		if k.listing.needed() {
 			if err := k.check(ctx); err != nil {
 				return left, err

@@ -3,6 +3,13 @@
 // of links, addresses, sysctls, offloads, neighbours, FDB entries, next hops, groups of next hops and routes; [Kernel] implements
 // dataplane.Sink.
 //
+// # Parts
+//
+// [Kernel] has the loop and what callers see. Of what the loop owns, the actual
+// state is what there is and which of it is ours, the observer keeps it true to
+// what the kernel tells, and the writer makes it what is wanted; each stands on the
+// one before.
+//
 // # Ownership
 //
 // What is ours can be told from the kernel alone, after a restart with an

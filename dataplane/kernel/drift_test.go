@@ -172,8 +172,8 @@ func TestObjectsWaitForTheirDevice(t *testing.T) {
 		}
 	}
 	waits("waiting for link cali1", "waiting for link cali1", "waiting for link cali1", "waiting for link cali1", "waiting for next hop 3")
-	if k.writes.Load() != 0 || strings.Contains(k.log.String(), "WARN") {
-		t.Errorf("%d writes; a device that is to come is no fault:\n%s", k.writes.Load(), k.log)
+	if k.writer.writes.Load() != 0 || strings.Contains(k.log.String(), "WARN") {
+		t.Errorf("%d writes; a device that is to come is no fault:\n%s", k.writer.writes.Load(), k.log)
 	}
 	programmed := func() {
 		t.Helper()
@@ -253,7 +253,7 @@ func TestQuarrelWithAnotherDaemonIsDamped(t *testing.T) {
 	l, k := newHost(t)
 	k.put(via(8, "10.0.0.2", "up0"), route("192.168.2.0/26", 8))
 	k.ready()
-	n := k.writes.Load()
+	n := k.writer.writes.Load()
 	deadline := time.Now().Add(1500 * time.Millisecond)
 	removed := int64(0)
 	for time.Now().Before(deadline) {
@@ -261,7 +261,7 @@ func TestQuarrelWithAnotherDaemonIsDamped(t *testing.T) {
 			removed++
 		}
 	}
-	if wrote := k.writes.Load() - n; wrote > 12 || wrote < 3 {
+	if wrote := k.writer.writes.Load() - n; wrote > 12 || wrote < 3 {
 		t.Errorf("%d writes against a daemon that removed it %d times in 1.5 s", wrote, removed)
 	}
 	l.shows("ip route show 192.168.2.0/26", "192.168.2.0/26 nhid 8 via 10.0.0.2 dev up0 proto 77 onlink")

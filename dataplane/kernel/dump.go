@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -71,24 +72,24 @@ type tables struct {
 
 func (k *Kernel) listTables(ctx context.Context) (t tables, err error) {
 	fam := func(f byte, size int) []byte { h := make([]byte, size); h[0] = f; return h }
-	if t.links, err = list(ctx, k.conn, "links", unix.RTM_GETLINK, fam(unix.AF_UNSPEC, unix.SizeofIfInfomsg), parseLink); err != nil {
+	if t.links, err = list(ctx, k.writer.conn, "links", unix.RTM_GETLINK, fam(unix.AF_UNSPEC, unix.SizeofIfInfomsg), parseLink); err != nil {
 		return t, err
 	}
-	if t.addrs, err = list(ctx, k.conn, "addresses", unix.RTM_GETADDR, fam(unix.AF_UNSPEC, unix.SizeofIfAddrmsg), parseAddr); err != nil {
+	if t.addrs, err = list(ctx, k.writer.conn, "addresses", unix.RTM_GETADDR, fam(unix.AF_UNSPEC, unix.SizeofIfAddrmsg), parseAddr); err != nil {
 		return t, err
 	}
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6, unix.AF_BRIDGE} {
-		n, err := list(ctx, k.conn, "neighbours", unix.RTM_GETNEIGH, fam(f, unix.SizeofNdMsg), parseNeighbour)
+		n, err := list(ctx, k.writer.conn, "neighbours", unix.RTM_GETNEIGH, fam(f, unix.SizeofNdMsg), parseNeighbour)
 		if err != nil && !unsupported(err) {
 			return t, err
 		}
 		t.neighbours = append(t.neighbours, n...)
 	}
-	if t.nextHops, err = list(ctx, k.conn, "next hops", rtmGetNextHop, fam(unix.AF_UNSPEC, unix.SizeofNhmsg), parseNextHop); err != nil {
+	if t.nextHops, err = list(ctx, k.writer.conn, "next hops", rtmGetNextHop, fam(unix.AF_UNSPEC, unix.SizeofNhmsg), parseNextHop); err != nil {
 		return t, err
 	}
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6} {
-		r, err := list(ctx, k.conn, "routes", unix.RTM_GETROUTE, fam(f, unix.SizeofRtMsg), func(b []byte) (fibRoute, bool) {
+		r, err := list(ctx, k.writer.conn, "routes", unix.RTM_GETROUTE, fam(f, unix.SizeofRtMsg), func(b []byte) (fibRoute, bool) {
 			// A kernel without IPv6 answers with what it has.
 			r, ok := parseRoute(b)
 			return r, ok && b[0] == f && tracked(&r)
@@ -110,7 +111,7 @@ func unsupported(err error) bool {
 func (k *Kernel) check(ctx context.Context) error {
 	start := time.Now()
 	first := k.listing.why == "start"
-	if err := k.drain(); err != nil { // what was said before is in the listing
+	if err := k.observer.drain(); err != nil { // what was said before is in the listing
 		return err
 	}
 	t, err := k.listTables(ctx)
@@ -118,7 +119,7 @@ func (k *Kernel) check(ctx context.Context) error {
 		return err
 	}
 	if k.listing.why == "time" {
-		clear(k.doubted)
+		clear(k.writer.doubted)
 	}
 	k.listing.why = ""
 	m := newMirror()
@@ -130,7 +131,7 @@ func (k *Kernel) check(ctx context.Context) error {
 	}
 	for i := range t.routes {
 		if r := &t.routes[i]; r.protocol != k.cfg.Protocol {
-			r.behind = k.behindOurs(t.routes, i)
+			r.behind = k.actual.behindOurs(t.routes, i)
 			m.setRoute(*r, false)
 		}
 	}
@@ -139,24 +140,24 @@ func (k *Kernel) check(ctx context.Context) error {
 			m.nextHops[n.id] = n
 		}
 	}
-	k.mirror = m
-	clear(k.hops.measured)
-	k.hops.measure(t.routes...)
-	have := k.gather(&t)
-	k.applyFlushes()
-	ours := k.routesOfUnsure()
+	k.actual.mirror = m
+	clear(k.actual.hops.measured)
+	k.actual.hops.measure(t.routes...)
+	have := k.actual.gather(&t)
+	k.actual.applyFlushes()
+	ours := k.actual.routesOfUnsure()
 	drift := slices.DeleteFunc(k.want.ReplaceHave(maps.All(have)), func(key dataplane.Key) bool { return ours[key] })
 	if !first {
-		k.drift.notice = notice{by: "full check", at: start}
+		k.observer.drift.notice = notice{by: "full check", at: start}
 		for _, key := range drift {
-			k.drift.note(key)
+			k.observer.drift.note(key)
 		}
 	}
-	k.drift.forgetSettled()
-	k.retryFreed()
-	clear(k.waiting)
+	k.observer.drift.forgetSettled()
+	k.actual.retryFreed()
+	clear(k.observer.waiting)
 	k.want.RetryWaiting()
-	k.underlay.changed()
+	k.observer.underlay.changed()
 	d := time.Since(start)
 	k.listing.notBefore = time.Now().Add(2 * d)
 	if h := k.cfg.Hooks.Listed; h != nil {
@@ -166,13 +167,26 @@ func (k *Kernel) check(ctx context.Context) error {
 	return nil
 }
 
+// actual is what there is in the kernel, and which of it is ours.
+type actual struct {
+	cfg      *Config
+	log      *slog.Logger
+	want     *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	sysctls  *sysctls
+	offloads *ethtool // nil: the kernel has none
+
+	mirror *mirror
+	onLink map[string]map[dataplane.Key]struct{} // what there is of ours, by device
+	hops   *nextHops
+}
+
 // behindOurs reports whether a route of ours with the key of the one at i is
 // before it: the kernel lists the IPv4 routes of a prefix in the order in which
 // it asks them. Of IPv6 routes with one metric it takes now this, now that.
-func (k *Kernel) behindOurs(routes []fibRoute, i int) bool {
+func (ac *actual) behindOurs(routes []fibRoute, i int) bool {
 	key := routes[i].key
 	for i--; key.Prefix.Addr().Is4() && i >= 0 && routes[i].key == key; i-- {
-		if routes[i].protocol == k.cfg.Protocol && routes[i].tos == 0 {
+		if routes[i].protocol == ac.cfg.Protocol && routes[i].tos == 0 {
 			return true
 		}
 	}
@@ -180,47 +194,47 @@ func (k *Kernel) behindOurs(routes []fibRoute, i int) bool {
 }
 
 // gather returns what is ours of a listing.
-func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
+func (ac *actual) gather(t *tables) map[dataplane.Key]dataplane.Object {
 	have := make(map[dataplane.Key]dataplane.Object, len(t.routes)+len(t.nextHops))
 	put := func(o dataplane.Object) { have[o.Key()] = o }
 	owned := map[int]bool{}
 	for i := range t.links {
-		if l := &t.links[i]; k.isOurs(l) {
-			h := k.haveLink(l)
+		if l := &t.links[i]; ac.isOurs(l) {
+			h := ac.haveLink(l)
 			put(h)
-			owned[l.index] = k.owns(h)
+			owned[l.index] = ac.owns(h)
 		}
 	}
 	for _, a := range t.addrs {
-		if owned[a.link] && !k.keepsAddress(a) {
-			put(dataplane.Address{Link: k.mirror.linkName(a.link), Prefix: a.prefix})
+		if owned[a.link] && !ac.keepsAddress(a) {
+			put(dataplane.Address{Link: ac.mirror.linkName(a.link), Prefix: a.prefix})
 		}
 	}
-	for key := range k.sysctls.made {
+	for key := range ac.sysctls.made {
 		name := key.(dataplane.SysctlKey).Name
-		if v, ok, err := k.sysctls.read(name); err != nil {
-			k.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
+		if v, ok, err := ac.sysctls.read(name); err != nil {
+			ac.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
 		} else if ok {
 			put(dataplane.Sysctl{Name: name, Value: v})
 		}
 	}
-	for name := range k.onLink {
-		k.haveFeatures(name, put)
+	for name := range ac.onLink {
+		ac.haveFeatures(name, put)
 	}
 	for i := range t.neighbours {
 		n := &t.neighbours[i]
-		if o := k.haveNeighbour(n); o != nil && n.permanent() && (owned[n.link] || k.wantedWorkload(o)) {
+		if o := ac.haveNeighbour(n); o != nil && n.permanent() && (owned[n.link] || ac.wantedWorkload(o)) {
 			put(o)
 		}
 	}
 	for i := range t.nextHops {
-		if n := &t.nextHops[i]; n.protocol == k.cfg.Protocol {
-			put(k.haveNextHop(n))
+		if n := &t.nextHops[i]; n.protocol == ac.cfg.Protocol {
+			put(ac.haveNextHop(n))
 		}
 	}
 	for i := range t.routes {
-		if r := &t.routes[i]; r.protocol == k.cfg.Protocol {
-			put(k.haveRoute(r))
+		if r := &t.routes[i]; r.protocol == ac.cfg.Protocol {
+			put(ac.haveRoute(r))
 		}
 	}
 	return have
@@ -228,38 +242,38 @@ func (k *Kernel) gather(t *tables) map[dataplane.Key]dataplane.Object {
 
 // takes reports whether a device is ours, or would be if it were of the kind
 // that is wanted under its name.
-func (k *Kernel) isOurs(l *ifLink) bool {
+func (ac *actual) isOurs(l *ifLink) bool {
 	if l.alias == ours && l.kind == kindOf(l.name) {
 		return true
 	}
-	_, ok := k.want.Want(dataplane.LinkKey{Name: l.name})
+	_, ok := ac.want.Want(dataplane.LinkKey{Name: l.name})
 	return ok
 }
 
 // owns reports whether what is on a device that we take is ours too: not if it
 // is of another kind than wanted.
-func (k *Kernel) owns(h haveLink) bool {
-	w, ok := k.want.Want(h.Link.Key())
+func (ac *actual) owns(h haveLink) bool {
+	w, ok := ac.want.Want(h.Link.Key())
 	return !ok || w.(dataplane.Link).Type == h.Type
 }
 
 // ownsName is owns for what is known to be there. A device of which we have
 // heard only now counts: what came to it after that may be told already.
-func (k *Kernel) ownsName(name string) bool {
-	o, ok := k.want.Have(dataplane.LinkKey{Name: name})
+func (ac *actual) ownsName(name string) bool {
+	o, ok := ac.want.Have(dataplane.LinkKey{Name: name})
 	if !ok {
-		l := k.mirror.link(name)
-		return l != nil && k.isOurs(l) && k.owns(k.haveLink(l))
+		l := ac.mirror.link(name)
+		return l != nil && ac.isOurs(l) && ac.owns(ac.haveLink(l))
 	}
 	switch h := o.(type) {
 	case haveLink:
-		return k.owns(h)
+		return ac.owns(h)
 	default:
 		return true
 	}
 }
 
-func (k *Kernel) haveLink(l *ifLink) haveLink {
+func (ac *actual) haveLink(l *ifLink) haveLink {
 	h := haveLink{
 		Link: dataplane.Link{Name: l.name, Type: dataplane.LinkType(l.kind), MTU: l.mtu},
 		up:   l.up(), marked: l.alias == ours, learning: l.learning, autoLinkLocal: l.autoLinkLocal(), shape: l.shape, obstructed: l.obstructed(), metadata: l.metadata,
@@ -273,34 +287,34 @@ func (k *Kernel) haveLink(l *ifLink) haveLink {
 	}
 	h.Local = l.local
 	if l.parent != 0 {
-		h.Parent = k.mirror.linkName(l.parent)
+		h.Parent = ac.mirror.linkName(l.parent)
 	}
 	return h
 }
 
 // keepsAddress reports whether an address on a device of ours is the kernel's:
 // the link-local ones are on a device that makes them by itself.
-func (k *Kernel) keepsAddress(a ifAddr) bool {
+func (ac *actual) keepsAddress(a ifAddr) bool {
 	if !a.prefix.Addr().Is6() || !a.prefix.Addr().IsLinkLocalUnicast() {
 		return false
 	}
-	l := k.mirror.links[a.link]
+	l := ac.mirror.links[a.link]
 	return l == nil || l.kind != string(dataplane.LinkVXLAN) && l.kind != string(dataplane.LinkIP6TNL)
 }
 
 // wantedWorkload reports whether o is on a workload's device and wanted.
-func (k *Kernel) wantedWorkload(o dataplane.Object) bool {
+func (ac *actual) wantedWorkload(o dataplane.Object) bool {
 	if !isWorkload(linkName(o)) {
 		return false
 	}
-	_, ok := k.want.Want(o.Key())
+	_, ok := ac.want.Want(o.Key())
 	return ok
 }
 
 // haveNeighbour renders a neighbour or FDB entry; nil if it is of a kind that
 // is never ours, such as a bridge's own FDB.
-func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
-	name := k.mirror.linkName(n.link)
+func (ac *actual) haveNeighbour(n *neighbour) dataplane.Object {
+	name := ac.mirror.linkName(n.link)
 	if !n.bridge {
 		o := dataplane.Neighbour{Link: name, Addr: n.addr, MAC: n.mac}
 		if n.flags != 0 {
@@ -314,7 +328,7 @@ func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
 	o := dataplane.FDBEntry{Link: name, MAC: n.mac, Dst: n.addr, Port: n.port}
 	if o.Port == 0 {
 		// The kernel does not show a port that is the device's.
-		if w, ok := k.want.Want(o.Key()); ok && w.(dataplane.FDBEntry).Port == k.mirror.links[n.link].portOrZero() {
+		if w, ok := ac.want.Want(o.Key()); ok && w.(dataplane.FDBEntry).Port == ac.mirror.links[n.link].portOrZero() {
 			o.Port = w.(dataplane.FDBEntry).Port
 		}
 	}
@@ -324,7 +338,7 @@ func (k *Kernel) haveNeighbour(n *neighbour) dataplane.Object {
 	return o
 }
 
-func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
+func (ac *actual) haveNextHop(n *fibNextHop) dataplane.Object {
 	if n.group != nil {
 		g := dataplane.NextHopGroup{ID: n.id, Members: dataplane.GroupOf(n.group...)}
 		if n.extra {
@@ -334,14 +348,14 @@ func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
 	}
 	o := dataplane.NextHop{ID: n.id, Gateway: n.gateway, OnLink: n.flags&unix.RTNH_F_ONLINK != 0}
 	if n.link != 0 {
-		o.Link = k.mirror.linkName(n.link)
+		o.Link = ac.mirror.linkName(n.link)
 	}
 	noncanonical := n.extra || !n.gateway.IsValid()
-	if l := k.mirror.links[n.link]; n.encap.dst.IsValid() {
+	if l := ac.mirror.links[n.link]; n.encap.dst.IsValid() {
 		o.Gateway = n.encap.dst
 		noncanonical = n.extra || n.gateway.IsValid() || l == nil || l.kind != string(dataplane.LinkIP6TNL) || l.local != n.encap.src || n.encap.ttl != hopLimit
 		o.OnLink = true // the other end of a tunnel is, whatever is wanted
-		if w, ok := k.want.Want(o.Key()); ok {
+		if w, ok := ac.want.Want(o.Key()); ok {
 			o.OnLink = w.(dataplane.NextHop).OnLink
 		}
 	}
@@ -351,7 +365,7 @@ func (k *Kernel) haveNextHop(n *fibNextHop) dataplane.Object {
 	return o
 }
 
-func (k *Kernel) haveRoute(r *fibRoute) dataplane.Object {
+func (ac *actual) haveRoute(r *fibRoute) dataplane.Object {
 	o := dataplane.Route{Prefix: r.key.Prefix, Table: r.key.Table, Metric: r.key.Metric, MTU: r.mtu}
 	noncanonical := r.extra || r.tos != 0 || r.prefSrc.IsValid()
 	switch {
@@ -360,7 +374,7 @@ func (k *Kernel) haveRoute(r *fibRoute) dataplane.Object {
 	case r.typ == unix.RTN_UNICAST && r.nh != 0:
 		o.NextHop = r.nh
 	case r.typ == unix.RTN_UNICAST && len(r.legs) == 1 && !r.legs[0].gateway.IsValid():
-		o.Link = k.mirror.linkName(r.legs[0].link)
+		o.Link = ac.mirror.linkName(r.legs[0].link)
 		noncanonical = noncanonical || r.scope != unix.RT_SCOPE_LINK && o.Prefix.Addr().Is4()
 	default:
 		noncanonical = true
@@ -373,35 +387,35 @@ func (k *Kernel) haveRoute(r *fibRoute) dataplane.Object {
 
 // noteHave keeps the indexes of what there is. The tracker calls it for each
 // change, on the loop's goroutine.
-func (k *Kernel) noteHave(key dataplane.Key, old dataplane.Object, had bool, now dataplane.Object, has bool) {
+func (ac *actual) noteHave(key dataplane.Key, old dataplane.Object, had bool, now dataplane.Object, has bool) {
 	if had {
 		if n := linkName(old); n != "" {
-			delete(k.onLink[n], key)
-			if len(k.onLink[n]) == 0 {
-				delete(k.onLink, n)
+			delete(ac.onLink[n], key)
+			if len(ac.onLink[n]) == 0 {
+				delete(ac.onLink, n)
 			}
 		}
-		k.hops.count(old, -1)
+		ac.hops.count(old, -1)
 	}
 	if has {
 		if n := linkName(now); n != "" {
-			if k.onLink[n] == nil {
-				k.onLink[n] = make(map[dataplane.Key]struct{})
+			if ac.onLink[n] == nil {
+				ac.onLink[n] = make(map[dataplane.Key]struct{})
 			}
-			k.onLink[n][key] = struct{}{}
+			ac.onLink[n][key] = struct{}{}
 		}
-		k.hops.count(now, 1)
+		ac.hops.count(now, 1)
 	}
 	if had == has {
 		return
 	}
 	if has {
-		k.hops.appeared(key)
+		ac.hops.appeared(key)
 	} else {
-		k.hops.gone(key)
+		ac.hops.gone(key)
 	}
 	if key, ok := key.(dataplane.SysctlKey); ok {
-		k.sysctls.note(key, has)
+		ac.sysctls.note(key, has)
 	}
 }
 
@@ -417,34 +431,34 @@ func idOf(key dataplane.Key) dataplane.NextHopID {
 }
 
 // retryFreed makes due the removal of next hops that nothing uses any more.
-func (k *Kernel) retryFreed() {
-	if freed := k.hops.takeFreed(); len(freed) > 0 {
-		k.want.Retry(freed...)
+func (ac *actual) retryFreed() {
+	if freed := ac.hops.takeFreed(); len(freed) > 0 {
+		ac.want.Retry(freed...)
 	}
 }
 
 // report tells the tracker what became of work and settles what follows.
-func (k *Kernel) report(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
-	k.want.Report(results)
-	k.retryFreed()
+func (wr *writer) report(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
+	wr.want.Report(results)
+	wr.retryFreed()
 	for _, r := range results {
 		if r.Outcome == reconcile.Succeeded {
-			delete(k.doubted, r.Op.Key)
-			k.drift.righted(r.Op.Key, true)
+			delete(wr.doubted, r.Op.Key)
+			wr.drift.righted(r.Op.Key, true)
 			switch r.Op.Key.Kind() {
 			case dataplane.KindNextHop, dataplane.KindNextHopGroup:
-				k.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key)}) // who uses one need not know which it is
+				wr.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key)}) // who uses one need not know which it is
 			case dataplane.KindLink:
-				k.wakeWaiting(r.Op.Key)
+				wr.wakeWaiting(r.Op.Key)
 			}
 		}
 	}
-	k.logResults(results)
+	wr.logResults(results)
 }
 
 // wakeWaiting makes due what waits for key.
-func (k *Kernel) wakeWaiting(key dataplane.Key) {
-	if keys := k.waiting.take(key); len(keys) > 0 {
-		k.want.Retry(keys...)
+func (ob *observer) wakeWaiting(key dataplane.Key) {
+	if keys := ob.waiting.take(key); len(keys) > 0 {
+		ob.want.Retry(keys...)
 	}
 }

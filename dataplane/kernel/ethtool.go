@@ -190,29 +190,29 @@ func (e *ethtool) set(link int, name string, on bool) error {
 
 // putFeature makes an offload be as wanted; one that is already is not
 // written.
-func (k *Kernel) putFeature(o op) result {
+func (wr *writer) putFeature(o op) result {
 	w := o.Want.(dataplane.Feature)
 	if err := validate(w); err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
-	l := k.mirror.link(w.Link)
+	l := wr.mirror.link(w.Link)
 	if l == nil {
-		r := k.waitForLink(o.Key, w.Link)
+		r := wr.waitForLink(o.Key, w.Link)
 		r.Op = o
 		return *r
 	}
-	written, err := k.offloads.make(w, l.index)
+	written, err := wr.offloads.make(w, l.index)
 	if written {
-		k.writes.Add(1)
+		wr.writes.Add(1)
 	}
-	if errors.Is(err, unix.ENODEV) && k.doubted.first(o.Key) {
+	if errors.Is(err, unix.ENODEV) && wr.doubted.first(o.Key) {
 		return result{Op: o, Outcome: reconcile.Postponed} // it went after we looked
 	}
 	if err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
 	if written {
-		k.wrote(dataplane.KindFeature, false, 1)
+		wr.wrote(dataplane.KindFeature, false, 1)
 	}
 	return result{Op: o}
 }
@@ -249,20 +249,20 @@ func (e *ethtool) make(w dataplane.Feature, link int) (written bool, err error) 
 }
 
 // haveFeatures calls put for each offload of a device that we look after.
-func (k *Kernel) haveFeatures(name string, put func(dataplane.Object)) {
+func (ac *actual) haveFeatures(name string, put func(dataplane.Object)) {
 	var keys []dataplane.FeatureKey
-	for key := range k.onLink[name] {
+	for key := range ac.onLink[name] {
 		if f, ok := key.(dataplane.FeatureKey); ok {
 			keys = append(keys, f)
 		}
 	}
-	l := k.mirror.link(name)
-	if len(keys) == 0 || l == nil || k.offloads == nil {
+	l := ac.mirror.link(name)
+	if len(keys) == 0 || l == nil || ac.offloads == nil {
 		return
 	}
-	f, err := k.offloads.get(l.index)
+	f, err := ac.offloads.get(l.index)
 	if err != nil {
-		k.log.Debug("offloads cannot be read", "link", name, "error", err)
+		ac.log.Debug("offloads cannot be read", "link", name, "error", err)
 		return // it may just be going; its notification tells
 	}
 	for _, key := range keys {

@@ -253,7 +253,7 @@ func TestInterruptedListingsAreRepeated(t *testing.T) {
 	if f.interrupt != 0 || f.used != maxInterrupted+10 {
 		t.Errorf("%d interruptions left, %d used", f.interrupt, f.used)
 	}
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes after interrupted listings of a kernel that was as wanted", n)
 	}
 }

@@ -51,7 +51,7 @@ func (q *flushQueue) take() []dataplane.Key {
 // is withdrawn as by Update.
 func (k *Kernel) Flush(src dataplane.Source, hops []dataplane.Key) dataplane.Revision {
 	rev := k.Update(src, nil, hops)
-	k.toFlush.add(hops)
+	k.writer.toFlush.add(hops)
 	k.wake.Set()
 	return rev
 }
@@ -60,46 +60,46 @@ func (k *Kernel) Flush(src dataplane.Source, hops []dataplane.Key) dataplane.Rev
 // removes what leads to them (remove_nexthop in its source). The routes count as
 // there until nobody wants them, which is what comes next: to look for them
 // among all would take longer than all the rest.
-func (k *Kernel) flushNextHops() {
-	keys := k.toFlush.take()
-	if len(keys) == 0 || len(k.want.Unsynced()) > 0 {
+func (wr *writer) flushNextHops() {
+	keys := wr.toFlush.take()
+	if len(keys) == 0 || len(wr.want.Unsynced()) > 0 {
 		return // whose what the previous run left is, is not known yet
 	}
 	for _, kind := range []dataplane.Kind{dataplane.KindNextHopGroup, dataplane.KindNextHop} {
-		if !k.listing.needed() {
-			k.flushEach(k.flushable(kind, keys))
+		if !wr.listing.needed() {
+			wr.flushEach(wr.flushable(kind, keys))
 		}
 	}
 }
 
-func (k *Kernel) flushEach(ops []op) {
-	k.inBatches(ops, k.encodeRemove, func(o op, err error) result {
+func (wr *writer) flushEach(ops []op) {
+	wr.inBatches(ops, wr.encodeRemove, func(o op, err error) result {
 		r := judgeRemove(o, err)
-		if id := idOf(o.Key); r.Outcome == reconcile.Succeeded && k.hops.users[id] > 0 {
-			k.hops.flushed[id] = struct{}{}
-			k.wrote(dataplane.KindRoute, true, k.hops.users[id])
+		if id := idOf(o.Key); r.Outcome == reconcile.Succeeded && wr.hops.users[id] > 0 {
+			wr.hops.flushed[id] = struct{}{}
+			wr.wrote(dataplane.KindRoute, true, wr.hops.users[id])
 		}
 		return r
 	})
-	if !k.listing.needed() {
+	if !wr.listing.needed() {
 		return
 	}
 	for _, o := range ops { // whether the kernel did it is not known
-		k.hops.unsure[idOf(o.Key)] = struct{}{}
+		wr.hops.unsure[idOf(o.Key)] = struct{}{}
 	}
 }
 
 // flushable returns the removals of those next hops of a kind that are there, nobody wants
 // again, and no group would lose whose other members are of use; and for which
 // it is worth the kernel's walk.
-func (k *Kernel) flushable(kind dataplane.Kind, keys []dataplane.Key) (ops []op) {
+func (ac *actual) flushable(kind dataplane.Kind, keys []dataplane.Key) (ops []op) {
 	for _, key := range keys {
 		if key.Kind() != kind {
 			continue
 		}
-		have, there := k.want.Have(key)
+		have, there := ac.want.Have(key)
 		id := idOf(key)
-		if _, wanted := k.want.Want(key); there && !wanted && k.hops.worthFlushing(id) && !k.isMember(id) {
+		if _, wanted := ac.want.Want(key); there && !wanted && ac.hops.worthFlushing(id) && !ac.isMember(id) {
 			ops = append(ops, op{Key: key, Have: have, Exists: true})
 		}
 	}
@@ -107,9 +107,9 @@ func (k *Kernel) flushable(kind dataplane.Kind, keys []dataplane.Key) (ops []op)
 }
 
 // isMember reports whether a group has that next hop.
-func (k *Kernel) isMember(id dataplane.NextHopID) bool {
-	for g := range k.hops.groups {
-		have, _ := k.want.Have(dataplane.NextHopGroupKey{ID: g}) // it is one of those that there are
+func (ac *actual) isMember(id dataplane.NextHopID) bool {
+	for g := range ac.hops.groups {
+		have, _ := ac.want.Have(dataplane.NextHopGroupKey{ID: g}) // it is one of those that there are
 		for m := range membersOf(have).All() {
 			if m.ID == id {
 				return true
@@ -120,36 +120,36 @@ func (k *Kernel) isMember(id dataplane.NextHopID) bool {
 }
 
 // applyFlushOf is applyFlushes if one next hop was flushed.
-func (k *Kernel) applyFlushOf(id dataplane.NextHopID) {
-	if _, ok := k.hops.flushed[id]; ok {
-		k.applyFlushes()
+func (ac *actual) applyFlushOf(id dataplane.NextHopID) {
+	if _, ok := ac.hops.flushed[id]; ok {
+		ac.applyFlushes()
 	}
 }
 
 // applyFlushes tells the tracker of what went with next hops that were flushed, if that
 // is still of interest: before a next hop of that number is made again, and
 // before what there is is compared with what should be.
-func (k *Kernel) applyFlushes() {
-	if len(k.hops.flushed) == 0 {
+func (ac *actual) applyFlushes() {
+	if len(ac.hops.flushed) == 0 {
 		return
 	}
-	k.want.LoseWhere(func(_ dataplane.Key, have dataplane.Object) bool { return k.hops.wasFlushed(have) })
-	clear(k.hops.flushed)
+	ac.want.LoseWhere(func(_ dataplane.Key, have dataplane.Object) bool { return ac.hops.wasFlushed(have) })
+	clear(ac.hops.flushed)
 }
 
 // routesOfUnsure lists the routes that lead to next hops of which it is not known
 // whether they were flushed, and forgets these.
-func (k *Kernel) routesOfUnsure() map[dataplane.Key]bool {
-	if len(k.hops.unsure) == 0 {
+func (ac *actual) routesOfUnsure() map[dataplane.Key]bool {
+	if len(ac.hops.unsure) == 0 {
 		return nil
 	}
 	out := map[dataplane.Key]bool{}
-	for _, key := range k.want.Keys() {
-		have, _ := k.want.Have(key)
-		if _, ok := k.hops.unsure[nextHopOf(have)]; ok {
+	for _, key := range ac.want.Keys() {
+		have, _ := ac.want.Have(key)
+		if _, ok := ac.hops.unsure[nextHopOf(have)]; ok {
 			out[key] = true
 		}
 	}
-	clear(k.hops.unsure)
+	clear(ac.hops.unsure)
 	return out
 }

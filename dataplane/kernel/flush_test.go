@@ -65,16 +65,16 @@ func TestCut(t *testing.T) {
 	t.Parallel()
 	const n = 20_000
 	l, k, routes, _ := cutHost(t, n)
-	before := k.writes.Load()
+	before := k.writer.writes.Load()
 	k.wait(k.Flush(dataplane.SourceCore, keysOf(group(20, 11, 12))))
 	l.count(2 * n)
-	if d := k.writes.Load() - before; d != 1 {
+	if d := k.writer.writes.Load() - before; d != 1 {
 		t.Errorf("%d messages to cut a group", d)
 	}
 	k.wait(k.Flush(dataplane.SourceCore, keysOf(via(11, "10.0.0.2", "up0"))))
 	l.count(n)
 	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(append(routes[20], routes[11]...)...)))
-	if d := k.writes.Load() - before; d != 2 {
+	if d := k.writer.writes.Load() - before; d != 2 {
 		t.Errorf("%d messages to cut a group and a next hop, and to withdraw their routes", d)
 	}
 	k.settled()
@@ -183,9 +183,9 @@ func TestCutIPv6(t *testing.T) {
 	k.put(objs...)
 	k.wait(k.Flush(dataplane.SourceCore, keysOf(six)))
 	l.shows("ip -6 route show proto 77", "")
-	before := k.writes.Load()
+	before := k.writer.writes.Load()
 	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(objs[1:]...)))
-	if d := k.writes.Load() - before; d != 0 {
+	if d := k.writer.writes.Load() - before; d != 0 {
 		t.Errorf("%d messages to withdraw what is gone", d)
 	}
 	k.put(objs...)
@@ -204,13 +204,13 @@ func TestCutFew(t *testing.T) {
 	l, k, _, _ := cutHost(t, n)
 	few := via(14, "10.0.2.9", "up2")
 	k.put(few, route("192.168.9.0/26", 14), route("192.168.9.64/26", 14))
-	before := k.writes.Load()
+	before := k.writer.writes.Load()
 	k.Flush(dataplane.SourceCore, keysOf(few))
 	k.wait(k.Update(dataplane.SourceCore, nil, keysOf(route("192.168.9.0/26", 14), route("192.168.9.64/26", 14))))
 	k.settled()
 	l.count(3 * n)
 	await.Until(t, "three messages", func() error {
-		if d := k.writes.Load() - before; d != 3 {
+		if d := k.writer.writes.Load() - before; d != 3 {
 			return fmt.Errorf("%d messages, want one for each route and one for the next hop", d)
 		}
 		return nil
@@ -228,11 +228,11 @@ func TestCutSpares(t *testing.T) {
 	k.Flush(dataplane.SourceCore, keysOf(a, b))
 	k.Update(dataplane.SourceCore, []dataplane.Object{a}, nil)
 	k.Update(dataplane.SourceCore, nil, keysOf(a))
-	if diff := cmp.Diff(keysOf(b), k.toFlush.keys); diff != "" {
+	if diff := cmp.Diff(keysOf(b), k.writer.toFlush.keys); diff != "" {
 		t.Errorf("to be cut (-want +got):\n%s", diff)
 	}
 	k.Replace(dataplane.SourceCore, []dataplane.Object{b})
-	if len(k.toFlush.keys) != 0 {
-		t.Errorf("%v is to be cut, and is wanted", k.toFlush.keys)
+	if len(k.writer.toFlush.keys) != 0 {
+		t.Errorf("%v is to be cut, and is wanted", k.writer.toFlush.keys)
 	}
 }

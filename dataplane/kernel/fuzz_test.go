@@ -84,7 +84,7 @@ func FuzzRoute(f *testing.F) {
 			t.Errorf("a route without a prefix: %+v", r)
 		}
 		// Whatever the kernel says, ours is only what looks like ours.
-		o := (&Kernel{mirror: newMirror()}).haveRoute(&r)
+		o := (&actual{mirror: newMirror()}).haveRoute(&r)
 		w, ours := o.(dataplane.Route)
 		if ours && r.tos == 0 && w.Type == dataplane.Unicast && (w.NextHop == 0) == (w.Link == "") {
 			t.Errorf("taken for a route of ours: %+v as %v", r, w)

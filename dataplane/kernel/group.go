@@ -10,44 +10,44 @@ import (
 // encodeGroup appends the message that makes a group of those of its members
 // that there are: a next hop whose device is down, or that the kernel refuses,
 // must not keep the traffic from the others. The rest follows when it comes.
-func (k *Kernel) encodeGroup(b *builder, o op, w dataplane.NextHopGroup) *result {
-	k.applyFlushOf(w.ID)
-	if s, ok := k.mirror.nextHops[w.ID]; ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
+func (wr *writer) encodeGroup(b *builder, o op, w dataplane.NextHopGroup) *result {
+	wr.applyFlushOf(w.ID)
+	if s, ok := wr.mirror.nextHops[w.ID]; ok {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, wr.cfg.Protocol}}
 	}
-	there, missing := k.hops.present(membersOf(w))
+	there, missing := wr.hops.present(membersOf(w))
 	if len(there) == 0 || o.Exists && o.Have == groupOf(w.ID, there) {
-		return k.waitForMembers(o.Key, missing)
+		return wr.waitForMembers(o.Key, missing)
 	}
-	b.putGroup(w.ID, there, o.Exists, k.cfg.Protocol)
+	b.putGroup(w.ID, there, o.Exists, wr.cfg.Protocol)
 	return nil
 }
 
 // madeGroup says what a group has become that the kernel took. No message is
 // between that one and this look at what there is, so the members that were
 // there then are there now.
-func (k *Kernel) madeGroup(o op) result {
+func (wr *writer) madeGroup(o op) result {
 	w, ok := o.Want.(dataplane.NextHopGroup)
 	if !ok {
 		return result{}
 	}
-	there, missing := k.hops.present(membersOf(w))
+	there, missing := wr.hops.present(membersOf(w))
 	if len(missing) == 0 {
 		return result{}
 	}
-	k.want.SetDependent(o.Key, groupOf(w.ID, there))
-	k.wakeWaiting(dataplane.NextHopKey{ID: w.ID})
-	return *k.waitForMembers(o.Key, missing)
+	wr.want.SetDependent(o.Key, groupOf(w.ID, there))
+	wr.wakeWaiting(dataplane.NextHopKey{ID: w.ID})
+	return *wr.waitForMembers(o.Key, missing)
 }
 
 func groupOf(id dataplane.NextHopID, members []dataplane.GroupMember) dataplane.NextHopGroup {
 	return dataplane.NextHopGroup{ID: id, Members: dataplane.GroupOf(members...)}
 }
 
-func (k *Kernel) waitForMembers(who dataplane.Key, missing []dataplane.GroupMember) *result {
+func (wr *writer) waitForMembers(who dataplane.Key, missing []dataplane.GroupMember) *result {
 	var r *result
 	for _, m := range missing {
-		r = k.waiting.add(who, dataplane.NextHopKey{ID: m.ID}, fmt.Errorf("waiting for next hop %d", missing[0].ID))
+		r = wr.waiting.add(who, dataplane.NextHopKey{ID: m.ID}, fmt.Errorf("waiting for next hop %d", missing[0].ID))
 	}
 	return r
 }
@@ -56,17 +56,17 @@ func (k *Kernel) waitForMembers(who dataplane.Key, missing []dataplane.GroupMemb
 // is gone (remove_nexthop_from_groups in the kernel's source), and which groups
 // went with their last member. It tells of a group that shrank only when it
 // tells of the next hop.
-func (k *Kernel) shrinkGroups() {
-	for id := range k.hops.groups {
+func (ob *observer) shrinkGroups() {
+	for id := range ob.hops.groups {
 		key := dataplane.NextHopGroupKey{ID: id}
-		have, ok := k.want.Have(key)
+		have, ok := ob.want.Have(key)
 		if !ok {
 			continue
 		}
 		var there []dataplane.GroupMember
 		changed := false
 		for m := range membersOf(have).All() {
-			if k.hasNextHop(m.ID) {
+			if ob.hasNextHop(m.ID) {
 				there = append(there, m)
 			} else {
 				changed = true
@@ -77,12 +77,12 @@ func (k *Kernel) shrinkGroups() {
 		}
 		var drift bool
 		if len(there) == 0 {
-			drift = k.want.LoseDependent(key)
+			drift = ob.want.LoseDependent(key)
 		} else {
-			drift = k.want.SetDependent(key, groupOf(id, there))
+			drift = ob.want.SetDependent(key, groupOf(id, there))
 		}
-		if drift && !k.drift.quiet {
-			k.drift.note(key)
+		if drift && !ob.drift.quiet {
+			ob.drift.note(key)
 		}
 	}
 }

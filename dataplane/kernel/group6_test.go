@@ -27,7 +27,7 @@ nexthop via inet6 fe80::1 dev up2 weight 1 onlink`)
 		objs[0], six, route("192.168.4.0/26", 13), group(20, 11, 13), route("192.168.5.0/26", 20), route("fd20::/64", 13),
 	}))
 	next.ready()
-	if n := next.writes.Load(); n != 0 {
+	if n := next.writer.writes.Load(); n != 0 {
 		t.Errorf("%d messages after a restart", n)
 	}
 }

@@ -47,10 +47,10 @@ nexthop via 10.0.2.2 dev up2 weight 1 onlink`)
 	k.put(weighted)
 	l.shows("ip nexthop show group", "id 20 group 11,3/12,255 proto 77")
 	// One member less is one message, though its next hop goes too.
-	n := k.writes.Load()
+	n := k.writer.writes.Load()
 	k.wait(k.Update(dataplane.SourceCore, []dataplane.Object{group(20, 12)}, []dataplane.Key{dataplane.NextHopKey{ID: 11}}))
 	l.shows("ip nexthop", "id 12 via 10.0.2.2 dev up2 scope link proto 77 onlink\nid 20 group 12 proto 77")
-	if d := k.writes.Load() - n; d != 2 {
+	if d := k.writer.writes.Load() - n; d != 2 {
 		t.Errorf("%d messages, want one for the group and one for the next hop", d)
 	}
 	// A wish without the next hop that the group still uses is held back.
@@ -99,7 +99,7 @@ func TestGroupFollowsDevices(t *testing.T) {
 	l, k, objs := twoWays(t)
 	k.put(objs...)
 	k.ready()
-	n := k.writes.Load()
+	n := k.writer.writes.Load()
 	l.run("ip link set up3 down")
 	l.shows("ip nexthop", "id 11 via 10.0.0.2 dev up0 scope link proto 77 onlink\nid 20 group 11 proto 77")
 	await.Until(t, "noticed", func() error {
@@ -108,13 +108,13 @@ func TestGroupFollowsDevices(t *testing.T) {
 		}
 		return nil
 	})
-	if d := k.writes.Load() - n; d != 0 {
+	if d := k.writer.writes.Load() - n; d != 0 {
 		t.Errorf("%d messages while the device is away", d)
 	}
 	l.run("ip link set up3 up")
 	l.shows("ip nexthop", bothWays)
 	k.settled()
-	if d := k.writes.Load() - n; d != 2 {
+	if d := k.writer.writes.Load() - n; d != 2 {
 		t.Errorf("%d messages, want the next hop and the group", d)
 	}
 	// With the last member the group goes, and the routes with it.
@@ -191,7 +191,7 @@ func TestGroupSurvivesRestart(t *testing.T) {
 	next.wait(next.Replace(dataplane.SourceWorkload, nil))
 	next.wait(next.Replace(dataplane.SourceCore, objs))
 	next.ready()
-	if n := next.writes.Load(); n != 0 {
+	if n := next.writer.writes.Load(); n != 0 {
 		t.Errorf("%d messages", n)
 	}
 	next.synced()
@@ -219,19 +219,19 @@ func TestGroupMovesManyRoutes(t *testing.T) {
 		objs = append(objs, route(fmt.Sprintf("%d.%d.%d.0/24", 20+i>>16, i>>8&0xff, i&0xff), 20))
 	}
 	k.put(objs...)
-	before, start := k.writes.Load(), time.Now()
+	before, start := k.writer.writes.Load(), time.Now()
 	k.put(group(20, 12))
 	t.Logf("%d routes moved in %v", n, time.Since(start))
-	if d := k.writes.Load() - before; d != 1 {
+	if d := k.writer.writes.Load() - before; d != 1 {
 		t.Errorf("%d messages", d)
 	}
 	if out := l.run("ip route get 20.0.5.1"); !strings.Contains(out, "dev up2") {
 		t.Error(out)
 	}
-	before = k.writes.Load()
+	before = k.writer.writes.Load()
 	k.wait(k.Replace(dataplane.SourceCore, objs[:2]))
 	k.settled()
-	if d := k.writes.Load() - before; d != 1 {
+	if d := k.writer.writes.Load() - before; d != 1 {
 		t.Errorf("%d messages to remove the group with its routes", d)
 	}
 	l.shows("ip route show proto 77", "")

@@ -216,7 +216,7 @@ func TestMarkIsPutBackInPlace(t *testing.T) {
 	k.settled()
 	index := strings.Fields(a.run("ip -o link show vxlan.calico"))[0]
 	s := newStream(t, a, b, "192.168.0.1", "192.168.1.1")
-	before, drift := k.writes.Load(), k.drifted(dataplane.KindLink)
+	before, drift := k.writer.writes.Load(), k.drifted(dataplane.KindLink)
 	a.run("ip link set vxlan.calico alias theirs")
 	await.Until(t, "the mark", func() error {
 		if out := a.run("ip link show vxlan.calico"); !strings.Contains(out, "alias routerd") {
@@ -232,7 +232,7 @@ func TestMarkIsPutBackInPlace(t *testing.T) {
 		}
 		return nil
 	})
-	if writes, drifted := k.writes.Load()-before, k.drifted(dataplane.KindLink)-drift; writes != 1 || drifted != 1 {
+	if writes, drifted := k.writer.writes.Load()-before, k.drifted(dataplane.KindLink)-drift; writes != 1 || drifted != 1 {
 		t.Errorf("%d requests for %d changes", writes, drifted)
 	}
 	if undone := s.stop(t); undone != 0 || s.refused.Load() != 0 {

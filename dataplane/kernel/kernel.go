@@ -73,34 +73,22 @@ type Hooks struct {
 // [Kernel.Run] does the work; all other methods may be called from any
 // goroutine, before Run and after it too.
 type Kernel struct {
-	cfg      Config
-	log      *slog.Logger
-	want     *reconcile.Tracker[dataplane.Key, dataplane.Object]
-	ns       *namespace
-	lis      *listener
-	offloads *ethtool // nil: the kernel has none
-	sysctls  *sysctls
-	underlay publisher
-	wake     async.Signal
+	cfg  *Config
+	log  *slog.Logger
+	want *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	ns   *namespace
+	wake async.Signal
 
-	alive     atomic.Int64 // nanoseconds since the epoch
-	writes    atomic.Int64 // messages that change something, and sysctls
 	started   atomic.Bool
 	closed    sync.Once
 	ready     readiness
 	supported sync.Map // dataplane.LinkType
-	toFlush   flushQueue
 
-	// What follows belongs to the loop.
-	conn     transport
-	mirror   *mirror
-	onLink   map[string]map[dataplane.Key]struct{} // what there is of ours, by device
-	hops     *nextHops
-	drift    *driftLog
-	waiting  waiting
-	doubted  doubted
-	quiescer quiescer
-	listing  listing
+	// The loop owns what follows, where it does not say otherwise.
+	listing  *listing
+	actual   *actual
+	observer *observer
+	writer   *writer
 }
 
 // readiness is what [Kernel.Ready] answers from.
@@ -183,16 +171,13 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		return nil, errors.Join(err, settings.Close(), lis.Close(), c.Close(), ns.Close())
 	}
 	k := &Kernel{
-		cfg: cfg, log: cfg.Log, ns: ns, lis: lis, conn: wrap(c), offloads: offloads,
-		sysctls:  &sysctls{ns: ns, watch: settings, made: make(map[dataplane.Key]struct{})},
-		wake:     async.NewSignal(),
-		mirror:   newMirror(),
-		onLink:   make(map[string]map[dataplane.Key]struct{}),
-		hops:     newNextHops(),
-		waiting:  make(waiting),
-		doubted:  make(doubted),
-		quiescer: quiescer{wait: cfg.quiesce},
-		listing:  listing{why: "start", backoff: async.Backoff{Min: minListBackoff, Max: maxListBackoff}},
+		cfg: &cfg, log: cfg.Log, ns: ns, wake: async.NewSignal(),
+		listing: &listing{why: "start", backoff: async.Backoff{Min: minListBackoff, Max: maxListBackoff}},
+	}
+	k.actual = &actual{
+		cfg: k.cfg, log: k.log, offloads: offloads,
+		sysctls: &sysctls{ns: ns, watch: settings, made: make(map[dataplane.Key]struct{})},
+		mirror:  newMirror(), onLink: make(map[string]map[dataplane.Key]struct{}), hops: newNextHops(),
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
 		Sources: []dataplane.Source{
@@ -201,9 +186,17 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		Classes: len(dataplane.Kinds()),
 		Class:   func(key dataplane.Key) int { return class(key.Kind()) },
 		Equal:   equal,
-		OnHave:  k.noteHave,
+		OnHave:  k.actual.noteHave,
 	})
-	k.drift = newDriftLog(&k.cfg, k.want)
+	k.actual.want = k.want
+	k.observer = &observer{
+		actual: k.actual, lis: lis, listing: k.listing,
+		drift: newDriftLog(k.cfg, k.want), waiting: make(waiting),
+	}
+	k.writer = &writer{
+		observer: k.observer, conn: &connection{transport: wrap(c), ns: ns, lis: lis, listing: k.listing, log: k.log},
+		ns: ns, doubted: make(doubted), quiescer: quiescer{wait: cfg.quiesce},
+	}
 	// Probes want settings alone, which no sweep removes: nothing waits for them.
 	k.want.Synced(dataplane.SourceProbe)
 	return k, nil
@@ -234,10 +227,10 @@ func class(k dataplane.Kind) int { return int(k - dataplane.KindLink) }
 func (k *Kernel) Close() error {
 	var err error
 	k.closed.Do(func() {
-		k.underlay.close()
-		err = errors.Join(k.lis.Close(), k.conn.Close(), k.ns.Close(), k.sysctls.watch.Close())
-		if k.offloads != nil {
-			err = errors.Join(err, k.offloads.Close(), k.offloads.changes.Close())
+		k.observer.underlay.close()
+		err = errors.Join(k.observer.lis.Close(), k.writer.conn.Close(), k.ns.Close(), k.actual.sysctls.watch.Close())
+		if k.actual.offloads != nil {
+			err = errors.Join(err, k.actual.offloads.Close(), k.actual.offloads.changes.Close())
 		}
 	})
 	return err
@@ -257,7 +250,7 @@ func pairs(objs []dataplane.Object) iter.Seq2[dataplane.Key, dataplane.Object] {
 // Replace implements dataplane.Sink.
 func (k *Kernel) Replace(src dataplane.Source, objs []dataplane.Object) dataplane.Revision {
 	defer k.wake.Set()
-	k.toFlush.cancel(objs)
+	k.writer.toFlush.cancel(objs)
 	return k.want.Replace(src, pairs(objs))
 }
 
@@ -265,7 +258,7 @@ func (k *Kernel) Replace(src dataplane.Source, objs []dataplane.Object) dataplan
 // wanted already is tried again at once.
 func (k *Kernel) Update(src dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
 	defer k.wake.Set()
-	k.toFlush.cancel(put)
+	k.writer.toFlush.cancel(put)
 	return k.want.Update(src, pairs(put), func(yield func(dataplane.Key) bool) {
 		for _, key := range del {
 			if !yield(canonicalKey(key)) {
@@ -316,7 +309,7 @@ func status(s reconcile.Status[dataplane.Key, dataplane.Object]) dataplane.Statu
 // Alive returns when the loop last turned. An idle loop turns every second;
 // a long pass counts each of its batches. Zero: not running yet.
 func (k *Kernel) Alive() time.Time {
-	if n := k.alive.Load(); n != 0 {
+	if n := k.writer.pulse.at.Load(); n != 0 {
 		return time.Unix(0, n)
 	}
 	return time.Time{}

@@ -14,49 +14,49 @@ import (
 
 // putLink makes a device be as wanted. Devices are few and each step depends
 // on the one before, so they are not batched.
-func (k *Kernel) putLink(o op) {
-	r := k.tryLink(o)
+func (wr *writer) putLink(o op) {
+	r := wr.tryLink(o)
 	r.Op = o
 	if r.Outcome == reconcile.Succeeded {
-		k.wrote(dataplane.KindLink, false, 1)
+		wr.wrote(dataplane.KindLink, false, 1)
 	}
-	k.report([]result{r})
+	wr.report([]result{r})
 	// What was made is looked at, not believed: the kernel may have rounded.
-	k.settleLink(o.Key.(dataplane.LinkKey).Name)
+	wr.settleLink(o.Key.(dataplane.LinkKey).Name)
 }
 
 // settleLink applies what our own request did to a device.
-func (k *Kernel) settleLink(name string) {
-	k.drift.quiet = true
-	defer func() { k.drift.quiet = false }()
-	if err := k.drain(); err != nil {
-		k.listing.ask("notifications cannot be read")
+func (wr *writer) settleLink(name string) {
+	wr.drift.quiet = true
+	defer func() { wr.drift.quiet = false }()
+	if err := wr.drain(); err != nil {
+		wr.listing.ask("notifications cannot be read")
 	}
-	k.observe(name)
-	if o, ok := k.want.Have(dataplane.LinkKey{Name: name}); ok && !k.want.Settled(o.Key()) {
+	wr.observe(name)
+	if o, ok := wr.want.Have(dataplane.LinkKey{Name: name}); ok && !wr.want.Settled(o.Key()) {
 		h, _ := o.(haveLink)
-		k.log.Debug("the device is not as it should be yet", "link", name, "is", o.String(),
+		wr.log.Debug("the device is not as it should be yet", "link", name, "is", o.String(),
 			"up", h.up, "alias", h.marked, "learning", h.learning, "link_local", h.autoLinkLocal, "external", h.metadata, "more", h.shape)
 	}
 }
 
-func (k *Kernel) tryLink(o op) result {
+func (wr *writer) tryLink(o op) result {
 	w := o.Want.(dataplane.Link)
 	if err := validate(w); err != nil {
 		return result{Outcome: reconcile.Refused, Err: err}
 	}
 	parent := 0
 	if w.Parent != "" {
-		l := k.mirror.link(w.Parent)
+		l := wr.mirror.link(w.Parent)
 		if l == nil {
-			return *k.waitForLink(o.Key, w.Parent)
+			return *wr.waitForLink(o.Key, w.Parent)
 		}
 		parent = l.index
 	}
-	l := k.mirror.link(w.Name)
+	l := wr.mirror.link(w.Name)
 	switch {
 	case l == nil:
-		return k.judgeLink(o, k.createLink(w, parent))
+		return wr.judgeLink(o, wr.createLink(w, parent))
 	case l.kind != string(w.Type):
 		kind := l.kind
 		if kind == "" {
@@ -67,64 +67,64 @@ func (k *Kernel) tryLink(o op) result {
 	case !o.Exists:
 		// It was there before it was wanted. What is on it is ours now, so
 		// everything is listed before anything is done.
-		k.listing.ask("device " + w.Name + " is taken over")
+		wr.listing.ask("device " + w.Name + " is taken over")
 		return result{Outcome: reconcile.Postponed}
 	}
-	h := k.haveLink(l)
+	h := wr.haveLink(l)
 	if needsNew(w, h) {
-		k.log.Info("making device anew", "link", w.Name, "from", h.Link.String(), "to", w.String())
-		if err := k.linkRequest(func(b *builder) { b.deleteLink(l.index) }); err != nil && !errors.Is(err, unix.ENODEV) {
-			return k.judgeLink(o, err)
+		wr.log.Info("making device anew", "link", w.Name, "from", h.Link.String(), "to", w.String())
+		if err := wr.linkRequest(func(b *builder) { b.deleteLink(l.index) }); err != nil && !errors.Is(err, unix.ENODEV) {
+			return wr.judgeLink(o, err)
 		}
-		k.settleLink(w.Name)
-		return k.judgeLink(o, k.createLink(w, parent))
+		wr.settleLink(w.Name)
+		return wr.judgeLink(o, wr.createLink(w, parent))
 	}
-	return k.judgeLink(o, k.changeLink(w, h, l, parent))
+	return wr.judgeLink(o, wr.changeLink(w, h, l, parent))
 }
 
 // changeLink makes the differences good that can be without making the device
 // anew: no packet is lost by it.
-func (k *Kernel) changeLink(w dataplane.Link, h haveLink, l *ifLink, parent int) error {
+func (wr *writer) changeLink(w dataplane.Link, h haveLink, l *ifLink, parent int) error {
 	if !sameEnds(w, h) {
-		if err := k.linkRequest(func(b *builder) { b.moveLink(w, l.index, parent) }); err != nil {
+		if err := wr.linkRequest(func(b *builder) { b.moveLink(w, l.index, parent) }); err != nil {
 			return err
 		}
 		if w.Type == dataplane.LinkIP6TNL {
-			k.moveNextHops(w.Name)
+			wr.moveNextHops(w.Name)
 		}
 	}
 	if sameSettings(w, h) {
 		return nil
 	}
-	return k.setUpLink(w, l)
+	return wr.setUpLink(w, l)
 }
 
 // moveNextHops makes due the next hops on a tunnel over IPv6, each of which
 // holds the address of this end.
-func (k *Kernel) moveNextHops(name string) {
-	for _, key := range slices.Collect(maps.Keys(k.onLink[name])) {
+func (ac *actual) moveNextHops(name string) {
+	for _, key := range slices.Collect(maps.Keys(ac.onLink[name])) {
 		if n, ok := key.(dataplane.NextHopKey); ok {
-			k.want.SetDependent(key, noncanonicalNextHop{NextHop: dataplane.NextHop{ID: n.ID, Link: name}})
+			ac.want.SetDependent(key, noncanonicalNextHop{NextHop: dataplane.NextHop{ID: n.ID, Link: name}})
 		}
 	}
 }
 
 // setUpLink gives a device what every kind has and sets it up.
-func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
+func (wr *writer) setUpLink(w dataplane.Link, l *ifLink) error {
 	if l.autoLinkLocal() {
-		if err := k.linkRequest(func(b *builder) { b.silenceLink(l.index) }); err != nil {
+		if err := wr.linkRequest(func(b *builder) { b.silenceLink(l.index) }); err != nil {
 			return err
 		}
 	}
 	if l.obstructed() != "" {
-		if err := k.linkRequest(func(b *builder) { b.freeLink(l) }); err != nil {
+		if err := wr.linkRequest(func(b *builder) { b.freeLink(l) }); err != nil {
 			return err
 		}
 	}
 	if w.MAC == l.mac {
 		w.MAC = dataplane.MAC{} // told again the kernel would throw away all neighbours (neigh_changeaddr)
 	}
-	return k.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
+	return wr.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
 }
 
 // createLink makes a device and sets it up. That of the ipip module is there
@@ -133,8 +133,8 @@ func (k *Kernel) setUpLink(w dataplane.Link, l *ifLink) error {
 // the kernel ignores at creation what keeps them from making addresses by
 // themselves. The mark is ignored at creation as well, so its message goes in
 // the same call: killed in between nobody would know whose the device is.
-func (k *Kernel) createLink(w dataplane.Link, parent int) error {
-	err := k.linkRequest(func(b *builder) {
+func (wr *writer) createLink(w dataplane.Link, parent int) error {
+	err := wr.linkRequest(func(b *builder) {
 		b.createLink(w, parent)
 		if w.Type != dataplane.LinkIPIP { // which may be there, and foreign
 			b.markLink(w.Name)
@@ -143,12 +143,12 @@ func (k *Kernel) createLink(w dataplane.Link, parent int) error {
 	if err != nil && (w.Type != dataplane.LinkIPIP || !errors.Is(err, unix.EEXIST)) {
 		return err
 	}
-	k.settleLink(w.Name)
-	l := k.mirror.link(w.Name)
+	wr.settleLink(w.Name)
+	l := wr.mirror.link(w.Name)
 	if l == nil || l.kind != string(w.Type) {
 		return errors.Join(err, unix.ENODEV)
 	}
-	return k.setUpLink(w, l)
+	return wr.setUpLink(w, l)
 }
 
 // module is the kernel module that brings a kind of device.
@@ -159,7 +159,7 @@ func module(t dataplane.LinkType) string {
 	return string(t)
 }
 
-func (k *Kernel) judgeLink(o op, err error) result {
+func (wr *writer) judgeLink(o op, err error) result {
 	w := o.Want.(dataplane.Link)
 	switch {
 	case err == nil:
@@ -173,8 +173,8 @@ func (k *Kernel) judgeLink(o op, err error) result {
 	case errors.Is(err, unix.EADDRINUSE):
 		err = fmt.Errorf("UDP port %d is in use by another program or tunnel: stop it or choose another port: %w", w.Port, err)
 	case errors.Is(err, unix.ENODEV):
-		k.listing.ask("a device went while it was changed")
-		if k.doubted.first(o.Key) {
+		wr.listing.ask("a device went while it was changed")
+		if wr.doubted.first(o.Key) {
 			return result{Outcome: reconcile.Postponed}
 		}
 	}
@@ -183,11 +183,11 @@ func (k *Kernel) judgeLink(o op, err error) result {
 
 // removeLink deletes a device of ours, or lets go of one that cannot be
 // deleted: the fallback device of the ipip module.
-func (k *Kernel) removeLink(o op) {
+func (wr *writer) removeLink(o op) {
 	name := o.Key.(dataplane.LinkKey).Name
 	r := result{Op: o}
-	if l := k.mirror.link(name); l != nil && k.removable(o, l) {
-		err := k.linkRequest(func(b *builder) {
+	if l := wr.mirror.link(name); l != nil && wr.removable(o, l) {
+		err := wr.linkRequest(func(b *builder) {
 			if l.kind == string(dataplane.LinkIPIP) {
 				b.releaseLink(l.index)
 			} else {
@@ -197,17 +197,17 @@ func (k *Kernel) removeLink(o op) {
 		r = judgeRemove(o, err)
 		r.Op = o
 		if r.Outcome == reconcile.Succeeded {
-			k.log.Info("device removed", "link", name)
-			k.wrote(dataplane.KindLink, true, 1)
+			wr.log.Info("device removed", "link", name)
+			wr.wrote(dataplane.KindLink, true, 1)
 		}
 	}
-	k.report([]result{r})
-	k.settleLink(name)
+	wr.report([]result{r})
+	wr.settleLink(name)
 }
 
 // removable reports whether the device is one of those that we make. That
 // somebody wants the name of a foreign device never made that device ours.
-func (k *Kernel) removable(o op, l *ifLink) bool {
+func (wr *writer) removable(o op, l *ifLink) bool {
 	switch dataplane.LinkType(l.kind) {
 	case dataplane.LinkVXLAN, dataplane.LinkIP6TNL:
 		h, ok := o.Have.(haveLink)
@@ -220,15 +220,15 @@ func (k *Kernel) removable(o op, l *ifLink) bool {
 
 // linkRequest sends one request about a device, and what goes with it. Only
 // the first message's failure counts.
-func (k *Kernel) linkRequest(encode func(*builder)) error {
+func (wr *writer) linkRequest(encode func(*builder)) error {
 	var b builder
 	for try := 0; ; try++ {
 		b.Reset()
 		encode(&b)
-		k.writes.Add(1)
-		errs, err := k.conn.Batch(&b.Batch, nil)
+		wr.writes.Add(1)
+		errs, err := wr.conn.Batch(&b.Batch, nil)
 		if err != nil {
-			k.redial(err)
+			wr.conn.redial(err)
 			return err
 		}
 		if try < maxRetries && transient(errs[0]) {

@@ -222,8 +222,8 @@ func TestIPIP(t *testing.T) {
 	k = l.start()
 	k.synced()
 	k.ready()
-	if out = l.run("ip addr show tunl0"); !strings.Contains(out, "1.2.3.4") || !strings.Contains(out, "UP") || k.writes.Load() != 0 {
-		t.Errorf("a stranger's tunl0 was touched with %d writes: %s", k.writes.Load(), out)
+	if out = l.run("ip addr show tunl0"); !strings.Contains(out, "1.2.3.4") || !strings.Contains(out, "UP") || k.writer.writes.Load() != 0 {
+		t.Errorf("a stranger's tunl0 was touched with %d writes: %s", k.writer.writes.Load(), out)
 	}
 }
 

@@ -11,33 +11,33 @@ const logEach = 20
 
 // logResults tells of first refusals; later ones of the same object and waits
 // are for debugging.
-func (k *Kernel) logResults(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
+func (wr *writer) logResults(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
 	told, more := 0, 0
 	for _, r := range results {
 		switch r.Outcome {
 		case reconcile.Refused:
-			if h := k.cfg.Hooks.Refused; h != nil {
+			if h := wr.cfg.Hooks.Refused; h != nil {
 				h(r.Op.Key.Kind())
 			}
 			if r.Op.Attempts > 0 {
-				k.log.Debug("refused again", "object", r.Op.Key.String(), "error", r.Err, "attempts", r.Op.Attempts+1)
+				wr.log.Debug("refused again", "object", r.Op.Key.String(), "error", r.Err, "attempts", r.Op.Attempts+1)
 				continue
 			}
 			if told++; told > logEach {
 				more++
 				continue
 			}
-			k.log.Warn("refused, trying again later", "object", describe(r.Op), "error", r.Err)
+			wr.log.Warn("refused, trying again later", "object", describe(r.Op), "error", r.Err)
 		case reconcile.Blocked:
-			k.log.Debug("waiting", "object", r.Op.Key.String(), "reason", r.Err)
+			wr.log.Debug("waiting", "object", r.Op.Key.String(), "reason", r.Err)
 		case reconcile.Succeeded:
 			if r.Op.Attempts > 0 {
-				k.log.Info("done after refusals", "object", describe(r.Op), "attempts", r.Op.Attempts)
+				wr.log.Info("done after refusals", "object", describe(r.Op), "attempts", r.Op.Attempts)
 			}
 		}
 	}
 	if more > 0 {
-		k.log.Warn("refused, trying again later", "more", more)
+		wr.log.Warn("refused, trying again later", "more", more)
 	}
 }
 

@@ -47,16 +47,16 @@ func (k *Kernel) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer k.Close()
-	wg.Go(func() { k.lis.run(k.wake.Set) })
-	wg.Go(func() { k.sysctls.watch.run(k.wake.Set) })
-	if k.offloads != nil {
-		wg.Go(func() { k.offloads.changes.run(k.wake.Set) })
+	wg.Go(func() { k.observer.lis.run(k.wake.Set) })
+	wg.Go(func() { k.actual.sysctls.watch.run(k.wake.Set) })
+	if k.actual.offloads != nil {
+		wg.Go(func() { k.actual.offloads.changes.run(k.wake.Set) })
 	}
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		k.turned()
+		k.writer.pulse.beat()
 		more, err := k.step(ctx)
 		if err != nil {
 			return err
@@ -76,7 +76,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 
 // step is one turn of the loop. It reports whether the next is due at once.
 func (k *Kernel) step(ctx context.Context) (more bool, err error) {
-	if err := k.drain(); err != nil {
+	if err := k.observer.drain(); err != nil {
 		return false, fmt.Errorf("read the kernel's notifications: %w", err)
 	}
 	now := time.Now()
@@ -85,18 +85,18 @@ func (k *Kernel) step(ctx context.Context) (more bool, err error) {
 	}
 	if k.listing.needed() {
 		if now.Before(k.listing.notBefore) || !k.relist(ctx) {
-			k.publishUnderlay()
+			k.observer.publishUnderlay()
 			return false, nil // nothing is written while we do not know
 		}
-		k.drift.log()
+		k.observer.drift.log()
 	}
 	// Asked before the pass: what is said while it runs is for the next one.
 	silent := len(k.want.Silent()) > 0
-	more = k.turn()
+	more = k.writer.turn()
 	if !more && !silent {
 		k.ready.passed()
 	}
-	k.publishUnderlay()
+	k.observer.publishUnderlay()
 	return more && !k.listing.needed(), nil
 }
 
@@ -111,7 +111,7 @@ func (k *Kernel) relist(ctx context.Context) bool {
 	if err != nil {
 		delay := k.listing.backoff.Next()
 		k.log.Error("cannot list the kernel's tables", "reason", why, "error", err, "retry", delay)
-		k.redial(err)
+		k.writer.conn.redial(err)
 		k.listing.notBefore = time.Now().Add(delay)
 		return false
 	}
@@ -129,8 +129,8 @@ func (k *Kernel) pause() time.Duration {
 	} else if next, ok := k.want.Next(); ok {
 		d = min(d, time.Until(next))
 	}
-	if !k.underlay.at.IsZero() {
-		d = min(d, time.Until(k.underlay.at))
+	if !k.observer.underlay.at.IsZero() {
+		d = min(d, time.Until(k.observer.underlay.at))
 	}
 	return max(0, min(d, heartbeat))
 }

@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
@@ -38,27 +36,27 @@ const (
 //
 // What is wanted may change at any time, and what is due with it. So before the
 // work of one kind begins, all that has to come before it is looked at again.
-func (k *Kernel) turn() bool {
+func (wr *writer) turn() bool {
 	for _, kind := range dataplane.Kinds() {
-		ops := k.want.Due(class(kind), false, turnSize)
-		if affectsForwarding(kind) && k.preempted(ops, false, 0, class(kind)) {
-			k.flushDue()
+		ops := wr.want.Due(class(kind), false, turnSize)
+		if affectsForwarding(kind) && wr.preempted(ops, false, 0, class(kind)) {
+			wr.flushDue()
 			return true
 		}
-		k.make(kind, ops)
+		wr.make(kind, ops)
 	}
-	k.flushDue()
-	if k.listing.needed() || k.want.HasDue(false) {
+	wr.flushDue()
+	if wr.listing.needed() || wr.want.HasDue(false) {
 		return true
 	}
-	k.removeAll()
-	return k.want.HasDue(false) || k.want.HasDue(true)
+	wr.removeAll()
+	return wr.want.HasDue(false) || wr.want.HasDue(true)
 }
 
 // flushDue flushes what is queued, unless the tables have to be listed first.
-func (k *Kernel) flushDue() {
-	if !k.listing.needed() {
-		k.flushNextHops()
+func (wr *writer) flushDue() {
+	if !wr.listing.needed() {
+		wr.flushNextHops()
 	}
 }
 
@@ -74,66 +72,66 @@ func affectsForwarding(kind dataplane.Kind) bool {
 // of the classes from one to before another. They are put back then. A next hop
 // must not come before its neighbour is there, nor a neighbour go while a next
 // hop that has just been moved is not yet written.
-func (k *Kernel) preempted(ops []op, remove bool, from, to int) bool {
-	if len(ops) == 0 || !k.want.HasDueIn(remove, from, to) {
+func (wr *writer) preempted(ops []op, remove bool, from, to int) bool {
+	if len(ops) == 0 || !wr.want.HasDueIn(remove, from, to) {
 		return false
 	}
 	results := make([]result, len(ops))
 	for i, o := range ops {
 		results[i] = result{Op: o, Outcome: reconcile.Postponed}
 	}
-	k.report(results)
+	wr.report(results)
 	return true
 }
 
 // make creates and changes.
-func (k *Kernel) make(kind dataplane.Kind, ops []op) {
+func (wr *writer) make(kind dataplane.Kind, ops []op) {
 	switch kind {
 	case dataplane.KindLink:
 		for _, o := range ops {
-			k.putLink(o)
+			wr.putLink(o)
 		}
 	case dataplane.KindSysctl:
 		for _, o := range ops {
-			k.report([]result{k.putSysctl(o)})
+			wr.report([]result{wr.putSysctl(o)})
 		}
 	case dataplane.KindFeature:
 		for _, o := range ops {
-			k.report([]result{k.putFeature(o)})
+			wr.report([]result{wr.putFeature(o)})
 		}
 	default:
-		k.inBatches(ops, k.encodePut, k.judgePut)
+		wr.inBatches(ops, wr.encodePut, wr.judgePut)
 	}
 }
 
 // removeAll removes what is due to go, dependants first. It stops after a
 // turn's worth of one kind, so that nothing goes before what depends on it.
-func (k *Kernel) removeAll() {
+func (wr *writer) removeAll() {
 	for _, kind := range []dataplane.Kind{dataplane.KindNextHopGroup, dataplane.KindNextHop} {
-		hops := k.want.Due(class(kind), true, noLimit)
-		if k.preempted(hops, false, 0, len(dataplane.Kinds())) {
+		hops := wr.want.Due(class(kind), true, noLimit)
+		if wr.preempted(hops, false, 0, len(dataplane.Kinds())) {
 			return
 		}
-		k.removeNextHops(kind, k.removeWithRoutes(hops))
+		wr.removeNextHops(kind, wr.removeWithRoutes(hops))
 	}
 	kinds := dataplane.Kinds()
 	slices.Reverse(kinds)
 	for _, kind := range kinds {
-		ops := k.want.Due(class(kind), true, turnSize)
-		if k.preempted(ops, false, 0, len(kinds)) || k.preempted(ops, true, class(kind)+1, len(kinds)) {
+		ops := wr.want.Due(class(kind), true, turnSize)
+		if wr.preempted(ops, false, 0, len(kinds)) || wr.preempted(ops, true, class(kind)+1, len(kinds)) {
 			return
 		}
 		full := len(ops) == turnSize
 		if !affectsForwarding(kind) {
-			ops = k.keepUsed(ops)
+			ops = wr.keepUsed(ops)
 		}
 		if len(ops) > 0 {
-			k.quiescer.before(kind)
+			wr.quiescer.before(kind)
 		}
 		if kind == dataplane.KindNextHop || kind == dataplane.KindNextHopGroup {
-			k.removeNextHops(kind, ops)
+			wr.removeNextHops(kind, ops)
 		} else {
-			k.remove(kind, ops)
+			wr.remove(kind, ops)
 		}
 		if full {
 			return
@@ -144,19 +142,19 @@ func (k *Kernel) removeAll() {
 // keepUsed holds back the removal of what next hops lead through that could not
 // be moved away or removed: the device with its addresses, the neighbour, its FDB
 // entry. It returns the other ops.
-func (k *Kernel) keepUsed(ops []op) []op {
+func (wr *writer) keepUsed(ops []op) []op {
 	if len(ops) == 0 {
 		return ops
 	}
 	users := make(map[dataplane.Key]dataplane.Key)
-	for _, o := range k.want.Stuck(class(dataplane.KindNextHop)) {
+	for _, o := range wr.want.Stuck(class(dataplane.KindNextHop)) {
 		h, ok := o.Have.(dataplane.NextHop)
 		if !ok {
 			continue
 		}
 		neighbour := dataplane.NeighbourKey{Link: h.Link, Addr: h.Gateway}
 		users[dataplane.LinkKey{Name: h.Link}], users[neighbour] = o.Key, o.Key
-		if have, ok := k.want.Have(neighbour); ok {
+		if have, ok := wr.want.Have(neighbour); ok {
 			if n, ok := have.(dataplane.Neighbour); ok {
 				users[dataplane.FDBKey{Link: n.Link, MAC: n.MAC}] = o.Key
 			}
@@ -173,42 +171,42 @@ func (k *Kernel) keepUsed(ops []op) []op {
 			used = dataplane.LinkKey{Name: a.Link}
 		}
 		if user, ok := users[used]; ok {
-			r := k.waiting.add(o.Key, user, fmt.Errorf("%s leads there and cannot be changed yet", user))
+			r := wr.waiting.add(o.Key, user, fmt.Errorf("%s leads there and cannot be changed yet", user))
 			r.Op = o
 			results = append(results, *r)
 		} else {
 			free = append(free, o)
 		}
 	}
-	k.report(results)
+	wr.report(results)
 	return free
 }
 
 // removeNextHops removes next hops, or groups, but not those that routes or
 // groups use: the kernel would change these with them. They are tried again
 // when the last user is gone.
-func (k *Kernel) removeNextHops(kind dataplane.Kind, ops []op) {
+func (wr *writer) removeNextHops(kind dataplane.Kind, ops []op) {
 	var free []op
 	var results []result
 	for _, o := range ops {
 		id := idOf(o.Key)
-		if n := k.hops.users[id]; n > 0 {
-			k.hops.held[id] = o.Key
+		if n := wr.hops.users[id]; n > 0 {
+			wr.hops.held[id] = o.Key
 			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes or groups use it", n)})
 		} else {
 			free = append(free, o)
 		}
 	}
-	k.report(results)
-	k.remove(kind, free)
+	wr.report(results)
+	wr.remove(kind, free)
 }
 
 // remove removes objects of one kind.
-func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
+func (wr *writer) remove(kind dataplane.Kind, ops []op) {
 	switch kind {
 	case dataplane.KindLink:
 		for _, o := range ops {
-			k.removeLink(o)
+			wr.removeLink(o)
 		}
 	case dataplane.KindSysctl, dataplane.KindFeature:
 		// What the value was before is not known: it stays.
@@ -216,22 +214,22 @@ func (k *Kernel) remove(kind dataplane.Kind, ops []op) {
 		for i, o := range ops {
 			results[i] = result{Op: o}
 		}
-		k.report(results)
+		wr.report(results)
 	default:
-		k.inBatches(ops, k.encodeRemove, judgeRemove)
+		wr.inBatches(ops, wr.encodeRemove, judgeRemove)
 	}
 }
 
 // removeTogether removes those of the next hops all of whose routes are to go
 // too, which takes the routes along in one message, and returns the others.
-func (k *Kernel) removeWithRoutes(hops []op) []op {
-	worth := func(o op) bool { return k.hops.worthFlushing(idOf(o.Key)) }
+func (wr *writer) removeWithRoutes(hops []op) []op {
+	worth := func(o op) bool { return wr.hops.worthFlushing(idOf(o.Key)) }
 	if !slices.ContainsFunc(hops, worth) {
 		return hops
 	}
 	routes := map[dataplane.NextHopID][]result{}
-	all := k.want.Due(class(dataplane.KindRoute), true, noLimit)
-	if k.preempted(all, false, 0, len(dataplane.Kinds())) {
+	all := wr.want.Due(class(dataplane.KindRoute), true, noLimit)
+	if wr.preempted(all, false, 0, len(dataplane.Kinds())) {
 		return hops
 	}
 	for _, o := range all {
@@ -241,18 +239,18 @@ func (k *Kernel) removeWithRoutes(hops []op) []op {
 	var whole, rest []op
 	for _, o := range hops {
 		id := idOf(o.Key)
-		if worth(o) && len(routes[id]) == k.hops.users[id] {
+		if worth(o) && len(routes[id]) == wr.hops.users[id] {
 			whole = append(whole, o)
 		} else {
 			rest = append(rest, o)
 		}
 	}
-	k.inBatches(whole, k.encodeRemove, func(o op, err error) result {
+	wr.inBatches(whole, wr.encodeRemove, func(o op, err error) result {
 		r := judgeRemove(o, err)
 		if r.Outcome == reconcile.Succeeded {
 			id := idOf(o.Key)
-			k.wrote(dataplane.KindRoute, true, len(routes[id]))
-			k.report(routes[id])
+			wr.wrote(dataplane.KindRoute, true, len(routes[id]))
+			wr.report(routes[id])
 			delete(routes, id)
 		}
 		return r
@@ -261,7 +259,7 @@ func (k *Kernel) removeWithRoutes(hops []op) []op {
 		for i := range list {
 			list[i].Outcome = reconcile.Postponed
 		}
-		k.report(list)
+		wr.report(list)
 	}
 	return rest
 }
@@ -269,7 +267,7 @@ func (k *Kernel) removeWithRoutes(hops []op) []op {
 // inBatches sends a message for each op, many at once. encode appends it to
 // the builder, or returns what else becomes of the op; judge turns the
 // kernel's answer into a result.
-func (k *Kernel) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
+func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
 	var b builder
 	for len(ops) > 0 {
 		n := min(len(ops), batchSize)
@@ -285,21 +283,21 @@ func (k *Kernel) inBatches(ops []op, encode func(*builder, op) *result, judge fu
 			}
 		}
 		ops = ops[n:]
-		results = append(results, k.sendAll(&b, sent, encode, judge)...)
-		k.report(results)
-		k.turned()
+		results = append(results, wr.sendAll(&b, sent, encode, judge)...)
+		wr.report(results)
+		wr.pulse.beat()
 	}
 }
 
 // sendAll sends the messages in b, which are those of ops, and judges the
 // answers. What the kernel was short of something for is sent again.
-func (k *Kernel) sendAll(b *builder, ops []op, encode func(*builder, op) *result, judge func(op, error) result) []result {
+func (wr *writer) sendAll(b *builder, ops []op, encode func(*builder, op) *result, judge func(op, error) result) []result {
 	var results []result
 	for try := 0; len(ops) > 0; try++ {
-		k.writes.Add(int64(b.Len()))
-		errs, err := k.conn.Batch(&b.Batch, nil)
+		wr.writes.Add(int64(b.Len()))
+		errs, err := wr.conn.Batch(&b.Batch, nil)
 		if err != nil {
-			k.redial(err)
+			wr.conn.redial(err)
 			for _, o := range ops {
 				results = append(results, result{Op: o, Outcome: reconcile.Refused, Err: err})
 			}
@@ -318,7 +316,7 @@ func (k *Kernel) sendAll(b *builder, ops []op, encode func(*builder, op) *result
 			}
 			results = append(results, r)
 		}
-		k.wrote(ops[0].Key.Kind(), !ops[0].Wanted, done)
+		wr.wrote(ops[0].Key.Kind(), !ops[0].Wanted, done)
 		ops = nil
 		b.Reset()
 		for _, o := range again {
@@ -338,131 +336,102 @@ func transient(err error) bool {
 	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
 
-func (k *Kernel) wrote(kind dataplane.Kind, removed bool, n int) {
+func (wr *writer) wrote(kind dataplane.Kind, removed bool, n int) {
 	switch kind {
 	case dataplane.KindRoute, dataplane.KindNextHop, dataplane.KindNextHopGroup:
-		k.quiescer.needed = k.quiescer.needed || n > 0
+		wr.quiescer.needed = wr.quiescer.needed || n > 0
 	default:
 	}
-	if h := k.cfg.Hooks.Written; h != nil && n > 0 {
+	if h := wr.cfg.Hooks.Written; h != nil && n > 0 {
 		h(kind, removed, n)
 	}
 }
 
-func (k *Kernel) turned() { k.alive.Store(time.Now().UnixNano()) }
-
-// redial replaces a broken connection. What became of the last requests is
-// not known, so everything is listed again.
-func (k *Kernel) redial(why error) {
-	k.listing.ask("connection broken")
-	k.log.Warn("connection to the kernel broken, opening another", "error", why)
-	var c *nl.Conn
-	err := k.ns.do(func() (err error) {
-		c, err = dialConn()
-		return err
-	})
-	if err == nil {
-		if err = k.lis.ignore(c.Port()); err != nil {
-			c.Close()
-		}
-	}
-	if err != nil {
-		k.log.Error("connection to the kernel cannot be opened", "error", err)
-		return // the old one is tried again with the next listing
-	}
-	if r, ok := k.conn.(interface{ replace(*nl.Conn) }); ok {
-		r.replace(c)
-		return
-	}
-	k.conn.Close()
-	k.conn = c
-}
-
 // encodePut appends the message that makes o.Want be there.
-func (k *Kernel) encodePut(b *builder, o op) *result {
+func (wr *writer) encodePut(b *builder, o op) *result {
 	if err := validate(o.Want); err != nil {
 		return &result{Outcome: reconcile.Refused, Err: err}
 	}
 	switch w := o.Want.(type) {
 	case dataplane.Address:
-		if !k.ownsName(w.Link) {
-			return k.waitForLink(o.Key, w.Link)
+		if !wr.ownsName(w.Link) {
+			return wr.waitForLink(o.Key, w.Link)
 		}
-		b.address(unix.RTM_NEWADDR, createReplace, w.Prefix, k.mirror.names[w.Link])
+		b.address(unix.RTM_NEWADDR, createReplace, w.Prefix, wr.mirror.names[w.Link])
 	case dataplane.Neighbour:
-		if !k.usable(w.Link) {
-			return k.waitForLink(o.Key, w.Link)
+		if !wr.usable(w.Link) {
+			return wr.waitForLink(o.Key, w.Link)
 		}
-		b.putNeighbour(w, k.mirror.names[w.Link])
+		b.putNeighbour(w, wr.mirror.names[w.Link])
 	case dataplane.FDBEntry:
-		if !k.usable(w.Link) {
-			return k.waitForLink(o.Key, w.Link)
+		if !wr.usable(w.Link) {
+			return wr.waitForLink(o.Key, w.Link)
 		}
-		b.putFDB(w, k.mirror.names[w.Link])
+		b.putFDB(w, wr.mirror.names[w.Link])
 	case dataplane.NextHop:
-		return k.encodeNextHop(b, o, w)
+		return wr.encodeNextHop(b, o, w)
 	case dataplane.NextHopGroup:
-		return k.encodeGroup(b, o, w)
+		return wr.encodeGroup(b, o, w)
 	case dataplane.Route:
-		return k.encodeRoute(b, o, w)
+		return wr.encodeRoute(b, o, w)
 	}
 	return nil
 }
 
 // usable reports whether neighbours may be set on a device: ours, and there.
-func (k *Kernel) usable(name string) bool {
-	return isWorkload(name) && k.mirror.link(name) != nil || k.ownsName(name)
+func (ac *actual) usable(name string) bool {
+	return isWorkload(name) && ac.mirror.link(name) != nil || ac.ownsName(name)
 }
 
-func (k *Kernel) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
-	k.applyFlushOf(w.ID)
-	if s, ok := k.mirror.nextHops[w.ID]; ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
+func (wr *writer) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
+	wr.applyFlushOf(w.ID)
+	if s, ok := wr.mirror.nextHops[w.ID]; ok {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, wr.cfg.Protocol}}
 	}
-	l := k.mirror.link(w.Link)
+	l := wr.mirror.link(w.Link)
 	if l == nil {
-		return k.waitForLink(o.Key, w.Link)
+		return wr.waitForLink(o.Key, w.Link)
 	}
 	if !l.carrier() {
-		return k.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
+		return wr.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
 	}
 	if l.kind == string(dataplane.LinkIP6TNL) && !w.Gateway.Is6() {
 		return &result{Outcome: reconcile.Refused, Err: check(false, "gateway", "a tunnel over IPv6 leads to an IPv6 address")}
 	}
-	b.putNextHop(w, o.Exists, k.cfg.Protocol, l)
+	b.putNextHop(w, o.Exists, wr.cfg.Protocol, l)
 	return nil
 }
 
-func (k *Kernel) encodeRoute(b *builder, o op, w dataplane.Route) *result {
-	if s, ok := k.mirror.foreignRoute(o.Key.(dataplane.RouteKey)); ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, k.cfg.Protocol}}
+func (wr *writer) encodeRoute(b *builder, o op, w dataplane.Route) *result {
+	if s, ok := wr.mirror.foreignRoute(o.Key.(dataplane.RouteKey)); ok {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, wr.cfg.Protocol}}
 	}
 	link := 0
 	switch {
 	case w.NextHop != 0:
-		if !k.hops.has(w.NextHop) {
-			return k.waiting.add(o.Key, dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
+		if !wr.hops.has(w.NextHop) {
+			return wr.waiting.add(o.Key, dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
 		}
 	case w.Link != "":
-		l := k.mirror.link(w.Link)
+		l := wr.mirror.link(w.Link)
 		if l == nil {
-			return k.waitForLink(o.Key, w.Link)
+			return wr.waitForLink(o.Key, w.Link)
 		}
 		if !l.up() {
-			return k.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
+			return wr.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
 		}
 		link = l.index
 	}
 	if w.MTU != 0 {
-		k.hops.measured[w.NextHop] = struct{}{}
+		wr.hops.measured[w.NextHop] = struct{}{}
 	}
-	_, bare := k.hops.measured[w.NextHop]
-	b.putRoute(w, o.Exists && !k.hops.wasFlushed(o.Have), k.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
+	_, bare := wr.hops.measured[w.NextHop]
+	b.putRoute(w, o.Exists && !wr.hops.wasFlushed(o.Have), wr.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
 	return nil
 }
 
-func (k *Kernel) waitForLink(who dataplane.Key, name string) *result {
-	return k.waiting.add(who, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
+func (wr *writer) waitForLink(who dataplane.Key, name string) *result {
+	return wr.waiting.add(who, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
 }
 
 // waiting lists who waits for what.
@@ -482,13 +451,13 @@ func (w waiting) take(what dataplane.Key) []dataplane.Key {
 }
 
 // judgePut says what an answer to encodePut's message means.
-func (k *Kernel) judgePut(o op, err error) result {
+func (wr *writer) judgePut(o op, err error) result {
 	switch {
 	case err == nil:
-		return k.madeGroup(o)
+		return wr.madeGroup(o)
 	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENETDOWN):
 		// It went after we looked: looking again finds out what to wait for.
-		if k.doubted.first(o.Key) {
+		if wr.doubted.first(o.Key) {
 			return result{Outcome: reconcile.Postponed}
 		}
 	case o.Exists && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)):
@@ -496,13 +465,13 @@ func (k *Kernel) judgePut(o op, err error) result {
 	case !o.Exists && errors.Is(err, unix.EEXIST):
 		// Ours, and we lost sight of it, or a foreign one that has just come:
 		// a listing tells.
-		if k.doubted.first(o.Key) {
-			k.listing.ask("found what should not be there")
+		if wr.doubted.first(o.Key) {
+			wr.listing.ask("found what should not be there")
 			return result{Outcome: reconcile.Postponed}
 		}
 	}
 	if o.Attempts == 0 {
-		k.listing.ask("an object was refused")
+		wr.listing.ask("an object was refused")
 	}
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: run as root or give the process CAP_NET_ADMIN", err)
@@ -525,16 +494,16 @@ func (d doubted) first(key dataplane.Key) bool {
 }
 
 // encodeRemove appends the message that removes what o.Have is.
-func (k *Kernel) encodeRemove(b *builder, o op) *result {
+func (wr *writer) encodeRemove(b *builder, o op) *result {
 	link := 0
 	switch o.Key.Kind() {
 	case dataplane.KindRoute:
-		if k.hops.wasFlushed(o.Have) {
+		if wr.hops.wasFlushed(o.Have) {
 			return &result{}
 		}
 	case dataplane.KindAddress, dataplane.KindNeighbour, dataplane.KindFDB:
 		var ok bool
-		if link, ok = k.mirror.names[linkName(o.Have)]; !ok {
+		if link, ok = wr.mirror.names[linkName(o.Have)]; !ok {
 			return &result{} // it went with its device
 		}
 	}
@@ -548,9 +517,9 @@ func (k *Kernel) encodeRemove(b *builder, o op) *result {
 	case dataplane.NextHopKey, dataplane.NextHopGroupKey:
 		b.deleteNextHop(idOf(key))
 	case dataplane.RouteKey:
-		b.deleteRoute(key, 0, k.cfg.Protocol)
+		b.deleteRoute(key, 0, wr.cfg.Protocol)
 	case noncanonicalRouteKey:
-		b.deleteRoute(key.RouteKey, key.tos, k.cfg.Protocol)
+		b.deleteRoute(key.RouteKey, key.tos, wr.cfg.Protocol)
 	}
 	return nil
 }

@@ -165,10 +165,10 @@ func TestUnchangedWorldSeesNoMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ear.Close()
-	ports := map[uint32]bool{k.conn.Port(): true}
+	ports := map[uint32]bool{k.writer.conn.Port(): true}
 	k.stop()
 	k = l.start(everyCheck(time.Millisecond))
-	ports[k.conn.Port()] = true
+	ports[k.writer.conn.Port()] = true
 	k.wait(k.Replace(dataplane.SourceCore, objs))
 	k.synced()
 	k.ready()
@@ -196,7 +196,7 @@ func TestUnchangedWorldSeesNoMessage(t *testing.T) {
 		}
 		return fmt.Errorf("%d messages, none about the new route", len(events))
 	})
-	if n := k.writes.Load(); n != 1 {
+	if n := k.writer.writes.Load(); n != 1 {
 		t.Errorf("%d writes, want the one", n)
 	}
 }

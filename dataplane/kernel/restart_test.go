@@ -30,7 +30,7 @@ func TestRestartOnAProgrammedKernelWritesNothing(t *testing.T) {
 	k.wait(k.Replace(dataplane.SourceCore, host()))
 	k.synced()
 	k.ready()
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes to a kernel that was as wanted\n%s", n, k.log)
 	}
 	for _, s := range k.Statuses() {
@@ -54,7 +54,7 @@ func TestIdleKernelWritesNothing(t *testing.T) {
 	k.synced()
 	k.put(host()...)
 	k.ready()
-	n := k.writes.Load()
+	n := k.writer.writes.Load()
 	await.Until(t, "twenty checks", func() error {
 		k.Alive() // the loop turns by itself
 		if c := strings.Count(k.log.String(), "tables listed"); c < 20 {
@@ -62,7 +62,7 @@ func TestIdleKernelWritesNothing(t *testing.T) {
 		}
 		return nil
 	})
-	if now := k.writes.Load(); now != n {
+	if now := k.writer.writes.Load(); now != n {
 		t.Errorf("%d writes while nothing changed", now-n)
 	}
 	k.stop()
@@ -107,7 +107,7 @@ func TestLeftoversAreSweptOnlyAfterSync(t *testing.T) {
 	if now := l.run("ip -d route", "ip nexthop"); !strings.Contains(now, "nhid 7") || len(now) < len(all) {
 		t.Errorf("something was swept before all were synced:\n%s", now)
 	}
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes before all were synced", n)
 	}
 	k.Synced(dataplane.SourceWorkload)

@@ -147,7 +147,7 @@ func (l *lab) isAsAFreshStartMakesIt(k *running, objs []dataplane.Object) {
 	next.synced()
 	next.ready()
 	next.settled()
-	if n := next.writes.Load(); n != 0 {
+	if n := next.writer.writes.Load(); n != 0 {
 		l.t.Errorf("a fresh start writes %d times:\n%s", n, next.log)
 	}
 	next.stop()

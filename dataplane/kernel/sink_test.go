@@ -29,9 +29,9 @@ func TestNextHopSwapIsOneMessage(t *testing.T) {
 		objs = append(objs, route(fmt.Sprintf("172.16.%d.0/24", i), 8))
 	}
 	k.put(objs...)
-	n := k.writes.Load()
+	n := k.writer.writes.Load()
 	k.put(via(8, "10.0.0.3", "up0"))
-	if d := k.writes.Load() - n; d != 1 {
+	if d := k.writer.writes.Load() - n; d != 1 {
 		t.Errorf("%d messages", d)
 	}
 	if out := l.run("ip route show proto 77"); strings.Count(out, "via 10.0.0.3") != 256 {
@@ -85,14 +85,14 @@ func TestTwentyThousandRoutes(t *testing.T) {
 	k.wait(k.Replace(dataplane.SourceCore, objs))
 	k.synced()
 	k.ready()
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes after a restart", n)
 	}
 	// All routes of a next hop go with it in one message.
 	k.wait(k.Replace(dataplane.SourceCore, []dataplane.Object{objs[1], objs[len(objs)-1]}))
 	l.shows("ip route show proto 77", "10.8.0.0/16 nhid 9 via 10.0.0.3 dev up0 onlink")
 	l.shows("ip nexthop", "id 9 via 10.0.0.3 dev up0 scope link proto 77 onlink")
-	if n := k.writes.Load(); n != 1 {
+	if n := k.writer.writes.Load(); n != 1 {
 		t.Errorf("%d writes to remove a next hop and all its routes", n)
 	}
 	mu.Lock()
@@ -208,7 +208,7 @@ fd00:3::5 dev up0 metric 1024 pref medium`
 	k.wait(k.Replace(dataplane.SourceCore, objs))
 	k.synced()
 	k.ready()
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes after a restart", n)
 	}
 	k.del(objs...)

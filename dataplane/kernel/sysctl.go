@@ -111,30 +111,30 @@ func readNumber(name string) int {
 }
 
 // putSysctl makes a setting be as wanted; one that is already is not written.
-func (k *Kernel) putSysctl(o op) result {
+func (wr *writer) putSysctl(o op) result {
 	w := o.Want.(dataplane.Sysctl)
 	if err := validate(w); err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
 	// Watched before it is read, so that no write is missed.
-	if err := k.ns.do(func() error { return k.sysctls.watch.add(w.Name) }); err != nil && !errors.Is(err, unix.ENOENT) {
-		k.log.Debug("only the full check will notice a change", "sysctl", w.Name, "error", err)
+	if err := wr.ns.do(func() error { return wr.sysctls.watch.add(w.Name) }); err != nil && !errors.Is(err, unix.ENOENT) {
+		wr.log.Debug("only the full check will notice a change", "sysctl", w.Name, "error", err)
 	}
-	now, ok, err := k.sysctls.read(w.Name)
+	now, ok, err := wr.sysctls.read(w.Name)
 	if err == nil && !ok {
 		if link := sysctlLink(w.Name); link != "" {
-			r := k.waitForLink(o.Key, link)
+			r := wr.waitForLink(o.Key, link)
 			r.Op = o
 			return *r
 		}
 		err = fmt.Errorf("no such setting in this kernel: is its module loaded?")
 	}
 	if err == nil && now != w.Value {
-		k.writes.Add(1)
-		if err = k.sysctls.write(w.Name, w.Value); err == nil {
-			k.wrote(dataplane.KindSysctl, false, 1)
+		wr.writes.Add(1)
+		if err = wr.sysctls.write(w.Name, w.Value); err == nil {
+			wr.wrote(dataplane.KindSysctl, false, 1)
 			if !isWorkload(sysctlLink(w.Name)) {
-				k.underlay.changed() // the underlay tells some of them
+				wr.underlay.changed() // the underlay tells some of them
 			}
 		}
 	}

@@ -30,7 +30,7 @@ type publisher struct {
 // changed. Changes are gathered for 10 ms. A slow reader gets only the newest
 // snapshot. The channel is closed when ctx ends or the Kernel stops.
 func (k *Kernel) Underlay(ctx context.Context) <-chan dataplane.Underlay {
-	return k.underlay.subscribe(ctx)
+	return k.observer.underlay.subscribe(ctx)
 }
 
 func (s *publisher) subscribe(ctx context.Context) <-chan dataplane.Underlay {
@@ -98,16 +98,16 @@ func (s *publisher) changed() {
 
 // publishUnderlay publishes the underlay when it is time. To render a large one
 // takes long, so the pause grows with it: at most a tenth of the time goes there.
-func (k *Kernel) publishUnderlay() {
+func (ob *observer) publishUnderlay() {
 	start := time.Now()
-	if k.underlay.at.IsZero() || start.Before(k.underlay.at) {
+	if ob.underlay.at.IsZero() || start.Before(ob.underlay.at) {
 		return
 	}
-	k.underlay.at = time.Time{}
-	u := k.mirror.underlay()
-	if err := k.sysctls.addTo(&u); err != nil {
-		k.log.Warn("settings of devices cannot be read", "error", err)
+	ob.underlay.at = time.Time{}
+	u := ob.mirror.underlay()
+	if err := ob.sysctls.addTo(&u); err != nil {
+		ob.log.Warn("settings of devices cannot be read", "error", err)
 	}
-	k.underlay.publish(u)
-	k.underlay.pause = max(coalesce, 10*time.Since(start))
+	ob.underlay.publish(u)
+	ob.underlay.pause = max(coalesce, 10*time.Since(start))
 }

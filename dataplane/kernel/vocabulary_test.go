@@ -140,7 +140,7 @@ func TestDualStackIsMadeKeptAndRemoved(t *testing.T) {
 	k.synced()
 	k.ready()
 	// Of offloads and sysctls the values are read, not written.
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes to a kernel that was as wanted\n%s", n, k.log)
 	}
 	k.del(dual()...)
@@ -207,14 +207,14 @@ func TestPortOfTheDeviceIsNoPort(t *testing.T) {
 	objs[4] = e
 	k.put(objs...)
 	k.ready()
-	n, checks := k.writes.Load(), strings.Count(k.log.String(), "tables listed")
+	n, checks := k.writer.writes.Load(), strings.Count(k.log.String(), "tables listed")
 	await.Until(t, "five checks", func() error {
 		if c := strings.Count(k.log.String(), "tables listed"); c < checks+5 {
 			return fmt.Errorf("%d checks", c-checks)
 		}
 		return nil
 	})
-	if now := k.writes.Load(); now != n {
+	if now := k.writer.writes.Load(); now != n {
 		t.Errorf("%d writes while nothing changed", now-n)
 	}
 	// From and to another port, in place.
@@ -359,7 +359,7 @@ func TestIP6TNL(t *testing.T) {
 	k.wait(k.Replace(dataplane.SourceCore, append([]dataplane.Object{tun}, objs[1:]...)))
 	k.synced()
 	k.ready()
-	if n := k.writes.Load(); n != 0 {
+	if n := k.writer.writes.Load(); n != 0 {
 		t.Errorf("%d writes to a kernel that was as wanted\n%s", n, k.log)
 	}
 	k.stop()

@@ -130,50 +130,50 @@ func inotifyEvents(b []byte) func(yield func(int32) bool) {
 }
 
 // drainSettings applies what somebody wrote to settings and offloads.
-func (k *Kernel) drainSettings() error {
-	written, undone := k.sysctls.watch.take()
+func (ob *observer) drainSettings() error {
+	written, undone := ob.sysctls.watch.take()
 	if undone {
-		k.listing.ask("notifications of sysctls were lost")
+		ob.listing.ask("notifications of sysctls were lost")
 	}
 	for name, at := range written {
-		k.drift.notice = notice{"inotify", at}
-		k.reread(name)
+		ob.drift.notice = notice{"inotify", at}
+		ob.reread(name)
 	}
-	if k.offloads == nil {
+	if ob.offloads == nil {
 		return nil
 	}
-	events, overrun, err := k.offloads.changes.take()
+	events, overrun, err := ob.offloads.changes.take()
 	if overrun {
-		k.listing.ask("notifications of offloads were lost")
+		ob.listing.ask("notifications of offloads were lost")
 	}
 	seen := map[int]bool{}
 	for _, m := range events {
 		f, ok := parseFeatures(m.Body)
-		if m.Type != k.offloads.family || !ok || seen[f.link] {
+		if m.Type != ob.offloads.family || !ok || seen[f.link] {
 			continue
 		}
 		seen[f.link] = true // what is read is of now, after all of the events
-		k.drift.notice = notice{"ETHTOOL_MSG_FEATURES_NTF", m.at}
-		k.haveFeatures(k.mirror.linkName(f.link), k.set)
+		ob.drift.notice = notice{"ETHTOOL_MSG_FEATURES_NTF", m.at}
+		ob.haveFeatures(ob.mirror.linkName(f.link), ob.set)
 	}
 	return err
 }
 
 // reread looks at a setting that somebody may have written.
-func (k *Kernel) reread(name string) {
+func (ob *observer) reread(name string) {
 	o := dataplane.Sysctl{Name: name}
-	if _, ok := k.sysctls.made[o.Key()]; !ok {
+	if _, ok := ob.sysctls.made[o.Key()]; !ok {
 		return
 	}
-	v, ok, err := k.sysctls.read(name)
+	v, ok, err := ob.sysctls.read(name)
 	switch {
 	case err != nil:
-		k.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
+		ob.log.Warn("sysctl cannot be read", "sysctl", name, "error", err)
 	case !ok:
-		k.lose(o.Key())
+		ob.lose(o.Key())
 	default:
 		o.Value = v
-		k.set(o)
+		ob.set(o)
 	}
 }
 
@@ -198,18 +198,18 @@ func parseNetconf(b []byte) (link int, ok bool) {
 
 // netconfEvent looks again at the settings of a device, or at those that are
 // of no device.
-func (k *Kernel) netconfEvent(link int) {
+func (ob *observer) netconfEvent(link int) {
 	if link > allDevices {
-		for key := range k.onLink[k.mirror.linkName(link)] {
+		for key := range ob.onLink[ob.mirror.linkName(link)] {
 			if s, ok := key.(dataplane.SysctlKey); ok {
-				k.reread(s.Name)
+				ob.reread(s.Name)
 			}
 		}
 		return
 	}
-	for key := range k.sysctls.made {
+	for key := range ob.sysctls.made {
 		if s := key.(dataplane.SysctlKey); sysctlLink(s.Name) == "" {
-			k.reread(s.Name)
+			ob.reread(s.Name)
 		}
 	}
 }
