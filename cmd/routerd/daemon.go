@@ -77,7 +77,7 @@ type router struct {
 	policy  *policies // nil: switched off
 
 	presence *presence.Keeper
-	refused  chan struct{} // another machine has this host's name
+	refused  async.Signal // another machine has this host's name
 
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
 	noPolicy error                 // why this kernel cannot enforce policy

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/presence"
 )
 
@@ -31,17 +32,12 @@ func (d *router) newPresence() error {
 	if err != nil {
 		return err
 	}
-	d.refused = make(chan struct{}, 1)
+	d.refused = async.NewSignal()
 	d.presence = presence.New(presence.Config{
 		Node: d.name, Store: d.store, File: file, Self: self,
 		Disown: d.attach.Disown, Doubt: d.doubt, Verified: d.attach.Verified, Outage: d.cluster.SetOutage,
-		Refused: func(context.Context) {
-			select {
-			case d.refused <- struct{}{}:
-			default:
-			}
-		},
-		Log: d.log.With("component", "presence"),
+		Refused: func(context.Context) { d.refused.Set() },
+		Log:     d.log.With("component", "presence"),
 	})
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 // is an error. What keeps a host that is registered from another address is
 // none: it is told in [Status.AddressErr].
 func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.Node) (again time.Duration, err error) {
-	st, forms := a.Status(), a.publishedEncaps()
+	st, encaps := a.Status(), a.publishedEncaps()
 	chosen, trouble, failed := chooseAll(a.situation(u, self, st))
 	again = a.noteMissing(chosen)
 	absent := slices.ContainsFunc(slices.Collect(maps.Values(chosen)), func(c choice) bool { return c.Missing })
@@ -31,7 +31,7 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		// step. So does what it said of its packets, by which others go on to
 		// take them in.
 		setTunnels(n, st.Tunnels)
-		store.SetNodeEncaps(n, forms)
+		store.SetNodeEncaps(n, encaps)
 	}}
 	differ := !st.Registered
 	found := map[dataplane.Family]Detected{}

@@ -243,7 +243,7 @@ const (
 // Run works until ctx ends. A failed attempt is repeated with growing pauses,
 // and at once when the store or the underlay changes.
 func (a *Agent) Run(ctx context.Context) error {
-	retry := retryMin
+	retry := async.Backoff{Min: retryMin, Max: retryMax}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	conditions := time.NewTicker(conditionsEvery)
@@ -261,12 +261,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		again, err := a.attempt(ctx)
 		a.note(err)
 		if err == nil {
-			retry = retryMin
-		} else {
-			if again == 0 || again > retry {
-				again = retry
-			}
-			retry = min(2*retry, retryMax)
+			retry.Reset()
+		} else if pause := retry.Next(); again == 0 || again > pause {
+			again = pause
 		}
 		if again > 0 {
 			timer.Reset(again)

@@ -23,12 +23,12 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 	have := map[Tunnel]netip.Addr{}
 	spare := map[Tunnel]bool{}
 	differ := false
-	forms := store.NodeEncapsOf(self)
+	encaps := store.NodeEncapsOf(self)
 	var errs []error
 	for _, t := range AllTunnels() {
 		published := nodeTunnel(self, t)
 		var addr netip.Addr
-		if !want[t] && t.travels(forms) {
+		if !want[t] && t.travels(encaps) {
 			addr = published
 		}
 		if want[t] {

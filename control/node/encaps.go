@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -20,22 +21,20 @@ const (
 // succeeds or ctx ends: while the datastore is away, and while the resource is
 // missing, until the host is registered.
 func (a *Agent) PublishEncaps(ctx context.Context, f store.NodeEncaps) (store.Revision, error) {
-	told := false
-	for pause := publishMin; ; pause = min(2*pause, publishMax) {
-		rev, err := a.tryPublish(ctx, f)
-		if err == nil {
-			return rev, nil
+	var rev store.Revision
+	logged := false
+	err := async.Retry(ctx, async.Backoff{Min: publishMin, Max: publishMax}, func(ctx context.Context) (err error) {
+		rev, err = a.tryPublish(ctx, f)
+		if err != nil && !logged && ctx.Err() == nil {
+			logged = true
+			a.cfg.Log.Info("the encapsulations of this host are not published yet; will try again", "error", err)
 		}
-		if !told && ctx.Err() == nil {
-			told = true
-			a.cfg.Log.Info("what this host takes in is not published yet; will try again", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return 0, fmt.Errorf("publish what this host takes in: %w", context.Cause(ctx))
-		case <-time.After(pause):
-		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("publish the encapsulations of this host: %w", context.Cause(ctx))
 	}
+	return rev, nil
 }
 
 func (a *Agent) tryPublish(ctx context.Context, f store.NodeEncaps) (store.Revision, error) {
@@ -43,7 +42,7 @@ func (a *Agent) tryPublish(ctx context.Context, f store.NodeEncaps) (store.Revis
 	defer cancel()
 	obj, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
 		if cur.Value == nil {
-			return nil, fmt.Errorf("publish the forms of node %s: %w", a.cfg.Name, store.ErrNotFound)
+			return nil, fmt.Errorf("publish the encapsulations of node %s: %w", a.cfg.Name, store.ErrNotFound)
 		}
 		n := store.Clone(cur.Value).(*store.Node)
 		store.SetNodeEncaps(n, f)
@@ -62,7 +61,7 @@ func (t Tunnel) travels(f store.NodeEncaps) bool {
 	}
 	for _, list := range [][]string{f.Accepts, f.Uses} {
 		for _, s := range list {
-			if form, err := dataplane.ParseEncap(s); err == nil && form.Driver == driver {
+			if e, err := dataplane.ParseEncap(s); err == nil && e.Driver == driver {
 				return true
 			}
 		}
