@@ -122,15 +122,21 @@ func (a *Asker) Run(ctx context.Context, fn func(Event)) error {
 func (a *Asker) List(fn func(Event)) error {
 	var b nl.Batch
 	b.Begin(unix.RTM_GETNEIGH, 0, make([]byte, unix.SizeofNdMsg)...)
+	// fn may wait for somebody who asks meanwhile: it is called when the connection
+	// is free again.
+	var events []Event
 	err := a.requests.Dump(&b, func(m nl.Message) {
 		if e, ok := eventOf(m.Type, m.Body); ok {
-			fn(e)
+			events = append(events, e)
 		}
 	})
 	// A dump that changes interrupted lacks nothing that does not come as a
 	// notice.
 	if err != nil && !errors.Is(err, nl.ErrInterrupted) {
 		return fmt.Errorf("list the kernel's neighbours: %w", err)
+	}
+	for _, e := range events {
+		fn(e)
 	}
 	return nil
 }

@@ -154,6 +154,45 @@ func TestRunTellsWhatIsKnown(t *testing.T) {
 	}
 }
 
+// TestListBesideRun: who hears events may ask before the next one is heard.
+func TestListBesideRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.expect("10.9.0.2", dataplane.Yes)
+	var second *Asker
+	if err := w.a.Do(func() (err error) { second, err = Open(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	heard, listed, ended := make(chan struct{}), make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		once := false
+		_ = second.Run(ctx, func(Event) {
+			if once {
+				return
+			}
+			once = true
+			close(heard)
+			<-ctx.Done() // who hears it is busy
+		})
+	}()
+	<-heard
+	go func() { listed <- second.List(func(Event) {}) }()
+	select {
+	case <-ended:
+		t.Error("Run ended")
+	case err := <-listed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-await.Context(t).Done():
+		t.Error("List waits for who hears the events")
+	}
+	cancel()
+	<-ended
+}
+
 // FuzzEventOf: whatever the kernel says, nothing panics.
 func FuzzEventOf(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 1, 8, 0, 1, 0, 10, 9, 0, 2, 10, 0, 2, 0, 1, 2, 3, 4, 5, 6, 0, 0})

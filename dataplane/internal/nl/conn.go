@@ -133,8 +133,8 @@ func (c *Conn) Close() error {
 
 // Batch sends all messages of b at once and returns the refusals by the message's
 // place. It calls answer, unless that is nil, for each message of the answers,
-// with the place of the request; the body is valid until answer returns. The
-// error is one of the connection: what became of the messages is then not known.
+// with the place of the request; the body is valid until answer returns, which must
+// wait for nobody who may use the connection. The error is one of the connection: what became of the messages is then not known.
 func (c *Conn) Batch(b *Batch, answer func(i int, m Message)) (map[int]error, error) {
 	return c.exchange(b, answer, nil, nil)
 }
@@ -226,7 +226,8 @@ func (r *replies) take(m Message) (done bool, err error) {
 }
 
 // Dump sends the one request in b and calls fn for each message of the answer,
-// whose body is valid until fn returns. After [ErrInterrupted] what fn saw may be
+// whose body is valid until fn returns. The connection is busy meanwhile: fn must
+// wait for nobody who may use it. After [ErrInterrupted] what fn saw may be
 // incomplete.
 func (c *Conn) Dump(b *Batch, fn func(Message)) error {
 	c.mu.Lock()
