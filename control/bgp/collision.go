@@ -24,6 +24,9 @@ const (
 	// unheard is for how long what a peer has sent is left unread on a connection
 	// that GoBGP has lost. Whatever it uses has a reader.
 	unheard = time.Second
+	// looks is how often a lost connection is looked for after a session fell back: what
+	// shows it, the peer's next message, may come later than that.
+	looks = 5
 )
 
 // mindCollision sees to connections that GoBGP loses when two of a session
@@ -37,13 +40,14 @@ const (
 // falls back from OpenConfirm, and when it stays there. Where GoBGP never
 // connects itself nothing collides.
 func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
-	wait := time.Duration(0)
+	wait, times := time.Duration(0), 1
 	switch {
 	case ss.peer.Passive || !s.engine.listen:
 		return
 	case ss.state == packet.BGP_FSM_OPENCONFIRM && was != packet.BGP_FSM_OPENCONFIRM:
 		wait = confirmed
 	case ss.state == packet.BGP_FSM_IDLE && was == packet.BGP_FSM_OPENCONFIRM:
+		times = looks
 	default:
 		return
 	}
@@ -52,18 +56,22 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 	stays := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return e.ctx.Err() == nil && s.engine == e && s.sessions[peer.Addr] == ss && ss.attempt == attempt && ss.state == state
+		return e.ctx.Err() == nil && s.engine == e && s.sessions[peer.Addr] == ss && ss.attempt == attempt &&
+			(ss.state == state || state == packet.BGP_FSM_IDLE && ss.state < packet.BGP_FSM_OPENSENT)
 	}
 	e.wg.Go(func() {
 		pause(e.ctx, wait)
-		e.looking.Lock() // one look at a time: each walks all descriptors
-		defer e.looking.Unlock()
-		if !stays() {
-			return
-		}
-		n, err := endLost(e.ctx, peer.Addr, e.port)
-		if n > 0 || err != nil {
-			s.log.Info("ended connections that had collided", "peer", peer.Name, "address", peer.Addr, "connections", n, "error", err)
+		for ; times > 0 && stays(); times-- {
+			e.looking.Lock() // one look at a time: each walks all descriptors
+			n, err := endLost(e.ctx, peer.Addr, e.port)
+			e.looking.Unlock()
+			if n > 0 || err != nil {
+				s.log.Info("ended connections that had collided", "peer", peer.Name, "address", peer.Addr, "connections", n, "error", err)
+				return
+			}
+			if times > 1 {
+				pause(e.ctx, unheard)
+			}
 		}
 	})
 }
