@@ -135,11 +135,15 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	if err := d.openStore(ctx); err != nil {
 		return d, err
 	}
-	d.cluster = cluster.New(cluster.Config{Store: d.store, Node: name, Log: log.With("component", "cluster")})
+	d.cluster = cluster.New(cluster.Config{
+		Store: d.store, Node: name, Log: log.With("component", "cluster"),
+		File: clusterFile(c), PreviousFile: previousPolicyFile(c),
+	})
 	d.follow = follow(d.cluster, c.BGP.Enabled)
 	if err := d.newPolicy(); err != nil {
 		return d, err
 	}
+	d.loadCluster()
 	var restarting bool
 	if c.BGP.Enabled {
 		if restarting, err = d.markBGP(); err != nil {
@@ -272,6 +276,9 @@ func (d *router) close() error {
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())
+	}
+	if d.cluster != nil {
+		errs = append(errs, d.cluster.Close())
 	}
 	errs = append(errs, d.policy.close())
 	if d.kernel != nil {
@@ -432,6 +439,23 @@ func follow(c *cluster.Cluster, speaksBGP bool) followers {
 		f.bgp = c.Follow(bgp.Kinds()...)
 	}
 	return f
+}
+
+// clusterFile is where the copy of the cluster is kept on disk.
+func clusterFile(c config.Config) string { return filepath.Join(c.StateDir, "cluster.journal") }
+
+// previousPolicyFile is where the version before kept what concerns policy.
+func previousPolicyFile(c config.Config) string { return filepath.Join(c.StateDir, "policy.journal") }
+
+// loadCluster has those start with what the disk has of the cluster that may go by it
+// while the datastore does not answer.
+func (d *router) loadCluster() {
+	if d.loadsPolicy() {
+		d.cluster.Load(d.follow.policy)
+	}
+	if d.follow.policy.FromDisk() {
+		d.setPolicyMark()
+	}
 }
 
 // each has a part apply what a follower brings.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/enforce"
 	"github.com/routerd/routerd/control/flows"
-	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/operator"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
@@ -27,13 +25,11 @@ import (
 
 // policies is what enforces network policy and translates addresses.
 type policies struct {
-	table        *nft.Table
-	connections  *conntrack.Table
-	enforcer     *enforce.Enforcer
-	flows        *flows.Log
-	memory       *journal.Journal      // nil: nothing is remembered
-	unremembered error                 // why, in that case
-	unrepaired   atomic.Pointer[error] // why another's change of the table stands; nil: none does
+	table       *nft.Table
+	connections *conntrack.Table
+	enforcer    *enforce.Enforcer
+	flows       *flows.Log
+	unrepaired  atomic.Pointer[error] // why another's change of the table stands; nil: none does
 }
 
 // newPolicy makes what enforces policy. A kernel that cannot do it is no reason
@@ -48,7 +44,8 @@ func (d *router) newPolicy() error {
 		if found {
 			d.log.Warn("network policy is switched off; its nftables table was removed", "table", nft.TableName)
 		}
-		return forgetPolicy(d.cfg) // it would be old when policy is switched on
+		d.clearPolicyMark()
+		return nil
 	}
 	log := d.log.With("component", "policy")
 	p := &policies{flows: flows.Open(log)}
@@ -62,16 +59,14 @@ func (d *router) newPolicy() error {
 	if err != nil {
 		d.noPolicy = fmt.Errorf("this kernel cannot enforce network policy: %w; load the modules nf_tables and nf_conntrack, or set policy.enabled: false", err)
 		log.Error("network policy is not enforced, and no workload is attached", "error", d.noPolicy)
-		return forgetPolicy(d.cfg) // it would be old when the kernel can
+		d.clearPolicyMark()
+		return nil
 	}
 	p.enforcer = enforce.New(enforce.Config{
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Datastore: datastorePorts(d.cfg),
 		Table: p.table, Connections: p.connections, Log: log,
-		Memory: d.policyMemory(p), Recall: d.recallsPolicy(), Heard: d.policyHeard,
+		Heard: d.clearPolicyMark,
 	})
-	if p.enforcer.Status().Recalled {
-		d.policyRemembered()
-	}
 	return nil
 }
 
@@ -95,8 +90,8 @@ func (d *router) runPolicy(ctx context.Context) error {
 			return err
 		}
 		err := d.policy.enforcer.Run(ctx)
-		if d.policy.enforcer.Remembered() {
-			d.policyRemembered()
+		if d.cluster.Save() == nil { // it is asked last: the kernel gets no more rules
+			d.setPolicyMark()
 		}
 		return err
 	})
@@ -140,9 +135,6 @@ func (p *policies) close() error {
 		}
 	}
 	errs = append(errs, p.flows.Close())
-	if p.memory != nil {
-		errs = append(errs, p.memory.Close())
-	}
 	if p.connections != nil {
 		errs = append(errs, p.connections.Close())
 	}
@@ -209,12 +201,12 @@ func (d *router) policyError() error {
 		return s.Err
 	case !s.InForce:
 		return errRulesToCome
-	case s.Recalled:
+	case s.FromDisk:
 		return errors.New("the datastore has not been read since the start: the rules are by what was known before")
 	case s.CutErr != nil:
 		return fmt.Errorf("connections that the rules deny were not all cut: %w", s.CutErr)
-	case s.KeepErr != nil || d.policy.unremembered != nil:
-		return fmt.Errorf("policy is enforced but cannot be remembered: after a reboot without the datastore no workload is attached: %w", cmp.Or(s.KeepErr, d.policy.unremembered))
+	case d.cluster.SaveErr() != nil:
+		return fmt.Errorf("policy is enforced but not kept on disk: after a reboot without the datastore no workload is attached: %w", d.cluster.SaveErr())
 	case len(s.Problems) > 0:
 		return fmt.Errorf("%d objects of policy cannot be used as they are, the first is %s: %s; see routerctl policy show", len(s.Problems), s.Problems[0].Key, s.Problems[0].Reason)
 	}

@@ -46,7 +46,7 @@ func write(path string, content []byte, mode fs.FileMode) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
-	return syncDir(dir)
+	return SyncDir(dir)
 }
 
 // Leftovers lists what a [Write] of path left beside it when the process or the
@@ -69,7 +69,8 @@ func Leftovers(path string) ([]string, error) {
 	return list, nil
 }
 
-func syncDir(dir string) error {
+// SyncDir has the names in a directory outlast the loss of power, as they are now.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

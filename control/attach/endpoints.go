@@ -30,8 +30,8 @@ func (x *endpoints) handle(s cluster.Step) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, ev := range s.Changes {
-		if said := ev.Said(); said != nil && said.Key.Kind == store.KindProfile {
-			x.profiles[said.Key.Name] = !said.Deleted()
+		if ev.Key.Kind == store.KindProfile {
+			x.profiles[ev.Key.Name] = !ev.Own && !ev.Deleted()
 		}
 	}
 }

@@ -37,12 +37,24 @@ type Config struct {
 	Store store.Store  // required
 	Node  string       // this host's name; required
 	Log   *slog.Logger // required
+
+	// File is where the copy is kept on disk, as [Saved] lists it, for a start at
+	// which the datastore does not answer. Empty: nowhere.
+	File string
+	// PreviousFile is where the version before kept a part of it, in the same
+	// format: File takes its place. Empty: nowhere.
+	PreviousFile string
+	// PreviousFiles are others of the version before, which are removed when File
+	// has all. While there is one, a complete File is taken to be older, and not
+	// used.
+	PreviousFiles []string
 }
 
 // Cluster is the copy. Its methods are safe for concurrent use.
 type Cluster struct {
 	cfg     Config
 	decoder decoder // Run's
+	cache   *cache  // nil: nothing is kept on disk
 
 	mu        sync.Mutex // guards the rest, and the followers
 	running   bool
@@ -59,12 +71,15 @@ type Source uint8
 // The sources.
 const (
 	Unread Source = iota // the datastore has not said everything yet
+	Disk                 // nor has it here: the copy is what the disk had at the start
 	Live                 // the copy follows the datastore
 	Stale                // the datastore said everything once, and cannot be reached now
 )
 
 func (s Source) String() string {
 	switch s {
+	case Disk:
+		return "from disk"
 	case Live:
 		return "live"
 	case Stale:
@@ -84,7 +99,74 @@ type Freshness struct {
 
 // New returns a copy that is empty until [Cluster.Run].
 func New(cfg Config) *Cluster {
-	return &Cluster{cfg: cfg, decoder: newDecoder(cfg.Node), own: newOwn(), fresh: Freshness{Since: time.Now()}}
+	c := &Cluster{cfg: cfg, decoder: newDecoder(cfg.Node), own: newOwn(), fresh: Freshness{Since: time.Now()}}
+	if cfg.File != "" {
+		c.cache = openCache(cfg)
+	}
+	return c
+}
+
+// Load hands readers the state that the disk has, where that is all of their kinds,
+// before [Cluster.Run] and once. They get it as a step from [Disk]; what the
+// datastore says waits until it has said all, and then they get what is different. It
+// is for those who may decide by a state that can be old.
+func (c *Cluster) Load(readers ...*Follower) {
+	if c.cache == nil {
+		return
+	}
+	events, kinds, err := c.cache.load()
+	if err != nil {
+		c.cfg.Log.Error("what is on disk of the datastore's state is not used", "error", err)
+	}
+	if err != nil || kinds == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running {
+		panic("cluster: Load after Run")
+	}
+	var changes []*Change
+	for _, f := range readers {
+		if !f.isOf(kinds) {
+			continue
+		}
+		if changes == nil {
+			for _, ev := range events {
+				changes = append(changes, c.decoder.change(ev))
+			}
+		}
+		f.load(changes)
+		c.fresh.Source = Disk
+	}
+}
+
+// Save writes to disk what the followers have been handed and the disk does not have.
+// Without an error the disk has all of it.
+func (c *Cluster) Save() error {
+	if c.cache == nil {
+		return errUnread
+	}
+	_, err := c.cache.save()
+	return err
+}
+
+// SaveErr says why the disk does not have the copy; nil: it has, or will soon.
+func (c *Cluster) SaveErr() error {
+	if c.cache == nil {
+		return nil
+	}
+	c.cache.mu.Lock()
+	defer c.cache.mu.Unlock()
+	return c.cache.err
+}
+
+// Close closes what is on disk, after [Cluster.Run].
+func (c *Cluster) Close() error {
+	if c.cache == nil {
+		return nil
+	}
+	return c.cache.close()
 }
 
 // Run follows the datastore until ctx ends. It is to be called once.
@@ -92,6 +174,11 @@ func (c *Cluster) Run(ctx context.Context) error {
 	c.mu.Lock()
 	c.running = true
 	c.mu.Unlock()
+	var saving sync.WaitGroup
+	defer saving.Wait()
+	if c.cache != nil {
+		saving.Go(func() { c.cache.run(ctx) })
+	}
 	for b := range c.cfg.Store.Watch(ctx, Kinds()...) {
 		c.apply(b)
 	}
@@ -107,6 +194,9 @@ func (c *Cluster) apply(b store.Batch) {
 			c.cfg.Log.Warn("object cannot be decoded; what was known of it stays in use", "key", ev.Key, "error", ch.Err)
 		}
 		changes = append(changes, ch)
+	}
+	if c.cache != nil {
+		c.cache.note(changes, b.Synced) // what followers act by is on its way to the disk
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

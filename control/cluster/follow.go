@@ -25,17 +25,6 @@ type Change struct {
 	// Own is set on what this host made, or ended, and the watch has not shown yet:
 	// see [Cluster.Announce]. Its Event has no revision.
 	Own bool
-	// Stored is, with Own set, what the datastore said of the key since the step
-	// before, which does not count; nil: nothing.
-	Stored *store.Event
-}
-
-// Said returns what the datastore said; nil: nothing, the change is this host's.
-func (ch *Change) Said() *store.Event {
-	if ch.Own {
-		return ch.Stored
-	}
-	return &ch.Event
 }
 
 // Step is what changed since the step before, up to a revision. No transaction is
@@ -43,11 +32,15 @@ func (ch *Change) Said() *store.Event {
 // it is now, after all that changed before it did.
 type Step struct {
 	Changes  []*Change
-	Revision store.Revision
+	Revision store.Revision // 0: the datastore has said nothing yet
 
-	// Synced is set on the first step that completes the datastore's state, and on
-	// each that follows a resynchronisation: what is not there any more has been
-	// reported as deleted by then.
+	// Source says what the steps up to this one come from: [Disk] for as long as
+	// the reader has what [Cluster.Load] gave it.
+	Source Source
+
+	// Synced is set on the first step that completes the state, of the disk or of the
+	// datastore, and on each that follows a resynchronisation: what is not there any
+	// more has been reported as deleted by then.
 	Synced bool
 
 	// Err says why the datastore cannot be reached at the end of the step; nil: it
@@ -64,13 +57,17 @@ type Follower struct {
 	wake  async.Signal
 
 	// Guarded by the Cluster's lock.
-	pending []*Change         // by the order of the last change of each key; may have holes
-	at      map[store.Key]int // where in pending
-	synced  bool              // the pending changes complete the state
-	turned  bool              // whether the datastore answers is to be told
-	working bool              // the reader has a step
-	done    store.Revision    // of the last step that the reader is through with
-	taken   store.Revision    // of the one that it has
+	pending queue
+	synced  bool // the pending changes complete the state
+	turned  bool // whether the datastore answers is to be told
+	working bool // the reader has a step
+	// The keys that the reader has from the disk and the datastore has said nothing
+	// of, and what it said of others, which waits until it has said all; disk is nil
+	// where the reader follows the datastore.
+	disk  map[store.Key]bool
+	later queue
+	done  store.Revision // of the last step that the reader is through with
+	taken store.Revision // of the one that it has
 
 	// How often something was added: at all, by the step that the reader has, and by
 	// the last that it is through with.
@@ -81,7 +78,7 @@ type Follower struct {
 // followers of no kinds, too. It is to be called before [Cluster.Run]: the copy
 // does not hold what all have seen.
 func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
-	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal(), at: make(map[store.Key]int)}
+	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal(), pending: newQueue(), later: newQueue()}
 	for _, k := range kinds {
 		if !slices.Contains(Kinds(), k) {
 			panic(fmt.Sprintf("cluster: nobody watches %s", k))
@@ -97,50 +94,125 @@ func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
 	return f
 }
 
+// isOf reports whether a follower's kinds are all among some.
+func (f *Follower) isOf(kinds []store.Kind) bool {
+	for k := range f.kinds {
+		if !slices.Contains(kinds, k) {
+			return false
+		}
+	}
+	return true
+}
+
+// load has the reader begin with what the disk has. The caller has the Cluster's
+// lock.
+func (f *Follower) load(changes []*Change) {
+	f.disk = make(map[store.Key]bool)
+	for _, ch := range changes {
+		if f.kinds[ch.Key.Kind] {
+			f.disk[ch.Key] = true
+			f.pending.put(ch)
+		}
+	}
+	f.synced = true
+	f.notify()
+}
+
+// FromDisk reports whether the reader has a state from the disk, and not the
+// datastore's yet.
+func (f *Follower) FromDisk() bool {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	return f.disk != nil
+}
+
 // add appends changes to those that the reader has not seen. The caller has the
 // Cluster's lock.
 func (f *Follower) add(changes []*Change, synced, turned bool) {
 	for _, ch := range changes {
-		if !f.kinds[ch.Key.Kind] {
-			continue
+		switch {
+		case !f.kinds[ch.Key.Kind]:
+		case f.disk == nil:
+			f.pending.put(ch)
+		case !ch.Own:
+			f.later.put(ch)
+			delete(f.disk, ch.Key)
+			turned = true // how far the datastore is may matter to the reader
+		case ch.Key.Kind != store.KindWorkloadEndpoint && f.disk[ch.Key]:
+			// A Profile is announced for want of one, and there is one.
+		default:
+			f.pending.put(ch)
+			f.later.drop(ch.Key)
+			delete(f.disk, ch.Key)
 		}
-		if i, ok := f.at[ch.Key]; ok {
-			ch = ch.after(f.pending[i])
-			f.pending[i] = nil
-		}
-		f.at[ch.Key] = len(f.pending)
-		f.pending = append(f.pending, ch)
 	}
-	if len(f.pending) > 2*len(f.at)+16 { // one busy key is not to make it grow
-		f.compact()
+	if synced && f.disk != nil {
+		f.follow()
 	}
 	f.synced, f.turned = f.synced || synced, f.turned || turned
+	f.notify()
+}
+
+// follow has the reader go on from the disk's state to the datastore's, which is
+// complete. The caller has the Cluster's lock.
+func (f *Follower) follow() {
+	for _, ch := range f.later.take() {
+		f.pending.put(ch)
+	}
+	for key := range f.disk {
+		f.pending.put(&Change{Event: store.Event{Key: key, Object: store.Object{Key: key}}})
+	}
+	f.disk = nil
+}
+
+func (f *Follower) notify() {
 	if f.news() {
 		f.added++
 		f.wake.Set()
 	}
 }
 
-// after returns a change with what the one before it, which it takes the place of,
-// has to tell of the datastore.
-func (ch *Change) after(before *Change) *Change {
-	said := before.Said()
-	if !ch.Own || ch.Stored != nil || said == nil {
-		return ch
-	}
-	next := *ch
-	next.Stored = said
-	return &next
+func (f *Follower) news() bool { return len(f.pending.at) > 0 || f.synced || f.turned }
+
+// queue holds the last change of each key, in their order.
+type queue struct {
+	changes []*Change // may have holes
+	at      map[store.Key]int
 }
 
-func (f *Follower) compact() {
-	f.pending = slices.DeleteFunc(f.pending, func(ch *Change) bool { return ch == nil })
-	for i, ch := range f.pending {
-		f.at[ch.Key] = i
+func newQueue() queue { return queue{at: make(map[store.Key]int)} }
+
+func (q *queue) put(ch *Change) {
+	q.drop(ch.Key)
+	q.at[ch.Key] = len(q.changes)
+	q.changes = append(q.changes, ch)
+	if len(q.changes) > 2*len(q.at)+16 { // one busy key is not to make it grow
+		q.compact()
 	}
 }
 
-func (f *Follower) news() bool { return len(f.at) > 0 || f.synced || f.turned }
+func (q *queue) drop(key store.Key) {
+	if i, ok := q.at[key]; ok {
+		q.changes[i] = nil
+		delete(q.at, key)
+	}
+}
+
+func (q *queue) compact() {
+	q.changes = slices.DeleteFunc(q.changes, func(ch *Change) bool { return ch == nil })
+	for i, ch := range q.changes {
+		q.at[ch.Key] = i
+	}
+}
+
+// take returns the changes, and empties the queue.
+func (q *queue) take() []*Change {
+	q.compact()
+	out := q.changes
+	q.changes = nil
+	clear(q.at)
+	return out
+}
 
 // Steps yields what changed, as often as something has, until ctx ends. Only one
 // loop may read them. The reader is through with a step when it asks for the next.
@@ -181,11 +253,15 @@ func (f *Follower) take() (Step, bool) {
 	if !f.news() {
 		return Step{}, false
 	}
-	f.compact()
-	s := Step{Changes: f.pending, Revision: c.revision, Synced: f.synced, Err: c.fresh.Err}
-	f.pending, f.synced, f.turned = nil, false, false
-	clear(f.at)
-	f.taken, f.addedTaken, f.working = c.revision, f.added, true
+	s := Step{Changes: f.pending.take(), Source: c.fresh.Source, Revision: c.revision, Synced: f.synced, Err: c.fresh.Err}
+	switch {
+	case f.disk != nil:
+		s.Revision = 0
+	case s.Source == Disk:
+		s.Source = Unread
+	}
+	f.synced, f.turned = false, false
+	f.taken, f.addedTaken, f.working = s.Revision, f.added, true
 	return s, true
 }
 
@@ -193,7 +269,7 @@ func (f *Follower) take() (Step, bool) {
 func (f *Follower) Wait(ctx context.Context, rev store.Revision) error {
 	err := f.wait(ctx, func() bool {
 		// What came since may not concern it.
-		return f.done >= rev || !f.working && !f.news() && f.c.revision >= rev
+		return f.done >= rev || f.disk == nil && !f.working && !f.news() && f.c.revision >= rev
 	})
 	if err != nil {
 		return fmt.Errorf("wait for revision %d of the datastore: %w", rev, err)

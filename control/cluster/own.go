@@ -139,7 +139,7 @@ func (o *own) resolve(w *ownWrite, ch *Change, at store.Revision) *Change {
 		return ch
 	}
 	hides := *w.now
-	hides.Own, hides.Stored = true, &ch.Event
+	hides.Own = true
 	return &hides
 }
 

@@ -57,16 +57,9 @@ type Config struct {
 	// ms, so that a change is felt within a second.
 	CutPause time.Duration
 
-	// Memory is what is known of the datastore's state when it does not answer at
-	// the start. nil: nothing is.
-	Memory Memory
-	// Recall has the rules of a start follow Memory until the datastore has told
-	// all. It must be false where the kernel has rules that may be newer: these
-	// hold then, and an endpoint that is new waits for the datastore.
-	Recall bool
 	// Heard is called before rules that follow the datastore take the place of
-	// those from before: from then on Memory may be older than the kernel's rules,
-	// until [Enforcer.Remembered]. nil: nobody is told.
+	// those from before: from then on what is on disk of the datastore's state may be
+	// older than the kernel's rules. nil: nobody is notified.
 	Heard func()
 
 	Log *slog.Logger
@@ -78,28 +71,20 @@ type Enforcer struct {
 	cfg  Config
 	log  *slog.Logger
 	poke async.Signal // something is to be applied
-	keep async.Signal // something is to be remembered
 	cut  async.Signal // connections are to be looked at
 
-	keeper keeper // Run's
+	heard bool // Heard was called; Run's
 
-	mu         sync.Mutex
-	queue      []store.Batch
-	toKeep     map[store.Key]unkept // for the memory
-	complete   bool                 // the datastore has told all
-	remembered bool                 // the memory has all that there will be
-	// What is in force by memory and not told of by the datastore yet, and what
-	// it told that waits until it has told all; nil: the datastore counts.
-	recalled map[store.Key]bool
-	unheard  []store.Batch
-	ifaces   map[string][]netip.Addr // nil: nothing new
-	changed  map[string]bool         // interfaces whose connections are to be judged anew
-	gone     map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
-	own      map[netip.Addr]bool     // this host's addresses; nil: not known yet
-	moved    bool                    // they changed: all connections are to be judged anew
-	status   Status
-	live     map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
-	inForce  chan struct{}             // closed and replaced when what is in force changes
+	mu      sync.Mutex
+	queue   []store.Batch
+	ifaces  map[string][]netip.Addr // nil: nothing new
+	changed map[string]bool         // interfaces whose connections are to be judged anew
+	gone    map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
+	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
+	moved   bool                    // they changed: all connections are to be judged anew
+	status  Status
+	live    map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
+	inForce chan struct{}             // closed and replaced when what is in force changes
 
 	rules sync.RWMutex
 	have  *filter.Ruleset // what was handed to the table
@@ -107,13 +92,12 @@ type Enforcer struct {
 
 // Status says how things stand.
 type Status struct {
-	Recalled  bool  // the rules follow what the previous run knew, for the datastore has not said all yet
+	FromDisk  bool  // the rules follow what the previous run knew, for the datastore has not said all yet
 	InForce   bool  // the rules follow the datastore; before, those of the previous run hold
 	Err       error // why the kernel does not have the newest rules; nil: it has
 	Steps     uint64
 	Cut       uint64 // connections
 	CutErr    error
-	KeepErr   error // why what the datastore told is not remembered
 	Problems  []policy.Problem
 	Took      time.Duration // of the last step: from what was heard to what is in force
 	Endpoints int
@@ -130,13 +114,10 @@ func New(cfg Config) *Enforcer {
 	if cfg.CutPause == 0 {
 		cfg.CutPause = 500 * time.Millisecond
 	}
-	e := &Enforcer{
-		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(), keep: async.NewSignal(),
-		toKeep:  make(map[store.Key]unkept),
+	return &Enforcer{
+		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(),
 		changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
-	e.recall()
-	return e
 }
 
 // HandleStore applies a step of [policy.Kinds] of the cluster's copy. It does not
@@ -145,11 +126,13 @@ func (e *Enforcer) HandleStore(s cluster.Step) {
 	if len(s.Changes) == 0 && !s.Synced {
 		return
 	}
-	e.mu.Lock()
-	e.queue = append(e.queue, e.told(s)...)
-	if e.cfg.Memory != nil {
-		e.toBeKept(s)
+	b := store.Batch{Revision: s.Revision, Synced: s.Synced, Events: make([]store.Event, 0, len(s.Changes))}
+	for _, ch := range s.Changes {
+		b.Events = append(b.Events, ch.Event)
 	}
+	e.mu.Lock()
+	e.queue = append(e.queue, b)
+	e.status.FromDisk = s.Source == cluster.Disk
 	e.mu.Unlock()
 	e.poke.Set()
 }
@@ -171,12 +154,10 @@ func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 // Run works until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	defer e.keepRest() // no step is taken any more
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { e.cutLoop(ctx) })
-	wg.Go(func() { e.remember(ctx) })
 
 	calc := policy.New(policy.Config{
 		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Datastore: e.cfg.Datastore,
@@ -227,8 +208,10 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 		e.note(func(s *Status) { s.Problems = calc.Problems() })
 		return nil
 	}
-	if !before.Recalled {
-		e.hear()
+	if !before.FromDisk && !e.heard {
+		if e.heard = true; e.cfg.Heard != nil {
+			e.cfg.Heard()
+		}
 	}
 	e.rules.Lock()
 	touched, left := touched(e.have, &d), left(e.have, &d)

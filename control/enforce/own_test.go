@@ -7,7 +7,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/control/cluster"
@@ -34,11 +33,6 @@ func eventOf(t *testing.T, w *store.WorkloadEndpoint, ended bool) store.Event {
 		ev.Object.Value = w
 	}
 	return ev
-}
-
-// own shows the Enforcer what this host announced.
-func (w *world) own(ev store.Event) {
-	w.e.HandleStore(cluster.Step{Changes: []*cluster.Change{{Event: ev, Value: ev.Object.Value, Own: true}}})
 }
 
 // TestLateWatch: what the watch tells late of an earlier container of the pod
@@ -132,60 +126,6 @@ func TestLateWatch(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestOwnWhileRecalled: while the rules follow what was remembered, an endpoint of
-// this host counts at once, and also when the datastore has told all; a profile
-// counts unless one is remembered. The memory is of what the datastore said.
-func TestOwnWhileRecalled(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		d := &disk{}
-		w, end := live(t, d)
-		w.store(container("old", "10.0.0.1"), profile("net1", v3.Deny))
-		end()
-		before := d.file()
-
-		w, end = live(t, d)
-		next := container("next", "10.0.0.2")
-		source := func(want string) {
-			t.Helper()
-			synctest.Wait()
-			if got := fmt.Sprint(w.rules().Endpoints["calia"].Sources); got != want {
-				t.Errorf("the rules are of %s, want %s", got, want)
-			}
-		}
-		old := container("old", "10.0.0.1")
-		store.SetDefaults(old)
-		said := eventOf(t, old, false)
-		w.e.HandleStore(clustertest.Step("", store.Batch{Events: []store.Event{said}, Revision: 4}))
-		w.own(eventOf(t, next, false))
-		source("[10.0.0.2/32]")
-		steps := w.table.applied
-		own := profile("net1", v3.Allow)
-		key := mustKey(t, own)
-		w.own(store.Event{Key: key, Object: store.Object{Key: key, Value: own}})
-		synctest.Wait()
-		if w.table.applied != steps || !w.e.recalled[key] {
-			t.Error("a profile takes the place of the one that is remembered")
-		}
-		w.e.HandleStore(clustertest.Step("", store.Batch{Events: []store.Event{{Key: key, Object: store.Object{Key: key, Value: profile("net1", v3.Deny)}}}, Synced: true, Revision: 5}))
-		source("[10.0.0.2/32]")
-		end()
-		if diff := cmp.Diff(before, d.file()); diff != "" {
-			t.Errorf("remembered (-want +got):\n%s", diff)
-		}
-
-		// The datastore has nothing of the endpoint that it told of in the last life.
-		w, end = live(t, d)
-		w.own(eventOf(t, next, false))
-		w.e.HandleStore(clustertest.Step("", store.Batch{Synced: true, Revision: 6}))
-		source("[10.0.0.2/32]")
-		end()
-		if got := d.file(); len(got) != 1 { // that it is complete
-			t.Errorf("remembered: %v", got)
-		}
-	})
 }
 
 func profile(name string, ingress v3.Action) *v3.Profile {

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+
+	"github.com/routerd/routerd/control/atomicfile"
 )
 
 // ErrClosed says that the journal was closed.
@@ -23,6 +26,9 @@ var ErrClosed = errors.New("journal is closed")
 // slack is how many bytes of history a file may hold before it is written anew,
 // beside as many as the entries themselves take.
 const slack = 512 << 10
+
+// buffer is how many bytes are written to a file at once.
+const buffer = 64 << 10
 
 // BadSuffix ends the name of the copy of a journal in which lines were damaged;
 // a number follows where there is one already.
@@ -36,15 +42,17 @@ type Journal struct {
 	path string
 	log  *slog.Logger
 
+	lean bool // values are kept in the file alone
+
 	mu      sync.Mutex
 	flushed *sync.Cond // a flush ended
 	file    *os.File   // nil: closed
-	entries map[string]json.RawMessage
+	entries map[string]entry
 	live    int64 // bytes that the entries take
 	size    int64 // of the file up to the last good line
 	torn    bool  // the file may have more than size
 	suspect bool  // a flush failed: what the kernel still has of the file is not known
-	held    bool  // changes wait for a new file; see Begin
+	held    bool  // changes wait for a new file; see Forget
 
 	damage Damage // what Open found
 
@@ -55,10 +63,23 @@ type Journal struct {
 	syncDir func(string) error // tests fail there
 }
 
+// entry is a key's value, and the line that set it.
+type entry struct {
+	value    json.RawMessage // nil: only the file has it
+	at, size int64           // of the line in the file; size counts also where it is in none yet
+}
+
 // line is a change.
 type line struct {
 	Key   string          `json:"k"`
 	Value json.RawMessage `json:"v,omitempty"` // none: the key is deleted
+	More  bool            `json:"m,omitempty"` // it counts only with the next line
+}
+
+// Change is a change of a key, for [Journal.Apply].
+type Change struct {
+	Key   string
+	Value any // as in [Journal.Put]; nil: the key is deleted
 }
 
 // Damage says what was lost of a journal.
@@ -92,8 +113,14 @@ func setAside(path string, b []byte) (string, error) {
 }
 
 // Open reads a journal, or makes it, with mode 0600. Its directory must exist.
-func Open(path string, log *slog.Logger) (*Journal, error) {
-	j := &Journal{path: path, log: log, entries: map[string]json.RawMessage{}, syncDir: syncDir}
+func Open(path string, log *slog.Logger) (*Journal, error) { return open(path, log, false) }
+
+// OpenLean is [Open] for a journal of much that is seldom read: values stay in the
+// file, and memory holds only where.
+func OpenLean(path string, log *slog.Logger) (*Journal, error) { return open(path, log, true) }
+
+func open(path string, log *slog.Logger, lean bool) (*Journal, error) {
+	j := &Journal{path: path, log: log, lean: lean, entries: map[string]entry{}, syncDir: atomicfile.SyncDir}
 	j.flushed = sync.NewCond(&j.mu)
 	b, err := os.ReadFile(path)
 	made := errors.Is(err, fs.ErrNotExist)
@@ -125,19 +152,39 @@ func Open(path string, log *slog.Logger) (*Journal, error) {
 
 // replay applies what a file holds and returns how many whole lines are damaged.
 // What follows the last end of a line is the beginning of one, or one that lacks
-// nothing but its end.
+// nothing but its end. Changes that were made together of which the last is not there
+// are left out.
 func (j *Journal) replay(b []byte) (bad int) {
+	type found struct {
+		line
+		at, size int64
+	}
+	var group []found
+	var at int64
 	for len(b) > 0 {
 		text, rest, whole := bytes.Cut(b, []byte{'\n'})
+		size := int64(len(text))
+		if whole {
+			size++
+		}
 		l, ok := parse(text)
 		switch {
 		case ok:
-			j.apply(l)
+			group = append(group, found{l, at, size})
 		case whole:
 			bad++
+			group = nil
 		}
-		if whole {
-			j.size += int64(len(text)) + 1
+		at += size
+		if ok && !l.More {
+			for _, f := range group {
+				j.apply(f.line, f.at, f.size)
+				j.drop(f.Key)
+			}
+			group = group[:0]
+		}
+		if whole && len(group) == 0 {
+			j.size = at
 		}
 		b = rest
 	}
@@ -170,10 +217,13 @@ func encode(l line) ([]byte, error) {
 		return nil, err
 	}
 	const sum = len("00000000 ")
-	out := make([]byte, sum, sum+len(key)+len(l.Value)+len(`{"k":,"v":}`)+1)
+	out := make([]byte, sum, sum+len(key)+len(l.Value)+len(`{"k":,"v":,"m":true}`)+1)
 	out = append(append(out, `{"k":`...), key...)
 	if len(l.Value) > 0 {
 		out = append(append(out, `,"v":`...), l.Value...)
+	}
+	if l.More {
+		out = append(out, `,"m":true`...)
 	}
 	out = append(out, '}')
 	copy(out, fmt.Sprintf("%08x ", checksum(out[sum:])))
@@ -189,63 +239,116 @@ func encodeValue(value any) (json.RawMessage, error) {
 	return json.Marshal(value)
 }
 
-func (j *Journal) apply(l line) {
+// apply makes a change in memory. size is that of its line, and at where it is.
+func (j *Journal) apply(l line, at, size int64) {
 	if old, ok := j.entries[l.Key]; ok {
-		j.live -= footprint(l.Key, old)
+		j.live -= old.size
 		delete(j.entries, l.Key)
 	}
 	if l.Value != nil {
-		j.entries[l.Key] = l.Value
-		j.live += footprint(l.Key, l.Value)
+		j.entries[l.Key] = entry{l.Value, at, size}
+		j.live += size
 	}
 }
 
-// footprint is about how many bytes an entry takes in the file.
-func footprint(key string, value []byte) int64 { return int64(len(key) + len(value) + 24) }
+// drop has memory not hold a value that the file has.
+func (j *Journal) drop(key string) {
+	if e, ok := j.entries[key]; ok && j.lean {
+		e.value = nil
+		j.entries[key] = e
+	}
+}
 
-// Entries returns what the journal holds. The values are not to be changed.
+// Entries returns what the journal holds, and nil of one that was opened with
+// [OpenLean]. The values are not to be changed.
 func (j *Journal) Entries() map[string]json.RawMessage {
+	if j.lean {
+		return nil
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return maps.Clone(j.entries)
+	out := make(map[string]json.RawMessage, len(j.entries))
+	for key, e := range j.entries {
+		out[key] = e.value
+	}
+	return out
+}
+
+// Keys returns the keys that the journal holds, sorted.
+func (j *Journal) Keys() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Sorted(maps.Keys(j.entries))
+}
+
+// Get returns the value of a key, nil where there is none. It is not to be changed.
+func (j *Journal) Get(key string) (json.RawMessage, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	e, ok := j.entries[key]
+	if !ok {
+		return nil, nil
+	}
+	if j.file == nil {
+		return nil, ErrClosed
+	}
+	return j.read(key, e)
+}
+
+// read returns an entry's value. The caller holds the lock.
+func (j *Journal) read(key string, e entry) (json.RawMessage, error) {
+	if e.value != nil {
+		return e.value, nil
+	}
+	b := make([]byte, e.size)
+	if _, err := j.file.ReadAt(b, e.at); err != nil {
+		return nil, fmt.Errorf("read %s in the journal: %w", key, err)
+	}
+	l, ok := parse(bytes.TrimSuffix(b, []byte{'\n'}))
+	if !ok || l.Key != key {
+		return nil, fmt.Errorf("read %s in the journal: the line was damaged since", key)
+	}
+	return l.Value, nil
 }
 
 // Put sets a key to a value's JSON. After it the value outlives the process,
 // and after [Journal.Sync] the loss of power. On an error nothing has changed. A
 // [json.RawMessage] is kept, not copied: it must not be changed any more.
-func (j *Journal) Put(key string, value any) error {
-	v, err := encodeValue(value)
-	if err != nil {
-		return fmt.Errorf("encode %s for the journal: %w", key, err)
-	}
-	return j.append(line{Key: key, Value: v})
-}
+func (j *Journal) Put(key string, value any) error { return j.Apply(Change{key, value}) }
 
 // Delete removes a key; one that is not there is no error. It lasts as Put does.
-func (j *Journal) Delete(key string) error {
-	j.mu.Lock()
-	_, known := j.entries[key]
-	j.mu.Unlock()
-	if !known {
-		return nil
-	}
-	return j.append(line{Key: key})
-}
+func (j *Journal) Delete(key string) error { return j.Apply(Change{Key: key}) }
 
-func (j *Journal) append(l line) error {
+// Apply makes changes as Put and Delete do, and all of them or, when it is
+// interrupted, none.
+func (j *Journal) Apply(changes ...Change) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.file == nil {
-		return ErrClosed
+	lines := make([]line, 0, len(changes))
+	for _, c := range changes {
+		l := line{Key: c.Key}
+		if c.Value != nil {
+			v, err := encodeValue(c.Value)
+			if err != nil {
+				return fmt.Errorf("encode %s for the journal: %w", c.Key, err)
+			}
+			l.Value = v
+		} else if _, known := j.entries[c.Key]; !known && !slices.ContainsFunc(lines, func(l line) bool { return l.Key == c.Key }) {
+			continue
+		}
+		lines = append(lines, l)
 	}
-	if j.held {
-		j.appended++
-		j.apply(l)
+	switch {
+	case len(lines) == 0:
 		return nil
-	}
-	b, err := encode(l)
-	if err != nil {
-		return fmt.Errorf("encode %s for the journal: %w", l.Key, err)
+	case j.file == nil:
+		return ErrClosed
+	case j.held:
+		for _, l := range lines {
+			j.apply(l, 0, int64(len(l.Key)+len(l.Value)+len(`00000000 {"k":"","v":}`)+1))
+		}
+		j.appended++
+		return nil
 	}
 	if j.torn {
 		if err := j.file.Truncate(j.size); err != nil {
@@ -253,13 +356,17 @@ func (j *Journal) append(l line) error {
 		}
 		j.torn = false
 	}
-	if _, err := j.file.WriteAt(b, j.size); err != nil {
+	ends, err := j.append(lines)
+	if err != nil {
 		j.torn = true
 		return fmt.Errorf("append to the journal: %w", err)
 	}
-	j.size += int64(len(b))
+	for i, l := range lines {
+		j.apply(l, j.size, ends[i]-j.size)
+		j.drop(l.Key)
+		j.size = ends[i]
+	}
 	j.appended++
-	j.apply(l)
 	if j.size > 2*j.live+slack && !j.flushing {
 		// It only saves room: the change itself is made.
 		if err := j.rewrite(); err != nil {
@@ -267,6 +374,26 @@ func (j *Journal) append(l line) error {
 		}
 	}
 	return nil
+}
+
+// append writes lines behind the last good one, and returns where each ends. The
+// caller holds the lock.
+func (j *Journal) append(lines []line) (ends []int64, err error) {
+	w := bufio.NewWriterSize(io.NewOffsetWriter(j.file, j.size), buffer)
+	end := j.size
+	for i, l := range lines {
+		l.More = i < len(lines)-1
+		b, err := encode(l)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s: %w", l.Key, err)
+		}
+		if _, err := w.Write(b); err != nil {
+			return nil, err
+		}
+		end += int64(len(b))
+		ends = append(ends, end)
+	}
+	return ends, w.Flush()
 }
 
 // Sync returns when all that was appended before the call is on the disk.
@@ -303,18 +430,10 @@ func (j *Journal) Sync() error {
 	return nil
 }
 
-// Begin has the changes from now on reach the disk in one step, at the next
-// [Journal.Sync] that succeeds: a crash finds all of them or none. Until then they
-// do not outlive the process.
-func (j *Journal) Begin() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.held = true
-}
-
 // Forget takes the file off the disk, which a full one allows, and keeps the
-// entries: the next [Journal.Sync] that succeeds writes all of them anew, as after
-// [Journal.Begin]. On an error the file may be there still.
+// entries: the next [Journal.Sync] that succeeds writes all of them anew, in one step.
+// Until then the file has its room, but no name, and changes do not outlive the
+// process. On an error it may have its name still.
 func (j *Journal) Forget() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -330,7 +449,6 @@ func (j *Journal) Forget() error {
 		err = nil
 	}
 	if err == nil {
-		_ = j.file.Truncate(0) // its room is of use meanwhile; it is written to no more
 		err = j.syncDir(filepath.Dir(j.path))
 	}
 	if err != nil {
@@ -351,13 +469,14 @@ func (j *Journal) Flushes() uint64 {
 // and puts it in the old one's place. The caller holds the lock, and no flush is
 // under way.
 func (j *Journal) rewrite() error {
-	f, size, err := j.replace()
+	f, size, entries, err := j.replace()
 	if err != nil {
 		return fmt.Errorf("write the journal anew: %w", err)
 	}
 	// The old file has no name any more, whatever follows.
 	_ = j.file.Close() // nothing is read from it
 	j.file, j.size, j.torn, j.held = f, size, false, false
+	j.entries, j.live = entries, size
 	if err := j.syncDir(filepath.Dir(j.path)); err != nil {
 		// After the loss of power the name may be the old file's.
 		j.suspect = true
@@ -368,13 +487,14 @@ func (j *Journal) rewrite() error {
 	return nil
 }
 
-// replace writes a new file, flushes it and gives it the journal's name.
-func (j *Journal) replace() (f *os.File, size int64, err error) {
+// replace writes a new file, flushes it and gives it the journal's name. It returns
+// the entries as they are in it.
+func (j *Journal) replace() (f *os.File, size int64, entries map[string]entry, err error) {
 	temp := j.path + tempSuffix
 	if f, err = os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
-		return nil, 0, err
+		return nil, 0, nil, err
 	}
-	size, err = writeAll(f, j.entries)
+	size, entries, err = j.writeAll(f)
 	if err == nil {
 		err = f.Sync()
 	}
@@ -384,29 +504,34 @@ func (j *Journal) replace() (f *os.File, size int64, err error) {
 	if err != nil {
 		_ = f.Close()
 		_ = os.Remove(temp)
-		return nil, 0, err
+		return nil, 0, nil, err
 	}
-	return f, size, nil
+	return f, size, entries, nil
 }
 
-func writeAll(w io.Writer, entries map[string]json.RawMessage) (int64, error) {
-	var b bytes.Buffer
-	for _, k := range slices.Sorted(maps.Keys(entries)) {
-		l, err := encode(line{Key: k, Value: entries[k]})
+func (j *Journal) writeAll(to io.Writer) (size int64, entries map[string]entry, err error) {
+	w := bufio.NewWriterSize(to, buffer)
+	entries = make(map[string]entry, len(j.entries))
+	for _, k := range slices.Sorted(maps.Keys(j.entries)) {
+		value, err := j.read(k, j.entries[k])
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
-		b.Write(l)
+		l, err := encode(line{Key: k, Value: value})
+		if err != nil {
+			return 0, nil, err
+		}
+		if _, err := w.Write(l); err != nil {
+			return 0, nil, err
+		}
+		e := entry{value, size, int64(len(l))}
+		if j.lean {
+			e.value = nil
+		}
+		entries[k] = e
+		size += e.size
 	}
-	return b.WriteTo(w)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return size, entries, w.Flush()
 }
 
 // Close flushes and closes the file.

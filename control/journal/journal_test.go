@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/control/atomicfile"
 )
 
 // fataler is what helpers need of *testing.T and *rapid.T.
@@ -26,7 +28,7 @@ type fataler interface {
 	Errorf(format string, args ...any)
 }
 
-func open(t fataler, path string) *Journal {
+func reopen(t fataler, path string) *Journal {
 	t.Helper()
 	j, err := Open(path, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -45,7 +47,7 @@ func put(t fataler, j *Journal, key string, value any) {
 // holds compares what the journal at path holds, read anew.
 func holds(t fataler, path string, want map[string]string) {
 	t.Helper()
-	j := open(t, path)
+	j := reopen(t, path)
 	got := map[string]string{}
 	for k, v := range j.Entries() {
 		got[k] = string(v)
@@ -61,7 +63,7 @@ func holds(t fataler, path string, want map[string]string) {
 func TestPutDeleteReopen(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	put(t, j, "b", "two\nlines")
 	put(t, j, "a", 3)
@@ -89,7 +91,7 @@ func TestPutDeleteReopen(t *testing.T) {
 func TestTornAtEveryByte(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", "first")
 	put(t, j, "b", "second")
 	whole := must(os.ReadFile(path))
@@ -106,7 +108,7 @@ func TestTornAtEveryByte(t *testing.T) {
 			want["b"] = `"second"`
 		}
 		holds(t, path, want)
-		j := open(t, path)
+		j := reopen(t, path)
 		put(t, j, "c", cut)
 		want["c"] = fmt.Sprint(cut)
 		holds(t, path, want)
@@ -132,7 +134,7 @@ func TestDamage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	for _, k := range []string{"a", "b", "c"} {
 		put(t, j, k, k)
 	}
@@ -171,7 +173,7 @@ func TestDamage(t *testing.T) {
 			t.Errorf("byte %d: copies %v", at, copies)
 		}
 		holds(t, path, want)
-		if j = open(t, path); j.Damage() != (Damage{}) {
+		if j = reopen(t, path); j.Damage() != (Damage{}) {
 			t.Errorf("byte %d: damage is found again: %+v", at, j.Damage())
 		}
 	}
@@ -191,7 +193,7 @@ func TestDamageOnAFullDisk(t *testing.T) {
 		}
 	})
 	path := filepath.Join(dir, "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	put(t, j, "b", strings.Repeat("x", 5*os.Getpagesize()/2))
 	put(t, j, "c", 3)
@@ -204,7 +206,7 @@ func TestDamageOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 3 {
-		j := open(t, path)
+		j := reopen(t, path)
 		if got := j.Damage(); got != (Damage{Lines: 1}) {
 			t.Errorf("damage %+v", got)
 		}
@@ -220,7 +222,7 @@ func TestDamageOnAFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, fmt.Sprint("size=", 50*os.Getpagesize())); err != nil {
 		t.Fatal(err)
 	}
-	j = open(t, path)
+	j = reopen(t, path)
 	if got := j.Damage(); got != (Damage{Lines: 1, Copy: path + BadSuffix}) {
 		t.Errorf("damage %+v", got)
 	}
@@ -237,7 +239,7 @@ func TestDamageOnAFullDisk(t *testing.T) {
 func TestNameNotFlushed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	fail := errors.New("input/output error")
 	j.syncDir = func(string) error { return fail }
@@ -250,7 +252,7 @@ func TestNameNotFlushed(t *testing.T) {
 		t.Fatalf("sync while the name is not sure: %v", err)
 	}
 	put(t, j, "c", 3)
-	j.syncDir = syncDir
+	j.syncDir = atomicfile.SyncDir
 	if err := j.Sync(); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +266,7 @@ func TestDamagedEnd(t *testing.T) {
 	t.Parallel()
 	for i, want := range []map[string]string{{"c": `"c"`}, {"a": `"a"`}, {"a": `"a"`, "b": `"b"`, "c": `"c"`}} {
 		path := filepath.Join(t.TempDir(), "j")
-		j := open(t, path)
+		j := reopen(t, path)
 		for _, k := range []string{"a", "b", "c"} {
 			put(t, j, k, k)
 		}
@@ -284,7 +286,7 @@ func TestDamagedEnd(t *testing.T) {
 func TestCompaction(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	value := strings.Repeat("x", 1000)
 	for i := range 5000 {
 		put(t, j, fmt.Sprint(i%10), value)
@@ -304,7 +306,7 @@ func TestCompaction(t *testing.T) {
 func TestSyncIsShared(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	before := j.Flushes()
 	const n = 500
 	start := make(chan struct{})
@@ -337,7 +339,7 @@ func TestSyncIsShared(t *testing.T) {
 func TestFailedFlush(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	j.file = must2(os.Open("/proc/self/status")) // cannot be flushed
 	if err := j.Sync(); err == nil {
@@ -365,7 +367,7 @@ func must2[T any](f T, err error) T {
 func TestWriteRefused(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	good := j.file
 	j.file = must2(os.OpenFile("/dev/full", os.O_RDWR, 0))
@@ -385,48 +387,105 @@ func TestWriteRefused(t *testing.T) {
 	}
 }
 
-// Changes after Begin are on the disk all or not at all.
-func TestBegin(t *testing.T) {
+// Changes that are made together are there all or not at all, wherever the file
+// ends, and a disk that refuses some has none of them.
+func TestApply(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	put(t, j, "b", 1)
-	j.Begin()
-	put(t, j, "a", 2)
-	if err := j.Delete("b"); err != nil {
+	before := len(must(os.ReadFile(path)))
+	if err := j.Apply(Change{"a", 2}, Change{Key: "b"}, Change{Key: "never"}, Change{"c", strings.Repeat("x", 2*buffer)}); err != nil {
 		t.Fatal(err)
 	}
-	holds(t, path, map[string]string{"a": "1", "b": "1"})
-	if err := os.Mkdir(path+tempSuffix, 0o700); err != nil { // no new file can be written
-		t.Fatal(err)
+	old, now := map[string]string{"a": "1", "b": "1"}, map[string]string{"a": "2", "c": `"` + strings.Repeat("x", 2*buffer) + `"`}
+	holds(t, path, now)
+	whole := must(os.ReadFile(path))
+	for _, cut := range []int{before, before + 5, before + 30, len(whole) - 2*buffer, len(whole) - 2} {
+		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, path, old)
+		if _, err := os.Stat(path + BadSuffix); err == nil {
+			t.Fatalf("cut at %d: a torn tail is taken for damage", cut)
+		}
 	}
-	if err := j.Sync(); err == nil {
-		t.Fatal("wrote a file over a directory")
+	j = reopen(t, path)
+	good := j.file
+	j.file = must2(os.OpenFile("/dev/full", os.O_RDWR, 0))
+	if err := j.Apply(Change{"a", 3}, Change{"b", 3}); err == nil {
+		t.Fatal("a write to a full disk succeeded")
 	}
-	holds(t, path, map[string]string{"a": "1", "b": "1"})
-	if err := os.RemoveAll(path + tempSuffix); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	holds(t, path, map[string]string{"a": "2"})
-	put(t, j, "c", 3)
-	holds(t, path, map[string]string{"a": "2", "c": "3"})
-	j.Begin() // and nothing changes
-	if err := j.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	_ = j.file.Close()
+	j.file = good
 	put(t, j, "d", 4)
-	holds(t, path, map[string]string{"a": "2", "c": "3", "d": "4"})
+	old["d"] = "4"
+	holds(t, path, old)
+}
+
+// TestLean: what only the file has is read from it, and noticed where it was damaged
+// since; a new file is not made of it then.
+func TestLean(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "j")
+	j := must2(OpenLean(path, slog.New(slog.DiscardHandler)))
+	put(t, j, "a", "first")
+	put(t, j, "b", "second")
+	if j.Entries() != nil {
+		t.Error("the values are in memory")
+	}
+	if err := j.Forget(); err != nil { // what has no name can still be read
+		t.Fatal(err)
+	}
+	put(t, j, "c", "third")
+	gets := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, k := range j.Keys() {
+			got = append(got, k+string(must(j.Get(k))))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("holds (-want +got):\n%s", diff)
+		}
+	}
+	gets(`a"first"`, `b"second"`, `c"third"`)
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	gets(`a"first"`, `b"second"`, `c"third"`)
+	if v, err := j.Get("d"); v != nil || err != nil {
+		t.Errorf("of a key that is not there: %s, %v", v, err)
+	}
+	whole := must(os.ReadFile(path))
+	at := bytes.Index(whole, []byte("second"))
+	if _, err := j.file.WriteAt([]byte("x"), int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := j.Get("b"); err == nil {
+		t.Errorf("reads %s of a damaged line", v)
+	}
+	if err := j.rewrite(); err == nil {
+		t.Error("a new file without the damaged line")
+	}
+	put(t, j, "b", "again")
+	if err := j.rewrite(); err != nil {
+		t.Fatal(err)
+	}
+	gets(`a"first"`, `b"again"`, `c"third"`)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Get("a"); !errors.Is(err, ErrClosed) {
+		t.Errorf("of a closed journal: %v", err)
+	}
 }
 
 // A journal that was forgotten is not on the disk until it is there whole.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	put(t, j, "a", 1)
 	for range 2 { // the second time there is no file
 		if err := j.Forget(); err != nil {
@@ -454,7 +513,7 @@ func TestForget(t *testing.T) {
 func TestRaw(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "j")
-	j := open(t, path)
+	j := reopen(t, path)
 	want := map[string]string{"k<\"\n": "1"}
 	put(t, j, "k<\"\n", 1)
 	for raw, kept := range map[string]string{
@@ -471,8 +530,7 @@ func TestRaw(t *testing.T) {
 		}
 	}
 	holds(t, path, want)
-	j.Begin()
-	if err := j.Sync(); err != nil {
+	if err := j.rewrite(); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, want)
@@ -488,10 +546,13 @@ func BenchmarkRaw(b *testing.B) {
 	raw := json.RawMessage(`{"kind":"Node","metadata":{"name":"n"},"spec":{"x":"` + strings.Repeat("x", 1200) + `"}}`)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		j := open(b, filepath.Join(b.TempDir(), fmt.Sprint(i)))
-		j.Begin()
+		j := must2(OpenLean(filepath.Join(b.TempDir(), fmt.Sprint(i)), slog.New(slog.DiscardHandler)))
+		var changes []Change
 		for n := range 5000 {
-			put(b, j, fmt.Sprint("/calico/resources/v3/projectcalico.org/nodes/", n), raw)
+			changes = append(changes, Change{fmt.Sprint("/calico/resources/v3/projectcalico.org/nodes/", n), raw})
+		}
+		if err := j.Apply(changes...); err != nil {
+			b.Fatal(err)
 		}
 		if err := j.Close(); err != nil {
 			b.Fatal(err)
@@ -510,7 +571,11 @@ func TestModel(t *testing.T) {
 		}
 		defer os.RemoveAll(dir)
 		path := filepath.Join(dir, "j")
-		j := open(rt, path)
+		reopen := map[bool]func() *Journal{
+			false: func() *Journal { return reopen(rt, path) },
+			true:  func() *Journal { return must2(OpenLean(path, slog.New(slog.DiscardHandler))) },
+		}[rapid.Bool().Draw(rt, "lean")]
+		j := reopen()
 		want := map[string]string{}
 		key := rapid.SampledFrom([]string{"a", "b", "c"})
 		rt.Repeat(map[string]func(*rapid.T){
@@ -530,6 +595,14 @@ func TestModel(t *testing.T) {
 				}
 				delete(want, k)
 			},
+			"apply": func(rt *rapid.T) {
+				k, gone, v := key.Draw(rt, "key"), key.Draw(rt, "deleted"), rapid.Int().Draw(rt, "value")
+				if err := j.Apply(Change{k, v}, Change{Key: gone}); err != nil {
+					rt.Fatal(err)
+				}
+				want[k] = fmt.Sprint(v)
+				delete(want, gone)
+			},
 			"rewrite": func(rt *rapid.T) {
 				j.mu.Lock()
 				defer j.mu.Unlock()
@@ -537,8 +610,15 @@ func TestModel(t *testing.T) {
 					rt.Fatal(err)
 				}
 			},
-			"reopen": func(rt *rapid.T) { j = open(rt, path) },
-			"":       func(rt *rapid.T) { holds(rt, path, maps.Clone(want)) },
+			"reopen": func(rt *rapid.T) { j = reopen() },
+			"": func(rt *rapid.T) {
+				holds(rt, path, maps.Clone(want))
+				for _, k := range j.Keys() {
+					if v := must(j.Get(k)); string(v) != want[k] {
+						rt.Errorf("%s is %s, want %s", k, v, want[k])
+					}
+				}
+			},
 		})
 	})
 }

@@ -28,10 +28,10 @@ func (h *host) denies(what string) error {
 	return err
 }
 
-// TestOldPolicyMemory: without the datastore a memory that may be older than the
+// TestOldDisk: without the datastore a state on disk that may be older than the
 // kernel's rules does not take their place. One that is as new, after an orderly
 // end, lets workloads start.
-func TestOldPolicyMemory(t *testing.T) {
+func TestOldDisk(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
 	h.config["bgp"] = map[string]any{"enabled": false}
@@ -44,9 +44,9 @@ func TestOldPolicyMemory(t *testing.T) {
 	if _, err := r.attach("before"); err != nil {
 		t.Fatal(err)
 	}
-	journal := filepath.Join(h.dir, "state", "policy.journal")
+	journal := filepath.Join(h.dir, "state", "cluster.journal")
 	var old []byte
-	await.Until(t, "policy is remembered", func() (err error) {
+	await.Until(t, "the datastore's state is on disk", func() (err error) {
 		if old, err = os.ReadFile(journal); err == nil && !strings.Contains(string(old), `"complete"`) {
 			err = errors.New("it is not complete")
 		}
@@ -98,7 +98,7 @@ func TestOldPolicyMemory(t *testing.T) {
 		return h.denies(denied)
 	})
 	if _, err := os.Stat(policyMark(h.runDir())); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a daemon that may know more than it remembers has the mark: %v", err)
+		t.Errorf("a daemon that may know more than the disk has the mark: %v", err)
 	}
 	r.kill(syscall.SIGTERM)
 	s.Close()

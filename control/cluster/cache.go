@@ -1,0 +1,457 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/store"
+)
+
+// Saved lists the kinds that are kept on disk: what is decided by when the datastore
+// does not answer at a start. Of blocks and affinities only those that concern this
+// host are.
+func Saved() []store.Kind {
+	return append(savedForPolicy(),
+		store.KindBGPPeer, store.KindBGPFilter, store.KindIPAMConfig, store.KindIPAMAffinity, store.KindIPAMBlock)
+}
+
+// savedForPolicy lists what the version before kept, in a file for policy alone.
+func savedForPolicy() []store.Kind {
+	return []store.Kind{
+		store.KindTier, store.KindProfile, store.KindNode, store.KindIPPool, store.KindFelixConfiguration, store.KindBGPConfiguration,
+		store.KindWorkloadEndpoint, store.KindHostEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet,
+		store.KindNetworkPolicy, store.KindGlobalNetworkPolicy,
+		store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy, store.KindStagedKubernetesNetworkPolicy,
+	}
+}
+
+// Pauses between two writes of what changed, and after one that failed.
+const (
+	savePause = time.Second
+	saveRetry = 10 * time.Second
+)
+
+// completeKey is the key of [complete] in the file. Keys of objects are their paths,
+// which begin with a slash.
+const completeKey = "complete"
+
+// complete says that the file has all objects of some kinds. Without it nothing of
+// the file is used: a policy that is missing leaves open what it denied.
+type complete struct {
+	Node  string       `json:"node"` // whose file it is
+	Kinds []store.Kind `json:"kinds"`
+}
+
+// cache keeps on disk what the datastore said. What the disk refuses makes it void:
+// the file is taken away, for what is old may lack a policy, and written whole
+// later.
+type cache struct {
+	path     string
+	node     string
+	previous []string // files of the version before, which go when this one is complete
+	log      *slog.Logger
+	changed  async.Signal
+	kinds    []store.Kind
+
+	mu      sync.Mutex // guards what follows
+	pending map[store.Key]unsaved
+	near    map[store.Key]bool // blocks and affinities that concern this host, of those that the datastore named
+	synced  bool               // pending completes what the datastore has
+	err     error              // of the last write
+
+	writing sync.Mutex       // guards the rest
+	file    *journal.Journal // nil: it cannot be used
+	whole   bool             // the file has what the datastore said first in this run
+	valid   bool             // and says so
+}
+
+// unsaved is what the datastore said of an object last and the file does not have.
+type unsaved struct {
+	event store.Event
+	fresh bool // the object is another than the file knows: it ended in between
+}
+
+// then returns what is to be saved after a later event.
+func (u unsaved) then(next unsaved) unsaved {
+	switch {
+	case next.fresh:
+		return next
+	case next.event.Err == nil:
+		return unsaved{next.event, u.fresh}
+	case u.event.Deleted():
+		return unsaved{next.event, true}
+	case u.event.Err == nil:
+		return u // what was known of it holds
+	}
+	return unsaved{next.event, u.fresh}
+}
+
+// openCache opens the file. One that was damaged is not used, and begun anew; one
+// that cannot be opened is taken away, since it could not be kept up to date.
+func openCache(cfg Config) *cache {
+	c := &cache{
+		path: cfg.File, node: cfg.Node, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(), kinds: Saved(),
+		pending: map[store.Key]unsaved{}, near: map[store.Key]bool{},
+	}
+	err := c.open(cfg.PreviousFile)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("keep the datastore's state on disk: %w", err), remove(c.path), remove(cfg.PreviousFile))
+		c.log.Warn("the datastore's state is not kept on disk: after a boot without the datastore no workload is attached", "error", err)
+	}
+	c.err = err
+	return c
+}
+
+func (c *cache) open(previous string) error {
+	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
+		return err
+	}
+	if previous != "" {
+		// Where it is there the version before ran last, and knows better.
+		if err := os.Rename(previous, c.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	j, err := journal.OpenLean(c.path, c.log)
+	if err != nil {
+		return err
+	}
+	why := ""
+	switch mark, err := readMark(j); {
+	case j.Damage().Lines > 0:
+		why = "it was damaged"
+	case err != nil:
+		why = err.Error()
+	case mark == nil || mark.Node == "":
+	case mark.Node != c.node:
+		why = "it is of node " + mark.Node
+	case slices.ContainsFunc(c.previous, exists):
+		why = "an earlier version ran since"
+	}
+	if why != "" {
+		c.log.Warn("what is on disk of the datastore's state is not used", "reason", why, "file", c.path, "copy", j.Damage().Copy)
+		if err := errors.Join(j.Close(), os.Remove(c.path)); err != nil {
+			return err
+		}
+		if j, err = journal.OpenLean(c.path, c.log); err != nil {
+			return err
+		}
+	}
+	c.file = j
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); path != "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// readMark returns of what the file has all; nil: of nothing. The version before had
+// no more than true there.
+func readMark(j *journal.Journal) (*complete, error) {
+	raw, err := j.Get(completeKey)
+	if raw == nil || err != nil {
+		return nil, err
+	}
+	if string(raw) == "true" {
+		return &complete{Kinds: savedForPolicy()}, nil
+	}
+	var m complete
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return nil, fmt.Errorf("read of what it is complete: %w", err)
+	}
+	return &m, nil
+}
+
+// load returns what the file has, and of which kinds that is all there is.
+func (c *cache) load() (events []store.Event, kinds []store.Kind, err error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if c.file == nil {
+		return nil, nil, nil
+	}
+	mark, err := readMark(c.file)
+	if mark == nil || err != nil {
+		return nil, nil, err
+	}
+	for _, path := range c.file.Keys() {
+		if path == completeKey {
+			continue
+		}
+		key, ok := store.ParsePath(path)
+		if !ok {
+			return nil, nil, fmt.Errorf("it makes no sense: %q is not the key of an object", path)
+		}
+		raw, err := c.file.Get(path)
+		if err != nil {
+			return nil, nil, err
+		}
+		value, err := store.Decode(key, raw)
+		if err != nil {
+			err = fmt.Errorf("read what is on disk of %s: %w", key, err)
+			value = nil
+		}
+		events = append(events, store.Event{Key: key, Object: store.Object{Key: key, Value: value, Raw: raw}, Err: err})
+	}
+	return events, mark.Kinds, nil
+}
+
+// note marks what the datastore said to be saved.
+func (c *cache) note(changes []*Change, synced bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ch := range changes { // before the blocks that they are of
+		if ch.Key.Kind == store.KindIPAMAffinity && ch.Key.Namespace == c.node {
+			if c.near[ch.Key] = true; ch.Deleted() {
+				delete(c.near, ch.Key)
+			}
+			c.add(ch.Event)
+		}
+	}
+	for _, ch := range changes {
+		switch {
+		case !slices.Contains(c.kinds, ch.Key.Kind) || ch.Key.Kind == store.KindIPAMAffinity:
+		case ch.Key.Kind != store.KindIPAMBlock:
+			c.add(ch.Event)
+		case c.concerns(ch):
+			c.near[ch.Key] = true
+			c.add(ch.Event)
+		case c.near[ch.Key]:
+			delete(c.near, ch.Key)
+			c.add(store.Event{Key: ch.Key, Object: store.Object{Key: ch.Key}})
+		}
+	}
+	c.synced = c.synced || synced
+	if c.synced {
+		c.changed.Set()
+	}
+}
+
+// concerns reports whether a block is this host's, by the block or by an affinity, or
+// has an address of it.
+func (c *cache) concerns(ch *Change) bool {
+	b, ok := ch.Value.(*Block)
+	if !ok {
+		return ch.Err != nil && c.near[ch.Key]
+	}
+	return b.Holder == c.node || c.near[store.AffinityKey(c.node, ch.Key.CIDR())] ||
+		slices.ContainsFunc(b.Borrowed, func(a Borrowed) bool { return a.Node == c.node })
+}
+
+// add marks one to be saved. The caller has the lock.
+func (c *cache) add(ev store.Event) {
+	next := unsaved{event: ev}
+	if old, ok := c.pending[ev.Key]; ok {
+		next = old.then(next)
+	}
+	c.pending[ev.Key] = next
+}
+
+// run saves what changes until ctx ends, and then what is left.
+func (c *cache) run(ctx context.Context) {
+	rest := time.NewTimer(time.Hour)
+	defer rest.Stop()
+	listen := c.changed
+	for {
+		select {
+		case <-ctx.Done():
+			// Who needs to know asks [Cluster.Save].
+			_, _ = c.save()
+			return
+		case <-listen:
+		case <-rest.C:
+			listen = c.changed
+		}
+		// What changes meanwhile is written together, and what failed is not tried
+		// with every change.
+		pause := savePause
+		if did, err := c.save(); err != nil {
+			pause = saveRetry
+		} else if !did {
+			continue
+		}
+		listen = nil
+		rest.Reset(pause)
+	}
+}
+
+// errUnread says that there is nothing to save yet.
+var errUnread = errors.New("the datastore has not said all since the start")
+
+// save writes what is pending, and reports whether anything was. Nothing is until
+// the datastore has said all.
+func (c *cache) save() (did bool, err error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.mu.Lock()
+	pending, synced := c.pending, c.synced
+	switch {
+	case c.file == nil:
+		clear(c.pending)
+		err := c.err
+		c.mu.Unlock()
+		return false, err
+	case !synced:
+		c.mu.Unlock()
+		return false, errUnread
+	case len(pending) == 0 && c.whole && c.valid:
+		c.mu.Unlock()
+		return false, nil
+	}
+	c.pending = make(map[store.Key]unsaved)
+	c.mu.Unlock()
+	if err = c.write(pending); err != nil {
+		c.valid = false
+		// What the disk holds may lack a policy that is in force.
+		err = errors.Join(err, c.file.Forget(), c.file.Delete(completeKey))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if before := c.err; err != nil && (before == nil || before.Error() != err.Error()) {
+		c.log.Warn("the datastore's state is not kept on disk; will try again", "error", err)
+	} else if err == nil && before != nil {
+		c.log.Info("the datastore's state is kept on disk again")
+	}
+	c.err = err
+	if err != nil {
+		for key, u := range pending {
+			if newer, ok := c.pending[key]; ok {
+				u = u.then(newer)
+			}
+			c.pending[key] = u
+		}
+	}
+	return true, err
+}
+
+// write brings the file up to date, in one step. The first time pending is all that
+// there is.
+func (c *cache) write(pending map[store.Key]unsaved) error {
+	changes, err := c.changes(pending, !c.whole)
+	if err != nil {
+		return err
+	}
+	if len(changes) > 0 {
+		if err := c.file.Apply(changes...); err != nil {
+			return err
+		}
+		if err := c.file.Sync(); err != nil {
+			return err
+		}
+	}
+	if err := removePrevious(c.previous); err != nil {
+		return err
+	}
+	c.whole, c.valid = true, true
+	return nil
+}
+
+// removePrevious removes the version before's files, for good.
+func removePrevious(files []string) error {
+	for _, path := range files {
+		if !exists(path) {
+			continue
+		}
+		err := os.Remove(path)
+		if err == nil {
+			err = atomicfile.SyncDir(filepath.Dir(path))
+		}
+		if err != nil {
+			return fmt.Errorf("remove a file of the version before: %w", err)
+		}
+	}
+	return nil
+}
+
+// changes returns what of the file is to change; with all, what pending does not
+// name is gone.
+func (c *cache) changes(pending map[store.Key]unsaved, all bool) ([]journal.Change, error) {
+	var out []journal.Change
+	for key, u := range pending {
+		path := key.Path()
+		old, err := c.file.Get(path)
+		if err != nil {
+			old = nil // it was damaged, and is written anew
+		}
+		switch {
+		case u.event.Deleted():
+			if old != nil || err != nil {
+				out = append(out, journal.Change{Key: path})
+			}
+			continue
+		case u.event.Err != nil && !u.fresh && old != nil:
+			continue // what was known of it holds
+		}
+		raw, err := content(u.event)
+		if err != nil {
+			return nil, err
+		}
+		if !bytes.Equal(old, raw) {
+			out = append(out, journal.Change{Key: path, Value: raw})
+		}
+	}
+	if all {
+		named := make(map[string]bool, len(pending))
+		for key := range pending {
+			named[key.Path()] = true
+		}
+		for _, path := range c.file.Keys() {
+			if !named[path] && path != completeKey {
+				out = append(out, journal.Change{Key: path})
+			}
+		}
+	}
+	mark, err := json.Marshal(complete{c.node, c.kinds})
+	if err != nil {
+		return nil, err
+	}
+	if old, err := c.file.Get(completeKey); err != nil || !bytes.Equal(old, mark) {
+		out = append(out, journal.Change{Key: completeKey, Value: json.RawMessage(mark)})
+	}
+	return out, nil
+}
+
+// content is what is saved of an object: JSON, and a string of it where it is none.
+func content(ev store.Event) (json.RawMessage, error) {
+	raw := ev.Object.Raw
+	switch {
+	case ev.Err != nil && !json.Valid(raw):
+		return json.Marshal(string(raw))
+	case raw != nil:
+		return raw, nil
+	}
+	raw, err := store.Encode(ev.Key, ev.Object.Value, nil)
+	if err != nil {
+		return nil, fmt.Errorf("save %s: %w", ev.Key, err)
+	}
+	return raw, nil
+}
+
+func (c *cache) close() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if c.file == nil {
+		return nil
+	}
+	return c.file.Close()
+}
