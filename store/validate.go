@@ -230,12 +230,15 @@ func (c *checker) mac(field, value string) {
 	}
 }
 
-// maxInterfaceName is the kernel's IFNAMSIZ without the final zero.
-const maxInterfaceName = 15
-
 func (c *checker) interfaceName(field, value string) {
-	c.reject(len(value) > maxInterfaceName || strings.ContainsAny(value, "/ \t\n") || value == "." || value == "..",
-		field, value, "must be a network interface's name: at most %d characters without slashes or spaces", maxInterfaceName)
+	c.reject(len(value) > MaxInterfaceName || strings.ContainsAny(value, "/ \t\n") || value == "." || value == "..",
+		field, value, "must be a network interface's name: at most %d characters without slashes or spaces", MaxInterfaceName)
+}
+
+// workloadInterface refuses the name of an interface that is the host's own.
+func (c *checker) workloadInterface(field, value string) {
+	c.interfaceName(field, value)
+	c.reject(HostInterface(value), field, value, "is an interface of the host itself; give the host's end of the workload's wire, such as cali1234")
 }
 
 func familyName(a netip.Addr) string {

@@ -232,7 +232,7 @@ func validCommunity(s string) bool {
 // interfaceGlob accepts an interface's name with the wildcards * and ?.
 func (c *checker) interfaceGlob(field, s string) {
 	ok, _ := regexp.MatchString(`^[a-zA-Z0-9_.*?-]{1,15}$`, s)
-	c.reject(!ok, field, s, "must be an interface's name of at most %d characters, with * and ? as wildcards, such as docker*", maxInterfaceName)
+	c.reject(!ok, field, s, "must be an interface's name of at most %d characters, with * and ? as wildcards, such as docker*", MaxInterfaceName)
 }
 
 func (c *checker) bgpFilter(s *v3.BGPFilterSpec) {

@@ -73,6 +73,10 @@ func felixRules() map[string]felixRule {
 	}
 }
 
+// maxLogPrefix is how much of spec.logPrefix the kernel takes: its
+// NF_LOG_PREFIXLEN without ": " and the final zero.
+const maxLogPrefix = 125
+
 func (c *checker) felixConfiguration(s *v3.FelixConfigurationSpec) {
 	rules := felixRules()
 	v := reflect.ValueOf(s).Elem()
@@ -91,6 +95,7 @@ func (c *checker) felixConfiguration(s *v3.FelixConfigurationSpec) {
 		}
 	}
 	c.felixInterfaces(s)
+	c.reject(len(s.LogPrefix) > maxLogPrefix, "spec.logPrefix", s.LogPrefix, "must be at most %d bytes: the kernel takes no more", maxLogPrefix)
 	c.optAddr("spec.natOutgoingAddress", s.NATOutgoingAddress, "")
 	c.optAddr("spec.deviceRouteSourceAddress", s.DeviceRouteSourceAddress, "IPv4")
 	c.optAddr("spec.deviceRouteSourceAddressIPv6", s.DeviceRouteSourceAddressIPv6, "IPv6")
@@ -138,7 +143,12 @@ func (c *checker) felixField(field string, v reflect.Value, rule felixRule) {
 func (c *checker) felixInterfaces(s *v3.FelixConfigurationSpec) {
 	prefix := regexp.MustCompile(`^[a-zA-Z0-9_-]{1,15}$`)
 	for i, p := range splitList(s.InterfacePrefix) {
-		c.reject(!prefix.MatchString(p), "spec.interfacePrefix", p, "entry %d must be at most %d letters, digits, '_' and '-'", i+1, maxInterfaceName)
+		if !prefix.MatchString(p) {
+			c.add("spec.interfacePrefix", p, "entry %d must be at most %d letters, digits, '_' and '-'", i+1, MaxInterfaceName)
+			continue
+		}
+		name, own := HostInterfaceWith(p)
+		c.reject(own, "spec.interfacePrefix", p, "entry %d is a prefix of interfaces of the host itself, such as %s: workloads' need one of their own, such as cali", i+1, name)
 	}
 	for i, p := range splitList(s.InterfaceExclude) {
 		inner, isRegexp := strings.CutPrefix(p, "/")

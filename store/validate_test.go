@@ -83,6 +83,17 @@ func TestValidate(t *testing.T) {
 		{"host endpoint", store.KindHostEndpoint, `{"node":"n1","interfaceName":"*","profiles":["p"],"ports":[{"name":"ssh","protocol":"TCP","port":22}]}`, nil},
 		{"host endpoint of nothing", store.KindHostEndpoint, `{}`, []string{"spec.node", "spec.interfaceName"}},
 		{"host endpoint with what is wrong", store.KindHostEndpoint, `{"node":"N 1","interfaceName":"a-very-long-interface","expectedIPs":["10.0.0.0/8"],"ports":[{"protocol":"ICMP","port":0}]}`, []string{"spec.node", "spec.interfaceName", "spec.expectedIPs[0]", "spec.ports[0].port", "spec.ports[0].name", "spec.ports[0].protocol"}},
+		{"prefix of the host's interfaces", store.KindFelixConfiguration, `{"interfacePrefix":"cali,eth"}`, []string{"spec.interfacePrefix"}},
+		{"prefix of an uplink and of a tunnel", store.KindFelixConfiguration, `{"interfacePrefix":"ens3,vxlan,l"}`, []string{"spec.interfacePrefix", "spec.interfacePrefix", "spec.interfacePrefix"}},
+		{"other prefixes of workloads", store.KindFelixConfiguration, `{"interfacePrefix":"cali,tap,veth"}`, nil},
+		{
+			"text that is longer than the kernel takes", store.KindFelixConfiguration,
+			`{"interfacePrefix":"` + strings.Repeat("x", 65) + `","iptablesNATOutgoingInterfaceFilter":"` + strings.Repeat("x", 65) + `","logPrefix":"` + strings.Repeat("x", 126) + `"}`,
+			[]string{"spec.interfacePrefix", "spec.iptablesNATOutgoingInterfaceFilter", "spec.logPrefix"},
+		},
+		{"endpoint on the host's uplink", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"eth0"}`, []string{"metadata.name", "spec.interfaceName"}},
+		{"endpoint on a further tunnel", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"vxlan.calico6-2"}`, []string{"metadata.name", "spec.interfaceName"}},
+		{"endpoint on an interface of its own", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"ethernet-7"}`, []string{"metadata.name"}},
 		{"metrics of no port", store.KindFelixConfiguration, `{"prometheusMetricsPort":-1}`, []string{"spec.prometheusMetricsPort"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -74,7 +74,7 @@ func (c *checker) workloadEndpoint(w *WorkloadEndpoint) {
 		c.reference("spec.node", s.Node)
 	}
 	c.reject(s.InterfaceName == "", "spec.interfaceName", nil, "required: the host's end of the wire")
-	c.interfaceName("spec.interfaceName", s.InterfaceName)
+	c.workloadInterface("spec.interfaceName", s.InterfaceName)
 	c.mac("spec.mac", s.MAC)
 	c.optAddr("spec.ipv4Gateway", s.IPv4Gateway, "IPv4")
 	c.optAddr("spec.ipv6Gateway", s.IPv6Gateway, "IPv6")

@@ -78,6 +78,7 @@ type Enforcer struct {
 	mu      sync.Mutex
 	queue   []store.Batch
 	ifaces  map[string][]netip.Addr // nil: nothing new
+	links   map[string]bool         // with ifaces: those that cannot be workloads'
 	changed map[string]bool         // interfaces whose connections are to be judged anew
 	gone    map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
 	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
@@ -139,16 +140,28 @@ func (e *Enforcer) HandleStore(s cluster.Step) {
 
 // HandleUnderlay applies the addresses of this host. It does not wait.
 func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
-	addrs, own := make(map[string][]netip.Addr), make(map[netip.Addr]bool)
+	addrs, own, links := make(map[string][]netip.Addr), make(map[netip.Addr]bool), make(map[string]bool)
+	for _, l := range u.Links {
+		if hostLink(l) {
+			links[l.Name] = true
+		}
+	}
 	for _, a := range u.Addresses {
 		addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
 		own[a.Prefix.Addr()] = true
 	}
 	e.mu.Lock()
 	e.moved = e.moved || !maps.Equal(e.own, own)
-	e.ifaces, e.own = addrs, own
+	e.ifaces, e.own, e.links = addrs, own, links
 	e.mu.Unlock()
 	e.poke.Set()
+}
+
+// hostLink reports whether a device is the host's own by its type (IFLA_INFO_KIND,
+// ip-link(8)), which is empty for physical ones and the loopback: those that
+// workloads are attached by are named here.
+func hostLink(l dataplane.UnderlayLink) bool {
+	return l.Loopback || !slices.Contains([]string{"veth", "tun", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap"}, l.Type)
 }
 
 // Run works until ctx ends.
@@ -187,11 +200,12 @@ func (e *Enforcer) Run(ctx context.Context) error {
 func (e *Enforcer) step(calc *policy.Calculator) error {
 	start := time.Now()
 	e.mu.Lock()
-	queue, ifaces, before := e.queue, e.ifaces, e.status
+	queue, ifaces, links, before := e.queue, e.ifaces, e.links, e.status
 	known, moved := e.own != nil, e.moved
 	e.queue, e.ifaces, e.moved = nil, nil, false
 	e.mu.Unlock()
 	if ifaces != nil {
+		calc.SetHostLinks(links)
 		calc.SetInterfaces(ifaces)
 	}
 	for _, b := range queue {

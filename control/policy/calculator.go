@@ -156,6 +156,25 @@ func (c *Calculator) autoHostEndpoint(node string, n *store.Node) {
 // endpoints that name no interface are found by them.
 func (c *Calculator) SetInterfaces(addrs map[string][]netip.Addr) {
 	c.locals.setInterfaces(addrs)
+	c.ownInterfaces()
+}
+
+// SetHostLinks sets which interfaces cannot be workloads', by what they are:
+// physical devices, tunnels, bridges and the like.
+func (c *Calculator) SetHostLinks(names map[string]bool) {
+	c.locals.hostLinks = maps.Clone(names)
+	c.ownInterfaces()
+}
+
+// ownInterfaces has the endpoints of interfaces that became the host's own, or
+// are it no more, judged anew, and the prefixes of workloads' names too.
+func (c *Calculator) ownInterfaces() {
+	l := &c.locals
+	own := ownInterfaces(l.hostLinks, l.addrs, c.settings.hosts[c.cfg.Node])
+	if !maps.Equal(own, l.links.own) {
+		l.links.own, c.settings.stale = own, true
+		l.touchNamed()
+	}
 }
 
 // Problem is an object that cannot be used as it is.
@@ -170,6 +189,9 @@ func (c *Calculator) Problems() []Problem {
 	var list []Problem
 	for k, reason := range c.problems {
 		list = append(list, Problem{k, reason})
+	}
+	for _, reason := range c.settings.now.problems {
+		list = append(list, Problem{store.ResourceKey(store.KindFelixConfiguration, store.DefaultName), reason})
 	}
 	c.locals.clashes(func(k store.Key, reason string) { list = append(list, Problem{k, reason}) })
 	slices.SortFunc(list, func(a, b Problem) int { return compareKeys(a.Key, b.Key) })

@@ -26,6 +26,9 @@ type locals struct {
 	unnamed map[itemID]struct{} // host endpoints that are found by addresses
 	addrs   map[string][]netip.Addr
 
+	links     interfaces      // which can be workloads'
+	hostLinks map[string]bool // as [Calculator.SetHostLinks] said
+
 	matcher   *matcher // which policies are for whom
 	stale     map[string]struct{}
 	published map[string]publishedEndpoint // by interface
@@ -84,6 +87,24 @@ func (l *locals) touchAll() {
 	for _, id := range l.ids {
 		l.touch(id)
 	}
+}
+
+// touchNamed has the endpoints of all interfaces that some endpoint names built anew.
+func (l *locals) touchNamed() {
+	for name := range l.named {
+		l.stale[name] = struct{}{}
+	}
+}
+
+// setPrefixes applies the configured prefixes of workloads' interfaces and returns
+// those that are used, and why the others are not.
+func (l *locals) setPrefixes(configured []string) (used, refused []string) {
+	used, refused = l.links.usable(configured)
+	if !slices.Equal(used, l.links.prefixes) {
+		l.links.prefixes = used
+		l.touchNamed()
+	}
+	return used, refused
 }
 
 // putProfile takes note that a profile may lend other labels.
@@ -210,8 +231,11 @@ func (l *locals) settle(c *Calculator) {
 // owner returns who an interface belongs to: a workload before a host
 // endpoint; of two workloads the younger, for its interface was made later; of
 // two host endpoints the first by name, as in Felix.
+//
+// An endpoint that names an interface which cannot be its own is nobody's: the
+// rules of a workload on the host's uplink would cut the host off.
 func (l *locals) owner(name string) (itemID, bool) {
-	candidates := slices.Clone(l.named[name])
+	candidates := slices.DeleteFunc(slices.Clone(l.named[name]), func(id itemID) bool { return l.refuses(id) != "" })
 	for id := range l.unnamed {
 		if slices.ContainsFunc(l.list[id].expected, func(a netip.Addr) bool { return slices.Contains(l.addrs[name], a) }) {
 			candidates = append(candidates, id)
@@ -233,6 +257,20 @@ func (l *locals) owner(name string) (itemID, bool) {
 		}
 		return compareKeys(x.key, y.key)
 	}), true
+}
+
+// refuses says why an endpoint does not count at the interface that it names, "" if
+// it does.
+func (l *locals) refuses(id itemID) string {
+	e := l.list[id]
+	switch {
+	case len(e.iface) > store.MaxInterfaceName:
+		// Cut off, the name would be that of another interface.
+		return fmt.Sprintf("no interface is called %q: a name has at most %d bytes", e.iface, store.MaxInterfaceName)
+	case e.host:
+		return ""
+	}
+	return l.links.refuses(e.iface)
 }
 
 // emit reports the endpoints that came, went or changed.
@@ -267,12 +305,15 @@ func (l *locals) emit(c *Calculator) (put []filter.Endpoint, del []string) {
 	return put, del
 }
 
-// clashes adds the endpoints that stand back behind another one.
+// clashes adds the endpoints that do not count, and those that stand back behind
+// another one.
 func (l *locals) clashes(add func(store.Key, string)) {
 	for _, name := range slices.Sorted(maps.Keys(l.named)) {
 		owner, _ := l.owner(name)
 		for _, id := range l.named[name] {
-			if id != owner {
+			if reason := l.refuses(id); reason != "" {
+				add(l.list[id].key, reason)
+			} else if id != owner {
 				add(l.list[id].key, fmt.Sprintf("interface %s belongs to %s", name, l.list[owner].key))
 			}
 		}

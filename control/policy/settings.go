@@ -2,6 +2,7 @@ package policy
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -51,6 +52,7 @@ type effective struct {
 	spoofing, floating, exemptHosts bool
 	external                        []netip.Prefix
 	vxlanPort                       uint16
+	problems                        []string // why fields are not used
 }
 
 func (s *settings) init() {
@@ -101,6 +103,9 @@ func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
 	}
 	if name == c.cfg.Node && n != nil && !maps.Equal(s.labels, n.Labels) {
 		s.labels, s.stale = n.Labels, true
+	}
+	if name == c.cfg.Node {
+		c.ownInterfaces()
 	}
 	s.feedNode(c, name)
 }
@@ -177,6 +182,9 @@ func (s *settings) current(c *Calculator) *effective {
 	s.stale = false
 	was := s.now
 	s.now = effectiveOf(s.levels(c.cfg.Node))
+	var refused []string
+	s.now.WorkloadPrefixes, refused = c.locals.setPrefixes(s.now.WorkloadPrefixes)
+	s.now.problems = append(s.now.problems, refused...)
 	s.now.FailsafeOut = append(s.now.FailsafeOut, c.cfg.Datastore...)
 	s.now.VXLANPorts = s.vxlanInUse()
 	s.now.HostTraffic = s.hostTraffic(c.cfg.HostPorts)
@@ -231,7 +239,7 @@ func (s *settings) emit(c *Calculator) *filter.Settings {
 func effectiveOf(levels []*v3.FelixConfigurationSpec) effective {
 	e := effective{vxlanPort: store.DefaultVXLANPort}
 	e.LogPrefix = "calico-packet"
-	prefix := "cali"
+	prefix := store.WorkloadInterfacePrefix
 	var allowAction, denyAction, toHost string
 	in, out := failsafeIn(), failsafeOut()
 	for _, f := range levels {
@@ -242,7 +250,11 @@ func effectiveOf(levels []*v3.FelixConfigurationSpec) effective {
 		setString(&denyAction, f.NftablesFilterDenyAction)
 		setString(&allowAction, f.IptablesFilterAllowAction)
 		setString(&allowAction, f.NftablesFilterAllowAction)
-		setString(&e.NAT.OutInterface, f.IptablesNATOutgoingInterfaceFilter)
+		if out := f.IptablesNATOutgoingInterfaceFilter; len(out) > store.MaxInterfaceName {
+			e.problems = append(e.problems, fmt.Sprintf("iptablesNATOutgoingInterfaceFilter is not used: it is longer than the %d bytes of an interface's name", store.MaxInterfaceName))
+		} else {
+			setString(&e.NAT.OutInterface, out)
+		}
 		if a, ok := parseAddr(f.NATOutgoingAddress); ok {
 			e.NAT.Address = a
 		}

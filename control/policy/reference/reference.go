@@ -545,7 +545,7 @@ func (w *World) endpoint(name string, f felix) endpoint {
 	for i, o := range w.Objects {
 		switch v := o.Value.(type) {
 		case *store.WorkloadEndpoint:
-			if v.Spec.Node != w.Node || v.Spec.InterfaceName != name {
+			if v.Spec.Node != w.Node || v.Spec.InterfaceName != name || !w.workloads(name, f) {
 				continue
 			}
 			if workload == nil || younger(v, workload.Value.(*store.WorkloadEndpoint)) {
@@ -589,6 +589,23 @@ func (w *World) endpoint(name string, f felix) endpoint {
 		return endpoint{exists: true, iface: "*", labels: w.labels(*wild), profiles: wild.Value.(*v3.HostEndpoint).Spec.Profiles}
 	}
 	return endpoint{}
+}
+
+// workloads reports whether an interface can be a workload's: by its name, and
+// because it has none of the host's addresses.
+func (w *World) workloads(name string, f felix) bool {
+	for _, o := range w.Objects {
+		n, ok := o.Value.(*store.Node)
+		if !ok || n.Name != w.Node || n.Spec.BGP == nil {
+			continue
+		}
+		for _, a := range w.Interfaces[name] {
+			if s := a.String(); strings.HasPrefix(n.Spec.BGP.IPv4Address, s) || strings.HasPrefix(n.Spec.BGP.IPv6Address, s) {
+				return false
+			}
+		}
+	}
+	return slices.ContainsFunc(append([]string{"cali"}, f.prefixes...), func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
 func younger(a, b *store.WorkloadEndpoint) bool {

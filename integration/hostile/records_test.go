@@ -1,0 +1,135 @@
+package hostile
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/traffic"
+	"github.com/routerd/routerd/store"
+)
+
+// TestRecords attacks hosts by what somebody wrote into the datastore past
+// validation: a tool of another version, or who holds another host's
+// credentials.
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	top := topology(3, 1, store.VXLAN)
+	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
+	l := bringUp(t, "records", top)
+	s, err := l.Store(t.Context(), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	reachable(t, l)
+	t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
+}
+
+// reachable waits until all hosts and pods answer each other over both families.
+func reachable(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, o := range []traffic.Options{{}, {IPv6: true}} {
+		poll(t, "hosts and pods reach each other", func() string {
+			m, err := l.ReachabilityMatrix(within(t, 20*time.Second), o)
+			if err != nil || !m.OK() {
+				return fmt.Sprint(err, m.Failures())
+			}
+			return ""
+		})
+	}
+}
+
+// routerctl runs routerctl against a host's daemon.
+func routerctl(t *testing.T, l *lab.Lab, host string, args ...string) (string, error) {
+	t.Helper()
+	dir, err := filepath.Abs(binDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Output(await.Context(t), host, append([]string{filepath.Join(dir, "routerctl"), "--socket", lab.Socket(l.Name(), host)}, args...)...)
+}
+
+// says waits until what routerctl prints on a host contains all of texts: that
+// daemon has heard of a record that comes over the network, and refuses it.
+func says(t *testing.T, l *lab.Lab, host string, args []string, texts ...string) {
+	t.Helper()
+	poll(t, host+" says "+strings.Join(texts, ", "), func() string {
+		out, err := routerctl(t, l, host, args...)
+		for _, text := range texts {
+			if err == nil && !strings.Contains(out, text) {
+				err = errors.New("no " + text)
+			}
+		}
+		if err != nil {
+			return fmt.Sprint(err, "\n", out)
+		}
+		return ""
+	})
+}
+
+// attackInterfaces writes workload endpoints on interfaces of node2 itself, and a
+// prefix that makes its uplink a workload's. node2's datastore is on node1: a rule
+// that cut it off could not be taken back.
+func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
+	var keys []store.Key
+	for i, name := range []string{"eth0", "lo", "*", "vxlan.calico", "vxlan-v6.calico"} {
+		w := &store.WorkloadEndpoint{}
+		w.Namespace = "default"
+		w.Spec = store.WorkloadEndpointSpec{
+			Orchestrator: "k8s", Node: "node2", Pod: fmt.Sprint("bad", i), Endpoint: "eth0", ContainerID: fmt.Sprint("bad", i),
+			InterfaceName: name, IPNetworks: []string{"203.0.113.1/32"},
+		}
+		var err error
+		if w.Name, err = store.WorkloadEndpointName(&w.Spec); err != nil {
+			t.Fatal(err)
+		}
+		o, err := store.Create(t.Context(), s, w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, o.Key)
+		says(t, l, "node2", []string{"policy", "show"}, o.Key.String(), "interface "+name+" is the host's own")
+	}
+	reachable(t, l)
+	prefix := func(value string) {
+		t.Helper()
+		key := store.ResourceKey(store.KindFelixConfiguration, "node.node2")
+		if _, err := store.Modify(t.Context(), s, key, func(o store.Object) (any, error) {
+			f, ok := o.Value.(*v3.FelixConfiguration)
+			if !ok {
+				return nil, store.ErrNotFound
+			}
+			f.Spec.InterfacePrefix = value
+			return f, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prefix("cali,eth,vxlan,l")
+	says(t, l, "node2", []string{"policy", "show"}, "interfacePrefix eth is not used", "interfacePrefix vxlan is not used", "interfacePrefix l is not used")
+	if err := l.Restart(await.Context(t), "node2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.WaitReady(await.Context(t), "node2"); err != nil {
+		t.Fatal(err)
+	}
+	reachable(t, l)
+	prefix("")
+	for _, k := range keys {
+		if err := store.Delete(t.Context(), s, k, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
