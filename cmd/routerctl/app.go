@@ -71,7 +71,7 @@ etcd directly.`,
 	root.AddCommand(
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
-		a.deleteCommand(),
+		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(),
 		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {

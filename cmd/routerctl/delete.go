@@ -35,8 +35,7 @@ type deletion struct {
 }
 
 func (a *app) deleteCommand() *cobra.Command {
-	var files []string
-	var namespace string
+	var in input
 	d := deletion{}
 	c := &cobra.Command{
 		Use:   "delete KIND NAME… | delete -f FILE|DIR|-",
@@ -63,7 +62,7 @@ cannot be deleted.`,
   routerctl delete -f peers.yaml --skip-not-exists`,
 		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			targets, err := a.targets(args, files, namespace)
+			targets, err := a.targets(args, in)
 			if err != nil {
 				return err
 			}
@@ -80,20 +79,19 @@ cannot be deleted.`,
 		},
 	}
 	f := c.Flags()
-	f.StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
-	f.StringVarP(&namespace, "namespace", "n", store.DefaultName, "namespace of namespaced kinds")
+	in.flags(f)
 	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
 	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it, or leave nodes without any BGP session")
 	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
 	return c
 }
 
-func (a *app) targets(args, files []string, namespace string) ([]target, error) {
-	if len(files) > 0 {
+func (a *app) targets(args []string, in input) ([]target, error) {
+	if len(in.files) > 0 {
 		if len(args) > 0 {
 			return nil, usagef("delete: give either a kind and names, or manifests with -f")
 		}
-		docs, err := readManifests(a.stdin, files)
+		docs, err := in.read(a.stdin)
 		if err != nil {
 			return nil, err
 		}
@@ -110,8 +108,9 @@ func (a *app) targets(args, files []string, namespace string) ([]target, error) 
 	if err != nil {
 		return nil, err
 	}
-	if !kind.Namespaced() {
-		namespace = ""
+	namespace, err := namespaceOf(kind, in.namespace)
+	if err != nil {
+		return nil, err
 	}
 	var targets []target
 	for _, name := range args[1:] {
@@ -139,17 +138,20 @@ func targetsOf(docs []manifest.Document) ([]target, error) {
 	return targets, nil
 }
 
-// run checks all targets before it deletes the first. Ordinary objects go in
+// run checks all targets before it deletes the first; what does not exist is an
+// error, and keeps the others from nothing. Ordinary objects go in
 // one transaction; pools and nodes, which need several steps, one by one after
 // it.
 func (d *deletion) run(ctx context.Context, targets []target) error {
 	var present []store.Object
-	var errs []error
+	var absent, errs []error
 	for _, t := range targets {
 		o, err := d.check(ctx, t)
 		switch {
 		case errors.Is(err, store.ErrNotFound) && d.skipMissing:
 			fmt.Fprintf(d.out, "%s does not exist\n", t.key)
+		case errors.Is(err, store.ErrNotFound):
+			absent = append(absent, err)
 		case err != nil:
 			errs = append(errs, err)
 		default:
@@ -159,17 +161,17 @@ func (d *deletion) run(ctx context.Context, targets []target) error {
 			present = append(present, o)
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	if err := errors.Join(errs...); err != nil || len(present) == 0 {
+		return errors.Join(append(absent, err)...)
 	}
 	if d.dryRun {
 		for _, o := range present {
 			fmt.Fprintf(d.out, "%s would be deleted\n", o.Key)
 		}
 		fmt.Fprintln(d.out, "Nothing was deleted (--dry-run)")
-		return nil
+		return errors.Join(absent...)
 	}
-	return d.delete(ctx, present)
+	return errors.Join(append(absent, d.delete(ctx, present))...)
 }
 
 func (d *deletion) check(ctx context.Context, t target) (store.Object, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -9,21 +10,50 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/spf13/pflag"
+
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/manifest"
 )
 
-// readManifests reads every file, every manifest in every directory, and
+// input is the manifests that a command line names.
+type input struct {
+	files     []string
+	namespace string // of objects that give none
+	skipEmpty bool   // no object is no error
+}
+
+// flags adds the flags that fill it.
+func (i *input) flags(f *pflag.FlagSet) {
+	f.StringArrayVarP(&i.files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	namespaceFlag(f, &i.namespace)
+	f.BoolVar(&i.skipEmpty, "skip-empty", false, "manifests without any resource are no error")
+}
+
+// none says that the command line names no manifest; nil: it does.
+func (i *input) none(v verb, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s takes manifests by -f, not %q", v, args[0])
+	}
+	if len(i.files) == 0 {
+		return usagef("%s: name a manifest with -f FILE, a directory with -f DIR, or - for standard input", v)
+	}
+	return nil
+}
+
+// read reads every file, every manifest in every directory, and
 // standard input for "-". It reports what is wrong with any of them in one
 // error, and then returns no document. Unknown fields alone are left to the
 // caller, for the stored objects may have them.
-func readManifests(stdin io.Reader, names []string) ([]manifest.Document, error) {
+func (i input) read(stdin io.Reader) ([]manifest.Document, error) {
+	names := i.files
 	var docs []manifest.Document
 	var errs, slips []error // slips: unknown fields too, in the input's order
 	for _, name := range names {
 		files, err := expand(name)
 		errs, slips = append(errs, err), append(slips, err)
 		for _, f := range files {
-			d, err := readManifest(stdin, f)
+			d, err := i.readOne(stdin, f)
 			errs, slips = append(errs, err), append(slips, err)
 			for _, doc := range d {
 				slips = append(slips, doc.CheckUnknown(nil))
@@ -37,7 +67,7 @@ func readManifests(stdin io.Reader, names []string) ([]manifest.Document, error)
 	if errors.Join(errs...) != nil || twice != nil {
 		return nil, errors.Join(append(slips, twice)...)
 	}
-	if len(docs) == 0 {
+	if len(docs) == 0 && !i.skipEmpty {
 		return nil, fmt.Errorf("%s: no resources given; write at least one document with apiVersion, kind, metadata and spec", names)
 	}
 	return docs, nil
@@ -71,14 +101,21 @@ func expand(name string) ([]string, error) {
 	return files, nil
 }
 
-func readManifest(stdin io.Reader, name string) (docs []manifest.Document, err error) {
+func (i input) readOne(stdin io.Reader, name string) (docs []manifest.Document, err error) {
 	if name == "-" {
-		return manifest.Read("standard input", stdin)
+		return manifest.ReadIn(i.in(), "standard input", stdin)
 	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("read manifest: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // it was only read
-	return manifest.Read(name, f)
+	return manifest.ReadIn(i.in(), name, f)
+}
+
+func (i input) in() string { return cmp.Or(i.namespace, store.DefaultName) }
+
+// namespaceFlag adds -n.
+func namespaceFlag(f *pflag.FlagSet, to *string) {
+	f.StringVarP(to, "namespace", "n", "", "namespace of resources that lie in one (default "+store.DefaultName+")")
 }

@@ -13,6 +13,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/manifest"
@@ -25,71 +26,124 @@ type query struct {
 	names         []string
 	namespace     string
 	allNamespaces bool
+	keys          []store.Key        // of manifests, in place of names; nil: none
 	labels        *selector.Selector // nil: any
-	output        string
+	output        output
+	export        bool // without what belongs to this cluster
 }
 
 func (a *app) getCommand() *cobra.Command {
 	var q query
-	var labels string
+	var in input
+	var labels, format string
+	var watch bool
 	c := &cobra.Command{
-		Use:   "get KIND[,KIND…] [NAME…]",
+		Use:   "get KIND[,KIND…] [NAME…] | get -f FILE|DIR|-",
 		Short: "Print resources",
 		Long: `Print resources as a table, or with -o yaml and -o json in a form that apply
 takes back. Kinds: ` + kindList() + `.
 
 Workload endpoints, network policies and network sets lie in namespaces: -n names
-one, -A prints all.`,
+one, -A prints all. With -f those are printed that manifests name.
+
+-o custom-columns takes headings of -o wide, or HEADING:.path.to.field.
+-o go-template is carried out on a list of lists (.Kind, .Items), or of objects where
+they are named.`,
 		Example: `  routerctl get ippools
   routerctl get nodes -o wide
-  routerctl get ippool default-ipv4-ippool -o yaml > pool.yaml
+  routerctl get ippool default-ipv4-ippool -o yaml --export > pool.yaml
   routerctl get workloadendpoints -A
   routerctl get bgppeers,bgpfilters
-  routerctl get nodes -l "rack == 'r1'"`,
+  routerctl get nodes -l "rack == 'r1'"
+  routerctl get ippools -o custom-columns=NAME,CIDR,VXLAN:.spec.vxlanMode
+  routerctl get nodes -o go-template='{{range .}}{{range .Items}}{{.Name}} {{end}}{{end}}'
+  routerctl get nodes --watch`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			switch {
+			case len(in.files) > 0 && len(args) > 0:
+				return usagef("get: give either a kind and names, or manifests with -f")
+			case len(in.files) == 0 && len(args) == 0:
 				return usagef("get: name a kind: one of %s", kindList())
 			}
 			return nil
 		},
 		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			args, err := kindFirst(args)
-			if err != nil {
+			var err error
+			if q.output, err = parseOutput(format); err != nil {
 				return err
 			}
-			if q.kinds, err = parseKinds(args[0]); err != nil {
-				return err
-			}
-			q.names = args[1:]
 			if labels != "" {
 				if q.labels, err = selector.Parse(labels); err != nil {
 					return usagef("--selector: %v", err)
 				}
 			}
-			if err := q.check(); err != nil {
+			if len(in.files) > 0 {
+				err = q.readKeys(a.stdin, in)
+			} else {
+				err = q.readArgs(args, in.namespace)
+			}
+			if err != nil {
 				return err
+			}
+			if watch {
+				return a.watch(cmd, q)
 			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return get(ctx, s, a.stdout, q) })
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&q.output, "output", "o", "table", "table, wide, yaml, json or name")
+	in.flags(f)
+	f.StringVarP(&format, "output", "o", "table", strings.Join(outputs, ", "))
 	f.StringVarP(&labels, "selector", "l", "", "only objects whose labels match, such as \"rack == 'r1'\"")
-	f.StringVarP(&q.namespace, "namespace", "n", store.DefaultName, "namespace of namespaced kinds")
 	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "objects of all namespaces")
+	f.BoolVar(&q.export, "export", false, "leave out what belongs to this cluster: uid, resourceVersion, creationTimestamp, …")
+	f.BoolVarP(&watch, "watch", "w", false, "go on with each change until interrupted")
 	return c
 }
 
-func (q *query) check() error {
-	if !slices.Contains([]string{"table", "wide", "yaml", "json", "name"}, q.output) {
-		return usagef("--output %q: must be one of table, wide, yaml, json, name", q.output)
+// readArgs reads kinds and names.
+func (q *query) readArgs(args []string, namespace string) error {
+	args, err := kindFirst(args)
+	if err != nil {
+		return err
 	}
+	if q.kinds, err = parseKinds(args[0]); err != nil {
+		return err
+	}
+	q.names = args[1:]
 	if len(q.names) > 0 && len(q.kinds) > 1 {
 		return usagef("get: names go with one kind, not with %d", len(q.kinds))
 	}
+	if slices.ContainsFunc(q.kinds, store.Kind.Namespaced) {
+		q.namespace = cmp.Or(namespace, store.DefaultName)
+		return nil
+	}
+	if q.allNamespaces {
+		return usagef("--all-namespaces: %s lie in no namespace; leave it out", q.kinds[0].Plural())
+	}
+	_, err = namespaceOf(q.kinds[0], namespace)
+	return err
+}
+
+// readKeys reads which objects manifests name.
+func (q *query) readKeys(stdin io.Reader, in input) error {
+	docs, err := in.read(stdin)
+	if err != nil {
+		return err
+	}
+	q.keys = []store.Key{}
+	for _, d := range docs {
+		q.keys = append(q.keys, d.Object.Key)
+		if !slices.Contains(q.kinds, d.Object.Key.Kind) {
+			q.kinds = append(q.kinds, d.Object.Key.Kind)
+		}
+	}
 	return nil
 }
+
+// named reports whether the command line says which objects.
+func (q *query) named() bool { return len(q.names) > 0 || q.keys != nil }
 
 // found is what a store holds of one kind.
 type found struct {
@@ -110,7 +164,7 @@ func get(ctx context.Context, s store.Store, w io.Writer, q query) error {
 			if !errors.Is(err, store.ErrDecode) && !errors.Is(err, store.ErrNotFound) {
 				return errors.Join(errs...)
 			}
-			if len(q.names) > 0 && len(f.objects) == 0 {
+			if q.named() && len(f.objects) == 0 {
 				continue // a head without rows, or an empty list, says nothing more
 			}
 		}
@@ -126,13 +180,16 @@ func get(ctx context.Context, s store.Store, w io.Writer, q query) error {
 
 func find(ctx context.Context, s store.Store, kind store.Kind, q query) (found, error) {
 	namespace := q.namespace
-	if q.allNamespaces || !kind.Namespaced() {
+	if q.allNamespaces || !kind.Namespaced() || q.keys != nil {
 		namespace = ""
 	}
 	objects, rev, err := s.List(ctx, kind, namespace)
 	objects = withBuiltIn(kind, objects)
 	var errs []error
-	if len(q.names) > 0 {
+	switch {
+	case q.keys != nil:
+		objects, errs = byKey(kind, objects, q.keys)
+	case len(q.names) > 0:
 		objects, errs = byName(kind, namespace, objects, q.names)
 	}
 	if q.labels != nil {
@@ -162,6 +219,24 @@ func byName(kind store.Kind, namespace string, objects []store.Object, names []s
 	return picked, errs
 }
 
+// byKey picks the objects of a kind that keys name, in their order.
+func byKey(kind store.Kind, objects []store.Object, keys []store.Key) ([]store.Object, []error) {
+	var picked []store.Object
+	var errs []error
+	for _, k := range keys {
+		if k.Kind != kind {
+			continue
+		}
+		i := slices.IndexFunc(objects, func(o store.Object) bool { return o.Key == k })
+		if i < 0 {
+			errs = append(errs, fmt.Errorf("%s: %w", k, store.ErrNotFound))
+			continue
+		}
+		picked = append(picked, objects[i])
+	}
+	return picked, errs
+}
+
 // withBuiltIn adds what exists without being stored, and sorts tiers as they
 // apply.
 func withBuiltIn(kind store.Kind, objects []store.Object) []store.Object {
@@ -186,7 +261,7 @@ func orderOf(o store.Object) float64 {
 }
 
 func printFound(ctx context.Context, s store.Store, w io.Writer, q query, results []found) error {
-	switch q.output {
+	switch q.output.format {
 	case "name":
 		for _, f := range results {
 			for _, o := range f.objects {
@@ -196,13 +271,15 @@ func printFound(ctx context.Context, s store.Store, w io.Writer, q query, result
 		return nil
 	case "yaml", "json":
 		return printObjects(w, q, results)
+	case "template":
+		return q.output.render(w, q.named(), results)
 	}
 	for i, f := range results {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
 		as := ""
-		if f.kind == store.KindNode && q.output == "wide" {
+		if f.kind == store.KindNode && (q.output.format == "wide" || q.output.format == "columns") {
 			var err error
 			if as, err = globalAS(ctx, s); err != nil {
 				return err
@@ -224,25 +301,42 @@ func shortName(k store.Key) string {
 }
 
 func printKind(w io.Writer, q query, f found, as string) error {
-	c := columnsOf(f.kind, as)
-	head := c.head
-	if q.output == "wide" {
-		head = c.wide
+	head, rows, err := tableOf(q, f, as)
+	if err != nil {
+		return err
 	}
-	if f.kind.Namespaced() && q.allNamespaces {
+	return printTable(w, head, rows)
+}
+
+// tableOf makes the table of a kind.
+func tableOf(q query, f found, as string) (head []string, rows [][]string, err error) {
+	c := columnsOf(f.kind, as)
+	head, paths, err := q.output.heads(f.kind, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if f.kind.Namespaced() && q.allNamespaces && q.output.format != "columns" {
 		head = append([]string{"NAMESPACE"}, head...)
 	}
-	rows := make([][]string, 0, len(f.objects))
+	rows = make([][]string, 0, len(f.objects))
 	for _, o := range f.objects {
 		v := store.Clone(o.Value)
 		store.SetDefaults(v) // as when an older object is read
 		cells := c.cells(v)
+		var object json.RawMessage
+		if len(paths) > 0 {
+			if object, err = manifest.JSON(o); err != nil {
+				return nil, nil, err
+			}
+		}
 		row := make([]string, len(head))
 		for i, h := range head {
-			switch h {
-			case "NAME":
+			switch path := paths[h]; {
+			case path != nil:
+				row[i] = at(object, path)
+			case h == "NAME":
 				row[i] = o.Key.Name
-			case "NAMESPACE":
+			case h == "NAMESPACE":
 				row[i] = o.Key.Namespace
 			default:
 				row[i] = cells[h]
@@ -250,7 +344,7 @@ func printKind(w io.Writer, q query, f found, as string) error {
 		}
 		rows = append(rows, row)
 	}
-	return printTable(w, head, rows)
+	return head, rows, nil
 }
 
 // globalAS returns the AS number of nodes that have none of their own.
@@ -274,12 +368,15 @@ func globalAS(ctx context.Context, s store.Store) (string, error) {
 func printObjects(w io.Writer, q query, results []found) error {
 	var raws []json.RawMessage
 	for _, f := range results {
+		if q.export {
+			f.objects = exported(f.objects)
+		}
 		var raw json.RawMessage
 		var err error
 		switch {
-		case len(q.names) == 1 && len(f.objects) == 1:
+		case (len(q.names) == 1 || len(q.keys) == 1) && len(f.objects) == 1:
 			raw, err = manifest.JSON(f.objects[0])
-		case len(q.names) > 0 && len(f.objects) == 0:
+		case q.named() && len(f.objects) == 0:
 			continue
 		default:
 			raw, err = manifest.List(f.kind, f.revision, f.objects)
@@ -289,7 +386,7 @@ func printObjects(w io.Writer, q query, results []found) error {
 		}
 		raws = append(raws, raw)
 	}
-	if q.output == "yaml" {
+	if q.output.format == "yaml" {
 		return printYAML(w, raws)
 	}
 	if len(raws) == 0 {
@@ -325,4 +422,16 @@ func printYAML(w io.Writer, raws []json.RawMessage) error {
 		}
 	}
 	return nil
+}
+
+// exported returns objects as they can be created in another cluster.
+func exported(objects []store.Object) []store.Object {
+	out := make([]store.Object, len(objects))
+	for i, o := range objects {
+		o.Value, o.Revision = store.Clone(o.Value), 0
+		m := store.Meta(o.Value)
+		*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, Labels: m.Labels, Annotations: m.Annotations}
+		out[i] = o
+	}
+	return out
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -71,4 +72,28 @@ func completeKind(_ *cobra.Command, args []string, _ string) ([]string, cobra.Sh
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return strings.Split(kindList(), ", "), cobra.ShellCompDirectiveNoFileComp
+}
+
+// namespaceOf returns the namespace of objects of a kind; given is what -n says, empty
+// where it says nothing.
+func namespaceOf(kind store.Kind, given string) (string, error) {
+	switch {
+	case kind.Namespaced():
+		return cmp.Or(given, store.DefaultName), nil
+	case given != "":
+		return "", usagef("--namespace %s: %s lie in no namespace; leave it out", given, kind.Plural())
+	}
+	return "", nil
+}
+
+// oneKey reads the kind and the name of one object.
+func oneKey(kindName, name, namespace string) (store.Key, error) {
+	kind, err := parseKind(kindName)
+	if err != nil {
+		return store.Key{}, err
+	}
+	if namespace, err = namespaceOf(kind, namespace); err != nil {
+		return store.Key{}, err
+	}
+	return store.Key{Kind: kind, Namespace: namespace, Name: name}, nil
 }

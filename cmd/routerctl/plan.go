@@ -21,6 +21,7 @@ const (
 	apply   verb = "apply"
 	create  verb = "create"
 	replace verb = "replace"
+	patch   verb = "patch" // replaces what a patch made
 )
 
 // past is the verb in calicoctl's reports.
@@ -30,6 +31,8 @@ func (v verb) past() string {
 		return "created"
 	case replace:
 		return "replaced"
+	case patch:
+		return "patched"
 	}
 	return "applied"
 }
@@ -110,13 +113,13 @@ func planOne(v verb, d manifest.Document, present store.Object, now metav1.Time)
 	exists := present.Revision != 0
 	given := store.Meta(d.Object.Value).ResourceVersion
 	switch {
-	case d.Object.Key.Kind == store.KindClusterInformation:
-		return change{}, refuse(d, "is read-only: the cluster's daemons keep it")
+	case unwritable(d.Object.Key) != "":
+		return change{}, refuse(d, "%s", unwritable(d.Object.Key))
 	case v == create && given != "":
 		return change{}, refuse(d, "metadata.resourceVersion: %q: leave it out to create an object, or use replace", given)
 	case v == create && exists:
 		return change{}, refuse(d, "%w; use apply or replace", store.ErrExists)
-	case v == replace && !exists:
+	case (v == replace || v == patch) && !exists:
 		return change{}, refuse(d, "%w; use create or apply", store.ErrNotFound)
 	case given != "" && !exists:
 		return change{}, refuse(d, "update conflict: metadata.resourceVersion is %q, but the object does not exist; leave it out to create it", given)
@@ -126,6 +129,14 @@ func planOne(v verb, d manifest.Document, present store.Object, now metav1.Time)
 		return creation(d, now), nil
 	}
 	return update(v, d, present)
+}
+
+// unwritable says why an object is not an operator's to write; empty: it is.
+func unwritable(k store.Key) string {
+	if k.Kind == store.KindClusterInformation {
+		return "is read-only: the cluster's daemons keep it"
+	}
+	return ""
 }
 
 func creation(d manifest.Document, now metav1.Time) change {
@@ -162,8 +173,11 @@ func update(v verb, d manifest.Document, present store.Object) (change, error) {
 		return change{}, refuse(d, "%v", err)
 	}
 	c := change{key: d.Object.Key, did: "configured"}
-	if v == replace {
+	switch v {
+	case replace:
 		c.did = "replaced"
+	case patch:
+		c.did = "patched"
 	}
 	if sameJSON(next, present.Raw) {
 		c.did, c.same = "unchanged", true

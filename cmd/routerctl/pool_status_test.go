@@ -26,7 +26,7 @@ func TestPoolStatus(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
 	docs := documents(t, poolText("moving", "10.0.0.0/24", ", ipipMode: Always")+poolText("settled", "10.1.0.0/24", ", vxlanMode: Always"))
-	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, false); err != nil {
+	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, writing{}); err != nil {
 		t.Fatal(err)
 	}
 	const vxlan = "VXLAN/4096/4789"
@@ -81,7 +81,7 @@ func TestRefusedMode(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
 	liveNode(t, s, "node2", "192.0.2.2/24", store.NodeEncaps{Published: true, Refuses: map[string]string{"ipip": "no such module"}})
-	if err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, poolText("old", "10.0.0.0/24", ", ipipMode: Always")), false); err != nil {
+	if err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, poolText("old", "10.0.0.0/24", ", ipipMode: Always")), writing{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {

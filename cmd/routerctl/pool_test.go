@@ -29,7 +29,7 @@ func TestDrainWaits(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
 	docs := documents(t, poolText("old", "10.0.0.0/24", ", blockSize: 29, vxlanMode: Always")+poolText("new", "10.1.0.0/24", ", vxlanMode: CrossSubnet"))
-	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, false); err != nil {
+	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, writing{}); err != nil {
 		t.Fatal(err)
 	}
 	putBlock(t, s, usedBlock("10.0.0.0/29", "n1", "c1", "vxlan-tunnel-addr-n1"))
@@ -89,7 +89,7 @@ func TestDeletionWaitsForTunnels(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
 	docs := documents(t, poolText("old", "10.0.0.0/24", ", blockSize: 29, ipipMode: Always")+poolText("new", "10.1.0.0/24", ", ipipMode: Always"))
-	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, false); err != nil {
+	if err := write(t.Context(), s, &strings.Builder{}, apply, docs, writing{}); err != nil {
 		t.Fatal(err)
 	}
 	putBlock(t, s, usedBlock("10.0.0.0/29", "n1", "ipip-tunnel-addr-n1"))

@@ -13,18 +13,27 @@ const columnGap = 3
 // printTable writes columns set apart by spaces, as `calicoctl get` does, but
 // without spaces at the ends of lines.
 func printTable(w io.Writer, head []string, rows [][]string) error {
-	lines := append([][]string{head}, rows...)
+	return printRows(w, append([][]string{head}, rows...), tableWidths(head, rows))
+}
+
+// tableWidths returns the widths of a table's columns.
+func tableWidths(head []string, rows [][]string) []int {
 	widths := make([]int, len(head))
-	for _, l := range lines {
+	for _, l := range append([][]string{head}, rows...) {
 		for i, c := range l {
 			widths[i] = max(widths[i], utf8.RuneCountInString(c))
 		}
 	}
+	return widths
+}
+
+// printRows writes rows with columns so wide at least.
+func printRows(w io.Writer, rows [][]string, widths []int) error {
 	var b strings.Builder
-	for _, l := range lines {
+	for _, l := range rows {
 		var line strings.Builder
 		for i, c := range l {
-			line.WriteString(c + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c)+columnGap))
+			line.WriteString(c + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(c))+columnGap))
 		}
 		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
 	}

@@ -26,38 +26,21 @@ const (
 )
 
 func (a *app) writeCommand(v verb) *cobra.Command {
-	var files []string
-	var dryRun, ignoreRoutes, force bool
-	c := &cobra.Command{
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usagef("%s takes manifests by -f, not %q", v, args[0])
-			}
-			if len(files) == 0 {
-				return usagef("%s: name a manifest with -f FILE, a directory with -f DIR, or - for standard input", v)
-			}
-			return nil
-		},
+	var in input
+	var c checks
+	var w writing
+	cmd := &cobra.Command{
+		Args: func(_ *cobra.Command, args []string) error { return in.none(v, args) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			docs, err := readManifests(a.stdin, files)
+			docs, err := in.read(a.stdin)
 			if err != nil {
 				return err
 			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
-				if !ignoreRoutes {
-					if err := a.checkHost(ctx, s, docs); err != nil {
-						return err
-					}
+				if err := a.check(ctx, s, docs, c); err != nil {
+					return err
 				}
-				if !force {
-					if err := checkRefused(ctx, s, docs); err != nil {
-						return err
-					}
-					if err := a.checkSessions(ctx, docs); err != nil {
-						return err
-					}
-				}
-				return write(ctx, s, a.stdout, v, docs, dryRun)
+				return write(ctx, s, a.stdout, v, docs, w)
 			})
 		},
 	}
@@ -75,43 +58,76 @@ naming the node; so is a change that leaves a node without any configured BGP
 session.`
 	switch v {
 	case apply:
-		c.Use = "apply -f FILE|DIR|-"
-		c.Short = "Create what is missing and change what is there"
-		c.Long = "Make the stored resources be as the manifests say: create what is missing, change\nwhat differs, leave alone what does not. A manifest with a resourceVersion is an\nupdate of that very version." + whole
-		c.Example = "  routerctl apply -f pools.yaml\n  routerctl apply -f manifests/ --dry-run\n  routerctl get ippool a -o yaml | sed s/Always/CrossSubnet/ | routerctl apply -f -"
+		cmd.Use = "apply -f FILE|DIR|-"
+		cmd.Short = "Create what is missing and change what is there"
+		cmd.Long = "Make the stored resources be as the manifests say: create what is missing, change\nwhat differs, leave alone what does not. A manifest with a resourceVersion is an\nupdate of that very version." + whole
+		cmd.Example = "  routerctl apply -f pools.yaml\n  routerctl apply -f manifests/ --dry-run\n  routerctl get ippool a -o yaml | sed s/Always/CrossSubnet/ | routerctl apply -f -"
 	case create:
-		c.Use = "create -f FILE|DIR|-"
-		c.Short = "Create resources that do not exist yet"
-		c.Long = "Create resources. One that exists already, or a manifest with a resourceVersion, is\nan error." + whole
-		c.Example = "  routerctl create -f pools.yaml\n  routerctl create -f - < peer.yaml"
+		cmd.Use = "create -f FILE|DIR|-"
+		cmd.Short = "Create resources that do not exist yet"
+		cmd.Long = "Create resources. One that exists already, or a manifest with a resourceVersion, is\nan error." + whole
+		cmd.Example = "  routerctl create -f pools.yaml\n  routerctl create -f - < peer.yaml"
 	case replace:
-		c.Use = "replace -f FILE|DIR|-"
-		c.Short = "Replace resources that exist"
-		c.Long = "Replace resources by what the manifests say. One that does not exist is an error." + whole
-		c.Example = "  routerctl replace -f pools.yaml"
+		cmd.Use = "replace -f FILE|DIR|-"
+		cmd.Short = "Replace resources that exist"
+		cmd.Long = "Replace resources by what the manifests say. One that does not exist is an error." + whole
+		cmd.Example = "  routerctl replace -f pools.yaml"
 	}
-	c.Flags().StringArrayVarP(&files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	f := cmd.Flags()
+	in.flags(f)
 	if v != replace {
-		c.Flags().BoolVar(&ignoreRoutes, "ignore-host-routes", false, "make a pool although an address or a route of this host overlaps it")
+		f.BoolVar(&c.ignoreRoutes, "ignore-host-routes", false, "make a pool although an address or a route of this host overlaps it")
 	}
-	c.Flags().BoolVar(&force, "force", false, "give a pool a mode although a node says that it cannot take it in, and leave nodes without any BGP session")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
-	return c
+	if v == create {
+		f.BoolVar(&w.skipExists, "skip-exists", false, "leave alone what exists already, which is no error then")
+	}
+	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, and leave nodes without any BGP session")
+	f.BoolVar(&w.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
+	return cmd
+}
+
+// checks says which of what the daemon knows is not asked before a write.
+type checks struct{ ignoreRoutes, force bool }
+
+// check asks this host, what nodes publish and the daemon whether a write would do
+// harm.
+func (a *app) check(ctx context.Context, s store.Store, docs []manifest.Document, c checks) error {
+	if !c.ignoreRoutes {
+		if err := a.checkHost(ctx, s, docs); err != nil {
+			return err
+		}
+	}
+	if c.force {
+		return nil
+	}
+	if err := checkRefused(ctx, s, docs); err != nil {
+		return err
+	}
+	return a.checkSessions(ctx, docs)
+}
+
+// writing says how a verb is carried out.
+type writing struct {
+	dryRun     bool
+	skipExists bool // what exists is left alone
 }
 
 // write carries out a verb.
-func write(ctx context.Context, s store.Store, w io.Writer, v verb, docs []manifest.Document, dryRun bool) error {
+func write(ctx context.Context, s store.Store, w io.Writer, v verb, docs []manifest.Document, how writing) error {
 	var changes []change
 	for try := 1; ; try++ {
 		have, err := related(ctx, s, docs)
 		if err != nil {
 			return err
 		}
+		if how.skipExists {
+			docs = missing(docs, have)
+		}
 		now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
 		if changes, err = plan(v, docs, have, now); err != nil {
 			return err
 		}
-		if dryRun {
+		if how.dryRun {
 			break
 		}
 		err = commit(ctx, s, w, opsOf(changes))
@@ -124,8 +140,17 @@ func write(ctx context.Context, s store.Store, w io.Writer, v verb, docs []manif
 			return fmt.Errorf("%s: %w", v, err)
 		}
 	}
-	report(w, v, changes, dryRun)
+	report(w, v, changes, how.dryRun)
 	return nil
+}
+
+// missing returns the documents of objects that do not exist.
+func missing(docs []manifest.Document, have []store.Object) []manifest.Document {
+	present := map[store.Key]bool{}
+	for _, o := range have {
+		present[o.Key] = true
+	}
+	return slices.DeleteFunc(slices.Clone(docs), func(d manifest.Document) bool { return present[d.Object.Key] })
 }
 
 func opsOf(changes []change) []store.Op {

@@ -90,7 +90,7 @@ func TestApplyIsOvertaken(t *testing.T) {
 		}
 	}}
 	var out strings.Builder
-	if err := write(t.Context(), r, &out, apply, documents(t, poolText("a", "10.0.0.0/16", ", vxlanMode: Always")), false); err != nil {
+	if err := write(t.Context(), r, &out, apply, documents(t, poolText("a", "10.0.0.0/16", ", vxlanMode: Always")), writing{}); err != nil {
 		t.Fatal(err)
 	}
 	if r.times != 0 {
@@ -110,11 +110,11 @@ func TestCreateIsOvertaken(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
 	r := &rival{Store: s, times: 1, write: func(s store.Store) {
-		if err := write(t.Context(), s, &strings.Builder{}, create, documents(t, poolText("b", "10.1.0.0/16", "")), false); err != nil {
+		if err := write(t.Context(), s, &strings.Builder{}, create, documents(t, poolText("b", "10.1.0.0/16", "")), writing{}); err != nil {
 			t.Error(err)
 		}
 	}}
-	err := write(t.Context(), r, &strings.Builder{}, create, documents(t, poolText("a", "10.0.0.0/16", "")+poolText("b", "10.2.0.0/16", "")), false)
+	err := write(t.Context(), r, &strings.Builder{}, create, documents(t, poolText("a", "10.0.0.0/16", "")+poolText("b", "10.2.0.0/16", "")), writing{})
 	if !errors.Is(err, store.ErrExists) {
 		t.Errorf("got %v, want ErrExists", err)
 	}
@@ -132,11 +132,11 @@ func TestApplyGivesUp(t *testing.T) {
 	r := &rival{Store: s, times: 100, write: func(s store.Store) {
 		n++
 		docs := documents(t, poolText("a", "10.0.0.0/16", fmt.Sprintf(", nodeSelector: \"n == '%d'\"", n)))
-		if err := write(t.Context(), s, &strings.Builder{}, apply, docs, false); err != nil {
+		if err := write(t.Context(), s, &strings.Builder{}, apply, docs, writing{}); err != nil {
 			t.Error(err)
 		}
 	}}
-	err := write(t.Context(), r, &strings.Builder{}, apply, documents(t, poolText("a", "10.0.0.0/16", "")), false)
+	err := write(t.Context(), r, &strings.Builder{}, apply, documents(t, poolText("a", "10.0.0.0/16", "")), writing{})
 	if !errors.Is(err, store.ErrConflict) || n != writeTries {
 		t.Errorf("got %v after %d tries, want ErrConflict after %d", err, n, writeTries)
 	}
@@ -146,7 +146,7 @@ func TestStoreFails(t *testing.T) {
 	t.Parallel()
 	s := newMemory(t)
 	s.Fail(errors.New("no route to 10.0.0.1:2379"))
-	err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, poolText("a", "10.0.0.0/16", "")), false)
+	err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, poolText("a", "10.0.0.0/16", "")), writing{})
 	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no route to 10.0.0.1:2379") {
 		t.Errorf("apply: got %v", err)
 	}
@@ -162,7 +162,7 @@ func TestDeletionIsTakenUpAgain(t *testing.T) {
 	for fails := range 6 {
 		s := newMemory(t)
 		docs := documents(t, poolText("a", "10.0.0.0/24", ", blockSize: 29"))
-		if err := write(t.Context(), s, &strings.Builder{}, apply, docs, false); err != nil {
+		if err := write(t.Context(), s, &strings.Builder{}, apply, docs, writing{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, b := range []string{"10.0.0.0/29", "10.0.0.8/29"} {
@@ -356,11 +356,11 @@ func TestNewerFieldsSurvive(t *testing.T) {
 	s := newMemory(t)
 	const peer = "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: p}\nspec: {peerIP: 10.0.0.1, keepaliveTime: 20s%s}\n"
 	for _, more := range []string{"", ", sourceAddress: None"} {
-		if err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, fmt.Sprintf(peer, more)), false); err != nil {
+		if err := write(t.Context(), s, &strings.Builder{}, apply, documents(t, fmt.Sprintf(peer, more)), writing{}); err != nil {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		q := query{kinds: []store.Kind{store.KindBGPPeer}, names: []string{"p"}, output: "json"}
+		q := query{kinds: []store.Kind{store.KindBGPPeer}, names: []string{"p"}, output: output{format: "json"}}
 		if err := get(t.Context(), s, &out, q); err != nil {
 			t.Fatal(err)
 		}

@@ -47,7 +47,10 @@ func (d Document) Where() string { return fmt.Sprintf("%s:%d", d.Source, d.Line)
 // document is returned; the error is an [Errors] with all there are, unless
 // reading from r failed. Unknown fields alone are no error of Read, for what
 // is stored may have them: check them with [Document.CheckUnknown].
-func Read(name string, r io.Reader) ([]Document, error) {
+func Read(name string, r io.Reader) ([]Document, error) { return ReadIn(store.DefaultName, name, r) }
+
+// ReadIn is [Read] with another namespace for objects that give none.
+func ReadIn(namespace, name string, r io.Reader) ([]Document, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxInput+1))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
@@ -55,7 +58,7 @@ func Read(name string, r io.Reader) ([]Document, error) {
 	if len(data) > maxInput {
 		return nil, Errors{{Source: name, Message: fmt.Sprintf("is larger than %d MiB; split it", maxInput>>20)}}
 	}
-	rd := &reader{source: name}
+	rd := &reader{source: name, namespace: namespace}
 	for _, root := range parse(data) {
 		rd.number = root.number
 		for _, e := range root.errs {
@@ -101,10 +104,11 @@ func Unique(docs []Document) error {
 }
 
 type reader struct {
-	source string
-	number int // of the current document
-	docs   []Document
-	errs   Errors
+	source    string
+	namespace string // of objects that give none
+	number    int    // of the current document
+	docs      []Document
+	errs      Errors
 	// unknown fields of all documents; errors when anything else is one.
 	unknown Errors
 }
@@ -261,7 +265,7 @@ func (r *reader) resource(v *value, label string, target any, lines map[string]i
 	kind, _ := store.KindOf(target)
 	meta := store.Meta(target)
 	if kind.Namespaced() && meta.Namespace == "" {
-		meta.Namespace = store.DefaultName
+		meta.Namespace = r.namespace
 	}
 	if !kind.Namespaced() && meta.Namespace != "" {
 		r.fail(lines["metadata.namespace"], label, "metadata.namespace", "%q: a %s belongs to no namespace; leave it out", meta.Namespace, kind)

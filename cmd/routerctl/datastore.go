@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store"
+)
+
+func (a *app) datastoreCommand() *cobra.Command {
+	c := &cobra.Command{Use: "datastore", Short: "Lock and unlock the datastore", Example: "  routerctl datastore lock"}
+	locks := func() []*cobra.Command { return []*cobra.Command{a.lockCommand(true), a.lockCommand(false)} }
+	// As calicoctl has it.
+	migrate := &cobra.Command{Use: "migrate", Short: "The same by calicoctl's names", Example: "  routerctl datastore migrate lock"}
+	migrate.AddCommand(locks()...)
+	c.AddCommand(append(locks(), migrate)...)
+	requireSubcommand(migrate)
+	return c
+}
+
+func (a *app) lockCommand(lock bool) *cobra.Command {
+	c := &cobra.Command{
+		Use: "unlock", Short: "Let the datastore be changed again",
+		Long:    "Let the datastore be changed again after `routerctl datastore lock`.",
+		Example: "  routerctl datastore unlock",
+	}
+	if lock {
+		c.Use, c.Short = "lock", "Have the daemons leave the datastore as it is"
+		c.Long = `Have the daemons leave the datastore as it is, to copy or move it, or to divide the
+pools' blocks anew: no workload is given an address, and what workloads give back is
+kept for later. All that runs keeps running. Calico's daemons heed it too.`
+		c.Example = "  routerctl datastore lock\n  routerctl ipam split …\n  routerctl datastore unlock"
+	}
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("%s takes no arguments", cmd.CommandPath())
+		}
+		return nil
+	}
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return a.setLocked(ctx, s, lock) })
+	}
+	return c
+}
+
+func (a *app) setLocked(ctx context.Context, s store.Store, lock bool) error {
+	did := "unlocked"
+	if lock {
+		did = "locked"
+	}
+	already := false
+	key := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+	_, err := store.Modify(ctx, s, key, func(cur store.Object) (any, error) {
+		if cur.Value == nil {
+			return nil, fmt.Errorf("%w: a daemon makes it when it starts", store.ErrNotFound)
+		}
+		info := store.Clone(cur.Value).(*v3.ClusterInformation)
+		ready := !lock
+		already = info.Spec.DatastoreReady != nil && *info.Spec.DatastoreReady == ready
+		info.Spec.DatastoreReady = &ready
+		return info, nil
+	})
+	if err != nil {
+		return fmt.Errorf("datastore: %s: %w", key, err)
+	}
+	if already {
+		fmt.Fprintf(a.stdout, "Datastore is %s already.\n", did)
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "Datastore %s.\n", did)
+	return nil
+}
