@@ -137,7 +137,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 	}
 	d.cluster = cluster.New(cluster.Config{
 		Store: d.store, Node: name, Log: log.With("component", "cluster"),
-		File: clusterFile(c), PreviousFile: previousPolicyFile(c),
+		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled)
 	if err := d.newPolicy(); err != nil {
@@ -177,7 +177,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		d.adjacent = d.newAdjacent()
 		d.bgp = bgp.New(bgp.Options{
 			Devices: d.adjacent.Want,
-			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, StateFile: filepath.Join(c.StateDir, "bgp.json"),
+			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
@@ -447,12 +447,20 @@ func clusterFile(c config.Config) string { return filepath.Join(c.StateDir, "clu
 // previousPolicyFile is where the version before kept what concerns policy.
 func previousPolicyFile(c config.Config) string { return filepath.Join(c.StateDir, "policy.journal") }
 
+// previousBGPFile is where the version before kept the last configuration of BGP.
+func previousBGPFile(c config.Config) string { return filepath.Join(c.StateDir, "bgp.json") }
+
 // loadCluster has those start with what the disk has of the cluster that may go by it
 // while the datastore does not answer.
 func (d *router) loadCluster() {
-	if d.loadsPolicy() {
-		d.cluster.Load(d.follow.policy)
+	var readers []*cluster.Follower
+	if d.follow.bgp != nil {
+		readers = append(readers, d.follow.bgp) // which asks before it speaks by it
 	}
+	if d.loadsPolicy() {
+		readers = append(readers, d.follow.policy)
+	}
+	d.cluster.Load(readers...)
 	if d.follow.policy.FromDisk() {
 		d.setPolicyMark()
 	}

@@ -34,13 +34,14 @@ type Options struct {
 	// SecretDir is where the passwords of sessions are, as [ReadSecret] says.
 	SecretDir string
 
-	// StateFile is where the last configuration is kept for a start while the
-	// datastore is away; empty: nowhere.
-	StateFile string
+	// PreviousFile is where the version before kept the last configuration, which is
+	// gone by at a start while the datastore is away if there is no state from disk;
+	// empty: nowhere.
+	PreviousFile string
 
-	// MayResume reports whether this host may speak by that configuration: the
+	// MayResume reports whether this host may speak by what was known before: the
 	// datastore cannot be asked whether the node's name is its own, and nobody
-	// else is known to have it. It is asked when a batch arrives, and must not
+	// else is known to have it. It is asked when a step arrives, and must not
 	// block. Nil: it always may.
 	MayResume func() bool
 
@@ -136,7 +137,7 @@ func (c *Controller) take(s cluster.Step) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Before the first answer any word of the datastore may change whether the
-	// the configuration of the previous run is to be run.
+	// configuration of the previous run is to be run.
 	unread := !c.view.synced
 	c.store = s.Err
 	changed, err := c.view.Apply(s)
@@ -167,21 +168,19 @@ func (c *Controller) drive(ctx context.Context) {
 	retry.Stop()
 	patience := time.NewTimer(storePatience)
 	defer patience.Stop()
-	step := c.reconcile
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.dirty:
-			pause, step = minRetry, c.reconcile
+			pause = minRetry
 		case <-retry.C:
 		case <-patience.C:
 			c.mu.Lock()
 			c.patient = false
 			c.mu.Unlock()
-			step = c.resume
 		}
-		if !step(ctx) {
+		if !c.reconcile(ctx) {
 			retry.Reset(pause)
 			pause = min(2*pause, maxRetry)
 		} else {
@@ -193,20 +192,17 @@ func (c *Controller) drive(ctx context.Context) {
 // reconcile reports whether there is nothing to try again.
 func (c *Controller) reconcile(ctx context.Context) bool {
 	c.mu.Lock()
+	synced, links := c.view.synced, c.links
 	cfg, err := c.memo.desired(&c.view, c.opts.Node)
-	cfg.Links = c.links
 	c.mu.Unlock()
+	if !synced {
+		return c.resume(ctx, cfg, err)
+	}
 	if err != nil {
-		c.mu.Lock()
-		resumes := errors.Is(err, ErrNotSynced) && (!c.patient || errors.Is(c.err, errLastLife))
-		c.mu.Unlock()
-		if resumes {
-			return c.resume(ctx) // what failed is tried again, links and passwords are followed
-		}
 		c.setErr(err)
 		return true // more input will wake us
 	}
-	c.keep(cfg)
+	cfg.Links = links
 	cfg = c.secrets(ctx, c.onLinks(cfg))
 	err = c.speaker.Apply(ctx, cfg)
 	c.mu.Lock()

@@ -37,6 +37,12 @@ func newDaemon(t testing.TB, node string) *daemon {
 // filled in. change is called before the controller runs.
 func newDaemonOf(t testing.TB, o Options, change ...func(*Controller)) *daemon {
 	t.Helper()
+	return newDaemonOn(t, "", o, change...)
+}
+
+// newDaemonOn is newDaemonOf with a file in which the cluster's copy is kept.
+func newDaemonOn(t testing.TB, file string, o Options, change ...func(*Controller)) *daemon {
+	t.Helper()
 	d := &daemon{t: t, batches: make(chan store.Batch), paths: map[netip.Prefix]Path{}}
 	o.Log = testLog(t)
 	o.Handle = func(_ context.Context, c Changes) {
@@ -55,7 +61,7 @@ func newDaemonOf(t testing.TB, o Options, change ...func(*Controller)) *daemon {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	steps, followed := clustertest.Follow(ctx, o.Node, clustertest.Says(d.batches), Kinds()...)
+	steps, followed := clustertest.FollowOn(ctx, file, o.Node, clustertest.Says(d.batches), Kinds()...)
 	go func() { done <- d.Run(ctx, steps) }()
 	d.stop = sync.OnceFunc(func() {
 		cancel()

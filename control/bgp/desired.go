@@ -29,7 +29,7 @@ var (
 // Desired says what the speaker on a node should do. It is pure and its result
 // depends only on the content of v, not on the order in which it came.
 func Desired(v *View, node string) (Config, error) {
-	if !v.synced {
+	if !v.synced && !v.fromDisk {
 		return Config{}, ErrNotSynced
 	}
 	self, ok := v.nodes[node]

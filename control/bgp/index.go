@@ -85,7 +85,7 @@ type memo struct {
 
 // desired is [Desired] at the cost of what has changed in v since the last call.
 func (m *memo) desired(v *View, node string) (Config, error) {
-	if m.good && v.synced && m.asked == node && m.revision == v.revision {
+	if m.good && (v.synced || v.fromDisk) && m.asked == node && m.revision == v.revision {
 		c := m.config
 		newDerivation(v, node).routes(&c)
 		return c, nil

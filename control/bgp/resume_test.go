@@ -4,32 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/store"
 )
 
 // TestResumeOnlyIfItMay: a host whose name another machine has announces nothing
-// of its last life, and takes back what it announced while it could not know.
+// of its previous run, and takes back what it announced while it could not know.
 func TestResumeOnlyIfItMay(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 2)
 	ctx := context.Background()
-	cfg, err := Desired(view(t, testCluster(t, h).Events...), "node1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "bgp.json")
-	if err := save(file, cfg); err != nil {
-		t.Fatal(err)
-	}
 	other := newDaemon(t, "node2")
 	other.send(testCluster(t, h))
 	var may atomic.Bool
-	c := New(Options{Log: testLog(t), Node: "node1", StateFile: file, MayResume: may.Load})
+	c := New(Options{Log: testLog(t), Node: "node1", MayResume: may.Load})
 	t.Cleanup(func() {
 		if err := c.speaker.Stop(ctx, false); err != nil {
 			t.Error(err)
@@ -55,16 +47,21 @@ func TestResumeOnlyIfItMay(t *testing.T) {
 		if e, peers := c.speaker.states(); e != nil || len(peers) != 0 {
 			t.Errorf("it speaks to %v", peers)
 		}
-		if err := c.Status(ctx).Err; !errors.Is(err, ErrNotSynced) || errors.Is(err, errLastLife) {
+		if err := c.Status(ctx).Err; !errors.Is(err, ErrNotSynced) || errors.Is(err, errPreviousRun) {
 			t.Errorf("its status says %v", err)
 		}
+	}
+	disk := clustertest.Step("node1", testCluster(t, h))
+	disk.Source, disk.Synced = cluster.Disk, true
+	if !c.take(disk) || !c.reconcile(ctx) {
+		t.Fatal("the state on disk is not taken")
 	}
 	batch(store.Batch{Err: store.ErrUnavailable})
 	silent() // it is too early
 	c.mu.Lock()
 	c.patient = false
 	c.mu.Unlock()
-	if !c.resume(ctx) {
+	if !c.reconcile(ctx) {
 		t.Error("it asks again and again")
 	}
 	silent()

@@ -37,7 +37,8 @@ type View struct {
 	affinities map[string]map[netip.Prefix]bool // node → block → confirmed
 	blocks     map[netip.Prefix]block
 	borrowed   map[string]map[netip.Addr]bool // node → addresses of others' blocks that are assigned to it
-	synced     bool
+	synced     bool                           // the datastore's state is complete in it
+	fromDisk   bool                           // what the disk has of it is
 
 	self     string // Apply reports of blocks and affinities only what concerns this node; empty: all
 	revision uint64 // counts the changes of nodes, peers, confs and filters
@@ -177,8 +178,12 @@ func (v *View) Apply(s cluster.Step) (changed bool, err error) {
 			errs = append(errs, fmt.Errorf("%s: keep what was known: %w", e.Key, err))
 		}
 	}
-	if s.Synced && !v.synced {
-		v.synced, changed = true, true
+	switch disk := s.Source == cluster.Disk; {
+	case !s.Synced:
+	case disk && !v.fromDisk:
+		v.fromDisk, changed = true, true
+	case !disk && !v.synced:
+		v.synced, v.fromDisk, changed = true, false, true
 	}
 	return changed, errors.Join(errs...)
 }

@@ -27,12 +27,20 @@ func Step(node string, b store.Batch, kinds ...store.Kind) cluster.Step {
 // Follow returns a follower of a host's copy of what s holds, and a channel that is
 // closed when the copy is not kept any more: after ctx ended.
 func Follow(ctx context.Context, node string, s store.Store, kinds ...store.Kind) (*cluster.Follower, <-chan struct{}) {
-	c := cluster.New(cluster.Config{Store: s, Node: node, Log: slog.New(slog.DiscardHandler)})
+	return FollowOn(ctx, "", node, s, kinds...)
+}
+
+// FollowOn is [Follow] of a copy that is kept in a file, and begins with what that
+// has.
+func FollowOn(ctx context.Context, file, node string, s store.Store, kinds ...store.Kind) (*cluster.Follower, <-chan struct{}) {
+	c := cluster.New(cluster.Config{Store: s, Node: node, Log: slog.New(slog.DiscardHandler), File: file})
 	f := c.Follow(kinds...)
+	c.Load(f)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = c.Run(ctx)
+		_ = c.Close()
 	}()
 	return f, done
 }

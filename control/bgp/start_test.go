@@ -2,6 +2,8 @@ package bgp
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -16,9 +18,18 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// TestSaveLoad: every scenario's configuration comes back as it was, without a
+// save writes a configuration as the version before did.
+func save(file string, c Config) error {
+	b, err := json.Marshal(map[string]any{"Version": 1, "Config": c})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, b, 0o600)
+}
+
+// TestPreviousFile: every scenario's configuration comes back as it was, without a
 // password.
-func TestSaveLoad(t *testing.T) {
+func TestPreviousFile(t *testing.T) {
 	t.Parallel()
 	for name, events := range scenarios(t) {
 		file := filepath.Join(t.TempDir(), "bgp.json")
@@ -33,7 +44,7 @@ func TestSaveLoad(t *testing.T) {
 		if b, err := os.ReadFile(file); err != nil || strings.Contains(string(b), "geheim") {
 			t.Errorf("%s: the file shows the password, or %v", name, err)
 		}
-		got, err := load(file, "node1")
+		got, err := loadPrevious(file, "node1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,38 +64,49 @@ func TestLoadRefuses(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := load(file, "node1"); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := loadPrevious(file, "node1"); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: error %v, want one that says %q", text, err, says)
 		}
 	}
 }
 
 // TestStartWithoutStore: a daemon whose datastore is away at its start speaks
-// BGP as in its last life, and goes on by the datastore when that is back.
+// BGP as in its previous run, and goes on by the datastore when that is back: by the
+// state on disk, and after an upgrade by the file of the version before.
 func TestStartWithoutStore(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 2)
 	f := startFRRAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512, routes: []string{"203.0.113.0/24"}})
-	file := filepath.Join(t.TempDir(), "bgp.json")
+	dir := t.TempDir()
+	file, previous := filepath.Join(dir, "cluster.journal"), filepath.Join(dir, "bgp.json")
 	batch := store.Batch{Synced: true, Events: []store.Event{
 		bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`),
 		peer(t, "tor", `{"peerIP":"`+h[1].String()+`","asNumber":64999}`), ippool(t, "p", `{"cidr":"192.168.0.0/16"}`),
 		affinity(t, "node1", "192.168.1.0/26", "confirmed"),
 	}}
+	if cfg, err := Desired(view(t, batch.Events...), "node1"); err != nil {
+		t.Fatal(err)
+	} else if err := save(previous, cfg); err != nil {
+		t.Fatal(err)
+	}
 	up := func(d *daemon) {
 		t.Helper()
 		poll(t, func() string { return d.peer("tor").Info }, func() bool { return d.peer("tor").State == StateUp })
 	}
-	first := newDaemonOf(t, Options{Node: "node1", StateFile: file})
-	first.send(batch)
+	first := newDaemonOn(t, file, Options{Node: "node1", PreviousFile: previous})
 	up(first)
 	f.waitRoute("192.168.1.0/26")
+	first.send(batch)
+	first.waitErr("")
 	first.stop()
+	if err := os.Remove(previous); err != nil {
+		t.Fatal(err)
+	}
 
-	second := newDaemonOf(t, Options{Node: "node1", StateFile: file, Restarting: true})
+	second := newDaemonOn(t, file, Options{Node: "node1", PreviousFile: previous, Restarting: true})
 	up(second)
 	f.waitRoute("192.168.1.0/26")
-	if err := second.Status(context.Background()).Err; err == nil || !strings.Contains(err.Error(), "last life") {
+	if err := second.Status(context.Background()).Err; !errors.Is(err, errPreviousRun) {
 		t.Errorf("status says %v", err)
 	}
 	poll(t, func() string { return "the switch's route" }, func() bool { return second.has("203.0.113.0/24") })
@@ -98,7 +120,30 @@ func TestStartWithoutStore(t *testing.T) {
 	}
 }
 
-// TestResumeTriesAgain: what fails while the configuration of the last life
+// TestTriesAgainPatiently: that the datastore is not waited for any longer does not
+// end the attempts at what failed.
+func TestTriesAgainPatiently(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 1)
+	l, err := net.Listen("tcp4", netip.AddrPortFrom(h[0], DefaultPort).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := newDaemon(t, "node1")
+	d.send(store.Batch{Synced: true, Events: []store.Event{bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`)}})
+	poll(t, func() string { return "the daemon is as patient as at its start" }, func() bool {
+		d.Controller.mu.Lock()
+		defer d.Controller.mu.Unlock()
+		return !d.patient && d.err != nil && !errors.Is(d.err, ErrNotSynced)
+	})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.waitErr("")
+}
+
+// TestResumeTriesAgain: what fails while the configuration of the previous run
 // holds is tried again, whatever wakes the controller in between.
 func TestResumeTriesAgain(t *testing.T) {
 	t.Parallel()
@@ -114,14 +159,15 @@ func TestResumeTriesAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	c := New(Options{Log: testLog(t), Node: cfg.Node, StateFile: file})
+	c := New(Options{Log: testLog(t), Node: cfg.Node, PreviousFile: file})
+	c.patient = false
 	t.Cleanup(func() {
 		if err := c.speaker.Stop(ctx, false); err != nil {
 			t.Error(err)
 		}
 	})
-	for _, step := range []func(context.Context) bool{c.resume, c.reconcile} {
-		if step(ctx) {
+	for range 2 {
+		if c.reconcile(ctx) {
 			t.Fatal("nothing is to be tried again while the port is taken")
 		}
 	}
