@@ -146,7 +146,9 @@ func testWatchTransaction(t *testing.T, s store.Store) {
 	w := watch(t, s, store.KindIPPool)
 	w.next(t)
 	const n, each = 50, 20
-	go func() {
+	var writer sync.WaitGroup
+	defer writer.Wait() // the watch may know of a transaction before its writer does
+	writer.Go(func() {
 		for i := range n {
 			var ops []store.Op
 			for j := range each {
@@ -156,7 +158,7 @@ func testWatchTransaction(t *testing.T, s store.Store) {
 				t.Error(err)
 			}
 		}
-	}()
+	})
 	w.until(t, "all transactions", func(b store.Batch) bool {
 		if len(b.Events)%each != 0 {
 			t.Errorf("a batch has %d events: it ends within a transaction", len(b.Events))
