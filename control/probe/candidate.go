@@ -35,6 +35,11 @@ const (
 	retryEvery   = time.Second // while it is not clear whether an address answers
 	silentMax    = time.Minute // between probes of an address that never answered
 
+	// The same for a peer whose Node does not say that it has a prober. Should it get
+	// one, that one's probes have the peer asked at once.
+	mutePause = time.Minute // after the first probe
+	muteMax   = 15 * time.Minute
+
 	// What makes an address that answered one that does not, and the reverse;
 	// and what makes of "any port passes" that it does not any more.
 	missesDown    = 5
@@ -92,8 +97,9 @@ func (c *candidate) answered(now time.Time, rtt time.Duration) {
 }
 
 // missed counts that such a probe had no answer. pause is the longest that
-// an address which answered once is left alone.
-func (c *candidate) missed(now, sent time.Time, pause time.Duration) {
+// an address which answered once is left alone; of mute peers no answer is
+// expected.
+func (c *candidate) missed(now, sent time.Time, pause time.Duration, mute bool) {
 	if c.misses == 0 {
 		c.failed = sent
 	}
@@ -103,7 +109,10 @@ func (c *candidate) missed(now, sent time.Time, pause time.Duration) {
 		c.up = false
 	}
 	c.next = now
-	if !c.up && c.misses >= missesDown {
+	switch {
+	case mute && !c.ever:
+		c.next = now.Add(min(muteMax, mutePause<<min(c.misses-1, 10)))
+	case !c.up && c.misses >= missesDown:
 		limit := pause
 		if !c.ever {
 			limit = silentMax

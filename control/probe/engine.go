@@ -24,6 +24,8 @@ type engine struct {
 	interval time.Duration
 	// random is for nonces and for spreading probes in time.
 	random func() uint64
+	// mute reports whether a node is known to have no prober.
+	mute func(node string) bool
 
 	peers map[peerKey]*peer
 	queue schedule[*peer]
@@ -44,7 +46,7 @@ type engine struct {
 
 func newEngine(self string, interval time.Duration, now time.Time) *engine {
 	return &engine{
-		self: self, interval: interval, random: rand.Uint64,
+		self: self, interval: interval, random: rand.Uint64, mute: func(string) bool { return false },
 		peers: map[peerKey]*peer{}, gone: map[peerKey]remembered{}, mtus: map[string]int{},
 		changed: map[dataplane.Family]bool{}, public: map[dataplane.Family]netip.Addr{},
 		observed: map[dataplane.Family]bool{},

@@ -389,6 +389,51 @@ func TestManyPeers(t *testing.T) {
 	}
 }
 
+// TestMutePeers: peers that have no prober cost next to nothing at rest, and one that
+// gets a prober is asked as soon as it speaks.
+func TestMutePeers(t *testing.T) {
+	t.Parallel()
+	const n = 5000
+	now := time.Now()
+	e := newEngine("self", 25*time.Second, now)
+	e.mute = func(string) bool { return true }
+	targets := make([]dataplane.ProbeTarget, 0, n)
+	for i := range n {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		targets = append(targets, dataplane.ProbeTarget{
+			Node: a.String(), Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8"), Registered: a,
+			Encap: dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: simPort},
+		})
+	}
+	e.setTargets(now, targets)
+	run := func(d time.Duration) (sent int) {
+		for end := now.Add(d); now.Before(end); {
+			out, next := e.tick(now)
+			sent += len(out)
+			if next.After(end) || next.IsZero() {
+				next = end
+			}
+			now = next
+		}
+		return sent
+	}
+	if run(time.Minute) < n {
+		t.Error("some peers were not asked at all")
+	}
+	run(time.Hour)
+	if sent := run(time.Hour); sent > 5*n {
+		t.Errorf("%d packets in an hour to %d peers that cannot answer", sent, n)
+	}
+	first := targets[0]
+	e.arrived(now, localOf(first), netip.AddrPortFrom(first.Registered, simPort), message{
+		kind: kindRequest, from: first.Node, to: "self", nonce: 1, time: now.UnixNano(),
+	})
+	out, _ := e.tick(now)
+	if !slices.ContainsFunc(out, func(p packet) bool { return p.msg.kind == kindRequest && p.msg.to == first.Node }) {
+		t.Error("a peer that speaks was not asked")
+	}
+}
+
 // Path independence: whatever happens on the way, when the network has been
 // quiet for a while every host knows what one knows that has just started.
 func TestPathIndependence(t *testing.T) {

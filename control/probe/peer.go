@@ -319,7 +319,7 @@ func (e *engine) expire(p *peer, now time.Time) {
 		case pr.anyPort:
 			c.missedAny(now, e.spread(slower*e.interval))
 		default:
-			c.missed(now, pr.sent, 2*e.interval)
+			c.missed(now, pr.sent, 2*e.interval, e.mute(p.key.node))
 			if c == p.chosen && c.misses == 1 {
 				// Does another address answer where this one does not?
 				for _, o := range p.cands {

@@ -195,6 +195,14 @@ func newNode(n *cluster.Node) node {
 	return out
 }
 
+// mute reports whether a node is known to have no prober.
+func (p *Prober) mute(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, ok := p.nodes[name]
+	return ok && !n.accepts
+}
+
 // Restore publishes what the previous run measured, and that from now on a peer
 // is moved to a tunnel only after its probe. It is to be called once, before
 // [Prober.Run], and before the core begins to act.
@@ -303,6 +311,7 @@ func (p *Prober) newLoop(now time.Time) *loop {
 		ends:      ends{secret: p.underlayKey, log: p.cfg.Log, events: p.events, counts: &p.counts, open: map[localEnd]*openEnd{}, done: make(chan struct{})},
 		delivered: map[dataplane.Family]map[string]dataplane.Reach{},
 	}
+	l.eng.mute = p.mute
 	if under.Enabled {
 		l.eng.seed(now, saved)
 		l.pins = l.eng.pins()

@@ -23,7 +23,8 @@ const (
 	soon        = 200 * time.Millisecond // with nothing known, after a failure that passes by itself
 	firstRetry  = time.Second            // after a result that is not Yes
 	slowestSick = time.Minute            // after many that are No
-	slowestMute = 5 * time.Minute        // after many from a peer that cannot answer
+	slowestMute = 5 * time.Minute        // after many without an answer
+	noProber    = time.Hour              // after one, where the peer's Node says of no prober
 	applyWithin = 5 * time.Second        // for the kernel to take a setting
 	spread      = 2 * time.Minute        // over which what is known from before a restart is checked
 	doubts      = 3                      // bad measurements in a row that make a No of a Yes
@@ -291,13 +292,15 @@ func (p *tunnels) records() map[string]record {
 	p.dirty = false
 	for _, t := range p.tracks {
 		if t.settled {
-			p.saved[t.carrier()] = record{
-				Path: t.settledPath, Result: t.result, Need: t.need, MTU: t.mtu, Reason: t.reason, Goodput: t.goodput, At: t.answered,
-			}
+			p.saved[t.carrier()] = t.record()
 		}
 	}
 	trim(p.saved)
 	return p.saved
+}
+
+func (t *track) record() record {
+	return record{Path: t.settledPath, Result: t.result, Need: t.need, MTU: t.mtu, Reason: t.reason, Goodput: t.goodput, At: t.answered}
 }
 
 // measure measures a target, tries a cure if one is called for, and measures
@@ -488,21 +491,26 @@ func (p *tunnels) settle(a *attempt, now time.Time) {
 	if a.finding.Answered {
 		t.answered, t.goodput = now.Unix(), a.finding.Transfer.Goodput()
 	}
-	p.due(t, now.Add(pause(t.result, t.failures)))
-	p.touched[t.peer()], p.dirty = true, true
+	p.due(t, now.Add(t.pause(a.err)))
+	p.touched[t.peer()] = true
+	p.dirty = p.dirty || p.saved[t.carrier()] != t.record()
 }
 
-// pause returns how long to wait before the next measurement.
-func pause(r dataplane.Answer, failures int) time.Duration {
-	if failures == 0 {
+// pause returns how long to wait before the next measurement, after one with an
+// error of this host's or none.
+func (t *track) pause(err error) time.Duration {
+	if t.failures == 0 {
 		return interval*3/4 + rand.N(interval/2)
 	}
-	slowest := slowestSick
-	if r == dataplane.Unknown {
-		slowest = slowestMute
+	d := firstRetry << min(t.failures-1, 10)
+	switch {
+	case t.result != dataplane.Unknown:
+		d = min(d, slowestSick)
+	case t.Accepts || err != nil:
+		d = min(d, slowestMute)
+	default:
+		d = noProber // what it publishes when it gets one has it measured at once
 	}
-	d := firstRetry << min(failures-1, 10)
-	d = min(d, slowest)
 	return d*3/4 + rand.N(d/2)
 }
 

@@ -611,3 +611,41 @@ func TestQuietEnd(t *testing.T) {
 		})
 	})
 }
+
+// TestPause: nothing is to be had from measuring a peer again that has no prober, and
+// what was found of it again is no reason to write the file again.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("the device has no address yet")
+	for _, tt := range []struct {
+		name        string
+		track       track
+		err         error
+		least, most time.Duration
+	}{
+		{"well", track{result: dataplane.Yes}, nil, 45 * time.Minute, 75 * time.Minute},
+		{"gets lost", track{result: dataplane.No, failures: 20}, nil, 45 * time.Second, 75 * time.Second},
+		{"silent", track{Target: Target{Accepts: true}, failures: 20}, nil, 225 * time.Second, 375 * time.Second},
+		{"silent once", track{Target: Target{Accepts: true}, failures: 1}, nil, 750 * time.Millisecond, 1250 * time.Millisecond},
+		{"no prober", track{failures: 1}, nil, 45 * time.Minute, 75 * time.Minute},
+		{"not measured", track{failures: 1}, failed, 750 * time.Millisecond, 1250 * time.Millisecond},
+	} {
+		if got := tt.track.pause(tt.err); got < tt.least || got > tt.most {
+			t.Errorf("%s: %v, want %v to %v", tt.name, got, tt.least, tt.most)
+		}
+	}
+
+	p := newTunnels(TunnelConfig{Sink: newNetwork(), Driver: func(string) string { return "" }}, slog.New(slog.DiscardHandler), nil)
+	p.saved = map[string]record{}
+	target := target("node2")
+	target.Accepts = false
+	now := time.Now()
+	p.set(tunnelView{key: []byte("key"), tunnels: []Target{target}}, now)
+	for i := range 5 {
+		p.settle(&attempt{target: target}, now)
+		if dirty := p.changed(); dirty != (i == 0) {
+			t.Errorf("after measurement %d something is to be saved: %t", i+1, dirty)
+		}
+		p.records()
+	}
+}
