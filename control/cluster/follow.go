@@ -205,12 +205,19 @@ func (q *queue) compact() {
 	}
 }
 
+// maxEmptied is how large a step may be after which the room for its keys is kept.
+const maxEmptied = 1024
+
 // take returns the changes, and empties the queue.
 func (q *queue) take() []*Change {
 	q.compact()
 	out := q.changes
 	q.changes = nil
-	clear(q.at)
+	if len(out) > maxEmptied {
+		q.at = make(map[store.Key]int) // a map never shrinks
+	} else {
+		clear(q.at)
+	}
 	return out
 }
 

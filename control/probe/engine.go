@@ -78,7 +78,7 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 		seen[k] = true
 		p := e.peers[k]
 		if p == nil {
-			p = &peer{key: k, out: map[uint64]request{}}
+			p = &peer{key: k}
 			e.peers[k] = p
 			if m, ok := e.gone[k]; ok {
 				p.seed = m.known
@@ -232,7 +232,7 @@ func (e *engine) answer(p *peer, now time.Time, from netip.AddrPort, m message) 
 		e.unasked++
 		return
 	}
-	delete(p.out, m.nonce)
+	p.done(m.nonce)
 	c := p.find(pr.to)
 	switch {
 	case c == nil:

@@ -22,10 +22,10 @@ type peer struct {
 	key    peerKey
 	target dataplane.ProbeTarget
 
-	cands  []*candidate // best first
-	chosen *candidate   // nil: none has answered yet
-	up     bool         // it answers
-	out    map[uint64]request
+	cands  []*candidate       // best first
+	chosen *candidate         // nil: none has answered yet
+	up     bool               // it answers
+	out    map[uint64]request // by nonce; nil: no probe is under way, as nearly always
 	search search
 	seed   known // of the previous run, or of another encapsulation, until something is measured
 
@@ -155,6 +155,13 @@ func (p *peer) find(to netip.AddrPort) *candidate {
 		return nil
 	}
 	return p.cands[i]
+}
+
+// done ends a probe.
+func (p *peer) done(nonce uint64) {
+	if delete(p.out, nonce); len(p.out) == 0 {
+		p.out = nil // thousands of peers would keep room for some
+	}
 }
 
 // again asks all addresses and the size anew.
@@ -312,7 +319,7 @@ func (e *engine) expire(p *peer, now time.Time) {
 		if now.Sub(pr.sent) < probeTimeout {
 			continue
 		}
-		delete(p.out, nonce)
+		p.done(nonce)
 		c := p.find(pr.to)
 		switch {
 		case c == nil || pr.size > 0:
@@ -434,6 +441,9 @@ func (e *engine) send(p *peer, now time.Time, pr request) {
 	m := message{kind: kindRequest, from: e.self, to: p.key.node, nonce: e.random(), time: now.UnixNano()}
 	if pr.anyPort {
 		m.kind = kindAnyPort
+	}
+	if p.out == nil {
+		p.out = map[uint64]request{}
 	}
 	p.out[m.nonce] = pr
 	e.out = append(e.out, packet{local: localOf(p.target), to: pr.to, size: pr.size, msg: m})

@@ -303,8 +303,8 @@ func (c *Core) publishTargets(l *loop) {
 // Devices go first and apart from the rest, so that what becomes of them is
 // known without waiting for routes.
 func (c *Core) handOver(l *loop) {
-	defer clear(l.put)
-	defer clear(l.del)
+	defer emptied(&l.put)
+	defer emptied(&l.del)
 	defer emptied(&l.moved)
 	if !l.replaced {
 		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.desired())

@@ -84,15 +84,15 @@ func (r *rib) begin() {
 			}
 		}
 	}
-	clear(r.turned)
+	emptied(&r.turned)
 }
 
 // unsettled is about how many prefixes wait to be chosen for or handed over.
 func (r *rib) unsettled() int { return max(len(r.dirty), len(r.moved)) }
 
 // maxEmptied is how large a map may be to be kept for further use: to clear a
-// map costs by the most that it ever had.
-const maxEmptied = 16384
+// map costs by the most that it ever had, and so does to keep it.
+const maxEmptied = 1024
 
 func emptied[K comparable, V any, M ~map[K]V](m *M) {
 	if len(*m) > maxEmptied {

@@ -77,7 +77,7 @@ func (c *Core) confirmed(l *loop) bool {
 		return false
 	}
 	if c.cfg.Status == nil {
-		clear(l.unsure)
+		emptied(&l.unsure)
 		l.removals = nil
 		return true
 	}

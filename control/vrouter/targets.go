@@ -44,7 +44,7 @@ func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
 			t.targeted[name] = now
 		}
 	}
-	clear(t.retarget)
+	emptied(&t.retarget)
 	if !changed {
 		return nil, false
 	}

@@ -14,6 +14,9 @@ import (
 // for company before it is told on its own.
 const lazily = time.Second
 
+// maxEmptied is how large a batch may be after which the room for its keys is kept.
+const maxEmptied = 1024
+
 // Feed is the half of a watch that looks towards the consumer. The backend
 // tells it what it reads; the feed remembers what the consumer knows (a
 // revision per key, no values), works out differences, and joins what the
@@ -172,7 +175,11 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 		f.compact()
 		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced}
 		f.pending, f.synced, f.due, f.told = nil, false, false, f.rev
-		clear(f.at)
+		if len(b.Events) > maxEmptied {
+			f.at = make(map[store.Key]int) // a map never shrinks
+		} else {
+			clear(f.at)
+		}
 		return b, true, false
 	case f.err != nil:
 		// With the bare revision, if one waits: told later, it would look as if
