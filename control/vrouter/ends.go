@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/crosssubnet"
 	"github.com/routerd/routerd/dataplane/direct"
@@ -102,23 +103,23 @@ func (e *ends) hostFor(inner, outer dataplane.Family, vni uint32, port uint16) d
 	h, n := e.hosts[outer], e.nodes[e.self]
 	h.Family = inner
 	h.VXLANVNI, h.VXLANPort = vni, port
-	h.IPIPAddr, h.VXLANAddr, h.VXLANMAC = n.ipipAddr[inner], n.vxlanAddr[inner], n.vxlanMAC[outer]
+	h.IPIPAddr, h.VXLANAddr, h.VXLANMAC = n.IPIPAddr.Of(inner), n.VXLANAddr.Of(inner), vxlanMAC(n, outer)
 	h.IPIPMTU, h.VXLANMTU = e.settings.tunnelMTU(outer)
 	h.VXLANDevice = vxlan.DeviceName(outer, e.slots[dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: outer, VNI: vni, Port: port}])
 	return h
 }
 
 // peerFor is a node as a driver sees it.
-func (e *ends) peerFor(n *node, inner, outer dataplane.Family) dataplane.Peer {
-	r := e.reach[outer][n.name]
+func (e *ends) peerFor(n *cluster.Node, inner, outer dataplane.Family) dataplane.Peer {
+	r := e.reach[outer][n.Name]
 	return dataplane.Peer{
-		Name: n.name, Addr: n.addr[outer].Addr(), Near: r.Near, TunnelAddr: r.Addr, TunnelPort: r.Port,
-		VXLANAddr: n.vxlanAddr[inner], VXLANMAC: n.vxlanMAC[outer],
+		Name: n.Name, Addr: n.Addr.Of(outer).Addr(), Near: r.Near, TunnelAddr: r.Addr, TunnelPort: r.Port,
+		VXLANAddr: n.VXLANAddr.Of(inner), VXLANMAC: vxlanMAC(n, outer),
 	}
 }
 
 // encapOf is what travels to a node in a mode.
-func (e *ends) encapOf(m store.Mode, inner, outer dataplane.Family, n *node) (dataplane.Encap, error) {
+func (e *ends) encapOf(m store.Mode, inner, outer dataplane.Family, n *cluster.Node) (dataplane.Encap, error) {
 	return driverFor(m.Encapsulation).Encap(e.hostFor(inner, outer, m.VNI, m.Port), e.peerFor(n, inner, outer))
 }
 
@@ -151,8 +152,8 @@ func (s familySet) family(f dataplane.Family) bool {
 	return f == dataplane.IPv4 && s.ipv4 || f == dataplane.IPv6 && s.ipv6
 }
 
-func (n *node) families() familySet {
-	return familySet{n.addr[dataplane.IPv4].IsValid(), n.addr[dataplane.IPv6].IsValid()}
+func familiesOf(n *cluster.Node) familySet {
+	return familySet{n.Addr.IPv4.IsValid(), n.Addr.IPv6.IsValid()}
 }
 
 // encapsOf lists what nodes may send to this host in a mode, for workloads of a
@@ -169,7 +170,7 @@ func (e *ends) encapsOf(m store.Mode, inner dataplane.Family) []dataplane.Encap 
 func (e *ends) wantedEncaps() set[dataplane.Encap] {
 	out := set[dataplane.Encap]{}
 	for _, p := range e.pools {
-		for _, f := range e.encapsOf(e.modeOf(p), p.family()) {
+		for _, f := range e.encapsOf(e.modeOf(p), familyOf(p)) {
 			out[f] = struct{}{}
 		}
 	}
@@ -195,14 +196,14 @@ func (e *ends) pathEnds(k hopKey, outer dataplane.Family, f dataplane.Encap, id 
 	return e.hostFor(k.fam, outer, vni, port), p
 }
 
-func (e *ends) missingAddr(inner dataplane.Family, n *node) error {
+func (e *ends) missingAddr(inner dataplane.Family, n *cluster.Node) error {
 	switch {
 	case len(e.hosts) == 0:
 		return fmt.Errorf("%s address of this host: %w", inner, dataplane.ErrIncomplete)
-	case len(n.addr) == 0:
-		return fmt.Errorf("%s address of node %s: %w", inner, n.name, dataplane.ErrIncomplete)
+	case familiesOf(n) == familySet{}:
+		return fmt.Errorf("%s address of node %s: %w", inner, n.Name, dataplane.ErrIncomplete)
 	}
-	return errNoFamily(inner, n.name)
+	return errNoFamily(inner, n.Name)
 }
 
 // encapMTU is how large a packet may be inside an encapsulation, in bytes; 0:

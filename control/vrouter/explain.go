@@ -68,7 +68,7 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 				route: route, hop: hopKey{pool: poolName, node: o.node, fam: fam},
 			}
 			if n, w := r.nodes[o.node], r.sender.forwardingPaths[c.hop]; n != nil {
-				c.NextHop = n.addr[w.outer].Addr()
+				c.NextHop = n.Addr.Of(w.outer).Addr()
 			}
 			if covers {
 				c.Reason = errCovers(inside, insideAddr).Error()
@@ -252,17 +252,17 @@ func (t *table) poolStatus() []PoolStatus {
 	var out []PoolStatus
 	for _, p := range t.pools {
 		m := t.modeOf(p)
-		st := PoolStatus{Name: p.name, CIDR: p.cidr, Encapsulation: p.encap, Mode: m, Driver: driverFor(p.encap), BehindTotal: t.behind[p.name]}
-		encaps := t.encapsOf(m, p.family())
+		st := PoolStatus{Name: p.Name, CIDR: p.CIDR, Encapsulation: p.Encap, Mode: m, Driver: driverFor(p.Encap), BehindTotal: t.behind[p.Name]}
+		encaps := t.encapsOf(m, familyOf(p))
 		for _, f := range encaps {
 			st.Host = append(st.Host, t.deviceKeys[f]...)
 			if err := t.deviceErrs[f]; err != nil {
-				st.Err = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, err)
+				st.Err = fmt.Errorf("pool %s (%s): %w", p.Name, p.Encap, err)
 			}
 		}
 		if len(encaps) == 0 && len(t.hosts) > 0 {
-			_, err := driverFor(p.encap).Host(t.hostFor(p.family(), t.outers(p.family())[0], m.VNI, m.Port))
-			st.Err = fmt.Errorf("pool %s (%s): %w", p.name, p.encap, cmp.Or(err, dataplane.ErrNoPath))
+			_, err := driverFor(p.Encap).Host(t.hostFor(familyOf(p), t.outers(familyOf(p))[0], m.VNI, m.Port))
+			st.Err = fmt.Errorf("pool %s (%s): %w", p.Name, p.Encap, cmp.Or(err, dataplane.ErrNoPath))
 		}
 		st.Behind = t.delays(p)
 		out = append(out, st)

@@ -42,41 +42,11 @@ func Kinds() []store.Kind {
 	return []store.Kind{store.KindNode, store.KindIPPool, store.KindIPAMBlock, store.KindFelixConfiguration}
 }
 
-// node is what the core keeps of a Node resource.
-type node struct {
-	name     string
-	revision store.Revision // of its last change
-	addr     map[dataplane.Family]netip.Prefix
-	public   map[dataplane.Family]netip.Addr // where tunnels may have to send to instead
-
-	// By the family of the workloads.
-	ipipAddr  map[dataplane.Family]netip.Addr
-	vxlanAddr map[dataplane.Family]netip.Addr
-	// By the family of the underlay.
-	vxlanMAC map[dataplane.Family]dataplane.MAC
-
-	labels map[string]string
-	encaps nodeEncaps
-}
-
-// nodeEncaps is what a node publishes of the encapsulations of its packets.
-type nodeEncaps struct {
-	store.NodeEncaps
-	accepts, uses set[dataplane.Encap]
-	sorted        []dataplane.Encap // accepts
-	sends         map[string]store.Mode
-	refuses       map[dataplane.Encap]string
-}
-
-func newNodeEncaps(e *cluster.Encaps) nodeEncaps {
-	return nodeEncaps{NodeEncaps: e.NodeEncaps, accepts: e.Accept, uses: e.Use, sorted: e.Accepted, sends: e.Send, refuses: e.Refuse}
-}
-
-// canAccept reports whether the node accepts an encapsulation. One that does not
-// take part in live changes follows its pools at once.
-func (f nodeEncaps) canAccept(encap dataplane.Encap) bool {
-	_, ok := f.accepts[encap]
-	return ok || !f.Published
+// canAccept reports whether a node accepts an encapsulation. One that does not take
+// part in live changes follows its pools at once.
+func canAccept(e *cluster.Encaps, encap dataplane.Encap) bool {
+	_, ok := e.Accept[encap]
+	return ok || !e.Published
 }
 
 func sameEncaps(a, b store.NodeEncaps) bool {
@@ -84,72 +54,41 @@ func sameEncaps(a, b store.NodeEncaps) bool {
 		maps.Equal(a.Sends, b.Sends) && maps.Equal(a.Refuses, b.Refuses)
 }
 
-// equal compares nodes but for the revision and what they publish.
-func (n *node) equal(o *node) bool {
-	if n == nil || o == nil {
-		return n == o
+// sameNode compares nodes but for the revision and what they publish.
+func sameNode(a, b *cluster.Node) bool {
+	if a == nil || b == nil {
+		return a == b
 	}
-	return n.name == o.name && maps.Equal(n.addr, o.addr) && maps.Equal(n.public, o.public) &&
-		maps.Equal(n.ipipAddr, o.ipipAddr) && maps.Equal(n.vxlanAddr, o.vxlanAddr) && maps.Equal(n.vxlanMAC, o.vxlanMAC) &&
-		maps.Equal(n.labels, o.labels)
+	return a.Name == b.Name && a.Addr == b.Addr && a.Public == b.Public && a.IPIPAddr == b.IPIPAddr &&
+		a.VXLANAddr == b.VXLANAddr && a.VXLANMAC == b.VXLANMAC && maps.Equal(a.Labels, b.Labels)
 }
 
-// newNode returns what the core keeps of a node; nil: there is none.
-func newNode(r *cluster.Node) *node {
-	if r == nil {
-		return nil
+// vxlanMAC is the address of a node's VXLAN device over a family of the underlay:
+// what it publishes, or else what follows from its name.
+func vxlanMAC(n *cluster.Node, outer dataplane.Family) dataplane.MAC {
+	if m := n.VXLANMAC.Of(outer); m != (dataplane.MAC{}) {
+		return m
 	}
-	n := &node{
-		name: r.Name, revision: r.Revision, labels: r.Labels, encaps: newNodeEncaps(r.Encaps),
-		public: byFamily(r.Public), ipipAddr: byFamily(r.IPIPAddr), vxlanAddr: byFamily(r.VXLANAddr),
-		addr:     map[dataplane.Family]netip.Prefix{},
-		vxlanMAC: map[dataplane.Family]dataplane.MAC{},
+	if outer == dataplane.IPv6 {
+		return vxlan.MAC(n.Name + "-v6")
 	}
-	for f, name := range map[dataplane.Family]string{dataplane.IPv4: r.Name, dataplane.IPv6: r.Name + "-v6"} {
-		if p := r.Addr.Of(f); p.IsValid() {
-			n.addr[f] = p
-		}
-		if n.vxlanMAC[f] = r.VXLANMAC.Of(f); n.vxlanMAC[f] == (dataplane.MAC{}) {
-			n.vxlanMAC[f] = vxlan.MAC(name)
-		}
-	}
-	return n
+	return vxlan.MAC(n.Name)
 }
 
-// byFamily returns the families that have an address; nil: none has.
-func byFamily(fs cluster.Families[netip.Addr]) map[dataplane.Family]netip.Addr {
-	var out map[dataplane.Family]netip.Addr
-	for _, f := range families() {
-		if a := fs.Of(f); a.IsValid() {
-			if out == nil {
-				out = map[dataplane.Family]netip.Addr{}
-			}
-			out[f] = a
-		}
+// familyOf is that of a pool's workloads.
+func familyOf(p *cluster.Pool) dataplane.Family { return dataplane.FamilyOf(p.CIDR.Addr()) }
+
+// samePool compares what counts of pools here.
+func samePool(a, b *cluster.Pool) bool {
+	if a == nil || b == nil {
+		return a == b
 	}
-	return out
+	return a.Name == b.Name && a.CIDR == b.CIDR && a.Encap == b.Encap && a.Nodes == b.Nodes && a.Tunnels == b.Tunnels
 }
 
-// pool is what the core keeps of an IPPool. Disabled pools count: disabling
-// stops allocation, not routing.
-type pool struct {
-	name    string
-	cidr    netip.Prefix
-	encap   store.Encapsulation
-	nodes   *selector.Selector // of the nodes that have workloads in it; nil: it selects nobody
-	tunnels bool               // it gives addresses to tunnels
-}
-
-// family is that of the workloads.
-func (p pool) family() dataplane.Family { return dataplane.FamilyOf(p.cidr.Addr()) }
-
-func newPool(r *cluster.Pool) (pool, bool) {
-	return pool{name: r.Name, cidr: r.CIDR, encap: r.Encap, nodes: r.Nodes, tunnels: r.Tunnels}, r.CIDR.IsValid()
-}
-
-// selects reports whether nodes with these labels have workloads in the pool.
-func (p pool) selects(labels map[string]string) bool {
-	return p.nodes != nil && p.nodes.Matches(selector.Map(labels))
+// selects reports whether nodes with these labels have workloads in a pool.
+func selects(p *cluster.Pool, labels map[string]string) bool {
+	return p.Nodes != nil && p.Nodes.Matches(selector.Map(labels))
 }
 
 // origin says why the store wants a prefix to go to a node.
@@ -222,9 +161,9 @@ func saneMTU(v int) bool { return v >= 68 && v <= 65535 }
 
 // hostOf says how this host stands on the underlay in one family: which device
 // holds the node's address, and that device's MTU.
-func hostOf(n *node, u *network, f dataplane.Family) (dataplane.Host, bool) {
-	addr, ok := n.addr[f]
-	if !ok || u.underlay == nil {
+func hostOf(n *cluster.Node, u *network, f dataplane.Family) (dataplane.Host, bool) {
+	addr := n.Addr.Of(f)
+	if !addr.IsValid() || u.underlay == nil {
 		return dataplane.Host{}, false
 	}
 	i := slices.IndexFunc(u.underlay.Addresses, func(a dataplane.UnderlayAddress) bool { return a.Prefix.Addr() == addr.Addr() })
@@ -235,5 +174,5 @@ func hostOf(n *node, u *network, f dataplane.Family) (dataplane.Host, bool) {
 	if !ok {
 		return dataplane.Host{}, false
 	}
-	return dataplane.Host{Name: n.name, Addr: addr, Uplink: l.Name, UplinkMTU: l.MTU}, true
+	return dataplane.Host{Name: n.Name, Addr: addr, Uplink: l.Name, UplinkMTU: l.MTU}, true
 }

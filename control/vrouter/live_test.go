@@ -37,7 +37,7 @@ func (w *world) lost() string {
 }
 
 func (h *simHost) String() string {
-	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes[h.name].encaps.NodeEncaps, h.pending)
+	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes[h.name].Encaps.NodeEncaps, h.pending)
 	for _, k := range slices.SortedFunc(maps.Keys(h.kernel.have), dataplane.CompareKeys) {
 		s += fmt.Sprintf("\t%s\n", h.kernel.have[k])
 	}
@@ -146,13 +146,13 @@ func (w *world) checkWanted(t *rapid.T, h *simHost) {
 			}
 		}
 	}
-	pub := h.l.nodes[h.name].encaps
-	if !maps.Equal(pub.accepts, wanted) || len(pub.Refuses) > 0 {
+	pub := h.l.nodes[h.name].Encaps
+	if !maps.Equal(pub.Accept, wanted) || len(pub.Refuses) > 0 {
 		t.Fatalf("%s: accepts %v and refuses %v; want %v accepted", h.name, pub.Accepts, pub.Refuses, encapNames(wanted))
 	}
 	for _, p := range h.l.pools {
-		if got, want := pub.sends[p.name], h.l.modeOf(p); got != want {
-			t.Fatalf("%s: pool %s was moved to %s; want %s", h.name, p.name, got, want)
+		if got, want := pub.Send[p.Name], h.l.modeOf(p); got != want {
+			t.Fatalf("%s: pool %s was moved to %s; want %s", h.name, p.Name, got, want)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (r *rib) resolutions() map[netip.Addr]resolution {
 // changed.
 func (r *rib) refreshNode(name string) {
 	for _, p := range r.pools {
-		r.refresh(hopKey{pool: p.name, node: name, fam: p.family()})
+		r.refresh(hopKey{pool: p.Name, node: name, fam: familyOf(p)})
 	}
 	for _, p := range r.byNode[name] {
 		if !r.wellRouted(p, name) {
@@ -68,8 +68,8 @@ func (r *rib) refreshNode(name string) {
 	if n == nil {
 		return
 	}
-	for _, a := range n.addr {
-		for k := range r.hopsOf[a.Addr()] {
+	for _, a := range n.Addrs() {
+		for k := range r.hopsOf[a] {
 			for p := range r.byHop[k].prefixes {
 				if !r.wellRouted(p, name) {
 					r.dirty[p] = struct{}{}

@@ -98,7 +98,7 @@ func (r *receiver) mtu(inner dataplane.Family) int {
 	encaps := set[dataplane.Encap]{}
 	pools := 0
 	for _, p := range r.pools {
-		if p.family() != inner {
+		if familyOf(p) != inner {
 			continue
 		}
 		pools++

@@ -4,12 +4,14 @@ import (
 	"net/netip"
 
 	"github.com/gaissmai/bart"
+
+	"github.com/routerd/routerd/control/cluster"
 )
 
 // members are the nodes of the cluster.
 type members struct {
 	self      string
-	nodes     map[string]*node
+	nodes     map[string]*cluster.Node
 	byAddr    index[netip.Addr, string] // node address → nodes
 	nodeAddrs *bart.Table[netip.Addr]   // the keys of byAddr
 	nodesWith map[familySet]int         // other nodes, by their families
@@ -17,29 +19,28 @@ type members struct {
 
 func newMembers(self string) *members {
 	return &members{
-		self: self, nodes: map[string]*node{}, byAddr: index[netip.Addr, string]{}, nodeAddrs: new(bart.Table[netip.Addr]), nodesWith: map[familySet]int{},
+		self: self, nodes: map[string]*cluster.Node{}, byAddr: index[netip.Addr, string]{}, nodeAddrs: new(bart.Table[netip.Addr]), nodesWith: map[familySet]int{},
 	}
 }
 
 // ownNode is this host's node; nil: it is not registered.
-func (m *members) ownNode() *node { return m.nodes[m.self] }
+func (m *members) ownNode() *cluster.Node { return m.nodes[m.self] }
 
 // replace replaces a node; nil: there is none any more. It returns the addresses of
 // which it is new whether and how a node has them.
-func (m *members) replace(name string, n *node) set[netip.Addr] {
+func (m *members) replace(name string, n *cluster.Node) set[netip.Addr] {
 	old := m.nodes[name]
 	if n != nil {
 		m.nodes[name] = n
 	} else {
 		delete(m.nodes, name)
 	}
-	if n.equal(old) {
+	if sameNode(n, old) {
 		return nil
 	}
 	changed := set[netip.Addr]{}
 	if old != nil {
-		for _, p := range old.addr {
-			a := p.Addr()
+		for _, a := range old.Addrs() {
 			if m.byAddr.remove(a, name); len(m.byAddr[a]) == 0 {
 				m.nodeAddrs.Delete(single(a))
 			}
@@ -47,8 +48,7 @@ func (m *members) replace(name string, n *node) set[netip.Addr] {
 		}
 	}
 	if n != nil {
-		for _, p := range n.addr {
-			a := p.Addr()
+		for _, a := range n.Addrs() {
 			m.byAddr.add(a, name)
 			m.nodeAddrs.Insert(single(a), a)
 			changed[a] = struct{}{}

@@ -6,13 +6,14 @@ import (
 	"github.com/gaissmai/bart"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
 // poolTable is the pools, and the numbers of FelixConfiguration that drivers
 // use for them.
 type poolTable struct {
-	pools    map[string]pool
+	pools    map[string]*cluster.Pool
 	poolTree *bart.Table[string]                   // pool CIDR → pool name
 	felix    map[string]*v3.FelixConfigurationSpec // by resource name
 	settings settings
@@ -20,7 +21,7 @@ type poolTable struct {
 
 func newPoolTable() *poolTable {
 	return &poolTable{
-		pools: map[string]pool{}, poolTree: new(bart.Table[string]), felix: map[string]*v3.FelixConfigurationSpec{}, settings: newSettings(),
+		pools: map[string]*cluster.Pool{}, poolTree: new(bart.Table[string]), felix: map[string]*v3.FelixConfigurationSpec{}, settings: newSettings(),
 	}
 }
 
@@ -29,7 +30,7 @@ func newPoolTable() *poolTable {
 func (t *poolTable) electPool(cidr netip.Prefix) {
 	best := ""
 	for name, p := range t.pools {
-		if p.cidr == cidr && (best == "" || name < best) {
+		if p.CIDR == cidr && (best == "" || name < best) {
 			best = name
 		}
 	}
@@ -41,6 +42,6 @@ func (t *poolTable) electPool(cidr netip.Prefix) {
 }
 
 // modeOf is how a pool is to be carried.
-func (t *poolTable) modeOf(p pool) store.Mode {
-	return store.NewMode(p.encap, t.settings.vni, t.settings.port)
+func (t *poolTable) modeOf(p *cluster.Pool) store.Mode {
+	return store.NewMode(p.Encap, t.settings.vni, t.settings.port)
 }

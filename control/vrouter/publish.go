@@ -13,8 +13,8 @@ import (
 // come.
 type publishing struct {
 	ends       *ends
-	inflight   *nodeEncaps    // what is being published; nil: nothing
-	inflightAt store.Revision // where it is in the store; 0: not known to be there
+	inflight   *cluster.Encaps // what is being published; nil: nothing
+	inflightAt store.Revision  // where it is in the store; 0: not known to be there
 
 	sending   map[dataplane.Encap]int // forwarding paths that use it or are to
 	behind    map[string]int          // by pool, forwarding paths that are not as wanted
@@ -35,11 +35,11 @@ func (p *publishing) own() (accepts, uses set[dataplane.Encap]) {
 	if seen == nil {
 		return accepts, uses
 	}
-	maps.Copy(accepts, seen.encaps.accepts)
-	maps.Copy(uses, seen.encaps.uses)
+	maps.Copy(accepts, seen.Encaps.Accept)
+	maps.Copy(uses, seen.Encaps.Use)
 	if p.inflight != nil {
-		maps.Copy(accepts, p.inflight.accepts)
-		maps.Copy(uses, p.inflight.uses)
+		maps.Copy(accepts, p.inflight.Accept)
+		maps.Copy(uses, p.inflight.Use)
 	}
 	return accepts, uses
 }
@@ -48,7 +48,7 @@ func (p *publishing) own() (accepts, uses set[dataplane.Encap]) {
 // what they publish. Before it does it follows the pools at once.
 func (p *publishing) published() bool {
 	n := p.ends.ownNode()
-	return n != nil && n.encaps.Published
+	return n != nil && n.Encaps.Published
 }
 
 // mayUse reports whether packets may be sent in an encapsulation: only after that
@@ -57,11 +57,11 @@ func (p *publishing) mayUse(f dataplane.Encap) bool {
 	if !p.published() {
 		return true
 	}
-	_, seen := p.ends.ownNode().encaps.uses[f]
+	_, seen := p.ends.ownNode().Encaps.Use[f]
 	if p.inflight == nil {
 		return seen
 	}
-	_, soon := p.inflight.uses[f]
+	_, soon := p.inflight.Use[f]
 	return seen && soon
 }
 
@@ -70,11 +70,11 @@ func (p *publishing) mayUse(f dataplane.Encap) bool {
 func (p *publishing) movedTo(pool string) []store.Mode {
 	var out []store.Mode
 	if p.inflight != nil {
-		if m, ok := p.inflight.sends[pool]; ok {
+		if m, ok := p.inflight.Send[pool]; ok {
 			out = append(out, m)
 		}
 	}
-	if m, ok := p.ends.ownNode().encaps.sends[pool]; ok && !slices.Contains(out, m) {
+	if m, ok := p.ends.ownNode().Encaps.Send[pool]; ok && !slices.Contains(out, m) {
 		out = append(out, m)
 	}
 	return out
@@ -88,7 +88,7 @@ func (t *table) publication() (store.NodeEncaps, bool) {
 	if self == nil || len(t.hosts) == 0 {
 		return store.NodeEncaps{}, false
 	}
-	seen := self.encaps.NodeEncaps
+	seen := self.Encaps.NodeEncaps
 	wanted := t.wantedEncaps()
 	if !seen.Published {
 		for f := range wanted {
@@ -115,25 +115,25 @@ func (r *receiver) publicAccepts() []string {
 
 // publicUses lists what is sent or is to be. What was named before stays until
 // the kernel has left it.
-func (p *publishing) publicUses(self *node) []string {
+func (p *publishing) publicUses(self *cluster.Node) []string {
 	out := set[dataplane.Encap]{}
 	for f := range p.sending {
 		out[f] = struct{}{}
 	}
 	if !p.confirmed {
-		maps.Copy(out, self.encaps.uses)
+		maps.Copy(out, self.Encaps.Use)
 	}
 	return encapNames(out)
 }
 
 // publicSends names the mode of each pool that every peer was moved to.
-func (p *publishing) publicSends(self *node) map[string]string {
+func (p *publishing) publicSends(self *cluster.Node) map[string]string {
 	out := map[string]string{}
 	for _, pool := range p.ends.pools {
-		if p.behind[pool.name] == 0 && p.confirmed {
-			out[pool.name] = p.ends.modeOf(pool).String()
-		} else if m, ok := self.encaps.sends[pool.name]; ok {
-			out[pool.name] = m.String()
+		if p.behind[pool.Name] == 0 && p.confirmed {
+			out[pool.Name] = p.ends.modeOf(pool).String()
+		} else if m, ok := self.Encaps.Send[pool.Name]; ok {
+			out[pool.Name] = m.String()
 		}
 	}
 	return out
@@ -144,10 +144,10 @@ const maxReason = 400
 
 // publicRefuses says why the kernel does not accept what is wanted, or could not
 // if it were.
-func (r *receiver) publicRefuses(self *node, wanted set[dataplane.Encap]) map[string]string {
+func (r *receiver) publicRefuses(self *cluster.Node, wanted set[dataplane.Encap]) map[string]string {
 	out := map[string]string{}
 	if r.unsupported == nil {
-		maps.Copy(out, self.encaps.Refuses)
+		maps.Copy(out, self.Encaps.Refuses)
 	}
 	note := func(f dataplane.Encap, err error) {
 		s := err.Error()
@@ -192,11 +192,10 @@ func (t *table) offer() *store.NodeEncaps {
 		return nil
 	}
 	f, ok := t.publication()
-	if !ok || sameEncaps(f, t.nodes[t.self].encaps.NodeEncaps) {
+	if !ok || sameEncaps(f, t.nodes[t.self].Encaps.NodeEncaps) {
 		return nil
 	}
-	in := newNodeEncaps(cluster.NewEncaps(f))
-	t.inflight, t.inflightAt = &in, 0
+	t.inflight, t.inflightAt = cluster.NewEncaps(f), 0
 	t.devicesDirty = true
 	t.replanAll = true
 	return &f
@@ -218,7 +217,7 @@ func (t *table) written(rev store.Revision) {
 // then on what the others wrote before it is known here too.
 func (p *publishing) settleInflight() bool {
 	self := p.ends.ownNode()
-	if p.inflight == nil || p.inflightAt == 0 || self == nil || self.revision < p.inflightAt {
+	if p.inflight == nil || p.inflightAt == 0 || self == nil || self.Revision < p.inflightAt {
 		return false
 	}
 	p.inflight, p.inflightAt = nil, 0

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
@@ -50,7 +51,7 @@ func (r *receiver) accepts(f dataplane.Encap) bool {
 	if st.done || !r.published() {
 		return true
 	}
-	_, ok := r.nodes[r.self].encaps.accepts[f]
+	_, ok := r.nodes[r.self].Encaps.Accept[f]
 	return ok
 }
 
@@ -62,22 +63,22 @@ type encapState struct {
 
 // countPeer counts what other nodes say that they send, and in which families
 // they have addresses: both decide what this host has to accept.
-func (r *receiver) countPeer(old, n *node) {
+func (r *receiver) countPeer(old, n *cluster.Node) {
 	for _, x := range []struct {
-		node *node
+		node *cluster.Node
 		n    int
 	}{{n, 1}, {old, -1}} {
 		if x.node == nil {
 			continue
 		}
 		changed := false
-		for f := range x.node.encaps.uses {
+		for f := range x.node.Encaps.Use {
 			changed = tally(r.peerUses, f, x.n) || changed
 		}
-		for pool, m := range x.node.encaps.sends {
+		for pool, m := range x.node.Encaps.Send {
 			changed = tally(r.peerSends, poolMode{pool, m}, x.n) || changed
 		}
-		if tally(r.nodesWith, x.node.families(), x.n) || changed {
+		if tally(r.nodesWith, familiesOf(x.node), x.n) || changed {
 			r.devicesDirty = true
 		}
 	}
@@ -109,7 +110,7 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	out := r.wantedEncaps()
 	add := func(pool string, m store.Mode) {
 		if p, ok := r.pools[pool]; ok {
-			for _, f := range r.encapsOf(m, p.family()) {
+			for _, f := range r.encapsOf(m, familyOf(p)) {
 				out[f] = struct{}{}
 			}
 		}
@@ -117,7 +118,7 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	for pm := range r.peerSends {
 		add(pm.pool, pm.mode)
 	}
-	for pool, m := range r.nodes[r.self].encaps.sends {
+	for pool, m := range r.nodes[r.self].Encaps.Send {
 		add(pool, m)
 	}
 	for f := range r.peerUses {
@@ -344,7 +345,7 @@ func (e *ends) forwarding() []dataplane.Object {
 	}
 	six := false
 	for _, p := range e.pools {
-		six = six || p.family() == dataplane.IPv6
+		six = six || familyOf(p) == dataplane.IPv6
 	}
 	if !six {
 		return out
@@ -392,7 +393,7 @@ func (r *receiver) lacksAddress(f dataplane.Encap, objs []dataplane.Object) (dev
 		}
 	}
 	for _, p := range r.pools {
-		if p.family() != dataplane.IPv4 || !p.tunnels || !p.selects(r.nodes[r.self].labels) {
+		if familyOf(p) != dataplane.IPv4 || !p.Tunnels || !selects(p, r.nodes[r.self].Labels) {
 			continue
 		}
 		if slices.Contains(r.encapsOf(r.modeOf(p), dataplane.IPv4), f) {

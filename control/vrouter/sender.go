@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -47,9 +48,9 @@ func newSender(r *receiver) *sender {
 
 // planPath applies the sender's rule to a pool and a node. It is a pure
 // function of the table's inputs.
-func (s *sender) planPath(p pool, n *node) forwardingPath {
-	inner := p.family()
-	outer, ok := outerFor(inner, s.hasHost, func(f dataplane.Family) bool { return n.addr[f].IsValid() })
+func (s *sender) planPath(p *cluster.Pool, n *cluster.Node) forwardingPath {
+	inner := familyOf(p)
+	outer, ok := outerFor(inner, s.hasHost, func(f dataplane.Family) bool { return n.Addr.Of(f).IsValid() })
 	if !ok {
 		return forwardingPath{err: s.missingAddr(inner, n)}
 	}
@@ -60,27 +61,27 @@ func (s *sender) planPath(p pool, n *node) forwardingPath {
 		return w
 	}
 	c := choice{
-		peer: n.name, wanted: w.wanted, mayUse: s.mayUse,
-		accepts: func(f dataplane.Encap) bool { return n.encaps.canAccept(f) },
+		peer: n.Name, wanted: w.wanted, mayUse: s.mayUse,
+		accepts: func(f dataplane.Encap) bool { return canAccept(n.Encaps, f) },
 		can:     func(f dataplane.Encap) error { return s.canSend(f, inner) },
-		refusal: func(f dataplane.Encap) string { return n.encaps.refuses[f] },
+		refusal: func(f dataplane.Encap) string { return n.Encaps.Refuse[f] },
 		probing: s.probing[outer],
 		verdict: func(f dataplane.Encap) (dataplane.Delivery, bool) {
-			v, ok := s.delivery[outer][n.name][f]
+			v, ok := s.delivery[outer][n.Name][f]
 			return v, ok
 		},
 	}
-	for _, m := range s.movedTo(p.name) {
+	for _, m := range s.movedTo(p.Name) {
 		if f, err := s.encapOf(m, inner, outer, n); err == nil {
 			c.moved = append(c.moved, f)
 		}
 	}
 	c.others = func() []dataplane.Encap {
-		return s.fallbacks(hopKey{pool: p.name, node: n.name, fam: inner}, n, outer)
+		return s.fallbacks(hopKey{pool: p.Name, node: n.Name, fam: inner}, n, outer)
 	}
 	w.decision = c.decide()
 	if w.encap == (dataplane.Encap{}) {
-		w.err = fmt.Errorf("%s to node %s: %w: %w", w.target, n.name, errNotPublished, dataplane.ErrIncomplete)
+		w.err = fmt.Errorf("%s to node %s: %w: %w", w.target, n.Name, errNotPublished, dataplane.ErrIncomplete)
 	}
 	return w
 }
@@ -88,19 +89,19 @@ func (s *sender) planPath(p pool, n *node) forwardingPath {
 // fallbacks lists what else a node accepts whether or not this host sends it,
 // what pools ask for and what the node itself sends, as far as this host has a
 // path to it.
-func (s *sender) fallbacks(k hopKey, n *node, outer dataplane.Family) []dataplane.Encap {
-	if len(n.encaps.sorted) == 0 {
+func (s *sender) fallbacks(k hopKey, n *cluster.Node, outer dataplane.Family) []dataplane.Encap {
+	if len(n.Encaps.Accepted) == 0 {
 		return nil
 	}
 	modes := set[store.Mode]{}
 	for _, p := range s.pools {
 		modes[s.modeOf(p)] = struct{}{}
 	}
-	for _, m := range n.encaps.sends {
+	for _, m := range n.Encaps.Send {
 		modes[m] = struct{}{}
 	}
 	var out []dataplane.Encap
-	for _, f := range n.encaps.sorted {
+	for _, f := range n.Encaps.Accepted {
 		for m := range modes {
 			if slices.Contains(m.Encaps(), f.String()) && s.hasPath(f, k, outer) {
 				out = append(out, f)
@@ -135,7 +136,7 @@ func (s *sender) canSend(f dataplane.Encap, inner dataplane.Family) error {
 		return nil
 	}
 	if pods := s.podMTU[inner]; pods > 0 && f.Driver != dataplane.DriverDirect && pods > s.encapMTU(f) {
-		if _, using := s.nodes[s.self].encaps.uses[f]; !using {
+		if _, using := s.nodes[s.self].Encaps.Use[f]; !using {
 			return fmt.Errorf("%w: %d bytes, and %s takes %d", errLarger, pods, f, s.encapMTU(f))
 		}
 	}
@@ -162,8 +163,8 @@ func (s *sender) replan() set[string] {
 	return follow
 }
 
-func (s *sender) rechoosePool(p pool, name string) bool {
-	k := hopKey{pool: p.name, node: name, fam: p.family()}
+func (s *sender) rechoosePool(p *cluster.Pool, name string) bool {
+	k := hopKey{pool: p.Name, node: name, fam: familyOf(p)}
 	n := s.nodes[name]
 	s.retarget[name] = struct{}{}
 	if n == nil || name == s.self || s.nodes[s.self] == nil {
@@ -280,7 +281,7 @@ func (s *sender) pathMTU(k hopKey, w forwardingPath) uint32 {
 // dropNode forgets the forwarding paths to a node.
 func (s *sender) dropNode(name string) {
 	for _, p := range s.pools {
-		s.dropPath(hopKey{pool: p.name, node: name, fam: p.family()})
+		s.dropPath(hopKey{pool: p.Name, node: name, fam: familyOf(p)})
 	}
 }
 
@@ -293,13 +294,13 @@ func (s *sender) dropPool(name string) {
 	}
 }
 
-func (s *sender) delays(p pool) []Delay {
-	if s.behind[p.name] == 0 {
+func (s *sender) delays(p *cluster.Pool) []Delay {
+	if s.behind[p.Name] == 0 {
 		return nil
 	}
 	var out []Delay
 	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
-		w, ok := s.forwardingPaths[hopKey{pool: p.name, node: name, fam: p.family()}]
+		w, ok := s.forwardingPaths[hopKey{pool: p.Name, node: name, fam: familyOf(p)}]
 		if !ok || w.settled() {
 			continue
 		}

@@ -3,7 +3,6 @@ package vrouter
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
@@ -66,7 +65,7 @@ func (t *table) apply(ch *cluster.Change) {
 	switch ch.Key.Kind {
 	case store.KindNode:
 		n, _ := ch.Value.(*cluster.Node)
-		t.setNode(ch.Key.Name, newNode(n))
+		t.setNode(ch.Key.Name, n)
 	case store.KindIPPool:
 		p, _ := ch.Value.(*cluster.Pool)
 		t.setPool(ch.Key.Name, p)
@@ -139,15 +138,15 @@ func (t *table) ready() error {
 	return nil
 }
 
-func (t *table) setNode(name string, n *node) {
+func (t *table) setNode(name string, n *cluster.Node) {
 	old := t.nodes[name]
-	if name == t.self && (n == nil || len(n.addr) == 0) && old != nil {
+	if name == t.self && (n == nil || familiesOf(n) == familySet{}) && old != nil {
 		// Somebody deleted this host's own resource or its address: keep
 		// forwarding on what was known. Registration puts it back.
 		return
 	}
-	same := n.equal(old)
-	sameEncaps := same && (n == nil || sameEncaps(n.encaps.NodeEncaps, old.encaps.NodeEncaps))
+	same := sameNode(n, old)
+	sameEncaps := same && (n == nil || sameEncaps(n.Encaps.NodeEncaps, old.Encaps.NodeEncaps))
 	if name != t.self {
 		t.countPeer(old, n)
 	}
@@ -176,31 +175,29 @@ func (t *table) setSelf(sameEncaps bool) {
 	t.followAll = true
 }
 
-func (t *table) setPool(name string, r *cluster.Pool) {
-	old, had := t.pools[name]
-	var p pool
-	ok := false
-	if r != nil {
-		p, ok = newPool(r)
+func (t *table) setPool(name string, p *cluster.Pool) {
+	if p != nil && !p.CIDR.IsValid() {
+		p = nil
 	}
-	if had && ok && old == p {
+	old := t.pools[name]
+	if samePool(old, p) {
 		return
 	}
 	delete(t.pools, name)
-	if ok {
+	if p != nil {
 		t.pools[name] = p
 	}
 	// A change of encapsulation is one object per peer. Other pools may fall
 	// back on the encapsulation of this one.
-	if had && (!ok || old.family() != p.family()) {
+	if old != nil && (p == nil || familyOf(old) != familyOf(p)) {
 		t.dropPool(name)
 		t.refreshPool(name)
 	}
 	t.replanAll = true
-	for _, cidr := range []netip.Prefix{old.cidr, p.cidr} {
-		if cidr.IsValid() {
-			t.electPool(cidr)
-			t.markWithin(cidr)
+	for _, p := range []*cluster.Pool{old, p} {
+		if p != nil {
+			t.electPool(p.CIDR)
+			t.markWithin(p.CIDR)
 		}
 	}
 	t.devicesDirty = true

@@ -61,7 +61,7 @@ func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
 func (e *ends) usualEncap(f dataplane.Family) dataplane.Encap {
 	var usual dataplane.Encap
 	for _, p := range e.pools {
-		switch p.encap {
+		switch p.Encap {
 		case store.VXLAN, store.VXLANCrossSubnet:
 			return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: f, Port: e.settings.port}
 		case store.IPIP, store.IPIPCrossSubnet:
@@ -80,16 +80,16 @@ func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
 	}
 	tunnels := map[dataplane.Family][]dataplane.ProbeTarget{}
 	for _, p := range t.pools {
-		k := hopKey{pool: p.name, node: name, fam: p.family()}
+		k := hopKey{pool: p.Name, node: name, fam: familyOf(p)}
 		w := t.forwardingPaths[k]
 		h, ok := t.hosts[w.outer]
 		if !ok {
 			continue
 		}
 		base := dataplane.ProbeTarget{
-			Node: name, Family: w.outer, Uplink: h.Uplink, Local: h.Addr, Registered: n.addr[w.outer].Addr(), Encap: t.usual[w.outer],
+			Node: name, Family: w.outer, Uplink: h.Uplink, Local: h.Addr, Registered: n.Addr.Of(w.outer).Addr(), Encap: t.usual[w.outer],
 		}
-		if a := n.public[w.outer]; a != base.Registered {
+		if a := n.Public.Of(w.outer); a != base.Registered {
 			base.Public = a
 		}
 		list := tunnels[w.outer]
@@ -134,7 +134,7 @@ func sortTargets(underlay dataplane.ProbeTarget, tunnels []dataplane.ProbeTarget
 // to probe: plain packets, and encapsulations that one of the two ends does not
 // accept.
 func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k hopKey, w forwardingPath, f dataplane.Encap) bool {
-	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !t.nodes[k.node].encaps.canAccept(f) {
+	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !canAccept(t.nodes[k.node].Encaps, f) {
 		return false
 	}
 	h, p := t.pathEnds(k, w.outer, f, 0)
@@ -158,7 +158,7 @@ func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k hopKey, w forwardingP
 			tun.Skip = "IPIP to a host behind NAT is not measured"
 		}
 	case f.Driver == dataplane.DriverIPIP:
-		tun.Local, tun.Peer, tun.Gateway = h.IPIPAddr, t.nodes[k.node].ipipAddr[k.fam], gateway
+		tun.Local, tun.Peer, tun.Gateway = h.IPIPAddr, t.nodes[k.node].IPIPAddr.Of(k.fam), gateway
 	case k.fam == dataplane.IPv6:
 		tun.Gateway = gateway
 	}
