@@ -453,7 +453,7 @@ func previousBGPFile(c config.Config) string { return filepath.Join(c.StateDir, 
 // loadCluster has those start with what the disk has of the cluster that may go by it
 // while the datastore does not answer.
 func (d *router) loadCluster() {
-	var readers []*cluster.Follower
+	readers := []*cluster.Follower{d.follow.ipam} // which gives what its journal has
 	if d.follow.bgp != nil {
 		readers = append(readers, d.follow.bgp) // which asks before it speaks by it
 	}

@@ -129,8 +129,8 @@ func TestFromDisk(t *testing.T) {
 
 	c = onDisk(dir)
 	kinds := []store.Kind{store.KindIPPool, store.KindWorkloadEndpoint, store.KindProfile}
-	from, live, other := c.Follow(kinds...), c.Follow(kinds...), c.Follow(store.KindIPReservation)
-	c.Load(from, other) // reservations are not on disk
+	from, live, other := c.Follow(kinds...), c.Follow(kinds...), c.Follow(store.KindClusterInformation)
+	c.Load(from, other) // which is not on disk
 	step := func(f *Follower, source Source, synced bool, rev store.Revision, want ...string) {
 		t.Helper()
 		s, ok := f.take()
@@ -692,8 +692,8 @@ func TestSavesLittle(t *testing.T) {
 		watch <- store.Batch{Synced: true, Revision: 1, Events: []store.Event{pool("a", 1)}}
 		wait(time.Minute)
 		before := c.cache.file.Flushes()
-		r := v3.NewIPReservation()
-		r.Name = "r"
+		r := v3.NewClusterInformation()
+		r.Name = "default"
 		for range 20 {
 			watch <- store.Batch{Revision: 2, Events: []store.Event{eventOf(t, r, false)}}
 			wait(100 * time.Millisecond)

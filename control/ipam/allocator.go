@@ -121,6 +121,10 @@ func (a *Allocator) Run(ctx context.Context, steps *cluster.Follower) error {
 }
 
 func (a *Allocator) apply(st cluster.Step) {
+	if st.Source == cluster.Disk {
+		a.loadCluster(st)
+		return
+	}
 	a.mu.Lock()
 	if st.Synced || len(st.Changes) > 0 {
 		a.state.invalidate()

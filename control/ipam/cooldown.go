@@ -73,10 +73,11 @@ func (a *Allocator) coolDownUnwritten(handle string, addrs []netip.Addr) {
 	}
 }
 
-// notCooling lists the addresses of a handle whose cool-down is to begin.
+// notCooling lists the addresses of a handle whose cool-down is to begin: also where
+// it is not known yet whether there is one.
 func (a *Allocator) notCooling(handle string, addrs []netip.Addr) (out []netip.Addr) {
 	r := a.state.reserve
-	if a.state.cooldown() == 0 {
+	if known := a.state.synced || a.state.registered; known && a.state.cooldown() == 0 {
 		return nil
 	}
 	if addrs == nil {
@@ -94,7 +95,7 @@ func (a *Allocator) notCooling(handle string, addrs []netip.Addr) (out []netip.A
 // last.
 func (a *Allocator) endCooldowns() {
 	s := a.state
-	if !s.synced && s.reserve.remembered == nil {
+	if !s.synced && !s.registered {
 		return
 	}
 	now := a.cfg.Clock()

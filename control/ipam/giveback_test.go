@@ -42,6 +42,7 @@ func TestGiveBack(t *testing.T) {
 		t.Errorf("nobody holds %d, %v", n, err)
 	}
 	a := New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Reserve: cfg})
+	a.apply(fromDisk(t, w.st))
 	if got, ok := a.Take(part4("net.2")); ok {
 		t.Errorf("took %v by the journal", got)
 	}

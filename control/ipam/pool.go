@@ -25,8 +25,6 @@ type pool struct {
 	nodes      *selector.Selector
 	namespaces *selector.Selector // nil: all
 
-	raw []byte // as stored, to be remembered
-
 	// off says why nothing may be taken from the pool at all; empty: it may.
 	off string
 }
@@ -34,7 +32,7 @@ type pool struct {
 // readPool reads a pool. A pool that makes no sense is kept with the reason,
 // so that a refusal can name it.
 func readPool(name string, obj store.Object) *pool {
-	p := &pool{name: name, nodes: selector.All(), raw: obj.Raw}
+	p := &pool{name: name, nodes: selector.All()}
 	res, ok := obj.Value.(*v3.IPPool)
 	if !ok {
 		p.off = "its record cannot be decoded"

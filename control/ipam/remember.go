@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
 
@@ -23,14 +24,16 @@ type Journal interface {
 // datastore does not answer.
 const rememberKey = "ipam/reserve"
 
-// knowledge is what the journal holds: that by which an address is chosen, and the
-// addresses of the reserve. What workloads have of them the workloads' own
-// records say ([Allocator.Claim]).
-type knowledge struct {
-	Labels    map[string]string          `json:"labels,omitempty"` // of this node
-	Pools     map[string]json.RawMessage `json:"pools"`            // as stored
-	Config    store.IPAMConfig           `json:"config"`
-	Addresses map[string][]int           `json:"addresses"` // by block
+// saved is what the journal holds: the addresses of the reserve. What workloads have
+// of them the workloads' own records say ([Allocator.Claim]); that by which one is
+// chosen the cluster's copy has on disk.
+type saved struct {
+	Addresses map[string][]int `json:"addresses"` // by block
+
+	// That by which an address is chosen, as the version before kept it.
+	Pools  map[string]json.RawMessage `json:"pools,omitempty"`  // as stored
+	Labels map[string]string          `json:"labels,omitempty"` // of this node
+	Config *store.IPAMConfig          `json:"config,omitempty"`
 }
 
 // remember writes to the journal what has changed of it. The caller holds the
@@ -40,21 +43,15 @@ func (a *Allocator) remember() {
 	if a.cfg.Reserve.Journal == nil || !s.synced {
 		return
 	}
-	m := knowledge{Pools: map[string]json.RawMessage{}, Config: s.config, Addresses: map[string][]int{}}
+	m := saved{Addresses: map[string][]int{}}
 	if s.registered && s.configErr == nil {
-		m.Labels = s.labels
 		for _, b := range s.own {
 			if ready := s.unreserved(b); len(ready) > 0 {
 				m.Addresses[b.CIDR.String()] = ready
 			}
 		}
-		for name, p := range s.pools {
-			if p.raw != nil {
-				m.Pools[name] = p.raw
-			}
-		}
 	}
-	form := fmt.Sprint(m) // maps are printed in the order of their keys
+	form := fmt.Sprint(m.Addresses) // maps are printed in the order of their keys
 	if form == s.reserve.saved {
 		return
 	}
@@ -79,13 +76,13 @@ func (s *state) unreserved(b *blockInfo) []int {
 	})
 }
 
-// load applies what the journal knows, until the datastore answers.
+// load applies what the journal has, until the datastore answers.
 func (s *state) load(entries map[string]json.RawMessage) error {
 	b, ok := entries[rememberKey]
 	if !ok {
 		return nil
 	}
-	var m knowledge
+	var m saved
 	if err := json.Unmarshal(b, &m); err != nil {
 		return fmt.Errorf("read what is remembered of the reserve: %w", err)
 	}
@@ -106,9 +103,30 @@ func (s *state) load(entries map[string]json.RawMessage) error {
 		s.pools[name] = readPool(name, store.Object{Key: key, Value: value, Raw: raw})
 	}
 	s.sortedPools = nil
-	s.registered, s.labels, s.config = len(m.Pools) > 0, m.Labels, m.Config
+	if s.registered, s.labels = len(m.Pools) > 0, m.Labels; m.Config != nil {
+		s.config = *m.Config
+	}
 	s.reserve.remembered = addrs
 	return nil
+}
+
+// loadCluster applies that by which an address is chosen as the disk has it, unless
+// the version before, which ran last then, left it. Which addresses there are the
+// journal says.
+func (a *Allocator) loadCluster(st cluster.Step) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state.registered || !st.Synced {
+		return
+	}
+	for _, ch := range st.Changes {
+		if ch.Key.Kind == store.KindIPAMBlock || ch.Key.Kind == store.KindIPAMAffinity {
+			continue
+		}
+		if err := a.state.apply(ch, 0); err != nil {
+			a.cfg.Log.Warn("ignored what cannot be read on disk", "key", ch.Key.String(), "error", err)
+		}
+	}
 }
 
 // Doubt says that what the journal knows of the reserve may be another's by now:

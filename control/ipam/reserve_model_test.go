@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -33,6 +35,7 @@ type life struct {
 // is: who has which address, and what rests. Between any two steps the host may
 // be killed; then only what is on its disk counts.
 type reserveMachine struct {
+	dir       string // where the hosts keep their copies of the cluster; empty: nowhere
 	st        *memory.Store
 	clock     *clock
 	lives     map[string]*life
@@ -44,9 +47,9 @@ type reserveMachine struct {
 	rested map[netip.Addr]time.Time // until when
 }
 
-func newReserveMachine(t *rapid.T) *reserveMachine {
+func newReserveMachine(t *rapid.T, dir string) *reserveMachine {
 	m := &reserveMachine{
-		st: memory.New(), clock: newClock(), lives: map[string]*life{},
+		dir: dir, st: memory.New(), clock: newClock(), lives: map[string]*life{},
 		owner: map[netip.Addr]string{}, rested: map[netip.Addr]time.Time{},
 	}
 	config := store.DefaultIPAMConfig()
@@ -57,7 +60,7 @@ func newReserveMachine(t *rapid.T) *reserveMachine {
 	put(t, m.st, &config, m.pool())
 	for _, n := range []string{"a", "b"} {
 		put(t, m.st, newNode(n, nil))
-		m.lives[n] = &life{name: n, disk: &disk{}, records: map[string]netip.Addr{}, told: map[string]bool{}, going: map[string]bool{}}
+		m.lives[n] = &life{name: n, disk: &disk{file: m.fileOf(n)}, records: map[string]netip.Addr{}, told: map[string]bool{}, going: map[string]bool{}}
 		m.boot(t, m.lives[n])
 		filled(t, m.lives[n].h, "p", 3)
 	}
@@ -66,6 +69,14 @@ func newReserveMachine(t *rapid.T) *reserveMachine {
 
 func (m *reserveMachine) pool() *v3.IPPool {
 	return newPool("p", "10.0.0.0/26", blockSize(29), func(s *v3.IPPoolSpec) { s.Disabled = m.off })
+}
+
+// fileOf returns where a host keeps its copy of the cluster; empty: nowhere.
+func (m *reserveMachine) fileOf(host string) string {
+	if m.dir == "" {
+		return ""
+	}
+	return filepath.Join(m.dir, host, "cluster.journal")
 }
 
 // boot starts a host with what its disk knows.
@@ -313,7 +324,15 @@ func (m *reserveMachine) drained(t *rapid.T) {
 func TestReserveModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		m := newReserveMachine(t)
+		dir := "" // without it, nothing is given after a reboot without the datastore
+		if rapid.Bool().Draw(t, "the cluster is kept on disk") {
+			var err error
+			if dir, err = os.MkdirTemp("", "reserve"); err != nil { //nolint:usetesting // rapid runs many cases in one test
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+		}
+		m := newReserveMachine(t, dir)
 		defer func() {
 			for _, l := range m.lives {
 				l.h.stop()

@@ -8,12 +8,16 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -22,6 +26,8 @@ import (
 
 // disk is a [Journal] that tests look into.
 type disk struct {
+	file string // of the cluster's copy; empty: it is not kept
+
 	mu      sync.Mutex
 	entries map[string]json.RawMessage
 }
@@ -541,12 +547,12 @@ func TestReserveRests(t *testing.T) {
 	})
 }
 
-// The host boots while the datastore is away: what the journal remembers is
-// given, but for what workloads have.
-func TestReserveRemembered(t *testing.T) {
+// The host boots while the datastore is away: what the journal has is given, but for
+// what workloads have.
+func TestReserveFromDisk(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
-	d := &disk{}
+	d := &disk{file: filepath.Join(t.TempDir(), "cluster.journal")}
 	cfg := ReserveConfig{Min: 16, Max: 16, Journal: d}
 	h := reserving(t, w.st, "a", w.clock.time, cfg)
 	filled(t, h, "p", 16)
@@ -588,8 +594,43 @@ func TestReserveRemembered(t *testing.T) {
 	mustDiff(t, "stored", got, have)
 }
 
+// TestReserveOfVersionBefore: its journal has pools and labels too. They count until
+// the datastore's content is known, also where there is a copy of the cluster, which
+// is older then; and they go with the next change.
+func TestReserveOfVersionBefore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	d := &disk{file: filepath.Join(t.TempDir(), "cluster.journal")}
+	cfg := ReserveConfig{Min: 16, Max: 16, Journal: d}
+	h := reserving(t, w.st, "a", w.clock.time, cfg)
+	filled(t, h, "p", 16)
+	h.stop()
+	var entry map[string]any
+	if err := json.Unmarshal(d.Entries()[rememberKey], &entry); err != nil || len(entry) != 1 {
+		t.Errorf("the journal has more than addresses: %v, %v", entry, err)
+	}
+	old := newPool("old", "10.0.0.0/16")
+	raw, err := store.Encode(store.ResourceKey(store.KindIPPool, "old"), old, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry["pools"], entry["config"] = map[string]json.RawMessage{"old": raw}, store.DefaultIPAMConfig()
+	if err := d.Put(rememberKey, entry); err != nil {
+		t.Fatal(err)
+	}
+	w.st.Fail(errors.New("away"))
+	h = run(t, New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg}), w.st)
+	defer func() { h.stop() }()
+	if as := mustTake(t, h, part4("net.1")); as[0].Pool != "old" {
+		t.Errorf("%v is not of the pool that the version before left", as)
+	}
+	w.st.Fail(nil)
+	settle(t, h, "the datastore's state", func(s *state) bool { return s.synced && len(s.pools) == 1 && s.pools["p"] != nil })
+	await.True(t, "the journal has addresses alone", func() bool { return !strings.Contains(string(d.Entries()[rememberKey]), "old") })
+}
+
 // This host's Node was deleted while it was away, and another has its addresses by
-// now: what the journal remembers is not given, also not by the process after one
+// now: what the journal has is not given, also not by the process after one
 // that was killed at once.
 func TestReserveDoubted(t *testing.T) {
 	t.Parallel()
@@ -601,11 +642,13 @@ func TestReserveDoubted(t *testing.T) {
 	h.stop()
 
 	restarted := func() *Allocator {
-		return New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg})
+		a := New(Config{Store: w.st, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Reserve: cfg})
+		a.apply(fromDisk(t, w.st))
+		return a
 	}
 	a := restarted()
 	if len(a.Ready()) == 0 {
-		t.Fatal("nothing is remembered: the test tests nothing")
+		t.Fatal("nothing is on disk: the test tests nothing")
 	}
 	if err := a.Doubt(); err != nil {
 		t.Fatal(err)
@@ -626,6 +669,24 @@ func TestReserveDoubted(t *testing.T) {
 	mustTake(t, h, part4("y"))
 }
 
+// fromDisk is the step that a start has from disk which has what a datastore has.
+func fromDisk(t *testing.T, st store.Store) cluster.Step {
+	t.Helper()
+	var b store.Batch
+	for _, kind := range Kinds() {
+		objects, _, err := st.List(t.Context(), kind, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objects {
+			b.Events = append(b.Events, store.Event{Key: o.Key, Object: o})
+		}
+	}
+	step := clustertest.Step("a", b)
+	step.Source, step.Synced = cluster.Disk, true
+	return step
+}
+
 // A spoilt memory gives nothing, and the datastore puts all right.
 func TestReserveMemorySpoilt(t *testing.T) {
 	t.Parallel()
@@ -634,6 +695,7 @@ func TestReserveMemorySpoilt(t *testing.T) {
 		put(t, st, newPool("p", "10.0.0.0/16"), newNode("a", nil))
 		d := &disk{entries: map[string]json.RawMessage{rememberKey: json.RawMessage(spoilt)}}
 		a := New(Config{Store: st, Node: "a", Log: slog.New(slog.DiscardHandler), Reserve: ReserveConfig{Min: 8, Max: 8, Journal: d}})
+		a.apply(fromDisk(t, st))
 		if got, ok := a.Take(part4("x")); ok {
 			t.Errorf("%s: took %v", spoilt, got)
 		}

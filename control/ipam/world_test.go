@@ -119,13 +119,22 @@ func run(t fataler, a *Allocator, st store.Store) *host {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	steps, followed := clustertest.Follow(ctx, a.cfg.Node, st, Kinds()...)
+	file := ""
+	if d, ok := a.cfg.Reserve.Journal.(*disk); ok {
+		file = d.file
+	}
+	steps, followed := clustertest.FollowOn(ctx, file, a.cfg.Node, st, Kinds()...)
 	go func() {
 		defer close(done)
 		if err := a.Run(ctx, steps); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	}()
+	if file != "" {
+		if err := steps.CatchUp(ctx); err != nil {
+			t.Fatalf("begin with what is on disk: %v", err)
+		}
+	}
 	return &host{a, sync.OnceFunc(func() {
 		cancel()
 		<-done
