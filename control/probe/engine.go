@@ -33,7 +33,7 @@ type engine struct {
 	mtus  map[string]int         // of uplinks, bytes
 
 	out       []packet
-	changed   map[dataplane.Family]bool
+	changed   map[peerKey]bool                // of whom something else may be known than was published
 	public    map[dataplane.Family]netip.Addr // this host's address behind a 1:1 NAT
 	observed  map[dataplane.Family]bool       // some peer said how it sees this host
 	reobserve bool                            // that may have changed
@@ -48,7 +48,7 @@ func newEngine(self string, interval time.Duration, now time.Time) *engine {
 	return &engine{
 		self: self, interval: interval, random: rand.Uint64, mute: func(string) bool { return false },
 		peers: map[peerKey]*peer{}, gone: map[peerKey]remembered{}, mtus: map[string]int{},
-		changed: map[dataplane.Family]bool{}, public: map[dataplane.Family]netip.Addr{},
+		changed: map[peerKey]bool{}, public: map[dataplane.Family]netip.Addr{},
 		observed: map[dataplane.Family]bool{},
 		sends:    newBucket(sendRate, sendRate, now), replies: newBucket(replyRate, replyRate, now),
 	}
@@ -84,13 +84,13 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 				p.seed = m.known
 				delete(e.gone, k)
 			}
-			e.changed[k.fam] = true
+			e.changed[k] = true
 		}
 		if p.target != t {
 			before := p.known()
 			p.setTarget(now, t)
 			if p.known() != before {
-				e.changed[k.fam] = true
+				e.changed[k] = true
 			}
 			e.wake(p, now)
 		}
@@ -102,7 +102,7 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 			if known := p.known(); !known.zero() {
 				e.gone[k] = remembered{known, now.Add(remember)}
 			}
-			e.changed[k.fam] = true
+			e.changed[k] = true
 		}
 	}
 	e.reobserve = true
@@ -152,6 +152,7 @@ const remember = time.Minute
 func (e *engine) seed(now time.Time, saved map[peerKey]known) {
 	for k, v := range saved {
 		e.gone[k] = remembered{v, now.Add(remember)}
+		e.changed[k] = true
 	}
 }
 
@@ -160,7 +161,7 @@ func (e *engine) forget(now time.Time) {
 	for k, m := range e.gone {
 		if !now.Before(m.until) {
 			delete(e.gone, k)
-			e.changed[k.fam] = true
+			e.changed[k] = true
 		}
 	}
 }
@@ -318,24 +319,16 @@ func (e *engine) setNear(k peerKey, a dataplane.Answer) {
 	}
 	p.neighbour = a
 	if p.judge() {
-		e.changed[k.fam] = true
+		e.changed[k] = true
 	}
 }
 
-// reach returns what is known of all peers of a family.
-func (e *engine) reach(f dataplane.Family) map[string]dataplane.Reach {
-	out := map[string]dataplane.Reach{}
-	for k, m := range e.gone {
-		if k.fam == f {
-			out[k.node] = m.Reach
-		}
+// reachOf returns what is known of a peer; zero: nothing.
+func (e *engine) reachOf(k peerKey) dataplane.Reach {
+	if p := e.peers[k]; p != nil {
+		return p.reach
 	}
-	for k, p := range e.peers {
-		if k.fam == f {
-			out[k.node] = p.reach
-		}
-	}
-	return out
+	return e.gone[k].Reach
 }
 
 // known returns what the next run is to start from, of those peers of which

@@ -1,6 +1,8 @@
 package probe
 
 import (
+	"context"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -274,6 +276,69 @@ func TestUnderlayRestart(t *testing.T) {
 			s.run(500 * time.Millisecond)
 		}
 	}
+}
+
+// reach returns what is known of all peers of a family.
+func (e *engine) reach(f dataplane.Family) map[string]dataplane.Reach {
+	out := map[string]dataplane.Reach{}
+	for k := range e.gone {
+		if k.fam == f {
+			out[k.node] = e.reachOf(k)
+		}
+	}
+	for k := range e.peers {
+		if k.fam == f {
+			out[k.node] = e.reachOf(k)
+		}
+	}
+	return out
+}
+
+// reachCore notes what is published of the underlay.
+type reachCore struct {
+	Core
+	got []map[string]dataplane.Reach
+}
+
+func (c *reachCore) Reach(_ context.Context, _ dataplane.Family, peers map[string]dataplane.Reach) error {
+	c.got = append(c.got, peers)
+	return nil
+}
+
+// TestOnlyChangesArePublished: what one peer does costs nothing by the number of the
+// others.
+func TestOnlyChangesArePublished(t *testing.T) {
+	t.Parallel()
+	core := &reachCore{}
+	now := time.Now()
+	l := New(Config{Node: "self", Core: core, Log: slog.New(slog.DiscardHandler), Underlay: UnderlayConfig{Enabled: true, Interval: time.Minute}}).newLoop(now)
+	var targets []dataplane.ProbeTarget
+	for i := range 100 {
+		a := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
+		targets = append(targets, dataplane.ProbeTarget{Node: a.String(), Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8"), Registered: a})
+	}
+	expect := func(when string, want ...map[string]dataplane.Reach) {
+		t.Helper()
+		l.unsaved = false
+		if err := l.deliver(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, core.got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+		if l.unsaved != (len(want) > 0) {
+			t.Errorf("%s: to be saved: %t", when, l.unsaved)
+		}
+		core.got = nil
+	}
+	l.eng.setTargets(now, targets)
+	expect("peers of whom nothing is known")
+	l.eng.setNear(peerKey{"10.0.0.7", dataplane.IPv4}, dataplane.Yes)
+	expect("one answers as a neighbour", map[string]dataplane.Reach{"10.0.0.7": {Near: dataplane.Yes}})
+	l.eng.setTargets(now, nil)
+	expect("all go")
+	l.eng.tick(now.Add(remember))
+	expect("they are forgotten", map[string]dataplane.Reach{"10.0.0.7": {}})
 }
 
 // A Node that is removed and comes back is known at once; one that stays away

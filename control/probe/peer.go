@@ -308,7 +308,7 @@ func (e *engine) step(p *peer, now time.Time) time.Time {
 		e.probeSize(p, now)
 	}
 	if p.judge() {
-		e.changed[p.key.fam] = true
+		e.changed[p.key] = true
 	}
 	return p.next(now)
 }

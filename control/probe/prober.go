@@ -26,9 +26,9 @@ import (
 )
 
 // Core says what is to be measured and decides by what was found. Maps are by
-// node and belong to the callee; calls come one after the other. Reach is given all
-// peers of a family of the underlay, Delivery those of which something changed, with
-// an empty list where nothing is known any more.
+// node and belong to the callee; calls come one after the other. Each names the peers
+// of which something changed, in a family of the underlay, with a zero Reach or an
+// empty list where nothing is known any more.
 type Core interface {
 	Probes(ctx context.Context) <-chan []dataplane.ProbeTarget
 	Reach(ctx context.Context, f dataplane.Family, peers map[string]dataplane.Reach) error
@@ -241,7 +241,7 @@ type loop struct {
 	measuring  sync.WaitGroup
 	saved      map[string]record // what is kept of tunnels that are not measured
 
-	delivered map[dataplane.Family]map[string]dataplane.Reach
+	delivered map[peerKey]dataplane.Reach // what the core knows that is not zero
 	deliverAt time.Time
 	unsaved   bool
 	saveAt    time.Time // not before
@@ -309,7 +309,7 @@ func (p *Prober) newLoop(now time.Time) *loop {
 		p: p, log: p.cfg.Log, saved: records,
 		eng: newEngine(p.cfg.Node, under.Interval, now), neighbours: newNeighbours(under.Neighbours, under.Interval),
 		ends:      ends{secret: p.underlayKey, log: p.cfg.Log, events: p.events, counts: &p.counts, open: map[localEnd]*openEnd{}, done: make(chan struct{})},
-		delivered: map[dataplane.Family]map[string]dataplane.Reach{},
+		delivered: map[peerKey]dataplane.Reach{},
 	}
 	l.eng.mute = p.mute
 	if under.Enabled {
@@ -532,28 +532,34 @@ func (l *loop) turn(ctx context.Context, now time.Time) (time.Time, error) {
 
 // deliver publishes what changed of the underlay. The kernel is made ready for
 // the new paths first.
-func (l *loop) deliver(ctx context.Context, now time.Time) error {
+func (l *loop) deliver(ctx context.Context, at time.Time) error {
 	if pins := l.eng.pins(); !slices.Equal(pins, l.pins) {
-		l.pins, l.pinned = pins, false
+		l.pins, l.pinned, l.unsaved = pins, false, true
 		l.pinned = l.pin()
 	}
-	for f := range l.eng.changed {
-		m := l.eng.reach(f)
-		if maps.Equal(m, l.delivered[f]) {
+	now := map[dataplane.Family]map[string]dataplane.Reach{}
+	for k := range l.eng.changed {
+		r := l.eng.reachOf(k)
+		if r == l.delivered[k] {
 			continue
 		}
-		for node, r := range m {
-			if was := l.delivered[f][node]; was != r {
-				l.log.Info("path to a peer", "peer", node, "family", f.String(), "address", addrText(r.Addr), "port", r.Port, "mtu", r.MTU, "near", r.Near.String())
-			}
+		l.log.Info("path to a peer", "peer", k.node, "family", k.fam.String(), "address", addrText(r.Addr), "port", r.Port, "mtu", r.MTU, "near", r.Near.String())
+		if l.delivered[k] = r; r == (dataplane.Reach{}) {
+			delete(l.delivered, k)
 		}
-		l.delivered[f] = maps.Clone(m)
-		if err := l.p.cfg.Core.Reach(ctx, f, m); err != nil {
+		if now[k.fam] == nil {
+			now[k.fam] = map[string]dataplane.Reach{}
+		}
+		now[k.fam][k.node] = r
+	}
+	l.eng.changed = map[peerKey]bool{} // it may have been large, and a map never shrinks
+	for f, peers := range now {
+		l.unsaved = true
+		if err := l.p.cfg.Core.Reach(ctx, f, peers); err != nil {
 			return fmt.Errorf("publish what was measured: %w", err)
 		}
 	}
-	clear(l.eng.changed)
-	l.deliverAt, l.unsaved = now.Add(deliverPause), true
+	l.deliverAt = at.Add(deliverPause)
 	return nil
 }
 

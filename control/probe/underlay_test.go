@@ -112,7 +112,10 @@ func (h *realHost) Reach(_ context.Context, f dataplane.Family, m map[string]dat
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if f == dataplane.IPv4 {
-		h.got = m
+		if h.got == nil {
+			h.got = map[string]dataplane.Reach{}
+		}
+		maps.Copy(h.got, m)
 	}
 	return nil
 }

@@ -35,19 +35,19 @@ func (c *Core) Unsupported(ctx context.Context, list []Unsupported) error {
 	})
 }
 
-// setReach applies what was measured of the underlay in a family.
+// setReach applies what was measured of the underlay towards some peers in a family.
 func (s *sender) setReach(f dataplane.Family, peers map[string]dataplane.Reach) {
-	old := s.reach[f]
-	s.reach[f] = peers
-	for name, r := range peers {
-		if old[name] != r {
-			s.touched[name] = struct{}{}
-		}
+	if s.reach[f] == nil {
+		s.reach[f] = map[string]dataplane.Reach{}
 	}
-	for name := range old {
-		if _, ok := peers[name]; !ok {
-			s.touched[name] = struct{}{}
+	for name, r := range peers {
+		if s.reach[f][name] == r {
+			continue
 		}
+		if s.reach[f][name] = r; r == (dataplane.Reach{}) {
+			delete(s.reach[f], name)
+		}
+		s.touched[name] = struct{}{}
 	}
 }
 

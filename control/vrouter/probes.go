@@ -7,9 +7,9 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// Reach applies what was measured of the underlay towards all peers in one
-// family of the underlay, by node name. A peer that is missing was not
-// measured. The map belongs to the core from now on.
+// Reach applies what was measured of the underlay in one of its families, by node
+// name, for the nodes that are named; the zero value says that nothing is known of a
+// node any more. The map belongs to the core from now on.
 func (c *Core) Reach(ctx context.Context, f dataplane.Family, peers map[string]dataplane.Reach) error {
 	return c.post(ctx, func(l *loop) { l.setReach(f, peers) })
 }
