@@ -5,6 +5,7 @@ import (
 	"iter"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -13,6 +14,10 @@ const hostAffinity = "host:"
 
 // AttrNode is the attribute that names the node which uses an address.
 const AttrNode = "node"
+
+// AttrType is the attribute that says what an address is used for, where that is no
+// workload: vxlanTunnelAddress, say.
+const AttrType = "type"
 
 // Holder returns the node that has the affinity of the block: "" when none has,
 // or when something other than a node does (see [Block.Virtual]).
@@ -107,6 +112,35 @@ func (b *Block) Borrowed() iter.Seq2[netip.Addr, string] {
 			}
 		}
 	}
+}
+
+// Tunnels yields the addresses that are assigned to a node's tunnel device, with that
+// node, in ascending order.
+func (b *Block) Tunnels() iter.Seq2[netip.Addr, string] {
+	return func(yield func(netip.Addr, string) bool) {
+		if !slices.ContainsFunc(b.Attributes, func(a Attribute) bool { return a.tunnelOf() != "" }) {
+			return // as most blocks: spare them the rest
+		}
+		cidr := b.Prefix()
+		for n := range b.Allocations {
+			at := b.Attribute(n)
+			if at == nil || at.tunnelOf() == "" {
+				continue
+			}
+			if addr, ok := AddrAt(cidr, n); ok && !yield(addr, at.tunnelOf()) {
+				return
+			}
+		}
+	}
+}
+
+// tunnelOf returns the node whose tunnel device has the addresses of an attribute, ""
+// where it is none's. Calico gives them types such as vxlanTunnelAddress.
+func (a *Attribute) tunnelOf() string {
+	if strings.HasSuffix(a.Secondary[AttrType], "TunnelAddress") && a.ReleasedAt == nil {
+		return a.Secondary[AttrNode]
+	}
+	return ""
 }
 
 // borrower returns the node that uses the addresses of an attribute, "" when it

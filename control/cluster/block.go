@@ -18,6 +18,10 @@ type Block struct {
 	// in ascending order.
 	Borrowed []Borrowed
 
+	// Tunnels lists the addresses that are assigned to nodes' tunnel devices, in
+	// ascending order.
+	Tunnels []Assigned
+
 	Size    int       // addresses
 	Used    int       // of them not free: those in their cool-down count
 	Claimed time.Time // when the holder got it; zero: not recorded
@@ -30,6 +34,12 @@ type Block struct {
 
 // Borrowed is an address of a block and who has it.
 type Borrowed struct {
+	Addr netip.Addr
+	Node string
+}
+
+// Assigned is an address of a block and the node that it is assigned to.
+type Assigned struct {
 	Addr netip.Addr
 	Node string
 }
@@ -59,6 +69,9 @@ func newBlock(self string, obj store.Object, b *store.Block) *Block {
 	}
 	for addr, node := range b.Borrowed() {
 		out.Borrowed = append(out.Borrowed, Borrowed{addr, node})
+	}
+	for addr, node := range b.Tunnels() {
+		out.Tunnels = append(out.Tunnels, Assigned{addr, node})
 	}
 	if b.AffinityClaimTime != nil {
 		out.Claimed = b.AffinityClaimTime.Time

@@ -17,7 +17,7 @@ const (
 	AttrPod       = "pod"          // Kubernetes pod
 	AttrNamespace = "namespace"    // Kubernetes namespace
 	AttrTimestamp = "timestamp"    // when it was given: time.Time.UTC().String()
-	AttrType      = "type"         // what a tunnel's address is for
+	AttrType      = store.AttrType // what a tunnel's address is for
 )
 
 // Use is what an address is for. Pools list the uses that they allow.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,6 +49,7 @@ type view struct {
 	pools   []vrouter.PoolStatus
 	hosts   []dataplane.Host // by family, where this host has an address
 	waiting string           // what the core waits for
+	tunnels []string         // which nodes' tunnel addresses are left out, and why
 	coreErr error            // the core did not answer
 }
 
@@ -57,6 +59,9 @@ func (s *Server) view(ctx context.Context, b bgp.Status) view {
 	v := view{node: s.cfg.Agent.Status(), refused: s.cfg.Presence.Refused(), bgp: b}
 	if v.waiting, v.coreErr = s.cfg.Core.Waiting(ctx); v.coreErr == nil {
 		v.pools, v.coreErr = s.cfg.Core.Pools(ctx)
+	}
+	if v.coreErr == nil {
+		v.tunnels, v.coreErr = s.cfg.Core.TunnelConflicts(ctx)
 	}
 	for _, f := range dataplane.Families() {
 		if h, err := s.cfg.Core.Host(ctx, f); err == nil && h.Addr.IsValid() {
@@ -120,6 +125,7 @@ func (s *Server) reportOf(v view) health.Report {
 		s.checks.Note("Policy", s.cfg.PolicyError()), s.checks.Note("Journal", s.cfg.JournalError()),
 		s.checks.Note("FelixRules", foreign.FelixError(s.felix.Look(time.Now(), felix.Find, s.cfg.Log))),
 		s.checks.Note("WorkloadAddresses", s.fenced()),
+		s.checks.Note("TunnelAddresses", tunnelError(v.tunnels)),
 		s.checks.Note("ForeignRoutes", foreign.RoutesError(s.foreignRoutes(v))))
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, s.checks.Note("Pool/"+p.Name, s.poolError(p)))
@@ -215,6 +221,19 @@ func (s *Server) HandleUnderlay(ctx context.Context, u dataplane.Underlay) {
 	if pools, err := s.cfg.Core.Pools(ctx); err == nil {
 		s.cfg.Foreign.Find(cidrs(pools))
 	}
+}
+
+// tunnelError says which nodes get no packets through tunnels.
+func tunnelError(conflicts []string) error {
+	const most = 5
+	n := len(conflicts)
+	switch {
+	case n == 0:
+		return nil
+	case n > most:
+		conflicts = append(slices.Clone(conflicts[:most]), fmt.Sprintf("and %d more", n-most))
+	}
+	return errors.New("no packets are sent to nodes with another's tunnel address: " + strings.Join(conflicts, "; "))
 }
 
 // fenced names the workloads without a route, for their addresses are

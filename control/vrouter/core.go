@@ -145,6 +145,12 @@ func (c *Core) Pools(ctx context.Context) ([]PoolStatus, error) {
 	return ask(ctx, c, func(l *loop) []PoolStatus { return l.poolStatus() })
 }
 
+// TunnelConflicts says which nodes' VTEPs are left out, for another node has their
+// address or MAC.
+func (c *Core) TunnelConflicts(ctx context.Context) ([]string, error) {
+	return ask(ctx, c, func(l *loop) []string { return l.vteps.conflicts(l.nodes) })
+}
+
 // Host returns this host's place on the underlay in a family.
 func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, error) {
 	return ask(ctx, c, func(l *loop) dataplane.Host {

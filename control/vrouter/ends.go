@@ -65,7 +65,8 @@ type ends struct {
 	*members
 	*poolTable
 	*network
-	hosts map[dataplane.Family]dataplane.Host             // this host's place on the underlay
+	hosts map[dataplane.Family]dataplane.Host // this host's place on the underlay
+	vteps *vteps
 	slots map[dataplane.Encap]int                         // which VXLAN device is whose
 	reach map[dataplane.Family]map[string]dataplane.Reach // what was measured of the underlay, by node
 }
@@ -73,7 +74,7 @@ type ends struct {
 func newEnds(m *members, p *poolTable, n *network) *ends {
 	return &ends{
 		members: m, poolTable: p, network: n,
-		hosts: map[dataplane.Family]dataplane.Host{}, slots: map[dataplane.Encap]int{}, reach: map[dataplane.Family]map[string]dataplane.Reach{},
+		vteps: newVTEPs(), hosts: map[dataplane.Family]dataplane.Host{}, slots: map[dataplane.Encap]int{}, reach: map[dataplane.Family]map[string]dataplane.Reach{},
 	}
 }
 
@@ -112,10 +113,13 @@ func (e *ends) hostFor(inner, outer dataplane.Family, vni uint32, port uint16) d
 // peerFor is a node as a driver sees it.
 func (e *ends) peerFor(n *cluster.Node, inner, outer dataplane.Family) dataplane.Peer {
 	r := e.reach[outer][n.Name]
-	return dataplane.Peer{
+	p := dataplane.Peer{
 		Name: n.Name, Addr: n.Addr.Of(outer).Addr(), Near: r.Near, TunnelAddr: r.Addr, TunnelPort: r.Port,
-		VXLANAddr: n.VXLANAddr.Of(inner), VXLANMAC: vxlanMAC(n, outer),
 	}
+	if e.vteps.refuses(n, inner, outer) == nil {
+		p.VXLANAddr, p.VXLANMAC = n.VXLANAddr.Of(inner), vxlanMAC(n, outer)
+	}
+	return p
 }
 
 // encapOf is what travels to a node in a mode.

@@ -45,7 +45,7 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
 	poolName, inPool := r.poolTree.LookupPrefix(p)
 	fam := dataplane.FamilyOf(p.Addr())
-	inside, insideAddr, covers := r.nodeWithin(p)
+	inside, insideAddr, covers := r.covered(p, poolName)
 
 	o, ok := r.origin(p)
 	if ok {
@@ -97,6 +97,8 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 			c.Reason = "the prefix is this host's own"
 		} else if via := c.hop.hops.Single(); fam == dataplane.IPv6 && via.Is4() {
 			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
+		} else if c.hop == k && (ok || covers) && inPool && r.tunnelled(poolName, o.node, fam) {
+			c.Reason = errPlain(poolName).Error()
 		} else if c.hop == k {
 			l := r.byHop[k]
 			if l.seen != r.round {
@@ -109,6 +111,16 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 		out = append(out, c)
 	}
 	return out
+}
+
+// tunnelled reports whether packets of a pool go to a node in a tunnel: by the pool's
+// mode or, where that depends on the node, by what was chosen for it.
+func (r *rib) tunnelled(poolName, node string, fam dataplane.Family) bool {
+	if e := r.pools[poolName].Encap; e == store.IPIP || e == store.VXLAN {
+		return true
+	}
+	w := r.sender.forwardingPaths[hopKey{pool: poolName, node: node, fam: fam}]
+	return w.encap.Driver == dataplane.DriverIPIP || w.encap.Driver == dataplane.DriverVXLAN
 }
 
 // ownBlock is the route that keeps packets for unused addresses of this host's

@@ -10,7 +10,6 @@ import (
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
 )
@@ -69,10 +68,7 @@ func vxlanMAC(n *cluster.Node, outer dataplane.Family) dataplane.MAC {
 	if m := n.VXLANMAC.Of(outer); m != (dataplane.MAC{}) {
 		return m
 	}
-	if outer == dataplane.IPv6 {
-		return vxlan.MAC(n.Name + "-v6")
-	}
-	return vxlan.MAC(n.Name)
+	return derivedMAC(n.Name, outer)
 }
 
 // familyOf is that of a pool's workloads.

@@ -119,6 +119,37 @@ func (r *rib) markAround(a netip.Addr) {
 	}
 }
 
+// covered finds a node whose own address lies in a prefix of a pool, where a route for
+// the prefix would take hosts off the network: where the pool lies over the hosts'
+// network. A single Node with an address in a pool that lies apart from it is wrong
+// itself: it must not take the workloads of another's block out of their tunnel.
+func (r *rib) covered(p netip.Prefix, poolName string) (node string, a netip.Addr, ok bool) {
+	for node, a := range r.nodesWithin(p) {
+		if pool := r.pools[poolName]; node == r.self || pool == nil || r.overHosts(pool.CIDR) {
+			return node, a, true
+		}
+	}
+	return "", netip.Addr{}, false
+}
+
+// overHosts reports whether a pool's range lies over the hosts' network: over what the
+// underlay has a route to besides the default one, or over several nodes' addresses.
+func (r *rib) overHosts(cidr netip.Prefix) bool {
+	nodes := 0
+	for node := range r.nodesWithin(cidr) {
+		if nodes++; node == r.self || nodes > 1 {
+			return true
+		}
+	}
+	for _, u := range r.underlayRoutes.Subnets(cidr) {
+		if u.Prefix.Bits() > 0 {
+			return true
+		}
+	}
+	u, ok := r.underlayRoutes.Lookup(cidr.Addr())
+	return ok && u.Prefix.Bits() > 0
+}
+
 // setDown notes next hops that must not be used, and those that may again.
 func (r *rib) setDown(down, up []netip.Addr) {
 	for _, a := range down {

@@ -1,6 +1,7 @@
 package vrouter
 
 import (
+	"iter"
 	"net/netip"
 
 	"github.com/gaissmai/bart"
@@ -69,11 +70,13 @@ func (m *members) nodeAt(a netip.Addr) (string, bool) {
 	return best, ok
 }
 
-// nodeWithin finds a node whose own address lies in a prefix.
-func (m *members) nodeWithin(p netip.Prefix) (string, netip.Addr, bool) {
-	for _, a := range m.nodeAddrs.Subnets(p) {
-		n, ok := m.nodeAt(a)
-		return n, a, ok
+// nodesWithin yields the nodes' own addresses that lie in a prefix, with their nodes.
+func (m *members) nodesWithin(p netip.Prefix) iter.Seq2[string, netip.Addr] {
+	return func(yield func(string, netip.Addr) bool) {
+		for _, a := range m.nodeAddrs.Subnets(p) {
+			if n, _ := m.nodeAt(a); !yield(n, a) {
+				return
+			}
+		}
 	}
-	return "", netip.Addr{}, false
 }

@@ -94,5 +94,11 @@ func errCovers(node string, a netip.Addr) error {
 	return fmt.Errorf("the address %s of node %s itself lies in it: give the pool a CIDR apart from the hosts' network", a, node)
 }
 
+// errPlain says why what BGP announced of a block is left out where the store's way to
+// it cannot be used: it would have the packets go in plain.
+func errPlain(pool string) error {
+	return fmt.Errorf("pool %s asks for a tunnel, and the next hop is no node to which one leads", pool)
+}
+
 // single is the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

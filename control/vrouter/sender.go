@@ -260,6 +260,11 @@ func (s *sender) planNode(k hopKey, id dataplane.NextHopID) plan {
 	}
 	h, p := s.pathEnds(k, w.outer, w.encap, id)
 	pl := planWith(driverOf(w.encap), h, p)
+	if pl.err != nil && w.encap.Driver == dataplane.DriverVXLAN {
+		if refused := s.vteps.refuses(s.nodes[k.node], k.fam, w.outer); refused != nil {
+			pl.err = refused
+		}
+	}
 	pl.mtu = s.pathMTU(k, w)
 	return pl
 }

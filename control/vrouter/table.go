@@ -71,6 +71,7 @@ func (t *table) apply(ch *cluster.Change) {
 		t.setPool(ch.Key.Name, p)
 	case store.KindIPAMBlock:
 		b, _ := ch.Value.(*cluster.Block)
+		t.vteps.setBlock(ch.Key, b, t.touched)
 		for _, p := range t.setBlock(ch.Key, b) {
 			t.dirty[p] = struct{}{}
 		}
@@ -155,6 +156,13 @@ func (t *table) setNode(name string, n *cluster.Node) {
 	}
 	for a := range t.replace(name, n) {
 		t.markAround(a)
+		// Whether a pool lies over the hosts' network counts for all of its prefixes.
+		if pool, ok := t.poolTree.LookupPrefix(single(a)); ok {
+			t.markWithin(t.pools[pool].CIDR)
+		}
+	}
+	if !same {
+		t.vteps.replaceNode(name, old, n, t.touched)
 	}
 	switch {
 	case name == t.self:

@@ -35,6 +35,7 @@ func TestRecords(t *testing.T) {
 	})
 	reachable(t, l)
 	t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
+	t.Run("vtep", func(t *testing.T) { attackTunnels(t, l, s) })
 }
 
 // reachable waits until all hosts and pods answer each other over both families.
@@ -129,6 +130,51 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 	prefix("")
 	for _, k := range keys {
 		if err := store.Delete(t.Context(), s, k, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// attackTunnels has a node of nobody's, before all others by name, claim the VTEP of
+// node3 and its own block, and another one an address inside node3's block.
+func attackTunnels(t *testing.T, l *lab.Lab, s store.Store) {
+	o, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim, ok := o.Value.(*store.Node)
+	if !ok {
+		t.Fatalf("%s holds a %T", o.Key, o.Value)
+	}
+	pod, err := l.Addr("node3/pod1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	thief := func(name, addr string) *store.Node {
+		n := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: addr}}}
+		n.Name = name
+		n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr = victim.Spec.IPv4VXLANTunnelAddr, victim.Spec.IPv6VXLANTunnelAddr
+		n.Spec.VXLANTunnelMACAddr = "02:00:00:00:00:01" // smaller than any derived one
+		return n
+	}
+	plain, err := l.Capture("node1", "eth0", func(p lab.Packet) bool { return !p.Tunnelled() && (p.Outer.Src == pod || p.Outer.Dst == pod) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*store.Node{thief("aaa", "10.1.0.99/24"), thief("aab", pod.String()+"/32")} {
+		if _, err := store.Create(t.Context(), s, n); err != nil {
+			t.Fatal(err)
+		}
+		for _, host := range []string{"node1", "node2"} {
+			says(t, l, host, []string{"node", "status"}, "node "+n.Name+" claims the VXLAN tunnel address "+victim.Spec.IPv4VXLANTunnelAddr+", which IPAM assigned to node node3")
+		}
+	}
+	reachable(t, l)
+	if got := plain.Stop(); len(got) > 0 {
+		t.Errorf("%d packets of node3's pod outside the tunnel, the first %s", len(got), got[0])
+	}
+	for _, name := range []string{"aaa", "aab"} {
+		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, name), 0); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,0 +1,175 @@
+package vrouter
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/vxlan"
+	"github.com/routerd/routerd/store"
+)
+
+// vteps says which node each VTEP address and MAC belongs to. Two nodes with one of
+// them would share a neighbour or FDB entry, and one would have the other's packets.
+type vteps struct {
+	byAddr   index[netip.Addr, string]
+	byMAC    index[vtepMAC, string]
+	nodes    set[string]
+	assigned map[netip.Addr]string // by IPAM, to the node of a tunnel
+	owned    index[string, netip.Addr]
+	blocks   map[store.Key][]cluster.Assigned
+}
+
+// vtepMAC is the MAC of a VTEP over a family of the underlay, which has a device of
+// its own.
+type vtepMAC struct {
+	outer dataplane.Family
+	mac   dataplane.MAC
+}
+
+func newVTEPs() *vteps {
+	return &vteps{
+		byAddr: index[netip.Addr, string]{}, byMAC: index[vtepMAC, string]{},
+		nodes: set[string]{}, assigned: map[netip.Addr]string{}, owned: index[string, netip.Addr]{}, blocks: map[store.Key][]cluster.Assigned{},
+	}
+}
+
+// replaceNode applies a change of a node, nil where there was none or is none any
+// more, and adds the nodes of which it may be new whether they are refused.
+func (v *vteps) replaceNode(name string, old, n *cluster.Node, changed set[string]) {
+	if old != nil {
+		for _, a := range vxlanAddrs(old) {
+			v.byAddr.remove(a, name)
+			maps.Copy(changed, v.byAddr[a])
+		}
+		for _, m := range vtepMACs(old) {
+			v.byMAC.remove(m, name)
+			maps.Copy(changed, v.byMAC[m])
+		}
+	}
+	if n != nil {
+		for _, a := range vxlanAddrs(n) {
+			maps.Copy(changed, v.byAddr[a])
+			v.byAddr.add(a, name)
+		}
+		for _, m := range vtepMACs(n) {
+			maps.Copy(changed, v.byMAC[m])
+			v.byMAC.add(m, name)
+		}
+	}
+	if _, had := v.nodes[name]; had == (n != nil) {
+		return
+	}
+	if n == nil {
+		delete(v.nodes, name)
+	} else {
+		v.nodes[name] = struct{}{}
+	}
+	for a := range v.owned[name] {
+		maps.Copy(changed, v.byAddr[a])
+	}
+}
+
+// setBlock applies what a block assigns to tunnels, and adds the nodes of which it
+// may be new whether they are refused.
+func (v *vteps) setBlock(key store.Key, b *cluster.Block, changed set[string]) {
+	var now []cluster.Assigned
+	if b != nil {
+		now = b.Tunnels
+	}
+	before := v.blocks[key]
+	if slices.Equal(before, now) {
+		return
+	}
+	for _, a := range before {
+		delete(v.assigned, a.Addr)
+		v.owned.remove(a.Node, a.Addr)
+	}
+	for _, a := range now {
+		v.assigned[a.Addr] = a.Node
+		v.owned.add(a.Node, a.Addr)
+	}
+	for _, a := range slices.Concat(before, now) {
+		maps.Copy(changed, v.byAddr[a.Addr])
+	}
+	if v.blocks[key] = now; len(now) == 0 {
+		delete(v.blocks, key)
+	}
+}
+
+// refuses says why a node's VTEP must not be used for workloads of one family over
+// an underlay of another, nil if it may.
+//
+// The owner of an address is the node that IPAM assigned it to, if there is that
+// node, and of a MAC the node from whose name it is derived; where neither says so,
+// the first by name, on every host the same.
+func (v *vteps) refuses(n *cluster.Node, inner, outer dataplane.Family) error {
+	a, m := n.VXLANAddr.Of(inner), vtepMAC{outer, vxlanMAC(n, outer)}
+	owner := v.assigned[a]
+	_, is := v.nodes[owner]
+	switch claimants := v.byAddr[a]; {
+	case is && owner != n.Name:
+		return fmt.Errorf("node %s claims the VXLAN tunnel address %s, which IPAM assigned to node %s", n.Name, a, owner)
+	case !is && len(claimants) > 1 && first(claimants) != n.Name:
+		return fmt.Errorf("nodes %s and %s both claim the VXLAN tunnel address %s, which IPAM assigned to neither: it counts as that of %s", first(claimants), n.Name, a, first(claimants))
+	}
+	if claimants := v.byMAC[m]; len(claimants) > 1 {
+		by, owner := "", first(claimants)
+		for name := range claimants {
+			if m.mac == derivedMAC(name, outer) {
+				by, owner = ", from whose name it is derived", name
+			}
+		}
+		if owner != n.Name {
+			return fmt.Errorf("nodes %s and %s both claim the VXLAN MAC %s: it counts as that of %s%s", owner, n.Name, m.mac, owner, by)
+		}
+	}
+	return nil
+}
+
+// conflicts lists what is refused of whom, once.
+func (v *vteps) conflicts(nodes map[string]*cluster.Node) []string {
+	suspects := set[string]{}
+	for a, names := range v.byAddr {
+		if _, is := v.nodes[v.assigned[a]]; is || len(names) > 1 {
+			maps.Copy(suspects, names)
+		}
+	}
+	for _, names := range v.byMAC {
+		if len(names) > 1 {
+			maps.Copy(suspects, names)
+		}
+	}
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(suspects)) {
+		for _, inner := range families() {
+			for _, outer := range families() {
+				if err := v.refuses(nodes[name], inner, outer); err != nil && !slices.Contains(out, err.Error()) {
+					out = append(out, err.Error())
+				}
+			}
+		}
+	}
+	return out
+}
+
+func vxlanAddrs(n *cluster.Node) []netip.Addr {
+	return slices.DeleteFunc([]netip.Addr{n.VXLANAddr.IPv4, n.VXLANAddr.IPv6}, func(a netip.Addr) bool { return !a.IsValid() })
+}
+
+func vtepMACs(n *cluster.Node) []vtepMAC {
+	return []vtepMAC{{dataplane.IPv4, vxlanMAC(n, dataplane.IPv4)}, {dataplane.IPv6, vxlanMAC(n, dataplane.IPv6)}}
+}
+
+func first(names set[string]) string { return slices.Sorted(maps.Keys(names))[0] }
+
+// derivedMAC is the MAC of a node that publishes none.
+func derivedMAC(name string, outer dataplane.Family) dataplane.MAC {
+	if outer == dataplane.IPv6 {
+		name += "-v6"
+	}
+	return vxlan.MAC(name)
+}
