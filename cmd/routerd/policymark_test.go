@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +16,8 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/dataplane/nft"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -30,7 +34,7 @@ func (h *host) denies(what string) error {
 
 // TestOldDisk: without the datastore a state on disk that may be older than the
 // kernel's rules does not take their place. One that is as new, after an orderly
-// end, lets workloads start.
+// end, lets workloads start. So does the file of the version before after an upgrade.
 func TestOldDisk(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
@@ -44,10 +48,10 @@ func TestOldDisk(t *testing.T) {
 	if _, err := r.attach("before"); err != nil {
 		t.Fatal(err)
 	}
-	journal := filepath.Join(h.dir, "state", "cluster.journal")
+	file := filepath.Join(h.dir, "state", "cluster.journal")
 	var old []byte
 	await.Until(t, "the datastore's state is on disk", func() (err error) {
-		if old, err = os.ReadFile(journal); err == nil && !strings.Contains(string(old), `"complete"`) {
+		if old, err = os.ReadFile(file); err == nil && !strings.Contains(string(old), `"complete"`) {
 			err = errors.New("it is not complete")
 		}
 		return err
@@ -63,7 +67,7 @@ func TestOldDisk(t *testing.T) {
 	await.Until(t, "the policy is in the kernel", func() error { return h.denies(denied) })
 	r.kill(syscall.SIGKILL)
 	s.Close()
-	if err := os.WriteFile(journal, old, 0o600); err != nil { // as a full disk would have left it
+	if err := os.WriteFile(file, old, 0o600); err != nil { // as a full disk would have left it
 		t.Fatal(err)
 	}
 
@@ -110,5 +114,44 @@ func TestOldDisk(t *testing.T) {
 	})
 	if err := h.denies(denied); err != nil {
 		t.Error(err)
+	}
+	r.kill(syscall.SIGTERM)
+
+	// The version before ran last, and the datastore is still away.
+	asVersionBefore(t, filepath.Dir(file))
+	r = h.start()
+	r.when("the rules are by the version before's file", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "Policy").GetReason(), "by what was known before")
+	})
+	if err := h.denies(denied); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(file), "policy.journal")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the version before's file: %v", err)
+	}
+}
+
+// asVersionBefore leaves a state directory as the version before would have: with a
+// file for policy alone.
+func asVersionBefore(t *testing.T, dir string) {
+	t.Helper()
+	current := filepath.Join(dir, "cluster.journal")
+	log := slog.New(slog.DiscardHandler)
+	have, err := journal.Open(current, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := journal.Open(filepath.Join(dir, "policy.journal"), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := []journal.Change{{Key: "complete", Value: true}}
+	for path, value := range have.Entries() {
+		if key, ok := store.ParsePath(path); ok && slices.Contains(policy.Kinds(), key.Kind) {
+			changes = append(changes, journal.Change{Key: path, Value: value})
+		}
+	}
+	if err := errors.Join(old.Apply(changes...), old.Close(), have.Close(), os.Remove(current)); err != nil {
+		t.Fatal(err)
 	}
 }
