@@ -431,7 +431,7 @@ type followers struct {
 
 func follow(c *cluster.Cluster, speaksBGP bool) followers {
 	f := followers{
-		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...),
+		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
 		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...),
 	}

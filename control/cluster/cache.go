@@ -183,28 +183,38 @@ func readMark(j *journal.Journal) (*complete, error) {
 	return &m, nil
 }
 
-// load returns what the file has, and of which kinds that is all there is.
-func (c *cache) load() (events []store.Event, kinds []store.Kind, err error) {
+// complete returns of which kinds the file has all there is.
+func (c *cache) complete() ([]store.Kind, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	if c.file == nil {
-		return nil, nil, nil
+		return nil, nil
 	}
 	mark, err := readMark(c.file)
 	if mark == nil || err != nil {
-		return nil, nil, err
+		return nil, err
 	}
+	return mark.Kinds, nil
+}
+
+// load returns what the file has of the objects that are wanted.
+func (c *cache) load(wanted func(store.Key) bool) (events []store.Event, err error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	for _, path := range c.file.Keys() {
 		if path == completeKey {
 			continue
 		}
 		key, ok := store.ParsePath(path)
 		if !ok {
-			return nil, nil, fmt.Errorf("it makes no sense: %q is not the key of an object", path)
+			return nil, fmt.Errorf("it makes no sense: %q is not the key of an object", path)
+		}
+		if !wanted(key) {
+			continue
 		}
 		raw, err := c.file.Get(path)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		value, err := store.Decode(key, raw)
 		if err != nil {
@@ -213,7 +223,7 @@ func (c *cache) load() (events []store.Event, kinds []store.Kind, err error) {
 		}
 		events = append(events, store.Event{Key: key, Object: store.Object{Key: key, Value: value, Raw: raw}, Err: err})
 	}
-	return events, mark.Kinds, nil
+	return events, nil
 }
 
 // note marks what the datastore said to be saved.

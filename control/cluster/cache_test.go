@@ -176,6 +176,43 @@ func TestFromDisk(t *testing.T) {
 	}
 }
 
+// TestOwnNode: a reader that wants no other host's Node gets none, from the disk or
+// the datastore, and is as far as that all the same.
+func TestOwnNode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	node := func(name string) store.Event {
+		n := &store.Node{}
+		n.Name = name
+		return eventOf(t, n, false)
+	}
+	c := onDisk(dir)
+	c.hears(true, 5, node("node1"), node("node2"), node("node3"))
+	saves(t, c)
+	c = onDisk(dir)
+	f := c.Follow(store.KindNode).OwnNode()
+	c.Load(f)
+	expect := func(want ...string) {
+		t.Helper()
+		s, _ := f.take()
+		var got []string
+		for _, ch := range s.Changes {
+			got = append(got, ch.Key.Name)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	expect("node1")
+	c.hears(true, 6, node("node1"), node("node2"))
+	expect("node1")
+	c.hears(false, 7, node("node2"))
+	expect()
+	if err := f.Wait(t.Context(), 7); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestProfileOnDisk: a profile that this host makes for want of one is not shown
 // where there is one on disk, unless the datastore has said otherwise.
 func TestProfileOnDisk(t *testing.T) {

@@ -12,6 +12,7 @@ package cluster
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -114,11 +115,16 @@ func (c *Cluster) Load(readers ...*Follower) {
 	if c.cache == nil {
 		return
 	}
-	events, kinds, err := c.cache.load()
+	var events []store.Event
+	kinds, err := c.cache.complete()
+	readers = slices.DeleteFunc(slices.Clone(readers), func(f *Follower) bool { return !f.isOf(kinds) })
+	if err == nil && len(readers) > 0 {
+		events, err = c.cache.load(func(key store.Key) bool {
+			return slices.ContainsFunc(readers, func(f *Follower) bool { return f.wants(key) })
+		})
+	}
 	if err != nil {
 		c.cfg.Log.Error("what is on disk of the datastore's state is not used", "error", err)
-	}
-	if err != nil || kinds == nil {
 		return
 	}
 	c.mu.Lock()
@@ -126,16 +132,11 @@ func (c *Cluster) Load(readers ...*Follower) {
 	if c.running {
 		panic("cluster: Load after Run")
 	}
-	var changes []*Change
+	changes := make([]*Change, 0, len(events))
+	for _, ev := range events {
+		changes = append(changes, c.decoder.change(ev))
+	}
 	for _, f := range readers {
-		if !f.isOf(kinds) {
-			continue
-		}
-		if changes == nil {
-			for _, ev := range events {
-				changes = append(changes, c.decoder.change(ev))
-			}
-		}
 		f.load(changes)
 		c.fresh.Source = Disk
 	}

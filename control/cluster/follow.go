@@ -52,9 +52,10 @@ type Step struct {
 // Follower is the place in the changes that one reader has come to. See
 // [Cluster.Follow].
 type Follower struct {
-	c     *Cluster
-	kinds map[store.Kind]bool
-	wake  async.Signal
+	c       *Cluster
+	kinds   map[store.Kind]bool
+	ownNode bool // of Nodes only this host's
+	wake    async.Signal
 
 	// Guarded by the Cluster's lock.
 	pending queue
@@ -94,6 +95,18 @@ func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
 	return f
 }
 
+// OwnNode has the reader get of Nodes only this host's. It is to be called with
+// [Cluster.Follow].
+func (f *Follower) OwnNode() *Follower {
+	f.ownNode = true
+	return f
+}
+
+// wants reports whether the reader follows an object.
+func (f *Follower) wants(key store.Key) bool {
+	return f.kinds[key.Kind] && (!f.ownNode || key.Kind != store.KindNode || key.Name == f.c.cfg.Node)
+}
+
 // isOf reports whether a follower's kinds are all among some.
 func (f *Follower) isOf(kinds []store.Kind) bool {
 	for k := range f.kinds {
@@ -109,7 +122,7 @@ func (f *Follower) isOf(kinds []store.Kind) bool {
 func (f *Follower) load(changes []*Change) {
 	f.disk = make(map[store.Key]bool)
 	for _, ch := range changes {
-		if f.kinds[ch.Key.Kind] {
+		if f.wants(ch.Key) {
 			f.disk[ch.Key] = true
 			f.pending.put(ch)
 		}
@@ -131,7 +144,7 @@ func (f *Follower) FromDisk() bool {
 func (f *Follower) add(changes []*Change, synced, turned bool) {
 	for _, ch := range changes {
 		switch {
-		case !f.kinds[ch.Key.Kind]:
+		case !f.wants(ch.Key):
 		case f.disk == nil:
 			f.pending.put(ch)
 		case !ch.Own:
