@@ -410,7 +410,7 @@ func (l *loop) read(ctx context.Context, now time.Time) error {
 
 // underlayTargets are those that do not go through a tunnel.
 func (l *loop) underlayTargets(all []dataplane.ProbeTarget) []dataplane.ProbeTarget {
-	var out []dataplane.ProbeTarget
+	out := make([]dataplane.ProbeTarget, 0, len(all)/2+1)
 	for _, t := range all {
 		if t.Tunnel == (dataplane.ProbeTunnel{}) && l.p.cfg.Underlay.Enabled {
 			out = append(out, t)
@@ -421,7 +421,7 @@ func (l *loop) underlayTargets(all []dataplane.ProbeTarget) []dataplane.ProbeTar
 
 // view is what the tunnels' prober is to know. The caller has the lock.
 func (p *Prober) view(driver func(string) string) *tunnelView {
-	v := &tunnelView{key: p.tunnelKey.get(), endpoints: p.endpoints()}
+	v := &tunnelView{key: p.tunnelKey.get(), endpoints: p.endpoints(), tunnels: make([]Target, 0, len(p.targets)/2), peers: make([]netip.Addr, 0, 2*len(p.nodes))}
 	cards := map[string]string{}
 	for _, t := range p.targets {
 		if t.Tunnel == (dataplane.ProbeTunnel{}) {

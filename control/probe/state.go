@@ -35,6 +35,9 @@ type record struct {
 	At      int64            `json:"at"` // Unix seconds of the last answer
 }
 
+// useful reports whether a start would be any different without it.
+func (r record) useful() bool { return r.Need != 0 || r.Result == dataplane.Yes }
+
 // underlayRecord is what outlives a restart of the underlay towards a peer.
 type underlayRecord struct {
 	Node   string           `json:"node"`

@@ -291,8 +291,12 @@ func (p *tunnels) records() map[string]record {
 	defer p.mu.Unlock()
 	p.dirty = false
 	for _, t := range p.tracks {
-		if t.settled {
-			p.saved[t.carrier()] = t.record()
+		switch r := t.record(); {
+		case !t.settled:
+		case r.useful():
+			p.saved[t.carrier()] = r
+		default:
+			delete(p.saved, t.carrier())
 		}
 	}
 	trim(p.saved)
@@ -493,7 +497,9 @@ func (p *tunnels) settle(a *attempt, now time.Time) {
 	}
 	p.due(t, now.Add(t.pause(a.err)))
 	p.touched[t.peer()] = true
-	p.dirty = p.dirty || p.saved[t.carrier()] != t.record()
+	if r, kept := p.saved[t.carrier()]; kept != t.record().useful() || kept && r != t.record() {
+		p.dirty = true
+	}
 }
 
 // pause returns how long to wait before the next measurement, after one with an

@@ -643,9 +643,24 @@ func TestPause(t *testing.T) {
 	p.set(tunnelView{key: []byte("key"), tunnels: []Target{target}}, now)
 	for i := range 5 {
 		p.settle(&attempt{target: target}, now)
-		if dirty := p.changed(); dirty != (i == 0) {
-			t.Errorf("after measurement %d something is to be saved: %t", i+1, dirty)
+		if p.changed() || len(p.records()) > 0 {
+			t.Errorf("after measurement %d something is to be saved", i+1)
 		}
-		p.records()
+	}
+	delivers := func(yes dataplane.Answer) {
+		p.settle(&attempt{target: target, verdict: verdict{result: yes}, finding: Finding{Answered: true}}, now)
+	}
+	delivers(dataplane.Yes)
+	if !p.changed() || len(p.records()) != 1 {
+		t.Error("that a tunnel delivers is not saved")
+	}
+	if delivers(dataplane.Yes); p.changed() {
+		t.Error("the same is saved again")
+	}
+	for range doubts {
+		delivers(dataplane.No)
+	}
+	if !p.changed() || len(p.records()) != 0 {
+		t.Error("that a tunnel delivered stays, though it does not any more")
 	}
 }
