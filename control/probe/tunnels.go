@@ -86,7 +86,7 @@ type track struct {
 	reason      string
 	goodput     float64 // of the last transfer, bytes a second
 	answered    int64   // Unix seconds of the last answer; 0: none
-	settledPath string  // that the result is about
+	settledPath string  // that delivers; empty: the result is not Yes
 
 	running  bool
 	again    bool // it changed while it was being measured
@@ -490,7 +490,10 @@ func (p *tunnels) settle(a *attempt, now time.Time) {
 	if t.result != v.result || !t.settled || t.reason != v.reason || a.need != 0 {
 		p.logFinding(t, a, v)
 	}
-	t.settled, t.settledPath = true, t.path()
+	t.settled, t.settledPath = true, ""
+	if v.result == dataplane.Yes {
+		t.settledPath = t.path()
+	}
 	t.result, t.mtu, t.reason = v.result, v.mtu, v.reason
 	if a.finding.Answered {
 		t.answered, t.goodput = now.Unix(), a.finding.Transfer.Goodput()

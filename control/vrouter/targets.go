@@ -48,9 +48,15 @@ func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
 	if !changed {
 		return nil, false
 	}
-	out := make([]dataplane.ProbeTarget, 0, len(t.targeted))
+	n := 0
+	for _, list := range t.targeted {
+		n += len(list)
+	}
+	out := make([]dataplane.ProbeTarget, 0, n)
 	for _, name := range slices.Sorted(maps.Keys(t.targeted)) {
+		from := len(out)
 		out = append(out, t.targeted[name]...)
+		t.targeted[name] = out[from:len(out):len(out)] // kept once: nobody changes it
 	}
 	return out, true
 }
