@@ -300,7 +300,8 @@ func TestTwoOctets(t *testing.T) {
 	}
 }
 
-// TestCanonical: what is discarded is not kept, and what is not known is Partial.
+// TestCanonical: what is discarded is not kept, what is not known is Partial, and flags
+// that mean nothing are not passed on.
 func TestCanonical(t *testing.T) {
 	t.Parallel()
 	o, p, h := attr(0x40, 1, 0), attr(0x40, 2), attr(0x40, 3, 10, 77, 0, 1)
@@ -311,6 +312,11 @@ func TestCanonical(t *testing.T) {
 	hop, got := tab.Canonical(handle)
 	if want := join(o, p, attr(0xc0, 32, lc...), attr(0xe0, 200, 1)); !bytes.Equal(got, want) || !bytes.Equal(hop, h[3:]) {
 		t.Errorf("%x by %x, not %x", got, hop, want)
+	}
+	flagged := join(attr(0x6f, 1, 0), attr(0x61, 2), attr(0xa8, 4, 0, 0, 0, 1), attr(0xe1, 8, 1, 2, 3, 4), attr(0xc2, 200, 1))
+	handle, r, _ := tab.Intern(Context{AS4: true, Reachable: true}, join(flagged, h), nil)
+	if _, got := tab.Canonical(handle); r.Verdict != Accept || !bytes.Equal(got, join(o, p, attr(0x80, 4, 0, 0, 0, 1), attr(0xe0, 8, 1, 2, 3, 4), attr(0xe0, 200, 1))) {
+		t.Errorf("flags that mean nothing: %s, %x", r, got)
 	}
 	again, _, _ := tab.Intern(Context{AS4: true, Reachable: true}, join(o, p, h), nil)
 	if _, got := tab.Canonical(again); !bytes.Equal(got, join(o, p)) {
@@ -472,7 +478,7 @@ func oracle(b []byte, c Context) (err error, compared bool) {
 		_, known := ruleOf(typ, c)
 		switch {
 		case !ok, !known, typ == onlyToCustomer,
-			flags&partial != 0,                   // no fault (RFC 7606 section 3)
+			flags&(partial|unusedFlags) != 0,     // no fault (RFC 7606 section 3, RFC 4271 section 4.3)
 			typ == as4Path, typ == as4Aggregator, // discarded (RFC 6793)
 			typ == localPref && c.External,                         // discarded
 			typ == originatorID || typ == clusterList,              // discarded, or not judged by GoBGP's

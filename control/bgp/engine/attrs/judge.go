@@ -38,6 +38,7 @@ const (
 	transitive     = 0x40
 	partial        = 0x20
 	extendedLength = 0x10
+	unusedFlags    = 0x0f // ignored when received, and 0 when sent
 )
 
 const asTrans = 23456 // RFC 6793
@@ -184,7 +185,7 @@ func (j *judgement) attribute(flags, t uint8, value, whole []byte) {
 	j.seen[t] = true
 	switch {
 	case !known:
-		j.add(flags|partial, t, value)
+		j.add(flags&^unusedFlags|partial, t, value)
 		return
 	case flags&(optional|transitive) != r.flags:
 		j.fault(Withdraw, t, WrongFlags, wire.UpdateAttributeFlags, whole)
@@ -198,6 +199,10 @@ func (j *judgement) attribute(flags, t uint8, value, whole []byte) {
 	case !r.fits(len(value)):
 		j.fault(r.malformed, t, WrongLength, wire.UpdateAttributeLength, whole)
 		return
+	}
+	flags &^= unusedFlags
+	if r.flags != optional|transitive {
+		flags &^= partial // others do count it as a fault
 	}
 	if !j.read(flags, t, value) {
 		subcode := r.subcode

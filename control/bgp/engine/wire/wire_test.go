@@ -447,8 +447,9 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// partial reports whether an attribute with prefixes has the flag Partial, which
-// RFC 7606 section 3 does not count as a fault and GoBGP's codec does.
+// partial reports whether an attribute with prefixes has the flag Partial or an unused
+// one, which RFC 7606 section 3 and RFC 4271 section 4.3 do not count as faults, and
+// GoBGP's codec does.
 func partial(b []byte) bool {
 	_, rest, _ := field(b)
 	attrs, _, _ := field(rest)
@@ -457,7 +458,7 @@ func partial(b []byte) bool {
 		if !ok {
 			return false
 		}
-		if flags&0x20 != 0 && (typ == attrReach || typ == attrUnreach) {
+		if flags&0x2f != 0 && (typ == attrReach || typ == attrUnreach) {
 			return true
 		}
 		attrs = next
