@@ -319,13 +319,13 @@ func prefixesOf(m *packet.BGPUpdate) []Prefix {
 	}
 	add(m.WithdrawnRoutes)
 	for _, a := range m.PathAttributes {
-		if un, ok := a.(*packet.PathAttributeMpUnreachNLRI); ok {
+		if un, ok := a.(*packet.PathAttributeMpUnreachNLRI); ok && un.SAFI == safiUnicast {
 			add(un.Value)
 		}
 	}
 	add(m.NLRI)
 	for _, a := range m.PathAttributes {
-		if r, ok := a.(*packet.PathAttributeMpReachNLRI); ok {
+		if r, ok := a.(*packet.PathAttributeMpReachNLRI); ok && r.SAFI == safiUnicast {
 			add(r.Value)
 		}
 	}
@@ -411,6 +411,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add(body(nil, append(attr(0x40, 1, 0), attr(0x80, 14, append(append([]byte{0, 2, 1, 16}, hop...), 0, 12, 0x20, 0xff)...)...), nil), false)
 	f.Add(body(nil, attr(0x80, 15, 0, 2, 1, 0, 0, 0, 1, 32, 0x20, 1, 0xd, 0xb8), nil), true)
 	f.Add(body(nil, attr(0x80, 14, 0, 1, 1, 4, 10, 0, 0, 1, 0, 0, 0, 0, 9, 8, 10), []byte{0, 0, 0, 1, 0}), true)
+	f.Add(body(nil, attr(0x8c, 15, 0, 2, 1, 8, 0x20), nil), false) // unused flags
+	f.Add(body(nil, attr(0x80, 15, 0, 2, 2, 8, 0x20), nil), false) // multicast
 	f.Fuzz(func(t *testing.T, b []byte, addPath bool) {
 		if len(b) > MaxExtended-HeaderLen {
 			return
