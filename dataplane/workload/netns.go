@@ -22,9 +22,10 @@ type namespace struct {
 // ownNamespace is the path of the calling thread's own network namespace.
 const ownNamespace = "/proc/thread-self/ns/net"
 
-// openNamespace opens the network namespace at path.
+// openNamespace opens the network namespace at path. It does not wait: the path is
+// the caller's word, and to open a FIFO for reading waits for a writer (fifo(7)).
 func openNamespace(path string) (*namespace, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open %s: %w", path, ErrNoNamespace)
 	}
