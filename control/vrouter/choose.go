@@ -59,8 +59,9 @@ func (c choice) decide() decision {
 		}
 	}
 	// Nothing that is right is published yet: for a moment what was sent so
-	// far goes on.
-	for _, f := range c.ordered() {
+	// far goes on, which a peer accepts before it says so. What is wanted it may
+	// accept much later.
+	for _, f := range append(slices.Clone(c.moved), c.wanted) {
 		if c.mayUse(f) && c.can(f) == nil {
 			d.encap = f
 			break

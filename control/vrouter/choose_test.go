@@ -53,7 +53,8 @@ func TestDecide(t *testing.T) {
 		{name: "not probed, and what was before is gone", moved: b, others: c, accepts: a + " " + c, mayUse: a + " " + c, probing: true, target: a, encap: a},
 		{name: "a new peer in another form", moved: a, others: c, accepts: c, mayUse: a + " " + c, target: c, encap: c, reason: "does not accept"},
 		{name: "a new peer in a form that nobody was told", moved: b, others: c, accepts: c, mayUse: a, target: c, encap: a, reason: "does not accept"},
-		{name: "nothing in common", moved: b, accepts: "", mayUse: a + " " + b, target: a, encap: a, reason: "does not accept"},
+		{name: "nothing in common", moved: b, accepts: "", mayUse: a + " " + b, target: a, encap: b, reason: "does not accept"},
+		{name: "nothing in common, and what was before cannot be sent", moved: b, accepts: "", mayUse: a + " " + b, cannot: b, target: a, encap: a, reason: "does not accept"},
 		{name: "nothing published at all", accepts: a, target: a},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
