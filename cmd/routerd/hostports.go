@@ -31,6 +31,20 @@ func hostPorts(c config.Config) []filter.Tunnel {
 	return list
 }
 
+// guardedPorts lists which of that workloads do not reach: BGP's and the probes' ports,
+// of hosts that have BGP while this one has none too.
+func guardedPorts(c config.Config) []filter.Tunnel {
+	if c.Policy.AllowHostPortsFromWorkloads {
+		return nil
+	}
+	port := uint16(c.Probe.Port) //nolint:gosec // Validate has checked it
+	return []filter.Tunnel{
+		{Protocol: unix.IPPROTO_TCP, Port: bgpPort},
+		{Protocol: unix.IPPROTO_UDP, Port: port},
+		{Protocol: unix.IPPROTO_TCP, Port: port},
+	}
+}
+
 // datastorePorts lists where this host reaches an external datastore. Of one that
 // has a name any address will do, for names change theirs.
 func datastorePorts(c config.Config) []filter.Failsafe {

@@ -46,3 +46,16 @@ func TestHostPorts(t *testing.T) {
 		}
 	}
 }
+
+func TestGuardedPorts(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default()
+	cfg.Probe.Enabled, cfg.Datastore.Embedded.Listen = false, "192.0.2.1:2379"
+	want := []filter.Tunnel{{Protocol: 6, Port: 179}, {Protocol: 17, Port: 7747}, {Protocol: 6, Port: 7747}}
+	if diff := cmp.Diff(want, guardedPorts(cfg)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if cfg.Policy.AllowHostPortsFromWorkloads = true; guardedPorts(cfg) != nil {
+		t.Errorf("allowed, and guarded: %v", guardedPorts(cfg))
+	}
+}

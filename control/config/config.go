@@ -142,6 +142,9 @@ type Policy struct {
 	AutoHostEndpoints bool `mapstructure:"autoHostEndpoints"`
 	// LogRate bounds how many packets a second each rule logs.
 	LogRate int `mapstructure:"logRate"`
+	// AllowHostPortsFromWorkloads lets workloads reach BGP's and the probes' ports
+	// of the cluster's hosts.
+	AllowHostPortsFromWorkloads bool `mapstructure:"allowHostPortsFromWorkloads"`
 }
 
 // Dataplane configures the writer to the kernel.

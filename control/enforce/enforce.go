@@ -44,6 +44,7 @@ type Config struct {
 	Node             string            // this host's name in the datastore
 	AutoHostEndpoint bool              // of every node; see [policy.Config]
 	HostPorts        []filter.Tunnel   // see [policy.Config]
+	Guarded          []filter.Tunnel   // likewise
 	Datastore        []filter.Failsafe // see [policy.Config]
 	Table            Table
 	Connections      Connections
@@ -173,7 +174,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	wg.Go(func() { e.cutLoop(ctx) })
 
 	calc := policy.New(policy.Config{
-		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Datastore: e.cfg.Datastore,
+		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
 	})
 	pause := e.cfg.Retry
 	retry := time.NewTimer(time.Hour)

@@ -26,6 +26,10 @@ type Config struct {
 	// open between these hosts whatever policies and failsafe ports say.
 	HostPorts []filter.Tunnel
 
+	// Guarded is which of that workloads do not reach at any host. Unless there is none,
+	// the ports that BGPConfigurations name are added to it.
+	Guarded []filter.Tunnel
+
 	// Datastore is where this host reaches the datastore, which host endpoints
 	// leave open likewise: a policy that cuts it off could not be taken back.
 	Datastore []filter.Failsafe

@@ -428,7 +428,7 @@ func TestTierChanges(t *testing.T) {
 func TestHostTraffic(t *testing.T) {
 	t.Parallel()
 	bgp, etcd := filter.Tunnel{Protocol: 6, Port: 179}, filter.Failsafe{Protocol: 6, Port: 4001, Net: netip.MustParsePrefix("192.0.2.9/32")}
-	s := newSim(t, policy.Config{HostPorts: []filter.Tunnel{bgp}, Datastore: []filter.Failsafe{etcd}},
+	s := newSim(t, policy.Config{HostPorts: []filter.Tunnel{bgp}, Guarded: []filter.Tunnel{bgp}, Datastore: []filter.Failsafe{etcd}},
 		felix("default", `{vxlanPort: 4790, failsafeOutboundHostPorts: []}`))
 	node := func(accepts, uses string) store.Object {
 		o := obj(store.KindNode, "n2", "", `{}`)
@@ -460,8 +460,14 @@ func TestHostTraffic(t *testing.T) {
 	if got := s.mirror.Settings.HostTraffic; !slices.Contains(got, filter.Tunnel{Protocol: 6, Port: 1790}) {
 		t.Errorf("between hosts, without the port of the BGPConfiguration: %+v", got)
 	}
+	if diff := cmp.Diff([]filter.Tunnel{bgp, {Protocol: 6, Port: 1790}}, s.mirror.Settings.Guarded); diff != "" {
+		t.Errorf("what workloads do not reach (-want +got):\n%s", diff)
+	}
 	s.send(gone(listen.Key))
 	check(4790)
+	if diff := cmp.Diff([]filter.Tunnel{bgp}, s.mirror.Settings.Guarded); diff != "" {
+		t.Errorf("what workloads do not reach (-want +got):\n%s", diff)
+	}
 	if diff := cmp.Diff([]filter.Failsafe{etcd}, s.mirror.Settings.FailsafeOut, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("outbound (-want +got):\n%s", diff)
 	}

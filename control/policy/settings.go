@@ -188,6 +188,7 @@ func (s *settings) current(c *Calculator) *effective {
 	s.now.FailsafeOut = append(s.now.FailsafeOut, c.cfg.Datastore...)
 	s.now.VXLANPorts = s.vxlanInUse()
 	s.now.HostTraffic = s.hostTraffic(c.cfg.HostPorts)
+	s.now.Guarded = s.guarded(c.cfg.Guarded)
 	if was.exemptHosts != s.now.exemptHosts {
 		for name := range s.hosts {
 			s.feedNode(c, name)
@@ -372,6 +373,21 @@ func (s *settings) hostTraffic(ports []filter.Tunnel) []filter.Tunnel {
 		}
 	}
 	return append(list, ports...)
+}
+
+// guarded returns what workloads do not reach: with the port of BGP any that some nodes
+// take sessions at.
+func (s *settings) guarded(ports []filter.Tunnel) []filter.Tunnel {
+	if len(ports) == 0 {
+		return nil
+	}
+	list := slices.Clone(ports)
+	for _, name := range slices.Sorted(maps.Keys(s.bgp)) {
+		if t := (filter.Tunnel{Protocol: protoTCP, Port: s.bgp[name]}); !slices.Contains(list, t) {
+			list = append(list, t)
+		}
+	}
+	return list
 }
 
 // vxlanInUse returns the ports of VXLAN that this host is configured with and

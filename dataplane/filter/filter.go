@@ -392,6 +392,10 @@ type Settings struct {
 	// closes them would else take the workloads behind them off the network.
 	HostTraffic []Tunnel
 
+	// Guarded is which of that the daemons of hosts take from each other alone:
+	// workloads reach it neither at their own host nor at those of [TunnelSources].
+	Guarded []Tunnel
+
 	Reject        bool // denied packets are answered (Felix's Reject), not dropped
 	AllowReturns  bool // allowed packets go on to the host's own rules (Felix's Return)
 	AllowInvalid  bool // packets that connection tracking finds invalid are not dropped

@@ -66,6 +66,8 @@ const (
 	ByNoEndpoint Reason = "workload interface without an endpoint"
 	ByNeighbour  Reason = "IPv6 neighbour discovery of the host's own"
 	ByTunnel     Reason = "tunnel packet from whom none is taken"
+	ByGuard      Reason = "port that hosts keep for each other"
+	ByLoopback   Reason = "loopback address of the host"
 	ByNobody     Reason = "no endpoint on the way"
 	ByCut        Reason = "connection that a later rule denied"
 )
@@ -217,6 +219,11 @@ func (j *judge) fromWorkload(f Flow, e *Endpoint) bool {
 		j.end(s)
 		return true
 	}
+	if j.p.Dst.IsLoopback() {
+		s.Reason = ByLoopback
+		j.end(s)
+		return true
+	}
 	if !contains(e.Sources, j.p.Src) {
 		s.Reason = BySpoofing
 		j.end(s)
@@ -224,6 +231,11 @@ func (j *judge) fromWorkload(f Flow, e *Endpoint) bool {
 	}
 	if slices.ContainsFunc(j.r.Settings.WorkloadTunnel(), j.p.of) {
 		s.Reason = ByTunnel
+		j.end(s)
+		return true
+	}
+	if slices.ContainsFunc(j.r.Settings.Guarded, j.p.of) && (f.Out == "" || j.r.Contains(TunnelSources, j.p.Dst, 0, 0)) {
+		s.Reason = ByGuard
 		j.end(s)
 		return true
 	}

@@ -143,6 +143,7 @@ func (s baseSource) rules(c *chainWriter) {
 // rawIn lets workloads send from their own addresses only.
 func (c *chainWriter) rawIn() {
 	c.unmark()
+	c.loopback()
 	for _, f := range dataplane.Families() {
 		m := new(matcher)
 		m.family(f)
@@ -166,6 +167,9 @@ func (c *chainWriter) rawIn() {
 func (c *chainWriter) inputFrom() {
 	c.established()
 	c.discovery(true)
+	for _, t := range c.w.settings.Guarded {
+		c.fromWorkloads(filter.ByGuard, func(m *matcher) { m.tunnel(t) })
+	}
 	c.vmap(unix.NFT_META_IIFNAME, fromMap)
 	c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
 	if c.w.tally.hosts == 0 {
@@ -174,6 +178,37 @@ func (c *chainWriter) inputFrom() {
 	c.marked()
 	c.discovery(false)
 	c.host(unix.NFT_META_IIFNAME, hostInMap)
+}
+
+// loopback keeps workloads from what the host's programs serve to the host alone: with
+// route_localnet, which proxies of services set, the kernel takes packets for 127.0.0.0/8
+// from any interface. It comes before the translations of destinations, whose own ones
+// may lead there.
+func (c *chainWriter) loopback() {
+	for _, own := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
+		c.fromWorkloads(filter.ByLoopback, func(m *matcher) {
+			m.family(dataplane.FamilyOf(own.Addr()))
+			m.net(destination, own, false)
+		})
+	}
+}
+
+// fromWorkloads drops what comes from any workload's interface and what more a
+// condition asks for.
+func (c *chainWriter) fromWorkloads(why filter.Reason, condition func(*matcher)) {
+	add := func(iface func(*matcher)) {
+		m := new(matcher)
+		condition(m) // first: few packets go on
+		iface(m)
+		c.drop(m, why)
+	}
+	for _, p := range c.w.settings.WorkloadPrefixes {
+		add(func(m *matcher) { m.iface(unix.NFT_META_IIFNAME, p, true, false) })
+	}
+	add(func(m *matcher) {
+		m.meta(unix.NFT_META_IIFNAME, reg1)
+		m.lookup(otherSet, false)
+	})
 }
 
 // snatOut translates what leaves the cluster.

@@ -200,6 +200,7 @@ func drawSettings(t *rapid.T) filter.Settings {
 		s.WorkloadPrefixes = []string{"calix", "cali2"} // the others are found by their endpoints
 	}
 	if rapid.Bool().Draw(t, "between hosts") {
+		s.Guarded = pick(t, "guarded", nil, []filter.Tunnel{{Protocol: 6, Port: 90}}, []filter.Tunnel{{Protocol: 6, Port: 80}, {Protocol: 17, Port: 90}})
 		s.HostTraffic = []filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}, {Protocol: 6, Port: 90}}
 	}
 	if rapid.Bool().Draw(t, "failsafe") {

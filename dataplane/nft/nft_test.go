@@ -131,6 +131,7 @@ func small() filter.Delta {
 		Settings: &filter.Settings{
 			WorkloadPrefixes: []string{"cali"}, LogPrefix: "calico-packet", VXLANPorts: []uint16{4789},
 			FailsafeIn: []filter.Failsafe{{Protocol: 6, Port: 22}},
+			Guarded:    []filter.Tunnel{{Protocol: 6, Port: 179}},
 		},
 	}
 }

@@ -322,6 +322,22 @@ func (c *chainWriter) preamble(s pathSource) {
 		m.do(nfDrop, "")
 		c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Reason: filter.ByTunnel})
 	}
+	if c.w.members[filter.TunnelSources] == nil {
+		return
+	}
+	// Decided here, on the workload's own host: elsewhere its packets may come with
+	// this host's address.
+	for _, t := range c.w.settings.Guarded {
+		for _, f := range dataplane.Families() {
+			m := new(matcher)
+			m.family(f)
+			m.tunnel(t)
+			m.member(destination, filter.TunnelSources, false, f, c)
+			m.counter()
+			m.do(nfDrop, "")
+			c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Reason: filter.ByGuard})
+		}
+	}
 }
 
 // ByInvalid is the reason for what connection tracking finds invalid.
