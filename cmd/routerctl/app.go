@@ -30,7 +30,8 @@ const (
 // flags.
 type app struct {
 	stdin          io.Reader
-	stdout, stderr io.Writer
+	stdout, stderr io.Writer // escape control characters, see [printable]
+	rawOut, rawErr io.Writer // of the laboratory, whose programs may know the terminal
 	getenv         func(string) string
 	settle         time.Duration
 	patience       time.Duration

@@ -8,5 +8,5 @@ import (
 
 // extraCommands returns the commands that live in packages of their own.
 func (a *app) extraCommands() []*cobra.Command {
-	return []*cobra.Command{labcmd.New(a.stdout, a.stderr)}
+	return []*cobra.Command{labcmd.New(a.rawOut, a.rawErr)}
 }

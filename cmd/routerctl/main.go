@@ -31,12 +31,13 @@ func main() {
 // when the command failed or when what it asked about is not well, 2 when the
 // command line itself is wrong. It is all of the program: tests call it.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv, settle: settleTime, patience: patience, every: lookEvery, resolveLab: labcmd.Socket}
+	safeOut, safeErr := &printable{w: stdout}, &printable{w: stderr}
+	a := &app{stdin: stdin, stdout: safeOut, stderr: safeErr, rawOut: stdout, rawErr: stderr, getenv: getenv, settle: settleTime, patience: patience, every: lookEvery, resolveLab: labcmd.Socket}
 	root := a.command()
 	root.SetArgs(args)
 	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetOut(safeOut)
+	root.SetErr(safeErr)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -48,7 +49,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if errors.As(err, &own) {
 		return own.ExitCode()
 	}
-	fmt.Fprintf(stderr, "routerctl: %v\n", err)
+	fmt.Fprintf(safeErr, "routerctl: %v\n", err)
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return 2

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"unicode"
+	"unicode/utf8"
+)
+
+// printable writes text with its control characters, but for tab and newline,
+// escaped as JSON does: what somebody wrote into the datastore must not command the
+// terminal of who reads it. Bytes that are no UTF-8 are written as \xNN. It is for
+// one goroutine at a time.
+type printable struct {
+	w    io.Writer
+	rest []byte // the beginning of a character whose end is still to come
+}
+
+func (p *printable) Write(b []byte) (int, error) {
+	in := append(p.rest, b...)
+	p.rest = nil
+	out := make([]byte, 0, len(in))
+	for len(in) > 0 {
+		r, n := utf8.DecodeRune(in)
+		switch {
+		case r == utf8.RuneError && n == 1 && !utf8.FullRune(in):
+			p.rest, in = append(p.rest, in...), nil
+			continue
+		case r == utf8.RuneError && n == 1:
+			out = fmt.Appendf(out, `\x%02x`, in[0])
+		case r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf):
+			out = fmt.Appendf(out, `\u%04x`, r)
+		default:
+			out = append(out, in[:n]...)
+		}
+		in = in[n:]
+	}
+	if _, err := p.w.Write(out); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
