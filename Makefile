@@ -29,7 +29,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 
 # Packages whose tests need a lab, programs in bin/ or a virtual machine. All
 # others are unit tests.
-STAGED := /integration/(lab|scenarios|hostile|service|runtimes|vm|bench)(/|$$)
+STAGED := /integration/(lab|scenarios|hostile|soak|service|runtimes|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: what changes
 # the kernel most. (dataplane/neighbour and sourceport, and control/probe's raw
 # sockets, pass there too; the scenario of NAT goes through them.)
@@ -43,6 +43,8 @@ VMSOME := ^(TestSocketsIPIP|TestBesideNetworkd)$$
 VMSKIP := ^(TestKilledBetweenParts|TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestGroupMovesManyRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
+SOAKTIME ?= 10m
+SOAKFLAGS ?=
 
 ##@ Use
 
@@ -91,7 +93,7 @@ test-unit: deps-test ## Unit tests, with the race detector; those of kernel pack
 
 .PHONY: test-integration
 test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
-	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|hostile|service|runtimes|bench)(/|$$)')
+	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|hostile|soak|service|runtimes|bench)(/|$$)')
 
 .PHONY: test-vm test-vm-kernel test-vm-scenarios
 test-vm: test-vm-kernel test-vm-scenarios ## The same under Debian's kernel, which has ipip; SKIP_VM=1 leaves it out
@@ -112,6 +114,10 @@ bench: build ## Measure against the reference tools in the same run; also writte
 	@.ci/deps bench
 	@mkdir -p bench
 	@ROUTERD_BIN=$(BIN) $(GO) run ./integration/bench/cmd/bench | tee bench/latest.txt
+
+.PHONY: soak
+soak: deps-test build ## Let a cluster live through random changes and faults for $(SOAKTIME); -seed in $(SOAKFLAGS) replays
+	$(GO) run ./integration/soak/cmd/soak -bin $(BIN) -for $(SOAKTIME) $(SOAKFLAGS)
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for $(FUZZTIME)

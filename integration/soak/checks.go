@@ -1,0 +1,228 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/lab/traffic"
+	"github.com/routerd/routerd/store"
+)
+
+// checkReach asks from every pod to every other.
+func (r *run) checkReach(ctx context.Context) error {
+	places := slices.Sorted(maps.Keys(r.world.pods))
+	allowed := slices.DeleteFunc(slices.Clone(places), func(p string) bool { return p == r.world.denied })
+	m, err := r.l.Reachability(ctx, allowed, traffic.Options{})
+	if err != nil {
+		return err
+	}
+	if bad := m.Failures(); len(bad) > 0 {
+		return fmt.Errorf("%d pairs do not reach each other, the first: %s", len(bad), bad[0])
+	}
+	asked, _ := m.Pairs()
+	r.report.Pairs += asked
+	if r.world.denied == "" {
+		return nil
+	}
+	for _, to := range r.world.others(r.world.denied) {
+		reply, err := r.l.Ping(ctx, r.world.denied, to, traffic.Options{})
+		if err != nil {
+			return err
+		}
+		if reply.OK {
+			return fmt.Errorf("%s reaches %s, which a policy denies", r.world.denied, to)
+		}
+		r.report.Pairs++
+		r.report.Denied++
+	}
+	r.isKept = true
+	return nil
+}
+
+// stillDenied asks once what a policy that is in force denies: no fault undoes it.
+func (r *run) stillDenied(ctx context.Context) error {
+	others := r.world.others(r.world.denied)
+	if r.world.denied == "" || !r.isKept || len(others) == 0 {
+		return nil
+	}
+	to := others[r.report.Denied%len(others)]
+	reply, err := r.l.Ping(ctx, r.world.denied, to, traffic.Options{})
+	if err != nil {
+		return err
+	}
+	if reply.OK {
+		return fmt.Errorf("%s reaches %s, which a policy denies since long", r.world.denied, to)
+	}
+	r.report.Pairs++
+	r.report.Denied++
+	return nil
+}
+
+// checkAddresses compares the pods' addresses with the datastore's.
+func (r *run) checkAddresses(ctx context.Context) error {
+	owners, err := r.allocated(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for where, a := range r.world.pods {
+		if owners[a] == "" || strings.HasPrefix(owners[a], ipam.ReserveHandle("")) {
+			errs = append(errs, fmt.Errorf("%s of %s is %q's in the datastore", a, where, owners[a]))
+		}
+		delete(owners, a)
+	}
+	for a, handle := range owners {
+		if !strings.HasPrefix(handle, ipam.ReserveHandle("")) && !strings.Contains(handle, "tunnel-addr") {
+			errs = append(errs, fmt.Errorf("%s is held by %s, which is gone", a, handle))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// allocated returns who holds which address.
+func (r *run) allocated(ctx context.Context) (map[netip.Addr]string, error) {
+	st, err := r.store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer st.Close()
+	blocks, _, err := st.List(ctx, store.KindIPAMBlock, "")
+	if err != nil {
+		return nil, err
+	}
+	out := map[netip.Addr]string{}
+	for _, o := range blocks {
+		b, ok := o.Value.(*store.Block)
+		if !ok {
+			return nil, fmt.Errorf("block %s cannot be read", o.Key)
+		}
+		all, err := ipam.Allocations(o.Key.CIDR(), b)
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range all {
+			out[a.Addr] = a.Handle
+		}
+	}
+	return out, nil
+}
+
+// Usage is what a host's daemon uses, and what there is of it on the host.
+type Usage struct {
+	Memory      int // resident, in KiB
+	Descriptors int
+	Threads     int
+	Devices     int
+	Routes      int
+	Rules       int // lines of the rule set
+	Files       int
+}
+
+// String is the usage as a line.
+func (u Usage) String() string {
+	return fmt.Sprintf("%d MiB, %d descriptors, %d threads, %d devices, %d routes, %d lines of rules, %d files",
+		u.Memory>>10, u.Descriptors, u.Threads, u.Devices, u.Routes, u.Rules, u.Files)
+}
+
+// measure looks at all hosts.
+func (r *run) measure(ctx context.Context, into map[string]Usage) error {
+	for _, h := range r.l.Hosts() {
+		u, err := r.usage(ctx, h)
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", h, err)
+		}
+		into[h] = u
+	}
+	return nil
+}
+
+func (r *run) usage(ctx context.Context, h string) (u Usage, err error) {
+	p, err := r.l.Daemon(h)
+	if err != nil {
+		return u, err
+	}
+	proc := filepath.Join("/proc", strconv.Itoa(p.PID))
+	status, err := os.ReadFile(filepath.Join(proc, "status"))
+	if err != nil {
+		return u, err
+	}
+	if u.Memory, err = residentKiB(string(status)); err != nil {
+		return u, err
+	}
+	for name, n := range map[string]*int{"fd": &u.Descriptors, "task": &u.Threads} {
+		entries, err := os.ReadDir(filepath.Join(proc, name))
+		if err != nil {
+			return u, err
+		}
+		*n = len(entries)
+	}
+	for command, n := range map[string]*int{
+		"ip -o link": &u.Devices, "ip -o route show table all proto 77": &u.Routes, "nft list ruleset": &u.Rules,
+	} {
+		out, err := r.l.Output(ctx, h, strings.Fields(command)...)
+		if err != nil {
+			return u, err
+		}
+		*n = strings.Count(out, "\n")
+	}
+	err = filepath.WalkDir(r.stateDir(h), func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			u.Files++
+		}
+		return err
+	})
+	return u, err
+}
+
+// residentKiB reads VmRSS of proc_pid_status(5).
+func residentKiB(status string) (int, error) {
+	for line := range strings.Lines(status) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			return strconv.Atoi(strings.Fields(rest)[0])
+		}
+	}
+	return 0, errors.New("no VmRSS")
+}
+
+// What may come and go by itself.
+const (
+	moreDescriptors = 12 // connections being made anew
+	moreThreads     = 8  // of Go's runtime
+	moreFiles       = 6  // etcd's log segments and snapshots
+	memoryFactor    = 1.5
+)
+
+// grown says what there is more of than before.
+func grown(base, end map[string]Usage) error {
+	var errs []error
+	for _, h := range slices.Sorted(maps.Keys(base)) {
+		b, e := base[h], end[h]
+		for _, c := range []struct {
+			what         string
+			was, is, may int
+		}{
+			{"KiB of memory", b.Memory, e.Memory, int(float64(b.Memory) * memoryFactor)},
+			{"descriptors", b.Descriptors, e.Descriptors, b.Descriptors + moreDescriptors},
+			{"threads", b.Threads, e.Threads, b.Threads + moreThreads},
+			{"devices", b.Devices, e.Devices, b.Devices},
+			{"routes", b.Routes, e.Routes, b.Routes + len(base)}, // a block more of each host
+			{"lines of rules", b.Rules, e.Rules, b.Rules},
+			{"files", b.Files, e.Files, b.Files + moreFiles},
+		} {
+			if c.is > c.may {
+				errs = append(errs, fmt.Errorf("%s has %d %s, and had %d", h, c.is, c.what, c.was))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

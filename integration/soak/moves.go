@@ -1,0 +1,274 @@
+package soak
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/store"
+)
+
+// brokenError is a promise that was broken, which no fault excuses.
+type brokenError struct{ what string }
+
+func (e *brokenError) Error() string { return e.what }
+
+// cniTime is how long a container runtime would wait for the plugin.
+const cniTime = 60 * time.Second
+
+// attach makes a pod.
+func (r *run) attach(ctx context.Context, where string) error {
+	ctx, cancel := context.WithTimeout(ctx, cniTime)
+	defer cancel()
+	p, err := r.l.AttachPod(ctx, where)
+	if err != nil {
+		return err
+	}
+	for other, a := range r.world.pods {
+		if a == p.Addrs[0] {
+			return &brokenError{fmt.Sprintf("%s was given to %s while %s has it", a, where, other)}
+		}
+	}
+	r.world.pods[where] = p.Addrs[0]
+	return nil
+}
+
+// detach takes a pod away. One whose DEL is refused stays on its way out: a runtime
+// asks again.
+func (r *run) detach(ctx context.Context, where string) error {
+	ctx, cancel := context.WithTimeout(ctx, cniTime)
+	defer cancel()
+	if err := r.l.DetachPod(ctx, where); err != nil {
+		r.world.leaving[where] = true
+		return err
+	}
+	delete(r.world.pods, where)
+	delete(r.world.leaving, where)
+	return nil
+}
+
+// catchUp asks once more for the DELs that were refused.
+func (r *run) catchUp(ctx context.Context) error {
+	for where := range r.world.leaving {
+		if err := r.detach(ctx, where); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routerctl runs a command on the first host.
+func (r *run) routerctl(ctx context.Context, stdin string, args ...string) error {
+	host := r.l.Hosts()[0]
+	dir, err := filepath.Abs(r.o.BinDir)
+	if err != nil {
+		return err
+	}
+	var out strings.Builder
+	code, err := r.l.Run(ctx, host, lab.Streams{In: strings.NewReader(stdin), Out: &out, Err: &out},
+		append([]string{filepath.Join(dir, "routerctl"), "--socket", lab.Socket(r.l.Name(), host)}, args...)...)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("routerctl %s: exit code %d: %s", strings.Join(args, " "), code, out.String())
+	}
+	return err
+}
+
+func (r *run) setMode(ctx context.Context, mode store.Encapsulation) error {
+	vxlan := map[store.Encapsulation]string{store.VXLAN: "Always", store.VXLANCrossSubnet: "CrossSubnet", store.Direct: "Never"}[mode]
+	cidr := r.l.Topology().Pool.CIDR
+	err := r.routerctl(ctx, fmt.Sprintf("apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: default-ipv4-ippool}\nspec: {cidr: %s, blockSize: %d, ipipMode: Never, vxlanMode: %s, natOutgoing: true}\n",
+		cidr, r.l.Topology().Pool.BlockSize, vxlan), "apply", "-f", "-")
+	if err == nil {
+		r.world.mode = mode
+	}
+	return err
+}
+
+const policyName = "soak-deny"
+
+// deny keeps a pod from all others, and waits until it is kept.
+func (r *run) deny(ctx context.Context, where string) error {
+	err := r.routerctl(ctx, fmt.Sprintf(`apiVersion: projectcalico.org/v3
+kind: GlobalNetworkPolicy
+metadata: {name: %s}
+spec:
+  order: 1
+  types: [Ingress]
+  ingress:
+  - {action: Deny, source: {nets: [%s/32]}}
+  - {action: Allow}
+`, policyName, r.world.pods[where]), "apply", "-f", "-")
+	if err != nil {
+		return err
+	}
+	r.world.denied = where
+	return nil
+}
+
+func (r *run) allow(ctx context.Context) error {
+	if err := r.routerctl(ctx, "", "delete", "globalnetworkpolicy", policyName); err != nil {
+		return err
+	}
+	r.world.denied, r.isKept = "", false
+	return nil
+}
+
+func (r *run) strangePeer(ctx context.Context) error {
+	err := r.routerctl(ctx, "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: soak}\nspec: {peerIP: 192.0.2.1, asNumber: 64999}\n", "apply", "-f", "-")
+	if err != nil {
+		return err
+	}
+	return r.routerctl(ctx, "", "delete", "bgppeer", "soak")
+}
+
+func (r *run) kill(ctx context.Context, h string) error {
+	err := r.l.Kill(ctx, h, unix.SIGKILL)
+	if err == nil {
+		r.world.down[h] = true
+	}
+	return err
+}
+
+// restart starts a daemon, also one that was killed. One whose datastore is away is
+// ready all the same.
+func (r *run) restart(ctx context.Context, h string) error {
+	err := r.l.Restart(ctx, h)
+	if err == nil {
+		delete(r.world.down, h)
+	} else {
+		r.world.down[h] = true
+	}
+	return err
+}
+
+func (r *run) stop(ctx context.Context, h string) error {
+	err := r.l.Kill(ctx, h, unix.SIGSTOP)
+	if err == nil {
+		r.world.stopped[h] = true
+	}
+	return err
+}
+
+func (r *run) cont(ctx context.Context, h string) error {
+	err := r.l.Kill(ctx, h, unix.SIGCONT)
+	if err == nil {
+		delete(r.world.stopped, h)
+	}
+	return err
+}
+
+// The table by which a link is cut, apart from routerd's.
+const cutTable = "soak_cut"
+
+// cutLink drops all that a host sends and receives on its uplink.
+func (r *run) cutLink(ctx context.Context, h string) error {
+	for _, c := range []string{
+		"add table inet " + cutTable,
+		"add chain inet " + cutTable + " in { type filter hook prerouting priority -500; }",
+		"add chain inet " + cutTable + " out { type filter hook postrouting priority 500; }",
+		"add rule inet " + cutTable + " in iifname eth0 drop",
+		"add rule inet " + cutTable + " out oifname eth0 drop",
+	} {
+		if _, err := r.l.Output(ctx, h, "nft", c); err != nil {
+			return err
+		}
+	}
+	r.world.isCut[h] = true
+	return nil
+}
+
+func (r *run) joinLink(ctx context.Context, h string) error {
+	_, err := r.l.Output(ctx, h, "nft", "delete table inet "+cutTable)
+	if err == nil {
+		delete(r.world.isCut, h)
+	}
+	return err
+}
+
+// stateDir is where a host's daemon keeps its files.
+func (r *run) stateDir(h string) string { return filepath.Join(lab.Root, r.l.Name(), h, "state") }
+
+// fillName is the file that fills a disk.
+const fillName = "full"
+
+// fill fills the disk of a host's daemon, if that is one of its own: else it would
+// be the machine's.
+func (r *run) fill(_ context.Context, h string) error {
+	dir := r.stateDir(h)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return err
+	}
+	if fs.Type != unix.TMPFS_MAGIC || fs.Blocks*uint64(fs.Bsize) > maxDisk {
+		return fmt.Errorf("%s is no small disk of its own", dir)
+	}
+	f, err := os.Create(filepath.Join(dir, fillName))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r.world.full[h] = true
+	zeros := make([]byte, 64<<10)
+	for size := len(zeros); size > 0; {
+		if _, err := f.Write(zeros[:size]); err != nil {
+			size /= 2
+		}
+	}
+	return nil
+}
+
+func (r *run) free(_ context.Context, h string) error {
+	err := os.Remove(filepath.Join(r.stateDir(h), fillName))
+	if err == nil {
+		delete(r.world.full, h)
+	}
+	return err
+}
+
+// maxDisk is the size of a disk that may be filled, in bytes.
+const maxDisk = 64 << 20
+
+// SmallDisk puts the files of a host's daemon on a small disk of their own, which
+// the run then fills now and then. The daemon is started anew. undo takes the disk
+// away; it is to be called before the lab goes.
+func SmallDisk(ctx context.Context, l *lab.Lab, h string) (undo func() error, err error) {
+	if err := l.Kill(ctx, h, unix.SIGTERM); err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(lab.Root, l.Name(), h, "state")
+	kept, err := os.MkdirTemp("", "soak")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(kept)
+	if err := os.CopyFS(kept, os.DirFS(dir)); err != nil {
+		return nil, err
+	}
+	if err := unix.Mount("soak", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=700", maxDisk/4)); err != nil {
+		return nil, fmt.Errorf("mount a small disk at %s: %w", dir, err)
+	}
+	undo = func() error { return unix.Unmount(dir, unix.MNT_DETACH) }
+	if err := os.CopyFS(dir, os.DirFS(kept)); err != nil {
+		return undo, err
+	}
+	return undo, l.Restart(ctx, h)
+}
+
+// others lists the pods but one, in order.
+func (w *world) others(where string) []string {
+	var out []string
+	for p := range w.pods {
+		if p != where && !w.leaving[p] {
+			out = append(out, p)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

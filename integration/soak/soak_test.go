@@ -1,0 +1,175 @@
+package soak
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/integration/lab/bring"
+	"github.com/routerd/routerd/store"
+)
+
+// labPrefix begins the names of this package's labs.
+const labPrefix = "st"
+
+// soakTime is how long the cluster lives here. `soak -for` lets it live for hours.
+const soakTime = 20 * time.Second
+
+// seed is what the short life here is made from: what another one finds is for
+// `soak`, and its seed for a report.
+const seed = 1
+
+// TestSoak is a short life.
+func TestSoak(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("network namespaces need root: run the tests with sudo")
+	}
+	binDir := os.Getenv("ROUTERD_BIN")
+	if binDir == "" {
+		binDir = filepath.Join("..", "..", "bin")
+	}
+	if err := bring.RemoveOrphans(labPrefix); err != nil {
+		t.Fatal(err)
+	}
+	l := bring.Up(t, 2*time.Minute, labPrefix, "soak", Topology(Modes()[0]), binDir)
+	hosts := l.Hosts()
+	undo, err := SmallDisk(t.Context(), l, hosts[len(hosts)-1])
+	if undo != nil {
+		t.Cleanup(func() {
+			if err := undo(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(t.Context(), Options{Lab: l, BinDir: binDir, Seed: seed, For: soakTime, Modes: Modes(), Log: slog.New(slog.DiscardHandler)})
+	t.Log(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The same seed makes the same choices.
+func TestPick(t *testing.T) {
+	t.Parallel()
+	life := func(seed uint64) (out []string) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		w := newWorld([]string{"a", "b", "c"}, Modes())
+		for range 500 {
+			m := pick(rng, w)
+			out = append(out, m.name+" "+m.what)
+			pretend(w, m)
+			if len(out)%groupSize == 0 {
+				w.down, w.stopped, w.isCut, w.full = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
+			}
+		}
+		return out
+	}
+	first := life(7)
+	if d := cmp.Diff(first, life(7)); d != "" {
+		t.Errorf("the same seed, another life:\n%s", d)
+	}
+	if cmp.Equal(first, life(8)) {
+		t.Error("another seed, the same life")
+	}
+	all := strings.Join(first, "\n")
+	for _, name := range []string{"add", "del", "mode", "deny", "allow", "peer", "kill", "restart", "stop", "cut", "fill"} {
+		if !strings.Contains("\n"+all, "\n"+name+" ") {
+			t.Errorf("500 changes without %s", name)
+		}
+	}
+}
+
+// pretend has a change succeed in the world alone.
+func pretend(w *world, m move) {
+	switch m.name {
+	case "add":
+		w.pods[m.what] = netip.AddrFrom4([4]byte{10, 0, byte(w.names >> 8), byte(w.names)})
+	case "del":
+		delete(w.pods, m.what)
+	case "mode":
+		w.mode = store.Encapsulation(m.what)
+	case "deny":
+		w.denied = m.what
+	case "allow":
+		w.denied = ""
+	case "kill":
+		w.down[m.what] = true
+	case "stop":
+		w.stopped[m.what] = true
+	case "cut":
+		w.isCut[m.what] = true
+	case "fill":
+		w.full[m.what] = true
+	}
+}
+
+// What ends the faults, and what is taken away in the end.
+func TestMend(t *testing.T) {
+	t.Parallel()
+	w := newWorld([]string{"a", "b"}, Modes())
+	w.down["b"], w.isCut["a"], w.stopped["a"], w.full["b"] = true, true, true, true
+	w.pods["a/"+stays], w.pods["a/p1"], w.denied, w.mode = netip.Addr{}, netip.Addr{}, "a/p1", store.Direct
+	show := func(ms []move) (out []string) {
+		for _, m := range ms {
+			out = append(out, fmt.Sprint(m.name, " ", m.what))
+		}
+		return out
+	}
+	if d := cmp.Diff([]string{"free b", "join a", "continue a", "start b"}, show(w.mend())); d != "" {
+		t.Errorf("mend (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]string{"allow a/p1", "mode VXLANCrossSubnet", "del a/p1", "restart a", "restart b"}, show(w.undo())); d != "" {
+		t.Errorf("undo (-want +got):\n%s", d)
+	}
+}
+
+func TestGrown(t *testing.T) {
+	t.Parallel()
+	base := map[string]Usage{"a": {Memory: 60 << 10, Descriptors: 40, Threads: 9, Devices: 4, Routes: 4, Rules: 200, Files: 6}}
+	for _, tt := range []struct {
+		name string
+		more Usage
+		want string
+	}{
+		{"nothing", Usage{}, ""},
+		{"a little", Usage{Memory: 10 << 10, Descriptors: 3, Threads: 2, Files: 1}, ""},
+		{"memory", Usage{Memory: 31 << 10}, "KiB of memory"},
+		{"descriptors", Usage{Descriptors: 13}, "a has 53 descriptors, and had 40"},
+		{"a device", Usage{Devices: 1}, "devices"},
+		{"a rule", Usage{Rules: 1}, "lines of rules"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			b, m := base["a"], tt.more
+			end := map[string]Usage{"a": {
+				Memory: b.Memory + m.Memory, Descriptors: b.Descriptors + m.Descriptors, Threads: b.Threads + m.Threads, Devices: b.Devices + m.Devices,
+				Routes: b.Routes + m.Routes, Rules: b.Rules + m.Rules, Files: b.Files + m.Files,
+			}}
+			err := grown(base, end)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestResidentKiB(t *testing.T) {
+	t.Parallel()
+	if n, err := residentKiB("Name:\trouterd\nVmHWM:\t  70000 kB\nVmRSS:\t   62132 kB\n"); n != 62132 || err != nil {
+		t.Errorf("got %d, %v", n, err)
+	}
+	if _, err := residentKiB("Name:\tx\n"); err == nil {
+		t.Error("no VmRSS, no error")
+	}
+}

@@ -1,0 +1,166 @@
+package soak
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/routerd/routerd/store"
+)
+
+// stays is the pod of each host that is there all the time.
+const stays = "stays"
+
+// world is what the run believes of the cluster: what was asked for, and which
+// faults there are. It decides, and does nothing itself.
+type world struct {
+	hosts   []string
+	pods    map[string]netip.Addr // by HOST/POD
+	leaving map[string]bool       // pods of which a DEL has failed
+	names   int                   // that were given to pods
+	modes   []store.Encapsulation // that the pool is changed between
+	mode    store.Encapsulation
+	denied  string // a pod that may reach no other; empty: none
+	down    map[string]bool
+	stopped map[string]bool
+	isCut   map[string]bool
+	full    map[string]bool
+}
+
+func newWorld(hosts []string, modes []store.Encapsulation) *world {
+	return &world{
+		hosts: hosts, modes: modes, pods: map[string]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
+		down: map[string]bool{}, stopped: map[string]bool{}, isCut: map[string]bool{}, full: map[string]bool{},
+	}
+}
+
+// faulty reports whether a change may fail for a fault that is there.
+func (w *world) faulty() bool {
+	return len(w.down)+len(w.stopped)+len(w.isCut)+len(w.full) > 0
+}
+
+// move is a change or a fault.
+type move struct {
+	name, what string
+	do         func(context.Context, *run) error
+}
+
+// pick chooses the next change.
+func pick(rng *rand.Rand, w *world) move {
+	for {
+		h := w.hosts[rng.IntN(len(w.hosts))]
+		m, ok := w.consider(rng.IntN(100), h, rng)
+		if ok {
+			return m
+		}
+	}
+}
+
+// consider returns the change that a number from 0 to 99 stands for, if it makes
+// sense now.
+func (w *world) consider(n int, h string, rng *rand.Rand) (move, bool) {
+	mine := w.podsOf(h)
+	switch {
+	case n < 25: // a pod comes
+		if len(mine) >= podsPerHost || w.stopped[h] { // a runtime waits as long as it is
+			return move{}, false
+		}
+		w.names++
+		where := fmt.Sprintf("%s/p%d", h, w.names)
+		return move{"add", where, func(ctx context.Context, r *run) error { return r.attach(ctx, where) }}, true
+	case n < 45: // a pod goes
+		mine = slices.DeleteFunc(mine, func(p string) bool { return p == w.denied || w.leaving[p] })
+		if len(mine) == 0 || w.stopped[h] {
+			return move{}, false
+		}
+		where := mine[rng.IntN(len(mine))]
+		return move{"del", where, func(ctx context.Context, r *run) error { return r.detach(ctx, where) }}, true
+	case n < 55:
+		mode := w.modes[rng.IntN(len(w.modes))]
+		return move{"mode", string(mode), func(ctx context.Context, r *run) error { return r.setMode(ctx, mode) }}, mode != w.mode && w.answers()
+	case n < 65: // a policy comes or goes
+		if !w.answers() {
+			return move{}, false
+		}
+		if w.denied != "" {
+			if rng.IntN(4) > 0 { // it stays for a while
+				return move{}, false
+			}
+			return move{"allow", w.denied, func(ctx context.Context, r *run) error { return r.allow(ctx) }}, true
+		}
+		mine = slices.DeleteFunc(mine, func(p string) bool { return w.leaving[p] })
+		if len(mine) == 0 {
+			return move{}, false
+		}
+		return move{"deny", mine[0], func(ctx context.Context, r *run) error { return r.deny(ctx, mine[0]) }}, true
+	case n < 70: // a peer of which nothing is heard comes and goes
+		return move{"peer", "192.0.2.1", func(ctx context.Context, r *run) error { return r.strangePeer(ctx) }}, w.answers()
+	case n < 77:
+		return move{"kill", h, func(ctx context.Context, r *run) error { return r.kill(ctx, h) }}, !w.down[h] && !w.stopped[h]
+	case n < 83:
+		return move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }}, !w.stopped[h] && !w.full[h] && (h == w.hosts[0] || w.answers() && !w.isCut[h]) // else it is not ready before they end
+	case n < 89:
+		return move{"stop", h, func(ctx context.Context, r *run) error { return r.stop(ctx, h) }}, !w.down[h] && !w.stopped[h]
+	case n < 93:
+		return move{"cut", h, func(ctx context.Context, r *run) error { return r.cutLink(ctx, h) }}, !w.isCut[h]
+	default:
+		return move{"fill", h, func(ctx context.Context, r *run) error { return r.fill(ctx, h) }}, h == w.hosts[len(w.hosts)-1] && !w.full[h]
+	}
+}
+
+// answers reports whether the datastore can be written: its host's daemon runs, and
+// nobody is cut off from it.
+func (w *world) answers() bool {
+	first := w.hosts[0]
+	return !w.down[first] && !w.stopped[first] && !w.isCut[first]
+}
+
+// podsOf lists a host's pods but the one that stays, in order.
+func (w *world) podsOf(h string) []string {
+	var out []string
+	for _, p := range slices.Sorted(maps.Keys(w.pods)) {
+		if strings.HasPrefix(p, h+"/") && p != h+"/"+stays {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// mend returns what ends the faults.
+func (w *world) mend() []move {
+	var out []move
+	add := func(of map[string]bool, name string, do func(*run, context.Context, string) error) {
+		for _, h := range slices.Sorted(maps.Keys(of)) {
+			out = append(out, move{name, h, func(ctx context.Context, r *run) error { return do(r, ctx, h) }})
+		}
+	}
+	add(w.full, "free", (*run).free)
+	add(w.isCut, "join", (*run).joinLink)
+	add(w.stopped, "continue", (*run).cont)
+	add(w.down, "start", (*run).restart)
+	return out
+}
+
+// undo returns what takes away all that was added.
+func (w *world) undo() []move {
+	var out []move
+	if w.denied != "" {
+		out = append(out, move{"allow", w.denied, func(ctx context.Context, r *run) error { return r.allow(ctx) }})
+	}
+	if w.mode != w.modes[0] {
+		out = append(out, move{"mode", string(w.modes[0]), func(ctx context.Context, r *run) error { return r.setMode(ctx, w.modes[0]) }})
+	}
+	for _, h := range w.hosts {
+		for _, p := range w.podsOf(h) {
+			out = append(out, move{"del", p, func(ctx context.Context, r *run) error { return r.detach(ctx, p) }})
+		}
+	}
+	for _, h := range w.hosts { // so that each daemon is as young as at the first measurement
+		out = append(out, move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }})
+	}
+	return out
+}
