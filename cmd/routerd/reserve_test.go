@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -56,6 +58,32 @@ func holders(t *testing.T, s store.Store) (held map[string]string, endpoints map
 	return held, endpoints, err
 }
 
+// remembered counts the addresses of the reserve that a journal knows.
+func remembered(t *testing.T, path string) (n int) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		_, entry, _ := strings.Cut(line, " ")
+		var l struct {
+			Key   string `json:"k"`
+			Value struct {
+				Addresses map[string][]int `json:"addresses"`
+			} `json:"v"`
+		}
+		if json.Unmarshal([]byte(entry), &l) != nil || l.Key != "ipam/reserve" {
+			continue
+		}
+		n = 0
+		for _, ordinals := range l.Value.Addresses {
+			n += len(ordinals)
+		}
+	}
+	return n
+}
+
 // TestRebootWhileDatastoreAway: the datastore is away, the host boots (no
 // daemon, no namespaces, its disk as it was), a hundred workloads start and
 // fifty end. When the datastore is back it says what is so: no address twice,
@@ -91,6 +119,22 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 			err = fmt.Errorf("reserve %d, held %v, endpoints %v", n, held, endpoints)
 		}
 		return err
+	})
+	// A second later what a daemon goes by at such a boot is on its disk.
+	await.Until(t, "what the daemon knows is on its disk", func() error {
+		copied, err := os.ReadFile(filepath.Join(h.dir, "state", "cluster.journal"))
+		if err != nil {
+			return err
+		}
+		for _, path := range []string{"ippools/default-ipv4-ippool", "nodes/node1"} {
+			if !strings.Contains(string(copied), path) {
+				return fmt.Errorf("the copy of the cluster lacks %s", path)
+			}
+		}
+		if n := remembered(t, filepath.Join(h.dir, "state", "workloads", "journal")); n < 105 {
+			return fmt.Errorf("%d addresses of the reserve are remembered", n)
+		}
+		return nil
 	})
 	r.kill(syscall.SIGKILL)
 	s.Close()

@@ -695,7 +695,10 @@ func TestSavesLater(t *testing.T) {
 		if n := c.cache.file.Flushes(); n != before {
 			t.Errorf("%d writes at once", n-before)
 		}
-		if n := len(c.cache.pending); n != 2 {
+		c.cache.mu.Lock()
+		n := len(c.cache.pending)
+		c.cache.mu.Unlock()
+		if n != 2 {
 			t.Errorf("%d objects wait for the disk, want 2", n)
 		}
 		wait(saveRetry)

@@ -515,6 +515,9 @@ func (st *fillStep) plan(d *draft) error {
 	if err := d.fence(); err != nil {
 		return err
 	}
+	if err := d.settleLeaving(); err != nil {
+		return err
+	}
 	p := d.s.pools[st.pool]
 	if p == nil || p.off != "" || st.target == 0 {
 		return st.giveBack(d, p, 0)
@@ -583,6 +586,25 @@ func (d *draft) fence() error {
 	// One that does not exist has nothing that could be taken away: that is checked.
 	hd.write = true
 	d.touch(store.HandleKey(own))
+	return nil
+}
+
+// settleLeaving writes the blocks from which addresses are on their way back in a
+// transaction of which it is not known what became: after that it is.
+func (d *draft) settleLeaving() error {
+	for a, rev := range d.s.reserve.leaving {
+		info := d.s.blockAround(a)
+		if info == nil {
+			continue
+		}
+		bd, err := d.readBlock(info.CIDR, true)
+		if err != nil {
+			return err
+		}
+		if bd.block.Block != nil && bd.base.Revision <= rev {
+			d.writeBlock(bd)
+		}
+	}
 	return nil
 }
 
@@ -702,7 +724,7 @@ func (s *state) fills(now time.Time) []*fillStep {
 			target = r.target(p, now)
 		}
 		switch {
-		case !r.fenced && (target > 0 || s.holdsReserve(p)), target == 0 && have > 0, have > 2*target, s.setAside(p, now),
+		case s.leaves(p), !r.fenced && (target > 0 || s.holdsReserve(p)), target == 0 && have > 0, have > 2*target, s.setAside(p, now),
 			target > 0 && have < (target*3+3)/4 && !(r.dry[p.name] && have == 0 && s.full(p)):
 			do(p.name, target)
 		}
@@ -715,6 +737,17 @@ func (s *state) fills(now time.Time) []*fillStep {
 	maps.DeleteFunc(r.demand, func(name string, _ *demand) bool { return !seen[name] })
 	maps.DeleteFunc(r.dry, func(name string, _ bool) bool { return !seen[name] })
 	return out
+}
+
+// leaves reports whether it is not known what became of a transaction that gives
+// addresses of a pool back. While one is under way the pool is being filled.
+func (s *state) leaves(p *pool) bool {
+	for a := range s.reserve.leaving {
+		if p.cidr.Contains(a) {
+			return true
+		}
+	}
+	return false
 }
 
 // holdsReserve reports whether the datastore shows something of a pool as this

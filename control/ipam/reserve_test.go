@@ -302,6 +302,11 @@ func TestTakeWhileGivenBack(t *testing.T) {
 				t.Error("what stays in the reserve is not given")
 			}
 			close(gate)
+			await.True(t, "it is known what became of it", func() bool {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				return len(h.state.reserve.leaving) == 0
+			})
 			confirm(t, h, taken...)
 			stop() // the audit wants a store that nobody changes
 			held := audit(t, w.st)
