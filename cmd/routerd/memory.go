@@ -34,13 +34,13 @@ func limitMemory(log *slog.Logger, limits memlimit.Provider) {
 }
 
 // When memory that the daemon does not need goes back to the host. Each time costs
-// a collection, of which a heap has one for each releaseShare bytes alive in
+// a collection, of which a heap has one for each releaseShare bytes in
 // releaseEvery at most: a thousandth of a processor.
 const (
 	releaseLook  = 5 * time.Second
 	releaseEvery = time.Minute
 	releaseShare = 100 << 20 // bytes
-	releaseLeast = 24 << 20  // bytes; less is not worth a collection
+	releaseLeast = 8 << 20   // bytes; less is not worth a collection
 )
 
 // releaseMemory gives back what a burst of work has left, such as the first
@@ -48,28 +48,31 @@ const (
 // last burst minutes later, and keeps room for as much again.
 func releaseMemory(ctx context.Context) {
 	samples := []metrics.Sample{
-		{Name: "/gc/heap/live:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"},
 		{Name: "/memory/classes/heap/unused:bytes"},
 		{Name: "/memory/classes/heap/free:bytes"},
 	}
-	var last time.Time
-	for async.Sleep(ctx, releaseLook) == nil {
+	held := func() (sum uint64) {
 		metrics.Read(samples)
-		live, held := samples[0].Value.Uint64(), uint64(0)
-		for _, s := range samples[1:] {
-			held += s.Value.Uint64()
+		for _, s := range samples {
+			sum += s.Value.Uint64()
 		}
-		if mayRelease(held, live, time.Since(last)) {
+		return sum
+	}
+	var last time.Time
+	var left uint64
+	for async.Sleep(ctx, releaseLook) == nil {
+		if mayRelease(held(), left, time.Since(last)) {
 			debug.FreeOSMemory()
-			last = time.Now()
+			last, left = time.Now(), held()
 		}
 	}
 }
 
 // mayRelease says whether it is worth a collection, of a heap that holds so many
-// bytes of which so many were alive after the last one, to give the rest back.
-func mayRelease(held, live uint64, since time.Duration) bool {
-	every := max(releaseEvery, time.Duration(live/releaseShare)*releaseEvery)
-	return held >= live+max(releaseLeast, live/2) && since >= every
+// bytes and held fewer when the last one was over, to give the rest back. What was
+// alive says nothing here: in a burst, garbage counts as that.
+func mayRelease(held, left uint64, since time.Duration) bool {
+	every := max(releaseEvery, time.Duration(left/releaseShare)*releaseEvery)
+	return held >= left+max(releaseLeast, left/8) && since >= every
 }

@@ -56,19 +56,20 @@ func TestMayRelease(t *testing.T) {
 	const mib, long = 1 << 20, 24 * time.Hour
 	for _, tt := range []struct {
 		name       string
-		held, live uint64
+		held, left uint64
 		since      time.Duration
 		want       bool
 	}{
+		{"the first reading", 90 * mib, 0, long, true},
 		{"a burst is over", 200 * mib, 60 * mib, long, true},
-		{"half as much again", 80 * mib, 60 * mib, long, false},
-		{"too little", 30 * mib, 10 * mib, long, false},
+		{"hardly more", 67 * mib, 60 * mib, long, false},
+		{"hardly more than much", 220 * mib, 200 * mib, long, false},
 		{"too soon", 200 * mib, 60 * mib, 59 * time.Second, false},
 		{"again", 200 * mib, 60 * mib, time.Minute, true},
 		{"a large heap too soon", 4000 * mib, 1000 * mib, 9 * time.Minute, false},
 		{"a large heap", 4000 * mib, 1000 * mib, 10 * time.Minute, true},
 	} {
-		if got := mayRelease(tt.held, tt.live, tt.since); got != tt.want {
+		if got := mayRelease(tt.held, tt.left, tt.since); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
 		}
 	}

@@ -19,13 +19,13 @@ type localEnd struct {
 	encap dataplane.Encap // without the VNI
 }
 
-func localOf(t dataplane.ProbeTarget) localEnd {
+func localOf(t *dataplane.ProbeTarget) localEnd {
 	return localEnd{t.Local.Addr(), dataplane.Encap{Driver: t.Encap.Driver, Outer: t.Family, Port: t.Encap.Port}}
 }
 
 // probed reports whether probes go to the target. Else only the neighbour table
 // is asked.
-func probed(t dataplane.ProbeTarget) bool {
+func probed(t *dataplane.ProbeTarget) bool {
 	return t.Encap.Driver == dataplane.DriverVXLAN || t.Encap.Driver == dataplane.DriverIPIP
 }
 

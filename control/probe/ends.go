@@ -50,8 +50,8 @@ type event struct {
 // want sets which local ends are needed.
 func (s *ends) want(targets []dataplane.ProbeTarget) {
 	s.wanted = map[localEnd]bool{}
-	for _, t := range targets {
-		if probed(t) && t.Local.IsValid() {
+	for i := range targets {
+		if t := &targets[i]; t.Tunnel == (dataplane.ProbeTunnel{}) && probed(t) && t.Local.IsValid() {
 			s.wanted[localOf(t)] = true
 		}
 	}

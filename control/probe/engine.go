@@ -70,15 +70,20 @@ func (e *engine) spread(d time.Duration) time.Duration {
 }
 
 // setTargets replaces the targets. What was measured of those that stay, and of
-// addresses that stay, is kept.
+// addresses that stay, is kept. Nobody changes the list any more: what is in it
+// is kept there, once.
 func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 	seen := make(map[peerKey]bool, len(targets))
-	for _, t := range targets {
+	for i := range targets {
+		t := &targets[i]
+		if t.Tunnel != (dataplane.ProbeTunnel{}) {
+			continue
+		}
 		k := peerKey{t.Node, t.Family}
 		seen[k] = true
 		p := e.peers[k]
 		if p == nil {
-			p = &peer{key: k}
+			p = &peer{key: k, target: &dataplane.ProbeTarget{}}
 			e.peers[k] = p
 			if m, ok := e.gone[k]; ok {
 				p.seed = m.known
@@ -86,7 +91,9 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 			}
 			e.changed[k] = true
 		}
-		if p.target != t {
+		if *p.target == *t {
+			p.target = t // and no older list is kept
+		} else {
 			before := p.known()
 			p.setTarget(now, t)
 			if p.known() != before {

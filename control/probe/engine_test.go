@@ -490,7 +490,7 @@ func TestMutePeers(t *testing.T) {
 		t.Errorf("%d packets in an hour to %d peers that cannot answer", sent, n)
 	}
 	first := targets[0]
-	e.arrived(now, localOf(first), netip.AddrPortFrom(first.Registered, simPort), message{
+	e.arrived(now, localOf(&first), netip.AddrPortFrom(first.Registered, simPort), message{
 		kind: kindRequest, from: first.Node, to: "self", nonce: 1, time: now.UnixNano(),
 	})
 	out, _ := e.tick(now)

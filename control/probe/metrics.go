@@ -103,7 +103,7 @@ func (c *Collector) ofTunnels(p *tunnels, add addMetric) {
 		answer dataplane.Answer
 	}
 	count, smaller, devices := map[cell]int{}, map[string]int{}, map[string]Setting{}
-	for _, t := range p.tracks {
+	for t := range p.all() {
 		form := t.Encap.String()
 		count[cell{form, t.result}]++
 		smaller[form] += 0

@@ -63,7 +63,7 @@ func newNeighbours(n Neighbours, interval time.Duration) *neighbours {
 // mayBeNear reports whether the peer's own address may be on this host's
 // device: by the prefix of some address there, or by a route without a gateway.
 // A recorded length of 32 says nothing.
-func mayBeNear(t dataplane.ProbeTarget, u dataplane.Underlay) bool {
+func mayBeNear(t *dataplane.ProbeTarget, u dataplane.Underlay) bool {
 	a := t.Registered
 	if !a.IsValid() || t.Uplink == "" {
 		return false
@@ -104,7 +104,11 @@ func (v *neighbours) set(ts []dataplane.ProbeTarget, u dataplane.Underlay) (move
 	moved = moved && len(v.gateways) > 0
 	v.gateways = gateways
 	peers, hosts := map[entry]peerKey{}, map[peerKey]hostEntry{}
-	for _, t := range ts {
+	for n := range ts {
+		t := &ts[n]
+		if t.Tunnel != (dataplane.ProbeTunnel{}) {
+			continue
+		}
 		i, ok := v.links[t.Uplink]
 		if !ok || len(peers) >= maxNeighbours || !mayBeNear(t, u) {
 			continue

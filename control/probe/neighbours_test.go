@@ -45,7 +45,7 @@ func TestMayBeNear(t *testing.T) {
 		if tt.peer != "" {
 			target.Registered = netip.MustParseAddr(tt.peer)
 		}
-		if got := mayBeNear(target, u); got != tt.want {
+		if got := mayBeNear(&target, u); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
 		}
 	}

@@ -20,7 +20,7 @@ type request struct {
 type peer struct {
 	wake
 	key    peerKey
-	target dataplane.ProbeTarget
+	target *dataplane.ProbeTarget
 
 	cands  []*candidate       // best first
 	chosen *candidate         // nil: none has answered yet
@@ -51,7 +51,7 @@ func (p *peer) known() known { return known{p.reach, p.pin} }
 
 // setTarget sets the target as it is now. Addresses that stay keep what is
 // known of them.
-func (p *peer) setTarget(now time.Time, t dataplane.ProbeTarget) {
+func (p *peer) setTarget(now time.Time, t *dataplane.ProbeTarget) {
 	if localOf(p.target) != localOf(t) {
 		// Other sockets, other mappings.
 		p.cands = nil
@@ -101,7 +101,7 @@ func (p *peer) setTarget(now time.Time, t dataplane.ProbeTarget) {
 // Translators that kept the old port will keep the new one. A port that a
 // translator gave stays, for the former one, until the peer's probes have opened
 // another mapping; from then on it is that of the new one alone.
-func (p *peer) changeEncap(t dataplane.ProbeTarget) {
+func (p *peer) changeEncap(t *dataplane.ProbeTarget) {
 	old, now := p.target.Encap.Port, t.Encap.Port
 	other := func(a netip.AddrPort) netip.AddrPort {
 		if a.IsValid() && a.Port() == old {

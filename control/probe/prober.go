@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,7 +27,7 @@ import (
 // Core says what is to be measured and decides by what was found. Maps are by
 // node and belong to the callee; calls come one after the other. Each names the peers
 // of which something changed, in a family of the underlay, with a zero Reach or an
-// empty list where nothing is known any more.
+// empty list where nothing is known any more. Nobody changes a list of Probes.
 type Core interface {
 	Probes(ctx context.Context) <-chan []dataplane.ProbeTarget
 	Reach(ctx context.Context, f dataplane.Family, peers map[string]dataplane.Reach) error
@@ -84,6 +83,7 @@ type Prober struct {
 	kernel, boot string // this host's: what was found under another may not hold
 
 	underlayKey, tunnelKey *secret
+	asking                 *asking
 
 	wake    async.Signal // the fields below changed
 	publish async.Signal // the annotation may have to be written
@@ -121,7 +121,7 @@ type counts struct {
 // New returns a Prober that does nothing until [Prober.Run].
 func New(cfg Config) *Prober {
 	p := &Prober{
-		cfg: cfg, underlayKey: newSecret(underlaySecret), tunnelKey: newSecret(tunnelSecret),
+		cfg: cfg, underlayKey: newSecret(underlaySecret), tunnelKey: newSecret(tunnelSecret), asking: newAsking(),
 		wake: async.NewSignal(), publish: async.NewSignal(), events: make(chan event, 1024), nodes: map[string]node{},
 	}
 	var kerr, berr error
@@ -176,6 +176,9 @@ func (p *Prober) HandleStore(s cluster.Step) {
 		old := p.nodes[ev.Key.Name]
 		if now.accepts != old.accepts || now.outer != old.outer || !slices.Equal(now.addrs, old.addrs) {
 			p.nodes[ev.Key.Name] = now
+			if ev.Key.Name != p.cfg.Node {
+				p.asking.replace(old.addrs, now.addrs)
+			}
 			changed = true
 		}
 	}
@@ -317,7 +320,7 @@ func (p *Prober) newLoop(now time.Time) *loop {
 		l.pins = l.eng.pins()
 	}
 	if p.cfg.Tunnel.Enabled {
-		l.tunnels = newTunnels(p.cfg.Tunnel, p.cfg.Log, p.cfg.Core.Delivery)
+		l.tunnels = newTunnels(p.cfg.Tunnel, p.cfg.Log, p.asking, p.cfg.Core.Delivery)
 		l.tunnels.saved = records
 	}
 	return l
@@ -372,7 +375,7 @@ func (l *loop) read(ctx context.Context, now time.Time) error {
 	p.mu.Lock()
 	underlay, fresh, events, asks := p.underlay, p.fresh, p.neighbours, p.asks
 	p.fresh, p.neighbours, p.asks = false, nil, nil
-	targets := p.targets // replaced as a whole, never changed
+	targets := p.targets // replaced as a whole
 	var view *tunnelView
 	if !p.viewed && p.synced && l.tunnels != nil {
 		p.viewed = true
@@ -380,7 +383,9 @@ func (l *loop) read(ctx context.Context, now time.Time) error {
 	}
 	p.mu.Unlock()
 	if fresh && underlay != nil {
-		targets := l.underlayTargets(targets)
+		if !l.p.cfg.Underlay.Enabled {
+			targets = nil
+		}
 		for _, link := range underlay.Links {
 			l.eng.setUplink(now, link.Name, link.MTU)
 		}
@@ -408,22 +413,12 @@ func (l *loop) read(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// underlayTargets are those that do not go through a tunnel.
-func (l *loop) underlayTargets(all []dataplane.ProbeTarget) []dataplane.ProbeTarget {
-	out := make([]dataplane.ProbeTarget, 0, len(all)/2+1)
-	for _, t := range all {
-		if t.Tunnel == (dataplane.ProbeTunnel{}) && l.p.cfg.Underlay.Enabled {
-			out = append(out, t)
-		}
-	}
-	return out
-}
-
 // view is what the tunnels' prober is to know. The caller has the lock.
 func (p *Prober) view(driver func(string) string) *tunnelView {
-	v := &tunnelView{key: p.tunnelKey.get(), endpoints: p.endpoints(), tunnels: make([]Target, 0, len(p.targets)/2), peers: make([]netip.Addr, 0, 2*len(p.nodes))}
+	v := &tunnelView{key: p.tunnelKey.get(), endpoints: p.endpoints(), tunnels: make([]Target, 0, len(p.targets)/2)}
 	cards := map[string]string{}
-	for _, t := range p.targets {
+	for i := range p.targets {
+		t := &p.targets[i]
 		if t.Tunnel == (dataplane.ProbeTunnel{}) {
 			continue
 		}
@@ -431,11 +426,6 @@ func (p *Prober) view(driver func(string) string) *tunnelView {
 			cards[t.Uplink] = strings.TrimSpace(t.Uplink + " " + driver(t.Uplink))
 		}
 		v.tunnels = append(v.tunnels, Target{t, p.nodes[t.Node].accepts, cards[t.Uplink]})
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.nodes)) {
-		if name != p.cfg.Node {
-			v.peers = append(v.peers, p.nodes[name].addrs...)
-		}
 	}
 	return v
 }

@@ -28,26 +28,48 @@ const (
 	reopen         = time.Second
 )
 
-// asking says who may ask and how their questions are signed. It is a
-// snapshot.
+// asking says who may ask and how their questions are signed. Its methods may be
+// called from any goroutine.
 type asking struct {
-	key   []byte
-	peers map[netip.Addr]bool
+	mu    sync.RWMutex
+	key   []byte             // empty: not known yet
+	peers map[netip.Addr]int // in how many nodes' name, inside tunnels
 }
 
-func newAsking(v tunnelView) *asking {
-	a := &asking{key: v.key, peers: map[netip.Addr]bool{}}
-	for _, p := range v.peers {
-		a.peers[p] = true
+func newAsking() *asking { return &asking{peers: map[netip.Addr]int{}} }
+
+func (a *asking) setKey(key []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.key = key
+}
+
+// replace replaces the addresses of a node.
+func (a *asking) replace(old, now []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range old {
+		if a.peers[p]--; a.peers[p] == 0 {
+			delete(a.peers, p)
+		}
 	}
-	return a
+	for _, p := range now {
+		a.peers[p]++
+	}
+}
+
+// may returns the key of a peer's questions; false: it may not ask.
+func (a *asking) may(peer netip.Addr) (key []byte, ok bool) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.key, len(a.key) > 0 && a.peers[peer] > 0
 }
 
 // answers runs a responder on each endpoint.
 type answers struct {
 	port    uint16
 	log     *slog.Logger
-	allow   func() *asking
+	allow   *asking
 	running map[endpoint]context.CancelFunc
 	wg      sync.WaitGroup
 }
@@ -88,7 +110,7 @@ type responder struct {
 	at    endpoint
 	port  uint16
 	log   *slog.Logger
-	allow func() *asking
+	allow *asking
 
 	rates map[netip.Addr]*bucket // of the echo loop alone
 }
@@ -153,16 +175,16 @@ func (r *responder) echo(c *net.UDPConn) {
 		if err != nil {
 			continue
 		}
-		a := r.allow()
 		peer := from.Addr().Unmap()
-		if len(a.key) == 0 || !a.peers[peer] || !r.take(peer, a.peers) {
+		key, ok := r.allow.may(peer)
+		if !ok || !r.take(peer) {
 			continue
 		}
-		m, err := decode(b[:n], a.key)
+		m, err := decode(b[:n], key)
 		if err != nil || m.kind != kindEcho {
 			continue
 		}
-		out := appendMessage(nil, message{kind: kindReply, nonce: m.nonce, index: m.index}, a.key, 0)
+		out := appendMessage(nil, message{kind: kindReply, nonce: m.nonce, index: m.index}, key, 0)
 		err = software(c, func() error { _, err := c.WriteToUDPAddrPort(out, from); return err })
 		if err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Debug("answer to a probe", "link", r.at.link, "peer", peer, "error", err)
@@ -171,11 +193,11 @@ func (r *responder) echo(c *net.UDPConn) {
 }
 
 // take reports whether the asker may ask once more.
-func (r *responder) take(peer netip.Addr, known map[netip.Addr]bool) bool {
+func (r *responder) take(peer netip.Addr) bool {
 	b := r.rates[peer]
 	if b == nil {
 		// Buckets of askers that are gone must not pile up.
-		maps.DeleteFunc(r.rates, func(a netip.Addr, _ *bucket) bool { return !known[a] })
+		maps.DeleteFunc(r.rates, func(a netip.Addr, _ *bucket) bool { _, ok := r.allow.may(a); return !ok })
 		b = newBucket(echoRate, echoBurst, time.Now())
 		r.rates[peer] = b
 	}
@@ -216,9 +238,12 @@ func (r *responder) transfer(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
-	a := r.allow()
 	from, ok := c.RemoteAddr().(*net.TCPAddr)
-	if !ok || len(a.key) == 0 || !a.peers[from.AddrPort().Addr().Unmap()] {
+	if !ok {
+		return
+	}
+	key, ok := r.allow.may(from.AddrPort().Addr().Unmap())
+	if !ok {
 		return
 	}
 	if err := c.SetDeadline(time.Now().Add(transferWithin)); err != nil {
@@ -228,7 +253,7 @@ func (r *responder) transfer(ctx context.Context, c net.Conn) {
 	if _, err := io.ReadFull(c, head); err != nil {
 		return
 	}
-	m, err := decode(head, a.key)
+	m, err := decode(head, key)
 	if err != nil || m.kind != kindTransfer || m.size > transferSize {
 		return
 	}
@@ -236,7 +261,7 @@ func (r *responder) transfer(ctx context.Context, c net.Conn) {
 	if _, err := io.ReadFull(c, data); err != nil {
 		return
 	}
-	_, _ = c.Write(appendMessage(nil, message{kind: kindReceipt, nonce: digest(data), size: m.size}, a.key, 0)) // the asker sees what is missing
+	_, _ = c.Write(appendMessage(nil, message{kind: kindReceipt, nonce: digest(data), size: m.size}, key, 0)) // the asker sees what is missing
 	// The asker closes first, so that this side keeps no waiting state.
 	_, _ = io.Copy(io.Discard, c)
 }

@@ -181,10 +181,12 @@ func address(dev, prefix string) error {
 func (p *pair) answer(peers ...netip.Addr) {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	a := newAsking(tunnelView{key: testKey, peers: peers})
+	a := newAsking()
+	a.setKey(testKey)
+	a.replace(nil, peers)
 	r := &responder{
 		at: endpoint{link: p.via.device, addr: p.via.at(1)}, port: testPort, log: slog.New(slog.DiscardHandler),
-		allow: func() *asking { return a },
+		allow: a,
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -197,7 +199,7 @@ func (p *pair) answer(peers ...netip.Addr) {
 
 func (p *pair) target() Target {
 	return Target{
-		ProbeTarget: dataplane.ProbeTarget{
+		ProbeTarget: &dataplane.ProbeTarget{
 			Node: "node2", Family: dataplane.IPv4, Encap: p.via.form, Registered: outer(1),
 			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: p.via.device, MTU: p.via.mtu, Local: p.via.at(0), Peer: p.via.at(1)},
 		},

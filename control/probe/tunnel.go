@@ -13,10 +13,9 @@ import (
 // their tunnels. All hosts of a cluster use the same.
 const DefaultPort = 7747
 
-// Target is a tunnel to a peer that is to be measured. Targets are comparable;
-// one that differs in anything is measured anew.
+// Target is a tunnel to a peer that is to be measured.
 type Target struct {
-	dataplane.ProbeTarget
+	*dataplane.ProbeTarget // shared: nobody changes it
 
 	// Accepts says that the peer has published that it accepts this
 	// encapsulation, so that its silence means something.
@@ -32,6 +31,11 @@ type tunnelKey struct {
 	fam   dataplane.Family
 	inner dataplane.Family
 	encap dataplane.Encap
+}
+
+// same reports whether nothing is different about a target.
+func (t Target) same(o Target) bool {
+	return *t.ProbeTarget == *o.ProbeTarget && t.Accepts == o.Accepts && t.Card == o.Card
 }
 
 func (t Target) key() tunnelKey { return tunnelKey{t.Node, t.Family, t.Tunnel.Inner, t.Encap} }
@@ -86,8 +90,7 @@ type endpoint struct {
 type tunnelView struct {
 	tunnels   []Target
 	endpoints []endpoint
-	peers     []netip.Addr // who may ask, by the address inside the tunnel
-	key       []byte       // shared by the cluster's hosts; empty: not known yet
+	key       []byte // shared by the cluster's hosts; empty: not known yet
 }
 
 // Measurer measures one path. An error says that nothing could be measured

@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
@@ -51,20 +50,20 @@ type tunnels struct {
 	done     chan *attempt // measurements that ended
 	room     int           // how many more may run
 	secret   []byte
-	asking   atomic.Pointer[asking]
+	asking   *asking
 	answers  answers
 	saved    map[string]record // of the file, by carrier
 	reported map[tunnelPeer][]dataplane.Delivery
 
 	mu       sync.Mutex // guards what follows
-	tracks   map[tunnelKey]*track
-	peers    map[tunnelPeer]map[tunnelKey]*track // tracks again
-	touched  map[tunnelPeer]bool                 // of whom something else may be known than was reported
-	queue    schedule[*track]                    // those that are neither being measured nor to be skipped
-	applied  map[string]Setting                  // of each device, as last asked of the sink
-	hops     map[dataplane.NextHopID]bool        // of measurements under way
-	revision dataplane.Revision                  // of the sink, that has what was applied
-	dirty    bool                                // what is known has changed since it was saved
+	round    uint64     // of views
+	tracks   map[tunnelPeer][]*track
+	touched  map[tunnelPeer]bool          // of whom something else may be known than was reported
+	queue    schedule[*track]             // those that are neither being measured nor to be skipped
+	applied  map[string]Setting           // of each device, as last asked of the sink
+	hops     map[dataplane.NextHopID]bool // of measurements under way
+	revision dataplane.Revision           // of the sink, that has what was applied
+	dirty    bool                         // what is known has changed since it was saved
 }
 
 // tunnelPeer is a node over one family of the underlay.
@@ -88,6 +87,7 @@ type track struct {
 	answered    int64   // Unix seconds of the last answer; 0: none
 	settledPath string  // that delivers; empty: the result is not Yes
 
+	round    uint64 // of the last view that had it
 	running  bool
 	again    bool // it changed while it was being measured
 	failures int  // results in a row that were not Yes
@@ -103,7 +103,7 @@ type attempt struct {
 	need    Setting // proven to help
 }
 
-func newTunnels(cfg TunnelConfig, log *slog.Logger, publish func(context.Context, dataplane.Family, map[string][]dataplane.Delivery) error) *tunnels {
+func newTunnels(cfg TunnelConfig, log *slog.Logger, asking *asking, publish func(context.Context, dataplane.Family, map[string][]dataplane.Delivery) error) *tunnels {
 	cfg.Port = cmp.Or(cfg.Port, DefaultPort)
 	if cfg.Measure == nil {
 		cfg.Measure = Sockets{Port: cfg.Port}
@@ -112,18 +112,18 @@ func newTunnels(cfg TunnelConfig, log *slog.Logger, publish func(context.Context
 		cfg.Driver = DriverOf
 	}
 	t := &tunnels{
-		cfg: cfg, log: log, publish: publish, done: make(chan *attempt, atOnce), room: atOnce,
-		reported: map[tunnelPeer][]dataplane.Delivery{}, peers: map[tunnelPeer]map[tunnelKey]*track{}, touched: map[tunnelPeer]bool{},
-		tracks: map[tunnelKey]*track{}, applied: map[string]Setting{}, hops: map[dataplane.NextHopID]bool{},
+		cfg: cfg, log: log, asking: asking, publish: publish, done: make(chan *attempt, atOnce), room: atOnce,
+		reported: map[tunnelPeer][]dataplane.Delivery{}, touched: map[tunnelPeer]bool{},
+		tracks: map[tunnelPeer][]*track{}, applied: map[string]Setting{}, hops: map[dataplane.NextHopID]bool{},
 	}
-	t.answers = answers{port: cfg.Port, log: log, allow: t.asking.Load, running: map[endpoint]context.CancelFunc{}}
+	t.answers = answers{port: cfg.Port, log: log, allow: asking, running: map[endpoint]context.CancelFunc{}}
 	return t
 }
 
 // view replaces what is known of the cluster and this host.
 func (p *tunnels) view(ctx context.Context, v tunnelView) error {
 	p.secret = v.key
-	p.asking.Store(newAsking(v))
+	p.asking.setKey(v.key)
 	p.answers.set(ctx, v.endpoints)
 	if !p.set(v, time.Now()) {
 		return nil
@@ -140,20 +140,24 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 		return false
 	}
 	changed := false
-	wanted := map[tunnelKey]bool{}
+	p.round++
 	for _, t := range v.tunnels {
-		k := t.key()
-		wanted[k] = true
-		old, ok := p.tracks[k]
+		old := p.find(t.key())
+		ok := old != nil
+		if ok {
+			old.round = p.round
+		}
 		switch {
-		case ok && old.Target == t: // most, whatever has changed
+		case ok && old.same(t): // most, whatever has changed
+			old.Target = t // and no older list of them is kept
 		case !ok || old.Tunnel.Skip != t.Tunnel.Skip:
 			tr, next := p.newTrack(t, now)
 			if ok {
 				tr.running, tr.again = old.running, old.running
 				p.queue.drop(old)
+				p.forget(old)
 			}
-			p.keep(k, tr)
+			p.keep(tr)
 			p.due(tr, next)
 			changed = true
 		case old.path() != t.path():
@@ -171,10 +175,10 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 			}
 		}
 	}
-	for k, tr := range p.tracks {
-		if !wanted[k] {
+	for tr := range p.all() {
+		if tr.round != p.round {
 			p.queue.drop(tr)
-			p.forget(k, tr)
+			p.forget(tr)
 			changed = true
 		}
 	}
@@ -182,23 +186,44 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 	return changed
 }
 
-// keep makes tr what is known of a tunnel. The caller has the lock.
-func (p *tunnels) keep(k tunnelKey, tr *track) {
-	p.tracks[k] = tr
-	of := tr.peer()
-	if p.peers[of] == nil {
-		p.peers[of] = map[tunnelKey]*track{}
+// find returns what is known of a tunnel; nil: it is no target. The caller has the lock.
+func (p *tunnels) find(k tunnelKey) *track {
+	for _, tr := range p.tracks[tunnelPeer{k.fam, k.node}] {
+		if tr.key() == k {
+			return tr
+		}
 	}
-	p.peers[of][k] = tr
+	return nil
+}
+
+// all yields what is known of each tunnel. The caller has the lock, and may forget
+// one that was yielded.
+func (p *tunnels) all() iter.Seq[*track] {
+	return func(yield func(*track) bool) {
+		for _, of := range p.tracks {
+			for _, tr := range slices.Backward(of) {
+				if !yield(tr) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// keep makes tr what is known of a tunnel. The caller has the lock.
+func (p *tunnels) keep(tr *track) {
+	tr.round = p.round
+	of := tr.peer()
+	p.tracks[of] = append(p.tracks[of], tr)
 	p.touched[of] = true
 }
 
 // forget drops a tunnel. The caller has the lock.
-func (p *tunnels) forget(k tunnelKey, tr *track) {
-	delete(p.tracks, k)
+func (p *tunnels) forget(tr *track) {
 	of := tr.peer()
-	if delete(p.peers[of], k); len(p.peers[of]) == 0 {
-		delete(p.peers, of)
+	left := slices.DeleteFunc(p.tracks[of], func(o *track) bool { return o == tr })
+	if p.tracks[of] = left; len(left) == 0 {
+		delete(p.tracks, of)
 	}
 	p.touched[of] = true
 }
@@ -269,7 +294,7 @@ func (p *tunnels) ended(ctx context.Context, a *attempt) error {
 // sorted returns all tunnels by node, family and encapsulation. The caller has
 // the lock.
 func (p *tunnels) sorted() []*track {
-	return slices.SortedFunc(maps.Values(p.tracks), compareTunnels)
+	return slices.SortedFunc(p.all(), compareTunnels)
 }
 
 func compareTunnels(a, b *track) int {
@@ -290,7 +315,7 @@ func (p *tunnels) records() map[string]record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dirty = false
-	for _, t := range p.tracks {
+	for t := range p.all() {
 		switch r := t.record(); {
 		case !t.settled:
 		case r.useful():
@@ -390,7 +415,7 @@ func (p *tunnels) setting(link string) Setting {
 // lower has the device do what one more peer needs, on trial, and waits for it.
 func (p *tunnels) lower(ctx context.Context, t Target, s Setting) error {
 	p.mu.Lock()
-	if tr := p.tracks[t.key()]; tr != nil {
+	if tr := p.find(t.key()); tr != nil {
 		tr.need |= s
 	}
 	p.apply()
@@ -405,7 +430,7 @@ func (p *tunnels) lower(ctx context.Context, t Target, s Setting) error {
 func (p *tunnels) takeBack(t Target, s Setting) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if tr := p.tracks[t.key()]; tr != nil {
+	if tr := p.find(t.key()); tr != nil {
 		tr.need &^= s
 	}
 	p.apply()
@@ -415,7 +440,7 @@ func (p *tunnels) takeBack(t Target, s Setting) {
 // changed. The caller has the lock.
 func (p *tunnels) apply() {
 	need := map[string]Setting{}
-	for _, t := range p.tracks {
+	for t := range p.all() {
 		need[t.Tunnel.Link] |= t.need
 	}
 	var put []dataplane.Object
@@ -448,7 +473,7 @@ func (p *tunnels) apply() {
 // was off while they were measured.
 func (p *tunnels) remeasure(link string) {
 	now := time.Now()
-	for _, t := range p.tracks {
+	for t := range p.all() {
 		if t.Tunnel.Link == link && t.at.After(now) {
 			p.due(t, now)
 		}
@@ -459,7 +484,7 @@ func (p *tunnels) remeasure(link string) {
 func (p *tunnels) settle(a *attempt, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t := p.tracks[a.target.key()]
+	t := p.find(a.target.key())
 	if t == nil {
 		return // not a target any more
 	}
@@ -558,7 +583,7 @@ func rate(bytes float64) string { return fmt.Sprintf("%.1f Mbit/s", bytes*8/1e6)
 func (p *tunnels) retry(node string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, t := range p.tracks {
+	for t := range p.all() {
 		if node == "" || t.Node == node {
 			t.need = 0
 			p.anew(t, now)
@@ -585,7 +610,7 @@ func (p *tunnels) unreported() map[dataplane.Family]map[string][]dataplane.Deliv
 	defer p.mu.Unlock()
 	var out map[dataplane.Family]map[string][]dataplane.Delivery
 	for of := range p.touched {
-		now := deliveries(p.peers[of])
+		now := deliveries(p.tracks[of])
 		if slices.Equal(p.reported[of], now) {
 			continue
 		}
@@ -606,7 +631,7 @@ func (p *tunnels) unreported() map[dataplane.Family]map[string][]dataplane.Deliv
 
 // deliveries joins what is known of the tunnels to one peer, both families inside
 // one encapsulation: it delivers if nothing in it is known to be lost.
-func deliveries(tunnels map[tunnelKey]*track) []dataplane.Delivery {
+func deliveries(tunnels []*track) []dataplane.Delivery {
 	list := make([]*track, 0, len(tunnels))
 	for _, t := range tunnels {
 		if t.settled {

@@ -207,7 +207,7 @@ func vxlanForm() dataplane.Encap {
 
 func target(node string) Target {
 	return Target{
-		ProbeTarget: dataplane.ProbeTarget{
+		ProbeTarget: &dataplane.ProbeTarget{
 			Node: node, Family: dataplane.IPv4, Encap: vxlanForm(), Registered: netip.MustParseAddr("10.0.0.2"), Uplink: "eth0",
 			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: device, MTU: 1450, Local: inner(0), Peer: inner(1)},
 		},
@@ -625,8 +625,8 @@ func TestPause(t *testing.T) {
 	}{
 		{"well", track{result: dataplane.Yes}, nil, 45 * time.Minute, 75 * time.Minute},
 		{"gets lost", track{result: dataplane.No, failures: 20}, nil, 45 * time.Second, 75 * time.Second},
-		{"silent", track{Target: Target{Accepts: true}, failures: 20}, nil, 225 * time.Second, 375 * time.Second},
-		{"silent once", track{Target: Target{Accepts: true}, failures: 1}, nil, 750 * time.Millisecond, 1250 * time.Millisecond},
+		{"silent", track{Target: Target{ProbeTarget: &dataplane.ProbeTarget{}, Accepts: true}, failures: 20}, nil, 225 * time.Second, 375 * time.Second},
+		{"silent once", track{Target: Target{ProbeTarget: &dataplane.ProbeTarget{}, Accepts: true}, failures: 1}, nil, 750 * time.Millisecond, 1250 * time.Millisecond},
 		{"no prober", track{failures: 1}, nil, 45 * time.Minute, 75 * time.Minute},
 		{"not measured", track{failures: 1}, failed, 750 * time.Millisecond, 1250 * time.Millisecond},
 	} {
@@ -635,7 +635,7 @@ func TestPause(t *testing.T) {
 		}
 	}
 
-	p := newTunnels(TunnelConfig{Sink: newNetwork(), Driver: func(string) string { return "" }}, slog.New(slog.DiscardHandler), nil)
+	p := newTunnels(TunnelConfig{Sink: newNetwork(), Driver: func(string) string { return "" }}, slog.New(slog.DiscardHandler), newAsking(), nil)
 	p.saved = map[string]record{}
 	target := target("node2")
 	target.Accepts = false

@@ -69,7 +69,7 @@ func (r *rib) refreshNode(name string) {
 		return
 	}
 	for _, a := range n.Addrs() {
-		for k := range r.hopsOf[a] {
+		for _, k := range r.hopsOf[a] {
 			for p := range r.byHop[k].prefixes {
 				if !r.wellRouted(p, name) {
 					r.dirty[p] = struct{}{}
@@ -178,7 +178,7 @@ func (r *rib) followNextHop(a netip.Addr, turned bool) {
 	if !turned {
 		return
 	}
-	for k := range r.hopsOf[a] {
+	for _, k := range r.hopsOf[a] {
 		// A group that is still of use moved its routes already; those that
 		// desire it and are elsewhere may come.
 		if !k.group() || r.wellPlaced(k) < len(r.byHop[k].prefixes) {
@@ -188,7 +188,7 @@ func (r *rib) followNextHop(a netip.Addr, turned bool) {
 }
 
 func (r *rib) markNextHop(a netip.Addr) {
-	for k := range r.hopsOf[a] {
+	for _, k := range r.hopsOf[a] {
 		r.turned[k] = struct{}{}
 	}
 }

@@ -3,6 +3,7 @@ package vrouter
 import (
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/gaissmai/bart"
 
@@ -61,13 +62,11 @@ func (m *members) replace(name string, n *cluster.Node) set[netip.Addr] {
 // nodeAt returns the node with an address. Registration refuses a second one;
 // should the store hold two, all hosts take the same.
 func (m *members) nodeAt(a netip.Addr) (string, bool) {
-	best, ok := "", false
-	for n := range m.byAddr[a] {
-		if !ok || n < best {
-			best, ok = n, true
-		}
+	names := m.byAddr[a]
+	if len(names) == 0 {
+		return "", false
 	}
-	return best, ok
+	return slices.Min(names), true
 }
 
 // nodesWithin yields the nodes' own addresses that lie in a prefix, with their nodes.

@@ -3,6 +3,7 @@ package vrouter
 import (
 	"fmt"
 	"maps"
+	"slices"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
@@ -13,19 +14,25 @@ import (
 
 type set[K comparable] map[K]struct{}
 
-// index maps a key to a set of values.
-type index[K, V comparable] map[K]set[V]
+func (s set[K]) add(ks []K) {
+	for _, k := range ks {
+		s[k] = struct{}{}
+	}
+}
+
+// index maps a key to a set of values. It is for sets that are of one nearly always, thousands
+// of them.
+type index[K, V comparable] map[K][]V
 
 func (x index[K, V]) add(k K, v V) {
-	if x[k] == nil {
-		x[k] = set[V]{}
+	if !slices.Contains(x[k], v) {
+		x[k] = append(x[k], v)
 	}
-	x[k][v] = struct{}{}
 }
 
 func (x index[K, V]) remove(k K, v V) {
-	delete(x[k], v)
-	if len(x[k]) == 0 {
+	left := slices.DeleteFunc(x[k], func(o V) bool { return o == v })
+	if x[k] = left; len(left) == 0 {
 		delete(x, k)
 	}
 }

@@ -21,6 +21,8 @@ type vteps struct {
 	assigned map[netip.Addr]string // by IPAM, to the node of a tunnel
 	owned    index[string, netip.Addr]
 	blocks   map[store.Key][]cluster.Assigned
+	refused  []string // what conflicts found
+	examined bool     // and that is so still
 }
 
 // vtepMAC is the MAC of a VTEP over a family of the underlay, which has a device of
@@ -40,23 +42,24 @@ func newVTEPs() *vteps {
 // replaceNode applies a change of a node, nil where there was none or is none any
 // more, and adds the nodes of which it may be new whether they are refused.
 func (v *vteps) replaceNode(name string, old, n *cluster.Node, changed set[string]) {
+	v.examined = false
 	if old != nil {
 		for _, a := range vxlanAddrs(old) {
 			v.byAddr.remove(a, name)
-			maps.Copy(changed, v.byAddr[a])
+			changed.add(v.byAddr[a])
 		}
 		for _, m := range vtepMACs(old) {
 			v.byMAC.remove(m, name)
-			maps.Copy(changed, v.byMAC[m])
+			changed.add(v.byMAC[m])
 		}
 	}
 	if n != nil {
 		for _, a := range vxlanAddrs(n) {
-			maps.Copy(changed, v.byAddr[a])
+			changed.add(v.byAddr[a])
 			v.byAddr.add(a, name)
 		}
 		for _, m := range vtepMACs(n) {
-			maps.Copy(changed, v.byMAC[m])
+			changed.add(v.byMAC[m])
 			v.byMAC.add(m, name)
 		}
 	}
@@ -68,8 +71,8 @@ func (v *vteps) replaceNode(name string, old, n *cluster.Node, changed set[strin
 	} else {
 		v.nodes[name] = struct{}{}
 	}
-	for a := range v.owned[name] {
-		maps.Copy(changed, v.byAddr[a])
+	for _, a := range v.owned[name] {
+		changed.add(v.byAddr[a])
 	}
 }
 
@@ -84,6 +87,7 @@ func (v *vteps) setBlock(key store.Key, b *cluster.Block, changed set[string]) {
 	if slices.Equal(before, now) {
 		return
 	}
+	v.examined = false
 	for _, a := range before {
 		delete(v.assigned, a.Addr)
 		v.owned.remove(a.Node, a.Addr)
@@ -93,7 +97,7 @@ func (v *vteps) setBlock(key store.Key, b *cluster.Block, changed set[string]) {
 		v.owned.add(a.Node, a.Addr)
 	}
 	for _, a := range slices.Concat(before, now) {
-		maps.Copy(changed, v.byAddr[a.Addr])
+		changed.add(v.byAddr[a.Addr])
 	}
 	if v.blocks[key] = now; len(now) == 0 {
 		delete(v.blocks, key)
@@ -113,12 +117,12 @@ func (v *vteps) refuses(n *cluster.Node, inner, outer dataplane.Family) error {
 	switch claimants := v.byAddr[a]; {
 	case is && owner != n.Name:
 		return fmt.Errorf("node %s claims the VXLAN tunnel address %s, which IPAM assigned to node %s", n.Name, a, owner)
-	case !is && len(claimants) > 1 && first(claimants) != n.Name:
-		return fmt.Errorf("nodes %s and %s both claim the VXLAN tunnel address %s, which IPAM assigned to neither: it counts as that of %s", first(claimants), n.Name, a, first(claimants))
+	case !is && len(claimants) > 1 && slices.Min(claimants) != n.Name:
+		return fmt.Errorf("nodes %s and %s both claim the VXLAN tunnel address %s, which IPAM assigned to neither: it counts as that of %s", slices.Min(claimants), n.Name, a, slices.Min(claimants))
 	}
 	if claimants := v.byMAC[m]; len(claimants) > 1 {
-		by, owner := "", first(claimants)
-		for name := range claimants {
+		by, owner := "", slices.Min(claimants)
+		for _, name := range claimants {
 			if m.mac == derivedMAC(name, outer) {
 				by, owner = ", from whose name it is derived", name
 			}
@@ -130,17 +134,20 @@ func (v *vteps) refuses(n *cluster.Node, inner, outer dataplane.Family) error {
 	return nil
 }
 
-// conflicts lists what is refused of whom, once.
+// conflicts lists what is refused of whom, once. Nobody changes the list.
 func (v *vteps) conflicts(nodes map[string]*cluster.Node) []string {
+	if v.examined {
+		return v.refused
+	}
 	suspects := set[string]{}
 	for a, names := range v.byAddr {
 		if _, is := v.nodes[v.assigned[a]]; is || len(names) > 1 {
-			maps.Copy(suspects, names)
+			suspects.add(names)
 		}
 	}
 	for _, names := range v.byMAC {
 		if len(names) > 1 {
-			maps.Copy(suspects, names)
+			suspects.add(names)
 		}
 	}
 	var out []string
@@ -153,6 +160,7 @@ func (v *vteps) conflicts(nodes map[string]*cluster.Node) []string {
 			}
 		}
 	}
+	v.refused, v.examined = out, true
 	return out
 }
 
@@ -161,10 +169,14 @@ func vxlanAddrs(n *cluster.Node) []netip.Addr {
 }
 
 func vtepMACs(n *cluster.Node) []vtepMAC {
-	return []vtepMAC{{dataplane.IPv4, vxlanMAC(n, dataplane.IPv4)}, {dataplane.IPv6, vxlanMAC(n, dataplane.IPv6)}}
+	var out []vtepMAC
+	for _, outer := range families() {
+		if n.Addr.Of(outer).IsValid() {
+			out = append(out, vtepMAC{outer, vxlanMAC(n, outer)})
+		}
+	}
+	return out
 }
-
-func first(names set[string]) string { return slices.Sorted(maps.Keys(names))[0] }
 
 // derivedMAC is the MAC of a node that publishes none.
 func derivedMAC(name string, outer dataplane.Family) dataplane.MAC {

@@ -47,7 +47,7 @@ func (s *convergenceSpace) profile(ctx context.Context, name string) (stop func(
 		for n := 0; err == nil && slices.Err() == nil; n++ {
 			err = s.fetchProfile(ctx, fmt.Sprintf("profile?seconds=%d", int(profileSlice/time.Second)), fmt.Sprintf("%s.%d.cpu", name, n))
 		}
-		done <- errors.Join(err, s.fetchProfile(ctx, "heap", name+".heap"))
+		done <- errors.Join(err, s.fetchProfile(ctx, "heap?gc=1", name+".heap"))
 	}()
 	return func() error {
 		cancel()
