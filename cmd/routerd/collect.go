@@ -27,7 +27,7 @@ func (d *router) collector() *collect.Collector {
 		return nil
 	}
 	return collect.New(collect.Config{
-		Store: d.store, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
+		Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
 		Grace: d.cfg.IPAM.LeakGracePeriod, Log: d.log.With("component", "collector"),
 	})
 }

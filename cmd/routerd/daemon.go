@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ import (
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/operator"
 	"github.com/routerd/routerd/control/policy"
@@ -55,6 +57,7 @@ type router struct {
 
 	etcd  *embedded.Server // nil: external
 	store *etcd.Store
+	db    *lock.Store // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
 	// part is in it.
 	cluster *cluster.Cluster
@@ -161,7 +164,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		return d, err
 	}
 	d.ipam = ipam.New(ipam.Config{
-		Store: d.store, Node: name, Log: log.With("component", "ipam"), Unusable: func(pool string) string { return d.operator.UnusablePool(pool) }, // it is made last
+		Store: d.db, Node: name, Log: log.With("component", "ipam"), Unusable: func(pool string) string { return d.operator.UnusablePool(pool) }, // it is made last
 		Reserve: ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
 	})
 	if d.journal.Damage().Lines > 0 {
@@ -170,7 +173,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		d.doubtReserve()
 	}
 	d.node = node.New(node.Config{
-		Name: name, Store: d.store, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
+		Name: name, Store: d.db, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: func() []metav1.Condition { return d.operator.Conditions() }, // it is made last
 	})
 	if c.BGP.Enabled {
@@ -192,8 +195,8 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		return d, err
 	}
 	d.attach, err = attach.New(attach.Config{
-		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.store, Wire: d.wire,
-		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady, Held: d.nameHeld,
+		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
+		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.awaitRules(), OwnWrites: d.cluster, Log: log.With("component", "attach"),
 	})
 	if err != nil {
@@ -243,8 +246,11 @@ func (d *router) openStore(ctx context.Context) error {
 	if ec.Password, err = ds.Password(); err != nil {
 		return err
 	}
-	d.store, err = etcd.Open(ctx, ec)
-	return err
+	if d.store, err = etcd.Open(ctx, ec); err != nil {
+		return err
+	}
+	d.db = lock.New(d.store, d.log.With("component", "lock"))
+	return nil
 }
 
 // startMark is the file that says that BGP was started since the host booted.
@@ -315,6 +321,8 @@ func (d *router) run(ctx context.Context) error {
 	part("presence", d.runPresence)
 	part("cluster", d.followCluster)
 	part("core follows", func(ctx context.Context) error { return d.follow.core.Each(ctx, d.core.Store) })
+	part("lock follows", each(d.follow.lock, d.db.HandleStore))
+	part("lock", d.db.Run)
 	part("node follows", each(d.follow.node, d.node.HandleStore))
 	part("probes follow", each(d.follow.probe, d.probe.HandleStore))
 	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))
@@ -426,14 +434,14 @@ func (d *router) followCluster(ctx context.Context) error {
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: what nobody reads would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, policy, node *cluster.Follower
+	core, ipam, bgp, probe, attach, policy, node, lock *cluster.Follower
 }
 
 func follow(c *cluster.Cluster, speaksBGP bool) followers {
 	f := followers{
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
-		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...),
+		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
 	}
 	if speaksBGP {
 		f.bgp = c.Follow(bgp.Kinds()...)
@@ -453,7 +461,7 @@ func previousBGPFile(c config.Config) string { return filepath.Join(c.StateDir, 
 // loadCluster has those start with what the disk has of the cluster that may go by it
 // while the datastore does not answer.
 func (d *router) loadCluster() {
-	readers := []*cluster.Follower{d.follow.ipam} // which gives what its journal has
+	readers := []*cluster.Follower{d.follow.lock, d.follow.ipam} // which gives what its journal has
 	if d.follow.bgp != nil {
 		readers = append(readers, d.follow.bgp) // which asks before it speaks by it
 	}
@@ -507,10 +515,6 @@ func (d *router) runAttach(ctx context.Context) error {
 	return g.Wait()
 }
 
-// errLocked says that an operator locked the datastore.
-var errLocked = errors.New("the datastore is locked: ClusterInformation default has datastoreReady: false, " +
-	"as \"calicoctl datastore migrate lock\" sets it; unlock it when the migration is over")
-
 // attachReady says why ADD cannot be served yet.
 func (d *router) attachReady() error {
 	if err := d.presence.Refused(); err != nil {
@@ -518,8 +522,8 @@ func (d *router) attachReady() error {
 	}
 	ns := d.node.Status()
 	switch {
-	case ns.Locked:
-		return errLocked
+	case d.db.Locked():
+		return lock.ErrLocked
 	case !ns.Registered && ns.Err != nil:
 		return ns.Err
 	// What is remembered of the reserve serves only where the datastore is away:
@@ -537,10 +541,7 @@ func (d *router) attachReady() error {
 }
 
 func (d *router) datastoreError() error {
-	if d.node.Status().Locked {
-		return errLocked
-	}
-	return d.cluster.Freshness().Err
+	return cmp.Or(d.db.Err(), d.cluster.Freshness().Err)
 }
 
 // datastoreName says what the datastore is, for people.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -247,20 +248,32 @@ func TestOwnNodeDeleted(t *testing.T) {
 	r.ready()
 }
 
-// TestLockedDatastore: what calicoctl datastore migrate lock asks for is
-// granted, and said.
+// TestLockedDatastore: what calicoctl datastore migrate lock asks for is granted, and
+// said. Nothing is written while it holds, also by a daemon that starts then; DEL is
+// answered, and what it frees is freed afterwards.
 func TestLockedDatastore(t *testing.T) {
 	t.Parallel()
+	for name, reserve := range map[string]map[string]any{"reserve": {}, "no reserve": {"min": 0, "max": 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testLockedDatastore(t, reserve)
+		})
+	}
+}
+
+func testLockedDatastore(t *testing.T, reserve map[string]any) {
 	h := newHost(t, "10.1.0.11/24")
 	socket := filepath.Join(h.dir, "ext.sock")
 	startStore(t, t.TempDir(), socket)
 	h.usesStore(socket)
+	h.config["ipam"] = map[string]any{"reserve": reserve}
 	r := h.start()
 	r.ready()
 	s := h.store(socket)
+	info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
 	lock := func(locked bool) {
 		t.Helper()
-		_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindClusterInformation, store.DefaultName), func(cur store.Object) (any, error) {
+		_, err := store.Modify(t.Context(), s, info, func(cur store.Object) (any, error) {
 			ci := store.Clone(cur.Value).(*v3.ClusterInformation)
 			unlocked := !locked
 			ci.Spec.DatastoreReady = &unlocked
@@ -270,6 +283,28 @@ func TestLockedDatastore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, pod := range []string{"early", "late"} {
+		if _, err := r.attach(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await.Until(t, "both endpoints are written", func() error {
+		_, endpoints, err := holders(t, s)
+		if err == nil && len(endpoints) != 2 {
+			err = fmt.Errorf("there are %v", endpoints)
+		}
+		return err
+	})
+	before := contents(t, s)
+	await.Until(t, "the reserve is filled", func() error {
+		<-time.After(200 * time.Millisecond) // nobody tells that there is nothing more to write
+		was := before
+		before = contents(t, s)
+		if diff := cmp.Diff(was, before); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
+	})
 	lock(true)
 	r.when("the lock is told", func(n *apiv1.NodeResponse) error {
 		return mentions(conditionOf(n, "Datastore").GetReason(), "datastoreReady: false")
@@ -277,9 +312,71 @@ func TestLockedDatastore(t *testing.T) {
 	if _, err := r.attach("pod"); status.Code(err) != codes.Unavailable || mentions(err.Error(), "locked") != nil {
 		t.Errorf("ADD with the datastore locked: %v", err)
 	}
+	if err := r.detach("early"); err != nil {
+		t.Errorf("DEL with the datastore locked: %v", err)
+	}
+	// Who deletes ClusterInformation has unlocked nothing.
+	was, err := s.Get(t.Context(), info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Delete(t.Context(), s, info, 0); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "ClusterInformation is put back", func() error {
+		is, err := s.Get(t.Context(), info)
+		if err == nil {
+			if diff := cmp.Diff(string(was.Raw), string(is.Raw)); diff != "" {
+				t.Errorf("ClusterInformation (-before +put back):\n%s", diff)
+			}
+		}
+		return err
+	})
+	r.kill(syscall.SIGTERM)
+	r = h.start()
+	r.when("the lock is told again", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "Datastore").GetReason(), "datastoreReady: false")
+	})
+	if err := r.detach("late"); err != nil {
+		t.Errorf("DEL with the datastore locked, after a restart: %v", err)
+	}
+	if diff := cmp.Diff(before, contents(t, s)); diff != "" {
+		t.Errorf("written while the datastore was locked (-before +after):\n%s", diff)
+	}
 	lock(false)
 	await.Until(t, "ADD after the lock", func() error {
 		_, err := r.attach("pod")
 		return err
 	})
+	await.Until(t, "what DEL freed is free", func() error {
+		held, endpoints, err := holders(t, s)
+		if err == nil && len(endpoints) != 1 {
+			err = fmt.Errorf("there are %v", endpoints)
+		}
+		for addr, holder := range held {
+			if strings.Contains(holder, "early") || strings.Contains(holder, "late") {
+				err = fmt.Errorf("%s holds %s", holder, addr)
+			}
+		}
+		return err
+	})
+}
+
+// contents lists the revision of all that Calico's tools know, but for the lock itself.
+func contents(t *testing.T, s store.Store) map[string]store.Revision {
+	t.Helper()
+	out := map[string]store.Revision{}
+	for _, k := range append(store.Kinds(), store.KindIPAMBlock, store.KindIPAMAffinity, store.KindIPAMHandle) {
+		if k == store.KindClusterInformation {
+			continue
+		}
+		list, _, err := s.List(t.Context(), k, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list {
+			out[o.Key.Path()] = o.Revision
+		}
+	}
+	return out
 }

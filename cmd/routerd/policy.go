@@ -151,7 +151,7 @@ func (d *router) ownFelix(ctx context.Context) {
 	_ = async.Retry(ctx, firstWrites(), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		_, err := store.Create(ctx, d.store, f)
+		_, err := store.Create(ctx, d.db, f)
 		switch {
 		case errors.Is(err, store.ErrExists):
 			return nil
@@ -230,7 +230,7 @@ func (d *router) policyServer() *operator.PolicyServer {
 		return nil
 	}
 	return operator.NewPolicyServer(operator.PolicyConfig{
-		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Store: d.store, Workloads: d.attach.Endpoints,
+		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Store: d.db, Workloads: d.attach.Endpoints,
 		Unable: d.noPolicy, Flows: p.flows, Enforcer: p.enforcer, Table: p.table, Connections: p.connections, State: d.policyError,
 	})
 }

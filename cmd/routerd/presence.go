@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/routerd/routerd/control/lock"
+
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/async"
@@ -106,4 +108,16 @@ func (d *router) nameHeld() error {
 		return err
 	}
 	return errors.New("this host does not hold its name yet")
+}
+
+// mayWrite says why what workloads change must not be written to the datastore; nil:
+// it may be.
+func (d *router) mayWrite() error {
+	if err := d.nameHeld(); err != nil {
+		return err
+	}
+	if d.db.Locked() {
+		return lock.ErrLocked
+	}
+	return nil
 }

@@ -33,7 +33,7 @@ func (d *router) newProbe(ctx context.Context) error {
 		}
 	}
 	d.probe = probe.New(probe.Config{
-		Node: d.name, Store: d.store, Core: d.core, Log: log,
+		Node: d.name, Store: d.db, Core: d.core, Log: log,
 		File: filepath.Join(d.cfg.StateDir, "probes.json"), Former: reachState(d.cfg.RunDir),
 		Underlay: under,
 		Tunnel:   probe.TunnelConfig{Enabled: d.cfg.Probe.Enabled, Sink: d.kernel, Port: uint16(d.cfg.Probe.Port)},

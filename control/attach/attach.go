@@ -259,7 +259,9 @@ func (a *Attacher) errNotServing() error {
 func errStarting() error { return fmt.Errorf("the daemon is starting: %w", ErrNotReady) }
 
 // Kinds lists what an [Attacher] wants to see of the store.
-func Kinds() []store.Kind { return []store.Kind{store.KindNode, store.KindProfile} }
+func Kinds() []store.Kind {
+	return []store.Kind{store.KindNode, store.KindProfile, store.KindClusterInformation}
+}
 
 // HandleStore takes account of a step of the cluster's copy: whether the
 // datastore is there, this host's Node, and which profiles there are: an ADD then
@@ -374,7 +376,8 @@ type DelRequest struct {
 // Del detaches a container. It succeeds when there is nothing to detach; the
 // container's namespace need not exist. Without a record it goes by what
 // follows from the names. With [Config.Behind] it answers when it is certain
-// that the attachment goes, also after the loss of power. Else, while the
+// that the attachment goes, also after the loss of power; so it does while an
+// operator has the datastore locked, and what it frees waits for the end of that. Else, while the
 // datastore is away, it removes the wire and returns [store.ErrUnavailable], or
 // [ErrNotReady] where the host does not hold its name; the caller should try
 // again, and the daemon does so by itself.
@@ -394,7 +397,7 @@ func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 	if !l.known && req.AddressesOnly {
 		l.AddressesOnly, l.Device = true, ""
 	}
-	if a.behind() {
+	if a.behind() || a.store.locked() {
 		return a.releaser.answer(ctx, l.record)
 	}
 	if err := a.releaser.release(ctx, l.record); err != nil {

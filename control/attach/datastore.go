@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/store"
 )
 
@@ -26,7 +28,9 @@ type datastore struct {
 func (d *datastore) handle(s cluster.Step) (back bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	back = s.Err == nil && (d.away || s.Synced && !d.synced)
+	back = s.Err == nil && (d.away || s.Synced && !d.synced || slices.ContainsFunc(s.Changes, func(c *cluster.Change) bool {
+		return c.Key.Kind == store.KindClusterInformation // it may be unlocked
+	}))
 	d.away, d.synced = s.Err != nil, d.synced || s.Synced
 	return back
 }
@@ -48,6 +52,9 @@ func (d *datastore) held() error {
 	}
 	return nil
 }
+
+// locked reports whether an operator has the datastore locked.
+func (d *datastore) locked() bool { return errors.Is(d.held(), lock.ErrLocked) }
 
 // writable reports whether the datastore is there and may be written.
 func (d *datastore) writable() bool { return d.held() == nil && !d.isAway() }

@@ -106,10 +106,6 @@ type Status struct {
 	// AddressErr says why this host should be registered with another address
 	// than it is, and cannot be, or not yet.
 	AddressErr error
-
-	// Locked says that the datastore asks to be left alone: ClusterInformation
-	// default has datastoreReady false, as during a migration.
-	Locked bool
 }
 
 // Agent does the package's work in one goroutine; see [Agent.Run].
@@ -172,9 +168,7 @@ func (a *Agent) HandleStore(s cluster.Step) {
 				delete(a.pools, ev.Key.Name)
 			}
 		case store.KindClusterInformation:
-			if ci, ok := ev.Object.Value.(*v3.ClusterInformation); ok && ev.Key.Name == store.DefaultName {
-				a.status.Locked = ci.Spec.DatastoreReady != nil && !*ci.Spec.DatastoreReady
-			}
+			woken = true // who unlocked the datastore has what failed done now
 		case store.KindNode:
 			if ev.Key.Name == a.cfg.Name {
 				changed = true
