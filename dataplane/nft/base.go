@@ -49,14 +49,14 @@ const (
 	prioSNAT   = 95
 )
 
-// bases lists the base chains that are needed.
+// bases lists the base chains that are needed: each costs every packet, and one for
+// translations every connection.
 func (w *desired) bases() []baseSource {
 	list := []baseSource{
 		{rawIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioRaw}},
 		{inputFrom, hook{"filter", unix.NF_INET_LOCAL_IN, prioFrom}},
 		{forwardFrom, hook{"filter", unix.NF_INET_FORWARD, prioFrom}},
 		{forwardTo, hook{"filter", unix.NF_INET_FORWARD, prioTo}},
-		{snatOut, hook{"nat", unix.NF_INET_POST_ROUTING, prioSNAT}},
 	}
 	add := func(wanted bool, s ...baseSource) {
 		if wanted {
@@ -69,7 +69,13 @@ func (w *desired) bases() []baseSource {
 	add(w.tally.preDNAT > 0, baseSource{preDNATIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioMangle}})
 	add(w.tally.floating > 0, baseSource{dnatIn, hook{"nat", unix.NF_INET_PRE_ROUTING, prioDNAT}},
 		baseSource{dnatOut, hook{"nat", unix.NF_INET_LOCAL_OUT, prioDNAT}})
+	add(w.tally.floating > 0 || w.translates(), baseSource{snatOut, hook{"nat", unix.NF_INET_POST_ROUTING, prioSNAT}})
 	return list
+}
+
+// translates reports whether something leaves the cluster with another source.
+func (w *desired) translates() bool {
+	return w.members[filter.NATSources] != nil && w.members[filter.NATExempt] != nil
 }
 
 // putBases makes the base chains those that are needed, and writes them anew.
@@ -81,7 +87,7 @@ func (w *desired) putBases() {
 			w.acquire(s)
 		}
 	}
-	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut} {
+	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut} {
 		if n := w.nodes[id]; n != nil && !wanted[id] {
 			w.release(n.source)
 		}
@@ -115,18 +121,18 @@ func (s baseSource) rules(c *chainWriter) {
 	case inputFrom:
 		c.inputFrom()
 	case inputTo:
-		c.established()
+		c.uncut()
 		c.discovery(true)
 		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByToHost)
 	case forwardFrom:
 		c.established()
-		c.vmap(unix.NFT_META_IIFNAME, fromMap)
+		c.workloadVmap(unix.NFT_META_IIFNAME, fromMap)
 		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
 		c.marked()
 		c.host(unix.NFT_META_IIFNAME, forwardInMap)
 	case forwardTo:
-		c.established()
-		c.vmap(unix.NFT_META_OIFNAME, toMap)
+		c.uncut()
+		c.workloadVmap(unix.NFT_META_OIFNAME, toMap)
 		c.workloads(unix.NFT_META_OIFNAME, nfDrop, filter.ByNoEndpoint)
 		c.host(unix.NFT_META_OIFNAME, forwardOutMap)
 	case outputTo:
@@ -145,17 +151,19 @@ func (c *chainWriter) rawIn() {
 	c.unmark()
 	c.loopback()
 	for _, f := range dataplane.Families() {
-		m := new(matcher)
-		m.family(f)
-		m.meta(unix.NFT_META_IIFNAME, reg1)
-		m.loadAddr(f, source, reg2)
-		m.lookup(sourcesSet(f), false)
-		m.do(nfAccept, "")
-		c.add(m, Counter{})
+		c.eachWorkload(unix.NFT_META_IIFNAME, func(name func(*matcher)) {
+			m := new(matcher)
+			m.family(f)
+			name(m)
+			m.loadAddr(f, source, reg2)
+			m.lookup(sourcesSet(f), false)
+			m.do(nfAccept, "")
+			c.add(m, Counter{})
+		})
 	}
 	c.linkLocalDiscovery()
 	if c.w.tally.nets > 0 {
-		c.vmap(unix.NFT_META_IIFNAME, netsMap)
+		c.workloadVmap(unix.NFT_META_IIFNAME, netsMap)
 	}
 	c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.BySpoofing)
 	if c.w.tally.untracked > 0 {
@@ -170,7 +178,7 @@ func (c *chainWriter) inputFrom() {
 	for _, t := range c.w.settings.Guarded {
 		c.fromWorkloads(filter.ByGuard, func(m *matcher) { m.tunnel(t) })
 	}
-	c.vmap(unix.NFT_META_IIFNAME, fromMap)
+	c.workloadVmap(unix.NFT_META_IIFNAME, fromMap)
 	c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
 	if c.w.tally.hosts == 0 {
 		return
@@ -196,18 +204,11 @@ func (c *chainWriter) loopback() {
 // fromWorkloads drops what comes from any workload's interface and what more a
 // condition asks for.
 func (c *chainWriter) fromWorkloads(why filter.Reason, condition func(*matcher)) {
-	add := func(iface func(*matcher)) {
+	c.workloadRules(unix.NFT_META_IIFNAME, func(iface func(*matcher)) {
 		m := new(matcher)
 		condition(m) // first: few packets go on
 		iface(m)
 		c.drop(m, why)
-	}
-	for _, p := range c.w.settings.WorkloadPrefixes {
-		add(func(m *matcher) { m.iface(unix.NFT_META_IIFNAME, p, true, false) })
-	}
-	add(func(m *matcher) {
-		m.meta(unix.NFT_META_IIFNAME, reg1)
-		m.lookup(otherSet, false)
 	})
 }
 
@@ -216,18 +217,14 @@ func (c *chainWriter) snatOut() {
 	if c.w.tally.floating > 0 {
 		c.floatingOut()
 	}
-	if c.w.members[filter.NATSources] == nil || c.w.members[filter.NATExempt] == nil {
+	if !c.w.translates() {
 		return
 	}
 	nat := c.w.settings.NAT
 	for _, f := range dataplane.Families() {
-		head := new(matcher)
-		head.family(f)
 		side := filter.Side{Set: filter.NATSources}
 		exempt := filter.Side{NotSet: filter.NATExempt}
-		list := sideAlternatives([]*matcher{head}, &side, source, 0, f, c)
-		list = sideAlternatives(list, &exempt, destination, 0, f, c)
-		for _, m := range list {
+		for _, m := range sidesAlternatives([]*matcher{new(matcher)}, side, exempt, 0, f, c) {
 			if name, prefix := strings.CutSuffix(nat.OutInterface, "+"); name != "" {
 				m.iface(unix.NFT_META_OIFNAME, name, prefix, false)
 			}
@@ -335,12 +332,22 @@ func (c *chainWriter) floatingOut() {
 // Parts that base chains share.
 
 // established accepts what belongs to an allowed connection, unless that was
-// cut since.
+// cut since. Nearly every packet ends at the first rule.
 func (c *chainWriter) established() {
 	m := new(matcher)
-	m.connectionMark(filter.CutMark)
-	c.drop(m, filter.ByCut)
+	m.state(stateEstablished | stateRelated)
+	m.connectionMark(filter.CutMark, true)
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
 	m = new(matcher)
+	m.connectionMark(filter.CutMark, false)
+	c.drop(m, filter.ByCut)
+}
+
+// uncut accepts what belongs to an allowed connection, behind a chain at the same
+// hook which has dropped what was cut.
+func (c *chainWriter) uncut() {
+	m := new(matcher)
 	m.state(stateEstablished | stateRelated)
 	m.do(nfAccept, "")
 	c.add(m, Counter{})
@@ -381,6 +388,43 @@ func (c *chainWriter) vmap(key uint32, set string) {
 	c.add(m, Counter{})
 }
 
+// eachWorkload calls rule once for each of the workloads' prefixes, and once more
+// where workloads have interfaces without one. What it gets loads the interface's
+// name into the first register, and matches the prefix: comparing some bytes keeps
+// what comes from elsewhere from a lookup.
+func (c *chainWriter) eachWorkload(key uint32, rule func(name func(*matcher))) {
+	for _, p := range c.w.settings.WorkloadPrefixes {
+		rule(func(m *matcher) { m.iface(key, p, true, false) })
+	}
+	if c.w.tally.odd > 0 {
+		rule(func(m *matcher) { m.meta(key, reg1) })
+	}
+}
+
+// workloadVmap does what a map has for a workload's interface.
+func (c *chainWriter) workloadVmap(key uint32, set string) {
+	c.eachWorkload(key, func(name func(*matcher)) {
+		m := new(matcher)
+		name(m)
+		m.lookupVerdict(set)
+		c.add(m, Counter{})
+	})
+}
+
+// workloadRules calls rule once for each of the workloads' prefixes, and once more
+// where workloads have interfaces without one, which what it gets matches.
+func (c *chainWriter) workloadRules(key uint32, rule func(iface func(*matcher))) {
+	for _, p := range c.w.settings.WorkloadPrefixes {
+		rule(func(m *matcher) { m.iface(key, p, true, false) })
+	}
+	if c.w.tally.odd > 0 {
+		rule(func(m *matcher) {
+			m.meta(key, reg1)
+			m.lookup(otherSet, false)
+		})
+	}
+}
+
 func (c *chainWriter) drop(m *matcher, why filter.Reason) {
 	m.counter()
 	m.do(nfDrop, "")
@@ -389,23 +433,16 @@ func (c *chainWriter) drop(m *matcher, why filter.Reason) {
 
 // workloads ends the way of packets of all workloads' interfaces.
 func (c *chainWriter) workloads(key uint32, verdict int32, why filter.Reason) {
-	finish := func(m *matcher) {
+	c.workloadRules(key, func(iface func(*matcher)) {
+		m := new(matcher)
+		iface(m)
 		if verdict == nfDrop {
 			c.drop(m, why)
 			return
 		}
 		m.do(verdict, "")
 		c.add(m, Counter{})
-	}
-	for _, p := range c.w.settings.WorkloadPrefixes {
-		m := new(matcher)
-		m.iface(key, p, true, false)
-		finish(m)
-	}
-	m := new(matcher)
-	m.meta(key, reg1)
-	m.lookup(otherSet, false)
-	finish(m)
+	})
 }
 
 // host judges by the host endpoints.

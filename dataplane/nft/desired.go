@@ -69,7 +69,7 @@ type elemID struct{ set, key string }
 type claim struct{ owner, data string }
 
 // tally counts endpoints by what they need of the base chains.
-type tally struct{ hosts, untracked, preDNAT, nets, floating int }
+type tally struct{ hosts, untracked, preDNAT, nets, floating, odd int }
 
 func (t *tally) add(o tally, sign int) {
 	t.hosts += sign * o.hosts
@@ -77,11 +77,12 @@ func (t *tally) add(o tally, sign int) {
 	t.preDNAT += sign * o.preDNAT
 	t.nets += sign * o.nets
 	t.floating += sign * o.floating
+	t.odd += sign * o.odd
 }
 
 // needs is what the base chains are made from.
-func (t tally) needs() [5]bool {
-	return [5]bool{t.hosts > 0, t.untracked > 0, t.preDNAT > 0, t.nets > 0, t.floating > 0}
+func (t tally) needs() [6]bool {
+	return [6]bool{t.hosts > 0, t.untracked > 0, t.preDNAT > 0, t.nets > 0, t.floating > 0, t.odd > 0}
 }
 
 // placed is an endpoint and what it has in the table.
@@ -370,7 +371,7 @@ func (w *desired) applySets(d *filter.Delta) error {
 			w.putSet(w.setName(s.ID, f), w.kernelSet(m, f))
 		}
 		if isFixed(s.ID) {
-			w.markBases()
+			w.putBases()
 			w.markFailsafes()
 		}
 	}
@@ -476,7 +477,7 @@ func (w *desired) delMembers(id filter.SetID) error {
 	}
 	delete(w.members, id)
 	if isFixed(id) {
-		w.markBases()
+		w.putBases()
 		w.refresh()
 	}
 	return nil

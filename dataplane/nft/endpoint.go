@@ -127,6 +127,7 @@ func (w *desired) placeWorkload(p *placed) {
 	p.elem(fromMap, key, egress.name())
 	p.elem(toMap, key, ingress.name())
 	p.elem(otherSet, key, elemNone)
+	p.needs.odd = 1
 	wide := false
 	for _, net := range p.Sources {
 		if !net.IsSingleIP() {
@@ -180,7 +181,10 @@ func (s sourceNets) rules(w *chainWriter) {
 
 func (w *desired) putEndpoint(e *filter.Endpoint) {
 	now, old := w.place(e), w.endpoints[e.Interface]
-	now.elems = slices.DeleteFunc(now.elems, func(el placedElem) bool { return el.set == otherSet && w.usual(e.Interface) })
+	if w.usual(e.Interface) {
+		now.elems = slices.DeleteFunc(now.elems, func(el placedElem) bool { return el.set == otherSet })
+		now.needs.odd = 0
+	}
 	for _, s := range now.roots {
 		w.acquire(s)
 	}

@@ -41,14 +41,8 @@ func alternatives(r *filter.Rule, n names) []*matcher {
 			continue
 		}
 		m := new(matcher)
-		if f != 0 {
-			m.family(f)
-		}
 		m.head(r)
-		list := []*matcher{m}
-		list = sideAlternatives(list, &r.Source, source, r.Protocol, f, n)
-		list = sideAlternatives(list, &r.Destination, destination, r.Protocol, f, n)
-		all = append(all, list...)
+		all = append(all, sidesAlternatives([]*matcher{m}, r.Source, r.Destination, r.Protocol, f, n)...)
 	}
 	return all
 }
@@ -103,34 +97,60 @@ func portless(s filter.Side, kind func(filter.SetID) filter.SetType) (filter.Sid
 	return s, true
 }
 
-// sideAlternatives appends what one side asks for to each of the matchers.
-func sideAlternatives(list []*matcher, s *filter.Side, e end, protocol uint8, f dataplane.Family, n names) []*matcher {
+// sidesAlternatives appends what both sides ask for to each of the matchers, and the
+// family, unless that is 0: first ports, which are compared and of which a policy's rules
+// have different ones, then what is looked up, for that takes ten times as long.
+func sidesAlternatives(list []*matcher, from, to filter.Side, protocol uint8, f dataplane.Family, n names) []*matcher {
+	sides := []*filter.Side{source: &from, destination: &to}
 	if protocol != 0 && !hasPorts(protocol) {
-		without, ok := portless(*s, func(id filter.SetID) filter.SetType { _, kind := n.setOf(id, f); return kind })
-		if !ok {
-			return nil
-		}
-		s = &without
-	}
-	for _, m := range list {
-		if s.Nets != nil {
-			m.nets(e, s.Nets, false, f, n)
-		}
-		if s.NotNets != nil {
-			m.nets(e, s.NotNets, true, f, n)
-		}
-		if s.Set != "" {
-			m.member(e, s.Set, false, f, n)
-		}
-		if s.NotSet != "" {
-			m.member(e, s.NotSet, true, f, n)
-		}
-		if s.NotPortSet != "" {
-			m.member(e, s.NotPortSet, true, f, n)
+		for _, s := range sides {
+			without, ok := portless(*s, func(id filter.SetID) filter.SetType { _, kind := n.setOf(id, f); return kind })
+			if !ok {
+				return nil
+			}
+			*s = without
 		}
 	}
-	list = withoutPorts(list, s, e, protocol, n)
-	return withPorts(list, s, e, protocol, f, n)
+	family := func() {
+		for _, m := range list {
+			if f != 0 {
+				m.family(f)
+			}
+		}
+	}
+	byAddress := from.PortSet != "" || to.PortSet != "" // where an address is depends on the family
+	if byAddress {
+		family()
+	}
+	for e, s := range sides {
+		list = withoutPorts(list, s, end(e), protocol, n)
+		list = withPorts(list, s, end(e), protocol, f, n)
+	}
+	if !byAddress {
+		family()
+	}
+	for e, s := range sides {
+		for _, m := range list {
+			m.addresses(s, end(e), f, n)
+		}
+	}
+	return list
+}
+
+// addresses matches the prefixes and sets that a side names, apart from one of ports
+// that may be there instead of a number.
+func (m *matcher) addresses(s *filter.Side, e end, f dataplane.Family, n names) {
+	m.nets(e, s.Nets, false, f, n)
+	m.nets(e, s.NotNets, true, f, n)
+	if s.Set != "" {
+		m.member(e, s.Set, false, f, n)
+	}
+	if s.NotSet != "" {
+		m.member(e, s.NotSet, true, f, n)
+	}
+	if s.NotPortSet != "" {
+		m.member(e, s.NotPortSet, true, f, n)
+	}
 }
 
 func inRanges(ranges []filter.PortRange, port uint16) bool {
@@ -215,7 +235,11 @@ func (m *matcher) portfulOnly(not bool, n names) {
 	m.lookup(n.literal("protocols", s), not)
 }
 
+// nets matches an address in one of some prefixes, or in none; nil: any address.
 func (m *matcher) nets(e end, nets []netip.Prefix, not bool, f dataplane.Family, n names) {
+	if nets == nil {
+		return
+	}
 	own := slices.DeleteFunc(slices.Clone(nets), func(p netip.Prefix) bool { return dataplane.FamilyOf(p.Addr()) != f })
 	own = disjoint(own)
 	if len(own) == 1 {

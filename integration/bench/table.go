@@ -23,11 +23,12 @@ type Unit uint8
 
 // The units.
 const (
-	Milliseconds Unit = iota // less is better
-	PerSecond                // more is better
-	MiB                      // less is better
-	Apiece                   // so many for each; less is better
-	Percent                  // less is better
+	Milliseconds      Unit = iota // less is better
+	PerSecond                     // more is better
+	MiB                           // less is better
+	Apiece                        // so many for each; less is better
+	Percent                       // less is better
+	GigabitsPerSecond             // more is better
 )
 
 // Ratio returns how many times as fast, or as small, routerd is as the
@@ -36,7 +37,7 @@ func (r Row) Ratio() float64 {
 	if r.Against == "" {
 		return math.NaN()
 	}
-	if r.Unit != PerSecond {
+	if r.Unit != PerSecond && r.Unit != GigabitsPerSecond {
 		return r.Reference / r.Ours
 	}
 	return r.Ours / r.Reference
@@ -54,6 +55,8 @@ func (u Unit) format(v float64) string {
 		return fmt.Sprintf("%.2f", v)
 	case u == Percent:
 		return fmt.Sprintf("%.2f %%", v)
+	case u == GigabitsPerSecond:
+		return fmt.Sprintf("%.1f Gb/s", v)
 	case u == MiB:
 		return fmt.Sprintf("%.0f MiB", v)
 	}

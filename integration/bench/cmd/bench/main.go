@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
-	only := fs.String("only", "cni,ipam,routes,rules,scale,bgp,reflector", "`series` to run, with commas between them")
+	only := fs.String("only", "cni,ipam,routes,rules,throughput,scale,bgp,reflector", "`series` to run, with commas between them")
 	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
 	routes := fs.Int("routes", 100_000, "`number` of routes")
 	nodes := fs.Int("nodes", 5000, "`number` of nodes of the series scale, up to 10000")
@@ -79,6 +79,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"rules": func() ([]bench.Row, error) {
 			return measureRules(ctx, progress, log)
 		},
+		"throughput": func() ([]bench.Row, error) {
+			progress("throughput: pods of two hosts")
+			return bench.MeasureThroughput(ctx, *atLeast, log)
+		},
 		"scale": func() ([]bench.Row, error) {
 			return bench.MeasureScale(ctx, programs, bench.Scale{Nodes: *nodes, Colds: 3, Single: 200, Settle: 10 * time.Second, Idle: 20 * time.Second}, progress)
 		},
@@ -101,7 +105,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	for name := range strings.SplitSeq(*only, ",") {
 		f, ok := series[name]
 		if !ok {
-			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, scale, bgp or reflector", name)
+			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, throughput, scale, bgp or reflector", name)
 		}
 		r, err := f()
 		if err != nil {

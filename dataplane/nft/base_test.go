@@ -1,0 +1,59 @@
+package nft
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/dataplane/filter"
+)
+
+// The kernel calls only what has something to say, and a workload's interface
+// without a prefix is looked for only where there is one.
+func TestBasesOfNeed(t *testing.T) {
+	t.Parallel()
+	always := []string{forwardFrom, forwardTo, inputFrom, inputTo, rawIn}
+	workload := func(name string) filter.Endpoint {
+		return filter.Endpoint{Interface: name, Sources: prefixes("10.1.0.2/32")}
+	}
+	w := newDesired(Config{})
+	for _, step := range []struct {
+		name  string
+		delta filter.Delta
+		bases []string // beside those that there always are
+		odd   bool
+	}{
+		{"nothing", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali"}}}, nil, false},
+		{"a workload", filter.Delta{PutEndpoints: []filter.Endpoint{workload("cali1")}}, nil, false},
+		{"one with another name", filter.Delta{PutEndpoints: []filter.Endpoint{workload("tap1")}}, nil, true},
+		{"its name is usual", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali", "tap"}}}, nil, false},
+		{"and not any more", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali"}}}, nil, true},
+		{"it goes", filter.Delta{DelEndpoints: []string{"tap1"}}, nil, false},
+		{"half of what translation takes", filter.Delta{PutSets: []filter.Set{{ID: filter.NATSources}}}, nil, false},
+		{"translation", filter.Delta{PutSets: []filter.Set{{ID: filter.NATExempt}}}, []string{snatOut}, false},
+		{"none any more", filter.Delta{DelSets: []filter.SetID{filter.NATSources}}, nil, false},
+		{"a host endpoint that denies", filter.Delta{PutEndpoints: []filter.Endpoint{{Interface: "eth0", Host: true}}}, []string{outputTo, preDNATIn, rawOut}, false},
+	} {
+		if err := w.apply(&step.delta); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		var got []string
+		odd := false
+		for name, c := range w.chains {
+			if c.hook != nil {
+				got = append(got, name)
+			}
+			odd = odd || slices.ContainsFunc(c.rules, func(r rule) bool { return strings.Contains(string(r.exprs), otherSet) })
+		}
+		slices.Sort(got)
+		want := slices.Sorted(slices.Values(append(slices.Clone(always), step.bases...)))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: base chains (-want +got):\n%s", step.name, diff)
+		}
+		if odd != step.odd {
+			t.Errorf("%s: rules look for odd names: %t, want %t", step.name, odd, step.odd)
+		}
+	}
+}

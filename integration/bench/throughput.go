@@ -1,0 +1,224 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/dataplane/nft"
+	"github.com/routerd/routerd/integration/lab/ns"
+)
+
+// MeasureThroughput returns rows for one TCP stream from a pod on one host to a
+// pod on another, routed and in VXLAN, beside the same path without rules: each
+// as the best of some rounds, a stream without rules before each with them.
+func MeasureThroughput(ctx context.Context, atLeast time.Duration, log *slog.Logger) ([]Row, error) {
+	const rounds = 4
+	var rows []Row
+	for _, tunnel := range []bool{false, true} {
+		var bare, ours float64
+		for range rounds {
+			for _, with := range []bool{false, true} {
+				rate, err := streamRate(ctx, tunnel, with, atLeast, log)
+				if err != nil {
+					return nil, err
+				}
+				if with {
+					ours = max(ours, rate)
+				} else {
+					bare = max(bare, rate)
+				}
+			}
+		}
+		name := "Direct"
+		if tunnel {
+			name = "VXLAN"
+		}
+		rows = append(rows, Row{"one TCP stream between pods of two hosts, " + name, ours, bare, "no rules", GigabitsPerSecond})
+	}
+	return rows, nil
+}
+
+// streamHost is one of the two hosts of a stream, with its pod.
+type streamHost struct {
+	space, podSpace string
+	uplink, pod     netip.Addr
+	device          string // of the pod
+}
+
+// streamRate sends for some time and returns how many bits a second arrived.
+func streamRate(ctx context.Context, tunnel, rules bool, atLeast time.Duration, log *slog.Logger) (rate float64, err error) {
+	var hosts [2]streamHost
+	for i := range hosts {
+		space := fmt.Sprintf("bench-stream-%d-%d", os.Getpid(), i)
+		h := &hosts[i]
+		*h = streamHost{
+			space: space, podSpace: space + "-pod", device: fmt.Sprintf("cali%d", i),
+			uplink: netip.AddrFrom4([4]byte{10, 9, 0, byte(i + 1)}), pod: netip.AddrFrom4([4]byte{10, 1, byte(i), 2}),
+		}
+		for _, name := range []string{h.space, h.podSpace} {
+			if err := ns.Create(name); err != nil {
+				return 0, err
+			}
+			defer func() { err = errors.Join(err, ns.Delete(name)) }()
+		}
+	}
+	if err := ipBatch(ctx, hosts[0].space, "link add up0 type veth peer name up0 netns "+hosts[1].space+"\n"); err != nil {
+		return 0, err
+	}
+	for i, h := range hosts {
+		end, setUp := h.setUp(ctx, hosts[1-i], tunnel, rules, log)
+		if setUp != nil {
+			return 0, setUp
+		}
+		defer func() { err = errors.Join(err, end()) }()
+	}
+	return stream(ctx, hosts[0], hosts[1], atLeast)
+}
+
+// setUp makes the pod and the way to the other host's. What it returns is called
+// at the end.
+func (h *streamHost) setUp(ctx context.Context, other streamHost, tunnel, rules bool, log *slog.Logger) (end func() error, err error) {
+	const gatewayMAC, mtu = "ee:ee:ee:ee:ee:ee", 1450
+	way := fmt.Sprintf("route add %s/32 via %s dev up0\n", other.pod, other.uplink)
+	if tunnel {
+		way = fmt.Sprintf(`link add vxlan.calico type vxlan id 4096 local %s remote %s dev up0 dstport 4789 nolearning
+link set vxlan.calico mtu %d up
+addr add %s/32 dev vxlan.calico
+route add %s/32 via %s dev vxlan.calico onlink
+`, h.uplink, other.uplink, mtu, h.pod.Prev(), other.pod, other.pod.Prev())
+	}
+	lines := fmt.Sprintf(`link set up0 up
+addr add %[1]s/24 dev up0
+link add %[2]s address %[3]s type veth peer name eth0 netns %[4]s
+link set %[2]s mtu %[5]d up
+route add %[6]s/32 dev %[2]s
+`, h.uplink, h.device, gatewayMAC, h.podSpace, mtu, h.pod)
+	if err := ipBatch(ctx, h.space, lines+way); err != nil {
+		return nil, err
+	}
+	pod := fmt.Sprintf(`link set eth0 mtu %d up
+addr add %s/32 dev eth0
+route add 169.254.1.1 dev eth0
+route add default via 169.254.1.1 dev eth0
+neigh replace 169.254.1.1 lladdr %s dev eth0 nud permanent
+`, mtu, h.pod, gatewayMAC)
+	if err := ipBatch(ctx, h.podSpace, pod); err != nil {
+		return nil, err
+	}
+	end = func() error { return nil }
+	err = ns.Do(h.space, func() error {
+		for file, value := range map[string]string{"ip_forward": "1", "conf/" + h.device + "/proxy_arp": "1"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0o600); err != nil {
+				return err
+			}
+		}
+		if !rules {
+			return nil
+		}
+		t, err := nft.Open(nft.Config{Log: log})
+		if err != nil {
+			return err
+		}
+		end = t.Close
+		return t.Apply(h.ruleset(other))
+	})
+	return end, err
+}
+
+// ruleset is what a host has by default, with a policy for its one pod.
+func (h *streamHost) ruleset(other streamHost) filter.Delta {
+	set := func(id filter.SetID, members ...netip.Prefix) filter.MemberChange {
+		c := filter.MemberChange{Set: id}
+		for _, p := range members {
+			c.Add = append(c.Add, filter.Member{Prefix: p})
+		}
+		return c
+	}
+	single := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+	pool := netip.MustParsePrefix("10.1.0.0/16")
+	vxlan, bgp := filter.Tunnel{Protocol: 17, Port: 4789}, filter.Tunnel{Protocol: 6, Port: 179}
+	policy := filter.Policy{
+		ID:      filter.PolicyID{Kind: "NetworkPolicy", Namespace: "bench", Name: "stream"},
+		Ingress: []filter.Rule{{Action: filter.Allow, Protocol: 6, Source: filter.Side{Set: "s-peers"}}},
+	}
+	return filter.Delta{
+		PutSets: []filter.Set{{ID: "s-peers"}, {ID: filter.NATSources}, {ID: filter.NATExempt}, {ID: filter.TunnelSources}},
+		Members: []filter.MemberChange{
+			set("s-peers", single(h.pod), single(other.pod)), set(filter.NATSources, pool), set(filter.NATExempt, pool),
+			set(filter.TunnelSources, single(h.uplink), single(other.uplink)),
+		},
+		Settings:    &filter.Settings{WorkloadPrefixes: []string{"cali"}, HostTraffic: []filter.Tunnel{vxlan, bgp}, Guarded: []filter.Tunnel{bgp}},
+		PutPolicies: []filter.Policy{policy},
+		PutEndpoints: []filter.Endpoint{{
+			Interface: h.device, Sources: []netip.Prefix{single(h.pod)},
+			Ingress: filter.Path{Tiers: []filter.Tier{{Name: "default", End: filter.Deny, Policies: []filter.PolicyRef{{ID: policy.ID}}}}},
+			Egress:  filter.Path{Default: filter.Allow},
+		}},
+	}
+}
+
+// stream sends from one pod to the other and returns the rate at which it arrived.
+func stream(ctx context.Context, from, to streamHost, atLeast time.Duration) (float64, error) {
+	var l net.Listener
+	err := ns.Do(to.podSpace, func() (err error) {
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp4", netip.AddrPortFrom(to.pod, 0).String())
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	var out net.Conn
+	var refused error
+	err = untilWithin(ctx, 10*time.Second, "the pods reach each other", func() (bool, error) {
+		refused = ns.Do(from.podSpace, func() (err error) {
+			out, err = (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp4", l.Addr().String())
+			return err
+		})
+		return refused == nil, nil
+	})
+	if err != nil {
+		return 0, errors.Join(err, refused)
+	}
+	in, err := l.Accept()
+	if err != nil {
+		return 0, errors.Join(err, out.Close())
+	}
+	defer in.Close()
+	sent := make(chan error, 1)
+	start := time.Now()
+	go func() {
+		b := make([]byte, 1<<20)
+		var err error
+		for err == nil && time.Since(start) < atLeast && ctx.Err() == nil {
+			_, err = out.Write(b)
+		}
+		sent <- errors.Join(err, out.Close())
+	}()
+	n, err := drain(in)
+	took := time.Since(start)
+	return float64(n) * 8 / took.Seconds() / 1e9, errors.Join(err, <-sent)
+}
+
+// drain reads until the end and returns how many bytes came.
+func drain(c net.Conn) (n int64, err error) {
+	b := make([]byte, 1<<20)
+	for {
+		m, err := c.Read(b)
+		n += int64(m)
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
