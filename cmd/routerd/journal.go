@@ -19,8 +19,15 @@ func (d *router) openJournal() error {
 	return err
 }
 
-// journalError says what was lost of the journal, until the daemon starts again.
+// journalError says what the disk refuses of the journal, and what was lost of it,
+// until the daemon starts again.
 func (d *router) journalError() error {
+	if d.journal == nil {
+		return nil
+	}
+	if err := d.journal.Err(); err != nil {
+		return fmt.Errorf("workloads cannot be started: %w", err)
+	}
 	lost := d.damage()
 	if lost.Lines == 0 {
 		return nil

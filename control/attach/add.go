@@ -270,6 +270,9 @@ func (x *addition) intent(context.Context) (err error) {
 	if x.old != nil {
 		return nil
 	}
+	if err := x.ledger.room(); err != nil {
+		return err
+	}
 	if x.r, err = x.ledger.save(x.r, begun); err != nil || x.r.AddressesOnly {
 		return err
 	}

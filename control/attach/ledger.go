@@ -149,6 +149,15 @@ func (l *ledger) remove(id ID) error {
 	return nil
 }
 
+// room says why no attachment can begin; nil: the disk has room for its record, and for
+// those of who is to go.
+func (l *ledger) room() error {
+	if err := l.journal.Room(); err != nil {
+		return fmt.Errorf("write down the attachment: %w: free some on this host; workloads can still be removed", err)
+	}
+	return nil
+}
+
 // sync waits until the disk has what was saved.
 func (l *ledger) sync() error {
 	if err := l.journal.Sync(); err != nil {

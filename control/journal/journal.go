@@ -11,11 +11,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"github.com/routerd/routerd/control/atomicfile"
 )
@@ -50,7 +52,10 @@ type Journal struct {
 	entries map[string]entry
 	live    int64 // bytes that the entries take
 	size    int64 // of the file up to the last good line
-	torn    bool  // the file may have more than size
+	torn    bool  // the file may have more than size: see mend
+	endless bool  // and that begins with a line that lacks nothing but its end
+	room    int64 // up to where the disk has kept room for the file
+	refused error // what the disk last said to a change; nil: it took it
 	suspect bool  // a flush failed: what the kernel still has of the file is not known
 	held    bool  // changes wait for a new file; see Forget
 
@@ -138,16 +143,42 @@ func open(path string, log *slog.Logger, lean bool) (*Journal, error) {
 	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
-	j.torn = j.size < int64(len(b))
-	if j.damage.Copy != "" || j.torn {
+	j.torn = j.endless || j.size < int64(len(b))
+	if made {
+		if err := j.syncDir(filepath.Dir(path)); err != nil {
+			return nil, errors.Join(fmt.Errorf("open journal: %w", err), j.file.Close())
+		}
+		return j, nil
+	}
+	// A full disk is no reason not to start: what there is has been read, and what
+	// is wrong with the file is mended before the next change.
+	if j.damage.Copy != "" {
 		err = j.rewrite()
-	} else if made {
-		err = j.syncDir(filepath.Dir(path))
+	}
+	if j.torn && err == nil {
+		err = j.mend()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open journal: %w", err), j.file.Close())
+		j.refused = err
+		log.Error("the journal stays as it was found; the disk refuses changes", "file", path, "error", err)
 	}
 	return j, nil
+}
+
+// mend has the file end with a whole line: what is behind that is cut off, which
+// takes no room.
+func (j *Journal) mend() error {
+	if j.endless {
+		if _, err := j.file.WriteAt([]byte{'\n'}, j.size-1); err != nil {
+			return fmt.Errorf("end the last line of the journal: %w", err)
+		}
+	}
+	if err := j.file.Truncate(j.size); err != nil {
+		return fmt.Errorf("truncate a half written line of the journal: %w", err)
+	}
+	j.torn, j.endless, j.room = false, false, 0
+	j.appended++ // the next flush makes sure of it
+	return nil
 }
 
 // replay applies what a file holds and returns how many whole lines are damaged.
@@ -183,8 +214,11 @@ func (j *Journal) replay(b []byte) (bad int) {
 			}
 			group = group[:0]
 		}
-		if whole && len(group) == 0 {
+		if len(group) == 0 && (whole || ok) {
 			j.size = at
+			if j.endless = !whole; j.endless {
+				j.size++
+			}
 		}
 		b = rest
 	}
@@ -351,16 +385,17 @@ func (j *Journal) Apply(changes ...Change) error {
 		return nil
 	}
 	if j.torn {
-		if err := j.file.Truncate(j.size); err != nil {
-			return fmt.Errorf("truncate a half written line of the journal: %w", err)
+		if j.refused = j.mend(); j.refused != nil {
+			return j.refused
 		}
-		j.torn = false
 	}
 	ends, err := j.append(lines)
 	if err != nil {
 		j.torn = true
-		return fmt.Errorf("append to the journal: %w", err)
+		j.refused = fmt.Errorf("append to the journal: %w", err)
+		return j.refused
 	}
+	j.refused = nil
 	for i, l := range lines {
 		j.apply(l, j.size, ends[i]-j.size)
 		j.drop(l.Key)
@@ -424,7 +459,8 @@ func (j *Journal) Sync() error {
 	j.flushed.Broadcast()
 	if err != nil {
 		j.suspect = true
-		return fmt.Errorf("flush the journal: %w", err)
+		j.refused = fmt.Errorf("flush the journal: %w", err)
+		return j.refused
 	}
 	j.synced = max(j.synced, upTo)
 	return nil
@@ -457,6 +493,54 @@ func (j *Journal) Forget() error {
 	return nil
 }
 
+// spare is how many bytes the disk keeps for changes that end things, when it is full:
+// some two hundred workloads can go.
+const spare = 256 << 10
+
+// Room returns an error where the disk has no room for more than changes that end
+// what the journal has, for which it keeps some behind the file's end. Who begins
+// something asks first. It says nothing where the file system cannot keep room.
+func (j *Journal) Room() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.file == nil {
+		return ErrClosed
+	}
+	return j.keepRoom()
+}
+
+// keepRoom has the disk keep room behind the end of the file (fallocate(2)), so much
+// at once that few changes need it. The caller holds the lock.
+func (j *Journal) keepRoom() error {
+	if j.held || j.room >= j.size+spare {
+		return nil
+	}
+	const keepSize = 1 // FALLOC_FL_KEEP_SIZE
+	for _, n := range []int64{4 * spare, spare} {
+		err := syscall.Fallocate(int(j.file.Fd()), keepSize, j.size, n)
+		switch {
+		case err == nil:
+			j.room = j.size + n
+			return nil
+		case !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT):
+			j.room = math.MaxInt64 // no file system that can
+			return nil
+		}
+	}
+	return fmt.Errorf("the disk is full: there is no room for the journal %s but for the end of what it has", j.path)
+}
+
+// Err says what is wrong with the disk at present: that it refused the last change, or
+// has no room for what begins something.
+func (j *Journal) Err() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.file == nil {
+		return nil
+	}
+	return errors.Join(j.refused, j.keepRoom())
+}
+
 // Flushes returns how often the disk was waited for: many callers of
 // [Journal.Sync] share one.
 func (j *Journal) Flushes() uint64 {
@@ -475,7 +559,7 @@ func (j *Journal) rewrite() error {
 	}
 	// The old file has no name any more, whatever follows.
 	_ = j.file.Close() // nothing is read from it
-	j.file, j.size, j.torn, j.held = f, size, false, false
+	j.file, j.size, j.torn, j.endless, j.held, j.room = f, size, false, false, false, 0
 	j.entries, j.live = entries, size
 	if err := j.syncDir(filepath.Dir(j.path)); err != nil {
 		// After the loss of power the name may be the old file's.

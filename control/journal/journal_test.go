@@ -622,3 +622,136 @@ func TestModel(t *testing.T) {
 		})
 	})
 }
+
+// tinyDisk mounts a file system of some pages, and fills it when asked to.
+func tinyDisk(t *testing.T, pages int) (dir string, fill, empty func()) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("size=", pages*os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	others := filepath.Join(dir, "others")
+	fill = func() {
+		t.Helper()
+		f := must2(os.Create(others))
+		page := make([]byte, os.Getpagesize())
+		for {
+			if _, err := f.Write(page); errors.Is(err, unix.ENOSPC) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	empty = func() {
+		t.Helper()
+		if err := os.Remove(others); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, fill, empty
+}
+
+// On a full disk nothing begins, what there is can end, and both are said.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	dir, fill, empty := tinyDisk(t, 200)
+	path := filepath.Join(dir, "j")
+	j := reopen(t, path)
+	want := map[string]string{}
+	for i := range 20 {
+		key := fmt.Sprint("workload", i)
+		put(t, j, key, "runs")
+		want[key] = `"ends"`
+	}
+	if err := errors.Join(j.Room(), j.Err()); err != nil {
+		t.Fatal(err)
+	}
+	fill()
+	large := strings.Repeat("x", spare/20)
+	for key := range want {
+		put(t, j, key, "ends")
+	}
+	if err := errors.Join(j.Room(), j.Err()); err != nil {
+		t.Fatalf("what was kept is more than enough: %v", err)
+	}
+	for n := 0; j.Room() == nil; n++ {
+		if n == 100 {
+			t.Fatal("there is always room")
+		}
+		put(t, j, "large", large)
+		want["large"] = fmt.Sprintf("%q", large)
+	}
+	if err := j.Err(); err == nil || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("Err: %v", err)
+	}
+	for n := range 15 { // three quarters of what is kept
+		put(t, j, "large", large[n:])
+		want["large"] = fmt.Sprintf("%q", large[n:])
+	}
+	if err := j.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	empty()
+	if err := errors.Join(j.Room(), j.Err()); err != nil {
+		t.Errorf("there is room again: %v", err)
+	}
+	holds(t, path, want)
+}
+
+// A line cut short on a full disk, by the loss of power that followed, is no reason
+// not to start; nor is one that lacks its end alone, which is kept.
+func TestTornOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	for name, tail := range map[string]string{"half a line": "0123", "no end": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, fill, empty := tinyDisk(t, 100)
+			path := filepath.Join(dir, "j")
+			j := reopen(t, path)
+			put(t, j, "a", 1)
+			put(t, j, "b", 2)
+			if err := j.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b := must(os.ReadFile(path))
+			if tail == "" {
+				b = b[:len(b)-1]
+			}
+			if err := os.WriteFile(path, append(b, tail...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			fill()
+			for n := range 3 {
+				j := reopen(t, path)
+				if got := j.Damage(); got != (Damage{}) {
+					t.Errorf("damage %+v", got)
+				}
+				if err := j.Room(); err == nil {
+					t.Error("there is room on a full disk")
+				}
+				put(t, j, "b", 3+n)
+				if err := j.Close(); err != nil {
+					t.Fatal(err)
+				}
+				holds(t, path, map[string]string{"a": "1", "b": fmt.Sprint(3 + n)})
+			}
+			empty()
+			j = reopen(t, path)
+			if err := j.Err(); err != nil {
+				t.Error(err)
+			}
+			if err := j.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
