@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,8 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	if errors.Is(err, rpctypes.ErrRequestTooLarge) || errors.Is(err, rpctypes.ErrTooManyOps) {
 		return &callError{store.ErrInvalid, fmt.Sprintf("%s: the transaction is larger than etcd allows: %v", s.where, err), err}
 	}
-	if ctx.Err() != nil {
-		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + s.hint(err), ctx.Err()}
+	if late := cmp.Or(ctx.Err(), err); errors.Is(late, context.DeadlineExceeded) {
+		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + s.hint(err), late}
 	}
 	return &callError{store.ErrUnavailable, s.place(err) + ": " + s.sentence(err), err}
 }

@@ -38,6 +38,9 @@ const (
 	// pageSize is how many keys one request of a list asks for: about a
 	// megabyte of endpoints.
 	pageSize = 1000
+	// pageTimeout bounds each of these requests: a state may be as large as it is
+	// as long as something comes.
+	pageTimeout = 10 * time.Second
 )
 
 // Store is a client of one etcd cluster. Its methods are safe for concurrent
@@ -53,6 +56,8 @@ type Store struct {
 	log    *slog.Logger
 	where  string // the endpoints, for errors
 	secure bool   // they are reached by TLS
+
+	pageTimeout time.Duration
 
 	ctx     context.Context // ends with Close; all watches hang on it
 	cancel  context.CancelFunc
@@ -106,7 +111,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		return nil, fmt.Errorf("open etcd: %w: %w", store.ErrInvalid, err)
 	}
 	s := &Store{
-		client: client,
+		client: client, pageTimeout: pageTimeout,
 		conn:   client.ActiveConnection(),
 		log:    log,
 		where:  strings.Join(c.Endpoints, ","),
@@ -200,13 +205,20 @@ func (s *Store) readPrefixes(ctx context.Context, prefixes ...string) ([]*mvccpb
 	}
 }
 
+// page reads some keys of a range as they are at a revision; 0: now.
+func (s *Store) page(ctx context.Context, from, end string, rev int64) (*clientv3.GetResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.pageTimeout)
+	defer cancel()
+	return s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(rev))
+}
+
 func (s *Store) tryReadPrefixes(ctx context.Context, prefixes []string) ([]*mvccpb.KeyValue, store.Revision, error) {
 	var kvs []*mvccpb.KeyValue
 	var rev int64
 	for _, prefix := range prefixes {
 		from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 		for {
-			resp, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(rev))
+			resp, err := s.page(ctx, from, end, rev)
 			if err != nil {
 				return nil, 0, err
 			}

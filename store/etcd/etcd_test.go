@@ -9,11 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -223,6 +226,51 @@ func TestWatchBeforeServer(t *testing.T) {
 	})
 	if len(b.Events) != 0 {
 		t.Errorf("got %+v", b)
+	}
+}
+
+// However large a state is, it is read as long as its pages come; when they do not,
+// that is told as an outage.
+func TestWatchLargeState(t *testing.T) {
+	t.Parallel()
+	server := start(t, embedded.Config{})
+	var delay atomic.Int64
+	var pages atomic.Int32
+	slowly := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if method == "/etcdserverpb.KV/Range" {
+			pages.Add(1)
+			select {
+			case <-time.After(time.Duration(delay.Load())):
+			case <-ctx.Done():
+				return status.FromContextError(ctx.Err()).Err()
+			}
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}, DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(slowly)}})
+	const keys, patience = 5500, time.Second
+	for first := 0; first < keys; first += store.MaxOps {
+		var ops []store.Op
+		for i := first; i < min(first+store.MaxOps, keys); i++ {
+			n := store.New(store.KindNode).(*store.Node)
+			n.Name = fmt.Sprint("node", i)
+			ops = append(ops, store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: store.ResourceKey(store.KindNode, n.Name), Value: n}})
+		}
+		if _, err := s.Txn(t.Context(), ops...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.SetPageTimeout(patience)
+	delay.Store(int64(patience / 4))
+	start := time.Now()
+	b := take(t, watch(t, s, store.KindNode), "a state of six pages", func(b store.Batch) bool { return isSynced(b) || b.Err != nil })
+	if b.Err != nil || len(b.Events) != keys || pages.Load() < 6 || time.Since(start) < patience {
+		t.Errorf("%d nodes after %v and %d pages, error %v", len(b.Events), time.Since(start), pages.Load(), b.Err)
+	}
+	delay.Store(int64(time.Hour))
+	b = take(t, watch(t, s, store.KindNode), "an outage", func(b store.Batch) bool { return isSynced(b) || b.Err != nil })
+	if !errors.Is(b.Err, store.ErrUnavailable) || !strings.Contains(b.Err.Error(), "no answer in time") {
+		t.Errorf("error %v", b.Err)
 	}
 }
 

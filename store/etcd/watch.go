@@ -17,10 +17,6 @@ import (
 )
 
 const (
-	// snapshotTimeout bounds the reading of the state at the start of a watch.
-	// When it is over, the consumer is told of an outage.
-	snapshotTimeout = 10 * time.Second
-
 	retryMin = 100 * time.Millisecond
 	retryMax = 5 * time.Second
 )
@@ -136,8 +132,6 @@ func (s *Store) snapshot(ctx context.Context, feed *backend.Feed, kinds []store.
 		// ask for it.
 		prefixes = []string{store.PathPrefix(store.KindIPAMConfig, "")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
-	defer cancel()
 	kvs, rev, err := s.readPrefixes(ctx, prefixes...)
 	if err != nil {
 		return 0, fmt.Errorf("watch: %w", s.explain(ctx, err))
