@@ -57,6 +57,21 @@ func CreateAll(ctx context.Context, s Store, values ...any) ([]Object, error) {
 	return objs, nil
 }
 
+// Replace stores a v3 resource with a new identity, as [Create] does, in the place of
+// what was written at a revision, of which it keeps nothing: what cannot be decoded.
+// The error matches [ErrConflict] when that was changed meanwhile.
+func Replace(ctx context.Context, s Store, rev Revision, value any) (Object, error) {
+	key, err := KeyOf(value)
+	if err != nil {
+		return Object{}, fmt.Errorf("replace: %w", err)
+	}
+	obj, err := put(ctx, s, Op{If: IfRevision(rev), Action: Put, Object: Object{Key: key, Value: newborn(value)}})
+	if err != nil {
+		return Object{}, fmt.Errorf("replace %w", err)
+	}
+	return obj, nil
+}
+
 // newborn returns a copy of a v3 value with the identity of a new object.
 func newborn(value any) any {
 	c := Clone(value)

@@ -37,6 +37,7 @@ func Kinds() []store.Kind { return []store.Kind{store.KindClusterInformation} }
 // concurrent use.
 type Store struct {
 	store.Store
+	store.KeyLocks
 	log *slog.Logger
 
 	deleted async.Signal

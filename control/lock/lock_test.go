@@ -68,6 +68,9 @@ func TestWrites(t *testing.T) {
 	}
 }
 
+// Writers of one key in this process wait for each other here too.
+var _ store.KeyLocker = (*Store)(nil)
+
 // Before it is known whether the datastore is locked nothing is written.
 func TestWaits(t *testing.T) {
 	t.Parallel()

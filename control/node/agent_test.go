@@ -80,6 +80,32 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+// What cannot be read in the place of this host's resource is replaced; what somebody
+// writes at that moment is not.
+func TestRegisterOverGarbage(t *testing.T) {
+	t.Parallel()
+	for _, raw := range []string{"", "{", "[]", `{"spec":{"bgp":7}}`, "\x00\xff", `"node1"`} {
+		s := memory.New()
+		key := store.ResourceKey(store.KindNode, "node1")
+		s.PutRaw(key.Path(), []byte(raw))
+		if _, err := s.Get(t.Context(), key); !errors.Is(err, store.ErrDecode) {
+			t.Fatalf("%q is no garbage: %v", raw, err)
+		}
+		addr := netip.MustParsePrefix("10.1.0.11/24")
+		if err := host(t, s, "node1", addr); err != nil {
+			t.Fatalf("%q: %v", raw, err)
+		}
+		obj, err := s.Get(t.Context(), key)
+		if err != nil {
+			t.Fatalf("%q: %v", raw, err)
+		}
+		n := obj.Value.(*store.Node)
+		if registered(n, dataplane.IPv4) != addr.String() || n.UID == "" || n.CreationTimestamp.IsZero() {
+			t.Errorf("%q: replaced by %s", raw, obj.Raw)
+		}
+	}
+}
+
 func TestRegisterTaken(t *testing.T) {
 	s := memory.New()
 	defer s.Close()

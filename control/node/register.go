@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,11 +69,13 @@ func register(ctx context.Context, s store.Store, others *peers, name string, wa
 	return claim{}, nil
 }
 
-// write writes a registration.
+// write writes a registration. What is there in the place of this host's resource and
+// cannot be read is replaced: nobody else can go by it either, and without its
+// resource the host would be none of the cluster's after a restart.
 func write(ctx context.Context, s store.Store, name string, want registration) (claim, error) {
 	c := claim{addrs: want.addrs}
-	var err error
-	c.written, err = store.Modify(ctx, s, store.ResourceKey(store.KindNode, name), func(cur store.Object) (any, error) {
+	key := store.ResourceKey(store.KindNode, name)
+	change := func(cur store.Object) (any, error) {
 		n := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if c.before, _ = cur.Value.(*store.Node); c.before != nil {
 			n = store.Clone(cur.Value).(*store.Node)
@@ -87,7 +90,21 @@ func write(ctx context.Context, s store.Store, name string, want registration) (
 			want.complete(n)
 		}
 		return n, nil
-	})
+	}
+	var err error
+	c.written, err = store.Modify(ctx, s, key, change)
+	if !errors.Is(err, store.ErrDecode) {
+		return c, err
+	}
+	garbage, err := s.Get(ctx, key)
+	if !errors.Is(err, store.ErrDecode) {
+		return c, cmp.Or(err, store.ErrConflict) // somebody mended it meanwhile
+	}
+	n, err := change(store.Object{Key: key})
+	if err != nil {
+		return c, err
+	}
+	c.written, err = store.Replace(ctx, s, garbage.Revision, n)
 	return c, err
 }
 
