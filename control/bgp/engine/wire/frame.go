@@ -71,3 +71,11 @@ func appendHeader(b []byte, t Type) []byte {
 func finish(b []byte, start int) {
 	binary.BigEndian.PutUint16(b[start+16:], uint16(len(b)-start))
 }
+
+// AppendMessage appends a message with its header. It has to fit into [MaxExtended].
+func AppendMessage(b []byte, t Type, body []byte) []byte {
+	start := len(b)
+	b = append(appendHeader(b, t), body...)
+	finish(b, start)
+	return b
+}
