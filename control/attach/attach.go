@@ -260,7 +260,7 @@ func errStarting() error { return fmt.Errorf("the daemon is starting: %w", ErrNo
 
 // Kinds lists what an [Attacher] wants to see of the store.
 func Kinds() []store.Kind {
-	return []store.Kind{store.KindNode, store.KindProfile, store.KindClusterInformation}
+	return []store.Kind{store.KindNode, store.KindProfile, store.KindClusterInformation, store.KindIPAMBlock}
 }
 
 // HandleStore takes account of a step of the cluster's copy: whether the

@@ -149,6 +149,19 @@ func (l *ledger) remove(id ID) error {
 	return nil
 }
 
+// settled returns the attachments with addresses of which the datastore knows.
+func (l *ledger) settled() []record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := []record{}
+	for _, r := range l.records {
+		if r.State.attached() && !r.State.pending() && r.State != attachedFenced && !r.Given {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
 // room says why no attachment can begin; nil: the disk has room for its record, and for
 // those of who is to go.
 func (l *ledger) room() error {

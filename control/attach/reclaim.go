@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
 
@@ -56,9 +59,61 @@ func (x *reclaimer) handle(s cluster.Step) {
 		// On a new host nothing is attached yet, and nothing was forgotten.
 		forgot = forgot || !x.nodeKnown && x.ledger.has(func(state) bool { return true })
 	}
-	if forgot || x.forgotten {
+	if forgot || x.forgotten || x.freed(s) {
 		x.arm()
 	}
+}
+
+// settling is how old an attachment without an endpoint has to be for what a block says
+// of it to count: the block may be of the time before. Others have an endpoint, which is
+// written after the address is theirs.
+const settling = 5 * time.Second
+
+// freed reports whether a block says of an address that lives on this host that nobody
+// has it, or somebody else: as where an operator released it, or deleted the block.
+func (x *reclaimer) freed(s cluster.Step) bool {
+	var living []record
+	for _, ev := range s.Changes {
+		if ev.Err != nil || ev.Key.Kind != store.KindIPAMBlock {
+			continue
+		}
+		if living == nil {
+			living = x.ledger.settled()
+		}
+		b, _ := ev.Value.(*cluster.Block)
+		rev := s.Revision
+		if b != nil {
+			rev = b.Revision
+		}
+		for _, r := range living {
+			if rev <= r.Endpoint || r.Endpoint == 0 && time.Since(r.Since) < settling {
+				continue
+			}
+			for _, a := range r.addrs() {
+				if ev.Key.CIDR().Contains(a) && !x.holds(b, a, r) {
+					x.log.Warn("somebody took a workload's address away in the datastore; it is taken again", append(logID(r.id()), "address", a)...)
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// holds reports whether a block, nil: there is none any more, gives an address to a
+// workload of this host, or to its reserve.
+func (x *reclaimer) holds(b *cluster.Block, a netip.Addr, r record) bool {
+	if b == nil {
+		return false
+	}
+	whole := b.Value()
+	if whole == nil {
+		// Of others' blocks is known which addresses this host borrowed.
+		return slices.Contains(b.Borrowed, cluster.Borrowed{Addr: a, Node: x.node})
+	}
+	n, _ := whole.Ordinal(a)
+	at := whole.Attribute(n)
+	return at != nil && at.HandleID != nil && (*at.HandleID == handle(r.id()) || *at.HandleID == ipam.ReserveHandle(x.node))
 }
 
 // later has [Attacher.Run] take up again what the datastore forgot.

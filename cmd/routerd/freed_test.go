@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store"
+)
+
+// TestFreedUnderAPod: the address of a running workload that somebody frees, as
+// `calicoctl ipam release` does, is given to nobody else, and is soon the workload's
+// again.
+func TestFreedUnderAPod(t *testing.T) {
+	t.Parallel()
+	for name, take := range map[string]func(*testing.T, store.Store, netip.Addr, store.Object){
+		"address": freeAddress,
+		"block": func(t *testing.T, s store.Store, _ netip.Addr, block store.Object) {
+			if err := store.Delete(t.Context(), s, block.Key, 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"block and affinity": func(t *testing.T, s store.Store, _ netip.Addr, block store.Object) {
+			if err := store.Delete(t.Context(), s, block.Key, 0); err != nil {
+				t.Fatal(err)
+			}
+			if err := store.Delete(t.Context(), s, store.AffinityKey("node1", block.Key.CIDR()), 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testFreedUnderAPod(t, take)
+		})
+	}
+}
+
+// freeAddress does what Calico's client does: it takes the address out of its block, and
+// deletes the handle with the last one.
+func freeAddress(t *testing.T, s store.Store, addr netip.Addr, block store.Object) {
+	edit, ok, err := ipam.EditBlock(block, func(a ipam.Allocation) bool { return a.Addr == addr }, false, time.Now(), 0)
+	if err != nil || !ok {
+		t.Fatalf("%s is not in %s: %v", addr, block.Key, err)
+	}
+	handles, err := ipam.ReadHandles(t.Context(), s, edit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ops, _ := ipam.EditOps(handles, edit)
+	if _, err := s.Txn(t.Context(), ops...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.Addr, store.Object)) {
+	h := newHost(t, "10.1.0.11/24")
+	socket := filepath.Join(h.dir, "ext.sock")
+	startStore(t, t.TempDir(), socket)
+	h.usesStore(socket)
+	r := h.start()
+	r.ready()
+	s := h.store(socket)
+	got, err := r.attach("victim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.MustParsePrefix(got.GetAddresses()[0].GetCidr()).Addr()
+	await.Until(t, "the datastore knows of it", func() error {
+		held, endpoints, err := holders(t, s)
+		if err == nil && (len(held) != 1 || len(endpoints) != 1) {
+			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
+		}
+		return err
+	})
+	list, _, err := s.List(t.Context(), store.KindIPAMBlock, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	take(t, s, addr, list[slices.IndexFunc(list, func(o store.Object) bool { return o.Key.CIDR().Contains(addr) })])
+	for n := range 80 { // more than a block has
+		other, err := r.attach(fmt.Sprint("other", n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := netip.MustParsePrefix(other.GetAddresses()[0].GetCidr()).Addr(); a == addr {
+			t.Fatalf("%s was given to another workload", a)
+		}
+	}
+	await.Until(t, "the address is its workload's again", func() error {
+		held, _, err := holders(t, s)
+		if err == nil && held[addr.String()] == "" {
+			err = fmt.Errorf("%s is free", addr)
+		}
+		return err
+	})
+}
