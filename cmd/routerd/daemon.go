@@ -57,6 +57,7 @@ type router struct {
 
 	etcd  *embedded.Server // nil: external
 	store *etcd.Store
+	certs certificates
 	db    *lock.Store // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
 	// part is in it.
@@ -213,7 +214,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 		Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
-		DatastoreError: d.datastoreError, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
+		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.problem(time.Now()) }, CertificateEnd: d.certs.expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
 		MTUError: d.mtuError, Damage: d.damage, WorkloadMTU: d.workloadMTU,
 	})
 	return d, nil
@@ -246,6 +247,7 @@ func (d *router) openStore(ctx context.Context) error {
 	if ec.Password, err = ds.Password(); err != nil {
 		return err
 	}
+	d.certs.config = ec
 	if d.store, err = etcd.Open(ctx, ec); err != nil {
 		return err
 	}

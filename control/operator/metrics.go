@@ -111,11 +111,11 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// presenceCollector shows the epoch of this host, and how many workloads have
-// lost their addresses.
+// presenceCollector shows the epoch of this host, how many workloads have lost their
+// addresses, and when this host's certificates end.
 type presenceCollector struct {
-	s           *Server
-	epoch, lost *prometheus.Desc
+	s                *Server
+	epoch, lost, end *prometheus.Desc
 }
 
 func newPresenceCollector(s *Server) *presenceCollector {
@@ -123,6 +123,7 @@ func newPresenceCollector(s *Server) *presenceCollector {
 		s:     s,
 		epoch: prometheus.NewDesc("routerd_node_epoch", "Epoch of this host: how often it booted, or its Node was made anew; 0: it does not hold its name.", nil, nil),
 		lost:  prometheus.NewDesc("routerd_workloads_fenced", "Workloads without a route, for their addresses are somebody else's.", nil, nil),
+		end:   prometheus.NewDesc("routerd_datastore_certificate_expiry_timestamp_seconds", "When the first of the certificates ends by which the datastore is reached; missing: there is none.", nil, nil),
 	}
 }
 
@@ -130,6 +131,7 @@ func newPresenceCollector(s *Server) *presenceCollector {
 func (c *presenceCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.epoch
 	ch <- c.lost
+	ch <- c.end
 }
 
 // Collect implements [prometheus.Collector].
@@ -142,4 +144,7 @@ func (c *presenceCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(c.epoch, prometheus.GaugeValue, float64(c.s.cfg.Presence.Epoch()))
 	ch <- prometheus.MustNewConstMetric(c.lost, prometheus.GaugeValue, float64(lost))
+	if at := c.s.cfg.CertificateEnd(); !at.IsZero() {
+		ch <- prometheus.MustNewConstMetric(c.end, prometheus.GaugeValue, float64(at.Unix()))
+	}
 }

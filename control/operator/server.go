@@ -46,13 +46,15 @@ type Config struct {
 	Probes   Probes
 
 	// What keeps a part from being as it should; nil errors: nothing.
-	DatastoreError func() error
-	JournalError   func() error
-	PolicyError    func() error                 // policy is not enforced as the datastore has it
-	PolicyWaiting  func() error                 // workloads have no rules yet
-	MTUError       func([]dataplane.Host) error // workloads are not at their MTU, or it cannot work
-	Damage         func() journal.Damage        // of the journal
-	WorkloadMTU    func() int                   // bytes; 0: not known yet
+	DatastoreError   func() error
+	CertificateError func() error // of those by which the datastore is reached one ends soon
+	JournalError     func() error
+	PolicyError      func() error                 // policy is not enforced as the datastore has it
+	PolicyWaiting    func() error                 // workloads have no rules yet
+	MTUError         func([]dataplane.Host) error // workloads are not at their MTU, or it cannot work
+	Damage           func() journal.Damage        // of the journal
+	WorkloadMTU      func() int                   // bytes; 0: not known yet
+	CertificateEnd   func() time.Time             // when the first one ends; zero: there is none
 }
 
 // Probes answers what was measured of the underlay and of tunnels.
