@@ -13,6 +13,8 @@ import (
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 )
 
 // verdict is what a peer said in answer to an OPEN.
@@ -47,9 +49,9 @@ func probe(ctx context.Context, c *Config, p Peer) (verdict, error) {
 }
 
 // control gives a probe's socket what the session's has.
-func (p Peer) control(_, _ string, conn syscall.RawConn) error {
+func (p Peer) control(_, _ string, raw syscall.RawConn) error {
 	var err error
-	ctlErr := conn.Control(func(fd uintptr) {
+	ctlErr := raw.Control(func(fd uintptr) {
 		if p.TTLSecurity != 0 {
 			level, opt := unix.IPPROTO_IP, unix.IP_TTL
 			if p.Addr.Is6() {
@@ -58,26 +60,10 @@ func (p Peer) control(_, _ string, conn syscall.RawConn) error {
 			err = unix.SetsockoptInt(int(fd), level, opt, 255)
 		}
 		if text := p.Password.reveal(); text != "" && err == nil {
-			err = unix.SetsockoptTCPMD5Sig(int(fd), unix.IPPROTO_TCP, unix.TCP_MD5SIG, md5Key(p.Addr, text))
+			err = conn.SetPassword(int(fd), p.Addr, text)
 		}
 	})
 	return errors.Join(ctlErr, err)
-}
-
-// md5Key is the argument of TCP_MD5SIG (tcp(7)).
-func md5Key(a netip.Addr, text string) *unix.TCPMD5Sig {
-	k := &unix.TCPMD5Sig{Keylen: uint16(len(text))}
-	copy(k.Key[:], text)
-	if a.Is4() {
-		k.Addr.Family = unix.AF_INET
-		b := a.As4()
-		copy(k.Addr.Data[2:], b[:]) // struct sockaddr_in: port, address
-	} else {
-		k.Addr.Family = unix.AF_INET6
-		b := a.As16()
-		copy(k.Addr.Data[6:], b[:]) // struct sockaddr_in6: port, flow label, address
-	}
-	return k
 }
 
 func ask(conn io.ReadWriter, c *Config, p Peer) (verdict, error) {

@@ -1,0 +1,223 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+const (
+	bufferSize = 64 << 10 // holds the longest message
+
+	// lingerTime is how long a peer has to read the last messages.
+	lingerTime = 2 * time.Second
+)
+
+// link is one connection: a goroutine reads it and one writes.
+type link struct {
+	peer   *Peer
+	id     fsm.ID
+	ctx    context.Context // of dialling
+	cancel context.CancelFunc
+	busy   atomic.Bool // what was read is being handled
+
+	mu      sync.Mutex
+	wake    *sync.Cond
+	conn    *net.TCPConn // nil: not yet
+	pending net.Buffers
+	ended   bool // nothing more is sent
+}
+
+func newLink(p *Peer, id fsm.ID) *link {
+	l := &link{peer: p, id: id}
+	l.wake = sync.NewCond(&l.mu)
+	l.ctx, l.cancel = context.WithCancel(p.ctx)
+	return l
+}
+
+func (l *link) dial() {
+	c, err := l.peer.options.dial(l.ctx)
+	if err != nil {
+		l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.NotConnected(now, l.id, err) })
+		return
+	}
+	used := false
+	l.peer.step(func(now time.Time) []fsm.Action {
+		if used = l.peer.links[l.id] == l; used {
+			l.start(c)
+		}
+		return l.peer.machine.Connected(now, l.id)
+	})
+	if !used {
+		c.Close()
+	}
+}
+
+// start begins to read and write. The peer's lock is held.
+func (l *link) start(c *net.TCPConn) {
+	l.mu.Lock()
+	l.conn = c
+	l.mu.Unlock()
+	read := make(chan struct{})
+	l.peer.wg.Go(func() {
+		defer close(read)
+		l.read(c)
+	})
+	l.peer.wg.Go(func() {
+		defer l.cancel()
+		defer c.Close()
+		l.write(c)
+		// What the peer still sends is read, for a close with bytes unread is a reset,
+		// which can overtake the NOTIFICATION.
+		if c.CloseWrite() == nil && c.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+			<-read
+		}
+	})
+}
+
+// send has a message written. It never waits.
+func (l *link) send(m []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = append(l.pending, m)
+	l.wake.Signal()
+}
+
+// finish closes the connection, or gives up dialling: at once, or once what was sent is
+// written.
+func (l *link) finish(abort bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	l.wake.Signal()
+	switch {
+	case l.conn == nil:
+		l.cancel()
+	case abort:
+		// Errors are those of a connection that is gone already.
+		_ = l.conn.SetLinger(0)
+		_ = l.conn.Close()
+	default:
+		_ = l.conn.SetWriteDeadline(time.Now().Add(lingerTime))
+	}
+}
+
+// write writes what was sent until the link has ended.
+func (l *link) write(c *net.TCPConn) {
+	for {
+		l.mu.Lock()
+		for len(l.pending) == 0 && !l.ended {
+			l.wake.Wait()
+		}
+		batch := l.pending
+		l.pending = nil
+		l.mu.Unlock()
+		if len(batch) == 0 {
+			return
+		}
+		if _, err := batch.WriteTo(c); err != nil {
+			l.lost(err)
+			return
+		}
+		l.peer.step(func(now time.Time) []fsm.Action { l.peer.machine.Wrote(now, l.id); return nil })
+	}
+}
+
+// read reads messages until the connection ends.
+func (l *link) read(c *net.TCPConn) {
+	b := make([]byte, bufferSize)
+	held := 0
+	for {
+		n, err := c.Read(b[held:])
+		if n > 0 {
+			l.busy.Store(true)
+			used, fault := l.messages(b[:held+n])
+			l.busy.Store(false)
+			if fault != nil {
+				l.fault(fault)
+				_, _ = io.Copy(io.Discard, c) // until the writer closes it
+				return
+			}
+			held = copy(b, b[used:held+n])
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			l.lost(err)
+			return
+		}
+	}
+}
+
+// messages handles the whole messages of what was read and returns their length. The
+// machine sees one UPDATE of them, which is what its hold timer needs.
+func (l *link) messages(b []byte) (used int, fault *wire.Error) {
+	var session *fsm.Session
+	for {
+		t, body, n, err := wire.Frame(b[used:], l.peer.longest)
+		if err != nil {
+			errors.As(err, &fault)
+			return used, fault
+		}
+		if n == 0 {
+			return used, nil
+		}
+		used += n
+		update := t == wire.UpdateMessage || t == wire.RouteRefresh
+		if session == nil || !update {
+			l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.Message(now, l.id, t, body) })
+			session = l.session()
+		}
+		if update && session != nil {
+			if fault := l.peer.handler.Receive(session, t, body); fault != nil {
+				return used, fault
+			}
+		}
+	}
+}
+
+func (l *link) session() *fsm.Session {
+	l.peer.mu.Lock()
+	defer l.peer.mu.Unlock()
+	return l.peer.machine.Session(l.id)
+}
+
+func (l *link) lost(err error) {
+	l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.Closed(now, l.id, err) })
+}
+
+func (l *link) fault(e *wire.Error) {
+	l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.Fault(now, l.id, e) })
+}
+
+// unread reports whether bytes wait to be read or handled.
+func (l *link) unread() bool {
+	if l.busy.Load() {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return false
+	}
+	raw, err := l.conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	waiting := 0
+	err = control(raw, func(fd int) (err error) {
+		waiting, err = unix.IoctlGetInt(fd, unix.SIOCINQ)
+		return err
+	})
+	return err == nil && waiting > 0
+}

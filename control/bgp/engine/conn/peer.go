@@ -1,0 +1,188 @@
+package conn
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+// Handler is who is concerned by a peer's sessions. Up, Down and Fail are called in
+// order, one at a time, and must not call the [Peer].
+type Handler interface {
+	// Up says that a session is established.
+	Up(s *fsm.Session)
+	// Receive is handed UPDATE and ROUTE-REFRESH of a session, in order, on its reader's
+	// goroutine. While it does not return nothing is read, and the hold timer does not
+	// expire. body is valid until it returns. An error ends the session. A call may still
+	// run, or begin, when Down has ended the session: it is late then.
+	Receive(s *fsm.Session, t wire.Type, body []byte) *wire.Error
+	// Down says that a session has ended.
+	Down(s *fsm.Session, r fsm.Reason)
+	// Fail says that an attempt has ended.
+	Fail(r fsm.Reason)
+}
+
+// Peer has the connections with one peer. Its methods may be called by any goroutine.
+type Peer struct {
+	options Options
+	longest int // message that may come
+	handler Handler
+	ctx     context.Context
+	cancel  context.CancelFunc
+	changed chan struct{} // the next timer is another
+	wg      sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	machine *fsm.Machine
+	links   map[fsm.ID]*link
+}
+
+// NewPeer returns a peer that is stopped. [Peer.Close] ends its goroutines.
+func NewPeer(o Options, c fsm.Config, h Handler) *Peer {
+	p := &Peer{options: o, longest: wire.MaxLen, handler: h, changed: make(chan struct{}, 1), machine: fsm.New(c), links: map[fsm.ID]*link{}}
+	if c.Local.ExtendedMessages {
+		p.longest = wire.MaxExtended
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.wg.Go(p.run)
+	return p
+}
+
+// Start begins to connect.
+func (p *Peer) Start() { p.step(func(now time.Time) []fsm.Action { return p.machine.Start(now) }) }
+
+// Stop ends sessions; see [fsm.Machine.Stop].
+func (p *Peer) Stop(n *fsm.Notification) {
+	p.step(func(time.Time) []fsm.Action { return p.machine.Stop(n) })
+}
+
+// Reset ends sessions and connects again; see [fsm.Machine.Reset].
+func (p *Peer) Reset(n fsm.Notification) {
+	p.step(func(now time.Time) []fsm.Action { return p.machine.Reset(now, n) })
+}
+
+// SetRestarting is [fsm.Machine.SetRestarting].
+func (p *Peer) SetRestarting(on bool) {
+	p.step(func(time.Time) []fsm.Action { p.machine.SetRestarting(on); return nil })
+}
+
+// State is the peer's.
+func (p *Peer) State() fsm.State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.machine.State()
+}
+
+// Close closes what is left of connections, after [Peer.Stop] for a while for what
+// was sent, and waits for all goroutines. The handler is not called any more, but for
+// a Receive that runs, which it waits for.
+func (p *Peer) Close() {
+	p.Stop(nil)
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.cancel()
+	p.wg.Wait()
+}
+
+// Accept hands over a connection that the peer opened.
+func (p *Peer) Accept(c *net.TCPConn) error {
+	// Before it may be refused: a peer with RFC 5082 would not see that it is closed.
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = control(raw, p.options.setTTL)
+	}
+	if err != nil {
+		c.Close()
+		return err
+	}
+	accepted := false
+	p.step(func(now time.Time) []fsm.Action {
+		id, actions := p.machine.Accepted(now)
+		if accepted = id != 0; accepted {
+			l := newLink(p, id)
+			p.links[id] = l
+			l.start(c)
+		}
+		return actions
+	})
+	if !accepted {
+		c.Close()
+	}
+	return nil
+}
+
+// step has the machine do a step, and does what it returns.
+func (p *Peer) step(do func(now time.Time) []fsm.Action) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	before := p.machine.Next()
+	for _, a := range do(time.Now()) {
+		p.do(a)
+	}
+	if !p.machine.Next().Equal(before) {
+		select {
+		case p.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (p *Peer) do(a fsm.Action) {
+	l := p.links[a.Conn]
+	switch a.Kind {
+	case fsm.Dial:
+		l = newLink(p, a.Conn)
+		p.links[a.Conn] = l
+		p.wg.Go(l.dial)
+	case fsm.Send:
+		l.send(a.Message)
+	case fsm.Close, fsm.Abort:
+		delete(p.links, a.Conn)
+		l.finish(a.Kind == fsm.Abort)
+	case fsm.Up:
+		p.handler.Up(a.Session)
+	case fsm.Down:
+		p.handler.Down(a.Session, a.Reason)
+	case fsm.Fail:
+		p.handler.Fail(a.Reason)
+	}
+}
+
+// run lets timers expire.
+func (p *Peer) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		p.mu.Lock()
+		next := p.machine.Next()
+		p.mu.Unlock()
+		if next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-p.changed:
+		case <-timer.C:
+			p.step(func(now time.Time) []fsm.Action { return p.machine.Tick(now, p.unread) })
+		}
+	}
+}
+
+// unread reports whether a connection's bytes wait to be read. It is called with the
+// lock held, by the machine.
+func (p *Peer) unread(id fsm.ID) bool {
+	l := p.links[id]
+	return l != nil && l.unread()
+}
