@@ -15,6 +15,8 @@ import (
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/control/async"
 )
 
 const (
@@ -60,7 +62,7 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 			(ss.state == state || state == packet.BGP_FSM_IDLE && ss.state < packet.BGP_FSM_OPENSENT)
 	}
 	e.wg.Go(func() {
-		pause(e.ctx, wait)
+		_ = async.Sleep(e.ctx, wait) // stays looks at the context
 		for ; times > 0 && stays(); times-- {
 			e.looking.Lock() // one look at a time: each walks all descriptors
 			n, err := endLost(e.ctx, peer.Addr, e.port)
@@ -70,22 +72,10 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 				return
 			}
 			if times > 1 {
-				pause(e.ctx, unheard)
+				_ = async.Sleep(e.ctx, unheard)
 			}
 		}
 	})
-}
-
-// pause waits, and reports whether ctx still runs.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }
 
 // connection is a TCP connection of this process.
@@ -111,7 +101,7 @@ func endLost(ctx context.Context, peer netip.Addr, port uint16) (int, error) {
 	for i, c := range all {
 		before[i] = c.unread()
 	}
-	if !slices.ContainsFunc(before, func(n int) bool { return n > 0 }) || !pause(ctx, unheard) {
+	if !slices.ContainsFunc(before, func(n int) bool { return n > 0 }) || async.Sleep(ctx, unheard) != nil {
 		return 0, err
 	}
 	n := 0

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
 )
 
@@ -74,7 +75,7 @@ type Controller struct {
 	opts    Options
 	log     *slog.Logger
 	speaker *Speaker
-	dirty   chan struct{}
+	dirty   async.Signal
 
 	watchers watchers
 
@@ -100,7 +101,7 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: make(chan struct{}, 1), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
+		opts: opts, log: opts.Log, dirty: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
 		view: View{self: opts.Node},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
@@ -147,12 +148,7 @@ func (c *Controller) take(s cluster.Step) (changed bool) {
 	return changed || unread
 }
 
-func (c *Controller) poke() {
-	select {
-	case c.dirty <- struct{}{}:
-	default:
-	}
-}
+func (c *Controller) poke() { c.dirty.Set() }
 
 // Pauses between attempts to apply a configuration.
 const (
@@ -163,7 +159,7 @@ const (
 // drive brings the speaker to what the view wants, and tries again with
 // growing pauses what does not work.
 func (c *Controller) drive(ctx context.Context) {
-	pause := minRetry
+	backoff := async.Backoff{Min: minRetry, Max: maxRetry}
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
 	patience := time.NewTimer(storePatience)
@@ -173,7 +169,7 @@ func (c *Controller) drive(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-c.dirty:
-			pause = minRetry
+			backoff.Reset()
 		case <-retry.C:
 		case <-patience.C:
 			c.mu.Lock()
@@ -181,8 +177,7 @@ func (c *Controller) drive(ctx context.Context) {
 			c.mu.Unlock()
 		}
 		if !c.reconcile(ctx) {
-			retry.Reset(pause)
-			pause = min(2*pause, maxRetry)
+			retry.Reset(backoff.Next())
 		} else {
 			retry.Stop()
 		}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/async"
 )
 
 // loop handles what GoBGP reports.
@@ -164,7 +166,7 @@ func reasonOf(ctx context.Context, c *Config, p Peer, comingUp func() bool) stri
 		if time.Since(start) < hurry {
 			wait = 200*time.Millisecond + rand.N(100*time.Millisecond)
 		}
-		if !pause(ctx, wait) {
+		if async.Sleep(ctx, wait) != nil {
 			return ""
 		}
 		if comingUp() {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
 )
@@ -105,7 +106,7 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 			return
 		case <-e.cut:
 		}
-		if !pause(ctx, e.cfg.CutPause/lookLater) {
+		if async.Sleep(ctx, e.cfg.CutPause/lookLater) != nil {
 			return
 		}
 		start := time.Now()
@@ -113,21 +114,9 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 		if e.cutOnce(ctx) == nil {
 			rest = min(restFor*time.Since(start), rest)
 		}
-		if !pause(ctx, rest) {
+		if async.Sleep(ctx, rest) != nil {
 			return
 		}
-	}
-}
-
-// pause waits, and reports whether ctx goes on.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
 

@@ -165,6 +165,9 @@ func hostLink(l dataplane.UnderlayLink) bool {
 	return l.Loopback || !slices.Contains([]string{"veth", "tun", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap"}, l.Type)
 }
 
+// maxRetry is the longest pause after a step that the kernel refused.
+const maxRetry = 10 * time.Second
+
 // Run works until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
@@ -176,7 +179,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	calc := policy.New(policy.Config{
 		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
 	})
-	pause := e.cfg.Retry
+	backoff := async.Backoff{Min: e.cfg.Retry, Max: maxRetry}
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
 	defer retry.Stop()
@@ -189,11 +192,10 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		}
 		if err := e.step(calc); err == nil {
 			retry.Stop()
-			pause = e.cfg.Retry
+			backoff.Reset()
 			continue
 		}
-		retry.Reset(pause)
-		pause = min(2*pause, 10*time.Second)
+		retry.Reset(backoff.Next())
 	}
 }
 
