@@ -248,23 +248,39 @@ func raw(t fataler, st store.Store) map[string]string {
 	return out
 }
 
+// atOneRevision reads all of IPAM's records as they were together: a host may be filling
+// its reserve meanwhile.
+func atOneRevision(t fataler, st store.Store) map[store.Kind][]store.Object {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
+	defer cancel()
+	for ctx.Err() == nil {
+		out, revs := map[store.Kind][]store.Object{}, map[store.Revision]bool{}
+		for _, kind := range []store.Kind{store.KindIPAMBlock, store.KindIPAMAffinity, store.KindIPAMHandle} {
+			objs, rev, err := st.List(ctx, kind, "")
+			if err != nil {
+				t.Fatalf("list %s: %v", kind, err)
+			}
+			out[kind], revs[rev] = objs, true
+		}
+		if len(revs) == 1 {
+			return out
+		}
+	}
+	t.Fatalf("the datastore does not come to rest: %v", ctx.Err())
+	return nil
+}
+
 // audit reads all of IPAM's records and checks them against each other:
 // blocks are sound, affinities and blocks agree, handles and blocks agree. It
 // returns the handle of each assigned address.
 func audit(t fataler, st store.Store) map[netip.Addr]string {
 	t.Helper()
-	ctx := context.Background()
-	list := func(kind store.Kind) []store.Object {
-		objs, _, err := st.List(ctx, kind, "")
-		if err != nil {
-			t.Fatalf("list %s: %v", kind, err)
-		}
-		return objs
-	}
+	records := atOneRevision(t, st)
 	out := map[netip.Addr]string{}
 	counts := map[string]map[string]int{}
 	owners := map[string]string{}
-	for _, o := range list(store.KindIPAMBlock) {
+	for _, o := range records[store.KindIPAMBlock] {
 		b, cidr := o.Value.(*store.Block), o.Key.CIDR()
 		if err := checkBlock(b, cidr); err != nil {
 			t.Errorf("block %s: %v\n%s", cidr, err, o.Raw)
@@ -290,7 +306,7 @@ func audit(t fataler, st store.Store) map[netip.Addr]string {
 			counts[*a.HandleID][cidr.String()]++
 		}
 	}
-	for _, o := range list(store.KindIPAMAffinity) {
+	for _, o := range records[store.KindIPAMAffinity] {
 		if owners[o.Key.Name] != o.Key.Namespace {
 			t.Errorf("affinity of %s to %s, which %q holds", o.Key.Namespace, o.Key.Name, owners[o.Key.Name])
 		}
@@ -305,7 +321,7 @@ func audit(t fataler, st store.Store) map[netip.Addr]string {
 		}
 	}
 	stored := map[string]map[string]int{}
-	for _, o := range list(store.KindIPAMHandle) {
+	for _, o := range records[store.KindIPAMHandle] {
 		stored[o.Key.Name] = o.Value.(*store.Handle).Block
 	}
 	mustDiff(t, "handles and what blocks say of them", counts, stored)
