@@ -362,6 +362,75 @@ func testLockedDatastore(t *testing.T, reserve map[string]any) {
 	})
 }
 
+// TestLockedWhileDown: a daemon that had no lock when it ended writes nothing before it
+// knows of the one that there is now.
+func TestLockedWhileDown(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	dir, socket := t.TempDir(), filepath.Join(h.dir, "ext.sock")
+	server := startStore(t, dir, socket)
+	h.usesStore(socket)
+	r := h.start()
+	r.ready()
+	if _, err := r.attach("pod"); err != nil {
+		t.Fatal(err)
+	}
+	s := h.store(socket)
+	await.Until(t, "the endpoint is written", func() error {
+		_, endpoints, err := holders(t, s)
+		if err == nil && len(endpoints) != 1 {
+			err = fmt.Errorf("there are %v", endpoints)
+		}
+		return err
+	})
+	server.Close()
+	r.when("the datastore is away", func(n *apiv1.NodeResponse) error {
+		if conditionOf(n, "Datastore").GetOk() {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	if err := r.detach("pod"); err != nil {
+		t.Fatal(err)
+	}
+	r.kill(syscall.SIGKILL)
+	startStore(t, dir, socket)
+	info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+	lock := func(locked bool) {
+		t.Helper()
+		_, err := store.Modify(t.Context(), s, info, func(cur store.Object) (any, error) {
+			ci := store.Clone(cur.Value).(*v3.ClusterInformation)
+			unlocked := !locked
+			ci.Spec.DatastoreReady = &unlocked
+			return ci, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	await.Until(t, "the datastore is there again", func() error {
+		_, err := s.Get(t.Context(), info)
+		return err
+	})
+	lock(true)
+	before := contents(t, s)
+	r = h.start()
+	r.when("the lock is told", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "Datastore").GetReason(), "datastoreReady: false")
+	})
+	if diff := cmp.Diff(before, contents(t, s)); diff != "" {
+		t.Errorf("written while the datastore was locked (-before +after):\n%s", diff)
+	}
+	lock(false)
+	await.Until(t, "what DEL freed is free", func() error {
+		held, endpoints, err := holders(t, s)
+		if err == nil && len(held)+len(endpoints) > 0 {
+			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
+		}
+		return err
+	})
+}
+
 // contents lists the revision of all that Calico's tools know, but for the lock itself.
 func contents(t *testing.T, s store.Store) map[string]store.Revision {
 	t.Helper()

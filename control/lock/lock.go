@@ -41,10 +41,12 @@ type Store struct {
 	log *slog.Logger
 
 	deleted async.Signal
-	told    chan struct{} // closed when it is known whether it is locked
 
 	mu     sync.Mutex
-	last   store.Object // ClusterInformation as it was last; no value: it was never seen
+	told   bool          // the datastore has said whether it is locked
+	away   bool          // it cannot be reached
+	news   chan struct{} // closed when one of the two changes
+	last   store.Object  // ClusterInformation as it was last; no value: it was never seen
 	locked bool
 	gone   bool // it was deleted since
 }
@@ -52,7 +54,7 @@ type Store struct {
 // New returns a Store. Who writes waits until [Store.HandleStore] has said whether it
 // is locked.
 func New(s store.Store, log *slog.Logger) *Store {
-	return &Store{Store: s, log: log, deleted: async.NewSignal(), told: make(chan struct{})}
+	return &Store{Store: s, log: log, deleted: async.NewSignal(), news: make(chan struct{})}
 }
 
 // HandleStore applies a step of the cluster's copy. It does not block.
@@ -73,12 +75,12 @@ func (s *Store) HandleStore(step cluster.Step) {
 		s.last, s.gone = ev.Object, false
 		s.locked = info.Spec.DatastoreReady != nil && !*info.Spec.DatastoreReady
 	}
-	if step.Synced {
-		select {
-		case <-s.told:
-		default:
-			close(s.told)
-		}
+	// What the disk says may be of before the lock.
+	told, away := s.told || step.Synced && step.Source != cluster.Disk, step.Err != nil
+	if told != s.told || away != s.away {
+		s.told, s.away = told, away
+		close(s.news)
+		s.news = make(chan struct{})
 	}
 }
 
@@ -112,16 +114,25 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 	return s.Store.Txn(ctx, ops...)
 }
 
+// mayWrite waits until it is known whether the datastore is locked. One that is away
+// says so itself.
 func (s *Store) mayWrite(ctx context.Context) error {
-	select {
-	case <-s.told:
-	case <-ctx.Done():
-		return fmt.Errorf("it is not known yet whether the datastore is locked: %w", ctx.Err())
+	for {
+		s.mu.Lock()
+		told, away, locked, news := s.told, s.away, s.locked, s.news
+		s.mu.Unlock()
+		switch {
+		case locked:
+			return ErrLocked
+		case told || away:
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return fmt.Errorf("it is not known yet whether the datastore is locked: %w", ctx.Err())
+		}
 	}
-	if s.Locked() {
-		return ErrLocked
-	}
-	return nil
 }
 
 // kept reports whether a lock holds for a kind.

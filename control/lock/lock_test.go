@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
@@ -77,9 +79,9 @@ func TestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(memory.New(), slog.New(slog.DiscardHandler))
 		put := func(ctx context.Context) error {
-			info := information(nil)
-			info.Key, info.Value = store.ResourceKey(store.KindIPPool, "pool"), store.New(store.KindIPPool)
-			_, err := s.Txn(ctx, store.Op{If: store.IfAbsent(), Action: store.Put, Object: info})
+			pool := store.New(store.KindIPPool).(*v3.IPPool)
+			pool.Name = "pool"
+			_, err := store.Create(ctx, s, pool)
 			return err
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -90,17 +92,33 @@ func TestWaits(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- put(t.Context()) }()
 		synctest.Wait()
-		no := false
-		s.says(information(&no), false)
-		synctest.Wait()
-		select {
-		case err := <-done:
-			t.Errorf("half is known: %v", err)
-		default:
+		yes, no := true, false
+		still := func(what string) {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case err := <-done:
+				t.Errorf("%s: %v", what, err)
+			default:
+			}
 		}
+		s.says(information(&yes), false)
+		still("half is known")
+		disk := clustertest.Step("node1", store.Batch{Synced: true, Revision: 1}, Kinds()...)
+		disk.Source = cluster.Disk
+		s.HandleStore(disk)
+		still("what the disk had is known")
 		s.says(information(&no), true)
 		if err := <-done; !errors.Is(err, ErrLocked) {
 			t.Errorf("it is locked: %v", err)
+		}
+		// A datastore that is away is not waited for: it says so itself.
+		m := memory.New()
+		m.Fail(errors.New("no quorum"))
+		s = New(m, slog.New(slog.DiscardHandler))
+		s.HandleStore(clustertest.Step("node1", store.Batch{Err: store.ErrUnavailable}, Kinds()...))
+		if err := put(t.Context()); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no quorum") {
+			t.Errorf("it is away: %v", err)
 		}
 	})
 }
