@@ -56,7 +56,7 @@ func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
 		d.Why = "this host is new"
 	case record.Instance != self.Instance:
 		d.Why, d.From = "another machine had it that is not there any more", record
-	case record.MachineID != self.MachineID:
+	case otherMachine(record.MachineID, self.MachineID):
 		d.Why, d.From = "a machine with a copy of the same state directory had it that is not there any more", record
 	case record.BootID != self.BootID:
 		d.Why = "the host has booted"
@@ -65,6 +65,10 @@ func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
 	}
 	if record != nil {
 		d.As.Epoch = max(d.As.Epoch, record.Epoch)
+		if d.As.MachineID == "" && record.Instance == self.Instance {
+			// It says more of a next copy than nothing would.
+			d.As.MachineID = record.MachineID
+		}
 	}
 	if d.Why != "" {
 		d.As.Epoch++
@@ -76,6 +80,11 @@ func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
 	}
 	return d
 }
+
+// otherMachine reports whether two machine ids are of different machines. One
+// that is not known says nothing: the host's /etc/machine-id is often not
+// mounted into a container.
+func otherMachine(a, b string) bool { return a != "" && b != "" && a != b }
 
 // over reports whether a name is taken over from another machine, before which
 // this one was refused for some time. What was there for longer than a lease can

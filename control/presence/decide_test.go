@@ -1,6 +1,8 @@
 package presence
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,6 +15,12 @@ import (
 // life describes a machine in tests.
 func life(instance, boot string, epoch int64, node store.Revision) *store.Incarnation {
 	return &store.Incarnation{Instance: instance, BootID: boot, MachineID: "m", Process: "p", Epoch: epoch, NodeCreated: node}
+}
+
+// nameless takes the machine id away.
+func nameless(i *store.Incarnation) *store.Incarnation {
+	i.MachineID = ""
+	return i
 }
 
 // TestDecide: whose a name is, by what is stored and who is there.
@@ -42,6 +50,9 @@ func TestDecide(t *testing.T) {
 		{"another state directory, the other there", self, false, etcd.NameState{Record: life("b", "1", 3, 7), Holder: life("b", "1", 3, 7), NodeCreated: 7}, Refuse, 0, true},
 		{"one that cannot be read is there", self, false, etcd.NameState{Holder: &store.Incarnation{}}, Refuse, 0, true},
 		{"a copy of the disk, the original gone", self, false, etcd.NameState{Record: machine, NodeCreated: 7}, Take, 4, true},
+		{"in a container without the machine id", *nameless(life("a", "1", 3, 0)), false, etcd.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
+		{"booted into a container without the machine id", *nameless(life("a", "1", 3, 0)), false, etcd.NameState{Record: life("a", "0", 3, 7), NodeCreated: 7}, Take, 4, false},
+		{"out of a container without the machine id", self, false, etcd.NameState{Record: nameless(life("a", "1", 3, 7)), NodeCreated: 7}, Take, 3, false},
 		{"its Node and record deleted", self, false, etcd.NameState{}, Take, 4, false},
 		{"its Node and record deleted, the Node made anew", self, false, etcd.NameState{NodeCreated: 9}, Take, 4, false},
 		{"its Node deleted by a tool that knows no records", self, false, etcd.NameState{Record: life("a", "1", 3, 7)}, Take, 4, false},
@@ -67,10 +78,33 @@ func TestDecide(t *testing.T) {
 			if diff := cmp.Diff(answer{tt.verdict, tt.epoch, tt.from}, answer{d.Verdict, d.As.Epoch, d.From != nil}); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
+			if d.As.Instance == "a" && d.As.MachineID != "m" {
+				t.Errorf("it writes machine id %q, want m", d.As.MachineID)
+			}
 			if d.Verdict == Take && d.As.NodeCreated != tt.st.NodeCreated {
 				t.Errorf("it writes that the Node is of %d, not %d", d.As.NodeCreated, tt.st.NodeCreated)
 			}
 		})
+	}
+}
+
+// TestMachineID: what counts as a machine id, and what as none.
+func TestMachineID(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for content, want := range map[string]string{"": "", "0123\n": "0123", "uninitialized\n": ""} {
+		path := filepath.Join(dir, "machine-id")
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := machineID(path); got != want || err != nil {
+			t.Errorf("%q: %q, %v; want %q", content, got, err, want)
+		}
+	}
+	for name, path := range map[string]string{"no file": filepath.Join(dir, "none"), "a directory in its place": dir} {
+		if got, err := machineID(path); got != "" || err != nil {
+			t.Errorf("%s: %q, %v; want none", name, got, err)
+		}
 	}
 }
 

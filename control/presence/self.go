@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/store"
@@ -66,18 +67,32 @@ func Self(id Identity) (store.Incarnation, error) {
 	if err != nil {
 		return store.Incarnation{}, fmt.Errorf("read the boot id: %w", err)
 	}
-	machine, err := os.ReadFile(machineIDFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return store.Incarnation{}, fmt.Errorf("read the machine id: %w", err)
+	machine, err := machineID(machineIDFile)
+	if err != nil {
+		return store.Incarnation{}, err
 	}
 	host, err := os.Hostname()
 	if err != nil {
 		return store.Incarnation{}, fmt.Errorf("read the host's name: %w", err)
 	}
 	return store.Incarnation{
-		Instance: id.Instance, BootID: strings.TrimSpace(string(boot)), MachineID: strings.TrimSpace(string(machine)),
+		Instance: id.Instance, BootID: strings.TrimSpace(string(boot)), MachineID: machine,
 		Process: rand.Text(), Epoch: id.Epoch, Host: host, Addresses: hostAddresses(),
 	}, nil
+}
+
+// machineID reads a machine-id(5). Empty: the machine has none, or a container
+// is not shown it, which leaves no file or, where a container runtime found
+// nothing to mount, a directory.
+func machineID(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EISDIR) {
+		return "", fmt.Errorf("read the machine id: %w", err)
+	}
+	if id := strings.TrimSpace(string(b)); id != "uninitialized" { // systemd's word during the first boot
+		return id, nil
+	}
+	return "", nil
 }
 
 // maxAddresses are published of a host: enough to find it by.
