@@ -133,6 +133,8 @@ func (x *addresses) assign(ctx context.Context, req AddRequest, r record) (out [
 		out = append(out, Address{Addr: addr, Gateway: workload.Gateway(p.Family), Block: got[i].Block})
 		if reserve {
 			claims = append(claims, addr)
+		} else {
+			x.ipam.Claim(handle(r.id()), addr)
 		}
 	}
 	return out, claims, nil

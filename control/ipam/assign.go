@@ -299,9 +299,14 @@ func (f *finder) poolFor(block netip.Prefix) *pool {
 	return nil
 }
 
+// inUse reports whether a workload of this host other than the request's lives with an
+// address, though the datastore may say that it is free: somebody released it there, or
+// deleted its block.
+func (f *finder) inUse(a netip.Addr) bool { return f.d.s.reserve.claimedBy(a, f.r.Handle) != "" }
+
 // use takes what a block has.
 func (f *finder) use(p pick, b block) bool {
-	if p.ordinals = b.peek(f.want, f.d.s.reserved); len(p.ordinals) == 0 {
+	if p.ordinals = b.peek(f.want, f.d.s.reserved, f.inUse); len(p.ordinals) == 0 {
 		return false
 	}
 	f.picks = append(f.picks, p)
@@ -494,7 +499,7 @@ func (f *finder) reclaim() (bool, error) {
 	slices.SortFunc(empty, func(a, b *blockInfo) int { return strings.Compare(a.path(), b.path()) })
 	for _, info := range empty {
 		fresh := newBlock(info.CIDR, f.d.s.node, f.d.now)
-		if len(fresh.peek(1, f.d.s.reserved)) == 0 {
+		if len(fresh.peek(1, f.d.s.reserved, f.inUse)) == 0 {
 			continue
 		}
 		bd, err := f.read(info.CIDR)

@@ -111,6 +111,9 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 		return pick{}, nil, err
 	}
 	o := ordinalOf(cidr, st.addr)
+	if holder := d.s.reserve.claimedBy(st.addr, st.req.Handle); holder != "" && (bd.block.Block == nil || bd.block.Block.Attribute(o) == nil) {
+		return pick{}, nil, fmt.Errorf("%w: %s is in use by %s on this host, though the datastore has it as free", ErrTaken, st.addr, holder)
+	}
 	if bd.block.Block == nil {
 		fresh := newBlock(cidr, d.s.node, d.now)
 		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, nil, nil

@@ -122,15 +122,15 @@ func heldBy(b *store.Block, handle string) []int {
 func (b block) empty() bool { return len(b.Unallocated) == len(b.Allocations) }
 
 // peek returns up to n free ordinals from the front of the queue, leaving out
-// addresses inside reserved.
-func (b block) peek(n int, reserved []netip.Prefix) []int {
+// addresses inside reserved and those of which it is reported that they are in use.
+func (b block) peek(n int, reserved []netip.Prefix, inUse func(netip.Addr) bool) []int {
 	reserved = within(reserved, b.cidr)
 	var out []int
 	for _, o := range b.Unallocated {
 		if len(out) == n {
 			break
 		}
-		if len(reserved) == 0 || !containsAddr(reserved, addrAt(b.cidr, o)) {
+		if a := addrAt(b.cidr, o); !containsAddr(reserved, a) && !inUse(a) {
 			out = append(out, o)
 		}
 	}

@@ -48,15 +48,19 @@ func TestBlockJSON(t *testing.T) {
 	mustDiff(t, "empty block", want, string(got))
 }
 
+// nobody uses an address.
+func nobody(netip.Addr) bool { return false }
+
 func TestBlockPeek(t *testing.T) {
 	t.Parallel()
 	b := newBlock(netip.MustParsePrefix("10.0.0.8/29"), "a", time.Unix(1, 0))
 	b.assign([]int{0}, named("h"))
 	reserved := []netip.Prefix{netip.MustParsePrefix("10.0.0.10/31"), netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.0.0.15/32")}
-	mustDiff(t, "unreserved", []int{1, 4, 5, 6}, b.peek(8, reserved))
-	mustDiff(t, "two of them", []int{1, 4}, b.peek(2, reserved))
-	mustDiff(t, "all reserved", []int(nil), b.peek(8, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}))
-	mustDiff(t, "nothing reserved", []int{1, 2, 3}, b.peek(3, nil))
+	mustDiff(t, "unreserved", []int{1, 4, 5, 6}, b.peek(8, reserved, nobody))
+	mustDiff(t, "two of them", []int{1, 4}, b.peek(2, reserved, nobody))
+	mustDiff(t, "all reserved", []int(nil), b.peek(8, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nobody))
+	mustDiff(t, "nothing reserved", []int{1, 2, 3}, b.peek(3, nil, nobody))
+	mustDiff(t, "one in use", []int{1, 3, 4}, b.peek(3, nil, func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.10") }))
 }
 
 func TestBlockCooldown(t *testing.T) {
@@ -73,7 +77,7 @@ func TestBlockCooldown(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustDiff(t, "attributes", `[{"handle_id":"h","secondary":{"node":"node-a"}},{"releasedAt":"2026-01-02T03:04:05Z"}]`, string(js))
-	mustDiff(t, "free while cooling", []int{3}, b.peek(4, nil))
+	mustDiff(t, "free while cooling", []int{3}, b.peek(4, nil, nobody))
 	mustDiff(t, "held by h", []int{1}, heldBy(b.Block, "h"))
 	if b.collect(t0.Add(58*time.Second), time.Minute) {
 		t.Error("collected before its time")
@@ -81,7 +85,7 @@ func TestBlockCooldown(t *testing.T) {
 	if !b.collect(t0.Add(time.Minute), time.Minute) {
 		t.Error("not collected after its time")
 	}
-	mustDiff(t, "free afterwards", []int{3, 0, 2}, b.peek(4, nil))
+	mustDiff(t, "free afterwards", []int{3, 0, 2}, b.peek(4, nil, nobody))
 	if err := checkBlock(b.Block, b.cidr); err != nil {
 		t.Error(err)
 	}
@@ -163,7 +167,7 @@ func TestBlockAlgebra(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"assign": func(t *rapid.T) {
 				handle := fmt.Sprintf("h%d", rapid.IntRange(0, 3).Draw(t, "handle"))
-				got := b.peek(rapid.IntRange(1, 5).Draw(t, "count"), nil)
+				got := b.peek(rapid.IntRange(1, 5).Draw(t, "count"), nil, nobody)
 				if len(got) == 0 {
 					return
 				}

@@ -52,8 +52,9 @@ const (
 type reserve struct {
 	cfg ReserveConfig
 
-	// claims are addresses that somebody has been given, by handle, and that
-	// the datastore may still show as the reserve's.
+	// claims are addresses that somebody of this host has been given, by handle. The
+	// datastore may show them as the reserve's still, or, where others wrote to it, as
+	// free.
 	claims   map[netip.Addr]string
 	byHandle map[string][]netip.Addr
 	last     map[string]netip.Addr    // by pool: what was taken last, so that others come first
@@ -283,6 +284,14 @@ func (s *state) holds(handle string) bool {
 	})
 }
 
+// claimedBy returns which handle other than one has been given an address; empty: none.
+func (r *reserve) claimedBy(a netip.Addr, other string) string {
+	if h := r.claims[a]; h != other {
+		return h
+	}
+	return ""
+}
+
 func (r *reserve) claim(handle string, a netip.Addr) {
 	if old := r.claims[a]; old == handle {
 		return
@@ -336,10 +345,10 @@ func (r *reserve) settled(cidr netip.Prefix, info *blockInfo) {
 	})
 }
 
-// Claim says, after a start of the process and before the first
-// [Allocator.Take], that a handle has addresses: what a journal knows of
-// workloads. They are given to nobody until [Allocator.Unclaim], whatever the
-// datastore says of them.
+// Claim says that workloads of this host have addresses under a handle: what the
+// datastore gave them, and, after a start of the process and before the first
+// [Allocator.Take], what a journal knows of them. They are given to nobody else until
+// [Allocator.Unclaim], whatever the datastore says of them.
 func (a *Allocator) Claim(handle string, addrs ...netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -401,13 +410,6 @@ func (a *Allocator) Confirm(ctx context.Context, cs ...Confirmation) []error {
 			out = append(out, slices.Repeat([]error{err}, len(chunk))...)
 			continue
 		}
-		a.mu.Lock()
-		for i, c := range chunk {
-			if st.errs[i] == nil {
-				a.state.reserve.unclaim(c.Handle, c.Addr)
-			}
-		}
-		a.mu.Unlock()
 		out = append(out, st.errs...)
 	}
 	return out
@@ -627,7 +629,7 @@ func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 				held++
 			}
 		}
-		free += len(bd.block.peek(info.Size, d.s.reserved))
+		free += len(bd.block.peek(info.Size, d.s.reserved, func(a netip.Addr) bool { return d.s.reserve.claims[a] != "" }))
 	}
 	return held, free, nil
 }
