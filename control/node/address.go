@@ -33,7 +33,7 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		setTunnels(n, st.Tunnels)
 		store.SetNodeEncaps(n, encaps)
 	}}
-	differ := !st.Registered
+	differ := !st.Registered || a.claim.open()
 	found := map[dataplane.Family]Detected{}
 	for _, f := range dataplane.Families() {
 		c, ok := chosen[f]
@@ -53,8 +53,12 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		var taken *AddressTakenError
 		if errors.As(err, &taken) && st.Registered {
 			// It goes on with the address that it has.
-			found, trouble, err = st.Addresses, errors.Join(trouble, err), nil
+			a.setAddresses(st.Addresses, errors.Join(trouble, err))
 			again = sooner(again, retryMax)
+			if a.claim.open() {
+				return again, err
+			}
+			return again, failed
 		}
 	}
 	if err != nil {

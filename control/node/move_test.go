@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -215,4 +217,76 @@ func TestDefaultPoolOverlap(t *testing.T) {
 			t.Errorf("%d pools, %v", len(pools), err)
 		}
 	})
+}
+
+// crowded is a datastore where somebody else writes to the Node as soon as this host
+// has claimed an address in it, where the watch is late, and which fails that many
+// of the writes that follow.
+type crowded struct {
+	*deaf
+	claim string
+	fail  int
+	hit   bool
+}
+
+func (s *crowded) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error) {
+	mine := func() (*store.Node, bool) {
+		if len(ops) != 1 || ops[0].Object.Key != store.ResourceKey(store.KindNode, "node1") {
+			return nil, false
+		}
+		n, ok := ops[0].Object.Value.(*store.Node)
+		return n, ok
+	}
+	n, ok := mine()
+	if ok && s.hit && s.fail > 0 && registered(n, dataplane.IPv4) != s.claim {
+		s.fail--
+		return nil, errors.New("the datastore is away")
+	}
+	out, err := s.deaf.Txn(ctx, ops...)
+	if err == nil && ok && !s.hit && registered(n, dataplane.IPv4) == s.claim {
+		s.hit = true
+		if _, err := store.Modify(ctx, s.Store, ops[0].Object.Key, func(cur store.Object) (any, error) {
+			n := store.Clone(cur.Value).(*store.Node)
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "example.com/probed", "yes")
+			return n, nil
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return out, err
+}
+
+// TestAgentTakesBack: of a race for an address a host takes its claim back, also
+// where somebody else wrote to its Node meanwhile, whose word stays, and where the
+// datastore is away for a while; and it says that it could not have the address.
+func TestAgentTakesBack(t *testing.T) {
+	for _, fail := range []int{0, 3} {
+		t.Run(fmt.Sprint(fail, " failures"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := memory.New()
+				defer m.Close()
+				s := &crowded{deaf: &deaf{Store: m, t: t, gate: make(chan struct{}, 1)}, claim: "10.1.0.99/24", fail: fail}
+				a, stop := newFollower(t, s, &fakeTunnels{}, "first-found", "eth0 10.1.0.11/24")
+				defer stop()
+				expectAddress(t, m, "at first", "10.1.0.11/24")
+
+				s.gate <- struct{}{} // the watch is late
+				if err := host(t, m, "node2", netip.MustParsePrefix("10.1.0.99/24")); err != nil {
+					t.Fatal(err)
+				}
+				a.HandleUnderlay(on(t, []string{"eth0 10.1.0.11/24,deprecated", "eth0 10.1.0.99/24,secondary"}, nil))
+				expectAddress(t, m, "before the other's claim is seen", "10.1.0.99/24")
+				<-s.gate
+				<-time.After(retryMax) // virtual time
+				expectAddress(t, m, "in the end", "10.1.0.11/24")
+				expectTrouble(t, a, "in the end", "node node2 is registered with it")
+				if got := get(t, m, "node1").Annotations["example.com/probed"]; got != "yes" {
+					t.Error("what somebody else wrote is lost")
+				}
+				if s.fail != 0 {
+					t.Errorf("%d failures were not met", s.fail)
+				}
+			})
+		})
+	}
 }

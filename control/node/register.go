@@ -45,11 +45,14 @@ type claim struct {
 	before  *store.Node // nil: there was no resource
 }
 
+// open reports whether the claim is still to be compared or taken back.
+func (c claim) open() bool { return len(c.addrs) > 0 }
+
 // register makes the Node resource say what it is to. It leaves everything else in
 // the resource alone. Of two hosts that register one address at once each sees the
 // other's claim when its copy of the cluster has come as far as its own; the one
 // that wrote last takes its claim back. The claim that is returned is open still:
-// an error kept it from being compared. The next call goes on with it.
+// an error kept it from being compared or taken back. The next call goes on with it.
 func register(ctx context.Context, s store.Store, others *peers, name string, want registration, open claim) (claim, error) {
 	if !slices.Equal(open.addrs, want.addrs) {
 		if err := checkTaken(others, name, want.addrs, 0); err != nil {
@@ -64,7 +67,10 @@ func register(ctx context.Context, s store.Store, others *peers, name string, wa
 		return open, fmt.Errorf("look who else has the address of node %s: %w", name, err)
 	}
 	if err := checkTaken(others, name, want.addrs, open.written.Revision); err != nil {
-		return claim{}, errors.Join(err, open.takeBack(ctx, s))
+		if failed := open.takeBack(ctx, s); failed != nil {
+			return open, errors.Join(err, failed)
+		}
+		return claim{}, err
 	}
 	return claim{}, nil
 }
@@ -117,19 +123,57 @@ func checkTaken(others *peers, name string, addrs []netip.Prefix, before store.R
 	return nil
 }
 
-// takeBack makes the resource what it was before the claim.
-func (c claim) takeBack(ctx context.Context, s store.Store) (err error) {
-	obj := c.written
+// takeBack makes the resource say what it said before the claim. Others that write
+// to the resource, the publishers of encapsulations and of probes' results, may
+// have done so since; what they wrote stays.
+func (c claim) takeBack(ctx context.Context, s store.Store) error {
+	var err error
 	if c.before == nil {
-		err = store.Delete(ctx, s, obj.Key, obj.Revision)
+		err = c.remove(ctx, s)
 	} else {
-		obj.Value = c.before
-		_, err = store.Update(ctx, s, obj)
+		_, err = store.Modify(ctx, s, c.written.Key, func(cur store.Object) (any, error) {
+			if !c.stands(cur) {
+				return nil, nil //nolint:nilnil // nothing to write: somebody else changed the address or deleted the resource
+			}
+			n := store.Clone(cur.Value).(*store.Node)
+			for _, f := range dataplane.Families() {
+				setRegistered(n, f, registered(c.before, f))
+			}
+			n.Spec.Addresses = slices.Clone(c.before.Spec.Addresses)
+			return n, nil
+		})
 	}
 	if err != nil {
-		return fmt.Errorf("take back the registration of %s: %w", obj.Key.Name, err)
+		return fmt.Errorf("take back the registration of %s: %w", c.written.Key.Name, err)
 	}
 	return nil
+}
+
+// remove deletes a resource that the claim made.
+func (c claim) remove(ctx context.Context, s store.Store) error {
+	for obj := c.written; ; {
+		err := store.Delete(ctx, s, obj.Key, obj.Revision)
+		if err == nil || errors.Is(err, store.ErrNotFound) {
+			return nil
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+		if obj, err = s.Get(ctx, obj.Key); err != nil || !c.stands(obj) {
+			if errors.Is(err, store.ErrNotFound) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// stands reports whether the resource has the claimed addresses.
+func (c claim) stands(cur store.Object) bool {
+	n, ok := cur.Value.(*store.Node)
+	return ok && !slices.ContainsFunc(c.addrs, func(p netip.Prefix) bool {
+		return registered(n, dataplane.FamilyOf(p.Addr())) != p.String()
+	})
 }
 
 func addressOf(s string) (netip.Addr, bool) {
@@ -155,14 +199,7 @@ func setAddress(n *store.Node, addr netip.Prefix) {
 	f := dataplane.FamilyOf(addr.Addr())
 	forget(n, registered(n, f))
 	forget(n, addr.String())
-	if n.Spec.BGP == nil {
-		n.Spec.BGP = &store.NodeBGPSpec{}
-	}
-	if f == dataplane.IPv6 {
-		n.Spec.BGP.IPv6Address = addr.String()
-	} else {
-		n.Spec.BGP.IPv4Address = addr.String()
-	}
+	setRegistered(n, f, addr.String())
 	n.Spec.Addresses = append(n.Spec.Addresses,
 		store.NodeAddress{Address: addr.String(), Type: "CalicoNodeIP"},
 		store.NodeAddress{Address: addr.Addr().String(), Type: "InternalIP"})
@@ -170,14 +207,22 @@ func setAddress(n *store.Node, addr netip.Prefix) {
 
 // dropAddress takes the address of a family out of a Node resource.
 func dropAddress(n *store.Node, f dataplane.Family) {
-	if n.Spec.BGP == nil {
-		return
-	}
 	forget(n, registered(n, f))
+	setRegistered(n, f, "")
+}
+
+// setRegistered writes what [registered] reads.
+func setRegistered(n *store.Node, f dataplane.Family, addr string) {
+	switch {
+	case n.Spec.BGP == nil && addr == "":
+		return
+	case n.Spec.BGP == nil:
+		n.Spec.BGP = &store.NodeBGPSpec{}
+	}
 	if f == dataplane.IPv6 {
-		n.Spec.BGP.IPv6Address = ""
+		n.Spec.BGP.IPv6Address = addr
 	} else {
-		n.Spec.BGP.IPv4Address = ""
+		n.Spec.BGP.IPv4Address = addr
 	}
 }
 
