@@ -46,7 +46,7 @@ func (s *Speaker) checkCompare(now time.Time) time.Duration {
 		start := time.Now()
 		switch n := s.compare(); {
 		case n > 0 && judged:
-			s.log.Info("bgp routes judged again, for this host has other addresses", "prefixes", n)
+			s.log.Info("bgp routes judged again, for this host's addresses or filters are others", "prefixes", n)
 		case n > 0:
 			s.log.Error("bgp table differed from what was told of it, and was told again", "prefixes", n)
 		}
@@ -63,10 +63,10 @@ func (s *Speaker) checkCompare(now time.Time) time.Duration {
 }
 
 // judge applies the addresses of this host, which are no next hops of what
-// others announce: what was told is compared if they are others. The caller holds
-// s.mu.
-func (s *Speaker) judge(own [2]netip.Addr, now time.Time) {
-	if s.conv.own != own {
+// others announce: what was told is compared if they are others, or if filters let
+// paths in by other names now. The caller holds s.mu.
+func (s *Speaker) judge(own [2]netip.Addr, renamed bool, now time.Time) {
+	if s.conv.own != own || renamed {
 		s.conv.own = own
 		s.compared.due, s.compared.judged = now, true
 	}

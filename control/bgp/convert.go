@@ -12,10 +12,10 @@ import (
 // attributes, so the text of the last AS path is kept. Not safe for concurrent
 // use.
 type converter struct {
-	isIBGP   func(netip.Addr) bool // whether a peer's session stays inside one AS
+	peerOf   func(netip.Addr) *Peer // nil: no session with it is configured
+	cfg      *Config                // whose filters let paths in; nil: nobody's
 	asn      uint32
 	own      [2]netip.Addr // this host's addresses on the network; invalid: none
-	nameOf   func(netip.Addr) string
 	lastPath *packet.PathAttributeAsPath
 	lastText string
 }
@@ -31,9 +31,10 @@ func (c *converter) path(p *apiutil.Path) (netip.Prefix, Hop, bool) {
 	if p.Withdrawal || !p.PeerAddress.IsValid() {
 		return nlri.Prefix, Hop{}, false
 	}
-	out := Hop{
-		Peer: c.nameOf(p.PeerAddress), PeerAddr: p.PeerAddress,
-		IBGP: c.isIBGP(p.PeerAddress), Stale: p.Stale,
+	out := Hop{PeerAddr: p.PeerAddress, Stale: p.Stale}
+	from := c.peerOf(p.PeerAddress)
+	if from != nil {
+		out.Peer, out.IBGP = from.Name, from.ibgp(c.asn)
 	}
 	for _, a := range p.Attrs {
 		switch a := a.(type) {
@@ -53,6 +54,9 @@ func (c *converter) path(p *apiutil.Path) (netip.Prefix, Hop, bool) {
 			}
 			out.ASPath = c.lastText
 		}
+	}
+	if from != nil && c.cfg != nil {
+		out.Named = c.cfg.named(from, p)
 	}
 	return nlri.Prefix, out, c.usable(out.NextHop)
 }

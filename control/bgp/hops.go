@@ -29,15 +29,15 @@ func newPathSet(hops ...Hop) *PathSet {
 	s := &PathSet{hops: hops}
 	best := preferred(hops)
 	s.Hop, s.More = &best[0], best[1:]
-	others := make([]netip.Addr, len(s.More))
+	others, named := make([]netip.Addr, len(s.More)), s.Named
 	for i, h := range s.More {
-		others[i] = h.NextHop
+		others[i], named = h.NextHop, min(named, h.Named)
 	}
 	peer := s.Peer
 	if a := s.PeerAddr; a.IsValid() && a.String() != peer {
 		peer += " (" + a.String() + ")"
 	}
-	s.Announced = nexthop.Announce(peer, s.NextHop, others...)
+	s.Announced = nexthop.AnnounceNamed(named, peer, s.NextHop, others...)
 	return s
 }
 

@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // judged is what the policies see of a route.
@@ -102,6 +105,62 @@ func (c *Config) judgeFilters(p Peer, r judged, export bool) (accepted bool, rea
 		}
 	}
 	return false, "", false
+}
+
+// named is [Hop.Named] of a path that a peer sent and that was let in.
+func (c *Config) named(p *Peer, path *apiutil.Path) int {
+	if p.Filters == "" {
+		return 0
+	}
+	nlri, ok := path.Nlri.(*packet.IPAddrPrefix)
+	if !ok {
+		return 0
+	}
+	var r judged // read once, and only if a rule holds the prefix
+	for _, f := range c.filtersOf(*p) {
+		for _, rule := range f.rules(false, nlri.Prefix.Addr().Is6()) {
+			if !rule.names() || !rule.holds(nlri.Prefix) {
+				continue
+			}
+			if !r.prefix.IsValid() {
+				route, _ := c.route(map[netip.Addr]Peer{p.Addr: *p}, path)
+				r = route.judged()
+			}
+			if c.matches(*p, rule.afterwards(), r, false) {
+				return rule.CIDR.Bits()
+			}
+		}
+	}
+	return 0
+}
+
+// names reports whether a rule accepts what it names by a CIDR.
+func (rule FilterRule) names() bool { return rule.Accept && rule.CIDR.IsValid() && !rule.Not }
+
+// afterwards is the rule without the conditions that its own operations change the
+// answers to.
+func (rule FilterRule) afterwards() FilterRule {
+	for _, op := range rule.Operations {
+		if len(op.PrependAS) > 0 {
+			rule.ASPath = nil
+		}
+		if op.SetPriority != 0 {
+			rule.Priority = 0
+		}
+	}
+	return rule
+}
+
+// sameNames reports whether the filters of all running peers let paths in by the same
+// CIDRs in both.
+func (c *Config) sameNames(d *Config) bool {
+	was := runningPeers(c)
+	for _, p := range d.Peers {
+		if before, ok := was[p.Addr]; ok && p.runs() && !c.sameFilters(before, d, p, false) {
+			return false
+		}
+	}
+	return true
 }
 
 // matches reports whether all conditions of a rule hold.

@@ -17,6 +17,10 @@ type Hop struct {
 	LocalPref uint32 // 0: the path has none
 	MED       uint32
 
+	// Named is the length of the cidr of the rule by which the peer's BGPFilter let
+	// the path in; 0: no rule with one did.
+	Named int
+
 	// LongLived says that the path is kept though its origin has not come back
 	// within its restart time (RFC 9494): any other is better.
 	LongLived bool

@@ -77,15 +77,11 @@ func NewSpeaker(opts SpeakerOptions) *Speaker {
 		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
 		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{}, archived: map[string]archivedCounters{},
 	}
-	s.conv.nameOf = func(a netip.Addr) string {
-		if p, ok := s.sessions[a]; ok {
-			return p.peer.Name
+	s.conv.peerOf = func(a netip.Addr) *Peer {
+		if ss, ok := s.sessions[a]; ok {
+			return &ss.peer
 		}
-		return ""
-	}
-	s.conv.isIBGP = func(a netip.Addr) bool {
-		p, ok := s.sessions[a]
-		return ok && p.peer.ibgp(s.conv.asn)
+		return nil
 	}
 	return s
 }
@@ -216,6 +212,7 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	e.restarting = e.restarting || restarting
 	s.mu.Lock()
 	settling := fresh || !s.deadline.IsZero()
+	s.conv.cfg = c // what new peers send is told by it
 	s.mu.Unlock()
 	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, settling))
 	if !fresh {
@@ -227,7 +224,7 @@ func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, 
 	defer s.mu.Unlock()
 	s.cfg = *c
 	s.changes++
-	s.judge([2]netip.Addr{c.NextHop, c.NextHop6}, time.Now())
+	s.judge([2]netip.Addr{c.NextHop, c.NextHop6}, !fresh && !old.sameNames(c), time.Now())
 	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout
@@ -341,15 +338,14 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 
 // newConverter returns a converter that needs no lock. The caller holds s.mu.
 func (s *Speaker) newConverter() converter {
-	asn, peers := s.conv.asn, map[netip.Addr]Peer{}
+	c := converter{cfg: s.conv.cfg, asn: s.conv.asn, own: s.conv.own}
+	peers := make(map[netip.Addr]*Peer, len(s.sessions))
 	for a, ss := range s.sessions {
-		peers[a] = ss.peer
+		p := ss.peer
+		peers[a] = &p
 	}
-	return converter{
-		own:    s.conv.own,
-		nameOf: func(a netip.Addr) string { return peers[a].Name },
-		isIBGP: func(a netip.Addr) bool { return peers[a].ibgp(asn) },
-	}
+	c.peerOf = func(a netip.Addr) *Peer { return peers[a] }
+	return c
 }
 
 // Peers returns every configured session in the config's order, with why it is

@@ -89,6 +89,11 @@ type Announcement struct {
 	NextHop netip.Addr // of the best path, as announced
 	Peer    string     // who announced the best path, for people
 	Hops    Set        // of all paths of equal cost, NextHop among them
+
+	// Named is the length of the prefix by which the operator let the paths in: that
+	// of the rule of each peer's BGPFilter which accepted it, the least of them; 0: a
+	// path came in without such a rule.
+	Named int
 }
 
 // Announced is an interned [Announcement].
@@ -97,5 +102,11 @@ type Announced = unique.Handle[Announcement]
 // Announce interns what a peer announces with several next hops of equal cost,
 // or with the first alone.
 func Announce(peer string, best netip.Addr, others ...netip.Addr) Announced {
-	return unique.Make(Announcement{NextHop: best, Peer: peer, Hops: SetOf(append(slices.Clip(others), best)...)})
+	return AnnounceNamed(0, peer, best, others...)
+}
+
+// AnnounceNamed is [Announce] of what the operator let in by name, see
+// [Announcement.Named].
+func AnnounceNamed(named int, peer string, best netip.Addr, others ...netip.Addr) Announced {
+	return unique.Make(Announcement{NextHop: best, Peer: peer, Hops: SetOf(append(slices.Clip(others), best)...), Named: named})
 }

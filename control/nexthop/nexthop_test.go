@@ -40,7 +40,7 @@ func TestAnnounce(t *testing.T) {
 	if again := Announce("tor", a, b); again != first {
 		t.Error("equal announcements differ")
 	}
-	for _, other := range []Announced{Announce("tor", a), Announce("tor", b, a), Announce("other", a, b)} {
+	for _, other := range []Announced{Announce("tor", a), Announce("tor", b, a), Announce("other", a, b), AnnounceNamed(32, "tor", a, b)} {
 		if other == first {
 			t.Errorf("%+v is taken for another", other.Value())
 		}

@@ -93,8 +93,14 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 				c.hop = k
 			}
 		}
+		var usurped error
+		if !ok {
+			usurped = r.usurped(p, path)
+		}
 		if ok && o.node == r.self { // a local workload has it, or nobody
 			c.Reason = "the prefix is this host's own"
+		} else if usurped != nil {
+			c.Reason = usurped.Error()
 		} else if via := c.hop.hops.Single(); fam == dataplane.IPv6 && via.Is4() {
 			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
 		} else if c.hop == k && (ok || covers) && inPool && r.tunnelled(poolName, o.node, fam) {
@@ -111,6 +117,23 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 		out = append(out, c)
 	}
 	return out
+}
+
+// usurped says why a path that BGP has for a prefix is not used: the prefix is a part
+// of a block, and the path leads elsewhere than to the node that holds it. Who can
+// announce anything at all would have another's workloads' packets otherwise, for the
+// more specific prefix wins. The prefix must be no block and no borrowed address.
+func (r *rib) usurped(p netip.Prefix, a nexthop.Announcement) error {
+	block, holder, ok := r.holder(p)
+	if !ok || a.Named > block.Bits() {
+		return nil
+	}
+	for hop := range a.Hops.All() {
+		if n, ok := r.nodeAt(hop); !ok || n != holder {
+			return errPart(block, holder)
+		}
+	}
+	return nil
 }
 
 // tunnelled reports whether packets of a pool go to a node in a tunnel: by the pool's

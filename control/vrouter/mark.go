@@ -3,6 +3,9 @@ package vrouter
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/store"
 )
 
 // setPaths applies a step of BGP's best paths.
@@ -100,6 +103,28 @@ func (r *rib) markWithin(cidr netip.Prefix) {
 	for p := range r.paths {
 		if within(p) {
 			r.dirty[p] = struct{}{}
+		}
+	}
+}
+
+// markParts marks what BGP says of parts of a block: whether it counts depends on who
+// holds the block. Blocks are small, and there may be a million paths.
+func (r *rib) markParts(block netip.Prefix) {
+	free := block.Addr().BitLen() - block.Bits()
+	if free > maxBlockBits || len(r.paths) < 2<<free {
+		for p := range r.paths {
+			if p.Bits() > block.Bits() && block.Contains(p.Addr()) {
+				r.dirty[p] = struct{}{}
+			}
+		}
+		return
+	}
+	for bits := block.Bits() + 1; bits <= block.Addr().BitLen(); bits++ {
+		for i := range 1 << (bits - block.Bits()) {
+			a, _ := store.AddrAt(block, i<<(block.Addr().BitLen()-bits)) // it lies inside
+			if p := netip.PrefixFrom(a, bits); r.paths[p] != (nexthop.Announced{}) {
+				r.dirty[p] = struct{}{}
+			}
 		}
 	}
 }

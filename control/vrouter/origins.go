@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
 )
@@ -15,6 +17,7 @@ type origins struct {
 	blocks map[store.Key]*cluster.Block
 	claims map[netip.Prefix][]claim  // what blocks say of it, the one that counts first
 	byNode map[string][]netip.Prefix // by the node of that one
+	held   *bart.Table[string]       // block → the node that holds it
 }
 
 // claim is what one block says of a prefix.
@@ -24,7 +27,7 @@ type claim struct {
 }
 
 func newOrigins() *origins {
-	return &origins{blocks: map[store.Key]*cluster.Block{}, claims: map[netip.Prefix][]claim{}, byNode: map[string][]netip.Prefix{}}
+	return &origins{blocks: map[store.Key]*cluster.Block{}, claims: map[netip.Prefix][]claim{}, byNode: map[string][]netip.Prefix{}, held: new(bart.Table[string])}
 }
 
 // origin returns whose a prefix is.
@@ -55,7 +58,26 @@ func (o *origins) setBlock(key store.Key, b *cluster.Block) []netip.Prefix {
 			changed = append(changed, p)
 		}
 	}
+	for _, p := range changed {
+		if is, ok := o.origin(p); ok && !is.borrowed {
+			o.held.Insert(p, is.node)
+		} else {
+			o.held.Delete(p)
+		}
+	}
 	return changed
+}
+
+// holder returns the smallest block that a prefix is a part of, and the node that
+// holds the block. The prefix itself must be no block.
+func (o *origins) holder(p netip.Prefix) (block netip.Prefix, node string, ok bool) {
+	return o.held.LookupPrefixLPM(p)
+}
+
+// errPart says why a part of a node's block is left out that others announced.
+func errPart(block netip.Prefix, node string) error {
+	return fmt.Errorf("it is a part of block %s, which node %s holds, and only that node announces parts of it; "+
+		"to take it from a peer all the same, have a BGPFilter of that peer accept it by a cidr inside the block", block, node)
 }
 
 // claim replaces what a block says of a prefix; an origin without a node:

@@ -81,6 +81,7 @@ func (t *table) apply(ch *cluster.Change) {
 		t.vteps.setBlock(ch.Key, b, t.touched)
 		for _, p := range t.setBlock(ch.Key, b) {
 			t.dirty[p] = struct{}{}
+			t.markParts(p)
 		}
 	case store.KindFelixConfiguration:
 		r, _ := ch.Value.(*v3.FelixConfiguration)

@@ -269,10 +269,10 @@ func TestOwnPrefixOfBGP(t *testing.T) {
 			t.Errorf("%s: %+v", p, cs)
 		}
 	}
-	tab.take(blockEvent("192.168.2.0/26", "node2", nil))
+	tab.take(gone(blockEvent("192.168.2.0/26", "", nil)))
 	tab.settle()
 	if got := render(tab); !slices.Contains(got, "192.168.2.6/32 via 10.1.0.1 dev eth0") {
-		t.Errorf("given back, it is not taken from BGP: %v", got)
+		t.Errorf("without its block it is not taken from BGP: %v", got)
 	}
 }
 
@@ -451,13 +451,14 @@ func TestPathIndependence(t *testing.T) {
 				}
 				apply(ev)
 			case 6:
-				p := netip.MustParsePrefix(rapid.SampledFrom(append(cidrs, "172.16.0.0/12", "192.168.77.0/24")).Draw(rt, "prefix"))
+				p := netip.MustParsePrefix(rapid.SampledFrom(append(cidrs, "172.16.0.0/12", "192.168.77.0/24", "192.168.2.64/27", "192.168.2.66/32", "192.168.2.0/31")).Draw(rt, "prefix"))
 				nh := netip.MustParseAddr(rapid.SampledFrom([]string{"10.1.0.1", "10.1.0.12", "10.2.0.11", "10.9.9.9"}).Draw(rt, "next hop"))
 				if rapid.IntRange(0, 3).Draw(rt, "withdraw") == 0 {
 					delete(paths, p)
 					tab.setPaths(PathUpdate{Del: []netip.Prefix{p}})
 				} else {
-					paths[p] = Path{Prefix: p, Announced: nexthop.Announce("peer", nh)}
+					named := rapid.SampledFrom([]int{0, 26, 27}).Draw(rt, "named")
+					paths[p] = Path{Prefix: p, Announced: nexthop.AnnounceNamed(named, "peer", nh)}
 					tab.setPaths(PathUpdate{Put: []Path{paths[p]}})
 				}
 			case 7:

@@ -17,15 +17,23 @@ import (
 
 // birdConfig renders the spine's configuration for BIRD 2: it peers with every
 // node as a top-of-rack switch would, over each family that the underlay has,
-// puts the pods' blocks into its kernel and tells every node of them. Restarts of a node's daemon are graceful, which
-// BIRD supports as a helper by default.
-func birdConfig(t Topology, dir string) string {
+// puts the pods' blocks into its kernel and tells every node of them, and so it does
+// with prefixes that it drops all packets for. Restarts of a node's daemon are graceful,
+// which BIRD supports as a helper by default.
+func birdConfig(t Topology, dir string, dropped ...netip.Prefix) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "log %q all;\n", filepath.Join(dir, "bird.log"))
 	fmt.Fprintf(&b, "router id %s;\n", spineRouterID(t))
 	b.WriteString("protocol device { scan time 10; }\n")
 	for _, f := range []string{"ipv4", "ipv6"} {
-		fmt.Fprintf(&b, "protocol kernel { %s { import none; export where source = RTS_BGP; }; }\n", f)
+		fmt.Fprintf(&b, "protocol kernel { %s { import none; export where source = RTS_BGP || source = RTS_STATIC; }; }\n", f)
+		fmt.Fprintf(&b, "protocol static { %s;\n", f)
+		for _, p := range dropped {
+			if p.Addr().Is6() == (f == "ipv6") {
+				fmt.Fprintf(&b, "\troute %s blackhole;\n", p)
+			}
+		}
+		b.WriteString("}\n")
 		fmt.Fprintf(&b, `template bgp node_%s {
 	local as %d;
 	connect delay time 1;
@@ -69,17 +77,37 @@ func findBird() (string, error) {
 	return "", errors.New("find bird, which is the spine's BGP speaker: not installed; on Debian: apt-get install bird2")
 }
 
+// spineFile is a file of the spine's BGP speaker.
+func (l *Lab) spineFile(name string) string { return filepath.Join(dir(l.name), spineName, name) }
+
+// SpineDrops has the spine announce prefixes to every node as a switch that lies would:
+// packets for them that come to it are dropped. The next call replaces them.
+func (l *Lab) SpineDrops(ctx context.Context, prefixes ...netip.Prefix) error {
+	conf := birdConfig(l.topology, filepath.Dir(l.spineFile("bird.conf")), prefixes...)
+	if err := os.WriteFile(l.spineFile("bird.conf"), []byte(conf), 0o600); err != nil {
+		return fmt.Errorf("have the spine announce %v: %w", prefixes, err)
+	}
+	out, err := l.Output(ctx, spineName, "birdc", "-s", l.spineFile("bird.ctl"), "configure")
+	if err == nil && !strings.Contains(out, "Reconfigur") {
+		err = errors.New(out)
+	}
+	if err != nil {
+		return fmt.Errorf("have the spine announce %v: %w", prefixes, err)
+	}
+	return nil
+}
+
 // startBird starts the spine's BGP speaker.
 func (l *Lab) startBird() error {
 	bird, err := findBird()
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(dir(l.name), spineName)
+	dir := filepath.Dir(l.spineFile("bird.conf"))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("start bird: %w", err)
 	}
-	conf := filepath.Join(dir, "bird.conf")
+	conf := l.spineFile("bird.conf")
 	if err := os.WriteFile(conf, []byte(birdConfig(l.topology, dir)), 0o600); err != nil {
 		return fmt.Errorf("start bird: %w", err)
 	}
@@ -88,7 +116,7 @@ func (l *Lab) startBird() error {
 		return fmt.Errorf("start bird: %w: %s", err, out)
 	}
 	p, err := startDetached(l.Space(spineName), filepath.Join(dir, "bird.out"), bird, "-f",
-		"-c", conf, "-s", filepath.Join(dir, "bird.ctl"), "-P", filepath.Join(dir, "bird.pid"))
+		"-c", conf, "-s", l.spineFile("bird.ctl"), "-P", filepath.Join(dir, "bird.pid"))
 	if err != nil {
 		return fmt.Errorf("start bird: %w", err)
 	}
