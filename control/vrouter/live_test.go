@@ -27,13 +27,34 @@ func (w *world) lost() string {
 			}
 			for i, p := range r.blocks() {
 				f, ok := s.sends(p)
-				if ok && !r.accepts(f) {
+				if closed := w.closed(s, r, i, f); ok && !r.accepts(f) && !closed {
 					return fmt.Sprintf("%s sends to %s for pool %s in %s, which its kernel does not take in\n%s%s", s.name, r.name, poolNames[i], f, s, r)
 				}
 			}
 		}
 	}
 	return ""
+}
+
+// closed reports whether a host knows that the peer does not take in the tunnel in which it
+// sends, rather than not at all: a neighbour that does not answer has no plain way any
+// more, and what the peer accepts is not published yet. Without a route the packets would
+// leave in plain by a less specific one. It lasts until the kernel has the next decision.
+func (w *world) closed(s, r *simHost, pool int, f dataplane.Encap) bool {
+	k := pathOf{s, r, pool}
+	p := s.l.forwardingPaths[hopKey{pool: poolNames[pool], node: r.name, fam: dataplane.IPv4}]
+	if w.plain && p.encap != (dataplane.Encap{}) && p.encap.Driver != dataplane.DriverDirect && !canAccept(s.l.nodes[r.name].Encaps, p.encap) {
+		w.shut[k] = p.encap
+	} else if f != w.shut[k] {
+		delete(w.shut, k)
+	}
+	return f == w.shut[k]
+}
+
+// pathOf is from one host to another's block of a pool.
+type pathOf struct {
+	from, to *simHost
+	pool     int
 }
 
 func (h *simHost) String() string {

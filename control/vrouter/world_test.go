@@ -24,8 +24,9 @@ type world struct {
 	log     []store.Event // all that ever happened, in order
 	now     map[store.Key]store.Event
 	hosts   []*simHost
-	faults  bool // something went wrong on purpose
-	plain   bool // some pool was without a tunnel
+	faults  bool                       // something went wrong on purpose
+	plain   bool                       // some pool was without a tunnel
+	shut    map[pathOf]dataplane.Encap // paths that are kept closed, see [world.closed]
 	deleted bool
 }
 
@@ -261,7 +262,7 @@ func (h *simHost) sends(p netip.Prefix) (dataplane.Encap, bool) {
 
 // newWorld makes a cluster of n hosts in two racks, with two pools.
 func newWorld(n int, encap store.Encapsulation, strict bool) *world {
-	w := &world{now: map[store.Key]store.Event{}}
+	w := &world{now: map[store.Key]store.Event{}, shut: map[pathOf]dataplane.Encap{}}
 	w.put(poolEvent("pool", "192.168.0.0/16", encap))
 	w.put(poolEvent("other", "10.50.0.0/16", store.VXLAN))
 	for i := range n {
