@@ -53,6 +53,11 @@ func VXLANNumbers(specs ...*v3.FelixConfigurationSpec) (vni uint32, port uint16)
 	return vni, port
 }
 
+// IsSystemPort reports whether a UDP port is one of those that IANA assigns to services
+// of systems (RFC 6335 section 6): what a Node publishes of VXLAN at one counts only
+// where FelixConfiguration asks for it.
+func IsSystemPort(port uint16) bool { return port < 1024 }
+
 // String returns the mode as nodes publish it: Direct, IPIP, IPIPCrossSubnet,
 // VXLAN/VNI/PORT or VXLANCrossSubnet/VNI/PORT.
 func (m Mode) String() string {

@@ -453,6 +453,8 @@ func TestHostTraffic(t *testing.T) {
 	check(4789, 4790, 4791)
 	s.send(event(node("vxlan/4096,vxlan/1/x,ipip", "")))
 	check(4790)
+	s.send(event(node("vxlan/77/53", "vxlan/4096/1023,vxlan/4096/1024")))
+	check(1024, 4790)
 	s.send(event(node("vxlan/4096/4789", "")), gone(node("", "").Key))
 	check(4790)
 	listen := obj(store.KindBGPConfiguration, "default", "", `{listenPort: 1790}`)

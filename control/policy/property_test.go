@@ -252,7 +252,7 @@ func drawObject(t *rapid.T) store.Object {
 			node := &store.Node{}
 			node.Spec.BGP = &store.NodeBGPSpec{IPv4Address: fmt.Sprintf("192.0.2.%d/24", n)}
 			meta.Annotations = map[string]string{
-				store.AnnotationAccepts: pick(t, "accepts", "", "ipip,vxlan/4096/4789", "vxlan/4096/4790,vxlan6/4096/4791"),
+				store.AnnotationAccepts: pick(t, "accepts", "", "ipip,vxlan/4096/4789", "vxlan/4096/4790,vxlan6/4096/4791", "vxlan/77/53"),
 				store.AnnotationUses:    pick(t, "uses", "", "vxlan/4096/4790"),
 			}
 			v = node

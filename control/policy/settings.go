@@ -391,12 +391,15 @@ func (s *settings) guarded(ports []filter.Tunnel) []filter.Tunnel {
 }
 
 // vxlanInUse returns the ports of VXLAN that this host is configured with and
-// those that some node publishes: during a change both the old and the new.
+// those that some node publishes: during a change both the old and the new. A node's
+// word alone closes no system port, DNS's say, for all pods.
 func (s *settings) vxlanInUse() []uint16 {
 	numbers := map[uint16]bool{s.now.vxlanPort: true}
 	for _, of := range s.vxlan {
 		for _, p := range of {
-			numbers[p] = true
+			if !store.IsSystemPort(p) {
+				numbers[p] = true
+			}
 		}
 	}
 	return slices.Sorted(maps.Keys(numbers))

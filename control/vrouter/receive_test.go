@@ -78,6 +78,16 @@ func TestReceiver(t *testing.T) {
 			[]string{"vxlan.calico vxlan/4096/4789"},
 		},
 		{
+			"a peer sends VXLAN at DNS's port",
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"vxlan/4096/53"}, Sends: map[string]string{"pool": "VXLAN/7/1023", "six": "VXLAN/7/53"}})},
+			[]string{"vxlan.calico vxlan/4096/4789"},
+		},
+		{
+			"so do all, as FelixConfiguration asks for",
+			[]store.Event{self(store.NodeEncaps{}), felixEvent(4096, 443), peer(store.NodeEncaps{Uses: []string{"vxlan/4096/443", "vxlan/4096/53"}})},
+			[]string{"vxlan.calico vxlan/4096/443"},
+		},
+		{
 			"the peer is gone",
 			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"ipip"}}), gone(nodeEvent("node2", "", "", ""))},
 			[]string{"vxlan.calico vxlan/4096/4789"},

@@ -106,12 +106,21 @@ type poolMode struct {
 // moved to, and the same for itself. So a sender that has to fall back falls on
 // what is accepted whether it does or not; else two hosts could follow each other
 // without end.
+//
+// What others say is not believed of VXLAN at a system port that this host is not
+// configured with: it would take the port from what serves there, DNS say, and from
+// all pods.
 func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	out := r.wantedEncaps()
+	believe := func(f dataplane.Encap) {
+		if f.Driver != dataplane.DriverVXLAN || !store.IsSystemPort(f.Port) {
+			out[f] = struct{}{}
+		}
+	}
 	add := func(pool string, m store.Mode) {
 		if p, ok := r.pools[pool]; ok {
 			for _, f := range r.encapsOf(m, familyOf(p)) {
-				out[f] = struct{}{}
+				believe(f)
 			}
 		}
 	}
@@ -122,7 +131,7 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 		add(pool, m)
 	}
 	for f := range r.peerUses {
-		out[f] = struct{}{}
+		believe(f)
 	}
 	_, uses := r.own()
 	maps.Copy(out, uses)

@@ -3,7 +3,9 @@ package hostile
 import (
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
 )
@@ -35,6 +38,7 @@ func TestRecords(t *testing.T) {
 	})
 	reachable(t, l)
 	t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
+	t.Run("port", func(t *testing.T) { attackPorts(t, l, s) })
 	t.Run("vtep", func(t *testing.T) { attackTunnels(t, l, s) })
 }
 
@@ -133,6 +137,65 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// attackPorts has a node publish that it takes and sends VXLAN at DNS's port: pods go on
+// asking DNS, and no host opens a device there. A port that no system's service has is
+// believed, by which the test sees that the hosts have read it.
+func attackPorts(t *testing.T, l *lab.Lab, s store.Store) {
+	n := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: "10.1.0.99/24"}}}
+	n.Name = "aaa"
+	store.SetNodeEncaps(n, store.NodeEncaps{
+		Published: true, Accepts: []string{"vxlan/77/53", "vxlan/78/53"}, Uses: []string{"vxlan/77/53", "vxlan/79/4999"},
+		Sends: map[string]string{"default-ipv4-ippool": "VXLAN/78/53"},
+	})
+	if _, err := store.Create(t.Context(), s, n); err != nil {
+		t.Fatal(err)
+	}
+	links := ""
+	poll(t, "node1 has read what the node publishes", func() string {
+		if links = output(t, l, "node1", "ip", "-d", "link", "show", "type", "vxlan"); !strings.Contains(links, "dstport 4999") {
+			return links
+		}
+		return ""
+	})
+	if strings.Contains(links, "dstport 53 ") {
+		t.Errorf("node1 takes VXLAN at DNS's port:\n%s", links)
+	}
+	if rules := output(t, l, "node1", "nft", "list", "ruleset"); strings.Contains(strings.ReplaceAll(rules, "domain", "53"), "udp dport 53") {
+		t.Errorf("node1 has a rule for DNS's port:\n%s", rules)
+	}
+	poll(t, "a pod's question to DNS's port of another host arrives", func() string { return asks(t, l, "node1/pod1", "node2", 53) })
+	if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, n.Name), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// asks says why a datagram from a place does not arrive at a port of a host; empty: it does.
+func asks(t *testing.T, l *lab.Lab, from, host string, port int) string {
+	t.Helper()
+	at := net.JoinHostPort(address(t, l, host), strconv.Itoa(port))
+	var client net.Conn
+	var packets net.PacketConn
+	err := ns.Do(l.Space(host), func() (err error) { packets, err = net.ListenPacket("udp", at); return err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	if err := ns.Do(l.Space(from), func() (err error) { client, err = net.Dial("udp", at); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Write([]byte("?")); err != nil {
+		return err.Error()
+	}
+	if err := packets.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := packets.ReadFrom(make([]byte, 16)); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // attackTunnels has a node of nobody's, before all others by name, claim the VTEP of

@@ -202,7 +202,7 @@ func (q *question) vxlanPorts() []uint16 {
 		for _, name := range []string{store.AnnotationAccepts, store.AnnotationUses} {
 			for form := range strings.SplitSeq(n.Annotations[name], ",") {
 				var vni, port uint16
-				if _, err := fmt.Sscanf(strings.Replace(form, "vxlan6", "vxlan", 1), "vxlan/%d/%d", &vni, &port); err == nil {
+				if _, err := fmt.Sscanf(strings.Replace(form, "vxlan6", "vxlan", 1), "vxlan/%d/%d", &vni, &port); err == nil && port >= 1024 {
 					ports = append(ports, port)
 				}
 			}
