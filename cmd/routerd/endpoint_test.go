@@ -114,6 +114,35 @@ func TestUnready(t *testing.T) {
 	}
 }
 
+// TestReadOnlySettings: where the kernel's settings cannot be written, as in an unprivileged
+// container, and do not forward, the host is live and not ready, and names the first of them.
+// Where they are right already nothing has to be written.
+func TestReadOnlySettings(t *testing.T) {
+	t.Parallel()
+	readOnly := []string{"unshare", "-m", "sh", "-c", `mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$0" "$@"`}
+	h := newHost(t, "10.1.0.11/24")
+	h.config["health"] = map[string]any{"listen": "127.0.0.1:9099"}
+	h.wrap = readOnly
+	r := h.start()
+	await.Until(t, "not ready", func() error {
+		code, body, err := h.get("/readiness")
+		if err == nil && code != http.StatusServiceUnavailable {
+			err = fmt.Errorf("code %d", code)
+		}
+		return errors.Join(err, mentions(body, "DataplaneProgrammed", "net/ipv4/", "read-only file system"))
+	})
+	if code, body, err := h.get("/liveness"); err != nil || code != http.StatusOK {
+		t.Errorf("liveness: %d, %v, %s", code, err, body)
+	}
+	r.kill(syscall.SIGKILL)
+	h.wrap = nil
+	r = h.start()
+	r.ready()
+	r.kill(syscall.SIGKILL)
+	h.wrap = readOnly
+	h.start().ready()
+}
+
 func TestSystemd(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")

@@ -59,6 +59,7 @@ type host struct {
 	dir    string
 	config map[string]any // overrides what writeConfig makes
 	env    []string
+	wrap   []string // what starts the daemon; empty: nothing
 }
 
 // newHost makes a host whose device eth0 has an address.
@@ -149,7 +150,8 @@ func (h *host) command(args ...string) (*exec.Cmd, *os.File) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	cmd := exec.Command(self, args...)
+	args = slices.Concat(h.wrap, []string{self}, args)
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), asDaemon+"=1")
 	cmd.Env = append(cmd.Env, h.env...)
 	cmd.ExtraFiles = []*os.File{r}

@@ -82,6 +82,7 @@ type Kernel struct {
 	started   atomic.Bool
 	closed    sync.Once
 	ready     readiness
+	refused   *refusals
 	supported sync.Map // dataplane.LinkType
 
 	// The loop owns what follows, where it does not say otherwise.
@@ -172,11 +173,12 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	}
 	k := &Kernel{
 		cfg: &cfg, log: cfg.Log, ns: ns, wake: async.NewSignal(),
+		refused: &refusals{keys: make(map[dataplane.Key]struct{})},
 		listing: &listing{why: "start", backoff: async.Backoff{Min: minListBackoff, Max: maxListBackoff}},
 	}
 	k.actual = &actual{
 		cfg: k.cfg, log: k.log, offloads: offloads,
-		sysctls: &sysctls{ns: ns, watch: settings, made: make(map[dataplane.Key]struct{})},
+		sysctls: &sysctls{ns: ns, watch: settings, made: make(map[dataplane.Key]struct{}), refused: k.refused},
 		mirror:  newMirror(), onLink: make(map[string]map[dataplane.Key]struct{}), hops: newNextHops(),
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
@@ -316,7 +318,9 @@ func (k *Kernel) Alive() time.Time {
 }
 
 // Ready reports whether the kernel's tables were made what is wanted once
-// since every source first spoke, and can still be read. If not, it says why.
+// since every source first spoke, and can still be read, and no setting that is wanted
+// is refused, as in a container with a read-only /proc/sys: a host that does not forward
+// carries nothing. If not, it says why.
 // A source need not be synced: only the sweep of leftovers waits for that.
 func (k *Kernel) Ready() (bool, string) {
 	r := &k.ready
@@ -332,6 +336,12 @@ func (k *Kernel) Ready() (bool, string) {
 		return false, fmt.Sprintf("source %s has not said yet what it wants", silent[0])
 	case !r.done:
 		return false, "the first pass is not done yet"
+	}
+	for _, key := range k.refused.list() {
+		s, wanted := k.Status(key)
+		if w, ok := s.Object.(dataplane.Sysctl); ok && wanted && s.State == dataplane.Failed {
+			return false, fmt.Sprintf("the kernel's setting %s has to be %s, and cannot be made so: %v", w.Name, w.Value, s.Err)
+		}
 	}
 	return true, ""
 }

@@ -93,7 +93,9 @@ func (wr *writer) make(kind dataplane.Kind, ops []op) {
 		}
 	case dataplane.KindSysctl:
 		for _, o := range ops {
-			wr.report([]result{wr.putSysctl(o)})
+			r := wr.putSysctl(o)
+			wr.sysctls.refused.note(o.Key, r.Outcome == reconcile.Refused)
+			wr.report([]result{r})
 		}
 	case dataplane.KindFeature:
 		for _, o := range ops {

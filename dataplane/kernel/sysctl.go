@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -30,11 +33,37 @@ func sysctlLink(name string) string {
 	return ""
 }
 
+// refusals are the settings that could not be made as wanted when they were last tried.
+// It is safe for concurrent use.
+type refusals struct {
+	mu   sync.Mutex
+	keys map[dataplane.Key]struct{}
+}
+
+func (r *refusals) note(key dataplane.Key, refused bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if refused {
+		r.keys[key] = struct{}{}
+	} else {
+		delete(r.keys, key)
+	}
+}
+
+// list returns them in order.
+func (r *refusals) list() []dataplane.Key {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(r.keys), dataplane.CompareKeys)
+}
+
 // sysctls are the kernel's settings in one network namespace.
 type sysctls struct {
 	ns    *namespace
 	watch *watcher                   // of those that were written
 	made  map[dataplane.Key]struct{} // that are as we made them
+
+	refused *refusals
 }
 
 // note notes that there is a setting of ours now, or no more.
