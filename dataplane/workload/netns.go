@@ -29,6 +29,10 @@ func openNamespace(path string) (*namespace, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open %s: %w", path, ErrNoNamespace)
 	}
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOTDIR) {
+		// A socket (open(2)), or something below a plain file.
+		return nil, fmt.Errorf("%s is not a namespace: %w", path, ErrNoNamespace)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
 	}

@@ -2,6 +2,8 @@ package workload
 
 import (
 	"errors"
+	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -34,4 +36,29 @@ func TestOpenFIFO(t *testing.T) {
 		t.Fatal(err)
 	}
 	ns.close()
+}
+
+// TestOpenOther: what is no namespace is named as such, so that the caller does
+// not take it for a fault that passes.
+func TestOpenOther(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "socket")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for _, path := range []string{plain, filepath.Join(plain, "net"), socket, filepath.Join(dir, "gone")} {
+		if ns, err := openNamespace(path); !errors.Is(err, ErrNoNamespace) {
+			t.Errorf("open %s: %v, want %v", path, err, ErrNoNamespace)
+			if err == nil {
+				ns.close()
+			}
+		}
+	}
 }

@@ -4,6 +4,7 @@ package netnstest
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 // Netns is a network namespace that ends with the test.
 type Netns struct {
 	// Path leads to the namespace, also for other processes, until [Netns.End].
+	// From then on there is nothing at it.
 	Path string
 	end  func()
 }
@@ -41,10 +43,17 @@ func New(t testing.TB) *Netns {
 	if r.err != nil {
 		t.Fatalf("make network namespace: %v", r.err)
 	}
-	n := &Netns{
-		Path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.file.Fd()),
-		end:  sync.OnceFunc(func() { _ = r.file.Close() }),
+	// The number of a closed file is soon another file's, so what is handed out
+	// is a link that goes first.
+	n := &Netns{Path: filepath.Join(t.TempDir(), "netns")}
+	if err := os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.file.Fd()), n.Path); err != nil {
+		_ = r.file.Close()
+		t.Fatalf("name network namespace: %v", err)
 	}
+	n.end = sync.OnceFunc(func() {
+		_ = os.Remove(n.Path)
+		_ = r.file.Close()
+	})
 	t.Cleanup(n.end)
 	return n
 }
