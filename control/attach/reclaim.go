@@ -69,6 +69,13 @@ func (x *reclaimer) handle(s cluster.Step) {
 // written after the address is theirs.
 const settling = 5 * time.Second
 
+// young reports whether an attachment is so new. One from the future is not: the
+// clock went back.
+func (r record) young() bool {
+	age := time.Since(r.Since)
+	return age >= 0 && age < settling
+}
+
 // freed reports whether a block says of an address that lives on this host that nobody
 // has it, or somebody else: as where an operator released it, or deleted the block.
 func (x *reclaimer) freed(s cluster.Step) bool {
@@ -86,7 +93,9 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 			rev = b.Revision
 		}
 		for _, r := range living {
-			if rev <= r.Endpoint || r.Endpoint == 0 && time.Since(r.Since) < settling {
+			// An endpoint from further on than the datastore is of one that was restored from
+			// a snapshot since: it says nothing of what is older.
+			if rev <= r.Endpoint && r.Endpoint <= s.Revision || r.Endpoint == 0 && r.young() {
 				continue
 			}
 			for _, a := range r.addrs() {

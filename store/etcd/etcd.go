@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -57,7 +58,9 @@ type Store struct {
 	where  string // the endpoints, for errors
 	secure bool   // they are reached by TLS
 
-	pageTimeout time.Duration
+	pageTimeout  time.Duration
+	historyCheck time.Duration
+	history      *history
 
 	ctx     context.Context // ends with Close; all watches hang on it
 	cancel  context.CancelFunc
@@ -111,7 +114,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		return nil, fmt.Errorf("open etcd: %w: %w", store.ErrInvalid, err)
 	}
 	s := &Store{
-		client: client, pageTimeout: pageTimeout,
+		client: client, pageTimeout: pageTimeout, historyCheck: historyCheck, history: newHistory(log),
 		conn:   client.ActiveConnection(),
 		log:    log,
 		where:  strings.Join(c.Endpoints, ","),
@@ -150,14 +153,20 @@ func (s *Store) Get(ctx context.Context, key store.Key) (store.Object, error) {
 	if path == "" {
 		return store.Object{}, fmt.Errorf("get %s: %w: no key", key, store.ErrInvalid)
 	}
-	resp, err := s.client.Get(ctx, path)
+	var resp *clientv3.GetResponse
+	in, err := s.again(ctx, func(life) (_ *etcdserverpb.ResponseHeader, err error) {
+		if resp, err = s.client.Get(ctx, path); err != nil {
+			return nil, err
+		}
+		return resp.Header, nil
+	})
 	if err != nil {
 		return store.Object{}, fmt.Errorf("get %s: %w", key, s.explain(ctx, err))
 	}
 	if len(resp.Kvs) == 0 {
 		return store.Object{}, fmt.Errorf("get %s: %w", key, store.ErrNotFound)
 	}
-	obj, err := backend.Object(key, store.Revision(resp.Kvs[0].ModRevision), resp.Kvs[0].Value)
+	obj, err := backend.Object(key, in.revision(resp.Kvs[0].ModRevision), resp.Kvs[0].Value)
 	if err != nil {
 		return obj, fmt.Errorf("get %s: %w", key, err)
 	}
@@ -170,7 +179,7 @@ func (s *Store) List(ctx context.Context, kind store.Kind, namespace string) ([]
 	if prefix == "" {
 		return nil, 0, fmt.Errorf("list: %w: unknown kind %q", store.ErrInvalid, kind)
 	}
-	kvs, rev, err := s.readPrefixes(ctx, prefix)
+	kvs, rev, in, err := s.readPrefixes(ctx, prefix)
 	if err != nil {
 		return nil, 0, fmt.Errorf("list %s: %w", kind, s.explain(ctx, err))
 	}
@@ -181,49 +190,55 @@ func (s *Store) List(ctx context.Context, kind store.Kind, namespace string) ([]
 		if !ok || key.Kind != kind {
 			continue
 		}
-		obj, err := backend.Object(key, store.Revision(kv.ModRevision), kv.Value)
+		obj, err := backend.Object(key, in.revision(kv.ModRevision), kv.Value)
 		if err != nil {
 			bad = append(bad, err)
 			continue
 		}
 		objs = append(objs, obj)
 	}
-	return objs, rev, bad.Err()
+	return objs, in.revision(rev), bad.Err()
 }
 
-// readPrefixes reads all keys under some prefixes as they are at one revision,
-// page by page. The error is etcd's.
-func (s *Store) readPrefixes(ctx context.Context, prefixes ...string) ([]*mvccpb.KeyValue, store.Revision, error) {
+// readPrefixes reads all keys under some prefixes as they are at one revision of
+// etcd, page by page. The error is etcd's.
+func (s *Store) readPrefixes(ctx context.Context, prefixes ...string) (kvs []*mvccpb.KeyValue, rev int64, in life, err error) {
 	for {
-		kvs, rev, err := s.tryReadPrefixes(ctx, prefixes)
+		in, err = s.again(ctx, func(life) (header *etcdserverpb.ResponseHeader, err error) {
+			kvs, header, err = s.tryReadPrefixes(ctx, prefixes)
+			rev = header.GetRevision()
+			return header, err
+		})
 		// A compaction between two pages makes the rest of that revision
 		// unreadable: begin at a later one.
 		if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) && ctx.Err() == nil {
 			continue
 		}
-		return kvs, rev, err
+		if err != nil {
+			return nil, 0, in, err
+		}
+		return kvs, rev, in, nil
 	}
 }
 
-// page reads some keys of a range as they are at a revision; 0: now.
+// page reads some keys of a range as they are at a revision of etcd; 0: now.
 func (s *Store) page(ctx context.Context, from, end string, rev int64) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.pageTimeout)
 	defer cancel()
 	return s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(rev))
 }
 
-func (s *Store) tryReadPrefixes(ctx context.Context, prefixes []string) ([]*mvccpb.KeyValue, store.Revision, error) {
-	var kvs []*mvccpb.KeyValue
-	var rev int64
+// tryReadPrefixes returns the first page's header too: its revision is that of all.
+func (s *Store) tryReadPrefixes(ctx context.Context, prefixes []string) (kvs []*mvccpb.KeyValue, header *etcdserverpb.ResponseHeader, err error) {
 	for _, prefix := range prefixes {
 		from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 		for {
-			resp, err := s.page(ctx, from, end, rev)
+			resp, err := s.page(ctx, from, end, header.GetRevision())
 			if err != nil {
-				return nil, 0, err
+				return nil, nil, err
 			}
-			if rev == 0 {
-				rev = resp.Header.Revision
+			if header == nil {
+				header = resp.Header
 			}
 			kvs = append(kvs, resp.Kvs...)
 			if !resp.More || len(resp.Kvs) == 0 {
@@ -232,7 +247,7 @@ func (s *Store) tryReadPrefixes(ctx context.Context, prefixes []string) ([]*mvcc
 			from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 		}
 	}
-	return kvs, store.Revision(rev), nil
+	return kvs, header, nil
 }
 
 // Txn implements [store.Store]. It is one request, also when a condition does
@@ -242,13 +257,14 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 	if err != nil {
 		return nil, err
 	}
+	in := s.history.begin()
 	var conds []clientv3.Cmp
 	var writes, reads []clientv3.Op
 	for _, st := range steps {
 		if st.Op.If.Absent() {
 			conds = append(conds, clientv3.Compare(clientv3.Version(st.Path), "=", 0))
 		} else if rev, ok := st.Op.If.Revision(); ok {
-			conds = append(conds, clientv3.Compare(clientv3.ModRevision(st.Path), "=", int64(rev)))
+			conds = append(conds, in.condition(st.Path, rev))
 		}
 		switch st.Op.Action {
 		case store.Put:
@@ -263,13 +279,16 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", steps[0].Op.Object.Key, s.explain(ctx, err))
 	}
+	if err := s.history.judge(in, resp.Header); err != nil {
+		return nil, fmt.Errorf("write %s: %w: %s: %w", steps[0].Op.Object.Key, store.ErrUnavailable, s.where, err)
+	}
 	if resp.Succeeded {
-		return backend.Written(steps, store.Revision(resp.Header.Revision))
+		return backend.Written(steps, in.revision(resp.Header.Revision))
 	}
 	present := make([]backend.Stored, len(steps))
 	for i, r := range resp.Responses {
 		if kvs := r.GetResponseRange().GetKvs(); len(kvs) > 0 {
-			present[i] = backend.Stored{Revision: store.Revision(kvs[0].ModRevision), Raw: kvs[0].Value}
+			present[i] = backend.Stored{Revision: in.revision(kvs[0].ModRevision), Raw: kvs[0].Value}
 		}
 	}
 	if err := backend.Conflict(steps, present); err != nil {

@@ -4,3 +4,7 @@ import "time"
 
 // SetPageTimeout shortens what one page of a state may take.
 func (s *Store) SetPageTimeout(d time.Duration) { s.pageTimeout = d }
+
+// SetHistoryCheck shortens the pause between two looks at whether the datastore is the
+// same one.
+func (s *Store) SetHistoryCheck(d time.Duration) { s.historyCheck = d }

@@ -24,10 +24,10 @@ type NameState struct {
 	Record *store.Incarnation
 	// Holder is who is there now: its lease lives. nil: nobody.
 	Holder *store.Incarnation
-	// NodeCreated is the revision at which the Node was created; 0: there is
+	// NodeCreated is etcd's revision at which the Node was created; 0: there is
 	// none.
 	NodeCreated store.Revision
-	// Revision is that of the answer.
+	// Revision is etcd's, of the answer.
 	Revision store.Revision
 
 	recordRev, holderRev int64
@@ -213,6 +213,14 @@ func (s *Store) WatchName(ctx context.Context, node string, since store.Revision
 		})
 	}
 	followers.Go(func() { s.guard(ctx, cancel) })
+	in := s.history.begin()
+	followers.Go(func() {
+		select {
+		case <-in.ended:
+			cancel(errRestored)
+		case <-ctx.Done():
+		}
+	})
 	s.watches.Go(func() {
 		defer stop()
 		followers.Wait()

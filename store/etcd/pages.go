@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/routerd/routerd/store"
@@ -24,7 +25,13 @@ func (s *Store) Pages(ctx context.Context, kind store.Kind, namespace string, pa
 	}
 	end := clientv3.GetPrefixRangeEnd(from)
 	for {
-		resp, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(smallPage))
+		var resp *clientv3.GetResponse
+		in, err := s.again(ctx, func(life) (_ *etcdserverpb.ResponseHeader, err error) {
+			if resp, err = s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(smallPage)); err != nil {
+				return nil, err
+			}
+			return resp.Header, nil
+		})
 		if err != nil {
 			return fmt.Errorf("read %s: %w", kind, s.explain(ctx, err))
 		}
@@ -35,7 +42,7 @@ func (s *Store) Pages(ctx context.Context, kind store.Kind, namespace string, pa
 				continue
 			}
 			// What cannot be decoded comes without its value.
-			obj, _ := backend.Object(key, store.Revision(kv.ModRevision), kv.Value)
+			obj, _ := backend.Object(key, in.revision(kv.ModRevision), kv.Value)
 			obj.Key = key
 			objs = append(objs, obj)
 		}

@@ -67,7 +67,7 @@ func (s *Store) read(ctx context.Context, feed *backend.Feed, kinds []store.Kind
 		if synced {
 			failures = 0
 			s.log.Debug("datastore watch begins anew", "endpoints", s.where, "reason", err)
-			if errors.Is(err, errCompacted) || errors.Is(err, errDisconnected) {
+			if errors.Is(err, errCompacted) || errors.Is(err, errDisconnected) || errors.Is(err, errRestored) {
 				continue // reading the state tells whether there is an outage
 			}
 		} else if !down {
@@ -84,7 +84,7 @@ func (s *Store) read(ctx context.Context, feed *backend.Feed, kinds []store.Kind
 // breaks. It says whether it got as far as feeding the state; it calls back
 // then, too.
 func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Kind, onSync func()) (synced bool, err error) {
-	rev, err := s.snapshot(ctx, feed, kinds)
+	rev, in, err := s.snapshot(ctx, feed, kinds)
 	if err != nil {
 		return false, err
 	}
@@ -93,11 +93,12 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Ki
 	ctx, lost := context.WithCancelCause(ctx)
 	var guard sync.WaitGroup
 	guard.Go(func() { s.guard(ctx, lost) })
+	guard.Go(func() { s.checkHistory(ctx, in, lost) })
 	defer guard.Wait()
 	defer lost(nil)
 
 	changes := s.client.Watch(clientv3.WithRequireLeader(ctx), store.RootPath, clientv3.WithPrefix(),
-		clientv3.WithRev(int64(rev)+1), clientv3.WithProgressNotify())
+		clientv3.WithRev(rev+1), clientv3.WithProgressNotify())
 	for resp := range changes {
 		if resp.CompactRevision != 0 {
 			return true, errCompacted
@@ -106,11 +107,14 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Ki
 			return true, err
 		}
 		if resp.IsProgressNotify() {
-			feed.Progress(store.Revision(resp.Header.Revision))
+			s.history.saw(in, resp.Header.Revision)
+			feed.Progress(in.revision(resp.Header.Revision))
 			continue
 		}
 		if n := len(resp.Events); n > 0 {
-			feed.Change(store.Revision(resp.Events[n-1].Kv.ModRevision), wanted(feed, resp.Events))
+			last := resp.Events[n-1].Kv.ModRevision
+			s.history.saw(in, last)
+			feed.Change(in.revision(last), wanted(feed, in, resp.Events))
 		}
 	}
 	if err := context.Cause(ctx); err != nil {
@@ -119,8 +123,9 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Ki
 	return true, errDisconnected
 }
 
-// snapshot reads the state of the kinds and feeds it.
-func (s *Store) snapshot(ctx context.Context, feed *backend.Feed, kinds []store.Kind) (store.Revision, error) {
+// snapshot reads the state of the kinds and feeds it. It returns etcd's revision of
+// it, and in which life of the datastore it is.
+func (s *Store) snapshot(ctx context.Context, feed *backend.Feed, kinds []store.Kind) (int64, life, error) {
 	var prefixes []string
 	for _, k := range kinds {
 		if p := store.PathPrefix(k, ""); p != "" && !slices.Contains(prefixes, p) {
@@ -132,30 +137,38 @@ func (s *Store) snapshot(ctx context.Context, feed *backend.Feed, kinds []store.
 		// ask for it.
 		prefixes = []string{store.PathPrefix(store.KindIPAMConfig, "")}
 	}
-	kvs, rev, err := s.readPrefixes(ctx, prefixes...)
-	if err != nil {
-		return 0, fmt.Errorf("watch: %w", s.explain(ctx, err))
-	}
-	items := make([]backend.Item, 0, len(kvs))
-	for _, kv := range kvs {
-		key, ok := store.ParsePath(string(kv.Key))
-		if ok && feed.Wants(key.Kind) {
-			items = append(items, backend.Item{Key: key, Stored: backend.Stored{Revision: store.Revision(kv.ModRevision), Raw: kv.Value}})
+	for {
+		kvs, rev, in, err := s.readPrefixes(ctx, prefixes...)
+		if err != nil {
+			return 0, in, fmt.Errorf("watch: %w", s.explain(ctx, err))
 		}
+		items := make([]backend.Item, 0, len(kvs))
+		for _, kv := range kvs {
+			key, ok := store.ParsePath(string(kv.Key))
+			if ok && feed.Wants(key.Kind) {
+				items = append(items, backend.Item{Key: key, Stored: backend.Stored{Revision: in.revision(kv.ModRevision), Raw: kv.Value}})
+			}
+		}
+		// A restored datastore may have come as far as the old one was: its revisions
+		// do not show it then, what is stored at them does.
+		if why := feed.Contradiction(items); why != "" {
+			s.history.end(in, why)
+			continue
+		}
+		feed.Reset(in.revision(rev), items)
+		return rev, in, nil
 	}
-	feed.Reset(rev, items)
-	return rev, nil
 }
 
 // wanted decodes those events that the feed wants.
-func wanted(feed *backend.Feed, changes []*clientv3.Event) []store.Event {
+func wanted(feed *backend.Feed, in life, changes []*clientv3.Event) []store.Event {
 	var events []store.Event
 	for _, e := range changes {
 		key, ok := store.ParsePath(string(e.Kv.Key))
 		if !ok || !feed.Wants(key.Kind) {
 			continue
 		}
-		rev := store.Revision(e.Kv.ModRevision)
+		rev := in.revision(e.Kv.ModRevision)
 		if e.Type == clientv3.EventTypeDelete {
 			events = append(events, backend.Deletion(key, rev))
 		} else {

@@ -2,6 +2,8 @@ package backend
 
 import (
 	"context"
+	"fmt"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +21,7 @@ const maxEmptied = 1024
 
 // Feed is the half of a watch that looks towards the consumer. The backend
 // tells it what it reads; the feed remembers what the consumer knows (a
-// revision per key, no values), works out differences, and joins what the
+// revision and a hash per key, no values), works out differences, and joins what the
 // consumer has not taken yet into one batch with at most one event per key, so
 // that a slow consumer costs memory by keys, not by changes.
 //
@@ -29,23 +31,31 @@ type Feed struct {
 	wants map[store.Kind]bool
 
 	mu      sync.Mutex
-	known   map[store.Key]store.Revision // what was told or is pending
-	pending []store.Event                // the last change of each key, by the order of changes; may have holes
-	at      map[store.Key]int            // where in pending
-	rev     store.Revision               // of the store
-	told    store.Revision               // the revision that the consumer knows
-	synced  bool                         // the pending state is complete
-	due     bool                         // the pending revision is worth telling now
-	err     error                        // an outage that is not told yet
+	known   map[store.Key]known // what was told or is pending
+	seed    maphash.Seed
+	pending []store.Event     // the last change of each key, by the order of changes; may have holes
+	at      map[store.Key]int // where in pending
+	rev     store.Revision    // of the store
+	told    store.Revision    // the revision that the consumer knows
+	synced  bool              // the pending state is complete
+	due     bool              // the pending revision is worth telling now
+	err     error             // an outage that is not told yet
 
 	wake async.Signal
+}
+
+// known is what was told of a key.
+type known struct {
+	rev store.Revision
+	sum uint64 // of what is stored
 }
 
 // NewFeed returns the feed of a watch for these kinds.
 func NewFeed(kinds []store.Kind) *Feed {
 	f := &Feed{
 		wants: make(map[store.Kind]bool),
-		known: make(map[store.Key]store.Revision),
+		known: make(map[store.Key]known),
+		seed:  maphash.MakeSeed(),
 		at:    make(map[store.Key]int),
 		wake:  async.NewSignal(),
 	}
@@ -72,7 +82,7 @@ func (f *Feed) Reset(rev store.Revision, items []Item) {
 	there := make(map[store.Key]bool, len(items))
 	for _, it := range items {
 		there[it.Key] = true
-		if f.known[it.Key] != it.Revision {
+		if f.known[it.Key].rev != it.Revision {
 			f.add(Event(it.Key, it.Revision, it.Raw))
 		}
 	}
@@ -89,6 +99,24 @@ func (f *Feed) Reset(rev store.Revision, items []Item) {
 	f.rev, f.synced = rev, true
 	f.err = nil // an outage that ended before it was told is no news
 	f.wake.Set()
+}
+
+// Contradiction says in what way a complete state cannot follow from what the
+// consumer knows: a key was last written earlier than it is known to have been, or has
+// other content as of the same revision. It returns "" where it can.
+func (f *Feed) Contradiction(items []Item) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, it := range items {
+		switch have, ok := f.known[it.Key]; {
+		case !ok || it.Revision > have.rev:
+		case it.Revision < have.rev:
+			return fmt.Sprintf("%s was written at revision %d, and is as of %d", it.Key, have.rev, it.Revision)
+		case maphash.Bytes(f.seed, it.Raw) != have.sum:
+			return fmt.Sprintf("%s has other content as of the same revision, %d", it.Key, it.Revision)
+		}
+	}
+	return ""
 }
 
 func compareKeys(a, b store.Key) int {
@@ -149,7 +177,7 @@ func (f *Feed) add(e store.Event) {
 	if e.Deleted() {
 		delete(f.known, e.Key)
 	} else {
-		f.known[e.Key] = e.Object.Revision
+		f.known[e.Key] = known{e.Object.Revision, maphash.Bytes(f.seed, e.Object.Raw)}
 	}
 	if len(f.pending) > 2*len(f.at)+16 {
 		f.compact()
