@@ -54,8 +54,8 @@ const (
 	KindAddress
 	KindSysctl
 	KindFeature
+	KindFDB // before the neighbours: what waits for one is sent the moment it is there
 	KindNeighbour
-	KindFDB
 	KindNextHop
 	KindNextHopGroup
 	KindRoute
@@ -63,7 +63,7 @@ const (
 
 // Kinds lists every kind in creation order.
 func Kinds() []Kind {
-	return []Kind{KindLink, KindAddress, KindSysctl, KindFeature, KindNeighbour, KindFDB, KindNextHop, KindNextHopGroup, KindRoute}
+	return []Kind{KindLink, KindAddress, KindSysctl, KindFeature, KindFDB, KindNeighbour, KindNextHop, KindNextHopGroup, KindRoute}
 }
 
 func (k Kind) String() string {

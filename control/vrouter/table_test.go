@@ -157,10 +157,10 @@ func TestWishByEncapsulation(t *testing.T) {
 			net/ipv4/conf/vxlan.calico/forwarding=1
 			net/ipv4/conf/vxlan.calico/rp_filter=2
 			` + common + `
-			192.168.2.1 dev vxlan.calico lladdr 66:2d:bf:44:a6:8b PERMANENT
-			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
 			66:2d:bf:44:a6:8b dev vxlan.calico dst 10.1.0.12 self permanent
 			66:a4:6f:e0:c4:da dev vxlan.calico dst 10.2.0.11 self permanent
+			192.168.2.1 dev vxlan.calico lladdr 66:2d:bf:44:a6:8b PERMANENT
+			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
 			blackhole 192.168.1.0/26
 			192.168.2.0/26 via 192.168.2.1 dev vxlan.calico
 			192.168.2.5/32 via 192.168.3.1 dev vxlan.calico
@@ -183,8 +183,8 @@ func TestWishByEncapsulation(t *testing.T) {
 			net/ipv4/conf/vxlan.calico/forwarding=1
 			net/ipv4/conf/vxlan.calico/rp_filter=2
 			` + common + `
-			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
 			66:a4:6f:e0:c4:da dev vxlan.calico dst 10.2.0.11 self permanent
+			192.168.3.1 dev vxlan.calico lladdr 66:a4:6f:e0:c4:da PERMANENT
 			blackhole 192.168.1.0/26
 			192.168.2.0/26 via 10.1.0.12 dev eth0
 			192.168.2.5/32 via 192.168.3.1 dev vxlan.calico

@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -92,7 +93,7 @@ func TestPacketsAreOutBeforeRemoval(t *testing.T) {
 		want []string
 	}{
 		{"a next hop leaves the tunnel", []dataplane.Object{via(8, "10.0.0.2", "up0")}, []dataplane.Object{neighbour, fdb}, []string{
-			"1 nexthop", "packets are out", "removed 1 fdb", "removed 1 neighbour",
+			"1 nexthop", "packets are out", "removed 1 neighbour", "removed 1 fdb",
 		}},
 		{"no route changed since", nil, []dataplane.Object{other}, []string{"removed 1 neighbour"}},
 		{"a route goes, which says itself what becomes of packets", nil, []dataplane.Object{route("192.168.2.0/26", 8)}, []string{"removed 1 route"}},
@@ -132,9 +133,9 @@ func TestChangeDuringRemoval(t *testing.T) {
 	k.wait(k.Update(dataplane.SourceCore, []dataplane.Object{via(8, "10.0.0.2", "up0")}, keysOf(neighbour1, fdb1)))
 	k.wait(<-last)
 	d.expect(t, "two changes",
-		"1 nexthop", "packets are out", "removed 1 fdb", // of the first
+		"1 nexthop", "packets are out", "removed 1 neighbour", // of the first
 		"1 nexthop", "packets are out", // of the second, before anything else goes
-		"removed 1 fdb", "removed 2 neighbour", "removed 1 link")
+		"removed 1 neighbour", "removed 2 fdb", "removed 1 link")
 }
 
 // While a change is written the next one comes, for another peer: its next hop
@@ -146,7 +147,7 @@ func TestChangeDuringChange(t *testing.T) {
 	_, k := newHost(t, func(cfg *Config, _ *int, _ *func(transport) transport) {
 		cfg.Hooks.Written = func(kind dataplane.Kind, removed bool, n int) {
 			d.wrote(kind, removed, n)
-			if do := second; do != nil && kind == dataplane.KindFDB {
+			if do := second; do != nil && kind == dataplane.KindNeighbour {
 				second = nil
 				do()
 			}
@@ -163,7 +164,7 @@ func TestChangeDuringChange(t *testing.T) {
 	second = func() { last <- enter(9, "192.168.2.1", "10.0.0.3") }
 	k.wait(enter(8, "192.168.1.1", "10.0.0.2"))
 	k.wait(<-last)
-	d.expect(t, "two changes", "1 neighbour", "1 fdb", "1 neighbour", "1 fdb", "2 nexthop")
+	d.expect(t, "two changes", "1 fdb", "1 neighbour", "1 fdb", "1 neighbour", "2 nexthop")
 }
 
 // A next hop that cannot be moved yet, because the kernel refuses it or its new
@@ -198,10 +199,10 @@ func TestStuckNextHopKeepsItsWay(t *testing.T) {
 				}
 				return nil
 			})
-			d.expect(t, "what nothing leads through goes", "removed 1 nexthop", "removed 1 fdb", "removed 1 neighbour")
+			d.expect(t, "what nothing leads through goes", "removed 1 nexthop", "removed 1 neighbour", "removed 1 fdb")
 			test.cure(l)
 			await.True(t, "the device is gone", func() bool { return k.want.Settled(device.Key()) })
-			d.expect(t, "the rest, when the next hop has moved", "1 nexthop", "removed 1 fdb", "removed 1 neighbour", "removed 1 address", "removed 1 link")
+			d.expect(t, "the rest, when the next hop has moved", "1 nexthop", "removed 1 neighbour", "removed 1 fdb", "removed 1 address", "removed 1 link")
 		})
 	}
 }
@@ -251,4 +252,34 @@ func TestMembarrier(t *testing.T) {
 		t.Errorf("waited for %v only", took)
 	}
 	t.Logf("packets were out after %v; the kernel was asked: %t", took, canAsk)
+}
+
+// A packet that waits for the neighbour inside the tunnel leaves the moment the
+// neighbour is there, to the host that the FDB entry names: that is there before.
+func TestWaitingPacketIsKept(t *testing.T) {
+	t.Parallel()
+	l, k := newHost(t)
+	device, local := tunnel(), dataplane.Address{Link: nameVXLAN, Prefix: pfx("192.168.1.1/32")}
+	neighbour, fdb, hop := behind(8, "192.168.2.1", "10.0.0.2")
+	k.put(device, local, hop, route("192.168.2.0/26", 8))
+	var err error
+	l.do(func() {
+		var c net.Conn
+		if c, err = net.Dial("udp4", "192.168.2.9:9"); err == nil {
+			_, err = c.Write([]byte("waits"))
+			err = errors.Join(err, c.Close())
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const show = "ip neigh show dev " + nameVXLAN
+	l.shows(show, "192.168.2.1 INCOMPLETE")
+	k.put(neighbour, fdb)
+	l.shows(show, "192.168.2.1 lladdr 02:00:00:00:00:08 PERMANENT")
+	// Requests for the neighbour had nowhere to go and do not count.
+	const want = `"tx":{"bytes":33,"packets":1,`
+	if got := l.run("ip -s -j link show dev " + nameVXLAN); !strings.Contains(got, want) {
+		t.Errorf("the packet that waited has not left: want %s in\n%s", want, got)
+	}
 }

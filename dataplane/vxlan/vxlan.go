@@ -123,8 +123,8 @@ func (Driver) Peer(h dataplane.Host, p dataplane.Peer) ([]dataplane.Object, erro
 		gateway = linkLocal(p.VXLANMAC)
 	}
 	return []dataplane.Object{
-		dataplane.Neighbour{Link: dev, Addr: gateway, MAC: p.VXLANMAC},
 		dataplane.FDBEntry{Link: dev, MAC: p.VXLANMAC, Dst: dst, Port: p.TunnelPort},
+		dataplane.Neighbour{Link: dev, Addr: gateway, MAC: p.VXLANMAC},
 		dataplane.NextHop{ID: p.NextHop, Link: dev, Gateway: gateway, OnLink: true},
 	}, nil
 }
