@@ -53,6 +53,7 @@ type set struct {
 	chunk, at uint32
 	refs      uint32
 	hash      uint32
+	base      Handle // that it was derived from, and holds
 	sum       Summary
 	result    Result
 }
@@ -120,7 +121,7 @@ func (t *Table) Intern(c Context, attrs, nextHop []byte) (Handle, Result, error)
 	} else {
 		t.key = append(t.key, attrs...)
 	}
-	hash := uint32(maphash.Bytes(t.seed, t.key))
+	hash := t.hash()
 	slot, h := t.find(hash)
 	if h != 0 {
 		s := t.set(h)
@@ -136,6 +137,9 @@ func (t *Table) Intern(c Context, attrs, nextHop []byte) (Handle, Result, error)
 	}
 	return t.insert(slot, hash, j), j.Result, nil
 }
+
+// hash is that of t.key.
+func (t *Table) hash() uint32 { return uint32(maphash.Bytes(t.seed, t.key)) }
 
 // findNextHop returns the value of NEXT_HOP if it is there once and without fault, so
 // that sets that differ in nothing else have one form.
@@ -195,7 +199,7 @@ func (t *Table) insert(slot int, hash uint32, j *judgement) Handle {
 	*s = set{refs: 1, hash: hash, sum: j.sum, result: j.Result}
 	canonical := append([]byte{byte(len(j.hop))}, j.hop...)
 	canonical = append(canonical, j.out...)
-	if bytes.Equal(canonical, t.key[1:]) {
+	if bytes.Equal(canonical, t.key[headOf(t.key):]) {
 		canonical = nil
 	}
 	filled := t.current
@@ -269,6 +273,14 @@ func (t *Table) grow() {
 	}
 }
 
+// headOf is the length of what a key has before the next hop.
+func headOf(key []byte) int {
+	if key[0] == derived {
+		return 5
+	}
+	return 1
+}
+
 // Retain adds a reference.
 func (t *Table) Retain(h Handle) { t.set(h).refs++ }
 
@@ -278,6 +290,9 @@ func (t *Table) Release(h Handle) {
 	s := t.set(h)
 	if s.refs--; s.refs > 0 {
 		return
+	}
+	if s.base != 0 {
+		defer t.Release(s.base)
 	}
 	t.live--
 	t.remove(uint32(h))
@@ -314,7 +329,7 @@ func (t *Table) Summary(h Handle) *Summary { return &t.set(h).sum }
 func (t *Table) Canonical(h Handle) (nextHop, attrs []byte) {
 	key, b := t.block(t.set(h))
 	if len(b) == 0 {
-		b = key[1:]
+		b = key[headOf(key):]
 	}
 	return b[1 : 1+b[0]], b[1+b[0]:]
 }

@@ -38,7 +38,7 @@ func (h *table) Receive(s *fsm.Session, _ wire.Type, body []byte) *wire.Error {
 	for p, ok := u.Announced.Next(); ok; p, ok = u.Announced.Next() {
 		h.rib.Announce(h.peer, p, set, true)
 	}
-	for h.rib.Changes(4096, func(wire.Prefix, rib.Paths) {}) {
+	for h.rib.Changes(0, 4096, func(wire.Prefix, rib.Paths) {}) {
 	}
 	return nil
 }

@@ -36,7 +36,9 @@ type record struct {
 	hold     chan struct{} // Receive waits for it; nil: it does not
 }
 
-func (r *record) Up(s *fsm.Session) {
+func (r *record) Updates(*fsm.Session) [][]byte { return nil }
+
+func (r *record) Up(s *fsm.Session, _ *Link) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.session = s

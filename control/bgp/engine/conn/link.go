@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,8 +23,8 @@ const (
 	lingerTime = 2 * time.Second
 )
 
-// link is one connection: a goroutine reads it and one writes.
-type link struct {
+// Link is one connection: a goroutine reads it and one writes.
+type Link struct {
 	peer   *Peer
 	id     fsm.ID
 	ctx    context.Context // of dialling
@@ -32,20 +33,23 @@ type link struct {
 
 	mu      sync.Mutex
 	wake    *sync.Cond
+	session *fsm.Session // nil: it is not up
 	conn    *net.TCPConn // nil: not yet
 	pending net.Buffers
-	ended   bool // nothing more is sent
+	updates *fsm.Session // whose UPDATEs are to be asked for; nil: there are none
+	ended   bool         // nothing more is sent
 }
 
-func newLink(p *Peer, id fsm.ID) *link {
-	l := &link{peer: p, id: id}
+func newLink(p *Peer, id fsm.ID) *Link {
+	l := &Link{peer: p, id: id}
 	l.wake = sync.NewCond(&l.mu)
 	l.ctx, l.cancel = context.WithCancel(p.ctx)
 	return l
 }
 
-func (l *link) dial() {
-	c, err := l.peer.options.dial(l.ctx)
+func (l *Link) dial() {
+	o := l.peer.settings()
+	c, err := o.dial(l.ctx)
 	if err != nil {
 		l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.NotConnected(now, l.id, err) })
 		return
@@ -63,7 +67,7 @@ func (l *link) dial() {
 }
 
 // start begins to read and write. The peer's lock is held.
-func (l *link) start(c *net.TCPConn) {
+func (l *Link) start(c *net.TCPConn) {
 	l.mu.Lock()
 	l.conn = c
 	l.mu.Unlock()
@@ -85,16 +89,49 @@ func (l *link) start(c *net.TCPConn) {
 }
 
 // send has a message written. It never waits.
-func (l *link) send(m []byte) {
+func (l *Link) send(m []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pending = append(l.pending, m)
 	l.wake.Signal()
 }
 
+// Wake has the handler asked for messages of the session. It never waits.
+func (l *Link) Wake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.updates = l.session; l.updates != nil {
+		l.wake.Signal()
+	}
+}
+
+// Local is this side's address of the connection, with the zone of a link-local one.
+func (l *Link) Local() netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return netip.Addr{}
+	}
+	return l.conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+}
+
+// setPassword changes that of the connection, if it stands.
+func (l *Link) setPassword(a netip.Addr, password string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil || l.ended {
+		return nil
+	}
+	raw, err := l.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return control(raw, func(fd int) error { return SetPassword(fd, a, password) })
+}
+
 // finish closes the connection, or gives up dialling: at once, or once what was sent is
 // written.
-func (l *link) finish(abort bool) {
+func (l *Link) finish(abort bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended = true
@@ -112,18 +149,29 @@ func (l *link) finish(abort bool) {
 }
 
 // write writes what was sent until the link has ended.
-func (l *link) write(c *net.TCPConn) {
+func (l *Link) write(c *net.TCPConn) {
 	for {
 		l.mu.Lock()
-		for len(l.pending) == 0 && !l.ended {
+		for len(l.pending) == 0 && l.updates == nil && !l.ended {
 			l.wake.Wait()
 		}
-		batch := l.pending
+		batch, session := l.pending, l.updates
 		l.pending = nil
+		ended := l.ended
+		if len(batch) == 0 && !ended {
+			l.updates = nil // what comes from now on wakes anew
+		}
 		l.mu.Unlock()
 		if len(batch) == 0 {
-			return
+			if ended {
+				return
+			}
+			if batch = l.peer.handler.Updates(session); len(batch) == 0 {
+				continue
+			}
+			l.Wake()
 		}
+		l.peer.count(&l.peer.out, batch)
 		if _, err := batch.WriteTo(c); err != nil {
 			l.lost(err)
 			return
@@ -133,7 +181,7 @@ func (l *link) write(c *net.TCPConn) {
 }
 
 // read reads messages until the connection ends.
-func (l *link) read(c *net.TCPConn) {
+func (l *Link) read(c *net.TCPConn) {
 	b := make([]byte, bufferSize)
 	held := 0
 	for {
@@ -161,7 +209,7 @@ func (l *link) read(c *net.TCPConn) {
 
 // messages handles the whole messages of what was read and returns their length. The
 // machine sees one UPDATE of them, which is what its hold timer needs.
-func (l *link) messages(b []byte) (used int, fault *wire.Error) {
+func (l *Link) messages(b []byte) (used int, fault *wire.Error) {
 	var session *fsm.Session
 	for {
 		t, body, n, err := wire.Frame(b[used:], l.peer.longest)
@@ -173,10 +221,11 @@ func (l *link) messages(b []byte) (used int, fault *wire.Error) {
 			return used, nil
 		}
 		used += n
+		l.peer.in[t-1].Add(1)
 		update := t == wire.UpdateMessage || t == wire.RouteRefresh
 		if session == nil || !update {
 			l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.Message(now, l.id, t, body) })
-			session = l.session()
+			session = l.established()
 		}
 		if update && session != nil {
 			if fault := l.peer.handler.Receive(session, t, body); fault != nil {
@@ -186,22 +235,22 @@ func (l *link) messages(b []byte) (used int, fault *wire.Error) {
 	}
 }
 
-func (l *link) session() *fsm.Session {
+func (l *Link) established() *fsm.Session {
 	l.peer.mu.Lock()
 	defer l.peer.mu.Unlock()
 	return l.peer.machine.Session(l.id)
 }
 
-func (l *link) lost(err error) {
+func (l *Link) lost(err error) {
 	l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.Closed(now, l.id, err) })
 }
 
-func (l *link) fault(e *wire.Error) {
+func (l *Link) fault(e *wire.Error) {
 	l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.Fault(now, l.id, e) })
 }
 
 // unread reports whether bytes wait to be read or handled.
-func (l *link) unread() bool {
+func (l *Link) unread() bool {
 	if l.busy.Load() {
 		return true
 	}

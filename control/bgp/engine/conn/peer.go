@@ -2,8 +2,11 @@ package conn
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
@@ -13,8 +16,13 @@ import (
 // Handler is who is concerned by a peer's sessions. Up, Down and Fail are called in
 // order, one at a time, and must not call the [Peer].
 type Handler interface {
-	// Up says that a session is established.
-	Up(s *fsm.Session)
+	// Up says that a session is established, on a link.
+	Up(s *fsm.Session, l *Link)
+	// Updates is asked for messages to write, by the session's writer: after [Link.Wake],
+	// and again as long as it returns some. They are not changed. KEEPALIVEs are
+	// written between two calls, so a call should return no more than a peer reads in
+	// its hold time.
+	Updates(s *fsm.Session) [][]byte
 	// Receive is handed UPDATE and ROUTE-REFRESH of a session, in order, on its reader's
 	// goroutine. While it does not return nothing is read, and the hold timer does not
 	// expire. body is valid until it returns. An error ends the session. A call may still
@@ -28,8 +36,8 @@ type Handler interface {
 
 // Peer has the connections with one peer. Its methods may be called by any goroutine.
 type Peer struct {
-	options Options
 	longest int // message that may come
+	in, out [types]atomic.Uint64
 	handler Handler
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -37,14 +45,18 @@ type Peer struct {
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
+	options Options
 	closed  bool
 	machine *fsm.Machine
-	links   map[fsm.ID]*link
+	links   map[fsm.ID]*Link
 }
+
+// types is how many types of messages there are.
+const types = int(wire.RouteRefresh)
 
 // NewPeer returns a peer that is stopped. [Peer.Close] ends its goroutines.
 func NewPeer(o Options, c fsm.Config, h Handler) *Peer {
-	p := &Peer{options: o, longest: wire.MaxLen, handler: h, changed: make(chan struct{}, 1), machine: fsm.New(c), links: map[fsm.ID]*link{}}
+	p := &Peer{options: o, longest: wire.MaxLen, handler: h, changed: make(chan struct{}, 1), machine: fsm.New(c), links: map[fsm.ID]*Link{}}
 	if c.Local.ExtendedMessages {
 		p.longest = wire.MaxExtended
 	}
@@ -78,6 +90,45 @@ func (p *Peer) State() fsm.State {
 	return p.machine.State()
 }
 
+// Messages returns how many messages of each type, from [wire.Open] on, came and were
+// written since the peer began.
+func (p *Peer) Messages() (in, out [types]uint64) {
+	for i := range in {
+		in[i], out[i] = p.in[i].Load(), p.out[i].Load()
+	}
+	return in, out
+}
+
+// count counts messages, of which each buffer has one or more.
+func (p *Peer) count(by *[types]atomic.Uint64, batch [][]byte) {
+	for _, b := range batch {
+		for len(b) >= wire.HeaderLen {
+			by[b[wire.HeaderLen-1]-1].Add(1)
+			b = b[binary.BigEndian.Uint16(b[wire.HeaderLen-3:]):]
+		}
+	}
+}
+
+// settings are the options as they are now.
+func (p *Peer) settings() Options {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.options
+}
+
+// SetPassword changes the password of connections that stand and of those to come.
+// Established sessions go on: what is lost while the two sides differ is sent again.
+func (p *Peer) SetPassword(password string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.options.Password = password
+	var errs []error
+	for _, l := range p.links {
+		errs = append(errs, l.setPassword(p.options.Peer.Addr(), password))
+	}
+	return errors.Join(errs...)
+}
+
 // Close closes what is left of connections, after [Peer.Stop] for a while for what
 // was sent, and waits for all goroutines. The handler is not called any more, but for
 // a Receive that runs, which it waits for.
@@ -95,7 +146,8 @@ func (p *Peer) Accept(c *net.TCPConn) error {
 	// Before it may be refused: a peer with RFC 5082 would not see that it is closed.
 	raw, err := c.SyscallConn()
 	if err == nil {
-		err = control(raw, p.options.setTTL)
+		o := p.settings()
+		err = control(raw, o.setTTL)
 	}
 	if err != nil {
 		c.Close()
@@ -149,7 +201,10 @@ func (p *Peer) do(a fsm.Action) {
 		delete(p.links, a.Conn)
 		l.finish(a.Kind == fsm.Abort)
 	case fsm.Up:
-		p.handler.Up(a.Session)
+		l.mu.Lock()
+		l.session = a.Session
+		l.mu.Unlock()
+		p.handler.Up(a.Session, l)
 	case fsm.Down:
 		p.handler.Down(a.Session, a.Reason)
 	case fsm.Fail:

@@ -8,9 +8,6 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
-// DefaultLocalPref is that of a path without LOCAL_PREF.
-const DefaultLocalPref = 100
-
 // choose chooses among the paths of a prefix, notes the prefix for the reader if it
 // sees a difference (visible: it does anyway), and forgets a prefix without paths.
 //
@@ -22,14 +19,14 @@ const DefaultLocalPref = 100
 // result does not depend on the order of paths, MED included.
 func (r *RIB) choose(f wire.Family, id uint32, e *entry, visible bool) {
 	c := r.candidates[:0]
-	for at := e.head; at != 0; at = r.paths.at(at).next {
-		if r.paths.at(at).flags&refused == 0 {
+	for at := e.head; at != 0; at = r.paths.At(at).next {
+		if r.paths.At(at).flags&refused == 0 {
 			c = append(c, at)
 		}
 	}
 	r.candidates = c[:0]
 	if len(c) > 1 {
-		c = lowest(c, r.rank)
+		c = lowest(c, func(at uint32) uint64 { return r.rank(f, at) })
 		c = r.lowestMED(c)
 		c = lowest(c, r.external)
 	}
@@ -40,10 +37,10 @@ func (r *RIB) choose(f wire.Family, id uint32, e *entry, visible bool) {
 		}
 	}
 	for _, at := range c {
-		r.paths.at(at).flags |= candidate
+		r.paths.At(at).flags |= candidate
 	}
 	for before, at := uint32(0), e.head; at != 0; {
-		n := r.paths.at(at)
+		n := r.paths.At(at)
 		next := n.next
 		state := n.flags &^ (chosen | candidate)
 		if at == first {
@@ -55,32 +52,41 @@ func (r *RIB) choose(f wire.Family, id uint32, e *entry, visible bool) {
 		visible = visible || state != n.flags&^candidate
 		n.flags = state
 		if at == first && before != 0 {
-			r.paths.at(before).next = next
+			r.paths.At(before).next = next
 			n.next, e.head = e.head, at
 		} else {
 			before = at
 		}
 		at = next
 	}
-	if visible && !e.pending {
-		e.pending = true
-		r.changed[f].ids = append(r.changed[f].ids, id)
+	if visible {
+		r.note(f, id, e)
 	}
-	if e.head == 0 && !e.pending {
-		r.remove(f, id)
+	if e.head == 0 && e.pending == 0 {
+		r.prefixes.Remove(f, id)
+	}
+}
+
+// note has all readers see a prefix.
+func (r *RIB) note(f wire.Family, id uint32, e *entry) {
+	for reader := range Reader(Readers) {
+		if e.pending&(1<<reader) == 0 {
+			e.pending |= 1 << reader
+			r.changed[reader][f].ids = append(r.changed[reader][f].ids, id)
+		}
 	}
 }
 
 // rank is what the rules up to the origin compare, lowest first.
-func (r *RIB) rank(at uint32) uint64 {
-	n := r.paths.at(at)
+func (r *RIB) rank(f wire.Family, at uint32) uint64 {
+	n := r.paths.At(at)
 	q, s := &r.peers[n.peer], r.sets.Summary(n.set)
-	pref := uint32(DefaultLocalPref)
+	pref := uint32(attrs.DefaultLocalPref)
 	if s.Flags&attrs.HasLocalPref != 0 {
 		pref = s.LocalPref
 	}
 	rank := uint64(^pref)<<19 | uint64(s.PathLen)<<2 | uint64(s.Origin)
-	if q.longLived && n.epoch != q.epoch || s.Flags&attrs.LLGRStale != 0 {
+	if g := &q.families[f]; g.longLived && n.epoch != g.epoch || s.Flags&attrs.LLGRStale != 0 {
 		rank |= 1 << 51
 	}
 	if !q.Local {
@@ -90,7 +96,7 @@ func (r *RIB) rank(at uint32) uint64 {
 }
 
 func (r *RIB) external(at uint32) uint64 {
-	if r.peers[r.paths.at(at).peer].External {
+	if r.peers[r.paths.At(at).peer].External {
 		return 0
 	}
 	return 1
@@ -114,7 +120,7 @@ func lowest(c []uint32, rank func(uint32) uint64) []uint32 {
 
 // lowestMED keeps those with the lowest MED of each AS (an absent one is 0).
 func (r *RIB) lowestMED(c []uint32) []uint32 {
-	summary := func(at uint32) *attrs.Summary { return r.sets.Summary(r.paths.at(at).set) }
+	summary := func(at uint32) *attrs.Summary { return r.sets.Summary(r.paths.At(at).set) }
 	slices.SortFunc(c, func(a, b uint32) int {
 		x, y := summary(a), summary(b)
 		return cmp.Or(cmp.Compare(x.FirstAS, y.FirstAS), cmp.Compare(x.MED, y.MED))
@@ -136,7 +142,7 @@ func (r *RIB) lowestMED(c []uint32) []uint32 {
 
 // precedes reports whether a is better than b by what makes no difference to traffic.
 func (r *RIB) precedes(a, b uint32) bool {
-	x, y := r.paths.at(a), r.paths.at(b)
+	x, y := r.paths.At(a), r.paths.At(b)
 	p, q := &r.peers[x.peer], &r.peers[y.peer]
 	s, t := r.sets.Summary(x.set), r.sets.Summary(y.set)
 	return cmp.Or(

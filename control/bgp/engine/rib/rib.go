@@ -1,10 +1,10 @@
 package rib
 
 import (
-	"math/rand/v2"
 	"net/netip"
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/table"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
@@ -24,20 +24,27 @@ type PeerInfo struct {
 // peer is what is kept of one.
 type peer struct {
 	PeerInfo
-	used      bool
-	epoch     uint8 // of paths announced since its last restart
-	restarts  uint8 // since nothing of it was stale
-	longLived bool
-	fresh     [wire.Families]int
-	stale     [wire.Families]int
+	used     bool
+	families [wire.Families]announced
 }
 
-// path is one way to a prefix, as a peer announced it. It has 16 bytes and no
+// announced is what a peer has announced of a family.
+type announced struct {
+	epoch     uint8 // of paths announced since the last restart
+	restarts  uint8 // since nothing was stale
+	longLived bool
+	fresh     int
+	stale     int
+	refused   int // of both
+}
+
+// path is one way to a prefix, as a peer announced it. It has 20 bytes and no
 // pointer: half a million of them are no work for the garbage collector.
 type path struct {
 	set   attrs.Handle
 	id    uint32 // path identifier (RFC 7911)
 	next  uint32 // of the same prefix
+	since uint32 // by the clock of [RIB.SetTime]
 	peer  Peer
 	flags flags
 	epoch uint8 // of the peer when it was announced
@@ -63,18 +70,31 @@ type Path struct {
 	Multi  bool // of equal cost with the best, which has it too
 	Stale  bool // kept over a restart of its peer (RFC 4724)
 	Usable bool // takes part in the choice
+	Since  uint32
 }
+
+// Reader is one of those who read changes, each at its own pace.
+type Reader uint8
+
+// Readers is how many there are.
+const Readers = 2
 
 // RIB holds the paths of all peers. Not safe for concurrent use.
 type RIB struct {
-	sets    *attrs.Table
-	four    table[key4]
-	six     table[key6]
-	paths   slab[path]
-	peers   []peer
-	changed [wire.Families]queue
+	sets     *attrs.Table
+	prefixes *table.Table[entry]
+	paths    table.Slab[path]
+	peers    []peer
+	changed  [Readers][wire.Families]queue
+	time     uint32
 
 	candidates []uint32 // scratch of choose
+}
+
+// entry is what is kept of a prefix.
+type entry struct {
+	head    uint32 // its paths, the best one first; 0: none
+	pending uint8  // bits of the readers that are still to see it
 }
 
 // queue is ids of prefixes in the order in which they changed.
@@ -85,8 +105,11 @@ type queue struct {
 
 // New returns an empty RIB. Its paths hold references to sets of the table.
 func New(sets *attrs.Table) *RIB {
-	return &RIB{sets: sets, four: newTable[key4](rand.Uint64()), six: newTable[key6](rand.Uint64())}
+	return &RIB{sets: sets, prefixes: table.New[entry]()}
 }
+
+// SetTime sets the clock by which paths are noted, in units of the caller.
+func (r *RIB) SetTime(now uint32) { r.time = now }
 
 // AddPeer returns a number for a peer.
 func (r *RIB) AddPeer(info PeerInfo) Peer {
@@ -108,8 +131,10 @@ func (r *RIB) SetPeer(p Peer, info PeerInfo) { r.peers[p].PeerInfo = info }
 // paths; see [RIB.Restart].
 func (r *RIB) RemovePeer(p Peer) bool {
 	q := &r.peers[p]
-	if q.fresh != [wire.Families]int{} || q.stale != [wire.Families]int{} {
-		return false
+	for f := range q.families {
+		if q.families[f].fresh+q.families[f].stale > 0 {
+			return false
+		}
 	}
 	*q = peer{}
 	return true
@@ -117,89 +142,103 @@ func (r *RIB) RemovePeer(p Peer) bool {
 
 // Count returns how many paths of a peer there are, and how many beside them are stale.
 func (r *RIB) Count(p Peer, f wire.Family) (fresh, stale int) {
-	return r.peers[p].fresh[f], r.peers[p].stale[f]
+	return r.peers[p].families[f].fresh, r.peers[p].families[f].stale
 }
+
+// Refused returns how many of a peer's paths, stale or not, are never chosen.
+func (r *RIB) Refused(p Peer, f wire.Family) int { return r.peers[p].families[f].refused }
 
 // Len returns the number of prefixes, those included of which the reader has yet to
 // see that they are gone.
-func (r *RIB) Len(f wire.Family) int {
-	if f == wire.IPv4 {
-		return r.four.live
-	}
-	return r.six.live
-}
+func (r *RIB) Len(f wire.Family) int { return r.prefixes.Len(f) }
 
-// Restart makes all paths of a peer stale, at once: its session ended. A [Walk]
-// removes them, or those that were not announced again by then.
-func (r *RIB) Restart(p Peer) {
-	q := &r.peers[p]
+// Restart makes all paths of a peer and family stale, at once: its session ended, or
+// it is about to announce all of them again. A [Walk] removes them, or those that were
+// not announced again by then.
+func (r *RIB) Restart(p Peer, f wire.Family) {
+	q := &r.peers[p].families[f]
 	q.longLived = false
-	if q.stale == [wire.Families]int{} {
+	if q.stale == 0 {
 		q.restarts = 0
 	}
 	if q.restarts++; q.restarts == 0 {
 		// An epoch comes again, after 256 restarts in which nobody swept.
-		w := Walk{Peer: p, Task: RemoveStale}
-		for !r.Step(&w, piece) {
+		w := Walk{Peer: p, Task: RemoveStale, Family: f, OneFamily: true}
+		for !r.Step(&w, 1<<13) {
 		}
 		q.restarts = 1
 	}
 	q.epoch++
-	for f := range q.fresh {
-		q.stale[f] += q.fresh[f]
-		q.fresh[f] = 0
-	}
+	q.stale += q.fresh
+	q.fresh = 0
 }
 
-// SetLongLived says that a peer's stale paths are kept for longer, as the last choice
-// (RFC 9494). A Walk to choose anew has to follow.
-func (r *RIB) SetLongLived(p Peer) { r.peers[p].longLived = true }
+// SetLongLived says that a peer's stale paths of a family are kept for longer, as the
+// last choice (RFC 9494). A Walk to choose anew has to follow.
+func (r *RIB) SetLongLived(p Peer, f wire.Family) { r.peers[p].families[f].longLived = true }
+
+// LongLived reports whether they are.
+func (r *RIB) LongLived(p Peer, f wire.Family) bool { return r.peers[p].families[f].longLived }
 
 // Announce has a peer announce a path, or replace the one with its path identifier.
 // One that is not usable, because its next hop or a policy speaks against it, is kept
 // and never chosen. The path gets a reference of its own to the set. It reports
 // false, and does nothing, if the path would exceed the peer's limit.
 func (r *RIB) Announce(p Peer, prefix wire.Prefix, set attrs.Handle, usable bool) bool {
-	f, q := prefix.Family, &r.peers[p]
-	if q.Limit[f] > 0 && q.fresh[f] >= q.Limit[f] && !r.announced(p, prefix) {
+	f := prefix.Family
+	q, limit := &r.peers[p].families[f], r.peers[p].Limit[f]
+	if limit > 0 && q.fresh >= limit && !r.announced(p, prefix) {
 		return false
 	}
 	var state flags
 	if !usable {
 		state = refused
 	}
-	id, e := r.obtain(prefix)
+	id := r.prefixes.Obtain(prefix)
+	e := r.prefixes.At(f, id)
 	_, at := r.pathOf(e, p, prefix.ID)
 	if at == 0 {
-		at = r.paths.allocate()
-		n := r.paths.at(at)
-		*n = path{set: set, id: prefix.ID, peer: p, epoch: q.epoch, flags: state}
+		at = r.paths.Allocate()
+		n := r.paths.At(at)
+		*n = path{set: set, id: prefix.ID, peer: p, epoch: q.epoch, flags: state, since: r.time}
 		r.sets.Retain(set)
 		if e.head == 0 {
 			e.head = at
 		} else {
-			head := r.paths.at(e.head)
+			head := r.paths.At(e.head)
 			n.next, head.next = head.next, at
 		}
-		q.fresh[f]++
+		q.fresh++
+		q.refused += int(state & refused)
 		r.choose(f, id, e, false)
 		return true
 	}
-	n := r.paths.at(at)
-	old, again := n.set, n.epoch == q.epoch
-	if again && old == set && n.flags&refused == state {
-		return true
-	}
-	if !again {
-		q.stale[f]--
-		q.fresh[f]++
+	n := r.paths.At(at)
+	if n.epoch != q.epoch {
+		q.stale--
+		q.fresh++
+		n.epoch = q.epoch
+		if n.set == set && n.flags&refused == state && q.longLived {
+			r.choose(f, id, e, false)
+		}
 	}
 	r.sets.Retain(set)
+	r.replace(f, id, e, n, set, state)
+	return true
+}
+
+// replace gives a path other attributes, with the reference to them.
+func (r *RIB) replace(f wire.Family, id uint32, e *entry, n *path, set attrs.Handle, state flags) {
+	old := n.set
+	if old == set && n.flags&refused == state {
+		r.sets.Release(set)
+		return
+	}
+	r.peers[n.peer].families[f].refused += int(state&refused) - int(n.flags&refused)
 	visible := n.flags&chosen != 0 && old != set
-	n.set, n.epoch, n.flags = set, q.epoch, n.flags&chosen|state
+	n.set, n.flags, n.since = set, n.flags&chosen|state, r.time
 	r.choose(f, id, e, visible)
 	r.sets.Release(old)
-	return true
 }
 
 // announced reports whether a peer has announced a path since its last restart.
@@ -209,7 +248,7 @@ func (r *RIB) announced(p Peer, prefix wire.Prefix) bool {
 		return false
 	}
 	_, at := r.pathOf(e, p, prefix.ID)
-	return at != 0 && r.paths.at(at).epoch == r.peers[p].epoch
+	return at != 0 && r.paths.At(at).epoch == r.peers[p].families[prefix.Family].epoch
 }
 
 // Withdraw removes a path of a peer and reports whether there was one.
@@ -228,29 +267,30 @@ func (r *RIB) Withdraw(p Peer, prefix wire.Prefix) bool {
 
 // removePath takes a path out of its prefix and reports whether it was chosen.
 func (r *RIB) removePath(f wire.Family, e *entry, before, at uint32) bool {
-	n := r.paths.at(at)
-	q := &r.peers[n.peer]
+	n := r.paths.At(at)
+	q := &r.peers[n.peer].families[f]
 	if n.epoch == q.epoch {
-		q.fresh[f]--
+		q.fresh--
 	} else {
-		q.stale[f]--
+		q.stale--
 	}
+	q.refused -= int(n.flags & refused)
 	if before == 0 {
 		e.head = n.next
 	} else {
-		r.paths.at(before).next = n.next
+		r.paths.At(before).next = n.next
 	}
 	was := n.flags&chosen != 0
 	r.sets.Release(n.set)
 	*n = path{}
-	r.paths.release(at)
+	r.paths.Release(at)
 	return was
 }
 
 // pathOf finds the path of a peer, and the one before it.
 func (r *RIB) pathOf(e *entry, p Peer, id uint32) (before, at uint32) {
-	for at = e.head; at != 0; before, at = at, r.paths.at(at).next {
-		if n := r.paths.at(at); n.peer == p && n.id == id {
+	for at = e.head; at != 0; before, at = at, r.paths.At(at).next {
+		if n := r.paths.At(at); n.peer == p && n.id == id {
 			break
 		}
 	}
@@ -260,24 +300,42 @@ func (r *RIB) pathOf(e *entry, p Peer, id uint32) (before, at uint32) {
 // Paths are paths of one prefix, the best one first, valid until the RIB changes.
 type Paths struct {
 	r          *RIB
+	family     wire.Family
 	head       uint32
 	onlyChosen bool
 }
 
 // All is an iterator over them.
 func (l Paths) All(yield func(Path) bool) {
-	for at := l.head; at != 0; at = l.r.paths.at(at).next {
-		n := l.r.paths.at(at)
+	for at := l.head; at != 0; at = l.r.paths.At(at).next {
+		n := l.r.paths.At(at)
 		if l.onlyChosen && n.flags&chosen == 0 {
 			continue
 		}
-		if !yield(Path{
-			Set: n.set, ID: n.id, Peer: n.peer, Best: n.flags&best != 0, Multi: n.flags&multipath != 0,
-			Stale: n.epoch != l.r.peers[n.peer].epoch, Usable: n.flags&refused == 0,
-		}) {
+		if !yield(l.r.path(l.family, n)) {
 			return
 		}
 	}
+}
+
+// path is a path as others see it.
+func (r *RIB) path(f wire.Family, n *path) Path {
+	return Path{
+		Set: n.set, ID: n.id, Peer: n.peer, Best: n.flags&best != 0, Multi: n.flags&multipath != 0,
+		Stale: n.epoch != r.peers[n.peer].families[f].epoch, Usable: n.flags&refused == 0, Since: n.since,
+	}
+}
+
+// Best returns the best path; false: no path of the prefix is usable.
+func (l Paths) Best() (Path, bool) {
+	if l.head == 0 {
+		return Path{}, false
+	}
+	n := l.r.paths.At(l.head)
+	if n.flags&best == 0 {
+		return Path{}, false
+	}
+	return l.r.path(l.family, n), true
 }
 
 // Paths returns all paths of a prefix, whatever its path identifier.
@@ -286,32 +344,73 @@ func (r *RIB) Paths(prefix wire.Prefix) Paths {
 	if e == nil {
 		return Paths{}
 	}
-	return Paths{r: r, head: e.head}
+	return Paths{r: r, family: prefix.Family, head: e.head}
 }
 
-// Changes hands the reader up to n prefixes whose chosen paths are others than when
+// Cursor is how far somebody has come who goes over all prefixes. The zero Cursor is
+// at the beginning.
+type Cursor struct {
+	family wire.Family
+	at     uint32
+}
+
+// Scan goes over n more prefixes and hands on those that have paths. It reports
+// whether that was all. visit must not change the RIB.
+func (r *RIB) Scan(c *Cursor, n int, visit func(prefix wire.Prefix, all Paths)) (done bool) {
+	for ; c.family < wire.Families; c.family, c.at = c.family+1, 0 {
+		for end := r.prefixes.End(c.family); c.at+1 < end; {
+			if n--; n < 0 {
+				return false
+			}
+			c.at++
+			if e := r.prefixes.At(c.family, c.at); e.head != 0 {
+				visit(r.prefixes.Prefix(c.family, c.at), Paths{r: r, family: c.family, head: e.head})
+			}
+		}
+	}
+	return true
+}
+
+// Changes hands a reader up to n prefixes whose chosen paths are others than when
 // it last saw them: the best one first, none if there are none any more. A prefix is
 // there once, as it is now, and going stale is no change. It reports whether more
 // are left. visit must not change the RIB.
-func (r *RIB) Changes(n int, visit func(prefix wire.Prefix, chosen Paths)) (more bool) {
+func (r *RIB) Changes(reader Reader, n int, visit func(prefix wire.Prefix, chosen Paths)) (more bool) {
 	for f := range wire.Family(wire.Families) {
-		c := &r.changed[f]
+		c := &r.changed[reader][f]
 		for ; n > 0 && c.read < len(c.ids); n-- {
 			id := c.ids[c.read]
 			c.read++
-			e := r.entry(f, id)
-			e.pending = false
-			visit(r.prefix(f, id), Paths{r: r, head: e.head, onlyChosen: true})
-			if e.head == 0 {
-				r.remove(f, id)
+			e := r.prefixes.At(f, id)
+			e.pending &^= 1 << reader
+			visit(r.prefixes.Prefix(f, id), Paths{r: r, family: f, head: e.head, onlyChosen: true})
+			if e.head == 0 && e.pending == 0 {
+				r.prefixes.Remove(f, id)
 			}
 		}
 		if c.read == len(c.ids) {
-			c.ids, c.read = c.ids[:0], 0
+			c.read, c.ids = 0, c.ids[:0]
+			if cap(c.ids) > keptIDs {
+				c.ids = nil
+			}
+		}
+		if c.read > keptIDs && 2*c.read > len(c.ids) {
+			c.read, c.ids = 0, append([]uint32(nil), c.ids[c.read:]...)
 		}
 		more = more || len(c.ids) > 0
 	}
 	return more
+}
+
+// keptIDs is for how many ids that were read a queue keeps room.
+const keptIDs = 1 << 14
+
+// Pending returns how many prefixes a reader has yet to see.
+func (r *RIB) Pending(reader Reader) (n int) {
+	for f := range r.changed[reader] {
+		n += len(r.changed[reader][f].ids) - r.changed[reader][f].read
+	}
+	return n
 }
 
 // Task is what a walk does with the paths of a peer.
@@ -319,115 +418,128 @@ type Task uint8
 
 // The tasks.
 const (
-	RemoveStale  Task = iota // since its last restart not announced again
-	RemoveNoLLGR             // those of them that are not to be kept for long (RFC 9494 section 4.3)
-	Choose                   // choose anew, for something of the peer changed
+	RemoveStale Task = iota // since its last restart not announced again
+	Choose                  // choose anew, for something of the peer changed
+	Rewrite                 // see Walk.Rewrite
 )
 
 // Walk is a task that goes over all prefixes, in steps between which others have
 // their turn. What is announced meanwhile stays.
 type Walk struct {
-	Peer   Peer
-	Task   Task
+	Peer      Peer
+	All       bool // Rewrite: the paths of all peers
+	Task      Task
+	Family    wire.Family
+	OneFamily bool // only Family
+
+	// Rewrite returns what a path is to be: its attributes, with a reference, and
+	// whether it is usable; 0: the path goes. It must not change the RIB.
+	Rewrite func(prefix wire.Prefix, p Path) (set attrs.Handle, usable bool)
+
+	begun  bool
 	family wire.Family
 	at     uint32
 }
 
 // Step goes over n more prefixes and reports whether the walk is over.
 func (r *RIB) Step(w *Walk, n int) (done bool) {
-	q := &r.peers[w.Peer]
-	for ; w.family < wire.Families; w.family, w.at = w.family+1, 0 {
-		left := q.stale[w.family]
-		if w.Task == Choose {
-			left += q.fresh[w.family]
+	if !w.begun {
+		w.begun, w.family, w.at = true, 0, 1
+		if w.OneFamily {
+			w.family = w.Family
 		}
-		if left == 0 {
+	}
+	for ; w.family < wire.Families; w.family, w.at = w.family+1, 1 {
+		if w.OneFamily && w.family != w.Family {
+			return true
+		}
+		if r.left(w) == 0 {
 			continue
 		}
-		for last := r.ids(w.family); w.at < last; w.at++ {
+		for end := r.prefixes.End(w.family); w.at < end; w.at++ {
 			if n--; n < 0 {
 				return false
 			}
-			r.walked(w, q)
+			r.walked(w)
 		}
 	}
 	return true
 }
 
+// left is how many paths of the family a walk is about.
+func (r *RIB) left(w *Walk) int {
+	if w.All {
+		return r.prefixes.Len(w.family)
+	}
+	q := &r.peers[w.Peer].families[w.family]
+	if w.Task == RemoveStale {
+		return q.stale
+	}
+	return q.stale + q.fresh
+}
+
 // walked does the task of a walk for one prefix.
-func (r *RIB) walked(w *Walk, q *peer) {
-	e := r.entry(w.family, w.at)
+func (r *RIB) walked(w *Walk) {
+	f, id := w.family, w.at
+	e := r.prefixes.At(f, id)
 	visible, found := false, false
 	for before, at := uint32(0), e.head; at != 0; {
-		n := r.paths.at(at)
+		n := r.paths.At(at)
 		next := n.next
-		mine := n.peer == w.Peer && (w.Task == Choose || n.epoch != q.epoch)
-		found = found || mine
-		if mine && (w.Task == RemoveStale || w.Task == RemoveNoLLGR && r.sets.Summary(n.set).Flags&attrs.NoLLGR != 0) {
-			visible = r.removePath(w.family, e, before, at) || visible
+		if !w.All && n.peer != w.Peer {
+			before, at = at, next
+			continue
+		}
+		gone := false
+		switch w.Task {
+		case RemoveStale:
+			gone = n.epoch != r.peers[n.peer].families[f].epoch
+			found = found || gone
+		case Choose:
+			found = true
+		case Rewrite:
+			prefix := r.prefixes.Prefix(f, id)
+			prefix.ID = n.id
+			set, usable := w.Rewrite(prefix, r.path(f, n))
+			if gone = set == 0; gone {
+				found = true
+				break
+			}
+			changed, seen := r.rewrite(f, n, set, usable)
+			found, visible = found || changed, visible || seen
+		}
+		if gone {
+			visible = r.removePath(f, e, before, at) || visible
 		} else {
 			before = at
 		}
 		at = next
 	}
 	if found {
-		r.choose(w.family, w.at, e, visible)
+		r.choose(f, id, e, visible)
 	}
 }
 
-func keyOf4(p wire.Prefix) key4 { return key4(p.Hi | uint64(p.Bits)) }
-
-func keyOf6(p wire.Prefix) key6 { return key6{p.Hi, p.Lo, uint64(p.Bits)} }
+// rewrite gives a path other attributes, with the reference to them, and reports
+// whether the choice has to be made anew, and whether readers see a difference.
+func (r *RIB) rewrite(f wire.Family, n *path, set attrs.Handle, usable bool) (changed, visible bool) {
+	state := refused
+	if usable {
+		state = 0
+	}
+	old := n.set
+	changed = old != set || n.flags&refused != state
+	visible = n.flags&chosen != 0 && old != set
+	r.peers[n.peer].families[f].refused += int(state) - int(n.flags&refused)
+	n.set, n.flags = set, n.flags&chosen|state
+	r.sets.Release(old)
+	return changed, visible
+}
 
 // find returns the id and entry of a prefix; nil: there is none.
 func (r *RIB) find(p wire.Prefix) (id uint32, e *entry) {
-	if p.Family == wire.IPv4 {
-		id, _, _ = r.four.find(keyOf4(p))
-	} else {
-		id, _, _ = r.six.find(keyOf6(p))
-	}
-	if id == 0 {
+	if id = r.prefixes.Find(p); id == 0 {
 		return 0, nil
 	}
-	return id, r.entry(p.Family, id)
-}
-
-// obtain returns the id and entry of a prefix, which it adds if need be.
-func (r *RIB) obtain(p wire.Prefix) (id uint32, e *entry) {
-	if p.Family == wire.IPv4 {
-		id = r.four.obtain(keyOf4(p))
-	} else {
-		id = r.six.obtain(keyOf6(p))
-	}
-	return id, r.entry(p.Family, id)
-}
-
-func (r *RIB) entry(f wire.Family, id uint32) *entry {
-	if f == wire.IPv4 {
-		return &r.four.records.at(id).entry
-	}
-	return &r.six.records.at(id).entry
-}
-
-func (r *RIB) prefix(f wire.Family, id uint32) wire.Prefix {
-	if f == wire.IPv4 {
-		return r.four.records.at(id).key.prefix()
-	}
-	return r.six.records.at(id).key.prefix()
-}
-
-func (r *RIB) remove(f wire.Family, id uint32) {
-	if f == wire.IPv4 {
-		r.four.remove(id)
-	} else {
-		r.six.remove(id)
-	}
-}
-
-// ids returns the first id of a family that was never used.
-func (r *RIB) ids(f wire.Family) uint32 {
-	if f == wire.IPv4 {
-		return r.four.records.next
-	}
-	return r.six.records.next
+	return id, r.prefixes.At(p.Family, id)
 }
