@@ -7,9 +7,11 @@ import (
 	"slices"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/kube/convert"
 	"github.com/routerd/routerd/store/selector"
 )
 
@@ -65,7 +67,9 @@ func specOf(o store.Object) (*policySpec, error) {
 		p.namespaces, p.untracked, p.preDNAT, p.forward = s.NamespaceSelector, s.DoNotTrack, s.PreDNAT, s.ApplyOnForward
 		p.stage(s.StagedAction)
 	case *v3.StagedKubernetesNetworkPolicy:
-		s := fromKubernetes(&v.Spec)
+		s := convert.PolicySpec(&networkingv1.NetworkPolicySpec{
+			PodSelector: v.Spec.PodSelector, Ingress: v.Spec.Ingress, Egress: v.Spec.Egress, PolicyTypes: v.Spec.PolicyTypes,
+		})
 		p.tier, order, p.selector = s.Tier, s.Order, s.Selector
 		types, p.ingress, p.egress = s.Types, s.Ingress, s.Egress
 		p.stage(v.Spec.StagedAction)
