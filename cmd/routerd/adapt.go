@@ -8,7 +8,7 @@ import (
 	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/node"
-	"github.com/routerd/routerd/control/vrouter"
+	"github.com/routerd/routerd/control/rib"
 )
 
 // tunnelIPAM gives the node's agent what it asks of IPAM.
@@ -42,10 +42,10 @@ func (w tunnelIPAM) Release(ctx context.Context, t node.Tunnel, keep netip.Addr)
 }
 
 // pathUpdate is what BGP learned, for the core.
-func pathUpdate(ch bgp.Changes) vrouter.PathUpdate {
-	u := vrouter.PathUpdate{Reset: ch.Reset, Put: make([]vrouter.Path, len(ch.Put)), Del: ch.Del, Down: ch.Down, Up: ch.Up, Synced: ch.Synced}
+func pathUpdate(ch bgp.Changes) rib.Update {
+	u := rib.Update{Reset: ch.Reset, Put: make([]rib.Path, len(ch.Put)), Del: ch.Del, Down: ch.Down, Up: ch.Up, Synced: ch.Synced}
 	for i, p := range ch.Put {
-		u.Put[i] = vrouter.Path{Prefix: p.Prefix, Announced: p.Announced}
+		u.Put[i] = rib.Path{Prefix: p.Prefix, Announced: p.Announced}
 	}
 	return u
 }

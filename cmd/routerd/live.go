@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/routerd/routerd/control/attach"
-	"github.com/routerd/routerd/control/vrouter"
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/ipip"
 	"github.com/routerd/routerd/dataplane/vxlan"
@@ -40,7 +40,7 @@ func (d *router) followEncaps(ctx context.Context) error {
 // before a pool asks for them: a change that would end there is then refused at
 // once.
 func (d *router) tellUnsupported(ctx context.Context) error {
-	var missing []vrouter.Unsupported
+	var missing []encap.Unsupported
 	for _, f := range dataplane.Families() {
 		h, err := d.core.Host(ctx, f)
 		if err != nil {
@@ -52,7 +52,7 @@ func (d *router) tellUnsupported(ctx context.Context) error {
 		for _, dr := range []dataplane.Driver{ipip.Driver{}, vxlan.Driver{}} {
 			for _, r := range dr.Requires(f) {
 				if err := d.supports(ctx, r); err != nil {
-					missing = append(missing, vrouter.Unsupported{Driver: dr.Name(), Outer: f, Err: err})
+					missing = append(missing, encap.Unsupported{Driver: dr.Name(), Outer: f, Err: err})
 				}
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
 )
@@ -26,6 +27,9 @@ type Pool struct {
 	// Hidden says that BGP does not announce it: disableBGPExport.
 	Hidden bool
 }
+
+// Family is that of the pool's workloads.
+func (p *Pool) Family() dataplane.Family { return dataplane.FamilyOf(p.CIDR.Addr()) }
 
 func (d *decoder) pool(r *v3.IPPool) *Pool {
 	p := &Pool{

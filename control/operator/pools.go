@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/node"
-	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -76,7 +76,7 @@ func (s *Server) poolOverlaps(pool string) []node.Overlap {
 
 // delays says to which peers this host does not yet send as a pool asks for; it
 // is empty where it does to all.
-func delays(p vrouter.PoolStatus) string {
+func delays(p encap.PoolStatus) string {
 	if p.BehindTotal == 0 {
 		return ""
 	}

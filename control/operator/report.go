@@ -14,10 +14,10 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/node"
-	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/felix"
 	"github.com/routerd/routerd/store"
@@ -46,7 +46,7 @@ type view struct {
 	node    node.Status
 	refused error // another machine has this host's name
 	bgp     bgp.Status
-	pools   []vrouter.PoolStatus
+	pools   []encap.PoolStatus
 	hosts   []dataplane.Host // by family, where this host has an address
 	waiting string           // what the core waits for
 	tunnels []string         // which nodes' tunnel addresses are left out, and why
@@ -167,7 +167,7 @@ func condition(name string, c health.Check) metav1.Condition {
 
 // poolError says what this host lacks to carry a pool's packets: the driver's
 // device cannot be made, say.
-func (s *Server) poolError(p vrouter.PoolStatus) error {
+func (s *Server) poolError(p encap.PoolStatus) error {
 	if p.Err != nil {
 		return p.Err
 	}
@@ -207,7 +207,7 @@ func (s *Server) foreignRoutes(v view) []foreign.Route {
 	return s.cfg.Foreign.Find(cidrs(v.pools))
 }
 
-func cidrs(pools []vrouter.PoolStatus) []netip.Prefix {
+func cidrs(pools []encap.PoolStatus) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(pools))
 	for _, p := range pools {
 		out = append(out, p.CIDR)

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
-	"github.com/routerd/routerd/control/vrouter"
+	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -32,7 +32,7 @@ func (s *Server) Routes(ctx context.Context, filter netip.Prefix, all bool) (*ap
 				continue
 			}
 			r := &apiv1.Route{
-				Prefix: p.String(), Best: true, Source: vrouter.SourceLocal, Type: "workload", Device: e.Device,
+				Prefix: p.String(), Best: true, Source: rib.SourceLocal, Type: "workload", Device: e.Device,
 				Peer: e.ID.ContainerID, Reason: "workload " + workloadName(e) + " on this host",
 			}
 			s.addState(r, byPrefix[p])

@@ -48,8 +48,8 @@ func BenchmarkOneMoreNode(b *testing.B) {
 	turn := func() {
 		tab.settle()
 		handedOver(tab)
-		tab.mtu(dataplane.IPv4)
-		tab.publication()
+		tab.encap.MTU(dataplane.IPv4)
+		tab.encap.Offer()
 	}
 	for i := range n {
 		join(i)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/encap"
+	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -86,7 +88,7 @@ type loop struct {
 	published time.Time   // when what is to be measured was
 	probes    *time.Timer // for what has changed of it since
 
-	held    []PathUpdate // what BGP learned, while it is held back
+	held    []rib.Update // what BGP learned, while it is held back
 	holdEnd time.Time    // zero: nothing is held back any more
 }
 
@@ -101,10 +103,10 @@ func (c *Core) Store(ctx context.Context, s cluster.Step) error {
 }
 
 // Paths applies a step of BGP's best paths.
-func (c *Core) Paths(ctx context.Context, u PathUpdate) error {
+func (c *Core) Paths(ctx context.Context, u rib.Update) error {
 	return c.post(ctx, func(l *loop) {
 		l.bgpSynced = l.bgpSynced || u.Synced
-		if l.setDown(u.Down, nil); len(u.Down) > 0 && l.replaced {
+		if l.rib.SetDown(u.Down, nil); len(u.Down) > 0 && l.replaced {
 			// Next hops go first: what follows takes time by the number of prefixes.
 			c.handOver(l)
 			c.cut(l, u.Down)
@@ -124,7 +126,7 @@ func (l *loop) releasePaths(now time.Time) bool {
 	held := l.held
 	l.held = nil
 	for _, u := range held {
-		l.setPaths(u)
+		l.rib.SetPaths(u)
 	}
 	return len(held) > 0
 }
@@ -136,29 +138,24 @@ func (c *Core) Underlay(ctx context.Context, u dataplane.Underlay) error {
 
 // Explain lists the candidates of the prefixes that overlap filter, or of all
 // if filter is not valid, in prefix order with the best first.
-func (c *Core) Explain(ctx context.Context, filter netip.Prefix) ([]Candidate, error) {
-	return ask(ctx, c, func(l *loop) []Candidate { return l.explain(filter) })
+func (c *Core) Explain(ctx context.Context, filter netip.Prefix) ([]rib.Candidate, error) {
+	return ask(ctx, c, func(l *loop) []rib.Candidate { return l.rib.Explain(filter) })
 }
 
 // Pools returns how each pool is carried, by name.
-func (c *Core) Pools(ctx context.Context) ([]PoolStatus, error) {
-	return ask(ctx, c, func(l *loop) []PoolStatus { return l.poolStatus() })
+func (c *Core) Pools(ctx context.Context) ([]encap.PoolStatus, error) {
+	return ask(ctx, c, func(l *loop) []encap.PoolStatus { return l.encap.Status() })
 }
 
 // TunnelConflicts says which nodes' VTEPs are left out, for another node has their
 // address or MAC.
 func (c *Core) TunnelConflicts(ctx context.Context) ([]string, error) {
-	return ask(ctx, c, func(l *loop) []string { return l.vteps.conflicts(l.nodes) })
+	return ask(ctx, c, func(l *loop) []string { return l.encap.Conflicts() })
 }
 
 // Host returns this host's place on the underlay in a family.
 func (c *Core) Host(ctx context.Context, f dataplane.Family) (dataplane.Host, error) {
-	return ask(ctx, c, func(l *loop) dataplane.Host {
-		if !l.hasHost(f) {
-			return dataplane.Host{}
-		}
-		return l.hostFor(f, f, l.settings.vni, l.settings.port)
-	})
+	return ask(ctx, c, func(l *loop) dataplane.Host { return l.encap.Host(f) })
 }
 
 // Waiting says what the core still waits for before it can hand over the desired state;
@@ -181,7 +178,7 @@ func (c *Core) Publications(ctx context.Context) <-chan store.NodeEncaps {
 // Published says that the last publication is in the store, in the Node's
 // revision rev or an earlier one.
 func (c *Core) Published(ctx context.Context, rev store.Revision) error {
-	return c.post(ctx, func(l *loop) { l.written(rev) })
+	return c.post(ctx, func(l *loop) { l.encap.Written(rev) })
 }
 
 // Alive is when the loop last turned. A loop that works turns every second.
@@ -246,7 +243,7 @@ func (c *Core) Run(ctx context.Context) error {
 			c.publishTargets(l)
 		case f := <-c.events:
 			f(l)
-			for more := true; more && l.unsettled() < turnSize; {
+			for more := true; more && l.rib.Unsettled() < turnSize; {
 				select {
 				case f := <-c.events:
 					f(l)
@@ -267,7 +264,7 @@ func (c *Core) flush(l *loop) {
 		l.waiting = "the datastore's first complete answer"
 		return
 	}
-	if err := l.ready(); err != nil {
+	if err := l.encap.Ready(); err != nil {
 		l.waiting = err.Error()
 		return
 	}
@@ -279,7 +276,7 @@ func (c *Core) flush(l *loop) {
 			break
 		}
 	}
-	c.mtus.set(l.table)
+	c.mtus.set(l.encap.MTU)
 	c.publishTargets(l)
 	// BGP is not waited for here: a dead peer must not make the host unready.
 	// Only the sweep of what the previous run left waits for it.
@@ -287,7 +284,8 @@ func (c *Core) flush(l *loop) {
 	if l.bgpSynced && !l.synced {
 		c.cfg.Sink.Synced(dataplane.SourceCore)
 		l.synced = true
-		c.cfg.Log.Info("the desired state is complete", "routes", len(l.routes), "nexthops", len(l.hops))
+		routes, hops := l.rib.Counts()
+		c.cfg.Log.Info("the desired state is complete", "routes", routes, "nexthops", hops)
 		c.flush(l) // encapsulations of the previous run are left now; see confirmed
 	}
 }
@@ -297,9 +295,9 @@ func (c *Core) flush(l *loop) {
 const gather = 250 * time.Millisecond
 
 func (c *Core) publishTargets(l *loop) {
-	if wait := gather - time.Since(l.published); wait > 0 && len(l.retarget) > 0 {
+	if wait := gather - time.Since(l.published); wait > 0 && l.encap.Retargeted() {
 		l.probes.Reset(wait)
-	} else if now, changed := l.targets(); changed {
+	} else if now, changed := l.encap.Targets(); changed {
 		l.published = time.Now()
 		c.targets.publish(now)
 	}
@@ -309,21 +307,20 @@ func (c *Core) publishTargets(l *loop) {
 // Devices go first and apart from the rest, so that what becomes of them is
 // known without waiting for routes.
 func (c *Core) handOver(l *loop) {
-	defer emptied(&l.put)
-	defer emptied(&l.del)
-	defer emptied(&l.moved)
+	defer l.objects.HandedOver()
+	defer l.rib.HandedOver()
 	if !l.replaced {
 		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.desired())
 		l.replaced = true
 		close(c.started)
-		l.noteHops(l.put)
+		l.noteHops(l.objects.Put)
 		l.removals = append(l.removals, rev)
 		c.hintAt(rev)
 		return
 	}
 	var first []dataplane.Object
-	rest, del := l.routeChanges()
-	for k, o := range l.put {
+	rest, del := l.rib.Changes()
+	for k, o := range l.objects.Put {
 		if k.Kind() <= dataplane.KindSysctl {
 			first = append(first, o)
 		} else {
@@ -333,12 +330,12 @@ func (c *Core) handOver(l *loop) {
 	if len(first) > 0 {
 		c.hintAt(c.cfg.Sink.Update(dataplane.SourceCore, first, nil))
 	}
-	del = slices.AppendSeq(del, maps.Keys(l.del))
+	del = slices.AppendSeq(del, maps.Keys(l.objects.Del))
 	if len(rest)+len(del) == 0 {
 		return
 	}
 	rev := c.cfg.Sink.Update(dataplane.SourceCore, rest, del)
-	if l.noteHops(l.put); l.goingHops(l.del) {
+	if l.noteHops(l.objects.Put); l.goingHops(l.objects.Del) {
 		l.removals = append(l.removals, rev)
 	}
 	c.hintAt(rev)
@@ -347,7 +344,7 @@ func (c *Core) handOver(l *loop) {
 // cut takes next hops that are of no use any more out of the kernel, and what
 // leads to them, before new routes are chosen.
 func (c *Core) cut(l *loop, down []netip.Addr) {
-	keys := l.useless(down)
+	keys := l.rib.Useless(down)
 	if len(keys) == 0 {
 		return
 	}
@@ -360,9 +357,7 @@ func (c *Core) cut(l *loop, down []netip.Addr) {
 // mend wants again what was cut and is in use now that routes were chosen.
 func (l *loop) mend() {
 	for _, k := range l.cuts {
-		if w, ok := l.objs[k]; ok {
-			l.put[k] = w.obj
-		}
+		l.objects.Again(k)
 	}
 	l.cuts = nil
 }
@@ -377,7 +372,7 @@ func (l *loop) noteHops(put map[dataplane.Key]dataplane.Object) {
 }
 
 // goingHops reports whether next hops are to go.
-func (l *loop) goingHops(del set[dataplane.Key]) bool {
+func (l *loop) goingHops(del map[dataplane.Key]struct{}) bool {
 	going := false
 	for k := range del {
 		if k.Kind() == dataplane.KindNextHop {
@@ -394,7 +389,7 @@ func (c *Core) publish(l *loop) bool {
 	if !c.cfg.Publish {
 		return false
 	}
-	f := l.offer()
+	f := l.encap.Offer()
 	if f == nil {
 		return false
 	}
@@ -405,12 +400,10 @@ func (c *Core) publish(l *loop) bool {
 
 // desired returns every object that the kernel is to have.
 func (t *table) desired() []dataplane.Object {
-	out := make([]dataplane.Object, 0, len(t.objs)+len(t.routes))
-	for _, w := range t.objs {
-		out = append(out, w.obj)
-	}
-	for p, c := range t.routes {
-		out = append(out, c.route(p))
+	routes, _ := t.rib.Counts()
+	out := slices.AppendSeq(make([]dataplane.Object, 0, t.objects.Len()+routes), t.objects.All())
+	for r := range t.rib.Routes() {
+		out = append(out, r)
 	}
 	return out
 }

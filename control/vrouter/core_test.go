@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -133,7 +134,7 @@ func TestNothingBeforeSync(t *testing.T) {
 		if !slices.Equal(sink.called(), []string{"replace"}) || waiting() != "" {
 			t.Fatalf("before BGP is in sync: calls %v, waiting for %q", sink.called(), waiting())
 		}
-		check(t, c.Paths(t.Context(), PathUpdate{Synced: true}))
+		check(t, c.Paths(t.Context(), rib.Update{Synced: true}))
 		synctest.Wait()
 		if !slices.Equal(sink.called(), []string{"replace", "synced"}) || waiting() != "" {
 			t.Fatalf("in sync: calls %v, waiting for %q", sink.called(), waiting())
@@ -173,7 +174,7 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 		check(t, feed(t, c, store.Batch{Events: testCluster(store.IPIP), Synced: true}))
 		check(t, feed(t, c, store.Batch{Events: []store.Event{poolEvent("pool", "192.168.0.0/16", store.VXLANCrossSubnet)}}))
 		check(t, feed(t, c, store.Batch{Events: []store.Event{gone(nodeEvent("node2", "", "", ""))}}))
-		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}}}))
+		check(t, c.Paths(t.Context(), rib.Update{Put: []rib.Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}}}))
 		want, err := ask(t.Context(), c, func(l *loop) []dataplane.Object { return desiredOf(l.table) })
 		check(t, err)
 		synctest.Wait()
@@ -193,8 +194,8 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 // meanwhile do not hold the others up for ever.
 func TestDeferBGP(t *testing.T) {
 	far := netip.MustParsePrefix("192.168.3.0/26")
-	path := func(nextHop string) PathUpdate {
-		return PathUpdate{Put: []Path{{Prefix: far, Announced: nexthop.Announce("peer", netip.MustParseAddr(nextHop))}}}
+	path := func(nextHop string) rib.Update {
+		return rib.Update{Put: []rib.Path{{Prefix: far, Announced: nexthop.Announce("peer", netip.MustParseAddr(nextHop))}}}
 	}
 	route := dataplane.Route{Prefix: far, Table: dataplane.MainTable}.Key()
 	prepare := func(t *testing.T) (*Core, *fakeSink) {
@@ -220,7 +221,7 @@ func TestDeferBGP(t *testing.T) {
 			t.Errorf("in sync: route there %v after %v; want one change", sink.has(route), sink.called())
 		}
 		// From now on paths go in as they come.
-		check(t, c.Paths(t.Context(), PathUpdate{Del: []netip.Prefix{far}}))
+		check(t, c.Paths(t.Context(), rib.Update{Del: []netip.Prefix{far}}))
 		synctest.Wait()
 		if sink.has(route) {
 			t.Error("a withdrawal after the sync is held back")
@@ -288,8 +289,8 @@ func TestRestartInChange(t *testing.T) {
 		if got := published.Sends["pool"]; got == "Direct" {
 			t.Error("before BGP is in sync the host says that it has moved")
 		}
-		check(t, c.Paths(t.Context(), PathUpdate{
-			Put:    []Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}},
+		check(t, c.Paths(t.Context(), rib.Update{
+			Put:    []rib.Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}},
 			Synced: true,
 		}))
 		synctest.Wait()
@@ -307,9 +308,9 @@ func TestOnlyWayLost(t *testing.T) {
 		check(t, c.Underlay(t.Context(), rack()))
 		check(t, feed(t, c, store.Batch{Events: testCluster(store.Direct), Synced: true}))
 		two := learnedPath("172.16.0.0/12", "10.1.0.2", "10.1.0.3")
-		check(t, c.Paths(t.Context(), PathUpdate{Put: []Path{two}, Synced: true}))
+		check(t, c.Paths(t.Context(), rib.Update{Put: []rib.Path{two}, Synced: true}))
 		synctest.Wait()
-		calls := func(u PathUpdate) []string {
+		calls := func(u rib.Update) []string {
 			t.Helper()
 			n := len(sink.called())
 			check(t, c.Paths(t.Context(), u))
@@ -317,17 +318,17 @@ func TestOnlyWayLost(t *testing.T) {
 			return sink.called()[n:]
 		}
 		route := dataplane.RouteKey{Prefix: two.Prefix, Table: dataplane.MainTable}
-		if got := calls(PathUpdate{Down: addrs("10.1.0.2")}); !slices.Equal(got, []string{"update"}) {
+		if got := calls(rib.Update{Down: addrs("10.1.0.2")}); !slices.Equal(got, []string{"update"}) {
 			t.Errorf("one of two lost: %q", got)
 		}
-		if got := calls(PathUpdate{Down: addrs("10.1.0.3")}); !slices.Equal(got, []string{"cut", "update"}) || sink.wish[route] != nil {
+		if got := calls(rib.Update{Down: addrs("10.1.0.3")}); !slices.Equal(got, []string{"cut", "update"}) || sink.wish[route] != nil {
 			t.Errorf("the other lost: %q, and the route is %v", got, sink.wish[route])
 		}
-		if got := calls(PathUpdate{Up: addrs("10.1.0.3")}); !slices.Equal(got, []string{"update"}) || sink.wish[route] == nil {
+		if got := calls(rib.Update{Up: addrs("10.1.0.3")}); !slices.Equal(got, []string{"update"}) || sink.wish[route] == nil {
 			t.Errorf("back: %q, and the route is %v", got, sink.wish[route])
 		}
 		// Lost and found in one: what was cut is wanted again.
-		if got := calls(PathUpdate{Down: addrs("10.1.0.3"), Up: addrs("10.1.0.3")}); got[0] != "cut" || sink.wish[route] == nil {
+		if got := calls(rib.Update{Down: addrs("10.1.0.3"), Up: addrs("10.1.0.3")}); got[0] != "cut" || sink.wish[route] == nil {
 			t.Errorf("lost and found: %q, and the route is %v", got, sink.wish[route])
 		}
 		if r, _ := sink.wish[route].(dataplane.Route); sink.wish[dataplane.NextHopGroupKey{ID: r.NextHop}] == nil {

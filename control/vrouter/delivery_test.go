@@ -25,7 +25,7 @@ func TestSizesThatWereMeasured(t *testing.T) {
 		return out
 	}
 	deliver := func(f dataplane.Encap, mtu int) {
-		tab.setDelivery(dataplane.IPv4, map[string][]dataplane.Delivery{
+		tab.encap.SetDelivery(dataplane.IPv4, map[string][]dataplane.Delivery{
 			"node2": {{Encap: vx, Result: dataplane.Yes}},
 			"node3": {{Encap: f, Result: dataplane.Yes, MTU: mtu}},
 		})
@@ -46,7 +46,7 @@ func TestSizesThatWereMeasured(t *testing.T) {
 		{"nonsense", vx, -5, 0, 0},
 		{"all is well again", vx, 0, 0, 0},
 	} {
-		tab.setReach(dataplane.IPv4, map[string]dataplane.Reach{"node3": {MTU: tt.reach}})
+		tab.encap.SetReach(dataplane.IPv4, map[string]dataplane.Reach{"node3": {MTU: tt.reach}})
 		deliver(tt.encap, tt.inside)
 		got := mtus()
 		if got["192.168.3.0/26"] != tt.want || got["192.168.2.5/32"] != tt.want || got["192.168.2.0/26"] != 0 {

@@ -9,7 +9,7 @@ import (
 )
 
 // take applies what an event of the datastore means.
-func (t *table) take(ev store.Event) { t.apply(cluster.Decode(t.self, ev)) }
+func (t *table) take(ev store.Event) { t.apply(cluster.Decode(t.nodes.Self, ev)) }
 
 func feed(t *testing.T, c *Core, b store.Batch) error {
 	t.Helper()

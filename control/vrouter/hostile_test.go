@@ -75,7 +75,7 @@ func TestHostileStore(t *testing.T) {
 func TestCoveredNodeIsExplained(t *testing.T) {
 	tab := newTestTable(append(testCluster(store.VXLAN), poolEvent("under", "10.0.0.0/8", store.IPIP), blockEvent("10.2.0.0/26", "node2", nil))...)
 	p := blockEvent("10.2.0.0/26", "", nil).Key.CIDR()
-	cs := tab.explain(p)
+	cs := tab.rib.Explain(p)
 	if len(cs) != 1 || cs[0].Best || !strings.Contains(cs[0].Reason, "10.2.0.11") || !strings.Contains(cs[0].Reason, "node3") {
 		t.Fatalf("candidates %+v; want one, refused because of node3's 10.2.0.11", cs)
 	}
@@ -114,7 +114,7 @@ func TestHostileMTU(t *testing.T) {
 		key := store.ResourceKey(store.KindFelixConfiguration, "default")
 		ev := store.Event{Key: key, Object: store.Object{Key: key, Value: felix}}
 		for e, want := range map[store.Encapsulation]int{store.VXLAN: 1450, store.IPIP: 1480} {
-			if got := newTestTable(append(testCluster(e), ev)...).mtu(dataplane.IPv4); got != want {
+			if got := newTestTable(append(testCluster(e), ev)...).encap.MTU(dataplane.IPv4); got != want {
 				t.Errorf("%s with MTU %d: %d, want %d", e, mtu, got, want)
 			}
 		}

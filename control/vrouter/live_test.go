@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -42,9 +43,10 @@ func (w *world) lost() string {
 // leave in plain by a less specific one. It lasts until the kernel has the next decision.
 func (w *world) closed(s, r *simHost, pool int, f dataplane.Encap) bool {
 	k := pathOf{s, r, pool}
-	p := s.l.forwardingPaths[hopKey{pool: poolNames[pool], node: r.name, fam: dataplane.IPv4}]
-	if w.plain && p.encap != (dataplane.Encap{}) && p.encap.Driver != dataplane.DriverDirect && !canAccept(s.l.nodes[r.name].Encaps, p.encap) {
-		w.shut[k] = p.encap
+	p := s.l.encap.PathTo(encap.Key{Pool: poolNames[pool], Node: r.name, Family: dataplane.IPv4})
+	said := s.l.nodes.ByName[r.name].Encaps
+	if _, accepts := said.Accept[p.Encap]; w.plain && p.Encap != (dataplane.Encap{}) && p.Encap.Driver != dataplane.DriverDirect && said.Published && !accepts {
+		w.shut[k] = p.Encap
 	} else if f != w.shut[k] {
 		delete(w.shut, k)
 	}
@@ -58,7 +60,7 @@ type pathOf struct {
 }
 
 func (h *simHost) String() string {
-	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes[h.name].Encaps.NodeEncaps, h.pending)
+	s := fmt.Sprintf("%s: published %+v, pending %+v\n", h.name, h.l.nodes.ByName[h.name].Encaps.NodeEncaps, h.pending)
 	for _, k := range slices.SortedFunc(maps.Keys(h.kernel.have), dataplane.CompareKeys) {
 		s += fmt.Sprintf("\t%s\n", h.kernel.have[k])
 	}
@@ -90,22 +92,17 @@ func (w *world) fresh(h *simHost) map[dataplane.Key]dataplane.Object {
 	for _, ev := range w.now {
 		t.take(ev)
 	}
-	for f, peers := range h.l.reach {
-		t.setReach(f, peers)
+	t.encap.SetReach(dataplane.IPv4, maps.Clone(h.reach))
+	if h.delivery != nil {
+		t.encap.SetDelivery(dataplane.IPv4, maps.Clone(h.delivery))
 	}
-	for f, peers := range h.l.delivery {
-		if h.l.probing[f] {
-			t.probing[f], t.delivery[f] = true, peers
-		}
-	}
-	t.replanAll = true
 	for range maxRounds {
 		t.settle()
-		states := map[dataplane.Encap]encapState{}
-		for f, keys := range t.deviceKeys {
-			states[f] = h.core.encapState(keys)
+		states := map[dataplane.Encap]encap.State{}
+		for f, d := range t.encap.Devices() {
+			states[f] = h.core.encapState(d.Keys)
 		}
-		t.setKernel(states)
+		t.encap.SetKernel(states, false)
 	}
 	t.settle()
 	out := map[dataplane.Key]dataplane.Object{}
@@ -154,12 +151,14 @@ func (w *world) checkQuiet(t *rapid.T) {
 }
 
 func (w *world) checkWanted(t *rapid.T, h *simHost) {
-	for k, forwardingPath := range h.l.forwardingPaths {
-		if forwardingPath.encap != forwardingPath.wanted {
-			t.Fatalf("%s: %s goes in %s, and %s is wanted: %s\n%s", h.name, k, forwardingPath.encap, forwardingPath.wanted, forwardingPath.reason, h)
+	for _, p := range h.l.pools.ByName {
+		for name := range h.l.nodes.ByName {
+			if path := h.l.encap.PathTo(encap.Key{Pool: p.Name, Node: name, Family: p.Family()}); path.Encap != path.Wanted || (path == encap.Path{}) != (name == h.name) {
+				t.Fatalf("%s: packets of pool %s to %s go in %s, and %s is wanted: %s\n%s", h.name, p.Name, name, path.Encap, path.Wanted, path.Reason, h)
+			}
 		}
 	}
-	wanted := h.l.wantedEncaps()
+	wanted := h.l.encap.WantedEncaps()
 	for _, o := range h.kernel.have {
 		if l, ok := o.(dataplane.Link); ok {
 			if _, ok := wanted[encapOfLink(l)]; !ok {
@@ -167,12 +166,12 @@ func (w *world) checkWanted(t *rapid.T, h *simHost) {
 			}
 		}
 	}
-	pub := h.l.nodes[h.name].Encaps
+	pub := h.l.nodes.ByName[h.name].Encaps
 	if !maps.Equal(pub.Accept, wanted) || len(pub.Refuses) > 0 {
-		t.Fatalf("%s: accepts %v and refuses %v; want %v accepted", h.name, pub.Accepts, pub.Refuses, encapNames(wanted))
+		t.Fatalf("%s: accepts %v and refuses %v; want %v accepted", h.name, pub.Accepts, pub.Refuses, slices.Collect(maps.Keys(wanted)))
 	}
-	for _, p := range h.l.pools {
-		if got, want := pub.Send[p.Name], h.l.modeOf(p); got != want {
+	for _, p := range h.l.pools.ByName {
+		if got, want := pub.Send[p.Name], h.l.pools.Mode(p); got != want {
 			t.Fatalf("%s: pool %s was moved to %s; want %s", h.name, p.Name, got, want)
 		}
 	}
@@ -201,11 +200,11 @@ func (w *world) step(t *rapid.T, withFaults bool, check func()) {
 		w.start(h)
 	case 3:
 		peer := w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(t, "peer")]
-		h.l.setReach(dataplane.IPv4, map[string]dataplane.Reach{peer.name: {
+		h.setReach(peer.name, dataplane.Reach{
 			Near: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "near")),
 			Addr: rapid.SampledFrom([]netip.Addr{{}, netip.MustParseAddr("203.0.113.9")}).Draw(t, "public"),
 			MTU:  rapid.SampledFrom([]int{0, 1400}).Draw(t, "mtu"),
-		}})
+		})
 		w.plain = true // a neighbour that does not answer has no plain way
 		h.turn()
 	default:
@@ -246,25 +245,30 @@ func (w *world) advance(t *rapid.T, h *simHost, check func()) {
 	}
 }
 
-// fault lets something go wrong.
-func (w *world) fault(t *rapid.T, h *simHost, n int) {
-	w.faults = true
-	encap := rapid.SampledFrom([]string{"ipip", "vxlan/4096/4789", "vxlan/5000/4789", "vxlan/5000/4790"}).Draw(t, "form")
-	f, err := dataplane.ParseEncap(encap)
+// formsOfFaults are the encapsulations that a world can come to want.
+var formsOfFaults = []string{"ipip", "vxlan/4096/4789", "vxlan/4096/4790", "vxlan/5000/4789", "vxlan/5000/4790"} //nolint:gochecknoglobals // a constant of the tests
+
+func encapOf(t interface{ Fatal(args ...any) }, s string) dataplane.Encap {
+	f, err := dataplane.ParseEncap(s)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return f
+}
+
+// fault lets something go wrong.
+func (w *world) fault(t *rapid.T, h *simHost, n int) {
+	w.faults = true
+	f := encapOf(t, rapid.SampledFrom(formsOfFaults).Draw(t, "form"))
 	switch n {
 	case 21:
 		h.kernel.refuse[f] = struct{}{}
 	case 22:
 		clear(h.kernel.refuse)
 	case 23:
-		peers := map[string][]dataplane.Delivery{}
 		for _, p := range w.hosts {
-			peers[p.name] = []dataplane.Delivery{{Encap: f, Result: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "answer"))}}
+			h.setDelivery(p.name, dataplane.Delivery{Encap: f, Result: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "answer"))})
 		}
-		h.l.setDelivery(dataplane.IPv4, peers)
 		h.turn()
 	case 24:
 		w.put(gone(w.nodeOf(h)))
@@ -317,13 +321,13 @@ func TestLiveChangeWithFaults(t *testing.T) {
 		// Once everybody can, everything is as wanted.
 		for _, h := range w.hosts {
 			clear(h.kernel.refuse)
-			nothing := map[string][]dataplane.Delivery{}
-			for _, p := range w.hosts {
-				nothing[p.name] = nil
+			var all []dataplane.Delivery
+			for _, s := range formsOfFaults {
+				all = append(all, dataplane.Delivery{Encap: encapOf(rt, s), Result: dataplane.Yes})
 			}
-			h.l.setDelivery(dataplane.IPv4, nothing)
-			h.l.probing[dataplane.IPv4] = false
-			h.l.replanAll = true
+			for _, p := range w.hosts {
+				h.setDelivery(p.name, all...)
+			}
 		}
 		w.faults = false
 		w.checkQuiet(rt)

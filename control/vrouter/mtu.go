@@ -19,10 +19,10 @@ func (m *mtus) of(f dataplane.Family) *atomic.Int64 {
 	return &m.ipv6
 }
 
-// set follows the table.
-func (m *mtus) set(t *table) {
+// set follows what the table says.
+func (m *mtus) set(of func(dataplane.Family) int) {
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		mtu := int64(t.mtu(f))
+		mtu := int64(of(f))
 		if m.of(f).Swap(mtu) == mtu {
 			continue
 		}

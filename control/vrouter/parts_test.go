@@ -3,12 +3,15 @@ package vrouter
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/rib"
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
 
@@ -17,12 +20,12 @@ import (
 func TestPartOfBlock(t *testing.T) {
 	t.Parallel()
 	const node2, node3, tor = "10.1.0.12", "10.2.0.11", "10.1.0.1"
-	part := func(prefix string, named int, hops ...string) Path {
+	part := func(prefix string, named int, hops ...string) rib.Path {
 		a := addrs(hops...)
-		return Path{netip.MustParsePrefix(prefix), nexthop.AnnounceNamed(named, "peer", a[0], a[1:]...)}
+		return rib.Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.AnnounceNamed(named, "peer", a[0], a[1:]...)}
 	}
 	for name, tt := range map[string]struct {
-		put  Path
+		put  rib.Path
 		used bool
 	}{
 		"an address, by another node":                  {put: part("192.168.3.9/32", 0, node2)},
@@ -50,7 +53,7 @@ func TestPartOfBlock(t *testing.T) {
 			}
 			for _, first := range []string{"blocks", "paths"} {
 				tab := newTestTable(testCluster(store.Direct)...)
-				paths := func() { tab.setPaths(PathUpdate{Put: []Path{tt.put}}) }
+				paths := func() { tab.rib.SetPaths(rib.Update{Put: []rib.Path{tt.put}}) }
 				if first == "paths" {
 					tab = newTable("node1")
 					tab.setUnderlay(rack())
@@ -66,7 +69,7 @@ func TestPartOfBlock(t *testing.T) {
 				}
 				tab.settle()
 				if got := used(tab, tt.put.Prefix); got != tt.used {
-					t.Errorf("%s first: used: %t, want %t: %+v", first, got, tt.used, tab.explain(tt.put.Prefix))
+					t.Errorf("%s first: used: %t, want %t: %+v", first, got, tt.used, tab.rib.Explain(tt.put.Prefix))
 				}
 			}
 		})
@@ -75,9 +78,9 @@ func TestPartOfBlock(t *testing.T) {
 
 // used reports whether what BGP says of a prefix is its route.
 func used(tab *table, p netip.Prefix) bool {
-	for _, c := range tab.explain(p) {
-		if c.Prefix == p && c.Source == SourceBGP {
-			_, routed := tab.routes[p]
+	for _, c := range tab.rib.Explain(p) {
+		if c.Prefix == p && c.Source == rib.SourceBGP {
+			routed := slices.ContainsFunc(slices.Collect(tab.rib.Routes()), func(r dataplane.Route) bool { return r.Prefix == p })
 			return c.Best && routed
 		}
 	}
@@ -98,7 +101,7 @@ func TestPartFollows(t *testing.T) {
 		tab.settle()
 		got = append(got, fmt.Sprintf("%s: %t", what, used(tab, p)))
 	}
-	tab.setPaths(PathUpdate{Put: []Path{learnedPath(p.String(), "10.1.0.12")}})
+	tab.rib.SetPaths(rib.Update{Put: []rib.Path{learnedPath(p.String(), "10.1.0.12")}})
 	step("node2 announces a part of node3's block")
 	step("node2 holds it", blockEvent("192.168.3.0/26", "node2", nil))
 	step("node2 has another address", nodeEvent("node2", "10.1.0.13/24", "", ""))
@@ -106,11 +109,11 @@ func TestPartFollows(t *testing.T) {
 	step("node3 holds it", blockEvent("192.168.3.0/26", "node3", nil))
 	step("nobody does", gone(blockEvent("192.168.3.0/26", "", nil)))
 	// A table in which it is cheaper to look for each part than to look at all.
-	many := PathUpdate{}
+	many := rib.Update{}
 	for i := range 200 {
 		many.Put = append(many.Put, learnedPath(fmt.Sprintf("172.16.%d.0/24", i), "10.1.0.1"))
 	}
-	tab.setPaths(many)
+	tab.rib.SetPaths(many)
 	step("with 200 paths more")
 	step("node3 holds it", blockEvent("192.168.3.0/26", "node3", nil))
 	step("node2 holds a block in it", blockEvent("192.168.3.0/27", "node2", nil))
@@ -132,9 +135,9 @@ nobody does again: true`, "\n")
 	}
 
 	tab = newTestTable(testCluster(store.Direct)...)
-	tab.setPaths(PathUpdate{Put: []Path{learnedPath("192.168.2.5/32", "10.1.0.1")}})
+	tab.rib.SetPaths(rib.Update{Put: []rib.Path{learnedPath("192.168.2.5/32", "10.1.0.1")}})
 	tab.settle()
-	if cs := tab.explain(netip.MustParsePrefix("192.168.2.5/32")); len(cs) < 2 || strings.Contains(fmt.Sprint(cs), "is a part of") {
+	if cs := tab.rib.Explain(netip.MustParsePrefix("192.168.2.5/32")); len(cs) < 2 || strings.Contains(fmt.Sprint(cs), "is a part of") {
 		t.Errorf("an address that node3 borrowed: %+v", cs)
 	}
 }

@@ -4,14 +4,30 @@ import (
 	"context"
 	"sync"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/dataplane"
 )
+
+// WorkloadMTU says how large packets this host's workloads of a family send at
+// most, in bytes. A tunnel that takes less is not used before they are
+// lowered, and its device not lowered; see [Core.MTU]. Before the first call
+// workloads are taken to follow at once.
+func (c *Core) WorkloadMTU(ctx context.Context, f dataplane.Family, mtu int) error {
+	return c.post(ctx, func(l *loop) { l.encap.SetWorkloadMTU(f, mtu) })
+}
+
+// Unsupported says all that this kernel has no devices for. It is published,
+// so that a change to such a mode can be refused before it is begun. Before the
+// first call what was published stays.
+func (c *Core) Unsupported(ctx context.Context, list []encap.Unsupported) error {
+	return c.post(ctx, func(l *loop) { l.encap.SetUnsupported(list) })
+}
 
 // Reach applies what was measured of the underlay in one of its families, by node
 // name, for the nodes that are named; the zero value says that nothing is known of a
 // node any more. The map belongs to the core from now on.
 func (c *Core) Reach(ctx context.Context, f dataplane.Family, peers map[string]dataplane.Reach) error {
-	return c.post(ctx, func(l *loop) { l.setReach(f, peers) })
+	return c.post(ctx, func(l *loop) { l.encap.SetReach(f, peers) })
 }
 
 // Delivery applies what probes through tunnels found, by node name, over one
@@ -21,7 +37,7 @@ func (c *Core) Reach(ctx context.Context, f dataplane.Family, peers map[string]d
 // peer is moved to one that was not. The map belongs to the core
 // from now on.
 func (c *Core) Delivery(ctx context.Context, f dataplane.Family, peers map[string][]dataplane.Delivery) error {
-	return c.post(ctx, func(l *loop) { l.setDelivery(f, peers) })
+	return c.post(ctx, func(l *loop) { l.encap.SetDelivery(f, peers) })
 }
 
 // Probes returns a channel that carries all that is to be measured, by node

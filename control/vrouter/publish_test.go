@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -50,7 +51,7 @@ func TestPublications(t *testing.T) {
 		offers := c.Publications(ctx)
 		check(t, c.Underlay(t.Context(), rack()))
 		check(t, feed(t, c, store.Batch{Events: testCluster(store.VXLAN), Synced: true}))
-		check(t, c.Unsupported(t.Context(), []Unsupported{{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4, Err: fmt.Errorf("no module")}}))
+		check(t, c.Unsupported(t.Context(), []encap.Unsupported{{Driver: dataplane.DriverIPIP, Outer: dataplane.IPv4, Err: fmt.Errorf("no module")}}))
 		<-c.Started()
 		synctest.Wait()
 		if len(offers) != 0 {
@@ -116,13 +117,13 @@ func TestBehindIsTold(t *testing.T) {
 	}))
 	tab.take(poolEvent("other", "10.50.0.0/16", store.Direct))
 	tab.settle()
-	st := tab.poolStatus()
-	i := slices.IndexFunc(st, func(p PoolStatus) bool { return p.Name == "pool" })
-	want := []Delay{{Node: "node2", Encap: dataplane.Encap{Driver: "direct"}, Reason: "node node2 does not accept ipip: no module"}}
+	st := tab.encap.Status()
+	i := slices.IndexFunc(st, func(p encap.PoolStatus) bool { return p.Name == "pool" })
+	want := []encap.Delay{{Node: "node2", Encap: dataplane.Encap{Driver: "direct"}, Reason: "node node2 does not accept ipip: no module"}}
 	if diff := cmp.Diff(want, st[i].Behind); diff != "" || st[i].BehindTotal != 1 {
 		t.Errorf("behind, of %d (-want +got):\n%s", st[i].BehindTotal, diff)
 	}
-	for _, c := range tab.explain(blockEvent("192.168.2.0/26", "", nil).Key.CIDR()) {
+	for _, c := range tab.rib.Explain(blockEvent("192.168.2.0/26", "", nil).Key.CIDR()) {
 		if c.Best && c.Peer == "node2" && c.Reason != "block of node node2 in pool pool; it goes in direct because node node2 does not accept ipip: no module" {
 			t.Errorf("reason of the route: %q", c.Reason)
 		}
@@ -135,18 +136,18 @@ func TestWorkloadsFirst(t *testing.T) {
 	events := testCluster(store.Direct)
 	events[1] = saying(events[1], store.NodeEncaps{Accepts: []string{"direct"}, Uses: []string{"direct"}, Sends: map[string]string{"pool": "Direct"}})
 	tab := newTestTable(events...)
-	tab.setWorkloadMTU(dataplane.IPv4, 1500)
+	tab.encap.SetWorkloadMTU(dataplane.IPv4, 1500)
 	tab.take(poolEvent("pool", "192.168.0.0/16", store.VXLAN))
 	tab.settle()
-	near := hopKey{pool: "pool", node: "node2", fam: dataplane.IPv4}
-	tab.setKernel(map[dataplane.Encap]encapState{encap(t, "vxlan/4096/4789"): {done: true}, encap(t, "direct"): {done: true}})
+	near := encap.Key{Pool: "pool", Node: "node2", Family: dataplane.IPv4}
+	tab.encap.SetKernel(map[dataplane.Encap]encap.State{encapOf(t, "vxlan/4096/4789"): {Done: true}, encapOf(t, "direct"): {Done: true}}, false)
 	tab.settle()
-	if w := tab.forwardingPaths[near]; w.target != encap(t, "direct") || tab.mtu(dataplane.IPv4) != 1450 {
-		t.Errorf("way %+v with an MTU of %d for workloads; want direct as yet, and 1450", w, tab.mtu(dataplane.IPv4))
+	if w := tab.encap.PathTo(near); w.Target != encapOf(t, "direct") || tab.encap.MTU(dataplane.IPv4) != 1450 {
+		t.Errorf("way %+v with an MTU of %d for workloads; want direct as yet, and 1450", w, tab.encap.MTU(dataplane.IPv4))
 	}
-	tab.setWorkloadMTU(dataplane.IPv4, 1450)
+	tab.encap.SetWorkloadMTU(dataplane.IPv4, 1450)
 	tab.settle()
-	if w := tab.forwardingPaths[near]; w.target != encap(t, "vxlan/4096/4789") {
+	if w := tab.encap.PathTo(near); w.Target != encapOf(t, "vxlan/4096/4789") {
 		t.Errorf("way %+v; want VXLAN once the workloads are lowered", w)
 	}
 }
@@ -158,30 +159,30 @@ func TestTargets(t *testing.T) {
 	n := events[2].Object.Value.(*store.Node)
 	n.Annotations = map[string]string{store.AnnotationTunnelAddress: "203.0.113.2"}
 	tab := newTestTable(events...)
-	list, changed := tab.targets()
+	list, changed := tab.encap.Targets()
 	if !changed || len(list) != 4 {
 		t.Fatalf("targets %+v, changed %v", list, changed)
 	}
 	want := dataplane.ProbeTarget{
-		Node: "node2", Family: dataplane.IPv4, Uplink: "eth0", Local: tab.hosts[dataplane.IPv4].Addr,
+		Node: "node2", Family: dataplane.IPv4, Uplink: "eth0", Local: tab.encap.Host(dataplane.IPv4).Addr,
 		Registered: netip.MustParseAddr("10.1.0.12"), Public: netip.MustParseAddr("203.0.113.2"), Encap: dataplane.Encap{Driver: "vxlan", Outer: dataplane.IPv4, Port: 4789},
 	}
 	if list[0] != want {
 		t.Errorf("underlay %+v, want %+v", list[0], want)
 	}
-	want.Encap = encap(t, "vxlan/4096/4789")
+	want.Encap = encapOf(t, "vxlan/4096/4789")
 	want.Tunnel = dataplane.ProbeTunnel{
 		Inner: dataplane.IPv4, Link: "vxlan.calico", MTU: 1450, InUse: true, Local: netip.MustParseAddr("192.168.1.1"), Peer: netip.MustParseAddr("192.168.2.1"),
 	}
 	if list[1] != want {
 		t.Errorf("tunnel %+v, want %+v", list[1], want)
 	}
-	if _, changed := tab.targets(); changed {
+	if _, changed := tab.encap.Targets(); changed {
 		t.Error("nothing changed, and yet it is told")
 	}
 	tab.take(gone(events[2]))
 	tab.settle()
-	if list, changed := tab.targets(); !changed || len(list) != 2 {
+	if list, changed := tab.encap.Targets(); !changed || len(list) != 2 {
 		t.Errorf("after a node has gone: %+v, changed %v", list, changed)
 	}
 
@@ -189,13 +190,13 @@ func TestTargets(t *testing.T) {
 	// towards others; without such a pool the neighbour table alone is asked.
 	tab.take(poolEvent("pool", "192.168.0.0/16", store.IPIPCrossSubnet))
 	tab.settle()
-	list, _ = tab.targets()
-	if i := slices.IndexFunc(list, func(tg dataplane.ProbeTarget) bool { return tg.Tunnel == (dataplane.ProbeTunnel{}) }); i < 0 || list[i].Encap != encap(t, "ipip") {
+	list, _ = tab.encap.Targets()
+	if i := slices.IndexFunc(list, func(tg dataplane.ProbeTarget) bool { return tg.Tunnel == (dataplane.ProbeTunnel{}) }); i < 0 || list[i].Encap != encapOf(t, "ipip") {
 		t.Errorf("targets of a cross-subnet pool: %+v", list)
 	}
 	tab.take(poolEvent("pool", "192.168.0.0/16", store.Direct))
 	tab.settle()
-	list, changed = tab.targets()
+	list, changed = tab.encap.Targets()
 	for _, tg := range list {
 		if tg.Encap != (dataplane.Encap{}) || tg.Tunnel != (dataplane.ProbeTunnel{}) {
 			t.Errorf("target without tunnels: %+v", tg)

@@ -126,8 +126,14 @@ func TestSlots(t *testing.T) {
 	if len(got) != 9 || !slices.Contains(got, "vxlan.calico-2 vxlan/4096/4789") {
 		t.Errorf("%d devices: %v; want nine, and the one of before among them", len(got), got)
 	}
-	if len(tab.deviceErrs) != 4 {
-		t.Errorf("refused: %v; want the four that have no room", tab.deviceErrs)
+	refused := 0
+	for _, d := range tab.encap.Devices() {
+		if d.Err != nil {
+			refused++
+		}
+	}
+	if refused != 4 {
+		t.Errorf("%d are refused; want the four that have no room", refused)
 	}
 }
 
@@ -179,8 +185,8 @@ func TestForwardingDevices(t *testing.T) {
 		tab.take(poolEvent("six", "fd10::/48", tt.encap))
 		tab.settle()
 		got := map[string][]string{}
-		for f, keys := range tab.deviceKeys {
-			for _, k := range keys {
+		for f, d := range tab.encap.Devices() {
+			for _, k := range d.Keys {
 				name := strings.TrimPrefix(k.String(), "sysctl net/ipv4/conf/")
 				if device, ok := strings.CutSuffix(name, "/forwarding"); ok && name != k.String() {
 					got[f.String()] = append(got[f.String()], device)
@@ -201,7 +207,7 @@ func TestDeviceWithoutAddress(t *testing.T) {
 		pool := poolEvent("pool", "192.168.0.0/16", store.VXLAN)
 		change(&pool.Object.Value.(*v3.IPPool).Spec)
 		tab := newTestTable(pool, node)
-		return slices.Contains(tab.deviceKeys[encap(t, "vxlan/4096/4789")], dataplane.Key(dataplane.AddressKey{Link: "vxlan.calico"}))
+		return slices.Contains(tab.encap.Devices()[encapOf(t, "vxlan/4096/4789")].Keys, dataplane.Key(dataplane.AddressKey{Link: "vxlan.calico"}))
 	}
 	with, without := nodeEvent("node1", "10.1.0.11/24", "", "192.168.1.1"), nodeEvent("node1", "10.1.0.11/24", "", "")
 	nothing := func(*v3.IPPoolSpec) {}
@@ -315,7 +321,7 @@ func TestForwardingKeepsAdvertisements(t *testing.T) {
 	u := sixRack()
 	u.Links[1].AcceptRA = 1
 	u.Links = append(u.Links, dataplane.UnderlayLink{Index: 3, Name: "eth1", MTU: 1500, Up: true, AcceptRA: 1}, dataplane.UnderlayLink{Index: 4, Name: "eth2", MTU: 1500, Up: true, AcceptRA: 1})
-	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("::/0"), Gateway: netip.MustParseAddr("fe80::1"), Link: "eth1", Protocol: routeFromRA})
+	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("::/0"), Gateway: netip.MustParseAddr("fe80::1"), Link: "eth1", Protocol: 9})
 	tab := newTable("node1")
 	tab.setUnderlay(u)
 	tab.take(dual("node1", "10.1.0.11/24", "fd01::11/64", "", ""))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -56,16 +57,14 @@ func (c *Core) followSink(ctx context.Context) {
 // look sees how far the sink is. It reports whether anything came out
 // different.
 func (c *Core) look(l *loop) bool {
-	was := l.confirmed
-	l.confirmed = c.confirmed(l)
-	now := make(map[dataplane.Encap]encapState, len(l.deviceKeys))
-	for f, keys := range l.deviceKeys {
-		if l.deviceErrs[f] == nil {
-			now[f] = c.encapState(keys)
+	devices := l.encap.Devices()
+	now := make(map[dataplane.Encap]encap.State, len(devices))
+	for f, d := range devices {
+		if d.Err == nil {
+			now[f] = c.encapState(d.Keys)
 		}
 	}
-	changed := l.setKernel(now)
-	return changed || was != l.confirmed
+	return l.encap.SetKernel(now, c.confirmed(l))
 }
 
 // confirmed reports whether the kernel has left every next hop that is not
@@ -77,7 +76,7 @@ func (c *Core) confirmed(l *loop) bool {
 		return false
 	}
 	if c.cfg.Status == nil {
-		emptied(&l.unsure)
+		clear(l.unsure)
 		l.removals = nil
 		return true
 	}
@@ -101,18 +100,18 @@ func (c *Core) confirmed(l *loop) bool {
 }
 
 // encapState sums up the states of what accepts an encapsulation.
-func (c *Core) encapState(keys []dataplane.Key) encapState {
+func (c *Core) encapState(keys []dataplane.Key) encap.State {
 	if c.cfg.Status == nil {
-		return encapState{done: true}
+		return encap.State{Done: true}
 	}
-	out := encapState{done: true}
+	out := encap.State{Done: true}
 	for _, k := range keys {
 		st, ok := c.cfg.Status(k)
 		switch {
 		case !ok || st.State == dataplane.Pending:
-			out.done = false
+			out.Done = false
 		case st.State == dataplane.Failed:
-			return encapState{err: st.Err}
+			return encap.State{Err: st.Err}
 		}
 	}
 	return out

@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
-	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -208,7 +208,7 @@ func TestDirectTakesBGP(t *testing.T) {
 	far := netip.MustParsePrefix("192.168.3.0/26")
 	near := netip.MustParsePrefix("192.168.2.0/26")
 	tor := netip.MustParsePrefix("172.20.0.0/16")
-	tab.setPaths(PathUpdate{Put: []Path{
+	tab.rib.SetPaths(rib.Update{Put: []rib.Path{
 		{Prefix: far, Announced: nexthop.Announce("node3", netip.MustParseAddr("10.2.0.11"))},
 		{Prefix: near, Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))},
 		{Prefix: tor, Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))},
@@ -226,7 +226,7 @@ func TestDirectTakesBGP(t *testing.T) {
 	}
 	// The loser is still visible, with the reason.
 	var reasons []string
-	for _, c := range tab.explain(near) {
+	for _, c := range tab.rib.Explain(near) {
 		if c.Prefix != near {
 			continue
 		}
@@ -258,13 +258,13 @@ func TestOwnPrefixOfBGP(t *testing.T) {
 	borrowed, whole := netip.MustParsePrefix("192.168.2.6/32"), netip.MustParsePrefix("192.168.1.0/26")
 	tab := newTestTable(testCluster(store.Direct)...)
 	tor := netip.MustParseAddr("10.1.0.1")
-	tab.setPaths(PathUpdate{Put: []Path{{Prefix: borrowed, Announced: nexthop.Announce("tor", tor)}, {Prefix: whole, Announced: nexthop.Announce("tor", tor)}}})
+	tab.rib.SetPaths(rib.Update{Put: []rib.Path{{Prefix: borrowed, Announced: nexthop.Announce("tor", tor)}, {Prefix: whole, Announced: nexthop.Announce("tor", tor)}}})
 	tab.settle()
 	if got := routesOf(tab); slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "192.168.2.6/32") }) || !slices.Contains(got, "blackhole 192.168.1.0/26") {
 		t.Errorf("routes %v", got)
 	}
 	for _, p := range []netip.Prefix{borrowed, whole} {
-		cs := slices.DeleteFunc(tab.explain(p), func(c Candidate) bool { return c.Prefix != p || c.Source != SourceBGP })
+		cs := slices.DeleteFunc(tab.rib.Explain(p), func(c rib.Candidate) bool { return c.Prefix != p || c.Source != rib.SourceBGP })
 		if len(cs) != 1 || cs[0].Best || cs[0].Reason != "the prefix is this host's own" {
 			t.Errorf("%s: %+v", p, cs)
 		}
@@ -276,13 +276,26 @@ func TestOwnPrefixOfBGP(t *testing.T) {
 	}
 }
 
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+// learnedPath is a path with these next hops.
+func learnedPath(prefix string, hops ...string) rib.Path {
+	a := addrs(hops...)
+	return rib.Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce("tor", a[0], a[1:]...)}
+}
+
 // handedOver is what of the wish changed since it was last called.
 func handedOver(tab *table) ([]dataplane.Object, []dataplane.Key) {
-	put, del := tab.routeChanges()
-	put, del = slices.AppendSeq(put, maps.Values(tab.put)), slices.AppendSeq(del, maps.Keys(tab.del))
-	clear(tab.put)
-	clear(tab.del)
-	clear(tab.moved)
+	put, del := tab.rib.Changes()
+	put, del = slices.AppendSeq(put, maps.Values(tab.objects.Put)), slices.AppendSeq(del, maps.Keys(tab.objects.Del))
+	tab.objects.HandedOver()
+	tab.rib.HandedOver()
 	return put, del
 }
 
@@ -361,7 +374,7 @@ func TestMTU(t *testing.T) {
 	for e, want := range map[store.Encapsulation]int{
 		store.Direct: 1500, store.IPIP: 1480, store.VXLAN: 1450, store.IPIPCrossSubnet: 1480, store.VXLANCrossSubnet: 1450,
 	} {
-		if got := newTestTable(testCluster(e)...).mtu(dataplane.IPv4); got != want {
+		if got := newTestTable(testCluster(e)...).encap.MTU(dataplane.IPv4); got != want {
 			t.Errorf("%s: MTU = %d, want %d", e, got, want)
 		}
 	}
@@ -370,17 +383,8 @@ func TestMTU(t *testing.T) {
 	felix.Spec.VXLANMTU = &mtu
 	key := store.ResourceKey(store.KindFelixConfiguration, "default")
 	tab := newTestTable(append(testCluster(store.VXLAN), store.Event{Key: key, Object: store.Object{Key: key, Value: felix}})...)
-	if got := tab.mtu(dataplane.IPv4); got != mtu {
+	if got := tab.encap.MTU(dataplane.IPv4); got != mtu {
 		t.Errorf("MTU = %d, want the configured %d", got, mtu)
-	}
-}
-
-func TestHopIDCollision(t *testing.T) {
-	k := hopKey{pool: "pool", node: "node2", fam: dataplane.IPv4}
-	first := hopID(k, func(dataplane.NextHopID) bool { return false })
-	second := hopID(k, func(id dataplane.NextHopID) bool { return id == first })
-	if first == second || first < firstID || second < firstID {
-		t.Errorf("ids %d and %d: want two different ones of at least %d", first, second, firstID)
 	}
 }
 
@@ -391,7 +395,7 @@ func TestPathIndependence(t *testing.T) {
 		tab := newTable("node1")
 		kernel := map[dataplane.Key]dataplane.Object{}
 		state := map[store.Key]store.Event{}
-		paths := map[netip.Prefix]Path{}
+		paths := map[netip.Prefix]rib.Path{}
 		var under dataplane.Underlay
 		flush := func() {
 			tab.settle()
@@ -455,11 +459,11 @@ func TestPathIndependence(t *testing.T) {
 				nh := netip.MustParseAddr(rapid.SampledFrom([]string{"10.1.0.1", "10.1.0.12", "10.2.0.11", "10.9.9.9"}).Draw(rt, "next hop"))
 				if rapid.IntRange(0, 3).Draw(rt, "withdraw") == 0 {
 					delete(paths, p)
-					tab.setPaths(PathUpdate{Del: []netip.Prefix{p}})
+					tab.rib.SetPaths(rib.Update{Del: []netip.Prefix{p}})
 				} else {
 					named := rapid.SampledFrom([]int{0, 26, 27}).Draw(rt, "named")
-					paths[p] = Path{Prefix: p, Announced: nexthop.AnnounceNamed(named, "peer", nh)}
-					tab.setPaths(PathUpdate{Put: []Path{paths[p]}})
+					paths[p] = rib.Path{Prefix: p, Announced: nexthop.AnnounceNamed(named, "peer", nh)}
+					tab.rib.SetPaths(rib.Update{Put: []rib.Path{paths[p]}})
 				}
 			case 7:
 				u := rack()
@@ -481,7 +485,7 @@ func TestPathIndependence(t *testing.T) {
 		for _, ev := range state {
 			fresh.take(ev)
 		}
-		fresh.setPaths(PathUpdate{Reset: true, Put: slices.Collect(maps.Values(paths))})
+		fresh.rib.SetPaths(rib.Update{Reset: true, Put: slices.Collect(maps.Values(paths))})
 		fresh.settle()
 
 		want := map[dataplane.Key]dataplane.Object{}
@@ -499,34 +503,12 @@ func TestPathIndependence(t *testing.T) {
 	})
 }
 
-func FuzzBlockOrigins(f *testing.F) {
-	f.Add("192.168.0.0/26", 3, 0, "node2")
-	f.Add("fd00::/122", 63, 0, "node2")
-	f.Fuzz(func(t *testing.T, cidr string, ord, attr int, node string) {
-		if ord < 0 || ord > 1<<12 {
-			return
-		}
-		block, err := netip.ParsePrefix(cidr)
-		if err != nil || block != block.Masked() {
-			return // no key of a block has it
-		}
-		b := &store.Block{CIDR: cidr, Allocations: make([]*int, ord+1), Attributes: []store.Attribute{{Secondary: map[string]string{"node": node}}}}
-		b.Allocations[ord] = &attr
-		read, _ := cluster.NewBlock("", store.Object{Key: store.BlockKey(block), Value: b})
-		for p := range blockOrigins(read) {
-			if !block.Contains(p.Addr()) {
-				t.Errorf("block %s yields %s, which lies outside", cidr, p)
-			}
-		}
-	})
-}
-
 // TestIPv6PoolSaysSo: an IPv6 pool may be in the store, and is not passed off
 // as served.
 func TestIPv6PoolSaysSo(t *testing.T) {
 	tab := newTestTable(append(testCluster(store.VXLAN), poolEvent("six", "fd00:10::/48", store.Direct))...)
 	got := map[string]bool{}
-	for _, p := range tab.poolStatus() {
+	for _, p := range tab.encap.Status() {
 		got[p.Name] = p.Err == nil
 	}
 	if diff := cmp.Diff(map[string]bool{"pool": true, "six": false}, got); diff != "" {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
 )
@@ -72,17 +73,17 @@ func TestVTEPTheft(t *testing.T) {
 				if diff := cmp.Diff(want, render(tab)); diff != "" {
 					t.Errorf("%s: desired (-without the thief +with):\n%s", order, diff)
 				}
-				if got := tab.vteps.conflicts(tab.nodes); !slices.Equal(got, []string{tt.reason}) {
+				if got := tab.encap.Conflicts(); !slices.Equal(got, []string{tt.reason}) {
 					t.Errorf("%s: conflicts %q, want %q", order, got, tt.reason)
 				}
-				cs := tab.explain(block.Key.CIDR())
+				cs := tab.rib.Explain(block.Key.CIDR())
 				if len(cs) != 1 || cs[0].Best || cs[0].Reason != tt.reason {
 					t.Errorf("%s: candidates for the thief's block %+v, want one with %q", order, cs, tt.reason)
 				}
 				tab.take(nodeEvent(thief, "10.1.0.99/24", "", "192.168.9.1"))
 				tab.settle()
-				if !slices.Contains(routesOf(tab), "192.168.9.0/26 via 192.168.9.1 dev vxlan.calico") || len(tab.vteps.conflicts(tab.nodes)) > 0 {
-					t.Errorf("%s: with its own: routes %q, conflicts %q", order, routesOf(tab), tab.vteps.conflicts(tab.nodes))
+				if !slices.Contains(routesOf(tab), "192.168.9.0/26 via 192.168.9.1 dev vxlan.calico") || len(tab.encap.Conflicts()) > 0 {
+					t.Errorf("%s: with its own: routes %q, conflicts %q", order, routesOf(tab), tab.encap.Conflicts())
 				}
 			}
 		})
@@ -94,7 +95,7 @@ func TestVTEPTheft(t *testing.T) {
 func TestVTEPOfNobody(t *testing.T) {
 	tab := newTestTable(append(testCluster(store.VXLAN), nodeEvent("node9", "10.1.0.99/24", "", "192.168.2.1"), blockEvent("192.168.9.0/26", "node9", nil),
 		tunnelBlock("192.168.2.0/26", "renamed"))...)
-	conflicts := tab.vteps.conflicts(tab.nodes)
+	conflicts := tab.encap.Conflicts()
 	if len(conflicts) != 1 || !strings.Contains(conflicts[0], "nodes node2 and node9 both claim the VXLAN tunnel address 192.168.2.1") {
 		t.Errorf("conflicts %q", conflicts)
 	}
@@ -115,7 +116,7 @@ func TestNeverPlain(t *testing.T) {
 		t.Run(string(e), func(t *testing.T) {
 			tab := newTestTable(testCluster(e)...)
 			want := routesOf(tab)
-			tab.setPaths(PathUpdate{Put: []Path{learnedPath("192.168.3.0/26", "10.2.0.11")}})
+			tab.rib.SetPaths(rib.Update{Put: []rib.Path{learnedPath("192.168.3.0/26", "10.2.0.11")}})
 			tab.take(nodeEvent("node7", "192.168.3.9/32", "", ""))
 			tab.settle()
 			if diff := cmp.Diff(want, routesOf(tab)); diff != "" {
@@ -126,7 +127,7 @@ func TestNeverPlain(t *testing.T) {
 	// node3 loses its VTEP, and a ToR switch announces its block.
 	tab := newTestTable(testCluster(store.VXLAN)...)
 	tab.take(nodeEvent("node3", "10.2.0.11/24", "", ""))
-	tab.setPaths(PathUpdate{Put: []Path{learnedPath("192.168.3.0/26", "10.1.0.1")}})
+	tab.rib.SetPaths(rib.Update{Put: []rib.Path{learnedPath("192.168.3.0/26", "10.1.0.1")}})
 	tab.settle()
 	if routes := routesOf(tab); slices.ContainsFunc(routes, func(s string) bool { return strings.HasPrefix(s, "192.168.3.0/26") }) {
 		t.Errorf("a block without a VTEP goes in plain: %q", routes)

@@ -44,13 +44,17 @@ type simHost struct {
 	pending *store.NodeEncaps // taken from the core, not in the store yet
 	acked   store.Revision    // in the store, and the core was not told yet
 	last    store.NodeEncaps  // what the host published last, for who registers it again
+
+	// What was measured since the daemon started; delivery is nil: nobody probes.
+	reach    map[string]dataplane.Reach
+	delivery map[string][]dataplane.Delivery
 }
 
 // simKernel is a kernel that does one thing at a time. It implements
 // dataplane.Sink.
 type simKernel struct {
 	want, have map[dataplane.Key]dataplane.Object
-	refuse     set[dataplane.Encap]
+	refuse     map[dataplane.Encap]struct{}
 	writes     int
 	rev        dataplane.Revision
 }
@@ -269,7 +273,7 @@ func newWorld(n int, encap store.Encapsulation, strict bool) *world {
 		h := &simHost{
 			name: fmt.Sprintf("node%d", i+1), i: i, strict: strict,
 			kernel: &simKernel{
-				want: map[dataplane.Key]dataplane.Object{}, have: map[dataplane.Key]dataplane.Object{}, refuse: set[dataplane.Encap]{},
+				want: map[dataplane.Key]dataplane.Object{}, have: map[dataplane.Key]dataplane.Object{}, refuse: map[dataplane.Encap]struct{}{},
 			},
 		}
 		w.hosts = append(w.hosts, h)
@@ -326,7 +330,8 @@ func (w *world) start(h *simHost) {
 	h.offers = h.core.publications.subscribe(context.Background())
 	h.pending, h.acked = nil, 0
 	h.l = &loop{table: newTable(h.name), bgpSynced: true, storeSynced: true, unsure: map[dataplane.Key]struct{}{}, probes: time.NewTimer(gather)}
-	h.l.unsupported = map[dataplane.Encap]error{}
+	h.reach, h.delivery = map[string]dataplane.Reach{}, nil
+	h.l.encap.SetUnsupported(nil)
 	h.l.setUnderlay(h.underlay())
 	for _, k := range slices.SortedFunc(maps.Keys(w.now), func(a, b store.Key) int { return slices.Compare([]byte(a.String()), []byte(b.String())) }) {
 		h.l.take(w.now[k])
@@ -368,6 +373,21 @@ func (h *simHost) turn() {
 	}
 }
 
+// setReach measures the underlay to a peer.
+func (h *simHost) setReach(peer string, r dataplane.Reach) {
+	h.reach[peer] = r
+	h.l.encap.SetReach(dataplane.IPv4, map[string]dataplane.Reach{peer: r})
+}
+
+// setDelivery is what probes find of the tunnels to a peer.
+func (h *simHost) setDelivery(peer string, list ...dataplane.Delivery) {
+	if h.delivery == nil {
+		h.delivery = map[string][]dataplane.Delivery{}
+	}
+	h.delivery[peer] = list
+	h.l.encap.SetDelivery(dataplane.IPv4, map[string][]dataplane.Delivery{peer: list})
+}
+
 // learn takes in the next change of the store.
 func (w *world) learn(h *simHost) bool {
 	if h.cursor == len(w.log) {
@@ -404,7 +424,7 @@ func (h *simHost) tell() bool {
 	if h.acked == 0 {
 		return false
 	}
-	h.l.written(h.acked)
+	h.l.encap.Written(h.acked)
 	h.acked = 0
 	h.turn()
 	return true

@@ -105,6 +105,11 @@ func TestDependencies(t *testing.T) {
 			"the copy of the cluster is the same whichever datastore is behind it, and knows none of its readers",
 		},
 		{
+			"./control/encap",
+			[]string{module + "control/rib", module + "control/vrouter", module + "control/bgp", "os/exec"},
+			"how packets travel between hosts does not depend on the routes that lead there",
+		},
+		{
 			"./control/vrouter",
 			[]string{"go.etcd.io", "github.com/osrg/gobgp", "github.com/vishvananda", "github.com/mdlayher", "os/exec"},
 			"the core decides and does no I/O",

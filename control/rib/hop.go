@@ -1,4 +1,4 @@
-package vrouter
+package rib
 
 import (
 	"fmt"
@@ -6,24 +6,26 @@ import (
 	"net/netip"
 	"unique"
 
+	"github.com/routerd/routerd/control/desired"
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 )
 
 // hopKey is the identity of a next-hop object: a node as reached for the
 // prefixes of one pool, or what BGP named, one gateway or a group of them.
 type hopKey struct {
-	pool, node string
-	hops       nexthop.Set
-	fam        dataplane.Family
+	encap.Key // of what BGP named the family alone
+	hops      nexthop.Set
 	// rekeyed is the number of a group that stays in use for what it has become
-	// (see [table.rekey]); 0 otherwise.
+	// (see [nextHops.rekey]); 0 otherwise.
 	rekeyed dataplane.NextHopID
 }
 
 // hopKeyVia is the identity of a gateway that BGP named.
 func hopKeyVia(a netip.Addr) hopKey {
-	return hopKey{hops: nexthop.SetOf(a), fam: dataplane.FamilyOf(a)}
+	return hopKey{Key: encap.Key{Family: dataplane.FamilyOf(a)}, hops: nexthop.SetOf(a)}
 }
 
 // learned reports whether the key names what BGP did.
@@ -39,7 +41,7 @@ func (k hopKey) String() string {
 	case k.learned():
 		return "via " + k.hops.Join("")
 	}
-	return fmt.Sprintf("%s %s for pool %s", k.fam, k.node, k.pool)
+	return fmt.Sprintf("%s %s for pool %s", k.Family, k.Node, k.Pool)
 }
 
 // firstID keeps our numbers apart from the small ones that people and other
@@ -52,7 +54,7 @@ const firstID = 1 << 24
 func hopID(k hopKey, taken func(dataplane.NextHopID) bool) dataplane.NextHopID {
 	h := fnv.New32a()
 	// Writing to a hash never fails.
-	fmt.Fprintf(h, "%s\x00%s\x00%s\x00%d", k.pool, k.node, k.hops.Single(), k.fam) //nolint:errcheck // hash.Hash never returns an error
+	fmt.Fprintf(h, "%s\x00%s\x00%s\x00%d", k.Pool, k.Node, k.hops.Single(), k.Family) //nolint:errcheck // hash.Hash never returns an error
 	if k.group() {
 		fmt.Fprintf(h, "\x00%s", k.hops.Join(" ")) //nolint:errcheck // as above
 	}
@@ -63,62 +65,42 @@ func hopID(k hopKey, taken func(dataplane.NextHopID) bool) dataplane.NextHopID {
 	return id
 }
 
-// plan is how a next hop is reached: the driver and the objects it takes.
-type plan struct {
-	driver string
-	objs   []dataplane.Object
-	hop    dataplane.NextHop
-	mtu    uint32 // of the routes; 0: the device's
-	err    error
-}
-
-// planHop asks the driver. It is a pure function of the table's inputs.
-func (n *nextHops) planHop(k hopKey, id dataplane.NextHopID) plan {
+// planHop asks the driver. It is a pure function of what the core knows.
+func (n *nextHops) planHop(k hopKey, id dataplane.NextHopID) encap.Plan {
 	switch {
 	case k.group():
 		return n.planGroup(k)
 	case k.learned():
 		return n.planVia(k.hops.Single(), id)
 	}
-	return n.sender.planNode(k, id)
+	return n.planner.Plan(k.Key, id)
 }
 
 // planVia is the plan for a gateway that BGP named, resolved through the
 // underlay. The family of the packets does not matter: IPv4 goes to IPv6
 // gateways too (RFC 8950), and the reverse is refused before.
-func (n *nextHops) planVia(a netip.Addr, id dataplane.NextHopID) plan {
-	pl := plan{driver: dataplane.DriverDirect}
+func (n *nextHops) planVia(a netip.Addr, id dataplane.NextHopID) encap.Plan {
+	pl := encap.Plan{Driver: dataplane.DriverDirect}
 	if n.down[a] {
-		pl.err = errDown
+		pl.Err = errDown
 		return pl
 	}
-	gw, link, err := n.resolve(a)
+	gw, link, err := n.network.Resolve(a)
 	if err != nil {
-		pl.err = err
+		pl.Err = err
 		return pl
 	}
-	pl.hop = dataplane.NextHop{ID: id, Link: link, Gateway: gw, OnLink: true}
-	pl.objs = []dataplane.Object{pl.hop}
-	return pl
-}
-
-func planWith(d dataplane.Driver, h dataplane.Host, p dataplane.Peer) plan {
-	objs, err := d.Peer(h, p)
-	pl := plan{driver: d.Name(), objs: objs, err: err}
-	for _, o := range objs {
-		if nh, ok := o.(dataplane.NextHop); ok {
-			pl.hop = nh
-		}
-	}
+	pl.Hop = dataplane.NextHop{ID: id, Link: link, Gateway: gw, OnLink: true}
+	pl.Objects = []dataplane.Object{pl.Hop}
 	return pl
 }
 
 // nextHops are the next hops in use. It is for the rib alone, which says what
 // is in use.
 type nextHops struct {
-	*network
-	*objects
-	sender *sender // plans next hops that are nodes
+	network *topology.Network
+	objects *desired.Objects
+	planner *encap.Planner // of next hops that are nodes
 
 	hops      map[hopKey]*hop
 	ids       map[dataplane.NextHopID]hopKey
@@ -128,9 +110,9 @@ type nextHops struct {
 	usableNow map[hopKey][]hopKey // usable members, of this round of choosing
 }
 
-func newNextHops(n *network, s *sender, o *objects) *nextHops {
+func newNextHops(n *topology.Network, p *encap.Planner, o *desired.Objects) *nextHops {
 	return &nextHops{
-		network: n, objects: o, sender: s,
+		network: n, objects: o, planner: p,
 		hops: map[hopKey]*hop{}, ids: map[dataplane.NextHopID]hopKey{}, stale: map[hopKey]bool{}, down: map[netip.Addr]bool{}, turned: set[hopKey]{},
 		usableNow: map[hopKey][]hopKey{},
 	}
@@ -141,7 +123,7 @@ type hop struct {
 	key     hopKey
 	id      dataplane.NextHopID
 	refs    int // routes, and groups that it is a member of
-	plan    plan
+	plan    encap.Plan
 	members []hopKey                      // of a group: those that can be used
 	routes  map[unique.Handle[hopKey]]int // of a group: its routes, by what they desire
 }
@@ -158,8 +140,8 @@ func (n *nextHops) acquireHop(k hopKey) *hop {
 		} else {
 			h.plan = n.planHop(k, h.id)
 		}
-		for _, o := range h.plan.objs {
-			n.acquire(o)
+		for _, o := range h.plan.Objects {
+			n.objects.Acquire(o)
 		}
 	}
 	h.refs++
@@ -171,8 +153,8 @@ func (n *nextHops) releaseHop(k hopKey) {
 	if h.refs--; h.refs > 0 {
 		return
 	}
-	for _, o := range h.plan.objs {
-		n.release(o)
+	for _, o := range h.plan.Objects {
+		n.objects.Release(o)
 	}
 	delete(n.hops, k)
 	delete(n.ids, h.id)
@@ -196,22 +178,16 @@ func (n *nextHops) refreshHop(k hopKey) bool {
 		return n.refreshGroup(h)
 	}
 	p := n.planHop(k, h.id)
-	if p.err != nil {
+	if p.Err != nil {
 		return false
 	}
-	old := h.plan.objs
+	n.objects.Swap(h.plan.Objects, p.Objects)
 	h.plan = p
-	for _, o := range p.objs {
-		n.acquire(o)
-	}
-	for _, o := range old {
-		n.release(o)
-	}
 	return true
 }
 
 // usable returns the plan for k without making it.
-func (n *nextHops) usable(k hopKey) plan {
+func (n *nextHops) usable(k hopKey) encap.Plan {
 	if h, ok := n.hops[k]; ok && !n.stale[k] {
 		return h.plan
 	}
@@ -229,12 +205,24 @@ func (n *nextHops) refresh(k hopKey) {
 	}
 }
 
-// tidy forgets of next hops that are no longer in use that they could not be
+// Tidy forgets of next hops that are no longer in use that they could not be
 // used.
-func (n *nextHops) tidy() {
+func (n *nextHops) Tidy() {
 	for k := range n.stale {
 		if _, ok := n.hops[k]; !ok {
 			delete(n.stale, k)
 		}
 	}
+}
+
+// resolution is how the underlay reaches a next hop.
+type resolution struct {
+	gateway netip.Addr
+	link    string
+	ok      bool
+}
+
+func (n *nextHops) resolution(a netip.Addr) resolution {
+	gw, link, err := n.network.Resolve(a)
+	return resolution{gw, link, err == nil}
 }

@@ -1,15 +1,18 @@
-package vrouter
+package rib
 
 import (
 	"net/netip"
 	"slices"
 
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/store"
 )
 
-// setPaths applies a step of BGP's best paths.
-func (r *rib) setPaths(u PathUpdate) {
+// SetPaths applies a step of BGP's best paths.
+func (r *RIB) SetPaths(u Update) {
 	if u.Reset {
 		keep := make(set[netip.Prefix], len(u.Put))
 		for _, p := range u.Put {
@@ -24,7 +27,7 @@ func (r *rib) setPaths(u PathUpdate) {
 	for _, p := range u.Del {
 		r.forgetPath(p)
 	}
-	r.setDown(u.Down, nil)
+	r.SetDown(u.Down, nil)
 	r.up = append(r.up, u.Up...)
 	for _, p := range u.Put {
 		if r.putPath(p) {
@@ -33,16 +36,29 @@ func (r *rib) setPaths(u PathUpdate) {
 	}
 }
 
-func (r *rib) forgetPath(p netip.Prefix) {
+func (r *RIB) forgetPath(p netip.Prefix) {
 	if r.deletePath(p) {
 		r.dirty[p] = struct{}{}
+	}
+}
+
+// SetUnderlay follows a new snapshot of the network around the host, which set applies.
+func (r *RIB) SetUnderlay(set func()) {
+	before := r.resolutions()
+	set()
+	for a, was := range before {
+		if now := r.resolution(a); now != was {
+			// Another gateway is one object replaced, and so is a group that lost a
+			// member; one that came up or went down is a choice for every prefix behind it.
+			r.followNextHop(a, now.ok != was.ok)
+		}
 	}
 }
 
 // resolutions says how each next hop is reached that BGP names, or that is in
 // use still by routes which are to be chosen anew: until then others would take
 // it for as usable as it was.
-func (r *rib) resolutions() map[netip.Addr]resolution {
+func (r *RIB) resolutions() map[netip.Addr]resolution {
 	out := make(map[netip.Addr]resolution, len(r.hopsOf))
 	for a := range r.hopsOf {
 		out[a] = r.resolution(a)
@@ -58,16 +74,16 @@ func (r *rib) resolutions() map[netip.Addr]resolution {
 // refreshNode brings all that depends on a node up to date: its next hops in
 // place where they stay usable, and its prefixes anew where that may have
 // changed.
-func (r *rib) refreshNode(name string) {
-	for _, p := range r.pools {
-		r.refresh(hopKey{pool: p.Name, node: name, fam: familyOf(p)})
+func (r *RIB) refreshNode(name string) {
+	for _, p := range r.pools.ByName {
+		r.refresh(hopKey{Key: encap.Key{Pool: p.Name, Node: name, Family: p.Family()}})
 	}
 	for _, p := range r.byNode[name] {
 		if !r.wellRouted(p, name) {
 			r.dirty[p] = struct{}{}
 		}
 	}
-	n := r.nodes[name]
+	n := r.nodes.ByName[name]
 	if n == nil {
 		return
 	}
@@ -84,14 +100,14 @@ func (r *rib) refreshNode(name string) {
 
 // wellRouted reports whether a prefix has a route to a node as the forwarding
 // path to it is now.
-func (r *rib) wellRouted(p netip.Prefix, name string) bool {
+func (r *RIB) wellRouted(p netip.Prefix, name string) bool {
 	c, ok := r.routes[p]
-	return ok && c.on != nil && c.on.key.node == name && !r.stale[c.on.key] && c.mtu == c.on.plan.mtu
+	return ok && c.on != nil && c.on.key.Node == name && !r.stale[c.on.key] && c.mtu == c.on.plan.MTU
 }
 
-// markWithin marks what lies inside a pool; a prefix that is not valid: all.
+// MarkWithin marks what lies inside a pool; a prefix that is not valid: all.
 // Pools change rarely, so this may look at everything.
-func (r *rib) markWithin(cidr netip.Prefix) {
+func (r *RIB) MarkWithin(cidr netip.Prefix) {
 	within := func(p netip.Prefix) bool {
 		return !cidr.IsValid() || cidr.Bits() <= p.Bits() && cidr.Contains(p.Addr())
 	}
@@ -107,9 +123,17 @@ func (r *rib) markWithin(cidr netip.Prefix) {
 	}
 }
 
+// SetBlock replaces a block; nil: there is none any more.
+func (r *RIB) SetBlock(key store.Key, b *cluster.Block) {
+	for _, p := range r.setBlock(key, b) {
+		r.dirty[p] = struct{}{}
+		r.markParts(p)
+	}
+}
+
 // markParts marks what BGP says of parts of a block: whether it counts depends on who
 // holds the block. Blocks are small, and there may be a million paths.
-func (r *rib) markParts(block netip.Prefix) {
+func (r *RIB) markParts(block netip.Prefix) {
 	free := block.Addr().BitLen() - block.Bits()
 	if free > maxBlockBits || len(r.paths) < 2<<free {
 		for p := range r.paths {
@@ -129,9 +153,13 @@ func (r *rib) markParts(block netip.Prefix) {
 	}
 }
 
-// markAround marks what depends on whether and how a node has an address:
-// paths with that next hop, and prefixes in which it lies.
-func (r *rib) markAround(a netip.Addr) {
+// MarkAround marks what depends on whether and how a node has an address:
+// paths with that next hop, prefixes in which it lies, and as whether a pool lies over
+// the hosts' network counts for all of its prefixes, these.
+func (r *RIB) MarkAround(a netip.Addr) {
+	if pool, ok := r.pools.Of(topology.Single(a)); ok {
+		r.MarkWithin(r.pools.ByName[pool].CIDR)
+	}
 	r.markNextHop(a)
 	for bits := range a.BitLen() + 1 {
 		p := netip.PrefixFrom(a, bits).Masked()
@@ -148,9 +176,9 @@ func (r *rib) markAround(a netip.Addr) {
 // the prefix would take hosts off the network: where the pool lies over the hosts'
 // network. A single Node with an address in a pool that lies apart from it is wrong
 // itself: it must not take the workloads of another's block out of their tunnel.
-func (r *rib) covered(p netip.Prefix, poolName string) (node string, a netip.Addr, ok bool) {
-	for node, a := range r.nodesWithin(p) {
-		if pool := r.pools[poolName]; node == r.self || pool == nil || r.overHosts(pool.CIDR) {
+func (r *RIB) covered(p netip.Prefix, poolName string) (node string, a netip.Addr, ok bool) {
+	for node, a := range r.nodes.Within(p) {
+		if pool := r.pools.ByName[poolName]; node == r.nodes.Self || pool == nil || r.overHosts(pool.CIDR) {
 			return node, a, true
 		}
 	}
@@ -159,24 +187,24 @@ func (r *rib) covered(p netip.Prefix, poolName string) (node string, a netip.Add
 
 // overHosts reports whether a pool's range lies over the hosts' network: over what the
 // underlay has a route to besides the default one, or over several nodes' addresses.
-func (r *rib) overHosts(cidr netip.Prefix) bool {
+func (r *RIB) overHosts(cidr netip.Prefix) bool {
 	nodes := 0
-	for node := range r.nodesWithin(cidr) {
-		if nodes++; node == r.self || nodes > 1 {
+	for node := range r.nodes.Within(cidr) {
+		if nodes++; node == r.nodes.Self || nodes > 1 {
 			return true
 		}
 	}
-	for _, u := range r.underlayRoutes.Subnets(cidr) {
+	for u := range r.network.RoutesWithin(cidr) {
 		if u.Prefix.Bits() > 0 {
 			return true
 		}
 	}
-	u, ok := r.underlayRoutes.Lookup(cidr.Addr())
+	u, ok := r.network.RouteTo(cidr.Addr())
 	return ok && u.Prefix.Bits() > 0
 }
 
-// setDown notes next hops that must not be used, and those that may again.
-func (r *rib) setDown(down, up []netip.Addr) {
+// SetDown notes next hops that must not be used, and those that may again.
+func (r *RIB) SetDown(down, up []netip.Addr) {
 	for _, a := range down {
 		r.up = slices.DeleteFunc(r.up, func(u netip.Addr) bool { return u == a })
 		if !r.down[a] {
@@ -194,7 +222,7 @@ func (r *rib) setDown(down, up []netip.Addr) {
 
 // followNextHop brings up to date what uses a next hop that changed. With
 // turned it came up or went down.
-func (r *rib) followNextHop(a netip.Addr, turned bool) {
+func (r *RIB) followNextHop(a netip.Addr, turned bool) {
 	via := hopKeyVia(a)
 	r.refresh(via)
 	for k := range r.groupsOf(a) {
@@ -212,19 +240,21 @@ func (r *rib) followNextHop(a netip.Addr, turned bool) {
 	}
 }
 
-func (r *rib) markNextHop(a netip.Addr) {
+func (r *RIB) markNextHop(a netip.Addr) {
 	for _, k := range r.hopsOf[a] {
 		r.turned[k] = struct{}{}
 	}
 }
 
-// markAll marks every prefix.
-func (r *rib) markAll() { r.markWithin(netip.Prefix{}) }
+// MarkAll marks every prefix.
+func (r *RIB) MarkAll() { r.MarkWithin(netip.Prefix{}) }
 
-// follow brings up to date what depends on some nodes, and with followAll every
-// next hop.
-func (r *rib) follow(nodes set[string]) {
-	if r.followAll {
+// FollowAll has the next [RIB.Follow] bring every next hop up to date.
+func (r *RIB) FollowAll() { r.followAll = true }
+
+// Follow brings up to date what depends on some nodes, and with all every next hop.
+func (r *RIB) Follow(nodes map[string]struct{}, all bool) {
+	if r.followAll || all {
 		for k := range r.hops {
 			r.refresh(k)
 		}
@@ -235,12 +265,23 @@ func (r *rib) follow(nodes set[string]) {
 	}
 }
 
-// refreshPool brings the next hops up to date by which nodes are reached for a
+// RefreshPool brings the next hops up to date by which nodes are reached for a
 // pool.
-func (r *rib) refreshPool(name string) {
+func (r *RIB) RefreshPool(name string) {
 	for k := range r.hops {
-		if k.pool == name {
+		if k.Pool == name {
 			r.refresh(k)
 		}
 	}
+}
+
+// UseAgain lets gateways be used again of which the withdrawals before have been chosen for.
+// It reports whether there are any.
+func (r *RIB) UseAgain() bool {
+	if len(r.up) == 0 {
+		return false
+	}
+	r.SetDown(nil, r.up)
+	r.up = nil
+	return true
 }

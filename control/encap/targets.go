@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"cmp"
@@ -20,13 +20,13 @@ func newProbeTargets(s *sender) *probeTargets {
 	return &probeTargets{sender: s, targeted: map[string][]dataplane.ProbeTarget{}, usual: map[dataplane.Family]dataplane.Encap{}}
 }
 
-// targets lists what is to be measured, by node and family, each underlay
+// Targets lists what is to be measured, by node and family, each underlay
 // before its tunnels. It reports whether that changed since it was asked last.
-func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
+func (t *probeTargets) Targets() ([]dataplane.ProbeTarget, bool) {
 	for _, f := range families() {
 		if usual := t.usualEncap(f); usual != t.usual[f] {
 			t.usual[f] = usual
-			for name := range t.nodes {
+			for name := range t.nodes.ByName {
 				t.retarget[name] = struct{}{}
 			}
 		}
@@ -44,7 +44,7 @@ func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
 			t.targeted[name] = now
 		}
 	}
-	emptied(&t.retarget)
+	t.retarget = set[string]{}
 	if !changed {
 		return nil, false
 	}
@@ -61,15 +61,19 @@ func (t *probeTargets) targets() ([]dataplane.ProbeTarget, bool) {
 	return out, true
 }
 
+// Retargeted reports whether what is to be measured may have changed since
+// [probeTargets.Targets] was asked last.
+func (t *probeTargets) Retargeted() bool { return len(t.retarget) > 0 }
+
 // usualEncap is the encapsulation, without a VNI, that some pool uses towards
 // some peers at least: peers that are sent plain packets are probed in it. VXLAN
 // goes before IPIP, for it has ports.
 func (e *ends) usualEncap(f dataplane.Family) dataplane.Encap {
 	var usual dataplane.Encap
-	for _, p := range e.pools {
+	for _, p := range e.pools.ByName {
 		switch p.Encap {
 		case store.VXLAN, store.VXLANCrossSubnet:
-			return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: f, Port: e.settings.port}
+			return dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: f, Port: e.pools.Settings.Port}
 		case store.IPIP, store.IPIPCrossSubnet:
 			usual = dataplane.Encap{Driver: dataplane.DriverIPIP, Outer: f}
 		case store.Direct:
@@ -80,34 +84,34 @@ func (e *ends) usualEncap(f dataplane.Family) dataplane.Encap {
 
 // targetsOf lists what is to be measured towards a node, by family.
 func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
-	n := t.nodes[name]
+	n := t.nodes.ByName[name]
 	if n == nil {
 		return nil
 	}
 	tunnels := map[dataplane.Family][]dataplane.ProbeTarget{}
-	for _, p := range t.pools {
-		k := hopKey{pool: p.Name, node: name, fam: familyOf(p)}
-		w := t.forwardingPaths[k]
-		h, ok := t.hosts[w.outer]
+	for _, p := range t.pools.ByName {
+		k := Key{p.Name, name, p.Family()}
+		w := t.paths[k]
+		h, ok := t.hosts[w.Outer]
 		if !ok {
 			continue
 		}
 		base := dataplane.ProbeTarget{
-			Node: name, Family: w.outer, Uplink: h.Uplink, Local: h.Addr, Registered: n.Addr.Of(w.outer).Addr(), Encap: t.usual[w.outer],
+			Node: name, Family: w.Outer, Uplink: h.Uplink, Local: h.Addr, Registered: n.Addr.Of(w.Outer).Addr(), Encap: t.usual[w.Outer],
 		}
-		if a := n.Public.Of(w.outer); a != base.Registered {
+		if a := n.Public.Of(w.Outer); a != base.Registered {
 			base.Public = a
 		}
-		list := tunnels[w.outer]
+		list := tunnels[w.Outer]
 		if list == nil {
 			list = append(list, base)
 		}
-		for _, f := range []dataplane.Encap{w.encap, w.wanted} {
+		for _, f := range []dataplane.Encap{w.Encap, w.Wanted} {
 			if tg := base; t.tunnel(&tg, k, w, f) {
 				list = append(list, tg)
 			}
 		}
-		tunnels[w.outer] = list
+		tunnels[w.Outer] = list
 	}
 	var out []dataplane.ProbeTarget
 	for _, f := range families() {
@@ -139,24 +143,24 @@ func sortTargets(underlay dataplane.ProbeTarget, tunnels []dataplane.ProbeTarget
 // tunnel makes tg a tunnel to a node. It reports false where there is nothing
 // to probe: plain packets, and encapsulations that one of the two ends does not
 // accept.
-func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k hopKey, w forwardingPath, f dataplane.Encap) bool {
-	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !canAccept(t.nodes[k.node].Encaps, f) {
+func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k Key, w Path, f dataplane.Encap) bool {
+	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !canAccept(t.nodes.ByName[k.Node].Encaps, f) {
 		return false
 	}
-	h, p := t.pathEnds(k, w.outer, f, 0)
+	h, p := t.pathEnds(k, w.Outer, f, 0)
 	objs, err := driverOf(f).Host(h)
 	if err != nil {
 		return false
 	}
-	tun := dataplane.ProbeTunnel{Inner: k.fam, InUse: w.encap == f, Local: h.VXLANAddr, Peer: p.VXLANAddr}
+	tun := dataplane.ProbeTunnel{Inner: k.Family, InUse: w.Encap == f, Local: h.VXLANAddr, Peer: p.VXLANAddr}
 	for _, o := range objs {
 		if l, ok := o.(dataplane.Link); ok {
 			tun.Link, tun.MTU = l.Name, l.MTU
 		}
 	}
-	gateway := planWith(driverOf(f), h, p).hop.Gateway
+	gateway := planWith(driverOf(f), h, p).Hop.Gateway
 	switch {
-	case f.Driver == dataplane.DriverIPIP && w.outer == dataplane.IPv4:
+	case f.Driver == dataplane.DriverIPIP && w.Outer == dataplane.IPv4:
 		// Without a route, the kernel takes the inner destination as that of the
 		// outer header: so it is the peer's own address.
 		tun.Local, tun.Peer = tg.Local.Addr(), tg.Registered
@@ -164,8 +168,8 @@ func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k hopKey, w forwardingP
 			tun.Skip = "IPIP to a host behind NAT is not measured"
 		}
 	case f.Driver == dataplane.DriverIPIP:
-		tun.Local, tun.Peer, tun.Gateway = h.IPIPAddr, t.nodes[k.node].IPIPAddr.Of(k.fam), gateway
-	case k.fam == dataplane.IPv6:
+		tun.Local, tun.Peer, tun.Gateway = h.IPIPAddr, t.nodes.ByName[k.Node].IPIPAddr.Of(k.Family), gateway
+	case k.Family == dataplane.IPv6:
 		tun.Gateway = gateway
 	}
 	tg.Encap, tg.Tunnel = f, tun

@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"errors"
@@ -90,7 +90,7 @@ func TestDecide(t *testing.T) {
 				ch.moved = []dataplane.Encap{encap(t, tt.moved)}
 			}
 			d := ch.decide()
-			if d.target != encap(t, tt.target) || d.encap != encap(t, tt.encap) || !strings.Contains(d.reason, tt.reason) || (d.reason == "") != (tt.reason == "") {
+			if d.Target != encap(t, tt.target) || d.Encap != encap(t, tt.encap) || !strings.Contains(d.Reason, tt.reason) || (d.Reason == "") != (tt.reason == "") {
 				t.Errorf("%+v, want target %s, form %s, reason with %q", d, tt.target, tt.encap, tt.reason)
 			}
 		})

@@ -1,11 +1,35 @@
-package vrouter
+package rib
 
 import (
 	"net/netip"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 )
+
+// Path is the best path that BGP has for a prefix.
+type Path struct {
+	Prefix netip.Prefix
+	nexthop.Announced
+}
+
+// Update is a step of BGP's best paths.
+type Update struct {
+	Reset bool // what was known before is void: Put is all there is
+	Put   []Path
+	Del   []netip.Prefix
+
+	// Down names next hops to which nothing is to be sent any more, though the
+	// withdrawals of the paths are still to come; Up those that may be used
+	// again. Down counts before the paths of the same update, Up after them.
+	Down, Up []netip.Addr
+
+	// Synced says that the peers have announced all they know, so that what the
+	// previous run left in the kernel may be swept.
+	Synced bool
+}
 
 // learned are the prefixes for which BGP names one next hop, or one set of
 // them. With full tables there are a few of these for hundreds of thousands of
@@ -22,9 +46,9 @@ type learned struct {
 // learnedKey is the identity of the next hop or hops that BGP names for p. One
 // next hop is the same for prefixes of both families.
 func learnedKey(p netip.Prefix, a nexthop.Announced) hopKey {
-	k := hopKey{hops: a.Value().Hops, fam: dataplane.FamilyOf(p.Addr())}
+	k := hopKey{Key: encap.Key{Family: dataplane.FamilyOf(p.Addr())}, hops: a.Value().Hops}
 	if via := k.hops.Single(); via.IsValid() {
-		k.fam = dataplane.FamilyOf(via)
+		k.Family = dataplane.FamilyOf(via)
 	}
 	return k
 }
@@ -33,11 +57,11 @@ func learnedKey(p netip.Prefix, a nexthop.Announced) hopKey {
 type learnedPaths struct {
 	paths  map[netip.Prefix]nexthop.Announced
 	byHop  map[hopKey]*learned
-	hopsOf index[netip.Addr, hopKey] // gateway → the keys of byHop that have it
+	hopsOf topology.Index[netip.Addr, hopKey] // gateway → the keys of byHop that have it
 }
 
 func newLearnedPaths() *learnedPaths {
-	return &learnedPaths{paths: map[netip.Prefix]nexthop.Announced{}, byHop: map[hopKey]*learned{}, hopsOf: index[netip.Addr, hopKey]{}}
+	return &learnedPaths{paths: map[netip.Prefix]nexthop.Announced{}, byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
 }
 
 // putPath reports whether the path is new.
@@ -57,7 +81,7 @@ func (l *learnedPaths) putPath(p Path) bool {
 		at = &learned{prefixes: set[netip.Prefix]{}}
 		l.byHop[k] = at
 		for a := range k.hops.All() {
-			l.hopsOf.add(a, k)
+			l.hopsOf.Add(a, k)
 		}
 	}
 	at.prefixes[p.Prefix] = struct{}{}
@@ -83,6 +107,6 @@ func (l *learnedPaths) leave(k hopKey, p netip.Prefix) {
 	}
 	delete(l.byHop, k)
 	for a := range k.hops.All() {
-		l.hopsOf.remove(a, k)
+		l.hopsOf.Remove(a, k)
 	}
 }

@@ -1,4 +1,4 @@
-package vrouter
+package rib
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"github.com/gaissmai/bart"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/store"
 )
 
@@ -122,5 +123,30 @@ func errPlain(pool string) error {
 	return fmt.Errorf("pool %s asks for a tunnel, and the next hop is no node to which one leads", pool)
 }
 
-// single is the prefix of one address.
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+// origin says why the store wants a prefix to go to a node.
+type origin struct {
+	node     string
+	borrowed bool // a single address within another node's block
+}
+
+// maxBlockBits is the size of the largest block that a pool may have: /20 and
+// /116, as Calico's validation has it. A larger one would let a single wrong
+// key of the store take all of a host's traffic.
+const maxBlockBits = 12
+
+// blockOrigins returns what a block says about who has which prefix: the block
+// as a whole for the node that holds it, and each address that another node
+// borrowed from it.
+func blockOrigins(b *cluster.Block) map[netip.Prefix]origin {
+	if b == nil || b.CIDR.Addr().BitLen()-b.CIDR.Bits() > maxBlockBits {
+		return nil
+	}
+	out := make(map[netip.Prefix]origin, 1+len(b.Borrowed))
+	if b.Holder != "" {
+		out[b.CIDR] = origin{node: b.Holder}
+	}
+	for _, g := range b.Borrowed {
+		out[topology.Single(g.Addr)] = origin{node: g.Node, borrowed: true}
+	}
+	return out
+}

@@ -1,19 +1,10 @@
-package vrouter
+package encap
 
 import (
-	"context"
 	"maps"
 
 	"github.com/routerd/routerd/dataplane"
 )
-
-// WorkloadMTU says how large packets this host's workloads of a family send at
-// most, in bytes. A tunnel that takes less is not used before they are
-// lowered, and its device not lowered; see [Core.MTU]. Before the first call
-// workloads are taken to follow at once.
-func (c *Core) WorkloadMTU(ctx context.Context, f dataplane.Family, mtu int) error {
-	return c.post(ctx, func(l *loop) { l.setWorkloadMTU(f, mtu) })
-}
 
 // Unsupported says why this kernel has no device for a driver over a family of
 // the underlay.
@@ -23,20 +14,20 @@ type Unsupported struct {
 	Err    error
 }
 
-// Unsupported says all that this kernel has no devices for. It is published,
+// SetUnsupported notes all that this kernel has no devices for. It is published,
 // so that a change to such a mode can be refused before it is begun. Before the
 // first call what was published stays.
-func (c *Core) Unsupported(ctx context.Context, list []Unsupported) error {
-	return c.post(ctx, func(l *loop) {
-		l.unsupported = map[dataplane.Encap]error{}
-		for _, u := range list {
-			l.unsupported[dataplane.Encap{Driver: u.Driver, Outer: u.Outer}] = u.Err
-		}
-	})
+func (p *Planner) SetUnsupported(list []Unsupported) {
+	p.unsupported = map[dataplane.Encap]error{}
+	for _, u := range list {
+		p.unsupported[dataplane.Encap{Driver: u.Driver, Outer: u.Outer}] = u.Err
+	}
 }
 
-// setReach applies what was measured of the underlay towards some peers in a family.
-func (s *sender) setReach(f dataplane.Family, peers map[string]dataplane.Reach) {
+// SetReach applies what was measured of the underlay in one of its families, by node
+// name, for the nodes that are named; the zero value says that nothing is known of a
+// node any more.
+func (s *sender) SetReach(f dataplane.Family, peers map[string]dataplane.Reach) {
 	if s.reach[f] == nil {
 		s.reach[f] = map[string]dataplane.Reach{}
 	}
@@ -51,8 +42,12 @@ func (s *sender) setReach(f dataplane.Family, peers map[string]dataplane.Reach) 
 	}
 }
 
-// setDelivery applies what probes through tunnels found of some peers in a family.
-func (s *sender) setDelivery(f dataplane.Family, peers map[string][]dataplane.Delivery) {
+// SetDelivery applies what probes through tunnels found, by node name, over one
+// family of the underlay, for the nodes that are named; an empty list says that
+// nothing is known of a node any more. An encapsulation with Unknown was probed
+// without an answer; one that is missing was not probed yet, and from the first call
+// on no peer is moved to one that was not.
+func (s *sender) SetDelivery(f dataplane.Family, peers map[string][]dataplane.Delivery) {
 	if !s.probing[f] {
 		s.probing[f] = true
 		s.replanAll = true
@@ -77,11 +72,11 @@ func (s *sender) setDelivery(f dataplane.Family, peers map[string][]dataplane.De
 
 // setKernel notes how far the kernel is with what accepts encapsulations. It
 // reports whether that is new.
-func (r *receiver) setKernel(now map[dataplane.Encap]encapState) bool {
+func (r *receiver) setKernel(now map[dataplane.Encap]State) bool {
 	changed := len(now) != len(r.kernel)
 	for f, st := range now {
 		old, ok := r.kernel[f]
-		changed = changed || !ok || old.done != st.done || !sameError(old.err, st.err)
+		changed = changed || !ok || old.Done != st.Done || !sameError(old.Err, st.Err)
 	}
 	if !changed {
 		return false
@@ -91,18 +86,18 @@ func (r *receiver) setKernel(now map[dataplane.Encap]encapState) bool {
 	return true
 }
 
-// mtu is what workloads of a family may send, in bytes: what every encapsulation takes
+// MTU is what workloads of a family may send, in bytes: what every encapsulation takes
 // that is in use or wanted, and every device as it is. 0 while the underlay is
 // not known, and where this host reaches nobody in the family.
-func (r *receiver) mtu(inner dataplane.Family) int {
+func (r *receiver) MTU(inner dataplane.Family) int {
 	encaps := set[dataplane.Encap]{}
 	pools := 0
-	for _, p := range r.pools {
-		if familyOf(p) != inner {
+	for _, p := range r.pools.ByName {
+		if p.Family() != inner {
 			continue
 		}
 		pools++
-		for _, f := range r.encapsOf(r.modeOf(p), inner) {
+		for _, f := range r.encapsOf(r.pools.Mode(p), inner) {
 			encaps[f] = struct{}{}
 		}
 	}
@@ -124,13 +119,13 @@ func (r *receiver) mtu(inner dataplane.Family) int {
 		if mtu == 0 {
 			continue
 		}
-		for _, k := range r.deviceKeys[f] {
+		for _, k := range r.devices[f].Keys {
 			lk, ok := k.(dataplane.LinkKey)
 			if !ok {
 				continue
 			}
 			// A device that is to be raised is not yet larger than it is.
-			if have, ok := r.device(lk.Name); ok && have.Up && have.MTU < mtu {
+			if have, ok := r.network.Device(lk.Name); ok && have.Up && have.MTU < mtu {
 				mtu = have.MTU
 			}
 		}

@@ -1,17 +1,23 @@
-package vrouter
+package rib
 
 import (
+	"iter"
 	"net/netip"
 	"unique"
 
+	"github.com/routerd/routerd/control/desired"
+	"github.com/routerd/routerd/control/encap"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 )
 
-// rib is the routing table: for each prefix the candidates, the best of them
+type set[K comparable] map[K]struct{}
+
+// RIB is the routing table: for each prefix the candidates, the best of them
 // and the next hop in use. It chooses anew only for prefixes that are marked.
-type rib struct {
-	*members
-	*poolTable
+type RIB struct {
+	nodes *topology.Nodes
+	pools *topology.Pools
 	*nextHops
 	*origins
 	*learnedPaths
@@ -28,9 +34,11 @@ type rib struct {
 	scratch []Candidate
 }
 
-func newRIB(m *members, p *poolTable, n *nextHops) *rib {
-	return &rib{
-		members: m, poolTable: p, nextHops: n, origins: newOrigins(), learnedPaths: newLearnedPaths(),
+// New returns a table without routes, by what is known of nodes, pools and the
+// network. Who changes these says so to the table afterwards.
+func New(m *topology.Nodes, p *topology.Pools, u *topology.Network, planner *encap.Planner, o *desired.Objects) *RIB {
+	return &RIB{
+		nodes: m, pools: p, nextHops: newNextHops(u, planner, o), origins: newOrigins(), learnedPaths: newLearnedPaths(),
 		routes: map[netip.Prefix]chosen{}, dirty: set[netip.Prefix]{}, moved: set[netip.Prefix]{},
 	}
 }
@@ -61,11 +69,13 @@ func (h *hop) count(k unique.Handle[hopKey], n int) {
 	if h.routes == nil {
 		h.routes = map[unique.Handle[hopKey]]int{}
 	}
-	tally(h.routes, k, n)
+	if h.routes[k] += n; h.routes[k] == 0 {
+		delete(h.routes, k)
+	}
 }
 
-// chooseDirty chooses anew for every prefix that is marked.
-func (r *rib) chooseDirty() {
+// Choose chooses anew for every prefix that is marked.
+func (r *RIB) Choose() {
 	r.begin()
 	for p := range r.dirty {
 		r.choose(p)
@@ -74,7 +84,7 @@ func (r *rib) chooseDirty() {
 }
 
 // begin begins a round of choosing.
-func (r *rib) begin() {
+func (r *RIB) begin() {
 	r.round++
 	clear(r.usableNow)
 	for k := range r.turned {
@@ -87,8 +97,8 @@ func (r *rib) begin() {
 	emptied(&r.turned)
 }
 
-// unsettled is about how many prefixes wait to be chosen for or handed over.
-func (r *rib) unsettled() int { return max(len(r.dirty), len(r.moved)) }
+// Unsettled is about how many prefixes wait to be chosen for or handed over.
+func (r *RIB) Unsettled() int { return max(len(r.dirty), len(r.moved)) }
 
 // maxEmptied is how large a map may be to be kept for further use: to clear a
 // map costs by the most that it ever had, and so does to keep it.
@@ -103,7 +113,7 @@ func emptied[K comparable, V any, M ~map[K]V](m *M) {
 }
 
 // choose takes the best usable candidate for a prefix.
-func (r *rib) choose(p netip.Prefix) {
+func (r *RIB) choose(p netip.Prefix) {
 	old, had := r.routes[p]
 	c := r.best(p)
 	if had && c != nil && old.typ == c.route.Type && old.mtu == c.route.MTU && r.mayStay(old, c.hop) {
@@ -140,7 +150,7 @@ func (r *rib) choose(p netip.Prefix) {
 
 // mayStay reports whether a route may stay on the next-hop object that it is
 // on, now that it desires k.
-func (r *rib) mayStay(old chosen, k hopKey) bool {
+func (r *RIB) mayStay(old chosen, k hopKey) bool {
 	switch {
 	case old.on == nil:
 		return k == hopKey{}
@@ -151,7 +161,7 @@ func (r *rib) mayStay(old chosen, k hopKey) bool {
 }
 
 // best returns the candidate to use for p, until the next call; nil: none.
-func (r *rib) best(p netip.Prefix) *Candidate {
+func (r *RIB) best(p netip.Prefix) *Candidate {
 	r.scratch = r.candidates(p, r.scratch[:0])
 	for i := range r.scratch {
 		if r.scratch[i].Reason == "" {
@@ -161,8 +171,22 @@ func (r *rib) best(p netip.Prefix) *Candidate {
 	return nil
 }
 
-// routeChanges lists what is to be handed over of the routes.
-func (r *rib) routeChanges() (put []dataplane.Object, del []dataplane.Key) {
+// Routes yields the routes that the kernel is to have.
+func (r *RIB) Routes() iter.Seq[dataplane.Route] {
+	return func(yield func(dataplane.Route) bool) {
+		for p, c := range r.routes {
+			if !yield(c.route(p)) {
+				return
+			}
+		}
+	}
+}
+
+// Counts are the numbers of routes and of next hops in use.
+func (r *RIB) Counts() (routes, hops int) { return len(r.routes), len(r.hops) }
+
+// Changes lists which routes changed since [RIB.HandedOver].
+func (r *RIB) Changes() (put []dataplane.Object, del []dataplane.Key) {
 	for p := range r.moved {
 		if c, ok := r.routes[p]; ok {
 			put = append(put, c.route(p))
@@ -172,3 +196,6 @@ func (r *rib) routeChanges() (put []dataplane.Object, del []dataplane.Key) {
 	}
 	return put, del
 }
+
+// HandedOver forgets which routes changed.
+func (r *RIB) HandedOver() { emptied(&r.moved) }

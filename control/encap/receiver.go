@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"fmt"
@@ -6,37 +6,38 @@ import (
 	"slices"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/desired"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/selector"
 )
 
 // receiver is what this host accepts, and the devices for it.
 type receiver struct {
 	*ends
 	*publishing
-	*objects
+	objects *desired.Objects
 
 	// What it depends on.
-	peerUses    map[dataplane.Encap]int        // other nodes that say they send it
-	peerSends   map[poolMode]int               // other nodes that have moved to it
-	podMTU      map[dataplane.Family]int       // the largest of a workload, bytes; 0: not known
-	unsupported map[dataplane.Encap]error      // drivers and families that this kernel has no device for; nil: not known
-	kernel      map[dataplane.Encap]encapState // how far the kernel is
+	peerUses    map[dataplane.Encap]int   // other nodes that say they send it
+	peerSends   map[poolMode]int          // other nodes that have moved to it
+	podMTU      map[dataplane.Family]int  // the largest of a workload, bytes; 0: not known
+	unsupported map[dataplane.Encap]error // drivers and families that this kernel has no device for; nil: not known
+	kernel      map[dataplane.Encap]State // how far the kernel is
 
 	// What follows from it.
 	devicesDirty bool
-	deviceKeys   map[dataplane.Encap][]dataplane.Key
-	deviceErrs   map[dataplane.Encap]error // why there is nothing
+	devices      map[dataplane.Encap]Devices
 	deviceObjs   map[dataplane.Key]dataplane.Object
 }
 
-func newReceiver(e *ends, p *publishing, o *objects) *receiver {
+func newReceiver(e *ends, p *publishing, o *desired.Objects) *receiver {
 	return &receiver{
 		ends: e, publishing: p, objects: o,
 		peerUses: map[dataplane.Encap]int{}, peerSends: map[poolMode]int{},
-		podMTU: map[dataplane.Family]int{}, kernel: map[dataplane.Encap]encapState{},
-		deviceKeys: map[dataplane.Encap][]dataplane.Key{}, deviceErrs: map[dataplane.Encap]error{}, deviceObjs: map[dataplane.Key]dataplane.Object{},
+		podMTU: map[dataplane.Family]int{}, kernel: map[dataplane.Encap]State{},
+		devices: map[dataplane.Encap]Devices{}, deviceObjs: map[dataplane.Key]dataplane.Object{},
 	}
 }
 
@@ -45,20 +46,34 @@ func newReceiver(e *ends, p *publishing, o *objects) *receiver {
 // sooner than the others would have changed.
 func (r *receiver) accepts(f dataplane.Encap) bool {
 	st := r.kernel[f]
-	if st.err != nil {
+	if st.Err != nil {
 		return false
 	}
-	if st.done || !r.published() {
+	if st.Done || !r.published() {
 		return true
 	}
-	_, ok := r.nodes[r.self].Encaps.Accept[f]
+	_, ok := r.nodes.Own().Encaps.Accept[f]
 	return ok
 }
 
-// encapState is how far the kernel is with what accepts an encapsulation.
-type encapState struct {
-	done bool
-	err  error // the kernel refused
+// State is how far the kernel is with what accepts an encapsulation.
+type State struct {
+	Done bool
+	Err  error // the kernel refused
+}
+
+// Devices are what accepts an encapsulation.
+type Devices struct {
+	Keys []dataplane.Key
+	Err  error // why there is no device
+}
+
+// add adds objects, to all that there are too.
+func (d *Devices) add(all map[dataplane.Key]dataplane.Object, objs []dataplane.Object) {
+	for _, o := range objs {
+		all[o.Key()] = o
+		d.Keys = append(d.Keys, o.Key())
+	}
 }
 
 // countPeer counts what other nodes say that they send, and in which families
@@ -111,15 +126,15 @@ type poolMode struct {
 // configured with: it would take the port from what serves there, DNS say, and from
 // all pods.
 func (r *receiver) neededEncaps() set[dataplane.Encap] {
-	out := r.wantedEncaps()
+	out := r.WantedEncaps()
 	believe := func(f dataplane.Encap) {
 		if f.Driver != dataplane.DriverVXLAN || !store.IsSystemPort(f.Port) {
 			out[f] = struct{}{}
 		}
 	}
 	add := func(pool string, m store.Mode) {
-		if p, ok := r.pools[pool]; ok {
-			for _, f := range r.encapsOf(m, familyOf(p)) {
+		if p, ok := r.pools.ByName[pool]; ok {
+			for _, f := range r.encapsOf(m, p.Family()) {
 				believe(f)
 			}
 		}
@@ -127,7 +142,7 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	for pm := range r.peerSends {
 		add(pm.pool, pm.mode)
 	}
-	for pool, m := range r.nodes[r.self].Encaps.Send {
+	for pool, m := range r.nodes.Own().Encaps.Send {
 		add(pool, m)
 	}
 	for f := range r.peerUses {
@@ -162,7 +177,7 @@ func (r *receiver) keptEncaps() set[dataplane.Encap] {
 func (r *receiver) assignSlots(kept []dataplane.Encap) {
 	for f := range r.slots {
 		_, made := r.deviceOf(f)
-		if !slices.Contains(kept, f) || !made && r.kernel[f].err != nil {
+		if !slices.Contains(kept, f) || !made && r.kernel[f].Err != nil {
 			delete(r.slots, f)
 		}
 	}
@@ -186,7 +201,7 @@ func (r *receiver) assignSlots(kept []dataplane.Encap) {
 		}
 	}
 	// What the pools ask for goes first: it stays.
-	wanted := r.wantedEncaps()
+	wanted := r.WantedEncaps()
 	slices.SortStableFunc(fresh, func(a, b dataplane.Encap) int {
 		_, x := wanted[a]
 		_, y := wanted[b]
@@ -205,7 +220,7 @@ func (r *receiver) assignSlots(kept []dataplane.Encap) {
 // deviceOf finds the device that the previous run made for a VXLAN network.
 func (e *ends) deviceOf(f dataplane.Encap) (int, bool) {
 	for slot := range vxlan.MaxDevices {
-		l, ok := e.device(vxlan.DeviceName(f.Outer, slot))
+		l, ok := e.network.Device(vxlan.DeviceName(f.Outer, slot))
 		if ok && l.Type == string(dataplane.LinkVXLAN) && l.VNI == f.VNI && l.Port == f.Port {
 			return slot, true
 		}
@@ -218,51 +233,42 @@ func (e *ends) deviceOf(f dataplane.Encap) (int, bool) {
 // has another device than before.
 func (r *receiver) rebuildDevices() bool {
 	r.devicesDirty = false
-	if len(r.hosts) == 0 || r.nodes[r.self] == nil {
+	if len(r.hosts) == 0 || r.nodes.Own() == nil {
 		return false
 	}
 	kept := sortedEncaps(r.keptEncaps())
 	before := maps.Clone(r.slots)
 	r.assignSlots(kept)
 	now := map[dataplane.Key]dataplane.Object{}
-	r.deviceKeys = map[dataplane.Encap][]dataplane.Key{}
-	r.deviceErrs = map[dataplane.Encap]error{}
-	add := func(f dataplane.Encap, objs ...dataplane.Object) {
-		for _, o := range objs {
-			now[o.Key()] = o
-			r.deviceKeys[f] = append(r.deviceKeys[f], o.Key())
-		}
+	r.devices = map[dataplane.Encap]Devices{}
+	forwarding := r.forwarding()
+	for _, o := range forwarding {
+		now[o.Key()] = o
 	}
 	for _, f := range kept {
+		var d Devices
+		d.add(now, forwarding)
 		if f.Driver == dataplane.DriverDirect {
-			add(f, r.looseUplinks()...)
-			continue
+			d.add(now, r.looseUplinks())
+		} else if objs, err := r.deviceObjects(f); err != nil {
+			d.Err = err
+		} else {
+			d.add(now, objs)
+			if name, ok := r.lacksAddress(f, objs); ok {
+				d.Keys = append(d.Keys, dataplane.AddressKey{Link: name})
+			}
 		}
-		objs, err := r.deviceObjects(f)
-		if err != nil {
-			r.deviceErrs[f] = err
-			continue
-		}
-		add(f, objs...)
-		if name, ok := r.lacksAddress(f, objs); ok {
-			r.deviceKeys[f] = append(r.deviceKeys[f], dataplane.AddressKey{Link: name})
-		}
-	}
-	for _, o := range r.forwarding() {
-		now[o.Key()] = o
-		for _, f := range kept {
-			r.deviceKeys[f] = append(r.deviceKeys[f], o.Key())
-		}
+		r.devices[f] = d
 	}
 	for _, o := range now {
-		r.acquire(o)
+		r.objects.Acquire(o)
 	}
 	for _, o := range r.deviceObjs {
-		r.release(o)
+		r.objects.Release(o)
 	}
 	r.deviceObjs = now
 	for f := range r.kernel {
-		if _, ok := r.deviceKeys[f]; !ok {
+		if _, ok := r.devices[f]; !ok {
 			delete(r.kernel, f)
 		}
 	}
@@ -305,7 +311,7 @@ func (r *receiver) deviceObjects(f dataplane.Encap) ([]dataplane.Object, error) 
 func (r *receiver) fitToWorkloads(l dataplane.Link, f dataplane.Encap) dataplane.Link {
 	most := r.hosts[f.Outer].UplinkMTU - driverOf(f).Overhead(f.Outer)
 	pods := max(r.podMTU[dataplane.IPv4], r.podMTU[dataplane.IPv6])
-	if have, ok := r.device(l.Name); ok && l.MTU < have.MTU {
+	if have, ok := r.network.Device(l.Name); ok && l.MTU < have.MTU {
 		l.MTU = max(l.MTU, min(pods, most, have.MTU))
 	}
 	return l
@@ -315,7 +321,7 @@ func (r *receiver) fitToWorkloads(l dataplane.Link, f dataplane.Encap) dataplane
 func (e *ends) uplinks() []dataplane.UnderlayLink {
 	var out []dataplane.UnderlayLink
 	for _, f := range families() {
-		if l, ok := e.device(e.hosts[f].Uplink); ok && !slices.Contains(out, l) {
+		if l, ok := e.network.Device(e.hosts[f].Uplink); ok && !slices.Contains(out, l) {
 			out = append(out, l)
 		}
 	}
@@ -353,8 +359,8 @@ func (e *ends) forwarding() []dataplane.Object {
 		out = append(out, dataplane.Forwarding(l.Name))
 	}
 	six := false
-	for _, p := range e.pools {
-		six = six || familyOf(p) == dataplane.IPv6
+	for _, p := range e.pools.ByName {
+		six = six || p.Family() == dataplane.IPv6
 	}
 	if !six {
 		return out
@@ -372,14 +378,14 @@ func (e *ends) deafLinks() []dataplane.Object {
 	if h, ok := e.hosts[dataplane.IPv6]; ok {
 		links[h.Uplink] = struct{}{}
 	}
-	for _, r := range e.underlay.Routes {
+	for _, r := range e.network.Underlay.Routes {
 		if r.Protocol == routeFromRA && r.Prefix.Addr().Is6() {
 			links[r.Link] = struct{}{}
 		}
 	}
 	var out []dataplane.Object
 	for _, name := range slices.Sorted(maps.Keys(links)) {
-		if l, ok := e.device(name); ok && l.AcceptRA == 1 {
+		if l, ok := e.network.Device(name); ok && l.AcceptRA == 1 {
 			out = append(out, dataplane.Sysctl{Name: "net/ipv6/conf/" + name + "/accept_ra", Value: "2"})
 		}
 	}
@@ -401,13 +407,28 @@ func (r *receiver) lacksAddress(f dataplane.Encap, objs []dataplane.Object) (dev
 			}
 		}
 	}
-	for _, p := range r.pools {
-		if familyOf(p) != dataplane.IPv4 || !p.Tunnels || !selects(p, r.nodes[r.self].Labels) {
+	for _, p := range r.pools.ByName {
+		if p.Family() != dataplane.IPv4 || !p.Tunnels || !selects(p, r.nodes.Own().Labels) {
 			continue
 		}
-		if slices.Contains(r.encapsOf(r.modeOf(p), dataplane.IPv4), f) {
+		if slices.Contains(r.encapsOf(r.pools.Mode(p), dataplane.IPv4), f) {
 			return device, true
 		}
 	}
 	return "", false
+}
+
+// selects reports whether nodes with these labels have workloads in a pool.
+func selects(p *cluster.Pool, labels map[string]string) bool {
+	return p.Nodes != nil && p.Nodes.Matches(selector.Map(labels))
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }

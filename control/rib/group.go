@@ -1,4 +1,4 @@
-package vrouter
+package rib
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unique"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 )
@@ -30,8 +31,8 @@ func (n *nextHops) usableMembers(k hopKey) ([]hopKey, error) {
 	for a := range k.hops.All() {
 		m := hopKeyVia(a)
 		err := errWrongFamily
-		if k.fam == dataplane.IPv4 || a.Is6() {
-			err = n.usable(m).err
+		if k.Family == dataplane.IPv4 || a.Is6() {
+			err = n.usable(m).Err
 		}
 		if err == nil {
 			out = append(out, m)
@@ -47,14 +48,14 @@ func (n *nextHops) usableMembers(k hopKey) ([]hopKey, error) {
 
 // planGroup says whether several next hops can be used. It has no objects:
 // their numbers are known when the members are in use.
-func (n *nextHops) planGroup(k hopKey) plan {
-	pl := plan{driver: dataplane.DriverDirect}
+func (n *nextHops) planGroup(k hopKey) encap.Plan {
+	pl := encap.Plan{Driver: dataplane.DriverDirect}
 	m, err := n.usableMembers(k)
 	if err != nil {
-		pl.err = err
+		pl.Err = err
 		return pl
 	}
-	pl.hop = n.usable(m[0]).hop
+	pl.Hop = n.usable(m[0]).Hop
 	return pl
 }
 
@@ -67,7 +68,7 @@ func (n *nextHops) fillGroup(h *hop) {
 	for _, m := range h.members {
 		list = append(list, dataplane.GroupMember{ID: n.acquireHop(m).id})
 	}
-	h.plan.objs = []dataplane.Object{dataplane.NextHopGroup{ID: h.id, Members: dataplane.GroupOf(list...)}}
+	h.plan.Objects = []dataplane.Object{dataplane.NextHopGroup{ID: h.id, Members: dataplane.GroupOf(list...)}}
 }
 
 // forgetGroup lets go of a group's members.
@@ -87,7 +88,7 @@ func (n *nextHops) refreshGroup(h *hop) bool {
 		if k.Value() == h.key {
 			continue
 		}
-		if m, errOf := n.usableMembers(hopKey{hops: k.Value().hops, fam: h.key.fam}); err != nil || errOf != nil || !slices.Equal(m, now) {
+		if m, errOf := n.usableMembers(hopKey{Key: encap.Key{Family: h.key.Family}, hops: k.Value().hops}); err != nil || errOf != nil || !slices.Equal(m, now) {
 			n.turned[k.Value()] = struct{}{}
 		}
 	}
@@ -96,12 +97,7 @@ func (n *nextHops) refreshGroup(h *hop) bool {
 	}
 	old := *h
 	n.fillGroup(h)
-	for _, o := range h.plan.objs {
-		n.acquire(o)
-	}
-	for _, o := range old.plan.objs {
-		n.release(o)
-	}
+	n.objects.Swap(old.plan.Objects, h.plan.Objects)
 	n.forgetGroup(&old)
 	return true
 }
@@ -110,7 +106,7 @@ func (n *nextHops) refreshGroup(h *hop) bool {
 // that desires k may then stay on it: the loss of one of two next hops moves no
 // route, whatever BGP says of each prefix afterwards.
 func (n *nextHops) equals(h *hop, k hopKey) bool {
-	if !h.key.group() || !k.learned() || n.stale[h.key] || h.key.fam != k.fam && k.group() {
+	if !h.key.group() || !k.learned() || n.stale[h.key] || h.key.Family != k.Family && k.group() {
 		return false
 	}
 	now, ok := n.usableNow[k]
@@ -148,14 +144,14 @@ func (n *nextHops) rekey(h *hop) {
 	}
 	delete(n.hops, h.key)
 	delete(n.stale, h.key)
-	h.key = hopKey{hops: now, fam: h.key.fam, rekeyed: h.id}
+	h.key = hopKey{Key: encap.Key{Family: h.key.Family}, hops: now, rekeyed: h.id}
 	n.hops[h.key] = h
 	n.ids[h.id] = h.key
 }
 
-// useless lists the objects of next hops in use, single ones and groups, that
+// Useless lists the objects of next hops in use, single ones and groups, that
 // cannot be used while these are down.
-func (n *nextHops) useless(down []netip.Addr) []dataplane.Key {
+func (n *nextHops) Useless(down []netip.Addr) []dataplane.Key {
 	hops := set[hopKey]{}
 	for _, a := range down {
 		maps.Copy(hops, n.groupsOf(a))
@@ -164,7 +160,7 @@ func (n *nextHops) useless(down []netip.Addr) []dataplane.Key {
 	var out []dataplane.Key
 	for k := range hops {
 		if h := n.hops[k]; h != nil && n.stale[k] {
-			for _, o := range h.plan.objs {
+			for _, o := range h.plan.Objects {
 				out = append(out, o.Key())
 			}
 		}

@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/crosssubnet"
 	"github.com/routerd/routerd/dataplane/direct"
@@ -62,18 +63,19 @@ func outerFor(inner dataplane.Family, mine, theirs func(dataplane.Family) bool) 
 // ends says how this host and the others appear to drivers, and by that which
 // encapsulations there can be between them.
 type ends struct {
-	*members
-	*poolTable
-	*network
-	hosts map[dataplane.Family]dataplane.Host // this host's place on the underlay
-	vteps *vteps
-	slots map[dataplane.Encap]int                         // which VXLAN device is whose
-	reach map[dataplane.Family]map[string]dataplane.Reach // what was measured of the underlay, by node
+	nodes     *topology.Nodes
+	pools     *topology.Pools
+	network   *topology.Network
+	nodesWith map[familySet]int                   // other nodes, by their families
+	hosts     map[dataplane.Family]dataplane.Host // this host's place on the underlay
+	vteps     *vteps
+	slots     map[dataplane.Encap]int                         // which VXLAN device is whose
+	reach     map[dataplane.Family]map[string]dataplane.Reach // what was measured of the underlay, by node
 }
 
-func newEnds(m *members, p *poolTable, n *network) *ends {
+func newEnds(n *topology.Nodes, p *topology.Pools, u *topology.Network) *ends {
 	return &ends{
-		members: m, poolTable: p, network: n,
+		nodes: n, pools: p, network: u, nodesWith: map[familySet]int{},
 		vteps: newVTEPs(), hosts: map[dataplane.Family]dataplane.Host{}, slots: map[dataplane.Encap]int{}, reach: map[dataplane.Family]map[string]dataplane.Reach{},
 	}
 }
@@ -83,7 +85,7 @@ func newEnds(m *members, p *poolTable, n *network) *ends {
 func (e *ends) place() bool {
 	changed := false
 	for _, f := range families() {
-		if n := e.ownNode(); n != nil {
+		if n := e.nodes.Own(); n != nil {
 			if h, ok := hostOf(n, e.network, f); ok && h != e.hosts[f] {
 				e.hosts[f] = h
 				changed = true
@@ -101,11 +103,11 @@ func (e *ends) hasHost(f dataplane.Family) bool {
 // hostFor is this host as a driver sees it, for workloads of a family over an
 // underlay of a family, with the numbers of a mode or an encapsulation.
 func (e *ends) hostFor(inner, outer dataplane.Family, vni uint32, port uint16) dataplane.Host {
-	h, n := e.hosts[outer], e.nodes[e.self]
+	h, n := e.hosts[outer], e.nodes.Own()
 	h.Family = inner
 	h.VXLANVNI, h.VXLANPort = vni, port
 	h.IPIPAddr, h.VXLANAddr, h.VXLANMAC = n.IPIPAddr.Of(inner), n.VXLANAddr.Of(inner), vxlanMAC(n, outer)
-	h.IPIPMTU, h.VXLANMTU = e.settings.tunnelMTU(outer)
+	h.IPIPMTU, h.VXLANMTU = e.pools.Settings.TunnelMTU(outer)
 	h.VXLANDevice = vxlan.DeviceName(outer, e.slots[dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: outer, VNI: vni, Port: port}])
 	return h
 }
@@ -170,11 +172,11 @@ func (e *ends) encapsOf(m store.Mode, inner dataplane.Family) []dataplane.Encap 
 	return out
 }
 
-// wantedEncaps lists what this host has to accept by its pools' modes.
-func (e *ends) wantedEncaps() set[dataplane.Encap] {
+// WantedEncaps lists what this host has to accept by its pools' modes.
+func (e *ends) WantedEncaps() map[dataplane.Encap]struct{} {
 	out := set[dataplane.Encap]{}
-	for _, p := range e.pools {
-		for _, f := range e.encapsOf(e.modeOf(p), familyOf(p)) {
+	for _, p := range e.pools.ByName {
+		for _, f := range e.encapsOf(e.pools.Mode(p), p.Family()) {
 			out[f] = struct{}{}
 		}
 	}
@@ -190,14 +192,14 @@ func errNoFamily(inner dataplane.Family, node string) error {
 }
 
 // pathEnds are both ends of a forwarding path as a driver sees them.
-func (e *ends) pathEnds(k hopKey, outer dataplane.Family, f dataplane.Encap, id dataplane.NextHopID) (dataplane.Host, dataplane.Peer) {
-	p := e.peerFor(e.nodes[k.node], k.fam, outer)
+func (e *ends) pathEnds(k Key, outer dataplane.Family, f dataplane.Encap, id dataplane.NextHopID) (dataplane.Host, dataplane.Peer) {
+	p := e.peerFor(e.nodes.ByName[k.Node], k.Family, outer)
 	p.NextHop = id
 	vni, port := f.VNI, f.Port
 	if f.Driver != dataplane.DriverVXLAN {
-		vni, port = e.settings.vni, e.settings.port
+		vni, port = e.pools.Settings.VNI, e.pools.Settings.Port
 	}
-	return e.hostFor(k.fam, outer, vni, port), p
+	return e.hostFor(k.Family, outer, vni, port), p
 }
 
 func (e *ends) missingAddr(inner dataplane.Family, n *cluster.Node) error {
@@ -226,7 +228,7 @@ func (e *ends) encapMTU(f dataplane.Encap) int {
 	if !ok {
 		return 0
 	}
-	ipip, vx := e.settings.tunnelMTU(f.Outer)
+	ipip, vx := e.pools.Settings.TunnelMTU(f.Outer)
 	set := vx
 	if f.Driver == dataplane.DriverIPIP {
 		set = ipip
@@ -235,4 +237,34 @@ func (e *ends) encapMTU(f dataplane.Encap) int {
 		return set
 	}
 	return h.UplinkMTU - driverOf(f).Overhead(f.Outer)
+}
+
+// canAccept reports whether a node accepts an encapsulation. One that does not take
+// part in live changes follows its pools at once.
+func canAccept(e *cluster.Encaps, encap dataplane.Encap) bool {
+	_, ok := e.Accept[encap]
+	return ok || !e.Published
+}
+
+func sameEncaps(a, b store.NodeEncaps) bool {
+	return a.Published == b.Published && slices.Equal(a.Accepts, b.Accepts) && slices.Equal(a.Uses, b.Uses) &&
+		maps.Equal(a.Sends, b.Sends) && maps.Equal(a.Refuses, b.Refuses)
+}
+
+// hostOf says how this host stands on the underlay in one family: which device
+// holds the node's address, and that device's MTU.
+func hostOf(n *cluster.Node, u *topology.Network, f dataplane.Family) (dataplane.Host, bool) {
+	addr := n.Addr.Of(f)
+	if !addr.IsValid() || u.Underlay == nil {
+		return dataplane.Host{}, false
+	}
+	i := slices.IndexFunc(u.Underlay.Addresses, func(a dataplane.UnderlayAddress) bool { return a.Prefix.Addr() == addr.Addr() })
+	if i < 0 {
+		return dataplane.Host{}, false
+	}
+	l, ok := u.Device(u.Underlay.Addresses[i].Link)
+	if !ok {
+		return dataplane.Host{}, false
+	}
+	return dataplane.Host{Name: n.Name, Addr: addr, Uplink: l.Name, UplinkMTU: l.MTU}, true
 }

@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
@@ -15,11 +16,11 @@ import (
 // vteps says which node each VTEP address and MAC belongs to. Two nodes with one of
 // them would share a neighbour or FDB entry, and one would have the other's packets.
 type vteps struct {
-	byAddr   index[netip.Addr, string]
-	byMAC    index[vtepMAC, string]
+	byAddr   topology.Index[netip.Addr, string]
+	byMAC    topology.Index[vtepMAC, string]
 	nodes    set[string]
 	assigned map[netip.Addr]string // by IPAM, to the node of a tunnel
-	owned    index[string, netip.Addr]
+	owned    topology.Index[string, netip.Addr]
 	blocks   map[store.Key][]cluster.Assigned
 	refused  []string // what conflicts found
 	examined bool     // and that is so still
@@ -34,8 +35,8 @@ type vtepMAC struct {
 
 func newVTEPs() *vteps {
 	return &vteps{
-		byAddr: index[netip.Addr, string]{}, byMAC: index[vtepMAC, string]{},
-		nodes: set[string]{}, assigned: map[netip.Addr]string{}, owned: index[string, netip.Addr]{}, blocks: map[store.Key][]cluster.Assigned{},
+		byAddr: topology.Index[netip.Addr, string]{}, byMAC: topology.Index[vtepMAC, string]{},
+		nodes: set[string]{}, assigned: map[netip.Addr]string{}, owned: topology.Index[string, netip.Addr]{}, blocks: map[store.Key][]cluster.Assigned{},
 	}
 }
 
@@ -45,22 +46,22 @@ func (v *vteps) replaceNode(name string, old, n *cluster.Node, changed set[strin
 	v.examined = false
 	if old != nil {
 		for _, a := range vxlanAddrs(old) {
-			v.byAddr.remove(a, name)
+			v.byAddr.Remove(a, name)
 			changed.add(v.byAddr[a])
 		}
 		for _, m := range vtepMACs(old) {
-			v.byMAC.remove(m, name)
+			v.byMAC.Remove(m, name)
 			changed.add(v.byMAC[m])
 		}
 	}
 	if n != nil {
 		for _, a := range vxlanAddrs(n) {
 			changed.add(v.byAddr[a])
-			v.byAddr.add(a, name)
+			v.byAddr.Add(a, name)
 		}
 		for _, m := range vtepMACs(n) {
 			changed.add(v.byMAC[m])
-			v.byMAC.add(m, name)
+			v.byMAC.Add(m, name)
 		}
 	}
 	if _, had := v.nodes[name]; had == (n != nil) {
@@ -90,11 +91,11 @@ func (v *vteps) setBlock(key store.Key, b *cluster.Block, changed set[string]) {
 	v.examined = false
 	for _, a := range before {
 		delete(v.assigned, a.Addr)
-		v.owned.remove(a.Node, a.Addr)
+		v.owned.Remove(a.Node, a.Addr)
 	}
 	for _, a := range now {
 		v.assigned[a.Addr] = a.Node
-		v.owned.add(a.Node, a.Addr)
+		v.owned.Add(a.Node, a.Addr)
 	}
 	for _, a := range slices.Concat(before, now) {
 		changed.add(v.byAddr[a.Addr])
@@ -184,4 +185,13 @@ func derivedMAC(name string, outer dataplane.Family) dataplane.MAC {
 		name += "-v6"
 	}
 	return vxlan.MAC(name)
+}
+
+// vxlanMAC is the address of a node's VXLAN device over a family of the underlay:
+// what it publishes, or else what follows from its name.
+func vxlanMAC(n *cluster.Node, outer dataplane.Family) dataplane.MAC {
+	if m := n.VXLANMAC.Of(outer); m != (dataplane.MAC{}) {
+		return m
+	}
+	return derivedMAC(n.Name, outer)
 }

@@ -1,12 +1,10 @@
-package vrouter
+package rib
 
 import (
 	"encoding/binary"
 	"net/netip"
 	"runtime"
 	"testing"
-
-	"github.com/routerd/routerd/store"
 )
 
 // BenchmarkLargeTable learns 500,000 prefixes by two next hops, loses one and
@@ -14,8 +12,8 @@ import (
 func BenchmarkLargeTable(b *testing.B) {
 	const n = 500_000
 	both, one := learnedPath("0.0.0.0/0", "10.1.0.2", "10.1.0.3"), learnedPath("0.0.0.0/0", "10.1.0.3")
-	update := func(of Path) PathUpdate {
-		u := PathUpdate{Put: make([]Path, n)}
+	update := func(of Path) Update {
+		u := Update{Put: make([]Path, n)}
 		for i := range u.Put {
 			var a [4]byte
 			binary.BigEndian.PutUint32(a[:], 20<<24+uint32(i)<<8)
@@ -32,15 +30,15 @@ func BenchmarkLargeTable(b *testing.B) {
 		return m.HeapAlloc
 	}
 	for b.Loop() {
-		tab := newTestTable(testCluster(store.Direct)[:2]...)
+		tab := newHost(b)
 		before := heap()
-		tab.setPaths(first)
+		tab.SetPaths(first)
 		tab.settle()
 		handedOver(tab)
 		tab.moved = set[netip.Prefix]{}
 		tab.dirty = set[netip.Prefix]{}
 		b.ReportMetric(float64(heap()-before)/n, "B/prefix")
-		tab.setPaths(second)
+		tab.SetPaths(second)
 		tab.settle()
 		handedOver(tab)
 	}

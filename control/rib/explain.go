@@ -1,11 +1,11 @@
-package vrouter
+package rib
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -40,17 +40,17 @@ type Candidate struct {
 }
 
 // candidates appends every candidate for p to out, best first. A candidate with a
-// Reason cannot be used. It is to be called within a round, see [table.begin].
-func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
+// Reason cannot be used. It is to be called within a round, see [RIB.begin].
+func (r *RIB) candidates(p netip.Prefix, out []Candidate) []Candidate {
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
-	poolName, inPool := r.poolTree.LookupPrefix(p)
+	poolName, inPool := r.pools.Of(p)
 	fam := dataplane.FamilyOf(p.Addr())
 	inside, insideAddr, covers := r.covered(p, poolName)
 
 	o, ok := r.origin(p)
 	if ok {
 		switch {
-		case o.node == r.self:
+		case o.node == r.nodes.Self:
 			if c, ok := ownBlock(p, o, poolName); ok {
 				if covers {
 					c.Reason = errCovers(inside, insideAddr).Error()
@@ -65,10 +65,10 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 		default:
 			c := Candidate{
 				Prefix: p, Source: SourceStore, Type: originType(o), Pool: poolName, Peer: o.node,
-				route: route, hop: hopKey{pool: poolName, node: o.node, fam: fam},
+				route: route, hop: hopKey{Key: encap.Key{Pool: poolName, Node: o.node, Family: fam}},
 			}
-			if n, w := r.nodes[o.node], r.sender.forwardingPaths[c.hop]; n != nil {
-				c.NextHop = n.Addr.Of(w.outer).Addr()
+			if n, w := r.nodes.ByName[o.node], r.planner.PathTo(c.hop.Key); n != nil {
+				c.NextHop = n.Addr.Of(w.Outer).Addr()
 			}
 			if covers {
 				c.Reason = errCovers(inside, insideAddr).Error()
@@ -87,9 +87,9 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 		// A next hop that is a node of the cluster is reached as the pool of the
 		// prefix asks for, so that both sides agree on the device; the direct
 		// driver may have no path to it by itself, and then the underlay has.
-		if n, ok := r.nodeAt(path.NextHop); ok && inPool && !covers && n != r.self {
-			k := hopKey{pool: poolName, node: n, fam: fam}
-			if w := r.sender.forwardingPaths[k]; w.encap.Driver != dataplane.DriverDirect || r.usable(k).err == nil {
+		if n, ok := r.nodes.At(path.NextHop); ok && inPool && !covers && n != r.nodes.Self {
+			k := hopKey{Key: encap.Key{Pool: poolName, Node: n, Family: fam}}
+			if w := r.planner.PathTo(k.Key); w.Encap.Driver != dataplane.DriverDirect || r.usable(k).Err == nil {
 				c.hop = k
 			}
 		}
@@ -97,7 +97,7 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 		if !ok {
 			usurped = r.usurped(p, path)
 		}
-		if ok && o.node == r.self { // a local workload has it, or nobody
+		if ok && o.node == r.nodes.Self { // a local workload has it, or nobody
 			c.Reason = "the prefix is this host's own"
 		} else if usurped != nil {
 			c.Reason = usurped.Error()
@@ -123,13 +123,13 @@ func (r *rib) candidates(p netip.Prefix, out []Candidate) []Candidate {
 // of a block, and the path leads elsewhere than to the node that holds it. Who can
 // announce anything at all would have another's workloads' packets otherwise, for the
 // more specific prefix wins. The prefix must be no block and no borrowed address.
-func (r *rib) usurped(p netip.Prefix, a nexthop.Announcement) error {
+func (r *RIB) usurped(p netip.Prefix, a nexthop.Announcement) error {
 	block, holder, ok := r.holder(p)
 	if !ok || a.Named > block.Bits() {
 		return nil
 	}
 	for hop := range a.Hops.All() {
-		if n, ok := r.nodeAt(hop); !ok || n != holder {
+		if n, ok := r.nodes.At(hop); !ok || n != holder {
 			return errPart(block, holder)
 		}
 	}
@@ -138,12 +138,12 @@ func (r *rib) usurped(p netip.Prefix, a nexthop.Announcement) error {
 
 // tunnelled reports whether packets of a pool go to a node in a tunnel: by the pool's
 // mode or, where that depends on the node, by what was chosen for it.
-func (r *rib) tunnelled(poolName, node string, fam dataplane.Family) bool {
-	if e := r.pools[poolName].Encap; e == store.IPIP || e == store.VXLAN {
+func (r *RIB) tunnelled(poolName, node string, fam dataplane.Family) bool {
+	if e := r.pools.ByName[poolName].Encap; e == store.IPIP || e == store.VXLAN {
 		return true
 	}
-	w := r.sender.forwardingPaths[hopKey{pool: poolName, node: node, fam: fam}]
-	return w.encap.Driver == dataplane.DriverIPIP || w.encap.Driver == dataplane.DriverVXLAN
+	w := r.planner.PathTo(encap.Key{Pool: poolName, Node: node, Family: fam})
+	return w.Encap.Driver == dataplane.DriverIPIP || w.Encap.Driver == dataplane.DriverVXLAN
 }
 
 // ownBlock is the route that keeps packets for unused addresses of this host's
@@ -174,22 +174,22 @@ type completed struct {
 	encap                         dataplane.Encap
 }
 
-func (r *rib) complete(k hopKey) completed {
+func (r *RIB) complete(k hopKey) completed {
 	pl := r.usable(k)
-	if pl.err != nil {
-		return completed{driver: pl.driver, reason: pl.err.Error()}
+	if pl.Err != nil {
+		return completed{driver: pl.Driver, reason: pl.Err.Error()}
 	}
-	w := r.sender.forwardingPaths[k]
-	return completed{driver: pl.driver, via: pl.hop.Gateway, link: pl.hop.Link, mtu: pl.mtu, encap: w.encap, delayed: w.reason}
+	w := r.planner.PathTo(k.Key)
+	return completed{driver: pl.Driver, via: pl.Hop.Gateway, link: pl.Hop.Link, mtu: pl.MTU, encap: w.Encap, delayed: w.Reason}
 }
 
 func (c *Candidate) fill(w completed) {
 	c.Driver, c.Reason, c.Via, c.Link, c.route.MTU, c.Encap, c.Delayed = w.driver, w.reason, w.via, w.link, w.mtu, w.encap, w.delayed
 }
 
-// explain lists the candidates of all prefixes that overlap filter, or of all
+// Explain lists the candidates of all prefixes that overlap filter, or of all
 // if filter is not valid, in prefix order with the best first.
-func (r *rib) explain(filter netip.Prefix) []Candidate {
+func (r *RIB) Explain(filter netip.Prefix) []Candidate {
 	prefixes := set[netip.Prefix]{}
 	for p := range r.claims {
 		prefixes[p] = struct{}{}
@@ -218,19 +218,15 @@ func (r *rib) explain(filter netip.Prefix) []Candidate {
 		out = append(out, cs...)
 	}
 	slices.SortStableFunc(out, func(a, b Candidate) int {
-		return cmp.Or(a.Prefix.Compare(b.Prefix), boolCompare(b.Best, a.Best))
+		if by := a.Prefix.Compare(b.Prefix); by != 0 || a.Best == b.Best {
+			return by
+		}
+		if a.Best {
+			return -1
+		}
+		return 1
 	})
 	return out
-}
-
-func boolCompare(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 // because says in a sentence why a chosen candidate is there.
@@ -255,53 +251,4 @@ func whyChosen(c Candidate) string {
 		return fmt.Sprintf("announced by %s and others of equal cost with next hops %s", c.Peer, c.hops.Join(", "))
 	}
 	return fmt.Sprintf("announced by %s with next hop %s", c.Peer, c.NextHop)
-}
-
-// PoolStatus says how a pool is carried and what keeps it from being so.
-type PoolStatus struct {
-	Name          string
-	CIDR          netip.Prefix
-	Encapsulation store.Encapsulation
-	Mode          store.Mode
-	Driver        dataplane.Driver
-	Host          []dataplane.Key // what must be on this host to carry it: the device, its address
-	Err           error           // why that is not known
-
-	// Behind names the peers to which packets do not travel as the pool asks
-	// for, with the reason; the first few, by name.
-	Behind      []Delay
-	BehindTotal int
-}
-
-// Delay says why packets to a node do not travel as a pool asks for.
-type Delay struct {
-	Node   string
-	Encap  dataplane.Encap // in which they travel; zero: not at all
-	Reason string
-}
-
-// maxDelays bounds how many peers a status names.
-const maxDelays = 5
-
-func (t *table) poolStatus() []PoolStatus {
-	var out []PoolStatus
-	for _, p := range t.pools {
-		m := t.modeOf(p)
-		st := PoolStatus{Name: p.Name, CIDR: p.CIDR, Encapsulation: p.Encap, Mode: m, Driver: driverFor(p.Encap), BehindTotal: t.behind[p.Name]}
-		encaps := t.encapsOf(m, familyOf(p))
-		for _, f := range encaps {
-			st.Host = append(st.Host, t.deviceKeys[f]...)
-			if err := t.deviceErrs[f]; err != nil {
-				st.Err = fmt.Errorf("pool %s (%s): %w", p.Name, p.Encap, err)
-			}
-		}
-		if len(encaps) == 0 && len(t.hosts) > 0 {
-			_, err := driverFor(p.Encap).Host(t.hostFor(familyOf(p), t.outers(familyOf(p))[0], m.VNI, m.Port))
-			st.Err = fmt.Errorf("pool %s (%s): %w", p.Name, p.Encap, cmp.Or(err, dataplane.ErrNoPath))
-		}
-		st.Behind = t.delays(p)
-		out = append(out, st)
-	}
-	slices.SortFunc(out, func(a, b PoolStatus) int { return cmp.Compare(a.Name, b.Name) })
-	return out
 }

@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"maps"
@@ -31,7 +31,7 @@ func newPublishing(e *ends) *publishing {
 // intersection.
 func (p *publishing) own() (accepts, uses set[dataplane.Encap]) {
 	accepts, uses = set[dataplane.Encap]{}, set[dataplane.Encap]{}
-	seen := p.ends.ownNode()
+	seen := p.ends.nodes.Own()
 	if seen == nil {
 		return accepts, uses
 	}
@@ -47,7 +47,7 @@ func (p *publishing) own() (accepts, uses set[dataplane.Encap]) {
 // published reports whether this host takes part in what nodes agree on by
 // what they publish. Before it does it follows the pools at once.
 func (p *publishing) published() bool {
-	n := p.ends.ownNode()
+	n := p.ends.nodes.Own()
 	return n != nil && n.Encaps.Published
 }
 
@@ -57,7 +57,7 @@ func (p *publishing) mayUse(f dataplane.Encap) bool {
 	if !p.published() {
 		return true
 	}
-	_, seen := p.ends.ownNode().Encaps.Use[f]
+	_, seen := p.ends.nodes.Own().Encaps.Use[f]
 	if p.inflight == nil {
 		return seen
 	}
@@ -74,7 +74,7 @@ func (p *publishing) movedTo(pool string) []store.Mode {
 			out = append(out, m)
 		}
 	}
-	if m, ok := p.ends.ownNode().Encaps.Send[pool]; ok && !slices.Contains(out, m) {
+	if m, ok := p.ends.nodes.Own().Encaps.Send[pool]; ok && !slices.Contains(out, m) {
 		out = append(out, m)
 	}
 	return out
@@ -83,22 +83,22 @@ func (p *publishing) movedTo(pool string) []store.Mode {
 // publication is what this host should have published. It reports false while
 // that is not known: before the kernel was seen to accept, or to refuse, what
 // the pools ask for, this host would say that it accepts nothing.
-func (t *table) publication() (store.NodeEncaps, bool) {
-	self := t.nodes[t.self]
-	if self == nil || len(t.hosts) == 0 {
+func (r *receiver) publication() (store.NodeEncaps, bool) {
+	self := r.nodes.Own()
+	if self == nil || len(r.hosts) == 0 {
 		return store.NodeEncaps{}, false
 	}
 	seen := self.Encaps.NodeEncaps
-	wanted := t.wantedEncaps()
+	wanted := r.WantedEncaps()
 	if !seen.Published {
 		for f := range wanted {
-			if st := t.kernel[f]; !st.done && st.err == nil && t.deviceErrs[f] == nil {
+			if st := r.kernel[f]; !st.Done && st.Err == nil && r.devices[f].Err == nil {
 				return store.NodeEncaps{}, false
 			}
 		}
 	}
 	return store.NodeEncaps{
-		Published: true, Accepts: t.publicAccepts(), Uses: t.publicUses(self), Sends: t.publicSends(self), Refuses: t.publicRefuses(self, wanted),
+		Published: true, Accepts: r.publicAccepts(), Uses: r.publicUses(self), Sends: r.publicSends(self), Refuses: r.publicRefuses(self, wanted),
 	}, true
 }
 
@@ -106,7 +106,7 @@ func (t *table) publication() (store.NodeEncaps, bool) {
 func (r *receiver) publicAccepts() []string {
 	out := set[dataplane.Encap]{}
 	for f := range r.neededEncaps() {
-		if r.deviceErrs[f] == nil && r.accepts(f) && (r.published() || r.kernel[f].done) {
+		if r.devices[f].Err == nil && r.accepts(f) && (r.published() || r.kernel[f].Done) {
 			out[f] = struct{}{}
 		}
 	}
@@ -129,9 +129,9 @@ func (p *publishing) publicUses(self *cluster.Node) []string {
 // publicSends names the mode of each pool that every peer was moved to.
 func (p *publishing) publicSends(self *cluster.Node) map[string]string {
 	out := map[string]string{}
-	for _, pool := range p.ends.pools {
+	for _, pool := range p.ends.pools.ByName {
 		if p.behind[pool.Name] == 0 && p.confirmed {
-			out[pool.Name] = p.ends.modeOf(pool).String()
+			out[pool.Name] = p.ends.pools.Mode(pool).String()
 		} else if m, ok := self.Encaps.Send[pool.Name]; ok {
 			out[pool.Name] = m.String()
 		}
@@ -158,18 +158,18 @@ func (r *receiver) publicRefuses(self *cluster.Node, wanted set[dataplane.Encap]
 	}
 	for f, err := range r.unsupported {
 		if f.Driver == dataplane.DriverVXLAN {
-			f.VNI, f.Port = r.settings.vni, r.settings.port
+			f.VNI, f.Port = r.pools.Settings.VNI, r.pools.Settings.Port
 		}
 		if r.hasHost(f.Outer) {
 			note(f, err)
 		}
 	}
 	for f := range wanted {
-		if err := r.deviceErrs[f]; err != nil {
+		if err := r.devices[f].Err; err != nil {
 			note(f, err)
-		} else if err := r.kernel[f].err; err != nil {
+		} else if err := r.kernel[f].Err; err != nil {
 			note(f, err)
-		} else if r.kernel[f].done {
+		} else if r.kernel[f].Done {
 			delete(out, f.String())
 		}
 	}
@@ -185,38 +185,36 @@ func encapNames(s set[dataplane.Encap]) []string {
 	return out
 }
 
-// offer is what is to be published and is not: nil where there is nothing, and
+// Offer is what is to be published and is not: nil where there is nothing, and
 // while an earlier one is under way.
-func (t *table) offer() *store.NodeEncaps {
-	if t.inflight != nil {
+func (p *Planner) Offer() *store.NodeEncaps {
+	if p.inflight != nil {
 		return nil
 	}
-	f, ok := t.publication()
-	if !ok || sameEncaps(f, t.nodes[t.self].Encaps.NodeEncaps) {
+	f, ok := p.publication()
+	if !ok || sameEncaps(f, p.nodes.Own().Encaps.NodeEncaps) {
 		return nil
 	}
-	t.inflight, t.inflightAt = cluster.NewEncaps(f), 0
-	t.devicesDirty = true
-	t.replanAll = true
+	p.inflight, p.inflightAt = cluster.NewEncaps(f), 0
+	p.Changed()
 	return &f
 }
 
-// written notes at which revision what was offered is in the store.
-func (t *table) written(rev store.Revision) {
-	if t.inflight == nil {
+// Written notes at which revision what was offered is in the store.
+func (p *Planner) Written(rev store.Revision) {
+	if p.inflight == nil {
 		return
 	}
-	t.inflightAt = rev
-	if t.settleInflight() {
-		t.replanAll = true
-		t.devicesDirty = true
+	p.inflightAt = rev
+	if p.settleInflight() {
+		p.Changed()
 	}
 }
 
 // settleInflight forgets what was being published once the watch has shown it. From
 // then on what the others wrote before it is known here too.
 func (p *publishing) settleInflight() bool {
-	self := p.ends.ownNode()
+	self := p.ends.nodes.Own()
 	if p.inflight == nil || p.inflightAt == 0 || self == nil || self.Revision < p.inflightAt {
 		return false
 	}

@@ -1,4 +1,4 @@
-package vrouter
+package encap
 
 import (
 	"errors"
@@ -33,9 +33,9 @@ type choice struct {
 
 // decision is what follows from a choice.
 type decision struct {
-	target dataplane.Encap // what to send as things are
-	encap  dataplane.Encap // what to send now; zero: nothing
-	reason string          // why target is not what is wanted; empty: it is
+	Target dataplane.Encap // what to send as things are
+	Encap  dataplane.Encap // what to send now; zero: nothing
+	Reason string          // why Target is not what is wanted; empty: it is
 }
 
 // decide is the sender's rule: the wanted encapsulation if the peer accepts it,
@@ -48,13 +48,13 @@ type decision struct {
 func (c choice) decide() decision {
 	var d decision
 	usable := c.usable(&d)
-	d.target = c.wanted
+	d.Target = c.wanted
 	if len(usable) > 0 {
-		d.target = usable[0]
+		d.Target = usable[0]
 	}
 	for _, f := range usable {
 		if c.mayUse(f) {
-			d.encap = f
+			d.Encap = f
 			return d
 		}
 	}
@@ -63,7 +63,7 @@ func (c choice) decide() decision {
 	// accept much later.
 	for _, f := range append(slices.Clone(c.moved), c.wanted) {
 		if c.mayUse(f) && c.can(f) == nil {
-			d.encap = f
+			d.Encap = f
 			break
 		}
 	}
@@ -89,7 +89,7 @@ func (c choice) usable(d *decision) []dataplane.Encap {
 		if err := c.check(f); err == nil {
 			out = append(out, f)
 		} else if f == c.wanted {
-			d.reason = err.Error()
+			d.Reason = err.Error()
 		}
 	}
 	if !slices.ContainsFunc(out, c.mayUse) {
@@ -101,7 +101,7 @@ func (c choice) usable(d *decision) []dataplane.Encap {
 	}
 	if len(out) > 1 && out[0] == c.wanted && slices.Contains(c.moved, out[1]) {
 		if err := c.unproven(); err != nil {
-			d.reason = err.Error()
+			d.Reason = err.Error()
 			return out[1:]
 		}
 	}

@@ -1,4 +1,4 @@
-package vrouter
+package rib
 
 import (
 	"fmt"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/store"
 )
 
 func addrs(list ...string) []netip.Addr {
@@ -33,7 +32,7 @@ func learnedPath(prefix string, hops ...string) Path {
 
 // reached says where each learned prefix goes: the gateways, through whatever
 // objects.
-func reached(t *table) map[string]string {
+func reached(t *host) map[string]string {
 	hops, groups := map[dataplane.NextHopID]string{}, map[dataplane.NextHopID]dataplane.GroupMembers{}
 	for _, o := range desiredOf(t) {
 		switch o := o.(type) {
@@ -69,10 +68,10 @@ func reached(t *table) map[string]string {
 
 func TestGroups(t *testing.T) {
 	const p1, p2, p3 = "172.20.1.0/24", "172.20.2.0/24", "172.20.3.0/24"
-	tab := newTestTable(testCluster(store.Direct)[:2]...)
-	step := func(what string, u PathUpdate, want map[string]string, put, del int) {
+	tab := newHost(t)
+	step := func(what string, u Update, want map[string]string, put, del int) {
 		t.Helper()
-		gotPut, gotDel := changes(tab, func() { tab.setPaths(u) })
+		gotPut, gotDel := changes(tab, func() { tab.SetPaths(u) })
 		if diff := cmp.Diff(want, reached(tab)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
@@ -82,26 +81,26 @@ func TestGroups(t *testing.T) {
 	}
 	both, one, two := "10.1.0.2 eth0, 10.1.0.3 eth0", "10.1.0.2 eth0", "10.1.0.3 eth0"
 	a, b := "10.1.0.2", "10.1.0.3"
-	step("two prefixes of two ToRs share one group", PathUpdate{Put: []Path{learnedPath(p1, a, b), learnedPath(p2, b, a), learnedPath(p3, b)}},
+	step("two prefixes of two ToRs share one group", Update{Put: []Path{learnedPath(p1, a, b), learnedPath(p2, b, a), learnedPath(p3, b)}},
 		map[string]string{p1: both, p2: both, p3: two}, 6, 0)
-	step("a ToR lost is one group replaced", PathUpdate{Down: addrs(a)},
+	step("a ToR lost is one group replaced", Update{Down: addrs(a)},
 		map[string]string{p1: two, p2: two, p3: two}, 1, 1)
-	step("its withdrawals move no route", PathUpdate{Put: []Path{learnedPath(p1, b), learnedPath(p2, b)}, Up: addrs(a)},
+	step("its withdrawals move no route", Update{Put: []Path{learnedPath(p1, b), learnedPath(p2, b)}, Up: addrs(a)},
 		map[string]string{p1: two, p2: two, p3: two}, 0, 0)
-	step("it is back with one prefix", PathUpdate{Put: []Path{learnedPath(p1, a, b)}},
+	step("it is back with one prefix", Update{Put: []Path{learnedPath(p1, a, b)}},
 		map[string]string{p1: both, p2: two, p3: two}, 3, 0)
-	step("and with the other, and the old group goes", PathUpdate{Put: []Path{learnedPath(p2, a, b)}},
+	step("and with the other, and the old group goes", Update{Put: []Path{learnedPath(p2, a, b)}},
 		map[string]string{p1: both, p2: both, p3: two}, 1, 1)
-	step("both lost", PathUpdate{Down: addrs(a, b)}, map[string]string{}, 0, 6)
-	step("one found again", PathUpdate{Up: addrs(a)}, map[string]string{p1: one, p2: one}, 4, 0)
-	step("the other too", PathUpdate{Up: addrs(b)}, map[string]string{p1: both, p2: both, p3: two}, 3, 0)
+	step("both lost", Update{Down: addrs(a, b)}, map[string]string{}, 0, 6)
+	step("one found again", Update{Up: addrs(a)}, map[string]string{p1: one, p2: one}, 4, 0)
+	step("the other too", Update{Up: addrs(b)}, map[string]string{p1: both, p2: both, p3: two}, 3, 0)
 
 	// The underlay loses the way to one.
 	u := rack()
 	u.Routes = append(u.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Gateway: netip.MustParseAddr("10.1.0.9"), Link: "eth0"})
 	tab.setUnderlay(u)
 	tab.settle()
-	step("a next hop that the underlay resolves", PathUpdate{Put: []Path{learnedPath(p3, b, "10.9.0.1")}},
+	step("a next hop that the underlay resolves", Update{Put: []Path{learnedPath(p3, b, "10.9.0.1")}},
 		map[string]string{p1: both, p2: both, p3: "10.1.0.3 eth0, 10.1.0.9 eth0"}, 3, 0)
 	u.Routes = slices.Clone(u.Routes)
 	u.Routes[2].Gateway = netip.MustParseAddr("10.1.0.8")
@@ -120,25 +119,25 @@ func TestGroups(t *testing.T) {
 // behind it, and neither do its withdrawals.
 func TestLossOfManyPrefixes(t *testing.T) {
 	const n = 100_000
-	tab := newTestTable(testCluster(store.Direct)[:2]...)
-	var both, left PathUpdate
+	tab := newHost(t)
+	var both, left Update
 	for i := range n {
 		p := fmt.Sprintf("%d.%d.%d.0/24", 20+i>>16, i>>8&0xff, i&0xff)
 		both.Put = append(both.Put, learnedPath(p, "10.1.0.2", "10.1.0.3"))
 		left.Put = append(left.Put, learnedPath(p, "10.1.0.3"))
 	}
-	if put, _ := changes(tab, func() { tab.setPaths(both) }); len(put) != n+3 {
+	if put, _ := changes(tab, func() { tab.SetPaths(both) }); len(put) != n+3 {
 		t.Fatalf("%d objects, want a route each, two next hops and one group", len(put))
 	}
-	put, del := changes(tab, func() { tab.setPaths(PathUpdate{Down: addrs("10.1.0.2")}) })
+	put, del := changes(tab, func() { tab.SetPaths(Update{Down: addrs("10.1.0.2")}) })
 	if len(put) != 1 || len(del) != 1 || !strings.Contains(put[0], "group") {
 		t.Errorf("lost: %q, %q", put, del)
 	}
 	left.Up = addrs("10.1.0.2")
-	if put, del = changes(tab, func() { tab.setPaths(left) }); len(put)+len(del) != 0 {
+	if put, del = changes(tab, func() { tab.SetPaths(left) }); len(put)+len(del) != 0 {
 		t.Errorf("withdrawn: %d put, %d deleted", len(put), len(del))
 	}
-	if put, del = changes(tab, func() { tab.setPaths(PathUpdate{Reset: true}) }); len(put) != 0 || len(del) != n+2 {
+	if put, del = changes(tab, func() { tab.SetPaths(Update{Reset: true}) }); len(put) != 0 || len(del) != n+2 {
 		t.Errorf("all withdrawn: %d put, %d deleted", len(put), len(del))
 	}
 }
@@ -148,20 +147,20 @@ func TestLossOfManyPrefixes(t *testing.T) {
 // prefix is looked at.
 func TestLossOneAfterAnother(t *testing.T) {
 	const n = 2000
-	tab := newTestTable(testCluster(store.Direct)[:2]...)
+	tab := newHost(t)
 	tors := []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5"}
-	announce := func(from, to int, tors ...string) (u PathUpdate) {
+	announce := func(from, to int, tors ...string) (u Update) {
 		for i := from; i < to; i++ {
 			u.Put = append(u.Put, learnedPath(fmt.Sprintf("20.%d.%d.0/24", i>>8, i&0xff), tors...))
 		}
 		return u
 	}
-	if put, _ := changes(tab, func() { tab.setPaths(announce(0, n, tors...)) }); len(put) != n+5 {
+	if put, _ := changes(tab, func() { tab.SetPaths(announce(0, n, tors...)) }); len(put) != n+5 {
 		t.Fatalf("%d objects, want a route each, four next hops and one group", len(put))
 	}
 	lose := func(tor string) {
 		t.Helper()
-		tab.setPaths(PathUpdate{Down: addrs(tor)})
+		tab.SetPaths(Update{Down: addrs(tor)})
 		if len(tab.turned)+len(tab.dirty) != 0 {
 			t.Errorf("%s lost: all behind %d keys and %d prefixes are to be chosen for anew", tor, len(tab.turned), len(tab.dirty))
 		}
@@ -174,9 +173,9 @@ func TestLossOneAfterAnother(t *testing.T) {
 			t.Errorf("%s lost: then %v, %v", tor, put, del)
 		}
 	}
-	withdraw := func(u PathUpdate) {
+	withdraw := func(u Update) {
 		t.Helper()
-		if put, del := changes(tab, func() { tab.setPaths(u) }); len(put)+len(del) != 0 {
+		if put, del := changes(tab, func() { tab.SetPaths(u) }); len(put)+len(del) != 0 {
 			t.Errorf("withdrawn: %v, %v", put, del)
 		}
 	}
@@ -202,14 +201,14 @@ func TestNextHopLeftBehind(t *testing.T) {
 	t.Parallel()
 	const gone = "172.20.0.0/24"
 	for i := range 32 { // prefixes are chosen for in any order
-		tab := newTestTable(testCluster(store.Direct)[:2]...)
-		tab.setPaths(PathUpdate{Put: []Path{learnedPath(gone, "fe80::1%eth0")}})
+		tab := newHost(t)
+		tab.SetPaths(Update{Put: []Path{learnedPath(gone, "fe80::1%eth0")}})
 		tab.settle()
-		tab.setPaths(PathUpdate{Del: []netip.Prefix{netip.MustParsePrefix(gone)}})
+		tab.SetPaths(Update{Del: []netip.Prefix{netip.MustParsePrefix(gone)}})
 		u := rack()
 		u.Links[1].Up = false
 		tab.setUnderlay(u)
-		tab.setPaths(PathUpdate{Put: []Path{learnedPath("172.20.1.0/24", "fe80::1%eth0", "10.1.0.2")}})
+		tab.SetPaths(Update{Put: []Path{learnedPath("172.20.1.0/24", "fe80::1%eth0", "10.1.0.2")}})
 		tab.settle()
 		want := map[string]string{"172.20.1.0/24": "10.1.0.2 eth0"}
 		if diff := cmp.Diff(want, reached(tab)); diff != "" {
@@ -223,19 +222,16 @@ func TestNextHopLeftBehind(t *testing.T) {
 func TestGroupsModel(t *testing.T) {
 	hops := []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fe80::1%eth0", "10.9.0.1"}
 	rapid.Check(t, func(rt *rapid.T) {
-		tab := newTestTable(testCluster(store.Direct)[:2]...)
+		tab := newHost(t)
 		known, lost, u := map[string]Path{}, map[string]bool{}, rack()
-		fresh := func() *table {
-			f := newTable("node1")
+		fresh := func() *host {
+			f := newHost(t)
 			f.setUnderlay(u)
-			for _, ev := range testCluster(store.Direct)[:2] {
-				f.take(ev)
-			}
-			all := PathUpdate{Put: slices.Collect(maps.Values(known))}
+			all := Update{Put: slices.Collect(maps.Values(known))}
 			for a := range lost {
 				all.Down = append(all.Down, netip.MustParseAddr(a))
 			}
-			f.setPaths(all)
+			f.SetPaths(all)
 			f.settle()
 			return f
 		}
@@ -244,22 +240,22 @@ func TestGroupsModel(t *testing.T) {
 			"put": func(rt *rapid.T) {
 				p := learnedPath(prefix(), rapid.SliceOfNDistinct(rapid.SampledFrom(hops), 1, 3, rapid.ID[string]).Draw(rt, "hops")...)
 				known[p.Prefix.String()] = p
-				tab.setPaths(PathUpdate{Put: []Path{p}})
+				tab.SetPaths(Update{Put: []Path{p}})
 			},
 			"del": func(*rapid.T) {
 				p := prefix()
 				delete(known, p)
-				tab.setPaths(PathUpdate{Del: []netip.Prefix{netip.MustParsePrefix(p)}})
+				tab.SetPaths(Update{Del: []netip.Prefix{netip.MustParsePrefix(p)}})
 			},
 			"lose": func(rt *rapid.T) {
 				a := rapid.SampledFrom(hops).Draw(rt, "hop")
 				lost[a] = true
-				tab.setPaths(PathUpdate{Down: addrs(a)})
+				tab.SetPaths(Update{Down: addrs(a)})
 			},
 			"find": func(rt *rapid.T) {
 				a := rapid.SampledFrom(hops).Draw(rt, "hop")
 				delete(lost, a)
-				tab.setPaths(PathUpdate{Up: addrs(a)})
+				tab.SetPaths(Update{Up: addrs(a)})
 			},
 			"underlay": func(rt *rapid.T) {
 				u = rack()
