@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -214,6 +215,44 @@ const AnnotationTunnelAddress = "routerd.io/tunnelAddress"
 func TunnelAddresses(n *Node) []netip.Addr {
 	addrs, _ := ParseTunnelAddresses(n.Annotations[AnnotationTunnelAddress])
 	return addrs
+}
+
+// AnnotationTunnelSources on a Node is the addresses from which the host may send
+// tunnelled packets besides the Node's own, in order, separated by commas: those that it
+// has, of which the kernel chooses, and the one that it is about to register.
+const AnnotationTunnelSources = "routerd.io/tunnelSources"
+
+// MaxTunnelSources is how many addresses of [AnnotationTunnelSources] count.
+const MaxTunnelSources = 32
+
+// TunnelSources returns the valid addresses in a node's [AnnotationTunnelSources].
+func TunnelSources(n *Node) []netip.Addr {
+	var addrs []netip.Addr
+	for part := range strings.SplitSeq(n.Annotations[AnnotationTunnelSources], ",") {
+		a, err := netip.ParseAddr(strings.TrimSpace(part))
+		if err == nil && a.IsGlobalUnicast() && a.Zone() == "" && !a.Is4In6() && !slices.Contains(addrs, a) && len(addrs) < MaxTunnelSources {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// SetTunnelSources writes a node's [AnnotationTunnelSources]. It leaves a map that the
+// node shares with others alone.
+func SetTunnelSources(n *Node, addrs []netip.Addr) {
+	a := maps.Clone(n.Annotations)
+	if a == nil {
+		a = map[string]string{}
+	}
+	if n.Annotations = a; len(addrs) == 0 {
+		delete(a, AnnotationTunnelSources)
+		return
+	}
+	text := make([]string, 0, len(addrs))
+	for _, x := range addrs[:min(len(addrs), MaxTunnelSources)] {
+		text = append(text, x.String())
+	}
+	a[AnnotationTunnelSources] = strings.Join(text, ",")
 }
 
 // ParseTunnelAddresses reads the value of [AnnotationTunnelAddress]. With an

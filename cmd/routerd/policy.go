@@ -65,7 +65,8 @@ func (d *router) newPolicy() error {
 	p.enforcer = enforce.New(enforce.Config{
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Guarded: guardedPorts(d.cfg), Datastore: datastorePorts(d.cfg),
 		Table: p.table, Connections: p.connections, Log: log,
-		Heard: d.clearPolicyMark,
+		TunnelsFromAnywhere: d.cfg.Policy.AllowTunnelsFromAnywhere,
+		Heard:               d.clearPolicyMark,
 	})
 	return nil
 }

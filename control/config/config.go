@@ -145,6 +145,9 @@ type Policy struct {
 	// AllowHostPortsFromWorkloads lets workloads reach BGP's and the probes' ports
 	// of the cluster's hosts.
 	AllowHostPortsFromWorkloads bool `mapstructure:"allowHostPortsFromWorkloads"`
+	// AllowTunnelsFromAnywhere has this host decapsulate tunnels' packets from whomever
+	// they come, not from hosts of the cluster alone.
+	AllowTunnelsFromAnywhere bool `mapstructure:"allowTunnelsFromAnywhere"`
 }
 
 // Dataplane configures the writer to the kernel.

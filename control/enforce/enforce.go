@@ -46,8 +46,12 @@ type Config struct {
 	HostPorts        []filter.Tunnel   // see [policy.Config]
 	Guarded          []filter.Tunnel   // likewise
 	Datastore        []filter.Failsafe // see [policy.Config]
-	Table            Table
-	Connections      Connections
+
+	// TunnelsFromAnywhere is as in [policy.Config].
+	TunnelsFromAnywhere bool
+
+	Table       Table
+	Connections Connections
 
 	// Retry is the first pause after a step that the kernel refused; pauses
 	// double up to ten seconds. 0: 100 ms.
@@ -80,6 +84,7 @@ type Enforcer struct {
 	queue   []store.Batch
 	ifaces  map[string][]netip.Addr // nil: nothing new
 	links   map[string]bool         // with ifaces: those that cannot be workloads'
+	sources map[string][]netip.Addr // by node: from where its packets come, as far as that is new
 	changed map[string]bool         // interfaces whose connections are to be judged anew
 	gone    map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
 	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
@@ -118,7 +123,7 @@ func New(cfg Config) *Enforcer {
 	}
 	return &Enforcer{
 		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(),
-		changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
+		sources: make(map[string][]netip.Addr), changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
 }
 
@@ -158,6 +163,15 @@ func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 	e.poke.Set()
 }
 
+// SetSources sets from which addresses packets of a node were seen to come; see
+// [policy.Calculator.SetSources]. It does not wait.
+func (e *Enforcer) SetSources(node string, addrs []netip.Addr) {
+	e.mu.Lock()
+	e.sources[node] = addrs
+	e.mu.Unlock()
+	e.poke.Set()
+}
+
 // hostLink reports whether a device is the host's own by its type (IFLA_INFO_KIND,
 // ip-link(8)), which is empty for physical ones and the loopback: those that
 // workloads are attached by are named here.
@@ -178,6 +192,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 
 	calc := policy.New(policy.Config{
 		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
+		TunnelsFromAnywhere: e.cfg.TunnelsFromAnywhere,
 	})
 	backoff := async.Backoff{Min: e.cfg.Retry, Max: maxRetry}
 	retry := time.NewTimer(time.Hour)
@@ -205,7 +220,8 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	e.mu.Lock()
 	queue, ifaces, links, before := e.queue, e.ifaces, e.links, e.status
 	known, moved := e.own != nil, e.moved
-	e.queue, e.ifaces, e.moved = nil, nil, false
+	sources := e.sources
+	e.queue, e.ifaces, e.moved, e.sources = nil, nil, false, make(map[string][]netip.Addr)
 	e.mu.Unlock()
 	if ifaces != nil {
 		calc.SetHostLinks(links)
@@ -213,6 +229,9 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	}
 	for _, b := range queue {
 		calc.Update(b)
+	}
+	for node, addrs := range sources {
+		calc.SetSources(node, addrs)
 	}
 	if !known {
 		return nil // host endpoints are found by the addresses, and cuts go by them

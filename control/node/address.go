@@ -32,6 +32,7 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		// take them in.
 		setTunnels(n, st.Tunnels)
 		store.SetNodeEncaps(n, encaps)
+		store.SetTunnelSources(n, sourcesOf(u))
 	}}
 	differ := !st.Registered || a.claim.open()
 	found := map[dataplane.Family]Detected{}
@@ -43,6 +44,9 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		found[f] = c.Detected
 		want.addrs = append(want.addrs, c.Prefix)
 		was := registered(self, f)
+		if wait := a.unheard(was, c.Prefix); wait > 0 {
+			return sooner(again, wait), failed
+		}
 		differ = differ || was != c.Prefix.String()
 		if st.Registered && was != "" && was != c.Prefix.String() {
 			a.cfg.Log.Info("this host moves to another address", "family", f, "from", was, "to", c.Prefix, "device", c.Link)

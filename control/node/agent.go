@@ -115,6 +115,8 @@ type Agent struct {
 	peers *peers
 	claim claim // Run's; the zero value: none is open
 
+	announced map[netip.Addr]time.Time // Run's: when addresses were published as ones to send from
+
 	mu       sync.Mutex
 	underlay *dataplane.Underlay
 	synced   bool
@@ -133,7 +135,7 @@ type Agent struct {
 // New returns an agent that does nothing until [Agent.Run].
 func New(cfg Config) *Agent {
 	return &Agent{
-		cfg: cfg, wake: async.NewSignal(),
+		cfg: cfg, wake: async.NewSignal(), announced: map[netip.Addr]time.Time{},
 		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{}, peers: newPeers(),
 		missing: map[dataplane.Family]time.Time{}, spare: map[Tunnel]time.Time{},
 	}
@@ -305,6 +307,9 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 		return 0, nil
 	}
 	pool := a.ensurePools(ctx, *u, missing)
+	if err := a.announce(ctx, *u, self); err != nil {
+		return 0, errors.Join(pool, err)
+	}
 	again, err = a.register(ctx, *u, self)
 	// Addresses are given to nodes that the watch has shown; it wakes us.
 	if err != nil || self == nil || !due && len(a.spare) == 0 {

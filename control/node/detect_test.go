@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // manyLinks is a host with the devices that get in the way of detection.
@@ -255,5 +257,25 @@ func TestDetectErrors(t *testing.T) {
 	noRoutes.Routes = nil
 	if _, err := Detect(noRoutes, "can-reach=8.8.8.8", dataplane.IPv4); err == nil || !strings.Contains(err.Error(), "no route to 8.8.8.8") {
 		t.Errorf("a host without routes: %v", err)
+	}
+}
+
+// TestSourcesOf: a host may send from all of its own addresses, also from those of its
+// loopback, and not from those of containers' bridges, of tunnels and of links.
+func TestSourcesOf(t *testing.T) {
+	t.Parallel()
+	u := on(t, []string{
+		"eth0 10.1.0.11/24", "eth0 10.1.0.5/24,secondary", "eth1 10.9.0.5/24,deprecated", "lo 127.0.0.1/8", "lo 192.0.2.1/32", "docker0 172.17.0.1/16",
+		"vxlan.calico 192.168.0.1/32", "kube-ipvs0 10.96.0.1/32", "eth0 fe80::1/64", "eth0 2001:db8::1/64",
+	}, nil)
+	if got, want := fmt.Sprint(sourcesOf(u)), "[10.1.0.5 10.1.0.11 10.9.0.5 192.0.2.1 2001:db8::1]"; got != want {
+		t.Errorf("it may send from %s, want %s", got, want)
+	}
+	for i := range 2 * store.MaxTunnelSources {
+		u.Addresses = append(u.Addresses, dataplane.UnderlayAddress{Link: "lo", Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 32), Secondary: true})
+	}
+	got := sourcesOf(u)
+	if len(got) != store.MaxTunnelSources || !slices.Contains(got, netip.MustParseAddr("10.1.0.11")) {
+		t.Errorf("of many it publishes %v", got)
 	}
 }

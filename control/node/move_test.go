@@ -84,6 +84,11 @@ func TestAgentMoves(t *testing.T) {
 		// The operator's way: the new one beside the old, the old one
 		// deprecated, then taken away.
 		a.HandleUnderlay(on(t, []string{"eth1 10.9.0.5/24,deprecated", "eth1 10.9.0.6/24,secondary"}, nil))
+		expectAddress(t, s, "before the others know that it may send from the new one", "10.9.0.5/24")
+		if got := fmt.Sprint(store.TunnelSources(get(t, s, "node1"))); got != "[10.9.0.5 10.9.0.6]" {
+			t.Errorf("it publishes that it sends from %s", got)
+		}
+		<-time.After(announceFor) // virtual time
 		expectAddress(t, s, "when it is deprecated", "10.9.0.6/24")
 		a.HandleUnderlay(on(t, []string{"eth1 10.9.0.6/25"}, nil))
 		expectAddress(t, s, "when the length changed", "10.9.0.6/25")
@@ -143,6 +148,7 @@ func TestAgentMoveRefused(t *testing.T) {
 		defer stop()
 		a.HandleUnderlay(on(t, []string{"eth0 10.1.0.11/24,deprecated", "eth0 10.1.0.99/24,secondary"}, nil))
 		expectAddress(t, s, "with an address that is taken", "10.1.0.11/24")
+		<-time.After(announceFor) // virtual time
 		expectTrouble(t, a, "with an address that is taken", "node node2 is registered with it")
 		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, "node2"), 0); err != nil {
 			t.Fatal(err)
@@ -275,6 +281,7 @@ func TestAgentTakesBack(t *testing.T) {
 					t.Fatal(err)
 				}
 				a.HandleUnderlay(on(t, []string{"eth0 10.1.0.11/24,deprecated", "eth0 10.1.0.99/24,secondary"}, nil))
+				<-time.After(announceFor) // virtual time
 				expectAddress(t, m, "before the other's claim is seen", "10.1.0.99/24")
 				<-s.gate
 				<-time.After(retryMax) // virtual time

@@ -30,6 +30,9 @@ type Config struct {
 	// the ports that BGPConfigurations name are added to it.
 	Guarded []filter.Tunnel
 
+	// TunnelsFromAnywhere has the host decapsulate packets from whomever they come.
+	TunnelsFromAnywhere bool
+
 	// Datastore is where this host reaches the datastore, which host endpoints
 	// leave open likewise: a policy that cuts it off could not be taken back.
 	Datastore []filter.Failsafe

@@ -474,3 +474,58 @@ func TestHostTraffic(t *testing.T) {
 		t.Errorf("outbound (-want +got):\n%s", diff)
 	}
 }
+
+// TestTunnelSources: a host decapsulates what pools ask for and what it publishes, from
+// the addresses that Nodes and externalNodesList name and from those that packets of a
+// node were seen to come from, as long as there is such a node.
+func TestTunnelSources(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, policy.Config{})
+	check := func(when string, want ...filter.Tunnel) {
+		t.Helper()
+		if diff := cmp.Diff(want, s.mirror.Settings.Tunnels); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	check("without a pool")
+	pool := func(name, spec string) store.Object { return obj(store.KindIPPool, name, "", spec) }
+	s.send(event(pool("a", `{cidr: 10.0.0.0/16, vxlanMode: CrossSubnet}`)))
+	check("with a pool of VXLAN", filter.Tunnel{Protocol: 17, Port: 4789})
+	s.send(event(felix("default", `{vxlanPort: 53}`)), event(pool("b", `{cidr: 10.1.0.0/16, ipipMode: Always}`)))
+	check("with another port, and a pool of IPIP", filter.Tunnel{Protocol: 4}, filter.Tunnel{Protocol: 17, Port: 53})
+	own := obj(store.KindNode, thisNode, "", `{}`)
+	store.Meta(own.Value).Annotations = map[string]string{store.AnnotationAccepts: "direct,ip6tnl,vxlan/1/54,vxlan/1/4790", store.AnnotationUses: "vxlan/1/4789"}
+	s.send(event(own), event(felix("default", `{}`)), gone(pool("a", `{}`).Key), gone(pool("b", `{}`).Key))
+	check("by what it publishes", filter.Tunnel{Protocol: 4}, filter.Tunnel{Protocol: 17, Port: 4789}, filter.Tunnel{Protocol: 17, Port: 4790}, filter.Tunnel{Protocol: 41})
+
+	from := func(addr string) bool {
+		return s.mirror.Judge(filter.Flow{In: "eth0", Packet: filter.Packet{
+			Src: netip.MustParseAddr(addr), Dst: netip.MustParseAddr("192.0.2.1"), Protocol: 17, DstPort: 4789,
+		}}).Allowed
+	}
+	sources := func(when string, want map[string]bool) {
+		t.Helper()
+		for addr, allowed := range want {
+			if from(addr) != allowed {
+				t.Errorf("%s: tunnel packets from %s are decapsulated: %t", when, addr, !allowed)
+			}
+		}
+	}
+	s.calc.SetSources("n2", []netip.Addr{netip.MustParseAddr("198.51.100.2")})
+	s.send()
+	sources("of a node that is not there", map[string]bool{"198.51.100.2": false, "192.0.2.2": false})
+	node := obj(store.KindNode, "n2", "", `{bgp: {ipv4Address: 192.0.2.2/24}}`)
+	store.Meta(node.Value).Annotations = map[string]string{store.AnnotationTunnelSources: "192.0.2.3,x,192.0.2.4"}
+	s.send(event(node))
+	sources("of a node", map[string]bool{"198.51.100.2": true, "192.0.2.2": true, "192.0.2.3": true, "192.0.2.4": true, "198.51.100.3": false})
+	s.calc.SetSources("n2", []netip.Addr{netip.MustParseAddr("198.51.100.3")})
+	s.send(event(felix("default", `{externalNodesList: [203.0.113.0/24]}`)))
+	sources("when it moved", map[string]bool{"198.51.100.2": false, "198.51.100.3": true, "203.0.113.7": true})
+	s.send(gone(node.Key), event(felix("default", `{}`)))
+	sources("when it is gone", map[string]bool{"198.51.100.3": false, "192.0.2.2": false, "192.0.2.3": false, "203.0.113.7": false})
+
+	open := newSim(t, policy.Config{TunnelsFromAnywhere: true}, pool("a", `{cidr: 10.0.0.0/16, vxlanMode: Always}`))
+	if got := open.mirror.Settings.Tunnels; got != nil {
+		t.Errorf("with a setting that opens it: %v", got)
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -26,8 +25,11 @@ type settings struct {
 	hosts  map[string][]netip.Prefix
 	inner  map[string][]netip.Prefix // by node: where peers see it besides its own addresses
 	fed    map[feedKey][]filter.Member
-	vxlan  map[string][]uint16 // by node: ports at which it decapsulates VXLAN, or to which it sends
-	bgp    map[string]uint16   // by BGPConfiguration: listenPort
+	seen   map[string][]netip.Prefix // by node: where its packets were seen to come from
+	vxlan  map[string][]uint16       // by node: ports at which it decapsulates VXLAN, or to which it sends
+	asked  map[string]poolTunnel     // by pool that asks for a tunnel
+	own    []filter.Tunnel           // what this host publishes that it decapsulates or sends
+	bgp    map[string]uint16         // by BGPConfiguration: listenPort
 
 	stale     bool // felix or labels changed
 	now       effective
@@ -61,6 +63,8 @@ func (s *settings) init() {
 	s.fed = make(map[feedKey][]filter.Member)
 	s.vxlan = make(map[string][]uint16)
 	s.inner = make(map[string][]netip.Prefix)
+	s.seen = make(map[string][]netip.Prefix)
+	s.asked = make(map[string]poolTunnel)
 	s.bgp = make(map[string]uint16)
 	s.stale = true
 }
@@ -106,13 +110,20 @@ func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
 	}
 	if name == c.cfg.Node {
 		c.ownInterfaces()
+		if own := publishedTunnels(n); !slices.Equal(own, s.own) {
+			s.own, s.stale = own, true
+		}
 	}
 	s.feedNode(c, name)
 }
 
 // feedNode puts the addresses of a node into the sets that hold hosts.
 func (s *settings) feedNode(c *Calculator, name string) {
-	s.feed(c, filter.TunnelSources, "node "+name, slices.Concat(s.hosts[name], s.inner[name]))
+	sources := slices.Concat(s.hosts[name], s.inner[name])
+	if _, known := s.hosts[name]; known {
+		sources = append(sources, s.seen[name]...)
+	}
+	s.feed(c, filter.TunnelSources, "node "+name, sources)
 	var exempt []netip.Prefix
 	if s.now.exemptHosts {
 		exempt = s.hosts[name]
@@ -149,6 +160,12 @@ func (s *settings) putPool(c *Calculator, name string, p *v3.IPPool) {
 	}
 	s.feed(c, filter.NATExempt, "pool "+name, exempt)
 	s.feed(c, filter.NATSources, "pool "+name, sources)
+	if asked := tunnelOfPool(p); asked != s.asked[name] {
+		s.stale = true
+		if s.asked[name] = asked; asked == (poolTunnel{}) {
+			delete(s.asked, name)
+		}
+	}
 }
 
 // feed replaces what one source gives to a set.
@@ -189,6 +206,10 @@ func (s *settings) current(c *Calculator) *effective {
 	s.now.VXLANPorts = s.vxlanInUse()
 	s.now.HostTraffic = s.hostTraffic(c.cfg.HostPorts)
 	s.now.Guarded = s.guarded(c.cfg.Guarded)
+	s.now.Tunnels = nil
+	if !c.cfg.TunnelsFromAnywhere {
+		s.now.Tunnels = s.tunnels()
+	}
 	if was.exemptHosts != s.now.exemptHosts {
 		for name := range s.hosts {
 			s.feedNode(c, name)
@@ -414,26 +435,6 @@ const (
 	protoIPv6 = 41
 )
 
-// vxlanPorts returns the ports of the VXLAN forms that a node publishes.
-func vxlanPorts(n *store.Node) []uint16 {
-	if n == nil {
-		return nil
-	}
-	var ports []uint16
-	f := store.NodeEncapsOf(n)
-	for _, form := range slices.Concat(f.Accepts, f.Uses) {
-		parts := strings.Split(form, "/")
-		if len(parts) != 3 || !strings.HasPrefix(parts[0], "vxlan") {
-			continue
-		}
-		if p, err := strconv.ParseUint(parts[2], 10, 16); err == nil && p > 0 {
-			ports = append(ports, uint16(p))
-		}
-	}
-	slices.Sort(ports)
-	return slices.Compact(ports)
-}
-
 // nodeAddresses returns the addresses of a host on the underlay.
 func nodeAddresses(n *store.Node) []netip.Prefix {
 	var list []netip.Prefix
@@ -455,7 +456,8 @@ func nodeAddresses(n *store.Node) []netip.Prefix {
 }
 
 // tunnelAddresses returns the addresses with which a host's packets arrive inside
-// tunnels, and those to which peers send its tunnels' packets instead of its own.
+// tunnels, those to which peers send its tunnels' packets instead of its own, and those
+// from which it may send them besides.
 func tunnelAddresses(n *store.Node) []netip.Prefix {
 	texts := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]}
 	if n.Spec.BGP != nil {
@@ -470,7 +472,7 @@ func tunnelAddresses(n *store.Node) []netip.Prefix {
 			list = append(list, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	for _, a := range store.TunnelAddresses(n) {
+	for _, a := range slices.Concat(store.TunnelAddresses(n), store.TunnelSources(n)) {
 		list = append(list, netip.PrefixFrom(a, a.BitLen()))
 	}
 	return list

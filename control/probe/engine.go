@@ -34,6 +34,7 @@ type engine struct {
 
 	out       []packet
 	changed   map[peerKey]bool                // of whom something else may be known than was published
+	moved     map[string]bool                 // nodes whose packets come from other addresses than was published
 	public    map[dataplane.Family]netip.Addr // this host's address behind a 1:1 NAT
 	observed  map[dataplane.Family]bool       // some peer said how it sees this host
 	reobserve bool                            // that may have changed
@@ -48,7 +49,7 @@ func newEngine(self string, interval time.Duration, now time.Time) *engine {
 	return &engine{
 		self: self, interval: interval, random: rand.Uint64, mute: func(string) bool { return false },
 		peers: map[peerKey]*peer{}, gone: map[peerKey]remembered{}, mtus: map[string]int{},
-		changed: map[peerKey]bool{}, public: map[dataplane.Family]netip.Addr{},
+		changed: map[peerKey]bool{}, moved: map[string]bool{}, public: map[dataplane.Family]netip.Addr{},
 		observed: map[dataplane.Family]bool{},
 		sends:    newBucket(sendRate, sendRate, now), replies: newBucket(replyRate, replyRate, now),
 	}
@@ -86,7 +87,7 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 			p = &peer{key: k, target: &dataplane.ProbeTarget{}}
 			e.peers[k] = p
 			if m, ok := e.gone[k]; ok {
-				p.seed = m.known
+				p.seed, p.sources = m.known, m.sources
 				delete(e.gone, k)
 			}
 			e.changed[k] = true
@@ -106,8 +107,8 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 		if !seen[k] {
 			delete(e.peers, k)
 			e.queue.drop(p)
-			if known := p.known(); !known.zero() {
-				e.gone[k] = remembered{known, now.Add(remember)}
+			if known := p.known(); !known.zero() || len(p.sources) > 0 {
+				e.gone[k] = remembered{known, p.sources, now.Add(remember)}
 			}
 			e.changed[k] = true
 		}
@@ -149,16 +150,17 @@ func (e *engine) wake(p *peer, at time.Time) {
 // targets come one after the other, or one whose Node was removed and may be back.
 type remembered struct {
 	known
-	until time.Time
+	sources []source
+	until   time.Time
 }
 
 // remember is how long that counts.
 const remember = time.Minute
 
 // seed starts from what the previous run knew.
-func (e *engine) seed(now time.Time, saved map[peerKey]known) {
+func (e *engine) seed(now time.Time, saved map[peerKey]saved) {
 	for k, v := range saved {
-		e.gone[k] = remembered{v, now.Add(remember)}
+		e.gone[k] = remembered{v.known, seeded(now, v.sources), now.Add(remember)}
 		e.changed[k] = true
 	}
 }
@@ -168,7 +170,7 @@ func (e *engine) forget(now time.Time) {
 	for k, m := range e.gone {
 		if !now.Before(m.until) {
 			delete(e.gone, k)
-			e.changed[k] = true
+			e.changed[k], e.moved[k.node] = true, true
 		}
 	}
 }
@@ -222,6 +224,7 @@ func (e *engine) arrived(now time.Time, l localEnd, from netip.AddrPort, m messa
 		e.replayed++
 		return
 	}
+	e.noteSource(p, now, from.Addr())
 	if e.replies.take(now, 1) {
 		e.out = append(e.out, packet{local: l, to: from, msg: message{
 			kind: kindAnswer, from: e.self, to: m.from, nonce: m.nonce, time: now.UnixNano(), seen: from,
@@ -241,6 +244,7 @@ func (e *engine) answer(p *peer, now time.Time, from netip.AddrPort, m message) 
 		return
 	}
 	p.done(m.nonce)
+	e.noteSource(p, now, from.Addr())
 	c := p.find(pr.to)
 	switch {
 	case c == nil:
@@ -340,14 +344,14 @@ func (e *engine) reachOf(k peerKey) dataplane.Reach {
 
 // known returns what the next run is to start from, of those peers of which
 // anything is known.
-func (e *engine) known() map[peerKey]known {
-	out := map[peerKey]known{}
+func (e *engine) known() map[peerKey]saved {
+	out := map[peerKey]saved{}
 	for k, m := range e.gone {
-		out[k] = m.known
+		out[k] = saved{m.known, addrsOf(m.sources)}
 	}
 	for k, p := range e.peers {
-		if known := p.known(); !known.zero() {
-			out[k] = known
+		if known := p.known(); !known.zero() || len(p.sources) > 0 {
+			out[k] = saved{known, addrsOf(p.sources)}
 		}
 	}
 	return out

@@ -33,6 +33,7 @@ type peer struct {
 	newestAt time.Time
 	learned  time.Time      // when a source was last learned
 	seen     netip.AddrPort // this host, as the peer sees it
+	sources  []source       // whence its packets come, the latest first
 
 	neighbour dataplane.Answer
 	reach     dataplane.Reach

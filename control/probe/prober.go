@@ -74,6 +74,10 @@ type UnderlayConfig struct {
 
 	SourcePorts SourcePorts // nil: source ports are not fixed
 	Neighbours  Neighbours  // nil: neighbours are not asked
+
+	// Sources is called when the packets of a node come from other addresses than
+	// before; nil: nobody is notified. It is not to wait.
+	Sources func(node string, addrs []netip.Addr)
 }
 
 // Prober measures. [Prober.Run] does the work; the other methods may be called
@@ -211,6 +215,15 @@ func (p *Prober) mute(name string) bool {
 // [Prober.Run], and before the core begins to act.
 func (p *Prober) Restore(ctx context.Context) error {
 	_, saved := p.load()
+	if p.cfg.Underlay.Enabled && p.cfg.Underlay.Sources != nil {
+		from := map[string][]netip.Addr{}
+		for k, v := range saved {
+			from[k.node] = append(from[k.node], v.sources...)
+		}
+		for node, addrs := range from {
+			p.cfg.Underlay.Sources(node, addrs)
+		}
+	}
 	byFamily := map[dataplane.Family]map[string]dataplane.Reach{}
 	for k, v := range saved {
 		if byFamily[k.fam] == nil {
@@ -492,6 +505,7 @@ func (l *loop) turn(ctx context.Context, now time.Time) (time.Time, error) {
 		sooner(at)
 	}
 	l.publicAddress()
+	l.sources()
 	if len(l.eng.changed) > 0 && !now.Before(l.deliverAt) {
 		if err := l.deliver(ctx, now); err != nil {
 			return now, err
@@ -551,6 +565,20 @@ func (l *loop) deliver(ctx context.Context, at time.Time) error {
 	}
 	l.deliverAt = at.Add(deliverPause)
 	return nil
+}
+
+// sources has published from where peers' packets come.
+func (l *loop) sources() {
+	if len(l.eng.moved) == 0 {
+		return
+	}
+	l.unsaved = true
+	if report := l.p.cfg.Underlay.Sources; report != nil {
+		for node := range l.eng.moved {
+			report(node, l.eng.sources(node))
+		}
+	}
+	l.eng.moved = map[string]bool{}
 }
 
 // addrText shows an address for people: none is the peer's own.

@@ -47,17 +47,19 @@ type underlayRecord struct {
 	Port   uint16           `json:"port,omitempty"`
 	MTU    int              `json:"mtu,omitempty"`
 	Pin    netip.AddrPort   `json:"pin,omitzero"`
+	From   []netip.Addr     `json:"from,omitempty"` // whence its packets come
 }
 
 func (r underlayRecord) valid() bool {
 	return r.Node != "" && (r.Family == dataplane.IPv4 || r.Family == dataplane.IPv6) && r.Near <= dataplane.No && r.MTU >= 0 && r.MTU <= 65535 &&
-		(!r.Addr.IsValid() || dataplane.FamilyOf(r.Addr) == r.Family)
+		(!r.Addr.IsValid() || dataplane.FamilyOf(r.Addr) == r.Family) &&
+		!slices.ContainsFunc(r.From, func(a netip.Addr) bool { return !a.IsValid() || dataplane.FamilyOf(a) != r.Family })
 }
 
 // load reads what was kept. What cannot be used is no error: it is measured anew.
 // former is where earlier versions kept what the underlay is.
-func (p *Prober) load() (tunnels map[string]record, underlay map[peerKey]known) {
-	tunnels, underlay = map[string]record{}, map[peerKey]known{}
+func (p *Prober) load() (tunnels map[string]record, underlay map[peerKey]saved) {
+	tunnels, underlay = map[string]record{}, map[peerKey]saved{}
 	var f file
 	err := readJSON(p.cfg.File, &f)
 	records := f.Underlay
@@ -72,7 +74,8 @@ func (p *Prober) load() (tunnels map[string]record, underlay map[peerKey]known) 
 	}
 	for _, r := range records {
 		if r.valid() && (f.Boot == "" || f.Boot == p.boot) {
-			underlay[peerKey{r.Node, r.Family}] = known{Reach: dataplane.Reach{Near: r.Near, Addr: r.Addr, Port: r.Port, MTU: r.MTU}, Pin: r.Pin}
+			k := known{Reach: dataplane.Reach{Near: r.Near, Addr: r.Addr, Port: r.Port, MTU: r.MTU}, Pin: r.Pin}
+			underlay[peerKey{r.Node, r.Family}] = saved{k, r.From}
 		}
 	}
 	return tunnels, underlay
@@ -110,7 +113,7 @@ func (l *loop) save() {
 		f.Paths = l.tunnels.records()
 	}
 	for k, v := range l.eng.known() {
-		f.Underlay = append(f.Underlay, underlayRecord{Node: k.node, Family: k.fam, Near: v.Reach.Near, Addr: v.Reach.Addr, Port: v.Reach.Port, MTU: v.Reach.MTU, Pin: v.Pin})
+		f.Underlay = append(f.Underlay, underlayRecord{Node: k.node, Family: k.fam, Near: v.Reach.Near, Addr: v.Reach.Addr, Port: v.Reach.Port, MTU: v.Reach.MTU, Pin: v.Pin, From: v.sources})
 	}
 	slices.SortFunc(f.Underlay, func(a, b underlayRecord) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Family, b.Family))

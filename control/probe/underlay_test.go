@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -460,14 +461,14 @@ func TestUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantUnder := map[peerKey]known{{"b", dataplane.IPv4}: {
+	wantUnder := map[peerKey]saved{{"b", dataplane.IPv4}: {known: known{
 		Reach: dataplane.Reach{Near: dataplane.Yes, Addr: netip.MustParseAddr("198.51.100.1"), Port: 20001, MTU: 1400}, Pin: netip.MustParseAddrPort("198.51.100.1:20001"),
-	}}
+	}}}
 	wantTunnels := map[string]record{"carrier": {Path: "way", Result: dataplane.Yes, Need: NoChecksum, At: 5}}
 	for _, when := range []string{"first", "second"} {
 		p := New(cfg)
 		tunnels, underlay := p.load()
-		if !maps.Equal(underlay, wantUnder) || !maps.Equal(tunnels, wantTunnels) {
+		if !reflect.DeepEqual(underlay, wantUnder) || !maps.Equal(tunnels, wantTunnels) {
 			t.Errorf("at the %s start: %+v and %+v", when, underlay, tunnels)
 		}
 		ctx, cancel := context.WithCancel(t.Context())

@@ -18,7 +18,7 @@ type SetID string
 const (
 	NATSources    SetID = "nat-sources"    // pools whose addresses are translated on their way out
 	NATExempt     SetID = "nat-exempt"     // destinations to which nothing is translated
-	TunnelSources SetID = "tunnel-sources" // addresses of hosts of the cluster, and externalNodesList
+	TunnelSources SetID = "tunnel-sources" // addresses of hosts of the cluster, those that others see of them, and externalNodesList
 )
 
 // SetType says what the members of a set are.
@@ -396,6 +396,11 @@ type Settings struct {
 	// workloads reach it neither at their own host nor at those of [TunnelSources].
 	Guarded []Tunnel
 
+	// Tunnels is the encapsulations that the host decapsulates, from [TunnelSources]
+	// alone. Of protocol 41 only what comes over IPv6 is meant: over IPv4 it is some
+	// other program's (RFC 4213).
+	Tunnels []Tunnel
+
 	Reject        bool // denied packets are answered (Felix's Reject), not dropped
 	AllowReturns  bool // allowed packets go on to the host's own rules (Felix's Return)
 	AllowInvalid  bool // packets that connection tracking finds invalid are not dropped
@@ -428,6 +433,9 @@ type Tunnel struct {
 	Protocol uint8
 	Port     uint16
 }
+
+// Over reports whether the tunnel's packets travel over a family of the underlay.
+func (t Tunnel) Over(f dataplane.Family) bool { return t.Protocol != protoIPv6 || f == dataplane.IPv6 }
 
 // Numbers of protocols (IANA, Assigned Internet Protocol Numbers).
 const (

@@ -66,6 +66,7 @@ const (
 	ByNoEndpoint Reason = "workload interface without an endpoint"
 	ByNeighbour  Reason = "IPv6 neighbour discovery of the host's own"
 	ByTunnel     Reason = "tunnel packet from whom none is taken"
+	ByOutside    Reason = "tunnel packet from outside the cluster"
 	ByGuard      Reason = "port that hosts keep for each other"
 	ByLoopback   Reason = "loopback address of the host"
 	ByNobody     Reason = "no endpoint on the way"
@@ -107,6 +108,9 @@ func (r *Ruleset) Judge(f Flow) Verdict {
 	switch {
 	case f.In == "" && outWorkload:
 		return j.verdict()
+	case f.In != "" && f.Out == "" && r.outside(f.Packet):
+		j.end(Step{Interface: f.In, Rule: NoRule, Action: Deny, Hook: Normal, Direction: Ingress, Reason: ByOutside})
+		return j.verdict()
 	case f.discovery(in, inWorkload):
 		j.end(Step{Interface: f.In + f.Out, Rule: NoRule, Action: Allow, Hook: Normal, Direction: directionOf(f), Reason: ByNeighbour})
 		return j.verdict()
@@ -132,6 +136,15 @@ func (r *Ruleset) Judge(f Flow) Verdict {
 		}
 	}
 	return j.verdict()
+}
+
+// outside reports whether the packet is one of a tunnel's that no host of the cluster
+// sent. Probes, which look like it and that no tunnel decapsulates, are not told apart
+// here: they are never data.
+func (r *Ruleset) outside(p Packet) bool {
+	return !r.Contains(TunnelSources, p.Src, 0, 0) && slices.ContainsFunc(r.Settings.Tunnels, func(t Tunnel) bool {
+		return p.of(t) && t.Over(dataplane.FamilyOf(p.Src))
+	})
 }
 
 // discovery reports whether a packet is one of those ICMPv6 messages between

@@ -173,6 +173,7 @@ func (c *chainWriter) rawIn() {
 }
 
 func (c *chainWriter) inputFrom() {
+	c.outside()
 	c.established()
 	c.discovery(true)
 	for _, t := range c.w.settings.Guarded {
@@ -186,6 +187,25 @@ func (c *chainWriter) inputFrom() {
 	c.marked()
 	c.discovery(false)
 	c.host(unix.NFT_META_IIFNAME, hostInMap)
+}
+
+// outside has what looks like a tunnel's packet judged by its outer source, before
+// connection tracking has a word: who was a host of the cluster keeps its connections.
+func (c *chainWriter) outside() {
+	if c.w.members[filter.TunnelSources] == nil {
+		return
+	}
+	for _, t := range c.w.settings.Tunnels {
+		m := new(matcher)
+		if !t.Over(dataplane.IPv4) {
+			m.family(dataplane.IPv6)
+		}
+		m.tunnel(t)
+		s := tunnelSource{t.Protocol}
+		m.do(unix.NFT_JUMP, s.name())
+		c.jumps = append(c.jumps, s)
+		c.add(m, Counter{})
+	}
 }
 
 // loopback keeps workloads from what the host's programs serve to the host alone: with

@@ -202,6 +202,7 @@ func drawSettings(t *rapid.T) filter.Settings {
 	if rapid.Bool().Draw(t, "between hosts") {
 		s.Guarded = pick(t, "guarded", nil, []filter.Tunnel{{Protocol: 6, Port: 90}}, []filter.Tunnel{{Protocol: 6, Port: 80}, {Protocol: 17, Port: 90}})
 		s.HostTraffic = []filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}, {Protocol: 6, Port: 90}}
+		s.Tunnels = pick(t, "tunnels", nil, []filter.Tunnel{{Protocol: 17, Port: 4789}}, []filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 90}, {Protocol: 17, Port: 4789}})
 	}
 	if rapid.Bool().Draw(t, "failsafe") {
 		s.FailsafeIn = []filter.Failsafe{{Protocol: 6, Port: 80}, {Protocol: 17, Port: 53, Net: netip.MustParsePrefix("192.0.2.0/25")}}

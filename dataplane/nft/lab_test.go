@@ -282,7 +282,8 @@ func sourceOf(b []byte) netip.AddrPort {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[at:]))
 }
 
-const magic = "a probe of routerd, number "
+// magic begins with a byte that makes data of it where VXLAN has its flags.
+const magic = "in a probe of routerd, number "
 
 // frame makes an IP packet that carries a number.
 func frame(p filter.Packet, id uint32) []byte {

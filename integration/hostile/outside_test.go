@@ -1,0 +1,166 @@
+package hostile
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/ns"
+	"github.com/routerd/routerd/store"
+)
+
+// TestTunnelFromOutside: somebody on the underlay, who is no host of the cluster, sends
+// a pod packets in VXLAN as another pod. They are taken from whom externalNodesList names.
+func TestTunnelFromOutside(t *testing.T) {
+	t.Parallel()
+	top := topology(2, 1, store.VXLAN)
+	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
+	l := bringUp(t, "outside", top)
+	reachable(t, l)
+	const attacker, victim, forged = "spine", "node1/pod1", "node2/pod1"
+	s, err := l.Store(t.Context(), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	external := func(list ...string) {
+		t.Helper()
+		if _, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindFelixConfiguration, store.DefaultName), func(o store.Object) (any, error) {
+			f, ok := o.Value.(*v3.FelixConfiguration)
+			if !ok {
+				f = v3.NewFelixConfiguration()
+				f.Name = store.DefaultName
+			}
+			f.Spec.ExternalNodesCIDRList = &list
+			return f, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// arrives sends some and says how many arrived.
+	arrives := func(f dataplane.Family) int {
+		t.Helper()
+		src, dst := addrOf(t, l, forged, f), addrOf(t, l, victim, f)
+		heard, err := l.Capture(victim, "eth0", func(p lab.Packet) bool { return p.Outer.Src == src && p.Outer.Proto == experimental })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			tunnelled(t, l, attacker, "node1", f, src, dst)
+		}
+		// What was sent before has been judged by then.
+		if r, err := l.Output(await.Context(t), forged, "ping", "-c", "2", "-i", "0.2", dst.String()); err != nil {
+			t.Errorf("the cluster's own tunnel: %v\n%s", err, r)
+		}
+		return len(heard.Stop())
+	}
+	for _, f := range dataplane.Families() {
+		if n := arrives(f); n > 0 {
+			t.Errorf("%s: %d packets that came from outside reached %s as from %s", f, n, victim, forged)
+		}
+	}
+	if out := output(t, l, "node1", "nft", "list", "table", "inet", "routerd"); !strings.Contains(out, "tunnel packet from outside the cluster") {
+		t.Errorf("no rule says why:\n%s", out)
+	}
+	external(top6(t, l)...)
+	for _, f := range dataplane.Families() {
+		poll(t, fmt.Sprint("those of externalNodesList arrive, ", f), func() string {
+			if arrives(f) == 0 {
+				return "none did: the test tests nothing"
+			}
+			return ""
+		})
+	}
+	external()
+	for _, f := range dataplane.Families() {
+		poll(t, fmt.Sprint("without it none does again, ", f), func() string {
+			if n := arrives(f); n > 0 {
+				return fmt.Sprint(n, " did")
+			}
+			return ""
+		})
+	}
+}
+
+// top6 lists the networks of the lab's racks, in both families.
+func top6(t *testing.T, l *lab.Lab) (list []string) {
+	t.Helper()
+	for _, f := range dataplane.Families() {
+		p, err := addrOf(t, l, "node1", f).Prefix(map[dataplane.Family]int{dataplane.IPv4: 24, dataplane.IPv6: 64}[f])
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, p.String())
+	}
+	return list
+}
+
+func addrOf(t *testing.T, l *lab.Lab, where string, f dataplane.Family) netip.Addr {
+	t.Helper()
+	a, err := l.AddrOf(where, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// experimental is an IP protocol without a checksum (RFC 3692).
+const experimental = 253
+
+// tunnelled sends a host a packet in VXLAN, over the family of the packet inside.
+func tunnelled(t *testing.T, l *lab.Lab, from, host string, f dataplane.Family, src, dst netip.Addr) {
+	t.Helper()
+	device := map[dataplane.Family]string{dataplane.IPv4: "vxlan.calico", dataplane.IPv6: "vxlan-v6.calico"}[f]
+	var mac net.HardwareAddr
+	if err := ns.Do(l.Space(host), func() error {
+		i, err := net.InterfaceByName(device)
+		if err == nil {
+			mac = i.HardwareAddr
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b := binary.BigEndian.AppendUint32(nil, 0x08000000)
+	b = binary.BigEndian.AppendUint32(b, store.DefaultVXLANVNI<<8)
+	b = append(append(b, mac...), 2, 0, 0, 0, 0, 66)
+	b = append(b, inside(src, dst)...)
+	var c net.Conn
+	to := net.JoinHostPort(addrOf(t, l, host, f).String(), fmt.Sprint(store.DefaultVXLANPort))
+	if err := ns.Do(l.Space(from), func() (err error) { c, err = net.DialTimeout("udp", to, time.Second); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inside is an Ethernet type and an IP packet.
+func inside(src, dst netip.Addr) []byte {
+	body := []byte("hostile!")
+	if src.Is6() {
+		b := append([]byte{0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(body)), experimental, 64}, src.AsSlice()...)
+		return append(append(b, dst.AsSlice()...), body...)
+	}
+	h := append([]byte{0x45, 0, 0, byte(20 + len(body)), 0, 0, 0, 0, 64, experimental, 0, 0}, src.AsSlice()...)
+	h = append(h, dst.AsSlice()...)
+	sum := uint32(0)
+	for i := 0; i < len(h); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(h[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(h[10:], ^uint16(sum)) //nolint:gosec // folded
+	return append(append([]byte{8, 0}, h...), body...)
+}
