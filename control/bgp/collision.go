@@ -41,25 +41,25 @@ const (
 // so to each other wait both. So what GoBGP has lost is ended when a session
 // falls back from OpenConfirm, and when it stays there. Where GoBGP never
 // connects itself nothing collides.
-func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
+func (e *gobgp) mindCollision(p *gobgpPeer, was packet.FSMState) {
 	wait, times := time.Duration(0), 1
 	switch {
-	case ss.peer.Passive || !s.engine.listen:
+	case p.Passive || !e.listen:
 		return
-	case ss.state == packet.BGP_FSM_OPENCONFIRM && was != packet.BGP_FSM_OPENCONFIRM:
+	case p.state == packet.BGP_FSM_OPENCONFIRM && was != packet.BGP_FSM_OPENCONFIRM:
 		wait = confirmed
-	case ss.state == packet.BGP_FSM_IDLE && was == packet.BGP_FSM_OPENCONFIRM:
+	case p.state == packet.BGP_FSM_IDLE && was == packet.BGP_FSM_OPENCONFIRM:
 		times = looks
 	default:
 		return
 	}
-	ss.attempt++
-	attempt, state, e, peer := ss.attempt, ss.state, s.engine, ss.peer
+	p.attempt++
+	attempt, state, peer := p.attempt, p.state, p.Peer
 	stays := func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return e.ctx.Err() == nil && s.engine == e && s.sessions[peer.Addr] == ss && ss.attempt == attempt &&
-			(ss.state == state || state == packet.BGP_FSM_IDLE && ss.state < packet.BGP_FSM_OPENSENT)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.ctx.Err() == nil && e.peers[peer.Addr] == p && p.attempt == attempt &&
+			(p.state == state || state == packet.BGP_FSM_IDLE && p.state < packet.BGP_FSM_OPENSENT)
 	}
 	e.wg.Go(func() {
 		_ = async.Sleep(e.ctx, wait) // stays looks at the context
@@ -68,7 +68,7 @@ func (s *Speaker) mindCollision(ss *session, was packet.FSMState) {
 			n, err := endLost(e.ctx, peer.Addr, e.port)
 			e.looking.Unlock()
 			if n > 0 || err != nil {
-				s.log.Info("ended connections that had collided", "peer", peer.Name, "address", peer.Addr, "connections", n, "error", err)
+				e.log.Info("ended connections that had collided", "peer", peer.Name, "address", peer.Addr, "connections", n, "error", err)
 				return
 			}
 			if times > 1 {

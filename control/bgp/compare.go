@@ -5,17 +5,15 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"github.com/osrg/gobgp/v4/pkg/apiutil"
 )
 
 const (
 	// compareEvery is the time between two comparisons of what was told with
-	// GoBGP's table. The kernel's writer compares the rest of the way.
+	// the table. The kernel's writer compares the rest of the way.
 	compareEvery = 10 * time.Minute
 	// compareShare bounds the part of the time that comparing may take.
 	compareShare = 100
-	// underWay is the time in which what GoBGP has changed surely is an event.
+	// underWay is the time in which what the backend has changed surely is an event.
 	underWay = time.Second
 )
 
@@ -62,12 +60,11 @@ func (s *Speaker) checkCompare(now time.Time) time.Duration {
 	return compareEvery
 }
 
-// judge applies the addresses of this host, which are no next hops of what
-// others announce: what was told is compared if they are others, or if filters let
-// paths in by other names now. The caller holds s.mu.
-func (s *Speaker) judge(own [2]netip.Addr, renamed bool, now time.Time) {
-	if s.conv.own != own || renamed {
-		s.conv.own = own
+// judge has what was told compared at once when this host has other addresses,
+// which are no next hops of what others announce, or when filters let paths in by
+// other names. The caller holds s.mu.
+func (s *Speaker) judge(old, c *Config, now time.Time) {
+	if old.NextHop != c.NextHop || old.NextHop6 != c.NextHop6 || !old.sameNames(c) {
 		s.compared.due, s.compared.judged = now, true
 	}
 }
@@ -78,7 +75,7 @@ func (s *Speaker) judge(own [2]netip.Addr, renamed bool, now time.Time) {
 func (s *Speaker) compare() int {
 	touched := map[netip.Prefix]struct{}{}
 	s.mu.Lock()
-	e, conv := s.engine, s.newConverter()
+	e := s.engine
 	s.compared.touched = touched
 	s.mu.Unlock()
 	defer func() {
@@ -91,17 +88,9 @@ func (s *Speaker) compare() int {
 	}
 	known := s.rib.snapshot()
 	wrong := map[netip.Prefix][]Hop{}
-	err := e.table(nil, func(paths []*apiutil.Path) {
-		var prefix netip.Prefix
-		var hops []Hop
-		for i, p := range paths {
-			if to, h, ok := conv.path(p); ok && (i == 0 || p.Best) {
-				h.Stale = false
-				prefix, hops = to, append(hops, h)
-			}
-		}
-		if len(hops) == 0 {
-			return // our own
+	err := e.chosen(func(prefix netip.Prefix, hops []Hop) {
+		for i := range hops {
+			hops[i].Stale = false
 		}
 		if !known[prefix].is(hops) {
 			wrong[prefix] = hops

@@ -86,36 +86,25 @@ func TestCompareBesideChanges(t *testing.T) {
 	}
 }
 
-// TestJudge: when this host has other addresses, what was told is compared at
-// once by them.
+// TestJudge: when this host has another address, paths with it as their next hop
+// lead nowhere, and are found again when it has it no more.
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	h := hosts(t, 3)
+	four, six := hosts6(t, 2)
 	here, there := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
-	there.apply(testConfig(h[1], 64999, []string{"172.20.1.0/24"}, waiting(tor(h[1], h[0], 64512))))
-	c := testConfig(h[0], 64512, nil, tor(h[0], h[1], 64999))
-	here.apply(c)
-	here.waitPath("172.20.1.0/24")
+	there.apply(testConfig6(four[1], six[1], 64999, []string{"2001:db8:1::/64"}, waiting(tor(six[1], six[0], 64512))))
+	with := func(own netip.Addr) Config {
+		c := testConfig6(four[0], six[0], 64512, nil, tor(six[0], six[1], 64999))
+		c.NextHop6 = own
+		return c
+	}
+	here.apply(with(six[0]))
+	here.waitPath("2001:db8:1::/64")
 	poll(t, here.dump, func() bool { return here.happened(0, "synced") == 1 })
-	with := c
-	with.NextHop6 = netip.MustParseAddr("fd00::1")
-	here.apply(with)
-	poll(t, here.dump, func() bool {
-		here.Speaker.mu.Lock()
-		defer here.Speaker.mu.Unlock()
-		return here.conv.own == [2]netip.Addr{h[0], with.NextHop6} && !here.compared.judged && !here.compared.running
-	})
-	// The neighbour's address as this host's own: its next hops lead nowhere.
-	here.Speaker.mu.Lock()
-	here.judge([2]netip.Addr{h[1]}, false, time.Now())
-	here.Speaker.mu.Unlock()
-	here.q.poke()
-	here.waitNoPath("172.20.1.0/24")
-	here.Speaker.mu.Lock()
-	here.judge([2]netip.Addr{h[0]}, false, time.Now())
-	here.Speaker.mu.Unlock()
-	here.q.poke()
-	here.waitPath("172.20.1.0/24")
+	here.apply(with(six[1]))
+	here.waitNoPath("2001:db8:1::/64")
+	here.apply(with(six[0]))
+	here.waitPath("2001:db8:1::/64")
 }
 
 // TestCorrectKeepsNoSets: sets of several paths go with their last prefix.

@@ -1,8 +1,10 @@
 package bgp
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -66,4 +68,50 @@ func (c *converter) path(p *apiutil.Path) (netip.Prefix, Hop, bool) {
 func (c *converter) usable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() &&
 		a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) && a != c.own[0] && a != c.own[1]
+}
+
+// route reads a path's attributes.
+func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool) {
+	nlri, ok := p.Nlri.(*packet.IPAddrPrefix)
+	if !ok {
+		return Route{}, false
+	}
+	from := peers[p.PeerAddress]
+	r := Route{Prefix: nlri.Prefix, Since: time.Unix(p.Age, 0), Own: !p.PeerAddress.IsValid(), equal: p.Best}
+	r.Hop = Hop{Peer: from.Name, PeerAddr: p.PeerAddress, IBGP: !r.Own && from.ibgp(c.ASN), Stale: p.Stale}
+	for _, a := range p.Attrs {
+		switch a := a.(type) {
+		case *packet.PathAttributeNextHop:
+			r.NextHop = a.Value
+		case *packet.PathAttributeMpReachNLRI:
+			r.NextHop = onLink(a.Nexthop, r.PeerAddr, r.IBGP)
+		case *packet.PathAttributeLocalPref:
+			r.LocalPref = a.Value
+		case *packet.PathAttributeMultiExitDisc:
+			r.MED = a.Value
+		case *packet.PathAttributeOrigin:
+			r.origin = a.Value
+			r.Origin = []string{"IGP", "EGP", "incomplete"}[min(a.Value, 2)]
+		case *packet.PathAttributeAsPath:
+			r.ASPath = packet.AsPathString(a)
+			for _, segment := range a.Value {
+				r.path = append(r.path, segment.GetAS()...)
+				r.length += segment.ASLen()
+			}
+		case *packet.PathAttributeOriginatorId:
+			r.originator = a.Value
+		case *packet.PathAttributeClusterList:
+			r.clusters = a.Value
+		case *packet.PathAttributeCommunities:
+			r.LongLived = slices.Contains(a.Value, uint32(packet.COMMUNITY_LLGR_STALE))
+			for _, v := range a.Value {
+				r.Communities = append(r.Communities, fmt.Sprintf("%d:%d", v>>16, v&0xffff))
+			}
+		case *packet.PathAttributeLargeCommunities:
+			for _, v := range a.Values {
+				r.Communities = append(r.Communities, v.String())
+			}
+		}
+	}
+	return r, true
 }

@@ -1,14 +1,10 @@
 package bgp
 
 import (
-	"context"
-	"fmt"
 	"maps"
-	"net/netip"
-	"strings"
 
-	"github.com/osrg/gobgp/v4/api"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // Reset says in a word why an established session ended, for counting.
@@ -52,52 +48,42 @@ type counters struct {
 	established int
 	resets      map[Reset]int
 	last        Reset
-	cause       Reset // of an end that is to come
 }
 
-func (c *counters) rose() {
-	c.established++
-	c.cause = ""
-}
+func (c *counters) rose() { c.established++ }
 
-// fell counts the end of a session; what was known before of its cause counts
-// more than what is known at the end.
+// fell counts the end of a session.
 func (c *counters) fell(r Reset) {
-	if c.cause != "" {
-		r = c.cause
-	}
 	if c.resets == nil {
 		c.resets = map[Reset]int{}
 	}
 	c.resets[r]++
-	c.last, c.cause = r, ""
+	c.last = r
 }
 
-// resetOf reads GoBGP's word for the end of a session.
-func resetOf(reason string) Reset {
-	switch {
-	case reason == "hold-timer-expired":
+// resetOf says what counts of why a session ended.
+func resetOf(r fsm.Reason) Reset {
+	switch r.Cause {
+	case fsm.HoldTimer:
 		return ResetHoldTimer
-	case reason == "read-failed", reason == "write-failed", reason == "graceful-restart":
+	case fsm.Lost, fsm.PeerRestarted, fsm.SendHoldTimer:
 		return ResetLost
-	case reason == "invalid-msg":
-		return ResetMalformed
-	case strings.HasPrefix(reason, "notification-received"):
+	case fsm.Received:
 		return ResetByPeer
-	case strings.HasPrefix(reason, "notification-sent"):
-		return ResetByUs
+	case fsm.Sent:
+		return resetBySending(r.Notification)
 	}
 	return ResetOther
 }
 
 // resetBySending reads a notification of ours (RFC 4271 section 4.5, RFC 4486).
-func resetBySending(code, subcode uint8) Reset {
-	switch {
-	case code == packet.BGP_ERROR_HOLD_TIMER_EXPIRED:
+func resetBySending(n fsm.Notification) Reset {
+	switch n, _ = n.HardReset(); {
+	case n.Code == fsm.CodeHoldTimer:
 		return ResetHoldTimer
-	case code == packet.BGP_ERROR_CEASE && subcode == packet.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED:
+	case n.Code == fsm.CodeCease && n.Subcode == fsm.CeaseMaxPrefixes:
 		return ResetLimit
-	case code == packet.BGP_ERROR_MESSAGE_HEADER_ERROR, code == packet.BGP_ERROR_UPDATE_MESSAGE_ERROR:
+	case n.Code == wire.CodeHeader, n.Code == wire.CodeUpdate:
 		return ResetMalformed
 	}
 	return ResetByUs
@@ -106,68 +92,27 @@ func resetBySending(code, subcode uint8) Reset {
 // counters returns what the speaker itself has counted.
 func (s *session) counters() Counters {
 	c := Counters{FSMState: 1, Established: s.tally.established, Resets: maps.Clone(s.tally.resets), LastReset: s.tally.last}
-	if s.peer.runs() && !s.removed {
+	if s.peer.runs() {
 		c.FSMState = int(s.state) + 1
 	}
 	return c
 }
 
-// count adds what GoBGP has counted.
-func (p *PeerStatus) count(h heard, t tally) {
-	p.Counted, p.In, p.Out = true, h.in, h.out
+// count adds what the backend has counted.
+func (p *PeerStatus) count(c peerCounts) {
+	p.Counted, p.In, p.Out = true, c.in, c.out
 	if p.State != StateUp {
 		return
 	}
-	for _, f := range families() {
-		received, ok := h.received[f]
-		if !ok {
-			continue // the session does not carry it
-		}
-		c := FamilyCounts{Family: familyName(f), Received: received, Accepted: t.accepted[peerFamily{p.Addr, f}], Advertised: t.told[p.updateGroup].advertisedTo(f, h.router)}
-		p.Families = append(p.Families, c)
-		p.Received, p.Accepted, p.Advertised = p.Received+c.Received, p.Accepted+c.Accepted, p.Advertised+c.Advertised
-	}
-}
-
-// heard is what GoBGP has counted of one peer.
-type heard struct {
-	router   netip.Addr // its router id; invalid: it has not said
-	received map[packet.Family]int
-	in, out  Messages
-}
-
-// heard asks GoBGP for its counts.
-func (e *engine) heard(ctx context.Context) (map[netip.Addr]heard, error) {
-	all := map[netip.Addr]heard{}
-	err := e.srv.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
-		addr, err := netip.ParseAddr(p.GetState().GetNeighborAddress())
-		if err != nil {
-			return
-		}
-		h := heard{received: map[packet.Family]int{}}
-		h.router, _ = netip.ParseAddr(p.GetState().GetRouterId())
-		for _, f := range p.GetAfiSafis() {
-			family := f.GetConfig().GetFamily()
-			h.received[packet.NewFamily(uint16(family.GetAfi()), uint8(family.GetSafi()))] += int(f.GetState().GetReceived())
-		}
-		h.in, h.out = messages(p.GetState().GetMessages().GetReceived()), messages(p.GetState().GetMessages().GetSent())
-		all[addr] = h
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list peers: %w", err)
-	}
-	return all, nil
-}
-
-func messages(m *api.Message) Messages {
-	return Messages{
-		Open: m.GetOpen(), Update: m.GetUpdate(), Notification: m.GetNotification(), Keepalive: m.GetKeepalive(), Refresh: m.GetRefresh(),
+	p.Families = c.families
+	for _, f := range c.families {
+		p.Received, p.Accepted, p.Advertised = p.Received+f.Received, p.Accepted+f.Accepted, p.Advertised+f.Advertised
 	}
 }
 
 // familyName is a family in the words of configuration files.
-func familyName(f packet.Family) string {
-	if f == packet.RF_IPv4_UC {
+func familyName(f wire.Family) string {
+	if f == wire.IPv4 {
 		return "ipv4"
 	}
 	return "ipv6"

@@ -1,10 +1,10 @@
 // Package bgp speaks BGP for this host: it decides who the host talks to and
-// what it announces, runs GoBGP, and hands on the best paths it learns.
+// what it announces, runs a BGP engine, and hands on the best paths it learns.
 //
 // [View] collects the resources that matter from the store's batches;
 // [Desired] turns it into a [Config], the complete desired state, without any I/O. A
-// [Speaker] makes a running GoBGP match a Config and touches only what
-// changed. A [Controller] joins the two for the daemon. GoBGP's types stay
+// [Speaker] makes a running engine, behind the interface backend, match a Config and
+// touches only what changed. A [Controller] joins the two for the daemon. GoBGP's types stay
 // inside this package.
 //
 // # What is announced

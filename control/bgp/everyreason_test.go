@@ -46,7 +46,7 @@ func parsePackage(t testing.TB) (pkg, tests source) {
 
 // reasonFields is where a reason is kept until the status shows it.
 func reasonFields() []string {
-	return []string{"Problem", "Waiting", "last", "ended", "found", "problem", "wrong", "wrongPeer", "wrongNote", "linkNote"}
+	return []string{"Problem", "Waiting", "last", "ended", "found", "objection", "problem", "wrong", "wrongPeer", "wrongNote", "linkNote"}
 }
 
 // makers returns the functions in which reasons are made: those that set one of
@@ -217,9 +217,9 @@ func shownBy() map[string][]string {
 		"TestClosedBeforeOpen":     {"%s closed the connection before it opened a session: is this node's address known to it as a peer?"},
 		"TestBIRDWrongAS":          {"wrong AS: %s has AS %d, but AS %d is configured for it"},
 		"TestInfo":                 {"wrong AS: %s does not have AS %d, which is configured for it (%s)"},
-		"TestBIRDExpectsAnotherAS": {"wrong AS: %s expects another one of this node than %d (notification received: %s)"},
+		"TestBIRDExpectsAnotherAS": {"wrong AS: %s expects another one of this node than %d (%s)"},
 		"TestNotifications":        {"notification received: ", "code %d, subcode %d"},
-		"TestEnds":                 {"the last session ended: ", "the connection was lost", "notification ", "notification sent: "},
+		"TestEnds":                 {"the last session ended: ", "the connection was lost", "notification sent: "},
 		"TestBIRDHoldTimer":        {"hold timer expired: nothing was heard from the peer"},
 		"TestDoesNotComeBack":      {"; the peer's routes are kept while it restarts", "the peer did not come back within its restart time"},
 		"TestPrefixLimit":          {"the peer announced more than %d prefixes: have it announce less, or raise the BGPPeer's annotation %s; tried again after %s"},

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
@@ -72,10 +72,10 @@ func mute(p Peer, filters map[string]Filter) bool {
 }
 
 // closed reports whether nothing of a family passes a peer's filters.
-func closed(p Peer, filters map[string]Filter, f packet.Family, export bool) bool {
+func closed(p Peer, filters map[string]Filter, f wire.Family, export bool) bool {
 	bits := defaultRoute(f).Addr().BitLen()
 	for name := range strings.SplitSeq(p.Filters, ",") {
-		for _, r := range filters[name].rules(export, f == packet.RF_IPv6_UC) {
+		for _, r := range filters[name].rules(export, f == wire.IPv6) {
 			if r.Accept || r.always(bits) {
 				return !r.Accept
 			}

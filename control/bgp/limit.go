@@ -1,103 +1,52 @@
 package bgp
 
 import (
-	"context"
-	"net/netip"
 	"time"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
 )
 
 // limitPause is for how long a peer that announced too much is left alone.
 const limitPause = 5 * time.Minute
 
-// tryLimited tries the peers again that were cut off long enough ago, and
-// returns when to look again.
-func (s *Speaker) tryLimited(now time.Time) time.Duration {
-	wait := time.Hour
-	for _, ss := range s.sessions {
-		if ss.limited.IsZero() || s.engine == nil || ss.settling {
-			continue
-		}
-		left := ss.limited.Add(limitPause).Sub(now)
-		if left <= 0 {
-			s.settle(ss)
-			left = limitPause
-		}
-		wait = min(wait, left)
-	}
-	return wait
-}
-
-// settle takes a peer that announced too much out of GoBGP, or puts it back
-// when its time has come, in the background. GoBGP itself would keep what the
-// peer sent for the restart time.
-func (s *Speaker) settle(ss *session) {
-	if ss.settling {
-		return
-	}
-	ss.settling = true
-	e, addr := s.engine, ss.peer.Addr
+// settle takes a peer that announced too much out of GoBGP, after a while, and
+// puts it back when its time has come, in the background. GoBGP itself would keep
+// what the peer sent for the restart time. The caller holds e.mu.
+func (e *gobgp) settle(p *gobgpPeer, after time.Duration) {
+	const again = time.Second // what failed is tried
 	e.wg.Go(func() {
-		if !s.lockApply(e.ctx) {
-			return // the engine ends
+		if async.Sleep(e.ctx, after) != nil {
+			return
 		}
-		defer s.apply.Unlock()
-		s.mu.Lock()
-		now, ok := s.sessions[addr]
-		cfg := s.cfg
-		s.mu.Unlock()
-		if !ok || now != ss {
+		e.change.Lock()
+		defer e.change.Unlock()
+		e.mu.Lock()
+		known, cfg, peer, back := e.peers[p.Addr] == p, e.cfg, p.Peer, p.removed
+		e.mu.Unlock()
+		if !known || e.ctx.Err() != nil {
 			return // changed meanwhile
 		}
 		var err error
-		back := ss.removed
 		if back {
-			err = e.addPeer(e.ctx, &cfg, ss.peer, false)
+			err = e.add(e.ctx, &cfg, peer, false)
 		} else {
-			err = e.deletePeer(e.ctx, ss.peer)
+			err = e.remove(e.ctx, peer)
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		ss.settling = false
+		e.mu.Lock()
+		defer e.mu.Unlock()
 		if err != nil {
-			s.log.Warn("bgp peer beyond its prefix limit", "address", addr, "error", err)
+			e.log.Warn("bgp peer beyond its prefix limit", "address", peer.Addr, "error", err)
+			e.settle(p, again)
 			return
 		}
-		if ss.removed = !back; back {
-			ss.limited = time.Time{}
-		} else {
-			if ss.up {
-				ss.tally.fell(ResetLimit)
-			}
-			ss.up, ss.since = false, time.Now()
+		p.removed = !back
+		if back {
+			p.limited, p.state = false, 0
+			e.emit(event{kind: eventState, peer: peer.Addr, state: fsm.Active})
+			return
 		}
-		s.q.poke()
+		e.emit(event{kind: eventSwept, peer: peer.Addr})
+		e.settle(p, limitPause)
 	})
-}
-
-// lockApply takes the lock unless ctx ends first: who holds it may be waiting
-// for the caller to end.
-func (s *Speaker) lockApply(ctx context.Context) bool {
-	for !s.apply.TryLock() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	if ctx.Err() != nil {
-		s.apply.Unlock()
-		return false
-	}
-	return true
-}
-
-// drop takes a session that is not wanted any more out of GoBGP.
-func (s *Speaker) drop(ctx context.Context, e *engine, addr netip.Addr) error {
-	s.mu.Lock()
-	removed, p := s.sessions[addr].removed, s.sessions[addr].peer
-	s.mu.Unlock()
-	if removed {
-		return nil
-	}
-	return e.deletePeer(ctx, p)
 }

@@ -1,13 +1,7 @@
 package bgp
 
 import (
-	"context"
-	"math/rand/v2"
 	"time"
-
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
-
-	"github.com/routerd/routerd/control/async"
 )
 
 // loop handles what GoBGP reports.
@@ -35,57 +29,44 @@ func (s *Speaker) handle(events []event, now time.Time) time.Duration {
 			s.event(e)
 		}
 	}
-	return min(s.checkSync(now), s.tryLimited(now), s.checkCompare(now))
+	return min(s.checkSync(now), s.checkCompare(now))
 }
 
 func (s *Speaker) event(e event) {
-	if e.kind == eventPaths {
-		s.changes++
-		for _, p := range e.paths {
-			prefix, h, ok := s.conv.path(p)
-			if ok {
-				s.rib.add(prefix, h)
-			} else if prefix.IsValid() {
-				s.rib.remove(prefix, p.PeerAddress)
-			}
-			if s.compared.touched != nil {
-				s.compared.touched[prefix] = struct{}{}
-			}
-		}
+	switch e.kind {
+	case eventPaths:
+		s.learned(e.paths)
 		return
-	}
-	if e.kind == eventState && (e.state == packet.BGP_FSM_IDLE || e.state == packet.BGP_FSM_ESTABLISHED) {
-		s.rib.recover(e.peer) // the withdrawals came before
+	case eventSwept:
+		s.rib.recover(e.peer)
+	case eventLost:
+		s.rib.lose(e.peer)
 	}
 	ss, ok := s.sessions[e.peer]
-	if !ok || ss.removed && e.kind == eventState {
-		return // what GoBGP still had to say of a session that is no more
+	if !ok {
+		return // what was still to be said of a session that is no more
 	}
-	unexplained := false
-	switch e.kind {
-	case eventEOR:
-		ss.endOfRIB(e.families)
-	case eventState:
-		wasUp, was := ss.up, ss.state
-		unexplained = ss.setState(e)
-		if wasUp != ss.up {
-			s.logState(ss)
-		}
-		s.mindCollision(ss, was)
-	case eventLog:
-		if e.text == logPeerDown {
-			if ss.leaves(e) {
-				s.rib.lose(e.peer)
-			}
-			return
-		}
-		unexplained = ss.setLog(e)
-		if e.text == logLimit {
-			s.settle(ss)
-		}
+	up := ss.up
+	ss.apply(e)
+	switch {
+	case up != ss.up:
+		s.logState(ss)
+	case e.sure:
+		s.log.Warn("bgp session refused", "peer", ss.peer.Name, "address", ss.peer.Addr, "reason", ss.found)
 	}
-	if unexplained {
-		s.diagnose(ss)
+}
+
+// learned has the reader told of changes of paths.
+func (s *Speaker) learned(paths []pathChange) {
+	for _, p := range paths {
+		if p.used {
+			s.rib.add(p.prefix, p.hop)
+		} else {
+			s.rib.remove(p.prefix, p.from)
+		}
+		if s.compared.touched != nil {
+			s.compared.touched[p.prefix] = struct{}{}
+		}
 	}
 }
 
@@ -120,66 +101,4 @@ func (s *Speaker) checkSync(now time.Time) time.Duration {
 	s.rib.sync()
 	s.log.Info("bgp routes in sync", "peers", len(s.sessions))
 	return rest
-}
-
-// again is how long a diagnosis holds before a new failure asks for another.
-const again = time.Minute
-
-// diagnose finds out in the background what a peer objects to, unless that is
-// being done or was done lately.
-func (s *Speaker) diagnose(ss *session) {
-	if ss.up || ss.diagnosing != nil || !ss.diagnosed.IsZero() && time.Since(ss.diagnosed) < again {
-		return
-	}
-	e, p := s.engine, ss.peer
-	c := Config{ASN: e.asn, RouterID: e.routerID}
-	ctx, cancel := context.WithCancel(e.ctx)
-	ss.diagnosing = cancel
-	e.wg.Go(func() {
-		defer cancel()
-		found := reasonOf(ctx, &c, p, func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return ss.state == packet.BGP_FSM_OPENSENT || ss.state == packet.BGP_FSM_OPENCONFIRM
-		})
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if ctx.Err() != nil {
-			return // up, gone, or changed meanwhile
-		}
-		ss.diagnosing, ss.diagnosed, ss.found = nil, time.Now(), found
-		if found != "" {
-			s.log.Warn("bgp session refused", "peer", p.Name, "address", p.Addr, "reason", found)
-		}
-	})
-}
-
-// reasonOf probes a peer until it answers. After a failed session many speakers
-// take no connection for a while, and then the first: GoBGP tries once a second,
-// so for some seconds the probes come closer to each other than that. None is
-// sent while a session is coming up, with which it would collide.
-func reasonOf(ctx context.Context, c *Config, p Peer, comingUp func() bool) string {
-	const hurry, all = 10 * time.Second, 70
-	start := time.Now()
-	for try := range all {
-		wait := min(time.Duration(try+1)*time.Second, 5*time.Second)
-		if time.Since(start) < hurry {
-			wait = 200*time.Millisecond + rand.N(100*time.Millisecond)
-		}
-		if async.Sleep(ctx, wait) != nil {
-			return ""
-		}
-		if comingUp() {
-			continue
-		}
-		v, err := probe(ctx, c, p)
-		if err != nil || v.asn == 0 && !v.refused {
-			continue
-		}
-		// A peer that has another connection with us by chance has none later.
-		if !v.collided() || time.Since(start) > hurry {
-			return v.explain(c, p)
-		}
-	}
-	return ""
 }

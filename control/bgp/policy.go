@@ -6,7 +6,8 @@ import (
 	"strings"
 
 	"github.com/osrg/gobgp/v4/api"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // Names of GoBGP's policies and sets.
@@ -28,8 +29,8 @@ const (
 // be empty: GoBGP takes an empty set of neighbours for all of them, and an empty
 // prefix set has no family. It matches no route, because what it would match is
 // refused before.
-func nothing(f packet.Family) netip.Prefix {
-	if f == packet.RF_IPv4_UC {
+func nothing(f wire.Family) netip.Prefix {
+	if f == wire.IPv4 {
 		return netip.MustParsePrefix("255.255.255.255/32")
 	}
 	return netip.MustParsePrefix("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
@@ -37,9 +38,9 @@ func nothing(f packet.Family) netip.Prefix {
 
 // martians are never accepted from anybody: this host, loopback, link-local, multicast and reserved space (RFC 6890, RFC 5771), and
 // IPv4 addresses in IPv6's clothes.
-func martians(f packet.Family) []*api.Prefix {
+func martians(f wire.Family) []*api.Prefix {
 	ranges := []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"}
-	if f == packet.RF_IPv6_UC {
+	if f == wire.IPv6 {
 		ranges = []string{"::/127", "::ffff:0:0/96", "fe80::/10", "ff00::/8"}
 	}
 	var l []*api.Prefix
@@ -50,7 +51,7 @@ func martians(f packet.Family) []*api.Prefix {
 }
 
 // defaultRoute is 0.0.0.0/0 or ::/0.
-func defaultRoute(f packet.Family) netip.Prefix {
+func defaultRoute(f wire.Family) netip.Prefix {
 	return netip.PrefixFrom(nothing(f).Addr(), 0).Masked()
 }
 
@@ -61,22 +62,22 @@ func inside(p netip.Prefix) *api.Prefix {
 
 // named is the name of a family's part of a set or of a statement: GoBGP's sets
 // of prefixes are of one family.
-func named(name string, f packet.Family) string {
-	if f == packet.RF_IPv4_UC {
+func named(name string, f wire.Family) string {
+	if f == wire.IPv4 {
 		return name
 	}
 	return name + "-v6"
 }
 
 // prefixSet is a family's part of a list, never empty.
-func prefixSet(name string, f packet.Family, list []netip.Prefix) *api.DefinedSet {
+func prefixSet(name string, f wire.Family, list []netip.Prefix) *api.DefinedSet {
 	s := part(name, f, list)
 	s.Prefixes = append(s.Prefixes, inside(nothing(f)))
 	return s
 }
 
 // part is a family's part of a list.
-func part(name string, f packet.Family, list []netip.Prefix) *api.DefinedSet {
+func part(name string, f wire.Family, list []netip.Prefix) *api.DefinedSet {
 	s := &api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: named(name, f)}
 	for _, p := range list {
 		if familyOf(p.Addr()) == f {
@@ -92,7 +93,7 @@ func neighbourSet(name string, list []netip.Addr) *api.DefinedSet {
 		s.List = append(s.List, netip.PrefixFrom(a, a.BitLen()).String())
 	}
 	if len(s.List) == 0 {
-		s.List = []string{nothing(packet.RF_IPv4_UC).String()}
+		s.List = []string{nothing(wire.IPv4).String()}
 	}
 	return s
 }
@@ -200,7 +201,7 @@ type group struct {
 	filters []Filter
 	ibgp    bool
 	mode    NextHopMode
-	ownHop  []packet.Family // whose own routes carry the session's address
+	ownHop  []wire.Family // whose own routes carry the session's address
 	addrs   []netip.Addr
 }
 
@@ -228,12 +229,12 @@ func (c *Config) groups() []group {
 
 // ownHop lists the families of which the node's own routes carry the session's
 // address as their next hop, not the node's.
-func (p Peer) ownHop() []packet.Family {
+func (p Peer) ownHop() []wire.Family {
 	switch {
 	case p.Interface != "":
 		return p.carries()
 	case p.ExtendedNextHop:
-		return []packet.Family{packet.RF_IPv4_UC}
+		return []wire.Family{wire.IPv4}
 	}
 	return nil
 }
@@ -256,7 +257,7 @@ func (r *rendering) filters(name string, g group, export bool) []*api.Statement 
 	neighbours := "export-" + name[strings.LastIndexByte(name, '-')+1:]
 	for i, filter := range g.filters {
 		for _, f := range families() {
-			for j, rule := range filter.rules(export, f == packet.RF_IPv6_UC) {
+			for j, rule := range filter.rules(export, f == wire.IPv6) {
 				if rule.PeerType != "" && (rule.PeerType == "iBGP") != g.ibgp {
 					continue
 				}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"syscall"
@@ -14,7 +15,9 @@ import (
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/bgp/engine/conn"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
 )
 
 // verdict is what a peer said in answer to an OPEN.
@@ -138,7 +141,7 @@ func sendOpen(w io.Writer, c *Config, p Peer) error {
 	}
 	caps := []packet.ParameterCapabilityInterface{packet.NewCapFourOctetASNumber(own)}
 	for _, f := range p.carries() {
-		caps = append(caps, packet.NewCapMultiProtocol(f))
+		caps = append(caps, packet.NewCapMultiProtocol(toPacket(f)))
 	}
 	m, err := packet.NewBGPOpenMessage(as, uint16(p.HoldTime/time.Second), c.RouterID, []packet.OptionParameterInterface{
 		packet.NewOptionParameterCapability(caps),
@@ -161,16 +164,76 @@ func (v verdict) collided() bool {
 		(v.subcode == packet.BGP_ERROR_SUB_CONNECTION_REJECTED || v.subcode == packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION)
 }
 
-// explain says what a verdict means for the session; empty: nothing wrong was
+// explain is what a verdict means for the session; Cause 0: nothing wrong was
 // found.
-func (v verdict) explain(c *Config, p Peer) string {
+func (v verdict) explain(p Peer) fsm.Reason {
 	switch {
 	case v.asn != 0 && v.asn != p.ASN:
-		return fmt.Sprintf("wrong AS: %s has AS %d, but AS %d is configured for it", p.Addr, v.asn, p.ASN)
-	case v.refused && v.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR && v.subcode == packet.BGP_ERROR_SUB_BAD_PEER_AS:
-		return fmt.Sprintf("wrong AS: %s expects another one of this node than %d (notification received: %s)", p.Addr, p.localASN(c.ASN), meaning(v.code, v.subcode))
+		return fsm.Reason{Cause: fsm.Sent, PeerAS: v.asn, Notification: fsm.Notification{Code: fsm.CodeOpen, Subcode: fsm.OpenPeerAS}}
 	case v.refused:
-		return "notification received: " + meaning(v.code, v.subcode)
+		return fsm.Reason{Cause: fsm.Received, Notification: fsm.Notification{Code: v.code, Subcode: v.subcode}}
 	}
-	return ""
+	return fsm.Reason{}
+}
+
+// again is how long a diagnosis holds before a new failure asks for another.
+const again = time.Minute
+
+// diagnose finds out in the background what a peer objects to, unless that is
+// being done or was done lately.
+func (e *gobgp) diagnose(p *gobgpPeer) {
+	if p.up || p.diagnosing != nil || !p.diagnosed.IsZero() && time.Since(p.diagnosed) < again {
+		return
+	}
+	peer := p.Peer
+	c := Config{ASN: e.asn, RouterID: e.routerID}
+	ctx, cancel := context.WithCancel(e.ctx)
+	p.diagnosing = cancel
+	e.wg.Go(func() {
+		defer cancel()
+		found := askFor(ctx, &c, peer, func() bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return p.state == packet.BGP_FSM_OPENSENT || p.state == packet.BGP_FSM_OPENCONFIRM
+		})
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if ctx.Err() != nil {
+			return // up, gone, or changed meanwhile
+		}
+		p.diagnosing, p.diagnosed = nil, time.Now()
+		if found.Cause != 0 {
+			e.emit(event{kind: eventFail, peer: peer.Addr, reason: found, sure: true})
+		}
+	})
+}
+
+// askFor probes a peer until it answers. After a failed session many speakers
+// take no connection for a while, and then the first: GoBGP tries once a second,
+// so for some seconds the probes come closer to each other than that. None is
+// sent while a session is coming up, with which it would collide.
+func askFor(ctx context.Context, c *Config, p Peer, comingUp func() bool) fsm.Reason {
+	const hurry, all = 10 * time.Second, 70
+	start := time.Now()
+	for try := range all {
+		wait := min(time.Duration(try+1)*time.Second, 5*time.Second)
+		if time.Since(start) < hurry {
+			wait = 200*time.Millisecond + rand.N(100*time.Millisecond)
+		}
+		if async.Sleep(ctx, wait) != nil {
+			return fsm.Reason{}
+		}
+		if comingUp() {
+			continue
+		}
+		v, err := probe(ctx, c, p)
+		if err != nil || v.asn == 0 && !v.refused {
+			continue
+		}
+		// A peer that has another connection with us by chance has none later.
+		if !v.collided() || time.Since(start) > hurry {
+			return v.explain(p)
+		}
+	}
+	return fsm.Reason{}
 }

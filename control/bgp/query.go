@@ -7,12 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
-
-	"github.com/osrg/gobgp/v4/api"
-	"github.com/osrg/gobgp/v4/pkg/apiutil"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // Table names one of the tables that [Speaker.Query] reads.
@@ -59,6 +54,7 @@ type Route struct {
 	origin     uint8
 	originator netip.Addr   // ORIGINATOR_ID (RFC 4456)
 	clusters   []netip.Addr // CLUSTER_LIST
+	equal      bool         // of the table's paths: as good as the best
 }
 
 // ErrNoPeer says that a query names a peer that has no session.
@@ -72,9 +68,10 @@ func (s *Speaker) Query(ctx context.Context, q Query, yield func(Route) bool) er
 		return nil
 	}
 	var out []Route
-	err := e.query(q, func(paths []*apiutil.Path) {
+	err := e.routes(q, func(routes []Route) {
 		if ctx.Err() == nil {
-			out = append(out, cfg.routes(q, peers, paths)...)
+			cfg.states(q, peers, routes)
+			out = append(out, routes...)
 		}
 	})
 	if err != nil {
@@ -89,66 +86,30 @@ func (s *Speaker) Query(ctx context.Context, q Query, yield func(Route) bool) er
 	return ctx.Err()
 }
 
-// snapshot returns the engine and what its peers are.
-func (s *Speaker) snapshot() (*engine, Config, map[netip.Addr]Peer) {
+// snapshot returns the backend and what its peers are.
+func (s *Speaker) snapshot() (backend, Config, map[netip.Addr]Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	peers := map[netip.Addr]Peer{}
 	for a, ss := range s.sessions {
-		if !ss.removed {
-			peers[a] = ss.peer
-		}
+		peers[a] = ss.peer
 	}
 	return s.engine, s.cfg, peers
 }
 
-// query lists a table of GoBGP's.
-func (e *engine) query(q Query, fn func([]*apiutil.Path)) error {
-	for _, f := range families() {
-		if q.Prefix.IsValid() && familyOf(q.Prefix.Addr()) != f {
-			continue
-		}
-		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}
-		if q.Table != TableBest {
-			r.Name = q.Peer.String()
-			r.TableType = api.TableType_TABLE_TYPE_ADJ_IN
-		}
-		if q.Table == TableAdvertised {
-			r.TableType = api.TableType_TABLE_TYPE_ADJ_OUT
-		}
-		if q.Prefix.IsValid() {
-			how := apiutil.LOOKUP_LONGER
-			if q.Exact {
-				how = apiutil.LOOKUP_EXACT
-			}
-			r.Prefixes = []*apiutil.LookupPrefix{{Prefix: q.Prefix.String(), LookupOption: how}}
-		}
-		if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(paths) }); err != nil {
-			if strings.Contains(err.Error(), "doesn't exist") {
-				return fmt.Errorf("%s: %w", q.Peer, ErrNoPeer)
-			}
-			return fmt.Errorf("list %s routes: %w", f, err)
-		}
-	}
-	return nil
-}
-
-// routes turns the paths of one prefix into routes with their reasons.
-func (c *Config) routes(q Query, peers map[netip.Addr]Peer, paths []*apiutil.Path) []Route {
-	var out []Route
-	for _, p := range paths {
-		r, ok := c.route(peers, p)
-		if !ok {
-			continue
-		}
+// states says of the routes of one prefix what they are, and why.
+func (c *Config) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
+	for i := range routes {
+		r := &routes[i]
 		switch q.Table {
 		case TableBest:
-			r.State = RouteBest
-			if len(out) > 0 {
-				r.State, r.Reason = RouteLost, lostTo(out[0], r)
-			}
-			if len(out) > 0 && p.Best {
+			switch {
+			case i == 0:
+				r.State = RouteBest
+			case r.equal:
 				r.State, r.Reason = RouteBest, "as good as the first"
+			default:
+				r.State, r.Reason = RouteLost, lostTo(routes[0], *r)
 			}
 		case TableReceived:
 			accepted, reason := c.judgeImport(peers[q.Peer], r.judged())
@@ -159,55 +120,7 @@ func (c *Config) routes(q Query, peers map[netip.Addr]Peer, paths []*apiutil.Pat
 		case TableAdvertised:
 			r.State = RouteAdvertised
 		}
-		out = append(out, r)
 	}
-	return out
-}
-
-// route reads a path's attributes.
-func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool) {
-	nlri, ok := p.Nlri.(*packet.IPAddrPrefix)
-	if !ok {
-		return Route{}, false
-	}
-	from := peers[p.PeerAddress]
-	r := Route{Prefix: nlri.Prefix, Since: time.Unix(p.Age, 0), Own: !p.PeerAddress.IsValid()}
-	r.Hop = Hop{Peer: from.Name, PeerAddr: p.PeerAddress, IBGP: !r.Own && from.ibgp(c.ASN), Stale: p.Stale}
-	for _, a := range p.Attrs {
-		switch a := a.(type) {
-		case *packet.PathAttributeNextHop:
-			r.NextHop = a.Value
-		case *packet.PathAttributeMpReachNLRI:
-			r.NextHop = onLink(a.Nexthop, r.PeerAddr, r.IBGP)
-		case *packet.PathAttributeLocalPref:
-			r.LocalPref = a.Value
-		case *packet.PathAttributeMultiExitDisc:
-			r.MED = a.Value
-		case *packet.PathAttributeOrigin:
-			r.origin = a.Value
-			r.Origin = []string{"IGP", "EGP", "incomplete"}[min(a.Value, 2)]
-		case *packet.PathAttributeAsPath:
-			r.ASPath = packet.AsPathString(a)
-			for _, segment := range a.Value {
-				r.path = append(r.path, segment.GetAS()...)
-				r.length += segment.ASLen()
-			}
-		case *packet.PathAttributeOriginatorId:
-			r.originator = a.Value
-		case *packet.PathAttributeClusterList:
-			r.clusters = a.Value
-		case *packet.PathAttributeCommunities:
-			r.LongLived = slices.Contains(a.Value, uint32(packet.COMMUNITY_LLGR_STALE))
-			for _, v := range a.Value {
-				r.Communities = append(r.Communities, fmt.Sprintf("%d:%d", v>>16, v&0xffff))
-			}
-		case *packet.PathAttributeLargeCommunities:
-			for _, v := range a.Values {
-				r.Communities = append(r.Communities, v.String())
-			}
-		}
-	}
-	return r, true
 }
 
 func (r Route) judged() judged {

@@ -19,16 +19,25 @@ import (
 // [Speaker.Apply].
 type resets struct{ in, out bool }
 
+// rejudge has GoBGP judge again what is pending, and what c judges otherwise than
+// old. It is in force already, so that what comes now needs no second look.
+func (e *gobgp) rejudge(ctx context.Context, old, c *Config) error {
+	e.change.Lock()
+	defer e.change.Unlock()
+	e.pendImport(old, c)
+	e.pendExport(old, c)
+	return e.softReset(ctx)
+}
+
 // pendImport notes the peers of which something received is, or may be, judged
-// otherwise by c than by old: c is in force already, so that what comes now
-// needs no second look. Peers that announced nothing of what has changed are
+// otherwise by c than by old. Peers that announced nothing of what has changed are
 // left alone, however many routes they have.
-func (s *Speaker) pendImport(e *engine, old, c *Config) {
+func (e *gobgp) pendImport(old, c *Config) {
 	was := runningPeers(old)
 	note := func(a netip.Addr) {
-		r := s.pendingResets[a]
+		r := e.pending[a]
 		r.in = true
-		s.pendingResets[a] = r
+		e.pending[a] = r
 	}
 	newPools := !slices.Equal(old.Pools, c.Pools)
 	ownMore, ownLess := difference(old.Own, c.Own)
@@ -55,7 +64,7 @@ func (s *Speaker) pendImport(e *engine, old, c *Config) {
 }
 
 // pendExport notes the peers that c advertises to otherwise than old.
-func (s *Speaker) pendExport(old, c *Config) {
+func (e *gobgp) pendExport(old, c *Config) {
 	was := runningPeers(old)
 	hidden := hiddenMoves(old, c)
 	for _, p := range c.Peers {
@@ -63,9 +72,9 @@ func (s *Speaker) pendExport(old, c *Config) {
 		if !p.runs() || !known || old.sameExport(before, c, p) && !hidden {
 			continue
 		}
-		r := s.pendingResets[p.Addr]
+		r := e.pending[p.Addr]
 		r.out = true
-		s.pendingResets[p.Addr] = r
+		e.pending[p.Addr] = r
 	}
 }
 
@@ -86,13 +95,13 @@ func hiddenMoves(old, c *Config) bool {
 
 // softReset has GoBGP judge again what is pending. A peer that GoBGP does not know
 // now is judged when it is back.
-func (s *Speaker) softReset(ctx context.Context, e *engine) error {
+func (e *gobgp) softReset(ctx context.Context) error {
 	var errs []error
-	for addr, r := range s.pendingResets {
-		s.mu.Lock()
-		ss, ok := s.sessions[addr]
-		known := ok && !ss.removed
-		s.mu.Unlock()
+	for addr, r := range e.pending {
+		e.mu.Lock()
+		p, ok := e.peers[addr]
+		known := ok && !p.removed
+		e.mu.Unlock()
 		var in, out error
 		if known && r.in {
 			in = e.reimport(ctx, addr)
@@ -101,11 +110,11 @@ func (s *Speaker) softReset(ctx context.Context, e *engine) error {
 			out = e.reexport(ctx, addr)
 		}
 		if left := (resets{in != nil, out != nil}); left != (resets{}) {
-			s.pendingResets[addr] = left
+			e.pending[addr] = left
 			errs = append(errs, in, out)
 			continue
 		}
-		delete(s.pendingResets, addr)
+		delete(e.pending, addr)
 	}
 	return errors.Join(errs...)
 }
@@ -150,7 +159,7 @@ const maxLookups = 1 << 10
 // saidBy returns the peers of which a table has something inside one of the
 // prefixes: the one of what was let in, or that of what a peer sent. It reports
 // false when that cannot be told cheaply.
-func (e *engine) saidBy(peer netip.Addr, prefixes []netip.Prefix) (map[netip.Addr]bool, bool) {
+func (e *gobgp) saidBy(peer netip.Addr, prefixes []netip.Prefix) (map[netip.Addr]bool, bool) {
 	said := map[netip.Addr]bool{}
 	if len(prefixes) == 0 {
 		return said, true
@@ -166,7 +175,7 @@ func (e *engine) saidBy(peer netip.Addr, prefixes []netip.Prefix) (map[netip.Add
 		}
 	}
 	for _, f := range families() {
-		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}
+		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: toPacket(f)}
 		if peer.IsValid() {
 			r.TableType, r.Name = api.TableType_TABLE_TYPE_ADJ_IN, peer.String()
 		}
@@ -207,9 +216,31 @@ func appendInside(l []*apiutil.LookupPrefix, p netip.Prefix) []*apiutil.LookupPr
 	return l
 }
 
+func (e *gobgp) setPolicy(ctx context.Context, old, c *Config) error {
+	if err := e.changePolicies(ctx, old, c); err != nil {
+		return err
+	}
+	e.adopt(c)
+	return nil
+}
+
+// adopt has what GoBGP tells read as c says.
+func (e *gobgp) adopt(c *Config) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cfg = *c
+	e.conv.cfg, e.conv.asn, e.conv.own, e.conv.lastPath = &e.cfg, c.ASN, [2]netip.Addr{c.NextHop, c.NextHop6}, nil
+	e.changes++
+	for addr, p := range runningPeers(c) {
+		if known, ok := e.peers[addr]; ok && p.sameSession(known.Peer) {
+			known.Peer = p
+		}
+	}
+}
+
 // changePolicies makes the judgement that of c. Lists of prefixes are changed
 // by what has come and gone.
-func (e *engine) changePolicies(ctx context.Context, old, c *Config) error {
+func (e *gobgp) changePolicies(ctx context.Context, old, c *Config) error {
 	if !old.sameRules(c) {
 		return e.setPolicies(ctx, c)
 	}
@@ -227,7 +258,7 @@ func (e *engine) changePolicies(ctx context.Context, old, c *Config) error {
 	return nil
 }
 
-func (e *engine) changeSet(ctx context.Context, name string, more, less []netip.Prefix) error {
+func (e *gobgp) changeSet(ctx context.Context, name string, more, less []netip.Prefix) error {
 	for _, f := range families() {
 		if set := part(name, f, more); len(set.Prefixes) > 0 {
 			if err := e.srv.AddDefinedSet(ctx, &api.AddDefinedSetRequest{DefinedSet: set}); err != nil {

@@ -32,7 +32,7 @@ func TestFailedResetIsRepeated(t *testing.T) {
 	c := testConfig(h[0], 64512, nil, p)
 	r.apply(c)
 	ctx := t.Context()
-	if err := r.engine.deletePeer(ctx, Peer{Addr: h[1]}); err != nil { // GoBGP refuses whatever is asked about it
+	if err := r.engine.(*gobgp).remove(ctx, Peer{Addr: h[1]}); err != nil { // GoBGP refuses whatever is asked about it
 		t.Fatal(err)
 	}
 	p.Filters = "f"
@@ -44,12 +44,12 @@ func TestFailedResetIsRepeated(t *testing.T) {
 			t.Errorf("attempt %d: %v", i, err)
 		}
 	}
-	if err := r.engine.addPeer(ctx, &c, p, false); err != nil {
+	if err := r.engine.(*gobgp).add(ctx, &c, p, false); err != nil {
 		t.Fatal(err)
 	}
 	r.apply(c)
-	if len(r.pendingResets) != 0 {
-		t.Errorf("still pending: %v", r.pendingResets)
+	if pending := r.engine.(*gobgp).pending; len(pending) != 0 {
+		t.Errorf("still pending: %v", pending)
 	}
 }
 
@@ -65,9 +65,10 @@ func TestLimitedPeerIsNotReset(t *testing.T) {
 	sw.apply(testConfig(h[1], 64999, []string{"203.0.113.0/24", "198.51.100.0/24"}, tor(h[1], h[0], 64512)))
 	r.waitInfo(h[1], "announced more than 1 prefixes")
 	poll(t, r.dump, func() bool {
-		r.Speaker.mu.Lock()
-		defer r.Speaker.mu.Unlock()
-		return r.sessions[h[1]].removed
+		e := r.engine.(*gobgp)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.peers[h[1]].removed
 	})
 	p.Filters = "f"
 	c := testConfig(h[0], 64512, nil, p)
@@ -139,7 +140,7 @@ func TestChangedPrefixSets(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	c := testConfig(netip.MustParseAddr("10.77.255.1"), 64512, nil)
-	e, err := startEngine(ctx, testLog(t), newQueue(), &c, false)
+	e, err := startGoBGP(ctx, testLog(t), newQueue(), &c, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,8 @@ import (
 	"strings"
 
 	"github.com/osrg/gobgp/v4/api"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // ruleRendering turns one rule of a filter into GoBGP's statements.
@@ -16,7 +17,7 @@ type ruleRendering struct {
 	*rendering
 	name       string
 	rule       FilterRule
-	family     packet.Family
+	family     wire.Family
 	neighbours string
 	export     bool
 }

@@ -2,15 +2,14 @@ package bgp
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
-
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 	"github.com/routerd/routerd/store"
 )
 
@@ -45,45 +44,35 @@ type PeerStatus struct {
 	MaxPrefixes uint32 // as in [Peer]: of each family that is received
 
 	Counters
-
-	updateGroup Peer // that it is in
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.
 type session struct {
 	peer  Peer
-	state packet.FSMState
+	asn   uint32 // this node's on the session
+	state fsm.State
 	up    bool
-	since time.Time       // of up, or of the start
-	eor   bool            // End-of-RIB came since the engine started, of all families
-	due   []packet.Family // whose End-of-RIB is to come
+	since time.Time     // of up, or of the start
+	eor   bool          // End-of-RIB came since the backend started, of all families
+	due   []wire.Family // whose End-of-RIB is to come
 	canGR bool
-	keeps bool // it said that it forwards while it restarts (RFC 4724, section 3)
 
-	last  string // why the last attempt failed, or the last session ended
+	last  string // why the last attempt failed
 	ended string // why the last established session ended, until the next one
-	found string // what the diagnosis found; beats last
+	found string // a reason that is sure; beats last
 
 	objection string    // why one side refused the other's OPEN
 	objected  time.Time // when; zero: none did since the session was up
-
-	attempt int // counts the times that the session came near to being up, or fell back from there
 
 	tally counters
 
 	drops drops // the kernel's counters when the session was not up last
 
-	// A peer that announced too many prefixes is cut off.
-	limited  time.Time // since when; zero: it is not
-	removed  bool      // GoBGP does not know it
-	settling bool      // removed is being changed
-
-	diagnosing context.CancelFunc // stops a diagnosis; nil: none runs
-	diagnosed  time.Time          // when the last one ended
+	limited time.Time // since when it is cut off for too many prefixes; zero: it is not
 }
 
-func newSession(p Peer, now time.Time) *session {
-	return &session{peer: p, since: now, drops: readDrops(procNetstat)}
+func newSession(p Peer, asn uint32, now time.Time) *session {
+	return &session{peer: p, asn: p.localASN(asn), since: now, drops: readDrops(procNetstat)}
 }
 
 // suspicion says that the passwords or the distance are suspected: since the
@@ -94,37 +83,65 @@ func (s *session) suspicion() string {
 	return cmp.Or(d.suspicion(s.peer.Password != Password{}), d.farther(s.peer.TTLSecurity))
 }
 
-// state applies a change of state and reports whether something went wrong
-// that only a look at the peer's own messages can explain.
-func (s *session) setState(e event) (unexplained bool) {
-	was := s.state
-	s.state = e.state
-	switch {
-	case e.state == packet.BGP_FSM_ESTABLISHED:
-		s.up, s.since, s.canGR, s.keeps = true, e.time, e.canGR, e.keeps
-		s.due = s.peer.agreed(e.families)
+// apply notes what happened on the session.
+func (s *session) apply(e event) {
+	const kept = "; the peer's routes are kept while it restarts"
+	switch e.kind {
+	case eventState:
+		s.state = e.state
+		if e.state > fsm.Idle {
+			s.limited = time.Time{}
+		}
+	case eventUp:
+		s.state, s.up, s.since, s.canGR = fsm.Established, true, e.time, e.canGR
+		s.due = slices.Clone(e.families)
 		s.tally.rose()
-		s.last, s.ended, s.found, s.objection, s.objected = "", "", "", "", time.Time{} // limited stays: GoBGP's log of the limit comes before its event
-		s.stopDiagnosis()
-	case s.up:
-		s.up, s.since, s.drops = false, e.time, readDrops(procNetstat)
-		s.last = ""
-		s.ended = ending(s.ended, e.reason)
+		s.last, s.ended, s.found, s.objection, s.objected, s.limited = "", "", "", "", time.Time{}, time.Time{}
+	case eventDown:
+		s.state, s.up, s.since, s.drops = fsm.Idle, false, e.time, readDrops(procNetstat)
+		s.last, s.ended = "", s.endText(e.reason)
+		if e.kept {
+			s.ended += kept
+		}
 		s.tally.fell(resetOf(e.reason))
-	case e.reason == "restart-timer-expired" && s.ended != "":
-		s.ended = strings.TrimSuffix(s.ended, kept("")) + "; " + downReason(e.reason)
-	case e.state == packet.BGP_FSM_IDLE && was > packet.BGP_FSM_ACTIVE:
-		// GoBGP does not tell what the peer objected to.
-		if e.reason == "invalid-msg" || e.reason == "bad-peer-as" {
-			return true
-		}
-		if says := downReason(e.reason); e.reason == "read-failed" || e.reason == "write-failed" {
-			s.closed(e, says)
+		s.limit(e)
+	case eventFail:
+		s.fail(e)
+	case eventExpired:
+		const text = "the peer did not come back within its restart time"
+		if s.ended == "" {
+			s.last = text
 		} else {
-			s.last = says
+			s.ended = strings.TrimSuffix(s.ended, kept) + "; " + text
 		}
+	case eventEOR:
+		s.endOfRIB(e.families)
 	}
-	return false
+}
+
+// limit notes that the peer was cut off because it announced too much.
+func (s *session) limit(e event) {
+	n, _ := e.reason.Notification.HardReset()
+	if e.reason.Cause == fsm.Sent && n.Code == fsm.CodeCease && n.Subcode == fsm.CeaseMaxPrefixes {
+		s.limited = e.time
+	}
+}
+
+// fail notes why an attempt failed.
+func (s *session) fail(e event) {
+	text := s.endText(e.reason)
+	switch n := e.reason.Notification; {
+	case e.sure:
+		s.found = text
+		return
+	case e.reason.Cause == fsm.Lost:
+		s.closed(e, text)
+		return
+	case (e.reason.Cause == fsm.Sent || e.reason.Cause == fsm.Received) && n.Code == fsm.CodeOpen:
+		s.objection, s.objected = text, e.time
+	}
+	s.last = text
+	s.limit(e)
 }
 
 // afterObjection is how long a peer may close every connection after it has
@@ -139,65 +156,55 @@ func (s *session) closed(e event, says string) {
 	}
 }
 
+// endText puts the end of a connection in the operator's words.
+func (s *session) endText(r fsm.Reason) string {
+	n, a := r.Notification, s.peer.Addr
+	badAS := n.Code == fsm.CodeOpen && n.Subcode == fsm.OpenPeerAS
+	switch r.Cause {
+	case fsm.NotConnected:
+		return dialReason(r.Err, s.peer)
+	case fsm.HoldTimer:
+		return "hold timer expired: nothing was heard from the peer"
+	case fsm.Lost:
+		if r.State == fsm.OpenSent {
+			return fmt.Sprintf("%s closed the connection before it opened a session: is this node's address known to it as a peer?", a)
+		}
+		return "the connection was lost"
+	case fsm.Sent:
+		text := "notification sent: " + meaning(n.Code, n.Subcode)
+		switch {
+		case badAS && r.PeerAS != 0:
+			return fmt.Sprintf("wrong AS: %s has AS %d, but AS %d is configured for it", a, r.PeerAS, s.peer.ASN)
+		case badAS:
+			return fmt.Sprintf("wrong AS: %s does not have AS %d, which is configured for it (%s)", a, s.peer.ASN, text)
+		}
+		return text
+	case fsm.Received:
+		text := "notification received: " + meaning(n.Code, n.Subcode)
+		if badAS {
+			return fmt.Sprintf("wrong AS: %s expects another one of this node than %d (%s)", a, s.asn, text)
+		}
+		return text
+	}
+	if r.Err != nil {
+		return r.Err.Error()
+	}
+	return ""
+}
+
 // endOfRIB notes that a peer has advertised all of a family.
-func (s *session) endOfRIB(families []packet.Family) {
-	s.due = slices.DeleteFunc(s.due, func(f packet.Family) bool { return slices.Contains(families, f) })
+func (s *session) endOfRIB(families []wire.Family) {
+	s.due = slices.DeleteFunc(s.due, func(f wire.Family) bool { return slices.Contains(families, f) })
 	s.eor = s.eor || len(s.due) == 0
 }
 
 // agreed returns the families that both sides carry. Who announces none means
 // IPv4 (RFC 4760 section 8).
-func (p Peer) agreed(theirs []packet.Family) []packet.Family {
+func (p Peer) agreed(theirs []wire.Family) []wire.Family {
 	if len(theirs) == 0 {
-		theirs = []packet.Family{packet.RF_IPv4_UC}
+		theirs = []wire.Family{wire.IPv4}
 	}
-	return slices.DeleteFunc(p.carries(), func(f packet.Family) bool { return !slices.Contains(theirs, f) })
-}
-
-// leaves reports whether the end of a session that GoBGP logged takes the
-// peer's paths with it.
-func (s *session) leaves(e event) bool { return e.detail != "graceful-restart" || !s.keeps }
-
-func (s *session) stopDiagnosis() {
-	if s.diagnosing != nil {
-		s.diagnosing()
-		s.diagnosing = nil
-	}
-}
-
-// setLog handles what GoBGP only logs, and reports as setState does.
-func (s *session) setLog(e event) (unexplained bool) {
-	switch e.text {
-	case logDialFailed:
-		s.last = dialReason(e.detail, s.peer)
-	case logIOError:
-		s.closed(e, fmt.Sprintf("%s closed the connection before it opened a session: is this node's address known to it as a peer?", s.peer.Addr))
-	case logSent:
-		s.last = "notification sent: " + meaning(e.code, e.subcode)
-		if s.up {
-			s.ended, s.tally.cause = s.last, resetBySending(e.code, e.subcode)
-			return false
-		}
-		if e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR {
-			if e.subcode == packet.BGP_ERROR_SUB_BAD_PEER_AS {
-				s.last = fmt.Sprintf("wrong AS: %s does not have AS %d, which is configured for it (%s)", s.peer.Addr, s.peer.ASN, s.last)
-			}
-			s.objection, s.objected = s.last, e.time
-		}
-		return e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR || e.code == packet.BGP_ERROR_FSM_ERROR
-	case logLimit:
-		s.limited = e.time
-	case logReceived:
-		s.last = "notification received: " + meaning(e.code, e.subcode)
-		if s.up {
-			s.ended, s.tally.cause = s.last, ResetByPeer
-			return false
-		}
-		if e.code == packet.BGP_ERROR_OPEN_MESSAGE_ERROR {
-			s.objection, s.objected = s.last, e.time
-		}
-	}
-	return false
+	return slices.DeleteFunc(p.carries(), func(f wire.Family) bool { return !slices.Contains(theirs, f) })
 }
 
 // info says in one line how the session is, or why it is not up.
@@ -234,51 +241,6 @@ func (s *session) info(listening error) (state, info string) {
 	return StateStart, strings.Join(parts, "; ")
 }
 
-// downReason puts GoBGP's word for the end of a session in the operator's.
-func downReason(reason string) string {
-	switch reason {
-	case "hold-timer-expired":
-		return "hold timer expired: nothing was heard from the peer"
-	case "read-failed", "write-failed":
-		return "the connection was lost"
-	case "graceful-restart":
-		return kept(downReason("read-failed"))
-	case "restart-timer-expired":
-		return "the peer did not come back within its restart time"
-	case "deconfigured", "dying", "":
-		return ""
-	}
-	for _, dir := range []string{"sent", "received"} {
-		rest, ok := strings.CutPrefix(reason, "notification-"+dir+" ")
-		if !ok {
-			continue
-		}
-		var code, subcode uint8
-		_, err1 := fmt.Sscanf(rest, "code %d(", &code)
-		_, err2 := fmt.Sscanf(rest[max(0, strings.Index(rest, "subcode")):], "subcode %d(", &subcode)
-		if err1 == nil && err2 == nil {
-			rest = meaning(code, subcode)
-		}
-		return "notification " + dir + ": " + rest
-	}
-	return reason
-}
-
-// ending joins the notification that ended a session, if there was one, with
-// GoBGP's reason.
-func ending(notification, reason string) string {
-	if notification == "" || reason != "graceful-restart" {
-		return downReason(reason)
-	}
-	if notification == "notification sent: "+meaning(packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0) {
-		notification = downReason("hold-timer-expired")
-	}
-	return kept(notification)
-}
-
-// kept adds to the end of a session that it is expected to come again.
-func kept(end string) string { return end + "; the peer's routes are kept while it restarts" }
-
 // meaning names a notification's code and subcode (RFC 4271 section 4.5, RFC
 // 4486, RFC 6608, RFC 9384).
 func meaning(code, subcode uint8) string {
@@ -307,7 +269,8 @@ func meaning(code, subcode uint8) string {
 }
 
 // dialReason explains the error of a connection attempt.
-func dialReason(text string, p Peer) string {
+func dialReason(err error, p Peer) string {
+	text := err.Error()
 	to := netip.AddrPortFrom(p.Addr, p.Port)
 	switch {
 	case strings.Contains(text, "connection refused") && p.Interface != "":

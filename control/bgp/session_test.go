@@ -1,18 +1,15 @@
 package bgp
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"log/slog"
 	"net/netip"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/store"
 )
 
 // TestInfo tells a session's story event by event and reads its status.
@@ -23,15 +20,18 @@ func TestInfo(t *testing.T) {
 	passive.Passive = true
 	problem := p
 	problem.Problem = "spec.password is not supported by this version"
-	state := func(s packet.FSMState, reason string) event { return event{kind: eventState, state: s, reason: reason} }
-	logged := func(text, detail string, code, sub uint8) event {
-		return event{kind: eventLog, text: text, detail: detail, code: code, subcode: sub}
+	fail := func(r fsm.Reason) event { return event{kind: eventFail, reason: r} }
+	dial := func(text string) event { return fail(fsm.Reason{Cause: fsm.NotConnected, Err: errors.New(text)}) }
+	note := func(cause fsm.Cause, code, sub uint8) fsm.Reason {
+		return fsm.Reason{Cause: cause, Notification: fsm.Notification{Code: code, Subcode: sub}}
 	}
+	lost := func(s fsm.State) fsm.Reason { return fsm.Reason{Cause: fsm.Lost, State: s} }
+	down := func(r fsm.Reason, kept bool) event { return event{kind: eventDown, reason: r, kept: kept} }
 	at := func(after time.Duration, e event) event {
 		e.time = time.Unix(0, 0).Add(after)
 		return e
 	}
-	up := state(packet.BGP_FSM_ESTABLISHED, "")
+	up := event{kind: eventUp}
 	for _, tt := range []struct {
 		name   string
 		peer   Peer
@@ -43,36 +43,39 @@ func TestInfo(t *testing.T) {
 		{"new passive", passive, nil, nil, "start: passive: waiting for the peer to connect"},
 		{"passive without listener", passive, errors.New("port 179 is taken"), nil, "start: waiting for the peer to connect, but port 179 is taken"},
 		{"problem", problem, nil, nil, "down: spec.password is not supported by this version"},
-		{"up", p, nil, []event{logged(logDialFailed, "connect: connection refused", 0, 0), up}, "up: Established"},
-		{"refused", p, nil, []event{logged(logDialFailed, "dial tcp: connect: connection refused", 0, 0)}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered"},
-		{"no route", p, nil, []event{logged(logDialFailed, "connect: no route to host", 0, 0)}, "start: no route to 10.1.0.1"},
-		{"unreachable", p, nil, []event{logged(logDialFailed, "connect: network is unreachable", 0, 0)}, "start: no route to 10.1.0.1"},
-		{"timeout", p, nil, []event{logged(logDialFailed, "dial tcp: i/o timeout", 0, 0)}, "start: no answer from 10.1.0.1:179: it is down, or filtered on the way"},
-		{"no source", p, nil, []event{logged(logDialFailed, "bind: cannot assign requested address", 0, 0)}, "start: this host does not have the address 10.1.0.11 to connect from"},
-		{"other", p, nil, []event{logged(logDialFailed, "too many open files", 0, 0)}, "start: connect: too many open files"},
-		{"closed before OPEN", p, nil, []event{logged(logIOError, "read-failed", 0, 0)}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
-		{"closed after our objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Minute, logged(logIOError, "read-failed", 0, 0))}, "start: wrong AS: 10.1.0.1 does not have AS 64999, which is configured for it (notification sent: OPEN message error, bad peer AS)"},
-		{"closed after the peer's objection", p, nil, []event{at(0, logged(logReceived, "", 2, 7)), at(time.Minute, state(packet.BGP_FSM_OPENSENT, "")), at(time.Minute, state(packet.BGP_FSM_IDLE, "read-failed"))}, "start: notification received: OPEN message error, unsupported capability"},
-		{"refused after an objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Minute, logged(logDialFailed, "connection refused", 0, 0))}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered"},
-		{"closed and refused after an objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Minute, logged(logDialFailed, "connection refused", 0, 0)), at(2*time.Minute, logged(logIOError, "read-failed", 0, 0))}, "start: wrong AS: 10.1.0.1 does not have AS 64999, which is configured for it (notification sent: OPEN message error, bad peer AS)"},
-		{"closed long after an objection", p, nil, []event{at(0, logged(logSent, "", 2, 2)), at(time.Hour, logged(logIOError, "read-failed", 0, 0))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
-		{"closed after our hold timer", p, nil, []event{at(0, logged(logSent, "", 4, 0)), at(time.Second, logged(logIOError, "read-failed", 0, 0))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
-		{"hold timer", p, nil, []event{up, logged(logSent, "", 4, 0), state(packet.BGP_FSM_IDLE, "graceful-restart")}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer; the peer's routes are kept while it restarts"},
-		{"hold timer without grace", p, nil, []event{up, state(packet.BGP_FSM_IDLE, "hold-timer-expired")}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer"},
-		{"lost", p, nil, []event{up, state(packet.BGP_FSM_IDLE, "read-failed"), logged(logDialFailed, "connection refused", 0, 0)}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered; the last session ended: the connection was lost"},
-		{"notification", p, nil, []event{up, logged(logReceived, "", 6, 2), state(packet.BGP_FSM_IDLE, "notification-received code 6(cease) subcode 2(administrative shutdown)")}, "start: connecting; the last session ended: notification received: cease, administrative shutdown"},
-		{"odd notification", p, nil, []event{up, state(packet.BGP_FSM_IDLE, "notification-sent code 9(undefined) subcode 7(undefined)")}, "start: connecting; the last session ended: notification sent: code 9, subcode 7"},
-		{"restart time over", p, nil, []event{state(packet.BGP_FSM_OPENSENT, ""), state(packet.BGP_FSM_IDLE, "restart-timer-expired")}, "start: the peer did not come back within its restart time"},
+		{"up", p, nil, []event{dial("connect: connection refused"), up}, "up: Established"},
+		{"refused", p, nil, []event{dial("dial tcp: connect: connection refused")}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered"},
+		{"no route", p, nil, []event{dial("connect: no route to host")}, "start: no route to 10.1.0.1"},
+		{"unreachable", p, nil, []event{dial("connect: network is unreachable")}, "start: no route to 10.1.0.1"},
+		{"timeout", p, nil, []event{dial("dial tcp: i/o timeout")}, "start: no answer from 10.1.0.1:179: it is down, or filtered on the way"},
+		{"no source", p, nil, []event{dial("bind: cannot assign requested address")}, "start: this host does not have the address 10.1.0.11 to connect from"},
+		{"other", p, nil, []event{dial("too many open files")}, "start: connect: too many open files"},
+		{"closed before OPEN", p, nil, []event{fail(lost(fsm.OpenSent))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
+		{"closed after OPEN", p, nil, []event{fail(lost(fsm.OpenConfirm))}, "start: the connection was lost"},
+		{"another AS", p, nil, []event{fail(fsm.Reason{Cause: fsm.Sent, PeerAS: 7, Notification: fsm.Notification{Code: 2, Subcode: 2}})}, "start: wrong AS: 10.1.0.1 has AS 7, but AS 64999 is configured for it"},
+		{"expects another AS", p, nil, []event{fail(note(fsm.Received, 2, 2))}, "start: wrong AS: 10.1.0.1 expects another one of this node than 64512 (notification received: OPEN message error, bad peer AS)"},
+		{"closed after our objection", p, nil, []event{at(0, fail(note(fsm.Sent, 2, 2))), at(time.Minute, fail(lost(fsm.OpenSent)))}, "start: wrong AS: 10.1.0.1 does not have AS 64999, which is configured for it (notification sent: OPEN message error, bad peer AS)"},
+		{"closed after the peer's objection", p, nil, []event{at(0, fail(note(fsm.Received, 2, 7))), at(time.Minute, fail(lost(fsm.OpenConfirm)))}, "start: notification received: OPEN message error, unsupported capability"},
+		{"refused after an objection", p, nil, []event{at(0, fail(note(fsm.Sent, 2, 2))), at(time.Minute, dial("connection refused"))}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered"},
+		{"closed and refused after an objection", p, nil, []event{at(0, fail(note(fsm.Sent, 2, 2))), at(time.Minute, dial("connection refused")), at(2*time.Minute, fail(lost(fsm.OpenSent)))}, "start: wrong AS: 10.1.0.1 does not have AS 64999, which is configured for it (notification sent: OPEN message error, bad peer AS)"},
+		{"closed long after an objection", p, nil, []event{at(0, fail(note(fsm.Sent, 2, 2))), at(time.Hour, fail(lost(fsm.OpenSent)))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
+		{"closed after our hold timer", p, nil, []event{at(0, fail(note(fsm.HoldTimer, 4, 0))), at(time.Second, fail(lost(fsm.OpenSent)))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
+		{"hold timer", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), true)}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer; the peer's routes are kept while it restarts"},
+		{"hold timer without grace", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), false)}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer"},
+		{"lost", p, nil, []event{up, down(lost(fsm.Established), false), dial("connection refused")}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered; the last session ended: the connection was lost"},
+		{"notification", p, nil, []event{up, down(note(fsm.Received, 6, 2), false)}, "start: connecting; the last session ended: notification received: cease, administrative shutdown"},
+		{"odd notification", p, nil, []event{up, down(note(fsm.Sent, 9, 7), false)}, "start: connecting; the last session ended: notification sent: code 9, subcode 7"},
+		{"restart time over", p, nil, []event{{kind: eventExpired}}, "start: the peer did not come back within its restart time"},
+		{"restart time over after a session", p, nil, []event{up, down(lost(fsm.Established), true), {kind: eventExpired}}, "start: connecting; the last session ended: the connection was lost; the peer did not come back within its restart time"},
+		{"too many prefixes", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false))}, "down: the peer announced more than 0 prefixes: have it announce less, or raise the BGPPeer's annotation " + store.AnnotationMaxPrefixes + "; tried again after 5m0s"},
+		{"tried again", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false)), {kind: eventState, state: fsm.Active}}, "start: connecting; the last session ended: notification sent: cease, maximum number of prefixes reached"},
+		{"sure", p, nil, []event{{kind: eventFail, sure: true, reason: note(fsm.Received, 6, 5)}, dial("connection refused")}, "start: notification received: cease, connection rejected"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSession(tt.peer, time.Time{})
+			s := newSession(tt.peer, 64512, time.Time{})
 			for _, e := range tt.events {
-				if e.kind == eventState {
-					s.setState(e)
-				} else {
-					s.setLog(e)
-				}
+				s.apply(e)
 			}
 			state, info := s.info(tt.listen)
 			if diff := cmp.Diff(tt.want, state+": "+info); diff != "" {
@@ -85,37 +88,33 @@ func TestInfo(t *testing.T) {
 // TestResets counts the ends of a session by reason.
 func TestResets(t *testing.T) {
 	t.Parallel()
-	s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1")}, time.Time{})
-	up := event{kind: eventState, state: packet.BGP_FSM_ESTABLISHED}
-	down := func(reason string) event {
-		return event{kind: eventState, state: packet.BGP_FSM_IDLE, reason: reason}
+	s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1")}, 64512, time.Time{})
+	note := func(cause fsm.Cause, code, sub uint8) fsm.Reason {
+		return fsm.Reason{Cause: cause, Notification: fsm.Notification{Code: code, Subcode: sub}}
 	}
 	for _, tt := range []struct {
-		events []event
+		reason fsm.Reason
 		want   Reset
 	}{
-		{[]event{up, down("hold-timer-expired")}, ResetHoldTimer},
-		{[]event{up, {kind: eventLog, text: logSent, code: 4}, down("graceful-restart")}, ResetHoldTimer},
-		{[]event{up, down("graceful-restart")}, ResetLost},
-		{[]event{up, down("read-failed")}, ResetLost},
-		{[]event{up, {kind: eventLog, text: logReceived, code: 6, subcode: 2}, down("notification-received code 6(cease) subcode 2(x)")}, ResetByPeer},
-		{[]event{up, {kind: eventLog, text: logSent, code: 6, subcode: 1}, down("graceful-restart")}, ResetLimit},
-		{[]event{up, {kind: eventLog, text: logSent, code: 3, subcode: 1}, down("notification-sent code 3(x) subcode 1(y)")}, ResetMalformed},
-		{[]event{up, {kind: eventLog, text: logSent, code: 6, subcode: 4}, down("notification-sent code 6(x) subcode 4(y)")}, ResetByUs},
-		{[]event{{kind: eventLog, text: logReceived, code: 2, subcode: 2}, up, down("invalid-msg")}, ResetMalformed},
-		{[]event{up, down("something new")}, ResetOther},
+		{note(fsm.HoldTimer, 4, 0), ResetHoldTimer},
+		{fsm.Reason{Cause: fsm.Lost}, ResetLost},
+		{fsm.Reason{Cause: fsm.PeerRestarted}, ResetLost},
+		{note(fsm.Received, 6, 2), ResetByPeer},
+		{note(fsm.Sent, 4, 0), ResetHoldTimer},
+		{note(fsm.Sent, 6, 1), ResetLimit},
+		{fsm.Reason{Cause: fsm.Sent, Notification: fsm.Notification{Code: 6, Subcode: 9, Data: []byte{6, 1}}}, ResetLimit},
+		{note(fsm.Sent, 3, 1), ResetMalformed},
+		{note(fsm.Sent, 1, 2), ResetMalformed},
+		{note(fsm.Sent, 6, 4), ResetByUs},
+		{fsm.Reason{Err: errors.New("something new")}, ResetOther},
 	} {
 		before := s.counters()
-		for _, e := range tt.events {
-			if e.kind == eventState {
-				s.setState(e)
-			} else {
-				s.setLog(e)
-			}
+		for _, e := range []event{{kind: eventUp}, {kind: eventDown, reason: tt.reason}} {
+			s.apply(e)
 		}
 		c := s.counters()
 		if c.LastReset != tt.want || c.Resets[tt.want] != before.Resets[tt.want]+1 || c.Established != before.Established+1 || c.FSMState != 1 {
-			t.Errorf("%+v: %+v, want one more of %s than in %+v", tt.events, c, tt.want, before)
+			t.Errorf("%+v: %+v, want one more of %s than in %+v", tt.reason, c, tt.want, before)
 		}
 	}
 }
@@ -146,7 +145,6 @@ func TestSessionWait(t *testing.T) {
 // TestMeaning reads what a peer's NOTIFICATION says.
 func TestMeaning(t *testing.T) {
 	t.Parallel()
-	c := &Config{ASN: 64512, RouterID: netip.MustParseAddr("10.1.0.11")}
 	for _, tt := range []struct {
 		code, subcode uint8
 		want          string
@@ -195,115 +193,8 @@ func TestMeaning(t *testing.T) {
 		{6, 99, "cease, subcode 99"},
 		{200, 1, "code 200, subcode 1"},
 	} {
-		said := bytes.NewReader(message(packet.BGP_MSG_NOTIFICATION, []byte{tt.code, tt.subcode}))
-		v, err := ask(&wire{Reader: *said}, c, Peer{ASN: 64999})
-		if err != nil || !v.refused {
-			t.Errorf("code %d, subcode %d: %+v, %v", tt.code, tt.subcode, v, err)
-		}
-		if got := meaning(v.code, v.subcode); got != tt.want {
+		if got := meaning(tt.code, tt.subcode); got != tt.want {
 			t.Errorf("meaning(%d, %d) = %q, want %q", tt.code, tt.subcode, got, tt.want)
 		}
-	}
-}
-
-// wire answers what is written with what was recorded.
-type wire struct {
-	bytes.Reader
-	sent bytes.Buffer
-}
-
-func (w *wire) Write(b []byte) (int, error) { return w.sent.Write(b) }
-
-// TestAsk reads a peer's answers to an OPEN.
-func TestAsk(t *testing.T) {
-	t.Parallel()
-	c := &Config{ASN: 4200000001, RouterID: netip.MustParseAddr("10.1.0.11")}
-	p := Peer{Addr: netip.MustParseAddr("10.1.0.1"), ASN: 64999, HoldTime: defaultHoldTime}
-	var right, wrong, big bytes.Buffer
-	for _, o := range []struct {
-		to  *bytes.Buffer
-		asn uint32
-	}{{&right, 64999}, {&wrong, 64998}, {&big, 4200000002}} {
-		if err := sendOpen(o.to, &Config{ASN: o.asn, RouterID: p.Addr}, p); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cease, badAS := message(3, []byte{6, 5}), message(3, []byte{2, 2})
-	for _, tt := range []struct {
-		name     string
-		in       []byte
-		want     string
-		err      bool
-		opens    bool // ours is sent
-		accepted bool
-	}{
-		{name: "silence", err: true},
-		{name: "garbage", in: []byte("SSH-2.0-OpenSSH_9.2p1 Debian-2"), err: true},
-		{name: "wrong AS", in: wrong.Bytes(), want: "wrong AS: 10.1.0.1 has AS 64998, but AS 64999 is configured for it"},
-		{name: "wrong AS of four octets", in: big.Bytes(), want: "wrong AS: 10.1.0.1 has AS 4200000002, but AS 64999 is configured for it"},
-		{name: "expects another", in: append(bytes.Clone(right.Bytes()), badAS...), opens: true, want: "wrong AS: 10.1.0.1 expects another one of this node than 4200000001 (notification received: OPEN message error, bad peer AS)"},
-		{name: "refused at once", in: cease, want: "notification received: cease, connection rejected"},
-		{name: "accepted", in: append(bytes.Clone(right.Bytes()), message(4, nil)...), opens: true, accepted: true},
-		{name: "hung up after OPEN", in: right.Bytes(), opens: true},
-	} {
-		w := &wire{Reader: *bytes.NewReader(tt.in)}
-		v, err := ask(w, c, p)
-		if (err != nil) != tt.err {
-			t.Errorf("%s: error %v", tt.name, err)
-		}
-		if diff := cmp.Diff(tt.want, v.explain(c, p)); diff != "" || v.accepted != tt.accepted {
-			t.Errorf("%s: verdict %+v (-want +got):\n%s", tt.name, v, diff)
-		}
-		if (w.sent.Len() > 0) != tt.opens {
-			t.Errorf("%s: sent %d bytes", tt.name, w.sent.Len())
-		}
-	}
-}
-
-// TestTap reads what GoBGP only logs, and passes its log on one level lower.
-func TestTap(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	var got []event
-	var done atomic.Bool
-	log := slog.New(tap{
-		next: slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo}),
-		emit: func(e event) { got = append(got, e) }, done: &done,
-	})
-	peer := log.With("Topic", "Peer", "Key", "10.1.0.1")
-	peer.Debug(logDialFailed, "Error", "connection refused")
-	peer.Info(logSent, "Code", 2, "Subcode", 2)
-	enabled := func() bool { return peer.Handler().Enabled(context.Background(), slog.LevelDebug) }
-	if !enabled() {
-		t.Error("debug is off before the session is up: the error of a connection attempt would not be seen")
-	}
-	peer.Info(logPeerUp)
-	if enabled() {
-		t.Error("debug is on while the session is up: each message would be put into words")
-	}
-	peer.Warn("odd message")
-	peer.Info(logPeerDown, "Reason", "hold-timer-expired")
-	if !enabled() {
-		t.Error("debug is off after the session's end")
-	}
-	log.WithGroup("g").Error("broken")
-	done.Store(true)
-	log.Error("failed to stop")
-	a := netip.MustParseAddr("10.1.0.1")
-	want := []event{
-		{kind: eventLog, peer: a, text: logDialFailed, detail: "connection refused"},
-		{kind: eventLog, peer: a, text: logSent, code: 2, subcode: 2},
-		{kind: eventLog, peer: a, text: logPeerDown, detail: "hold-timer-expired"},
-	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(event{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
-	for s, want := range map[string]bool{"odd message": true, "broken": true, "Peer Up": false, "failed to stop": false, "connection refused": false} {
-		if strings.Contains(out.String(), s) != want {
-			t.Errorf("log has %q: %t, want %t\n%s", s, !want, want, &out)
-		}
-	}
-	if !log.Handler().Enabled(context.Background(), slog.LevelDebug) {
-		t.Error("debug is off: the error of a connection attempt would not be seen")
 	}
 }

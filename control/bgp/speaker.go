@@ -6,13 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"sync"
 	"time"
-
-	"github.com/osrg/gobgp/v4/pkg/apiutil"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // ErrStopped is returned by the methods of a [Speaker] that was stopped.
@@ -38,7 +34,7 @@ type SpeakerOptions struct {
 	OnState func(p Peer, state, info string)
 }
 
-// Speaker runs GoBGP and keeps it as the last [Config] says. Its methods are
+// Speaker runs a [backend] and keeps it as the last [Config] says. Its methods are
 // safe for concurrent use. Once Apply has been called, [Speaker.Stop] must be
 // called in the end.
 type Speaker struct {
@@ -50,40 +46,30 @@ type Speaker struct {
 	wg   sync.WaitGroup // the loop
 	run  sync.Once      // starts it
 
-	apply         sync.Mutex            // held while GoBGP is being changed
-	pendingResets map[netip.Addr]resets // of running peers; apply guards it
+	apply      sync.Mutex // held while the backend is being changed
+	restarting bool       // peers are told that this host forwards as before, those too that come before the backend is in sync; apply guards it
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
 	cfg       Config
-	engine    *engine // nil: not running
+	engine    backend // nil: not running
 	listenErr error
 	reachable map[netip.Prefix]Hop        // host routes to peers
 	sessions  map[netip.Addr]*session     // of the peers that run
 	since     map[string]time.Time        // of those that do not, by name and problem
 	archived  map[string]archivedCounters // of those whose link is away, by name
-	conv      converter
-	deadline  time.Time // of Synced; zero: given
-	changes   uint64    // events about paths, and configurations, so far
-	tally     tally
+	deadline  time.Time                   // of Synced; zero: given
 	compared  comparison
 }
 
 // NewSpeaker returns a speaker that does nothing until it is told to by
 // [Speaker.Apply].
 func NewSpeaker(opts SpeakerOptions) *Speaker {
-	s := &Speaker{
+	return &Speaker{
 		opts: opts, log: opts.Log,
 		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
 		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{}, archived: map[string]archivedCounters{},
 	}
-	s.conv.peerOf = func(a netip.Addr) *Peer {
-		if ss, ok := s.sessions[a]; ok {
-			return &ss.peer
-		}
-		return nil
-	}
-	return s
 }
 
 // Next waits until best paths have changed and returns all changes since the
@@ -115,14 +101,14 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 	}
 	s.run.Do(func() { s.wg.Go(s.loop) })
 	var listenErr error
-	ours := e != nil && e.listen && old.ListenPort == c.ListenPort // it is us who hold the port
+	ours := e != nil && e.listens() && old.ListenPort == c.ListenPort // it is us who hold the port
 	if !ours {
 		listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort)
 	}
 	restarting := s.opts.Restarting
 	if e != nil {
 		keep := old.sameIdentity(&c)
-		if !keep || !old.sameListener(&c) || !e.listen && listenErr == nil {
+		if !keep || !old.sameListener(&c) || !e.listens() && listenErr == nil {
 			if err := s.halt(ctx, keep); err != nil {
 				return err
 			}
@@ -142,14 +128,14 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 	return errors.Join(s.change(ctx, e, &old, &c, fresh, restarting && fresh), listenErr)
 }
 
-// start runs a new engine, without a listener when that cannot be had.
-func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (*engine, error, error) {
-	e, err := startEngine(ctx, s.log, s.q, c, listenErr == nil)
+// start runs a new backend, without a listener when that cannot be had.
+func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (backend, error, error) {
+	e, err := startGoBGP(ctx, s.log, s.q, c, listenErr == nil)
 	if err != nil && listenErr == nil {
 		s.log.Debug("bgp listener refused", "error", err)
 		// Perhaps somebody took the port just now.
 		if listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort); listenErr != nil {
-			e, err = startEngine(ctx, s.log, s.q, c, false)
+			e, err = startGoBGP(ctx, s.log, s.q, c, false)
 		}
 	}
 	if err != nil {
@@ -158,27 +144,22 @@ func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (*engin
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.engine = e
-	s.conv.asn, s.conv.own, s.conv.lastPath = c.ASN, [2]netip.Addr{c.NextHop, c.NextHop6}, nil
 	s.deadline = time.Time{} // change sets it when the peers are there
-	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listen, "port", c.ListenPort)
+	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listens(), "port", c.ListenPort)
 	return e, listenErr, nil
 }
 
-// halt stops the engine. What it had told stays valid for the reader until the
+// halt stops the backend. What it had told stays valid for the reader until the
 // next one is in sync.
 func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 	s.mu.Lock()
 	e := s.engine
 	s.engine = nil
-	for _, ss := range s.sessions {
-		ss.stopDiagnosis()
-	}
 	s.sessions = map[netip.Addr]*session{}
 	s.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	e.closed.Store(true)
 	s.rib.restart()
 	return e.stop(ctx, graceful)
 }
@@ -197,34 +178,28 @@ func (s *Speaker) Withdraw(ctx context.Context) error {
 	return nil
 }
 
-// change brings the engine from old to c.
-func (s *Speaker) change(ctx context.Context, e *engine, old, c *Config, fresh, restarting bool) error {
-	var errs []error
+// change brings the backend from old to c.
+func (s *Speaker) change(ctx context.Context, e backend, old, c *Config, fresh, restarting bool) error {
 	if fresh {
-		s.pendingResets = map[netip.Addr]resets{}
-	} else {
-		if err := e.changePolicies(ctx, old, c); err != nil {
-			// Better to go on with the old judgement than to add peers that are
-			// judged wrongly.
-			return err
-		}
+		s.restarting = restarting
+	} else if err := e.setPolicy(ctx, old, c); err != nil {
+		// Better to go on with the old judgement than to add peers that are
+		// judged wrongly.
+		return err
 	}
-	e.restarting = e.restarting || restarting
 	s.mu.Lock()
 	settling := fresh || !s.deadline.IsZero()
-	s.conv.cfg = c // what new peers send is told by it
 	s.mu.Unlock()
-	errs = append(errs, e.announce(c), s.changePeers(ctx, e, c, settling))
+	errs := []error{e.announce(c), s.changePeers(ctx, e, c, s.restarting && settling)}
 	if !fresh {
-		s.pendImport(e, old, c)
-		s.pendExport(old, c)
-		errs = append(errs, s.softReset(ctx, e))
+		errs = append(errs, e.rejudge(ctx, old, c))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg = *c
-	s.changes++
-	s.judge([2]netip.Addr{c.NextHop, c.NextHop6}, !fresh && !old.sameNames(c), time.Now())
+	if !fresh {
+		s.judge(old, c, time.Now())
+	}
 	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout
@@ -260,9 +235,9 @@ func (s *Speaker) remember(c *Config) {
 func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waiting) }
 
 // changePeers deletes sessions that are gone or have other settings, and adds
-// those that are new or were deleted for it.
-// settling says that the engine is not in sync yet.
-func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settling bool) error {
+// those that are new or were deleted for it. They are told that this host is
+// restarting.
+func (s *Speaker) changePeers(ctx context.Context, e backend, c *Config, restarting bool) error {
 	want := map[netip.Addr]Peer{}
 	for _, p := range c.Peers {
 		if p.runs() {
@@ -282,14 +257,14 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 	var errs []error
 	for _, addr := range gone {
 		s.mu.Lock()
-		s.archive(s.sessions[addr], c) // before GoBGP tells of an end for which it knows no reason
+		ss := s.sessions[addr]
+		s.archive(ss, c) // before the backend tells of an end for which it knows no reason
 		s.mu.Unlock()
-		if err := s.drop(ctx, e, addr); err != nil {
+		if err := e.deletePeer(ctx, ss.peer); err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		s.mu.Lock()
-		s.sessions[addr].stopDiagnosis()
 		delete(s.sessions, addr)
 		s.rib.recover(addr)
 		s.mu.Unlock()
@@ -304,11 +279,11 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 			s.mu.Unlock()
 			continue
 		}
-		ss := newSession(p, time.Now())
+		ss := newSession(p, c.ASN, time.Now())
 		ss.tally = s.tallyOf(p)
 		s.sessions[p.Addr] = ss
 		s.mu.Unlock()
-		if err := e.addPeer(ctx, c, p, e.restarting && settling); err != nil {
+		if err := e.addPeer(ctx, c, p, restarting); err != nil {
 			errs = append(errs, err)
 			s.mu.Lock()
 			delete(s.sessions, p.Addr)
@@ -322,30 +297,18 @@ func (s *Speaker) changePeers(ctx context.Context, e *engine, c *Config, settlin
 // with what [Speaker.Next] told. It costs 0.2 s for 100,000 routes.
 func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 	s.mu.Lock()
-	e, conv := s.engine, s.newConverter()
+	e := s.engine
 	s.mu.Unlock()
 	if e == nil {
 		return nil, nil
 	}
 	var out []Path
-	err := e.list(nil, func(p *apiutil.Path) {
-		if prefix, h, ok := conv.path(p); ok && ctx.Err() == nil {
-			out = append(out, Path{prefix, newPathSet(h)})
+	err := e.chosen(func(prefix netip.Prefix, hops []Hop) {
+		if ctx.Err() == nil {
+			out = append(out, Path{prefix, newPathSet(hops[0])})
 		}
 	})
 	return append(out, s.reached()...), errors.Join(err, ctx.Err())
-}
-
-// newConverter returns a converter that needs no lock. The caller holds s.mu.
-func (s *Speaker) newConverter() converter {
-	c := converter{cfg: s.conv.cfg, asn: s.conv.asn, own: s.conv.own}
-	peers := make(map[netip.Addr]*Peer, len(s.sessions))
-	for a, ss := range s.sessions {
-		p := ss.peer
-		peers[a] = &p
-	}
-	c.peerOf = func(a netip.Addr) *Peer { return peers[a] }
-	return c
 }
 
 // Peers returns every configured session in the config's order, with why it is
@@ -355,23 +318,19 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 	if e == nil {
 		return out, nil
 	}
-	heard, err := e.heard(ctx)
-	if err != nil {
-		return out, err
-	}
-	counted, err := s.counted(e, heard)
+	counts, err := e.counts(ctx)
 	if err != nil {
 		return out, err
 	}
 	for i := range out {
-		out[i].count(heard[out[i].Addr], counted)
+		out[i].count(counts[out[i].Addr])
 	}
 	return out, nil
 }
 
-// states is [Speaker.Peers] without the numbers that only GoBGP knows, and costs
+// states is [Speaker.Peers] without the numbers that the backend has, and costs
 // by the number of peers alone.
-func (s *Speaker) states() (*engine, []PeerStatus) {
+func (s *Speaker) states() (backend, []PeerStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cfg, listenErr := s.cfg, s.listenErr
@@ -379,70 +338,15 @@ func (s *Speaker) states() (*engine, []PeerStatus) {
 	for _, p := range cfg.Peers {
 		ss, ok := s.sessions[p.Addr]
 		if !ok || !p.runs() {
-			ss = newSession(p, s.since[p.key()])
+			ss = newSession(p, cfg.ASN, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes}
 		st.State, st.Info = ss.info(listenErr)
-		st.Counters, st.updateGroup = ss.counters(), p.updateGroup()
+		st.Counters = ss.counters()
 		out = append(out, st)
 	}
 	return s.engine, out
-}
-
-// tally is how many prefixes of each peer import let in, and how many each is
-// told. GoBGP's own counts leave the policies out, so the table is counted, and
-// again only when something has changed and counting takes no more than a
-// twentieth of the time: a large table's numbers may be some seconds old.
-type tally struct {
-	changes  uint64
-	next     time.Time // not before
-	received map[peerFamily]int
-	accepted map[peerFamily]int
-	told     map[Peer]*updateGroup // by [Peer.updateGroup]
-}
-
-// peerFamily is one peer's routes of one family.
-type peerFamily struct {
-	peer   netip.Addr
-	family packet.Family
-}
-
-func (s *Speaker) counted(e *engine, heard map[netip.Addr]heard) (tally, error) {
-	received := map[peerFamily]int{}
-	for addr, h := range heard {
-		for f, n := range h.received {
-			received[peerFamily{addr, f}] = n
-		}
-	}
-	s.mu.Lock()
-	last, changes := s.tally, s.changes
-	s.mu.Unlock()
-	start := time.Now()
-	if last.accepted != nil && (start.Before(last.next) || last.changes == changes && maps.Equal(last.received, received)) {
-		return last, nil
-	}
-	_, cfg, peers := s.snapshot()
-	n := tally{changes: changes, received: received, accepted: map[peerFamily]int{}, told: cfg.updateGroups()}
-	err := e.table(nil, func(paths []*apiutil.Path) {
-		for _, p := range paths {
-			if p.PeerAddress.IsValid() {
-				n.accepted[peerFamily{p.PeerAddress, p.Family}]++
-			}
-		}
-		if len(paths) > 0 {
-			cfg.countAdvertised(n.told, peers, paths[0])
-		}
-	})
-	if err != nil {
-		return tally{}, err
-	}
-	now := time.Now()
-	n.next = now.Add(20 * now.Sub(start))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tally = n
-	return n, nil
 }
 
 // Stop ends the speaker and waits for it, at most until ctx ends. With
@@ -455,13 +359,7 @@ func (s *Speaker) Stop(ctx context.Context, graceful bool) error {
 	was := s.stopped
 	s.stopped = true
 	e := s.engine
-	if e != nil {
-		e.closed.Store(true)
-	}
 	s.engine = nil
-	for _, ss := range s.sessions {
-		ss.stopDiagnosis()
-	}
 	s.mu.Unlock()
 	if !was {
 		close(s.done)

@@ -26,7 +26,7 @@ type tap struct {
 	next slog.Handler
 	peer netip.Addr   // from the logger's own attributes
 	up   *atomic.Bool // the peer's session; nil: not a peer's logger
-	emit func(event)
+	emit func(logLine)
 	done *atomic.Bool // GoBGP is being stopped: what it says then is no news
 }
 
@@ -64,7 +64,7 @@ func lower(l slog.Level) slog.Level {
 }
 
 func (t tap) read(r slog.Record) {
-	e := event{kind: eventLog, peer: t.peer, text: r.Message}
+	e := logLine{peer: t.peer, text: r.Message}
 	r.Attrs(func(a slog.Attr) bool {
 		switch a.Key {
 		case "Error", "reason", "Reason":

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 
 	"github.com/routerd/routerd/store"
 )
@@ -175,12 +175,12 @@ func only(list []netip.Addr, last netip.Addr) netip.Addr {
 
 // carries lists what a session with the peer carries: the routes of its own
 // transport's family, and where RFC 8950 is to be used those of IPv4 over IPv6.
-func (p Peer) carries() []packet.Family {
+func (p Peer) carries() []wire.Family {
 	switch {
 	case p.Interface != "", p.ExtendedNextHop && p.Addr.Is6():
-		return []packet.Family{packet.RF_IPv6_UC, packet.RF_IPv4_UC}
+		return []wire.Family{wire.IPv6, wire.IPv4}
 	case p.Addr.IsValid():
-		return []packet.Family{familyOf(p.Addr)}
+		return []wire.Family{familyOf(p.Addr)}
 	}
 	return nil
 }

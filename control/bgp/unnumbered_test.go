@@ -6,7 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 func lls(list ...string) []netip.Addr {
@@ -132,22 +133,22 @@ func TestNextHopOnLink(t *testing.T) {
 // sides carry has.
 func TestEndOfRIBOfAllFamilies(t *testing.T) {
 	t.Parallel()
-	four, six := packet.RF_IPv4_UC, packet.RF_IPv6_UC
+	four, six := wire.IPv4, wire.IPv6
 	for _, c := range []struct {
 		name         string
-		theirs, eors []packet.Family
+		theirs, eors []wire.Family
 		want         bool
 	}{
-		{"none", []packet.Family{four, six}, nil, false},
-		{"one of two", []packet.Family{four, six}, []packet.Family{six}, false},
-		{"both", []packet.Family{four, six}, []packet.Family{four, six}, true},
-		{"the only one", []packet.Family{four}, []packet.Family{four}, true},
-		{"without capabilities", nil, []packet.Family{four}, true},
+		{"none", []wire.Family{four, six}, nil, false},
+		{"one of two", []wire.Family{four, six}, []wire.Family{six}, false},
+		{"both", []wire.Family{four, six}, []wire.Family{four, six}, true},
+		{"the only one", []wire.Family{four}, []wire.Family{four}, true},
+		{"without capabilities", nil, []wire.Family{four}, true},
 	} {
 		s := &session{peer: Peer{Interface: "eth1"}}
 		s.due = s.peer.agreed(c.theirs)
 		for _, f := range c.eors {
-			s.endOfRIB([]packet.Family{f})
+			s.endOfRIB([]wire.Family{f})
 		}
 		if s.eor != c.want {
 			t.Errorf("%s: told all: %t", c.name, s.eor)

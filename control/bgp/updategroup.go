@@ -5,7 +5,8 @@ import (
 	"slices"
 
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // updateGroup is peers that are sent the same, but for what came from themselves:
@@ -19,7 +20,7 @@ type updateGroup struct {
 // advertisedOf is the prefixes of a family; of those that were learned there is a
 // second count by the router that they came from.
 type advertisedOf struct {
-	family packet.Family
+	family wire.Family
 	from   netip.Addr // router id; invalid: from anywhere
 }
 
@@ -64,9 +65,9 @@ func (c *Config) countAdvertised(to map[Peer]*updateGroup, peers map[netip.Addr]
 		if !c.advertises(a.Peer, peers[best.PeerAddress], *r) {
 			continue
 		}
-		a.advertised[advertisedOf{family: best.Family}]++
+		a.advertised[advertisedOf{family: fromPacket(best.Family)}]++
 		if !r.Own {
-			a.advertised[advertisedOf{best.Family, best.PeerID}]++
+			a.advertised[advertisedOf{fromPacket(best.Family), best.PeerID}]++
 		}
 	}
 }
@@ -89,7 +90,7 @@ func (c *Config) advertises(to, from Peer, r Route) bool {
 
 // advertisedTo returns how many prefixes of a family a router of the group is
 // sent.
-func (a *updateGroup) advertisedTo(f packet.Family, router netip.Addr) int {
+func (a *updateGroup) advertisedTo(f wire.Family, router netip.Addr) int {
 	if a == nil {
 		return 0 // the peer came after the count
 	}

@@ -91,6 +91,7 @@ type conn struct {
 	incoming bool
 	state    State
 	session  *Session // from OpenConfirm on
+	peerAS   uint32   // that its OPEN says; 0: none came
 	since    time.Time
 
 	// confirmed: the KEEPALIVE came, and the other connection's OPEN is waited for.
@@ -395,6 +396,7 @@ func (m *Machine) open(now time.Time, c *conn) {
 func (m *Machine) opened(now time.Time, c *conn, body []byte) {
 	peer, err := ParseOpen(body)
 	if err == nil {
+		c.peerAS = peer.AS
 		c.session, err = negotiate(&m.config.Local, peer, m.config.PeerAS, m.config.Keepalive)
 	}
 	if err != nil {
@@ -528,7 +530,7 @@ func (m *Machine) notify(c *conn, n Notification, r Reason) {
 }
 
 func (m *Machine) end(c *conn, how Kind, r Reason) {
-	r.State = c.state
+	r.State, r.PeerAS = c.state, c.peerAS
 	m.remove(c)
 	m.do(Action{Kind: how, Conn: c.id})
 	if c.state == Established {

@@ -23,6 +23,7 @@ type Reason struct {
 	Notification Notification // of Sent, Received and HoldTimer
 	Err          error        // of the connection, or what was wrong with a message
 	State        State        // of the connection when it ended
+	PeerAS       uint32       // that the peer's OPEN says; 0: none came
 }
 
 func (r Reason) String() string {

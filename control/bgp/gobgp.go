@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"github.com/osrg/gobgp/v4/pkg/server"
+
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // Timers that every session has.
@@ -28,25 +31,32 @@ const (
 	deferral = time.Second
 )
 
-// engine is one running GoBGP. A change of the AS, the router id or the
-// listener needs a new one.
-type engine struct {
+// gobgp is the [backend] of GoBGP's server.
+type gobgp struct {
 	srv      *server.BgpServer
+	log      *slog.Logger
 	asn      uint32
 	routerID netip.Addr
 	listen   bool   // it has a listener
 	port     uint16 // of the listener
 
-	// restarting says that peers are told that this host forwards as before, also
-	// those that come while the engine is not in sync yet.
-	restarting bool
-	emit       func(event)
-	closed     atomic.Bool
-	ctx        context.Context // ends with the engine
-	cancel     context.CancelFunc
-	wg         sync.WaitGroup          // Serve, and those who find out why a peer is down
-	looking    sync.Mutex              // held by who looks for connections that GoBGP lost
-	local      map[netip.Prefix]origin // what we originate
+	out     *queue
+	closed  atomic.Bool
+	ctx     context.Context // ends with it
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup          // Serve, and what is done in the background
+	looking sync.Mutex              // held by who looks for connections that GoBGP lost
+	local   map[netip.Prefix]origin // what we originate
+
+	change  sync.Mutex            // held while GoBGP's peers are changed
+	pending map[netip.Addr]resets // of running peers; change guards it
+
+	mu      sync.Mutex // guards the rest
+	cfg     Config
+	peers   map[netip.Addr]*gobgpPeer
+	conv    converter
+	changes uint64 // events about paths, and configurations, so far
+	tally   tally
 }
 
 // origin is what a path that we originate says.
@@ -56,20 +66,22 @@ type origin struct {
 	pref    uint32 // LOCAL_PREF
 }
 
-// startEngine starts GoBGP with a config's identity and policies but without
+// startGoBGP starts GoBGP with a config's identity and policies but without
 // peers or paths.
-func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, listen bool) (*engine, error) {
-	e := &engine{asn: c.ASN, routerID: c.RouterID, listen: listen, port: c.ListenPort, local: map[netip.Prefix]origin{}}
-	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	e.emit = func(ev event) {
-		if e.closed.Load() {
-			return
-		}
-		ev.from, ev.time = e, time.Now()
-		q.put(ev)
+func startGoBGP(ctx context.Context, log *slog.Logger, q *queue, c *Config, listen bool) (*gobgp, error) {
+	e := &gobgp{
+		log: log, out: q, asn: c.ASN, routerID: c.RouterID, listen: listen, port: c.ListenPort,
+		local: map[netip.Prefix]origin{}, pending: map[netip.Addr]resets{}, peers: map[netip.Addr]*gobgpPeer{},
 	}
+	e.conv.peerOf = func(a netip.Addr) *Peer {
+		if p, ok := e.peers[a]; ok {
+			return &p.Peer
+		}
+		return nil
+	}
+	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	e.srv = server.NewBgpServer(server.LoggerOption(
-		slog.New(tap{next: log.Handler(), emit: e.emit, done: &e.closed}), new(slog.LevelVar)))
+		slog.New(tap{next: log.Handler(), emit: e.logged, done: &e.closed}), new(slog.LevelVar)))
 	e.wg.Go(e.srv.Serve)
 	if err := e.start(ctx, c); err != nil {
 		return nil, errors.Join(err, e.stop(ctx, false))
@@ -77,7 +89,7 @@ func startEngine(ctx context.Context, log *slog.Logger, q *queue, c *Config, lis
 	return e, nil
 }
 
-func (e *engine) start(ctx context.Context, c *Config) error {
+func (e *gobgp) start(ctx context.Context, c *Config) error {
 	g := &api.Global{Asn: c.ASN, RouterId: c.RouterID.String(), ListenPort: -1, UseMultiplePaths: true}
 	if e.listen {
 		g.ListenPort = int32(c.ListenPort)
@@ -91,6 +103,7 @@ func (e *engine) start(ctx context.Context, c *Config) error {
 	if err := e.setPolicies(ctx, c); err != nil {
 		return err
 	}
+	e.adopt(c)
 	for _, a := range assignments() {
 		if err := e.srv.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{Assignment: a}); err != nil {
 			return fmt.Errorf("assign %s policy: %w", a.Policies[0].Name, err)
@@ -99,7 +112,7 @@ func (e *engine) start(ctx context.Context, c *Config) error {
 	return e.watch()
 }
 
-func (e *engine) setPolicies(ctx context.Context, c *Config) error {
+func (e *gobgp) setPolicies(ctx context.Context, c *Config) error {
 	if err := e.srv.SetPolicies(ctx, policies(c)); err != nil {
 		return fmt.Errorf("set policies: %w", err)
 	}
@@ -108,30 +121,16 @@ func (e *engine) setPolicies(ctx context.Context, c *Config) error {
 
 // watch subscribes to what the speaker wants to know. One watcher for all
 // keeps the order: a peer's End-of-RIB comes after its paths.
-func (e *engine) watch() error {
+func (e *gobgp) watch() error {
 	err := e.srv.WatchEvent(e.ctx, server.WatchEventMessageCallbacks{
-		OnBestPath: func(paths []*apiutil.Path, _ time.Time) {
-			e.emit(event{kind: eventPaths, paths: paths})
-		},
+		OnBestPath: func(paths []*apiutil.Path, _ time.Time) { e.learned(paths) },
 		OnPathEor: func(p *apiutil.Path, _ time.Time) {
-			e.emit(event{kind: eventEOR, peer: p.PeerAddress, families: []packet.Family{p.Family}})
+			e.emit(event{kind: eventEOR, peer: p.PeerAddress, families: []wire.Family{fromPacket(p.Family)}})
 		},
 		OnPeerUpdate: func(p *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
-			if p.Type != apiutil.PEER_EVENT_STATE {
-				return
+			if p.Type == apiutil.PEER_EVENT_STATE {
+				e.changed(p.Peer.State)
 			}
-			s := p.Peer.State
-			ev := event{kind: eventState, peer: s.NeighborAddress, state: s.SessionState, reason: s.DisconnectMessage}
-			for _, c := range s.RemoteCap {
-				ev.canGR = ev.canGR || c.Code() == packet.BGP_CAP_GRACEFUL_RESTART
-				switch c := c.(type) {
-				case *packet.CapGracefulRestart:
-					ev.keeps = len(c.Tuples) > 0
-				case *packet.CapMultiProtocol:
-					ev.families = append(ev.families, c.CapValue)
-				}
-			}
-			e.emit(ev)
 		},
 	}, server.WatchBestPath(true), server.WatchEor(true), server.WatchPeer())
 	if err != nil {
@@ -143,7 +142,7 @@ func (e *engine) watch() error {
 // stop ends GoBGP and waits for it. With graceful no Cease is sent: peers keep
 // our routes for the restart time (RFC 4724 section 4.2). Nothing that happens
 // while stopping is reported, for it is no news about the network.
-func (e *engine) stop(ctx context.Context, graceful bool) error {
+func (e *gobgp) stop(ctx context.Context, graceful bool) error {
 	e.closed.Store(true)
 	e.cancel()
 	done := make(chan error, 1)
@@ -173,7 +172,7 @@ const goodbyeTime = 2 * time.Second
 
 // sayGoodbye ends the sessions one by one, each with a Cease. StopBgp sends one
 // too, but closes connections at the same time and now and then wins.
-func (e *engine) sayGoodbye(ctx context.Context) {
+func (e *gobgp) sayGoodbye(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, goodbyeTime)
 	defer cancel()
 	established := func() (peers []string) {
@@ -205,7 +204,7 @@ func (e *engine) sayGoodbye(ctx context.Context) {
 
 // announce makes the paths that we originate those of c: new ones first, so
 // that an aggregate or a part of it is there throughout.
-func (e *engine) announce(c *Config) error {
+func (e *gobgp) announce(c *Config) error {
 	want := map[netip.Prefix]bool{}
 	var errs []error
 	for _, p := range c.Announce {
@@ -237,7 +236,7 @@ func (e *engine) announce(c *Config) error {
 	return errors.Join(errs...)
 }
 
-func (e *engine) originate(p netip.Prefix, o origin) error {
+func (e *gobgp) originate(p netip.Prefix, o origin) error {
 	path, err := localPath(p, o)
 	if err != nil {
 		return err
@@ -257,7 +256,7 @@ func localPath(p netip.Prefix, o origin) (*apiutil.Path, error) {
 	if err != nil {
 		return nil, err
 	}
-	family := familyOf(p.Addr())
+	family := toPacket(familyOf(p.Addr()))
 	var hop packet.PathAttributeInterface
 	if family == packet.RF_IPv4_UC {
 		hop, err = packet.NewPathAttributeNextHop(o.nextHop)
@@ -280,22 +279,37 @@ func localPath(p netip.Prefix, o origin) (*apiutil.Path, error) {
 	}, nil
 }
 
-// familyOf returns where a prefix or an address belongs: the unicast routes of
-// its own family.
-func familyOf(a netip.Addr) packet.Family {
-	if a.Is4() {
-		return packet.RF_IPv4_UC
+// toPacket is a family as GoBGP names it.
+func toPacket(f wire.Family) packet.Family { return packet.NewFamily(f.AFI(), packet.SAFI_UNICAST) }
+
+// fromPacket is a family that GoBGP names.
+func fromPacket(f packet.Family) wire.Family {
+	if f == packet.RF_IPv6_UC {
+		return wire.IPv6
 	}
-	return packet.RF_IPv6_UC
+	return wire.IPv4
 }
 
-// families lists the families in use.
-func families() []packet.Family { return []packet.Family{packet.RF_IPv4_UC, packet.RF_IPv6_UC} }
+func (e *gobgp) listens() bool { return e.listen }
 
-// addPeer starts a session. restarting says that this host forwards as before
-// although its speaker is new, which the peer is told by the Restart State and
+// addPeer starts a session. restarting has the peer told of the Restart State and
 // Forwarding State bits (RFC 4724 section 3).
-func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool) error {
+func (e *gobgp) addPeer(ctx context.Context, c *Config, p Peer, restarting bool) error {
+	e.change.Lock()
+	defer e.change.Unlock()
+	e.mu.Lock()
+	e.peers[p.Addr] = &gobgpPeer{Peer: p}
+	e.mu.Unlock()
+	err := e.add(ctx, c, p, restarting)
+	if err != nil {
+		e.mu.Lock()
+		delete(e.peers, p.Addr)
+		e.mu.Unlock()
+	}
+	return err
+}
+
+func (e *gobgp) add(ctx context.Context, c *Config, p Peer, restarting bool) error {
 	n := &api.Peer{
 		Conf: &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN, AllowOwnAsn: uint32(p.AllowOwnASN)},
 		Timers: &api.Timers{Config: &api.TimersConfig{
@@ -335,7 +349,7 @@ func (e *engine) addPeer(ctx context.Context, c *Config, p Peer, restarting bool
 }
 
 // afiSafi is what a session does with the routes of a family.
-func (p Peer) afiSafi(f packet.Family) *api.AfiSafi {
+func (p Peer) afiSafi(f wire.Family) *api.AfiSafi {
 	family := apiFamily(f)
 	out := &api.AfiSafi{
 		Config:            &api.AfiSafiConfig{Family: family, Enabled: true},
@@ -353,15 +367,36 @@ func (p Peer) afiSafi(f packet.Family) *api.AfiSafi {
 }
 
 // apiFamily is a unicast family in the form of GoBGP's interface.
-func apiFamily(f packet.Family) *api.Family {
+func apiFamily(f wire.Family) *api.Family {
 	out := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
-	if f == packet.RF_IPv6_UC {
+	if f == wire.IPv6 {
 		out.Afi = api.Family_AFI_IP6
 	}
 	return out
 }
 
-func (e *engine) deletePeer(ctx context.Context, p Peer) error {
+func (e *gobgp) deletePeer(ctx context.Context, p Peer) error {
+	e.change.Lock()
+	defer e.change.Unlock()
+	e.mu.Lock()
+	known, ok := e.peers[p.Addr]
+	e.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	if !known.removed {
+		if err := e.remove(ctx, p); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	known.stopDiagnosis()
+	delete(e.peers, p.Addr)
+	e.mu.Unlock()
+	return nil
+}
+
+func (e *gobgp) remove(ctx context.Context, p Peer) error {
 	err := e.srv.DeletePeer(ctx, &api.DeletePeerRequest{Address: p.Addr.String()})
 	if err == nil && p.Password != (Password{}) {
 		err = e.forgetPassword(ctx, p.Addr)
@@ -376,7 +411,7 @@ func (e *engine) deletePeer(ctx context.Context, p Peer) error {
 // listeners, where GoBGP leaves it: it would not hear the peer without one. But
 // it takes that of a range of neighbours away with the range. Meanwhile nobody
 // knows the range's password.
-func (e *engine) forgetPassword(ctx context.Context, addr netip.Addr) error {
+func (e *gobgp) forgetPassword(ctx context.Context, addr netip.Addr) error {
 	const group = "forgotten"
 	only := netip.PrefixFrom(addr.WithZone(""), addr.BitLen()).String()
 	conf := &api.PeerGroupConf{PeerGroupName: group, AuthPassword: rand.Text()}
@@ -391,7 +426,7 @@ func (e *engine) forgetPassword(ctx context.Context, addr netip.Addr) error {
 }
 
 // reimport judges again what peers have sent: all of them, or one.
-func (e *engine) reimport(ctx context.Context, addr netip.Addr) error {
+func (e *gobgp) reimport(ctx context.Context, addr netip.Addr) error {
 	r := &api.ResetPeerRequest{Soft: true, Direction: api.ResetPeerRequest_DIRECTION_IN}
 	if addr.IsValid() {
 		r.Address = addr.String()
@@ -403,7 +438,7 @@ func (e *engine) reimport(ctx context.Context, addr netip.Addr) error {
 }
 
 // reexport judges again what a peer has been told.
-func (e *engine) reexport(ctx context.Context, addr netip.Addr) error {
+func (e *gobgp) reexport(ctx context.Context, addr netip.Addr) error {
 	r := &api.ResetPeerRequest{Soft: true, Direction: api.ResetPeerRequest_DIRECTION_OUT, Address: addr.String()}
 	if err := e.srv.ResetPeer(ctx, r); err != nil {
 		return fmt.Errorf("judge what %s is told again: %w", addr, err)
@@ -411,30 +446,96 @@ func (e *engine) reexport(ctx context.Context, addr netip.Addr) error {
 	return nil
 }
 
-// list calls fn for the best path of each prefix; within none, or only those
-// inside one of within.
-func (e *engine) list(within []netip.Prefix, fn func(*apiutil.Path)) error {
-	return e.table(within, func(paths []*apiutil.Path) {
-		if len(paths) > 0 {
-			fn(paths[0])
-		}
-	})
-}
-
-func (e *engine) table(within []netip.Prefix, fn func([]*apiutil.Path)) error {
+// table calls fn with the paths in use of each prefix, and all others behind them.
+func (e *gobgp) table(fn func([]*apiutil.Path)) error {
 	for _, f := range families() {
-		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}
-		for _, p := range within {
-			if familyOf(p.Addr()) == f {
-				r.Prefixes = append(r.Prefixes, &apiutil.LookupPrefix{Prefix: p.String(), LookupOption: apiutil.LOOKUP_LONGER})
-			}
-		}
-		if len(within) > 0 && len(r.Prefixes) == 0 {
-			continue
-		}
+		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: toPacket(f)}
 		if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(paths) }); err != nil {
 			return fmt.Errorf("list %s routes: %w", f, err)
 		}
 	}
 	return nil
+}
+
+func (e *gobgp) chosen(fn func(netip.Prefix, []Hop)) error {
+	conv := e.newConverter()
+	return e.table(func(paths []*apiutil.Path) {
+		var prefix netip.Prefix
+		var hops []Hop
+		for i, p := range paths {
+			if to, h, ok := conv.path(p); ok && (i == 0 || p.Best) {
+				prefix, hops = to, append(hops, h)
+			}
+		}
+		if len(hops) > 0 {
+			fn(prefix, hops)
+		}
+	})
+}
+
+// snapshot returns what is configured and who the peers are.
+func (e *gobgp) snapshot() (Config, map[netip.Addr]Peer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	peers := make(map[netip.Addr]Peer, len(e.peers))
+	for a, p := range e.peers {
+		peers[a] = p.Peer
+	}
+	return e.cfg, peers
+}
+
+// newConverter returns a converter that needs no lock.
+func (e *gobgp) newConverter() converter {
+	cfg, peers := e.snapshot()
+	c := converter{cfg: &cfg, asn: e.asn, own: [2]netip.Addr{cfg.NextHop, cfg.NextHop6}}
+	c.peerOf = func(a netip.Addr) *Peer {
+		if p, ok := peers[a]; ok {
+			return &p
+		}
+		return nil
+	}
+	return c
+}
+
+// routes lists a table of GoBGP's.
+func (e *gobgp) routes(q Query, fn func([]Route)) error {
+	cfg, peers := e.snapshot()
+	for _, f := range families() {
+		if q.Prefix.IsValid() && familyOf(q.Prefix.Addr()) != f {
+			continue
+		}
+		r := apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: toPacket(f)}
+		if q.Table != TableBest {
+			r.Name = q.Peer.String()
+			r.TableType = api.TableType_TABLE_TYPE_ADJ_IN
+		}
+		if q.Table == TableAdvertised {
+			r.TableType = api.TableType_TABLE_TYPE_ADJ_OUT
+		}
+		if q.Prefix.IsValid() {
+			how := apiutil.LOOKUP_LONGER
+			if q.Exact {
+				how = apiutil.LOOKUP_EXACT
+			}
+			r.Prefixes = []*apiutil.LookupPrefix{{Prefix: q.Prefix.String(), LookupOption: how}}
+		}
+		if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(cfg.routesOf(peers, paths)) }); err != nil {
+			if strings.Contains(err.Error(), "doesn't exist") {
+				return fmt.Errorf("%s: %w", q.Peer, ErrNoPeer)
+			}
+			return fmt.Errorf("list %s routes: %w", f, err)
+		}
+	}
+	return nil
+}
+
+// routesOf reads the paths of one prefix.
+func (c *Config) routesOf(peers map[netip.Addr]Peer, paths []*apiutil.Path) []Route {
+	var out []Route
+	for _, p := range paths {
+		if r, ok := c.route(peers, p); ok {
+			out = append(out, r)
+		}
+	}
+	return out
 }
