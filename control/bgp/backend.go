@@ -37,12 +37,15 @@ type backend interface {
 
 	// chosen calls fn for each prefix that peers announce with the paths in use, the
 	// best one first.
-	chosen(fn func(netip.Prefix, []Hop)) error
+	chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) error
 
 	// routes calls fn with the paths of each prefix that a query is about, the best
 	// one first, without what has to be judged. The error is [ErrNoPeer] for a peer
 	// that is not known.
-	routes(q Query, fn func([]Route)) error
+	routes(ctx context.Context, q Query, fn func([]Route)) error
+
+	// state is the state of a peer's machine.
+	state(peer netip.Addr) fsm.State
 
 	// counts is what it has counted of its peers.
 	counts(ctx context.Context) (map[netip.Addr]peerCounts, error)
@@ -64,12 +67,13 @@ type eventKind uint8
 
 const (
 	eventPaths   eventKind = iota // paths
-	eventState                    // state
+	eventChosen                   // chosen
 	eventUp                       // families, canGR: the session is established
 	eventLost                     // its paths are going to be withdrawn
 	eventDown                     // reason, kept: it has ended
 	eventFail                     // reason, sure: an attempt has ended
 	eventSwept                    // the paths of the session that has ended are gone
+	eventResumed                  // a peer that was cut off is tried again
 	eventExpired                  // the peer did not come back within its restart time
 	eventEOR                      // families whose End-of-RIB came
 )
@@ -81,8 +85,8 @@ type event struct {
 	time time.Time
 	peer netip.Addr
 
-	paths []pathChange
-	state fsm.State
+	paths  []pathChange
+	chosen []chosenPaths
 
 	families []wire.Family // that both sides carry, or whose End-of-RIB came
 	canGR    bool          // the peer announced graceful restart, and so End-of-RIB
@@ -99,6 +103,13 @@ type pathChange struct {
 	from   netip.Addr
 	hop    Hop
 	used   bool
+}
+
+// chosenPaths are the paths in use of a prefix, the best one first; none: nobody
+// announces it.
+type chosenPaths struct {
+	prefix netip.Prefix
+	hops   []Hop
 }
 
 // queue passes events from a backend's goroutines to the speaker's loop. They may

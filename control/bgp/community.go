@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
 )
 
 // parseCommunity reads a standard (RFC 1997) community `aa:nn` or a large one
@@ -24,8 +26,32 @@ func parseCommunity(s string) ([]uint32, error) {
 	return out, nil
 }
 
+// readCommunity reads a community of either sort.
+func readCommunity(s string) (small []uint32, large []attrs.Large, err error) {
+	switch n, err := parseCommunity(s); {
+	case err != nil:
+		return nil, nil, err
+	case len(n) == 2:
+		return []uint32{n[0]<<16 | n[1]}, nil, nil
+	default:
+		return nil, []attrs.Large{attrs.Large(n)}, nil
+	}
+}
+
 // isLarge reports whether a valid community is one of RFC 8092.
 func isLarge(s string) bool { return strings.Count(s, ":") == 2 }
+
+// textOf is what people write for a community.
+func textOf(numbers ...uint32) string {
+	var b strings.Builder
+	for i, n := range numbers {
+		if i > 0 {
+			b.WriteByte(':')
+		}
+		b.WriteString(strconv.FormatUint(uint64(n), 10))
+	}
+	return b.String()
+}
 
 // communityAttributes makes the path attributes of communities that are
 // separated by spaces.

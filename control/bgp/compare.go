@@ -1,9 +1,9 @@
 package bgp
 
 import (
+	"context"
 	"maps"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -88,7 +88,7 @@ func (s *Speaker) compare() int {
 	}
 	known := s.rib.snapshot()
 	wrong := map[netip.Prefix][]Hop{}
-	err := e.chosen(func(prefix netip.Prefix, hops []Hop) {
+	err := e.chosen(context.Background(), func(prefix netip.Prefix, hops []Hop) {
 		for i := range hops {
 			hops[i].Stale = false
 		}
@@ -137,20 +137,7 @@ func (r *rib) snapshot() map[netip.Prefix]*PathSet {
 func (r *rib) correct(p netip.Prefix, hops []Hop) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := slices.Clone(hops)
-	if old := r.known[p]; old != nil {
-		for _, h := range old.hops {
-			if !h.PeerAddr.IsValid() { // configured
-				all = append(all, h)
-			}
-		}
-	}
-	if len(all) == 0 {
-		r.change(p, nil)
-		return
-	}
-	slices.SortFunc(all, func(a, b Hop) int { return a.PeerAddr.Compare(b.PeerAddr) })
-	r.change(p, r.sets.of(all)) // at once: a set that no prefix has would stay for ever
+	r.replace(p, hops)
 }
 
 // is reports whether these are the set's paths from peers. What a peer is called

@@ -15,9 +15,7 @@ import (
 // use.
 type converter struct {
 	peerOf   func(netip.Addr) *Peer // nil: no session with it is configured
-	cfg      *Config                // whose filters let paths in; nil: nobody's
-	asn      uint32
-	own      [2]netip.Addr // this host's addresses on the network; invalid: none
+	policy   *policy                // by which paths are let in
 	lastPath *packet.PathAttributeAsPath
 	lastText string
 }
@@ -36,7 +34,7 @@ func (c *converter) path(p *apiutil.Path) (netip.Prefix, Hop, bool) {
 	out := Hop{PeerAddr: p.PeerAddress, Stale: p.Stale}
 	from := c.peerOf(p.PeerAddress)
 	if from != nil {
-		out.Peer, out.IBGP = from.Name, from.ibgp(c.asn)
+		out.Peer, out.IBGP = from.Name, from.ibgp(c.policy.c.ASN)
 	}
 	for _, a := range p.Attrs {
 		switch a := a.(type) {
@@ -57,28 +55,22 @@ func (c *converter) path(p *apiutil.Path) (netip.Prefix, Hop, bool) {
 			out.ASPath = c.lastText
 		}
 	}
-	if from != nil && c.cfg != nil {
-		out.Named = c.cfg.named(from, p)
+	if from != nil && from.Filters != "" {
+		if r, ok := readPath(p, from, c.policy.c.ASN); ok {
+			out.Named = c.policy.named(*from, r.judged())
+		}
 	}
-	return nlri.Prefix, out, c.usable(out.NextHop)
+	return nlri.Prefix, out, c.policy.c.usable(out.NextHop)
 }
 
-// usable reports whether a next hop can be another host (RFC 4271 section 6.3):
-// who says something else announces a prefix that leads nowhere.
-func (c *converter) usable(a netip.Addr) bool {
-	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() &&
-		a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) && a != c.own[0] && a != c.own[1]
-}
-
-// route reads a path's attributes.
-func (c *Config) route(peers map[netip.Addr]Peer, p *apiutil.Path) (Route, bool) {
+// readPath reads a path's attributes; from is the peer that sent it.
+func readPath(p *apiutil.Path, from *Peer, asn uint32) (Route, bool) {
 	nlri, ok := p.Nlri.(*packet.IPAddrPrefix)
 	if !ok {
 		return Route{}, false
 	}
-	from := peers[p.PeerAddress]
 	r := Route{Prefix: nlri.Prefix, Since: time.Unix(p.Age, 0), Own: !p.PeerAddress.IsValid(), equal: p.Best}
-	r.Hop = Hop{Peer: from.Name, PeerAddr: p.PeerAddress, IBGP: !r.Own && from.ibgp(c.ASN), Stale: p.Stale}
+	r.Hop = Hop{Peer: from.Name, PeerAddr: p.PeerAddress, IBGP: !r.Own && from.ibgp(asn), Stale: p.Stale}
 	for _, a := range p.Attrs {
 		switch a := a.(type) {
 		case *packet.PathAttributeNextHop:

@@ -91,11 +91,7 @@ func resetBySending(n fsm.Notification) Reset {
 
 // counters returns what the speaker itself has counted.
 func (s *session) counters() Counters {
-	c := Counters{FSMState: 1, Established: s.tally.established, Resets: maps.Clone(s.tally.resets), LastReset: s.tally.last}
-	if s.peer.runs() {
-		c.FSMState = int(s.state) + 1
-	}
-	return c
+	return Counters{FSMState: 1, Established: s.tally.established, Resets: maps.Clone(s.tally.resets), LastReset: s.tally.last}
 }
 
 // count adds what the backend has counted.

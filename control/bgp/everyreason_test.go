@@ -196,8 +196,8 @@ func (s source) wants(t testing.TB, test string) string {
 // for they have the names of others.
 func notOfSessions() []string {
 	return []string{
-		"String",                                        // a path's
-		"judgeExport", "judgeFilters", "told", "silent", // why a route is not announced
+		"String",                                  // a path's
+		"reason", "judgeExport", "told", "silent", // what becomes of a route
 		"run", // of the watch for secrets
 	}
 }

@@ -17,6 +17,7 @@ import (
 	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"github.com/osrg/gobgp/v4/pkg/server"
 
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
@@ -52,7 +53,7 @@ type gobgp struct {
 	pending map[netip.Addr]resets // of running peers; change guards it
 
 	mu      sync.Mutex // guards the rest
-	cfg     Config
+	policy  *policy
 	peers   map[netip.Addr]*gobgpPeer
 	conv    converter
 	changes uint64 // events about paths, and configurations, so far
@@ -457,7 +458,7 @@ func (e *gobgp) table(fn func([]*apiutil.Path)) error {
 	return nil
 }
 
-func (e *gobgp) chosen(fn func(netip.Prefix, []Hop)) error {
+func (e *gobgp) chosen(_ context.Context, fn func(netip.Prefix, []Hop)) error {
 	conv := e.newConverter()
 	return e.table(func(paths []*apiutil.Path) {
 		var prefix netip.Prefix
@@ -473,21 +474,30 @@ func (e *gobgp) chosen(fn func(netip.Prefix, []Hop)) error {
 	})
 }
 
-// snapshot returns what is configured and who the peers are.
-func (e *gobgp) snapshot() (Config, map[netip.Addr]Peer) {
+func (e *gobgp) state(peer netip.Addr) fsm.State {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p, ok := e.peers[peer]; ok && !p.limited {
+		return fsm.State(p.state)
+	}
+	return fsm.Idle
+}
+
+// snapshot returns what is judged by and who the peers are.
+func (e *gobgp) snapshot() (*policy, map[netip.Addr]Peer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	peers := make(map[netip.Addr]Peer, len(e.peers))
 	for a, p := range e.peers {
 		peers[a] = p.Peer
 	}
-	return e.cfg, peers
+	return e.policy, peers
 }
 
 // newConverter returns a converter that needs no lock.
 func (e *gobgp) newConverter() converter {
-	cfg, peers := e.snapshot()
-	c := converter{cfg: &cfg, asn: e.asn, own: [2]netip.Addr{cfg.NextHop, cfg.NextHop6}}
+	policy, peers := e.snapshot()
+	c := converter{policy: policy}
 	c.peerOf = func(a netip.Addr) *Peer {
 		if p, ok := peers[a]; ok {
 			return &p
@@ -498,8 +508,8 @@ func (e *gobgp) newConverter() converter {
 }
 
 // routes lists a table of GoBGP's.
-func (e *gobgp) routes(q Query, fn func([]Route)) error {
-	cfg, peers := e.snapshot()
+func (e *gobgp) routes(_ context.Context, q Query, fn func([]Route)) error {
+	_, peers := e.snapshot()
 	for _, f := range families() {
 		if q.Prefix.IsValid() && familyOf(q.Prefix.Addr()) != f {
 			continue
@@ -519,7 +529,7 @@ func (e *gobgp) routes(q Query, fn func([]Route)) error {
 			}
 			r.Prefixes = []*apiutil.LookupPrefix{{Prefix: q.Prefix.String(), LookupOption: how}}
 		}
-		if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(cfg.routesOf(peers, paths)) }); err != nil {
+		if err := e.srv.ListPath(r, func(_ packet.NLRI, paths []*apiutil.Path) { fn(routesOf(peers, paths, e.asn)) }); err != nil {
 			if strings.Contains(err.Error(), "doesn't exist") {
 				return fmt.Errorf("%s: %w", q.Peer, ErrNoPeer)
 			}
@@ -530,10 +540,11 @@ func (e *gobgp) routes(q Query, fn func([]Route)) error {
 }
 
 // routesOf reads the paths of one prefix.
-func (c *Config) routesOf(peers map[netip.Addr]Peer, paths []*apiutil.Path) []Route {
+func routesOf(peers map[netip.Addr]Peer, paths []*apiutil.Path, asn uint32) []Route {
 	var out []Route
 	for _, p := range paths {
-		if r, ok := c.route(peers, p); ok {
+		from := peers[p.PeerAddress]
+		if r, ok := readPath(p, &from, asn); ok {
 			out = append(out, r)
 		}
 	}

@@ -71,8 +71,8 @@ func (e *gobgp) counted(heard map[netip.Addr]heard) (tally, error) {
 	if last.accepted != nil && (start.Before(last.next) || last.changes == changes && maps.Equal(last.received, received)) {
 		return last, nil
 	}
-	cfg, peers := e.snapshot()
-	n := tally{changes: changes, received: received, accepted: map[peerFamily]int{}, told: cfg.updateGroups()}
+	policy, peers := e.snapshot()
+	n := tally{changes: changes, received: received, accepted: map[peerFamily]int{}, told: policy.updateGroups()}
 	err := e.table(func(paths []*apiutil.Path) {
 		for _, p := range paths {
 			if p.PeerAddress.IsValid() {
@@ -80,7 +80,7 @@ func (e *gobgp) counted(heard map[netip.Addr]heard) (tally, error) {
 			}
 		}
 		if len(paths) > 0 {
-			cfg.countAdvertised(n.told, peers, paths[0])
+			countAdvertised(n.told, peers, paths[0], e.asn)
 		}
 	})
 	if err != nil {

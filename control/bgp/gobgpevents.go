@@ -93,7 +93,6 @@ func (e *gobgp) changed(s apiutil.PeerState) {
 func (p *gobgpPeer) change(s apiutil.PeerState) (events []event, unexplained bool) {
 	was, reason := p.state, s.DisconnectMessage
 	p.state = s.SessionState
-	events = []event{{kind: eventState, state: fsm.State(s.SessionState)}}
 	switch {
 	case s.SessionState == packet.BGP_FSM_ESTABLISHED:
 		up := event{kind: eventUp}
@@ -110,7 +109,7 @@ func (p *gobgpPeer) change(s apiutil.PeerState) (events []event, unexplained boo
 		up.families = p.agreed(theirs)
 		p.up, p.said = true, fsm.Reason{}
 		p.stopDiagnosis()
-		return append(events, up), false
+		return []event{up}, false
 	case p.up:
 		p.up = false
 		down := event{kind: eventDown, reason: p.said, kept: reason == "graceful-restart"}
@@ -118,18 +117,18 @@ func (p *gobgpPeer) change(s apiutil.PeerState) (events []event, unexplained boo
 			down.reason = reasonOf(reason)
 		}
 		p.said = fsm.Reason{}
-		return append(events, down), false
+		return []event{down}, false
 	case reason == "restart-timer-expired":
-		return append(events, event{kind: eventExpired}), false
+		return []event{{kind: eventExpired}}, false
 	case s.SessionState == packet.BGP_FSM_IDLE && was > packet.BGP_FSM_ACTIVE:
 		if reason == "invalid-msg" || reason == "bad-peer-as" {
-			return events, true // GoBGP does not tell what the peer objected to
+			return nil, true // GoBGP does not tell what the peer objected to
 		}
 		fail := event{kind: eventFail, reason: reasonOf(reason)}
 		fail.reason.State = fsm.OpenConfirm
-		return append(events, fail), false
+		return []event{fail}, false
 	}
-	return events, false
+	return nil, false
 }
 
 // reasonOf reads GoBGP's word for the end of a session.

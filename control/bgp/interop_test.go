@@ -502,8 +502,8 @@ func checkJudgement(t *testing.T, r *run, peer netip.Addr, name string) {
 	poll(t, func() string { return fmt.Sprintf("%s: %d counted as told%s", name, len(told), r.dump()) },
 		func() bool { return r.status(peer).Advertised == len(told) })
 	err = r.Query(t.Context(), Query{Table: TableBest}, func(route Route) bool {
-		if _, cfg, peers := r.snapshot(); route.PeerAddr != peer {
-			if want, why := cfg.judgeExport(peers[peer], route.judged()); want != told[route.Prefix] {
+		if _, policy, peers := r.snapshot(); route.PeerAddr != peer {
+			if want, why := policy.judgeExport(peers[peer], route.judged()); want != told[route.Prefix] {
 				t.Errorf("%s: %s is said to be told to %s: %t (%s), and is: %t", name, route.Prefix, peer, want, why, told[route.Prefix])
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/control/bgp/engine/fsm"
 )
 
 // limitPause is for how long a peer that announced too much is left alone.
@@ -22,14 +21,14 @@ func (e *gobgp) settle(p *gobgpPeer, after time.Duration) {
 		e.change.Lock()
 		defer e.change.Unlock()
 		e.mu.Lock()
-		known, cfg, peer, back := e.peers[p.Addr] == p, e.cfg, p.Peer, p.removed
+		known, cfg, peer, back := e.peers[p.Addr] == p, e.policy.c, p.Peer, p.removed
 		e.mu.Unlock()
 		if !known || e.ctx.Err() != nil {
 			return // changed meanwhile
 		}
 		var err error
 		if back {
-			err = e.add(e.ctx, &cfg, peer, false)
+			err = e.add(e.ctx, cfg, peer, false)
 		} else {
 			err = e.remove(e.ctx, peer)
 		}
@@ -43,7 +42,7 @@ func (e *gobgp) settle(p *gobgpPeer, after time.Duration) {
 		p.removed = !back
 		if back {
 			p.limited, p.state = false, 0
-			e.emit(event{kind: eventState, peer: peer.Addr, state: fsm.Active})
+			e.emit(event{kind: eventResumed, peer: peer.Addr})
 			return
 		}
 		e.emit(event{kind: eventSwept, peer: peer.Addr})

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"net/netip"
 	"time"
 )
 
@@ -37,6 +38,12 @@ func (s *Speaker) event(e event) {
 	case eventPaths:
 		s.learned(e.paths)
 		return
+	case eventChosen:
+		for _, c := range e.chosen {
+			s.rib.set(c.prefix, c.hops)
+			s.touched(c.prefix)
+		}
+		return
 	case eventSwept:
 		s.rib.recover(e.peer)
 	case eventLost:
@@ -64,9 +71,14 @@ func (s *Speaker) learned(paths []pathChange) {
 		} else {
 			s.rib.remove(p.prefix, p.from)
 		}
-		if s.compared.touched != nil {
-			s.compared.touched[p.prefix] = struct{}{}
-		}
+		s.touched(p.prefix)
+	}
+}
+
+// touched notes for a comparison that a prefix has changed meanwhile.
+func (s *Speaker) touched(p netip.Prefix) {
+	if s.compared.touched != nil {
+		s.compared.touched[p] = struct{}{}
 	}
 }
 

@@ -3,9 +3,6 @@ package bgp
 import (
 	"net/netip"
 	"testing"
-
-	"github.com/osrg/gobgp/v4/pkg/apiutil"
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
 // TestNamed: of the rules that accept a path, that with the CIDR says by which name it
@@ -39,18 +36,8 @@ func TestNamed(t *testing.T) {
 			p := tor(netip.MustParseAddr("10.0.0.1"), a, 64999)
 			p.Filters = "f"
 			c := Config{ASN: 64512, Peers: []Peer{p}, Filters: map[string]Filter{"f": parse(t, tt.spec)}}
-			nlri, err := packet.NewIPAddrPrefix(netip.MustParsePrefix("10.9.1.5/32"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			path := &apiutil.Path{
-				Nlri: nlri, PeerAddress: a,
-				Attrs: []packet.PathAttributeInterface{
-					packet.NewPathAttributeAsPath([]packet.AsPathParamInterface{packet.NewAs4PathParam(packet.BGP_ASPATH_ATTR_TYPE_SEQ, []uint32{64512, 64999})}),
-					packet.NewPathAttributeCommunities([]uint32{64512<<16 | 7}),
-				},
-			}
-			if got := c.named(&p, path); got != tt.want {
+			r := Route{Prefix: netip.MustParsePrefix("10.9.1.5/32"), path: []uint32{64512, 64999}, Communities: []string{"64512:7"}}
+			if got := newPolicy(&c).named(p, r.judged()); got != tt.want {
 				t.Errorf("%s: named by %d bits, want %d", tt.spec, got, tt.want)
 			}
 		})

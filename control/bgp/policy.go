@@ -36,16 +36,13 @@ func nothing(f wire.Family) netip.Prefix {
 	return netip.MustParsePrefix("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
 }
 
-// martians are never accepted from anybody: this host, loopback, link-local, multicast and reserved space (RFC 6890, RFC 5771), and
-// IPv4 addresses in IPv6's clothes.
+// martians are [martianRanges] of a family.
 func martians(f wire.Family) []*api.Prefix {
-	ranges := []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"}
-	if f == wire.IPv6 {
-		ranges = []string{"::/127", "::ffff:0:0/96", "fe80::/10", "ff00::/8"}
-	}
 	var l []*api.Prefix
-	for _, s := range ranges {
-		l = append(l, inside(netip.MustParsePrefix(s)))
+	for _, p := range martianRanges() {
+		if familyOf(p.Addr()) == f {
+			l = append(l, inside(p))
+		}
 	}
 	return l
 }

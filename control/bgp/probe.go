@@ -20,8 +20,8 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 )
 
-// verdict is what a peer said in answer to an OPEN.
-type verdict struct {
+// answer is what a peer said in answer to an OPEN.
+type answer struct {
 	asn      uint32 // of the peer's OPEN; 0: none came
 	refused  bool   // a NOTIFICATION came
 	code     uint8
@@ -33,20 +33,20 @@ type verdict struct {
 // only after a session failed in a way that GoBGP does not explain: GoBGP
 // tells neither the AS in a peer's OPEN nor the NOTIFICATION that answers
 // ours. Our OPEN is sent only when the peer's AS is right.
-func probe(ctx context.Context, c *Config, p Peer) (verdict, error) {
+func probe(ctx context.Context, c *Config, p Peer) (answer, error) {
 	d := net.Dialer{Timeout: 3 * time.Second, Control: p.control}
 	if p.Source.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Source, 0))
 	}
 	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(p.Addr, p.Port).String())
 	if err != nil {
-		return verdict{}, err
+		return answer{}, err
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		return verdict{}, err
+		return answer{}, err
 	}
 	return ask(conn, c, p)
 }
@@ -69,8 +69,8 @@ func (p Peer) control(_, _ string, raw syscall.RawConn) error {
 	return errors.Join(ctlErr, err)
 }
 
-func ask(conn io.ReadWriter, c *Config, p Peer) (verdict, error) {
-	var v verdict
+func ask(conn io.ReadWriter, c *Config, p Peer) (answer, error) {
+	var v answer
 	for {
 		m, err := readMessage(conn)
 		if err != nil {
@@ -159,14 +159,14 @@ func sendOpen(w io.Writer, c *Config, p Peer) error {
 
 // collided reports whether the peer only had another connection with us already
 // (RFC 4486, section 4).
-func (v verdict) collided() bool {
+func (v answer) collided() bool {
 	return v.refused && v.code == packet.BGP_ERROR_CEASE &&
 		(v.subcode == packet.BGP_ERROR_SUB_CONNECTION_REJECTED || v.subcode == packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION)
 }
 
-// explain is what a verdict means for the session; Cause 0: nothing wrong was
+// explain is what a answer means for the session; Cause 0: nothing wrong was
 // found.
-func (v verdict) explain(p Peer) fsm.Reason {
+func (v answer) explain(p Peer) fsm.Reason {
 	switch {
 	case v.asn != 0 && v.asn != p.ASN:
 		return fsm.Reason{Cause: fsm.Sent, PeerAS: v.asn, Notification: fsm.Notification{Code: fsm.CodeOpen, Subcode: fsm.OpenPeerAS}}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
 )
 
 // Table names one of the tables that [Speaker.Query] reads.
@@ -63,14 +65,14 @@ var ErrNoPeer = errors.New("no session with this peer is configured")
 // Query calls yield for the routes of a table, in the order of their prefixes,
 // until it returns false. Listing 100,000 routes takes 0.5 s.
 func (s *Speaker) Query(ctx context.Context, q Query, yield func(Route) bool) error {
-	e, cfg, peers := s.snapshot()
+	e, policy, peers := s.snapshot()
 	if e == nil {
 		return nil
 	}
 	var out []Route
-	err := e.routes(q, func(routes []Route) {
+	err := e.routes(ctx, q, func(routes []Route) {
 		if ctx.Err() == nil {
-			cfg.states(q, peers, routes)
+			policy.states(q, peers, routes)
 			out = append(out, routes...)
 		}
 	})
@@ -86,19 +88,19 @@ func (s *Speaker) Query(ctx context.Context, q Query, yield func(Route) bool) er
 	return ctx.Err()
 }
 
-// snapshot returns the backend and what its peers are.
-func (s *Speaker) snapshot() (backend, Config, map[netip.Addr]Peer) {
+// snapshot returns the backend, what it judges by, and what its peers are.
+func (s *Speaker) snapshot() (backend, *policy, map[netip.Addr]Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	peers := map[netip.Addr]Peer{}
 	for a, ss := range s.sessions {
 		peers[a] = ss.peer
 	}
-	return s.engine, s.cfg, peers
+	return s.engine, s.policy, peers
 }
 
 // states says of the routes of one prefix what they are, and why.
-func (c *Config) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
+func (p *policy) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
 	for i := range routes {
 		r := &routes[i]
 		switch q.Table {
@@ -112,7 +114,7 @@ func (c *Config) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
 				r.State, r.Reason = RouteLost, lostTo(routes[0], *r)
 			}
 		case TableReceived:
-			accepted, reason := c.judgeImport(peers[q.Peer], r.judged())
+			accepted, reason := p.judgeImport(peers[q.Peer], r.judged())
 			r.State, r.Reason = RouteFiltered, reason
 			if accepted {
 				r.State = RouteAccepted
@@ -123,11 +125,35 @@ func (c *Config) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
 	}
 }
 
-func (r Route) judged() judged {
-	return judged{
-		prefix: r.Prefix, nextHop: r.NextHop, asPath: r.path, communities: r.Communities, localPref: r.LocalPref, own: r.Own, ibgp: r.IBGP,
-		originator: r.originator,
+func (r Route) judged() *judged {
+	return &judged{
+		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, ibgp: r.IBGP, originator: r.originator, attributes: r,
 	}
+}
+
+// CountAS returns how often an AS is in the path.
+func (r Route) CountAS(as uint32) (n int) {
+	for _, x := range r.path {
+		if x == as {
+			n++
+		}
+	}
+	return n
+}
+
+// BeginsWith reports whether the AS path begins with a list.
+func (r Route) BeginsWith(list []uint32) bool {
+	return len(r.path) >= len(list) && slices.Equal(r.path[:len(list)], list)
+}
+
+// HasCommunity reports whether a community of RFC 1997 is among the route's.
+func (r Route) HasCommunity(c uint32) bool {
+	return slices.Contains(r.Communities, textOf(c>>16, c&0xffff))
+}
+
+// HasLarge reports whether a community of RFC 8092 is among the route's.
+func (r Route) HasLarge(c attrs.Large) bool {
+	return slices.Contains(r.Communities, textOf(c[:]...))
 }
 
 // lostTo says which step of the choice (RFC 4271 section 9.1.2.2, RFC 9494
@@ -171,7 +197,7 @@ func sameNeighbourAS(a, b Route) bool {
 // lost, what peers sent that import refused, and for each peer why it is told
 // of the prefix or not.
 func (s *Speaker) Explain(ctx context.Context, prefix netip.Prefix) ([]Route, error) {
-	e, cfg, peers := s.snapshot()
+	e, policy, peers := s.snapshot()
 	if e == nil {
 		return nil, nil
 	}
@@ -206,7 +232,7 @@ func (s *Speaker) Explain(ctx context.Context, prefix netip.Prefix) ([]Route, er
 		if best == nil {
 			continue
 		}
-		told, err := s.told(ctx, &cfg, peers[a], *best)
+		told, err := s.told(ctx, policy, peers[a], *best)
 		if err != nil && !errors.Is(err, ErrNoPeer) {
 			return nil, err
 		}
@@ -218,7 +244,7 @@ func (s *Speaker) Explain(ctx context.Context, prefix netip.Prefix) ([]Route, er
 }
 
 // told says whether a peer was told of a prefix, and why not.
-func (s *Speaker) told(ctx context.Context, cfg *Config, p Peer, best Route) (Route, error) {
+func (s *Speaker) told(ctx context.Context, policy *policy, p Peer, best Route) (Route, error) {
 	out := Route{Prefix: best.Prefix, State: RouteWithheld, Hop: Hop{Peer: p.Name, PeerAddr: p.Addr}}
 	found := false
 	err := s.Query(ctx, Query{Table: TableAdvertised, Peer: p.Addr, Prefix: best.Prefix, Exact: true}, func(r Route) bool {
@@ -230,7 +256,7 @@ func (s *Speaker) told(ctx context.Context, cfg *Config, p Peer, best Route) (Ro
 	if err != nil {
 		return Route{}, err
 	}
-	accepted, reason := cfg.judgeExport(p, best.judged())
+	accepted, reason := policy.judgeExport(p, best.judged())
 	out.Reason = reason
 	switch {
 	case found:

@@ -37,9 +37,9 @@ func TestLoopIsExplained(t *testing.T) {
 func TestOriginatorIsExplained(t *testing.T) {
 	t.Parallel()
 	c := testConfig(netip.MustParseAddr("10.1.0.11"), 64512, nil)
-	r := judged{prefix: netip.MustParsePrefix("192.168.1.0/26"), originator: c.RouterID}
+	r := Route{Prefix: netip.MustParsePrefix("192.168.1.0/26"), Hop: Hop{NextHop: netip.MustParseAddr("10.1.0.12")}, originator: c.RouterID}
 	for asn, want := range map[uint32]bool{64512: false, 64999: true} {
-		if accepted, why := c.judgeImport(Peer{ASN: asn}, r); accepted != want {
+		if accepted, why := newPolicy(&c).judgeImport(Peer{ASN: asn}, r.judged()); accepted != want {
 			t.Errorf("from AS %d: accepted %t (%s), want %t", asn, accepted, why, want)
 		}
 	}

@@ -228,8 +228,8 @@ func (e *gobgp) setPolicy(ctx context.Context, old, c *Config) error {
 func (e *gobgp) adopt(c *Config) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.cfg = *c
-	e.conv.cfg, e.conv.asn, e.conv.own, e.conv.lastPath = &e.cfg, c.ASN, [2]netip.Addr{c.NextHop, c.NextHop6}, nil
+	e.policy = newPolicy(c)
+	e.conv.policy, e.conv.lastPath = e.policy, nil
 	e.changes++
 	for addr, p := range runningPeers(c) {
 		if known, ok := e.peers[addr]; ok && p.sameSession(known.Peer) {

@@ -77,6 +77,46 @@ func (r *rib) remove(p netip.Prefix, peer netip.Addr) {
 	}
 }
 
+// set makes hops the paths of p that peers sent, the best one first.
+func (r *rib) set(p netip.Prefix, hops []Hop) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, stale := r.stale[p]
+	switch {
+	case stale && len(hops) == 0:
+		return // of which the backend, started anew, has told nothing
+	case stale:
+		delete(r.stale, p)
+	}
+	r.replace(p, hops)
+	if stale {
+		r.pending[p] = struct{}{} // told again, so that the reader sees that it came
+		r.signal()
+	}
+}
+
+// replace gives p these paths of peers, beside what is configured.
+func (r *rib) replace(p netip.Prefix, hops []Hop) {
+	all := make([]Hop, 0, len(hops)+1)
+	for _, h := range hops {
+		h.Stale = false // going stale is no change
+		all = append(all, h)
+	}
+	if old := r.known[p]; old != nil {
+		for _, h := range old.hops {
+			if !h.PeerAddr.IsValid() { // configured
+				all = append(all, h)
+			}
+		}
+	}
+	if len(all) == 0 {
+		r.change(p, nil)
+		return
+	}
+	slices.SortFunc(all, func(a, b Hop) int { return a.PeerAddr.Compare(b.PeerAddr) })
+	r.change(p, r.sets.of(all)) // at once: a set that no prefix has would stay for good
+}
+
 // change gives p the paths of s; nil: none.
 func (r *rib) change(p netip.Prefix, s *PathSet) {
 	old := r.known[p]

@@ -53,6 +53,20 @@ func TestRIBModel(t *testing.T) {
 				there[p][h.PeerAddr] = h
 				r.add(p, h)
 			},
+			"set": func(rt *rapid.T) {
+				p, all := prefix(), map[netip.Addr]Hop{}
+				for range rapid.IntRange(0, 3).Draw(rt, "paths") {
+					h := Hop{
+						NextHop:  netip.AddrFrom4([4]byte{1, 1, 1, byte(rapid.IntRange(1, 3).Draw(rt, "hop"))}),
+						PeerAddr: netip.AddrFrom4([4]byte{2, 2, 2, byte(rapid.IntRange(1, 3).Draw(rt, "peer"))}),
+					}
+					all[h.PeerAddr] = h
+				}
+				if delete(there, p); len(all) > 0 {
+					there[p] = all
+				}
+				r.set(p, slices.Collect(maps.Values(all)))
+			},
 			"remove": func(rt *rapid.T) {
 				p, peer := prefix(), netip.AddrFrom4([4]byte{2, 2, 2, byte(rapid.IntRange(1, 3).Draw(rt, "peer"))})
 				if delete(there[p], peer); len(there[p]) == 0 {

@@ -44,13 +44,14 @@ type PeerStatus struct {
 	MaxPrefixes uint32 // as in [Peer]: of each family that is received
 
 	Counters
+
+	runs bool
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.
 type session struct {
 	peer  Peer
 	asn   uint32 // this node's on the session
-	state fsm.State
 	up    bool
 	since time.Time     // of up, or of the start
 	eor   bool          // End-of-RIB came since the backend started, of all families
@@ -87,18 +88,15 @@ func (s *session) suspicion() string {
 func (s *session) apply(e event) {
 	const kept = "; the peer's routes are kept while it restarts"
 	switch e.kind {
-	case eventState:
-		s.state = e.state
-		if e.state > fsm.Idle {
-			s.limited = time.Time{}
-		}
+	case eventResumed:
+		s.limited = time.Time{}
 	case eventUp:
-		s.state, s.up, s.since, s.canGR = fsm.Established, true, e.time, e.canGR
+		s.up, s.since, s.canGR = true, e.time, e.canGR
 		s.due = slices.Clone(e.families)
 		s.tally.rose()
 		s.last, s.ended, s.found, s.objection, s.objected, s.limited = "", "", "", "", time.Time{}, time.Time{}
 	case eventDown:
-		s.state, s.up, s.since, s.drops = fsm.Idle, false, e.time, readDrops(procNetstat)
+		s.up, s.since, s.drops = false, e.time, readDrops(procNetstat)
 		s.last, s.ended = "", s.endText(e.reason)
 		if e.kept {
 			s.ended += kept

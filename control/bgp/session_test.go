@@ -68,7 +68,7 @@ func TestInfo(t *testing.T) {
 		{"restart time over", p, nil, []event{{kind: eventExpired}}, "start: the peer did not come back within its restart time"},
 		{"restart time over after a session", p, nil, []event{up, down(lost(fsm.Established), true), {kind: eventExpired}}, "start: connecting; the last session ended: the connection was lost; the peer did not come back within its restart time"},
 		{"too many prefixes", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false))}, "down: the peer announced more than 0 prefixes: have it announce less, or raise the BGPPeer's annotation " + store.AnnotationMaxPrefixes + "; tried again after 5m0s"},
-		{"tried again", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false)), {kind: eventState, state: fsm.Active}}, "start: connecting; the last session ended: notification sent: cease, maximum number of prefixes reached"},
+		{"tried again", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false)), {kind: eventResumed}}, "start: connecting; the last session ended: notification sent: cease, maximum number of prefixes reached"},
 		{"sure", p, nil, []event{{kind: eventFail, sure: true, reason: note(fsm.Received, 6, 5)}, dial("connection refused")}, "start: notification received: cease, connection rejected"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -52,6 +52,7 @@ type Speaker struct {
 	mu        sync.Mutex // guards the rest
 	stopped   bool
 	cfg       Config
+	policy    *policy // of cfg
 	engine    backend // nil: not running
 	listenErr error
 	reachable map[netip.Prefix]Hop        // host routes to peers
@@ -196,7 +197,7 @@ func (s *Speaker) change(ctx context.Context, e backend, old, c *Config, fresh, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cfg = *c
+	s.cfg, s.policy = *c, newPolicy(c)
 	if !fresh {
 		s.judge(old, c, time.Now())
 	}
@@ -303,7 +304,7 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 		return nil, nil
 	}
 	var out []Path
-	err := e.chosen(func(prefix netip.Prefix, hops []Hop) {
+	err := e.chosen(ctx, func(prefix netip.Prefix, hops []Hop) {
 		if ctx.Err() == nil {
 			out = append(out, Path{prefix, newPathSet(hops[0])})
 		}
@@ -332,7 +333,18 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 // by the number of peers alone.
 func (s *Speaker) states() (backend, []PeerStatus) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	e, out := s.engine, s.sessionStates()
+	s.mu.Unlock()
+	for i := range out {
+		if p := &out[i]; e != nil && p.runs {
+			p.FSMState = int(e.state(p.Addr)) + 1
+		}
+	}
+	return e, out
+}
+
+// sessionStates is what the speaker itself knows of all peers. The caller holds s.mu.
+func (s *Speaker) sessionStates() []PeerStatus {
 	cfg, listenErr := s.cfg, s.listenErr
 	out := make([]PeerStatus, 0, len(cfg.Peers))
 	for _, p := range cfg.Peers {
@@ -341,12 +353,12 @@ func (s *Speaker) states() (backend, []PeerStatus) {
 			ss = newSession(p, cfg.ASN, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs()}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters = ss.counters()
 		out = append(out, st)
 	}
-	return s.engine, out
+	return out
 }
 
 // Stop ends the speaker and waits for it, at most until ctx ends. With

@@ -15,6 +15,7 @@ type updateGroup struct {
 	Peer            // of which see [Peer.updateGroup]
 	learned    bool // what others announced may be advertised to it
 	advertised map[advertisedOf]int
+	judge      func(*judged) verdict
 }
 
 // advertisedOf is the prefixes of a family; of those that were learned there is a
@@ -30,15 +31,16 @@ func (p Peer) updateGroup() Peer {
 }
 
 // updateGroups returns those of the peers that run.
-func (c *Config) updateGroups() map[Peer]*updateGroup {
+func (p *policy) updateGroups() map[Peer]*updateGroup {
+	c := p.c
 	out := map[Peer]*updateGroup{}
-	for _, p := range c.Peers {
-		key := p.updateGroup()
-		if _, ok := out[key]; ok || !p.runs() {
+	for _, q := range c.Peers {
+		key := q.updateGroup()
+		if _, ok := out[key]; ok || !q.runs() {
 			continue
 		}
-		a := &updateGroup{Peer: key, learned: p.Reflect && p.ibgp(c.ASN), advertised: map[advertisedOf]int{}}
-		for _, f := range c.filtersOf(p) {
+		a := &updateGroup{Peer: key, learned: q.Reflect && q.ibgp(c.ASN), advertised: map[advertisedOf]int{}, judge: p.exportsOf(q)}
+		for _, f := range c.filtersOf(q) {
 			accepts := func(r FilterRule) bool { return r.Accept }
 			a.learned = a.learned || slices.ContainsFunc(slices.Concat(f.Export4, f.Export6), accepts)
 		}
@@ -49,20 +51,21 @@ func (c *Config) updateGroups() map[Peer]*updateGroup {
 
 // countAdvertised counts the best path of a prefix for the groups that it is
 // advertised to. Most paths were learned and go to none: those are not even read.
-func (c *Config) countAdvertised(to map[Peer]*updateGroup, peers map[netip.Addr]Peer, best *apiutil.Path) {
+func countAdvertised(to map[Peer]*updateGroup, peers map[netip.Addr]Peer, best *apiutil.Path, asn uint32) {
 	var r *Route
 	for _, a := range to {
 		if best.PeerAddress.IsValid() && !a.learned {
 			continue
 		}
 		if r == nil {
-			read, ok := c.route(peers, best)
+			from := peers[best.PeerAddress]
+			read, ok := readPath(best, &from, asn)
 			if !ok {
 				return
 			}
 			r = &read
 		}
-		if !c.advertises(a.Peer, peers[best.PeerAddress], *r) {
+		if !a.advertises(peers[best.PeerAddress], *r, asn) {
 			continue
 		}
 		a.advertised[advertisedOf{family: fromPacket(best.Family)}]++
@@ -75,17 +78,16 @@ func (c *Config) countAdvertised(to map[Peer]*updateGroup, peers map[netip.Addr]
 // advertises reports whether a peer is sent a best path from another router: by
 // BGP's own rules (RFC 4271 sections 9.1.2 and 9.2, RFC 4456, RFC 9494 section
 // 4.3), then by the policies.
-func (c *Config) advertises(to, from Peer, r Route) bool {
-	switch {
+func (a *updateGroup) advertises(from Peer, r Route, asn uint32) bool {
+	switch to := a.Peer; {
 	case r.Own:
 	case slices.Contains(r.path, to.ASN), r.LongLived && to.StaleTime == 0:
 		return false
-	case !to.ibgp(c.ASN) || from.ASN != to.ASN:
+	case !to.ibgp(asn) || from.ASN != to.ASN:
 	case slices.Contains(r.clusters, to.ClusterID), !to.ClusterID.IsValid() && !from.ClusterID.IsValid():
 		return false
 	}
-	accepted, _ := c.judgeExport(to, r.judged())
-	return accepted
+	return a.judge(r.judged()).accept
 }
 
 // advertisedTo returns how many prefixes of a family a router of the group is
