@@ -29,7 +29,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 
 # Packages whose tests need a lab, programs in bin/ or a virtual machine. All
 # others are unit tests.
-STAGED := /integration/(lab|scenarios|hostile|soak|service|runtimes|vm|bench)(/|$$)
+STAGED := /integration/(lab|scenarios|hostile|soak|service|runtimes|kube|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: what changes
 # the kernel most. (dataplane/neighbour and sourceport, and control/probe's raw
 # sockets, pass there too; the scenario of NAT goes through them.)
@@ -109,6 +109,10 @@ test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it w
 	$(GO) test -count=1 -timeout 20m -exec '$(VMRUN)' ./integration/scenarios
 endif
 
+.PHONY: kubernetes
+kubernetes: kube-tools ## What needs a real Kubernetes API server, which is built first: minutes with a cold cache
+	KUBE_BIN=$(KUBE) $(GO) test -count=1 -timeout 15m ./integration/kube/...
+
 .PHONY: bench
 bench: build ## Measure against the reference tools in the same run; also written to bench/latest.txt
 	@.ci/deps bench
@@ -186,6 +190,21 @@ $(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc: .ci/t
 	@echo "tools: building $(notdir $@)"
 	@mkdir -p $(TOOLS)
 	@$(GO) build $(TOOLMOD) -o $@ $(PKG)
+
+# The programs of Kubernetes that tests start, from a module of its own, built
+# once per version of .ci/kubernetes.mod. Linking needs up to 2.9 GB.
+KUBE := $(CACHE)/kube
+KUBEMOD := -modfile=$(CURDIR)/.ci/kubernetes.mod
+KUBEVERSION = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' .ci/kubernetes.mod)
+KUBETOOLS := kube-apiserver kubectl
+
+.PHONY: kube-tools
+kube-tools: $(KUBETOOLS:%=$(KUBE)/%) ## Build Kubernetes' API server and kubectl into .cache/kube/
+
+$(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
+	@echo "kube-tools: building $(notdir $@) $(KUBEVERSION)"
+	@mkdir -p $(KUBE)
+	@$(GO) build $(KUBEMOD) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)' -o $@ k8s.io/kubernetes/cmd/$(notdir $@)
 
 .PHONY: clean
 clean: ## Remove what was built; the cache of tools and the VM's kernel stays

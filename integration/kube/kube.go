@@ -1,0 +1,273 @@
+// Package kube runs a real Kubernetes API server on an etcd of its own, for
+// tests of what talks to one. The server is built by `make kube-tools`.
+package kube
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/routerd/routerd/store/embedded"
+)
+
+// Token is what the cluster's administrator shows to the server.
+const Token = "administrator"
+
+// Node and NodeToken are a node and what its kubelet shows to the server.
+const (
+	Node      = "node1"
+	NodeToken = "kubelet-of-node1"
+)
+
+// ServerConfig says how to run a server.
+type ServerConfig struct {
+	Dir   string   // of its files; a test's temporary directory
+	Bin   string   // of the programs; empty: $KUBE_BIN, or .cache/kube of the repository
+	Flags []string // beside the usual ones
+}
+
+// Server is a running API server. Make one with [Start].
+type Server struct {
+	URL    string // https://127.0.0.1:PORT
+	CAFile string
+
+	conf   ServerConfig
+	port   int
+	etcd   *embedded.Server
+	client *http.Client
+
+	mu      sync.Mutex
+	process *exec.Cmd
+	died    chan struct{} // closed when process has ended
+	log     *os.File
+}
+
+// Start runs an etcd and an API server, and returns when the latter is ready.
+// ctx bounds the start only.
+func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
+	c.Bin = cmp.Or(c.Bin, os.Getenv("KUBE_BIN"), "../../.cache/kube")
+	if _, err := os.Stat(filepath.Join(c.Bin, "kube-apiserver")); err != nil {
+		return nil, fmt.Errorf("%w: run \"make kube-tools\" first, or say by KUBE_BIN where the programs are", err)
+	}
+	s := &Server{conf: c, CAFile: filepath.Join(c.Dir, "certs", "apiserver.crt")}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	s.etcd, err = embedded.Start(ctx, embedded.Config{
+		Dir: filepath.Join(c.Dir, "etcd"), Socket: filepath.Join(c.Dir, "etcd.sock"), Listen: netip.MustParseAddrPort("127.0.0.1:0"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if s.log, err = os.Create(filepath.Join(c.Dir, "apiserver.log")); err != nil {
+		return nil, err
+	}
+	tokens := Token + ",admin,1,system:masters\n" + NodeToken + ",system:node:" + Node + ",2,system:nodes\n"
+	if err := os.WriteFile(filepath.Join(c.Dir, "tokens.csv"), []byte(tokens), 0o600); err != nil {
+		return nil, err
+	}
+	if err := writeKey(filepath.Join(c.Dir, "accounts.key")); err != nil {
+		return nil, err
+	}
+	if s.port, err = freePort(); err != nil {
+		return nil, err
+	}
+	s.URL = "https://127.0.0.1:" + strconv.Itoa(s.port)
+	if err := s.Run(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// freePort returns a port that nothing listens on at this moment.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// writeKey makes the key with which the server signs the tokens of service
+// accounts.
+func writeKey(file string) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
+}
+
+// Run starts the API server, also again after [Server.Kill], and returns when it
+// is ready.
+func (s *Server) Run(ctx context.Context) error {
+	ca, cert, key := embedded.ClientFiles(s.etcd.PKIDir())
+	dir := s.conf.Dir
+	args := append([]string{
+		"--etcd-servers=https://" + s.etcd.Listen().String(),
+		"--etcd-cafile=" + ca, "--etcd-certfile=" + cert, "--etcd-keyfile=" + key,
+		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port), "--cert-dir=" + filepath.Join(dir, "certs"),
+		"--endpoint-reconciler-type=none", // its address is a loopback's
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-signing-key-file=" + filepath.Join(dir, "accounts.key"), "--service-account-key-file=" + filepath.Join(dir, "accounts.key"),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--disable-admission-plugins=ServiceAccount", // no controller makes the accounts
+		"--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
+		"--allow-privileged=true",
+	}, s.conf.Flags...)
+	s.mu.Lock()
+	s.process = exec.Command(filepath.Join(s.conf.Bin, "kube-apiserver"), args...)
+	s.process.Stdout, s.process.Stderr = s.log, s.log
+	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	s.died = make(chan struct{})
+	if err := s.process.Start(); err != nil {
+		s.process = nil
+		s.mu.Unlock()
+		return err
+	}
+	process, died := s.process, s.died
+	s.mu.Unlock()
+	go func() {
+		defer close(died)
+		_ = process.Wait() // a killed process ends with an error
+	}()
+	for {
+		err := s.ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-died:
+			return fmt.Errorf("the API server ended at its start:\n%s", s.lastWords())
+		case <-ctx.Done():
+			return fmt.Errorf("the API server is not ready: %w\n%s", err, s.lastWords())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// ready asks whether the server serves.
+func (s *Server) ready(ctx context.Context) error {
+	if s.client == nil {
+		pemText, err := os.ReadFile(s.CAFile) // the server makes it
+		if err != nil {
+			return err
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pemText) {
+			return fmt.Errorf("%s holds no certificate", s.CAFile)
+		}
+		s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	}
+	_, err := s.Do(ctx, http.MethodGet, "/readyz", "", nil)
+	return err
+}
+
+// Do makes one request as the administrator and returns the answer. A status that
+// is not a success is an error.
+func (s *Server) Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+Token)
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, answer)
+	}
+	return answer, err
+}
+
+// Kill ends the API server as a crash would. Its etcd stays.
+func (s *Server) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return
+	}
+	_ = s.process.Process.Kill() // it may have ended
+	<-s.died
+	s.process = nil
+}
+
+// Etcd returns the datastore of the server.
+func (s *Server) Etcd() *embedded.Server { return s.etcd }
+
+// Close ends all.
+func (s *Server) Close() {
+	s.Kill()
+	if s.client != nil {
+		s.client.CloseIdleConnections()
+	}
+	if s.etcd != nil {
+		s.etcd.Close()
+	}
+	if s.log != nil {
+		s.log.Close()
+	}
+}
+
+// lastWords returns the end of the server's log.
+func (s *Server) lastWords() string {
+	text, err := os.ReadFile(s.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-2000):])
+}
+
+// Kubeconfig writes a kubeconfig of the administrator's for a server's address,
+// the server's own if it is empty, and returns its name.
+func (s *Server) Kubeconfig(url, token string) (string, error) {
+	if token == "" {
+		return "", errors.New("a kubeconfig needs a token")
+	}
+	f, err := os.CreateTemp(s.conf.Dir, "kubeconfig-*")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	_, err = fmt.Fprintf(f, `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]
+users: [{name: u, user: {token: %q}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`, cmp.Or(url, s.URL), s.CAFile, token)
+	return f.Name(), err
+}
