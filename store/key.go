@@ -111,6 +111,7 @@ const (
 	configPath   = ipamRoot + "config"
 
 	// What no tool of Calico's is to see is not below its root.
+	OwnRootPath     = "/routerd/"
 	secretRoot      = "/routerd/v1/secrets/"
 	incarnationRoot = "/routerd/v1/incarnations/"
 )

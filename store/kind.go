@@ -89,6 +89,16 @@ func Kinds() []Kind {
 	return kinds
 }
 
+// AllKinds returns the kinds of [Kinds], and after them those without a manifest
+// form.
+func AllKinds() []Kind {
+	kinds := make([]Kind, len(kindTable))
+	for i := range kindTable {
+		kinds[i] = kindTable[i].kind
+	}
+	return kinds
+}
+
 // KindByName finds a v3 kind by any name that a user would type: the kind
 // itself, its plural or one of calicoctl's short forms ("IPPool", "ippools",
 // "pool"), in any case.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/etcd"
 )
 
 const (
@@ -72,7 +73,7 @@ etcd directly.`,
 	root.AddCommand(
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
-		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(),
+		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(), a.clusterCommand(),
 		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
@@ -106,9 +107,14 @@ func (a *app) withDeadline(cmd *cobra.Command) (context.Context, context.CancelF
 
 // withStore runs f with the datastore open and a deadline.
 func (a *app) withStore(cmd *cobra.Command, f func(context.Context, store.Store) error) error {
+	return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error { return f(ctx, s) })
+}
+
+// withEtcd is withStore for what only etcd can do.
+func (a *app) withEtcd(cmd *cobra.Command, f func(context.Context, *etcd.Store) error) error {
 	ctx, cancel := a.withDeadline(cmd)
 	defer cancel()
-	s, err := a.openStore(ctx)
+	s, err := a.openEtcd(ctx)
 	if err != nil {
 		return explain(ctx, err)
 	}

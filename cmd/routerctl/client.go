@@ -47,6 +47,14 @@ func (a *app) socketPath() (string, error) {
 // openStore opens the datastore: an external etcd when the environment names
 // one and no flag asks for a certain daemon, else through the daemon.
 func (a *app) openStore(ctx context.Context) (store.Store, error) {
+	s, err := a.openEtcd(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (a *app) openEtcd(ctx context.Context) (*etcd.Store, error) {
 	c, err := a.directStore()
 	if err != nil {
 		return nil, err

@@ -11,12 +11,14 @@ import (
 )
 
 func (a *app) datastoreCommand() *cobra.Command {
-	c := &cobra.Command{Use: "datastore", Short: "Lock and unlock the datastore", Example: "  routerctl datastore lock"}
-	locks := func() []*cobra.Command { return []*cobra.Command{a.lockCommand(true), a.lockCommand(false)} }
+	c := &cobra.Command{Use: "datastore", Short: "Copy, check, lock and unlock the datastore", Example: "  routerctl datastore verify\n  routerctl datastore export -o backup.jsonl"}
+	shared := func() []*cobra.Command {
+		return []*cobra.Command{a.lockCommand(true), a.lockCommand(false), a.exportCommand(), a.importCommand()}
+	}
 	// As calicoctl has it.
 	migrate := &cobra.Command{Use: "migrate", Short: "The same by calicoctl's names", Example: "  routerctl datastore migrate lock"}
-	migrate.AddCommand(locks()...)
-	c.AddCommand(append(locks(), migrate)...)
+	migrate.AddCommand(shared()...)
+	c.AddCommand(append(shared(), a.verifyCommand(), migrate)...)
 	requireSubcommand(migrate)
 	return c
 }

@@ -13,7 +13,6 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/manifest"
@@ -46,7 +45,8 @@ takes back. Kinds: ` + kindList() + `.
 Workload endpoints, network policies and network sets lie in namespaces: -n names
 one, -A prints all. With -f those are printed that manifests name.
 
--o custom-columns takes headings of -o wide, or HEADING:.path.to.field.
+-o custom-columns takes headings of -o wide, or HEADING:.path.to.field; -o jsonpath
+is kubectl's, on what -o json prints.
 -o go-template is carried out on a list of lists (.Kind, .Items), or of objects where
 they are named.`,
 		Example: `  routerctl get ippools
@@ -57,6 +57,7 @@ they are named.`,
   routerctl get nodes -l "rack == 'r1'"
   routerctl get ippools -o custom-columns=NAME,CIDR,VXLAN:.spec.vxlanMode
   routerctl get nodes -o go-template='{{range .}}{{range .Items}}{{.Name}} {{end}}{{end}}'
+  routerctl get nodes -o jsonpath='{.items[*].spec.bgp.ipv4Address}'
   routerctl get nodes --watch`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -269,7 +270,7 @@ func printFound(ctx context.Context, s store.Store, w io.Writer, q query, result
 			}
 		}
 		return nil
-	case "yaml", "json":
+	case "yaml", "json", "jsonpath":
 		return printObjects(w, q, results)
 	case "template":
 		return q.output.render(w, q.named(), results)
@@ -361,77 +362,4 @@ func globalAS(ctx context.Context, s store.Store) (string, error) {
 		return as.String(), nil
 	}
 	return builtIn, nil
-}
-
-// printObjects prints one object as itself, a kind as a list, and several kinds
-// one after the other.
-func printObjects(w io.Writer, q query, results []found) error {
-	var raws []json.RawMessage
-	for _, f := range results {
-		if q.export {
-			f.objects = exported(f.objects)
-		}
-		var raw json.RawMessage
-		var err error
-		switch {
-		case (len(q.names) == 1 || len(q.keys) == 1) && len(f.objects) == 1:
-			raw, err = manifest.JSON(f.objects[0])
-		case q.named() && len(f.objects) == 0:
-			continue
-		default:
-			raw, err = manifest.List(f.kind, f.revision, f.objects)
-		}
-		if err != nil {
-			return err
-		}
-		raws = append(raws, raw)
-	}
-	if q.output.format == "yaml" {
-		return printYAML(w, raws)
-	}
-	if len(raws) == 0 {
-		return nil
-	}
-	out := raws[0]
-	if len(raws) > 1 {
-		parts := make([]string, len(raws))
-		for i, r := range raws {
-			parts[i] = string(r)
-		}
-		out = json.RawMessage("[" + strings.Join(parts, ",") + "]")
-	}
-	b, err := manifest.Indent(out)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(b)
-	return err
-}
-
-func printYAML(w io.Writer, raws []json.RawMessage) error {
-	for i, raw := range raws {
-		if i > 0 {
-			fmt.Fprintln(w, "---")
-		}
-		b, err := manifest.YAML(raw)
-		if err != nil {
-			return err
-		}
-		if _, err := w.Write(b); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// exported returns objects as they can be created in another cluster.
-func exported(objects []store.Object) []store.Object {
-	out := make([]store.Object, len(objects))
-	for i, o := range objects {
-		o.Value, o.Revision = store.Clone(o.Value), 0
-		m := store.Meta(o.Value)
-		*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, Labels: m.Labels, Annotations: m.Annotations}
-		out[i] = o
-	}
-	return out
 }

@@ -9,29 +9,34 @@ import (
 	"strings"
 	"text/template"
 
+	kjson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/util/jsonpath"
+
 	"github.com/routerd/routerd/store"
 )
 
 // output is how get prints.
 type output struct {
-	format  string // table, wide, ps, yaml, json, name, columns or template
+	format  string // table, wide, ps, yaml, json, name, columns, template or jsonpath
 	columns []column
 	text    *template.Template
+	path    *jsonpath.JSONPath
 }
 
 // column is a column that the command line asks for: a heading of the table, or one
 // of the user's own with a path into the object.
 type column struct {
 	head string
-	path []string // nil: the heading is one of the table's
+	path *jsonpath.JSONPath // nil: the heading is one of the table's
 }
 
-var outputs = []string{"table", "wide", "ps", "yaml", "json", "name", "custom-columns=…", "custom-columns-file=…", "go-template=…", "go-template-file=…"}
+var outputs = []string{"table", "wide", "ps", "yaml", "json", "name", "custom-columns=…", "custom-columns-file=…", "go-template=…", "go-template-file=…", "jsonpath=…", "jsonpath-file=…"}
 
 // parseOutput reads -o.
 func parseOutput(s string) (output, error) {
 	name, arg, has := strings.Cut(s, "=")
-	if has && arg == "" || !has && (strings.HasPrefix(name, "custom-columns") || strings.HasPrefix(name, "go-template")) {
+	needs := slices.ContainsFunc(outputs, func(o string) bool { return o == name+"=…" })
+	if has && arg == "" || !has && needs {
 		return output{}, usagef("--output %s: give an argument after =", name)
 	}
 	if file, ok := strings.CutSuffix(name, "-file"); ok && has {
@@ -51,6 +56,13 @@ func parseOutput(s string) (output, error) {
 			return output{}, usagef("--output: %v", err)
 		}
 		return output{format: "template", text: t}, nil
+	case has && name == "jsonpath":
+		// As kubectl has it: what an object lacks prints as nothing.
+		path := jsonpath.New("-o jsonpath").AllowMissingKeys(true)
+		if err := path.Parse(arg); err != nil {
+			return output{}, usagef("--output jsonpath=%s: %v", arg, err)
+		}
+		return output{format: "jsonpath", path: path}, nil
 	case !has && slices.Contains([]string{"table", "wide", "ps", "yaml", "json", "name"}, name):
 		return output{format: name}, nil
 	}
@@ -67,7 +79,10 @@ func parseColumns(s string) ([]column, error) {
 		}
 		c := column{head: head}
 		if own {
-			c.path = strings.Split(path[1:], ".")
+			c.path = jsonpath.New(head).AllowMissingKeys(true)
+			if err := c.path.Parse("{" + path + "}"); err != nil {
+				return nil, usagef("--output custom-columns: %q: %v", part, err)
+			}
 		}
 		out = append(out, c)
 	}
@@ -93,7 +108,7 @@ func join(list any, sep string) (string, error) {
 
 // heads returns what is at the head of a kind's table, and for each column the path,
 // nil where it is one of the table's own.
-func (o output) heads(kind store.Kind, c columns) (heads []string, paths map[string][]string, err error) {
+func (o output) heads(kind store.Kind, c columns) (heads []string, paths map[string]*jsonpath.JSONPath, err error) {
 	switch o.format {
 	case "wide":
 		return c.wide, nil, nil
@@ -101,7 +116,7 @@ func (o output) heads(kind store.Kind, c columns) (heads []string, paths map[str
 	default:
 		return c.head, nil, nil
 	}
-	paths = map[string][]string{}
+	paths = map[string]*jsonpath.JSONPath{}
 	for _, col := range o.columns {
 		if col.path == nil && !slices.Contains(c.wide, col.head) && !slices.Contains(c.head, col.head) {
 			return nil, nil, usagef("--output custom-columns: %s have no column %q; there are %s; or write %s:.path.to.field",
@@ -116,29 +131,35 @@ func (o output) heads(kind store.Kind, c columns) (heads []string, paths map[str
 }
 
 // at returns what is at a path of an object, as a cell shows it.
-func at(object []byte, path []string) string {
+func at(object []byte, path *jsonpath.JSONPath) string {
 	var v any
-	if json.Unmarshal(object, &v) != nil {
+	if kjson.Unmarshal(object, &v) != nil {
 		return none
 	}
-	for _, name := range path {
-		m, ok := v.(map[string]any)
-		if !ok {
-			return none
-		}
-		v = m[name]
-	}
-	switch v := v.(type) {
-	case nil:
-		return none
-	case string:
-		return v
-	}
-	b, err := json.Marshal(v)
+	results, err := path.FindResults(v)
 	if err != nil {
 		return none
 	}
-	return string(b)
+	var texts []string
+	for _, list := range results {
+		for _, r := range list {
+			switch v := r.Interface().(type) {
+			case nil:
+			case string:
+				texts = append(texts, v)
+			default:
+				b, err := json.Marshal(v)
+				if err != nil {
+					return none
+				}
+				texts = append(texts, string(b))
+			}
+		}
+	}
+	if len(texts) == 0 {
+		return none
+	}
+	return strings.Join(texts, ",")
 }
 
 // none stands for what is not there, as kubectl has it.
@@ -168,6 +189,18 @@ func (o output) render(w io.Writer, named bool, results []found) error {
 		}
 	}
 	if err := o.text.Execute(w, data); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	return nil
+}
+
+// renderPath carries a JSONPath out on what -o json prints.
+func (o output) renderPath(w io.Writer, document json.RawMessage) error {
+	var v any
+	if err := kjson.Unmarshal(document, &v); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	if err := o.path.Execute(w, v); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	return nil

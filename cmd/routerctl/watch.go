@@ -13,7 +13,7 @@ import (
 // watch prints what get prints, and then each object that changes, until it is
 // interrupted.
 func (a *app) watch(cmd *cobra.Command, q query) error {
-	if slices.Contains([]string{"template", "columns"}, q.output.format) {
+	if slices.Contains([]string{"template", "columns", "jsonpath"}, q.output.format) {
 		return usagef("--watch goes with -o table, wide, name, yaml and json")
 	}
 	// The datastore must answer in time; what follows may take for ever.

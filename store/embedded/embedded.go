@@ -76,6 +76,11 @@ const (
 	// closing bounds the orderly end of a server that has already failed.
 	closing = 10 * time.Second
 
+	// peerHost stands where etcd wants an address for the other members, of which
+	// there are none.
+	peerHost = "peerless"
+	peerURL  = "unix://" + peerHost
+
 	// maxSocket is what a unix address holds (unix(7)), without the final NUL.
 	maxSocket = 107
 )
@@ -235,7 +240,7 @@ func (s *Server) options() *embed.Config {
 	// A member without peers needs no listener for them; but it must have a
 	// URL, which never changes for the records of an existing member.
 	c.ListenPeerUrls = nil
-	c.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: "peerless"}}
+	c.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peerHost}}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 
 	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(election.Milliseconds())

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store/etcd"
+)
+
+func (a *app) clusterCommand() *cobra.Command {
+	c := &cobra.Command{Use: "cluster", Short: "Back up what the cluster stands on", Example: "  routerctl cluster snapshot backup.db"}
+	c.AddCommand(a.snapshotCommand())
+	return c
+}
+
+func (a *app) snapshotCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "snapshot FILE",
+		Short: "Save etcd's whole database",
+		Long: `Save the database of the etcd that the daemon uses, its own or an external one, into a
+file, as "etcdctl snapshot save" does: with its checksum, which is checked, readable by
+etcdutl. Nothing is locked and nothing waits. "-" is standard output.
+
+"routerd restore FILE" brings it back on a host with the embedded datastore, while the
+daemon is stopped. The file holds the secrets of the cluster: give it to nobody.`,
+		Example: "  routerctl cluster snapshot /var/backups/routerd.db\n  systemctl stop routerd && routerd restore /var/backups/routerd.db && systemctl start routerd",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usagef("cluster snapshot: name the file to write")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error {
+				var n int64
+				err := a.writeFile(args[0], func(w io.Writer) (err error) { n, err = s.Snapshot(ctx, w); return err })
+				if err == nil && args[0] != "-" {
+					fmt.Fprintf(a.stdout, "Saved %d bytes to %s.\n", n, args[0])
+				}
+				return err
+			})
+		},
+	}
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/archive"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+func (a *app) exportCommand() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use:   "export",
+		Short: "Write all that the datastore holds into a file",
+		Long: `Write every key of Calico's and routerd's in the datastore, as it is stored and as of
+one moment, into a file that "routerctl datastore import" takes: resources, IPAM's
+records, and what other programs have below /calico/. What running daemons hold by a
+lease is left out. The file is text, a line for each key, and ends with a checksum.
+
+It holds the secrets of the cluster: give it to nobody. To copy a datastore that is in
+use, lock it first, so that no address is given out after the copy was made.`,
+		Example: "  routerctl datastore lock\n  routerctl datastore export -o cluster.jsonl\n  routerctl datastore export | zstd > cluster.jsonl.zst",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error {
+				n := 0
+				err := a.writeFile(file, func(w io.Writer) (err error) { n, err = export(ctx, s, w); return err })
+				if err == nil && file != "" {
+					fmt.Fprintf(a.stdout, "Exported %d keys to %s.\n", n, file)
+				}
+				return err
+			})
+		},
+	}
+	c.Flags().StringVarP(&file, "output", "o", "", "the file, which is made readable for its owner alone (default standard output)")
+	return c
+}
+
+func export(ctx context.Context, s *etcd.Store, w io.Writer) (keys int, err error) {
+	info, rev, err := s.List(ctx, store.KindClusterInformation, "")
+	if err != nil && !errors.Is(err, store.ErrDecode) {
+		return 0, err
+	}
+	h := archive.Header{Revision: rev, Time: time.Now().UTC().Truncate(time.Second)}
+	for _, o := range info {
+		h.ClusterGUID = o.Value.(*v3.ClusterInformation).Spec.ClusterGUID
+	}
+	out, err := archive.NewWriter(w, h)
+	if err != nil {
+		return 0, err
+	}
+	err = s.Raw(ctx, rev, func(k etcd.RawKey) error {
+		keys++
+		return out.Write(archive.Entry{Path: k.Path, Value: k.Value})
+	})
+	if err != nil {
+		return keys, err
+	}
+	return keys, out.Close()
+}
+
+func (a *app) importCommand() *cobra.Command {
+	var file string
+	var replace, dryRun bool
+	c := &cobra.Command{
+		Use:   "import -f FILE",
+		Short: "Write what was exported into the datastore",
+		Long: `Write the keys of a file of "routerctl datastore export" into the datastore, as they
+are, after the file was checked. The datastore stays locked until it is unlocked with
+"routerctl datastore unlock".
+
+It must be empty, or hold nothing but keys of the file. With --replace it need only be
+locked, and has the file's keys and no others then. Of what is interrupted a part is
+written; do it again with --replace.`,
+		Example: "  routerctl datastore import -f cluster.jsonl\n  routerctl datastore import -f cluster.jsonl --replace --dry-run\n  routerctl datastore unlock",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			from, err := readArchive(a.stdin, file)
+			if err != nil {
+				return err
+			}
+			return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error { return a.load(ctx, s, from, replace, dryRun) })
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&file, "filename", "f", "", "what export wrote, or - for standard input")
+	f.BoolVar(&replace, "replace", false, "have the datastore hold these keys and no others")
+	f.BoolVar(&dryRun, "dry-run", false, "say what would be written, without writing it")
+	return c
+}
+
+func readArchive(stdin io.Reader, file string) (*archive.Archive, error) {
+	in := stdin
+	switch file {
+	case "":
+		return nil, usagef("name the file that `routerctl datastore export` wrote with -f FILE, or - for standard input")
+	case "-":
+		file = "standard input"
+	default:
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close() //nolint:errcheck // it was only read
+		in = f
+	}
+	from, err := archive.Read(in)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return from, nil
+}
+
+func (a *app) load(ctx context.Context, s *etcd.Store, from *archive.Archive, replace, dryRun bool) error {
+	info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+	have, err := s.Get(ctx, info)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return err
+	}
+	if replace && err == nil {
+		if ready := have.Value.(*v3.ClusterInformation).Spec.DatastoreReady; ready == nil || *ready {
+			return errors.New("the datastore is not locked, so hosts may write to it meanwhile; lock it first with `routerctl datastore lock`")
+		}
+	}
+	l := etcd.Loading{Replace: replace, DryRun: dryRun}
+	for _, e := range from.Entries {
+		value := e.Value
+		if e.Path == info.Path() {
+			if value, err = locked(info, value); err != nil {
+				return err
+			}
+		}
+		l.Keys = append(l.Keys, etcd.RawKey{Path: e.Path, Value: value})
+	}
+	done, err := s.Load(ctx, l)
+	if errors.Is(err, store.ErrExists) {
+		return fmt.Errorf("the datastore holds something else already (%w); to have it hold what the file says and nothing else, give --replace", err)
+	}
+	if err != nil {
+		return err
+	}
+	if dryRun {
+		fmt.Fprintf(a.stdout, "Would write %d keys, remove %d, and leave %d as they are. Nothing was written (--dry-run)\n", done.Written, done.Removed, done.Same)
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "Imported %d keys: %d written, %d were there already, %d others removed.\nThe datastore is locked; let hosts use it with `routerctl datastore unlock`.\n",
+		len(from.Entries), done.Written, done.Same, done.Removed)
+	return nil
+}
+
+// locked returns the value of the ClusterInformation with the lock set.
+func locked(key store.Key, raw []byte) ([]byte, error) {
+	v, err := store.Decode(key, raw)
+	if err != nil {
+		return nil, fmt.Errorf("the file: %w", err)
+	}
+	ready := false
+	v.(*v3.ClusterInformation).Spec.DatastoreReady = &ready
+	return store.Encode(key, v, raw)
+}
+
+// writeFile has a file written whole or not at all; "" and "-" are standard output.
+// What is written there goes out as it is.
+func (a *app) writeFile(name string, write func(io.Writer) error) error {
+	if name == "" || name == "-" {
+		return write(a.rawOut)
+	}
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	defer os.Remove(f.Name())
+	err = write(f)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err == nil {
+		err = atomicfile.SyncDir(filepath.Dir(name))
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}

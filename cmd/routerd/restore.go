@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/store/embedded"
+)
+
+func newRestoreCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "restore SNAPSHOT",
+		Short: "Bring the embedded datastore back from a snapshot",
+		Long: `Put what "routerctl cluster snapshot" or "etcdctl snapshot save" wrote in the place of
+this host's embedded datastore. The daemon must be stopped. The checksum is checked
+first; the data of before are kept beside the new ones.
+
+Who follows the datastore from another host reads everything anew. What was written
+after the snapshot is not in it; "routerctl ipam check" names the addresses that are in
+use and that no record has.`,
+		Example: `  systemctl stop routerd
+  routerd restore /var/backups/routerd.db
+  systemctl start routerd`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := config.Load(file)
+			if err != nil {
+				return err
+			}
+			if len(c.Datastore.Endpoints) > 0 {
+				return errors.New("the datastore of this host is an external etcd (datastore.endpoints): restore it there, with etcdutl")
+			}
+			name, err := c.Name()
+			if err != nil {
+				return err
+			}
+			r, err := embedded.Restore(cmd.Context(), embedded.Config{
+				Dir: c.EtcdDir(), Name: name,
+				Logger: slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)),
+			}, args[0], time.Now())
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "Restored %d keys as of revision %d.\n", r.Keys, r.Revision)
+			if r.Previous != "" {
+				fmt.Fprintf(cmd.OutOrStdout(), "What was there before is in %s; remove it when all is well.\n", r.Previous)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
+	return cmd
+}
