@@ -15,9 +15,13 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded/clustertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	clustertest.Main()
+	goleak.VerifyTestMain(m)
+}
 
 func TestOpenRefuses(t *testing.T) {
 	t.Parallel()

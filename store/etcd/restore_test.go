@@ -51,18 +51,26 @@ func TestRestored(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
-		writes int // to another key, after the snapshot: five were made before it was restored
+		writes int // after the snapshot: six were made before it was restored
+		proxy  bool
 	}{
-		{"older", 0},
-		{"other content at the same revision", 5},
-		{"further on", 9},
+		{"older", 0, false},
+		{"other content at the same revision", 5, false},
+		{"further on", 9, false},
+		// There the connection stays while etcd is another.
+		{"older and behind a proxy", 0, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			conf := embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}
 			server := start(t, conf)
-			s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}})
+			endpoint := server.Endpoint()
+			if tt.proxy {
+				endpoint = "http://" + startProxy(t, []string{endpoint}).addr
+			}
+			s := open(t, etcd.Config{Endpoints: []string{endpoint}})
+			s.SetHistoryCheck(brief)
 			putHandle(t, s, "kept", "common")
 			putHandle(t, s, "changed", "common")
 			server.Close()

@@ -1,83 +1,42 @@
 // Package clustertest runs etcd clusters of several members for tests, each
-// member in a process of its own that can be killed. It is for tests alone.
+// member in a process of its own that can be killed, stopped, parted from the others,
+// or given a slow disk. It is for tests alone.
 package clustertest
 
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"net/url"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
-
-	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// memberEnv in the environment makes the test's binary a member: its name, and
-// the names of all.
-const memberEnv = "ROUTERD_TEST_ETCD_MEMBER"
-
-// Main is to be called first in TestMain. In a process that [Start] made it runs
-// a member and does not return.
-func Main() {
-	if spec := os.Getenv(memberEnv); spec != "" {
-		name, all, _ := strings.Cut(spec, " ")
-		if err := member(name, strings.Fields(all)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-}
-
-// member runs until the test, which holds the other end of standard input, has
-// ended. Its working directory holds data and sockets.
-func member(name string, all []string) error {
-	dir, err := os.Getwd()
-	if err != nil {
-		return err
-	}
-	// A peer's URL has no path: etcd takes host and port for the name of a socket.
-	peer := func(n string) url.URL { return url.URL{Scheme: "unix", Host: n + ":1"} }
-	client := url.URL{Scheme: "unix", Path: filepath.Join(dir, name)}
-	for _, socket := range []string{peer(name).Host, name, name + "-http"} {
-		if err := os.Remove(socket); err != nil && !os.IsNotExist(err) {
-			return err
-		}
-	}
-	c := embed.NewConfig()
-	c.Name, c.Dir, c.LogLevel, c.LogOutputs = name, name+"-data", "error", []string{"stderr"}
-	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer(name)}, []url.URL{peer(name)}
-	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	c.ListenClientHttpUrls = []url.URL{{Scheme: "unix", Path: client.Path + "-http"}}
-	var members []string
-	for _, n := range all {
-		u := peer(n)
-		members = append(members, n+"="+u.String())
-	}
-	c.InitialCluster = strings.Join(members, ",")
-	c.EnableGRPCGateway = false
-	c.UnsafeNoFsync = true // processes die here, not machines
-	e, err := embed.StartEtcd(c)
-	if err != nil {
-		return fmt.Errorf("member %s: %w", name, err)
-	}
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends
-	e.Close()
-	return nil
+// Options say what cluster is started.
+type Options struct {
+	Members int
+	// Quota is the size in bytes from which on a member takes no more; 0: etcd's own.
+	Quota int64
+	// Disk has members wait for their disks, so that [Cluster.SlowDisk] has an
+	// effect. Processes die here, not machines: nothing else needs it.
+	Disk bool
 }
 
 // Cluster is a running cluster. Its methods are safe for concurrent use.
 type Cluster struct {
 	tb    testing.TB
+	o     Options
 	dir   string
 	names []string
+	links map[[2]int]*link // by who dials whom
 
 	mu   sync.Mutex
 	runs []*run // nil: killed
@@ -93,37 +52,72 @@ type run struct {
 // Start starts a cluster, which ends with the test. It need not answer yet.
 func Start(tb testing.TB, members int) *Cluster {
 	tb.Helper()
+	return StartWith(tb, Options{Members: members})
+}
+
+// StartWith is [Start] with options.
+func StartWith(tb testing.TB, o Options) *Cluster {
+	tb.Helper()
 	// Not TempDir: the path of a unix socket is short.
 	dir, err := os.MkdirTemp("", "etcd") //nolint:usetesting // its names are too long for a socket
 	if err != nil {
 		tb.Fatal(err)
 	}
-	c := &Cluster{tb: tb, dir: dir, runs: make([]*run, members)}
-	for i := range members {
+	c := &Cluster{tb: tb, o: o, dir: dir, links: map[[2]int]*link{}, runs: make([]*run, o.Members)}
+	for i := range o.Members {
 		c.names = append(c.names, fmt.Sprint("m", i))
 	}
 	tb.Cleanup(func() {
-		for i := range members {
+		for i := range o.Members {
 			c.Kill(i)
+		}
+		for _, l := range c.links {
+			l.close()
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			tb.Error(err)
 		}
 	})
-	for i := range members {
+	for i := range o.Members {
+		if err := os.Mkdir(c.dirOf(i), 0o700); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	// In a member's directory the others' sockets are ends of links to them.
+	for i := range o.Members {
+		for j := range o.Members {
+			if i == j {
+				continue
+			}
+			l, err := newLink(c.peerSocket(i, j), c.peerSocket(j, j))
+			if err != nil {
+				tb.Fatal(err)
+			}
+			c.links[[2]int{i, j}] = l
+		}
+	}
+	for i := range o.Members {
 		c.Up(i)
 	}
 	return c
 }
 
+func (c *Cluster) dirOf(i int) string { return filepath.Join(c.dir, c.names[i]) }
+
+// peerSocket is where member i finds member j.
+func (c *Cluster) peerSocket(i, j int) string { return filepath.Join(c.dirOf(i), peerName(c.names[j])) }
+
 // Endpoints are those of all members, also of killed ones.
 func (c *Cluster) Endpoints() []string {
 	var out []string
-	for _, n := range c.names {
-		out = append(out, "unix://"+filepath.Join(c.dir, n))
+	for i := range c.names {
+		out = append(out, c.Endpoint(i))
 	}
 	return out
 }
+
+// Endpoint is a member's.
+func (c *Cluster) Endpoint(i int) string { return "unix://" + filepath.Join(c.dirOf(i), c.names[i]) }
 
 // Up starts a member again, if it is not up.
 func (c *Cluster) Up(i int) {
@@ -137,9 +131,14 @@ func (c *Cluster) Up(i int) {
 		c.tb.Error(err)
 		return
 	}
+	spec, err := json.Marshal(memberSpec{Name: c.names[i], All: c.names, Quota: c.o.Quota, Disk: c.o.Disk})
+	if err != nil {
+		c.tb.Error(err)
+		return
+	}
 	r := &run{cmd: exec.CommandContext(context.Background(), self), done: make(chan struct{})}
-	r.cmd.Dir = c.dir
-	r.cmd.Env = append(os.Environ(), memberEnv+"="+c.names[i]+" "+strings.Join(c.names, " "))
+	r.cmd.Dir = c.dirOf(i)
+	r.cmd.Env = append(os.Environ(), memberEnv+"="+string(spec))
 	r.cmd.Stderr = &r.output
 	r.cmd.WaitDelay = time.Second
 	if r.stdin, err = r.cmd.StdinPipe(); err == nil {
@@ -173,4 +172,69 @@ func (c *Cluster) Kill(i int) {
 	<-r.done
 	r.stdin.Close()
 	c.runs[i] = nil
+}
+
+// Pause stops a member that is up, as kill -STOP does.
+func (c *Cluster) Pause(i int) { c.signal(i, syscall.SIGSTOP) }
+
+// Resume lets a paused member go on.
+func (c *Cluster) Resume(i int) { c.signal(i, syscall.SIGCONT) }
+
+func (c *Cluster) signal(i int, sig syscall.Signal) {
+	if pid := c.PID(i); pid != 0 {
+		if err := syscall.Kill(pid, sig); err != nil {
+			c.tb.Errorf("send member %d %s: %v", i, sig, err)
+		}
+	}
+}
+
+// PID is the process of a member; 0: it is not up.
+func (c *Cluster) PID(i int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.runs[i] == nil {
+		return 0
+	}
+	return c.runs[i].cmd.Process.Pid
+}
+
+// Part parts a member from the others: what they send each other waits. Clients
+// reach it as before.
+func (c *Cluster) Part(i int) { c.eachLink(i, (*link).cut) }
+
+// Join ends [Cluster.Part].
+func (c *Cluster) Join(i int) { c.eachLink(i, (*link).join) }
+
+func (c *Cluster) eachLink(i int, do func(*link)) {
+	for ends, l := range c.links {
+		if ends[0] == i || ends[1] == i {
+			do(l)
+		}
+	}
+}
+
+// SlowDisk has each write that a member waits for take so much longer. The cluster is
+// one with [Options].Disk.
+func (c *Cluster) SlowDisk(i int, by time.Duration) {
+	path := filepath.Join(c.dirOf(i), delayFile)
+	if err := os.WriteFile(path+"~", []byte(by.String()), 0o600); err != nil {
+		c.tb.Error(err)
+		return
+	}
+	if err := os.Rename(path+"~", path); err != nil {
+		c.tb.Error(err)
+	}
+}
+
+// readDelay returns what [Cluster.SlowDisk] asked for of the member in the working
+// directory.
+func readDelay() (time.Duration, error) {
+	b, err := os.ReadFile(delayFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return time.ParseDuration(string(b))
 }
