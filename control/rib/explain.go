@@ -41,12 +41,11 @@ type Candidate struct {
 
 // candidates appends every candidate for p to out, best first. A candidate with a
 // Reason cannot be used. It is to be called within a round, see [RIB.begin].
-func (r *RIB) candidates(p netip.Prefix, out []Candidate) []Candidate {
+func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candidate {
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
 	poolName, inPool := r.pools.Of(p)
 	fam := dataplane.FamilyOf(p.Addr())
 	inside, insideAddr, covers := r.covered(p, poolName)
-
 	o, ok := r.origin(p)
 	if ok {
 		switch {
@@ -78,8 +77,9 @@ func (r *RIB) candidates(p netip.Prefix, out []Candidate) []Candidate {
 			out = append(out, c)
 		}
 	}
-	if announced, learned := r.paths[p]; learned {
-		path, k := announced.Value(), learnedKey(p, announced)
+	if path != 0 {
+		says := r.said.value(path)
+		path, k := says.Value(), says.by.key
 		c := Candidate{
 			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.Peer,
 			NextHop: path.NextHop, route: route, hop: k, hops: path.Hops,
@@ -101,16 +101,12 @@ func (r *RIB) candidates(p netip.Prefix, out []Candidate) []Candidate {
 			c.Reason = "the prefix is this host's own"
 		} else if usurped != nil {
 			c.Reason = usurped.Error()
-		} else if via := c.hop.hops.Single(); fam == dataplane.IPv6 && via.Is4() {
+		} else if wrongFamily(fam, c.hop) {
 			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
 		} else if c.hop == k && (ok || covers) && inPool && r.tunnelled(poolName, o.node, fam) {
 			c.Reason = errPlain(poolName).Error()
 		} else if c.hop == k {
-			l := r.byHop[k]
-			if l.seen != r.round {
-				l.seen, l.with = r.round, r.complete(k)
-			}
-			c.fill(l.with)
+			c.fill(*r.completed(says.by))
 		} else {
 			c.fill(r.complete(c.hop))
 		}
@@ -174,6 +170,20 @@ type completed struct {
 	encap                         dataplane.Encap
 }
 
+// completed is [RIB.complete] of next hops that BGP names, once a round. It is to be
+// read.
+func (r *RIB) completed(by *learned) *completed {
+	if by.seen != r.round {
+		by.seen, by.with = r.round, r.complete(by.key)
+	}
+	return &by.with
+}
+
+// wrongFamily reports whether packets of a family cannot be sent to a single next hop.
+func wrongFamily(f dataplane.Family, k hopKey) bool {
+	return f == dataplane.IPv6 && k.hops.Single().Is4()
+}
+
 func (r *RIB) complete(k hopKey) completed {
 	pl := r.usable(k)
 	if pl.Err != nil {
@@ -190,21 +200,23 @@ func (c *Candidate) fill(w completed) {
 // Explain lists the candidates of all prefixes that overlap filter, or of all
 // if filter is not valid, in prefix order with the best first.
 func (r *RIB) Explain(filter netip.Prefix) []Candidate {
-	prefixes := set[netip.Prefix]{}
+	paths := map[netip.Prefix]uint32{}
 	for p := range r.claims {
-		prefixes[p] = struct{}{}
+		paths[p] = 0
 	}
-	for p := range r.paths {
-		prefixes[p] = struct{}{}
+	for _, rec := range r.prefixes.all() {
+		if p := rec.prefix(); rec.path != 0 {
+			paths[p] = rec.path
+		}
 	}
 	r.begin()
 	var out []Candidate
-	for p := range prefixes {
+	for p, path := range paths {
 		if filter.IsValid() && !filter.Overlaps(p) {
 			continue
 		}
 		best := -1
-		cs := r.candidates(p, nil)
+		cs := r.candidates(p, path, nil)
 		for i := range cs {
 			c := &cs[i]
 			switch {

@@ -84,7 +84,7 @@ func (n *nextHops) forgetGroup(h *hop) {
 // desire are chosen anew if it no longer does.
 func (n *nextHops) refreshGroup(h *hop) bool {
 	now, err := n.usableMembers(h.key)
-	for k := range h.routes {
+	for k := range n.desired(h) {
 		if k.Value() == h.key {
 			continue
 		}
@@ -105,14 +105,15 @@ func (n *nextHops) refreshGroup(h *hop) bool {
 // equals reports whether a group has become just what k stands for. A route
 // that desires k may then stay on it: the loss of one of two next hops moves no
 // route, whatever BGP says of each prefix afterwards.
-func (n *nextHops) equals(h *hop, k hopKey) bool {
+func (n *nextHops) equals(h *hop, desired unique.Handle[hopKey]) bool {
+	k := desired.Value()
 	if !h.key.group() || !k.learned() || n.stale[h.key] || h.key.Family != k.Family && k.group() {
 		return false
 	}
-	now, ok := n.usableNow[k]
+	now, ok := n.usableNow[desired]
 	if !ok {
 		now, _ = n.usableMembers(k) // none equals none
-		n.usableNow[k] = now
+		n.usableNow[desired] = now
 	}
 	return len(now) > 0 && slices.Equal(now, h.members)
 }
@@ -123,23 +124,30 @@ func (n *nextHops) equals(h *hop, k hopKey) bool {
 // next group of the old set is another object, so no route on this one is sent
 // to a next hop that is up again for others.
 func (n *nextHops) rekey(h *hop) {
-	if !h.key.group() || h.refs == 0 || h.routes[unique.Make(h.key)] > 0 {
+	if !h.key.group() || len(h.choices) == 0 {
 		return
 	}
 	var now nexthop.Set
-	switch {
-	case len(h.routes) == 1:
-		for k := range h.routes {
-			now = k.Value().hops
+	desired := set[unique.Handle[hopKey]]{}
+	for k := range n.desired(h) {
+		if k.Value() == h.key {
+			return
 		}
+		desired[k] = struct{}{}
+		now = k.Value().hops
+	}
+	switch {
+	case len(desired) == 1:
 	case h.key.rekeyed == 0:
 		var list []netip.Addr
 		for _, m := range h.members {
 			list = append(list, m.hops.Single())
 		}
 		now = nexthop.SetOf(list...)
+	default:
+		return
 	}
-	if now == (nexthop.Set{}) || h.key.rekeyed != 0 && h.key.hops == now {
+	if h.key.rekeyed != 0 && h.key.hops == now {
 		return
 	}
 	delete(n.hops, h.key)
@@ -175,10 +183,15 @@ func (n *nextHops) wellPlaced(k hopKey) int {
 	if err != nil {
 		return 0
 	}
-	total, desired := 0, unique.Make(k)
+	total := 0
 	for g, h := range n.hops {
-		if routes := h.routes[desired]; routes > 0 && !n.stale[g] && slices.Equal(h.members, members) {
-			total += routes
+		if n.stale[g] || !slices.Equal(h.members, members) {
+			continue
+		}
+		for desired, routes := range n.desired(h) {
+			if desired.Value() == k {
+				total += routes
+			}
 		}
 	}
 	return total

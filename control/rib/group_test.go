@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -274,47 +273,89 @@ func TestGroupsModel(t *testing.T) {
 				if diff := cmp.Diff(reached(want), reached(tab)); diff != "" {
 					rt.Fatalf("differs from a fresh table (-fresh +this):\n%s", diff)
 				}
-				desired := map[*hop]map[unique.Handle[hopKey]]int{}
-				for p, c := range tab.routes {
-					if c.on == nil {
-						continue
-					}
-					if tab.hops[c.on.key] != c.on {
-						rt.Fatalf("%s is on a next hop that is forgotten", p)
-					}
-					if !c.on.key.group() && c.on.key != c.desired.Value() {
-						rt.Fatalf("%s desires %s and is on %s", p, c.desired.Value(), c.on.key)
-					}
-					if desired[c.on] == nil {
-						desired[c.on] = map[unique.Handle[hopKey]]int{}
-					}
-					desired[c.on][c.desired]++
-				}
+				tab.HandedOver()
+				checkCounts(rt, tab)
+				checkBehind(rt, tab)
 				for k, h := range tab.hops {
 					if h.refs < 1 || h.key != k {
 						rt.Fatalf("%s, known as %s, has %d users", h.key, k, h.refs)
 					}
-					if k.group() && !maps.Equal(h.routes, desired[h]) {
-						rt.Fatalf("%s has routes %v; counted %v", k, h.routes, desired[h])
-					}
 				}
-				behind := map[hopKey]int{}
-				for p, a := range tab.paths {
-					k := learnedKey(p, a)
-					behind[k]++
-					if _, ok := tab.byHop[k].prefixes[p]; !ok {
-						rt.Fatalf("%s is not noted behind %s", p, k)
-					}
+				if routes, hops := tab.Counts(); routes == 0 && hops > 0 {
+					rt.Fatalf("%d next hops are left over", hops)
 				}
-				for k, b := range tab.byHop {
-					if len(b.prefixes) != behind[k] || behind[k] == 0 {
-						rt.Fatalf("%d prefixes are noted behind %s; counted %d", len(b.prefixes), k, behind[k])
-					}
-				}
-				if len(tab.routes) == 0 && len(tab.hops) > 0 {
-					rt.Fatalf("%d next hops are left over", len(tab.hops))
+				if tab.prefixes.n != len(known) {
+					rt.Fatalf("there are records of %d prefixes; %d are known", tab.prefixes.n, len(known))
 				}
 			},
 		})
 	})
+}
+
+// checkCounts holds that the routes in use have the users that are counted.
+func checkCounts(t *rapid.T, tab *host) {
+	users := map[uint32]int{}
+	for _, rec := range tab.prefixes.all() {
+		if rec.route == 0 {
+			continue
+		}
+		users[rec.route]++
+		c := tab.choices.value(rec.route)
+		if c.on != nil && tab.hops[c.on.key] != c.on {
+			t.Fatalf("%s is on a next hop that is forgotten", rec.prefix())
+		}
+		if c.on != nil && !c.on.key.group() && c.on.key != c.desired.Value() {
+			t.Fatalf("%s desires %s and is on %s", rec.prefix(), c.desired.Value(), c.on.key)
+		}
+	}
+	on := map[*hop]int{}
+	for id, c := range tab.choices.list {
+		if c.n != users[uint32(id)] {
+			t.Fatalf("route %+v has %d prefixes; counted %d", c.value, c.n, users[uint32(id)])
+		}
+		if c.n > 0 && c.value.on != nil {
+			on[c.value.on]++
+			if !slices.Contains(c.value.on.choices, uint32(id)) {
+				t.Fatalf("%s does not know route %+v", c.value.on.key, c.value)
+			}
+		}
+	}
+	for k, h := range tab.hops {
+		if len(h.choices) != on[h] {
+			t.Fatalf("%s knows %d routes; counted %d", k, len(h.choices), on[h])
+		}
+	}
+}
+
+// checkBehind holds that what BGP says is found by its next hops.
+func checkBehind(t *rapid.T, tab *host) {
+	behind, users := map[*learned]int{}, map[uint32]int{}
+	for _, rec := range tab.prefixes.all() {
+		if rec.path == 0 {
+			continue
+		}
+		users[rec.path]++
+		says := tab.said.value(rec.path)
+		behind[says.by]++
+		if k := learnedKey(rec.family(), says.Announced); tab.byHop[k] != says.by || says.by.key != k {
+			t.Fatalf("%s is noted behind %s, and not behind %s", rec.prefix(), says.by.key, k)
+		}
+	}
+	for id, s := range tab.said.list {
+		if s.n != users[uint32(id)] {
+			t.Fatalf("%+v is said of %d prefixes; counted %d", s.value, s.n, users[uint32(id)])
+		}
+	}
+	for k, by := range tab.byHop {
+		n := 0
+		for _, rec := range tab.behind(by) {
+			if tab.said.value(rec.path).by != by {
+				t.Fatalf("%s is listed behind %s", rec.prefix(), k)
+			}
+			n++
+		}
+		if n != by.n || n != behind[by] || n == 0 {
+			t.Fatalf("%d prefixes are listed behind %s and %d noted; counted %d", n, k, by.n, behind[by])
+		}
+	}
 }

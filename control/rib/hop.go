@@ -3,7 +3,9 @@ package rib
 import (
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"net/netip"
+	"slices"
 	"unique"
 
 	"github.com/routerd/routerd/control/desired"
@@ -104,17 +106,18 @@ type nextHops struct {
 
 	hops      map[hopKey]*hop
 	ids       map[dataplane.NextHopID]hopKey
-	stale     map[hopKey]bool     // cannot be used now, and keep their objects until the routes have moved
-	down      map[netip.Addr]bool // gateways that must not be used
-	turned    set[hopKey]         // their routes are to be chosen anew
-	usableNow map[hopKey][]hopKey // usable members, of this round of choosing
+	stale     map[hopKey]bool                    // cannot be used now, and keep their objects until the routes have moved
+	down      map[netip.Addr]bool                // gateways that must not be used
+	turned    set[hopKey]                        // their routes are to be chosen anew
+	usableNow map[unique.Handle[hopKey]][]hopKey // usable members, of this round of choosing
+	choices   *numbered[chosen]                  // the routes in use, by a record's route
 }
 
 func newNextHops(n *topology.Network, p *encap.Planner, o *desired.Objects) *nextHops {
 	return &nextHops{
 		network: n, objects: o, planner: p,
 		hops: map[hopKey]*hop{}, ids: map[dataplane.NextHopID]hopKey{}, stale: map[hopKey]bool{}, down: map[netip.Addr]bool{}, turned: set[hopKey]{},
-		usableNow: map[hopKey][]hopKey{},
+		usableNow: map[unique.Handle[hopKey]][]hopKey{}, choices: newNumbered[chosen](),
 	}
 }
 
@@ -122,14 +125,21 @@ func newNextHops(n *topology.Network, p *encap.Planner, o *desired.Objects) *nex
 type hop struct {
 	key     hopKey
 	id      dataplane.NextHopID
-	refs    int // routes, and groups that it is a member of
+	refs    int // choices, and groups that it is a member of
 	plan    encap.Plan
-	members []hopKey                      // of a group: those that can be used
-	routes  map[unique.Handle[hopKey]]int // of a group: its routes, by what they desire
+	members []hopKey // of a group: those that can be used
+	choices []uint32 // the routes on it
 }
 
 // acquireHop returns the hop of k with one more user. The hop must be usable.
 func (n *nextHops) acquireHop(k hopKey) *hop {
+	h := n.hopOf(k)
+	h.refs++
+	return h
+}
+
+// hopOf returns the hop of k, which must be usable; a new one has no user yet.
+func (n *nextHops) hopOf(k hopKey) *hop {
 	h, ok := n.hops[k]
 	if !ok {
 		h = &hop{key: k, id: hopID(k, n.idTaken)}
@@ -144,8 +154,39 @@ func (n *nextHops) acquireHop(k hopKey) *hop {
 			n.objects.Acquire(o)
 		}
 	}
-	h.refs++
 	return h
+}
+
+// use notes that one prefix more has this route.
+func (n *nextHops) use(c chosen) uint32 {
+	id, first := n.choices.take(c)
+	if first && c.on != nil {
+		c.on.refs++
+		c.on.choices = append(c.on.choices, id)
+	}
+	return id
+}
+
+// disuse takes back use.
+func (n *nextHops) disuse(id uint32) {
+	h := n.choices.value(id).on
+	if !n.choices.leave(id) || h == nil {
+		return
+	}
+	h.choices = slices.DeleteFunc(h.choices, func(c uint32) bool { return c == id })
+	n.rekey(h)
+	n.releaseHop(h.key)
+}
+
+// desired yields what the routes on a hop desire, with the number of the routes.
+func (n *nextHops) desired(h *hop) iter.Seq2[unique.Handle[hopKey], int] {
+	return func(yield func(unique.Handle[hopKey], int) bool) {
+		for _, id := range h.choices {
+			if c := n.choices.list[id]; !yield(c.value.desired, c.n) {
+				return
+			}
+		}
+	}
 }
 
 func (n *nextHops) releaseHop(k hopKey) {

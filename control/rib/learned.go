@@ -1,7 +1,9 @@
 package rib
 
 import (
+	"iter"
 	"net/netip"
+	"unique"
 
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
@@ -35,7 +37,11 @@ type Update struct {
 // them. With full tables there are a few of these for hundreds of thousands of
 // prefixes.
 type learned struct {
-	prefixes set[netip.Prefix]
+	key     hopKey
+	desired unique.Handle[hopKey] // the key
+	first   ref                   // of the prefixes
+	n       int                   // how many there are
+	on      *hop                  // that has been in use last for the key; it may be gone
 
 	// What completes a candidate by it, in the round of choosing that seen
 	// names.
@@ -43,70 +49,141 @@ type learned struct {
 	with completed
 }
 
-// learnedKey is the identity of the next hop or hops that BGP names for p. One
-// next hop is the same for prefixes of both families.
-func learnedKey(p netip.Prefix, a nexthop.Announced) hopKey {
-	k := hopKey{Key: encap.Key{Family: dataplane.FamilyOf(p.Addr())}, hops: a.Value().Hops}
+// learnedKey is the identity of the next hop or hops that BGP names for a prefix of a
+// family. One next hop is the same for prefixes of both families.
+func learnedKey(f dataplane.Family, a nexthop.Announced) hopKey {
+	k := hopKey{Key: encap.Key{Family: f}, hops: a.Value().Hops}
 	if via := k.hops.Single(); via.IsValid() {
 		k.Family = dataplane.FamilyOf(via)
 	}
 	return k
 }
 
+// said is what BGP says of some prefixes.
+type said struct {
+	nexthop.Announced
+	by *learned
+}
+
 // learnedPaths is what BGP says.
 type learnedPaths struct {
-	paths  map[netip.Prefix]nexthop.Announced
-	byHop  map[hopKey]*learned
-	hopsOf topology.Index[netip.Addr, hopKey] // gateway → the keys of byHop that have it
+	prefixes *prefixTable
+	said     *numbered[said] // a record's path
+	byHop    map[hopKey]*learned
+	hopsOf   topology.Index[netip.Addr, hopKey] // gateway → the keys of byHop that have it
+
+	// last are the numbers of what was said last, by family: most that follow is the same.
+	last [dataplane.IPv6 + 1]uint32
 }
 
-func newLearnedPaths() *learnedPaths {
-	return &learnedPaths{paths: map[netip.Prefix]nexthop.Announced{}, byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
+func newLearnedPaths(t *prefixTable) *learnedPaths {
+	return &learnedPaths{prefixes: t, said: newNumbered[said](), byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
 }
 
-// putPath reports whether the path is new.
-func (l *learnedPaths) putPath(p Path) bool {
-	old, had := l.paths[p.Prefix]
-	if had && old == p.Announced {
-		return false
+// saidBy returns what an announcement is for a prefix of a family.
+func (l *learnedPaths) saidBy(f dataplane.Family, a nexthop.Announced) said {
+	if now := l.said.value(l.last[f]); now.Announced == a {
+		return now
 	}
-	k := learnedKey(p.Prefix, p.Announced)
-	if had {
-		if was := learnedKey(p.Prefix, old); was != k {
-			l.leave(was, p.Prefix)
-		}
-	}
+	k := learnedKey(f, a)
 	at := l.byHop[k]
 	if at == nil {
-		at = &learned{prefixes: set[netip.Prefix]{}}
+		at = &learned{key: k, desired: unique.Make(k)}
 		l.byHop[k] = at
 		for a := range k.hops.All() {
 			l.hopsOf.Add(a, k)
 		}
 	}
-	at.prefixes[p.Prefix] = struct{}{}
-	l.paths[p.Prefix] = p.Announced
+	return said{a, at}
+}
+
+// putPath reports whether the path of a prefix is new.
+func (l *learnedPaths) putPath(at ref, a nexthop.Announced) bool {
+	rec := l.prefixes.at(at)
+	old := l.said.value(rec.path)
+	if rec.path != 0 && old.Announced == a {
+		return false
+	}
+	now := l.saidBy(rec.family(), a)
+	was := rec.path
+	rec.path, _ = l.said.take(now)
+	l.last[rec.family()] = rec.path
+	if old.by != now.by {
+		if was != 0 {
+			l.unlink(rec, old.by)
+		}
+		l.link(at, rec, now.by)
+	}
+	if was != 0 {
+		l.leave(was)
+	}
 	return true
 }
 
 // deletePath reports whether there was a path.
-func (l *learnedPaths) deletePath(p netip.Prefix) bool {
-	a, ok := l.paths[p]
-	if ok {
-		l.leave(learnedKey(p, a), p)
-		delete(l.paths, p)
+func (l *learnedPaths) deletePath(at ref) bool {
+	rec := l.prefixes.at(at)
+	if rec.path == 0 {
+		return false
 	}
-	return ok
+	l.unlink(rec, l.said.value(rec.path).by)
+	l.leave(rec.path)
+	rec.path = 0
+	return true
 }
 
-// leave notes that BGP no longer names k for p.
-func (l *learnedPaths) leave(k hopKey, p netip.Prefix) {
-	at := l.byHop[k]
-	if delete(at.prefixes, p); len(at.prefixes) > 0 {
+// link notes that BGP names the next hops of by for a prefix.
+func (l *learnedPaths) link(at ref, rec *record, by *learned) {
+	rec.prev, rec.next = 0, by.first
+	if by.first != 0 {
+		l.prefixes.at(by.first).prev = at
+	}
+	by.first = at
+	by.n++
+}
+
+// unlink takes back link.
+func (l *learnedPaths) unlink(rec *record, by *learned) {
+	if rec.prev != 0 {
+		l.prefixes.at(rec.prev).next = rec.next
+	} else {
+		by.first = rec.next
+	}
+	if rec.next != 0 {
+		l.prefixes.at(rec.next).prev = rec.prev
+	}
+	rec.prev, rec.next = 0, 0
+	by.n--
+}
+
+// leave notes that one prefix less has a path.
+func (l *learnedPaths) leave(path uint32) {
+	by := l.said.value(path).by
+	if l.said.leave(path) {
+		for f, id := range l.last {
+			if id == path {
+				l.last[f] = 0
+			}
+		}
+	}
+	if by.n > 0 {
 		return
 	}
-	delete(l.byHop, k)
-	for a := range k.hops.All() {
-		l.hopsOf.Remove(a, k)
+	delete(l.byHop, by.key)
+	for a := range by.key.hops.All() {
+		l.hopsOf.Remove(a, by.key)
+	}
+}
+
+// behind yields the prefixes for which BGP names the next hops of by.
+func (l *learnedPaths) behind(by *learned) iter.Seq2[ref, *record] {
+	return func(yield func(ref, *record) bool) {
+		for at := by.first; at != 0; {
+			rec := l.prefixes.at(at)
+			if !yield(at, rec) {
+				return
+			}
+			at = rec.next
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/encap"
-	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/store"
 )
@@ -14,31 +13,34 @@ import (
 // SetPaths applies a step of BGP's best paths.
 func (r *RIB) SetPaths(u Update) {
 	if u.Reset {
-		keep := make(set[netip.Prefix], len(u.Put))
 		for _, p := range u.Put {
-			keep[p.Prefix] = struct{}{}
+			r.prefixes.at(r.prefixes.make(p.Prefix)).flags |= isKept
 		}
-		for p := range r.paths {
-			if _, ok := keep[p]; !ok {
-				r.forgetPath(p)
+		for at, rec := range r.prefixes.all() {
+			if rec.flags&isKept == 0 {
+				r.forgetPath(at)
 			}
 		}
 	}
 	for _, p := range u.Del {
-		r.forgetPath(p)
+		if at := r.prefixes.find(p); at != 0 {
+			r.forgetPath(at)
+		}
 	}
 	r.SetDown(u.Down, nil)
 	r.up = append(r.up, u.Up...)
 	for _, p := range u.Put {
-		if r.putPath(p) {
-			r.dirty[p.Prefix] = struct{}{}
+		at := r.prefixes.make(p.Prefix)
+		r.prefixes.at(at).flags &^= isKept
+		if r.putPath(at, p.Announced) {
+			r.mark(at)
 		}
 	}
 }
 
-func (r *RIB) forgetPath(p netip.Prefix) {
-	if r.deletePath(p) {
-		r.dirty[p] = struct{}{}
+func (r *RIB) forgetPath(at ref) {
+	if r.deletePath(at) {
+		r.mark(at)
 	}
 }
 
@@ -79,8 +81,8 @@ func (r *RIB) refreshNode(name string) {
 		r.refresh(hopKey{Key: encap.Key{Pool: p.Name, Node: name, Family: p.Family()}})
 	}
 	for _, p := range r.byNode[name] {
-		if !r.wellRouted(p, name) {
-			r.dirty[p] = struct{}{}
+		if at := r.prefixes.make(p); !r.wellRouted(r.prefixes.at(at), name) {
+			r.mark(at)
 		}
 	}
 	n := r.nodes.ByName[name]
@@ -89,9 +91,9 @@ func (r *RIB) refreshNode(name string) {
 	}
 	for _, a := range n.Addrs() {
 		for _, k := range r.hopsOf[a] {
-			for p := range r.byHop[k].prefixes {
-				if !r.wellRouted(p, name) {
-					r.dirty[p] = struct{}{}
+			for at, rec := range r.behind(r.byHop[k]) {
+				if !r.wellRouted(rec, name) {
+					r.mark(at)
 				}
 			}
 		}
@@ -100,9 +102,9 @@ func (r *RIB) refreshNode(name string) {
 
 // wellRouted reports whether a prefix has a route to a node as the forwarding
 // path to it is now.
-func (r *RIB) wellRouted(p netip.Prefix, name string) bool {
-	c, ok := r.routes[p]
-	return ok && c.on != nil && c.on.key.Node == name && !r.stale[c.on.key] && c.mtu == c.on.plan.MTU
+func (r *RIB) wellRouted(rec *record, name string) bool {
+	c := r.choices.value(rec.route)
+	return c.on != nil && c.on.key.Node == name && !r.stale[c.on.key] && c.mtu == c.on.plan.MTU
 }
 
 // MarkWithin marks what lies inside a pool; a prefix that is not valid: all.
@@ -113,12 +115,12 @@ func (r *RIB) MarkWithin(cidr netip.Prefix) {
 	}
 	for p := range r.claims {
 		if within(p) {
-			r.dirty[p] = struct{}{}
+			r.mark(r.prefixes.make(p))
 		}
 	}
-	for p := range r.paths {
-		if within(p) {
-			r.dirty[p] = struct{}{}
+	for at, rec := range r.prefixes.all() {
+		if rec.path != 0 && within(rec.prefix()) {
+			r.mark(at)
 		}
 	}
 }
@@ -126,7 +128,7 @@ func (r *RIB) MarkWithin(cidr netip.Prefix) {
 // SetBlock replaces a block; nil: there is none any more.
 func (r *RIB) SetBlock(key store.Key, b *cluster.Block) {
 	for _, p := range r.setBlock(key, b) {
-		r.dirty[p] = struct{}{}
+		r.mark(r.prefixes.make(p))
 		r.markParts(p)
 	}
 }
@@ -135,10 +137,10 @@ func (r *RIB) SetBlock(key store.Key, b *cluster.Block) {
 // holds the block. Blocks are small, and there may be a million paths.
 func (r *RIB) markParts(block netip.Prefix) {
 	free := block.Addr().BitLen() - block.Bits()
-	if free > maxBlockBits || len(r.paths) < 2<<free {
-		for p := range r.paths {
-			if p.Bits() > block.Bits() && block.Contains(p.Addr()) {
-				r.dirty[p] = struct{}{}
+	if free > maxBlockBits || r.prefixes.n < 2<<free {
+		for at, rec := range r.prefixes.all() {
+			if p := rec.prefix(); rec.path != 0 && p.Bits() > block.Bits() && block.Contains(p.Addr()) {
+				r.mark(at)
 			}
 		}
 		return
@@ -146,9 +148,7 @@ func (r *RIB) markParts(block netip.Prefix) {
 	for bits := block.Bits() + 1; bits <= block.Addr().BitLen(); bits++ {
 		for i := range 1 << (bits - block.Bits()) {
 			a, _ := store.AddrAt(block, i<<(block.Addr().BitLen()-bits)) // it lies inside
-			if p := netip.PrefixFrom(a, bits); r.paths[p] != (nexthop.Announced{}) {
-				r.dirty[p] = struct{}{}
-			}
+			r.markPath(netip.PrefixFrom(a, bits))
 		}
 	}
 }
@@ -164,11 +164,16 @@ func (r *RIB) MarkAround(a netip.Addr) {
 	for bits := range a.BitLen() + 1 {
 		p := netip.PrefixFrom(a, bits).Masked()
 		if _, ok := r.claims[p]; ok {
-			r.dirty[p] = struct{}{}
+			r.mark(r.prefixes.make(p))
 		}
-		if _, ok := r.paths[p]; ok {
-			r.dirty[p] = struct{}{}
-		}
+		r.markPath(p)
+	}
+}
+
+// markPath marks a prefix if BGP says something of it.
+func (r *RIB) markPath(p netip.Prefix) {
+	if at := r.prefixes.find(p); at != 0 && r.prefixes.at(at).path != 0 {
+		r.mark(at)
 	}
 }
 
@@ -234,7 +239,7 @@ func (r *RIB) followNextHop(a netip.Addr, turned bool) {
 	for _, k := range r.hopsOf[a] {
 		// A group that is still of use moved its routes already; those that
 		// desire it and are elsewhere may come.
-		if !k.group() || r.wellPlaced(k) < len(r.byHop[k].prefixes) {
+		if !k.group() || r.wellPlaced(k) < r.byHop[k].n {
 			r.turned[k] = struct{}{}
 		}
 	}

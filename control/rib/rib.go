@@ -22,10 +22,9 @@ type RIB struct {
 	*origins
 	*learnedPaths
 
-	routes map[netip.Prefix]chosen
-	dirty  set[netip.Prefix] // to be chosen for anew
-	moved  set[netip.Prefix] // routes that changed since the last hand-over
-	up     []netip.Addr      // gateways that are down until the withdrawals before are chosen for
+	dirty []ref        // to be chosen for anew
+	moved []ref        // routes that changed since the last hand-over
+	up    []netip.Addr // gateways that are down until the withdrawals before are chosen for
 
 	followAll bool // every next hop is to be brought up to date
 
@@ -37,14 +36,10 @@ type RIB struct {
 // New returns a table without routes, by what is known of nodes, pools and the
 // network. Who changes these says so to the table afterwards.
 func New(m *topology.Nodes, p *topology.Pools, u *topology.Network, planner *encap.Planner, o *desired.Objects) *RIB {
-	return &RIB{
-		nodes: m, pools: p, nextHops: newNextHops(u, planner, o), origins: newOrigins(), learnedPaths: newLearnedPaths(),
-		routes: map[netip.Prefix]chosen{}, dirty: set[netip.Prefix]{}, moved: set[netip.Prefix]{},
-	}
+	return &RIB{nodes: m, pools: p, nextHops: newNextHops(u, planner, o), origins: newOrigins(), learnedPaths: newLearnedPaths(newPrefixTable())}
 }
 
-// chosen is the route in use for a prefix. There may be hundreds of thousands,
-// so what they share stands elsewhere.
+// chosen is the route in use for some prefixes.
 type chosen struct {
 	desired unique.Handle[hopKey] // zero for a blackhole
 	on      *hop                  // the desired next hop, or a group that equals it; nil for a blackhole
@@ -61,26 +56,23 @@ func (c chosen) route(p netip.Prefix) dataplane.Route {
 	return r
 }
 
-// count adds n to the routes on a group that desire k.
-func (h *hop) count(k unique.Handle[hopKey], n int) {
-	if !h.key.group() {
-		return
-	}
-	if h.routes == nil {
-		h.routes = map[unique.Handle[hopKey]]int{}
-	}
-	if h.routes[k] += n; h.routes[k] == 0 {
-		delete(h.routes, k)
+// mark has the route of a prefix chosen anew.
+func (r *RIB) mark(at ref) {
+	if rec := r.prefixes.at(at); rec.flags&isDirty == 0 {
+		rec.flags |= isDirty
+		r.dirty = append(r.dirty, at)
 	}
 }
 
 // Choose chooses anew for every prefix that is marked.
 func (r *RIB) Choose() {
 	r.begin()
-	for p := range r.dirty {
-		r.choose(p)
+	for _, at := range r.dirty {
+		r.prefixes.at(at).flags &^= isDirty
+		r.choose(at)
+		r.prefixes.drop(at)
 	}
-	emptied(&r.dirty)
+	r.dirty = emptied(r.dirty)
 }
 
 // begin begins a round of choosing.
@@ -88,94 +80,114 @@ func (r *RIB) begin() {
 	r.round++
 	clear(r.usableNow)
 	for k := range r.turned {
-		if b := r.byHop[k]; b != nil {
-			for p := range b.prefixes {
-				r.dirty[p] = struct{}{}
+		if by := r.byHop[k]; by != nil {
+			for at := range r.behind(by) {
+				r.mark(at)
 			}
 		}
 	}
-	emptied(&r.turned)
+	clear(r.turned)
 }
 
 // Unsettled is about how many prefixes wait to be chosen for or handed over.
 func (r *RIB) Unsettled() int { return max(len(r.dirty), len(r.moved)) }
 
-// maxEmptied is how large a map may be to be kept for further use: to clear a
-// map costs by the most that it ever had, and so does to keep it.
-const maxEmptied = 1024
+// maxEmptied is how long a list may be to be kept for further use.
+const maxEmptied = 1 << 16
 
-func emptied[K comparable, V any, M ~map[K]V](m *M) {
-	if len(*m) > maxEmptied {
-		*m = M{}
-		return
+func emptied(list []ref) []ref {
+	if cap(list) > maxEmptied {
+		return nil
 	}
-	clear(*m)
+	return list[:0]
 }
 
 // choose takes the best usable candidate for a prefix.
-func (r *RIB) choose(p netip.Prefix) {
-	old, had := r.routes[p]
-	c := r.best(p)
-	if had && c != nil && old.typ == c.route.Type && old.mtu == c.route.MTU && r.mayStay(old, c.hop) {
-		if old.on == nil || old.desired.Value() == c.hop {
-			return
+func (r *RIB) choose(at ref) {
+	rec := r.prefixes.at(at)
+	was := rec.route
+	old := r.choices.value(was)
+	now, by, ok := r.best(rec)
+	if was != 0 && ok && old.typ == now.typ && old.mtu == now.mtu && r.mayStay(old, now) {
+		if old.desired != now.desired {
+			now.on = old.on
+			rec.route = r.use(now)
+			r.disuse(was)
 		}
-		now := unique.Make(c.hop)
-		old.on.count(now, 1)
-		old.on.count(old.desired, -1)
-		r.rekey(old.on)
-		old.desired = now
-		r.routes[p] = old
 		return
 	}
-	if c != nil {
-		now := chosen{typ: c.route.Type, mtu: c.route.MTU}
-		if c.hop != (hopKey{}) {
-			now.on, now.desired = r.acquireHop(c.hop), unique.Make(c.hop)
-			now.on.count(now.desired, 1)
+	rec.route = 0
+	if ok {
+		if now.desired != (unique.Handle[hopKey]{}) {
+			now.on = r.hopFor(now.desired.Value(), by)
 		}
-		r.routes[p] = now
-	} else {
-		delete(r.routes, p)
+		rec.route = r.use(now)
 	}
-	if had || c != nil {
-		r.moved[p] = struct{}{}
+	if (was != 0 || ok) && rec.flags&isMoved == 0 {
+		rec.flags |= isMoved
+		r.moved = append(r.moved, at)
 	}
-	if had && old.on != nil {
-		old.on.count(old.desired, -1)
-		r.rekey(old.on)
-		r.releaseHop(old.on.key)
+	if was != 0 {
+		r.disuse(was)
 	}
+}
+
+// hopFor is the hop of a key, by what has been learned if it was.
+func (r *RIB) hopFor(k hopKey, by *learned) *hop {
+	if by == nil {
+		return r.hopOf(k)
+	}
+	if by.on == nil || by.on.refs == 0 || by.on.key != k {
+		by.on = r.hopOf(k)
+	}
+	return by.on
 }
 
 // mayStay reports whether a route may stay on the next-hop object that it is
-// on, now that it desires k.
-func (r *RIB) mayStay(old chosen, k hopKey) bool {
-	switch {
-	case old.on == nil:
-		return k == hopKey{}
-	case old.on.key == k && old.desired.Value() == k:
+// on, now that it desires what now does.
+func (r *RIB) mayStay(old, now chosen) bool {
+	if old.on == nil || now.desired == (unique.Handle[hopKey]{}) {
+		return old.desired == now.desired
+	}
+	if k := now.desired.Value(); old.desired == now.desired && old.on.key == k {
 		return !r.stale[k]
 	}
-	return r.equals(old.on, k)
+	return r.equals(old.on, now.desired)
 }
 
-// best returns the candidate to use for p, until the next call; nil: none.
-func (r *RIB) best(p netip.Prefix) *Candidate {
-	r.scratch = r.candidates(p, r.scratch[:0])
-	for i := range r.scratch {
-		if r.scratch[i].Reason == "" {
-			return &r.scratch[i]
+// best returns the route to choose for a prefix, without the hop, and by what next hops
+// of BGP's it was chosen, if it was by such.
+func (r *RIB) best(rec *record) (now chosen, by *learned, ok bool) {
+	p := rec.prefix()
+	says := r.said.value(rec.path)
+	if _, owned := r.origin(p); !owned && rec.path != 0 {
+		if _, inPool := r.pools.Of(p); !inPool {
+			// The usual case of large tables: what BGP says is all there is.
+			w := r.completed(says.by)
+			if w.reason != "" || r.usurped(p, says.Value()) != nil || wrongFamily(rec.family(), says.by.key) {
+				return chosen{}, nil, false
+			}
+			return chosen{desired: says.by.desired, mtu: w.mtu}, says.by, true
 		}
 	}
-	return nil
+	r.scratch = r.candidates(p, rec.path, r.scratch[:0])
+	for i := range r.scratch {
+		if c := &r.scratch[i]; c.Reason == "" {
+			now = chosen{mtu: c.route.MTU, typ: c.route.Type}
+			if c.hop != (hopKey{}) {
+				now.desired = unique.Make(c.hop)
+			}
+			return now, nil, true
+		}
+	}
+	return chosen{}, nil, false
 }
 
 // Routes yields the routes that the kernel is to have.
 func (r *RIB) Routes() iter.Seq[dataplane.Route] {
 	return func(yield func(dataplane.Route) bool) {
-		for p, c := range r.routes {
-			if !yield(c.route(p)) {
+		for _, rec := range r.prefixes.all() {
+			if rec.route != 0 && !yield(r.choices.value(rec.route).route(rec.prefix())) {
 				return
 			}
 		}
@@ -183,19 +195,31 @@ func (r *RIB) Routes() iter.Seq[dataplane.Route] {
 }
 
 // Counts are the numbers of routes and of next hops in use.
-func (r *RIB) Counts() (routes, hops int) { return len(r.routes), len(r.hops) }
+func (r *RIB) Counts() (routes, hops int) {
+	for _, c := range r.choices.list {
+		routes += c.n
+	}
+	return routes, len(r.hops)
+}
 
 // Changes lists which routes changed since [RIB.HandedOver].
 func (r *RIB) Changes() (put []dataplane.Object, del []dataplane.Key) {
-	for p := range r.moved {
-		if c, ok := r.routes[p]; ok {
-			put = append(put, c.route(p))
+	for _, at := range r.moved {
+		rec := r.prefixes.at(at)
+		if route := r.choices.value(rec.route).route(rec.prefix()); rec.route != 0 {
+			put = append(put, route)
 		} else {
-			del = append(del, dataplane.Route{Prefix: p, Table: dataplane.MainTable}.Key())
+			del = append(del, route.Key())
 		}
 	}
 	return put, del
 }
 
 // HandedOver forgets which routes changed.
-func (r *RIB) HandedOver() { emptied(&r.moved) }
+func (r *RIB) HandedOver() {
+	for _, at := range r.moved {
+		r.prefixes.at(at).flags &^= isMoved
+		r.prefixes.drop(at)
+	}
+	r.moved = emptied(r.moved)
+}
