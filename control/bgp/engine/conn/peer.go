@@ -83,6 +83,11 @@ func (p *Peer) SetRestarting(on bool) {
 	p.step(func(time.Time) []fsm.Action { p.machine.SetRestarting(on); return nil })
 }
 
+// SetForwarding is [fsm.Machine.SetForwarding].
+func (p *Peer) SetForwarding(on bool) {
+	p.step(func(time.Time) []fsm.Action { p.machine.SetForwarding(on); return nil })
+}
+
 // State is the peer's.
 func (p *Peer) State() fsm.State {
 	p.mu.Lock()

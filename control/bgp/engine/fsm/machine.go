@@ -134,6 +134,16 @@ func (m *Machine) State() State {
 // has restarted, and its routes are not yet complete.
 func (m *Machine) SetRestarting(on bool) { m.config.Local.Restarting = on }
 
+// SetForwarding sets for OPENs from now on whether routes were kept when the session
+// before ended (RFC 4724 section 3, RFC 9494 section 3): not by a host that has just
+// come up.
+func (m *Machine) SetForwarding(on bool) {
+	for i := range m.config.Local.Family {
+		f := &m.config.Local.Family[i]
+		f.Forwarding, f.LongLivedForwarding = on && f.Restart, on && f.StaleTime > 0
+	}
+}
+
 // Start begins to connect.
 func (m *Machine) Start(now time.Time) []Action {
 	if !m.running {

@@ -31,6 +31,7 @@ const (
 	CeaseShutdown     = 2
 	CeaseDeconfigured = 3
 	CeaseReset        = 4
+	CeaseConfigChange = 6
 	CeaseCollision    = 7
 	CeaseHardReset    = 9
 	CeaseBFDDown      = 10

@@ -134,6 +134,12 @@ func (m *Member) Refresh(f wire.Family) {
 	}
 }
 
+// Send has one more message sent, in its turn.
+func (m *Member) Send(b []byte) {
+	m.own = append(m.own, b)
+	m.rouse()
+}
+
 // rouse wakes a member that has run out of messages.
 func (m *Member) rouse() {
 	if m.idle {

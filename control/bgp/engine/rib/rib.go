@@ -376,9 +376,11 @@ func (r *RIB) Scan(c *Cursor, n int, visit func(prefix wire.Prefix, all Paths)) 
 // there once, as it is now, and going stale is no change. It reports whether more
 // are left. visit must not change the RIB.
 func (r *RIB) Changes(reader Reader, n int, visit func(prefix wire.Prefix, chosen Paths)) (more bool) {
+	left := n - min(n/2, r.Pending(reader, wire.IPv6)) // so that one family does not hold up the other
 	for f := range wire.Family(wire.Families) {
 		c := &r.changed[reader][f]
-		for ; n > 0 && c.read < len(c.ids); n-- {
+		for ; left > 0 && c.read < len(c.ids); left-- {
+			n--
 			id := c.ids[c.read]
 			c.read++
 			e := r.prefixes.At(f, id)
@@ -398,6 +400,7 @@ func (r *RIB) Changes(reader Reader, n int, visit func(prefix wire.Prefix, chose
 			c.read, c.ids = 0, append([]uint32(nil), c.ids[c.read:]...)
 		}
 		more = more || len(c.ids) > 0
+		left = n
 	}
 	return more
 }
@@ -405,12 +408,10 @@ func (r *RIB) Changes(reader Reader, n int, visit func(prefix wire.Prefix, chose
 // keptIDs is for how many ids that were read a queue keeps room.
 const keptIDs = 1 << 14
 
-// Pending returns how many prefixes a reader has yet to see.
-func (r *RIB) Pending(reader Reader) (n int) {
-	for f := range r.changed[reader] {
-		n += len(r.changed[reader][f].ids) - r.changed[reader][f].read
-	}
-	return n
+// Pending returns how many prefixes of a family a reader has yet to see. It is handed
+// them in the order in which they changed.
+func (r *RIB) Pending(reader Reader, f wire.Family) int {
+	return len(r.changed[reader][f].ids) - r.changed[reader][f].read
 }
 
 // Task is what a walk does with the paths of a peer.

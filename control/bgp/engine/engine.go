@@ -1,0 +1,456 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/conn"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+// Engine is a running speaker. Its methods may be called by any goroutine, but not by
+// those that it calls.
+type Engine struct {
+	options Options
+	ctx     context.Context // ends with the engine
+	cancel  context.CancelFunc
+	changed chan struct{}
+	kick    chan struct{}
+	wg      sync.WaitGroup
+
+	setup     sync.Mutex // held while peers and listeners are changed
+	stopped   bool
+	listeners map[netip.AddrPort]*conn.Listener
+
+	mu       sync.Mutex
+	core     *core
+	sessions map[netip.Addr]*session
+}
+
+// session is a peer and its connections.
+type session struct {
+	engine *Engine
+	peer   *peer
+	conn   *conn.Peer
+	resume *time.Timer // after a limit; nil: it is not left alone
+}
+
+// ErrStopped is returned by an engine that was stopped.
+var ErrStopped = errors.New("BGP engine stopped")
+
+// New returns an engine without peers, paths or listeners. [Engine.Stop] ends it.
+func New(o Options) (*Engine, error) {
+	if o.AS == 0 || !o.RouterID.Is4() || o.RouterID.IsUnspecified() {
+		return nil, fmt.Errorf("AS %d and router id %s: both are needed, the router id as an IPv4 address", o.AS, o.RouterID)
+	}
+	e := &Engine{
+		options: o, changed: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+		listeners: map[netip.AddrPort]*conn.Listener{}, core: newCore(o, time.Now()), sessions: map[netip.Addr]*session{},
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.core.poke = func() { signal(e.kick) }
+	e.wg.Go(e.run)
+	return e, nil
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// locked calls do with the lock, and lets the reader know of what is new.
+func (e *Engine) locked(do func(c *core)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.core.at(time.Now())
+	do(e.core)
+	if e.core.unread() {
+		signal(e.changed)
+	}
+}
+
+// run does what takes long in steps, and lets times run out.
+func (e *Engine) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for e.ctx.Err() == nil {
+		more, next, orders := false, time.Time{}, []order(nil)
+		e.locked(func(c *core) {
+			if at := c.next(); !at.IsZero() && !c.now.Before(at) {
+				c.tick()
+			}
+			more = c.work()
+			orders, c.orders = c.orders, nil
+			next = c.next()
+		})
+		for _, o := range orders {
+			e.carryOut(o)
+		}
+		if more {
+			runtime.Gosched()
+			continue
+		}
+		wait := time.Hour
+		if !next.IsZero() {
+			wait = time.Until(next)
+		}
+		timer.Reset(max(wait, 0))
+		select {
+		case <-e.ctx.Done():
+		case <-e.kick:
+		case <-timer.C:
+		}
+	}
+}
+
+// carryOut does what the core asks for.
+func (e *Engine) carryOut(o order) {
+	e.mu.Lock()
+	var list []*session
+	for _, s := range e.sessions {
+		if o.peer == nil || s.peer == o.peer {
+			list = append(list, s)
+		}
+	}
+	e.mu.Unlock()
+	for _, s := range list {
+		switch o.kind {
+		case orderPause:
+			s.pause()
+		case orderForwarding:
+			s.conn.SetForwarding(true)
+		case orderRestarted:
+			s.conn.SetRestarting(false)
+		}
+	}
+}
+
+// pause leaves a peer alone for a while.
+func (s *session) pause() {
+	e := s.engine
+	e.mu.Lock()
+	again := !s.peer.removed && s.resume == nil
+	if again {
+		s.resume = time.AfterFunc(e.options.LimitPause, s.start)
+	}
+	e.mu.Unlock()
+	if again {
+		s.conn.Stop(nil)
+	}
+}
+
+// start tries a peer again.
+func (s *session) start() {
+	s.engine.locked(func(c *core) {
+		if s.resume = nil; !s.peer.removed {
+			s.peer.limited = false
+			c.tell(Event{Kind: Resumed, Peer: s.peer.config.Addr})
+		}
+	})
+	s.conn.Start() // of no consequence for one that is closed
+}
+
+// Listen has the engine listen at these addresses and no others. Those at which it
+// listens already are left alone. What cannot be had is left out, and is in the error.
+func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
+	e.setup.Lock()
+	defer e.setup.Unlock()
+	if e.stopped {
+		return ErrStopped
+	}
+	want := map[netip.AddrPort]bool{}
+	for _, a := range at {
+		want[a] = true
+	}
+	for a, l := range e.listeners {
+		if !want[a] {
+			delete(e.listeners, a)
+			l.Close()
+		}
+	}
+	var errs []error
+	for _, a := range at {
+		if e.listeners[a] != nil {
+			continue
+		}
+		l, err := conn.Listen(ctx, a)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listen at %s: %w", a, err))
+			continue
+		}
+		e.listeners[a] = l
+		for _, p := range e.configured() {
+			if p.Password != "" && p.Addr.Is4() == a.Addr().Is4() {
+				errs = append(errs, l.SetPassword(p.Addr, p.Password))
+			}
+		}
+		e.wg.Go(func() { e.accept(l) })
+	}
+	return errors.Join(errs...)
+}
+
+// Listening returns where the engine listens: the ports that the kernel chose, too.
+func (e *Engine) Listening() (out []netip.AddrPort) {
+	e.setup.Lock()
+	defer e.setup.Unlock()
+	for _, l := range e.listeners {
+		out = append(out, l.Addr())
+	}
+	return out
+}
+
+// accept hands connections to the peers of their addresses.
+func (e *Engine) accept(l *conn.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if e.ctx.Err() != nil || errors.Is(err, errClosed) {
+				return
+			}
+			select { // of descriptors there may be more again soon
+			case <-e.ctx.Done():
+				return
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
+		from := remote(c)
+		e.mu.Lock()
+		s := e.sessions[from]
+		e.mu.Unlock()
+		if s == nil {
+			c.Close()
+			continue
+		}
+		if err := s.conn.Accept(c); err != nil && e.options.Log != nil {
+			e.options.Log.Warn("bgp connection not accepted", "address", from, "error", err)
+		}
+	}
+}
+
+// configured returns the peers as they are configured.
+func (e *Engine) configured() (out []Peer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.sessions {
+		out = append(out, s.peer.config)
+	}
+	return out
+}
+
+// SetPeers has the engine have sessions with these peers and no others. Of a peer that
+// it has, a change of Password, limits, AllowOwnAS, ClusterID or ExportKey leaves the
+// session as it is; any other makes a new one.
+func (e *Engine) SetPeers(peers []Peer) error {
+	e.setup.Lock()
+	defer e.setup.Unlock()
+	if e.stopped {
+		return ErrStopped
+	}
+	want := make(map[netip.Addr]Peer, len(peers))
+	for _, p := range peers {
+		want[p.Addr] = p
+	}
+	had := e.configured()
+	var errs []error
+	for _, old := range had {
+		p, ok := want[old.Addr]
+		switch {
+		case !ok:
+			e.remove(old, fsm.CeaseDeconfigured)
+			errs = append(errs, e.setPasswords(old, ""))
+		case !p.sameSession(old):
+			e.remove(old, fsm.CeaseConfigChange)
+			errs = append(errs, e.setPasswords(old, ""))
+		case p != old:
+			errs = append(errs, e.change(old, p))
+		}
+	}
+	for _, p := range peers {
+		e.mu.Lock()
+		_, have := e.sessions[p.Addr]
+		e.mu.Unlock()
+		if !have {
+			if p.Password != "" {
+				errs = append(errs, e.setPasswords(p, p.Password))
+			}
+			e.add(p)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sameSession reports whether two settings need the same session.
+func (p Peer) sameSession(q Peer) bool {
+	p.Password, p.AllowOwnAS, p.ClusterID, p.ExportKey = q.Password, q.AllowOwnAS, q.ClusterID, q.ExportKey
+	for f := range p.Families {
+		p.Families[f].Limit = q.Families[f].Limit
+	}
+	return p == q
+}
+
+// change gives a peer settings that need no new session.
+func (e *Engine) change(old, p Peer) error {
+	var s *session
+	e.locked(func(c *core) {
+		s = e.sessions[p.Addr]
+		c.changePeer(s.peer, p)
+	})
+	if old.Password == p.Password {
+		return nil
+	}
+	return errors.Join(e.setPasswords(p, p.Password), s.conn.SetPassword(p.Password))
+}
+
+// setPasswords has listeners use a password for a peer.
+func (e *Engine) setPasswords(p Peer, password string) error {
+	if p.Password == "" && password == "" {
+		return nil
+	}
+	var errs []error
+	for a, l := range e.listeners {
+		if a.Addr().Is4() == p.Addr.Is4() {
+			errs = append(errs, l.SetPassword(p.Addr, password))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (e *Engine) add(p Peer) {
+	s := &session{engine: e}
+	var config fsm.Config
+	e.locked(func(c *core) {
+		s.peer = c.addPeer(p)
+		config = c.openOf(&p)
+	})
+	config.Jitter = rand.Float64
+	s.conn = conn.NewPeer(conn.Options{
+		Peer: netip.AddrPortFrom(p.Addr, p.Port), Source: p.Source, Device: p.Device, Password: p.Password, Hops: p.Hops,
+	}, config, s)
+	e.mu.Lock()
+	e.sessions[p.Addr] = s
+	e.mu.Unlock()
+	s.conn.Start()
+}
+
+// openOf is how sessions with a peer are opened.
+func (c *core) openOf(p *Peer) fsm.Config {
+	o := fsm.Open{AS: c.localAS(p), ID: c.id, HoldTime: p.HoldTime}
+	o.AS4, o.Refresh, o.EnhancedRefresh, o.ExtendedMessages, o.ExtendedNextHop = true, true, true, true, p.ExtendedNextHop
+	o.GracefulRestart, o.Notification, o.RestartTime = p.RestartTime > 0, p.RestartTime > 0, p.RestartTime
+	o.Restarting = c.waiting.on && o.GracefulRestart
+	kept := c.waiting.on
+	for f := range o.Family {
+		of, my := &p.Families[f], &o.Family[f]
+		my.Enabled, my.Restart, my.Forwarding = of.Enabled, of.Enabled && o.GracefulRestart, of.Enabled && o.GracefulRestart && kept
+		if of.Enabled && o.GracefulRestart {
+			my.StaleTime, my.LongLivedForwarding = of.StaleTime, of.StaleTime > 0 && kept
+		}
+	}
+	return fsm.Config{Local: o, PeerAS: p.AS, Keepalive: p.Keepalive, ConnectRetry: p.ConnectRetry, Passive: p.Passive}
+}
+
+// remove ends the session with a peer, and has nothing more to do with it.
+func (e *Engine) remove(p Peer, subcode uint8) {
+	var s *session
+	e.locked(func(c *core) {
+		s = e.sessions[p.Addr]
+		delete(e.sessions, p.Addr)
+		c.removePeer(s.peer)
+		if s.resume != nil {
+			s.resume.Stop()
+		}
+	})
+	n := fsm.Cease(subcode, "")
+	s.conn.Stop(&n)
+	e.wg.Go(s.conn.Close)
+}
+
+// Stop ends all sessions with n, or without a word, so that peers keep the routes of
+// this side while it restarts (RFC 4724), and waits for everything.
+func (e *Engine) Stop(ctx context.Context, n *fsm.Notification) error {
+	e.setup.Lock()
+	defer e.setup.Unlock()
+	e.stopped = true
+	e.cancel()
+	for a, l := range e.listeners {
+		delete(e.listeners, a)
+		l.Close()
+	}
+	e.mu.Lock()
+	var list []*session
+	for _, s := range e.sessions {
+		list = append(list, s)
+		s.peer.removed = true // nothing is told of it any more
+		if s.resume != nil {
+			s.resume.Stop()
+		}
+	}
+	clear(e.sessions)
+	e.mu.Unlock()
+	for _, s := range list {
+		s.conn.Stop(n)
+		e.wg.Go(s.conn.Close)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.wg.Wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop the BGP engine: %w", ctx.Err())
+	}
+}
+
+// Up is [conn.Handler]'s.
+func (s *session) Up(session *fsm.Session, l *conn.Link) {
+	s.engine.locked(func(c *core) {
+		s.peer.local = l.Local()
+		c.up(s.peer, session, l.Wake)
+	})
+}
+
+// Updates is [conn.Handler]'s.
+func (s *session) Updates(session *fsm.Session) (out [][]byte) {
+	s.engine.mu.Lock()
+	defer s.engine.mu.Unlock()
+	if s.peer.session == session && s.peer.member != nil {
+		out = s.peer.member.Next(batchSize)
+	}
+	return out
+}
+
+// batchSize is how many bytes are written at once.
+const batchSize = 64 << 10
+
+// Receive is [conn.Handler]'s.
+func (s *session) Receive(session *fsm.Session, t wire.Type, body []byte) (fault *wire.Error) {
+	s.engine.locked(func(c *core) { fault = c.receive(s.peer, session, t, body) })
+	return fault
+}
+
+// Down is [conn.Handler]'s.
+func (s *session) Down(session *fsm.Session, r fsm.Reason) {
+	s.engine.locked(func(c *core) { c.down(s.peer, session, r) })
+}
+
+// Fail is [conn.Handler]'s.
+func (s *session) Fail(r fsm.Reason) {
+	s.engine.locked(func(c *core) {
+		if !s.peer.removed {
+			c.tell(Event{Kind: Failed, Peer: s.peer.config.Addr, Reason: r})
+		}
+	})
+}

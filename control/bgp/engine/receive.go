@@ -1,0 +1,222 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/rib"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+// receive applies a message of a peer's session. An error ends the session.
+func (c *core) receive(p *peer, s *fsm.Session, t wire.Type, body []byte) *wire.Error {
+	if p.session != s {
+		return nil // it came late
+	}
+	var fault *wire.Error
+	if t == wire.RouteRefresh {
+		fault = c.receiveRefresh(p, body)
+	} else {
+		fault = c.receiveUpdate(p, body)
+	}
+	c.settle()
+	return fault
+}
+
+func (c *core) receiveUpdate(p *peer, body []byte) *wire.Error {
+	var u wire.Update
+	if err := p.decoder.Decode(body, &u); err != nil {
+		return faultOf(err)
+	}
+	if f, ok := u.EndOfRIB(); ok {
+		c.endOfRIB(p, f)
+		return nil
+	}
+	for _, list := range []wire.NLRI{u.Withdrawn, u.Unreach} {
+		c.withdraw(p, list)
+	}
+	if !u.Reachable() {
+		if len(u.Attrs) == 0 {
+			return nil
+		}
+		context := p.context
+		context.Reachable = false
+		_, _, err := c.sets.Intern(context, u.Attrs, nil)
+		return faultOf(err)
+	}
+	if fault := c.accept(p, u.Announced, u.Attrs, nil); fault != nil {
+		return fault
+	}
+	return c.accept(p, u.Reach, u.Attrs, u.NextHop)
+}
+
+// faultOf is an error of wire's or attrs' as what ends a session; nil: none.
+func faultOf(err error) *wire.Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := err.(*wire.Error); ok { //nolint:errorlint // it is documented to be one, unwrapped
+		return e
+	}
+	return &wire.Error{Code: wire.CodeUpdate, Reason: err.Error()}
+}
+
+func (c *core) withdraw(p *peer, list wire.NLRI) {
+	for prefix, ok := list.Next(); ok; prefix, ok = list.Next() {
+		c.rib.Withdraw(p.number, prefix)
+	}
+}
+
+// accept applies prefixes that have one set of attributes.
+func (c *core) accept(p *peer, list wire.NLRI, attributes, hop []byte) *wire.Error {
+	if list.Empty() {
+		return nil
+	}
+	raw, result, err := c.sets.Intern(p.context, attributes, hop)
+	if err != nil {
+		return faultOf(err)
+	}
+	if result.Verdict != attrs.Accept && c.options.Log != nil {
+		c.options.Log.Warn("bgp update with faulty attributes", "peer", p.config.Addr, "verdict", result.String())
+	}
+	if raw == 0 {
+		c.withdraw(p, list)
+		return nil
+	}
+	defer c.sets.Release(raw)
+	looped := c.looped(p, raw)
+	for prefix, ok := list.Next(); ok; prefix, ok = list.Next() {
+		set, usable := raw, !looped
+		if usable && p.judge != nil {
+			set, usable = c.judged(p, prefix, raw)
+		}
+		kept := c.rib.Announce(p.number, prefix, set, usable)
+		if set != raw {
+			c.sets.Release(set)
+		}
+		if !kept {
+			return c.limit(p, prefix.Family)
+		}
+	}
+	return nil
+}
+
+// limit ends the session of a peer that announces too much (RFC 4486 section 4).
+func (c *core) limit(p *peer, f wire.Family) *wire.Error {
+	p.limited = true
+	n := p.config.Families[f].Limit
+	data := binary.BigEndian.AppendUint16(nil, f.AFI())
+	data = binary.BigEndian.AppendUint32(append(data, 1), uint32(n))
+	return &wire.Error{Code: fsm.CodeCease, Subcode: fsm.CeaseMaxPrefixes, Data: data, Reason: fmt.Sprintf("more than %d %s prefixes", n, f)}
+}
+
+// looped reports whether a path has been here before (RFC 4271 section 9.1.2, RFC 4456
+// section 8).
+func (c *core) looped(p *peer, raw attrs.Handle) bool {
+	v := c.sets.View(raw)
+	if v.PathLen > 0 && v.CountAS(c.localAS(&p.config)) > p.config.AllowOwnAS {
+		return true
+	}
+	if p.external {
+		return false
+	}
+	if v.Flags&attrs.HasOriginator != 0 && v.Originator == c.id {
+		return true
+	}
+	if v.ClusterLen > 0 {
+		own := c.clusterID(&p.config)
+		for id := range v.Clusters() {
+			if id == own {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// clusterID is what this side adds to CLUSTER_LIST for a client, and by which it knows
+// what it has reflected: where none is configured it is the router id (RFC 4456
+// section 7).
+func (c *core) clusterID(p *Peer) uint32 {
+	if p.ClusterID.Is4() {
+		return idOf(p.ClusterID)
+	}
+	for _, q := range c.peers {
+		if q.config.ClusterID.Is4() {
+			return idOf(q.config.ClusterID)
+		}
+	}
+	return c.id
+}
+
+// judged has the policy judge a path of a peer. The set that it returns, if it is not raw,
+// has a reference for the caller.
+func (c *core) judged(p *peer, prefix wire.Prefix, raw attrs.Handle) (set attrs.Handle, usable bool) {
+	c.path = Path{Prefix: prefix.Netip(), Peer: p.config.Addr, RouterID: p.open.ID, External: p.external, Set: raw, View: c.sets.View(raw)}
+	v := p.judge(&c.path)
+	if !v.Accept {
+		return raw, false
+	}
+	if v.Edit == nil {
+		return raw, true
+	}
+	return c.sets.Derive(raw, &attrs.Change{Edit: v.Edit}), true
+}
+
+// receiveRefresh applies ROUTE-REFRESH (RFC 2918, RFC 7313).
+func (c *core) receiveRefresh(p *peer, body []byte) *wire.Error {
+	if len(body) != 4 {
+		return &wire.Error{Code: 7, Subcode: 1, Data: body, Reason: fmt.Sprintf("ROUTE-REFRESH of %d bytes", len(body))} // RFC 7313 section 5
+	}
+	f := wire.Family(binary.BigEndian.Uint16(body) - 1)
+	if f >= wire.Families || body[3] != 1 || !p.session.Wire.Family[f].Enabled {
+		return nil
+	}
+	subtype := body[2]
+	if !p.session.EnhancedRefresh {
+		subtype = 0 // a reserved field (RFC 2918)
+	}
+	switch subtype {
+	case 0:
+		if p.session.Refresh {
+			p.member.Refresh(f)
+		}
+	case 1:
+		c.rib.Restart(p.number, f)
+		p.families[f] = familyState{stage: announcing, until: c.now.Add(announcingTime)}
+	case 2:
+		if p.families[f].stage == announcing {
+			c.sweep(p, f)
+		}
+	}
+	return nil
+}
+
+// refreshMessage asks for a family again.
+func refreshMessage(f wire.Family) []byte {
+	body := binary.BigEndian.AppendUint16(nil, f.AFI())
+	return wire.AppendMessage(nil, wire.RouteRefresh, append(body, 0, 1))
+}
+
+// rewritten is what a path of the table is to be by the policy as it is now.
+func (c *core) rewritten(p *peer, prefix wire.Prefix, old rib.Path) (set attrs.Handle, usable bool) {
+	raw := c.sets.Base(old.Set)
+	c.sets.Retain(raw)
+	set, usable = raw, !c.looped(p, raw)
+	if usable && p.judge != nil {
+		if set, usable = c.judged(p, prefix, raw); set != raw {
+			c.sets.Release(raw)
+		}
+	}
+	if old.Stale && c.rib.LongLived(p.number, prefix.Family) {
+		tagged := c.tagStale(set)
+		c.sets.Release(set)
+		set = tagged
+	}
+	return set, usable
+}
+
+func (c *core) since(t uint32) time.Time { return c.start.Add(time.Duration(t) * time.Second) }

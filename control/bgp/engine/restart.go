@@ -1,0 +1,286 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/group"
+	"github.com/routerd/routerd/control/bgp/engine/rib"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+// stage is why a peer's stale paths of a family are kept.
+type stage uint8
+
+const (
+	nothing    stage = iota // there are none, or they are going
+	awaited                 // the peer may come back within its restart time (RFC 4724)
+	longLived               // it has not (RFC 9494)
+	announcing              // it announces all of them again
+)
+
+// announcingTime bounds for how long a peer may announce its table anew until what
+// it has not announced goes.
+const announcingTime = 6 * time.Minute
+
+// familyState is how far a peer's restart is, for a family.
+type familyState struct {
+	stage stage
+	until time.Time
+	ended bool // End-of-RIB came since the session is up
+}
+
+// llgrStale is the community of RFC 9494.
+const llgrStale = 0xffff0006
+
+// up applies that a session is established.
+func (c *core) up(p *peer, s *fsm.Session, wake func()) {
+	if p.removed {
+		return
+	}
+	known := p.open.ID
+	p.session, p.open, p.limited = s, s.Peer, false
+	p.decoder = wire.Decoder{Session: s.Wire}
+	p.context = attrs.Context{External: p.external, AS4: s.AS4, Reachable: true}
+	c.rib.SetPeer(p.number, c.info(p))
+	c.tell(Event{Kind: Up, Peer: p.config.Addr, Session: s})
+	held := false
+	for f := range wire.Family(wire.Families) {
+		p.families[f].ended = false
+		_, stale := c.rib.Count(p.number, f)
+		if held = held || stale > 0; stale == 0 {
+			p.families[f] = familyState{}
+			continue
+		}
+		t := &s.Peer.Family[f]
+		kept := s.GracefulRestart && t.Restart && t.Forwarding
+		if p.families[f].stage == longLived {
+			kept = kept || t.StaleTime > 0 && t.LongLivedForwarding
+		}
+		if !s.Wire.Family[f].Enabled || !kept {
+			c.sweep(p, f)
+			continue
+		}
+		p.families[f] = familyState{stage: announcing, until: c.now.Add(announcingTime)}
+	}
+	for _, u := range c.groups {
+		u.forget(c.sets) // the router id is in what was reflected
+	}
+	if held && known != p.open.ID {
+		w := &rib.Walk{Peer: p.number, Task: rib.Choose}
+		c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
+	}
+	c.join(p, wake)
+	if !c.waiting.on {
+		c.do(orderForwarding, p)
+	}
+	c.checkRestarted()
+	c.settle()
+}
+
+// down applies that a session has ended.
+func (c *core) down(p *peer, s *fsm.Session, r fsm.Reason) {
+	if p.session != s {
+		return
+	}
+	c.leave(p)
+	p.session = nil
+	retained, kept := r.Retains(s), [wire.Families]bool{}
+	for f := range kept {
+		kept[f] = retained && !p.limited && s.Peer.Family[f].Restart
+	}
+	if !p.removed {
+		c.tell(Event{Kind: Down, Peer: p.config.Addr, Session: s, Reason: r, Retained: kept != [wire.Families]bool{}, Limited: p.limited})
+	}
+	for f := range wire.Family(wire.Families) {
+		c.rib.Restart(p.number, f)
+		switch {
+		case !kept[f]:
+			c.sweep(p, f)
+		case s.Peer.RestartTime > 0:
+			p.families[f] = familyState{stage: awaited, until: c.now.Add(s.Peer.RestartTime)}
+		default:
+			c.expire(p, f)
+		}
+	}
+	if kept == [wire.Families]bool{} {
+		c.withdrawn(p)
+	}
+	if p.limited {
+		c.do(orderPause, p)
+	}
+	c.settle()
+}
+
+// withdrawn tells, behind what is under way, that what a peer had announced is gone.
+func (c *core) withdrawn(p *peer) {
+	c.later(func(int) bool { return true }, func() {
+		if !p.removed {
+			c.tell(Event{Kind: Withdrawn, Peer: p.config.Addr})
+		}
+	})
+}
+
+// sweep removes a peer's stale paths of a family, in steps.
+func (c *core) sweep(p *peer, f wire.Family) {
+	p.families[f].stage, p.families[f].until = nothing, time.Time{}
+	if _, stale := c.rib.Count(p.number, f); stale == 0 {
+		return
+	}
+	w := &rib.Walk{Peer: p.number, Task: rib.RemoveStale, Family: f, OneFamily: true}
+	c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
+}
+
+// expire ends the time within which a peer was to come back: its paths are kept for
+// longer, as the last choice, or go.
+func (c *core) expire(p *peer, f wire.Family) {
+	own, theirs := p.config.Families[f].StaleTime, p.open.Family[f].StaleTime
+	_, stale := c.rib.Count(p.number, f)
+	if own == 0 || theirs == 0 || stale == 0 {
+		c.sweep(p, f)
+		return
+	}
+	p.families[f].stage, p.families[f].until = longLived, c.now.Add(min(own, theirs))
+	c.rib.SetLongLived(p.number, f)
+	w := &rib.Walk{Peer: p.number, Task: rib.Rewrite, Family: f, OneFamily: true}
+	w.Rewrite = func(_ wire.Prefix, path rib.Path) (attrs.Handle, bool) {
+		flags := c.sets.Summary(path.Set).Flags
+		switch {
+		case path.Stale && flags&attrs.NoLLGR != 0:
+			return 0, false
+		case path.Stale && flags&attrs.LLGRStale == 0:
+			return c.tagStale(path.Set), path.Usable
+		}
+		c.sets.Retain(path.Set)
+		return path.Set, path.Usable
+	}
+	c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
+}
+
+func (c *core) tagStale(set attrs.Handle) attrs.Handle {
+	return c.sets.Derive(set, &attrs.Change{Communities: []uint32{llgrStale}})
+}
+
+// endOfRIB applies that a peer has announced all of a family: what it has not, goes.
+func (c *core) endOfRIB(p *peer, f wire.Family) {
+	p.families[f].ended = true
+	if p.families[f].stage == announcing {
+		c.sweep(p, f)
+	}
+	c.later(func(int) bool { return true }, func() {
+		if !p.removed {
+			c.tell(Event{Kind: EndOfRIB, Peer: p.config.Addr, Family: f})
+		}
+	})
+	c.checkRestarted()
+}
+
+// tick lets times run out.
+func (c *core) tick() {
+	for _, p := range c.ordered() {
+		expired := false
+		for f := range wire.Family(wire.Families) {
+			s := &p.families[f]
+			if s.stage == nothing || c.now.Before(s.until) {
+				continue
+			}
+			if s.stage != awaited {
+				c.sweep(p, f)
+				c.goneIfDown(p)
+				continue
+			}
+			if !expired {
+				c.tell(Event{Kind: Expired, Peer: p.config.Addr})
+			}
+			expired = true
+			if c.expire(p, f); s.stage == nothing {
+				c.goneIfDown(p)
+			}
+		}
+	}
+	if c.waiting.on && !c.now.Before(c.waiting.until) {
+		c.restarted()
+	}
+	c.settle()
+}
+
+// goneIfDown tells that nothing is kept of a peer any more, once that is so.
+func (c *core) goneIfDown(p *peer) {
+	if p.session != nil {
+		return
+	}
+	for f := range p.families {
+		if p.families[f].stage != nothing {
+			return
+		}
+	}
+	c.withdrawn(p)
+}
+
+// next is when tick has to be called; zero: no time is running.
+func (c *core) next() (at time.Time) {
+	earliest := func(t time.Time) {
+		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
+			at = t
+		}
+	}
+	for _, p := range c.peers {
+		for _, s := range p.families {
+			if s.stage != nothing {
+				earliest(s.until)
+			}
+		}
+	}
+	if c.waiting.on {
+		earliest(c.waiting.until)
+	}
+	return at
+}
+
+// restarting is the time after a restart of this side in which peers are not yet told
+// that they have all that there is.
+type restarting struct {
+	on    bool
+	until time.Time
+}
+
+// checkRestarted ends it early, when every peer has announced all it has.
+func (c *core) checkRestarted() {
+	if !c.waiting.on || len(c.peers) == 0 {
+		return
+	}
+	for _, p := range c.peers {
+		if p.session == nil {
+			return
+		}
+		for f := range p.families {
+			if p.session.Wire.Family[f].Enabled && p.open.GracefulRestart && !p.families[f].ended {
+				return
+			}
+		}
+	}
+	c.restarted()
+}
+
+// restarted ends it.
+func (c *core) restarted() {
+	c.waiting.on = false
+	c.settle()
+	for _, p := range c.ordered() {
+		if p.member != nil {
+			p.member.AllowEOR()
+			c.do(orderForwarding, p)
+		}
+	}
+	c.do(orderRestarted, nil)
+}
+
+// memberOptions are those of a peer whose session is up.
+func (c *core) memberOptions(p *peer, wake func()) group.MemberOptions {
+	o := group.MemberOptions{HoldEOR: c.waiting.on, NoEOR: !p.open.GracefulRestart, Demarcate: p.session.EnhancedRefresh, Wake: wake}
+	for f := range o.Families {
+		o.Families[f] = p.session.Wire.Family[f].Enabled
+	}
+	return o
+}
