@@ -26,6 +26,7 @@ import (
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded/clustertest"
 	"github.com/routerd/routerd/store/etcd"
 )
 
@@ -33,6 +34,7 @@ import (
 const asDaemon = "ROUTERD_TEST_AS_DAEMON"
 
 func TestMain(m *testing.M) {
+	clustertest.Main()
 	if os.Getenv(asDaemon) == "" {
 		os.Exit(m.Run())
 	}

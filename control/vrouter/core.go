@@ -52,7 +52,7 @@ type Config struct {
 type Core struct {
 	cfg    Config
 	events chan func(*loop)
-	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
+	alive  atomic.Pointer[time.Time] // the loop's last turn, with its monotonic part: the host's clock may jump
 	mtus   mtus
 	hint   chan dataplane.Revision
 
@@ -67,7 +67,7 @@ func New(cfg Config) *Core {
 		cfg: cfg, events: make(chan func(*loop), 64), hint: make(chan dataplane.Revision, 1),
 		mtus: mtus{changed: make(chan struct{}, 1)}, started: make(chan struct{}),
 	}
-	c.alive.Store(time.Now().UnixNano())
+	c.beat()
 	return c
 }
 
@@ -181,8 +181,13 @@ func (c *Core) Published(ctx context.Context, rev store.Revision) error {
 	return c.post(ctx, func(l *loop) { l.encap.Written(rev) })
 }
 
+func (c *Core) beat() {
+	now := time.Now()
+	c.alive.Store(&now)
+}
+
 // Alive is when the loop last turned. A loop that works turns every second.
-func (c *Core) Alive() time.Time { return time.Unix(0, c.alive.Load()) }
+func (c *Core) Alive() time.Time { return *c.alive.Load() }
 
 func (c *Core) post(ctx context.Context, f func(*loop)) error {
 	select {
@@ -253,7 +258,7 @@ func (c *Core) Run(ctx context.Context) error {
 			}
 			c.flush(l)
 		}
-		c.alive.Store(time.Now().UnixNano())
+		c.beat()
 	}
 }
 

@@ -311,8 +311,8 @@ func status(s reconcile.Status[dataplane.Key, dataplane.Object]) dataplane.Statu
 // Alive returns when the loop last turned. An idle loop turns every second;
 // a long pass counts each of its batches. Zero: not running yet.
 func (k *Kernel) Alive() time.Time {
-	if n := k.writer.pulse.at.Load(); n != 0 {
-		return time.Unix(0, n)
+	if at := k.writer.pulse.at.Load(); at != nil {
+		return *at
 	}
 	return time.Time{}
 }

@@ -18,7 +18,11 @@ type writer struct {
 	writes   atomic.Int64 // messages that change something, and sysctls
 }
 
-// pulse says when the loop last turned: nanoseconds since the epoch.
-type pulse struct{ at atomic.Int64 }
+// pulse says when the loop last turned; nil: it has not yet. The time is kept whole,
+// with its monotonic part: the host's clock may jump.
+type pulse struct{ at atomic.Pointer[time.Time] }
 
-func (p *pulse) beat() { p.at.Store(time.Now().UnixNano()) }
+func (p *pulse) beat() {
+	now := time.Now()
+	p.at.Store(&now)
+}
