@@ -186,7 +186,7 @@ func (c *core) receiveRefresh(p *peer, body []byte) *wire.Error {
 		}
 	case 1:
 		c.rib.Restart(p.number, f)
-		p.families[f] = familyState{stage: announcing, until: c.now.Add(announcingTime)}
+		c.keep(p, f, announcing, announcingTime)
 	case 2:
 		if p.families[f].stage == announcing {
 			c.sweep(p, f)

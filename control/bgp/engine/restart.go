@@ -62,7 +62,7 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 			c.sweep(p, f)
 			continue
 		}
-		p.families[f] = familyState{stage: announcing, until: c.now.Add(announcingTime)}
+		c.keep(p, f, announcing, announcingTime)
 	}
 	for _, u := range c.groups {
 		u.forget(c.sets) // the router id is in what was reflected
@@ -99,7 +99,7 @@ func (c *core) down(p *peer, s *fsm.Session, r fsm.Reason) {
 		case !kept[f]:
 			c.sweep(p, f)
 		case s.Peer.RestartTime > 0:
-			p.families[f] = familyState{stage: awaited, until: c.now.Add(s.Peer.RestartTime)}
+			c.keep(p, f, awaited, s.Peer.RestartTime)
 		default:
 			c.expire(p, f)
 		}
@@ -111,6 +111,12 @@ func (c *core) down(p *peer, s *fsm.Session, r fsm.Reason) {
 		c.do(orderPause, p)
 	}
 	c.settle()
+}
+
+// keep notes why and for how long stale paths are kept.
+func (c *core) keep(p *peer, f wire.Family, why stage, time time.Duration) {
+	p.families[f].stage, p.families[f].until = why, c.now.Add(time)
+	c.poke()
 }
 
 // withdrawn tells, behind what is under way, that what a peer had announced is gone.
@@ -141,7 +147,7 @@ func (c *core) expire(p *peer, f wire.Family) {
 		c.sweep(p, f)
 		return
 	}
-	p.families[f].stage, p.families[f].until = longLived, c.now.Add(min(own, theirs))
+	c.keep(p, f, longLived, min(own, theirs))
 	c.rib.SetLongLived(p.number, f)
 	w := &rib.Walk{Peer: p.number, Task: rib.Rewrite, Family: f, OneFamily: true}
 	w.Rewrite = func(_ wire.Prefix, path rib.Path) (attrs.Handle, bool) {

@@ -447,8 +447,13 @@ func wellKnownCommunities(value []byte) (f Flags) {
 	return f
 }
 
-// hostAddress reports whether a next hop can be a host (RFC 4271 section 6.3).
+// hostAddress reports whether a next hop can be a host (RFC 4271 section 6.3). Of two
+// it is enough if the second, link-local one can: a peer that has only that fills up
+// with an unspecified one.
 func hostAddress(hop []byte) bool {
+	if len(hop) == 32 && netip.AddrFrom16([16]byte(hop)).IsUnspecified() {
+		return netip.AddrFrom16([16]byte(hop[16:])).IsLinkLocalUnicast()
+	}
 	a, ok := netip.AddrFromSlice(hop[:min(len(hop), 16)])
 	return ok && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.Is4In6() && (a.Is6() || hop[0] != 0 && hop[0] < 240)
 }

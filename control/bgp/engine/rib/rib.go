@@ -437,6 +437,10 @@ type Walk struct {
 	// whether it is usable; 0: the path goes. It must not change the RIB.
 	Rewrite func(prefix wire.Prefix, p Path) (set attrs.Handle, usable bool)
 
+	// Tell says that readers see a prefix for a path that Rewrite did not change, if it is
+	// chosen. nil: they do not.
+	Tell func(prefix wire.Prefix, p Path) bool
+
 	begun  bool
 	family wire.Family
 	at     uint32
@@ -507,6 +511,9 @@ func (r *RIB) walked(w *Walk) {
 				break
 			}
 			changed, seen := r.rewrite(f, n, set, usable)
+			if w.Tell != nil && n.flags&chosen != 0 && w.Tell(prefix, r.path(f, n)) {
+				changed, seen = true, true
+			}
 			found, visible = found || changed, visible || seen
 		}
 		if gone {
