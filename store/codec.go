@@ -105,13 +105,13 @@ func encode(key Key, value any, oldRaw []byte) ([]byte, error) {
 	if tiered(key.Kind) {
 		s.Metadata.Annotations = annotatePolicy(key.Name, meta.Annotations, oldRaw)
 	}
-	if f := fields.FieldByName("Status"); f.IsValid() {
+	if f := fields.FieldByName("Status"); f.IsValid() && key.Kind != KindKubeControllersConfiguration {
 		if s.Status, err = json.Marshal(f.Addr().Interface()); err != nil {
 			return nil, err
 		}
-	} else if key.Kind == KindTier {
-		// A tier always carries a status in Calico's stores, which the API
-		// module's type lacks.
+	} else if key.Kind == KindTier || key.Kind == KindKubeControllersConfiguration {
+		// These always carry a status in Calico's stores. For a tier the API
+		// module's type has none, and the other's is never empty.
 		s.Status = statusOf(oldRaw)
 	}
 	return json.Marshal(s)

@@ -19,6 +19,9 @@ const (
 	LabelServiceAccount = "projectcalico.org/serviceaccount" // of the endpoint's spec; never stored
 )
 
+// defaultKubeMetricsPort is where Calico's kube-controllers serve their metrics.
+const defaultKubeMetricsPort = 9094
+
 // SetDefaults fills in what Calico's clients fill in when they write v, in
 // place: kind and apiVersion, and the defaults of unset fields. A pool's CIDR
 // is put into its canonical form. Values that are there, right or wrong, stay
@@ -57,6 +60,16 @@ func SetDefaults(v any) {
 		setIfNil(&o.Spec.DefaultAction, t.action)
 	case *v3.Profile:
 		fillType(&o.Kind, &o.APIVersion, KindProfile)
+	case *v3.IPAMConfiguration:
+		fillType(&o.Kind, &o.APIVersion, KindIPAMConfiguration)
+	case *v3.KubeControllersConfiguration:
+		fillType(&o.Kind, &o.APIVersion, KindKubeControllersConfiguration)
+		setIfEmpty(&o.Spec.HealthChecks, v3.Enabled)
+		setIfNil(&o.Spec.PrometheusMetricsPort, defaultKubeMetricsPort)
+	case *v3.CalicoNodeStatus:
+		fillType(&o.Kind, &o.APIVersion, KindCalicoNodeStatus)
+	case *v3.BlockAffinity:
+		fillType(&o.Kind, &o.APIVersion, KindBlockAffinity)
 	case *Node:
 		fillType(&o.Kind, &o.APIVersion, KindNode)
 	case *WorkloadEndpoint:

@@ -35,6 +35,12 @@ const (
 	KindStagedGlobalNetworkPolicy     Kind = "StagedGlobalNetworkPolicy"
 	KindStagedKubernetesNetworkPolicy Kind = "StagedKubernetesNetworkPolicy"
 
+	KindIPAMConfiguration            Kind = "IPAMConfiguration" // stored for others: IPAM reads IPAMConfig
+	KindKubeControllersConfiguration Kind = "KubeControllersConfiguration"
+	KindCalicoNodeStatus             Kind = "CalicoNodeStatus"
+	// KindBlockAffinity is how an affinity is shown; stored are KindIPAMAffinity's.
+	KindBlockAffinity Kind = "BlockAffinity"
+
 	KindIPAMBlock    Kind = "IPAMBlock"
 	KindIPAMAffinity Kind = "IPAMAffinity"
 	KindIPAMHandle   Kind = "IPAMHandle"

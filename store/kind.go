@@ -49,6 +49,10 @@ var kindTable = [...]kindInfo{
 	{kind: KindStagedNetworkPolicy, plural: "stagednetworkpolicies", aliases: []string{"stagednetworkpolicy", "snp", "snps"}, namespaced: true, new: func() any { return new(v3.StagedNetworkPolicy) }},
 	{kind: KindStagedGlobalNetworkPolicy, plural: "stagedglobalnetworkpolicies", aliases: []string{"stagedglobalnetworkpolicy", "sgnp", "sgnps"}, new: func() any { return new(v3.StagedGlobalNetworkPolicy) }},
 	{kind: KindStagedKubernetesNetworkPolicy, plural: "stagedkubernetesnetworkpolicies", aliases: []string{"stagedkubernetesnetworkpolicy", "sknp", "sknps"}, namespaced: true, new: func() any { return new(v3.StagedKubernetesNetworkPolicy) }},
+	{kind: KindIPAMConfiguration, plural: "ipamconfigurations", aliases: []string{"ipamconfiguration", "ipamconfig", "ipamconfigs"}, new: func() any { return new(v3.IPAMConfiguration) }},
+	{kind: KindKubeControllersConfiguration, plural: "kubecontrollersconfigurations", aliases: []string{"kubecontrollersconfiguration", "kubecontrollersconfig", "kcconfig", "kcconfigs"}, new: func() any { return new(v3.KubeControllersConfiguration) }},
+	{kind: KindCalicoNodeStatus, plural: "caliconodestatuses", aliases: []string{"caliconodestatus", "cns"}, new: func() any { return new(v3.CalicoNodeStatus) }},
+	{kind: KindBlockAffinity, plural: "blockaffinities", aliases: []string{"blockaffinity", "affinity", "affinities"}, new: func() any { return new(v3.BlockAffinity) }},
 
 	{kind: KindIPAMBlock, record: true, new: func() any { return new(Block) }},
 	{kind: KindIPAMAffinity, record: true, new: func() any { return new(Affinity) }},
@@ -195,6 +199,14 @@ func KindOf(v any) (Kind, bool) {
 		return KindStagedGlobalNetworkPolicy, true
 	case *v3.StagedKubernetesNetworkPolicy:
 		return KindStagedKubernetesNetworkPolicy, true
+	case *v3.IPAMConfiguration:
+		return KindIPAMConfiguration, true
+	case *v3.KubeControllersConfiguration:
+		return KindKubeControllersConfiguration, true
+	case *v3.CalicoNodeStatus:
+		return KindCalicoNodeStatus, true
+	case *v3.BlockAffinity:
+		return KindBlockAffinity, true
 	case *Block:
 		return KindIPAMBlock, true
 	case *Affinity:

@@ -88,6 +88,15 @@ func Validate(v any) error {
 		c.tier(o)
 	case *v3.Profile:
 		c.profile(o)
+	case *v3.IPAMConfiguration:
+		c.onlyDefault(KindIPAMConfiguration, o.Name)
+		c.reject(o.Spec.MaxBlocksPerHost < 0, "spec.maxBlocksPerHost", o.Spec.MaxBlocksPerHost, "must be 0, for no limit, or more")
+	case *v3.KubeControllersConfiguration:
+		c.onlyDefault(KindKubeControllersConfiguration, o.Name)
+		c.kubeControllers(&o.Spec)
+	case *v3.CalicoNodeStatus:
+		c.nodeStatus(&o.Spec)
+	case *v3.BlockAffinity:
 	case *Node:
 		c.node(o)
 	case *WorkloadEndpoint:

@@ -64,7 +64,12 @@ func (c *checker) tier(t *v3.Tier) {
 }
 
 func (c *checker) clusterInformation(i *v3.ClusterInformation) {
-	c.reject(i.Name != "" && i.Name != DefaultName, "metadata.name", i.Name, "must be %q: there is one ClusterInformation", DefaultName)
+	c.onlyDefault(KindClusterInformation, i.Name)
+}
+
+// onlyDefault is for kinds of which there is one object.
+func (c *checker) onlyDefault(kind Kind, name string) {
+	c.reject(name != "" && name != DefaultName, "metadata.name", name, "must be %q: there is one %s", DefaultName, kind)
 }
 
 func (c *checker) profile(p *v3.Profile) {

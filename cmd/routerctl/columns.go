@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
@@ -62,6 +63,15 @@ func columnsOf(kind store.Kind, globalAS string) columns {
 				"DATASTOREREADY": orDash(s.DatastoreReady),
 			}
 		}}
+	case store.KindBlockAffinity:
+		h := []string{"NAME", "CIDR", "NODE", "STATE"}
+		return columns{h, h, func(v any) map[string]string {
+			s := v.(*v3.BlockAffinity).Spec
+			return map[string]string{"CIDR": s.CIDR, "NODE": s.Node, "STATE": string(s.State)}
+		}}
+	case store.KindCalicoNodeStatus:
+		h := []string{"NAME", "NODE", "CLASSES", "UPDATEINTERVAL", "LASTUPDATED"}
+		return columns{h, h, nodeStatusCells}
 	case store.KindTier:
 		h := []string{"NAME", "ORDER"}
 		return columns{h, h, func(v any) map[string]string {
@@ -82,6 +92,22 @@ func columnsOf(kind store.Kind, globalAS string) columns {
 		return c
 	}
 	return columns{name, name, func(any) map[string]string { return nil }}
+}
+
+func nodeStatusCells(v any) map[string]string {
+	o := v.(*v3.CalicoNodeStatus)
+	classes := make([]string, len(o.Spec.Classes))
+	for i, c := range o.Spec.Classes {
+		classes[i] = string(c)
+	}
+	updated := "-"
+	if t := o.Status.LastUpdated; !t.IsZero() {
+		updated = t.UTC().Format(time.RFC3339)
+	}
+	return map[string]string{
+		"NODE": o.Spec.Node, "CLASSES": strings.Join(classes, ","),
+		"UPDATEINTERVAL": orDash(o.Spec.UpdatePeriodSeconds), "LASTUPDATED": updated,
+	}
 }
 
 func poolCells(v any) map[string]string {

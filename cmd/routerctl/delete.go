@@ -196,6 +196,8 @@ func (d *deletion) check(ctx context.Context, t target) (store.Object, error) {
 
 func undeletable(k store.Key) string {
 	switch {
+	case k.Kind == store.KindBlockAffinity:
+		return unwritable(k)
 	case k.Kind == store.KindClusterInformation:
 		return "it is read-only: the cluster's daemons keep it"
 	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, "kube-admin", "kube-baseline"}, k.Name):

@@ -184,7 +184,7 @@ func find(ctx context.Context, s store.Store, kind store.Kind, q query) (found, 
 	if q.allNamespaces || !kind.Namespaced() || q.keys != nil {
 		namespace = ""
 	}
-	objects, rev, err := s.List(ctx, kind, namespace)
+	objects, rev, err := list(ctx, s, kind, namespace)
 	objects = withBuiltIn(kind, objects)
 	var errs []error
 	switch {

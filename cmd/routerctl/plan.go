@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strconv"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
@@ -133,8 +134,11 @@ func planOne(v verb, d manifest.Document, present store.Object, now metav1.Time)
 
 // unwritable says why an object is not an operator's to write; empty: it is.
 func unwritable(k store.Key) string {
-	if k.Kind == store.KindClusterInformation {
+	switch k.Kind {
+	case store.KindClusterInformation:
 		return "is read-only: the cluster's daemons keep it"
+	case store.KindBlockAffinity:
+		return "is read-only: IPAM keeps it; see routerctl ipam"
 	}
 	return ""
 }
@@ -191,8 +195,11 @@ func update(v verb, d manifest.Document, present store.Object) (change, error) {
 }
 
 func keepStatus(value, present any) {
-	if n, ok := value.(*store.Node); ok {
-		n.Status = store.Clone(present).(*store.Node).Status
+	switch o := value.(type) {
+	case *store.Node:
+		o.Status = store.Clone(present).(*store.Node).Status
+	case *v3.CalicoNodeStatus:
+		o.Status = store.Clone(present).(*v3.CalicoNodeStatus).Status
 	}
 }
 

@@ -16,6 +16,9 @@ func (a *app) watch(cmd *cobra.Command, q query) error {
 	if slices.Contains([]string{"template", "columns", "jsonpath"}, q.output.format) {
 		return usagef("--watch goes with -o table, wide, name, yaml and json")
 	}
+	if slices.Contains(q.kinds, store.KindBlockAffinity) {
+		return usagef("--watch: blockaffinities cannot be followed; see routerctl ipam show --show-blocks")
+	}
 	// The datastore must answer in time; what follows may take for ever.
 	opening, cancel := a.withDeadline(cmd)
 	defer cancel()

@@ -32,6 +32,7 @@ import (
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/nodestatus"
 	"github.com/routerd/routerd/control/operator"
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/presence"
@@ -325,6 +326,9 @@ func (d *router) run(ctx context.Context) error {
 	part("core follows", func(ctx context.Context) error { return d.follow.core.Each(ctx, d.core.Store) })
 	part("lock follows", each(d.follow.lock, d.db.HandleStore))
 	part("lock", d.db.Run)
+	reporter := nodestatus.New(d.name, d.db, d.operator, d.log.With("component", "nodestatus"))
+	part("status follows", each(d.follow.status, reporter.HandleStore))
+	part("status", reporter.Run)
 	part("node follows", each(d.follow.node, d.node.HandleStore))
 	part("probes follow", each(d.follow.probe, d.probe.HandleStore))
 	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))
@@ -436,7 +440,7 @@ func (d *router) followCluster(ctx context.Context) error {
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: what nobody reads would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, policy, node, lock *cluster.Follower
+	core, ipam, bgp, probe, attach, policy, node, lock, status *cluster.Follower
 }
 
 func follow(c *cluster.Cluster, speaksBGP bool) followers {
@@ -444,6 +448,7 @@ func follow(c *cluster.Cluster, speaksBGP bool) followers {
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
 		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
+		status: c.Follow(nodestatus.Kinds()...),
 	}
 	if speaksBGP {
 		f.bgp = c.Follow(bgp.Kinds()...)

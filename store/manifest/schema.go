@@ -265,6 +265,8 @@ func editDistance(a, b string) int {
 func newer(k store.Kind, field string) bool {
 	path := withoutIndices(field)
 	switch k {
+	case store.KindIPAMConfiguration:
+		return path == "spec.autoAllocateBlocks"
 	case v3.KindIPPool, v3.KindTier:
 		return path == "status"
 	case v3.KindBGPPeer:

@@ -114,14 +114,18 @@ func Custom(g Group, kind store.Kind) (Resource, bool) {
 		if r.Plural = "ipamconfigs"; g == V3 {
 			r.Plural, r.APIKind = "ipamconfigurations", "IPAMConfiguration"
 		}
-	case store.KindNode, store.KindWorkloadEndpoint, store.KindProfile, store.KindSecret, store.KindIncarnation:
+	case store.KindNode, store.KindWorkloadEndpoint, store.KindProfile, store.KindSecret, store.KindIncarnation,
+		store.KindIPAMConfiguration, store.KindBlockAffinity: // IPAM's own records are these there
 		return Resource{}, false
 	default:
 		if r.Plural = kind.Plural(); r.Plural == "" {
 			return Resource{}, false
 		}
 		r.Namespaced = kind.Namespaced()
-		r.Status = kind == store.KindIPPool || kind == store.KindTier
+		switch kind {
+		case store.KindIPPool, store.KindTier, store.KindKubeControllersConfiguration, store.KindCalicoNodeStatus:
+			r.Status = true
+		}
 	}
 	return r, true
 }

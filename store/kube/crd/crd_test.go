@@ -48,7 +48,7 @@ func TestDefinitions(t *testing.T) {
 	for _, d := range defs {
 		byName[d.Metadata.Name] = d
 	}
-	if len(byName) != 20 {
+	if len(byName) != 22 {
 		t.Errorf("there are %d definitions", len(byName))
 	}
 	block := byName["ipamblocks.crd.projectcalico.org"].Spec.Versions[0]
