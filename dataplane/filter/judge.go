@@ -67,6 +67,7 @@ const (
 	ByNeighbour  Reason = "IPv6 neighbour discovery of the host's own"
 	ByTunnel     Reason = "tunnel packet from whom none is taken"
 	ByOutside    Reason = "tunnel packet from outside the cluster"
+	ByError      Reason = "ICMP error about what is not the workload's"
 	ByGuard      Reason = "port that hosts keep for each other"
 	ByLoopback   Reason = "loopback address of the host"
 	ByNobody     Reason = "no endpoint on the way"

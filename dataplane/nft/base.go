@@ -125,7 +125,7 @@ func (s baseSource) rules(c *chainWriter) {
 		c.discovery(true)
 		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByToHost)
 	case forwardFrom:
-		c.established()
+		c.establishedFrom()
 		c.workloadVmap(unix.NFT_META_IIFNAME, fromMap)
 		c.workloads(unix.NFT_META_IIFNAME, nfDrop, filter.ByNoEndpoint)
 		c.marked()
@@ -174,7 +174,7 @@ func (c *chainWriter) rawIn() {
 
 func (c *chainWriter) inputFrom() {
 	c.outside()
-	c.established()
+	c.establishedFrom()
 	c.discovery(true)
 	for _, t := range c.w.settings.Guarded {
 		c.fromWorkloads(filter.ByGuard, func(m *matcher) { m.tunnel(t) })
@@ -187,25 +187,6 @@ func (c *chainWriter) inputFrom() {
 	c.marked()
 	c.discovery(false)
 	c.host(unix.NFT_META_IIFNAME, hostInMap)
-}
-
-// outside has what looks like a tunnel's packet judged by its outer source, before
-// connection tracking has a word: who was a host of the cluster keeps its connections.
-func (c *chainWriter) outside() {
-	if c.w.members[filter.TunnelSources] == nil {
-		return
-	}
-	for _, t := range c.w.settings.Tunnels {
-		m := new(matcher)
-		if !t.Over(dataplane.IPv4) {
-			m.family(dataplane.IPv6)
-		}
-		m.tunnel(t)
-		s := tunnelSource{t.Protocol}
-		m.do(unix.NFT_JUMP, s.name())
-		c.jumps = append(c.jumps, s)
-		c.add(m, Counter{})
-	}
 }
 
 // loopback keeps workloads from what the host's programs serve to the host alone: with
@@ -491,7 +472,7 @@ func (c *chainWriter) host(key uint32, set string) {
 func (c *chainWriter) discovery(workload bool) {
 	m := new(matcher)
 	m.protocol(unix.IPPROTO_ICMPV6, false)
-	m.icmpTypes(filter.Discovery(workload), c)
+	m.icmpTypes(dataplane.IPv6, filter.Discovery(workload), c)
 	m.do(nfAccept, "")
 	c.add(m, Counter{})
 }
@@ -503,22 +484,11 @@ func (c *chainWriter) linkLocalDiscovery() {
 	m := new(matcher)
 	m.family(dataplane.IPv6)
 	m.protocol(unix.IPPROTO_ICMPV6, false)
-	m.icmpTypes(filter.Discovery(true), c)
+	m.icmpTypes(dataplane.IPv6, filter.Discovery(true), c)
 	local := []netip.Prefix{netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::/128")}
 	m.nets(source, local, false, dataplane.IPv6, c)
 	m.do(nfAccept, "")
 	c.add(m, Counter{})
-}
-
-func (m *matcher) icmpTypes(types []filter.PortRange, n names) {
-	s := &set{spec: setSpec{keyType: typeICMPv6, keyLen: 1, flags: unix.NFT_SET_CONSTANT}, elems: make(map[string]string)}
-	for _, r := range types {
-		for t := r.Low; t <= r.High; t++ {
-			s.elems[string([]byte{byte(t)})] = elemNone //nolint:gosec // types have 8 bits
-		}
-	}
-	m.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, reg1)
-	m.lookup(n.literal("icmpv6", s), false)
 }
 
 // failsafeSource lets pass what keeps an operator from locking himself out.

@@ -19,6 +19,7 @@ const (
 	toMap           = "workload-to"       // what it receives: its ingress path
 	otherSet        = "workload-odd"      // workloads' interfaces without one of the prefixes
 	netsMap         = "workload-sources"  // chains for workloads with prefixes as sources
+	errorsMap       = "workload-errors"   // and for their ICMP errors
 	hostInMap       = "host-in"           // host endpoints, by path
 	hostOutMap      = "host-out"          //
 	forwardInMap    = "host-forward-in"   //
@@ -38,7 +39,7 @@ func fixedSets() map[string]*set {
 		otherSet: {spec: setSpec{keyType: typeIfname, keyLen: unix.IFNAMSIZ}},
 	}
 	for _, name := range []string{
-		fromMap, toMap, netsMap, hostInMap, hostOutMap, forwardInMap, forwardOutMap, untrackedInMap, untrackedOutMap, preDNATMap,
+		fromMap, toMap, netsMap, errorsMap, hostInMap, hostOutMap, forwardInMap, forwardOutMap, untrackedInMap, untrackedOutMap, preDNATMap,
 	} {
 		all[name] = &set{spec: mapSpec(typeIfname, unix.IFNAMSIZ)}
 	}
@@ -140,6 +141,9 @@ func (w *desired) placeWorkload(p *placed) {
 		s := sourceNets{fmt.Sprint(p.Sources), p.Sources}
 		p.roots = append(p.roots, s)
 		p.elem(netsMap, key, s.name())
+		errs := errorNets{s}
+		p.roots = append(p.roots, errs)
+		p.elem(errorsMap, key, errs.name())
 		p.needs.nets = 1
 	}
 	for _, t := range p.NAT {

@@ -77,6 +77,7 @@ const (
 	typeIPv6    = 8
 	typeProto   = 12
 	typeService = 13
+	typeICMP    = 14
 	typeICMPv6  = 29
 	typeIfname  = 41
 	typeVerdict = 0xffffff00

@@ -9,6 +9,25 @@ import (
 	"github.com/routerd/routerd/dataplane/filter"
 )
 
+// outside has what looks like a tunnel's packet judged by its outer source, before
+// connection tracking has a word: who was a host of the cluster keeps its connections.
+func (c *chainWriter) outside() {
+	if c.w.members[filter.TunnelSources] == nil {
+		return
+	}
+	for _, t := range c.w.settings.Tunnels {
+		m := new(matcher)
+		if !t.Over(dataplane.IPv4) {
+			m.family(dataplane.IPv6)
+		}
+		m.tunnel(t)
+		s := tunnelSource{t.Protocol}
+		m.do(unix.NFT_JUMP, s.name())
+		c.jumps = append(c.jumps, s)
+		c.add(m, Counter{})
+	}
+}
+
 // tunnelSource drops tunnel packets of an IP protocol that come from outside the cluster.
 type tunnelSource struct{ protocol uint8 }
 

@@ -240,8 +240,7 @@ func (m *matcher) nets(e end, nets []netip.Prefix, not bool, f dataplane.Family,
 	if nets == nil {
 		return
 	}
-	own := slices.DeleteFunc(slices.Clone(nets), func(p netip.Prefix) bool { return dataplane.FamilyOf(p.Addr()) != f })
-	own = disjoint(own)
+	own := ofOne(nets, f)
 	if len(own) == 1 {
 		m.net(e, own[0], not)
 		return
@@ -253,6 +252,11 @@ func (m *matcher) nets(e end, nets []netip.Prefix, not bool, f dataplane.Family,
 	}
 	m.loadAddr(f, e, reg1)
 	m.lookup(n.literal("nets", s), not)
+}
+
+// ofOne returns those prefixes of a family that are not within others.
+func ofOne(nets []netip.Prefix, f dataplane.Family) []netip.Prefix {
+	return disjoint(slices.DeleteFunc(slices.Clone(nets), func(p netip.Prefix) bool { return dataplane.FamilyOf(p.Addr()) != f }))
 }
 
 // disjoint sorts prefixes and leaves out what lies within others.

@@ -154,13 +154,6 @@ func inside(src, dst netip.Addr) []byte {
 	}
 	h := append([]byte{0x45, 0, 0, byte(20 + len(body)), 0, 0, 0, 0, 64, experimental, 0, 0}, src.AsSlice()...)
 	h = append(h, dst.AsSlice()...)
-	sum := uint32(0)
-	for i := 0; i < len(h); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(h[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	binary.BigEndian.PutUint16(h[10:], ^uint16(sum)) //nolint:gosec // folded
+	binary.BigEndian.PutUint16(h[10:], checksum(h))
 	return append(append([]byte{8, 0}, h...), body...)
 }
