@@ -7,7 +7,7 @@
 // and once a turn the RIB chooses anew for those that are marked. It does no I/O and
 // is not safe for concurrent use.
 //
-// All that is known of one prefix is one record of a [prefixTable], without pointers:
+// All that is known of one prefix is one record of a [dense.Table], without pointers:
 // what prefixes share (what BGP says, the route in use) has a number there. So a table
 // of a million prefixes is a few large objects to the collector, and what changes of
 // many in the same way is looked up once.

@@ -78,7 +78,7 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 		}
 	}
 	if path != 0 {
-		says := r.said.value(path)
+		says := r.said.Value(path)
 		path, k := says.Value(), says.by.key
 		c := Candidate{
 			Prefix: p, Source: SourceBGP, Type: "learned", Pool: poolName, Peer: path.Peer,
@@ -204,7 +204,7 @@ func (r *RIB) Explain(filter netip.Prefix) []Candidate {
 	for p := range r.claims {
 		paths[p] = 0
 	}
-	for _, rec := range r.prefixes.all() {
+	for _, rec := range r.prefixes.All() {
 		if p := rec.prefix(); rec.path != 0 {
 			paths[p] = rec.path
 		}

@@ -284,8 +284,8 @@ func TestGroupsModel(t *testing.T) {
 				if routes, hops := tab.Counts(); routes == 0 && hops > 0 {
 					rt.Fatalf("%d next hops are left over", hops)
 				}
-				if tab.prefixes.n != len(known) {
-					rt.Fatalf("there are records of %d prefixes; %d are known", tab.prefixes.n, len(known))
+				if tab.prefixes.Len() != len(known) {
+					rt.Fatalf("there are records of %d prefixes; %d are known", tab.prefixes.Len(), len(known))
 				}
 			},
 		})
@@ -295,12 +295,12 @@ func TestGroupsModel(t *testing.T) {
 // checkCounts holds that the routes in use have the users that are counted.
 func checkCounts(t *rapid.T, tab *host) {
 	users := map[uint32]int{}
-	for _, rec := range tab.prefixes.all() {
+	for _, rec := range tab.prefixes.All() {
 		if rec.route == 0 {
 			continue
 		}
 		users[rec.route]++
-		c := tab.choices.value(rec.route)
+		c := tab.choices.Value(rec.route)
 		if c.on != nil && tab.hops[c.on.key] != c.on {
 			t.Fatalf("%s is on a next hop that is forgotten", rec.prefix())
 		}
@@ -309,14 +309,15 @@ func checkCounts(t *rapid.T, tab *host) {
 		}
 	}
 	on := map[*hop]int{}
-	for id, c := range tab.choices.list {
-		if c.n != users[uint32(id)] {
-			t.Fatalf("route %+v has %d prefixes; counted %d", c.value, c.n, users[uint32(id)])
+	for id := range tab.choices.Len() {
+		c, n := tab.choices.Value(id), tab.choices.Users(id)
+		if n != users[id] {
+			t.Fatalf("route %+v has %d prefixes; counted %d", c, n, users[id])
 		}
-		if c.n > 0 && c.value.on != nil {
-			on[c.value.on]++
-			if !slices.Contains(c.value.on.choices, uint32(id)) {
-				t.Fatalf("%s does not know route %+v", c.value.on.key, c.value)
+		if n > 0 && c.on != nil {
+			on[c.on]++
+			if !slices.Contains(c.on.choices, id) {
+				t.Fatalf("%s does not know route %+v", c.on.key, c)
 			}
 		}
 	}
@@ -330,26 +331,26 @@ func checkCounts(t *rapid.T, tab *host) {
 // checkBehind holds that what BGP says is found by its next hops.
 func checkBehind(t *rapid.T, tab *host) {
 	behind, users := map[*learned]int{}, map[uint32]int{}
-	for _, rec := range tab.prefixes.all() {
+	for _, rec := range tab.prefixes.All() {
 		if rec.path == 0 {
 			continue
 		}
 		users[rec.path]++
-		says := tab.said.value(rec.path)
+		says := tab.said.Value(rec.path)
 		behind[says.by]++
-		if k := learnedKey(rec.family(), says.Announced); tab.byHop[k] != says.by || says.by.key != k {
+		if k := learnedKey(rec.family, says.Announced); tab.byHop[k] != says.by || says.by.key != k {
 			t.Fatalf("%s is noted behind %s, and not behind %s", rec.prefix(), says.by.key, k)
 		}
 	}
-	for id, s := range tab.said.list {
-		if s.n != users[uint32(id)] {
-			t.Fatalf("%+v is said of %d prefixes; counted %d", s.value, s.n, users[uint32(id)])
+	for id := range tab.said.Len() {
+		if n := tab.said.Users(id); n != users[id] {
+			t.Fatalf("%+v is said of %d prefixes; counted %d", tab.said.Value(id), n, users[id])
 		}
 	}
 	for k, by := range tab.byHop {
 		n := 0
 		for _, rec := range tab.behind(by) {
-			if tab.said.value(rec.path).by != by {
+			if tab.said.Value(rec.path).by != by {
 				t.Fatalf("%s is listed behind %s", rec.prefix(), k)
 			}
 			n++

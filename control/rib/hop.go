@@ -13,6 +13,7 @@ import (
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // hopKey is the identity of a next-hop object: a node as reached for the
@@ -110,14 +111,14 @@ type nextHops struct {
 	down      map[netip.Addr]bool                // gateways that must not be used
 	turned    set[hopKey]                        // their routes are to be chosen anew
 	usableNow map[unique.Handle[hopKey]][]hopKey // usable members, of this round of choosing
-	choices   *numbered[chosen]                  // the routes in use, by a record's route
+	choices   *dense.Numbers[chosen]             // the routes in use, by a record's route
 }
 
 func newNextHops(n *topology.Network, p *encap.Planner, o *desired.Objects) *nextHops {
 	return &nextHops{
 		network: n, objects: o, planner: p,
 		hops: map[hopKey]*hop{}, ids: map[dataplane.NextHopID]hopKey{}, stale: map[hopKey]bool{}, down: map[netip.Addr]bool{}, turned: set[hopKey]{},
-		usableNow: map[unique.Handle[hopKey]][]hopKey{}, choices: newNumbered[chosen](),
+		usableNow: map[unique.Handle[hopKey]][]hopKey{}, choices: dense.NewNumbers[chosen](),
 	}
 }
 
@@ -159,7 +160,7 @@ func (n *nextHops) hopOf(k hopKey) *hop {
 
 // use notes that one prefix more has this route.
 func (n *nextHops) use(c chosen) uint32 {
-	id, first := n.choices.take(c)
+	id, first := n.choices.Take(c)
 	if first && c.on != nil {
 		c.on.refs++
 		c.on.choices = append(c.on.choices, id)
@@ -169,8 +170,8 @@ func (n *nextHops) use(c chosen) uint32 {
 
 // disuse takes back use.
 func (n *nextHops) disuse(id uint32) {
-	h := n.choices.value(id).on
-	if !n.choices.leave(id) || h == nil {
+	h := n.choices.Value(id).on
+	if !n.choices.Leave(id) || h == nil {
 		return
 	}
 	h.choices = slices.DeleteFunc(h.choices, func(c uint32) bool { return c == id })
@@ -182,7 +183,7 @@ func (n *nextHops) disuse(id uint32) {
 func (n *nextHops) desired(h *hop) iter.Seq2[unique.Handle[hopKey], int] {
 	return func(yield func(unique.Handle[hopKey], int) bool) {
 		for _, id := range h.choices {
-			if c := n.choices.list[id]; !yield(c.value.desired, c.n) {
+			if !yield(n.choices.Value(id).desired, n.choices.Users(id)) {
 				return
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // Path is the best path that BGP has for a prefix.
@@ -68,7 +69,7 @@ type said struct {
 // learnedPaths is what BGP says.
 type learnedPaths struct {
 	prefixes *prefixTable
-	said     *numbered[said] // a record's path
+	said     *dense.Numbers[said] // a record's path
 	byHop    map[hopKey]*learned
 	hopsOf   topology.Index[netip.Addr, hopKey] // gateway → the keys of byHop that have it
 
@@ -77,12 +78,12 @@ type learnedPaths struct {
 }
 
 func newLearnedPaths(t *prefixTable) *learnedPaths {
-	return &learnedPaths{prefixes: t, said: newNumbered[said](), byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
+	return &learnedPaths{prefixes: t, said: dense.NewNumbers[said](), byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
 }
 
 // saidBy returns what an announcement is for a prefix of a family.
 func (l *learnedPaths) saidBy(f dataplane.Family, a nexthop.Announced) said {
-	if now := l.said.value(l.last[f]); now.Announced == a {
+	if now := l.said.Value(l.last[f]); now.Announced == a {
 		return now
 	}
 	k := learnedKey(f, a)
@@ -99,15 +100,15 @@ func (l *learnedPaths) saidBy(f dataplane.Family, a nexthop.Announced) said {
 
 // putPath reports whether the path of a prefix is new.
 func (l *learnedPaths) putPath(at ref, a nexthop.Announced) bool {
-	rec := l.prefixes.at(at)
-	old := l.said.value(rec.path)
+	rec := l.prefixes.At(at)
+	old := l.said.Value(rec.path)
 	if rec.path != 0 && old.Announced == a {
 		return false
 	}
-	now := l.saidBy(rec.family(), a)
+	now := l.saidBy(rec.family, a)
 	was := rec.path
-	rec.path, _ = l.said.take(now)
-	l.last[rec.family()] = rec.path
+	rec.path, _ = l.said.Take(now)
+	l.last[rec.family] = rec.path
 	if old.by != now.by {
 		if was != 0 {
 			l.unlink(rec, old.by)
@@ -122,11 +123,11 @@ func (l *learnedPaths) putPath(at ref, a nexthop.Announced) bool {
 
 // deletePath reports whether there was a path.
 func (l *learnedPaths) deletePath(at ref) bool {
-	rec := l.prefixes.at(at)
+	rec := l.prefixes.At(at)
 	if rec.path == 0 {
 		return false
 	}
-	l.unlink(rec, l.said.value(rec.path).by)
+	l.unlink(rec, l.said.Value(rec.path).by)
 	l.leave(rec.path)
 	rec.path = 0
 	return true
@@ -136,7 +137,7 @@ func (l *learnedPaths) deletePath(at ref) bool {
 func (l *learnedPaths) link(at ref, rec *record, by *learned) {
 	rec.prev, rec.next = 0, by.first
 	if by.first != 0 {
-		l.prefixes.at(by.first).prev = at
+		l.prefixes.At(by.first).prev = at
 	}
 	by.first = at
 	by.n++
@@ -145,12 +146,12 @@ func (l *learnedPaths) link(at ref, rec *record, by *learned) {
 // unlink takes back link.
 func (l *learnedPaths) unlink(rec *record, by *learned) {
 	if rec.prev != 0 {
-		l.prefixes.at(rec.prev).next = rec.next
+		l.prefixes.At(rec.prev).next = rec.next
 	} else {
 		by.first = rec.next
 	}
 	if rec.next != 0 {
-		l.prefixes.at(rec.next).prev = rec.prev
+		l.prefixes.At(rec.next).prev = rec.prev
 	}
 	rec.prev, rec.next = 0, 0
 	by.n--
@@ -158,8 +159,8 @@ func (l *learnedPaths) unlink(rec *record, by *learned) {
 
 // leave notes that one prefix less has a path.
 func (l *learnedPaths) leave(path uint32) {
-	by := l.said.value(path).by
-	if l.said.leave(path) {
+	by := l.said.Value(path).by
+	if l.said.Leave(path) {
 		for f, id := range l.last {
 			if id == path {
 				l.last[f] = 0
@@ -179,7 +180,7 @@ func (l *learnedPaths) leave(path uint32) {
 func (l *learnedPaths) behind(by *learned) iter.Seq2[ref, *record] {
 	return func(yield func(ref, *record) bool) {
 		for at := by.first; at != 0; {
-			rec := l.prefixes.at(at)
+			rec := l.prefixes.At(at)
 			if !yield(at, rec) {
 				return
 			}

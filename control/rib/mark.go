@@ -14,9 +14,9 @@ import (
 func (r *RIB) SetPaths(u Update) {
 	if u.Reset {
 		for _, p := range u.Put {
-			r.prefixes.at(r.prefixes.make(p.Prefix)).flags |= isKept
+			r.prefixes.At(r.prefixes.make(p.Prefix)).flags |= isKept
 		}
-		for at, rec := range r.prefixes.all() {
+		for at, rec := range r.prefixes.All() {
 			if rec.flags&isKept == 0 {
 				r.forgetPath(at)
 			}
@@ -31,7 +31,7 @@ func (r *RIB) SetPaths(u Update) {
 	r.up = append(r.up, u.Up...)
 	for _, p := range u.Put {
 		at := r.prefixes.make(p.Prefix)
-		r.prefixes.at(at).flags &^= isKept
+		r.prefixes.At(at).flags &^= isKept
 		if r.putPath(at, p.Announced) {
 			r.mark(at)
 		}
@@ -81,7 +81,7 @@ func (r *RIB) refreshNode(name string) {
 		r.refresh(hopKey{Key: encap.Key{Pool: p.Name, Node: name, Family: p.Family()}})
 	}
 	for _, p := range r.byNode[name] {
-		if at := r.prefixes.make(p); !r.wellRouted(r.prefixes.at(at), name) {
+		if at := r.prefixes.make(p); !r.wellRouted(r.prefixes.At(at), name) {
 			r.mark(at)
 		}
 	}
@@ -103,7 +103,7 @@ func (r *RIB) refreshNode(name string) {
 // wellRouted reports whether a prefix has a route to a node as the forwarding
 // path to it is now.
 func (r *RIB) wellRouted(rec *record, name string) bool {
-	c := r.choices.value(rec.route)
+	c := r.choices.Value(rec.route)
 	return c.on != nil && c.on.key.Node == name && !r.stale[c.on.key] && c.mtu == c.on.plan.MTU
 }
 
@@ -118,7 +118,7 @@ func (r *RIB) MarkWithin(cidr netip.Prefix) {
 			r.mark(r.prefixes.make(p))
 		}
 	}
-	for at, rec := range r.prefixes.all() {
+	for at, rec := range r.prefixes.All() {
 		if rec.path != 0 && within(rec.prefix()) {
 			r.mark(at)
 		}
@@ -137,8 +137,8 @@ func (r *RIB) SetBlock(key store.Key, b *cluster.Block) {
 // holds the block. Blocks are small, and there may be a million paths.
 func (r *RIB) markParts(block netip.Prefix) {
 	free := block.Addr().BitLen() - block.Bits()
-	if free > maxBlockBits || r.prefixes.n < 2<<free {
-		for at, rec := range r.prefixes.all() {
+	if free > maxBlockBits || r.prefixes.Len() < 2<<free {
+		for at, rec := range r.prefixes.All() {
 			if p := rec.prefix(); rec.path != 0 && p.Bits() > block.Bits() && block.Contains(p.Addr()) {
 				r.mark(at)
 			}
@@ -172,7 +172,7 @@ func (r *RIB) MarkAround(a netip.Addr) {
 
 // markPath marks a prefix if BGP says something of it.
 func (r *RIB) markPath(p netip.Prefix) {
-	if at := r.prefixes.find(p); at != 0 && r.prefixes.at(at).path != 0 {
+	if at := r.prefixes.find(p); at != 0 && r.prefixes.At(at).path != 0 {
 		r.mark(at)
 	}
 }

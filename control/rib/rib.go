@@ -58,7 +58,7 @@ func (c chosen) route(p netip.Prefix) dataplane.Route {
 
 // mark has the route of a prefix chosen anew.
 func (r *RIB) mark(at ref) {
-	if rec := r.prefixes.at(at); rec.flags&isDirty == 0 {
+	if rec := r.prefixes.At(at); rec.flags&isDirty == 0 {
 		rec.flags |= isDirty
 		r.dirty = append(r.dirty, at)
 	}
@@ -68,9 +68,9 @@ func (r *RIB) mark(at ref) {
 func (r *RIB) Choose() {
 	r.begin()
 	for _, at := range r.dirty {
-		r.prefixes.at(at).flags &^= isDirty
+		r.prefixes.At(at).flags &^= isDirty
 		r.choose(at)
-		r.prefixes.drop(at)
+		r.prefixes.tidy(at)
 	}
 	r.dirty = emptied(r.dirty)
 }
@@ -104,9 +104,9 @@ func emptied(list []ref) []ref {
 
 // choose takes the best usable candidate for a prefix.
 func (r *RIB) choose(at ref) {
-	rec := r.prefixes.at(at)
+	rec := r.prefixes.At(at)
 	was := rec.route
-	old := r.choices.value(was)
+	old := r.choices.Value(was)
 	now, by, ok := r.best(rec)
 	if was != 0 && ok && old.typ == now.typ && old.mtu == now.mtu && r.mayStay(old, now) {
 		if old.desired != now.desired {
@@ -159,12 +159,12 @@ func (r *RIB) mayStay(old, now chosen) bool {
 // of BGP's it was chosen, if it was by such.
 func (r *RIB) best(rec *record) (now chosen, by *learned, ok bool) {
 	p := rec.prefix()
-	says := r.said.value(rec.path)
+	says := r.said.Value(rec.path)
 	if _, owned := r.origin(p); !owned && rec.path != 0 {
 		if _, inPool := r.pools.Of(p); !inPool {
 			// The usual case of large tables: what BGP says is all there is.
 			w := r.completed(says.by)
-			if w.reason != "" || r.usurped(p, says.Value()) != nil || wrongFamily(rec.family(), says.by.key) {
+			if w.reason != "" || r.usurped(p, says.Value()) != nil || wrongFamily(rec.family, says.by.key) {
 				return chosen{}, nil, false
 			}
 			return chosen{desired: says.by.desired, mtu: w.mtu}, says.by, true
@@ -186,8 +186,8 @@ func (r *RIB) best(rec *record) (now chosen, by *learned, ok bool) {
 // Routes yields the routes that the kernel is to have.
 func (r *RIB) Routes() iter.Seq[dataplane.Route] {
 	return func(yield func(dataplane.Route) bool) {
-		for _, rec := range r.prefixes.all() {
-			if rec.route != 0 && !yield(r.choices.value(rec.route).route(rec.prefix())) {
+		for _, rec := range r.prefixes.All() {
+			if rec.route != 0 && !yield(r.choices.Value(rec.route).route(rec.prefix())) {
 				return
 			}
 		}
@@ -196,8 +196,8 @@ func (r *RIB) Routes() iter.Seq[dataplane.Route] {
 
 // Counts are the numbers of routes and of next hops in use.
 func (r *RIB) Counts() (routes, hops int) {
-	for _, c := range r.choices.list {
-		routes += c.n
+	for id := range r.choices.Len() {
+		routes += r.choices.Users(id)
 	}
 	return routes, len(r.hops)
 }
@@ -205,8 +205,8 @@ func (r *RIB) Counts() (routes, hops int) {
 // Changes lists which routes changed since [RIB.HandedOver].
 func (r *RIB) Changes() (put []dataplane.Object, del []dataplane.Key) {
 	for _, at := range r.moved {
-		rec := r.prefixes.at(at)
-		if route := r.choices.value(rec.route).route(rec.prefix()); rec.route != 0 {
+		rec := r.prefixes.At(at)
+		if route := r.choices.Value(rec.route).route(rec.prefix()); rec.route != 0 {
 			put = append(put, route)
 		} else {
 			del = append(del, route.Key())
@@ -218,8 +218,8 @@ func (r *RIB) Changes() (put []dataplane.Object, del []dataplane.Key) {
 // HandedOver forgets which routes changed.
 func (r *RIB) HandedOver() {
 	for _, at := range r.moved {
-		r.prefixes.at(at).flags &^= isMoved
-		r.prefixes.drop(at)
+		r.prefixes.At(at).flags &^= isMoved
+		r.prefixes.tidy(at)
 	}
 	r.moved = emptied(r.moved)
 }
