@@ -22,6 +22,12 @@ func NewNumbers[V comparable]() *Numbers[V] {
 // Value returns the value of a number.
 func (t *Numbers[V]) Value(id uint32) V { return t.list[id].value }
 
+// Find returns the number of a value, if it has users.
+func (t *Numbers[V]) Find(v V) (id uint32, ok bool) {
+	id, ok = t.ids[v]
+	return id, ok
+}
+
 // Users is how many a number has.
 func (t *Numbers[V]) Users(id uint32) int { return t.list[id].n }
 

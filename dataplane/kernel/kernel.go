@@ -189,6 +189,8 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		Class:   func(key dataplane.Key) int { return class(key.Kind()) },
 		Equal:   equal,
 		OnHave:  k.actual.noteHave,
+		Packing: reconcile.Packing[dataplane.Key]{Pack: packKey, Unpack: unpackKey},
+		Values:  reconcile.Split(shapeOf, whole),
 	})
 	k.actual.want = k.want
 	k.observer = &observer{

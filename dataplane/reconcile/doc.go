@@ -17,6 +17,9 @@
 //   - One bad key never stops the rest: it is tried again with a growing
 //     delay, and its failure is there to be read.
 //
+// Of keys there may be a million: what is kept of one has no pointers, if the owner
+// says how keys are packed ([Packing]) and what of their values is shared ([Values]).
+//
 // The cost of a change follows the change: only [Tracker.Replace],
 // [Tracker.ReplaceHave], the last [Tracker.Synced] and the listing methods
 // look at everything.

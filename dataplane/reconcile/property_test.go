@@ -134,7 +134,9 @@ func actions(w *world, m *model, revs *[]dataplane.Revision) map[string]func(*ra
 			w.clock.now = w.clock.now.Add(time.Duration(rapid.IntRange(0, 100_000).Draw(t, "ms")) * time.Millisecond)
 		},
 		"": func(t *rapid.T) {
-			for k, e := range w.t.entries {
+			checkUsers(t, w.t)
+			for _, e := range w.t.table.All() {
+				k := w.t.key(e)
 				if e.done != (e.wanted && e.exists && e.want == e.have || !e.wanted && (!e.exists || !e.ours && !w.t.swept)) {
 					t.Fatalf("%s: done is %v of %+v", k, e.done, e)
 				}
@@ -185,6 +187,49 @@ func TestTrackerReachesTheModel(t *testing.T) {
 	})
 }
 
+// checkUsers holds that what entries share has the users that are counted, and that what
+// few of them have belongs to one.
+func checkUsers(t *rapid.T, tr *Tracker[string, int]) {
+	values, keys, failing, contested := map[uint32]int{}, 0, 0, 0
+	for r, e := range tr.table.All() {
+		if tr.find(tr.key(e)) != e || tr.table.Find(e.key) != r {
+			t.Fatalf("%s is not found", tr.key(e))
+		}
+		if e.key[len(e.key)-1] == numbered {
+			keys++
+		}
+		values[e.want]++
+		values[e.have]++
+		for _, l := range tr.losers[e] {
+			values[l.value]++
+		}
+		if e.failing {
+			failing++
+		}
+		if e.contested {
+			contested++
+		}
+		if e.failing != (tr.failures[e] != nil) || e.contested != (len(tr.losers[e]) > 0) {
+			t.Fatalf("%s fails %t, %v, and is contested %t by %v", tr.key(e), e.failing, tr.failures[e], e.contested, tr.losers[e])
+		}
+	}
+	if failing != len(tr.failures) || contested != len(tr.losers) {
+		t.Fatalf("%d failures of %d entries, %d losers of %d", len(tr.failures), failing, len(tr.losers), contested)
+	}
+	for id := range tr.keys.Len() {
+		keys -= tr.keys.Users(id)
+	}
+	if keys != 0 {
+		t.Fatalf("%d keys more than numbers", keys)
+	}
+	numbers := tr.cfg.Values.(split[string, int, shape]).numbers
+	for id := uint32(1); id < numbers.Len(); id++ {
+		if numbers.Users(id) != values[id] {
+			t.Fatalf("value %v has %d users; counted %d", numbers.Value(id), numbers.Users(id), values[id])
+		}
+	}
+}
+
 // state is what can be seen of a tracker and its world, without times.
 type state struct {
 	There  map[string]int
@@ -194,13 +239,14 @@ type state struct {
 
 func (w *world) state() state {
 	s := state{There: maps.Clone(w.there), Wishes: map[string][]dataplane.Source{}, Want: map[string]int{}}
-	for k, e := range w.t.entries {
+	for _, e := range w.t.table.All() {
+		k := w.t.key(e)
 		if !e.wanted {
 			continue
 		}
-		s.Want[k] = e.want
+		s.Want[k] = w.t.wants(e)
 		s.Wishes[k] = append(s.Wishes[k], e.src)
-		for _, l := range e.losers {
+		for _, l := range w.t.losers[e] {
 			s.Wishes[k] = append(s.Wishes[k], l.src)
 		}
 	}

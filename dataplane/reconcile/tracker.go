@@ -1,12 +1,15 @@
 package reconcile
 
 import (
+	"cmp"
 	"iter"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // Config says how a [Tracker] works. The zero value of an optional field is
@@ -22,8 +25,13 @@ type Config[K comparable, V comparable] struct {
 	Classes int
 	Class   func(K) int
 
-	// Equal reports whether what there is satisfies what is wanted. Optional: ==.
+	// Equal reports whether what there is satisfies what is wanted; equal values always
+	// do. Optional: ==.
 	Equal func(want, have V) bool
+
+	// Packing and Values are for keys of which there are many. Optional.
+	Packing Packing[K]
+	Values  Values[K, V]
 
 	// OnHave is called, with the tracker's lock held, for each change of
 	// what there is; had and has say which of the values count. It must not
@@ -40,9 +48,10 @@ type Config[K comparable, V comparable] struct {
 	MinBackoff, MaxBackoff time.Duration
 }
 
-type claim[V comparable] struct {
+// claim is what a source wants that does not count.
+type claim struct {
 	src   dataplane.Source
-	value V
+	value uint32
 }
 
 // failure is kept only for keys that are not done, and for those that others
@@ -59,47 +68,28 @@ type failure struct {
 	lastDrift time.Time
 }
 
-type entry[K comparable, V comparable] struct {
-	key     K
-	want    V
-	have    V
-	losers  []claim[V] // by source
-	failure *failure
-	rev     dataplane.Revision // of the last call that named the key
-	group   dataplane.Revision // in whose count the key is
-	since   time.Time
-	place   int // queue, while queued
-	mark    uint32
-	src     dataplane.Source
-	state   dataplane.State
-	counted phase // how the key counts in its revision's group
-	wanted  bool
-	exists  bool
-	ours    bool // was wanted in this run
-	done    bool // nothing to do
-	queued  bool
-	gone    bool // no longer tracked: nobody wants it and it is not there
-}
-
-// Tracker holds wantedBy and what there is. Its methods are safe for concurrent
+// Tracker holds what is wanted and what there is. Its methods are safe for concurrent
 // use; work taken with [Tracker.Due] must be reported by the taker.
 type Tracker[K comparable, V comparable] struct {
-	cfg     Config[K, V]
-	srcs    map[dataplane.Source]int
-	mu      sync.Mutex
-	entries map[K]*entry[K, V]
-	spoken  map[dataplane.Source]bool
-	synced  map[dataplane.Source]bool
-	listed  bool // what there is was told once
-	swept   bool // all sources are synced
-	counter uint64
-	epoch   uint32
+	cfg      Config[K, V]
+	srcs     map[dataplane.Source]int
+	mu       sync.Mutex
+	table    *dense.Table[Packed, entry]
+	keys     *dense.Numbers[K] // of keys that are not packed
+	failures map[*entry]*failure
+	losers   map[*entry][]claim // by source
+	spoken   map[dataplane.Source]bool
+	synced   map[dataplane.Source]bool
+	listed   bool // what there is was told once
+	swept    bool // all sources are synced
+	counter  uint64
+	epoch    uint32
 
-	ready   [][]*entry[K, V] // by class, kind of work, source
-	delayed delays[K, V]
+	ready   [][]*entry // by class, kind of work, source
+	delayed delays
 	// removed are keys that nobody wants, that somebody added and we removed.
 	removed map[K]failure
-	waiting map[*entry[K, V]]struct{}
+	waiting map[*entry]struct{}
 
 	groups  map[dataplane.Revision]*group
 	open    map[dataplane.Source][]dataplane.Revision
@@ -117,6 +107,12 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	if cfg.Equal == nil {
 		cfg.Equal = func(want, have V) bool { return want == have }
 	}
+	if cfg.Packing.Pack == nil {
+		cfg.Packing.Pack = func(K) (Packed, bool) { return Packed{}, false }
+	}
+	if cfg.Values == nil {
+		cfg.Values = plain[K, V]{dense.NewNumbers[V]()}
+	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -130,17 +126,20 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 		cfg.MaxBackoff = time.Minute
 	}
 	t := &Tracker[K, V]{
-		cfg:     cfg,
-		srcs:    make(map[dataplane.Source]int),
-		entries: make(map[K]*entry[K, V]),
-		spoken:  make(map[dataplane.Source]bool),
-		synced:  make(map[dataplane.Source]bool),
-		ready:   make([][]*entry[K, V], cfg.Classes*2*len(cfg.Sources)),
-		removed: make(map[K]failure),
-		waiting: make(map[*entry[K, V]]struct{}),
-		groups:  make(map[dataplane.Revision]*group),
-		open:    make(map[dataplane.Source][]dataplane.Revision),
-		waiters: make(map[*waiter]struct{}),
+		cfg:      cfg,
+		srcs:     make(map[dataplane.Source]int),
+		table:    dense.New(func(e *entry) *Packed { return &e.key }),
+		keys:     dense.NewNumbers[K](),
+		failures: make(map[*entry]*failure),
+		losers:   make(map[*entry][]claim),
+		spoken:   make(map[dataplane.Source]bool),
+		synced:   make(map[dataplane.Source]bool),
+		ready:    make([][]*entry, cfg.Classes*2*len(cfg.Sources)),
+		removed:  make(map[K]failure),
+		waiting:  make(map[*entry]struct{}),
+		groups:   make(map[dataplane.Revision]*group),
+		open:     make(map[dataplane.Source][]dataplane.Revision),
+		waiters:  make(map[*waiter]struct{}),
 	}
 	for i, s := range cfg.Sources {
 		t.srcs[s] = i
@@ -160,8 +159,8 @@ func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) data
 		e.mark = t.epoch
 		t.put(e, src, v, rev)
 	}
-	for _, e := range t.entries {
-		if e.mark != t.epoch && e.wantedBy(src) {
+	for _, e := range t.table.All() {
+		if e.mark != t.epoch && t.wantedBy(e, src) {
 			t.withdraw(e, src, rev)
 		}
 	}
@@ -184,7 +183,7 @@ func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del it
 		t.retry(e)
 	}
 	for k := range del {
-		if e := t.entries[k]; e != nil && e.mark != t.epoch {
+		if e := t.find(k); e != nil && e.mark != t.epoch {
 			t.withdraw(e, src, rev)
 		}
 	}
@@ -203,7 +202,7 @@ func (t *Tracker[K, V]) Synced(src dataplane.Source) {
 		return
 	}
 	t.swept = true
-	for _, e := range t.entries {
+	for _, e := range t.table.All() {
 		t.settle(e)
 	}
 	t.notify()
@@ -256,104 +255,81 @@ func (t *Tracker[K, V]) index(src dataplane.Source) int {
 	return i
 }
 
-func (t *Tracker[K, V]) entry(k K) *entry[K, V] {
-	e := t.entries[k]
-	if e == nil {
-		e = &entry[K, V]{key: k, done: true, since: t.cfg.Now()}
-		if tr, ok := t.removed[k]; ok {
-			e.failure = &failure{drifts: tr.drifts, lastDrift: tr.lastDrift}
-			delete(t.removed, k)
-		}
-		t.entries[k] = e
-	}
-	return e
-}
-
 // wantedBy reports whether src wants the key.
-func (e *entry[K, V]) wantedBy(src dataplane.Source) bool {
-	if e.wanted && e.src == src {
-		return true
-	}
-	for _, w := range e.losers {
-		if w.src == src {
-			return true
-		}
-	}
-	return false
+func (t *Tracker[K, V]) wantedBy(e *entry, src dataplane.Source) bool {
+	return e.wanted && e.src == src || e.contested && slices.ContainsFunc(t.losers[e], func(c claim) bool { return c.src == src })
 }
 
-func (t *Tracker[K, V]) put(e *entry[K, V], src dataplane.Source, v V, rev dataplane.Revision) {
-	e.rev = rev
+func (t *Tracker[K, V]) put(e *entry, src dataplane.Source, v V, rev dataplane.Revision) {
 	switch {
-	case !e.wanted:
-		t.win(e, src, v)
-	case e.src == src:
-		t.win(e, src, v)
+	case !e.wanted || e.src == src:
+		t.win(e, src, t.cfg.Values.Take(v))
 	case src < e.src:
-		e.lose(e.src, e.want)
-		e.dropLoser(src)
-		t.win(e, src, v)
+		lost := claim{e.src, t.cfg.Values.Take(t.wants(e))}
+		t.dropLoser(e, src)
+		t.win(e, src, t.cfg.Values.Take(v))
+		t.lose(e, lost)
 	default:
-		e.lose(src, v)
+		t.lose(e, claim{src, t.cfg.Values.Take(v)})
 	}
-	t.settle(e)
+	t.settleAs(e, rev)
 }
 
-// win makes v of src what counts.
-func (t *Tracker[K, V]) win(e *entry[K, V], src dataplane.Source, v V) {
-	if e.wanted && e.want == v {
-		e.src = src
+// win makes a value of src what counts.
+func (t *Tracker[K, V]) win(e *entry, src dataplane.Source, value uint32) {
+	old := e.want
+	same := e.wanted && old == value
+	e.src, e.want = src, value
+	t.cfg.Values.Leave(old)
+	if same {
 		return
 	}
-	e.wanted, e.ours, e.src, e.want = true, true, src, v
-	e.state, e.since = dataplane.Pending, t.cfg.Now()
+	e.wanted, e.ours = true, true
+	t.turned(e, dataplane.Pending)
 	t.clearFailure(e)
 }
 
-// lose keeps v of src for when the winner withdraws.
-func (e *entry[K, V]) lose(src dataplane.Source, v V) {
-	for i := range e.losers {
-		if e.losers[i].src == src {
-			e.losers[i].value = v
-			return
-		}
-	}
-	i := 0
-	for i < len(e.losers) && e.losers[i].src < src {
-		i++
-	}
-	e.losers = append(e.losers, claim[V]{})
-	copy(e.losers[i+1:], e.losers[i:])
-	e.losers[i] = claim[V]{src, v}
+// lose keeps what a source wants for when the winner withdraws.
+func (t *Tracker[K, V]) lose(e *entry, c claim) {
+	t.dropLoser(e, c.src)
+	list := append(t.losers[e], c)
+	slices.SortFunc(list, func(a, b claim) int { return cmp.Compare(a.src, b.src) })
+	t.losers[e], e.contested = list, true
 }
 
-func (e *entry[K, V]) dropLoser(src dataplane.Source) {
-	for i, w := range e.losers {
-		if w.src == src {
-			e.losers = append(e.losers[:i], e.losers[i+1:]...)
-			return
-		}
-	}
-}
-
-func (t *Tracker[K, V]) withdraw(e *entry[K, V], src dataplane.Source, rev dataplane.Revision) {
-	if !e.wantedBy(src) {
+func (t *Tracker[K, V]) dropLoser(e *entry, src dataplane.Source) {
+	if !e.contested {
 		return
 	}
-	e.rev = rev
+	list := slices.DeleteFunc(t.losers[e], func(c claim) bool {
+		if c.src == src {
+			t.cfg.Values.Leave(c.value)
+		}
+		return c.src == src
+	})
+	if t.losers[e] = list; len(list) == 0 {
+		delete(t.losers, e)
+		e.contested = false
+	}
+}
+
+func (t *Tracker[K, V]) withdraw(e *entry, src dataplane.Source, rev dataplane.Revision) {
 	switch {
+	case !t.wantedBy(e, src):
+		return
 	case e.src != src:
-		e.dropLoser(src)
-	case len(e.losers) > 0:
-		w := e.losers[0]
-		e.dropLoser(w.src)
-		t.win(e, w.src, w.value)
+		t.dropLoser(e, src)
+	case e.contested:
+		next := t.losers[e][0]
+		t.losers[e][0].value = 0 // it is the winner's now
+		t.dropLoser(e, next.src)
+		t.win(e, next.src, next.value)
 	default:
-		var zero V
-		e.wanted, e.want = false, zero
+		t.cfg.Values.Leave(e.want)
+		e.wanted, e.want = false, 0
 		t.clearFailure(e)
 	}
-	t.settle(e)
+	t.settleAs(e, rev)
 }
 
 // ReplaceHave makes have all that there is, and returns the keys that were
@@ -364,16 +340,17 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	defer t.mu.Unlock()
 	t.epoch++
 	var drift []K
-	see := func(e *entry[K, V], v V, exists bool) {
+	see := func(e *entry, v V, exists bool) {
+		k := t.key(e)
 		was, stray := e.done, exists && t.strays(e)
 		t.setHave(e, v, exists)
 		switch {
 		case was && !e.done:
-			drift = append(drift, e.key)
+			drift = append(drift, k)
 			t.undone(e)
 		case stray:
-			drift = append(drift, e.key)
-		case e.done && e.failure != nil && t.cfg.Now().Sub(e.failure.lastDrift) > t.cfg.MaxBackoff:
+			drift = append(drift, k)
+		case e.done && e.failing && t.cfg.Now().Sub(t.failure(e).lastDrift) > t.cfg.MaxBackoff:
 			t.clearFailure(e)
 		}
 	}
@@ -383,7 +360,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 		see(e, v, true)
 	}
 	var zero V
-	for _, e := range t.entries {
+	for _, e := range t.table.All() {
 		if e.exists && e.mark != t.epoch {
 			see(e, zero, false)
 		}
@@ -415,22 +392,22 @@ func (t *Tracker[K, V]) set(k K, v V, blame bool) bool {
 
 // strays reports whether e, should it come now, is one that waits for the
 // sweep.
-func (t *Tracker[K, V]) strays(e *entry[K, V]) bool {
+func (t *Tracker[K, V]) strays(e *entry) bool {
 	return t.listed && !t.swept && !e.exists && !e.wanted && !e.ours
 }
 
 // LoseHave says that somebody removed k. It returns true if k was as wanted
 // before.
-func (t *Tracker[K, V]) LoseHave(k K) bool { return t.lose(k, true) }
+func (t *Tracker[K, V]) LoseHave(k K) bool { return t.gone(k, true) }
 
 // LoseDependent is LoseHave for a key that went with something else: nobody
 // insists on its absence, so it is never held back for being lost often.
-func (t *Tracker[K, V]) LoseDependent(k K) bool { return t.lose(k, false) }
+func (t *Tracker[K, V]) LoseDependent(k K) bool { return t.gone(k, false) }
 
-func (t *Tracker[K, V]) lose(k K, blame bool) bool {
+func (t *Tracker[K, V]) gone(k K, blame bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.entries[k]
+	e := t.find(k)
 	if e == nil {
 		return false
 	}
@@ -448,21 +425,22 @@ func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 	defer t.mu.Unlock()
 	var drift []K
 	var zero V
-	for _, e := range t.entries {
-		if !e.exists || !undone(e.key, e.have) {
+	for _, e := range t.table.All() {
+		k := t.key(e)
+		if !e.exists || !undone(k, t.cfg.Values.Value(k, e.have)) {
 			continue
 		}
 		was := e.done && e.wanted
 		t.setHave(e, zero, false)
 		if was && !e.done {
-			drift = append(drift, e.key)
+			drift = append(drift, k)
 		}
 	}
 	t.notify()
 	return drift
 }
 
-func (t *Tracker[K, V]) drifted(e *entry[K, V], was, blame bool) bool {
+func (t *Tracker[K, V]) drifted(e *entry, was, blame bool) bool {
 	defer t.notify()
 	if !was || e.done {
 		return false
@@ -478,17 +456,25 @@ func (t *Tracker[K, V]) drifted(e *entry[K, V], was, blame bool) bool {
 func (t *Tracker[K, V]) Drifts(k K) (n int, due time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.failure != nil {
-		return e.failure.drifts, e.failure.due
+	if e := t.find(k); e != nil && e.failing {
+		return t.failure(e).drifts, t.failure(e).due
 	}
 	return 0, time.Time{}
 }
 
-func (t *Tracker[K, V]) setHave(e *entry[K, V], v V, exists bool) {
-	old, had := e.have, e.exists
-	e.have, e.exists = v, exists
-	if t.cfg.OnHave != nil && (had || exists) && (had != exists || old != v) {
-		t.cfg.OnHave(e.key, old, had, v, exists)
+func (t *Tracker[K, V]) setHave(e *entry, v V, exists bool) {
+	had := e.exists
+	if had != exists || exists && !t.cfg.Values.Equal(v, e.have) {
+		old := e.have
+		e.have, e.exists = 0, exists
+		if exists {
+			e.have = t.cfg.Values.Take(v)
+		}
+		if t.cfg.OnHave != nil {
+			k := t.key(e)
+			t.cfg.OnHave(k, t.cfg.Values.Value(k, old), had, v, exists)
+		}
+		t.cfg.Values.Leave(old)
 	}
 	t.settle(e)
 }
@@ -498,7 +484,7 @@ func (t *Tracker[K, V]) setHave(e *entry[K, V], v V, exists bool) {
 func (t *Tracker[K, V]) Settled(k K) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.entries[k]
+	e := t.find(k)
 	return e == nil || e.done && (e.wanted || !e.exists)
 }
 
@@ -506,8 +492,8 @@ func (t *Tracker[K, V]) Settled(k K) bool {
 func (t *Tracker[K, V]) Want(k K) (V, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.wanted {
-		return e.want, true
+	if e := t.find(k); e != nil && e.wanted {
+		return t.wants(e), true
 	}
 	var zero V
 	return zero, false
@@ -518,9 +504,9 @@ func (t *Tracker[K, V]) Keys() []K {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []K
-	for k, e := range t.entries {
+	for _, e := range t.table.All() {
 		if e.exists {
-			out = append(out, k)
+			out = append(out, t.key(e))
 		}
 	}
 	return out
@@ -531,8 +517,8 @@ func (t *Tracker[K, V]) Keys() []K {
 func (t *Tracker[K, V]) Failure(k K) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.failure != nil {
-		return e.failure.err
+	if e := t.find(k); e != nil && e.failing {
+		return t.failure(e).err
 	}
 	return nil
 }
@@ -541,8 +527,8 @@ func (t *Tracker[K, V]) Failure(k K) error {
 func (t *Tracker[K, V]) Have(k K) (V, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.exists {
-		return e.have, true
+	if e := t.find(k); e != nil && e.exists {
+		return t.has(e), true
 	}
 	var zero V
 	return zero, false

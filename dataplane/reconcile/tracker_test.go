@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,8 +35,20 @@ func newTracker(c *clock) *Tracker[string, int] {
 		Class:   func(k string) int { return int(k[0]) % 2 },
 		Now:     c.Now,
 		Jitter:  func() float64 { return 0 },
+		// Some keys are packed, as some of a kernel's are.
+		Packing: Packing[string]{
+			Pack: func(k string) (p Packed, ok bool) {
+				copy(p[:], k)
+				return p, k[0]%3 != 0
+			},
+			Unpack: func(p Packed) string { return string(bytes.TrimRight(p[:], "\x00")) },
+		},
+		Values: Split(func(v int) shape { return shape{v} }, func(_ string, s shape) int { return s.v }),
 	})
 }
+
+// shape is a value as trackers of the tests keep it.
+type shape struct{ v int }
 
 // world is what a tracker works on: a kernel of strings and numbers.
 type world struct {

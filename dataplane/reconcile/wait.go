@@ -29,8 +29,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-func (e *entry[K, V]) phase() phase {
-	switch tr := e.failure; {
+func (e *entry) phase(tr *failure) phase {
+	switch {
 	case e.done:
 		return phaseNone
 	case tr != nil && tr.failed:
@@ -41,21 +41,20 @@ func (e *entry[K, V]) phase() phase {
 	return phaseUntried
 }
 
-// recount moves e from its place in the count of revision e.group to where it
-// belongs in that of rev.
-func (t *Tracker[K, V]) recount(e *entry[K, V], rev dataplane.Revision) phase {
-	now := e.phase()
-	if rev == e.group && now == e.counted {
-		return now
+// recount moves e from its place in the count of the revision that named it before to
+// where it belongs in that of rev.
+func (t *Tracker[K, V]) recount(e *entry, rev dataplane.Revision, now phase) {
+	if rev == e.rev && now == e.counted {
+		return
 	}
 	if e.counted != phaseNone {
-		if g := t.groups[e.group]; g != nil {
+		if g := t.groups[e.rev]; g != nil {
 			if g[e.counted]--; *g == (group{}) {
-				delete(t.groups, e.group)
+				delete(t.groups, e.rev)
 			}
 		}
 	}
-	e.group = rev
+	e.rev, e.counted = rev, now
 	if now != phaseNone && rev != 0 {
 		g := t.groups[rev]
 		if g == nil {
@@ -67,7 +66,6 @@ func (t *Tracker[K, V]) recount(e *entry[K, V], rev dataplane.Revision) phase {
 			t.opened(rev)
 		}
 	}
-	return now
 }
 
 // opened notes that rev has untried keys.
@@ -118,7 +116,7 @@ func (t *Tracker[K, V]) Wait(ctx context.Context, rev dataplane.Revision) error 
 	t.mu.Lock()
 	if t.resolved(rev) {
 		defer t.mu.Unlock()
-		return t.failures(rev)
+		return t.errorsOf(rev)
 	}
 	w := &waiter{rev, make(chan struct{})}
 	t.waiters[w] = struct{}{}
@@ -128,12 +126,12 @@ func (t *Tracker[K, V]) Wait(ctx context.Context, rev dataplane.Revision) error 
 	case <-w.ready:
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		return t.failures(rev)
+		return t.errorsOf(rev)
 	case <-ctx.Done():
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.waiters, w)
-		if err := t.failures(rev); err != nil {
+		if err := t.errorsOf(rev); err != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		return fmt.Errorf("not tried yet: %w", context.Cause(ctx))
@@ -143,20 +141,20 @@ func (t *Tracker[K, V]) Wait(ctx context.Context, rev dataplane.Revision) error 
 // maxErrors bounds how many errors one error names.
 const maxErrors = 5
 
-// failures returns the errors of the keys of rev.
-func (t *Tracker[K, V]) failures(rev dataplane.Revision) error {
+// errorsOf returns the errors of the keys of rev.
+func (t *Tracker[K, V]) errorsOf(rev dataplane.Revision) error {
 	if t.groups[rev] == nil {
 		return nil
 	}
 	var errs []error
 	more := 0
-	for _, e := range t.entries {
+	for _, e := range t.table.All() {
 		switch {
-		case e.group != rev || e.done || e.failure == nil || e.failure.err == nil:
+		case e.rev != rev || e.done || !e.failing || t.failure(e).err == nil:
 		case len(errs) == maxErrors:
 			more++
 		default:
-			errs = append(errs, fmt.Errorf("%v: %w", e.key, e.failure.err))
+			errs = append(errs, fmt.Errorf("%v: %w", t.key(e), t.failure(e).err))
 		}
 	}
 	if more > 0 {
@@ -176,9 +174,9 @@ type Status[K comparable, V comparable] struct {
 	Attempts int       // refusals in a row
 }
 
-func (e *entry[K, V]) status() Status[K, V] {
-	s := Status[K, V]{Key: e.key, Want: e.want, Source: e.src, State: e.state, Since: e.since}
-	if tr := e.failure; tr != nil && e.state != dataplane.Done {
+func (t *Tracker[K, V]) status(e *entry) Status[K, V] {
+	s := Status[K, V]{Key: t.key(e), Want: t.wants(e), Source: e.src, State: e.state, Since: time.Unix(0, e.since)}
+	if tr := t.failure(e); tr != nil && e.state != dataplane.Done {
 		s.Err, s.Attempts = tr.err, tr.attempts
 	}
 	return s
@@ -188,8 +186,8 @@ func (e *entry[K, V]) status() Status[K, V] {
 func (t *Tracker[K, V]) Status(k K) (Status[K, V], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.entries[k]; e != nil && e.wanted {
-		return e.status(), true
+	if e := t.find(k); e != nil && e.wanted {
+		return t.status(e), true
 	}
 	return Status[K, V]{}, false
 }
@@ -198,10 +196,10 @@ func (t *Tracker[K, V]) Status(k K) (Status[K, V], bool) {
 func (t *Tracker[K, V]) Statuses() []Status[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]Status[K, V], 0, len(t.entries))
-	for _, e := range t.entries {
+	out := make([]Status[K, V], 0, t.table.Len())
+	for _, e := range t.table.All() {
 		if e.wanted {
-			out = append(out, e.status())
+			out = append(out, t.status(e))
 		}
 	}
 	return out

@@ -16,8 +16,6 @@ type Op[K comparable, V comparable] struct {
 	Exists bool // whether Have counts
 
 	Attempts int // refusals in a row so far
-
-	entry *entry[K, V] // spares a look-up; stale once it is gone
 }
 
 // Outcome says what became of an [Op].
@@ -66,7 +64,7 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 				continue
 			}
 			e.queued = false
-			out = append(out, e.op())
+			out = append(out, t.op(e))
 		}
 		clear(list[:i])
 		if t.ready[q] = list[i:]; i == len(list) {
@@ -76,10 +74,12 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 	return out
 }
 
-func (e *entry[K, V]) op() Op[K, V] {
-	o := Op[K, V]{Key: e.key, Want: e.want, Wanted: e.wanted, Have: e.have, Exists: e.exists, entry: e}
-	if e.failure != nil {
-		o.Attempts = e.failure.attempts
+func (t *Tracker[K, V]) op(e *entry) Op[K, V] {
+	k := t.key(e)
+	o := Op[K, V]{Key: k, Wanted: e.wanted, Exists: e.exists}
+	o.Want, o.Have = t.cfg.Values.Value(k, e.want), t.cfg.Values.Value(k, e.have)
+	if e.failing {
+		o.Attempts = t.failure(e).attempts
 	}
 	return o
 }
@@ -115,7 +115,7 @@ func (t *Tracker[K, V]) Next() (time.Time, bool) {
 	defer t.mu.Unlock()
 	for len(t.delayed) > 0 {
 		d := t.delayed[0]
-		if d.entry.failure != nil && d.entry.failure.due.Equal(d.due) {
+		if tr := t.failure(d.entry); tr != nil && tr.due.Equal(d.due) {
 			return d.due, true
 		}
 		heap.Pop(&t.delayed)
@@ -128,15 +128,15 @@ func (t *Tracker[K, V]) Next() (time.Time, bool) {
 func (t *Tracker[K, V]) Stuck(class int) []Op[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	seen := make(map[*entry[K, V]]struct{})
+	seen := make(map[*entry]struct{})
 	var out []Op[K, V]
-	see := func(e *entry[K, V]) {
-		if e.gone || e.done || !e.exists || e.queued || t.cfg.Class(e.key) != class {
+	see := func(e *entry) {
+		if e.done || !e.exists || e.queued || int(e.class) != class {
 			return
 		}
 		if _, ok := seen[e]; !ok {
 			seen[e] = struct{}{}
-			out = append(out, e.op())
+			out = append(out, t.op(e))
 		}
 	}
 	for e := range t.waiting {
@@ -160,10 +160,7 @@ func (t *Tracker[K, V]) Report(results []Result[K, V]) {
 }
 
 func (t *Tracker[K, V]) report(r *Result[K, V]) {
-	e := r.Op.entry
-	if e == nil || e.gone {
-		e = t.entries[r.Op.Key]
-	}
+	e := t.find(r.Op.Key)
 	if e == nil {
 		if r.Outcome != Succeeded || !r.Op.Wanted {
 			return
@@ -173,14 +170,14 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 		e.ours = true
 	}
 	var zero V
-	same := e.wanted == r.Op.Wanted && e.want == r.Op.Want
+	same := e.wanted == r.Op.Wanted && (!e.wanted || t.cfg.Values.Equal(r.Op.Want, e.want))
 	switch r.Outcome {
 	case Succeeded:
-		if same && e.failure != nil && e.failure.drifts == 0 {
+		if tr := t.failure(e); same && tr != nil && tr.drifts == 0 {
 			t.clearFailure(e)
-		} else if same && e.failure != nil {
+		} else if same && tr != nil {
 			// Remember that others keep changing it.
-			*e.failure = failure{drifts: e.failure.drifts, lastDrift: e.failure.lastDrift}
+			*tr = failure{drifts: tr.drifts, lastDrift: tr.lastDrift}
 			delete(t.waiting, e)
 		}
 		if r.Op.Wanted {
@@ -200,8 +197,8 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 	}
 }
 
-func (t *Tracker[K, V]) fail(e *entry[K, V], r *Result[K, V]) {
-	tr := e.failureOf()
+func (t *Tracker[K, V]) fail(e *entry, r *Result[K, V]) {
+	tr := t.fails(e)
 	tr.err = r.Err
 	if r.Outcome == Blocked {
 		tr.waiting, tr.failed, tr.due = true, false, time.Time{}
@@ -211,19 +208,6 @@ func (t *Tracker[K, V]) fail(e *entry[K, V], r *Result[K, V]) {
 	tr.attempts++
 	tr.failed = true
 	t.delay(e, t.backoff(tr.attempts))
-}
-
-func (e *entry[K, V]) failureOf() *failure {
-	if e.failure == nil {
-		e.failure = new(failure)
-	}
-	return e.failure
-}
-
-// clearFailure forgets the failure of e.
-func (t *Tracker[K, V]) clearFailure(e *entry[K, V]) {
-	e.failure = nil
-	delete(t.waiting, e)
 }
 
 // backoff is the delay before try number n+1: doubling from the least to the
@@ -237,9 +221,10 @@ func (t *Tracker[K, V]) backoff(n int) time.Duration {
 	return d - time.Duration(t.cfg.Jitter()*float64(d)/5)
 }
 
-func (t *Tracker[K, V]) delay(e *entry[K, V], d time.Duration) {
-	e.failure.due = t.cfg.Now().Add(d)
-	heap.Push(&t.delayed, delayed[K, V]{e.failure.due, e})
+func (t *Tracker[K, V]) delay(e *entry, d time.Duration) {
+	tr := t.failure(e)
+	tr.due = t.cfg.Now().Add(d)
+	heap.Push(&t.delayed, delayed{tr.due, e})
 }
 
 // Others that change a key more often than CalmLosses times with less than
@@ -261,8 +246,8 @@ func (t *Tracker[K, V]) forgetRemoved() {
 }
 
 // lost notes that somebody else undid e.
-func (t *Tracker[K, V]) undone(e *entry[K, V]) {
-	tr := e.failureOf()
+func (t *Tracker[K, V]) undone(e *entry) {
+	tr := t.fails(e)
 	now := t.cfg.Now()
 	if now.Sub(tr.lastDrift) > max(calmAfter, 2*t.cfg.MinBackoff<<min(tr.drifts, 10)) {
 		tr.drifts = 0
@@ -280,7 +265,7 @@ func (t *Tracker[K, V]) Retry(keys ...K) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range keys {
-		if e := t.entries[k]; e != nil {
+		if e := t.find(k); e != nil {
 			t.retry(e)
 		}
 	}
@@ -295,8 +280,8 @@ func (t *Tracker[K, V]) RetryWaiting() {
 	}
 }
 
-func (t *Tracker[K, V]) retry(e *entry[K, V]) {
-	if tr := e.failure; tr != nil {
+func (t *Tracker[K, V]) retry(e *entry) {
+	if tr := t.failure(e); tr != nil {
 		tr.waiting, tr.failed, tr.due = false, false, time.Time{}
 		delete(t.waiting, e)
 		t.settle(e)
@@ -307,8 +292,8 @@ func (t *Tracker[K, V]) retry(e *entry[K, V]) {
 func (t *Tracker[K, V]) wake() {
 	now := t.cfg.Now()
 	for len(t.delayed) > 0 && !t.delayed[0].due.After(now) {
-		d := heap.Pop(&t.delayed).(delayed[K, V])
-		if tr := d.entry.failure; tr != nil && tr.due.Equal(d.due) {
+		d := heap.Pop(&t.delayed).(delayed)
+		if tr := t.failure(d.entry); tr != nil && tr.due.Equal(d.due) {
 			tr.due = time.Time{}
 			t.settle(d.entry)
 		}
@@ -317,39 +302,37 @@ func (t *Tracker[K, V]) wake() {
 
 // settle derives what is to be done for e from what is wanted and what there is.
 // Whoever changes an entry calls it.
-func (t *Tracker[K, V]) settle(e *entry[K, V]) {
+func (t *Tracker[K, V]) settle(e *entry) { t.settleAs(e, e.rev) }
+
+// settleAs is settle after a call that named the key.
+func (t *Tracker[K, V]) settleAs(e *entry, rev dataplane.Revision) {
 	if e.wanted {
-		e.done = e.exists && t.cfg.Equal(e.want, e.have)
+		e.done = e.exists && (e.want == e.have || t.cfg.Equal(t.wants(e), t.has(e)))
 	} else {
 		e.done = !e.exists || !e.ours && !t.swept
 	}
+	tr := t.failure(e)
 	state := dataplane.Pending
 	switch {
 	case e.done:
 		state = dataplane.Done
-	case e.failure != nil && e.failure.failed:
+	case tr != nil && tr.failed:
 		state = dataplane.Failed
 	}
 	if state != e.state {
-		e.state, e.since = state, t.cfg.Now()
+		t.turned(e, state)
 	}
-	e.counted = t.recount(e, e.rev)
+	t.recount(e, rev, e.phase(tr))
 	if e.done {
 		e.queued = false
-		if e.failure != nil && e.failure.drifts == 0 {
-			t.clearFailure(e)
-		}
 		if !e.wanted && !e.exists {
-			if tr := e.failure; tr != nil && tr.drifts > 0 {
-				t.removed[e.key] = *tr
-			}
+			t.drop(e)
+		} else if tr != nil && tr.drifts == 0 {
 			t.clearFailure(e)
-			delete(t.entries, e.key)
-			e.gone = true
 		}
 		return
 	}
-	if tr := e.failure; tr != nil && (tr.waiting || !tr.due.IsZero()) {
+	if tr != nil && (tr.waiting || !tr.due.IsZero()) {
 		e.queued = false
 		return
 	}
@@ -358,26 +341,27 @@ func (t *Tracker[K, V]) settle(e *entry[K, V]) {
 
 // enqueue puts e where Due finds it. An entry may be in several queues when
 // what is wanted changed; all but the right one are skipped.
-func (t *Tracker[K, V]) enqueue(e *entry[K, V]) {
+func (t *Tracker[K, V]) enqueue(e *entry) {
 	q := t.place(e)
-	if e.queued && e.place == q {
+	if e.valid(q) {
 		return
 	}
-	e.queued, e.place = true, q
+	e.queued, e.place = true, uint16(q)
 	t.ready[q] = append(t.ready[q], e)
 }
 
-// valid reports whether e, found in queue q, is still to be done from there.
-func (e *entry[K, V]) valid(q int) bool {
-	return e.queued && e.place == q
+// valid reports whether e, found in queue q, is still to be done from there: it, or what
+// has its place in the table now.
+func (e *entry) valid(q int) bool {
+	return e.queued && int(e.place) == q
 }
 
-func (t *Tracker[K, V]) place(e *entry[K, V]) int {
+func (t *Tracker[K, V]) place(e *entry) int {
 	i := 0
 	if e.wanted {
 		i = t.srcs[e.src]
 	}
-	return t.queue(t.cfg.Class(e.key), !e.wanted, i)
+	return t.queue(int(e.class), !e.wanted, i)
 }
 
 func (t *Tracker[K, V]) queue(class int, remove bool, src int) int {
@@ -388,24 +372,24 @@ func (t *Tracker[K, V]) queue(class int, remove bool, src int) int {
 	return q*len(t.cfg.Sources) + src
 }
 
-type delayed[K comparable, V comparable] struct {
+type delayed struct {
 	due   time.Time
-	entry *entry[K, V]
+	entry *entry
 }
 
 // delays is a heap of delayed entries, the next first. An element whose time
 // is no longer that of its entry is stale.
-type delays[K comparable, V comparable] []delayed[K, V]
+type delays []delayed
 
-func (d delays[K, V]) Len() int           { return len(d) }
-func (d delays[K, V]) Less(i, j int) bool { return d[i].due.Before(d[j].due) }
-func (d delays[K, V]) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
-func (d *delays[K, V]) Push(x any)        { *d = append(*d, x.(delayed[K, V])) }
-func (d *delays[K, V]) Pop() any {
+func (d delays) Len() int           { return len(d) }
+func (d delays) Less(i, j int) bool { return d[i].due.Before(d[j].due) }
+func (d delays) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
+func (d *delays) Push(x any)        { *d = append(*d, x.(delayed)) }
+func (d *delays) Pop() any {
 	old := *d
 	n := len(old) - 1
 	x := old[n]
-	old[n] = delayed[K, V]{}
+	old[n] = delayed{}
 	*d = old[:n]
 	return x
 }

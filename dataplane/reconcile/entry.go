@@ -1,0 +1,187 @@
+package reconcile
+
+import (
+	"encoding/binary"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/dense"
+)
+
+// Packed is a key without a pointer. Its last byte is zero.
+type Packed [28]byte
+
+// Packing says how a tracker keeps the keys of which there are hundreds of thousands.
+type Packing[K comparable] struct {
+	// Pack returns a key as bytes, different ones for different keys, and Unpack takes
+	// them back; ok is false for keys of which there are few.
+	Pack   func(K) (p Packed, ok bool)
+	Unpack func(Packed) K
+}
+
+// Values numbers what is wanted and what there is, so that an entry has no pointers and
+// equal values stand in memory once. The number 0 is no value.
+type Values[K comparable, V comparable] interface {
+	Take(V) uint32        // with one more user
+	Leave(uint32)         // one user less
+	Value(K, uint32) V    // of a key with that number
+	Equal(V, uint32) bool // whether a value has that number
+}
+
+// plain are values as they are.
+type plain[K comparable, V comparable] struct{ numbers *dense.Numbers[V] }
+
+func (p plain[K, V]) Take(v V) uint32           { id, _ := p.numbers.Take(v); return id }
+func (p plain[K, V]) Leave(id uint32)           { p.numbers.Leave(id) }
+func (p plain[K, V]) Value(_ K, id uint32) V    { return p.numbers.Value(id) }
+func (p plain[K, V]) Equal(v V, id uint32) bool { return p.numbers.Value(id) == v }
+
+// split are values without what their keys say.
+type split[K comparable, V comparable, S comparable] struct {
+	numbers *dense.Numbers[S]
+	split   func(V) S
+	join    func(K, S) V
+}
+
+// Split returns values that are kept without what their keys say of them, so that many
+// keys share one: of takes that away, and join puts it back.
+func Split[K comparable, V comparable, S comparable](of func(V) S, join func(K, S) V) Values[K, V] {
+	return split[K, V, S]{dense.NewNumbers[S](), of, join}
+}
+
+func (p split[K, V, S]) Take(v V) uint32           { id, _ := p.numbers.Take(p.split(v)); return id }
+func (p split[K, V, S]) Leave(id uint32)           { p.numbers.Leave(id) }
+func (p split[K, V, S]) Equal(v V, id uint32) bool { return p.numbers.Value(id) == p.split(v) }
+
+func (p split[K, V, S]) Value(k K, id uint32) (v V) {
+	if id == 0 {
+		return v
+	}
+	return p.join(k, p.numbers.Value(id))
+}
+
+// entry is all that is kept of a key that is wanted or there. There may be a million, so
+// it has no pointers: what few entries have besides stands in [Tracker.failures] and
+// [Tracker.losers].
+type entry struct {
+	key        Packed
+	want, have uint32 // numbers of values
+	mark       uint32
+	rev        dataplane.Revision // of the last call that named the key, in whose count it is
+	since      int64              // of state, in nanoseconds
+	place      uint16             // queue, while queued
+	class      uint8
+	src        dataplane.Source
+	state      dataplane.State
+	counted    phase // how the key counts in its revision's group
+	wanted     bool
+	exists     bool
+	ours       bool // was wanted in this run
+	done       bool // nothing to do
+	queued     bool
+	failing    bool // has a failure
+	contested  bool // has losers
+}
+
+// numbered marks the packed form of a key that has a number instead.
+const numbered = 1
+
+// find returns the entry of a key; nil: there is none.
+func (t *Tracker[K, V]) find(k K) *entry {
+	p, ok := t.cfg.Packing.Pack(k)
+	if !ok {
+		id, ok := t.keys.Find(k)
+		if !ok {
+			return nil
+		}
+		p = packNumber(id)
+	}
+	if r := t.table.Find(p); r != 0 {
+		return t.table.At(r)
+	}
+	return nil
+}
+
+func packNumber(id uint32) (p Packed) {
+	binary.LittleEndian.PutUint32(p[:], id)
+	p[len(p)-1] = numbered
+	return p
+}
+
+func (t *Tracker[K, V]) key(e *entry) K {
+	if e.key[len(e.key)-1] == numbered {
+		return t.keys.Value(binary.LittleEndian.Uint32(e.key[:]))
+	}
+	return t.cfg.Packing.Unpack(e.key)
+}
+
+// entry returns the entry of a key, a new one if there is none.
+func (t *Tracker[K, V]) entry(k K) *entry {
+	if e := t.find(k); e != nil {
+		return e
+	}
+	p, ok := t.cfg.Packing.Pack(k)
+	if !ok {
+		id, _ := t.keys.Take(k)
+		p = packNumber(id)
+	}
+	r, _ := t.table.Make(p)
+	e := t.table.At(r)
+	*e = entry{key: p, class: uint8(t.cfg.Class(k)), done: true, since: t.cfg.Now().UnixNano()}
+	if tr, ok := t.removed[k]; ok {
+		*t.fails(e) = failure{drifts: tr.drifts, lastDrift: tr.lastDrift}
+		delete(t.removed, k)
+	}
+	return e
+}
+
+// drop forgets an entry. Who holds it still finds nothing to be done for it.
+func (t *Tracker[K, V]) drop(e *entry) {
+	k := t.key(e)
+	if tr := t.failure(e); tr != nil && tr.drifts > 0 {
+		t.removed[k] = *tr
+	}
+	t.clearFailure(e)
+	t.cfg.Values.Leave(e.want)
+	t.cfg.Values.Leave(e.have)
+	p := e.key
+	t.table.Drop(t.table.Find(p))
+	if p[len(p)-1] == numbered {
+		t.keys.Leave(binary.LittleEndian.Uint32(p[:]))
+	}
+	e.done = true
+}
+
+// wants and has return what is wanted and what there is of an entry.
+func (t *Tracker[K, V]) wants(e *entry) V { return t.cfg.Values.Value(t.key(e), e.want) }
+func (t *Tracker[K, V]) has(e *entry) V   { return t.cfg.Values.Value(t.key(e), e.have) }
+
+// failure returns the failure of an entry; nil: it has none.
+func (t *Tracker[K, V]) failure(e *entry) *failure {
+	if !e.failing {
+		return nil
+	}
+	return t.failures[e]
+}
+
+// fails returns the failure of an entry, a new one if it has none.
+func (t *Tracker[K, V]) fails(e *entry) *failure {
+	if !e.failing {
+		e.failing = true
+		t.failures[e] = new(failure)
+	}
+	return t.failures[e]
+}
+
+// clearFailure forgets the failure of an entry.
+func (t *Tracker[K, V]) clearFailure(e *entry) {
+	if e.failing {
+		e.failing = false
+		delete(t.failures, e)
+		delete(t.waiting, e)
+	}
+}
+
+// turned notes that the state of an entry is another.
+func (t *Tracker[K, V]) turned(e *entry, s dataplane.State) {
+	e.state, e.since = s, t.cfg.Now().UnixNano()
+}
