@@ -218,7 +218,9 @@ func (c *core) rejudge(s Scope) {
 			w.All, w.Peer = false, p.number
 		}
 		if s.Tell {
-			w.Tell = func(prefix wire.Prefix, path rib.Path) bool { return concerns(c.numbers[path.Peer]) && in.has(prefix.Netip()) }
+			w.Tell = func(prefix wire.Prefix, path rib.Path) bool {
+				return concerns(c.numbers[path.Peer]) && in.has(prefix.Netip())
+			}
 		}
 		w.Rewrite = func(prefix wire.Prefix, path rib.Path) (attrs.Handle, bool) {
 			p := c.numbers[path.Peer]

@@ -134,7 +134,7 @@ func (c *core) sweep(p *peer, f wire.Family) {
 	if _, stale := c.rib.Count(p.number, f); stale == 0 {
 		return
 	}
-	w := &rib.Walk{Peer: p.number, Task: rib.RemoveStale, Family: f, OneFamily: true}
+	w := c.rib.Sweep(p.number, f)
 	c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
 }
 
@@ -153,6 +153,7 @@ func (c *core) expire(p *peer, f wire.Family) {
 	w.Rewrite = func(_ wire.Prefix, path rib.Path) (attrs.Handle, bool) {
 		flags := c.sets.Summary(path.Set).Flags
 		switch {
+		case !c.rib.LongLived(p.number, f): // the session has come and gone again
 		case path.Stale && flags&attrs.NoLLGR != 0:
 			return 0, false
 		case path.Stale && flags&attrs.LLGRStale == 0:

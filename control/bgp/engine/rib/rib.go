@@ -441,9 +441,18 @@ type Walk struct {
 	// chosen. nil: they do not.
 	Tell func(prefix wire.Prefix, p Path) bool
 
+	bounded bool  // RemoveStale: only what was stale at epoch
+	epoch   uint8 // of the peer when the walk was asked for
+
 	begun  bool
 	family wire.Family
 	at     uint32
+}
+
+// Sweep returns a walk that removes the paths of a peer and family that are stale now.
+// Those that become stale before the walk is over stay.
+func (r *RIB) Sweep(p Peer, f wire.Family) *Walk {
+	return &Walk{Peer: p, Task: RemoveStale, Family: f, OneFamily: true, bounded: true, epoch: r.peers[p].families[f].epoch}
 }
 
 // Step goes over n more prefixes and reports whether the walk is over.
@@ -498,7 +507,10 @@ func (r *RIB) walked(w *Walk) {
 		gone := false
 		switch w.Task {
 		case RemoveStale:
-			gone = n.epoch != r.peers[n.peer].families[f].epoch
+			epoch := r.peers[n.peer].families[f].epoch
+			if gone = n.epoch != epoch; w.bounded {
+				gone = epoch-n.epoch > epoch-w.epoch
+			}
 			found = found || gone
 		case Choose:
 			found = true

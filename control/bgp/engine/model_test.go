@@ -1,0 +1,558 @@
+package engine
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+const (
+	modelAS   = 65000
+	restart   = 30 * time.Second
+	staleTime = 100 * time.Second
+	noLLGR    = 0xffff0007
+	noExport  = 0xffffff01
+	noAdv     = 0xffffff02
+)
+
+var (
+	modelLocal    = netip.MustParseAddr("10.9.9.9")
+	modelPrefixes = []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("172.16.0.0/12"),
+	}
+)
+
+// modelPath is a path as the reference sees it.
+type modelPath struct {
+	pref        uint32 // 0: none
+	path        []uint32
+	hop         netip.Addr
+	communities []uint32
+
+	stale, longLived bool
+}
+
+// modelPeer is a fake peer and what it knows.
+type modelPeer struct {
+	t      *rapid.T
+	config Peer
+	id     uint32
+	as4    bool
+	llgr   bool
+	gr     bool
+	p      *peer
+	s      *fsm.Session
+	sets   *attrs.Table
+	woken  bool
+
+	had    map[netip.Prefix]string // what it was sent
+	demand map[netip.Prefix]bool   // until the refresh ends: what has not come again
+	says   map[netip.Prefix]modelPath
+	stage  stage
+	until  time.Time
+}
+
+func (m *modelPeer) external() bool { return m.config.AS != modelAS }
+
+// modelPolicy is a policy that bit masks of prefixes describe.
+type modelPolicy struct{ refuse, prefer, withhold int }
+
+func bit(mask int, p netip.Prefix) bool { return mask>>slices.Index(modelPrefixes, p)&1 == 1 }
+
+func (m modelPolicy) Import(q Peer) Judge {
+	pref := uint32(300)
+	edit := &attrs.Edit{LocalPref: &pref, Communities: []uint32{7}}
+	return func(p *Path) Verdict {
+		v := Verdict{Accept: !bit(m.refuse, p.Prefix) || q.Addr.As4()[3]%2 == 0}
+		if bit(m.prefer, p.Prefix) {
+			v.Edit = edit
+		}
+		return v
+	}
+}
+
+func (m modelPolicy) Export(q Peer) Judge {
+	return func(p *Path) Verdict { return Verdict{Accept: q.ExportKey[0] == 'x' || !bit(m.withhold, p.Prefix)} }
+}
+
+// model is a core, its peers, and what should be.
+type model struct {
+	t      *rapid.T
+	c      *core
+	now    time.Time
+	policy modelPolicy
+	own    map[netip.Prefix]Origin
+	peers  []*modelPeer
+	read   map[netip.Prefix]string
+}
+
+// send has the core receive a message.
+func (m *model) send(p *modelPeer, t wire.Type, msg []byte) {
+	for len(msg) > 0 {
+		_, body, n, err := wire.Frame(msg, wire.MaxLen)
+		if err != nil || n == 0 {
+			m.t.Fatal(err)
+		}
+		if fault := m.c.receive(p.p, p.s, t, body); fault != nil {
+			m.t.Fatal(fault)
+		}
+		msg = msg[n:]
+	}
+}
+
+// announce is a path on the wire.
+func (m *model) announce(p *modelPeer, prefix netip.Prefix, path modelPath) {
+	b := []byte{0x40, 1, 1, 0}
+	var as []byte
+	if len(path.path) > 0 {
+		as = []byte{2, byte(len(path.path))}
+	}
+	for _, n := range path.path {
+		if p.as4 {
+			as = binary.BigEndian.AppendUint32(as, n)
+		} else {
+			as = binary.BigEndian.AppendUint16(as, uint16(n))
+		}
+	}
+	b = append(append(b, 0x40, 2, byte(len(as))), as...)
+	if path.pref != 0 {
+		b = binary.BigEndian.AppendUint32(append(b, 0x40, 5, 4), path.pref)
+	}
+	if len(path.communities) > 0 {
+		b = append(b, 0xc0, 8, byte(4*len(path.communities)))
+		for _, c := range path.communities {
+			b = binary.BigEndian.AppendUint32(b, c)
+		}
+	}
+	var pack wire.Packer
+	if err := pack.Announce(wire.IPv4, path.hop.AsSlice(), b); err != nil {
+		m.t.Fatal(err)
+	}
+	pack.Add(wire.FromNetip(prefix))
+	m.send(p, wire.UpdateMessage, pack.Bytes())
+}
+
+// up begins a session.
+func (m *model) up(p *modelPeer, forwarding bool) {
+	s := &fsm.Session{AS4: p.as4, Refresh: true, EnhancedRefresh: p.llgr, GracefulRestart: p.gr, LongestSent: wire.MaxLen}
+	s.Peer = fsm.Open{AS: p.config.AS, ID: p.id}
+	s.Wire.Family[wire.IPv4].Enabled = true
+	s.Peer.GracefulRestart, s.Peer.RestartTime = p.gr, restart
+	s.Peer.Family[wire.IPv4] = fsm.FamilyCapabilities{Enabled: true, Restart: p.gr, Forwarding: p.gr && forwarding}
+	if p.llgr {
+		s.Peer.Family[wire.IPv4].StaleTime = staleTime
+	}
+	p.s, p.had, p.demand = s, map[netip.Prefix]string{}, nil
+	p.p.local = modelLocal
+	m.c.up(p.p, s, func() { p.woken = true })
+	switch {
+	case len(p.says) == 0:
+		p.stage = nothing
+	case p.gr && forwarding:
+		p.stage, p.until = announcing, m.now.Add(announcingTime)
+	default:
+		p.sweep()
+	}
+}
+
+func (p *modelPeer) sweep() {
+	p.stage = nothing
+	maps.DeleteFunc(p.says, func(_ netip.Prefix, path modelPath) bool { return path.stale })
+}
+
+func (p *modelPeer) age(longLived bool) {
+	for prefix, path := range p.says {
+		path.stale = true
+		path.longLived = path.longLived || longLived
+		p.says[prefix] = path
+	}
+}
+
+func (m *model) down(p *modelPeer, r fsm.Reason) {
+	m.c.down(p.p, p.s, r)
+	p.s = nil
+	p.age(false)
+	if p.gr && r.Cause == fsm.Lost {
+		p.stage, p.until = awaited, m.now.Add(restart)
+	} else {
+		p.sweep()
+	}
+}
+
+func (m *model) pass(d time.Duration) {
+	m.now = m.now.Add(d)
+	m.c.at(m.now)
+	m.c.tick()
+	for _, p := range m.peers {
+		if p.stage == nothing || m.now.Before(p.until) {
+			continue
+		}
+		if p.stage != awaited || !p.llgr || len(p.says) == 0 {
+			p.sweep()
+			continue
+		}
+		p.stage, p.until = longLived, m.now.Add(staleTime)
+		p.age(true)
+		maps.DeleteFunc(p.says, func(_ netip.Prefix, path modelPath) bool { return slices.Contains(path.communities, noLLGR) })
+	}
+}
+
+// drain applies what a peer is sent.
+func (p *modelPeer) drain(limit int) {
+	if p.s == nil || !p.woken {
+		return
+	}
+	out := p.p.member.Next(limit)
+	p.woken = len(out) > 0
+	d := wire.Decoder{Session: p.s.Wire}
+	for _, b := range out {
+		for len(b) > 0 {
+			t, body, n, err := wire.Frame(b, wire.MaxLen)
+			if err != nil || n == 0 {
+				p.t.Fatal(err)
+			}
+			b = b[n:]
+			if t == wire.RouteRefresh {
+				if body[2] == 1 {
+					p.demand = map[netip.Prefix]bool{}
+					for prefix := range p.had {
+						p.demand[prefix] = true
+					}
+					continue
+				}
+				for prefix := range p.demand {
+					delete(p.had, prefix)
+				}
+				p.demand = nil
+				continue
+			}
+			var u wire.Update
+			if err := d.Decode(body, &u); err != nil {
+				p.t.Fatal(err)
+			}
+			for prefix, ok := u.Withdrawn.Next(); ok; prefix, ok = u.Withdrawn.Next() {
+				delete(p.had, prefix.Netip())
+			}
+			for prefix, ok := u.Announced.Next(); ok; prefix, ok = u.Announced.Next() {
+				h, r, err := p.sets.Intern(attrs.Context{External: p.external(), AS4: p.as4, Reachable: true}, u.Attrs, nil)
+				if err != nil || r.Verdict != attrs.Accept {
+					p.t.Fatalf("%s sent %v, %v", prefix.Netip(), r, err)
+				}
+				p.had[prefix.Netip()] = viewText(p.sets.View(h))
+				delete(p.demand, prefix.Netip())
+			}
+		}
+	}
+}
+
+func viewText(v attrs.View) string {
+	c := slices.Sorted(v.Communities())
+	pref, originator := uint32(0), uint32(0)
+	if v.Flags&attrs.HasLocalPref != 0 {
+		pref = v.LocalPref
+	}
+	if v.Flags&attrs.HasOriginator != 0 {
+		originator = v.Originator
+	}
+	return textOf(v.NextHopAddr(), v.PathText(), pref, c, originator, slices.Collect(v.Clusters()))
+}
+
+func textOf(hop netip.Addr, path string, pref uint32, communities []uint32, originator uint32, clusters []uint32) string {
+	return fmt.Sprintf("via %s [%s] pref %d %v from %d by %v", hop, path, pref, communities, originator, clusters)
+}
+
+func pathText(list []uint32) string { return strings.Trim(fmt.Sprint(list), "[]") }
+
+// candidate is a path that may be chosen, as the policy has made it.
+type candidate struct {
+	modelPath
+	from *modelPeer // nil: own
+}
+
+func (c *candidate) is(community uint32) bool { return slices.Contains(c.communities, community) }
+
+// best is the reference's choice.
+func (m *model) best(prefix netip.Prefix) *candidate {
+	var all []candidate
+	if o, ok := m.own[prefix]; ok {
+		all = append(all, candidate{modelPath{pref: o.LocalPref, hop: o.NextHop}, nil})
+	}
+	for _, p := range m.peers {
+		path, ok := p.says[prefix]
+		if !ok || slices.Contains(path.path, modelAS) || bit(m.policy.refuse, prefix) && p.config.Addr.As4()[3]%2 == 1 {
+			continue
+		}
+		path.communities = slices.Clone(path.communities)
+		if bit(m.policy.prefer, prefix) {
+			path.pref, path.communities = 300, append(path.communities, 7)
+		}
+		if path.longLived {
+			path.communities = append(path.communities, llgrStale)
+		}
+		all = append(all, candidate{path, p})
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	rank := func(c candidate) []int {
+		yes := func(b bool) int {
+			if b {
+				return 0
+			}
+			return 1
+		}
+		id := 0
+		if c.from != nil {
+			id = int(c.from.id)
+		}
+		return []int{yes(!c.is(llgrStale)), -int(cmp.Or(c.pref, 100)), yes(c.from == nil), len(c.path), yes(c.from != nil && c.from.external()), id}
+	}
+	slices.SortFunc(all, func(a, b candidate) int { return slices.Compare(rank(a), rank(b)) })
+	return &all[0]
+}
+
+// sent is what a peer should have of a prefix; empty: nothing.
+func (m *model) sent(to *modelPeer, prefix netip.Prefix) string {
+	b := m.best(prefix)
+	if b == nil || b.from == to || to.config.ExportKey[0] != 'x' && bit(m.policy.withhold, prefix) {
+		return ""
+	}
+	if f := b.from; f != nil {
+		if b.is(noAdv) || to.external() && b.is(noExport) || b.is(llgrStale) && !to.llgr || slices.Contains(b.path, to.config.AS) ||
+			!to.external() && !f.external() && !to.config.ClusterID.IsValid() && !f.config.ClusterID.IsValid() {
+			return ""
+		}
+	}
+	c := slices.Sorted(slices.Values(b.communities))
+	if to.external() {
+		hop := b.hop
+		if b.from != nil {
+			hop = modelLocal
+		}
+		return textOf(hop, pathText(append([]uint32{modelAS}, b.path...)), 0, c, 0, nil)
+	}
+	if b.from != nil && !b.from.external() {
+		return textOf(b.hop, pathText(b.path), cmp.Or(b.pref, 100), c, b.from.id, []uint32{5})
+	}
+	return textOf(b.hop, pathText(b.path), cmp.Or(b.pref, 100), c, 0, nil)
+}
+
+// TestModel runs a core beside the reference: random paths, sessions that come and go
+// with graceful restart and without, policies that change, refreshes, time that
+// passes, and peers that read little. Once all is done each peer has what the
+// reference says, and so has the caller; with peers in groups, or each in its own.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		grouped := rapid.Bool().Draw(t, "grouped")
+		now := time.Unix(1e9, 0)
+		m := &model{t: t, now: now, own: map[netip.Prefix]Origin{}, read: map[netip.Prefix]string{}}
+		m.c = newCore(Options{AS: modelAS, RouterID: netip.MustParseAddr("0.0.0.99"), Policy: m.policy}, now)
+		for i := range 5 {
+			p := &modelPeer{t: t, id: uint32(20 - i), as4: i != 3, llgr: i%2 == 0, gr: i != 1, sets: attrs.NewTable(), says: map[netip.Prefix]modelPath{}}
+			p.config = Peer{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), AS: modelAS, ExportKey: "x"}
+			if i >= 3 {
+				p.config.AS = uint32(64990 + i)
+			}
+			if i < 2 {
+				p.config.ClusterID = netip.MustParseAddr("0.0.0.5")
+			}
+			if i == 2 || i == 4 {
+				p.config.ExportKey = "y"
+			}
+			if !grouped {
+				p.config.ExportKey += fmt.Sprint(i)
+			}
+			p.config.Families[wire.IPv4] = Family{Enabled: true}
+			if p.llgr {
+				p.config.Families[wire.IPv4].StaleTime = 2 * staleTime
+			}
+			p.p = m.c.addPeer(p.config)
+			m.peers = append(m.peers, p)
+		}
+		any := func(t *rapid.T, up bool) *modelPeer {
+			p := rapid.SampledFrom(m.peers).Draw(t, "peer")
+			if (p.s != nil) != up {
+				t.Skip()
+			}
+			return p
+		}
+		prefix := func(t *rapid.T) netip.Prefix { return rapid.SampledFrom(modelPrefixes).Draw(t, "prefix") }
+		take := func(n int) bool {
+			return m.c.take(n, func(Event) {}, func(p netip.Prefix, chosen func(func(*Path) bool)) {
+				next, stop := iter.Pull(chosen)
+				defer stop()
+				if path, ok := next(); ok {
+					m.read[p] = path.Peer.String()
+				} else {
+					delete(m.read, p)
+				}
+			})
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"announce": func(t *rapid.T) {
+				p, prefix := any(t, true), prefix(t)
+				path := modelPath{hop: netip.AddrFrom4([4]byte{10, 7, 0, byte(rapid.IntRange(1, 2).Draw(t, "hop"))})}
+				if p.external() {
+					path.path = append([]uint32{p.config.AS}, rapid.SliceOfN(rapid.SampledFrom([]uint32{1, 64993, 64994, modelAS}), 0, 2).Draw(t, "path")...)
+				} else {
+					path.pref = rapid.SampledFrom([]uint32{50, 100, 200}).Draw(t, "pref")
+				}
+				path.communities = slices.Compact(slices.Sorted(slices.Values(rapid.SliceOfN(rapid.SampledFrom([]uint32{1, noLLGR, noExport, noAdv}), 0, 2).Draw(t, "communities"))))
+				m.announce(p, prefix, path)
+				p.says[prefix] = path
+			},
+			"withdraw": func(t *rapid.T) {
+				p, prefix := any(t, true), prefix(t)
+				var pack wire.Packer
+				pack.Withdraw(wire.IPv4)
+				pack.Add(wire.FromNetip(prefix))
+				m.send(p, wire.UpdateMessage, pack.Bytes())
+				delete(p.says, prefix)
+			},
+			"own": func(t *rapid.T) {
+				var list []Origin
+				clear(m.own)
+				for _, i := range rapid.SliceOfDistinct(rapid.IntRange(0, 3), rapid.ID).Draw(t, "own") {
+					o := Origin{Prefix: modelPrefixes[i], NextHop: netip.MustParseAddr("10.9.9.1"), LocalPref: 150}
+					list, m.own[o.Prefix] = append(list, o), o
+				}
+				m.c.announce(list)
+			},
+			"up": func(t *rapid.T) { m.up(any(t, false), rapid.Bool().Draw(t, "forwarding")) },
+			"down": func(t *rapid.T) {
+				r := rapid.SampledFrom([]fsm.Reason{{Cause: fsm.Lost}, {Cause: fsm.Received, Notification: fsm.Cease(fsm.CeaseShutdown, "")}}).Draw(t, "reason")
+				m.down(any(t, true), r)
+			},
+			"end": func(t *rapid.T) {
+				p := any(t, true)
+				var pack wire.Packer
+				pack.EndOfRIB(wire.IPv4)
+				m.send(p, wire.UpdateMessage, pack.Bytes())
+				if p.stage == announcing {
+					p.sweep()
+				}
+			},
+			"refresh begins": func(t *rapid.T) {
+				p := any(t, true)
+				if !p.s.EnhancedRefresh {
+					t.Skip()
+				}
+				m.send(p, wire.RouteRefresh, wire.AppendMessage(nil, wire.RouteRefresh, []byte{0, 1, 1, 1}))
+				p.age(false)
+				p.stage, p.until = announcing, m.now.Add(announcingTime)
+			},
+			"refresh ends": func(t *rapid.T) {
+				p := any(t, true)
+				if !p.s.EnhancedRefresh {
+					t.Skip()
+				}
+				m.send(p, wire.RouteRefresh, wire.AppendMessage(nil, wire.RouteRefresh, []byte{0, 1, 2, 1}))
+				if p.stage == announcing {
+					p.sweep()
+				}
+			},
+			"asks": func(t *rapid.T) {
+				m.send(any(t, true), wire.RouteRefresh, wire.AppendMessage(nil, wire.RouteRefresh, []byte{0, 1, 0, 1}))
+			},
+			"policy": func(t *rapid.T) {
+				old := m.policy
+				mask := rapid.IntRange(0, 15)
+				m.policy = modelPolicy{mask.Draw(t, "refuse"), mask.Draw(t, "prefer"), mask.Draw(t, "withhold")}
+				m.c.setPolicy(m.policy)
+				s := Scope{Import: true, Export: true}
+				if rapid.Bool().Draw(t, "scope") {
+					s.Within = []netip.Prefix{}
+					for i, p := range modelPrefixes {
+						if ((old.refuse^m.policy.refuse)|(old.prefer^m.policy.prefer)|(old.withhold^m.policy.withhold))>>i&1 == 1 {
+							s.Within = append(s.Within, p)
+						}
+					}
+				}
+				m.c.rejudge(s)
+			},
+			"time": func(t *rapid.T) {
+				m.pass(rapid.SampledFrom([]time.Duration{time.Second, restart, staleTime}).Draw(t, "time"))
+			},
+			"work": func(*rapid.T) { m.c.work() },
+			"take": func(*rapid.T) { take(2) },
+			"read": func(t *rapid.T) {
+				any(t, true).drain(rapid.SampledFrom([]int{1, 1 << 16}).Draw(t, "limit"))
+			},
+		})
+		for m.c.work() {
+		}
+		for take(100) {
+		}
+		want := map[netip.Prefix]string{}
+		for _, prefix := range modelPrefixes {
+			if b := m.best(prefix); b != nil {
+				if want[prefix] = "invalid IP"; b.from != nil {
+					want[prefix] = b.from.config.Addr.String()
+				}
+			}
+		}
+		if !maps.Equal(m.read, want) {
+			t.Fatalf("the caller has %v, chosen are %v", m.read, want)
+		}
+		for i, p := range m.peers {
+			received := 0
+			q := m.c.query(Query{Table: Received, Peer: p.config.Addr}, func(path *Path) bool {
+				if said, ok := p.says[path.Prefix]; !ok || path.PathText() != pathText(said.path) || path.Stale != said.stale {
+					t.Fatalf("peer %d: received %s [%s] stale %t, announced %+v", i, path.Prefix, path.PathText(), path.Stale, said)
+				}
+				received++
+				return true
+			})
+			for !q() {
+			}
+			if s := m.c.status(p.p).Families[wire.IPv4]; received != len(p.says) || s.Received != received {
+				t.Fatalf("peer %d: %d received, counted %d, announced %v", i, received, s.Received, p.says)
+			}
+			if p.s == nil {
+				continue
+			}
+			for n := 0; p.woken; n++ {
+				if p.drain(1 << 12); n > 1000 {
+					t.Fatal("messages without end")
+				}
+			}
+			want := map[netip.Prefix]string{}
+			for _, prefix := range modelPrefixes {
+				if s := m.sent(p, prefix); s != "" {
+					want[prefix] = s
+				}
+			}
+			if !maps.Equal(p.had, want) {
+				t.Fatalf("peer %d has\n%v, where\n%v is to be advertised", i, p.had, want)
+			}
+			if n := m.c.status(p.p).Families[wire.IPv4].Advertised; n != len(want) {
+				t.Fatalf("peer %d: %d advertised, counted %d", i, len(want), n)
+			}
+		}
+		for _, p := range m.peers {
+			m.c.removePeer(p.p)
+		}
+		m.c.announce(nil)
+		for m.c.work() {
+		}
+		for take(100) {
+		}
+		if n := m.c.sets.Len(); n != 0 || m.c.rib.Len(wire.IPv4) != 0 || len(m.c.groups) != 0 || len(m.read) != 0 {
+			t.Fatalf("%d sets, %d prefixes, %d groups are left; the caller has %v", n, m.c.rib.Len(wire.IPv4), len(m.c.groups), m.read)
+		}
+	})
+}
