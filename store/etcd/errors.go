@@ -75,7 +75,7 @@ func (s *Store) sentence(err error) string {
 	case errors.Is(err, rpctypes.ErrUserEmpty):
 		return "authentication is required: set a user name and a password"
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		return "permission denied: the user needs a role that reads and writes " + store.RootPath + " and /routerd/"
+		return "permission denied: the user needs a role that reads and writes " + store.RootPath + " and /routerd/, or the less of configs/etcd/roles.sh"
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return "the database is full: compact and defragment it, then disarm the NOSPACE alarm"
 	case errors.Is(err, rpctypes.ErrNoLeader):

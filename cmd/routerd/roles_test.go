@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// TestEtcdRoles: with the least of etcd's rights, which configs/etcd/roles.sh gives, a
+// host does all its work, and nothing else can be done with them; a right that is taken
+// away is named, and touches nothing in the kernel.
+func TestEtcdRoles(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	h.quietIPv6()
+	socket := filepath.Join(h.dir, "ext.sock")
+	startStore(t, t.TempDir(), socket)
+	root := []string{"ETCDCTL_ENDPOINTS=unix://" + socket, "ETCDCTL_API=3"}
+	run := func(stdin string, args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(await.Context(t), args[0], args[1:]...)
+		cmd.Env, cmd.Stdin = append(os.Environ(), root...), strings.NewReader(stdin)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	script := filepath.Join("..", "..", "configs", "etcd", "roles.sh")
+	run("secret-one\nsecret-two\n", script, "node1", "node2")
+	run("", script, "--first", "node1")
+	run("top\n", "etcdctl", "user", "add", "root", "--interactive=false")
+	run("", "etcdctl", "user", "grant-role", "root", "root")
+	run("", "etcdctl", "auth", "enable")
+	root = append(root, "ETCDCTL_USER=root:top")
+	run("", script, "node1", "node2") // again: nothing is to be read
+
+	password := filepath.Join(h.dir, "password")
+	if err := os.WriteFile(password, []byte("secret-one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.config["datastore"] = map[string]any{"endpoints": []string{"unix://" + socket}, "dialTimeout": "1s", "username": "node1", "passwordFile": password}
+	h.config["bgp"] = map[string]any{"enabled": false}
+	r := h.start()
+	r.ready()
+	run("", script, "--first-done", "node1")
+	comesAndGoes(t, r, "pod1")
+	r.tells(1, "this host looks for leaks of the whole cluster")
+	enough := func() {
+		t.Helper()
+		if denied := r.log.lines("permission denied"); len(denied) > 0 {
+			t.Errorf("a right was missed: %s", denied)
+		}
+	}
+	enough()
+	r.kill(syscall.SIGKILL)
+	r = h.start()
+	r.ready()
+	comesAndGoes(t, r, "pod2")
+	enough()
+
+	// What a thief of these rights cannot do.
+	thief, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, Username: "node1", Password: "secret-one", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer thief.Close()
+	const resources = "/calico/resources/v3/projectcalico.org/"
+	for _, key := range []string{
+		resources + "globalnetworkpolicies/default.x", resources + "networkpolicies/default/default.x", resources + "ippools/x", resources + "bgppeers/x",
+		resources + "felixconfigurations/default", resources + "clusterinformations/default", resources + "tiers/x", resources + "hostendpoints/x",
+		resources + "nodes/node2", resources + "nodes/node11", "/calico/ipam/v2/config",
+		"/routerd/v1/secrets/reach", "/routerd/v1/presences/node2", "/routerd/v1/incarnations/node2", "/elsewhere",
+	} {
+		if _, err := thief.Put(t.Context(), key, "{}"); err == nil || !strings.Contains(err.Error(), "permission denied") {
+			t.Errorf("write %s: %v", key, err)
+		}
+		if _, err := thief.Delete(t.Context(), key); err == nil || !strings.Contains(err.Error(), "permission denied") {
+			t.Errorf("delete %s: %v", key, err)
+		}
+	}
+	if _, err := thief.Get(t.Context(), "/elsewhere"); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("read of others' keys: %v", err)
+	}
+	// And what he can: docs/security.md says so.
+	if _, err := thief.Get(t.Context(), resources+"globalnetworkpolicies/", clientv3.WithPrefix()); err != nil {
+		t.Errorf("read policies: %v", err)
+	}
+	if _, err := thief.Put(t.Context(), "/calico/ipam/v2/handle/of-another", `{"block":{},"deleted":false}`); err != nil {
+		t.Errorf("write of addresses: %v", err)
+	}
+
+	// A right that goes while the host runs.
+	if _, err := r.attach("stays"); err != nil {
+		t.Fatal(err)
+	}
+	m := r.monitor()
+	const blocks = "/calico/ipam/v2/assignment/"
+	run("", "etcdctl", "role", "revoke-permission", "routerd-node", blocks, "--prefix=true")
+	// etcd asks for rights when something is read or written, and not of a watch.
+	if _, err := r.attach("during"); err != nil {
+		t.Errorf("ADD without the right to write it down: %v", err)
+	}
+	await.Until(t, "the loss is named, with the cure", func() error {
+		return mentions(strings.Join(r.log.lines("permission denied"), " "), "permission denied", "configs/etcd/roles.sh")
+	})
+	ofWorkloads := func(change string) bool {
+		return strings.Contains(change, "cali") || strings.HasPrefix(change, "link/ether ee:ee")
+	}
+	if got := slices.DeleteFunc(m.changes(), ofWorkloads); len(got) > 0 {
+		t.Errorf("a right that went changed in the kernel:\n%s", strings.Join(got, "\n"))
+	}
+	run("", "etcdctl", "role", "grant-permission", "routerd-node", "readwrite", blocks, "--prefix=true")
+	all, err := etcd.Open(t.Context(), etcd.Config{Endpoints: []string{"unix://" + socket}, Username: "root", Password: "top"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	await.Until(t, "the datastore knows of it when the right is back", func() error {
+		held, endpoints, err := holders(t, all)
+		if err == nil && (len(held) != 2 || len(endpoints) != 2) {
+			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
+		}
+		return err
+	})
+	comesAndGoes(t, r, "pod3")
+}
+
+// comesAndGoes attaches a workload and takes it away.
+func comesAndGoes(t *testing.T, r *running, id string) {
+	t.Helper()
+	if _, err := r.attach(id); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.detach(id); err != nil {
+		t.Fatal(err)
+	}
+}
