@@ -101,6 +101,9 @@ func encode(key Key, value any, oldRaw []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if tiered(key.Kind) || key.Kind == KindProfile {
+		spec = withoutEmptySides(spec, oldRaw)
+	}
 	s := stored{Kind: key.Kind, APIVersion: APIVersion, Metadata: storedMetaOf(meta), Spec: spec}
 	if tiered(key.Kind) {
 		s.Metadata.Annotations = annotatePolicy(key.Name, meta.Annotations, oldRaw)
@@ -115,6 +118,19 @@ func encode(key Key, value any, oldRaw []byte) ([]byte, error) {
 		s.Status = statusOf(oldRaw)
 	}
 	return json.Marshal(s)
+}
+
+// withoutEmptySides removes the sides of rules that ask for nothing: Calico stores none,
+// and the API module's types write them always. What an older Calico wrote has them,
+// and keeps them. A rule's action stands before them, and within a string of JSON their
+// quotes would be escaped.
+func withoutEmptySides(spec, oldRaw []byte) []byte {
+	for _, side := range []string{`,"source":{}`, `,"destination":{}`} {
+		if !bytes.Contains(oldRaw, []byte(side)) {
+			spec = bytes.ReplaceAll(spec, []byte(side), nil)
+		}
+	}
+	return spec
 }
 
 // statusOf returns the status of a stored object, or an empty one.

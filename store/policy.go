@@ -13,10 +13,10 @@ import (
 // keeps it equal to spec.tier.
 const LabelTier = "projectcalico.org/tier"
 
-// annotationMetadata holds, in what is stored of a policy, the name that its
+// AnnotationMetadata holds, in what is stored of a policy, the name that its
 // user gave it. It belongs to the store: readers do not see it. Objects of
 // before Calico v3.32 lack it.
-const annotationMetadata = "projectcalico.org/metadata"
+const AnnotationMetadata = "projectcalico.org/metadata"
 
 // tiered reports whether objects of the kind stand in a tier.
 func tiered(kind Kind) bool {
@@ -34,7 +34,7 @@ func hasUserName(raw []byte) bool {
 			Annotations map[string]string `json:"annotations"`
 		} `json:"metadata"`
 	}
-	return json.Unmarshal(raw, &o) == nil && o.Metadata.Annotations[annotationMetadata] != ""
+	return json.Unmarshal(raw, &o) == nil && o.Metadata.Annotations[AnnotationMetadata] != ""
 }
 
 // annotatePolicy returns the annotations as they are stored. An object of an
@@ -54,12 +54,12 @@ func annotatePolicy(name string, annotations map[string]string, oldRaw []byte) m
 	if stored == nil {
 		stored = make(map[string]string, 1)
 	}
-	stored[annotationMetadata] = string(value)
+	stored[AnnotationMetadata] = string(value)
 	return stored
 }
 
 func dropPolicyAnnotation(m *metav1.ObjectMeta) {
-	delete(m.Annotations, annotationMetadata)
+	delete(m.Annotations, AnnotationMetadata)
 	if len(m.Annotations) == 0 {
 		m.Annotations = nil
 	}

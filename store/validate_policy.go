@@ -1,6 +1,7 @@
 package store
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 
@@ -20,8 +21,10 @@ func (c *checker) policyKind(v any) bool {
 	case *v3.NetworkPolicy, *v3.GlobalNetworkPolicy:
 	case *v3.StagedNetworkPolicy:
 		c.stagedAction(o.Spec.StagedAction)
+		c.stagedDelete(o.Spec.StagedAction, &o.Spec)
 	case *v3.StagedGlobalNetworkPolicy:
 		c.stagedAction(o.Spec.StagedAction)
+		c.stagedDelete(o.Spec.StagedAction, &o.Spec)
 	case *v3.StagedKubernetesNetworkPolicy:
 		c.stagedAction(o.Spec.StagedAction)
 		for i, t := range o.Spec.PolicyTypes {
@@ -113,6 +116,23 @@ func (c *checker) globalPolicy(p *v3.GlobalNetworkPolicySpec) {
 
 func (c *checker) stagedAction(a v3.StagedAction) {
 	c.oneOf("spec.stagedAction", string(a), string(v3.StagedActionSet), string(v3.StagedActionDelete), string(v3.StagedActionLearn), string(v3.StagedActionIgnore))
+}
+
+// stagedDelete refuses what the deletion of a policy has no use for: it names the policy
+// and its tier. The types follow from the rules that are not there.
+func (c *checker) stagedDelete(a v3.StagedAction, spec any) {
+	if a != v3.StagedActionDelete {
+		return
+	}
+	v := reflect.ValueOf(spec).Elem()
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		switch name {
+		case "stagedAction", "tier", "types":
+		default:
+			c.reject(!v.Field(i).IsZero(), "spec."+name, nil, "must be left out where stagedAction is Delete")
+		}
+	}
 }
 
 // policyName takes one DNS label or two, and Kubernetes' policies under the

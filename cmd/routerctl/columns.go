@@ -30,7 +30,7 @@ func columnsOf(kind store.Kind, globalAS string) columns {
 	case store.KindIPPool:
 		return columns{
 			[]string{"NAME", "CIDR", "SELECTOR"},
-			[]string{"NAME", "CIDR", "NAT", "IPIPMODE", "VXLANMODE", "DISABLED", "DISABLEBGPEXPORT", "SELECTOR"},
+			[]string{"NAME", "CIDR", "NAT", "IPIPMODE", "VXLANMODE", "DISABLED", "DISABLEBGPEXPORT", "SELECTOR", "ASSIGNMENTMODE"},
 			poolCells,
 		}
 	case store.KindIPReservation:
@@ -120,6 +120,7 @@ func poolCells(v any) map[string]string {
 		"DISABLED":         strconv.FormatBool(s.Disabled),
 		"DISABLEBGPEXPORT": strconv.FormatBool(s.DisableBGPExport),
 		"SELECTOR":         s.NodeSelector,
+		"ASSIGNMENTMODE":   orDash(s.AssignmentMode),
 	}
 }
 

@@ -22,7 +22,12 @@ const commandsDoc = "../../docs/commands.md"
 func TestCommandReference(t *testing.T) {
 	a := &app{stdout: io.Discard, stderr: io.Discard, getenv: func(string) string { return "" }, resolveLab: labcmd.Socket}
 	var b bytes.Buffer
-	b.WriteString("# Commands of routerctl\n\nMade from the commands' own help (`go test ./cmd/routerctl -run TestCommandReference -update`).\n")
+	written, err := os.ReadFile("testdata/calicoctl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Write(written)
+	b.WriteString("\nMade from the commands' own help (`go test ./cmd/routerctl -run TestCommandReference -update`).\n")
 	root := a.command()
 	writeFlags(&b, "Flags of every command", root.PersistentFlags())
 	document(&b, root)

@@ -22,13 +22,15 @@ func JSON(o store.Object) (json.RawMessage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("print %s: %w", o.Key, err)
 	}
-	if o.Revision == 0 {
+	if o.Revision == 0 && !bytes.Contains(raw, []byte(store.AnnotationMetadata)) {
 		return raw, nil
 	}
-	return withResourceVersion(raw, o)
+	return shown(raw, o)
 }
 
-func withResourceVersion(raw []byte, o store.Object) (json.RawMessage, error) {
+// shown returns what is stored with the revision, and without the annotation that is
+// the store's own.
+func shown(raw []byte, o store.Object) (json.RawMessage, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
 		return nil, fmt.Errorf("print %s: %w", o.Key, err)
@@ -37,8 +39,25 @@ func withResourceVersion(raw []byte, o store.Object) (json.RawMessage, error) {
 	if err := json.Unmarshal(members["metadata"], &meta); err != nil {
 		return nil, fmt.Errorf("print %s: metadata: %w", o.Key, err)
 	}
-	meta["resourceVersion"] = json.RawMessage(strconv.Quote(strconv.FormatInt(int64(o.Revision), 10)))
+	var annotations map[string]string
+	if raw := meta["annotations"]; raw != nil {
+		if err := json.Unmarshal(raw, &annotations); err != nil {
+			return nil, fmt.Errorf("print %s: metadata.annotations: %w", o.Key, err)
+		}
+	}
 	var err error
+	if _, ok := annotations[store.AnnotationMetadata]; ok {
+		delete(annotations, store.AnnotationMetadata)
+		if meta["annotations"], err = plain(annotations); err != nil {
+			return nil, fmt.Errorf("print %s: metadata.annotations: %w", o.Key, err)
+		}
+		if len(annotations) == 0 {
+			delete(meta, "annotations")
+		}
+	}
+	if o.Revision != 0 {
+		meta["resourceVersion"] = json.RawMessage(strconv.Quote(strconv.FormatInt(int64(o.Revision), 10)))
+	}
 	if members["metadata"], err = plain(meta); err != nil {
 		return nil, fmt.Errorf("print %s: metadata: %w", o.Key, err)
 	}

@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+
 	"github.com/routerd/routerd/store"
 )
 
@@ -139,6 +142,9 @@ func (r *reader) item(v *value, listKind store.Kind) {
 	default:
 		r.fail(v.line, "", "", "must be an object with apiVersion, kind, metadata and spec; found %s", found(v))
 		return
+	}
+	for _, twice := range v.spell([]string{"apiVersion", "kind", "metadata", "items"}) {
+		r.fail(twice.line, "", twice.name, "is given twice, in another case; keep one")
 	}
 	name := v.textOf("kind")
 	if name == "List" {
@@ -271,6 +277,7 @@ func (r *reader) resource(v *value, label string, target any, lines map[string]i
 		r.fail(lines["metadata.namespace"], label, "metadata.namespace", "%q: a %s belongs to no namespace; leave it out", meta.Namespace, kind)
 		return
 	}
+	generateName(meta)
 	store.SetDefaults(target)
 	if err := errors.Join(store.Validate(target), newerRules(kind, meta.Name, v)); err != nil {
 		r.invalid(v, label, err, lines)
@@ -293,6 +300,15 @@ func (r *reader) resource(v *value, label string, target any, lines map[string]i
 		HasStatus: status != nil && status.kind != null,
 		Unknown:   unknown,
 	})
+}
+
+// generateName gives an object that asks for it a name of its own, as Kubernetes does.
+func generateName(m *metav1.ObjectMeta) {
+	const suffix, longest = 5, 63
+	if m.Name == "" && m.GenerateName != "" {
+		m.Name = m.GenerateName[:min(len(m.GenerateName), longest-suffix)] + rand.String(suffix)
+	}
+	m.GenerateName = ""
 }
 
 // invalid reports what validation found, with the lines of the fields.

@@ -149,6 +149,13 @@ func rangeOf(t reflect.Type) string {
 
 func (c *checker) object(path string, t reflect.Type, v *value) {
 	known := fieldsOf(t)
+	names := make([]string, len(known))
+	for i, f := range known {
+		names[i] = f.name
+	}
+	for _, twice := range v.spell(names) {
+		c.fail(twice.line, join(path, twice.name), "is given twice, in another case; keep one")
+	}
 	for _, m := range v.members {
 		field := join(path, m.name)
 		if i := slices.IndexFunc(known, func(f knownField) bool { return f.name == m.name }); i >= 0 {

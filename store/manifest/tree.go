@@ -2,7 +2,9 @@ package manifest
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // value is a piece of a document, with the line on which it begins. YAML and
@@ -45,6 +47,22 @@ func (v *value) get(name string) *value {
 		}
 	}
 	return nil
+}
+
+// spell writes members by the names that are meant where they differ from those in
+// case alone, as Calico's tools read them. It returns those that then are there twice.
+func (v *value) spell(names []string) (twice []member) {
+	for i, m := range v.members {
+		at := slices.IndexFunc(names, func(name string) bool { return strings.EqualFold(name, m.name) })
+		switch {
+		case at < 0 || slices.Contains(names, m.name):
+		case v.get(names[at]) != nil:
+			twice = append(twice, m)
+		default:
+			v.members[i].name = names[at]
+		}
+	}
+	return twice
 }
 
 // textOf returns the text of a member, or "" when there is none.
