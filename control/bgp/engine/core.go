@@ -41,7 +41,7 @@ type core struct {
 	news    news
 	waiting restarting
 	orders  []order
-	path    Path   // scratch of judges
+	path    Path   // that others are shown
 	poke    func() // has the caller see to tasks, orders and times; it must not wait
 }
 

@@ -59,16 +59,21 @@ func (c *core) take(n int, event func(Event), change func(netip.Prefix, func(fun
 		})
 	}
 	hand()
+	// One function and one path for all prefixes: they are many.
+	var at wire.Prefix
+	var paths rib.Paths
+	all := func(yield func(*Path) bool) {
+		for p := range paths.All {
+			c.path = c.pathOf(at, p)
+			if !yield(&c.path) {
+				return
+			}
+		}
+	}
 	c.rib.Changes(forCaller, n, func(prefix wire.Prefix, chosen rib.Paths) {
 		c.news.taken[prefix.Family]++
-		change(prefix.Netip(), func(yield func(*Path) bool) {
-			for p := range chosen.All {
-				path := c.pathOf(prefix, p)
-				if !yield(&path) {
-					return
-				}
-			}
-		})
+		at, paths = prefix, chosen
+		change(prefix.Netip(), all)
 	})
 	hand()
 	return c.unread()
@@ -93,7 +98,8 @@ func (c *core) query(q Query, yield func(*Path) bool) (next func() (done bool)) 
 			return
 		}
 		for p := range all {
-			path := c.pathOf(prefix, p)
+			c.path = c.pathOf(prefix, p)
+			path := &c.path
 			if q.Table == Received {
 				if path.Peer != q.Peer {
 					continue
@@ -101,7 +107,7 @@ func (c *core) query(q Query, yield func(*Path) bool) (next func() (done bool)) 
 				path.Set = c.sets.Base(p.Set)
 				path.View = c.sets.View(path.Set)
 			}
-			if !yield(&path) {
+			if !yield(path) {
 				stopped = true
 				return
 			}
