@@ -113,6 +113,9 @@ func (c *core) regroup(p *peer) {
 
 // settle hands changes of the table on to the groups.
 func (c *core) settle() {
+	if c.halted {
+		return
+	}
 	for c.rib.Changes(forGroups, step, func(prefix wire.Prefix, chosen rib.Paths) {
 		for _, u := range c.groups {
 			c.export(u, prefix, chosen)

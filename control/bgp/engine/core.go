@@ -41,6 +41,7 @@ type core struct {
 	news    news
 	waiting restarting
 	orders  []order
+	halted  bool // nothing more is advertised or withdrawn: the engine ends
 	path    Path   // that others are shown
 	poke    func() // has the caller see to tasks, orders and times; it must not wait
 }
@@ -198,13 +199,15 @@ func (c *core) removePeer(p *peer) {
 
 // later has something done in steps, after what is under way.
 func (c *core) later(step func(n int) bool, done func()) {
-	c.tasks = append(c.tasks, task{step, done})
-	c.poke()
+	if !c.halted {
+		c.tasks = append(c.tasks, task{step, done})
+		c.poke()
+	}
 }
 
 // work does the next step of what is under way, and reports whether there is more.
 func (c *core) work() (more bool) {
-	if len(c.tasks) == 0 {
+	if len(c.tasks) == 0 || c.halted {
 		return false
 	}
 	t := c.tasks[0]
@@ -270,6 +273,11 @@ func (c *core) setPolicy(p Policy) {
 	c.policy = p
 	for _, q := range c.peers {
 		q.judge = p.Import(q.config)
+	}
+	for _, q := range c.ordered() {
+		if u := q.updates; u != nil {
+			u.of = q.config
+		}
 	}
 	for _, u := range c.groups {
 		u.judge = p.Export(u.of)

@@ -387,6 +387,7 @@ func (e *Engine) Stop(ctx context.Context, n *fsm.Notification) error {
 		l.Close()
 	}
 	e.mu.Lock()
+	e.core.halted = true // a session that ends has the others lose nothing
 	var list []*session
 	for _, s := range e.sessions {
 		list = append(list, s)
@@ -426,7 +427,7 @@ func (s *session) Up(session *fsm.Session, l *conn.Link) {
 func (s *session) Updates(session *fsm.Session) (out [][]byte) {
 	s.engine.mu.Lock()
 	defer s.engine.mu.Unlock()
-	if s.peer.session == session && s.peer.member != nil {
+	if s.peer.session == session && s.peer.member != nil && !s.engine.core.halted {
 		out = s.peer.member.Next(batchSize)
 	}
 	return out
