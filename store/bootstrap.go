@@ -27,7 +27,7 @@ func Bootstrap(ctx context.Context, s Store) error {
 			} else if !errors.Is(err, ErrNotFound) {
 				return fmt.Errorf("bootstrap the datastore: %w", err)
 			}
-			ops = append(ops, Op{If: IfAbsent(), Action: Put, Object: o})
+			ops = append(ops, Op{If: IfAbsent(), Action: Put, Role: Prepares, Object: o}) // each stands for itself
 		}
 		if len(ops) == 0 {
 			return nil

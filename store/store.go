@@ -74,10 +74,31 @@ const (
 	Remove               // delete the key; a key that does not exist is not an error
 )
 
+// Role says what an op is to its transaction where the datastore writes one
+// object at a time, as Kubernetes' API does: see [Store.Txn]. A datastore that
+// does all in one step has no use for it.
+type Role uint8
+
+// The roles of an [Op].
+const (
+	// Decides: with this op the transaction takes place. There is at most one Put
+	// or Remove that decides.
+	Decides Role = iota
+
+	// Prepares: it comes before the op that decides, and does no harm if that
+	// never comes.
+	Prepares
+
+	// Follows: it comes after the op that decides. If it never comes, whoever
+	// meets the objects next makes it good.
+	Follows
+)
+
 // Op is one step of a transaction.
 type Op struct {
 	If     Cond
 	Action Action
+	Role   Role
 	Object Object // for Check and Remove only its Key counts; for Put also Value and Raw
 }
 
@@ -134,12 +155,25 @@ type Store interface {
 	//
 	// No two ops may have one key, and there may be at most [MaxOps]: etcd
 	// takes no more.
+	//
+	// A datastore that writes one object at a time cannot keep that. It refuses,
+	// with [ErrInvalid], a transaction of which more than one Put or Remove
+	// decides. Of others it looks at the conditions of the Checks, does the ops
+	// that prepare, the one that decides, and those that follow, in this order. A
+	// condition that does not hold ends it with the *[ConflictError], unless the
+	// decision was taken: then the op is left out, and its answer has Revision 0.
+	// What prepares may stand although the transaction did not take place; where
+	// no op decides, each stands for itself.
 	Txn(ctx context.Context, ops ...Op) ([]Object, error)
 
 	// Watch delivers the present state of the kinds, then every change, in
 	// order, until ctx ends, when the channel is closed. After a lost
 	// connection or a compaction it reads the state again and delivers the
 	// difference: never a gap, never a deletion of what exists.
+	//
+	// A datastore that writes one object at a time keeps the order within a kind.
+	// Changes of two kinds may come in either order, and a batch's Revision is
+	// then the highest that was told of any of them.
 	Watch(ctx context.Context, kinds ...Kind) <-chan Batch
 
 	// Close releases the connection.

@@ -69,3 +69,48 @@ func TestFail(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// faultySequential makes the suite's faults out of the store's own.
+type faultySequential struct{ *memory.Sequential }
+
+func (f faultySequential) Compact(context.Context) error {
+	f.Store.Compact()
+	return nil
+}
+
+func (f faultySequential) Interrupt() func() { return faulty{f.Store}.Interrupt() }
+
+func (f faultySequential) PutRaw(ctx context.Context, path string, raw []byte) error {
+	return faulty{f.Store}.PutRaw(ctx, path, raw)
+}
+
+func TestConformanceSequential(t *testing.T) {
+	t.Parallel()
+	storetest.RunSequential(t, func(t *testing.T) store.Store {
+		s := memory.NewSequential()
+		t.Cleanup(func() { s.Close() })
+		return faultySequential{s}
+	})
+}
+
+// TestLetWrites: what a crash between two writes leaves is a beginning of the
+// transaction.
+func TestLetWrites(t *testing.T) {
+	t.Parallel()
+	for n := range 4 {
+		s := memory.NewSequential()
+		defer s.Close()
+		var ops []store.Op
+		for i, role := range []store.Role{store.Follows, store.Decides, store.Prepares} {
+			ops = append(ops, store.Op{Action: store.Put, Role: role, Object: store.Object{Key: store.HandleKey(string(rune('c' - i))), Value: &store.Handle{}}})
+		}
+		s.LetWrites(n)
+		if _, err := s.Txn(t.Context(), ops...); (err == nil) != (n >= 2) {
+			t.Errorf("after %d writes: %v", n, err)
+		}
+		objs, _, err := s.List(t.Context(), store.KindIPAMHandle, "")
+		if err != nil || len(objs) != n || n > 0 && objs[0].Key.Name != "a" {
+			t.Errorf("after %d writes there are %v, %v", n, objs, err)
+		}
+	}
+}

@@ -72,6 +72,15 @@ func (f *Feed) Wants(k store.Kind) bool { return f.wants[k] }
 type Item struct {
 	Key store.Key
 	Stored
+	Err error // why it cannot be decoded, where the backend knows
+}
+
+// Event returns the event that an item was written.
+func (it Item) Event() store.Event {
+	if it.Err != nil {
+		return store.Event{Key: it.Key, Object: store.Object{Key: it.Key, Revision: it.Revision, Raw: it.Raw}, Err: it.Err}
+	}
+	return Event(it.Key, it.Revision, it.Raw)
 }
 
 // Reset tells the complete state of the wanted kinds at rev. The consumer gets
@@ -79,16 +88,44 @@ type Item struct {
 func (f *Feed) Reset(rev store.Revision, items []Item) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.replace(rev, items, func(store.Key) bool { return true })
+	f.rev, f.synced = rev, true
+	f.err = nil // an outage that ended before it was told is no news
+	f.wake.Set()
+}
+
+// ResetPart is [Feed.Reset] for a backend that reads its state in parts: it tells
+// the complete state of those keys that belong to one.
+func (f *Feed) ResetPart(rev store.Revision, items []Item, belongs func(store.Key) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.replace(rev, items, belongs)
+	f.rev, f.synced = max(f.rev, rev), true
+	f.wake.Set()
+}
+
+// Synced tells that all was told again, after an outage in which nothing had to
+// be read anew.
+func (f *Feed) Synced() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.synced, f.err = true, nil
+	f.wake.Set()
+}
+
+// replace adds what differs between what the consumer knows of some keys and
+// what is there.
+func (f *Feed) replace(rev store.Revision, items []Item, belongs func(store.Key) bool) {
 	there := make(map[store.Key]bool, len(items))
 	for _, it := range items {
 		there[it.Key] = true
 		if f.known[it.Key].rev != it.Revision {
-			f.add(Event(it.Key, it.Revision, it.Raw))
+			f.add(it.Event())
 		}
 	}
 	var gone []store.Key
 	for key := range f.known {
-		if !there[key] {
+		if !there[key] && belongs(key) {
 			gone = append(gone, key)
 		}
 	}
@@ -96,9 +133,6 @@ func (f *Feed) Reset(rev store.Revision, items []Item) {
 	for _, key := range gone {
 		f.add(Deletion(key, rev))
 	}
-	f.rev, f.synced = rev, true
-	f.err = nil // an outage that ended before it was told is no news
-	f.wake.Set()
 }
 
 // Contradiction says in what way a complete state cannot follow from what the
