@@ -175,6 +175,9 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 		}
 	case store.KindIPAMHandle:
 		f.set("handleID", key.Name)
+		if string(f["block"]) == "null" {
+			f["block"] = json.RawMessage("{}") // a schema requires it
+		}
 	}
 	for name, v := range f {
 		if string(v) == "null" {

@@ -1,0 +1,182 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Proxy stands between a client and an API server, whose certificate it shows, and
+// makes faults. Make one with [Server.Proxy].
+type Proxy struct {
+	URL string
+
+	server *http.Server
+
+	mu      sync.Mutex
+	down    bool
+	expire  map[string]bool // paths of which the next watch from a revision is answered with 410
+	writes  int             // how many are let through; negative: all
+	fail    func(*http.Request) (status int, body string)
+	running map[*http.Request]context.CancelFunc
+	seen    []*url.URL // since the last [Proxy.Requests]
+}
+
+// Proxy starts a proxy in front of the server. [Proxy.Close] ends it.
+func (s *Server) Proxy() (*Proxy, error) {
+	target, err := url.Parse(s.URL)
+	if err != nil {
+		return nil, err
+	}
+	pemText, err := os.ReadFile(s.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pemText) {
+		return nil, fmt.Errorf("%s holds no certificate", s.CAFile)
+	}
+	p := &Proxy{writes: -1, running: make(map[*http.Request]context.CancelFunc)}
+	pass := httputil.NewSingleHostReverseProxy(target)
+	pass.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, MaxIdleConnsPerHost: 32}
+	pass.FlushInterval = -1
+	pass.ErrorLog = log.New(io.Discard, "", 0) // cut connections are what it is for
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p.URL = "https://" + l.Addr().String()
+	p.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(w, r, pass) }), ReadHeaderTimeout: time.Minute, ErrorLog: pass.ErrorLog}
+	go func() {
+		if err := p.server.ServeTLS(l, s.CAFile, filepath.Join(filepath.Dir(s.CAFile), "apiserver.key")); !errors.Is(err, http.ErrServerClosed) {
+			panic(err) // a test's helper: there is nobody to tell
+		}
+	}()
+	return p, nil
+}
+
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	p.mu.Lock()
+	p.seen = append(p.seen, r.URL)
+	down := p.down
+	if write := r.Method != http.MethodGet; write && !down && p.writes >= 0 {
+		if p.writes == 0 {
+			down = true
+		} else {
+			p.writes--
+		}
+	}
+	fail := p.fail
+	gone := false
+	if q := r.URL.Query(); q.Get("watch") != "" && q.Get("sendInitialEvents") == "" && p.expire[r.URL.Path] {
+		delete(p.expire, r.URL.Path)
+		gone = true
+	}
+	if !down {
+		p.running[r] = cancel
+	}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.running, r)
+		p.mu.Unlock()
+	}()
+	if down {
+		panic(http.ErrAbortHandler) // the connection is cut
+	}
+	if gone {
+		answer(w, http.StatusGone, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old resource version"}`)
+		return
+	}
+	if fail != nil {
+		if status, body := fail(r); status != 0 {
+			answer(w, status, body)
+			return
+		}
+	}
+	pass.ServeHTTP(w, r.WithContext(ctx))
+}
+
+func answer(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, body) // the client may have gone
+}
+
+// Interrupt cuts every connection and takes no other until heal is called.
+func (p *Proxy) Interrupt() (heal func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.down = true
+	p.cut()
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.down = false
+	}
+}
+
+// cut ends what runs. The lock is held.
+func (p *Proxy) cut() {
+	for _, cancel := range p.running {
+		cancel()
+	}
+}
+
+// Expire ends every watch, and answers the next one from a revision, of each of
+// these paths, that its history is gone.
+func (p *Proxy) Expire(paths ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expire = make(map[string]bool, len(paths))
+	for _, path := range paths {
+		p.expire[path] = true
+	}
+	p.cut()
+}
+
+// LetWrites lets n writes through and cuts those after them; negative: all pass.
+func (p *Proxy) LetWrites(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.writes = n
+}
+
+// Fail answers those requests itself for which fail returns a status; nil: none.
+func (p *Proxy) Fail(fail func(*http.Request) (status int, body string)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fail = fail
+}
+
+// Requests returns what was asked for since the last call.
+func (p *Proxy) Requests() []*url.URL {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seen := p.seen
+	p.seen = nil
+	return seen
+}
+
+// Close ends the proxy and what runs through it.
+func (p *Proxy) Close() {
+	p.mu.Lock()
+	p.down = true
+	p.cut()
+	p.mu.Unlock()
+	p.server.Close()
+}

@@ -1,0 +1,158 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/routerd/routerd/control/async"
+)
+
+const (
+	// callTimeout bounds one request that is no watch.
+	callTimeout = 30 * time.Second
+	// readTries is how often a read is tried that a server could not serve.
+	readTries = 3
+	// retryMin and retryMax bound the pause between tries where the server names
+	// none.
+	retryMin = 100 * time.Millisecond
+	retryMax = 5 * time.Second
+
+	jsonType  = "application/json"
+	patchType = "application/merge-patch+json"
+)
+
+// client makes requests of an API.
+type client struct {
+	http *http.Client
+	base string // before paths
+}
+
+// request is one of these.
+type request struct {
+	method, path string
+	query        url.Values
+	contentType  string
+	body         []byte
+}
+
+// statusError is the answer of a server that did not do what was asked.
+type statusError struct {
+	req     request
+	code    int
+	reason  string // of Kubernetes, as "AlreadyExists"
+	message string
+	after   time.Duration // before another try, if the server says so
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("%s %s: %d %s: %s", e.req.method, e.req.path, e.code, e.reason, e.message)
+}
+
+// status is how the API says that it did not do something.
+type status struct {
+	Message string `json:"message"`
+	Reason  string `json:"reason"`
+	Code    int    `json:"code"`
+	Details struct {
+		RetryAfterSeconds int `json:"retryAfterSeconds"`
+	} `json:"details"`
+}
+
+// send makes a request once. The caller closes the answer's body.
+func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
+	target := c.base + r.path
+	if len(r.query) > 0 {
+		target += "?" + r.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, target, bytes.NewReader(r.body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", jsonType)
+	if r.contentType != "" {
+		req.Header.Set("Content-Type", r.contentType)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode/100 == 2 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return nil, err
+	}
+	e := &statusError{req: r, code: resp.StatusCode, message: string(text)}
+	var s status
+	if json.Unmarshal(text, &s) == nil && s.Message != "" {
+		e.reason, e.message = s.Reason, s.Message
+		e.after = time.Duration(s.Details.RetryAfterSeconds) * time.Second
+	}
+	if n, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
+		e.after = time.Duration(n) * time.Second
+	}
+	return nil, e
+}
+
+// call makes a request and returns the answer. What was certainly not done, and
+// reads, are tried again.
+func (c *client) call(ctx context.Context, r request) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		answer, err := c.once(ctx, r)
+		if err == nil || try == readTries || !again(r, err) {
+			return answer, err
+		}
+		if async.Sleep(ctx, pauseAfter(err, try)) != nil {
+			return nil, err
+		}
+	}
+}
+
+func (c *client) once(ctx context.Context, r request) ([]byte, error) {
+	resp, err := c.send(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
+}
+
+// again reports whether a request that failed may be made once more.
+func again(r request, err error) bool {
+	var s *statusError
+	if errors.As(err, &s) {
+		// Too many requests are refused before anything is done.
+		return s.code == http.StatusTooManyRequests || r.method == http.MethodGet && s.code/100 == 5
+	}
+	var op *net.OpError
+	return r.method == http.MethodGet || errors.As(err, &op) && op.Op == "dial"
+}
+
+// pauseAfter is how long to wait before another try: as the server says, else
+// longer after each failure, and at random so that the hosts of a cluster do not
+// come back all at once.
+func pauseAfter(err error, failures int) time.Duration {
+	var s *statusError
+	if errors.As(err, &s) && s.after > 0 {
+		return s.after + rand.N(s.after/2+1)
+	}
+	limit := retryMax
+	if failures < 6 {
+		limit = min(limit, retryMin<<failures)
+	}
+	return limit/2 + rand.N(limit/2)
+}

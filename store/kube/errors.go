@@ -1,0 +1,102 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/routerd/routerd/store"
+)
+
+// callError is an error of a request in words for people; what it came from is
+// still there for [errors.Is].
+type callError struct {
+	kind  error // a sentinel of package store
+	msg   string
+	cause error
+}
+
+func (e *callError) Error() string   { return fmt.Sprintf("%v: %s", e.kind, e.msg) }
+func (e *callError) Unwrap() []error { return []error{e.kind, e.cause} }
+
+// explain turns the error of a request into one of package store's vocabulary.
+// ctx is the call's. A call that its own caller gave up stays a plain
+// [context.Canceled].
+func (s *Store) explain(ctx context.Context, err error) error {
+	var st *statusError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(ctx.Err(), context.Canceled):
+		return context.Cause(ctx)
+	case errors.As(err, &st):
+		kind, hint := st.kind()
+		return &callError{kind, fmt.Sprintf("%s: %s%s", s.api.base, st.message, hint), err}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &callError{store.ErrUnavailable, s.api.base + ": no answer in time", err}
+	}
+	return &callError{store.ErrUnavailable, s.api.base + ": " + diagnose(err), err}
+}
+
+// kind says which of package store's errors an answer is, and what to do about
+// it.
+func (e *statusError) kind() (kind error, hint string) {
+	switch e.code {
+	case http.StatusNotFound:
+		return store.ErrNotFound, ""
+	case http.StatusConflict:
+		if e.reason == "AlreadyExists" {
+			return store.ErrExists, ""
+		}
+		return store.ErrConflict, ""
+	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusMethodNotAllowed,
+		http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
+		return store.ErrInvalid, ""
+	case http.StatusUnauthorized:
+		return store.ErrUnavailable, ": the token or certificate is refused: it may have expired"
+	case http.StatusForbidden:
+		return store.ErrUnavailable, fmt.Sprintf(": the role of this user lacks the right to %s it (%s)", e.verb(), e.req.path)
+	}
+	return store.ErrUnavailable, ""
+}
+
+// verb is the verb of RBAC that a request needs.
+func (e *statusError) verb() string {
+	switch e.req.method {
+	case http.MethodPost:
+		return "create"
+	case http.MethodPut:
+		return "update"
+	case http.MethodGet:
+		if e.req.query.Get("watch") != "" {
+			return "watch"
+		}
+		return "get or list"
+	}
+	return strings.ToLower(e.req.method)
+}
+
+func isCode(err error, code int) bool {
+	var s *statusError
+	return errors.As(err, &s) && s.code == code
+}
+
+// diagnose says what the failure of a connection means.
+func diagnose(err error) string {
+	text := err.Error()
+	for _, c := range []struct{ part, meaning string }{
+		{"connection refused", "connection refused: is the API server running there?"},
+		{"no such host", "the host name cannot be resolved"},
+		{"certificate signed by unknown authority", "the server's certificate is signed by an unknown authority: set the certificate authority of the kubeconfig to the one that signed it"},
+		{"certificate has expired or is not yet valid", "the server's certificate has expired or is not yet valid: renew it, or mend this host's clock"},
+		{"x509: certificate is valid for", "the server's certificate is for other names: " + text},
+		{"i/o timeout", "no answer: the host is down or a firewall drops the packets"},
+	} {
+		if strings.Contains(text, c.part) {
+			return c.meaning
+		}
+	}
+	return text
+}

@@ -1,0 +1,320 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/internal/backend"
+	"github.com/routerd/routerd/store/kube/convert"
+)
+
+const (
+	// watchTime is how long the server is asked to keep a watch, at least; as much
+	// again is added at random, so that not all begin anew at once.
+	watchTime = 5 * time.Minute
+	// catchUp is the time of a watch that shall say soon that all was told: the
+	// server sends a bookmark two seconds before its end.
+	catchUp = 4 * time.Second
+	// silence is how long a watch may say nothing: bookmarks come each minute.
+	silence = 150 * time.Second
+	// definitionPause is between two looks for a definition that is missing.
+	definitionPause = 30 * time.Second
+	// staleTries is how often a server is asked to go on from a revision that it
+	// says it has not reached, before the state is read again.
+	staleTries = 5
+	// settled is how long a watch lasts after which those that broke before it are
+	// forgotten.
+	settled = 10 * time.Second
+	// patient is how often a server may be too busy before that is an outage.
+	patient = 4
+)
+
+var (
+	errExpired = errors.New("the history is gone")
+	errSilent  = errors.New("the watch says nothing")
+)
+
+// reader follows one source.
+type reader struct {
+	s *Store
+	m *merger
+	p *part
+
+	at      store.Revision // what was told up to; 0: the state is needed
+	down    bool
+	paged   bool // this server does not stream lists
+	stale   int  // how often it had not reached at
+	missing bool // there is no definition
+}
+
+// pause waits before another try.
+func pause(ctx context.Context, err error, failures int) error {
+	return async.Sleep(ctx, pauseAfter(err, failures))
+}
+
+// run follows the source until ctx ends.
+func (r *reader) run(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; failures++ {
+		began := time.Now()
+		heard, err := r.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > settled {
+			failures = 0
+		}
+		switch {
+		case errors.Is(err, errExpired):
+			r.at = 0
+		case err == nil, heard:
+			// The server's time is up, or the connection is lost: another one tells
+			// whether there is an outage.
+		case isCode(err, http.StatusNotFound):
+			r.noDefinition(ctx)
+			continue
+		case isCode(err, http.StatusTooManyRequests) && failures < patient:
+		case !r.down:
+			r.down = true
+			r.s.log.Warn("datastore unavailable", "resource", r.p.source.Resource.String(), "error", err)
+			r.m.outage(r.p, r.s.explain(ctx, err))
+		}
+		if failures > 0 && pause(ctx, err, failures-1) != nil {
+			return
+		}
+	}
+}
+
+// noDefinition takes a resource that the API does not have for an empty one, and
+// waits before another look.
+func (r *reader) noDefinition(ctx context.Context) {
+	if !r.missing {
+		r.missing = true
+		r.s.log.Info("the API has no such resource (yet): install its definition", "resource", r.p.source.Resource.String())
+		r.m.state(r.p, max(r.at, 1), nil)
+	}
+	r.at, r.down = 0, false
+	_ = async.Sleep(ctx, definitionPause) // the caller looks at ctx
+}
+
+// follow reads the state if that is needed, and then each change, until the watch
+// ends. It reports whether anything was heard.
+func (r *reader) follow(ctx context.Context) (heard bool, err error) {
+	if r.at == 0 && r.paged {
+		if err := r.list(ctx); err != nil {
+			return false, err
+		}
+		heard = true
+	}
+	query := url.Values{"watch": {"1"}, "allowWatchBookmarks": {"true"}}
+	keep := watchTime + rand.N(watchTime)
+	if r.at == 0 {
+		query.Set("sendInitialEvents", "true")
+		query.Set("resourceVersionMatch", "NotOlderThan")
+	} else {
+		query.Set("resourceVersion", strconv.FormatInt(int64(r.at), 10))
+		if r.down {
+			keep = catchUp
+		}
+	}
+	query.Set("timeoutSeconds", strconv.Itoa(int(keep/time.Second)))
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	quiet := time.AfterFunc(silence, func() { cancel(errSilent) })
+	defer quiet.Stop()
+	resp, err := r.s.api.send(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: query})
+	if err != nil {
+		return heard, r.judge(err)
+	}
+	defer resp.Body.Close()
+	r.missing = false
+	if r.down && r.at != 0 {
+		r.ask(ctx)
+	}
+	st := stream{r: r, initial: r.at == 0}
+	dec := json.NewDecoder(resp.Body)
+	for {
+		var e event
+		if err := dec.Decode(&e); err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				return heard, cause
+			}
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			if st.initial {
+				err = errors.Join(err, errors.New("the server ended a watch before its state was told"))
+			}
+			return heard, err
+		}
+		quiet.Reset(silence)
+		if err := st.take(e); err != nil {
+			return heard, r.judge(err)
+		}
+		heard = heard || !st.initial
+	}
+}
+
+// ask makes the server look how far its datastore is. It sends a bookmark only
+// when that is further than the watch began, and where nothing is written it would
+// find out by itself in minutes.
+func (r *reader) ask(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, catchUp)
+	defer cancel()
+	_, err := r.s.api.once(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"limit": {"1"}}})
+	if err != nil {
+		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.source.Resource.String(), "error", err)
+	}
+}
+
+// judge says what the answer to a watch means.
+func (r *reader) judge(err error) error {
+	var st *statusError
+	if !errors.As(err, &st) {
+		return err
+	}
+	switch {
+	case st.code == http.StatusGone:
+		return errExpired
+	case r.at == 0 && !r.paged && (st.code == http.StatusUnprocessableEntity || st.code == http.StatusBadRequest || st.code == http.StatusInternalServerError):
+		// An older server, or one on an etcd that cannot say how far it is.
+		r.paged = true
+		r.s.log.Debug("the API server does not stream lists", "resource", r.p.source.Resource.String(), "error", err)
+		return errExpired
+	case r.at != 0 && st.code == http.StatusGatewayTimeout:
+		// The server has not got so far: it lags, or it was restored from a backup.
+		if r.stale++; r.stale >= staleTries {
+			r.stale = 0
+			return errExpired
+		}
+	}
+	return err
+}
+
+// list reads the state where the server does not stream it.
+func (r *reader) list(ctx context.Context) error {
+	items, rev, err := r.s.listSource(ctx, r.p.source, "")
+	if err != nil {
+		return r.judge(err)
+	}
+	r.at, r.down = rev, false
+	r.m.state(r.p, rev, items)
+	return nil
+}
+
+// event is what a watch says.
+type event struct {
+	Type   string          `json:"type"`
+	Object json.RawMessage `json:"object"`
+}
+
+// stream is one watch of the API's.
+type stream struct {
+	r       *reader
+	initial bool // the state is being told
+	items   []backend.Item
+}
+
+// take takes one event. The error is the API's.
+func (st *stream) take(e event) error {
+	r := st.r
+	switch e.Type {
+	case "ERROR":
+		var s status
+		if err := json.Unmarshal(e.Object, &s); err != nil {
+			return fmt.Errorf("watch of %s: %w", r.p.source.Resource, err)
+		}
+		return &statusError{
+			req:  request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"watch": {"1"}}},
+			code: s.Code, reason: s.Reason, message: s.Message,
+			after: time.Duration(s.Details.RetryAfterSeconds) * time.Second,
+		}
+	case "BOOKMARK":
+		return st.bookmark(e.Object)
+	case "ADDED", "MODIFIED", "DELETED":
+		st.object(e)
+	}
+	return nil
+}
+
+func (st *stream) bookmark(raw []byte) error {
+	var mark struct {
+		Metadata struct {
+			ResourceVersion string            `json:"resourceVersion"`
+			Annotations     map[string]string `json:"annotations"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(raw, &mark); err != nil {
+		return fmt.Errorf("watch of %s: bookmark: %w", st.r.p.source.Resource, err)
+	}
+	n, err := strconv.ParseInt(mark.Metadata.ResourceVersion, 10, 64)
+	if err != nil {
+		return fmt.Errorf("watch of %s: bookmark: %w", st.r.p.source.Resource, err)
+	}
+	rev, r := store.Revision(n), st.r
+	if st.initial {
+		if mark.Metadata.Annotations["k8s.io/initial-events-end"] != "true" {
+			return nil
+		}
+		st.initial = false
+		r.at, r.down = rev, false
+		r.m.state(r.p, rev, st.items)
+		st.items = nil
+		return nil
+	}
+	if rev > r.at { // one that goes back is of a server that lags
+		r.at = rev
+		r.m.progress(r.p, rev)
+	}
+	st.caughtUp()
+	return nil
+}
+
+// caughtUp notes that all was told that happened while the server was away.
+func (st *stream) caughtUp() {
+	r := st.r
+	if r.stale = 0; r.down {
+		r.down = false
+		r.s.log.Info("datastore is back", "resource", r.p.source.Resource.String())
+		r.m.recovered(r.p)
+	}
+}
+
+func (st *stream) object(e event) {
+	r := st.r
+	it, there := backend.Item{}, false
+	o, err := r.p.source.Read(e.Object)
+	switch {
+	case err == nil:
+		it = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: o.Raw}}
+		there = !o.Marked && e.Type != "DELETED"
+	case errors.Is(err, convert.ErrNotOurs):
+	case o.Key.Name == "" || o.Revision == 0:
+		r.s.log.Warn("an object in the datastore cannot be read", "resource", r.p.source.Resource.String(), "error", err)
+	default:
+		it = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: e.Object}, Err: err}
+		there = e.Type != "DELETED"
+	}
+	if st.initial {
+		if there {
+			st.items = append(st.items, it)
+		}
+		return
+	}
+	r.at = max(r.at, o.Revision)
+	if it.Key.Kind == "" {
+		r.m.progress(r.p, o.Revision)
+		return
+	}
+	r.m.change(r.p, o.Revision, it, !there)
+}

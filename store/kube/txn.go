@@ -1,0 +1,318 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/internal/backend"
+	"github.com/routerd/routerd/store/kube/convert"
+)
+
+// writeTries bounds an unconditional write, which is a read and a conditional
+// one.
+const writeTries = 100
+
+// condError says that the condition of an op does not hold.
+type condError struct{ reason error }
+
+func (e *condError) Error() string { return e.reason.Error() }
+
+// step is an op of a transaction, and where its object is.
+type step struct {
+	backend.Step
+	place place
+}
+
+// Txn implements [store.Store], in parts.
+func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error) {
+	prepared, err := backend.Prepare(ops)
+	if err != nil {
+		return nil, err
+	}
+	steps, err := s.plan(ctx, prepared)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]store.Object, len(steps))
+	for i, st := range steps {
+		out[i].Key = st.Op.Object.Key
+	}
+	for i, st := range steps {
+		if st.Op.Action != store.Check {
+			continue
+		}
+		if err := s.check(ctx, st); err != nil {
+			return nil, s.failed(ctx, steps, i, err)
+		}
+	}
+	for _, role := range []store.Role{store.Prepares, store.Decides, store.Follows} {
+		for i, st := range steps {
+			if st.Op.Role != role || st.Op.Action == store.Check {
+				continue
+			}
+			obj, err := s.do(ctx, st)
+			if role == store.Follows && err != nil {
+				// The decision is taken; whoever meets the object next makes this good.
+				s.log.Debug("an object was left behind a transaction", "object", st.Op.Object.Key.String(), "error", err)
+				continue
+			}
+			if err != nil {
+				return nil, s.failed(ctx, steps, i, err)
+			}
+			obj.Key = st.Op.Object.Key
+			out[i] = obj
+		}
+	}
+	return out, nil
+}
+
+// plan says where the objects of a transaction are, and refuses one that would
+// have to be written in one step.
+func (s *Store) plan(ctx context.Context, prepared []backend.Step) ([]step, error) {
+	steps := make([]step, len(prepared))
+	decides := store.Key{}
+	for i, st := range prepared {
+		key := st.Op.Object.Key
+		if st.Op.Action != store.Check && st.Op.Role == store.Decides {
+			if decides.Kind != "" {
+				return nil, fmt.Errorf("transaction: %w: %s and %s are to be written in one step, and the Kubernetes API writes one object at a time", store.ErrInvalid, decides, key)
+			}
+			decides = key
+		}
+		p, err := s.placeOf(ctx, key)
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", key, err)
+		}
+		steps[i] = step{Step: st, place: p}
+	}
+	return steps, nil
+}
+
+// failed returns the error of a transaction whose op i failed: for a condition
+// with what is there now.
+func (s *Store) failed(ctx context.Context, steps []step, i int, err error) error {
+	key := steps[i].Op.Object.Key
+	var cond *condError
+	if !errors.As(err, &cond) {
+		return fmt.Errorf("write %s: %w", key, s.explain(ctx, err))
+	}
+	conflict := &store.ConflictError{Key: key, Reason: cond.reason}
+	for _, st := range steps {
+		key := st.Op.Object.Key
+		obj, err := s.get(ctx, key)
+		if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, store.ErrDecode) {
+			return fmt.Errorf("write %s: %w", key, err)
+		}
+		obj.Key = key
+		conflict.Current = append(conflict.Current, obj)
+	}
+	return conflict
+}
+
+// check looks whether the condition of an op holds.
+func (s *Store) check(ctx context.Context, st step) error {
+	_, err := s.present(ctx, &st.place, st.Op.If)
+	return err
+}
+
+// present reads the object at a place, of Revision 0 if it is not there, and
+// looks whether a condition holds.
+func (s *Store) present(ctx context.Context, p *place, cond store.Cond) (convert.Object, error) {
+	o, err := s.read(ctx, p)
+	switch {
+	case isCode(err, http.StatusNotFound), errors.Is(err, convert.ErrNotOurs):
+		o = convert.Object{}
+	case err != nil && !errors.Is(err, store.ErrDecode):
+		return o, err
+	case o.Marked:
+		if err := s.destroy(ctx, *p, o.Revision, string(o.UID)); err != nil && !isCode(err, http.StatusNotFound) && !isCode(err, http.StatusConflict) {
+			return o, err
+		}
+		o = convert.Object{}
+	}
+	rev, byRevision := cond.Revision()
+	switch {
+	case cond.Absent() && o.Revision != 0:
+		return o, &condError{store.ErrExists}
+	case byRevision && o.Revision == 0:
+		return o, &condError{store.ErrNotFound}
+	case byRevision && o.Revision != rev:
+		return o, &condError{store.ErrConflict}
+	}
+	return o, nil
+}
+
+// do carries out one op. The error is a [condError], or the API's.
+func (s *Store) do(ctx context.Context, st step) (store.Object, error) {
+	rev, byRevision := st.Op.If.Revision()
+	for try := 1; ; try++ {
+		if !byRevision && (st.Op.Action == store.Put || !st.place.Custom() || marks(st.place)) {
+			o, err := s.present(ctx, &st.place, st.Op.If)
+			if err != nil {
+				return store.Object{}, err
+			}
+			rev = o.Revision
+		}
+		obj, err := s.doAt(ctx, st, rev)
+		var cond *condError
+		if !errors.As(err, &cond) || byRevision || st.Op.If.Absent() && cond.reason == store.ErrExists || try == writeTries {
+			return obj, err
+		}
+		// Somebody wrote it between the read and the write, which asks for no
+		// revision: what is there now counts.
+	}
+}
+
+func marks(p place) bool {
+	_, ok := p.Mark()
+	return ok
+}
+
+// doAt carries out an op on an object that is at a revision, 0: not there.
+func (s *Store) doAt(ctx context.Context, st step, rev store.Revision) (store.Object, error) {
+	if st.Op.Action == store.Remove {
+		return store.Object{}, s.remove(ctx, &st.place, rev, st.Op.If == store.Always())
+	}
+	if st.place.Kind == store.KindNode {
+		return s.patchNode(ctx, st, rev)
+	}
+	body, err := st.place.Write(st.place.key, st.place.name, rev, st.Raw)
+	if err != nil {
+		return store.Object{}, err
+	}
+	r := request{method: http.MethodPut, path: st.place.path(), contentType: jsonType, body: body}
+	if rev == 0 {
+		r.method, r.path = http.MethodPost, st.place.collection()
+	}
+	raw, err := s.call(ctx, r)
+	if older, ok := st.place.OlderName(st.place.key); ok && rev != 0 && isCode(err, http.StatusNotFound) && older != st.place.name {
+		st.place.name = older
+		return s.doAt(ctx, st, rev)
+	}
+	if err != nil {
+		return store.Object{}, condition(err, rev)
+	}
+	return s.answer(st, raw)
+}
+
+// answer returns the object that the API says it has now.
+func (s *Store) answer(st step, raw []byte) (store.Object, error) {
+	o, err := st.place.Read(raw)
+	if err != nil {
+		return store.Object{}, err
+	}
+	return backend.Object(o.Key, o.Revision, o.Raw)
+}
+
+// condition turns the API's answer to a conditional write into a [condError].
+func condition(err error, rev store.Revision) error {
+	var st *statusError
+	if !errors.As(err, &st) {
+		return err
+	}
+	switch {
+	case st.code == http.StatusConflict && rev == 0:
+		return &condError{store.ErrExists}
+	case st.code == http.StatusConflict:
+		return &condError{store.ErrConflict}
+	case st.code == http.StatusNotFound && rev == 0:
+		// Not the object is missing, but what it would be in.
+		return &callError{store.ErrInvalid, st.message, err}
+	case st.code == http.StatusNotFound:
+		return &condError{store.ErrNotFound}
+	}
+	return err
+}
+
+// patchNode writes a resource to the annotations of the Node that it stands for.
+func (s *Store) patchNode(ctx context.Context, st step, rev store.Revision) (store.Object, error) {
+	if rev == 0 {
+		return store.Object{}, fmt.Errorf("%w: there is no Node %s: its kubelet makes it", store.ErrInvalid, st.place.name)
+	}
+	v, err := store.Decode(st.place.key, st.Raw)
+	if err != nil {
+		return store.Object{}, err
+	}
+	n, ok := v.(*store.Node)
+	if !ok {
+		return store.Object{}, fmt.Errorf("%w: %T is no Node", store.ErrInvalid, v)
+	}
+	patch, err := convert.NodePatch(n, rev)
+	if err != nil {
+		return store.Object{}, err
+	}
+	raw, err := s.call(ctx, request{method: http.MethodPatch, path: st.place.path() + "/status", contentType: patchType, body: patch})
+	if err != nil {
+		return store.Object{}, condition(err, rev)
+	}
+	return s.answer(st, raw)
+}
+
+// remove deletes the object at a place that is at a revision, in two steps where
+// Calico's programs read it. With rev 0 there is nothing to be deleted, or, with
+// always, whatever is there.
+func (s *Store) remove(ctx context.Context, p *place, rev store.Revision, always bool) error {
+	if !p.Custom() {
+		if rev == 0 {
+			return nil
+		}
+		return fmt.Errorf("%w: %s", store.ErrInvalid, p.ReadOnly(p.key))
+	}
+	spec, two := p.Mark()
+	if rev == 0 && (two || !always) {
+		return nil
+	}
+	uid := ""
+	if two {
+		patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":"%d"},"spec":%s}`, rev, spec)
+		raw, err := s.call(ctx, request{method: http.MethodPatch, path: p.path(), contentType: patchType, body: patch})
+		if err != nil {
+			return condition(err, rev)
+		}
+		o, err := p.Read(raw)
+		if err != nil && !errors.Is(err, store.ErrDecode) {
+			return err
+		}
+		rev, uid = o.Revision, string(o.UID)
+	}
+	err := s.destroy(ctx, *p, rev, uid)
+	if older, ok := p.OlderName(p.key); ok && isCode(err, http.StatusNotFound) && older != p.name {
+		p.name = older
+		err = s.destroy(ctx, *p, rev, uid)
+	}
+	switch {
+	case err == nil || (two || always) && isCode(err, http.StatusNotFound):
+		return nil // whoever met the mark may have finished
+	case two && isCode(err, http.StatusConflict):
+		return nil // likewise, and the name is used again
+	}
+	return condition(err, rev)
+}
+
+// destroy deletes an object on condition of a revision and a uid, as far as
+// these are given. The error is the API's.
+func (s *Store) destroy(ctx context.Context, p place, rev store.Revision, uid string) error {
+	type preconditions struct {
+		ResourceVersion string `json:"resourceVersion,omitempty"`
+		UID             string `json:"uid,omitempty"`
+	}
+	opts := struct {
+		Kind          string         `json:"kind"`
+		APIVersion    string         `json:"apiVersion"`
+		Preconditions *preconditions `json:"preconditions,omitempty"`
+	}{Kind: "DeleteOptions", APIVersion: "v1"}
+	if rev != 0 {
+		opts.Preconditions = &preconditions{strconv.FormatInt(int64(rev), 10), uid}
+	}
+	body, err := json.Marshal(opts)
+	if err != nil {
+		return err
+	}
+	_, err = s.call(ctx, request{method: http.MethodDelete, path: p.path(), contentType: jsonType, body: body})
+	return err
+}

@@ -1,0 +1,211 @@
+package kube
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/internal/backend"
+	"github.com/routerd/routerd/store/kube/convert"
+)
+
+// Watch implements [store.Store]: one watch of the API's for each resource, made
+// one stream. Kinds that this datastore does not hold have no objects.
+func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Batch {
+	out := make(chan store.Batch)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		close(out)
+		return out
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(s.ctx, cancel)
+	feed := backend.NewFeed(kinds)
+	s.watches.Go(func() {
+		defer close(out)
+		defer stop()
+		var readers sync.WaitGroup
+		readers.Go(func() { s.follow(ctx, feed, kinds) })
+		feed.Run(ctx, out)
+		cancel()
+		readers.Wait()
+	})
+	return out
+}
+
+// follow runs the watches of a stream until ctx ends.
+func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Kind) {
+	m := &merger{feed: feed}
+	var sources []convert.Source
+	for failures := 0; ; failures++ {
+		g, err := s.groupOf(ctx)
+		if err == nil {
+			kinds = slices.Compact(slices.Sorted(slices.Values(kinds)))
+			for _, k := range kinds {
+				sources = append(sources, convert.Sources(g, k)...)
+			}
+			break
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		m.outage(nil, err)
+		if pause(ctx, err, failures) != nil {
+			return
+		}
+	}
+	for _, src := range sources {
+		m.parts = append(m.parts, &part{source: src})
+	}
+	m.start()
+	var readers sync.WaitGroup
+	for _, p := range m.parts {
+		readers.Go(func() { (&reader{s: s, m: m, p: p}).run(ctx) })
+	}
+	readers.Wait()
+}
+
+// part is what a merger knows of one source.
+type part struct {
+	source   convert.Source
+	synced   bool
+	down     bool
+	frontier store.Revision             // all changes up to it were told
+	items    map[store.Key]backend.Item // until the whole is complete
+}
+
+// merger makes one stream of many sources: complete before it is synced, then
+// each change as it comes.
+type merger struct {
+	feed *backend.Feed
+
+	mu       sync.Mutex
+	parts    []*part
+	complete bool
+	told     bool // of an outage
+}
+
+// start tells the state if there is nothing to wait for.
+func (m *merger) start() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.parts) == 0 {
+		m.complete = true
+		m.feed.Reset(1, nil)
+	}
+}
+
+// state tells all that there is of a source.
+func (m *merger) state(p *part, rev store.Revision, items []backend.Item) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.frontier, p.synced = rev, true
+	m.up(p)
+	if m.complete {
+		m.feed.ResetPart(rev, items, p.source.Owns)
+		return
+	}
+	p.items = make(map[store.Key]backend.Item, len(items))
+	for _, it := range items {
+		p.items[it.Key] = it
+	}
+	m.finish()
+}
+
+// finish tells the state when all sources have told theirs. The lock is held.
+func (m *merger) finish() {
+	var all []backend.Item
+	rev := store.Revision(1)
+	for _, p := range m.parts {
+		if !p.synced {
+			return
+		}
+		rev = max(rev, p.frontier)
+	}
+	for _, p := range m.parts {
+		all = slices.AppendSeq(all, maps.Values(p.items))
+		p.items = nil
+	}
+	slices.SortFunc(all, func(a, b backend.Item) int { return compare(a.Key.Path(), b.Key.Path()) })
+	m.complete, m.told = true, false
+	m.feed.Reset(rev, all)
+}
+
+func compare(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// change tells that an object of a source was written, or is gone.
+func (m *merger) change(p *part, rev store.Revision, it backend.Item, gone bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.frontier = max(p.frontier, rev)
+	switch {
+	case m.complete && gone:
+		m.feed.Change(rev, []store.Event{backend.Deletion(it.Key, rev)})
+	case m.complete:
+		m.feed.Change(rev, []store.Event{it.Event()})
+	case gone:
+		delete(p.items, it.Key)
+	default:
+		p.items[it.Key] = it
+	}
+}
+
+// progress tells that all changes of a source up to a revision were told.
+func (m *merger) progress(p *part, rev store.Revision) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.frontier = max(p.frontier, rev)
+	if !m.complete {
+		return
+	}
+	least := p.frontier
+	for _, q := range m.parts {
+		least = min(least, q.frontier)
+	}
+	m.feed.Progress(least)
+}
+
+// outage tells that a source cannot be reached; nil: none can.
+func (m *merger) outage(p *part, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p != nil {
+		p.down = true
+	}
+	if !m.told {
+		m.told = true
+		m.feed.Outage(err)
+	}
+}
+
+// recovered tells that a source is there again, and that all of its changes were
+// told.
+func (m *merger) recovered(p *part) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.up(p) && m.complete {
+		m.feed.Synced()
+	}
+}
+
+// up notes that a source is there, and reports whether that ends an outage. The
+// lock is held.
+func (m *merger) up(p *part) bool {
+	p.down = false
+	if !m.told || slices.ContainsFunc(m.parts, func(q *part) bool { return q.down }) {
+		return false
+	}
+	m.told = false
+	return true
+}

@@ -1,0 +1,278 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/routerd/routerd/store"
+)
+
+func watchPools(t *testing.T, s *script) <-chan store.Batch {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	return s.open(t).Watch(ctx, store.KindIPPool)
+}
+
+// later lets virtual time pass.
+func later(d time.Duration) { <-time.After(d) }
+
+func TestBookmarks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			if !initial(req) {
+				return s.stream(req, false)
+			}
+			return s.stream(req, false,
+				line("ADDED", pool("a", 5, `"10.0.0.0/16"`)), bookmark(7, true),
+				bookmark(9, false), bookmark(8, false), // one that goes back
+				line("MODIFIED", pool("a", 10, `"10.1.0.0/16"`)),
+				line("DELETED", pool("a", 11, `"10.1.0.0/16"`)))
+		}
+		ch := watchPools(t, s)
+		batches := collect(ch)
+		for i, b := range batches {
+			if i > 0 && b.Revision < batches[i-1].Revision {
+				t.Errorf("the revision goes back from %d to %d", batches[i-1].Revision, b.Revision)
+			}
+		}
+		got := told(batches)
+		// How much comes in one batch is a matter of who is faster.
+		for _, part := range []string{"synced", "11["} {
+			if !strings.Contains(got, part) {
+				t.Errorf("told %q", got)
+			}
+		}
+	})
+}
+
+// TestGoneEverywhere: the history is gone whenever it is asked for. The state is
+// read again, ever less often, and nothing is told of that did not happen.
+func TestGoneEverywhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			if initial(req) {
+				return s.stream(req, true, line("ADDED", pool("a", 5, `"10.0.0.0/16"`)), line("ADDED", pool("b", 6, `"10.1.0.0/16"`)), bookmark(7, true))
+			}
+			return answer(http.StatusGone, refusal(410, "Expired", "too old resource version"))
+		}
+		ch := watchPools(t, s)
+		end := time.After(time.Minute)
+		first := true
+		for {
+			select {
+			case b := <-ch:
+				if b.Err != nil || !first && len(b.Events) > 0 {
+					t.Errorf("told %q", told([]store.Batch{b}))
+				}
+				first = false
+				continue
+			case <-end:
+			}
+			break
+		}
+		if n := s.count(); n > 80 {
+			t.Errorf("%d requests in a minute", n)
+		}
+	})
+}
+
+// TestWithoutStreamingLists: a server on an old etcd says in the stream that it
+// cannot; the state is then listed.
+func TestWithoutStreamingLists(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			switch {
+			case initial(req):
+				return s.stream(req, true, line("ERROR", refusal(500, "InternalError", "the required storage feature RequestWatchProgress is disabled")))
+			case !watching(req):
+				return answer(http.StatusOK, page1(7, pool("a", 5, `"10.0.0.0/16"`)))
+			}
+			if rv := req.URL.Query().Get("resourceVersion"); rv != "7" {
+				t.Errorf("the watch begins at %q", rv)
+			}
+			return s.stream(req, false)
+		}
+		want(t, "the state", watchPools(t, s), "7[a@5] synced")
+	})
+}
+
+// TestBusy: a server that is too busy for a moment is no outage, and is left in
+// peace for as long as it says.
+func TestBusy(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			if n < 2 {
+				resp := answer(http.StatusTooManyRequests, refusal(429, "TooManyRequests", "please wait"))
+				resp.Header.Set("Retry-After", "3")
+				return resp
+			}
+			return s.stream(req, false, bookmark(7, true))
+		}
+		ch := watchPools(t, s)
+		want(t, "at once", ch, "")
+		if n := s.count(); n > 2 {
+			t.Errorf("%d requests at once", n)
+		}
+		later(10 * time.Second)
+		want(t, "after a while", ch, "7[] synced")
+	})
+}
+
+// TestDefinitionComesLater: a resource that the API does not have is empty, and
+// is looked for again.
+func TestDefinitionComesLater(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			if n == 0 {
+				return answer(http.StatusNotFound, "404 page not found")
+			}
+			return s.stream(req, false, line("ADDED", pool("a", 5, `"10.0.0.0/16"`)), bookmark(7, true))
+		}
+		ch := watchPools(t, s)
+		want(t, "without a definition", ch, "1[] synced")
+		later(definitionPause + time.Second)
+		want(t, "with a definition", ch, "7[a@5] synced")
+	})
+}
+
+// TestRestored: a server that was restored from a backup has never reached the
+// revision that is known. What it has is then read, and the difference told.
+func TestRestored(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			switch {
+			case n == 0:
+				return s.stream(req, true, line("ADDED", pool("a", 50, `"10.0.0.0/16"`)), line("ADDED", pool("b", 60, `"10.1.0.0/16"`)), bookmark(70, true))
+			case initial(req):
+				return s.stream(req, false, line("ADDED", pool("a", 40, `"10.2.0.0/16"`)), bookmark(45, true))
+			case !watching(req):
+				return answer(http.StatusOK, page1(45))
+			}
+			return answer(http.StatusGatewayTimeout, refusal(504, "Timeout", "Too large resource version: 70, current: 45"))
+		}
+		ch := watchPools(t, s)
+		want(t, "the first state", ch, "70[a@50 b@60] synced, 70[] outage")
+		later(time.Minute)
+		want(t, "the state before it", ch, "70[a@40 -b] synced")
+	})
+}
+
+// TestSilence: a watch that says nothing for minutes, not even by a bookmark, is
+// begun anew from where it was.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			if n == 0 {
+				return s.stream(req, false, bookmark(7, true))
+			}
+			if rv := req.URL.Query().Get("resourceVersion"); rv != "7" {
+				t.Errorf("the watch goes on at %q", rv)
+			}
+			return s.stream(req, false, line("ADDED", pool("a", 8, `"10.0.0.0/16"`)))
+		}
+		ch := watchPools(t, s)
+		want(t, "the state", ch, "7[] synced")
+		later(silence + time.Second)
+		want(t, "after the silence", ch, "8[a@8]")
+	})
+}
+
+// TestUndecodableObject: one that cannot be read is reported, stops nothing, and
+// is known again when it can.
+func TestUndecodableObject(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		more := make(chan struct{})
+		s.say = func(n int, req *http.Request) *http.Response {
+			if initial(req) {
+				return s.stream(req, true, line("ADDED", pool("a", 5, `"10.0.0.0/16"`)), line("ADDED", pool("b", 6, `[1]`)), bookmark(7, true))
+			}
+			if n == 1 {
+				<-more
+				return s.stream(req, false, line("MODIFIED", pool("a", 8, `5`)), line("MODIFIED", pool("b", 9, `"10.1.0.0/16"`)), line("DELETED", pool("a", 10, `5`)))
+			}
+			return s.stream(req, false)
+		}
+		ch := watchPools(t, s)
+		want(t, "the state", ch, "7[a@5 !b] synced")
+		close(more)
+		got := told(collect(ch))
+		for _, part := range []string{"b@9", "-a"} {
+			if !strings.Contains(got, part) {
+				t.Errorf("told %q", got)
+			}
+		}
+	})
+}
+
+// TestForbidden: an outage for want of a right names the verb and the resource.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{}
+		s.say = func(n int, req *http.Request) *http.Response {
+			return answer(http.StatusForbidden, refusal(403, "Forbidden", `ippools.projectcalico.org is forbidden`))
+		}
+		ch := watchPools(t, s)
+		b := <-ch
+		if !errors.Is(b.Err, store.ErrUnavailable) || !strings.Contains(b.Err.Error(), "lacks the right to watch it") || b.Synced {
+			t.Errorf("got %+v", b)
+		}
+	})
+}
+
+// TestWritesAreNotRepeated: what may have been done is not done again by itself;
+// what was refused before it was done is.
+func TestWritesAreNotRepeated(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		first *http.Response
+		posts int
+		err   error
+	}{
+		{"the server fails", answer(http.StatusInternalServerError, refusal(500, "InternalError", "oops")), 1, store.ErrUnavailable},
+		{"the server is busy", answer(http.StatusTooManyRequests, refusal(429, "TooManyRequests", "wait")), 2, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			posts := 0
+			s := &script{}
+			s.say = func(n int, req *http.Request) *http.Response {
+				if req.Method != http.MethodPost {
+					return answer(http.StatusNotFound, refusal(404, "NotFound", "no"))
+				}
+				if posts++; posts == 1 {
+					return tt.first
+				}
+				return answer(http.StatusCreated, pool("a", 5, `"10.0.0.0/16"`))
+			}
+			p := store.New(store.KindIPPool)
+			store.Meta(p).Name = "a"
+			_, err := store.Create(t.Context(), s.open(t), p)
+			if posts != tt.posts || !errors.Is(err, tt.err) {
+				t.Errorf("%s: %d requests, %v", tt.name, posts, err)
+			}
+		})
+	}
+}
