@@ -27,7 +27,8 @@ type InstallOptions struct {
 	Conflist ConflistOptions
 }
 
-// Install puts the plugin and its network configuration in place, each of them
+// Install puts the plugin and its network configuration in place, and the plugin as
+// loopback where there is none, each of them
 // in one step: a runtime finds the old file or the new one, never a part. The
 // configuration comes last, since it is what makes a runtime call the plugin.
 // Files that are as they should be are not touched. It returns the paths that
@@ -53,25 +54,38 @@ func Install(opts InstallOptions) (changed []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("install CNI plugin: %w", err)
 	}
-	for _, f := range []struct {
-		path    string
-		content []byte
-		mode    fs.FileMode
+	link := filepath.Join(opts.BinDir, LoopbackType)
+	conflist := filepath.Join(opts.ConfDir, opts.ConfName)
+	plugin := filepath.Join(opts.BinDir, PluginType)
+	for _, step := range []struct {
+		path string
+		do   func() (bool, error)
 	}{
-		{filepath.Join(opts.BinDir, PluginType), binary, 0o755},
+		{plugin, func() (bool, error) { return replaceFile(plugin, binary, 0o755) }},
+		{link, func() (bool, error) { return linkLoopback(link) }},
 		// A configuration can name addresses and sockets, but holds no secret:
 		// runtimes that are not root read it.
-		{filepath.Join(opts.ConfDir, opts.ConfName), conf, 0o644},
+		{conflist, func() (bool, error) { return replaceFile(conflist, conf, 0o644) }},
 	} {
-		did, err := replaceFile(f.path, f.content, f.mode)
+		did, err := step.do()
 		if err != nil {
 			return changed, fmt.Errorf("install CNI plugin: %w", err)
 		}
 		if did {
-			changed = append(changed, f.path)
+			changed = append(changed, step.path)
 		}
 	}
 	return changed, nil
+}
+
+// linkLoopback makes the plugin the loopback's too, unless there is one: that of
+// containernetworking-plugins does the same.
+func linkLoopback(link string) (bool, error) {
+	err := os.Symlink(PluginType, link)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // replaceFile makes a file what it should be, in one step, and reports whether

@@ -127,7 +127,7 @@ func TestInstall(t *testing.T) {
 			}
 		}
 	}
-	install(binary, conf)
+	install(binary, filepath.Join(opts.BinDir, LoopbackType), conf)
 	install()
 	write("two")
 	install(binary)
@@ -149,8 +149,8 @@ func TestInstall(t *testing.T) {
 	if n, _ := running.Read(b); string(b[:n]) != "two" {
 		t.Errorf("the running plugin's file holds %q", b[:n])
 	}
-	for _, d := range []string{opts.BinDir, opts.ConfDir} {
-		if entries, err := os.ReadDir(d); err != nil || len(entries) != 1 {
+	for d, n := range map[string]int{opts.BinDir: 2, opts.ConfDir: 1} {
+		if entries, err := os.ReadDir(d); err != nil || len(entries) != n {
 			t.Errorf("%s: %v %v", d, entries, err)
 		}
 	}

@@ -25,6 +25,13 @@ func Versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
 // asked, to stderr. It returns the exit code.
 func Main(programVersion string, stdout, stderr io.Writer) int {
 	p := &plugin{stdout: stdout, stderr: stderr, version: "1.1.0", program: filepath.Base(os.Args[0])}
+	if p.program == LoopbackType {
+		if err := loopback(programVersion); err != nil {
+			p.printError(err)
+			return 1
+		}
+		return 0
+	}
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add: p.add, Del: p.del, Check: p.check, Status: p.status, GC: p.gc,
 	}, version.PluginSupports(Versions()...), PluginType+" "+programVersion)

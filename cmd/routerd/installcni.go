@@ -25,7 +25,10 @@ func newInstallCNICommand() *cobra.Command {
 		Short: "Put the CNI plugin and its network configuration in place",
 		Long: `Put the CNI plugin and its network configuration where container runtimes look
 for them. Files are replaced in one step each, the configuration last, so that
-a runtime never sees half of an installation; what is up to date is not touched.`,
+a runtime never sees half of an installation; what is up to date is not touched.
+
+Where there is no loopback plugin, which containerd before 2.0 starts no pod without,
+the same program is installed as that too.`,
 		Example: `  routerd install-cni
   routerd install-cni --bin-dir /usr/lib/cni --conf-dir /etc/cni/net.d`,
 		Args: cobra.NoArgs,

@@ -43,7 +43,8 @@ func TestShapes(t *testing.T) {
 		}
 	})
 	for _, o := range []dataplane.Object{
-		dataplane.NextHop{ID: 1, Link: "eth0"}, dataplane.Sysctl{Name: "a", Value: "1"},
+		dataplane.NextHop{ID: 1, Link: "eth0"},
+		dataplane.Sysctl{Name: "a", Value: "1"},
 		noncanonicalRoute{Route: dataplane.Route{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Table: dataplane.MainTable}, tos: 4},
 	} {
 		if _, ok := packKey(o.Key()); ok || whole(o.Key(), shapeOf(o)) != o {
