@@ -41,7 +41,7 @@ type core struct {
 	news    news
 	waiting restarting
 	orders  []order
-	halted  bool // nothing more is advertised or withdrawn: the engine ends
+	halted  bool   // nothing more is advertised or withdrawn: the engine ends
 	path    Path   // that others are shown
 	poke    func() // has the caller see to tasks, orders and times; it must not wait
 }

@@ -134,7 +134,7 @@ func (n *node) has(t *testing.T, want map[string]string) {
 			got[p.String()] = r
 		}
 		if !maps.Equal(got, want) {
-			return fmt.Errorf("%s has %v, want %v; %q", n.addr, got, want, n.events)
+			return fmt.Errorf("%s has %v, want %v; %q", n.addr, got, want, n.events[max(0, len(n.events)-9):])
 		}
 		return nil
 	})

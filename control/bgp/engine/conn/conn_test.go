@@ -422,7 +422,7 @@ protocol device { }
 protocol static { ipv4; route 10.9.0.0/16 unreachable; }
 protocol bgp peer {
 	local %s port 17900 as 65001; neighbor %s port %d as 65000;
-	multihop; password "secret"; connect delay time 1; connect retry time 1; error wait time 1, 2;
+	strict bind yes; multihop; password "secret"; connect delay time 1; connect retry time 1; error wait time 1, 2;
 	ipv4 { import none; export all; };
 }
 `, theirs, ours, l.Addr().Port())
