@@ -228,7 +228,7 @@ func (cl *cleanup) files() ([]thing, error) {
 			fmt.Fprintf(cl.out, "left alone: %s was changed since routerd wrote it\n", f.path)
 		}
 	}
-	run := []string{startMark(cl.cfg.RunDir), lockPath(cl.cfg.RunDir), reachState(cl.cfg.RunDir), policyMark(cl.cfg.RunDir), clusterFile(cl.cfg), previousPolicyFile(cl.cfg)}
+	run := []string{startMark(cl.cfg.RunDir), bootMark(cl.cfg.RunDir), lockPath(cl.cfg.RunDir), reachState(cl.cfg.RunDir), policyMark(cl.cfg.RunDir), clusterFile(cl.cfg), previousPolicyFile(cl.cfg)}
 	for _, socket := range []string{cl.cfg.CNISocket(), cl.cfg.OperatorSocket(), cl.cfg.EtcdSocket()} {
 		// Each socket has a lock, and etcd makes a second one for HTTP.
 		run = append(run, socket, socket+".lock", socket+".http")

@@ -475,6 +475,11 @@ func (d *router) loadCluster() {
 	if d.loadsPolicy() {
 		readers = append(readers, d.follow.policy)
 	}
+	// After a boot the kernel has nothing that would be left as it is until the datastore
+	// answers: what is on disk is more.
+	if d.booted() {
+		readers = append(readers, d.follow.core)
+	}
 	d.cluster.Load(readers...)
 	if d.follow.policy.FromDisk() {
 		d.setPolicyMark()

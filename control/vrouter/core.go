@@ -75,6 +75,7 @@ func New(cfg Config) *Core {
 type loop struct {
 	*table
 	storeSynced bool
+	fromDisk    bool // there is a complete state all the same, which may be old
 	bgpSynced   bool
 	replaced    bool // the sink has the first complete state
 	synced      bool // the sink knows that the desired state is complete
@@ -92,11 +93,16 @@ type loop struct {
 	holdEnd time.Time    // zero: nothing is held back any more
 }
 
-// Store applies a step of the cluster's copy.
+// Store applies a step of the cluster's copy. One from the disk, after a boot, says what
+// is to be there, and never that anything else is not.
 func (c *Core) Store(ctx context.Context, s cluster.Step) error {
 	return c.post(ctx, func(l *loop) {
 		for _, ch := range s.Changes {
 			l.apply(ch)
+		}
+		if s.Source == cluster.Disk {
+			l.fromDisk = l.fromDisk || s.Synced
+			return
 		}
 		l.storeSynced = l.storeSynced || s.Synced
 	})
@@ -265,7 +271,7 @@ func (c *Core) Run(ctx context.Context) error {
 // flush hands what changed to the sink. Before the store is in sync nothing is
 // handed over: a partial view would only cause writes that the rest reverts.
 func (c *Core) flush(l *loop) {
-	if !l.storeSynced {
+	if !l.storeSynced && !l.fromDisk {
 		l.waiting = "the datastore's first complete answer"
 		return
 	}
@@ -286,7 +292,7 @@ func (c *Core) flush(l *loop) {
 	// BGP is not waited for here: a dead peer must not make the host unready.
 	// Only the sweep of what the previous run left waits for it.
 	l.waiting = ""
-	if l.bgpSynced && !l.synced {
+	if l.bgpSynced && l.storeSynced && !l.synced {
 		c.cfg.Sink.Synced(dataplane.SourceCore)
 		l.synced = true
 		routes, hops := l.rib.Counts()

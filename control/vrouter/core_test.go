@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/control/nexthop"
 	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane"
@@ -161,6 +163,28 @@ func TestNothingBeforeSync(t *testing.T) {
 		<-c.MTUChanged()
 		if got := c.MTU(dataplane.IPv4); got != 8950 || len(c.MTUChanged()) != 0 {
 			t.Errorf("MTU = %d with jumbo frames, want 8950 and to be told once", got)
+		}
+	})
+}
+
+// TestFromDisk: what the disk says is handed over, and nothing is swept by it.
+func TestFromDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, sink := start(t)
+		events := testCluster(store.VXLAN)
+		s := clustertest.Step(c.cfg.Node, store.Batch{Events: events, Synced: true})
+		s.Source = cluster.Disk
+		check(t, c.Store(t.Context(), s))
+		check(t, c.Underlay(t.Context(), rack()))
+		check(t, c.Paths(t.Context(), rib.Update{Synced: true}))
+		synctest.Wait()
+		if !slices.Equal(sink.called(), []string{"replace"}) {
+			t.Fatalf("by the disk: calls %v", sink.called())
+		}
+		check(t, feed(t, c, store.Batch{Synced: true}))
+		synctest.Wait()
+		if !slices.Equal(sink.called(), []string{"replace", "synced"}) {
+			t.Errorf("by the datastore: calls %v", sink.called())
 		}
 	})
 }
