@@ -48,7 +48,7 @@ func (d *decoder) change(ev store.Event) *Change {
 	case *store.Node:
 		ch.Value = d.node(v, ev.Object.Revision)
 	case *v3.IPPool:
-		ch.Value = d.pool(v)
+		ch.Value = d.pool(v, ev.Object.Raw)
 	case *store.Block:
 		ch.Value = newBlock(d.self, ev.Object, v)
 	default:

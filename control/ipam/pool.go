@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,12 +8,13 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
 )
 
-// pool is an IPPool, read once.
+// pool is what allocation goes by of a [cluster.Pool].
 type pool struct {
 	name       string
 	cidr       netip.Prefix
@@ -29,80 +29,15 @@ type pool struct {
 	off string
 }
 
-// readPool reads a pool. A pool that makes no sense is kept with the reason,
-// so that a refusal can name it.
-func readPool(name string, obj store.Object) *pool {
-	p := &pool{name: name, nodes: selector.All()}
-	res, ok := obj.Value.(*v3.IPPool)
-	if !ok {
-		p.off = "its record cannot be decoded"
-		return p
+// poolFrom is what a pool says for allocation; nil: its record could not be decoded, and
+// a refusal names it with that.
+func poolFrom(name string, p *cluster.Pool) *pool {
+	if p == nil {
+		return &pool{name: name, nodes: selector.All(), off: "its record cannot be decoded"}
 	}
-	spec := &res.Spec
-	p.encap = store.EncapsulationOf(res)
-	p.manual = spec.AssignmentMode != nil && *spec.AssignmentMode == v3.Manual
-	if p.uses = spec.AllowedUses; len(p.uses) == 0 {
-		p.uses = []v3.IPPoolAllowedUse{v3.IPPoolAllowedUseWorkload, v3.IPPoolAllowedUseTunnel}
+	return &pool{
+		name: name, cidr: p.CIDR, blockBits: p.BlockBits, encap: p.Encap, uses: p.Uses, manual: p.Manual, nodes: p.Nodes, namespaces: p.Namespaces, off: p.Off,
 	}
-	if err := p.readSpec(spec); err != nil {
-		p.off = err.Error()
-		return p
-	}
-	switch {
-	case res.DeletionTimestamp != nil:
-		p.off = "it is being deleted"
-	case spec.Disabled:
-		p.off = "it is disabled"
-	case notAllocatable(obj.Raw):
-		p.off = "its status says Allocatable=False"
-	}
-	return p
-}
-
-func (p *pool) readSpec(spec *v3.IPPoolSpec) error {
-	cidr, err := netip.ParsePrefix(spec.CIDR)
-	if err != nil {
-		return fmt.Errorf("cidr %q is no CIDR", spec.CIDR)
-	}
-	p.cidr = cidr.Masked()
-	lo, hi, def := 20, 32, 26
-	if cidr.Addr().Is6() {
-		lo, hi, def = 116, 128, 122
-	}
-	if p.blockBits = spec.BlockSize; p.blockBits == 0 {
-		p.blockBits = def
-	}
-	if p.blockBits < lo || p.blockBits > hi || p.blockBits < cidr.Bits() {
-		return fmt.Errorf("blockSize %d is not between %d and %d", p.blockBits, max(lo, cidr.Bits()), hi)
-	}
-	if p.nodes, err = selector.Parse(spec.NodeSelector); err != nil {
-		return fmt.Errorf("nodeSelector: %w", err)
-	}
-	if spec.NamespaceSelector != "" {
-		if p.namespaces, err = selector.Parse(spec.NamespaceSelector); err != nil {
-			return fmt.Errorf("namespaceSelector: %w", err)
-		}
-	}
-	return nil
-}
-
-// notAllocatable reads the condition from the stored JSON, because the API
-// module's IPPool has no status.
-func notAllocatable(raw []byte) bool {
-	var res struct {
-		Status struct {
-			Conditions []struct{ Type, Status string }
-		}
-	}
-	if len(raw) == 0 || json.Unmarshal(raw, &res) != nil {
-		return false
-	}
-	for _, c := range res.Status.Conditions {
-		if c.Type == "Allocatable" && c.Status == "False" {
-			return true
-		}
-	}
-	return false
 }
 
 func (p *pool) family() dataplane.Family { return dataplane.FamilyOf(p.cidr.Addr()) }

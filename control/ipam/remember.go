@@ -100,7 +100,7 @@ func (s *state) load(entries map[string]json.RawMessage) error {
 		if err != nil {
 			return fmt.Errorf("read a remembered pool: %w", err)
 		}
-		s.pools[name] = readPool(name, store.Object{Key: key, Value: value, Raw: raw})
+		s.pools[name] = poolFrom(name, cluster.NewPool(store.Object{Key: key, Value: value, Raw: raw}))
 	}
 	s.sortedPools = nil
 	if s.registered, s.labels = len(m.Pools) > 0, m.Labels; m.Config != nil {

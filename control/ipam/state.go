@@ -97,8 +97,8 @@ func (s *state) apply(ev *cluster.Change, now store.Revision) error {
 			delete(s.pools, ev.Key.Name)
 			return nil
 		}
-		p := readPool(ev.Key.Name, ev.Object)
-		s.pools[ev.Key.Name] = p
+		p, _ := ev.Value.(*cluster.Pool)
+		s.pools[ev.Key.Name] = poolFrom(ev.Key.Name, p)
 	case store.KindIPReservation:
 		return s.applyReservation(ev)
 	case store.KindIPAMConfig:

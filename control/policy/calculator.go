@@ -7,6 +7,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 )
@@ -110,8 +111,7 @@ func (c *Calculator) event(key store.Key, o store.Object) {
 		c.settings.putNode(c, key.Name, n)
 		c.autoHostEndpoint(key.Name, n)
 	case store.KindIPPool:
-		p, _ := o.Value.(*v3.IPPool)
-		c.settings.putPool(c, key.Name, p)
+		c.settings.putPool(c, key.Name, cluster.NewPool(o))
 	case store.KindFelixConfiguration:
 		c.settings.putFelix(key.Name, o)
 	case store.KindBGPConfiguration:

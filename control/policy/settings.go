@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
@@ -146,16 +147,16 @@ func (s *settings) putBGP(name string, b *v3.BGPConfiguration) {
 	}
 }
 
-func (s *settings) putPool(c *Calculator, name string, p *v3.IPPool) {
+func (s *settings) putPool(c *Calculator, name string, p *cluster.Pool) {
 	var exempt, sources []netip.Prefix
 	if p != nil {
-		cidr, ok := parseNet(p.Spec.CIDR)
-		balancer := len(p.Spec.AllowedUses) > 0 && !slices.ContainsFunc(p.Spec.AllowedUses, func(u v3.IPPoolAllowedUse) bool { return u != v3.IPPoolAllowedUseLoadBalancer })
+		ok := p.CIDR.IsValid()
+		balancer := !slices.ContainsFunc(p.Uses, func(u v3.IPPoolAllowedUse) bool { return u != v3.IPPoolAllowedUseLoadBalancer })
 		if ok && !balancer {
-			exempt = []netip.Prefix{cidr}
+			exempt = []netip.Prefix{p.CIDR}
 		}
-		if ok && p.Spec.NATOutgoing {
-			sources = []netip.Prefix{cidr}
+		if ok && p.Translated {
+			sources = []netip.Prefix{p.CIDR}
 		}
 	}
 	s.feed(c, filter.NATExempt, "pool "+name, exempt)

@@ -7,8 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 )
@@ -16,18 +15,17 @@ import (
 // poolTunnel says which tunnel a pool asks for; the zero value: none.
 type poolTunnel struct{ vxlan, ipip, six bool }
 
-func tunnelOfPool(p *v3.IPPool) poolTunnel {
+func tunnelOfPool(p *cluster.Pool) poolTunnel {
 	if p == nil {
 		return poolTunnel{}
 	}
 	t := poolTunnel{}
-	switch store.EncapsulationOf(p) {
+	switch p.Encap {
 	case store.VXLAN, store.VXLANCrossSubnet:
 		t.vxlan = true
 	case store.IPIP, store.IPIPCrossSubnet:
 		t.ipip = true
-		cidr, ok := parseNet(p.Spec.CIDR)
-		t.six = ok && cidr.Addr().Is6()
+		t.six = p.CIDR.IsValid() && p.CIDR.Addr().Is6()
 	default:
 	}
 	return t
