@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -20,17 +20,17 @@ import (
 // give up for now. Tables under constant change interrupt many in a row.
 const maxInterrupted = 20
 
-// list asks for one table and parses it. A listing that changes interrupted is
-// thrown away and repeated.
-func list[T any](ctx context.Context, c transport, what string, typ uint16, head []byte, parse func([]byte) (T, bool)) ([]T, error) {
+// list asks for one table and appends what it parses to out. A listing that changes
+// interrupted is thrown away and repeated.
+func list[T any](ctx context.Context, c transport, what string, typ uint16, head []byte, out []T, parse func([]byte) (T, bool)) ([]T, error) {
 	var b nl.Batch
 	b.Begin(typ, 0, head...)
-	var out []T
+	before := len(out)
 	err := nl.Undisturbed(maxInterrupted+1, func() error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		out = nil
+		out = out[:before]
 		return c.Dump(&b, func(m nl.Message) {
 			if v, ok := parse(m.Body); ok {
 				out = append(out, v)
@@ -38,7 +38,7 @@ func list[T any](ctx context.Context, c transport, what string, typ uint16, head
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", what, err)
+		return out[:before], fmt.Errorf("list %s: %w", what, err)
 	}
 	return out, nil
 }
@@ -61,6 +61,9 @@ const bufferBytes = 32 << 20
 // dialConn opens a connection in the calling thread's network namespace.
 func dialConn() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, bufferBytes, bufferBytes) }
 
+// spareRoutes is for how many routes a listing has room beside those of ours that are known.
+const spareRoutes = 256
+
 // tables is a complete listing.
 type tables struct {
 	links      []ifLink
@@ -72,24 +75,24 @@ type tables struct {
 
 func (k *Kernel) listTables(ctx context.Context) (t tables, err error) {
 	fam := func(f byte, size int) []byte { h := make([]byte, size); h[0] = f; return h }
-	if t.links, err = list(ctx, k.writer.conn, "links", unix.RTM_GETLINK, fam(unix.AF_UNSPEC, unix.SizeofIfInfomsg), parseLink); err != nil {
+	if t.links, err = list(ctx, k.writer.conn, "links", unix.RTM_GETLINK, fam(unix.AF_UNSPEC, unix.SizeofIfInfomsg), nil, parseLink); err != nil {
 		return t, err
 	}
-	if t.addrs, err = list(ctx, k.writer.conn, "addresses", unix.RTM_GETADDR, fam(unix.AF_UNSPEC, unix.SizeofIfAddrmsg), parseAddr); err != nil {
+	if t.addrs, err = list(ctx, k.writer.conn, "addresses", unix.RTM_GETADDR, fam(unix.AF_UNSPEC, unix.SizeofIfAddrmsg), nil, parseAddr); err != nil {
 		return t, err
 	}
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6, unix.AF_BRIDGE} {
-		n, err := list(ctx, k.writer.conn, "neighbours", unix.RTM_GETNEIGH, fam(f, unix.SizeofNdMsg), parseNeighbour)
+		t.neighbours, err = list(ctx, k.writer.conn, "neighbours", unix.RTM_GETNEIGH, fam(f, unix.SizeofNdMsg), t.neighbours, parseNeighbour)
 		if err != nil && !unsupported(err) {
 			return t, err
 		}
-		t.neighbours = append(t.neighbours, n...)
 	}
-	if t.nextHops, err = list(ctx, k.writer.conn, "next hops", rtmGetNextHop, fam(unix.AF_UNSPEC, unix.SizeofNhmsg), parseNextHop); err != nil {
+	if t.nextHops, err = list(ctx, k.writer.conn, "next hops", rtmGetNextHop, fam(unix.AF_UNSPEC, unix.SizeofNhmsg), nil, parseNextHop); err != nil {
 		return t, err
 	}
+	t.routes = make([]fibRoute, 0, k.actual.hops.routes+k.actual.hops.routes/16+spareRoutes)
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6} {
-		r, err := list(ctx, k.writer.conn, "routes", unix.RTM_GETROUTE, fam(f, unix.SizeofRtMsg), func(b []byte) (fibRoute, bool) {
+		t.routes, err = list(ctx, k.writer.conn, "routes", unix.RTM_GETROUTE, fam(f, unix.SizeofRtMsg), t.routes, func(b []byte) (fibRoute, bool) {
 			// A kernel without IPv6 answers with what it has.
 			r, ok := parseRoute(b)
 			return r, ok && b[0] == f && tracked(&r)
@@ -97,7 +100,6 @@ func (k *Kernel) listTables(ctx context.Context) (t tables, err error) {
 		if err != nil && !unsupported(err) {
 			return t, err
 		}
-		t.routes = append(t.routes, r...)
 	}
 	return t, nil
 }
@@ -146,7 +148,7 @@ func (k *Kernel) check(ctx context.Context) error {
 	have := k.actual.gather(&t)
 	k.actual.applyFlushes()
 	ours := k.actual.routesOfUnsure()
-	drift := slices.DeleteFunc(k.want.ReplaceHave(maps.All(have)), func(key dataplane.Key) bool { return ours[key] })
+	drift := slices.DeleteFunc(k.want.ReplaceHave(have), func(key dataplane.Key) bool { return ours[key] })
 	if !first {
 		k.observer.drift.notice = notice{by: "full check", at: start}
 		for _, key := range drift {
@@ -193,9 +195,17 @@ func (ac *actual) behindOurs(routes []fibRoute, i int) bool {
 	return false
 }
 
-// gather returns what is ours of a listing.
-func (ac *actual) gather(t *tables) map[dataplane.Key]dataplane.Object {
-	have := make(map[dataplane.Key]dataplane.Object, len(t.routes)+len(t.nextHops))
+// repeated reports whether the first of some routes is listed once more with the same
+// key and protocol: the last counts.
+func repeated(routes []fibRoute) bool {
+	r := &routes[0]
+	return len(routes) > 1 && routes[1].key == r.key && routes[1].tos == r.tos && routes[1].protocol == r.protocol
+}
+
+// gather returns what is ours of a listing. Routes, of which there may be a million, are
+// made while it is ranged over.
+func (ac *actual) gather(t *tables) iter.Seq2[dataplane.Key, dataplane.Object] {
+	have := make(map[dataplane.Key]dataplane.Object, len(t.nextHops))
 	put := func(o dataplane.Object) { have[o.Key()] = o }
 	owned := map[int]bool{}
 	for i := range t.links {
@@ -232,12 +242,22 @@ func (ac *actual) gather(t *tables) map[dataplane.Key]dataplane.Object {
 			put(ac.haveNextHop(n))
 		}
 	}
-	for i := range t.routes {
-		if r := &t.routes[i]; r.protocol == ac.cfg.Protocol {
-			put(ac.haveRoute(r))
+	return func(yield func(dataplane.Key, dataplane.Object) bool) {
+		for key, o := range have {
+			if !yield(key, o) {
+				return
+			}
+		}
+		for i := range t.routes {
+			r := &t.routes[i]
+			if r.protocol != ac.cfg.Protocol || repeated(t.routes[i:]) {
+				continue
+			}
+			if o := ac.haveRoute(r); !yield(o.Key(), o) {
+				return
+			}
 		}
 	}
-	return have
 }
 
 // takes reports whether a device is ours, or would be if it were of the kind

@@ -271,10 +271,11 @@ func (wr *writer) removeWithRoutes(hops []op) []op {
 // kernel's answer into a result.
 func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
 	var b builder
+	size := min(len(ops), batchSize)
+	results, sent := make([]result, 0, size), make([]op, 0, size)
 	for len(ops) > 0 {
 		n := min(len(ops), batchSize)
-		results := make([]result, 0, n)
-		var sent []op
+		results, sent = results[:0], sent[:0]
 		b.Reset()
 		for _, o := range ops[:n] {
 			if r := encode(&b, o); r != nil {
@@ -285,16 +286,15 @@ func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge f
 			}
 		}
 		ops = ops[n:]
-		results = append(results, wr.sendAll(&b, sent, encode, judge)...)
+		results = wr.sendAll(&b, sent, results, encode, judge)
 		wr.report(results)
 		wr.pulse.beat()
 	}
 }
 
-// sendAll sends the messages in b, which are those of ops, and judges the
-// answers. What the kernel was short of something for is sent again.
-func (wr *writer) sendAll(b *builder, ops []op, encode func(*builder, op) *result, judge func(op, error) result) []result {
-	var results []result
+// sendAll sends the messages in b, which are those of ops, judges the
+// answers and appends what becomes of each to results. What the kernel was short of something for is sent again.
+func (wr *writer) sendAll(b *builder, ops []op, results []result, encode func(*builder, op) *result, judge func(op, error) result) []result {
 	for try := 0; len(ops) > 0; try++ {
 		wr.writes.Add(int64(b.Len()))
 		errs, err := wr.conn.Batch(&b.Batch, nil)

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
@@ -57,6 +58,7 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 	first := t.queue(class, remove, 0)
 	for q := first; q < first+n; q++ {
 		list := t.ready[q]
+		out = slices.Grow(out, min(limit-len(out), len(list)))
 		i := 0
 		for ; i < len(list) && len(out) < limit; i++ {
 			e := list[i]
