@@ -66,6 +66,7 @@ func (d *router) newPolicy() error {
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Guarded: guardedPorts(d.cfg), Datastore: datastorePorts(d.cfg),
 		Table: p.table, Connections: p.connections, Log: log,
 		TunnelsFromAnywhere: d.cfg.Policy.AllowTunnelsFromAnywhere,
+		MaxConnections:      uint32(d.cfg.Policy.MaxConnectionsPerWorkload), //nolint:gosec // checked by its validation
 		Heard:               d.clearPolicyMark,
 	})
 	return nil

@@ -140,6 +140,9 @@ type Policy struct {
 	Enabled bool `mapstructure:"enabled"`
 	// AutoHostEndpoints gives every Node a host endpoint of all its interfaces.
 	AutoHostEndpoints bool `mapstructure:"autoHostEndpoints"`
+	// MaxConnectionsPerWorkload bounds the tracked connections that a workload opens;
+	// 0: any number.
+	MaxConnectionsPerWorkload int `mapstructure:"maxConnectionsPerWorkload"`
 	// LogRate bounds how many packets a second each rule logs.
 	LogRate int `mapstructure:"logRate"`
 	// AllowHostPortsFromWorkloads lets workloads reach BGP's and the probes' ports
@@ -224,6 +227,9 @@ func Default() Config {
 	}
 }
 
+// maxConnections is more than the kernel tracks.
+const maxConnections = 1 << 30
+
 // maxLogRate is more than anybody reads, and keeps the cost of a flood bounded.
 const maxLogRate = 10_000
 
@@ -306,6 +312,9 @@ func (c Config) Validate() error {
 	// The kernel's sockaddr_un holds 107 bytes and a zero.
 	if longest := len(filepath.Join(c.RunDir, "routerd.sock")); longest > 107 {
 		bad("runDir", c.RunDir, fmt.Sprintf("the paths of the sockets in it are up to %d bytes long, and the kernel allows 107", longest))
+	}
+	if n := c.Policy.MaxConnectionsPerWorkload; n < 0 || n > maxConnections {
+		bad("policy.maxConnectionsPerWorkload", n, fmt.Sprintf("want 0 to %d; 0: any number", maxConnections))
 	}
 	if c.Policy.LogRate < 1 || c.Policy.LogRate > maxLogRate {
 		bad("policy.logRate", c.Policy.LogRate, fmt.Sprintf("want 1 to %d packets a second", maxLogRate))

@@ -47,8 +47,9 @@ type Config struct {
 	Guarded          []filter.Tunnel   // likewise
 	Datastore        []filter.Failsafe // see [policy.Config]
 
-	// TunnelsFromAnywhere is as in [policy.Config].
+	// TunnelsFromAnywhere and MaxConnections are as in [policy.Config].
 	TunnelsFromAnywhere bool
+	MaxConnections      uint32
 
 	Table       Table
 	Connections Connections
@@ -192,7 +193,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 
 	calc := policy.New(policy.Config{
 		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
-		TunnelsFromAnywhere: e.cfg.TunnelsFromAnywhere,
+		TunnelsFromAnywhere: e.cfg.TunnelsFromAnywhere, MaxConnections: e.cfg.MaxConnections,
 	})
 	backoff := async.Backoff{Min: e.cfg.Retry, Max: maxRetry}
 	retry := time.NewTimer(time.Hour)

@@ -34,6 +34,10 @@ type Config struct {
 	// TunnelsFromAnywhere has the host decapsulate packets from whomever they come.
 	TunnelsFromAnywhere bool
 
+	// MaxConnections is how many tracked connections of its own a workload may have at a
+	// time; 0: any number.
+	MaxConnections uint32
+
 	// Datastore is where this host reaches the datastore, which host endpoints
 	// leave open likewise: a policy that cuts it off could not be taken back.
 	Datastore []filter.Failsafe

@@ -207,6 +207,7 @@ func (s *settings) current(c *Calculator) *effective {
 	s.now.VXLANPorts = s.vxlanInUse()
 	s.now.HostTraffic = s.hostTraffic(c.cfg.HostPorts)
 	s.now.Guarded = s.guarded(c.cfg.Guarded)
+	s.now.MaxConnections = c.cfg.MaxConnections
 	s.now.Tunnels = nil
 	if !c.cfg.TunnelsFromAnywhere {
 		s.now.Tunnels = s.tunnels()

@@ -401,6 +401,10 @@ type Settings struct {
 	// other program's (RFC 4213).
 	Tunnels []Tunnel
 
+	// MaxConnections is how many tracked connections of its own a workload may have at a
+	// time, on this host; 0: any number.
+	MaxConnections uint32
+
 	Reject        bool // denied packets are answered (Felix's Reject), not dropped
 	AllowReturns  bool // allowed packets go on to the host's own rules (Felix's Return)
 	AllowInvalid  bool // packets that connection tracking finds invalid are not dropped

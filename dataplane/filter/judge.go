@@ -68,6 +68,7 @@ const (
 	ByTunnel     Reason = "tunnel packet from whom none is taken"
 	ByOutside    Reason = "tunnel packet from outside the cluster"
 	ByError      Reason = "ICMP error about what is not the workload's"
+	ByMany       Reason = "more than a workload may have"
 	ByGuard      Reason = "port that hosts keep for each other"
 	ByLoopback   Reason = "loopback address of the host"
 	ByNobody     Reason = "no endpoint on the way"

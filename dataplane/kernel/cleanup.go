@@ -85,10 +85,22 @@ func deleteTable(name string, look bool) (found bool, err error) {
 		return false, err
 	}
 	defer c.Close()
+	// What is beside the table of IP packets has its name.
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_ARP} {
+		one, err := deleteTableOf(c, family, name, look)
+		found = found || one
+		if err != nil {
+			return found, err
+		}
+	}
+	return found, nil
+}
+
+func deleteTableOf(c *nl.Conn, family uint8, name string, look bool) (found bool, err error) {
 	var b nl.Batch
 	table := func(message uint16) {
 		b.Reset()
-		b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|message, 0, unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0)
+		b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|message, 0, family, unix.NFNETLINK_V0, 0, 0)
 		b.Text(unix.NFTA_TABLE_NAME, name)
 	}
 	table(unix.NFT_MSG_GETTABLE)
@@ -96,14 +108,14 @@ func deleteTable(name string, look bool) (found bool, err error) {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // EINVAL: the kernel has no nftables
 	case err != nil:
-		return false, fmt.Errorf("look for the nftables table inet %s: %w", name, err)
+		return false, fmt.Errorf("look for the nftables table %s: %w", name, err)
 	case look:
 		return true, nil
 	}
 	table(unix.NFT_MSG_DELTABLE)
 	errs, err := c.Transaction(unix.NFNL_SUBSYS_NFTABLES, &b)
 	if err := errors.Join(err, errs[0]); err != nil && !errors.Is(err, unix.ENOENT) {
-		return true, fmt.Errorf("delete the nftables table inet %s: %w", name, err)
+		return true, fmt.Errorf("delete the nftables table %s: %w", name, err)
 	}
 	return true, nil
 }

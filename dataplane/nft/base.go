@@ -161,6 +161,7 @@ func (c *chainWriter) rawIn() {
 			c.add(m, Counter{})
 		})
 	}
+	c.solicitations()
 	c.linkLocalDiscovery()
 	if c.w.tally.nets > 0 {
 		c.workloadVmap(unix.NFT_META_IIFNAME, netsMap)

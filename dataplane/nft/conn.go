@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,7 @@ func open() (conn, error) {
 // batch collects the messages of one transaction.
 type batch struct {
 	nl.Batch
+	family   uint8 // of the table; 0: that of IP packets
 	subjects []subject
 }
 
@@ -39,12 +41,14 @@ func (b *batch) empty() bool { return len(b.subjects) == 0 }
 // add appends a request about something of our table.
 func (b *batch) add(kind, flags uint16, s subject, fn func()) {
 	b.subjects = append(b.subjects, s)
-	begin(&b.Batch, kind, flags)
+	beginOf(&b.Batch, cmp.Or(b.family, unix.NFPROTO_INET), kind, flags)
 	fn()
 }
 
-func begin(b *nl.Batch, kind, flags uint16) {
-	b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0)
+func begin(b *nl.Batch, kind, flags uint16) { beginOf(b, unix.NFPROTO_INET, kind, flags) }
+
+func beginOf(b *nl.Batch, family uint8, kind, flags uint16) {
+	b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, family, unix.NFNETLINK_V0, 0, 0)
 }
 
 // refusedError is the kernel's no to one message of a transaction, of which

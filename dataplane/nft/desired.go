@@ -30,6 +30,7 @@ type desired struct {
 
 	chains map[string]*chain
 	sets   map[string]*set
+	arp    map[elemID]struct{} // what changed that the table of ARP mirrors
 	journal
 }
 
@@ -112,6 +113,7 @@ func newDesired(cfg Config) *desired {
 		floating:  make(map[elemID][]claim),
 		chains:    make(map[string]*chain),
 		sets:      make(map[string]*set),
+		arp:       make(map[elemID]struct{}),
 		journal:   newJournal(),
 	}
 	for name, s := range fixedSets() {
@@ -305,6 +307,7 @@ func (w *desired) delSet(name string) {
 
 // noteElem is called before an element changes.
 func (w *desired) noteElem(id elemID) {
+	w.mirrored(id)
 	if was, ok := w.journal.sets[id.set]; ok && was != w.sets[id.set] {
 		return // all of it is new
 	}

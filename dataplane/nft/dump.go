@@ -177,6 +177,9 @@ func (c conn) dumpSets(h *have) error {
 		return err
 	}
 	for name, s := range h.sets {
+		if s.spec.flags&unix.NFT_SET_EVAL != 0 {
+			continue // its elements are the packets' own
+		}
 		if err := c.dumpElems(name, s); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
 		}

@@ -213,6 +213,7 @@ func (m *matcher) state(bits uint32) {
 // Bits of NFT_CT_STATE (linux/netfilter/nf_conntrack_common.h).
 const (
 	stateInvalid     = 1
+	stateNew         = 1 << 3
 	stateEstablished = 1 << 1
 	stateRelated     = 1 << 2
 )
@@ -301,15 +302,17 @@ const burstSeconds = 5
 
 // rate matches packets up to a number a second, or what is beyond.
 func (m *matcher) rate(perSecond uint32, beyond bool) {
-	m.expr("limit", func() {
-		m.Net64(unix.NFTA_LIMIT_RATE, uint64(perSecond))
-		m.Net64(unix.NFTA_LIMIT_UNIT, 1)
-		m.Net32(unix.NFTA_LIMIT_BURST, perSecond*burstSeconds)
-		m.Net32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
-		if beyond {
-			m.Net32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
-		}
-	})
+	m.expr("limit", func() { m.limit(perSecond, beyond) })
+}
+
+func (m *matcher) limit(perSecond uint32, beyond bool) {
+	m.Net64(unix.NFTA_LIMIT_RATE, uint64(perSecond))
+	m.Net64(unix.NFTA_LIMIT_UNIT, 1)
+	m.Net32(unix.NFTA_LIMIT_BURST, perSecond*burstSeconds)
+	m.Net32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+	if beyond {
+		m.Net32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
+	}
 }
 
 // immediate loads a value.

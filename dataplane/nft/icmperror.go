@@ -35,6 +35,7 @@ func (c *chainWriter) establishedFrom() {
 	c.drop(m, filter.ByCut)
 	c.icmpErrors()
 	accept(stateRelated)
+	c.connections()
 }
 
 // icmpTypes matches types of ICMP messages of a family.

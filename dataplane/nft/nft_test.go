@@ -130,9 +130,10 @@ func small() filter.Delta {
 		},
 		Settings: &filter.Settings{
 			WorkloadPrefixes: []string{"cali"}, LogPrefix: "calico-packet", VXLANPorts: []uint16{4789},
-			FailsafeIn: []filter.Failsafe{{Protocol: 6, Port: 22}},
-			Guarded:    []filter.Tunnel{{Protocol: 6, Port: 179}},
-			Tunnels:    []filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}},
+			FailsafeIn:     []filter.Failsafe{{Protocol: 6, Port: 22}},
+			Guarded:        []filter.Tunnel{{Protocol: 6, Port: 179}},
+			Tunnels:        []filter.Tunnel{{Protocol: 4}, {Protocol: 41}, {Protocol: 17, Port: 4789}},
+			MaxConnections: 1000,
 		},
 	}
 }

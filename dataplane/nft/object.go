@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"encoding/binary"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -60,7 +61,8 @@ func (s setSpec) isInterval() bool { return s.flags&unix.NFT_SET_INTERVAL != 0 }
 type set struct {
 	spec    setSpec
 	comment string
-	data    uint32 // type of a map's data; 0: verdicts
+	data    uint32        // type of a map's data; 0: verdicts
+	keep    time.Duration // how long the kernel keeps elements that packets add
 	elems   map[string]string
 }
 
@@ -262,6 +264,7 @@ func (b *batch) putSet(name string, s *set) {
 			b.Net32(unix.NFTA_SET_DATA_TYPE, s.data)
 			b.Net32(unix.NFTA_SET_DATA_LEN, addrLen(s.data))
 		}
+		s.describe(&b.Attrs)
 		b.Bytes(unix.NFTA_SET_USERDATA, s.udata()...)
 	})
 }

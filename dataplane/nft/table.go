@@ -86,6 +86,7 @@ type Table struct {
 	mu      sync.Mutex
 	conn    conn
 	desired *desired
+	arp     arpTable
 	closed  bool
 	known   bool      // the journal is all that differs from the kernel
 	broken  time.Time // since when somebody else's change stands; zero: none does
@@ -221,6 +222,7 @@ func (t *Table) sync() (writes int, err error) {
 	var p *plan
 	switch {
 	case !known:
+		t.arp.known = false
 		p, err = t.compare()
 	case t.desired.journal.empty():
 		t.known = true
@@ -234,6 +236,7 @@ func (t *Table) sync() (writes int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	t.syncARP()
 	for _, b := range p.batches(t.limit) {
 		t.status.Transactions++
 		t.status.Messages += uint64(len(b.subjects))

@@ -1,0 +1,64 @@
+package hostile
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/ns"
+	"github.com/routerd/routerd/store"
+)
+
+// TestConnections: a pod opens flow after flow. It gets as many as it may have, and
+// another pod of its host has its own.
+func TestConnections(t *testing.T) {
+	t.Parallel()
+	const most, asked = 50, 80
+	top := topology(2, 2, store.VXLAN)
+	for i := range top.Nodes {
+		top.Nodes[i].Config = map[string]any{"policy": map[string]any{"maxConnectionsPerWorkload": most}}
+	}
+	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
+	l := bringUp(t, "conns", top)
+	reachable(t, l)
+	arrived := func(from, to string, f dataplane.Family) (n int) {
+		t.Helper()
+		src := addrOf(t, l, from, f)
+		heard, err := l.Capture(to, "eth0", func(p lab.Packet) bool { return p.Outer.Src == src && p.DstPort >= 20000 && p.DstPort < 20000+asked })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ns.Do(l.Space(from), func() error {
+			for i := range asked {
+				c, err := net.Dial("udp", net.JoinHostPort(addrOf(t, l, to, f).String(), fmt.Sprint(20000+i)))
+				if err != nil {
+					return err
+				}
+				_, err = c.Write([]byte("?")) // an answer that nobody listens says nothing of the flow
+				_ = c.Close()
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if why := asks(t, l, to, "node1", 30000); why != "" {
+			t.Errorf("%s reaches node1: %s", to, why)
+		}
+		return len(heard.Stop())
+	}
+	// Both families count as one; what the pod opened before counts too.
+	if n := arrived("node1/pod1", "node2/pod1", dataplane.IPv4); n > most || n < most/2 {
+		t.Errorf("IPv4: %d of %d flows of a pod that may have %d", n, asked, most)
+	}
+	if n := arrived("node1/pod1", "node2/pod1", dataplane.IPv6); n > most/2 {
+		t.Errorf("IPv6: %d flows more of a pod that has what it may have", n)
+	}
+	if n := arrived("node1/pod2", "node2/pod2", dataplane.IPv4); n > most || n < most/2 {
+		t.Errorf("another pod: %d of %d flows", n, asked)
+	}
+}
