@@ -117,6 +117,45 @@ func (r *run) allocated(ctx context.Context) (map[netip.Addr]string, error) {
 	return out, nil
 }
 
+// recordKinds lists what each workload and each host leaves in the datastore.
+func recordKinds() []store.Kind {
+	return []store.Kind{store.KindWorkloadEndpoint, store.KindIPAMHandle, store.KindIPAMBlock, store.KindIPAMAffinity}
+}
+
+// records counts the datastore's records.
+func (r *run) records(ctx context.Context) (map[store.Kind]int, error) {
+	st, err := r.store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer st.Close()
+	out := map[store.Kind]int{}
+	for _, k := range recordKinds() {
+		list, _, err := st.List(ctx, k, "")
+		if err != nil {
+			return nil, err
+		}
+		out[k] = len(list)
+	}
+	return out, nil
+}
+
+// multiplied says of which records there are more than before. A host may have kept a
+// block more for its next workloads.
+func multiplied(base, end map[store.Kind]int, hosts int) error {
+	var errs []error
+	for _, k := range recordKinds() {
+		may := base[k]
+		if k == store.KindIPAMBlock || k == store.KindIPAMAffinity {
+			may += hosts
+		}
+		if end[k] > may {
+			errs = append(errs, fmt.Errorf("the datastore has %d of %s, and had %d", end[k], k, base[k]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Usage is what a host's daemon uses, and what there is of it on the host.
 type Usage struct {
 	Memory      int // resident, in KiB

@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/integration/clock"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
@@ -164,6 +166,15 @@ func (r *run) cont(ctx context.Context, h string) error {
 	return err
 }
 
+// jump lets the wall clock of a daemon be so much off, until it is started anew.
+func (r *run) jump(ctx context.Context, h string, by time.Duration) error {
+	p, err := r.l.Daemon(h)
+	if err != nil {
+		return err
+	}
+	return clock.Set(ctx, p.PID, by)
+}
+
 // The table by which a link is cut, apart from routerd's.
 const cutTable = "soak_cut"
 
@@ -234,6 +245,28 @@ func (r *run) free(_ context.Context, h string) error {
 
 // maxDisk is the size of a disk that may be filled, in bytes.
 const maxDisk = 64 << 20
+
+// SmallDisks is [SmallDisk] for all hosts but the first, which runs the datastore.
+func SmallDisks(ctx context.Context, l *lab.Lab) (undo func() error, err error) {
+	var undos []func() error
+	undo = func() error {
+		var errs []error
+		for _, u := range undos {
+			errs = append(errs, u())
+		}
+		return errors.Join(errs...)
+	}
+	for _, h := range l.Hosts()[1:] {
+		u, err := SmallDisk(ctx, l, h)
+		if u != nil {
+			undos = append(undos, u)
+		}
+		if err != nil {
+			return undo, err
+		}
+	}
+	return undo, nil
+}
 
 // SmallDisk puts the files of a host's daemon on a small disk of their own, which
 // the run then fills now and then. The daemon is started anew. undo takes the disk

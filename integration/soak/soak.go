@@ -44,6 +44,9 @@ type Report struct {
 	Lost    int            // of these, while a link was cut or just back
 	Base    map[string]Usage
 	End     map[string]Usage
+
+	// How many records of IPAM and endpoints the datastore has, by kind.
+	BaseRecords, EndRecords map[store.Kind]int
 }
 
 // String is the report as lines of text.
@@ -57,6 +60,9 @@ func (r Report) String() string {
 	fmt.Fprintf(&b, "packets: %d, lost while a link was cut: %d, else: 0\n", r.Packets, r.Lost)
 	for _, h := range slices.Sorted(maps.Keys(r.End)) {
 		fmt.Fprintf(&b, "%s: before %s; after %s\n", h, r.Base[h], r.End[h])
+	}
+	for _, k := range recordKinds() {
+		fmt.Fprintf(&b, "%s: before %d, after %d\n", k, r.BaseRecords[k], r.EndRecords[k])
 	}
 	return b.String()
 }
@@ -145,6 +151,9 @@ func (r *run) begin(ctx context.Context) error {
 		r.load.Interval() // the first packets looked for neighbours
 		err = r.measure(ctx, r.report.Base)
 	}
+	if err == nil {
+		r.report.BaseRecords, err = r.records(ctx)
+	}
 	if err != nil {
 		load.Stop()
 	}
@@ -188,7 +197,12 @@ func (r *run) finish(ctx context.Context) error {
 		if err := r.measure(ctx, r.report.End); err != nil {
 			return err
 		}
-		return grown(r.report.Base, r.report.End)
+		end, err := r.records(ctx)
+		if err != nil {
+			return err
+		}
+		r.report.EndRecords = end
+		return errors.Join(grown(r.report.Base, r.report.End), multiplied(r.report.BaseRecords, end, len(r.l.Hosts())))
 	})
 }
 

@@ -3,6 +3,7 @@ package soak
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -40,8 +41,7 @@ func TestSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := bring.Up(t, 2*time.Minute, labPrefix, "soak", Topology(Modes()[0]), binDir)
-	hosts := l.Hosts()
-	undo, err := SmallDisk(t.Context(), l, hosts[len(hosts)-1])
+	undo, err := SmallDisks(t.Context(), l)
 	if undo != nil {
 		t.Cleanup(func() {
 			if err := undo(); err != nil {
@@ -83,7 +83,7 @@ func TestPick(t *testing.T) {
 		t.Error("another seed, the same life")
 	}
 	all := strings.Join(first, "\n")
-	for _, name := range []string{"add", "del", "mode", "deny", "allow", "peer", "kill", "restart", "stop", "cut", "fill"} {
+	for _, name := range []string{"add", "del", "mode", "deny", "allow", "peer", "kill", "restart", "stop", "cut", "fill", "clock"} {
 		if !strings.Contains("\n"+all, "\n"+name+" ") {
 			t.Errorf("500 changes without %s", name)
 		}
@@ -161,6 +161,20 @@ func TestGrown(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestMultiplied(t *testing.T) {
+	t.Parallel()
+	base := map[store.Kind]int{store.KindWorkloadEndpoint: 3, store.KindIPAMHandle: 9, store.KindIPAMBlock: 3, store.KindIPAMAffinity: 3}
+	for kind, may := range map[store.Kind]int{store.KindWorkloadEndpoint: 3, store.KindIPAMHandle: 9, store.KindIPAMBlock: 6, store.KindIPAMAffinity: 6} {
+		end := maps.Clone(base)
+		if end[kind] = may; multiplied(base, end, 3) != nil {
+			t.Errorf("%d of %s are said to be too many", may, kind)
+		}
+		if end[kind]++; multiplied(base, end, 3) == nil {
+			t.Errorf("%d of %s are not said to be too many", may+1, kind)
+		}
 	}
 }
 

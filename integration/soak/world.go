@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/routerd/routerd/store"
 )
@@ -105,10 +106,13 @@ func (w *world) consider(n int, h string, rng *rand.Rand) (move, bool) {
 		return move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }}, !w.stopped[h] && !w.full[h] && (h == w.hosts[0] || w.answers() && !w.isCut[h]) // else it is not ready before they end
 	case n < 89:
 		return move{"stop", h, func(ctx context.Context, r *run) error { return r.stop(ctx, h) }}, !w.down[h] && !w.stopped[h]
-	case n < 93:
+	case n < 92:
 		return move{"cut", h, func(ctx context.Context, r *run) error { return r.cutLink(ctx, h) }}, !w.isCut[h]
-	default:
-		return move{"fill", h, func(ctx context.Context, r *run) error { return r.fill(ctx, h) }}, h == w.hosts[len(w.hosts)-1] && !w.full[h]
+	case n < 96: // but not where the datastore would go with it
+		return move{"fill", h, func(ctx context.Context, r *run) error { return r.fill(ctx, h) }}, h != w.hosts[0] && !w.full[h]
+	default: // nothing is excused by it
+		by := []time.Duration{time.Hour, -time.Hour}[rng.IntN(2)]
+		return move{"clock", fmt.Sprint(h, " ", by), func(ctx context.Context, r *run) error { return r.jump(ctx, h, by) }}, !w.down[h] && !w.stopped[h]
 	}
 }
 

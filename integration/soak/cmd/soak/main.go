@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, down()) }()
 	hosts := l.Hosts()
-	undo, err := soak.SmallDisk(ctx, l, hosts[len(hosts)-1])
+	undo, err := soak.SmallDisks(ctx, l)
 	if undo != nil {
 		defer func() { err = errors.Join(err, undo()) }()
 	}
