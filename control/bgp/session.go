@@ -2,8 +2,10 @@ package bgp
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -128,7 +130,7 @@ func (s *session) limit(e event) {
 // fail notes why an attempt failed.
 func (s *session) fail(e event) {
 	text := s.endText(e.reason)
-	switch n := e.reason.Notification; {
+	switch n, _ := e.reason.Notification.HardReset(); {
 	case e.sure:
 		s.found = text
 		return
@@ -156,7 +158,8 @@ func (s *session) closed(e event, says string) {
 
 // endText puts the end of a connection in the operator's words.
 func (s *session) endText(r fsm.Reason) string {
-	n, a := r.Notification, s.peer.Addr
+	n, _ := r.Notification.HardReset()
+	a := s.peer.Addr
 	badAS := n.Code == fsm.CodeOpen && n.Subcode == fsm.OpenPeerAS
 	switch r.Cause {
 	case fsm.NotConnected:
@@ -169,7 +172,7 @@ func (s *session) endText(r fsm.Reason) string {
 		}
 		return "the connection was lost"
 	case fsm.Sent:
-		text := "notification sent: " + meaning(n.Code, n.Subcode)
+		text := "notification sent: " + meaningOf(r.Notification)
 		switch {
 		case badAS && r.PeerAS != 0:
 			return fmt.Sprintf("wrong AS: %s has AS %d, but AS %d is configured for it", a, r.PeerAS, s.peer.ASN)
@@ -178,7 +181,7 @@ func (s *session) endText(r fsm.Reason) string {
 		}
 		return text
 	case fsm.Received:
-		text := "notification received: " + meaning(n.Code, n.Subcode)
+		text := "notification received: " + meaningOf(r.Notification)
 		if badAS {
 			return fmt.Sprintf("wrong AS: %s expects another one of this node than %d (%s)", a, s.asn, text)
 		}
@@ -239,6 +242,17 @@ func (s *session) info(listening error) (state, info string) {
 	return StateStart, strings.Join(parts, "; ")
 }
 
+// meaningOf names what a notification was sent for, and what it says to people (RFC
+// 9003).
+func meaningOf(n fsm.Notification) string {
+	inner, _ := n.HardReset()
+	text := meaning(inner.Code, inner.Subcode)
+	if says := n.Communication(); says != "" {
+		text += fmt.Sprintf(" (%q)", says)
+	}
+	return text
+}
+
 // meaning names a notification's code and subcode (RFC 4271 section 4.5, RFC
 // 4486, RFC 6608, RFC 9384).
 func meaning(code, subcode uint8) string {
@@ -277,7 +291,7 @@ func dialReason(err error, p Peer) string {
 		return fmt.Sprintf("connection refused by %s: nothing listens there, or it is filtered", to)
 	case strings.Contains(text, "no route to host"), strings.Contains(text, "network is unreachable"):
 		return fmt.Sprintf("no route to %s", p.Addr)
-	case strings.Contains(text, "i/o timeout"), strings.Contains(text, "timed out"):
+	case errors.Is(err, os.ErrDeadlineExceeded), strings.Contains(text, "i/o timeout"), strings.Contains(text, "timed out"):
 		return fmt.Sprintf("no answer from %s: it is down, or filtered on the way", to)
 	case strings.Contains(text, "cannot assign requested address"):
 		return fmt.Sprintf("this host does not have the address %s to connect from", p.Source)

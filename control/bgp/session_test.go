@@ -64,6 +64,7 @@ func TestInfo(t *testing.T) {
 		{"hold timer without grace", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), false)}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer"},
 		{"lost", p, nil, []event{up, down(lost(fsm.Established), false), dial("connection refused")}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered; the last session ended: the connection was lost"},
 		{"notification", p, nil, []event{up, down(note(fsm.Received, 6, 2), false)}, "start: connecting; the last session ended: notification received: cease, administrative shutdown"},
+		{"hard reset with a word", p, nil, []event{up, down(fsm.Reason{Cause: fsm.Received, Notification: fsm.Notification{Code: 6, Subcode: 9, Data: append([]byte{6, 2, 4}, "bye!"...)}}, false)}, `start: connecting; the last session ended: notification received: cease, administrative shutdown ("bye!")`},
 		{"odd notification", p, nil, []event{up, down(note(fsm.Sent, 9, 7), false)}, "start: connecting; the last session ended: notification sent: code 9, subcode 7"},
 		{"restart time over", p, nil, []event{{kind: eventExpired}}, "start: the peer did not come back within its restart time"},
 		{"restart time over after a session", p, nil, []event{up, down(lost(fsm.Established), true), {kind: eventExpired}}, "start: connecting; the last session ended: the connection was lost; the peer did not come back within its restart time"},

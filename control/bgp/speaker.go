@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 )
@@ -119,7 +120,7 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 	fresh := e == nil
 	if fresh {
 		var err error
-		if e, listenErr, err = s.start(ctx, &c, listenErr); err != nil {
+		if e, listenErr, err = s.start(ctx, &c, restarting, listenErr); err != nil {
 			return err
 		}
 	}
@@ -130,13 +131,13 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 }
 
 // start runs a new backend, without a listener when that cannot be had.
-func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (backend, error, error) {
-	e, err := startGoBGP(ctx, s.log, s.q, c, listenErr == nil)
+func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenErr error) (backend, error, error) {
+	e, err := startBackend(ctx, s.log, s.q, c, restarting, listenErr == nil)
 	if err != nil && listenErr == nil {
 		s.log.Debug("bgp listener refused", "error", err)
 		// Perhaps somebody took the port just now.
 		if listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort); listenErr != nil {
-			e, err = startGoBGP(ctx, s.log, s.q, c, false)
+			e, err = startBackend(ctx, s.log, s.q, c, restarting, false)
 		}
 	}
 	if err != nil {
@@ -148,6 +149,24 @@ func (s *Speaker) start(ctx context.Context, c *Config, listenErr error) (backen
 	s.deadline = time.Time{} // change sets it when the peers are there
 	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listens(), "port", c.ListenPort)
 	return e, listenErr, nil
+}
+
+// envEngine is set to "own" to run this project's engine in place of GoBGP's server.
+const envEngine = "ROUTERD_BGP_ENGINE"
+
+func startBackend(ctx context.Context, log *slog.Logger, q *queue, c *Config, restarting, listen bool) (backend, error) {
+	if os.Getenv(envEngine) == "own" {
+		return asBackend(startOwn(ctx, log, q, c, restarting, listen))
+	}
+	return asBackend(startGoBGP(ctx, log, q, c, listen))
+}
+
+// asBackend keeps nil what is none.
+func asBackend[B backend](b B, err error) (backend, error) {
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // halt stops the backend. What it had told stays valid for the reader until the

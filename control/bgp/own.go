@@ -1,0 +1,468 @@
+package bgp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine"
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+)
+
+// own is the [backend] of package engine.
+type own struct {
+	*engine.Engine
+	listening bool
+	out       *queue
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup // who takes what the engine tells
+
+	change sync.Mutex // held while peers are changed; guards want
+	want   map[netip.Addr]engine.Peer
+
+	mu     sync.Mutex // guards the rest
+	policy *policy
+	names  map[netip.Addr]Peer
+}
+
+// restartDeferral is for how long End-of-RIB waits after a restart for peers that have
+// not announced all they have (RFC 4724 section 4.1). Until it comes they keep what
+// they had of this node; nothing that it announces waits.
+const restartDeferral = 10 * time.Second
+
+// startOwn starts an engine with a config's identity, policies and listeners, but
+// without peers or paths.
+func startOwn(ctx context.Context, log *slog.Logger, q *queue, c *Config, restarting, listen bool) (*own, error) {
+	o := &own{out: q, listening: listen, want: map[netip.Addr]engine.Peer{}, names: map[netip.Addr]Peer{}}
+	var err error
+	o.Engine, err = engine.New(engine.Options{
+		Log: log, AS: c.ASN, RouterID: c.RouterID, Restarting: restarting, Deferral: restartDeferral, LimitPause: limitPause,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start BGP: %w", err)
+	}
+	o.adopt(c)
+	if listen {
+		var at []netip.AddrPort
+		for _, a := range c.ListenAddrs {
+			at = append(at, netip.AddrPortFrom(a, c.ListenPort))
+		}
+		if err := o.Listen(ctx, at); err != nil {
+			return nil, errors.Join(fmt.Errorf("listen for BGP: %w", err), o.Engine.Stop(ctx, nil))
+		}
+	}
+	taking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	o.cancel = cancel
+	o.wg.Go(func() { o.take(taking) })
+	return o, nil
+}
+
+func (o *own) listens() bool { return o.listening }
+
+// adopt makes the judgement that of c.
+func (o *own) adopt(c *Config) {
+	p := newPolicy(c)
+	o.mu.Lock()
+	o.policy = p
+	for addr, peer := range runningPeers(c) {
+		if _, ok := o.names[addr]; ok {
+			o.names[addr] = peer
+		}
+	}
+	o.mu.Unlock()
+	o.SetPolicy(judges{p})
+}
+
+func (o *own) setPolicy(_ context.Context, _, c *Config) error {
+	o.adopt(c)
+	return nil
+}
+
+func (o *own) announce(c *Config) error {
+	origins := make([]engine.Origin, 0, len(c.Announce))
+	for _, p := range c.Announce {
+		out := engine.Origin{Prefix: p, NextHop: c.nextHopOf(p), LocalPref: c.localPrefOf(p)}
+		for tag := range strings.FieldsSeq(c.Tags[p]) {
+			small, large, err := readCommunity(tag)
+			if err != nil {
+				return fmt.Errorf("announce %s: %w", p, err)
+			}
+			out.Communities, out.Large = append(out.Communities, small...), append(out.Large, large...)
+		}
+		origins = append(origins, out)
+	}
+	o.Announce(origins)
+	return nil
+}
+
+func (o *own) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
+	o.change.Lock()
+	defer o.change.Unlock()
+	o.mu.Lock()
+	o.names[p.Addr] = p
+	o.mu.Unlock()
+	o.want[p.Addr] = enginePeer(c, p)
+	if err := o.setPeers(); err != nil {
+		delete(o.want, p.Addr)
+		return fmt.Errorf("add peer %s: %w", p.Addr, err)
+	}
+	return nil
+}
+
+func (o *own) deletePeer(_ context.Context, p Peer) error {
+	o.change.Lock()
+	defer o.change.Unlock()
+	delete(o.want, p.Addr)
+	if err := o.setPeers(); err != nil {
+		return fmt.Errorf("delete peer %s: %w", p.Addr, err)
+	}
+	return nil
+}
+
+func (o *own) setPeers() error { return o.SetPeers(slices.Collect(maps.Values(o.want))) }
+
+// enginePeer is a peer in the engine's terms.
+func enginePeer(c *Config, p Peer) engine.Peer {
+	out := engine.Peer{
+		Addr: p.Addr, Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Password: p.Password.reveal(), Hops: p.TTLSecurity,
+		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
+		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
+	}
+	for _, f := range p.carries() {
+		out.Families[f] = engine.Family{Enabled: true, Limit: int(p.MaxPrefixes), StaleTime: p.StaleTime}
+		out.ExtendedNextHop = out.ExtendedNextHop || f == wire.IPv4 && p.Addr.Is6()
+	}
+	return out
+}
+
+// exportKey is equal for peers of one type and AS that are told the same.
+func (p Peer) exportKey() string {
+	return fmt.Sprintf("%s %d %t %v", p.Filters, p.NextHopMode, p.Reflect, p.ownHop())
+}
+
+// rejudge has looked at again what c judges otherwise than old.
+func (o *own) rejudge(_ context.Context, old, c *Config) error {
+	o.change.Lock()
+	defer o.change.Unlock()
+	was := runningPeers(old)
+	var in, out []netip.Addr
+	hidden := hiddenMoves(old, c)
+	for addr, p := range runningPeers(c) {
+		before, known := was[addr]
+		if !known {
+			continue
+		}
+		if before.PoolsOnly != p.PoolsOnly || !old.sameFilters(before, c, p, false) {
+			in = append(in, addr)
+		}
+		if !old.sameExport(before, c, p) || hidden {
+			out = append(out, addr)
+		}
+		if w := enginePeer(c, p); o.want[addr] != w {
+			o.want[addr] = w // what is live of it
+		}
+	}
+	err := o.setPeers()
+	if old.NextHop != c.NextHop || old.NextHop6 != c.NextHop6 {
+		in = slices.Collect(maps.Keys(o.want)) // they are no next hops of what others announce
+	}
+	if len(in) > 0 {
+		o.Rejudge(engine.Scope{Import: true, Peers: in})
+	}
+	if len(out) > 0 {
+		o.Rejudge(engine.Scope{Export: true, Peers: out})
+	}
+	var within []netip.Prefix
+	for _, l := range [][2][]netip.Prefix{{old.Pools, c.Pools}, {old.Own, c.Own}, {old.Borrowed, c.Borrowed}} {
+		more, less := difference(l[0], l[1])
+		within = slices.Concat(within, more, less)
+	}
+	if len(within) > 0 {
+		o.Rejudge(engine.Scope{Import: true, Within: within})
+	}
+	return err
+}
+
+func (o *own) state(peer netip.Addr) fsm.State {
+	s, _ := o.Peer(peer)
+	return s.State
+}
+
+func (o *own) counts(context.Context) (map[netip.Addr]peerCounts, error) {
+	out := map[netip.Addr]peerCounts{}
+	for _, s := range o.Peers() {
+		c := peerCounts{in: Messages(s.In), out: Messages(s.Out)}
+		for i, f := range s.Families {
+			if f.Enabled {
+				c.families = append(c.families, FamilyCounts{
+					Family: familyName(wire.Family(i)), Received: f.Received, Accepted: f.Accepted, Advertised: f.Advertised,
+				})
+			}
+		}
+		out[s.Addr] = c
+	}
+	return out, nil
+}
+
+func (o *own) stop(ctx context.Context, graceful bool) error {
+	o.cancel()
+	o.wg.Wait()
+	var n *fsm.Notification
+	if !graceful {
+		shutdown := fsm.Cease(fsm.CeaseShutdown, "")
+		n = &shutdown
+	}
+	if err := o.Engine.Stop(ctx, n); err != nil {
+		return fmt.Errorf("stop BGP: %w", err)
+	}
+	return nil
+}
+
+// step is how many prefixes are taken at a time.
+const step = 4096
+
+// take passes on what the engine tells until ctx ends.
+func (o *own) take(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-o.Changed():
+		}
+		for more := true; more && ctx.Err() == nil; {
+			r := o.reader()
+			var changes []chosenPaths
+			var events []engine.Event
+			more = o.Take(step, func(e engine.Event) { events = append(events, e) }, func(prefix netip.Prefix, paths iter.Seq[*engine.Path]) {
+				changes = append(changes, chosenPaths{prefix, r.hops(paths)})
+			})
+			o.tell(events, changes)
+		}
+	}
+}
+
+// tell puts what was taken into the speaker's queue: that next hops are lost before
+// the changes that follow from it, and what is over behind them.
+func (o *own) tell(events []engine.Event, changes []chosenPaths) {
+	put := func(e event) {
+		e.from = o
+		if e.time.IsZero() {
+			e.time = time.Now()
+		}
+		o.out.put(e)
+	}
+	for _, e := range events {
+		if e.Kind == engine.Down && !e.Retained {
+			put(event{kind: eventLost, peer: e.Peer})
+		}
+	}
+	if len(changes) > 0 {
+		put(event{kind: eventChosen, chosen: changes})
+	}
+	for _, e := range events {
+		ev := event{peer: e.Peer, time: e.Time, reason: e.Reason}
+		switch e.Kind {
+		case engine.Up:
+			ev.kind, ev.canGR = eventUp, e.Session.Peer.GracefulRestart
+			for f, s := range e.Session.Wire.Family {
+				if s.Enabled {
+					ev.families = append(ev.families, wire.Family(f))
+				}
+			}
+		case engine.Down:
+			ev.kind, ev.kept = eventDown, e.Retained
+		case engine.Failed:
+			ev.kind = eventFail
+		case engine.EndOfRIB:
+			ev.kind, ev.families = eventEOR, []wire.Family{e.Family}
+		case engine.Expired:
+			ev.kind = eventExpired
+		case engine.Withdrawn:
+			ev.kind = eventSwept
+		case engine.Resumed:
+			ev.kind = eventResumed
+		default:
+			continue
+		}
+		put(ev)
+	}
+}
+
+// reader reads the engine's paths. Prefixes of one UPDATE share their attributes, so
+// the last path is kept. Not safe for concurrent use.
+type reader struct {
+	policy *policy
+	names  map[netip.Addr]Peer
+	judged judged // scratch
+
+	set  attrs.Handle
+	peer netip.Addr
+	last Hop
+}
+
+func (o *own) reader() *reader {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return &reader{policy: o.policy, names: maps.Clone(o.names)}
+}
+
+// hops returns those of paths that peers sent.
+func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
+	var out []Hop
+	for p := range paths {
+		if p.Peer.IsValid() {
+			out = append(out, r.hop(p))
+		}
+	}
+	return out
+}
+
+func (r *reader) hop(p *engine.Path) Hop {
+	if p.Set != r.set || p.Peer != r.peer || r.set == 0 {
+		from := r.names[p.Peer]
+		r.set, r.peer = p.Set, p.Peer
+		r.last = Hop{
+			NextHop: nextHopOf(p, from.ibgp(r.policy.c.ASN)), Peer: from.Name, PeerAddr: p.Peer, IBGP: from.ibgp(r.policy.c.ASN), ASPath: p.PathText(),
+			LocalPref: localPrefOf(p), MED: p.Summary.MED, LongLived: p.Flags&attrs.LLGRStale != 0,
+		}
+	}
+	h := r.last
+	h.Stale = p.Stale
+	if from := r.names[p.Peer]; from.Filters != "" {
+		r.judged.read(p, from.ibgp(r.policy.c.ASN))
+		h.Named = r.policy.named(from, &r.judged)
+	}
+	return h
+}
+
+func localPrefOf(p *engine.Path) uint32 {
+	if p.Flags&attrs.HasLocalPref == 0 {
+		return 0
+	}
+	return p.Summary.LocalPref
+}
+
+// nextHopOf is [onLink] of a path's next hop.
+func nextHopOf(p *engine.Path, ibgp bool) netip.Addr { return onLink(p.NextHopAddr(), p.Peer, ibgp) }
+
+// read makes j what the policies see of a path.
+func (j *judged) read(p *engine.Path, ibgp bool) {
+	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), attributes: p}
+	j.ibgp = ibgp && !j.own
+}
+
+// judges is a policy as the engine asks it.
+type judges struct{ *policy }
+
+// Import implements [engine.Policy].
+func (j judges) Import(p engine.Peer) engine.Judge {
+	peer := runningPeers(j.c)[p.Addr]
+	return j.judge(j.importsOf(peer))
+}
+
+// Export implements [engine.Policy].
+func (j judges) Export(p engine.Peer) engine.Judge {
+	return j.judge(j.exportsOf(runningPeers(j.c)[p.Addr]))
+}
+
+func (j judges) judge(decide func(*judged) verdict) engine.Judge {
+	var scratch judged // the engine asks one after the other
+	return func(p *engine.Path) engine.Verdict {
+		scratch.read(p, p.Peer.IsValid() && !p.External)
+		v := decide(&scratch)
+		return engine.Verdict{Accept: v.accept, Edit: v.edit}
+	}
+}
+
+func (o *own) chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) error {
+	r := o.reader()
+	var at netip.Prefix
+	var hops []Hop
+	flush := func() {
+		if len(hops) > 0 {
+			fn(at, hops)
+		}
+		hops = nil
+	}
+	err := o.Query(ctx, engine.Query{Table: engine.Best}, func(p *engine.Path) bool {
+		if p.Prefix != at {
+			flush()
+			at = p.Prefix
+		}
+		if p.Peer.IsValid() && (p.Best || p.Multi) {
+			hops = append(hops, r.hop(p))
+		}
+		return true
+	})
+	flush()
+	return err
+}
+
+func (o *own) routes(ctx context.Context, q Query, fn func([]Route)) error {
+	tables := map[Table]engine.Table{TableBest: engine.Best, TableReceived: engine.Received, TableAdvertised: engine.Advertised}
+	if _, known := o.Peer(q.Peer); q.Table != TableBest && !known {
+		return fmt.Errorf("%s: %w", q.Peer, ErrNoPeer)
+	}
+	r := o.reader()
+	var same []Route // of one prefix
+	flush := func() {
+		if len(same) > 0 {
+			fn(same)
+		}
+		same = nil
+	}
+	err := o.Query(ctx, engine.Query{Table: tables[q.Table], Peer: q.Peer, Prefix: q.Prefix, Exact: q.Exact}, func(p *engine.Path) bool {
+		if len(same) > 0 && same[0].Prefix != p.Prefix {
+			flush()
+		}
+		if q.Table != TableBest || p.Accepted || p.Best {
+			same = append(same, r.route(p))
+		}
+		return true
+	})
+	flush()
+	return err
+}
+
+// route reads all of a path, for people.
+func (r *reader) route(p *engine.Path) Route {
+	from := r.names[p.Peer]
+	out := Route{
+		Prefix: p.Prefix, Since: p.Since, Own: !p.Peer.IsValid(), equal: p.Best || p.Multi,
+		origin: p.Summary.Origin, Origin: []string{"IGP", "EGP", "incomplete"}[min(p.Summary.Origin, 2)], length: int(p.PathLen), path: slices.Collect(p.ASPath()),
+	}
+	out.Hop = Hop{
+		Peer: from.Name, PeerAddr: p.Peer, IBGP: !out.Own && from.ibgp(r.policy.c.ASN), ASPath: p.PathText(), LocalPref: localPrefOf(p), MED: p.Summary.MED,
+		LongLived: p.Flags&attrs.LLGRStale != 0, Stale: p.Stale,
+	}
+	out.NextHop = nextHopOf(p, out.IBGP)
+	if p.Flags&attrs.HasOriginator != 0 {
+		out.originator = addrOf(p.Summary.Originator)
+	}
+	for id := range p.Clusters() {
+		out.clusters = append(out.clusters, addrOf(id))
+	}
+	for c := range p.Communities() {
+		out.Communities = append(out.Communities, textOf(c>>16, c&0xffff))
+	}
+	for c := range p.LargeCommunities() {
+		out.Communities = append(out.Communities, textOf(c[:]...))
+	}
+	return out
+}
+
+// addrOf is a number in the form of an IPv4 address.
+func addrOf(id uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, id)))
+}
