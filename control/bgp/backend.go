@@ -2,163 +2,433 @@ package bgp
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine"
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
-// backend is what a [Speaker] drives: sessions, the table, and what peers are
-// told. A change of the AS, the router id or the listener needs a new one. What
-// happens it tells as events, and nothing any more once stop was called.
-type backend interface {
-	// listens reports whether it has a listener.
-	listens() bool
+// backend runs an [engine.Engine] for a [Speaker]: it puts a [Config] into the
+// engine's terms, and what the engine tells into events. A change of the AS, the router
+// id or the listener needs a new one.
+type backend struct {
+	*engine.Engine
+	listening bool
+	out       *queue
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup // who takes what the engine tells
 
-	// setPolicy makes the judgement of routes that of c in place of old's, for what
-	// comes from now on; [backend.rejudge] does the rest.
-	setPolicy(ctx context.Context, old, c *Config) error
+	change sync.Mutex // held while peers are changed; guards want
+	want   map[netip.Addr]engine.Peer
 
-	// announce makes what this node originates that of c.
-	announce(c *Config) error
-
-	// addPeer starts a session. restarting says that this host forwards as before
-	// although its speaker is new (RFC 4724 section 3).
-	addPeer(ctx context.Context, c *Config, p Peer, restarting bool) error
-
-	// deletePeer ends a session for good. Of one that is not known it does nothing.
-	deletePeer(ctx context.Context, p Peer) error
-
-	// rejudge looks again at what c judges otherwise than old: what peers have sent,
-	// and what they were told. What fails is done by the next call.
-	rejudge(ctx context.Context, old, c *Config) error
-
-	// chosen calls fn for each prefix that peers announce with the paths in use, the
-	// best one first.
-	chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) error
-
-	// routes calls fn with the paths of each prefix that a query is about, the best
-	// one first, without what has to be judged. The error is [ErrNoPeer] for a peer
-	// that is not known.
-	routes(ctx context.Context, q Query, fn func([]Route)) error
-
-	// state is the state of a peer's machine.
-	state(peer netip.Addr) fsm.State
-
-	// counts is what it has counted of its peers.
-	counts(ctx context.Context) (map[netip.Addr]peerCounts, error)
-
-	// stop ends all sessions and waits, at most until ctx ends. With graceful peers
-	// are told nothing, and keep this node's routes for the restart time (RFC 4724
-	// section 4.2).
-	stop(ctx context.Context, graceful bool) error
+	mu     sync.Mutex // guards the rest
+	policy *policy
+	names  map[netip.Addr]Peer
 }
-
-// peerCounts is what a backend has counted of one peer.
-type peerCounts struct {
-	families []FamilyCounts // that the session carries
-	in, out  Messages
-}
-
-// eventKind says which fields of an event count.
-type eventKind uint8
 
 const (
-	eventPaths   eventKind = iota // paths
-	eventChosen                   // chosen
-	eventUp                       // families, canGR: the session is established
-	eventLost                     // its paths are going to be withdrawn
-	eventDown                     // reason, kept: it has ended
-	eventFail                     // reason, sure: an attempt has ended
-	eventSwept                    // the paths of the session that has ended are gone
-	eventResumed                  // a peer that was cut off is tried again
-	eventExpired                  // the peer did not come back within its restart time
-	eventEOR                      // families whose End-of-RIB came
+	connectRetry = 5 * time.Second // between attempts; Calico's is the same
+
+	// limitPause is for how long a peer that announced too much is left alone.
+	limitPause = 5 * time.Minute
 )
 
-// event is something that a backend tells. Those of one backend keep their order.
-type event struct {
-	from backend
-	kind eventKind
-	time time.Time
+// restartDeferral is for how long End-of-RIB waits after a restart for peers that have
+// not announced all they have (RFC 4724 section 4.1). Until it comes they keep what
+// they had of this node; nothing that it announces waits.
+const restartDeferral = 5 * time.Second
+
+// startBackend starts an engine with a config's identity, policies and listeners, but
+// without peers or paths.
+func startBackend(ctx context.Context, log *slog.Logger, q *queue, c *Config, restarting, listen bool) (*backend, error) {
+	b := &backend{out: q, listening: listen, want: map[netip.Addr]engine.Peer{}, names: map[netip.Addr]Peer{}}
+	var err error
+	b.Engine, err = engine.New(engine.Options{
+		Log: log, AS: c.ASN, RouterID: c.RouterID, Restarting: restarting, Deferral: restartDeferral, LimitPause: limitPause,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start BGP: %w", err)
+	}
+	b.adopt(c)
+	if listen {
+		var at []netip.AddrPort
+		for _, a := range c.ListenAddrs {
+			at = append(at, netip.AddrPortFrom(a, c.ListenPort))
+		}
+		if err := b.Listen(ctx, at); err != nil {
+			return nil, errors.Join(fmt.Errorf("listen for BGP: %w", err), b.Engine.Stop(ctx, nil))
+		}
+	}
+	taking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	b.cancel = cancel
+	b.wg.Go(func() { b.take(taking) })
+	return b, nil
+}
+
+func (b *backend) listens() bool { return b.listening }
+
+// adopt makes the judgement that of c.
+func (b *backend) adopt(c *Config) {
+	p := newPolicy(c)
+	b.mu.Lock()
+	b.policy = p
+	for addr, peer := range runningPeers(c) {
+		if _, ok := b.names[addr]; ok {
+			b.names[addr] = peer
+		}
+	}
+	b.mu.Unlock()
+	b.SetPolicy(judges{p})
+}
+
+func (b *backend) setPolicy(_ context.Context, _, c *Config) error {
+	b.adopt(c)
+	return nil
+}
+
+func (b *backend) announce(c *Config) error {
+	origins := make([]engine.Origin, 0, len(c.Announce))
+	for _, p := range c.Announce {
+		out := engine.Origin{Prefix: p, NextHop: c.nextHopOf(p), LocalPref: c.localPrefOf(p)}
+		for tag := range strings.FieldsSeq(c.Tags[p]) {
+			small, large, err := readCommunity(tag)
+			if err != nil {
+				return fmt.Errorf("announce %s: %w", p, err)
+			}
+			out.Communities, out.Large = append(out.Communities, small...), append(out.Large, large...)
+		}
+		origins = append(origins, out)
+	}
+	b.Announce(origins)
+	return nil
+}
+
+func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
+	b.change.Lock()
+	defer b.change.Unlock()
+	b.mu.Lock()
+	b.names[p.Addr] = p
+	b.mu.Unlock()
+	b.want[p.Addr] = enginePeer(c, p)
+	if err := b.setPeers(); err != nil {
+		delete(b.want, p.Addr)
+		return fmt.Errorf("add peer %s: %w", p.Addr, err)
+	}
+	return nil
+}
+
+func (b *backend) deletePeer(_ context.Context, p Peer) error {
+	b.change.Lock()
+	defer b.change.Unlock()
+	delete(b.want, p.Addr)
+	if err := b.setPeers(); err != nil {
+		return fmt.Errorf("delete peer %s: %w", p.Addr, err)
+	}
+	return nil
+}
+
+func (b *backend) setPeers() error { return b.SetPeers(slices.Collect(maps.Values(b.want))) }
+
+// enginePeer is a peer in the engine's terms.
+func enginePeer(c *Config, p Peer) engine.Peer {
+	out := engine.Peer{
+		Addr: p.Addr, Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Password: p.Password.reveal(), Hops: p.TTLSecurity,
+		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
+		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
+	}
+	for _, f := range p.carries() {
+		out.Families[f] = engine.Family{Enabled: true, Limit: int(p.MaxPrefixes), StaleTime: p.StaleTime}
+		out.ExtendedNextHop = out.ExtendedNextHop || f == wire.IPv4 && p.Addr.Is6()
+	}
+	return out
+}
+
+// exportKey is equal for peers of one type and AS that are told the same.
+func (p Peer) exportKey() string {
+	return fmt.Sprintf("%s %d %t %v", p.Filters, p.NextHopMode, p.Reflect, p.ownHop())
+}
+
+func (b *backend) state(peer netip.Addr) fsm.State {
+	s, _ := b.Peer(peer)
+	return s.State
+}
+
+func (b *backend) counts(context.Context) (map[netip.Addr]peerCounts, error) {
+	out := map[netip.Addr]peerCounts{}
+	for _, s := range b.Peers() {
+		c := peerCounts{in: Messages(s.In), out: Messages(s.Out)}
+		for i, f := range s.Families {
+			if f.Enabled {
+				c.families = append(c.families, FamilyCounts{
+					Family: familyName(wire.Family(i)), Received: f.Received, Accepted: f.Accepted, Advertised: f.Advertised,
+				})
+			}
+		}
+		out[s.Addr] = c
+	}
+	return out, nil
+}
+
+func (b *backend) stop(ctx context.Context, graceful bool) error {
+	b.cancel()
+	b.wg.Wait()
+	var n *fsm.Notification
+	if !graceful {
+		shutdown := fsm.Cease(fsm.CeaseShutdown, "")
+		n = &shutdown
+	}
+	if err := b.Engine.Stop(ctx, n); err != nil {
+		return fmt.Errorf("stop BGP: %w", err)
+	}
+	return nil
+}
+
+// step is how many prefixes are taken at a time.
+const step = 4096
+
+// take passes on what the engine tells until ctx ends.
+func (b *backend) take(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.Changed():
+		}
+		for more := true; more && ctx.Err() == nil; {
+			r := b.reader()
+			var changes []chosenPaths
+			var events []engine.Event
+			more = b.Take(step, func(e engine.Event) { events = append(events, e) }, func(prefix netip.Prefix, paths iter.Seq[*engine.Path]) {
+				changes = append(changes, chosenPaths{prefix, r.hops(paths)})
+			})
+			b.tell(events, changes)
+		}
+	}
+}
+
+// tell puts what was taken into the speaker's queue: that next hops are lost before
+// the changes that follow from it, and what is over behind them.
+func (b *backend) tell(events []engine.Event, changes []chosenPaths) {
+	put := func(e event) {
+		e.from = b
+		if e.time.IsZero() {
+			e.time = time.Now()
+		}
+		b.out.put(e)
+	}
+	for _, e := range events {
+		if e.Kind == engine.Down && !e.Retained {
+			put(event{kind: eventLost, peer: e.Peer})
+		}
+	}
+	if len(changes) > 0 {
+		put(event{kind: eventChosen, chosen: changes})
+	}
+	for _, e := range events {
+		ev := event{peer: e.Peer, time: e.Time, reason: e.Reason}
+		switch e.Kind {
+		case engine.Up:
+			ev.kind, ev.canGR = eventUp, e.Session.Peer.GracefulRestart
+			for f, s := range e.Session.Wire.Family {
+				if s.Enabled {
+					ev.families = append(ev.families, wire.Family(f))
+				}
+			}
+		case engine.Down:
+			ev.kind, ev.kept = eventDown, e.Retained
+		case engine.Failed:
+			ev.kind = eventFail
+		case engine.EndOfRIB:
+			ev.kind, ev.families = eventEOR, []wire.Family{e.Family}
+		case engine.Expired:
+			ev.kind = eventExpired
+		case engine.Withdrawn:
+			ev.kind = eventSwept
+		case engine.Resumed:
+			ev.kind = eventResumed
+		default:
+			continue
+		}
+		put(ev)
+	}
+}
+
+// reader reads the engine's paths. Prefixes of one UPDATE share their attributes, so
+// the last path is kept. Not safe for concurrent use.
+type reader struct {
+	policy *policy
+	names  map[netip.Addr]Peer
+	judged judged // scratch
+
+	set  attrs.Handle
 	peer netip.Addr
-
-	paths  []pathChange
-	chosen []chosenPaths
-
-	families []wire.Family // that both sides carry, or whose End-of-RIB came
-	canGR    bool          // the peer announced graceful restart, and so End-of-RIB
-
-	reason fsm.Reason
-	kept   bool // the peer's paths are kept while it restarts
-	sure   bool // the reason was looked for and found: later failures say less
+	last Hop
 }
 
-// pathChange is a change of the paths in use of a prefix: that of a peer is now
-// hop, or is not among them any more.
-type pathChange struct {
-	prefix netip.Prefix
-	from   netip.Addr
-	hop    Hop
-	used   bool
+func (b *backend) reader() *reader {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return &reader{policy: b.policy, names: maps.Clone(b.names)}
 }
 
-// chosenPaths are the paths in use of a prefix, the best one first; none: nobody
-// announces it.
-type chosenPaths struct {
-	prefix netip.Prefix
-	hops   []Hop
-}
-
-// queue passes events from a backend's goroutines to the speaker's loop. They may
-// not be held up, so what they tell is only appended, and the loop takes all at
-// once.
-type queue struct {
-	mu    sync.Mutex
-	items []event
-	wake  chan struct{}
-}
-
-func newQueue() *queue { return &queue{wake: make(chan struct{}, 1)} }
-
-// put appends an event. Paths that wait for the loop become one event.
-func (q *queue) put(e event) {
-	q.mu.Lock()
-	if n := len(q.items); e.kind == eventPaths && n > 0 && q.items[n-1].kind == eventPaths && q.items[n-1].from == e.from {
-		q.items[n-1].paths = append(q.items[n-1].paths, e.paths...)
-	} else {
-		q.items = append(q.items, e)
+// hops returns those of paths that peers sent.
+func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
+	var out []Hop
+	for p := range paths {
+		if p.Peer.IsValid() {
+			out = append(out, r.hop(p))
+		}
 	}
-	q.mu.Unlock()
-	q.poke()
+	return out
 }
 
-// poke makes the loop look at its clocks even without an event.
-func (q *queue) poke() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
+func (r *reader) hop(p *engine.Path) Hop {
+	if p.Set != r.set || p.Peer != r.peer || r.set == 0 {
+		from := r.names[p.Peer]
+		r.set, r.peer = p.Set, p.Peer
+		r.last = Hop{
+			NextHop: nextHopOf(p, from.ibgp(r.policy.c.ASN)), Peer: from.Name, PeerAddr: p.Peer, IBGP: from.ibgp(r.policy.c.ASN), ASPath: p.PathText(),
+			LocalPref: localPrefOf(p), MED: p.Summary.MED, LongLived: p.Flags&attrs.LLGRStale != 0,
+		}
+	}
+	h := r.last
+	h.Stale = p.Stale
+	if from := r.names[p.Peer]; from.Filters != "" {
+		r.judged.read(p, from.ibgp(r.policy.c.ASN))
+		h.Named = r.policy.named(from, &r.judged)
+	}
+	return h
+}
+
+func localPrefOf(p *engine.Path) uint32 {
+	if p.Flags&attrs.HasLocalPref == 0 {
+		return 0
+	}
+	return p.Summary.LocalPref
+}
+
+// nextHopOf is [onLink] of a path's next hop.
+func nextHopOf(p *engine.Path, ibgp bool) netip.Addr { return onLink(p.NextHopAddr(), p.Peer, ibgp) }
+
+// read makes j what the policies see of a path.
+func (j *judged) read(p *engine.Path, ibgp bool) {
+	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), attributes: p}
+	j.ibgp = ibgp && !j.own
+}
+
+// judges is a policy as the engine asks it.
+type judges struct{ *policy }
+
+// Import implements [engine.Policy].
+func (j judges) Import(p engine.Peer) engine.Judge {
+	peer := runningPeers(j.c)[p.Addr]
+	return j.judge(j.importsOf(peer))
+}
+
+// Export implements [engine.Policy].
+func (j judges) Export(p engine.Peer) engine.Judge {
+	return j.judge(j.exportsOf(runningPeers(j.c)[p.Addr]))
+}
+
+func (j judges) judge(decide func(*judged) verdict) engine.Judge {
+	var scratch judged // the engine asks one after the other
+	return func(p *engine.Path) engine.Verdict {
+		scratch.read(p, p.Peer.IsValid() && !p.External)
+		v := decide(&scratch)
+		return engine.Verdict{Accept: v.accept, Edit: v.edit}
 	}
 }
 
-func (q *queue) take() []event {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	items := q.items
-	q.items = nil
-	return items
-}
-
-// familyOf returns where a prefix or an address belongs: the unicast routes of
-// its own family.
-func familyOf(a netip.Addr) wire.Family {
-	if a.Is4() {
-		return wire.IPv4
+func (b *backend) chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) error {
+	r := b.reader()
+	var at netip.Prefix
+	var hops []Hop
+	flush := func() {
+		if len(hops) > 0 {
+			fn(at, hops)
+		}
+		hops = nil
 	}
-	return wire.IPv6
+	err := b.Query(ctx, engine.Query{Table: engine.Best}, func(p *engine.Path) bool {
+		if p.Prefix != at {
+			flush()
+			at = p.Prefix
+		}
+		if p.Peer.IsValid() && (p.Best || p.Multi) {
+			hops = append(hops, r.hop(p))
+		}
+		return true
+	})
+	flush()
+	return err
 }
 
-// families lists the families in use.
-func families() []wire.Family { return []wire.Family{wire.IPv4, wire.IPv6} }
+func (b *backend) routes(ctx context.Context, q Query, fn func([]Route)) error {
+	tables := map[Table]engine.Table{TableBest: engine.Best, TableReceived: engine.Received, TableAdvertised: engine.Advertised}
+	if _, known := b.Peer(q.Peer); q.Table != TableBest && !known {
+		return fmt.Errorf("%s: %w", q.Peer, ErrNoPeer)
+	}
+	r := b.reader()
+	var same []Route // of one prefix
+	flush := func() {
+		if len(same) > 0 {
+			fn(same)
+		}
+		same = nil
+	}
+	err := b.Query(ctx, engine.Query{Table: tables[q.Table], Peer: q.Peer, Prefix: q.Prefix, Exact: q.Exact}, func(p *engine.Path) bool {
+		if len(same) > 0 && same[0].Prefix != p.Prefix {
+			flush()
+		}
+		if q.Table != TableBest || p.Accepted || p.Best {
+			same = append(same, r.route(p))
+		}
+		return true
+	})
+	flush()
+	return err
+}
+
+// route reads all of a path, for people.
+func (r *reader) route(p *engine.Path) Route {
+	from := r.names[p.Peer]
+	out := Route{
+		Prefix: p.Prefix, Since: p.Since, Own: !p.Peer.IsValid(), equal: p.Best || p.Multi,
+		origin: p.Summary.Origin, Origin: []string{"IGP", "EGP", "incomplete"}[min(p.Summary.Origin, 2)], length: int(p.PathLen), path: slices.Collect(p.ASPath()),
+	}
+	out.Hop = Hop{
+		Peer: from.Name, PeerAddr: p.Peer, IBGP: !out.Own && from.ibgp(r.policy.c.ASN), ASPath: p.PathText(), LocalPref: localPrefOf(p), MED: p.Summary.MED,
+		LongLived: p.Flags&attrs.LLGRStale != 0, Stale: p.Stale,
+	}
+	out.NextHop = nextHopOf(p, out.IBGP)
+	if p.Flags&attrs.HasOriginator != 0 {
+		out.originator = addrOf(p.Summary.Originator)
+	}
+	for id := range p.Clusters() {
+		out.clusters = append(out.clusters, addrOf(id))
+	}
+	for c := range p.Communities() {
+		out.Communities = append(out.Communities, textOf(c>>16, c&0xffff))
+	}
+	for c := range p.LargeCommunities() {
+		out.Communities = append(out.Communities, textOf(c[:]...))
+	}
+	return out
+}
+
+// addrOf is a number in the form of an IPv4 address.
+func addrOf(id uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, id)))
+}

@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"strings"
 
-	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
-
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 )
 
@@ -51,30 +49,4 @@ func textOf(numbers ...uint32) string {
 		b.WriteString(strconv.FormatUint(uint64(n), 10))
 	}
 	return b.String()
-}
-
-// communityAttributes makes the path attributes of communities that are
-// separated by spaces.
-func communityAttributes(tags string) ([]packet.PathAttributeInterface, error) {
-	var small []uint32
-	var large []*packet.LargeCommunity
-	for s := range strings.FieldsSeq(tags) {
-		n, err := parseCommunity(s)
-		if err != nil {
-			return nil, err
-		}
-		if len(n) == 2 {
-			small = append(small, n[0]<<16|n[1])
-		} else {
-			large = append(large, &packet.LargeCommunity{ASN: n[0], LocalData1: n[1], LocalData2: n[2]})
-		}
-	}
-	var attrs []packet.PathAttributeInterface
-	if len(small) > 0 {
-		attrs = append(attrs, packet.NewPathAttributeCommunities(small))
-	}
-	if len(large) > 0 {
-		attrs = append(attrs, packet.NewPathAttributeLargeCommunities(large))
-	}
-	return attrs, nil
 }

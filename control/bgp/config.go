@@ -25,12 +25,6 @@ const (
 	defaultRestartTime = 120 * time.Second
 	defaultHoldTime    = 90 * time.Second
 
-	// clientHoldTime is that of a reflector's clients, BIRD's default. GoBGP reads
-	// nothing from a client, not its KEEPALIVEs either, until what it has read is
-	// in the queues of all others: with 100 clients of 1,000 prefixes for longer
-	// than 90 s.
-	clientHoldTime = 240 * time.Second
-
 	// maxRestartTime is what the 12 bits of RFC 4724 section 3 can say.
 	maxRestartTime = 4095 * time.Second
 )
@@ -100,7 +94,7 @@ func (p Peer) runs() bool { return p.wanted() && p.Waiting == "" && p.Addr.IsVal
 // for is there.
 func (p Peer) wanted() bool { return p.Problem == "" }
 
-// sameSession reports whether a and b need the same settings in GoBGP, so that
+// sameSession reports whether a and b need the same settings of a session, so that
 // a change from one to the other must not touch the session.
 func (p Peer) sameSession(q Peer) bool {
 	p.Name, p.Type, p.PoolsOnly, p.Secret = q.Name, q.Type, q.PoolsOnly, q.Secret
@@ -187,23 +181,6 @@ func (c *Config) sameListener(d *Config) bool {
 	return c.ListenPort == d.ListenPort && slices.Equal(c.ListenAddrs, d.ListenAddrs)
 }
 
-// sameRules reports whether GoBGP's policies are the same for both, but for the
-// lists Pools, Own, Borrowed and Hidden.
-func (c *Config) sameRules(d *Config) bool {
-	return slices.Equal(c.cluster(), d.cluster()) && slices.Equal(c.reflectTo(), d.reflectTo()) &&
-		reflect.DeepEqual(c.groups(), d.groups()) && (!c.asksLinks() || reflect.DeepEqual(c.Links, d.Links))
-}
-
-// asksLinks reports whether a filter asks for an interface.
-func (c *Config) asksLinks() bool {
-	for _, f := range c.Filters {
-		if f.asksLinks() {
-			return true
-		}
-	}
-	return false
-}
-
 // sameExport reports whether a peer, as it is in both, is told the same, but
 // for what is hidden.
 func (c *Config) sameExport(p Peer, d *Config, q Peer) bool {
@@ -229,18 +206,6 @@ func (c *Config) sameFilters(p Peer, d *Config, q Peer, export bool) bool {
 		}
 	}
 	return true
-}
-
-// cluster returns the addresses of the peers that are nodes.
-func (c *Config) cluster() []netip.Addr {
-	var l []netip.Addr
-	for _, p := range c.Peers {
-		if p.runs() && p.PoolsOnly {
-			l = append(l, p.Addr)
-		}
-	}
-	slices.SortFunc(l, netip.Addr.Compare)
-	return l
 }
 
 // nextHopOf returns the next hop of what the node originates. Where it has no

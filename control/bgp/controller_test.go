@@ -191,7 +191,7 @@ func TestNothingIsLeftRunning(t *testing.T) {
 	d := newDaemon(t, "node1")
 	d.send(testCluster(t, h))
 	d.waitErr("")
-	d.send(store.Batch{Events: []store.Event{conf(t, "default", `{"bindMode":"NodeIP","asNumber":64600}`)}}) // GoBGP is started anew
+	d.send(store.Batch{Events: []store.Event{conf(t, "default", `{"bindMode":"NodeIP","asNumber":64600}`)}}) // the engine is started anew
 	poll(t, func() string { return "the new AS" }, func() bool { return d.Status(context.Background()).ASN == 64600 })
 	d.stop()
 	if err := goleak.Find(ignore); err != nil {

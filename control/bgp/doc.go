@@ -3,9 +3,7 @@
 //
 // [View] collects the resources that matter from the store's batches;
 // [Desired] turns it into a [Config], the complete desired state, without any I/O. A
-// [Speaker] makes a running engine, behind the interface backend, match a Config and
-// touches only what changed. A [Controller] joins the two for the daemon. GoBGP's types stay
-// inside this package.
+// [Speaker] makes a running engine match a Config and touches only what changed. A [Controller] joins the two for the daemon.
 //
 // # What is announced
 //
@@ -31,10 +29,8 @@
 //
 // A BGPPeer may name a device in place of an address ("unnumbered", as
 // top-of-rack fabrics do it). Who is on its link comes from outside, by
-// [Controller.SetAdjacent], and is followed: GoBGP has such sessions too, but
-// looks for the neighbour once, when the peer is added, and does not find it when
-// it is to be deleted. So it is given the address with the device as the zone,
-// and a neighbour with another address is another session. Next hops that such a
+// [Controller.SetAdjacent], and is followed: the engine is given the address with the
+// device as the zone, and a neighbour with another address is another session. Next hops that such a
 // peer names have the device as their zone.
 //
 // # What is accepted

@@ -46,7 +46,7 @@ func parsePackage(t testing.TB) (pkg, tests source) {
 
 // reasonFields is where a reason is kept until the status shows it.
 func reasonFields() []string {
-	return []string{"Problem", "Waiting", "last", "ended", "found", "objection", "problem", "wrong", "wrongPeer", "wrongNote", "linkNote"}
+	return []string{"Problem", "Waiting", "last", "ended", "objection", "problem", "wrong", "wrongPeer", "wrongNote", "linkNote"}
 }
 
 // makers returns the functions in which reasons are made: those that set one of
@@ -213,10 +213,13 @@ func shownBy() map[string][]string {
 			"no route to %s", "this host does not have the address %s to connect from", "connect: ",
 			"passive: waiting for the peer to connect",
 		},
-		"TestFiltered":             {"no answer from %s: it is down, or filtered on the way"},
-		"TestClosedBeforeOpen":     {"%s closed the connection before it opened a session: is this node's address known to it as a peer?"},
-		"TestBIRDWrongAS":          {"wrong AS: %s has AS %d, but AS %d is configured for it"},
-		"TestInfo":                 {"wrong AS: %s does not have AS %d, which is configured for it (%s)"},
+		"TestFiltered":         {"no answer from %s: it is down, or filtered on the way"},
+		"TestClosedBeforeOpen": {"%s closed the connection before it opened a session: is this node's address known to it as a peer?"},
+		"TestBIRDWrongAS":      {"wrong AS: %s has AS %d, but AS %d is configured for it"},
+		"TestInfo": {
+			"wrong AS: %s does not have AS %d, which is configured for it (%s)", " (%q)",
+			"send hold timer expired: the peer read nothing (RFC 9687)", "the peer restarted: it opened a new connection",
+		},
 		"TestBIRDExpectsAnotherAS": {"wrong AS: %s expects another one of this node than %d (%s)"},
 		"TestNotifications":        {"notification received: ", "code %d, subcode %d"},
 		"TestEnds":                 {"the last session ended: ", "the connection was lost", "notification sent: "},

@@ -222,9 +222,8 @@ func (d *derivation) asNode(p *Peer, s peerSpec) {
 	name, ok := d.nodeAt(p.Addr)
 	if ok {
 		p.PoolsOnly = true
-		// Calico makes only global peers follow this rule. Two GoBGP speakers
-		// that both connect may keep each other out: each closes what comes in
-		// while it pauses after its own failed attempt.
+		// Calico makes only global peers follow this rule. Here all do, so that no
+		// two nodes' connections collide.
 		p.Passive = d.passiveTo(p.Addr)
 	}
 	if d.self.cluster == "" || !p.ibgp(d.asn) {
@@ -236,9 +235,6 @@ func (d *derivation) asNode(p *Peer, s peerSpec) {
 	}
 	if id, err := netip.ParseAddr(d.self.cluster); err == nil && id.Is4() {
 		p.ClusterID = id
-		if s.holdTime == 0 {
-			p.HoldTime = clientHoldTime
-		}
 	}
 }
 

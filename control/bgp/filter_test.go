@@ -57,12 +57,14 @@ func FuzzParseFilter(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is taken must be something that GoBGP takes.
+		// What is taken can be judged by.
 		c := &Config{ASN: 1, Filters: map[string]Filter{"f": filter}, Peers: []Peer{{Addr: netip.MustParseAddr("10.0.0.1"), ASN: 2, Filters: "f"}}}
-		for _, s := range policies(c).DefinedSets {
-			for _, p := range s.Prefixes {
-				if p.MaskLengthMin > p.MaskLengthMax {
-					t.Errorf("set %s has %v", s.Name, p)
+		p := newPolicy(c)
+		for _, prefix := range prefixes("0.0.0.0/0", "10.1.2.0/24", "::/0", "2001:db8::/32") {
+			r := Route{Prefix: prefix, Hop: Hop{NextHop: netip.MustParseAddr("10.0.0.9")}, path: []uint32{2}}
+			for _, judge := range []func(*judged) verdict{p.importsOf(c.Peers[0]), p.exportsOf(c.Peers[0])} {
+				if v := judge(r.judged()); v.rule != nil && v.accept != v.rule.Accept {
+					t.Errorf("%s: %+v", prefix, v)
 				}
 			}
 		}

@@ -44,7 +44,7 @@ func newPathSet(hops ...Hop) *PathSet {
 func longLived(h Hop) bool { return h.LongLived }
 
 // preferred leaves long-lived stale paths out if there is any other (RFC 9494
-// section 4.3): GoBGP takes them for paths of equal cost.
+// section 4.3).
 func preferred(hops []Hop) []Hop {
 	if len(hops) == 1 || !slices.ContainsFunc(hops, longLived) {
 		return hops

@@ -473,7 +473,7 @@ func TestFilters(t *testing.T) {
 }
 
 // checkJudgement holds what is said of each route that a peer sent against what
-// GoBGP did with it, and likewise of each route that it could be told.
+// the engine did with it, and likewise of each route that it could be told.
 func checkJudgement(t *testing.T, r *run, peer netip.Addr, name string) {
 	t.Helper()
 	n, used := 0, map[netip.Prefix]bool{}

@@ -73,7 +73,7 @@ func mute(p Peer, filters map[string]Filter) bool {
 
 // closed reports whether nothing of a family passes a peer's filters.
 func closed(p Peer, filters map[string]Filter, f wire.Family, export bool) bool {
-	bits := defaultRoute(f).Addr().BitLen()
+	bits := f.MaxBits()
 	for name := range strings.SplitSeq(p.Filters, ",") {
 		for _, r := range filters[name].rules(export, f == wire.IPv6) {
 			if r.Accept || r.always(bits) {

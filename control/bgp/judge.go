@@ -3,6 +3,7 @@ package bgp
 import (
 	"fmt"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 
@@ -202,6 +203,29 @@ func (c *Config) nextHopsOn(glob string) map[netip.Addr]bool {
 	return out
 }
 
+// onDevice reports whether the session is over the link of a device that a glob
+// matches.
+func (p Peer) onDevice(glob string) bool {
+	ok, err := path.Match(glob, p.Interface)
+	return err == nil && ok && p.Interface != ""
+}
+
+// subnetsOf returns the subnets of the devices whose names match a glob.
+func subnetsOf(links map[string][]netip.Prefix, glob string) []netip.Prefix {
+	var out []netip.Prefix
+	for name, prefixes := range links {
+		if ok, err := path.Match(glob, name); err == nil && ok {
+			for _, p := range prefixes {
+				if p = p.Masked(); !slices.Contains(out, p) {
+					out = append(out, p)
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return out
+}
+
 // editOf is what a rule's operations change of a route; nil: nothing.
 func editOf(operations []Operation) *attrs.Edit {
 	if len(operations) == 0 {
@@ -319,6 +343,18 @@ func (p *policy) exportsOf(peer Peer) func(*judged) verdict {
 		}
 		return v
 	}
+}
+
+// ownHop lists the families of which the node's own routes carry the session's
+// address as their next hop, not the node's.
+func (p Peer) ownHop() []wire.Family {
+	switch {
+	case p.Interface != "":
+		return p.carries()
+	case p.ExtendedNextHop:
+		return []wire.Family{wire.IPv4}
+	}
+	return nil
 }
 
 // nextHops says what becomes of the next hop of what a peer is told.

@@ -95,9 +95,7 @@ func TestNodesOnLink(t *testing.T) {
 	one.SetAdjacent(map[string]Link{a.Addr().Zone(): {Up: true, Addr: a.Addr().WithZone("")}})
 	two.SetAdjacent(map[string]Link{b.Addr().Zone(): {Up: true, Addr: b.Addr().WithZone("")}})
 	two.send(linkNode(t, "node2", b.Port(), "192.168.2.0/26", linkPeer(t, b.Addr().Zone(), a, 64512)))
-	// It will try again in some seconds, so it is the other that connects: when
-	// two connections collide GoBGP reads and writes one field unguarded, which
-	// the race detector tells.
+	// It will try again in some seconds, so it is the other that connects.
 	poll(t, func() string { return fmt.Sprint(two.peer("tor")) }, func() bool { return strings.Contains(two.peer("tor").Info, "connection refused") })
 	one.send(linkNode(t, "node1", a.Port(), "192.168.1.0/26", linkPeer(t, a.Addr().Zone(), b, 64512)))
 	poll(t, func() string { return fmt.Sprint(one.peer("tor"), two.peer("tor")) },

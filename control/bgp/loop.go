@@ -1,11 +1,10 @@
 package bgp
 
 import (
-	"net/netip"
 	"time"
 )
 
-// loop handles what GoBGP reports.
+// loop handles what the backend reports.
 func (s *Speaker) loop() {
 	clock := time.NewTimer(time.Hour)
 	defer clock.Stop()
@@ -30,18 +29,14 @@ func (s *Speaker) handle(events []event, now time.Time) time.Duration {
 			s.event(e)
 		}
 	}
-	return min(s.checkSync(now), s.checkCompare(now))
+	return s.checkSync(now)
 }
 
 func (s *Speaker) event(e event) {
 	switch e.kind {
-	case eventPaths:
-		s.learned(e.paths)
-		return
 	case eventChosen:
 		for _, c := range e.chosen {
 			s.rib.set(c.prefix, c.hops)
-			s.touched(c.prefix)
 		}
 		return
 	case eventSwept:
@@ -55,30 +50,8 @@ func (s *Speaker) event(e event) {
 	}
 	up := ss.up
 	ss.apply(e)
-	switch {
-	case up != ss.up:
+	if up != ss.up {
 		s.logState(ss)
-	case e.sure:
-		s.log.Warn("bgp session refused", "peer", ss.peer.Name, "address", ss.peer.Addr, "reason", ss.found)
-	}
-}
-
-// learned has the reader told of changes of paths.
-func (s *Speaker) learned(paths []pathChange) {
-	for _, p := range paths {
-		if p.used {
-			s.rib.add(p.prefix, p.hop)
-		} else {
-			s.rib.remove(p.prefix, p.from)
-		}
-		s.touched(p.prefix)
-	}
-}
-
-// touched notes for a comparison that a prefix has changed meanwhile.
-func (s *Speaker) touched(p netip.Prefix) {
-	if s.compared.touched != nil {
-		s.compared.touched[p] = struct{}{}
 	}
 }
 

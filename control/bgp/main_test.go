@@ -57,12 +57,7 @@ func TestMain(m *testing.M) {
 // inNamespace runs this binary again in a new network namespace.
 func inNamespace() int {
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	suppressions, err := filepath.Abs(filepath.Join("testdata", "race.suppressions"))
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	cmd.Env = append(os.Environ(), envInside+"=1", "GORACE=suppressions="+suppressions+" "+os.Getenv("GORACE"))
+	cmd.Env = append(os.Environ(), envInside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {
@@ -101,6 +96,14 @@ func hosts6(t testing.TB, n int) (four, six []netip.Addr) {
 		six = append(six, netip.AddrFrom16([16]byte{0xfd, 0x77, 4: b[2], 15: b[3]}))
 	}
 	return four, six
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
 }
 
 // poll waits for a condition and fails with what what returns when it does not
@@ -328,9 +331,7 @@ func tor(self, addr netip.Addr, asn uint32) Peer {
 	return p
 }
 
-// waiting makes p's side the passive one. Of two of ours one has to be: GoBGP
-// closes what comes in while it pauses after a failed attempt, and two that try
-// in step may keep each other out for minutes.
+// waiting makes p's side the passive one.
 func waiting(p Peer) Peer {
 	p.Passive = true
 	return p
@@ -483,9 +484,7 @@ func (b *bird) waitFor(says string, args ...string) {
 
 // birdConf is BIRD with one session. It logs every change of a route, so that
 // a test sees a withdrawal however short it is. It leaves it to us to connect,
-// unless extra says "passive off;", and so do the others here: when connections
-// collide GoBGP reads and writes fsm.isTreatAsWithdraw unguarded, for which the
-// race detector fails whatever runs just then. [TestCollision] is about them.
+// unless extra says "passive off;". [TestCollision] is about collisions.
 func birdConf(self netip.Addr, asn uint32, peer netip.Addr, peerASN uint32, extra string, routes ...string) string {
 	var static strings.Builder
 	for _, r := range routes {

@@ -64,7 +64,7 @@ func (p Path) String() string {
 // Reset, Down, Put, Del, Up, Synced. A prefix is at most once in one Changes.
 type Changes struct {
 	// Reset is set on the first Changes of a [Speaker]: whatever is known from
-	// an earlier one is void. When the Speaker itself has to start GoBGP anew
+	// an earlier one is void. When the Speaker itself has to start its engine anew
 	// there is no Reset: what was told stays valid, and what does not come
 	// again is deleted at Synced, so that nothing is withdrawn in between.
 	Reset bool
@@ -83,7 +83,7 @@ type Changes struct {
 	Del []netip.Prefix
 
 	// Synced says that everything has been told that can be expected to come,
-	// once after each start of GoBGP: every peer has sent its End-of-RIB marker (RFC
+	// once after each start of the engine: every peer has sent its End-of-RIB marker (RFC
 	// 4724 section 2), or has been up for five seconds without being able to
 	// send one, or the time limit has passed (the longest restart time of the
 	// peers, see [SpeakerOptions]). So a dead peer delays it but never prevents

@@ -89,7 +89,7 @@ func (s *Speaker) Query(ctx context.Context, q Query, yield func(Route) bool) er
 }
 
 // snapshot returns the backend, what it judges by, and what its peers are.
-func (s *Speaker) snapshot() (backend, *policy, map[netip.Addr]Peer) {
+func (s *Speaker) snapshot() (*backend, *policy, map[netip.Addr]Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	peers := map[netip.Addr]Peer{}
@@ -157,7 +157,7 @@ func (r Route) HasLarge(c attrs.Large) bool {
 }
 
 // lostTo says which step of the choice (RFC 4271 section 9.1.2.2, RFC 9494
-// section 4.3) decided between a best path and another one, as GoBGP takes them.
+// section 4.3) decided between a best path and another one.
 func lostTo(best, r Route) string {
 	pref := func(r Route) uint32 {
 		if r.LocalPref == 0 {
@@ -181,7 +181,7 @@ func lostTo(best, r Route) string {
 	case !best.IBGP && r.IBGP:
 		return "an eBGP path is preferred to an iBGP path"
 	}
-	return fmt.Sprintf("all else equal: the path of %s is older, or its router id is lower", best.PeerAddr)
+	return fmt.Sprintf("all else equal: the path of %s has the lower router id or ORIGINATOR_ID, the shorter CLUSTER_LIST, or the lower address", best.PeerAddr)
 }
 
 // sameNeighbourAS reports whether two paths came from the same neighbouring AS, so

@@ -45,7 +45,7 @@ func TestOriginatorIsExplained(t *testing.T) {
 	}
 }
 
-// TestLostTo: which step of GoBGP's choice decided.
+// TestLostTo: which step of the choice decided.
 func TestLostTo(t *testing.T) {
 	t.Parallel()
 	path := func(length int, as ...uint32) Route { return Route{path: as, length: length} }

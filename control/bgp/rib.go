@@ -29,7 +29,7 @@ type rib struct {
 	known   map[netip.Prefix]*PathSet
 	pending map[netip.Prefix]struct{} // changed and not taken
 	most    int                       // the most that pending has held
-	stale   map[netip.Prefix]struct{} // told before GoBGP was started anew and not told again yet
+	stale   map[netip.Prefix]struct{} // told before the engine was started anew and not told again yet
 	started bool                      // Reset has been given
 	synced  bool                      // Synced waits to be given
 	sets    pathSets
@@ -70,7 +70,7 @@ func (r *rib) remove(p netip.Prefix, peer netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.stale[p]; ok {
-		return // of which GoBGP, started anew, has told nothing
+		return // of which the engine, started anew, has told nothing
 	}
 	if old := r.known[p]; old != nil {
 		r.change(p, r.sets.without(old, peer))
@@ -84,7 +84,7 @@ func (r *rib) set(p netip.Prefix, hops []Hop) {
 	_, stale := r.stale[p]
 	switch {
 	case stale && len(hops) == 0:
-		return // of which the backend, started anew, has told nothing
+		return // of which the engine, started anew, has told nothing
 	case stale:
 		delete(r.stale, p)
 	}
@@ -138,7 +138,7 @@ func (r *rib) change(p netip.Prefix, s *PathSet) {
 	}
 }
 
-// restart says that GoBGP forgets what it had told; a prefix that does not come
+// restart says that the engine forgets what it had told; a prefix that does not come
 // again is deleted when sync is called.
 func (r *rib) restart() {
 	r.mu.Lock()

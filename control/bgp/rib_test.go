@@ -18,7 +18,7 @@ func TestRIBModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		r := newRIB()
-		there := map[netip.Prefix]map[netip.Addr]Hop{} // what GoBGP has
+		there := map[netip.Prefix]map[netip.Addr]Hop{} // what the engine has
 		reader := map[netip.Prefix]Path{}              // what the reader knows
 		resets, syncing := 0, true
 		take := func() Changes {

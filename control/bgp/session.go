@@ -62,7 +62,6 @@ type session struct {
 
 	last  string // why the last attempt failed
 	ended string // why the last established session ended, until the next one
-	found string // a reason that is sure; beats last
 
 	objection string    // why one side refused the other's OPEN
 	objected  time.Time // when; zero: none did since the session was up
@@ -96,7 +95,7 @@ func (s *session) apply(e event) {
 		s.up, s.since, s.canGR = true, e.time, e.canGR
 		s.due = slices.Clone(e.families)
 		s.tally.rose()
-		s.last, s.ended, s.found, s.objection, s.objected, s.limited = "", "", "", "", time.Time{}, time.Time{}
+		s.last, s.ended, s.objection, s.objected, s.limited = "", "", "", time.Time{}, time.Time{}
 	case eventDown:
 		s.up, s.since, s.drops = false, e.time, readDrops(procNetstat)
 		s.last, s.ended = "", s.endText(e.reason)
@@ -131,9 +130,6 @@ func (s *session) limit(e event) {
 func (s *session) fail(e event) {
 	text := s.endText(e.reason)
 	switch n, _ := e.reason.Notification.HardReset(); {
-	case e.sure:
-		s.found = text
-		return
 	case e.reason.Cause == fsm.Lost:
 		s.closed(e, text)
 		return
@@ -166,6 +162,10 @@ func (s *session) endText(r fsm.Reason) string {
 		return dialReason(r.Err, s.peer)
 	case fsm.HoldTimer:
 		return "hold timer expired: nothing was heard from the peer"
+	case fsm.SendHoldTimer:
+		return "send hold timer expired: the peer read nothing (RFC 9687)"
+	case fsm.PeerRestarted:
+		return "the peer restarted: it opened a new connection"
 	case fsm.Lost:
 		if r.State == fsm.OpenSent {
 			return fmt.Sprintf("%s closed the connection before it opened a session: is this node's address known to it as a peer?", a)
@@ -222,8 +222,6 @@ func (s *session) info(listening error) (state, info string) {
 	}
 	var parts []string
 	switch {
-	case s.found != "":
-		parts = append(parts, s.found)
 	case s.last != "":
 		parts = append(parts, s.last)
 	case s.peer.Passive && listening != nil:

@@ -65,12 +65,13 @@ func TestInfo(t *testing.T) {
 		{"lost", p, nil, []event{up, down(lost(fsm.Established), false), dial("connection refused")}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered; the last session ended: the connection was lost"},
 		{"notification", p, nil, []event{up, down(note(fsm.Received, 6, 2), false)}, "start: connecting; the last session ended: notification received: cease, administrative shutdown"},
 		{"hard reset with a word", p, nil, []event{up, down(fsm.Reason{Cause: fsm.Received, Notification: fsm.Notification{Code: 6, Subcode: 9, Data: append([]byte{6, 2, 4}, "bye!"...)}}, false)}, `start: connecting; the last session ended: notification received: cease, administrative shutdown ("bye!")`},
+		{"the peer read nothing", p, nil, []event{up, down(fsm.Reason{Cause: fsm.SendHoldTimer}, false)}, "start: connecting; the last session ended: send hold timer expired: the peer read nothing (RFC 9687)"},
+		{"the peer restarted", p, nil, []event{up, down(fsm.Reason{Cause: fsm.PeerRestarted}, true)}, "start: connecting; the last session ended: the peer restarted: it opened a new connection; the peer's routes are kept while it restarts"},
 		{"odd notification", p, nil, []event{up, down(note(fsm.Sent, 9, 7), false)}, "start: connecting; the last session ended: notification sent: code 9, subcode 7"},
 		{"restart time over", p, nil, []event{{kind: eventExpired}}, "start: the peer did not come back within its restart time"},
 		{"restart time over after a session", p, nil, []event{up, down(lost(fsm.Established), true), {kind: eventExpired}}, "start: connecting; the last session ended: the connection was lost; the peer did not come back within its restart time"},
 		{"too many prefixes", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false))}, "down: the peer announced more than 0 prefixes: have it announce less, or raise the BGPPeer's annotation " + store.AnnotationMaxPrefixes + "; tried again after 5m0s"},
 		{"tried again", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false)), {kind: eventResumed}}, "start: connecting; the last session ended: notification sent: cease, maximum number of prefixes reached"},
-		{"sure", p, nil, []event{{kind: eventFail, sure: true, reason: note(fsm.Received, 6, 5)}, dial("connection refused")}, "start: notification received: cease, connection rejected"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

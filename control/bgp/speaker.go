@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 )
@@ -53,15 +52,14 @@ type Speaker struct {
 	mu        sync.Mutex // guards the rest
 	stopped   bool
 	cfg       Config
-	policy    *policy // of cfg
-	engine    backend // nil: not running
+	policy    *policy  // of cfg
+	engine    *backend // nil: not running
 	listenErr error
 	reachable map[netip.Prefix]Hop        // host routes to peers
 	sessions  map[netip.Addr]*session     // of the peers that run
 	since     map[string]time.Time        // of those that do not, by name and problem
 	archived  map[string]archivedCounters // of those whose link is away, by name
 	deadline  time.Time                   // of Synced; zero: given
-	compared  comparison
 }
 
 // NewSpeaker returns a speaker that does nothing until it is told to by
@@ -131,7 +129,7 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 }
 
 // start runs a new backend, without a listener when that cannot be had.
-func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenErr error) (backend, error, error) {
+func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenErr error) (*backend, error, error) {
 	e, err := startBackend(ctx, s.log, s.q, c, restarting, listenErr == nil)
 	if err != nil && listenErr == nil {
 		s.log.Debug("bgp listener refused", "error", err)
@@ -149,24 +147,6 @@ func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenE
 	s.deadline = time.Time{} // change sets it when the peers are there
 	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listens(), "port", c.ListenPort)
 	return e, listenErr, nil
-}
-
-// envEngine is set to "own" to run this project's engine in place of GoBGP's server.
-const envEngine = "ROUTERD_BGP_ENGINE"
-
-func startBackend(ctx context.Context, log *slog.Logger, q *queue, c *Config, restarting, listen bool) (backend, error) {
-	if os.Getenv(envEngine) == "own" {
-		return asBackend(startOwn(ctx, log, q, c, restarting, listen))
-	}
-	return asBackend(startGoBGP(ctx, log, q, c, listen))
-}
-
-// asBackend keeps nil what is none.
-func asBackend[B backend](b B, err error) (backend, error) {
-	if err != nil {
-		return nil, err
-	}
-	return b, nil
 }
 
 // halt stops the backend. What it had told stays valid for the reader until the
@@ -199,7 +179,7 @@ func (s *Speaker) Withdraw(ctx context.Context) error {
 }
 
 // change brings the backend from old to c.
-func (s *Speaker) change(ctx context.Context, e backend, old, c *Config, fresh, restarting bool) error {
+func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh, restarting bool) error {
 	if fresh {
 		s.restarting = restarting
 	} else if err := e.setPolicy(ctx, old, c); err != nil {
@@ -217,9 +197,6 @@ func (s *Speaker) change(ctx context.Context, e backend, old, c *Config, fresh, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg, s.policy = *c, newPolicy(c)
-	if !fresh {
-		s.judge(old, c, time.Now())
-	}
 	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout
@@ -257,7 +234,7 @@ func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waitin
 // changePeers deletes sessions that are gone or have other settings, and adds
 // those that are new or were deleted for it. They are told that this host is
 // restarting.
-func (s *Speaker) changePeers(ctx context.Context, e backend, c *Config, restarting bool) error {
+func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting bool) error {
 	want := map[netip.Addr]Peer{}
 	for _, p := range c.Peers {
 		if p.runs() {
@@ -350,7 +327,7 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 
 // states is [Speaker.Peers] without the numbers that the backend has, and costs
 // by the number of peers alone.
-func (s *Speaker) states() (backend, []PeerStatus) {
+func (s *Speaker) states() (*backend, []PeerStatus) {
 	s.mu.Lock()
 	e, out := s.engine, s.sessionStates()
 	s.mu.Unlock()

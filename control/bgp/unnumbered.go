@@ -113,9 +113,8 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 }
 
 // notBeside says why there cannot be a session with a neighbour that has the
-// address of another link's; empty: there can. What is told by the address without
-// the device must be the same for both: GoBGP's policies, and passwords in the
-// kernel, where they would go with one of the two.
+// address of another link's; empty: there can. Passwords are the
+// kernel's by the address without the device, where they would go with one of the two.
 func (p Peer) notBeside(q Peer, addr netip.Addr, asn uint32) string {
 	same := fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, ", addr, p.Interface, q.Name)
 	switch {
@@ -194,8 +193,8 @@ func (p Peer) carriesOf(prefix netip.Prefix) bool {
 // section 3, RFC 2545 section 3), if that is to be used over a session between
 // link-local addresses: with the device on which alone it means something. There
 // the next hop is the peer, but for what an iBGP peer passes on from elsewhere.
-// GoBGP keeps only the first of two addresses, which may be empty (BIRD) or a
-// global one that this host has no route to.
+// The first of two addresses may be empty (BIRD) or a global one that this host has
+// no route to.
 func onLink(hop, peer netip.Addr, ibgp bool) netip.Addr {
 	switch {
 	case peer.Zone() == "" || !hop.IsValid():

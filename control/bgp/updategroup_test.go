@@ -8,7 +8,7 @@ import (
 
 // TestAdvertisedIsWhatWasTold holds the counts of a reflector with clients,
 // another iBGP peer and switches, each with filters or without, against what
-// GoBGP has told each of them.
+// each of them was told.
 func TestAdvertisedIsWhatWasTold(t *testing.T) {
 	t.Parallel()
 	h := hosts(t, 7)

@@ -179,5 +179,5 @@ type Scope struct {
 	Import, Export bool
 	Peers          []netip.Addr   // nil: all
 	Within         []netip.Prefix // what is inside one of them; nil: all
-	Tell           bool           // Take hands on what was judged by Import also where nothing is otherwise
+	Notify         bool           // Take hands on what was judged by Import also where nothing is otherwise
 }

@@ -62,6 +62,7 @@ type peer struct {
 	updates  *updates
 	member   *group.Member
 	limited  bool
+	complete bool // it has announced all it has since the engine was started
 	families [wire.Families]familyState
 }
 

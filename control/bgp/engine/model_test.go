@@ -146,12 +146,12 @@ func (m *model) announce(p *modelPeer, prefix netip.Prefix, path modelPath) {
 }
 
 // up begins a session.
-func (m *model) up(p *modelPeer, forwarding bool) {
+func (m *model) up(p *modelPeer) {
 	s := &fsm.Session{AS4: p.as4, Refresh: true, EnhancedRefresh: p.llgr, GracefulRestart: p.gr, LongestSent: wire.MaxLen}
 	s.Peer = fsm.Open{AS: p.config.AS, ID: p.id}
 	s.Wire.Family[wire.IPv4].Enabled = true
 	s.Peer.GracefulRestart, s.Peer.RestartTime = p.gr, restart
-	s.Peer.Family[wire.IPv4] = fsm.FamilyCapabilities{Enabled: true, Restart: p.gr, Forwarding: p.gr && forwarding}
+	s.Peer.Family[wire.IPv4] = fsm.FamilyCapabilities{Enabled: true, Restart: p.gr, Forwarding: p.gr}
 	if p.llgr {
 		s.Peer.Family[wire.IPv4].StaleTime = staleTime
 	}
@@ -161,7 +161,7 @@ func (m *model) up(p *modelPeer, forwarding bool) {
 	switch {
 	case len(p.says) == 0:
 		p.stage = nothing
-	case p.gr && forwarding:
+	case p.gr:
 		p.stage, p.until = announcing, m.now.Add(announcingTime)
 	default:
 		p.sweep()
@@ -432,7 +432,7 @@ func TestModel(t *testing.T) {
 				}
 				m.c.announce(list)
 			},
-			"up": func(t *rapid.T) { m.up(any(t, false), rapid.Bool().Draw(t, "forwarding")) },
+			"up": func(t *rapid.T) { m.up(any(t, false)) },
 			"down": func(t *rapid.T) {
 				r := rapid.SampledFrom([]fsm.Reason{{Cause: fsm.Lost}, {Cause: fsm.Received, Notification: fsm.Cease(fsm.CeaseShutdown, "")}}).Draw(t, "reason")
 				m.down(any(t, true), r)

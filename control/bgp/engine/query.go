@@ -223,8 +223,8 @@ func (c *core) rejudge(s Scope) {
 			}
 			w.All, w.Peer = false, p.number
 		}
-		if s.Tell {
-			w.Tell = func(prefix wire.Prefix, path rib.Path) bool {
+		if s.Notify {
+			w.Notify = func(prefix wire.Prefix, path rib.Path) bool {
 				return concerns(c.numbers[path.Peer]) && in.has(prefix.Netip())
 			}
 		}

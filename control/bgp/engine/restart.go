@@ -54,7 +54,9 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 			continue
 		}
 		t := &s.Peer.Family[f]
-		kept := s.GracefulRestart && t.Restart && t.Forwarding
+		// F is not asked for, unlike in RFC 4724 section 4.2: BIRD's dynamic neighbours
+		// come back without it though their host forwards as before.
+		kept := s.GracefulRestart && t.Restart
 		if p.families[f].stage == longLived {
 			kept = kept || t.StaleTime > 0 && t.LongLivedForwarding
 		}
@@ -258,16 +260,24 @@ func (c *core) checkRestarted() {
 		return
 	}
 	for _, p := range c.peers {
-		if p.session == nil {
+		if p.complete = p.complete || p.announcedAll(); !p.complete {
 			return
-		}
-		for f := range p.families {
-			if p.session.Wire.Family[f].Enabled && p.open.GracefulRestart && !p.families[f].ended {
-				return
-			}
 		}
 	}
 	c.restarted()
+}
+
+// announcedAll reports whether a peer has announced all it has.
+func (p *peer) announcedAll() bool {
+	if p.session == nil {
+		return false
+	}
+	for f := range p.families {
+		if p.session.Wire.Family[f].Enabled && p.open.GracefulRestart && !p.families[f].ended {
+			return false
+		}
+	}
+	return true
 }
 
 // restarted ends it.

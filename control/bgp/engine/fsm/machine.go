@@ -3,6 +3,7 @@ package fsm
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -305,7 +306,7 @@ func (m *Machine) Tick(now time.Time, unread func(ID) bool) []Action {
 		case due(&c.hold, now):
 			switch {
 			case c.state == Connect:
-				m.lose(now, c, Reason{Cause: NotConnected, Err: errors.New("no answer")})
+				m.lose(now, c, Reason{Cause: NotConnected, Err: os.ErrDeadlineExceeded})
 			case unread(c.id):
 				c.hold = now.Add(unreadTime)
 			default:

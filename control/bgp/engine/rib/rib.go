@@ -437,9 +437,9 @@ type Walk struct {
 	// whether it is usable; 0: the path goes. It must not change the RIB.
 	Rewrite func(prefix wire.Prefix, p Path) (set attrs.Handle, usable bool)
 
-	// Tell says that readers see a prefix for a path that Rewrite did not change, if it is
+	// Notify says that readers see a prefix for a path that Rewrite did not change, if it is
 	// chosen. nil: they do not.
-	Tell func(prefix wire.Prefix, p Path) bool
+	Notify func(prefix wire.Prefix, p Path) bool
 
 	bounded bool  // RemoveStale: only what was stale at epoch
 	epoch   uint8 // of the peer when the walk was asked for
@@ -523,7 +523,7 @@ func (r *RIB) walked(w *Walk) {
 				break
 			}
 			changed, seen := r.rewrite(f, n, set, usable)
-			if w.Tell != nil && n.flags&chosen != 0 && w.Tell(prefix, r.path(f, n)) {
+			if w.Notify != nil && n.flags&chosen != 0 && w.Notify(prefix, r.path(f, n)) {
 				changed, seen = true, true
 			}
 			found, visible = found || changed, visible || seen
