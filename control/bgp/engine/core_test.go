@@ -1,0 +1,297 @@
+package engine
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
+	"github.com/routerd/routerd/integration/await"
+)
+
+// hand is a core with peers whose sessions are up, the first one outside of the AS.
+func hand(n int) (c *core, peers []*peer, now time.Time) {
+	now = time.Unix(1e9, 0)
+	c = newCore(Options{AS: 65000, RouterID: netip.MustParseAddr("10.0.0.99")}, now)
+	for i := range n {
+		p := Peer{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), AS: 65000, ClusterID: netip.MustParseAddr("10.0.0.99")}
+		if i == 0 {
+			p.AS = 65001
+		}
+		s := &fsm.Session{AS4: true, Refresh: true, EnhancedRefresh: true, GracefulRestart: true, LongestSent: wire.MaxLen}
+		s.Peer = fsm.Open{AS: p.AS, ID: uint32(i + 1)}
+		s.Peer.GracefulRestart, s.Peer.RestartTime = true, time.Minute
+		for f := range s.Wire.Family {
+			p.Families[f].Enabled, s.Wire.Family[f].Enabled = true, true
+			s.Peer.Family[f] = fsm.FamilyCapabilities{Enabled: true, Restart: true, Forwarding: true}
+		}
+		q := c.addPeer(p)
+		q.local = netip.MustParseAddr("10.0.0.1")
+		c.up(q, s, func() {})
+		peers = append(peers, q)
+	}
+	return c, peers, now
+}
+
+func discard(c *core) {
+	for c.take(4096, func(Event) {}, func(netip.Prefix, func(func(*Path) bool)) {}) {
+	}
+}
+
+// TestAllocations: an UPDATE of 700 prefixes costs few allocations on its way through
+// the table to the peers and to the caller, though all of it changes.
+func TestAllocations(t *testing.T) { // not parallel: it counts
+	c, peers, _ := hand(10)
+	var messages [2][]byte
+	for i := range messages {
+		var p wire.Packer
+		if err := p.Announce(wire.IPv4, []byte{192, 0, 2, byte(1 + i)}, []byte{0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 5, 4, 0, 0, 0, 100}); err != nil {
+			t.Fatal(err)
+		}
+		for k := range 700 {
+			p.Add(wire.Prefix{Hi: uint64(k) << 40, Bits: 24})
+		}
+		messages[i] = slices.Clone(p.Bytes()[wire.HeaderLen:])
+	}
+	i := 0
+	run := func() {
+		i++
+		if fault := c.receive(peers[1], peers[1].session, wire.UpdateMessage, messages[i%2]); fault != nil {
+			t.Fatal(fault)
+		}
+		for _, p := range peers {
+			for len(p.member.Next(batchSize)) > 0 {
+			}
+		}
+		discard(c)
+	}
+	run()
+	run()
+	allocs := testing.AllocsPerRun(100, run)
+	t.Logf("%.0f allocations for an UPDATE of 700 prefixes to 9 peers and the caller", allocs)
+	if allocs > 150 {
+		t.Errorf("%.0f allocations for an UPDATE", allocs)
+	}
+}
+
+// TestMemory: what a prefix costs in the whole engine, of one peer, and reflected.
+func TestMemory(t *testing.T) { // not parallel: it measures the heap
+	const n = 200_000
+	before := heapNow()
+	c, peers, _ := hand(10)
+	messages := table(1, n)
+	for len(messages) > 0 {
+		_, body, size, err := wire.Frame(messages, wire.MaxLen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages = messages[size:]
+		if fault := c.receive(peers[1], peers[1].session, wire.UpdateMessage, body); fault != nil {
+			t.Fatal(fault)
+		}
+		for _, p := range peers {
+			for len(p.member.Next(batchSize)) > 0 {
+			}
+		}
+		discard(c)
+	}
+	per := float64(heapNow()-before) / n
+	t.Logf("%.0f bytes a prefix in the table and two update groups", per)
+	if per > 140 {
+		t.Errorf("%.0f bytes a prefix", per)
+	}
+	runtime.KeepAlive(c)
+}
+
+func heapNow() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// FuzzReceive hands messages of any content to a core: a fault has a code for its
+// NOTIFICATION, and what is advertised then can be read.
+func FuzzReceive(f *testing.F) {
+	var p wire.Packer
+	if err := p.Announce(wire.IPv6, make([]byte, 32), []byte{0x40, 1, 1, 0, 0x40, 2, 0, 0xc0, 8, 4, 0xff, 0xff, 0, 6}); err != nil {
+		f.Fatal(err)
+	}
+	p.Add(wire.Prefix{Hi: 0x20010db8 << 32, Bits: 64, Family: wire.IPv6})
+	f.Add(p.Bytes()[wire.HeaderLen:], false)
+	f.Add(table(1, 3)[wire.HeaderLen:], false)
+	p.Reset()
+	p.EndOfRIB(wire.IPv4)
+	f.Add(p.Bytes()[wire.HeaderLen:], false)
+	for subtype := range byte(4) {
+		f.Add([]byte{0, 1, subtype, 1}, true)
+	}
+	f.Fuzz(func(t *testing.T, body []byte, refresh bool) {
+		if len(body) < 4 || len(body) > wire.MaxLen-wire.HeaderLen {
+			return // no frame has it
+		}
+		c, peers, now := hand(3)
+		typ := wire.UpdateMessage
+		if refresh {
+			typ = wire.RouteRefresh
+		}
+		for i := range 2 {
+			if fault := c.receive(peers[i], peers[i].session, typ, body); fault != nil && fault.Code == 0 {
+				t.Errorf("fault without a code: %v", fault)
+			}
+		}
+		for c.work() {
+		}
+		for _, p := range peers {
+			d := wire.Decoder{Session: p.session.Wire}
+			for out := p.member.Next(batchSize); len(out) > 0; out = p.member.Next(batchSize) {
+				for _, b := range out {
+					for len(b) > 0 {
+						typ, body, n, err := wire.Frame(b, wire.MaxLen)
+						if err != nil || n == 0 {
+							t.Fatalf("%v in %x", err, b)
+						}
+						var u wire.Update
+						if typ == wire.UpdateMessage {
+							if err := d.Decode(body, &u); err != nil {
+								t.Fatalf("%v in %x", err, body)
+							}
+						}
+						b = b[n:]
+					}
+				}
+			}
+		}
+		discard(c)
+		c.down(peers[0], peers[0].session, fsm.Reason{Cause: fsm.Lost})
+		c.at(now.Add(time.Hour))
+		c.tick()
+		for _, p := range peers {
+			c.removePeer(p)
+		}
+		for c.work() {
+		}
+		discard(c)
+		if n := c.sets.Len(); n != 0 {
+			t.Errorf("%d sets are left", n)
+		}
+	})
+}
+
+// slow is a policy that takes long.
+type slow struct{ openPolicy }
+
+func (slow) Import(Peer) Judge {
+	return func(*Path) Verdict {
+		for end := time.Now().Add(3 * time.Millisecond); time.Now().Before(end); {
+			runtime.Gosched()
+		}
+		return Verdict{Accept: true}
+	}
+}
+
+// TestSlow: no session is lost while the table is busy for longer than the hold time.
+func TestSlow(t *testing.T) {
+	t.Parallel()
+	a := newNode(t, "127.0.72.1", 65000, func(o *Options) { o.Policy = slow{} })
+	var peers []Peer
+	for i := range 2 {
+		b := newNode(t, fmt.Sprintf("127.0.72.%d", 2+i), 65001, nil)
+		hold := func(p *Peer) { p.HoldTime = 3 * time.Second }
+		set(t, b, b.peerOf(a, hold))
+		peers = append(peers, a.peerOf(b, hold))
+		var own []Origin
+		for k := range 700 {
+			own = append(own, b.origin(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k >> 8), byte(k)}), 32).String(), nil))
+		}
+		b.Announce(own)
+	}
+	set(t, a, peers...)
+	a.is(t, "all routes", func() bool { return len(a.routes) == 1400 })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if slices.ContainsFunc(a.events, func(e string) bool { return strings.Contains(e, "down") }) {
+		t.Errorf("%q", a.events)
+	}
+}
+
+// TestSaboteurs: peers that open half a session, send a byte at a time, or read nothing hold
+// up neither the others nor the end of the engine, and leave no descriptor.
+func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
+	before := descriptors(t)
+	t.Run("engine", func(t *testing.T) {
+		a, b := newNode(t, "127.0.73.1", 65000, nil), newNode(t, "127.0.73.2", 65000, nil)
+		client := func(p *Peer) { p.ClusterID = a.options.RouterID }
+		peers := []Peer{a.peerOf(b, client)}
+		for i := range 3 {
+			p := peers[0]
+			p.Addr, p.Passive = netip.AddrFrom4([4]byte{127, 0, 73, byte(10 + i)}), true
+			peers = append(peers, p)
+		}
+		set(t, a, peers...)
+		set(t, b, b.peerOf(a, nil))
+		dial := func(i int) net.Conn {
+			d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(peers[i].Addr, 0))}
+			c, err := d.DialContext(t.Context(), "tcp", a.at.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			return c
+		}
+		for range 50 { // half-open: each replaces the one before
+			dial(1)
+		}
+		reads, err := speak(t.Context(), peers[2].Addr, a.at, 65000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { reads.conn.Close() })
+		bytewise := dial(3)
+		o := fsm.Open{AS: 65000, ID: 77, HoldTime: 90 * time.Second}
+		o.Family[wire.IPv4].Enabled = true
+		msg, err := o.Append(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range slices.Concat(wire.AppendMessage(msg, wire.Keepalive, nil), table(3, 2)) {
+			if _, err := bytewise.Write([]byte{x}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var own []Origin
+		for k := range 3000 {
+			own = append(own, b.origin(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(k >> 8), byte(k)}), 32).String(), nil))
+		}
+		for round := range 20 { // more than the buffers of who reads nothing hold
+			for i := range own {
+				own[i].Communities = []uint32{uint32(round)}
+			}
+			b.Announce(own)
+			want := fmt.Sprintf("127.0.73.2 via 192.0.73.2 [] 200 0:%d", round)
+			a.is(t, want, func() bool { return len(a.routes) == 3002 && a.routes[own[2999].Prefix] == want })
+		}
+	})
+	await.Until(t, "descriptors", func() error {
+		if n := descriptors(t); n > before+2 { // the runtime's poller, and this directory
+			return fmt.Errorf("%d descriptors, %d before", n, before)
+		}
+		return nil
+	})
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	l, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(l)
+}
