@@ -184,7 +184,7 @@ func (d *deletion) emptyBlocks(ctx context.Context, pool store.Key, cidr netip.P
 func dropBlock(o store.Object) []store.Op {
 	ops := []store.Op{store.RemoveOp(o)}
 	if node := o.Value.(*store.Block).Holder(); node != "" {
-		ops = append(ops, store.Op{Action: store.Remove, Object: store.Object{Key: store.AffinityKey(node, o.Key.CIDR())}})
+		ops = append(ops, store.Op{Action: store.Remove, Role: store.Follows, Object: store.Object{Key: store.AffinityKey(node, o.Key.CIDR())}})
 	}
 	return ops
 }

@@ -37,6 +37,7 @@ type draft struct {
 	touched    []store.Key    // in the order in which they are to be written
 	needs      []store.Key
 
+	gives   bool                          // a step of it may give addresses
 	leaving map[netip.Addr]store.Revision // what goes back from the reserve; see reserve
 }
 
@@ -295,6 +296,7 @@ func (d *draft) ops() []store.Op {
 			out = append(out, op)
 		}
 	}
+	d.setRoles(out)
 	return out
 }
 

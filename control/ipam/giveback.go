@@ -94,6 +94,9 @@ func giveBackBlock(ctx context.Context, st store.Store, node string, cidr netip.
 			}
 		}
 		if op, ok := editHandle(handle, left); ok {
+			if len(ops) > 0 {
+				op.Role = store.Follows
+			}
 			ops = append(ops, op)
 		}
 		if _, last = st.Txn(ctx, ops...); last == nil {

@@ -75,10 +75,15 @@ func ReadHandles(ctx context.Context, st store.Store, edits ...BlockEdit) (map[s
 }
 
 // EditOps returns what writes edits of blocks, and lowers their handles, of which
-// handles has those that can be read. deleted counts the handles that go.
+// handles has those that can be read. deleted counts the handles that go. Several
+// blocks stand for themselves where one object is written at a time: each of them
+// is only freed.
 func EditOps(handles map[string]store.Object, edits ...BlockEdit) (ops []store.Op, deleted int) {
 	left := map[string]map[string]int{} // handle → block → addresses
 	for _, e := range edits {
+		if len(edits) > 1 {
+			e.Op.Role = store.Prepares
+		}
 		ops = append(ops, e.Op)
 		for h, n := range e.Left {
 			if left[h] == nil {
@@ -89,6 +94,7 @@ func EditOps(handles map[string]store.Object, edits ...BlockEdit) (ops []store.O
 	}
 	for _, h := range slices.Sorted(maps.Keys(left)) {
 		if op, ok := editHandle(handles[h], left[h]); ok {
+			op.Role = store.Follows
 			ops = append(ops, op)
 			if op.Action == store.Remove {
 				deleted++

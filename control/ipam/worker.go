@@ -193,6 +193,7 @@ func (a *Allocator) plan(calls []*call, known map[store.Key]loaded, now time.Tim
 				calls, fits = calls[:i], false
 				break
 			}
+			d.gives = d.gives || gives(c.step)
 			errs = append(errs, err)
 		}
 		if fits {
@@ -288,6 +289,12 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 		switch op.Action {
 		case store.Put:
 			written[i].Key = op.Object.Key
+			if written[i].Revision == 0 {
+				// It was to follow the decision, and was changed by somebody else.
+				rev, _ := op.If.Revision()
+				a.state.forget(op.Object.Key, rev)
+				continue
+			}
 			if plain(op, written[i]) {
 				written[i].Raw = nil // nothing to be kept by the next write, which so is cheaper
 			}
