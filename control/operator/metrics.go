@@ -13,12 +13,16 @@ import (
 // taken from the parts when they are asked for; nothing is counted twice.
 func (s *Server) Metrics(others ...prometheus.Collector) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		newCollector(s), newPolicyCollector(s.cfg.Policy), newPresenceCollector(s),
-	)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(s.Collectors()...)
 	reg.MustRegister(others...)
 	return reg
+}
+
+// Collectors returns what shows the metrics of this package. They can be described
+// without any part being there.
+func (s *Server) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{newCollector(s), newPolicyCollector(s.cfg.Policy), newPresenceCollector(s)}
 }
 
 type collector struct {
