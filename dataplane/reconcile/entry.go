@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"encoding/binary"
+	"time"
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/dense"
@@ -67,7 +68,7 @@ type entry struct {
 	want, have uint32 // numbers of values
 	mark       uint32
 	rev        dataplane.Revision // of the last call that named the key, in whose count it is
-	since      int64              // of state, in nanoseconds
+	since      time.Duration      // of state, from the tracker's start
 	place      uint16             // queue, while queued
 	class      uint8
 	src        dataplane.Source
@@ -126,7 +127,7 @@ func (t *Tracker[K, V]) entry(k K) *entry {
 	}
 	r, _ := t.table.Make(p)
 	e := t.table.At(r)
-	*e = entry{key: p, class: uint8(t.cfg.Class(k)), done: true, since: t.cfg.Now().UnixNano()}
+	*e = entry{key: p, class: uint8(t.cfg.Class(k)), done: true, since: t.cfg.Now().Sub(t.start)}
 	if tr, ok := t.removed[k]; ok {
 		*t.fails(e) = failure{drifts: tr.drifts, lastDrift: tr.lastDrift}
 		delete(t.removed, k)
@@ -183,5 +184,5 @@ func (t *Tracker[K, V]) clearFailure(e *entry) {
 
 // turned notes that the state of an entry is another.
 func (t *Tracker[K, V]) turned(e *entry, s dataplane.State) {
-	e.state, e.since = s, t.cfg.Now().UnixNano()
+	e.state, e.since = s, t.cfg.Now().Sub(t.start)
 }

@@ -73,6 +73,7 @@ type failure struct {
 type Tracker[K comparable, V comparable] struct {
 	cfg      Config[K, V]
 	srcs     map[dataplane.Source]int
+	start    time.Time
 	mu       sync.Mutex
 	table    *dense.Table[Packed, entry]
 	keys     *dense.Numbers[K] // of keys that are not packed
@@ -127,6 +128,7 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	}
 	t := &Tracker[K, V]{
 		cfg:      cfg,
+		start:    cfg.Now(),
 		srcs:     make(map[dataplane.Source]int),
 		table:    dense.New(func(e *entry) *Packed { return &e.key }),
 		keys:     dense.NewNumbers[K](),

@@ -175,7 +175,7 @@ type Status[K comparable, V comparable] struct {
 }
 
 func (t *Tracker[K, V]) status(e *entry) Status[K, V] {
-	s := Status[K, V]{Key: t.key(e), Want: t.wants(e), Source: e.src, State: e.state, Since: time.Unix(0, e.since)}
+	s := Status[K, V]{Key: t.key(e), Want: t.wants(e), Source: e.src, State: e.state, Since: t.start.Add(e.since)}
 	if tr := t.failure(e); tr != nil && e.state != dataplane.Done {
 		s.Err, s.Attempts = tr.err, tr.attempts
 	}
