@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -24,6 +23,7 @@ type Proxy struct {
 	URL string
 
 	server *http.Server
+	served sync.WaitGroup
 
 	mu      sync.Mutex
 	down    bool
@@ -59,11 +59,10 @@ func (s *Server) Proxy() (*Proxy, error) {
 	}
 	p.URL = "https://" + l.Addr().String()
 	p.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(w, r, pass) }), ReadHeaderTimeout: time.Minute, ErrorLog: pass.ErrorLog}
-	go func() {
-		if err := p.server.ServeTLS(l, s.CAFile, filepath.Join(filepath.Dir(s.CAFile), "apiserver.key")); !errors.Is(err, http.ErrServerClosed) {
-			panic(err) // a test's helper: there is nobody to tell
-		}
-	}()
+	p.served.Go(func() {
+		// Without it, every client is refused, and says so.
+		_ = p.server.ServeTLS(l, s.CAFile, filepath.Join(filepath.Dir(s.CAFile), "apiserver.key"))
+	})
 	return p, nil
 }
 
@@ -179,4 +178,5 @@ func (p *Proxy) Close() {
 	p.cut()
 	p.mu.Unlock()
 	p.server.Close()
+	p.served.Wait()
 }

@@ -54,7 +54,7 @@ func (s *script) open(t *testing.T) *Store {
 	st := &Store{
 		api: client{http: &http.Client{Transport: s}, base: "https://api"}, log: slog.New(slog.DiscardHandler), group: convert.V3,
 	}
-	st.ctx, st.cancel = context.WithCancel(context.Background())
+	st.ctx, st.cancel = context.WithCancel(t.Context())
 	t.Cleanup(func() {
 		st.Close()
 		s.ended.Wait()

@@ -14,7 +14,7 @@ import (
 
 func watchPools(t *testing.T, s *script) <-chan store.Batch {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	return s.open(t).Watch(ctx, store.KindIPPool)
 }
