@@ -122,13 +122,20 @@ type poolMode struct {
 // what is accepted whether it does or not; else two hosts could follow each other
 // without end.
 //
-// What others say is not believed of VXLAN at a system port that this host is not
-// configured with: it would take the port from what serves there, DNS say, and from
-// all pods.
+// What others say is believed of what this host itself saw: during a change the
+// encapsulation that the pools asked for until then. Of anything else a record in the
+// datastore would open devices here, and take a port from what serves there and from all
+// pods; a host that comes during a change accepts what the pools ask for now, to which
+// the others can send as they all have it. VXLAN at a system port that this host is not
+// configured with is never believed.
 func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	out := r.WantedEncaps()
+	accepts, uses := r.own()
 	believe := func(f dataplane.Encap) {
-		if f.Driver != dataplane.DriverVXLAN || !store.IsSystemPort(f.Port) {
+		if f.Driver == dataplane.DriverVXLAN && store.IsSystemPort(f.Port) {
+			return
+		}
+		if r.saw(f, accepts, uses) {
 			out[f] = struct{}{}
 		}
 	}
@@ -148,7 +155,6 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	for f := range r.peerUses {
 		believe(f)
 	}
-	_, uses := r.own()
 	maps.Copy(out, uses)
 	for f := range r.sending {
 		if !r.published() {
@@ -157,6 +163,22 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	}
 	maps.DeleteFunc(out, func(f dataplane.Encap, _ struct{}) bool { return f.Outer != 0 && !r.hasHost(f.Outer) })
 	return out
+}
+
+// saw reports whether this host itself saw that the cluster uses an encapsulation: it
+// accepts or sends it, or has the device from a previous run.
+func (r *receiver) saw(f dataplane.Encap, accepts, uses set[dataplane.Encap]) bool {
+	if f.Driver == dataplane.DriverDirect {
+		return true
+	}
+	if _, ok := accepts[f]; ok {
+		return true
+	}
+	if _, ok := uses[f]; ok {
+		return true
+	}
+	_, ok := r.deviceOf(f)
+	return ok && f.Driver == dataplane.DriverVXLAN
 }
 
 // keptEncaps are the needed ones and those that this host still says that it

@@ -422,8 +422,8 @@ func TestTierChanges(t *testing.T) {
 	}
 }
 
-// TestHostTraffic: the forms that hosts publish are open between them and closed
-// to workloads, the old one too while a change of the port is under way; the datastore and the
+// TestHostTraffic: the encapsulations that this host publishes are open between hosts and
+// closed to workloads, the old one too while a change of the port is under way; the datastore and the
 // daemons' ports are whatever the failsafe ports are.
 func TestHostTraffic(t *testing.T) {
 	t.Parallel()
@@ -431,10 +431,13 @@ func TestHostTraffic(t *testing.T) {
 	s := newSim(t, policy.Config{HostPorts: []filter.Tunnel{bgp}, Guarded: []filter.Tunnel{bgp}, Datastore: []filter.Failsafe{etcd}},
 		felix("default", `{vxlanPort: 4790, failsafeOutboundHostPorts: []}`))
 	node := func(accepts, uses string) store.Object {
-		o := obj(store.KindNode, "n2", "", `{}`)
+		o := obj(store.KindNode, thisNode, "", `{}`)
 		store.Meta(o.Value).Annotations = map[string]string{store.AnnotationAccepts: accepts, store.AnnotationUses: uses}
 		return o
 	}
+	other := obj(store.KindNode, "n2", "", `{}`)
+	store.Meta(other.Value).Annotations = map[string]string{store.AnnotationAccepts: "vxlan/77/5353", store.AnnotationUses: "vxlan/78/5000"}
+	s.send(event(other))
 	check := func(ports ...uint16) {
 		t.Helper()
 		want := []filter.Tunnel{{Protocol: 4}, {Protocol: 41}}

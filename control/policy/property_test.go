@@ -247,6 +247,12 @@ func drawObject(t *rapid.T) store.Object {
 		if maybe(t, "pool or node") {
 			key.Kind, key.Name = store.KindIPPool, fmt.Sprintf("pool%d", n)
 			v = &v3.IPPool{Spec: v3.IPPoolSpec{CIDR: pick(t, "cidr", "10.0.0.0/24", "10.1.0.0/16", "fd00::/64"), NATOutgoing: maybe(t, "nat")}}
+			switch pick(t, "tunnel", "", "", "vxlan", "ipip") {
+			case "vxlan":
+				store.SetEncapsulation(v.(*v3.IPPool), store.VXLANCrossSubnet)
+			case "ipip":
+				store.SetEncapsulation(v.(*v3.IPPool), store.IPIP)
+			}
 		} else {
 			key.Kind, key.Name = store.KindNode, fmt.Sprintf("n%d", n)
 			node := &store.Node{}

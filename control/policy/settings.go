@@ -27,7 +27,6 @@ type settings struct {
 	inner  map[string][]netip.Prefix // by node: where peers see it besides its own addresses
 	fed    map[feedKey][]filter.Member
 	seen   map[string][]netip.Prefix // by node: where its packets were seen to come from
-	vxlan  map[string][]uint16       // by node: ports at which it decapsulates VXLAN, or to which it sends
 	asked  map[string]poolTunnel     // by pool that asks for a tunnel
 	own    []filter.Tunnel           // what this host publishes that it decapsulates or sends
 	bgp    map[string]uint16         // by BGPConfiguration: listenPort
@@ -62,7 +61,6 @@ func (s *settings) init() {
 	s.felix = make(map[string]felix)
 	s.hosts = make(map[string][]netip.Prefix)
 	s.fed = make(map[feedKey][]filter.Member)
-	s.vxlan = make(map[string][]uint16)
 	s.inner = make(map[string][]netip.Prefix)
 	s.seen = make(map[string][]netip.Prefix)
 	s.asked = make(map[string]poolTunnel)
@@ -95,16 +93,11 @@ func (s *settings) putFelix(name string, o store.Object) {
 }
 
 func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
-	ports := vxlanPorts(n)
-	if !slices.Equal(ports, s.vxlan[name]) {
-		s.stale = true
-	}
 	if n == nil {
 		delete(s.hosts, name)
-		delete(s.vxlan, name)
 		delete(s.inner, name)
 	} else {
-		s.hosts[name], s.vxlan[name], s.inner[name] = nodeAddresses(n), ports, tunnelAddresses(n)
+		s.hosts[name], s.inner[name] = nodeAddresses(n), tunnelAddresses(n)
 	}
 	if name == c.cfg.Node && n != nil && !maps.Equal(s.labels, n.Labels) {
 		s.labels, s.stale = n.Labels, true
@@ -413,16 +406,14 @@ func (s *settings) guarded(ports []filter.Tunnel) []filter.Tunnel {
 	return list
 }
 
-// vxlanInUse returns the ports of VXLAN that this host is configured with and
-// those that some node publishes: during a change both the old and the new. A node's
-// word alone closes no system port, DNS's say, for all pods.
+// vxlanInUse returns the ports of VXLAN that this host is configured with and those that
+// it publishes: during a change both the old and the new. What another Node says closes
+// no port for all pods, nor opens one between hosts.
 func (s *settings) vxlanInUse() []uint16 {
 	numbers := map[uint16]bool{s.now.vxlanPort: true}
-	for _, of := range s.vxlan {
-		for _, p := range of {
-			if !store.IsSystemPort(p) {
-				numbers[p] = true
-			}
+	for _, t := range s.own {
+		if t.Protocol == protoUDP && !store.IsSystemPort(t.Port) {
+			numbers[t.Port] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(numbers))

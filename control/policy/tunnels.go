@@ -85,18 +85,6 @@ func publishedEncaps(n *store.Node) []string {
 	return slices.Concat(f.Accepts, f.Uses)
 }
 
-// vxlanPorts returns the ports of the VXLAN encapsulations that a node publishes.
-func vxlanPorts(n *store.Node) []uint16 {
-	var ports []uint16
-	for _, encap := range publishedEncaps(n) {
-		if port, ok := vxlanPort(encap); ok {
-			ports = append(ports, port)
-		}
-	}
-	slices.Sort(ports)
-	return slices.Compact(ports)
-}
-
 // vxlanPort returns the port of an encapsulation, if it is one of VXLAN.
 func vxlanPort(encap string) (uint16, bool) {
 	parts := strings.Split(encap, "/")

@@ -48,13 +48,18 @@ func TestReceiver(t *testing.T) {
 	}{
 		{"by its pools", []store.Event{self(store.NodeEncaps{})}, []string{"vxlan.calico vxlan/4096/4789"}},
 		{
-			"a peer still sends the old",
-			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"ipip", "vxlan/7/4789"}})},
+			"a peer still sends the old, which this host accepted lately",
+			[]store.Event{self(store.NodeEncaps{Accepts: []string{"ipip", "vxlan/7/4789"}}), peer(store.NodeEncaps{Uses: []string{"ipip", "vxlan/7/4789"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789", "vxlan.calico-2 vxlan/7/4789"},
 		},
 		{
+			"a peer sends what neither pools ask for nor this host saw",
+			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Uses: []string{"ipip", "vxlan/7/4789"}, Sends: map[string]string{"pool": "VXLAN/8/5000"}})},
+			[]string{"vxlan.calico vxlan/4096/4789"},
+		},
+		{
 			"a peer could send it by its mode",
-			[]store.Event{self(store.NodeEncaps{}), peer(store.NodeEncaps{Sends: map[string]string{"pool": "VXLANCrossSubnet/7/4789"}})},
+			[]store.Event{self(store.NodeEncaps{Uses: []string{"vxlan/7/4789"}}), peer(store.NodeEncaps{Sends: map[string]string{"pool": "VXLANCrossSubnet/7/4789"}})},
 			[]string{"vxlan.calico vxlan/4096/4789", "vxlan.calico-2 vxlan/7/4789"},
 		},
 		{
@@ -120,6 +125,7 @@ func TestSlots(t *testing.T) {
 	for i := range 12 {
 		uses = append(uses, fmt.Sprintf("vxlan/%d/4789", i+1))
 	}
+	tab.take(saying(nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"), store.NodeEncaps{Accepts: uses}))
 	tab.take(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeEncaps{Uses: uses}))
 	tab.settle()
 	got := devices(tab)

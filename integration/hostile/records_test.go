@@ -139,9 +139,8 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 	}
 }
 
-// attackPorts has a node publish that it takes and sends VXLAN at DNS's port: pods go on
-// asking DNS, and no host opens a device there. A port that no system's service has is
-// believed, by which the test sees that the hosts have read it.
+// attackPorts has a node publish that it takes and sends VXLAN at DNS's port and at one
+// that no pool asks for: pods go on asking there, and no host opens a device.
 func attackPorts(t *testing.T, l *lab.Lab, s store.Store) {
 	n := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: "10.1.0.99/24"}}}
 	n.Name = "aaa"
@@ -152,20 +151,22 @@ func attackPorts(t *testing.T, l *lab.Lab, s store.Store) {
 	if _, err := store.Create(t.Context(), s, n); err != nil {
 		t.Fatal(err)
 	}
-	links := ""
+	rules := ""
 	poll(t, "node1 has read what the node publishes", func() string {
-		if links = output(t, l, "node1", "ip", "-d", "link", "show", "type", "vxlan"); !strings.Contains(links, "dstport 4999") {
-			return links
+		if rules = output(t, l, "node1", "nft", "list", "ruleset"); !strings.Contains(rules, "10.1.0.99") {
+			return "no address of the node in the rules"
 		}
 		return ""
 	})
-	if strings.Contains(links, "dstport 53 ") {
-		t.Errorf("node1 takes VXLAN at DNS's port:\n%s", links)
+	if rules = strings.ReplaceAll(rules, "domain", "53"); strings.Contains(rules, "udp dport 53") || strings.Contains(rules, "4999") {
+		t.Errorf("node1 has a rule for a port that the node made up:\n%s", rules)
 	}
-	if rules := output(t, l, "node1", "nft", "list", "ruleset"); strings.Contains(strings.ReplaceAll(rules, "domain", "53"), "udp dport 53") {
-		t.Errorf("node1 has a rule for DNS's port:\n%s", rules)
+	for _, port := range []int{53, 4999} {
+		poll(t, "a pod's question to that port of another host arrives", func() string { return asks(t, l, "node1/pod1", "node2", port) })
 	}
-	poll(t, "a pod's question to DNS's port of another host arrives", func() string { return asks(t, l, "node1/pod1", "node2", 53) })
+	if links := output(t, l, "node1", "ip", "-d", "link", "show", "type", "vxlan"); strings.Contains(links, "dstport 53 ") || strings.Contains(links, "dstport 4999") {
+		t.Errorf("node1 takes VXLAN at a port that the node made up:\n%s", links)
+	}
 	if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, n.Name), 0); err != nil {
 		t.Fatal(err)
 	}

@@ -57,6 +57,10 @@ func (q *question) ask(f filter.Flow) {
 	if f.In == "" && out.workload {
 		return // a host reaches its own workloads
 	}
+	if f.In != "" && f.Out == "" && q.outside() {
+		q.add(filter.Step{Interface: f.In, Hook: filter.Normal, Direction: filter.Ingress, Rule: filter.NoRule, Action: filter.Deny, Reason: filter.ByOutside})
+		return
+	}
 	if f.In != "" && !q.arrives(f) {
 		return
 	}
@@ -156,16 +160,7 @@ func (q *question) betweenHosts(h filter.Hook, d filter.Direction) bool {
 	if d == filter.Egress {
 		far = q.p.Dst
 	}
-	known := false
-	for _, o := range q.w.Objects {
-		if n, ok := o.Value.(*store.Node); ok && n.Spec.BGP != nil {
-			for _, a := range []string{n.Spec.BGP.IPv4Address, n.Spec.BGP.IPv6Address} {
-				address, _, _ := strings.Cut(a, "/")
-				known = known || address == far.String()
-			}
-		}
-	}
-	if !known {
+	if !q.host(far) {
 		return false
 	}
 	if q.ipInIP() || q.vxlan() {
@@ -183,6 +178,69 @@ func (q *question) betweenHosts(h filter.Hook, d filter.Direction) bool {
 	return false
 }
 
+// host reports whether a host of the cluster has an address.
+func (q *question) host(addr netip.Addr) bool {
+	for _, o := range q.w.Objects {
+		if n, ok := o.Value.(*store.Node); ok && n.Spec.BGP != nil {
+			for _, a := range []string{n.Spec.BGP.IPv4Address, n.Spec.BGP.IPv6Address} {
+				if address, _, _ := strings.Cut(a, "/"); address == addr.String() {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// outside reports whether the packet is one of a tunnel's that this host decapsulates,
+// and no host sent it.
+func (q *question) outside() bool {
+	if q.host(q.p.Src) {
+		return false
+	}
+	forms := q.published()
+	for _, o := range q.w.Objects {
+		p, ok := o.Value.(*v3.IPPool)
+		if !ok {
+			continue
+		}
+		if p.Spec.VXLANMode == v3.VXLANModeAlways || p.Spec.VXLANMode == v3.VXLANModeCrossSubnet {
+			forms = append(forms, fmt.Sprintf("vxlan/1/%d", q.felix.vxlanPort))
+		}
+		if p.Spec.IPIPMode == v3.IPIPModeAlways || p.Spec.IPIPMode == v3.IPIPModeCrossSubnet {
+			forms = append(forms, "ipip")
+			if strings.Contains(p.Spec.CIDR, ":") {
+				forms = append(forms, "ip6tnl")
+			}
+		}
+	}
+	for _, form := range forms {
+		var vni, port uint16
+		_, err := fmt.Sscanf(strings.Replace(form, "vxlan6", "vxlan", 1), "vxlan/%d/%d", &vni, &port)
+		switch {
+		case err == nil && q.p.Protocol == 17 && q.p.DstPort == port && (port >= 1024 || port == q.felix.vxlanPort),
+			(form == "ipip" || form == "ip6tnl") && q.p.Protocol == 4,
+			form == "ip6tnl" && q.p.Protocol == 41 && q.p.Src.Is6():
+			return true
+		}
+	}
+	return false
+}
+
+// published lists the encapsulations that this host publishes.
+func (q *question) published() (list []string) {
+	for _, o := range q.w.Objects {
+		n, ok := o.Value.(*store.Node)
+		if !ok || o.Key.Name != q.w.Node {
+			continue
+		}
+		for _, name := range []string{store.AnnotationAccepts, store.AnnotationUses} {
+			list = append(list, strings.Split(n.Annotations[name], ",")...)
+		}
+	}
+	return list
+}
+
 // ipInIP reports whether the packet has another of IPv4 or IPv6 inside.
 func (q *question) ipInIP() bool { return q.p.Protocol == 4 || q.p.Protocol == 41 }
 
@@ -191,21 +249,13 @@ func (q *question) vxlan() bool {
 	return q.p.Protocol == 17 && slices.Contains(q.vxlanPorts(), q.p.DstPort)
 }
 
-// vxlanPorts lists the configured port and those that nodes say they use.
+// vxlanPorts lists the configured port and those that this host says it uses.
 func (q *question) vxlanPorts() []uint16 {
 	ports := []uint16{q.felix.vxlanPort}
-	for _, o := range q.w.Objects {
-		n, ok := o.Value.(*store.Node)
-		if !ok {
-			continue
-		}
-		for _, name := range []string{store.AnnotationAccepts, store.AnnotationUses} {
-			for form := range strings.SplitSeq(n.Annotations[name], ",") {
-				var vni, port uint16
-				if _, err := fmt.Sscanf(strings.Replace(form, "vxlan6", "vxlan", 1), "vxlan/%d/%d", &vni, &port); err == nil && port >= 1024 {
-					ports = append(ports, port)
-				}
-			}
+	for _, form := range q.published() {
+		var vni, port uint16
+		if _, err := fmt.Sscanf(strings.Replace(form, "vxlan6", "vxlan", 1), "vxlan/%d/%d", &vni, &port); err == nil && port >= 1024 {
+			ports = append(ports, port)
 		}
 	}
 	return ports
