@@ -324,7 +324,7 @@ func nextHopOf(p *engine.Path, ibgp bool) netip.Addr { return onLink(p.NextHopAd
 
 // read makes j what the policies see of a path.
 func (j *judged) read(p *engine.Path, ibgp bool) {
-	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), attributes: p}
+	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), leaving: p.Flags&attrs.GracefulShutdown != 0, attributes: p}
 	j.ibgp = ibgp && !j.own
 }
 
@@ -405,7 +405,7 @@ func (b *backend) routes(ctx context.Context, q Query, fn func([]Route)) error {
 func (r *reader) route(p *engine.Path) Route {
 	from := r.names[p.Peer]
 	out := Route{
-		Prefix: p.Prefix, Since: p.Since, Own: !p.Peer.IsValid(), equal: p.Best || p.Multi,
+		Prefix: p.Prefix, Since: p.Since, Own: !p.Peer.IsValid(), equal: p.Best || p.Multi, leaving: p.Flags&attrs.GracefulShutdown != 0,
 		origin: p.Summary.Origin, Origin: []string{"IGP", "EGP", "incomplete"}[min(p.Summary.Origin, 2)], length: int(p.PathLen), path: slices.Collect(p.ASPath()),
 	}
 	out.Hop = Hop{

@@ -20,6 +20,7 @@ type judged struct {
 	localPref  uint32     // 0: it has none
 	own        bool       // originated here
 	ibgp       bool       // learned from an iBGP peer
+	leaving    bool       // it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)
 	originator netip.Addr // ORIGINATOR_ID; invalid: it has none
 	attributes
 }
@@ -296,7 +297,8 @@ func (rule FilterRule) holds(p netip.Prefix) bool {
 // importsOf returns the judge of what a peer sends, as the package's comment says.
 func (p *policy) importsOf(peer Peer) func(*judged) verdict {
 	rules := p.imports[p.c.keyOf(peer)]
-	return func(r *judged) verdict {
+	last := lastResort{}
+	decided := func(r *judged) verdict {
 		switch {
 		case p.martians.LookupPrefix(r.prefix):
 			return verdict{why: whyMartian}
@@ -317,6 +319,30 @@ func (p *policy) importsOf(peer Peer) func(*judged) verdict {
 		}
 		return verdict{accept: true}
 	}
+	return func(r *judged) verdict {
+		v := decided(r)
+		if v.accept && r.leaving && !r.ibgp {
+			v.edit = last.edit(v.edit)
+		}
+		return v
+	}
+}
+
+// lastResort makes changes that also set LOCAL_PREF to 0 (RFC 8326 section 4.2), of
+// equal ones one.
+type lastResort map[*attrs.Edit]*attrs.Edit
+
+func (l lastResort) edit(e *attrs.Edit) *attrs.Edit {
+	out, ok := l[e]
+	if !ok {
+		out = &attrs.Edit{}
+		if e != nil {
+			*out = *e
+		}
+		out.LocalPref = new(uint32)
+		l[e] = out
+	}
+	return out
 }
 
 // exportsOf returns the judge of what a peer is told, apart from BGP's own rules.

@@ -42,6 +42,7 @@ func TestJudgement(t *testing.T) {
 	}
 	own := func(r *Route) { r.Own, r.path = true, nil }
 	inside := func(r *Route) { r.IBGP = true }
+	leaving := func(r *Route) { r.leaving = true }
 	type judgement struct {
 		Accept bool
 		Reason string
@@ -73,6 +74,9 @@ func TestJudgement(t *testing.T) {
 		{"by its path", sw, false, route("10.2.0.0/16", nil), judgement{Reason: "BGPFilter f: importV4[1] rejects it"}},
 		{"another path", sw, false, route("10.2.0.0/16", func(r *Route) { r.path = []uint32{64999} }), judgement{Accept: true}},
 		{"a community of zeros", sw, false, route("10.9.0.0/16", func(r *Route) { r.Communities = []string{"0:0"} }), judgement{Reason: "BGPFilter f: importV4[2] rejects it"}},
+		{"about to go", link, false, route("10.9.0.0/16", leaving), judgement{Accept: true, Edit: &attrs.Edit{LocalPref: new(uint32)}}},
+		{"about to go, by iBGP", node, false, route("192.168.2.0/26", func(r *Route) { r.leaving, r.IBGP = true, true }), judgement{Accept: true}},
+		{"about to go, and refused", node, false, route("10.9.0.0/16", leaving), judgement{Reason: "outside the pools, from a node of the cluster"}},
 		{"own, hidden", node, true, route("192.168.99.0/26", own), judgement{Reason: "its pool has disableBGPExport"}},
 		{"own, to a node", node, true, route("192.168.1.0/26", own), judgement{Accept: true}},
 		{"own, rejected by the second filter", sw, true, route("192.168.1.0/26", own), judgement{Reason: "BGPFilter g: exportV4[0] rejects it"}},

@@ -52,7 +52,12 @@ func TestPortTaken(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b.apply(cb)
+	// A process that another test starts has a copy of the listener until it
+	// executes its program.
+	poll(t, func() string { return fmt.Sprint("not listening with the port free: ", err) }, func() bool {
+		err = b.Apply(context.Background(), cb)
+		return err == nil
+	})
 	b.waitUp(h[0])
 	poll(t, b.dump, func() bool { return b.happened(from, "put 192.168.1.0/26") > 0 })
 	for _, n := range []int{b.happened(from, "del 192.168.1.0/26"), a.happened(fromA, "del 192.168.2.0/26")} {

@@ -56,6 +56,7 @@ type Route struct {
 	origin     uint8
 	originator netip.Addr   // ORIGINATOR_ID (RFC 4456)
 	clusters   []netip.Addr // CLUSTER_LIST
+	leaving    bool         // it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)
 	equal      bool         // of the table's paths: as good as the best
 }
 
@@ -127,7 +128,7 @@ func (p *policy) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
 
 func (r Route) judged() *judged {
 	return &judged{
-		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, ibgp: r.IBGP, originator: r.originator, attributes: r,
+		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, ibgp: r.IBGP, leaving: r.leaving, originator: r.originator, attributes: r,
 	}
 }
 
@@ -168,6 +169,8 @@ func lostTo(best, r Route) string {
 	switch {
 	case r.LongLived && !best.LongLived:
 		return "its peer has not come back within its restart time: any other path is better"
+	case r.leaving && !r.IBGP && !best.leaving:
+		return "its peer says that it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)"
 	case pref(best) != pref(r):
 		return fmt.Sprintf("local preference %d is less than %d", pref(r), pref(best))
 	case best.Own && !r.Own:
