@@ -23,6 +23,7 @@ func wallClock() map[string]string {
 		"control/ipam/assignaddr.go":     "a text",
 		"control/ipam/block.go":          "in the datastore: from when on a block was held or an address cools down",
 		"control/node/agent.go":          "a condition's last change: shown",
+		"control/nodestatus/status.go":   "a text",
 		"control/operator/metrics.go":    "a metric",
 		"control/presence/keeper.go":     "since when a name is held: shown",
 		"control/probe/engine.go":        "tells requests of a peer apart from replayed ones",
