@@ -23,6 +23,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
 	"github.com/routerd/routerd/dataplane/nft"
+	"github.com/routerd/routerd/dataplane/rule"
 	"github.com/routerd/routerd/dataplane/sourceport"
 	"github.com/routerd/routerd/dataplane/workload"
 )
@@ -183,6 +184,16 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 				return err
 			}})
 		}
+	}
+	protocol := uint8(cl.cfg.Dataplane.RouteProtocol)
+	switch n, err := rule.Sweep(protocol, true); {
+	case err != nil:
+		return nil, err
+	case n > 0:
+		things = append(things, thing{fmt.Sprintf("rules that look into table %d: %d", rule.Table, n), func(context.Context) error {
+			_, err := rule.Sweep(protocol, false)
+			return err
+		}})
 	}
 	held, err := cl.reserve(ctx)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/probe"
 	"github.com/routerd/routerd/dataplane/neighbour"
+	"github.com/routerd/routerd/dataplane/rule"
 	"github.com/routerd/routerd/dataplane/sourceport"
 	"github.com/routerd/routerd/store"
 )
@@ -35,11 +36,15 @@ func (d *router) newProbe(ctx context.Context) error {
 			under.SourcePorts = ports
 		}
 	}
+	rules, err := rule.Open(uint8(d.cfg.Dataplane.RouteProtocol))
+	if err != nil {
+		return err
+	}
 	d.probe = probe.New(probe.Config{
 		Node: d.name, Store: d.db, Core: d.core, Log: log,
 		File: filepath.Join(d.cfg.StateDir, "probes.json"), Former: reachState(d.cfg.RunDir),
 		Underlay: under,
-		Tunnel:   probe.TunnelConfig{Enabled: d.cfg.Probe.Enabled, Sink: d.kernel, Port: uint16(d.cfg.Probe.Port)},
+		Tunnel:   probe.TunnelConfig{Enabled: d.cfg.Probe.Enabled, Sink: d.kernel, Rules: rules, Port: uint16(d.cfg.Probe.Port)},
 	})
 	return d.probe.Restore(ctx)
 }

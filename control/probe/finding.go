@@ -22,6 +22,10 @@ type Finding struct {
 	Checksum dataplane.Answer
 	Segments Count    // datagrams that were sent as one packet, for the device to cut
 	Transfer Transfer // over TCP
+
+	// Flows are those of plain packets, of which nothing else is measured but
+	// [Finding.Answered] and [Finding.Refused].
+	Flows Count
 }
 
 // Count says how many were sent and how many got there.
@@ -72,6 +76,9 @@ type verdict struct {
 // judge says what a finding means. It is pure; what was known before, and
 // whether another setting helps, is for the caller.
 func judge(t Target, f Finding, err error) verdict {
+	if t.plain() {
+		return judgePlain(t, f, err)
+	}
 	switch {
 	case err != nil:
 		return verdict{reason: err.Error()}

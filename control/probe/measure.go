@@ -50,6 +50,9 @@ func (m Sockets) Measure(ctx context.Context, t Target, key []byte) (Finding, er
 	if len(key) == 0 {
 		return Finding{}, errNoKey
 	}
+	if t.plain() {
+		return m.plain(ctx, t, key)
+	}
 	f := Finding{Full: t.Tunnel.MTU}
 	s, err := m.open(ctx, t, key)
 	if err != nil {
@@ -82,6 +85,9 @@ type session struct {
 	full     int
 	rtt      time.Duration
 	next     uint32
+	ask      kind
+	answer   kind
+	control  []byte // goes with each packet; nil: nothing
 
 	mu      sync.Mutex
 	got     map[uint32]time.Time
@@ -91,16 +97,27 @@ type session struct {
 }
 
 func (m Sockets) open(ctx context.Context, t Target, key []byte) (*session, error) {
-	conn, err := dialUDP(ctx, t.Tunnel.Link, netip.AddrPortFrom(t.Tunnel.Local, 0), netip.AddrPortFrom(t.Tunnel.Peer, m.Port))
+	link, ask, answer := t.Tunnel.Link, kindEcho, kindReply
+	if t.plain() {
+		link, ask, answer = "", kindPlain, kindPlainReply // the answer comes as it may
+	}
+	conn, err := dialUDP(ctx, link, netip.AddrPortFrom(t.Tunnel.Local, 0), netip.AddrPortFrom(t.Tunnel.Peer, m.Port))
 	if err != nil {
 		return nil, err
 	}
 	s := &session{
 		conn: conn, key: key, nonce: newNonce(), overhead: headerLen(t.Tunnel.Peer) + udpLen, full: t.Tunnel.MTU,
-		got: map[uint32]time.Time{}, wake: async.NewSignal(), done: make(chan struct{}),
+		ask: ask, answer: answer, got: map[uint32]time.Time{}, wake: async.NewSignal(), done: make(chan struct{}),
 	}
 	go s.read()
 	return s, nil
+}
+
+// isRefused reports whether the peer's kernel has said that nobody listens.
+func (s *session) isRefused() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused
 }
 
 func (s *session) close() {
@@ -124,7 +141,7 @@ func (s *session) read() {
 		case err != nil:
 			continue // an ICMP error of another sort: silence says the same
 		default:
-			if m, err := decode(b[:n], s.key); err != nil || m.kind != kindReply || m.nonce != s.nonce {
+			if m, err := decode(b[:n], s.key); err != nil || m.kind != s.answer || m.nonce != s.nonce {
 				continue
 			} else {
 				s.mu.Lock()
@@ -142,13 +159,17 @@ func (s *session) send(sh shape) ([]uint32, error) {
 	var b []byte
 	var indices []uint32
 	for range max(sh.count, 1) {
-		b = appendMessage(b, message{kind: kindEcho, nonce: s.nonce, index: s.next}, s.key, payload)
+		b = appendMessage(b, message{kind: s.ask, nonce: s.nonce, index: s.next}, s.key, payload)
 		indices = append(indices, s.next)
 		s.next++
 	}
 	write := func() error {
 		if sh.count > 0 {
 			_, _, err := s.conn.WriteMsgUDPAddrPort(b, segmentControl(uint16(payload)), netip.AddrPort{})
+			return err
+		}
+		if s.control != nil {
+			_, _, err := s.conn.WriteMsgUDPAddrPort(b, s.control, netip.AddrPort{})
 			return err
 		}
 		_, err := s.conn.Write(b)
@@ -249,9 +270,7 @@ func (s *session) sizes(ctx context.Context, f *Finding) error {
 	small := shape{size: s.overhead + messageLen}
 	fullSoft, full := shape{size: s.full, software: true}, shape{size: s.full}
 	t, err := s.tally(ctx, small, fullSoft, full)
-	s.mu.Lock()
-	f.Refused = s.refused
-	s.mu.Unlock()
+	f.Refused = s.isRefused()
 	f.Answered, f.RTT = t.answered, s.rtt
 	if err != nil || !t.answered {
 		return err
@@ -325,13 +344,10 @@ func (s *session) tally(ctx context.Context, shapes ...shape) (tally, error) {
 			}
 		}
 		t.answered = t.answered || ok
-		s.mu.Lock()
-		refused := s.refused
-		s.mu.Unlock()
 		if !ok {
 			silent++
 		}
-		if refused && !t.answered {
+		if s.isRefused() && !t.answered {
 			break
 		}
 	}

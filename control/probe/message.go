@@ -23,6 +23,9 @@ const (
 	kindReply    kind = 0x12 // the nonce and the index of an echo that arrived whole
 	kindTransfer kind = 0x13 // opens a TCP transfer of size bytes
 	kindReceipt  kind = 0x14 // ends it: size bytes arrived, with their hash in the nonce
+	// The same layout, outside of tunnels. Hosts of earlier versions do not answer.
+	kindPlain      kind = 0x15 // answered by kindPlainReply
+	kindPlainReply kind = 0x16
 )
 
 func (k kind) tunnel() bool { return k >= kindEcho }
@@ -153,7 +156,7 @@ func (m *message) read(b []byte) (n int, ok bool) {
 	from, to := int(b[6]), int(b[7])
 	if m.kind.tunnel() {
 		m.index, m.size = binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:])
-		return tunnelLen, m.kind >= kindEcho && m.kind <= kindReceipt && from+to == 0
+		return tunnelLen, m.kind >= kindEcho && m.kind <= kindPlainReply && from+to == 0
 	}
 	addr := int(b[26])
 	n = underlayLen + from + to + addr

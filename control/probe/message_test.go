@@ -18,7 +18,7 @@ func cmpMessages() cmp.Option {
 
 func genMessage(t *rapid.T) message {
 	m := message{
-		kind:  rapid.SampledFrom([]kind{kindRequest, kindAnswer, kindAnyPort, kindEcho, kindReply, kindTransfer, kindReceipt}).Draw(t, "kind"),
+		kind:  rapid.SampledFrom([]kind{kindRequest, kindAnswer, kindAnyPort, kindEcho, kindReply, kindTransfer, kindReceipt, kindPlain, kindPlainReply}).Draw(t, "kind"),
 		nonce: rapid.Uint64().Draw(t, "nonce"),
 	}
 	if m.kind.tunnel() {
@@ -137,6 +137,8 @@ func FuzzDecode(f *testing.F) {
 		{kind: kindAnswer, from: "node1", to: "node2", seen: seen6},
 		{kind: kindEcho, nonce: 1},
 		{kind: kindReceipt, nonce: 1, size: 2},
+		{kind: kindPlain, nonce: 1, index: 2},
+		{kind: kindPlainReply, nonce: 1, index: 2},
 	} {
 		f.Add(appendMessage(nil, m, testKey, 0))
 		f.Add(appendMessage(nil, m, testKey, 100))

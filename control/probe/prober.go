@@ -428,7 +428,8 @@ func (l *loop) read(ctx context.Context, now time.Time) error {
 
 // view is what the tunnels' prober is to know. The caller has the lock.
 func (p *Prober) view(driver func(string) string) *tunnelView {
-	v := &tunnelView{key: p.tunnelKey.get(), endpoints: p.endpoints(), tunnels: make([]Target, 0, len(p.targets)/2)}
+	endpoints, outside := p.endpoints()
+	v := &tunnelView{key: p.tunnelKey.get(), endpoints: endpoints, outside: outside, tunnels: make([]Target, 0, len(p.targets)/2)}
 	cards := map[string]string{}
 	for i := range p.targets {
 		t := &p.targets[i]
@@ -443,11 +444,12 @@ func (p *Prober) view(driver func(string) string) *tunnelView {
 	return v
 }
 
-// endpoints lists where this host answers: on its tunnel devices. The caller has
+// endpoints lists where this host answers: on its tunnel devices, and at their
+// addresses to plain packets that came by a device of outside, by index. The caller has
 // the lock.
-func (p *Prober) endpoints() []endpoint {
+func (p *Prober) endpoints() (out []endpoint, outside map[int]bool) {
 	if p.underlay == nil {
-		return nil
+		return nil, nil
 	}
 	own := p.nodes[p.cfg.Node].outer
 	addrs := map[string][]netip.Addr{}
@@ -456,18 +458,28 @@ func (p *Prober) endpoints() []endpoint {
 			addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
 		}
 	}
-	var out []endpoint
+	outside = map[int]bool{}
 	for _, l := range p.underlay.Links {
 		switch {
-		case l.Name == ipip.Device && len(addrs[l.Name]) > 0 && own.IsValid():
-			out = append(out, endpoint{l.Name, l.Index, own})
+		case l.Name == ipip.Device:
+			if len(addrs[l.Name]) > 0 && own.IsValid() {
+				out = append(out, endpoint{l.Name, l.Index, own})
+			}
 		case strings.HasPrefix(l.Name, vxlan.Device), l.Name == vxlan.DeviceV6, l.Name == ipip.DeviceV6:
 			for _, a := range addrs[l.Name] {
 				out = append(out, endpoint{l.Name, l.Index, a})
 			}
+		default:
+			if !l.Loopback && !strings.HasPrefix(l.Name, "cali") {
+				outside[l.Index] = true
+			}
+			continue
+		}
+		for _, a := range addrs[l.Name] {
+			out = append(out, endpoint{addr: a})
 		}
 	}
-	return out
+	return out, outside
 }
 
 // arrived handles a message and those that wait behind it.

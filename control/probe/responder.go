@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -71,12 +70,14 @@ type answers struct {
 	log     *slog.Logger
 	allow   *asking
 	running map[endpoint]context.CancelFunc
+	outside outside
 	wg      sync.WaitGroup
 }
 
 // set starts and stops responders so that there is one for each endpoint. It is
-// for one goroutine.
-func (a *answers) set(ctx context.Context, endpoints []endpoint) {
+// for one goroutine. Plain packets are heard that came by the devices of outside.
+func (a *answers) set(ctx context.Context, endpoints []endpoint, outside map[int]bool) {
+	a.outside.set(outside)
 	wanted := map[endpoint]bool{}
 	for _, e := range endpoints {
 		wanted[e] = true
@@ -85,6 +86,12 @@ func (a *answers) set(ctx context.Context, endpoints []endpoint) {
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		a.running[e] = cancel
+		if e.plain() {
+			a.wg.Go(func() {
+				(&plainResponder{at: netip.AddrPortFrom(e.addr, a.port), log: a.log, allow: a.allow, outside: &a.outside}).keep(ctx)
+			})
+			continue
+		}
 		a.wg.Go(func() { (&responder{at: e, port: a.port, log: a.log, allow: a.allow}).keep(ctx) })
 	}
 	for e, cancel := range a.running {
@@ -112,7 +119,7 @@ type responder struct {
 	log   *slog.Logger
 	allow *asking
 
-	rates map[netip.Addr]*bucket // of the echo loop alone
+	rates rates // of the echo loop alone
 }
 
 // keep runs the responder until ctx ends. The device's address may not be there
@@ -165,7 +172,7 @@ func (r *responder) run(ctx context.Context) error {
 // echo answers each packet with a small one. Answers have the kernel's
 // checksum: this host's own offload must not be taken for the asker's.
 func (r *responder) echo(c *net.UDPConn) {
-	r.rates = map[netip.Addr]*bucket{}
+	r.rates = rates{allow: r.allow}
 	b := make([]byte, 1<<16)
 	for {
 		n, from, err := c.ReadFromUDPAddrPort(b)
@@ -177,7 +184,7 @@ func (r *responder) echo(c *net.UDPConn) {
 		}
 		peer := from.Addr().Unmap()
 		key, ok := r.allow.may(peer)
-		if !ok || !r.take(peer) {
+		if !ok || !r.rates.take(peer) {
 			continue
 		}
 		m, err := decode(b[:n], key)
@@ -190,18 +197,6 @@ func (r *responder) echo(c *net.UDPConn) {
 			r.log.Debug("answer to a probe", "link", r.at.link, "peer", peer, "error", err)
 		}
 	}
-}
-
-// take reports whether the asker may ask once more.
-func (r *responder) take(peer netip.Addr) bool {
-	b := r.rates[peer]
-	if b == nil {
-		// Buckets of askers that are gone must not pile up.
-		maps.DeleteFunc(r.rates, func(a netip.Addr, _ *bucket) bool { _, ok := r.allow.may(a); return !ok })
-		b = newBucket(echoRate, echoBurst, time.Now())
-		r.rates[peer] = b
-	}
-	return b.take(time.Now(), 1)
 }
 
 // accept serves transfers until the listener is closed, and waits for them.

@@ -18,7 +18,9 @@ import (
 // onDevice binds a socket to a device, so that packets take it whatever the
 // routes say, and come in by no other (socket(7), SO_BINDTODEVICE). Packets
 // keep their size: DF is set and what the kernel believes of the path's MTU is
-// not heeded (ip(7), IP_PMTUDISC_PROBE). mss bounds TCP's segments; 0: no
+// not heeded (ip(7), IP_PMTUDISC_PROBE). An empty name binds to none. A UDP socket
+// shares its address with others of the daemon, which are bound to other devices or to
+// none; the kernel prefers the one whose device a packet came by. mss bounds TCP's segments; 0: no
 // bound.
 func onDevice(link string, f dataplane.Family, tcp bool, mss int) func(string, string, syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
@@ -33,6 +35,13 @@ func onDevice(link string, f dataplane.Family, tcp bool, mss int) func(string, s
 func setOptions(fd int, link string, f dataplane.Family, tcp bool, mss int) error {
 	if err := unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, link); err != nil {
 		return fmt.Errorf("bind to device %s: %w", link, err)
+	}
+	if !tcp {
+		// Not SO_REUSEPORT, with which the kernel takes the first that fits
+		// (udp4_lib_lookup2).
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return os.NewSyscallError("setsockopt SO_REUSEADDR", err)
+		}
 	}
 	if tcp {
 		if mss == 0 {

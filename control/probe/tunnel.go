@@ -43,6 +43,9 @@ func (t Target) key() tunnelKey { return tunnelKey{t.Node, t.Family, t.Tunnel.In
 // path names what a finding depends on, apart from the kernel. Whether a tunnel
 // is in use is not part of it.
 func (t Target) path() string {
+	if t.plain() {
+		return fmt.Sprintf("%s %s from %s to %s via %s at %s over %s", t.Encap, t.Tunnel.Link, t.Tunnel.Local, t.Tunnel.Peer, t.Tunnel.Gateway, t.Registered, t.Card)
+	}
 	return fmt.Sprintf("%s %s mtu %d from %s to %s at %s over %s", t.Encap, t.Tunnel.Link, t.Tunnel.MTU, t.Tunnel.Local, t.Tunnel.Peer, t.Registered, t.Card)
 }
 
@@ -53,7 +56,7 @@ func (t Target) carrier() string {
 }
 
 // Probes' next hops have numbers that the core's do not: those of the upper
-// half. Their routes stand behind all others to the same address.
+// half. Their routes stand in a table of their own ([rule.Table]).
 const (
 	probeHops   = 1 << 31
 	routeMetric = 1 << 30
@@ -80,17 +83,20 @@ func (t Target) hint() string {
 // endpoint is a device and an address of this host inside its tunnel, where
 // other hosts' probes come in. Endpoints are comparable.
 type endpoint struct {
-	link  string
-	index int // of the device: one that was made anew needs a new socket
+	link  string // empty: plain packets to the address
+	index int    // of the device: one that was made anew needs a new socket
 	addr  netip.Addr
 }
+
+func (e endpoint) plain() bool { return e.link == "" }
 
 // tunnelView is all that the tunnels' prober must know of the cluster and this
 // host.
 type tunnelView struct {
 	tunnels   []Target
 	endpoints []endpoint
-	key       []byte // shared by the cluster's hosts; empty: not known yet
+	outside   map[int]bool // indexes of devices that lead to other hosts and are no tunnel
+	key       []byte       // shared by the cluster's hosts; empty: not known yet
 }
 
 // Measurer measures one path. An error says that nothing could be measured

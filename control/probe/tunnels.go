@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/rule"
 )
 
 // When a path is measured again.
@@ -34,10 +35,20 @@ type TunnelConfig struct {
 	Enabled bool
 	Sink    dataplane.Sink // applies the devices' offloads; required
 	Port    uint16         // 0: [DefaultPort]
+	// Rules has the probes' packets, and no others, look for their routes in a table
+	// of their own; required.
+	Rules Rules
 	// Measure does the measuring; nil: [Sockets].
 	Measure Measurer
 	// Driver names the driver of an uplink; nil: [DriverOf].
 	Driver func(link string) string
+}
+
+// Rules leads packets that are bound to a device into the table of probes. See
+// [rule.Rules].
+type Rules interface {
+	Add(f dataplane.Family, link string) error
+	Remove(f dataplane.Family, link string) error
 }
 
 // tunnels measures what tunnels deliver and sets the offloads of their devices.
@@ -124,7 +135,7 @@ func newTunnels(cfg TunnelConfig, log *slog.Logger, asking *asking, publish func
 func (p *tunnels) view(ctx context.Context, v tunnelView) error {
 	p.secret = v.key
 	p.asking.setKey(v.key)
-	p.answers.set(ctx, v.endpoints)
+	p.answers.set(ctx, v.endpoints, v.outside)
 	if !p.set(v, time.Now()) {
 		return nil
 	}
@@ -225,6 +236,9 @@ func (p *tunnels) forget(tr *track) {
 	if p.tracks[of] = left; len(left) == 0 {
 		delete(p.tracks, of)
 	}
+	if tr.plain() {
+		delete(p.saved, tr.carrier()) // of the next change it says nothing
+	}
 	p.touched[of] = true
 }
 
@@ -254,7 +268,7 @@ func (p *tunnels) newTrack(t Target, now time.Time) (tr *track, next time.Time) 
 		return tr, now
 	}
 	tr.need = r.Need
-	if r.Path != t.path() || r.Result != dataplane.Yes {
+	if r.Path != t.path() || r.Result != dataplane.Yes || t.plain() && now.Sub(time.Unix(r.At, 0)) > plainHolds {
 		return tr, now
 	}
 	tr.settled, tr.result, tr.mtu, tr.reason, tr.goodput, tr.answered = true, r.Result, r.MTU, r.Reason, r.Goodput, r.At
@@ -372,7 +386,7 @@ func (p *tunnels) measure(ctx context.Context, t Target, secret []byte) *attempt
 }
 
 // enter makes the route into a tunnel that is not in use, if it takes one, and
-// returns what removes it.
+// returns what removes it. The route is for probes alone.
 func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error) {
 	if !t.Tunnel.Gateway.IsValid() || t.Tunnel.InUse {
 		return func() {}, nil
@@ -384,7 +398,7 @@ func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error)
 	}
 	p.hops[id] = true
 	hop := dataplane.NextHop{ID: id, Link: t.Tunnel.Link, Gateway: t.Tunnel.Gateway, OnLink: true}
-	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Tunnel.Peer, t.Tunnel.Peer.BitLen()), Table: dataplane.MainTable, Metric: routeMetric, NextHop: id}
+	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Tunnel.Peer, t.Tunnel.Peer.BitLen()), Table: rule.Table, Metric: routeMetric, NextHop: id}
 	rev := p.cfg.Sink.Update(dataplane.SourceProbe, []dataplane.Object{hop, route}, nil)
 	p.mu.Unlock()
 	leave = func() {
@@ -392,6 +406,16 @@ func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error)
 		defer p.mu.Unlock()
 		p.cfg.Sink.Update(dataplane.SourceProbe, nil, []dataplane.Key{route.Key(), hop.Key()})
 		delete(p.hops, id)
+	}
+	if err := p.cfg.Rules.Add(t.Tunnel.Inner, t.Tunnel.Link); err != nil {
+		return leave, err
+	}
+	withdraw := leave
+	leave = func() {
+		if err := p.cfg.Rules.Remove(t.Tunnel.Inner, t.Tunnel.Link); err != nil {
+			p.log.Warn("a rule of the probes is left", "error", err)
+		}
+		withdraw()
 	}
 	ctx, cancel := context.WithTimeout(ctx, applyWithin)
 	defer cancel()
@@ -441,7 +465,9 @@ func (p *tunnels) takeBack(t Target, s Setting) {
 func (p *tunnels) apply() {
 	need := map[string]Setting{}
 	for t := range p.all() {
-		need[t.Tunnel.Link] |= t.need
+		if !t.plain() { // the uplink is left alone
+			need[t.Tunnel.Link] |= t.need
+		}
 	}
 	var put []dataplane.Object
 	var del []dataplane.Key
@@ -568,6 +594,8 @@ func (p *tunnels) logFinding(t *track, a *attempt, v verdict) {
 		p.log.Warn("offloads of a tunnel spoil packets: switched off what does",
 			append(attrs, "fault", judge(t.Target, a.before, nil).reason, "setting", a.need.String(), "cure", a.need.Cure(t.Tunnel.Link),
 				"uplink", t.Card, "goodput_before", rate(a.before.Transfer.Goodput()))...)
+	case v.result == dataplane.No && t.plain():
+		p.log.Warn("plain packets do not get to a peer", attrs...)
 	case v.result == dataplane.No:
 		p.log.Warn("a tunnel does not deliver", attrs...)
 	default:

@@ -70,6 +70,9 @@ func (n *simulated) Update(src dataplane.Source, put []dataplane.Object, _ []dat
 	return n.rev
 }
 
+func (n *simulated) Add(dataplane.Family, string) error    { return nil }
+func (n *simulated) Remove(dataplane.Family, string) error { return nil }
+
 func (n *simulated) Wait(ctx context.Context, rev dataplane.Revision) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -112,6 +115,9 @@ func (n *simulated) Measure(ctx context.Context, t Target, key []byte) (Finding,
 		return f, ctx.Err()
 	}
 	f.Answered, f.RTT, f.Size, f.Checksum = true, time.Millisecond, t.Tunnel.MTU, dataplane.Yes
+	if t.plain() {
+		f.Flows = Count{plainFlows, plainFlows}
+	}
 	if m := n.mtu[t.Node]; m != 0 {
 		f.Size = min(m, t.Tunnel.MTU)
 	}
@@ -227,7 +233,7 @@ func world(nodes ...string) tunnelView {
 func (n *simulated) prober(file, kernel string) *Prober {
 	p := New(Config{
 		Node: "self", Store: memory.New(), Core: n, Log: slog.New(slog.DiscardHandler), File: file,
-		Tunnel: TunnelConfig{Enabled: true, Sink: n, Measure: n},
+		Tunnel: TunnelConfig{Enabled: true, Sink: n, Rules: n, Measure: n},
 	})
 	p.kernel = kernel
 	return p
@@ -635,7 +641,7 @@ func TestPause(t *testing.T) {
 		}
 	}
 
-	p := newTunnels(TunnelConfig{Sink: newNetwork(), Driver: func(string) string { return "" }}, slog.New(slog.DiscardHandler), newAsking(), nil)
+	p := newTunnels(TunnelConfig{Sink: newNetwork(), Rules: newNetwork(), Driver: func(string) string { return "" }}, slog.New(slog.DiscardHandler), newAsking(), nil)
 	p.saved = map[string]record{}
 	target := target("node2")
 	target.Accepts = false
