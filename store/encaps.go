@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 )
 
 // The annotations of a Node with which routerd's nodes agree about how packets
@@ -23,7 +25,20 @@ const (
 	// AnnotationRefuses says, by encapsulation, why the node's kernel cannot accept an
 	// encapsulation that its pools ask for, as JSON.
 	AnnotationRefuses = "routerd.io/refuses"
+	// AnnotationStays says, by pool, which peers the node still sends to as before
+	// because probes do not get through as the pool asks for, and why, as JSON.
+	AnnotationStays = "routerd.io/stays"
 )
+
+// AnnotationForce of an IPPool names the encapsulation that nodes move its packets to
+// whatever their probes say: VXLANCrossSubnet. It counts while the pool asks for that
+// one.
+const AnnotationForce = "routerd.io/force"
+
+// Forced reports whether nodes are to move a pool's packets whatever probes say.
+func Forced(p *v3.IPPool) bool {
+	return p.Annotations[AnnotationForce] == string(EncapsulationOf(p))
+}
 
 // NodeEncaps is what a node publishes about how packets travel. Encaps are as
 // dataplane.Encap's String has them.
@@ -33,6 +48,7 @@ type NodeEncaps struct {
 	Uses      []string          // sorted
 	Sends     map[string]string // pool → mode
 	Refuses   map[string]string // encapsulation → reason
+	Stays     map[string]string // pool → which peers, and why
 }
 
 // NodeEncapsOf reads a node's annotations. What cannot be read counts as not there:
@@ -45,6 +61,7 @@ func NodeEncapsOf(n *Node) NodeEncaps {
 		Uses:      readList(n.Annotations[AnnotationUses]),
 		Sends:     readMap(n.Annotations[AnnotationSends]),
 		Refuses:   readMap(n.Annotations[AnnotationRefuses]),
+		Stays:     readMap(n.Annotations[AnnotationStays]),
 	}
 }
 
@@ -55,7 +72,7 @@ func SetNodeEncaps(n *Node, f NodeEncaps) {
 	if a == nil {
 		a = map[string]string{}
 	}
-	for _, name := range []string{AnnotationAccepts, AnnotationUses, AnnotationSends, AnnotationRefuses} {
+	for _, name := range []string{AnnotationAccepts, AnnotationUses, AnnotationSends, AnnotationRefuses, AnnotationStays} {
 		delete(a, name)
 	}
 	n.Annotations = a
@@ -66,7 +83,7 @@ func SetNodeEncaps(n *Node, f NodeEncaps) {
 	if len(f.Uses) > 0 {
 		a[AnnotationUses] = writeList(f.Uses)
 	}
-	for name, m := range map[string]map[string]string{AnnotationSends: f.Sends, AnnotationRefuses: f.Refuses} {
+	for name, m := range map[string]map[string]string{AnnotationSends: f.Sends, AnnotationRefuses: f.Refuses, AnnotationStays: f.Stays} {
 		if len(m) > 0 {
 			// A map of strings is always JSON; its keys come sorted.
 			b, _ := json.Marshal(m) //nolint:errchkjson // see above

@@ -18,6 +18,7 @@ func TestNodeForms(t *testing.T) {
 	want := store.NodeEncaps{
 		Published: true, Accepts: []string{"direct", "vxlan/4096/4789"}, Uses: []string{"direct"},
 		Sends: map[string]string{"default": "VXLANCrossSubnet/4096/4789"}, Refuses: map[string]string{"ipip": "no such module"},
+		Stays: map[string]string{"default": "node3: lost"},
 	}
 	before := n.Annotations
 	store.SetNodeEncaps(n, want)
@@ -30,6 +31,7 @@ func TestNodeForms(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{
 		"other": "stays", "routerd.io/accepts": "direct,vxlan/4096/4789", "routerd.io/uses": "direct",
 		"routerd.io/sends": `{"default":"VXLANCrossSubnet/4096/4789"}`, "routerd.io/refuses": `{"ipip":"no such module"}`,
+		"routerd.io/stays": `{"default":"node3: lost"}`,
 	}, n.Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)
 	}

@@ -93,7 +93,10 @@ func (a *app) patch(ctx context.Context, s store.Store, key store.Key, p patchin
 	if err := a.check(ctx, s, docs, checks{force: p.force}); err != nil {
 		return err
 	}
-	return write(ctx, s, a.stdout, patch, docs, writing{dryRun: p.dryRun})
+	if p.force {
+		forcePools(docs)
+	}
+	return writeAndFollow(ctx, s, a.stdout, patch, docs, writing{dryRun: p.dryRun})
 }
 
 func (p *patching) apply(raw json.RawMessage) ([]byte, error) {

@@ -26,7 +26,8 @@ what the mode needs, in which mode it sends, and what it waits for.
 A change of mode goes on node by node without losing packets: each node first accepts
 the new encapsulation, then sends in it to those who accept it too, and lets go of the
 old one when no node sends in it any more. A node that cannot accept the new one stops
-the change for packets to and from it; the reason is shown.`,
+the change for packets to and from it; the reason is shown. Peers to which probes do not
+get through in the new one stay as they were, and are named with the reason.`,
 		Example: "  routerctl pool status\n  routerctl pool status default-ipv4-ippool",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
@@ -127,6 +128,8 @@ func (c cluster) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
 		case !accepts(f, forms):
 			takes, note = "no", whyNot(f, forms)
 		case sends == m.String():
+		case f.Stays[p.Name] != "":
+			note = f.Stays[p.Name]
 		case len(waitFor) > 0:
 			note = "waits for " + strings.Join(waitFor, ", ")
 		default:

@@ -40,7 +40,10 @@ func (a *app) writeCommand(v verb) *cobra.Command {
 				if err := a.check(ctx, s, docs, c); err != nil {
 					return err
 				}
-				return write(ctx, s, a.stdout, v, docs, w)
+				if c.force {
+					forcePools(docs)
+				}
+				return writeAndFollow(ctx, s, a.stdout, v, docs, w)
 			})
 		},
 	}
@@ -55,7 +58,11 @@ A new IPPool must be apart from other pools, from the ranges of services, from
 the networks of all nodes, and from the addresses and routes of this host. A mode
 that some node says it cannot accept (its kernel has no such tunnel) is refused,
 naming the node; so is a change that leaves a node without any configured BGP
-session.`
+session.
+
+After a change of an IPPool's mode it waits some seconds for what the nodes say of
+it: peers to which probes do not get through in the new mode stay as they were, and
+are named with the reason.`
 	switch v {
 	case apply:
 		cmd.Use = "apply -f FILE|DIR|-"
@@ -81,7 +88,7 @@ session.`
 	if v == create {
 		f.BoolVar(&w.skipExists, "skip-exists", false, "leave alone what exists already, which is no error then")
 	}
-	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, and leave nodes without any BGP session")
+	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, have nodes move to it whatever their probes say, and leave nodes without any BGP session")
 	f.BoolVar(&w.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	return cmd
 }

@@ -21,6 +21,8 @@ type Pool struct {
 	CIDR  netip.Prefix // invalid: it cannot be read; see Err
 	Err   error
 	Encap store.Encapsulation
+	// Forced says that nodes move to Encap whatever their probes say.
+	Forced bool
 	// Nodes selects the nodes that have workloads in it; nil: the selector cannot be
 	// read and selects nobody, as in IPAM. Pools with the same selector share it.
 	Nodes *selector.Selector
@@ -60,7 +62,7 @@ func NewPool(obj store.Object) *Pool {
 func (d *decoder) pool(r *v3.IPPool, raw []byte) *Pool {
 	spec := &r.Spec
 	p := &Pool{
-		Name: r.Name, Encap: store.EncapsulationOf(r), Nodes: d.selector(spec.NodeSelector), Hidden: spec.DisableBGPExport, Translated: spec.NATOutgoing,
+		Name: r.Name, Encap: store.EncapsulationOf(r), Forced: store.Forced(r), Nodes: d.selector(spec.NodeSelector), Hidden: spec.DisableBGPExport, Translated: spec.NATOutgoing,
 		Uses: spec.AllowedUses, Manual: spec.AssignmentMode != nil && *spec.AssignmentMode == v3.Manual,
 	}
 	if len(p.Uses) == 0 {

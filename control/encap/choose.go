@@ -23,9 +23,12 @@ type choice struct {
 	can     func(dataplane.Encap) error // this host can send it
 	mayUse  func(dataplane.Encap) bool  // it is published that this host sends it
 
-	// probing says that an encapsulation is probed before a peer is moved to it;
+	// probing says that an encapsulation is probed before a peer is moved to it, plain
+	// that plain packets are too, and forced that the peer is moved all the same;
 	// verdict is what the probes found, and whether they were sent.
 	probing bool
+	plain   bool
+	forced  bool
 	verdict func(dataplane.Encap) (d dataplane.Delivery, asked bool)
 
 	refusal func(dataplane.Encap) string // why the peer says that it does not accept it
@@ -36,6 +39,7 @@ type decision struct {
 	Target dataplane.Encap // what to send as things are
 	Encap  dataplane.Encap // what to send now; zero: nothing
 	Reason string          // why Target is not what is wanted; empty: it is
+	Lost   bool            // that is because probes in what is wanted get lost
 }
 
 // decide is the sender's rule: the wanted encapsulation if the peer accepts it,
@@ -101,7 +105,7 @@ func (c choice) usable(d *decision) []dataplane.Encap {
 	}
 	if len(out) > 1 && out[0] == c.wanted && slices.Contains(c.moved, out[1]) {
 		if err := c.unproven(); err != nil {
-			d.Reason = err.Error()
+			d.Reason, d.Lost = err.Error(), errors.Is(err, errLost)
 			return out[1:]
 		}
 	}
@@ -112,15 +116,21 @@ func (c choice) usable(d *decision) []dataplane.Encap {
 // encapsulation. They decide about moves only: where answers stop coming in one
 // that is in use, no more than the peer's daemon may have gone.
 func (c choice) unproven() error {
+	if c.forced {
+		return nil
+	}
 	v, asked := c.verdict(c.wanted)
 	switch {
 	case v.Result == dataplane.No:
-		return fmt.Errorf("probes in %s to node %s get lost: %s", c.wanted, c.peer, v.Reason)
-	case c.probing && !asked && c.wanted.Driver != dataplane.DriverDirect:
+		return fmt.Errorf("probes in %s to node %s %w: %s", c.wanted, c.peer, errLost, v.Reason)
+	case c.probing && !asked && (c.plain || c.wanted.Driver != dataplane.DriverDirect):
 		return fmt.Errorf("waits for the probe of %s to node %s", c.wanted, c.peer)
 	}
 	return nil
 }
+
+// errLost says what becomes of probes.
+var errLost = errors.New("get lost")
 
 // check says what speaks against an encapsulation.
 func (c choice) check(f dataplane.Encap) error {

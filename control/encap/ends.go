@@ -248,7 +248,7 @@ func canAccept(e *cluster.Encaps, encap dataplane.Encap) bool {
 
 func sameEncaps(a, b store.NodeEncaps) bool {
 	return a.Published == b.Published && slices.Equal(a.Accepts, b.Accepts) && slices.Equal(a.Uses, b.Uses) &&
-		maps.Equal(a.Sends, b.Sends) && maps.Equal(a.Refuses, b.Refuses)
+		maps.Equal(a.Sends, b.Sends) && maps.Equal(a.Refuses, b.Refuses) && maps.Equal(a.Stays, b.Stays)
 }
 
 // hostOf says how this host stands on the underlay in one family: which device

@@ -1,6 +1,7 @@
 package encap
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -176,6 +177,37 @@ func (r *receiver) publicRefuses(self *cluster.Node, wanted set[dataplane.Encap]
 	return out
 }
 
+// publicStays says, by pool, to which peers this host sends as before because probes
+// get lost.
+func (s *sender) publicStays() map[string]string {
+	if len(s.lost) == 0 {
+		return nil
+	}
+	out := map[string]string{}
+	for name, n := range s.lost {
+		p := s.pools.ByName[name]
+		if p == nil {
+			continue
+		}
+		for node := range s.sortedNodes() {
+			w := s.paths[Key{name, node, p.Family()}]
+			if !w.Lost {
+				continue
+			}
+			text := fmt.Sprintf("%s stays in %s: %s", node, w.Encap, w.Reason)
+			if len(text) > maxReason {
+				text = text[:maxReason] + "…"
+			}
+			if n > 1 {
+				text += fmt.Sprintf("; and %d more", n-1)
+			}
+			out[name] = text
+			break
+		}
+	}
+	return out
+}
+
 func encapNames(s set[dataplane.Encap]) []string {
 	var out []string
 	for _, f := range sortedEncaps(s) {
@@ -192,6 +224,7 @@ func (p *Planner) Offer() *store.NodeEncaps {
 		return nil
 	}
 	f, ok := p.publication()
+	f.Stays = p.publicStays()
 	if !ok || sameEncaps(f, p.nodes.Own().Encaps.NodeEncaps) {
 		return nil
 	}

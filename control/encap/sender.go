@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/routerd/routerd/control/cluster"
@@ -34,8 +35,10 @@ type sender struct {
 	delivery map[dataplane.Family]map[string]map[dataplane.Encap]dataplane.Delivery // what was measured, by node
 	probing  map[dataplane.Family]bool                                              // there is somebody who probes
 	paths    map[Key]Path
-	prepared map[Key][]dataplane.Object // what an encapsulation that is to come needs
-	retarget set[string]                // nodes for which what is to be measured may have changed
+	lost     map[string]int                                              // by pool, paths that stay as they were because probes get lost
+	prepared map[Key][]dataplane.Object                                  // what an encapsulation that is to come needs
+	learned  func(netip.Addr) (gateway netip.Addr, link string, ok bool) // by BGP; nil: nobody says
+	retarget set[string]                                                 // nodes for which what is to be measured may have changed
 
 	// To be planned anew: with what changed of a node, and of this host, which is
 	// rare.
@@ -46,7 +49,7 @@ type sender struct {
 func newSender(r *receiver) *sender {
 	return &sender{
 		receiver: r, delivery: map[dataplane.Family]map[string]map[dataplane.Encap]dataplane.Delivery{}, probing: map[dataplane.Family]bool{},
-		paths: map[Key]Path{}, prepared: map[Key][]dataplane.Object{}, touched: set[string]{}, retarget: set[string]{},
+		paths: map[Key]Path{}, lost: map[string]int{}, prepared: map[Key][]dataplane.Object{}, touched: set[string]{}, retarget: set[string]{},
 	}
 }
 
@@ -75,11 +78,9 @@ func (s *sender) planPath(p *cluster.Pool, n *cluster.Node) Path {
 			return v, ok
 		},
 	}
-	for _, m := range s.movedTo(p.Name) {
-		if f, err := s.encapOf(m, inner, outer, n); err == nil {
-			c.moved = append(c.moved, f)
-		}
-	}
+	c.moved = s.movedEncaps(p, n, outer)
+	c.forced = p.Forced
+	_, c.plain = s.plainProbe(Key{p.Name, n.Name, inner}, outer, c.moved)
 	c.others = func() []dataplane.Encap {
 		return s.fallbacks(Key{p.Name, n.Name, inner}, n, outer)
 	}
@@ -90,9 +91,22 @@ func (s *sender) planPath(p *cluster.Pool, n *cluster.Node) Path {
 	return w
 }
 
+// movedEncaps lists the encapsulations of the modes that this host has moved a pool to,
+// as they are towards a node, the newest first.
+func (s *sender) movedEncaps(p *cluster.Pool, n *cluster.Node, outer dataplane.Family) []dataplane.Encap {
+	var out []dataplane.Encap
+	for _, m := range s.movedTo(p.Name) {
+		if f, err := s.encapOf(m, p.Family(), outer, n); err == nil {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
 // fallbacks lists what else a node accepts whether or not this host sends it,
 // what pools ask for and what the node itself sends, as far as this host has a
-// path to it.
+// path to it; and the tunnels in which this host sends already. They are all that there
+// is while a cluster starts and its settings change: a host has moved to no mode yet.
 func (s *sender) fallbacks(k Key, n *cluster.Node, outer dataplane.Family) []dataplane.Encap {
 	if len(n.Encaps.Accepted) == 0 {
 		return nil
@@ -106,11 +120,12 @@ func (s *sender) fallbacks(k Key, n *cluster.Node, outer dataplane.Family) []dat
 	}
 	var out []dataplane.Encap
 	for _, f := range n.Encaps.Accepted {
+		meant := f.Driver != dataplane.DriverDirect && s.published() && s.mayUse(f)
 		for m := range modes {
-			if slices.Contains(m.Encaps(), f.String()) && s.hasPath(f, k, outer) {
-				out = append(out, f)
-				break
-			}
+			meant = meant || slices.Contains(m.Encaps(), f.String())
+		}
+		if meant && s.hasPath(f, k, outer) {
+			out = append(out, f)
 		}
 	}
 	return out
@@ -215,6 +230,9 @@ func (s *sender) count(k Key, w Path, n int) {
 		if f != (dataplane.Encap{}) && tally(s.sending, f, n) {
 			s.devicesDirty = true
 		}
+	}
+	if w.Lost {
+		tally(s.lost, k.Pool, n)
 	}
 	if !w.settled() {
 		tally(s.behind, k.Pool, n)

@@ -3,6 +3,7 @@ package encap
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -62,6 +63,11 @@ func (p *Planner) Status() []PoolStatus {
 	return out
 }
 
+// sortedNodes yields the nodes' names in order.
+func (s *sender) sortedNodes() iter.Seq[string] {
+	return slices.Values(slices.Sorted(maps.Keys(s.nodes.ByName)))
+}
+
 // delays lists the first nodes by name to which packets do not travel as a pool asks
 // for.
 func (s *sender) delays(p *cluster.Pool) []Delay {
@@ -69,7 +75,7 @@ func (s *sender) delays(p *cluster.Pool) []Delay {
 		return nil
 	}
 	var out []Delay
-	for _, name := range slices.Sorted(maps.Keys(s.nodes.ByName)) {
+	for name := range s.sortedNodes() {
 		w, ok := s.paths[Key{p.Name, name, p.Family()}]
 		if !ok || w.settled() {
 			continue

@@ -12,12 +12,13 @@ import (
 // probeTargets is what is to be measured.
 type probeTargets struct {
 	*sender
+	plainTo  set[string]                        // nodes to which plain packets are measured
 	targeted map[string][]dataplane.ProbeTarget // by node
 	usual    map[dataplane.Family]dataplane.Encap
 }
 
 func newProbeTargets(s *sender) *probeTargets {
-	return &probeTargets{sender: s, targeted: map[string][]dataplane.ProbeTarget{}, usual: map[dataplane.Family]dataplane.Encap{}}
+	return &probeTargets{sender: s, plainTo: set[string]{}, targeted: map[string][]dataplane.ProbeTarget{}, usual: map[dataplane.Family]dataplane.Encap{}}
 }
 
 // Targets lists what is to be measured, by node and family, each underlay
@@ -61,6 +62,9 @@ func (t *probeTargets) Targets() ([]dataplane.ProbeTarget, bool) {
 	return out, true
 }
 
+// RoutesChanged has found anew by which gateways plain packets that are measured leave.
+func (t *probeTargets) RoutesChanged() { maps.Copy(t.retarget, t.plainTo) }
+
 // Retargeted reports whether what is to be measured may have changed since
 // [probeTargets.Targets] was asked last.
 func (t *probeTargets) Retargeted() bool { return len(t.retarget) > 0 }
@@ -84,6 +88,7 @@ func (e *ends) usualEncap(f dataplane.Family) dataplane.Encap {
 
 // targetsOf lists what is to be measured towards a node, by family.
 func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
+	delete(t.plainTo, name)
 	n := t.nodes.ByName[name]
 	if n == nil {
 		return nil
@@ -111,6 +116,13 @@ func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
 				list = append(list, tg)
 			}
 		}
+		if tun, ok := t.plainProbe(k, w.Outer, t.movedEncaps(p, n, w.Outer)); ok && w.Wanted.Driver == dataplane.DriverDirect {
+			t.plainTo[name] = struct{}{}
+			if tg := base; tun.Gateway.IsValid() {
+				tg.Encap, tg.Tunnel = w.Wanted, tun
+				list = append(list, tg)
+			}
+		}
 		tunnels[w.Outer] = list
 	}
 	var out []dataplane.ProbeTarget
@@ -130,8 +142,8 @@ func sortTargets(underlay dataplane.ProbeTarget, tunnels []dataplane.ProbeTarget
 	})
 	// What one pool uses and another is to use is in use.
 	tunnels = slices.CompactFunc(tunnels, func(a, b dataplane.ProbeTarget) bool { return a.Encap == b.Encap && a.Tunnel.Inner == b.Tunnel.Inner })
-	if len(tunnels) > 0 {
-		underlay.Encap = tunnels[0].Encap
+	if i := slices.IndexFunc(tunnels, func(t dataplane.ProbeTarget) bool { return t.Encap.Driver != dataplane.DriverDirect }); i >= 0 {
+		underlay.Encap = tunnels[i].Encap
 		underlay.Encap.VNI = 0
 	}
 	// While the address of one of the two devices is not known nothing can be

@@ -81,6 +81,32 @@ func newLearnedPaths(t *prefixTable) *learnedPaths {
 	return &learnedPaths{prefixes: t, said: dense.NewNumbers[said](), byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
 }
 
+// LearnedVia returns by which gateway and device packets to an address in a node's block
+// would leave by what BGP says of the block, or of the address alone.
+func (r *RIB) LearnedVia(a netip.Addr) (gateway netip.Addr, link string, ok bool) {
+	single := netip.PrefixFrom(a, a.BitLen())
+	prefixes := []netip.Prefix{single}
+	if block, _, ok := r.holder(single); ok {
+		prefixes = append(prefixes, block)
+	}
+	for _, p := range prefixes {
+		at := r.prefixes.find(p)
+		if at == 0 {
+			continue
+		}
+		path := r.prefixes.At(at).path
+		if path == 0 {
+			continue
+		}
+		for hop := range r.said.Value(path).Value().Hops.All() {
+			if pl := r.planVia(hop, 0); pl.Err == nil {
+				return pl.Hop.Gateway, pl.Hop.Link, true
+			}
+		}
+	}
+	return netip.Addr{}, "", false
+}
+
 // saidBy returns what an announcement is for a prefix of a family.
 func (l *learnedPaths) saidBy(f dataplane.Family, a nexthop.Announced) said {
 	if now := l.said.Value(l.last[f]); now.Announced == a {

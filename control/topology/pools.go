@@ -93,7 +93,7 @@ func samePool(a, b *cluster.Pool) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Name == b.Name && a.CIDR == b.CIDR && a.Encap == b.Encap && a.Nodes == b.Nodes && a.Tunnels == b.Tunnels
+	return a.Name == b.Name && a.CIDR == b.CIDR && a.Encap == b.Encap && a.Forced == b.Forced && a.Nodes == b.Nodes && a.Tunnels == b.Tunnels
 }
 
 // Settings are the numbers of FelixConfiguration that drivers use. MTUs are in

@@ -134,6 +134,9 @@ func (l *loop) releasePaths(now time.Time) bool {
 	for _, u := range held {
 		l.rib.SetPaths(u)
 	}
+	if len(held) > 0 {
+		l.encap.RoutesChanged()
+	}
 	return len(held) > 0
 }
 

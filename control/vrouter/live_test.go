@@ -199,6 +199,9 @@ func (w *world) step(t *rapid.T, withFaults bool, check func()) {
 	case 2:
 		w.start(h)
 	case 3:
+		if w.dark {
+			break // what is a neighbour does not change there
+		}
 		peer := w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(t, "peer")]
 		h.setReach(peer.name, dataplane.Reach{
 			Near: dataplane.Answer(rapid.IntRange(0, 2).Draw(t, "near")),
@@ -246,7 +249,7 @@ func (w *world) advance(t *rapid.T, h *simHost, check func()) {
 }
 
 // formsOfFaults are the encapsulations that a world can come to want.
-var formsOfFaults = []string{"ipip", "vxlan/4096/4789", "vxlan/4096/4790", "vxlan/5000/4789", "vxlan/5000/4790"} //nolint:gochecknoglobals // a constant of the tests
+var formsOfFaults = []string{"ipip", "vxlan/4096/4789", "vxlan/4096/4790", "vxlan/5000/4789", "vxlan/5000/4790", "direct"} //nolint:gochecknoglobals // a constant of the tests
 
 func encapOf(t interface{ Fatal(args ...any) }, s string) dataplane.Encap {
 	f, err := dataplane.ParseEncap(s)
@@ -332,4 +335,140 @@ func TestLiveChangeWithFaults(t *testing.T) {
 		w.faults = false
 		w.checkQuiet(rt)
 	})
+}
+
+// probe has a host find what the underlay between the racks carries: tunnels, and plain
+// packets unless it is dark for them.
+func (w *world) probe(t interface{ Fatal(args ...any) }, h *simHost) {
+	for _, p := range w.hosts {
+		var found []dataplane.Delivery
+		for _, s := range formsOfFaults {
+			d := dataplane.Delivery{Encap: encapOf(t, s), Result: dataplane.Yes}
+			if w.dark && s == "direct" && h.rack() != p.rack() {
+				d.Result, d.Reason = dataplane.No, "dark"
+			}
+			found = append(found, d)
+		}
+		h.setDelivery(p.name, found...)
+	}
+	h.turn()
+}
+
+// exposed finds packets that go plainly between racks.
+func (w *world) exposed() string {
+	for _, s := range w.hosts {
+		for _, r := range w.hosts {
+			for _, p := range r.blocks() {
+				if f, ok := s.sends(p); ok && f.Driver == dataplane.DriverDirect && s.rack() != r.rack() {
+					return fmt.Sprintf("%s sends to %s of %s plainly, which the routers between do not carry\n%s", s.name, p, r.name, s)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// TestLiveChangeDark: where the routers between racks know no routes to pods, no change
+// of a pool, whatever comes between, has packets go plainly there, or nowhere. Each host
+// publishes whom it cannot move; with force it does, and once the routers know the way
+// everything is as wanted.
+func TestLiveChangeDark(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		first := rapid.SampledFrom([]store.Encapsulation{store.IPIP, store.VXLAN, store.IPIPCrossSubnet, store.VXLANCrossSubnet}).Draw(rt, "first")
+		w := newWorld(rapid.IntRange(3, 4).Draw(rt, "hosts"), first, rapid.Bool().Draw(rt, "strict"))
+		w.checkQuiet(rt)
+		w.dark = true
+		for _, h := range w.hosts {
+			w.start(h)
+		}
+		check := func() {
+			for _, wrong := range []func() string{w.lost, w.gaps, w.exposed} {
+				if s := wrong(); s != "" {
+					rt.Fatal(s)
+				}
+			}
+		}
+		check()
+		for range rapid.IntRange(1, 120).Draw(rt, "steps") {
+			if h := rapid.IntRange(0, 3*len(w.hosts)).Draw(rt, "probe"); h < len(w.hosts) {
+				w.probe(rt, w.hosts[h])
+				check()
+			}
+			w.step(rt, false, check)
+		}
+		settle := func() {
+			if !w.settle() {
+				rt.Fatal("no end to it: the hosts keep changing", w.tail())
+			}
+		}
+		settle()
+		for _, h := range w.hosts {
+			w.probe(rt, h)
+		}
+		settle()
+		check()
+		force := rapid.Bool().Draw(rt, "force")
+		for _, p := range w.hosts[0].l.pools.ByName {
+			for _, h := range w.hosts {
+				why := h.l.nodes.ByName[h.name].Encaps.Stays[p.Name]
+				if (why != "") != (p.Encap == store.Direct) {
+					rt.Fatalf("%s: pool %s is to be %s, and %q is published of who stays\n%s", h.name, p.Name, p.Encap, why, h)
+				}
+			}
+			if force {
+				ev := poolEvent(p.Name, p.CIDR.String(), p.Encap)
+				store.Meta(ev.Object.Value).Annotations = map[string]string{store.AnnotationForce: string(p.Encap)}
+				w.put(ev)
+			}
+		}
+		if !force {
+			w.dark = false
+			settle()
+			for _, h := range w.hosts {
+				w.probe(rt, h)
+			}
+		}
+		w.checkQuiet(rt)
+	})
+}
+
+// TestChangeAtStart: a cluster of which VXLAN's port changes while it starts. From when two hosts
+// have seen what both accept and packets got from one to the other, they do.
+func TestChangeAtStart(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := newWorld(rapid.IntRange(2, 3).Draw(rt, "hosts"), store.VXLAN, false)
+		worked := map[pathOf]bool{}
+		check := func() {
+			for _, s := range w.hosts {
+				for _, r := range w.hosts {
+					if s == r || !s.hasSeen(s, r) || !r.hasSeen(s, r) {
+						continue
+					}
+					for i, p := range r.blocks() {
+						f, ok := s.sends(p)
+						k := pathOf{s, r, i}
+						switch works := ok && r.accepts(f); {
+						case works:
+							worked[k] = true
+						case worked[k]:
+							rt.Fatalf("%s sends to %s for pool %s in %s (%v), which does not get there any more%s", s.name, r.name, poolNames[i], f, ok, w.tail())
+						}
+					}
+				}
+			}
+		}
+		for range rapid.IntRange(1, 80).Draw(rt, "steps") {
+			if rapid.IntRange(0, 9).Draw(rt, "change") == 0 {
+				w.put(felixEvent(4096, rapid.SampledFrom([]int{4789, 4790}).Draw(rt, "port")))
+			}
+			w.advance(rt, w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(rt, "host")], check)
+			check()
+		}
+		w.checkQuiet(rt)
+	})
+}
+
+// hasSeen reports whether a host has seen what two hosts have published.
+func (h *simHost) hasSeen(a, b *simHost) bool {
+	return h.l.nodes.ByName[a.name].Encaps.Published && h.l.nodes.ByName[b.name].Encaps.Published
 }

@@ -27,6 +27,7 @@ func newTable(self string) *table {
 	t := &table{nodes: topology.NewNodes(self), pools: topology.NewPools(), network: topology.NewNetwork(), objects: desired.New()}
 	t.encap = encap.New(t.nodes, t.pools, t.network, t.objects)
 	t.rib = rib.New(t.nodes, t.pools, t.network, t.encap, t.objects)
+	t.encap.UseLearned(t.rib.LearnedVia)
 	return t
 }
 
@@ -66,6 +67,7 @@ func (t *table) setUnderlay(u dataplane.Underlay) {
 		return
 	}
 	t.rib.SetUnderlay(func() { t.network.Set(u) })
+	t.encap.RoutesChanged()
 	t.placeHost()
 }
 

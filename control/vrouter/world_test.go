@@ -26,6 +26,7 @@ type world struct {
 	hosts   []*simHost
 	faults  bool                       // something went wrong on purpose
 	plain   bool                       // some pool was without a tunnel
+	dark    bool                       // the routers between racks drop plain packets of pods, and hosts probe
 	shut    map[pathOf]dataplane.Encap // paths that are kept closed, see [world.closed]
 	deleted bool
 }
@@ -292,6 +293,9 @@ func (h *simHost) addr() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(1 + h.i/2), 0, byte(11 + h.i)}), 24)
 }
 
+// rack is the subnet in which a host is.
+func (h *simHost) rack() netip.Prefix { return h.addr().Masked() }
+
 func (h *simHost) blocks() []netip.Prefix {
 	return []netip.Prefix{
 		netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, byte(h.i + 1), 0}), 26),
@@ -332,6 +336,9 @@ func (w *world) start(h *simHost) {
 	h.l = &loop{table: newTable(h.name), bgpSynced: true, storeSynced: true, unsure: map[dataplane.Key]struct{}{}, probes: time.NewTimer(gather)}
 	h.reach, h.delivery = map[string]dataplane.Reach{}, nil
 	h.l.encap.SetUnsupported(nil)
+	if w.dark {
+		h.l.encap.SetDelivery(dataplane.IPv4, nil) // it probes
+	}
 	h.l.setUnderlay(h.underlay())
 	for _, k := range slices.SortedFunc(maps.Keys(w.now), func(a, b store.Key) int { return slices.Compare([]byte(a.String()), []byte(b.String())) }) {
 		h.l.take(w.now[k])

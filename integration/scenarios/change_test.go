@@ -204,8 +204,8 @@ func has(m store.Mode, forms []string) bool {
 	return true
 }
 
-// setMode applies the pool's manifest as an operator does.
-func (c *changing) setMode(t *testing.T, e store.Encapsulation) {
+// setMode applies the pool's manifest as an operator does, and returns what that says.
+func (c *changing) setMode(t *testing.T, e store.Encapsulation, flags ...string) string {
 	t.Helper()
 	ipip, vxlan := "Never", "Never"
 	switch e {
@@ -232,7 +232,7 @@ metadata: {name: %s}
 spec: {cidr: "%s", blockSize: %d, ipipMode: %s, vxlanMode: %s, natOutgoing: false, nodeSelector: all()}
 `, defaultPool6, p.CIDR, p.BlockSize, ipip, vxlan)
 	}
-	routerctl(t, c.Lab, "node2", manifest, "apply", "-f", "-")
+	return routerctl(t, c.Lab, "node2", manifest, append([]string{"apply", "-f", "-"}, flags...)...)
 }
 
 // forms returns what each host published about the forms of packets. It is empty
