@@ -205,7 +205,7 @@ func (c *core) make(u *updates, f wire.Family, from *peer, set attrs.Handle, edi
 	change := attrs.Change{Edit: edit, NextHop: hop, TwoOctet: !u.as4}
 	switch {
 	case u.external:
-		change.PrependAS = u.localAS
+		change.PrependAS, change.External = u.localAS, true
 		change.Drop = attrs.InternalAttributes
 		if from != nil {
 			change.Drop = append(slices.Clone(attrs.MED), attrs.InternalAttributes...)

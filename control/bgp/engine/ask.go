@@ -94,15 +94,15 @@ func (e *Engine) Query(ctx context.Context, q Query, yield func(*Path) bool) err
 
 // Peers returns how all peers are, in the order of their addresses.
 func (e *Engine) Peers() []Status {
-	e.mu.Lock()
 	var out []Status
 	var sessions []*session
-	for _, p := range e.core.ordered() {
-		if s := e.sessions[p.config.Addr]; s != nil {
-			out, sessions = append(out, e.core.status(p)), append(sessions, s)
+	e.locked(func(c *core) {
+		for _, p := range c.ordered() {
+			if s := e.sessions[p.config.Addr]; s != nil {
+				out, sessions = append(out, c.status(p)), append(sessions, s)
+			}
 		}
-	}
-	e.mu.Unlock()
+	})
 	for i, s := range sessions {
 		s.complete(&out[i])
 	}
@@ -111,13 +111,13 @@ func (e *Engine) Peers() []Status {
 
 // Peer returns how a peer is; false: there is no such.
 func (e *Engine) Peer(addr netip.Addr) (Status, bool) {
-	e.mu.Lock()
-	s := e.sessions[addr]
+	var s *session
 	var out Status
-	if s != nil {
-		out = e.core.status(s.peer)
-	}
-	e.mu.Unlock()
+	e.locked(func(c *core) {
+		if s = e.sessions[addr]; s != nil {
+			out = c.status(s.peer)
+		}
+	})
 	if s == nil {
 		return Status{}, false
 	}

@@ -190,7 +190,7 @@ type slow struct{ openPolicy }
 
 func (slow) Import(Peer) Judge {
 	return func(*Path) Verdict {
-		for end := time.Now().Add(3 * time.Millisecond); time.Now().Before(end); {
+		for end := time.Now().Add(500 * time.Microsecond); time.Now().Before(end); {
 			runtime.Gosched()
 		}
 		return Verdict{Accept: true}
@@ -208,13 +208,13 @@ func TestSlow(t *testing.T) {
 		set(t, b, b.peerOf(a, hold))
 		peers = append(peers, a.peerOf(b, hold))
 		var own []Origin
-		for k := range 700 {
+		for k := range 5000 {
 			own = append(own, b.origin(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k >> 8), byte(k)}), 32).String(), nil))
 		}
 		b.Announce(own)
 	}
 	set(t, a, peers...)
-	a.is(t, "all routes", func() bool { return len(a.routes) == 1400 })
+	a.is(t, "all routes", func() bool { return len(a.routes) == 10000 })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if slices.ContainsFunc(a.events, func(e string) bool { return strings.Contains(e, "down") }) {

@@ -32,6 +32,11 @@ type Engine struct {
 	mu       sync.Mutex
 	core     *core
 	sessions map[netip.Addr]*session
+
+	inbox struct { // what sessions report, which must not wait for the table
+		sync.Mutex
+		list []func(*core)
+	}
 }
 
 // session is a peer and its connections.
@@ -67,15 +72,32 @@ func signal(c chan struct{}) {
 	}
 }
 
-// locked calls do with the lock, and lets the reader know of what is new.
+// locked calls do with the lock, after what sessions have reported, and lets the reader
+// know of what is new.
 func (e *Engine) locked(do func(c *core)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.core.at(time.Now())
+	e.inbox.Lock()
+	reports := e.inbox.list
+	e.inbox.list = nil
+	e.inbox.Unlock()
+	for _, report := range reports {
+		report(e.core)
+	}
 	do(e.core)
 	if e.core.unread() {
 		signal(e.changed)
 	}
+}
+
+// report has something done that a session reports, before anything else that concerns
+// the table. It never waits: while a session did, it would send no KEEPALIVE.
+func (e *Engine) report(do func(*core)) {
+	e.inbox.Lock()
+	defer e.inbox.Unlock()
+	e.inbox.list = append(e.inbox.list, do)
+	signal(e.kick)
 }
 
 // run does what takes long in steps, and lets times run out.
@@ -417,8 +439,9 @@ func (e *Engine) Stop(ctx context.Context, n *fsm.Notification) error {
 
 // Up is [conn.Handler]'s.
 func (s *session) Up(session *fsm.Session, l *conn.Link) {
-	s.engine.locked(func(c *core) {
-		s.peer.local = l.Local()
+	local := l.Local()
+	s.engine.report(func(c *core) {
+		s.peer.local = local
 		c.up(s.peer, session, l.Wake)
 	})
 }
@@ -444,12 +467,12 @@ func (s *session) Receive(session *fsm.Session, t wire.Type, body []byte) (fault
 
 // Down is [conn.Handler]'s.
 func (s *session) Down(session *fsm.Session, r fsm.Reason) {
-	s.engine.locked(func(c *core) { c.down(s.peer, session, r) })
+	s.engine.report(func(c *core) { c.down(s.peer, session, r) })
 }
 
 // Fail is [conn.Handler]'s.
 func (s *session) Fail(r fsm.Reason) {
-	s.engine.locked(func(c *core) {
+	s.engine.report(func(c *core) {
 		if !s.peer.removed {
 			c.tell(Event{Kind: Failed, Peer: s.peer.config.Addr, Reason: r})
 		}

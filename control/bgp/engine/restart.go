@@ -40,7 +40,7 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 		return
 	}
 	known := p.open.ID
-	p.session, p.open, p.limited = s, s.Peer, false
+	p.session, p.open = s, s.Peer
 	p.decoder = wire.Decoder{Session: s.Wire}
 	p.context = attrs.Context{External: p.external, AS4: s.AS4, Reachable: true}
 	c.rib.SetPeer(p.number, c.info(p))

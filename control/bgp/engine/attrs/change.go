@@ -37,6 +37,7 @@ const DefaultLocalPref = 100
 type Change struct {
 	Edit        *Edit // but for its NextHop; nil: none
 	Drop        []uint8
+	External    bool   // to another AS: without extended communities that end with this one (RFC 4360 section 6)
 	LocalPref   bool   // sets the default one if there is none
 	PrependAS   uint32 // 0: none
 	Originator  uint32 // ORIGINATOR_ID if there is none (RFC 4456); 0: not
@@ -159,6 +160,10 @@ func (t *Table) changed(h Handle, c *Change) (hop, attrs []byte) {
 		l.edit(c.Edit)
 	}
 	l.drop(c.Drop...)
+	if c.External {
+		l.keepTransitive(extended, 8)
+		l.keepTransitive(extended6, 20)
+	}
 	if c.LocalPref && l.find(localPref) < 0 {
 		l.set(transitive, localPref, binary.BigEndian.AppendUint32(nil, DefaultLocalPref))
 	}
@@ -180,6 +185,23 @@ func (t *Table) changed(h Handle, c *Change) (hop, attrs []byte) {
 		attrs = appendAttribute(attrs, a.flags, a.typ, a.value)
 	}
 	return slices.Clone(hop), attrs
+}
+
+// keepTransitive leaves extended communities out, of so many bytes each, whose type says
+// that they do not go from one AS to another.
+func (l *list) keepTransitive(t uint8, size int) {
+	const nonTransitive = 0x40
+	var kept []byte
+	for c := range slices.Chunk(l.value(t), size) {
+		if c[0]&nonTransitive == 0 {
+			kept = append(kept, c...)
+		}
+	}
+	if len(kept) == 0 {
+		l.drop(t)
+		return
+	}
+	l.set(optional|transitive, t, kept)
 }
 
 // edit applies what a policy changes.

@@ -159,6 +159,26 @@ func TestSentTwoOctets(t *testing.T) {
 	})
 }
 
+// TestExternal: of extended communities only those that go beyond an AS do.
+func TestExternal(t *testing.T) {
+	t.Parallel()
+	const target, bandwidth = "0002fde800000001", "4004fde84e6e6b28"
+	for _, c := range []struct{ in, want string }{{target + bandwidth, target}, {bandwidth, ""}, {"", ""}, {target, target}} {
+		table := NewTable()
+		list := "400101 00 400200"
+		if c.in != "" {
+			list += fmt.Sprintf("c010%02x%s", len(c.in)/2, c.in)
+		}
+		h := interned(t, table, list, 10, 0, 0, 1)
+		if got := hex.EncodeToString(table.View(table.Advertise(h, &Change{External: true})).value(extended)); got != c.want {
+			t.Errorf("%s: %s, want %s", c.in, got, c.want)
+		}
+		if got := hex.EncodeToString(table.View(table.Advertise(h, &Change{})).value(extended)); got != c.in {
+			t.Errorf("%s within the AS: %s", c.in, got)
+		}
+	}
+}
+
 // TestBase: a derived set keeps what it was made of, and only as long as it is there.
 func TestBase(t *testing.T) {
 	t.Parallel()

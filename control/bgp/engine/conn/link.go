@@ -23,7 +23,8 @@ const (
 	lingerTime = 2 * time.Second
 )
 
-// Link is one connection: a goroutine reads it and one writes.
+// Link is one connection: a goroutine reads it, one writes, and one has the handler
+// asked for UPDATEs, so that KEEPALIVEs do not wait for a handler that is busy.
 type Link struct {
 	peer   *Peer
 	id     fsm.ID
@@ -37,6 +38,7 @@ type Link struct {
 	conn    *net.TCPConn // nil: not yet
 	pending net.Buffers
 	updates *fsm.Session // whose UPDATEs are to be asked for; nil: there are none
+	ready   net.Buffers  // UPDATEs that are to be written
 	ended   bool         // nothing more is sent
 }
 
@@ -76,6 +78,7 @@ func (l *Link) start(c *net.TCPConn) {
 		defer close(read)
 		l.read(c)
 	})
+	l.peer.wg.Go(l.pull)
 	l.peer.wg.Go(func() {
 		defer l.cancel()
 		defer c.Close()
@@ -93,7 +96,7 @@ func (l *Link) send(m []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pending = append(l.pending, m)
-	l.wake.Signal()
+	l.wake.Broadcast()
 }
 
 // Wake has the handler asked for messages of the session. It never waits.
@@ -101,7 +104,7 @@ func (l *Link) Wake() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.updates = l.session; l.updates != nil {
-		l.wake.Signal()
+		l.wake.Broadcast()
 	}
 }
 
@@ -135,7 +138,7 @@ func (l *Link) finish(abort bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended = true
-	l.wake.Signal()
+	l.wake.Broadcast()
 	switch {
 	case l.conn == nil:
 		l.cancel()
@@ -148,28 +151,21 @@ func (l *Link) finish(abort bool) {
 	}
 }
 
-// write writes what was sent until the link has ended.
+// write writes what was sent, and UPDATEs, until the link has ended.
 func (l *Link) write(c *net.TCPConn) {
 	for {
 		l.mu.Lock()
-		for len(l.pending) == 0 && l.updates == nil && !l.ended {
+		for len(l.pending)+len(l.ready) == 0 && !l.ended {
 			l.wake.Wait()
 		}
-		batch, session := l.pending, l.updates
-		l.pending = nil
-		ended := l.ended
-		if len(batch) == 0 && !ended {
-			l.updates = nil // what comes from now on wakes anew
+		batch := l.pending
+		if l.pending = nil; len(batch) == 0 && !l.ended {
+			batch, l.ready = l.ready, nil
+			l.wake.Broadcast()
 		}
 		l.mu.Unlock()
 		if len(batch) == 0 {
-			if ended {
-				return
-			}
-			if batch = l.peer.handler.Updates(session); len(batch) == 0 {
-				continue
-			}
-			l.Wake()
+			return
 		}
 		l.peer.count(&l.peer.out, batch)
 		if _, err := batch.WriteTo(c); err != nil {
@@ -177,6 +173,31 @@ func (l *Link) write(c *net.TCPConn) {
 			return
 		}
 		l.peer.step(func(now time.Time) []fsm.Action { l.peer.machine.Wrote(now, l.id); return nil })
+	}
+}
+
+// pull asks for UPDATEs, after a wake and as long as there are some, until the link has
+// ended.
+func (l *Link) pull() {
+	for {
+		l.mu.Lock()
+		for (l.updates == nil || len(l.ready) > 0) && !l.ended {
+			l.wake.Wait()
+		}
+		session, ended := l.updates, l.ended
+		l.updates = nil // what comes from now on wakes anew
+		l.mu.Unlock()
+		if ended {
+			return
+		}
+		batch := l.peer.handler.Updates(session)
+		if len(batch) == 0 {
+			continue
+		}
+		l.mu.Lock()
+		l.ready, l.updates = batch, session
+		l.wake.Broadcast()
+		l.mu.Unlock()
 	}
 }
 

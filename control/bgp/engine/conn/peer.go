@@ -14,14 +14,15 @@ import (
 )
 
 // Handler is who is concerned by a peer's sessions. Up, Down and Fail are called in
-// order, one at a time, and must not call the [Peer].
+// order, one at a time, must not call the [Peer], and must not wait: no KEEPALIVE is sent
+// meanwhile.
 type Handler interface {
 	// Up says that a session is established, on a link.
 	Up(s *fsm.Session, l *Link)
-	// Updates is asked for messages to write, by the session's writer: after [Link.Wake],
-	// and again as long as it returns some. They are not changed. KEEPALIVEs are
-	// written between two calls, so a call should return no more than a peer reads in
-	// its hold time.
+	// Updates is asked for messages to write, on a goroutine of the session: after
+	// [Link.Wake], and again as long as it returns some. They are not changed. KEEPALIVEs
+	// are written between what two calls return, so one should return no more than a
+	// peer reads in its hold time.
 	Updates(s *fsm.Session) [][]byte
 	// Receive is handed UPDATE and ROUTE-REFRESH of a session, in order, on its reader's
 	// goroutine. While it does not return nothing is read, and the hold timer does not
