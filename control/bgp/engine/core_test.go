@@ -232,7 +232,7 @@ func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
 		peers := []Peer{a.peerOf(b, client)}
 		for i := range 3 {
 			p := peers[0]
-			p.Addr, p.Passive = netip.AddrFrom4([4]byte{127, 0, 73, byte(10 + i)}), true
+			p.Addr, p.Passive, p.HoldTime = netip.AddrFrom4([4]byte{127, 0, 73, byte(10 + i)}), true, 4*time.Minute // they send no KEEPALIVE
 			peers = append(peers, p)
 		}
 		set(t, a, peers...)
@@ -255,7 +255,7 @@ func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
 		}
 		t.Cleanup(func() { reads.conn.Close() })
 		bytewise := dial(3)
-		o := fsm.Open{AS: 65000, ID: 77, HoldTime: 90 * time.Second}
+		o := fsm.Open{AS: 65000, ID: 77, HoldTime: 4 * time.Minute}
 		o.Family[wire.IPv4].Enabled = true
 		msg, err := o.Append(nil)
 		if err != nil {
