@@ -419,6 +419,9 @@ func testBootstrap(t *testing.T, s store.Store) {
 		objs := make(map[store.Key]store.Object)
 		for _, kind := range store.Kinds() {
 			list, _, err := s.List(t.Context(), kind, "")
+			if errors.Is(err, store.ErrInvalid) {
+				continue // a kind that this datastore does not hold; what is made has to be there
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
