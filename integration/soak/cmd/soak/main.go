@@ -33,6 +33,10 @@ func main() {
 	}
 }
 
+// logLines is how much of each host's log is shown with an error: what led to it may be
+// some groups of changes back.
+const logLines = 400
+
 // downTime is how long the lab may take to go.
 const downTime = time.Minute
 
@@ -82,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	fmt.Fprint(stdout, report)
 	if err != nil {
 		for _, h := range hosts {
-			fmt.Fprintf(stderr, "the last lines of %s's log:\n%s\n", h, l.LogTail(h, 40))
+			fmt.Fprintf(stderr, "the last lines of %s's log:\n%s\n", h, l.LogTail(h, logLines))
 		}
 	}
 	return err
