@@ -186,3 +186,47 @@ func TestPasswordOnLink(t *testing.T) {
 		})
 	}
 }
+
+// TestOneAddressOnTwoLinks: neighbours of two links may have one address, and each has
+// its own session and filters.
+func TestOneAddressOnTwoLinks(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 3)
+	one := newLink(t)
+	n := nets.Add(1)
+	two := link{a: one.a.WithZone(fmt.Sprintf("la%d", n)), b: one.b.WithZone(fmt.Sprintf("lb%d", n))}
+	ip(t, "link add "+two.a.Zone()+" type veth peer name "+two.b.Zone())
+	t.Cleanup(func() { ip(t, "link del "+two.a.Zone()) })
+	for _, end := range []netip.Addr{two.a, two.b} {
+		ip(t, "link set "+end.Zone()+" addrgenmode none up")
+		ip(t, "addr add "+end.WithZone("").String()+"/64 dev "+end.Zone()+" nodad")
+	}
+	over := func(self, other netip.Addr, asn uint32) Peer {
+		p := tor(self, other, asn)
+		p.Name, p.Interface, p.ExtendedNextHop = "on-"+self.Zone(), self.Zone(), true
+		return p
+	}
+	r := newRun(t, SpeakerOptions{})
+	first, second := over(one.a, one.b.WithZone(one.a.Zone()), 64998), over(two.a, two.b.WithZone(two.a.Zone()), 64999)
+	second.Filters = "none"
+	c := testConfig(h[0], 64512, nil, first, second)
+	c.Filters = map[string]Filter{"none": parse(t, `{"importV4":[{"action":"Reject"}]}`)}
+	r.apply(c)
+	for i, l := range []link{one, two} {
+		sw := testConfig(h[i+1], []uint32{64998, 64999}[i], []string{"203.0.113.0/24"}, waiting(over(l.b, l.a.WithZone(l.b.Zone()), 64512)))
+		sw.ListenAddrs = []netip.Addr{l.b}
+		newRun(t, SpeakerOptions{}).apply(sw)
+	}
+	r.waitUp(first.Addr)
+	r.waitUp(second.Addr)
+	poll(t, r.dump, func() bool { return r.status(first.Addr).Accepted == 1 && r.status(second.Addr).Received == 1 })
+	if p := r.waitPath("203.0.113.0/24"); p.PeerAddr != first.Addr || p.NextHop != first.Addr || len(p.More) != 0 {
+		t.Errorf("path %s", p)
+	}
+	c.Filters = map[string]Filter{"none": parse(t, `{"importV4":[{"action":"Accept"}]}`)}
+	r.apply(c)
+	poll(t, r.dump, func() bool {
+		p, ok := r.path("203.0.113.0/24")
+		return ok && len(p.More) == 1 && p.More[0].NextHop == second.Addr
+	})
+}

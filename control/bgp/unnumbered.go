@@ -102,7 +102,7 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 		}
 		p.Source = l.Addr.WithZone(p.Interface)
 		if q, ok := taken[f.addr]; ok {
-			if p.Problem = p.notBeside(q, f.addr, cfg.ASN); p.Problem != "" {
+			if p.Problem = p.notBeside(q, f.addr); p.Problem != "" {
 				continue
 			}
 		}
@@ -113,23 +113,13 @@ func onLinks(cfg Config, links map[string]Link, last map[string]found) (Config, 
 }
 
 // notBeside says why there cannot be a session with a neighbour that has the
-// address of another link's; empty: there can. Passwords are the
-// kernel's by the address without the device, where they would go with one of the two.
-func (p Peer) notBeside(q Peer, addr netip.Addr, asn uint32) string {
-	same := fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, ", addr, p.Interface, q.Name)
-	switch {
-	case !p.samePolicies(q, asn):
-		return same + "which has other spec.filters or spec.nextHopMode, or of the two only one is in this node's AS: make them alike, or give the two neighbours different addresses"
-	case p.Secret != SecretRef{}, q.Secret != SecretRef{}:
-		return same + "and there is a spec.password: give the two neighbours different addresses, or leave the passwords out"
+// address of another link's; empty: there can. Passwords are the kernel's by the
+// address without the device, where they would go with one of the two.
+func (p Peer) notBeside(q Peer, addr netip.Addr) string {
+	if p.Secret == (SecretRef{}) && q.Secret == (SecretRef{}) {
+		return ""
 	}
-	return ""
-}
-
-// samePolicies reports whether what two peers announce and are told is judged
-// in the same way, given the node's own AS.
-func (p Peer) samePolicies(q Peer, asn uint32) bool {
-	return p.Filters == q.Filters && p.NextHopMode == q.NextHopMode && p.PoolsOnly == q.PoolsOnly && p.ibgp(asn) == q.ibgp(asn)
+	return fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, and there is a spec.password: give the two neighbours different addresses, or leave the passwords out", addr, p.Interface, q.Name)
 }
 
 // neighbour chooses the neighbour to speak with: the one that advertises itself
