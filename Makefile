@@ -65,6 +65,39 @@ install: build ## Install below $(DESTDIR)$(PREFIX), configuration below $(DESTD
 	install -m 0644 configs/networkmanager/routerd.conf $(DESTDIR)/etc/NetworkManager/conf.d/
 	[ -e $(DESTDIR)/etc/routerd/routerd.yaml ] || install -m 0640 configs/routerd.yaml $(DESTDIR)/etc/routerd/
 
+DIST := $(CURDIR)/dist
+# The newest tag, or 0.0.0 before the first, with what came since: both package
+# formats sort it after that tag.
+PACKAGE_VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//;s/-/+/;s/-/./g' | grep . || echo 0.0.0+$$(git rev-list --count HEAD).g$$(git rev-parse --short HEAD))
+# Times within packages: the commit's, so that two builds are the same bytes.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+PACKAGE_ARCHS ?= amd64 arm64
+
+.PHONY: package
+package: $(TOOLS)/nfpm ## Make the deb and rpm packages for amd64 and arm64 into dist/
+	rm -rf $(DIST)
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(DIST)/host/ ./cmd/routerd ./cmd/routerctl
+	$(DIST)/host/routerd man $(DIST)/man
+	$(DIST)/host/routerctl man $(DIST)/man
+	gzip -9n $(DIST)/man/*.1
+	mkdir -p $(DIST)/completion
+	$(DIST)/host/routerctl completion bash >$(DIST)/completion/routerctl.bash
+	$(DIST)/host/routerctl completion zsh >$(DIST)/completion/_routerctl
+	$(DIST)/host/routerctl completion fish >$(DIST)/completion/routerctl.fish
+	sed 's,/usr/local/bin/,/usr/bin/,' configs/systemd/routerd.service >$(DIST)/routerd.service
+	for arch in $(PACKAGE_ARCHS); do \
+		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o $(DIST)/stage/bin/ ./cmd/routerd ./cmd/routerctl ./cmd/routerd-cni; \
+		cp -r $(DIST)/man $(DIST)/completion $(DIST)/routerd.service configs CHANGELOG.md $(DIST)/stage/; \
+		find $(DIST)/stage -exec touch -h -d @$(SOURCE_DATE_EPOCH) {} +; \
+		for format in deb rpm; do \
+			ARCH=$$arch PACKAGE_VERSION='$(PACKAGE_VERSION)' SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+			$(TOOLS)/nfpm package --config configs/nfpm.yaml --packager $$format --target $(DIST)/; \
+		done; \
+		rm -rf $(DIST)/stage; \
+	done
+	rm -rf $(DIST)/host $(DIST)/man $(DIST)/completion $(DIST)/routerd.service
+	cd $(DIST) && sha256sum routerd* >SHA256SUMS && cat SHA256SUMS
+
 .PHONY: demo
 demo: deps-demo build ## Show it: three hosts, pods, every mode, a reachability matrix
 ifeq ($(SKIP_VM),1)
@@ -208,9 +241,15 @@ $(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
 	@mkdir -p $(KUBE)
 	@$(GO) build $(KUBEMOD) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)' -o $@ k8s.io/kubernetes/cmd/$(notdir $@)
 
+# A module file of its own: it wants other versions of what the tools above share.
+$(TOOLS)/nfpm: .ci/nfpm.mod .ci/nfpm.sum
+	@echo "tools: building nfpm"
+	@mkdir -p $(TOOLS)
+	@$(GO) build -modfile=$(CURDIR)/.ci/nfpm.mod -o $@ github.com/goreleaser/nfpm/v2/cmd/nfpm
+
 .PHONY: clean
 clean: ## Remove what was built; the cache of tools and the VM's kernel stays
-	rm -rf bin bench $(CACHE)/vm/base-*.cpio
+	rm -rf bin bench dist $(CACHE)/vm/base-*.cpio
 
 .PHONY: distclean
 distclean: clean ## Remove the cache too: the next run downloads and builds again

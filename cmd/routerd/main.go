@@ -38,7 +38,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand())
+	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), newManCommand())
 	return root
 }
 
