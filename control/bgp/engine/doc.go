@@ -4,5 +4,5 @@
 //
 // One lock guards the table. A session's reader holds it while it applies a
 // message, so when the table is busy it is TCP that has the peer wait. What takes long is
-// done in steps, between which others have their turn.
+// done in steps, between which others have their turn. No KEEPALIVE waits for the lock.
 package engine
