@@ -140,6 +140,7 @@ func (s *settings) putBGP(name string, b *v3.BGPConfiguration) {
 	}
 }
 
+// putPool takes note of a pool, as the cluster reads it for all; nil: there is none any more.
 func (s *settings) putPool(c *Calculator, name string, p *cluster.Pool) {
 	var exempt, sources []netip.Prefix
 	if p != nil {
