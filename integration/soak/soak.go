@@ -299,8 +299,7 @@ func (r *run) within(ctx context.Context, what string, look func(context.Context
 func (r *run) store(ctx context.Context) (store.Store, error) { return r.l.Store(ctx, r.l.Hosts()[0]) }
 
 // Modes are those that a run changes between if nobody says otherwise. Direct is not
-// among them yet: a host moves to it while the spine still waits for a restarted
-// host's routes, and packets are lost.
+// among them yet: a run with it ended with more lines in a host's rules than before.
 func Modes() []store.Encapsulation {
 	return []store.Encapsulation{store.VXLANCrossSubnet, store.VXLAN}
 }
