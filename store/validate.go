@@ -76,7 +76,9 @@ func Validate(v any) error {
 	case *v3.BGPPeer:
 		c.bgpPeer(&o.Spec)
 		c.peerLink(o.Annotations, &o.Spec)
+		c.bfd(o.Annotations)
 	case *v3.BGPConfiguration:
+		c.bfd(o.Annotations)
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:
 		c.bgpFilter(&o.Spec)
@@ -99,6 +101,7 @@ func Validate(v any) error {
 	case *v3.BlockAffinity:
 	case *Node:
 		c.node(o)
+		c.drain(o.Annotations)
 	case *WorkloadEndpoint:
 		c.workloadEndpoint(o)
 	default:

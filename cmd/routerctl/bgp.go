@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,14 +53,23 @@ func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 		fmt.Fprintln(w, "No BGP sessions are configured for this host.")
 		return nil
 	}
+	head := []string{"ADDRESS", "NAME", "TYPE", "AS", "STATE", "SINCE", "RECEIVED", "ACCEPTED", "ADVERTISED"}
+	withBFD := slices.ContainsFunc(r.GetPeers(), func(p *apiv1.BGPPeer) bool { return p.GetBfd() != "" })
+	if withBFD {
+		head = append(head, "BFD")
+	}
 	var rows [][]string
 	for _, p := range r.GetPeers() {
-		rows = append(rows, []string{
+		row := []string{
 			dash(p.GetAddress()), p.GetName(), p.GetType(), fmt.Sprint(p.GetAsNumber()), p.GetState(), since(p.GetSince(), now),
-			receivedPrefixes(p), prefixes(p, p.GetAccepted()), prefixes(p, p.GetAdvertised()), p.GetInfo(),
-		})
+			receivedPrefixes(p), prefixes(p, p.GetAccepted()), prefixes(p, p.GetAdvertised()),
+		}
+		if withBFD {
+			row = append(row, dash(p.GetBfd()))
+		}
+		rows = append(rows, append(row, p.GetInfo()))
 	}
-	return printTable(w, []string{"ADDRESS", "NAME", "TYPE", "AS", "STATE", "SINCE", "RECEIVED", "ACCEPTED", "ADVERTISED", "INFO"}, rows)
+	return printTable(w, append(head, "INFO"), rows)
 }
 
 // receivedPrefixes is what a peer announces, and of how many that it may: of each

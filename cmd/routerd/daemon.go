@@ -184,6 +184,7 @@ func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logg
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
+			BFD:       bfdCommand,
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
 				if err := d.core.Paths(ctx, pathUpdate(ch)); err != nil {
@@ -542,6 +543,8 @@ func (d *router) attachReady() error {
 	// else it may know better whose the addresses are.
 	case !ns.Registered && (d.cluster.Freshness().Err == nil || len(d.ipam.Ready()) == 0):
 		return errors.New("this host is not registered in the datastore yet")
+	case ns.Drain != "":
+		return errors.New("this host is drained, so it takes no new workloads; routerctl node undrain has it take them again")
 	}
 	if d.noPolicy != nil {
 		return d.noPolicy

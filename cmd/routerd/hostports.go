@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/bfd"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/dataplane/filter"
 )
@@ -20,6 +21,7 @@ func hostPorts(c config.Config) []filter.Tunnel {
 	var list []filter.Tunnel
 	if c.BGP.Enabled {
 		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: bgpPort})
+		list = append(list, bfdPorts()...)
 	}
 	if c.Probe.Enabled {
 		port := uint16(c.Probe.Port) //nolint:gosec // Validate has checked it
@@ -31,18 +33,23 @@ func hostPorts(c config.Config) []filter.Tunnel {
 	return list
 }
 
-// guardedPorts lists which of that workloads do not reach: BGP's and the probes' ports,
-// of hosts that have BGP while this one has none too.
+// bfdPorts are where sessions beside BGP's are served, if peers ask for it.
+func bfdPorts() []filter.Tunnel {
+	return []filter.Tunnel{{Protocol: unix.IPPROTO_UDP, Port: bfd.Port}, {Protocol: unix.IPPROTO_UDP, Port: bfd.MultihopPort}}
+}
+
+// guardedPorts lists which of that workloads do not reach: BGP's, BFD's and the probes'
+// ports, of hosts that have BGP while this one has none too.
 func guardedPorts(c config.Config) []filter.Tunnel {
 	if c.Policy.AllowHostPortsFromWorkloads {
 		return nil
 	}
 	port := uint16(c.Probe.Port) //nolint:gosec // Validate has checked it
-	return []filter.Tunnel{
-		{Protocol: unix.IPPROTO_TCP, Port: bgpPort},
-		{Protocol: unix.IPPROTO_UDP, Port: port},
-		{Protocol: unix.IPPROTO_TCP, Port: port},
-	}
+	return append(bfdPorts(),
+		filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: bgpPort},
+		filter.Tunnel{Protocol: unix.IPPROTO_UDP, Port: port},
+		filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: port},
+	)
 }
 
 // datastorePorts lists where this host reaches an external datastore. Of one that

@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,15 +21,21 @@ func TestHostPorts(t *testing.T) {
 		}
 		return f
 	}
-	bgp, probes := filter.Tunnel{Protocol: 6, Port: 179}, []filter.Tunnel{{Protocol: 17, Port: 7747}, {Protocol: 6, Port: 7747}}
+	normal := []filter.Tunnel{
+		{Protocol: 6, Port: 179},
+		{Protocol: 17, Port: 3784},
+		{Protocol: 17, Port: 4784},
+		{Protocol: 17, Port: 7747},
+		{Protocol: 6, Port: 7747},
+	}
 	for _, c := range []struct {
 		name      string
 		change    func(*config.Config)
 		hosts     []filter.Tunnel
 		datastore []filter.Failsafe
 	}{
-		{"as it comes", func(*config.Config) {}, append([]filter.Tunnel{bgp}, probes...), nil},
-		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(append([]filter.Tunnel{bgp}, probes...), filter.Tunnel{Protocol: 6, Port: 4001}), nil},
+		{"as it comes", func(*config.Config) {}, normal, nil},
+		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(slices.Clone(normal), filter.Tunnel{Protocol: 6, Port: 4001}), nil},
 		{"neither BGP nor probes", func(c *config.Config) { c.BGP.Enabled, c.Probe.Enabled = false, false }, nil, nil},
 		{"external", func(c *config.Config) {
 			c.BGP.Enabled, c.Probe.Enabled = false, false
@@ -51,7 +58,7 @@ func TestGuardedPorts(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default()
 	cfg.Probe.Enabled, cfg.Datastore.Embedded.Listen = false, "192.0.2.1:2379"
-	want := []filter.Tunnel{{Protocol: 6, Port: 179}, {Protocol: 17, Port: 7747}, {Protocol: 6, Port: 7747}}
+	want := []filter.Tunnel{{Protocol: 17, Port: 3784}, {Protocol: 17, Port: 4784}, {Protocol: 6, Port: 179}, {Protocol: 17, Port: 7747}, {Protocol: 6, Port: 7747}}
 	if diff := cmp.Diff(want, guardedPorts(cfg)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

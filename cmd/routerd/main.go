@@ -38,7 +38,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), newManCommand())
+	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), newManCommand(), newBFDCommand())
 	return root
 }
 

@@ -229,7 +229,7 @@ func (b *backend) tell(events []engine.Event, changes []chosenPaths) {
 		b.out.put(e)
 	}
 	for _, e := range events {
-		if e.Kind == engine.Down && !e.Retained {
+		if e.Kind == engine.Down && !e.Retained || e.Kind == engine.Lost {
 			put(event{kind: eventLost, peer: e.Peer})
 		}
 	}

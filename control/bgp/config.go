@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/routerd/routerd/store"
 )
 
 // Defaults of the protocol's settings.
@@ -85,6 +87,7 @@ type Peer struct {
 	RestartTime time.Duration // graceful restart time that is announced to the peer
 	HoldTime    time.Duration
 	Keepalive   time.Duration // 0: a third of the hold time
+	BFD         store.BFD     // that watches the peer; zero: none
 }
 
 // runs reports whether the session is one for the speaker, not just for show.
@@ -99,6 +102,7 @@ func (p Peer) wanted() bool { return p.Problem == "" }
 func (p Peer) sameSession(q Peer) bool {
 	p.Name, p.Type, p.PoolsOnly, p.Secret = q.Name, q.Type, q.PoolsOnly, q.Secret
 	p.Reflect, p.ReachableBy, p.NextHopMode, p.Filters = q.Reflect, q.ReachableBy, q.NextHopMode, q.Filters
+	p.BFD = q.BFD
 	return p == q
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -46,6 +47,10 @@ type Options struct {
 	// block. Nil: it always may.
 	MayResume func() bool
 
+	// BFD returns the command line of BFD's process, as [bfd.NewSupervisor] has it, which runs while a peer is to be
+	// watched; nil: no peer is.
+	BFD func() *exec.Cmd
+
 	Restarting  bool          // as in [SpeakerOptions]
 	SyncTimeout time.Duration // as in [SpeakerOptions]
 }
@@ -78,6 +83,7 @@ type Controller struct {
 	dirty   async.Signal
 
 	watchers watchers
+	bfd      *watchdog // nil: no peer is watched
 
 	secretDirs chan []string       // the directories to watch
 	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
@@ -108,6 +114,9 @@ func New(opts Options) *Controller {
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
 		OnState: func(p Peer, state, info string) { c.watchers.session(p, state, info, time.Now()) },
 	})
+	if opts.BFD != nil {
+		c.bfd = newWatchdog(opts.Log, opts.BFD, c.speaker.Unreachable)
+	}
 	return c
 }
 
@@ -128,6 +137,9 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g.Go(func() error { c.drive(gctx); return nil })
 	g.Go(func() error { return c.deliver(gctx) })
 	g.Go(func() error { c.followSecrets(gctx); return nil })
+	if c.bfd != nil {
+		g.Go(func() error { c.bfd.run(gctx); return nil })
+	}
 	err := g.Wait()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -198,8 +210,7 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 		return true // more input will wake us
 	}
 	cfg.Links = links
-	cfg = c.secrets(ctx, c.onLinks(cfg))
-	err = c.speaker.Apply(ctx, cfg)
+	cfg, err = c.apply(ctx, cfg)
 	c.mu.Lock()
 	c.asn, c.routerID = cfg.ASN, cfg.RouterID
 	news := cfg.Ignored
@@ -213,6 +224,19 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 	}
 	c.setErr(err)
 	return err == nil
+}
+
+// apply has the speaker and BFD do what a configuration asks for, with what it leaves to links and secrets filled in.
+func (c *Controller) apply(ctx context.Context, cfg Config) (Config, error) {
+	cfg = c.secrets(ctx, c.onLinks(cfg))
+	err := c.speaker.Apply(ctx, cfg)
+	if c.bfd != nil {
+		c.mu.Lock()
+		adjacent := c.adjacent
+		c.mu.Unlock()
+		c.bfd.watch(bfdSessions(&cfg, adjacent))
+	}
+	return cfg, err
 }
 
 // secrets reads the passwords, and says where to look for their changes.
@@ -277,6 +301,9 @@ func (c *Controller) Status(ctx context.Context) Status {
 	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
 	c.mu.Unlock()
 	st.Peers, st.Uncounted = c.speaker.Peers(ctx)
+	if c.bfd != nil {
+		c.bfd.describe(ctx, st.Peers)
+	}
 	return st
 }
 

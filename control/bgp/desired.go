@@ -59,6 +59,7 @@ func Desired(v *View, node string) (Config, error) {
 func (d *derivation) routes(c *Config) {
 	c.Announce, c.Hidden = d.announce(c.Filters, c.Peers)
 	c.Tags = d.tags(c.Announce)
+	d.drain(c)
 	c.Pools, c.Own, c.Borrowed = d.importSets(c.Peers)
 }
 
@@ -118,6 +119,14 @@ func (v *View) defaults() v3.BGPConfigurationSpec {
 		return c.Spec
 	}
 	return v3.BGPConfigurationSpec{}
+}
+
+// defaultNotes returns the default BGPConfiguration's annotations.
+func (v *View) defaultNotes() map[string]string {
+	if c, ok := v.confs["default"]; ok {
+		return c.Annotations
+	}
+	return nil
 }
 
 // portOf returns the port that a node listens on.
@@ -262,6 +271,10 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 	if wrong != "" {
 		problem = "BGPConfiguration default: nodeMeshPassword" + wrong
 	}
+	watch, err := bfdOf(d.v.defaultNotes())
+	if err != nil {
+		problem = "BGPConfiguration default: " + err.Error()
+	}
 	if t := conf.NodeMeshMaxRestartTime; t != nil {
 		restart = t.Duration
 		if p := restartProblem("BGPConfiguration default: nodeMeshMaxRestartTime", restart); p != "" {
@@ -283,7 +296,7 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 				// global one: so Calico's nodes do.
 				ASN: n.asn, Source: d.ipTo(addr), PoolsOnly: true, Problem: problem,
 				Passive: d.passiveTo(addr), Secret: secret,
-				RestartTime: restart, HoldTime: defaultHoldTime,
+				RestartTime: restart, HoldTime: defaultHoldTime, BFD: watch,
 			}
 			if p.ASN == 0 {
 				p.ASN = d.asn

@@ -156,6 +156,7 @@ func (c Config) text() string {
 			{"filters", p.Filters, p.Filters == ""},
 			{"secret", p.Secret, p.Secret == SecretRef{}},
 			{"stale-time", p.StaleTime, p.StaleTime == 0},
+			{"bfd", fmt.Sprintf("%v x %d", p.BFD.Interval, p.BFD.Multiplier), p.BFD == store.BFD{}},
 		} {
 			if !f.unset {
 				fmt.Fprintf(&b, " %s %v", f.name, f.value)
@@ -286,6 +287,18 @@ func scenarios(t testing.TB) map[string][]store.Event {
 		"mesh-restart-time": with(conf(t, "default", `{"nodeMeshMaxRestartTime":"30s","nodeToNodeMeshEnabled":true}`)),
 		"reflector": with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.12","asNumber":64512}`), peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":64999}`),
 			labelled(t, peer(t, "hold-time", `{"peerIP":"10.1.0.51","asNumber":64512}`), "", `"routerd.io/holdTime":"30s"`)),
+		"bfd": with(
+			labelled(t, conf(t, "default", `{}`), "", `"routerd.io/bfd":"50ms x 3"`),
+			labelled(t, peer(t, "tor", `{"peerIP":"10.1.0.1","asNumber":64999}`), "", `"routerd.io/bfd":"on"`),
+			labelled(t, peer(t, "tor-off", `{"peerIP":"10.1.0.2","asNumber":64999}`), "", `"routerd.io/bfd":"off"`)),
+		"drain-shift": with(
+			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", `"routerd.io/drain":"shift"`),
+			labelled(t, bgpNode(t, "node2", "10.1.0.12/24"), "", `"routerd.io/drain":"shift"`), // concerns that node alone
+			affinity(t, "node1", "192.168.1.0/26", "confirmed"), affinity(t, "node1", "192.168.2.0/26", "confirmed"),
+			conf(t, "default", `{"communities":[{"name":"c","value":"1:2"}],"prefixAdvertisements":[{"cidr":"192.168.1.0/24","communities":["c"]}]}`)),
+		"drain-withdrawn": with(labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", `"routerd.io/drain":"withdrawn"`),
+			affinity(t, "node1", "192.168.1.0/26", "confirmed")),
+		"refused-bfd":       with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/bfd":"5ms"`)),
 		"refused-reflector": with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"one"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.99","asNumber":64512}`)),
 		"refused-restart":   with(conf(t, "default", `{"nodeMeshMaxRestartTime":"2h"}`)),
 		"refused-password":  with(conf(t, "default", `{"nodeMeshPassword":{}}`)),
@@ -324,6 +337,7 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			peer(t, "multicast", `{"peerIP":"224.0.0.5","asNumber":64999}`),
 			peer(t, "prepends-several", `{"peerIP":"10.9.0.18","asNumber":64512,"filters":["q"]}`),
 			filter(t, "q", `{"exportV4":[{"action":"Accept","asPathPrefix":[64512],"operations":[{"prependASPath":{"prefix":[64512,65000]}}]}]}`),
+			labelled(t, peer(t, "bfd", `{"peerIP":"10.9.0.19","asNumber":64999}`), "", `"routerd.io/bfd":"true"`),
 			labelled(t, peer(t, "hold", `{"peerIP":"10.9.0.13","asNumber":64999}`), "", `"routerd.io/holdTime":"1s"`),
 			peer(t, "prepends", `{"peerIP":"10.9.0.14","asNumber":64999,"filters":["p"]}`),
 			filter(t, "p", `{"exportV4":[{"action":"Accept","operations":[{"prependASPath":{"prefix":[65000]}}]}]}`),

@@ -260,7 +260,7 @@ func (d *derivation) settings(p *Peer, s peerSpec) {
 	if s.ReachableBy != "" {
 		p.ReachableBy, _ = netip.ParseAddr(s.ReachableBy) // problem says when it is none
 	}
-	p.MaxPrefixes, p.StaleTime, p.Keepalive = s.maxPrefixes, s.staleTime, s.keepalive
+	p.MaxPrefixes, p.StaleTime, p.Keepalive, p.BFD = s.maxPrefixes, s.staleTime, s.keepalive, s.bfd
 	if s.holdTime != 0 {
 		p.HoldTime = s.holdTime
 	}

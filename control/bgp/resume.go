@@ -44,7 +44,7 @@ func (c *Controller) resume(ctx context.Context, cfg Config, err error) bool {
 	if !again {
 		c.log.Warn("bgp runs with the configuration of its previous run: the datastore has not been read yet")
 	}
-	err = c.speaker.Apply(ctx, c.secrets(ctx, c.onLinks(cfg)))
+	cfg, err = c.apply(ctx, cfg)
 	c.mu.Lock()
 	c.asn, c.routerID = cfg.ASN, cfg.RouterID
 	c.mu.Unlock()

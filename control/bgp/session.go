@@ -45,9 +45,12 @@ type PeerStatus struct {
 
 	MaxPrefixes uint32 // as in [Peer]: of each family that is received
 
+	BFD string // state of the BFD session that watches the peer; empty: none does
+
 	Counters
 
 	runs bool
+	bfd  bool // it is to be watched by BFD
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.

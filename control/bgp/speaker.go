@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/routerd/routerd/store"
 )
 
 // ErrStopped is returned by the methods of a [Speaker] that was stopped.
@@ -349,12 +351,25 @@ func (s *Speaker) sessionStates() []PeerStatus {
 			ss = newSession(p, cfg.ASN, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs()}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters = ss.counters()
 		out = append(out, st)
 	}
 	return out
+}
+
+// Unreachable ends the session of a peer that is not reached any more, though its
+// connection says nothing of it. What it announced goes at once, for graceful restart is
+// for a speaker whose host goes on forwarding (RFC 5882 section 4.3). The session is tried again.
+func (s *Speaker) Unreachable(peer netip.Addr) error {
+	s.mu.Lock()
+	e := s.engine
+	s.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	return e.Unreachable(peer)
 }
 
 // Stop ends the speaker and waits for it, at most until ctx ends. With

@@ -60,6 +60,7 @@ type peerSpec struct {
 	staleTime   time.Duration
 	device      string
 	extended    bool
+	bfd         store.BFD
 	wrongNote   string // why an annotation cannot be read
 	linkNote    string // why those of the link make no sense
 }
@@ -94,6 +95,10 @@ func (s *peerSpec) annotate(notes map[string]string) {
 	if err := store.CheckPeerLink(notes, s.BGPPeerSpec); err != nil {
 		s.linkNote = err.Error()
 	}
+	var err error
+	if s.bfd, err = bfdOf(notes); err != nil {
+		s.wrongNote = err.Error()
+	}
 	if v, ok := notes[store.AnnotationMaxPrefixes]; ok {
 		n, err := strconv.ParseUint(v, 10, 32)
 		if s.maxPrefixes = uint32(n); err != nil || n == 0 {
@@ -113,7 +118,6 @@ func (s *peerSpec) annotate(notes map[string]string) {
 		if !ok {
 			continue
 		}
-		var err error
 		if *d.to, err = time.ParseDuration(v); err != nil || *d.to < d.min || *d.to > d.max {
 			wrong(d.key, v, d.want)
 		}
@@ -128,10 +132,11 @@ type nodeFacts struct {
 	asn     uint32       // 0: the global one
 	cluster string       // routeReflectorClusterID
 	labels  map[string]string
+	drain   store.Drain
 }
 
 func factsOf(n *cluster.Node) (nodeFacts, error) {
-	f := nodeFacts{bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, labels: n.Labels}
+	f := nodeFacts{bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, labels: n.Labels, drain: n.Drain}
 	return f, n.AddrErr
 }
 

@@ -37,6 +37,7 @@ type Node struct {
 	Name     string
 	Revision store.Revision
 	Labels   map[string]string
+	Drain    store.Drain
 
 	BGP       bool   // it has a place in BGP at all
 	ASN       uint32 // 0: the cluster's
@@ -120,7 +121,7 @@ func NewNode(r *store.Node, rev store.Revision) *Node {
 }
 
 func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
-	n := &Node{Name: r.Name, Revision: rev, Labels: r.Labels, Encaps: d.encaps(r)}
+	n := &Node{Name: r.Name, Revision: rev, Labels: r.Labels, Drain: store.DrainOf(r.Annotations), Encaps: d.encaps(r)}
 	for _, a := range store.TunnelAddresses(r) {
 		n.Public.set(dataplane.FamilyOf(a), a)
 	}

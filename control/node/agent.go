@@ -106,6 +106,8 @@ type Status struct {
 	// AddressErr says why this host should be registered with another address
 	// than it is, and cannot be, or not yet.
 	AddressErr error
+
+	Drain store.Drain // how far the Node resource has this host drained
 }
 
 // Agent does the package's work in one goroutine; see [Agent.Run].
@@ -176,7 +178,7 @@ func (a *Agent) HandleStore(s cluster.Step) {
 				changed = true
 				a.self, _ = ev.Object.Value.(*store.Node)
 				if n, ok := ev.Value.(*cluster.Node); ok {
-					a.encaps = n.Encaps.NodeEncaps
+					a.encaps, a.status.Drain = n.Encaps.NodeEncaps, n.Drain
 				}
 			}
 			// Another one may be that which has our address.

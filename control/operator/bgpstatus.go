@@ -37,7 +37,7 @@ func peersOf(st bgp.Status) []peer {
 		bp := &apiv1.BGPPeer{
 			Type: string(p.Type), State: p.State, Since: timestamp(p.Since), Info: p.Info, AsNumber: p.ASN, Name: p.Name,
 			Received: uint32(p.Received), Accepted: uint32(p.Accepted), Advertised: uint32(p.Advertised),
-			Counted: p.Counted, MaxPrefixes: p.MaxPrefixes,
+			Counted: p.Counted, MaxPrefixes: p.MaxPrefixes, Bfd: p.BFD,
 		}
 		for _, f := range p.Families {
 			bp.Families = append(bp.Families, &apiv1.BGPFamily{

@@ -20,6 +20,7 @@ func (s *Server) Node(ctx context.Context) (*apiv1.NodeResponse, error) {
 		Health: &apiv1.Health{Live: checkProto(rep.Live), Ready: checkProto(rep.Ready)},
 	}
 	addAddresses(ns, out)
+	out.Drain = string(ns.Drain)
 	for _, c := range rep.Conditions {
 		out.Health.Conditions = append(out.Health.Conditions, checkProto(c))
 	}

@@ -14,6 +14,10 @@ import (
 type Operator interface {
 	// Node describes this host.
 	Node(ctx context.Context) (*apiv1.NodeResponse, error)
+
+	// Delivered counts the packets that workloads have been sent since their interfaces were made.
+	Delivered() (uint64, error)
+
 	// Routes explains the prefixes that overlap filter, or all if filter is
 	// not valid; with all, also every other object that is wanted.
 	Routes(ctx context.Context, filter netip.Prefix, all bool) (*apiv1.RoutesResponse, error)
@@ -43,8 +47,12 @@ type operatorServer struct {
 	o Operator
 }
 
-func (s *operatorServer) Node(ctx context.Context, _ *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
-	return s.o.Node(ctx)
+func (s *operatorServer) Node(ctx context.Context, r *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
+	out, err := s.o.Node(ctx)
+	if err == nil && r.GetDelivered() {
+		out.DeliveredPackets, err = s.o.Delivered()
+	}
+	return out, err
 }
 
 func (s *operatorServer) Routes(ctx context.Context, req *apiv1.RoutesRequest) (*apiv1.RoutesResponse, error) {

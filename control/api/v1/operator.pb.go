@@ -25,6 +25,7 @@ const (
 
 type NodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Delivered     bool                   `protobuf:"varint,1,opt,name=delivered,proto3" json:"delivered,omitempty"` // count what workloads are sent, too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -59,6 +60,13 @@ func (*NodeRequest) Descriptor() ([]byte, []int) {
 	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{0}
 }
 
+func (x *NodeRequest) GetDelivered() bool {
+	if x != nil {
+		return x.Delivered
+	}
+	return false
+}
+
 type NodeResponse struct {
 	state                protoimpl.MessageState `protogen:"open.v1"`
 	Name                 string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -86,6 +94,8 @@ type NodeResponse struct {
 	Ipv6AddressMethod    string                 `protobuf:"bytes,23,opt,name=ipv6_address_method,json=ipv6AddressMethod,proto3" json:"ipv6_address_method,omitempty"`
 	IpipTunnelAddressV6  string                 `protobuf:"bytes,24,opt,name=ipip_tunnel_address_v6,json=ipipTunnelAddressV6,proto3" json:"ipip_tunnel_address_v6,omitempty"`
 	VxlanTunnelAddressV6 string                 `protobuf:"bytes,25,opt,name=vxlan_tunnel_address_v6,json=vxlanTunnelAddressV6,proto3" json:"vxlan_tunnel_address_v6,omitempty"`
+	Drain                string                 `protobuf:"bytes,26,opt,name=drain,proto3" json:"drain,omitempty"`                                                // "shift" or "withdrawn": how far this host is drained; empty: it is not
+	DeliveredPackets     uint64                 `protobuf:"varint,27,opt,name=delivered_packets,json=deliveredPackets,proto3" json:"delivered_packets,omitempty"` // that workloads have been sent since their interfaces were made, if asked for
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -295,6 +305,20 @@ func (x *NodeResponse) GetVxlanTunnelAddressV6() string {
 	return ""
 }
 
+func (x *NodeResponse) GetDrain() string {
+	if x != nil {
+		return x.Drain
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetDeliveredPackets() uint64 {
+	if x != nil {
+		return x.DeliveredPackets
+	}
+	return 0
+}
+
 // Health holds three separate answers.
 type Health struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -439,6 +463,7 @@ type BGPPeer struct {
 	Counted       bool                   `protobuf:"varint,11,opt,name=counted,proto3" json:"counted,omitempty"`                            // the numbers of prefixes are known
 	MaxPrefixes   uint32                 `protobuf:"varint,12,opt,name=max_prefixes,json=maxPrefixes,proto3" json:"max_prefixes,omitempty"` // what it may announce of each family; 0: no limit
 	Families      []*BGPFamily           `protobuf:"bytes,13,rep,name=families,proto3" json:"families,omitempty"`                           // of a session that is up
+	Bfd           string                 `protobuf:"bytes,14,opt,name=bfd,proto3" json:"bfd,omitempty"`                                     // state of its BFD session and why; empty: none is asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -562,6 +587,13 @@ func (x *BGPPeer) GetFamilies() []*BGPFamily {
 		return x.Families
 	}
 	return nil
+}
+
+func (x *BGPPeer) GetBfd() string {
+	if x != nil {
+		return x.Bfd
+	}
+	return ""
 }
 
 // BGPFamily is prefixes of one address family.
@@ -3001,8 +3033,9 @@ var File_control_api_v1_operator_proto protoreflect.FileDescriptor
 const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
-	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
-	"\vNodeRequest\"\xaa\a\n" +
+	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"+\n" +
+	"\vNodeRequest\x12\x1c\n" +
+	"\tdelivered\x18\x01 \x01(\bR\tdelivered\"\xed\a\n" +
 	"\fNodeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x10\n" +
@@ -3030,7 +3063,9 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"ipv6Uplink\x12.\n" +
 	"\x13ipv6_address_method\x18\x17 \x01(\tR\x11ipv6AddressMethod\x123\n" +
 	"\x16ipip_tunnel_address_v6\x18\x18 \x01(\tR\x13ipipTunnelAddressV6\x125\n" +
-	"\x17vxlan_tunnel_address_v6\x18\x19 \x01(\tR\x14vxlanTunnelAddressV6\"\x8b\x01\n" +
+	"\x17vxlan_tunnel_address_v6\x18\x19 \x01(\tR\x14vxlanTunnelAddressV6\x12\x14\n" +
+	"\x05drain\x18\x1a \x01(\tR\x05drain\x12+\n" +
+	"\x11delivered_packets\x18\x1b \x01(\x04R\x10deliveredPackets\"\x8b\x01\n" +
 	"\x06Health\x12%\n" +
 	"\x04live\x18\x01 \x01(\v2\x11.routerd.v1.CheckR\x04live\x12'\n" +
 	"\x05ready\x18\x02 \x01(\v2\x11.routerd.v1.CheckR\x05ready\x121\n" +
@@ -3041,7 +3076,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x8c\x03\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x9e\x03\n" +
 	"\aBGPPeer\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
@@ -3058,7 +3093,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"advertised\x12\x18\n" +
 	"\acounted\x18\v \x01(\bR\acounted\x12!\n" +
 	"\fmax_prefixes\x18\f \x01(\rR\vmaxPrefixes\x121\n" +
-	"\bfamilies\x18\r \x03(\v2\x15.routerd.v1.BGPFamilyR\bfamilies\"{\n" +
+	"\bfamilies\x18\r \x03(\v2\x15.routerd.v1.BGPFamilyR\bfamilies\x12\x10\n" +
+	"\x03bfd\x18\x0e \x01(\tR\x03bfd\"{\n" +
 	"\tBGPFamily\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12\x1a\n" +
 	"\breceived\x18\x02 \x01(\rR\breceived\x12\x1a\n" +

@@ -119,6 +119,7 @@ const (
 	Failed                         // an attempt to establish one has
 	EndOfRIB                       // the peer has sent all it has of a family
 	Expired                        // the peer has not come back within its restart time
+	Lost                           // what was kept of it goes, for it is not reached any more
 	Withdrawn                      // what a peer had announced before its session ended is gone
 	Resumed                        // a peer that announced too much is tried again
 )

@@ -61,6 +61,17 @@ func (e *Engine) Reset(peer netip.Addr, n fsm.Notification) error {
 	return nil
 }
 
+// Unreachable ends the session with a peer that is not reached any more, for BFD says so, and removes at once what the peer
+// announced, also if the session has ended before and its paths are kept: graceful restart is for a peer
+// that goes on forwarding (RFC 5882 section 4.3). The session is tried again.
+func (e *Engine) Unreachable(peer netip.Addr) error {
+	if err := e.Reset(peer, fsm.Cease(fsm.CeaseBFDDown, "")); err != nil {
+		return err
+	}
+	e.locked(func(c *core) { c.unreachable(c.peers[peer]) })
+	return nil
+}
+
 // Refresh asks a peer to send all of a family again (RFC 2918).
 func (e *Engine) Refresh(peer netip.Addr, f wire.Family) (err error) {
 	e.locked(func(c *core) {

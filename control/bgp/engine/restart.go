@@ -301,3 +301,23 @@ func (c *core) memberOptions(p *peer, wake func()) group.MemberOptions {
 	}
 	return o
 }
+
+// unreachable removes what is kept of a peer whose session has ended: it does not forward any more.
+func (c *core) unreachable(p *peer) {
+	if p == nil || p.session != nil {
+		return
+	}
+	told := false
+	for f := range wire.Family(wire.Families) {
+		if p.families[f].stage == nothing {
+			continue
+		}
+		if !told {
+			c.tell(Event{Kind: Lost, Peer: p.config.Addr})
+			told = true
+		}
+		c.sweep(p, f)
+		c.goneIfDown(p)
+	}
+	c.settle()
+}

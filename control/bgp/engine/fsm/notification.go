@@ -54,7 +54,7 @@ func ParseNotification(body []byte) Notification {
 // final reports whether a Cease means that the routes are to go, so that it has to be
 // a hard reset where both sides have RFC 8538.
 func (n Notification) final() bool {
-	return n.Code == CodeCease && (n.Subcode == CeaseMaxPrefixes || n.Subcode == CeaseShutdown || n.Subcode == CeaseDeconfigured)
+	return n.Code == CodeCease && (n.Subcode == CeaseMaxPrefixes || n.Subcode == CeaseShutdown || n.Subcode == CeaseDeconfigured || n.Subcode == CeaseBFDDown)
 }
 
 // harden wraps n into a hard reset (RFC 8538 section 3.1).

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/store"
+)
+
+// drainOptions are the flags of `node drain`.
+type drainOptions struct {
+	wait    bool
+	timeout time.Duration
+	quiet   time.Duration
+}
+
+func (a *app) nodeDrainCommand() *cobra.Command {
+	var o drainOptions
+	c := &cobra.Command{
+		Use:   "drain [NODE]",
+		Short: "Have traffic leave a host before it goes",
+		Long: `Have traffic leave a host, this one unless NODE names another. No workload starts
+there any more, and what it advertises carries the community GRACEFUL_SHUTDOWN and
+the least LOCAL_PREF (RFC 8326), so that BGP peers with another way take that. What
+runs keeps running, and nothing is withdrawn.
+
+With --wait, on the host itself, wait until its workloads are sent nothing for a
+while, and then withdraw what it advertises. When they still are sent something
+after --wait-timeout, the host stays as it is and the exit code is 1. Then stop the daemon.`,
+		Example: "  routerctl node drain --wait && systemctl stop routerd\n  routerctl node drain node3\n  routerctl node undrain node3",
+		Args:    cobra.MaximumNArgs(1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.drain(cmd, args, o) },
+	}
+	f := c.Flags()
+	f.BoolVar(&o.wait, "wait", false, "wait until this host's workloads are sent nothing, then withdraw")
+	f.DurationVar(&o.timeout, "wait-timeout", 5*time.Minute, "how long to wait at most")
+	f.DurationVar(&o.quiet, "quiet", 5*time.Second, "for how long nothing may have been sent")
+	return c
+}
+
+func (a *app) nodeUndrainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "undrain [NODE]",
+		Short:   "Take a host that was drained into service again",
+		Long:    "Take a host, this one unless NODE names another, into service again: workloads may\nstart there, and it advertises as before.",
+		Example: "  routerctl node undrain\n  routerctl node undrain node3",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withNodeName(cmd, args, func(name string) error {
+				return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return a.setDrain(ctx, s, name, "") })
+			})
+		},
+	}
+}
+
+func (a *app) drain(cmd *cobra.Command, args []string, o drainOptions) error {
+	if o.wait && len(args) > 0 {
+		return usagef("node drain: --wait counts packets on the host itself: run it there, without NODE")
+	}
+	return a.withNodeName(cmd, args, func(name string) error {
+		set := func(to store.Drain) error {
+			return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return a.setDrain(ctx, s, name, to) })
+		}
+		if err := set(store.DrainShift); err != nil || !o.wait {
+			return err
+		}
+		// Longer than a command may take otherwise.
+		if err := a.askOperator(cmd.Context(), func(op apiv1.OperatorClient) error { return a.awaitQuiet(cmd.Context(), op, o) }); err != nil {
+			return err
+		}
+		return set(store.DrainWithdrawn)
+	})
+}
+
+// withNodeName calls f with the node that the arguments name, or this host's.
+func (a *app) withNodeName(cmd *cobra.Command, args []string, f func(name string) error) error {
+	if len(args) > 0 {
+		return f(args[0])
+	}
+	var name string
+	err := a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+		r, err := op.Node(ctx, &apiv1.NodeRequest{})
+		name = r.GetName()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return f(name)
+}
+
+// setDrain writes how far a node is drained; empty: not at all.
+func (a *app) setDrain(ctx context.Context, s store.Store, name string, to store.Drain) error {
+	key := store.ResourceKey(store.KindNode, name)
+	_, err := store.Modify(ctx, s, key, func(cur store.Object) (any, error) {
+		if cur.Value == nil {
+			return nil, fmt.Errorf("%w; see routerctl get nodes", store.ErrNotFound)
+		}
+		value := store.Clone(cur.Value)
+		m := store.Meta(value)
+		if to == "" {
+			delete(m.Annotations, store.AnnotationDrain)
+			return value, nil
+		}
+		if m.Annotations == nil {
+			m.Annotations = map[string]string{}
+		}
+		m.Annotations[store.AnnotationDrain] = string(to)
+		return value, nil
+	})
+	if err != nil {
+		return fmt.Errorf("drain %s: %w", key, err)
+	}
+	says := map[store.Drain]string{
+		"":                   "is in service again",
+		store.DrainShift:     "is drained: no workload starts there, and BGP peers are asked to prefer other ways",
+		store.DrainWithdrawn: "advertises nothing any more",
+	}
+	fmt.Fprintf(a.stdout, "Node %s %s.\n", name, says[to])
+	return nil
+}
+
+// awaitQuiet waits until the host's workloads have been sent nothing for a while.
+func (a *app) awaitQuiet(ctx context.Context, op apiv1.OperatorClient, o drainOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	var last uint64
+	since := time.Now()
+	for first := true; ; first = false {
+		r, err := op.Node(ctx, &apiv1.NodeRequest{Delivered: true})
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		now := time.Now()
+		if n := r.GetDeliveredPackets(); err == nil && (first || n != last) {
+			if !first {
+				fmt.Fprintf(a.stderr, "Workloads are still sent packets: %d in the last %v.\n", n-last, now.Sub(since).Round(time.Second))
+			}
+			last, since = n, now
+		}
+		if err == nil && now.Sub(since) >= o.quiet {
+			return nil
+		}
+		if async.Sleep(ctx, time.Second) != nil {
+			return fmt.Errorf("workloads of this host are still sent packets after %v; see which with `routerctl get workloadendpoints -o wide`, move them, and run this again, or take the host back with `routerctl node undrain`", o.timeout)
+		}
+	}
+}
