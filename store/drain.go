@@ -1,6 +1,6 @@
 package store
 
-// AnnotationDrain, on a Node, has traffic leave the host before it goes: no address is given to new workloads there, and BGP
+// AnnotationDrain on a Node has traffic leave the host before it goes: no address is given to new workloads there, and BGP
 // peers are asked to prefer other ways ([DrainShift]), until nothing is advertised any more ([DrainWithdrawn]).
 const AnnotationDrain = "routerd.io/drain"
 

@@ -499,18 +499,6 @@ func (r *rule) afterwards() {
 	}
 }
 
-// sameNames reports whether the filters of all running peers let paths in by the same
-// CIDRs in both.
-func (c *Config) sameNames(d *Config) bool {
-	was := runningPeers(c)
-	for _, p := range d.Peers {
-		if before, ok := was[p.Addr]; ok && p.runs() && !c.sameFilters(before, d, p, false) {
-			return false
-		}
-	}
-	return true
-}
-
 // inAny reports whether a prefix is one of a list or lies inside one.
 func inAny(list []netip.Prefix, p netip.Prefix) bool {
 	return slices.ContainsFunc(list, func(q netip.Prefix) bool {

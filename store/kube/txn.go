@@ -160,7 +160,7 @@ func (s *Store) do(ctx context.Context, st step) (store.Object, error) {
 		}
 		obj, err := s.doAt(ctx, st, rev)
 		var cond *condError
-		if !errors.As(err, &cond) || byRevision || st.Op.If.Absent() && cond.reason == store.ErrExists || try == writeTries {
+		if !errors.As(err, &cond) || byRevision || st.Op.If.Absent() && errors.Is(cond.reason, store.ErrExists) || try == writeTries {
 			return obj, err
 		}
 		// Somebody wrote it between the read and the write, which asks for no
