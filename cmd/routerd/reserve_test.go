@@ -194,8 +194,10 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 // forgetWires removes what a boot does: the wires of workloads, and the rules.
 func (h *host) forgetWires() {
 	h.t.Helper()
-	if _, err := h.exec("nft", "delete", "table", "inet", nft.TableName); err != nil {
-		h.t.Fatal(err)
+	for _, family := range []string{"inet", "arp"} {
+		if _, err := h.exec("nft", "delete", "table", family, nft.TableName); err != nil {
+			h.t.Fatal(err)
+		}
 	}
 	err := h.ns.Do(func() error {
 		links, err := netlink.LinkList()

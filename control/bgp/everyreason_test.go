@@ -275,6 +275,7 @@ func shownBy() map[string][]string {
 			"a duration from 3s to 65535s (RFC 4271 section 4.2)",
 			"a number of prefixes from 1 on",
 			"annotation %s is %q: want %s",
+			"BGPConfiguration default: ", // and what is wrong with its annotation
 			"BGPConfiguration default: nodeMeshMaxRestartTime",
 			"BGPConfiguration default: nodeMeshPassword",
 			"node %s has the address of this node, %s: give one of the two another spec.bgp.%s",
