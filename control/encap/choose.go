@@ -96,9 +96,18 @@ func (c choice) usable(d *decision) []dataplane.Encap {
 			d.Reason = err.Error()
 		}
 	}
+	// Plain packets that no probe has got through are no way at all: whatever else the
+	// peer accepts is better, also what this host has not moved to.
+	dropped := false
+	if c.plain && c.wanted.Driver == dataplane.DriverDirect && len(out) > 0 && out[0] == c.wanted {
+		if err := c.unproven(); err != nil {
+			d.Reason, d.Lost = err.Error(), errors.Is(err, errLost)
+			out, dropped = out[1:], true
+		}
+	}
 	if !slices.ContainsFunc(out, c.mayUse) {
 		for _, f := range c.others() {
-			if !slices.Contains(out, f) && c.check(f) == nil {
+			if !slices.Contains(out, f) && !(dropped && f == c.wanted) && c.check(f) == nil {
 				out = append(out, f)
 			}
 		}
