@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/routerd/routerd/cmd/internal/man"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
 )
@@ -74,7 +75,7 @@ etcd directly.`,
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
 		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(), a.clusterCommand(),
-		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(), manCommand(),
+		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(), man.Command("routerctl"),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
 		if c.Parent() == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/routerd/routerd/cmd/internal/man"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/node"
 )
@@ -38,7 +39,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), newManCommand(), newBFDCommand())
+	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), man.Command("routerd"), newBFDCommand())
 	return root
 }
 

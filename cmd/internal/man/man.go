@@ -1,4 +1,5 @@
-package main
+// Package man has the command by which a program writes its own manual pages.
+package man
 
 import (
 	"iter"
@@ -9,11 +10,12 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// manCommand writes the manual pages; packages are made with them.
-func manCommand() *cobra.Command {
+// Command writes the manual pages of the program that it is a command of; packages are
+// made with them. program is its name, for the example.
+func Command(program string) *cobra.Command {
 	return &cobra.Command{
 		Use: "man DIR", Short: "Write the manual pages into a directory", Hidden: true, Args: cobra.ExactArgs(1),
-		Example: "  routerctl man /tmp/man",
+		Example: "  " + program + " man /tmp/man",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o755); err != nil {
 				return err
