@@ -25,20 +25,25 @@ type wire struct {
 	sent     [2][]Packet
 	at       [2][]time.Time // of sent
 	states   [2][]State
+	last     [2]time.Time // arrival of the packet sent before
+	n        int
 }
 
 type arrival struct {
 	at time.Time
+	n  int // packets of one side arrive in the order they were sent: nothing in them would tell
 	to int
 	p  Packet
 }
 
 type transit []arrival
 
-func (t transit) Len() int           { return len(t) }
-func (t transit) Less(i, j int) bool { return t[i].at.Before(t[j].at) }
-func (t transit) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
-func (t *transit) Push(x any)        { *t = append(*t, x.(arrival)) }
+func (t transit) Len() int { return len(t) }
+func (t transit) Less(i, j int) bool {
+	return t[i].at.Before(t[j].at) || t[i].at.Equal(t[j].at) && t[i].n < t[j].n
+}
+func (t transit) Swap(i, j int) { t[i], t[j] = t[j], t[i] }
+func (t *transit) Push(x any)   { *t = append(*t, x.(arrival)) }
 func (t *transit) Pop() any {
 	a := (*t)[len(*t)-1]
 	*t = (*t)[:len(*t)-1]
@@ -55,7 +60,13 @@ func (w *wire) send(from int, p Packet) {
 	w.sent[from] = append(w.sent[from], p)
 	w.at[from] = append(w.at[from], w.now)
 	if !w.lose(from, &p) {
-		heap.Push(&w.transit, arrival{w.now.Add(w.delay()), 1 - from, p})
+		at := w.now.Add(w.delay())
+		if at.Before(w.last[from]) {
+			at = w.last[from]
+		}
+		w.last[from] = at
+		w.n++
+		heap.Push(&w.transit, arrival{at, w.n, 1 - from, p})
 	}
 }
 
@@ -309,8 +320,12 @@ func TestMachine(t *testing.T) {
 					t.Fatalf("every other packet was lost, and the session went down: %+v", w.machines[i].Status())
 				}
 			case 1:
-				w.machines[i].SetTiming(w.now, draw("new"))
 				before := w.machines[0].flaps + w.machines[1].flaps
+				for range rapid.IntRange(0, 3).Draw(t, "changes before") { // also while a poll is under way
+					w.machines[i].SetTiming(w.now, draw("passing"))
+					w.run(time.Duration(rapid.IntRange(0, 40).Draw(t, "meanwhile")) * ms)
+				}
+				w.machines[i].SetTiming(w.now, draw("new"))
 				w.run(3 * time.Second)
 				if now := w.machines[0].flaps + w.machines[1].flaps; now != before {
 					t.Fatalf("a change of timing took the session down: %+v, %+v", w.machines[0].Status(), w.machines[1].Status())
