@@ -75,7 +75,7 @@ etcd directly.`,
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
 		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(), a.clusterCommand(),
-		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.cniCommand(), a.versionCommand(), man.Command("routerctl"),
+		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.eventsCommand(), a.logLevelCommand(), a.cniCommand(), a.versionCommand(), man.Command("routerctl"),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
 		if c.Parent() == nil {

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
@@ -28,6 +29,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/events"
+	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -130,6 +133,25 @@ func (o *operator) Routes(_ context.Context, r *apiv1.RoutesRequest) (*apiv1.Rou
 	return m, nil
 }
 
+// someEvents is a log in which something was said in 2026.
+func someEvents() *events.Log {
+	l := events.New(slog.DiscardHandler, slog.LevelInfo)
+	say := func(to *slog.Logger, second int, level slog.Level, message string, args ...any) {
+		r := slog.NewRecord(time.Date(2026, 1, 2, 3, 4, second, 0, time.UTC), level, message, 0)
+		r.Add(args...)
+		if err := to.Handler().Handle(context.Background(), r); err != nil {
+			panic(err) // the handler discards
+		}
+	}
+	log := l.Logger()
+	bgp := log.With(events.PartKey, "bgp")
+	log.With(events.PartKey, "ipam")
+	say(log, 5, slog.LevelInfo, "starting", "node", "node1")
+	say(bgp, 6, slog.LevelInfo, "session is up", "peer", "10.0.0.1")
+	say(bgp, 7, slog.LevelWarn, "session is down", "peer", "10.0.0.1", "reason", "hold timer expired")
+	return l
+}
+
 // startDaemon serves a real etcd and a fake operator service on one socket, as
 // the daemon does.
 func startDaemon(env *testscript.Env) error {
@@ -151,6 +173,7 @@ func startDaemon(env *testscript.Env) error {
 	c.ServiceRegister = func(s *grpc.Server) {
 		apiv1.RegisterOperatorServer(s, &operator{dir: env.WorkDir})
 		apiv1.RegisterBGPServer(s, &bgpSpeaker{dir: env.WorkDir})
+		apiv1.RegisterEventsServer(s, rpc.NewEventsServer(someEvents()))
 	}
 	e, err := embed.StartEtcd(c)
 	if err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/events"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
@@ -53,7 +54,8 @@ import (
 type router struct {
 	cfg     config.Config
 	name    string
-	log     *slog.Logger
+	said    *events.Log
+	log     *slog.Logger // of the daemon as a whole, to the same log
 	started time.Time
 
 	etcd  *embedded.Server // nil: external
@@ -91,7 +93,8 @@ type router struct {
 }
 
 // run makes the daemon and runs it until ctx ends or a part cannot go on.
-func run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
+func run(ctx context.Context, c config.Config, said *events.Log) (err error) {
+	log := said.Logger()
 	name, err := c.Name()
 	if err != nil {
 		return err
@@ -108,7 +111,7 @@ func run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	defer alone.Close()
 	log.Info("starting", "version", version, "node", name, "run_dir", c.RunDir, "state_dir", c.StateDir)
 	limitMemory(log, memlimit.FromCgroup)
-	d, err := newRouter(ctx, c, name, log)
+	d, err := newRouter(ctx, c, name, said)
 	if d != nil {
 		defer func() { err = errors.Join(err, d.close()) }()
 	}
@@ -124,9 +127,10 @@ const deferBGP = 30 * time.Second
 
 // newRouter makes the parts. On error what was made so far is returned too,
 // for the caller to close.
-func newRouter(ctx context.Context, c config.Config, name string, log *slog.Logger) (*router, error) {
+func newRouter(ctx context.Context, c config.Config, name string, said *events.Log) (*router, error) {
+	log := said.Logger()
 	d := &router{
-		cfg: c, name: name, log: log, started: time.Now(),
+		cfg: c, name: name, said: said, log: log, started: time.Now(),
 		counters: newCounters(), restored: make(chan struct{}),
 	}
 	var err error
@@ -351,6 +355,7 @@ func (d *router) run(ctx context.Context) error {
 		return serve(ctx, operator, rpc.ServerOptions(d.log), func(s *grpc.Server) {
 			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d.operator))
 			apiv1.RegisterBGPServer(s, d.bgpServer())
+			apiv1.RegisterEventsServer(s, rpc.NewEventsServer(d.said))
 			d.store.RegisterKV(s)
 		})
 	})

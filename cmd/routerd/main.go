@@ -14,6 +14,7 @@ import (
 
 	"github.com/routerd/routerd/cmd/internal/man"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/events"
 	"github.com/routerd/routerd/control/node"
 )
 
@@ -78,7 +79,7 @@ flowing, and the next start takes over what is there.`,
 			if os.Geteuid() != 0 {
 				return errors.New("routerd run must be root: it writes routes and opens the network namespaces of workloads; start it with sudo or as the systemd service")
 			}
-			err = run(cmd.Context(), c, newLogger(c))
+			err = run(cmd.Context(), c, newLog(c))
 			if errors.Is(err, context.Canceled) {
 				return nil
 			}
@@ -91,15 +92,15 @@ flowing, and the next start takes over what is there.`,
 	return cmd
 }
 
-func newLogger(c config.Config) *slog.Logger {
+func newLog(c config.Config) *events.Log {
 	var level slog.Level
 	// Validate has checked the value; the zero level is info.
 	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		level = slog.LevelInfo
 	}
-	opts := &slog.HandlerOptions{Level: level}
+	opts := &slog.HandlerOptions{Level: slog.LevelDebug}
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, opts))
+		return events.New(slog.NewJSONHandler(os.Stderr, opts), level)
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, opts))
+	return events.New(slog.NewTextHandler(os.Stderr, opts), level)
 }

@@ -34,21 +34,34 @@ type Check struct {
 
 // Log remembers when answers changed. It is safe for concurrent use.
 type Log struct {
-	now func() time.Time
-	mu  sync.Mutex
-	m   map[string]Check
+	now     func() time.Time
+	changed func(Check)
+	mu      sync.Mutex
+	m       map[string]Check
 }
 
-// NewLog returns an empty log. now gives the time of changes.
-func NewLog(now func() time.Time) *Log { return &Log{now: now, m: map[string]Check{}} }
+// NewLog returns an empty log. now gives the time of changes; changed is told of answers that are another one than
+// before, and of first ones that are no.
+func NewLog(now func() time.Time, changed func(Check)) *Log {
+	return &Log{now: now, changed: changed, m: map[string]Check{}}
+}
 
 // Note records the present answer to the question name: yes if err is nil. A
 // new reason for the same "no" does not change since when it holds.
 func (l *Log) Note(name string, err error) Check {
+	c, changed := l.note(name, err)
+	if changed {
+		l.changed(c)
+	}
+	return c
+}
+
+func (l *Log) note(name string, err error) (c Check, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c, known := l.m[name]
 	if ok := err == nil; !known || c.OK != ok {
+		changed = known || !ok
 		c = Check{Name: name, OK: ok, Since: l.now()}
 	}
 	c.Reason = ""
@@ -56,7 +69,7 @@ func (l *Log) Note(name string, err error) Check {
 		c.Reason = err.Error()
 	}
 	l.m[name] = c
-	return c
+	return c, changed
 }
 
 // Turning returns an error when a loop has not turned for longer than limit.

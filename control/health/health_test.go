@@ -3,6 +3,7 @@ package health_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -20,7 +21,9 @@ import (
 
 func TestLogRemembersChanges(t *testing.T) {
 	now := time.Unix(100, 0)
-	l := health.NewLog(func() time.Time { return now })
+	var told []string
+	l := health.NewLog(func() time.Time { return now }, func(c health.Check) { told = append(told, fmt.Sprint(c.Name, c.OK, c.Reason)) })
+	l.Note("y", nil)
 	l.Note("x", errors.New("first"))
 	now = now.Add(time.Minute)
 	got := l.Note("x", errors.New("second"))
@@ -30,6 +33,10 @@ func TestLogRemembersChanges(t *testing.T) {
 	got = l.Note("x", nil)
 	if diff := cmp.Diff(health.Check{Name: "x", OK: true, Since: now}, got); diff != "" {
 		t.Errorf("recovery (-want +got):\n%s", diff)
+	}
+	l.Note("y", errors.New("gone"))
+	if diff := cmp.Diff([]string{"xfalsefirst", "xtrue", "yfalsegone"}, told); diff != "" {
+		t.Errorf("told of changes (-want +got):\n%s", diff)
 	}
 }
 

@@ -103,6 +103,9 @@ func (v view) programmed(kernelReady func() (bool, string)) error {
 	return nil
 }
 
+// peerCheck begins the names of answers about sessions.
+const peerCheck = "peer "
+
 // Report answers all of health's questions.
 func (s *Server) Report(ctx context.Context) health.Report {
 	return s.reportOf(s.view(ctx, s.sessions()))
@@ -136,7 +139,7 @@ func (s *Server) reportOf(v view) health.Report {
 		if !p.up {
 			err = errors.New(p.proto.GetInfo())
 		}
-		r.Peers = append(r.Peers, s.checks.Note("peer "+p.proto.GetAddress(), err))
+		r.Peers = append(r.Peers, s.checks.Note(peerCheck+p.proto.GetAddress(), err))
 	}
 	return r
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/routerd/routerd/cni"
@@ -77,7 +78,18 @@ var _ rpc.Operator = (*Server)(nil)
 
 // New returns a Server. The parts may start later.
 func New(cfg Config) *Server {
-	return &Server{PolicyServer: cfg.Policy, Probes: cfg.Probes, cfg: cfg, checks: health.NewLog(time.Now)}
+	return &Server{PolicyServer: cfg.Policy, Probes: cfg.Probes, cfg: cfg, checks: health.NewLog(time.Now, func(c health.Check) { logCondition(cfg.Log, c) })}
+}
+
+// logCondition says that a condition changed. Of sessions control/bgp says so itself.
+func logCondition(log *slog.Logger, c health.Check) {
+	switch {
+	case strings.HasPrefix(c.Name, peerCheck):
+	case c.OK:
+		log.Info("condition is met", "condition", c.Name)
+	default:
+		log.Warn("condition is not met", "condition", c.Name, "reason", c.Reason)
+	}
 }
 
 // StatusLine is what systemctl status shows.
