@@ -83,6 +83,7 @@ etcd directly.`,
 		}
 		requireSubcommand(c)
 	}
+	a.addCompletion(root)
 	return root
 }
 

@@ -34,7 +34,7 @@ func (a *app) lockCommand(lock bool) *cobra.Command {
 		c.Long = `Have the daemons leave the datastore as it is, to copy or move it, or to divide the
 pools' blocks anew: no workload is given an address, and what workloads give back is
 kept for later. All that runs keeps running. Calico's daemons heed it too.`
-		c.Example = "  routerctl datastore lock\n  routerctl ipam split …\n  routerctl datastore unlock"
+		c.Example = "  routerctl datastore lock\n  routerctl ipam split 4 --name=default-ipv4-ippool\n  routerctl datastore unlock"
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {

@@ -83,7 +83,7 @@ are, after the file was checked. The datastore stays locked until it is unlocked
 It must be empty, or hold nothing but keys of the file. With --replace it need only be
 locked, and has the file's keys and no others then. Of what is interrupted a part is
 written; do it again with --replace.`,
-		Example: "  routerctl datastore import -f cluster.jsonl\n  routerctl datastore import -f cluster.jsonl --replace --dry-run\n  routerctl datastore unlock",
+		Example: "  routerctl datastore import -f cluster.jsonl\n  routerctl datastore lock && routerctl datastore import -f cluster.jsonl --replace --dry-run\n  routerctl datastore unlock",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			from, err := readArchive(a.stdin, file)

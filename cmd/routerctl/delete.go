@@ -60,7 +60,6 @@ cannot be deleted.`,
 		Example: `  routerctl delete ippool old-pool
   routerctl delete node node7
   routerctl delete -f peers.yaml --skip-not-exists`,
-		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			targets, err := a.targets(args, in)
 			if err != nil {

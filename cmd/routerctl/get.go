@@ -68,7 +68,6 @@ they are named.`,
 			}
 			return nil
 		},
-		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if q.output, err = parseOutput(format); err != nil {

@@ -90,10 +90,9 @@ func (a *app) ipamSplitCommand() *cobra.Command {
 		Long: `Split a pool into NUMBER pools of the same size and settings, in one
 transaction. NUMBER is a power of two. Blocks and addresses stay as they are.
 
-The datastore has to be locked (ClusterInformation default with datastoreReady:
-false, as ` + "`calicoctl datastore migrate lock`" + ` sets it), so that no address is
-given meanwhile, or --force has to be given.`,
-		Example: "  routerctl ipam split 4 --name=default-ipv4-ippool",
+The datastore has to be locked, as "routerctl datastore lock" does it, so that no
+address is given meanwhile, or --force has to be given.`,
+		Example: "  routerctl datastore lock\n  routerctl ipam split 4 --name=default-ipv4-ippool\n  routerctl datastore unlock",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var n int
@@ -121,7 +120,7 @@ func splitPool(ctx context.Context, s store.Store, w io.Writer, n int, name, cid
 	}
 	ci, ok := info.Value.(*v3.ClusterInformation)
 	if locked := ok && ci.Spec.DatastoreReady != nil && !*ci.Spec.DatastoreReady; !locked && !force {
-		return errors.New("the datastore is not locked, and addresses might be given meanwhile: lock it (ClusterInformation default with datastoreReady: false), or give --force")
+		return errors.New("the datastore is not locked, and addresses might be given meanwhile: lock it with `routerctl datastore lock`, or give --force")
 	}
 	pools, _, err := s.List(ctx, store.KindIPPool, "")
 	if err != nil && !errors.Is(err, store.ErrDecode) {

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/routerd/routerd/store"
 )
 
@@ -65,13 +63,6 @@ func parseKind(s string) (store.Kind, error) {
 		return "", usagef("%q: name one kind", s)
 	}
 	return kinds[0], nil
-}
-
-func completeKind(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return strings.Split(kindList(), ", "), cobra.ShellCompDirectiveNoFileComp
 }
 
 // namespaceOf returns the namespace of objects of a kind; given is what -n says, empty

@@ -35,7 +35,6 @@ value is changed only with --overwrite. KEY- removes a label too, as kubectl has
 			}
 			return nil
 		},
-		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := oneKey(args[0], args[1], namespace)
 			if err != nil {

@@ -205,7 +205,8 @@ func TestScripts(t *testing.T) {
 			// etcd put KEY FILE and etcd keys PREFIX look under routerctl's feet.
 			"etcd": etcdCommand,
 			// listen PATH accepts connections and never answers.
-			"listen": listenCommand,
+			"listen":   listenCommand,
+			"examples": examplesCommand,
 			// manifests N FILE writes N reservations into a file.
 			"manifests": manifestsCommand,
 		},

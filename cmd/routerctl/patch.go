@@ -43,7 +43,6 @@ what merge does: none of their lists is merged by a key.`,
 			}
 			return nil
 		},
-		ValidArgsFunction: completeKind,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := oneKey(args[0], args[1], namespace)
 			if err != nil {
