@@ -68,6 +68,16 @@ func (s *bgpSpeaker) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreaming
 	return stream.Send(e)
 }
 
+// Dump sends two parts that say which table they are of.
+func (s *bgpSpeaker) Dump(req *apiv1.BGPDumpRequest, stream grpc.ServerStreamingServer[apiv1.BGPDumpResponse]) error {
+	for _, part := range []string{"dump of ", req.GetTable().String()} {
+		if err := stream.Send(&apiv1.BGPDumpResponse{Data: []byte(part)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Isolated answers with the lines of the script's file isolated.txt.
 func (s *bgpSpeaker) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
 	for {

@@ -24,6 +24,7 @@ type BGP interface {
 	Query(ctx context.Context, q bgp.Query, yield func(bgp.Route) bool) error
 	Explain(ctx context.Context, prefix netip.Prefix) ([]bgp.Route, error)
 	Watch(ctx context.Context, yield func(bgp.Event) error) error
+	Dump(ctx context.Context, received bool, write func([]byte) error) error
 	Isolated(ctx context.Context, changes []store.Event) ([]string, error)
 }
 
@@ -141,6 +142,19 @@ func (s *bgpServer) Watch(_ *apiv1.BGPWatchRequest, stream grpc.ServerStreamingS
 	return s.b.Watch(stream.Context(), func(e bgp.Event) error {
 		return stream.Send(&apiv1.BGPEvent{Time: timestamppb.New(e.Time), What: e.What, Subject: e.Subject, Detail: e.Detail})
 	})
+}
+
+func (s *bgpServer) Dump(req *apiv1.BGPDumpRequest, stream grpc.ServerStreamingServer[apiv1.BGPDumpResponse]) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
+	if req.GetTable() == apiv1.BGPTable_BGP_TABLE_ADVERTISED {
+		return status.Error(codes.InvalidArgument, "table: a dump has what peers sent, or what was let in of it")
+	}
+	err := s.b.Dump(stream.Context(), req.GetTable() == apiv1.BGPTable_BGP_TABLE_RECEIVED, func(part []byte) error {
+		return stream.Send(&apiv1.BGPDumpResponse{Data: part})
+	})
+	return bgpError(err)
 }
 
 func (s *bgpServer) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {

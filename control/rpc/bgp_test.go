@@ -2,7 +2,9 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -50,6 +52,10 @@ func (s *table) Explain(_ context.Context, p netip.Prefix) ([]bgp.Route, error) 
 
 func (s *table) Watch(_ context.Context, yield func(bgp.Event) error) error {
 	return yield(bgp.Event{What: "route", Subject: "10.0.0.0/8"})
+}
+
+func (s *table) Dump(_ context.Context, received bool, write func([]byte) error) error {
+	return errors.Join(write([]byte("received: ")), write(fmt.Append(nil, received)))
 }
 
 func (s *table) Isolated(_ context.Context, changes []store.Event) ([]string, error) {
@@ -180,6 +186,26 @@ func TestBGPExplainAndWatch(t *testing.T) {
 	}
 	if e, err := w.Recv(); err != nil || e.GetSubject() != "10.0.0.0/8" {
 		t.Errorf("watch: %v, %v", e, err)
+	}
+	for _, received := range []bool{false, true} {
+		d, err := c.Dump(t.Context(), &apiv1.BGPDumpRequest{Table: map[bool]apiv1.BGPTable{true: apiv1.BGPTable_BGP_TABLE_RECEIVED}[received]})
+		all := ""
+		for err == nil {
+			var part *apiv1.BGPDumpResponse
+			if part, err = d.Recv(); err == nil {
+				all += string(part.GetData())
+			}
+		}
+		if want := fmt.Sprintf("received: %t", received); !errors.Is(err, io.EOF) || all != want {
+			t.Errorf("dump: %q, %v; want %q", all, err, want)
+		}
+	}
+	d, err := c.Dump(t.Context(), &apiv1.BGPDumpRequest{Table: apiv1.BGPTable_BGP_TABLE_ADVERTISED})
+	if err == nil {
+		_, err = d.Recv()
+	}
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("dump of what is advertised: %v", err)
 	}
 	off := bgpClient(t, nil)
 	if _, err := off.Explain(t.Context(), &apiv1.BGPExplainRequest{Prefix: "10.0.0.0/8"}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "bgp.enabled") {

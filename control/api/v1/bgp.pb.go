@@ -471,6 +471,94 @@ func (x *BGPEvent) GetDetail() string {
 	return ""
 }
 
+type BGPDumpRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         BGPTable               `protobuf:"varint,1,opt,name=table,proto3,enum=routerd.v1.BGPTable" json:"table,omitempty"` // BEST or RECEIVED, the latter of all peers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPDumpRequest) Reset() {
+	*x = BGPDumpRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPDumpRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPDumpRequest) ProtoMessage() {}
+
+func (x *BGPDumpRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPDumpRequest.ProtoReflect.Descriptor instead.
+func (*BGPDumpRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BGPDumpRequest) GetTable() BGPTable {
+	if x != nil {
+		return x.Table
+	}
+	return BGPTable_BGP_TABLE_BEST
+}
+
+type BGPDumpResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPDumpResponse) Reset() {
+	*x = BGPDumpResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPDumpResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPDumpResponse) ProtoMessage() {}
+
+func (x *BGPDumpResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPDumpResponse.ProtoReflect.Descriptor instead.
+func (*BGPDumpResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BGPDumpResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type BGPIsolatedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -480,7 +568,7 @@ type BGPIsolatedRequest struct {
 
 func (x *BGPIsolatedRequest) Reset() {
 	*x = BGPIsolatedRequest{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +580,7 @@ func (x *BGPIsolatedRequest) String() string {
 func (*BGPIsolatedRequest) ProtoMessage() {}
 
 func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +593,7 @@ func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPIsolatedRequest.ProtoReflect.Descriptor instead.
 func (*BGPIsolatedRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{6}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BGPIsolatedRequest) GetChanges() []*BGPChange {
@@ -526,7 +614,7 @@ type BGPChange struct {
 
 func (x *BGPChange) Reset() {
 	*x = BGPChange{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -538,7 +626,7 @@ func (x *BGPChange) String() string {
 func (*BGPChange) ProtoMessage() {}
 
 func (x *BGPChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -551,7 +639,7 @@ func (x *BGPChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPChange.ProtoReflect.Descriptor instead.
 func (*BGPChange) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{7}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BGPChange) GetKey() string {
@@ -577,7 +665,7 @@ type BGPIsolatedResponse struct {
 
 func (x *BGPIsolatedResponse) Reset() {
 	*x = BGPIsolatedResponse{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +677,7 @@ func (x *BGPIsolatedResponse) String() string {
 func (*BGPIsolatedResponse) ProtoMessage() {}
 
 func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +690,7 @@ func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPIsolatedResponse.ProtoReflect.Descriptor instead.
 func (*BGPIsolatedResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{8}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BGPIsolatedResponse) GetNodes() []string {
@@ -648,7 +736,11 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail\"E\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"<\n" +
+	"\x0eBGPDumpRequest\x12*\n" +
+	"\x05table\x18\x01 \x01(\x0e2\x14.routerd.v1.BGPTableR\x05table\"%\n" +
+	"\x0fBGPDumpResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"E\n" +
 	"\x12BGPIsolatedRequest\x12/\n" +
 	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"3\n" +
 	"\tBGPChange\x12\x10\n" +
@@ -659,11 +751,12 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\xa4\x02\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\xe7\x02\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
-	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12M\n" +
+	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12A\n" +
+	"\x04Dump\x12\x1a.routerd.v1.BGPDumpRequest\x1a\x1b.routerd.v1.BGPDumpResponse0\x01\x12M\n" +
 	"\bIsolated\x12\x1e.routerd.v1.BGPIsolatedRequest\x1a\x1f.routerd.v1.BGPIsolatedResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
@@ -679,7 +772,7 @@ func file_control_api_v1_bgp_proto_rawDescGZIP() []byte {
 }
 
 var file_control_api_v1_bgp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_control_api_v1_bgp_proto_goTypes = []any{
 	(BGPTable)(0),                 // 0: routerd.v1.BGPTable
 	(*BGPRoutesRequest)(nil),      // 1: routerd.v1.BGPRoutesRequest
@@ -688,30 +781,35 @@ var file_control_api_v1_bgp_proto_goTypes = []any{
 	(*BGPRoute)(nil),              // 4: routerd.v1.BGPRoute
 	(*BGPWatchRequest)(nil),       // 5: routerd.v1.BGPWatchRequest
 	(*BGPEvent)(nil),              // 6: routerd.v1.BGPEvent
-	(*BGPIsolatedRequest)(nil),    // 7: routerd.v1.BGPIsolatedRequest
-	(*BGPChange)(nil),             // 8: routerd.v1.BGPChange
-	(*BGPIsolatedResponse)(nil),   // 9: routerd.v1.BGPIsolatedResponse
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*BGPDumpRequest)(nil),        // 7: routerd.v1.BGPDumpRequest
+	(*BGPDumpResponse)(nil),       // 8: routerd.v1.BGPDumpResponse
+	(*BGPIsolatedRequest)(nil),    // 9: routerd.v1.BGPIsolatedRequest
+	(*BGPChange)(nil),             // 10: routerd.v1.BGPChange
+	(*BGPIsolatedResponse)(nil),   // 11: routerd.v1.BGPIsolatedResponse
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
 }
 var file_control_api_v1_bgp_proto_depIdxs = []int32{
 	0,  // 0: routerd.v1.BGPRoutesRequest.table:type_name -> routerd.v1.BGPTable
 	4,  // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
-	10, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
-	10, // 3: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
-	8,  // 4: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
-	1,  // 5: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
-	2,  // 6: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
-	5,  // 7: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
-	7,  // 8: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
-	3,  // 9: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
-	3,  // 10: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
-	6,  // 11: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
-	9,  // 12: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	12, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
+	12, // 3: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
+	0,  // 4: routerd.v1.BGPDumpRequest.table:type_name -> routerd.v1.BGPTable
+	10, // 5: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
+	1,  // 6: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
+	2,  // 7: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
+	5,  // 8: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
+	7,  // 9: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
+	9,  // 10: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
+	3,  // 11: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
+	3,  // 12: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
+	6,  // 13: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
+	8,  // 14: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
+	11, // 15: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
+	11, // [11:16] is the sub-list for method output_type
+	6,  // [6:11] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_bgp_proto_init() }
@@ -725,7 +823,7 @@ func file_control_api_v1_bgp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_bgp_proto_rawDesc), len(file_control_api_v1_bgp_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

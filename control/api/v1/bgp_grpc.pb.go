@@ -22,6 +22,7 @@ const (
 	BGP_Routes_FullMethodName   = "/routerd.v1.BGP/Routes"
 	BGP_Explain_FullMethodName  = "/routerd.v1.BGP/Explain"
 	BGP_Watch_FullMethodName    = "/routerd.v1.BGP/Watch"
+	BGP_Dump_FullMethodName     = "/routerd.v1.BGP/Dump"
 	BGP_Isolated_FullMethodName = "/routerd.v1.BGP/Isolated"
 )
 
@@ -38,6 +39,8 @@ type BGPClient interface {
 	Explain(ctx context.Context, in *BGPExplainRequest, opts ...grpc.CallOption) (*BGPRoutesResponse, error)
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPEvent], error)
+	// Dump sends a table in MRT's format TABLE_DUMP_V2 (RFC 6396), in parts.
+	Dump(ctx context.Context, in *BGPDumpRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPDumpResponse], error)
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error)
@@ -99,9 +102,28 @@ func (c *bGPClient) Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchClient = grpc.ServerStreamingClient[BGPEvent]
 
+func (c *bGPClient) Dump(ctx context.Context, in *BGPDumpRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPDumpResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[2], BGP_Dump_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BGPDumpRequest, BGPDumpResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_DumpClient = grpc.ServerStreamingClient[BGPDumpResponse]
+
 func (c *bGPClient) Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[2], BGP_Isolated_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[3], BGP_Isolated_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -125,6 +147,8 @@ type BGPServer interface {
 	Explain(context.Context, *BGPExplainRequest) (*BGPRoutesResponse, error)
 	// Watch sends changes of best paths and of sessions as they happen.
 	Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error
+	// Dump sends a table in MRT's format TABLE_DUMP_V2 (RFC 6396), in parts.
+	Dump(*BGPDumpRequest, grpc.ServerStreamingServer[BGPDumpResponse]) error
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error
@@ -146,6 +170,9 @@ func (UnimplementedBGPServer) Explain(context.Context, *BGPExplainRequest) (*BGP
 }
 func (UnimplementedBGPServer) Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedBGPServer) Dump(*BGPDumpRequest, grpc.ServerStreamingServer[BGPDumpResponse]) error {
+	return status.Error(codes.Unimplemented, "method Dump not implemented")
 }
 func (UnimplementedBGPServer) Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error {
 	return status.Error(codes.Unimplemented, "method Isolated not implemented")
@@ -211,6 +238,17 @@ func _BGP_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_WatchServer = grpc.ServerStreamingServer[BGPEvent]
 
+func _BGP_Dump_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BGPDumpRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(BGPServer).Dump(m, &grpc.GenericServerStream[BGPDumpRequest, BGPDumpResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_DumpServer = grpc.ServerStreamingServer[BGPDumpResponse]
+
 func _BGP_Isolated_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(BGPServer).Isolated(&grpc.GenericServerStream[BGPIsolatedRequest, BGPIsolatedResponse]{ServerStream: stream})
 }
@@ -239,6 +277,11 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Watch",
 			Handler:       _BGP_Watch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Dump",
+			Handler:       _BGP_Dump_Handler,
 			ServerStreams: true,
 		},
 		{

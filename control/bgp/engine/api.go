@@ -142,7 +142,7 @@ type Table uint8
 // The tables.
 const (
 	Best       Table = iota // all paths of all peers, in no order; those of one prefix come together, the best one first
-	Received                // what one peer announced, as it did
+	Received                // what one peer announced, as it did; of an invalid Peer: what each did, ordered like Best
 	Advertised              // what one peer is advertised, as it is
 )
 
@@ -152,6 +152,9 @@ type Query struct {
 	Peer   netip.Addr   // of Received and Advertised
 	Prefix netip.Prefix // and all within it; invalid: all
 	Exact  bool         // the prefix alone
+
+	// Pause is called now and then, without the engine's lock; an error ends the query. nil: it is not.
+	Pause func() error
 }
 
 // Messages counts messages by type (RFC 4271 section 4.1, RFC 2918).

@@ -99,6 +99,11 @@ func (e *Engine) Query(ctx context.Context, q Query, yield func(*Path) bool) err
 		e.mu.Lock()
 		done = next()
 		e.mu.Unlock()
+		if q.Pause != nil {
+			if err := q.Pause(); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

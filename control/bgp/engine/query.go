@@ -101,7 +101,7 @@ func (c *core) query(q Query, yield func(*Path) bool) (next func() (done bool)) 
 			c.path = c.pathOf(prefix, p)
 			path := &c.path
 			if q.Table == Received {
-				if path.Peer != q.Peer {
+				if !path.Peer.IsValid() || q.Peer.IsValid() && path.Peer != q.Peer {
 					continue
 				}
 				path.Set = c.sets.Base(p.Set)

@@ -44,6 +44,10 @@ func (v View) LinkLocal() netip.Addr {
 	return a
 }
 
+// Raw returns the next hop, of 4, 16 or 32 bytes, and the attributes as they are kept; see
+// [Table.Canonical].
+func (v View) Raw() (hop, attrs []byte) { return v.hop, v.attrs }
+
 // value returns the value of an attribute; nil: it is not there, or empty.
 func (v View) value(t uint8) []byte {
 	for list := v.attrs; len(list) > 0; {
