@@ -7,7 +7,9 @@ const AnnotationIPv6IPIPTunnelAddr = "routerd.io/ipv6IPIPTunnelAddr"
 // Annotations of a BGPPeer for what Calico's has no field for.
 const (
 	// AnnotationMaxPrefixes is the number of prefixes that the peer may announce;
-	// with more the session is ended. Without it there is no limit.
+	// with more the session is ended. Without it there is no limit. On the
+	// BGPConfiguration named default it is that of the mesh, 10,000 without it, and
+	// "off" takes it away.
 	AnnotationMaxPrefixes = "routerd.io/maxPrefixes"
 
 	// AnnotationHoldTime is the session's hold time (RFC 4271 section 4.2), such

@@ -24,6 +24,11 @@ const (
 	// encoding of a route's metric, 2147483647 - 1024.
 	LocalPref = 2147483647 - 1024
 
+	// MeshMaxPrefixes is how many prefixes of a family a node of the mesh may announce
+	// unless the default BGPConfiguration says otherwise: its blocks and the addresses that
+	// it borrowed, of which a host full of workloads has some hundreds.
+	MeshMaxPrefixes = 10_000
+
 	defaultRestartTime = 120 * time.Second
 	defaultHoldTime    = 90 * time.Second
 

@@ -8,10 +8,13 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/store"
 )
 
 // Errors of [Desired] that resolve themselves when the store delivers more.
@@ -275,6 +278,10 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 	if err != nil {
 		problem = "BGPConfiguration default: " + err.Error()
 	}
+	limit, err := meshLimit(d.v.defaultNotes())
+	if err != nil {
+		problem = "BGPConfiguration default: " + err.Error()
+	}
 	if t := conf.NodeMeshMaxRestartTime; t != nil {
 		restart = t.Duration
 		if p := restartProblem("BGPConfiguration default: nodeMeshMaxRestartTime", restart); p != "" {
@@ -296,7 +303,7 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 				// global one: so Calico's nodes do.
 				ASN: n.asn, Source: d.ipTo(addr), PoolsOnly: true, Problem: problem,
 				Passive: d.passiveTo(addr), Secret: secret,
-				RestartTime: restart, HoldTime: defaultHoldTime, BFD: watch,
+				RestartTime: restart, HoldTime: defaultHoldTime, BFD: watch, MaxPrefixes: limit,
 			}
 			if p.ASN == 0 {
 				p.ASN = d.asn
@@ -308,6 +315,22 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 				return
 			}
 		}
+	}
+}
+
+// meshLimit reads how many prefixes a node of the mesh may announce.
+func meshLimit(notes map[string]string) (uint32, error) {
+	switch v, ok := notes[store.AnnotationMaxPrefixes]; {
+	case !ok:
+		return MeshMaxPrefixes, nil
+	case v == "off":
+		return 0, nil
+	default:
+		n, err := strconv.ParseUint(v, 10, 32)
+		if err != nil || n == 0 {
+			return 0, fmt.Errorf("annotation %s is %q: want a number of prefixes from 1 on, or off", store.AnnotationMaxPrefixes, v)
+		}
+		return uint32(n), nil
 	}
 }
 

@@ -225,7 +225,8 @@ func shownBy() map[string][]string {
 		"TestEnds":                 {"the last session ended: ", "the connection was lost", "notification sent: "},
 		"TestBIRDHoldTimer":        {"hold timer expired: nothing was heard from the peer"},
 		"TestDoesNotComeBack":      {"; the peer's routes are kept while it restarts", "the peer did not come back within its restart time"},
-		"TestPrefixLimit":          {"the peer announced more than %d prefixes: have it announce less, or raise the BGPPeer's annotation %s; tried again after %s"},
+		"TestPrefixLimit":          {"the peer announced more than %d prefixes: have it announce less, or raise %s's annotation %s; tried again after %s", "the BGPPeer"},
+		"TestMeshLimit":            {"the default BGPConfiguration"},
 		"TestTTLSecurityOfOneSide": {"TTL security suspected: %d segments came from further away than %d hops: does the peer have ttl security too?"},
 		"TestMD5OfOneSide": {
 			"MD5 suspected: %d segments came signed with another password",

@@ -596,6 +596,20 @@ func TestPrefixLimit(t *testing.T) {
 	})
 }
 
+// TestMeshLimit: the same of a node of the mesh, whose limit is the cluster's setting.
+func TestMeshLimit(t *testing.T) {
+	h := hosts(t, 2)
+	o := startBIRDAs(t, remote{self: h[1], asn: 64512, peer: h[0], peerASN: 64512, routes: []string{"192.168.101.0/26"}})
+	r := newRun(t, SpeakerOptions{})
+	p := tor(h[0], h[1], 64512)
+	p.Type, p.MaxPrefixes = PeerMesh, 1
+	r.apply(testConfig(h[0], 64512, nil, p))
+	r.waitPath("192.168.101.0/26")
+	o.announce("192.168.101.0/26", "192.168.102.0/26")
+	r.waitInfo(h[1], "the peer announced more than 1 prefixes: have it announce less, or raise the default BGPConfiguration's annotation routerd.io/maxPrefixes; tried again after 5m0s")
+	r.waitNoPath("192.168.101.0/26")
+}
+
 // TestReflectorOfOthers: BIRD and FRR are clients of this host's reflection.
 func TestReflectorOfOthers(t *testing.T) {
 	eachOther(t, func(t *testing.T, begin func(remote) other) {

@@ -221,7 +221,7 @@ func (s *session) info(listening error) (state, info string) {
 	case s.up:
 		return StateUp, "Established"
 	case !s.limited.IsZero():
-		return StateDown, fmt.Sprintf("the peer announced more than %d prefixes: have it announce less, or raise the BGPPeer's annotation %s; tried again after %s", s.peer.MaxPrefixes, store.AnnotationMaxPrefixes, limitPause)
+		return StateDown, fmt.Sprintf("the peer announced more than %d prefixes: have it announce less, or raise %s's annotation %s; tried again after %s", s.peer.MaxPrefixes, s.peer.settings(), store.AnnotationMaxPrefixes, limitPause)
 	}
 	var parts []string
 	switch {
@@ -241,6 +241,14 @@ func (s *session) info(listening error) (state, info string) {
 		parts = append(parts, "the last session ended: "+s.ended)
 	}
 	return StateStart, strings.Join(parts, "; ")
+}
+
+// settings names the resource that has the session's.
+func (p Peer) settings() string {
+	if p.Type == PeerMesh {
+		return "the default BGPConfiguration"
+	}
+	return "the BGPPeer"
 }
 
 // meaningOf names what a notification was sent for, and what it says to people (RFC

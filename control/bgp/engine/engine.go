@@ -28,6 +28,7 @@ type Engine struct {
 	setup     sync.Mutex // held while peers and listeners are changed
 	stopped   bool
 	listeners map[netip.AddrPort]*conn.Listener
+	refusals  refusals
 
 	mu       sync.Mutex
 	core     *core
@@ -58,6 +59,7 @@ func New(o Options) (*Engine, error) {
 	e := &Engine{
 		options: o, changed: make(chan struct{}, 1), kick: make(chan struct{}, 1),
 		listeners: map[netip.AddrPort]*conn.Listener{}, core: newCore(o, time.Now()), sessions: map[netip.Addr]*session{},
+		refusals: refusals{log: o.Log},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.core.poke = func() { signal(e.kick) }
@@ -251,10 +253,11 @@ func (e *Engine) accept(l *conn.Listener) {
 		e.mu.Unlock()
 		if s == nil {
 			c.Close()
+			e.refusals.note(from, nil, time.Now())
 			continue
 		}
-		if err := s.conn.Accept(c); err != nil && e.options.Log != nil {
-			e.options.Log.Warn("bgp connection not accepted", "address", from, "error", err)
+		if err := s.conn.Accept(c); err != nil {
+			e.refusals.note(from, err, time.Now())
 		}
 	}
 }

@@ -2,10 +2,12 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -225,6 +227,59 @@ func TestPasswordChange(t *testing.T) {
 			t.Errorf("the session was lost: %q", b.events)
 		}
 	}
+}
+
+// TestRefusals: a thousand connections from an address that is no peer's cost one line of
+// log; so do those of a peer that sends nothing, and a session that is up stays so.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	var log syncBuffer
+	a := newNode(t, "127.0.84.1", 65000, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	b, silent := newNode(t, "127.0.84.2", 65000, nil), netip.MustParseAddr("127.0.84.3")
+	passive := Peer{Addr: silent, Port: 179, AS: 65000, Passive: true, HoldTime: 9 * time.Second, ConnectRetry: time.Second, Families: [wire.Families]Family{{Enabled: true}}}
+	set(t, a, a.peerOf(b, nil), passive)
+	set(t, b, b.peerOf(a, nil))
+	b.hears(t, "127.0.84.1 end of IPv4")
+	for _, from := range []netip.Addr{netip.MustParseAddr("127.0.84.9"), silent} {
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+		for range 1000 {
+			c, err := d.DialContext(t.Context(), "tcp", a.at.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+		}
+	}
+	await.Until(t, "a line of log", func() error {
+		if text := log.String(); !strings.Contains(text, "127.0.84.9") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	if text := log.String(); len(text) > 1000 {
+		t.Errorf("%d bytes of log:\n%.2000s", len(text), text)
+	}
+	if s, _ := a.Peer(b.addr); s.State != fsm.Established {
+		t.Errorf("the session with another peer: %s", s.State)
+	}
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }
 
 // TestReflection: clients of a reflector have each other's paths, others have those of
