@@ -151,6 +151,8 @@ type Config struct {
 	NextHop  netip.Addr              // of the IPv4 prefixes of Announce; invalid: there are none
 	NextHop6 netip.Addr              // of the IPv6 prefixes
 
+	Drain store.Drain // how far the host is drained; empty: not at all
+
 	LocalPref  uint32 // of the IPv4 prefixes of Announce; 0: the constant
 	LocalPref6 uint32 // of the IPv6 prefixes
 
@@ -193,7 +195,7 @@ func (c *Config) sameListener(d *Config) bool {
 // sameExport reports whether a peer, as it is in both, is told the same, but
 // for what is hidden.
 func (c *Config) sameExport(p Peer, d *Config, q Peer) bool {
-	return p.NextHopMode == q.NextHopMode && p.Reflect == q.Reflect &&
+	return c.Drain == d.Drain && p.NextHopMode == q.NextHopMode && p.Reflect == q.Reflect &&
 		(!p.Reflect || slices.Equal(c.Pools, d.Pools)) && c.sameFilters(p, d, q, true)
 }
 

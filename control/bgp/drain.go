@@ -2,20 +2,34 @@ package bgp
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/store"
 )
 
 // gracefulShutdownText is the community GRACEFUL_SHUTDOWN in a Config's tags (RFC 8326 section 3): the path is about to go, so
 // others are to be preferred while it still works.
-const gracefulShutdownText = "65535:0"
+const (
+	gracefulShutdownText = "65535:0"
+	gracefulShutdown     = 0xffff0000
+)
 
 // drainPreference is the LOCAL_PREF of what a host that is drained originates: the least that is not the absence of one.
 const drainPreference = 1
 
+// leave makes what a host that is drained passes on, a reflector above all, the last choice of those who have it from
+// another one too.
+func leave(e *attrs.Edit) {
+	pref := uint32(drainPreference)
+	e.LocalPref = &pref
+	e.Communities = append(slices.Clone(e.Communities), gracefulShutdown)
+}
+
 // drain changes what is advertised from a host that is drained.
 func (d *derivation) drain(c *Config) {
+	c.Drain = d.self.drain
 	switch d.self.drain {
 	case store.DrainWithdrawn:
 		c.Announce, c.Hidden, c.Tags = nil, nil, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
+	"github.com/routerd/routerd/store"
 )
 
 // judged is what the policies see of a route.
@@ -57,6 +58,7 @@ const (
 	whyHidden
 	whyReflected
 	whyLearned
+	whyDrained
 )
 
 // reason puts a verdict in the operator's words.
@@ -77,6 +79,7 @@ func (v verdict) reason() string {
 		whyHidden:    "its pool has disableBGPExport",
 		whyReflected: "reflected",
 		whyLearned:   "learned routes are not passed on",
+		whyDrained:   "this host is drained: it advertises nothing any more",
 	}[v.why]
 }
 
@@ -297,7 +300,7 @@ func (rule FilterRule) holds(p netip.Prefix) bool {
 // importsOf returns the judge of what a peer sends, as the package's comment says.
 func (p *policy) importsOf(peer Peer) func(*judged) verdict {
 	rules := p.imports[p.c.keyOf(peer)]
-	last := lastResort{}
+	last := derived{}
 	decided := func(r *judged) verdict {
 		switch {
 		case p.martians.LookupPrefix(r.prefix):
@@ -322,25 +325,24 @@ func (p *policy) importsOf(peer Peer) func(*judged) verdict {
 	return func(r *judged) verdict {
 		v := decided(r)
 		if v.accept && r.leaving && !r.ibgp {
-			v.edit = last.edit(v.edit)
+			v.edit = last.edit(v.edit, func(e *attrs.Edit) { e.LocalPref = new(uint32) }) // RFC 8326 section 4.2
 		}
 		return v
 	}
 }
 
-// lastResort makes changes that also set LOCAL_PREF to 0 (RFC 8326 section 4.2), of
-// equal ones one.
-type lastResort map[*attrs.Edit]*attrs.Edit
+// derived are changes that another one is made of, of equal ones one.
+type derived map[*attrs.Edit]*attrs.Edit
 
-func (l lastResort) edit(e *attrs.Edit) *attrs.Edit {
-	out, ok := l[e]
+func (d derived) edit(e *attrs.Edit, change func(*attrs.Edit)) *attrs.Edit {
+	out, ok := d[e]
 	if !ok {
 		out = &attrs.Edit{}
 		if e != nil {
 			*out = *e
 		}
-		out.LocalPref = new(uint32)
-		l[e] = out
+		change(out)
+		d[e] = out
 	}
 	return out
 }
@@ -349,8 +351,11 @@ func (l lastResort) edit(e *attrs.Edit) *attrs.Edit {
 func (p *policy) exportsOf(peer Peer) func(*judged) verdict {
 	rules := p.exports[p.c.keyOf(peer)]
 	ibgp := peer.ibgp(p.c.ASN)
-	hops := newNextHops(peer, rules)
+	hops, passing := newNextHops(peer, rules), derived{}
 	return func(r *judged) verdict {
+		if p.c.Drain == store.DrainWithdrawn {
+			return verdict{why: whyDrained}
+		}
 		v := verdict{why: whyLearned}
 		if d := decide(rules[familyOf(r.prefix.Addr())], r); d != nil {
 			v = verdict{accept: d.Accept, edit: d.edit, why: whyRule, rule: d}
@@ -366,6 +371,9 @@ func (p *policy) exportsOf(peer Peer) func(*judged) verdict {
 		}
 		if v.accept {
 			v.edit = hops.edit(r, v.edit)
+		}
+		if v.accept && !r.own && p.c.Drain == store.DrainShift {
+			v.edit = passing.edit(v.edit, leave)
 		}
 		return v
 	}

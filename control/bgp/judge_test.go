@@ -2,11 +2,13 @@ package bgp
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/store"
 )
 
 // TestJudgement: what becomes of a route by the package's own rules, by filters, and
@@ -31,6 +33,9 @@ func TestJudgement(t *testing.T) {
 		"g": parse(t, `{"importV4":[{"cidr":"10.3.0.0/16","matchOperator":"NotIn","peerType":"iBGP","action":"Reject"}],"exportV4":[{"cidr":"192.168.1.0/26","matchOperator":"Equal","action":"Reject"}]}`),
 	}
 	p := newPolicy(&c)
+	shifting, withdrawn := c, c
+	shifting.Drain, withdrawn.Drain = store.DrainShift, store.DrainWithdrawn
+	least := uint32(drainPreference)
 	pref := localPref(512)
 	hop := netip.MustParseAddr("10.0.0.9")
 	route := func(prefix string, change func(*Route)) Route {
@@ -89,7 +94,23 @@ func TestJudgement(t *testing.T) {
 			true, "BGPFilter f: exportV4[0] accepts it", &attrs.Edit{Communities: []uint32{64512<<16 | 2}, NextHop: attrs.NextHopSelf},
 		}},
 		{"by a filter, another priority", sw, true, route("10.9.0.0/16", nil), judgement{Reason: "learned routes are not passed on"}},
+		{"reflected by a host that is drained", client, true, route("192.168.2.0/26", inside), judgement{
+			true, "reflected", &attrs.Edit{LocalPref: &least, Communities: []uint32{gracefulShutdown}},
+		}},
+		{"by a filter of a host that is drained", sw, true, route("10.9.0.0/16", func(r *Route) { r.LocalPref = pref }), judgement{
+			true, "BGPFilter f: exportV4[0] accepts it", &attrs.Edit{LocalPref: &least, Communities: []uint32{64512<<16 | 2, gracefulShutdown}, NextHop: attrs.NextHopSelf},
+		}},
+		{"own, of a host that is drained", node, true, route("192.168.1.0/26", own), judgement{Accept: true}},
+		{"to a host that is drained", node, false, route("192.168.2.0/26", nil), judgement{Accept: true}},
+		{"of a host that has been drained", client, true, route("192.168.2.0/26", inside), judgement{Reason: "this host is drained: it advertises nothing any more"}},
 	} {
+		p := p
+		switch {
+		case strings.Contains(tt.name, "is drained"):
+			p = newPolicy(&shifting)
+		case strings.Contains(tt.name, "has been drained"):
+			p = newPolicy(&withdrawn)
+		}
 		judge := p.importsOf(tt.peer)
 		if tt.export {
 			judge = p.exportsOf(tt.peer)

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/routerd/routerd/store"
 )
 
 // TestGracefulShutdown: a peer that is about to go is left as soon as there is another
@@ -35,4 +37,55 @@ func TestGracefulShutdown(t *testing.T) {
 	if got := us.explain(prefix); !strings.Contains(got, "its peer says that it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)") {
 		t.Errorf("explained as %q", got)
 	}
+}
+
+// TestReflectorDrains: what a reflector that is drained passes on is the last choice of
+// clients that have it from another one too, and in the end it passes on nothing.
+func TestReflectorDrains(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 4)
+	const prefix = "192.168.3.0/26"
+	first, second := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
+	client, origin := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
+	reflector := func(addr netip.Addr) Config {
+		var clients []Peer
+		for _, c := range h[2:] {
+			p := to(addr, c, 64512)
+			p.Reflect, p.ClusterID = true, netip.MustParseAddr("244.0.0.1")
+			clients = append(clients, p)
+		}
+		return testConfig(addr, 64512, nil, clients...)
+	}
+	c := reflector(h[0])
+	first.apply(c)
+	second.apply(reflector(h[1]))
+	client.apply(testConfig(h[2], 64512, nil, to(h[2], h[0], 64512), to(h[2], h[1], 64512)))
+	origin.apply(testConfig(h[3], 64512, []string{prefix}, to(h[3], h[0], 64512), to(h[3], h[1], 64512)))
+	from := func(peer netip.Addr) []Route {
+		var out []Route
+		if err := client.Query(t.Context(), Query{Table: TableReceived, Peer: peer}, func(r Route) bool { out = append(out, r); return true }); err != nil {
+			t.Error(err)
+		}
+		return out
+	}
+	chosen := func(want netip.Addr) func() bool {
+		return func() bool { p, ok := client.path(prefix); return ok && p.PeerAddr == want && p.NextHop == h[3] }
+	}
+	poll(t, client.dump, func() bool { return len(from(h[0])) == 1 && len(from(h[1])) == 1 })
+	poll(t, client.dump, chosen(h[0]))
+	c.Drain = store.DrainShift
+	first.apply(c)
+	poll(t, client.dump, chosen(h[1]))
+	if r := from(h[0]); len(r) != 1 || r[0].LocalPref != drainPreference || !r[0].leaving {
+		t.Errorf("the reflector that is drained says %+v", r)
+	}
+	c.Drain = store.DrainWithdrawn
+	first.apply(c)
+	poll(t, client.dump, func() bool { return len(from(h[0])) == 0 })
+	if got, want := first.explain(prefix), "this host is drained: it advertises nothing any more"; !strings.Contains(got, want) {
+		t.Errorf("explained as %q, want %q", got, want)
+	}
+	c.Drain = ""
+	first.apply(c)
+	poll(t, client.dump, chosen(h[0]))
 }
