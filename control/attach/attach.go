@@ -229,18 +229,11 @@ func (a *Attacher) Status(ctx context.Context) error {
 		return storeError("list IP pools", err)
 	}
 	for _, p := range pools {
-		if pool, ok := p.Value.(*v3.IPPool); ok && servesWorkloads(pool) {
+		if pool := cluster.NewPool(p); pool != nil && pool.Off == "" && pool.Allows(v3.IPPoolAllowedUseWorkload) {
 			return nil
 		}
 	}
 	return fmt.Errorf("no enabled pool for workloads (%d pools defined): create an IPPool: %w", len(pools), ErrNotReady)
-}
-
-func servesWorkloads(p *v3.IPPool) bool {
-	_, err := netip.ParsePrefix(p.Spec.CIDR)
-	uses := p.Spec.AllowedUses
-	return err == nil && !p.Spec.Disabled && p.DeletionTimestamp == nil &&
-		(len(uses) == 0 || slices.Contains(uses, v3.IPPoolAllowedUseWorkload))
 }
 
 // errNotServing says why ADD cannot be served.

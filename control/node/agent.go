@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/control/async"
@@ -40,10 +39,9 @@ func AllTunnels() []Tunnel {
 
 // tunnelOf returns the tunnel whose address a pool's hosts need, if they need
 // one.
-func tunnelOf(p *v3.IPPool) (Tunnel, bool) {
-	cidr, err := netip.ParsePrefix(p.Spec.CIDR)
-	six := err == nil && dataplane.FamilyOf(cidr.Addr()) == dataplane.IPv6
-	switch store.EncapsulationOf(p) {
+func tunnelOf(p *cluster.Pool) (Tunnel, bool) {
+	six := p.CIDR.IsValid() && p.Family() == dataplane.IPv6
+	switch p.Encap {
 	case store.IPIP, store.IPIPCrossSubnet:
 		if six {
 			return TunnelIPIPv6, true
@@ -122,7 +120,7 @@ type Agent struct {
 	mu       sync.Mutex
 	underlay *dataplane.Underlay
 	synced   bool
-	pools    map[string]*v3.IPPool
+	pools    map[string]*cluster.Pool
 	hadPool  map[dataplane.Family]bool // there was one since the daemon started
 	self     *store.Node
 	encaps   store.NodeEncaps               // what self published, also after somebody deleted it
@@ -138,7 +136,7 @@ type Agent struct {
 func New(cfg Config) *Agent {
 	return &Agent{
 		cfg: cfg, wake: async.NewSignal(), announced: map[netip.Addr]time.Time{},
-		pools: map[string]*v3.IPPool{}, hadPool: map[dataplane.Family]bool{}, peers: newPeers(),
+		pools: map[string]*cluster.Pool{}, hadPool: map[dataplane.Family]bool{}, peers: newPeers(),
 		missing: map[dataplane.Family]time.Time{}, spare: map[Tunnel]time.Time{},
 	}
 }
@@ -163,10 +161,10 @@ func (a *Agent) HandleStore(s cluster.Step) {
 		switch ev.Key.Kind {
 		case store.KindIPPool:
 			changed, a.overlaps = true, nil
-			if p, ok := ev.Object.Value.(*v3.IPPool); ok {
+			if p, ok := ev.Value.(*cluster.Pool); ok {
 				a.pools[ev.Key.Name] = p
-				if cidr, err := netip.ParsePrefix(p.Spec.CIDR); err == nil {
-					a.hadPool[dataplane.FamilyOf(cidr.Addr())] = true
+				if p.CIDR.IsValid() {
+					a.hadPool[p.Family()] = true
 				}
 			} else {
 				delete(a.pools, ev.Key.Name)

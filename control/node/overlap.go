@@ -103,8 +103,8 @@ func (a *Agent) PoolOverlaps(pool string) []Overlap {
 	}
 	known, ok := a.overlaps[pool]
 	if p := a.pools[pool]; !ok && p != nil && a.underlay != nil {
-		if cidr, err := netip.ParsePrefix(p.Spec.CIDR); err == nil {
-			known = Overlaps(*a.underlay, cidr.Masked())
+		if p.CIDR.IsValid() {
+			known = Overlaps(*a.underlay, p.CIDR)
 		}
 		a.overlaps[pool] = known
 	}

@@ -12,6 +12,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -333,8 +334,8 @@ func EnsureDefaultPool(ctx context.Context, s store.Store, d DefaultPool, overla
 	}
 	// One that cannot be read, or whose CIDR cannot, may be of this family.
 	if err != nil || slices.ContainsFunc(pools, func(o store.Object) bool {
-		cidr, err := netip.ParsePrefix(o.Value.(*v3.IPPool).Spec.CIDR)
-		return err != nil || cidr.Addr().Is4() == d.CIDR.Addr().Is4()
+		p := cluster.NewPool(o)
+		return p == nil || !p.CIDR.IsValid() || p.CIDR.Addr().Is4() == d.CIDR.Addr().Is4()
 	}) {
 		return false, nil
 	}

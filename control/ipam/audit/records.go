@@ -18,6 +18,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
@@ -50,7 +51,7 @@ type Allocation struct {
 // Records are IPAM's records and what they are compared with.
 type Records struct {
 	Blocks  map[netip.Prefix]*store.Block
-	Pools   []*v3.IPPool
+	Pools   []*cluster.Pool
 	Nodes   map[string]bool // by name, also those that cannot be decoded
 	Handles []store.Object
 	Cluster *v3.ClusterInformation // nil: none
@@ -94,7 +95,7 @@ func (r *Records) add(o store.Object) {
 	case *v3.ClusterInformation:
 		r.Cluster = v
 	case *v3.IPPool:
-		r.Pools = append(r.Pools, v)
+		r.Pools = append(r.Pools, cluster.NewPool(o))
 	case *store.Node:
 		for _, a := range v.DeviceAddresses() {
 			r.Tunnels++
@@ -222,7 +223,7 @@ func (r *Records) unallocated(allocated map[netip.Addr]bool) []Finding {
 
 func (r *Records) poolOf(a netip.Addr) string {
 	for _, p := range r.Pools {
-		if cidr, err := netip.ParsePrefix(p.Spec.CIDR); err == nil && cidr.Contains(a) {
+		if p.CIDR.IsValid() && p.CIDR.Contains(a) {
 			return p.Name
 		}
 	}
