@@ -65,8 +65,8 @@ func builtins() []Object {
 	}{
 		// Calico's validation fixes these orders and actions.
 		{DefaultName, 1_000_000, v3.Deny},
-		{"kube-admin", 1_000, v3.Pass},
-		{"kube-baseline", 10_000_000, v3.Pass},
+		{TierKubeAdmin, 1_000, v3.Pass},
+		{TierKubeBaseline, 10_000_000, v3.Pass},
 	} {
 		tier := New(KindTier).(*v3.Tier)
 		tier.Name = t.name

@@ -9,9 +9,55 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// What the names of resources begin with that stand for objects of Kubernetes,
+// which are changed in their place.
+const (
+	PrefixNamespace            = "kns."
+	PrefixServiceAccount       = "ksa."
+	PrefixNetworkPolicy        = "knp.default."
+	PrefixClusterNetworkPolicy = "kcnp."
+)
+
+// KubernetesName returns how an object of Kubernetes is called that a policy or a
+// profile stands for: "Kubernetes NetworkPolicy(prod/web)". It reports false for
+// one that stands for itself.
+func (k Key) KubernetesName() (string, bool) {
+	for _, p := range []struct {
+		kind         Kind
+		prefix, name string
+	}{
+		{KindNetworkPolicy, PrefixNetworkPolicy, "NetworkPolicy"},
+		{KindGlobalNetworkPolicy, PrefixClusterNetworkPolicy, "ClusterNetworkPolicy"},
+		{KindProfile, PrefixNamespace, "Namespace"},
+		{KindProfile, PrefixServiceAccount, "ServiceAccount"},
+	} {
+		name, ok := strings.CutPrefix(k.Name, p.prefix)
+		if k.Kind != p.kind || !ok || name == "" {
+			continue
+		}
+		if p.prefix == PrefixServiceAccount { // a namespace has no dot in its name
+			name = strings.Replace(name, ".", "/", 1)
+		}
+		return "Kubernetes " + Key{Kind: Kind(p.name), Namespace: k.Namespace, Name: name}.String(), true
+	}
+	return "", false
+}
+
 // LabelTier is the label by which policies of a tier can be listed. The store
 // keeps it equal to spec.tier.
 const LabelTier = "projectcalico.org/tier"
+
+// The tiers of Kubernetes' ClusterNetworkPolicies, around the default one. They
+// pass on what their policies do not decide.
+const (
+	TierKubeAdmin    = "kube-admin"
+	TierKubeBaseline = "kube-baseline"
+)
+
+// AnnotationProblems says of a policy that stands for an object of Kubernetes
+// which of its rules cannot be carried out as they are, and what is done in their
+// place.
+const AnnotationProblems = "routerd.io/problems"
 
 // AnnotationMetadata holds, in what is stored of a policy, the name that its
 // user gave it. It belongs to the store: readers do not see it. Objects of

@@ -39,9 +39,9 @@ func builtInTier(name string) (fixedTier, bool) {
 	switch name {
 	case DefaultName:
 		return fixedTier{v3.DefaultTierOrder, v3.Deny}, true
-	case "kube-admin":
+	case TierKubeAdmin:
 		return fixedTier{v3.AdminNetworkPolicyTierOrder, v3.Pass}, true
-	case "kube-baseline":
+	case TierKubeBaseline:
 		return fixedTier{v3.BaselineAdminNetworkPolicyTierOrder, v3.Pass}, true
 	}
 	return fixedTier{}, false

@@ -201,8 +201,10 @@ func undeletable(k store.Key) string {
 		return "it is read-only: the cluster's daemons keep it"
 	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, "kube-admin", "kube-baseline"}, k.Name):
 		return "the built-in tiers cannot be deleted"
-	case k.Kind == store.KindNetworkPolicy && strings.HasPrefix(k.Name, "knp.default."):
+	case k.Kind == store.KindNetworkPolicy && strings.HasPrefix(k.Name, store.PrefixNetworkPolicy):
 		return "it is made of a Kubernetes NetworkPolicy: delete that with kubectl"
+	case k.Kind == store.KindGlobalNetworkPolicy && strings.HasPrefix(k.Name, store.PrefixClusterNetworkPolicy):
+		return "it is made of a Kubernetes ClusterNetworkPolicy: delete that with kubectl"
 	case k.Kind == store.KindProfile && k.Name == store.DefaultAllowProfile:
 		return "it is built in and cannot be deleted"
 	}

@@ -73,7 +73,7 @@ func (p *PolicyServer) Policy(_ context.Context, endpoint string) (*apiv1.Policy
 		out.State = err.Error()
 	}
 	for _, o := range s.Problems {
-		out.Problems = append(out.Problems, &apiv1.PolicyProblem{Object: o.Key.String(), Reason: o.Reason})
+		out.Problems = append(out.Problems, &apiv1.PolicyProblem{Object: showKey(o.Key), Reason: o.Reason})
 	}
 	counts, err := p.counters()
 	if err != nil && out.State == "" {
@@ -168,7 +168,7 @@ func showEndpoint(r *filter.Ruleset, e filter.Endpoint, counted counts, rules bo
 
 func showPath(r *filter.Ruleset, path filter.Path, h filter.Hook, dir filter.Direction, counted counts) *apiv1.PolicyPath {
 	rules := func(id filter.PolicyID, staged bool) *apiv1.PolicyRules {
-		out := &apiv1.PolicyRules{Policy: id.String(), Staged: staged}
+		out := &apiv1.PolicyRules{Policy: showPolicy(id), Staged: staged}
 		for i, rule := range r.Policies[id].Rules(dir) {
 			c, ok := counted[ruleID{id, dir, hookOf(h), i, staged}]
 			out.Rules = append(out.Rules, &apiv1.PolicyRule{
@@ -194,6 +194,19 @@ func showPath(r *filter.Ruleset, path filter.Path, h filter.Hook, dir filter.Dir
 	return out
 }
 
+// showPolicy names a policy or a profile as its user does: one that stands for an
+// object of Kubernetes by that.
+func showPolicy(id filter.PolicyID) string {
+	return showKey(store.Key{Kind: store.Kind(id.Kind), Namespace: id.Namespace, Name: id.Name})
+}
+
+func showKey(k store.Key) string {
+	if name, ok := k.KubernetesName(); ok {
+		return name
+	}
+	return k.String()
+}
+
 // showSteps says for people how a verdict came about.
 func showSteps(r *filter.Ruleset, v filter.Verdict) []*apiv1.PolicyStep {
 	var out []*apiv1.PolicyStep
@@ -206,7 +219,7 @@ func showSteps(r *filter.Ruleset, v filter.Verdict) []*apiv1.PolicyStep {
 			step.Endpoint = cmp.Or(e.Name, s.Interface)
 		}
 		if s.Rule != filter.NoRule {
-			step.Policy = s.Policy.String()
+			step.Policy = showPolicy(s.Policy)
 			step.Match = r.Describe(r.Policies[s.Policy].Rules(s.Direction)[s.Rule])
 		}
 		out = append(out, step)

@@ -72,6 +72,9 @@ func (p *policies) put(c *Calculator, o store.Object) {
 		c.problems[o.Key] = err.Error() + "; until it can be read, everything that it selects is denied"
 		rules, defs = denyAll(spec), nil
 	}
+	if text := store.Meta(o.Value).Annotations[store.AnnotationProblems]; text != "" && err == nil {
+		c.problems[o.Key] = text
+	}
 	if spec.idle {
 		rules, defs = filter.Policy{ID: id}, nil
 	}

@@ -99,6 +99,10 @@ func networkPolicies() Resource {
 	return Resource{Group: "networking.k8s.io", Version: "v1", Plural: "networkpolicies", APIKind: "NetworkPolicy", Namespaced: true}
 }
 
+func clusterNetworkPolicies() Resource {
+	return Resource{Group: "policy.networking.k8s.io", Version: "v1alpha2", Plural: "clusternetworkpolicies", APIKind: "ClusterNetworkPolicy", Status: true}
+}
+
 // Custom returns the custom resource that holds a kind in a group. It reports
 // false for kinds that have none.
 func Custom(g Group, kind store.Kind) (Resource, bool) {
@@ -154,7 +158,7 @@ type Source struct {
 func (s Source) Custom() bool { return s.custom }
 
 // Sources lists where the objects of a kind come from: most from one resource,
-// profiles and network policies from two. It is empty for kinds that this
+// profiles and policies from two. It is empty for kinds that this
 // datastore does not hold.
 func Sources(g Group, kind store.Kind) []Source {
 	native := func(resources ...Resource) []Source {
@@ -177,8 +181,11 @@ func Sources(g Group, kind store.Kind) []Source {
 		return nil
 	}
 	out := []Source{{Kind: kind, Resource: r, custom: true, group: g}}
-	if kind == store.KindNetworkPolicy {
+	switch kind {
+	case store.KindNetworkPolicy:
 		out = append(out, native(networkPolicies())...)
+	case store.KindGlobalNetworkPolicy:
+		out = append(out, native(clusterNetworkPolicies())...)
 	}
 	return out
 }

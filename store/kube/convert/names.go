@@ -15,12 +15,11 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// What Calico puts before the names of resources that stand for objects of
-// Kubernetes.
 const (
-	namespaceProfile = "kns."
-	accountProfile   = "ksa."
-	networkPolicy    = "knp.default."
+	namespaceProfile = store.PrefixNamespace
+	accountProfile   = store.PrefixServiceAccount
+	networkPolicy    = store.PrefixNetworkPolicy
+	clusterPolicy    = store.PrefixClusterNetworkPolicy
 	defaultTier      = "default."
 )
 
@@ -117,13 +116,13 @@ func (s Source) locate(key store.Key) (namespace, name string, ok bool) {
 	case "IPAMHandle":
 		return "", strings.ToLower(key.Name), key.Name != ""
 	}
-	if s.Kind == store.KindNetworkPolicy {
-		native, is := strings.CutPrefix(key.Name, networkPolicy)
+	if prefix := nativePrefix(s.Kind); prefix != "" {
+		native, is := strings.CutPrefix(key.Name, prefix)
 		if is != !s.custom {
 			return "", "", false
 		}
 		if is {
-			return key.Namespace, native, native != "" && key.Namespace != ""
+			return key.Namespace, native, native != "" && (key.Namespace != "") == s.Resource.Namespaced
 		}
 	}
 	return key.Namespace, key.Name, key.Name != ""
@@ -137,6 +136,18 @@ func (s Source) OlderName(key store.Key) (string, bool) {
 		return "", false
 	}
 	return defaultTier + key.Name, true
+}
+
+// nativePrefix is what the names of policies begin with that stand for one of
+// Kubernetes' own, for the kinds of which there are such.
+func nativePrefix(kind store.Kind) string {
+	switch kind {
+	case store.KindNetworkPolicy:
+		return networkPolicy
+	case store.KindGlobalNetworkPolicy:
+		return clusterPolicy
+	}
+	return ""
 }
 
 func tiered(kind store.Kind) bool {

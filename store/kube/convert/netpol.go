@@ -27,7 +27,9 @@ func networkPolicyOf(np *networkingv1.NetworkPolicy) (store.Key, any, error) {
 	p.ObjectMeta = inherited(&np.ObjectMeta, networkPolicy+np.Name)
 	p.Namespace = np.Namespace
 	p.Labels = map[string]string{store.LabelTier: store.DefaultName}
-	p.Spec = PolicySpec(&np.Spec)
+	var problems []string
+	p.Spec, problems = policySpec(&np.Spec)
+	note(&p.ObjectMeta, problems)
 	key := store.Key{Kind: store.KindNetworkPolicy, Namespace: np.Namespace, Name: p.Name}
 	return key, p, nil
 }
@@ -36,6 +38,13 @@ func networkPolicyOf(np *networkingv1.NetworkPolicy) (store.Key, any, error) {
 // one rule for each protocol and peer. A rule that cannot be said is left out: its
 // like only allow, so less is allowed.
 func PolicySpec(np *networkingv1.NetworkPolicySpec) v3.NetworkPolicySpec {
+	spec, _ := policySpec(np)
+	return spec
+}
+
+// policySpec is [PolicySpec], and says what was left out.
+func policySpec(np *networkingv1.NetworkPolicySpec) (v3.NetworkPolicySpec, []string) {
+	var problems []string
 	order := float64(policyOrder)
 	spec := v3.NetworkPolicySpec{
 		Tier:     store.DefaultName,
@@ -43,20 +52,28 @@ func PolicySpec(np *networkingv1.NetworkPolicySpec) v3.NetworkPolicySpec {
 		Selector: podSelector(&np.PodSelector),
 		Types:    policyTypes(np),
 	}
-	for _, r := range np.Ingress {
-		for _, rule := range rulesOf(r.From, r.Ports) {
+	for i, r := range np.Ingress {
+		rules, left := rulesOf(r.From, r.Ports)
+		for _, field := range left {
+			problems = append(problems, fmt.Sprintf("spec.ingress[%d]%s", i, field))
+		}
+		for _, rule := range rules {
 			spec.Ingress = append(spec.Ingress, v3.Rule{
 				Action: v3.Allow, Protocol: rule.protocol, Source: rule.peer, Destination: v3.EntityRule{Ports: rule.ports},
 			})
 		}
 	}
-	for _, r := range np.Egress {
-		for _, rule := range rulesOf(r.To, r.Ports) {
+	for i, r := range np.Egress {
+		rules, left := rulesOf(r.To, r.Ports)
+		for _, field := range left {
+			problems = append(problems, fmt.Sprintf("spec.egress[%d]%s", i, field))
+		}
+		for _, rule := range rules {
 			rule.peer.Ports = rule.ports
 			spec.Egress = append(spec.Egress, v3.Rule{Action: v3.Allow, Protocol: rule.protocol, Destination: rule.peer})
 		}
 	}
-	return spec
+	return spec, problems
 }
 
 // policyTypes returns the directions that a policy is about. Where it states none,
@@ -83,22 +100,24 @@ type rule struct {
 }
 
 // rulesOf returns one rule for each protocol and peer, none if a port makes no
-// sense.
-func rulesOf(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) []rule {
-	byProtocol, ok := portsByProtocol(ports)
-	if !ok {
-		return nil
+// sense, and what was left out.
+func rulesOf(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) (out []rule, left []string) {
+	byProtocol, err := portsByProtocol(ports)
+	if err != nil {
+		return nil, []string{fmt.Sprintf(".ports: %v; the rule allows nothing", err)}
 	}
 	var entities []v3.EntityRule
-	for _, peer := range peers {
-		if e, ok := entityOf(peer); ok {
-			entities = append(entities, e)
+	for i, peer := range peers {
+		e, err := entityOf(peer)
+		if err != nil {
+			left = append(left, fmt.Sprintf(": peer %d: %v; it stands for nobody", i, err))
+			continue
 		}
+		entities = append(entities, e)
 	}
 	if len(peers) == 0 {
 		entities = []v3.EntityRule{{}} // everybody
 	}
-	var out []rule
 	for _, name := range slices.Sorted(maps.Keys(byProtocol)) {
 		var protocol *numorstring.Protocol
 		if name != "" {
@@ -109,15 +128,15 @@ func rulesOf(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.Networ
 			out = append(out, rule{protocol: protocol, ports: mergePorts(byProtocol[name]), peer: e})
 		}
 	}
-	return out
+	return out, left
 }
 
 // portsByProtocol gathers the ports of each protocol; none means all of them.
-// The key "" stands for any protocol. It reports false for a port that makes no
+// The key "" stands for any protocol. The error is about a port that makes no
 // sense.
-func portsByProtocol(ports []networkingv1.NetworkPolicyPort) (map[string][]numorstring.Port, bool) {
+func portsByProtocol(ports []networkingv1.NetworkPolicyPort) (map[string][]numorstring.Port, error) {
 	if len(ports) == 0 {
-		return map[string][]numorstring.Port{"": nil}, true
+		return map[string][]numorstring.Port{"": nil}, nil
 	}
 	out := make(map[string][]numorstring.Port)
 	all := make(map[string]bool)
@@ -137,13 +156,13 @@ func portsByProtocol(ports []networkingv1.NetworkPolicyPort) (map[string][]numor
 		}
 		port, err := numorstring.PortFromString(text)
 		if err != nil {
-			return nil, false
+			return nil, fmt.Errorf("%q is no port", text)
 		}
 		if !all[name] {
 			out[name] = append(out[name], port)
 		}
 	}
-	return out, true
+	return out, nil
 }
 
 // mergePorts joins ports that follow each other into ranges, after those that
@@ -172,39 +191,37 @@ func mergePorts(ports []numorstring.Port) []numorstring.Port {
 	return out
 }
 
-// entityOf returns whom a peer means. It reports false for a range of addresses
-// that is none, which stands for nobody.
-func entityOf(peer networkingv1.NetworkPolicyPeer) (v3.EntityRule, bool) {
+// entityOf returns whom a peer means. The error is about a range of addresses that
+// is none.
+func entityOf(peer networkingv1.NetworkPolicyPeer) (v3.EntityRule, error) {
 	if b := peer.IPBlock; b != nil {
-		nets, ok := maskedAll(b.CIDR)
-		if !ok {
-			return v3.EntityRule{}, false
+		nets, err := maskedAll(b.CIDR)
+		if err != nil {
+			return v3.EntityRule{}, fmt.Errorf("ipBlock.cidr: %w", err)
 		}
-		not, ok := maskedAll(b.Except...)
-		if !ok {
-			return v3.EntityRule{}, false
+		not, err := maskedAll(b.Except...)
+		if err != nil {
+			return v3.EntityRule{}, fmt.Errorf("ipBlock.except: %w", err)
 		}
-		return v3.EntityRule{Nets: nets, NotNets: not}, true
+		return v3.EntityRule{Nets: nets, NotNets: not}, nil
 	}
 	e := v3.EntityRule{Selector: podSelector(peer.PodSelector)}
 	if s := peer.NamespaceSelector; s != nil {
-		if e.NamespaceSelector = strings.Join(terms(s), " && "); e.NamespaceSelector == "" {
-			e.NamespaceSelector = "all()"
-		}
+		e.NamespaceSelector = namespaceSelector(s)
 	}
-	return e, true
+	return e, nil
 }
 
-func maskedAll(cidrs ...string) ([]string, bool) {
+func maskedAll(cidrs ...string) ([]string, error) {
 	var out []string
 	for _, c := range cidrs {
 		p, err := netip.ParsePrefix(c)
 		if err != nil {
-			return nil, false
+			return nil, fmt.Errorf("%q is no CIDR", c)
 		}
 		out = append(out, p.Masked().String())
 	}
-	return out, true
+	return out, nil
 }
 
 // podSelector says which pods a label selector means: endpoints of other

@@ -74,6 +74,8 @@ func (s Source) Read(raw []byte) (Object, error) {
 		return readNative(raw, namespaceProfileOf)
 	case "ServiceAccount":
 		return readNative(raw, accountProfileOf)
+	case "ClusterNetworkPolicy":
+		return readNative(raw, clusterPolicyOf)
 	}
 	if !s.custom {
 		return readNative(raw, networkPolicyOf)
@@ -94,6 +96,8 @@ func (s Source) Read(raw []byte) (Object, error) {
 	switch {
 	case errors.Is(err, ErrNotOurs):
 		return out, err
+	case err == nil && !s.Owns(out.Key) && nativePrefix(s.Kind) != "":
+		return Object{}, fmt.Errorf("%s %s: %w: its name begins with %s, as those do that stand for a policy of Kubernetes: give it another", s.Resource, o.Metadata.Name, store.ErrDecode, nativePrefix(s.Kind))
 	case err != nil:
 		return out, fmt.Errorf("%s %s: %w: %w", s.Resource, o.Metadata.Name, store.ErrDecode, err)
 	}
