@@ -41,6 +41,10 @@ type backend struct {
 const (
 	connectRetry = 5 * time.Second // between attempts; Calico's is the same
 
+	// passiveWait is for how long the side that waits by Calico's rule does: where the
+	// other one waits too, for a reason of its own, there would be no session.
+	passiveWait = 2 * connectRetry
+
 	// limitPause is for how long a peer that announced too much is left alone.
 	limitPause = 5 * time.Minute
 )
@@ -147,6 +151,9 @@ func enginePeer(c *Config, p Peer) engine.Peer {
 		Addr: p.Addr, Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Password: p.Password.reveal(), Hops: p.TTLSecurity,
 		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
 		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
+	}
+	if p.Passive {
+		out.Wait = passiveWait
 	}
 	for _, f := range p.carries() {
 		out.Families[f] = engine.Family{Enabled: true, Limit: int(p.MaxPrefixes), StaleTime: p.StaleTime}

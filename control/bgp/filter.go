@@ -225,34 +225,3 @@ func (f Filter) asksLinks() bool {
 	}
 	return false
 }
-
-// filterProblem says what keeps a peer's filters from being applied as they are
-// written; own is the AS on this side of the session.
-func filterProblem(name string, f Filter, p Peer, own uint32) string {
-	for _, six := range []bool{false, true} {
-		for _, export := range []bool{true, false} {
-			for _, r := range f.rules(export, six) {
-				for _, op := range r.Operations {
-					if reason := prependProblem(op.PrependAS, r, export && p.ASN != own, own); reason != "" {
-						return fmt.Sprintf("BGPFilter %s: prependASPath %v %s; the session is not run without it", name, op.PrependAS, reason)
-					}
-				}
-			}
-		}
-	}
-	return ""
-}
-
-// prependProblem: the speaker puts what it prepends before its own AS, where
-// an eBGP neighbour looks for this node's AS (RFC 4271 section 6.3).
-func prependProblem(list []uint32, r FilterRule, toEBGP bool, own uint32) string {
-	for _, as := range list {
-		if toEBGP && as != own {
-			return fmt.Sprintf("names AS %d: towards an eBGP peer only the own AS, %d, can be prepended", as, own)
-		}
-		if as != list[0] && len(r.ASPath) > 0 {
-			return "names several AS numbers in a rule with asPathPrefix: make it two rules"
-		}
-	}
-	return ""
-}

@@ -335,11 +335,11 @@ func TestCommunities(t *testing.T) {
 		c.Filters = map[string]Filter{"f": parse(t, `{"importV4":[
 			{"cidr":"203.0.113.0/24","matchOperator":"Equal","communities":{"values":["65000:7"]},"action":"Accept"},
 			{"communities":{"values":["65000:7:8"]},"action":"Reject"}],
-			"exportV4":[{"action":"Accept","operations":[{"addCommunity":{"value":"65000:9"}},{"addCommunity":{"value":"65000:9:9"}},{"prependASPath":{"prefix":[64512,64512]}}]}]}`)}
+			"exportV4":[{"action":"Accept","operations":[{"addCommunity":{"value":"65000:9"}},{"addCommunity":{"value":"65000:9:9"}},{"prependASPath":{"prefix":[65010,64512]}}]}]}`)}
 		r.apply(c)
 		r.waitPath("203.0.113.0/24")
 		poll(t, r.dump, func() bool { return r.status(h[1]).Accepted == 1 })
-		o.waitRoute("192.168.1.0/26", "64512 64512 64512", communityText(o, "65000:100"), communityText(o, "65000:200:3"), communityText(o, "65000:9"), communityText(o, "65000:9:9"))
+		o.waitRoute("192.168.1.0/26", "64512 65010 64512", communityText(o, "65000:100"), communityText(o, "65000:200:3"), communityText(o, "65000:9"), communityText(o, "65000:9:9"))
 	})
 }
 

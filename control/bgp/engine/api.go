@@ -44,11 +44,12 @@ type Peer struct {
 	AS      uint32
 	LocalAS uint32 // this side's, which decides between iBGP and eBGP; 0: the engine's
 
-	Source   netip.Addr // to connect from; invalid: the kernel chooses
-	Device   string     // that connections are bound to; empty: none
-	Passive  bool       // the peer connects
-	Password string     // RFC 2385; empty: none
-	Hops     uint8      // to the peer for the check of RFC 5082; 0: no check
+	Source   netip.Addr    // to connect from; invalid: the kernel chooses
+	Device   string        // that connections are bound to; empty: none
+	Passive  bool          // the peer connects
+	Wait     time.Duration // after which a passive side connects all the same; 0: never
+	Password string        // RFC 2385; empty: none
+	Hops     uint8         // to the peer for the check of RFC 5082; 0: no check
 
 	HoldTime, ConnectRetry time.Duration
 	Keepalive              time.Duration // 0: a third of the hold time

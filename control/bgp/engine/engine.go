@@ -381,7 +381,7 @@ func (c *core) openOf(p *Peer) fsm.Config {
 			my.StaleTime, my.LongLivedForwarding = of.StaleTime, of.StaleTime > 0 && kept
 		}
 	}
-	return fsm.Config{Local: o, PeerAS: p.AS, Keepalive: p.Keepalive, ConnectRetry: p.ConnectRetry, Passive: p.Passive}
+	return fsm.Config{Local: o, PeerAS: p.AS, Keepalive: p.Keepalive, ConnectRetry: p.ConnectRetry, Passive: p.Passive, Wait: p.Wait}
 }
 
 // remove ends the session with a peer, and has nothing more to do with it.

@@ -55,6 +55,9 @@ type Config struct {
 	Keepalive    time.Duration // 0: a third of the hold time
 	ConnectRetry time.Duration // between attempts
 	Passive      bool          // the peer connects
+	// Wait is after how long without a session a passive side connects all the same: the
+	// peer may wait for it likewise. 0: never.
+	Wait time.Duration
 	// Jitter returns a number in [0, 1), by which up to a quarter of a time is left out
 	// (RFC 4271 section 10). nil: nothing is.
 	Jitter func() float64
@@ -149,7 +152,11 @@ func (m *Machine) SetForwarding(on bool) {
 func (m *Machine) Start(now time.Time) []Action {
 	if !m.running {
 		m.running = true
-		m.dial(now)
+		if m.config.Passive {
+			m.again(now)
+		} else {
+			m.dial(now)
+		}
 	}
 	return m.done()
 }
@@ -361,7 +368,7 @@ func (m *Machine) add(incoming bool) *conn {
 
 // dial connects, unless a session is up or about to be, or this is done already.
 func (m *Machine) dial(now time.Time) {
-	if m.config.Passive {
+	if m.config.Passive && m.config.Wait == 0 {
 		return
 	}
 	for _, c := range m.conns {
@@ -380,8 +387,12 @@ func (m *Machine) dial(now time.Time) {
 
 // again has the next attempt wait.
 func (m *Machine) again(now time.Time) {
-	if m.running && !m.config.Passive && m.retry.IsZero() {
-		m.retry = now.Add(m.jittered(m.config.ConnectRetry))
+	pause := m.config.ConnectRetry
+	if m.config.Passive {
+		pause = m.config.Wait
+	}
+	if m.running && m.retry.IsZero() && (pause > 0 || !m.config.Passive) {
+		m.retry = now.Add(m.jittered(pause))
 	}
 }
 

@@ -212,7 +212,7 @@ func (s *side) check() {
 	if outgoing > 1 || incoming > 2 {
 		s.n.t.Fatalf("side %d has %d connections of its own, and %d of the peer's", s.index, outgoing, incoming)
 	}
-	if s.running && !s.config.Passive && len(s.conns) == 0 && s.retry.IsZero() {
+	if s.running && (!s.config.Passive || s.config.Wait > 0) && len(s.conns) == 0 && s.retry.IsZero() {
 		s.n.t.Fatalf("side %d will never connect again", s.index)
 	}
 	if (s.up != 0) != (s.State() == Established) {
@@ -261,13 +261,54 @@ func TestCollision(t *testing.T) {
 	})
 }
 
+// TestBothWait: two sides that each wait for the other come to a session where one of
+// them has a time to wait, and each time anew; the side that is to open it has it first.
+func TestBothWait(t *testing.T) {
+	t.Parallel()
+	waiting := config(1, true)
+	waiting.Wait = 10 * time.Second
+	delay := func() time.Duration { return time.Millisecond }
+	start := func(a, b Config) *network {
+		n := newNetwork(t, a, b, delay)
+		for _, s := range n.sides {
+			s.apply(s.Start(n.now))
+		}
+		return n
+	}
+	n := start(config(0, true), config(1, true))
+	if n.run(time.Hour); n.both() {
+		t.Error("a session though both are passive for good")
+	}
+	n = start(config(0, true), waiting)
+	n.run(9 * time.Second)
+	if n.both() {
+		t.Error("a session before the time")
+	}
+	n.run(2 * time.Second)
+	if !n.both() {
+		t.Fatal("no session though one side is to connect after 10s")
+	}
+	n.sides[0].apply(n.sides[0].Reset(n.now, Cease(CeaseReset, "")))
+	n.run(11 * time.Second)
+	if !n.both() || n.sides[0].ups != 2 {
+		t.Errorf("%d sessions, want a second one", n.sides[0].ups)
+	}
+	n = start(config(0, false), waiting)
+	n.run(time.Minute)
+	if !n.both() || n.sides[0].ups != 1 || n.sides[1].ends[1] == nil || len(n.sides[1].ends) != 1 {
+		t.Errorf("the peer has opened the session, and this side %d connections", len(n.sides[1].ends))
+	}
+}
+
 // TestMachine: whatever happens to two speakers and the network between them, each is
 // in a state that a timer ends, keeps no connection that it does not know, and once
 // nothing more happens they have one session.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		n := newNetwork(t, config(0, false), config(1, rapid.Bool().Draw(t, "passive")), anyDelay(t))
+		other := config(1, rapid.Bool().Draw(t, "passive"))
+		other.Wait = time.Duration(rapid.IntRange(0, 1).Draw(t, "wait")) * 10 * time.Second
+		n := newNetwork(t, config(0, false), other, anyDelay(t))
 		anySide := func() *side { return n.sides[rapid.IntRange(0, 1).Draw(t, "side")] }
 		steps := rapid.IntRange(1, 30).Draw(t, "steps")
 		for range steps {
