@@ -51,3 +51,26 @@ func (i *Incarnation) Describe() string {
 	fmt.Fprintf(&b, "boot id %s, instance %s, since %s)", i.BootID, i.Instance, i.Since.UTC().Format(time.RFC3339))
 	return b.String()
 }
+
+// NameState is what a datastore says of a node's name, all at one revision.
+type NameState struct {
+	// Record is who took the name last; nil: nobody, or it cannot be decoded.
+	Record *Incarnation
+	// Holder is who is there now; nil: nobody.
+	Holder *Incarnation
+	// NodeCreated tells one life of the Node from another: etcd's revision at which
+	// it was created, or a number made of its uid. 0: there is none.
+	NodeCreated Revision
+	// Revision is the datastore's, of the answer.
+	Revision Revision
+	// Seen is the datastore's own: the state on whose condition the name is taken.
+	Seen any
+}
+
+// Hold is a name that is held.
+type Hold interface {
+	// Lost is closed when others may see that nobody is there.
+	Lost() <-chan struct{}
+	// Forget stops renewing what says that this host is there.
+	Forget()
+}

@@ -180,6 +180,14 @@ type Store interface {
 	Close() error
 }
 
+// Piecewise is what a datastore that writes one object at a time has beside
+// [Store].
+type Piecewise interface {
+	// Try asks whether ops would be done, each by itself, without doing them. The
+	// error is that of the first that would not.
+	Try(ctx context.Context, ops ...Op) error
+}
+
 // Errors that callers branch on.
 var (
 	ErrNotFound    = errors.New("not found")

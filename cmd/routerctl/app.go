@@ -57,7 +57,9 @@ of this host does and why.
 It talks to the daemon through its socket, which only root can open. With
 ETCD_ENDPOINTS set (and ETCD_CA_CERT_FILE, ETCD_CERT_FILE, ETCD_KEY_FILE,
 ETCD_USERNAME, ETCD_PASSWORD as needed), resources are read and written in that
-etcd directly.`,
+etcd directly; with DATASTORE_TYPE=kubernetes in Kubernetes' API, as KUBECONFIG or
+K8S_API_ENDPOINT, K8S_CA_FILE, K8S_CERT_FILE, K8S_KEY_FILE and K8S_API_TOKEN say, or
+in a pod as its service account.`,
 		Example: `  routerctl node status
   routerctl get ippools -o wide
   routerctl apply -f pools.yaml
@@ -75,7 +77,7 @@ etcd directly.`,
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
 		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(), a.clusterCommand(),
-		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.eventsCommand(), a.logLevelCommand(), a.cniCommand(), a.versionCommand(), man.Command("routerctl"),
+		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.eventsCommand(), a.logLevelCommand(), a.cniCommand(), a.kubernetesCommand(), a.versionCommand(), man.Command("routerctl"),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
 		if c.Parent() == nil {
@@ -109,14 +111,19 @@ func (a *app) withDeadline(cmd *cobra.Command) (context.Context, context.CancelF
 
 // withStore runs f with the datastore open and a deadline.
 func (a *app) withStore(cmd *cobra.Command, f func(context.Context, store.Store) error) error {
-	return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error { return f(ctx, s) })
+	return withOpen(a, cmd, a.openStore, f)
 }
 
 // withEtcd is withStore for what only etcd can do.
 func (a *app) withEtcd(cmd *cobra.Command, f func(context.Context, *etcd.Store) error) error {
+	return withOpen(a, cmd, a.openEtcd, f)
+}
+
+// withOpen runs f with what open opens, and a deadline.
+func withOpen[S store.Store](a *app, cmd *cobra.Command, open func(context.Context) (S, error), f func(context.Context, S) error) error {
 	ctx, cancel := a.withDeadline(cmd)
 	defer cancel()
-	s, err := a.openEtcd(ctx)
+	s, err := open(ctx)
 	if err != nil {
 		return explain(ctx, err)
 	}

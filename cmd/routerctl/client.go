@@ -20,6 +20,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/store/kube"
 )
 
 // socketPath returns the socket that flags and environment name.
@@ -44,23 +45,47 @@ func (a *app) socketPath() (string, error) {
 	return defaultSocket, nil
 }
 
-// openStore opens the datastore: an external etcd when the environment names
-// one and no flag asks for a certain daemon, else through the daemon.
+// openStore opens the datastore: Kubernetes' API or an external etcd when the
+// environment names one and no flag asks for a certain daemon, else through the
+// daemon.
 func (a *app) openStore(ctx context.Context) (store.Store, error) {
-	s, err := a.openEtcd(ctx)
+	if !a.asksDaemon() {
+		c, ok, err := kube.ConfigFromEnv(a.getenv)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			c.UserAgent = "routerctl/" + version
+			return opened(kube.Open(c))
+		}
+	}
+	return opened(a.openEtcd(ctx))
+}
+
+// opened keeps a nil pointer out of the interface.
+func opened[S store.Store](s S, err error) (store.Store, error) {
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
+// asksDaemon reports whether a flag asks for a certain daemon.
+func (a *app) asksDaemon() bool { return a.socket != "" || a.lab != "" || a.host != "" }
+
+// openEtcd opens an external etcd, or that which the daemon serves.
 func (a *app) openEtcd(ctx context.Context) (*etcd.Store, error) {
-	c, err := a.directStore()
-	if err != nil {
-		return nil, err
-	}
-	if c != nil {
-		return etcd.Open(ctx, *c)
+	if !a.asksDaemon() {
+		if a.getenv("DATASTORE_TYPE") == "kubernetes" {
+			return nil, usagef("DATASTORE_TYPE=kubernetes: only etcd can do that: save and restore the etcd of the API server")
+		}
+		c, ok, err := etcd.ConfigFromEnv(a.getenv)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			return etcd.Open(ctx, c)
+		}
 	}
 	socket, err := a.reachSocket(ctx)
 	if err != nil {
@@ -69,17 +94,16 @@ func (a *app) openEtcd(ctx context.Context) (*etcd.Store, error) {
 	return etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + socket}})
 }
 
-// directStore returns the external etcd that is to be used without a daemon;
-// nil: there is none.
-func (a *app) directStore() (*etcd.Config, error) {
-	if a.socket != "" || a.lab != "" || a.host != "" {
-		return nil, nil //nolint:nilnil // a flag asks for a certain daemon
+// direct reports whether the datastore is used without a daemon.
+func (a *app) direct() (bool, error) {
+	if a.asksDaemon() {
+		return false, nil
 	}
-	c, ok, err := etcd.ConfigFromEnv(a.getenv)
-	if err != nil || !ok {
-		return nil, err
+	if _, ok, err := kube.ConfigFromEnv(a.getenv); err != nil || ok {
+		return ok, err
 	}
-	return &c, nil
+	_, ok, err := etcd.ConfigFromEnv(a.getenv)
+	return ok, err
 }
 
 // reachSocket returns the daemon's socket after a try to connect, for gRPC's

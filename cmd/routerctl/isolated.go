@@ -56,8 +56,8 @@ func (a *app) askIsolated(ctx context.Context, changes []*apiv1.BGPChange) error
 	if len(changes) == 0 {
 		return nil
 	}
-	direct, err := a.directStore()
-	if err != nil || direct != nil {
+	direct, err := a.direct()
+	if err != nil || direct {
 		return err
 	}
 	var r *apiv1.BGPIsolatedResponse

@@ -37,8 +37,8 @@ func newPools(ctx context.Context, s store.Store, docs []manifest.Document) ([]m
 // its host. Where etcd is used directly there is no daemon to ask; each host
 // then says so itself, in its Node's conditions.
 func (a *app) checkHost(ctx context.Context, s store.Store, docs []manifest.Document) error {
-	direct, err := a.directStore()
-	if err != nil || direct != nil {
+	direct, err := a.direct()
+	if err != nil || direct {
 		return err
 	}
 	pools, err := newPools(ctx, s, docs)

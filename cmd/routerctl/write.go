@@ -170,17 +170,26 @@ func opsOf(changes []change) []store.Op {
 	return ops
 }
 
-// commit writes ops in one transaction; only where etcd cannot take so many at
-// once, in several, and then it says so.
+// commit writes ops in one transaction; only where the datastore cannot take so
+// many at once, in several, and then it says so. One that writes one object at a
+// time is asked first whether it would take all of them.
 func commit(ctx context.Context, s store.Store, w io.Writer, ops []store.Op) error {
-	if len(ops) > maxOps {
+	most := maxOps
+	if p, ok := s.(store.Piecewise); ok && len(ops) > 1 {
+		most = 1
+		for chunk := range slices.Chunk(ops, maxOps) {
+			if err := p.Try(ctx, chunk...); err != nil {
+				return fmt.Errorf("nothing is written: %w", err)
+			}
+		}
+	} else if len(ops) > maxOps {
 		fmt.Fprintf(w, "%d objects are more than one transaction can hold (%d): writing them in several\n", len(ops), maxOps)
 	}
 	done := 0
-	for chunk := range slices.Chunk(ops, maxOps) {
+	for chunk := range slices.Chunk(ops, most) {
 		if _, err := s.Txn(ctx, chunk...); err != nil {
 			if done > 0 {
-				err = fmt.Errorf("after %d of %d objects were written: %w", done, len(ops), err)
+				err = fmt.Errorf("after %d of %d objects were written, up to %s: %w", done, len(ops), ops[done-1].Object.Key, err)
 			}
 			return err
 		}

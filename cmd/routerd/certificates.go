@@ -4,14 +4,13 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/routerd/routerd/store/etcd"
 )
 
 // certificates says when those end by which the datastore is reached. Its methods may
 // be called from any goroutine.
 type certificates struct {
-	config etcd.Config
+	expires func() (file string, at time.Time, err error) // nil: there are none
+	ca      string                                        // the file of the authority
 
 	mu   sync.Mutex
 	read time.Time
@@ -29,10 +28,13 @@ const (
 
 // ends returns which certificate ends first and when; no file: there is none.
 func (c *certificates) ends(now time.Time) (file string, at time.Time, err error) {
+	if c.expires == nil {
+		return "", time.Time{}, nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now.Sub(c.read) >= readCertificates || now.Before(c.read) {
-		c.file, c.at, c.err = c.config.Expiry()
+		c.file, c.at, c.err = c.expires()
 		c.read = now
 	}
 	return c.file, c.at, c.err
@@ -42,7 +44,7 @@ func (c *certificates) ends(now time.Time) (file string, at time.Time, err error
 func (c *certificates) problem(now time.Time) error {
 	file, at, err := c.ends(now)
 	cure := "put a new one in its place, which needs no restart"
-	if file == c.config.CAFile {
+	if file == c.ca {
 		cure = "put the new authority beside the old one in that file, and restart routerd"
 	}
 	switch left := at.Sub(now); {

@@ -49,14 +49,14 @@ func TestCertificates(t *testing.T) {
 		{"authority", etcd.Config{CAFile: ca}, (30*365 - 80) * day, "restart routerd"},
 		{"cannot be read", etcd.Config{CertFile: none}, 0, none},
 	} {
-		c := certificates{config: tt.conf}
+		c := certificates{expires: tt.conf.Expiry, ca: tt.conf.CAFile}
 		now := time.Now().Add(tt.after)
 		err := c.problem(now)
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
 		}
 	}
-	c := certificates{config: etcd.Config{CertFile: none}}
+	c := certificates{expires: (&etcd.Config{CertFile: none}).Expiry}
 	now := time.Now()
 	if c.problem(now) == nil || !c.expiry().IsZero() {
 		t.Error("a file that is not there is none")

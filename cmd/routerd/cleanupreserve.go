@@ -12,7 +12,7 @@ import (
 
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
-	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/store"
 )
 
 // reservePatience bounds the search for the datastore: cleanup goes on without
@@ -22,7 +22,7 @@ const reservePatience = 5 * time.Second
 // reserve lists the addresses that this host holds ready in the datastore. Where
 // that cannot be reached they stay, and it is said how they go.
 func (cl *cleanup) reserve(ctx context.Context) ([]thing, error) {
-	if len(cl.cfg.Datastore.Endpoints) == 0 {
+	if cl.cfg.Datastore.Own() {
 		return nil, nil // it is this host's own, and stopped: nobody else is short of them
 	}
 	node, err := cl.cfg.Name()
@@ -32,7 +32,7 @@ func (cl *cleanup) reserve(ctx context.Context) ([]thing, error) {
 	look, cancel := context.WithTimeout(ctx, reservePatience)
 	defer cancel()
 	n := 0
-	err = cl.withStore(look, func(ctx context.Context, s *etcd.Store) (err error) {
+	err = withDatastore(look, cl.cfg, func(ctx context.Context, s store.Store) (err error) {
 		n, err = ipam.Held(ctx, s, node)
 		return err
 	})
@@ -47,7 +47,7 @@ func (cl *cleanup) reserve(ctx context.Context) ([]thing, error) {
 		if err := cl.forgetReserve(); err != nil {
 			return err
 		}
-		return cl.withStore(ctx, func(ctx context.Context, s *etcd.Store) error {
+		return withDatastore(ctx, cl.cfg, func(ctx context.Context, s store.Store) error {
 			_, err := ipam.GiveBack(ctx, s, node)
 			return err
 		})
@@ -65,21 +65,4 @@ func (cl *cleanup) forgetReserve() error {
 		return err
 	}
 	return errors.Join(ipam.ForgetReserve(j), j.Close())
-}
-
-// withStore calls fn with the datastore of the configuration.
-func (cl *cleanup) withStore(ctx context.Context, fn func(context.Context, *etcd.Store) error) error {
-	ds := cl.cfg.Datastore
-	password, err := ds.Password()
-	if err != nil {
-		return err
-	}
-	s, err := etcd.Open(ctx, etcd.Config{
-		Endpoints: ds.Endpoints, CAFile: ds.CAFile, CertFile: ds.CertFile, KeyFile: ds.KeyFile,
-		Username: ds.Username, Password: password, DialTimeout: ds.DialTimeout, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return err
-	}
-	return errors.Join(fn(ctx, s), s.Close())
 }

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -46,7 +45,6 @@ import (
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
-	"github.com/routerd/routerd/store/etcd"
 )
 
 // router holds the daemon's parts. They are made in [newRouter], in the order in which
@@ -58,10 +56,13 @@ type router struct {
 	log     *slog.Logger // of the daemon as a whole, to the same log
 	started time.Time
 
-	etcd  *embedded.Server // nil: external
-	store *etcd.Store
-	certs certificates
-	db    *lock.Store // the same for who writes what Calico has too
+	etcd    *embedded.Server // nil: the datastore is no embedded one
+	store   datastore
+	certs   certificates
+	servers []string                               // URLs of the datastore, if it is not this daemon's own
+	names   func(store.Incarnation) presence.Store // who keeps the names of nodes
+	serveKV func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
+	db      *lock.Store                            // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
 	// part is in it.
 	cluster *cluster.Cluster
@@ -226,41 +227,6 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	return d, nil
 }
 
-// openStore starts the embedded datastore if no other is configured, and makes
-// the client.
-func (d *router) openStore(ctx context.Context) error {
-	ds := d.cfg.Datastore
-	ec := etcd.Config{
-		Endpoints: ds.Endpoints, CAFile: ds.CAFile, CertFile: ds.CertFile, KeyFile: ds.KeyFile,
-		Username: ds.Username, DialTimeout: ds.DialTimeout, Logger: d.log.With("component", "store"),
-	}
-	if len(ds.Endpoints) == 0 {
-		var listen netip.AddrPort
-		if ds.Embedded.Listen != "" {
-			listen = netip.MustParseAddrPort(ds.Embedded.Listen) // Validate has parsed it
-		}
-		var err error
-		d.etcd, err = embedded.Start(ctx, embedded.Config{
-			Dir: d.cfg.EtcdDir(), PKIDir: d.cfg.PKIDir(), Socket: d.cfg.EtcdSocket(), Listen: listen,
-			Hosts: ds.Embedded.Hosts, Name: d.name, Logger: d.log.With("component", "etcd"),
-		})
-		if err != nil {
-			return fmt.Errorf("start the embedded datastore: %w", err)
-		}
-		ec.Endpoints = []string{d.etcd.Endpoint()}
-	}
-	var err error
-	if ec.Password, err = ds.Password(); err != nil {
-		return err
-	}
-	d.certs.config = ec
-	if d.store, err = etcd.Open(ctx, ec); err != nil {
-		return err
-	}
-	d.db = lock.New(d.store, d.log.With("component", "lock"))
-	return nil
-}
-
 // startMark is the file that says that BGP was started since the host booted.
 func startMark(runDir string) string { return filepath.Join(runDir, "bgp.started") }
 
@@ -356,7 +322,7 @@ func (d *router) run(ctx context.Context) error {
 			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d.operator))
 			apiv1.RegisterBGPServer(s, d.bgpServer())
 			apiv1.RegisterEventsServer(s, rpc.NewEventsServer(d.said))
-			d.store.RegisterKV(s)
+			d.serveKV(s)
 		})
 	})
 	part("cni socket", func(ctx context.Context) error {
@@ -562,17 +528,6 @@ func (d *router) attachReady() error {
 
 func (d *router) datastoreError() error {
 	return cmp.Or(d.db.Err(), d.cluster.Freshness().Err)
-}
-
-// datastoreName says what the datastore is, for people.
-func datastoreName(c config.Config) string {
-	switch {
-	case len(c.Datastore.Endpoints) > 0:
-		return strings.Join(c.Datastore.Endpoints, ",")
-	case c.Datastore.Embedded.Listen != "":
-		return "embedded, serving https://" + c.Datastore.Embedded.Listen
-	}
-	return "embedded"
 }
 
 // bgpServer returns the service behind `routerctl bgp`.

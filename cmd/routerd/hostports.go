@@ -54,9 +54,9 @@ func guardedPorts(c config.Config) []filter.Tunnel {
 
 // datastorePorts lists where this host reaches an external datastore. Of one that
 // has a name any address will do, for names change theirs.
-func datastorePorts(c config.Config) []filter.Failsafe {
+func datastorePorts(endpoints []string) []filter.Failsafe {
 	var list []filter.Failsafe
-	for _, e := range c.Datastore.Endpoints {
+	for _, e := range endpoints {
 		u, err := url.Parse(e)
 		if err != nil || u.Scheme == "unix" {
 			continue

@@ -48,7 +48,7 @@ func TestHostPorts(t *testing.T) {
 		if diff := cmp.Diff(c.hosts, hostPorts(cfg)); diff != "" {
 			t.Errorf("%s: between hosts (-want +got):\n%s", c.name, diff)
 		}
-		if diff := cmp.Diff(c.datastore, datastorePorts(cfg), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		if diff := cmp.Diff(c.datastore, datastorePorts(cfg.Datastore.Endpoints), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 			t.Errorf("%s: datastore (-want +got):\n%s", c.name, diff)
 		}
 	}

@@ -36,7 +36,7 @@ func (d *router) newPresence() error {
 	}
 	d.refused = async.NewSignal()
 	d.presence = presence.New(presence.Config{
-		Node: d.name, Store: d.store, File: file, Self: self,
+		Node: d.name, Store: d.names(self), File: file, Self: self,
 		Disown: d.attach.Disown, Doubt: d.doubt, Verified: d.attach.Verified, Outage: d.cluster.SetOutage,
 		Refused: func(context.Context) { d.refused.Set() },
 		Log:     d.log.With("component", "presence"),

@@ -33,7 +33,10 @@ use and that no record has.`,
 			if err != nil {
 				return err
 			}
-			if len(c.Datastore.Endpoints) > 0 {
+			if c.Datastore.Kind == config.DatastoreKubernetes {
+				return errors.New("the datastore of this host is Kubernetes' API (datastore.kind): restore the etcd behind that")
+			}
+			if !c.Datastore.Own() {
 				return errors.New("the datastore of this host is an external etcd (datastore.endpoints): restore it there, with etcdutl")
 			}
 			name, err := c.Name()

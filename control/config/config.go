@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -61,8 +62,19 @@ type Config struct {
 	CNI           CNI         `mapstructure:"cni"`
 }
 
+// The kinds of [Datastore].
+const (
+	DatastoreEtcd       = "etcd"
+	DatastoreKubernetes = "kubernetes"
+)
+
 // Datastore says where the store is.
 type Datastore struct {
+	// Kind is etcd or kubernetes; empty: what $DATASTORE_TYPE says (etcdv3 or
+	// kubernetes), else etcd.
+	Kind       string     `mapstructure:"kind"`
+	Kubernetes Kubernetes `mapstructure:"kubernetes"`
+
 	// Endpoints of an external etcd: https://host:2379, http://…, unix:///….
 	// Empty: the daemon runs its own.
 	Endpoints []string `mapstructure:"endpoints"`
@@ -75,6 +87,25 @@ type Datastore struct {
 	PasswordFile string        `mapstructure:"passwordFile"`
 	DialTimeout  time.Duration `mapstructure:"dialTimeout"`
 	Embedded     Embedded      `mapstructure:"embedded"`
+}
+
+// Kubernetes says how the API of Kubernetes is reached. In a pod nothing of it is
+// needed.
+type Kubernetes struct {
+	// Kubeconfig is a file as kubectl's; empty: $KUBECONFIG, else the pod's service
+	// account.
+	Kubeconfig string `mapstructure:"kubeconfig"`
+	// Context of the kubeconfig; empty: its current one.
+	Context string `mapstructure:"context"`
+	// APIGroup of Calico's custom resources, crd.projectcalico.org/v1 or
+	// projectcalico.org/v3; empty: $CALICO_API_GROUP, else what the cluster has.
+	APIGroup string `mapstructure:"apiGroup"`
+	// Servers are further addresses of the cluster's API servers (HOST:PORT), beside
+	// those that the cluster tells.
+	Servers []string `mapstructure:"servers"`
+	// Namespace is where routerd's own objects are, such as its Leases; empty: the
+	// pod's, else kube-system.
+	Namespace string `mapstructure:"namespace"`
 }
 
 // Embedded configures the daemon's own etcd.
@@ -269,10 +300,29 @@ func Load(path string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("configuration %s: %w (known keys: %s)", file, err, strings.Join(Keys(), ", "))
 	}
+	if err := c.Datastore.fromCalico(os.Getenv); err != nil {
+		return Config{}, err
+	}
 	if err := c.Validate(); err != nil {
 		return Config{}, fmt.Errorf("configuration %s: %w", file, err)
 	}
 	return c, nil
+}
+
+// fromCalico takes the kind of the datastore from the variable of Calico's users,
+// where nothing else names it.
+func (d *Datastore) fromCalico(getenv func(string) string) error {
+	if d.Kind != "" || len(d.Endpoints) > 0 || d.Embedded.Listen != "" {
+		return nil
+	}
+	switch t := getenv("DATASTORE_TYPE"); t {
+	case "", "etcdv3":
+	case DatastoreKubernetes:
+		d.Kind = DatastoreKubernetes
+	default:
+		return fmt.Errorf("DATASTORE_TYPE: %q: want etcdv3 or kubernetes", t)
+	}
+	return nil
 }
 
 // Keys lists every key in the file's dotted form, sorted.
@@ -373,6 +423,29 @@ func (c Config) Validate() error {
 }
 
 func (d Datastore) validate(bad func(key string, value any, want string)) {
+	switch d.Kind {
+	case "", DatastoreEtcd:
+		if k := d.Kubernetes; k.Kubeconfig != "" || k.Context != "" || k.APIGroup != "" || len(k.Servers) > 0 || k.Namespace != "" {
+			bad("datastore.kind", d.Kind, "datastore.kubernetes is set: want kubernetes, or remove it")
+		}
+	case DatastoreKubernetes:
+		if len(d.Endpoints) > 0 {
+			bad("datastore.endpoints", strings.Join(d.Endpoints, ","), "datastore.kind is kubernetes, and these are of etcd; remove one of them")
+		}
+		if d.Embedded.Listen != "" {
+			bad("datastore.embedded.listen", d.Embedded.Listen, "datastore.kind is kubernetes, and no datastore is embedded then; remove one of them")
+		}
+		for _, s := range d.Kubernetes.Servers {
+			if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
+				bad("datastore.kubernetes.servers", s, "want HOST:PORT, such as 10.0.0.1:6443")
+			}
+		}
+		if g := d.Kubernetes.APIGroup; !slices.Contains([]string{"", "crd.projectcalico.org/v1", "projectcalico.org/v3"}, g) {
+			bad("datastore.kubernetes.apiGroup", g, "want crd.projectcalico.org/v1 or projectcalico.org/v3, or nothing to take what the cluster has")
+		}
+	default:
+		bad("datastore.kind", d.Kind, "want etcd or kubernetes")
+	}
 	for _, e := range d.Endpoints {
 		if !strings.HasPrefix(e, "https://") && !strings.HasPrefix(e, "http://") && !strings.HasPrefix(e, "unix://") {
 			bad("datastore.endpoints", e, "want https://HOST:PORT, http://HOST:PORT or unix:///PATH")
@@ -460,6 +533,9 @@ func (c Config) Name() (string, error) {
 	}
 	return name, nil
 }
+
+// Own reports whether the datastore is this daemon's own.
+func (d Datastore) Own() bool { return d.Kind != DatastoreKubernetes && len(d.Endpoints) == 0 }
 
 // Password reads the datastore's password.
 func (d Datastore) Password() (string, error) {

@@ -53,6 +53,28 @@ func TestEmptyFileIsDefault(t *testing.T) {
 	}
 }
 
+// TestDatastoreType: the variable of Calico's users names the datastore where nothing
+// else does.
+func TestDatastoreType(t *testing.T) {
+	for _, tt := range []struct{ text, env, want string }{
+		{"{}", "", ""},
+		{"{}", "kubernetes", config.DatastoreKubernetes},
+		{"{}", "etcdv3", ""},
+		{"datastore: {kind: etcd}", "kubernetes", config.DatastoreEtcd},
+		{"datastore: {endpoints: ['http://a:1']}", "kubernetes", ""},
+	} {
+		t.Setenv("DATASTORE_TYPE", tt.env)
+		got, err := config.Load(write(t, tt.text))
+		if err != nil || got.Datastore.Kind != tt.want {
+			t.Errorf("%s with DATASTORE_TYPE=%s: kind %q, %v", tt.text, tt.env, got.Datastore.Kind, err)
+		}
+	}
+	t.Setenv("DATASTORE_TYPE", "consul")
+	if _, err := config.Load(write(t, "{}")); err == nil || !strings.Contains(err.Error(), "consul") {
+		t.Errorf("DATASTORE_TYPE=consul: %v", err)
+	}
+}
+
 func TestEnvironment(t *testing.T) {
 	t.Setenv("ROUTERD_NODENAME", "from-env")
 	t.Setenv("ROUTERD_DATASTORE_ENDPOINTS", "http://127.0.0.1:2379,http://127.0.0.2:2379")
@@ -87,6 +109,12 @@ func TestErrors(t *testing.T) {
 		{"endpoint without scheme", "datastore: {endpoints: ['10.0.0.1:2379']}", []string{"datastore.endpoints", "10.0.0.1:2379", "https://"}},
 		{"two datastores", "datastore: {endpoints: ['http://a:1'], embedded: {listen: '10.0.0.1:2379'}}", []string{"embedded.listen", "remove one"}},
 		{"certificate without key", "datastore: {endpoints: ['http://a:1'], certFile: /x}", []string{"certFile", "keyFile"}},
+		{"unknown datastore", "datastore: {kind: consul}", []string{"datastore.kind", "consul", "etcd or kubernetes"}},
+		{"etcd beside Kubernetes", "datastore: {kind: kubernetes, endpoints: ['http://a:1']}", []string{"datastore.endpoints", "remove one"}},
+		{"embedded beside Kubernetes", "datastore: {kind: kubernetes, embedded: {listen: '10.0.0.1:2379'}}", []string{"embedded.listen", "remove one"}},
+		{"kubeconfig of etcd", "datastore: {kubernetes: {kubeconfig: /x}}", []string{"datastore.kind", "want kubernetes"}},
+		{"API group", "datastore: {kind: kubernetes, kubernetes: {apiGroup: v3}}", []string{"apiGroup", "projectcalico.org/v3"}},
+		{"API server without port", "datastore: {kind: kubernetes, kubernetes: {servers: [10.0.0.1]}}", []string{"servers", "HOST:PORT"}},
 		{"pool with host bits", "defaultPool: {cidr: 192.168.1.0/16}", []string{"defaultPool.cidr", "192.168.0.0/16"}},
 		{"block size", "defaultPool: {blockSize: 33}", []string{"defaultPool.blockSize", "33", "20 to 32"}},
 		{"block larger than the pool", "defaultPool: {cidr: 10.0.0.0/28, blockSize: 26}", []string{"blockSize", "larger than the pool"}},

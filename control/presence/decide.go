@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/etcd"
 )
 
 // Verdict is what is to be done about a name.
@@ -35,7 +34,7 @@ type Decision struct {
 // Decide judges by values alone what is to be done about a name in a state:
 // self is this process, with the epoch that it knows of, and held says that it has
 // held the name in this process.
-func Decide(self store.Incarnation, held bool, st etcd.NameState) Decision {
+func Decide(self store.Incarnation, held bool, st store.NameState) Decision {
 	holder, record := st.Holder, st.Record
 	switch {
 	case holder != nil && !holder.SameLife(&self) && held:
@@ -97,7 +96,7 @@ func (d Decision) over(refused time.Duration) bool {
 // undisputed reports whether the name is this very life's by what was written
 // before, and nothing is to be verified: it could be held without being written
 // again.
-func (d Decision) undisputed(self store.Incarnation, st etcd.NameState) bool {
+func (d Decision) undisputed(self store.Incarnation, st store.NameState) bool {
 	return d.Verdict == Take && d.Why == "" && d.As.Epoch == self.Epoch && st.Record.NodeCreated == st.NodeCreated
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/etcd"
 )
 
 // life describes a machine in tests.
@@ -35,37 +34,37 @@ func TestDecide(t *testing.T) {
 		name    string
 		self    store.Incarnation
 		held    bool
-		st      etcd.NameState
+		st      store.NameState
 		verdict Verdict
 		epoch   int64
 		from    bool
 	}{
-		{"nobody ever had it", *life("a", "1", 0, 0), false, etcd.NameState{}, Take, 1, false},
-		{"a new host under an old name", *life("a", "1", 0, 0), false, etcd.NameState{Record: life("b", "1", 8, 7), NodeCreated: 7}, Take, 9, true},
-		{"restarted in place, its own lease alive", self, false, etcd.NameState{Record: process, Holder: process, NodeCreated: 7}, Take, 3, false},
-		{"restarted after the lease ended", self, false, etcd.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
-		{"booted", self, false, etcd.NameState{Record: life("a", "0", 3, 7), NodeCreated: 7}, Take, 4, false},
-		{"booted sooner than its lease ended", self, false, etcd.NameState{Record: life("a", "0", 3, 7), Holder: life("a", "0", 3, 7), NodeCreated: 7}, Refuse, 0, true},
-		{"a copy of the disk, the original there", self, false, etcd.NameState{Record: life("a", "2", 3, 7), Holder: life("a", "2", 3, 7), NodeCreated: 7}, Refuse, 0, true},
-		{"another state directory, the other there", self, false, etcd.NameState{Record: life("b", "1", 3, 7), Holder: life("b", "1", 3, 7), NodeCreated: 7}, Refuse, 0, true},
-		{"one that cannot be read is there", self, false, etcd.NameState{Holder: &store.Incarnation{}}, Refuse, 0, true},
-		{"a copy of the disk, the original gone", self, false, etcd.NameState{Record: machine, NodeCreated: 7}, Take, 4, true},
-		{"in a container without the machine id", *nameless(life("a", "1", 3, 0)), false, etcd.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
-		{"booted into a container without the machine id", *nameless(life("a", "1", 3, 0)), false, etcd.NameState{Record: life("a", "0", 3, 7), NodeCreated: 7}, Take, 4, false},
-		{"out of a container without the machine id", self, false, etcd.NameState{Record: nameless(life("a", "1", 3, 7)), NodeCreated: 7}, Take, 3, false},
-		{"its Node and record deleted", self, false, etcd.NameState{}, Take, 4, false},
-		{"its Node and record deleted, the Node made anew", self, false, etcd.NameState{NodeCreated: 9}, Take, 4, false},
-		{"its Node deleted by a tool that knows no records", self, false, etcd.NameState{Record: life("a", "1", 3, 7)}, Take, 4, false},
-		{"its Node made anew", self, false, etcd.NameState{Record: life("a", "1", 3, 7), NodeCreated: 9}, Take, 4, false},
-		{"its Node made for the first time", self, true, etcd.NameState{Record: life("a", "1", 3, 0), Holder: life("a", "1", 3, 0), NodeCreated: 9}, Take, 3, false},
-		{"verified less than is recorded", *life("a", "1", 2, 0), false, etcd.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
+		{"nobody ever had it", *life("a", "1", 0, 0), false, store.NameState{}, Take, 1, false},
+		{"a new host under an old name", *life("a", "1", 0, 0), false, store.NameState{Record: life("b", "1", 8, 7), NodeCreated: 7}, Take, 9, true},
+		{"restarted in place, its own lease alive", self, false, store.NameState{Record: process, Holder: process, NodeCreated: 7}, Take, 3, false},
+		{"restarted after the lease ended", self, false, store.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
+		{"booted", self, false, store.NameState{Record: life("a", "0", 3, 7), NodeCreated: 7}, Take, 4, false},
+		{"booted sooner than its lease ended", self, false, store.NameState{Record: life("a", "0", 3, 7), Holder: life("a", "0", 3, 7), NodeCreated: 7}, Refuse, 0, true},
+		{"a copy of the disk, the original there", self, false, store.NameState{Record: life("a", "2", 3, 7), Holder: life("a", "2", 3, 7), NodeCreated: 7}, Refuse, 0, true},
+		{"another state directory, the other there", self, false, store.NameState{Record: life("b", "1", 3, 7), Holder: life("b", "1", 3, 7), NodeCreated: 7}, Refuse, 0, true},
+		{"one that cannot be read is there", self, false, store.NameState{Holder: &store.Incarnation{}}, Refuse, 0, true},
+		{"a copy of the disk, the original gone", self, false, store.NameState{Record: machine, NodeCreated: 7}, Take, 4, true},
+		{"in a container without the machine id", *nameless(life("a", "1", 3, 0)), false, store.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
+		{"booted into a container without the machine id", *nameless(life("a", "1", 3, 0)), false, store.NameState{Record: life("a", "0", 3, 7), NodeCreated: 7}, Take, 4, false},
+		{"out of a container without the machine id", self, false, store.NameState{Record: nameless(life("a", "1", 3, 7)), NodeCreated: 7}, Take, 3, false},
+		{"its Node and record deleted", self, false, store.NameState{}, Take, 4, false},
+		{"its Node and record deleted, the Node made anew", self, false, store.NameState{NodeCreated: 9}, Take, 4, false},
+		{"its Node deleted by a tool that knows no records", self, false, store.NameState{Record: life("a", "1", 3, 7)}, Take, 4, false},
+		{"its Node made anew", self, false, store.NameState{Record: life("a", "1", 3, 7), NodeCreated: 9}, Take, 4, false},
+		{"its Node made for the first time", self, true, store.NameState{Record: life("a", "1", 3, 0), Holder: life("a", "1", 3, 0), NodeCreated: 9}, Take, 3, false},
+		{"verified less than is recorded", *life("a", "1", 2, 0), false, store.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
 
-		{"nothing new", self, true, etcd.NameState{Record: life("a", "1", 3, 7), Holder: life("a", "1", 3, 7), NodeCreated: 7}, Keep, 3, false},
-		{"its lease ended", self, true, etcd.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
-		{"its Node made anew under it", self, true, etcd.NameState{Record: life("a", "1", 3, 7), Holder: life("a", "1", 3, 7), NodeCreated: 9}, Take, 4, false},
-		{"another took it", self, true, etcd.NameState{Record: life("b", "1", 4, 7), Holder: life("b", "1", 4, 7), NodeCreated: 7}, GivenUp, 0, true},
-		{"another took it and went", self, true, etcd.NameState{Record: life("b", "1", 4, 7), NodeCreated: 7}, GivenUp, 0, true},
-		{"another process of this host took it", self, true, etcd.NameState{Record: process, Holder: process, NodeCreated: 7}, GivenUp, 0, true},
+		{"nothing new", self, true, store.NameState{Record: life("a", "1", 3, 7), Holder: life("a", "1", 3, 7), NodeCreated: 7}, Keep, 3, false},
+		{"its lease ended", self, true, store.NameState{Record: life("a", "1", 3, 7), NodeCreated: 7}, Take, 3, false},
+		{"its Node made anew under it", self, true, store.NameState{Record: life("a", "1", 3, 7), Holder: life("a", "1", 3, 7), NodeCreated: 9}, Take, 4, false},
+		{"another took it", self, true, store.NameState{Record: life("b", "1", 4, 7), Holder: life("b", "1", 4, 7), NodeCreated: 7}, GivenUp, 0, true},
+		{"another took it and went", self, true, store.NameState{Record: life("b", "1", 4, 7), NodeCreated: 7}, GivenUp, 0, true},
+		{"another process of this host took it", self, true, store.NameState{Record: process, Holder: process, NodeCreated: 7}, GivenUp, 0, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -9,17 +9,16 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/etcd"
 )
 
-// TTL is how long a host that cannot be seen counts as there. Nothing is freed
+// TTL is how long a host that cannot be seen counts as there, by a lease in etcd. Nothing is freed
 // when it is over; what waits for it is another machine of the same name.
 const TTL = 15 * time.Second
 
-// Store is what a [Keeper] asks of the datastore; *[etcd.Store] does it.
+// Store is what a [Keeper] asks of the datastore.
 type Store interface {
-	Name(ctx context.Context, node string) (etcd.NameState, error)
-	Claim(ctx context.Context, node string, seen etcd.NameState, as store.Incarnation, ttl time.Duration) (*etcd.Hold, error)
+	Name(ctx context.Context, node string) (store.NameState, error)
+	Claim(ctx context.Context, node string, seen store.NameState, as store.Incarnation, ttl time.Duration) (store.Hold, error)
 	WatchName(ctx context.Context, node string, since store.Revision) <-chan struct{}
 	Rest(ctx context.Context, failures int)
 }
@@ -109,7 +108,7 @@ func (k *Keeper) Epoch() int64 {
 func (k *Keeper) Run(ctx context.Context) error {
 	var verifying sync.WaitGroup
 	defer verifying.Wait()
-	var hold *etcd.Hold
+	var hold store.Hold
 	defer func() {
 		if hold != nil {
 			hold.Forget()
@@ -154,14 +153,14 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // step is what came of a look.
 type step struct {
-	hold  *etcd.Hold
+	hold  store.Hold
 	doubt bool // what was assigned before the epoch is to be verified
 	epoch int64
 	again bool // what was written is to be looked at
 }
 
 // look judges a state and does what follows.
-func (k *Keeper) look(ctx context.Context, st etcd.NameState, hold *etcd.Hold) (step, error) {
+func (k *Keeper) look(ctx context.Context, st store.NameState, hold store.Hold) (step, error) {
 	k.mu.Lock()
 	self, held, unsaid := k.as, k.is, k.unsaid
 	k.mu.Unlock()
@@ -200,7 +199,7 @@ func (k *Keeper) look(ctx context.Context, st etcd.NameState, hold *etcd.Hold) (
 	return step{hold: got, doubt: d.As.Epoch != self.Epoch, epoch: d.As.Epoch, again: true}, nil
 }
 
-func ended(h *etcd.Hold) bool {
+func ended(h store.Hold) bool {
 	if h == nil {
 		return true
 	}
@@ -308,7 +307,7 @@ func (k *Keeper) outage(ctx context.Context, err error) {
 }
 
 // wait returns when there may be something to be done.
-func (k *Keeper) wait(ctx context.Context, st etcd.NameState, hold *etcd.Hold) {
+func (k *Keeper) wait(ctx context.Context, st store.NameState, hold store.Hold) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var lost <-chan struct{}

@@ -319,7 +319,7 @@ func TestLeaseEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Release(t.Context())
+	defer h.(*etcd.Hold).Release(t.Context())
 	<-d.done
 	var given *GivenUpError
 	if !errors.As(d.err, &given) || !strings.Contains(d.err.Error(), "boot9") {
@@ -334,7 +334,7 @@ type readOnly struct {
 	tries atomic.Int64
 }
 
-func (s *readOnly) Claim(ctx context.Context, node string, seen etcd.NameState, as store.Incarnation, ttl time.Duration) (*etcd.Hold, error) {
+func (s *readOnly) Claim(ctx context.Context, node string, seen store.NameState, as store.Incarnation, ttl time.Duration) (store.Hold, error) {
 	if s.full.Load() {
 		s.tries.Add(1)
 		return nil, fmt.Errorf("take the name: %w: mvcc: database space exceeded", store.ErrUnavailable)
@@ -454,7 +454,7 @@ func TestRace(t *testing.T) {
 			switch {
 			case err == nil:
 				won.Add(1)
-				h.Release(t.Context())
+				h.(*etcd.Hold).Release(t.Context())
 			case errors.Is(err, store.ErrConflict):
 				lost.Add(1)
 			default:

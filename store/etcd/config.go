@@ -76,7 +76,7 @@ func (c Config) GoString() string { return c.String() }
 // stand-in. It reports false when no variable says where etcd is.
 func ConfigFromEnv(getenv func(string) string) (Config, bool, error) {
 	if t := getenv("DATASTORE_TYPE"); t != "" && t != "etcdv3" {
-		return Config{}, false, fmt.Errorf("%w: DATASTORE_TYPE=%q: only etcdv3 is supported", store.ErrInvalid, t)
+		return Config{}, false, fmt.Errorf("%w: DATASTORE_TYPE=%q: want etcdv3 or kubernetes", store.ErrInvalid, t)
 	}
 	c := Config{
 		DiscoverySRV: getenv("ETCD_DISCOVERY_SRV"),

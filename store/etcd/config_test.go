@@ -82,7 +82,7 @@ func TestConfigFromEnv(t *testing.T) {
 			"ETCD_USERNAME": "u", "ETCD_PASSWORD": "p",
 		}, Config{Endpoints: []string{"https://a:1", "https://b:2"}, CAFile: "ca", CertFile: "c", KeyFile: "k", Username: "u", Password: "p"}, true, ""},
 		{"discovery", map[string]string{"ETCD_DISCOVERY_SRV": "example.org"}, Config{DiscoverySRV: "example.org"}, true, ""},
-		{"Kubernetes", map[string]string{"DATASTORE_TYPE": "kubernetes"}, Config{}, false, "only etcdv3"},
+		{"Kubernetes", map[string]string{"DATASTORE_TYPE": "kubernetes"}, Config{}, false, "want etcdv3 or kubernetes"},
 	}
 	for _, tt := range tests {
 		got, found, err := ConfigFromEnv(func(name string) string { return tt.env[name] })

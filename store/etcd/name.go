@@ -18,20 +18,15 @@ const presenceRoot = "/routerd/v1/presences/"
 // nameTimeout bounds one request about a name.
 const nameTimeout = 10 * time.Second
 
-// NameState is what etcd says of a node's name, all at one revision.
-type NameState struct {
-	// Record is who took the name last; nil: nobody, or it cannot be decoded.
-	Record *store.Incarnation
-	// Holder is who is there now: its lease lives. nil: nobody.
-	Holder *store.Incarnation
-	// NodeCreated is etcd's revision at which the Node was created; 0: there is
-	// none.
-	NodeCreated store.Revision
-	// Revision is etcd's, of the answer.
-	Revision store.Revision
+// seen is the state of a name on whose condition it is taken.
+type seen struct {
+	record, holder int64 // mod_revision
+	lease          clientv3.LeaseID
+}
 
-	recordRev, holderRev int64
-	lease                clientv3.LeaseID
+func seenOf(st store.NameState) seen {
+	s, _ := st.Seen.(seen)
+	return s
 }
 
 // Hold is a name that is held. Make one with [Store.Claim].
@@ -48,28 +43,29 @@ func namePaths(node string) (presence, record, resource string) {
 }
 
 // Name reads what there is of a node's name.
-func (s *Store) Name(ctx context.Context, node string) (NameState, error) {
+func (s *Store) Name(ctx context.Context, node string) (store.NameState, error) {
 	ctx, cancel := context.WithTimeout(ctx, nameTimeout)
 	defer cancel()
 	presence, record, resource := namePaths(node)
 	resp, err := s.client.Txn(ctx).Then(clientv3.OpGet(presence), clientv3.OpGet(record), clientv3.OpGet(resource, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
-		return NameState{}, fmt.Errorf("read who holds the name %s: %w", node, s.explain(ctx, err))
+		return store.NameState{}, fmt.Errorf("read who holds the name %s: %w", node, s.explain(ctx, err))
 	}
-	st := NameState{Revision: store.Revision(resp.Header.Revision)}
+	st, saw := store.NameState{Revision: store.Revision(resp.Header.Revision)}, seen{}
 	if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
 		// One that cannot be decoded is somebody all the same.
 		if st.Holder = decodeIncarnation(node, kvs[0].Value); st.Holder == nil {
 			st.Holder = &store.Incarnation{}
 		}
-		st.holderRev, st.lease = kvs[0].ModRevision, clientv3.LeaseID(kvs[0].Lease)
+		saw.holder, saw.lease = kvs[0].ModRevision, clientv3.LeaseID(kvs[0].Lease)
 	}
 	if kvs := resp.Responses[1].GetResponseRange().GetKvs(); len(kvs) > 0 {
-		st.Record, st.recordRev = decodeIncarnation(node, kvs[0].Value), kvs[0].ModRevision
+		st.Record, saw.record = decodeIncarnation(node, kvs[0].Value), kvs[0].ModRevision
 	}
 	if kvs := resp.Responses[2].GetResponseRange().GetKvs(); len(kvs) > 0 {
 		st.NodeCreated = store.Revision(kvs[0].CreateRevision)
 	}
+	st.Seen = saw
 	return st, nil
 }
 
@@ -86,7 +82,8 @@ func decodeIncarnation(node string, raw []byte) *store.Incarnation {
 // name is still in the state seen, and fails with [store.ErrConflict] if not.
 // The lease is renewed until [Hold.Release]; ttl is in whole seconds, at least
 // one. It does not judge: that is the caller's work.
-func (s *Store) Claim(ctx context.Context, node string, seen NameState, as store.Incarnation, ttl time.Duration) (*Hold, error) {
+func (s *Store) Claim(ctx context.Context, node string, state store.NameState, as store.Incarnation, ttl time.Duration) (store.Hold, error) {
+	saw := seenOf(state)
 	raw, err := store.Encode(store.IncarnationKey(node), &as, nil)
 	if err != nil {
 		return nil, fmt.Errorf("take the name %s: %w", node, err)
@@ -100,9 +97,9 @@ func (s *Store) Claim(ctx context.Context, node string, seen NameState, as store
 	h := &Hold{s: s, lease: lease.ID, lost: make(chan struct{}), stop: func() {}}
 	presence, record, resource := namePaths(node)
 	resp, err := s.client.Txn(call).If(
-		clientv3.Compare(clientv3.ModRevision(presence), "=", seen.holderRev),
-		clientv3.Compare(clientv3.ModRevision(record), "=", seen.recordRev),
-		clientv3.Compare(clientv3.CreateRevision(resource), "=", int64(seen.NodeCreated)),
+		clientv3.Compare(clientv3.ModRevision(presence), "=", saw.holder),
+		clientv3.Compare(clientv3.ModRevision(record), "=", saw.record),
+		clientv3.Compare(clientv3.CreateRevision(resource), "=", int64(state.NodeCreated)),
 	).Then(
 		clientv3.OpPut(presence, string(raw), clientv3.WithLease(lease.ID)),
 		clientv3.OpPut(record, string(raw)),
@@ -117,9 +114,9 @@ func (s *Store) Claim(ctx context.Context, node string, seen NameState, as store
 		h.revoke(ctx)
 		return nil, fmt.Errorf("take the name %s: %w", node, err)
 	}
-	if seen.lease != 0 {
+	if saw.lease != 0 {
 		// Nothing hangs on it any more. If this fails, it ends by itself.
-		_, _ = s.client.Revoke(call, seen.lease)
+		_, _ = s.client.Revoke(call, saw.lease)
 	}
 	keep, stop := context.WithCancel(s.ctx)
 	h.stop = stop
@@ -165,11 +162,12 @@ func (h *Hold) revoke(ctx context.Context) {
 
 // EndPresence revokes the lease of who held a name in a state, as its end would:
 // whoever it is, if he is there still, takes his place again.
-func (s *Store) EndPresence(ctx context.Context, seen NameState) error {
-	if seen.lease == 0 {
+func (s *Store) EndPresence(ctx context.Context, state store.NameState) error {
+	lease := seenOf(state).lease
+	if lease == 0 {
 		return nil
 	}
-	if _, err := s.client.Revoke(ctx, seen.lease); err != nil {
+	if _, err := s.client.Revoke(ctx, lease); err != nil {
 		return fmt.Errorf("end the presence: %w", s.explain(ctx, err))
 	}
 	return nil

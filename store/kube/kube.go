@@ -32,9 +32,11 @@ type Store struct {
 	api client
 	log *slog.Logger
 
-	setting string // of the group
-	groupMu sync.Mutex
-	group   convert.Group // empty: not known yet
+	others    []string // servers beside the configured one
+	namespace string   // of routerd's own objects
+	setting   string   // of the group
+	groupMu   sync.Mutex
+	group     convert.Group // empty: not known yet
 
 	ctx     context.Context // ends with Close; all watches hang on it
 	cancel  context.CancelFunc
@@ -49,7 +51,7 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{api: client{http: &http.Client{Transport: rt}, base: base}, log: c.Logger, setting: c.APIGroup}
+	s := &Store{api: client{http: &http.Client{Transport: rt}, base: base}, log: c.Logger, setting: c.APIGroup, namespace: c.namespace(), others: c.Servers}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -65,6 +67,15 @@ func (s *Store) Close() error {
 	s.watches.Wait()
 	s.api.http.CloseIdleConnections()
 	return nil
+}
+
+// Servers lists the URLs at which the API is reached.
+func (s *Store) Servers() []string {
+	out := []string{s.api.base}
+	for _, server := range s.others {
+		out = append(out, "https://"+server)
+	}
+	return out
 }
 
 // call makes a request, unless the store is closed.

@@ -218,6 +218,19 @@ type event struct {
 	Object json.RawMessage `json:"object"`
 }
 
+// status returns what an event of type ERROR says, of a watch of a path.
+func (e event) status(path string) error {
+	var s status
+	if err := json.Unmarshal(e.Object, &s); err != nil {
+		return fmt.Errorf("watch of %s: %w", path, err)
+	}
+	return &statusError{
+		req:  request{method: http.MethodGet, path: path, query: url.Values{"watch": {"1"}}},
+		code: s.Code, reason: s.Reason, message: s.Message,
+		after: time.Duration(s.Details.RetryAfterSeconds) * time.Second,
+	}
+}
+
 // stream is one watch of the API's.
 type stream struct {
 	r       *reader
@@ -230,15 +243,7 @@ func (st *stream) take(e event) error {
 	r := st.r
 	switch e.Type {
 	case "ERROR":
-		var s status
-		if err := json.Unmarshal(e.Object, &s); err != nil {
-			return fmt.Errorf("watch of %s: %w", r.p.source.Resource, err)
-		}
-		return &statusError{
-			req:  request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"watch": {"1"}}},
-			code: s.Code, reason: s.Reason, message: s.Message,
-			after: time.Duration(s.Details.RetryAfterSeconds) * time.Second,
-		}
+		return e.status(r.p.source.Resource.Path(""))
 	case "BOOKMARK":
 		return st.bookmark(e.Object)
 	case "ADDED", "MODIFIED", "DELETED":

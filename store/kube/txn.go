@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	"github.com/routerd/routerd/store"
@@ -26,6 +27,40 @@ func (e *condError) Error() string { return e.reason.Error() }
 type step struct {
 	backend.Step
 	place place
+	dry   bool // nothing is to be written
+}
+
+// write makes a request that writes, or would.
+func (s *Store) write(ctx context.Context, dry bool, r request) ([]byte, error) {
+	if dry {
+		r.query = url.Values{"dryRun": {"All"}}
+	}
+	return s.call(ctx, r)
+}
+
+// Try implements [store.Piecewise]: the server judges, with all that admits objects
+// there.
+func (s *Store) Try(ctx context.Context, ops ...store.Op) error {
+	prepared, err := backend.Prepare(ops)
+	if err != nil {
+		return err
+	}
+	for i := range prepared {
+		steps, err := s.plan(ctx, prepared[i:i+1])
+		if err != nil {
+			return err
+		}
+		steps[0].dry = true
+		if steps[0].Op.Action == store.Check {
+			err = s.check(ctx, steps[0])
+		} else {
+			_, err = s.do(ctx, steps[0])
+		}
+		if err != nil {
+			return s.failed(ctx, steps, 0, err)
+		}
+	}
+	return nil
 }
 
 // Txn implements [store.Store], in parts.
@@ -39,7 +74,7 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 		return nil, err
 	}
 	out := make([]store.Object, len(steps))
-	for i, st := range steps {
+	for i, st := range prepared {
 		out[i].Key = st.Op.Object.Key
 	}
 	for i, st := range steps {
@@ -176,6 +211,9 @@ func marks(p place) bool {
 // doAt carries out an op on an object that is at a revision, 0: not there.
 func (s *Store) doAt(ctx context.Context, st step, rev store.Revision) (store.Object, error) {
 	if st.Op.Action == store.Remove {
+		if st.dry {
+			return store.Object{}, s.tryRemove(st.place)
+		}
 		return store.Object{}, s.remove(ctx, &st.place, rev, st.Op.If == store.Always())
 	}
 	if st.place.Kind == store.KindNode {
@@ -189,7 +227,7 @@ func (s *Store) doAt(ctx context.Context, st step, rev store.Revision) (store.Ob
 	if rev == 0 {
 		r.method, r.path = http.MethodPost, st.place.collection()
 	}
-	raw, err := s.call(ctx, r)
+	raw, err := s.write(ctx, st.dry, r)
 	if older, ok := st.place.OlderName(st.place.key); ok && rev != 0 && isCode(err, http.StatusNotFound) && older != st.place.name {
 		st.place.name = older
 		return s.doAt(ctx, st, rev)
@@ -246,11 +284,19 @@ func (s *Store) patchNode(ctx context.Context, st step, rev store.Revision) (sto
 	if err != nil {
 		return store.Object{}, err
 	}
-	raw, err := s.call(ctx, request{method: http.MethodPatch, path: st.place.path() + "/status", contentType: patchType, body: patch})
+	raw, err := s.write(ctx, st.dry, request{method: http.MethodPatch, path: st.place.path() + "/status", contentType: patchType, body: patch})
 	if err != nil {
 		return store.Object{}, condition(err, rev)
 	}
 	return s.answer(st, raw)
+}
+
+// tryRemove says whether an object can be deleted here at all.
+func (s *Store) tryRemove(p place) error {
+	if !p.Custom() {
+		return fmt.Errorf("%w: %s", store.ErrInvalid, p.ReadOnly(p.key))
+	}
+	return nil
 }
 
 // remove deletes the object at a place that is at a revision, in two steps where

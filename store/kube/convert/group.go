@@ -41,6 +41,16 @@ func Choose(setting string, hasV1, hasV3 bool) Group {
 	return V3
 }
 
+// KnownGroup reports whether [Choose] knows a setting; an empty one leaves the choice
+// to what the cluster has.
+func KnownGroup(setting string) bool {
+	switch Group(setting) {
+	case "", V1, V3, "crd.projectcalico.org/v1", "projectcalico.org/v3":
+		return true
+	}
+	return false
+}
+
 // Resource is one collection of objects of the API.
 type Resource struct {
 	Group      string // empty: the core group

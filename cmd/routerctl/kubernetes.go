@@ -1,0 +1,48 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/store/kube/convert"
+	"github.com/routerd/routerd/store/kube/crd"
+)
+
+func (a *app) kubernetesCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "kubernetes",
+		Short: "What a Kubernetes cluster needs for routerd",
+	}
+	cmd.AddCommand(a.crdsCommand())
+	return cmd
+}
+
+func (a *app) crdsCommand() *cobra.Command {
+	var group string
+	cmd := &cobra.Command{
+		Use:   "crds",
+		Short: "Print the definitions of the custom resources",
+		Long: `Print the definitions of the custom resources in which a cluster's API holds
+routerd's resources, for kubectl. A new cluster takes projectcalico.org/v3, which
+kubectl shows as they are. One that has Calico's crd.projectcalico.org/v1 keeps
+these, and routerd uses them as Calico does.`,
+		Example: `  routerctl kubernetes crds | kubectl apply --server-side -f -
+  routerctl kubernetes crds --group crd.projectcalico.org/v1 | kubectl diff -f -`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			known := []string{convert.V1.APIVersion(), convert.V3.APIVersion()}
+			if !slices.Contains(known, group) {
+				return usagef("--group %q: want %s or %s", group, known[0], known[1])
+			}
+			text, err := crd.Manifest(convert.Choose(group, false, false))
+			if err != nil {
+				return err
+			}
+			_, err = a.stdout.Write(text)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&group, "group", convert.V3.APIVersion(), "crd.projectcalico.org/v1 or projectcalico.org/v3")
+	return cmd
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/lock"
+	"github.com/routerd/routerd/control/presence"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/store/kube"
+)
+
+// datastore is where the cluster's state is, with what the daemon alone asks of
+// it.
+type datastore interface {
+	store.Store
+	// Lead calls lead while this process holds the leader-election lease of that name.
+	Lead(ctx context.Context, name, id string, ttl time.Duration, lead func(context.Context))
+}
+
+// openStore makes the client of the datastore that is configured, and starts the
+// embedded one if there is none.
+func (d *router) openStore(ctx context.Context) error {
+	log := d.log.With("component", "store")
+	if d.cfg.Datastore.Kind == config.DatastoreKubernetes {
+		return d.openKube(log)
+	}
+	ec, err := etcdConfig(d.cfg.Datastore, log)
+	if err != nil {
+		return err
+	}
+	if len(ec.Endpoints) == 0 {
+		if err := d.startEtcd(ctx); err != nil {
+			return err
+		}
+		ec.Endpoints = []string{d.etcd.Endpoint()}
+	}
+	s, err := etcd.Open(ctx, ec)
+	if err != nil {
+		return err
+	}
+	d.store, d.servers = s, d.cfg.Datastore.Endpoints
+	d.certs.expires, d.certs.ca = ec.Expiry, ec.CAFile
+	d.names = func(store.Incarnation) presence.Store { return s }
+	d.serveKV = s.RegisterKV
+	d.db = lock.New(s, d.log.With("component", "lock"))
+	return nil
+}
+
+// etcdConfig is what a configuration says of an etcd; without endpoints it is the
+// embedded one.
+func etcdConfig(ds config.Datastore, log *slog.Logger) (etcd.Config, error) {
+	password, err := ds.Password()
+	return etcd.Config{
+		Endpoints: ds.Endpoints, CAFile: ds.CAFile, CertFile: ds.CertFile, KeyFile: ds.KeyFile,
+		Username: ds.Username, Password: password, DialTimeout: ds.DialTimeout, Logger: log,
+	}, err
+}
+
+func (d *router) startEtcd(ctx context.Context) error {
+	e := d.cfg.Datastore.Embedded
+	var listen netip.AddrPort
+	if e.Listen != "" {
+		listen = netip.MustParseAddrPort(e.Listen) // Validate has parsed it
+	}
+	var err error
+	d.etcd, err = embedded.Start(ctx, embedded.Config{
+		Dir: d.cfg.EtcdDir(), PKIDir: d.cfg.PKIDir(), Socket: d.cfg.EtcdSocket(), Listen: listen,
+		Hosts: e.Hosts, Name: d.name, Logger: d.log.With("component", "etcd"),
+	})
+	if err != nil {
+		return fmt.Errorf("start the embedded datastore: %w", err)
+	}
+	return nil
+}
+
+// openKube makes the client of Kubernetes' API.
+func (d *router) openKube(log *slog.Logger) error {
+	kc, err := kubeConfig(d.cfg, log)
+	if err != nil {
+		return err
+	}
+	s, err := kube.Open(kc)
+	if err != nil {
+		return err
+	}
+	d.store, d.servers = s, s.Servers()
+	d.names = func(self store.Incarnation) presence.Store { return s.Names(self) }
+	d.serveKV = func(r grpc.ServiceRegistrar) { pb.RegisterKVServer(r, noKV{}) }
+	d.db = lock.New(s, d.log.With("component", "lock"))
+	return nil
+}
+
+// kubeConfig is what a configuration says of Kubernetes' API, beside the variables
+// that Calico's programs have.
+func kubeConfig(c config.Config, log *slog.Logger) (kube.Config, error) {
+	kc, err := kube.FromEnv(os.Getenv)
+	k := c.Datastore.Kubernetes
+	if k.Kubeconfig != "" {
+		kc = kube.Config{Kubeconfig: k.Kubeconfig, APIGroup: kc.APIGroup}
+	}
+	kc.Context, kc.APIGroup = cmp.Or(k.Context, kc.Context), cmp.Or(k.APIGroup, kc.APIGroup)
+	kc.Servers, kc.Namespace, kc.UserAgent, kc.Logger = k.Servers, k.Namespace, "routerd/"+version, log
+	return kc, err
+}
+
+// withDatastore calls fn with the datastore of a configuration that is not embedded.
+func withDatastore(ctx context.Context, c config.Config, fn func(context.Context, store.Store) error) error {
+	log := slog.New(slog.DiscardHandler)
+	var s store.Store
+	if c.Datastore.Kind == config.DatastoreKubernetes {
+		kc, err := kubeConfig(c, log)
+		if err != nil {
+			return err
+		}
+		if s, err = kube.Open(kc); err != nil {
+			return err
+		}
+	} else {
+		ec, err := etcdConfig(c.Datastore, log)
+		if err != nil {
+			return err
+		}
+		if s, err = etcd.Open(ctx, ec); err != nil {
+			return err
+		}
+	}
+	err := fn(ctx, s)
+	if closeErr := s.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// datastoreName says what the datastore is, for people.
+func datastoreName(c config.Config) string {
+	switch {
+	case c.Datastore.Kind == config.DatastoreKubernetes:
+		return "Kubernetes"
+	case len(c.Datastore.Endpoints) > 0:
+		return strings.Join(c.Datastore.Endpoints, ",")
+	case c.Datastore.Embedded.Listen != "":
+		return "embedded, serving https://" + c.Datastore.Embedded.Listen
+	}
+	return "embedded"
+}
+
+// noKV answers who asks for etcd where there is none.
+type noKV struct{ pb.UnimplementedKVServer }
+
+var errNoEtcd = status.Error(codes.FailedPrecondition, "the resources of this cluster are in Kubernetes' API: set DATASTORE_TYPE=kubernetes, and KUBECONFIG outside a pod, for routerctl to read and write them there, or use kubectl")
+
+func (noKV) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error) {
+	return nil, errNoEtcd
+}
+
+func (noKV) Put(context.Context, *pb.PutRequest) (*pb.PutResponse, error) { return nil, errNoEtcd }
+
+func (noKV) DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+	return nil, errNoEtcd
+}
+
+func (noKV) Txn(context.Context, *pb.TxnRequest) (*pb.TxnResponse, error) { return nil, errNoEtcd }
