@@ -42,13 +42,14 @@ type receiver struct {
 
 // receivers are those that are measured, ours first.
 func receivers(p Programs) []receiver {
-	return []receiver{
+	all := []receiver{
 		{"routerd", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 			return startRouterd(ctx, s, p)
 		}},
 		{"BIRD", startBIRDReceiver},
 		{"FRR", startFRRReceiver},
 	}
+	return append(all[:1], p.beside(all[1:])...)
 }
 
 // MeasureConvergence feeds each receiver these numbers of prefixes from BIRD.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,17 @@ type Programs struct {
 	// Profiles is a directory for profiles of the daemon, of each step: NAME.N.cpu
 	// for one slice of time after the other, and NAME.heap at its end. Empty: none.
 	Profiles string
+
+	// Against names the speakers to measure beside the daemon; empty: all.
+	Against []string
+}
+
+// beside returns those of the speakers that are to be measured beside the daemon.
+func (p Programs) beside(all []receiver) []receiver {
+	if len(p.Against) == 0 {
+		return all
+	}
+	return slices.DeleteFunc(all, func(r receiver) bool { return !slices.Contains(p.Against, r.name) })
 }
 
 // profileSlice is the time of one CPU profile: go tool pprof adds up as many as

@@ -45,6 +45,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	prefixes := fs.String("prefixes", "10000", "`numbers` of BGP prefixes, with commas between them; 500000 takes minutes and 3 GiB")
 	reflect := fs.String("reflect", "100x100", "`clients x prefixes` of a route reflector, with commas between them; 100x1000 takes minutes and 6 GiB")
 	profiles := fs.String("profiles", "", "`directory` for profiles of the daemon in the series scale, bgp and reflector; what they cost is in the figures")
+	against := fs.String("against", "BIRD,FRR", "`speakers` beside routerd in the series bgp, with commas between them")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	programs := bench.Programs{Dir: dir, Profiles: *profiles}
+	programs := bench.Programs{Dir: dir, Profiles: *profiles, Against: strings.Split(*against, ",")}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	progress := func(s string) { fmt.Fprintln(stderr, "bench:", s) }
 
