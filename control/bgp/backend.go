@@ -217,10 +217,21 @@ func (b *backend) take(ctx context.Context) {
 			r := b.reader()
 			var changes []chosenPaths
 			var events []engine.Event
-			more = b.Take(step, func(e engine.Event) { events = append(events, e) }, func(prefix netip.Prefix, paths iter.Seq[*engine.Path]) {
+			more = b.Take(step, func(e engine.Event) { events = append(events, e) }, func(prefix wire.Prefix, paths iter.Seq[*engine.Path]) {
+				if changes == nil {
+					changes = make([]chosenPaths, 0, step)
+				}
 				changes = append(changes, chosenPaths{prefix, r.hops(paths)})
 			})
 			b.tell(events, changes)
+			if !more {
+				break
+			}
+			// What changes meanwhile is one change of its prefix in the engine.
+			select {
+			case <-ctx.Done():
+			case <-b.out.taken():
+			}
 		}
 	}
 }
@@ -282,6 +293,8 @@ type reader struct {
 	set  attrs.Handle
 	peer netip.Addr
 	last Hop
+
+	read, told []Hop // scratch; what was returned last
 }
 
 func (b *backend) reader() *reader {
@@ -290,15 +303,18 @@ func (b *backend) reader() *reader {
 	return &reader{policy: b.policy, names: maps.Clone(b.names)}
 }
 
-// hops returns those of paths that peers sent.
+// hops returns those of paths that peers sent: what it returned last if they are the same.
 func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
-	var out []Hop
+	r.read = r.read[:0]
 	for p := range paths {
 		if p.Peer.IsValid() {
-			out = append(out, r.hop(p))
+			r.read = append(r.read, r.hop(p))
 		}
 	}
-	return out
+	if !slices.Equal(r.read, r.told) {
+		r.told = slices.Clone(r.read)
+	}
+	return r.told
 }
 
 func (r *reader) hop(p *engine.Path) Hop {

@@ -49,20 +49,35 @@ type event struct {
 // chosenPaths are the paths in use of a prefix, the best one first; none: nobody
 // announces it.
 type chosenPaths struct {
-	prefix netip.Prefix
-	hops   []Hop
+	prefix wire.Prefix
+	hops   []Hop // prefixes that follow each other share them; they never change
 }
 
 // queue passes events from a backend's goroutines to the speaker's loop. They may
 // not be held up, so what they tell is only appended, and the loop takes all at
-// once.
+// once. Who tells of prefixes by the thousand waits for [queue.taken] before more.
 type queue struct {
 	mu    sync.Mutex
 	items []event
 	wake  chan struct{}
+	empty chan struct{} // closed when the loop has taken all that is there; nil: nothing is
 }
 
 func newQueue() *queue { return &queue{wake: make(chan struct{}, 1)} }
+
+// taken returns a channel that is closed once the loop has taken what is there now.
+func (q *queue) taken() <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.empty == nil {
+		q.empty = make(chan struct{})
+		if len(q.items) == 0 {
+			close(q.empty)
+			defer func() { q.empty = nil }()
+		}
+	}
+	return q.empty
+}
 
 func (q *queue) put(e event) {
 	q.mu.Lock()
@@ -84,6 +99,10 @@ func (q *queue) take() []event {
 	defer q.mu.Unlock()
 	items := q.items
 	q.items = nil
+	if q.empty != nil {
+		close(q.empty)
+		q.empty = nil
+	}
 	return items
 }
 

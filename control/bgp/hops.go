@@ -18,9 +18,9 @@ type PathSet struct {
 	Announced nexthop.Announced
 
 	hops []Hop  // one from each peer, in the order of the peers' addresses
-	id   uint32 // of one path
-	key  string // of several
-	refs int    // prefixes
+	id   uint32 // its number, from 1
+	key  string // of several: the numbers of each
+	refs int    // prefixes, and sets that it is part of
 }
 
 // newPathSet returns the set of some paths in the order of their peers'
@@ -61,20 +61,34 @@ func preferred(hops []Hop) []Hop {
 type pathSets struct {
 	singles map[Hop]*PathSet
 	several map[string]*PathSet
-	last    uint32
+	list    []*PathSet // by number
+	free    []uint32   // numbers
 }
 
 func newPathSets() pathSets {
-	return pathSets{singles: map[Hop]*PathSet{}, several: map[string]*PathSet{}}
+	return pathSets{singles: map[Hop]*PathSet{}, several: map[string]*PathSet{}, list: make([]*PathSet, 1)}
+}
+
+// numbered returns the set with a number; nil: 0.
+func (t *pathSets) numbered(id uint32) *PathSet { return t.list[id] }
+
+// number gives a new set a number.
+func (t *pathSets) number(s *PathSet) {
+	if n := len(t.free) - 1; n >= 0 {
+		s.id, t.free = t.free[n], t.free[:n]
+	} else {
+		s.id = uint32(len(t.list))
+		t.list = append(t.list, nil)
+	}
+	t.list[s.id] = s
 }
 
 // single returns the set of one path.
 func (t *pathSets) single(h Hop) *PathSet {
 	s := t.singles[h]
 	if s == nil {
-		t.last++
 		s = newPathSet(h)
-		s.id = t.last
+		t.number(s)
 		t.singles[h] = s
 	}
 	return s
@@ -121,6 +135,7 @@ func (t *pathSets) of(hops []Hop) *PathSet {
 	if s == nil {
 		s = newPathSet(hops...)
 		s.key = string(key)
+		t.number(s)
 		t.several[s.key] = s
 		for _, h := range hops { // their numbers are in the key
 			t.single(h).refs++
@@ -129,22 +144,25 @@ func (t *pathSets) of(hops []Hop) *PathSet {
 	return s
 }
 
-// release takes back one user of s.
-func (t *pathSets) release(s *PathSet) {
+// release takes back one user of s, and reports whether it was the last.
+func (t *pathSets) release(s *PathSet) bool {
 	if s == nil {
-		return
+		return false
 	}
 	if s.refs--; s.refs > 0 {
-		return
+		return false
 	}
+	t.list[s.id] = nil
+	t.free = append(t.free, s.id)
 	if len(s.hops) == 1 {
 		delete(t.singles, s.hops[0])
-		return
+		return true
 	}
 	delete(t.several, s.key)
 	for _, h := range s.hops {
 		t.release(t.singles[h])
 	}
+	return true
 }
 
 // only returns the next hops that a peer gave and no other did.

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/table"
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // batchSize bounds the prefixes in one [Changes]: the reader holds that many at
@@ -20,19 +23,24 @@ const gather = 5 * time.Millisecond
 // rib holds the paths of equal cost that were learned of each prefix, and which
 // prefixes the reader has not heard of. A slow reader costs at most one entry
 // per prefix, and what is there when the reader comes is one batch. Prefixes
-// with the same paths share them. It is safe for concurrent use.
+// with the same paths share them, so that one is kept in a few bytes without a
+// pointer. It is safe for concurrent use.
 type rib struct {
 	mu      sync.Mutex
 	wake    chan struct{} // holds a token when there is something to take
 	urgent  chan struct{} // and it is not to wait for more
 	taken   time.Time     // when something was last taken
-	known   map[netip.Prefix]*PathSet
-	pending map[netip.Prefix]struct{} // changed and not taken
-	most    int                       // the most that pending has held
-	stale   map[netip.Prefix]struct{} // told before the engine was started anew and not told again yet
-	started bool                      // Reset has been given
-	synced  bool                      // Synced waits to be given
+	known   *table.Table[known]
+	pending unheard
+	stale   int  // prefixes that are stale
+	started bool // Reset has been given
+	synced  bool // Synced waits to be given
 	sets    pathSets
+
+	// The paths that were set last, and their set if it has users still: prefixes come
+	// by the hundred with the same.
+	last    []Hop
+	lastSet *PathSet
 
 	// Next hops that went with a session. What is lost is told at once, and
 	// what is found when the withdrawals that belong to it have been taken.
@@ -41,11 +49,58 @@ type rib struct {
 	again []netip.Addr              // told as lost, and no longer so; told when nothing is pending
 }
 
+// known is what is kept of a prefix that has paths, or of which the reader has yet to
+// hear that it has none.
+type known struct {
+	set     uint32 // number of its paths; 0: none
+	pending bool   // changed and not taken
+	stale   bool   // told before the engine was started anew and not told again yet
+}
+
+// unheard are prefixes of which the reader has not heard, in the order in which they
+// changed.
+type unheard struct {
+	refs []ref
+	read int
+}
+
+// ref is a prefix in the table of what is known.
+type ref struct {
+	id     uint32
+	family wire.Family
+}
+
+// keptRefs is for how many prefixes that were read there is room kept.
+const keptRefs = 2 * batchSize
+
+func (u *unheard) len() int { return len(u.refs) - u.read }
+
+func (u *unheard) add(at ref) { u.refs = append(u.refs, at) }
+
+func (u *unheard) next() ref {
+	at := u.refs[u.read]
+	if u.read++; u.read == len(u.refs) {
+		u.read, u.refs = 0, u.refs[:0]
+		if cap(u.refs) > keptRefs {
+			u.refs = nil
+		}
+	} else if u.read > keptRefs && 2*u.read > len(u.refs) {
+		u.read, u.refs = 0, slices.Clone(u.refs[u.read:])
+	}
+	return at
+}
+
 func newRIB() *rib {
 	return &rib{
-		wake: make(chan struct{}, 1), urgent: make(chan struct{}, 1), known: map[netip.Prefix]*PathSet{}, pending: map[netip.Prefix]struct{}{},
-		stale: map[netip.Prefix]struct{}{}, lost: map[netip.Addr]netip.Addr{}, sets: newPathSets(),
+		wake: make(chan struct{}, 1), urgent: make(chan struct{}, 1), known: table.New[known](),
+		lost: map[netip.Addr]netip.Addr{}, sets: newPathSets(),
 	}
+}
+
+// find returns the entry of a prefix, a new one if it has none.
+func (r *rib) find(p wire.Prefix) (ref, *known) {
+	at := ref{r.known.Obtain(p), p.Family}
+	return at, r.known.At(at.family, at.id)
 }
 
 // add notes that h is among the paths of p, in place of any other from its
@@ -54,87 +109,126 @@ func (r *rib) add(p netip.Prefix, h Hop) {
 	h.Stale = false // going stale is no change
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	old := r.known[p]
-	if _, ok := r.stale[p]; ok {
-		delete(r.stale, p)
-		r.change(p, r.sets.single(h))
-		r.pending[p] = struct{}{} // told again, so that the reader sees that it came
-		r.signal()
+	at, k := r.find(wire.FromNetip(p))
+	if r.freshen(k) {
+		r.change(at, k, r.sets.single(h))
+		r.note(at, k) // told again, so that the reader sees that it came
 		return
 	}
-	r.change(p, r.sets.with(old, h))
+	r.change(at, k, r.sets.with(r.sets.numbered(k.set), h))
 }
 
 // remove notes that a peer's path is not among those of p any more.
 func (r *rib) remove(p netip.Prefix, peer netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.stale[p]; ok {
-		return // of which the engine, started anew, has told nothing
+	at, k := r.find(wire.FromNetip(p))
+	if old := r.sets.numbered(k.set); old != nil && !k.stale { // of a stale one the engine, started anew, has told nothing
+		r.change(at, k, r.sets.without(old, peer))
 	}
-	if old := r.known[p]; old != nil {
-		r.change(p, r.sets.without(old, peer))
-	}
+	r.tidy(at, k)
 }
 
-// set makes hops the paths of p that peers sent, the best one first.
-func (r *rib) set(p netip.Prefix, hops []Hop) {
+// set makes hops the paths of p that peers sent, the best one first. They are not
+// changed afterwards.
+func (r *rib) set(p wire.Prefix, hops []Hop) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, stale := r.stale[p]
-	switch {
-	case stale && len(hops) == 0:
+	at, k := r.find(p)
+	if k.stale && len(hops) == 0 {
 		return // of which the engine, started anew, has told nothing
-	case stale:
-		delete(r.stale, p)
 	}
-	r.replace(p, hops)
+	stale := r.freshen(k)
+	r.replace(at, k, hops)
 	if stale {
-		r.pending[p] = struct{}{} // told again, so that the reader sees that it came
-		r.signal()
+		r.note(at, k) // told again, so that the reader sees that it came
 	}
+	r.tidy(at, k)
 }
 
-// replace gives p these paths of peers, beside what is configured.
-func (r *rib) replace(p netip.Prefix, hops []Hop) {
+// replace gives a prefix these paths of peers, beside what is configured.
+func (r *rib) replace(at ref, k *known, hops []Hop) {
+	old := r.sets.numbered(k.set)
+	configured := old != nil && !old.hops[0].PeerAddr.IsValid() // the first, for it has no address
+	if len(hops) == 0 && !configured {
+		r.change(at, k, nil)
+		return
+	}
+	same := !configured && len(hops) == len(r.last) && &hops[0] == &r.last[0]
+	if same && r.lastSet != nil {
+		r.change(at, k, r.lastSet)
+		return
+	}
 	all := make([]Hop, 0, len(hops)+1)
 	for _, h := range hops {
 		h.Stale = false // going stale is no change
 		all = append(all, h)
 	}
-	if old := r.known[p]; old != nil {
-		for _, h := range old.hops {
-			if !h.PeerAddr.IsValid() { // configured
-				all = append(all, h)
-			}
-		}
-	}
-	if len(all) == 0 {
-		r.change(p, nil)
-		return
+	if configured {
+		all = append(all, old.hops[0])
 	}
 	slices.SortFunc(all, func(a, b Hop) int { return a.PeerAddr.Compare(b.PeerAddr) })
-	r.change(p, r.sets.of(all)) // at once: a set that no prefix has would stay for good
+	s := r.sets.of(all)
+	r.change(at, k, s) // at once: a set that no prefix has would stay for good
+	if !configured {
+		r.last, r.lastSet = hops, s
+	}
 }
 
-// change gives p the paths of s; nil: none.
-func (r *rib) change(p netip.Prefix, s *PathSet) {
-	old := r.known[p]
+// freshen notes that the engine, started anew, has told of a prefix. It reports whether
+// it was stale.
+func (r *rib) freshen(k *known) bool {
+	if !k.stale {
+		return false
+	}
+	k.stale = false
+	r.stale--
+	return true
+}
+
+// change gives a prefix the paths of s; nil: none.
+func (r *rib) change(at ref, k *known, s *PathSet) {
+	old := r.sets.numbered(k.set)
 	if s == old {
 		return
 	}
+	k.set = 0
 	if s != nil {
 		s.refs++
-		r.known[p] = s
-	} else {
-		delete(r.known, p)
+		k.set = s.id
 	}
-	r.sets.release(old)
-	r.pending[p] = struct{}{}
-	r.most = max(r.most, len(r.pending))
+	if r.sets.release(old) && old == r.lastSet {
+		r.last, r.lastSet = nil, nil
+	}
+	r.note(at, k)
+}
+
+// note has the reader hear of a prefix.
+func (r *rib) note(at ref, k *known) {
+	if !k.pending {
+		k.pending = true
+		if r.pending.add(at); r.pending.len() == batchSize {
+			r.hurry()
+		}
+	}
 	r.signal()
-	if len(r.pending) == batchSize {
-		r.hurry()
+}
+
+// tidy forgets a prefix of which there is nothing to be known.
+func (r *rib) tidy(at ref, k *known) {
+	if *k == (known{}) {
+		r.known.Remove(at.family, at.id)
+	}
+}
+
+// all yields every prefix that is known.
+func (r *rib) all(yield func(ref, *known) bool) {
+	for f := range wire.Family(wire.Families) {
+		for id := uint32(1); id < r.known.End(f); id++ {
+			if k := r.known.At(f, id); *k != (known{}) && !yield(ref{id, f}, k) {
+				return
+			}
+		}
 	}
 }
 
@@ -143,8 +237,11 @@ func (r *rib) change(p netip.Prefix, s *PathSet) {
 func (r *rib) restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for p := range r.known {
-		r.stale[p] = struct{}{}
+	for _, k := range r.all {
+		if k.set != 0 && !k.stale {
+			k.stale = true
+			r.stale++
+		}
 	}
 	r.synced = false
 	for hop := range r.lost {
@@ -156,10 +253,13 @@ func (r *rib) restart() {
 func (r *rib) sync() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for p := range r.stale {
-		r.change(p, nil)
+	if r.stale > 0 {
+		for at, k := range r.all {
+			if r.freshen(k) {
+				r.change(at, k, nil)
+			}
+		}
 	}
-	clear(r.stale)
 	r.synced = true
 	r.signal()
 }
@@ -210,7 +310,7 @@ func (r *rib) pause() time.Duration {
 	case <-r.urgent: // of what is looked at here
 	default:
 	}
-	if len(r.pending) >= batchSize || len(r.tell) > 0 || r.taken.IsZero() {
+	if r.pending.len() >= batchSize || len(r.tell) > 0 || r.taken.IsZero() {
 		return 0
 	}
 	return gather - time.Since(r.taken)
@@ -250,30 +350,28 @@ func (r *rib) take() Changes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := Changes{Reset: !r.started, Down: r.tell}
-	if len(r.pending) == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
+	if r.pending.len() == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
 		return Changes{}
 	}
 	r.started, r.tell, r.taken = true, nil, time.Now()
-	for p := range r.pending {
-		if len(c.Put)+len(c.Del) == batchSize {
-			break
-		}
-		if s := r.known[p]; s != nil {
+	for range min(r.pending.len(), batchSize) {
+		at := r.pending.next()
+		k := r.known.At(at.family, at.id)
+		p := r.known.Prefix(at.family, at.id).Netip()
+		if s := r.sets.numbered(k.set); s != nil {
 			if c.Put == nil {
-				c.Put = make([]Path, 0, min(len(r.pending), batchSize))
+				c.Put = make([]Path, 0, min(1+r.pending.len(), batchSize))
 			}
 			c.Put = append(c.Put, Path{p, s})
 		} else {
 			c.Del = append(c.Del, p)
 		}
-		delete(r.pending, p)
+		k.pending = false
+		r.tidy(at, k)
 	}
-	if len(r.pending) > 0 {
+	if r.pending.len() > 0 {
 		r.signal()
 		return c
-	}
-	if r.most > batchSize { // a map does not shrink
-		r.pending, r.most = map[netip.Prefix]struct{}{}, 0
 	}
 	c.Synced, c.Up = r.synced, r.again
 	r.synced, r.again = false, nil

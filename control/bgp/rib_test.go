@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
 // TestRIBModel holds the buffer against a plain map: whatever is told, taken
@@ -65,7 +67,7 @@ func TestRIBModel(t *testing.T) {
 				if delete(there, p); len(all) > 0 {
 					there[p] = all
 				}
-				r.set(p, slices.Collect(maps.Values(all)))
+				r.set(wire.FromNetip(p), slices.Collect(maps.Values(all)))
 			},
 			"remove": func(rt *rapid.T) {
 				p, peer := prefix(), netip.AddrFrom4([4]byte{2, 2, 2, byte(rapid.IntRange(1, 3).Draw(rt, "peer"))})

@@ -30,10 +30,10 @@ func (e *Engine) Changed() <-chan struct{} { return e.changed }
 // the best one first; none if there are none any more. A path that becomes stale is no
 // change. It reports whether there is more. Both functions are called with the engine's
 // lock.
-func (e *Engine) Take(n int, event func(Event), change func(prefix netip.Prefix, chosen iter.Seq[*Path])) (more bool) {
+func (e *Engine) Take(n int, event func(Event), change func(prefix wire.Prefix, chosen iter.Seq[*Path])) (more bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if more = e.core.take(n, event, func(p netip.Prefix, chosen func(func(*Path) bool)) { change(p, chosen) }); more {
+	if more = e.core.take(n, event, func(p wire.Prefix, chosen func(func(*Path) bool)) { change(p, chosen) }); more {
 		signal(e.changed)
 	}
 	return more

@@ -112,7 +112,7 @@ func drain(e *Engine, done <-chan struct{}) {
 			return
 		case <-e.Changed():
 		}
-		for e.Take(8192, func(Event) {}, func(_ netip.Prefix, chosen iter.Seq[*Path]) {
+		for e.Take(8192, func(Event) {}, func(_ wire.Prefix, chosen iter.Seq[*Path]) {
 			for range chosen {
 			}
 		}) {
@@ -225,7 +225,7 @@ func BenchmarkReceive(b *testing.B) {
 		})
 		for got := 0; got < n; {
 			<-e.Changed()
-			for e.Take(8192, func(Event) {}, func(netip.Prefix, iter.Seq[*Path]) { got++ }) {
+			for e.Take(8192, func(Event) {}, func(wire.Prefix, iter.Seq[*Path]) { got++ }) {
 			}
 		}
 		wg.Wait()

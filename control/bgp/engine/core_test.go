@@ -41,7 +41,7 @@ func hand(n int) (c *core, peers []*peer, now time.Time) {
 }
 
 func discard(c *core) {
-	for c.take(4096, func(Event) {}, func(netip.Prefix, func(func(*Path) bool)) {}) {
+	for c.take(4096, func(Event) {}, func(wire.Prefix, func(func(*Path) bool)) {}) {
 	}
 }
 

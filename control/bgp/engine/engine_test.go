@@ -92,7 +92,8 @@ func (n *node) event(e Event) {
 }
 
 // change notes paths as "peer next-hop path pref communities", the best one first.
-func (n *node) change(p netip.Prefix, chosen iter.Seq[*Path]) {
+func (n *node) change(prefix wire.Prefix, chosen iter.Seq[*Path]) {
+	p := prefix.Netip()
 	var list []string
 	for path := range chosen {
 		list = append(list, describe(path))

@@ -392,7 +392,8 @@ func TestModel(t *testing.T) {
 		}
 		prefix := func(t *rapid.T) netip.Prefix { return rapid.SampledFrom(modelPrefixes).Draw(t, "prefix") }
 		take := func(n int) bool {
-			return m.c.take(n, func(Event) {}, func(p netip.Prefix, chosen func(func(*Path) bool)) {
+			return m.c.take(n, func(Event) {}, func(prefix wire.Prefix, chosen func(func(*Path) bool)) {
+				p := prefix.Netip()
 				next, stop := iter.Pull(chosen)
 				defer stop()
 				if path, ok := next(); ok {

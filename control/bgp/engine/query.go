@@ -46,7 +46,7 @@ func (c *core) tell(e Event) {
 }
 
 // take hands on what the caller has not read; see [Engine.Take].
-func (c *core) take(n int, event func(Event), change func(netip.Prefix, func(func(*Path) bool))) (more bool) {
+func (c *core) take(n int, event func(Event), change func(wire.Prefix, func(func(*Path) bool))) (more bool) {
 	hand := func() {
 		c.news.events = slices.DeleteFunc(c.news.events, func(p pending) bool {
 			for f, after := range p.after {
@@ -73,7 +73,7 @@ func (c *core) take(n int, event func(Event), change func(netip.Prefix, func(fun
 	c.rib.Changes(forCaller, n, func(prefix wire.Prefix, chosen rib.Paths) {
 		c.news.taken[prefix.Family]++
 		at, paths = prefix, chosen
-		change(prefix.Netip(), all)
+		change(prefix, all)
 	})
 	hand()
 	return c.unread()
