@@ -32,6 +32,9 @@ func TestSampleConfigurationIsAccepted(t *testing.T) {
 	if len(got.Datastore.Embedded.Hosts) == 0 {
 		got.Datastore.Embedded.Hosts = want.Datastore.Embedded.Hosts
 	}
+	if len(got.Datastore.Kubernetes.Servers) == 0 {
+		got.Datastore.Kubernetes.Servers = want.Datastore.Kubernetes.Servers
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s differs from the defaults (-default +sample):\n%s", sample, diff)
 	}
