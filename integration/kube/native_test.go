@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
@@ -379,5 +380,88 @@ func next(t *testing.T, ch <-chan store.Batch) store.Batch {
 	case <-time.After(await.Patience):
 		t.Fatal("the watch is silent")
 		return store.Batch{}
+	}
+}
+
+// TestPodWrites: what the CNI plugin writes to a pod is one request each way, for the
+// pod of the uid and the container that it is about alone.
+func TestPodWrites(t *testing.T) {
+	s, proxy := open(t, convert.V3)
+	create(t, "/api/v1/namespaces/default/pods", `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web-0"},"spec":{"nodeName":"node1","automountServiceAccountToken":false,"containers":[{"name":"c","image":"x"}]}}`)
+	key := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: "node1-k8s-web--0-eth0"}
+	pod, err := s.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := store.Clone(pod.Value).(*store.WorkloadEndpoint)
+	w.Spec.ContainerID, w.Spec.IPNetworks = "c1", []string{"10.1.1.1/32"}
+	put := func(uid string) error {
+		w.UID = types.UID(uid)
+		_, err := s.Txn(t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: key, Value: w}})
+		return err
+	}
+	end := func(container string) error {
+		of := &store.WorkloadEndpoint{Spec: store.WorkloadEndpointSpec{ContainerID: container}}
+		_, err := s.Txn(t.Context(), store.Op{Action: store.Remove, Object: store.Object{Key: key, Value: of}})
+		return err
+	}
+	networks := func() []string {
+		t.Helper()
+		o, err := s.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.Value.(*store.WorkloadEndpoint).Spec.IPNetworks
+	}
+	if err := put("of another pod"); !errors.Is(err, store.ErrConflict) {
+		t.Errorf("a pod of another uid: %v", err)
+	}
+	proxy.Requests()
+	if err := put(string(pod.Value.(*store.WorkloadEndpoint).UID)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(proxy.Requests()); n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+	if diff := cmp.Diff([]string{"10.1.1.1/32"}, networks()); diff != "" {
+		t.Error(diff)
+	}
+	if err := end("c0"); err != nil {
+		t.Errorf("the end of another container: %v", err)
+	}
+	if diff := cmp.Diff([]string{"10.1.1.1/32"}, networks()); diff != "" {
+		t.Errorf("after the end of another container: %s", diff)
+	}
+	proxy.Requests()
+	if err := end("c1"); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(proxy.Requests()); n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+	if got := networks(); len(got) != 0 {
+		t.Errorf("after its end: %v", got)
+	}
+	gone := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: "node1-k8s-gone-eth0"}
+	if _, err := s.Txn(t.Context(), store.Op{Action: store.Remove, Object: store.Object{Key: gone}}); err != nil {
+		t.Errorf("the end of a pod that is gone: %v", err)
+	}
+}
+
+// TestSharedKey: hosts share a key, which is a Secret.
+func TestSharedKey(t *testing.T) {
+	s, _ := open(t, convert.V3)
+	first, err := store.SharedSecret(t.Context(), s, "reach")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Delete(context.WithoutCancel(t.Context()), s, store.SecretKey("reach"), 0); err != nil {
+			t.Error(err)
+		}
+	})
+	second, err := store.SharedSecret(t.Context(), s, "reach")
+	if err != nil || string(first) != string(second) {
+		t.Errorf("%x and %x, %v", first, second, err)
 	}
 }

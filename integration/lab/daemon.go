@@ -60,9 +60,12 @@ func storeAddress(t Topology) string {
 // runs the store.
 func daemonConfig(lab, binDir string, t Topology, n Node) ([]byte, error) {
 	datastore := map[string]any{}
-	if n.Name == t.Nodes[0].Name {
+	switch {
+	case t.Kubeconfig != "":
+		datastore["kind"], datastore["kubernetes"] = "kubernetes", map[string]any{"kubeconfig": t.Kubeconfig}
+	case n.Name == t.Nodes[0].Name:
 		datastore["embedded"] = map[string]any{"listen": storeAddress(t)}
-	} else {
+	default:
 		p := storePKI(lab, t)
 		datastore["endpoints"] = []any{"https://" + storeAddress(t)}
 		datastore["caFile"], datastore["certFile"], datastore["keyFile"] = p.ca, p.cert, p.key

@@ -27,6 +27,9 @@ type Options struct {
 	Replace bool
 	// NoPods leaves the pods of the topology out.
 	NoPods bool
+	// Underlay is called when the hosts' namespaces are there and nothing runs in them
+	// yet; optional.
+	Underlay func(*Lab) error
 	// Progress is told what happens next, one line each; optional. It is called
 	// from one goroutine at a time.
 	Progress func(string)
@@ -124,6 +127,11 @@ func (l *Lab) build(ctx context.Context, o Options) error {
 	if err := l.nameProtocols(); err != nil {
 		return err
 	}
+	if o.Underlay != nil {
+		if err := o.Underlay(l); err != nil {
+			return err
+		}
+	}
 	if *l.topology.Spine.BGP {
 		o.Progress("starting the spine's BGP speaker")
 		if err := l.startBird(); err != nil {
@@ -133,8 +141,10 @@ func (l *Lab) build(ctx context.Context, o Options) error {
 	if err := l.startHosts(ctx, o); err != nil {
 		return err
 	}
-	if err := l.openNetwork(ctx); err != nil {
-		return err
+	if l.topology.Kubeconfig == "" {
+		if err := l.openNetwork(ctx); err != nil {
+			return err
+		}
 	}
 	if *l.topology.Spine.BGP {
 		o.Progress("adding the spine as a BGP peer of every host")
@@ -160,7 +170,7 @@ func errTaken(space string) error {
 // once.
 func (l *Lab) startHosts(ctx context.Context, o Options) error {
 	first, others := l.topology.Nodes[0], l.topology.Nodes[1:]
-	o.Progress("starting routerd on " + first.Name + ", which runs the store")
+	o.Progress("starting routerd on " + first.Name)
 	if err := l.startDaemon(first); err != nil {
 		return err
 	}

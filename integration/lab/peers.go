@@ -11,11 +11,15 @@ import (
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/store/kube"
 )
 
-// Store opens the lab's store through the socket of a host's daemon. It serves
-// everything but watches. The caller closes it.
+// Store opens the lab's store through the socket of a host's daemon, which serves
+// everything but watches, or the API of Kubernetes. The caller closes it.
 func (l *Lab) Store(ctx context.Context, host string) (store.Store, error) {
+	if file := l.topology.Kubeconfig; file != "" {
+		return kube.Open(kube.Config{Kubeconfig: file})
+	}
 	s, err := etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + Socket(l.name, host)}})
 	if err != nil {
 		return nil, fmt.Errorf("open the store of lab %s: %w", l.name, err)

@@ -88,6 +88,23 @@ func (l *Lab) AttachPods(ctx context.Context, where ...string) ([]Pod, error) {
 	return l.attachPods(ctx, l.attach, where...)
 }
 
+// AttachKubePod is AttachPod for a pod of Kubernetes, which the API has with this
+// namespace and uid under the same name.
+func (l *Lab) AttachKubePod(ctx context.Context, where, namespace, uid string) (Pod, error) {
+	release, err := lockLab(ctx, l.name, false, false)
+	if err != nil {
+		return Pod{}, err
+	}
+	defer release()
+	host, name := splitPod(where)
+	p, err := l.newPod(host, name)
+	if err != nil {
+		return Pod{}, err
+	}
+	p.Namespace, p.UID = namespace, uid
+	return l.attachNew(ctx, p)
+}
+
 func (l *Lab) attachPods(ctx context.Context, attach func(context.Context, string) (Pod, error), where ...string) ([]Pod, error) {
 	pods := make([]Pod, len(where))
 	g, gctx := errgroup.WithContext(ctx)
@@ -123,6 +140,11 @@ func (l *Lab) attach(ctx context.Context, where string) (Pod, error) {
 	if err != nil {
 		return Pod{}, err
 	}
+	return l.attachNew(ctx, p)
+}
+
+func (l *Lab) attachNew(ctx context.Context, p Pod) (Pod, error) {
+	host, name, where := p.Host, p.Name, p.String()
 	network, err := l.Network(ctx, host)
 	if err != nil {
 		return Pod{}, err
@@ -302,7 +324,14 @@ func (l *Lab) fetchNetwork(ctx context.Context, host, path string) (*libcni.Netw
 }
 
 func (n *Network) runtime(p Pod) *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{ContainerID: p.ContainerID, NetNS: ns.Path(n.lab.Space(p.String())), IfName: podInterface}
+	rt := &libcni.RuntimeConf{ContainerID: p.ContainerID, NetNS: ns.Path(n.lab.Space(p.String())), IfName: podInterface}
+	if p.Namespace != "" {
+		rt.Args = [][2]string{
+			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name},
+			{"K8S_POD_INFRA_CONTAINER_ID", p.ContainerID}, {"K8S_POD_UID", p.UID},
+		}
+	}
+	return rt
 }
 
 // Add runs the plugin's ADD. The pod's namespace must exist.

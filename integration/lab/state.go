@@ -44,6 +44,8 @@ type state struct {
 type Pod struct {
 	Host        string       `json:"host"`
 	Name        string       `json:"name"`
+	Namespace   string       `json:"namespace,omitempty"` // of Kubernetes; empty: it is no pod of Kubernetes
+	UID         string       `json:"uid,omitempty"`       // there
 	ContainerID string       `json:"containerID"`
 	Addrs       []netip.Addr `json:"addrs,omitempty"` // empty while it is not attached
 	MTU         int          `json:"mtu,omitempty"`   // bytes

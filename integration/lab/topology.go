@@ -25,6 +25,11 @@ type Topology struct {
 	// dual. Default ipv4.
 	Underlay Underlay `json:"underlay,omitempty"`
 
+	// Kubeconfig is a file by which every host reaches the API of Kubernetes, which
+	// is then the store. Nodes of the hosts' names have to be there. Default: the
+	// first host runs the store.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+
 	Spine Spine `json:"spine,omitzero"`
 	MTU   int   `json:"mtu,omitempty"` // of the underlay, in bytes; default 1500
 }

@@ -27,8 +27,9 @@ const (
 	retryMin = 100 * time.Millisecond
 	retryMax = 5 * time.Second
 
-	jsonType  = "application/json"
-	patchType = "application/merge-patch+json"
+	jsonType      = "application/json"
+	patchType     = "application/merge-patch+json"
+	jsonPatchType = "application/json-patch+json"
 )
 
 // client makes requests of an API.

@@ -131,6 +131,8 @@ type place struct {
 func (p place) collection() string { return p.Resource.Path(p.namespace) }
 func (p place) path() string       { return p.collection() + "/" + url.PathEscape(p.name) }
 
+var errNoPlace = errors.New("the Kubernetes datastore holds no such object")
+
 // placeOf returns where the object of a key is.
 func (s *Store) placeOf(ctx context.Context, key store.Key) (place, error) {
 	if key.Path() == "" {
@@ -140,9 +142,12 @@ func (s *Store) placeOf(ctx context.Context, key store.Key) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
+	if key.Kind == store.KindSecret {
+		return place{Source: convert.Secrets(g), key: key, namespace: s.namespace, name: convert.SecretName(key)}, nil
+	}
 	src, namespace, name, ok := convert.SourceOf(g, key)
 	if !ok {
-		return place{}, fmt.Errorf("%w: the Kubernetes datastore holds no such object", store.ErrInvalid)
+		return place{}, fmt.Errorf("%w: %w", store.ErrInvalid, errNoPlace)
 	}
 	return place{Source: src, key: key, namespace: namespace, name: name}, nil
 }

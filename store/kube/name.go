@@ -16,10 +16,8 @@ import (
 
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/kube/convert"
 )
-
-// incarnationAnnotation of a Node is who had its name last.
-const incarnationAnnotation = "routerd.io/incarnation"
 
 // Names keeps the names of nodes, as package presence asks for it. Who is there is
 // what the kubelet says of the machine in the Node's status: nothing is renewed.
@@ -60,7 +58,7 @@ type machine struct {
 
 // record is what the name's last holder wrote; nil: nothing that can be read.
 func (n *named) record(node string) *store.Incarnation {
-	v, err := store.Decode(store.IncarnationKey(node), []byte(n.Metadata.Annotations[incarnationAnnotation]))
+	v, err := store.Decode(store.IncarnationKey(node), []byte(n.Metadata.Annotations[convert.IncarnationAnnotation]))
 	if err != nil {
 		return nil
 	}
@@ -130,7 +128,7 @@ func (n *named) seen() seen {
 	if m.UID == "" {
 		return seen{}
 	}
-	return seen{m.ResourceVersion, info, m.UID + " " + info.BootID + " " + info.MachineID + " " + m.Annotations[incarnationAnnotation]}
+	return seen{m.ResourceVersion, info, m.UID + " " + info.BootID + " " + info.MachineID + " " + m.Annotations[convert.IncarnationAnnotation]}
 }
 
 func oneNode(node string) url.Values {
@@ -185,7 +183,7 @@ func (c *Names) Claim(ctx context.Context, node string, state store.NameState, a
 		return nil, fmt.Errorf("take the name %s: %w", node, err)
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"resourceVersion": saw.node, "annotations": map[string]string{incarnationAnnotation: string(raw)},
+		"resourceVersion": saw.node, "annotations": map[string]string{convert.IncarnationAnnotation: string(raw)},
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("take the name %s: %w", node, err)

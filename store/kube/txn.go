@@ -27,6 +27,7 @@ func (e *condError) Error() string { return e.reason.Error() }
 type step struct {
 	backend.Step
 	place place
+	none  bool // the datastore has no place for it
 	dry   bool // nothing is to be written
 }
 
@@ -49,6 +50,9 @@ func (s *Store) Try(ctx context.Context, ops ...store.Op) error {
 		steps, err := s.plan(ctx, prepared[i:i+1])
 		if err != nil {
 			return err
+		}
+		if steps[0].none {
+			continue
 		}
 		steps[0].dry = true
 		if steps[0].Op.Action == store.Check {
@@ -73,7 +77,7 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 	if err != nil {
 		return nil, err
 	}
-	out := make([]store.Object, len(steps))
+	out := make([]store.Object, len(prepared))
 	for i, st := range prepared {
 		out[i].Key = st.Op.Object.Key
 	}
@@ -87,7 +91,7 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 	}
 	for _, role := range []store.Role{store.Prepares, store.Decides, store.Follows} {
 		for i, st := range steps {
-			if st.Op.Role != role || st.Op.Action == store.Check {
+			if st.none || st.Op.Role != role || st.Op.Action == store.Check {
 				continue
 			}
 			obj, err := s.do(ctx, st)
@@ -107,21 +111,27 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 }
 
 // plan says where the objects of a transaction are, and refuses one that would
-// have to be written in one step.
+// have to be written in one step. Endpoints stand for themselves: a pod says no more
+// than that it is there. What only prepares or follows and has no place here is left
+// out.
 func (s *Store) plan(ctx context.Context, prepared []backend.Step) ([]step, error) {
 	steps := make([]step, len(prepared))
 	decides := store.Key{}
 	for i, st := range prepared {
 		key := st.Op.Object.Key
-		if st.Op.Action != store.Check && st.Op.Role == store.Decides {
+		p, err := s.placeOf(ctx, key)
+		if errors.Is(err, errNoPlace) && st.Op.Action != store.Check && st.Op.Role != store.Decides {
+			steps[i] = step{Step: st, none: true}
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", key, err)
+		}
+		if st.Op.Action != store.Check && st.Op.Role == store.Decides && !p.Pod() {
 			if decides.Kind != "" {
 				return nil, fmt.Errorf("transaction: %w: %s and %s are to be written in one step, and the Kubernetes API writes one object at a time", store.ErrInvalid, decides, key)
 			}
 			decides = key
-		}
-		p, err := s.placeOf(ctx, key)
-		if err != nil {
-			return nil, fmt.Errorf("write %s: %w", key, err)
 		}
 		steps[i] = step{Step: st, place: p}
 	}
@@ -139,6 +149,10 @@ func (s *Store) failed(ctx context.Context, steps []step, i int, err error) erro
 	conflict := &store.ConflictError{Key: key, Reason: cond.reason}
 	for _, st := range steps {
 		key := st.Op.Object.Key
+		if st.none {
+			conflict.Current = append(conflict.Current, store.Object{Key: key})
+			continue
+		}
 		obj, err := s.get(ctx, key)
 		if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, store.ErrDecode) {
 			return fmt.Errorf("write %s: %w", key, err)
@@ -184,6 +198,9 @@ func (s *Store) present(ctx context.Context, p *place, cond store.Cond) (convert
 
 // do carries out one op. The error is a [condError], or the API's.
 func (s *Store) do(ctx context.Context, st step) (store.Object, error) {
+	if st.place.Pod() {
+		return s.doPod(ctx, st)
+	}
 	rev, byRevision := st.Op.If.Revision()
 	for try := 1; ; try++ {
 		if !byRevision && (st.Op.Action == store.Put || !st.place.Custom() || marks(st.place)) {

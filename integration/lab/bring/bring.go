@@ -26,11 +26,18 @@ const downTime = time.Minute
 // fails it. Prefixes keep the labs of test binaries apart: they are a few letters.
 func Up(t *testing.T, limit time.Duration, prefix, suffix string, top lab.Topology, binDir string) *lab.Lab {
 	t.Helper()
+	return UpWith(t, limit, prefix, suffix, lab.Options{Topology: top, BinDir: binDir})
+}
+
+// UpWith is [Up] with options, of which it sets the name.
+func UpWith(t *testing.T, limit time.Duration, prefix, suffix string, o lab.Options) *lab.Lab {
+	t.Helper()
 	name := fmt.Sprintf("%s%d-%s", prefix, os.Getpid(), suffix)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
 	start := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Name: name, Topology: top, BinDir: binDir})
+	o.Name = name
+	l, err := lab.Up(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,6 +90,7 @@ func TestResources(t *testing.T) {
 		{V1, store.ResourceKey(store.KindProfile, "kns.prod"), "/api/v1/namespaces", "prod", ""},
 		{V1, store.ResourceKey(store.KindProfile, "ksa.prod.web.admin"), "/api/v1/namespaces/prod/serviceaccounts", "web.admin", "prod"},
 		{V1, store.ResourceKey(store.KindNode, "n1"), "/api/v1/nodes", "n1", ""},
+		{V1, store.IncarnationKey("n1"), "/api/v1/nodes", "n1", ""},
 		{V1, store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "ns", Name: "node--a-k8s-web--0-eth0"}, "/api/v1/namespaces/ns/pods", "web-0", "ns"},
 		{V1, store.IPAMConfigKey(), "/apis/crd.projectcalico.org/v1/ipamconfigs", "default", ""},
 		{V3, store.IPAMConfigKey(), "/apis/projectcalico.org/v3/ipamconfigurations", "default", ""},
@@ -106,7 +107,6 @@ func TestResources(t *testing.T) {
 	for _, key := range []store.Key{
 		store.ResourceKey(store.KindProfile, "mine"),
 		store.SecretKey("s"),
-		store.IncarnationKey("n1"),
 		{Kind: store.KindWorkloadEndpoint, Namespace: "ns", Name: "n1-cni-c-eth0"},
 		{Kind: store.KindNetworkPolicy, Namespace: "ns", Name: "knp.default."},
 	} {

@@ -179,7 +179,7 @@ func Sources(g Group, kind store.Kind) []Source {
 		return out
 	}
 	switch kind {
-	case store.KindNode:
+	case store.KindNode, store.KindIncarnation:
 		return native(nodes())
 	case store.KindWorkloadEndpoint:
 		return native(pods())

@@ -67,7 +67,12 @@ type object struct {
 func (s Source) Read(raw []byte) (Object, error) {
 	switch s.Resource.APIKind {
 	case "Node":
+		if s.Kind == store.KindIncarnation {
+			return readNative(raw, incarnationOf)
+		}
 		return readNative(raw, nodeOf)
+	case "Secret":
+		return readSecret(raw)
 	case "Pod":
 		return readNative(raw, endpointOf)
 	case "Namespace":
@@ -240,6 +245,9 @@ func nameJSON(name string) string {
 func (s Source) Write(key store.Key, name string, rev store.Revision, raw []byte) ([]byte, error) {
 	if !s.custom {
 		return nil, fmt.Errorf("%s: %w: %s", key, store.ErrInvalid, s.ReadOnly(key))
+	}
+	if s.Kind == store.KindSecret {
+		return writeSecret(name, rev, raw)
 	}
 	var o object
 	var err error
