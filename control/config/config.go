@@ -120,8 +120,8 @@ type Embedded struct {
 // Address says how this host's addresses are found.
 type Address struct {
 	// IPv4 is first-found, interface=REGEX[,…], skip-interface=REGEX[,…],
-	// can-reach=ADDRESS, cidr=CIDR[,…], or an address with its prefix length;
-	// none: this host has no IPv4 address.
+	// can-reach=ADDRESS, cidr=CIDR[,…], kubernetes-internal-ip, or an address with
+	// its prefix length; none: this host has no IPv4 address.
 	IPv4 string `mapstructure:"ipv4"`
 	// IPv6 is one of the same, or auto: first-found where there is no IPv4
 	// address, else none.
@@ -376,6 +376,11 @@ func (c Config) Validate() error {
 		bad("logFormat", c.LogFormat, "want text or json")
 	}
 	c.Datastore.validate(bad)
+	for key, m := range map[string]string{"address.ipv4": c.Address.IPv4, "address.ipv6": c.Address.IPv6} {
+		if m == "kubernetes-internal-ip" && c.Datastore.Kind != DatastoreKubernetes {
+			bad(key, m, "only a Node of Kubernetes has that address: set datastore.kind to kubernetes, or take another method")
+		}
+	}
 	c.DefaultPool.validate(bad)
 	if p := c.Dataplane.RouteProtocol; p < 5 || p > 255 || slices.Contains(takenProtocols(), p) {
 		bad("dataplane.routeProtocol", p, "want a number from 5 to 255 that no other routing software uses (77 is routerd's)")

@@ -86,7 +86,7 @@ func (a *Agent) setAddresses(found map[dataplane.Family]Detected, trouble error)
 // counts as the present one, also after a restart.
 func (a *Agent) situation(u dataplane.Underlay, self *store.Node, st Status) situation {
 	s := situation{
-		underlay: u, methods: a.cfg.Methods,
+		underlay: u, methods: withInternal(a.cfg.Methods, self),
 		now: map[dataplane.Family]netip.Prefix{}, missing: map[dataplane.Family]time.Duration{}, peers: a.peers.addrs(),
 	}
 	for _, f := range dataplane.Families() {

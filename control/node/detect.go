@@ -88,6 +88,8 @@ func parseMethod(u dataplane.Underlay, method string, f dataplane.Family) (fitti
 		return canReach(u, arg, f)
 	case "cidr":
 		return byCIDR(arg)
+	case MethodInternal:
+		return nil, errors.New("this host's Node in Kubernetes has no InternalIP: its kubelet writes it, and datastore.kind has to be kubernetes")
 	}
 	return byAddress(method)
 }

@@ -3,11 +3,13 @@ package node
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // The methods that concern a family as a whole. They stand beside those of
@@ -18,6 +20,8 @@ const (
 	// MethodAuto is for IPv6: first-found on a host that has no IPv4 address,
 	// none on every other, as Calico has it by default.
 	MethodAuto = "auto"
+	// MethodInternal is the InternalIP of the host's Node in Kubernetes.
+	MethodInternal = "kubernetes-internal-ip"
 
 	methodFirstFound = "first-found"
 )
@@ -50,7 +54,7 @@ func CheckMethods(methods map[dataplane.Family]string) error {
 	var errs []error
 	for _, f := range dataplane.Families() {
 		m := methodOf(methods, f)
-		if m == MethodNone || m == MethodAuto && f == dataplane.IPv6 {
+		if m == MethodNone || m == MethodInternal || m == MethodAuto && f == dataplane.IPv6 {
 			continue
 		}
 		if err := CheckMethod(m, f); err != nil {
@@ -61,6 +65,32 @@ func CheckMethods(methods map[dataplane.Family]string) error {
 		errs = append(errs, errors.New("address.ipv4 and address.ipv6 are both none: a host needs an address; set one of them"))
 	}
 	return errors.Join(errs...)
+}
+
+// withInternal puts the addresses that the kubelet says this host has in the place of
+// the method that asks for them. Where it names one of the other family alone,
+// the host has none of this one.
+func withInternal(methods map[dataplane.Family]string, self *store.Node) map[dataplane.Family]string {
+	internal := map[dataplane.Family]string{}
+	if self != nil {
+		for _, a := range self.Spec.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			if f := dataplane.FamilyOf(addr); err == nil && a.Type == "InternalIP" && internal[f] == "" {
+				internal[f] = addr.String()
+			}
+		}
+	}
+	out := maps.Clone(methods)
+	for f, m := range methods {
+		switch {
+		case m != MethodInternal || len(internal) == 0:
+		case internal[f] != "":
+			out[f] = internal[f]
+		default:
+			out[f] = MethodNone
+		}
+	}
+	return out
 }
 
 func methodKey(f dataplane.Family) string { return "address." + strings.ToLower(f.String()) }

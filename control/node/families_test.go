@@ -29,6 +29,41 @@ func methods(v4, v6 string) map[dataplane.Family]string {
 	return map[dataplane.Family]string{dataplane.IPv4: v4, dataplane.IPv6: v6}
 }
 
+// TestInternal: a host has the addresses that its kubelet says.
+func TestInternal(t *testing.T) {
+	t.Parallel()
+	self := func(addrs ...string) *store.Node {
+		n := &store.Node{Spec: store.NodeSpec{Addresses: []store.NodeAddress{{Address: "192.0.2.9", Type: "ExternalIP"}}}}
+		for _, a := range addrs {
+			n.Spec.Addresses = append(n.Spec.Addresses, store.NodeAddress{Address: a, Type: "InternalIP"})
+		}
+		return n
+	}
+	both := methods(MethodInternal, MethodInternal)
+	for _, tt := range []struct {
+		name string
+		self *store.Node
+		in   map[dataplane.Family]string
+		want map[dataplane.Family]string
+	}{
+		{"no Node yet", nil, both, both},
+		{"not said yet", self(), both, both},
+		{"one family", self("10.1.0.11"), both, methods("10.1.0.11", MethodNone)},
+		{"both", self("10.1.0.11", "fd00:1::11", "10.9.0.1"), both, methods("10.1.0.11", "fd00:1::11")},
+		{"another method of IPv6", self("10.1.0.11", "fd00:1::11"), methods(MethodInternal, MethodAuto), methods("10.1.0.11", MethodAuto)},
+	} {
+		if diff := cmp.Diff(tt.want, withInternal(tt.in, tt.self)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+	if err := CheckMethods(both); err != nil {
+		t.Error(err)
+	}
+	if _, err := Detect(hostWith("10.1.0.11/24"), MethodInternal, dataplane.IPv4); err == nil || !strings.Contains(err.Error(), "InternalIP") {
+		t.Errorf("without an address of the kubelet's: %v", err)
+	}
+}
+
 func TestRegisterBothFamilies(t *testing.T) {
 	t.Parallel()
 	s := memory.New()
