@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -94,6 +95,10 @@ func (d *router) openKube(log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if err := os.MkdirAll(d.cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make stateDir: %w", err)
+	}
+	kc.ServersFile = filepath.Join(d.cfg.StateDir, "api-servers.json")
 	s, err := kube.Open(kc)
 	if err != nil {
 		return err

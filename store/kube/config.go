@@ -2,16 +2,13 @@ package kube
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -46,6 +43,11 @@ type Config struct {
 	// be for the configured one's name.
 	Servers []string
 
+	// ServersFile keeps on disk where the cluster says that its API servers are, for a
+	// start at which the configured address does not answer. Empty: nowhere, and the
+	// cluster is not asked.
+	ServersFile string
+
 	// APIGroup is the group of Calico's custom resources, as CALICO_API_GROUP.
 	// Empty: what the cluster has.
 	APIGroup string
@@ -71,7 +73,7 @@ const (
 )
 
 // transportOf returns how requests reach the API, and the URL before their paths.
-func (c Config) transportOf() (http.RoundTripper, string, error) {
+func (c Config) transportOf(dialer *dialer) (http.RoundTripper, string, error) {
 	conf, err := c.restConfig()
 	if err != nil {
 		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %w", store.ErrInvalid, err)
@@ -93,7 +95,6 @@ func (c Config) transportOf() (http.RoundTripper, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %w", store.ErrInvalid, err)
 	}
-	dialer := &dialer{others: c.Servers}
 	http2 := new(http.Protocols)
 	http2.SetHTTP1(true)
 	http2.SetHTTP2(true)
@@ -180,42 +181,4 @@ func FromEnv(getenv func(string) string) (Config, error) {
 		return Config{}, fmt.Errorf("%w: CALICO_API_GROUP=%q: want crd.projectcalico.org/v1 or projectcalico.org/v3", store.ErrInvalid, c.APIGroup)
 	}
 	return c, nil
-}
-
-// dialer connects to one of several servers: to the one that answered last, if it
-// still does.
-type dialer struct {
-	net.Dialer
-	others []string
-
-	mu   sync.Mutex
-	last string
-}
-
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.mu.Lock()
-	candidates := append([]string{addr}, d.others...)
-	if d.last != "" && d.last != addr {
-		candidates = append([]string{d.last}, candidates...)
-	}
-	d.mu.Unlock()
-	var first error
-	for _, candidate := range candidates {
-		try, cancel := context.WithTimeout(ctx, dialTimeout)
-		conn, err := d.DialContext(try, network, candidate)
-		cancel()
-		if err == nil {
-			d.mu.Lock()
-			d.last = candidate
-			d.mu.Unlock()
-			return conn, nil
-		}
-		if first == nil {
-			first = err
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, first
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -86,6 +87,51 @@ func TestOtherServers(t *testing.T) {
 	defer s.Close()
 	if _, err := s.Get(t.Context(), store.ResourceKey(store.KindIPPool, "p")); !errors.Is(err, store.ErrNotFound) || !strings.Contains(err.Error(), "asked with Bearer t") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestServersOnDisk: where the API servers are is known from the run before, although
+// the configured address, a service's, leads nowhere yet.
+func TestServersOnDisk(t *testing.T) {
+	t.Parallel()
+	var api *httptest.Server
+	api = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.URL.Path, "endpointslices") {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, refusal(404, "NotFound", "asked"))
+			return
+		}
+		host, port, _ := net.SplitHostPort(api.Listener.Addr().String())
+		fmt.Fprintf(w, `{"endpoints":[{"addresses":[%q]}],"ports":[{"name":"https","port":%s}]}`, host, port)
+	}))
+	t.Cleanup(api.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
+	file := filepath.Join(t.TempDir(), "servers")
+	open := func(url string) *Store {
+		s, err := Open(Config{Kubeconfig: kubeconfig(t, url, ca), ServersFile: file, APIGroup: "projectcalico.org/v3"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	first := open(api.URL)
+	await.Until(t, "the servers are on disk", func() error { _, err := os.Stat(file); return err })
+	first.Close()
+
+	second := open("https://127.0.0.1:1")
+	defer second.Close()
+	if _, err := second.Get(t.Context(), store.ResourceKey(store.KindIPPool, "p")); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+
+	// What is damaged there is no reason not to start.
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	third := open(api.URL)
+	defer third.Close()
+	if _, err := third.Get(t.Context(), store.ResourceKey(store.KindIPPool, "p")); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("with a damaged file: %v", err)
 	}
 }
 

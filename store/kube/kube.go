@@ -47,7 +47,8 @@ type Store struct {
 // Open makes a client. It reads the configuration's files; an error matches
 // [store.ErrInvalid]. It does not need the API server to be there.
 func Open(c Config) (*Store, error) {
-	rt, base, err := c.transportOf()
+	d := &dialer{configured: c.Servers}
+	rt, base, err := c.transportOf(d)
 	if err != nil {
 		return nil, err
 	}
@@ -56,6 +57,10 @@ func Open(c Config) (*Store, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if c.ServersFile != "" {
+		d.loadServers(c.ServersFile, s.log)
+		s.watches.Go(func() { s.followServers(s.ctx, d, c.ServersFile) })
+	}
 	return s, nil
 }
 
