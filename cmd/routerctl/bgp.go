@@ -19,7 +19,7 @@ func (a *app) bgpCommand() *cobra.Command {
 		Use: "bgp", Short: "BGP of this host: sessions, routes, and why",
 		Example: "  routerctl bgp peers\n  routerctl bgp explain 10.9.0.0/16",
 	}
-	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
+	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpInjectCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
 		a.bgpTableCommand("routes [PREFIX]", "Show what this host originates and every path that was let in",
 			"Show every path that filters let in, and what this host originates. Of several\npaths of a prefix the best is marked *; the others say at which step they lost.",
 			"  routerctl bgp routes\n  routerctl bgp routes 10.0.0.0/8", apiv1.BGPTable_BGP_TABLE_BEST),
@@ -185,7 +185,9 @@ func bgpRow(r *apiv1.BGPRoute, now time.Time) []string {
 	}
 	peer := r.GetPeer()
 	if r.GetOwn() && peer == "" {
-		peer = "this host"
+		if peer = "this host"; r.GetOwner() != "" {
+			peer += " for " + r.GetOwner()
+		}
 	}
 	number := func(n uint32) string {
 		if n == 0 {

@@ -78,6 +78,44 @@ func (s *bgpSpeaker) Dump(req *apiv1.BGPDumpRequest, stream grpc.ServerStreaming
 	return nil
 }
 
+// Inject refuses an owner named nobody.
+func (s *bgpSpeaker) Inject(_ context.Context, req *apiv1.BGPInjectRequest) (*apiv1.BGPInjectResponse, error) {
+	if req.GetOwner() == "nobody" {
+		return nil, status.Error(codes.FailedPrecondition, "refused: prefix 192.168.7.0/24: inside the pool 192.168.0.0/16")
+	}
+	return &apiv1.BGPInjectResponse{}, nil
+}
+
+// Hold refuses an owner named nobody, and ends the stream of another as a daemon that ends for good.
+func (s *bgpSpeaker) Hold(stream grpc.BidiStreamingServer[apiv1.BGPHoldRequest, apiv1.BGPHoldResponse]) error {
+	req, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	r := &apiv1.BGPHoldResponse{}
+	if req.GetOwner() == "nobody" {
+		r.Error = "refused: prefix 192.168.7.0/24: inside the pool 192.168.0.0/16"
+	}
+	if err := stream.Send(r); err != nil {
+		return err
+	}
+	return status.Error(codes.FailedPrecondition, "BGP is not enabled on this host")
+}
+
+func (s *bgpSpeaker) Withdraw(_ context.Context, req *apiv1.BGPWithdrawRequest) (*apiv1.BGPWithdrawResponse, error) {
+	return &apiv1.BGPWithdrawResponse{Withdrawn: uint32(max(1, len(req.GetPrefixes())))}, nil
+}
+
+// Injected answers with the script's file injected.json.
+func (s *bgpSpeaker) Injected(context.Context, *apiv1.BGPInjectedRequest) (*apiv1.BGPInjectedResponse, error) {
+	r := &apiv1.BGPInjectedResponse{}
+	b, err := os.ReadFile(filepath.Join(s.dir, "injected.json"))
+	if err != nil {
+		return r, nil //nolint:nilerr // nothing is injected in most scripts
+	}
+	return r, protojson.Unmarshal(b, r)
+}
+
 // Isolated answers with the lines of the script's file isolated.txt.
 func (s *bgpSpeaker) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
 	for {

@@ -190,6 +190,9 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			BFD:       bfdCommand,
+			Inject: bgp.InjectOptions{
+				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
+			},
 			Handle: func(ctx context.Context, ch bgp.Changes) {
 				// The only error is that ctx has ended.
 				if err := d.core.Paths(ctx, pathUpdate(ch)); err != nil {

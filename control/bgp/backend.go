@@ -152,7 +152,7 @@ func enginePeer(c *Config, p Peer) engine.Peer {
 		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
 		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
 	}
-	if p.Passive {
+	if p.Passive && !p.Local {
 		out.Wait = passiveWait
 	}
 	for _, f := range p.carries() {
@@ -307,7 +307,10 @@ func (b *backend) reader() *reader {
 func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
 	r.read = r.read[:0]
 	for p := range paths {
-		if p.Peer.IsValid() {
+		switch {
+		case p.Peer.IsLoopback():
+			return nil // it is a program on this host that has it
+		case p.Peer.IsValid():
 			r.read = append(r.read, r.hop(p))
 		}
 	}
@@ -347,7 +350,7 @@ func nextHopOf(p *engine.Path, ibgp bool) netip.Addr { return onLink(p.NextHopAd
 
 // read makes j what the policies see of a path.
 func (j *judged) read(p *engine.Path, ibgp bool) {
-	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), leaving: p.Flags&attrs.GracefulShutdown != 0, attributes: p}
+	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), local: p.Peer.IsLoopback(), leaving: p.Flags&attrs.GracefulShutdown != 0, attributes: p}
 	j.ibgp = ibgp && !j.own
 }
 
@@ -378,11 +381,12 @@ func (b *backend) chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) erro
 	r := b.reader()
 	var at netip.Prefix
 	var hops []Hop
+	local := false
 	flush := func() {
-		if len(hops) > 0 {
+		if len(hops) > 0 && !local {
 			fn(at, hops)
 		}
-		hops = nil
+		hops, local = nil, false
 	}
 	err := b.Query(ctx, engine.Query{Table: engine.Best}, func(p *engine.Path) bool {
 		if p.Prefix != at {
@@ -390,7 +394,7 @@ func (b *backend) chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) erro
 			at = p.Prefix
 		}
 		if p.Peer.IsValid() && (p.Best || p.Multi) {
-			hops = append(hops, r.hop(p))
+			hops, local = append(hops, r.hop(p)), local || p.Peer.IsLoopback()
 		}
 		return true
 	})
@@ -434,6 +438,9 @@ func (r *reader) route(p *engine.Path) Route {
 	out.Hop = Hop{
 		Peer: from.Name, PeerAddr: p.Peer, IBGP: !out.Own && from.ibgp(r.policy.c.ASN), ASPath: p.PathText(), LocalPref: localPrefOf(p), MED: p.Summary.MED,
 		LongLived: p.Flags&attrs.LLGRStale != 0, Stale: p.Stale,
+	}
+	if out.Own {
+		out.Owner = r.policy.c.Injected[p.Prefix].Owner
 	}
 	out.NextHop = nextHopOf(p, out.IBGP)
 	if p.Flags&attrs.HasOriginator != 0 {

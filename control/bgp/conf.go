@@ -66,6 +66,9 @@ func (n newerConf) unused(name string) []string {
 
 // localPrefOf returns the LOCAL_PREF of what the node originates.
 func (c *Config) localPrefOf(p netip.Prefix) uint32 {
+	if i := c.Injected[p]; i.LocalPref != 0 && c.Drain == "" {
+		return i.LocalPref
+	}
 	if p.Addr().Is6() {
 		return cmp.Or(c.LocalPref6, LocalPref)
 	}

@@ -46,6 +46,13 @@ const (
 	PeerGlobal PeerType = "global"        // a BGPPeer for all nodes
 )
 
+// Injected is what a program on the host has it announce a prefix with.
+type Injected struct {
+	Owner     string
+	NextHop   netip.Addr // invalid: the node
+	LocalPref uint32     // 0: that of the node's own routes
+}
+
 // Peer is one session that the node should have. Peers are comparable.
 type Peer struct {
 	Name string // the node, or the BGPPeer resource
@@ -74,6 +81,7 @@ type Peer struct {
 	Problem string
 
 	Passive   bool       // wait for the peer to connect
+	Local     bool       // the peer is a program on this host: what it announces the node announces
 	Source    netip.Addr // address to connect from; invalid: the kernel chooses
 	PoolsOnly bool       // accept only prefixes inside pools: the peer is a node of the cluster
 
@@ -145,11 +153,12 @@ type Config struct {
 
 	Peers []Peer // those that run and those that cannot, in the order of status
 
-	Announce []netip.Prefix          // what the node originates, sorted
-	Tags     map[netip.Prefix]string // communities of what is in Announce, separated by spaces
-	Hidden   []netip.Prefix          // not announced, with everything inside, unless a filter accepts it
-	NextHop  netip.Addr              // of the IPv4 prefixes of Announce; invalid: there are none
-	NextHop6 netip.Addr              // of the IPv6 prefixes
+	Announce []netip.Prefix            // what the node originates, sorted
+	Tags     map[netip.Prefix]string   // communities of what is in Announce, separated by spaces
+	Injected map[netip.Prefix]Injected // of Announce, what others on the host have it announce
+	Hidden   []netip.Prefix            // not announced, with everything inside, unless a filter accepts it
+	NextHop  netip.Addr                // of the IPv4 prefixes of Announce; invalid: there are none
+	NextHop6 netip.Addr                // of the IPv6 prefixes
 
 	Drain store.Drain // how far the host is drained; empty: not at all
 
@@ -160,6 +169,10 @@ type Config struct {
 	Pools    []netip.Prefix // where nodes of the cluster may announce
 	Own      []netip.Prefix // refused, with everything inside
 	Borrowed []netip.Prefix `json:"Lent"` // single addresses inside Own that other nodes borrowed
+
+	// What others on the host may inject is judged by these beside Pools.
+	InjectAllow []netip.Prefix
+	NodesAt     map[netip.Addr][]string // names of the nodes that have an address
 
 	Filters map[string]Filter         // those that Peers name
 	Links   map[string][]netip.Prefix // subnets by device, for the filters that ask for an interface
@@ -222,6 +235,9 @@ func (c *Config) sameFilters(p Peer, d *Config, q Peer, export bool) bool {
 // nextHopOf returns the next hop of what the node originates. Where it has no
 // address of the family, each session gives its own.
 func (c *Config) nextHopOf(p netip.Prefix) netip.Addr {
+	if i := c.Injected[p]; i.NextHop.IsValid() {
+		return i.NextHop
+	}
 	hop, none := c.NextHop, netip.IPv4Unspecified()
 	if p.Addr().Is6() {
 		hop, none = c.NextHop6, netip.IPv6Unspecified()

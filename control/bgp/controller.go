@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/bgp/inject"
 	"github.com/routerd/routerd/control/cluster"
 )
 
@@ -51,6 +52,9 @@ type Options struct {
 	// watched; nil: no peer is.
 	BFD func() *exec.Cmd
 
+	// Inject bounds what other programs on the host may have it announce.
+	Inject InjectOptions
+
 	Restarting  bool          // as in [SpeakerOptions]
 	SyncTimeout time.Duration // as in [SpeakerOptions]
 }
@@ -77,12 +81,14 @@ type Status struct {
 // Controller joins the store with a [Speaker]. It keeps the last known good
 // configuration while the store is away or what it says makes no sense.
 type Controller struct {
-	opts    Options
-	log     *slog.Logger
-	speaker *Speaker
-	dirty   async.Signal
+	opts      Options
+	log       *slog.Logger
+	speaker   *Speaker
+	dirty     async.Signal
+	injecting async.Signal // what is injected has changed
 
 	watchers watchers
+	injected *inject.Table
 	bfd      *watchdog // nil: no peer is watched
 
 	secretDirs chan []string       // the directories to watch
@@ -107,13 +113,19 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
+		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
 		view: View{self: opts.Node},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
 		OnState: func(p Peer, state, info string) { c.watchers.session(p, state, info, time.Now()) },
 	})
+	var err error
+	c.injected, err = inject.New(inject.Options{MaxRoutes: opts.Inject.MaxRoutes, File: opts.Inject.File, Changed: c.takeInjected})
+	if err != nil {
+		c.log.Warn("routes that were injected before the restart are not announced until their owners come again", "error", err)
+	}
+	c.view.injection = injection{allow: opts.Inject.Allow, limit: opts.Inject.MaxRoutes, routes: c.injected.List()}
 	if opts.BFD != nil {
 		c.bfd = newWatchdog(opts.Log, opts.BFD, c.speaker.Unreachable)
 	}
@@ -137,6 +149,7 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g.Go(func() error { c.drive(gctx); return nil })
 	g.Go(func() error { return c.deliver(gctx) })
 	g.Go(func() error { c.followSecrets(gctx); return nil })
+	g.Go(func() error { c.expireInjected(gctx); return nil })
 	if c.bfd != nil {
 		g.Go(func() error { c.bfd.run(gctx); return nil })
 	}
@@ -144,6 +157,32 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	return errors.Join(err, c.speaker.Stop(stop, true))
+}
+
+// takeInjected brings the view to what is injected now.
+func (c *Controller) takeInjected() {
+	c.injecting.Set()
+	c.mu.Lock()
+	c.view.injection.routes = c.injected.List()
+	c.mu.Unlock()
+	c.poke()
+}
+
+// expireInjected has injected routes go when their owners do, until ctx ends.
+func (c *Controller) expireInjected(ctx context.Context) {
+	defer c.injected.Freeze()
+	for {
+		next := time.NewTimer(c.injected.Expire())
+		select {
+		case <-ctx.Done():
+		case <-c.injecting:
+		case <-next.C:
+		}
+		next.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
 }
 
 func (c *Controller) take(s cluster.Step) (changed bool) {

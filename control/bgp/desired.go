@@ -62,8 +62,9 @@ func Desired(v *View, node string) (Config, error) {
 func (d *derivation) routes(c *Config) {
 	c.Announce, c.Hidden = d.announce(c.Filters, c.Peers)
 	c.Tags = d.tags(c.Announce)
-	d.drain(c)
 	c.Pools, c.Own, c.Borrowed = d.importSets(c.Peers)
+	d.inject(c)
+	d.drain(c)
 }
 
 // derivation is what the parts of [Desired] share.
@@ -154,6 +155,11 @@ func (d *derivation) listenAddrs(peers []Peer) []netip.Addr {
 	}
 	out := d.self.addrs()
 	if mode != nil && *mode == v3.BindModeNodeIP {
+		for _, p := range peers {
+			if at := loopbackOf(p.Addr); p.Local && p.wanted() && !slices.Contains(out, at) {
+				out = append(out, at)
+			}
+		}
 		return out
 	}
 	for i, a := range out {

@@ -407,6 +407,13 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			ipamBlock(t, "192.168.4.0/29", "virtual:load-balancer", map[int]string{1: of("node1")}),
 			affinity(t, "node1", "192.168.5.0/29", "confirmed"),
 			ipamBlock(t, "192.168.5.0/29", "host:node3", nil)),
+		"local": with(
+			conf(t, "default", `{"bindMode":"NodeIP"}`),
+			peer(t, "lb", `{"peerIP":"127.0.0.2","asNumber":64600}`),
+			peer(t, "vpn", `{"peerIP":"127.0.0.3:1790","asNumber":64512}`),
+			labelled(t, peer(t, "few", `{"peerIP":"127.0.0.4","asNumber":64600}`), "", `"routerd.io/maxPrefixes":"5"`),
+			peer(t, "six", `{"peerIP":"::1","asNumber":64600}`),
+			peer(t, "reachable", `{"peerIP":"127.0.0.5","asNumber":64600,"reachableBy":"10.1.0.1"}`)),
 		"no-export": with(
 			ippool(t, "hidden", `{"cidr":"172.16.0.0/16","disableBGPExport":true}`),
 			affinity(t, "node1", "172.16.1.0/26", "confirmed"), affinity(t, "node1", "192.168.1.0/26", "confirmed"),
@@ -419,7 +426,9 @@ func TestDesired(t *testing.T) {
 	for name, events := range scenarios(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c, err := Desired(view(t, events...), "node1")
+			v := view(t, events...)
+			v.injection.limit = 1000
+			c, err := Desired(v, "node1")
 			if err != nil {
 				t.Fatal(err)
 			}

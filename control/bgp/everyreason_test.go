@@ -269,6 +269,13 @@ func shownBy() map[string][]string {
 			"neighbour %s of device %s has the address of the one of BGPPeer %s, and there is a spec.password: give the two neighbours different addresses, or leave the passwords out",
 		},
 
+		"TestRefusesInjection": {
+			"the default route: only bgp.inject.allow that names exactly it lets it in", "outside bgp.inject.allow", "the address of node ",
+			"inside the pool %s, whose addresses IPAM gives to hosts: only bgp.inject.allow that names a part of the pool lets it in",
+			"spec.peerIP %s: programs on this host may not inject routes (bgp.inject.maxRoutes is 0)",
+		},
+		"TestLocalPeer": {"; it may not be injected"},
+
 		// What is configured.
 		"TestDesired": {
 			"spec.node and spec.nodeSelector exclude each other: keep one",
@@ -294,6 +301,7 @@ func shownBy() map[string][]string {
 			"spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s",
 			"spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device",
 			"spec.reachableBy %q: want the address of a gateway of the peer's family",
+			"spec.reachableBy %q: the peer is on this host: leave it out",
 			"spec.sourceAddress %q: want UseNodeIP or None",
 			"spec.ttlSecurity is 0: want the number of hops to the peer, from 1 to 255; leave it out to turn the check off",
 			"this node's spec.bgp.routeReflectorClusterID is %q: want an identifier in the form of an IPv4 address, such as 244.0.0.1",

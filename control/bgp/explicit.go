@@ -202,6 +202,7 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 		p.Source = netip.Addr{} // the device's own
 	}
 	d.asNode(&p, s)
+	d.asLocal(&p)
 	p.Problem = d.problem(p, s)
 	return one(p)
 }
@@ -306,6 +307,10 @@ func (d *derivation) problem(p Peer, s peerSpec) string {
 		return fmt.Sprintf("spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.Addr, addressField(p.Addr))
 	case p.Interface == "" && (p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6()):
 		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device", p.Addr, store.AnnotationPeerInterface)
+	case p.Local && d.v.injection.limit == 0:
+		return fmt.Sprintf("spec.peerIP %s: programs on this host may not inject routes (bgp.inject.maxRoutes is 0)", p.Addr)
+	case p.Local && s.ReachableBy != "":
+		return fmt.Sprintf("spec.reachableBy %q: the peer is on this host: leave it out", s.ReachableBy)
 	case p.Addr.IsUnspecified() || p.Addr.IsMulticast():
 		return fmt.Sprintf("spec.peerIP %s: not the address of a host", p.Addr)
 	case s.LocalASNumber != nil && *s.LocalASNumber == 0:

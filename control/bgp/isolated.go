@@ -18,7 +18,8 @@ import (
 // sessions do not depend on them.
 func (v *View) clone() *View {
 	out := &View{
-		nodes: maps.Clone(v.nodes), peers: maps.Clone(v.peers), confs: maps.Clone(v.confs), filters: maps.Clone(v.filters),
+		injection: v.injection,
+		nodes:     maps.Clone(v.nodes), peers: maps.Clone(v.peers), confs: maps.Clone(v.confs), filters: maps.Clone(v.filters),
 		synced: v.synced, idx: v.idx,
 	}
 	out.pools, out.affinities = map[string]pool{}, map[string]map[netip.Prefix]bool{}

@@ -20,6 +20,7 @@ type judged struct {
 	nextHop    netip.Addr // with the device where it means something on one link only
 	localPref  uint32     // 0: it has none
 	own        bool       // originated here
+	local      bool       // a program on this host announces it
 	ibgp       bool       // learned from an iBGP peer
 	leaving    bool       // it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)
 	originator netip.Addr // ORIGINATOR_ID; invalid: it has none
@@ -41,6 +42,7 @@ type verdict struct {
 	why    why
 	rule   *rule      // that decided; nil: none did
 	hop    netip.Addr // that is the reason
+	text   string     // likewise
 }
 
 // why is the reason of a verdict.
@@ -59,6 +61,7 @@ const (
 	whyReflected
 	whyLearned
 	whyDrained
+	whyInjected
 )
 
 // reason puts a verdict in the operator's words.
@@ -66,6 +69,8 @@ func (v verdict) reason() string {
 	switch v.why {
 	case whyRule:
 		return v.rule.String()
+	case whyInjected:
+		return v.text
 	case whyNextHop:
 		return fmt.Sprintf("its next hop, %s, is no other host's address", v.hop)
 	}
@@ -305,6 +310,10 @@ func (p *policy) importsOf(peer Peer) func(*judged) verdict {
 		switch {
 		case p.martians.LookupPrefix(r.prefix):
 			return verdict{why: whyMartian}
+		case peer.Local:
+			if why := p.c.refusesInjection(r.prefix); why != "" {
+				return verdict{why: whyInjected, text: why + "; it may not be injected"}
+			}
 		case !p.c.usable(r.nextHop):
 			return verdict{why: whyNextHop, hop: r.nextHop}
 		case peer.PoolsOnly && p.borrowed.LookupPrefix(r.prefix):
@@ -317,15 +326,24 @@ func (p *policy) importsOf(peer Peer) func(*judged) verdict {
 		if d := decide(rules[familyOf(r.prefix.Addr())], r); d != nil {
 			return verdict{accept: d.Accept, edit: d.edit, why: whyRule, rule: d}
 		}
-		if r.prefix.Bits() == 0 {
+		if r.prefix.Bits() == 0 && !peer.Local {
 			return verdict{why: whyDefault}
 		}
 		return verdict{accept: true}
 	}
+	asOwn := derived{}
 	return func(r *judged) verdict {
 		v := decided(r)
 		if v.accept && r.leaving && !r.ibgp {
 			v.edit = last.edit(v.edit, func(e *attrs.Edit) { e.LocalPref = new(uint32) }) // RFC 8326 section 4.2
+		}
+		if v.accept && peer.Local {
+			pref := p.c.localPrefOf(r.prefix)
+			v.edit = asOwn.edit(v.edit, func(e *attrs.Edit) {
+				if e.LocalPref == nil { // no filter has set it
+					e.LocalPref = &pref
+				}
+			})
 		}
 		return v
 	}
@@ -363,7 +381,7 @@ func (p *policy) exportsOf(peer Peer) func(*judged) verdict {
 			switch {
 			case p.hidden.LookupPrefix(r.prefix):
 				v.why = whyHidden
-			case r.own:
+			case r.own, r.local:
 				v = verdict{accept: true}
 			case peer.Reflect && ibgp && r.ibgp && p.pools.LookupPrefix(r.prefix):
 				v = verdict{accept: true, why: whyReflected}
@@ -432,7 +450,7 @@ func newNextHops(p Peer, rules [wire.Families][]rule) *nextHops {
 
 func (n *nextHops) edit(r *judged, e *attrs.Edit) *attrs.Edit {
 	mode := n.mode
-	if r.own && n.own[familyOf(r.prefix.Addr())] {
+	if r.local || r.own && n.own[familyOf(r.prefix.Addr())] {
 		mode = attrs.NextHopSelf
 	}
 	if mode == attrs.NextHopAuto {

@@ -45,6 +45,7 @@ type Route struct {
 	Prefix netip.Prefix
 	Hop
 	Own         bool   // originated here
+	Owner       string // of what was injected; empty: the node itself
 	Origin      string // IGP, EGP, incomplete
 	Communities []string
 	State       string
@@ -128,7 +129,7 @@ func (p *policy) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
 
 func (r Route) judged() *judged {
 	return &judged{
-		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, ibgp: r.IBGP, leaving: r.leaving, originator: r.originator, attributes: r,
+		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, local: r.PeerAddr.IsLoopback(), ibgp: r.IBGP, leaving: r.leaving, originator: r.originator, attributes: r,
 	}
 }
 

@@ -40,6 +40,8 @@ type View struct {
 	synced     bool                           // the datastore's state is complete in it
 	fromDisk   bool                           // what the disk has of it is
 
+	injection injection // what others on the host may and do have it announce
+
 	self     string // Apply reports of blocks and affinities only what concerns this node; empty: all
 	revision uint64 // counts the changes of nodes, peers, confs and filters
 	idx      *index // nil: to be made

@@ -162,6 +162,26 @@ type BGP struct {
 	// SecretDir is where the passwords are that BGPPeers and the mesh refer to:
 	// a file NAME/KEY for each.
 	SecretDir string `mapstructure:"secretDir"`
+	Inject    Inject `mapstructure:"inject"`
+}
+
+// Inject bounds which routes other programs on the host have it advertise.
+type Inject struct {
+	// Allow lists prefixes inside which they may; empty: whatever is no pool's, no node's and not the default route.
+	Allow []string `mapstructure:"allow"`
+	// MaxRoutes is how many an owner may have; 0: nobody may.
+	MaxRoutes int `mapstructure:"maxRoutes"`
+}
+
+// Prefixes is Allow; [Config.Validate] has parsed it.
+func (i Inject) Prefixes() []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range i.Allow {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // Policy configures what judges packets. All else about it is in the store.
@@ -250,7 +270,7 @@ func Default() Config {
 			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
 		},
-		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets"},
+		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets", Inject: Inject{Allow: []string{}, MaxRoutes: 1000}},
 		Policy:    Policy{Enabled: true, LogRate: 20},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
 		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute},
@@ -269,6 +289,9 @@ const (
 	TunnelAddressAuto = "auto"
 	TunnelAddressNone = "none"
 )
+
+// maxInjected bounds the routes of an owner: all of an owner's are judged and kept at once.
+const maxInjected = 10_000
 
 // Load reads the configuration. An empty path means [DefaultFile] if it
 // exists. The result is valid.
@@ -365,6 +388,14 @@ func (c Config) Validate() error {
 	}
 	if n := c.Policy.MaxConnectionsPerWorkload; n < 0 || n > maxConnections {
 		bad("policy.maxConnectionsPerWorkload", n, fmt.Sprintf("want 0 to %d; 0: any number", maxConnections))
+	}
+	if n := c.BGP.Inject.MaxRoutes; n < 0 || n > maxInjected {
+		bad("bgp.inject.maxRoutes", n, fmt.Sprintf("want 0 to %d; 0: nobody may inject routes", maxInjected))
+	}
+	for _, s := range c.BGP.Inject.Allow {
+		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {
+			bad("bgp.inject.allow", s, "want prefixes without bits beyond their length, such as 203.0.113.0/24")
+		}
 	}
 	if c.Policy.LogRate < 1 || c.Policy.LogRate > maxLogRate {
 		bad("policy.logRate", c.Policy.LogRate, fmt.Sprintf("want 1 to %d packets a second", maxLogRate))

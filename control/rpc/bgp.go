@@ -26,6 +26,7 @@ type BGP interface {
 	Watch(ctx context.Context, yield func(bgp.Event) error) error
 	Dump(ctx context.Context, received bool, write func([]byte) error) error
 	Isolated(ctx context.Context, changes []store.Event) ([]string, error)
+	Injector
 }
 
 // NewBGPServer returns the service; with a nil b, on a host without BGP, every
@@ -219,7 +220,7 @@ func bgpError(err error) error {
 func bgpRoute(r bgp.Route) *apiv1.BGPRoute {
 	out := &apiv1.BGPRoute{
 		Prefix: r.Prefix.String(), Peer: r.Peer, AsPath: r.ASPath, Origin: r.Origin, LocalPref: r.LocalPref, Med: r.MED,
-		Communities: r.Communities, Stale: r.Stale, Own: r.Own, State: r.State, Reason: r.Reason,
+		Communities: r.Communities, Stale: r.Stale, Own: r.Own, Owner: r.Owner, State: r.State, Reason: r.Reason,
 	}
 	if r.NextHop.IsValid() {
 		out.NextHop = r.NextHop.String()

@@ -23,6 +23,7 @@ import (
 
 // table is a BGP of so many routes.
 type table struct {
+	Injector
 	n    int
 	last bgp.Query
 }

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/bgp/inject"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
@@ -63,6 +65,10 @@ func codeOf(err error) codes.Code {
 		{ipam.ErrUnknownPool, codes.InvalidArgument},
 		{ipam.ErrOutsidePools, codes.InvalidArgument},
 		{store.ErrInvalid, codes.InvalidArgument},
+		{inject.ErrInvalid, codes.InvalidArgument},
+		{inject.ErrLimit, codes.ResourceExhausted},
+		{inject.ErrTaken, codes.AlreadyExists},
+		{bgp.ErrRefused, codes.FailedPrecondition},
 		{attach.ErrUnknown, codes.NotFound},
 		{workload.ErrNoNamespace, codes.FailedPrecondition},
 		{workload.ErrDiffers, codes.FailedPrecondition},

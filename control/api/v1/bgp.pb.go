@@ -9,6 +9,7 @@ package apiv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -235,6 +236,7 @@ type BGPRoute struct {
 	State         string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`  // "best", "lost", "accepted", "filtered", "advertised", "withheld"
 	Reason        string                 `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=since,proto3" json:"since,omitempty"`
+	Owner         string                 `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"` // of what another program on this host injected
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -367,6 +369,538 @@ func (x *BGPRoute) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *BGPRoute) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+type BGPInjectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"` // a name of the caller's choice; a prefix has one owner
+	Ttl           *durationpb.Duration   `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`     // 1s to 24h, after which the routes go unless they are injected again
+	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`    // a process on this host with which they go; 0: none
+	Routes        []*BGPInjectedRoute    `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"`
+	All           bool                   `protobuf:"varint,5,opt,name=all,proto3" json:"all,omitempty"` // the owner injects no other routes than these
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPInjectRequest) Reset() {
+	*x = BGPInjectRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPInjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPInjectRequest) ProtoMessage() {}
+
+func (x *BGPInjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPInjectRequest.ProtoReflect.Descriptor instead.
+func (*BGPInjectRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *BGPInjectRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *BGPInjectRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *BGPInjectRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *BGPInjectRequest) GetRoutes() []*BGPInjectedRoute {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *BGPInjectRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+type BGPInjectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPInjectResponse) Reset() {
+	*x = BGPInjectResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPInjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPInjectResponse) ProtoMessage() {}
+
+func (x *BGPInjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPInjectResponse.ProtoReflect.Descriptor instead.
+func (*BGPInjectResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{5}
+}
+
+type BGPHoldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"` // of the first request
+	Grace         *durationpb.Duration   `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"` // of the first request: for how long the routes stay after the stream has ended
+	Routes        []*BGPInjectedRoute    `protobuf:"bytes,3,rep,name=routes,proto3" json:"routes,omitempty"`
+	All           bool                   `protobuf:"varint,4,opt,name=all,proto3" json:"all,omitempty"`          // the owner injects no other routes than these
+	Withdraw      []string               `protobuf:"bytes,5,rep,name=withdraw,proto3" json:"withdraw,omitempty"` // prefixes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPHoldRequest) Reset() {
+	*x = BGPHoldRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPHoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPHoldRequest) ProtoMessage() {}
+
+func (x *BGPHoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPHoldRequest.ProtoReflect.Descriptor instead.
+func (*BGPHoldRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BGPHoldRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *BGPHoldRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+func (x *BGPHoldRequest) GetRoutes() []*BGPInjectedRoute {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *BGPHoldRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *BGPHoldRequest) GetWithdraw() []string {
+	if x != nil {
+		return x.Withdraw
+	}
+	return nil
+}
+
+type BGPHoldResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Error         string                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"` // why nothing of the request was done; empty: all was
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPHoldResponse) Reset() {
+	*x = BGPHoldResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPHoldResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPHoldResponse) ProtoMessage() {}
+
+func (x *BGPHoldResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPHoldResponse.ProtoReflect.Descriptor instead.
+func (*BGPHoldResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BGPHoldResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type BGPWithdrawRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Prefixes      []string               `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"` // none: all of the owner
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPWithdrawRequest) Reset() {
+	*x = BGPWithdrawRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPWithdrawRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPWithdrawRequest) ProtoMessage() {}
+
+func (x *BGPWithdrawRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPWithdrawRequest.ProtoReflect.Descriptor instead.
+func (*BGPWithdrawRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *BGPWithdrawRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *BGPWithdrawRequest) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+type BGPWithdrawResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Withdrawn     uint32                 `protobuf:"varint,1,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPWithdrawResponse) Reset() {
+	*x = BGPWithdrawResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPWithdrawResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPWithdrawResponse) ProtoMessage() {}
+
+func (x *BGPWithdrawResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPWithdrawResponse.ProtoReflect.Descriptor instead.
+func (*BGPWithdrawResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *BGPWithdrawResponse) GetWithdrawn() uint32 {
+	if x != nil {
+		return x.Withdrawn
+	}
+	return 0
+}
+
+type BGPInjectedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"` // empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPInjectedRequest) Reset() {
+	*x = BGPInjectedRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPInjectedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPInjectedRequest) ProtoMessage() {}
+
+func (x *BGPInjectedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPInjectedRequest.ProtoReflect.Descriptor instead.
+func (*BGPInjectedRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *BGPInjectedRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+type BGPInjectedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Routes        []*BGPInjectedRoute    `protobuf:"bytes,1,rep,name=routes,proto3" json:"routes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPInjectedResponse) Reset() {
+	*x = BGPInjectedResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPInjectedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPInjectedResponse) ProtoMessage() {}
+
+func (x *BGPInjectedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPInjectedResponse.ProtoReflect.Descriptor instead.
+func (*BGPInjectedResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *BGPInjectedResponse) GetRoutes() []*BGPInjectedRoute {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+type BGPInjectedRoute struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Prefix      string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	NextHop     string                 `protobuf:"bytes,2,opt,name=next_hop,json=nextHop,proto3" json:"next_hop,omitempty"`        // empty: this host
+	LocalPref   uint32                 `protobuf:"varint,3,opt,name=local_pref,json=localPref,proto3" json:"local_pref,omitempty"` // 0: that of this host's own routes
+	Communities []string               `protobuf:"bytes,4,rep,name=communities,proto3" json:"communities,omitempty"`
+	// Only in answers.
+	Owner         string               `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	Stream        bool                 `protobuf:"varint,6,opt,name=stream,proto3" json:"stream,omitempty"` // its owner's stream is open
+	Pid           uint32               `protobuf:"varint,7,opt,name=pid,proto3" json:"pid,omitempty"`
+	Ttl           *durationpb.Duration `protobuf:"bytes,8,opt,name=ttl,proto3" json:"ttl,omitempty"`         // that is left
+	Refused       string               `protobuf:"bytes,9,opt,name=refused,proto3" json:"refused,omitempty"` // why it is not advertised
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPInjectedRoute) Reset() {
+	*x = BGPInjectedRoute{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPInjectedRoute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPInjectedRoute) ProtoMessage() {}
+
+func (x *BGPInjectedRoute) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPInjectedRoute.ProtoReflect.Descriptor instead.
+func (*BGPInjectedRoute) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *BGPInjectedRoute) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *BGPInjectedRoute) GetNextHop() string {
+	if x != nil {
+		return x.NextHop
+	}
+	return ""
+}
+
+func (x *BGPInjectedRoute) GetLocalPref() uint32 {
+	if x != nil {
+		return x.LocalPref
+	}
+	return 0
+}
+
+func (x *BGPInjectedRoute) GetCommunities() []string {
+	if x != nil {
+		return x.Communities
+	}
+	return nil
+}
+
+func (x *BGPInjectedRoute) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *BGPInjectedRoute) GetStream() bool {
+	if x != nil {
+		return x.Stream
+	}
+	return false
+}
+
+func (x *BGPInjectedRoute) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *BGPInjectedRoute) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *BGPInjectedRoute) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
 type BGPWatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -375,7 +909,7 @@ type BGPWatchRequest struct {
 
 func (x *BGPWatchRequest) Reset() {
 	*x = BGPWatchRequest{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[4]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +921,7 @@ func (x *BGPWatchRequest) String() string {
 func (*BGPWatchRequest) ProtoMessage() {}
 
 func (x *BGPWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[4]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +934,7 @@ func (x *BGPWatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPWatchRequest.ProtoReflect.Descriptor instead.
 func (*BGPWatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{4}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{13}
 }
 
 type BGPEvent struct {
@@ -415,7 +949,7 @@ type BGPEvent struct {
 
 func (x *BGPEvent) Reset() {
 	*x = BGPEvent{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[5]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +961,7 @@ func (x *BGPEvent) String() string {
 func (*BGPEvent) ProtoMessage() {}
 
 func (x *BGPEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[5]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +974,7 @@ func (x *BGPEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPEvent.ProtoReflect.Descriptor instead.
 func (*BGPEvent) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{5}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BGPEvent) GetTime() *timestamppb.Timestamp {
@@ -480,7 +1014,7 @@ type BGPDumpRequest struct {
 
 func (x *BGPDumpRequest) Reset() {
 	*x = BGPDumpRequest{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +1026,7 @@ func (x *BGPDumpRequest) String() string {
 func (*BGPDumpRequest) ProtoMessage() {}
 
 func (x *BGPDumpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[6]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +1039,7 @@ func (x *BGPDumpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPDumpRequest.ProtoReflect.Descriptor instead.
 func (*BGPDumpRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{6}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BGPDumpRequest) GetTable() BGPTable {
@@ -524,7 +1058,7 @@ type BGPDumpResponse struct {
 
 func (x *BGPDumpResponse) Reset() {
 	*x = BGPDumpResponse{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +1070,7 @@ func (x *BGPDumpResponse) String() string {
 func (*BGPDumpResponse) ProtoMessage() {}
 
 func (x *BGPDumpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[7]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +1083,7 @@ func (x *BGPDumpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPDumpResponse.ProtoReflect.Descriptor instead.
 func (*BGPDumpResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{7}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BGPDumpResponse) GetData() []byte {
@@ -568,7 +1102,7 @@ type BGPIsolatedRequest struct {
 
 func (x *BGPIsolatedRequest) Reset() {
 	*x = BGPIsolatedRequest{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +1114,7 @@ func (x *BGPIsolatedRequest) String() string {
 func (*BGPIsolatedRequest) ProtoMessage() {}
 
 func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[8]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +1127,7 @@ func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPIsolatedRequest.ProtoReflect.Descriptor instead.
 func (*BGPIsolatedRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{8}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BGPIsolatedRequest) GetChanges() []*BGPChange {
@@ -614,7 +1148,7 @@ type BGPChange struct {
 
 func (x *BGPChange) Reset() {
 	*x = BGPChange{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[9]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +1160,7 @@ func (x *BGPChange) String() string {
 func (*BGPChange) ProtoMessage() {}
 
 func (x *BGPChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[9]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +1173,7 @@ func (x *BGPChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPChange.ProtoReflect.Descriptor instead.
 func (*BGPChange) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{9}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BGPChange) GetKey() string {
@@ -665,7 +1199,7 @@ type BGPIsolatedResponse struct {
 
 func (x *BGPIsolatedResponse) Reset() {
 	*x = BGPIsolatedResponse{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[10]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +1211,7 @@ func (x *BGPIsolatedResponse) String() string {
 func (*BGPIsolatedResponse) ProtoMessage() {}
 
 func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[10]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +1224,7 @@ func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPIsolatedResponse.ProtoReflect.Descriptor instead.
 func (*BGPIsolatedResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BGPIsolatedResponse) GetNodes() []string {
@@ -705,7 +1239,7 @@ var File_control_api_v1_bgp_proto protoreflect.FileDescriptor
 const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\n" +
 	"\x18control/api/v1/bgp.proto\x12\n" +
-	"routerd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"j\n" +
+	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"j\n" +
 	"\x10BGPRoutesRequest\x12*\n" +
 	"\x05table\x18\x01 \x01(\x0e2\x14.routerd.v1.BGPTableR\x05table\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x16\n" +
@@ -713,7 +1247,7 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x11BGPExplainRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"A\n" +
 	"\x11BGPRoutesResponse\x12,\n" +
-	"\x06routes\x18\x01 \x03(\v2\x14.routerd.v1.BGPRouteR\x06routes\"\x80\x03\n" +
+	"\x06routes\x18\x01 \x03(\v2\x14.routerd.v1.BGPRouteR\x06routes\"\x96\x03\n" +
 	"\bBGPRoute\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x19\n" +
 	"\bnext_hop\x18\x02 \x01(\tR\anextHop\x12\x12\n" +
@@ -730,7 +1264,43 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x03own\x18\v \x01(\bR\x03own\x12\x14\n" +
 	"\x05state\x18\f \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x11\n" +
+	"\x05since\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05owner\x18\x0f \x01(\tR\x05owner\"\xaf\x01\n" +
+	"\x10BGPInjectRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12+\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x124\n" +
+	"\x06routes\x18\x04 \x03(\v2\x1c.routerd.v1.BGPInjectedRouteR\x06routes\x12\x10\n" +
+	"\x03all\x18\x05 \x01(\bR\x03all\"\x13\n" +
+	"\x11BGPInjectResponse\"\xbb\x01\n" +
+	"\x0eBGPHoldRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12/\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x124\n" +
+	"\x06routes\x18\x03 \x03(\v2\x1c.routerd.v1.BGPInjectedRouteR\x06routes\x12\x10\n" +
+	"\x03all\x18\x04 \x01(\bR\x03all\x12\x1a\n" +
+	"\bwithdraw\x18\x05 \x03(\tR\bwithdraw\"'\n" +
+	"\x0fBGPHoldResponse\x12\x14\n" +
+	"\x05error\x18\x01 \x01(\tR\x05error\"F\n" +
+	"\x12BGPWithdrawRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x1a\n" +
+	"\bprefixes\x18\x02 \x03(\tR\bprefixes\"3\n" +
+	"\x13BGPWithdrawResponse\x12\x1c\n" +
+	"\twithdrawn\x18\x01 \x01(\rR\twithdrawn\"*\n" +
+	"\x12BGPInjectedRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\"K\n" +
+	"\x13BGPInjectedResponse\x124\n" +
+	"\x06routes\x18\x01 \x03(\v2\x1c.routerd.v1.BGPInjectedRouteR\x06routes\"\x8d\x02\n" +
+	"\x10BGPInjectedRoute\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x19\n" +
+	"\bnext_hop\x18\x02 \x01(\tR\anextHop\x12\x1d\n" +
+	"\n" +
+	"local_pref\x18\x03 \x01(\rR\tlocalPref\x12 \n" +
+	"\vcommunities\x18\x04 \x03(\tR\vcommunities\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\x12\x16\n" +
+	"\x06stream\x18\x06 \x01(\bR\x06stream\x12\x10\n" +
+	"\x03pid\x18\a \x01(\rR\x03pid\x12+\n" +
+	"\x03ttl\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x18\n" +
+	"\arefused\x18\t \x01(\tR\arefused\"\x11\n" +
 	"\x0fBGPWatchRequest\"\x80\x01\n" +
 	"\bBGPEvent\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -751,12 +1321,16 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\xe7\x02\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\x8d\x05\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
 	"\x05Watch\x12\x1b.routerd.v1.BGPWatchRequest\x1a\x14.routerd.v1.BGPEvent0\x01\x12A\n" +
-	"\x04Dump\x12\x1a.routerd.v1.BGPDumpRequest\x1a\x1b.routerd.v1.BGPDumpResponse0\x01\x12M\n" +
+	"\x04Dump\x12\x1a.routerd.v1.BGPDumpRequest\x1a\x1b.routerd.v1.BGPDumpResponse0\x01\x12E\n" +
+	"\x06Inject\x12\x1c.routerd.v1.BGPInjectRequest\x1a\x1d.routerd.v1.BGPInjectResponse\x12C\n" +
+	"\x04Hold\x12\x1a.routerd.v1.BGPHoldRequest\x1a\x1b.routerd.v1.BGPHoldResponse(\x010\x01\x12K\n" +
+	"\bWithdraw\x12\x1e.routerd.v1.BGPWithdrawRequest\x1a\x1f.routerd.v1.BGPWithdrawResponse\x12K\n" +
+	"\bInjected\x12\x1e.routerd.v1.BGPInjectedRequest\x1a\x1f.routerd.v1.BGPInjectedResponse\x12M\n" +
 	"\bIsolated\x12\x1e.routerd.v1.BGPIsolatedRequest\x1a\x1f.routerd.v1.BGPIsolatedResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
@@ -772,44 +1346,68 @@ func file_control_api_v1_bgp_proto_rawDescGZIP() []byte {
 }
 
 var file_control_api_v1_bgp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_control_api_v1_bgp_proto_goTypes = []any{
 	(BGPTable)(0),                 // 0: routerd.v1.BGPTable
 	(*BGPRoutesRequest)(nil),      // 1: routerd.v1.BGPRoutesRequest
 	(*BGPExplainRequest)(nil),     // 2: routerd.v1.BGPExplainRequest
 	(*BGPRoutesResponse)(nil),     // 3: routerd.v1.BGPRoutesResponse
 	(*BGPRoute)(nil),              // 4: routerd.v1.BGPRoute
-	(*BGPWatchRequest)(nil),       // 5: routerd.v1.BGPWatchRequest
-	(*BGPEvent)(nil),              // 6: routerd.v1.BGPEvent
-	(*BGPDumpRequest)(nil),        // 7: routerd.v1.BGPDumpRequest
-	(*BGPDumpResponse)(nil),       // 8: routerd.v1.BGPDumpResponse
-	(*BGPIsolatedRequest)(nil),    // 9: routerd.v1.BGPIsolatedRequest
-	(*BGPChange)(nil),             // 10: routerd.v1.BGPChange
-	(*BGPIsolatedResponse)(nil),   // 11: routerd.v1.BGPIsolatedResponse
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*BGPInjectRequest)(nil),      // 5: routerd.v1.BGPInjectRequest
+	(*BGPInjectResponse)(nil),     // 6: routerd.v1.BGPInjectResponse
+	(*BGPHoldRequest)(nil),        // 7: routerd.v1.BGPHoldRequest
+	(*BGPHoldResponse)(nil),       // 8: routerd.v1.BGPHoldResponse
+	(*BGPWithdrawRequest)(nil),    // 9: routerd.v1.BGPWithdrawRequest
+	(*BGPWithdrawResponse)(nil),   // 10: routerd.v1.BGPWithdrawResponse
+	(*BGPInjectedRequest)(nil),    // 11: routerd.v1.BGPInjectedRequest
+	(*BGPInjectedResponse)(nil),   // 12: routerd.v1.BGPInjectedResponse
+	(*BGPInjectedRoute)(nil),      // 13: routerd.v1.BGPInjectedRoute
+	(*BGPWatchRequest)(nil),       // 14: routerd.v1.BGPWatchRequest
+	(*BGPEvent)(nil),              // 15: routerd.v1.BGPEvent
+	(*BGPDumpRequest)(nil),        // 16: routerd.v1.BGPDumpRequest
+	(*BGPDumpResponse)(nil),       // 17: routerd.v1.BGPDumpResponse
+	(*BGPIsolatedRequest)(nil),    // 18: routerd.v1.BGPIsolatedRequest
+	(*BGPChange)(nil),             // 19: routerd.v1.BGPChange
+	(*BGPIsolatedResponse)(nil),   // 20: routerd.v1.BGPIsolatedResponse
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
 }
 var file_control_api_v1_bgp_proto_depIdxs = []int32{
 	0,  // 0: routerd.v1.BGPRoutesRequest.table:type_name -> routerd.v1.BGPTable
 	4,  // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
-	12, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
-	12, // 3: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
-	0,  // 4: routerd.v1.BGPDumpRequest.table:type_name -> routerd.v1.BGPTable
-	10, // 5: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
-	1,  // 6: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
-	2,  // 7: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
-	5,  // 8: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
-	7,  // 9: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
-	9,  // 10: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
-	3,  // 11: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
-	3,  // 12: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
-	6,  // 13: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
-	8,  // 14: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
-	11, // 15: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
-	11, // [11:16] is the sub-list for method output_type
-	6,  // [6:11] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	21, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
+	22, // 3: routerd.v1.BGPInjectRequest.ttl:type_name -> google.protobuf.Duration
+	13, // 4: routerd.v1.BGPInjectRequest.routes:type_name -> routerd.v1.BGPInjectedRoute
+	22, // 5: routerd.v1.BGPHoldRequest.grace:type_name -> google.protobuf.Duration
+	13, // 6: routerd.v1.BGPHoldRequest.routes:type_name -> routerd.v1.BGPInjectedRoute
+	13, // 7: routerd.v1.BGPInjectedResponse.routes:type_name -> routerd.v1.BGPInjectedRoute
+	22, // 8: routerd.v1.BGPInjectedRoute.ttl:type_name -> google.protobuf.Duration
+	21, // 9: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
+	0,  // 10: routerd.v1.BGPDumpRequest.table:type_name -> routerd.v1.BGPTable
+	19, // 11: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
+	1,  // 12: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
+	2,  // 13: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
+	14, // 14: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
+	16, // 15: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
+	5,  // 16: routerd.v1.BGP.Inject:input_type -> routerd.v1.BGPInjectRequest
+	7,  // 17: routerd.v1.BGP.Hold:input_type -> routerd.v1.BGPHoldRequest
+	9,  // 18: routerd.v1.BGP.Withdraw:input_type -> routerd.v1.BGPWithdrawRequest
+	11, // 19: routerd.v1.BGP.Injected:input_type -> routerd.v1.BGPInjectedRequest
+	18, // 20: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
+	3,  // 21: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
+	3,  // 22: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
+	15, // 23: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
+	17, // 24: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
+	6,  // 25: routerd.v1.BGP.Inject:output_type -> routerd.v1.BGPInjectResponse
+	8,  // 26: routerd.v1.BGP.Hold:output_type -> routerd.v1.BGPHoldResponse
+	10, // 27: routerd.v1.BGP.Withdraw:output_type -> routerd.v1.BGPWithdrawResponse
+	12, // 28: routerd.v1.BGP.Injected:output_type -> routerd.v1.BGPInjectedResponse
+	20, // 29: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
+	21, // [21:30] is the sub-list for method output_type
+	12, // [12:21] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_bgp_proto_init() }
@@ -823,7 +1421,7 @@ func file_control_api_v1_bgp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_bgp_proto_rawDesc), len(file_control_api_v1_bgp_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,10 @@ const (
 	BGP_Explain_FullMethodName  = "/routerd.v1.BGP/Explain"
 	BGP_Watch_FullMethodName    = "/routerd.v1.BGP/Watch"
 	BGP_Dump_FullMethodName     = "/routerd.v1.BGP/Dump"
+	BGP_Inject_FullMethodName   = "/routerd.v1.BGP/Inject"
+	BGP_Hold_FullMethodName     = "/routerd.v1.BGP/Hold"
+	BGP_Withdraw_FullMethodName = "/routerd.v1.BGP/Withdraw"
+	BGP_Injected_FullMethodName = "/routerd.v1.BGP/Injected"
 	BGP_Isolated_FullMethodName = "/routerd.v1.BGP/Isolated"
 )
 
@@ -41,6 +45,16 @@ type BGPClient interface {
 	Watch(ctx context.Context, in *BGPWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPEvent], error)
 	// Dump sends a table in MRT's format TABLE_DUMP_V2 (RFC 6396), in parts.
 	Dump(ctx context.Context, in *BGPDumpRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BGPDumpResponse], error)
+	// Inject has this host advertise routes of another program on it, in place of what their owner said of these prefixes
+	// before. They go when ttl is over or the process ends. All is done or nothing.
+	Inject(ctx context.Context, in *BGPInjectRequest, opts ...grpc.CallOption) (*BGPInjectResponse, error)
+	// Hold is Inject for as long as the stream is open. Each request has one answer. A new stream of an owner takes the
+	// place of the one before. When the daemon is restarted the routes stay for 30 s, in which the owner has to come again.
+	Hold(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BGPHoldRequest, BGPHoldResponse], error)
+	// Withdraw takes injected routes back.
+	Withdraw(ctx context.Context, in *BGPWithdrawRequest, opts ...grpc.CallOption) (*BGPWithdrawResponse, error)
+	// Injected lists what is injected, by prefix.
+	Injected(ctx context.Context, in *BGPInjectedRequest, opts ...grpc.CallOption) (*BGPInjectedResponse, error)
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error)
@@ -121,9 +135,52 @@ func (c *bGPClient) Dump(ctx context.Context, in *BGPDumpRequest, opts ...grpc.C
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_DumpClient = grpc.ServerStreamingClient[BGPDumpResponse]
 
+func (c *bGPClient) Inject(ctx context.Context, in *BGPInjectRequest, opts ...grpc.CallOption) (*BGPInjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BGPInjectResponse)
+	err := c.cc.Invoke(ctx, BGP_Inject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bGPClient) Hold(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BGPHoldRequest, BGPHoldResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[3], BGP_Hold_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BGPHoldRequest, BGPHoldResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_HoldClient = grpc.BidiStreamingClient[BGPHoldRequest, BGPHoldResponse]
+
+func (c *bGPClient) Withdraw(ctx context.Context, in *BGPWithdrawRequest, opts ...grpc.CallOption) (*BGPWithdrawResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BGPWithdrawResponse)
+	err := c.cc.Invoke(ctx, BGP_Withdraw_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bGPClient) Injected(ctx context.Context, in *BGPInjectedRequest, opts ...grpc.CallOption) (*BGPInjectedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BGPInjectedResponse)
+	err := c.cc.Invoke(ctx, BGP_Injected_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *bGPClient) Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[3], BGP_Isolated_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[4], BGP_Isolated_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -149,6 +206,16 @@ type BGPServer interface {
 	Watch(*BGPWatchRequest, grpc.ServerStreamingServer[BGPEvent]) error
 	// Dump sends a table in MRT's format TABLE_DUMP_V2 (RFC 6396), in parts.
 	Dump(*BGPDumpRequest, grpc.ServerStreamingServer[BGPDumpResponse]) error
+	// Inject has this host advertise routes of another program on it, in place of what their owner said of these prefixes
+	// before. They go when ttl is over or the process ends. All is done or nothing.
+	Inject(context.Context, *BGPInjectRequest) (*BGPInjectResponse, error)
+	// Hold is Inject for as long as the stream is open. Each request has one answer. A new stream of an owner takes the
+	// place of the one before. When the daemon is restarted the routes stay for 30 s, in which the owner has to come again.
+	Hold(grpc.BidiStreamingServer[BGPHoldRequest, BGPHoldResponse]) error
+	// Withdraw takes injected routes back.
+	Withdraw(context.Context, *BGPWithdrawRequest) (*BGPWithdrawResponse, error)
+	// Injected lists what is injected, by prefix.
+	Injected(context.Context, *BGPInjectedRequest) (*BGPInjectedResponse, error)
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error
@@ -173,6 +240,18 @@ func (UnimplementedBGPServer) Watch(*BGPWatchRequest, grpc.ServerStreamingServer
 }
 func (UnimplementedBGPServer) Dump(*BGPDumpRequest, grpc.ServerStreamingServer[BGPDumpResponse]) error {
 	return status.Error(codes.Unimplemented, "method Dump not implemented")
+}
+func (UnimplementedBGPServer) Inject(context.Context, *BGPInjectRequest) (*BGPInjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Inject not implemented")
+}
+func (UnimplementedBGPServer) Hold(grpc.BidiStreamingServer[BGPHoldRequest, BGPHoldResponse]) error {
+	return status.Error(codes.Unimplemented, "method Hold not implemented")
+}
+func (UnimplementedBGPServer) Withdraw(context.Context, *BGPWithdrawRequest) (*BGPWithdrawResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Withdraw not implemented")
+}
+func (UnimplementedBGPServer) Injected(context.Context, *BGPInjectedRequest) (*BGPInjectedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Injected not implemented")
 }
 func (UnimplementedBGPServer) Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error {
 	return status.Error(codes.Unimplemented, "method Isolated not implemented")
@@ -249,6 +328,67 @@ func _BGP_Dump_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_DumpServer = grpc.ServerStreamingServer[BGPDumpResponse]
 
+func _BGP_Inject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BGPInjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BGPServer).Inject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BGP_Inject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BGPServer).Inject(ctx, req.(*BGPInjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _BGP_Hold_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(BGPServer).Hold(&grpc.GenericServerStream[BGPHoldRequest, BGPHoldResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_HoldServer = grpc.BidiStreamingServer[BGPHoldRequest, BGPHoldResponse]
+
+func _BGP_Withdraw_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BGPWithdrawRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BGPServer).Withdraw(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BGP_Withdraw_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BGPServer).Withdraw(ctx, req.(*BGPWithdrawRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _BGP_Injected_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BGPInjectedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BGPServer).Injected(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BGP_Injected_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BGPServer).Injected(ctx, req.(*BGPInjectedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _BGP_Isolated_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(BGPServer).Isolated(&grpc.GenericServerStream[BGPIsolatedRequest, BGPIsolatedResponse]{ServerStream: stream})
 }
@@ -267,6 +407,18 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Explain",
 			Handler:    _BGP_Explain_Handler,
 		},
+		{
+			MethodName: "Inject",
+			Handler:    _BGP_Inject_Handler,
+		},
+		{
+			MethodName: "Withdraw",
+			Handler:    _BGP_Withdraw_Handler,
+		},
+		{
+			MethodName: "Injected",
+			Handler:    _BGP_Injected_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -283,6 +435,12 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Dump",
 			Handler:       _BGP_Dump_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Hold",
+			Handler:       _BGP_Hold_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "Isolated",

@@ -20,10 +20,11 @@ type Context struct {
 	// The message announces prefixes. Where it does not, a fault may have hidden
 	// them, and the session has to end (RFC 7606 section 5.2).
 	Reachable bool
+	Local     bool // from a program on this host: next hops are loopback addresses
 }
 
 func (c Context) bits() (b byte) {
-	for i, set := range []bool{c.External, c.AS4, c.Reachable} {
+	for i, set := range []bool{c.External, c.AS4, c.Reachable, c.Local} {
 		if set {
 			b |= 1 << i
 		}

@@ -145,7 +145,7 @@ func judge(c Context, attrs, hop []byte) *judgement {
 			j.fault(Withdraw, t, Missing, wire.UpdateMissingWellKnown, []byte{t})
 		}
 	}
-	if len(j.hop) > 0 && !hostAddress(j.hop) {
+	if len(j.hop) > 0 && !hostAddress(j.hop) && !(c.Local && loopback(j.hop)) {
 		j.fault(Withdraw, nextHop, WrongValue, wire.UpdateInvalidNextHop, j.hop)
 	}
 	j.sum.setNextHop(j.hop)
@@ -445,6 +445,12 @@ func wellKnownCommunities(value []byte) (f Flags) {
 		}
 	}
 	return f
+}
+
+// loopback reports whether a next hop is an address of the loopback.
+func loopback(hop []byte) bool {
+	a, ok := netip.AddrFromSlice(hop)
+	return ok && a.IsLoopback()
 }
 
 // hostAddress reports whether a next hop can be a host (RFC 4271 section 6.3). Of two
