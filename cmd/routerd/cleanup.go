@@ -120,13 +120,13 @@ func (cl *cleanup) run(ctx context.Context, agreed func(n int) bool) error {
 	}
 	defer unlock()
 	cl.kernel, err = kernel.New(kernel.Config{
-		Protocol: uint8(cl.cfg.Dataplane.RouteProtocol), Log: slog.New(slog.DiscardHandler),
+		Protocol: uint8(cl.cfg.Dataplane.RouteProtocol), Sysctls: cl.cfg.Dataplane.SysctlDir, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
 	}
 	defer cl.kernel.Close()
-	if cl.wire, err = workload.New(workload.Config{}); err != nil {
+	if cl.wire, err = workload.New(workload.Config{Sysctls: cl.cfg.Dataplane.SysctlDir}); err != nil {
 		return err
 	}
 	defer cl.wire.Close()

@@ -137,7 +137,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	var err error
 	// The kernel first: without its permission nothing else is of use.
 	d.kernel, err = kernel.New(kernel.Config{
-		Protocol: uint8(c.Dataplane.RouteProtocol), FullCheck: c.Dataplane.FullCheckInterval, Log: log.With("component", "kernel"), Hooks: d.counters.hooks(),
+		Protocol: uint8(c.Dataplane.RouteProtocol), FullCheck: c.Dataplane.FullCheckInterval, Sysctls: c.Dataplane.SysctlDir, Log: log.With("component", "kernel"), Hooks: d.counters.hooks(),
 	})
 	if err != nil {
 		return d, err
@@ -201,7 +201,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			},
 		})
 	}
-	d.wire, err = workload.New(workload.Config{})
+	d.wire, err = workload.New(workload.Config{Sysctls: c.Dataplane.SysctlDir})
 	if err != nil {
 		return d, err
 	}

@@ -210,6 +210,9 @@ type Dataplane struct {
 	RouteProtocol int `mapstructure:"routeProtocol"`
 	// FullCheckInterval is how often everything is compared with the kernel.
 	FullCheckInterval time.Duration `mapstructure:"fullCheckInterval"`
+	// SysctlDir is where the kernel's settings are, of which those below net are
+	// written: a container may have them elsewhere than in /proc/sys.
+	SysctlDir string `mapstructure:"sysctlDir"`
 }
 
 // Health configures the HTTP endpoint of health and metrics.
@@ -272,7 +275,7 @@ func Default() Config {
 		},
 		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets", Inject: Inject{Allow: []string{}, MaxRoutes: 1000}},
 		Policy:    Policy{Enabled: true, LogRate: 20},
-		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second},
+		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second, SysctlDir: "/proc/sys"},
 		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute},
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
@@ -377,7 +380,7 @@ func (c Config) Validate() error {
 	if c.NodeName != "" && !validNodeName(c.NodeName) {
 		bad("nodeName", c.NodeName, "want lower-case letters, digits, - and ., at most 253 characters")
 	}
-	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir} {
+	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir, "dataplane.sysctlDir": c.Dataplane.SysctlDir} {
 		if !filepath.IsAbs(dir) {
 			bad(key, dir, "want an absolute path")
 		}

@@ -266,3 +266,33 @@ func TestQuarrelWithAnotherDaemonIsDamped(t *testing.T) {
 	}
 	l.shows("ip route show 192.168.2.0/26", "192.168.2.0/26 nhid 8 via 10.0.0.2 dev up0 proto 77 onlink")
 }
+
+// TestSysctlsElsewhere: a container may be given the settings in another place than
+// /proc/sys, which is read-only there.
+func TestSysctlsElsewhere(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	dir := t.TempDir()
+	if err := os.Symlink("/proc/sys/net", filepath.Join(dir, "net")); err != nil {
+		t.Fatal(err)
+	}
+	k := l.start(sysctlsIn(dir))
+	const name = "net/ipv4/conf/up0/forwarding"
+	k.put(dataplane.Sysctl{Name: name, Value: "1"})
+	await.Until(t, name, func() error {
+		if v := l.sysctl(name); v != "1" {
+			return errors.New(v)
+		}
+		return nil
+	})
+	none := l.start(sysctlsIn(t.TempDir()))
+	none.synced()
+	none.put(dataplane.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"})
+	await.Until(t, "a host that cannot write settings is not ready, and says which", func() error {
+		if ok, why := none.Ready(); ok || !strings.Contains(why, "net/ipv4/ip_forward") {
+			return fmt.Errorf("ready: %t, %s", ok, why)
+		}
+		return nil
+	})
+}

@@ -46,6 +46,9 @@ type Config struct {
 	ListingShare int
 	// Hooks are optional.
 	Hooks Hooks
+	// Sysctls is where the kernel's settings are: /proc/sys, unless that is
+	// read-only in a container that is given them elsewhere. Optional: there.
+	Sysctls string
 
 	quiesce func() // for tests; see [quiesce]
 }
@@ -138,6 +141,9 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	if cfg.ListingShare == 0 {
 		cfg.ListingShare = DefaultListingShare
 	}
+	if cfg.Sysctls == "" {
+		cfg.Sysctls = sysctlRoot
+	}
 	if cfg.Log == nil {
 		return nil, errors.New("log: a logger is required")
 	}
@@ -163,7 +169,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	if err := lis.ignore(c.Port()); err != nil {
 		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
 	}
-	settings, err := watchFiles()
+	settings, err := watchFiles(cfg.Sysctls)
 	if err != nil {
 		return nil, errors.Join(err, lis.Close(), c.Close(), ns.Close())
 	}
@@ -178,7 +184,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 	}
 	k.actual = &actual{
 		cfg: k.cfg, log: k.log, offloads: offloads,
-		sysctls: &sysctls{ns: ns, watch: settings, made: make(map[dataplane.Key]struct{}), refused: k.refused},
+		sysctls: &sysctls{root: cfg.Sysctls, ns: ns, watch: settings, made: make(map[dataplane.Key]struct{}), refused: k.refused},
 		mirror:  newMirror(), onLink: make(map[string]map[dataplane.Key]struct{}), hops: newNextHops(),
 	}
 	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{

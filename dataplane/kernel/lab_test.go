@@ -171,6 +171,10 @@ func everyCheck(d time.Duration) labOption {
 	return func(cfg *Config, _ *int, _ *func(transport) transport) { cfg.FullCheck, cfg.ListingShare = d, 1 }
 }
 
+func sysctlsIn(dir string) labOption {
+	return func(cfg *Config, _ *int, _ *func(transport) transport) { cfg.Sysctls = dir }
+}
+
 func listenBuffer(n int) labOption {
 	return func(_ *Config, b *int, _ *func(transport) transport) { *b = n }
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
-// sysctlRoot is where the kernel's settings are. Those below net are of the
+// sysctlRoot is where the kernel's settings usually are. Those below net are of the
 // network namespace of the thread that opens them.
 const sysctlRoot = "/proc/sys"
 
@@ -59,6 +59,7 @@ func (r *refusals) list() []dataplane.Key {
 
 // sysctls are the kernel's settings in one network namespace.
 type sysctls struct {
+	root  string // where they are
 	ns    *namespace
 	watch *watcher                   // of those that were written
 	made  map[dataplane.Key]struct{} // that are as we made them
@@ -80,7 +81,7 @@ func (s *sysctls) note(key dataplane.SysctlKey, has bool) {
 // no such setting.
 func (s *sysctls) read(name string) (value string, ok bool, err error) {
 	err = s.ns.do(func() error {
-		b, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+		b, err := os.ReadFile(filepath.Join(s.root, name))
 		value = canonicalSysctl(string(b))
 		return err
 	})
@@ -95,7 +96,7 @@ func (s *sysctls) read(name string) (value string, ok bool, err error) {
 
 func (s *sysctls) write(name, value string) error {
 	return s.ns.do(func() error {
-		f, err := os.OpenFile(filepath.Join(sysctlRoot, name), os.O_WRONLY, 0)
+		f, err := os.OpenFile(filepath.Join(s.root, name), os.O_WRONLY, 0)
 		if err != nil {
 			return err
 		}
@@ -113,22 +114,22 @@ func (s *sysctls) addTo(u *dataplane.Underlay) error {
 		asked[a.Link] = !isWorkload(a.Link)
 	}
 	return s.ns.do(func() error {
-		all := readNumber("net/ipv4/conf/all/rp_filter")
+		all := s.readNumber("net/ipv4/conf/all/rp_filter")
 		for i := range u.Links {
 			l := &u.Links[i]
 			if !asked[l.Name] {
 				continue
 			}
 			// The larger of the two is in effect (ip-sysctl.rst of the kernel).
-			l.RPFilter = max(all, readNumber("net/ipv4/conf/"+l.Name+"/rp_filter"))
-			l.AcceptRA = readNumber("net/ipv6/conf/" + l.Name + "/accept_ra")
+			l.RPFilter = max(all, s.readNumber("net/ipv4/conf/"+l.Name+"/rp_filter"))
+			l.AcceptRA = s.readNumber("net/ipv6/conf/" + l.Name + "/accept_ra")
 		}
 		return nil
 	})
 }
 
-func readNumber(name string) int {
-	b, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+func (s *sysctls) readNumber(name string) int {
+	b, err := os.ReadFile(filepath.Join(s.root, name))
 	if err != nil {
 		return 0
 	}

@@ -20,6 +20,8 @@ import (
 // changes the setting of each device: RTM_NEWNETCONF tells of these. A write
 // through another mount of procfs is seen by neither; the full check finds it.
 type watcher struct {
+	root string // where the settings are
+
 	f   *os.File
 	raw syscall.RawConn
 
@@ -31,7 +33,7 @@ type watcher struct {
 }
 
 // watchFiles opens a watcher that watches nothing yet.
-func watchFiles() (*watcher, error) {
+func watchFiles(root string) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("watch sysctls: %w: raise fs.inotify.max_user_instances if there are too many", os.NewSyscallError("inotify_init1", err))
@@ -42,7 +44,7 @@ func watchFiles() (*watcher, error) {
 		return nil, errors.Join(fmt.Errorf("watch sysctls: %w", err), f.Close())
 	}
 	return &watcher{
-		f: f, raw: raw, names: make(map[int32]string), ids: make(map[string]int32), written: make(map[string]time.Time),
+		root: root, f: f, raw: raw, names: make(map[int32]string), ids: make(map[string]int32), written: make(map[string]time.Time),
 	}, nil
 }
 
@@ -58,7 +60,7 @@ func (w *watcher) add(name string) error {
 	var id int
 	var err error
 	cerr := w.raw.Control(func(fd uintptr) {
-		id, err = unix.InotifyAddWatch(int(fd), filepath.Join(sysctlRoot, name), unix.IN_MODIFY)
+		id, err = unix.InotifyAddWatch(int(fd), filepath.Join(w.root, name), unix.IN_MODIFY)
 	})
 	if err := errors.Join(cerr, os.NewSyscallError("inotify_add_watch", err)); err != nil {
 		return fmt.Errorf("watch sysctl %s: %w", name, err)

@@ -16,6 +16,7 @@ import (
 // inside is the workload's side of a wire: its namespace and a netlink socket
 // there.
 type inside struct {
+	sysctls settings
 	ns      *namespace
 	netlink *netlink.Handle
 }
@@ -43,7 +44,7 @@ func (w *Wire) enter(path string) (*inside, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &inside{ns: ns}
+	in := &inside{sysctls: w.sysctls, ns: ns}
 	err = ns.do(func() (err error) {
 		in.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
@@ -83,7 +84,7 @@ func (in *inside) configure(spec Spec) (End, error) {
 	}
 	families := familiesOf(spec.Addresses)
 	if slices.Contains(families, dataplane.IPv6) {
-		if err := in.ns.do(func() error { return enableIPv6(name) }); err != nil {
+		if err := in.ns.do(func() error { return in.sysctls.enableIPv6(name) }); err != nil {
 			return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)
 		}
 	}
@@ -100,7 +101,7 @@ func (in *inside) configure(spec Spec) (End, error) {
 			return End{}, fmt.Errorf("%s in %s: %w", name, spec.Netns, err)
 		}
 	}
-	if err := in.ns.do(func() error { return setForwarding(families, spec.Forwarding) }); err != nil {
+	if err := in.ns.do(func() error { return in.sysctls.setForwarding(families, spec.Forwarding) }); err != nil {
 		return End{}, fmt.Errorf("%s: %w", spec.Netns, err)
 	}
 	return End{MAC: mac}, nil
@@ -123,7 +124,7 @@ func (in *inside) setMAC(link netlink.Link, spec Spec) (dataplane.MAC, error) {
 // setForwarding says whether the kernel of the calling thread's namespace
 // forwards packets. A new namespace inherits the host's IPv4 setting, and this
 // host is a router.
-func setForwarding(families []dataplane.Family, on bool) error {
+func (s settings) setForwarding(families []dataplane.Family, on bool) error {
 	value := "0"
 	if on {
 		value = "1"
@@ -133,7 +134,7 @@ func setForwarding(families []dataplane.Family, on bool) error {
 		names = append(names, "net/ipv6/conf/all/forwarding")
 	}
 	for _, n := range names {
-		if err := writeSysctl(n, value); err != nil {
+		if err := s.write(n, value); err != nil {
 			return err
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -43,7 +42,7 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 	six := slices.Contains(families, dataplane.IPv6)
 	var pod *nl.Conn
 	err = ns.do(func() (err error) {
-		if err := setForwarding(families, spec.Forwarding); err != nil {
+		if err := w.sysctls.setForwarding(families, spec.Forwarding); err != nil {
 			return err
 		}
 		pod, err = openSocket()
@@ -78,7 +77,7 @@ func (w *Wire) make(ctx context.Context, spec Spec) (End, bool, error) {
 		return End{}, false, err
 	}
 	if w.ipv6 {
-		if err := w.host.do(func() error { return noIPv6(spec.Device) }); err != nil {
+		if err := w.host.do(func() error { return w.sysctls.noIPv6(spec.Device) }); err != nil {
 			return End{}, false, fmt.Errorf("%s: %w", spec.Device, err)
 		}
 	}
@@ -133,9 +132,9 @@ func carries(r reply) bool {
 }
 
 // noIPv6 keeps IPv6 off a new device of the calling thread's namespace.
-func noIPv6(device string) error {
+func (s settings) noIPv6(device string) error {
 	name := "net/ipv6/conf/" + device + "/disable_ipv6"
-	f, err := os.OpenFile(filepath.Join(procSys, name), os.O_WRONLY, 0)
+	f, err := os.OpenFile(s.path(name), os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString("1")
 		err = errors.Join(err, f.Close())

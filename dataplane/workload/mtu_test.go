@@ -40,7 +40,7 @@ func (f *fixture) withOutside(t *testing.T) *netnstest.Netns {
 	} {
 		command(t, c.ns, "ip", c.args...)
 	}
-	if err := f.host.Do(func() error { return writeSysctl("net/ipv4/ip_forward", "1") }); err != nil {
+	if err := f.host.Do(func() error { return procSys.write("net/ipv4/ip_forward", "1") }); err != nil {
 		t.Fatal(err)
 	}
 	return far

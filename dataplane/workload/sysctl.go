@@ -48,8 +48,8 @@ func ipv6Sysctls(device string, on bool) []dataplane.Sysctl {
 var ErrNoIPv6 = errors.New("IPv6 is off")
 
 // hasIPv6 reports whether the kernel has IPv6 at all.
-func hasIPv6() (bool, error) {
-	_, err := os.Stat(filepath.Join(procSys, "net/ipv6/conf"))
+func (s settings) hasIPv6() (bool, error) {
+	_, err := os.Stat(s.path("net/ipv6/conf"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -57,8 +57,8 @@ func hasIPv6() (bool, error) {
 }
 
 // checkIPv6 says why the calling thread's namespace cannot be a router of IPv6.
-func checkIPv6() error {
-	ok, err := hasIPv6()
+func (s settings) checkIPv6() error {
+	ok, err := s.hasIPv6()
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func checkIPv6() error {
 	if !ok {
 		return fmt.Errorf("%w: the kernel was started without it (ipv6.disable=1); start it with IPv6, %s", ErrNoIPv6, cure)
 	}
-	off, err := readSysctl("net/ipv6/conf/all/disable_ipv6")
+	off, err := s.read("net/ipv6/conf/all/disable_ipv6")
 	if err == nil && off != "0" {
 		err = fmt.Errorf("%w: net.ipv6.conf.all.disable_ipv6 is %s; set it to 0, %s", ErrNoIPv6, off, cure)
 	}
@@ -76,18 +76,18 @@ func checkIPv6() error {
 // enableIPv6 makes a device of the calling thread's namespace take IPv6
 // addresses, and use them at once: runtimes switch IPv6 off in containers that
 // no network gives it to.
-func enableIPv6(device string) error {
-	if ok, err := hasIPv6(); err != nil || !ok {
+func (s settings) enableIPv6(device string) error {
+	if ok, err := s.hasIPv6(); err != nil || !ok {
 		return errors.Join(err, fmt.Errorf("%w: the kernel has none", ErrNoIPv6))
 	}
-	for _, s := range []dataplane.Sysctl{
+	for _, want := range []dataplane.Sysctl{
 		{Name: "net/ipv6/conf/all/disable_ipv6", Value: "0"},
 		{Name: "net/ipv6/conf/default/disable_ipv6", Value: "0"},
 		{Name: "net/ipv6/conf/lo/disable_ipv6", Value: "0"},
 		{Name: "net/ipv6/conf/" + device + "/disable_ipv6", Value: "0"},
 		{Name: "net/ipv6/conf/" + device + "/accept_dad", Value: "0"}, // for its link-local address
 	} {
-		if err := writeSysctl(s.Name, s.Value); err != nil {
+		if err := s.write(want.Name, want.Value); err != nil {
 			return err
 		}
 	}
@@ -105,28 +105,34 @@ func familiesOf(addrs []netip.Addr) []dataplane.Family {
 	return out
 }
 
-// procSys is where the kernel shows its settings.
-const procSys = "/proc/sys"
+// settings is where the kernel's settings are. Those below net are of the network
+// namespace of the thread that opens them.
+type settings string
 
-func readSysctl(name string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(procSys, name))
+// procSys is where they usually are.
+const procSys settings = "/proc/sys"
+
+func (s settings) path(name string) string { return filepath.Join(string(s), name) }
+
+func (s settings) read(name string) (string, error) {
+	b, err := os.ReadFile(s.path(name))
 	if err != nil {
 		return "", fmt.Errorf("read sysctl %s: %w", name, err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }
 
-// writeSysctl writes a setting unless it has that value: /proc/sys may be
+// write writes a setting unless it has that value: /proc/sys may be
 // mounted read-only inside a container while all is as it should be.
-func writeSysctl(name, value string) error {
-	have, err := readSysctl(name)
+func (s settings) write(name, value string) error {
+	have, err := s.read(name)
 	if err != nil {
 		return err
 	}
 	if have == value {
 		return nil
 	}
-	if err := os.WriteFile(filepath.Join(procSys, name), []byte(value), 0); err != nil {
+	if err := os.WriteFile(s.path(name), []byte(value), 0); err != nil {
 		return fmt.Errorf("set sysctl %s to %s: %w", name, value, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,12 +58,16 @@ type Config struct {
 	// HostNetns is the path of the network namespace of the host ends. Empty
 	// means the process's own.
 	HostNetns string
+	// Sysctls is where the kernel's settings are: /proc/sys, unless that is
+	// read-only in a container that is given them elsewhere. Empty: there.
+	Sysctls string
 }
 
 // Wire makes, verifies and removes wires of one host. It is safe for
 // concurrent use; calls about one device must not overlap, those about
 // different devices run in parallel.
 type Wire struct {
+	sysctls  settings
 	host     *namespace
 	netlink  *netlink.Handle
 	sockets  *sockets
@@ -81,7 +86,7 @@ func New(cfg Config) (*Wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Wire{host: host, sockets: newSockets(host)}
+	w := &Wire{sysctls: settings(cmp.Or(cfg.Sysctls, string(procSys))), host: host, sockets: newSockets(host)}
 	err = host.do(func() error {
 		if w.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return fmt.Errorf("open netlink socket: %w", err)
@@ -89,10 +94,10 @@ func New(cfg Config) (*Wire, error) {
 		if w.reaper, err = newReaper(); err != nil {
 			return err
 		}
-		if w.ipv6, err = hasIPv6(); err != nil {
+		if w.ipv6, err = w.sysctls.hasIPv6(); err != nil {
 			return err
 		}
-		w.rpFilter, err = readSysctl("net/ipv4/conf/default/rp_filter")
+		w.rpFilter, err = w.sysctls.read("net/ipv4/conf/default/rp_filter")
 		return err
 	})
 	if err != nil {
@@ -166,7 +171,7 @@ func linkByName(h *netlink.Handle, name string) (netlink.Link, error) {
 func (w *Wire) Attach(ctx context.Context, spec Spec) (End, error) {
 	six := slices.Contains(familiesOf(spec.Addresses), dataplane.IPv6)
 	if six {
-		if err := w.host.do(checkIPv6); err != nil {
+		if err := w.host.do(w.sysctls.checkIPv6); err != nil {
 			return End{}, fmt.Errorf("this host: %w", err)
 		}
 	}
@@ -306,7 +311,7 @@ func (w *Wire) hostIPv6(host netlink.Link, on bool) error {
 	if on {
 		value = "0"
 	}
-	if err := w.host.do(func() error { return writeSysctl("net/ipv6/conf/"+name+"/disable_ipv6", value) }); err != nil || !on {
+	if err := w.host.do(func() error { return w.sysctls.write("net/ipv6/conf/"+name+"/disable_ipv6", value) }); err != nil || !on {
 		return err
 	}
 	gw := hostPrefix()

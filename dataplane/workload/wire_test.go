@@ -85,7 +85,7 @@ func (f *fixture) addHostRoute(t *testing.T) {
 	}
 	err := f.host.Do(func() error {
 		for _, s := range f.wire.HostSysctls(f.spec.Device, f.spec.Addresses) {
-			if err := writeSysctl(s.Name, s.Value); err != nil {
+			if err := procSys.write(s.Name, s.Value); err != nil {
 				return err
 			}
 		}
