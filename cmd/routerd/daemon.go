@@ -342,6 +342,7 @@ func (d *router) run(ctx context.Context) error {
 		})
 	}
 	part("memory", func(ctx context.Context) error {
+		paceCollector(ctx)
 		releaseMemory(ctx)
 		return nil
 	})

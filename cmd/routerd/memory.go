@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
@@ -31,6 +33,61 @@ func limitMemory(log *slog.Logger, limits memlimit.Provider) {
 	case limit != math.MaxInt64:
 		log.Info("memory is limited", "bytes", limit)
 	}
+}
+
+// pacer sets how much garbage there may be before the collector runs. What it costs to
+// run is what it has to look at, and of a large table that is nothing: prefixes, routes
+// and paths are kept without pointers. So the heap may grow by what the collector looks
+// at, and not, as the runtime has it, by all that is alive: half of the memory would be
+// garbage while 500,000 prefixes come.
+type pacer struct {
+	samples []metrics.Sample
+	percent int // in force
+}
+
+// The garbage that there may be at least, by which a small heap is not collected all the
+// time, and by share of what is alive.
+const (
+	paceLeast  = 8 << 20
+	paceFloor  = 20
+	paceAtMost = 100 // GOGC of a program that sets nothing
+	paceStep   = 10  // to set it stops all goroutines for a moment
+)
+
+// paceCollector has the pace follow what is alive, after each collection, until ctx ends.
+// GOGC in the environment goes before it.
+func paceCollector(ctx context.Context) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	p := &pacer{samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"}}, percent: paceAtMost}
+	p.watch(ctx)
+}
+
+// watch has the pace looked at after the next collection.
+func (p *pacer) watch(ctx context.Context) {
+	type collected struct{ _ *pacer } // with a pointer, or others would share its memory
+	runtime.AddCleanup(&collected{p}, func(p *pacer) {
+		if ctx.Err() == nil {
+			p.look()
+			p.watch(ctx)
+		}
+	}, p)
+}
+
+func (p *pacer) look() {
+	metrics.Read(p.samples)
+	now := pace(p.samples[0].Value.Uint64(), p.samples[1].Value.Uint64())
+	if d := now - p.percent; d >= paceStep || d <= -paceStep || now != p.percent && now == paceAtMost {
+		debug.SetGCPercent(now)
+		p.percent = now
+	}
+}
+
+// pace is the share of what is alive by which the heap may grow, in percent, where so
+// many bytes are alive and the collector looks at so many.
+func pace(live, looked uint64) int {
+	return int(min(max((looked+paceLeast)*100/max(live, 1), paceFloor), paceAtMost))
 }
 
 // When memory that the daemon does not need goes back to the host. Each time costs

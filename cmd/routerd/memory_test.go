@@ -5,7 +5,9 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"strings"
 	"testing"
 	"time"
@@ -73,4 +75,60 @@ func TestMayRelease(t *testing.T) {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
 		}
 	}
+}
+
+// TestPace: the heap grows by what the collector looks at. Tables without pointers, which
+// it does not, make it run sooner and not later.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for _, tt := range []struct {
+		name         string
+		live, looked uint64
+		want         int
+	}{
+		{"nothing yet", 0, 0, 100},
+		{"a small heap", 20 * mib, 15 * mib, 100},
+		{"a cluster's objects", 200 * mib, 195 * mib, 100},
+		{"large tables", 120 * mib, 22 * mib, 25},
+		{"very large tables", 2000 * mib, 25 * mib, 20},
+	} {
+		if got := pace(tt.live, tt.looked); got != tt.want {
+			t.Errorf("%s: %d %%, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestPaceFollows: the pace in force follows what is alive from collection to collection,
+// and GOGC in the environment goes before it. Not parallel: the pace is the process's.
+func TestPaceFollows(t *testing.T) {
+	before := debug.SetGCPercent(100)
+	t.Cleanup(func() { debug.SetGCPercent(before) })
+	t.Setenv("GOGC", "100")
+	paceCollector(t.Context())
+	table := make([]uint64, 30<<20)
+	inForce := func() uint64 {
+		s := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		metrics.Read(s)
+		return s[0].Value.Uint64()
+	}
+	runtime.GC()
+	runtime.GC()
+	if got := inForce(); got != 100 {
+		t.Errorf("%d %% in force, though the environment says 100", got)
+	}
+	os.Unsetenv("GOGC")
+	paceCollector(t.Context())
+	follows := func(what string, ok func(uint64) bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !ok(inForce()); runtime.GC() {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d %% in force", what, inForce())
+			}
+		}
+	}
+	follows("with a large table", func(p uint64) bool { return p < 50 })
+	runtime.KeepAlive(table)
+	table = nil
+	follows("without it", func(p uint64) bool { return p == 100 })
 }

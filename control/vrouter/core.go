@@ -55,6 +55,7 @@ type Core struct {
 	alive  atomic.Pointer[time.Time] // the loop's last turn, with its monotonic part: the host's clock may jump
 	mtus   mtus
 	hint   chan dataplane.Revision
+	steps  chan struct{} // a token for each step of BGP's that is not applied
 
 	started      chan struct{}
 	targets      latest[[]dataplane.ProbeTarget]
@@ -64,7 +65,7 @@ type Core struct {
 // New returns a core that does nothing until [Core.Run].
 func New(cfg Config) *Core {
 	c := &Core{
-		cfg: cfg, events: make(chan func(*loop), 64), hint: make(chan dataplane.Revision, 1),
+		cfg: cfg, events: make(chan func(*loop), 64), hint: make(chan dataplane.Revision, 1), steps: make(chan struct{}, maxSteps),
 		mtus: mtus{changed: make(chan struct{}, 1)}, started: make(chan struct{}),
 	}
 	c.beat()
@@ -108,9 +109,19 @@ func (c *Core) Store(ctx context.Context, s cluster.Step) error {
 	})
 }
 
+// maxSteps is how many steps of BGP's may wait: one is read while another is applied. What
+// changes while they are under way is one change of its prefix in BGP's table.
+const maxSteps = 2
+
 // Paths applies a step of BGP's best paths.
 func (c *Core) Paths(ctx context.Context, u rib.Update) error {
-	return c.post(ctx, func(l *loop) {
+	select {
+	case c.steps <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("hand paths to the core: %w", context.Cause(ctx))
+	}
+	err := c.post(ctx, func(l *loop) {
+		<-c.steps
 		l.bgpSynced = l.bgpSynced || u.Synced
 		if l.rib.SetDown(u.Down, nil); len(u.Down) > 0 && l.replaced {
 			// Next hops go first: what follows takes time by the number of prefixes.
@@ -120,6 +131,10 @@ func (c *Core) Paths(ctx context.Context, u rib.Update) error {
 		l.held = append(l.held, u)
 		l.releasePaths(time.Now())
 	})
+	if err != nil {
+		<-c.steps
+	}
+	return err
 }
 
 // releasePaths lets in what BGP learned once it is in sync, or has been held
@@ -226,8 +241,9 @@ func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 }
 
 // turnSize bounds about how many prefixes one turn applies: while the kernel
-// gets those the core goes on with the next, and none waits for all.
-const turnSize = 1 << 14
+// gets those the core goes on with the next, and none waits for all. Who writes them
+// waits while they are handed over.
+const turnSize = 1 << 12
 
 // Run is the loop. It returns when ctx ends.
 func (c *Core) Run(ctx context.Context) error {

@@ -26,9 +26,18 @@ type Table[K comparable, R any] struct {
 	n      int
 
 	// index finds records by hash: open addressing, linear probing. At most three
-	// quarters are full, and there are a power of two.
-	index []Ref
+	// quarters are full, and there are a power of two. Beside a reference stands what
+	// there is room for of the hash, so that hardly a record is read that is not the
+	// key's: in a large table each costs a turn to the host's memory.
+	index []uint32
 }
+
+// refBits are those of a reference in the index: 67 million records. The others are of
+// the hash.
+const (
+	refBits = 26
+	refMask = 1<<refBits - 1
+)
 
 type chunk[R any] struct {
 	records [chunkSize]R
@@ -38,7 +47,7 @@ type chunk[R any] struct {
 // New returns a table without records; key says where a record has its key. The hash is
 // seeded: nobody who chooses keys can have them collide.
 func New[K comparable, R any](key func(*R) *K) *Table[K, R] {
-	return &Table[K, R]{key: key, seed: maphash.MakeSeed(), made: 1, index: make([]Ref, 16)}
+	return &Table[K, R]{key: key, seed: maphash.MakeSeed(), made: 1, index: make([]uint32, 16)}
 }
 
 // Len is how many records there are.
@@ -48,28 +57,49 @@ func (t *Table[K, R]) Len() int { return t.n }
 // dropped.
 func (t *Table[K, R]) At(r Ref) *R { return &t.chunks[r/chunkSize].records[r%chunkSize] }
 
-// place returns where in the index a key is, or would be.
-func (t *Table[K, R]) place(k K) int {
+// hash returns where in an index of any size a key belongs, by its lower bits, and what
+// stands there beside the reference.
+func (t *Table[K, R]) hash(k K) (home, tag uint32) {
+	h := maphash.Comparable(t.seed, k)
+	return uint32(h), uint32(h>>32) &^ refMask
+}
+
+// place returns the record of a key; 0: there is none. It also returns where in the index
+// it is, or would be, and with which tag.
+func (t *Table[K, R]) place(k K) (r Ref, i int, tag uint32) {
 	mask := len(t.index) - 1
-	for i := int(maphash.Comparable(t.seed, k)) & mask; ; i = (i + 1) & mask {
-		if r := t.index[i]; r == 0 || *t.key(t.At(r)) == k {
-			return i
+	home, tag := t.hash(k)
+	for i = int(home) & mask; ; i = (i + 1) & mask {
+		v := t.index[i]
+		if v == 0 {
+			return 0, i, tag
+		}
+		if r := Ref(v & refMask); v&^refMask == tag && *t.key(t.At(r)) == k {
+			return r, i, tag
 		}
 	}
 }
 
+// Is reports whether a reference names the record of a key now.
+func (t *Table[K, R]) Is(r Ref, k K) bool {
+	return r != 0 && r < t.made && t.chunks[r/chunkSize].used[r%chunkSize] && *t.key(t.At(r)) == k
+}
+
 // Find returns the record of a key; 0: there is none.
-func (t *Table[K, R]) Find(k K) Ref { return t.index[t.place(k)] }
+func (t *Table[K, R]) Find(k K) Ref {
+	r, _, _ := t.place(k)
+	return r
+}
 
 // Make returns the record of a key; a new one has its key, and is zero otherwise.
 func (t *Table[K, R]) Make(k K) (r Ref, fresh bool) {
-	i := t.place(k)
-	if r := t.index[i]; r != 0 {
+	r, i, tag := t.place(k)
+	if r != 0 {
 		return r, false
 	}
 	if t.n >= len(t.index)/4*3 {
 		t.reindex(2 * len(t.index))
-		i = t.place(k)
+		_, i, _ = t.place(k)
 	}
 	if last := len(t.free) - 1; last >= 0 {
 		r, t.free = t.free[last], t.free[:last]
@@ -81,7 +111,7 @@ func (t *Table[K, R]) Make(k K) (r Ref, fresh bool) {
 	}
 	*t.key(t.At(r)) = k
 	t.chunks[r/chunkSize].used[r%chunkSize] = true
-	t.index[i] = r
+	t.index[i] = uint32(r) | tag
 	t.n++
 	return r, true
 }
@@ -90,10 +120,10 @@ func (t *Table[K, R]) Make(k K) (r Ref, fresh bool) {
 func (t *Table[K, R]) Drop(r Ref) {
 	// Those after it that are not where their hash has them move up.
 	mask := len(t.index) - 1
-	hole := t.place(*t.key(t.At(r)))
+	_, hole, _ := t.place(*t.key(t.At(r)))
 	for i := (hole + 1) & mask; t.index[i] != 0; i = (i + 1) & mask {
-		home := int(maphash.Comparable(t.seed, *t.key(t.At(t.index[i])))) & mask
-		if (i-home)&mask >= (i-hole)&mask {
+		home, _ := t.hash(*t.key(t.At(Ref(t.index[i] & refMask))))
+		if (i-int(home))&mask >= (i-hole)&mask {
 			t.index[hole] = t.index[i]
 			hole = i
 		}
@@ -110,13 +140,17 @@ func (t *Table[K, R]) Drop(r Ref) {
 	}
 }
 
+// reindex makes the index anew with that many places, in the order in which records lie in
+// memory.
 func (t *Table[K, R]) reindex(size int) {
-	old := t.index
-	t.index = make([]Ref, size)
-	for _, r := range old {
-		if r != 0 {
-			t.index[t.place(*t.key(t.At(r)))] = r
+	t.index = make([]uint32, size)
+	for r, rec := range t.All() {
+		home, tag := t.hash(*t.key(rec))
+		i := int(home) & (size - 1)
+		for t.index[i] != 0 {
+			i = (i + 1) & (size - 1)
 		}
+		t.index[i] = uint32(r) | tag
 	}
 }
 

@@ -461,10 +461,14 @@ func (ac *actual) retryFreed() {
 func (wr *writer) report(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
 	wr.want.Report(results)
 	wr.retryFreed()
-	for _, r := range results {
-		if r.Outcome == reconcile.Succeeded {
-			delete(wr.doubted, r.Op.Key)
-			wr.drift.righted(r.Op.Key, true)
+	for i := range results {
+		if r := &results[i]; r.Outcome == reconcile.Succeeded {
+			if len(wr.doubted) > 0 {
+				delete(wr.doubted, r.Op.Key)
+			}
+			if len(wr.drift.open) > 0 {
+				wr.drift.righted(r.Op.Key, true)
+			}
 			switch r.Op.Key.Kind() {
 			case dataplane.KindNextHop, dataplane.KindNextHopGroup:
 				wr.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key)}) // who uses one need not know which it is

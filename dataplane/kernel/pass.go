@@ -271,11 +271,10 @@ func (wr *writer) removeWithRoutes(hops []op) []op {
 // kernel's answer into a result.
 func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
 	var b builder
-	size := min(len(ops), batchSize)
-	results, sent := make([]result, 0, size), make([]op, 0, size)
+	results, sent := make([]result, 0, min(len(ops), turnSize)), make([]op, 0, min(len(ops), batchSize))
 	for len(ops) > 0 {
 		n := min(len(ops), batchSize)
-		results, sent = results[:0], sent[:0]
+		sent = sent[:0]
 		b.Reset()
 		for _, o := range ops[:n] {
 			if r := encode(&b, o); r != nil {
@@ -287,8 +286,12 @@ func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge f
 		}
 		ops = ops[n:]
 		results = wr.sendAll(&b, sent, results, encode, judge)
-		wr.report(results)
 		wr.pulse.beat()
+		// Who wants more has the tracker meanwhile: it is not asked for after each batch.
+		if len(results) >= turnSize || len(ops) == 0 {
+			wr.report(results)
+			results = results[:0]
+		}
 	}
 }
 

@@ -88,18 +88,23 @@ const numbered = 1
 
 // find returns the entry of a key; nil: there is none.
 func (t *Tracker[K, V]) find(k K) *entry {
-	p, ok := t.cfg.Packing.Pack(k)
+	p, ok := t.pack(k)
 	if !ok {
-		id, ok := t.keys.Find(k)
-		if !ok {
-			return nil
-		}
-		p = packNumber(id)
+		return nil
 	}
 	if r := t.table.Find(p); r != 0 {
 		return t.table.At(r)
 	}
 	return nil
+}
+
+// pack returns a key as bytes; false: it has no number, and so no entry.
+func (t *Tracker[K, V]) pack(k K) (p Packed, ok bool) {
+	if p, ok = t.cfg.Packing.Pack(k); ok {
+		return p, true
+	}
+	id, ok := t.keys.Find(k)
+	return packNumber(id), ok
 }
 
 func packNumber(id uint32) (p Packed) {
@@ -117,17 +122,20 @@ func (t *Tracker[K, V]) key(e *entry) K {
 
 // entry returns the entry of a key, a new one if there is none.
 func (t *Tracker[K, V]) entry(k K) *entry {
-	if e := t.find(k); e != nil {
-		return e
-	}
-	p, ok := t.cfg.Packing.Pack(k)
+	p, ok := t.pack(k)
 	if !ok {
 		id, _ := t.keys.Take(k)
 		p = packNumber(id)
 	}
-	r, _ := t.table.Make(p)
+	r, fresh := t.table.Make(p)
 	e := t.table.At(r)
-	*e = entry{key: p, class: uint8(t.cfg.Class(k)), done: true, since: t.cfg.Now().Sub(t.start)}
+	if !fresh {
+		return e
+	}
+	*e = entry{key: p, class: uint8(t.cfg.Class(k)), done: true, since: t.now}
+	if len(t.removed) == 0 {
+		return e
+	}
 	if tr, ok := t.removed[k]; ok {
 		*t.fails(e) = failure{drifts: tr.drifts, lastDrift: tr.lastDrift}
 		delete(t.removed, k)
@@ -184,5 +192,5 @@ func (t *Tracker[K, V]) clearFailure(e *entry) {
 
 // turned notes that the state of an entry is another.
 func (t *Tracker[K, V]) turned(e *entry, s dataplane.State) {
-	e.state, e.since = s, t.cfg.Now().Sub(t.start)
+	e.state, e.since = s, t.now
 }

@@ -75,6 +75,7 @@ type Tracker[K comparable, V comparable] struct {
 	srcs     map[dataplane.Source]int
 	start    time.Time
 	mu       sync.Mutex
+	now      time.Duration // of the call under way, since start
 	table    *dense.Table[Packed, entry]
 	keys     *dense.Numbers[K] // of keys that are not packed
 	failures map[*entry]*failure
@@ -149,10 +150,16 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	return t
 }
 
+// lock begins a call that may change entries.
+func (t *Tracker[K, V]) lock() {
+	t.mu.Lock()
+	t.now = t.cfg.Now().Sub(t.start)
+}
+
 // Replace makes want all that src wants. Where want names a key twice, the
 // later value counts.
 func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) dataplane.Revision {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	rev := t.next(src)
 	t.epoch++
@@ -174,7 +181,7 @@ func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) data
 // withdraws. A key in both is put. A key that is named although what is wanted stays
 // the same is tried again at once, whatever its delay.
 func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del iter.Seq[K]) dataplane.Revision {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	rev := t.next(src)
 	t.epoch++
@@ -196,7 +203,7 @@ func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del it
 // Synced says that src has said all that it wants. When all sources are, what
 // nobody wanted in this run is removed.
 func (t *Tracker[K, V]) Synced(src dataplane.Source) {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	t.index(src)
 	t.spoken[src], t.synced[src] = true, true
@@ -338,14 +345,13 @@ func (t *Tracker[K, V]) withdraw(e *entry, src dataplane.Source, rev dataplane.R
 // done and, by this, no longer are, and those for which [Tracker.SetHave] would
 // be true: what others changed, removed or added unnoticed.
 func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	t.epoch++
 	var drift []K
-	see := func(e *entry, v V, exists bool) {
-		k := t.key(e)
+	see := func(e *entry, k K, v V, exists bool) {
 		was, stray := e.done, exists && t.strays(e)
-		t.setHave(e, v, exists)
+		t.setHave(e, k, v, exists)
 		switch {
 		case was && !e.done:
 			drift = append(drift, k)
@@ -359,12 +365,12 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	for k, v := range have {
 		e := t.entry(k)
 		e.mark = t.epoch
-		see(e, v, true)
+		see(e, k, v, true)
 	}
 	var zero V
 	for _, e := range t.table.All() {
 		if e.exists && e.mark != t.epoch {
-			see(e, zero, false)
+			see(e, t.key(e), zero, false)
 		}
 	}
 	t.listed = true
@@ -384,11 +390,11 @@ func (t *Tracker[K, V]) SetHave(k K, v V) bool { return t.set(k, v, true) }
 func (t *Tracker[K, V]) SetDependent(k K, v V) bool { return t.set(k, v, false) }
 
 func (t *Tracker[K, V]) set(k K, v V, blame bool) bool {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	e := t.entry(k)
 	was, stray := e.done, t.strays(e)
-	t.setHave(e, v, true)
+	t.setHave(e, k, v, true)
 	return t.drifted(e, was, blame) || stray
 }
 
@@ -407,7 +413,7 @@ func (t *Tracker[K, V]) LoseHave(k K) bool { return t.gone(k, true) }
 func (t *Tracker[K, V]) LoseDependent(k K) bool { return t.gone(k, false) }
 
 func (t *Tracker[K, V]) gone(k K, blame bool) bool {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	e := t.find(k)
 	if e == nil {
@@ -415,7 +421,7 @@ func (t *Tracker[K, V]) gone(k K, blame bool) bool {
 	}
 	was := e.done
 	var zero V
-	t.setHave(e, zero, false)
+	t.setHave(e, k, zero, false)
 	return t.drifted(e, was, blame)
 }
 
@@ -423,7 +429,7 @@ func (t *Tracker[K, V]) gone(k K, blame bool) bool {
 // there was, returns true. It looks at every key and returns those that were
 // as wanted before.
 func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	var drift []K
 	var zero V
@@ -433,7 +439,7 @@ func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 			continue
 		}
 		was := e.done && e.wanted
-		t.setHave(e, zero, false)
+		t.setHave(e, k, zero, false)
 		if was && !e.done {
 			drift = append(drift, k)
 		}
@@ -464,7 +470,7 @@ func (t *Tracker[K, V]) Drifts(k K) (n int, due time.Time) {
 	return 0, time.Time{}
 }
 
-func (t *Tracker[K, V]) setHave(e *entry, v V, exists bool) {
+func (t *Tracker[K, V]) setHave(e *entry, k K, v V, exists bool) {
 	had := e.exists
 	if had != exists || exists && !t.cfg.Values.Equal(v, e.have) {
 		old := e.have
@@ -473,7 +479,6 @@ func (t *Tracker[K, V]) setHave(e *entry, v V, exists bool) {
 			e.have = t.cfg.Values.Take(v)
 		}
 		if t.cfg.OnHave != nil {
-			k := t.key(e)
 			t.cfg.OnHave(k, t.cfg.Values.Value(k, old), had, v, exists)
 		}
 		t.cfg.Values.Leave(old)

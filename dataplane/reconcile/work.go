@@ -17,6 +17,9 @@ type Op[K comparable, V comparable] struct {
 	Exists bool // whether Have counts
 
 	Attempts int // refusals in a row so far
+
+	entry  *entry // of the key, unless it was dropped meanwhile
+	packed Packed
 }
 
 // Outcome says what became of an [Op].
@@ -50,7 +53,7 @@ type Result[K comparable, V comparable] struct {
 // removals if remove is set, else all others. Better sources come first. The
 // caller must report each.
 func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	t.wake()
 	var out []Op[K, V]
@@ -78,7 +81,7 @@ func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
 
 func (t *Tracker[K, V]) op(e *entry) Op[K, V] {
 	k := t.key(e)
-	o := Op[K, V]{Key: k, Wanted: e.wanted, Exists: e.exists}
+	o := Op[K, V]{Key: k, Wanted: e.wanted, Exists: e.exists, entry: e, packed: e.key}
 	o.Want, o.Have = t.cfg.Values.Value(k, e.want), t.cfg.Values.Value(k, e.have)
 	if e.failing {
 		o.Attempts = t.failure(e).attempts
@@ -92,7 +95,7 @@ func (t *Tracker[K, V]) HasDue(remove bool) bool { return t.HasDueIn(remove, 0, 
 
 // HasDueIn is [Tracker.HasDue] for the classes from one to before another.
 func (t *Tracker[K, V]) HasDueIn(remove bool, from, to int) bool {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	t.wake()
 	n := len(t.cfg.Sources)
@@ -153,7 +156,7 @@ func (t *Tracker[K, V]) Stuck(class int) []Op[K, V] {
 // Report says what became of work that [Tracker.Due] handed out. A result
 // that a later call has superseded changes only what there is.
 func (t *Tracker[K, V]) Report(results []Result[K, V]) {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	for i := range results {
 		t.report(&results[i])
@@ -162,7 +165,10 @@ func (t *Tracker[K, V]) Report(results []Result[K, V]) {
 }
 
 func (t *Tracker[K, V]) report(r *Result[K, V]) {
-	e := t.find(r.Op.Key)
+	e := r.Op.entry
+	if e == nil || e.key != r.Op.packed { // a record that was dropped has no key, or another's
+		e = t.find(r.Op.Key)
+	}
 	if e == nil {
 		if r.Outcome != Succeeded || !r.Op.Wanted {
 			return
@@ -183,12 +189,12 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 			delete(t.waiting, e)
 		}
 		if r.Op.Wanted {
-			t.setHave(e, r.Op.Want, true)
+			t.setHave(e, r.Op.Key, r.Op.Want, true)
 		} else {
-			t.setHave(e, zero, false)
+			t.setHave(e, r.Op.Key, zero, false)
 		}
 	case Lost:
-		t.setHave(e, zero, false)
+		t.setHave(e, r.Op.Key, zero, false)
 	case Postponed:
 		t.settle(e)
 	case Refused, Blocked:
@@ -264,7 +270,7 @@ func (t *Tracker[K, V]) undone(e *entry) {
 
 // Retry makes k due at once if it waits or is delayed.
 func (t *Tracker[K, V]) Retry(keys ...K) {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	for _, k := range keys {
 		if e := t.find(k); e != nil {
@@ -275,7 +281,7 @@ func (t *Tracker[K, V]) Retry(keys ...K) {
 
 // RetryWaiting makes all keys due that were [Blocked].
 func (t *Tracker[K, V]) RetryWaiting() {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	for e := range t.waiting {
 		t.retry(e)
