@@ -49,7 +49,7 @@ type pacer struct {
 // time, and by share of what is alive.
 const (
 	paceLeast  = 8 << 20
-	paceFloor  = 20
+	paceFloor  = 10
 	paceAtMost = 100 // GOGC of a program that sets nothing
 	paceStep   = 10  // to set it stops all goroutines for a moment
 )

@@ -91,7 +91,8 @@ func TestPace(t *testing.T) {
 		{"a small heap", 20 * mib, 15 * mib, 100},
 		{"a cluster's objects", 200 * mib, 195 * mib, 100},
 		{"large tables", 120 * mib, 22 * mib, 25},
-		{"very large tables", 2000 * mib, 25 * mib, 20},
+		{"500,000 prefixes", 125 * mib, 10 * mib, 14},
+		{"very large tables", 2000 * mib, 25 * mib, 10},
 	} {
 		if got := pace(tt.live, tt.looked); got != tt.want {
 			t.Errorf("%s: %d %%, want %d", tt.name, got, tt.want)

@@ -222,47 +222,25 @@ func (wr *writer) remove(kind dataplane.Kind, ops []op) {
 	}
 }
 
-// removeTogether removes those of the next hops all of whose routes are to go
-// too, which takes the routes along in one message, and returns the others.
+// removeWithRoutes removes those of the next hops all of whose routes are to go
+// too, which takes the routes along in one message, and returns the others. The routes
+// are then found to be gone in their turn: to take them all in hand takes 200 bytes each.
 func (wr *writer) removeWithRoutes(hops []op) []op {
 	worth := func(o op) bool { return wr.hops.worthFlushing(idOf(o.Key)) }
-	if !slices.ContainsFunc(hops, worth) {
+	if !slices.ContainsFunc(hops, worth) || wr.want.HasDue(false) {
 		return hops
 	}
-	routes := map[dataplane.NextHopID][]result{}
-	all := wr.want.Due(class(dataplane.KindRoute), true, noLimit)
-	if wr.preempted(all, false, 0, len(dataplane.Kinds())) {
-		return hops
-	}
-	for _, o := range all {
-		id := nextHopOf(o.Have)
-		routes[id] = append(routes[id], result{Op: o})
-	}
+	routes := map[dataplane.NextHopID]int{}
+	wr.want.Removals(class(dataplane.KindRoute), func(have dataplane.Object, n int) { routes[nextHopOf(have)] += n })
 	var whole, rest []op
 	for _, o := range hops {
-		id := idOf(o.Key)
-		if worth(o) && len(routes[id]) == wr.hops.users[id] {
+		if id := idOf(o.Key); worth(o) && routes[id] == wr.hops.users[id] {
 			whole = append(whole, o)
 		} else {
 			rest = append(rest, o)
 		}
 	}
-	wr.inBatches(whole, wr.encodeRemove, func(o op, err error) result {
-		r := judgeRemove(o, err)
-		if r.Outcome == reconcile.Succeeded {
-			id := idOf(o.Key)
-			wr.wrote(dataplane.KindRoute, true, len(routes[id]))
-			wr.report(routes[id])
-			delete(routes, id)
-		}
-		return r
-	})
-	for _, list := range routes {
-		for i := range list {
-			list[i].Outcome = reconcile.Postponed
-		}
-		wr.report(list)
-	}
+	wr.flushEach(whole)
 	return rest
 }
 

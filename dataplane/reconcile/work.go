@@ -89,6 +89,45 @@ func (t *Tracker[K, V]) op(e *entry) Op[K, V] {
 	return o
 }
 
+// Removals counts the keys of a class that can be removed now, by what there is of them. Of
+// values that keys share, each is called for once or a few times.
+func (t *Tracker[K, V]) Removals(class int, each func(have V, n int)) {
+	t.lock()
+	defer t.mu.Unlock()
+	t.wake()
+	type seen struct {
+		entry *entry // one that has it
+		n     int
+	}
+	byValue := map[uint32]seen{}
+	t.epoch++
+	first := t.queue(class, true, 0)
+	for q := first; q < first+len(t.cfg.Sources); q++ {
+		last := seen{}
+		for _, e := range t.ready[q] {
+			if !e.valid(q) || e.mark == t.epoch { // it may stand there twice
+				continue
+			}
+			e.mark = t.epoch
+			switch {
+			case last.entry != nil && last.entry.have == e.have:
+				last.n++
+			default:
+				if last.entry != nil {
+					byValue[last.entry.have] = last
+				}
+				last = seen{e, byValue[e.have].n + 1}
+			}
+		}
+		if last.entry != nil {
+			byValue[last.entry.have] = last
+		}
+	}
+	for have, s := range byValue {
+		each(t.cfg.Values.Value(t.key(s.entry), have), s.n)
+	}
+}
+
 // HasDue reports whether there is work of that kind, of any class, that can be
 // done now.
 func (t *Tracker[K, V]) HasDue(remove bool) bool { return t.HasDueIn(remove, 0, t.cfg.Classes) }
