@@ -313,6 +313,7 @@ func (d *router) run(ctx context.Context) error {
 	part("live change", d.followEncaps)
 	part("workloads", d.runAttach)
 	part("collector", d.runCollector)
+	part("cni files", d.keepCNI)
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })

@@ -247,8 +247,11 @@ const maxReserve = 256
 // CNI configures what install-cni writes and what pods get.
 type CNI struct {
 	NetworkName string `mapstructure:"networkName"`
-	BinDir      string `mapstructure:"binDir"`
-	ConfDir     string `mapstructure:"confDir"`
+	// Manage has the daemon do what install-cni does, once workloads can be attached,
+	// and again when something removes or changes it.
+	Manage  bool   `mapstructure:"manage"`
+	BinDir  string `mapstructure:"binDir"`
+	ConfDir string `mapstructure:"confDir"`
 	// MTU of pods in bytes; 0: what the pools' encapsulations leave.
 	MTU int `mapstructure:"mtu"`
 	// AssignIPv4 and AssignIPv6 say which addresses pods get.

@@ -1,0 +1,183 @@
+package kube_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube"
+	"github.com/routerd/routerd/store"
+	kubestore "github.com/routerd/routerd/store/kube"
+	"github.com/routerd/routerd/store/kube/convert"
+)
+
+// kubectl runs the program of this name as the administrator.
+func kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	config, err := server.Kubeconfig("", kube.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := os.Getenv("KUBE_BIN")
+	if bin == "" {
+		bin = "../../.cache/kube"
+	}
+	ctx := context.WithoutCancel(t.Context())
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), append([]string{"--kubeconfig", config}, args...)...)
+	cmd.Env = []string{"HOME=" + t.TempDir()}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("kubectl %v: %v: %s", args, err, stderr.String())
+	}
+	return string(out)
+}
+
+// install applies what the manifests of configs/kubernetes hold, as users do, and
+// returns when the policy of admission is in force.
+func install(t *testing.T) {
+	t.Helper()
+	const dir = "../../configs/kubernetes/beside-calico"
+	kubectl(t, "apply", "--server-side", "-k", dir)
+	t.Cleanup(func() { kubectl(t, "delete", "--ignore-not-found", "-k", dir) })
+}
+
+// token returns what the daemon on a node shows to the server: the token of
+// routerd's account, which names the node.
+func token(t *testing.T, node string) string {
+	t.Helper()
+	uid := kubectl(t, "get", "node", node, "-o", "jsonpath={.metadata.uid}")
+	body := fmt.Sprintf(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"boundObjectRef":{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}}}`, node, uid)
+	raw, err := server.Do(t.Context(), http.MethodPost, "/api/v1/namespaces/kube-system/serviceaccounts/routerd/token", "application/json", []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct{ Status struct{ Token string } }
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		t.Fatal(err)
+	}
+	return answer.Status.Token
+}
+
+// as opens the store with the token of a node's daemon.
+func as(t *testing.T, node string) *kubestore.Store {
+	t.Helper()
+	config, err := server.Kubeconfig("", token(t, node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return openStore(t, kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3)})
+}
+
+func block(cidr, holder string, nodes ...string) (store.Key, *store.Block) {
+	key := store.Key{Kind: store.KindIPAMBlock, Name: cidr}
+	p := netip.MustParsePrefix(cidr)
+	affinity := "host:" + holder
+	b := &store.Block{CIDR: p.String(), Affinity: &affinity}
+	for i := range 1 << (32 - p.Bits()) {
+		if i >= len(nodes) || nodes[i] == "" {
+			b.Allocations = append(b.Allocations, nil)
+			b.Unallocated = append(b.Unallocated, i)
+			continue
+		}
+		at := len(b.Attributes)
+		handle := "h-" + nodes[i]
+		b.Allocations = append(b.Allocations, &at)
+		b.Attributes = append(b.Attributes, store.Attribute{HandleID: &handle, Secondary: map[string]string{"node": nodes[i]}})
+	}
+	return key, b
+}
+
+// TestOneNodesToken: with the token of one node's daemon, what is another node's is
+// refused.
+func TestOneNodesToken(t *testing.T) {
+	admin, _ := open(t, convert.V3)
+	for _, n := range []string{"node1", "node2"} {
+		create(t, "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q}}`, n))
+		create(t, "/api/v1/namespaces/default/pods", fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"on-%s"},"spec":{"nodeName":%[1]q,"automountServiceAccountToken":false,"containers":[{"name":"c","image":"x"}]}}`, n))
+	}
+	install(t)
+	s := as(t, "node1")
+	put := func(s *kubestore.Store, key store.Key, change func(cur any) any) error {
+		_, err := store.Modify(t.Context(), s, key, func(cur store.Object) (any, error) { return change(cur.Value), nil })
+		return err
+	}
+	last := byte(0)
+	address := func(node string) error {
+		last++ // what is written unchanged is not written
+		return put(s, store.ResourceKey(store.KindNode, node), func(cur any) any {
+			n := store.Clone(cur).(*store.Node)
+			n.Spec.BGP = &store.NodeBGPSpec{IPv4Address: fmt.Sprintf("10.0.0.%d/24", last)}
+			return n
+		})
+	}
+	pod := func(node string) error {
+		w := store.New(store.KindWorkloadEndpoint).(*store.WorkloadEndpoint)
+		w.Name, w.Namespace = node+"-k8s-on--"+node+"-eth0", "default"
+		w.Spec = store.WorkloadEndpointSpec{Orchestrator: "k8s", Node: node, Pod: "on-" + node, Endpoint: "eth0", ContainerID: "c", IPNetworks: []string{"10.9.9.9/32"}}
+		key := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: w.Name}
+		_, err := s.Txn(t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: key, Value: w}})
+		return err
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "may not write") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	allowed := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	await.Until(t, "the policy is in force", func() error {
+		if err := address("node2"); err == nil || !strings.Contains(err.Error(), "may not write") {
+			return fmt.Errorf("another Node is written: %v", err)
+		}
+		return nil
+	})
+	allowed("its own Node", address("node1"))
+	allowed("its own pod", pod("node1"))
+	refused("another's pod", pod("node2"))
+
+	// Blocks.
+	mine, own := block("10.77.0.0/30", "node1", "node1")
+	_, err := s.Txn(t.Context(), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: mine, Value: own}})
+	allowed("a block of its own", err)
+	theirs, other := block("10.77.0.4/30", "node2", "node2")
+	_, err = s.Txn(t.Context(), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: theirs, Value: other}})
+	refused("a block in another's name", err)
+	_, err = admin.Txn(t.Context(), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: theirs, Value: other}})
+	allowed("the administrator", err)
+	write := func(key store.Key, b *store.Block) error { return put(s, key, func(any) any { return b }) }
+	_, borrowed := block("10.77.0.4/30", "node2", "node2", "node1")
+	allowed("an address that is borrowed", write(theirs, borrowed))
+	_, stolen := block("10.77.0.4/30", "node2", "node1", "node1")
+	refused("an address that is another's", write(theirs, stolen))
+	_, taken := block("10.77.0.4/30", "node1", "node2", "node1")
+	refused("a block that another holds", write(theirs, taken))
+	_, freed := block("10.77.0.4/30", "node2", "", "node1")
+	refused("to free an address of another's", write(theirs, freed))
+	_, back := block("10.77.0.4/30", "node2", "node2")
+	allowed("to give back what was borrowed", write(theirs, back))
+	refused("to delete another's block", store.Delete(t.Context(), s, theirs, 0))
+
+	affinity := func(node string) error {
+		key := store.AffinityKey(node, netip.MustParsePrefix("10.77.0.8/30"))
+		_, err := s.Txn(t.Context(), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: key, Value: &store.Affinity{State: "pending"}}})
+		return err
+	}
+	allowed("an affinity", affinity("node1"))
+	refused("an affinity of another", affinity("node2"))
+}
