@@ -243,7 +243,9 @@ func (l *look) affinities(ctx context.Context) error {
 				continue
 			}
 			nodes[o.Key.Namespace] = true
-			if ops = append(ops, store.RemoveOp(o)); len(ops) == store.MaxOps/2 {
+			op := store.RemoveOp(o)
+			op.Role = store.Prepares // each stands for itself
+			if ops = append(ops, op); len(ops) == store.MaxOps/2 {
 				flush()
 			}
 		}

@@ -149,6 +149,11 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 	var o object
 	switch s.Kind {
 	case store.KindIPAMBlock:
+		for _, list := range []string{"attributes", "unallocated"} { // a schema requires them
+			if string(f[list]) == "null" {
+				f[list] = json.RawMessage("[]")
+			}
+		}
 		if s.group == V1 {
 			f.set("strictAffinity", false) // schemas of older versions require it
 		}
