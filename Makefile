@@ -143,8 +143,8 @@ test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it w
 endif
 
 .PHONY: kubernetes
-kubernetes: kube-tools ## What needs a real Kubernetes API server, which is built first: minutes with a cold cache
-	KUBE_BIN=$(KUBE) $(GO) test -count=1 -timeout 15m ./integration/kube/...
+kubernetes: kube-tools build ## What needs a real Kubernetes API server, which is built first: minutes with a cold cache. As root
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube/...
 
 .PHONY: bench
 bench: build ## Measure against the reference tools in the same run; also written to bench/latest.txt

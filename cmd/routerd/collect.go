@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,7 +36,7 @@ func (d *router) collector() *collect.Collector {
 // runCollector runs both halves of the collector.
 func (d *router) runCollector(ctx context.Context) error {
 	c := d.collector()
-	if c == nil {
+	if c == nil && d.network == nil {
 		return nil
 	}
 	select {
@@ -44,9 +45,26 @@ func (d *router) runCollector(ctx context.Context) error {
 		return nil
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { c.RunHost(ctx); return nil })
-	g.Go(func() error { d.store.Lead(ctx, collectorLease, d.name, collectorTTL, c.RunCluster); return nil })
+	if c != nil {
+		g.Go(func() error { c.RunHost(ctx); return nil })
+	}
+	g.Go(func() error {
+		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) { d.lead(ctx, c) })
+		return nil
+	})
 	return g.Wait()
+}
+
+// lead does what one host does for the cluster.
+func (d *router) lead(ctx context.Context, c *collect.Collector) {
+	var work sync.WaitGroup
+	if c != nil {
+		work.Go(func() { c.RunCluster(ctx) })
+	}
+	if d.network != nil {
+		work.Go(func() { d.network.watchDaemons(ctx) })
+	}
+	work.Wait()
 }
 
 // hostAddresses is what this host knows of its addresses.

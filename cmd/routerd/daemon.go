@@ -61,6 +61,7 @@ type router struct {
 	certs   certificates
 	servers []string                               // URLs of the datastore, if it is not this daemon's own
 	names   func(store.Incarnation) presence.Store // who keeps the names of nodes
+	network *network                               // nil: the datastore is not Kubernetes
 	serveKV func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
 	db      *lock.Store                            // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
@@ -150,6 +151,9 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled)
+	if d.network != nil {
+		d.follow.network = d.cluster.Follow(store.KindNode)
+	}
 	if err := d.newPolicy(); err != nil {
 		return d, err
 	}
@@ -314,6 +318,10 @@ func (d *router) run(ctx context.Context) error {
 	part("workloads", d.runAttach)
 	part("collector", d.runCollector)
 	part("cni files", d.keepCNI)
+	if d.network != nil {
+		part("network condition", d.keepNetwork)
+		part("network follows", each(d.follow.network, d.network.handle))
+	}
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
@@ -417,7 +425,7 @@ func (d *router) followCluster(ctx context.Context) error {
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: what nobody reads would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, policy, node, lock, status *cluster.Follower
+	core, ipam, bgp, probe, attach, policy, node, lock, status, network *cluster.Follower
 }
 
 func follow(c *cluster.Cluster, speaksBGP bool) followers {

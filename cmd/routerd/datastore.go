@@ -104,7 +104,11 @@ func (d *router) openKube(log *slog.Logger) error {
 		return err
 	}
 	d.store, d.servers = s, s.Servers()
-	d.names = func(self store.Incarnation) presence.Store { return s.Names(self) }
+	d.network = &network{store: s, nodes: map[string]bool{}}
+	d.names = func(self store.Incarnation) presence.Store {
+		d.network.names = s.Names(self)
+		return d.network.names
+	}
 	d.serveKV = func(r grpc.ServiceRegistrar) { pb.RegisterKVServer(r, noKV{}) }
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil

@@ -30,16 +30,19 @@ func (d *router) keepCNI(ctx context.Context) error {
 	}
 	tick := time.NewTicker(lookAtCNI)
 	defer tick.Stop()
-	done, failed := "", ""
+	installed, seen, failed := false, "", "" // seen: as the files were when nothing had to be done
 	for {
-		if done == "" && d.attachReady() == nil || done != "" && d.cniFiles() != done {
-			err := d.installCNI()
-			switch {
-			case err == nil:
-				done, failed = d.cniFiles(), ""
-			case err.Error() != failed:
-				failed = err.Error()
+		if now := d.cniFiles(); installed && now != seen || !installed && d.attachReady() == nil {
+			changed, err := d.installCNI()
+			installed = installed || err == nil
+			if seen = ""; err == nil && !changed {
+				seen = now
+			}
+			if err != nil && err.Error() != failed {
 				d.log.Error("the CNI plugin cannot be put in place; will try again", "error", err)
+			}
+			if failed = ""; err != nil {
+				failed = err.Error()
 			}
 		}
 		select {
@@ -50,19 +53,19 @@ func (d *router) keepCNI(ctx context.Context) error {
 	}
 }
 
-func (d *router) installCNI() error {
+func (d *router) installCNI() (changed bool, err error) {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find the plugin's binary: %w", err)
+		return false, fmt.Errorf("find the plugin's binary: %w", err)
 	}
 	c := d.cfg
-	changed, err := cni.Install(cni.InstallOptions{
+	files, err := cni.Install(cni.InstallOptions{
 		Binary: filepath.Join(filepath.Dir(self), "routerd-cni"), BinDir: c.CNI.BinDir, ConfDir: c.CNI.ConfDir, Conflist: conflistOptions(c),
 	})
-	if len(changed) > 0 {
-		d.log.Info("the CNI plugin is in place", "changed", changed)
+	if len(files) > 0 {
+		d.log.Info("the CNI plugin is in place", "changed", files)
 	}
-	return err
+	return len(files) > 0, err
 }
 
 // cniFiles tells apart what is there of the plugin's files: by size and time, for they

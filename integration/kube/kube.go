@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -87,6 +88,9 @@ func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
 	if err := os.WriteFile(filepath.Join(c.Dir, "tokens.csv"), []byte(tokens), 0o600); err != nil {
 		return nil, err
 	}
+	if err := os.WriteFile(filepath.Join(c.Dir, "audit.yaml"), []byte(auditPolicy), 0o600); err != nil {
+		return nil, err
+	}
 	if err := writeKey(filepath.Join(c.Dir, "accounts.key")); err != nil {
 		return nil, err
 	}
@@ -98,6 +102,53 @@ func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// auditPolicy has written down what the daemons ask for.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- {level: Metadata, users: ["` + Account + `"]}
+- {level: None}
+`
+
+// Account is the user that the daemons are.
+const Account = "system:serviceaccount:kube-system:routerd"
+
+func (s *Server) auditLog() string { return filepath.Join(s.conf.Dir, "audit.log") }
+
+// Asked is a kind of request that daemons made.
+type Asked struct {
+	Verb, Group, Resource string // the resource with its subresource: "nodes/status"
+	Code                  int    // of the answer
+}
+
+// Audit lists what the daemons asked for since the server was first started.
+func (s *Server) Audit() (map[Asked]int, error) {
+	raw, err := os.ReadFile(s.auditLog())
+	if err != nil {
+		return nil, err
+	}
+	out := map[Asked]int{}
+	for line := range bytes.Lines(raw) {
+		var e struct {
+			Verb      string
+			ObjectRef struct {
+				APIGroup, Resource, Subresource string
+			}
+			ResponseStatus struct{ Code int }
+		}
+		if err := json.Unmarshal(line, &e); err != nil {
+			return nil, err
+		}
+		r := e.ObjectRef.Resource
+		if e.ObjectRef.Subresource != "" {
+			r += "/" + e.ObjectRef.Subresource
+		}
+		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code}]++
+	}
+	return out, nil
 }
 
 // freePort returns a port that nothing listens on at this moment.
@@ -141,6 +192,7 @@ func (s *Server) Run(ctx context.Context) error {
 		"--disable-admission-plugins=ServiceAccount", // no controller makes the accounts
 		"--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
 		"--allow-privileged=true",
+		"--audit-policy-file=" + filepath.Join(dir, "audit.yaml"), "--audit-log-path=" + s.auditLog(), "--audit-log-mode=blocking",
 	}, s.conf.Flags...)
 	s.mu.Lock()
 	s.process = exec.Command(filepath.Join(s.conf.Bin, "kube-apiserver"), args...)

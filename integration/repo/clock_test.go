@@ -37,6 +37,7 @@ func wallClock() map[string]string {
 		"store/incarnation.go":           "a text",
 		"store/unmarshal.go":             "the form in which a time that was read is kept",
 		"store/ops.go":                   "creationTimestamp",
+		"store/kube/network.go":          "a condition's last change: shown",
 	}
 }
 

@@ -28,6 +28,9 @@ type Names struct {
 
 	mu   sync.Mutex
 	mark string // of the Node as it was read last
+
+	net    Network // likewise
+	hasNet bool
 }
 
 // Names returns what keeps names for a process. Its boot id is that of the kernel,
@@ -46,7 +49,8 @@ type named struct {
 			Type    string `json:"type"`
 			Address string `json:"address"`
 		} `json:"addresses"`
-		NodeInfo machine `json:"nodeInfo"`
+		NodeInfo   machine            `json:"nodeInfo"`
+		Conditions []networkCondition `json:"conditions"`
 	} `json:"status"`
 }
 
@@ -155,13 +159,15 @@ func (c *Names) Name(ctx context.Context, node string) (store.NameState, error) 
 	if err != nil {
 		return store.NameState{}, fmt.Errorf("read who holds the name %s: %w: %w", node, store.ErrUnavailable, err)
 	}
-	st, saw := store.NameState{}, seen{}
+	var n named
 	if len(list.Items) > 0 {
-		st, saw = list.Items[0].judge(node, c.self), list.Items[0].seen()
+		n = list.Items[0]
 	}
+	st, saw := n.judge(node, c.self), n.seen()
 	st.Revision, st.Seen = store.Revision(rev), saw
 	c.mu.Lock()
 	c.mark = saw.mark
+	c.net, c.hasNet = n.network()
 	c.mu.Unlock()
 	return st, nil
 }
@@ -241,6 +247,7 @@ func (c *Names) news(e event) bool {
 	defer c.mu.Unlock()
 	changed := mark != c.mark
 	c.mark = mark
+	c.net, c.hasNet = n.network()
 	return changed
 }
 

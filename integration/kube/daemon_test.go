@@ -1,0 +1,178 @@
+package kube_test
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/bring"
+	"github.com/routerd/routerd/store/kube/convert"
+)
+
+// labPrefix begins the names of this package's labs.
+const labPrefix = "kb"
+
+// cluster is a lab whose store is the API server.
+type cluster struct {
+	*lab.Lab
+	t        *testing.T
+	forwards map[string]*kube.Forward
+}
+
+func binDir(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("ROUTERD_BIN")
+	if dir == "" {
+		dir = filepath.Join("..", "..", "bin")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "routerd")); err != nil {
+		t.Fatalf("%v: run \"make build\" first, or say by ROUTERD_BIN where the programs are", err)
+	}
+	return dir
+}
+
+// bringUp brings up hosts on the API server, with a Node for each as its kubelet
+// makes it.
+func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
+	t.Helper()
+	open(t, convert.V3)
+	config, err := server.Kubeconfig("", kube.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top.Kubeconfig = config
+	top, err = top.Complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	install(t)
+	for i, n := range top.Nodes {
+		makeNode(t, n)
+		// Each daemon has the rights that the manifests give it, on its node.
+		file, err := server.Kubeconfig("", token(t, n.Name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		top.Nodes[i].Config = map[string]any{
+			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
+			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file}},
+			"cni":       map[string]any{"manage": true, "binDir": filepath.Join(t.TempDir(), "bin"), "confDir": filepath.Join(t.TempDir(), "net.d")},
+		}
+	}
+	c := &cluster{t: t, forwards: map[string]*kube.Forward{}}
+	t.Cleanup(func() {
+		for _, f := range c.forwards {
+			f.Close()
+		}
+	})
+	c.Lab = bring.UpWith(t, 2*time.Minute, labPrefix, suffix, lab.Options{
+		Topology: top, BinDir: binDir(t), NoPods: true,
+		Underlay: func(l *lab.Lab) error {
+			for _, h := range l.Hosts() {
+				f, err := server.Forward(l.Space(h))
+				if err != nil {
+					return err
+				}
+				c.forwards[h] = f
+			}
+			return nil
+		},
+	})
+	return c
+}
+
+// makeNode makes the Node of a host as its kubelet does.
+func makeNode(t *testing.T, n lab.Node) {
+	t.Helper()
+	create(t, "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q,"labels":{"kubernetes.io/hostname":%[1]q,"topology.kubernetes.io/zone":%q}}}`, n.Name, n.Rack))
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}],"nodeInfo":{"bootID":%q,"machineID":""}}}`,
+		n.Addrs()[0], n.Name, strings.TrimSpace(string(boot)))
+	if _, err := server.Do(t.Context(), http.MethodPatch, "/api/v1/nodes/"+n.Name+"/status", "application/merge-patch+json", []byte(status)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unavailable returns what the condition NetworkUnavailable of a Node says.
+func (c *cluster) unavailable(node string) string {
+	c.t.Helper()
+	return kubectl(c.t, "get", "node", node, "-o", `jsonpath={range .status.conditions[?(@.type=="NetworkUnavailable")]}{.status} {.reason}{end}`)
+}
+
+// forbidden fails the test if a daemon asked for what its rights do not allow.
+func forbidden(t *testing.T) {
+	t.Helper()
+	asked, err := server.Audit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for a, n := range asked {
+		if a.Code == http.StatusForbidden || a.Code == http.StatusUnauthorized {
+			t.Errorf("%d times refused: %+v", n, a)
+		}
+	}
+}
+
+// TestHosts: daemons with the rights of the manifests register their hosts on Nodes,
+// and say there what is so.
+func TestHosts(t *testing.T) {
+	pods := 0
+	top := lab.DefaultTopology(2)
+	top.Pods = &pods
+	c := bringUp(t, "h", top)
+	await.Until(t, "node1 is on its Node", func() error {
+		raw := kubectl(t, "get", "node", "node1", "-o", "json")
+		for _, want := range []string{`"projectcalico.org/IPv4Address": "10.1.0.11/24"`, `"projectcalico.org/IPv4VXLANTunnelAddr": "192.168.`, `"routerd.io/incarnation":`} {
+			if !strings.Contains(raw, want) {
+				return fmt.Errorf("it lacks %s:\n%s", want, raw)
+			}
+		}
+		return nil
+	})
+	available := func(what string) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			if got := c.unavailable("node1"); got != "False RouterdIsUp" {
+				return fmt.Errorf("NetworkUnavailable is %q", got)
+			}
+			return nil
+		})
+	}
+	available("the network is available")
+	// Somebody else says the opposite.
+	if _, err := server.Do(t.Context(), http.MethodPatch, "/api/v1/nodes/node1/status", "application/strategic-merge-patch+json",
+		[]byte(`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"Cloud"}]}}`)); err != nil {
+		t.Fatal(err)
+	}
+	available("the network is available again")
+
+	// The plugin's files are there, and come back.
+	conf := c.Topology().Nodes[0].Config["cni"].(map[string]any)
+	files := []string{filepath.Join(conf["confDir"].(string), "10-routerd.conflist"), filepath.Join(conf["binDir"].(string), "routerd-cni"), filepath.Join(conf["binDir"].(string), "loopback")}
+	there := func() error {
+		for _, file := range files {
+			if _, err := os.Lstat(file); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	await.Until(t, "the plugin is in place", there)
+	for _, file := range files {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await.Until(t, "the plugin is in place again", there)
+	forbidden(t)
+}
