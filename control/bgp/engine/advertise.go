@@ -30,7 +30,9 @@ type updates struct {
 	of       Peer // one of its peers
 	external bool
 	judge    Judge // nil: all is advertised
-	members  int
+	members  int   // peers that are members, or are to be
+	filling  bool
+	arrivals []*peer // members of other groups that are to be of this one when it is filled
 
 	// memo is what was made last: prefixes come by the hundred with one set.
 	memo struct {
@@ -54,7 +56,8 @@ func (c *core) keyOf(p *peer) groupKey {
 	return k
 }
 
-// updatesOf returns the group of a peer, which it makes and fills if need be.
+// updatesOf returns the group of a peer, which it makes if need be. One that is new is filled
+// in steps: members are sent nothing of it before it is complete.
 func (c *core) updatesOf(p *peer) *updates {
 	key := c.keyOf(p)
 	for _, u := range c.groups {
@@ -62,25 +65,44 @@ func (c *core) updatesOf(p *peer) *updates {
 			return u
 		}
 	}
-	c.settle()
 	u := &updates{
 		Group: group.New(c.sets, group.Options{Longest: key.longest}), groupKey: key, of: p.config,
-		external: p.external, judge: c.policy.Export(p.config),
+		external: p.external, judge: c.policy.Export(p.config), filling: true,
 	}
-	for at := (rib.Cursor{}); !c.rib.Scan(&at, step, func(prefix wire.Prefix, all rib.Paths) { c.export(u, prefix, all) }); {
-	}
-	u.Flush()
 	c.groups = append(c.groups, u)
+	// What changes meanwhile is exported as it changes. A prefix that is exported twice is
+	// the same twice.
+	var at rib.Cursor
+	c.fill(func(n int) bool {
+		return u.members == 0 || c.rib.Scan(&at, n, func(prefix wire.Prefix, all rib.Paths) { c.export(u, prefix, all) })
+	}, func() { c.filled(u) })
 	return u
+}
+
+// filled lets peers hear of a group that has all it is to advertise.
+func (c *core) filled(u *updates) {
+	u.filling = false
+	u.Flush()
+	u.Release()
+	arrivals := u.arrivals
+	u.arrivals = nil
+	for _, p := range arrivals {
+		if p.moving == u {
+			c.arrive(p)
+		}
+	}
 }
 
 func (c *core) join(p *peer, wake func()) {
 	p.updates = c.updatesOf(p)
 	p.updates.members++
-	p.member = p.updates.Join(p.number, c.memberOptions(p, wake))
+	o := c.memberOptions(p, wake)
+	o.Held = p.updates.filling
+	p.member = p.updates.Join(p.number, o)
 }
 
 func (c *core) leave(p *peer) {
+	c.stay(p)
 	if p.member != nil {
 		p.member.Leave()
 		p.member = nil
@@ -102,12 +124,31 @@ func (c *core) abandon(u *updates) {
 // regroup moves a peer to the group that its settings ask for.
 func (c *core) regroup(p *peer) {
 	u := c.updatesOf(p)
-	if u == p.updates {
-		return
-	}
-	old := p.updates
 	u.members++
-	p.member, p.updates = u.Move(p.member), u
+	c.stay(p)
+	p.moving = u
+	switch {
+	case u == p.updates:
+		c.stay(p)
+	case u.filling:
+		u.arrivals = append(u.arrivals, p)
+	default:
+		c.arrive(p)
+	}
+}
+
+// stay has a peer not go over to another group, should it be about to.
+func (c *core) stay(p *peer) {
+	if u := p.moving; u != nil {
+		p.moving = nil
+		c.abandon(u)
+	}
+}
+
+// arrive has a peer go over to the group that it is about to.
+func (c *core) arrive(p *peer) {
+	old, u := p.updates, p.moving
+	p.member, p.updates, p.moving = u.Move(p.member), u, nil
 	c.abandon(old)
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -38,9 +39,11 @@ type core struct {
 	policy  Policy
 	groups  []*updates // in the order in which they were made
 	tasks   []task
+	fills   []task // of new groups, which wait for no task
 	news    news
 	waiting restarting
 	orders  []order
+	stride  int    // prefixes of a step
 	halted  bool   // nothing more is advertised or withdrawn: the engine ends
 	path    Path   // that others are shown
 	poke    func() // has the caller see to tasks, orders and times; it must not wait
@@ -60,6 +63,7 @@ type peer struct {
 	decoder  wire.Decoder
 	context  attrs.Context
 	updates  *updates
+	moving   *updates // it is to be a member of this one, which is being filled; nil: no other
 	member   *group.Member
 	limited  bool
 	complete bool // it has announced all it has since the engine was started
@@ -89,7 +93,7 @@ const (
 func newCore(o Options, now time.Time) *core {
 	c := &core{
 		options: o, id: idOf(o.RouterID), start: now, now: now, sets: attrs.NewTable(), peers: map[netip.Addr]*peer{},
-		own: map[netip.Prefix]Origin{}, policy: o.Policy, poke: func() {},
+		own: map[netip.Prefix]Origin{}, policy: o.Policy, stride: step, poke: func() {},
 	}
 	if c.policy == nil {
 		c.policy = openPolicy{}
@@ -198,6 +202,14 @@ func (c *core) removePeer(p *peer) {
 	c.checkRestarted()
 }
 
+// fill has a new group filled in steps.
+func (c *core) fill(step func(n int) (done bool), done func()) {
+	if !c.halted {
+		c.fills = append(c.fills, task{step, done})
+		c.poke()
+	}
+}
+
 // later has something done in steps, after what is under way.
 func (c *core) later(step func(n int) bool, done func()) {
 	if !c.halted {
@@ -208,19 +220,24 @@ func (c *core) later(step func(n int) bool, done func()) {
 
 // work does the next step of what is under way, and reports whether there is more.
 func (c *core) work() (more bool) {
-	if len(c.tasks) == 0 || c.halted {
+	if c.halted {
 		return false
 	}
-	t := c.tasks[0]
-	done := t.step(step)
-	c.settle()
-	if done {
-		c.tasks = slices.Delete(c.tasks, 0, 1)
-		if t.done != nil {
-			t.done()
+	for _, list := range []*[]task{&c.fills, &c.tasks} {
+		if len(*list) == 0 {
+			continue
+		}
+		t := (*list)[0]
+		done := t.step(c.stride)
+		c.settle()
+		if done {
+			*list = slices.Delete(*list, 0, 1)
+			if t.done != nil {
+				t.done()
+			}
 		}
 	}
-	return len(c.tasks) > 0
+	return len(c.fills)+len(c.tasks) > 0
 }
 
 // announce makes the own paths those of a list: new ones first, so that an aggregate or
@@ -276,7 +293,7 @@ func (c *core) setPolicy(p Policy) {
 		q.judge = p.Import(q.config)
 	}
 	for _, q := range c.ordered() {
-		if u := q.updates; u != nil {
+		if u := cmp.Or(q.moving, q.updates); u != nil {
 			u.of = q.config
 		}
 	}

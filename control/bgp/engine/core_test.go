@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -36,6 +37,8 @@ func hand(n int) (c *core, peers []*peer, now time.Time) {
 		q.local = netip.MustParseAddr("10.0.0.1")
 		c.up(q, s, func() {})
 		peers = append(peers, q)
+	}
+	for c.work() {
 	}
 	return c, peers, now
 }
@@ -108,6 +111,107 @@ func TestMemory(t *testing.T) { // not parallel: it measures the heap
 		t.Errorf("%.0f bytes a prefix", per)
 	}
 	runtime.KeepAlive(c)
+}
+
+// TestFill: an update group is filled in steps of a bounded number of prefixes. Meanwhile other
+// peers are sent what changes, and a peer of the new group nothing; then it is sent all, once,
+// as it is by then, and End-of-RIB behind it.
+func TestFill(t *testing.T) {
+	t.Parallel()
+	const n = 5 * step
+	c, peers, _ := hand(3)
+	feed := func(messages []byte) {
+		for len(messages) > 0 {
+			_, body, size, err := wire.Frame(messages, wire.MaxLen)
+			if err != nil {
+				t.Fatal(err)
+			}
+			messages = messages[size:]
+			if fault := c.receive(peers[1], peers[1].session, wire.UpdateMessage, body); fault != nil {
+				t.Fatal(fault)
+			}
+		}
+	}
+	received := func(p *peer) (announced map[wire.Prefix]int, withdrawn int, ended bool) {
+		announced = map[wire.Prefix]int{}
+		d := wire.Decoder{Session: p.session.Wire}
+		for out := p.member.Next(batchSize); len(out) > 0; out = p.member.Next(batchSize) {
+			for _, b := range out {
+				for len(b) > 0 {
+					_, body, size, err := wire.Frame(b, wire.MaxLen)
+					var u wire.Update
+					if err = cmp.Or(err, d.Decode(body, &u)); err != nil {
+						t.Fatal(err)
+					}
+					b = b[size:]
+					if _, ok := u.EndOfRIB(); ok {
+						ended = true
+						continue
+					}
+					if p.config.AS == 65009 && ended {
+						t.Fatal("an UPDATE comes after End-of-RIB")
+					}
+					for _, list := range []wire.NLRI{u.Announced, u.Reach} {
+						for prefix, ok := list.Next(); ok; prefix, ok = list.Next() {
+							announced[prefix]++
+						}
+					}
+					for _, ok := u.Withdrawn.Next(); ok; _, ok = u.Withdrawn.Next() {
+						withdrawn++
+					}
+				}
+			}
+		}
+		return announced, withdrawn, ended
+	}
+	feed(table(1, n))
+	received(peers[2])
+	// Another AS has a group of its own.
+	config := peers[0].config
+	config.Addr, config.AS = netip.MustParseAddr("10.1.9.9"), 65009
+	s := *peers[0].session
+	s.Peer.AS, s.Peer.ID = 65009, 99
+	late := c.addPeer(config)
+	late.local = netip.MustParseAddr("10.0.0.1")
+	woken := false
+	c.up(late, &s, func() { woken = true })
+	steps := 0
+	for more := true; more; steps++ {
+		if woken = false; steps < n/step {
+			if got, _, ended := received(late); len(got) > 0 || ended {
+				t.Fatalf("after %d steps the new peer is sent %d prefixes", steps, len(got))
+			}
+			var p wire.Packer
+			if err := p.Announce(wire.IPv4, []byte{192, 0, 2, byte(steps)}, []byte{0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 5, 4, 0, 0, 0, 100}); err != nil {
+				t.Fatal(err)
+			}
+			p.Add(wire.Prefix{Hi: 1<<63 | uint64(steps)<<40, Bits: 24})
+			feed(p.Bytes())
+			if got, _, _ := received(peers[2]); len(got) != 1 {
+				t.Fatalf("after %d steps another peer is sent %d prefixes of one that is new", steps, len(got))
+			}
+		}
+		if had := late.updates.Advertised(late.number, wire.IPv4); steps == 0 && had != 1 {
+			t.Fatalf("%d prefixes in a group that was just made, apart from what is new", had)
+		}
+		before := late.updates.Advertised(late.number, wire.IPv4)
+		more = c.work()
+		if after := late.updates.Advertised(late.number, wire.IPv4); after-before > step {
+			t.Fatalf("%d prefixes in one step", after-before)
+		}
+	}
+	if steps < n/step || !woken {
+		t.Errorf("%d steps for %d prefixes; woken: %t", steps, n, woken)
+	}
+	got, withdrawn, ended := received(late)
+	if len(got) != n+n/step || withdrawn > 0 || !ended {
+		t.Errorf("%d prefixes are announced and %d withdrawn, End-of-RIB: %t; want %d", len(got), withdrawn, ended, n+n/step)
+	}
+	for prefix, times := range got {
+		if times > 1 {
+			t.Fatalf("%v comes %d times", prefix.Netip(), times)
+		}
+	}
 }
 
 func heapNow() uint64 {

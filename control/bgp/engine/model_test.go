@@ -16,6 +16,7 @@ import (
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
+	"github.com/routerd/routerd/control/bgp/engine/history"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
@@ -55,14 +56,12 @@ type modelPeer struct {
 	gr     bool
 	p      *peer
 	s      *fsm.Session
-	sets   *attrs.Table
 	woken  bool
 
-	had    map[netip.Prefix]string // what it was sent
-	demand map[netip.Prefix]bool   // until the refresh ends: what has not come again
-	says   map[netip.Prefix]modelPath
-	stage  stage
-	until  time.Time
+	had   *history.History // what it was sent
+	says  map[netip.Prefix]modelPath
+	stage stage
+	until time.Time
 }
 
 func (m *modelPeer) external() bool { return m.config.AS != modelAS }
@@ -147,6 +146,10 @@ func (m *model) announce(p *modelPeer, prefix netip.Prefix, path modelPath) {
 
 // up begins a session.
 func (m *model) up(p *modelPeer) {
+	// The tag of paths that are kept for long comes in steps. Of a peer that comes back and goes
+	// again before, they have none: there is no telling them from what it announced since.
+	for p.stage == longLived && m.c.work() {
+	}
 	s := &fsm.Session{AS4: p.as4, Refresh: true, EnhancedRefresh: p.llgr, GracefulRestart: p.gr, LongestSent: wire.MaxLen}
 	s.Peer = fsm.Open{AS: p.config.AS, ID: p.id}
 	s.Wire.Family[wire.IPv4].Enabled = true
@@ -155,7 +158,7 @@ func (m *model) up(p *modelPeer) {
 	if p.llgr {
 		s.Peer.Family[wire.IPv4].StaleTime = staleTime
 	}
-	p.s, p.had, p.demand = s, map[netip.Prefix]string{}, nil
+	p.s, p.had = s, history.New(history.Peer{AS: p.config.AS, ID: p.id, External: p.external(), AS4: p.as4, Session: s.Wire})
 	p.p.local = modelLocal
 	m.c.up(p.p, s, func() { p.woken = true })
 	switch {
@@ -217,43 +220,9 @@ func (p *modelPeer) drain(limit int) {
 	}
 	out := p.p.member.Next(limit)
 	p.woken = len(out) > 0
-	d := wire.Decoder{Session: p.s.Wire}
 	for _, b := range out {
-		for len(b) > 0 {
-			t, body, n, err := wire.Frame(b, wire.MaxLen)
-			if err != nil || n == 0 {
-				p.t.Fatal(err)
-			}
-			b = b[n:]
-			if t == wire.RouteRefresh {
-				if body[2] == 1 {
-					p.demand = map[netip.Prefix]bool{}
-					for prefix := range p.had {
-						p.demand[prefix] = true
-					}
-					continue
-				}
-				for prefix := range p.demand {
-					delete(p.had, prefix)
-				}
-				p.demand = nil
-				continue
-			}
-			var u wire.Update
-			if err := d.Decode(body, &u); err != nil {
-				p.t.Fatal(err)
-			}
-			for prefix, ok := u.Withdrawn.Next(); ok; prefix, ok = u.Withdrawn.Next() {
-				delete(p.had, prefix.Netip())
-			}
-			for prefix, ok := u.Announced.Next(); ok; prefix, ok = u.Announced.Next() {
-				h, r, err := p.sets.Intern(attrs.Context{External: p.external(), AS4: p.as4, Reachable: true}, u.Attrs, nil)
-				if err != nil || r.Verdict != attrs.Accept {
-					p.t.Fatalf("%s sent %v, %v", prefix.Netip(), r, err)
-				}
-				p.had[prefix.Netip()] = viewText(p.sets.View(h))
-				delete(p.demand, prefix.Netip())
-			}
+		if err := p.had.Bytes(b); err != nil {
+			p.t.Fatalf("%s is sent: %v", p.config.Addr, err)
 		}
 	}
 }
@@ -362,7 +331,7 @@ func TestModel(t *testing.T) {
 		m := &model{t: t, now: now, own: map[netip.Prefix]Origin{}, read: map[netip.Prefix]string{}}
 		m.c = newCore(Options{AS: modelAS, RouterID: netip.MustParseAddr("0.0.0.99"), Policy: m.policy}, now)
 		for i := range 5 {
-			p := &modelPeer{t: t, id: uint32(20 - i), as4: i != 3, llgr: i%2 == 0, gr: i != 1, sets: attrs.NewTable(), says: map[netip.Prefix]modelPath{}}
+			p := &modelPeer{t: t, id: uint32(20 - i), as4: i != 3, llgr: i%2 == 0, gr: i != 1, says: map[netip.Prefix]modelPath{}}
 			p.config = Peer{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), AS: modelAS, ExportKey: "x"}
 			if i >= 3 {
 				p.config.AS = uint32(64990 + i)
@@ -403,7 +372,13 @@ func TestModel(t *testing.T) {
 				}
 			})
 		}
+		m.c.stride = rapid.SampledFrom([]int{1, 2, step}).Draw(t, "stride")
 		t.Repeat(map[string]func(*rapid.T){
+			"configure": func(t *rapid.T) { // it goes over to another group
+				p := rapid.SampledFrom(m.peers).Draw(t, "peer")
+				p.config.ExportKey = rapid.SampledFrom([]string{"x", "y"}).Draw(t, "export") + strings.TrimLeft(p.config.ExportKey, "xy")
+				m.c.changePeer(p.p, p.config)
+			},
 			"announce": func(t *rapid.T) {
 				p, prefix := any(t, true), prefix(t)
 				path := modelPath{hop: netip.AddrFrom4([4]byte{10, 7, 0, byte(rapid.IntRange(1, 2).Draw(t, "hop"))})}
@@ -537,8 +512,15 @@ func TestModel(t *testing.T) {
 					want[prefix] = s
 				}
 			}
-			if !maps.Equal(p.had, want) {
-				t.Fatalf("peer %d has\n%v, where\n%v is to be advertised", i, p.had, want)
+			had := map[netip.Prefix]string{}
+			for prefix, v := range p.had.All() {
+				had[prefix.Netip()] = viewText(v)
+			}
+			if !maps.Equal(had, want) {
+				t.Fatalf("peer %d has\n%v, where\n%v is to be advertised", i, had, want)
+			}
+			if p.gr && !m.c.waiting.on && !p.had.Ended(wire.IPv4) {
+				t.Fatalf("peer %d: no End-of-RIB", i)
 			}
 			if n := m.c.status(p.p).Families[wire.IPv4].Advertised; n != len(want) {
 				t.Fatalf("peer %d: %d advertised, counted %d", i, len(want), n)

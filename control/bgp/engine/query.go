@@ -245,7 +245,7 @@ func (c *core) rejudge(s Scope) {
 	c.later(func(n int) bool {
 		var groups []*updates
 		for _, u := range c.groups {
-			if s.Peers == nil || slices.ContainsFunc(s.Peers, func(a netip.Addr) bool { p := c.peers[a]; return p != nil && p.updates == u }) {
+			if s.Peers == nil || slices.ContainsFunc(s.Peers, func(a netip.Addr) bool { p := c.peers[a]; return p != nil && (p.updates == u || p.moving == u) }) {
 				u.forget(c.sets)
 				groups = append(groups, u)
 			}

@@ -211,7 +211,8 @@ func (c *core) rewritten(p *peer, prefix wire.Prefix, old rib.Path) (set attrs.H
 			c.sets.Release(raw)
 		}
 	}
-	if old.Stale && c.rib.LongLived(p.number, prefix.Family) {
+	// Also one whose peer has come back and gone again before it announced the path anew.
+	if old.Stale && (c.rib.LongLived(p.number, prefix.Family) || c.sets.Summary(old.Set).Flags&attrs.LLGRStale != 0) {
 		tagged := c.tagStale(set)
 		c.sets.Release(set)
 		set = tagged

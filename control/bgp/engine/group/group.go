@@ -212,6 +212,36 @@ func (g *Group) Flush() {
 	if len(g.batch) == 0 {
 		return
 	}
+	g.publish()
+	for _, c := range g.batch {
+		e := g.entries.At(c.family, c.id)
+		e.dirty = false
+		if c.was != 0 {
+			g.sets.Release(c.was)
+		}
+		switch {
+		case e.set != 0 || e.listed:
+		case len(g.members) == 0:
+			g.entries.Remove(c.family, c.id)
+		default:
+			e.listed = true
+			g.gone = append(g.gone, c.place)
+		}
+	}
+	g.batch = g.batch[:0]
+	g.purge()
+}
+
+// publish puts what was updated into the log, if anybody reads it.
+func (g *Group) publish() {
+	if !slices.ContainsFunc(g.members, func(m *Member) bool { return m.pinned }) {
+		for _, m := range g.members {
+			if m.phase == behind {
+				m.rouse()
+			}
+		}
+		return
+	}
 	items := g.items[:0]
 	first, settled := g.gen, g.settled()
 	for _, c := range g.batch {
@@ -244,23 +274,6 @@ func (g *Group) Flush() {
 		g.append(segment{data: g.pack(items[:n]), only: items[0].only, skip: items[0].skip, gen: first})
 		items = items[n:]
 	}
-	for _, c := range g.batch {
-		e := g.entries.At(c.family, c.id)
-		e.dirty = false
-		if c.was != 0 {
-			g.sets.Release(c.was)
-		}
-		switch {
-		case e.set != 0 || e.listed:
-		case len(g.members) == 0:
-			g.entries.Remove(c.family, c.id)
-		default:
-			e.listed = true
-			g.gone = append(g.gone, c.place)
-		}
-	}
-	g.batch = g.batch[:0]
-	g.purge()
 }
 
 // pack packs items that are in order into messages.

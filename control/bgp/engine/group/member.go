@@ -15,6 +15,7 @@ const (
 	scanning  phase = iota // the table; the log after that
 	following              // the log
 	behind                 // nowhere yet: the log no longer has what it is to read next
+	held                   // nowhere yet: the group does not have all that it advertises
 )
 
 // MemberOptions are those of one member.
@@ -23,6 +24,7 @@ type MemberOptions struct {
 	HoldEOR   bool                // End-of-RIB waits for [Member.AllowEOR]
 	NoEOR     bool                // the peer has no use for it
 	Demarcate bool                // what a refresh begins and ends with (RFC 7313)
+	Held      bool                // nothing of the group is sent before [Group.Release]
 	Wake      func()              // called when [Member.Next] has something again; it must not wait
 }
 
@@ -43,7 +45,8 @@ type Member struct {
 	from, until uint32
 	next        uint32 // from where the next walk goes on, should the log be lost
 	fresh       bool   // it has nothing that could have to be withdrawn
-	refreshing  bool   // it asked for the walk
+	refreshing  bool   // it asked for the walk, or for one of which it is the rest
+	refreshed   wire.Family
 	last        wire.Family
 	family      wire.Family
 	at          uint32
@@ -57,13 +60,27 @@ type Member struct {
 func (g *Group) Join(p rib.Peer, o MemberOptions) *Member {
 	m := &Member{MemberOptions: o, group: g, peer: p}
 	g.members = append(g.members, m)
-	m.begin(0, true)
+	if o.Held {
+		m.phase = held
+	} else {
+		m.begin(0, true)
+	}
 	if !o.HoldEOR && !o.NoEOR {
 		m.eorDue, m.eorAt = true, g.log.end()
 	}
 	m.idle = true
 	m.rouse()
 	return m
+}
+
+// Release has the members that are held sent what the group advertises.
+func (g *Group) Release() {
+	for _, m := range g.members {
+		if m.phase == held {
+			m.begin(0, true)
+			m.rouse()
+		}
+	}
 }
 
 // Leave removes a member: its session has ended.
@@ -91,7 +108,7 @@ func (g *Group) Move(old *Member) *Member {
 	}
 	g.packer.Reset()
 	for f := range wire.Family(wire.Families) {
-		if !m.Families[f] {
+		if !m.Families[f] || old.phase == held { // who was sent nothing
 			continue
 		}
 		g.packer.Withdraw(f)
@@ -109,6 +126,9 @@ func (g *Group) Move(old *Member) *Member {
 	old.Leave()
 	g.members = append(g.members, m)
 	m.begin(0, true)
+	if old.phase == scanning && old.refreshing { // what has begun ends with this walk
+		m.refreshing, m.refreshed = true, old.refreshed
+	}
 	if old.eorDue {
 		m.eorDue, m.eorAt = true, g.log.end()
 	}
@@ -161,6 +181,9 @@ func (m *Member) Next(limit int) (out [][]byte) {
 			}
 			out = append(out, m.own...)
 			m.own = nil
+		case m.phase == held:
+			m.idle = len(out) == 0
+			return out
 		case m.phase == behind:
 			m.begin(m.from, false)
 		case m.phase == scanning:
@@ -229,7 +252,7 @@ func (m *Member) beginRefresh() {
 			break
 		}
 	}
-	m.refreshing, m.until = true, ^uint32(0)
+	m.refreshing, m.refreshed, m.until = true, m.family, ^uint32(0)
 	if m.Demarcate {
 		m.own = append(m.own, demarcation(m.family, 1))
 	}
@@ -274,7 +297,7 @@ func (m *Member) scan(limit int) {
 		return
 	}
 	if m.refreshing && m.Demarcate {
-		m.own = append(m.own, demarcation(m.last, 2))
+		m.own = append(m.own, demarcation(m.refreshed, 2))
 	}
 	if m.lost {
 		m.begin(m.next, false)
