@@ -312,7 +312,7 @@ func TestRights(t *testing.T) {
 	}
 	kubelet := dialAs(t, config)
 	_, err = kubelet.Get(t.Context(), store.ResourceKey(store.KindIPPool, "p"))
-	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), `"ippools"`) || !strings.Contains(err.Error(), "lacks the right to get") {
+	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), `"ippools"`) || !strings.Contains(err.Error(), "lacks the right to get") || !strings.Contains(err.Error(), "account.yaml") {
 		t.Errorf("without rights: %v", err)
 	}
 	create(t, "/api/v1/nodes", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"`+kube.Node+`"}}`)

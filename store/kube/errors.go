@@ -55,9 +55,9 @@ func (e *statusError) kind() (kind error, hint string) {
 		http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
 		return store.ErrInvalid, ""
 	case http.StatusUnauthorized:
-		return store.ErrUnavailable, ": the token or certificate is refused: it may have expired"
+		return store.ErrUnavailable, ": the token or certificate is refused: it may have expired, or be of another cluster"
 	case http.StatusForbidden:
-		return store.ErrUnavailable, fmt.Sprintf(": the role of this user lacks the right to %s it (%s)", e.verb(), e.req.path)
+		return store.ErrUnavailable, fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in configs/kubernetes/base/account.yaml: apply that", e.verb(), e.req.path)
 	}
 	return store.ErrUnavailable, ""
 }
