@@ -79,6 +79,7 @@ func Validate(v any) error {
 		c.bfd(o.Annotations)
 	case *v3.BGPConfiguration:
 		c.bfd(o.Annotations)
+		c.reflectors(o.Annotations)
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:
 		c.bgpFilter(&o.Spec)

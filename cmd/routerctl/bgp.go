@@ -19,7 +19,7 @@ func (a *app) bgpCommand() *cobra.Command {
 		Use: "bgp", Short: "BGP of this host: sessions, routes, and why",
 		Example: "  routerctl bgp peers\n  routerctl bgp explain 10.9.0.0/16",
 	}
-	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpInjectCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
+	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpInjectCommand(), a.bgpReflectorsCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
 		a.bgpTableCommand("routes [PREFIX]", "Show what this host originates and every path that was let in",
 			"Show every path that filters let in, and what this host originates. Of several\npaths of a prefix the best is marked *; the others say at which step they lost.",
 			"  routerctl bgp routes\n  routerctl bgp routes 10.0.0.0/8", apiv1.BGPTable_BGP_TABLE_BEST),

@@ -116,6 +116,16 @@ func (s *bgpSpeaker) Injected(context.Context, *apiv1.BGPInjectedRequest) (*apiv
 	return r, protojson.Unmarshal(b, r)
 }
 
+// Reflectors answers with the script's file reflectors.json.
+func (s *bgpSpeaker) Reflectors(context.Context, *apiv1.BGPReflectorsRequest) (*apiv1.BGPReflectorsResponse, error) {
+	r := &apiv1.BGPReflectorsResponse{}
+	b, err := os.ReadFile(filepath.Join(s.dir, "reflectors.json"))
+	if err != nil {
+		return r, nil //nolint:nilerr // none are asked for in most scripts
+	}
+	return r, protojson.Unmarshal(b, r)
+}
+
 // Isolated answers with the lines of the script's file isolated.txt.
 func (s *bgpSpeaker) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
 	for {

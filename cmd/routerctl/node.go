@@ -120,6 +120,7 @@ func printNode(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 	if err := printPeers(w, "IPv6", v6, now); err != nil {
 		return err
 	}
+	adviseReflectors(w, r.GetPeers())
 	printHost(w, r)
 	printHealth(w, r.GetHealth(), now)
 	for i, n := range r.GetNotes() {

@@ -76,8 +76,10 @@ type router struct {
 	bgp    *bgp.Controller // nil: not enabled
 	// adjacent is with bgp.
 	adjacent *adjacent.Tracker
-	wire     *workload.Wire
-	attach   *attach.Attacher
+	// reflectors is with bgp.
+	reflectors *reflectors
+	wire       *workload.Wire
+	attach     *attach.Attacher
 	// restored is closed when the workloads of the previous run are taken over.
 	restored chan struct{}
 	// journal is what this host has promised and must know after the loss of power.
@@ -135,6 +137,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		cfg: c, name: name, said: said, log: log, started: time.Now(),
 		counters: newCounters(), restored: make(chan struct{}),
 	}
+	d.reflectors = &reflectors{d: d}
 	var err error
 	// The kernel first: without its permission nothing else is of use.
 	d.kernel, err = kernel.New(kernel.Config{
@@ -324,6 +327,7 @@ func (d *router) run(ctx context.Context) error {
 	}
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
+		part("reflectors", d.runReflectors)
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}
 	if d.etcd != nil {
@@ -548,7 +552,7 @@ func (d *router) bgpServer() apiv1.BGPServer {
 	if d.bgp == nil {
 		return rpc.NewBGPServer(nil)
 	}
-	return rpc.NewBGPServer(d.bgp)
+	return rpc.NewBGPServer(bgpService{d.bgp, d.reflectors})
 }
 
 // subnets lists the subnets of each device.

@@ -58,6 +58,7 @@ func (d *router) openStore(ctx context.Context) error {
 	d.certs.expires, d.certs.ca = ec.Expiry, ec.CAFile
 	d.names = func(store.Incarnation) presence.Store { return s }
 	d.serveKV = s.RegisterKV
+	d.reflectors.members = s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil
 }

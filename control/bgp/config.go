@@ -41,9 +41,10 @@ type PeerType string
 
 // The types of a peer.
 const (
-	PeerMesh   PeerType = "node-to-node mesh"
-	PeerNode   PeerType = "node specific" // a BGPPeer with node or nodeSelector
-	PeerGlobal PeerType = "global"        // a BGPPeer for all nodes
+	PeerMesh      PeerType = "node-to-node mesh"
+	PeerReflected PeerType = "reflector"     // one of the two is a reflector that the nodes have chosen
+	PeerNode      PeerType = "node specific" // a BGPPeer with node or nodeSelector
+	PeerGlobal    PeerType = "global"        // a BGPPeer for all nodes
 )
 
 // Injected is what a program on the host has it announce a prefix with.
@@ -106,6 +107,9 @@ type Peer struct {
 // runs reports whether the session is one for the speaker, not just for show.
 func (p Peer) runs() bool { return p.wanted() && p.Waiting == "" && p.Addr.IsValid() }
 
+// betweenNodes reports whether the session is one that nodes have with each other without a BGPPeer.
+func (p Peer) betweenNodes() bool { return p.Type == PeerMesh || p.Type == PeerReflected }
+
 // wanted reports whether the session is one for the speaker once what it waits
 // for is there.
 func (p Peer) wanted() bool { return p.Problem == "" }
@@ -115,7 +119,10 @@ func (p Peer) wanted() bool { return p.Problem == "" }
 func (p Peer) sameSession(q Peer) bool {
 	p.Name, p.Type, p.PoolsOnly, p.Secret = q.Name, q.Type, q.PoolsOnly, q.Secret
 	p.Reflect, p.ReachableBy, p.NextHopMode, p.Filters = q.Reflect, q.ReachableBy, q.NextHopMode, q.Filters
-	p.BFD = q.BFD
+	p.BFD, p.ClusterID = q.BFD, q.ClusterID
+	if p.betweenNodes() {
+		p.MaxPrefixes = q.MaxPrefixes // of a reflector it is another than of a node of the mesh
+	}
 	return p == q
 }
 

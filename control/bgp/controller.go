@@ -94,16 +94,17 @@ type Controller struct {
 	secretDirs chan []string       // the directories to watch
 	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
 
-	mu       sync.Mutex // guards the rest
-	view     View
-	memo     memo
-	err      error // of the last Desired or Apply
-	store    error
-	patient  bool // the datastore has not been waited for long enough
-	asn      uint32
-	routerID netip.Addr
-	ignored  []string
-	links    map[string][]netip.Prefix
+	mu         sync.Mutex // guards the rest
+	reflecting reflecting
+	view       View
+	memo       memo
+	err        error // of the last Desired or Apply
+	store      error
+	patient    bool // the datastore has not been waited for long enough
+	asn        uint32
+	routerID   netip.Addr
+	ignored    []string
+	links      map[string][]netip.Prefix
 
 	devices    []string // that were asked for
 	adjacent   map[string]Link

@@ -200,9 +200,9 @@ func (d *derivation) peers() []Peer {
 		switch {
 		case !dup:
 			seen[p.Addr] = p
-		case p.Type == PeerMesh && first.Type == PeerMesh:
+		case p.betweenNodes() && first.betweenNodes():
 			p.Problem = fmt.Sprintf("the address is also that of node %s: give one of the two another spec.bgp.%s", first.Name, addressField(p.Addr))
-		case p.Type == PeerMesh || p.Port == first.Port:
+		case p.betweenNodes() || p.Port == first.Port:
 			continue // identity is address and port: the first is this session
 		default:
 			p.Problem = fmt.Sprintf("BGPPeer %s already has a session with %s on port %d; one session per address is supported", first.Name, p.Addr, first.Port)
@@ -264,14 +264,16 @@ func (d *derivation) inMesh(name string, n nodeFacts) bool {
 }
 
 // mesh returns the node-to-node mesh: unless it is disabled, every node that
-// is in it peers with every other one, over each family that both have.
+// is in it peers with every other one, over each family that both have, but for those that have each other's
+// routes by reflectors that the nodes have chosen; and the sessions with these.
 func (d *derivation) mesh() iter.Seq[Peer] {
 	return func(yield func(Peer) bool) { d.eachMate(yield) }
 }
 
 func (d *derivation) eachMate(yield func(Peer) bool) {
 	conf := d.v.defaults()
-	if conf.NodeToNodeMeshEnabled != nil && !*conf.NodeToNodeMeshEnabled || !d.inMesh(d.node, d.self) {
+	meshed := d.v.meshed() && d.inMesh(d.node, d.self)
+	if !meshed && len(d.v.reflection().serving) == 0 {
 		return
 	}
 	problem := ""
@@ -296,7 +298,8 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 	}
 	for _, name := range d.v.nodeNames() {
 		n := d.v.nodes[name]
-		if name == d.node || !d.inMesh(name, n) {
+		reflected := d.v.reflected(d.node, name)
+		if name == d.node || !reflected && (!meshed || !d.inMesh(name, n) || d.v.released(d.node, name)) {
 			continue
 		}
 		for _, addr := range n.addrs() {
@@ -317,10 +320,31 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 			if d.isSelf(p.Addr) {
 				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", name, p.Addr, addressField(p.Addr))
 			}
+			if reflected {
+				d.asReflected(&p)
+			}
 			if !yield(p) {
 				return
 			}
 		}
+	}
+}
+
+// asReflected makes a session between nodes one of which the other has the routes of all by. Each reflector has a cluster id of its
+// own, its router id (RFC 4456 section 7), so that what one sends the other is not taken for a loop; a route that comes back to where it was
+// is found by either's.
+func (d *derivation) asReflected(p *Peer) {
+	r := d.v.reflection()
+	p.Type = PeerReflected
+	if r.reflects(p.Name) && p.MaxPrefixes == MeshMaxPrefixes {
+		p.MaxPrefixes = 0 // the default is for what one node announces
+	}
+	if !r.reflects(d.node) {
+		return
+	}
+	p.Reflect = true
+	if !r.reflects(p.Name) {
+		p.ClusterID = routerID(d.node, d.self)
 	}
 }
 
@@ -499,6 +523,9 @@ func (d *derivation) ignored() []string {
 			}
 		}
 		l = append(l, c.newer.unused(name)...)
+	}
+	if why := d.v.reflection().why; why != "" {
+		l = append(l, "BGPConfiguration default: "+why)
 	}
 	return l
 }

@@ -414,6 +414,19 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			labelled(t, peer(t, "few", `{"peerIP":"127.0.0.4","asNumber":64600}`), "", `"routerd.io/maxPrefixes":"5"`),
 			peer(t, "six", `{"peerIP":"::1","asNumber":64600}`),
 			peer(t, "reachable", `{"peerIP":"127.0.0.5","asNumber":64600,"reachableBy":"10.1.0.1"}`)),
+		"reflectors": with(
+			labelled(t, conf(t, "default", `{}`), "", `"routerd.io/reflectors":"1 per rack"`),
+			labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"rack":"a"`, `"routerd.io/reflects":"true","routerd.io/reflectedBy":"node3"`),
+			labelled(t, bgpNode(t, "node2", "10.1.0.12/24"), `"rack":"a"`, `"routerd.io/reflectedBy":"node1"`),
+			labelled(t, bgpNode(t, "node3", "10.2.0.9/24"), `"rack":"b"`, `"routerd.io/reflects":"true","routerd.io/reflectedBy":"node1"`),
+			labelled(t, bgpNode(t, "node4", "10.2.0.10/24"), `"rack":"b"`, `"routerd.io/reflectedBy":"node3-"`),
+			labelled(t, bgpNode(t, "node5", "10.2.0.11/24"), `"rack":"b"`, ``),
+			node(t, "other-as", `{"bgp":{"ipv4Address":"10.2.0.12/24","asNumber":64600}}`)),
+		"reflectors-configured": with(
+			labelled(t, conf(t, "default", `{}`), "", `"routerd.io/reflectors":"2"`),
+			labelled(t, bgpNode(t, "node2", "10.1.0.12/24"), ``, `"routerd.io/reflects":"true"`),
+			node(t, "node3", `{"bgp":{"ipv4Address":"10.2.0.9/24","routeReflectorClusterID":"244.0.0.1"}}`)),
+		"reflectors-wrong": with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/reflectors":"some"`)),
 		"no-export": with(
 			ippool(t, "hidden", `{"cidr":"172.16.0.0/16","disableBGPExport":true}`),
 			affinity(t, "node1", "172.16.1.0/26", "confirmed"), affinity(t, "node1", "192.168.1.0/26", "confirmed"),

@@ -41,6 +41,7 @@ func (v *View) nodeNames() []string { return v.index().nodes }
 // now.
 func (v *View) sessionsChanged(k store.Kind) {
 	v.revision++
+	v.reflects = nil
 	if k == store.KindNode || k == store.KindBGPPeer {
 		v.idx = nil
 	}

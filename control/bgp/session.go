@@ -245,7 +245,7 @@ func (s *session) info(listening error) (state, info string) {
 
 // settings names the resource that has the session's.
 func (p Peer) settings() string {
-	if p.Type == PeerMesh {
+	if p.betweenNodes() {
 		return "the default BGPConfiguration"
 	}
 	return "the BGPPeer"

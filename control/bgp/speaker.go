@@ -246,7 +246,8 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 	var gone []netip.Addr
 	s.mu.Lock()
 	for addr, ss := range s.sessions {
-		if p, ok := want[addr]; !ok || !p.sameSession(ss.peer) {
+		p, ok := want[addr]
+		if again := !ss.limited.IsZero() && p.MaxPrefixes != ss.peer.MaxPrefixes; !ok || again || !p.sameSession(ss.peer) {
 			gone = append(gone, addr)
 		} else {
 			ss.peer = p

@@ -42,9 +42,10 @@ type View struct {
 
 	injection injection // what others on the host may and do have it announce
 
-	self     string // Apply reports of blocks and affinities only what concerns this node; empty: all
-	revision uint64 // counts the changes of nodes, peers, confs and filters
-	idx      *index // nil: to be made
+	self     string      // Apply reports of blocks and affinities only what concerns this node; empty: all
+	revision uint64      // counts the changes of nodes, peers, confs and filters
+	idx      *index      // nil: to be made
+	reflects *reflection // likewise
 }
 
 // peerSpec is a BGPPeer with what the API module's type lacks.
@@ -135,10 +136,12 @@ type nodeFacts struct {
 	cluster string       // routeReflectorClusterID
 	labels  map[string]string
 	drain   store.Drain
+
+	reflection store.NodeReflection
 }
 
 func factsOf(n *cluster.Node) (nodeFacts, error) {
-	f := nodeFacts{bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, labels: n.Labels, drain: n.Drain}
+	f := nodeFacts{bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, labels: n.Labels, drain: n.Drain, reflection: n.Reflection}
 	return f, n.AddrErr
 }
 

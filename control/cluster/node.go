@@ -58,6 +58,8 @@ type Node struct {
 	VXLANMAC            Families[dataplane.MAC]
 
 	Encaps *Encaps // never nil
+
+	Reflection store.NodeReflection
 }
 
 // Addrs returns the node's addresses on the underlay, IPv4 first.
@@ -121,7 +123,7 @@ func NewNode(r *store.Node, rev store.Revision) *Node {
 }
 
 func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
-	n := &Node{Name: r.Name, Revision: rev, Labels: r.Labels, Drain: store.DrainOf(r.Annotations), Encaps: d.encaps(r)}
+	n := &Node{Name: r.Name, Revision: rev, Labels: r.Labels, Drain: store.DrainOf(r.Annotations), Reflection: store.NodeReflectionOf(r.Annotations), Encaps: d.encaps(r)}
 	for _, a := range store.TunnelAddresses(r) {
 		n.Public.set(dataplane.FamilyOf(a), a)
 	}

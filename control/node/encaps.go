@@ -51,6 +51,21 @@ func (a *Agent) tryPublish(ctx context.Context, f store.NodeEncaps) (store.Revis
 	return obj.Revision, err
 }
 
+// PublishReflection writes what this host says about route reflectors to its Node resource. It tries once.
+func (a *Agent) PublishReflection(ctx context.Context, r store.NodeReflection) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	_, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
+		if cur.Value == nil {
+			return nil, fmt.Errorf("publish the reflectors of node %s: %w", a.cfg.Name, store.ErrNotFound)
+		}
+		n := store.Clone(cur.Value).(*store.Node)
+		store.SetNodeReflection(n, r)
+		return n, nil
+	})
+	return err
+}
+
 // travels reports whether packets may still travel through a tunnel by what
 // this host publishes, though no pool asks for the tunnel any more: peers reach
 // it by its address until they have changed to what the pools ask for.

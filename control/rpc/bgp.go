@@ -27,6 +27,7 @@ type BGP interface {
 	Dump(ctx context.Context, received bool, write func([]byte) error) error
 	Isolated(ctx context.Context, changes []store.Event) ([]string, error)
 	Injector
+	Reflectors() (bgp.ReflectorStatus, error)
 }
 
 // NewBGPServer returns the service; with a nil b, on a host without BGP, every
@@ -208,6 +209,21 @@ func changeOf(c *apiv1.BGPChange) (e store.Event, concerns bool, err error) {
 		e.Object.Value, e.Object.Raw = value, c.GetValue()
 	}
 	return e, true, nil
+}
+
+func (s *bgpServer) Reflectors(context.Context, *apiv1.BGPReflectorsRequest) (*apiv1.BGPReflectorsResponse, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
+	st, err := s.b.Reflectors()
+	if err != nil {
+		return nil, Error(err)
+	}
+	out := &apiv1.BGPReflectorsResponse{Setting: st.Setting, Problem: st.Problem, Nodes: uint32(st.Nodes), Mesh: uint32(st.Mesh), Waiting: st.Waiting}
+	for _, g := range st.Groups {
+		out.Groups = append(out.Groups, &apiv1.BGPReflectorGroup{Name: g.Name, Nodes: uint32(g.Nodes), Reflectors: g.Reflectors, Leaving: g.Leaving})
+	}
+	return out, nil
 }
 
 func bgpError(err error) error {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bgp"
@@ -65,6 +66,25 @@ func (s *table) Isolated(_ context.Context, changes []store.Event) ([]string, er
 		out = append(out, fmt.Sprintf("%s deleted=%t", c.Key, c.Deleted()))
 	}
 	return out, nil
+}
+
+func (s *table) Reflectors() (bgp.ReflectorStatus, error) {
+	return bgp.ReflectorStatus{Setting: "2 per rack", Nodes: 3, Mesh: 1, Waiting: []string{"n3"}, Groups: []bgp.ReflectorGroup{{Name: "r1", Nodes: 3, Reflectors: []string{"n1", "n2"}, Leaving: []string{"n2"}}}}, nil
+}
+
+// TestBGPReflectors hands on what is known of reflectors.
+func TestBGPReflectors(t *testing.T) {
+	t.Parallel()
+	r, err := bgpClient(t, &table{}).Reflectors(t.Context(), &apiv1.BGPReflectorsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &apiv1.BGPReflectorsResponse{Setting: "2 per rack", Nodes: 3, Mesh: 1, Waiting: []string{"n3"}, Groups: []*apiv1.BGPReflectorGroup{
+		{Name: "r1", Nodes: 3, Reflectors: []string{"n1", "n2"}, Leaving: []string{"n2"}},
+	}}
+	if !proto.Equal(r, want) {
+		t.Errorf("got %v, want %v", r, want)
+	}
 }
 
 // isolated asks in parts.

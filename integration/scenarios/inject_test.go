@@ -40,7 +40,7 @@ func TestInject(t *testing.T) {
 		})
 	}
 
-	holder := startRouterctl(t, l, host, "bgp", "inject", "add", "203.0.113.1/32", "--owner", "lb", "--hold")
+	holder := startRouterctl(t, l, host, io.Discard, "bgp", "inject", "add", "203.0.113.1/32", "--owner", "lb", "--hold")
 	process := exec.Command("sleep", "1000")
 	if err := process.Start(); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ spec: {node: node1, peerIP: 127.0.0.2, asNumber: 64600}
 	routerctl(t, l, host, "", "bgp", "inject", "withdraw", "--owner", "script", "--all")
 	routed(false, all[:3]...)
 	routed(true, all[3])
-	went := strings.Join(m.deleted(t), "")
+	went := strings.Join(m.stop(t, "Deleted "), "")
 	for i, a := range all {
 		if n, want := strings.Count(went, "Deleted "+a+" "), min(1, 3-i); n != want {
 			t.Errorf("the switch lost the route to %s %d times, want %d: the restart of the daemon takes none away\n%s", a, n, want, went)
@@ -107,13 +107,14 @@ spec: {node: node1, peerIP: 127.0.0.2, asNumber: 64600}
 }
 
 // startRouterctl runs routerctl on a host beside the test until it is killed.
-func startRouterctl(t *testing.T, l *lab.Lab, host string, args ...string) *exec.Cmd {
+func startRouterctl(t *testing.T, l *lab.Lab, host string, out io.Writer, args ...string) *exec.Cmd {
 	t.Helper()
 	dir, err := filepath.Abs(binDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(filepath.Join(dir, "routerctl"), append([]string{"--socket", lab.Socket(l.Name(), host)}, args...)...)
+	cmd.Stdout = out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -177,15 +178,16 @@ func waitLocalPeer(t *testing.T, l *lab.Lab, host string) {
 	})
 }
 
-// torWatch records what happens to a switch's routes.
-type torWatch struct {
+// recorder is a program that reports what happens, until it is killed.
+type recorder struct {
 	cmd *exec.Cmd
 	out *monitor
 }
 
-func watchTor(t *testing.T, s *tor) *torWatch {
+// watchTor records what happens to a switch's routes.
+func watchTor(t *testing.T, s *tor) *recorder {
 	t.Helper()
-	w := &torWatch{cmd: exec.Command("ip", "-n", s.space, "-4", "monitor", "route"), out: &monitor{}}
+	w := &recorder{cmd: exec.Command("ip", "-n", s.space, "-4", "monitor", "route"), out: &monitor{}}
 	w.cmd.Stdout = w.out
 	if err := w.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -194,15 +196,15 @@ func watchTor(t *testing.T, s *tor) *torWatch {
 	return w
 }
 
-// deleted returns the routes that went, and ends the watch.
-func (w *torWatch) deleted(t *testing.T) (out []string) {
+// stop ends the program, and returns its lines that hold a text.
+func (w *recorder) stop(t *testing.T, part string) (out []string) {
 	t.Helper()
 	if err := w.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = w.cmd.Wait() // it was killed
 	for line := range strings.Lines(w.out.text()) {
-		if strings.HasPrefix(line, "Deleted") {
+		if strings.Contains(line, part) {
 			out = append(out, line)
 		}
 	}

@@ -1093,6 +1093,194 @@ func (x *BGPDumpResponse) GetData() []byte {
 	return nil
 }
 
+type BGPReflectorsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPReflectorsRequest) Reset() {
+	*x = BGPReflectorsRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPReflectorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPReflectorsRequest) ProtoMessage() {}
+
+func (x *BGPReflectorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPReflectorsRequest.ProtoReflect.Descriptor instead.
+func (*BGPReflectorsRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{17}
+}
+
+type BGPReflectorsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Setting       string                 `protobuf:"bytes,1,opt,name=setting,proto3" json:"setting,omitempty"` // "2", or "2 per LABEL"; empty: none are asked for
+	Problem       string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"` // why nobody is chosen all the same
+	Groups        []*BGPReflectorGroup   `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	Nodes         uint32                 `protobuf:"varint,4,opt,name=nodes,proto3" json:"nodes,omitempty"`    // that take part
+	Mesh          uint32                 `protobuf:"varint,5,opt,name=mesh,proto3" json:"mesh,omitempty"`      // pairs of nodes that still have a session of the mesh
+	Waiting       []string               `protobuf:"bytes,6,rep,name=waiting,proto3" json:"waiting,omitempty"` // nodes that have not got the routes of all their reflectors
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPReflectorsResponse) Reset() {
+	*x = BGPReflectorsResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPReflectorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPReflectorsResponse) ProtoMessage() {}
+
+func (x *BGPReflectorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPReflectorsResponse.ProtoReflect.Descriptor instead.
+func (*BGPReflectorsResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *BGPReflectorsResponse) GetSetting() string {
+	if x != nil {
+		return x.Setting
+	}
+	return ""
+}
+
+func (x *BGPReflectorsResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *BGPReflectorsResponse) GetGroups() []*BGPReflectorGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *BGPReflectorsResponse) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *BGPReflectorsResponse) GetMesh() uint32 {
+	if x != nil {
+		return x.Mesh
+	}
+	return 0
+}
+
+func (x *BGPReflectorsResponse) GetWaiting() []string {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+type BGPReflectorGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // the label's value
+	Nodes         uint32                 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Reflectors    []string               `protobuf:"bytes,3,rep,name=reflectors,proto3" json:"reflectors,omitempty"`
+	Leaving       []string               `protobuf:"bytes,4,rep,name=leaving,proto3" json:"leaving,omitempty"` // of these, that go when all have the routes of the others
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPReflectorGroup) Reset() {
+	*x = BGPReflectorGroup{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPReflectorGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPReflectorGroup) ProtoMessage() {}
+
+func (x *BGPReflectorGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPReflectorGroup.ProtoReflect.Descriptor instead.
+func (*BGPReflectorGroup) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *BGPReflectorGroup) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BGPReflectorGroup) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *BGPReflectorGroup) GetReflectors() []string {
+	if x != nil {
+		return x.Reflectors
+	}
+	return nil
+}
+
+func (x *BGPReflectorGroup) GetLeaving() []string {
+	if x != nil {
+		return x.Leaving
+	}
+	return nil
+}
+
 type BGPIsolatedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -1102,7 +1290,7 @@ type BGPIsolatedRequest struct {
 
 func (x *BGPIsolatedRequest) Reset() {
 	*x = BGPIsolatedRequest{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[17]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1302,7 @@ func (x *BGPIsolatedRequest) String() string {
 func (*BGPIsolatedRequest) ProtoMessage() {}
 
 func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[17]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1315,7 @@ func (x *BGPIsolatedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPIsolatedRequest.ProtoReflect.Descriptor instead.
 func (*BGPIsolatedRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{17}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BGPIsolatedRequest) GetChanges() []*BGPChange {
@@ -1148,7 +1336,7 @@ type BGPChange struct {
 
 func (x *BGPChange) Reset() {
 	*x = BGPChange{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[18]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1348,7 @@ func (x *BGPChange) String() string {
 func (*BGPChange) ProtoMessage() {}
 
 func (x *BGPChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[18]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1361,7 @@ func (x *BGPChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPChange.ProtoReflect.Descriptor instead.
 func (*BGPChange) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{18}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BGPChange) GetKey() string {
@@ -1199,7 +1387,7 @@ type BGPIsolatedResponse struct {
 
 func (x *BGPIsolatedResponse) Reset() {
 	*x = BGPIsolatedResponse{}
-	mi := &file_control_api_v1_bgp_proto_msgTypes[19]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1399,7 @@ func (x *BGPIsolatedResponse) String() string {
 func (*BGPIsolatedResponse) ProtoMessage() {}
 
 func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_bgp_proto_msgTypes[19]
+	mi := &file_control_api_v1_bgp_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1412,7 @@ func (x *BGPIsolatedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPIsolatedResponse.ProtoReflect.Descriptor instead.
 func (*BGPIsolatedResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{19}
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BGPIsolatedResponse) GetNodes() []string {
@@ -1310,7 +1498,22 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x0eBGPDumpRequest\x12*\n" +
 	"\x05table\x18\x01 \x01(\x0e2\x14.routerd.v1.BGPTableR\x05table\"%\n" +
 	"\x0fBGPDumpResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"E\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x16\n" +
+	"\x14BGPReflectorsRequest\"\xc6\x01\n" +
+	"\x15BGPReflectorsResponse\x12\x18\n" +
+	"\asetting\x18\x01 \x01(\tR\asetting\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\x125\n" +
+	"\x06groups\x18\x03 \x03(\v2\x1d.routerd.v1.BGPReflectorGroupR\x06groups\x12\x14\n" +
+	"\x05nodes\x18\x04 \x01(\rR\x05nodes\x12\x12\n" +
+	"\x04mesh\x18\x05 \x01(\rR\x04mesh\x12\x18\n" +
+	"\awaiting\x18\x06 \x03(\tR\awaiting\"w\n" +
+	"\x11BGPReflectorGroup\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05nodes\x18\x02 \x01(\rR\x05nodes\x12\x1e\n" +
+	"\n" +
+	"reflectors\x18\x03 \x03(\tR\n" +
+	"reflectors\x12\x18\n" +
+	"\aleaving\x18\x04 \x03(\tR\aleaving\"E\n" +
 	"\x12BGPIsolatedRequest\x12/\n" +
 	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"3\n" +
 	"\tBGPChange\x12\x10\n" +
@@ -1321,7 +1524,7 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\x8d\x05\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\xe0\x05\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
@@ -1330,7 +1533,9 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x06Inject\x12\x1c.routerd.v1.BGPInjectRequest\x1a\x1d.routerd.v1.BGPInjectResponse\x12C\n" +
 	"\x04Hold\x12\x1a.routerd.v1.BGPHoldRequest\x1a\x1b.routerd.v1.BGPHoldResponse(\x010\x01\x12K\n" +
 	"\bWithdraw\x12\x1e.routerd.v1.BGPWithdrawRequest\x1a\x1f.routerd.v1.BGPWithdrawResponse\x12K\n" +
-	"\bInjected\x12\x1e.routerd.v1.BGPInjectedRequest\x1a\x1f.routerd.v1.BGPInjectedResponse\x12M\n" +
+	"\bInjected\x12\x1e.routerd.v1.BGPInjectedRequest\x1a\x1f.routerd.v1.BGPInjectedResponse\x12Q\n" +
+	"\n" +
+	"Reflectors\x12 .routerd.v1.BGPReflectorsRequest\x1a!.routerd.v1.BGPReflectorsResponse\x12M\n" +
 	"\bIsolated\x12\x1e.routerd.v1.BGPIsolatedRequest\x1a\x1f.routerd.v1.BGPIsolatedResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
@@ -1346,7 +1551,7 @@ func file_control_api_v1_bgp_proto_rawDescGZIP() []byte {
 }
 
 var file_control_api_v1_bgp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_control_api_v1_bgp_proto_goTypes = []any{
 	(BGPTable)(0),                 // 0: routerd.v1.BGPTable
 	(*BGPRoutesRequest)(nil),      // 1: routerd.v1.BGPRoutesRequest
@@ -1366,48 +1571,54 @@ var file_control_api_v1_bgp_proto_goTypes = []any{
 	(*BGPEvent)(nil),              // 15: routerd.v1.BGPEvent
 	(*BGPDumpRequest)(nil),        // 16: routerd.v1.BGPDumpRequest
 	(*BGPDumpResponse)(nil),       // 17: routerd.v1.BGPDumpResponse
-	(*BGPIsolatedRequest)(nil),    // 18: routerd.v1.BGPIsolatedRequest
-	(*BGPChange)(nil),             // 19: routerd.v1.BGPChange
-	(*BGPIsolatedResponse)(nil),   // 20: routerd.v1.BGPIsolatedResponse
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
+	(*BGPReflectorsRequest)(nil),  // 18: routerd.v1.BGPReflectorsRequest
+	(*BGPReflectorsResponse)(nil), // 19: routerd.v1.BGPReflectorsResponse
+	(*BGPReflectorGroup)(nil),     // 20: routerd.v1.BGPReflectorGroup
+	(*BGPIsolatedRequest)(nil),    // 21: routerd.v1.BGPIsolatedRequest
+	(*BGPChange)(nil),             // 22: routerd.v1.BGPChange
+	(*BGPIsolatedResponse)(nil),   // 23: routerd.v1.BGPIsolatedResponse
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
 }
 var file_control_api_v1_bgp_proto_depIdxs = []int32{
 	0,  // 0: routerd.v1.BGPRoutesRequest.table:type_name -> routerd.v1.BGPTable
 	4,  // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
-	21, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
-	22, // 3: routerd.v1.BGPInjectRequest.ttl:type_name -> google.protobuf.Duration
+	24, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
+	25, // 3: routerd.v1.BGPInjectRequest.ttl:type_name -> google.protobuf.Duration
 	13, // 4: routerd.v1.BGPInjectRequest.routes:type_name -> routerd.v1.BGPInjectedRoute
-	22, // 5: routerd.v1.BGPHoldRequest.grace:type_name -> google.protobuf.Duration
+	25, // 5: routerd.v1.BGPHoldRequest.grace:type_name -> google.protobuf.Duration
 	13, // 6: routerd.v1.BGPHoldRequest.routes:type_name -> routerd.v1.BGPInjectedRoute
 	13, // 7: routerd.v1.BGPInjectedResponse.routes:type_name -> routerd.v1.BGPInjectedRoute
-	22, // 8: routerd.v1.BGPInjectedRoute.ttl:type_name -> google.protobuf.Duration
-	21, // 9: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
+	25, // 8: routerd.v1.BGPInjectedRoute.ttl:type_name -> google.protobuf.Duration
+	24, // 9: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
 	0,  // 10: routerd.v1.BGPDumpRequest.table:type_name -> routerd.v1.BGPTable
-	19, // 11: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
-	1,  // 12: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
-	2,  // 13: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
-	14, // 14: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
-	16, // 15: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
-	5,  // 16: routerd.v1.BGP.Inject:input_type -> routerd.v1.BGPInjectRequest
-	7,  // 17: routerd.v1.BGP.Hold:input_type -> routerd.v1.BGPHoldRequest
-	9,  // 18: routerd.v1.BGP.Withdraw:input_type -> routerd.v1.BGPWithdrawRequest
-	11, // 19: routerd.v1.BGP.Injected:input_type -> routerd.v1.BGPInjectedRequest
-	18, // 20: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
-	3,  // 21: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
-	3,  // 22: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
-	15, // 23: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
-	17, // 24: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
-	6,  // 25: routerd.v1.BGP.Inject:output_type -> routerd.v1.BGPInjectResponse
-	8,  // 26: routerd.v1.BGP.Hold:output_type -> routerd.v1.BGPHoldResponse
-	10, // 27: routerd.v1.BGP.Withdraw:output_type -> routerd.v1.BGPWithdrawResponse
-	12, // 28: routerd.v1.BGP.Injected:output_type -> routerd.v1.BGPInjectedResponse
-	20, // 29: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
-	21, // [21:30] is the sub-list for method output_type
-	12, // [12:21] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	20, // 11: routerd.v1.BGPReflectorsResponse.groups:type_name -> routerd.v1.BGPReflectorGroup
+	22, // 12: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
+	1,  // 13: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
+	2,  // 14: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
+	14, // 15: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
+	16, // 16: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
+	5,  // 17: routerd.v1.BGP.Inject:input_type -> routerd.v1.BGPInjectRequest
+	7,  // 18: routerd.v1.BGP.Hold:input_type -> routerd.v1.BGPHoldRequest
+	9,  // 19: routerd.v1.BGP.Withdraw:input_type -> routerd.v1.BGPWithdrawRequest
+	11, // 20: routerd.v1.BGP.Injected:input_type -> routerd.v1.BGPInjectedRequest
+	18, // 21: routerd.v1.BGP.Reflectors:input_type -> routerd.v1.BGPReflectorsRequest
+	21, // 22: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
+	3,  // 23: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
+	3,  // 24: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
+	15, // 25: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
+	17, // 26: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
+	6,  // 27: routerd.v1.BGP.Inject:output_type -> routerd.v1.BGPInjectResponse
+	8,  // 28: routerd.v1.BGP.Hold:output_type -> routerd.v1.BGPHoldResponse
+	10, // 29: routerd.v1.BGP.Withdraw:output_type -> routerd.v1.BGPWithdrawResponse
+	12, // 30: routerd.v1.BGP.Injected:output_type -> routerd.v1.BGPInjectedResponse
+	19, // 31: routerd.v1.BGP.Reflectors:output_type -> routerd.v1.BGPReflectorsResponse
+	23, // 32: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
+	23, // [23:33] is the sub-list for method output_type
+	13, // [13:23] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_bgp_proto_init() }
@@ -1421,7 +1632,7 @@ func file_control_api_v1_bgp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_bgp_proto_rawDesc), len(file_control_api_v1_bgp_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

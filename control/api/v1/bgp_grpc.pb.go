@@ -19,15 +19,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	BGP_Routes_FullMethodName   = "/routerd.v1.BGP/Routes"
-	BGP_Explain_FullMethodName  = "/routerd.v1.BGP/Explain"
-	BGP_Watch_FullMethodName    = "/routerd.v1.BGP/Watch"
-	BGP_Dump_FullMethodName     = "/routerd.v1.BGP/Dump"
-	BGP_Inject_FullMethodName   = "/routerd.v1.BGP/Inject"
-	BGP_Hold_FullMethodName     = "/routerd.v1.BGP/Hold"
-	BGP_Withdraw_FullMethodName = "/routerd.v1.BGP/Withdraw"
-	BGP_Injected_FullMethodName = "/routerd.v1.BGP/Injected"
-	BGP_Isolated_FullMethodName = "/routerd.v1.BGP/Isolated"
+	BGP_Routes_FullMethodName     = "/routerd.v1.BGP/Routes"
+	BGP_Explain_FullMethodName    = "/routerd.v1.BGP/Explain"
+	BGP_Watch_FullMethodName      = "/routerd.v1.BGP/Watch"
+	BGP_Dump_FullMethodName       = "/routerd.v1.BGP/Dump"
+	BGP_Inject_FullMethodName     = "/routerd.v1.BGP/Inject"
+	BGP_Hold_FullMethodName       = "/routerd.v1.BGP/Hold"
+	BGP_Withdraw_FullMethodName   = "/routerd.v1.BGP/Withdraw"
+	BGP_Injected_FullMethodName   = "/routerd.v1.BGP/Injected"
+	BGP_Reflectors_FullMethodName = "/routerd.v1.BGP/Reflectors"
+	BGP_Isolated_FullMethodName   = "/routerd.v1.BGP/Isolated"
 )
 
 // BGPClient is the client API for BGP service.
@@ -55,6 +56,8 @@ type BGPClient interface {
 	Withdraw(ctx context.Context, in *BGPWithdrawRequest, opts ...grpc.CallOption) (*BGPWithdrawResponse, error)
 	// Injected lists what is injected, by prefix.
 	Injected(ctx context.Context, in *BGPInjectedRequest, opts ...grpc.CallOption) (*BGPInjectedResponse, error)
+	// Reflectors says how far the nodes' choice of route reflectors among themselves is.
+	Reflectors(ctx context.Context, in *BGPReflectorsRequest, opts ...grpc.CallOption) (*BGPReflectorsResponse, error)
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error)
@@ -178,6 +181,16 @@ func (c *bGPClient) Injected(ctx context.Context, in *BGPInjectedRequest, opts .
 	return out, nil
 }
 
+func (c *bGPClient) Reflectors(ctx context.Context, in *BGPReflectorsRequest, opts ...grpc.CallOption) (*BGPReflectorsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BGPReflectorsResponse)
+	err := c.cc.Invoke(ctx, BGP_Reflectors_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *bGPClient) Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[4], BGP_Isolated_FullMethodName, cOpts...)
@@ -216,6 +229,8 @@ type BGPServer interface {
 	Withdraw(context.Context, *BGPWithdrawRequest) (*BGPWithdrawResponse, error)
 	// Injected lists what is injected, by prefix.
 	Injected(context.Context, *BGPInjectedRequest) (*BGPInjectedResponse, error)
+	// Reflectors says how far the nodes' choice of route reflectors among themselves is.
+	Reflectors(context.Context, *BGPReflectorsRequest) (*BGPReflectorsResponse, error)
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error
@@ -252,6 +267,9 @@ func (UnimplementedBGPServer) Withdraw(context.Context, *BGPWithdrawRequest) (*B
 }
 func (UnimplementedBGPServer) Injected(context.Context, *BGPInjectedRequest) (*BGPInjectedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Injected not implemented")
+}
+func (UnimplementedBGPServer) Reflectors(context.Context, *BGPReflectorsRequest) (*BGPReflectorsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reflectors not implemented")
 }
 func (UnimplementedBGPServer) Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error {
 	return status.Error(codes.Unimplemented, "method Isolated not implemented")
@@ -389,6 +407,24 @@ func _BGP_Injected_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _BGP_Reflectors_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BGPReflectorsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BGPServer).Reflectors(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BGP_Reflectors_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BGPServer).Reflectors(ctx, req.(*BGPReflectorsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _BGP_Isolated_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(BGPServer).Isolated(&grpc.GenericServerStream[BGPIsolatedRequest, BGPIsolatedResponse]{ServerStream: stream})
 }
@@ -418,6 +454,10 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Injected",
 			Handler:    _BGP_Injected_Handler,
+		},
+		{
+			MethodName: "Reflectors",
+			Handler:    _BGP_Reflectors_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,362 @@
+package bgp
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/control/cluster/clustertest"
+	"github.com/routerd/routerd/store"
+)
+
+// simulation is hosts that choose reflectors by a datastore that each of them hears of late, with sessions that take time to
+// come up, in virtual time.
+type simulation struct {
+	t      testing.TB
+	now    time.Time
+	log    []store.Event // what the datastore has said, in order
+	nodes  []*simNode
+	up     map[[2]int]time.Time // sessions, since when
+	leases []string             // of reflectors, the oldest first
+	gone   map[string]time.Time // hosts that died, and when
+	calm   time.Time            // since when nothing has died
+	said   map[string]int       // how often a node has written
+	text   map[string]string    // labels of nodes
+}
+
+type simNode struct {
+	name  string
+	index int
+	view  *View
+	read  int // of the log
+	lag   int // at most so many events behind
+	refl  reflecting
+	alive bool
+}
+
+func newSimulation(t testing.TB, nodes int, label func(i int) string) *simulation {
+	s := &simulation{t: t, now: time.Unix(1e9, 0), up: map[[2]int]time.Time{}, gone: map[string]time.Time{}, said: map[string]int{}, text: map[string]string{}}
+	s.calm = s.now
+	for i := range nodes {
+		n := &simNode{name: fmt.Sprintf("node%d", i), index: i, view: &View{}, alive: true}
+		s.nodes = append(s.nodes, n)
+		s.text[n.name] = label(i)
+		s.write(n.name, store.NodeReflection{})
+	}
+	for _, n := range s.nodes {
+		n.view.self = n.name
+		if _, err := n.view.Apply(clustertest.Step("", store.Batch{Synced: true, Events: s.log})); err != nil {
+			t.Fatal(err)
+		}
+		n.read = len(s.log)
+	}
+	return s
+}
+
+// write has a node say something of itself.
+func (s *simulation) write(name string, r store.NodeReflection) {
+	s.said[name]++
+	n := &store.Node{}
+	store.SetNodeReflection(n, r)
+	var notes []string
+	for k, v := range n.Annotations {
+		notes = append(notes, fmt.Sprintf("%q:%q", k, v))
+	}
+	slices.Sort(notes)
+	i := slices.IndexFunc(s.nodes, func(n *simNode) bool { return n.name == name })
+	s.log = append(s.log, labelled(s.t, bgpNode(s.t, name, fmt.Sprintf("10.1.0.%d/24", i+1)), s.text[name], strings.Join(notes, ",")))
+}
+
+// ask sets the annotation of the BGPConfiguration; empty: takes it away.
+func (s *simulation) ask(value string) {
+	c := conf(s.t, "default", `{}`)
+	if value != "" {
+		c = labelled(s.t, c, "", fmt.Sprintf("%q:%q", store.AnnotationReflectors, value))
+	}
+	s.log = append(s.log, c)
+}
+
+func (s *simulation) kill(i int) {
+	n := s.nodes[i]
+	n.alive, s.gone[n.name], s.calm = false, s.now, s.now
+}
+
+func (s *simulation) revive(i int) {
+	n := s.nodes[i]
+	n.alive, n.refl = true, reflecting{}
+	if s.now.Sub(s.gone[n.name]) > 8*time.Second { // a new lease
+		s.leases = slices.DeleteFunc(s.leases, func(name string) bool { return name == n.name })
+	}
+	delete(s.gone, n.name)
+	s.calm = s.now
+}
+
+// there is what leases say.
+func (s *simulation) there() Alive {
+	a := Alive{Nodes: map[string]bool{}}
+	for _, n := range s.nodes {
+		a.Nodes[n.name] = n.alive || s.now.Sub(s.gone[n.name]) < 15*time.Second
+	}
+	for _, name := range s.leases {
+		if died, dead := s.gone[name]; !dead || s.now.Sub(died) < 8*time.Second {
+			a.Reflectors = append(a.Reflectors, name)
+		}
+	}
+	return a
+}
+
+// has reports whether a node has a session with another configured.
+func (n *simNode) has(other *simNode) bool {
+	v := n.view
+	return v.reflected(n.name, other.name) || v.meshed() && !v.released(n.name, other.name)
+}
+
+// second lets a second pass; delay is how many it takes a session to come up.
+func (s *simulation) second(lag, delay func() int) {
+	s.now = s.now.Add(time.Second)
+	alive := s.there()
+	for _, n := range s.nodes {
+		if !n.alive {
+			continue
+		}
+		if to := max(n.read, len(s.log)-lag()); to > n.read {
+			if _, err := n.view.Apply(clustertest.Step("", store.Batch{Events: s.log[n.read:to]})); err != nil {
+				s.t.Fatal(err)
+			}
+			n.read = to
+		}
+	}
+	for i, a := range s.nodes {
+		for j, b := range s.nodes[:i] {
+			key := [2]int{j, i}
+			_, has := s.up[key]
+			switch on := a.alive && b.alive && a.has(b) && b.has(a); {
+			case on && !has:
+				s.up[key] = s.now.Add(time.Duration(delay()) * time.Second)
+			case !on:
+				delete(s.up, key)
+			}
+		}
+	}
+	for _, n := range s.nodes {
+		if !n.alive {
+			continue
+		}
+		synced := map[netip.Addr]bool{}
+		for _, o := range s.nodes {
+			synced[n.view.nodes[o.name].addr.Addr()] = s.session(n, o, 0)
+		}
+		n.refl.see(n.view, n.name, synced, s.now)
+		want := n.refl.says(n.view, n.name, alive, s.now)
+		if want.Reflects && !slices.Contains(s.leases, n.name) {
+			s.leases = append(s.leases, n.name)
+			continue // it says so when it has the lease
+		}
+		if !want.Reflects {
+			s.leases = slices.DeleteFunc(s.leases, func(name string) bool { return name == n.name })
+		}
+		if n.read == len(s.log) && !want.Equal(n.view.nodes[n.name].reflection) {
+			s.write(n.name, want)
+		}
+	}
+	s.check()
+}
+
+// session reports whether two nodes' session has been up for so long.
+func (s *simulation) session(a, b *simNode, age time.Duration) bool {
+	at, ok := s.up[[2]int{min(a.index, b.index), max(a.index, b.index)}]
+	return ok && s.now.Sub(at) >= age
+}
+
+// check wants a way for routes between every two nodes that are there, unless somebody has just died: a session, or reflectors that
+// have sessions with both.
+func (s *simulation) check() {
+	if s.now.Sub(s.calm) < 40*time.Second {
+		return
+	}
+	var serving []*simNode
+	for _, n := range s.nodes {
+		if n.alive && n.view.reflection().reflects(n.name) {
+			serving = append(serving, n)
+		}
+	}
+	by := func(a *simNode) (out []*simNode) {
+		for _, r := range serving {
+			if r == a || s.session(a, r, time.Second) && r.view.reflected(r.name, a.name) {
+				out = append(out, r)
+			}
+		}
+		return out
+	}
+	for i, a := range s.nodes {
+		for _, b := range s.nodes[:i] {
+			way := !a.alive || !b.alive || s.session(a, b, 0)
+			for _, x := range by(a) {
+				for _, y := range by(b) {
+					way = way || x == y || s.session(x, y, time.Second)
+				}
+			}
+			if !way {
+				s.t.Fatalf("after %s: no way between %s and %s: reflectors %v, leases %v\n%s", s.now.Sub(time.Unix(1e9, 0)), a.name, b.name, names(serving), s.leases, s.state())
+			}
+		}
+	}
+}
+
+func names(list []*simNode) (out []string) {
+	for _, n := range list {
+		out = append(out, n.name)
+	}
+	return out
+}
+
+func (s *simulation) state() string {
+	var out strings.Builder
+	for _, n := range s.nodes {
+		fmt.Fprintf(&out, "%s alive %t reflects %t by %v behind %d\n", n.name, n.alive, n.view.nodes[n.name].reflection.Reflects, n.view.nodes[n.name].reflection.By, len(s.log)-n.read)
+	}
+	for key, at := range s.up {
+		fmt.Fprintf(&out, "%d-%d since %s ", key[0], key[1], s.now.Sub(at))
+	}
+	for _, e := range s.log[max(0, len(s.log)-14):] {
+		fmt.Fprintf(&out, "\n%s %s", e.Key.Name, e.Object.Raw)
+	}
+	return out.String()
+}
+
+// rest lets time pass until all is as it stays.
+func (s *simulation) rest() {
+	zero := func() int { return 0 }
+	s.calm = s.now
+	for range 120 {
+		s.second(zero, zero)
+	}
+	before := maps.Clone(s.said)
+	for range 60 {
+		s.second(zero, zero)
+	}
+	if fmt.Sprint(before) != fmt.Sprint(s.said) {
+		s.t.Fatalf("it never rests: %v, %v\n%s", before, s.said, s.state())
+	}
+}
+
+// sessions counts those that are up.
+func (s *simulation) sessions() int { return len(s.up) }
+
+func (s *simulation) serving() (out []string) {
+	for _, n := range s.nodes {
+		if n.alive && n.view.nodes[n.name].reflection.Reflects {
+			out = append(out, n.name)
+		}
+	}
+	return out
+}
+
+// TestReflectorsAnyOrder: whatever is asked for, whoever dies and comes back, however late who hears of what, routes have a way
+// between any two nodes at any time, and in the end there are as many reflectors as are asked for, and no session too many.
+func TestReflectorsAnyOrder(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		const n = 6
+		racks := rapid.IntRange(1, 3).Draw(rt, "racks")
+		s := newSimulation(t, n, func(i int) string {
+			text := fmt.Sprintf(`"rack":"r%d"`, i%racks)
+			if i == 0 {
+				text += `,"routerd.io/reflector":"never"`
+			}
+			return text
+		})
+		lag := func() int { return rapid.IntRange(0, 3).Draw(rt, "lag") }
+		delay := func() int { return rapid.IntRange(0, 3).Draw(rt, "delay") }
+		asked := ""
+		for range rapid.IntRange(1, 8).Draw(rt, "steps") {
+			switch i := rapid.IntRange(0, n-1).Draw(rt, "host"); rapid.IntRange(0, 3).Draw(rt, "what") {
+			case 0, 1:
+				asked = rapid.SampledFrom([]string{"", "1", "2", "1 per rack", "2 per rack", "3"}).Draw(rt, "ask")
+				s.ask(asked)
+			case 2:
+				if s.nodes[i].alive {
+					s.kill(i)
+				}
+			case 3:
+				if !s.nodes[i].alive {
+					s.revive(i)
+				}
+			}
+			for range rapid.IntRange(0, 90).Draw(rt, "seconds") {
+				s.second(lag, delay)
+			}
+		}
+		for i, node := range s.nodes {
+			if !node.alive {
+				s.revive(i)
+			}
+		}
+		s.rest()
+		want, _ := store.ParseReflectors(asked)
+		groups := map[string]int{}
+		for _, node := range s.nodes {
+			g := ""
+			if want.Per != "" {
+				g = s.text[node.name]
+				if i := strings.Index(g, ","); i >= 0 {
+					g = g[:i]
+				}
+			}
+			if !strings.Contains(s.text[node.name], "never") {
+				groups[g] = min(groups[g]+1, want.Count)
+			}
+		}
+		total := 0
+		for _, k := range groups {
+			total += k
+		}
+		if got := s.serving(); len(got) != total {
+			rt.Fatalf("%q: reflectors %v, want %d\n%s", asked, got, total, s.state())
+		}
+		if want.Count == 0 && s.sessions() != n*(n-1)/2 {
+			rt.Fatalf("%d sessions in the mesh", s.sessions())
+		}
+		if want.Count > 0 && want.Per == "" {
+			if clients := n - total; s.sessions() != total*clients+total*(total-1)/2 {
+				rt.Fatalf("%q: %d sessions with %d reflectors and %d clients\n%s", asked, s.sessions(), total, clients, s.state())
+			}
+		}
+	})
+}
+
+// TestReflectorReplaced: a reflector that has died is replaced when its lease is over, and does not come back into its place.
+func TestReflectorReplaced(t *testing.T) {
+	t.Parallel()
+	s := newSimulation(t, 5, func(int) string { return "" })
+	zero := func() int { return 0 }
+	s.ask("2")
+	s.rest()
+	if got := fmt.Sprint(s.serving()); got != "[node0 node1]" {
+		t.Fatalf("reflectors %s, want the first two", got)
+	}
+	s.kill(0)
+	for i := 0; len(s.serving()) < 2; i++ {
+		if i > 12 {
+			t.Fatalf("no other reflector after %d s\n%s", i, s.state())
+		}
+		s.second(zero, zero)
+	}
+	s.rest()
+	s.revive(0)
+	s.rest()
+	if got := fmt.Sprint(s.serving()); got != "[node1 node2]" {
+		t.Errorf("reflectors %s after the first one is back\n%s", got, s.state())
+	}
+	s.ask("")
+	s.rest()
+	if got := fmt.Sprint(s.serving()); got != "[]" || s.sessions() != 10 {
+		t.Errorf("reflectors %s and %d sessions after they were taken back\n%s", got, s.sessions(), s.state())
+	}
+}
