@@ -35,7 +35,7 @@ type backend struct {
 
 	mu     sync.Mutex // guards the rest
 	policy *policy
-	names  map[netip.Addr]Peer
+	names  map[netip.Addr]Peer // never changed: it is replaced
 }
 
 const (
@@ -88,11 +88,13 @@ func (b *backend) adopt(c *Config) {
 	p := newPolicy(c)
 	b.mu.Lock()
 	b.policy = p
+	names := maps.Clone(b.names)
 	for addr, peer := range runningPeers(c) {
-		if _, ok := b.names[addr]; ok {
-			b.names[addr] = peer
+		if _, ok := names[addr]; ok {
+			names[addr] = peer
 		}
 	}
+	b.names = names
 	b.mu.Unlock()
 	b.SetPolicy(judges{p})
 }
@@ -123,7 +125,9 @@ func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
 	b.change.Lock()
 	defer b.change.Unlock()
 	b.mu.Lock()
-	b.names[p.Addr] = p
+	names := maps.Clone(b.names)
+	names[p.Addr] = p
+	b.names = names
 	b.mu.Unlock()
 	b.want[p.Addr] = enginePeer(c, p)
 	if err := b.setPeers(); err != nil {
@@ -207,7 +211,7 @@ const step = 4096
 
 // take passes on what the engine tells until ctx ends.
 func (b *backend) take(ctx context.Context) {
-	for {
+	for size := 1; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -219,11 +223,12 @@ func (b *backend) take(ctx context.Context) {
 			var events []engine.Event
 			more = b.Take(step, func(e engine.Event) { events = append(events, e) }, func(prefix wire.Prefix, paths iter.Seq[*engine.Path]) {
 				if changes == nil {
-					changes = make([]chosenPaths, 0, step)
+					changes = make([]chosenPaths, 0, size)
 				}
 				changes = append(changes, chosenPaths{prefix, r.hops(paths)})
 			})
 			b.tell(events, changes)
+			size = max(len(changes), 1) // most that follow many are many
 			if !more {
 				break
 			}
@@ -300,7 +305,7 @@ type reader struct {
 func (b *backend) reader() *reader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return &reader{policy: b.policy, names: maps.Clone(b.names)}
+	return &reader{policy: b.policy, names: b.names}
 }
 
 // hops returns those of paths that peers sent: what it returned last if they are the same.

@@ -138,9 +138,31 @@ func (c *bgpClient) read() (typ byte, body []byte, err error) {
 	return head[18], body, err
 }
 
-// announce tells the peer of prefixes of length 26, in as few messages as they
-// fit in.
-func (c *bgpClient) announce(ps []netip.Prefix) error {
+// withdraw takes prefixes back.
+func (c *bgpClient) withdraw(ps []netip.Prefix) error {
+	for ps := range slices.Chunk(ps, 700) {
+		list := make([]byte, 0, 5*len(ps))
+		for _, p := range ps {
+			list = append(append(list, byte(p.Bits())), p.Addr().AsSlice()...)
+		}
+		body := append(binary.BigEndian.AppendUint16(nil, uint16(len(list))), list...)
+		if err := c.write(bgpUpdate, append(body, 0, 0)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change announces one prefix of length 26 with another MED.
+func (c *bgpClient) change(p netip.Addr, med uint32) error {
+	attrs := append(c.attributes(), 0x80, 4, 4)
+	attrs = binary.BigEndian.AppendUint32(attrs, med)
+	body := append(binary.BigEndian.AppendUint16([]byte{0, 0}, uint16(len(attrs))), attrs...)
+	return c.write(bgpUpdate, append(append(body, 26), p.AsSlice()...))
+}
+
+// attributes are those of each announcement.
+func (c *bgpClient) attributes() []byte {
 	attrs := []byte{
 		0x40, 1, 1, 0, // ORIGIN IGP
 		0x40, 2, 0, // AS_PATH, empty
@@ -148,6 +170,13 @@ func (c *bgpClient) announce(ps []netip.Prefix) error {
 		0x40, 5, 4, 0, 0, 0, 100, // LOCAL_PREF
 	}
 	copy(attrs[10:], c.addr.AsSlice())
+	return attrs
+}
+
+// announce tells the peer of prefixes of length 26, in as few messages as they
+// fit in.
+func (c *bgpClient) announce(ps []netip.Prefix) error {
+	attrs := c.attributes()
 	for ps := range slices.Chunk(ps, 700) { // of five bytes
 		body := binary.BigEndian.AppendUint16([]byte{0, 0}, uint16(len(attrs)))
 		body = append(body, attrs...)

@@ -24,6 +24,10 @@ type Programs struct {
 	// for one slice of time after the other, and NAME.heap at its end. Empty: none.
 	Profiles string
 
+	// Speaker is the command by which [Speak] runs in a process of its own; the file is its
+	// last argument.
+	Speaker []string
+
 	// Against names the speakers to measure beside the daemon; empty: all.
 	Against []string
 }

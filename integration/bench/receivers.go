@@ -92,14 +92,19 @@ func startBIRDReceiver(ctx context.Context, s *convergenceSpace) ([]*os.Process,
 	})
 }
 
-// startFRRReceiver runs zebra, which insists on FRR's own user, and bgpd.
+// startFRRReceiver runs FRR with both ToRs as peers.
 func startFRRReceiver(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "frr defaults datacenter\nrouter bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n", rxASN, rxAddr(0))
 	for i := range s.tors {
 		fmt.Fprintf(&b, " neighbor %s remote-as %d\n neighbor %s timers connect 1\n", torAddr(i), torASN, torAddr(i))
 	}
-	conf, err := s.file("bgpd.conf", b.String())
+	return startFRR(ctx, s, b.String())
+}
+
+// startFRR runs zebra, which insists on FRR's own user, and bgpd by its configuration.
+func startFRR(ctx context.Context, s *convergenceSpace, config string) ([]*os.Process, error) {
+	conf, err := s.file("bgpd.conf", config)
 	if err != nil {
 		return nil, err
 	}

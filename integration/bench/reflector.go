@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -44,13 +45,22 @@ func clientAddr(i int) netip.Addr {
 }
 
 // MeasureReflector lets clients of one reflector tell each other of their
-// prefixes, through routerd and through BIRD.
+// prefixes, through routerd, which puts the routes into its kernel too, and through BIRD.
 func MeasureReflector(ctx context.Context, p Programs, series []Reflection, progress func(string)) ([]Row, error) {
+	return measureReflector(ctx, "BGP reflector", "routerd", startRouterdReflector, p, series, progress)
+}
+
+// MeasureReflectorAlone is MeasureReflector for routerd's engine alone, without a kernel.
+func MeasureReflectorAlone(ctx context.Context, p Programs, series []Reflection, progress func(string)) ([]Row, error) {
+	return measureReflector(ctx, "BGP reflector alone", "the engine", startSpeaker, p, series, progress)
+}
+
+func measureReflector(ctx context.Context, title, name string, start func(context.Context, *convergenceSpace, Programs, int) ([]*os.Process, error), p Programs, series []Reflection, progress func(string)) ([]Row, error) {
 	var rows []Row
 	for _, size := range series {
 		list := []receiver{
-			{"routerd", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
-				return startRouterdReflector(ctx, s, p, size.Clients)
+			{name, func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
+				return start(ctx, s, p, size.Clients)
 			}},
 			{"BIRD", func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 				return startBIRDReflector(ctx, s, size.Clients)
@@ -69,7 +79,7 @@ func MeasureReflector(ctx context.Context, p Programs, series []Reflection, prog
 		}
 		row := func(what string, unit Unit, a, b float64) {
 			rows = append(rows, Row{
-				What: fmt.Sprintf("BGP reflector, %d × %d: %s", size.Clients, size.Prefixes, what), Against: list[1].name, Unit: unit, Ours: a, Reference: b,
+				What: fmt.Sprintf("%s, %d × %d: %s", title, size.Clients, size.Prefixes, what), Against: list[1].name, Unit: unit, Ours: a, Reference: b,
 			})
 		}
 		row("to the last client", Milliseconds, ms(got[0].took), ms(got[1].took))
@@ -82,11 +92,12 @@ func MeasureReflector(ctx context.Context, p Programs, series []Reflection, prog
 // newReflectorSpace are the reflector's namespace and that of all clients, at
 // the ends of one wire.
 func newReflectorSpace(ctx context.Context, clients int) (s *convergenceSpace, err error) {
-	prefix := fmt.Sprintf("rdrefl%d-", os.Getpid())
-	s = &convergenceSpace{rx: prefix + "rr", tors: [2]string{prefix + "clients", ""}}
-	if s.dir, err = os.MkdirTemp("", "routerd-bench-"); err != nil {
+	dir, err := os.MkdirTemp("", "routerd-bench-")
+	if err != nil {
 		return nil, err
 	}
+	prefix := fmt.Sprintf("rdrefl%d-%s-", os.Getpid(), strings.TrimPrefix(filepath.Base(dir), "routerd-bench-"))
+	s = &convergenceSpace{dir: dir, rx: prefix + "rr", tors: [2]string{prefix + "clients", ""}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close(ctx))
@@ -230,12 +241,16 @@ func startRouterdReflector(ctx context.Context, s *convergenceSpace, programs Pr
 // startBIRDReflector runs BIRD as a reflector of these clients.
 func startBIRDReflector(ctx context.Context, s *convergenceSpace, clients int) ([]*os.Process, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "router id %s;\nprotocol device {}\n", reflectorAddr())
 	for i := range clients {
 		fmt.Fprintf(&b, "protocol bgp client%d { local %s as %d; neighbor %s as %d; rr client; rr cluster id %s; passive; ipv4 { import all; export all; }; }\n",
 			i, reflectorAddr(), rxASN, clientAddr(i), rxASN, reflectorCluster)
 	}
-	conf, err := s.file("rr.conf", b.String())
+	return startBIRDWithoutKernel(ctx, s, b.String())
+}
+
+// startBIRDWithoutKernel runs BIRD with some protocols.
+func startBIRDWithoutKernel(ctx context.Context, s *convergenceSpace, protocols string) ([]*os.Process, error) {
+	conf, err := s.file("rr.conf", fmt.Sprintf("router id %s;\nprotocol device {}\n%s", reflectorAddr(), protocols))
 	if err != nil {
 		return nil, err
 	}

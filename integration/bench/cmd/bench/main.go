@@ -25,9 +25,19 @@ import (
 	"github.com/routerd/routerd/integration/bench"
 )
 
+// speak has the command run the engine alone, to be measured.
+const speak = "speak"
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if len(os.Args) == 3 && os.Args[1] == speak {
+		if err := bench.Speak(ctx, os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -38,14 +48,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
-	only := fs.String("only", "cni,ipam,routes,rules,throughput,scale,bgp,reflector", "`series` to run, with commas between them")
+	only := fs.String("only", "cni,ipam,routes,rules,throughput,scale,bgp,alone,reflector,reflector-alone,churn", "`series` to run, with commas between them")
 	atLeast := fs.Duration("time", 2*time.Second, "least `time` of each IPAM series")
 	routes := fs.Int("routes", 100_000, "`number` of routes")
 	nodes := fs.Int("nodes", 5000, "`number` of nodes of the series scale, up to 10000")
 	prefixes := fs.String("prefixes", "10000", "`numbers` of BGP prefixes, with commas between them; 500000 takes minutes and 3 GiB")
 	reflect := fs.String("reflect", "100x100", "`clients x prefixes` of a route reflector, with commas between them; 100x1000 takes minutes and 6 GiB")
 	profiles := fs.String("profiles", "", "`directory` for profiles of the daemon in the series scale, bgp and reflector; what they cost is in the figures")
-	against := fs.String("against", "BIRD,FRR", "`speakers` beside routerd in the series bgp, with commas between them")
+	alone := fs.String("alone", "500000", "`numbers` of BGP prefixes for the engine alone, with commas between them")
+	churnFor := fs.Duration("churn", 10*time.Second, "for how `long` the series churn lasts with each speaker")
+	against := fs.String("against", "BIRD,FRR", "`speakers` beside routerd in the series bgp and churn, with commas between them")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -61,7 +73,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	programs := bench.Programs{Dir: dir, Profiles: *profiles, Against: strings.Split(*against, ",")}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	programs := bench.Programs{Dir: dir, Speaker: []string{self, speak}, Profiles: *profiles, Against: strings.Split(*against, ",")}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	progress := func(s string) { fmt.Fprintln(stderr, "bench:", s) }
 
@@ -101,12 +117,29 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			}
 			return bench.MeasureReflector(ctx, programs, sizes, progress)
 		},
+		"alone": func() ([]bench.Row, error) {
+			counts, err := parseCounts(*alone)
+			if err != nil {
+				return nil, err
+			}
+			return bench.MeasureAlone(ctx, programs, counts, progress)
+		},
+		"reflector-alone": func() ([]bench.Row, error) {
+			sizes, err := parseReflections(*reflect)
+			if err != nil {
+				return nil, err
+			}
+			return bench.MeasureReflectorAlone(ctx, programs, sizes, progress)
+		},
+		"churn": func() ([]bench.Row, error) {
+			return bench.MeasureChurn(ctx, programs, bench.Churn{Clients: 20, Prefixes: 500, PerSecond: 1000, For: *churnFor}, progress)
+		},
 	}
 	var rows []bench.Row
 	for name := range strings.SplitSeq(*only, ",") {
 		f, ok := series[name]
 		if !ok {
-			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, throughput, scale, bgp or reflector", name)
+			return fmt.Errorf("--only: %q is no series: want cni, ipam, routes, rules, throughput, scale, bgp, alone, reflector, reflector-alone or churn", name)
 		}
 		r, err := f()
 		if err != nil {
