@@ -126,12 +126,12 @@ func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
 	defer b.change.Unlock()
 	b.mu.Lock()
 	names := maps.Clone(b.names)
-	names[p.Addr] = p
+	names[p.id()] = p
 	b.names = names
 	b.mu.Unlock()
-	b.want[p.Addr] = enginePeer(c, p)
+	b.want[p.id()] = enginePeer(c, p)
 	if err := b.setPeers(); err != nil {
-		delete(b.want, p.Addr)
+		delete(b.want, p.id())
 		return fmt.Errorf("add peer %s: %w", p.Addr, err)
 	}
 	return nil
@@ -140,7 +140,7 @@ func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
 func (b *backend) deletePeer(_ context.Context, p Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
-	delete(b.want, p.Addr)
+	delete(b.want, p.id())
 	if err := b.setPeers(); err != nil {
 		return fmt.Errorf("delete peer %s: %w", p.Addr, err)
 	}
@@ -152,7 +152,7 @@ func (b *backend) setPeers() error { return b.SetPeers(slices.Collect(maps.Value
 // enginePeer is a peer in the engine's terms.
 func enginePeer(c *Config, p Peer) engine.Peer {
 	out := engine.Peer{
-		Addr: p.Addr, Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Password: p.Password.reveal(), Hops: p.TTLSecurity,
+		Addr: p.id(), Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Password: p.Password.reveal(), Hops: p.TTLSecurity,
 		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
 		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
 	}
@@ -313,7 +313,7 @@ func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
 	r.read = r.read[:0]
 	for p := range paths {
 		switch {
-		case p.Peer.IsLoopback():
+		case engine.Remote(p.Peer).IsLoopback():
 			return nil // it is a program on this host that has it
 		case p.Peer.IsValid():
 			r.read = append(r.read, r.hop(p))
@@ -355,7 +355,7 @@ func nextHopOf(p *engine.Path, ibgp bool) netip.Addr { return onLink(p.NextHopAd
 
 // read makes j what the policies see of a path.
 func (j *judged) read(p *engine.Path, ibgp bool) {
-	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), local: p.Peer.IsLoopback(), leaving: p.Flags&attrs.GracefulShutdown != 0, attributes: p}
+	*j = judged{prefix: p.Prefix, nextHop: nextHopOf(p, ibgp), localPref: localPrefOf(p), own: !p.Peer.IsValid(), local: engine.Remote(p.Peer).IsLoopback(), leaving: p.Flags&attrs.GracefulShutdown != 0, attributes: p}
 	j.ibgp = ibgp && !j.own
 }
 
@@ -399,7 +399,7 @@ func (b *backend) chosen(ctx context.Context, fn func(netip.Prefix, []Hop)) erro
 			at = p.Prefix
 		}
 		if p.Peer.IsValid() && (p.Best || p.Multi) {
-			hops, local = append(hops, r.hop(p)), local || p.Peer.IsLoopback()
+			hops, local = append(hops, r.hop(p)), local || engine.Remote(p.Peer).IsLoopback()
 		}
 		return true
 	})

@@ -34,8 +34,12 @@ func bfdSessions(c *Config, adjacent map[string]Link) (all []bfd.Session) {
 		if p.BFD == (store.BFD{}) || !p.runs() || !local.IsValid() {
 			continue
 		}
+		key := bfd.Key{Local: local, Remote: p.Addr, Multihop: p.Interface == "" && !inSubnet(c.Links, p.Addr)}
+		if slices.ContainsFunc(all, func(s bfd.Session) bool { return s.Key == key }) {
+			continue // another peer has the address
+		}
 		all = append(all, bfd.Session{
-			Key:    bfd.Key{Local: local, Remote: p.Addr, Multihop: p.Interface == "" && !inSubnet(c.Links, p.Addr)},
+			Key:    key,
 			Timing: bfd.Timing{MinTx: p.BFD.Interval, MinRx: p.BFD.Interval, Multiplier: p.BFD.Multiplier},
 		})
 	}

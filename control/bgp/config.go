@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/store"
 )
 
@@ -62,6 +63,9 @@ type Peer struct {
 	Port uint16
 	ASN  uint32
 
+	// Beside says that another peer has the address, at another port: who it is, its port tells.
+	Beside bool
+
 	// Interface is the device on whose link the peer is, for a session over
 	// link-local addresses; empty: a session between configured addresses. Addr
 	// is then what spec.peerIP says, or invalid until the neighbour is known.
@@ -102,6 +106,14 @@ type Peer struct {
 	HoldTime    time.Duration
 	Keepalive   time.Duration // 0: a third of the hold time
 	BFD         store.BFD     // that watches the peer; zero: none
+}
+
+// id is what the speaker and its engine know the peer by.
+func (p Peer) id() netip.Addr {
+	if p.Beside {
+		return engine.Identity(p.Addr, p.Port)
+	}
+	return p.Addr
 }
 
 // runs reports whether the session is one for the speaker, not just for show.

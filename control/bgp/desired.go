@@ -179,7 +179,7 @@ func (d *derivation) listenAddrs(peers []Peer) []netip.Addr {
 // a password perhaps, and an address has one session. Among BGPPeers the
 // global ones come first, then by name; first wins by address and port.
 func (d *derivation) peers() []Peer {
-	seen := map[netip.Addr]Peer{}
+	seen, others := map[netip.Addr]Peer{}, map[netip.AddrPort]bool{}
 	var out []Peer
 	links := map[string]Peer{}
 	for p := range d.asked() {
@@ -202,10 +202,10 @@ func (d *derivation) peers() []Peer {
 			seen[p.Addr] = p
 		case p.betweenNodes() && first.betweenNodes():
 			p.Problem = fmt.Sprintf("the address is also that of node %s: give one of the two another spec.bgp.%s", first.Name, addressField(p.Addr))
-		case p.betweenNodes() || p.Port == first.Port:
+		case p.betweenNodes() || p.Port == first.Port || others[netip.AddrPortFrom(p.Addr, p.Port)]:
 			continue // identity is address and port: the first is this session
 		default:
-			p.Problem = fmt.Sprintf("BGPPeer %s already has a session with %s on port %d; one session per address is supported", first.Name, p.Addr, first.Port)
+			p.Beside, others[netip.AddrPortFrom(p.Addr, p.Port)] = true, true
 		}
 		out = append(out, p)
 	}

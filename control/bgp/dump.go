@@ -40,7 +40,7 @@ func (b *backend) dump(ctx context.Context, c *Config, received bool, write func
 	peers := runningPeers(c)
 	for _, p := range b.Peers() {
 		number[p.Addr] = len(list)
-		list = append(list, mrt.Peer{ID: p.RouterID, Addr: p.Addr.WithZone(""), AS: peers[p.Addr].ASN})
+		list = append(list, mrt.Peer{ID: p.RouterID, Addr: engine.Remote(p.Addr).WithZone(""), AS: peers[p.Addr].ASN})
 	}
 	d := mrt.NewDump(time.Now())
 	out, err := d.Peers(nil, id, "", list)

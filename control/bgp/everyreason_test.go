@@ -290,7 +290,6 @@ func shownBy() map[string][]string {
 			"spec.filters: there is no BGPFilter %s; the session is not run without it",
 			"annotation %s: this node is a route reflector, and what it would pass on from an iBGP session over link-local addresses has next hops that mean something on one link only; give spec.peerIP instead",
 			"BGPPeer %s already has a session on the link of %s: give both their spec.peerIP",
-			"BGPPeer %s already has a session with %s on port %d; one session per address is supported",
 			"the address is also that of node %s: give one of the two another spec.bgp.%s",
 			"spec.asNumber is missing: give the AS of the peer",
 			"spec.keepaliveTime is %s: want less than the hold time, %s",

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/control/nexthop"
 )
 
@@ -34,8 +35,8 @@ func newPathSet(hops ...Hop) *PathSet {
 		others[i], named = h.NextHop, min(named, h.Named)
 	}
 	peer := s.Peer
-	if a := s.PeerAddr; a.IsValid() && a.String() != peer {
-		peer += " (" + a.String() + ")"
+	if a := s.PeerAddr; a.IsValid() && engine.Name(a) != peer {
+		peer += " (" + engine.Name(a) + ")"
 	}
 	s.Announced = nexthop.AnnounceNamed(named, peer, s.NextHop, others...)
 	return s

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 )
 
@@ -63,6 +64,9 @@ type Route struct {
 
 // ErrNoPeer says that a query names a peer that has no session.
 var ErrNoPeer = errors.New("no session with this peer is configured")
+
+// PeerName is the address by which a [Route] names a peer, with its port where that tells peers apart.
+func PeerName(id netip.Addr) string { return engine.Name(id) }
 
 // Query calls yield for the routes of a table, in the order of their prefixes,
 // until it returns false. Listing 100,000 routes takes 0.5 s.
@@ -129,7 +133,7 @@ func (p *policy) states(q Query, peers map[netip.Addr]Peer, routes []Route) {
 
 func (r Route) judged() *judged {
 	return &judged{
-		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, local: r.PeerAddr.IsLoopback(), ibgp: r.IBGP, leaving: r.leaving, originator: r.originator, attributes: r,
+		prefix: r.Prefix, nextHop: r.NextHop, localPref: r.LocalPref, own: r.Own, local: engine.Remote(r.PeerAddr).IsLoopback(), ibgp: r.IBGP, leaving: r.leaving, originator: r.originator, attributes: r,
 	}
 }
 
@@ -185,7 +189,7 @@ func lostTo(best, r Route) string {
 	case !best.IBGP && r.IBGP:
 		return "an eBGP path is preferred to an iBGP path"
 	}
-	return fmt.Sprintf("all else equal: the path of %s has the lower router id or ORIGINATOR_ID, the shorter CLUSTER_LIST, or the lower address", best.PeerAddr)
+	return fmt.Sprintf("all else equal: the path of %s has the lower router id or ORIGINATOR_ID, the shorter CLUSTER_LIST, or the lower address", engine.Name(best.PeerAddr))
 }
 
 // sameNeighbourAS reports whether two paths came from the same neighbouring AS, so
@@ -249,9 +253,9 @@ func (s *Speaker) Explain(ctx context.Context, prefix netip.Prefix) ([]Route, er
 
 // told says whether a peer was told of a prefix, and why not.
 func (s *Speaker) told(ctx context.Context, policy *policy, p Peer, best Route) (Route, error) {
-	out := Route{Prefix: best.Prefix, State: RouteWithheld, Hop: Hop{Peer: p.Name, PeerAddr: p.Addr}}
+	out := Route{Prefix: best.Prefix, State: RouteWithheld, Hop: Hop{Peer: p.Name, PeerAddr: p.id()}}
 	found := false
-	err := s.Query(ctx, Query{Table: TableAdvertised, Peer: p.Addr, Prefix: best.Prefix, Exact: true}, func(r Route) bool {
+	err := s.Query(ctx, Query{Table: TableAdvertised, Peer: p.id(), Prefix: best.Prefix, Exact: true}, func(r Route) bool {
 		peer, addr := out.Peer, out.PeerAddr
 		out, found = r, true
 		out.Peer, out.PeerAddr = peer, addr
@@ -266,12 +270,12 @@ func (s *Speaker) told(ctx context.Context, policy *policy, p Peer, best Route) 
 	case found:
 	case !p.carriesOf(best.Prefix):
 		out.Reason = fmt.Sprintf("the session does not carry %s", familyName(familyOf(best.Prefix.Addr())))
-	case best.PeerAddr == p.Addr:
+	case best.PeerAddr == p.id():
 		out.Reason = "the best path came from this peer"
 	case accepted && p.ClusterID.IsValid() && slices.Contains(best.clusters, p.ClusterID):
 		out.Reason = fmt.Sprintf("its cluster list holds this node's cluster id, %s", p.ClusterID)
 	case accepted:
-		out.Reason = cmp.Or(s.silent(p.Addr), "BGP's own rules keep it from this peer: the AS path holds the peer's AS, or it is iBGP to iBGP")
+		out.Reason = cmp.Or(s.silent(p.id()), "BGP's own rules keep it from this peer: the AS path holds the peer's AS, or it is iBGP to iBGP")
 	}
 	return out, nil
 }

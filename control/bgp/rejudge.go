@@ -71,7 +71,7 @@ func runningPeers(c *Config) map[netip.Addr]Peer {
 	out := make(map[netip.Addr]Peer, len(c.Peers))
 	for _, p := range c.Peers {
 		if p.runs() {
-			out[p.Addr] = p
+			out[p.id()] = p
 		}
 	}
 	return out

@@ -28,6 +28,8 @@ type PeerStatus struct {
 	Type PeerType
 	Addr netip.Addr // invalid when the resource does not tell; with a zone over link-local addresses
 
+	ID netip.Addr // what [Query] and [Route] know it by
+
 	Interface string // as in [Peer]
 	Found     bool   // as in [Peer]
 	Port      uint16

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/store"
 )
 
@@ -240,7 +241,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 	want := map[netip.Addr]Peer{}
 	for _, p := range c.Peers {
 		if p.runs() {
-			want[p.Addr] = p
+			want[p.id()] = p
 		}
 	}
 	var gone []netip.Addr
@@ -274,19 +275,19 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 	s.mu.Unlock()
 	for _, p := range c.Peers {
 		s.mu.Lock()
-		_, have := s.sessions[p.Addr]
+		_, have := s.sessions[p.id()]
 		if !p.runs() || have {
 			s.mu.Unlock()
 			continue
 		}
 		ss := newSession(p, c.ASN, time.Now())
 		ss.tally = s.tallyOf(p)
-		s.sessions[p.Addr] = ss
+		s.sessions[p.id()] = ss
 		s.mu.Unlock()
 		if err := e.addPeer(ctx, c, p, restarting); err != nil {
 			errs = append(errs, err)
 			s.mu.Lock()
-			delete(s.sessions, p.Addr)
+			delete(s.sessions, p.id())
 			s.mu.Unlock()
 		}
 	}
@@ -323,7 +324,7 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 		return out, err
 	}
 	for i := range out {
-		out[i].count(counts[out[i].Addr])
+		out[i].count(counts[out[i].ID])
 	}
 	return out, nil
 }
@@ -336,7 +337,7 @@ func (s *Speaker) states() (*backend, []PeerStatus) {
 	s.mu.Unlock()
 	for i := range out {
 		if p := &out[i]; e != nil && p.runs {
-			p.FSMState = int(e.state(p.Addr)) + 1
+			p.FSMState = int(e.state(p.ID)) + 1
 		}
 	}
 	return e, out
@@ -347,12 +348,12 @@ func (s *Speaker) sessionStates() []PeerStatus {
 	cfg, listenErr := s.cfg, s.listenErr
 	out := make([]PeerStatus, 0, len(cfg.Peers))
 	for _, p := range cfg.Peers {
-		ss, ok := s.sessions[p.Addr]
+		ss, ok := s.sessions[p.id()]
 		if !ok || !p.runs() {
 			ss = newSession(p, cfg.ASN, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters = ss.counters()
 		out = append(out, st)
@@ -366,11 +367,21 @@ func (s *Speaker) sessionStates() []PeerStatus {
 func (s *Speaker) Unreachable(peer netip.Addr) error {
 	s.mu.Lock()
 	e := s.engine
+	var there []netip.Addr
+	for id := range s.sessions {
+		if id == peer || engine.Remote(id) == peer {
+			there = append(there, id)
+		}
+	}
 	s.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	return e.Unreachable(peer)
+	var errs []error
+	for _, id := range there {
+		errs = append(errs, e.Unreachable(id))
+	}
+	return errors.Join(errs...)
 }
 
 // Stop ends the speaker and waits for it, at most until ctx ends. With

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
-
 	"github.com/routerd/routerd/store"
 )
 
@@ -187,7 +187,7 @@ func (p Peer) carriesOf(prefix netip.Prefix) bool {
 // no route to.
 func onLink(hop, peer netip.Addr, ibgp bool) netip.Addr {
 	switch {
-	case peer.Zone() == "" || !hop.IsValid():
+	case engine.Remote(peer).Zone() == "" || !hop.IsValid():
 		return hop
 	case ibgp && hop.Is6() && hop.IsLinkLocalUnicast():
 		return hop.WithZone(peer.Zone())

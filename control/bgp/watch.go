@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine"
 )
 
 // Event is a change as [Controller.Watch] tells it.
@@ -124,7 +126,7 @@ func (w *watchers) session(p Peer, state, info string, now time.Time) {
 // each calls yield for each event until that fails.
 func (n *news) each(yield func(Event) error) error {
 	if n.state != "" {
-		return yield(Event{Time: n.time, What: "session", Subject: fmt.Sprintf("%s (%s)", n.peer.Name, n.peer.Addr), Detail: n.state + ": " + n.info})
+		return yield(Event{Time: n.time, What: "session", Subject: fmt.Sprintf("%s (%s)", n.peer.Name, engine.Name(n.peer.id())), Detail: n.state + ": " + n.info})
 	}
 	for _, p := range n.changes.Del {
 		if err := yield(Event{Time: n.time, What: "withdrawn", Subject: p.String()}); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -100,11 +101,16 @@ func (s *bgpServer) peer(ctx context.Context, name string) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(name); err == nil {
 		return a, nil
 	}
+	at, _ := netip.ParseAddrPort(name)
 	var found []netip.Addr
 	for _, p := range s.b.Status(ctx).Peers {
-		if p.Name == name && p.Addr.IsValid() {
-			found = append(found, p.Addr)
+		if p.Addr.IsValid() && (p.Name == name || netip.AddrPortFrom(p.Addr, p.Port) == at) {
+			found = append(found, p.ID)
 		}
+	}
+	var names []string
+	for _, id := range found {
+		names = append(names, bgp.PeerName(id))
 	}
 	switch len(found) {
 	case 0:
@@ -112,7 +118,7 @@ func (s *bgpServer) peer(ctx context.Context, name string) (netip.Addr, error) {
 	case 1:
 		return found[0], nil
 	}
-	return netip.Addr{}, status.Errorf(codes.InvalidArgument, "peer %q has the sessions %v: name one by its address", name, found)
+	return netip.Addr{}, status.Errorf(codes.InvalidArgument, "peer %q has the sessions %s: name one by its address", name, strings.Join(names, ", "))
 }
 
 func (s *bgpServer) Explain(ctx context.Context, req *apiv1.BGPExplainRequest) (*apiv1.BGPRoutesResponse, error) {
@@ -242,7 +248,7 @@ func bgpRoute(r bgp.Route) *apiv1.BGPRoute {
 		out.NextHop = r.NextHop.String()
 	}
 	if r.PeerAddr.IsValid() {
-		out.PeerAddress = r.PeerAddr.String()
+		out.PeerAddress = bgp.PeerName(r.PeerAddr)
 	}
 	if r.Since.After(time.Unix(0, 0)) {
 		out.Since = timestamppb.New(r.Since)

@@ -31,7 +31,7 @@ type table struct {
 
 func (s *table) Status(context.Context) bgp.Status {
 	a, b := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")
-	return bgp.Status{Peers: []bgp.PeerStatus{{Name: "tor", Addr: a}, {Name: "both", Addr: a}, {Name: "both", Addr: b}}}
+	return bgp.Status{Peers: []bgp.PeerStatus{{Name: "tor", Addr: a, ID: a}, {Name: "both", Addr: a, ID: a}, {Name: "both", Addr: b, ID: b}}}
 }
 
 func (s *table) Query(_ context.Context, q bgp.Query, yield func(bgp.Route) bool) error {

@@ -39,7 +39,7 @@ type Family struct {
 
 // Peer is a session as it should be. Peers are comparable.
 type Peer struct {
-	Addr    netip.Addr // with a zone over link-local addresses
+	Addr    netip.Addr // with a zone over link-local addresses; of a second peer at an address its [Identity]
 	Port    uint16
 	AS      uint32
 	LocalAS uint32 // this side's, which decides between iBGP and eBGP; 0: the engine's

@@ -213,7 +213,7 @@ func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
 		}
 		e.listeners[a] = l
 		for _, p := range e.configured() {
-			if p.Password != "" && p.Addr.Is4() == a.Addr().Is4() {
+			if p.Password != "" && p.hears() && p.Addr.Is4() == a.Addr().Is4() {
 				errs = append(errs, l.SetPassword(p.Addr, p.Password))
 			}
 		}
@@ -250,6 +250,9 @@ func (e *Engine) accept(l *conn.Listener) {
 		from := remote(c)
 		e.mu.Lock()
 		s := e.sessions[from]
+		if e.several(from) {
+			s = nil // nobody can tell whose it is
+		}
 		e.mu.Unlock()
 		if s == nil {
 			c.Close()
@@ -338,7 +341,7 @@ func (e *Engine) change(old, p Peer) error {
 
 // setPasswords has listeners use a password for a peer.
 func (e *Engine) setPasswords(p Peer, password string) error {
-	if p.Password == "" && password == "" {
+	if p.Password == "" && password == "" || !p.hears() {
 		return nil
 	}
 	var errs []error
@@ -359,7 +362,7 @@ func (e *Engine) add(p Peer) {
 	})
 	config.Jitter = rand.Float64
 	s.conn = conn.NewPeer(conn.Options{
-		Peer: netip.AddrPortFrom(p.Addr, p.Port), Source: p.Source, Device: p.Device, Password: p.Password, Hops: p.Hops,
+		Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Password: p.Password, Hops: p.Hops,
 	}, config, s)
 	e.mu.Lock()
 	e.sessions[p.Addr] = s

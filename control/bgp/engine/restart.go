@@ -42,7 +42,7 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 	known := p.open.ID
 	p.session, p.open = s, s.Peer
 	p.decoder = wire.Decoder{Session: s.Wire}
-	p.context = attrs.Context{External: p.external, AS4: s.AS4, Reachable: true, Local: p.config.Addr.IsLoopback()}
+	p.context = attrs.Context{External: p.external, AS4: s.AS4, Reachable: true, Local: Remote(p.config.Addr).IsLoopback()}
 	c.rib.SetPeer(p.number, c.info(p))
 	c.tell(Event{Kind: Up, Peer: p.config.Addr, Session: s})
 	held := false
