@@ -155,13 +155,17 @@ func creation(d manifest.Document, now metav1.Time) change {
 }
 
 // update makes the new form of a stored object: spec, labels and annotations
-// are the manifest's, the rest of the metadata stays, and so do a status that
+// are the manifest's, the rest of the metadata stays, and so do what a Node's host says of route reflectors, a status that
 // the manifest does not give and fields that only another program knows.
 func update(v verb, d manifest.Document, present store.Object) (change, error) {
 	value := store.Clone(d.Object.Value)
 	m, old := store.Meta(value), store.Meta(store.Clone(present.Value))
+	said := store.NodeReflectionOf(old.Annotations)
 	old.Labels, old.Annotations = m.Labels, m.Annotations
 	*m = *old
+	if n, ok := value.(*store.Node); ok && !said.Equal(store.NodeReflection{}) && store.NodeReflectionOf(m.Annotations).Equal(store.NodeReflection{}) {
+		store.SetNodeReflection(n, said)
+	}
 	raw, err := manifest.KeepForeign(d.Object.Key.Kind, d.Object.Raw, present.Raw)
 	if err != nil {
 		return change{}, refuse(d, "%v", err)
