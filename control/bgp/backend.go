@@ -299,25 +299,32 @@ type reader struct {
 	peer netip.Addr
 	last Hop
 
-	read, told []Hop // scratch; what was returned last
+	read, told []Hop                   // scratch; what was returned last
+	here       bool                    // it is a program on this host that has the prefix
+	note       func(*engine.Path) bool // adds a path to read: one function for all prefixes
 }
 
 func (b *backend) reader() *reader {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	return &reader{policy: b.policy, names: b.names}
+	r := &reader{policy: b.policy, names: b.names}
+	b.mu.Unlock()
+	r.note = func(p *engine.Path) bool {
+		switch {
+		case engine.Remote(p.Peer).IsLoopback():
+			r.here = true
+		case p.Peer.IsValid():
+			r.read = append(r.read, r.hop(p))
+		}
+		return !r.here
+	}
+	return r
 }
 
 // hops returns those of paths that peers sent: what it returned last if they are the same.
 func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
-	r.read = r.read[:0]
-	for p := range paths {
-		switch {
-		case engine.Remote(p.Peer).IsLoopback():
-			return nil // it is a program on this host that has it
-		case p.Peer.IsValid():
-			r.read = append(r.read, r.hop(p))
-		}
+	r.read, r.here = r.read[:0], false
+	if paths(r.note); r.here {
+		return nil
 	}
 	if !slices.Equal(r.read, r.told) {
 		r.told = slices.Clone(r.read)

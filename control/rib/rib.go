@@ -204,6 +204,7 @@ func (r *RIB) Counts() (routes, hops int) {
 
 // Changes lists which routes changed since [RIB.HandedOver].
 func (r *RIB) Changes() (put []dataplane.Object, del []dataplane.Key) {
+	put = make([]dataplane.Object, 0, len(r.moved))
 	for _, at := range r.moved {
 		rec := r.prefixes.At(at)
 		if route := r.choices.Value(rec.route).route(rec.prefix()); rec.route != 0 {

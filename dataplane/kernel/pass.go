@@ -38,7 +38,7 @@ const (
 // work of one kind begins, all that has to come before it is looked at again.
 func (wr *writer) turn() bool {
 	for _, kind := range dataplane.Kinds() {
-		ops := wr.want.Due(class(kind), false, turnSize)
+		ops := wr.due(class(kind), false)
 		if affectsForwarding(kind) && wr.preempted(ops, false, 0, class(kind)) {
 			wr.flushDue()
 			return true
@@ -51,6 +51,13 @@ func (wr *writer) turn() bool {
 	}
 	wr.removeAll()
 	return wr.want.HasDue(false) || wr.want.HasDue(true)
+}
+
+// due takes a turn of work of one class. It is valid until the next call.
+func (wr *writer) due(class int, remove bool) []op {
+	clear(wr.ops)
+	wr.ops = wr.want.AppendDue(wr.ops[:0], class, remove, turnSize)
+	return wr.ops
 }
 
 // flushDue flushes what is queued, unless the tables have to be listed first.
@@ -119,7 +126,7 @@ func (wr *writer) removeAll() {
 	kinds := dataplane.Kinds()
 	slices.Reverse(kinds)
 	for _, kind := range kinds {
-		ops := wr.want.Due(class(kind), true, turnSize)
+		ops := wr.due(class(kind), true)
 		if wr.preempted(ops, false, 0, len(kinds)) || wr.preempted(ops, true, class(kind)+1, len(kinds)) {
 			return
 		}
@@ -249,7 +256,15 @@ func (wr *writer) removeWithRoutes(hops []op) []op {
 // kernel's answer into a result.
 func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
 	var b builder
-	results, sent := make([]result, 0, min(len(ops), turnSize)), make([]op, 0, min(len(ops), batchSize))
+	if len(ops) == 0 {
+		return
+	}
+	results, sent := wr.results, make([]op, 0, min(len(ops), batchSize))
+	wr.results = nil // in use
+	defer func() {
+		clear(results[:cap(results)])
+		wr.results = results[:0]
+	}()
 	for len(ops) > 0 {
 		n := min(len(ops), batchSize)
 		sent = sent[:0]

@@ -16,6 +16,10 @@ type writer struct {
 	quiescer quiescer
 	pulse    pulse        // safe for concurrent use
 	writes   atomic.Int64 // messages that change something, and sysctls
+
+	// Scratch of a turn.
+	ops     []op
+	results []result
 }
 
 // pulse says when the loop last turned; nil: it has not yet. The time is kept whole,

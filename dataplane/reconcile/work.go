@@ -53,10 +53,15 @@ type Result[K comparable, V comparable] struct {
 // removals if remove is set, else all others. Better sources come first. The
 // caller must report each.
 func (t *Tracker[K, V]) Due(class int, remove bool, limit int) []Op[K, V] {
+	return t.AppendDue(nil, class, remove, limit)
+}
+
+// AppendDue is [Tracker.Due] that appends to out, for who takes thousands again and again.
+func (t *Tracker[K, V]) AppendDue(out []Op[K, V], class int, remove bool, limit int) []Op[K, V] {
 	t.lock()
 	defer t.mu.Unlock()
 	t.wake()
-	var out []Op[K, V]
+	limit += len(out)
 	n := len(t.cfg.Sources)
 	first := t.queue(class, remove, 0)
 	for q := first; q < first+n; q++ {
