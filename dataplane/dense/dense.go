@@ -28,8 +28,10 @@ type Table[K comparable, R any] struct {
 	// index finds records by hash: open addressing, linear probing. At most three
 	// quarters are full, and there are a power of two. Beside a reference stands what
 	// there is room for of the hash, so that hardly a record is read that is not the
-	// key's: in a large table each costs a turn to the host's memory.
-	index []uint32
+	// key's: in a large table each costs a turn to the host's memory. Where a record was
+	// dropped stands grave, past which a search goes on.
+	index  []uint32
+	graves int
 }
 
 // refBits are those of a reference in the index: 67 million records. The others are of
@@ -37,6 +39,7 @@ type Table[K comparable, R any] struct {
 const (
 	refBits = 26
 	refMask = 1<<refBits - 1
+	grave   = 1 << refBits // no reference
 )
 
 type chunk[R any] struct {
@@ -69,13 +72,21 @@ func (t *Table[K, R]) hash(k K) (home, tag uint32) {
 func (t *Table[K, R]) place(k K) (r Ref, i int, tag uint32) {
 	mask := len(t.index) - 1
 	home, tag := t.hash(k)
+	open := -1
 	for i = int(home) & mask; ; i = (i + 1) & mask {
-		v := t.index[i]
-		if v == 0 {
+		switch v := t.index[i]; {
+		case v == 0 && open >= 0:
+			return 0, open, tag
+		case v == 0:
 			return 0, i, tag
-		}
-		if r := Ref(v & refMask); v&^refMask == tag && *t.key(t.At(r)) == k {
-			return r, i, tag
+		case v == grave:
+			if open < 0 {
+				open = i
+			}
+		case v&^refMask == tag:
+			if r := Ref(v & refMask); *t.key(t.At(r)) == k {
+				return r, i, tag
+			}
 		}
 	}
 }
@@ -97,8 +108,12 @@ func (t *Table[K, R]) Make(k K) (r Ref, fresh bool) {
 	if r != 0 {
 		return r, false
 	}
-	if t.n >= len(t.index)/4*3 {
-		t.reindex(2 * len(t.index))
+	if t.n+t.graves >= len(t.index)/4*3 {
+		size := len(t.index)
+		if t.n >= size/2 {
+			size *= 2
+		}
+		t.reindex(size)
 		_, i, _ = t.place(k)
 	}
 	if last := len(t.free) - 1; last >= 0 {
@@ -111,24 +126,32 @@ func (t *Table[K, R]) Make(k K) (r Ref, fresh bool) {
 	}
 	*t.key(t.At(r)) = k
 	t.chunks[r/chunkSize].used[r%chunkSize] = true
+	if t.index[i] == grave {
+		t.graves--
+	}
 	t.index[i] = uint32(r) | tag
 	t.n++
 	return r, true
 }
 
 // Drop forgets a record.
-func (t *Table[K, R]) Drop(r Ref) {
-	// Those after it that are not where their hash has them move up.
+func (t *Table[K, R]) Drop(r Ref) { t.Remove(*t.key(t.At(r))) }
+
+// Remove forgets the record of a key, if there is one.
+func (t *Table[K, R]) Remove(k K) {
 	mask := len(t.index) - 1
-	_, hole, _ := t.place(*t.key(t.At(r)))
-	for i := (hole + 1) & mask; t.index[i] != 0; i = (i + 1) & mask {
-		home, _ := t.hash(*t.key(t.At(Ref(t.index[i] & refMask))))
-		if (i-int(home))&mask >= (i-hole)&mask {
-			t.index[hole] = t.index[i]
-			hole = i
-		}
+	r, i, _ := t.place(k)
+	if r == 0 {
+		return
 	}
-	t.index[hole] = 0
+	t.index[i] = grave
+	t.graves++
+	// No search has to go past graves behind which is nothing.
+	for t.index[(i+1)&mask] == 0 && t.index[i] == grave {
+		t.index[i] = 0
+		t.graves--
+		i = (i - 1) & mask
+	}
 	var zero R
 	*t.At(r) = zero
 	t.chunks[r/chunkSize].used[r%chunkSize] = false
@@ -143,7 +166,7 @@ func (t *Table[K, R]) Drop(r Ref) {
 // reindex makes the index anew with that many places, in the order in which records lie in
 // memory.
 func (t *Table[K, R]) reindex(size int) {
-	t.index = make([]uint32, size)
+	t.index, t.graves = make([]uint32, size), 0
 	for r, rec := range t.All() {
 		home, tag := t.hash(*t.key(rec))
 		i := int(home) & (size - 1)

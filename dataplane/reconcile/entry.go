@@ -145,15 +145,14 @@ func (t *Tracker[K, V]) entry(k K) *entry {
 
 // drop forgets an entry. Who holds it still finds nothing to be done for it.
 func (t *Tracker[K, V]) drop(e *entry) {
-	k := t.key(e)
 	if tr := t.failure(e); tr != nil && tr.drifts > 0 {
-		t.removed[k] = *tr
+		t.removed[t.key(e)] = *tr
 	}
 	t.clearFailure(e)
 	t.cfg.Values.Leave(e.want)
 	t.cfg.Values.Leave(e.have)
 	p := e.key
-	t.table.Drop(t.table.Find(p))
+	t.table.Remove(p)
 	if p[len(p)-1] == numbered {
 		t.keys.Leave(binary.LittleEndian.Uint32(p[:]))
 	}
