@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,9 @@ const loopLimit = 15 * time.Second
 func (s *Server) Live() error {
 	now := time.Now()
 	return errors.Join(
-		health.Turning("the core", s.cfg.Core.Alive(), now, loopLimit),
-		health.Turning("the kernel writer", s.cfg.Kernel.Alive(), now, loopLimit),
+		// One that has not turned yet is as old as the daemon.
+		health.Turning("the core", cmp.Or(s.cfg.Core.Alive(), s.cfg.Started), now, loopLimit),
+		health.Turning("the kernel writer", cmp.Or(s.cfg.Kernel.Alive(), s.cfg.Started), now, loopLimit),
 	)
 }
 
