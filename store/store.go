@@ -131,6 +131,25 @@ type Batch struct {
 	// Err says why the store cannot be reached; Events is then empty. The watch
 	// goes on by itself; the batch is a notice, sent once per outage.
 	Err error
+
+	// Places says how far the watch is with these events, for a [Resumer]. Do not
+	// change it. Nil: no watch can go on from there.
+	Places map[string]Revision
+}
+
+// Known is what an earlier watch told.
+type Known struct {
+	Kinds   []Kind              // of which Objects are all there were
+	Objects []Object            // with their Revision
+	Places  map[string]Revision // of a batch after which this was known
+}
+
+// Resumer is a datastore whose watches go on where those of an earlier process
+// were, so that a start need not read the state.
+type Resumer interface {
+	// WatchFrom is [Store.Watch], but of what is known it asks only for what
+	// changed since, as far as the datastore still has that.
+	WatchFrom(ctx context.Context, known Known, kinds ...Kind) <-chan Batch
 }
 
 // Store is the datastore. Implementations are safe for concurrent use. Errors

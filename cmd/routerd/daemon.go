@@ -150,7 +150,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.cluster = cluster.New(cluster.Config{
-		Store: d.store, Node: name, Log: log.With("component", "cluster"),
+		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"),
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,27 @@ const completeKey = "complete"
 type complete struct {
 	Node  string       `json:"node"` // whose file it is
 	Kinds []store.Kind `json:"kinds"`
+
+	// Places is how far the watch was, and Version which program's values these are:
+	// another one may make others of the same objects.
+	Places  map[string]store.Revision `json:"places,omitempty"`
+	Version string                    `json:"version,omitempty"`
+}
+
+// saved is an object of a watch that can go on: with its revision.
+type saved struct {
+	Revision store.Revision  `json:"revision"`
+	Object   json.RawMessage `json:"object"`
+}
+
+// unpack returns an object as it is on disk. No stored object has these members
+// itself.
+func unpack(raw json.RawMessage) saved {
+	var s saved
+	if json.Unmarshal(raw, &s) != nil || s.Object == nil || s.Revision == 0 {
+		return saved{Object: raw}
+	}
+	return s
 }
 
 // cache keeps on disk what the datastore said. What the disk refuses makes it void:
@@ -61,6 +83,7 @@ type complete struct {
 type cache struct {
 	path     string
 	node     string
+	version  string
 	previous []string // files of the version before, which go when this one is complete
 	log      *slog.Logger
 	changed  async.Signal
@@ -70,12 +93,14 @@ type cache struct {
 	pending map[store.Key]unsaved
 	near    map[store.Key]bool // blocks and affinities that concern this host, of those that the datastore named
 	synced  bool               // pending completes what the datastore has
-	err     error              // of the last write
+	places  map[string]store.Revision
+	err     error // of the last write
 
-	writing sync.Mutex       // guards the rest
-	file    *journal.Journal // nil: it cannot be used
-	whole   bool             // the file has what the datastore said first in this run
-	valid   bool             // and says so
+	writing sync.Mutex                // guards the rest
+	file    *journal.Journal          // nil: it cannot be used
+	whole   bool                      // the file has what the datastore said first in this run
+	valid   bool                      // and says so
+	placed  map[string]store.Revision // what the file says
 }
 
 // unsaved is what the datastore said of an object last and the file does not have.
@@ -103,7 +128,7 @@ func (u unsaved) then(next unsaved) unsaved {
 // that cannot be opened is taken away, since it could not be kept up to date.
 func openCache(cfg Config) *cache {
 	c := &cache{
-		path: cfg.File, node: cfg.Node, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(), kinds: Saved(),
+		path: cfg.File, node: cfg.Node, version: cfg.Version, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(), kinds: Saved(),
 		pending: map[store.Key]unsaved{}, near: map[store.Key]bool{},
 	}
 	err := c.open(cfg.PreviousFile)
@@ -212,10 +237,11 @@ func (c *cache) load(wanted func(store.Key) bool) (events []store.Event, err err
 		if !wanted(key) {
 			continue
 		}
-		raw, err := c.file.Get(path)
+		disk, err := c.file.Get(path)
 		if err != nil {
 			return nil, err
 		}
+		raw := unpack(disk).Object
 		value, err := store.Decode(key, raw)
 		if err != nil {
 			err = fmt.Errorf("read what is on disk of %s: %w", key, err)
@@ -226,10 +252,50 @@ func (c *cache) load(wanted func(store.Key) bool) (events []store.Event, err err
 	return events, nil
 }
 
-// note marks what the datastore said to be saved.
-func (c *cache) note(changes []*Change, synced bool) {
+// known returns what a watch can go on from; false: nothing.
+func (c *cache) known() (store.Known, bool) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if c.file == nil {
+		return store.Known{}, false
+	}
+	mark, err := readMark(c.file)
+	if err != nil || mark == nil || len(mark.Places) == 0 || mark.Version != c.version {
+		return store.Known{}, false
+	}
+	k := store.Known{Places: mark.Places}
+	for _, kind := range mark.Kinds {
+		if !partly(kind) && slices.Contains(c.kinds, kind) {
+			k.Kinds = append(k.Kinds, kind)
+		}
+	}
+	for _, path := range c.file.Keys() {
+		key, ok := store.ParsePath(path)
+		if !ok || !slices.Contains(k.Kinds, key.Kind) {
+			continue
+		}
+		disk, err := c.file.Get(path)
+		s := unpack(disk)
+		if err != nil || s.Revision == 0 {
+			return store.Known{}, false
+		}
+		k.Objects = append(k.Objects, store.Object{Key: key, Revision: s.Revision, Raw: s.Object})
+	}
+	return k, true
+}
+
+// partly reports whether of a kind only those that concern this host are saved.
+func partly(kind store.Kind) bool {
+	return kind == store.KindIPAMBlock || kind == store.KindIPAMAffinity
+}
+
+// note marks what the datastore said to be saved, and how far that is.
+func (c *cache) note(changes []*Change, synced bool, places map[string]store.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if places != nil {
+		c.places = places // a notice of an outage has none
+	}
 	for _, ch := range changes { // before the blocks that they are of
 		if ch.Key.Kind == store.KindIPAMAffinity && ch.Key.Namespace == c.node {
 			if c.near[ch.Key] = true; ch.Deleted() {
@@ -281,13 +347,19 @@ func (c *cache) add(ev store.Event) {
 func (c *cache) run(ctx context.Context) {
 	rest := time.NewTimer(time.Hour)
 	defer rest.Stop()
+	far := time.NewTicker(placesEvery)
+	defer far.Stop()
 	listen := c.changed
 	for {
 		select {
 		case <-ctx.Done():
 			// Who needs to know asks [Cluster.Save].
-			_, _ = c.save()
+			_, _ = c.saveAll()
 			return
+		case <-far.C:
+			if _, err := c.saveAll(); err == nil {
+				continue
+			}
 		case <-listen:
 		case <-rest.C:
 			listen = c.changed
@@ -305,16 +377,25 @@ func (c *cache) run(ctx context.Context) {
 	}
 }
 
+// placesEvery is how often the disk learns how far a watch is in which nothing
+// happened: a datastore forgets what was minutes ago.
+const placesEvery = time.Minute
+
 // errUnread says that there is nothing to save yet.
 var errUnread = errors.New("the datastore has not said all since the start")
 
 // save writes what is pending, and reports whether anything was. Nothing is until
 // the datastore has said all.
-func (c *cache) save() (did bool, err error) {
+func (c *cache) save() (did bool, err error) { return c.saveIf(false) }
+
+// saveAll is save also where nothing changed but how far the watch is.
+func (c *cache) saveAll() (did bool, err error) { return c.saveIf(true) }
+
+func (c *cache) saveIf(far bool) (did bool, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.mu.Lock()
-	pending, synced := c.pending, c.synced
+	pending, synced, places := c.pending, c.synced, c.places
 	switch {
 	case c.file == nil:
 		clear(c.pending)
@@ -324,13 +405,13 @@ func (c *cache) save() (did bool, err error) {
 	case !synced:
 		c.mu.Unlock()
 		return false, errUnread
-	case len(pending) == 0 && c.whole && c.valid:
+	case len(pending) == 0 && c.whole && c.valid && (!far || maps.Equal(places, c.placed)):
 		c.mu.Unlock()
 		return false, nil
 	}
 	c.pending = make(map[store.Key]unsaved)
 	c.mu.Unlock()
-	if err = c.write(pending); err != nil {
+	if err = c.write(pending, places); err != nil {
 		c.valid = false
 		// What the disk holds may lack a policy that is in force.
 		err = errors.Join(err, c.file.Forget(), c.file.Delete(completeKey))
@@ -356,8 +437,8 @@ func (c *cache) save() (did bool, err error) {
 
 // write brings the file up to date, in one step. The first time pending is all that
 // there is.
-func (c *cache) write(pending map[store.Key]unsaved) error {
-	changes, err := c.changes(pending, !c.whole)
+func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Revision) error {
+	changes, err := c.changes(pending, places, !c.whole)
 	if err != nil {
 		return err
 	}
@@ -372,7 +453,7 @@ func (c *cache) write(pending map[store.Key]unsaved) error {
 	if err := removePrevious(c.previous); err != nil {
 		return err
 	}
-	c.whole, c.valid = true, true
+	c.whole, c.valid, c.placed = true, true, places
 	return nil
 }
 
@@ -395,7 +476,7 @@ func removePrevious(files []string) error {
 
 // changes returns what of the file is to change; with all, what pending does not
 // name is gone.
-func (c *cache) changes(pending map[store.Key]unsaved, all bool) ([]journal.Change, error) {
+func (c *cache) changes(pending map[store.Key]unsaved, places map[string]store.Revision, all bool) ([]journal.Change, error) {
 	var out []journal.Change
 	for key, u := range pending {
 		path := key.Path()
@@ -416,9 +497,17 @@ func (c *cache) changes(pending map[store.Key]unsaved, all bool) ([]journal.Chan
 		if err != nil {
 			return nil, err
 		}
-		if !bytes.Equal(old, raw) {
-			out = append(out, journal.Change{Key: path, Value: raw})
+		// A revision alone is not worth a write: what comes later has a later one.
+		was := unpack(old)
+		if bytes.Equal(was.Object, raw) && (places == nil) == (was.Revision == 0) {
+			continue
 		}
+		if rev := u.event.Object.Revision; places != nil && rev != 0 {
+			if raw, err = json.Marshal(saved{rev, raw}); err != nil {
+				return nil, fmt.Errorf("save %s: %w", key, err)
+			}
+		}
+		out = append(out, journal.Change{Key: path, Value: raw})
 	}
 	if all {
 		named := make(map[string]bool, len(pending))
@@ -431,7 +520,7 @@ func (c *cache) changes(pending map[store.Key]unsaved, all bool) ([]journal.Chan
 			}
 		}
 	}
-	mark, err := json.Marshal(complete{c.node, c.kinds})
+	mark, err := json.Marshal(complete{c.node, c.kinds, places, c.version})
 	if err != nil {
 		return nil, err
 	}

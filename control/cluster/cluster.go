@@ -40,6 +40,9 @@ type Config struct {
 	Node  string       // this host's name; required
 	Log   *slog.Logger // required
 
+	// Version names the program: what another one has on disk is not gone on from.
+	Version string
+
 	// File is where the copy is kept on disk, as [Saved] lists it, for a start at
 	// which the datastore does not answer. Empty: nowhere.
 	File string
@@ -181,10 +184,20 @@ func (c *Cluster) Run(ctx context.Context) error {
 	if c.cache != nil {
 		saving.Go(func() { c.cache.run(ctx) })
 	}
-	for b := range c.cfg.Store.Watch(ctx, Kinds()...) {
+	for b := range c.watch(ctx) {
 		c.apply(b)
 	}
 	return ctx.Err()
+}
+
+// watch follows the datastore, from where the run before was if it can.
+func (c *Cluster) watch(ctx context.Context) <-chan store.Batch {
+	if r, ok := c.cfg.Store.(store.Resumer); ok && c.cache != nil {
+		if known, ok := c.cache.known(); ok {
+			return r.WatchFrom(ctx, known, Kinds()...)
+		}
+	}
+	return c.cfg.Store.Watch(ctx, Kinds()...)
 }
 
 // apply hands a batch of the watch to the followers.
@@ -198,7 +211,7 @@ func (c *Cluster) apply(b store.Batch) {
 		changes = append(changes, ch)
 	}
 	if c.cache != nil {
-		c.cache.note(changes, b.Synced) // what followers act by is on its way to the disk
+		c.cache.note(changes, b.Synced, b.Places) // what followers act by is on its way to the disk
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

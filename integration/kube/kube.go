@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -122,6 +123,7 @@ func (s *Server) auditLog() string { return filepath.Join(s.conf.Dir, "audit.log
 type Asked struct {
 	Verb, Group, Resource string // the resource with its subresource: "nodes/status"
 	Code                  int    // of the answer
+	Whole                 bool   // a watch that begins with the state
 }
 
 // Audit lists what the daemons asked for since the server was first started.
@@ -133,8 +135,9 @@ func (s *Server) Audit() (map[Asked]int, error) {
 	out := map[Asked]int{}
 	for line := range bytes.Lines(raw) {
 		var e struct {
-			Verb      string
-			ObjectRef struct {
+			Verb       string
+			RequestURI string
+			ObjectRef  struct {
 				APIGroup, Resource, Subresource string
 			}
 			ResponseStatus struct{ Code int }
@@ -146,7 +149,7 @@ func (s *Server) Audit() (map[Asked]int, error) {
 		if e.ObjectRef.Subresource != "" {
 			r += "/" + e.ObjectRef.Subresource
 		}
-		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code}]++
+		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, strings.Contains(e.RequestURI, "sendInitialEvents=true")}]++
 	}
 	return out, nil
 }

@@ -38,6 +38,9 @@ type Store struct {
 	groupMu   sync.Mutex
 	group     convert.Group // empty: not known yet
 
+	cluster      store.Revision // of [Store.clusterOf]
+	clusterKnown bool
+
 	ctx     context.Context // ends with Close; all watches hang on it
 	cancel  context.CancelFunc
 	mu      sync.Mutex // makes Watch and Close exclude each other

@@ -55,6 +55,7 @@ type reader struct {
 	paged   bool // this server does not stream lists
 	stale   int  // how often it had not reached at
 	missing bool // there is no definition
+	resumes bool // it goes on from what an earlier process knew, and has not come as far as the server yet
 }
 
 // pause waits before another try.
@@ -75,7 +76,7 @@ func (r *reader) run(ctx context.Context) {
 		}
 		switch {
 		case errors.Is(err, errExpired):
-			r.at = 0
+			r.at, r.resumes = 0, false
 		case err == nil, heard:
 			// The server's time is up, or the connection is lost: another one tells
 			// whether there is an outage.
@@ -100,9 +101,10 @@ func (r *reader) noDefinition(ctx context.Context) {
 	if !r.missing {
 		r.missing = true
 		r.s.log.Info("the API has no such resource (yet): install its definition", "resource", r.p.source.Resource.String())
+		r.m.missing(r.p, true)
 		r.m.state(r.p, max(r.at, 1), nil)
 	}
-	r.at, r.down = 0, false
+	r.at, r.down, r.resumes = 0, false, false
 	_ = async.Sleep(ctx, definitionPause) // the caller looks at ctx
 }
 
@@ -122,7 +124,7 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		query.Set("resourceVersionMatch", "NotOlderThan")
 	} else {
 		query.Set("resourceVersion", strconv.FormatInt(int64(r.at), 10))
-		if r.down {
+		if r.down || r.resumes {
 			keep = catchUp
 		}
 	}
@@ -137,8 +139,11 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		return heard, r.judge(err)
 	}
 	defer resp.Body.Close()
-	r.missing = false
-	if r.down && r.at != 0 {
+	if r.missing {
+		r.missing = false
+		r.m.missing(r.p, false)
+	}
+	if (r.down || r.resumes) && r.at != 0 {
 		r.ask(ctx)
 	}
 	st := stream{r: r, initial: r.at == 0}
@@ -288,6 +293,11 @@ func (st *stream) bookmark(raw []byte) error {
 // caughtUp notes that all was told that happened while the server was away.
 func (st *stream) caughtUp() {
 	r := st.r
+	if r.resumes {
+		r.resumes = false
+		r.s.log.Debug("the watch goes on where the run before was", "resource", r.p.source.Resource.String(), "revision", r.at)
+		r.m.resumed(r.p, r.at)
+	}
 	if r.stale = 0; r.down {
 		r.down = false
 		r.s.log.Info("datastore is back", "resource", r.p.source.Resource.String())

@@ -2,7 +2,10 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 
@@ -14,6 +17,11 @@ import (
 // Watch implements [store.Store]: one watch of the API's for each resource, made
 // one stream. Kinds that this datastore does not hold have no objects.
 func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Batch {
+	return s.WatchFrom(ctx, store.Known{}, kinds...)
+}
+
+// WatchFrom implements [store.Resumer].
+func (s *Store) WatchFrom(ctx context.Context, from store.Known, kinds ...store.Kind) <-chan store.Batch {
 	out := make(chan store.Batch)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -28,7 +36,7 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 		defer close(out)
 		defer stop()
 		var readers sync.WaitGroup
-		readers.Go(func() { s.follow(ctx, feed, kinds) })
+		readers.Go(func() { s.follow(ctx, feed, from, kinds) })
 		feed.Run(ctx, out)
 		cancel()
 		readers.Wait()
@@ -37,11 +45,14 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 }
 
 // follow runs the watches of a stream until ctx ends.
-func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Kind) {
+func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known, kinds []store.Kind) {
 	m := &merger{feed: feed}
 	var sources []convert.Source
 	for failures := 0; ; failures++ {
 		g, err := s.groupOf(ctx)
+		if err == nil {
+			m.cluster, err = s.clusterOf(ctx)
+		}
 		if err == nil {
 			kinds = slices.Compact(slices.Sorted(slices.Values(kinds)))
 			for _, k := range kinds {
@@ -63,9 +74,40 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Ki
 	m.start()
 	var readers sync.WaitGroup
 	for _, p := range m.parts {
-		readers.Go(func() { (&reader{s: s, m: m, p: p}).run(ctx) })
+		r := &reader{s: s, m: m, p: p}
+		if at := from.Places[p.source.Resource.String()]; at != 0 && from.Places[clusterPlace] == m.cluster && slices.Contains(from.Kinds, p.source.Kind) {
+			p.resume(from.Objects)
+			r.at, r.resumes = at, true
+		}
+		readers.Go(func() { r.run(ctx) })
 	}
 	readers.Wait()
+}
+
+// clusterPlace is where the places of a watch say of which cluster they are.
+const clusterPlace = "cluster"
+
+// clusterOf returns a number that tells one cluster from another: what was known of
+// the other is of no use.
+func (s *Store) clusterOf(ctx context.Context) (store.Revision, error) {
+	s.groupMu.Lock()
+	defer s.groupMu.Unlock()
+	if s.clusterKnown {
+		return s.cluster, nil
+	}
+	raw, err := s.call(ctx, request{method: http.MethodGet, path: "/api/v1/namespaces/kube-system"})
+	if isCode(err, http.StatusNotFound) || isCode(err, http.StatusForbidden) {
+		return 0, nil // then nothing is gone on with
+	}
+	if err != nil {
+		return 0, s.explain(ctx, err)
+	}
+	var n named
+	if err := json.Unmarshal(raw, &n); err != nil {
+		return 0, fmt.Errorf("%w: namespace kube-system: %w", store.ErrUnavailable, err)
+	}
+	s.cluster, s.clusterKnown = lifeOf(n.Metadata.UID), true
+	return s.cluster, nil
 }
 
 // part is what a merger knows of one source.
@@ -75,12 +117,24 @@ type part struct {
 	down     bool
 	frontier store.Revision             // all changes up to it were told
 	items    map[store.Key]backend.Item // until the whole is complete
+	absent   bool                       // it has no definition
+}
+
+// resume takes what was known of a source, to which the changes since come.
+func (p *part) resume(known []store.Object) {
+	p.items = make(map[store.Key]backend.Item)
+	for _, o := range known {
+		if p.source.Owns(o.Key) {
+			p.items[o.Key] = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: o.Raw}}
+		}
+	}
 }
 
 // merger makes one stream of many sources: complete before it is synced, then
 // each change as it comes.
 type merger struct {
-	feed *backend.Feed
+	feed    *backend.Feed
+	cluster store.Revision // which it is; 0: not known
 
 	mu       sync.Mutex
 	parts    []*part
@@ -106,6 +160,7 @@ func (m *merger) state(p *part, rev store.Revision, items []backend.Item) {
 	m.up(p)
 	if m.complete {
 		m.feed.ResetPart(rev, items, p.source.Owns)
+		m.place(p)
 		return
 	}
 	p.items = make(map[store.Key]backend.Item, len(items))
@@ -132,6 +187,29 @@ func (m *merger) finish() {
 	slices.SortFunc(all, func(a, b backend.Item) int { return compare(a.Key.Path(), b.Key.Path()) })
 	m.complete, m.told = true, false
 	m.feed.Reset(rev, all)
+	for _, p := range m.parts {
+		m.place(p)
+	}
+	m.feed.Place(clusterPlace, m.cluster)
+}
+
+// place tells how far a source is, after its changes. The lock is held.
+func (m *merger) place(p *part) {
+	at := p.frontier
+	if p.absent || m.cluster == 0 {
+		at = 0
+	}
+	m.feed.Place(p.source.Resource.String(), at)
+}
+
+// resumed tells that all changes of a source since the places that were known have
+// come.
+func (m *merger) resumed(p *part, rev store.Revision) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.frontier, p.synced = max(p.frontier, rev), true
+	m.up(p)
+	m.finish()
 }
 
 func compare(a, b string) int {
@@ -152,13 +230,22 @@ func (m *merger) change(p *part, rev store.Revision, it backend.Item, gone bool)
 	switch {
 	case m.complete && gone:
 		m.feed.Change(rev, []store.Event{backend.Deletion(it.Key, rev)})
+		m.place(p)
 	case m.complete:
 		m.feed.Change(rev, []store.Event{it.Event()})
+		m.place(p)
 	case gone:
 		delete(p.items, it.Key)
 	default:
 		p.items[it.Key] = it
 	}
+}
+
+// missing notes whether a source has no definition.
+func (m *merger) missing(p *part, is bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.absent = is
 }
 
 // progress tells that all changes of a source up to a revision were told.
@@ -169,6 +256,7 @@ func (m *merger) progress(p *part, rev store.Revision) {
 	if !m.complete {
 		return
 	}
+	m.place(p)
 	least := p.frontier
 	for _, q := range m.parts {
 		least = min(least, q.frontier)

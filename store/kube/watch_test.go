@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -273,6 +274,75 @@ func TestWritesAreNotRepeated(t *testing.T) {
 			if posts != tt.posts || !errors.Is(err, tt.err) {
 				t.Errorf("%s: %d requests, %v", tt.name, posts, err)
 			}
+		})
+	}
+}
+
+// TestResumes: a watch goes on from what an earlier process knew. Nothing is read
+// again, the state is told when all changes since have come, and of another cluster
+// nothing is taken over.
+func TestResumes(t *testing.T) {
+	t.Parallel()
+	const pools = "ippools.projectcalico.org"
+	known := func(cluster store.Revision) store.Known {
+		key := func(name string) store.Key { return store.ResourceKey(store.KindIPPool, name) }
+		raw := func(name string) []byte {
+			return fmt.Appendf(nil, `{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":%q},"spec":{"cidr":"10.0.0.0/16"}}`, name)
+		}
+		return store.Known{
+			Kinds: []store.Kind{store.KindIPPool}, Places: map[string]store.Revision{pools: 7, clusterPlace: cluster},
+			Objects: []store.Object{{Key: key("a"), Revision: 5, Raw: raw("a")}, {Key: key("b"), Revision: 6, Raw: raw("b")}, {Key: key("c"), Revision: 7, Raw: raw("c")}},
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		cluster store.Revision
+		gone    bool // the server has the changes no more
+		told    string
+		read    int // how often the state was asked for
+	}{
+		{"it goes on", 42, false, "10[a@5 b@9 d@10] synced", 0},
+		{"the changes are gone", 42, true, "20[x@20] synced", 1},
+		{"another cluster", 41, false, "20[x@20] synced", 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s, read := &script{}, 0
+				s.say = func(_ int, req *http.Request) *http.Response {
+					switch q := req.URL.Query(); {
+					case initial(req):
+						read++
+						return s.stream(req, false, line("ADDED", pool("x", 20, `"10.9.0.0/16"`)), bookmark(20, true))
+					case q.Get("watch") == "": // the server is asked how far it is
+						return answer(http.StatusOK, page1(10))
+					case tt.gone:
+						return answer(http.StatusGone, refusal(410, "Expired", "too old resource version"))
+					case q.Get("resourceVersion") != "7":
+						return s.stream(req, false)
+					}
+					return s.stream(req, false,
+						line("MODIFIED", pool("b", 9, `"10.1.0.0/16"`)), line("DELETED", pool("c", 10, `"10.0.0.0/16"`)), line("ADDED", pool("d", 10, `"10.2.0.0/16"`)), bookmark(10, false))
+				}
+				st := s.open(t)
+				st.cluster = 42
+				ctx, cancel := context.WithCancel(t.Context())
+				ch := st.WatchFrom(ctx, known(tt.cluster), store.KindIPPool)
+				later(time.Second)
+				got := collect(ch)
+				if text := told(got); text != tt.told {
+					t.Errorf("told %q, want %q", text, tt.told)
+				}
+				if last := got[len(got)-1].Places; last[pools] != got[len(got)-1].Revision || last[clusterPlace] != 42 {
+					t.Errorf("places %v", last)
+				}
+				if read != tt.read {
+					t.Errorf("the state was read %d times, want %d", read, tt.read)
+				}
+				cancel()
+				for range ch { //nolint:revive // until it ends
+				}
+			})
 		})
 	}
 }

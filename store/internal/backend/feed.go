@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -40,6 +41,7 @@ type Feed struct {
 	synced  bool              // the pending state is complete
 	due     bool              // the pending revision is worth telling now
 	err     error             // an outage that is not told yet
+	places  map[string]store.Revision
 
 	wake async.Signal
 }
@@ -102,6 +104,21 @@ func (f *Feed) ResetPart(rev store.Revision, items []Item, belongs func(store.Ke
 	f.replace(rev, items, belongs)
 	f.rev, f.synced = max(f.rev, rev), true
 	f.wake.Set()
+}
+
+// Place notes how far one of the watches is whose changes were told; 0: it is
+// nowhere.
+func (f *Feed) Place(watch string, rev store.Revision) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if rev == 0 {
+		delete(f.places, watch)
+		return
+	}
+	if f.places == nil {
+		f.places = make(map[string]store.Revision)
+	}
+	f.places[watch] = rev
 }
 
 // Synced tells that all was told again, after an outage in which nothing had to
@@ -235,7 +252,7 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	switch {
 	case len(f.at) > 0 || f.synced || f.due || even && f.rev > f.told:
 		f.compact()
-		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced}
+		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places)}
 		f.pending, f.synced, f.due, f.told = nil, false, false, f.rev
 		if len(b.Events) > maxEmptied {
 			f.at = make(map[store.Key]int) // a map never shrinks
