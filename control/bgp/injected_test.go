@@ -100,6 +100,11 @@ func TestInjected(t *testing.T) {
 		if err != nil || len(explained) != 2 || explained[0].Owner != "lb" || explained[0].State != RouteBest || explained[1].State != RouteAdvertised {
 			t.Errorf("explained as %+v, %v", explained, err)
 		}
+		owners := map[string]string{}
+		err = d.Query(t.Context(), Query{Table: TableAdvertised, Peer: h[1]}, func(r Route) bool { owners[r.Prefix.String()] = r.Owner; return true })
+		if err != nil || owners["203.0.113.7/32"] != "lb" || owners["203.0.113.8/32"] != "lb" {
+			t.Errorf("advertised for %v, %v", owners, err)
+		}
 
 		d.stop()
 		s.Close() // as the end of the daemon does
