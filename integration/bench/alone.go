@@ -195,14 +195,14 @@ func MeasureAlone(ctx context.Context, p Programs, counts []int, progress func(s
 	var rows []Row
 	for _, n := range counts {
 		progress(fmt.Sprintf("BGP alone: %d prefixes to the engine", n))
-		ours, err := takeIn(ctx, n, func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
+		ours, err := ingestOf(ctx, n, func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 			return startSpeaker(ctx, s, p, 1)
 		}, (*convergenceSpace).speakerRoutes)
 		if err != nil {
 			return nil, fmt.Errorf("%d prefixes to the engine: %w", n, err)
 		}
 		progress(fmt.Sprintf("BGP alone: %d prefixes to BIRD", n))
-		theirs, err := takeIn(ctx, n, func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
+		theirs, err := ingestOf(ctx, n, func(ctx context.Context, s *convergenceSpace) ([]*os.Process, error) {
 			return startBIRDAlone(ctx, s)
 		}, (*convergenceSpace).birdRoutes)
 		if err != nil {
@@ -219,8 +219,8 @@ func MeasureAlone(ctx context.Context, p Programs, counts []int, progress func(s
 	return rows, nil
 }
 
-// takeIn measures one speaker, which routes asks for how many prefixes it has a path.
-func takeIn(ctx context.Context, n int, start func(context.Context, *convergenceSpace) ([]*os.Process, error), routes func(*convergenceSpace, context.Context) (int, error)) (out ingest, err error) {
+// ingestOf measures one speaker, which routes asks for how many prefixes it has a path.
+func ingestOf(ctx context.Context, n int, start func(context.Context, *convergenceSpace) ([]*os.Process, error), routes func(*convergenceSpace, context.Context) (int, error)) (out ingest, err error) {
 	s, err := newReflectorSpace(ctx, 1)
 	if err != nil {
 		return out, err
