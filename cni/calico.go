@@ -99,6 +99,7 @@ type Annotations struct {
 	Addresses            []string // from IPAM, these
 	Given                []string // not from IPAM
 	MAC                  string
+	Floating, Sources    []string // addresses translated to its own; prefixes that it may send from
 }
 
 // parseAnnotations reads the annotations of a call.
@@ -149,8 +150,10 @@ func (a *Annotations) set(c *Config, name, value string) error {
 		return list(&a.Given)
 	case "hwAddr":
 		a.MAC = value
-	case "floatingIPs", "allowedSourcePrefixes":
-		return errors.New("routerd does not support it; remove it")
+	case "floatingIPs":
+		return list(&a.Floating)
+	case "allowedSourcePrefixes":
+		return list(&a.Sources)
 	}
 	return nil
 }
@@ -186,6 +189,7 @@ type requested struct {
 	Given                []string
 	MAC                  string
 	NamespaceLabels      []string // KEY=VALUE, sorted
+	Floating, Sources    []string
 }
 
 // requestedOf brings the conventions together.
@@ -209,6 +213,19 @@ func requestedOf(c *Config, a *Args) (requested, error) {
 	}
 	if w.Addresses, err = requestedIPs(c, a, ann.Addresses...); err != nil {
 		return requested{}, err
+	}
+	w.Floating = ann.Floating
+	for _, f := range w.Floating {
+		if _, err := netip.ParseAddr(f); err != nil {
+			return requested{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("annotation %sfloatingIPs: %q is not an IP address", annotationPrefix, f), "")
+		}
+	}
+	for _, s := range ann.Sources {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return requested{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("annotation %sallowedSourcePrefixes: %q is no prefix such as 10.0.0.0/24", annotationPrefix, s), "")
+		}
+		w.Sources = append(w.Sources, p.Masked().String())
 	}
 	for _, g := range w.Given {
 		if _, err := netip.ParseAddr(g); err != nil {

@@ -14,6 +14,7 @@ type workload struct {
 	Orchestrator string `json:"orchestrator"`
 	Namespace    string `json:"namespace"`
 	Pod          string `json:"pod,omitempty"`
+	UID          string `json:"uid,omitempty"`
 }
 
 type addRequest struct {
@@ -31,6 +32,8 @@ type addRequest struct {
 	NamespaceLabels   []string   `json:"namespaceLabels,omitempty"`
 	MAC               string     `json:"mac,omitempty"`
 	Given             []string   `json:"given,omitempty"`
+	FloatingIPs       []string   `json:"floatingIps,omitempty"`
+	SourcePrefixes    []string   `json:"sourcePrefixes,omitempty"`
 }
 
 type addResponse struct {

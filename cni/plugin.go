@@ -95,6 +95,7 @@ func (c *call) workload() workload {
 		Orchestrator: "k8s",
 		Namespace:    string(c.args.K8S_POD_NAMESPACE),
 		Pod:          string(c.args.K8S_POD_NAME),
+		UID:          string(c.args.K8S_POD_UID),
 	}
 }
 

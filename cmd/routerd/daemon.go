@@ -153,7 +153,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"),
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
-	d.follow = follow(d.cluster, c.BGP.Enabled)
+	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil)
 	if d.network != nil {
 		d.follow.network = d.cluster.Follow(store.KindNode)
 	}
@@ -214,7 +214,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
-		Behind: c.IPAM.Reserve.Min > 0, Ready: d.attachReady, Held: d.mayWrite,
+		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.network != nil, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.awaitRules(), OwnWrites: d.cluster, Log: log.With("component", "attach"),
 	})
 	if err != nil {
@@ -432,11 +432,15 @@ type followers struct {
 	core, ipam, bgp, probe, attach, policy, node, lock, status, network *cluster.Follower
 }
 
-func follow(c *cluster.Cluster, speaksBGP bool) followers {
+func follow(c *cluster.Cluster, speaksBGP, kubernetes bool) followers {
+	attached := attach.Kinds()
+	if kubernetes {
+		attached = attach.KubernetesKinds()
+	}
 	f := followers{
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
-		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
+		attach: c.Follow(attached...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
 		status: c.Follow(nodestatus.Kinds()...),
 	}
 	if speaksBGP {

@@ -10,10 +10,10 @@ import (
 // the datastore names.
 func TestNobodyFollowsWithoutBGP(t *testing.T) {
 	t.Parallel()
-	if f := follow(cluster.New(cluster.Config{Node: "node1"}), false); f.bgp != nil {
+	if f := follow(cluster.New(cluster.Config{Node: "node1"}), false, false); f.bgp != nil {
 		t.Error("BGP does not run, and follows the cluster")
 	}
-	if f := follow(cluster.New(cluster.Config{Node: "node1"}), true); f.bgp == nil {
+	if f := follow(cluster.New(cluster.Config{Node: "node1"}), true, false); f.bgp == nil {
 		t.Error("BGP runs, and does not follow the cluster")
 	}
 }

@@ -26,6 +26,14 @@ type AddRequest struct {
 	Forwarding bool          // leave IP forwarding on inside the container
 	MAC        dataplane.MAC // of the container's end; zero: the kernel's choice
 
+	// PodUID is that of the pod; empty: the runtime does not say it.
+	PodUID string
+	// Sources are further prefixes that the workload may send from, where the
+	// configuration of the cluster lets workloads do so at all; Floating are
+	// addresses that are translated to its own, of the same family.
+	Sources  []string
+	Floating []netip.Addr
+
 	// Node is the node that the request means; empty: whichever this is.
 	Node string
 	// NamespaceLabels are those of the workload's namespace, for pools that
@@ -68,11 +76,11 @@ func (a *Attacher) Add(ctx context.Context, req AddRequest) (Result, error) {
 	if err := a.errNotServing(); err != nil {
 		return Result{}, err
 	}
-	req, err := a.completed(req)
+	req, said, err := a.completed(ctx, req)
 	if err != nil {
 		return Result{}, err
 	}
-	r, err := a.newRecord(req)
+	r, err := a.newRecord(req, said)
 	if err != nil {
 		return Result{}, err
 	}
@@ -144,27 +152,29 @@ func (a *Attacher) follow(ctx context.Context, r, old record, known bool) (recor
 	return r, false, nil
 }
 
-// completed derives from a request what it does not say itself.
-func (a *Attacher) completed(req AddRequest) (AddRequest, error) {
+// completed derives from a request what it does not say itself, and what the
+// endpoint is to say.
+func (a *Attacher) completed(ctx context.Context, req AddRequest) (AddRequest, *more, error) {
 	if req.Node != "" && req.Node != a.node {
-		return req, fmt.Errorf("the configuration's nodename is %q, and this host is %q: leave nodename out, or correct it: %w", req.Node, a.node, ErrInvalid)
+		return req, nil, fmt.Errorf("the configuration's nodename is %q, and this host is %q: leave nodename out, or correct it: %w", req.Node, a.node, ErrInvalid)
 	}
-	if len(req.Given) == 0 {
-		return req, nil
+	req, said, err := a.pods.complete(ctx, req)
+	if err != nil || len(req.Given) == 0 {
+		return req, said, err
 	}
 	req.IPv4, req.IPv6, req.Addresses = false, false, nil
 	for _, g := range req.Given {
 		if !g.IsValid() || g.Is4In6() || g.Zone() != "" {
-			return req, fmt.Errorf("given address %q is not a plain IPv4 or IPv6 address: %w", g, ErrInvalid)
+			return req, nil, fmt.Errorf("given address %q is not a plain IPv4 or IPv6 address: %w", g, ErrInvalid)
 		}
 		req.IPv4 = req.IPv4 || g.Is4()
 		req.IPv6 = req.IPv6 || g.Is6()
 	}
-	return req, nil
+	return req, said, nil
 }
 
 // newRecord checks a request and returns the record of what it asks for.
-func (a *Attacher) newRecord(req AddRequest) (record, error) {
+func (a *Attacher) newRecord(req AddRequest, said *more) (record, error) {
 	mtu := req.MTU
 	if mtu == 0 {
 		mtu = a.mtus.wanted(req.IPv4, req.IPv6)
@@ -187,6 +197,7 @@ func (a *Attacher) newRecord(req AddRequest) (record, error) {
 	r := recordOf(req.ID, req.Workload)
 	r.Since = time.Now().UTC().Truncate(time.Millisecond)
 	r.Netns, r.MTU, r.Forwarding, r.Given = req.Netns, mtu, req.Forwarding, len(req.Given) > 0
+	r.More = said
 	if !req.MAC.IsZero() {
 		r.MAC = req.MAC.String()
 	}

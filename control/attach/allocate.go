@@ -19,6 +19,7 @@ type AllocateRequest struct {
 	IPv6Pools       []string
 	Addresses       []netip.Addr // these, at most one of a family
 	NamespaceLabels map[string]string
+	PodUID          string // empty: the runtime does not say it
 
 	// Link is the host's device behind which the container is, such as a
 	// bridge: the host routes the addresses there. Empty: the other plugin sees
@@ -37,9 +38,9 @@ func (a *Attacher) Allocate(ctx context.Context, req AllocateRequest) (Result, e
 	if err := a.errNotServing(); err != nil {
 		return Result{}, err
 	}
-	add, err := a.completed(AddRequest{
+	add, _, err := a.completed(ctx, AddRequest{
 		ID: req.ID, Workload: req.Workload, Node: req.Node, IPv4: req.IPv4, IPv6: req.IPv6,
-		IPv4Pools: req.IPv4Pools, IPv6Pools: req.IPv6Pools, Addresses: req.Addresses, NamespaceLabels: req.NamespaceLabels,
+		IPv4Pools: req.IPv4Pools, IPv6Pools: req.IPv6Pools, Addresses: req.Addresses, NamespaceLabels: req.NamespaceLabels, PodUID: req.PodUID,
 	})
 	if err == nil {
 		err = checkNames(req.ID)

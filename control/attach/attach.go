@@ -91,6 +91,10 @@ type Config struct {
 	Behind bool
 	// Linger is how long the first that is to be written waits for others; 0: 100 ms.
 	Linger time.Duration
+	// Kubernetes says that the datastore is the API of Kubernetes: a pod's endpoint is
+	// the pod, of which this host writes the addresses alone, and what else it says
+	// comes from there. What is no pod is served without the datastore.
+	Kubernetes bool
 	// OwnWrites is shown what this host writes; nil: nobody is.
 	OwnWrites OwnWrites
 
@@ -127,6 +131,7 @@ type Attacher struct {
 	host      *host
 	addresses *addresses
 	endpoints *endpoints
+	pods      *pods
 	own       *ownWrites
 	gateways  *gateways
 	mtus      *mtus
@@ -172,7 +177,7 @@ func assemble(cfg Config) *Attacher {
 	ledger := newLedger(cfg.Journal, log)
 	host := &host{Wire: cfg.Wire, sink: cfg.Sink, ledger: ledger}
 	addresses := &addresses{node: cfg.Node, ipam: cfg.IPAM, store: db, ledger: ledger}
-	endpoints := &endpoints{node: cfg.Node, store: db, profiles: make(map[string]bool)}
+	endpoints := &endpoints{node: cfg.Node, kubernetes: cfg.Kubernetes, store: db, profiles: make(map[string]bool)}
 	own := &ownWrites{to: cfg.OwnWrites, endpoints: endpoints, ledger: ledger}
 	gateways := &gateways{journal: cfg.Journal, addresses: addresses, ledger: ledger, log: log, kept: make(map[string]kept)}
 	locks := &locks{ledger: ledger, gateways: gateways}
@@ -187,6 +192,7 @@ func assemble(cfg Config) *Attacher {
 	return &Attacher{
 		node: cfg.Node, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
+		pods:     newPods(cfg.Kubernetes, cfg.Node, db),
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
 		mtus: &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log},
 		releaser: &releaser{
@@ -256,6 +262,9 @@ func Kinds() []store.Kind {
 	return []store.Kind{store.KindNode, store.KindProfile, store.KindClusterInformation, store.KindIPAMBlock}
 }
 
+// KubernetesKinds is [Kinds] for one with [Config.Kubernetes].
+func KubernetesKinds() []store.Kind { return append(Kinds(), store.KindWorkloadEndpoint) }
+
 // HandleStore takes account of a step of the cluster's copy: whether the
 // datastore is there, this host's Node, and which profiles there are: an ADD then
 // need not ask. It does not block.
@@ -269,6 +278,7 @@ func (a *Attacher) HandleStore(s cluster.Step) {
 		a.now.Set()
 	}
 	a.endpoints.handle(s)
+	a.pods.handle(s)
 	a.reclaimer.handle(s)
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
@@ -18,8 +19,9 @@ import (
 // endpoints writes the WorkloadEndpoints of attachments, and the profiles of
 // their networks.
 type endpoints struct {
-	node  string
-	store *datastore
+	node       string
+	kubernetes bool // see Config.Kubernetes
+	store      *datastore
 
 	mu       sync.Mutex
 	profiles map[string]bool // by network: the watch says that it is there
@@ -77,9 +79,16 @@ func (x *endpoints) of(r record) (*store.WorkloadEndpoint, store.Key, error) {
 		return nil, store.Key{}, fmt.Errorf("name of the workload endpoint: %w: %w", ErrInvalid, err)
 	}
 	w.Name, w.Namespace = name, r.Namespace
+	r.More.fill(w, r.addrs())
 	store.SetDefaults(w)
 	key, err := store.KeyOf(w)
 	return w, key, err
+}
+
+// local reports whether the datastore has no place for an attachment's endpoint:
+// that of Kubernetes knows one of each pod, and no others.
+func (x *endpoints) local(r record) bool {
+	return r.AddressesOnly || x.kubernetes && (r.Orchestrator != Kubernetes || r.Interface != podInterface)
 }
 
 // key returns the key of an attachment's endpoint. One whose endpoint can have no
@@ -124,6 +133,12 @@ func (x *endpoints) check(r record) error {
 // put writes the profile, if it is missing, and the endpoint. It returns the
 // endpoint's revision.
 func (x *endpoints) put(ctx context.Context, r record) (store.Revision, error) {
+	switch {
+	case x.local(r):
+		return 0, nil
+	case x.kubernetes:
+		return x.patch(ctx, r)
+	}
 	if err := x.putProfiles(ctx, []record{r}); err != nil {
 		return 0, err
 	}
@@ -156,6 +171,38 @@ func (x *endpoints) put(ctx context.Context, r record) (store.Revision, error) {
 	return written.Revision, err
 }
 
+// patch writes the addresses of a pod. They are the truth whatever the object said
+// before; its uid says that it is still the same.
+func (x *endpoints) patch(ctx context.Context, r record) (store.Revision, error) {
+	w, key, err := x.of(r)
+	if err != nil {
+		return 0, err
+	}
+	written, err := x.store.Txn(ctx, store.Op{Action: store.Put, Object: store.Object{Key: key, Value: w}})
+	if err != nil {
+		return 0, err
+	}
+	return written[0].Revision, nil
+}
+
+// parallelPatches is how many pods are written at once.
+const parallelPatches = 8
+
+// patchAll writes the addresses of pods, one by one.
+func (x *endpoints) patchAll(ctx context.Context, rs []record) ([]store.Revision, []error) {
+	revs, errs := make([]store.Revision, len(rs)), make([]error, len(rs))
+	var g errgroup.Group
+	g.SetLimit(parallelPatches)
+	for i, r := range rs {
+		g.Go(func() error {
+			revs[i], errs[i] = x.put(ctx, r)
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return revs, errs
+}
+
 // putNow is put within the time of a step.
 func (x *endpoints) putNow(ctx context.Context, r record, step string) (store.Revision, error) {
 	ctx, cancel := x.store.context(ctx)
@@ -170,6 +217,9 @@ func (x *endpoints) putNow(ctx context.Context, r record, step string) (store.Re
 // putAll writes endpoints in one transaction where they are new, as they nearly
 // always are, else one by one.
 func (x *endpoints) putAll(ctx context.Context, rs []record) ([]store.Revision, []error) {
+	if x.kubernetes {
+		return x.patchAll(ctx, rs)
+	}
 	revs, errs := make([]store.Revision, len(rs)), make([]error, len(rs))
 	var values []any
 	var of []int
@@ -230,8 +280,18 @@ const dropTries = 5
 // container's by now when its container id says so, and then it stays.
 func (x *endpoints) drop(ctx context.Context, r record) error {
 	key, ok := x.key(r)
-	if !ok {
+	if !ok || x.local(r) {
 		return nil
+	}
+	if x.kubernetes {
+		w, _, err := x.of(r)
+		if err == nil {
+			_, err = x.store.Txn(ctx, store.Op{Action: store.Remove, Object: store.Object{Key: key, Value: w}})
+		}
+		if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrConflict) {
+			return nil // the pod is gone, or another container's by now
+		}
+		return err
 	}
 	if r.Endpoint != 0 {
 		err := store.Delete(ctx, x.store, key, r.Endpoint)
@@ -265,8 +325,12 @@ func (x *endpoints) drop(ctx context.Context, r record) error {
 }
 
 // list returns what the datastore shows of a network on this host. What is
-// shown while the host does not hold its name is not its own.
+// shown while the host does not hold its name is not its own. That of Kubernetes
+// does not say which network a pod is in.
 func (x *endpoints) list(ctx context.Context, network string) ([]record, error) {
+	if x.kubernetes {
+		return nil, nil
+	}
 	if err := x.store.held(); err != nil {
 		return nil, fmt.Errorf("list workload endpoints: %w", err)
 	}

@@ -40,7 +40,9 @@ func (o *ownWrites) announce(r record) {
 	if err != nil {
 		return
 	}
-	o.endpoints.unknownProfile(r.Network, o.to.Announce)
+	if len(w.Spec.Profiles) == 1 && w.Spec.Profiles[0] == r.Network {
+		o.endpoints.unknownProfile(r.Network, o.to.Announce)
+	}
 	o.to.Announce(store.Event{Key: key, Object: store.Object{Key: key, Value: w}})
 }
 

@@ -46,6 +46,8 @@ type record struct {
 	Former        []netip.Addr   `json:"former,omitempty"`           // those of them that may still be the reserve's there
 	Fenced        string         `json:"lost,omitempty"`             // who has the addresses instead; then the host routes none of them here
 
+	More *more `json:"endpoint,omitempty"` // what the endpoint says beside names and addresses
+
 	State state `json:"-"` // see diskState
 }
 

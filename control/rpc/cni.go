@@ -47,6 +47,10 @@ func (s *cniServer) Add(ctx context.Context, req *apiv1.AddRequest) (*apiv1.AddR
 	if r.Given, err = addrsOf("given", req.GetGiven()); err != nil {
 		return nil, err
 	}
+	if r.Floating, err = addrsOf("floating_ips", req.GetFloatingIps()); err != nil {
+		return nil, err
+	}
+	r.PodUID, r.Sources = req.GetWorkload().GetUid(), req.GetSourcePrefixes()
 	if r.NamespaceLabels, err = labelsOf(req.GetNamespaceLabels()); err != nil {
 		return nil, err
 	}
@@ -74,7 +78,7 @@ func (s *cniServer) Allocate(ctx context.Context, req *apiv1.AllocateRequest) (*
 	r := attach.AllocateRequest{
 		ID: id, Workload: workloadOf(req.GetWorkload()), Node: req.GetNode(),
 		IPv4: req.GetAssignIpv4(), IPv6: req.GetAssignIpv6(), IPv4Pools: req.GetIpv4Pools(), IPv6Pools: req.GetIpv6Pools(),
-		Link: req.GetLink(), Gateway: req.GetGateway(),
+		Link: req.GetLink(), Gateway: req.GetGateway(), PodUID: req.GetWorkload().GetUid(),
 	}
 	if r.Addresses, err = addrsOf("requested_ips", req.GetRequestedIps()); err != nil {
 		return nil, err

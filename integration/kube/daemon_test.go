@@ -65,7 +65,7 @@ func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
 		}
 		top.Nodes[i].Config = map[string]any{
 			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
-			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file}},
+			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": convert.V3.APIVersion()}},
 			"cni":       map[string]any{"manage": true, "binDir": filepath.Join(t.TempDir(), "bin"), "confDir": filepath.Join(t.TempDir(), "net.d")},
 		}
 	}

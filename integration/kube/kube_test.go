@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/routerd/routerd/integration/kube"
+	"github.com/routerd/routerd/integration/lab/bring"
 	"github.com/routerd/routerd/store/kube/convert"
 )
 
@@ -33,6 +34,10 @@ func run(m *testing.M) (code int) {
 		return 1
 	}
 	defer os.RemoveAll(dir)
+	if err := bring.RemoveOrphans(labPrefix); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	begin := time.Now()

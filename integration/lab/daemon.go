@@ -179,6 +179,14 @@ func (l *Lab) Kill(ctx context.Context, host string, sig unix.Signal) error {
 // Restart starts the host's daemon again, whatever became of it, and returns
 // when the host is ready. One that runs is asked to end first.
 func (l *Lab) Restart(ctx context.Context, host string) error {
+	if err := l.Start(ctx, host); err != nil {
+		return err
+	}
+	return l.WaitReady(ctx, host)
+}
+
+// Start is Restart that does not wait until the host is ready.
+func (l *Lab) Start(ctx context.Context, host string) error {
 	release, err := lockLab(ctx, l.name, false, false)
 	if err != nil {
 		return err
@@ -195,10 +203,7 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 	if err != nil {
 		return fmt.Errorf("restart %s: %w", host, err)
 	}
-	if err := l.startDaemon(n); err != nil {
-		return err
-	}
-	return l.WaitReady(ctx, host)
+	return l.startDaemon(n)
 }
 
 // Client returns a connection to the host's daemon, for apiv1.Operator and

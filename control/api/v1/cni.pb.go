@@ -88,6 +88,7 @@ type Workload struct {
 	Orchestrator  string                 `protobuf:"bytes,1,opt,name=orchestrator,proto3" json:"orchestrator,omitempty"` // "k8s" or "cni"
 	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`       // Kubernetes namespace, else "default"
 	Pod           string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`                   // Kubernetes pod name, else empty
+	Uid           string                 `protobuf:"bytes,4,opt,name=uid,proto3" json:"uid,omitempty"`                   // of the pod, where the runtime says it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -143,6 +144,13 @@ func (x *Workload) GetPod() string {
 	return ""
 }
 
+func (x *Workload) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 type AddRequest struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Attachment        *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
@@ -159,6 +167,8 @@ type AddRequest struct {
 	NamespaceLabels   []string               `protobuf:"bytes,12,rep,name=namespace_labels,json=namespaceLabels,proto3" json:"namespace_labels,omitempty"`          // KEY=VALUE, for pools that choose by the namespace
 	Mac               string                 `protobuf:"bytes,13,opt,name=mac,proto3" json:"mac,omitempty"`                                                         // of the container's end; empty: the kernel's choice
 	Given             []string               `protobuf:"bytes,14,rep,name=given,proto3" json:"given,omitempty"`                                                     // addresses with lengths that another IPAM plugin gave: none is assigned
+	FloatingIps       []string               `protobuf:"bytes,15,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`                      // translated to the workload's own, of the same family
+	SourcePrefixes    []string               `protobuf:"bytes,16,rep,name=source_prefixes,json=sourcePrefixes,proto3" json:"source_prefixes,omitempty"`             // that it may send from, too
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -287,6 +297,20 @@ func (x *AddRequest) GetMac() string {
 func (x *AddRequest) GetGiven() []string {
 	if x != nil {
 		return x.Given
+	}
+	return nil
+}
+
+func (x *AddRequest) GetFloatingIps() []string {
+	if x != nil {
+		return x.FloatingIps
+	}
+	return nil
+}
+
+func (x *AddRequest) GetSourcePrefixes() []string {
+	if x != nil {
+		return x.SourcePrefixes
 	}
 	return nil
 }
@@ -1022,11 +1046,12 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"Attachment\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x16\n" +
-	"\x06ifname\x18\x03 \x01(\tR\x06ifname\"^\n" +
+	"\x06ifname\x18\x03 \x01(\tR\x06ifname\"p\n" +
 	"\bWorkload\x12\"\n" +
 	"\forchestrator\x18\x01 \x01(\tR\forchestrator\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
-	"\x03pod\x18\x03 \x01(\tR\x03pod\"\xda\x03\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\tR\x03uid\"\xa6\x04\n" +
 	"\n" +
 	"AddRequest\x126\n" +
 	"\n" +
@@ -1049,7 +1074,9 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\x04node\x18\v \x01(\tR\x04node\x12)\n" +
 	"\x10namespace_labels\x18\f \x03(\tR\x0fnamespaceLabels\x12\x10\n" +
 	"\x03mac\x18\r \x01(\tR\x03mac\x12\x14\n" +
-	"\x05given\x18\x0e \x03(\tR\x05given\"\xb9\x01\n" +
+	"\x05given\x18\x0e \x03(\tR\x05given\x12!\n" +
+	"\ffloating_ips\x18\x0f \x03(\tR\vfloatingIps\x12'\n" +
+	"\x0fsource_prefixes\x18\x10 \x03(\tR\x0esourcePrefixes\"\xb9\x01\n" +
 	"\vAddResponse\x12%\n" +
 	"\x0ehost_interface\x18\x01 \x01(\tR\rhostInterface\x12\x19\n" +
 	"\bhost_mac\x18\x02 \x01(\tR\ahostMac\x12#\n" +

@@ -63,6 +63,7 @@ func endpointOf(pod *corev1.Pod) (store.Key, any, error) {
 	w.Namespace = pod.Namespace
 	w.Labels = with(pod.Labels, store.LabelNamespace, pod.Namespace)
 	w.Labels[store.LabelOrchestrator] = orchestrator
+	w.Annotations = pluginAnnotations(pod.Annotations)
 	if sa := pod.Spec.ServiceAccountName; sa != "" {
 		w.Spec.Profiles = append(w.Spec.Profiles, AccountProfile(pod.Namespace, sa))
 		if len(sa) < 63 { // what a label holds
@@ -86,6 +87,24 @@ func endpointOf(pod *corev1.Pod) (store.Key, any, error) {
 		w.Spec.IPNetworks = append(w.Spec.IPNetworks, a.String())
 	}
 	return key, w, nil
+}
+
+// configHash is, of the object that stands for a static pod, the uid by which kubelet
+// and the runtime know that.
+const configHash = "kubernetes.io/config.hash"
+
+// pluginAnnotations returns of a pod's annotations what the CNI plugin is to be told, which the
+// host that attaches the pod reads from its endpoint.
+func pluginAnnotations(annotations map[string]string) map[string]string {
+	var out map[string]string
+	for k, v := range annotations {
+		switch {
+		case k == podIPAnnotation || k == podIPsAnnotation || k == containerIDAnnotation:
+		case k == configHash || strings.HasPrefix(k, "cni.projectcalico.org/"):
+			out = with(out, k, v)
+		}
+	}
+	return out
 }
 
 // finished reports whether a pod has its addresses no more: they may be

@@ -1,0 +1,270 @@
+package attach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
+)
+
+// more is what an endpoint says beside its names and addresses. A record keeps it,
+// so that an endpoint that the datastore does not know yet is the same after a
+// restart.
+type more struct {
+	UID            types.UID                    `json:"uid,omitempty"`
+	Labels         map[string]string            `json:"labels,omitempty"`
+	Profiles       []string                     `json:"profiles,omitempty"` // empty: the network's
+	ServiceAccount string                       `json:"serviceAccount,omitempty"`
+	Ports          []store.WorkloadEndpointPort `json:"ports,omitempty"`
+	Sources        []string                     `json:"sources,omitempty"`  // further addresses that it may send from
+	Floating       []netip.Addr                 `json:"floating,omitempty"` // translated to the workload's own
+}
+
+// fill writes into an endpoint what is said of it.
+func (m *more) fill(w *store.WorkloadEndpoint, addrs []netip.Addr) {
+	if m == nil {
+		return
+	}
+	w.UID, w.Labels = m.UID, maps.Clone(m.Labels)
+	w.Spec.ServiceAccountName, w.Spec.Ports, w.Spec.AllowSpoofedSourcePrefixes = m.ServiceAccount, m.Ports, m.Sources
+	if len(m.Profiles) > 0 {
+		w.Spec.Profiles = m.Profiles
+	}
+	for _, f := range m.Floating {
+		for _, a := range addrs {
+			if dataplane.FamilyOf(a) == dataplane.FamilyOf(f) {
+				w.Spec.IPNATs = append(w.Spec.IPNATs, store.IPNAT{InternalIP: a.String(), ExternalIP: f.String()})
+				break
+			}
+		}
+	}
+}
+
+// pods is what the API of Kubernetes says of this host's pods, where that is the
+// datastore: the copy of its watch, or, of a pod that it has not told yet, the answer
+// to one question.
+type pods struct {
+	on    bool // the API is the datastore
+	node  string
+	store *datastore
+
+	mu         sync.Mutex
+	known      map[store.Key]*store.WorkloadEndpoint
+	unreadable map[store.Key]error
+	namespaces map[string]*v3.Profile // by name, their profiles
+}
+
+func newPods(on bool, node string, db *datastore) *pods {
+	return &pods{
+		on: on, node: node, store: db,
+		known: make(map[store.Key]*store.WorkloadEndpoint), unreadable: make(map[store.Key]error), namespaces: make(map[string]*v3.Profile),
+	}
+}
+
+// handle takes account of this host's pods, and of the namespaces, in a step of the
+// cluster's copy. What this host announced itself is not what the API says.
+func (p *pods) handle(s cluster.Step) {
+	if !p.on {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ev := range s.Changes {
+		if ev.Own {
+			continue
+		}
+		switch v := ev.Value.(type) {
+		case *store.WorkloadEndpoint:
+			if delete(p.unreadable, ev.Key); v.Spec.Node == p.node {
+				p.known[ev.Key] = v
+			}
+		case *v3.Profile:
+			if name, ok := strings.CutPrefix(v.Name, store.PrefixNamespace); ok {
+				p.namespaces[name] = v
+			}
+		case nil:
+			switch {
+			case ev.Key.Kind == store.KindProfile && ev.Err == nil:
+				delete(p.namespaces, strings.TrimPrefix(ev.Key.Name, store.PrefixNamespace))
+			case ev.Key.Kind == store.KindWorkloadEndpoint && ev.Err != nil:
+				p.unreadable[ev.Key] = ev.Err
+			case ev.Key.Kind == store.KindWorkloadEndpoint:
+				delete(p.known, ev.Key)
+				delete(p.unreadable, ev.Key)
+			}
+		}
+	}
+}
+
+// complete adds to a request what the API says of its pod, and returns what its
+// endpoint is to say.
+func (p *pods) complete(ctx context.Context, req AddRequest) (AddRequest, *more, error) {
+	if !p.on || req.Workload.Orchestrator != Kubernetes {
+		if len(req.Sources) == 0 && len(req.Floating) == 0 {
+			return req, nil, nil
+		}
+		return req, &more{Sources: req.Sources, Floating: req.Floating}, nil
+	}
+	w, err := p.pod(ctx, req)
+	if err == nil {
+		err = p.ask(&req, w)
+	}
+	if err != nil {
+		return req, nil, fmt.Errorf("pod %s/%s: %w", req.Workload.Namespace, req.Workload.Pod, err)
+	}
+	return req, &more{
+		UID: w.UID, Labels: w.Labels, Profiles: w.Spec.Profiles, ServiceAccount: w.Spec.ServiceAccountName, Ports: w.Spec.Ports,
+		Sources: w.Spec.AllowSpoofedSourcePrefixes, Floating: req.Floating,
+	}, nil
+}
+
+// pod returns what the API says of a request's pod. One that the watch has not
+// told yet, or only as it was before it was made anew, is asked for once.
+func (p *pods) pod(ctx context.Context, req AddRequest) (*store.WorkloadEndpoint, error) {
+	key, err := podKey(p.node, req.Workload)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	w, unreadable := p.known[key], p.unreadable[key]
+	p.mu.Unlock()
+	if w != nil && unreadable == nil && isPod(w, req.PodUID) {
+		return w, nil
+	}
+	ctx, cancel := p.store.context(ctx)
+	defer cancel()
+	o, err := p.store.Get(ctx, key)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, fmt.Errorf("the API has none of this name on %s; it may be gone by now: %w", p.node, ErrNotReady)
+	case errors.Is(err, store.ErrDecode):
+		return nil, fmt.Errorf("%w: %w", err, ErrInvalid)
+	case err != nil:
+		return nil, storeError("ask the API for it, which its watch has not told yet", err)
+	}
+	w, ok := o.Value.(*store.WorkloadEndpoint)
+	if !ok || !isPod(w, req.PodUID) {
+		return nil, fmt.Errorf("the API has one with another uid than the runtime's %s: it was made anew: %w", req.PodUID, ErrNotReady)
+	}
+	return w, nil
+}
+
+// podKey is the key of a pod's endpoint.
+func podKey(node string, w Workload) (store.Key, error) {
+	name, err := store.WorkloadEndpointName(&store.WorkloadEndpointSpec{Node: node, Orchestrator: Kubernetes, Pod: w.Pod, Endpoint: podInterface})
+	if err != nil {
+		return store.Key{}, fmt.Errorf("name of its endpoint: %w: %w", ErrInvalid, err)
+	}
+	return store.Key{Kind: store.KindWorkloadEndpoint, Namespace: w.Namespace, Name: name}, nil
+}
+
+// podInterface is the only interface of a pod that Calico's model knows.
+const podInterface = "eth0"
+
+// Annotations of pods, which their endpoints have, too.
+const (
+	annotationsOfCNI = "cni.projectcalico.org/"
+
+	// configHash is, on the object that stands for a static pod, the uid by which
+	// kubelet and the runtime know that.
+	configHash = "kubernetes.io/config.hash"
+)
+
+// isPod reports whether an endpoint is that of the pod with a uid. Older runtimes
+// do not say which.
+func isPod(w *store.WorkloadEndpoint, uid string) bool {
+	return uid == "" || string(w.UID) == uid || w.Annotations[configHash] == uid
+}
+
+// ask adds to a request what a pod's annotations and its namespace's ask for; the
+// pod's count more.
+func (p *pods) ask(req *AddRequest, w *store.WorkloadEndpoint) error {
+	p.mu.Lock()
+	namespace := p.namespaces[req.Workload.Namespace]
+	p.mu.Unlock()
+	sources := []map[string]string{w.Annotations}
+	if namespace != nil {
+		sources = slices.Insert(sources, 0, namespace.Annotations)
+		of := make(map[string]string, len(namespace.Spec.LabelsToApply))
+		for k, v := range namespace.Spec.LabelsToApply {
+			if name, ok := strings.CutPrefix(k, "pcns."); ok {
+				of[name] = v
+			}
+		}
+		maps.Copy(of, req.NamespaceLabels)
+		req.NamespaceLabels = of
+	}
+	for _, annotations := range sources {
+		for _, key := range slices.Sorted(maps.Keys(annotations)) {
+			name, ok := strings.CutPrefix(key, annotationsOfCNI)
+			if value := annotations[key]; ok && value != "" {
+				if err := req.annotate(name, value); err != nil {
+					return fmt.Errorf("annotation %s: %q: %w: %w", key, value, err, ErrInvalid)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// annotate changes a request as an annotation asks for. Others' annotations are
+// none of ours.
+func (req *AddRequest) annotate(name, value string) (err error) {
+	switch name {
+	case "ipv4pools":
+		req.IPv4Pools, err = listed(value, func(s string) (string, error) { return s, nil })
+	case "ipv6pools":
+		req.IPv6Pools, err = listed(value, func(s string) (string, error) { return s, nil })
+	case "ipFamilies":
+		var families []string
+		families, err = listed(value, func(s string) (string, error) {
+			if s != "IPv4" && s != "IPv6" {
+				return "", fmt.Errorf("%q is not IPv4 or IPv6", s)
+			}
+			return s, nil
+		})
+		if len(families) > 0 {
+			req.IPv4, req.IPv6 = slices.Contains(families, "IPv4"), slices.Contains(families, "IPv6")
+		}
+	case "ipAddrs":
+		req.Addresses, err = listed(value, netip.ParseAddr)
+	case "ipAddrsNoIpam":
+		if len(req.Given) == 0 {
+			err = errors.New("it is read by the plugin alone: the conflist needs the capability io.kubernetes.cri.pod-annotations and feature_control.ip_addrs_no_ipam")
+		}
+	case "hwAddr":
+		req.MAC, err = dataplane.ParseMAC(value)
+	case "floatingIPs":
+		req.Floating, err = listed(value, netip.ParseAddr)
+	}
+	return err
+}
+
+// listed reads a JSON list of texts.
+func listed[T any](text string, parse func(string) (T, error)) ([]T, error) {
+	var texts []string
+	if err := json.Unmarshal([]byte(text), &texts); err != nil {
+		return nil, errors.New(`want a JSON list of strings, such as ["192.168.0.5"]`)
+	}
+	var out []T
+	for _, t := range texts {
+		v, err := parse(t)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}

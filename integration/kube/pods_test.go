@@ -1,0 +1,141 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/traffic"
+)
+
+// run makes a pod in the API, as the scheduler places it, and attaches it as a
+// runtime does.
+func (c *cluster) run(where string) lab.Pod {
+	c.t.Helper()
+	host, name, _ := strings.Cut(where, "/")
+	create(c.t, "/api/v1/namespaces/default/pods", fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q,"labels":{"app":%[1]q}},"spec":{"nodeName":%q,"automountServiceAccountToken":false,"containers":[{"name":"c","image":"x"}]}}`, name, host))
+	var p lab.Pod
+	await.Until(c.t, "the pod is attached", func() (err error) {
+		p, err = c.AttachKubePod(c.t.Context(), where, "default", c.pod(name).Metadata.UID)
+		return err
+	})
+	return p
+}
+
+type pod struct {
+	Metadata struct {
+		UID         string            `json:"uid"`
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+}
+
+func (c *cluster) pod(name string) (p pod) {
+	c.t.Helper()
+	raw, err := server.Do(c.t.Context(), http.MethodGet, "/api/v1/namespaces/default/pods/"+name, "", nil)
+	if err == nil {
+		err = json.Unmarshal(raw, &p)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return p
+}
+
+// reach expects that one place gets an answer from another, or, with no, that it
+// gets none.
+func (c *cluster) reach(what, from, to string, no bool) {
+	c.t.Helper()
+	await.Until(c.t, what, func() error {
+		ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Second)
+		defer cancel()
+		r, err := c.Ping(ctx, from, to, traffic.Options{})
+		switch {
+		case err != nil:
+			return err
+		case r.OK == no:
+			return fmt.Errorf("from %s to %s: %+v", from, to, r)
+		}
+		return nil
+	})
+}
+
+// TestDaemons: hosts whose datastore is a real API server attach pods that reach each
+// other, by resources that kubectl shows; while the server is away they go on.
+func TestDaemons(t *testing.T) {
+	pods := 0
+	top := lab.DefaultTopology(3)
+	top.Pods = &pods
+	c := bringUp(t, "d", top)
+
+	var all []string
+	for _, where := range []string{"node1/a", "node1/b", "node2/c", "node3/d"} {
+		p := c.run(where)
+		all = append(all, where)
+		await.Until(t, "the API has the pod's address", func() error {
+			a := c.pod(p.Name).Metadata.Annotations
+			if got, want := a["cni.projectcalico.org/podIPs"], p.Addrs[0].String()+"/32"; got != want {
+				return fmt.Errorf("podIPs %q, want %q", got, want)
+			}
+			if got := a["cni.projectcalico.org/containerID"]; got != p.ContainerID {
+				return fmt.Errorf("containerID %q, want %q", got, p.ContainerID)
+			}
+			return nil
+		})
+	}
+	for _, from := range all {
+		for _, to := range all {
+			if from != to {
+				c.reach("pods reach each other", from, to, false)
+			}
+		}
+	}
+
+	// A policy of Calico's acts.
+	s, err := c.Store(t.Context(), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	const policy = "/apis/projectcalico.org/v3/namespaces/default/networkpolicies"
+	create(t, policy, `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"d"},"spec":{"selector":"app == 'd'","ingress":[{"action":"Allow","source":{"selector":"app == 'a'"}}]}}`)
+	c.reach("a denied pod", "node2/c", "node3/d", true)
+	c.reach("an allowed pod", "node1/a", "node3/d", false)
+
+	// The API goes away: the daemon is started anew, pods go and come.
+	heal := c.forwards["node3"].Cut()
+	if err := c.Kill(t.Context(), "node3", unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(t.Context(), "node3"); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the daemon answers from the disk", func() error {
+		n, err := c.Node(t.Context(), "node3")
+		if err == nil && n.GetWorkloads() != 1 {
+			err = fmt.Errorf("%d workloads", n.GetWorkloads())
+		}
+		return err
+	})
+	c.reach("a denied pod, the API away", "node2/c", "node3/d", true)
+	c.reach("an allowed pod, the API away", "node1/a", "node3/d", false)
+	if err := c.DetachPod(t.Context(), "node3/d"); err != nil {
+		t.Fatal(err)
+	}
+	heal()
+	await.Until(t, "the API is told that the pod has no address", func() error {
+		a := c.pod("d").Metadata.Annotations
+		if ip, ok := a["cni.projectcalico.org/podIP"]; !ok || ip != "" {
+			return fmt.Errorf("podIP is %q (%t)", ip, ok)
+		}
+		return nil
+	})
+	forbidden(t)
+}
