@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine"
+	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
 
@@ -87,4 +89,49 @@ func TestTaken(t *testing.T) {
 		<-wait
 		<-q.taken()
 	})
+}
+
+// TestReaderAllocations: the engine's paths become those of the speaker, and a step for the
+// core, without an object for each prefix.
+func TestReaderAllocations(t *testing.T) {
+	tor := netip.MustParseAddr("10.0.0.1")
+	b := &backend{policy: newPolicy(&Config{ASN: 64512}), names: map[netip.Addr]Peer{tor: {Name: "tor", Addr: tor, ASN: 65001}}}
+	sets := attrs.NewTable()
+	var all [2]attrs.Handle // which differ in MED
+	for i := range all {
+		var err error
+		all[i], _, err = sets.Intern(attrs.Context{External: true, AS4: true, Reachable: true},
+			[]byte{0x40, 1, 1, 0, 0x40, 2, 6, 2, 1, 0, 0, 0xfd, 0xe9, 0x80, 4, 4, 0, 0, 0, byte(i)}, []byte{10, 0, 0, 1})
+		if err != nil || all[i] == 0 {
+			t.Fatal(err)
+		}
+	}
+	turn := 0
+	path := engine.Path{Peer: tor, External: true, Best: true}
+	next := func() {
+		turn++
+		path.Set = all[turn%2]
+		path.View = sets.View(path.Set)
+	}
+	next()
+	paths := func(yield func(*engine.Path) bool) { yield(&path) }
+	r, known := b.reader(), newRIB()
+	for i := range 2 * batchSize {
+		known.set(prefixOf(i), r.hops(paths))
+	}
+	for !known.take().Empty() {
+	}
+	got := testing.AllocsPerRun(10, func() {
+		next()
+		for i := range batchSize {
+			known.set(prefixOf(i), r.hops(paths))
+		}
+		if c := known.take(); len(c.Put) != batchSize {
+			t.Fatalf("%d prefixes are told", len(c.Put))
+		}
+	})
+	t.Logf("%.0f allocations for %d prefixes that change", got, batchSize)
+	if got > 100 {
+		t.Errorf("%.0f allocations for %d prefixes that change", got, batchSize)
+	}
 }

@@ -56,7 +56,8 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// TestBytesPerRoute: what is kept of a route that is wanted and there has no pointer.
+// TestBytesPerRoute: what is kept of a route that is wanted and there has no pointer, and
+// few objects are made for one on the way.
 func TestBytesPerRoute(t *testing.T) {
 	const n = 100_000
 	heap := func() (bytes, objects uint64) {
@@ -71,6 +72,8 @@ func TestBytesPerRoute(t *testing.T) {
 		Packing: reconcile.Packing[dataplane.Key]{Pack: packKey, Unpack: unpackKey}, Values: reconcile.Split(shapeOf, whole),
 	})
 	bytes, objects := heap()
+	var before runtime.MemStats
+	runtime.ReadMemStats(&before)
 	tracker.Update(dataplane.SourceCore, func(yield func(dataplane.Key, dataplane.Object) bool) {
 		for i := range n {
 			var a [4]byte
@@ -91,6 +94,11 @@ func TestBytesPerRoute(t *testing.T) {
 			results[i].Op = ops[i]
 		}
 		tracker.Report(results)
+	}
+	var after runtime.MemStats
+	runtime.ReadMemStats(&after)
+	if made := float64(after.Mallocs-before.Mallocs) / n; made > 6 { // the route and its key, for the caller and for the work
+		t.Errorf("%.1f objects are made for a route", made)
 	}
 	nowBytes, nowObjects := heap()
 	each := float64(nowBytes-bytes) / n
