@@ -143,7 +143,7 @@ test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it w
 endif
 
 .PHONY: kubernetes
-kubernetes: kube-tools build ## What needs a real Kubernetes API server, which is built first: minutes with a cold cache. As root
+kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, which is built first: minutes with a cold cache. As root
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube/...
 
 .PHONY: bench
