@@ -85,6 +85,7 @@ type session struct {
 	full     int
 	rtt      time.Duration
 	next     uint32
+	buf      []byte // of the packet that is being sent
 	ask      kind
 	answer   kind
 	control  []byte // goes with each packet; nil: nothing
@@ -156,13 +157,14 @@ func (s *session) read() {
 // send sends a shape and returns the indices of its datagrams.
 func (s *session) send(sh shape) ([]uint32, error) {
 	payload := sh.size - s.overhead
-	var b []byte
+	b := s.buf[:0]
 	var indices []uint32
 	for range max(sh.count, 1) {
 		b = appendMessage(b, message{kind: s.ask, nonce: s.nonce, index: s.next}, s.key, payload)
 		indices = append(indices, s.next)
 		s.next++
 	}
+	s.buf = b
 	write := func() error {
 		if sh.count > 0 {
 			_, _, err := s.conn.WriteMsgUDPAddrPort(b, segmentControl(uint16(payload)), netip.AddrPort{})

@@ -70,7 +70,9 @@ type tunnels struct {
 	round    uint64     // of views
 	tracks   map[tunnelPeer][]*track
 	touched  map[tunnelPeer]bool          // of whom something else may be known than was reported
-	queue    schedule[*track]             // those that are neither being measured nor to be skipped
+	queue    schedule[*track]             // those that are neither being measured nor to be skipped, and are accepted
+	quiet    schedule[*track]             // likewise of peers that publish nothing of them, of which one is measured at a time
+	quietly  bool                         // one of these is being measured
 	applied  map[string]Setting           // of each device, as last asked of the sink
 	hops     map[dataplane.NextHopID]bool // of measurements under way
 	revision dataplane.Revision           // of the sink, that has what was applied
@@ -88,6 +90,7 @@ func (t *track) peer() tunnelPeer { return tunnelPeer{t.Family, t.Node} }
 // track is what is known of one tunnel, and when it is measured next.
 type track struct {
 	wake
+	in *schedule[*track] // nil: it is not scheduled
 	Target
 	settled     bool // measured at least once, or known from before a restart
 	result      dataplane.Answer
@@ -165,7 +168,6 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 			tr, next := p.newTrack(t, now)
 			if ok {
 				tr.running, tr.again = old.running, old.running
-				p.queue.drop(old)
 				p.forget(old)
 			}
 			p.keep(tr)
@@ -183,12 +185,13 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 			old.Target = t
 			if accepts {
 				p.anew(old, now)
+			} else {
+				p.due(old, old.at) // among those of its kind
 			}
 		}
 	}
 	for tr := range p.all() {
 		if tr.round != p.round {
-			p.queue.drop(tr)
 			p.forget(tr)
 			changed = true
 		}
@@ -231,6 +234,7 @@ func (p *tunnels) keep(tr *track) {
 
 // forget drops a tunnel. The caller has the lock.
 func (p *tunnels) forget(tr *track) {
+	tr.unschedule()
 	of := tr.peer()
 	left := slices.DeleteFunc(p.tracks[of], func(o *track) bool { return o == tr })
 	if p.tracks[of] = left; len(left) == 0 {
@@ -244,8 +248,24 @@ func (p *tunnels) forget(tr *track) {
 
 // due schedules a tunnel, if it is not being measured and can be.
 func (p *tunnels) due(t *track, at time.Time) {
-	if t.at = at; !t.running && t.Tunnel.Skip == "" {
-		p.queue.set(t, at)
+	if t.at = at; t.running || t.Tunnel.Skip != "" {
+		return
+	}
+	in := &p.queue
+	if !t.Accepts {
+		in = &p.quiet
+	}
+	if t.in != in {
+		t.unschedule()
+		t.in = in
+	}
+	in.set(t, at)
+}
+
+func (t *track) unschedule() {
+	if t.in != nil {
+		t.in.drop(t)
+		t.in = nil
 	}
 }
 
@@ -277,32 +297,56 @@ func (p *tunnels) newTrack(t Target, now time.Time) (tr *track, next time.Time) 
 }
 
 // start begins the measurements that are due, as far as there is room, and
-// returns when to call it again; the zero time: when one ends.
+// returns when to call it again; the zero time: when one ends. Of a peer that says
+// nothing of the encapsulation silence is awaited, a second of it, and there may be
+// thousands: these are measured one after the other, in what room the rest leaves.
 func (p *tunnels) start(ctx context.Context, wg *sync.WaitGroup, now time.Time) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.room > 0 {
-		t, ok := p.queue.first()
-		if !ok {
+		t := p.next(now)
+		if t == nil {
 			break
 		}
 		if t.at.After(now) {
 			return t.at
 		}
-		p.queue.drop(t)
+		t.unschedule()
 		t.running = true
 		p.room--
+		p.quietly = p.quietly || !t.Accepts
 		target, secret := t.Target, p.secret // the key may change while it measures
 		wg.Go(func() { p.done <- p.measure(ctx, target, secret) })
 	}
 	return time.Time{}
 }
 
+// next returns what is to be measured next, if it is not due yet; nil: nothing is
+// before a measurement ends. The caller has the lock.
+func (p *tunnels) next(now time.Time) *track {
+	t, ok := p.queue.first()
+	if ok && !t.at.After(now) || p.quietly {
+		return t
+	}
+	if q, there := p.quiet.first(); there && (!ok || q.at.Before(t.at)) {
+		return q
+	}
+	return t
+}
+
 // ended handles a measurement that ended.
 func (p *tunnels) ended(ctx context.Context, a *attempt) error {
-	p.room++
+	p.free(a.target)
 	p.settle(a, time.Now())
 	return p.report(ctx)
+}
+
+// free makes room for the next measurement.
+func (p *tunnels) free(of Target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.room++
+	p.quietly = p.quietly && of.Accepts
 }
 
 // sorted returns all tunnels by node, family and encapsulation. The caller has

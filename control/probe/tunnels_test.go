@@ -487,6 +487,52 @@ func TestBounded(t *testing.T) {
 	})
 }
 
+// Peers that publish nothing of the encapsulation are measured one after the other,
+// and delay none that do.
+func TestQuietPeers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		n.delay = time.Second
+		p, stop := start(t, n, "")
+		defer stop()
+		var nodes []string
+		for i := range 60 {
+			nodes = append(nodes, fmt.Sprintf("node%d", i))
+			n.silent[nodes[i]] = true
+		}
+		w := world(nodes...)
+		for i := range w.tunnels {
+			w.tunnels[i].Accepts = false
+		}
+		p.show(t, w)
+		pass(10 * time.Second)
+		if n.most != 1 {
+			t.Errorf("%d silent peers measured at once", n.most)
+		}
+		w.tunnels = append(slices.Clone(w.tunnels), target("well"))
+		p.show(t, w)
+		pass(1500 * time.Millisecond)
+		if n.count("well") != 1 {
+			t.Error("a peer that accepts the encapsulation waits for those that are silent")
+		}
+		pass(2 * time.Minute)
+		for _, node := range nodes {
+			if c := n.count(node); c != 1 {
+				t.Errorf("%s was measured %d times", node, c)
+			}
+		}
+		// One that comes to accept it is measured at once.
+		w.tunnels = slices.Clone(w.tunnels)
+		w.tunnels[7].Accepts = true
+		p.show(t, w)
+		pass(1500 * time.Millisecond)
+		if c := n.count("node7"); c != 2 {
+			t.Errorf("a peer that accepts the encapsulation now was measured %d times", c)
+		}
+	})
+}
+
 // Without the cluster's key nothing is asked and nothing told: the core would
 // wait for answers that cannot come.
 func TestWithoutKey(t *testing.T) {
