@@ -204,15 +204,6 @@ func (s *session) endOfRIB(families []wire.Family) {
 	s.eor = s.eor || len(s.due) == 0
 }
 
-// agreed returns the families that both sides carry. Who announces none means
-// IPv4 (RFC 4760 section 8).
-func (p Peer) agreed(theirs []wire.Family) []wire.Family {
-	if len(theirs) == 0 {
-		theirs = []wire.Family{wire.IPv4}
-	}
-	return slices.DeleteFunc(p.carries(), func(f wire.Family) bool { return !slices.Contains(theirs, f) })
-}
-
 // info says in one line how the session is, or why it is not up.
 func (s *session) info(listening error) (state, info string) {
 	switch {

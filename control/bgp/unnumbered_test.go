@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -170,4 +171,13 @@ func TestExtendedNextHop(t *testing.T) {
 		o.waitRoute("192.168.1.0/26", six[0].String())
 		poll(t, r.dump, func() bool { return r.status(six[1]).Advertised == 1 })
 	})
+}
+
+// agreed returns the families that both sides carry. Who announces none means
+// IPv4 (RFC 4760 section 8).
+func (p Peer) agreed(theirs []wire.Family) []wire.Family {
+	if len(theirs) == 0 {
+		theirs = []wire.Family{wire.IPv4}
+	}
+	return slices.DeleteFunc(p.carries(), func(f wire.Family) bool { return !slices.Contains(theirs, f) })
 }

@@ -116,12 +116,6 @@ func parseEncaps(list []string) map[dataplane.Encap]struct{} {
 	return out
 }
 
-// NewNode reads a Node resource.
-func NewNode(r *store.Node, rev store.Revision) *Node {
-	d := newDecoder("")
-	return d.node(r, rev)
-}
-
 func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
 	n := &Node{Name: r.Name, Revision: rev, Labels: r.Labels, Drain: store.DrainOf(r.Annotations), Reflection: store.NodeReflectionOf(r.Annotations), Encaps: d.encaps(r)}
 	for _, a := range store.TunnelAddresses(r) {
