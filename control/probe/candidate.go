@@ -82,6 +82,7 @@ type candidate struct {
 	// any says whether packets from any source port get there, as VXLAN's do.
 	any       dataplane.Answer
 	anyMisses int
+	anyLost   bool // the last had no answer
 	anyNext   time.Time
 }
 
@@ -121,14 +122,19 @@ func (c *candidate) missed(now, sent time.Time, pause time.Duration, mute bool) 
 	}
 }
 
-// answeredAny and missedAny do the same for probes from any port.
+// answeredAny counts an answer to a probe from any port.
 func (c *candidate) answeredAny(now time.Time, pause time.Duration) {
-	c.any, c.anyMisses, c.anyNext = dataplane.Yes, 0, now.Add(pause)
+	c.any, c.anyMisses, c.anyLost, c.anyNext = dataplane.Yes, 0, false, now.Add(pause)
 }
 
-func (c *candidate) missedAny(now time.Time, pause time.Duration) {
-	if c.misses > 0 || !c.up {
-		c.anyNext = now.Add(retryEvery) // the address as a whole may be away
+// missedAny counts that a probe from any port, sent at that time, had no answer. It is
+// a loss only beside an answer to one from the tunnel's own port that left with
+// it or later, and while none of those is lost: else the address as a whole may have been
+// away, as it is while the peer's daemon starts.
+func (c *candidate) missedAny(now, sent time.Time, pause time.Duration) {
+	c.anyLost = true
+	if c.misses > 0 || !c.up || c.last.Add(-c.rtt).Before(sent) {
+		c.anyNext = now.Add(retryEvery)
 		return
 	}
 	c.anyNext = now

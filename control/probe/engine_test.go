@@ -673,3 +673,33 @@ func TestNear(t *testing.T) {
 		t.Errorf("rack2 answers, but not as a neighbour, and near says %s", near("rack2"))
 	}
 }
+
+// A daemon that is away for some seconds, again and again, says nothing about ports:
+// nobody sends from VXLAN's own port for that, and nobody stops who has to.
+func TestRestartsPinNothing(t *testing.T) {
+	t.Parallel()
+	s := newSim(t)
+	a, b := s.host("a", "", "198.51.100.1", ""), s.host("b", "", "198.51.100.2", "")
+	open, closed := s.host("open", "", "198.51.100.3", ""), s.host("closed", "", "198.51.100.4", "")
+	closed.closed = true
+	s.tell()
+	s.run(2 * time.Minute)
+	s.want("a", "b", "")
+	s.want("open", "closed", ", pinned")
+	for range 1000 {
+		h := []*simHost{a, b, open}[s.rng.IntN(3)]
+		s.run(time.Duration(s.rng.Int64N(int64(20 * time.Second))))
+		h.down = true
+		s.run(time.Duration(s.rng.Int64N(int64(12 * time.Second))))
+		h.down = false
+		for range 10 {
+			s.run(200 * time.Millisecond)
+			if got := s.path("a", "b"); got != "" {
+				t.Fatalf("a → b: %q after %s was away", got, h.name)
+			}
+			if got := s.path("open", "closed"); got != ", pinned" {
+				t.Fatalf("open → closed: %q after %s was away", got, h.name)
+			}
+		}
+	}
+}

@@ -325,7 +325,7 @@ func (e *engine) expire(p *peer, now time.Time) {
 		switch {
 		case c == nil || pr.size > 0:
 		case pr.anyPort:
-			c.missedAny(now, e.spread(slower*e.interval))
+			c.missedAny(now, pr.sent, e.spread(slower*e.interval))
 		default:
 			c.missed(now, pr.sent, 2*e.interval, e.mute(p.key.node))
 			if c == p.chosen && c.misses == 1 {
@@ -342,14 +342,15 @@ func (e *engine) expire(p *peer, now time.Time) {
 // limit of packets was reached.
 func (e *engine) probeAddresses(p *peer, now time.Time) bool {
 	for _, c := range p.cands {
-		if !now.Before(c.next) {
+		any := p.target.Encap.Port != 0 && c.up && !now.Before(c.anyNext)
+		if any && c.anyLost || !now.Before(c.next) { // the two together: see [candidate.missedAny]
 			if !e.ask(p, now, request{to: c.to}) {
 				return false
 			}
 			// Until the answer or the timeout sets another time.
 			c.asked, c.next = now, now.Add(2*probeTimeout)
 		}
-		if p.target.Encap.Port != 0 && c.up && !now.Before(c.anyNext) {
+		if any {
 			if !e.ask(p, now, request{to: c.to, anyPort: true}) {
 				return false
 			}

@@ -335,6 +335,7 @@ func (p *Prober) newLoop(now time.Time) *loop {
 	if p.cfg.Tunnel.Enabled {
 		l.tunnels = newTunnels(p.cfg.Tunnel, p.cfg.Log, p.asking, p.cfg.Core.Delivery)
 		l.tunnels.saved = records
+		l.tunnels.pinned = under.SourcePorts != nil && len(l.pins) > 0 // as the previous run left the kernel
 	}
 	return l
 }
@@ -527,7 +528,7 @@ func (l *loop) turn(ctx context.Context, now time.Time) (time.Time, error) {
 		sooner(l.deliverAt)
 	}
 	if !l.pinned && l.retryAt.IsZero() {
-		if l.pinned = l.pin(); !l.pinned && (len(l.pins) == 0 || l.eng.port() != 0) {
+		if l.pinned = l.pin(ctx); !l.pinned && (len(l.pins) == 0 || l.eng.port() != 0) {
 			l.retryAt = now.Add(kernelRetry)
 		}
 	}
@@ -550,8 +551,9 @@ func (l *loop) turn(ctx context.Context, now time.Time) (time.Time, error) {
 // the new paths first.
 func (l *loop) deliver(ctx context.Context, at time.Time) error {
 	if pins := l.eng.pins(); !slices.Equal(pins, l.pins) {
-		l.pins, l.pinned, l.unsaved = pins, false, true
-		l.pinned = l.pin()
+		l.log.Info("packets from any port do not get to some peers: VXLAN sends to these from its own", "peers", pins, "before", l.pins)
+		l.pins, l.unsaved = pins, true
+		l.pinned = l.pin(ctx)
 	}
 	now := map[dataplane.Family]map[string]dataplane.Reach{}
 	for k := range l.eng.changed {
@@ -603,7 +605,7 @@ func addrText(a netip.Addr) string {
 
 // pin makes VXLAN send from its own port where that is needed. Before the first
 // targets what the previous run set stays.
-func (l *loop) pin() bool {
+func (l *loop) pin(ctx context.Context) bool {
 	ports := l.p.cfg.Underlay.SourcePorts
 	if ports == nil {
 		return true
@@ -612,9 +614,18 @@ func (l *loop) pin() bool {
 	if port == 0 && len(l.pins) > 0 {
 		return false
 	}
+	if l.tunnels != nil && len(l.pins) > 0 {
+		if err := l.tunnels.pin(ctx, true); err != nil {
+			// What is rewritten gets there in part, what is not does not at all.
+			l.log.Error("checksums are left to the hardware where VXLAN's source port is rewritten: such packets may be lost", "error", err)
+		}
+	}
 	if err := ports.Set(port, l.pins); err != nil {
 		l.log.Error("VXLAN's source port not fixed; will try again", "peers", len(l.pins), "error", err)
 		return false
+	}
+	if l.tunnels != nil && len(l.pins) == 0 {
+		_ = l.tunnels.pin(ctx, false) // it waits for nothing
 	}
 	return true
 }

@@ -26,6 +26,7 @@ const (
 	slowestMute = 5 * time.Minute        // after many without an answer
 	noProber    = time.Hour              // after one, where the peer's Node says of no prober
 	applyWithin = 5 * time.Second        // for the kernel to take a setting
+	pinWithin   = time.Second            // the same where other probes wait meanwhile
 	spread      = 2 * time.Minute        // over which what is known from before a restart is checked
 	doubts      = 3                      // bad measurements in a row that make a No of a Yes
 )
@@ -75,6 +76,7 @@ type tunnels struct {
 	quietly  bool                         // one of these is being measured
 	applied  map[string]Setting           // of each device, as last asked of the sink
 	hops     map[dataplane.NextHopID]bool // of measurements under way
+	pinned   bool                         // VXLAN's source port is rewritten towards some peers
 	revision dataplane.Revision           // of the sink, that has what was applied
 	dirty    bool                         // what is known has changed since it was saved
 }
@@ -494,6 +496,25 @@ func (p *tunnels) lower(ctx context.Context, t Target, s Setting) error {
 	return p.cfg.Sink.Wait(ctx, rev)
 }
 
+// pin has VXLAN's devices send no packets whose checksum is left to the hardware, or lets
+// them again. Such a packet has an outer checksum that was made for it already (the
+// kernel's local checksum offload) and that a rule which rewrites the source port leaves
+// as it was (nft_payload_set_eval): receivers drop it. So the caller waits for this before
+// it writes such rules, and calls with false when they are gone.
+func (p *tunnels) pin(ctx context.Context, on bool) error {
+	p.mu.Lock()
+	p.pinned = on
+	p.apply()
+	rev := p.revision
+	p.mu.Unlock()
+	if !on || rev == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, pinWithin)
+	defer cancel()
+	return p.cfg.Sink.Wait(ctx, rev)
+}
+
 // takeBack ends the trial of what did not help.
 func (p *tunnels) takeBack(t Target, s Setting) {
 	p.mu.Lock()
@@ -509,8 +530,12 @@ func (p *tunnels) takeBack(t Target, s Setting) {
 func (p *tunnels) apply() {
 	need := map[string]Setting{}
 	for t := range p.all() {
-		if !t.plain() { // the uplink is left alone
-			need[t.Tunnel.Link] |= t.need
+		if t.plain() { // the uplink is left alone
+			continue
+		}
+		need[t.Tunnel.Link] |= t.need
+		if p.pinned && t.Encap.Driver == dataplane.DriverVXLAN {
+			need[t.Tunnel.Link] |= NoChecksum
 		}
 	}
 	var put []dataplane.Object

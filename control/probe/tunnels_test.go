@@ -716,3 +716,91 @@ func TestPause(t *testing.T) {
 		t.Error("that a tunnel delivered stays, though it does not any more")
 	}
 }
+
+// portRecord notes what the devices were when source ports were set.
+type portRecord struct {
+	n    *simulated
+	mu   sync.Mutex
+	sets []string
+}
+
+func (p *portRecord) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+func (p *portRecord) Set(port uint16, peers []netip.AddrPort) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := fmt.Sprint(port, peers, " with ", p.n.device(device)); !slices.Contains(p.sets, s) {
+		p.sets = append(p.sets, s)
+	}
+	return nil
+}
+
+// Where the source port is rewritten, no checksum is left to the device, before the first
+// packet is and until the last has been; also by a daemon that begins with what the
+// previous one left.
+func TestPinnedChecksums(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		file := filepath.Join(t.TempDir(), "probes.json")
+		to := netip.MustParseAddrPort("10.0.0.2:4789")
+		k := peerKey{"b", dataplane.IPv4}
+		begin := func() (p *Prober, ports *portRecord, stop func()) {
+			ports = &portRecord{n: n}
+			p = n.prober(file, "6.1")
+			p.cfg.Underlay = UnderlayConfig{Enabled: true, Interval: time.Second, SourcePorts: ports}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- p.Run(ctx) }()
+			return p, ports, func() {
+				cancel()
+				if err := <-done; !errors.Is(err, context.Canceled) {
+					t.Errorf("Run = %v", err)
+				}
+			}
+		}
+		pin := func(p *Prober, to netip.AddrPort) {
+			t.Helper()
+			err := p.ask(t.Context(), func(l *loop) {
+				l.eng.peers[k] = &peer{key: k, target: &dataplane.ProbeTarget{Encap: vxlanForm()}, pin: to}
+				delete(l.eng.gone, k)
+				l.eng.changed[k] = true
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			pass(time.Second)
+		}
+		check := func(ports *portRecord, off Setting, want ...string) {
+			t.Helper()
+			ports.mu.Lock()
+			defer ports.mu.Unlock()
+			if d := cmp.Diff(want, ports.sets); d != "" {
+				t.Errorf("source ports (-want +got):\n%s", d)
+			}
+			if got := n.device(device); got != off.effective() {
+				t.Errorf("%v, want %v", got, off)
+			}
+		}
+		p, ports, stop := begin()
+		p.show(t, world("b"))
+		pass(time.Second)
+		check(ports, 0, "0 [] with all offloads on")
+		pin(p, to)
+		const off = "checksum off, TCP segmentation off, UDP segmentation off"
+		check(ports, NoChecksum, "0 [] with all offloads on", "4789 [10.0.0.2:4789] with "+off)
+		stop()
+
+		changes := n.changes
+		p, ports, stop = begin()
+		p.show(t, world("b"))
+		pass(time.Second)
+		if n.changes > changes+1 {
+			t.Errorf("%d changes of the device", n.changes-changes)
+		}
+		check(ports, NoChecksum)
+		pin(p, netip.AddrPort{})
+		check(ports, 0, "4789 [] with "+off)
+		stop()
+	})
+}

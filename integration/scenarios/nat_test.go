@@ -271,3 +271,41 @@ func TestPortTranslation(t *testing.T) {
 		podsReach(t, l, 0)
 	})
 }
+
+// Behind a firewall that lets in only whom its host has sent to, packets go from VXLAN's
+// own port, and all get there: those too whose checksum pods' kernels leave to the
+// hardware, from the first on.
+func TestStatefulFirewall(t *testing.T) {
+	l := bringUp(t, "firewall", topology(3, 1, store.VXLAN))
+	from, to := "node1/pod1", "node3/pod1" // in another rack: a router is between them
+	podsReach(t, l, 0)
+	for _, c := range []string{
+		"add table inet firewall", "add chain inet firewall in { type filter hook input priority 10; }",
+		fmt.Sprintf("add rule inet firewall in udp dport %d ct state new drop", lab.VXLANPort),
+	} {
+		output(t, l, "node3", "nft", c)
+	}
+	// One that starts asks at once.
+	if err := l.Restart(await.Context(t), "node1"); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, "the source port of node1", func() string {
+		if tables := output(t, l, "node1", "nft", "list", "tables"); !strings.Contains(tables, "routerd-sourceport") {
+			return tables
+		}
+		return ""
+	})
+	packets := startPackets(t, l, traffic.LoadOptions{Rate: loadRate()}, [2]string{from, to})
+	flows, stop := startFlows(t, l, [2]string{from, to})
+	waitFlows(t, flows, time.Second)
+	stop()
+	r := packets.Interval()
+	t.Log(r.Sum())
+	for _, f := range append(r.Bad(), r.Silent()...) {
+		t.Error(f)
+	}
+	// Nor had a measurement to find out that they were lost.
+	if log := l.LogTail("node1", 500); strings.Contains(log, "offloads of a tunnel spoil packets") {
+		t.Errorf("packets were lost until a probe found it:\n%s", log)
+	}
+}
