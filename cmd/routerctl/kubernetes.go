@@ -11,8 +11,9 @@ import (
 
 func (a *app) kubernetesCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "kubernetes",
-		Short: "What a Kubernetes cluster needs for routerd",
+		Use:     "kubernetes",
+		Short:   "What a Kubernetes cluster needs for routerd",
+		Example: "  routerctl kubernetes crds",
 	}
 	cmd.AddCommand(a.crdsCommand())
 	return cmd

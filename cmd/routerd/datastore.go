@@ -11,10 +11,7 @@ import (
 	"strings"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/lock"
@@ -110,7 +107,7 @@ func (d *router) openKube(log *slog.Logger) error {
 		d.network.names = s.Names(self)
 		return d.network.names
 	}
-	d.serveKV = func(r grpc.ServiceRegistrar) { pb.RegisterKVServer(r, noKV{}) }
+	d.serveKV = func(r grpc.ServiceRegistrar) { etcd.RefuseKV(r, noEtcd) }
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil
 }
@@ -169,19 +166,5 @@ func datastoreName(c config.Config) string {
 	return "embedded"
 }
 
-// noKV answers who asks for etcd where there is none.
-type noKV struct{ pb.UnimplementedKVServer }
-
-var errNoEtcd = status.Error(codes.FailedPrecondition, "the resources of this cluster are in Kubernetes' API: set DATASTORE_TYPE=kubernetes, and KUBECONFIG outside a pod, for routerctl to read and write them there, or use kubectl")
-
-func (noKV) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error) {
-	return nil, errNoEtcd
-}
-
-func (noKV) Put(context.Context, *pb.PutRequest) (*pb.PutResponse, error) { return nil, errNoEtcd }
-
-func (noKV) DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
-	return nil, errNoEtcd
-}
-
-func (noKV) Txn(context.Context, *pb.TxnRequest) (*pb.TxnResponse, error) { return nil, errNoEtcd }
+// noEtcd answers who asks for etcd where there is none.
+const noEtcd = "the resources of this cluster are in Kubernetes' API: set DATASTORE_TYPE=kubernetes, and KUBECONFIG outside a pod, for routerctl to read and write them there, or use kubectl"

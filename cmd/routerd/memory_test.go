@@ -129,7 +129,6 @@ func TestPaceFollows(t *testing.T) {
 		}
 	}
 	follows("with a large table", func(p uint64) bool { return p < 50 })
-	runtime.KeepAlive(table)
-	table = nil
+	runtime.KeepAlive(table) // and to here: it is garbage from now on
 	follows("without it", func(p uint64) bool { return p == 100 })
 }

@@ -35,7 +35,6 @@ type simNode struct {
 	index int
 	view  *View
 	read  int // of the log
-	lag   int // at most so many events behind
 	refl  reflecting
 	alive bool
 }

@@ -3,6 +3,7 @@ package bgp
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/routerd/routerd/store"
@@ -90,10 +91,8 @@ func (v *View) shouldReflect(self string, alive Alive) bool {
 		return reflects && v.reflection().members[self]
 	}
 	for _, l := range v.chosen(alive) {
-		for _, name := range l {
-			if name == self {
-				return true
-			}
+		if slices.Contains(l, self) {
+			return true
 		}
 	}
 	if !reflects {

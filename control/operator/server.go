@@ -87,8 +87,8 @@ func logCondition(log *slog.Logger, c health.Check) {
 	case strings.HasPrefix(c.Name, peerCheck):
 	case c.OK:
 		log.Info("condition is met", "condition", c.Name)
-	default:
-		log.Warn("condition is not met", "condition", c.Name, "reason", c.Reason)
+	default: // also at each start, so it is no cause for alarm
+		log.Info("condition is not met", "condition", c.Name, "reason", c.Reason)
 	}
 }
 

@@ -327,8 +327,11 @@ func (n *Network) runtime(p Pod) *libcni.RuntimeConf {
 	rt := &libcni.RuntimeConf{ContainerID: p.ContainerID, NetNS: ns.Path(n.lab.Space(p.String())), IfName: podInterface}
 	if p.Namespace != "" {
 		rt.Args = [][2]string{
-			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name},
-			{"K8S_POD_INFRA_CONTAINER_ID", p.ContainerID}, {"K8S_POD_UID", p.UID},
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", p.Namespace},
+			{"K8S_POD_NAME", p.Name},
+			{"K8S_POD_INFRA_CONTAINER_ID", p.ContainerID},
+			{"K8S_POD_UID", p.UID},
 		}
 	}
 	return rt

@@ -78,7 +78,7 @@ spec: {node: node1, peerIP: 127.0.0.2, asNumber: 64600}
 		if err != nil {
 			return err.Error()
 		}
-		for _, line := range strings.Split(out, "\n") {
+		for line := range strings.SplitSeq(out, "\n") {
 			if strings.HasPrefix(line, "203.0.113.1/32") && strings.Contains(line, "stream") && strings.Contains(line, "advertised") {
 				return ""
 			}

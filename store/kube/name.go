@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -288,9 +289,7 @@ func (f *follower) once(ctx context.Context, counts func(event) bool, report fun
 		"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {strconv.FormatInt(int64(f.at), 10)},
 		"timeoutSeconds": {strconv.Itoa(int((watchTime + rand.N(watchTime)) / time.Second))},
 	}
-	for k, v := range f.query {
-		query[k] = v
-	}
+	maps.Copy(query, f.query)
 	resp, err := f.s.api.send(ctx, request{method: http.MethodGet, path: f.path, query: query})
 	if err != nil {
 		return err
