@@ -292,7 +292,7 @@ func TestAdd(t *testing.T) {
 	if want := (attach.AddRequest{
 		ID:       attach.ID{Network: "net1", ContainerID: "0123456789abcdef", Interface: "eth0"},
 		Workload: attach.Workload{Orchestrator: "k8s", Namespace: "ns1", Pod: "web-0"},
-		Netns:    "/run/netns/pod1", IPv4: true, MTU: 1400, IPv4Pools: []string{"pool1"}, Forwarding: true,
+		Netns:    "/run/netns/pod1", IPv4: true, MTU: 1400, IPv4Pools: []string{"pool1"}, Forwarding: true, PodUID: "1",
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.7")},
 	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 		t.Errorf("request: %+v, want %+v", d.add, want)
