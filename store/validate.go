@@ -80,6 +80,7 @@ func Validate(v any) error {
 	case *v3.BGPConfiguration:
 		c.bfd(o.Annotations)
 		c.reflectors(o.Annotations)
+		c.bmp(o.Annotations)
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:
 		c.bgpFilter(&o.Spec)

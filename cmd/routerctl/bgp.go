@@ -35,12 +35,12 @@ func (a *app) bgpCommand() *cobra.Command {
 func (a *app) bgpPeersCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
-		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`.",
+		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`. Collectors of BMP, which are told what is heard and chosen,\nare shown below.",
 		Example: "  routerctl bgp peers", Args: noArgs,
 	}
 	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {
 		r, err := op.Node(ctx, &apiv1.NodeRequest{})
-		return &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), Peers: r.GetPeers()}, err
+		return &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), Peers: r.GetPeers(), Collectors: r.GetCollectors()}, err
 	},
 		func(w io.Writer, r *apiv1.NodeResponse) error { return printBGPPeers(w, r, time.Now()) })
 }
@@ -51,7 +51,7 @@ func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 	}
 	if len(r.GetPeers()) == 0 {
 		fmt.Fprintln(w, "No BGP sessions are configured for this host.")
-		return nil
+		return printCollectors(w, r.GetCollectors(), now)
 	}
 	head := []string{"ADDRESS", "NAME", "TYPE", "AS", "STATE", "SINCE", "RECEIVED", "ACCEPTED", "ADVERTISED"}
 	withBFD := slices.ContainsFunc(r.GetPeers(), func(p *apiv1.BGPPeer) bool { return p.GetBfd() != "" })
@@ -69,7 +69,23 @@ func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 		}
 		rows = append(rows, append(row, p.GetInfo()))
 	}
-	return printTable(w, append(head, "INFO"), rows)
+	if err := printTable(w, append(head, "INFO"), rows); err != nil {
+		return err
+	}
+	return printCollectors(w, r.GetCollectors(), now)
+}
+
+// printCollectors shows the collectors of BMP, if there are any.
+func printCollectors(w io.Writer, list []*apiv1.BMPCollector, now time.Time) error {
+	if len(list) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	var rows [][]string
+	for _, c := range list {
+		rows = append(rows, []string{c.GetAddress(), c.GetState(), since(c.GetSince(), now), fmt.Sprintf("%d KiB", c.GetSent()>>10), c.GetInfo()})
+	}
+	return printTable(w, []string{"BMP COLLECTOR", "STATE", "SINCE", "SENT", "INFO"}, rows)
 }
 
 // receivedPrefixes is what a peer announces, and of how many that it may: of each

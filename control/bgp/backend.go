@@ -25,10 +25,11 @@ import (
 // id or the listener needs a new one.
 type backend struct {
 	*engine.Engine
-	listening bool
-	out       *queue
-	cancel    context.CancelFunc
-	wg        sync.WaitGroup // who takes what the engine tells
+	collectors *collectors
+	listening  bool
+	out        *queue
+	cancel     context.CancelFunc
+	wg         sync.WaitGroup // who takes what the engine tells
 
 	change sync.Mutex // held while peers are changed; guards want
 	want   map[netip.Addr]engine.Peer
@@ -66,6 +67,7 @@ func startBackend(ctx context.Context, log *slog.Logger, q *queue, c *Config, re
 		return nil, fmt.Errorf("start BGP: %w", err)
 	}
 	b.adopt(c)
+	b.collectors = newCollectors(b.Engine, log, c)
 	if listen {
 		var at []netip.AddrPort
 		for _, a := range c.ListenAddrs {
@@ -195,6 +197,7 @@ func (b *backend) counts(context.Context) (map[netip.Addr]peerCounts, error) {
 func (b *backend) stop(ctx context.Context, graceful bool) error {
 	b.cancel()
 	b.wg.Wait()
+	b.collectors.stop()
 	var n *fsm.Notification
 	if !graceful {
 		shutdown := fsm.Cease(fsm.CeaseShutdown, "")

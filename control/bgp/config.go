@@ -196,6 +196,8 @@ type Config struct {
 	Filters map[string]Filter         // those that Peers name
 	Links   map[string][]netip.Prefix // subnets by device, for the filters that ask for an interface
 
+	Collectors []store.BMP // that are told what is heard and chosen
+
 	// Ignored names settings that this version does not act upon and that
 	// concern no single session.
 	Ignored []string

@@ -73,6 +73,9 @@ type Status struct {
 	// nothing kept them from being so.
 	Uncounted error
 
+	// Collectors are the BMP collectors, in the order of their addresses.
+	Collectors []CollectorStatus
+
 	// Store says why the datastore cannot be reached; BGP goes on with what was
 	// last known.
 	Store error
@@ -341,6 +344,7 @@ func (c *Controller) Status(ctx context.Context) Status {
 	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
 	c.mu.Unlock()
 	st.Peers, st.Uncounted = c.speaker.Peers(ctx)
+	st.Collectors = c.speaker.Collectors()
 	if c.bfd != nil {
 		c.bfd.describe(ctx, st.Peers)
 	}

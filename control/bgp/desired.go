@@ -54,6 +54,10 @@ func Desired(v *View, node string) (Config, error) {
 	c.ListenAddrs = d.listenAddrs(c.Peers)
 	c.Filters = d.filters(c.Peers)
 	c.Ignored = d.ignored()
+	var err error
+	if c.Collectors, err = v.bmpOf(node); err != nil {
+		c.Ignored = append(c.Ignored, err.Error())
+	}
 	d.routes(&c)
 	return c, nil
 }

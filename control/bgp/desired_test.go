@@ -197,6 +197,9 @@ func (c Config) text() string {
 			b.WriteByte('\n')
 		}
 	}
+	for _, c := range c.Collectors {
+		fmt.Fprintf(&b, "collector: %+v\n", c)
+	}
 	for _, s := range c.Ignored {
 		fmt.Fprintf(&b, "ignored: %s\n", s)
 	}
@@ -298,14 +301,17 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			conf(t, "default", `{"communities":[{"name":"c","value":"1:2"}],"prefixAdvertisements":[{"cidr":"192.168.1.0/24","communities":["c"]}]}`)),
 		"drain-withdrawn": with(labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", `"routerd.io/drain":"withdrawn"`),
 			affinity(t, "node1", "192.168.1.0/26", "confirmed")),
-		"refused-bfd":       with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/bfd":"5ms"`)),
-		"mesh-limit":        with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/maxPrefixes":"100"`)),
-		"mesh-limit-off":    with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/maxPrefixes":"off"`)),
-		"refused-limit":     with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/maxPrefixes":"0"`)),
-		"refused-reflector": with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"one"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.99","asNumber":64512}`)),
-		"refused-restart":   with(conf(t, "default", `{"nodeMeshMaxRestartTime":"2h"}`)),
-		"refused-password":  with(conf(t, "default", `{"nodeMeshPassword":{}}`)),
-		"same-address":      with(bgpNode(t, "node4", "10.1.0.12/24"), bgpNode(t, "node5", "10.1.0.11/24")),
+		"refused-bfd":    with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/bfd":"5ms"`)),
+		"mesh-limit":     with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/maxPrefixes":"100"`)),
+		"mesh-limit-off": with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/maxPrefixes":"off"`)),
+		"collectors": with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/bmp":"10.9.0.5:11019"`),
+			labelled(t, conf(t, "node.node1", `{}`), "", `"routerd.io/bmp":"10.9.0.6:11019 loc-rib, 10.9.0.7:11019 stats=0s"`)),
+		"refused-collectors": with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/bmp":"collector:11019"`)),
+		"refused-limit":      with(labelled(t, conf(t, "default", `{}`), "", `"routerd.io/maxPrefixes":"0"`)),
+		"refused-reflector":  with(node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"one"}}`), peer(t, "ibgp", `{"peerIP":"10.1.0.99","asNumber":64512}`)),
+		"refused-restart":    with(conf(t, "default", `{"nodeMeshMaxRestartTime":"2h"}`)),
+		"refused-password":   with(conf(t, "default", `{"nodeMeshPassword":{}}`)),
+		"same-address":       with(bgpNode(t, "node4", "10.1.0.12/24"), bgpNode(t, "node5", "10.1.0.11/24")),
 		"peers": with(
 			object(t, store.ResourceKey(store.KindNode, "node1"), `{"bgp":{"ipv4Address":"10.1.0.11/24"}}`),
 			peer(t, "tor-a", `{"peerIP":"10.1.0.1","asNumber":64999}`),
@@ -568,7 +574,7 @@ func TestDesiredIndependentOfPath(t *testing.T) {
 			}
 			for how, got := range map[string]Config{"by steps": got, "by what changed": followers[name].last} {
 				if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-					cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateComparable(Peer{}), cmpopts.EquateEmpty()); diff != "" {
+					cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateComparable(Peer{}, store.BMP{}), cmpopts.EquateEmpty()); diff != "" {
 					rt.Fatalf("%s: (-direct +%s):\n%s", name, how, diff)
 				}
 			}

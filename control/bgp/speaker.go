@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/bmp"
 	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/store"
 )
@@ -35,6 +36,8 @@ type SpeakerOptions struct {
 	// OnState is called when a session comes up or goes down; it must not block.
 	// Nil: nobody is told.
 	OnState func(p Peer, state, info string)
+
+	collectorRetry time.Duration // between attempts to reach a BMP collector; 0: as RFC 7854 section 3.2 says
 }
 
 // Speaker runs a [backend] and keeps it as the last [Config] says. Its methods are
@@ -144,6 +147,7 @@ func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenE
 	if err != nil {
 		return nil, nil, err
 	}
+	e.collectors.retry = cmp.Or(s.opts.collectorRetry, bmp.DefaultRetry)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.engine = e
@@ -190,6 +194,7 @@ func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh,
 		// judged wrongly.
 		return err
 	}
+	e.collectors.set(c.Collectors)
 	s.mu.Lock()
 	settling := fresh || !s.deadline.IsZero()
 	s.mu.Unlock()
@@ -359,6 +364,17 @@ func (s *Speaker) sessionStates() []PeerStatus {
 		out = append(out, st)
 	}
 	return out
+}
+
+// Collectors returns how the connections to BMP collectors are, in the order of their addresses.
+func (s *Speaker) Collectors() []CollectorStatus {
+	s.mu.Lock()
+	e := s.engine
+	s.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	return e.collectors.status()
 }
 
 // Unreachable ends the session of a peer that is not reached any more, though its

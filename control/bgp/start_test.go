@@ -49,7 +49,7 @@ func TestPreviousFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
-			cmpopts.EquateComparable(Peer{}), cmpopts.EquateEmpty()); diff != "" {
+			cmpopts.EquateComparable(Peer{}, store.BMP{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-saved +loaded):\n%s", name, diff)
 		}
 	}

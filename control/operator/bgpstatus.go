@@ -67,6 +67,11 @@ func (s *Server) addBGP(st bgp.Status, out *apiv1.NodeResponse) {
 	for _, p := range peersOf(st) {
 		out.Peers = append(out.Peers, p.proto)
 	}
+	for _, c := range st.Collectors {
+		out.Collectors = append(out.Collectors, &apiv1.BMPCollector{
+			Address: c.Addr.String(), State: c.State, Since: timestamp(c.Since), Info: c.Info, Sent: c.Sent,
+		})
+	}
 }
 
 func (s *Server) blocks() []*apiv1.BlockStatus {

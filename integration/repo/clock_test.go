@@ -19,6 +19,7 @@ func wallClock() map[string]string {
 		"control/attach/addresses.go":    "an attribute for people",
 		"control/attach/allocate.go":     "as add.go",
 		"control/bgp/engine/engine.go":   "no time: this side's address of a connection",
+		"control/bgp/bmp/message.go":     "in a message: when something happened",
 		"control/bgp/mrt/mrt.go":         "in a file: when a dump was made, and since when a path is there",
 		"control/ipam/assign.go":         "a random choice",
 		"control/ipam/assignaddr.go":     "a text",

@@ -94,7 +94,8 @@ type NodeResponse struct {
 	Ipv6AddressMethod    string                 `protobuf:"bytes,23,opt,name=ipv6_address_method,json=ipv6AddressMethod,proto3" json:"ipv6_address_method,omitempty"`
 	IpipTunnelAddressV6  string                 `protobuf:"bytes,24,opt,name=ipip_tunnel_address_v6,json=ipipTunnelAddressV6,proto3" json:"ipip_tunnel_address_v6,omitempty"`
 	VxlanTunnelAddressV6 string                 `protobuf:"bytes,25,opt,name=vxlan_tunnel_address_v6,json=vxlanTunnelAddressV6,proto3" json:"vxlan_tunnel_address_v6,omitempty"`
-	Drain                string                 `protobuf:"bytes,26,opt,name=drain,proto3" json:"drain,omitempty"`                                                // "shift" or "withdrawn": how far this host is drained; empty: it is not
+	Drain                string                 `protobuf:"bytes,26,opt,name=drain,proto3" json:"drain,omitempty"` // "shift" or "withdrawn": how far this host is drained; empty: it is not
+	Collectors           []*BMPCollector        `protobuf:"bytes,30,rep,name=collectors,proto3" json:"collectors,omitempty"`
 	DeliveredPackets     uint64                 `protobuf:"varint,27,opt,name=delivered_packets,json=deliveredPackets,proto3" json:"delivered_packets,omitempty"` // that workloads have been sent since their interfaces were made, if asked for
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
@@ -312,9 +313,93 @@ func (x *NodeResponse) GetDrain() string {
 	return ""
 }
 
+func (x *NodeResponse) GetCollectors() []*BMPCollector {
+	if x != nil {
+		return x.Collectors
+	}
+	return nil
+}
+
 func (x *NodeResponse) GetDeliveredPackets() uint64 {
 	if x != nil {
 		return x.DeliveredPackets
+	}
+	return 0
+}
+
+// BMPCollector is the connection to a collector of BMP (RFC 7854).
+type BMPCollector struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // and port
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`     // "up" or "start"
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Info          string                 `protobuf:"bytes,4,opt,name=info,proto3" json:"info,omitempty"`  // what it is told, or why it is not connected
+	Sent          uint64                 `protobuf:"varint,5,opt,name=sent,proto3" json:"sent,omitempty"` // bytes, since it is configured
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BMPCollector) Reset() {
+	*x = BMPCollector{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BMPCollector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BMPCollector) ProtoMessage() {}
+
+func (x *BMPCollector) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BMPCollector.ProtoReflect.Descriptor instead.
+func (*BMPCollector) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *BMPCollector) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *BMPCollector) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *BMPCollector) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *BMPCollector) GetInfo() string {
+	if x != nil {
+		return x.Info
+	}
+	return ""
+}
+
+func (x *BMPCollector) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
 	}
 	return 0
 }
@@ -331,7 +416,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[2]
+	mi := &file_control_api_v1_operator_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -343,7 +428,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[2]
+	mi := &file_control_api_v1_operator_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -356,7 +441,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{2}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Health) GetLive() *Check {
@@ -392,7 +477,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[3]
+	mi := &file_control_api_v1_operator_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +489,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[3]
+	mi := &file_control_api_v1_operator_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +502,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{3}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Check) GetName() string {
@@ -470,7 +555,7 @@ type BGPPeer struct {
 
 func (x *BGPPeer) Reset() {
 	*x = BGPPeer{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[4]
+	mi := &file_control_api_v1_operator_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +567,7 @@ func (x *BGPPeer) String() string {
 func (*BGPPeer) ProtoMessage() {}
 
 func (x *BGPPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[4]
+	mi := &file_control_api_v1_operator_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +580,7 @@ func (x *BGPPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPPeer.ProtoReflect.Descriptor instead.
 func (*BGPPeer) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{4}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *BGPPeer) GetAddress() string {
@@ -609,7 +694,7 @@ type BGPFamily struct {
 
 func (x *BGPFamily) Reset() {
 	*x = BGPFamily{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[5]
+	mi := &file_control_api_v1_operator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +706,7 @@ func (x *BGPFamily) String() string {
 func (*BGPFamily) ProtoMessage() {}
 
 func (x *BGPFamily) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[5]
+	mi := &file_control_api_v1_operator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +719,7 @@ func (x *BGPFamily) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BGPFamily.ProtoReflect.Descriptor instead.
 func (*BGPFamily) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{5}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BGPFamily) GetFamily() string {
@@ -678,7 +763,7 @@ type PoolStatus struct {
 
 func (x *PoolStatus) Reset() {
 	*x = PoolStatus{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[6]
+	mi := &file_control_api_v1_operator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -690,7 +775,7 @@ func (x *PoolStatus) String() string {
 func (*PoolStatus) ProtoMessage() {}
 
 func (x *PoolStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[6]
+	mi := &file_control_api_v1_operator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -703,7 +788,7 @@ func (x *PoolStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolStatus.ProtoReflect.Descriptor instead.
 func (*PoolStatus) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{6}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PoolStatus) GetName() string {
@@ -753,7 +838,7 @@ type BlockStatus struct {
 
 func (x *BlockStatus) Reset() {
 	*x = BlockStatus{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[7]
+	mi := &file_control_api_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +850,7 @@ func (x *BlockStatus) String() string {
 func (*BlockStatus) ProtoMessage() {}
 
 func (x *BlockStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[7]
+	mi := &file_control_api_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +863,7 @@ func (x *BlockStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockStatus.ProtoReflect.Descriptor instead.
 func (*BlockStatus) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BlockStatus) GetCidr() string {
@@ -819,7 +904,7 @@ type RoutesRequest struct {
 
 func (x *RoutesRequest) Reset() {
 	*x = RoutesRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[8]
+	mi := &file_control_api_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +916,7 @@ func (x *RoutesRequest) String() string {
 func (*RoutesRequest) ProtoMessage() {}
 
 func (x *RoutesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[8]
+	mi := &file_control_api_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +929,7 @@ func (x *RoutesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoutesRequest.ProtoReflect.Descriptor instead.
 func (*RoutesRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RoutesRequest) GetPrefix() string {
@@ -871,7 +956,7 @@ type RoutesResponse struct {
 
 func (x *RoutesResponse) Reset() {
 	*x = RoutesResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[9]
+	mi := &file_control_api_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +968,7 @@ func (x *RoutesResponse) String() string {
 func (*RoutesResponse) ProtoMessage() {}
 
 func (x *RoutesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[9]
+	mi := &file_control_api_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +981,7 @@ func (x *RoutesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoutesResponse.ProtoReflect.Descriptor instead.
 func (*RoutesResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RoutesResponse) GetRoutes() []*Route {
@@ -937,7 +1022,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[10]
+	mi := &file_control_api_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1034,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[10]
+	mi := &file_control_api_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1047,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Route) GetPrefix() string {
@@ -1084,7 +1169,7 @@ type ObjectStatus struct {
 
 func (x *ObjectStatus) Reset() {
 	*x = ObjectStatus{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	mi := &file_control_api_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1181,7 @@ func (x *ObjectStatus) String() string {
 func (*ObjectStatus) ProtoMessage() {}
 
 func (x *ObjectStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[11]
+	mi := &file_control_api_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1194,7 @@ func (x *ObjectStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectStatus.ProtoReflect.Descriptor instead.
 func (*ObjectStatus) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ObjectStatus) GetKind() string {
@@ -1162,7 +1247,7 @@ type PathsRequest struct {
 
 func (x *PathsRequest) Reset() {
 	*x = PathsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1259,7 @@ func (x *PathsRequest) String() string {
 func (*PathsRequest) ProtoMessage() {}
 
 func (x *PathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[12]
+	mi := &file_control_api_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1272,7 @@ func (x *PathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsRequest.ProtoReflect.Descriptor instead.
 func (*PathsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 type PathsResponse struct {
@@ -1201,7 +1286,7 @@ type PathsResponse struct {
 
 func (x *PathsResponse) Reset() {
 	*x = PathsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1298,7 @@ func (x *PathsResponse) String() string {
 func (*PathsResponse) ProtoMessage() {}
 
 func (x *PathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[13]
+	mi := &file_control_api_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1311,7 @@ func (x *PathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsResponse.ProtoReflect.Descriptor instead.
 func (*PathsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PathsResponse) GetState() string {
@@ -1271,7 +1356,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1368,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[14]
+	mi := &file_control_api_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1381,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Path) GetNode() string {
@@ -1394,7 +1479,7 @@ type TunnelsRequest struct {
 
 func (x *TunnelsRequest) Reset() {
 	*x = TunnelsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1491,7 @@ func (x *TunnelsRequest) String() string {
 func (*TunnelsRequest) ProtoMessage() {}
 
 func (x *TunnelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[15]
+	mi := &file_control_api_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1504,7 @@ func (x *TunnelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsRequest.ProtoReflect.Descriptor instead.
 func (*TunnelsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TunnelsRequest) GetRetry() []string {
@@ -1446,7 +1531,7 @@ type TunnelsResponse struct {
 
 func (x *TunnelsResponse) Reset() {
 	*x = TunnelsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1543,7 @@ func (x *TunnelsResponse) String() string {
 func (*TunnelsResponse) ProtoMessage() {}
 
 func (x *TunnelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[16]
+	mi := &file_control_api_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1556,7 @@ func (x *TunnelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsResponse.ProtoReflect.Descriptor instead.
 func (*TunnelsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TunnelsResponse) GetState() string {
@@ -1509,7 +1594,7 @@ type Tunnel struct {
 
 func (x *Tunnel) Reset() {
 	*x = Tunnel{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[17]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1606,7 @@ func (x *Tunnel) String() string {
 func (*Tunnel) ProtoMessage() {}
 
 func (x *Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[17]
+	mi := &file_control_api_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1619,7 @@ func (x *Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
 func (*Tunnel) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Tunnel) GetNode() string {
@@ -1629,7 +1714,7 @@ type CNIConfigRequest struct {
 
 func (x *CNIConfigRequest) Reset() {
 	*x = CNIConfigRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[18]
+	mi := &file_control_api_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1726,7 @@ func (x *CNIConfigRequest) String() string {
 func (*CNIConfigRequest) ProtoMessage() {}
 
 func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[18]
+	mi := &file_control_api_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1739,7 @@ func (x *CNIConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigRequest.ProtoReflect.Descriptor instead.
 func (*CNIConfigRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 type CNIConfigResponse struct {
@@ -1666,7 +1751,7 @@ type CNIConfigResponse struct {
 
 func (x *CNIConfigResponse) Reset() {
 	*x = CNIConfigResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[19]
+	mi := &file_control_api_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1763,7 @@ func (x *CNIConfigResponse) String() string {
 func (*CNIConfigResponse) ProtoMessage() {}
 
 func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[19]
+	mi := &file_control_api_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1776,7 @@ func (x *CNIConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CNIConfigResponse.ProtoReflect.Descriptor instead.
 func (*CNIConfigResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CNIConfigResponse) GetConflist() string {
@@ -1710,7 +1795,7 @@ type OverlapsRequest struct {
 
 func (x *OverlapsRequest) Reset() {
 	*x = OverlapsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[20]
+	mi := &file_control_api_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1807,7 @@ func (x *OverlapsRequest) String() string {
 func (*OverlapsRequest) ProtoMessage() {}
 
 func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[20]
+	mi := &file_control_api_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1820,7 @@ func (x *OverlapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsRequest.ProtoReflect.Descriptor instead.
 func (*OverlapsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *OverlapsRequest) GetCidrs() []string {
@@ -1755,7 +1840,7 @@ type OverlapsResponse struct {
 
 func (x *OverlapsResponse) Reset() {
 	*x = OverlapsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[21]
+	mi := &file_control_api_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1852,7 @@ func (x *OverlapsResponse) String() string {
 func (*OverlapsResponse) ProtoMessage() {}
 
 func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[21]
+	mi := &file_control_api_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1865,7 @@ func (x *OverlapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverlapsResponse.ProtoReflect.Descriptor instead.
 func (*OverlapsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *OverlapsResponse) GetNode() string {
@@ -1808,7 +1893,7 @@ type Overlap struct {
 
 func (x *Overlap) Reset() {
 	*x = Overlap{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[22]
+	mi := &file_control_api_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1905,7 @@ func (x *Overlap) String() string {
 func (*Overlap) ProtoMessage() {}
 
 func (x *Overlap) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[22]
+	mi := &file_control_api_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1918,7 @@ func (x *Overlap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlap.ProtoReflect.Descriptor instead.
 func (*Overlap) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Overlap) GetCidr() string {
@@ -1861,7 +1946,7 @@ type PolicyRequest struct {
 
 func (x *PolicyRequest) Reset() {
 	*x = PolicyRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[23]
+	mi := &file_control_api_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +1958,7 @@ func (x *PolicyRequest) String() string {
 func (*PolicyRequest) ProtoMessage() {}
 
 func (x *PolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[23]
+	mi := &file_control_api_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +1971,7 @@ func (x *PolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRequest.ProtoReflect.Descriptor instead.
 func (*PolicyRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PolicyRequest) GetEndpoint() string {
@@ -1912,7 +1997,7 @@ type PolicyResponse struct {
 
 func (x *PolicyResponse) Reset() {
 	*x = PolicyResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[24]
+	mi := &file_control_api_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2009,7 @@ func (x *PolicyResponse) String() string {
 func (*PolicyResponse) ProtoMessage() {}
 
 func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[24]
+	mi := &file_control_api_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2022,7 @@ func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
 func (*PolicyResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PolicyResponse) GetState() string {
@@ -2007,7 +2092,7 @@ type PolicyProblem struct {
 
 func (x *PolicyProblem) Reset() {
 	*x = PolicyProblem{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[25]
+	mi := &file_control_api_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2104,7 @@ func (x *PolicyProblem) String() string {
 func (*PolicyProblem) ProtoMessage() {}
 
 func (x *PolicyProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[25]
+	mi := &file_control_api_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2117,7 @@ func (x *PolicyProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyProblem.ProtoReflect.Descriptor instead.
 func (*PolicyProblem) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PolicyProblem) GetObject() string {
@@ -2062,7 +2147,7 @@ type PolicyEndpoint struct {
 
 func (x *PolicyEndpoint) Reset() {
 	*x = PolicyEndpoint{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[26]
+	mi := &file_control_api_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2159,7 @@ func (x *PolicyEndpoint) String() string {
 func (*PolicyEndpoint) ProtoMessage() {}
 
 func (x *PolicyEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[26]
+	mi := &file_control_api_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2172,7 @@ func (x *PolicyEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEndpoint.ProtoReflect.Descriptor instead.
 func (*PolicyEndpoint) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PolicyEndpoint) GetInterface() string {
@@ -2140,7 +2225,7 @@ type PolicyPath struct {
 
 func (x *PolicyPath) Reset() {
 	*x = PolicyPath{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[27]
+	mi := &file_control_api_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2237,7 @@ func (x *PolicyPath) String() string {
 func (*PolicyPath) ProtoMessage() {}
 
 func (x *PolicyPath) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[27]
+	mi := &file_control_api_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2250,7 @@ func (x *PolicyPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPath.ProtoReflect.Descriptor instead.
 func (*PolicyPath) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PolicyPath) GetHook() string {
@@ -2214,7 +2299,7 @@ type PolicyTier struct {
 
 func (x *PolicyTier) Reset() {
 	*x = PolicyTier{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[28]
+	mi := &file_control_api_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2311,7 @@ func (x *PolicyTier) String() string {
 func (*PolicyTier) ProtoMessage() {}
 
 func (x *PolicyTier) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[28]
+	mi := &file_control_api_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2324,7 @@ func (x *PolicyTier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTier.ProtoReflect.Descriptor instead.
 func (*PolicyTier) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PolicyTier) GetName() string {
@@ -2274,7 +2359,7 @@ type PolicyRules struct {
 
 func (x *PolicyRules) Reset() {
 	*x = PolicyRules{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[29]
+	mi := &file_control_api_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2371,7 @@ func (x *PolicyRules) String() string {
 func (*PolicyRules) ProtoMessage() {}
 
 func (x *PolicyRules) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[29]
+	mi := &file_control_api_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2384,7 @@ func (x *PolicyRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRules.ProtoReflect.Descriptor instead.
 func (*PolicyRules) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PolicyRules) GetPolicy() string {
@@ -2337,7 +2422,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[30]
+	mi := &file_control_api_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2434,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[30]
+	mi := &file_control_api_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2447,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PolicyRule) GetIndex() int32 {
@@ -2423,7 +2508,7 @@ type PolicyExplainRequest struct {
 
 func (x *PolicyExplainRequest) Reset() {
 	*x = PolicyExplainRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[31]
+	mi := &file_control_api_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2520,7 @@ func (x *PolicyExplainRequest) String() string {
 func (*PolicyExplainRequest) ProtoMessage() {}
 
 func (x *PolicyExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[31]
+	mi := &file_control_api_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2533,7 @@ func (x *PolicyExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyExplainRequest.ProtoReflect.Descriptor instead.
 func (*PolicyExplainRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PolicyExplainRequest) GetFrom() string {
@@ -2520,7 +2605,7 @@ type PolicyExplainResponse struct {
 
 func (x *PolicyExplainResponse) Reset() {
 	*x = PolicyExplainResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[32]
+	mi := &file_control_api_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2617,7 @@ func (x *PolicyExplainResponse) String() string {
 func (*PolicyExplainResponse) ProtoMessage() {}
 
 func (x *PolicyExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[32]
+	mi := &file_control_api_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2630,7 @@ func (x *PolicyExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyExplainResponse.ProtoReflect.Descriptor instead.
 func (*PolicyExplainResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PolicyExplainResponse) GetAllowed() bool {
@@ -2597,7 +2682,7 @@ type PolicyEnd struct {
 
 func (x *PolicyEnd) Reset() {
 	*x = PolicyEnd{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[33]
+	mi := &file_control_api_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2694,7 @@ func (x *PolicyEnd) String() string {
 func (*PolicyEnd) ProtoMessage() {}
 
 func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[33]
+	mi := &file_control_api_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2707,7 @@ func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEnd.ProtoReflect.Descriptor instead.
 func (*PolicyEnd) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PolicyEnd) GetNode() string {
@@ -2677,7 +2762,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[34]
+	mi := &file_control_api_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2774,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[34]
+	mi := &file_control_api_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2787,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PolicyStep) GetEndpoint() string {
@@ -2779,7 +2864,7 @@ type FlowsRequest struct {
 
 func (x *FlowsRequest) Reset() {
 	*x = FlowsRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[35]
+	mi := &file_control_api_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2876,7 @@ func (x *FlowsRequest) String() string {
 func (*FlowsRequest) ProtoMessage() {}
 
 func (x *FlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[35]
+	mi := &file_control_api_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2889,7 @@ func (x *FlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowsRequest.ProtoReflect.Descriptor instead.
 func (*FlowsRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FlowsRequest) GetLimit() uint32 {
@@ -2840,7 +2925,7 @@ type FlowsResponse struct {
 
 func (x *FlowsResponse) Reset() {
 	*x = FlowsResponse{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[36]
+	mi := &file_control_api_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +2937,7 @@ func (x *FlowsResponse) String() string {
 func (*FlowsResponse) ProtoMessage() {}
 
 func (x *FlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[36]
+	mi := &file_control_api_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +2950,7 @@ func (x *FlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowsResponse.ProtoReflect.Descriptor instead.
 func (*FlowsResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FlowsResponse) GetState() string {
@@ -2916,7 +3001,7 @@ type FlowRecord struct {
 
 func (x *FlowRecord) Reset() {
 	*x = FlowRecord{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[37]
+	mi := &file_control_api_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3013,7 @@ func (x *FlowRecord) String() string {
 func (*FlowRecord) ProtoMessage() {}
 
 func (x *FlowRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[37]
+	mi := &file_control_api_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3026,7 @@ func (x *FlowRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowRecord.ProtoReflect.Descriptor instead.
 func (*FlowRecord) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FlowRecord) GetTime() *timestamppb.Timestamp {
@@ -3035,7 +3120,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
 	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"+\n" +
 	"\vNodeRequest\x12\x1c\n" +
-	"\tdelivered\x18\x01 \x01(\bR\tdelivered\"\xed\a\n" +
+	"\tdelivered\x18\x01 \x01(\bR\tdelivered\"\xa7\b\n" +
 	"\fNodeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x10\n" +
@@ -3064,8 +3149,17 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x13ipv6_address_method\x18\x17 \x01(\tR\x11ipv6AddressMethod\x123\n" +
 	"\x16ipip_tunnel_address_v6\x18\x18 \x01(\tR\x13ipipTunnelAddressV6\x125\n" +
 	"\x17vxlan_tunnel_address_v6\x18\x19 \x01(\tR\x14vxlanTunnelAddressV6\x12\x14\n" +
-	"\x05drain\x18\x1a \x01(\tR\x05drain\x12+\n" +
-	"\x11delivered_packets\x18\x1b \x01(\x04R\x10deliveredPackets\"\x8b\x01\n" +
+	"\x05drain\x18\x1a \x01(\tR\x05drain\x128\n" +
+	"\n" +
+	"collectors\x18\x1e \x03(\v2\x18.routerd.v1.BMPCollectorR\n" +
+	"collectors\x12+\n" +
+	"\x11delivered_packets\x18\x1b \x01(\x04R\x10deliveredPackets\"\x98\x01\n" +
+	"\fBMPCollector\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
+	"\x04info\x18\x04 \x01(\tR\x04info\x12\x12\n" +
+	"\x04sent\x18\x05 \x01(\x04R\x04sent\"\x8b\x01\n" +
 	"\x06Health\x12%\n" +
 	"\x04live\x18\x01 \x01(\v2\x11.routerd.v1.CheckR\x04live\x12'\n" +
 	"\x05ready\x18\x02 \x01(\v2\x11.routerd.v1.CheckR\x05ready\x121\n" +
@@ -3325,105 +3419,108 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
-	(*Health)(nil),                // 2: routerd.v1.Health
-	(*Check)(nil),                 // 3: routerd.v1.Check
-	(*BGPPeer)(nil),               // 4: routerd.v1.BGPPeer
-	(*BGPFamily)(nil),             // 5: routerd.v1.BGPFamily
-	(*PoolStatus)(nil),            // 6: routerd.v1.PoolStatus
-	(*BlockStatus)(nil),           // 7: routerd.v1.BlockStatus
-	(*RoutesRequest)(nil),         // 8: routerd.v1.RoutesRequest
-	(*RoutesResponse)(nil),        // 9: routerd.v1.RoutesResponse
-	(*Route)(nil),                 // 10: routerd.v1.Route
-	(*ObjectStatus)(nil),          // 11: routerd.v1.ObjectStatus
-	(*PathsRequest)(nil),          // 12: routerd.v1.PathsRequest
-	(*PathsResponse)(nil),         // 13: routerd.v1.PathsResponse
-	(*Path)(nil),                  // 14: routerd.v1.Path
-	(*TunnelsRequest)(nil),        // 15: routerd.v1.TunnelsRequest
-	(*TunnelsResponse)(nil),       // 16: routerd.v1.TunnelsResponse
-	(*Tunnel)(nil),                // 17: routerd.v1.Tunnel
-	(*CNIConfigRequest)(nil),      // 18: routerd.v1.CNIConfigRequest
-	(*CNIConfigResponse)(nil),     // 19: routerd.v1.CNIConfigResponse
-	(*OverlapsRequest)(nil),       // 20: routerd.v1.OverlapsRequest
-	(*OverlapsResponse)(nil),      // 21: routerd.v1.OverlapsResponse
-	(*Overlap)(nil),               // 22: routerd.v1.Overlap
-	(*PolicyRequest)(nil),         // 23: routerd.v1.PolicyRequest
-	(*PolicyResponse)(nil),        // 24: routerd.v1.PolicyResponse
-	(*PolicyProblem)(nil),         // 25: routerd.v1.PolicyProblem
-	(*PolicyEndpoint)(nil),        // 26: routerd.v1.PolicyEndpoint
-	(*PolicyPath)(nil),            // 27: routerd.v1.PolicyPath
-	(*PolicyTier)(nil),            // 28: routerd.v1.PolicyTier
-	(*PolicyRules)(nil),           // 29: routerd.v1.PolicyRules
-	(*PolicyRule)(nil),            // 30: routerd.v1.PolicyRule
-	(*PolicyExplainRequest)(nil),  // 31: routerd.v1.PolicyExplainRequest
-	(*PolicyExplainResponse)(nil), // 32: routerd.v1.PolicyExplainResponse
-	(*PolicyEnd)(nil),             // 33: routerd.v1.PolicyEnd
-	(*PolicyStep)(nil),            // 34: routerd.v1.PolicyStep
-	(*FlowsRequest)(nil),          // 35: routerd.v1.FlowsRequest
-	(*FlowsResponse)(nil),         // 36: routerd.v1.FlowsResponse
-	(*FlowRecord)(nil),            // 37: routerd.v1.FlowRecord
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*BMPCollector)(nil),          // 2: routerd.v1.BMPCollector
+	(*Health)(nil),                // 3: routerd.v1.Health
+	(*Check)(nil),                 // 4: routerd.v1.Check
+	(*BGPPeer)(nil),               // 5: routerd.v1.BGPPeer
+	(*BGPFamily)(nil),             // 6: routerd.v1.BGPFamily
+	(*PoolStatus)(nil),            // 7: routerd.v1.PoolStatus
+	(*BlockStatus)(nil),           // 8: routerd.v1.BlockStatus
+	(*RoutesRequest)(nil),         // 9: routerd.v1.RoutesRequest
+	(*RoutesResponse)(nil),        // 10: routerd.v1.RoutesResponse
+	(*Route)(nil),                 // 11: routerd.v1.Route
+	(*ObjectStatus)(nil),          // 12: routerd.v1.ObjectStatus
+	(*PathsRequest)(nil),          // 13: routerd.v1.PathsRequest
+	(*PathsResponse)(nil),         // 14: routerd.v1.PathsResponse
+	(*Path)(nil),                  // 15: routerd.v1.Path
+	(*TunnelsRequest)(nil),        // 16: routerd.v1.TunnelsRequest
+	(*TunnelsResponse)(nil),       // 17: routerd.v1.TunnelsResponse
+	(*Tunnel)(nil),                // 18: routerd.v1.Tunnel
+	(*CNIConfigRequest)(nil),      // 19: routerd.v1.CNIConfigRequest
+	(*CNIConfigResponse)(nil),     // 20: routerd.v1.CNIConfigResponse
+	(*OverlapsRequest)(nil),       // 21: routerd.v1.OverlapsRequest
+	(*OverlapsResponse)(nil),      // 22: routerd.v1.OverlapsResponse
+	(*Overlap)(nil),               // 23: routerd.v1.Overlap
+	(*PolicyRequest)(nil),         // 24: routerd.v1.PolicyRequest
+	(*PolicyResponse)(nil),        // 25: routerd.v1.PolicyResponse
+	(*PolicyProblem)(nil),         // 26: routerd.v1.PolicyProblem
+	(*PolicyEndpoint)(nil),        // 27: routerd.v1.PolicyEndpoint
+	(*PolicyPath)(nil),            // 28: routerd.v1.PolicyPath
+	(*PolicyTier)(nil),            // 29: routerd.v1.PolicyTier
+	(*PolicyRules)(nil),           // 30: routerd.v1.PolicyRules
+	(*PolicyRule)(nil),            // 31: routerd.v1.PolicyRule
+	(*PolicyExplainRequest)(nil),  // 32: routerd.v1.PolicyExplainRequest
+	(*PolicyExplainResponse)(nil), // 33: routerd.v1.PolicyExplainResponse
+	(*PolicyEnd)(nil),             // 34: routerd.v1.PolicyEnd
+	(*PolicyStep)(nil),            // 35: routerd.v1.PolicyStep
+	(*FlowsRequest)(nil),          // 36: routerd.v1.FlowsRequest
+	(*FlowsResponse)(nil),         // 37: routerd.v1.FlowsResponse
+	(*FlowRecord)(nil),            // 38: routerd.v1.FlowRecord
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	38, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
-	2,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
-	4,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
-	6,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
-	7,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
-	3,  // 5: routerd.v1.Health.live:type_name -> routerd.v1.Check
-	3,  // 6: routerd.v1.Health.ready:type_name -> routerd.v1.Check
-	3,  // 7: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	38, // 8: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	38, // 9: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
-	5,  // 10: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
-	10, // 11: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
-	11, // 12: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	38, // 13: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	38, // 14: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
-	14, // 15: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	39, // 16: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	38, // 17: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
-	17, // 18: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	38, // 19: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
-	22, // 20: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	26, // 21: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
-	25, // 22: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
-	27, // 23: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
-	28, // 24: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
-	29, // 25: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
-	29, // 26: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
-	30, // 27: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
-	33, // 28: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
-	34, // 29: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
-	37, // 30: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	38, // 31: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
-	0,  // 32: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	8,  // 33: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	12, // 34: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	15, // 35: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	18, // 36: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	20, // 37: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	23, // 38: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	31, // 39: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	35, // 40: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	1,  // 41: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	9,  // 42: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	13, // 43: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	16, // 44: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	19, // 45: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	21, // 46: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	24, // 47: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	32, // 48: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	36, // 49: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	41, // [41:50] is the sub-list for method output_type
-	32, // [32:41] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	39, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	3,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
+	5,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
+	7,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
+	8,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
+	2,  // 5: routerd.v1.NodeResponse.collectors:type_name -> routerd.v1.BMPCollector
+	39, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
+	4,  // 7: routerd.v1.Health.live:type_name -> routerd.v1.Check
+	4,  // 8: routerd.v1.Health.ready:type_name -> routerd.v1.Check
+	4,  // 9: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
+	39, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	39, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	6,  // 12: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
+	11, // 13: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
+	12, // 14: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
+	39, // 15: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	39, // 16: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 17: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
+	40, // 18: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	39, // 19: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	18, // 20: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
+	39, // 21: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	23, // 22: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	27, // 23: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
+	26, // 24: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
+	28, // 25: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
+	29, // 26: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
+	30, // 27: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
+	30, // 28: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
+	31, // 29: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
+	34, // 30: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
+	35, // 31: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
+	38, // 32: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
+	39, // 33: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	0,  // 34: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	9,  // 35: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	13, // 36: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	16, // 37: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	19, // 38: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	21, // 39: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	24, // 40: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	32, // 41: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	36, // 42: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	1,  // 43: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	10, // 44: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	14, // 45: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	17, // 46: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	20, // 47: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	22, // 48: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	25, // 49: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	33, // 50: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	37, // 51: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	43, // [43:52] is the sub-list for method output_type
+	34, // [34:43] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -3437,7 +3534,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

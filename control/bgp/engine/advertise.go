@@ -161,8 +161,10 @@ func (c *core) settle() {
 		for _, u := range c.groups {
 			c.export(u, prefix, chosen)
 		}
+		c.tap.chosen(c, prefix, chosen)
 	}) {
 	}
+	c.tap.flush(c)
 	for _, u := range c.groups {
 		u.Flush()
 	}

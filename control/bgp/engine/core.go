@@ -44,6 +44,7 @@ type core struct {
 	waiting restarting
 	orders  []order
 	stride  int    // prefixes of a step
+	tap     *tap   // nil: nobody monitors
 	halted  bool   // nothing more is advertised or withdrawn: the engine ends
 	path    Path   // that others are shown
 	poke    func() // has the caller see to tasks, orders and times; it must not wait
@@ -57,15 +58,18 @@ type peer struct {
 	external bool
 	removed  bool // from the configuration: what it announced is going
 
-	session  *fsm.Session // nil: none is up
-	open     fsm.Open     // the last one of the peer
-	local    netip.Addr
-	decoder  wire.Decoder
-	context  attrs.Context
-	updates  *updates
-	moving   *updates // it is to be a member of this one, which is being filled; nil: no other
-	member   *group.Member
-	limited  bool
+	session *fsm.Session // nil: none is up
+	open    fsm.Open     // the last one of the peer
+	local   netip.Addr
+	decoder wire.Decoder
+	context attrs.Context
+	updates *updates
+	moving  *updates // it is to be a member of this one, which is being filled; nil: no other
+	member  *group.Member
+	limited bool
+
+	localPort, remotePort uint16 // of the session's connection
+
 	complete bool // it has announced all it has since the engine was started
 	families [wire.Families]familyState
 }

@@ -212,7 +212,7 @@ func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
 			continue
 		}
 		e.listeners[a] = l
-		for _, p := range e.configured() {
+		for _, p := range e.Configured() {
 			if p.Password != "" && p.hears() && p.Addr.Is4() == a.Addr().Is4() {
 				errs = append(errs, l.SetPassword(p.Addr, p.Password))
 			}
@@ -265,8 +265,8 @@ func (e *Engine) accept(l *conn.Listener) {
 	}
 }
 
-// configured returns the peers as they are configured.
-func (e *Engine) configured() (out []Peer) {
+// Configured returns the peers as they are configured.
+func (e *Engine) Configured() (out []Peer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.sessions {
@@ -288,7 +288,7 @@ func (e *Engine) SetPeers(peers []Peer) error {
 	for _, p := range peers {
 		want[p.Addr] = p
 	}
-	had := e.configured()
+	had := e.Configured()
 	var errs []error
 	for _, old := range had {
 		p, ok := want[old.Addr]
@@ -446,8 +446,9 @@ func (e *Engine) Stop(ctx context.Context, n *fsm.Notification) error {
 // Up is [conn.Handler]'s.
 func (s *session) Up(session *fsm.Session, l *conn.Link) {
 	local := l.Local()
+	localPort, remotePort := l.Ports()
 	s.engine.report(func(c *core) {
-		s.peer.local = local
+		s.peer.local, s.peer.localPort, s.peer.remotePort = local, localPort, remotePort
 		c.up(s.peer, session, l.Wake)
 	})
 }

@@ -45,6 +45,7 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 	p.context = attrs.Context{External: p.external, AS4: s.AS4, Reachable: true, Local: Remote(p.config.Addr).IsLoopback()}
 	c.rib.SetPeer(p.number, c.info(p))
 	c.tell(Event{Kind: Up, Peer: p.config.Addr, Session: s})
+	c.tap.up(c, p)
 	held := false
 	for f := range wire.Family(wire.Families) {
 		p.families[f].ended = false
@@ -86,6 +87,7 @@ func (c *core) down(p *peer, s *fsm.Session, r fsm.Reason) {
 	if p.session != s {
 		return
 	}
+	c.tap.down(c, p, r)
 	c.leave(p)
 	p.session = nil
 	retained, kept := r.Retains(s), [wire.Families]bool{}

@@ -118,6 +118,16 @@ func (l *Link) Local() netip.Addr {
 	return l.conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 }
 
+// Ports are those of the connection on this side and on the peer's.
+func (l *Link) Ports() (local, remote uint16) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return 0, 0
+	}
+	return l.conn.LocalAddr().(*net.TCPAddr).AddrPort().Port(), l.conn.RemoteAddr().(*net.TCPAddr).AddrPort().Port()
+}
+
 // setPassword changes that of the connection, if it stands.
 func (l *Link) setPassword(a netip.Addr, password string) error {
 	l.mu.Lock()

@@ -96,6 +96,7 @@ type conn struct {
 	state    State
 	session  *Session // from OpenConfirm on
 	peerAS   uint32   // that its OPEN says; 0: none came
+	sent     []byte   // the OPEN
 	since    time.Time
 
 	// confirmed: the KEEPALIVE came, and the other connection's OPEN is waited for.
@@ -410,7 +411,7 @@ func (m *Machine) open(now time.Time, c *conn) {
 		m.lose(now, c, Reason{Cause: NotConnected, Err: err})
 		return
 	}
-	c.state, c.since, c.hold = OpenSent, now, now.Add(openTime)
+	c.state, c.since, c.hold, c.sent = OpenSent, now, now.Add(openTime), msg
 	m.do(Action{Kind: Send, Conn: c.id, Message: msg})
 }
 
@@ -432,6 +433,7 @@ func (m *Machine) opened(now time.Time, c *conn, body []byte) {
 		m.settle(now)
 		return
 	}
+	c.session.SentOpen, c.session.ReceivedOpen = c.sent, wire.AppendMessage(nil, wire.Open, body)
 	c.state, c.hold = OpenConfirm, now.Add(openTime)
 	m.heard(now, c)
 	m.sendKeepalive(now, c)

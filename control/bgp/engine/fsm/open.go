@@ -333,6 +333,9 @@ type Session struct {
 
 	GracefulRestart bool // the peer's routes outlive a lost connection
 	Notification    bool // and a NOTIFICATION (RFC 8538)
+
+	// SentOpen and ReceivedOpen are the messages that led to it.
+	SentOpen, ReceivedOpen []byte
 }
 
 // negotiate returns what the two OPENs amount to, or why there is no session.

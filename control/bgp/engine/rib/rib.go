@@ -88,6 +88,11 @@ type RIB struct {
 	changed  [Readers][wire.Families]queue
 	time     uint32
 
+	// Tap is called with every path that comes, changes, is announced again after its peer's restart,
+	// or goes: as it was and as it is, of which one has no Set. Of rewritten ones the peer said nothing
+	// new. The Set that was may be free. It must not change the RIB. nil: nobody asks.
+	Tap func(prefix wire.Prefix, before, after Path, rewritten bool)
+
 	candidates []uint32 // scratch of choose
 }
 
@@ -210,10 +215,17 @@ func (r *RIB) Announce(p Peer, prefix wire.Prefix, set attrs.Handle, usable bool
 		}
 		q.fresh++
 		q.refused += int(state & refused)
+		if r.Tap != nil {
+			r.Tap(prefix, Path{}, r.path(f, n), false)
+		}
 		r.choose(f, id, e, false)
 		return true
 	}
 	n := r.paths.At(at)
+	var before Path
+	if r.Tap != nil {
+		before = r.path(f, n)
+	}
 	if n.epoch != q.epoch {
 		q.stale--
 		q.fresh++
@@ -224,6 +236,12 @@ func (r *RIB) Announce(p Peer, prefix wire.Prefix, set attrs.Handle, usable bool
 	}
 	r.sets.Retain(set)
 	r.replace(f, id, e, n, set, state)
+	if r.Tap != nil {
+		// The choice may have moved the path in its list, not in memory.
+		if after := r.path(f, n); before.Stale || before.Set != set || before.Usable != usable {
+			r.Tap(prefix, before, after, false)
+		}
+	}
 	return true
 }
 
@@ -260,6 +278,9 @@ func (r *RIB) Withdraw(p Peer, prefix wire.Prefix) bool {
 	before, at := r.pathOf(e, p, prefix.ID)
 	if at == 0 {
 		return false
+	}
+	if r.Tap != nil {
+		r.Tap(prefix, r.path(prefix.Family, r.paths.At(at)), Path{}, false)
 	}
 	r.choose(prefix.Family, id, e, r.removePath(prefix.Family, e, before, at))
 	return true
@@ -522,13 +543,23 @@ func (r *RIB) walked(w *Walk) {
 				found = true
 				break
 			}
+			var was Path
+			if r.Tap != nil {
+				was = r.path(f, n)
+			}
 			changed, seen := r.rewrite(f, n, set, usable)
+			if changed && r.Tap != nil {
+				r.Tap(prefix, was, r.path(f, n), true)
+			}
 			if w.Notify != nil && n.flags&chosen != 0 && w.Notify(prefix, r.path(f, n)) {
 				changed, seen = true, true
 			}
 			found, visible = found || changed, visible || seen
 		}
 		if gone {
+			if r.Tap != nil {
+				r.Tap(r.prefixes.Prefix(f, id), r.path(f, n), Path{}, false)
+			}
 			visible = r.removePath(f, e, before, at) || visible
 		} else {
 			before = at
