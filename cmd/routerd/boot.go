@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/control/bootid"
 )
 
 // bootMark is the file that says in which boot of the host the daemon has run.
@@ -12,7 +13,7 @@ func bootMark(runDir string) string { return filepath.Join(runDir, "booted") }
 
 // booted reports whether this is the daemon's first start since the host booted.
 func (d *router) booted() bool {
-	boot, err := bootID()
+	boot, err := bootid.Read()
 	if err != nil {
 		d.log.Warn("it is not known whether the host has booted; the kernel is left as it is until the datastore answers", "error", err)
 		return false

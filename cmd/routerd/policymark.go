@@ -2,12 +2,11 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
+	"github.com/routerd/routerd/control/bootid"
 	"github.com/routerd/routerd/dataplane/nft"
 )
 
@@ -31,7 +30,7 @@ func (d *router) loadsPolicy() bool {
 	if !found {
 		return true
 	}
-	boot, err := bootID()
+	boot, err := bootid.Read()
 	if err != nil {
 		log.Warn("rules do not follow the state on disk", "error", err)
 		return false
@@ -45,7 +44,7 @@ func (d *router) loadsPolicy() bool {
 
 // setPolicyMark says that the disk has all that the kernel's rules follow from.
 func (d *router) setPolicyMark() {
-	boot, err := bootID()
+	boot, err := bootid.Read()
 	if err == nil {
 		err = os.WriteFile(policyMark(d.cfg.RunDir), []byte(boot), 0o600)
 	}
@@ -60,13 +59,4 @@ func (d *router) clearPolicyMark() {
 	if err := os.Remove(policyMark(d.cfg.RunDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		d.log.Error("a restart without the datastore may go back to an older policy; remove the file", "component", "policy", "error", err)
 	}
-}
-
-// bootID tells boots apart: random(4).
-func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/control/bootid"
 	"github.com/routerd/routerd/store"
 )
 
@@ -55,17 +56,14 @@ func (id Identity) save(path string) error {
 	return nil
 }
 
-// Kernel and systemd say here who the machine is: random(4), machine-id(5).
-const (
-	bootIDFile    = "/proc/sys/kernel/random/boot_id"
-	machineIDFile = "/etc/machine-id"
-)
+// machineIDFile is where systemd says who the machine is: machine-id(5).
+const machineIDFile = "/etc/machine-id"
 
 // Self describes this process on this machine.
 func Self(id Identity) (store.Incarnation, error) {
-	boot, err := os.ReadFile(bootIDFile)
+	boot, err := bootid.Read()
 	if err != nil {
-		return store.Incarnation{}, fmt.Errorf("read the boot id: %w", err)
+		return store.Incarnation{}, err
 	}
 	machine, err := machineID(machineIDFile)
 	if err != nil {
@@ -76,7 +74,7 @@ func Self(id Identity) (store.Incarnation, error) {
 		return store.Incarnation{}, fmt.Errorf("read the host's name: %w", err)
 	}
 	return store.Incarnation{
-		Instance: id.Instance, BootID: strings.TrimSpace(string(boot)), MachineID: machine,
+		Instance: id.Instance, BootID: boot, MachineID: machine,
 		Process: rand.Text(), Epoch: id.Epoch, Host: host, Addresses: hostAddresses(),
 	}, nil
 }

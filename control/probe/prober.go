@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/bootid"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/ipip"
@@ -130,7 +131,7 @@ func New(cfg Config) *Prober {
 	}
 	var kerr, berr error
 	p.kernel, kerr = KernelRelease()
-	p.boot, berr = bootID()
+	p.boot, berr = bootid.Read()
 	if err := errors.Join(kerr, berr); err != nil {
 		cfg.Log.Warn("what was measured is not kept for the next start", "error", err)
 		p.cfg.File = ""

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/routerd/routerd/control/atomicfile"
 	"github.com/routerd/routerd/dataplane"
@@ -146,13 +145,4 @@ func trim(records map[string]record) {
 		}
 		delete(records, oldest)
 	}
-}
-
-// bootID tells boots apart: random(4).
-func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
 }

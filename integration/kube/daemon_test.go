@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/bootid"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/lab"
@@ -95,12 +96,12 @@ func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
 func makeNode(t *testing.T, n lab.Node) {
 	t.Helper()
 	create(t, "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q,"labels":{"kubernetes.io/hostname":%[1]q,"topology.kubernetes.io/zone":%q}}}`, n.Name, n.Rack))
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootid.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
 	status := fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}],"nodeInfo":{"bootID":%q,"machineID":""}}}`,
-		n.Addrs()[0], n.Name, strings.TrimSpace(string(boot)))
+		n.Addrs()[0], n.Name, boot)
 	if _, err := server.Do(t.Context(), http.MethodPatch, "/api/v1/nodes/"+n.Name+"/status", "application/merge-patch+json", []byte(status)); err != nil {
 		t.Fatal(err)
 	}

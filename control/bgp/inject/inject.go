@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/control/bootid"
 )
 
 // Reconnect is for how long the routes of a stream wait for their owner after the daemon was restarted.
@@ -96,7 +97,9 @@ type Table struct {
 
 // New returns a table with what the previous run of the daemon left in the file.
 func New(o Options) (*Table, error) {
-	return open(o, bootID(), sinceBoot, startOf)
+	boot, err := bootid.Read()
+	t, openErr := open(o, boot, sinceBoot, startOf)
+	return t, errors.Join(err, openErr)
 }
 
 func open(o Options, boot string, now func() time.Duration, born func(int) uint64) (*Table, error) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,13 +42,4 @@ func sinceBoot() time.Duration {
 		return 0 // since Linux 2.6.39 there is no error
 	}
 	return time.Duration(ts.Nano())
-}
-
-// bootID names this boot of the host.
-func bootID() string {
-	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(raw))
 }
