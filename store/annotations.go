@@ -4,6 +4,16 @@ package store
 // IPv6 IPIP tunnel (tunl6.calico). Calico's Node has no field for it.
 const AnnotationIPv6IPIPTunnelAddr = "routerd.io/ipv6IPIPTunnelAddr"
 
+// Annotations of a pod that its endpoint has too.
+const (
+	// AnnotationPrefixCNI begins the names of those that are for the CNI plugin.
+	AnnotationPrefixCNI = "cni.projectcalico.org/"
+
+	// AnnotationConfigHash is, on the object that stands for a static pod, the uid by
+	// which kubelet and the runtime know that.
+	AnnotationConfigHash = "kubernetes.io/config.hash"
+)
+
 // Annotations of a BGPPeer for what Calico's has no field for.
 const (
 	// AnnotationMaxPrefixes is the number of prefixes that the peer may announce;

@@ -52,12 +52,3 @@ func ParseBFD(value string) (BFD, error) {
 	b.Interval = d
 	return b, nil
 }
-
-// bfd checks an [AnnotationBFD].
-func (c *checker) bfd(annotations map[string]string) {
-	if v, ok := annotations[AnnotationBFD]; ok {
-		if _, err := ParseBFD(v); err != nil {
-			c.add("metadata.annotations["+AnnotationBFD+"]", v, "%v", err)
-		}
-	}
-}

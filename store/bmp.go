@@ -68,12 +68,3 @@ func ParseBMP(value string) ([]BMP, error) {
 	}
 	return out, nil
 }
-
-// bmp checks an [AnnotationBMP].
-func (c *checker) bmp(annotations map[string]string) {
-	if v, ok := annotations[AnnotationBMP]; ok {
-		if _, err := ParseBMP(v); err != nil {
-			c.add("metadata.annotations["+AnnotationBMP+"]", v, "%v", err)
-		}
-	}
-}

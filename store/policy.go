@@ -18,6 +18,13 @@ const (
 	PrefixClusterNetworkPolicy = "kcnp."
 )
 
+// What the names of labels begin with that a namespace and a service account lend to
+// endpoints through their profiles. Nobody else may set them.
+const (
+	LabelPrefixNamespace      = "pcns."
+	LabelPrefixServiceAccount = "pcsa."
+)
+
 // KubernetesName returns how an object of Kubernetes is called that a policy or a
 // profile stands for: "Kubernetes NetworkPolicy(prod/web)". It reports false for
 // one that stands for itself.

@@ -60,15 +60,6 @@ func ParseReflectors(value string) (Reflectors, error) {
 	return r, nil
 }
 
-// reflectors checks an [AnnotationReflectors].
-func (c *checker) reflectors(annotations map[string]string) {
-	if v, ok := annotations[AnnotationReflectors]; ok {
-		if _, err := ParseReflectors(v); err != nil {
-			c.add("metadata.annotations["+AnnotationReflectors+"]", v, "%v", err)
-		}
-	}
-}
-
 // NodeReflection is what a node says of itself about reflectors.
 type NodeReflection struct {
 	Reflects bool

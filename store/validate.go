@@ -76,11 +76,11 @@ func Validate(v any) error {
 	case *v3.BGPPeer:
 		c.bgpPeer(&o.Spec)
 		c.peerLink(o.Annotations, &o.Spec)
-		c.bfd(o.Annotations)
+		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)
 	case *v3.BGPConfiguration:
-		c.bfd(o.Annotations)
-		c.reflectors(o.Annotations)
-		c.bmp(o.Annotations)
+		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)
+		checkAnnotation(c, o.Annotations, AnnotationReflectors, ParseReflectors)
+		checkAnnotation(c, o.Annotations, AnnotationBMP, ParseBMP)
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:
 		c.bgpFilter(&o.Spec)
@@ -132,6 +132,15 @@ func (c *checker) reject(broken bool, field string, value any, format string, ar
 func each[T any](field string, list []T, check func(field string, entry T)) {
 	for i, v := range list {
 		check(index(field, i), v)
+	}
+}
+
+// checkAnnotation checks an annotation, if it is there, by what reads it.
+func checkAnnotation[T any](c *checker, annotations map[string]string, name string, parse func(string) (T, error)) {
+	if v, ok := annotations[name]; ok {
+		if _, err := parse(v); err != nil {
+			c.add("metadata.annotations["+name+"]", v, "%v", err)
+		}
 	}
 }
 

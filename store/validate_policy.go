@@ -138,7 +138,7 @@ func (c *checker) stagedDelete(a v3.StagedAction, spec any) {
 // policyName takes one DNS label or two, and Kubernetes' policies under the
 // names that Calico's controllers give them.
 func (c *checker) policyName(field, name string) {
-	if strings.HasPrefix(name, "knp.default.") {
+	if strings.HasPrefix(name, PrefixNetworkPolicy) {
 		c.add(field, name, "is reserved for what Calico's controllers make of a Kubernetes NetworkPolicy; use another name")
 		return
 	}

@@ -199,7 +199,7 @@ func undeletable(k store.Key) string {
 		return unwritable(k)
 	case k.Kind == store.KindClusterInformation:
 		return "it is read-only: the cluster's daemons keep it"
-	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, "kube-admin", "kube-baseline"}, k.Name):
+	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, store.TierKubeAdmin, store.TierKubeBaseline}, k.Name):
 		return "the built-in tiers cannot be deleted"
 	case k.Kind == store.KindNetworkPolicy && strings.HasPrefix(k.Name, store.PrefixNetworkPolicy):
 		return "it is made of a Kubernetes NetworkPolicy: delete that with kubectl"

@@ -173,19 +173,10 @@ func podKey(node string, w Workload) (store.Key, error) {
 // podInterface is the only interface of a pod that Calico's model knows.
 const podInterface = "eth0"
 
-// Annotations of pods, which their endpoints have, too.
-const (
-	annotationsOfCNI = "cni.projectcalico.org/"
-
-	// configHash is, on the object that stands for a static pod, the uid by which
-	// kubelet and the runtime know that.
-	configHash = "kubernetes.io/config.hash"
-)
-
 // isPod reports whether an endpoint is that of the pod with a uid. Older runtimes
 // do not say which.
 func isPod(w *store.WorkloadEndpoint, uid string) bool {
-	return uid == "" || string(w.UID) == uid || w.Annotations[configHash] == uid
+	return uid == "" || string(w.UID) == uid || w.Annotations[store.AnnotationConfigHash] == uid
 }
 
 // ask adds to a request what a pod's annotations and its namespace's ask for; the
@@ -199,7 +190,7 @@ func (p *pods) ask(req *AddRequest, w *store.WorkloadEndpoint) error {
 		sources = slices.Insert(sources, 0, namespace.Annotations)
 		of := make(map[string]string, len(namespace.Spec.LabelsToApply))
 		for k, v := range namespace.Spec.LabelsToApply {
-			if name, ok := strings.CutPrefix(k, "pcns."); ok {
+			if name, ok := strings.CutPrefix(k, store.LabelPrefixNamespace); ok {
 				of[name] = v
 			}
 		}
@@ -208,7 +199,7 @@ func (p *pods) ask(req *AddRequest, w *store.WorkloadEndpoint) error {
 	}
 	for _, annotations := range sources {
 		for _, key := range slices.Sorted(maps.Keys(annotations)) {
-			name, ok := strings.CutPrefix(key, annotationsOfCNI)
+			name, ok := strings.CutPrefix(key, store.AnnotationPrefixCNI)
 			if value := annotations[key]; ok && value != "" {
 				if err := req.annotate(name, value); err != nil {
 					return fmt.Errorf("annotation %s: %q: %w: %w", key, value, err, ErrInvalid)

@@ -373,7 +373,7 @@ func ofNamespaces(sel *selector.Selector) *selector.Selector {
 	if sel.String() == "global()" {
 		return selector.Not(selector.Has(store.LabelNamespace))
 	}
-	return sel.Prefixed(namespacePrefix, store.LabelNamespace)
+	return sel.Prefixed(store.LabelPrefixNamespace, store.LabelNamespace)
 }
 
 func ofServiceAccounts(s string) (*selector.Selector, error) {
@@ -381,5 +381,5 @@ func ofServiceAccounts(s string) (*selector.Selector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sel.Prefixed(serviceAccountPrefix, store.LabelServiceAccount), nil
+	return sel.Prefixed(store.LabelPrefixServiceAccount, store.LabelServiceAccount), nil
 }

@@ -1,12 +1,9 @@
 package policy
 
-import "strings"
+import (
+	"strings"
 
-// Prefixes of the labels that namespaces and service accounts lend through
-// their profiles. Nobody else may set them.
-const (
-	namespacePrefix      = "pcns."
-	serviceAccountPrefix = "pcsa."
+	"github.com/routerd/routerd/store"
 )
 
 // label is one label with its value.
@@ -22,7 +19,7 @@ type labels struct {
 }
 
 func reserved(name string) bool {
-	return strings.HasPrefix(name, namespacePrefix) || strings.HasPrefix(name, serviceAccountPrefix)
+	return strings.HasPrefix(name, store.LabelPrefixNamespace) || strings.HasPrefix(name, store.LabelPrefixServiceAccount)
 }
 
 // Get implements selector.Labels.

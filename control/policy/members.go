@@ -146,7 +146,7 @@ func (m *members) put(c *Calculator, key store.Key, v any) {
 		it.own, it.implied, it.profiles = o.Labels, nil, o.Spec.Profiles
 		it.next, bad = hostContent(&o.Spec)
 	case *v3.NetworkSet:
-		it.own, it.implied, it.profiles = o.Labels, []label{{store.LabelNamespace, key.Namespace}}, []string{"kns." + key.Namespace}
+		it.own, it.implied, it.profiles = o.Labels, []label{{store.LabelNamespace, key.Namespace}}, []string{store.PrefixNamespace + key.Namespace}
 		it.next.ports = nil
 		it.next.nets, bad = setNets(o.Spec.Nets)
 	case *v3.GlobalNetworkSet:

@@ -17,11 +17,11 @@ import (
 
 // Annotations of pods.
 const (
-	podIPAnnotation       = "cni.projectcalico.org/podIP" // empty: the pod has its addresses no more
-	podIPsAnnotation      = "cni.projectcalico.org/podIPs"
-	containerIDAnnotation = "cni.projectcalico.org/containerID"
-	floatingAnnotation    = "cni.projectcalico.org/floatingIPs"
-	sourcesAnnotation     = "cni.projectcalico.org/allowedSourcePrefixes"
+	podIPAnnotation       = store.AnnotationPrefixCNI + "podIP" // empty: the pod has its addresses no more
+	podIPsAnnotation      = store.AnnotationPrefixCNI + "podIPs"
+	containerIDAnnotation = store.AnnotationPrefixCNI + "containerID"
+	floatingAnnotation    = store.AnnotationPrefixCNI + "floatingIPs"
+	sourcesAnnotation     = store.AnnotationPrefixCNI + "allowedSourcePrefixes"
 	awsIPsAnnotation      = "vpc.amazonaws.com/pod-ips"
 )
 
@@ -89,10 +89,6 @@ func endpointOf(pod *corev1.Pod) (store.Key, any, error) {
 	return key, w, nil
 }
 
-// configHash is, of the object that stands for a static pod, the uid by which kubelet
-// and the runtime know that.
-const configHash = "kubernetes.io/config.hash"
-
 // pluginAnnotations returns of a pod's annotations what the CNI plugin is to be told, which the
 // host that attaches the pod reads from its endpoint.
 func pluginAnnotations(annotations map[string]string) map[string]string {
@@ -100,7 +96,7 @@ func pluginAnnotations(annotations map[string]string) map[string]string {
 	for k, v := range annotations {
 		switch {
 		case k == podIPAnnotation || k == podIPsAnnotation || k == containerIDAnnotation:
-		case k == configHash || strings.HasPrefix(k, "cni.projectcalico.org/"):
+		case k == store.AnnotationConfigHash || strings.HasPrefix(k, store.AnnotationPrefixCNI):
 			out = with(out, k, v)
 		}
 	}

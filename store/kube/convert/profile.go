@@ -7,13 +7,9 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// Prefixes of the labels that endpoints inherit from their namespace and their
-// service account.
-const (
-	namespaceLabel = "pcns."
-	accountLabel   = "pcsa."
-	nameLabel      = "projectcalico.org/name"
-)
+// nameLabel is, behind the prefix, the label with the name of the namespace or the
+// service account itself.
+const nameLabel = "projectcalico.org/name"
 
 // namespaceProfileOf returns the profile that a namespace stands for. It allows
 // everything: endpoints that no policy selects are not isolated.
@@ -23,7 +19,7 @@ func namespaceProfileOf(ns *corev1.Namespace) (store.Key, any, error) {
 	p.Spec = v3.ProfileSpec{
 		Ingress:       []v3.Rule{{Action: v3.Allow}},
 		Egress:        []v3.Rule{{Action: v3.Allow}},
-		LabelsToApply: prefixed(namespaceLabel, ns.Labels, ns.Name),
+		LabelsToApply: prefixed(store.LabelPrefixNamespace, ns.Labels, ns.Name),
 	}
 	return store.ResourceKey(store.KindProfile, p.Name), p, nil
 }
@@ -33,7 +29,7 @@ func namespaceProfileOf(ns *corev1.Namespace) (store.Key, any, error) {
 func accountProfileOf(sa *corev1.ServiceAccount) (store.Key, any, error) {
 	p := newProfile(AccountProfile(sa.Namespace, sa.Name))
 	p.ObjectMeta = inherited(&sa.ObjectMeta, p.Name)
-	p.Spec = v3.ProfileSpec{LabelsToApply: prefixed(accountLabel, sa.Labels, sa.Name)}
+	p.Spec = v3.ProfileSpec{LabelsToApply: prefixed(store.LabelPrefixServiceAccount, sa.Labels, sa.Name)}
 	return store.ResourceKey(store.KindProfile, p.Name), p, nil
 }
 
