@@ -49,15 +49,12 @@ func (a *app) socketPath() (string, error) {
 // environment names one and no flag asks for a certain daemon, else through the
 // daemon.
 func (a *app) openStore(ctx context.Context) (store.Store, error) {
-	if !a.asksDaemon() {
-		c, ok, err := kube.ConfigFromEnv(a.getenv)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			c.UserAgent = "routerctl/" + version
-			return opened(kube.Open(c))
-		}
+	direct, err := a.direct()
+	if err != nil {
+		return nil, err
+	}
+	if direct.kube != nil {
+		return opened(kube.Open(*direct.kube))
 	}
 	return opened(a.openEtcd(ctx))
 }
@@ -70,22 +67,16 @@ func opened[S store.Store](s S, err error) (store.Store, error) {
 	return s, nil
 }
 
-// asksDaemon reports whether a flag asks for a certain daemon.
-func (a *app) asksDaemon() bool { return a.socket != "" || a.lab != "" || a.host != "" }
-
 // openEtcd opens an external etcd, or that which the daemon serves.
 func (a *app) openEtcd(ctx context.Context) (*etcd.Store, error) {
-	if !a.asksDaemon() {
-		if a.getenv("DATASTORE_TYPE") == "kubernetes" {
-			return nil, usagef("DATASTORE_TYPE=kubernetes: only etcd can do that: save and restore the etcd of the API server")
-		}
-		c, ok, err := etcd.ConfigFromEnv(a.getenv)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			return etcd.Open(ctx, c)
-		}
+	direct, err := a.direct()
+	switch {
+	case err != nil:
+		return nil, err
+	case direct.kube != nil:
+		return nil, usagef("DATASTORE_TYPE=kubernetes: only etcd can do that: save and restore the etcd of the API server")
+	case direct.etcd != nil:
+		return etcd.Open(ctx, *direct.etcd)
 	}
 	socket, err := a.reachSocket(ctx)
 	if err != nil {
@@ -94,16 +85,34 @@ func (a *app) openEtcd(ctx context.Context) (*etcd.Store, error) {
 	return etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + socket}})
 }
 
-// direct reports whether the datastore is used without a daemon.
-func (a *app) direct() (bool, error) {
-	if a.asksDaemon() {
-		return false, nil
+// direct is the datastore that is used without a daemon; neither: there is none.
+type direct struct {
+	kube *kube.Config
+	etcd *etcd.Config
+}
+
+func (d direct) isSet() bool { return d.kube != nil || d.etcd != nil }
+
+// direct returns the datastore that the environment names, unless a flag asks for a
+// certain daemon.
+func (a *app) direct() (d direct, err error) {
+	if a.socket != "" || a.lab != "" || a.host != "" {
+		return d, nil
 	}
-	if _, ok, err := kube.ConfigFromEnv(a.getenv); err != nil || ok {
-		return ok, err
+	k, ok, err := kube.ConfigFromEnv(a.getenv)
+	if err != nil {
+		return d, err
 	}
-	_, ok, err := etcd.ConfigFromEnv(a.getenv)
-	return ok, err
+	if ok {
+		k.UserAgent = "routerctl/" + version
+		d.kube = &k
+		return d, nil
+	}
+	e, ok, err := etcd.ConfigFromEnv(a.getenv)
+	if err == nil && ok {
+		d.etcd = &e
+	}
+	return d, err
 }
 
 // reachSocket returns the daemon's socket after a try to connect, for gRPC's

@@ -63,7 +63,7 @@ func (a *app) completeFlags(c *cobra.Command) {
 		})
 	}
 	offer("namespace", a.namespaceWords)
-	offer("level", fixed("debug", "info", "warn", "error"))
+	offer("level", fixed(logLevels()...))
 	if c.Name() == "get" {
 		var list []string
 		for _, o := range outputs {
@@ -150,7 +150,7 @@ func (a *app) namespaceWords(cmd *cobra.Command, args []string) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// endpointWords offers the resources of this host's endpoints.
+// endpointWords offers the interfaces of this host's endpoints.
 func (a *app) endpointWords(cmd *cobra.Command, args []string) (out []string) {
 	if len(args) > 0 {
 		return nil
@@ -204,8 +204,10 @@ func (a *app) partWords(f func(part string) []string) words {
 	}
 }
 
+func logLevels() []string { return []string{"debug", "info", "warn", "error"} }
+
 func levelWords(part string) (out []string) {
-	for _, l := range []string{"debug", "info", "warn", "error"} {
+	for _, l := range logLevels() {
 		out = append(out, part+"="+l)
 	}
 	return out

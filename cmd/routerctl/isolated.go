@@ -57,7 +57,7 @@ func (a *app) askIsolated(ctx context.Context, changes []*apiv1.BGPChange) error
 		return nil
 	}
 	direct, err := a.direct()
-	if err != nil || direct {
+	if err != nil || direct.isSet() {
 		return err
 	}
 	var r *apiv1.BGPIsolatedResponse

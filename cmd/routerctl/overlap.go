@@ -38,7 +38,7 @@ func newPools(ctx context.Context, s store.Store, docs []manifest.Document) ([]m
 // then says so itself, in its Node's conditions.
 func (a *app) checkHost(ctx context.Context, s store.Store, docs []manifest.Document) error {
 	direct, err := a.direct()
-	if err != nil || direct {
+	if err != nil || direct.isSet() {
 		return err
 	}
 	pools, err := newPools(ctx, s, docs)

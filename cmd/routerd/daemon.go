@@ -154,9 +154,6 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil)
-	if d.network != nil {
-		d.follow.network = d.cluster.Follow(store.KindNode)
-	}
 	if err := d.newPolicy(); err != nil {
 		return d, err
 	}
@@ -445,6 +442,9 @@ func follow(c *cluster.Cluster, speaksBGP, kubernetes bool) followers {
 	}
 	if speaksBGP {
 		f.bgp = c.Follow(bgp.Kinds()...)
+	}
+	if kubernetes {
+		f.network = c.Follow(store.KindNode)
 	}
 	return f
 }

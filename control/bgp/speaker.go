@@ -243,12 +243,7 @@ func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waitin
 // those that are new or were deleted for it. They are told that this host is
 // restarting.
 func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting bool) error {
-	want := map[netip.Addr]Peer{}
-	for _, p := range c.Peers {
-		if p.runs() {
-			want[p.id()] = p
-		}
-	}
+	want := runningPeers(c)
 	var gone []netip.Addr
 	s.mu.Lock()
 	for addr, ss := range s.sessions {

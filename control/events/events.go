@@ -69,8 +69,7 @@ func New(to slog.Handler, level slog.Level) *Log {
 // Logger returns the logger of the daemon as a whole.
 func (l *Log) Logger() *slog.Logger { return slog.New(&handler{log: l, to: l.to}) }
 
-// Levels returns the level of all parts, and of those that have another one. The second result has every part that
-// has a logger.
+// Levels returns the level of parts that come later, and that of every part that has a logger.
 func (l *Log) Levels() (all slog.Level, parts map[string]slog.Level) {
 	v := l.levels.Load()
 	l.mu.Lock()

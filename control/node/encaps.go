@@ -24,7 +24,7 @@ func (a *Agent) PublishEncaps(ctx context.Context, f store.NodeEncaps) (store.Re
 	var rev store.Revision
 	logged := false
 	err := async.Retry(ctx, async.Backoff{Min: publishMin, Max: publishMax}, func(ctx context.Context) (err error) {
-		rev, err = a.tryPublish(ctx, f)
+		rev, err = a.tryPublish(ctx, "encapsulations", func(n *store.Node) { store.SetNodeEncaps(n, f) })
 		if err != nil && !logged && ctx.Err() == nil {
 			logged = true
 			a.cfg.Log.Info("the encapsulations of this host are not published yet; will try again", "error", err)
@@ -37,15 +37,16 @@ func (a *Agent) PublishEncaps(ctx context.Context, f store.NodeEncaps) (store.Re
 	return rev, nil
 }
 
-func (a *Agent) tryPublish(ctx context.Context, f store.NodeEncaps) (store.Revision, error) {
+// tryPublish writes to this host's Node resource what set does. It tries once.
+func (a *Agent) tryPublish(ctx context.Context, what string, set func(*store.Node)) (store.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	obj, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
 		if cur.Value == nil {
-			return nil, fmt.Errorf("publish the encapsulations of node %s: %w", a.cfg.Name, store.ErrNotFound)
+			return nil, fmt.Errorf("publish the %s of node %s: %w", what, a.cfg.Name, store.ErrNotFound)
 		}
 		n := store.Clone(cur.Value).(*store.Node)
-		store.SetNodeEncaps(n, f)
+		set(n)
 		return n, nil
 	})
 	return obj.Revision, err
@@ -53,16 +54,7 @@ func (a *Agent) tryPublish(ctx context.Context, f store.NodeEncaps) (store.Revis
 
 // PublishReflection writes what this host says about route reflectors to its Node resource. It tries once.
 func (a *Agent) PublishReflection(ctx context.Context, r store.NodeReflection) error {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
-	defer cancel()
-	_, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
-		if cur.Value == nil {
-			return nil, fmt.Errorf("publish the reflectors of node %s: %w", a.cfg.Name, store.ErrNotFound)
-		}
-		n := store.Clone(cur.Value).(*store.Node)
-		store.SetNodeReflection(n, r)
-		return n, nil
-	})
+	_, err := a.tryPublish(ctx, "reflectors", func(n *store.Node) { store.SetNodeReflection(n, r) })
 	return err
 }
 

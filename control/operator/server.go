@@ -83,11 +83,11 @@ func New(cfg Config) *Server {
 
 // logCondition says that a condition changed. Of sessions control/bgp says so itself.
 func logCondition(log *slog.Logger, c health.Check) {
-	switch {
+	switch { // at a start conditions are not met yet, so that is no cause for alarm
 	case strings.HasPrefix(c.Name, peerCheck):
 	case c.OK:
 		log.Info("condition is met", "condition", c.Name)
-	default: // also at each start, so it is no cause for alarm
+	default:
 		log.Info("condition is not met", "condition", c.Name, "reason", c.Reason)
 	}
 }
