@@ -175,6 +175,8 @@ func (c *Names) Name(ctx context.Context, node string) (store.NameState, error) 
 
 const nodesPath = "/api/v1/nodes"
 
+func nodePath(node string) string { return nodesPath + "/" + url.PathEscape(node) }
+
 // Claim takes a name, on condition that its Node is as it was seen. A Node is made
 // by its kubelet: without one there is no name to be had.
 func (c *Names) Claim(ctx context.Context, node string, state store.NameState, as store.Incarnation, _ time.Duration) (store.Hold, error) {
@@ -195,7 +197,7 @@ func (c *Names) Claim(ctx context.Context, node string, state store.NameState, a
 	if err != nil {
 		return nil, fmt.Errorf("take the name %s: %w", node, err)
 	}
-	_, err = c.s.call(ctx, request{method: http.MethodPatch, path: nodesPath + "/" + url.PathEscape(node) + "/status", contentType: patchType, body: patch})
+	_, err = c.s.patchStatus(ctx, false, nodePath(node), patchType, patch)
 	switch {
 	case isCode(err, http.StatusConflict), isCode(err, http.StatusNotFound):
 		return nil, fmt.Errorf("take the name %s: %w", node, store.ErrConflict)
@@ -281,33 +283,9 @@ func (f *follower) run(ctx context.Context, counts func(event) bool, report func
 }
 
 func (f *follower) once(ctx context.Context, counts func(event) bool, report func()) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	quiet := time.AfterFunc(silence, func() { cancel(errSilent) })
-	defer quiet.Stop()
-	query := url.Values{
-		"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {strconv.FormatInt(int64(f.at), 10)},
-		"timeoutSeconds": {strconv.Itoa(int((watchTime + rand.N(watchTime)) / time.Second))},
-	}
-	maps.Copy(query, f.query)
-	resp, err := f.s.api.send(ctx, request{method: http.MethodGet, path: f.path, query: query})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	dec := json.NewDecoder(resp.Body)
-	for {
-		var e event
-		if err := dec.Decode(&e); err != nil {
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			return err
-		}
-		quiet.Reset(silence)
-		if e.Type == "ERROR" {
-			return e.status(f.path)
-		}
+	query := maps.Clone(f.query)
+	query.Set("resourceVersion", strconv.FormatInt(int64(f.at), 10))
+	return f.s.events(ctx, f.path, query, watchTime+rand.N(watchTime), func(context.Context) {}, func(e event) error {
 		var head struct {
 			Metadata struct {
 				ResourceVersion string `json:"resourceVersion"`
@@ -322,5 +300,6 @@ func (f *follower) once(ctx context.Context, counts func(event) bool, report fun
 		if e.Type != "BOOKMARK" && counts(e) {
 			report()
 		}
-	}
+		return nil
+	})
 }

@@ -50,7 +50,7 @@ func (c *Names) Network() (Network, bool) {
 
 // Network reads what a Node says of its network; false: nothing.
 func (s *Store) Network(ctx context.Context, node string) (Network, bool, error) {
-	raw, err := s.call(ctx, request{method: http.MethodGet, path: nodesPath + "/" + url.PathEscape(node)})
+	raw, err := s.call(ctx, request{method: http.MethodGet, path: nodePath(node)})
 	if err != nil {
 		return Network{}, false, fmt.Errorf("read Node %s: %w", node, s.explain(ctx, err))
 	}
@@ -76,7 +76,7 @@ func (s *Store) SetNetwork(ctx context.Context, node string, n Network) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.call(ctx, request{method: http.MethodPatch, path: nodesPath + "/" + url.PathEscape(node) + "/status", contentType: strategicPatchType, body: patch})
+	_, err = s.patchStatus(ctx, false, nodePath(node), strategicPatchType, patch)
 	if err != nil {
 		return fmt.Errorf("write the condition %s of Node %s: %w", networkUnavailable, node, s.explain(ctx, err))
 	}

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -20,19 +19,15 @@ func (s *Store) doPod(ctx context.Context, st step) (store.Object, error) {
 	if st.Op.Action == store.Remove {
 		return store.Object{}, s.endPod(ctx, st)
 	}
-	v, err := store.Decode(st.place.key, st.Raw)
+	w, err := decoded[*store.WorkloadEndpoint](st)
 	if err != nil {
 		return store.Object{}, err
-	}
-	w, ok := v.(*store.WorkloadEndpoint)
-	if !ok {
-		return store.Object{}, fmt.Errorf("%w: %T is no WorkloadEndpoint", store.ErrInvalid, v)
 	}
 	patch, err := convert.PodPatch(w)
 	if err != nil {
 		return store.Object{}, err
 	}
-	raw, err := s.write(ctx, st.dry, request{method: http.MethodPatch, path: st.place.path() + "/status", contentType: patchType, body: patch})
+	raw, err := s.patchStatus(ctx, st.dry, st.place.path(), patchType, patch)
 	var refused *statusError
 	switch {
 	case errors.As(err, &refused) && refused.code == http.StatusUnprocessableEntity && strings.Contains(refused.message, "metadata.uid"):
@@ -53,7 +48,7 @@ func (s *Store) endPod(ctx context.Context, st step) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.write(ctx, st.dry, request{method: http.MethodPatch, path: st.place.path() + "/status", contentType: jsonPatchType, body: patch})
+	_, err = s.patchStatus(ctx, st.dry, st.place.path(), jsonPatchType, patch)
 	if isCode(err, http.StatusNotFound) || isCode(err, http.StatusUnprocessableEntity) {
 		return nil // it is gone, or of another container
 	}

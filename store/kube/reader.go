@@ -117,7 +117,7 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		}
 		heard = true
 	}
-	query := url.Values{"watch": {"1"}, "allowWatchBookmarks": {"true"}}
+	query := url.Values{}
 	keep := watchTime + rand.N(watchTime)
 	if r.at == 0 {
 		query.Set("sendInitialEvents", "true")
@@ -128,45 +128,63 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 			keep = catchUp
 		}
 	}
-	query.Set("timeoutSeconds", strconv.Itoa(int(keep/time.Second)))
+	st := stream{r: r, initial: r.at == 0}
+	err = r.s.events(ctx, r.p.source.Resource.Path(""), query, keep, func(ctx context.Context) {
+		if r.missing {
+			r.missing = false
+			r.m.missing(r.p, false)
+		}
+		if (r.down || r.resumes) && r.at != 0 {
+			r.ask(ctx)
+		}
+	}, func(e event) error {
+		err := st.take(e)
+		heard = heard || err == nil && !st.initial
+		return err
+	})
+	if err == nil && st.initial {
+		err = errors.New("the server ended a watch before its state was told")
+	}
+	return heard, r.judge(err)
+}
 
+// events makes one watch of a path, which the server is to keep for some time, and calls
+// take for each event but errors until the watch ends; an error of take ends it. It
+// calls opened when the server has begun. The error is nil where the server ended
+// the watch.
+func (s *Store) events(ctx context.Context, path string, query url.Values, keep time.Duration, opened func(context.Context), take func(event) error) error {
+	query.Set("watch", "1")
+	query.Set("allowWatchBookmarks", "true")
+	query.Set("timeoutSeconds", strconv.Itoa(int(keep/time.Second)))
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	quiet := time.AfterFunc(silence, func() { cancel(errSilent) })
 	defer quiet.Stop()
-	resp, err := r.s.api.send(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: query})
+	resp, err := s.api.send(ctx, request{method: http.MethodGet, path: path, query: query})
 	if err != nil {
-		return heard, r.judge(err)
+		return err
 	}
 	defer resp.Body.Close()
-	if r.missing {
-		r.missing = false
-		r.m.missing(r.p, false)
-	}
-	if (r.down || r.resumes) && r.at != 0 {
-		r.ask(ctx)
-	}
-	st := stream{r: r, initial: r.at == 0}
+	opened(ctx)
 	dec := json.NewDecoder(resp.Body)
 	for {
 		var e event
 		if err := dec.Decode(&e); err != nil {
-			if cause := context.Cause(ctx); cause != nil {
-				return heard, cause
+			switch cause := context.Cause(ctx); {
+			case cause != nil:
+				return cause
+			case errors.Is(err, io.EOF):
+				return nil
 			}
-			if errors.Is(err, io.EOF) {
-				err = nil
-			}
-			if st.initial {
-				err = errors.Join(err, errors.New("the server ended a watch before its state was told"))
-			}
-			return heard, err
+			return err
 		}
 		quiet.Reset(silence)
-		if err := st.take(e); err != nil {
-			return heard, r.judge(err)
+		if e.Type == "ERROR" {
+			return e.status(path)
 		}
-		heard = heard || !st.initial
+		if err := take(e); err != nil {
+			return err
+		}
 	}
 }
 
@@ -245,10 +263,7 @@ type stream struct {
 
 // take takes one event. The error is the API's.
 func (st *stream) take(e event) error {
-	r := st.r
 	switch e.Type {
-	case "ERROR":
-		return e.status(r.p.source.Resource.Path(""))
 	case "BOOKMARK":
 		return st.bookmark(e.Object)
 	case "ADDED", "MODIFIED", "DELETED":

@@ -39,6 +39,24 @@ func (s *Store) write(ctx context.Context, dry bool, r request) ([]byte, error) 
 	return s.call(ctx, r)
 }
 
+// patchStatus patches the object at a path with its status.
+func (s *Store) patchStatus(ctx context.Context, dry bool, path, contentType string, patch []byte) ([]byte, error) {
+	return s.write(ctx, dry, request{method: http.MethodPatch, path: path + "/status", contentType: contentType, body: patch})
+}
+
+// decoded returns what a step is to write.
+func decoded[T any](st step) (out T, err error) {
+	v, err := store.Decode(st.place.key, st.Raw)
+	if err != nil {
+		return out, err
+	}
+	out, ok := v.(T)
+	if !ok {
+		return out, fmt.Errorf("%w: a %T, where %s wants a %T", store.ErrInvalid, v, st.place.key, out)
+	}
+	return out, nil
+}
+
 // Try implements [store.Piecewise]: the server judges, with all that admits objects
 // there.
 func (s *Store) Try(ctx context.Context, ops ...store.Op) error {
@@ -289,19 +307,15 @@ func (s *Store) patchNode(ctx context.Context, st step, rev store.Revision) (sto
 	if rev == 0 {
 		return store.Object{}, fmt.Errorf("%w: there is no Node %s: its kubelet makes it", store.ErrInvalid, st.place.name)
 	}
-	v, err := store.Decode(st.place.key, st.Raw)
+	n, err := decoded[*store.Node](st)
 	if err != nil {
 		return store.Object{}, err
-	}
-	n, ok := v.(*store.Node)
-	if !ok {
-		return store.Object{}, fmt.Errorf("%w: %T is no Node", store.ErrInvalid, v)
 	}
 	patch, err := convert.NodePatch(n, rev)
 	if err != nil {
 		return store.Object{}, err
 	}
-	raw, err := s.write(ctx, st.dry, request{method: http.MethodPatch, path: st.place.path() + "/status", contentType: patchType, body: patch})
+	raw, err := s.patchStatus(ctx, st.dry, st.place.path(), patchType, patch)
 	if err != nil {
 		return store.Object{}, condition(err, rev)
 	}

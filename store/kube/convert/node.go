@@ -223,3 +223,17 @@ func orAbsent(s string) any {
 	}
 	return s
 }
+
+// IncarnationAnnotation of a Node is who had its name last.
+const IncarnationAnnotation = "routerd.io/incarnation"
+
+// incarnationOf returns who had the name of a Node last.
+func incarnationOf(node *corev1.Node) (store.Key, any, error) {
+	key := store.IncarnationKey(node.Name)
+	text, ok := node.Annotations[IncarnationAnnotation]
+	if !ok {
+		return key, nil, nil
+	}
+	v, err := store.Decode(key, []byte(text))
+	return key, v, err
+}

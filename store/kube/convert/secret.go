@@ -58,17 +58,3 @@ func writeSecret(name string, rev store.Revision, raw []byte) ([]byte, error) {
 	}
 	return json.Marshal(s)
 }
-
-// IncarnationAnnotation of a Node is who had its name last.
-const IncarnationAnnotation = "routerd.io/incarnation"
-
-// incarnationOf returns who had the name of a Node last.
-func incarnationOf(node *corev1.Node) (store.Key, any, error) {
-	key := store.IncarnationKey(node.Name)
-	text, ok := node.Annotations[IncarnationAnnotation]
-	if !ok {
-		return key, nil, nil
-	}
-	v, err := store.Decode(key, []byte(text))
-	return key, v, err
-}
