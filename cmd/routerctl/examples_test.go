@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/routerd/routerd/cmd/routerctl/labcmd"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -55,38 +57,71 @@ func examplesCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(os.MkdirAll(bin, 0o755))
 		ts.Check(os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)) //nolint:gosec // it is to be run
 	}
-	shell := func(line string) {
-		c := exec.Command("sh", "-c", line)
-		c.Dir = ts.MkAbs(".")
-		c.Env = []string{"PATH=" + bin + ":" + ts.Getenv("PATH"), "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC"}
-		out, err := c.CombinedOutput()
-		if err != nil {
-			ts.Fatalf("%s\n%s%v", line, out, err)
-		}
-	}
+	sh := shell{ts, []string{"PATH=" + bin + ":" + ts.Getenv("PATH"), "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC"}}
+	etcdCommand(ts, false, []string{"put", store.ResourceKey(store.KindClusterInformation, store.DefaultName).Path(), "info.json"})
+	sh.run("routerctl apply -f " + args[0])
+	client := ts.Value("etcd").(*clientv3.Client)
+	prepared, err := client.Get(context.Background(), store.RootPath, clientv3.WithPrefix())
+	ts.Check(err)
 	for _, e := range examples() {
-		_, err := ts.Value("etcd").(*clientv3.Client).Delete(context.Background(), "/calico/", clientv3.WithPrefix())
+		_, err := client.Delete(context.Background(), store.RootPath, clientv3.WithPrefix())
 		ts.Check(err)
 		if !strings.HasSuffix(e.command, " import") { // which is for an empty one
-			etcdCommand(ts, false, []string{"put", store.ResourceKey(store.KindClusterInformation, store.DefaultName).Path(), "info.json"})
-			shell("routerctl apply -f " + args[0])
+			for _, kv := range prepared.Kvs {
+				_, err := client.Put(context.Background(), string(kv.Key), string(kv.Value))
+				ts.Check(err)
+			}
 		}
 		if e.command == "replace" {
-			shell("routerctl apply -f pools.yaml")
+			sh.run("routerctl apply -f pools.yaml")
 		}
 		for _, line := range e.lines {
-			if strings.Contains(line, "--lab ") {
-				continue // labs have tests of their own
-			}
 			// Files that examples name lie below the test's directory.
 			line = strings.NewReplacer(" /etc/", " etc/", " /var/", " var/", " /tmp/", " tmp/").Replace(line)
-			if strings.HasSuffix(line, "watch") {
-				line = "timeout --preserve-status --signal INT 0.5 " + line
+			switch {
+			case strings.Contains(line, "--lab "): // labs have tests of their own
+			case strings.HasSuffix(line, " --watch"):
+				sh.watch(line)
+			case e.command == "diff":
+				sh.run(line + "; test $? = 1") // there is a difference
+			default:
+				sh.run(line)
 			}
-			if e.command == "diff" {
-				line += "; test $? = 1" // there is a difference
-			}
-			shell(line)
 		}
+	}
+}
+
+// shell runs command lines in a script's directory.
+type shell struct {
+	ts  *testscript.TestScript
+	env []string
+}
+
+func (s shell) command(ctx context.Context, line string) *exec.Cmd {
+	c := exec.CommandContext(ctx, "sh", "-c", line)
+	c.Dir, c.Env = s.ts.MkAbs("."), s.env
+	return c
+}
+
+func (s shell) run(line string) {
+	if out, err := s.command(context.Background(), line).CombinedOutput(); err != nil {
+		s.ts.Fatalf("%s\n%s%v", line, out, err)
+	}
+}
+
+// watch runs a command that ends when it is interrupted, which it is once it has said something.
+func (s shell) watch(line string) {
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
+	defer cancel()
+	c := s.command(ctx, "exec "+line)
+	out, err := c.StdoutPipe()
+	s.ts.Check(err)
+	s.ts.Check(c.Start())
+	said := make([]byte, 1)
+	_, err = io.ReadFull(out, said)
+	s.ts.Check(errors.Join(err, c.Process.Signal(os.Interrupt)))
+	_, err = io.Copy(io.Discard, out)
+	if err = errors.Join(err, c.Wait()); err != nil {
+		s.ts.Fatalf("%s: interrupted: %v", line, err)
 	}
 }
