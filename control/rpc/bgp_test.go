@@ -129,12 +129,18 @@ func TestBGPIsolated(t *testing.T) {
 
 func bgpClient(t *testing.T, b BGP) apiv1.BGPClient {
 	t.Helper()
+	return apiv1.NewBGPClient(connect(t, func(s *grpc.Server) { apiv1.RegisterBGPServer(s, NewBGPServer(b)) }))
+}
+
+// connect returns a connection to a server with services, which lasts as long as the test.
+func connect(t *testing.T, register func(*grpc.Server)) *grpc.ClientConn {
+	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	apiv1.RegisterBGPServer(s, NewBGPServer(b))
+	register(s)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -148,7 +154,7 @@ func bgpClient(t *testing.T, b BGP) apiv1.BGPClient {
 		s.Stop()
 		<-done
 	})
-	return apiv1.NewBGPClient(conn)
+	return conn
 }
 
 // TestBGPRoutes sends a long table in parts.

@@ -2,13 +2,11 @@ package rpc
 
 import (
 	"log/slog"
-	"net"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -24,24 +22,7 @@ func TestEventsFollow(t *testing.T) {
 	for range 3 {
 		log.Info("before")
 	}
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer()
-	apiv1.RegisterEventsServer(s, NewEventsServer(said))
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(l) }()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		conn.Close() //nolint:errcheck // the test is over
-		s.Stop()
-		<-done
-	})
-	c := apiv1.NewEventsClient(conn)
+	c := apiv1.NewEventsClient(connect(t, func(s *grpc.Server) { apiv1.RegisterEventsServer(s, NewEventsServer(said)) }))
 	stream, err := c.List(t.Context(), &apiv1.EventsRequest{Limit: 2, Follow: true, Parts: []string{"bgp"}, Since: timestamppb.New(time.Now().Add(-time.Hour))})
 	if err != nil {
 		t.Fatal(err)

@@ -225,12 +225,7 @@ func ingestOf(ctx context.Context, n int, start func(context.Context, *convergen
 	if err != nil {
 		return out, err
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, s.logs())
-		}
-		err = errors.Join(err, s.close(ctx))
-	}()
+	defer func() { err = s.end(ctx, err) }()
 	procs, err := start(ctx, s)
 	if err != nil {
 		return out, err
@@ -261,8 +256,6 @@ func ingestOf(ctx context.Context, n int, start func(context.Context, *convergen
 	if out.withdraw, err = timed(0, client.withdraw); err != nil {
 		return out, err
 	}
-	for _, p := range procs {
-		out.peak += peakMemory(p.Pid)
-	}
+	out.peak = peakMemory(procs...)
 	return out, nil
 }

@@ -90,24 +90,13 @@ func churn(ctx context.Context, r receiver, size Churn) (out churned, err error)
 	if err != nil {
 		return out, err
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, s.logs())
-		}
-		err = errors.Join(err, s.close(ctx))
-	}()
+	defer func() { err = s.end(ctx, err) }()
 	procs, err := r.start(ctx, s)
 	if err != nil {
 		return out, err
 	}
 	clients, err := s.connect(ctx, Reflection{Clients: size.Clients, Prefixes: size.Prefixes})
-	defer func() {
-		for _, c := range clients {
-			if c != nil {
-				err = errors.Join(err, c.close())
-			}
-		}
-	}()
+	defer func() { err = errors.Join(err, closeAll(clients)) }()
 	if err != nil {
 		return out, err
 	}
@@ -200,9 +189,7 @@ func churn(ctx context.Context, r receiver, size Churn) (out churned, err error)
 	if err := profiled(); err != nil {
 		return out, err
 	}
-	for _, p := range procs {
-		out.peak += peakMemory(p.Pid)
-	}
+	out.peak = peakMemory(procs...)
 	out.lags = slices.Concat(lags...)
 	slices.Sort(out.lags)
 	final := make([]uint32, len(all))

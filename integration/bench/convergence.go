@@ -314,12 +314,7 @@ func converge(ctx context.Context, r receiver, n int) (c convergence, err error)
 	if err != nil {
 		return c, err
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, s.logs())
-		}
-		err = errors.Join(err, s.close(ctx))
-	}()
+	defer func() { err = s.end(ctx, err) }()
 	s.extra = time.Duration(n) * time.Millisecond
 	var tors [2]*os.Process
 	for i := range tors {
@@ -361,9 +356,7 @@ func converge(ctx context.Context, r receiver, n int) (c convergence, err error)
 	if err := profiled(); err != nil {
 		return c, err
 	}
-	for _, p := range procs {
-		c.peak += peakMemory(p.Pid)
-	}
+	c.peak = peakMemory(procs...)
 	return c, nil
 }
 
@@ -525,9 +518,14 @@ func cpuTime(procs []*os.Process) time.Duration {
 	return sum
 }
 
-// peakMemory is a process's largest resident set so far in MiB; 0 if it is
-// gone.
-func peakMemory(pid int) float64 { return memoryOf(pid, "VmHWM:") }
+// peakMemory is the largest resident sets of processes so far in MiB together; one that
+// is gone has none.
+func peakMemory(procs ...*os.Process) (sum float64) {
+	for _, p := range procs {
+		sum += memoryOf(p.Pid, "VmHWM:")
+	}
+	return sum
+}
 
 // memoryOf reads a line of /proc/PID/status in MiB; 0 if the process is gone.
 func memoryOf(pid int, line string) float64 {

@@ -131,24 +131,13 @@ func reflect(ctx context.Context, r receiver, size Reflection) (out reflection, 
 	if err != nil {
 		return out, err
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, s.logs())
-		}
-		err = errors.Join(err, s.close(ctx))
-	}()
+	defer func() { err = s.end(ctx, err) }()
 	procs, err := r.start(ctx, s)
 	if err != nil {
 		return out, err
 	}
 	clients, err := s.connect(ctx, size)
-	defer func() {
-		for _, c := range clients {
-			if c != nil {
-				err = errors.Join(err, c.close())
-			}
-		}
-	}()
+	defer func() { err = errors.Join(err, closeAll(clients)) }()
 	if err != nil {
 		return out, err
 	}
@@ -169,9 +158,7 @@ func reflect(ctx context.Context, r receiver, size Reflection) (out reflection, 
 		err = nil // it shows in the share
 	}
 	out.took, out.cpu = time.Since(start), cpuTime(procs)-before
-	for _, p := range procs {
-		out.peak += peakMemory(p.Pid)
-	}
+	out.peak = peakMemory(procs...)
 	err = errors.Join(err, profiled())
 	for _, c := range clients {
 		out.done += float64(c.n) / float64(want) / float64(len(clients))
@@ -197,6 +184,17 @@ func (s *convergenceSpace) connect(ctx context.Context, size Reflection) ([]*bgp
 		})
 	}
 	return clients, g.Wait()
+}
+
+// closeAll closes the clients that were connected.
+func closeAll(clients []*bgpClient) error {
+	var errs []error
+	for _, c := range clients {
+		if c != nil {
+			errs = append(errs, c.close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // startRouterdReflector runs the daemon as a reflector of these clients, for

@@ -389,7 +389,7 @@ func (r *scaleRun) coldStart(ctx context.Context, name string) (c coldStart, err
 		return c, err
 	}
 	pause(ctx, r.size.Settle)
-	c.resident, c.peak = memoryOf(p.Pid, "VmRSS:"), peakMemory(p.Pid)
+	c.resident, c.peak = memoryOf(p.Pid, "VmRSS:"), peakMemory(p)
 	return c, nil
 }
 

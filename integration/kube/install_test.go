@@ -23,6 +23,12 @@ import (
 // kubectl runs the program of this name as the administrator.
 func kubectl(t *testing.T, args ...string) string {
 	t.Helper()
+	return kubectlWith(t, "", args...)
+}
+
+// kubectlWith is kubectl with something to read.
+func kubectlWith(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
 	config, err := server.Kubeconfig("", kube.Token)
 	if err != nil {
 		t.Fatal(err)
@@ -34,6 +40,7 @@ func kubectl(t *testing.T, args ...string) string {
 	ctx := context.WithoutCancel(t.Context())
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), append([]string{"--kubeconfig", config}, args...)...)
 	cmd.Env = []string{"HOME=" + t.TempDir()}
+	cmd.Stdin = strings.NewReader(stdin)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -136,28 +135,7 @@ func TestDefinitionsAreAccepted(t *testing.T) {
 // TestKubectl: what a user applies with kubectl gets the defaults, and keeps
 // members of a newer version; blocks can be asked for by their node.
 func TestKubectl(t *testing.T) {
-	config, err := server.Kubeconfig("", kube.Token)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubectl := func(stdin string, args ...string) string {
-		t.Helper()
-		bin := filepath.Join(os.Getenv("KUBE_BIN"), "kubectl")
-		if os.Getenv("KUBE_BIN") == "" {
-			bin = "../../.cache/kube/kubectl"
-		}
-		cmd := exec.CommandContext(t.Context(), bin, append([]string{"--kubeconfig", config}, args...)...)
-		cmd.Env = []string{"HOME=" + t.TempDir()}
-		cmd.Stdin = bytes.NewReader([]byte(stdin))
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("kubectl %v: %v: %s", args, err, stderr.String())
-		}
-		return string(out)
-	}
-	kubectl(`
+	kubectlWith(t, `
 apiVersion: projectcalico.org/v3
 kind: IPPool
 metadata: {name: by-kubectl}
@@ -174,12 +152,12 @@ metadata: {name: 10-77-0-4-30}
 spec: {cidr: 10.77.0.4/30, affinity: "host:n2", allocations: [null, null, null, null], unallocated: [0, 1, 2, 3], attributes: []}
 `, "apply", "--validate=false", "-f", "-")
 	defer func() {
-		kubectl("", "delete", "--wait", "ippools.projectcalico.org/by-kubectl", "ipamblocks.projectcalico.org/10-77-0-0-30", "ipamblocks.projectcalico.org/10-77-0-4-30")
+		kubectl(t, "delete", "--wait", "ippools.projectcalico.org/by-kubectl", "ipamblocks.projectcalico.org/10-77-0-0-30", "ipamblocks.projectcalico.org/10-77-0-4-30")
 	}()
-	if got, want := kubectl("", "get", "ippools.projectcalico.org", "by-kubectl", "-o", "jsonpath={.spec.nodeSelector} {.spec.vxlanMode} {.spec.ofANewerVersion}"), "all() Never [1]"; got != want {
+	if got, want := kubectl(t, "get", "ippools.projectcalico.org", "by-kubectl", "-o", "jsonpath={.spec.nodeSelector} {.spec.vxlanMode} {.spec.ofANewerVersion}"), "all() Never [1]"; got != want {
 		t.Errorf("the pool is %q, want %q", got, want)
 	}
-	if got, want := kubectl("", "get", "ipamblocks.projectcalico.org", "--field-selector", "spec.affinity=host:n1", "-o", "jsonpath={range .items[*]}{.metadata.name} {.spec.allocations}{end}"), "10-77-0-0-30 [null,0,null,null]"; got != want {
+	if got, want := kubectl(t, "get", "ipamblocks.projectcalico.org", "--field-selector", "spec.affinity=host:n1", "-o", "jsonpath={range .items[*]}{.metadata.name} {.spec.allocations}{end}"), "10-77-0-0-30 [null,0,null,null]"; got != want {
 		t.Errorf("blocks of n1: %q, want %q", got, want)
 	}
 }

@@ -84,27 +84,34 @@ func TestAllocations(t *testing.T) { // not parallel: it counts
 	}
 }
 
-// TestMemory: what a prefix costs in the whole engine, of one peer, and reflected.
-func TestMemory(t *testing.T) { // not parallel: it measures the heap
-	const n = 200_000
-	before := heapNow()
-	c, peers, _ := hand(10)
-	messages := table(1, n)
+// feed has a core receive UPDATEs of a peer, and calls after behind each.
+func feed(t *testing.T, c *core, from *peer, messages []byte, after func()) {
+	t.Helper()
 	for len(messages) > 0 {
 		_, body, size, err := wire.Frame(messages, wire.MaxLen)
 		if err != nil {
 			t.Fatal(err)
 		}
 		messages = messages[size:]
-		if fault := c.receive(peers[1], peers[1].session, wire.UpdateMessage, body); fault != nil {
+		if fault := c.receive(from, from.session, wire.UpdateMessage, body); fault != nil {
 			t.Fatal(fault)
 		}
+		after()
+	}
+}
+
+// TestMemory: what a prefix costs in the whole engine, of one peer, and reflected.
+func TestMemory(t *testing.T) { // not parallel: it measures the heap
+	const n = 200_000
+	before := heapNow()
+	c, peers, _ := hand(10)
+	feed(t, c, peers[1], table(1, n), func() {
 		for _, p := range peers {
 			for len(p.member.Next(batchSize)) > 0 {
 			}
 		}
 		discard(c)
-	}
+	})
 	per := float64(heapNow()-before) / n
 	t.Logf("%.0f bytes a prefix in the table and two update groups", per)
 	if per > 140 {
@@ -120,18 +127,6 @@ func TestFill(t *testing.T) {
 	t.Parallel()
 	const n = 5 * step
 	c, peers, _ := hand(3)
-	feed := func(messages []byte) {
-		for len(messages) > 0 {
-			_, body, size, err := wire.Frame(messages, wire.MaxLen)
-			if err != nil {
-				t.Fatal(err)
-			}
-			messages = messages[size:]
-			if fault := c.receive(peers[1], peers[1].session, wire.UpdateMessage, body); fault != nil {
-				t.Fatal(fault)
-			}
-		}
-	}
 	received := func(p *peer) (announced map[wire.Prefix]int, withdrawn int, ended bool) {
 		announced = map[wire.Prefix]int{}
 		d := wire.Decoder{Session: p.session.Wire}
@@ -164,7 +159,7 @@ func TestFill(t *testing.T) {
 		}
 		return announced, withdrawn, ended
 	}
-	feed(table(1, n))
+	feed(t, c, peers[1], table(1, n), func() {})
 	received(peers[2])
 	// Another AS has a group of its own.
 	config := peers[0].config
@@ -186,7 +181,7 @@ func TestFill(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.Add(wire.Prefix{Hi: 1<<63 | uint64(steps)<<40, Bits: 24})
-			feed(p.Bytes())
+			feed(t, c, peers[1], p.Bytes(), func() {})
 			if got, _, _ := received(peers[2]); len(got) != 1 {
 				t.Fatalf("after %d steps another peer is sent %d prefixes of one that is new", steps, len(got))
 			}
