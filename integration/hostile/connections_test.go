@@ -23,8 +23,10 @@ func TestConnections(t *testing.T) {
 	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
 	l := bringUp(t, "conns", top)
 	reachable(t, l)
+	port := 30000 // another one each time: a process that is about to be started may hold the last one for a moment
 	arrived := func(from, to string, f dataplane.Family) (n int) {
 		t.Helper()
+		port++
 		src := addrOf(t, l, from, f)
 		heard, err := l.Capture(to, "eth0", func(p lab.Packet) bool { return p.Outer.Src == src && p.DstPort >= 20000 && p.DstPort < 20000+asked })
 		if err != nil {
@@ -46,7 +48,7 @@ func TestConnections(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if why := asks(t, l, to, "node1", 30000); why != "" {
+		if why := asks(t, l, to, "node1", port); why != "" {
 			t.Errorf("%s reaches node1: %s", to, why)
 		}
 		return len(heard.Stop())

@@ -77,20 +77,24 @@ func (c *Capture) read() {
 	for {
 		n, err := c.f.Read(buf)
 		if err != nil {
-			return // closed by Stop
+			return // ended by Stop
 		}
-		p, ok := parseFrame(buf[:n])
-		if !ok || !c.filter(p) {
-			continue
-		}
-		p.Time = time.Now()
-		c.mu.Lock()
-		c.packets = append(c.packets, p)
-		c.mu.Unlock()
-		select {
-		case c.arrived <- struct{}{}:
-		default:
-		}
+		c.note(buf[:n])
+	}
+}
+
+func (c *Capture) note(frame []byte) {
+	p, ok := parseFrame(frame)
+	if !ok || !c.filter(p) {
+		return
+	}
+	p.Time = time.Now()
+	c.mu.Lock()
+	c.packets = append(c.packets, p)
+	c.mu.Unlock()
+	select {
+	case c.arrived <- struct{}{}:
+	default:
 	}
 }
 
@@ -117,9 +121,29 @@ func (c *Capture) WaitFor(ctx context.Context, n int) ([]Packet, error) {
 	}
 }
 
-// Stop ends the capture and returns what was seen.
+// Stop ends the capture and returns what passed until it was called, also what nobody
+// had read yet.
 func (c *Capture) Stop() []Packet {
-	_ = c.f.Close() // ends the reader
+	_ = c.f.SetReadDeadline(time.Unix(0, 0)) // ends the reader
 	c.reader.Wait()
+	if raw, err := c.f.SyscallConn(); err == nil {
+		_ = raw.Control(c.drain)
+	}
+	_ = c.f.Close()
 	return c.Packets()
+}
+
+// drained bounds what is read of a device on which packets go on to pass.
+const drained = 1 << 16
+
+// drain notes what the socket holds.
+func (c *Capture) drain(fd uintptr) {
+	buf := make([]byte, 1<<16)
+	for range drained {
+		n, err := unix.Read(int(fd), buf)
+		if err != nil {
+			return
+		}
+		c.note(buf[:n])
+	}
 }
