@@ -251,6 +251,11 @@ func TestStream(t *testing.T) {
 	if got := s.Report(); got.Err != nil || got.Resent != 0 {
 		t.Errorf("nothing was wrong: %s", got)
 	}
+	for range 3 { // as in TestLoadIntervals
+		if got := s.Interval(); got.Err != nil || got.Bytes == 0 {
+			t.Errorf("%s, want some bytes", got)
+		}
+	}
 	run(t, "ip -n "+r+" route add blackhole 10.0.2.2")
 	await.Until(t, "gap", func() error {
 		if got := s.Report(); got.LongestGap < 500*time.Millisecond {

@@ -195,7 +195,15 @@ func (s *Stream) Report() StreamReport {
 }
 
 // Interval is Report, and begins anew. A gap that is not over counts in both.
+// Like that of a [Load] it waits for the first record to come back, for no longer
+// than three seconds: two calls in a quick row leave no time for any.
 func (s *Stream) Interval() StreamReport {
+	deadline := time.Now().Add(settleWithin)
+	tick := time.NewTicker(collectEvery)
+	defer tick.Stop()
+	for r := s.Report(); r.Bytes == 0 && r.Err == nil && time.Now().Before(deadline); r = s.Report() {
+		<-tick.C
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.soFar()
