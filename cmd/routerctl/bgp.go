@@ -35,7 +35,7 @@ func (a *app) bgpCommand() *cobra.Command {
 func (a *app) bgpPeersCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
-		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`. Collectors of BMP, which are told what is heard and chosen,\nare shown below.",
+		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`. BMP collectors, which receive the Adj-RIB-In and the Loc-RIB,\nare shown below.",
 		Example: "  routerctl bgp peers", Args: noArgs,
 	}
 	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {

@@ -152,7 +152,7 @@ func (p *pods) pod(ctx context.Context, req AddRequest) (*store.WorkloadEndpoint
 	case errors.Is(err, store.ErrDecode):
 		return nil, fmt.Errorf("%w: %w", err, ErrInvalid)
 	case err != nil:
-		return nil, storeError("ask the API for it, which its watch has not told yet", err)
+		return nil, storeError("ask the API for the pod, which is not yet in the watch", err)
 	}
 	w, ok := o.Value.(*store.WorkloadEndpoint)
 	if !ok || !isPod(w, req.PodUID) {

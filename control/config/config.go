@@ -396,7 +396,7 @@ func (c Config) Validate() error {
 		bad("policy.maxConnectionsPerWorkload", n, fmt.Sprintf("want 0 to %d; 0: any number", maxConnections))
 	}
 	if n := c.BGP.Inject.MaxRoutes; n < 0 || n > maxInjected {
-		bad("bgp.inject.maxRoutes", n, fmt.Sprintf("want 0 to %d; 0: nobody may inject routes", maxInjected))
+		bad("bgp.inject.maxRoutes", n, fmt.Sprintf("want 0 to %d; 0: no routes may be injected", maxInjected))
 	}
 	for _, s := range c.BGP.Inject.Allow {
 		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {

@@ -143,7 +143,7 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		return err
 	})
 	if err == nil && st.initial {
-		err = errors.New("the server ended a watch before its state was told")
+		err = errors.New("the server ended a watch before it had sent the whole state")
 	}
 	return heard, r.judge(err)
 }
