@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/async"
@@ -133,7 +135,8 @@ func (a *app) awaitQuiet(ctx context.Context, op apiv1.OperatorClient, o drainOp
 	since := time.Now()
 	for first := true; ; first = false {
 		r, err := op.Node(ctx, &apiv1.NodeRequest{Delivered: true})
-		if err != nil && ctx.Err() == nil {
+		// The daemon keeps the deadline too, and may say so first.
+		if err != nil && ctx.Err() == nil && status.Code(err) != codes.DeadlineExceeded {
 			return err
 		}
 		now := time.Now()
