@@ -3,6 +3,7 @@ package embedded
 import (
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
@@ -156,26 +157,12 @@ func (p pki) issue(name string, template, ca *x509.Certificate, caKey crypto.Sig
 	if err != nil {
 		return fmt.Errorf("make the %s key: %w", name, err)
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return fmt.Errorf("make the %s certificate: %w", name, err)
-	}
-	now := p.now()
-	template.SerialNumber = serial
-	template.NotBefore, template.NotAfter = now.Add(-clockSkew), now.Add(life)
 	if ca == nil {
-		ca, caKey = template, key
-	} else {
-		template.KeyUsage = x509.KeyUsageDigitalSignature
-		// A certificate that outlives its authority would be refused at a time
-		// when nothing renews it.
-		if template.NotAfter.After(ca.NotAfter) {
-			template.NotAfter = ca.NotAfter
-		}
+		caKey = key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey)
+	certPEM, err := p.sign(name, template, key.Public(), ca, caKey, life)
 	if err != nil {
-		return fmt.Errorf("make the %s certificate: %w", name, err)
+		return err
 	}
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -185,6 +172,80 @@ func (p pki) issue(name string, template, ca *x509.Certificate, caKey crypto.Sig
 	if err := atomicfile.Write(filepath.Join(p.dir, name+".key"), keyPEM, 0o600); err != nil {
 		return err
 	}
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return atomicfile.Write(filepath.Join(p.dir, name+".crt"), certPEM, 0o644)
+}
+
+// sign makes a certificate of a public key, signed with caKey by ca, or by itself
+// when ca is nil.
+func (p pki) sign(name string, template *x509.Certificate, public crypto.PublicKey, ca *x509.Certificate, caKey crypto.Signer, life time.Duration) ([]byte, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("make the %s certificate: %w", name, err)
+	}
+	now := p.now()
+	template.SerialNumber = serial
+	template.NotBefore, template.NotAfter = now.Add(-clockSkew), now.Add(life)
+	if ca == nil {
+		ca = template
+	} else {
+		template.KeyUsage = x509.KeyUsageDigitalSignature
+		// A certificate that outlives its authority would be refused at a time
+		// when nothing renews it.
+		if template.NotAfter.After(ca.NotAfter) {
+			template.NotAfter = ca.NotAfter
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, public, caKey)
+	if err != nil {
+		return nil, fmt.Errorf("make the %s certificate: %w", name, err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+}
+
+// signClient makes a client's certificate for a node, of the key whose holder has
+// signed the request. Nothing else of the request counts.
+func (p pki) signClient(request *x509.CertificateRequest, node string) ([]byte, error) {
+	if err := request.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("certificate request of %s: %w", node, err)
+	}
+	switch key := request.PublicKey.(type) {
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+	default:
+		return nil, fmt.Errorf("certificate request of %s: a key of type %T: want ECDSA or Ed25519", node, key)
+	}
+	ca, caKey, err := p.authority()
+	if err != nil {
+		return nil, err
+	}
+	return p.sign(node, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: node},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, request.PublicKey, ca, caKey, leafLife)
+}
+
+// SignClient makes a certificate with which a node is a client of this server, of
+// the key whose holder has signed the request. It returns it as PEM. Of the
+// request nothing but the key counts.
+func (s *Server) SignClient(request *x509.CertificateRequest, node string) ([]byte, error) {
+	return pki{s.conf.PKIDir, time.Now}.signClient(request, node)
+}
+
+// CA returns the certificate of the authority, as PEM.
+func (s *Server) CA() ([]byte, error) {
+	return os.ReadFile(filepath.Join(s.conf.PKIDir, "ca.crt"))
+}
+
+// Certificate returns what the server shows to clients, with its authority's
+// certificate behind it, for those who know that one by its hash alone.
+func (s *Server) Certificate() (*tls.Certificate, error) {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(s.conf.PKIDir, "server.crt"), filepath.Join(s.conf.PKIDir, "server.key"))
+	if err != nil {
+		return nil, fmt.Errorf("the datastore's certificate: %w", err)
+	}
+	ca, _, err := pki{s.conf.PKIDir, time.Now}.authority()
+	if err != nil {
+		return nil, err
+	}
+	pair.Certificate = append(pair.Certificate, ca.Raw)
+	return &pair, nil
 }

@@ -1,10 +1,15 @@
 package embedded
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"net"
 	"net/netip"
@@ -227,5 +232,73 @@ func TestNewer(t *testing.T) {
 		if got := newer(tt.a, tt.b); got != tt.want {
 			t.Errorf("newer(%q, %q) = %v", tt.a, tt.b, got)
 		}
+	}
+}
+
+// TestSignClient: a certificate for the key of whoever asks, that is for the node and
+// nothing else.
+func TestSignClient(t *testing.T) {
+	t.Parallel()
+	p := pki{t.TempDir(), at(today)}
+	if err := p.ensure(names{}); err != nil {
+		t.Fatal(err)
+	}
+	request := func(key crypto.Signer) *x509.CertificateRequest {
+		t.Helper()
+		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+			Subject: pkix.Name{CommonName: "root"}, DNSNames: []string{"another.example"},
+		}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		csr, err := x509.ParseCertificateRequest(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return csr
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := p.signClient(request(key), "host12")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(text)
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(files(t, p.dir)["ca.crt"]))
+	client := x509.VerifyOptions{Roots: roots, CurrentTime: today, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	if _, err := cert.Verify(client); err != nil {
+		t.Error(err)
+	}
+	server := client
+	server.KeyUsages = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	if _, err := cert.Verify(server); err == nil {
+		t.Error("a client's certificate serves as a server's")
+	}
+	if cert.Subject.CommonName != "host12" || len(cert.DNSNames) > 0 || !key.PublicKey.Equal(cert.PublicKey) {
+		t.Errorf("certificate is for %s, %v", cert.Subject, cert.DNSNames)
+	}
+
+	old, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.signClient(request(old), "host12"); err == nil || !strings.Contains(err.Error(), "want ECDSA or Ed25519") {
+		t.Errorf("an RSA key: %v", err)
+	}
+	forged := request(key)
+	other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged.PublicKey = &other.PublicKey
+	if _, err := p.signClient(forged, "host12"); err == nil {
+		t.Error("a request for a key that its sender does not hold")
 	}
 }
