@@ -83,6 +83,7 @@ func (p *pods) handle(s cluster.Step) {
 	defer p.mu.Unlock()
 	for _, ev := range s.Changes {
 		if ev.Own {
+			p.relabel(ev)
 			continue
 		}
 		switch v := ev.Value.(type) {
@@ -106,6 +107,19 @@ func (p *pods) handle(s cluster.Step) {
 			}
 		}
 	}
+}
+
+// relabel takes from what hides the watch's word of a pod the labels that the watch
+// said. The caller has the lock.
+func (p *pods) relabel(ev *cluster.Change) {
+	v, ok := ev.Value.(*store.WorkloadEndpoint)
+	known := p.known[ev.Key]
+	if !ok || known == nil || v.UID == "" || v.UID != known.UID || maps.Equal(v.Labels, known.Labels) {
+		return
+	}
+	next := *known
+	next.Labels = v.Labels
+	p.known[ev.Key] = &next
 }
 
 // complete adds to a request what the API says of its pod, and returns what its

@@ -138,9 +138,26 @@ func (o *own) resolve(w *ownWrite, ch *Change, at store.Revision) *Change {
 		w.now = ch
 		return ch
 	}
+	w.merge(ch)
 	hides := *w.now
 	hides.Own = true
 	return &hides
+}
+
+// merge takes from what the watch shows of the pod that an announced endpoint is of
+// what this host does not write, such as its labels: where the datastore is the API of
+// Kubernetes a pod is there before it has its addresses, and rules are to follow it also
+// while these cannot be written. The uid says that it is the same pod.
+func (w *ownWrite) merge(ch *Change) {
+	ep, ok := ch.Value.(*store.WorkloadEndpoint)
+	if !ok || w.ended || w.endpoint == nil || ep.UID == "" || ep.UID != w.endpoint.UID {
+		return
+	}
+	next, own := *ep, &w.endpoint.Spec
+	next.Spec.ContainerID, next.Spec.InterfaceName, next.Spec.MAC = own.ContainerID, own.InterfaceName, own.MAC
+	next.Spec.IPNetworks, next.Spec.IPNATs = own.IPNetworks, own.IPNATs
+	w.endpoint = &next
+	w.now = &Change{Event: store.Event{Key: ch.Key, Object: store.Object{Key: ch.Key, Value: &next}}, Value: &next, Own: true}
 }
 
 // judge reports whether what the watch shows counts, and whether nothing older than

@@ -9,6 +9,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/routerd/routerd/store"
 )
@@ -151,6 +152,49 @@ func TestLateWatch(t *testing.T) {
 				t.Errorf("%d own writes are kept, want %d", len(c.own.writes), tc.left)
 			}
 		})
+	}
+}
+
+// TestOwnPod: what the API of Kubernetes says of a pod counts while this host's
+// addresses of it cannot be written, and these count all the same. Another pod of its
+// name lends it nothing.
+func TestOwnPod(t *testing.T) {
+	t.Parallel()
+	pod := func(uid types.UID, id, addr, label string) *store.WorkloadEndpoint {
+		ep := container(id, addr)
+		ep.UID, ep.Labels = uid, map[string]string{"app": label}
+		if addr == "" {
+			ep.Spec.IPNetworks = nil
+		}
+		return ep
+	}
+	c := newCluster()
+	f := c.Follow(store.KindWorkloadEndpoint)
+	expect := func(label, addr string, own bool) {
+		t.Helper()
+		s, _ := f.take()
+		if len(s.Changes) != 1 {
+			t.Fatalf("the step is %+v", s)
+		}
+		ep := s.Changes[0].Value.(*store.WorkloadEndpoint)
+		if ep.Labels["app"] != label || fmt.Sprint(ep.Spec.IPNetworks) != "["+addr+"/32]" || s.Changes[0].Own != own {
+			t.Errorf("label %q, addresses %v, own %t", ep.Labels["app"], ep.Spec.IPNetworks, s.Changes[0].Own)
+		}
+	}
+	mine := eventOf(t, pod("u1", "id", "10.0.0.1", "old"), false)
+	c.Announce(mine)
+	expect("old", "10.0.0.1", true)
+	c.apply(store.Batch{Events: []store.Event{eventOf(t, pod("u1", "", "", "new"), false)}, Revision: 5})
+	expect("new", "10.0.0.1", true)
+	c.apply(store.Batch{Events: []store.Event{eventOf(t, pod("u0", "", "", "of another"), false)}, Revision: 6})
+	expect("new", "10.0.0.1", true)
+	c.Written(mine.Key, 8)
+	c.apply(store.Batch{Events: []store.Event{eventOf(t, pod("u1", "", "", "newer"), false)}, Revision: 7})
+	expect("newer", "10.0.0.1", true)
+	c.apply(store.Batch{Events: []store.Event{eventOf(t, pod("u1", "id", "10.0.0.1", "newest"), false)}, Revision: 8})
+	expect("newest", "10.0.0.1", false)
+	if len(c.own.writes) != 0 {
+		t.Error("the own write is kept")
 	}
 }
 

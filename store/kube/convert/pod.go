@@ -89,8 +89,8 @@ func endpointOf(pod *corev1.Pod) (store.Key, any, error) {
 	return key, w, nil
 }
 
-// pluginAnnotations returns of a pod's annotations what the CNI plugin is to be told, which the
-// host that attaches the pod reads from its endpoint.
+// pluginAnnotations returns of the annotations of a pod, or of its namespace, what the CNI plugin is
+// to be told, which the host that attaches the pod reads from its endpoint, or its profile.
 func pluginAnnotations(annotations map[string]string) map[string]string {
 	var out map[string]string
 	for k, v := range annotations {

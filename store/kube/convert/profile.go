@@ -16,6 +16,7 @@ const nameLabel = "projectcalico.org/name"
 func namespaceProfileOf(ns *corev1.Namespace) (store.Key, any, error) {
 	p := newProfile(namespaceProfile + ns.Name)
 	p.ObjectMeta = inherited(&ns.ObjectMeta, p.Name)
+	p.Annotations = pluginAnnotations(ns.Annotations)
 	p.Spec = v3.ProfileSpec{
 		Ingress:       []v3.Rule{{Action: v3.Allow}},
 		Egress:        []v3.Rule{{Action: v3.Allow}},
