@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/store"
+)
+
+// ownQuestions are the command lines of routerctl that a bundle of a host has the
+// answers of, by the names of the files.
+func ownQuestions() [][2]string {
+	return [][2]string{
+		{"version.txt", "version"},
+		{"node-status.txt", "node status"},
+		{"node-status.json", "node status -o json"},
+		{"node-paths.txt", "node paths"},
+		{"node-tunnels.txt", "node tunnels"},
+		{"events.txt", "events --limit 0"},
+		{"log-level.txt", "log-level"},
+		{"routes.txt", "routes --all"},
+		{"bgp-peers.txt", "bgp peers"},
+		{"bgp-routes.txt", "bgp routes"},
+		{"bgp-inject.txt", "bgp inject list"},
+		{"bgp-reflectors.txt", "bgp reflectors status"},
+		{"policy.txt", "policy"},
+		{"flows.txt", "flows"},
+		{"cni-config.json", "cni config"},
+	}
+}
+
+// clusterQuestions are those of a bundle of the cluster, beside the resources.
+func clusterQuestions() [][2]string {
+	return [][2]string{
+		{"pool-status.txt", "pool status"},
+		{"ipam-show.txt", "ipam show --show-blocks"},
+		{"ipam-configuration.txt", "ipam show --show-configuration"},
+		{"ipam-check.txt", "ipam check"},
+		{"datastore-verify.txt", "datastore verify"},
+	}
+}
+
+// hostQuestions are what programs of the host, and files of the kernel, say.
+func hostQuestions() [][2]string {
+	return [][2]string{
+		{"host/uname.txt", "uname -a"},
+		{"host/addresses.txt", "ip -details -statistics address"},
+		{"host/routes.txt", "ip -details route show table all"},
+		{"host/routes6.txt", "ip -6 -details route show table all"},
+		{"host/next-hops.txt", "ip -details nexthop"},
+		{"host/rules.txt", "ip rule"},
+		{"host/rules6.txt", "ip -6 rule"},
+		{"host/neighbours.txt", "ip -statistics neighbour show nud all"},
+		{"host/forwarding-entries.txt", "bridge -details fdb"},
+		{"host/nftables.txt", "nft --stateless list ruleset"},
+		{"host/sysctls.txt", "sysctl --all --pattern ^net\\.(ipv[46]\\.(conf|ip_forward|neigh)|netfilter\\.nf_conntrack_(count|max))"},
+		{"host/sockets.txt", "ss --numeric --listening --tcp --udp --processes"},
+		{"host/snmp.txt", "cat /proc/net/snmp /proc/net/snmp6"},
+		{"host/netstat.txt", "cat /proc/net/netstat"},
+		{"host/softnet.txt", "cat /proc/net/softnet_stat"},
+		{"host/modules.txt", "cat /proc/modules"},
+		{"host/memory.txt", "cat /proc/meminfo"},
+		{"host/disks.txt", "df --portability"},
+		{"host/time.txt", "timedatectl"},
+		{"host/unit.txt", "systemctl --no-pager --full status routerd"},
+		{"host/journal.txt", "journalctl --no-pager --unit routerd --lines 20000"},
+	}
+}
+
+func (a *app) nodeDiagsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "diags [FILE]",
+		Short: "Collect what is known of this host in one file",
+		Long: `Collect in one archive what the daemon on this host and its kernel say: state, paths,
+events, routes, sessions, rules, devices, neighbours, counters, the log. A question
+that has no answer, because the daemon or a program is not there, leaves the reason
+in its file and in index.txt; the rest is collected all the same. Of a host of a
+laboratory it has what the daemon says alone.
+
+FILE is routerd-diags-NODE-TIME.tar.gz unless named; "-" is standard output. It holds
+addresses and names of the cluster, and no password or key.`,
+		Example: "  routerctl node diags\n  routerctl node diags /tmp/node1.tar.gz",
+	}
+	return a.bundling(c, func() []bundleFile {
+		files := a.asFiles(ownQuestions())
+		if a.lab != "" {
+			return files // its hosts are no namespaces of this process
+		}
+		for _, q := range hostQuestions() {
+			files = append(files, bundleFile{q[0], q[1], program(q[1])})
+		}
+		return files
+	})
+}
+
+func (a *app) clusterDiagsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "diags [FILE]",
+		Short: "Collect what the datastore holds, and whether it is sound, in one file",
+		Long: `Collect in one archive all resources of the cluster, how full pools and blocks are, and
+what the checks of IPAM and of the datastore say. What hosts do is in node diags.
+
+FILE is routerd-diags-cluster-TIME.tar.gz unless named; "-" is standard output. It
+holds addresses and names of the cluster, and no password or key.`,
+		Example: "  routerctl cluster diags\n  routerctl cluster diags - | tar tz",
+	}
+	return a.bundling(c, func() []bundleFile {
+		var qs [][2]string
+		for _, k := range store.Kinds() {
+			q := "get " + k.Plural()
+			if k.Namespaced() {
+				q += " --all-namespaces"
+			}
+			qs = append(qs, [2]string{"resources/" + k.Plural() + ".yaml", q + " -o yaml"})
+		}
+		return a.asFiles(append(qs, clusterQuestions()...))
+	})
+}
+
+// bundling has a command collect files in an archive.
+func (a *app) bundling(c *cobra.Command, files func() []bundleFile) *cobra.Command {
+	of := c.Name()
+	c.Args = cobra.MaximumNArgs(1)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		now := time.Now()
+		subject := "cluster"
+		if cmd.Parent().Name() == "node" {
+			subject = a.hostName(cmd)
+		}
+		dir := fmt.Sprintf("routerd-%s-%s-%s", of, subject, now.UTC().Format("20060102-150405"))
+		name := dir + ".tar.gz"
+		if len(args) == 1 {
+			name = args[0]
+		}
+		b := bundle{dir: dir, at: now, patience: bundlePatience, limit: bundleLimit}
+		list := files()
+		var failed int
+		err := a.writeFile(name, func(w io.Writer) (err error) { failed, err = b.write(cmd.Context(), w, list); return err })
+		if err != nil || name == "-" {
+			return err
+		}
+		fmt.Fprintf(a.stdout, "Collected %d files in %s", len(list), name)
+		if failed > 0 {
+			fmt.Fprintf(a.stdout, "; %d questions had no answer: see index.txt in it", failed)
+		}
+		fmt.Fprintln(a.stdout, ".")
+		return nil
+	}
+	return c
+}
+
+// hostName is what this host is called: by its daemon, or, without one, by itself.
+func (a *app) hostName(cmd *cobra.Command) string {
+	name := ""
+	err := a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+		r, err := op.Node(ctx, &apiv1.NodeRequest{})
+		name = r.GetName()
+		return err
+	})
+	if err != nil || name == "" {
+		name, _ = os.Hostname()
+	}
+	return strings.Map(func(r rune) rune {
+		if r == '/' || r < ' ' {
+			return '_'
+		}
+		return r
+	}, name)
+}
+
+// asFiles makes the answers of routerctl's own commands files of a bundle.
+func (a *app) asFiles(qs [][2]string) []bundleFile {
+	var files []bundleFile
+	for _, q := range qs {
+		files = append(files, bundleFile{q[0], "routerctl " + q[1], func(ctx context.Context, w io.Writer) error {
+			return a.again(ctx, strings.Fields(q[1]), w)
+		}})
+	}
+	return files
+}
+
+// again runs another command of this program, with the same daemon and datastore.
+// A command that says by its exit code that something is not well has not failed.
+func (a *app) again(ctx context.Context, args []string, w io.Writer) error {
+	other := *a
+	other.stdin, other.stdout, other.stderr, other.rawOut, other.rawErr = strings.NewReader(""), w, w, w, w
+	root := other.command()
+	root.SetArgs(append([]string{"--socket=" + a.socket, "--lab=" + a.lab, "--host=" + a.host, "--timeout=" + a.timeout.String()}, args...))
+	root.SetOut(w)
+	root.SetErr(w)
+	err := root.ExecuteContext(ctx)
+	if said := exitCode(0); errors.As(err, &said) {
+		return nil
+	}
+	return err
+}
+
+// program runs a program of the host.
+func program(line string) func(context.Context, io.Writer) error {
+	return func(ctx context.Context, w io.Writer) error {
+		args := strings.Fields(line)
+		c := exec.CommandContext(ctx, args[0], args[1:]...)
+		c.Stdout, c.Stderr = w, w
+		c.WaitDelay = time.Second
+		return c.Run()
+	}
+}
