@@ -90,6 +90,7 @@ type router struct {
 	presence *presence.Keeper
 	refused  async.Signal // another machine has this host's name
 
+	leaving  atomic.Bool           // the daemon is being stopped for good
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
 	noPolicy error                 // why this kernel cannot enforce policy
 	counters counters
@@ -275,8 +276,10 @@ func (d *router) close() error {
 	return errors.Join(errs...)
 }
 
-// run runs every part. The first that ends stops the others.
-func (d *router) run(ctx context.Context) error {
+// run runs every part. The first that ends stops the others, and so does the end of stop, once the host has left.
+func (d *router) run(stop context.Context) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
+	defer cancel()
 	operator, err := rpc.Listen(d.cfg.OperatorSocket())
 	if err != nil {
 		return err
@@ -294,6 +297,15 @@ func (d *router) run(ctx context.Context) error {
 			return nil
 		})
 	}
+	part("stop", func(ctx context.Context) error {
+		select {
+		case <-stop.Done():
+			d.leave(ctx)
+			cancel()
+		case <-ctx.Done():
+		}
+		return nil
+	})
 	part("kernel writer", d.kernel.Run)
 	part("core", d.core.Run)
 	part("ipam", func(ctx context.Context) error { return d.ipam.Run(ctx, d.follow.ipam) })
@@ -535,6 +547,8 @@ func (d *router) attachReady() error {
 	// else it may know better whose the addresses are.
 	case !ns.Registered && (d.cluster.Freshness().Err == nil || len(d.ipam.Ready()) == 0):
 		return errors.New("this host is not registered in the datastore yet")
+	case d.leaving.Load():
+		return errors.New("this host's daemon is being stopped, so it takes no new workloads")
 	case ns.Drain != "":
 		return errors.New("this host is drained, so it takes no new workloads; routerctl node undrain has it take them again")
 	}

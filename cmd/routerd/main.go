@@ -54,7 +54,8 @@ func newRunCommand() *cobra.Command {
 Without any configuration it keeps its own datastore on this host, registers
 the host with the first address it finds, makes a default pool, and serves the
 CNI plugin. On SIGTERM it stops and leaves the kernel as it is: packets keep
-flowing, and the next start takes over what is there.`,
+flowing, and the next start takes over what is there. When systemd stops it for
+good, and no restart is under way, BGP peers are asked to take other ways first.`,
 		Example: `  routerd run
   routerd run --config /etc/routerd/routerd.yaml
   ROUTERD_DATASTORE_ENDPOINTS=https://10.0.0.1:2379 routerd run`,

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -97,6 +98,8 @@ type Controller struct {
 	secretDirs chan []string       // the directories to watch
 	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
 
+	withdraw atomic.Bool // the end is told to peers
+
 	mu         sync.Mutex // guards the rest
 	reflecting reflecting
 	view       View
@@ -139,7 +142,7 @@ func New(opts Options) *Controller {
 // Run follows the steps, of [Kinds], until ctx ends and returns nil then. When they
 // end before, it goes on with what it knows. On return the speaker has been stopped without
 // telling the peers, so that they keep this host's routes for the restart time:
-// the kernel goes on forwarding.
+// the kernel goes on forwarding. After [Controller.Withdraw] they are told.
 func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -160,7 +163,7 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	err := g.Wait()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	return errors.Join(err, c.speaker.Stop(stop, true))
+	return errors.Join(err, c.speaker.Stop(stop, !c.withdraw.Load()))
 }
 
 // takeInjected brings the view to what is injected now.

@@ -27,10 +27,27 @@ func leave(e *attrs.Edit) {
 	e.Communities = append(slices.Clone(e.Communities), gracefulShutdown)
 }
 
+// Leave has peers prefer other ways, as if the Node were drained. It holds until the controller ends.
+func (c *Controller) Leave() {
+	c.mu.Lock()
+	c.view.leaving = true
+	c.mu.Unlock()
+	c.poke()
+}
+
+// Withdraw has the controller end with telling its peers, which drop this host's routes, and not as before a restart.
+func (c *Controller) Withdraw() { c.withdraw.Store(true) }
+
+// Attracts reports whether somebody sends here by what BGP says: a peer that has a session and is no node of the cluster.
+func (c *Controller) Attracts() bool { return c.speaker.attracts() }
+
 // drain changes what is advertised from a host that is drained.
 func (d *derivation) drain(c *Config) {
 	c.Drain = d.self.drain
-	switch d.self.drain {
+	if c.Drain == "" && d.v.leaving {
+		c.Drain = store.DrainShift
+	}
+	switch c.Drain {
 	case store.DrainWithdrawn:
 		c.Announce, c.Hidden, c.Tags = nil, nil, nil
 	case store.DrainShift:

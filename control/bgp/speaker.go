@@ -395,6 +395,18 @@ func (s *Speaker) Unreachable(peer netip.Addr) error {
 	return errors.Join(errs...)
 }
 
+// attracts is [Controller.Attracts].
+func (s *Speaker) attracts() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ss := range s.sessions {
+		if ss.up && !ss.peer.PoolsOnly && !ss.peer.Local {
+			return true
+		}
+	}
+	return false
+}
+
 // Stop ends the speaker and waits for it, at most until ctx ends. With
 // graceful peers are not told, and keep our routes for the restart time; what
 // was told to the reader stays as it is.

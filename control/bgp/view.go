@@ -40,6 +40,7 @@ type View struct {
 	synced     bool                           // the datastore's state is complete in it
 	fromDisk   bool                           // what the disk has of it is
 
+	leaving   bool      // the host is drained, whatever its Node says
 	injection injection // what others on the host may and do have it announce
 
 	self     string      // Apply reports of blocks and affinities only what concerns this node; empty: all

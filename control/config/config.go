@@ -162,7 +162,10 @@ type BGP struct {
 	// SecretDir is where the passwords are that BGPPeers and the mesh refer to:
 	// a file NAME/KEY for each.
 	SecretDir string `mapstructure:"secretDir"`
-	Inject    Inject `mapstructure:"inject"`
+	// DrainOnStop is how long a stop for good, as systemd tells it from a restart, waits at
+	// most until workloads are sent nothing any more; 0: a stop is as a restart.
+	DrainOnStop time.Duration `mapstructure:"drainOnStop"`
+	Inject      Inject        `mapstructure:"inject"`
 }
 
 // Inject bounds which routes other programs on the host have it advertise.
@@ -276,7 +279,7 @@ func Default() Config {
 			CIDR: "192.168.0.0/16", Encapsulation: string(store.VXLANCrossSubnet), BlockSize: 26,
 			CIDR6: none, Encapsulation6: string(store.VXLANCrossSubnet), BlockSize6: 122,
 		},
-		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets", Inject: Inject{Allow: []string{}, MaxRoutes: 1000}},
+		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets", DrainOnStop: 30 * time.Second, Inject: Inject{Allow: []string{}, MaxRoutes: 1000}},
 		Policy:    Policy{Enabled: true, LogRate: 20},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second, SysctlDir: "/proc/sys"},
 		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute},
@@ -295,6 +298,9 @@ const (
 	TunnelAddressAuto = "auto"
 	TunnelAddressNone = "none"
 )
+
+// maxDrain is longer than anybody waits for a service to stop.
+const maxDrain = time.Hour
 
 // maxInjected bounds the routes of an owner: all of an owner's are judged and kept at once.
 const maxInjected = 10_000
@@ -397,6 +403,9 @@ func (c Config) Validate() error {
 	}
 	if n := c.BGP.Inject.MaxRoutes; n < 0 || n > maxInjected {
 		bad("bgp.inject.maxRoutes", n, fmt.Sprintf("want 0 to %d; 0: no routes may be injected", maxInjected))
+	}
+	if d := c.BGP.DrainOnStop; d < 0 || d > maxDrain {
+		bad("bgp.drainOnStop", d, fmt.Sprintf("want 0s to %s; 0s: a stop is as a restart", maxDrain))
 	}
 	for _, s := range c.BGP.Inject.Allow {
 		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {

@@ -138,6 +138,7 @@ func TestUnit(t *testing.T) {
 		"[Service]WatchdogSec":              "30",
 		"[Service]Restart":                  "always",
 		"[Service]ExecStart":                "/usr/local/bin/routerd run",
+		"[Service]Environment":              "ROUTERD_UNIT=%n",
 		"[Service]StateDirectory":           filepath.Base(config.Default().StateDir),
 		"[Service]RuntimeDirectory":         filepath.Base(config.Default().RunDir),
 		"[Service]RuntimeDirectoryPreserve": "yes",

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -51,21 +50,25 @@ func newTor(t *testing.T, l *lab.Lab, host, name, behind string) *tor {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.remove)
-	for _, script := range []string{
-		"link set lo up", "addr add " + behind + "/32 dev lo",
-		"link add " + s.port + " type veth peer name " + s.up + " netns " + l.Space(host),
-	} {
-		s.ip(s.space, script)
-	}
-	for space, dev := range map[string]string{s.space: s.port, l.Space(host): s.up} {
+	s.sysctl(s.space, "net/ipv4/ip_forward", "1")
+	s.ip(s.space, "link set lo up")
+	s.ip(s.space, "addr add "+behind+"/32 dev lo")
+	s.plug()
+	return s
+}
+
+// plug makes the link between the switch and its host.
+func (s *tor) plug() {
+	s.t.Helper()
+	host := s.l.Space(s.host)
+	s.ip(s.space, "link add "+s.port+" type veth peer name "+s.up+" netns "+host)
+	for space, dev := range map[string]string{s.space: s.port, host: s.up} {
 		s.sysctl(space, "net/ipv6/conf/"+dev+"/disable_ipv6", "0")
 		s.sysctl(space, "net/ipv6/conf/"+dev+"/accept_dad", "0")
 		s.sysctl(space, "net/ipv4/conf/"+dev+"/rp_filter", "0")
 	}
-	s.sysctl(s.space, "net/ipv4/ip_forward", "1")
 	s.ip(s.space, "link set "+s.port+" up")
-	s.ip(l.Space(host), "link set "+s.up+" up")
-	return s
+	s.ip(host, "link set "+s.up+" up")
 }
 
 func (s *tor) remove() {
@@ -152,7 +155,7 @@ func (s *tor) ownedBy(name string) {
 // startFRR runs FRR as docs/guides/bgp.md has it.
 func (s *tor) startFRR(asn int, id string) {
 	s.t.Helper()
-	s.file("bgpd.conf", fmt.Sprintf(`frr defaults datacenter
+	s.startFRRWith(fmt.Sprintf(`frr defaults datacenter
 router bgp %[1]d
  bgp router-id %[2]s
  no bgp ebgp-requires-policy
@@ -170,6 +173,12 @@ router bgp %[1]d
  exit-address-family
 exit
 `, asn, id, s.port, s.behind))
+}
+
+// startFRRWith runs FRR with a configuration of bgpd.
+func (s *tor) startFRRWith(bgpd string) {
+	s.t.Helper()
+	s.file("bgpd.conf", bgpd)
 	s.ownedBy("frr") // as whom zebra runs
 	s.start("zebra", "/usr/lib/frr/zebra", "-f", s.file("zebra.conf", ""), "-i", filepath.Join(s.dir, "zebra.pid"),
 		"-z", filepath.Join(s.dir, "zserv"), "--vty_socket", s.dir, "-P", "0", "--log", "stdout")
@@ -337,16 +346,7 @@ spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: Never, vxlanMode: CrossSub
 	// counted is what the host forwards.
 	frr.ip(frr.space, "route add 192.168.0.0/16 via inet6 "+frr.hostAddr()+" dev "+frr.port+" metric 4000")
 	flows := []*traffic.Flow{frr.flow(), bird.flow()}
-	stop := sync.OnceFunc(func() {
-		for _, f := range flows {
-			if r := f.Stop(); r.Lost() != 0 || r.Duplicates != 0 || r.Complaints != 0 {
-				t.Errorf("packets were lost: %s", r)
-			} else {
-				t.Log(r)
-			}
-		}
-	})
-	t.Cleanup(stop)
+	stop := stopFlows(t, flows)
 	waitFlows(t, flows, 200*time.Millisecond)
 	var end []string
 	for _, c := range []struct {

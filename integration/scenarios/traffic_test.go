@@ -68,7 +68,13 @@ func flowsAt(t *testing.T, l *lab.Lab, rate int, pairs ...[2]string) (flows []*t
 		}
 		flows = append(flows, f)
 	}
-	stopOnce := sync.OnceFunc(func() {
+	return flows, stopFlows(t, flows)
+}
+
+// stopFlows returns what ends flows, with the test at the latest; none may have lost a packet.
+func stopFlows(t *testing.T, flows []*traffic.Flow) (stop func()) {
+	t.Helper()
+	stop = sync.OnceFunc(func() {
 		for _, f := range flows {
 			r := f.Stop()
 			t.Log(r)
@@ -77,8 +83,8 @@ func flowsAt(t *testing.T, l *lab.Lab, rate int, pairs ...[2]string) (flows []*t
 			}
 		}
 	})
-	t.Cleanup(stopOnce)
-	return flows, stopOnce
+	t.Cleanup(stop)
+	return stop
 }
 
 // waitFlows waits until each flow has seen as many answers more as it should in

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/store"
+)
+
+// unitVariable names the environment variable in which the systemd unit says its own name (%n). Without it every stop is taken
+// for a restart.
+const unitVariable = "ROUTERD_UNIT"
+
+// ending is what a stop of the daemon is part of.
+type ending int
+
+const (
+	endingRestart  ending = iota // it comes again
+	endingStop                   // the service is stopped for good
+	endingShutdown               // the host is
+)
+
+// endingOf reads from the output of `systemctl list-jobs` (columns JOB, UNIT, TYPE, STATE) why a unit is stopped: a restart keeps
+// its job of that type until the new process is started, a shutdown of any kind starts shutdown.target (systemd.special(7)).
+func endingOf(jobs, unit string) ending {
+	is := endingRestart
+	for line := range strings.Lines(jobs) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) < 3:
+		case f[1] == "shutdown.target" && f[2] == "start":
+			return endingShutdown
+		case f[1] == unit && f[2] == "stop":
+			is = endingStop
+		}
+	}
+	return is
+}
+
+// askSystemd returns why a unit is being stopped.
+func askSystemd(ctx context.Context, unit string) (ending, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", "--full").Output()
+	if err != nil {
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(failed.Stderr)))
+		}
+		return endingRestart, fmt.Errorf("systemctl list-jobs: %w", err)
+	}
+	return endingOf(string(out), unit), nil
+}
+
+// leaveQuiet is for how long workloads must have been sent nothing; stopMargin is what the stop itself may take after that,
+// as TimeoutStopSec= in the unit.
+const (
+	leaveQuiet = 5 * time.Second
+	stopMargin = 15 * time.Second
+)
+
+// leave does what `routerctl node drain --wait` does, when the daemon is stopped for good, and returns when it may end. A
+// restart changes nothing: graceful restart has peers keep this host's routes.
+func (d *router) leave(ctx context.Context) {
+	unit, limit := os.Getenv(unitVariable), d.cfg.BGP.DrainOnStop
+	if d.bgp == nil || unit == "" || limit == 0 {
+		return
+	}
+	why, err := askSystemd(ctx, unit)
+	if err != nil {
+		d.log.Warn("systemd does not say whether the daemon is stopped for good, so peers are told nothing", "unit", unit, "error", err)
+		return
+	}
+	if why == endingRestart || !d.bgp.Attracts() {
+		return
+	}
+	state := fmt.Sprintf("%s\nEXTEND_TIMEOUT_USEC=%d", daemon.SdNotifyStopping, (limit + stopMargin).Microseconds())
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		d.log.Warn("systemd was not notified", "state", state, "error", err)
+	}
+	d.leaving.Store(true)
+	if d.node.Status().Drain != store.DrainWithdrawn {
+		d.log.Info("stopped for good: peers are asked to prefer other ways", "at_most", limit)
+		d.bgp.Leave()
+		if !awaitQuiet(ctx, d.operator.Delivered, leaveQuiet, limit) && why != endingShutdown {
+			d.log.Warn("workloads are still sent packets, so nothing is withdrawn: peers keep the routes for their restart time, as over a restart", "waited", limit)
+			return
+		}
+	}
+	d.bgp.Withdraw()
+}
+
+// awaitQuiet waits until a counter has stood still for a while, at most until a limit, and reports whether it did.
+func awaitQuiet(ctx context.Context, count func() (uint64, error), quiet, limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var last uint64
+	since := time.Now()
+	for first := true; ; first = false {
+		n, err := count()
+		switch {
+		case err != nil, first, n != last:
+			last, since = n, time.Now()
+		case time.Since(since) >= quiet:
+			return true
+		}
+		if async.Sleep(ctx, min(quiet, time.Second)) != nil {
+			return false
+		}
+	}
+}
