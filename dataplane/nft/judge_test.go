@@ -214,7 +214,8 @@ func drawSettings(t *rapid.T) filter.Settings {
 	return s
 }
 
-// someFlows returns flows of which no two are one connection.
+// someFlows returns flows of which no two are one connection, whether or not the host
+// translates them.
 func someFlows(rng *rand.Rand, n int) []filter.Flow {
 	type pair struct {
 		a, b   netip.Addr
@@ -262,16 +263,25 @@ func someFlows(rng *rand.Rand, n int) []filter.Flow {
 			}
 		}
 		key, back := pair{p.Src, p.Dst, p.Protocol, p.SrcPort, p.DstPort}, pair{p.Dst, p.Src, p.Protocol, p.DstPort, p.SrcPort}
+		// Out of eth0 and eth1 it may go as the host's own, from its port if that is free:
+		// what comes to the host from there must not be the answer.
+		own, answer := key, back
+		if host := addrs(""); strings.HasPrefix(f.Out, "eth") {
+			own.a, answer.b = host[0], host[0]
+			if p.Src.Is6() {
+				own.a, answer.b = host[1], host[1]
+			}
+		}
 		if p.Protocol == 4 || p.Protocol == 41 || p.Protocol == 99 {
 			// Without ports, translation can make two flows to one address the same.
 			key, back = pair{a: p.Dst, p: p.Protocol}, pair{a: p.Src, p: p.Protocol}
+			own, answer = key, back
 			seen[back] = seen[back] || rng.IntN(2) == 0
 		}
-		if seen[key] || seen[back] {
+		if seen[key] || seen[back] || seen[own] || seen[answer] {
 			continue
 		}
-		seen[back] = true
-		seen[key] = true
+		seen[key], seen[back], seen[own], seen[answer] = true, true, true, true
 		f.Packet = p
 		flows = append(flows, f)
 	}
