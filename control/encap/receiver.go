@@ -8,6 +8,7 @@ import (
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/desired"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/ipip"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
@@ -166,9 +167,15 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 }
 
 // saw reports whether this host itself saw that the cluster uses an encapsulation: it
-// accepts or sends it, or has the device from a previous run.
+// has set it up, accepts or sends it, or has the device from a previous run. What it has
+// set up counts also while it publishes that it does not accept it: that may have been
+// begun before the pools asked for it anew, and a peer may have gone by what was published
+// before.
 func (r *receiver) saw(f dataplane.Encap, accepts, uses set[dataplane.Encap]) bool {
 	if f.Driver == dataplane.DriverDirect {
+		return true
+	}
+	if _, ok := r.devices[f]; ok {
 		return true
 	}
 	if _, ok := accepts[f]; ok {
@@ -177,8 +184,22 @@ func (r *receiver) saw(f dataplane.Encap, accepts, uses set[dataplane.Encap]) bo
 	if _, ok := uses[f]; ok {
 		return true
 	}
-	_, ok := r.deviceOf(f)
-	return ok && f.Driver == dataplane.DriverVXLAN
+	return r.left(f)
+}
+
+// left reports whether the previous run left the device of a tunnel. That of ipip is
+// there in any case, and down when nobody wants it.
+func (e *ends) left(f dataplane.Encap) bool {
+	if f.Driver == dataplane.DriverVXLAN {
+		_, ok := e.deviceOf(f)
+		return ok
+	}
+	name := ipip.Device
+	if f.Outer == dataplane.IPv6 {
+		name = ipip.DeviceV6
+	}
+	l, ok := e.network.Device(name)
+	return ok && l.Up
 }
 
 // keptEncaps are the needed ones and those that this host still says that it

@@ -306,6 +306,65 @@ func TestLiveChange(t *testing.T) {
 	})
 }
 
+// TestWantedAgain: a host that is late in publishing that it does not accept an
+// encapsulation any more, for it is wanted again and gone again meanwhile, accepts it
+// while a peer sends in it that went by what was published before.
+// So does its next daemon.
+func TestWantedAgain(t *testing.T) {
+	w := newWorld(2, store.VXLAN, false)
+	if !w.settle() {
+		t.Fatal("no end to it")
+	}
+	node1, node2 := w.hosts[0], w.hosts[1]
+	ipip, vxlan := poolEvent("other", "10.50.0.0/16", store.IPIP), poolEvent("other", "10.50.0.0/16", store.VXLAN)
+	advance := func(h *simHost) {
+		for w.learn(h) || h.kernel.step() {
+			h.look()
+		}
+	}
+	w.put(ipip)
+	for range 3 { // with the devices there is more to publish
+		advance(node2)
+		w.write(node2)
+		node2.tell()
+	}
+	w.put(vxlan)
+	for w.learn(node2) && node2.pending == nil {
+	}
+	if node2.pending == nil || slices.Contains(node2.pending.Accepts, "ipip") {
+		t.Fatalf("it does not publish that it accepts ipip no more: %+v", node2.pending)
+	}
+	w.put(ipip)
+	for range 3 {
+		advance(node1)
+		w.write(node1)
+		node1.tell()
+	}
+	advance(node1)
+	advance(node2)
+	if f, _ := node1.sends(node2.blocks()[1]); f.Driver != dataplane.DriverIPIP {
+		t.Fatalf("it sends in %s", f)
+	}
+	w.write(node2)
+	advance(node2)
+	w.put(vxlan)
+	advance(node2)
+	if s := w.lost(); s != "" {
+		t.Fatal(s)
+	}
+	w.start(node2)
+	advance(node2)
+	if s := w.lost(); s != "" {
+		t.Fatalf("after a restart %s", s)
+	}
+	if !w.settle() {
+		t.Fatal("no end to it")
+	}
+	if s := w.lost(); s != "" || node2.has(dataplane.Forwarding("tunl0")) {
+		t.Fatalf("in the end %s\n%s", s, node2)
+	}
+}
+
 // TestLiveChangeWithFaults: also where kernels refuse devices, probes get lost
 // and Node resources are deleted, the end depends only on what there is.
 func TestLiveChangeWithFaults(t *testing.T) {
