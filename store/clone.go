@@ -50,6 +50,22 @@ func Clone(v any) any {
 		c := *v
 		c.Addresses = slices.Clone(v.Addresses)
 		return &c
+	case *Change:
+		if v == nil {
+			return v
+		}
+		c := *v
+		c.Objects = slices.Clone(v.Objects)
+		for i := range c.Objects {
+			c.Objects[i].Before, c.Objects[i].After = slices.Clone(c.Objects[i].Before), slices.Clone(c.Objects[i].After)
+		}
+		return &c
+	case *Unconfirmed:
+		if v == nil {
+			return v
+		}
+		c := *v
+		return &c
 	}
 	panic("store: clone of a value of no kind")
 }

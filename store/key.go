@@ -11,7 +11,7 @@ import (
 type Kind string
 
 // The kinds that routerd reads or writes. IPAM's records and routerd's own
-// secrets and incarnations, at the end, are not resources of the v3 API and
+// secrets, incarnations and changes, at the end, are not resources of the v3 API and
 // have no manifest form.
 const (
 	KindNode               Kind = "Node"
@@ -48,6 +48,8 @@ const (
 
 	KindSecret      Kind = "Secret"
 	KindIncarnation Kind = "Incarnation"
+	KindChange      Kind = "Change"
+	KindUnconfirmed Kind = "Unconfirmed"
 )
 
 // Key identifies an object. Keys are comparable.
@@ -120,6 +122,8 @@ const (
 	OwnRootPath     = "/routerd/"
 	secretRoot      = "/routerd/v1/secrets/"
 	incarnationRoot = "/routerd/v1/incarnations/"
+	changeRoot      = "/routerd/v1/changes/"
+	unconfirmedRoot = "/routerd/v1/unconfirmed/"
 )
 
 func family(p netip.Prefix) string {
@@ -155,6 +159,10 @@ func (k Key) Path() string {
 		return secretRoot + k.Name
 	case KindIncarnation:
 		return incarnationRoot + k.Name
+	case KindChange:
+		return changeRoot + k.Name
+	case KindUnconfirmed:
+		return unconfirmedRoot + k.Name
 	}
 	info, ok := infoOf(k.Kind)
 	if !ok {
@@ -185,6 +193,10 @@ func PathPrefix(kind Kind, namespace string) string {
 		return secretRoot
 	case KindIncarnation:
 		return incarnationRoot
+	case KindChange:
+		return changeRoot
+	case KindUnconfirmed:
+		return unconfirmedRoot
 	}
 	info, ok := infoOf(kind)
 	if !ok {
@@ -237,6 +249,12 @@ func ParsePath(path string) (Key, bool) {
 	case strings.HasPrefix(path, incarnationRoot):
 		name := path[len(incarnationRoot):]
 		return IncarnationKey(name), name != "" && !strings.Contains(name, "/")
+	case strings.HasPrefix(path, changeRoot):
+		name := path[len(changeRoot):]
+		return ChangeKey(name), name != "" && !strings.Contains(name, "/")
+	case strings.HasPrefix(path, unconfirmedRoot):
+		name := path[len(unconfirmedRoot):]
+		return UnconfirmedKey(name), name != "" && !strings.Contains(name, "/")
 	}
 	return Key{}, false
 }

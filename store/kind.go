@@ -60,6 +60,8 @@ var kindTable = [...]kindInfo{
 	{kind: KindIPAMConfig, record: true, new: func() any { return new(IPAMConfig) }},
 	{kind: KindSecret, record: true, new: func() any { return new(Secret) }},
 	{kind: KindIncarnation, record: true, new: func() any { return new(Incarnation) }},
+	{kind: KindChange, record: true, new: func() any { return new(Change) }},
+	{kind: KindUnconfirmed, record: true, new: func() any { return new(Unconfirmed) }},
 }
 
 func infoOf(kind Kind) (*kindInfo, bool) {
@@ -138,8 +140,11 @@ func (k Kind) Namespaced() bool {
 // IPAM reports whether the kind is one of IPAM's records, which are no
 // resources of the v3 API.
 func (k Kind) IPAM() bool {
-	info, ok := infoOf(k)
-	return ok && info.record && k != KindSecret && k != KindIncarnation
+	switch k {
+	case KindIPAMBlock, KindIPAMAffinity, KindIPAMHandle, KindIPAMConfig:
+		return true
+	}
+	return false
 }
 
 // New returns a new zero value of a kind: the pointer that [Decode] would
@@ -219,6 +224,10 @@ func KindOf(v any) (Kind, bool) {
 		return KindSecret, true
 	case *Incarnation:
 		return KindIncarnation, true
+	case *Change:
+		return KindChange, true
+	case *Unconfirmed:
+		return KindUnconfirmed, true
 	}
 	return "", false
 }

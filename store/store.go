@@ -17,7 +17,7 @@ type Object struct {
 
 	// Value is the decoded form: a pointer to one of the v3 types, *[Node],
 	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle], *[IPAMConfig],
-	// *[Secret] or *[Incarnation].
+	// *[Secret], *[Incarnation], *[Change] or *[Unconfirmed].
 	// Values that came from a [Store] are shared: do not change them, change a
 	// copy (see [Clone]).
 	Value any

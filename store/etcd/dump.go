@@ -25,7 +25,7 @@ type RawKey struct {
 
 // Raw calls each for every key of Calico's and routerd's, in order, as the store was
 // at a revision; zero is the newest one at its beginning. What ends with a lease
-// belongs to a running daemon and is left out.
+// belongs to a running daemon and is left out, and so are changes: they are of this datastore alone.
 func (s *Store) Raw(ctx context.Context, at store.Revision, each func(RawKey) error) error {
 	rev := int64(at)
 	for _, root := range []string{store.RootPath, store.OwnRootPath} {
@@ -39,7 +39,7 @@ func (s *Store) Raw(ctx context.Context, at store.Revision, each func(RawKey) er
 				rev = resp.Header.Revision
 			}
 			for _, kv := range resp.Kvs {
-				if kv.Lease != 0 {
+				if k, _ := store.ParsePath(string(kv.Key)); kv.Lease != 0 || k.Kind == store.KindChange || k.Kind == store.KindUnconfirmed {
 					continue
 				}
 				if err := each(RawKey{string(kv.Key), kv.Value, kv.ModRevision}); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +28,8 @@ var (
 )
 
 // Watch implements [store.Store]. All kinds share one watch of etcd, so that
-// the changes of one transaction arrive together.
+// the changes of one transaction arrive together. A kind of routerd's own is told
+// of only by a watch of that kind alone.
 func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Batch {
 	out := make(chan store.Batch)
 	s.mu.Lock()
@@ -97,7 +99,7 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Ki
 	defer guard.Wait()
 	defer lost(nil)
 
-	changes := s.client.Watch(clientv3.WithRequireLeader(ctx), store.RootPath, clientv3.WithPrefix(),
+	changes := s.client.Watch(clientv3.WithRequireLeader(ctx), watched(kinds), clientv3.WithPrefix(),
 		clientv3.WithRev(rev+1), clientv3.WithProgressNotify())
 	for resp := range changes {
 		if resp.CompactRevision != 0 {
@@ -121,6 +123,17 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Ki
 		return true, err
 	}
 	return true, errDisconnected
+}
+
+// watched returns the prefix under which the changes of the kinds are: all that Calico's programs know, but of one kind
+// of routerd's own only what that has, which is all that a host's role lets it read (configs/etcd/roles.sh).
+func watched(kinds []store.Kind) string {
+	if len(kinds) == 1 {
+		if own := store.PathPrefix(kinds[0], ""); strings.HasPrefix(own, store.OwnRootPath) {
+			return own
+		}
+	}
+	return store.RootPath
 }
 
 // snapshot reads the state of the kinds and feeds it. It returns etcd's revision of

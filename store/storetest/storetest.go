@@ -41,6 +41,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"TransactionIsWhole":   testTransactionIsWhole,
 		"ValuesOfEndpoints":    testValuesOfEndpoints,
 		"WatchTransaction":     testWatchTransaction,
+		"WatchOwn":             testWatchOwn,
 		"WatchProgress":        testWatchProgress,
 		"Undecodable":          testUndecodable,
 		"ConflictingTransfers": testConflictingTransfers,

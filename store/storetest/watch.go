@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -72,6 +73,25 @@ func (w *watcher) learn(t *testing.T, b store.Batch) {
 		}
 		w.state[e.Key] = e.Object.Revision
 	}
+}
+
+// testWatchOwn: a kind of routerd's own, which is not among what Calico's programs know, is followed like others.
+func testWatchOwn(t *testing.T, s store.Store) {
+	w := watch(t, s, store.KindUnconfirmed)
+	w.until(t, "the empty state", func(b store.Batch) bool { return b.Synced })
+	key := store.UnconfirmedKey("x")
+	for i := range 3 {
+		must(t, s, put(store.Always(), pool("p", "10.0.0.0/16")), // which is not wanted
+			store.Op{Action: store.Put, Object: store.Object{Key: key, Value: &store.Unconfirmed{Seconds: i + 1}}})
+	}
+	w.until(t, "the last value", func(b store.Batch) bool {
+		return len(w.state) == 1 && slices.ContainsFunc(b.Events, func(e store.Event) bool {
+			u, ok := e.Object.Value.(*store.Unconfirmed)
+			return ok && e.Key == key && u.Seconds == 3
+		})
+	})
+	must(t, s, store.Op{Action: store.Remove, Object: store.Object{Key: key}})
+	w.until(t, "its end", func(store.Batch) bool { return len(w.state) == 0 })
 }
 
 // until takes batches until one satisfies done.
