@@ -37,6 +37,7 @@ import (
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/control/probe"
+	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
@@ -319,6 +320,9 @@ func (d *router) run(stop context.Context) error {
 	reporter := nodestatus.New(d.name, d.db, d.operator, d.log.With("component", "nodestatus"))
 	part("status follows", each(d.follow.status, reporter.HandleStore))
 	part("status", reporter.Run)
+	if d.network == nil { // the Kubernetes datastore has no changes to confirm
+		part("changes to confirm", rollback.Keeper{Node: d.name, Store: d.store, Log: d.log.With("component", "rollback")}.Run)
+	}
 	part("node follows", each(d.follow.node, d.node.HandleStore))
 	part("probes follow", each(d.follow.probe, d.probe.HandleStore))
 	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))

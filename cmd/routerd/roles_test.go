@@ -26,7 +26,7 @@ func TestEtcdRoles(t *testing.T) {
 	h.quietIPv6()
 	socket := filepath.Join(h.dir, "ext.sock")
 	startStore(t, t.TempDir(), socket)
-	root := []string{"ETCDCTL_ENDPOINTS=unix://" + socket, "ETCDCTL_API=3"}
+	root := []string{"ETCDCTL_ENDPOINTS=unix://" + socket, "ETCDCTL_API=3", "ETCDCTL_COMMAND_TIMEOUT=1m", "ETCDCTL_DIAL_TIMEOUT=1m"} // its own are 5 s and 2 s
 	run := func(stdin string, args ...string) {
 		t.Helper()
 		cmd := exec.CommandContext(await.Context(t), args[0], args[1:]...)
@@ -79,7 +79,7 @@ func TestEtcdRoles(t *testing.T) {
 		resources + "globalnetworkpolicies/default.x", resources + "networkpolicies/default/default.x", resources + "ippools/x", resources + "bgppeers/x",
 		resources + "felixconfigurations/default", resources + "clusterinformations/default", resources + "tiers/x", resources + "hostendpoints/x",
 		resources + "nodes/node2", resources + "nodes/node11", "/calico/ipam/v2/config",
-		"/routerd/v1/secrets/reach", "/routerd/v1/presences/node2", "/routerd/v1/incarnations/node2", "/elsewhere",
+		"/routerd/v1/secrets/reach", "/routerd/v1/presences/node2", "/routerd/v1/incarnations/node2", "/routerd/v1/unconfirmed/x", "/routerd/v1/changes/x", "/elsewhere",
 	} {
 		if _, err := thief.Put(t.Context(), key, "{}"); err == nil || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("write %s: %v", key, err)
@@ -90,6 +90,9 @@ func TestEtcdRoles(t *testing.T) {
 	}
 	if _, err := thief.Get(t.Context(), "/elsewhere"); err == nil || !strings.Contains(err.Error(), "permission denied") {
 		t.Errorf("read of others' keys: %v", err)
+	}
+	if _, err := thief.Get(t.Context(), "/routerd/v1/changes/", clientv3.WithPrefix()); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("read of what operators changed: %v", err)
 	}
 	// And what he can: docs/security.md says so.
 	if _, err := thief.Get(t.Context(), resources+"globalnetworkpolicies/", clientv3.WithPrefix()); err != nil {

@@ -37,7 +37,7 @@ common() {
 	for prefix in $ipam/assignment/ $ipam/host/ $ipam/handle/ $resources/workloadendpoints/ $resources/profiles/ /routerd/v1/elections/; do
 		grant routerd-node readwrite "$prefix" --prefix=true
 	done
-	for prefix in /routerd/v1/secrets/ /routerd/v1/incarnations/ /routerd/v1/presences/; do
+	for prefix in /routerd/v1/secrets/ /routerd/v1/incarnations/ /routerd/v1/presences/ /routerd/v1/unconfirmed/; do
 		grant routerd-node read "$prefix" --prefix=true
 	done
 

@@ -34,6 +34,7 @@ func wallClock() map[string]string {
 		"control/probe/tunnels.go":       "as status.go",
 		"control/rpc/bgp.go":             "shown",
 		"control/operator/bgpmetrics.go": "a metric",
+		"store/history/history.go":       "when a change was made and what became of it: shown; names sort by it, but after those that are there",
 		"store/embedded/restore.go":      "the name of a directory",
 		"store/incarnation.go":           "a text",
 		"store/unmarshal.go":             "the form in which a time that was read is kept",
