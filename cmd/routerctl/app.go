@@ -45,6 +45,9 @@ type app struct {
 	socket    string
 	lab, host string
 	timeout   time.Duration
+
+	args    []string      // the command line
+	confirm time.Duration // within which what is written is to be confirmed; 0: it stands
 }
 
 func (a *app) command() *cobra.Command {
@@ -76,7 +79,7 @@ in a pod as its service account.`,
 	root.AddCommand(
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
-		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.datastoreCommand(), a.clusterCommand(),
+		a.validateCommand(), a.diffCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.historyCommand(), a.confirmCommand(), a.undoCommand(), a.datastoreCommand(), a.clusterCommand(),
 		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.eventsCommand(), a.logLevelCommand(), a.cniCommand(), a.kubernetesCommand(), a.versionCommand(), man.Command("routerctl"),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
@@ -109,9 +112,16 @@ func (a *app) withDeadline(cmd *cobra.Command) (context.Context, context.CancelF
 		fmt.Errorf("no answer within %s; see whether the datastore is well with `routerctl node status`, or allow more with --timeout", a.timeout))
 }
 
-// withStore runs f with the datastore open and a deadline.
+// withStore runs f with the datastore open and a deadline. What f changes of resources is
+// recorded.
 func (a *app) withStore(cmd *cobra.Command, f func(context.Context, store.Store) error) error {
-	return withOpen(a, cmd, a.openStore, f)
+	return withOpen(a, cmd, a.openStore, func(ctx context.Context, s store.Store) error {
+		s, err := a.recorded(s)
+		if err != nil {
+			return err
+		}
+		return f(ctx, s)
+	})
 }
 
 // withEtcd is withStore for what only etcd can do.

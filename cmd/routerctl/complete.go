@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/history"
 )
 
 // completionTime is how long a shell waits for words at most.
@@ -36,6 +37,9 @@ func (a *app) addCompletion(root *cobra.Command) {
 		"flows":          a.endpointWords,
 		"bgp received":   a.peerWords,
 		"bgp advertised": a.peerWords,
+		"history":        a.changeWords,
+		"confirm":        a.changeWords,
+		"undo":           a.changeWords,
 		"events":         a.partWords(func(part string) []string { return []string{part} }),
 		"log-level":      a.partWords(levelWords),
 	} {
@@ -182,6 +186,20 @@ func (a *app) peerWords(cmd *cobra.Command, args []string) (out []string) {
 				out = append(out, p.GetName())
 			}
 			out = append(out, p.GetAddress())
+		}
+	})
+	return out
+}
+
+// changeWords offers the changes that the history has, newest first.
+func (a *app) changeWords(cmd *cobra.Command, args []string) (out []string) {
+	if len(args) > 0 {
+		return nil
+	}
+	a.fromStore(cmd, func(ctx context.Context, s store.Store) {
+		list, _ := history.List(ctx, s) // with an error there is none
+		for _, o := range slices.Backward(list) {
+			out = append(out, o.Key.Name+"\t"+o.Value.(*store.Change).Command)
 		}
 	})
 	return out

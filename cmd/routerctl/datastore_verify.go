@@ -83,7 +83,9 @@ func verify(ctx context.Context, s store.Store, w io.Writer) error {
 					problem(o.Key, fmt.Errorf("%w; delete it, or repair its value in etcd", err))
 					continue
 				}
-				all = append(all, o)
+				if kind != store.KindChange && kind != store.KindUnconfirmed {
+					all = append(all, o)
+				}
 			}
 			return nil
 		})

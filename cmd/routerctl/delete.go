@@ -65,6 +65,9 @@ cannot be deleted.`,
 			if err != nil {
 				return err
 			}
+			if i := slices.IndexFunc(targets, func(t target) bool { return t.key.Kind == store.KindIPPool || t.key.Kind == store.KindNode }); i >= 0 && a.confirm > 0 {
+				return usagef("--confirm: the deletion of %s takes several steps and cannot be undone; leave --confirm out", targets[i].key)
+			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
 				if !d.force {
 					if err := a.checkDeletion(ctx, targets); err != nil {
@@ -82,6 +85,7 @@ cannot be deleted.`,
 	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
 	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it, or leave nodes without any BGP session")
 	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
+	a.confirmFlag(f)
 	return c
 }
 

@@ -50,6 +50,7 @@ value is changed only with --overwrite. KEY- removes a label too, as kubectl has
 	f.BoolVar(&l.remove, "remove", false, "remove the label")
 	f.BoolVar(&l.overwrite, "overwrite", false, "change a label that has another value")
 	namespaceFlag(f, &namespace)
+	a.confirmFlag(f)
 	return c
 }
 

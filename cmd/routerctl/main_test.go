@@ -30,8 +30,10 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/events"
+	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store/etcd"
 )
 
 var updateScripts = flag.Bool("update", false, "rewrite the expected output in the scripts")
@@ -190,8 +192,32 @@ func startDaemon(env *testscript.Env) error {
 	client := v3client.New(e.Server)
 	env.Defer(func() { client.Close() }) //nolint:errcheck // it is in this process
 	env.Values["etcd"] = client
+	if err := startKeeper(env, socket); err != nil {
+		return err
+	}
 	env.Setenv("ROUTERD_SOCKET", socket)
 	env.Setenv("TZ", "UTC")
+	return nil
+}
+
+// startKeeper undoes what is not confirmed, as the daemon does.
+func startKeeper(env *testscript.Env, socket string) error {
+	s, err := etcd.Open(context.Background(), etcd.Config{Endpoints: []string{"unix://" + socket}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	k := rollback.Keeper{Node: "node1", Store: s, Log: slog.New(slog.DiscardHandler), Chance: func() float64 { return 0 }}
+	go func() {
+		defer close(done)
+		_ = k.Run(ctx)
+	}()
+	env.Defer(func() {
+		cancel()
+		<-done
+		s.Close() //nolint:errcheck // the test is over
+	})
 	return nil
 }
 

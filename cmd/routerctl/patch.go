@@ -63,6 +63,7 @@ what merge does: none of their lists is merged by a key.`,
 	f.BoolVar(&p.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	f.BoolVar(&p.force, "force", false, "as with apply")
 	namespaceFlag(f, &namespace)
+	a.confirmFlag(f)
 	return c
 }
 

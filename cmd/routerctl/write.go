@@ -13,12 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/history"
 	"github.com/routerd/routerd/store/manifest"
 )
 
 const (
-	// maxOps is etcd's default limit of operations in one transaction.
-	maxOps = 128
+	// maxOps is how many objects one transaction takes, with the history's record.
+	maxOps = history.MaxOps
 
 	// writeTries is how often a plan is made again because somebody else
 	// wrote meanwhile; calicoctl tries as often.
@@ -52,7 +53,7 @@ func (a *app) writeCommand(v verb) *cobra.Command {
 All files and all documents are checked first, each by itself, beside the others
 and beside what is stored. If anything is wrong, nothing is written. All is then
 written in one transaction, so that nothing is ever half applied; only more than
-128 objects take several.
+126 objects take several.
 
 A new IPPool must be apart from other pools, from the ranges of services, from
 the networks of all nodes, and from the addresses and routes of this host. A mode
@@ -90,6 +91,7 @@ are named with the reason.`
 	}
 	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, have nodes move to it whatever their probes say, and leave nodes without any BGP session")
 	f.BoolVar(&w.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
+	a.confirmFlag(f)
 	return cmd
 }
 

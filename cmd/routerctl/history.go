@@ -1,0 +1,417 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rogpeppe/go-internal/diff"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/history"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+// maxCommand bounds the command line in a record, in bytes.
+const maxCommand = 500
+
+// author says who runs this command.
+func (a *app) author() (history.Author, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return history.Author{}, fmt.Errorf("this host's name: %w", err)
+	}
+	name := cmp.Or(a.getenv("SUDO_USER"), a.getenv("USER"))
+	if u, err := user.Current(); name == "" && err == nil {
+		name = u.Username
+	}
+	command := strings.Join(a.args, " ")
+	if len(command) > maxCommand {
+		command = strings.ToValidUTF8(command[:maxCommand], "") + "…"
+	}
+	return history.Author{User: name, Host: host, Command: command, Confirm: a.confirm}, nil
+}
+
+func (a *app) confirmFlag(f *pflag.FlagSet) {
+	f.Var((*confirmTime)(&a.confirm), "confirm", "have daemons undo it unless routerctl confirm follows within this time, such as 60s")
+}
+
+// confirmTime is within how long a change is to be confirmed.
+type confirmTime time.Duration
+
+// Set implements [pflag.Value].
+func (c *confirmTime) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < time.Second || d > 24*time.Hour {
+		return errors.New("must be from 1s to 24h")
+	}
+	*c = confirmTime(d)
+	return nil
+}
+
+// String implements [pflag.Value].
+func (c *confirmTime) String() string {
+	if *c == 0 {
+		return ""
+	}
+	return time.Duration(*c).String()
+}
+
+// Type implements [pflag.Value].
+func (c *confirmTime) Type() string { return "duration" }
+
+// recorded returns s with a record of what is changed of resources. Kubernetes' API writes one object at a time, and has
+// an audit log of its own: there is no record there.
+func (a *app) recorded(s store.Store) (store.Store, error) {
+	if _, ok := s.(store.Piecewise); ok {
+		if a.confirm > 0 {
+			return nil, fmt.Errorf("--confirm: %w", errNoHistory)
+		}
+		return s, nil
+	}
+	by, err := a.author()
+	if err != nil {
+		return nil, err
+	}
+	return history.Record(s, by, time.Now, a.toConfirm), nil
+}
+
+var errNoHistory = errors.New("the Kubernetes datastore keeps no history, for its API writes one object at a time: nothing is written, and nothing can be undone there; " +
+	"see the API server's audit log for who changed what, and apply what was there before")
+
+// withHistory runs f with the store itself: what it does is recorded with the change that it is about.
+func (a *app) withHistory(cmd *cobra.Command, f func(context.Context, store.Store, history.Author) error) error {
+	return withOpen(a, cmd, a.openStore, func(ctx context.Context, s store.Store) error {
+		if _, ok := s.(store.Piecewise); ok {
+			return fmt.Errorf("%s: %w", cmd.Name(), errNoHistory)
+		}
+		by, err := a.author()
+		if err != nil {
+			return err
+		}
+		return f(ctx, s, by)
+	})
+}
+
+// toConfirm says at once how a change that was made is confirmed, if it is to be.
+func (a *app) toConfirm(name string) {
+	if a.confirm > 0 {
+		fmt.Fprintf(a.stdout, "Written; undone in %s unless you confirm it: routerctl confirm %s\n", a.confirm, name)
+	}
+}
+
+func (a *app) historyCommand() *cobra.Command {
+	var format string
+	c := &cobra.Command{
+		Use:   "history [CHANGE]",
+		Short: "Show who changed what with routerctl",
+		Long: `Show the last changes that routerctl made to resources, newest first: when, by whom,
+by which command, and what became of those that were to be confirmed. With CHANGE, show
+what it changed. The datastore keeps 100 changes, and at most 4 MiB of them. What
+daemons, calicoctl and others write is not among them, nor are records of IPAM.
+
+Who it was is what the environment of routerctl said (SUDO_USER, USER): a note for
+people, no proof. A command that writes in several steps makes several changes. The
+Kubernetes datastore has no history.`,
+		Example: "  routerctl history\n  routerctl history -o yaml",
+		Args:    atMostOneChange,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(format); err != nil {
+				return err
+			}
+			return a.withHistory(cmd, func(ctx context.Context, s store.Store, _ history.Author) error {
+				list, err := history.List(ctx, s)
+				if err != nil {
+					return err
+				}
+				slices.Reverse(list)
+				if len(args) > 0 {
+					if list, err = oneChange(list, args[0]); err != nil {
+						return err
+					}
+				}
+				switch {
+				case format != "table":
+					return printChanges(a.stdout, list, format)
+				case len(args) > 0:
+					return showChange(a.stdout, list[0])
+				}
+				return listChanges(a.stdout, list)
+			})
+		},
+	}
+	outputFlag(c, &format)
+	return c
+}
+
+func atMostOneChange(cmd *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return usagef("%s: name at most one change; see routerctl history", cmd.CommandPath())
+	}
+	return nil
+}
+
+func oneChange(list []store.Object, name string) ([]store.Object, error) {
+	i := slices.IndexFunc(list, func(o store.Object) bool { return o.Key.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("change %s: %w; see `routerctl history`", name, store.ErrNotFound)
+	}
+	return list[i : i+1], nil
+}
+
+// printChanges prints changes as they are stored, with their names.
+func printChanges(w io.Writer, list []store.Object, format string) error {
+	type named struct {
+		Name string `json:"name"`
+		*store.Change
+	}
+	out := make([]named, len(list))
+	for i, o := range list {
+		out[i] = named{o.Key.Name, o.Value.(*store.Change)}
+	}
+	raw, err := json.Marshal(out)
+	if err != nil {
+		return err
+	}
+	print := manifest.Indent
+	if format == "yaml" {
+		print = manifest.YAML
+	}
+	b, err := print(raw)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+func listChanges(w io.Writer, list []store.Object) error {
+	var rows [][]string
+	for _, o := range list {
+		c := o.Value.(*store.Change)
+		what := make([]string, 0, len(c.Objects))
+		for i := range c.Objects {
+			what = append(what, c.Objects[i].Key().String())
+		}
+		if more := len(what) - 2; more > 0 {
+			what = append(what[:2], fmt.Sprintf("and %d more", more))
+		}
+		rows = append(rows, []string{
+			o.Key.Name, c.Time.Local().Format(time.DateTime), dash(history.Who(c.User, c.Host)), stateOf(c), strings.Join(what, ", "), dash(c.Command),
+		})
+	}
+	return printTable(w, []string{"CHANGE", "TIME", "BY", "STATE", "RESOURCES", "COMMAND"}, rows)
+}
+
+func stateOf(c *store.Change) string {
+	if c.State == store.ChangeMade {
+		return "made"
+	}
+	return string(c.State)
+}
+
+// showChange prints what a change did, as a diff.
+func showChange(w io.Writer, o store.Object) error {
+	c := o.Value.(*store.Change)
+	fmt.Fprintf(w, "Change %s, %s\n  by:      %s\n  at:      %s\n  command: %s\n", o.Key.Name, stateOf(c), dash(history.Who(c.User, c.Host)), c.Time.Local().Format(time.DateTime), dash(c.Command))
+	if !c.At.IsZero() {
+		fmt.Fprintf(w, "  %s by %s at %s\n", c.State, history.Who(c.ByUser, c.ByHost), c.At.Local().Format(time.DateTime))
+	}
+	if c.Reason != "" {
+		fmt.Fprintf(w, "  %s\n", c.Reason)
+	}
+	fmt.Fprintln(w)
+	for i := range c.Objects {
+		of := &c.Objects[i]
+		before, err := yamlOfRaw(of.Before)
+		if err != nil {
+			return err
+		}
+		after, err := yamlOfRaw(of.After)
+		if err != nil {
+			return err
+		}
+		d := diff.Diff(shortName(of.Key())+" before", before, shortName(of.Key())+" after", after)
+		if d == nil {
+			d = []byte(of.Key().String() + "\n")
+		}
+		if _, err := w.Write(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func yamlOfRaw(raw json.RawMessage) ([]byte, error) {
+	if len(bytes.TrimSpace(raw)) == 0 {
+		return nil, nil
+	}
+	return manifest.YAML(raw)
+}
+
+func (a *app) confirmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "confirm [CHANGE...]",
+		Short: "Let a change stand that is undone otherwise",
+		Long: `Let changes stand that were made with --confirm: those that are named, or the one that
+waits. What nobody confirms in time the daemons undo: whichever of them still reaches
+the datastore, also after it was killed and started again, and whatever became of the
+shell in which the change was made.`,
+		Example: "  routerctl apply -f pools.yaml --confirm 60s\n  routerctl confirm",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withHistory(cmd, func(ctx context.Context, s store.Store, by history.Author) error {
+				names := args
+				if len(names) == 0 {
+					waiting, err := newest(ctx, s, func(c *store.Change) bool { return c.State == store.ChangeUnconfirmed })
+					switch {
+					case err != nil:
+						return err
+					case len(waiting) == 0:
+						return errors.New("confirm: no change waits to be confirmed; see `routerctl history`")
+					case len(waiting) > 1:
+						return fmt.Errorf("confirm: %d changes wait: name which: routerctl confirm %s", len(waiting), strings.Join(waiting, " "))
+					}
+					names = waiting
+				}
+				for _, n := range names {
+					if err := history.Confirm(ctx, s, n, by, time.Now()); err != nil {
+						return err
+					}
+					fmt.Fprintf(a.stdout, "Change %s stands.\n", n)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// newest returns the names of the changes that f is true of, newest first.
+func newest(ctx context.Context, s store.Store, f func(*store.Change) bool) ([]string, error) {
+	list, err := history.List(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, o := range slices.Backward(list) {
+		if f(o.Value.(*store.Change)) {
+			names = append(names, o.Key.Name)
+		}
+	}
+	return names, nil
+}
+
+func (a *app) undoCommand() *cobra.Command {
+	var how history.Options
+	c := &cobra.Command{
+		Use:   "undo [CHANGE]",
+		Short: "Take back what routerctl changed",
+		Long: `Make the resources of a change be as they were before: what it made is deleted, what it
+deleted is made again, what it changed is changed back. Without CHANGE it is your newest
+change that is not undone, unless somebody else made one since: then name it.
+
+What others changed in the same resources meanwhile stays. Where they changed the same
+fields, or made or deleted the resource, nothing is undone, and resource, revision and
+fields are named; with --force it is, and what they did is lost. What would leave a node
+without any configured BGP session, or policies without their tier, is refused as well.
+
+A pool that the change made is disabled while nodes have blocks of it; "routerctl delete
+ippool" deletes it. Deleted Nodes do not come back this way: their daemons make them.`,
+		Example: "  routerctl apply -f pools.yaml\n  routerctl undo --dry-run\n  routerctl undo",
+		Args:    atMostOneChange,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withHistory(cmd, func(ctx context.Context, s store.Store, by history.Author) error {
+				if len(args) == 0 {
+					name, err := mine(ctx, s, by)
+					if err != nil {
+						return err
+					}
+					args = []string{name}
+				}
+				if !how.Force {
+					how.Check = func(ctx context.Context, ops []store.Op) error { return a.checkOps(ctx, ops) }
+				}
+				done, err := history.Undo(ctx, s, args[0], by, time.Now(), how)
+				if err != nil {
+					return err
+				}
+				a.reportUndone(args[0], done, how.DryRun)
+				return nil
+			})
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&how.Force, "force", false, "undo also what others changed since, and leave nodes without any BGP session")
+	f.BoolVar(&how.DryRun, "dry-run", false, "check everything and say what would be done, without doing it")
+	return c
+}
+
+// mine returns the newest change that is not undone, if it is of the author's.
+func mine(ctx context.Context, s store.Store, by history.Author) (string, error) {
+	list, err := history.List(ctx, s)
+	if err != nil {
+		return "", err
+	}
+	for _, o := range slices.Backward(list) {
+		c := o.Value.(*store.Change)
+		switch {
+		case c.State == store.ChangeUndone:
+		case c.User != by.User || c.Host != by.Host:
+			return "", fmt.Errorf("undo: the newest change is %s's (%s, %s): see `routerctl history %s`, and name it to undo it: routerctl undo %s",
+				history.Who(c.User, c.Host), c.Time.Local().Format(time.DateTime), c.Command, o.Key.Name, o.Key.Name)
+		default:
+			return o.Key.Name, nil
+		}
+	}
+	return "", errors.New("undo: the history has no change that is not undone; see `routerctl history`")
+}
+
+// checkOps refuses what would leave a node without any configured BGP session.
+func (a *app) checkOps(ctx context.Context, ops []store.Op) error {
+	var changes []*apiv1.BGPChange
+	for _, op := range ops {
+		o := op.Object
+		if !sessionsDependOn(o.Key.Kind) {
+			continue
+		}
+		c := &apiv1.BGPChange{Key: o.Key.Path()}
+		if op.Action == store.Put {
+			raw, err := store.Encode(o.Key, o.Value, o.Raw)
+			if err != nil {
+				return err
+			}
+			c.Value = raw
+		}
+		changes = append(changes, c)
+	}
+	return a.askIsolated(ctx, changes)
+}
+
+func (a *app) reportUndone(name string, done []history.Result, dryRun bool) {
+	is := "is"
+	if dryRun {
+		is = "would be"
+	}
+	for _, r := range done {
+		fmt.Fprintf(a.stdout, "%s %s %s\n", r.Key, is, r.Deed)
+		if r.Deed == history.Disabled {
+			fmt.Fprintf(a.stdout, "  nodes have blocks of it: routerctl delete ippool %s deletes it\n", r.Key.Name)
+		}
+	}
+	if dryRun {
+		fmt.Fprintln(a.stdout, "Nothing was written (--dry-run)")
+		return
+	}
+	fmt.Fprintf(a.stdout, "Change %s is undone.\n", name)
+}
