@@ -135,6 +135,16 @@ type Batch struct {
 	// Places says how far the watch is with these events, for a [Resumer]. Do not
 	// change it. Nil: no watch can go on from there.
 	Places map[string]Revision
+
+	// Withheld lists the kinds of which the store does not tell what is new. Where
+	// nothing is known of one, Synced is of the others alone. Do not change it.
+	Withheld map[Kind]Withheld
+}
+
+// Withheld says why a store does not tell of a kind, such as for want of a right.
+type Withheld struct {
+	Err   error
+	Known bool // all was told as it was before, by this watch or an earlier one, and holds
 }
 
 // Known is what an earlier watch told.

@@ -566,7 +566,8 @@ func (d *router) attachReady() error {
 }
 
 func (d *router) datastoreError() error {
-	return cmp.Or(d.db.Err(), d.cluster.Freshness().Err)
+	fresh := d.cluster.Freshness()
+	return cmp.Or(d.db.Err(), fresh.Err, fresh.Withheld)
 }
 
 // bgpServer returns the service behind `routerctl bgp`.

@@ -11,7 +11,9 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -100,6 +102,10 @@ type Freshness struct {
 	Source Source
 	Since  time.Time // of the source, or of the outage
 	Err    error     // why the datastore cannot be reached; nil: it can, or nobody has tried yet
+
+	// Withheld says what it does not tell, which stays as it was last known; nil: it
+	// tells all.
+	Withheld error
 }
 
 // New returns a copy that is empty until [Cluster.Run].
@@ -210,22 +216,44 @@ func (c *Cluster) apply(b store.Batch) {
 		}
 		changes = append(changes, ch)
 	}
+	unknown, withheld := withheldBy(b)
 	if c.cache != nil {
-		c.cache.note(changes, b.Synced, b.Places) // what followers act by is on its way to the disk
+		c.cache.note(changes, b.Synced && len(unknown) == 0, b.Places) // what followers act by is on its way to the disk
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.revision = max(c.revision, b.Revision)
 	turned := c.turn(b.Err, b.Synced)
+	c.fresh.Withheld = withheld
 	c.own.filter(changes, b.Revision, b.Synced)
-	c.hand(changes, b.Synced, turned)
+	for _, f := range c.followers {
+		// Who decides by a kind of which nothing is known has not been told all.
+		f.add(changes, b.Synced && !slices.ContainsFunc(unknown, func(k store.Kind) bool { return f.kinds[k] }), turned)
+	}
 	c.advanced()
 }
 
+// withheldBy returns the kinds of which a batch's store has told nothing, and why there
+// is something that it does not tell.
+func withheldBy(b store.Batch) (unknown []store.Kind, why error) {
+	for _, k := range slices.Sorted(maps.Keys(b.Withheld)) {
+		w := b.Withheld[k]
+		if !w.Known {
+			unknown = append(unknown, k)
+		}
+		if err := fmt.Errorf("%s: %w", k, w.Err); why == nil {
+			why = err
+		} else {
+			why = fmt.Errorf("%w; %w", why, err)
+		}
+	}
+	return unknown, why
+}
+
 // hand gives all followers what is new. The caller has the lock.
-func (c *Cluster) hand(changes []*Change, synced, turned bool) {
+func (c *Cluster) hand(changes []*Change, turned bool) {
 	for _, f := range c.followers {
-		f.add(changes, synced, turned)
+		f.add(changes, false, turned)
 	}
 }
 
@@ -235,7 +263,7 @@ func (c *Cluster) SetOutage(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.running && c.turn(err, false) {
-		c.hand(nil, false, true)
+		c.hand(nil, true)
 	}
 }
 

@@ -271,3 +271,36 @@ func TestRun(t *testing.T) {
 	}
 	_ = s.Close()
 }
+
+// TestWithheld: who decides by a kind of which the datastore tells nothing is not told
+// that it has all, also where it has a state from the disk; who does not is.
+func TestWithheld(t *testing.T) {
+	t.Parallel()
+	c := newCluster()
+	of, others := c.Follow(store.KindIPPool, store.KindTier), c.Follow(store.KindIPPool)
+	reason := errors.New("the role lacks the right")
+	unknown := map[store.Kind]store.Withheld{store.KindTier: {Err: reason}}
+	expect := func(what string, of, others bool, f *Follower, g *Follower) {
+		t.Helper()
+		for _, x := range []struct {
+			f    *Follower
+			want bool
+		}{{f, of}, {g, others}} {
+			if s, _ := x.f.take(); s.Synced != x.want {
+				t.Errorf("%s: synced is %t, want %t", what, s.Synced, x.want)
+			}
+		}
+	}
+	c.apply(store.Batch{Events: []store.Event{pool("a", 1)}, Revision: 5, Synced: true, Withheld: unknown})
+	expect("a kind is withheld", false, true, of, others)
+	if err := c.Freshness().Withheld; !errors.Is(err, reason) || err.Error() != "Tier: the role lacks the right" {
+		t.Errorf("the reason is %v", err)
+	}
+	c.apply(store.Batch{Revision: 6, Synced: true})
+	expect("all is told", true, true, of, others)
+	c.apply(store.Batch{Revision: 7, Synced: true, Withheld: map[store.Kind]store.Withheld{store.KindTier: {Err: reason, Known: true}}})
+	expect("what was known of it holds", true, true, of, others)
+	if c.Freshness().Withheld == nil {
+		t.Error("nothing is said of what is withheld")
+	}
+}

@@ -48,7 +48,7 @@ func (c *Cluster) Announce(ev store.Event) {
 	} else if c.own.profiles[ev.Key] {
 		return
 	}
-	c.hand([]*Change{ch}, false, false)
+	c.hand([]*Change{ch}, false)
 }
 
 // Written says that the datastore has an endpoint that was announced, at a
@@ -57,7 +57,7 @@ func (c *Cluster) Written(key store.Key, rev store.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if ch := c.own.written(key, rev); ch != nil {
-		c.hand([]*Change{ch}, false, false)
+		c.hand([]*Change{ch}, false)
 	}
 }
 

@@ -337,6 +337,42 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestOneRight: of two kinds one may be watched, and is told; the other is withheld
+// with the verb and the cure, until the right is there.
+func TestOneRight(t *testing.T) {
+	s, proxy := open(t, convert.V3)
+	config, err := server.Kubeconfig(proxy.URL, kube.NodeToken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterrole"
+	grant := func(resource string) {
+		t.Helper()
+		name := "watch-" + resource
+		create(t, roles+"s", fmt.Sprintf(`{"metadata":{"name":%q},"rules":[{"apiGroups":["projectcalico.org"],"resources":[%q],"verbs":["list","watch"]}]}`, name, resource))
+		create(t, roles+"bindings", fmt.Sprintf(`{"metadata":{"name":%q},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":%[1]q},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":%q}]}`, name, "system:node:"+kube.Node))
+	}
+	tier, _ := store.New(store.KindTier).(*v3.Tier)
+	tier.Name = "t"
+	if _, err := store.Create(t.Context(), s, tier); err != nil {
+		t.Fatal(err)
+	}
+	grant("ippools")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ch := dialAs(t, config).Watch(ctx, store.KindIPPool, store.KindTier)
+	b := next(t, ch)
+	for !b.Synced {
+		b = next(t, ch)
+	}
+	w := b.Withheld[store.KindTier]
+	if len(b.Withheld) != 1 || w.Known || w.Err == nil || !strings.Contains(w.Err.Error(), "lacks the right to watch") || !strings.Contains(w.Err.Error(), "account.yaml") {
+		t.Errorf("with one right: %+v", b)
+	}
+	grant("tiers")
+	until(t, ch, "the tier", func(e store.Event) bool { return e.Key.Name == "t" })
+}
+
 // TestGoesOn: after the server's end and its start, a watch goes on from where it
 // was: nothing is listed again.
 func TestGoesOn(t *testing.T) {

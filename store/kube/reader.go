@@ -55,6 +55,7 @@ type reader struct {
 	paged   bool // this server does not stream lists
 	stale   int  // how often it had not reached at
 	missing bool // there is no definition
+	denied  bool // this user may not read it
 	resumes bool // it goes on from what an earlier process knew, and has not come as far as the server yet
 }
 
@@ -83,6 +84,8 @@ func (r *reader) run(ctx context.Context) {
 		case isCode(err, http.StatusNotFound):
 			r.noDefinition(ctx)
 			continue
+		case isCode(err, http.StatusForbidden):
+			r.noRight(r.s.explain(ctx, err))
 		case isCode(err, http.StatusTooManyRequests) && failures < patient:
 		case !r.down:
 			r.down = true
@@ -108,6 +111,16 @@ func (r *reader) noDefinition(ctx context.Context) {
 	_ = async.Sleep(ctx, definitionPause) // the caller looks at ctx
 }
 
+// noRight leaves a resource that this user may not read out, until it may: the others
+// are followed.
+func (r *reader) noRight(err error) {
+	if r.down = false; !r.denied {
+		r.denied = true
+		r.s.log.Error("this user may not read a resource; the others are followed", "resource", r.p.source.Resource.String(), "error", err)
+	}
+	r.m.denied(r.p, r.at, err)
+}
+
 // follow reads the state if that is needed, and then each change, until the watch
 // ends. It reports whether anything was heard.
 func (r *reader) follow(ctx context.Context) (heard bool, err error) {
@@ -115,6 +128,7 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		if err := r.list(ctx); err != nil {
 			return false, err
 		}
+		r.allowed()
 		heard = true
 	}
 	query := url.Values{}
@@ -134,6 +148,9 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 			r.missing = false
 			r.m.missing(r.p, false)
 		}
+		if r.at != 0 {
+			r.allowed()
+		}
 		if (r.down || r.resumes) && r.at != 0 {
 			r.ask(ctx)
 		}
@@ -146,6 +163,15 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		err = errors.New("the server ended a watch before it had sent the whole state")
 	}
 	return heard, r.judge(err)
+}
+
+// allowed notes that this user may read the resource.
+func (r *reader) allowed() {
+	if r.denied {
+		r.denied = false
+		r.s.log.Info("this user may read a resource again", "resource", r.p.source.Resource.String())
+		r.m.denied(r.p, r.at, nil)
+	}
 }
 
 // events makes one watch of a path, which the server is to keep for some time, and calls
@@ -294,6 +320,7 @@ func (st *stream) bookmark(raw []byte) error {
 		st.initial = false
 		r.at, r.down = rev, false
 		r.m.state(r.p, rev, st.items)
+		r.allowed()
 		st.items = nil
 		return nil
 	}

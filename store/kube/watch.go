@@ -118,6 +118,7 @@ type part struct {
 	frontier store.Revision             // all changes up to it were told
 	items    map[store.Key]backend.Item // until the whole is complete
 	absent   bool                       // it has no definition
+	denied   error                      // why it is not read; nil: it is
 }
 
 // resume takes what was known of a source, to which the changes since come.
@@ -157,7 +158,10 @@ func (m *merger) state(p *part, rev store.Revision, items []backend.Item) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p.frontier, p.synced = rev, true
-	m.up(p)
+	if m.up(p); p.denied != nil {
+		p.denied = nil
+		m.withhold()
+	}
 	if m.complete {
 		m.feed.ResetPart(rev, items, p.source.Owns)
 		m.place(p)
@@ -175,13 +179,14 @@ func (m *merger) finish() {
 	var all []backend.Item
 	rev := store.Revision(1)
 	for _, p := range m.parts {
-		if !p.synced {
+		if !p.synced && p.denied == nil {
 			return
 		}
 		rev = max(rev, p.frontier)
 	}
 	for _, p := range m.parts {
 		all = slices.AppendSeq(all, maps.Values(p.items))
+		p.synced = p.synced || p.items != nil // of one that is denied what was known holds
 		p.items = nil
 	}
 	slices.SortFunc(all, func(a, b backend.Item) int { return compare(a.Key.Path(), b.Key.Path()) })
@@ -208,8 +213,54 @@ func (m *merger) resumed(p *part, rev store.Revision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p.frontier, p.synced = max(p.frontier, rev), true
-	m.up(p)
+	if m.up(p); m.complete {
+		m.place(p)
+		m.feed.Synced()
+		return
+	}
 	m.finish()
+}
+
+// denied notes that a source may not be read, or with nil that it may again. What was
+// known of it holds. Where nothing at all may be read there is no state to tell.
+func (m *merger) denied(p *part, at store.Revision, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed := (p.denied == nil) != (err == nil)
+	p.denied, p.frontier = err, max(p.frontier, at)
+	if all := !slices.ContainsFunc(m.parts, func(q *part) bool { return q.denied == nil }); all {
+		if !m.told {
+			m.told = true
+			m.feed.Outage(err)
+		}
+		return
+	}
+	ended := m.up(p)
+	if changed {
+		m.withhold()
+	}
+	switch {
+	case !m.complete:
+		m.finish()
+	case ended:
+		m.feed.Synced()
+	}
+}
+
+// withhold tells which kinds may not be read. The lock is held.
+func (m *merger) withhold() {
+	kinds := make(map[store.Kind]store.Withheld)
+	for _, p := range m.parts {
+		if p.denied == nil {
+			continue
+		}
+		known := p.synced || p.items != nil
+		if w, ok := kinds[p.source.Kind]; ok { // its other source
+			known = known && w.Known
+		}
+		kinds[p.source.Kind] = store.Withheld{Err: p.denied, Known: known}
+	}
+	m.feed.Withhold(kinds)
 }
 
 func compare(a, b string) int {
@@ -259,7 +310,9 @@ func (m *merger) progress(p *part, rev store.Revision) {
 	m.place(p)
 	least := p.frontier
 	for _, q := range m.parts {
-		least = min(least, q.frontier)
+		if q.denied == nil {
+			least = min(least, q.frontier)
+		}
 	}
 	m.feed.Progress(least)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -338,6 +339,88 @@ func TestResumes(t *testing.T) {
 				}
 				if read != tt.read {
 					t.Errorf("the state was read %d times, want %d", read, tt.read)
+				}
+				cancel()
+				for range ch { //nolint:revive // until it ends
+				}
+			})
+		})
+	}
+}
+
+// TestOneRightIsMissing: a kind that this user may not read is withheld, with the verb,
+// the resource and the cure; the others are told. Once it may, all is told. Of a kind
+// that an earlier process knew, what that knew is told.
+func TestOneRightIsMissing(t *testing.T) {
+	t.Parallel()
+	tier := `{"kind":"Tier","apiVersion":"projectcalico.org/v3","metadata":{"name":"t","resourceVersion":"6"},"spec":{}}`
+	key := store.ResourceKey(store.KindTier, "t")
+	known := store.Known{
+		Kinds: []store.Kind{store.KindTier}, Places: map[string]store.Revision{"tiers.projectcalico.org": 6, clusterPlace: 42},
+		Objects: []store.Object{{Key: key, Revision: 6, Raw: []byte(`{"kind":"Tier","apiVersion":"projectcalico.org/v3","metadata":{"name":"t"},"spec":{}}`)}},
+	}
+	for _, tt := range []struct {
+		name          string
+		from          store.Known
+		told, granted string
+	}{
+		{"nothing was known", store.Known{}, "7[a@5] synced", "9[t@6] synced"},
+		{"it was known", known, "7[a@5 t@6] synced", "7[] synced"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := &script{}
+				var may atomic.Bool
+				s.say = func(_ int, req *http.Request) *http.Response {
+					switch {
+					case !strings.HasSuffix(req.URL.Path, "/tiers"):
+						return s.stream(req, false, line("ADDED", pool("a", 5, `"10.0.0.0/16"`)), bookmark(7, true))
+					case !may.Load():
+						return answer(http.StatusForbidden, refusal(403, "Forbidden", `tiers.projectcalico.org is forbidden`))
+					case !watching(req): // it is asked how far it is
+						return answer(http.StatusOK, page1(9))
+					case initial(req):
+						return s.stream(req, false, line("ADDED", tier), bookmark(9, true))
+					}
+					return s.stream(req, false, bookmark(9, false))
+				}
+				st := s.open(t)
+				st.cluster = 42
+				ctx, cancel := context.WithCancel(t.Context())
+				ch := st.WatchFrom(ctx, tt.from, store.KindIPPool, store.KindTier)
+				// all returns what is told of, in one.
+				all := func() (b store.Batch) {
+					for _, x := range collect(ch) {
+						x.Events, x.Synced = append(b.Events, x.Events...), b.Synced || x.Synced
+						if b = x; b.Err != nil {
+							t.Errorf("an outage is told: %v", b.Err)
+						}
+					}
+					return b
+				}
+				b := all()
+				if got := told([]store.Batch{b}); got != tt.told {
+					t.Errorf("told %q, want %q", got, tt.told)
+				}
+				w, ok := b.Withheld[store.KindTier]
+				if len(b.Withheld) != 1 || !ok || w.Known != (len(tt.from.Kinds) > 0) {
+					t.Errorf("withheld is %v", b.Withheld)
+				} else if text := w.Err.Error(); !strings.Contains(text, "tiers.projectcalico.org is forbidden") || !strings.Contains(text, "the right to watch it") || !strings.Contains(text, "configs/kubernetes/base/account.yaml") {
+					t.Errorf("the reason is %q", text)
+				}
+				later(time.Minute)
+				if b := all(); b.Synced || len(b.Events) > 0 {
+					t.Errorf("without the right told %q", told([]store.Batch{b}))
+				}
+				may.Store(true)
+				later(time.Minute)
+				b = all()
+				if got := told([]store.Batch{b}); got != tt.granted {
+					t.Errorf("with the right told %q, want %q", got, tt.granted)
+				}
+				if len(b.Withheld) != 0 {
+					t.Errorf("still withheld: %v", b.Withheld)
 				}
 				cancel()
 				for range ch { //nolint:revive // until it ends

@@ -42,6 +42,8 @@ type Feed struct {
 	due     bool              // the pending revision is worth telling now
 	err     error             // an outage that is not told yet
 	places  map[string]store.Revision
+	// withheld is replaced, not changed: batches share it.
+	withheld map[store.Kind]store.Withheld
 
 	wake async.Signal
 }
@@ -119,6 +121,15 @@ func (f *Feed) Place(watch string, rev store.Revision) {
 		f.places = make(map[string]store.Revision)
 	}
 	f.places[watch] = rev
+}
+
+// Withhold says of which kinds nothing new is told. The caller does not change the
+// map after that.
+func (f *Feed) Withhold(kinds map[store.Kind]store.Withheld) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.withheld, f.due = kinds, true
+	f.wake.Set()
 }
 
 // Synced tells that all was told again, after an outage in which nothing had to
@@ -252,7 +263,7 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	switch {
 	case len(f.at) > 0 || f.synced || f.due || even && f.rev > f.told:
 		f.compact()
-		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places)}
+		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places), Withheld: f.withheld}
 		f.pending, f.synced, f.due, f.told = nil, false, false, f.rev
 		if len(b.Events) > maxEmptied {
 			f.at = make(map[store.Key]int) // a map never shrinks
@@ -263,7 +274,7 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	case f.err != nil:
 		// With the bare revision, if one waits: told later, it would look as if
 		// the store were back.
-		b = store.Batch{Revision: f.rev, Err: f.err}
+		b = store.Batch{Revision: f.rev, Err: f.err, Withheld: f.withheld}
 		f.err, f.told = nil, f.rev
 		return b, true, false
 	}
