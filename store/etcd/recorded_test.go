@@ -55,6 +55,18 @@ func (tr *truth) at() int64 {
 	return tr.rev
 }
 
+// deleted reports whether the last that it knows of a key is that it was deleted.
+func (tr *truth) deleted(path string) bool {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for _, ch := range slices.Backward(tr.changes) {
+		if ch.path == path {
+			return ch.raw == nil
+		}
+	}
+	return false
+}
+
 // written is what a writer asked for and was answered.
 type written struct {
 	ops  []store.Op
