@@ -14,6 +14,8 @@
 # `etcdctl user grant-role root root`), then `etcdctl auth enable`.
 set -eu
 export ETCDCTL_API=3
+# A store with much to do takes its time for one of so many changes: half of them are no use.
+export ETCDCTL_COMMAND_TIMEOUT="${ETCDCTL_COMMAND_TIMEOUT:-1m}"
 
 resources=/calico/resources/v3/projectcalico.org
 ipam=/calico/ipam/v2
