@@ -39,6 +39,7 @@ import (
 	"github.com/routerd/routerd/control/probe"
 	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
+	"github.com/routerd/routerd/control/spans"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/adjacent"
@@ -95,6 +96,7 @@ type router struct {
 	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
 	noPolicy error                 // why this kernel cannot enforce policy
 	counters counters
+	tracer   *spans.Tracer // nil: nobody collects traces
 	operator *operator.Server
 }
 
@@ -117,7 +119,12 @@ func run(ctx context.Context, c config.Config, said *events.Log) (err error) {
 	defer alone.Close()
 	log.Info("starting", "version", version, "node", name, "run_dir", c.RunDir, "state_dir", c.StateDir)
 	limitMemory(log, memlimit.FromCgroup)
-	d, err := newRouter(ctx, c, name, said)
+	tracer, endTraces, err := spans.FromEnv(ctx, os.Getenv, spans.Config{Service: "routerd", Version: version, Node: name, Log: log.With("component", "traces")})
+	if err != nil {
+		return err
+	}
+	defer endTraces()
+	d, err := newRouter(ctx, c, name, said, tracer)
 	if d != nil {
 		defer func() { err = errors.Join(err, d.close()) }()
 	}
@@ -133,11 +140,11 @@ const deferBGP = 30 * time.Second
 
 // newRouter makes the parts. On error what was made so far is returned too,
 // for the caller to close.
-func newRouter(ctx context.Context, c config.Config, name string, said *events.Log) (*router, error) {
+func newRouter(ctx context.Context, c config.Config, name string, said *events.Log, tracer *spans.Tracer) (*router, error) {
 	log := said.Logger()
 	d := &router{
 		cfg: c, name: name, said: said, log: log, started: time.Now(),
-		counters: newCounters(), restored: make(chan struct{}),
+		counters: newCounters(), tracer: tracer, restored: make(chan struct{}),
 	}
 	d.reflectors = &reflectors{d: d}
 	var err error
@@ -167,7 +174,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		}
 	}
 	cc := vrouter.Config{
-		Node: name, Sink: d.kernel, Status: d.kernel.Status, Publish: true, WithoutBGP: !c.BGP.Enabled, Log: log.With("component", "vrouter"),
+		Node: name, Sink: d.kernel, Status: d.kernel.Status, Publish: true, WithoutBGP: !c.BGP.Enabled, Tracer: d.tracer, Log: log.With("component", "vrouter"),
 	}
 	if restarting {
 		cc.DeferBGP = deferBGP
@@ -214,7 +221,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
 		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.network != nil, Ready: d.attachReady, Held: d.mayWrite,
-		Rules: d.awaitRules(), OwnWrites: d.cluster, Log: log.With("component", "attach"),
+		Rules: d.awaitRules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	})
 	if err != nil {
 		return d, err
@@ -355,7 +362,7 @@ func (d *router) run(stop context.Context) error {
 		})
 	})
 	part("cni socket", func(ctx context.Context) error {
-		cni := rpc.NewCNIServer(d.attach)
+		cni := rpc.NewCNIServer(rpc.Traced(d.attach, d.tracer))
 		return serve(ctx, rpc.NewFrames(plugin, cni, d.log), rpc.ServerOptions(d.log), func(s *grpc.Server) { apiv1.RegisterCNIServer(s, cni) })
 	})
 	if d.cfg.Health.Listen != "" {

@@ -64,7 +64,7 @@ func (d *router) newPolicy() error {
 	}
 	p.enforcer = enforce.New(enforce.Config{
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Guarded: guardedPorts(d.cfg), Datastore: datastorePorts(d.servers),
-		Table: p.table, Connections: p.connections, Log: log,
+		Table: p.table, Connections: p.connections, Tracer: d.tracer, Log: log,
 		TunnelsFromAnywhere: d.cfg.Policy.AllowTunnelsFromAnywhere,
 		MaxConnections:      uint32(d.cfg.Policy.MaxConnectionsPerWorkload), //nolint:gosec // checked by its validation
 		Heard:               d.clearPolicyMark,

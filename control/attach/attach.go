@@ -17,6 +17,7 @@ import (
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/spans"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
@@ -112,6 +113,9 @@ type Config struct {
 	// pauses double up to a minute, of each attachment by itself. 0: 1 s.
 	Retry time.Duration
 
+	// Tracer is told what each step of a verb took; nil: nobody is.
+	Tracer *spans.Tracer
+
 	Log *slog.Logger
 }
 
@@ -172,7 +176,7 @@ func New(cfg Config) (*Attacher, error) {
 // assemble makes the parts, each of which gets those that it needs.
 func assemble(cfg Config) *Attacher {
 	log := cfg.Log
-	steps, schedule, work, now := &runner{}, newSchedule(cfg.Retry), async.NewSignal(), async.NewSignal()
+	steps, schedule, work, now := &runner{tracer: cfg.Tracer}, newSchedule(cfg.Retry), async.NewSignal(), async.NewSignal()
 	db := &datastore{Store: cfg.Store, timeout: cfg.StoreTimeout, mayHold: cfg.Held}
 	ledger := newLedger(cfg.Journal, log)
 	host := &host{Wire: cfg.Wire, sink: cfg.Sink, ledger: ledger}

@@ -1,6 +1,10 @@
 package attach
 
-import "context"
+import (
+	"context"
+
+	"github.com/routerd/routerd/control/spans"
+)
 
 // step is one of the things that a verb does. After a crash in it, or before or
 // after it, the verb can be repeated or undone.
@@ -11,6 +15,7 @@ type step struct {
 
 // runner runs the steps of verbs.
 type runner struct {
+	tracer *spans.Tracer
 	// around, if set, runs a step in the place of the runner: tests fail or end the
 	// daemon before, in or after it.
 	around func(name string, do func() error) error
@@ -19,7 +24,12 @@ type runner struct {
 // run runs steps until one fails.
 func (x *runner) run(ctx context.Context, steps ...step) error {
 	for _, s := range steps {
-		do := func() error { return s.do(ctx) }
+		do := func() error {
+			ctx, end := x.tracer.Start(ctx, s.name)
+			err := s.do(ctx)
+			end(err)
+			return err
+		}
 		if x.around != nil {
 			if err := x.around(s.name, do); err != nil {
 				return err

@@ -17,6 +17,7 @@ import (
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/policy"
+	"github.com/routerd/routerd/control/spans"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
@@ -67,6 +68,9 @@ type Config struct {
 	// those from before: from then on what is on disk of the datastore's state may be
 	// older than the kernel's rules. nil: nobody is notified.
 	Heard func()
+
+	// Tracer is told what each step took; nil: nobody is.
+	Tracer *spans.Tracer
 
 	Log *slog.Logger
 }
@@ -206,7 +210,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.poke:
 		case <-retry.C:
 		}
-		if err := e.step(calc); err == nil {
+		if err := e.step(ctx, calc); err == nil {
 			retry.Stop()
 			backoff.Reset()
 			continue
@@ -216,8 +220,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 }
 
 // step applies what was heard and brings what follows from it into force.
-func (e *Enforcer) step(calc *policy.Calculator) error {
+func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	start := time.Now()
+	ctx, end := e.cfg.Tracer.Start(ctx, "policy change") // is not told of when nothing follows
 	e.mu.Lock()
 	queue, ifaces, links, before := e.queue, e.ifaces, e.links, e.status
 	known, moved := e.own != nil, e.moved
@@ -257,6 +262,7 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 		e.have = calc.Snapshot() // in place of half a step
 	}
 	e.rules.Unlock()
+	_, kernel := e.cfg.Tracer.Start(ctx, "kernel")
 	switch {
 	case err != nil:
 		// A fault of the calculator's: what the kernel has stays.
@@ -268,6 +274,8 @@ func (e *Enforcer) step(calc *policy.Calculator) error {
 	default:
 		err = e.cfg.Table.Apply(d)
 	}
+	kernel(err)
+	end(err)
 	if err == nil {
 		e.goesLive(&d, before.Err != nil)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/rib"
+	"github.com/routerd/routerd/control/spans"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -44,6 +45,10 @@ type Config struct {
 	// deferral of route selection). The bound is for peers that died
 	// meanwhile. Zero: nothing is held back.
 	DeferBGP time.Duration
+
+	// Tracer is told how long a change of the datastore takes to the kernel; nil:
+	// nobody is.
+	Tracer *spans.Tracer
 }
 
 // Core owns the table. Its methods may be called from any goroutine; they hand
@@ -57,6 +62,7 @@ type Core struct {
 	hint   chan dataplane.Revision
 	steps  chan struct{} // a token for each step of BGP's that is not applied
 
+	tracing      tracing
 	started      chan struct{}
 	targets      latest[[]dataplane.ProbeTarget]
 	publications latest[store.NodeEncaps]
@@ -68,6 +74,7 @@ func New(cfg Config) *Core {
 		cfg: cfg, events: make(chan func(*loop), 64), hint: make(chan dataplane.Revision, 1), steps: make(chan struct{}, maxSteps),
 		mtus: mtus{changed: make(chan struct{}, 1)}, started: make(chan struct{}),
 	}
+	c.tracing.tracer, c.tracing.wait = cfg.Tracer, cfg.Sink.Wait
 	c.beat()
 	return c
 }
@@ -97,9 +104,16 @@ type loop struct {
 // Store applies a step of the cluster's copy. One from the disk, after a boot, says what
 // is to be there, and never that anything else is not.
 func (c *Core) Store(ctx context.Context, s cluster.Step) error {
+	var traced span
+	if c.cfg.Tracer.Enabled() {
+		traced = c.tracing.begin(ctx, s)
+	}
 	return c.post(ctx, func(l *loop) {
 		for _, ch := range s.Changes {
 			l.apply(ch)
+		}
+		if traced.end != nil {
+			c.tracing.open = append(c.tracing.open, traced)
 		}
 		if s.Source == cluster.Disk {
 			l.fromDisk = l.fromDisk || s.Synced
@@ -256,6 +270,7 @@ func (c *Core) Run(ctx context.Context) error {
 	var hints sync.WaitGroup
 	hints.Go(func() { c.followSink(ctx) })
 	defer hints.Wait()
+	defer c.tracing.ends.Wait()
 	defer cancel()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -298,14 +313,16 @@ func (c *Core) flush(l *loop) {
 		l.waiting = err.Error()
 		return
 	}
+	var rev dataplane.Revision
 	for range maxRounds {
 		l.settle()
 		l.mend()
-		c.handOver(l)
+		rev = max(rev, c.handOver(l))
 		if !c.look(l) && !c.publish(l) {
 			break
 		}
 	}
+	c.tracing.handed(rev)
 	c.mtus.set(l.encap.MTU)
 	c.publishTargets(l)
 	// BGP is not waited for here: a dead peer must not make the host unready.
@@ -336,17 +353,17 @@ func (c *Core) publishTargets(l *loop) {
 // handOver hands the first complete state, or the changes of it, to the sink.
 // Devices go first and apart from the rest, so that what becomes of them is
 // known without waiting for routes.
-func (c *Core) handOver(l *loop) {
+func (c *Core) handOver(l *loop) (rev dataplane.Revision) {
 	defer l.objects.HandedOver()
 	defer l.rib.HandedOver()
 	if !l.replaced {
-		rev := c.cfg.Sink.Replace(dataplane.SourceCore, l.desired())
+		rev = c.cfg.Sink.Replace(dataplane.SourceCore, l.desired())
 		l.replaced = true
 		close(c.started)
 		l.noteHops(l.objects.Put)
 		l.removals = append(l.removals, rev)
 		c.hintAt(rev)
-		return
+		return rev
 	}
 	var first []dataplane.Object
 	rest, del := l.rib.Changes()
@@ -358,17 +375,19 @@ func (c *Core) handOver(l *loop) {
 		}
 	}
 	if len(first) > 0 {
-		c.hintAt(c.cfg.Sink.Update(dataplane.SourceCore, first, nil))
+		rev = c.cfg.Sink.Update(dataplane.SourceCore, first, nil)
+		c.hintAt(rev)
 	}
 	del = slices.AppendSeq(del, maps.Keys(l.objects.Del))
 	if len(rest)+len(del) == 0 {
-		return
+		return rev
 	}
-	rev := c.cfg.Sink.Update(dataplane.SourceCore, rest, del)
+	rev = c.cfg.Sink.Update(dataplane.SourceCore, rest, del)
 	if l.noteHops(l.objects.Put); l.goingHops(l.objects.Del) {
 		l.removals = append(l.removals, rev)
 	}
 	c.hintAt(rev)
+	return rev
 }
 
 // cut takes next hops that are of no use any more out of the kernel, and what
