@@ -9,6 +9,12 @@ const (
 	// AnnotationPrefixCNI begins the names of those that are for the CNI plugin.
 	AnnotationPrefixCNI = "cni.projectcalico.org/"
 
+	// AnnotationPrefixQoS begins the names of those that limit the pod's traffic, and
+	// the other two are Kubernetes' own.
+	AnnotationPrefixQoS        = "qos.projectcalico.org/"
+	AnnotationIngressBandwidth = "kubernetes.io/ingress-bandwidth"
+	AnnotationEgressBandwidth  = "kubernetes.io/egress-bandwidth"
+
 	// AnnotationConfigHash is, on the object that stands for a static pod, the uid by
 	// which kubelet and the runtime know that.
 	AnnotationConfigHash = "kubernetes.io/config.hash"

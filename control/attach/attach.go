@@ -196,7 +196,7 @@ func assemble(cfg Config) *Attacher {
 	return &Attacher{
 		node: cfg.Node, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
-		pods:     newPods(cfg.Kubernetes, cfg.Node, db),
+		pods:     newPods(cfg.Kubernetes, cfg.Node, db, log),
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
 		mtus: &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log},
 		releaser: &releaser{

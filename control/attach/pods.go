@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -59,6 +60,7 @@ type pods struct {
 	on    bool // the API is the datastore
 	node  string
 	store *datastore
+	log   *slog.Logger
 
 	mu         sync.Mutex
 	known      map[store.Key]*store.WorkloadEndpoint
@@ -66,9 +68,9 @@ type pods struct {
 	namespaces map[string]*v3.Profile // by name, their profiles
 }
 
-func newPods(on bool, node string, db *datastore) *pods {
+func newPods(on bool, node string, db *datastore, log *slog.Logger) *pods {
 	return &pods{
-		on: on, node: node, store: db,
+		on: on, node: node, store: db, log: log,
 		known: make(map[store.Key]*store.WorkloadEndpoint), unreadable: make(map[store.Key]error), namespaces: make(map[string]*v3.Profile),
 	}
 }
@@ -89,6 +91,7 @@ func (p *pods) handle(s cluster.Step) {
 		switch v := ev.Value.(type) {
 		case *store.WorkloadEndpoint:
 			if delete(p.unreadable, ev.Key); v.Spec.Node == p.node {
+				p.limited(p.known[ev.Key], v)
 				p.known[ev.Key] = v
 			}
 		case *v3.Profile:
@@ -120,6 +123,24 @@ func (p *pods) relabel(ev *cluster.Change) {
 	next := *known
 	next.Labels = v.Labels
 	p.known[ev.Key] = &next
+}
+
+// limited says of a pod's limits that they are not carried out, once for each change of
+// them.
+func (p *pods) limited(was, now *store.WorkloadEndpoint) {
+	names, err := checkLimits(now.Annotations)
+	if was != nil && was.UID == now.UID {
+		before, berr := checkLimits(was.Annotations)
+		if slices.Equal(before, names) && (err == nil) == (berr == nil) {
+			return
+		}
+	}
+	switch pod := now.Namespace + "/" + now.Spec.Pod; {
+	case err != nil:
+		p.log.Warn("a pod's limits make no sense; a pod that starts with them is refused", "pod", pod, "error", err)
+	case len(names) > 0:
+		p.log.Warn("a pod's limits are not carried out: routerd does not limit bandwidth, packets and connections of single pods", "pod", pod, "annotations", names)
+	}
 }
 
 // complete adds to a request what the API says of its pod, and returns what its
@@ -210,6 +231,9 @@ func (p *pods) ask(req *AddRequest, w *store.WorkloadEndpoint) error {
 		}
 		maps.Copy(of, req.NamespaceLabels)
 		req.NamespaceLabels = of
+	}
+	if _, err := checkLimits(w.Annotations); err != nil {
+		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
 	for _, annotations := range sources {
 		for _, key := range slices.Sorted(maps.Keys(annotations)) {

@@ -111,6 +111,8 @@ func TestPodAskedFor(t *testing.T) {
 		{name: "malformed address", told: kubePod("u1", map[string]string{"cni.projectcalico.org/floatingIPs": `["x"]`}), uid: "u1", refused: "annotation cni.projectcalico.org/floatingIPs", kind: ErrInvalid},
 		{name: "malformed family", told: kubePod("u1", map[string]string{"cni.projectcalico.org/ipFamilies": `["IPv5"]`}), uid: "u1", refused: `"IPv5" is not IPv4 or IPv6`, kind: ErrInvalid},
 		{name: "malformed MAC address", told: kubePod("u1", map[string]string{"cni.projectcalico.org/hwAddr": "x"}), uid: "u1", refused: "annotation cni.projectcalico.org/hwAddr", kind: ErrInvalid},
+		{name: "malformed bandwidth", told: kubePod("u1", map[string]string{"kubernetes.io/ingress-bandwidth": "fast"}), uid: "u1", refused: `annotation kubernetes.io/ingress-bandwidth: "fast": want bits per second from 1k to 1P`, kind: ErrInvalid},
+		{name: "limits that make sense", told: kubePod("u1", map[string]string{"kubernetes.io/egress-bandwidth": "10M", "qos.projectcalico.org/ingressMaxConnections": "5"}), uid: "u1"},
 		{name: "addresses without IPAM", told: kubePod("u1", map[string]string{"cni.projectcalico.org/ipAddrsNoIpam": `["10.0.0.1"]`}), uid: "u1", refused: "feature_control.ip_addrs_no_ipam", kind: ErrInvalid},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

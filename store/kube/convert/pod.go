@@ -96,7 +96,8 @@ func pluginAnnotations(annotations map[string]string) map[string]string {
 	for k, v := range annotations {
 		switch {
 		case k == podIPAnnotation || k == podIPsAnnotation || k == containerIDAnnotation:
-		case k == store.AnnotationConfigHash || strings.HasPrefix(k, store.AnnotationPrefixCNI):
+		case k == store.AnnotationConfigHash, k == store.AnnotationIngressBandwidth, k == store.AnnotationEgressBandwidth,
+			strings.HasPrefix(k, store.AnnotationPrefixCNI), strings.HasPrefix(k, store.AnnotationPrefixQoS):
 			out = with(out, k, v)
 		}
 	}
