@@ -139,12 +139,17 @@ func socketError(socket string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("connect to routerd at %s: permission denied: the socket is for root; run this command as root, for instance with sudo", socket)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("connect to routerd: there is no socket at %s: routerd is not running on this host, or uses another socket; see `systemctl status routerd`, or name the socket with --socket", socket)
+		return &notRunningError{fmt.Sprintf("connect to routerd: there is no socket at %s: routerd is not running on this host, or uses another socket; see `systemctl status routerd`, or name the socket with --socket", socket)}
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("connect to routerd: nothing listens on %s: routerd has stopped; see `systemctl status routerd` and `journalctl -u routerd`", socket)
+		return &notRunningError{fmt.Sprintf("connect to routerd: nothing listens on %s: routerd has stopped; see `systemctl status routerd` and `journalctl -u routerd`", socket)}
 	}
 	return fmt.Errorf("connect to routerd at %s: %w; see `systemctl status routerd`", socket, err)
 }
+
+// notRunningError says that there is no daemon.
+type notRunningError struct{ message string }
+
+func (e *notRunningError) Error() string { return e.message }
 
 // withOperator runs f with a connection to the daemon and a deadline.
 func (a *app) withOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient) error) error {

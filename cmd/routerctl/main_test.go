@@ -65,6 +65,16 @@ func (o *operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeRespons
 	return m, o.answer("node.json", m)
 }
 
+// Examine implements [rpc.Doctor]. A script that says nothing of it has a host that is
+// well.
+func (o *operator) Examine(context.Context) (*apiv1.ExamineResponse, error) {
+	m := &apiv1.ExamineResponse{Node: "node1"}
+	if _, err := os.Stat(filepath.Join(o.dir, "doctor.json")); err != nil {
+		return m, nil
+	}
+	return m, o.answer("doctor.json", m)
+}
+
 func (o *operator) Paths(context.Context, *apiv1.PathsRequest) (*apiv1.PathsResponse, error) {
 	m := &apiv1.PathsResponse{}
 	return m, o.answer("paths.json", m)
@@ -176,6 +186,7 @@ func startDaemon(env *testscript.Env) error {
 		apiv1.RegisterOperatorServer(s, &operator{dir: env.WorkDir})
 		apiv1.RegisterBGPServer(s, &bgpSpeaker{dir: env.WorkDir})
 		apiv1.RegisterEventsServer(s, rpc.NewEventsServer(someEvents()))
+		apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(&operator{dir: env.WorkDir}))
 	}
 	e, err := embed.StartEtcd(c)
 	if err != nil {

@@ -234,6 +234,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	d.operator = operator.New(operator.Config{
 		Node: name, Version: version, Started: d.started, Datastore: datastoreName(c), RouteProtocol: c.Dataplane.RouteProtocol,
+		Sysctls: c.Dataplane.SysctlDir, Dirs: []string{c.StateDir, c.RunDir},
 		Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
@@ -358,6 +359,7 @@ func (d *router) run(stop context.Context) error {
 			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d.operator))
 			apiv1.RegisterBGPServer(s, d.bgpServer())
 			apiv1.RegisterEventsServer(s, rpc.NewEventsServer(d.said))
+			apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(d.operator))
 			d.serveKV(s)
 		})
 	})

@@ -22,6 +22,10 @@ type Route struct {
 	ours   dataplane.RouteKey
 }
 
+// Ours is the route of ours that it takes packets from.
+func (f Route) Ours() string { return f.ours.String() }
+
+// String returns the route as ip(8) takes it.
 func (f Route) String() string {
 	s := strings.TrimSpace(f.theirs.Type + " " + f.theirs.Prefix.String())
 	if f.theirs.Gateway.IsValid() {

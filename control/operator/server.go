@@ -20,6 +20,7 @@ import (
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/presence"
+	"github.com/routerd/routerd/control/probe"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
@@ -30,8 +31,10 @@ import (
 type Config struct {
 	Node, Version string
 	Started       time.Time
-	Datastore     string // what the datastore is, for people
-	RouteProtocol int    // of our routes in the kernel
+	Datastore     string   // what the datastore is, for people
+	RouteProtocol int      // of our routes in the kernel
+	Sysctls       string   // where the kernel's settings are
+	Dirs          []string // that the daemon writes to
 	Conflist      cni.ConflistOptions
 	Log           *slog.Logger
 
@@ -62,6 +65,8 @@ type Config struct {
 type Probes interface {
 	Paths(ctx context.Context) (*apiv1.PathsResponse, error)
 	Tunnels(ctx context.Context, retry []string, all bool) (*apiv1.TunnelsResponse, error)
+	// Echoes asks now through every tunnel that is in use.
+	Echoes(ctx context.Context) ([]probe.Echo, error)
 }
 
 // Server implements [rpc.Operator]. It is safe for concurrent use.
@@ -74,7 +79,10 @@ type Server struct {
 	felix  foreign.Felix
 }
 
-var _ rpc.Operator = (*Server)(nil)
+var (
+	_ rpc.Operator = (*Server)(nil)
+	_ rpc.Doctor   = (*Server)(nil)
+)
 
 // New returns a Server. The parts may start later.
 func New(cfg Config) *Server {

@@ -11,6 +11,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
@@ -78,6 +79,7 @@ func TestModes(t *testing.T) {
 				{"kernel state", testKernelState},
 				{"BGP sessions", testSessions},
 				{"tunnels are measured", func(t *testing.T, l *lab.Lab, m mode) { testMeasured(t, l, m.far != "") }},
+				{"nothing is wrong", testWell},
 				{"killed and started again", testKillUnderTraffic},
 				{"stopped and started again", testStopUnderTraffic},
 				{"without the mesh", testMeshOff},
@@ -101,6 +103,28 @@ func reach(t *testing.T, l *lab.Lab, o traffic.Options) {
 	asked, answered := m.Pairs()
 	if asked == 0 || asked != answered {
 		t.Fatalf("%d of %d pairs:\n%s", answered, asked, strings.Join(m.Failures(), "\n"))
+	}
+}
+
+// testWell holds that doctor finds nothing on a host that is well, and that there is
+// nothing that it cannot look at.
+func testWell(t *testing.T, l *lab.Lab, _ mode) {
+	for _, h := range l.Hosts() {
+		poll(t, "doctor of "+h, func() string {
+			c, err := l.Client(h)
+			if err != nil {
+				return err.Error()
+			}
+			defer c.Close()
+			r, err := apiv1.NewDoctorClient(c).Examine(await.Context(t), &apiv1.ExamineRequest{})
+			if err != nil {
+				return err.Error()
+			}
+			if len(r.GetFindings())+len(r.GetUnknown()) > 0 {
+				return r.String()
+			}
+			return ""
+		})
 	}
 }
 

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/doctor"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what is wrong with this host's network, and which command mends it",
+		Long: `Examine this host as it is now: its conditions, sessions, pools and workloads, what
+other programs have in the kernel that stands in the way, where the kernel sends
+packets, and whether they get through the tunnels to other hosts. It takes up to
+some seconds, sends a few probes, and changes nothing.
+
+Each thing that is wrong is a line: how bad it is, the host, the name of the check,
+what is wrong, and the command that mends it; the worst comes first. The exit code
+is 0 when nothing is wrong and 1 otherwise.`,
+		Example: "  routerctl doctor\n  routerctl doctor -o json",
+		Args:    noArgs,
+	}
+	outputFlag(c, &output)
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := checkOutput(output); err != nil {
+			return err
+		}
+		ctx, cancel := a.withDeadline(cmd)
+		defer cancel()
+		var r *apiv1.ExamineResponse
+		err := ask(ctx, a, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
+			r, err = d.Examine(ctx, &apiv1.ExamineRequest{})
+			return err
+		})
+		var none *notRunningError
+		switch {
+		case errors.As(err, &none):
+			r = &apiv1.ExamineResponse{Findings: []*apiv1.Finding{{
+				Severity: string(doctor.Critical), Check: "daemon", Node: a.host, What: "routerd does not run: " + none.message,
+				Cause: "it was stopped, or ended by itself: journalctl -u routerd says why", Cure: "systemctl restart routerd",
+			}}}
+		case err != nil:
+			return explain(ctx, err)
+		}
+		return a.showFindings(r, output)
+	}
+	return c
+}
+
+// showFindings prints what is wrong. The error carries the exit code.
+func (a *app) showFindings(r *apiv1.ExamineResponse, output string) error {
+	var err error
+	if output != "table" {
+		err = printProto(a.stdout, r, output)
+	} else {
+		err = printFindings(a.stdout, r)
+	}
+	if err == nil && len(r.GetFindings()) > 0 {
+		err = exitCode(1)
+	}
+	return err
+}
+
+func printFindings(w io.Writer, r *apiv1.ExamineResponse) error {
+	var rows [][]string
+	for _, f := range r.GetFindings() {
+		rows = append(rows, []string{f.GetSeverity(), dash(f.GetNode()), f.GetCheck(), f.GetWhat() + "; cure: " + f.GetCure()})
+	}
+	if len(rows) == 0 {
+		rows = [][]string{{"well", r.GetNode(), "nothing is wrong"}}
+	}
+	if err := printTable(w, rows[0], rows[1:]); err != nil {
+		return err
+	}
+	for _, u := range r.GetUnknown() {
+		if _, err := fmt.Fprintf(w, "not examined: %s\n", u); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+// Package doctor says what is wrong with a host's network and which command mends it.
+//
+// Its checks are pure: each takes the [Facts] that others gathered and returns
+// findings. What is well gives none, so that an empty list means something.
+package doctor
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/survey"
+)
+
+// Severity says how bad a finding is.
+type Severity string
+
+// The severities, the worst first.
+const (
+	// Critical is what packets are lost by now, or what keeps the host from serving.
+	Critical Severity = "critical"
+	// Warning is what will be, or may be for some packets.
+	Warning Severity = "warning"
+)
+
+// Finding is one thing that is wrong.
+type Finding struct {
+	Severity Severity
+	Check    string // what found it: a name that stays the same
+	Node     string // where: the host,
+	Device   string // its device,
+	Object   string // a session, route, pool, workload, file …,
+	Field    string // and the setting that is wrong
+	What     string // what is wrong, in words
+	Cause    string // why, as far as it is known
+	Cure     string // the command that mends it
+}
+
+// Facts is what is known of a host.
+type Facts struct {
+	Node    *apiv1.NodeResponse
+	Uplinks []dataplane.UnderlayLink
+	Host    survey.Host
+	Pools   []netip.Prefix
+	Nodes   map[netip.Addr]string // other hosts by their addresses on the underlay
+	Foreign []Foreign
+	Ways    []Way
+	Paths   []*apiv1.Path
+	Echoes  []Echo
+	Claims  []Claim
+	Pods    []Pod
+	Failed  []*apiv1.ObjectStatus // objects that the kernel does not take
+	Disks   []Disk
+}
+
+// Foreign is a route of another program that takes packets from one of ours.
+type Foreign struct{ Theirs, Ours string } // as ip(8) takes them
+
+// Way is what the kernel said of a packet, and where it should go.
+type Way struct {
+	Packet survey.Packet
+	Node   string   // to or from which host it is
+	Want   []string // the devices by which it may leave
+	Hop    survey.Hop
+	Err    error
+}
+
+// wrong reports whether the packet goes elsewhere, or nowhere.
+func (w Way) wrong() bool { return w.Err != nil || !slices.Contains(w.Want, w.Hop.Device) }
+
+// Echo is what a few packets found of a tunnel that is in use.
+type Echo struct {
+	Node, Encap, Device string
+	Addr                netip.Addr // of the peer on the underlay
+	Answered            bool
+	Full, Size          int // bytes: of a packet that fits the device, and of the largest that got there
+}
+
+// Claim is an address for which several machines answer.
+type Claim struct {
+	Device string
+	Addr   netip.Addr
+	MACs   []dataplane.MAC // of the machines; of this host's own addresses the others only
+}
+
+// Pod is a workload of this host that is not as it was attached.
+type Pod struct {
+	Name, Device string
+	Err          error
+}
+
+// Disk is a file system that the daemon writes to.
+type Disk struct {
+	Dir        string
+	Free, Size uint64 // bytes
+	Files      uint64 // free inodes; meaningless where Inodes is zero
+	Inodes     uint64
+}
+
+// check looks for one kind of trouble.
+type check func(Facts) []Finding
+
+// checks lists all, those that find causes before those that find what comes of them:
+// among findings of one severity the first is to name the cause.
+func checks() []check {
+	return []check{
+		conditions, disks, claims, pods, foreignRoutes, foreignRules, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
+		echoes, ways, objects, pools, sessions,
+	}
+}
+
+// Examine returns what is wrong, the worst first.
+func Examine(f Facts) []Finding {
+	var all []Finding
+	for _, c := range checks() {
+		all = append(all, c(f)...)
+	}
+	for i := range all {
+		all[i].Node = cmp.Or(all[i].Node, f.Node.GetName())
+	}
+	Sort(all)
+	return all
+}
+
+// Sort puts the worst first and leaves the order otherwise.
+func Sort(list []Finding) {
+	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
+}
+
+func rank(s Severity) int {
+	if s == Critical {
+		return 0
+	}
+	return 1
+}

@@ -1,0 +1,197 @@
+package doctor
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/survey"
+)
+
+// healthy is a host of which nothing is wrong, with something of everything.
+func healthy() Facts {
+	return Facts{
+		Node: &apiv1.NodeResponse{
+			Name: "node1",
+			Health: &apiv1.Health{
+				Live: &apiv1.Check{Ok: true}, Ready: &apiv1.Check{Ok: true},
+				Conditions: []*apiv1.Check{{Name: "Registered", Ok: true}, {Name: "ForeignRoutes", Ok: true}, {Name: "Pool/p", Ok: true}},
+			},
+			Peers: []*apiv1.BGPPeer{{Address: "10.1.0.1", Name: "tor", State: "up", Counted: true, MaxPrefixes: 100, Families: []*apiv1.BGPFamily{{Received: 89}}}},
+			Pools: []*apiv1.PoolStatus{{Name: "p", Cidr: "192.168.0.0/16", Encapsulation: "VXLAN", Usable: true}},
+		},
+		Uplinks: []dataplane.UnderlayLink{{Name: "eth0", MTU: 1500}},
+		Host: survey.Host{
+			Rules: []survey.Rule{
+				{Family: dataplane.IPv4, From: netip.MustParsePrefix("10.9.0.0/16"), Action: "lookup", Table: 100},
+				{Family: dataplane.IPv4, From: netip.MustParsePrefix("192.168.0.0/16"), Mark: 1, Action: "lookup", Table: 100},
+			},
+			Chains:     []survey.Chain{{Family: "ip", Table: "filter", Name: "FORWARD", Lets: true}},
+			Conntrack:  survey.Fill{Count: 89, Max: 100},
+			Fixed:      []survey.Neighbour{{Device: "vxlan.calico", Addr: netip.MustParseAddr("10.1.0.12")}, {Device: "eth0", Addr: netip.MustParseAddr("10.1.0.99")}},
+			Neighbours: map[dataplane.Family]survey.Fill{dataplane.IPv4: {Count: 3, Max: 1024}},
+		},
+		Pools:  []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")},
+		Nodes:  map[netip.Addr]string{netip.MustParseAddr("10.1.0.12"): "node2"},
+		Ways:   []Way{{Packet: survey.Packet{To: netip.MustParseAddr("192.168.2.1")}, Node: "node2", Want: []string{"eth0"}, Hop: survey.Hop{Device: "eth0"}}},
+		Paths:  []*apiv1.Path{{Node: "node2", Address: "10.1.0.12", Mtu: 1500, Answers: true}},
+		Echoes: []Echo{{Node: "node2", Encap: "vxlan/4096/4789", Device: "vxlan.calico", Answered: true, Full: 1450, Size: 1450}},
+		Disks:  []Disk{{Dir: "/var/lib/routerd", Free: 1 << 30, Size: 2 << 30, Files: 1000, Inodes: 2000}, {Dir: "/run/routerd"}},
+	}
+}
+
+// TestExamine: each thing that is wrong is found by its check, first, with what it is
+// about and what mends it; what is well gives nothing.
+func TestExamine(t *testing.T) {
+	t.Parallel()
+	unmet := func(name, reason string) func(*Facts) {
+		return func(f *Facts) {
+			f.Node.Health.Conditions = append(f.Node.Health.Conditions, &apiv1.Check{Name: name, Reason: reason})
+		}
+	}
+	session := func(info string) func(*Facts) {
+		return func(f *Facts) {
+			p := f.Node.Peers[0]
+			p.State, p.Info = "start", info
+		}
+	}
+	way := func(w Way) func(*Facts) {
+		return func(f *Facts) {
+			w.Node, w.Want = "node2", []string{"cali1"}
+			w.Packet = survey.Packet{From: netip.MustParseAddr("192.168.2.1"), To: netip.MustParseAddr("192.168.1.1"), In: "eth0"}
+			f.Ways = append(f.Ways, w)
+		}
+	}
+	echo := func(e Echo) func(*Facts) {
+		return func(f *Facts) {
+			e.Node, e.Addr, e.Full = "node3", netip.MustParseAddr("10.2.0.11"), 1450
+			f.Echoes = append(f.Echoes, e)
+		}
+	}
+	mac := dataplane.MAC{2, 0, 0, 0, 0, 9}
+	for name, tt := range map[string]struct {
+		wrong    func(*Facts)
+		severity Severity
+		check    string
+		says     string // what and cure
+	}{
+		"nothing":             {func(*Facts) {}, "", "", ""},
+		"hangs":               {func(f *Facts) { f.Node.Health.Live = &apiv1.Check{Reason: "the core"} }, Critical, "live", "the core; systemctl restart routerd"},
+		"registered":          {unmet("Registered", "node a cannot register with address 10.1.0.1: node b is registered with it"), Critical, "condition-registered", "routerctl delete node NAME"},
+		"locked":              {unmet("Datastore", "the datastore is locked"), Critical, "condition-datastore", "; routerctl datastore unlock"},
+		"certificate":         {unmet("Certificates", "client.crt ends on Monday"), Warning, "condition-certificates", "client.crt ends on Monday"},
+		"a new condition":     {unmet("Weather", "rain"), Warning, "condition-weather", "Weather is not met: rain; routerctl node status"},
+		"little room":         {func(f *Facts) { f.Disks[0].Free = 20 << 20 }, Warning, "disk-full", "nearly full: 20 MiB of 2048 are free; du -xsh /var/lib/routerd/*"},
+		"no room":             {func(f *Facts) { f.Disks[0].Free = 4096 }, Critical, "disk-full", "full: 4 KiB are free"},
+		"no inodes":           {func(f *Facts) { f.Disks[0].Files = 0 }, Critical, "disk-full", "no room for more files; df -i"},
+		"own address claimed": {func(f *Facts) { f.Claims = []Claim{{"eth0", netip.MustParseAddr("10.1.0.11"), []dataplane.MAC{mac}}} }, Critical, "duplicate-address", "this host's address 10.1.0.11 too: 02:00:00:00:00:09; ip addr del 10.1.0.11/32"},
+		"a peer's address claimed": {
+			func(f *Facts) {
+				f.Claims = []Claim{{"eth0", netip.MustParseAddr("10.1.0.12"), []dataplane.MAC{mac, {2}}}}
+			},
+			Critical, "duplicate-address", "10.1.0.12, the address of node2",
+		},
+		"workload":     {func(f *Facts) { f.Pods = []Pod{{"shop/web", "cali1", errors.New("no route")}} }, Critical, "workload", "no route; kubectl delete pod -n shop web"},
+		"route":        {func(f *Facts) { f.Foreign = []Foreign{{"fd00::/64 proto 3", "route fd00::/48"}} }, Critical, "foreign-route", "; ip -6 route del fd00::/64 proto 3"},
+		"rule":         {func(f *Facts) { f.Host.Rules[1].Mark = 0 }, Warning, "foreign-rule", "; ip rule del priority 0 from 192.168.0.0/16 lookup 100"},
+		"rule it uses": {func(f *Facts) { f.Host.Rules[1].Mark = 0; f.Ways[0].Hop.Device = "eth1" }, Critical, "foreign-rule", "lookup 100"},
+		"neighbour":    {func(f *Facts) { f.Host.Fixed[0].Device = "eth0" }, Critical, "fixed-neighbour", "; ip neigh del 10.1.0.12 dev eth0"},
+		"firewall":     {func(f *Facts) { f.Host.Chains[0].Lets = false }, Critical, "forward-drop", "nft insert rule ip filter FORWARD iifname \"cali*\" accept"},
+		"conntrack":    {func(f *Facts) { f.Host.Conntrack.Count = 100 }, Critical, "table-full", "full: 100 of 100; sysctl -w net.netfilter.nf_conntrack_max=400"},
+		"neighbours": {
+			func(f *Facts) { f.Host.Neighbours[dataplane.IPv4] = survey.Fill{Count: 950, Max: 1024} },
+			Warning, "table-full", "IPv4 neighbours is nearly full: 950 of 1024; sysctl -w net.ipv4.neigh.default.gc_thresh3=4096",
+		},
+		"path":          {func(f *Facts) { f.Paths[0].Mtu = 1400 }, Warning, "path-mtu", "1400 bytes, and eth0 sends 1500; ip link set eth0 mtu 1400"},
+		"VXLAN":         {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico"}), Critical, "tunnel", "vxlan.calico (UDP port 4789) to node3 (10.2.0.11) and back; nft insert rule inet filter input udp dport 4789 accept"},
+		"IPIP":          {echo(Echo{Encap: "ipip", Device: "tunl0"}), Critical, "tunnel", "tunl0 (protocol 4) to node3 (10.2.0.11) and back; nft insert rule inet filter input ip protocol 4 accept"},
+		"large packets": {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico", Answered: true, Size: 1350}), Warning, "tunnel-mtu", "more than 1350 bytes are lost"},
+		"source check":  {way(Way{Err: survey.ErrSource}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"},
+		"not forwarded": {way(Way{Err: survey.ErrNotForwarded}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.forwarding=1"},
+		"elsewhere":     {way(Way{Hop: survey.Hop{Device: "eth1", Table: 100}}), Critical, "way", "leave dev eth1 table 100 and not by cali1; ip route get 192.168.1.1 from 192.168.2.1 iif eth0"},
+		"nowhere":       {way(Way{Err: survey.ErrForbidden}), Critical, "way", "go nowhere"},
+		"kernel":        {func(f *Facts) { f.Failed = []*apiv1.ObjectStatus{{Kind: "route", Object: "r", Reason: "no"}} }, Critical, "kernel-refuses", "the route r; routerctl routes --all"},
+		"pool": {func(f *Facts) {
+			f.Node.Pools[0].Usable, f.Node.Pools[0].Reason = false, "device tunl0: this kernel cannot make ipip devices"
+		}, Critical, "pool", "; modprobe ipip"},
+		"change":         {func(f *Facts) { f.Node.Pools[0].Reason = "not carried as VXLAN yet" }, Warning, "pool-change", "; routerctl pool status p"},
+		"wrong AS":       {session("wrong AS: 10.1.0.1 has AS 1, but AS 2 is configured for it"), Critical, "bgp-session", "; routerctl get bgppeers tor -o yaml # correct spec.asNumber"},
+		"password":       {session("connecting; MD5 suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same spec.password"},
+		"filtered":       {session("no answer from 10.1.0.1:179: it is down, or filtered on the way"), Critical, "bgp-session", "; tcpdump -ni any 'tcp port 179 and host 10.1.0.1'"},
+		"another reason": {session("nobody knows"), Critical, "bgp-session", "; routerctl events bgp"},
+		"limit":          {func(f *Facts) { f.Node.Peers[0].Families[0].Received = 90 }, Warning, "bgp-limit", "; routerctl bgp routes 10.1.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := healthy()
+			tt.wrong(&f)
+			got := Examine(f)
+			if tt.check == "" {
+				if diff := cmp.Diff([]Finding(nil), got); diff != "" {
+					t.Error(diff)
+				}
+				return
+			}
+			if len(got) == 0 || got[0].Severity != tt.severity || got[0].Check != tt.check || got[0].Node == "" || got[0].Cause == "" {
+				t.Fatalf("got %+v, want first %s of %s", got, tt.severity, tt.check)
+			}
+			if s := got[0].What + "; " + got[0].Cure; !strings.Contains(s, tt.says) {
+				t.Errorf("%q does not hold %q", s, tt.says)
+			}
+		})
+	}
+}
+
+// TestSort: the worst comes first, and otherwise nothing moves.
+func TestSort(t *testing.T) {
+	t.Parallel()
+	list := []Finding{{Severity: Warning, What: "1"}, {Severity: Critical, What: "2"}, {Severity: Warning, What: "3"}, {Severity: Critical, What: "4"}}
+	Sort(list)
+	var got string
+	for _, f := range list {
+		got += f.What
+	}
+	if got != "2413" {
+		t.Errorf("order %s, want 2413", got)
+	}
+}
+
+// TestDocumented: docs/operations/doctor.md has a line for each check.
+func TestDocumented(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../docs/operations/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`Check:? ?=? "([a-z-]+)"`)
+	n := 0
+	for _, e := range files {
+		if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") {
+			continue
+		}
+		src, err := os.ReadFile(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range named.FindAllStringSubmatch(string(src), -1) {
+			n++
+			if !strings.Contains(string(doc), "| `"+strings.TrimSuffix(m[1], "-")) {
+				t.Errorf("%s: check %q is not in docs/operations/doctor.md", e.Name(), m[1])
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("found %d checks in the source, want more", n)
+	}
+}

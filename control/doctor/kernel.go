@@ -1,0 +1,248 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/survey"
+)
+
+// ip is how ip(8) is called for a family.
+func ip(f dataplane.Family) string {
+	if f == dataplane.IPv6 {
+		return "ip -6"
+	}
+	return "ip"
+}
+
+// foreignRoutes finds routes of other programs that take packets from ours.
+func foreignRoutes(f Facts) []Finding {
+	var out []Finding
+	for _, r := range f.Foreign {
+		fam := dataplane.IPv4
+		if strings.Contains(r.Theirs, ":") {
+			fam = dataplane.IPv6
+		}
+		out = append(out, Finding{
+			Severity: Critical, Check: "foreign-route", Object: r.Theirs,
+			What:  fmt.Sprintf("route %s of another program takes the packets of %s", r.Theirs, r.Ours),
+			Cause: "routerd leaves routes of others alone; the kernel prefers this one", Cure: ip(fam) + " route del " + r.Theirs,
+		})
+	}
+	return out
+}
+
+// foreignRules finds policy routing rules of other programs that decide about packets
+// of pods.
+func foreignRules(f Facts) []Finding {
+	var out []Finding
+	for _, r := range f.Host.Rules {
+		if !slices.ContainsFunc(f.Pools, r.Takes) {
+			continue
+		}
+		severity := Warning // its table may have no route for them
+		if slices.ContainsFunc(f.Ways, func(w Way) bool { return dataplane.FamilyOf(w.Packet.To) == r.Family && w.wrong() }) {
+			severity = Critical
+		}
+		out = append(out, Finding{
+			Severity: severity, Check: "foreign-rule", Object: r.String(),
+			What:  fmt.Sprintf("rule %q of another program decides about packets of pods before routerd's routes do", r),
+			Cause: "packets that it takes do not see the main table, in which routerd's routes are", Cure: ip(r.Family) + " rule del " + r.String(),
+		})
+	}
+	return out
+}
+
+// fixedNeighbours finds neighbours that somebody entered by hand for other hosts. The
+// kernel sends there without asking, also when the host is long elsewhere.
+func fixedNeighbours(f Facts) []Finding {
+	var out []Finding
+	for _, n := range f.Host.Fixed {
+		node := f.Nodes[n.Addr]
+		if node == "" || !slices.ContainsFunc(f.Uplinks, func(l dataplane.UnderlayLink) bool { return l.Name == n.Device }) {
+			continue
+		}
+		out = append(out, Finding{
+			Severity: Critical, Check: "fixed-neighbour", Device: n.Device, Object: n.Addr.String(),
+			What:  fmt.Sprintf("the neighbour entry of %s (%s) on %s is fixed at %s", node, n.Addr, n.Device, n.MAC),
+			Cause: "somebody entered it by hand; the kernel does not ask who has the address", Cure: fmt.Sprintf("ip neigh del %s dev %s", n.Addr, n.Device),
+		})
+	}
+	return out
+}
+
+// chains finds packet filters of others that drop what is forwarded, pods' packets
+// among it.
+func chains(f Facts) []Finding {
+	var out []Finding
+	for _, c := range f.Host.Chains {
+		if c.Lets {
+			continue
+		}
+		out = append(out, Finding{
+			Severity: Critical, Check: "forward-drop", Object: c.String(), Field: "policy",
+			What:  fmt.Sprintf("chain %q of another program drops what is forwarded unless a rule of it lets it pass, and none names the pods' devices", c),
+			Cause: "a firewall, or Docker, which sets the policy of FORWARD to DROP", Cure: fmt.Sprintf("nft insert rule %s iifname \"cali*\" accept; nft insert rule %s oifname \"cali*\" accept", c, c),
+		})
+	}
+	return out
+}
+
+// Shares of a table, in percent, from which it counts as nearly full and as full.
+const (
+	nearlyFull = 90
+	full       = 99
+)
+
+// fill judges how full a table is. Count is what it holds, for people.
+func fill(t survey.Fill, what, key string) []Finding {
+	if !t.Of(nearlyFull) {
+		return nil
+	}
+	out := Finding{
+		Severity: Warning, Check: "table-full", Object: what, Field: key,
+		What:  fmt.Sprintf("the kernel's table of %s is nearly full: %d of %d", what, t.Count, t.Max),
+		Cause: "more of them than the host was set up for; what finds no room is dropped", Cure: fmt.Sprintf("sysctl -w %s=%d", key, 4*t.Max),
+	}
+	if t.Of(full) {
+		out.Severity, out.What = Critical, fmt.Sprintf("the kernel's table of %s is full: %d of %d", what, t.Count, t.Max)
+	}
+	return []Finding{out}
+}
+
+// conntrack finds a table of tracked connections without room.
+func conntrack(f Facts) []Finding {
+	return fill(f.Host.Conntrack, "tracked connections", "net.netfilter.nf_conntrack_max")
+}
+
+// neighbourTables finds tables of neighbours without room: with more hosts on a link
+// than the default of 1024 some are not reached.
+func neighbourTables(f Facts) []Finding {
+	return slices.Concat(
+		fill(f.Host.Neighbours[dataplane.IPv4], "IPv4 neighbours", "net.ipv4.neigh.default.gc_thresh3"),
+		fill(f.Host.Neighbours[dataplane.IPv6], "IPv6 neighbours", "net.ipv6.neigh.default.gc_thresh3"))
+}
+
+// ways finds packets that the kernel does not send where routerd's routes lead.
+func ways(f Facts) []Finding {
+	var out []Finding
+	for _, w := range f.Ways {
+		if !w.wrong() {
+			continue
+		}
+		fam := dataplane.FamilyOf(w.Packet.To)
+		d := Finding{
+			Severity: Critical, Check: "way", Device: w.Packet.In, Object: w.Packet.To.String(),
+			What: fmt.Sprintf("packets from %s to %s (%s) go nowhere", w.Packet.From, w.Packet.To, w.Node),
+			Cure: ip(fam) + " route get " + w.Packet.String(),
+		}
+		want := strings.Join(w.Want, " or ")
+		switch {
+		case w.Err == nil:
+			d.What = fmt.Sprintf("packets from %s to %s (%s) leave %s and not by %s", w.Packet.From, w.Packet.To, w.Node, w.Hop, want)
+			d.Cause = "a route or a rule of another program comes before routerd's"
+		case errors.Is(w.Err, survey.ErrSource):
+			d.Field, d.Cause = fmt.Sprintf("net.ipv4.conf.%s.rp_filter", w.Packet.In), w.Err.Error()
+			d.Cure = fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", w.Packet.In)
+		case errors.Is(w.Err, survey.ErrNotForwarded) && fam == dataplane.IPv4 && w.Packet.In != "":
+			d.Field, d.Cause = fmt.Sprintf("net.ipv4.conf.%s.forwarding", w.Packet.In), w.Err.Error()
+			d.Cure = fmt.Sprintf("sysctl -w net.ipv4.conf.%s.forwarding=1", w.Packet.In)
+		default:
+			d.Cause = w.Err.Error()
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// objects finds what the kernel does not take.
+func objects(f Facts) []Finding {
+	var out []Finding
+	for _, o := range f.Failed {
+		out = append(out, Finding{
+			Severity: Critical, Check: "kernel-refuses", Object: o.GetObject(),
+			What: fmt.Sprintf("the kernel does not take the %s %s", o.GetKind(), o.GetObject()), Cause: o.GetReason(), Cure: "routerctl routes --all",
+		})
+	}
+	return out
+}
+
+// claims finds addresses that two machines have.
+func claims(f Facts) []Finding {
+	var out []Finding
+	for _, c := range f.Claims {
+		whose := f.Nodes[c.Addr]
+		d := Finding{Severity: Critical, Check: "duplicate-address", Device: c.Device, Object: c.Addr.String()}
+		var macs []string
+		for _, m := range c.MACs {
+			macs = append(macs, m.String())
+		}
+		if whose == "" {
+			d.What = fmt.Sprintf("another machine on %s has this host's address %s too: %s", c.Device, c.Addr, strings.Join(macs, ", "))
+		} else {
+			d.Node = whose
+			d.What = fmt.Sprintf("several machines on %s answer for %s, the address of %s: %s", c.Device, c.Addr, whose, strings.Join(macs, ", "))
+		}
+		d.Cause = "a host was cloned or set up with an address that is taken; packets go to whoever answered last"
+		d.Cure = fmt.Sprintf("ip addr del %s dev DEVICE # on the machine of %s", netip.PrefixFrom(c.Addr, c.Addr.BitLen()), macs[len(macs)-1])
+		out = append(out, d)
+	}
+	return out
+}
+
+// pods finds workloads that are not as they were attached.
+func pods(f Facts) []Finding {
+	var out []Finding
+	for _, p := range f.Pods {
+		out = append(out, Finding{
+			Severity: Critical, Check: "workload", Device: p.Device, Object: p.Name,
+			What:  fmt.Sprintf("workload %s is not as it was attached: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; ")),
+			Cause: "somebody changed it, in its network namespace or on this host", Cure: fmt.Sprintf("kubectl delete pod %s # or start it anew by its runtime", kubectl(p.Name)),
+		})
+	}
+	return out
+}
+
+// kubectl is NAMESPACE/POD as kubectl takes it.
+func kubectl(name string) string {
+	if ns, pod, ok := strings.Cut(name, "/"); ok {
+		return "-n " + ns + " " + pod
+	}
+	return name
+}
+
+// Free space below which a disk counts as nearly full, and as full: an embedded
+// datastore writes some megabytes between two compactions, journals less.
+const (
+	littleFree = 64 << 20
+	noneFree   = 4 << 20
+	fewFiles   = 64
+)
+
+// disks finds file systems without room.
+func disks(f Facts) []Finding {
+	var out []Finding
+	for _, d := range f.Disks {
+		files := d.Inodes > 0 && d.Files < fewFiles
+		if d.Free >= littleFree && !files || d.Size == 0 {
+			continue
+		}
+		fi := Finding{
+			Severity: Warning, Check: "disk-full", Object: d.Dir,
+			What:  fmt.Sprintf("the file system of %s is nearly full: %d MiB of %d are free", d.Dir, d.Free>>20, d.Size>>20),
+			Cause: "what workloads are promised is written there first; without room no workload is attached", Cure: "du -xsh " + d.Dir + "/* | sort -h",
+		}
+		switch {
+		case files:
+			fi.Severity, fi.What, fi.Cure = Critical, fmt.Sprintf("the file system of %s has no room for more files", d.Dir), "df -i "+d.Dir
+		case d.Free < noneFree:
+			fi.Severity, fi.What = Critical, fmt.Sprintf("the file system of %s is full: %d KiB are free", d.Dir, d.Free>>10)
+		}
+		out = append(out, fi)
+	}
+	return out
+}

@@ -1,0 +1,171 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/dataplane"
+)
+
+// echoes finds tunnels through which packets do not get.
+func echoes(f Facts) []Finding {
+	var out []Finding
+	for _, e := range f.Echoes {
+		switch d := (Finding{Device: e.Device, Object: e.Node, Severity: Critical}); {
+		case !e.Answered:
+			what, filter, rule := e.carrier()
+			d.Check = "tunnel"
+			d.What = fmt.Sprintf("no packet gets through %s (%s) to %s (%s) and back", e.Device, what, e.Node, e.Addr)
+			d.Cause = "the host is down, or something between drops these packets in one direction or both"
+			d.Cure = fmt.Sprintf("nft insert rule inet filter input %s accept # on the host or firewall that drops them: tcpdump -ni any '%s and host %s' on both hosts shows where they end", rule, filter, e.Addr)
+			out = append(out, d)
+		case e.Size > 0 && e.Size < e.Full:
+			d.Check, d.Severity = "tunnel-mtu", Warning
+			d.What = fmt.Sprintf("packets of more than %d bytes are lost on the way through %s to %s (%s), and it takes %d", e.Size, e.Device, e.Node, e.Addr, e.Full)
+			d.Cause = "a link on the way takes less than the uplinks of the hosts"
+			d.Cure = fmt.Sprintf("ping -c1 -M do -s %d %s # find the link and raise its MTU, or lower the uplinks' to what it takes", e.Full+vxlanOverhead-icmpHeaders, e.Addr)
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// Bytes that a packet of VXLAN has before its inner one, and one of ping(8) before its
+// payload.
+const (
+	vxlanOverhead = 50
+	icmpHeaders   = 28
+)
+
+// carrier says what the tunnel's packets are on the underlay: for people, for
+// tcpdump(1), and for a rule of nftables.
+func (e Echo) carrier() (what, filter, rule string) {
+	if port, ok := strings.CutPrefix(e.Encap, "vxlan"); ok {
+		port = port[strings.LastIndex(port, "/")+1:]
+		return "UDP port " + port, "udp port " + port, "udp dport " + port
+	}
+	if e.Addr.Is6() {
+		return "protocols 4 and 41", "ip6", "meta l4proto { 4, 41 }"
+	}
+	return "protocol 4", "ip proto 4", "ip protocol 4"
+}
+
+// pathMTU finds paths over the underlay that take less than the uplink.
+func pathMTU(f Facts) []Finding {
+	var out []Finding
+	for _, p := range f.Paths {
+		for _, l := range f.Uplinks {
+			if p.GetMtu() == 0 || int(p.GetMtu()) >= l.MTU || !p.GetAnswers() || len(f.Uplinks) > 1 {
+				continue
+			}
+			out = append(out, Finding{
+				Severity: Warning, Check: "path-mtu", Device: l.Name, Object: p.GetNode(), Field: "mtu",
+				What:  fmt.Sprintf("the path to %s (%s) takes packets of %d bytes, and %s sends %d", p.GetNode(), p.GetAddress(), p.GetMtu(), l.Name, l.MTU),
+				Cause: "a link on the way, or the other host's uplink, has a smaller MTU",
+				Cure:  fmt.Sprintf("ip link set %s mtu %d # or raise the smaller one", l.Name, p.GetMtu()),
+			})
+		}
+	}
+	return out
+}
+
+// remedy is what mends a session whose reason holds a text.
+type remedy struct{ text, cure string }
+
+// remedies are looked through in order. $PEER stands for the peer's address, $NAME for
+// the BGPPeer or node, $PORT for 179.
+func remedies() []remedy {
+	return []remedy{
+		{"wrong AS", "routerctl get bgppeers $NAME -o yaml # correct spec.asNumber, or the AS of $PEER"},
+		{"MD5 suspected", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password"},
+		{"TTL security suspected", "routerctl get bgppeers $NAME -o yaml # give both sides spec.ttlSecurity"},
+		{"segments came", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password and spec.ttlSecurity"},
+		{"connection refused", "ss -ltn sport = :179 # on $PEER: is its BGP speaker running?"},
+		{"closed the connection", "routerctl get bgppeers -o yaml # is this node's address a peer of $PEER's, with the same password?"},
+		{"no route", "ip route get $PEER"},
+		{"no answer", "tcpdump -ni any 'tcp port 179 and host $PEER' # on both hosts: open TCP port 179 where it is dropped"},
+		{"is taken by", "ss -ltnp sport = :179"},
+	}
+}
+
+// sessions finds BGP sessions that are not up.
+func sessions(f Facts) []Finding {
+	var out []Finding
+	for _, p := range f.Node.GetPeers() {
+		switch {
+		case p.GetState() != "up":
+			out = append(out, down(p))
+		case p.GetMaxPrefixes() > 0 && p.GetCounted() && slices.ContainsFunc(p.GetFamilies(), func(f *apiv1.BGPFamily) bool { return uint64(f.GetReceived())*10 >= uint64(p.GetMaxPrefixes())*9 }):
+			out = append(out, Finding{
+				Severity: Warning, Check: "bgp-limit", Object: p.GetName(), Field: "maxPrefixes",
+				What:  fmt.Sprintf("BGP peer %s announces nearly as many prefixes as it may: %d", peerName(p), p.GetMaxPrefixes()),
+				Cause: "the session ends when it announces more", Cure: "routerctl bgp routes " + p.GetAddress(),
+			})
+		}
+	}
+	return out
+}
+
+func peerName(p *apiv1.BGPPeer) string {
+	if p.GetName() == "" || p.GetName() == p.GetAddress() {
+		return p.GetAddress()
+	}
+	return fmt.Sprintf("%s (%s)", p.GetName(), p.GetAddress())
+}
+
+func down(p *apiv1.BGPPeer) Finding {
+	d := Finding{
+		Severity: Critical, Check: "bgp-session", Object: p.GetName(),
+		What: fmt.Sprintf("BGP session with %s is down: %s", peerName(p), p.GetInfo()), Cause: p.GetInfo(), Cure: "routerctl events bgp",
+	}
+	for _, r := range remedies() {
+		if strings.Contains(p.GetInfo(), r.text) {
+			d.Cure = strings.NewReplacer("$PEER", p.GetAddress(), "$NAME", p.GetName()).Replace(r.cure)
+			break
+		}
+	}
+	return d
+}
+
+// pools finds pools that this host cannot serve.
+func pools(f Facts) []Finding {
+	var out []Finding
+	for _, p := range f.Node.GetPools() {
+		switch {
+		case !p.GetUsable():
+			d := Finding{
+				Severity: Critical, Check: "pool", Object: p.GetName(), Field: strings.ToLower(p.GetEncapsulation()),
+				What: fmt.Sprintf("this host cannot serve pool %s (%s, %s): %s", p.GetName(), p.GetCidr(), p.GetEncapsulation(), p.GetReason()), Cause: p.GetReason(),
+				Cure: "routerctl get ippools " + p.GetName() + " -o yaml",
+			}
+			if name, ok := module(p.GetReason()); ok {
+				d.Cure = "modprobe " + name
+			}
+			out = append(out, d)
+		case p.GetReason() != "":
+			out = append(out, Finding{
+				Severity: Warning, Check: "pool-change", Object: p.GetName(),
+				What: fmt.Sprintf("pool %s: %s", p.GetName(), p.GetReason()), Cause: p.GetReason(), Cure: "routerctl pool status " + p.GetName(),
+			})
+		}
+	}
+	return out
+}
+
+// module returns the kernel's module that a reason says is missing.
+func module(reason string) (string, bool) {
+	if !strings.Contains(reason, "this kernel cannot make") {
+		return "", false
+	}
+	for _, t := range []dataplane.LinkType{dataplane.LinkIPIP, "ip6tnl", "vxlan"} {
+		if strings.Contains(reason, "make "+string(t)) {
+			if t == "ip6tnl" {
+				return "ip6_tunnel", true
+			}
+			return string(t), true
+		}
+	}
+	return "", false
+}

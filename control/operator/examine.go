@@ -1,0 +1,307 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/doctor"
+	"github.com/routerd/routerd/control/encap"
+	"github.com/routerd/routerd/control/rib"
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/survey"
+)
+
+// How long an examination takes at most, and parts of it.
+const (
+	examineWithin = 4 * time.Second
+	claimsWithin  = 500 * time.Millisecond
+	// maxClaims bounds for how many addresses of one link is asked.
+	maxClaims = 256
+	// podsAtOnce is how many workloads are looked into at a time.
+	podsAtOnce = 8
+)
+
+// examination gathers facts. Its parts run side by side; each fills in its own.
+type examination struct {
+	s  *Server
+	v  view
+	wg sync.WaitGroup
+
+	mu      sync.Mutex // guards what follows
+	facts   doctor.Facts
+	unknown []string
+}
+
+// Examine implements [rpc.Doctor]: it says what is wrong with this host now.
+func (s *Server) Examine(ctx context.Context) (*apiv1.ExamineResponse, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, examineWithin, fmt.Errorf("no answer within %v", examineWithin))
+	defer cancel()
+	n, err := s.Node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e := &examination{s: s, v: s.view(ctx, s.sessions())}
+	e.facts.Node = n
+	e.underlay()
+	part := func(what string, f func(context.Context) error) {
+		e.wg.Go(func() {
+			if err := f(ctx); err != nil {
+				e.set(func() { e.unknown = append(e.unknown, fmt.Sprintf("%s: %v", what, err)) })
+			}
+		})
+	}
+	nodes := e.ways(ctx)
+	e.facts.Nodes = nodes
+	part("the host", e.host)
+	part("the underlay", e.paths)
+	part("tunnels", e.echoes)
+	part("addresses", func(ctx context.Context) error { return e.claims(ctx, nodes) })
+	part("workloads", e.pods)
+	part("disks", e.disks)
+	e.wg.Wait()
+	slices.Sort(e.unknown)
+	out := &apiv1.ExamineResponse{Node: s.cfg.Node, Unknown: e.unknown}
+	for _, f := range doctor.Examine(e.facts) {
+		out.Findings = append(out.Findings, &apiv1.Finding{
+			Severity: string(f.Severity), Check: f.Check, Node: f.Node, Device: f.Device, Object: f.Object, Field: f.Field,
+			What: f.What, Cause: f.Cause, Cure: f.Cure,
+		})
+	}
+	return out, nil
+}
+
+// set changes the facts.
+func (e *examination) set(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f()
+}
+
+// underlay is what the parts know already.
+func (e *examination) underlay() {
+	f := &e.facts
+	f.Pools = cidrs(e.v.pools)
+	for _, r := range e.s.foreignRoutes(e.v) {
+		f.Foreign = append(f.Foreign, doctor.Foreign{Theirs: r.String(), Ours: r.Ours()})
+	}
+	u, _ := e.s.cfg.Agent.Underlay()
+	for _, l := range u.Links {
+		if slices.ContainsFunc(e.v.hosts, func(h dataplane.Host) bool { return h.Uplink == l.Name }) {
+			f.Uplinks = append(f.Uplinks, l)
+		}
+	}
+	for _, st := range e.s.cfg.Kernel.Statuses() {
+		if st.State == dataplane.Failed && !e.poolsOwn(st.Object.Key()) {
+			o := &apiv1.ObjectStatus{Kind: st.Object.Key().Kind().String(), Object: st.Object.String(), Source: st.Source.String(), State: st.State.String()}
+			if st.Err != nil {
+				o.Reason = st.Err.Error()
+			}
+			f.Failed = append(f.Failed, o)
+		}
+	}
+}
+
+// poolsOwn reports whether an object is one that a pool needs of this host: what is
+// wrong with it is said of the pool.
+func (e *examination) poolsOwn(k dataplane.Key) bool {
+	return slices.ContainsFunc(e.v.pools, func(p encap.PoolStatus) bool { return slices.Contains(p.Host, k) })
+}
+
+// host looks at what is nobody's own.
+func (e *examination) host(context.Context) error {
+	h, err := survey.Look(uint8(e.s.cfg.RouteProtocol), e.s.cfg.Sysctls)
+	e.set(func() { e.facts.Host = h })
+	return err
+}
+
+func (e *examination) paths(ctx context.Context) error {
+	r, err := e.s.Paths(ctx)
+	if err != nil {
+		return err
+	}
+	e.set(func() { e.facts.Paths = r.GetPaths() })
+	return nil
+}
+
+func (e *examination) echoes(ctx context.Context) error {
+	list, err := e.s.Echoes(ctx)
+	if err != nil {
+		return err
+	}
+	var out []doctor.Echo
+	for _, x := range list {
+		if x.Refused || x.Err != nil {
+			continue // packets get there, and nobody answers probes; or the device is said of its pool
+		}
+		out = append(out, doctor.Echo{
+			Node: x.Node, Encap: x.Encap.String(), Device: x.Device, Addr: x.Addr, Answered: x.Answered, Full: x.Full, Size: x.Size,
+		})
+	}
+	e.set(func() { e.facts.Echoes = out })
+	return nil
+}
+
+// ways asks the kernel where it sends packets to and from each other host's blocks. It
+// returns the other hosts by their addresses.
+func (e *examination) ways(ctx context.Context) map[netip.Addr]string {
+	nodes := map[netip.Addr]string{}
+	asker, err := survey.Open()
+	if err != nil {
+		e.unknown = append(e.unknown, fmt.Sprintf("routes: %v", err))
+		return nodes
+	}
+	defer asker.Close()
+	for _, pool := range e.v.pools {
+		cands, err := e.s.cfg.Core.Explain(ctx, pool.CIDR)
+		if err != nil {
+			e.unknown = append(e.unknown, fmt.Sprintf("routes: %v", err))
+			return nodes
+		}
+		pod := e.podOf(dataplane.FamilyOf(pool.CIDR.Addr()))
+		for _, c := range cands {
+			if !c.Best || c.Source != rib.SourceStore || c.Link == "" || c.Peer == e.s.cfg.Node {
+				continue
+			}
+			if c.NextHop.IsValid() {
+				nodes[c.NextHop] = c.Peer
+			}
+			e.ask(asker, c, pod)
+		}
+	}
+	return nodes
+}
+
+// podOf returns a workload of this host with an address of a family; the zero Endpoint:
+// there is none.
+func (e *examination) podOf(f dataplane.Family) attach.Endpoint {
+	for _, w := range e.s.cfg.Attach.Endpoints() {
+		if w.Device == "" || w.Lost != "" || w.State != "attached" {
+			continue
+		}
+		if i := slices.IndexFunc(w.Addresses, func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }); i >= 0 {
+			w.Addresses = w.Addresses[i : i+1]
+			return w
+		}
+	}
+	return attach.Endpoint{}
+}
+
+// ask asks for a packet from a workload, or this host where it has none, to the host
+// of a candidate, and for one from there.
+func (e *examination) ask(asker *survey.Asker, c rib.Candidate, pod attach.Endpoint) {
+	there := c.Prefix.Addr()
+	if !c.Prefix.IsSingleIP() {
+		there = there.Next()
+	}
+	note := func(p survey.Packet, want ...string) {
+		w := doctor.Way{Packet: p, Node: c.Peer, Want: want}
+		w.Hop, w.Err = asker.Ask(p)
+		e.facts.Ways = append(e.facts.Ways, w)
+	}
+	links := strings.FieldsFunc(c.Link, func(r rune) bool { return r == ',' || r == ' ' })
+	if pod.Device == "" {
+		note(survey.Packet{To: there}, links...)
+		return
+	}
+	here := pod.Addresses[0]
+	note(survey.Packet{From: here, To: there, In: pod.Device}, links...)
+	for _, l := range links {
+		note(survey.Packet{From: there, To: here, In: l}, pod.Device)
+	}
+}
+
+// claims asks on the uplinks whether another machine has this host's address, or two
+// have another host's.
+func (e *examination) claims(ctx context.Context, nodes map[netip.Addr]string) error {
+	for _, h := range e.v.hosts {
+		i := slices.IndexFunc(e.facts.Uplinks, func(l dataplane.UnderlayLink) bool { return l.Name == h.Uplink })
+		if i < 0 || !h.Addr.Addr().Is4() || e.facts.Uplinks[i].MAC == (dataplane.MAC{}) {
+			continue
+		}
+		link := e.facts.Uplinks[i]
+		ask := []netip.Addr{h.Addr.Addr()}
+		for _, a := range slices.SortedFunc(maps.Keys(nodes), netip.Addr.Compare) {
+			if h.Addr.Masked().Contains(a) && len(ask) < maxClaims {
+				ask = append(ask, a)
+			}
+		}
+		got, err := survey.Claims(ctx, link, ask, claimsWithin)
+		if err != nil {
+			return err
+		}
+		for _, a := range ask {
+			enough := 2
+			if a == h.Addr.Addr() {
+				enough = 1 // the kernel does not answer itself
+			}
+			if len(got[a]) >= enough {
+				e.set(func() {
+					e.facts.Claims = append(e.facts.Claims, doctor.Claim{Device: link.Name, Addr: a, MACs: got[a]})
+				})
+			}
+		}
+	}
+	return nil
+}
+
+// pods compares each workload with what ADD made.
+func (e *examination) pods(ctx context.Context) error {
+	var wg sync.WaitGroup
+	room := make(chan struct{}, podsAtOnce)
+	late := 0
+	for _, w := range e.s.cfg.Attach.Endpoints() {
+		if w.State != "attached" || w.Lost != "" || w.Device == "" {
+			continue
+		}
+		room <- struct{}{}
+		if ctx.Err() != nil {
+			late++
+			<-room
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-room }()
+			if err := e.s.cfg.Attach.Check(ctx, attach.CheckRequest{ID: w.ID}); err != nil && ctx.Err() == nil {
+				e.set(func() {
+					e.facts.Pods = append(e.facts.Pods, doctor.Pod{Name: workloadName(w), Device: w.Device, Err: err})
+				})
+			}
+		})
+	}
+	wg.Wait()
+	slices.SortFunc(e.facts.Pods, func(a, b doctor.Pod) int { return strings.Compare(a.Name, b.Name) })
+	if late > 0 {
+		return fmt.Errorf("%d of them were not looked at in time", late)
+	}
+	return nil
+}
+
+// disks asks how full the file systems are that the daemon writes to.
+func (e *examination) disks(context.Context) error {
+	seen := map[unix.Fsid]bool{}
+	for _, dir := range e.s.cfg.Dirs {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			return fmt.Errorf("ask how full %s is: %w", dir, err)
+		}
+		if seen[st.Fsid] && st.Fsid != (unix.Fsid{}) {
+			continue
+		}
+		seen[st.Fsid] = true
+		size := uint64(st.Bsize) //nolint:gosec // of a block
+		e.set(func() {
+			e.facts.Disks = append(e.facts.Disks, doctor.Disk{Dir: dir, Free: st.Bavail * size, Size: st.Blocks * size, Files: st.Ffree, Inodes: st.Files})
+		})
+	}
+	return nil
+}
