@@ -188,7 +188,7 @@ vuln: ## Look the dependencies up in Go's vulnerability database (needs the netw
 tidy-check: ## Check that go.mod says what the code imports
 	$(GO) mod tidy -diff
 
-PROTOS := control/api/v1/cni.proto control/api/v1/operator.proto control/api/v1/bgp.proto control/api/v1/events.proto control/api/v1/doctor.proto
+PROTOS := control/api/v1/cni.proto control/api/v1/operator.proto control/api/v1/bgp.proto control/api/v1/events.proto control/api/v1/doctor.proto control/api/v1/cluster.proto
 PROTOC = PATH=$(TOOLS):$$PATH protoc --go_opt=paths=source_relative --go-grpc_opt=paths=source_relative
 
 .PHONY: generate

@@ -29,6 +29,7 @@ import (
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/control/join"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/node"
@@ -59,6 +60,7 @@ type router struct {
 	started time.Time
 
 	etcd    *embedded.Server // nil: the datastore is no embedded one
+	issuer  *join.Issuer     // nil: no other host is served by it
 	store   datastore
 	certs   certificates
 	servers []string                               // URLs of the datastore, if it is not this daemon's own
@@ -354,12 +356,16 @@ func (d *router) run(stop context.Context) error {
 	if d.etcd != nil {
 		part("embedded datastore", d.watchEtcd)
 	}
+	if d.issuer != nil {
+		part("new hosts", d.issuer.Run)
+	}
 	part("operator socket", func(ctx context.Context) error {
 		return serve(ctx, operator, rpc.ServerOptions(d.log), func(s *grpc.Server) {
 			apiv1.RegisterOperatorServer(s, rpc.NewOperatorServer(d.operator))
 			apiv1.RegisterBGPServer(s, d.bgpServer())
 			apiv1.RegisterEventsServer(s, rpc.NewEventsServer(d.said))
 			apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(d.operator))
+			apiv1.RegisterClusterServer(s, clusterService{d: d})
 			d.serveKV(s)
 		})
 	})

@@ -55,6 +55,9 @@ func (d *router) openStore(ctx context.Context) error {
 	d.certs.expires, d.certs.ca = ec.Expiry, ec.CAFile
 	d.names = func(store.Incarnation) presence.Store { return s }
 	d.serveKV = s.RegisterKV
+	if d.etcd != nil {
+		d.newIssuer(s)
+	}
 	d.reflectors.members = s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil

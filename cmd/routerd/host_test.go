@@ -51,6 +51,15 @@ func TestMain(m *testing.M) {
 			os.Exit(4)
 		}
 	}
+	if unitReads := os.Getenv(underSystemd); unitReads != "" {
+		c := newJoinCommand(systemd{booted: "/", unitReads: unitReads})
+		c.SetArgs(os.Args[2:])
+		c.SilenceUsage = true
+		if c.Execute() != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	main()
 }
 
@@ -237,7 +246,13 @@ type running struct {
 // start starts the daemon. It is killed when the test ends.
 func (h *host) start() *running {
 	h.t.Helper()
-	cmd, hold := h.command("run", "--config", h.writeConfig())
+	return h.startFrom(h.writeConfig())
+}
+
+// startFrom is start with a configuration that is there.
+func (h *host) startFrom(file string) *running {
+	h.t.Helper()
+	cmd, hold := h.command("run", "--config", file)
 	r := &running{host: h, cmd: cmd, hold: hold, log: &log{}, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = r.log, r.log
 	if err := h.ns.Do(cmd.Start); err != nil {

@@ -29,6 +29,7 @@ func hostPorts(c config.Config) []filter.Tunnel {
 	}
 	if at, err := netip.ParseAddrPort(c.Datastore.Embedded.Listen); err == nil {
 		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: at.Port()})
+		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: uint16(c.Datastore.Embedded.JoinPort)}) //nolint:gosec // Validate has checked it
 	}
 	return list
 }

@@ -35,7 +35,7 @@ func TestHostPorts(t *testing.T) {
 		datastore []filter.Failsafe
 	}{
 		{"as it comes", func(*config.Config) {}, normal, nil},
-		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(slices.Clone(normal), filter.Tunnel{Protocol: 6, Port: 4001}), nil},
+		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(slices.Clone(normal), filter.Tunnel{Protocol: 6, Port: 4001}, filter.Tunnel{Protocol: 6, Port: 7748}), nil},
 		{"neither BGP nor probes", func(c *config.Config) { c.BGP.Enabled, c.Probe.Enabled = false, false }, nil, nil},
 		{"external", func(c *config.Config) {
 			c.BGP.Enabled, c.Probe.Enabled = false, false

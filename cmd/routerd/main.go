@@ -40,7 +40,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), man.Command("routerd"), newBFDCommand())
+	root.AddCommand(newRunCommand(), newInstallCNICommand(), newHealthCommand(), newCleanupCommand(), newRestoreCommand(), newJoinCommand(hostSystemd()), man.Command("routerd"), newBFDCommand())
 	return root
 }
 

@@ -20,12 +20,15 @@ import (
 // workloads' addresses are: it must not follow the datastore.
 const fenceEvery = time.Minute
 
+// incarnationFile is what stateDir knows of the machine.
+const incarnationFile = "incarnation.json"
+
 // newPresence makes what holds this host's name.
 func (d *router) newPresence() error {
 	if err := os.MkdirAll(d.cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("make stateDir: %w", err)
 	}
-	file := filepath.Join(d.cfg.StateDir, "incarnation.json")
+	file := filepath.Join(d.cfg.StateDir, incarnationFile)
 	id, err := presence.Load(file)
 	if err != nil {
 		return err

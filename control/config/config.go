@@ -115,6 +115,9 @@ type Embedded struct {
 	Listen string `mapstructure:"listen"`
 	// Hosts are more names and addresses for the server's certificate.
 	Hosts []string `mapstructure:"hosts"`
+	// JoinPort is where new hosts ask for their certificates, on the address of
+	// Listen, while a join token is outstanding.
+	JoinPort int `mapstructure:"joinPort"`
 }
 
 // Address says how this host's addresses are found.
@@ -269,7 +272,7 @@ func Default() Config {
 		RunDir:    "/run/routerd",
 		LogLevel:  "info",
 		LogFormat: "text",
-		Datastore: Datastore{DialTimeout: 10 * time.Second},
+		Datastore: Datastore{DialTimeout: 10 * time.Second, Embedded: Embedded{JoinPort: 7748}},
 		Address:   Address{IPv4: "first-found", IPv6: "auto"},
 
 		TunnelAddress: TunnelAddressAuto,
@@ -386,7 +389,7 @@ func (c Config) Validate() error {
 	bad := func(key string, value any, want string) {
 		errs = append(errs, fmt.Errorf("%s: %q: %s", key, fmt.Sprint(value), want))
 	}
-	if c.NodeName != "" && !validNodeName(c.NodeName) {
+	if c.NodeName != "" && !ValidNodeName(c.NodeName) {
 		bad("nodeName", c.NodeName, "want lower-case letters, digits, - and ., at most 253 characters")
 	}
 	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir, "dataplane.sysctlDir": c.Dataplane.SysctlDir} {
@@ -511,6 +514,12 @@ func (d Datastore) validate(bad func(key string, value any, want string)) {
 	if (d.Username == "") != (d.PasswordFile == "") {
 		bad("datastore.username", d.Username, "username and passwordFile go together")
 	}
+	if p := d.Embedded.JoinPort; p < 1 || p > 65535 {
+		bad("datastore.embedded.joinPort", p, "want a port, 1 to 65535 (7748 is routerd's)")
+	}
+	if at, err := netip.ParseAddrPort(d.Embedded.Listen); err == nil && int(at.Port()) == d.Embedded.JoinPort {
+		bad("datastore.embedded.joinPort", d.Embedded.JoinPort, "datastore.embedded.listen has that port; choose another one for one of them")
+	}
 	if d.DialTimeout < 100*time.Millisecond {
 		bad("datastore.dialTimeout", d.DialTimeout, "want at least 100ms, with its unit, such as 10s")
 	}
@@ -562,7 +571,8 @@ func takenProtocols() []int {
 	return []int{8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 42, 80, 84, 99, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197, 198}
 }
 
-func validNodeName(s string) bool {
+// ValidNodeName reports whether a node may be called so.
+func ValidNodeName(s string) bool {
 	return len(s) <= 253 && regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`).MatchString(s)
 }
 
@@ -579,7 +589,7 @@ func (c Config) Name() (string, error) {
 		}
 		name = strings.ToLower(host)
 	}
-	if !validNodeName(name) {
+	if !ValidNodeName(name) {
 		return "", fmt.Errorf("this host's name %q cannot be a node's name: set nodeName, of lower-case letters, digits, dashes and dots", name)
 	}
 	return name, nil
@@ -621,6 +631,10 @@ func (c Config) EtcdDir() string { return filepath.Join(c.StateDir, "etcd", "dat
 
 // PKIDir holds the certificates of the embedded datastore.
 func (c Config) PKIDir() string { return filepath.Join(c.StateDir, "etcd", "pki") }
+
+// ClientPKIDir holds what this host reaches another host's datastore by, since it has
+// joined. It is below StateDir because the daemon may write nothing elsewhere.
+func (c Config) ClientPKIDir() string { return filepath.Join(c.StateDir, "pki") }
 
 // WorkloadDir holds the records of attached workloads.
 func (c Config) WorkloadDir() string { return filepath.Join(c.StateDir, "workloads") }

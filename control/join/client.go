@@ -319,7 +319,7 @@ func (t Token) explain(err error, now time.Time) error {
 		case codeToken:
 			cure = "make another token with `routerctl cluster token` on the host with the datastore"
 		case codeName:
-			cure = "give this host another name (nodeName, or --node-name), or stop routerd on the other one"
+			cure = "give this host another name (nodeName in its configuration), or stop routerd on the other one"
 		case codeFailed:
 			cure = "see routerd's log there"
 		case codeBusy:

@@ -219,7 +219,7 @@ func TestRefusals(t *testing.T) {
 	refused(t, unknown, h, "there is no such token here", "expired", "make another token")
 	other := tok
 	other.CA[0]++
-	refused(t, other, h, "is not trusted", "another cluster", "Nothing was sent", "make another token"[5:])
+	refused(t, other, h, "is not trusted", "another cluster", "Nothing was sent", "Make another token")
 	badName := h
 	badName.Node = "Host 12"
 	refused(t, tok, badName, "cannot be a node's name")
@@ -269,7 +269,7 @@ func TestNameHeld(t *testing.T) {
 	}
 	defer hold.Forget()
 	tok, h := s.token(), newHost(t, "host12")
-	refused(t, tok, h, "name host12 is that of another host", "twelve", "--node-name")
+	refused(t, tok, h, "name host12 is that of another host", "twelve", "nodeName")
 	h.Instance = "other"
 	refused(t, tok, h, "name host12 is that of another host")
 	h.Instance = "mine"
