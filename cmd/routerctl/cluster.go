@@ -11,8 +11,8 @@ import (
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	c := &cobra.Command{Use: "cluster", Short: "Back up what the cluster stands on, or collect it for a report", Example: "  routerctl cluster snapshot backup.db"}
-	c.AddCommand(a.snapshotCommand(), a.clusterDiagsCommand())
+	c := &cobra.Command{Use: "cluster", Short: "Take hosts in, back up what the cluster stands on, or collect it for a report", Example: "  routerctl cluster token\n  routerctl cluster snapshot backup.db"}
+	c.AddCommand(a.snapshotCommand(), a.clusterDiagsCommand(), a.tokenCommand())
 	return c
 }
 

@@ -53,7 +53,7 @@ func examplesCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	bin := ts.MkAbs("bin")
 	// What other programs do in examples is not their matter.
-	for name, script := range map[string]string{"systemctl": "exit 0", "routerd": "exit 0", "zstd": "exec cat", "kubectl": "exec cat"} {
+	for name, script := range map[string]string{"systemctl": "exit 0", "routerd": "exit 0", "zstd": "exec cat", "kubectl": "exec cat", "ssh": "exec cat"} {
 		ts.Check(os.MkdirAll(bin, 0o755))
 		ts.Check(os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)) //nolint:gosec // it is to be run
 	}

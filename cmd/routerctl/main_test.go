@@ -187,6 +187,7 @@ func startDaemon(env *testscript.Env) error {
 		apiv1.RegisterBGPServer(s, &bgpSpeaker{dir: env.WorkDir})
 		apiv1.RegisterEventsServer(s, rpc.NewEventsServer(someEvents()))
 		apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(&operator{dir: env.WorkDir}))
+		apiv1.RegisterClusterServer(s, clusterHost{})
 	}
 	e, err := embed.StartEtcd(c)
 	if err != nil {

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+)
+
+func (a *app) tokenCommand() *cobra.Command {
+	var output, address string
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use:   "token",
+		Short: "Make a token with which a new host joins",
+		Long: `Make a token with which one new host joins the cluster of this host, which keeps the
+datastore and serves it to others (datastore.embedded.listen). It is printed with the
+command in which the new host uses it.
+
+Until a host has joined with it, or it ends, this host listens at
+datastore.embedded.joinPort (7748) of the same address. The token is a secret: who has
+it first is in the cluster, with all that a host may do. "-o token" prints it alone.`,
+		Example: `  routerctl cluster token
+  routerctl cluster token --ttl 10m --address 10.1.0.11
+  routerctl cluster token -o token | ssh 10.1.0.12 routerd join --token-file -`,
+		Args: cobra.NoArgs,
+	}
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if output != "token" {
+			if err := checkOutput(output); err != nil {
+				return usagef("--output %q: must be one of table, token, yaml, json", output)
+			}
+		}
+		ctx, cancel := a.withDeadline(cmd)
+		defer cancel()
+		return explain(ctx, ask(ctx, a, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
+			return a.printToken(ctx, from, &apiv1.JoinTokenRequest{Ttl: durationpb.New(ttl), Address: address}, output)
+		}))
+	}
+	c.Flags().StringVarP(&output, "output", "o", "table", "table, token, yaml or json")
+	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long the token is good, 1m to 24h")
+	c.Flags().StringVar(&address, "address", "", "by which the new host reaches this one (default: that of datastore.embedded.listen, else the node's)")
+	return c
+}
+
+func (a *app) printToken(ctx context.Context, from apiv1.ClusterClient, q *apiv1.JoinTokenRequest, output string) error {
+	r, err := from.JoinToken(ctx, q)
+	if err != nil {
+		return err
+	}
+	switch output {
+	case "token":
+		fmt.Fprintln(a.stdout, r.GetToken())
+	case "table":
+		fmt.Fprintf(a.stdout, "On the new host, as root, until %s:\n\n  routerd join %s --token %s\n\nThe token is good for one host. Keep it secret until then.\n",
+			r.GetExpires().AsTime().Local().Format(time.DateTime), r.GetHost(), r.GetToken())
+	default:
+		return printProto(a.stdout, r, output)
+	}
+	return nil
+}
