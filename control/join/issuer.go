@@ -91,7 +91,7 @@ type record struct {
 	Key  []byte `json:"key,omitempty"` // SHA-256 hash of its public key
 }
 
-// Issuer gives out tokens and takes in hosts that have one. It listens only while
+// Issuer gives out tokens and admits hosts that have one. It listens only while
 // a token is outstanding. Make one with [NewIssuer].
 type Issuer struct {
 	c     Config
