@@ -36,7 +36,7 @@ func condition(name string) (k known, ok bool) {
 	case "Journal":
 		return known{Critical, "what workloads are promised cannot be written", "df -h /var/lib/routerd"}, true
 	case "FelixRules":
-		return known{Critical, "rules of Calico's Felix are left", "routerd cleanup --calico"}, true
+		return known{Critical, "rules of Calico's Felix are left", "routerd cleanup --calico"}, false
 	case "WorkloadAddresses":
 		return known{Critical, "workloads have addresses of others", "routerctl node status"}, true
 	case "TunnelAddresses":

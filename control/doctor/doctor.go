@@ -42,11 +42,14 @@ type Finding struct {
 type Facts struct {
 	Node    *apiv1.NodeResponse
 	Uplinks []dataplane.UnderlayLink
+	Missing []netip.Prefix // that this host is registered with, and no device has
 	Host    survey.Host
 	Pools   []netip.Prefix
 	Nodes   map[netip.Addr]string // other hosts by their addresses on the underlay
 	Foreign []Foreign
 	Ways    []Way
+	Lost    []Lost
+	Felix   []string // what Calico's agent left in the packet filter, for people
 	Paths   []*apiv1.Path
 	Echoes  []Echo
 	Claims  []Claim
@@ -61,21 +64,33 @@ type Foreign struct{ Theirs, Ours string } // as ip(8) takes them
 // Way is what the kernel said of a packet, and where it should go.
 type Way struct {
 	Packet survey.Packet
-	Node   string   // to or from which host it is
-	Want   []string // the devices by which it may leave
+	Node   string     // to or from which host it is
+	Want   []string   // the devices by which it may leave
+	Via    netip.Addr // the gateway by which it is to; invalid: whichever
 	Hop    survey.Hop
 	Err    error
 }
 
+// Lost is a block of another host to which there is no route.
+type Lost struct {
+	Prefix  netip.Prefix
+	Node    string
+	Reason  string   // why what the datastore says cannot be used
+	Refused []string // why what BGP peers announce of it is not let in
+}
+
 // wrong reports whether the packet goes elsewhere, or nowhere.
-func (w Way) wrong() bool { return w.Err != nil || !slices.Contains(w.Want, w.Hop.Device) }
+func (w Way) wrong() bool {
+	return w.Err != nil || !slices.Contains(w.Want, w.Hop.Device) || w.Via.IsValid() && w.Hop.Gateway.IsValid() && w.Hop.Gateway != w.Via
+}
 
 // Echo is what a few packets found of a tunnel that is in use.
 type Echo struct {
 	Node, Encap, Device string
 	Addr                netip.Addr // of the peer on the underlay
 	Answered            bool
-	Full, Size          int // bytes: of a packet that fits the device, and of the largest that got there
+	Offload             bool // packets whose checksum is left to the device are lost
+	Full, Size          int  // bytes: of a packet that fits the device, and of the largest that got there
 }
 
 // Claim is an address for which several machines answer.
@@ -106,8 +121,8 @@ type check func(Facts) []Finding
 // among findings of one severity the first is to name the cause.
 func checks() []check {
 	return []check{
-		conditions, disks, claims, pods, foreignRoutes, foreignRules, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
-		echoes, ways, objects, pools, sessions,
+		conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
+		sessions, pools, lost, echoes, ways, objects,
 	}
 }
 
@@ -126,12 +141,16 @@ func Examine(f Facts) []Finding {
 
 // Sort puts the worst first and leaves the order otherwise.
 func Sort(list []Finding) {
-	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
+	slices.SortStableFunc(list, func(a, b Finding) int { return CompareSeverity(a.Severity, b.Severity) })
 }
 
-func rank(s Severity) int {
-	if s == Critical {
-		return 0
+// CompareSeverity orders severities, the worst first.
+func CompareSeverity(a, b Severity) int {
+	rank := func(s Severity) int {
+		if s == Critical {
+			return 0
+		}
+		return 1
 	}
-	return 1
+	return cmp.Compare(rank(a), rank(b))
 }

@@ -27,7 +27,7 @@ func healthy() Facts {
 			Peers: []*apiv1.BGPPeer{{Address: "10.1.0.1", Name: "tor", State: "up", Counted: true, MaxPrefixes: 100, Families: []*apiv1.BGPFamily{{Received: 89}}}},
 			Pools: []*apiv1.PoolStatus{{Name: "p", Cidr: "192.168.0.0/16", Encapsulation: "VXLAN", Usable: true}},
 		},
-		Uplinks: []dataplane.UnderlayLink{{Name: "eth0", MTU: 1500}},
+		Uplinks: []dataplane.UnderlayLink{{Name: "eth0", MTU: 1500, Up: true}},
 		Host: survey.Host{
 			Rules: []survey.Rule{
 				{Family: dataplane.IPv4, From: netip.MustParsePrefix("10.9.0.0/16"), Action: "lookup", Table: 100},
@@ -113,6 +113,21 @@ func TestExamine(t *testing.T) {
 		"VXLAN":         {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico"}), Critical, "tunnel", "vxlan.calico (UDP port 4789) to node3 (10.2.0.11) and back; nft insert rule inet filter input udp dport 4789 accept"},
 		"IPIP":          {echo(Echo{Encap: "ipip", Device: "tunl0"}), Critical, "tunnel", "tunl0 (protocol 4) to node3 (10.2.0.11) and back; nft insert rule inet filter input ip protocol 4 accept"},
 		"large packets": {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico", Answered: true, Size: 1350}), Warning, "tunnel-mtu", "more than 1350 bytes are lost"},
+		"offload":       {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico", Answered: true, Offload: true, Size: 1450}), Critical, "tunnel-offload", "; routerctl node tunnels --retry node3"},
+		"uplink":        {func(f *Facts) { f.Uplinks[0].Up = false }, Critical, "uplink-down", "ip link set eth0 up"},
+		"address": {func(f *Facts) {
+			f.Missing = []netip.Prefix{netip.MustParsePrefix("10.1.0.11/24")}
+			f.Node.Uplink = "eth0"
+		}, Critical, "address-missing", "; ip addr add 10.1.0.11/24 dev eth0"},
+		"Felix":    {func(f *Facts) { f.Felix = []string{"table x"} }, Critical, "felix-rules", "table x; routerd cleanup --calico"},
+		"no route": {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil}} }, Critical, "no-route", "192.168.2.0/26 of node2: far; routerctl routes 192.168.2.0/26"},
+		"filter": {func(f *Facts) {
+			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and BGPFilter no: importV4[0] rejects it"}}}
+		}, Critical, "no-route", "; routerctl get bgpfilters no -o yaml"},
+		"refused": {func(f *Facts) {
+			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and AS loop"}}}
+		}, Critical, "no-route", "; routerctl bgp explain 192.168.2.0/26"},
+		"other gateway": {way(Way{Via: netip.MustParseAddr("10.1.0.2"), Hop: survey.Hop{Device: "cali1", Gateway: netip.MustParseAddr("10.1.0.1"), Table: 254}}), Critical, "way", "leave via 10.1.0.1 dev cali1 and not by cali1 via 10.1.0.2"},
 		"source check":  {way(Way{Err: survey.ErrSource}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"},
 		"not forwarded": {way(Way{Err: survey.ErrNotForwarded}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.forwarding=1"},
 		"elsewhere":     {way(Way{Hop: survey.Hop{Device: "eth1", Table: 100}}), Critical, "way", "leave dev eth1 table 100 and not by cali1; ip route get 192.168.1.1 from 192.168.2.1 iif eth0"},
@@ -146,6 +161,46 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%q does not hold %q", s, tt.says)
 			}
 		})
+	}
+}
+
+// TestExamineCluster: what the datastore shows to be wrong is found, and where.
+func TestExamineCluster(t *testing.T) {
+	t.Parallel()
+	addr := netip.MustParseAddr
+	ok := func(name string) []*apiv1.Check { return []*apiv1.Check{{Name: name, Ok: true}} }
+	base := func() Cluster {
+		return Cluster{Self: "a", Present: map[string]bool{"a": true, "b": true}, Members: []Member{
+			{Name: "a", Addrs: []netip.Addr{addr("10.1.0.1")}, Tunnels: []netip.Addr{addr("192.168.1.0")}, Conditions: []*apiv1.Check{{Name: "Policy", Reason: "its own doctor says it"}}},
+			{Name: "b", Addrs: []netip.Addr{addr("10.1.0.2")}, Tunnels: []netip.Addr{addr("192.168.2.0")}, Conditions: ok("Policy")},
+			{Name: "calico", Addrs: []netip.Addr{addr("10.1.0.3")}},
+		}}
+	}
+	for name, tt := range map[string]struct {
+		wrong    func(*Cluster)
+		severity Severity
+		check    string
+		node     string
+		says     string
+	}{
+		"nothing":        {func(*Cluster) {}, "", "", "", ""},
+		"not known":      {func(c *Cluster) { c.Present = nil }, "", "", "", ""},
+		"absent":         {func(c *Cluster) { delete(c.Present, "b"); c.Members[1].Conditions[0].Ok = false }, Critical, "host-absent", "b", "the daemon of b is not there; systemctl restart routerd # on b"},
+		"address":        {func(c *Cluster) { c.Members[2].Addrs = c.Members[0].Addrs }, Critical, "shared-address", "a", "a and calico have one address, 10.1.0.1; routerctl delete node calico"},
+		"tunnel address": {func(c *Cluster) { c.Members[1].Tunnels = c.Members[0].Tunnels }, Critical, "shared-tunnel-address", "a", "a and b have one tunnel address, 192.168.1.0"},
+		"condition":      {func(c *Cluster) { c.Members[1].Conditions = []*apiv1.Check{{Name: "Pool-p", Reason: "no"}} }, Critical, "condition-pool-p", "b", "a pool cannot be served: no; routerctl get ippools p -o yaml # on b"},
+		"records":        {func(c *Cluster) { c.Records = []Record{{"leaked", "x", "y", "z"}, {"leaked", "x2", "y", "z"}} }, Warning, "ipam-records", "", "leaked: x: y (and 1 more); routerctl ipam check"},
+		"used twice":     {func(c *Cluster) { c.Records = []Record{{"used twice", "x", "y", "z"}} }, Critical, "ipam-records", "", "used twice: x"},
+	} {
+		c := base()
+		tt.wrong(&c)
+		got := ExamineCluster(c)
+		if tt.check == "" && len(got) == 0 {
+			continue
+		}
+		if len(got) != 1 || got[0].Check != tt.check || got[0].Severity != tt.severity || got[0].Node != tt.node || !strings.Contains(got[0].What+"; "+got[0].Cure, tt.says) {
+			t.Errorf("%s: got %+v, want one %s of %s on %q that says %q", name, got, tt.severity, tt.check, tt.node, tt.says)
+		}
 	}
 }
 

@@ -19,6 +19,50 @@ func ip(f dataplane.Family) string {
 	return "ip"
 }
 
+// uplinks finds devices with this host's addresses that are down.
+func uplinks(f Facts) []Finding {
+	var out []Finding
+	for _, l := range f.Uplinks {
+		if !l.Up {
+			out = append(out, Finding{
+				Severity: Critical, Check: "uplink-down", Device: l.Name,
+				What:  fmt.Sprintf("%s, by which this host reaches the others, is down", l.Name),
+				Cause: "it was set down, or the cable or the switch's port has no link", Cure: fmt.Sprintf("ip link set %s up # and see its link: ethtool %s", l.Name, l.Name),
+			})
+		}
+	}
+	return out
+}
+
+// missing finds addresses of this host that no device has.
+func missing(f Facts) []Finding {
+	var out []Finding
+	for _, a := range f.Missing {
+		device := f.Node.GetUplink()
+		if a.Addr().Is6() {
+			device = f.Node.GetIpv6Uplink()
+		}
+		out = append(out, Finding{
+			Severity: Critical, Check: "address-missing", Device: device, Object: a.String(),
+			What:  fmt.Sprintf("this host is registered with %s, and none of its devices has it", a.Addr()),
+			Cause: "somebody took it away, or its DHCP lease ended", Cure: fmt.Sprintf("ip addr add %s dev %s", a, device),
+		})
+	}
+	return out
+}
+
+// felix finds rules of Calico's agent.
+func felix(f Facts) []Finding {
+	if len(f.Felix) == 0 {
+		return nil
+	}
+	return []Finding{{
+		Severity: Critical, Check: "felix-rules", Object: strings.Join(f.Felix, ", "),
+		What:  "rules of Calico's Felix judge packets beside routerd's: " + strings.Join(f.Felix, ", "),
+		Cause: "Felix leaves them when it stops", Cure: "routerd cleanup --calico # if Felix does not run on this host any more",
+	}}
+}
+
 // foreignRoutes finds routes of other programs that take packets from ours.
 func foreignRoutes(f Facts) []Finding {
 	var out []Finding
@@ -127,6 +171,27 @@ func neighbourTables(f Facts) []Finding {
 		fill(f.Host.Neighbours[dataplane.IPv6], "IPv6 neighbours", "net.ipv6.neigh.default.gc_thresh3"))
 }
 
+// lost finds blocks of other hosts to which no route leads.
+func lost(f Facts) []Finding {
+	var out []Finding
+	for _, l := range f.Lost {
+		d := Finding{
+			Severity: Critical, Check: "no-route", Object: l.Prefix.String(),
+			What: fmt.Sprintf("no route leads to %s of %s: %s", l.Prefix, l.Node, l.Reason), Cause: l.Reason, Cure: "routerctl routes " + l.Prefix.String(),
+		}
+		if len(l.Refused) > 0 {
+			d.What = fmt.Sprintf("no route leads to %s of %s: %s", l.Prefix, l.Node, strings.Join(l.Refused, "; "))
+			d.Cause, d.Cure = "what BGP peers announce of it is not let in", "routerctl bgp explain "+l.Prefix.String()
+			if name, ok := strings.CutPrefix(l.Refused[0][strings.LastIndex(l.Refused[0], "BGPFilter ")+1:], "GPFilter "); ok {
+				name, _, _ = strings.Cut(name, ":")
+				d.Cure = "routerctl get bgpfilters " + name + " -o yaml # let it accept " + l.Prefix.String()
+			}
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
 // ways finds packets that the kernel does not send where routerd's routes lead.
 func ways(f Facts) []Finding {
 	var out []Finding
@@ -141,6 +206,9 @@ func ways(f Facts) []Finding {
 			Cure: ip(fam) + " route get " + w.Packet.String(),
 		}
 		want := strings.Join(w.Want, " or ")
+		if w.Via.IsValid() {
+			want += " via " + w.Via.String()
+		}
 		switch {
 		case w.Err == nil:
 			d.What = fmt.Sprintf("packets from %s to %s (%s) leave %s and not by %s", w.Packet.From, w.Packet.To, w.Node, w.Hop, want)

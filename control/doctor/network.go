@@ -21,6 +21,12 @@ func echoes(f Facts) []Finding {
 			d.Cause = "the host is down, or something between drops these packets in one direction or both"
 			d.Cure = fmt.Sprintf("nft insert rule inet filter input %s accept # on the host or firewall that drops them: tcpdump -ni any '%s and host %s' on both hosts shows where they end", rule, filter, e.Addr)
 			out = append(out, d)
+		case e.Offload:
+			d.Check = "tunnel-offload"
+			d.What = fmt.Sprintf("packets whose checksum is left to the hardware are lost on the way through %s to %s (%s)", e.Device, e.Node, e.Addr)
+			d.Cause = "a network card, its driver or the virtual switch between makes wrong checksums of tunnelled packets"
+			d.Cure = "routerctl node tunnels --retry " + e.Node // which switches off what spoils packets
+			out = append(out, d)
 		case e.Size > 0 && e.Size < e.Full:
 			d.Check, d.Severity = "tunnel-mtu", Warning
 			d.What = fmt.Sprintf("packets of more than %d bytes are lost on the way through %s to %s (%s), and it takes %d", e.Size, e.Device, e.Node, e.Addr, e.Full)

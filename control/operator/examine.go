@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,10 +15,12 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
+	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/control/doctor"
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/rib"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/felix"
 	"github.com/routerd/routerd/dataplane/survey"
 )
 
@@ -96,8 +99,14 @@ func (e *examination) underlay() {
 	}
 	u, _ := e.s.cfg.Agent.Underlay()
 	for _, l := range u.Links {
-		if slices.ContainsFunc(e.v.hosts, func(h dataplane.Host) bool { return h.Uplink == l.Name }) {
+		if l.Name == f.Node.GetUplink() || l.Name == f.Node.GetIpv6Uplink() {
 			f.Uplinks = append(f.Uplinks, l)
+		}
+	}
+	for _, s := range []string{f.Node.GetIpv4Address(), f.Node.GetIpv6Address()} {
+		p, err := netip.ParsePrefix(s)
+		if err == nil && !slices.ContainsFunc(u.Addresses, func(a dataplane.UnderlayAddress) bool { return a.Prefix.Addr() == p.Addr() }) {
+			f.Missing = append(f.Missing, p)
 		}
 	}
 	for _, st := range e.s.cfg.Kernel.Statuses() {
@@ -120,8 +129,15 @@ func (e *examination) poolsOwn(k dataplane.Key) bool {
 // host looks at what is nobody's own.
 func (e *examination) host(context.Context) error {
 	h, err := survey.Look(uint8(e.s.cfg.RouteProtocol), e.s.cfg.Sysctls)
-	e.set(func() { e.facts.Host = h })
-	return err
+	var rest []string
+	left, err2 := felix.Find()
+	for _, r := range left {
+		if r.Judges() {
+			rest = append(rest, r.String())
+		}
+	}
+	e.set(func() { e.facts.Host, e.facts.Felix = h, rest })
+	return errors.Join(err, err2)
 }
 
 func (e *examination) paths(ctx context.Context) error {
@@ -144,7 +160,7 @@ func (e *examination) echoes(ctx context.Context) error {
 			continue // packets get there, and nobody answers probes; or the device is said of its pool
 		}
 		out = append(out, doctor.Echo{
-			Node: x.Node, Encap: x.Encap.String(), Device: x.Device, Addr: x.Addr, Answered: x.Answered, Full: x.Full, Size: x.Size,
+			Node: x.Node, Encap: x.Encap.String(), Device: x.Device, Addr: x.Addr, Answered: x.Answered, Full: x.Full, Size: x.Size, Offload: x.Answered && x.Checksum == dataplane.No,
 		})
 	}
 	e.set(func() { e.facts.Echoes = out })
@@ -167,6 +183,7 @@ func (e *examination) ways(ctx context.Context) map[netip.Addr]string {
 			e.unknown = append(e.unknown, fmt.Sprintf("routes: %v", err))
 			return nodes
 		}
+		e.lost(ctx, cands)
 		pod := e.podOf(dataplane.FamilyOf(pool.CIDR.Addr()))
 		for _, c := range cands {
 			if !c.Best || c.Source != rib.SourceStore || c.Link == "" || c.Peer == e.s.cfg.Node {
@@ -179,6 +196,43 @@ func (e *examination) ways(ctx context.Context) map[netip.Addr]string {
 		}
 	}
 	return nodes
+}
+
+// lost notes the blocks of other hosts, among the candidates for a pool's prefixes, to
+// which there is no route.
+func (e *examination) lost(ctx context.Context, cands []rib.Candidate) {
+	routed := map[netip.Prefix]bool{}
+	for _, c := range cands {
+		routed[c.Prefix] = routed[c.Prefix] || c.Best
+	}
+	for _, c := range cands {
+		if routed[c.Prefix] || c.Source != rib.SourceStore || c.Peer == "" || c.Peer == e.s.cfg.Node {
+			continue
+		}
+		routed[c.Prefix] = true // it is said once
+		e.facts.Lost = append(e.facts.Lost, doctor.Lost{Prefix: c.Prefix, Node: c.Peer, Reason: c.Reason, Refused: e.refused(ctx, c.Prefix)})
+	}
+}
+
+// refused says why what BGP peers announce of a prefix is not let in.
+func (e *examination) refused(ctx context.Context, p netip.Prefix) []string {
+	if e.s.cfg.BGP == nil {
+		return nil
+	}
+	var out []string
+	for _, peer := range e.v.bgp.Peers {
+		if peer.State != bgp.StateUp {
+			continue
+		}
+		q := bgp.Query{Table: bgp.TableReceived, Peer: peer.ID, Prefix: p, Exact: true}
+		_ = e.s.cfg.BGP.Query(ctx, q, func(r bgp.Route) bool { // without an answer the route is said to be missing, which it is
+			if r.State == bgp.RouteFiltered {
+				out = append(out, fmt.Sprintf("%s announces it, and %s", peer.Name, r.Reason))
+			}
+			return true
+		})
+	}
+	return out
 }
 
 // podOf returns a workload of this host with an address of a family; the zero Endpoint:
@@ -203,20 +257,20 @@ func (e *examination) ask(asker *survey.Asker, c rib.Candidate, pod attach.Endpo
 	if !c.Prefix.IsSingleIP() {
 		there = there.Next()
 	}
-	note := func(p survey.Packet, want ...string) {
-		w := doctor.Way{Packet: p, Node: c.Peer, Want: want}
+	note := func(p survey.Packet, via netip.Addr, want ...string) {
+		w := doctor.Way{Packet: p, Node: c.Peer, Want: want, Via: via}
 		w.Hop, w.Err = asker.Ask(p)
 		e.facts.Ways = append(e.facts.Ways, w)
 	}
 	links := strings.FieldsFunc(c.Link, func(r rune) bool { return r == ',' || r == ' ' })
 	if pod.Device == "" {
-		note(survey.Packet{To: there}, links...)
+		note(survey.Packet{To: there}, c.Via, links...)
 		return
 	}
 	here := pod.Addresses[0]
-	note(survey.Packet{From: here, To: there, In: pod.Device}, links...)
+	note(survey.Packet{From: here, To: there, In: pod.Device}, c.Via, links...)
 	for _, l := range links {
-		note(survey.Packet{From: there, To: here, In: l}, pod.Device)
+		note(survey.Packet{From: there, To: here, In: l}, netip.Addr{}, pod.Device)
 	}
 }
 

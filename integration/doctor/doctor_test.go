@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/middlebox"
 	"github.com/routerd/routerd/store"
 )
 
@@ -21,6 +24,7 @@ type breakage struct {
 	name string
 	// host is whose doctor is asked; empty: node1.
 	host        string
+	all         bool // with --all
 	broken, fix func(*testing.T, *lab.Lab)
 	check       string   // that finds it
 	says        []string // of the first line
@@ -36,6 +40,43 @@ func sh(commands ...string) func(*testing.T, *lab.Lab) {
 				t.Fatalf("%q: want WHERE: COMMAND", c)
 			}
 			run(t, l, where, "sh", "-c", command)
+		}
+	}
+}
+
+// ctl breaks or mends by one call of routerctl, with a manifest if there is one.
+func ctl(manifest string, args ...string) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		c := exec.CommandContext(await.Context(t), filepath.Join(binDir(), "routerctl"), append([]string{"--socket", lab.Socket(l.Name(), "node1")}, args...)...)
+		c.Stdin = strings.NewReader(manifest)
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("routerctl %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+// steps does one after the other.
+func steps(list ...func(*testing.T, *lab.Lab)) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		for _, f := range list {
+			f(t, l)
+		}
+	}
+}
+
+// put writes an object that routerctl would refuse, as another program may.
+func put(key store.Key, v any) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		s, err := l.Store(await.Context(t), "node1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if _, err := s.Txn(await.Context(t), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: key, Value: v}}); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
@@ -59,8 +100,8 @@ type answer struct {
 }
 
 // ask runs routerctl doctor on a host.
-func ask(ctx context.Context, l *lab.Lab, host string) answer {
-	c := exec.CommandContext(ctx, filepath.Join(binDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "doctor")
+func ask(ctx context.Context, l *lab.Lab, host string, all bool) answer {
+	c := exec.CommandContext(ctx, filepath.Join(binDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "doctor", fmt.Sprintf("--all=%t", all))
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -70,7 +111,8 @@ func ask(ctx context.Context, l *lab.Lab, host string) answer {
 	return answer{first: strings.Join(strings.Fields(first), " "), all: string(out), code: c.ProcessState.ExitCode()}
 }
 
-// well waits until no doctor of the lab finds anything.
+// well waits until no doctor of the lab finds anything, and node1's, which is asked for
+// all hosts, nothing of any.
 func well(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx := await.Context(t)
@@ -80,7 +122,7 @@ func well(t *testing.T, l *lab.Lab) {
 		var wg sync.WaitGroup
 		for i, h := range hosts {
 			wg.Go(func() {
-				if a := ask(ctx, l, h); a.err != nil || a.code != 0 || strings.Contains(a.all, "not examined") {
+				if a := ask(ctx, l, h, h == "node1"); a.err != nil || a.code != 0 || strings.Contains(a.all, "not examined") {
 					errs[i] = fmt.Errorf("%s: error %w, exit code %d:\n%s", h, a.err, a.code, a.all)
 				}
 			})
@@ -104,7 +146,7 @@ func breakAll(t *testing.T, l *lab.Lab, list []breakage) {
 			start := time.Now()
 			ctx := await.Context(t)
 			await.Until(t, "doctor of "+host, func() error {
-				a := ask(ctx, l, host)
+				a := ask(ctx, l, host, b.all)
 				f := strings.Fields(a.first)
 				if a.err != nil || a.code != 1 || len(f) < 4 || f[2] != b.check {
 					return fmt.Errorf("error %w, exit code %d, want 1 and check %s:\n%s", a.err, a.code, b.check, a.all)
@@ -206,6 +248,231 @@ func TestTunnels(t *testing.T) {
 				t.Helper()
 				sh("node1/pod1: ip addr add "+addr(t, l, "node1/pod1")+"/32 dev eth0; ip route replace 169.254.1.1 dev eth0 scope link; ip route replace default via 169.254.1.1 dev eth0")(t, l)
 			},
+		},
+		{
+			name:  "a pod's device is down",
+			check: "workload", says: []string{"pod1", "down"},
+			broken: sh("node1/pod1: ip link set eth0 down"),
+			fix:    sh("node1/pod1: ip link set eth0 up; ip route replace 169.254.1.1 dev eth0 scope link; ip route replace default via 169.254.1.1 dev eth0"),
+		},
+		{
+			name:  "a rule leads what a pod sends into another table",
+			check: "way", says: []string{"leave via 10.1.0.1 dev eth0 table 100 and not "},
+			broken: sh("node1: ip route add default via 10.1.0.1 table 100; ip rule add priority 1000 iif $(ip -o link | grep -o 'cali[0-9a-f]\\{11\\}' | head -1) lookup 100"),
+			fix:    sh("node1: ip rule del priority 1000; ip route flush table 100"),
+		},
+		{
+			name:  "a rule drops what is for pods",
+			check: "foreign-rule", says: []string{"to 192.168.0.0/16 prohibit"},
+			broken: sh("node1: ip rule add priority 1000 to 192.168.0.0/16 prohibit"),
+			fix:    sh("node1: ip rule del priority 1000"),
+		},
+		{
+			name:  "a route of another program sends part of a block elsewhere",
+			check: "foreign-route", says: []string{"via 10.1.0.1", "proto 4", "ip route del"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				run(t, l, "node1", "ip", "route", "add", addr(t, l, "node3/pod1")+"/32", "via", "10.1.0.1", "proto", "static")
+			},
+			fix: sh("node1: ip route flush proto static"),
+		},
+		{
+			name:  "Felix left its table",
+			check: "felix-rules", says: []string{"nftables table calico of IPv4", "routerd cleanup --calico"},
+			broken: sh("node1: nft add table ip calico; nft add chain ip calico c"),
+			fix:    sh("node1: nft delete table ip calico"),
+		},
+		{
+			name:  "a link on the way loses large packets",
+			check: "tunnel-mtu", says: []string{"more than 1350 bytes", "node3 (10.2.0.11)"},
+			broken: fault(middlebox.Faults{MTU: 1400}), fix: mended,
+		},
+		{
+			name:  "packets are lost whose checksum is left to the hardware",
+			check: "tunnel-offload", says: []string{"vxlan.calico to node3", "cure: routerctl node tunnels --retry node3"},
+			broken: fault(middlebox.Faults{Checksum: true}), fix: mended,
+		},
+		{
+			name:  "the disk of the daemon's state is full",
+			check: "disk-full", says: []string{"is full", "state"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				if err := unix.Mount("tmpfs", stateDir(l, "node1"), "tmpfs", 0, "size=1m"); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = unix.Unmount(stateDir(l, "node1"), unix.MNT_DETACH) }) // where the test fails before it is mended
+			},
+			fix: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				if err := unix.Unmount(stateDir(l, "node1"), unix.MNT_DETACH); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+		{
+			name: "two nodes have one tunnel address", all: true,
+			check: "shared-tunnel-address", says: []string{"ghost and node3", "routerctl delete node"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				ghost := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: "10.1.0.77/24"}}}
+				ghost.Name = "ghost"
+				ghost.Spec.IPv4VXLANTunnelAddr = tunnelAddress(t, l, "node3")
+				put(store.ResourceKey(store.KindNode, "ghost"), ghost)(t, l)
+			},
+			fix: ctl("", "delete", "node", "ghost"),
+		},
+		{
+			name: "two nodes have one address", all: true,
+			check: "shared-address", says: []string{"ghost and node2", "10.1.0.12"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				ghost := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: "10.1.0.12/24"}}}
+				ghost.Name = "ghost"
+				put(store.ResourceKey(store.KindNode, "ghost"), ghost)(t, l)
+			},
+			fix: ctl("", "delete", "node", "ghost"),
+		},
+		{
+			name:  "the datastore is locked",
+			check: "condition-datastore", says: []string{"the datastore is locked", "cure: routerctl datastore unlock"},
+			broken: ctl("", "datastore", "lock"), fix: ctl("", "datastore", "unlock"),
+		},
+		{
+			name:  "a pool lies in a network of the host's",
+			check: "pool", says: []string{"pool wrong", "overlaps address 172.29.0.5/24"},
+			broken: steps(ctl(pool("wrong", "172.29.0.0/16", "vxlanMode: Always"), "apply", "-f", "-"), sh("node1: ip addr add 172.29.0.5/24 dev eth0")),
+			fix:    steps(sh("node1: ip addr del 172.29.0.5/24 dev eth0"), ctl("", "delete", "ippool", "wrong")),
+		},
+		{
+			name: "the uplink is down", host: "node3",
+			check: "uplink-down", says: []string{"eth0", "ip link set eth0 up"},
+			broken: sh("node3: ip link set eth0 down"),
+			fix:    sh("node3: ip link set eth0 up; ip route replace default via 10.2.0.1"),
+		},
+		{
+			name: "the host has lost its address", host: "node3",
+			check: "address-missing", says: []string{"10.2.0.11", "ip addr add 10.2.0.11/24 dev eth0"},
+			broken: sh("node3: ip addr del 10.2.0.11/24 dev eth0"),
+			fix:    sh("node3: ip addr add 10.2.0.11/24 dev eth0; ip route replace default via 10.2.0.1"),
+		},
+		{
+			name: "the datastore is gone", host: "node3",
+			check: "condition-datastore", says: []string{"10.1.0.11:2379"},
+			broken: func(t *testing.T, l *lab.Lab) { t.Helper(); kill(t, l, "node1") },
+			fix:    restart("node1"),
+		},
+		{
+			name: "the daemon does not run", host: "node3",
+			check: "daemon", says: []string{"routerd does not run", "cure: systemctl restart routerd"},
+			broken: func(t *testing.T, l *lab.Lab) { t.Helper(); kill(t, l, "node3") },
+			fix:    restart("node3"),
+		},
+	})
+}
+
+// stateDir is where a host's daemon keeps its state.
+func stateDir(l *lab.Lab, host string) string {
+	return filepath.Join(lab.Root, l.Name(), host, "state")
+}
+
+// fault has what goes between the second rack and the first pass a network that spoils
+// tunnels; mended takes it away.
+func fault(f middlebox.Faults) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		if err := l.Break("rack2", f); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func mended(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if err := l.Mend("rack2"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func kill(t *testing.T, l *lab.Lab, host string) {
+	t.Helper()
+	if err := l.Kill(await.Context(t), host, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func restart(host string) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		if err := l.Restart(await.Context(t), host); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func tunnelAddress(t *testing.T, l *lab.Lab, host string) string {
+	t.Helper()
+	n, err := l.Node(await.Context(t), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n.GetVxlanTunnelAddress()
+}
+
+// pool is a manifest.
+func pool(name, cidr, mode string) string {
+	return fmt.Sprintf("{apiVersion: projectcalico.org/v3, kind: IPPool, metadata: {name: %s}, spec: {cidr: %s, %s}}", name, cidr, mode)
+}
+
+// TestFabric breaks what stands between hosts that a switch joins by BGP, without tunnels
+// and without a mesh.
+func TestFabric(t *testing.T) {
+	t.Parallel()
+	l := bringUp(t, "fabric", topology(3, store.Direct))
+	ctl("{apiVersion: projectcalico.org/v3, kind: BGPConfiguration, metadata: {name: default}, spec: {nodeToNodeMeshEnabled: false}}", "apply", "-f", "-")(t, l)
+	ctl("{apiVersion: projectcalico.org/v3, kind: BGPFilter, metadata: {name: none}, spec: {importV4: [{action: Reject}]}}", "apply", "-f", "-")(t, l)
+	peer := func(spec string) func(*testing.T, *lab.Lab) {
+		return ctl("", "patch", "bgppeer", "spine-node1", "--force", "-p", `{"spec":`+spec+`}`)
+	}
+	bird := func(verb string) func(*testing.T, *lab.Lab) {
+		return sh("spine: birdc -s $(find " + filepath.Join(lab.Root, l.Name()) + " -name bird.ctl) " + verb + " all")
+	}
+	breakAll(t, l, []breakage{
+		{
+			name:  "a BGPPeer has another AS than the switch",
+			check: "bgp-session", says: []string{"wrong AS: 10.1.0.1 has AS 64999, but AS 64998", "routerctl get bgppeers spine-node1"},
+			broken: peer(`{"asNumber":64998}`), fix: peer(`{"asNumber":64999}`),
+		},
+		{
+			name:  "a BGPPeer has an address at which nobody is",
+			check: "bgp-session", says: []string{"10.1.0.99", "no "},
+			broken: peer(`{"peerIP":"10.1.0.99"}`), fix: peer(`{"peerIP":"10.1.0.1"}`),
+		},
+		{
+			name:  "a filter lets nothing in",
+			check: "no-route", says: []string{"of node3", "BGPFilter none", "routerctl get bgpfilters none"},
+			broken: peer(`{"filters":["none"]}`), fix: peer(`{"filters":null}`),
+		},
+		{
+			name:  "the switch has closed the session",
+			check: "bgp-session", says: []string{"spine-node1", "10.1.0.1"},
+			broken: bird("disable"), fix: bird("enable"),
+		},
+		{
+			name:  "a pool asks for devices that the kernel has no module for",
+			check: "pool", says: []string{"pool tunnels", "cure: modprobe ipip"},
+			broken: ctl(pool("tunnels", "172.30.0.0/16", "ipipMode: Always"), "apply", "--force", "-f", "-"), fix: ctl("", "delete", "ippool", "tunnels"),
+		},
+		{
+			name:  "another overlay has VXLAN's number and port",
+			check: "pool", says: []string{"pool overlay", "another VXLAN device"},
+			broken: steps(sh("node1: ip link add flannel.1 type vxlan id 4096 dstport 4789 dev eth0; ip link set flannel.1 up"),
+				ctl(pool("overlay", "172.31.0.0/16", "vxlanMode: Always"), "apply", "--force", "-f", "-")),
+			fix: steps(ctl("", "delete", "ippool", "overlay"), sh("node1: ip link del flannel.1")),
+		},
+		{
+			name: "IPAM has a record of nobody", all: true,
+			check: "ipam-records", says: []string{"empty handle: handle left", "routerctl ipam check --show-problem-ips"},
+			broken: put(store.HandleKey("left"), &store.Handle{Block: map[string]int{"192.168.0.0/26": 1}}), fix: ctl("", "ipam", "check", "--fix"),
 		},
 	})
 }
