@@ -144,6 +144,41 @@ func (s *bgpSpeaker) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolate
 	return stream.SendAndClose(&apiv1.BGPIsolatedResponse{Nodes: strings.Fields(string(b))})
 }
 
+// Plan answers with the messages of the script's file plan.json, a line each, and writes what it was asked about into
+// asked.txt.
+func (s *bgpSpeaker) Plan(stream grpc.BidiStreamingServer[apiv1.BGPPlanRequest, apiv1.BGPPlanResponse]) error {
+	var asked []string
+	for {
+		req, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		for _, c := range req.GetChanges() {
+			asked = append(asked, c.GetKey())
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "asked.txt"), []byte(strings.Join(asked, "\n")+"\n"), 0o600); err != nil {
+		return err
+	}
+	b, err := os.ReadFile(filepath.Join(s.dir, "plan.json"))
+	if err != nil {
+		return nil //nolint:nilerr // nothing changes
+	}
+	for line := range strings.Lines(string(b)) {
+		r := &apiv1.BGPPlanResponse{}
+		if err := protojson.Unmarshal([]byte(line), r); err != nil {
+			return err
+		}
+		if err := stream.Send(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // counter is a BGP service that counts what Isolated is asked.
 type counter struct {
 	apiv1.UnimplementedBGPServer

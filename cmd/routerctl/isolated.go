@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -89,16 +90,27 @@ func sendChanges(ctx context.Context, b apiv1.BGPClient, changes []*apiv1.BGPCha
 	if err != nil {
 		return nil, err
 	}
-	for len(changes) > 0 {
-		n, size := 0, 0
-		for n < len(changes) && (n == 0 || size < changesSize) {
-			size += len(changes[n].GetKey()) + len(changes[n].GetValue())
-			n++
-		}
-		if err := stream.Send(&apiv1.BGPIsolatedRequest{Changes: changes[:n]}); err != nil {
+	for part := range parts(changes) {
+		if err := stream.Send(&apiv1.BGPIsolatedRequest{Changes: part}); err != nil {
 			break // the answer says why
 		}
-		changes = changes[n:]
 	}
 	return stream.CloseAndRecv()
+}
+
+// parts yields changes in as many parts as messages take.
+func parts(changes []*apiv1.BGPChange) iter.Seq[[]*apiv1.BGPChange] {
+	return func(yield func([]*apiv1.BGPChange) bool) {
+		for len(changes) > 0 {
+			n, size := 0, 0
+			for n < len(changes) && (n == 0 || size < changesSize) {
+				size += len(changes[n].GetKey()) + len(changes[n].GetValue())
+				n++
+			}
+			if !yield(changes[:n]) {
+				return
+			}
+			changes = changes[n:]
+		}
+	}
 }

@@ -27,6 +27,7 @@ type BGP interface {
 	Watch(ctx context.Context, yield func(bgp.Event) error) error
 	Dump(ctx context.Context, received bool, write func([]byte) error) error
 	Isolated(ctx context.Context, changes []store.Event) ([]string, error)
+	Plan(ctx context.Context, changes []store.Event, yield func(bgp.Plan) error) error
 	Injector
 	Reflectors() (bgp.ReflectorStatus, error)
 }
@@ -166,24 +167,9 @@ func (s *bgpServer) Dump(req *apiv1.BGPDumpRequest, stream grpc.ServerStreamingS
 }
 
 func (s *bgpServer) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
-	var changes []store.Event
-	for {
-		req, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		for _, c := range req.GetChanges() {
-			e, concerns, err := changeOf(c)
-			if err != nil {
-				return err
-			}
-			if concerns {
-				changes = append(changes, e)
-			}
-		}
+	changes, err := received(stream.Recv, func(k store.Kind) bool { return k != store.KindIPPool && planned(k) })
+	if err != nil {
+		return err
 	}
 	if s.b == nil {
 		return stream.SendAndClose(&apiv1.BGPIsolatedResponse{}) // without BGP nobody loses a session
@@ -195,26 +181,96 @@ func (s *bgpServer) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolated
 	return stream.SendAndClose(&apiv1.BGPIsolatedResponse{Nodes: nodes})
 }
 
-// changeOf reads a change and reports whether sessions depend on its resource.
-func changeOf(c *apiv1.BGPChange) (e store.Event, concerns bool, err error) {
-	key, ok := store.ParsePath(c.GetKey())
-	if !ok {
-		return e, false, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
+func (s *bgpServer) Plan(stream grpc.BidiStreamingServer[apiv1.BGPPlanRequest, apiv1.BGPPlanResponse]) error {
+	changes, err := received(stream.Recv, planned)
+	if err != nil {
+		return err
 	}
-	switch key.Kind {
-	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
-	default:
-		return e, false, nil
+	if err := s.ready(); err != nil {
+		return err
 	}
-	e = store.Event{Key: key, Object: store.Object{Key: key}}
-	if len(c.GetValue()) > 0 {
-		value, err := store.Decode(key, c.GetValue())
-		if err != nil {
-			return e, false, status.Errorf(codes.InvalidArgument, "%s: %v", key, err)
+	err = s.b.Plan(stream.Context(), changes, func(p bgp.Plan) error {
+		out := &apiv1.BGPPlanResponse{Node: p.Node, Settings: p.Settings, Announce: texts(p.Announce), Withdraw: texts(p.Withdraw)}
+		for _, x := range p.Sessions {
+			out.Sessions = append(out.Sessions, plannedSession(x))
 		}
-		e.Object.Value, e.Object.Raw = value, c.GetValue()
+		return stream.Send(out)
+	})
+	if err != nil {
+		return Error(err)
 	}
-	return e, true, nil
+	return nil
+}
+
+func plannedSession(x bgp.PlannedSession) *apiv1.BGPPlannedSession {
+	addr := ""
+	switch p := x.Peer; {
+	case p.Addr.IsValid() && p.Port != bgp.DefaultPort && p.Port != 0:
+		addr = netip.AddrPortFrom(p.Addr, p.Port).String()
+	case p.Addr.IsValid():
+		addr = p.Addr.String()
+	}
+	return &apiv1.BGPPlannedSession{
+		Name: x.Peer.Name, Type: string(x.Peer.Type), Address: addr, Interface: x.Peer.Interface, Asn: x.Peer.ASN, Fate: string(x.Fate), Why: x.Why,
+	}
+}
+
+func texts(list []netip.Prefix) []string {
+	out := make([]string, len(list))
+	for i, p := range list {
+		out[i] = p.String()
+	}
+	return out
+}
+
+// planned reports whether a node's part in BGP depends on a kind that operators write.
+func planned(k store.Kind) bool {
+	switch k {
+	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter, store.KindIPPool:
+		return true
+	}
+	return false
+}
+
+// received reads changes that come in parts, of the kinds that concern whoever asks.
+func received[M interface{ GetChanges() []*apiv1.BGPChange }](recv func() (M, error), concerns func(store.Kind) bool) ([]store.Event, error) {
+	var changes []store.Event
+	for {
+		req, err := recv()
+		if errors.Is(err, io.EOF) {
+			return changes, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range req.GetChanges() {
+			key, ok := store.ParsePath(c.GetKey())
+			if !ok {
+				return nil, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
+			}
+			if !concerns(key.Kind) {
+				continue
+			}
+			e, err := changeOf(key, c.GetValue())
+			if err != nil {
+				return nil, err
+			}
+			changes = append(changes, e)
+		}
+	}
+}
+
+// changeOf reads a change of a resource.
+func changeOf(key store.Key, raw []byte) (store.Event, error) {
+	e := store.Event{Key: key, Object: store.Object{Key: key}}
+	if len(raw) > 0 {
+		value, err := store.Decode(key, raw)
+		if err != nil {
+			return e, status.Errorf(codes.InvalidArgument, "%s: %v", key, err)
+		}
+		e.Object.Value, e.Object.Raw = value, raw
+	}
+	return e, nil
 }
 
 func (s *bgpServer) Reflectors(context.Context, *apiv1.BGPReflectorsRequest) (*apiv1.BGPReflectorsResponse, error) {

@@ -68,6 +68,24 @@ func (s *table) Isolated(_ context.Context, changes []store.Event) ([]string, er
 	return out, nil
 }
 
+func (s *table) Plan(_ context.Context, changes []store.Event, yield func(bgp.Plan) error) error {
+	for _, c := range changes {
+		p := bgp.Plan{Node: c.Key.String(), Settings: []string{fmt.Sprint(c.Deleted())}, Announce: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/26")}}
+		for i, addr := range []string{"10.0.0.1", "fe80::1", ""} {
+			a, _ := netip.ParseAddr(addr) // the last has none
+			port := uint16(179)
+			if i == 1 {
+				port = 1790
+			}
+			p.Sessions = append(p.Sessions, bgp.PlannedSession{Peer: bgp.Peer{Name: "tor", Type: bgp.PeerGlobal, Addr: a, Port: port, ASN: 64999}, Fate: bgp.SessionAnew, Why: []string{"x"}})
+		}
+		if err := yield(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *table) Reflectors() (bgp.ReflectorStatus, error) {
 	return bgp.ReflectorStatus{Setting: "2 per rack", Nodes: 3, Mesh: 1, Waiting: []string{"n3"}, Groups: []bgp.ReflectorGroup{{Name: "r1", Nodes: 3, Reflectors: []string{"n1", "n2"}, Leaving: []string{"n2"}}}}, nil
 }
@@ -124,6 +142,53 @@ func TestBGPIsolated(t *testing.T) {
 	}
 	if r, err := isolated(t, bgpClient(t, nil)); err != nil || len(r.GetNodes()) != 0 {
 		t.Errorf("without BGP: %v, %v", r, err)
+	}
+}
+
+// TestBGPPlan takes what a node's part in BGP depends on, and hands on what becomes of it, node by node.
+func TestBGPPlan(t *testing.T) {
+	t.Parallel()
+	ask := func(b BGP, parts ...[]*apiv1.BGPChange) (out []*apiv1.BGPPlanResponse, err error) {
+		stream, err := bgpClient(t, b).Plan(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range parts {
+			if err := stream.Send(&apiv1.BGPPlanRequest{Changes: p}); err != nil {
+				break // the answer says why
+			}
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			r, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return out, nil
+			}
+			if err != nil {
+				return out, err
+			}
+			out = append(out, r)
+		}
+	}
+	pool := &apiv1.BGPChange{Key: store.ResourceKey(store.KindIPPool, "pool").Path()}
+	got, err := ask(&table{}, []*apiv1.BGPChange{pool}, []*apiv1.BGPChange{{Key: store.ResourceKey(store.KindTier, "t").Path(), Value: []byte("not looked at")}})
+	session := func(addr string) *apiv1.BGPPlannedSession {
+		return &apiv1.BGPPlannedSession{Name: "tor", Type: "global", Address: addr, Asn: 64999, Fate: "starts anew", Why: []string{"x"}}
+	}
+	want := &apiv1.BGPPlanResponse{
+		Node: "IPPool(pool)", Settings: []string{"true"}, Announce: []string{"10.0.0.0/26"},
+		Sessions: []*apiv1.BGPPlannedSession{session("10.0.0.1"), session("[fe80::1]:1790"), session("")},
+	}
+	if err != nil || len(got) != 1 || !proto.Equal(got[0], want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if _, err := ask(&table{}, []*apiv1.BGPChange{{Key: "nonsense"}}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("nonsense: %v", err)
+	}
+	if _, err := ask(nil, []*apiv1.BGPChange{pool}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("without BGP: %v", err)
 	}
 }
 

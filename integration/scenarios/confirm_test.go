@@ -18,7 +18,7 @@ import (
 
 // TestUnconfirmed changes how pods' packets are carried and does not confirm it: the change is undone, in the kernel too,
 // although the operator's shell was killed and so was every daemon, that which runs the datastore included. One that is
-// confirmed stands.
+// confirmed stands. What a plan says of sessions the daemon says of all nodes.
 func TestUnconfirmed(t *testing.T) {
 	t.Parallel()
 	l := bringUp(t, "confirm", topology(2, 1, store.Direct))
@@ -28,6 +28,12 @@ func TestUnconfirmed(t *testing.T) {
 	if tunnelled() {
 		t.Fatal("there is a tunnel before the change")
 	}
+	mesh := "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeToNodeMeshEnabled: false}\n"
+	planned := routerctl(t, l, "node2", mesh, "plan", "-f", "-")
+	if strings.Count(planned, "(node-to-node mesh) ends") != 2 {
+		t.Errorf("plan:\n%s", planned)
+	}
+	t.Log(planned)
 	dir, err := filepath.Abs(binDir(t))
 	if err != nil {
 		t.Fatal(err)

@@ -1422,6 +1422,218 @@ func (x *BGPIsolatedResponse) GetNodes() []string {
 	return nil
 }
 
+type BGPPlanRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPPlanRequest) Reset() {
+	*x = BGPPlanRequest{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPPlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPPlanRequest) ProtoMessage() {}
+
+func (x *BGPPlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPPlanRequest.ProtoReflect.Descriptor instead.
+func (*BGPPlanRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *BGPPlanRequest) GetChanges() []*BGPChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type BGPPlanResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Settings      []string               `protobuf:"bytes,2,rep,name=settings,proto3" json:"settings,omitempty"` // of its speaker, that differ: "ASN 64512 → 64513"
+	Sessions      []*BGPPlannedSession   `protobuf:"bytes,3,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	Announce      []string               `protobuf:"bytes,4,rep,name=announce,proto3" json:"announce,omitempty"` // prefixes that it originates from then on
+	Withdraw      []string               `protobuf:"bytes,5,rep,name=withdraw,proto3" json:"withdraw,omitempty"` // and that it does no more
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPPlanResponse) Reset() {
+	*x = BGPPlanResponse{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPPlanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPPlanResponse) ProtoMessage() {}
+
+func (x *BGPPlanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPPlanResponse.ProtoReflect.Descriptor instead.
+func (*BGPPlanResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *BGPPlanResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *BGPPlanResponse) GetSettings() []string {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *BGPPlanResponse) GetSessions() []*BGPPlannedSession {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *BGPPlanResponse) GetAnnounce() []string {
+	if x != nil {
+		return x.Announce
+	}
+	return nil
+}
+
+func (x *BGPPlanResponse) GetWithdraw() []string {
+	if x != nil {
+		return x.Withdraw
+	}
+	return nil
+}
+
+type BGPPlannedSession struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // the node, or the BGPPeer resource
+	Type          string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`       // as in BGPPeer of Operator.Node
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // with the port where that is another than 179; empty: not known
+	Interface     string                 `protobuf:"bytes,4,opt,name=interface,proto3" json:"interface,omitempty"`
+	Asn           uint32                 `protobuf:"varint,5,opt,name=asn,proto3" json:"asn,omitempty"`
+	Fate          string                 `protobuf:"bytes,6,opt,name=fate,proto3" json:"fate,omitempty"` // "comes", "ends", "starts anew", "changes" or "cannot run"
+	Why           []string               `protobuf:"bytes,7,rep,name=why,proto3" json:"why,omitempty"`   // settings that differ, or why it cannot run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BGPPlannedSession) Reset() {
+	*x = BGPPlannedSession{}
+	mi := &file_control_api_v1_bgp_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BGPPlannedSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BGPPlannedSession) ProtoMessage() {}
+
+func (x *BGPPlannedSession) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_bgp_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BGPPlannedSession.ProtoReflect.Descriptor instead.
+func (*BGPPlannedSession) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_bgp_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *BGPPlannedSession) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BGPPlannedSession) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *BGPPlannedSession) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *BGPPlannedSession) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *BGPPlannedSession) GetAsn() uint32 {
+	if x != nil {
+		return x.Asn
+	}
+	return 0
+}
+
+func (x *BGPPlannedSession) GetFate() string {
+	if x != nil {
+		return x.Fate
+	}
+	return ""
+}
+
+func (x *BGPPlannedSession) GetWhy() []string {
+	if x != nil {
+		return x.Why
+	}
+	return nil
+}
+
 var File_control_api_v1_bgp_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_bgp_proto_rawDesc = "" +
@@ -1520,11 +1732,27 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\"+\n" +
 	"\x13BGPIsolatedResponse\x12\x14\n" +
-	"\x05nodes\x18\x01 \x03(\tR\x05nodes*P\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes\"A\n" +
+	"\x0eBGPPlanRequest\x12/\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"\xb4\x01\n" +
+	"\x0fBGPPlanResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bsettings\x18\x02 \x03(\tR\bsettings\x129\n" +
+	"\bsessions\x18\x03 \x03(\v2\x1d.routerd.v1.BGPPlannedSessionR\bsessions\x12\x1a\n" +
+	"\bannounce\x18\x04 \x03(\tR\bannounce\x12\x1a\n" +
+	"\bwithdraw\x18\x05 \x03(\tR\bwithdraw\"\xab\x01\n" +
+	"\x11BGPPlannedSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tinterface\x18\x04 \x01(\tR\tinterface\x12\x10\n" +
+	"\x03asn\x18\x05 \x01(\rR\x03asn\x12\x12\n" +
+	"\x04fate\x18\x06 \x01(\tR\x04fate\x12\x10\n" +
+	"\x03why\x18\a \x03(\tR\x03why*P\n" +
 	"\bBGPTable\x12\x12\n" +
 	"\x0eBGP_TABLE_BEST\x10\x00\x12\x16\n" +
 	"\x12BGP_TABLE_RECEIVED\x10\x01\x12\x18\n" +
-	"\x14BGP_TABLE_ADVERTISED\x10\x022\xe0\x05\n" +
+	"\x14BGP_TABLE_ADVERTISED\x10\x022\xa5\x06\n" +
 	"\x03BGP\x12G\n" +
 	"\x06Routes\x12\x1c.routerd.v1.BGPRoutesRequest\x1a\x1d.routerd.v1.BGPRoutesResponse0\x01\x12G\n" +
 	"\aExplain\x12\x1d.routerd.v1.BGPExplainRequest\x1a\x1d.routerd.v1.BGPRoutesResponse\x12<\n" +
@@ -1536,7 +1764,8 @@ const file_control_api_v1_bgp_proto_rawDesc = "" +
 	"\bInjected\x12\x1e.routerd.v1.BGPInjectedRequest\x1a\x1f.routerd.v1.BGPInjectedResponse\x12Q\n" +
 	"\n" +
 	"Reflectors\x12 .routerd.v1.BGPReflectorsRequest\x1a!.routerd.v1.BGPReflectorsResponse\x12M\n" +
-	"\bIsolated\x12\x1e.routerd.v1.BGPIsolatedRequest\x1a\x1f.routerd.v1.BGPIsolatedResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\bIsolated\x12\x1e.routerd.v1.BGPIsolatedRequest\x1a\x1f.routerd.v1.BGPIsolatedResponse(\x01\x12C\n" +
+	"\x04Plan\x12\x1a.routerd.v1.BGPPlanRequest\x1a\x1b.routerd.v1.BGPPlanResponse(\x010\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_bgp_proto_rawDescOnce sync.Once
@@ -1551,7 +1780,7 @@ func file_control_api_v1_bgp_proto_rawDescGZIP() []byte {
 }
 
 var file_control_api_v1_bgp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_control_api_v1_bgp_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_control_api_v1_bgp_proto_goTypes = []any{
 	(BGPTable)(0),                 // 0: routerd.v1.BGPTable
 	(*BGPRoutesRequest)(nil),      // 1: routerd.v1.BGPRoutesRequest
@@ -1577,48 +1806,55 @@ var file_control_api_v1_bgp_proto_goTypes = []any{
 	(*BGPIsolatedRequest)(nil),    // 21: routerd.v1.BGPIsolatedRequest
 	(*BGPChange)(nil),             // 22: routerd.v1.BGPChange
 	(*BGPIsolatedResponse)(nil),   // 23: routerd.v1.BGPIsolatedResponse
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
+	(*BGPPlanRequest)(nil),        // 24: routerd.v1.BGPPlanRequest
+	(*BGPPlanResponse)(nil),       // 25: routerd.v1.BGPPlanResponse
+	(*BGPPlannedSession)(nil),     // 26: routerd.v1.BGPPlannedSession
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
 }
 var file_control_api_v1_bgp_proto_depIdxs = []int32{
 	0,  // 0: routerd.v1.BGPRoutesRequest.table:type_name -> routerd.v1.BGPTable
 	4,  // 1: routerd.v1.BGPRoutesResponse.routes:type_name -> routerd.v1.BGPRoute
-	24, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
-	25, // 3: routerd.v1.BGPInjectRequest.ttl:type_name -> google.protobuf.Duration
+	27, // 2: routerd.v1.BGPRoute.since:type_name -> google.protobuf.Timestamp
+	28, // 3: routerd.v1.BGPInjectRequest.ttl:type_name -> google.protobuf.Duration
 	13, // 4: routerd.v1.BGPInjectRequest.routes:type_name -> routerd.v1.BGPInjectedRoute
-	25, // 5: routerd.v1.BGPHoldRequest.grace:type_name -> google.protobuf.Duration
+	28, // 5: routerd.v1.BGPHoldRequest.grace:type_name -> google.protobuf.Duration
 	13, // 6: routerd.v1.BGPHoldRequest.routes:type_name -> routerd.v1.BGPInjectedRoute
 	13, // 7: routerd.v1.BGPInjectedResponse.routes:type_name -> routerd.v1.BGPInjectedRoute
-	25, // 8: routerd.v1.BGPInjectedRoute.ttl:type_name -> google.protobuf.Duration
-	24, // 9: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
+	28, // 8: routerd.v1.BGPInjectedRoute.ttl:type_name -> google.protobuf.Duration
+	27, // 9: routerd.v1.BGPEvent.time:type_name -> google.protobuf.Timestamp
 	0,  // 10: routerd.v1.BGPDumpRequest.table:type_name -> routerd.v1.BGPTable
 	20, // 11: routerd.v1.BGPReflectorsResponse.groups:type_name -> routerd.v1.BGPReflectorGroup
 	22, // 12: routerd.v1.BGPIsolatedRequest.changes:type_name -> routerd.v1.BGPChange
-	1,  // 13: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
-	2,  // 14: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
-	14, // 15: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
-	16, // 16: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
-	5,  // 17: routerd.v1.BGP.Inject:input_type -> routerd.v1.BGPInjectRequest
-	7,  // 18: routerd.v1.BGP.Hold:input_type -> routerd.v1.BGPHoldRequest
-	9,  // 19: routerd.v1.BGP.Withdraw:input_type -> routerd.v1.BGPWithdrawRequest
-	11, // 20: routerd.v1.BGP.Injected:input_type -> routerd.v1.BGPInjectedRequest
-	18, // 21: routerd.v1.BGP.Reflectors:input_type -> routerd.v1.BGPReflectorsRequest
-	21, // 22: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
-	3,  // 23: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
-	3,  // 24: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
-	15, // 25: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
-	17, // 26: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
-	6,  // 27: routerd.v1.BGP.Inject:output_type -> routerd.v1.BGPInjectResponse
-	8,  // 28: routerd.v1.BGP.Hold:output_type -> routerd.v1.BGPHoldResponse
-	10, // 29: routerd.v1.BGP.Withdraw:output_type -> routerd.v1.BGPWithdrawResponse
-	12, // 30: routerd.v1.BGP.Injected:output_type -> routerd.v1.BGPInjectedResponse
-	19, // 31: routerd.v1.BGP.Reflectors:output_type -> routerd.v1.BGPReflectorsResponse
-	23, // 32: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
-	23, // [23:33] is the sub-list for method output_type
-	13, // [13:23] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	22, // 13: routerd.v1.BGPPlanRequest.changes:type_name -> routerd.v1.BGPChange
+	26, // 14: routerd.v1.BGPPlanResponse.sessions:type_name -> routerd.v1.BGPPlannedSession
+	1,  // 15: routerd.v1.BGP.Routes:input_type -> routerd.v1.BGPRoutesRequest
+	2,  // 16: routerd.v1.BGP.Explain:input_type -> routerd.v1.BGPExplainRequest
+	14, // 17: routerd.v1.BGP.Watch:input_type -> routerd.v1.BGPWatchRequest
+	16, // 18: routerd.v1.BGP.Dump:input_type -> routerd.v1.BGPDumpRequest
+	5,  // 19: routerd.v1.BGP.Inject:input_type -> routerd.v1.BGPInjectRequest
+	7,  // 20: routerd.v1.BGP.Hold:input_type -> routerd.v1.BGPHoldRequest
+	9,  // 21: routerd.v1.BGP.Withdraw:input_type -> routerd.v1.BGPWithdrawRequest
+	11, // 22: routerd.v1.BGP.Injected:input_type -> routerd.v1.BGPInjectedRequest
+	18, // 23: routerd.v1.BGP.Reflectors:input_type -> routerd.v1.BGPReflectorsRequest
+	21, // 24: routerd.v1.BGP.Isolated:input_type -> routerd.v1.BGPIsolatedRequest
+	24, // 25: routerd.v1.BGP.Plan:input_type -> routerd.v1.BGPPlanRequest
+	3,  // 26: routerd.v1.BGP.Routes:output_type -> routerd.v1.BGPRoutesResponse
+	3,  // 27: routerd.v1.BGP.Explain:output_type -> routerd.v1.BGPRoutesResponse
+	15, // 28: routerd.v1.BGP.Watch:output_type -> routerd.v1.BGPEvent
+	17, // 29: routerd.v1.BGP.Dump:output_type -> routerd.v1.BGPDumpResponse
+	6,  // 30: routerd.v1.BGP.Inject:output_type -> routerd.v1.BGPInjectResponse
+	8,  // 31: routerd.v1.BGP.Hold:output_type -> routerd.v1.BGPHoldResponse
+	10, // 32: routerd.v1.BGP.Withdraw:output_type -> routerd.v1.BGPWithdrawResponse
+	12, // 33: routerd.v1.BGP.Injected:output_type -> routerd.v1.BGPInjectedResponse
+	19, // 34: routerd.v1.BGP.Reflectors:output_type -> routerd.v1.BGPReflectorsResponse
+	23, // 35: routerd.v1.BGP.Isolated:output_type -> routerd.v1.BGPIsolatedResponse
+	25, // 36: routerd.v1.BGP.Plan:output_type -> routerd.v1.BGPPlanResponse
+	26, // [26:37] is the sub-list for method output_type
+	15, // [15:26] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_bgp_proto_init() }
@@ -1632,7 +1868,7 @@ func file_control_api_v1_bgp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_bgp_proto_rawDesc), len(file_control_api_v1_bgp_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	BGP_Injected_FullMethodName   = "/routerd.v1.BGP/Injected"
 	BGP_Reflectors_FullMethodName = "/routerd.v1.BGP/Reflectors"
 	BGP_Isolated_FullMethodName   = "/routerd.v1.BGP/Isolated"
+	BGP_Plan_FullMethodName       = "/routerd.v1.BGP/Plan"
 )
 
 // BGPClient is the client API for BGP service.
@@ -61,6 +62,9 @@ type BGPClient interface {
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse], error)
+	// Plan says what a change of resources would do to each node's sessions and announcements. The change comes in parts
+	// and is judged as a whole; of the answer each message is a node to which something happens.
+	Plan(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BGPPlanRequest, BGPPlanResponse], error)
 }
 
 type bGPClient struct {
@@ -204,6 +208,19 @@ func (c *bGPClient) Isolated(ctx context.Context, opts ...grpc.CallOption) (grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_IsolatedClient = grpc.ClientStreamingClient[BGPIsolatedRequest, BGPIsolatedResponse]
 
+func (c *bGPClient) Plan(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BGPPlanRequest, BGPPlanResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &BGP_ServiceDesc.Streams[5], BGP_Plan_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BGPPlanRequest, BGPPlanResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_PlanClient = grpc.BidiStreamingClient[BGPPlanRequest, BGPPlanResponse]
+
 // BGPServer is the server API for BGP service.
 // All implementations must embed UnimplementedBGPServer
 // for forward compatibility.
@@ -234,6 +251,9 @@ type BGPServer interface {
 	// Isolated names the nodes that a change of resources would leave without any
 	// configured session. The change comes in parts and is judged as a whole.
 	Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error
+	// Plan says what a change of resources would do to each node's sessions and announcements. The change comes in parts
+	// and is judged as a whole; of the answer each message is a node to which something happens.
+	Plan(grpc.BidiStreamingServer[BGPPlanRequest, BGPPlanResponse]) error
 	mustEmbedUnimplementedBGPServer()
 }
 
@@ -273,6 +293,9 @@ func (UnimplementedBGPServer) Reflectors(context.Context, *BGPReflectorsRequest)
 }
 func (UnimplementedBGPServer) Isolated(grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]) error {
 	return status.Error(codes.Unimplemented, "method Isolated not implemented")
+}
+func (UnimplementedBGPServer) Plan(grpc.BidiStreamingServer[BGPPlanRequest, BGPPlanResponse]) error {
+	return status.Error(codes.Unimplemented, "method Plan not implemented")
 }
 func (UnimplementedBGPServer) mustEmbedUnimplementedBGPServer() {}
 func (UnimplementedBGPServer) testEmbeddedByValue()             {}
@@ -432,6 +455,13 @@ func _BGP_Isolated_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type BGP_IsolatedServer = grpc.ClientStreamingServer[BGPIsolatedRequest, BGPIsolatedResponse]
 
+func _BGP_Plan_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(BGPServer).Plan(&grpc.GenericServerStream[BGPPlanRequest, BGPPlanResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BGP_PlanServer = grpc.BidiStreamingServer[BGPPlanRequest, BGPPlanResponse]
+
 // BGP_ServiceDesc is the grpc.ServiceDesc for BGP service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -485,6 +515,12 @@ var BGP_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Isolated",
 			Handler:       _BGP_Isolated_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Plan",
+			Handler:       _BGP_Plan_Handler,
+			ServerStreams: true,
 			ClientStreams: true,
 		},
 	},
