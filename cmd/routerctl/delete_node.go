@@ -132,7 +132,9 @@ func releases(node string, addrs []netip.Addr, have []store.Object, now time.Tim
 			continue
 		}
 		edit, ok, err := ipam.EditBlock(o, func(a ipam.Allocation) bool {
-			return mine[a.Addr] || a.Node == node && ownHandle(a.Handle, node)
+			// What another node was given stays, whoever claims it.
+			to := a.Attributes[store.AttrNode]
+			return mine[a.Addr] && (to == "" || to == node) || a.Node == node && ownHandle(a.Handle, node)
 		}, b.Holder() == node, now, cooldown)
 		if err == nil && ok && (len(edit.Freed) > 0 || b.Holder() == node) {
 			edits = append(edits, edit)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -233,12 +234,19 @@ func TestReleaseKeepsBlocksWhole(t *testing.T) {
 		var mine []netip.Addr
 		addr := prefix.Addr()
 		held := map[netip.Addr]string{}
+		var claimed []netip.Addr
 		for i := range b.Allocations {
 			who := rapid.SampledFrom([]string{"", "mine", "other"}).Draw(t, "who")
 			if who == "" {
 				b.Unallocated = append(b.Unallocated, i)
 			} else {
-				b.Attributes = append(b.Attributes, store.Attribute{HandleID: &who})
+				attr := store.Attribute{HandleID: &who}
+				if who == "other" && rapid.Bool().Draw(t, "claimed") {
+					// The node that goes says that it has what another one was given.
+					attr.Secondary = map[string]string{store.AttrNode: "n3"}
+					claimed = append(claimed, addr)
+				}
+				b.Attributes = append(b.Attributes, attr)
 				n := len(b.Attributes) - 1
 				b.Allocations[i] = &n
 				b.SequenceNumberForAllocation[fmt.Sprint(i)] = uint64(i)
@@ -260,7 +268,7 @@ func TestReleaseKeepsBlocksWhole(t *testing.T) {
 		if cooldown {
 			rest = time.Hour
 		}
-		ops := releases("n2", mine, have, time.Unix(0, 0), rest)
+		ops := releases("n2", slices.Concat(mine, claimed), have, time.Unix(0, 0), rest)
 		if diff := cmp.Diff(before, any(b)); diff != "" {
 			t.Fatalf("changed the shared value (-before +after):\n%s", diff)
 		}
