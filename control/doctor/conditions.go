@@ -74,6 +74,9 @@ func unmet(c *apiv1.Check, k known) Finding {
 	for _, s := range specific() {
 		if strings.Contains(c.GetReason(), s.text) {
 			d.Cure = s.cure
+			if s.severity != "" {
+				d.Severity = s.severity
+			}
 			break
 		}
 	}
@@ -83,14 +86,15 @@ func unmet(c *apiv1.Check, k known) Finding {
 // specific are cures of reasons that are told apart by their text.
 func specific() []remedy {
 	return []remedy{
-		{"is registered with it", "routerctl get nodes -o wide # set address.ipv4 on the host that is wrong; if the other is gone: routerctl delete node NAME"},
-		{"the datastore is locked", "routerctl datastore unlock"},
-		{"database is full", "etcdctl compact $(etcdctl endpoint status -w json | grep -o '\"revision\":[0-9]*' | cut -d: -f2); etcdctl defrag; etcdctl alarm disarm"},
-		{"no leader", "etcdctl endpoint health --cluster"},
-		{"connection refused", "systemctl status etcd # or routerd on the host that embeds the datastore"},
-		{"read-only file system", "mount -o remount,rw /proc/sys"},
-		{"cannot enforce network policy", "modprobe -a nf_tables nf_conntrack"},
-		{"cni.mtu is", "routerctl node paths # then lower cni.mtu in /etc/routerd/routerd.yaml, or set it to 0, and restart routerd"},
-		{"is taken by", "ss -ltnp sport = :179"},
+		{"is registered with it", "routerctl get nodes -o wide # set address.ipv4 on the host that is wrong; if the other is gone: routerctl delete node NAME", ""},
+		{"the datastore is locked", "routerctl datastore unlock", ""},
+		{"database is full", "etcdctl compact $(etcdctl endpoint status -w json | grep -o '\"revision\":[0-9]*' | cut -d: -f2); etcdctl defrag; etcdctl alarm disarm", ""},
+		{"no leader", "etcdctl endpoint health --cluster", ""},
+		{"connection refused", "systemctl status etcd # or routerd on the host that embeds the datastore", ""},
+		{"read-only file system", "mount -o remount,rw /proc/sys", ""},
+		{"cannot enforce network policy", "modprobe -a nf_tables nf_conntrack", ""},
+		{"of FelixConfiguration is", "routerctl get felixconfigurations default -o yaml # lower the MTU that is named, or take it out", Critical}, // the kernel refuses the device
+		{"cni.mtu is", "routerctl node paths # then lower cni.mtu in /etc/routerd/routerd.yaml, or set it to 0, and restart routerd", ""},
+		{"is taken by", "ss -ltnp sport = :179", ""},
 	}
 }

@@ -86,6 +86,7 @@ func TestExamine(t *testing.T) {
 		"hangs":               {func(f *Facts) { f.Node.Health.Live = &apiv1.Check{Reason: "the core"} }, Critical, "live", "the core; systemctl restart routerd"},
 		"registered":          {unmet("Registered", "node a cannot register with address 10.1.0.1: node b is registered with it"), Critical, "condition-registered", "routerctl delete node NAME"},
 		"locked":              {unmet("Datastore", "the datastore is locked"), Critical, "condition-datastore", "; routerctl datastore unlock"},
+		"MTU":                 {unmet("WorkloadMTU", "vxlanMTU of FelixConfiguration is 8000, and eth0 takes 1500"), Critical, "condition-workloadmtu", "; routerctl get felixconfigurations default"},
 		"certificate":         {unmet("Certificates", "client.crt ends on Monday"), Warning, "condition-certificates", "client.crt ends on Monday"},
 		"a new condition":     {unmet("Weather", "rain"), Warning, "condition-weather", "Weather is not met: rain; routerctl node status"},
 		"little room":         {func(f *Facts) { f.Disks[0].Free = 20 << 20 }, Warning, "disk-full", "nearly full: 20 MiB of 2048 are free; du -xsh /var/lib/routerd/*"},

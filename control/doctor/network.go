@@ -78,21 +78,24 @@ func pathMTU(f Facts) []Finding {
 }
 
 // remedy is what mends a session whose reason holds a text.
-type remedy struct{ text, cure string }
+type remedy struct {
+	text, cure string
+	severity   Severity // empty: that of its kind
+}
 
 // remedies are looked through in order. $PEER stands for the peer's address, $NAME for
 // the BGPPeer or node, $PORT for 179.
 func remedies() []remedy {
 	return []remedy{
-		{"wrong AS", "routerctl get bgppeers $NAME -o yaml # correct spec.asNumber, or the AS of $PEER"},
-		{"MD5 suspected", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password"},
-		{"TTL security suspected", "routerctl get bgppeers $NAME -o yaml # give both sides spec.ttlSecurity"},
-		{"segments came", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password and spec.ttlSecurity"},
-		{"connection refused", "ss -ltn sport = :179 # on $PEER: is its BGP speaker running?"},
-		{"closed the connection", "routerctl get bgppeers -o yaml # is this node's address a peer of $PEER's, with the same password?"},
-		{"no route", "ip route get $PEER"},
-		{"no answer", "tcpdump -ni any 'tcp port 179 and host $PEER' # on both hosts: open TCP port 179 where it is dropped"},
-		{"is taken by", "ss -ltnp sport = :179"},
+		{"wrong AS", "routerctl get bgppeers $NAME -o yaml # correct spec.asNumber, or the AS of $PEER", ""},
+		{"MD5 suspected", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password", ""},
+		{"TTL security suspected", "routerctl get bgppeers $NAME -o yaml # give both sides spec.ttlSecurity", ""},
+		{"segments came", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password and spec.ttlSecurity", ""},
+		{"connection refused", "ss -ltn sport = :179 # on $PEER: is its BGP speaker running?", ""},
+		{"closed the connection", "routerctl get bgppeers -o yaml # is this node's address a peer of $PEER's, with the same password?", ""},
+		{"no route", "ip route get $PEER", ""},
+		{"no answer", "tcpdump -ni any 'tcp port 179 and host $PEER' # on both hosts: open TCP port 179 where it is dropped", ""},
+		{"is taken by", "ss -ltnp sport = :179", ""},
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -11,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/middlebox"
+	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/store"
 )
 
@@ -115,7 +119,7 @@ func ask(ctx context.Context, l *lab.Lab, host string, all bool) answer {
 // all hosts, nothing of any.
 func well(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	ctx := await.Context(t)
+	ctx := t.Context() // so that the last answer, not the end of the wait, is what is shown
 	await.Until(t, "doctors", func() error {
 		hosts := l.Hosts()
 		errs := make([]error, len(hosts))
@@ -144,7 +148,7 @@ func breakAll(t *testing.T, l *lab.Lab, list []breakage) {
 			}
 			b.broken(t, l)
 			start := time.Now()
-			ctx := await.Context(t)
+			ctx := t.Context()
 			await.Until(t, "doctor of "+host, func() error {
 				a := ask(ctx, l, host, b.all)
 				f := strings.Fields(a.first)
@@ -344,6 +348,23 @@ func TestTunnels(t *testing.T) {
 			fix:    steps(sh("node1: ip addr del 172.29.0.5/24 dev eth0"), ctl("", "delete", "ippool", "wrong")),
 		},
 		{
+			name:  "a firewall between the racks drops UDP 4789",
+			check: "tunnel", says: []string{"node3 (10.2.0.11)", "UDP port 4789"},
+			broken: sh("spine: nft add table ip fw; nft add chain ip fw c '{ type filter hook forward priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
+			fix:    sh("spine: nft delete table ip fw"),
+		},
+		{
+			name:  "tunnels are to have a larger MTU than the uplink leaves",
+			check: "condition-workloadmtu", says: []string{"vxlanMTU of FelixConfiguration is 8000", "cure: routerctl get felixconfigurations default"},
+			broken: ctl("{apiVersion: projectcalico.org/v3, kind: FelixConfiguration, metadata: {name: default}, spec: {vxlanMTU: 8000}}", "apply", "-f", "-"),
+			fix:    ctl("", "delete", "felixconfiguration", "default"),
+		},
+		{
+			name:  "a policy cannot be used",
+			check: "condition-policy", says: []string{"routerctl policy show"},
+			broken: put(store.ResourceKey(store.KindGlobalNetworkPolicy, "default.odd"), oddPolicy()), fix: ctl("", "delete", "globalnetworkpolicy", "default.odd"),
+		},
+		{
 			name: "the uplink is down", host: "node3",
 			check: "uplink-down", says: []string{"eth0", "ip link set eth0 up"},
 			broken: sh("node3: ip link set eth0 down"),
@@ -368,6 +389,13 @@ func TestTunnels(t *testing.T) {
 			fix:    restart("node3"),
 		},
 	})
+}
+
+// oddPolicy is a policy whose selector nobody can read.
+func oddPolicy() *v3.GlobalNetworkPolicy {
+	p := &v3.GlobalNetworkPolicy{Spec: v3.GlobalNetworkPolicySpec{Tier: "default", Selector: "has("}}
+	p.Name = "default.odd"
+	return p
 }
 
 // stateDir is where a host's daemon keeps its state.
@@ -427,12 +455,19 @@ func pool(name, cidr, mode string) string {
 // and without a mesh.
 func TestFabric(t *testing.T) {
 	t.Parallel()
-	l := bringUp(t, "fabric", topology(3, store.Direct))
+	secrets := t.TempDir()
+	top := topology(3, store.Direct)
+	top.Nodes[0].Config = map[string]any{"bgp": map[string]any{"secretDir": secrets}}
+	if err := errors.Join(os.Mkdir(filepath.Join(secrets, "bgp"), 0o700), os.WriteFile(filepath.Join(secrets, "bgp", "tor"), []byte("guess"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l := bringUp(t, "fabric", top)
 	ctl("{apiVersion: projectcalico.org/v3, kind: BGPConfiguration, metadata: {name: default}, spec: {nodeToNodeMeshEnabled: false}}", "apply", "-f", "-")(t, l)
 	ctl("{apiVersion: projectcalico.org/v3, kind: BGPFilter, metadata: {name: none}, spec: {importV4: [{action: Reject}]}}", "apply", "-f", "-")(t, l)
 	peer := func(spec string) func(*testing.T, *lab.Lab) {
 		return ctl("", "patch", "bgppeer", "spine-node1", "--force", "-p", `{"spec":`+spec+`}`)
 	}
+	var taken net.Listener
 	bird := func(verb string) func(*testing.T, *lab.Lab) {
 		return sh("spine: birdc -s $(find " + filepath.Join(lab.Root, l.Name()) + " -name bird.ctl) " + verb + " all")
 	}
@@ -468,6 +503,48 @@ func TestFabric(t *testing.T) {
 			broken: steps(sh("node1: ip link add flannel.1 type vxlan id 4096 dstport 4789 dev eth0; ip link set flannel.1 up"),
 				ctl(pool("overlay", "172.31.0.0/16", "vxlanMode: Always"), "apply", "--force", "-f", "-")),
 			fix: steps(ctl("", "delete", "ippool", "overlay"), sh("node1: ip link del flannel.1")),
+		},
+		{
+			name:  "a BGPPeer has a password and the switch has none",
+			check: "bgp-session", says: []string{"spine-node1", "the same spec.password"},
+			broken: peer(`{"password":{"secretKeyRef":{"name":"bgp","key":"tor"}}}`), fix: peer(`{"password":null}`),
+		},
+		{
+			name:  "a firewall refuses BGP at the switch",
+			check: "bgp-session", says: []string{"spine-node1", "10.1.0.1"},
+			broken: steps(sh("spine: nft add table ip fw; nft add chain ip fw i '{ type filter hook input priority 0; }'; nft add chain ip fw o '{ type filter hook output priority 0; }'; "+
+				"nft add rule ip fw i tcp dport 179 reject with tcp reset; nft add rule ip fw o tcp dport 179 drop"), bird("restart")),
+			fix: sh("spine: nft delete table ip fw"),
+		},
+		{
+			name: "a route of another program is on another host", host: "node1", all: true,
+			check: "condition-foreignroutes", says: []string{"node3", "blackhole", "# on node3"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				run(t, l, "node3", "ip", "route", "add", "blackhole", addr(t, l, "node1/pod1")+"/32", "proto", "3")
+			},
+			fix: sh("node3: ip route flush type blackhole proto 3"),
+		},
+		{
+			name: "another program has BGP's port", host: "node2",
+			check: "condition-bgp", says: []string{"port 179", "is taken by", "ss -ltnp sport = :179"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				kill(t, l, "node2")
+				err := ns.Do(l.Space("node2"), func() (err error) {
+					taken, err = net.Listen("tcp4", "10.1.0.12:179")
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				restart("node2")(t, l)
+			},
+			fix: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				taken.Close()
+				restart("node2")(t, l)
+			},
 		},
 		{
 			name: "IPAM has a record of nobody", all: true,
