@@ -53,34 +53,40 @@ func TestPlan(t *testing.T) {
 		"a peer comes": {with(), []store.Event{tor("")}, "node2: tor 10.1.0.1 comes"},
 		"a peer goes":  {with(tor("")), []store.Event{gone(tor("").Key)}, "node2: tor 10.1.0.1 ends"},
 		"mesh off": {
-			with(), []store.Event{conf(t, "default", `{"nodeToNodeMeshEnabled":false}`)},
+			with(),
+			[]store.Event{conf(t, "default", `{"nodeToNodeMeshEnabled":false}`)},
 			"node1: node2 10.1.0.12 ends\nnode2: node1 10.1.0.11 ends",
 		},
 		"an AS that the session must know of": {
-			with(tor("")), []store.Event{peer(t, "tor", `{"node":"node2","peerIP":"10.1.0.1","asNumber":65000}`)},
+			with(tor("")),
+			[]store.Event{peer(t, "tor", `{"node":"node2","peerIP":"10.1.0.1","asNumber":65000}`)},
 			"node2: tor 10.1.0.1 starts anew: ASN 64999 → 65000",
 		},
 		"a setting that it need not": {
 			with(tor("")), []store.Event{tor(`,"nextHopMode":"Self"`)}, "node2: tor 10.1.0.1 changes: NextHopMode Auto → Self",
 		},
 		"rules of a filter": {
-			with(filtered, filter(t, "f", `{"importV4":[{"action":"Accept"}]}`)), []store.Event{filter(t, "f", `{"importV4":[{"action":"Reject"}]}`)},
+			with(filtered, filter(t, "f", `{"importV4":[{"action":"Accept"}]}`)),
+			[]store.Event{filter(t, "f", `{"importV4":[{"action":"Reject"}]}`)},
 			"node2: tor 10.1.0.1 changes: import rules of f",
 		},
 		"a filter that is missing": {
 			with(tor("")), []store.Event{filtered}, "node2: tor 10.1.0.1 cannot run: ",
 		},
 		"the AS of all": {
-			with(), []store.Event{conf(t, "default", `{"asNumber":65001}`)},
+			with(),
+			[]store.Event{conf(t, "default", `{"asNumber":65001}`)},
 			"node1: ASN 64512 → 65001\nnode1: node2 10.1.0.12 starts anew: ASN 64512 → 65001\nnode2: ASN 64512 → 65001\nnode2: node1 10.1.0.11 starts anew: ASN 64512 → 65001",
 		},
 		"a node's port": {
-			with(), []store.Event{conf(t, "node.node1", `{"listenPort":1790}`)},
+			with(),
+			[]store.Event{conf(t, "node.node1", `{"listenPort":1790}`)},
 			"node1: ListenPort 179 → 1790\nnode1: node2 10.1.0.12 starts anew\nnode2: node1 10.1.0.11 starts anew: Port 179 → 1790",
 		},
 		"a pool that is not announced any more": {
 			with(ippool(t, "p", `{"cidr":"10.2.0.0/16"}`), affinity(t, "node1", "10.2.1.0/26", "confirmed"), ipamBlock(t, "10.2.1.0/26", "host:node1", nil)),
-			[]store.Event{ippool(t, "p", `{"cidr":"10.2.0.0/16","disableBGPExport":true}`)}, "node1: withdraws 10.2.1.0/26",
+			[]store.Event{ippool(t, "p", `{"cidr":"10.2.0.0/16","disableBGPExport":true}`)},
+			"node1: withdraws 10.2.1.0/26",
 		},
 		"a node leaves": {with(), []store.Event{node(t, "node2", `{}`)}, "node1: node2 10.1.0.12 ends\nnode2: node1 10.1.0.11 ends"},
 	} {

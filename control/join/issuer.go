@@ -59,7 +59,8 @@ type Config struct {
 
 // The limits of a token's life.
 const (
-	MinTTL, MaxTTL = time.Minute, 24 * time.Hour
+	MinTTL = time.Minute
+	MaxTTL = 24 * time.Hour
 )
 
 const (

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -564,12 +565,8 @@ func TestRevert(t *testing.T) {
 		// What somebody else did to a member that the change did not touch.
 		now = map[string]any{"other": "x"}
 		want := map[string]any{"other": "x"}
-		for k, v := range after {
-			now[k] = v
-		}
-		for k, v := range before {
-			want[k] = v
-		}
+		maps.Copy(now, after)
+		maps.Copy(want, before)
 		got, both := revert(b, a, marshal(t, now), false)
 		if diff := cmp.Diff(string(marshal(t, want)), string(got)); diff != "" || len(both) > 0 {
 			t.Fatalf("beside another member: %s; in both %v", diff, both)
