@@ -85,6 +85,7 @@ type Kernel struct {
 	started   atomic.Bool
 	closed    sync.Once
 	ready     readiness
+	heard     heard
 	refused   *refusals
 	supported sync.Map // dataplane.LinkType
 
@@ -288,7 +289,11 @@ func (k *Kernel) Synced(src dataplane.Source) {
 // the call which returned rev named: others answer for themselves. An object
 // that waits for a device or for another object is waited for until ctx ends,
 // and the error then says what for.
+//
+// What the kernel said before the call of rev is heard first: a device that was made
+// anew has none of what the one before it had.
 func (k *Kernel) Wait(ctx context.Context, rev dataplane.Revision) error {
+	k.heard.wait(ctx, rev)
 	return k.want.Wait(ctx, rev)
 }
 

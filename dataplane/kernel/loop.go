@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/dataplane"
 )
 
 const (
@@ -76,9 +77,11 @@ func (k *Kernel) Run(ctx context.Context) error {
 
 // step is one turn of the loop. It reports whether the next is due at once.
 func (k *Kernel) step(ctx context.Context) (more bool, err error) {
+	last := k.want.Last()
 	if err := k.observer.drain(); err != nil {
 		return false, fmt.Errorf("read the kernel's notifications: %w", err)
 	}
+	k.heard.upTo(last)
 	now := time.Now()
 	if !k.listing.needed() && !now.Before(k.listing.fullAt) {
 		k.listing.why = "time"
@@ -119,6 +122,46 @@ func (k *Kernel) relist(ctx context.Context) bool {
 	every := max(k.cfg.FullCheck, time.Duration(k.cfg.ListingShare)*time.Since(start))
 	k.listing.fullAt = time.Now().Add(every*9/10 + rand.N(every/5+1))
 	return true
+}
+
+// heard is up to which call the loop has taken what the kernel had said by then.
+type heard struct {
+	mu   sync.Mutex
+	rev  dataplane.Revision
+	more chan struct{} // closed when rev grows; nil: nobody waits
+}
+
+func (h *heard) upTo(rev dataplane.Revision) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if rev > h.rev {
+		h.rev = rev
+		if h.more != nil {
+			close(h.more)
+			h.more = nil
+		}
+	}
+}
+
+// wait returns when it has come to rev, or ctx ends.
+func (h *heard) wait(ctx context.Context, rev dataplane.Revision) {
+	for {
+		h.mu.Lock()
+		if h.rev >= rev {
+			h.mu.Unlock()
+			return
+		}
+		if h.more == nil {
+			h.more = make(chan struct{})
+		}
+		more := h.more
+		h.mu.Unlock()
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // pause is how long the loop may sleep.

@@ -251,6 +251,14 @@ func (t *Tracker[K, V]) next(src dataplane.Source) dataplane.Revision {
 	return dataplane.Revision(t.counter<<8 | uint64(src))
 }
 
+// Last returns a revision that is not less than that of any call so far, and less than
+// those of calls to come.
+func (t *Tracker[K, V]) Last() dataplane.Revision {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return dataplane.Revision(t.counter<<8 | 0xff)
+}
+
 // sourceOf is the source of a call: the low byte of its number, so that to wait
 // for one source need not be to wait for another.
 func sourceOf(rev dataplane.Revision) dataplane.Source { return dataplane.Source(rev & 0xff) }
