@@ -57,3 +57,32 @@ func TestBasesOfNeed(t *testing.T) {
 		}
 	}
 }
+
+// ICMP errors about connections of a workload's prefixes are let through as soon as
+// there is a workload that has some, and looked for no longer than that.
+func TestErrorsOfPrefixes(t *testing.T) {
+	t.Parallel()
+	w := newDesired(Config{})
+	for _, step := range []struct {
+		name  string
+		delta filter.Delta
+		want  bool
+	}{
+		{"a workload", filter.Delta{
+			Settings:     &filter.Settings{WorkloadPrefixes: []string{"cali"}},
+			PutEndpoints: []filter.Endpoint{{Interface: "cali1", Sources: prefixes("10.1.0.2/32")}},
+		}, false},
+		{"one with a prefix", filter.Delta{PutEndpoints: []filter.Endpoint{{Interface: "cali2", Sources: prefixes("10.2.0.0/24")}}}, true},
+		{"it goes", filter.Delta{DelEndpoints: []string{"cali2"}}, false},
+	} {
+		if err := w.apply(&step.delta); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		for _, chain := range []string{"icmp-error-4", "icmp-error-6"} {
+			got := slices.ContainsFunc(w.chains[chain].rules, func(r rule) bool { return strings.Contains(string(r.exprs), errorsMap) })
+			if got != step.want {
+				t.Errorf("%s: %s looks for prefixes: %t, want %t", step.name, chain, got, step.want)
+			}
+		}
+	}
+}

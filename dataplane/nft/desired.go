@@ -157,6 +157,12 @@ func (w *desired) apply(d *filter.Delta) error {
 	if d.Settings != nil || needs != w.tally.needs() || concernsAny(d) {
 		w.putBases()
 	}
+	if needs != w.tally.needs() {
+		// They are made from it too.
+		for _, f := range dataplane.Families() {
+			w.stale[icmpError{f}.name()] = struct{}{}
+		}
+	}
 	w.refresh()
 	for _, id := range d.DelPolicies {
 		if len(w.readers[id]) > 0 {
