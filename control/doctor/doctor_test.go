@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/rule"
 	"github.com/routerd/routerd/dataplane/survey"
 )
 
@@ -29,7 +30,7 @@ func healthy() Facts {
 		},
 		Uplinks: []dataplane.UnderlayLink{{Name: "eth0", MTU: 1500, Up: true}},
 		Host: survey.Host{
-			Rules: []survey.Rule{
+			Rules: []rule.Rule{
 				{Family: dataplane.IPv4, From: netip.MustParsePrefix("10.9.0.0/16"), Action: "lookup", Table: 100},
 				{Family: dataplane.IPv4, From: netip.MustParsePrefix("192.168.0.0/16"), Mark: 1, Action: "lookup", Table: 100},
 			},

@@ -9,7 +9,6 @@
 package felix
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -170,11 +169,6 @@ func sets() ([]Rest, error) {
 
 // dump asks netfilter for a list.
 func dump(kind uint16, ask func(*nl.Batch), fn func(family byte, attrs []byte)) error {
-	c, err := nl.Dial(unix.NETLINK_NETFILTER, 0, 0)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
 	var b nl.Batch
 	b.Begin(kind, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
 	if ask != nil {
@@ -184,20 +178,14 @@ func dump(kind uint16, ask func(*nl.Batch), fn func(family byte, attrs []byte)) 
 		nfgenLen = 4  // struct nfgenmsg
 		tries    = 20 // tables under constant change interrupt many in a row
 	)
-	var list [][]byte
-	err = nl.Undisturbed(tries, func() error {
-		list = nil
-		return c.Dump(&b, func(m nl.Message) {
-			if len(m.Body) >= nfgenLen {
-				list = append(list, bytes.Clone(m.Body))
-			}
-		})
-	})
+	list, err := nl.List(unix.NETLINK_NETFILTER, tries, &b)
 	if err != nil {
 		return fmt.Errorf("list what netfilter has: %w", err)
 	}
 	for _, m := range list {
-		fn(m[0], m[nfgenLen:])
+		if len(m.Body) >= nfgenLen {
+			fn(m.Body[0], m.Body[nfgenLen:])
+		}
 	}
 	return nil
 }

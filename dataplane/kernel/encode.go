@@ -55,13 +55,6 @@ const vxlanAgeing = 300
 // ours is the alias that marks a device which routerd made or took.
 const ours = "routerd"
 
-func family(a netip.Addr) byte {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
 func native16(v uint16) []byte { return binary.NativeEndian.AppendUint16(nil, v) }
 func native32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
@@ -118,7 +111,7 @@ func (b *builder) route(typ, flags uint16, p netip.Prefix, table, metric uint32,
 	if table < 256 {
 		short = byte(table)
 	}
-	b.Begin(typ, flags, family(p.Addr()), byte(p.Bits()), 0, tos, short, protocol, scope, kind, 0, 0, 0, 0)
+	b.Begin(typ, flags, nl.Family(p.Addr()), byte(p.Bits()), 0, tos, short, protocol, scope, kind, 0, 0, 0, 0)
 	b.Addr(unix.RTA_DST, p.Addr())
 	if table >= 256 {
 		b.Uint32(unix.RTA_TABLE, table)
@@ -152,7 +145,7 @@ func (b *builder) putNextHop(n dataplane.NextHop, known bool, protocol uint8, l 
 	if n.OnLink {
 		nf = unix.RTNH_F_ONLINK
 	}
-	b.Begin(unix.RTM_NEWNEXTHOP, flags, append([]byte{family(n.Gateway), 0, protocol, 0}, native32(nf)...)...)
+	b.Begin(unix.RTM_NEWNEXTHOP, flags, append([]byte{nl.Family(n.Gateway), 0, protocol, 0}, native32(nf)...)...)
 	b.Uint32(unix.NHA_ID, uint32(n.ID))
 	b.Uint32(unix.NHA_OIF, uint32(l.index))
 	b.Addr(unix.NHA_GATEWAY, n.Gateway)
@@ -188,7 +181,7 @@ func (b *builder) address(typ, flags uint16, p netip.Prefix, link int) {
 	if p.Addr().Is6() {
 		af = unix.IFA_F_NODAD
 	}
-	head := append([]byte{family(p.Addr()), byte(p.Bits()), af, unix.RT_SCOPE_UNIVERSE}, native32(uint32(link))...)
+	head := append([]byte{nl.Family(p.Addr()), byte(p.Bits()), af, unix.RT_SCOPE_UNIVERSE}, native32(uint32(link))...)
 	b.Begin(typ, flags, head...)
 	b.Addr(unix.IFA_LOCAL, p.Addr())
 	b.Addr(unix.IFA_ADDRESS, p.Addr())
@@ -212,11 +205,11 @@ func (b *builder) neighbour(typ, flags uint16, fam byte, link int, nudState uint
 }
 
 func (b *builder) putNeighbour(n dataplane.Neighbour, link int) {
-	b.neighbour(unix.RTM_NEWNEIGH, createReplace, family(n.Addr), link, unix.NUD_PERMANENT, 0, n.Addr, n.MAC, 0)
+	b.neighbour(unix.RTM_NEWNEIGH, createReplace, nl.Family(n.Addr), link, unix.NUD_PERMANENT, 0, n.Addr, n.MAC, 0)
 }
 
 func (b *builder) deleteNeighbour(k dataplane.NeighbourKey, link int) {
-	b.neighbour(unix.RTM_DELNEIGH, 0, family(k.Addr), link, 0, 0, k.Addr, dataplane.MAC{}, 0)
+	b.neighbour(unix.RTM_DELNEIGH, 0, nl.Family(k.Addr), link, 0, 0, k.Addr, dataplane.MAC{}, 0)
 }
 
 func (b *builder) putFDB(e dataplane.FDBEntry, link int) {

@@ -65,7 +65,7 @@ func (a *Asker) Probe(linkIndex int, addr netip.Addr, mac dataplane.MAC) error {
 }
 
 func (a *Asker) set(linkIndex int, addr netip.Addr, state uint16, flags uint8, mac []byte) error {
-	head := []byte{family(addr), 0, 0, 0} // struct ndmsg
+	head := []byte{nl.Family(addr), 0, 0, 0} // struct ndmsg
 	head = binary.NativeEndian.AppendUint32(head, uint32(linkIndex))
 	head = binary.NativeEndian.AppendUint16(head, state)
 	var b nl.Batch
@@ -78,13 +78,6 @@ func (a *Asker) set(linkIndex int, addr netip.Addr, state uint16, flags uint8, m
 		return fmt.Errorf("ask for neighbour %s: %w", addr, err)
 	}
 	return nil
-}
-
-func family(a netip.Addr) byte {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // Run calls fn for everything that the kernel says about neighbours, what it
@@ -158,7 +151,7 @@ func eventOf(kind uint16, b []byte) (Event, bool) {
 			}
 		}
 	}
-	if !e.Addr.IsValid() || family(e.Addr) != b[0] {
+	if !e.Addr.IsValid() || nl.Family(e.Addr) != b[0] {
 		return Event{}, false
 	}
 	switch {

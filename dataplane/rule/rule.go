@@ -10,6 +10,8 @@
 // With the first rule of its own a network namespace looks up IPv4 routes rule by
 // rule, which costs each some nanoseconds; so there is none while nothing is probed
 // that takes one.
+//
+// [List] says which rules there are, whoever made them.
 package rule
 
 import (
@@ -136,53 +138,21 @@ func header(f dataplane.Family) []byte {
 
 // sweep removes, or only counts, the rules that lead into our table.
 func (r *Rules) sweep(look bool) (n int, err error) {
-	var found []key
-	for _, f := range dataplane.Families() {
-		err := nl.Undisturbed(5, func() error {
-			var b nl.Batch
-			b.Begin(unix.RTM_GETRULE, 0, header(f)...)
-			var list []key
-			err := r.conn.Dump(&b, func(m nl.Message) {
-				if link, ok := r.parse(m.Body); ok {
-					list = append(list, key{f, link})
-				}
-			})
-			if err == nil {
-				found = append(found, list...)
-			}
-			return err
-		})
-		if err != nil {
-			return 0, fmt.Errorf("list the %s rules: %w", f, err)
-		}
+	all, err := List()
+	if err != nil {
+		return 0, err
 	}
-	for _, k := range found {
+	for _, l := range all {
+		if l.Table != Table || l.Protocol != r.protocol || l.Out == "" {
+			continue
+		}
+		n++
 		if look {
-			break
+			continue
 		}
-		if err := r.change(unix.RTM_DELRULE, 0, k); err != nil && !errors.Is(err, unix.ENOENT) {
-			return 0, fmt.Errorf("remove the rule for %s packets that are bound to %s: %w", k.family, k.link, err)
-		}
-	}
-	return len(found), nil
-}
-
-// parse reads a rule and reports whether it is ours.
-func (r *Rules) parse(b []byte) (link string, ok bool) {
-	if len(b) < unix.SizeofRtMsg {
-		return "", false
-	}
-	var table uint32
-	var protocol uint8
-	for t, v := range nl.Attributes(b[unix.SizeofRtMsg:]) {
-		switch t {
-		case unix.FRA_OIFNAME:
-			link = v.Text()
-		case unix.FRA_TABLE:
-			table = v.Uint32()
-		case unix.FRA_PROTOCOL:
-			protocol = v.Uint8()
+		if err := r.change(unix.RTM_DELRULE, 0, key{l.Family, l.Out}); err != nil && !errors.Is(err, unix.ENOENT) {
+			return 0, fmt.Errorf("remove the rule for %s packets that are bound to %s: %w", l.Family, l.Out, err)
 		}
 	}
-	return link, table == Table && protocol == r.protocol && link != ""
+	return n, nil
 }

@@ -32,31 +32,24 @@ func chains() ([]Chain, error) {
 	const drop, hookForward = 0, 2 // NF_DROP, NF_INET_FORWARD
 	var list []Chain
 	named := map[Chain]bool{} // tables with rules that name workloads' devices
-	err := nl.Undisturbed(tries, func() error {
-		list = nil
-		clear(named)
-		var b nl.Batch
-		b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		err := dump(unix.NETLINK_NETFILTER, &b, func(m nl.Message) {
-			c, attrs, ok := parseTable(m, unix.NFTA_CHAIN_TABLE)
-			if hook := nl.Find(attrs, unix.NFTA_CHAIN_HOOK); ok && hook != nil && nl.Find(hook, unix.NFTA_HOOK_HOOKNUM).Net32() == hookForward {
-				if p := nl.Find(attrs, unix.NFTA_CHAIN_POLICY); p != nil && p.Net32() == drop {
-					c.Name = nl.Find(attrs, unix.NFTA_CHAIN_NAME).Text()
-					list = append(list, c)
-				}
+	messages, err := listed(unix.NFT_MSG_GETCHAIN)
+	for _, m := range messages {
+		c, attrs, ok := parseTable(m, unix.NFTA_CHAIN_TABLE)
+		if hook := nl.Find(attrs, unix.NFTA_CHAIN_HOOK); ok && hook != nil && nl.Find(hook, unix.NFTA_HOOK_HOOKNUM).Net32() == hookForward {
+			if p := nl.Find(attrs, unix.NFTA_CHAIN_POLICY); p != nil && p.Net32() == drop {
+				c.Name = nl.Find(attrs, unix.NFTA_CHAIN_NAME).Text()
+				list = append(list, c)
 			}
-		})
-		if err != nil || len(list) == 0 {
-			return err
 		}
-		b.Reset()
-		b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		return dump(unix.NETLINK_NETFILTER, &b, func(m nl.Message) {
+	}
+	if len(list) > 0 {
+		messages, err = listed(unix.NFT_MSG_GETRULE)
+		for _, m := range messages {
 			if t, attrs, ok := parseTable(m, unix.NFTA_RULE_TABLE); ok && bytes.Contains(nl.Find(attrs, unix.NFTA_RULE_EXPRESSIONS), []byte(workloads)) {
 				named[t] = true
 			}
-		})
-	})
+		}
+	}
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}
@@ -67,6 +60,13 @@ func chains() ([]Chain, error) {
 		list[i].Lets = named[Chain{Family: c.Family, Table: c.Table}]
 	}
 	return list, nil
+}
+
+// listed lists what nftables has of a kind.
+func listed(kind uint16) ([]nl.Message, error) {
+	var b nl.Batch
+	b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	return nl.List(unix.NETLINK_NETFILTER, tries, &b)
 }
 
 // parseTable reads which table a message is of. Those of other families filter no

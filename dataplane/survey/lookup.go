@@ -78,7 +78,7 @@ func (a *Asker) Close() error { return a.conn.Close() }
 // the source check and forwarding have their say, the packet filter has not.
 func (a *Asker) Ask(p Packet) (Hop, error) {
 	head := make([]byte, unix.SizeofRtMsg)
-	head[0] = byte(addressFamily(dataplane.FamilyOf(p.To)))
+	head[0] = nl.Family(p.To)
 	head[1] = byte(p.To.BitLen())
 	binary.NativeEndian.PutUint32(head[8:], unix.RTM_F_LOOKUP_TABLE) // say which table
 	var b nl.Batch

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,11 +18,12 @@ import (
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/internal/nl"
+	"github.com/routerd/routerd/dataplane/rule"
 )
 
 // Host is what one look finds.
 type Host struct {
-	Rules     []Rule
+	Rules     []rule.Rule // but for those of routerd and the kernel
 	Chains    []Chain
 	Conntrack Fill // of the table of tracked connections
 	// Fixed are neighbours that somebody entered by hand (NUD_PERMANENT).
@@ -51,7 +53,8 @@ func Look(protocol uint8, sysctls string) (Host, error) {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
 	var err error
-	h.Rules, err = rules(protocol)
+	h.Rules, err = rule.List()
+	h.Rules = slices.DeleteFunc(h.Rules, func(r rule.Rule) bool { return r.Protocol == protocol })
 	note(err)
 	h.Chains, err = chains()
 	note(err)
@@ -75,55 +78,42 @@ func number(sysctls, name string) int {
 	return n
 }
 
-// tries is how often a dump begins anew that changes interrupt.
+// tries is how often a listing begins anew that changes interrupt.
 const tries = 5
-
-// dump lists with one request over a connection of its own.
-func dump(protocol int, b *nl.Batch, fn func(nl.Message)) error {
-	c, err := nl.Dial(protocol, 0, 0)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return c.Dump(b, fn)
-}
 
 // neighbours counts the neighbours and keeps those that do not age.
 func neighbours(h *Host, sysctls string) error {
-	names := map[uint32]string{}
-	count := map[dataplane.Family]int{}
-	err := nl.Undisturbed(tries, func() error {
-		clear(count)
-		h.Fixed = nil
-		var b nl.Batch
-		b.Begin(unix.RTM_GETNEIGH, 0, make([]byte, unix.SizeofNdMsg)...)
-		return dump(unix.NETLINK_ROUTE, &b, func(m nl.Message) {
-			if m.Type != unix.RTM_NEWNEIGH || len(m.Body) < unix.SizeofNdMsg {
-				return
-			}
-			addr := nl.Find(m.Body[unix.SizeofNdMsg:], unix.NDA_DST).Addr()
-			state := nl.Value(m.Body[8:]).Uint16()
-			if !addr.IsValid() || m.Body[0] != unix.AF_INET && m.Body[0] != unix.AF_INET6 || state&unix.NUD_NOARP != 0 {
-				return
-			}
-			if state&unix.NUD_PERMANENT == 0 {
-				count[dataplane.FamilyOf(addr)]++ // those that are permanent do not count (neigh_alloc)
-				return
-			}
-			n := Neighbour{Addr: addr}
-			if mac := nl.Find(m.Body[unix.SizeofNdMsg:], unix.NDA_LLADDR); len(mac) == len(n.MAC) {
-				n.MAC = dataplane.MAC(mac)
-			}
-			index := nl.Value(m.Body[4:]).Uint32()
-			if names[index] == "" {
-				names[index] = linkName(index)
-			}
-			n.Device = names[index]
-			h.Fixed = append(h.Fixed, n)
-		})
-	})
+	var b nl.Batch
+	b.Begin(unix.RTM_GETNEIGH, 0, make([]byte, unix.SizeofNdMsg)...)
+	list, err := nl.List(unix.NETLINK_ROUTE, tries, &b)
 	if err != nil {
 		return fmt.Errorf("list the neighbours: %w", err)
+	}
+	names := map[uint32]string{}
+	count := map[dataplane.Family]int{}
+	for _, m := range list {
+		if m.Type != unix.RTM_NEWNEIGH || len(m.Body) < unix.SizeofNdMsg {
+			continue
+		}
+		addr := nl.Find(m.Body[unix.SizeofNdMsg:], unix.NDA_DST).Addr()
+		state := nl.Value(m.Body[8:]).Uint16()
+		if !addr.IsValid() || m.Body[0] != unix.AF_INET && m.Body[0] != unix.AF_INET6 || state&unix.NUD_NOARP != 0 {
+			continue
+		}
+		if state&unix.NUD_PERMANENT == 0 {
+			count[dataplane.FamilyOf(addr)]++ // those that are permanent do not count (neigh_alloc)
+			continue
+		}
+		n := Neighbour{Addr: addr}
+		if mac := nl.Find(m.Body[unix.SizeofNdMsg:], unix.NDA_LLADDR); len(mac) == len(n.MAC) {
+			n.MAC = dataplane.MAC(mac)
+		}
+		index := nl.Value(m.Body[4:]).Uint32()
+		if names[index] == "" {
+			names[index] = linkName(index)
+		}
+		n.Device = names[index]
+		h.Fixed = append(h.Fixed, n)
 	}
 	h.Neighbours[dataplane.IPv4] = Fill{count[dataplane.IPv4], number(sysctls, "net/ipv4/neigh/default/gc_thresh3")}
 	h.Neighbours[dataplane.IPv6] = Fill{count[dataplane.IPv6], number(sysctls, "net/ipv6/neigh/default/gc_thresh3")}

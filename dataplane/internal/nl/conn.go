@@ -1,6 +1,7 @@
 package nl
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -267,6 +268,29 @@ func Undisturbed(tries int, dump func() error) (err error) {
 		}
 	}
 	return fmt.Errorf("%w each time of %d", err, tries)
+}
+
+// List asks for a listing over a connection of its own, in the network namespace of
+// the calling thread, and returns the messages of one that nothing interrupted, of so
+// many tries at most.
+func List(protocol, tries int, b *Batch) ([]Message, error) {
+	c, err := Dial(protocol, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	var list []Message
+	err = Undisturbed(tries, func() error {
+		list = nil
+		return c.Dump(b, func(m Message) {
+			m.Body = bytes.Clone(m.Body)
+			list = append(list, m)
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
 }
 
 // send sends one datagram.

@@ -258,6 +258,14 @@ type Message struct {
 	Body        []byte
 }
 
+// Family returns the kernel's number of an address's family.
+func Family(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
 // errCut says that the kernel's answer cannot be understood: what it did is not
 // known.
 var errCut = errors.New("netlink message is cut off")

@@ -1,4 +1,4 @@
-package survey
+package rule
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
-// Rule is a policy routing rule of another program.
+// Rule is a policy routing rule.
 type Rule struct {
 	Family   dataplane.Family
 	Priority uint32
@@ -56,27 +56,26 @@ func (r Rule) String() string {
 	return b.String()
 }
 
-// rules lists the rules but for the kernel's own and those of a protocol.
-func rules(protocol uint8) ([]Rule, error) {
+// tries is how often a listing begins anew that changes interrupt.
+const tries = 5
+
+// List returns the policy routing rules of the calling thread's network namespace that
+// do something, those that the kernel makes by itself left out. With an error it has
+// those of the families that could be listed.
+func List() ([]Rule, error) {
 	var all []Rule
 	for _, f := range dataplane.Families() {
-		var list []Rule
-		err := nl.Undisturbed(tries, func() error {
-			list = nil
-			head := make([]byte, unix.SizeofRtMsg) // struct fib_rule_hdr is as long
-			head[0] = byte(addressFamily(f))
-			var b nl.Batch
-			b.Begin(unix.RTM_GETRULE, 0, head...)
-			return dump(unix.NETLINK_ROUTE, &b, func(m nl.Message) {
-				if r, ok := parseRule(f, m.Body); ok && r.Protocol != protocol && !r.kernels() {
-					list = append(list, r)
-				}
-			})
-		})
+		var b nl.Batch
+		b.Begin(unix.RTM_GETRULE, 0, header(f)...)
+		messages, err := nl.List(unix.NETLINK_ROUTE, tries, &b)
 		if err != nil {
 			return all, fmt.Errorf("list the %s rules: %w", f, err)
 		}
-		all = append(all, list...)
+		for _, m := range messages {
+			if r, ok := parse(f, m.Body); ok && !r.kernels() {
+				all = append(all, r)
+			}
+		}
 	}
 	return all, nil
 }
@@ -88,15 +87,8 @@ func (r Rule) kernels() bool {
 	return all && r.Action == "lookup" && (r.Table == unix.RT_TABLE_LOCAL || r.Table == unix.RT_TABLE_MAIN || r.Table == unix.RT_TABLE_DEFAULT)
 }
 
-func addressFamily(f dataplane.Family) int {
-	if f == dataplane.IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
-
-// parseRule reads struct fib_rule_hdr and what follows it.
-func parseRule(f dataplane.Family, b []byte) (Rule, bool) {
+// parse reads struct fib_rule_hdr and what follows it.
+func parse(f dataplane.Family, b []byte) (Rule, bool) {
 	if len(b) < unix.SizeofRtMsg {
 		return Rule{}, false
 	}
