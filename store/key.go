@@ -243,18 +243,19 @@ func ParsePath(path string) (Key, bool) {
 		return HandleKey(id), id != ""
 	case path == configPath:
 		return IPAMConfigKey(), true
-	case strings.HasPrefix(path, secretRoot):
-		name := path[len(secretRoot):]
-		return SecretKey(name), name != "" && !strings.Contains(name, "/")
-	case strings.HasPrefix(path, incarnationRoot):
-		name := path[len(incarnationRoot):]
-		return IncarnationKey(name), name != "" && !strings.Contains(name, "/")
-	case strings.HasPrefix(path, changeRoot):
-		name := path[len(changeRoot):]
-		return ChangeKey(name), name != "" && !strings.Contains(name, "/")
-	case strings.HasPrefix(path, unconfirmedRoot):
-		name := path[len(unconfirmedRoot):]
-		return UnconfirmedKey(name), name != "" && !strings.Contains(name, "/")
+	}
+	return parseOwn(path)
+}
+
+// parseOwn reads the path of one of routerd's own kinds: a root and a name.
+func parseOwn(path string) (Key, bool) {
+	for _, own := range [...]struct {
+		root string
+		key  func(string) Key
+	}{{secretRoot, SecretKey}, {incarnationRoot, IncarnationKey}, {changeRoot, ChangeKey}, {unconfirmedRoot, UnconfirmedKey}} {
+		if name, ok := strings.CutPrefix(path, own.root); ok {
+			return own.key(name), name != "" && !strings.Contains(name, "/")
+		}
 	}
 	return Key{}, false
 }

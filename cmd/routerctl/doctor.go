@@ -15,6 +15,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/doctor"
 	"github.com/routerd/routerd/control/ipam/audit"
 	"github.com/routerd/routerd/store"
@@ -58,10 +59,10 @@ is 0 when nothing is wrong and 1 otherwise.`,
 		var none *notRunningError
 		switch {
 		case errors.As(err, &none):
-			r = &apiv1.ExamineResponse{Findings: []*apiv1.Finding{{
-				Severity: string(doctor.Critical), Check: "daemon", Node: a.host, What: "routerd does not run: " + none.message,
+			r = &apiv1.ExamineResponse{Findings: []*apiv1.Finding{doctor.Finding{
+				Severity: doctor.Critical, Check: "daemon", Node: a.host, What: "routerd does not run: " + none.message,
 				Cause: "it was stopped, or ended by itself: journalctl -u routerd says why", Cure: "systemctl restart routerd",
-			}}}
+			}.Proto()}}
 		case err != nil:
 			return explain(ctx, err)
 		}
@@ -84,10 +85,7 @@ func (a *app) examineCluster(ctx context.Context, r *apiv1.ExamineResponse) {
 	facts.Self = r.GetNode()
 	var found []*apiv1.Finding
 	for _, f := range doctor.ExamineCluster(facts) {
-		found = append(found, &apiv1.Finding{
-			Severity: string(f.Severity), Check: f.Check, Node: f.Node, Device: f.Device, Object: f.Object, Field: f.Field,
-			What: f.What, Cause: f.Cause, Cure: f.Cure,
-		})
+		found = append(found, f.Proto())
 	}
 	r.Findings = append(found, r.GetFindings()...) // a host that is not there is the cause of sessions that are down
 	slices.SortStableFunc(r.Findings, func(x, y *apiv1.Finding) int {
@@ -106,7 +104,7 @@ func (a *app) clusterFacts(ctx context.Context) (doctor.Cluster, error) {
 	err = store.Pages(ctx, s, store.KindNode, "", func(page []store.Object) error {
 		for _, o := range page {
 			if n, ok := o.Value.(*store.Node); ok {
-				out.Members = append(out.Members, memberOf(n))
+				out.Members = append(out.Members, memberOf(o, n))
 			}
 		}
 		return nil
@@ -161,21 +159,15 @@ func lastingRecords(ctx context.Context, s store.Store) ([]doctor.Record, error)
 }
 
 // memberOf reads what a node has published of itself.
-func memberOf(n *store.Node) doctor.Member {
+func memberOf(o store.Object, n *store.Node) doctor.Member {
 	m := doctor.Member{Name: n.Name}
-	add := func(to *[]netip.Addr, s string) {
-		s, _, _ = strings.Cut(s, "/")
-		if a, err := netip.ParseAddr(s); err == nil {
-			*to = append(*to, a)
+	if read, ok := cluster.Decode("", store.Event{Key: o.Key, Object: o}).Value.(*cluster.Node); ok {
+		m.Addrs = read.Addrs()
+		for _, a := range []netip.Addr{read.VXLANAddr.IPv4, read.VXLANAddr.IPv6, read.IPIPAddr.IPv4, read.IPIPAddr.IPv6} {
+			if a.IsValid() {
+				m.Tunnels = append(m.Tunnels, a)
+			}
 		}
-	}
-	add(&m.Tunnels, n.Spec.IPv4VXLANTunnelAddr)
-	add(&m.Tunnels, n.Spec.IPv6VXLANTunnelAddr)
-	add(&m.Tunnels, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr])
-	if b := n.Spec.BGP; b != nil {
-		add(&m.Addrs, b.IPv4Address)
-		add(&m.Addrs, b.IPv6Address)
-		add(&m.Tunnels, b.IPv4IPIPTunnelAddr)
 	}
 	for _, c := range n.Status.Conditions {
 		if name, ok := strings.CutPrefix(c.Type, "routerd.io/"); ok {

@@ -34,7 +34,7 @@ func forcePools(docs []manifest.Document) {
 // writeAndFollow writes, and then says what nodes say of the pools that are to be carried
 // in another way: which peers they cannot move, and why.
 func writeAndFollow(ctx context.Context, s store.Store, w io.Writer, v verb, docs []manifest.Document, how writing) error {
-	before, err := readCluster(ctx, s)
+	before, err := readPoolFacts(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -53,9 +53,9 @@ func writeAndFollow(ctx context.Context, s store.Store, w io.Writer, v verb, doc
 	return follow(ctx, s, w, pools)
 }
 
-func (c cluster) has(pool string) bool { return c.pool(pool) != nil }
+func (c poolFacts) has(pool string) bool { return c.pool(pool) != nil }
 
-func (c cluster) pool(name string) *v3.IPPool {
+func (c poolFacts) pool(name string) *v3.IPPool {
 	for _, p := range c.pools {
 		if p.Name == name {
 			return p
@@ -71,7 +71,7 @@ func follow(ctx context.Context, s store.Store, w io.Writer, pools []string) err
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	for {
-		c, err := readCluster(ctx, s)
+		c, err := readPoolFacts(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func follow(ctx context.Context, s store.Store, w io.Writer, pools []string) err
 }
 
 // open counts the nodes that have not moved a pool and do not say why.
-func (c cluster) open(p *v3.IPPool) (n int) {
+func (c poolFacts) open(p *v3.IPPool) (n int) {
 	m := c.modeOf(p)
 	for _, node := range c.nodes {
 		f := store.NodeEncapsOf(node)
@@ -115,7 +115,7 @@ func (c cluster) open(p *v3.IPPool) (n int) {
 }
 
 // report says which nodes stay as they were, and why.
-func (c cluster) report(w io.Writer, p *v3.IPPool) {
+func (c poolFacts) report(w io.Writer, p *v3.IPPool) {
 	stay := 0
 	for _, node := range c.nodes {
 		if why := store.NodeEncapsOf(node).Stays[p.Name]; why != "" {

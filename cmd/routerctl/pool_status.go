@@ -31,7 +31,7 @@ get through in the new one stay as they were, and are named with the reason.`,
 		Example: "  routerctl pool status\n  routerctl pool status default-ipv4-ippool",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
-				c, err := readCluster(ctx, s)
+				c, err := readPoolFacts(ctx, s)
 				if err != nil {
 					return err
 				}
@@ -41,15 +41,15 @@ get through in the new one stay as they were, and are named with the reason.`,
 	}
 }
 
-// cluster is what the mode of a pool depends on.
-type cluster struct {
+// poolFacts is what the mode of a pool depends on.
+type poolFacts struct {
 	pools []*v3.IPPool
 	nodes []*store.Node
 	felix *v3.FelixConfigurationSpec // default; nil: there is none
 }
 
-func readCluster(ctx context.Context, s store.Store) (cluster, error) {
-	var c cluster
+func readPoolFacts(ctx context.Context, s store.Store) (poolFacts, error) {
+	var c poolFacts
 	for _, k := range []store.Kind{store.KindIPPool, store.KindNode, store.KindFelixConfiguration} {
 		objs, _, err := s.List(ctx, k, "")
 		if err != nil && !errors.Is(err, store.ErrDecode) {
@@ -73,12 +73,12 @@ func readCluster(ctx context.Context, s store.Store) (cluster, error) {
 	return c, nil
 }
 
-func (c cluster) modeOf(p *v3.IPPool) store.Mode {
+func (c poolFacts) modeOf(p *v3.IPPool) store.Mode {
 	vni, port := store.VXLANNumbers(c.felix)
 	return store.NewMode(store.EncapsulationOf(p), vni, port)
 }
 
-func (c cluster) print(w io.Writer, names []string) error {
+func (c poolFacts) print(w io.Writer, names []string) error {
 	for _, n := range names {
 		if !slices.ContainsFunc(c.pools, func(p *v3.IPPool) bool { return p.Name == n }) {
 			return fmt.Errorf("IPPool(%s): %w", n, store.ErrNotFound)
@@ -107,7 +107,7 @@ func (c cluster) print(w io.Writer, names []string) error {
 
 // rows has a line for each node, and the number of those that have moved to
 // the pool's mode, of those that say so.
-func (c cluster) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
+func (c poolFacts) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
 	m := c.modeOf(p)
 	var waitFor []string
 	for _, n := range c.nodes {
@@ -172,7 +172,7 @@ func checkRefused(ctx context.Context, s store.Store, docs []manifest.Document) 
 	if len(pools) == 0 {
 		return nil
 	}
-	c, err := readCluster(ctx, s)
+	c, err := readPoolFacts(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func checkRefused(ctx context.Context, s store.Store, docs []manifest.Document) 
 }
 
 // unchanged reports whether a pool is stored with the same encapsulation.
-func (c cluster) unchanged(p *v3.IPPool) bool {
+func (c poolFacts) unchanged(p *v3.IPPool) bool {
 	return slices.ContainsFunc(c.pools, func(o *v3.IPPool) bool {
 		return o.Name == p.Name && store.EncapsulationOf(o) == store.EncapsulationOf(p)
 	})

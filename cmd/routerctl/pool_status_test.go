@@ -46,7 +46,7 @@ func TestPoolStatus(t *testing.T) {
 		Stays: map[string]string{"moving": "node1 stays in vxlan/4096/4789: lost"},
 	})
 	liveNode(t, s, "node4", "192.0.2.4/24", store.NodeEncaps{})
-	c, err := readCluster(t.Context(), s)
+	c, err := readPoolFacts(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,14 @@ type Finding struct {
 	Cure     string // the command that mends it
 }
 
+// Proto returns a finding as the API has it.
+func (f Finding) Proto() *apiv1.Finding {
+	return &apiv1.Finding{
+		Severity: string(f.Severity), Check: f.Check, Node: f.Node, Device: f.Device, Object: f.Object, Field: f.Field,
+		What: f.What, Cause: f.Cause, Cure: f.Cure,
+	}
+}
+
 // Facts is what is known of a host.
 type Facts struct {
 	Node    *apiv1.NodeResponse

@@ -182,7 +182,7 @@ func lost(f Facts) []Finding {
 		if len(l.Refused) > 0 {
 			d.What = fmt.Sprintf("no route leads to %s of %s: %s", l.Prefix, l.Node, strings.Join(l.Refused, "; "))
 			d.Cause, d.Cure = "what BGP peers announce of it is not let in", "routerctl bgp explain "+l.Prefix.String()
-			if name, ok := strings.CutPrefix(l.Refused[0][strings.LastIndex(l.Refused[0], "BGPFilter ")+1:], "GPFilter "); ok {
+			if _, name, ok := strings.Cut(l.Refused[0], "BGPFilter "); ok {
 				name, _, _ = strings.Cut(name, ":")
 				d.Cure = "routerctl get bgpfilters " + name + " -o yaml # let it accept " + l.Prefix.String()
 			}

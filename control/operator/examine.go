@@ -75,10 +75,7 @@ func (s *Server) Examine(ctx context.Context) (*apiv1.ExamineResponse, error) {
 	slices.Sort(e.unknown)
 	out := &apiv1.ExamineResponse{Node: s.cfg.Node, Unknown: e.unknown}
 	for _, f := range doctor.Examine(e.facts) {
-		out.Findings = append(out.Findings, &apiv1.Finding{
-			Severity: string(f.Severity), Check: f.Check, Node: f.Node, Device: f.Device, Object: f.Object, Field: f.Field,
-			What: f.What, Cause: f.Cause, Cure: f.Cure,
-		})
+		out.Findings = append(out.Findings, f.Proto())
 	}
 	return out, nil
 }
