@@ -18,6 +18,7 @@ import (
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/bring"
 	"github.com/routerd/routerd/integration/lab/middlebox"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/store"
@@ -52,7 +53,7 @@ func sh(commands ...string) func(*testing.T, *lab.Lab) {
 func ctl(manifest string, args ...string) func(*testing.T, *lab.Lab) {
 	return func(t *testing.T, l *lab.Lab) {
 		t.Helper()
-		c := exec.CommandContext(await.Context(t), filepath.Join(binDir(), "routerctl"), append([]string{"--socket", lab.Socket(l.Name(), "node1")}, args...)...)
+		c := exec.CommandContext(await.Context(t), filepath.Join(bring.BinDir(), "routerctl"), append([]string{"--socket", lab.Socket(l.Name(), "node1")}, args...)...)
 		c.Stdin = strings.NewReader(manifest)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("routerctl %s: %v\n%s", strings.Join(args, " "), err, out)
@@ -105,7 +106,7 @@ type answer struct {
 
 // ask runs routerctl doctor on a host.
 func ask(ctx context.Context, l *lab.Lab, host string, all bool) answer {
-	c := exec.CommandContext(ctx, filepath.Join(binDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "doctor", fmt.Sprintf("--all=%t", all))
+	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "doctor", fmt.Sprintf("--all=%t", all))
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

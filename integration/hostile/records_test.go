@@ -14,6 +14,7 @@ import (
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
+	"github.com/routerd/routerd/integration/lab/bring"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -59,7 +60,7 @@ func reachable(t *testing.T, l *lab.Lab) {
 // routerctl runs routerctl against a host's daemon.
 func routerctl(t *testing.T, l *lab.Lab, host string, args ...string) (string, error) {
 	t.Helper()
-	dir, err := filepath.Abs(binDir())
+	dir, err := filepath.Abs(bring.BinDir())
 	if err != nil {
 		t.Fatal(err)
 	}

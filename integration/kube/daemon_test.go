@@ -32,10 +32,7 @@ type cluster struct {
 
 func binDir(t *testing.T) string {
 	t.Helper()
-	dir := os.Getenv("ROUTERD_BIN")
-	if dir == "" {
-		dir = filepath.Join("..", "..", "bin")
-	}
+	dir := bring.BinDir()
 	if _, err := os.Stat(filepath.Join(dir, "routerd")); err != nil {
 		t.Fatalf("%v: run \"make build\" first, or say by ROUTERD_BIN where the programs are", err)
 	}

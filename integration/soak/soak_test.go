@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -33,10 +32,7 @@ func TestSoak(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("network namespaces need root: run the tests with sudo")
 	}
-	binDir := os.Getenv("ROUTERD_BIN")
-	if binDir == "" {
-		binDir = filepath.Join("..", "..", "bin")
-	}
+	binDir := bring.BinDir()
 	if err := bring.RemoveOrphans(labPrefix); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,8 @@ package bring
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,6 +58,38 @@ func UpWith(t *testing.T, limit time.Duration, prefix, suffix string, o lab.Opti
 		labtest.NothingLeft(t, name, filepath.Join(lab.Root, name))
 	})
 	return l
+}
+
+// BinDir is where the programs are that labs run: $ROUTERD_BIN, or bin/ of the tree as a
+// package of integration sees it.
+func BinDir() string {
+	if d := os.Getenv("ROUTERD_BIN"); d != "" {
+		return d
+	}
+	return filepath.Join("..", "..", "bin")
+}
+
+// Main runs the tests of a package whose labs have a prefix, or says what is missing to
+// run any, and returns the exit code.
+func Main(m *testing.M, prefix string) int {
+	flag.Parse()
+	if err := ready(prefix); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+func ready(prefix string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root: run the tests with sudo")
+	}
+	for _, p := range []string{"routerd", "routerd-cni", "routerctl"} {
+		if _, err := os.Stat(filepath.Join(BinDir(), p)); err != nil {
+			return fmt.Errorf("%w: run \"make build\" first, or say by ROUTERD_BIN where the programs are", err)
+		}
+	}
+	return RemoveOrphans(prefix)
 }
 
 // RemoveOrphans removes labs with a prefix of test binaries that were killed.
