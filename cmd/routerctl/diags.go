@@ -90,7 +90,7 @@ FILE is routerd-diags-NODE-TIME.tar.gz unless named; "-" is standard output. It 
 addresses and names of the cluster, and no password or key.`,
 		Example: "  routerctl node diags\n  routerctl node diags /tmp/node1.tar.gz",
 	}
-	return a.bundling(c, func() []bundleFile {
+	return a.bundling(c, a.hostName, func() []bundleFile {
 		files := a.asFiles(ownQuestions())
 		if a.lab != "" {
 			return files // its hosts are no namespaces of this process
@@ -113,7 +113,7 @@ FILE is routerd-diags-cluster-TIME.tar.gz unless named; "-" is standard output. 
 holds addresses and names of the cluster, and no password or key.`,
 		Example: "  routerctl cluster diags\n  routerctl cluster diags - | tar tz",
 	}
-	return a.bundling(c, func() []bundleFile {
+	return a.bundling(c, func(*cobra.Command) string { return "cluster" }, func() []bundleFile {
 		var qs [][2]string
 		for _, k := range store.Kinds() {
 			q := "get " + k.Plural()
@@ -126,17 +126,12 @@ holds addresses and names of the cluster, and no password or key.`,
 	})
 }
 
-// bundling has a command collect files in an archive.
-func (a *app) bundling(c *cobra.Command, files func() []bundleFile) *cobra.Command {
-	of := c.Name()
+// bundling has a command collect files in an archive that is named after their subject.
+func (a *app) bundling(c *cobra.Command, subject func(*cobra.Command) string, files func() []bundleFile) *cobra.Command {
 	c.Args = cobra.MaximumNArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		now := time.Now()
-		subject := "cluster"
-		if cmd.Parent().Name() == "node" {
-			subject = a.hostName(cmd)
-		}
-		dir := fmt.Sprintf("routerd-%s-%s-%s", of, subject, now.UTC().Format("20060102-150405"))
+		dir := fmt.Sprintf("routerd-diags-%s-%s", subject(cmd), now.UTC().Format("20060102-150405"))
 		name := dir + ".tar.gz"
 		if len(args) == 1 {
 			name = args[0]

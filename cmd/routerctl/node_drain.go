@@ -131,26 +131,18 @@ func (a *app) setDrain(ctx context.Context, s store.Store, name string, to store
 func (a *app) awaitQuiet(ctx context.Context, op apiv1.OperatorClient, o drainOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	var last uint64
-	since := time.Now()
-	for first := true; ; first = false {
+	err := async.Still(ctx, o.quiet, func() (n uint64, known bool, err error) {
 		r, err := op.Node(ctx, &apiv1.NodeRequest{Delivered: true})
 		// The daemon keeps the deadline too, and may say so first.
-		if err != nil && ctx.Err() == nil && status.Code(err) != codes.DeadlineExceeded {
-			return err
+		if ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded {
+			return 0, false, nil
 		}
-		now := time.Now()
-		if n := r.GetDeliveredPackets(); err == nil && (first || n != last) {
-			if !first {
-				fmt.Fprintf(a.stderr, "Workloads are still sent packets: %d in the last %v.\n", n-last, now.Sub(since).Round(time.Second))
-			}
-			last, since = n, now
-		}
-		if err == nil && now.Sub(since) >= o.quiet {
-			return nil
-		}
-		if async.Sleep(ctx, time.Second) != nil {
-			return fmt.Errorf("workloads of this host are still sent packets after %v; see which with `routerctl get workloadendpoints -o wide`, move them, and run this again, or take the host back with `routerctl node undrain`", o.timeout)
-		}
+		return r.GetDeliveredPackets(), true, err
+	}, func(by uint64, took time.Duration) {
+		fmt.Fprintf(a.stderr, "Workloads are still sent packets: %d in the last %v.\n", by, took.Round(time.Second))
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("workloads of this host are still sent packets after %v; see which with `routerctl get workloadendpoints -o wide`, move them, and run this again, or take the host back with `routerctl node undrain`", o.timeout)
 	}
+	return err
 }

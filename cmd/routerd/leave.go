@@ -90,7 +90,7 @@ func (d *router) leave(ctx context.Context) {
 	if d.node.Status().Drain != store.DrainWithdrawn {
 		d.log.Info("stopped for good: peers are asked to prefer other ways", "at_most", limit)
 		d.bgp.Leave()
-		if !awaitQuiet(ctx, d.operator.Delivered, leaveQuiet, limit) && why != endingShutdown {
+		if !becomesQuiet(ctx, d.operator.Delivered, limit) && why != endingShutdown {
 			d.log.Warn("workloads are still sent packets, so nothing is withdrawn: peers keep the routes for their restart time, as over a restart", "waited", limit)
 			return
 		}
@@ -98,22 +98,13 @@ func (d *router) leave(ctx context.Context) {
 	d.bgp.Withdraw()
 }
 
-// awaitQuiet waits until a counter has stood still for a while, at most until a limit, and reports whether it did.
-func awaitQuiet(ctx context.Context, count func() (uint64, error), quiet, limit time.Duration) bool {
+// becomesQuiet waits until workloads have been sent nothing for a while, at most until a limit, and reports whether they have.
+// While it is not known what they are sent, they may be sent something.
+func becomesQuiet(ctx context.Context, delivered func() (uint64, error), limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	var last uint64
-	since := time.Now()
-	for first := true; ; first = false {
-		n, err := count()
-		switch {
-		case err != nil, first, n != last:
-			last, since = n, time.Now()
-		case time.Since(since) >= quiet:
-			return true
-		}
-		if async.Sleep(ctx, min(quiet, time.Second)) != nil {
-			return false
-		}
-	}
+	return async.Still(ctx, leaveQuiet, func() (n uint64, known bool, _ error) {
+		n, err := delivered()
+		return n, err == nil, nil
+	}, nil) == nil
 }

@@ -57,7 +57,7 @@ func TestAskSystemd(t *testing.T) {
 	}
 }
 
-func TestAwaitQuiet(t *testing.T) {
+func TestBecomesQuiet(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
@@ -75,7 +75,7 @@ func TestAwaitQuiet(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				from, call := time.Now(), 0
-				got := awaitQuiet(t.Context(), func() (uint64, error) { call++; return c.count(call - 1) }, 5*time.Second, 30*time.Second)
+				got := becomesQuiet(t.Context(), func() (uint64, error) { call++; return c.count(call - 1) }, 30*time.Second)
 				if took := time.Since(from); got != c.want || took != c.after {
 					t.Errorf("%t after %s, want %t after %s", got, took, c.want, c.after)
 				}

@@ -1,6 +1,6 @@
-// Package async holds the three things that code with goroutines writes again and
-// again: a signal that somebody has work, a growing pause between attempts, and a
-// pause that ends with its context. It uses the standard library alone, so that
+// Package async holds what code with goroutines writes again and again: a signal that
+// somebody has work, a growing pause between attempts, a pause that ends with its
+// context, and the wait for a counter to stand still. It uses the standard library alone, so that
 // every package may import it.
 package async
 
@@ -63,6 +63,37 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// Still waits until a counter, which it looks at every second, has stood still for a
+// while, or ctx ends, whose error it then returns. count says where it stands, and known whether that is so: what is not
+// known may have moved. Its error ends the wait. moved, if not nil, is told by how much
+// the counter grew, and since when.
+func Still(ctx context.Context, quiet time.Duration, count func() (n uint64, known bool, err error), moved func(by uint64, took time.Duration)) error {
+	var last uint64
+	since := time.Now()
+	for seen := false; ; {
+		n, known, err := count()
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		switch {
+		case !known:
+			since = now
+		case !seen || n != last:
+			if seen && n > last && moved != nil {
+				moved(n-last, now.Sub(since))
+			}
+			seen, last, since = true, n, now
+		}
+		if known && now.Sub(since) >= quiet {
+			return nil
+		}
+		if err := Sleep(ctx, time.Second); err != nil {
+			return err
+		}
 	}
 }
 

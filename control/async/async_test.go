@@ -73,3 +73,32 @@ func TestSleepAndRetry(t *testing.T) {
 		}
 	})
 }
+
+// TestStill: the wait begins anew when the counter moves or is not known, and is told
+// of what it grew by.
+func TestStill(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		steps := []struct {
+			n     uint64
+			known bool
+		}{{7, true}, {9, true}, {0, false}, {9, true}, {4, true}}
+		start, call := time.Now(), -1
+		var moved []uint64
+		err := Still(t.Context(), 3*time.Second, func() (uint64, bool, error) {
+			call++
+			s := steps[min(call, len(steps)-1)]
+			return s.n, s.known, nil
+		}, func(by uint64, _ time.Duration) { moved = append(moved, by) })
+		if took := time.Since(start); err != nil || took != 7*time.Second {
+			t.Errorf("over after %v, %v; want 7s", took, err)
+		}
+		if d := cmp.Diff([]uint64{2}, moved); d != "" {
+			t.Errorf("it grew by (-want +got):\n%s", d)
+		}
+		broken := errors.New("broken")
+		if err := Still(t.Context(), time.Second, func() (uint64, bool, error) { return 0, false, broken }, nil); !errors.Is(err, broken) {
+			t.Errorf("%v, want what count says", err)
+		}
+	})
+}
