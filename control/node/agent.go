@@ -255,6 +255,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		again, err := a.attempt(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err() // what it needs of others may have ended before it
+		}
 		a.note(err)
 		if err == nil {
 			retry.Reset()
@@ -413,10 +416,10 @@ func (a *Agent) writeConditions(ctx context.Context) {
 	if same {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	call, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	err := SetConditions(ctx, a.cfg.Store, a.cfg.Name, now)
-	if err != nil && !errors.Is(err, store.ErrUnavailable) { // that the store is away is told elsewhere
+	err := SetConditions(call, a.cfg.Store, a.cfg.Name, now)
+	if err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrUnavailable) { // that the store is away is told elsewhere
 		a.cfg.Log.Warn("conditions not written; will try again", "error", err)
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -273,6 +274,16 @@ func (f *fakeTunnels) holds(t Tunnel) string {
 // follow runs an agent on a store until the returned function is called.
 func follow(t *testing.T, a *Agent, s store.Store) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
+	ended := followUntil(ctx, t, a, s)
+	return func() {
+		cancel()
+		ended()
+	}
+}
+
+// followUntil runs an agent on a store until ctx ends, which the returned function
+// waits for.
+func followUntil(ctx context.Context, t *testing.T, a *Agent, s store.Store) (ended func()) {
 	var wg sync.WaitGroup
 	steps, followed := clustertest.Follow(ctx, a.cfg.Name, s, Kinds()...)
 	wg.Go(func() {
@@ -286,10 +297,7 @@ func follow(t *testing.T, a *Agent, s store.Store) (stop func()) {
 			t.Errorf("Run = %v", err)
 		}
 	})
-	return func() {
-		cancel()
-		wg.Wait()
-	}
+	return wg.Wait
 }
 
 // TestAgent follows a host from its first start through a change of
@@ -396,4 +404,61 @@ func TestAgentTriesAgain(t *testing.T) {
 			t.Errorf("after the fault is gone: %+v", st)
 		}
 	})
+}
+
+// endingTunnels is IPAM that ends with the daemon, before the agent does.
+type endingTunnels struct {
+	*fakeTunnels
+	end func()
+}
+
+func (e endingTunnels) Ensure(context.Context, Tunnel) (netip.Addr, bool, error) {
+	e.end()
+	return netip.Addr{}, false, errors.New("ipam stopped")
+}
+
+// endingStore is a datastore that answers nobody whose time is over.
+type endingStore struct{ store.Store }
+
+func (e endingStore) Get(ctx context.Context, key store.Key) (store.Object, error) {
+	if ctx.Err() != nil {
+		return store.Object{}, ctx.Err()
+	}
+	return e.Store.Get(ctx, key)
+}
+
+// TestEndsQuietly: what an agent needs of others may end before it does; that is no
+// cause for alarm.
+func TestEndsQuietly(t *testing.T) {
+	for _, what := range []string{"registration", "conditions"} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memory.New()
+				defer s.Close()
+				var log bytes.Buffer
+				ctx, cancel := context.WithCancel(t.Context())
+				conditions := 0
+				a := New(Config{
+					Name: "node1", Store: endingStore{s}, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})),
+					DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.VXLAN, 26}},
+					Tunnels:      &fakeTunnels{},
+					Conditions: func() []metav1.Condition {
+						if conditions++; conditions > 1 {
+							cancel()
+						}
+						return []metav1.Condition{Condition(fmt.Sprint("C", conditions), nil)}
+					},
+				})
+				if what == "registration" {
+					a.cfg.Tunnels = endingTunnels{&fakeTunnels{}, cancel}
+				}
+				ended := followUntil(ctx, t, a, s)
+				a.HandleUnderlay(manyLinks())
+				ended()
+				if log.Len() > 0 {
+					t.Errorf("it logged:\n%s", &log)
+				}
+			})
+		})
+	}
 }
