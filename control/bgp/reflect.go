@@ -84,9 +84,22 @@ func (r *reflection) reflects(name string) bool {
 	return found
 }
 
-// servedBy returns the reflectors that a node has sessions with: a reflector those of all groups, others those of their own,
-// or where that has none, or none that it reaches, all. Those that it has routes by stay until it has those of its own, and these have those of all others.
+// servedBy returns the reflectors that a node has sessions with: those that it is to have, and those that it says to have
+// routes by. A session that ended before it says otherwise would be counted on by a reflector that goes.
 func (v *View) servedBy(name string) []string {
+	out := v.toServe(name)
+	by := v.nodes[name].reflection.By
+	for _, x := range v.reflection().serving {
+		if _, had := by[x]; had && !slices.Contains(out, x) {
+			out = append(slices.Clip(out), x)
+		}
+	}
+	return out
+}
+
+// toServe returns the reflectors that a node is to have sessions with: a reflector those of all groups, others those of their own,
+// or where that has none, or none that it reaches, all. Those that it has routes by stay until it has those of its own, and these have those of all others.
+func (v *View) toServe(name string) []string {
 	r := v.reflection()
 	own := r.by[v.groupOf(name)]
 	by := v.nodes[name].reflection.By
@@ -286,7 +299,7 @@ func (v *View) reflectorStatus(alive Alive) ReflectorStatus {
 				g.Leaving = append(g.Leaving, name)
 			}
 		}
-		for _, other := range v.servedBy(name) {
+		for _, other := range v.toServe(name) {
 			if other != name && !v.nodes[name].reflection.By[other] {
 				s.Waiting = append(s.Waiting, name)
 				break

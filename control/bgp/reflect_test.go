@@ -359,3 +359,39 @@ func TestReflectorReplaced(t *testing.T) {
 		t.Errorf("reflectors %s and %d sessions after they were taken back\n%s", got, s.sessions(), s.state())
 	}
 }
+
+// TestSessionOutlastsWord: a node that has its own reflector keeps the session with
+// another one for as long as its Node says that it has routes by that: whoever goes
+// counts on it.
+func TestSessionOutlastsWord(t *testing.T) {
+	t.Parallel()
+	say := func(name, addr, rack, reflects, by string) store.Event {
+		notes := fmt.Sprintf(`"routerd.io/reflectedBy":%q`, by)
+		if reflects != "" {
+			notes += fmt.Sprintf(`,"routerd.io/reflects":%q`, reflects)
+		}
+		return labelled(t, bgpNode(t, name, addr), fmt.Sprintf(`"rack":%q`, rack), notes)
+	}
+	v := &View{self: "node0"}
+	apply := func(events ...store.Event) {
+		t.Helper()
+		if _, err := v.Apply(clustertest.Step("", store.Batch{Synced: true, Events: events})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(
+		labelled(t, conf(t, "default", `{}`), "", fmt.Sprintf("%q:%q", store.AnnotationReflectors, "1 per rack")),
+		say("node1", "10.1.0.2/24", "r0", "true", "node2"), say("node2", "10.1.0.3/24", "r1", "true", "node1"),
+		say("node0", "10.1.0.1/24", "r0", "", "node1 node2"),
+	)
+	if !v.reflected("node0", "node2") {
+		t.Error("the session ends before the node says that it has no routes by it")
+	}
+	if got := v.toServe("node0"); !slices.Equal(got, []string{"node1"}) {
+		t.Errorf("it is to have sessions with %v, want its own reflector's alone", got)
+	}
+	apply(say("node0", "10.1.0.1/24", "r0", "", "node1"))
+	if v.reflected("node0", "node2") {
+		t.Error("the session stays")
+	}
+}

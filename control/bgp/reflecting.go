@@ -150,7 +150,7 @@ func (r *reflecting) by(v *View, self string, alive Alive, now time.Time) map[st
 	if !v.reflection().members[self] {
 		return out
 	}
-	for _, name := range v.servedBy(self) {
+	for _, name := range v.toServe(self) {
 		live, known := had[name]
 		missed, misses := r.missed[name]
 		switch {
