@@ -46,7 +46,7 @@ func TestAdvertisedIsWhatWasTold(t *testing.T) {
 			told := 0
 			err := us.Query(t.Context(), Query{Table: TableAdvertised, Peer: h[i+1]}, func(Route) bool { told++; return true })
 			st := us.status(h[i+1])
-			return err == nil && told == want && st.Advertised == want && st.Families[0].Advertised == want
+			return err == nil && told == want && st.Advertised == want && len(st.Families) > 0 && st.Families[0].Advertised == want
 		})
 	}
 	c.Filters = map[string]Filter{"all": c.Filters["none"], "none": c.Filters["none"]}
