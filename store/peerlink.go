@@ -16,23 +16,22 @@ func CheckPeerLink(annotations map[string]string, spec v3.BGPPeerSpec) error {
 }
 
 func (c *checker) peerLink(annotations map[string]string, s *v3.BGPPeerSpec) {
-	field := func(key string) string { return "metadata.annotations[" + key + "]" }
 	if v, ok := annotations[AnnotationExtendedNextHop]; ok && v != "true" && v != "false" {
-		c.add(field(AnnotationExtendedNextHop), v, `must be "true" or "false"`)
+		c.add(annotation(AnnotationExtendedNextHop), v, `must be "true" or "false"`)
 	}
 	device, ok := annotations[AnnotationPeerInterface]
 	addr, hasAddr := peerAddress(s.PeerIP)
 	switch {
 	case !ok:
 		if annotations[AnnotationExtendedNextHop] == "true" && hasAddr && addr.Is4() {
-			c.add(field(AnnotationExtendedNextHop), "true", "is for sessions over IPv6, and spec.peerIP is IPv4; leave it out")
+			c.add(annotation(AnnotationExtendedNextHop), "true", "is for sessions over IPv6, and spec.peerIP is IPv4; leave it out")
 		}
 		return
 	case device == "":
-		c.add(field(AnnotationPeerInterface), device, "must be the name of a network interface, such as eth1; leave it out for a peer with an address")
+		c.add(annotation(AnnotationPeerInterface), device, "must be the name of a network interface, such as eth1; leave it out for a peer with an address")
 		return
 	}
-	c.interfaceName(field(AnnotationPeerInterface), device)
+	c.interfaceName(annotation(AnnotationPeerInterface), device)
 	if hasAddr && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
 		c.add("spec.peerIP", s.PeerIP, "is not link-local (fe80::/10), as it has to be with the annotation %s; leave one of the two out", AnnotationPeerInterface)
 	}

@@ -76,6 +76,7 @@ func Validate(v any) error {
 	case *v3.BGPPeer:
 		c.bgpPeer(&o.Spec)
 		c.peerLink(o.Annotations, &o.Spec)
+		c.listenRange(o.Annotations, &o.Spec)
 		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)
 	case *v3.BGPConfiguration:
 		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)

@@ -15,8 +15,8 @@ const (
 	minBlockSizeV6, maxBlockSizeV6, defaultBlockSizeV6 = 116, 128, 122
 )
 
-// unroutables are the ranges where no pool can be, with what each is (RFC
-// 6890, RFC 5771, RFC 4291).
+// unroutables are the ranges where no pool can be and no dynamic neighbour, with what each
+// is (RFC 6890, RFC 5771, RFC 4291).
 func unroutables() map[string]netip.Prefix {
 	return map[string]netip.Prefix{
 		// Workloads' gateway is in the first of the two, and every interface

@@ -204,7 +204,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
-			BFD:       bfdCommand,
+			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"),
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
 			},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -57,17 +56,17 @@ const restartDeferral = 5 * time.Second
 
 // startBackend starts an engine with a config's identity, policies and listeners, but
 // without peers or paths.
-func startBackend(ctx context.Context, log *slog.Logger, q *queue, c *Config, restarting, listen bool) (*backend, error) {
+func startBackend(ctx context.Context, o SpeakerOptions, q *queue, c *Config, restarting, listen bool) (*backend, error) {
 	b := &backend{out: q, listening: listen, want: map[netip.Addr]engine.Peer{}, names: map[netip.Addr]Peer{}}
 	var err error
 	b.Engine, err = engine.New(engine.Options{
-		Log: log, AS: c.ASN, RouterID: c.RouterID, Restarting: restarting, Deferral: restartDeferral, LimitPause: limitPause,
+		Log: o.Log, AS: c.ASN, RouterID: c.RouterID, Restarting: restarting, Deferral: restartDeferral, LimitPause: limitPause, Call: o.Call,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start BGP: %w", err)
 	}
 	b.adopt(c)
-	b.collectors = newCollectors(b.Engine, log, c)
+	b.collectors = newCollectors(b.Engine, o.Log, c)
 	if listen {
 		var at []netip.AddrPort
 		for _, a := range c.ListenAddrs {
@@ -158,7 +157,7 @@ func enginePeer(c *Config, p Peer) engine.Peer {
 		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
 		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
 	}
-	if p.Passive && !p.Local {
+	if p.Passive && !p.Local && !p.Range.IsValid() {
 		out.Wait = passiveWait
 	}
 	for _, f := range p.carries() {

@@ -74,6 +74,11 @@ type Peer struct {
 	// Found says that Addr is whoever is on the link: no address is configured.
 	Found bool
 
+	// Range is where neighbours connect from that no BGPPeer names one by one; invalid: the peer is named. With no Addr
+	// it is the range itself, of which up to Limit have a session at a time, and otherwise one of them.
+	Range netip.Prefix
+	Limit int
+
 	// Waiting says what of the link is missing; empty: nothing is.
 	Waiting string
 
@@ -119,6 +124,9 @@ func (p Peer) id() netip.Addr {
 // runs reports whether the session is one for the speaker, not just for show.
 func (p Peer) runs() bool { return p.wanted() && p.Waiting == "" && p.Addr.IsValid() }
 
+// listens reports whether it is a range whose neighbours may connect.
+func (p Peer) listens() bool { return p.wanted() && p.Range.IsValid() && !p.Addr.IsValid() }
+
 // betweenNodes reports whether the session is one that nodes have with each other without a BGPPeer.
 func (p Peer) betweenNodes() bool { return p.Type == PeerMesh || p.Type == PeerReflected }
 
@@ -132,6 +140,7 @@ func (p Peer) sameSession(q Peer) bool {
 	p.Name, p.Type, p.PoolsOnly, p.Secret = q.Name, q.Type, q.PoolsOnly, q.Secret
 	p.Reflect, p.ReachableBy, p.NextHopMode, p.Filters = q.Reflect, q.ReachableBy, q.NextHopMode, q.Filters
 	p.BFD, p.ClusterID = q.BFD, q.ClusterID
+	p.Range, p.Limit = q.Range, q.Limit
 	if p.betweenNodes() {
 		p.MaxPrefixes = q.MaxPrefixes // of a reflector it is another than of a node of the mesh
 	}

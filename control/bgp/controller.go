@@ -53,6 +53,9 @@ type Options struct {
 	// watched; nil: no peer is.
 	BFD func() *exec.Cmd
 
+	// CallersFile keeps over a restart of the daemon who has connected from a range of a BGPPeer; empty: nothing does.
+	CallersFile string
+
 	// Inject bounds what other programs on the host may have it announce.
 	Inject InjectOptions
 
@@ -90,6 +93,7 @@ type Controller struct {
 	speaker   *Speaker
 	dirty     async.Signal
 	injecting async.Signal // what is injected has changed
+	calling   async.Signal // somebody has connected from a range
 
 	watchers watchers
 	injected *inject.Table
@@ -101,6 +105,7 @@ type Controller struct {
 	withdraw atomic.Bool // the end is told to peers
 
 	mu         sync.Mutex // guards the rest
+	callers    callers
 	reflecting reflecting
 	view       View
 	memo       memo
@@ -120,17 +125,21 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
+		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
 		view: View{self: opts.Node},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
+		Call:    c.call,
 		OnState: func(p Peer, state, info string) { c.watchers.session(p, state, info, time.Now()) },
 	})
 	var err error
 	c.injected, err = inject.New(inject.Options{MaxRoutes: opts.Inject.MaxRoutes, File: opts.Inject.File, Changed: c.takeInjected})
 	if err != nil {
 		c.log.Warn("routes that were injected before the restart are not announced until their owners come again", "error", err)
+	}
+	if err := c.loadCallers(); err != nil {
+		c.log.Warn("neighbours that had connected from a range before the restart are not waited for", "error", err)
 	}
 	c.view.injection = injection{allow: opts.Inject.Allow, limit: opts.Inject.MaxRoutes, routes: c.injected.List()}
 	if opts.BFD != nil {
@@ -157,6 +166,7 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g.Go(func() error { return c.deliver(gctx) })
 	g.Go(func() error { c.followSecrets(gctx); return nil })
 	g.Go(func() error { c.expireInjected(gctx); return nil })
+	g.Go(func() error { c.forgetCallers(gctx); return nil })
 	if c.bfd != nil {
 		g.Go(func() error { c.bfd.run(gctx); return nil })
 	}
@@ -275,6 +285,7 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 // apply has the speaker and BFD do what a configuration asks for, with what it leaves to links and secrets filled in.
 func (c *Controller) apply(ctx context.Context, cfg Config) (Config, error) {
 	cfg = c.secrets(ctx, c.onLinks(cfg))
+	c.listen(&cfg)
 	err := c.speaker.Apply(ctx, cfg)
 	if c.bfd != nil {
 		c.mu.Lock()
@@ -348,6 +359,7 @@ func (c *Controller) Status(ctx context.Context) Status {
 	c.mu.Unlock()
 	st.Peers, st.Uncounted = c.speaker.Peers(ctx)
 	st.Collectors = c.speaker.Collectors()
+	c.describeRanges(st.Peers)
 	if c.bfd != nil {
 		c.bfd.describe(ctx, st.Peers)
 	}
@@ -361,6 +373,7 @@ func (c *Controller) Sessions() Status {
 	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
 	c.mu.Unlock()
 	_, st.Peers = c.speaker.states()
+	c.describeRanges(st.Peers)
 	return st
 }
 

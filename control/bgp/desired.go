@@ -213,6 +213,7 @@ func (d *derivation) peers() []Peer {
 		}
 		out = append(out, p)
 	}
+	out = d.withCallers(out, seen)
 	slices.SortStableFunc(out, func(a, b Peer) int {
 		return strings.Compare(string(a.Type), string(b.Type))
 	})

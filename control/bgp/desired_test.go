@@ -156,6 +156,7 @@ func (c Config) text() string {
 			{"filters", p.Filters, p.Filters == ""},
 			{"secret", p.Secret, p.Secret == SecretRef{}},
 			{"stale-time", p.StaleTime, p.StaleTime == 0},
+			{"range", fmt.Sprintf("%s, %d at most", p.Range, p.Limit), !p.Range.IsValid()},
 			{"bfd", fmt.Sprintf("%v x %d", p.BFD.Interval, p.BFD.Multiplier), p.BFD == store.BFD{}},
 		} {
 			if !f.unset {
@@ -350,6 +351,22 @@ func scenarios(t testing.TB) map[string][]store.Event {
 			peer(t, "source", `{"peerIP":"10.9.0.10","asNumber":64999,"sourceAddress":"eth0"}`),
 			peer(t, "ttl", `{"peerIP":"10.9.0.11","asNumber":64999,"ttlSecurity":0}`),
 			peer(t, "workloads", `{"localWorkloadSelector":"all()","asNumber":64999}`)),
+		"listening": with(
+			conf(t, "default", `{"nodeToNodeMeshEnabled":false}`), node(t, "node1", `{"bgp":{"ipv4Address":"10.1.0.11/24","routeReflectorClusterID":"244.0.0.1"}}`),
+			listener(t, "clients", "10.77.0.0/16", "2", `{"asNumber":64512,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
+			listener(t, "narrow", "10.77.1.0/24", "", `{"asNumber":64999,"ttlSecurity":1,"password":{"secretKeyRef":{"name":"s","key":"other"}}}`),
+			listener(t, "nodes", "10.1.0.0/24", "", `{"asNumber":64512}`)),
+		"refused-listening": with(
+			listener(t, "a-host", "10.77.0.7/24", "", `{"asNumber":64999}`),
+			listener(t, "b-many", "10.77.0.0/24", "0", `{"asNumber":64999}`),
+			listener(t, "c-no-as", "10.77.1.0/24", "", `{}`),
+			listener(t, "d-both", "10.77.1.0/24", "", `{"asNumber":64999,"peerIP":"10.77.1.7"}`),
+			listener(t, "e-family", "fd00:77::/64", "", `{"asNumber":64999}`),
+			listener(t, "f-nodes-have-none", "10.0.0.0/8", "", `{"asNumber":64999,"password":{"secretKeyRef":{"name":"s","key":"k"}}}`),
+			listener(t, "g-right", "10.88.0.0/24", "", `{"asNumber":64999}`),
+			listener(t, "h-twice", "10.88.0.0/24", "", `{"asNumber":64998}`),
+			listener(t, "i-filter", "10.2.0.0/24", "", `{"asNumber":64999,"filters":["missing"]}`),
+			labelled(t, peer(t, "j-limit", `{"peerIP":"10.9.0.1","asNumber":64999}`), "", `"routerd.io/listenLimit":"5"`)),
 		"accepted": with(
 			labelled(t, peer(t, "annotated", `{"peerIP":"10.9.0.1","asNumber":64999}`), "", `"routerd.io/maxPrefixes":"1000","routerd.io/holdTime":"9s","routerd.io/longLivedStaleTime":"1h"`),
 			peer(t, "filters", `{"peerIP":"10.9.0.4","asNumber":64999,"filters":["f","g"]}`), filter(t, "f", `{}`), filter(t, "g", `{}`),
@@ -447,6 +464,9 @@ func TestDesired(t *testing.T) {
 			t.Parallel()
 			v := view(t, events...)
 			v.injection.limit = 1000
+			for _, a := range []string{"10.77.0.5", "10.77.0.6", "10.77.1.7", "10.77.0.8", "10.1.0.12", "10.2.0.9", "10.88.0.1"} {
+				v.callers = append(v.callers, netip.MustParseAddr(a))
+			}
 			c, err := Desired(v, "node1")
 			if err != nil {
 				t.Fatal(err)

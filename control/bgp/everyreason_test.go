@@ -297,7 +297,10 @@ func shownBy() map[string][]string {
 			"spec.localASNumber is 0, which is reserved: leave it out for the node's own",
 			"spec.numAllowedLocalASNumbers is %d: want 0 to 255",
 			"spec.peerIP %s: not the address of a host",
-			"spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s",
+			"%s: this node has no address of its family to speak from; give it a spec.bgp.%s",
+			"annotation %s %s", "spec.peerIP %s", // and what is wrong with it
+			"annotation %s: BGPPeer %s listens for %s already: keep one of the two",
+			"spec.password: %s is inside %s and has no password, and the kernel would ask it for this one: give it one too, or narrow the range",
 			"spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device",
 			"spec.reachableBy %q: want the address of a gateway of the peer's family",
 			"spec.reachableBy %q: the peer is on this host: leave it out",

@@ -167,7 +167,7 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	case s.LocalWorkloadSelector != "":
 		p.Problem = "spec.localWorkloadSelector is not supported by this version; no session with a workload is run"
 		return one(p)
-	case s.PeerIP == "" && s.device == "":
+	case s.PeerIP == "" && s.device == "" && s.listen == (store.ListenRange{}) && s.linkNote == "":
 		return none // an empty spec is accepted and does nothing
 	}
 	if s.PeerIP != "" {
@@ -180,7 +180,8 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	if d.isSelf(p.Addr) {
 		return none
 	}
-	p.Source = d.ipTo(p.Addr)
+	p.Range, p.Limit = s.listen.Prefix, s.listen.Limit
+	p.Source = d.ipTo(p.at())
 	if n, ok := d.nodeAt(p.Addr); ok {
 		asn := d.asnOf(d.v.nodes[n])
 		if p.ASN == 0 {
@@ -303,8 +304,8 @@ func (d *derivation) problem(p Peer, s peerSpec) string {
 		return s.wrongNote
 	case p.linkProblem(s) != "":
 		return p.linkProblem(s)
-	case p.Interface == "" && !d.ipTo(p.Addr).IsValid():
-		return fmt.Sprintf("spec.peerIP %s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.Addr, addressField(p.Addr))
+	case p.Interface == "" && !d.ipTo(p.at()).IsValid():
+		return fmt.Sprintf("%s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.field(), addressField(p.at()))
 	case p.Interface == "" && (p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6()):
 		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device", p.Addr, store.AnnotationPeerInterface)
 	case p.Local && d.v.injection.limit == 0:

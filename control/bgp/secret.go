@@ -78,7 +78,7 @@ func withSecrets(c Config, read func(SecretRef) (Password, error)) Config {
 	copy(peers, c.Peers)
 	for i := range peers {
 		p := &peers[i]
-		if p.Secret == (SecretRef{}) || !p.runs() {
+		if p.Secret == (SecretRef{}) || !p.runs() && !p.listens() {
 			continue
 		}
 		var err error

@@ -20,6 +20,8 @@ const (
 	StateUp    = "up"    // Established
 	StateStart = "start" // trying
 	StateDown  = "down"  // not run; the reason is in Info
+
+	StateListening = "listening" // no session, but a range that neighbours connect from
 )
 
 // PeerStatus is one session as `node status` shows it.
@@ -32,11 +34,16 @@ type PeerStatus struct {
 
 	Interface string // as in [Peer]
 	Found     bool   // as in [Peer]
-	Port      uint16
-	ASN       uint32
-	State     string    // StateUp, StateStart or StateDown
-	Since     time.Time // of State
-	Info      string    // "Established", or why not
+
+	// Range is as in [Peer]: without Addr the range itself, of which Neighbours have a session and Limit may.
+	Range             netip.Prefix
+	Neighbours, Limit int
+
+	Port  uint16
+	ASN   uint32
+	State string    // StateUp, StateStart or StateDown
+	Since time.Time // of State
+	Info  string    // "Established", or why not
 
 	// Counted says that the numbers of prefixes, families and messages are known;
 	// without it they are zero.
@@ -211,6 +218,10 @@ func (s *session) info(listening error) (state, info string) {
 		return StateDown, s.peer.Problem
 	case s.peer.Waiting != "":
 		return StateStart, s.peer.Waiting
+	case s.peer.listens() && listening != nil:
+		return StateStart, "waiting for the peer to connect, but " + listening.Error()
+	case s.peer.listens():
+		return StateListening, "listening"
 	case s.up:
 		return StateUp, "Established"
 	case !s.limited.IsZero():

@@ -37,6 +37,9 @@ type SpeakerOptions struct {
 	// Nil: nobody is told.
 	OnState func(p Peer, state, info string)
 
+	// Call is asked of who connects and is no peer, whether it is soon to be one. Nil: nobody is.
+	Call func(from netip.Addr) bool
+
 	collectorRetry time.Duration // between attempts to reach a BMP collector; 0: as RFC 7854 section 3.2 says
 }
 
@@ -136,12 +139,12 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 
 // start runs a new backend, without a listener when that cannot be had.
 func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenErr error) (*backend, error, error) {
-	e, err := startBackend(ctx, s.log, s.q, c, restarting, listenErr == nil)
+	e, err := startBackend(ctx, s.opts, s.q, c, restarting, listenErr == nil)
 	if err != nil && listenErr == nil {
 		s.log.Debug("bgp listener refused", "error", err)
 		// Perhaps somebody took the port just now.
 		if listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort); listenErr != nil {
-			e, err = startBackend(ctx, s.log, s.q, c, restarting, false)
+			e, err = startBackend(ctx, s.opts, s.q, c, restarting, false)
 		}
 	}
 	if err != nil {
@@ -222,7 +225,7 @@ func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh,
 func (s *Speaker) remember(c *Config) {
 	since := map[string]time.Time{}
 	for _, p := range c.Peers {
-		if p.runs() {
+		if p.runs() || p.listens() {
 			continue
 		}
 		key := p.key()
@@ -255,7 +258,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 		}
 	}
 	s.mu.Unlock()
-	var errs []error
+	errs := []error{e.SetRanges(rangePasswords(c))}
 	for _, addr := range gone {
 		s.mu.Lock()
 		ss := s.sessions[addr]
@@ -353,7 +356,7 @@ func (s *Speaker) sessionStates() []PeerStatus {
 			ss = newSession(p, cfg.ASN, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Range: p.Range, Limit: p.Limit, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters = ss.counters()
 		out = append(out, st)

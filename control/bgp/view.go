@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,8 +41,9 @@ type View struct {
 	synced     bool                           // the datastore's state is complete in it
 	fromDisk   bool                           // what the disk has of it is
 
-	leaving   bool      // the host is drained, whatever its Node says
-	injection injection // what others on the host may and do have it announce
+	callers   []netip.Addr // who has connected from a BGPPeer's range, in the order in which they did
+	leaving   bool         // the host is drained, whatever its Node says
+	injection injection    // what others on the host may and do have it announce
 
 	self     string      // Apply reports of blocks and affinities only what concerns this node; empty: all
 	revision uint64      // counts the changes of nodes, peers, confs and filters
@@ -63,10 +65,11 @@ type peerSpec struct {
 	holdTime    time.Duration
 	staleTime   time.Duration
 	device      string
+	listen      store.ListenRange
 	extended    bool
 	bfd         store.BFD
 	wrongNote   string // why an annotation cannot be read
-	linkNote    string // why those of the link make no sense
+	linkNote    string // why those of the link or of a range make no sense
 }
 
 func specOf(p *v3.BGPPeer, raw []byte) (peerSpec, error) {
@@ -96,7 +99,8 @@ func (s *peerSpec) annotate(notes map[string]string) {
 	}
 	s.device = notes[store.AnnotationPeerInterface]
 	s.extended = notes[store.AnnotationExtendedNextHop] == "true"
-	if err := store.CheckPeerLink(notes, s.BGPPeerSpec); err != nil {
+	s.listen = store.ListenRangeOf(notes)
+	if err := cmp.Or(store.CheckPeerLink(notes, s.BGPPeerSpec), store.CheckListenRange(notes, s.BGPPeerSpec)); err != nil {
 		s.linkNote = err.Error()
 	}
 	var err error

@@ -46,7 +46,7 @@ func (m bgpMetrics) collect(ch chan<- prometheus.Metric, st bgp.Status) {
 		if p.Found {
 			addr = p.Interface // who is there says so himself, and may be another tomorrow
 		}
-		if addr == "" || seen[addr] {
+		if addr == "" || seen[addr] || p.Range.IsValid() && !p.Addr.IsValid() {
 			continue
 		}
 		seen[addr] = true
@@ -97,6 +97,8 @@ func (m bgpMetrics) session(ch chan<- prometheus.Metric, addr string, p bgp.Peer
 // not say.
 func peerAddress(p bgp.PeerStatus) string {
 	switch {
+	case !p.Addr.IsValid() && p.Range.IsValid():
+		return p.Range.String()
 	case !p.Addr.IsValid():
 		return p.Interface // whoever is there
 	case p.Port != bgp.DefaultPort:

@@ -41,7 +41,8 @@ func TestBGPMetrics(t *testing.T) {
 	link2, found := link, link
 	link2.Name, link2.Addr = "two", netip.MustParseAddr("fe80::2%eth1")
 	found.Name, found.Addr, found.Interface, found.Found = "three", netip.MustParseAddr("fe80::1%eth2"), "eth2", true
-	f := fixedBGP{newBGPMetrics(), bgp.Status{Peers: []bgp.PeerStatus{up, same, nobody, other, busy, link, link2, found}}}
+	listening := bgp.PeerStatus{Name: "lab", Range: netip.MustParsePrefix("10.9.0.0/24"), State: bgp.StateListening, Limit: 5} // is no session
+	f := fixedBGP{newBGPMetrics(), bgp.Status{Peers: []bgp.PeerStatus{up, same, nobody, other, busy, link, link2, found, listening}}}
 	reg := prometheus.NewPedanticRegistry() // refuses a series that comes twice
 	reg.MustRegister(f)
 	families, err := reg.Gather()

@@ -11,8 +11,9 @@ import (
 
 // peer is a session as the operator's API shows it.
 type peer struct {
-	proto *apiv1.BGPPeer
-	up    bool
+	proto  *apiv1.BGPPeer
+	up     bool // or it is a range that listens
+	called bool // it has connected from a range, and goes as it came
 }
 
 func (s *Server) bgpStatus(ctx context.Context) bgp.Status {
@@ -48,7 +49,9 @@ func peersOf(st bgp.Status) []peer {
 		if st.Uncounted != nil && p.State == bgp.StateUp {
 			bp.Info += fmt.Sprintf("; its prefixes could not be counted now: %v", st.Uncounted)
 		}
-		out = append(out, peer{proto: bp, up: p.State == bgp.StateUp})
+		out = append(out, peer{
+			proto: bp, up: p.State == bgp.StateUp || p.State == bgp.StateListening, called: p.Range.IsValid() && p.Addr.IsValid() && p.Limit == 0,
+		})
 	}
 	return out
 }

@@ -137,6 +137,9 @@ func (s *Server) reportOf(v view) health.Report {
 		r.Conditions = append(r.Conditions, s.checks.Note("Pool/"+p.Name, s.poolError(p)))
 	}
 	for _, p := range peersOf(v.bgp) {
+		if p.called {
+			continue
+		}
 		var err error
 		if !p.up {
 			err = errors.New(p.proto.GetInfo())

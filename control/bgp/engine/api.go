@@ -28,6 +28,10 @@ type Options struct {
 	LimitPause time.Duration
 
 	Policy Policy // nil: everything is accepted and advertised
+
+	// Call is asked of a connection from an address that no peer has, whether it is soon to have one: with false the
+	// connection is closed, with true it waits for [Engine.SetPeers]. It must not block. Nil: there are none.
+	Call func(from netip.Addr) bool
 }
 
 // Family is what a session has of an address family.

@@ -28,11 +28,13 @@ type Engine struct {
 	setup     sync.Mutex // held while peers and listeners are changed
 	stopped   bool
 	listeners map[netip.AddrPort]*conn.Listener
+	ranges    map[netip.Prefix]string // passwords
 	refusals  refusals
 
 	mu       sync.Mutex
 	core     *core
 	sessions map[netip.Addr]*session
+	callers  map[netip.Addr]*caller
 
 	inbox struct { // what sessions report, which must not wait for the table
 		sync.Mutex
@@ -58,7 +60,7 @@ func New(o Options) (*Engine, error) {
 	}
 	e := &Engine{
 		options: o, changed: make(chan struct{}, 1), kick: make(chan struct{}, 1),
-		listeners: map[netip.AddrPort]*conn.Listener{}, core: newCore(o, time.Now()), sessions: map[netip.Addr]*session{},
+		listeners: map[netip.AddrPort]*conn.Listener{}, core: newCore(o, time.Now()), sessions: map[netip.Addr]*session{}, callers: map[netip.Addr]*caller{},
 		refusals: refusals{log: o.Log},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
@@ -217,6 +219,11 @@ func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
 				errs = append(errs, l.SetPassword(p.Addr, p.Password))
 			}
 		}
+		for r, password := range e.ranges {
+			if r.Addr().Is4() == a.Addr().Is4() {
+				errs = append(errs, l.SetRangePassword(r, password))
+			}
+		}
 		e.wg.Go(func() { e.accept(l) })
 	}
 	return errors.Join(errs...)
@@ -249,11 +256,17 @@ func (e *Engine) accept(l *conn.Listener) {
 		}
 		from := remote(c)
 		e.mu.Lock()
-		s := e.sessions[from]
-		if e.several(from) {
+		s, held := e.sessions[from], (*caller)(nil)
+		switch {
+		case e.several(from):
 			s = nil // nobody can tell whose it is
+		case s == nil && e.options.Call != nil && !e.core.halted:
+			held = e.hold(from, c)
 		}
 		e.mu.Unlock()
+		if held != nil && (e.options.Call(from) || !e.drop(from, held)) {
+			continue
+		}
 		if s == nil {
 			c.Close()
 			e.refusals.note(from, nil, time.Now())
@@ -366,8 +379,17 @@ func (e *Engine) add(p Peer) {
 	}, config, s)
 	e.mu.Lock()
 	e.sessions[p.Addr] = s
+	held := e.callers[p.Addr]
+	delete(e.callers, p.Addr)
 	e.mu.Unlock()
 	s.conn.Start()
+	if held == nil {
+		return
+	}
+	held.timeout.Stop()
+	if err := s.conn.Accept(held.conn); err != nil {
+		e.refusals.note(p.Addr, err, time.Now())
+	}
 }
 
 // openOf is how sessions with a peer are opened.
@@ -425,6 +447,11 @@ func (e *Engine) Stop(ctx context.Context, n *fsm.Notification) error {
 		}
 	}
 	clear(e.sessions)
+	for _, held := range e.callers {
+		held.timeout.Stop()
+		held.conn.Close()
+	}
+	clear(e.callers)
 	e.mu.Unlock()
 	for _, s := range list {
 		s.conn.Stop(n)

@@ -79,7 +79,20 @@ func control(raw syscall.RawConn, do func(fd int) error) error {
 // SetPassword has a socket sign what it exchanges with an address, or with an empty
 // password no longer (TCP_MD5SIG, tcp(7)).
 func SetPassword(fd int, a netip.Addr, password string) error {
-	k := &unix.TCPMD5Sig{Keylen: uint16(len(password))}
+	return setKey(fd, unix.TCP_MD5SIG, &unix.TCPMD5Sig{}, a, password)
+}
+
+// SetRangePassword is [SetPassword] with all addresses of a prefix that have no password of their own (TCP_MD5SIG_EXT).
+func SetRangePassword(fd int, p netip.Prefix, password string) error {
+	const byPrefix = 1 // TCP_MD5SIG_FLAG_PREFIX
+	if err := setKey(fd, unix.TCP_MD5SIG_EXT, &unix.TCPMD5Sig{Flags: byPrefix, Prefixlen: uint8(p.Bits())}, p.Addr(), password); err != nil {
+		return fmt.Errorf("range %s: %w", p, err)
+	}
+	return nil
+}
+
+func setKey(fd, option int, k *unix.TCPMD5Sig, a netip.Addr, password string) error {
+	k.Keylen = uint16(len(password))
 	if len(password) > len(k.Key) {
 		return fmt.Errorf("password of %d bytes, where the kernel has room for %d", len(password), len(k.Key))
 	}
@@ -93,7 +106,7 @@ func SetPassword(fd int, a netip.Addr, password string) error {
 		b := a.As16()
 		copy(k.Addr.Data[6:], b[:]) // struct sockaddr_in6: port, flow label, address
 	}
-	err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, k)
+	err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, option, k)
 	if err != nil && !(password == "" && errors.Is(err, unix.ENOENT)) {
 		return fmt.Errorf("set the password for %s: %w", a, err)
 	}
@@ -125,11 +138,20 @@ func (l *Listener) Addr() netip.AddrPort { return l.tcp.Addr().(*net.TCPAddr).Ad
 
 // SetPassword has connections from a peer signed; empty: no longer.
 func (l *Listener) SetPassword(peer netip.Addr, password string) error {
+	return l.control(func(fd int) error { return SetPassword(fd, peer, password) })
+}
+
+// SetRangePassword is [Listener.SetPassword] of all peers in a prefix that have no password of their own.
+func (l *Listener) SetRangePassword(p netip.Prefix, password string) error {
+	return l.control(func(fd int) error { return SetRangePassword(fd, p, password) })
+}
+
+func (l *Listener) control(do func(fd int) error) error {
 	raw, err := l.tcp.SyscallConn()
 	if err != nil {
 		return err
 	}
-	return control(raw, func(fd int) error { return SetPassword(fd, peer, password) })
+	return control(raw, do)
 }
 
 // Accept returns the next connection. It is to be handed to [Peer.Accept], or closed.
