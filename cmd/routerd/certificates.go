@@ -1,16 +1,24 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/routerd/routerd/control/renewal"
+	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/etcd"
 )
 
-// certificates says when those end by which the datastore is reached. Its methods may
-// be called from any goroutine.
+// certificates says when those end by which the datastore is reached or served. Its
+// methods may be called from any goroutine.
 type certificates struct {
 	expires func() (file string, at time.Time, err error) // nil: there are none
 	ca      string                                        // the file of the authority
+	serves  bool                                          // they are of this host's own datastore, for others
+	renewal func() error                                  // why there is no new one although it is time; nil: routerd renews none
 
 	mu   sync.Mutex
 	read time.Time
@@ -40,28 +48,79 @@ func (c *certificates) ends(now time.Time) (file string, at time.Time, err error
 	return c.file, c.at, c.err
 }
 
-// problem says that a certificate ends soon, or has ended, or cannot be read.
+// reread has the files read again when they are asked for next.
+func (c *certificates) reread() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read = time.Time{}
+}
+
+// problem says that a certificate ends soon, or has ended, or cannot be read or renewed.
 func (c *certificates) problem(now time.Time) error {
 	file, at, err := c.ends(now)
-	cure := "put a new one in its place, which needs no restart"
-	if file == c.ca {
-		cure = "put the new authority beside the old one in that file, and restart routerd"
+	var failed error
+	if c.renewal != nil {
+		failed = c.renewal()
 	}
 	switch left := at.Sub(now); {
-	case file == "" && err == nil:
-		return nil
 	case err != nil:
 		return err
+	case file == "":
+		return nil
+	case errors.Is(failed, renewal.ErrFiles):
+		return fmt.Errorf("certificate %s ends on %s, and routerd cannot renew it: %w: let it write there (ReadWritePaths=%s by `systemctl edit routerd`), or move the files to a directory below stateDir and name them in datastore.caFile, certFile and keyFile",
+			file, at.Format(time.DateOnly), failed, filepath.Dir(file))
 	case left <= 0:
-		return fmt.Errorf("certificate %s ended on %s: the datastore cannot be reached again once the connection is lost; %s", file, at.Format(time.DateOnly), cure)
+		return fmt.Errorf("certificate %s ended on %s: the datastore cannot be reached again once the connection is lost; %s", file, at.Format(time.DateOnly), c.cure(file, failed, true))
 	case left < endsSoon:
-		return fmt.Errorf("certificate %s ends on %s, in %d days: %s", file, at.Format(time.DateOnly), int(left.Hours()/24), cure)
+		return fmt.Errorf("certificate %s ends on %s, in %d days: %s", file, at.Format(time.DateOnly), int(left.Hours()/24), c.cure(file, failed, false))
 	}
 	return nil
+}
+
+// cure says what to do about a certificate that ends soon or has ended.
+func (c *certificates) cure(file string, failed error, ended bool) string {
+	switch {
+	case c.serves && file == c.ca:
+		return "make another authority for this cluster (docs/operations/troubleshoot.md#certificates)"
+	case c.serves:
+		return "routerd renews it at its start and every 12 h, and could not: see its log, and the clock of this host"
+	case file == c.ca:
+		return "put the new authority beside the old one in that file, which needs no restart"
+	case failed != nil && ended:
+		return "have this host join again, by `routerd join --force` with a token of `routerctl cluster token`"
+	case failed != nil:
+		return fmt.Sprintf("routerd goes on asking the host that runs the datastore for another one: %v", failed)
+	}
+	return "put a new one in its place, which needs no restart"
 }
 
 // expiry returns when the first certificate ends; zero: there is none.
 func (c *certificates) expiry() time.Time {
 	_, at, _ := c.ends(time.Now())
 	return at
+}
+
+// newCertificates makes what looks after the certificates of the datastore: of the one
+// that this host serves, or of this host as a client.
+func (d *router) newCertificates(s *etcd.Store, c etcd.Config) {
+	log := d.log.With("component", "certificates")
+	switch {
+	case d.etcd != nil && d.etcd.Listen().IsValid():
+		ca, cert := d.etcd.ServerFiles()
+		d.certs.ca, d.certs.serves = ca, true
+		d.certs.expires = func() (string, time.Time, error) {
+			if err := d.etcd.CertificateError(); err != nil {
+				return cert, time.Time{}, err
+			}
+			return etcd.Config{CAFile: ca, CertFile: cert}.Expiry()
+		}
+		d.signer = renewal.NewSigner(s.Renewals(), d.etcd, log, time.Now)
+	case c.CertFile != "":
+		d.certs.ca, d.certs.expires = c.CAFile, c.Expiry
+		d.renewer = renewal.NewRenewer(renewal.Config{Records: s.Renewals(), Credentials: c, Ours: embedded.Issued, Replaced: d.certs.reread, Log: log})
+		d.certs.renewal = d.renewer.Err
+	default:
+		d.certs.ca, d.certs.expires = c.CAFile, c.Expiry
+	}
 }

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/control/renewal"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
@@ -46,13 +50,33 @@ func TestCertificates(t *testing.T) {
 		{"91 days left", etcd.Config{CAFile: ca, CertFile: cert}, (2*365 - 91) * day, ""},
 		{"89 days left", etcd.Config{CAFile: ca, CertFile: cert}, (2*365 - 89) * day, "client.crt ends on"},
 		{"ended", etcd.Config{CAFile: ca, CertFile: cert}, (2*365 + 1) * day, "client.crt ended on"},
-		{"authority", etcd.Config{CAFile: ca}, (30*365 - 80) * day, "restart routerd"},
+		{"authority", etcd.Config{CAFile: ca}, (30*365 - 80) * day, "which needs no restart"},
 		{"cannot be read", etcd.Config{CertFile: none}, 0, none},
 	} {
 		c := certificates{expires: tt.conf.Expiry, ca: tt.conf.CAFile}
 		now := time.Now().Add(tt.after)
 		err := c.problem(now)
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
+		}
+	}
+	file := etcd.Config{CertFile: cert}
+	readOnly := fmt.Errorf("%w: %w", renewal.ErrFiles, syscall.EROFS)
+	for _, tt := range []struct {
+		name  string
+		c     *certificates
+		after time.Duration
+		says  []string // nil: nothing
+	}{
+		{"it is asked for", &certificates{expires: file.Expiry, renewal: func() error { return errors.New("not answered") }}, (2*365 - 100) * day, nil},
+		{"nobody answers", &certificates{expires: file.Expiry, renewal: func() error { return errors.New("not answered") }}, (2*365 - 80) * day, []string{"goes on asking", "not answered"}},
+		{"nobody answered", &certificates{expires: file.Expiry, renewal: func() error { return errors.New("not answered") }}, (2*365 + 1) * day, []string{"routerd join --force"}},
+		{"files that cannot be written", &certificates{expires: file.Expiry, renewal: func() error { return readOnly }}, (2*365 - 200) * day, []string{"ReadWritePaths=" + conf.PKIDir, "read-only file system", "stateDir"}},
+		{"a server's", &certificates{expires: file.Expiry, serves: true}, (2*365 - 80) * day, []string{"every 12 h"}},
+		{"a server's authority", &certificates{expires: etcd.Config{CAFile: ca}.Expiry, serves: true, ca: ca}, (30*365 - 80) * day, []string{"another authority"}},
+	} {
+		err := tt.c.problem(time.Now().Add(tt.after))
+		if (err == nil) != (tt.says == nil) || err != nil && mentions(err.Error(), tt.says...) != nil {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
 		}
 	}

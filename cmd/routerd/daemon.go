@@ -38,6 +38,7 @@ import (
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/control/probe"
+	"github.com/routerd/routerd/control/renewal"
 	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/spans"
@@ -63,6 +64,8 @@ type router struct {
 	issuer  *join.Issuer     // nil: no other host is served by it
 	store   datastore
 	certs   certificates
+	renewer *renewal.Renewer                       // nil: this host has no certificate of a client
+	signer  *renewal.Signer                        // nil: the datastore is that of another host
 	servers []string                               // URLs of the datastore, if it is not this daemon's own
 	names   func(store.Incarnation) presence.Store // who keeps the names of nodes
 	network *network                               // nil: the datastore is not Kubernetes
@@ -358,6 +361,12 @@ func (d *router) run(stop context.Context) error {
 	}
 	if d.issuer != nil {
 		part("new hosts", d.issuer.Run)
+	}
+	if d.signer != nil {
+		part("certificates of others", d.signer.Run)
+	}
+	if d.renewer != nil {
+		part("certificate", d.renewer.Run)
 	}
 	part("operator socket", func(ctx context.Context) error {
 		return serve(ctx, operator, rpc.ServerOptions(d.log), func(s *grpc.Server) {

@@ -52,7 +52,7 @@ func (d *router) openStore(ctx context.Context) error {
 		return err
 	}
 	d.store, d.servers = s, d.cfg.Datastore.Endpoints
-	d.certs.expires, d.certs.ca = ec.Expiry, ec.CAFile
+	d.newCertificates(s, ec)
 	d.names = func(store.Incarnation) presence.Store { return s }
 	d.serveKV = s.RegisterKV
 	if d.etcd != nil {

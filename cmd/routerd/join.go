@@ -316,8 +316,12 @@ func (j *joiner) checkFiles() error {
 	if err != nil {
 		return err
 	}
-	if _, err := join.CheckCertificate(ca, cert, j.node, key.Public()); err != nil {
+	have, err := join.CheckCertificate(ca, cert, j.node, key.Public())
+	if err != nil {
 		return fmt.Errorf("%s: %w", certFile, err)
+	}
+	if time.Now().After(have.NotAfter) {
+		return fmt.Errorf("%s ended on %s", certFile, have.NotAfter.Format(time.DateOnly))
 	}
 	return nil
 }

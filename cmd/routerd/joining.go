@@ -25,7 +25,7 @@ func (d *router) newIssuer(s *etcd.Store) {
 		return
 	}
 	d.issuer = join.NewIssuer(join.Config{
-		Tokens: s, Authority: d.etcd, DatastorePort: serves.Port(),
+		Tokens: s.Joins(), Names: s, Authority: d.etcd, DatastorePort: serves.Port(),
 		Listen:    netip.AddrPortFrom(serves.Addr(), uint16(d.cfg.Datastore.Embedded.JoinPort)), //nolint:gosec // Validate has checked it
 		ValidName: config.ValidNodeName,
 		Log:       d.log.With("component", "join"),

@@ -26,7 +26,7 @@ func condition(name string) (k known, ok bool) {
 	case "Datastore":
 		return known{Critical, "the datastore is not reached", "routerctl cluster status"}, true
 	case "Certificates":
-		return known{Warning, "a certificate ends soon or cannot be read", "openssl x509 -enddate -noout -in FILE # then put a new one in its place"}, true
+		return known{Warning, "a certificate ends soon, or cannot be read or renewed", "openssl x509 -enddate -noout -in FILE # the condition names FILE and the cure"}, true
 	case "BGP":
 		return known{Critical, "BGP does not run as it should", "ss -ltnp sport = :179"}, true
 	case "WorkloadMTU":

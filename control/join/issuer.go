@@ -25,12 +25,16 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// Tokens is the datastore, as far as it knows tokens and names.
+// Tokens is the datastore, as far as it knows tokens.
 type Tokens interface {
-	AddJoin(ctx context.Context, id string, record []byte, ttl time.Duration) error
-	Join(ctx context.Context, id string) (record []byte, rev int64, err error)
-	ChangeJoin(ctx context.Context, id string, rev int64, record []byte) error
-	Joins(ctx context.Context, yield func(ids []string))
+	Add(ctx context.Context, id string, record []byte, ttl time.Duration) error
+	Read(ctx context.Context, id string) (record []byte, rev int64, err error)
+	Change(ctx context.Context, id string, rev int64, record []byte) error
+	Follow(ctx context.Context, yield func(revisions map[string]int64))
+}
+
+// Names is the datastore, as far as it knows who has which name.
+type Names interface {
 	Name(ctx context.Context, node string) (store.NameState, error)
 }
 
@@ -44,6 +48,7 @@ type Authority interface {
 // Config says how an [Issuer] works.
 type Config struct {
 	Tokens    Tokens
+	Names     Names
 	Authority Authority
 	// Listen is where new hosts ask, while a token is outstanding. Port 0 takes a
 	// free one.
@@ -133,7 +138,7 @@ func (i *Issuer) Issue(ctx context.Context, host string, ttl time.Duration) (Tok
 	}
 	sum := sha256.Sum256(t.Secret)
 	if err := i.write(t.ID, record{Secret: sum[:], Expires: t.Expires}, func(b []byte) error {
-		return i.c.Tokens.AddJoin(ctx, t.ID, b, ttl)
+		return i.c.Tokens.Add(ctx, t.ID, b, ttl)
 	}); err != nil {
 		return Token{}, err
 	}
@@ -142,8 +147,8 @@ func (i *Issuer) Issue(ctx context.Context, host string, ttl time.Duration) (Tok
 		// A token that nobody can use is not to stay.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
 		defer cancel()
-		if _, rev, readErr := i.c.Tokens.Join(undo, t.ID); readErr == nil {
-			err = errors.Join(err, i.c.Tokens.ChangeJoin(undo, t.ID, rev, nil))
+		if _, rev, readErr := i.c.Tokens.Read(undo, t.ID); readErr == nil {
+			err = errors.Join(err, i.c.Tokens.Change(undo, t.ID, rev, nil))
 		}
 		return Token{}, err
 	}
@@ -194,7 +199,7 @@ func (i *Issuer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	following.Go(func() {
-		i.c.Tokens.Joins(ctx, func(ids []string) { i.set(func() { i.wanted = len(ids) > 0 }) })
+		i.c.Tokens.Follow(ctx, func(tokens map[string]int64) { i.set(func() { i.wanted = len(tokens) > 0 }) })
 	})
 	pause := async.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {
@@ -323,7 +328,7 @@ func (i *Issuer) check(ctx context.Context, q request) (r record, rev int64, err
 	if !validID(q.Token) { // it becomes a part of a key
 		return r, 0, unknown
 	}
-	b, rev, err := i.c.Tokens.Join(ctx, q.Token)
+	b, rev, err := i.c.Tokens.Read(ctx, q.Token)
 	if err != nil {
 		return r, 0, err
 	}
@@ -346,7 +351,7 @@ func (i *Issuer) check(ctx context.Context, q request) (r record, rev int64, err
 		if r.Wrong >= attempts {
 			b = nil
 		}
-		return i.c.Tokens.ChangeJoin(ctx, q.Token, rev, b)
+		return i.c.Tokens.Change(ctx, q.Token, rev, b)
 	})
 	if err != nil {
 		return r, 0, err
@@ -374,7 +379,7 @@ func (i *Issuer) join(ctx context.Context, q request) (*answer, error) {
 	if r.Node != "" && subtle.ConstantTimeCompare(key[:], r.Key) != 1 {
 		return nil, &refusal{Code: codeToken, Message: "the token is used: " + r.Node + " has joined with it"}
 	}
-	name, err := i.c.Tokens.Name(ctx, q.Node)
+	name, err := i.c.Names.Name(ctx, q.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -392,7 +397,7 @@ func (i *Issuer) join(ctx context.Context, q request) (*answer, error) {
 	// The token is used before the certificate leaves: of two that ask at once, one
 	// gets it.
 	r.Node, r.Key = q.Node, key[:]
-	err = i.write(q.Token, r, func(b []byte) error { return i.c.Tokens.ChangeJoin(ctx, q.Token, rev, b) })
+	err = i.write(q.Token, r, func(b []byte) error { return i.c.Tokens.Change(ctx, q.Token, rev, b) })
 	if err != nil {
 		return nil, err
 	}
@@ -409,5 +414,5 @@ func (i *Issuer) done(ctx context.Context, q request) (*answer, error) {
 	if r.Node == "" {
 		return nil, &refusal{Code: codeMalformed, Message: "nobody has joined with this token yet"}
 	}
-	return &answer{}, i.c.Tokens.ChangeJoin(ctx, q.Token, rev, nil)
+	return &answer{}, i.c.Tokens.Change(ctx, q.Token, rev, nil)
 }

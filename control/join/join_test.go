@@ -63,7 +63,7 @@ func newSite(t *testing.T, change func(*Config)) *site {
 	}
 	t.Cleanup(func() { s.Close() })
 	c := Config{
-		Tokens: s, Authority: server, Listen: netip.MustParseAddrPort("127.0.0.1:0"), DatastorePort: server.Listen().Port(),
+		Tokens: s.Joins(), Names: s, Authority: server, Listen: netip.MustParseAddrPort("127.0.0.1:0"), DatastorePort: server.Listen().Port(),
 		ValidName: regexp.MustCompile(`^[a-z0-9]+$`).MatchString, Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
@@ -320,7 +320,7 @@ func TestLeaseEnds(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	// Below what operators may ask for.
-	if err := s.store.AddJoin(await.Context(t), "short", []byte("{}"), time.Second); err != nil {
+	if err := s.store.Joins().Add(await.Context(t), "short", []byte("{}"), time.Second); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.issuer.opened(await.Context(t)); err != nil {
@@ -361,8 +361,8 @@ func TestIssueErrors(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var left []string
-	s.store.Joins(ctx, func(ids []string) { left = ids; cancel() })
+	var left map[string]int64
+	s.store.Joins().Follow(ctx, func(tokens map[string]int64) { left = tokens; cancel() })
 	if len(left) > 0 {
 		t.Errorf("tokens that nobody can use: %v", left)
 	}

@@ -27,6 +27,8 @@ func wallClock() map[string]string {
 		"control/node/agent.go":          "a condition's last change: shown",
 		"control/join/client.go":         "a text",
 		"control/join/issuer.go":         "a text",
+		"control/renewal/renewer.go":     "a text",
+		"control/renewal/signer.go":      "a text",
 		"control/join/token.go":          "when a token ends, for people: the issuer's record decides",
 		"control/nodestatus/status.go":   "a text",
 		"control/operator/metrics.go":    "a metric",

@@ -92,8 +92,9 @@ type Server struct {
 	lock *os.File
 	etcd *embed.Etcd
 
-	mu   sync.Mutex
-	grpc []*grpc.Server
+	mu     sync.Mutex
+	grpc   []*grpc.Server
+	pkiErr error // why the certificates were not renewed
 
 	dead    chan string // what etcd said as it gave up
 	errs    chan error
@@ -330,9 +331,13 @@ func (s *Server) supervise() {
 			return
 		case <-timer.C:
 			if s.conf.Listen.IsValid() {
-				if err := s.certify(); err != nil {
+				err := s.certify()
+				if err != nil {
 					s.log.Error("renew the datastore's certificates", "error", err)
 				}
+				s.mu.Lock()
+				s.pkiErr = err
+				s.mu.Unlock()
 			}
 			continue
 		case msg := <-s.dead:
@@ -360,6 +365,14 @@ func (s *Server) Listen() netip.AddrPort {
 		}
 	}
 	return netip.AddrPort{}
+}
+
+// CertificateError returns why the server's certificates could not be renewed when that
+// was last tried.
+func (s *Server) CertificateError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pkiErr
 }
 
 // PKIDir returns the directory of the certificates: see [ClientFiles].

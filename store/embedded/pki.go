@@ -28,6 +28,9 @@ const (
 	caLife   = 30 * 365 * 24 * time.Hour
 	leafLife = 2 * 365 * 24 * time.Hour
 
+	// authorityName is whom a certificate that is made here names as its issuer.
+	authorityName = "routerd datastore CA"
+
 	// clockSkew is how far behind another host's clock may be.
 	clockSkew = time.Hour
 )
@@ -38,6 +41,9 @@ const (
 func ClientFiles(pkiDir string) (ca, cert, key string) {
 	return filepath.Join(pkiDir, "ca.crt"), filepath.Join(pkiDir, "client.crt"), filepath.Join(pkiDir, "client.key")
 }
+
+// Issued reports whether a certificate says that an authority of this package made it.
+func Issued(cert *x509.Certificate) bool { return cert.Issuer.CommonName == authorityName }
 
 // pki is a small certificate authority in a directory: one for the server,
 // one for all clients. Keys are ECDSA P-256.
@@ -94,7 +100,7 @@ func (p pki) authority() (*x509.Certificate, crypto.Signer, error) {
 		// A key alone is what a kill between the two writes leaves: nothing was
 		// ever signed with it.
 		template := &x509.Certificate{
-			Subject:               pkix.Name{CommonName: "routerd datastore CA"},
+			Subject:               pkix.Name{CommonName: authorityName},
 			IsCA:                  true,
 			BasicConstraintsValid: true,
 			MaxPathLenZero:        true,
@@ -233,6 +239,11 @@ func (s *Server) SignClient(request *x509.CertificateRequest, node string) ([]by
 // CA returns the certificate of the authority, as PEM.
 func (s *Server) CA() ([]byte, error) {
 	return os.ReadFile(filepath.Join(s.conf.PKIDir, "ca.crt"))
+}
+
+// ServerFiles returns the files of the authority's certificate and of the server's.
+func (s *Server) ServerFiles() (ca, cert string) {
+	return filepath.Join(s.conf.PKIDir, "ca.crt"), filepath.Join(s.conf.PKIDir, "server.crt")
 }
 
 // Certificate returns what the server shows to clients, with its authority's

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -31,8 +30,8 @@ type Config struct {
 	DiscoverySRV string
 
 	// For https. Without CAFile the system's authorities are trusted. CertFile
-	// and KeyFile go together; they are read again for each connection, so that
-	// renewed ones are used.
+	// and KeyFile go together. All are read again for each connection, so that
+	// new ones are used.
 	CAFile, CertFile, KeyFile string
 
 	// Username and Password go together. They are never logged.
@@ -154,9 +153,9 @@ func (c *Config) discover(ctx context.Context) error {
 func (c *Config) tls() (*tls.Config, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
+		pem, err := c.Authorities()
 		if err != nil {
-			return nil, fmt.Errorf("%w: read the CA file: %w", store.ErrInvalid, err)
+			return nil, err
 		}
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(pem) {
@@ -164,17 +163,12 @@ func (c *Config) tls() (*tls.Config, error) {
 		}
 	}
 	if c.CertFile != "" {
-		load := func() (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-			if err != nil {
-				return nil, fmt.Errorf("%w: client certificate %s with key %s: %w", store.ErrInvalid, c.CertFile, c.KeyFile, err)
-			}
-			return &pair, nil
-		}
-		if _, err := load(); err != nil {
+		pair, err := c.Pair()
+		if err != nil {
 			return nil, err
 		}
-		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+		// Also to a server that names other authorities: its refusal says why.
+		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
 	}
 	return conf, nil
 }

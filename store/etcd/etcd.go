@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/internal/backend"
@@ -97,17 +98,19 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		if conf.TLS, err = c.tls(); err != nil {
 			return nil, fmt.Errorf("open etcd: %w", err)
 		}
+		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(rereading{credentials.NewTLS(conf.TLS), c}))
 	case c.CAFile != "" || c.CertFile != "":
 		log.Warn("certificates are set, but the endpoints do not use TLS", "endpoints", c.Endpoints)
 	}
 	backoffs := backoff.DefaultConfig
 	backoffs.BaseDelay, backoffs.MaxDelay = 100*time.Millisecond, reconnectMax
 	session := newSession(c.Username, c.Password)
-	conf.DialOptions = append([]grpc.DialOption{
+	conf.DialOptions = append(conf.DialOptions,
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoffs, MinConnectTimeout: conf.DialTimeout}),
 		grpc.WithChainUnaryInterceptor(session.unary),
 		grpc.WithChainStreamInterceptor(session.stream),
-	}, c.DialOptions...)
+	)
+	conf.DialOptions = append(conf.DialOptions, c.DialOptions...)
 
 	client, err := clientv3.New(conf)
 	if err != nil {

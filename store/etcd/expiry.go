@@ -27,7 +27,7 @@ func (c Config) Expiry() (file string, at time.Time, err error) {
 		if err != nil {
 			return f.name, time.Time{}, fmt.Errorf("read certificate %s: %w", f.name, err)
 		}
-		if file == "" || end.Before(at) {
+		if file == "" || !end.After(at) { // a certificate may end with its authority
 			file, at = f.name, end
 		}
 	}
