@@ -1,23 +1,17 @@
 package bgp
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/portholder"
 )
 
 // ListenError says why BGP's port cannot be had. Sessions that this node opens
@@ -72,7 +66,7 @@ func canListen(ctx context.Context, addrs []netip.Addr, port uint16) error {
 	for _, a := range addrs {
 		ap := netip.AddrPortFrom(a, port)
 		if err := tryListen(ctx, ap); err != nil {
-			return &ListenError{Addr: ap, Holder: holder("/proc", ap), Err: err}
+			return &ListenError{Addr: ap, Holder: portholder.Find("/proc", portholder.TCP, ap).Program, Err: err}
 		}
 	}
 	return nil
@@ -93,90 +87,4 @@ func tryListen(ctx context.Context, at netip.AddrPort) error {
 		return err
 	}
 	return l.Close()
-}
-
-// holder names the program that listens where we would, as far as /proc shows it to us
-// (proc(5): /proc/net/tcp and /proc/pid/fd). Where a program shares its listener with
-// those that it started, it is the first of them.
-func holder(proc string, at netip.AddrPort) string {
-	inodes := map[string]bool{}
-	for _, f := range []string{"net/tcp", "net/tcp6"} {
-		b, err := os.ReadFile(filepath.Join(proc, f))
-		if err != nil {
-			continue
-		}
-		for _, inode := range listeners(string(b), at) {
-			inodes["socket:["+inode+"]"] = true
-		}
-	}
-	fds, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "fd", "*"))
-	if err != nil || len(inodes) == 0 {
-		return ""
-	}
-	pids := map[string]bool{}
-	for _, fd := range fds {
-		if link, err := os.Readlink(fd); err == nil && inodes[link] {
-			pids[filepath.Base(filepath.Dir(filepath.Dir(fd)))] = true
-		}
-	}
-	for _, pid := range slices.Sorted(maps.Keys(pids)) {
-		if comm, parent, ok := statOf(proc, pid); ok && !pids[parent] {
-			return fmt.Sprintf("%s (pid %s)", comm, pid)
-		}
-	}
-	return ""
-}
-
-// statOf reads a process's name and its parent's number (proc(5): /proc/pid/stat).
-func statOf(proc, pid string) (comm, parent string, ok bool) {
-	b, err := os.ReadFile(filepath.Join(proc, pid, "stat"))
-	from, to := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
-	if err != nil || from < 0 || to < from {
-		return "", "", false
-	}
-	rest := strings.Fields(string(b[to+1:])) // state, parent, ...
-	if len(rest) < 2 {
-		return "", "", false
-	}
-	return string(b[from+1 : to]), rest[1], true
-}
-
-// listeners reads the inodes of the sockets that listen on a port, at an address or at
-// all of them, from the text of /proc/net/tcp or tcp6.
-func listeners(table string, at netip.AddrPort) []string {
-	const listen = "0A" // TCP_LISTEN
-	var inodes []string
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) < 10 || f[3] != listen {
-			continue
-		}
-		if a, ok := localAddress(f[1]); ok && a.Port() == at.Port() && clash(a.Addr(), at.Addr()) {
-			inodes = append(inodes, f[9])
-		}
-	}
-	return inodes
-}
-
-// clash reports whether a listener at one address may keep another from listening: :: may
-// be of IPv4 too (ipv6(7), IPV6_V6ONLY).
-func clash(there, here netip.Addr) bool {
-	same := there.Is4() == here.Is4()
-	return there == here || there.IsUnspecified() && (same || there.Is6()) || here.IsUnspecified() && same
-}
-
-// localAddress reads an address as /proc/net/tcp has it: words of four bytes, each as the
-// host's number.
-func localAddress(s string) (netip.AddrPort, bool) {
-	words, port, _ := strings.Cut(s, ":")
-	b, err := hex.DecodeString(words)
-	if err != nil || len(b)%4 != 0 {
-		return netip.AddrPort{}, false
-	}
-	for i := 0; i < len(b); i += 4 {
-		binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
-	}
-	addr, ok := netip.AddrFromSlice(b)
-	p, err := strconv.ParseUint(port, 16, 16)
-	return netip.AddrPortFrom(addr.Unmap(), uint16(p)), ok && err == nil
 }

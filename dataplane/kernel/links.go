@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/portholder"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
@@ -171,7 +174,7 @@ func (wr *writer) judgeLink(o op, err error) result {
 	case errors.Is(err, unix.EEXIST) && w.Type == dataplane.LinkIP6TNL:
 		err = fmt.Errorf("another device here is an external ip6tnl tunnel, of which the kernel takes one: find it with \"ip -d link show type ip6tnl\" and delete it: %w", err)
 	case errors.Is(err, unix.EADDRINUSE):
-		err = fmt.Errorf("UDP port %d is in use by another program or tunnel: stop it or choose another port: %w", w.Port, err)
+		err = fmt.Errorf("UDP port %d is in use by %s: stop it or choose another port: %w", w.Port, wr.portHolder(w), err)
 	case errors.Is(err, unix.ENODEV):
 		wr.listing.ask("a device went while it was changed")
 		if wr.doubted.first(o.Key) {
@@ -179,6 +182,37 @@ func (wr *writer) judgeLink(o op, err error) result {
 		}
 	}
 	return result{Outcome: reconcile.Refused, Err: err}
+}
+
+// portHolder says who has the port that a VXLAN device needs at all addresses of the
+// family that it travels over. Devices whose sockets are alike share one.
+func (wr *writer) portHolder(w dataplane.Link) string {
+	at := netip.AddrPortFrom(netip.IPv4Unspecified(), w.Port)
+	if w.Local.Is6() {
+		at = netip.AddrPortFrom(netip.IPv6Unspecified(), w.Port)
+	}
+	var h portholder.Holder
+	err := wr.ns.do(func() error {
+		h = portholder.Find("/proc", portholder.UDP.InThread(unix.Gettid()), at)
+		return nil
+	})
+	if err == nil && h.Program != "" {
+		return h.Program
+	}
+	var names []string
+	for _, l := range wr.mirror.links {
+		if l.kind == string(dataplane.LinkVXLAN) && l.port == w.Port && l.name != w.Name {
+			names = append(names, l.name)
+		}
+	}
+	if len(names) > 0 {
+		slices.Sort(names)
+		return "the VXLAN device " + strings.Join(names, ", ")
+	}
+	if h.Kernel {
+		return "another tunnel"
+	}
+	return "another program or tunnel"
 }
 
 // removeLink deletes a device of ours, or lets go of one that cannot be
