@@ -176,9 +176,11 @@ func (m *Machine) jittered(d time.Duration) time.Duration {
 	return d - time.Duration(cut*float64(d))
 }
 
+// packet is what is sent. The C bit says that the peer is to take a failure for one of the host, also while BGP
+// restarts; at the end, which the daemon's brings about, it is clear (RFC 5882 section 4.3).
 func (m *Machine) packet() Packet {
 	return Packet{
-		Diagnostic: m.diagnostic, State: m.state, Poll: m.polling, Multiplier: m.timing.Multiplier,
+		Diagnostic: m.diagnostic, State: m.state, Independent: m.state != AdminDown, Poll: m.polling, Multiplier: m.timing.Multiplier,
 		My: m.local, Your: m.remote, MinTx: m.desired(m.timing), MinRx: m.timing.MinRx,
 	}
 }

@@ -138,8 +138,8 @@ func TestComesUp(t *testing.T) {
 	}
 	// What both agree on: the slower of what one wants to send and the other to receive.
 	for i, want := range []Status{
-		{State: Up, RemoteState: Up, Interval: 100 * ms, Detection: 5 * 50 * ms},
-		{State: Up, RemoteState: Up, Interval: 50 * ms, Detection: 3 * 100 * ms},
+		{State: Up, Independent: true, RemoteState: Up, Interval: 100 * ms, Detection: 5 * 50 * ms},
+		{State: Up, Independent: true, RemoteState: Up, Interval: 50 * ms, Detection: 3 * 100 * ms},
 	} {
 		got := w.machines[i].Status()
 		want.Since, want.Sent, want.Received = got.Since, got.Sent, got.Received
@@ -202,10 +202,13 @@ func TestAdministrative(t *testing.T) {
 	t.Parallel()
 	w := newWire(timing(50*ms, 50*ms, 3), timing(50*ms, 50*ms, 3), half)
 	w.up(t)
+	if !w.machines[1].Status().Independent {
+		t.Error("a failure would count for nothing while BGP restarts")
+	}
 	w.machines[0].Stop(w.now)
 	w.run(10 * ms)
 	got := w.machines[1].Status()
-	if got.State != Down || got.RemoteState != AdminDown || got.Diagnostic != NeighborDown || got.Failed {
+	if got.State != Down || got.RemoteState != AdminDown || got.Diagnostic != NeighborDown || got.Failed || got.Independent {
 		t.Errorf("the other side is %+v; want down, not failed", got)
 	}
 	w.run(time.Minute)

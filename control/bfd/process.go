@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/routerd/routerd/control/async"
 )
@@ -25,8 +26,13 @@ type reply struct {
 	Warning  string   `json:",omitempty"`
 }
 
+// farewell is for how long sessions stay after the daemon's end. With it the BGP connections end, and a peer is to hear of
+// that first: FRR ends a BGP session whose BFD session goes administratively, and keeps no routes of it. It is shorter than a
+// daemon takes until it has a session again, which the end would hit.
+const farewell = 200 * time.Millisecond
+
 // Serve runs sessions for whoever is at the other end of rw, until that end is closed or says what cannot be understood.
-// Then it takes the sessions down administratively. It returns nil if the end was closed. The process that calls it is
+// Then, after a moment, it takes the sessions down administratively. It returns nil if the end was closed. The process that calls it is
 // to do nothing else: it is scheduled before others, if that is allowed.
 func Serve(ctx context.Context, rw io.ReadWriteCloser) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -40,6 +46,12 @@ func Serve(ctx context.Context, rw io.ReadWriteCloser) error {
 	wg.Go(func() { e.Run(ctx) })
 	wg.Go(func() { out.write(ctx, rw) })
 	err := answer(json.NewDecoder(rw), e, out)
+	last := time.NewTimer(farewell)
+	defer last.Stop()
+	select {
+	case <-ctx.Done():
+	case <-last.C:
+	}
 	cancel()
 	wg.Wait()
 	rw.Close()

@@ -167,13 +167,21 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g.Go(func() error { c.followSecrets(gctx); return nil })
 	g.Go(func() error { c.expireInjected(gctx); return nil })
 	g.Go(func() error { c.forgetCallers(gctx); return nil })
+	var watching sync.WaitGroup
+	watch, endWatch := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWatch()
 	if c.bfd != nil {
-		g.Go(func() error { c.bfd.run(gctx); return nil })
+		watching.Go(func() { c.bfd.run(watch) })
 	}
 	err := g.Wait()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	return errors.Join(err, c.speaker.Stop(stop, !c.withdraw.Load()))
+	err = errors.Join(err, c.speaker.Stop(stop, !c.withdraw.Load()))
+	// BFD goes last: FRR takes a session that goes administratively for one that fails, and would
+	// end a BGP session that is still there in a way that keeps no routes (RFC 8538).
+	endWatch()
+	watching.Wait()
+	return err
 }
 
 // takeInjected brings the view to what is injected now.
