@@ -128,6 +128,20 @@ test-unit: deps-test ## Unit tests, with the race detector; those of kernel pack
 test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
 	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|hostile|doctor|soak|service|runtimes|bench)(/|$$)')
 
+# The last commit whose daemon ran GoBGP's server. Any other will do, such as a tag.
+BEFORE ?= cfe9c506477c6143274b09d40221687626b5c631
+
+.PHONY: test-upgrade
+test-upgrade: deps-test build $(CACHE)/before/$(BEFORE)/routerd ## Upgrade hosts from commit $(BEFORE) to this tree under traffic. Wants that commit in the clone
+	ROUTERD_BIN=$(BIN) ROUTERD_BEFORE=$(CACHE)/before/$(BEFORE) $(GO) test -tags before -count=1 -timeout 10m -v -run '^TestUpgradeFromBefore$$' ./integration/scenarios
+
+$(CACHE)/before/$(BEFORE)/routerd:
+	@git cat-file -e '$(BEFORE)^{commit}' 2>/dev/null || { echo 'test-upgrade: this clone has no commit $(BEFORE): git fetch --unshallow brings it' >&2; exit 1; }
+	@echo 'test-upgrade: building $(BEFORE)'
+	@src=$$(mktemp -d); trap 'rm -rf "$$src"' EXIT; mkdir -p '$(@D)'; \
+	git archive '$(BEFORE)' | tar -x -C "$$src"; \
+	cd "$$src" && $(GO) build -ldflags '-s -w -X main.version=before' -o '$(@D)/' ./cmd/routerd-cni ./cmd/routerctl ./cmd/routerd
+
 .PHONY: test-vm test-vm-kernel test-vm-scenarios
 test-vm: test-vm-kernel test-vm-scenarios ## The same under Debian's kernel, which has ipip; SKIP_VM=1 leaves it out
 ifeq ($(SKIP_VM),1)
