@@ -146,14 +146,22 @@ func (s baseSource) rules(c *chainWriter) {
 	}
 }
 
-// rawIn lets workloads send from their own addresses only.
+// rawIn lets workloads send from their own addresses only. Every packet that comes in
+// passes it: one of somebody else's ends at the first rule, and one with a workload's own
+// source at the next.
 func (c *chainWriter) rawIn() {
 	c.unmark()
-	c.loopback()
-	for _, f := range dataplane.Families() {
-		c.eachWorkload(unix.NFT_META_IIFNAME, func(name func(*matcher)) {
+	workload := func(rule func(name func(*matcher))) { c.eachWorkload(unix.NFT_META_IIFNAME, rule) }
+	if c.w.tally.untracked == 0 {
+		c.elsewhere()
+		workload = func(rule func(name func(*matcher))) { rule(func(m *matcher) { m.meta(unix.NFT_META_IIFNAME, reg1) }) }
+	}
+	for _, own := range loopbacks() {
+		f := dataplane.FamilyOf(own.Addr())
+		workload(func(name func(*matcher)) {
 			m := new(matcher)
 			m.family(f)
+			m.net(destination, own, true)
 			name(m)
 			m.loadAddr(f, source, reg2)
 			m.lookup(sourcesSet(f), false)
@@ -161,6 +169,7 @@ func (c *chainWriter) rawIn() {
 			c.add(m, Counter{})
 		})
 	}
+	c.loopback()
 	c.solicitations()
 	c.linkLocalDiscovery()
 	if c.w.tally.nets > 0 {
@@ -171,6 +180,20 @@ func (c *chainWriter) rawIn() {
 		c.discovery(false)
 		c.host(unix.NFT_META_IIFNAME, untrackedInMap)
 	}
+}
+
+// elsewhere accepts what comes by an interface that is no workload's.
+func (c *chainWriter) elsewhere() {
+	m := new(matcher)
+	for _, p := range c.w.settings.WorkloadPrefixes {
+		m.iface(unix.NFT_META_IIFNAME, p, true, true)
+	}
+	if c.w.tally.odd > 0 {
+		m.meta(unix.NFT_META_IIFNAME, reg1)
+		m.lookup(otherSet, true)
+	}
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
 }
 
 func (c *chainWriter) inputFrom() {
@@ -190,12 +213,17 @@ func (c *chainWriter) inputFrom() {
 	c.host(unix.NFT_META_IIFNAME, hostInMap)
 }
 
+// loopbacks are the host's addresses that none but itself reaches.
+func loopbacks() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+}
+
 // loopback keeps workloads from what the host's programs serve to the host alone: with
 // route_localnet, which proxies of services set, the kernel takes packets for 127.0.0.0/8
 // from any interface. It comes before the translations of destinations, whose own ones
 // may lead there.
 func (c *chainWriter) loopback() {
-	for _, own := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
+	for _, own := range loopbacks() {
 		c.fromWorkloads(filter.ByLoopback, func(m *matcher) {
 			m.family(dataplane.FamilyOf(own.Addr()))
 			m.net(destination, own, false)

@@ -154,6 +154,11 @@ const (
 
 // loadAddr loads an address of a packet of family f.
 func (m *matcher) loadAddr(f dataplane.Family, e end, reg uint32) {
+	m.loadBytes(f, e, uint32(f.Bits()/8), reg) //nolint:gosec // 4 or 16
+}
+
+// loadBytes loads the first bytes of an address.
+func (m *matcher) loadBytes(f dataplane.Family, e end, n, reg uint32) {
 	offset, length := uint32(12), uint32(4)
 	if f == dataplane.IPv6 {
 		offset, length = 8, 16
@@ -161,7 +166,7 @@ func (m *matcher) loadAddr(f dataplane.Family, e end, reg uint32) {
 	if e == destination {
 		offset += length
 	}
-	m.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, length, reg)
+	m.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, n, reg)
 }
 
 func (m *matcher) loadPort(e end, reg uint32) {
@@ -170,7 +175,14 @@ func (m *matcher) loadPort(e end, reg uint32) {
 
 // net matches an address in a prefix, or not in it.
 func (m *matcher) net(e end, p netip.Prefix, not bool) {
-	m.loadAddr(dataplane.FamilyOf(p.Addr()), e, reg1)
+	f := dataplane.FamilyOf(p.Addr())
+	if p.Bits() == 8 || p.Bits() == 16 {
+		// The kernel has a faster way for these, without a mask.
+		m.loadBytes(f, e, uint32(p.Bits()/8), reg1) //nolint:gosec // 1 or 2
+		m.cmp(eq(not), p.Addr().AsSlice()[:p.Bits()/8])
+		return
+	}
+	m.loadAddr(f, e, reg1)
 	if !p.IsSingleIP() {
 		mask := make([]byte, p.Addr().BitLen()/8)
 		for i := range p.Bits() {
