@@ -173,7 +173,7 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 	for _, name := range wires {
 		things = append(things, thing{"link " + name + " type veth", func(ctx context.Context) error { return cl.wire.RemoveMarked(ctx, name) }})
 	}
-	for _, table := range []string{nft.TableName, sourceport.TableName} {
+	for _, table := range []string{nft.TableName, nft.OffloadTable, sourceport.TableName} {
 		found, err := cl.kernel.DeleteTable(table, true)
 		if err != nil {
 			return nil, err

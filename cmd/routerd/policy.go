@@ -27,6 +27,7 @@ import (
 type policies struct {
 	table       *nft.Table
 	connections *conntrack.Table
+	offload     *nft.Offload // nil: it is switched off
 	enforcer    *enforce.Enforcer
 	flows       *flows.Log
 	unrepaired  atomic.Pointer[error] // why another's change of the table stands; nil: none does
@@ -36,6 +37,11 @@ type policies struct {
 // to end: the host says so and attaches nothing. What is there stays as it is
 // until the rules are computed.
 func (d *router) newPolicy() error {
+	if !d.cfg.Policy.Enabled || !d.cfg.Policy.Offload {
+		if _, err := d.kernel.DeleteTable(nft.OffloadTable, false); err != nil {
+			return fmt.Errorf("flows are not to be offloaded: %w", err)
+		}
+	}
 	if !d.cfg.Policy.Enabled {
 		found, err := d.kernel.DeleteTable(nft.TableName, false)
 		if err != nil {
@@ -56,15 +62,22 @@ func (d *router) newPolicy() error {
 	if err == nil {
 		p.connections, err = conntrack.Open()
 	}
+	if err == nil && d.cfg.Policy.Offload {
+		p.offload, err = nft.OpenOffload()
+	}
 	if err != nil {
 		d.noPolicy = fmt.Errorf("this kernel cannot enforce network policy: %w; load the modules nf_tables and nf_conntrack, or set policy.enabled: false", err)
 		log.Error("network policy is not enforced, and no workload is attached", "error", d.noPolicy)
 		d.clearPolicyMark()
 		return nil
 	}
+	var offload enforce.Offload
+	if p.offload != nil {
+		offload = p.offload
+	}
 	p.enforcer = enforce.New(enforce.Config{
 		Node: d.name, AutoHostEndpoint: d.cfg.Policy.AutoHostEndpoints, HostPorts: hostPorts(d.cfg), Guarded: guardedPorts(d.cfg), Datastore: datastorePorts(d.servers),
-		Table: p.table, Connections: p.connections, Tracer: d.tracer, Log: log,
+		Table: p.table, Connections: p.connections, Offload: offload, Tracer: d.tracer, Log: log,
 		TunnelsFromAnywhere: d.cfg.Policy.AllowTunnelsFromAnywhere,
 		MaxConnections:      uint32(d.cfg.Policy.MaxConnectionsPerWorkload), //nolint:gosec // checked by its validation
 		Heard:               d.clearPolicyMark,
@@ -139,6 +152,9 @@ func (p *policies) close() error {
 	errs = append(errs, p.flows.Close())
 	if p.connections != nil {
 		errs = append(errs, p.connections.Close())
+	}
+	if p.offload != nil {
+		errs = append(errs, p.offload.Close())
 	}
 	return errors.Join(errs...)
 }

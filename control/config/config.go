@@ -200,6 +200,9 @@ type Policy struct {
 	// MaxConnectionsPerWorkload bounds the tracked connections that a workload opens;
 	// 0: any number.
 	MaxConnectionsPerWorkload int `mapstructure:"maxConnectionsPerWorkload"`
+	// Offload has established flows of workloads take the kernel's flowtable, past the
+	// rules, where it has one.
+	Offload bool `mapstructure:"offload"`
 	// LogRate bounds how many packets a second each rule logs.
 	LogRate int `mapstructure:"logRate"`
 	// AllowHostPortsFromWorkloads lets workloads reach BGP's and the probes' ports

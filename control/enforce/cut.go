@@ -2,6 +2,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -126,14 +127,17 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 // given such an address later would else receive what the former one was allowed.
 func (e *Enforcer) cutOnce(ctx context.Context) error {
 	e.mu.Lock()
-	changed, gone, own := e.changed, e.gone, e.own
+	changed, gone, own, owed := e.changed, e.gone, e.own, e.owed
 	e.changed, e.gone = make(map[string]bool), make(map[netip.Addr]bool)
 	e.mu.Unlock()
-	if len(changed)+len(gone) == 0 {
+	if len(changed)+len(gone) == 0 && !owed {
 		return nil
 	}
 	j := e.judgeOf(changed, gone, own)
 	cut, renewed, err := e.cfg.Connections.Judge(ctx, j.addresses(), j.verdict)
+	if cut > 0 || owed {
+		err = errors.Join(err, e.forget()) // the mark is for rules
+	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -54,6 +54,7 @@ type Config struct {
 
 	Table       Table
 	Connections Connections
+	Offload     Offload // nil: all packets take the way of rules
 
 	// Retry is the first pause after a step that the kernel refused; pauses
 	// double up to ten seconds. 0: 100 ms.
@@ -83,6 +84,9 @@ type Enforcer struct {
 	poke async.Signal // something is to be applied
 	cut  async.Signal // connections are to be looked at
 
+	offload    async.Signal // devices or endpoints changed
+	offloading sync.Mutex   // held from the look at them to the end of the kernel's transaction
+
 	heard bool // Heard was called; Run's
 
 	mu      sync.Mutex
@@ -94,9 +98,12 @@ type Enforcer struct {
 	gone    map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
 	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
 	moved   bool                    // they changed: all connections are to be judged anew
-	status  Status
-	live    map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
-	inForce chan struct{}             // closed and replaced when what is in force changes
+	owed    bool                    // offloaded flows are to be forgotten
+
+	underlay dataplane.Underlay
+	status   Status
+	live     map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
+	inForce  chan struct{}             // closed and replaced when what is in force changes
 
 	rules sync.RWMutex
 	have  *filter.Ruleset // what was handed to the table
@@ -127,7 +134,7 @@ func New(cfg Config) *Enforcer {
 		cfg.CutPause = 500 * time.Millisecond
 	}
 	return &Enforcer{
-		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(),
+		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(), offload: async.NewSignal(),
 		sources: make(map[string][]netip.Addr), changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
 }
@@ -163,9 +170,10 @@ func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 	}
 	e.mu.Lock()
 	e.moved = e.moved || !maps.Equal(e.own, own)
-	e.ifaces, e.own, e.links = addrs, own, links
+	e.ifaces, e.own, e.links, e.underlay = addrs, own, links, u
 	e.mu.Unlock()
 	e.poke.Set()
+	e.offload.Set()
 }
 
 // SetSources sets from which addresses packets of a node were seen to come; see
@@ -194,6 +202,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { e.cutLoop(ctx) })
+	wg.Go(func() { e.offloadLoop(ctx) })
 
 	calc := policy.New(policy.Config{
 		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
@@ -257,17 +266,22 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	}
 	e.rules.Lock()
 	touched, left := touched(e.have, &d), left(e.have, &d)
+	hold, forget := recalls(e.have, &d)
 	err := e.have.Apply(&d)
 	if err != nil {
 		e.have = calc.Snapshot() // in place of half a step
 	}
 	e.rules.Unlock()
 	_, kernel := e.cfg.Tracer.Start(ctx, "kernel")
+	again := before.Err != nil // what an earlier step concerned, this one does
+	if err == nil && (hold || again) {
+		err = e.hold()
+	}
 	switch {
 	case err != nil:
-		// A fault of the calculator's: what the kernel has stays.
+		// A fault of the calculator's, for one: what the kernel has stays.
 		err = fmt.Errorf("take a step of the rules: %w", err)
-	case before.Err != nil:
+	case again:
 		e.rules.RLock()
 		err = e.cfg.Table.Replace(e.have)
 		e.rules.RUnlock()
@@ -277,7 +291,13 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	kernel(err)
 	end(err)
 	if err == nil {
-		e.goesLive(&d, before.Err != nil)
+		e.goesLive(&d, again)
+		e.offload.Set()
+	}
+	if err == nil && (forget || again) {
+		if err := e.forget(); err != nil {
+			e.log.Error("offloaded flows go on as before; will try again", "error", err)
+		}
 	}
 	e.mu.Lock()
 	for name := range touched {

@@ -286,6 +286,13 @@ type Endpoint struct {
 	NAT     []Translation  // floating addresses
 }
 
+// Device is a network device by which packets of workloads' flows come.
+type Device struct {
+	Name     string
+	Index    int  // tells one that took another's name
+	Workload bool // flows from and to it may be offloaded
+}
+
 // Path returns the path of a hook and direction.
 func (e Endpoint) Path(h Hook, d Direction) Path {
 	in := d == Ingress

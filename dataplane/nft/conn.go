@@ -27,9 +27,12 @@ func open() (conn, error) {
 // batch collects the messages of one transaction.
 type batch struct {
 	nl.Batch
-	family   uint8 // of the table; 0: that of IP packets
+	family   uint8  // of the table; 0: that of IP packets
+	table    string // its name; empty: [TableName]
 	subjects []subject
 }
+
+func (b *batch) tableName() string { return cmp.Or(b.table, TableName) }
 
 // subject says what a message is about, for errors.
 type subject struct {

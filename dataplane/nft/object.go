@@ -182,21 +182,21 @@ const (
 )
 
 func (b *batch) putTable(flags uint32) {
-	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, subject{"add", "table", TableName}, func() {
-		b.Text(unix.NFTA_TABLE_NAME, TableName)
+	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, subject{"add", "table", b.tableName()}, func() {
+		b.Text(unix.NFTA_TABLE_NAME, b.tableName())
 		b.Net32(unix.NFTA_TABLE_FLAGS, flags)
 	})
 }
 
 func (b *batch) delTable() {
-	b.add(unix.NFT_MSG_DELTABLE, 0, subject{"delete", "table", TableName}, func() {
-		b.Text(unix.NFTA_TABLE_NAME, TableName)
+	b.add(unix.NFT_MSG_DELTABLE, 0, subject{"delete", "table", b.tableName()}, func() {
+		b.Text(unix.NFTA_TABLE_NAME, b.tableName())
 	})
 }
 
 func (b *batch) putChain(name string, c *chain) {
 	b.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, subject{"add", "chain", name}, func() {
-		b.Text(unix.NFTA_CHAIN_TABLE, TableName)
+		b.Text(unix.NFTA_CHAIN_TABLE, b.tableName())
 		b.Text(unix.NFTA_CHAIN_NAME, name)
 		if c.comment != "" {
 			b.Bytes(chainUserdata, udata(nil, udataComment, append([]byte(fit(c.comment)), 0))...)
@@ -214,7 +214,7 @@ func (b *batch) putChain(name string, c *chain) {
 
 func (b *batch) delChain(name string) {
 	b.add(unix.NFT_MSG_DELCHAIN, 0, subject{"delete", "chain", name}, func() {
-		b.Text(unix.NFTA_CHAIN_TABLE, TableName)
+		b.Text(unix.NFTA_CHAIN_TABLE, b.tableName())
 		b.Text(unix.NFTA_CHAIN_NAME, name)
 	})
 }
@@ -226,7 +226,7 @@ func (b *batch) putRule(chain string, r *rule, before uint64) {
 		flags |= unix.NLM_F_APPEND
 	}
 	b.add(unix.NFT_MSG_NEWRULE, flags, subject{"add", "a rule of chain", chain}, func() {
-		b.Text(unix.NFTA_RULE_TABLE, TableName)
+		b.Text(unix.NFTA_RULE_TABLE, b.tableName())
 		b.Text(unix.NFTA_RULE_CHAIN, chain)
 		b.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs...)
 		b.Bytes(unix.NFTA_RULE_USERDATA, r.udata()...)
@@ -239,7 +239,7 @@ func (b *batch) putRule(chain string, r *rule, before uint64) {
 // delRule deletes a rule, or with 0 all of the chain.
 func (b *batch) delRule(chain string, handle uint64) {
 	b.add(unix.NFT_MSG_DELRULE, 0, subject{"delete", "a rule of chain", chain}, func() {
-		b.Text(unix.NFTA_RULE_TABLE, TableName)
+		b.Text(unix.NFTA_RULE_TABLE, b.tableName())
 		b.Text(unix.NFTA_RULE_CHAIN, chain)
 		if handle != 0 {
 			b.Net64(unix.NFTA_RULE_HANDLE, handle)
@@ -249,7 +249,7 @@ func (b *batch) delRule(chain string, handle uint64) {
 
 func (b *batch) putSet(name string, s *set) {
 	b.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, subject{"add", "set", name}, func() {
-		b.Text(unix.NFTA_SET_TABLE, TableName)
+		b.Text(unix.NFTA_SET_TABLE, b.tableName())
 		b.Text(unix.NFTA_SET_NAME, name)
 		b.Net32(unix.NFTA_SET_ID, uint32(b.Len()))
 		b.Net32(unix.NFTA_SET_FLAGS, s.spec.flags)
@@ -278,7 +278,7 @@ func addrLen(dataType uint32) uint32 {
 
 func (b *batch) delSet(name string) {
 	b.add(unix.NFT_MSG_DELSET, 0, subject{"delete", "set", name}, func() {
-		b.Text(unix.NFTA_SET_TABLE, TableName)
+		b.Text(unix.NFTA_SET_TABLE, b.tableName())
 		b.Text(unix.NFTA_SET_NAME, name)
 	})
 }
@@ -302,7 +302,7 @@ func (b *batch) elems(kind, flags uint16, verb, name string, s *set, list []elem
 		now := list[:min(mostElems, len(list))]
 		list = list[len(now):]
 		b.add(kind, flags, subject{verb, "elements of set", name}, func() {
-			b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+			b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, b.tableName())
 			b.Text(unix.NFTA_SET_ELEM_LIST_SET, name)
 			b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 				for _, e := range now {
