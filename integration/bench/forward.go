@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/nft"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
@@ -28,7 +29,7 @@ const forwardPackets = 20_000
 func forwardRows(ctx context.Context, log *slog.Logger) ([]Row, error) {
 	const rounds = 5
 	rate := func(n int, rules func() (func() error, error)) (float64, error) {
-		took, err := best(rounds, func() (time.Duration, error) { return forward(ctx, n, rules) })
+		took, err := best(rounds, func() (time.Duration, error) { return forward(ctx, n, firstPackets, rules) })
 		return forwardPackets / took.Seconds(), err
 	}
 	none := func() (func() error, error) { return func() error { return nil }, nil }
@@ -63,10 +64,73 @@ func forwardRows(ctx context.Context, log *slog.Logger) ([]Row, error) {
 	return rows, nil
 }
 
+// MeasureEstablished measures packets of one flow that is established, beside no rules,
+// and beside one rule that accepts it, which is what connection tracking alone costs.
+func MeasureEstablished(ctx context.Context, log *slog.Logger) ([]Row, error) {
+	const rounds = 7
+	none := func() (func() error, error) { return func() error { return nil }, nil }
+	tracked := func() (func() error, error) {
+		rules := "table inet bench { chain c { type filter hook forward priority 0; ct state established,related accept; }; }\n"
+		return func() error { return nil }, runTool(ctx, []string{"nft", "-f", "-"}, rules)
+	}
+	ours := func() (func() error, error) {
+		t, err := nft.Open(nft.Config{Log: log})
+		if err != nil {
+			return nil, err
+		}
+		return t.Close, t.Apply(endpointRules(1, false))
+	}
+	offloaded := func() (func() error, error) {
+		end, err := ours()
+		if err != nil {
+			return nil, err
+		}
+		o, err := nft.OpenOffload()
+		if err != nil {
+			return nil, errors.Join(err, end())
+		}
+		return func() error { return errors.Join(end(), o.Close()) }, o.Set([]filter.Device{{Name: "up0"}, {Name: "cali0", Workload: true}})
+	}
+	kinds := []func() (func() error, error){none, tracked, ours, offloaded}
+	least := make([]time.Duration, len(kinds))
+	for range rounds { // in turns, so that what else the machine does falls on all
+		for i, rules := range kinds {
+			took, err := forward(ctx, 1, onePacket, rules)
+			if errors.Is(err, errors.ErrUnsupported) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			if least[i] == 0 || took < least[i] {
+				least[i] = took
+			}
+		}
+	}
+	rate := func(i int) float64 { return forwardPackets / least[i].Seconds() }
+	const what = "packets of an established flow"
+	rows := []Row{
+		{what, rate(2), rate(0), "no rules", PerSecond},
+		{what, rate(2), rate(1), "one rule that accepts it", PerSecond},
+	}
+	if least[3] > 0 {
+		rows = append(rows, Row{what + ", flowtable", rate(3), rate(0), "no rules", PerSecond})
+	}
+	return rows, nil
+}
+
+// packets says which packets are sent.
+type packets uint8
+
+const (
+	firstPackets packets = iota // each of a flow of its own
+	onePacket                   // of one flow, which was answered
+)
+
 // forward sends packets from an uplink to the last of n workloads of
 // [endpointRules] and returns how long it took until the host had forwarded
 // all. rules loads rules; what it returns is called at the end.
-func forward(ctx context.Context, n int, rules func() (func() error, error)) (took time.Duration, err error) {
+func forward(ctx context.Context, n int, kind packets, rules func() (func() error, error)) (took time.Duration, err error) {
 	name := fmt.Sprintf("bench-forward-%d", os.Getpid())
 	peer := name + "-peers"
 	for _, space := range []string{name, peer} {
@@ -79,13 +143,14 @@ func forward(ctx context.Context, n int, rules func() (func() error, error)) (to
 	device := fmt.Sprintf("cali%d", n-1)
 	const hostMAC, peerMAC = "02:00:00:00:00:01", "02:00:00:00:00:02"
 	setup := fmt.Sprintf(`link add up0 address %[1]s type veth peer name up0 netns %[3]s
-link add %[4]s type veth peer name %[4]s address %[2]s netns %[3]s
+link add %[4]s address %[1]s type veth peer name %[4]s address %[2]s netns %[3]s
 link set up0 up
 link set %[4]s up
 addr add 10.9.0.1/24 dev up0
 route add 10.1.0.1/32 dev up0
 route replace %[5]s/32 dev %[4]s
 neigh add %[5]s lladdr %[2]s dev %[4]s
+neigh add 10.1.0.1 lladdr %[2]s dev up0
 `, hostMAC, peerMAC, peer, device, to)
 	if err := ipBatch(ctx, name, setup); err != nil {
 		return 0, err
@@ -103,11 +168,13 @@ neigh add %[5]s lladdr %[2]s dev %[4]s
 		end, err = rules()
 		return err
 	})
+	if end != nil {
+		defer func() { err = errors.Join(err, end()) }()
+	}
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, end()) }()
-	err = ns.Do(peer, func() (err error) { took, err = sendFlows(ctx, device, to); return err })
+	err = ns.Do(peer, func() (err error) { took, err = sendFlows(ctx, kind, device, to); return err })
 	return took, err
 }
 
@@ -122,22 +189,16 @@ func ipBatch(ctx context.Context, space, lines string) error {
 	})
 }
 
-// sendFlows sends packets of UDP, each of a flow of its own, out of up0, and
-// returns how long it took until all were received from a device.
-func sendFlows(ctx context.Context, device string, to netip.Addr) (time.Duration, error) {
-	up, err := net.InterfaceByName("up0")
-	if err != nil {
-		return 0, err
-	}
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+// sendFlows sends packets of UDP out of up0, and returns how long it took until all
+// were received from a device.
+func sendFlows(ctx context.Context, kind packets, device string, to netip.Addr) (time.Duration, error) {
+	fd, err := sender("up0")
 	if err != nil {
 		return 0, err
 	}
 	defer unix.Close(fd)
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: up.Index, Protocol: 0}); err != nil {
-		return 0, err
-	}
 	frame := udpFrame(netip.AddrFrom4([4]byte{10, 1, 0, 1}), to, 1000+rulesPerEndpoint-1)
+	binary.BigEndian.PutUint16(frame[sourcePortAt:], firstPort-1)
 	// A device that was set up a moment ago carries nothing yet.
 	var before uint64
 	err = until(ctx, "the host forwards", func() (bool, error) {
@@ -150,6 +211,14 @@ func sendFlows(ctx context.Context, device string, to netip.Addr) (time.Duration
 	if err != nil {
 		return 0, err
 	}
+	if kind == onePacket {
+		if err := answer(ctx, device, frame); err != nil {
+			return 0, err
+		}
+		if before, err = received(device); err != nil {
+			return 0, err
+		}
+	}
 	start := time.Now()
 	for i := range uint64(forwardPackets) {
 		if i%outstanding == 0 && i > 0 {
@@ -158,7 +227,9 @@ func sendFlows(ctx context.Context, device string, to netip.Addr) (time.Duration
 				return 0, err
 			}
 		}
-		binary.BigEndian.PutUint16(frame[sourcePortAt:], uint16(10_000+i)) //nolint:gosec // 30,000 at most
+		if kind == firstPackets {
+			binary.BigEndian.PutUint16(frame[sourcePortAt:], uint16(firstPort+i)) //nolint:gosec // 30,000 at most
+		}
 		for {
 			_, err = unix.Write(fd, frame)
 			if !errors.Is(err, unix.ENOBUFS) {
@@ -171,6 +242,51 @@ func sendFlows(ctx context.Context, device string, to netip.Addr) (time.Duration
 	}
 	err = awaitPackets(ctx, device, before+forwardPackets)
 	return time.Since(start), err
+}
+
+// firstPort is the source port of the first flow; before it another one goes.
+const firstPort = 10_000
+
+// sender opens a socket that sends frames by a device.
+func sender(device string) (int, error) {
+	i, err := net.InterfaceByName(device)
+	if err != nil {
+		return 0, err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: i.Index, Protocol: 0}); err != nil {
+		return 0, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// answer has the workload behind a device answer a frame, and waits until that came
+// back, which establishes the flow.
+func answer(ctx context.Context, device string, frame []byte) error {
+	fd, err := sender(device)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	from, to := netip.AddrFrom4([4]byte(frame[30:34])), netip.AddrFrom4([4]byte(frame[26:30]))
+	back := udpFrame(from, to, firstPort-1)
+	copy(back[sourcePortAt:], frame[sourcePortAt+2:sourcePortAt+4])
+	before, err := received("up0")
+	if err != nil {
+		return err
+	}
+	return until(ctx, "the host forwards an answer", func() (bool, error) {
+		for range 2 * warmUp {
+			if _, err := unix.Write(fd, back); err != nil {
+				return false, err
+			}
+		}
+		now, err := received("up0")
+		return now > before+warmUp, err
+	})
 }
 
 // warmUp is more than what a device receives by itself when it is set up.

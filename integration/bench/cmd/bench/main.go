@@ -97,8 +97,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return measureRules(ctx, progress, log)
 		},
 		"throughput": func() ([]bench.Row, error) {
-			progress("throughput: pods of two hosts")
-			return bench.MeasureThroughput(ctx, *atLeast, log)
+			progress("throughput: packets of one flow, and pods of two hosts")
+			packets, err := bench.MeasureEstablished(ctx, log)
+			if err != nil {
+				return nil, err
+			}
+			streams, err := bench.MeasureThroughput(ctx, *atLeast, log)
+			return slices.Concat(packets, streams), err
 		},
 		"scale": func() ([]bench.Row, error) {
 			return bench.MeasureScale(ctx, programs, bench.Scale{Nodes: *nodes, Colds: 3, Single: 200, Settle: 10 * time.Second, Idle: 20 * time.Second}, progress)
