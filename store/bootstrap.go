@@ -13,9 +13,9 @@ import (
 
 // Bootstrap makes what every cluster has and this one lacks, as calico/node
 // does at its start: the ClusterInformation with a fresh GUID, the three
-// built-in tiers, and the default BGP and Felix configurations. What exists is
-// never touched, and any number of hosts may do it at once. Address pools are
-// not its business.
+// built-in tiers, and the default BGP and Felix configurations. A cluster that
+// begins with it has a key for BGP, too ([BGPSecret]). What exists is never touched,
+// and any number of hosts may do it at once. Address pools are not its business.
 func Bootstrap(ctx context.Context, s Store) error {
 	// Each round makes in one transaction all that is missing. It is repeated
 	// only when another host made some of it meanwhile.
@@ -28,6 +28,9 @@ func Bootstrap(ctx context.Context, s Store) error {
 				return fmt.Errorf("bootstrap the datastore: %w", err)
 			}
 			ops = append(ops, Op{If: IfAbsent(), Action: Put, Role: Prepares, Object: o}) // each stands for itself
+			if o.Key.Kind == KindClusterInformation {
+				ops = append(ops, Op{If: IfAbsent(), Action: Put, Role: Prepares, Object: Object{Key: SecretKey(BGPSecret), Value: &Secret{Key: freshKey()}}})
+			}
 		}
 		if len(ops) == 0 {
 			return nil

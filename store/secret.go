@@ -10,14 +10,19 @@ import (
 // secretLen is the length of a shared key in bytes.
 const secretLen = 32
 
+func freshKey() []byte {
+	key := make([]byte, secretLen)
+	_, _ = rand.Read(key) // never fails: see crypto/rand
+	return key
+}
+
 // SharedSecret returns the key of this name that the hosts of a cluster share,
 // and makes it when there is none. Of two hosts that make it at once, both get
 // the one that was first.
 func SharedSecret(ctx context.Context, s Store, name string) ([]byte, error) {
 	obj, err := s.Get(ctx, SecretKey(name))
 	if errors.Is(err, ErrNotFound) {
-		fresh := make([]byte, secretLen)
-		_, _ = rand.Read(fresh) // never fails: see crypto/rand
+		fresh := freshKey()
 		obj, err = Modify(ctx, s, SecretKey(name), func(cur Object) (any, error) {
 			if cur.Value != nil {
 				return nil, nil //nolint:nilnil // another host was first

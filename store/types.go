@@ -196,6 +196,11 @@ func (c *IPAMConfig) Cooldown() time.Duration {
 // Secret is a key that the hosts of a cluster share. It never prints itself.
 type Secret struct {
 	Key []byte `json:"key"`
+
+	// Former is the key before, while some hosts may not have Key yet.
+	Former []byte `json:"former,omitempty"`
+	// Open says that some hosts may still do without any key.
+	Open bool `json:"open,omitempty"`
 }
 
 // String keeps the key out of logs.

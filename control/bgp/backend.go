@@ -138,6 +138,21 @@ func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
 	return nil
 }
 
+// changePasswords gives sessions the passwords that peers have now.
+func (b *backend) changePasswords(peers []Peer) error {
+	b.change.Lock()
+	defer b.change.Unlock()
+	for _, p := range peers {
+		w := b.want[p.Addr]
+		w.Password, w.Others = p.Password.reveal(), p.Others.reveal()
+		b.want[p.Addr] = w
+	}
+	if err := b.setPeers(); err != nil {
+		return fmt.Errorf("change passwords: %w", err)
+	}
+	return nil
+}
+
 func (b *backend) deletePeer(_ context.Context, p Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
@@ -153,7 +168,8 @@ func (b *backend) setPeers() error { return b.SetPeers(slices.Collect(maps.Value
 // enginePeer is a peer in the engine's terms.
 func enginePeer(c *Config, p Peer) engine.Peer {
 	out := engine.Peer{
-		Addr: p.id(), Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Password: p.Password.reveal(), Hops: p.TTLSecurity,
+		Addr: p.id(), Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Hops: p.TTLSecurity,
+		Password: p.Password.reveal(), Others: p.Others.reveal(),
 		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
 		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
 	}

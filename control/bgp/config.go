@@ -104,7 +104,8 @@ type Peer struct {
 	NextHopMode NextHopMode   // of what is announced
 	Filters     string        // names of BGPFilters in order, joined by commas
 	Secret      SecretRef     // names the password; zero: none
-	Password    Password      // what Secret holds, filled in by the controller
+	Password    Password      // what Secret holds, filled in by the controller; without a Secret one of the cluster's keys, or none
+	Others      Passwords     // that the peer may have instead for a while
 	AllowOwnASN uint8         // how often the own AS may be in a received path
 	StaleTime   time.Duration // for how long stale routes are kept after the restart time (RFC 9494); 0: not
 	RestartTime time.Duration // graceful restart time that is announced to the peer
@@ -137,13 +138,17 @@ func (p Peer) wanted() bool { return p.Problem == "" }
 // sameSession reports whether a and b need the same settings of a session, so that
 // a change from one to the other must not touch the session.
 func (p Peer) sameSession(q Peer) bool {
-	p.Name, p.Type, p.PoolsOnly, p.Secret = q.Name, q.Type, q.PoolsOnly, q.Secret
+	p.Name, p.Type, p.PoolsOnly = q.Name, q.Type, q.PoolsOnly
 	p.Reflect, p.ReachableBy, p.NextHopMode, p.Filters = q.Reflect, q.ReachableBy, q.NextHopMode, q.Filters
 	p.BFD, p.ClusterID = q.BFD, q.ClusterID
 	p.Range, p.Limit = q.Range, q.Limit
 	if p.betweenNodes() {
 		p.MaxPrefixes = q.MaxPrefixes // of a reflector it is another than of a node of the mesh
 	}
+	if p.Secret == (SecretRef{}) && q.Secret == (SecretRef{}) {
+		p.Password, p.Others = q.Password, q.Others // of the cluster, which are replaced under sessions
+	}
+	p.Secret = q.Secret
 	return p == q
 }
 

@@ -322,6 +322,7 @@ func (d *derivation) eachMate(yield func(Peer) bool) {
 			if p.ASN == 0 {
 				p.ASN = d.asn
 			}
+			d.sign(&p, n)
 			if d.isSelf(p.Addr) {
 				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", name, p.Addr, addressField(p.Addr))
 			}

@@ -227,6 +227,9 @@ func (d *derivation) asNode(p *Peer, s peerSpec) {
 		// Calico makes only global peers follow this rule. Here all do, so that no
 		// two nodes' connections collide.
 		p.Passive = d.passiveTo(p.Addr)
+		if p.Port == d.v.portOf(name) { // else it is another program's of that host
+			d.sign(p, d.v.nodes[name])
+		}
 	}
 	if d.self.cluster == "" || !p.ibgp(d.asn) {
 		return

@@ -248,17 +248,24 @@ func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waitin
 func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting bool) error {
 	want := runningPeers(c)
 	var gone []netip.Addr
+	var signed []Peer
 	s.mu.Lock()
 	for addr, ss := range s.sessions {
 		p, ok := want[addr]
 		if again := !ss.limited.IsZero() && p.MaxPrefixes != ss.peer.MaxPrefixes; !ok || again || !p.sameSession(ss.peer) {
 			gone = append(gone, addr)
 		} else {
+			if p.Password != ss.peer.Password || p.Others != ss.peer.Others {
+				signed = append(signed, p)
+			}
 			ss.peer = p
 		}
 	}
 	s.mu.Unlock()
 	errs := []error{e.SetRanges(rangePasswords(c))}
+	if len(signed) > 0 {
+		errs = append(errs, e.changePasswords(signed))
+	}
 	for _, addr := range gone {
 		s.mu.Lock()
 		ss := s.sessions[addr]

@@ -38,6 +38,7 @@ type View struct {
 	affinities map[string]map[netip.Prefix]bool // node → block → confirmed
 	blocks     map[netip.Prefix]block
 	borrowed   map[string]map[netip.Addr]bool // node → addresses of others' blocks that are assigned to it
+	keys       Keyring                        // of this node
 	synced     bool                           // the datastore's state is complete in it
 	fromDisk   bool                           // what the disk has of it is
 
@@ -139,6 +140,7 @@ type nodeFacts struct {
 	addr6   netip.Prefix // likewise IPv6
 	asn     uint32       // 0: the global one
 	cluster string       // routeReflectorClusterID
+	keys    string       // which of the cluster's keys it has
 	labels  map[string]string
 	drain   store.Drain
 
@@ -146,7 +148,10 @@ type nodeFacts struct {
 }
 
 func factsOf(n *cluster.Node) (nodeFacts, error) {
-	f := nodeFacts{bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, labels: n.Labels, drain: n.Drain, reflection: n.Reflection}
+	f := nodeFacts{
+		bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, keys: n.BGPKeys,
+		labels: n.Labels, drain: n.Drain, reflection: n.Reflection,
+	}
 	return f, n.AddrErr
 }
 

@@ -42,6 +42,7 @@ type Node struct {
 	BGP       bool   // it has a place in BGP at all
 	ASN       uint32 // 0: the cluster's
 	ClusterID string // of a route reflector; empty: it is none
+	BGPKeys   string // which keys of BGP it has, as [store.AnnotationBGPKeys] has it
 
 	// Addr has the node's addresses on the underlay, with their subnets' lengths.
 	Addr Families[netip.Prefix]
@@ -117,7 +118,10 @@ func parseEncaps(list []string) map[dataplane.Encap]struct{} {
 }
 
 func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
-	n := &Node{Name: r.Name, Revision: rev, Labels: r.Labels, Drain: store.DrainOf(r.Annotations), Reflection: store.NodeReflectionOf(r.Annotations), Encaps: d.encaps(r)}
+	n := &Node{
+		Name: r.Name, Revision: rev, Labels: r.Labels, Encaps: d.encaps(r), BGPKeys: r.Annotations[store.AnnotationBGPKeys],
+		Drain: store.DrainOf(r.Annotations), Reflection: store.NodeReflectionOf(r.Annotations),
+	}
 	for _, a := range store.TunnelAddresses(r) {
 		n.Public.set(dataplane.FamilyOf(a), a)
 	}

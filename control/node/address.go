@@ -33,6 +33,7 @@ func (a *Agent) register(ctx context.Context, u dataplane.Underlay, self *store.
 		setTunnels(n, st.Tunnels)
 		store.SetNodeEncaps(n, encaps)
 		store.SetTunnelSources(n, sourcesOf(u))
+		store.SetBGPKeys(n, a.bgpKeys())
 	}}
 	differ := !st.Registered || a.claim.open()
 	found := map[dataplane.Family]Detected{}

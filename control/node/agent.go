@@ -129,6 +129,7 @@ type Agent struct {
 	overlaps map[string][]Overlap           // by pool, as far as somebody asked; nil: nobody has
 	spare    map[Tunnel]time.Time           // since when a tunnel has addresses to be given back
 	due      bool                           // the tunnels' addresses are to be looked at
+	keys     *[]string                      // ids of the keys of BGP that this host has; nil: not known yet
 	status   Status
 }
 
@@ -292,7 +293,7 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	a.mu.Lock()
-	u, synced, self, pools, due, rev := a.underlay, a.synced, a.self, a.pools, a.due, a.revision
+	u, synced, self, pools, due, rev, keys := a.underlay, a.synced, a.self, a.pools, a.due, a.revision, a.keys
 	want := map[Tunnel]bool{}
 	for _, p := range pools {
 		if t, ok := tunnelOf(p); ok {
@@ -311,6 +312,9 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 	}
 	pool := a.ensurePools(ctx, *u, missing)
 	if err := a.announce(ctx, *u, self); err != nil {
+		return 0, errors.Join(pool, err)
+	}
+	if err := a.announceKeys(ctx, self, keys); err != nil {
 		return 0, errors.Join(pool, err)
 	}
 	again, err = a.register(ctx, *u, self)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
@@ -54,6 +55,10 @@ type Peer struct {
 	Wait     time.Duration // after which a passive side connects all the same; 0: never
 	Password string        // RFC 2385; empty: none
 	Hops     uint8         // to the peer for the check of RFC 5082; 0: no check
+
+	// Others are passwords that the peer may have instead for a while. Connections that
+	// this side opens try them in turn when nothing is heard; what the peer opens has Password.
+	Others conn.Passwords
 
 	HoldTime, ConnectRetry time.Duration
 	Keepalive              time.Duration // 0: a third of the hold time

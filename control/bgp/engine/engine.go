@@ -289,7 +289,7 @@ func (e *Engine) Configured() (out []Peer) {
 }
 
 // SetPeers has the engine have sessions with these peers and no others. Of a peer that
-// it has, a change of Password, limits, AllowOwnAS, ClusterID or ExportKey leaves the
+// it has, a change of Password, Others, limits, AllowOwnAS, ClusterID or ExportKey leaves the
 // session as it is; any other makes a new one.
 func (e *Engine) SetPeers(peers []Peer) error {
 	e.setup.Lock()
@@ -332,7 +332,7 @@ func (e *Engine) SetPeers(peers []Peer) error {
 
 // sameSession reports whether two settings need the same session.
 func (p Peer) sameSession(q Peer) bool {
-	p.Password, p.AllowOwnAS, p.ClusterID, p.ExportKey = q.Password, q.AllowOwnAS, q.ClusterID, q.ExportKey
+	p.Password, p.Others, p.AllowOwnAS, p.ClusterID, p.ExportKey = q.Password, q.Others, q.AllowOwnAS, q.ClusterID, q.ExportKey
 	for f := range p.Families {
 		p.Families[f].Limit = q.Families[f].Limit
 	}
@@ -346,13 +346,14 @@ func (e *Engine) change(old, p Peer) error {
 		s = e.sessions[p.Addr]
 		c.changePeer(s.peer, p)
 	})
-	if old.Password == p.Password {
+	if old.Password == p.Password && old.Others == p.Others {
 		return nil
 	}
-	return errors.Join(e.setPasswords(p, p.Password), s.conn.SetPassword(p.Password))
+	return errors.Join(e.setPasswords(old, p.Password), s.conn.SetPassword(p.Password, p.Others))
 }
 
-// setPasswords has listeners use a password for a peer.
+// setPasswords has listeners use a password for a peer in the place of the one that it has,
+// or has just been given.
 func (e *Engine) setPasswords(p Peer, password string) error {
 	if p.Password == "" && password == "" || !p.hears() {
 		return nil
@@ -375,7 +376,7 @@ func (e *Engine) add(p Peer) {
 	})
 	config.Jitter = rand.Float64
 	s.conn = conn.NewPeer(conn.Options{
-		Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Password: p.Password, Hops: p.Hops,
+		Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Password: p.Password, Others: p.Others, Hops: p.Hops,
 	}, config, s)
 	e.mu.Lock()
 	e.sessions[p.Addr] = s

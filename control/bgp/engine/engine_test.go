@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 	"github.com/routerd/routerd/integration/await"
@@ -228,6 +229,75 @@ func TestPasswordChange(t *testing.T) {
 			t.Errorf("the session was lost: %q", b.events)
 		}
 	}
+}
+
+// TestOtherPasswords: while two sides may have different ones of the passwords that both
+// know, the side that opens the connection finds the other's, for new sessions and for one
+// that is up, whoever changes first; without any password too.
+func TestOtherPasswords(t *testing.T) {
+	t.Parallel()
+	for i, step := range []struct{ opener, acceptor string }{
+		{"one", "two"}, {"", "one"}, {"one", ""},
+	} {
+		t.Run(step.opener+" "+step.acceptor, func(t *testing.T) {
+			t.Parallel()
+			host := func(last int) string { return fmt.Sprintf("127.0.%d.%d", 85+i, last) }
+			a, b := newNode(t, host(1), 65000, nil), newNode(t, host(2), 65001, nil)
+			give := func(opener, other, acceptor string) {
+				set(t, a, a.peerOf(b, func(p *Peer) {
+					p.Password, p.Others, p.HoldTime = opener, conn.Passwords{N: 1, List: [2]string{other}}, 30*time.Second
+				}))
+				set(t, b, b.peerOf(a, func(p *Peer) { p.Password, p.Passive, p.HoldTime = acceptor, true, 30*time.Second }))
+			}
+			routes := map[string]string{}
+			carries := func(prefix string) {
+				t.Helper()
+				a.Announce([]Origin{a.origin(prefix, nil)})
+				clear(routes)
+				routes[prefix] = fmt.Sprintf("%s via %s [65000] 0", a.addr, a.hop())
+				b.has(t, routes)
+			}
+			give(step.opener, step.acceptor, step.acceptor)
+			carries("10.1.0.0/26")
+			give(step.opener, step.acceptor, step.opener)
+			carries("10.2.0.0/26")
+			give(step.acceptor, step.opener, step.opener)
+			carries("10.3.0.0/26")
+			give(step.acceptor, step.opener, step.acceptor)
+			carries("10.4.0.0/26")
+			for _, n := range []*node{a, b} {
+				n.mu.Lock()
+				if slices.ContainsFunc(n.events, func(e string) bool { return strings.Contains(e, "down") }) {
+					t.Errorf("the session was lost: %q", n.events)
+				}
+				n.mu.Unlock()
+			}
+		})
+	}
+}
+
+// TestPasswordTakenBack: once both sides have no password any more, they find each other
+// again without one.
+func TestPasswordTakenBack(t *testing.T) {
+	t.Parallel()
+	a, b := newNode(t, "127.0.88.1", 65000, nil), newNode(t, "127.0.88.2", 65001, nil)
+	both := func(hold time.Duration, password string) {
+		set(t, a, a.peerOf(b, func(p *Peer) { p.Password, p.HoldTime = password, hold }))
+		set(t, b, b.peerOf(a, func(p *Peer) { p.Password, p.HoldTime, p.Passive = password, hold, true }))
+	}
+	a.Announce([]Origin{a.origin("10.1.0.0/26", nil)})
+	route := map[string]string{"10.1.0.0/26": "127.0.88.1 via 192.0.88.1 [65000] 0"}
+	both(9*time.Second, "secret")
+	b.has(t, route)
+	both(9*time.Second, "")
+	b.mu.Lock()
+	b.events = nil
+	b.mu.Unlock()
+	if err := a.Reset(b.addr, fsm.Cease(fsm.CeaseReset, "")); err != nil {
+		t.Fatal(err)
+	}
+	b.hears(t, "127.0.88.1 end of IPv4")
+	b.has(t, route)
 }
 
 // TestRefusals: a thousand connections from an address that is no peer's cost one line of

@@ -212,8 +212,8 @@ func TestPassword(t *testing.T) {
 	}
 	for _, password := range []string{"", "wrong"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		o := Options{Peer: l.Addr(), Source: a, Password: password}
-		if c, err := o.dial(ctx); err == nil {
+		o := Options{Peer: l.Addr(), Source: a}
+		if c, err := o.dial(ctx, password); err == nil {
 			c.Close()
 			t.Errorf("connected with password %q", password)
 		}
@@ -265,7 +265,7 @@ func descriptors(t *testing.T) int {
 func raw(t *testing.T, l *Listener, from netip.Addr, hold time.Duration) net.Conn {
 	t.Helper()
 	o := Options{Peer: l.Addr(), Source: from}
-	c, err := o.dial(t.Context())
+	c, err := o.dial(t.Context(), o.Password)
 	if err != nil {
 		t.Fatal(err)
 	}

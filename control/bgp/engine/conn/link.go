@@ -21,6 +21,10 @@ const (
 
 	// lingerTime is how long a peer has to read the last messages.
 	lingerTime = 2 * time.Second
+
+	// answerTime is how long a peer that may have another password has to answer: it is
+	// asked three times meanwhile, after 1 and 3 s again.
+	answerTime = 4 * time.Second
 )
 
 // Link is one connection: a goroutine reads it, one writes, and one has the handler
@@ -31,8 +35,11 @@ type Link struct {
 	ctx    context.Context // of dialling
 	cancel context.CancelFunc
 	busy   atomic.Bool // what was read is being handled
+	dialed bool        // this side opened it
 
 	mu      sync.Mutex
+	tried   int   // which password it has, as [Options.password] counts
+	unheard uint8 // of how many retransmissions in a row it was known when it got it
 	wake    *sync.Cond
 	session *fsm.Session // nil: it is not up
 	conn    *net.TCPConn // nil: not yet
@@ -50,8 +57,15 @@ func newLink(p *Peer, id fsm.ID) *Link {
 }
 
 func (l *Link) dial() {
-	o := l.peer.settings()
-	c, err := o.dial(l.ctx)
+	o, tries, password := l.peer.next()
+	ctx := l.ctx
+	if o.Others.N > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, answerTime)
+		defer cancel()
+	}
+	c, err := o.dial(ctx, password)
+	l.peer.dialled(tries, err)
 	if err != nil {
 		l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.NotConnected(now, l.id, err) })
 		return
@@ -59,7 +73,11 @@ func (l *Link) dial() {
 	used := false
 	l.peer.step(func(now time.Time) []fsm.Action {
 		if used = l.peer.links[l.id] == l; used {
+			l.dialed, l.tried = true, tries
 			l.start(c)
+			if now := &l.peer.options; now.password(tries) != password {
+				_ = l.setPassword(now.Peer.Addr(), now.Password) // it changed meanwhile; the peer is not heard if it cannot
+			}
 		}
 		return l.peer.machine.Connected(now, l.id)
 	})
@@ -139,7 +157,37 @@ func (l *Link) setPassword(a netip.Addr, password string) error {
 	if err != nil {
 		return err
 	}
+	l.tried, l.unheard = 0, 0
 	return control(raw, func(fd int) error { return SetPassword(fd, a, password) })
+}
+
+// patience is how often in a row the kernel has sent something again, unacknowledged, when
+// another password is tried: 0.6 s after the first time, then 3 s, then 13 s.
+const patience = 2
+
+// tryOther has the connection try the next password if the peer acknowledges nothing.
+func (l *Link) tryOther(o *Options) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil || l.ended || !l.dialed {
+		return
+	}
+	raw, err := l.conn.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	_ = control(raw, func(fd int) error {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil || info.Retransmits < l.unheard {
+			l.unheard = 0 // acknowledged
+			return err
+		}
+		if info.Retransmits < l.unheard+patience {
+			return nil
+		}
+		l.tried, l.unheard = l.tried+1, info.Retransmits
+		return SetPassword(fd, o.Peer.Addr(), o.password(l.tried))
+	})
 }
 
 // finish closes the connection, or gives up dialling: at once, or once what was sent is

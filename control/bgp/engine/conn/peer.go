@@ -47,6 +47,8 @@ type Peer struct {
 
 	mu      sync.Mutex
 	options Options
+	tries   int  // attempts to connect in a row that failed, which says which password is next
+	follows bool // the goroutine of follow runs
 	closed  bool
 	machine *fsm.Machine
 	links   map[fsm.ID]*Link
@@ -62,6 +64,7 @@ func NewPeer(o Options, c fsm.Config, h Handler) *Peer {
 		p.longest = wire.MaxExtended
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.mayFollow()
 	p.wg.Go(p.run)
 	return p
 }
@@ -115,6 +118,13 @@ func (p *Peer) count(by *[types]atomic.Uint64, batch [][]byte) {
 	}
 }
 
+// next are the options of the next attempt to connect, and its password.
+func (p *Peer) next() (o Options, tries int, password string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.options, p.tries, p.options.password(p.tries)
+}
+
 // settings are the options as they are now.
 func (p *Peer) settings() Options {
 	p.mu.Lock()
@@ -123,16 +133,65 @@ func (p *Peer) settings() Options {
 }
 
 // SetPassword changes the password of connections that stand and of those to come.
-// Established sessions go on: what is lost while the two sides differ is sent again.
-func (p *Peer) SetPassword(password string) error {
+// Established sessions go on: what is lost while the two sides differ is sent again. Of
+// two sides that know each other's old and new password it is the one that opened a
+// connection which follows the other: others are those that it tries in turn when it hears
+// nothing.
+func (p *Peer) SetPassword(password string, others Passwords) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.options.Password = password
+	p.options.Password, p.options.Others, p.tries = password, others, 0
 	var errs []error
 	for _, l := range p.links {
 		errs = append(errs, l.setPassword(p.options.Peer.Addr(), password))
 	}
+	p.mayFollow()
 	return errors.Join(errs...)
+}
+
+// mayFollow has the passwords of connections followed while there are several. The
+// lock is held.
+func (p *Peer) mayFollow() {
+	if p.options.Others.N > 0 && !p.follows && !p.closed {
+		p.follows = true
+		p.wg.Go(p.follow)
+	}
+}
+
+// unheardEvery is how often it is looked whether a peer acknowledges what it is sent,
+// while it may have another password.
+const unheardEvery = time.Second
+
+// follow has connections that this side opened try the peer's other passwords.
+func (p *Peer) follow() {
+	tick := time.NewTicker(unheardEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		p.mu.Lock()
+		if p.options.Others.N == 0 {
+			p.follows = false
+			p.mu.Unlock()
+			return
+		}
+		for _, l := range p.links {
+			l.tryOther(&p.options)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// dialled notes how an attempt to connect with the n-th password ended.
+func (p *Peer) dialled(n int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil && p.tries == n {
+		p.tries++
+	}
 }
 
 // Close closes what is left of connections, after [Peer.Stop] for a while for what

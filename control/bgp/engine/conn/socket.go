@@ -19,13 +19,29 @@ type Options struct {
 	// Password signs segments (RFC 2385); empty: none does. Those of accepted
 	// connections are the listener's ([Listener.SetPassword]).
 	Password string
-	Hops     uint8 // to the peer for the check of RFC 5082; 0: no check
+	Others   Passwords // that the peer may have instead
+	Hops     uint8     // to the peer for the check of RFC 5082; 0: no check
+}
+
+// Passwords are some that a peer may have, of which the empty one is none; so that
+// Options can be compared they are in no slice.
+type Passwords struct {
+	N    int
+	List [2]string
+}
+
+// password is the one to try at the n-th attempt in a row of which nothing is heard.
+func (o *Options) password(n int) string {
+	if n %= o.Others.N + 1; n > 0 {
+		return o.Others.List[n-1]
+	}
+	return o.Password
 }
 
 const maxTTL = 255
 
-// dial connects to the peer.
-func (o *Options) dial(ctx context.Context) (*net.TCPConn, error) {
+// dial connects to the peer with a password.
+func (o *Options) dial(ctx context.Context, password string) (*net.TCPConn, error) {
 	d := net.Dialer{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
 		return control(raw, func(fd int) error {
 			if o.Device != "" {
@@ -33,8 +49,8 @@ func (o *Options) dial(ctx context.Context) (*net.TCPConn, error) {
 					return fmt.Errorf("bind to device %s: %w", o.Device, err)
 				}
 			}
-			if o.Password != "" {
-				if err := SetPassword(fd, o.Peer.Addr(), o.Password); err != nil {
+			if password != "" {
+				if err := SetPassword(fd, o.Peer.Addr(), password); err != nil {
 					return err
 				}
 			}
@@ -111,6 +127,16 @@ func setKey(fd, option int, k *unix.TCPMD5Sig, a netip.Addr, password string) er
 		return fmt.Errorf("set the password for %s: %w", a, err)
 	}
 	return nil
+}
+
+// CanSign says why the kernel signs no segments; nil: it does.
+func CanSign() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	return SetPassword(fd, netip.AddrFrom4([4]byte{127, 0, 0, 1}), "try")
 }
 
 // Listener accepts the connections of all peers that come to one address.
