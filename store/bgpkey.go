@@ -6,8 +6,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
+
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // BGPSecret is the name of the key with which nodes sign their BGP sessions between each
@@ -17,7 +19,8 @@ const BGPSecret = "bgp"
 
 // AnnotationBGPKeys of a Node lists the keys of [BGPSecret] that the node has, by their
 // ids, the newest first. Who has none published speaks without: Calico's nodes, and those
-// of versions before.
+// of versions before. On the BGPConfiguration named default it says what the secret holds
+// since it was last changed, so that nodes look there at once: the watch shows no secrets.
 const AnnotationBGPKeys = "routerd.io/bgpKeys"
 
 // KeyID is the name of a key, which does not tell it.
@@ -29,23 +32,28 @@ func KeyID(key []byte) string {
 // KeyIDs are the names of a secret's keys, the newest first. A nil secret has none.
 func (s *Secret) KeyIDs() []string {
 	var ids []string
-	for _, k := range s.keys() {
+	for _, k := range s.Keys() {
 		ids = append(ids, KeyID(k))
 	}
 	return ids
 }
 
-func (s *Secret) keys() (out [][]byte) {
-	if s == nil {
+// Keys are a secret's keys, the newest first.
+func (s *Secret) Keys() [][]byte {
+	switch {
+	case s == nil:
 		return nil
+	case len(s.Former) == 0 || s.Open():
+		return [][]byte{s.Key}
 	}
-	for _, k := range [][]byte{s.Key, s.Former} {
-		if len(k) > 0 {
-			out = append(out, k)
-		}
-	}
-	return out
+	return [][]byte{s.Key, s.Former}
 }
+
+// noKey is in the place of the key before the first one.
+const noKey = "none"
+
+// Open reports whether some hosts may still do without any key.
+func (s *Secret) Open() bool { return string(s.Former) == noKey }
 
 // SetBGPKeys writes an annotation [AnnotationBGPKeys], and reports whether it was another.
 func SetBGPKeys(n *Node, ids []string) (changed bool) {
@@ -78,8 +86,8 @@ func RotateBGPKey(ctx context.Context, s Store) (*Secret, error) {
 	return changeBGPKey(ctx, s, func(cur *Secret) *Secret {
 		switch {
 		case cur == nil:
-			return &Secret{Key: freshKey(), Open: true}
-		case len(cur.Former) > 0 || cur.Open:
+			return &Secret{Key: freshKey(), Former: []byte(noKey)}
+		case len(cur.Former) > 0:
 			return cur
 		}
 		return &Secret{Key: freshKey(), Former: cur.Key}
@@ -102,24 +110,72 @@ var errBGPKeyChanged = errors.New("somebody else changed it meanwhile: look, and
 
 func changeBGPKey(ctx context.Context, s Store, change func(*Secret) *Secret) (*Secret, error) {
 	obj, err := Modify(ctx, s, SecretKey(BGPSecret), func(cur Object) (any, error) {
-		had, _ := cur.Value.(*Secret)
+		var had *Secret
+		if cur.Revision != 0 {
+			var err error
+			if had, err = bgpKeyOf(cur); err != nil {
+				return nil, err
+			}
+		}
 		switch next := change(had); {
 		case next == nil:
 			return nil, errBGPKeyChanged
-		case next == had:
+		case had != nil && next == had:
 			return nil, nil //nolint:nilnil // nothing to write
 		default:
 			return next, nil
 		}
 	})
+	if errors.Is(err, ErrDecode) {
+		_, err = bgpKeyOf(obj)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("change the key of BGP: %w", err)
 	}
+	k := obj.Value.(*Secret)
+	return k, tellBGPKey(ctx, s, k)
+}
+
+// bgpKeyOf reads the secret.
+func bgpKeyOf(obj Object) (*Secret, error) {
 	k, ok := obj.Value.(*Secret)
-	if !ok || len(k.Key) < secretLen {
-		return nil, fmt.Errorf("change the key of BGP: %s holds fewer than %d bytes; delete it, and make a new one", obj.Key.Path(), secretLen)
+	if !ok {
+		return nil, fmt.Errorf("%s %w: %s", SecretKey(BGPSecret).Path(), ErrDecode, bgpKeyCure)
+	}
+	for _, one := range k.Keys() {
+		if len(one) != secretLen {
+			return nil, fmt.Errorf("%s has a key of %d bytes, not of %d: %s", SecretKey(BGPSecret).Path(), len(one), secretLen, bgpKeyCure)
+		}
 	}
 	return k, nil
+}
+
+const bgpKeyCure = "delete it (routerctl bgp key off), and make a new one (routerctl bgp key rotate)"
+
+// tellBGPKey has the nodes look at the secret.
+func tellBGPKey(ctx context.Context, s Store, k *Secret) error {
+	text := strings.Join(k.KeyIDs(), ",")
+	switch {
+	case k == nil:
+		text = "none"
+	case k.Open():
+		text += ",none"
+	}
+	_, err := Modify(ctx, s, ResourceKey(KindBGPConfiguration, DefaultName), func(cur Object) (any, error) {
+		c := &v3.BGPConfiguration{ObjectMeta: metav1.ObjectMeta{Name: DefaultName}}
+		if cur.Value != nil {
+			c = Clone(cur.Value).(*v3.BGPConfiguration)
+		}
+		if c.Annotations == nil {
+			c.Annotations = map[string]string{}
+		}
+		c.Annotations[AnnotationBGPKeys] = text
+		return c, nil
+	})
+	if err != nil {
+		return fmt.Errorf("the key of BGP is changed, which the nodes see within ten minutes; tell them now: %w", err)
+	}
+	return nil
 }
 
 // BGPKey returns the key of BGP; nil: the cluster has none.
@@ -128,11 +184,10 @@ func BGPKey(ctx context.Context, s Store) (*Secret, error) {
 	if errors.Is(err, ErrNotFound) {
 		return nil, nil //nolint:nilnil // there need be none
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrDecode) { // what cannot be decoded has no value
 		return nil, fmt.Errorf("read the key of BGP: %w", err)
 	}
-	k, _ := obj.Value.(*Secret)
-	return k, nil
+	return bgpKeyOf(obj)
 }
 
 // DropBGPKey has nodes do without a key.
@@ -140,23 +195,5 @@ func DropBGPKey(ctx context.Context, s Store) error {
 	if _, err := s.Txn(ctx, Op{Action: Remove, Object: Object{Key: SecretKey(BGPSecret)}}); err != nil {
 		return fmt.Errorf("delete the key of BGP: %w", err)
 	}
-	return nil
-}
-
-// WithoutBGPKey returns the nodes of a list that have published a key and not the newest
-// one, and those that have published none, in order.
-func WithoutBGPKey(nodes []Object, newest string) (former, none []string) {
-	for _, o := range nodes {
-		n, ok := o.Value.(*Node)
-		if !ok {
-			continue
-		}
-		switch ids := BGPKeysOf(n.Annotations[AnnotationBGPKeys]); {
-		case len(ids) == 0:
-			none = append(none, n.Name)
-		case !slices.Contains(ids, newest):
-			former = append(former, n.Name)
-		}
-	}
-	return former, none
+	return tellBGPKey(ctx, s, nil)
 }

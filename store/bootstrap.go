@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,17 +22,22 @@ func Bootstrap(ctx context.Context, s Store) error {
 	// only when another host made some of it meanwhile.
 	for {
 		var ops []Op
+		begins := false // it has no ClusterInformation
 		for _, o := range builtins() {
+			if o.Key.Kind == KindSecret && !begins {
+				continue
+			}
 			if _, err := s.Get(ctx, o.Key); err == nil || errors.Is(err, ErrDecode) {
 				continue // what is there and cannot be read is not ours to replace
 			} else if !errors.Is(err, ErrNotFound) {
 				return fmt.Errorf("bootstrap the datastore: %w", err)
 			}
+			begins = begins || o.Key.Kind == KindClusterInformation
 			ops = append(ops, Op{If: IfAbsent(), Action: Put, Role: Prepares, Object: o}) // each stands for itself
-			if o.Key.Kind == KindClusterInformation {
-				ops = append(ops, Op{If: IfAbsent(), Action: Put, Role: Prepares, Object: Object{Key: SecretKey(BGPSecret), Value: &Secret{Key: freshKey()}}})
-			}
 		}
+		// Where one object is written at a time the ClusterInformation is the last one, so that whoever
+		// finds it finds the key too.
+		slices.Reverse(ops)
 		if len(ops) == 0 {
 			return nil
 		}
@@ -60,7 +66,7 @@ func builtins() []Object {
 	bgp.Name = DefaultName
 	bgp.Spec = v3.BGPConfigurationSpec{LogSeverityScreen: "Info", ServiceLoadBalancerAggregation: &aggregate}
 
-	objects := []Object{newObject(info), newObject(bgp)}
+	objects := []Object{newObject(info), {Key: SecretKey(BGPSecret), Value: &Secret{Key: freshKey()}}, newObject(bgp)}
 	for _, t := range []struct {
 		name   string
 		order  float64

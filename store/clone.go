@@ -42,7 +42,7 @@ func Clone(v any) any {
 		if v == nil {
 			return v
 		}
-		return &Secret{Key: slices.Clone(v.Key), Former: slices.Clone(v.Former), Open: v.Open}
+		return &Secret{Key: slices.Clone(v.Key), Former: slices.Clone(v.Former)}
 	case *Incarnation:
 		if v == nil {
 			return v

@@ -197,10 +197,9 @@ func (c *IPAMConfig) Cooldown() time.Duration {
 type Secret struct {
 	Key []byte `json:"key"`
 
-	// Former is the key before, while some hosts may not have Key yet.
+	// Former is the key before, while some hosts may not have Key yet; "none" while some may
+	// still do without any.
 	Former []byte `json:"former,omitempty"`
-	// Open says that some hosts may still do without any key.
-	Open bool `json:"open,omitempty"`
 }
 
 // String keeps the key out of logs.

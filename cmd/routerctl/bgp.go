@@ -19,7 +19,7 @@ func (a *app) bgpCommand() *cobra.Command {
 		Use: "bgp", Short: "BGP of this host: sessions, routes, and why",
 		Example: "  routerctl bgp peers\n  routerctl bgp explain 10.9.0.0/16",
 	}
-	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpInjectCommand(), a.bgpReflectorsCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
+	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpInjectCommand(), a.bgpReflectorsCommand(), a.bgpKeyCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
 		a.bgpTableCommand("routes [PREFIX]", "Show what this host originates and every path that was let in",
 			"Show every path that filters let in, and what this host originates. Of several\npaths of a prefix the best is marked *; the others say at which step they lost.",
 			"  routerctl bgp routes\n  routerctl bgp routes 10.0.0.0/8", apiv1.BGPTable_BGP_TABLE_BEST),
@@ -40,7 +40,7 @@ func (a *app) bgpPeersCommand() *cobra.Command {
 	}
 	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {
 		r, err := op.Node(ctx, &apiv1.NodeRequest{})
-		return &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), Peers: r.GetPeers(), Collectors: r.GetCollectors()}, err
+		return &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), BgpSigning: r.GetBgpSigning(), Peers: r.GetPeers(), Collectors: r.GetCollectors()}, err
 	},
 		func(w io.Writer, r *apiv1.NodeResponse) error { return printBGPPeers(w, r, time.Now()) })
 }
@@ -71,6 +71,9 @@ func printBGPPeers(w io.Writer, r *apiv1.NodeResponse, now time.Time) error {
 	}
 	if err := printTable(w, append(head, "INFO"), rows); err != nil {
 		return err
+	}
+	if s := r.GetBgpSigning(); s != "" {
+		fmt.Fprintf(w, "\nSessions with other nodes: %s.\n", s)
 	}
 	return printCollectors(w, r.GetCollectors(), now)
 }

@@ -85,6 +85,7 @@ type router struct {
 	adjacent *adjacent.Tracker
 	// reflectors is with bgp.
 	reflectors *reflectors
+	bgpKeys    *bgpKeys
 	wire       *workload.Wire
 	attach     *attach.Attacher
 	// restored is closed when the workloads of the previous run are taken over.
@@ -201,13 +202,17 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Name: name, Store: d.db, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: func() []metav1.Condition { return d.operator.Conditions() }, // it is made last
 	})
+	d.bgpKeys = &bgpKeys{
+		store: d.store, file: bgpKeyFile(c), log: log, publish: d.node.SetBGPKeys, canSign: bgp.CanSign,
+		changed: async.NewSignal(), made: make(chan struct{}),
+	}
 	if c.BGP.Enabled {
 		d.adjacent = d.newAdjacent()
 		d.bgp = bgp.New(bgp.Options{
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
-			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"),
+			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKeys.changed.Set,
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
 			},
@@ -218,6 +223,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 				}
 			},
 		})
+		d.bgpKeys.use = d.bgp.SetKeys
+		d.bgpKeys.load()
 	}
 	d.wire, err = workload.New(workload.Config{Sysctls: c.Dataplane.SysctlDir})
 	if err != nil {
@@ -341,6 +348,7 @@ func (d *router) run(stop context.Context) error {
 	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))
 	part("policy follows", each(d.follow.policy, d.policy.handleStore))
 	part("bootstrap", d.bootstrap)
+	part("bgp key", d.bgpKeys.run)
 	part("probes", d.probe.Run)
 	part("policy", d.runPolicy)
 	part("live change", d.followEncaps)
@@ -537,8 +545,10 @@ func (d *router) bootstrap(ctx context.Context) error {
 		err := store.Bootstrap(ctx, d.store)
 		if err != nil {
 			d.log.Debug("bootstrap; will try again", "error", err)
+			return err
 		}
-		return err
+		close(d.bgpKeys.made)
+		return nil
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/bgp/inject"
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/store"
 )
 
 // Options are the settings of a [Controller].
@@ -49,6 +50,11 @@ type Options struct {
 	// block. Nil: it always may.
 	MayResume func() bool
 
+	// KeysChanged is called when the datastore says that the keys of the cluster are others
+	// ([store.AnnotationBGPKeys] of the BGPConfiguration named default), or when it is first
+	// heard of: [Controller.SetKeys] is to have them. It must not block. Nil: nobody asks.
+	KeysChanged func()
+
 	// BFD returns the command line of BFD's process, as [bfd.NewSupervisor] has it, which runs while a peer is to be
 	// watched; nil: no peer is.
 	BFD func() *exec.Cmd
@@ -76,6 +82,9 @@ type Status struct {
 	// Uncounted says why no peer's prefixes were counted, nor its messages. Nil:
 	// nothing kept them from being so.
 	Uncounted error
+
+	// Signing says what the sessions with other nodes are signed with, or why they are not.
+	Signing string
 
 	// Collectors are the BMP collectors, in the order of their addresses.
 	Collectors []CollectorStatus
@@ -126,7 +135,7 @@ type Controller struct {
 func New(opts Options) *Controller {
 	c := &Controller{
 		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
-		view: View{self: opts.Node},
+		view: View{self: opts.Node, keys: WithoutKeys("the key of the cluster is not read yet")},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
@@ -217,7 +226,11 @@ func (c *Controller) take(s cluster.Step) (changed bool) {
 	// configuration of the previous run is to be run.
 	unread := !c.view.synced
 	c.store = s.Err
+	keys := c.view.defaultNotes()[store.AnnotationBGPKeys]
 	changed, err := c.view.Apply(s)
+	if c.opts.KeysChanged != nil && c.view.defaultNotes()[store.AnnotationBGPKeys] != keys {
+		c.opts.KeysChanged()
+	}
 	if err != nil {
 		c.log.Warn("bgp input refused", "error", err)
 	}
@@ -363,7 +376,7 @@ func (c *Controller) deliver(ctx context.Context) error {
 // Status returns the present state.
 func (c *Controller) Status(ctx context.Context) Status {
 	c.mu.Lock()
-	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store}
+	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store, Signing: c.view.keys.String()}
 	c.mu.Unlock()
 	st.Peers, st.Uncounted = c.speaker.Peers(ctx)
 	st.Collectors = c.speaker.Collectors()

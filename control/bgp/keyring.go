@@ -13,12 +13,13 @@ import (
 // another password: keys that all hosts of the cluster share. A workload that connects with
 // a host's address has none. Two nodes go by what each has published of its keys
 // ([store.AnnotationBGPKeys]): they use the newest that both have, and none if one of them
-// has published none. They may see that at different times, above all while one of them
-// does not reach the datastore; so the side that opens a connection follows the other one,
-// among what that may have.
+// has published none, as Calico's nodes and routerd's of earlier versions. While a key is
+// replaced they may see that at different times; so the side that opens a connection
+// follows the other one, among what that may have.
 type Keyring struct {
 	keys [2]key // the newest first; empty: there are no more
 	open bool   // a node that has published keys may still do without
+	why  string // there are none
 }
 
 type key struct {
@@ -26,49 +27,52 @@ type key struct {
 	text Password
 }
 
-// NewKeyring returns the keys of a secret; nil: there are none.
+// WithoutKeys is the keyring of a host that has none, for a reason.
+func WithoutKeys(why string) Keyring { return Keyring{why: why} }
+
+// NewKeyring returns the keys of a secret.
 func NewKeyring(s *store.Secret) Keyring {
-	if s == nil {
-		return Keyring{}
-	}
-	k := Keyring{open: s.Open}
-	for i, b := range [][]byte{s.Key, s.Former} {
-		if len(b) > 0 {
-			k.keys[i] = key{store.KeyID(b), Password{hex.EncodeToString(b)}}
-		}
+	k := Keyring{open: s.Open()}
+	for i, b := range s.Keys() {
+		k.keys[i] = key{store.KeyID(b), Password{hex.EncodeToString(b)}}
 	}
 	return k
 }
 
-// passwords returns what to sign a session with, given what the peer has published of its
-// keys, and what the peer may have instead for a while.
-func (k *Keyring) passwords(published []string) (use Password, others []Password) {
-	var all []Password // in the order in which they are likely
-	if len(published) == 0 {
-		all = append(all, Password{}) // it has none, or its keys are not seen here yet
+// passwords returns what to sign a session with, given what this node and the peer have
+// published of their keys, and what the peer may have instead while a key is replaced.
+func (k *Keyring) passwords(self, peer []string) (use Password, others []Password) {
+	if k.keys[0].id == "" {
+		return Password{}, nil
 	}
-	for _, both := range []bool{true, false} {
-		for _, own := range k.keys {
-			if own.id != "" && slices.Contains(published, own.id) == both {
-				all = append(all, own.text)
+	var all []Password // those that both have, then those that the peer may have by now
+	unsigned := len(self) == 0 || len(peer) == 0
+	if unsigned {
+		all = append(all, Password{})
+	}
+	if !unsigned || k.open {
+		for _, both := range []bool{true, false} {
+			for _, own := range k.keys {
+				if own.id != "" && both == (slices.Contains(self, own.id) && slices.Contains(peer, own.id)) {
+					all = append(all, own.text)
+				}
 			}
 		}
 	}
-	if len(all) == 0 || len(published) > 0 && k.open {
+	if !unsigned && k.open {
 		all = append(all, Password{})
 	}
 	return all[0], all[1:]
 }
 
-// sign has the session with another node signed, unless it has a password of its own.
+// sign has the session with another node of routerd's signed, unless it has a password of
+// its own.
 func (d *derivation) sign(p *Peer, n nodeFacts) {
-	if p.Secret != (SecretRef{}) {
+	if p.Secret != (SecretRef{}) || !n.ours {
 		return
 	}
-	use, others := d.v.keys.passwords(store.BGPKeysOf(n.keys))
-	if p.Password = use; p.Passive {
-		return // the peer follows
-	}
+	use, others := d.v.keys.passwords(store.BGPKeysOf(d.self.keys), store.BGPKeysOf(n.keys))
+	p.Password = use
 	p.Others.n = copy(p.Others.list[:], others)
 }
 
@@ -98,9 +102,23 @@ type Passwords struct {
 // Format implements [fmt.Formatter]: no verb shows them.
 func (p Passwords) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "(%d)", p.n) }
 
+// String says what sessions between nodes are signed with, without showing it.
+func (k Keyring) String() string {
+	switch now, former := k.keys[0].id, k.keys[1].id; {
+	case now == "":
+		return "not signed: " + k.why
+	case former != "":
+		return fmt.Sprintf("signed with key %s, or where a node has not got it yet with %s", now, former)
+	case k.open:
+		return fmt.Sprintf("signed with key %s with every node that has it", now)
+	default:
+		return "signed with key " + now
+	}
+}
+
 // Format implements [fmt.Formatter]: no verb shows them.
 func (k Keyring) Format(f fmt.State, _ rune) {
-	fmt.Fprintf(f, "(%s %s open %t)", k.keys[0].id, k.keys[1].id, k.open)
+	fmt.Fprint(f, k.String())
 }
 
 func (p Passwords) reveal() (out conn.Passwords) {

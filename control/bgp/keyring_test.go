@@ -2,10 +2,11 @@ package bgp
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/store"
 )
@@ -18,7 +19,10 @@ func keysOf(letters string) *store.Secret {
 	if letters == "" {
 		return nil
 	}
-	s := &store.Secret{Key: []byte(strings.Repeat(letters[:1], 32)), Open: open}
+	s := &store.Secret{Key: []byte(strings.Repeat(letters[:1], 32))}
+	if open {
+		s.Former = []byte("none")
+	}
 	if len(letters) > 1 {
 		s.Former = []byte(strings.Repeat(letters[1:], 32))
 	}
@@ -36,44 +40,144 @@ func letterOf(p Password) string {
 }
 
 // TestKeyring: what a session between two nodes is signed with, by what each has and has
-// published, first the passive side and then in their order what the other one tries.
+// published, and in their order what the side that opened it tries else.
 func TestKeyring(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct{ own, theirs, passive, opener string }{
-		{"a", "a", "a", "a"},
-		{"", "", "-", "-"},
-		{"", "a", "-", "-"},     // this host has not read it, or cannot
-		{"a", "", "-", "-a"},    // Calico's node, or one that has just published it
-		{"ba", "ba", "b", "ba"}, // it is being replaced, and both have the newer one
-		{"ba", "a", "a", "ab"},
-		{"a", "ba", "a", "a"},
-		{"ba", "", "-", "-ba"},
-		{"b", "ba", "b", "b"},
-		{"b", "a", "b", "b"},   // that one is behind: nobody goes back
-		{"a?", "a", "a", "a-"}, // the first key, which the other may not know that this one has
-		{"a?", "", "-", "-a"},
+	for _, tt := range []struct{ own, theirs, want string }{ // what each has it has published
+		{"a", "a", "a"},
+		{"", "", "-"},
+		{"", "a", "-"},     // this host has not read it, or cannot
+		{"a", "", "-"},     // Calico's node, or one of an earlier version
+		{"a?", "", "-a"},   // the first key, which that one may have by now
+		{"a?", "a", "a-"},  // which may not know that this one has it
+		{"ba", "ba", "ba"}, // it is being replaced, and both have the newer one
+		{"ba", "a", "ab"},
+		{"a", "ba", "a"},
+		{"ba", "", "-"},
+		{"b", "ba", "b"},
+		{"b", "a", "b"}, // that one is behind: nobody goes back
 	} {
-		view := &View{keys: NewKeyring(keysOf(tt.own))}
-		d := &derivation{v: view}
-		got := map[bool]string{}
-		for _, passive := range []bool{true, false} {
-			p := Peer{Passive: passive}
-			d.sign(&p, nodeFacts{keys: strings.Join(keysOf(tt.theirs).KeyIDs(), ",")})
-			got[passive] = letterOf(p.Password)
-			for _, o := range p.Others.list[:p.Others.n] {
-				got[passive] += letterOf(o)
-			}
+		d := &derivation{v: &View{keys: ringOf(tt.own)}, self: nodeFacts{keys: published(tt.own)}}
+		var p Peer
+		d.sign(&p, nodeFacts{ours: true, keys: published(tt.theirs)})
+		got := letterOf(p.Password)
+		for _, o := range p.Others.list[:p.Others.n] {
+			got += letterOf(o)
 		}
-		if diff := cmp.Diff([]string{tt.passive, tt.opener}, []string{got[true], got[false]}); diff != "" {
-			t.Errorf("own %q, theirs %q (-want +got):\n%s", tt.own, tt.theirs, diff)
+		if got != tt.want {
+			t.Errorf("own %q, theirs %q: %s, want %s", tt.own, tt.theirs, got, tt.want)
 		}
 	}
+}
+
+// TestCalicoIsNotSigned: a node of Calico's never has a signed session, whatever its Node says.
+func TestCalicoIsNotSigned(t *testing.T) {
+	t.Parallel()
+	for _, own := range []string{"a", "a?", "ba"} {
+		var p Peer
+		(&derivation{v: &View{keys: ringOf(own)}, self: nodeFacts{keys: published("a")}}).sign(&p, nodeFacts{keys: published("a")})
+		if p.Password != (Password{}) || p.Others.n > 0 {
+			t.Errorf("own %q: %s", own, p.Password)
+		}
+	}
+}
+
+func ringOf(letters string) Keyring {
+	if s := keysOf(letters); s != nil {
+		return NewKeyring(s)
+	}
+	return WithoutKeys("there is none")
+}
+
+func published(letters string) string { return strings.Join(keysOf(letters).KeyIDs(), ",") }
+
+// TestRollover: whatever order hosts and their views of each other go in while the key of a
+// cluster is made, replaced and taken away, two of them come to the same as soon as each has
+// seen what the other has published, and until then the side that opened the session has
+// what the other uses among what it tries. So no session is lost. Where the datastore goes from
+// one key to another at once, because somebody deleted it or restored a snapshot, they come to
+// the same as well.
+func TestRollover(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		// What the datastore has in turn, as store.RotateBGPKey and FinishBGPKey make it: the next
+		// step comes when all hosts have published that they have the one before.
+		history := rapid.SampledFrom([][]string{
+			{"", "a?", "a"},
+			{"a", "ba", "b"},
+			{"", "a?", "a", "ba", "b", "cb", "c"},
+			{"a", ""}, {"ba", ""}, {"b", "a"}, {"b", "ba"}, {"c", "ba"}, // at once
+		}).Draw(t, "history")
+		atOnce := len(history) == 2
+		type host struct {
+			has   int    // of history
+			tells string // published
+			self  string // what it has seen of that itself
+			sees  string // of the other's
+		}
+		hosts := [2]host{}
+		for i := range hosts {
+			h := published(history[0])
+			hosts[i] = host{tells: h, self: h, sees: h}
+		}
+		sign := func(i int) (string, []string) {
+			ring := ringOf(history[hosts[i].has])
+			use, others := ring.passwords(store.BGPKeysOf(hosts[i].self), store.BGPKeysOf(hosts[i].sees))
+			var more []string
+			for _, o := range others {
+				more = append(more, letterOf(o))
+			}
+			return letterOf(use), more
+		}
+		check := func(what string) {
+			if atOnce {
+				return
+			}
+			for opener := range hosts {
+				theirs, _ := sign(1 - opener)
+				mine, tries := sign(opener)
+				if mine != theirs && !slices.Contains(tries, theirs) {
+					t.Fatalf("after %s, host %d opened the session: %s and %s, tries %s (%+v of %q)", what, opener, mine, theirs, tries, hosts, history)
+				}
+			}
+		}
+		for now := range history {
+			var todo []string
+			for i := range hosts {
+				todo = append(todo, fmt.Sprint(i, "reads"), fmt.Sprint(i, "tells"), fmt.Sprint(i, "self"), fmt.Sprint(i, "sees"))
+			}
+			// Any order; what cannot be yet is done again at the end.
+			steps := rapid.Permutation(todo).Draw(t, "steps")
+			for _, s := range slices.Concat(steps, []string{"0reads", "1reads", "0tells", "1tells", "0self", "1sees", "1self", "0sees"}) {
+				i := int(s[0] - '0')
+				switch s[1:] {
+				case "reads":
+					hosts[i].has = now
+				case "tells":
+					hosts[i].tells = published(history[hosts[i].has])
+				case "self":
+					hosts[i].self = hosts[i].tells
+				case "sees":
+					hosts[i].sees = hosts[1-i].tells
+				}
+				check(s)
+			}
+			a, _ := sign(0)
+			if b, _ := sign(1); a != b {
+				t.Fatalf("all have seen %q, and use %s and %s", history[now], a, b)
+			}
+			if want := (history[now] + "-")[:1]; a != want {
+				t.Fatalf("all have seen %q, and use %s", history[now], a)
+			}
+		}
+	})
 }
 
 // TestKeysAreNotShown: neither a configuration nor a peer shows the cluster's keys.
 func TestKeysAreNotShown(t *testing.T) {
 	t.Parallel()
-	v := view(t, labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", ""), labelled(t, bgpNode(t, "node2", "10.1.0.10/24"), "", `"routerd.io/bgpKeys":"`+strings.Join(keysOf("ba").KeyIDs(), ",")+`"`))
+	notes := `"routerd.io/accepts":"direct","routerd.io/bgpKeys":"` + published("ba") + `"`
+	v := view(t, labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", notes), labelled(t, bgpNode(t, "node2", "10.1.0.10/24"), "", notes))
 	v.keys = NewKeyring(keysOf("ba"))
 	c, err := Desired(v, "node1")
 	if err != nil {

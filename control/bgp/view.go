@@ -140,6 +140,7 @@ type nodeFacts struct {
 	addr6   netip.Prefix // likewise IPv6
 	asn     uint32       // 0: the global one
 	cluster string       // routeReflectorClusterID
+	ours    bool         // it runs routerd
 	keys    string       // which of the cluster's keys it has
 	labels  map[string]string
 	drain   store.Drain
@@ -149,7 +150,7 @@ type nodeFacts struct {
 
 func factsOf(n *cluster.Node) (nodeFacts, error) {
 	f := nodeFacts{
-		bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, keys: n.BGPKeys,
+		bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, ours: n.Encaps.Published, keys: n.BGPKeys,
 		labels: n.Labels, drain: n.Drain, reflection: n.Reflection,
 	}
 	return f, n.AddrErr

@@ -67,6 +67,7 @@ func (s *Server) addBGP(st bgp.Status, out *apiv1.NodeResponse) {
 	if s.cfg.BGP == nil {
 		out.BgpError = "not enabled (bgp.enabled is false)"
 	}
+	out.BgpSigning = st.Signing
 	for _, p := range peersOf(st) {
 		out.Peers = append(out.Peers, p.proto)
 	}

@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -167,8 +169,8 @@ func acceptByName(t *testing.T, l *lab.Lab, prefixes ...netip.Prefix) {
 	}
 }
 
-// lyingNode kills a node's daemon and has BIRD say in its place, over its session of the
-// mesh with another one, that the prefixes are here.
+// lyingNode kills a node's daemon and has BIRD say in its place, with the cluster's key over
+// its session of the mesh with another one, that the prefixes are here.
 func lyingNode(t *testing.T, l *lab.Lab, liar, host string, prefixes []netip.Prefix) {
 	t.Helper()
 	if err := l.Kill(await.Context(t), liar, unix.SIGKILL); err != nil {
@@ -178,26 +180,35 @@ func lyingNode(t *testing.T, l *lab.Lab, liar, host string, prefixes []netip.Pre
 	for _, p := range prefixes {
 		fmt.Fprintf(&routes, "route %s blackhole; ", p)
 	}
+	runBIRD(t, l, liar, host, routes.String(), fmt.Sprintf("password %q;", hex.EncodeToString(clusterKey(t, l).Key)))
+}
+
+// runBIRD runs BIRD on a node without a daemon, with a session of the mesh with another one,
+// until the test or stop ends it.
+func runBIRD(t *testing.T, l *lab.Lab, node, host, routes, password string) (stop func()) {
+	t.Helper()
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "bird.conf")
-	text := strings.NewReplacer("LIAR", address(t, l, liar), "HOST", address(t, l, host), "ROUTES", routes.String()).Replace(`
-router id LIAR;
+	text := strings.NewReplacer("NODE", address(t, l, node), "HOST", address(t, l, host), "PASSWORD", password, "ROUTES", routes).Replace(`
+router id NODE;
 protocol device {}
 protocol static { ipv4; ROUTES }
-protocol bgp { local LIAR as 64512; neighbor HOST as 64512; multihop; connect delay time 1; ipv4 { import none; export where source = RTS_STATIC; next hop self; }; }
+protocol bgp { local NODE as 64512; neighbor HOST as 64512; multihop; PASSWORD connect delay time 1; ipv4 { import none; export where source = RTS_STATIC; next hop self; }; }
 `)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("bird", "-f", "-c", conf, "-s", filepath.Join(dir, "bird.ctl"), "-P", filepath.Join(dir, "bird.pid"))
 	cmd.Stderr = t.Output()
-	if err := ns.Start(l.Space(liar), cmd); err != nil {
+	if err := ns.Start(l.Space(node), cmd); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			t.Error(err)
 		}
 		_ = cmd.Wait()
 	})
+	t.Cleanup(stop)
+	return stop
 }

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -75,6 +76,15 @@ func TestDaemons(t *testing.T) {
 	top.Pods = &pods
 	c := bringUp(t, "d", top)
 
+	for _, host := range c.Hosts() {
+		await.Until(t, host+" signs its sessions with the key in a Secret", func() error {
+			n, err := c.Node(t.Context(), host)
+			if err == nil && !strings.HasPrefix(n.GetBgpSigning(), "signed with key ") {
+				err = errors.New(n.GetBgpSigning())
+			}
+			return err
+		})
+	}
 	var all []string
 	for _, where := range []string{"node1/a", "node1/b", "node2/c", "node3/d"} {
 		p := c.run(where)

@@ -72,7 +72,8 @@ func wipe(ctx context.Context, g convert.Group) error {
 			}
 		}
 	}
-	return nil
+	_, err := server.Do(ctx, http.MethodDelete, convert.Secrets(g).Resource.Path("kube-system"), "", nil)
+	return err
 }
 
 // faulty makes the suite's faults out of the proxy's.

@@ -71,6 +71,7 @@ func run(t *testing.T, open func(t *testing.T) store.Store, more map[string]func
 		"ModifyRace":          testModifyRace,
 		"ModifyRaceOfHosts":   testModifyRaceOfHosts,
 		"Bootstrap":           testBootstrap,
+		"BGPKey":              testBGPKey,
 		"CanceledCall":        testCanceledCall,
 		"Watch":               testWatch,
 		"WatchSlowConsumer":   testWatchSlowConsumer,

@@ -94,7 +94,8 @@ type NodeResponse struct {
 	Ipv6AddressMethod    string                 `protobuf:"bytes,23,opt,name=ipv6_address_method,json=ipv6AddressMethod,proto3" json:"ipv6_address_method,omitempty"`
 	IpipTunnelAddressV6  string                 `protobuf:"bytes,24,opt,name=ipip_tunnel_address_v6,json=ipipTunnelAddressV6,proto3" json:"ipip_tunnel_address_v6,omitempty"`
 	VxlanTunnelAddressV6 string                 `protobuf:"bytes,25,opt,name=vxlan_tunnel_address_v6,json=vxlanTunnelAddressV6,proto3" json:"vxlan_tunnel_address_v6,omitempty"`
-	Drain                string                 `protobuf:"bytes,26,opt,name=drain,proto3" json:"drain,omitempty"` // "shift" or "withdrawn": how far this host is drained; empty: it is not
+	BgpSigning           string                 `protobuf:"bytes,31,opt,name=bgp_signing,json=bgpSigning,proto3" json:"bgp_signing,omitempty"` // what BGP sessions with other nodes are signed with, without showing it, or why they are not
+	Drain                string                 `protobuf:"bytes,26,opt,name=drain,proto3" json:"drain,omitempty"`                             // "shift" or "withdrawn": how far this host is drained; empty: it is not
 	Collectors           []*BMPCollector        `protobuf:"bytes,30,rep,name=collectors,proto3" json:"collectors,omitempty"`
 	DeliveredPackets     uint64                 `protobuf:"varint,27,opt,name=delivered_packets,json=deliveredPackets,proto3" json:"delivered_packets,omitempty"` // that workloads have been sent since their interfaces were made, if asked for
 	unknownFields        protoimpl.UnknownFields
@@ -302,6 +303,13 @@ func (x *NodeResponse) GetIpipTunnelAddressV6() string {
 func (x *NodeResponse) GetVxlanTunnelAddressV6() string {
 	if x != nil {
 		return x.VxlanTunnelAddressV6
+	}
+	return ""
+}
+
+func (x *NodeResponse) GetBgpSigning() string {
+	if x != nil {
+		return x.BgpSigning
 	}
 	return ""
 }
@@ -3120,7 +3128,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
 	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"+\n" +
 	"\vNodeRequest\x12\x1c\n" +
-	"\tdelivered\x18\x01 \x01(\bR\tdelivered\"\xa7\b\n" +
+	"\tdelivered\x18\x01 \x01(\bR\tdelivered\"\xc8\b\n" +
 	"\fNodeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x10\n" +
@@ -3148,7 +3156,9 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"ipv6Uplink\x12.\n" +
 	"\x13ipv6_address_method\x18\x17 \x01(\tR\x11ipv6AddressMethod\x123\n" +
 	"\x16ipip_tunnel_address_v6\x18\x18 \x01(\tR\x13ipipTunnelAddressV6\x125\n" +
-	"\x17vxlan_tunnel_address_v6\x18\x19 \x01(\tR\x14vxlanTunnelAddressV6\x12\x14\n" +
+	"\x17vxlan_tunnel_address_v6\x18\x19 \x01(\tR\x14vxlanTunnelAddressV6\x12\x1f\n" +
+	"\vbgp_signing\x18\x1f \x01(\tR\n" +
+	"bgpSigning\x12\x14\n" +
 	"\x05drain\x18\x1a \x01(\tR\x05drain\x128\n" +
 	"\n" +
 	"collectors\x18\x1e \x03(\v2\x18.routerd.v1.BMPCollectorR\n" +

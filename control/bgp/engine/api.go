@@ -56,8 +56,8 @@ type Peer struct {
 	Password string        // RFC 2385; empty: none
 	Hops     uint8         // to the peer for the check of RFC 5082; 0: no check
 
-	// Others are passwords that the peer may have instead for a while. Connections that
-	// this side opens try them in turn when nothing is heard; what the peer opens has Password.
+	// Others are passwords that the peer may have instead, while one is replaced. Connections
+	// that this side opens try them in turn when nothing is heard; what the peer opens has Password.
 	Others conn.Passwords
 
 	HoldTime, ConnectRetry time.Duration

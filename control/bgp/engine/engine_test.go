@@ -237,7 +237,7 @@ func TestPasswordChange(t *testing.T) {
 func TestOtherPasswords(t *testing.T) {
 	t.Parallel()
 	for i, step := range []struct{ opener, acceptor string }{
-		{"one", "two"}, {"", "one"}, {"one", ""},
+		{"one", "two"}, {"one", ""},
 	} {
 		t.Run(step.opener+" "+step.acceptor, func(t *testing.T) {
 			t.Parallel()
@@ -245,26 +245,33 @@ func TestOtherPasswords(t *testing.T) {
 			a, b := newNode(t, host(1), 65000, nil), newNode(t, host(2), 65001, nil)
 			give := func(opener, other, acceptor string) {
 				set(t, a, a.peerOf(b, func(p *Peer) {
-					p.Password, p.Others, p.HoldTime = opener, conn.Passwords{N: 1, List: [2]string{other}}, 30*time.Second
+					p.Password, p.Others, p.HoldTime = opener, conn.Passwords{N: 1, List: [2]string{other}}, 90*time.Second
 				}))
-				set(t, b, b.peerOf(a, func(p *Peer) { p.Password, p.Passive, p.HoldTime = acceptor, true, 30*time.Second }))
+				set(t, b, b.peerOf(a, func(p *Peer) { p.Password, p.Passive, p.HoldTime = acceptor, true, 90*time.Second }))
 			}
 			routes := map[string]string{}
-			carries := func(prefix string) {
+			n := 0
+			// Two routes, one after the other: TCP doubles its timeout until it has measured a round trip
+			// that nothing was lost of (RFC 6298, section 5), and keys are not replaced faster than that.
+			carries := func() {
 				t.Helper()
-				a.Announce([]Origin{a.origin(prefix, nil)})
-				clear(routes)
-				routes[prefix] = fmt.Sprintf("%s via %s [65000] 0", a.addr, a.hop())
-				b.has(t, routes)
+				for range 2 {
+					n++
+					prefix := fmt.Sprintf("10.%d.0.0/26", n)
+					a.Announce([]Origin{a.origin(prefix, nil)})
+					clear(routes)
+					routes[prefix] = fmt.Sprintf("%s via %s [65000] 0", a.addr, a.hop())
+					b.has(t, routes)
+				}
 			}
 			give(step.opener, step.acceptor, step.acceptor)
-			carries("10.1.0.0/26")
+			carries()
 			give(step.opener, step.acceptor, step.opener)
-			carries("10.2.0.0/26")
+			carries()
 			give(step.acceptor, step.opener, step.opener)
-			carries("10.3.0.0/26")
+			carries()
 			give(step.acceptor, step.opener, step.acceptor)
-			carries("10.4.0.0/26")
+			carries()
 			for _, n := range []*node{a, b} {
 				n.mu.Lock()
 				if slices.ContainsFunc(n.events, func(e string) bool { return strings.Contains(e, "down") }) {

@@ -39,7 +39,9 @@ type Link struct {
 
 	mu      sync.Mutex
 	tried   int   // which password it has, as [Options.password] counts
-	unheard uint8 // of how many retransmissions in a row it was known when it got it
+	heard   int   // with which the peer acknowledged last
+	seen    uint8 // how many retransmissions in a row there were last, and
+	from    uint8 // when it got Options.Password
 	wake    *sync.Cond
 	session *fsm.Session // nil: it is not up
 	conn    *net.TCPConn // nil: not yet
@@ -65,7 +67,7 @@ func (l *Link) dial() {
 		defer cancel()
 	}
 	c, err := o.dial(ctx, password)
-	l.peer.dialled(tries, err)
+	l.peer.dialled(tries, password, err)
 	if err != nil {
 		l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.NotConnected(now, l.id, err) })
 		return
@@ -73,7 +75,7 @@ func (l *Link) dial() {
 	used := false
 	l.peer.step(func(now time.Time) []fsm.Action {
 		if used = l.peer.links[l.id] == l; used {
-			l.dialed, l.tried = true, tries
+			l.dialed, l.tried, l.heard = true, tries, tries
 			l.start(c)
 			if now := &l.peer.options; now.password(tries) != password {
 				_ = l.setPassword(now.Peer.Addr(), now.Password) // it changed meanwhile; the peer is not heard if it cannot
@@ -157,15 +159,18 @@ func (l *Link) setPassword(a netip.Addr, password string) error {
 	if err != nil {
 		return err
 	}
-	l.tried, l.unheard = 0, 0
-	return control(raw, func(fd int) error { return SetPassword(fd, a, password) })
+	l.tried, l.heard = 0, 0
+	return control(raw, func(fd int) error {
+		l.from, l.seen = 0, 0
+		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			l.from, l.seen = info.Retransmits, info.Retransmits
+		}
+		return SetPassword(fd, a, password)
+	})
 }
 
-// patience is how often in a row the kernel has sent something again, unacknowledged, when
-// another password is tried: 0.6 s after the first time, then 3 s, then 13 s.
-const patience = 2
-
-// tryOther has the connection try the next password if the peer acknowledges nothing.
+// tryOther has a connection that this side opened try the other passwords of the peer while
+// it acknowledges nothing. The peer's lock is held.
 func (l *Link) tryOther(o *Options) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,16 +183,32 @@ func (l *Link) tryOther(o *Options) {
 	}
 	_ = control(raw, func(fd int) error {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil || info.Retransmits < l.unheard {
-			l.unheard = 0 // acknowledged
+		if err != nil {
 			return err
 		}
-		if info.Retransmits < l.unheard+patience {
+		if info.Retransmits < l.seen { // something was acknowledged
+			l.from, l.heard = 0, l.tried
+		}
+		l.seen = info.Retransmits
+		n := l.heard + otherAt(int(info.Retransmits-l.from), o.Others.N)
+		if n == l.tried {
 			return nil
 		}
-		l.tried, l.unheard = l.tried+1, info.Retransmits
-		return SetPassword(fd, o.Peer.Addr(), o.password(l.tried))
+		l.tried = n
+		return SetPassword(fd, o.Peer.Addr(), o.password(n))
 	})
+}
+
+// otherAt says which password after the one that was heard last a segment is sent with that
+// was sent unheard so often already, where there are so many others. Each other one has two
+// turns among the first seconds. After that it is more likely that packets are lost than
+// that the peer has another password, and the last one that it had must be there when they
+// are not: retransmissions are rare by then (RFC 6298, section 5.5).
+func otherAt(unheard, others int) int {
+	if unheard < 2 || unheard > 2+2*others {
+		return 0
+	}
+	return (unheard - 1) % (others + 1)
 }
 
 // finish closes the connection, or gives up dialling: at once, or once what was sent is

@@ -133,10 +133,9 @@ func (p *Peer) settings() Options {
 }
 
 // SetPassword changes the password of connections that stand and of those to come.
-// Established sessions go on: what is lost while the two sides differ is sent again. Of
-// two sides that know each other's old and new password it is the one that opened a
-// connection which follows the other: others are those that it tries in turn when it hears
-// nothing.
+// Established sessions go on: what is lost while the two sides differ is sent again. The
+// side that opened a connection follows the other one: others are those that it tries in
+// turn when it hears nothing.
 func (p *Peer) SetPassword(password string, others Passwords) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,10 +185,10 @@ func (p *Peer) follow() {
 }
 
 // dialled notes how an attempt to connect with the n-th password ended.
-func (p *Peer) dialled(n int, err error) {
+func (p *Peer) dialled(n int, password string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil && p.tries == n {
+	if err != nil && p.tries == n && p.options.password(n) == password {
 		p.tries++
 	}
 }
@@ -225,13 +224,16 @@ func (p *Peer) Accept(c *net.TCPConn) error {
 			l := newLink(p, id)
 			p.links[id] = l
 			l.start(c)
+			if p.options.Password != "" { // the listener may have got it after the connection was opened
+				err = l.setPassword(p.options.Peer.Addr(), p.options.Password)
+			}
 		}
 		return actions
 	})
 	if !accepted {
 		c.Close()
 	}
-	return nil
+	return err
 }
 
 // step has the machine do a step, and does what it returns.
