@@ -36,7 +36,7 @@ role() {
 common() {
 	role routerd-node
 	grant routerd-node read /calico/ --prefix=true
-	for prefix in $ipam/assignment/ $ipam/host/ $ipam/handle/ $resources/workloadendpoints/ $resources/profiles/ /routerd/v1/elections/; do
+	for prefix in $ipam/assignment/ $ipam/host/ $ipam/handle/ $resources/workloadendpoints/ $resources/profiles/ /routerd/v1/elections/ /routerd/v1/questions/; do
 		grant routerd-node readwrite "$prefix" --prefix=true
 	done
 	for prefix in /routerd/v1/secrets/ /routerd/v1/incarnations/ /routerd/v1/presences/ /routerd/v1/unconfirmed/; do

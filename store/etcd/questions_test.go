@@ -1,0 +1,66 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/etcd"
+)
+
+// TestQuestions: hosts that ask each other have the answers to their own questions, and nothing of it stays in the datastore.
+func TestQuestions(t *testing.T) {
+	t.Parallel()
+	server := start(t, embedded.Config{})
+	s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}})
+	ctx, cancel := context.WithCancel(await.Context(t))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for _, node := range []string{"node1", "node10"} {
+		wg.Go(func() {
+			s.Questions(ctx, node, func(_ context.Context, q []byte) []byte { return fmt.Appendf(nil, "%s of %s", q, node) })
+		})
+	}
+	var asking sync.WaitGroup
+	for i := range 20 {
+		for _, node := range []string{"node1", "node10"} {
+			asking.Go(func() {
+				q := fmt.Sprint("question ", i)
+				if got, err := s.Ask(ctx, node, []byte(q)); err != nil || string(got) != q+" of "+node {
+					t.Errorf("%q, error %v", got, err)
+				}
+			})
+		}
+	}
+	asking.Wait()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{server.Endpoint()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	resp, err := c.Get(ctx, "/routerd/", clientv3.WithPrefix())
+	if err != nil || len(resp.Kvs) > 0 {
+		t.Errorf("left: %v, error %v", resp.Kvs, err)
+	}
+}
+
+// TestAskNobody: where nobody answers, the end of the wait says why.
+func TestAskNobody(t *testing.T) {
+	t.Parallel()
+	server := start(t, embedded.Config{})
+	s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}})
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errors.New("no answer in time"))
+	defer cancel()
+	if got, err := s.Ask(ctx, "node2", []byte("?")); err == nil || !strings.Contains(err.Error(), "ask node2: no answer in time") {
+		t.Errorf("%q, error %v", got, err)
+	}
+}
