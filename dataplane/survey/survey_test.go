@@ -167,3 +167,40 @@ func TestClaims(t *testing.T) {
 		t.Errorf("after it was cancelled: %v", err)
 	}
 }
+
+// TestEntries: the entry of one neighbour, and of one MAC address on a VXLAN device, is
+// what ip(8) and bridge(8) show of it.
+func TestEntries(t *testing.T) {
+	enter(t)
+	run(t, "ip link add v0 type vxlan id 7 dstport 4789 local 10.1.0.1 nolearning", "ip link set v0 up",
+		"ip neigh add 10.1.0.9 lladdr 02:00:00:00:00:09 nud permanent dev a0", "ip neigh add 10.1.0.8 nud failed dev a0",
+		"ip neigh add fd00::9 lladdr 02:00:00:00:00:08 nud stale dev a0", "bridge fdb add 02:00:00:00:00:07 dev v0 dst 10.1.0.7 self permanent")
+	a, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	neighbour := func(addr string) func() (Entry, error) {
+		return func() (Entry, error) { return a.Neighbour("a0", netip.MustParseAddr(addr)) }
+	}
+	for name, tt := range map[string]struct {
+		ask      func() (Entry, error)
+		want     string
+		resolved bool
+	}{
+		"permanent":    {neighbour("10.1.0.9"), "lladdr 02:00:00:00:00:09 PERMANENT", true},
+		"failed":       {neighbour("10.1.0.8"), "FAILED", false},
+		"IPv6":         {neighbour("fd00::9"), "lladdr 02:00:00:00:00:08 STALE", true},
+		"none":         {neighbour("10.1.0.7"), "none", false},
+		"VTEP":         {func() (Entry, error) { return a.Forwarding("v0", dataplane.MAC{2, 0, 0, 0, 0, 7}) }, "dst 10.1.0.7 lladdr 02:00:00:00:00:07 PERMANENT", true},
+		"unknown VTEP": {func() (Entry, error) { return a.Forwarding("v0", dataplane.MAC{2, 0, 0, 0, 0, 6}) }, "none", false},
+	} {
+		got, err := tt.ask()
+		if err != nil || got.String() != tt.want || got.Resolved() != tt.resolved {
+			t.Errorf("%s: %q, resolved %t, error %v; want %q, %t", name, got, got.Resolved(), err, tt.want, tt.resolved)
+		}
+	}
+	if _, err := a.Neighbour("none0", netip.MustParseAddr("10.1.0.9")); err == nil {
+		t.Error("a device that is not there was asked about")
+	}
+}
