@@ -75,6 +75,16 @@ func (o *operator) Examine(context.Context) (*apiv1.ExamineResponse, error) {
 	return m, o.answer("doctor.json", m)
 }
 
+func (o *operator) Look(context.Context, *apiv1.LookRequest) (*apiv1.LookResponse, error) {
+	m := &apiv1.LookResponse{}
+	return m, o.answer("look.json", m)
+}
+
+func (o *operator) Trace(context.Context, *apiv1.TraceRequest) (*apiv1.TraceResponse, error) {
+	m := &apiv1.TraceResponse{}
+	return m, o.answer("trace.json", m)
+}
+
 func (o *operator) Paths(context.Context, *apiv1.PathsRequest) (*apiv1.PathsResponse, error) {
 	m := &apiv1.PathsResponse{}
 	return m, o.answer("paths.json", m)

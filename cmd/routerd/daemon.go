@@ -68,6 +68,7 @@ type router struct {
 	signer  *renewal.Signer                        // nil: the datastore is that of another host
 	servers []string                               // URLs of the datastore, if it is not this daemon's own
 	names   func(store.Incarnation) presence.Store // who keeps the names of nodes
+	asks    questions                              // nil: the datastore does not pass questions on
 	network *network                               // nil: the datastore is not Kubernetes
 	serveKV func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
 	db      *lock.Store                            // the same for who writes what Calico has too
@@ -247,7 +248,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	d.operator = operator.New(operator.Config{
 		Node: name, Version: version, Started: d.started, Datastore: datastoreName(c), RouteProtocol: c.Dataplane.RouteProtocol,
 		Sysctls: c.Dataplane.SysctlDir, Dirs: []string{c.StateDir, c.RunDir},
-		Conflist: conflistOptions(c), Log: log,
+		Store: d.db, Ask: d.ask(), Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
 		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.problem(time.Now()) }, CertificateEnd: d.certs.expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
@@ -347,6 +348,9 @@ func (d *router) run(stop context.Context) error {
 	part("probes follow", each(d.follow.probe, d.probe.HandleStore))
 	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))
 	part("policy follows", each(d.follow.policy, d.policy.handleStore))
+	if d.asks != nil {
+		part("questions of other hosts", d.answer)
+	}
 	part("bootstrap", d.bootstrap)
 	part("bgp key", d.bgpKeys.run)
 	part("probes", d.probe.Run)

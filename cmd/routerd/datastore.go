@@ -58,7 +58,7 @@ func (d *router) openStore(ctx context.Context) error {
 	if d.etcd != nil {
 		d.newIssuer(s)
 	}
-	d.reflectors.members = s
+	d.reflectors.members, d.asks = s, s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil
 }

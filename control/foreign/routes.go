@@ -25,6 +25,9 @@ type Route struct {
 // Ours is the route of ours that it takes packets from.
 func (f Route) Ours() string { return f.ours.String() }
 
+// Takes is the prefix whose packets it takes.
+func (f Route) Takes() netip.Prefix { return f.theirs.Prefix }
+
 // String returns the route as ip(8) takes it.
 func (f Route) String() string {
 	s := strings.TrimSpace(f.theirs.Type + " " + f.theirs.Prefix.String())

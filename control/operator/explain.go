@@ -35,11 +35,11 @@ func (s *PolicyServer) PolicyExplain(ctx context.Context, req *apiv1.PolicyExpla
 	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "read the cluster's endpoints: %v", err)
 	}
-	from, err := s.locate(objects, req.GetFrom())
+	from, err := locate(objects, s.cfg.Node, req.GetFrom())
 	if err != nil {
 		return nil, status.Errorf(codes.NotFound, "from: %v", err)
 	}
-	to, err := s.locate(objects, req.GetTo())
+	to, err := locate(objects, s.cfg.Node, req.GetTo())
 	if err != nil {
 		return nil, status.Errorf(codes.NotFound, "to: %v", err)
 	}
@@ -76,9 +76,14 @@ func (s *PolicyServer) PolicyExplain(ctx context.Context, req *apiv1.PolicyExpla
 
 // clusterObjects lists all that policy follows from.
 func (s *PolicyServer) clusterObjects(ctx context.Context) ([]store.Event, error) {
+	return listed(ctx, s.cfg.Store, policy.Kinds()...)
+}
+
+// listed lists the objects of some kinds that can be read.
+func listed(ctx context.Context, from store.Store, kinds ...store.Kind) ([]store.Event, error) {
 	var out []store.Event
-	for _, kind := range policy.Kinds() {
-		list, _, err := s.cfg.Store.List(ctx, kind, "")
+	for _, kind := range kinds {
+		list, _, err := from.List(ctx, kind, "")
 		if err != nil && !errors.Is(err, store.ErrDecode) {
 			return nil, err
 		}
@@ -91,11 +96,11 @@ func (s *PolicyServer) clusterObjects(ctx context.Context) ([]store.Event, error
 	return out, nil
 }
 
-// locate finds what a user means by a word: host, an endpoint anywhere in
-// the cluster, a node, or any address.
-func (s *PolicyServer) locate(objects []store.Event, word string) (location, error) {
+// locate finds what a user of the host called self means by a word: host, an endpoint
+// anywhere in the cluster, a node, or any address.
+func locate(objects []store.Event, self, word string) (location, error) {
 	if word == "host" {
-		word = s.cfg.Node
+		word = self
 	}
 	addr, addrErr := netip.ParseAddr(word)
 	for _, ev := range objects {
@@ -111,7 +116,7 @@ func (s *PolicyServer) locate(objects []store.Event, word string) (location, err
 			if v.Spec.Pod != "" {
 				called = append(called, v.Spec.Pod, v.Namespace+"/"+v.Spec.Pod)
 			}
-			if v.Spec.Node == s.cfg.Node {
+			if v.Spec.Node == self {
 				called = append(called, v.Spec.InterfaceName)
 			}
 			if slices.Contains(called, word) {

@@ -25,6 +25,7 @@ import (
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/store"
 )
 
 // Config is what a [Server] asks.
@@ -37,6 +38,10 @@ type Config struct {
 	Dirs          []string // that the daemon writes to
 	Conflist      cni.ConflistOptions
 	Log           *slog.Logger
+	Store         store.Store
+	// Ask asks another host, which answers by [Server.Answer]; nil: the datastore does not
+	// pass questions on.
+	Ask func(ctx context.Context, node string, question []byte) ([]byte, error)
 
 	Kernel   *kernel.Kernel
 	Core     *vrouter.Core

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,8 +32,11 @@ type breakage struct {
 	host        string
 	all         bool // with --all
 	broken, fix func(*testing.T, *lab.Lab)
-	check       string   // that finds it
+	check       string   // that finds it; empty: no doctor does
 	says        []string // of the first line
+	// trace is the check that a trace from node1's pod to that of a host, or to what
+	// is named, ends at; empty: none is asked for.
+	trace, to string
 }
 
 // sh breaks or mends by commands, each "WHERE: COMMAND".
@@ -107,6 +111,10 @@ type answer struct {
 // ask runs routerctl doctor on a host.
 func ask(ctx context.Context, l *lab.Lab, host string, all bool) answer {
 	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "doctor", fmt.Sprintf("--all=%t", all))
+	return answerOf(c)
+}
+
+func answerOf(c *exec.Cmd) answer {
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -114,6 +122,36 @@ func ask(ctx context.Context, l *lab.Lab, host string, all bool) answer {
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
 	return answer{first: strings.Join(strings.Fields(first), " "), all: string(out), code: c.ProcessState.ExitCode()}
+}
+
+// traced runs routerctl trace on a host, from node1's pod to another place.
+func traced(ctx context.Context, t *testing.T, l *lab.Lab, host, to string) answer {
+	t.Helper()
+	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "trace", "--from", addr(t, l, "node1/pod1"), "--to", addr(t, l, to))
+	return answerOf(c)
+}
+
+// tracedAs waits until a trace's first line begins with some words and has others.
+func tracedAs(t *testing.T, l *lab.Lab, b breakage, host string) {
+	t.Helper()
+	to := cmp.Or(b.to, "node3/pod1")
+	start := time.Now()
+	ctx := t.Context()
+	await.Until(t, "trace to "+to, func() error {
+		a := traced(ctx, t, l, host, to)
+		f := strings.Fields(a.first)
+		if b.trace == "" {
+			if a.err != nil || a.code != 0 || f[0] != "whole" {
+				return fmt.Errorf("error %w, exit code %d, want a way that is whole:\n%s", a.err, a.code, a.all)
+			}
+			return nil
+		}
+		if a.err != nil || a.code != 1 || len(f) < 4 || f[0] != "broken" || f[2] != b.trace || !strings.Contains(a.first, "; cure: ") {
+			return fmt.Errorf("error %w, exit code %d, want 1 and check %s:\n%s", a.err, a.code, b.trace, a.all)
+		}
+		return nil
+	})
+	t.Logf("trace to %s: %q after %.1f s", to, b.trace, time.Since(start).Seconds())
 }
 
 // well waits until no doctor of the lab finds anything, and node1's, which is asked for
@@ -141,6 +179,9 @@ func well(t *testing.T, l *lab.Lab) {
 func breakAll(t *testing.T, l *lab.Lab, list []breakage) {
 	t.Helper()
 	well(t, l)
+	for _, to := range []string{"node2/pod1", "node3/pod1", "node3"} {
+		tracedAs(t, l, breakage{to: to}, "node2")
+	}
 	for _, b := range list {
 		ok := t.Run(b.name, func(t *testing.T) {
 			host := b.host
@@ -150,6 +191,11 @@ func breakAll(t *testing.T, l *lab.Lab, list []breakage) {
 			b.broken(t, l)
 			start := time.Now()
 			ctx := t.Context()
+			if b.check == "" {
+				tracedAs(t, l, b, host)
+				b.fix(t, l)
+				return
+			}
 			await.Until(t, "doctor of "+host, func() error {
 				a := ask(ctx, l, host, b.all)
 				f := strings.Fields(a.first)
@@ -164,6 +210,9 @@ func breakAll(t *testing.T, l *lab.Lab, list []breakage) {
 				return nil
 			})
 			t.Logf("named after %.1f s", time.Since(start).Seconds())
+			if b.trace != "" {
+				tracedAs(t, l, b, host)
+			}
 			b.fix(t, l)
 			well(t, l)
 		})
@@ -189,7 +238,26 @@ func TestTunnels(t *testing.T) {
 	fw := func(host string) string { return host + ": nft add table ip fw; nft add chain ip fw c " }
 	breakAll(t, l, []breakage{
 		{
+			name: "a policy denies what comes in", trace: "policy",
+			broken: ctl("{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: closed}, spec: {selector: all(), types: [Ingress], ingress: [{action: Deny, protocol: ICMP}, {action: Allow}]}}", "apply", "-f", "-"),
+			fix:    ctl("", "delete", "globalnetworkpolicy", "closed"),
+		},
+		{
+			name: "a route of another program drops the answer", host: "node2", trace: "foreign-route",
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				run(t, l, "node3", "ip", "route", "add", "blackhole", addr(t, l, "node1/pod1")+"/32", "proto", "3")
+			},
+			fix: sh("node3: ip route flush type blackhole proto 3"),
+		},
+		{
+			name: "the pod there is down", host: "node2", trace: "workload",
+			broken: sh("node3/pod1: ip link set eth0 down"),
+			fix:    sh("node3/pod1: ip link set eth0 up; ip route replace 169.254.1.1 dev eth0 scope link; ip route replace default via 169.254.1.1 dev eth0"),
+		},
+		{
 			name:  "a route of another program drops part of a block",
+			trace: "foreign-route", to: "node2/pod1",
 			check: "foreign-route", says: []string{"proto 3", "ip route del blackhole"},
 			broken: func(t *testing.T, l *lab.Lab) {
 				t.Helper()
@@ -205,12 +273,14 @@ func TestTunnels(t *testing.T) {
 		},
 		{
 			name:  "a firewall drops what is forwarded",
+			trace: "forward-drop",
 			check: "forward-drop", says: []string{"ip fw c", "nft insert rule ip fw c iifname \"cali*\" accept"},
 			broken: sh(fw("node1") + "'{ type filter hook forward priority 0; policy drop; }'"),
 			fix:    sh("node1: nft delete table ip fw"),
 		},
 		{
 			name: "UDP 4789 is dropped on its way in", host: "node1",
+			trace: "tunnel",
 			check: "tunnel", says: []string{"node3 (10.2.0.11)", "UDP port 4789", "udp dport 4789 accept"},
 			broken: sh(fw("node3") + "'{ type filter hook prerouting priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
 			fix:    sh("node3: nft delete table ip fw"),
@@ -235,18 +305,21 @@ func TestTunnels(t *testing.T) {
 		},
 		{
 			name:  "a neighbour entry is fixed at another MAC address",
+			trace: "fixed-neighbour", to: "node2/pod1",
 			check: "fixed-neighbour", says: []string{"node2 (10.1.0.12)", "02:00:00:00:00:99", "ip neigh del 10.1.0.12 dev eth0"},
 			broken: sh("node1: ip neigh replace 10.1.0.12 lladdr 02:00:00:00:00:99 nud permanent dev eth0"),
 			fix:    sh("node1: ip neigh del 10.1.0.12 dev eth0"),
 		},
 		{
 			name:  "a pod has no default route",
+			trace: "workload",
 			check: "workload", says: []string{"pod1", "route"},
 			broken: sh("node1/pod1: ip route del default"),
 			fix:    sh("node1/pod1: ip route add default via 169.254.1.1 dev eth0"),
 		},
 		{
 			name:  "a pod has lost its address",
+			trace: "workload",
 			check: "workload", says: []string{"pod1", "address"},
 			broken: sh("node1/pod1: ip -4 addr flush dev eth0"),
 			fix: func(t *testing.T, l *lab.Lab) {
@@ -262,12 +335,14 @@ func TestTunnels(t *testing.T) {
 		},
 		{
 			name:  "a rule leads what a pod sends into another table",
+			trace: "way",
 			check: "way", says: []string{"leave via 10.1.0.1 dev eth0 table 100 and not "},
 			broken: sh("node1: ip route add default via 10.1.0.1 table 100; ip rule add priority 1000 iif $(ip -o link | grep -o 'cali[0-9a-f]\\{11\\}' | head -1) lookup 100"),
 			fix:    sh("node1: ip rule del priority 1000; ip route flush table 100"),
 		},
 		{
 			name:  "a rule drops what is for pods",
+			trace: "foreign-rule",
 			check: "foreign-rule", says: []string{"to 192.168.0.0/16 prohibit"},
 			broken: sh("node1: ip rule add priority 1000 to 192.168.0.0/16 prohibit"),
 			fix:    sh("node1: ip rule del priority 1000"),
@@ -289,11 +364,13 @@ func TestTunnels(t *testing.T) {
 		},
 		{
 			name:  "a link on the way loses large packets",
+			trace: "tunnel-mtu",
 			check: "tunnel-mtu", says: []string{"more than 1350 bytes", "node3 (10.2.0.11)"},
 			broken: fault(middlebox.Faults{MTU: 1400}), fix: mended,
 		},
 		{
 			name:  "packets are lost whose checksum is left to the hardware",
+			trace: "tunnel-offload",
 			check: "tunnel-offload", says: []string{"vxlan.calico to node3", "cure: routerctl node tunnels --retry node3"},
 			broken: fault(middlebox.Faults{Checksum: true}), fix: mended,
 		},
@@ -373,6 +450,7 @@ func TestTunnels(t *testing.T) {
 		},
 		{
 			name: "the host has lost its address", host: "node3",
+			trace: "address-missing",
 			check: "address-missing", says: []string{"10.2.0.11", "ip addr add 10.2.0.11/24 dev eth0"},
 			broken: sh("node3: ip addr del 10.2.0.11/24 dev eth0"),
 			fix:    sh("node3: ip addr add 10.2.0.11/24 dev eth0; ip route replace default via 10.2.0.1"),

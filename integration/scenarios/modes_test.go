@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/trace"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
@@ -107,7 +109,7 @@ func reach(t *testing.T, l *lab.Lab, o traffic.Options) {
 }
 
 // testWell holds that doctor finds nothing on a host that is well, and that there is
-// nothing that it cannot look at.
+// nothing that it cannot look at; and that the ways between pods are whole.
 func testWell(t *testing.T, l *lab.Lab, _ mode) {
 	for _, h := range l.Hosts() {
 		poll(t, "doctor of "+h, func() string {
@@ -126,6 +128,33 @@ func testWell(t *testing.T, l *lab.Lab, _ mode) {
 			return ""
 		})
 	}
+	pods, err := l.Pods()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Client("node2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	from := pods[0].Addrs[0].String() // of node1
+	poll(t, "traces of node2", func() string {
+		wrong := make([]string, len(pods))
+		var all sync.WaitGroup
+		for i, p := range pods[1:] {
+			if p.Name != pods[1].Name {
+				continue // one of each host, node1 included
+			}
+			all.Go(func() {
+				r, err := apiv1.NewDoctorClient(c).Trace(await.Context(t), &apiv1.TraceRequest{From: from, To: p.Addrs[0].String()})
+				if err != nil || r.GetVerdict() != trace.Whole {
+					wrong[i] = fmt.Sprint(p, ": ", err, r)
+				}
+			})
+		}
+		all.Wait()
+		return strings.Join(wrong, "")
+	})
 }
 
 func testReachability(t *testing.T, l *lab.Lab, _ mode) {

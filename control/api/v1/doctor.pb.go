@@ -226,6 +226,655 @@ func (x *Finding) GetCure() string {
 	return ""
 }
 
+type TraceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"` // a workload, a node, "host" for this one, or an address
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // name or number; empty: echo requests, or TCP with a port
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	SourcePort    uint32                 `protobuf:"varint,5,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	Size          uint32                 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"` // bytes, with the IP header; 0: what the sender's device takes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
+func (*TraceRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *TraceRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type TraceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Packet        string                 `protobuf:"bytes,1,opt,name=packet,proto3" json:"packet,omitempty"`   // what is followed
+	Verdict       string                 `protobuf:"bytes,2,opt,name=verdict,proto3" json:"verdict,omitempty"` // whole, broken, unknown
+	Fault         *Finding               `protobuf:"bytes,3,opt,name=fault,proto3" json:"fault,omitempty"`     // the first thing that is wrong, if it is broken
+	Hops          []*Hop                 `protobuf:"bytes,4,rep,name=hops,proto3" json:"hops,omitempty"`       // there, then back
+	Unknown       []string               `protobuf:"bytes,5,rep,name=unknown,proto3" json:"unknown,omitempty"` // what could not be looked at, and why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceResponse) Reset() {
+	*x = TraceResponse{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceResponse) ProtoMessage() {}
+
+func (x *TraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
+func (*TraceResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TraceResponse) GetPacket() string {
+	if x != nil {
+		return x.Packet
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetFault() *Finding {
+	if x != nil {
+		return x.Fault
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetHops() []*Hop {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetUnknown() []string {
+	if x != nil {
+		return x.Unknown
+	}
+	return nil
+}
+
+// Hop is a step of a packet's way.
+type Hop struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Back          bool                   `protobuf:"varint,1,opt,name=back,proto3" json:"back,omitempty"` // of the answer
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Step          *Step                  `protobuf:"bytes,3,opt,name=step,proto3" json:"step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hop) Reset() {
+	*x = Hop{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hop) ProtoMessage() {}
+
+func (x *Hop) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hop.ProtoReflect.Descriptor instead.
+func (*Hop) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Hop) GetBack() bool {
+	if x != nil {
+		return x.Back
+	}
+	return false
+}
+
+func (x *Hop) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Hop) GetStep() *Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+// Step is one thing that decides about a packet on a host.
+type Step struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	What          string                 `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`         // what is there
+	Findings      []*Finding             `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"` // what of it is wrong for this packet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Step) Reset() {
+	*x = Step{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Step) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Step) ProtoMessage() {}
+
+func (x *Step) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Step.ProtoReflect.Descriptor instead.
+func (*Step) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Step) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Step) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Step) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// LookRequest is a packet between an end on the host that is asked, and another.
+type LookRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Local         string                 `protobuf:"bytes,1,opt,name=local,proto3" json:"local,omitempty"`        // address of the end here
+	Remote        string                 `protobuf:"bytes,2,opt,name=remote,proto3" json:"remote,omitempty"`      // and of the other one
+	Peer          string                 `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`          // the node of the other end; empty: it is outside of the cluster
+	Answers       bool                   `protobuf:"varint,4,opt,name=answers,proto3" json:"answers,omitempty"`   // the first packet of the connection comes from the other end
+	Protocol      uint32                 `protobuf:"varint,5,opt,name=protocol,proto3" json:"protocol,omitempty"` // of the first packet, as are the ports
+	SourcePort    uint32                 `protobuf:"varint,6,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	Port          uint32                 `protobuf:"varint,7,opt,name=port,proto3" json:"port,omitempty"`
+	IcmpType      uint32                 `protobuf:"varint,8,opt,name=icmp_type,json=icmpType,proto3" json:"icmp_type,omitempty"`
+	Size          uint32                 `protobuf:"varint,9,opt,name=size,proto3" json:"size,omitempty"` // bytes; 0: what the local end's device takes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookRequest) Reset() {
+	*x = LookRequest{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookRequest) ProtoMessage() {}
+
+func (x *LookRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookRequest.ProtoReflect.Descriptor instead.
+func (*LookRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *LookRequest) GetLocal() string {
+	if x != nil {
+		return x.Local
+	}
+	return ""
+}
+
+func (x *LookRequest) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *LookRequest) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *LookRequest) GetAnswers() bool {
+	if x != nil {
+		return x.Answers
+	}
+	return false
+}
+
+func (x *LookRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *LookRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *LookRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *LookRequest) GetIcmpType() uint32 {
+	if x != nil {
+		return x.IcmpType
+	}
+	return 0
+}
+
+func (x *LookRequest) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type LookResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Out           []*Step                `protobuf:"bytes,2,rep,name=out,proto3" json:"out,omitempty"`       // on the way to the other end
+	In            []*Step                `protobuf:"bytes,3,rep,name=in,proto3" json:"in,omitempty"`         // on the way from there
+	Tunnel        *LookResponse_Tunnel   `protobuf:"bytes,4,opt,name=tunnel,proto3" json:"tunnel,omitempty"` // by which packets leave this host; unset: by none
+	Unknown       []string               `protobuf:"bytes,5,rep,name=unknown,proto3" json:"unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookResponse) Reset() {
+	*x = LookResponse{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookResponse) ProtoMessage() {}
+
+func (x *LookResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookResponse.ProtoReflect.Descriptor instead.
+func (*LookResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *LookResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *LookResponse) GetOut() []*Step {
+	if x != nil {
+		return x.Out
+	}
+	return nil
+}
+
+func (x *LookResponse) GetIn() []*Step {
+	if x != nil {
+		return x.In
+	}
+	return nil
+}
+
+func (x *LookResponse) GetTunnel() *LookResponse_Tunnel {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+func (x *LookResponse) GetUnknown() []string {
+	if x != nil {
+		return x.Unknown
+	}
+	return nil
+}
+
+// Question is what one host's daemon asks another's, over the datastore.
+type Question struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Look          *LookRequest           `protobuf:"bytes,1,opt,name=look,proto3" json:"look,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Question) Reset() {
+	*x = Question{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Question) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Question) ProtoMessage() {}
+
+func (x *Question) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Question.ProtoReflect.Descriptor instead.
+func (*Question) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Question) GetLook() *LookRequest {
+	if x != nil {
+		return x.Look
+	}
+	return nil
+}
+
+type Answer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Error         string                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"` // why there is none
+	Look          *LookResponse          `protobuf:"bytes,2,opt,name=look,proto3" json:"look,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Answer) Reset() {
+	*x = Answer{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Answer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Answer) ProtoMessage() {}
+
+func (x *Answer) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Answer.ProtoReflect.Descriptor instead.
+func (*Answer) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Answer) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Answer) GetLook() *LookResponse {
+	if x != nil {
+		return x.Look
+	}
+	return nil
+}
+
+// Tunnel is the two ends of a tunnel, as this host has them.
+type LookResponse_Tunnel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Encapsulation string                 `protobuf:"bytes,2,opt,name=encapsulation,proto3" json:"encapsulation,omitempty"`
+	Local         string                 `protobuf:"bytes,3,opt,name=local,proto3" json:"local,omitempty"`                       // address on the underlay,
+	LocalMac      string                 `protobuf:"bytes,4,opt,name=local_mac,json=localMac,proto3" json:"local_mac,omitempty"` // and of the device, if it is VXLAN's
+	Remote        string                 `protobuf:"bytes,5,opt,name=remote,proto3" json:"remote,omitempty"`
+	RemoteMac     string                 `protobuf:"bytes,6,opt,name=remote_mac,json=remoteMac,proto3" json:"remote_mac,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookResponse_Tunnel) Reset() {
+	*x = LookResponse_Tunnel{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookResponse_Tunnel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookResponse_Tunnel) ProtoMessage() {}
+
+func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookResponse_Tunnel.ProtoReflect.Descriptor instead.
+func (*LookResponse_Tunnel) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8, 0}
+}
+
+func (x *LookResponse_Tunnel) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *LookResponse_Tunnel) GetEncapsulation() string {
+	if x != nil {
+		return x.Encapsulation
+	}
+	return ""
+}
+
+func (x *LookResponse_Tunnel) GetLocal() string {
+	if x != nil {
+		return x.Local
+	}
+	return ""
+}
+
+func (x *LookResponse_Tunnel) GetLocalMac() string {
+	if x != nil {
+		return x.LocalMac
+	}
+	return ""
+}
+
+func (x *LookResponse_Tunnel) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *LookResponse_Tunnel) GetRemoteMac() string {
+	if x != nil {
+		return x.RemoteMac
+	}
+	return ""
+}
+
 var File_control_api_v1_doctor_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_doctor_proto_rawDesc = "" +
@@ -246,9 +895,63 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\x05field\x18\x06 \x01(\tR\x05field\x12\x12\n" +
 	"\x04what\x18\a \x01(\tR\x04what\x12\x14\n" +
 	"\x05cause\x18\b \x01(\tR\x05cause\x12\x12\n" +
-	"\x04cure\x18\t \x01(\tR\x04cure2L\n" +
+	"\x04cure\x18\t \x01(\tR\x04cure\"\x97\x01\n" +
+	"\fTraceRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x1f\n" +
+	"\vsource_port\x18\x05 \x01(\rR\n" +
+	"sourcePort\x12\x12\n" +
+	"\x04size\x18\x06 \x01(\rR\x04size\"\xab\x01\n" +
+	"\rTraceResponse\x12\x16\n" +
+	"\x06packet\x18\x01 \x01(\tR\x06packet\x12\x18\n" +
+	"\averdict\x18\x02 \x01(\tR\averdict\x12)\n" +
+	"\x05fault\x18\x03 \x01(\v2\x13.routerd.v1.FindingR\x05fault\x12#\n" +
+	"\x04hops\x18\x04 \x03(\v2\x0f.routerd.v1.HopR\x04hops\x12\x18\n" +
+	"\aunknown\x18\x05 \x03(\tR\aunknown\"S\n" +
+	"\x03Hop\x12\x12\n" +
+	"\x04back\x18\x01 \x01(\bR\x04back\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12$\n" +
+	"\x04step\x18\x03 \x01(\v2\x10.routerd.v1.StepR\x04step\"_\n" +
+	"\x04Step\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\x12/\n" +
+	"\bfindings\x18\x03 \x03(\v2\x13.routerd.v1.FindingR\bfindings\"\xeb\x01\n" +
+	"\vLookRequest\x12\x14\n" +
+	"\x05local\x18\x01 \x01(\tR\x05local\x12\x16\n" +
+	"\x06remote\x18\x02 \x01(\tR\x06remote\x12\x12\n" +
+	"\x04peer\x18\x03 \x01(\tR\x04peer\x12\x18\n" +
+	"\aanswers\x18\x04 \x01(\bR\aanswers\x12\x1a\n" +
+	"\bprotocol\x18\x05 \x01(\rR\bprotocol\x12\x1f\n" +
+	"\vsource_port\x18\x06 \x01(\rR\n" +
+	"sourcePort\x12\x12\n" +
+	"\x04port\x18\a \x01(\rR\x04port\x12\x1b\n" +
+	"\ticmp_type\x18\b \x01(\rR\bicmpType\x12\x12\n" +
+	"\x04size\x18\t \x01(\rR\x04size\"\xee\x02\n" +
+	"\fLookResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\"\n" +
+	"\x03out\x18\x02 \x03(\v2\x10.routerd.v1.StepR\x03out\x12 \n" +
+	"\x02in\x18\x03 \x03(\v2\x10.routerd.v1.StepR\x02in\x127\n" +
+	"\x06tunnel\x18\x04 \x01(\v2\x1f.routerd.v1.LookResponse.TunnelR\x06tunnel\x12\x18\n" +
+	"\aunknown\x18\x05 \x03(\tR\aunknown\x1a\xb0\x01\n" +
+	"\x06Tunnel\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12$\n" +
+	"\rencapsulation\x18\x02 \x01(\tR\rencapsulation\x12\x14\n" +
+	"\x05local\x18\x03 \x01(\tR\x05local\x12\x1b\n" +
+	"\tlocal_mac\x18\x04 \x01(\tR\blocalMac\x12\x16\n" +
+	"\x06remote\x18\x05 \x01(\tR\x06remote\x12\x1d\n" +
+	"\n" +
+	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"7\n" +
+	"\bQuestion\x12+\n" +
+	"\x04look\x18\x01 \x01(\v2\x17.routerd.v1.LookRequestR\x04look\"L\n" +
+	"\x06Answer\x12\x14\n" +
+	"\x05error\x18\x01 \x01(\tR\x05error\x12,\n" +
+	"\x04look\x18\x02 \x01(\v2\x18.routerd.v1.LookResponseR\x04look2\xc5\x01\n" +
 	"\x06Doctor\x12B\n" +
-	"\aExamine\x12\x1a.routerd.v1.ExamineRequest\x1a\x1b.routerd.v1.ExamineResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\aExamine\x12\x1a.routerd.v1.ExamineRequest\x1a\x1b.routerd.v1.ExamineResponse\x129\n" +
+	"\x04Look\x12\x17.routerd.v1.LookRequest\x1a\x18.routerd.v1.LookResponse\x12<\n" +
+	"\x05Trace\x12\x18.routerd.v1.TraceRequest\x1a\x19.routerd.v1.TraceResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_doctor_proto_rawDescOnce sync.Once
@@ -262,21 +965,43 @@ func file_control_api_v1_doctor_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_doctor_proto_rawDescData
 }
 
-var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_control_api_v1_doctor_proto_goTypes = []any{
-	(*ExamineRequest)(nil),  // 0: routerd.v1.ExamineRequest
-	(*ExamineResponse)(nil), // 1: routerd.v1.ExamineResponse
-	(*Finding)(nil),         // 2: routerd.v1.Finding
+	(*ExamineRequest)(nil),      // 0: routerd.v1.ExamineRequest
+	(*ExamineResponse)(nil),     // 1: routerd.v1.ExamineResponse
+	(*Finding)(nil),             // 2: routerd.v1.Finding
+	(*TraceRequest)(nil),        // 3: routerd.v1.TraceRequest
+	(*TraceResponse)(nil),       // 4: routerd.v1.TraceResponse
+	(*Hop)(nil),                 // 5: routerd.v1.Hop
+	(*Step)(nil),                // 6: routerd.v1.Step
+	(*LookRequest)(nil),         // 7: routerd.v1.LookRequest
+	(*LookResponse)(nil),        // 8: routerd.v1.LookResponse
+	(*Question)(nil),            // 9: routerd.v1.Question
+	(*Answer)(nil),              // 10: routerd.v1.Answer
+	(*LookResponse_Tunnel)(nil), // 11: routerd.v1.LookResponse.Tunnel
 }
 var file_control_api_v1_doctor_proto_depIdxs = []int32{
-	2, // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
-	0, // 1: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
-	1, // 2: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	2,  // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
+	2,  // 1: routerd.v1.TraceResponse.fault:type_name -> routerd.v1.Finding
+	5,  // 2: routerd.v1.TraceResponse.hops:type_name -> routerd.v1.Hop
+	6,  // 3: routerd.v1.Hop.step:type_name -> routerd.v1.Step
+	2,  // 4: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
+	6,  // 5: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
+	6,  // 6: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
+	11, // 7: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
+	7,  // 8: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
+	8,  // 9: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
+	0,  // 10: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
+	7,  // 11: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
+	3,  // 12: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
+	1,  // 13: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
+	8,  // 14: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
+	4,  // 15: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
+	13, // [13:16] is the sub-list for method output_type
+	10, // [10:13] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_doctor_proto_init() }
@@ -290,7 +1015,7 @@ func file_control_api_v1_doctor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_doctor_proto_rawDesc), len(file_control_api_v1_doctor_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

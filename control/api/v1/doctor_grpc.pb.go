@@ -20,6 +20,8 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Doctor_Examine_FullMethodName = "/routerd.v1.Doctor/Examine"
+	Doctor_Look_FullMethodName    = "/routerd.v1.Doctor/Look"
+	Doctor_Trace_FullMethodName   = "/routerd.v1.Doctor/Trace"
 )
 
 // DoctorClient is the client API for Doctor service.
@@ -30,6 +32,10 @@ const (
 type DoctorClient interface {
 	// Examine looks at this host as it is now.
 	Examine(ctx context.Context, in *ExamineRequest, opts ...grpc.CallOption) (*ExamineResponse, error)
+	// Look says what becomes of one packet on this host.
+	Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*LookResponse, error)
+	// Trace follows a packet over the hosts of both ends, and its answer back.
+	Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (*TraceResponse, error)
 }
 
 type doctorClient struct {
@@ -50,6 +56,26 @@ func (c *doctorClient) Examine(ctx context.Context, in *ExamineRequest, opts ...
 	return out, nil
 }
 
+func (c *doctorClient) Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*LookResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookResponse)
+	err := c.cc.Invoke(ctx, Doctor_Look_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *doctorClient) Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (*TraceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TraceResponse)
+	err := c.cc.Invoke(ctx, Doctor_Trace_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DoctorServer is the server API for Doctor service.
 // All implementations must embed UnimplementedDoctorServer
 // for forward compatibility.
@@ -58,6 +84,10 @@ func (c *doctorClient) Examine(ctx context.Context, in *ExamineRequest, opts ...
 type DoctorServer interface {
 	// Examine looks at this host as it is now.
 	Examine(context.Context, *ExamineRequest) (*ExamineResponse, error)
+	// Look says what becomes of one packet on this host.
+	Look(context.Context, *LookRequest) (*LookResponse, error)
+	// Trace follows a packet over the hosts of both ends, and its answer back.
+	Trace(context.Context, *TraceRequest) (*TraceResponse, error)
 	mustEmbedUnimplementedDoctorServer()
 }
 
@@ -70,6 +100,12 @@ type UnimplementedDoctorServer struct{}
 
 func (UnimplementedDoctorServer) Examine(context.Context, *ExamineRequest) (*ExamineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Examine not implemented")
+}
+func (UnimplementedDoctorServer) Look(context.Context, *LookRequest) (*LookResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Look not implemented")
+}
+func (UnimplementedDoctorServer) Trace(context.Context, *TraceRequest) (*TraceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Trace not implemented")
 }
 func (UnimplementedDoctorServer) mustEmbedUnimplementedDoctorServer() {}
 func (UnimplementedDoctorServer) testEmbeddedByValue()                {}
@@ -110,6 +146,42 @@ func _Doctor_Examine_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Doctor_Look_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DoctorServer).Look(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Doctor_Look_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DoctorServer).Look(ctx, req.(*LookRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Doctor_Trace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TraceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DoctorServer).Trace(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Doctor_Trace_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DoctorServer).Trace(ctx, req.(*TraceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Doctor_ServiceDesc is the grpc.ServiceDesc for Doctor service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -120,6 +192,14 @@ var Doctor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Examine",
 			Handler:    _Doctor_Examine_Handler,
+		},
+		{
+			MethodName: "Look",
+			Handler:    _Doctor_Look_Handler,
+		},
+		{
+			MethodName: "Trace",
+			Handler:    _Doctor_Trace_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

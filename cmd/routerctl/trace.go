@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/trace"
+)
+
+func (a *app) traceCommand() *cobra.Command {
+	req := &apiv1.TraceRequest{}
+	var output string
+	c := &cobra.Command{
+		Use:   "trace --from A --to B",
+		Short: "Follow a packet over all hosts, there and back, and name the first thing that is wrong",
+		Long: `Say what becomes of a packet from A to B, and of the answer, step by step on the
+hosts of both ends: the workload as it is, the rules that judge the packet, routerd's
+route and what the kernel does, devices, entries of tunnels, the next hop on the
+underlay, and whether packets get through the tunnel. Each host answers for itself,
+over the datastore, by what its kernel has now. Nothing is changed, and of the packet
+itself nothing is sent; the hosts send a few probes as doctor does.
+
+A and B are workloads anywhere in the cluster (by NAMESPACE/POD, container, resource
+or address), nodes, "host" for this one, or any address. Without --protocol the packet
+is an echo request, or TCP if there is a port. Without --size it is as large as the
+device of the sender takes.
+
+The first line says whether the way is whole, broken or unknown; if it is broken, it
+has the host, the name of the check, what is wrong first, and the command that mends
+it. The exit code is 0 when the way is whole and 1 otherwise.`,
+		Example: `  routerctl trace --from default/client --to default/web-0 --protocol tcp --port 80
+  routerctl trace --from default/client --to 192.168.12.5 --size 1400
+  routerctl trace --from host --to default/web-0 -o json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
+				return err
+			}
+			if req.From == "" || req.To == "" {
+				return usagef("trace: --from and --to are required: a workload, a node, host, or an address")
+			}
+			return nil
+		},
+	}
+	outputFlag(c, &output)
+	f := c.Flags()
+	f.StringVar(&req.From, "from", "", "where the packet comes from")
+	f.StringVar(&req.To, "to", "", "where it goes to")
+	f.StringVar(&req.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6, sctp, udplite or a number (default icmp, tcp with --port)")
+	f.StringVar(&req.Protocol, "proto", "", "the same as --protocol")
+	f.Uint32Var(&req.Port, "port", 0, "destination port")
+	f.Uint32Var(&req.SourcePort, "source-port", 0, "source port")
+	f.Uint32Var(&req.Size, "size", 0, "bytes of the packet, with its IP header")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := checkOutput(output); err != nil {
+			return err
+		}
+		ctx, cancel := a.withDeadline(cmd)
+		defer cancel()
+		var r *apiv1.TraceResponse
+		err := ask(ctx, a, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
+			r, err = d.Trace(ctx, req)
+			return err
+		})
+		if err != nil {
+			return explain(ctx, err)
+		}
+		if output != "table" {
+			err = printProto(a.stdout, r, output)
+		} else {
+			err = printTrace(a.stdout, r)
+		}
+		if err == nil && r.GetVerdict() != trace.Whole {
+			err = exitCode(1)
+		}
+		return err
+	}
+	return c
+}
+
+func printTrace(w io.Writer, r *apiv1.TraceResponse) error {
+	first := fmt.Sprintf("%s   %s", r.GetVerdict(), r.GetPacket())
+	if f := r.GetFault(); f != nil {
+		first = fmt.Sprintf("%s   %s   %s   %s; cure: %s", r.GetVerdict(), dash(f.GetNode()), f.GetCheck(), f.GetWhat(), f.GetCure())
+	}
+	fmt.Fprintln(w, first)
+	for _, u := range r.GetUnknown() {
+		fmt.Fprintf(w, "not examined: %s\n", u)
+	}
+	for _, back := range []bool{false, true} {
+		title := "there: " + r.GetPacket()
+		if back {
+			title = "back"
+		}
+		var rows [][]string
+		for _, h := range r.GetHops() {
+			if h.GetBack() != back {
+				continue
+			}
+			rows = append(rows, []string{h.GetNode(), h.GetStep().GetName(), h.GetStep().GetWhat()})
+			for _, f := range h.GetStep().GetFindings() {
+				rows = append(rows, []string{"", "  " + f.GetSeverity(), f.GetCheck() + ": " + f.GetWhat() + "; cure: " + f.GetCure()})
+			}
+		}
+		if rows == nil {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s\n", title)
+		if err := printTable(w, []string{"HOST", "STEP", "WHAT"}, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/doctor"
+	"github.com/routerd/routerd/control/rib"
+	"github.com/routerd/routerd/control/trace"
+	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
+)
+
+// askWithin is how long another host may take to answer a question.
+const askWithin = examineWithin + time.Second
+
+// maxSize is the largest IP packet.
+const maxSize = 65535
+
+// Trace implements [rpc.Doctor]: it follows a packet over the hosts of both ends, and its
+// answer back. Each host answers for itself.
+func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.TraceResponse, error) {
+	find := s.finder(ctx)
+	from, err := find(req.GetFrom())
+	if err != nil {
+		return nil, status.Errorf(codes.NotFound, "from: %v", err)
+	}
+	to, err := find(req.GetTo())
+	if err != nil {
+		return nil, status.Errorf(codes.NotFound, "to: %v", err)
+	}
+	p, err := traced(req, from, to)
+	switch {
+	case err != nil:
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	case p.Src == p.Dst:
+		return nil, status.Errorf(codes.InvalidArgument, "from and to are both %s: name two ends", p.Src)
+	case req.GetSize() > maxSize:
+		return nil, status.Errorf(codes.InvalidArgument, "size %d: a packet has at most %d bytes", req.GetSize(), maxSize)
+	case from.node == "" && to.node == "":
+		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster: the packet comes by no host of it")
+	}
+	text := showPacket(p)
+	if req.GetSize() > 0 {
+		text += fmt.Sprintf(", %d bytes", req.GetSize())
+	}
+	if r := s.nobody(ctx, text, from, to, p); r != nil {
+		return r, nil
+	}
+	ask := func(h, other location, local, remote netip.Addr, answers bool) trace.Host {
+		if h.node == "" {
+			return trace.Host{}
+		}
+		a, err := s.lookAt(ctx, h.node, &apiv1.LookRequest{
+			Local: local.String(), Remote: remote.String(), Peer: other.node, Answers: answers,
+			Protocol: uint32(p.Protocol), SourcePort: uint32(p.SrcPort), Port: uint32(p.DstPort), IcmpType: uint32(p.ICMPType), Size: req.GetSize(),
+		})
+		return trace.Host{Node: h.node, Answer: a, Err: err}
+	}
+	var here, there trace.Host
+	var both sync.WaitGroup
+	both.Go(func() { here = ask(from, to, p.Src, p.Dst, false) })
+	both.Go(func() { there = ask(to, from, p.Dst, p.Src, true) })
+	both.Wait()
+	return trace.Join(text, here, there), nil
+}
+
+// listWithin is how long the datastore may take to say what there is.
+const listWithin = 2 * time.Second
+
+// finder returns what finds the ends that a user names, by the datastore or, while that is
+// away, by what this host knows.
+func (s *Server) finder(ctx context.Context) func(word string) (location, error) {
+	call, cancel := context.WithTimeout(ctx, listWithin)
+	defer cancel()
+	objects, err := listed(call, s.cfg.Store, store.KindWorkloadEndpoint, store.KindNode)
+	if err == nil {
+		return func(word string) (location, error) { return locate(objects, s.cfg.Node, word) }
+	}
+	return func(word string) (location, error) {
+		addr, wrong := netip.ParseAddr(word)
+		if wrong != nil {
+			return location{}, fmt.Errorf("%q: the datastore does not say what has that name, so name an address: %w", word, err)
+		}
+		return s.locateAlone(ctx, addr)
+	}
+}
+
+// locateAlone finds an address by what this host knows: its workloads, its own addresses,
+// and whose routes lead there.
+func (s *Server) locateAlone(ctx context.Context, addr netip.Addr) (location, error) {
+	out := location{name: addr.String(), addrs: []netip.Addr{addr}}
+	for _, w := range s.cfg.Attach.Endpoints() {
+		if slices.Contains(w.Addresses, addr) {
+			out.node, out.iface, out.name = s.cfg.Node, w.Device, workloadName(w)
+			return out, nil
+		}
+	}
+	cands, err := s.cfg.Core.Explain(ctx, netip.PrefixFrom(addr, addr.BitLen()))
+	if err != nil {
+		return out, err
+	}
+	for _, h := range s.view(ctx, s.sessions()).hosts {
+		if h.Addr.Addr() == addr {
+			out.node = s.cfg.Node
+		}
+	}
+	for _, c := range cands {
+		if c.Source == rib.SourceStore && c.Prefix.Contains(addr) {
+			out.node = c.Peer
+		}
+	}
+	return out, nil
+}
+
+// traced makes the packet that is followed: unless the request says otherwise TCP to a
+// port, or an echo request.
+func traced(req *apiv1.TraceRequest, from, to location) (filter.Packet, error) {
+	r := &apiv1.PolicyExplainRequest{Protocol: req.GetProtocol(), Port: req.GetPort(), SourcePort: req.GetSourcePort()}
+	switch {
+	case r.GetProtocol() == "" && r.GetPort() > 0:
+		r.Protocol = "tcp"
+	case r.GetProtocol() == "" || r.GetProtocol() == "icmp":
+		r.Protocol, r.IcmpType = "icmp", 8 // echo requests: RFC 792, RFC 4443
+		if p, err := packetOf(r, from, to); err == nil {
+			return p, nil
+		}
+		r.Protocol, r.IcmpType = "icmpv6", 128
+	case r.GetProtocol() == "icmpv6":
+		r.IcmpType = 128
+	}
+	return packetOf(r, from, to)
+}
+
+// nobody answers where an end is an address of a pool that no workload has; nil: it is
+// none.
+func (s *Server) nobody(ctx context.Context, text string, from, to location, p filter.Packet) *apiv1.TraceResponse {
+	pools := cidrs(s.view(ctx, s.sessions()).pools)
+	for _, end := range []struct {
+		at   location
+		addr netip.Addr
+	}{{from, p.Src}, {to, p.Dst}} {
+		if end.at.node != "" || !slices.ContainsFunc(pools, func(c netip.Prefix) bool { return c.Contains(end.addr) }) {
+			continue
+		}
+		return &apiv1.TraceResponse{Packet: text, Verdict: trace.Broken, Fault: doctor.Finding{
+			Severity: doctor.Critical, Check: "nobody", Object: end.addr.String(),
+			What:  fmt.Sprintf("%s is an address of a pool, and no workload of the cluster has it", end.addr),
+			Cause: "the workload is gone, or has another address by now", Cure: "routerctl ipam show --ip=" + end.addr.String(),
+		}.Proto()}
+	}
+	return nil
+}
+
+// lookAt asks a host what becomes of a packet there.
+func (s *Server) lookAt(ctx context.Context, node string, req *apiv1.LookRequest) (*apiv1.LookResponse, error) {
+	if node == s.cfg.Node {
+		return s.Look(ctx, req)
+	}
+	if s.cfg.Ask == nil {
+		return nil, fmt.Errorf("hosts whose datastore is Kubernetes' API cannot ask each other: ask on %s too", node)
+	}
+	q, err := proto.Marshal(&apiv1.Question{Look: req})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, askWithin, fmt.Errorf("no answer within %v: its routerd does not run, does not reach the datastore, or is of an older version", askWithin))
+	defer cancel()
+	raw, err := s.cfg.Ask(ctx, node, q)
+	if err != nil {
+		return nil, err
+	}
+	a := &apiv1.Answer{}
+	if err := proto.Unmarshal(raw, a); err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	if a.GetError() != "" {
+		return nil, errors.New(a.GetError())
+	}
+	return a.GetLook(), nil
+}
+
+// Answer answers a question of another host.
+func (s *Server) Answer(ctx context.Context, raw []byte) []byte {
+	q, a := &apiv1.Question{}, &apiv1.Answer{}
+	err := proto.Unmarshal(raw, q)
+	switch {
+	case err != nil:
+	case q.GetLook() == nil:
+		err = errOtherVersion
+	default:
+		a.Look, err = s.Look(ctx, q.GetLook())
+	}
+	if err != nil {
+		a.Error = status.Convert(err).Message()
+	}
+	out, err := proto.Marshal(a)
+	if err != nil {
+		return nil // an empty Answer
+	}
+	return out
+}
