@@ -37,16 +37,21 @@ func (a *Agent) announceKeys(ctx context.Context, self *store.Node, keys *[]stri
 	if !store.SetBGPKeys(store.Clone(self).(*store.Node), *keys) {
 		return nil
 	}
+	if err := a.rewrite(ctx, func(n *store.Node) { store.SetBGPKeys(n, *keys) }); err != nil {
+		return fmt.Errorf("publish which keys of BGP node %s has: %w", a.cfg.Name, err)
+	}
+	return nil
+}
+
+// rewrite changes this host's resource, if it is there.
+func (a *Agent) rewrite(ctx context.Context, set func(*store.Node)) error {
 	_, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
 		if cur.Value == nil {
 			return nil, nil //nolint:nilnil // nothing to write: somebody deleted it, and it is made anew
 		}
 		n := store.Clone(cur.Value).(*store.Node)
-		store.SetBGPKeys(n, *keys)
+		set(n)
 		return n, nil
 	})
-	if err != nil {
-		return fmt.Errorf("publish which keys of BGP node %s has: %w", a.cfg.Name, err)
-	}
-	return nil
+	return err
 }

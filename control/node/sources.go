@@ -60,15 +60,7 @@ func (a *Agent) announce(ctx context.Context, u dataplane.Underlay, self *store.
 	if slices.Equal(have, want) {
 		return nil
 	}
-	_, err := store.Modify(ctx, a.cfg.Store, store.ResourceKey(store.KindNode, a.cfg.Name), func(cur store.Object) (any, error) {
-		if cur.Value == nil {
-			return nil, nil //nolint:nilnil // nothing to write: somebody deleted it, and it is made anew
-		}
-		n := store.Clone(cur.Value).(*store.Node)
-		store.SetTunnelSources(n, want)
-		return n, nil
-	})
-	if err != nil {
+	if err := a.rewrite(ctx, func(n *store.Node) { store.SetTunnelSources(n, want) }); err != nil {
 		return fmt.Errorf("publish from which addresses node %s sends: %w", a.cfg.Name, err)
 	}
 	now := time.Now()
