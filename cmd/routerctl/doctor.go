@@ -5,21 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
-	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/doctor"
-	"github.com/routerd/routerd/control/ipam/audit"
-	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/control/doctor/gather"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -82,99 +73,18 @@ func (a *app) examineCluster(ctx context.Context, r *apiv1.ExamineResponse) {
 		r.Unknown = append(r.Unknown, fmt.Sprintf("other hosts: %v", explain(ctx, err)))
 		return
 	}
-	facts.Self = r.GetNode()
-	var found []*apiv1.Finding
-	for _, f := range doctor.ExamineCluster(facts) {
-		found = append(found, f.Proto())
-	}
-	r.Findings = append(found, r.GetFindings()...) // a host that is not there is the cause of sessions that are down
-	slices.SortStableFunc(r.Findings, func(x, y *apiv1.Finding) int {
-		return doctor.CompareSeverity(doctor.Severity(x.GetSeverity()), doctor.Severity(y.GetSeverity()))
-	})
+	gather.Add(r, facts)
 }
 
 // clusterFacts reads what the datastore has of all hosts.
 func (a *app) clusterFacts(ctx context.Context) (doctor.Cluster, error) {
-	var out doctor.Cluster
 	s, err := a.openStore(ctx)
 	if err != nil {
-		return out, err
+		return doctor.Cluster{}, err
 	}
 	defer s.Close()
-	err = store.Pages(ctx, s, store.KindNode, "", func(page []store.Object) error {
-		for _, o := range page {
-			if n, ok := o.Value.(*store.Node); ok {
-				out.Members = append(out.Members, memberOf(o, n))
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return out, fmt.Errorf("read the nodes: %w", err)
-	}
-	if e, ok := s.(*etcd.Store); ok {
-		once, cancel := context.WithCancel(ctx)
-		e.Presences(once, func(nodes []string) {
-			out.Present = map[string]bool{}
-			for _, n := range nodes {
-				out.Present[n] = true
-			}
-			cancel() // who comes and goes later is not asked for
-		})
-	}
-	out.Records, err = lastingRecords(ctx, s)
-	return out, err
-}
-
-// auditAgain is after how long what an audit finds is looked for again: a host writes
-// the record of an address and the endpoint that uses it one after the other.
-const auditAgain = time.Second
-
-// lastingRecords returns what is wrong with IPAM's records, and still is a moment later.
-func lastingRecords(ctx context.Context, s store.Store) ([]doctor.Record, error) {
-	var last map[doctor.Record]bool
-	for {
-		r, err := audit.Read(ctx, s)
-		if err != nil {
-			return nil, fmt.Errorf("read IPAM's records: %w", err)
-		}
-		_, found := r.Check()
-		var out []doctor.Record
-		now := map[doctor.Record]bool{}
-		for _, f := range found {
-			rec := doctor.Record{Problem: f.Problem, What: f.What, Why: f.Why, Cure: f.Cure}
-			now[rec] = true
-			if last[rec] {
-				out = append(out, rec)
-			}
-		}
-		if len(found) == 0 || last != nil {
-			return out, nil
-		}
-		last = now
-		if err := async.Sleep(ctx, auditAgain); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// memberOf reads what a node has published of itself.
-func memberOf(o store.Object, n *store.Node) doctor.Member {
-	m := doctor.Member{Name: n.Name}
-	if read, ok := cluster.Decode("", store.Event{Key: o.Key, Object: o}).Value.(*cluster.Node); ok {
-		m.Addrs = read.Addrs()
-		for _, a := range []netip.Addr{read.VXLANAddr.IPv4, read.VXLANAddr.IPv6, read.IPIPAddr.IPv4, read.IPIPAddr.IPv6} {
-			if a.IsValid() {
-				m.Tunnels = append(m.Tunnels, a)
-			}
-		}
-	}
-	for _, c := range n.Status.Conditions {
-		if name, ok := strings.CutPrefix(c.Type, "routerd.io/"); ok {
-			m.Conditions = append(m.Conditions, &apiv1.Check{Name: name, Ok: c.Status == metav1.ConditionTrue, Reason: c.Message})
-		}
-	}
-	return m
+	present, _ := s.(gather.Presences) // Kubernetes' API does not say who is there
+	return gather.Cluster(ctx, s, present)
 }
 
 // showFindings prints what is wrong. The error carries the exit code.
