@@ -29,7 +29,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 
 # Packages whose tests need a lab, programs in bin/ or a virtual machine. All
 # others are unit tests.
-STAGED := /integration/(lab|scenarios|hostile|doctor|soak|service|runtimes|kube|vm|bench)(/|$$)
+STAGED := /integration/(lab|scenarios|hostile|doctor|ui|soak|service|runtimes|kube|vm|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: what changes
 # the kernel most. (dataplane/neighbour and sourceport, and control/probe's raw
 # sockets, pass there too; the scenario of NAT goes through them.)
@@ -126,7 +126,7 @@ test-unit: deps-test ## Unit tests, with the race detector; those of kernel pack
 
 .PHONY: test-integration
 test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
-	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|hostile|doctor|soak|service|runtimes|bench)(/|$$)')
+	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|hostile|doctor|ui|soak|service|runtimes|bench)(/|$$)')
 
 # The last commit whose daemon ran GoBGP's server. Any other will do, such as a tag.
 BEFORE ?= cfe9c506477c6143274b09d40221687626b5c631
@@ -202,7 +202,7 @@ vuln: ## Look the dependencies up in Go's vulnerability database (needs the netw
 tidy-check: ## Check that go.mod says what the code imports
 	$(GO) mod tidy -diff
 
-PROTOS := control/api/v1/cni.proto control/api/v1/operator.proto control/api/v1/bgp.proto control/api/v1/events.proto control/api/v1/doctor.proto control/api/v1/cluster.proto
+PROTOS := control/api/v1/cni.proto control/api/v1/operator.proto control/api/v1/bgp.proto control/api/v1/events.proto control/api/v1/doctor.proto control/api/v1/cluster.proto control/api/v1/ui.proto
 PROTOC = PATH=$(TOOLS):$$PATH protoc --go_opt=paths=source_relative --go-grpc_opt=paths=source_relative
 
 .PHONY: generate

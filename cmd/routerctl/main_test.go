@@ -198,6 +198,7 @@ func startDaemon(env *testscript.Env) error {
 		apiv1.RegisterEventsServer(s, rpc.NewEventsServer(someEvents()))
 		apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(&operator{dir: env.WorkDir}))
 		apiv1.RegisterClusterServer(s, clusterHost{})
+		apiv1.RegisterUIServer(s, pageHost{dir: env.WorkDir})
 	}
 	e, err := embed.StartEtcd(c)
 	if err != nil {

@@ -42,6 +42,7 @@ import (
 	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/spans"
+	"github.com/routerd/routerd/control/ui"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/adjacent"
@@ -169,7 +170,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"),
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
-	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil)
+	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil, c.UI.Listen != "")
 	if err := d.newPolicy(); err != nil {
 		return d, err
 	}
@@ -310,6 +311,10 @@ func (d *router) run(stop context.Context) error {
 	if err != nil {
 		return errors.Join(err, operator.Close())
 	}
+	page, err := d.newPage()
+	if err != nil {
+		return errors.Join(err, operator.Close(), plugin.Close())
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	part := func(name string, f func(context.Context) error) {
 		g.Go(func() error {
@@ -387,6 +392,7 @@ func (d *router) run(stop context.Context) error {
 			apiv1.RegisterEventsServer(s, rpc.NewEventsServer(d.said))
 			apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(d.operator))
 			apiv1.RegisterClusterServer(s, clusterService{d: d})
+			apiv1.RegisterUIServer(s, page)
 			d.serveKV(s)
 		})
 	})
@@ -402,6 +408,10 @@ func (d *router) run(stop context.Context) error {
 			}
 			return health.Serve(ctx, d.cfg.Health.Listen, h, d.log)
 		})
+	}
+	if page.on() {
+		part("page follows", each(d.follow.page, page.watch.HandleStore))
+		part("page", page.run)
 	}
 	part("memory", func(ctx context.Context) error {
 		paceCollector(ctx)
@@ -478,10 +488,10 @@ func (d *router) followCluster(ctx context.Context) error {
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: what nobody reads would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, policy, node, lock, status, network *cluster.Follower
+	core, ipam, bgp, probe, attach, policy, node, lock, status, network, page *cluster.Follower
 }
 
-func follow(c *cluster.Cluster, speaksBGP, kubernetes bool) followers {
+func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
 	attached := attach.Kinds()
 	if kubernetes {
 		attached = attach.KubernetesKinds()
@@ -497,6 +507,9 @@ func follow(c *cluster.Cluster, speaksBGP, kubernetes bool) followers {
 	}
 	if kubernetes {
 		f.network = c.Follow(store.KindNode)
+	}
+	if page {
+		f.page = c.Follow(ui.Kinds()...)
 	}
 	return f
 }

@@ -106,6 +106,26 @@ func (c *Controller) Plan(ctx context.Context, changes []store.Event, yield func
 	return v.Plan(ctx, changes, yield)
 }
 
+// Wanted lists the sessions that each node should have, as [Desired] has them; a node that takes no part in BGP has none.
+// The error is [ErrNotSynced] while that is not known.
+func (c *Controller) Wanted(ctx context.Context) (map[string][]Peer, error) {
+	c.mu.Lock()
+	v := c.view.whole()
+	c.mu.Unlock()
+	if !v.synced {
+		return nil, ErrNotSynced
+	}
+	out := make(map[string][]Peer, len(v.nodes))
+	for name := range v.nodes {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		will, _ := Desired(v, name)
+		out[name] = will.Peers
+	}
+	return out, nil
+}
+
 // planOf compares what a speaker should do before and after a change.
 func planOf(node string, was, will *Config) Plan {
 	p := Plan{Node: node, Announce: missingIn(will.Announce, was.Announce), Withdraw: missingIn(was.Announce, will.Announce)}

@@ -58,6 +58,7 @@ type Config struct {
 	Policy        Policy      `mapstructure:"policy"`
 	Dataplane     Dataplane   `mapstructure:"dataplane"`
 	Health        Health      `mapstructure:"health"`
+	UI            UI          `mapstructure:"ui"`
 	IPAM          IPAM        `mapstructure:"ipam"`
 	CNI           CNI         `mapstructure:"cni"`
 }
@@ -231,6 +232,31 @@ type Health struct {
 	// Profiles serves Go's profiles of the daemon there too.
 	Profiles bool `mapstructure:"profiles"`
 }
+
+// UI configures the page for an operator's browser.
+type UI struct {
+	// Listen is a loopback address and port, or unix:///PATH; empty: there is no page.
+	Listen string `mapstructure:"listen"`
+}
+
+// Address splits Listen as [net.Listen] takes it.
+func (u UI) Address() (network, address string, err error) {
+	if path, ok := strings.CutPrefix(u.Listen, "unix://"); ok {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path || len(path) > maxUISocket {
+			return "", "", fmt.Errorf("want unix:// and the absolute path of a socket, of at most %d bytes, such as unix:///run/routerd/ui.sock", maxUISocket)
+		}
+		return "unix", path, nil
+	}
+	a, err := netip.ParseAddrPort(u.Listen)
+	if err != nil || a.Port() == 0 || !a.Addr().Unmap().IsLoopback() {
+		return "", "", errors.New("want a loopback address and a port, such as 127.0.0.1:7749, or a socket, such as unix:///run/routerd/ui.sock; other machines reach either by ssh -L")
+	}
+	return "tcp", u.Listen, nil
+}
+
+// maxUISocket is what the kernel allows for the path of a socket (107 bytes) without what package rpc adds while it
+// makes one.
+const maxUISocket = 88
 
 // IPAM configures how this host takes addresses.
 type IPAM struct {
@@ -459,6 +485,9 @@ func (c Config) Validate() error {
 	}
 	if a, err := netip.ParseAddrPort(c.Health.Listen); c.Health.Profiles && (err != nil || !a.Addr().IsLoopback()) {
 		bad("health.profiles", true, fmt.Sprintf("profiles are served on a loopback address only, and health.listen is %q: set it to one such as 127.0.0.1:9099", c.Health.Listen))
+	}
+	if _, _, err := c.UI.Address(); c.UI.Listen != "" && err != nil {
+		bad("ui.listen", c.UI.Listen, err.Error())
 	}
 	if r := c.IPAM.Reserve; r.Min < 0 || r.Min > r.Max || r.Max > maxReserve {
 		bad("ipam.reserve.min", r.Min, fmt.Sprintf("want 0 (no reserve) to ipam.reserve.max, which is %d and may be %d at most", r.Max, maxReserve))

@@ -132,6 +132,15 @@ func TestErrors(t *testing.T) {
 		{"profiles without endpoint", "health: {profiles: true}", []string{"health.profiles", "127.0.0.1:9099"}},
 		{"profiles beyond the host", "health: {profiles: true, listen: '10.0.0.1:9099'}", []string{"health.profiles", "loopback", "10.0.0.1:9099"}},
 		{"listen without port", "health: {listen: 127.0.0.1}", []string{"health.listen", "ADDRESS:PORT"}},
+		{"page beyond the host", "ui: {listen: '10.0.0.1:7749'}", []string{"ui.listen", "10.0.0.1:7749", "loopback", "127.0.0.1:7749", "ssh -L"}},
+		{"page on all addresses", "ui: {listen: '0.0.0.0:7749'}", []string{"ui.listen", "0.0.0.0:7749", "loopback"}},
+		{"page on all addresses of IPv6", "ui: {listen: '[::]:7749'}", []string{"ui.listen", "loopback"}},
+		{"page without port", "ui: {listen: 127.0.0.1}", []string{"ui.listen", "a port"}},
+		{"page at any port", "ui: {listen: '127.0.0.1:0'}", []string{"ui.listen", "a port"}},
+		{"page at a name", "ui: {listen: 'localhost:7749'}", []string{"ui.listen", "127.0.0.1:7749"}},
+		{"page on a relative socket", "ui: {listen: 'unix://ui.sock'}", []string{"ui.listen", "absolute path"}},
+		{"page on a socket with dots", "ui: {listen: 'unix:///run/../ui.sock'}", []string{"ui.listen", "absolute path"}},
+		{"page on a long socket", "ui: {listen: 'unix:///" + strings.Repeat("x", 100) + "'}", []string{"ui.listen", "at most 88 bytes"}},
 		{"several faults at once", "logLevel: loud\nlogFormat: xml", []string{"logLevel", "logFormat"}},
 	}
 	for _, tt := range tests {
@@ -161,6 +170,25 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 	for _, k := range config.Keys() {
 		if !strings.Contains(string(doc), "`"+k+"`") {
 			t.Errorf("docs/configuration.md does not describe %s", k)
+		}
+	}
+}
+
+// TestPage: where the page may be served.
+func TestPage(t *testing.T) {
+	for _, tt := range []struct{ listen, network, address string }{
+		{"127.0.0.1:7749", "tcp", "127.0.0.1:7749"},
+		{"127.8.9.1:80", "tcp", "127.8.9.1:80"},
+		{"[::1]:7749", "tcp", "[::1]:7749"},
+		{"unix:///run/routerd/ui.sock", "unix", "/run/routerd/ui.sock"},
+	} {
+		c, err := config.Load(write(t, "ui: {listen: '"+tt.listen+"'}"))
+		if err != nil {
+			t.Errorf("%s: %v", tt.listen, err)
+			continue
+		}
+		if network, address, err := c.UI.Address(); network != tt.network || address != tt.address || err != nil {
+			t.Errorf("%s: %s %s, %v", tt.listen, network, address, err)
 		}
 	}
 }
