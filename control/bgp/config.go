@@ -186,6 +186,9 @@ type Config struct {
 
 	Peers []Peer // those that run and those that cannot, in the order of status
 
+	// Callers are nodes that may connect from the range of one of Peers, with what they sign the session by.
+	Callers map[netip.Addr]Password `json:"-"`
+
 	Announce []netip.Prefix            // what the node originates, sorted
 	Tags     map[netip.Prefix]string   // communities of what is in Announce, separated by spaces
 	Injected map[netip.Prefix]Injected // of Announce, what others on the host have it announce

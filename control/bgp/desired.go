@@ -50,7 +50,7 @@ func Desired(v *View, node string) (Config, error) {
 	}
 	newer := v.confs["default"].newer
 	c.LocalPref, c.LocalPref6 = preferenceOf(newer.Priority4), preferenceOf(newer.Priority6)
-	c.Peers = d.peers()
+	c.Peers, c.Callers = d.peers()
 	c.ListenAddrs = d.listenAddrs(c.Peers)
 	c.Filters = d.filters(c.Peers)
 	c.Ignored = d.ignored()
@@ -182,9 +182,8 @@ func (d *derivation) listenAddrs(peers []Peer) []netip.Addr {
 // mesh session to the same node: it carries settings that somebody asked for,
 // a password perhaps, and an address has one session. Among BGPPeers the
 // global ones come first, then by name; first wins by address and port.
-func (d *derivation) peers() []Peer {
+func (d *derivation) peers() (out []Peer, callers map[netip.Addr]Password) {
 	seen, others := map[netip.Addr]Peer{}, map[netip.AddrPort]bool{}
-	var out []Peer
 	links := map[string]Peer{}
 	for p := range d.asked() {
 		if p.Interface != "" && d.usable(p) { // one that cannot run takes nobody's place
@@ -213,11 +212,11 @@ func (d *derivation) peers() []Peer {
 		}
 		out = append(out, p)
 	}
-	out = d.withCallers(out, seen)
+	out, callers = d.withCallers(out, seen)
 	slices.SortStableFunc(out, func(a, b Peer) int {
 		return strings.Compare(string(a.Type), string(b.Type))
 	})
-	return out
+	return out, callers
 }
 
 // usable reports whether nothing is wrong with a peer or its filters.

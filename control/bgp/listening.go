@@ -32,8 +32,9 @@ func (p Peer) field() string {
 }
 
 // withCallers adds to the peers those that have connected from ranges among them, as long as their range's limit lets in. An
-// address that is configured, which is in seen, stays what it is.
-func (d *derivation) withCallers(peers []Peer, seen map[netip.Addr]Peer) []Peer {
+// address that is configured, which is in seen, stays what it is. signed are the passwords of nodes that may connect from ranges: a
+// node signs what it opens, which the listener has to know before.
+func (d *derivation) withCallers(peers []Peer, seen map[netip.Addr]Peer) (all []Peer, signed map[netip.Addr]Password) {
 	var ranges []Peer
 	for i := range peers {
 		if p := &peers[i]; p.listens() {
@@ -42,19 +43,35 @@ func (d *derivation) withCallers(peers []Peer, seen map[netip.Addr]Peer) []Peer 
 			}
 		}
 	}
-	members := map[string]int{}
-	for _, a := range d.v.callers {
-		p, ok := rangeOf(ranges, a)
-		if _, configured := seen[a]; !ok || configured || d.isSelf(a) || members[p.Name] >= p.Limit {
-			continue
+	member := func(a netip.Addr) (p Peer, limit int, ok bool) {
+		p, ok = rangeOf(ranges, a)
+		if _, configured := seen[a]; !ok || configured || d.isSelf(a) {
+			return Peer{}, 0, false
 		}
-		members[p.Name]++
-		p.Addr, p.Limit = a, 0
+		limit, p.Addr, p.Limit = p.Limit, a, 0
 		d.asNode(&p, peerSpec{})
 		p.Passive = true
-		peers = append(peers, p)
+		return p, limit, true
 	}
-	return peers
+	members := map[string]int{}
+	for _, a := range d.v.callers {
+		if p, limit, ok := member(a); ok && members[p.Name] < limit {
+			members[p.Name]++
+			peers = append(peers, p)
+		}
+	}
+	if len(ranges) == 0 {
+		return peers, nil
+	}
+	signed = map[netip.Addr]Password{}
+	for _, n := range d.v.nodes {
+		for _, a := range n.addrs() {
+			if p, _, ok := member(a); ok && p.Password != (Password{}) {
+				signed[a] = p.Password
+			}
+		}
+	}
+	return peers, signed
 }
 
 // rangeProblem says why a range cannot be run beside the other peers.
@@ -87,9 +104,12 @@ func rangeOf(ranges []Peer, a netip.Addr) (in Peer, ok bool) {
 	return in, ok
 }
 
-// rangePasswords are those of the ranges.
+// rangePasswords are those of the ranges, and of nodes in them.
 func rangePasswords(c *Config) map[netip.Prefix]string {
 	out := map[netip.Prefix]string{}
+	for a, p := range c.Callers {
+		out[netip.PrefixFrom(a, a.BitLen())] = p.reveal()
+	}
 	for _, p := range c.Peers {
 		if p.listens() && p.Password != (Password{}) {
 			out[p.Range] = p.Password.reveal()

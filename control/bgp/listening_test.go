@@ -257,3 +257,26 @@ func TestCalled(t *testing.T) {
 		}
 	})
 }
+
+// TestListensToNodes: a node signs what it opens with the cluster's key, which the listener of a range without a password has
+// to know before the node has called. One of Calico's has no key.
+func TestListensToNodes(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 3)
+	inside := netip.PrefixFrom(h[0], 24).Masked()
+	keys := NewKeyring(keysOf("a"))
+	ours := fmt.Sprintf(`%q:"direct",%q:%q`, store.AnnotationAccepts, store.AnnotationBGPKeys, published("a"))
+	d := newDaemonOf(t, Options{Node: "node1"})
+	d.SetKeys(keys)
+	d.send(store.Batch{Synced: true, Events: []store.Event{
+		conf(t, "default", `{"bindMode":"NodeIP","nodeToNodeMeshEnabled":false}`),
+		labelled(t, bgpNode(t, "node1", h[0].String()+"/32"), "", ours), labelled(t, bgpNode(t, "node2", h[1].String()+"/32"), "", ours),
+		bgpNode(t, "node3", h[2].String()+"/32"), listener(t, "clients", inside.String(), "", `{"asNumber":64512}`),
+	}})
+	d.waitAt(inside, "0 of 100 neighbours")
+	for i, password := range []string{keys.keys[0].text.reveal(), ""} {
+		startBIRD(t, birdOther{remote: remote{self: h[i+1], asn: 64512, peer: h[0], peerASN: 64512, opens: true, password: password}}.text())
+	}
+	d.waitAt(h[1], StateUp)
+	d.waitAt(h[2], StateUp)
+}

@@ -52,7 +52,11 @@ func (e *Engine) SetRanges(passwords map[netip.Prefix]string) error {
 		return ErrStopped
 	}
 	var errs []error
+	own := e.ownKeys()
 	set := func(r netip.Prefix, password string) {
+		if own[r] {
+			return
+		}
 		for a, l := range e.listeners {
 			if a.Addr().Is4() == r.Addr().Is4() {
 				errs = append(errs, l.SetRangePassword(r, password))
@@ -72,3 +76,17 @@ func (e *Engine) SetRanges(passwords map[netip.Prefix]string) error {
 	e.ranges = passwords
 	return errors.Join(errs...)
 }
+
+// ownKeys are the ranges of one address that a peer with a password has.
+func (e *Engine) ownKeys() map[netip.Prefix]bool {
+	own := map[netip.Prefix]bool{}
+	for _, p := range e.Configured() {
+		if p.Password != "" && p.hears() {
+			own[alone(p.Addr)] = true
+		}
+	}
+	return own
+}
+
+// alone is the range of one address, whose password is to the kernel that of a peer with the address.
+func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -6,9 +6,11 @@ import (
 	"net"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 	"github.com/routerd/routerd/integration/await"
 )
@@ -67,6 +69,57 @@ func TestCallers(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed(third)
+}
+
+// TestOneAddressRange: the kernel has one password for a peer and for a range of its address alone; neither end of the two takes the
+// other's away.
+func TestOneAddressRange(t *testing.T) {
+	t.Parallel()
+	wanted := netip.MustParseAddr("127.0.98.2")
+	n := newNode(t, "127.0.98.1", 65000, nil)
+	ranges := func(r map[netip.Prefix]string) {
+		t.Helper()
+		if err := n.SetRanges(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peers := func(passwords ...string) {
+		t.Helper()
+		var list []Peer
+		for _, p := range passwords {
+			list = append(list, Peer{Addr: wanted, Port: 179, AS: 65001, Passive: true, HoldTime: 90 * time.Second, Password: p, Families: [wire.Families]Family{{Enabled: true}}})
+		}
+		if err := n.SetPeers(list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opens := func(password string) {
+		t.Helper()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: wanted.AsSlice()}, Timeout: time.Minute, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			cerr := raw.Control(func(fd uintptr) { err = conn.SetPassword(int(fd), n.at.Addr(), password) })
+			return errors.Join(cerr, err)
+		}}
+		c, err := d.DialContext(t.Context(), "tcp", n.at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	one := map[netip.Prefix]string{netip.PrefixFrom(wanted, 32): "range"}
+	ranges(one)
+	opens("range")
+	peers("peer")
+	opens("peer")
+	peers()
+	opens("range")
+	ranges(nil)
+	peers("peer")
+	ranges(one)
+	opens("peer")
+	ranges(nil)
+	opens("peer")
+	peers()
+	opens("")
 }
 
 func isTimeout(err error) bool {

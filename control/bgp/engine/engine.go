@@ -219,8 +219,9 @@ func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
 				errs = append(errs, l.SetPassword(p.Addr, p.Password))
 			}
 		}
+		own := e.ownKeys()
 		for r, password := range e.ranges {
-			if r.Addr().Is4() == a.Addr().Is4() {
+			if r.Addr().Is4() == a.Addr().Is4() && !own[r] {
 				errs = append(errs, l.SetRangePassword(r, password))
 			}
 		}
@@ -353,10 +354,13 @@ func (e *Engine) change(old, p Peer) error {
 }
 
 // setPasswords has listeners use a password for a peer in the place of the one that it has,
-// or has just been given.
+// or has just been given; without one that of the range of its address alone.
 func (e *Engine) setPasswords(p Peer, password string) error {
 	if p.Password == "" && password == "" || !p.hears() {
 		return nil
+	}
+	if password == "" {
+		password = e.ranges[alone(p.Addr)]
 	}
 	var errs []error
 	for a, l := range e.listeners {
