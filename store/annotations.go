@@ -1,5 +1,7 @@
 package store
 
+import "errors"
+
 // AnnotationIPv6IPIPTunnelAddr is where a Node resource has the address of its
 // IPv6 IPIP tunnel (tunl6.calico). Calico's Node has no field for it.
 const AnnotationIPv6IPIPTunnelAddr = "routerd.io/ipv6IPIPTunnelAddr"
@@ -48,3 +50,23 @@ const (
 	// without it.
 	AnnotationExtendedNextHop = "routerd.io/extendedNextHop"
 )
+
+// Annotations of the BGPConfiguration named default for what Calico's has no field for,
+// "true" or "false".
+const (
+	// AnnotationServiceCIDRs has the ranges of Kubernetes' ServiceCIDRs announced as
+	// those of serviceClusterIPs are, and beside them.
+	AnnotationServiceCIDRs = "routerd.io/announceServiceCIDRs"
+
+	// AnnotationServicesNeedEndpoints has no address announced by itself for a Service
+	// of which no endpoint serves, on any node.
+	AnnotationServicesNeedEndpoints = "routerd.io/servicesNeedEndpoints"
+)
+
+// parseSwitch reads an annotation that is "true" or "false".
+func parseSwitch(s string) (bool, error) {
+	if s != "true" && s != "false" {
+		return false, errors.New(`want "true" or "false"`)
+	}
+	return s == "true", nil
+}

@@ -60,6 +60,15 @@ func Clone(v any) any {
 			c.Objects[i].Before, c.Objects[i].After = slices.Clone(c.Objects[i].Before), slices.Clone(c.Objects[i].After)
 		}
 		return &c
+	case *Service:
+		return v.clone()
+	case *EndpointSlice:
+		return v.clone()
+	case *ServiceCIDR:
+		if v == nil {
+			return v
+		}
+		return &ServiceCIDR{CIDRs: slices.Clone(v.CIDRs)}
 	case *Unconfirmed:
 		if v == nil {
 			return v

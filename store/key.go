@@ -50,6 +50,10 @@ const (
 	KindIncarnation Kind = "Incarnation"
 	KindChange      Kind = "Change"
 	KindUnconfirmed Kind = "Unconfirmed"
+
+	KindService       Kind = "Service" // these three of Kubernetes, and in its API alone
+	KindEndpointSlice Kind = "EndpointSlice"
+	KindServiceCIDR   Kind = "ServiceCIDR"
 )
 
 // Key identifies an object. Keys are comparable.
@@ -124,6 +128,9 @@ const (
 	incarnationRoot = "/routerd/v1/incarnations/"
 	changeRoot      = "/routerd/v1/changes/"
 	unconfirmedRoot = "/routerd/v1/unconfirmed/"
+	serviceRoot     = "/routerd/v1/services/"
+	sliceRoot       = "/routerd/v1/endpointslices/"
+	serviceCIDRRoot = "/routerd/v1/servicecidrs/"
 )
 
 func family(p netip.Prefix) string {
@@ -163,6 +170,12 @@ func (k Key) Path() string {
 		return changeRoot + k.Name
 	case KindUnconfirmed:
 		return unconfirmedRoot + k.Name
+	case KindService:
+		return serviceRoot + k.Namespace + "/" + k.Name
+	case KindEndpointSlice:
+		return sliceRoot + k.Namespace + "/" + k.Name
+	case KindServiceCIDR:
+		return serviceCIDRRoot + k.Name
 	}
 	info, ok := infoOf(k.Kind)
 	if !ok {
@@ -181,10 +194,7 @@ func PathPrefix(kind Kind, namespace string) string {
 	case KindIPAMBlock:
 		return blockRoot
 	case KindIPAMAffinity:
-		if namespace == "" {
-			return hostRoot
-		}
-		return hostRoot + namespace + "/"
+		return inNamespace(hostRoot, namespace)
 	case KindIPAMHandle:
 		return handleRoot
 	case KindIPAMConfig:
@@ -197,15 +207,30 @@ func PathPrefix(kind Kind, namespace string) string {
 		return changeRoot
 	case KindUnconfirmed:
 		return unconfirmedRoot
+	case KindService:
+		return inNamespace(serviceRoot, namespace)
+	case KindEndpointSlice:
+		return inNamespace(sliceRoot, namespace)
+	case KindServiceCIDR:
+		return serviceCIDRRoot
 	}
 	info, ok := infoOf(kind)
 	if !ok {
 		return ""
 	}
-	if namespace != "" && info.namespaced {
-		return resourceRoot + info.plural + "/" + namespace + "/"
+	if !info.namespaced {
+		namespace = ""
 	}
-	return resourceRoot + info.plural + "/"
+	return inNamespace(resourceRoot+info.plural+"/", namespace)
+}
+
+// inNamespace returns what keys below a root begin with, within a namespace unless that
+// is empty.
+func inNamespace(root, namespace string) string {
+	if namespace == "" {
+		return root
+	}
+	return root + namespace + "/"
 }
 
 // ParsePath is the inverse of [Key.Path]. It reports false for keys of kinds
@@ -243,6 +268,12 @@ func ParsePath(path string) (Key, bool) {
 		return HandleKey(id), id != ""
 	case path == configPath:
 		return IPAMConfigKey(), true
+	case strings.HasPrefix(path, serviceRoot):
+		namespace, name, ok := parseNamespaced(path[len(serviceRoot):])
+		return ServiceKey(namespace, name), ok
+	case strings.HasPrefix(path, sliceRoot):
+		namespace, name, ok := parseNamespaced(path[len(sliceRoot):])
+		return EndpointSliceKey(namespace, name), ok
 	}
 	return parseOwn(path)
 }
@@ -252,12 +283,18 @@ func parseOwn(path string) (Key, bool) {
 	for _, own := range [...]struct {
 		root string
 		key  func(string) Key
-	}{{secretRoot, SecretKey}, {incarnationRoot, IncarnationKey}, {changeRoot, ChangeKey}, {unconfirmedRoot, UnconfirmedKey}} {
+	}{{secretRoot, SecretKey}, {incarnationRoot, IncarnationKey}, {changeRoot, ChangeKey}, {unconfirmedRoot, UnconfirmedKey}, {serviceCIDRRoot, ServiceCIDRKey}} {
 		if name, ok := strings.CutPrefix(path, own.root); ok {
 			return own.key(name), name != "" && !strings.Contains(name, "/")
 		}
 	}
 	return Key{}, false
+}
+
+// parseNamespaced reads "namespace/name".
+func parseNamespaced(s string) (namespace, name string, ok bool) {
+	namespace, name, ok = strings.Cut(s, "/")
+	return namespace, name, ok && namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
 // parseBlockTail reads "ipv4/block/192.168.0.0-26".

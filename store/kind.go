@@ -62,6 +62,9 @@ var kindTable = [...]kindInfo{
 	{kind: KindIncarnation, record: true, new: func() any { return new(Incarnation) }},
 	{kind: KindChange, record: true, new: func() any { return new(Change) }},
 	{kind: KindUnconfirmed, record: true, new: func() any { return new(Unconfirmed) }},
+	{kind: KindService, record: true, namespaced: true, new: func() any { return new(Service) }},
+	{kind: KindEndpointSlice, record: true, namespaced: true, new: func() any { return new(EndpointSlice) }},
+	{kind: KindServiceCIDR, record: true, new: func() any { return new(ServiceCIDR) }},
 }
 
 func infoOf(kind Kind) (*kindInfo, bool) {
@@ -228,6 +231,12 @@ func KindOf(v any) (Kind, bool) {
 		return KindChange, true
 	case *Unconfirmed:
 		return KindUnconfirmed, true
+	case *Service:
+		return KindService, true
+	case *EndpointSlice:
+		return KindEndpointSlice, true
+	case *ServiceCIDR:
+		return KindServiceCIDR, true
 	}
 	return "", false
 }

@@ -17,7 +17,8 @@ type Object struct {
 
 	// Value is the decoded form: a pointer to one of the v3 types, *[Node],
 	// *[WorkloadEndpoint], *[Block], *[Affinity], *[Handle], *[IPAMConfig],
-	// *[Secret], *[Incarnation], *[Change] or *[Unconfirmed].
+	// *[Secret], *[Incarnation], *[Change], *[Unconfirmed], *[Service],
+	// *[EndpointSlice] or *[ServiceCIDR].
 	// Values that came from a [Store] are shared: do not change them, change a
 	// copy (see [Clone]).
 	Value any

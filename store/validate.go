@@ -82,6 +82,8 @@ func Validate(v any) error {
 		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)
 		checkAnnotation(c, o.Annotations, AnnotationReflectors, ParseReflectors)
 		checkAnnotation(c, o.Annotations, AnnotationBMP, ParseBMP)
+		checkAnnotation(c, o.Annotations, AnnotationServiceCIDRs, parseSwitch)
+		checkAnnotation(c, o.Annotations, AnnotationServicesNeedEndpoints, parseSwitch)
 		c.bgpConfiguration(o.Name, &o.Spec)
 	case *v3.BGPFilter:
 		c.bgpFilter(&o.Spec)

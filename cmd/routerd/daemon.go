@@ -167,7 +167,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.cluster = cluster.New(cluster.Config{
-		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"),
+		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.network != nil,
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil, c.UI.Listen != "")
@@ -215,6 +215,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKeys.changed.Set,
+			Services: d.network != nil,
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
 			},
@@ -503,7 +504,11 @@ func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
 		status: c.Follow(nodestatus.Kinds()...),
 	}
 	if speaksBGP {
-		f.bgp = c.Follow(bgp.Kinds()...)
+		var services []store.Kind
+		if kubernetes {
+			services = bgp.ServiceKinds()
+		}
+		f.bgp = c.Follow(append(bgp.Kinds(), services...)...).Waive(services...)
 	}
 	if kubernetes {
 		f.network = c.Follow(store.KindNode)

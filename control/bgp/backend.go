@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -470,7 +471,7 @@ func (r *reader) route(p *engine.Path) Route {
 		LongLived: p.Flags&attrs.LLGRStale != 0, Stale: p.Stale,
 	}
 	if out.Own {
-		out.Owner = r.policy.c.Injected[p.Prefix].Owner
+		out.Owner = cmp.Or(r.policy.c.Injected[p.Prefix].Owner, r.policy.c.Services[p.Prefix])
 	}
 	out.NextHop = nextHopOf(p, out.IBGP)
 	if p.Flags&attrs.HasOriginator != 0 {

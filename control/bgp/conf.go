@@ -69,6 +69,9 @@ func (c *Config) localPrefOf(p netip.Prefix) uint32 {
 	if i := c.Injected[p]; i.LocalPref != 0 && c.Drain == "" {
 		return i.LocalPref
 	}
+	if c.Leaving[p] {
+		return drainPreference
+	}
 	if p.Addr().Is6() {
 		return cmp.Or(c.LocalPref6, LocalPref)
 	}

@@ -191,6 +191,8 @@ type Config struct {
 
 	Announce []netip.Prefix            // what the node originates, sorted
 	Tags     map[netip.Prefix]string   // communities of what is in Announce, separated by spaces
+	Leaving  map[netip.Prefix]bool     // of Announce, what is about to go: others are to be preferred
+	Services map[netip.Prefix]string   // of Announce, for which Service an address is announced by itself
 	Injected map[netip.Prefix]Injected // of Announce, what others on the host have it announce
 	Hidden   []netip.Prefix            // not announced, with everything inside, unless a filter accepts it
 	NextHop  netip.Addr                // of the IPv4 prefixes of Announce; invalid: there are none

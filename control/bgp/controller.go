@@ -62,6 +62,10 @@ type Options struct {
 	// CallersFile keeps over a restart of the daemon who has connected from a range of a BGPPeer; empty: nothing does.
 	CallersFile string
 
+	// Services says that the datastore has Services of Kubernetes: the steps are of
+	// [ServiceKinds] too.
+	Services bool
+
 	// Inject bounds what other programs on the host may have it announce.
 	Inject InjectOptions
 
@@ -106,7 +110,8 @@ type Controller struct {
 
 	watchers watchers
 	injected *inject.Table
-	bfd      *watchdog // nil: no peer is watched
+	bfd      *watchdog   // nil: no peer is watched
+	damped   *time.Timer // until addresses of Services that came and went may be announced; drive's
 
 	secretDirs chan []string       // the directories to watch
 	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
@@ -135,13 +140,15 @@ type Controller struct {
 func New(opts Options) *Controller {
 	c := &Controller{
 		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
-		view: View{self: opts.Node, keys: WithoutKeys("the key of the cluster is not read yet")},
+		view: View{self: opts.Node, hasServices: opts.Services, keys: WithoutKeys("the key of the cluster is not read yet")},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
 		Log: opts.Log, Restarting: opts.Restarting, SyncTimeout: opts.SyncTimeout,
 		Call:    c.call,
 		OnState: func(p Peer, state, info string) { c.watchers.session(p, state, info, time.Now()) },
 	})
+	c.damped = time.NewTimer(time.Hour)
+	c.damped.Stop()
 	var err error
 	c.injected, err = inject.New(inject.Options{MaxRoutes: opts.Inject.MaxRoutes, File: opts.Inject.File, Changed: c.takeInjected})
 	if err != nil {
@@ -260,6 +267,7 @@ func (c *Controller) drive(ctx context.Context) {
 		case <-c.dirty:
 			backoff.Reset()
 		case <-retry.C:
+		case <-c.damped.C:
 		case <-patience.C:
 			c.mu.Lock()
 			c.patient = false
@@ -277,8 +285,13 @@ func (c *Controller) drive(ctx context.Context) {
 func (c *Controller) reconcile(ctx context.Context) bool {
 	c.mu.Lock()
 	synced, links := c.view.synced, c.links
+	again := c.view.damp(time.Now())
 	cfg, err := c.memo.desired(&c.view, c.opts.Node)
 	c.mu.Unlock()
+	c.damped.Stop()
+	if again > 0 {
+		c.damped.Reset(again)
+	}
 	if !synced {
 		return c.resume(ctx, cfg, err)
 	}

@@ -65,7 +65,7 @@ func Desired(v *View, node string) (Config, error) {
 // routes fills in what depends on blocks and pools.
 func (d *derivation) routes(c *Config) {
 	c.Announce, c.Hidden = d.announce(c.Filters, c.Peers)
-	c.Tags = d.tags(c.Announce)
+	c.Tags, c.Leaving, c.Services = d.tags(c.Announce), d.leaving, d.of
 	c.Pools, c.Own, c.Borrowed = d.importSets(c.Peers)
 	d.inject(c)
 	d.drain(c)
@@ -77,6 +77,10 @@ type derivation struct {
 	node string
 	self nodeFacts
 	asn  uint32
+
+	// Of the addresses of Services that are announced by themselves; set by announce.
+	of      map[netip.Prefix]string
+	leaving map[netip.Prefix]bool // their endpoints here are about to go
 }
 
 func newDerivation(v *View, node string) *derivation {
@@ -406,6 +410,7 @@ func (d *derivation) announce(filters map[string]Filter, peers []Peer) (all, hid
 		for _, p := range d.services() {
 			may(p)
 		}
+		d.single(may)
 	}
 	return sorted(set), sorted(hide)
 }
@@ -503,6 +508,12 @@ func (d *derivation) importSets(peers []Peer) (pools, own, borrowed []netip.Pref
 	// What every node announces, nobody routes.
 	for _, p := range d.services() {
 		ownSet[p] = true
+	}
+	if d.v.hasServices {
+		// Of these every node knows where they lead, by its own proxy of services.
+		for _, p := range d.v.services.Ranges().All() {
+			ownSet[p] = true
+		}
 	}
 	return sorted(poolSet), sorted(ownSet), sorted(borrowedSet)
 }

@@ -49,12 +49,14 @@ func (d *derivation) drain(c *Config) {
 	}
 	switch c.Drain {
 	case store.DrainWithdrawn:
-		c.Announce, c.Hidden, c.Tags = nil, nil, nil
+		c.Announce, c.Hidden, c.Tags, c.Leaving, c.Services = nil, nil, nil, nil, nil
 	case store.DrainShift:
 		c.LocalPref, c.LocalPref6 = drainPreference, drainPreference
 		tags := make(map[netip.Prefix]string, len(c.Announce))
 		for _, p := range c.Announce {
-			tags[p] = strings.TrimSpace(c.Tags[p] + " " + gracefulShutdownText)
+			if tags[p] = c.Tags[p]; !c.Leaving[p] {
+				tags[p] = strings.TrimSpace(c.Tags[p] + " " + gracefulShutdownText)
+			}
 		}
 		c.Tags = tags
 	}

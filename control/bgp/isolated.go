@@ -10,6 +10,7 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/service"
 	"github.com/routerd/routerd/store"
 )
 
@@ -20,7 +21,8 @@ func (v *View) clone() *View {
 	out := &View{
 		injection: v.injection,
 		nodes:     maps.Clone(v.nodes), peers: maps.Clone(v.peers), confs: maps.Clone(v.confs), filters: maps.Clone(v.filters),
-		synced: v.synced, idx: v.idx,
+		synced: v.synced, idx: v.idx, self: v.self, hasServices: v.hasServices,
+		services: service.NewTable(v.self), cidrs: map[string][]string{},
 	}
 	out.pools, out.affinities = map[string]pool{}, map[string]map[netip.Prefix]bool{}
 	out.blocks, out.borrowed = map[netip.Prefix]block{}, map[string]map[netip.Addr]bool{}

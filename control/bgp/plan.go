@@ -51,6 +51,9 @@ func (p *Plan) empty() bool {
 func (v *View) whole() *View {
 	out := v.clone()
 	out.pools, out.blocks = maps.Clone(v.pools), maps.Clone(v.blocks)
+	if v.services != nil {
+		out.services, out.cidrs, out.held = v.services.Clone(), maps.Clone(v.cidrs), v.held
+	}
 	for node, held := range v.affinities {
 		out.affinities[node] = maps.Clone(held)
 	}
@@ -130,7 +133,7 @@ func (c *Controller) Wanted(ctx context.Context) (map[string][]Peer, error) {
 func planOf(node string, was, will *Config) Plan {
 	p := Plan{Node: node, Announce: missingIn(will.Announce, was.Announce), Withdraw: missingIn(was.Announce, will.Announce)}
 	if was.Node != "" && will.Node != "" {
-		p.Settings = differing(*was, *will, "Node", "Peers", "Announce", "Tags", "Injected", "Filters", "Pools", "Own", "Borrowed", "NodesAt", "Links")
+		p.Settings = differing(*was, *will, "Node", "Peers", "Announce", "Tags", "Leaving", "Services", "Injected", "Filters", "Pools", "Own", "Borrowed", "NodesAt", "Links")
 	}
 	// As [Speaker.Apply] has it.
 	anew := !was.sameIdentity(will) || !was.sameListener(will)

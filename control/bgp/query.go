@@ -46,7 +46,7 @@ type Route struct {
 	Prefix netip.Prefix
 	Hop
 	Own         bool   // originated here
-	Owner       string // of what was injected; empty: the node itself
+	Owner       string // of what was injected, or "Service namespace/name"; empty: the node itself
 	Origin      string // IGP, EGP, incomplete
 	Communities []string
 	State       string

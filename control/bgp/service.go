@@ -1,41 +1,136 @@
 package bgp
 
 import (
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/service"
+	"github.com/routerd/routerd/store"
 )
 
 // excludeLabel on a node keeps service addresses off it (Kubernetes' well-known
 // label).
 const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 
-// services returns the ranges of service addresses that every node announces,
-// but for those with excludeLabel. With serviceLoadBalancerAggregation Disabled the range of load balancers is
-// not announced as a whole.
-func (d *derivation) services() []netip.Prefix {
-	s := d.v.defaults()
-	var cidrs []string
+// ServiceKinds lists what a [View] follows besides where the datastore has Services.
+func ServiceKinds() []store.Kind {
+	return []store.Kind{store.KindService, store.KindEndpointSlice, store.KindServiceCIDR}
+}
+
+// ranges returns those of service addresses.
+func (v *View) ranges() service.Ranges {
+	s, notes := v.defaults(), v.defaultNotes()
+	r := service.Ranges{
+		Single:       s.ServiceLoadBalancerAggregation != nil && *s.ServiceLoadBalancerAggregation == v3.ServiceLoadBalancerAggregationDisabled,
+		NeedEndpoint: notes[store.AnnotationServicesNeedEndpoints] == "true",
+	}
+	add := func(to *[]netip.Prefix, cidr string) {
+		if p, err := netip.ParsePrefix(cidr); err == nil && !slices.Contains(*to, p.Masked()) { // validation refuses others
+			*to = append(*to, p.Masked())
+		}
+	}
 	for _, b := range s.ServiceClusterIPs {
-		cidrs = append(cidrs, b.CIDR)
+		add(&r.Cluster, b.CIDR)
+	}
+	if notes[store.AnnotationServiceCIDRs] == "true" {
+		for _, name := range slices.Sorted(maps.Keys(v.cidrs)) {
+			for _, cidr := range v.cidrs[name] {
+				add(&r.Cluster, cidr)
+			}
+		}
 	}
 	for _, b := range s.ServiceExternalIPs {
-		cidrs = append(cidrs, b.CIDR)
+		add(&r.External, b.CIDR)
 	}
-	if a := s.ServiceLoadBalancerAggregation; a == nil || *a != v3.ServiceLoadBalancerAggregationDisabled {
-		for _, b := range s.ServiceLoadBalancerIPs {
-			cidrs = append(cidrs, b.CIDR)
+	for _, b := range s.ServiceLoadBalancerIPs {
+		add(&r.LoadBalancer, b.CIDR)
+	}
+	return r
+}
+
+// services returns the ranges of service addresses that every node announces,
+// but for those with excludeLabel. With serviceLoadBalancerAggregation Disabled the range of load balancers is
+// not announced as a whole, nor, where Services are known, one of a single address.
+func (d *derivation) services() []netip.Prefix {
+	r := d.v.services.Ranges()
+	if d.v.hasServices {
+		return r.Wide()
+	}
+	out := slices.Concat(r.Cluster, r.External)
+	if !r.Single {
+		out = append(out, r.LoadBalancer...)
+	}
+	return out
+}
+
+// single adds the addresses of Services that the node announces by themselves, as far as
+// they may be.
+func (d *derivation) single(may func(netip.Prefix)) {
+	d.of, d.leaving = map[netip.Prefix]string{}, map[netip.Prefix]bool{}
+	for a, n := range d.v.services.Announced(d.node) {
+		if d.node == d.v.self && d.v.held[a] {
+			continue
+		}
+		p := hostRoute(a)
+		may(p)
+		d.of[p] = "Service " + n.Service.Namespace + "/" + n.Service.Name
+		if n.State == service.Leaving {
+			d.leaving[p] = true
 		}
 	}
-	set := map[netip.Prefix]bool{}
-	for _, c := range cidrs {
-		if p, err := netip.ParsePrefix(c); err == nil { // validation refuses others
-			set[p.Masked()] = true
-		}
+}
+
+// damp holds back addresses of Services that come and go, and returns for how long that
+// holds if nothing else happens; 0: forever. What is announced without it does not
+// change.
+func (v *View) damp(now time.Time) time.Duration {
+	if v.nodes == nil || !v.synced && !v.fromDisk {
+		return 0 // what is not told yet was not lost
 	}
-	return sorted(set)
+	var again time.Duration
+	v.held, again = v.damper.Damp(now, v.services.Announced(v.self))
+	return again
+}
+
+// service takes what the datastore says of Services, and reports whether what is
+// announced for them is different.
+func (v *View) service(e *cluster.Change) (bool, error) {
+	switch val := e.Value.(type) {
+	case nil:
+		switch e.Key.Kind {
+		case store.KindService:
+			return v.services.SetService(e.Key, nil), nil
+		case store.KindEndpointSlice:
+			return v.services.SetSlice(e.Key, nil), nil
+		}
+		delete(v.cidrs, e.Key.Name)
+	case *store.Service:
+		return v.services.SetService(e.Key, val), nil
+	case *store.EndpointSlice:
+		return v.services.SetSlice(e.Key, val), nil
+	case *store.ServiceCIDR:
+		v.cidrs[e.Key.Name] = val.CIDRs
+	default:
+		return false, fmt.Errorf("value is a %T", e.Value)
+	}
+	return v.rangesChanged(), nil
+}
+
+// rangesChanged goes by the ranges as they are now, and reports whether they are others.
+// What an operator takes away was not lost.
+func (v *View) rangesChanged() bool {
+	if !v.services.SetRanges(v.ranges()) {
+		return false
+	}
+	v.damper = service.Damper{}
+	return true
 }
 
 // tags returns the communities of what is announced: those of every
@@ -60,6 +155,9 @@ func (d *derivation) tags(announce []netip.Prefix) map[netip.Prefix]string {
 					l = append(l, c)
 				}
 			}
+		}
+		if d.leaving[p] {
+			l = append(l, gracefulShutdownText)
 		}
 		if len(l) > 0 {
 			slices.Sort(l)

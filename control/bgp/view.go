@@ -14,6 +14,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/service"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
 )
@@ -41,6 +42,12 @@ type View struct {
 	keys       Keyring                        // of this node
 	synced     bool                           // the datastore's state is complete in it
 	fromDisk   bool                           // what the disk has of it is
+
+	hasServices bool // the datastore has Services of Kubernetes
+	services    *service.Table
+	cidrs       map[string][]string // of ServiceCIDRs
+	damper      service.Damper
+	held        map[netip.Addr]bool // addresses of Services that are not announced yet
 
 	callers   []netip.Addr // who has connected from a BGPPeer's range, in the order in which they did
 	leaving   bool         // the host is drained, whatever its Node says
@@ -221,6 +228,7 @@ func (v *View) init() {
 	v.affinities = map[string]map[netip.Prefix]bool{}
 	v.blocks = map[netip.Prefix]block{}
 	v.borrowed = map[string]map[netip.Addr]bool{}
+	v.services, v.cidrs = service.NewTable(v.self), map[string][]string{}
 }
 
 func (v *View) event(e *cluster.Change) (bool, error) {
@@ -243,7 +251,8 @@ func (v *View) take(e *cluster.Change) (bool, error) {
 			return specOf(p, e.Object.Raw)
 		})
 	case store.KindBGPConfiguration:
-		return set(v.confs, e, func(c *v3.BGPConfiguration) (confFacts, error) { return confOf(c, e.Object.Raw) })
+		changed, err := set(v.confs, e, func(c *v3.BGPConfiguration) (confFacts, error) { return confOf(c, e.Object.Raw) })
+		return v.rangesChanged() || changed, err
 	case store.KindBGPFilter:
 		return set(v.filters, e, func(*v3.BGPFilter) (Filter, error) { return parseFilter(e.Object.Raw) })
 	case store.KindIPPool:
@@ -252,6 +261,8 @@ func (v *View) take(e *cluster.Change) (bool, error) {
 		return v.affinity(e)
 	case store.KindIPAMBlock:
 		return v.block(e)
+	case store.KindService, store.KindEndpointSlice, store.KindServiceCIDR:
+		return v.service(e)
 	}
 	return false, nil // a kind that the daemon's one watch has for others
 }

@@ -93,6 +93,7 @@ type cache struct {
 	pending map[store.Key]unsaved
 	near    map[store.Key]bool // blocks and affinities that concern this host, of those that the datastore named
 	synced  bool               // pending completes what the datastore has
+	without []store.Kind       // but for these, of which it has told nothing
 	places  map[string]store.Revision
 	err     error // of the last write
 
@@ -101,6 +102,7 @@ type cache struct {
 	whole   bool                      // the file has what the datastore said first in this run
 	valid   bool                      // and says so
 	placed  map[string]store.Revision // what the file says
+	of      []store.Kind              // likewise
 }
 
 // unsaved is what the datastore said of an object last and the file does not have.
@@ -130,6 +132,9 @@ func openCache(cfg Config) *cache {
 	c := &cache{
 		path: cfg.File, node: cfg.Node, version: cfg.Version, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(), kinds: Saved(),
 		pending: map[store.Key]unsaved{}, near: map[store.Key]bool{},
+	}
+	if cfg.Services {
+		c.kinds = append(c.kinds, serviceKinds()...)
 	}
 	err := c.open(cfg.PreviousFile)
 	if err != nil {
@@ -289,8 +294,9 @@ func partly(kind store.Kind) bool {
 	return kind == store.KindIPAMBlock || kind == store.KindIPAMAffinity
 }
 
-// note marks what the datastore said to be saved, and how far that is.
-func (c *cache) note(changes []*Change, synced bool, places map[string]store.Revision) {
+// note marks what the datastore said to be saved, and how far that is: unknown are the
+// kinds of which it has told nothing.
+func (c *cache) note(changes []*Change, synced bool, unknown []store.Kind, places map[string]store.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if places != nil {
@@ -317,7 +323,10 @@ func (c *cache) note(changes []*Change, synced bool, places map[string]store.Rev
 			c.add(store.Event{Key: ch.Key, Object: store.Object{Key: ch.Key}})
 		}
 	}
-	c.synced = c.synced || synced
+	needed := func(k store.Kind) bool { return !slices.Contains(serviceKinds(), k) }
+	if synced && !slices.ContainsFunc(unknown, needed) {
+		c.synced, c.without = true, unknown
+	}
 	if c.synced {
 		c.changed.Set()
 	}
@@ -388,6 +397,12 @@ var errUnread = errors.New("the datastore has not said all since the start")
 // the datastore has said all.
 func (c *cache) save() (did bool, err error) { return c.saveIf(false) }
 
+// told lists the kinds that are saved and of which the datastore has told something. The
+// caller has mu.
+func (c *cache) told() []store.Kind {
+	return slices.DeleteFunc(slices.Clone(c.kinds), func(k store.Kind) bool { return slices.Contains(c.without, k) })
+}
+
 // saveAll is save also where nothing changed but how far the watch is.
 func (c *cache) saveAll() (did bool, err error) { return c.saveIf(true) }
 
@@ -395,7 +410,7 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.mu.Lock()
-	pending, synced, places := c.pending, c.synced, c.places
+	pending, synced, places, kinds := c.pending, c.synced, c.places, c.told()
 	switch {
 	case c.file == nil:
 		clear(c.pending)
@@ -405,13 +420,13 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 	case !synced:
 		c.mu.Unlock()
 		return false, errUnread
-	case len(pending) == 0 && c.whole && c.valid && (!far || maps.Equal(places, c.placed)):
+	case len(pending) == 0 && c.whole && c.valid && slices.Equal(kinds, c.of) && (!far || maps.Equal(places, c.placed)):
 		c.mu.Unlock()
 		return false, nil
 	}
 	c.pending = make(map[store.Key]unsaved)
 	c.mu.Unlock()
-	if err = c.write(pending, places); err != nil {
+	if err = c.write(pending, places, kinds); err != nil {
 		c.valid = false
 		// What the disk holds may lack a policy that is in force.
 		err = errors.Join(err, c.file.Forget(), c.file.Delete(completeKey))
@@ -437,8 +452,8 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 
 // write brings the file up to date, in one step. The first time pending is all that
 // there is.
-func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Revision) error {
-	changes, err := c.changes(pending, places, !c.whole)
+func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Revision, kinds []store.Kind) error {
+	changes, err := c.changes(pending, complete{c.node, kinds, places, c.version}, !c.whole)
 	if err != nil {
 		return err
 	}
@@ -453,7 +468,7 @@ func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Rev
 	if err := removePrevious(c.previous); err != nil {
 		return err
 	}
-	c.whole, c.valid, c.placed = true, true, places
+	c.whole, c.valid, c.placed, c.of = true, true, places, kinds
 	return nil
 }
 
@@ -474,9 +489,10 @@ func removePrevious(files []string) error {
 	return nil
 }
 
-// changes returns what of the file is to change; with all, what pending does not
-// name is gone.
-func (c *cache) changes(pending map[store.Key]unsaved, places map[string]store.Revision, all bool) ([]journal.Change, error) {
+// changes returns what of the file is to change, of which says what is then complete;
+// with all, what pending does not name is gone.
+func (c *cache) changes(pending map[store.Key]unsaved, of complete, all bool) ([]journal.Change, error) {
+	places := of.Places
 	var out []journal.Change
 	for key, u := range pending {
 		path := key.Path()
@@ -520,7 +536,7 @@ func (c *cache) changes(pending map[store.Key]unsaved, places map[string]store.R
 			}
 		}
 	}
-	mark, err := json.Marshal(complete{c.node, c.kinds, places, c.version})
+	mark, err := json.Marshal(of)
 	if err != nil {
 		return nil, err
 	}

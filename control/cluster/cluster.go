@@ -36,11 +36,21 @@ func Kinds() []store.Kind {
 	}
 }
 
+// serviceKinds lists what there is besides where the datastore has Services. The state
+// on disk may be without them.
+func serviceKinds() []store.Kind {
+	return []store.Kind{store.KindService, store.KindEndpointSlice, store.KindServiceCIDR}
+}
+
 // Config is what [New] needs.
 type Config struct {
 	Store store.Store  // required
 	Node  string       // this host's name; required
 	Log   *slog.Logger // required
+
+	// Services says that the datastore has Services of Kubernetes, which are followed
+	// then too.
+	Services bool
 
 	// Version names the program: what another one has on disk is not gone on from.
 	Version string
@@ -130,7 +140,7 @@ func (c *Cluster) Load(readers ...*Follower) {
 	readers = slices.DeleteFunc(slices.Clone(readers), func(f *Follower) bool { return !f.isOf(kinds) })
 	if err == nil && len(readers) > 0 {
 		events, err = c.cache.load(func(key store.Key) bool {
-			return slices.ContainsFunc(readers, func(f *Follower) bool { return f.wants(key) })
+			return slices.Contains(kinds, key.Kind) && slices.ContainsFunc(readers, func(f *Follower) bool { return f.wants(key) })
 		})
 	}
 	if err != nil {
@@ -200,10 +210,18 @@ func (c *Cluster) Run(ctx context.Context) error {
 func (c *Cluster) watch(ctx context.Context) <-chan store.Batch {
 	if r, ok := c.cfg.Store.(store.Resumer); ok && c.cache != nil {
 		if known, ok := c.cache.known(); ok {
-			return r.WatchFrom(ctx, known, Kinds()...)
+			return r.WatchFrom(ctx, known, c.kinds()...)
 		}
 	}
-	return c.cfg.Store.Watch(ctx, Kinds()...)
+	return c.cfg.Store.Watch(ctx, c.kinds()...)
+}
+
+// kinds lists the kinds that this copy is of.
+func (c *Cluster) kinds() []store.Kind {
+	if c.cfg.Services {
+		return append(Kinds(), serviceKinds()...)
+	}
+	return Kinds()
 }
 
 // apply hands a batch of the watch to the followers.
@@ -218,7 +236,7 @@ func (c *Cluster) apply(b store.Batch) {
 	}
 	unknown, withheld := withheldBy(b)
 	if c.cache != nil {
-		c.cache.note(changes, b.Synced && len(unknown) == 0, b.Places) // what followers act by is on its way to the disk
+		c.cache.note(changes, b.Synced, unknown, b.Places) // what followers act by is on its way to the disk
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,7 +246,7 @@ func (c *Cluster) apply(b store.Batch) {
 	c.own.filter(changes, b.Revision, b.Synced)
 	for _, f := range c.followers {
 		// Who decides by a kind of which nothing is known has not been told all.
-		f.add(changes, b.Synced && !slices.ContainsFunc(unknown, func(k store.Kind) bool { return f.kinds[k] }), turned)
+		f.add(changes, b.Synced && !slices.ContainsFunc(unknown, func(k store.Kind) bool { return f.needs(k) }), turned)
 	}
 	c.advanced()
 }

@@ -55,6 +55,7 @@ type Follower struct {
 	c       *Cluster
 	kinds   map[store.Kind]bool
 	ownNode bool // of Nodes only this host's
+	waived  []store.Kind
 	wake    async.Signal
 
 	// Guarded by the Cluster's lock.
@@ -81,7 +82,7 @@ type Follower struct {
 func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
 	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal(), pending: newQueue(), later: newQueue()}
 	for _, k := range kinds {
-		if !slices.Contains(Kinds(), k) {
+		if !slices.Contains(c.kinds(), k) {
 			panic(fmt.Sprintf("cluster: nobody watches %s", k))
 		}
 		f.kinds[k] = true
@@ -102,15 +103,26 @@ func (f *Follower) OwnNode() *Follower {
 	return f
 }
 
+// Waive has the reader's state count as complete without some of its kinds, where the disk does
+// not have them, or the datastore does not tell them. It is to be called with
+// [Cluster.Follow].
+func (f *Follower) Waive(kinds ...store.Kind) *Follower {
+	f.waived = kinds
+	return f
+}
+
+// needs reports whether without a kind the reader's state is not complete.
+func (f *Follower) needs(k store.Kind) bool { return f.kinds[k] && !slices.Contains(f.waived, k) }
+
 // wants reports whether the reader follows an object.
 func (f *Follower) wants(key store.Key) bool {
 	return f.kinds[key.Kind] && (!f.ownNode || key.Kind != store.KindNode || key.Name == f.c.cfg.Node)
 }
 
-// isOf reports whether a follower's kinds are all among some.
+// isOf reports whether the kinds that a follower needs are all among some.
 func (f *Follower) isOf(kinds []store.Kind) bool {
 	for k := range f.kinds {
-		if !slices.Contains(kinds, k) {
+		if f.needs(k) && !slices.Contains(kinds, k) {
 			return false
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -202,17 +203,26 @@ func (s *Server) Run(ctx context.Context) error {
 	s.process.Stdout, s.process.Stderr = s.log, s.log
 	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	s.died = make(chan struct{})
-	if err := s.process.Start(); err != nil {
-		s.process = nil
-		s.mu.Unlock()
-		return err
-	}
-	process, died := s.process, s.died
-	s.mu.Unlock()
+	process, died, started := s.process, s.died, make(chan error)
 	go func() {
 		defer close(died)
-		_ = process.Wait() // a killed process ends with an error
+		// The kernel sends Pdeathsig when the thread ends that started the process, and
+		// threads do where goroutines that enter namespaces end on them.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := process.Start()
+		if started <- err; err == nil {
+			_ = process.Wait() // a killed process ends with an error
+		}
 	}()
+	err := <-started
+	if err != nil {
+		s.process = nil
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	for {
 		err := s.ready(ctx)
 		if err == nil {

@@ -236,7 +236,7 @@ type BGPRoute struct {
 	State         string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`  // "best", "lost", "accepted", "filtered", "advertised", "withheld"
 	Reason        string                 `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=since,proto3" json:"since,omitempty"`
-	Owner         string                 `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"` // of what another program on this host injected
+	Owner         string                 `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"` // of what another program on this host injected; "Service NAMESPACE/NAME" of a Service's address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -105,6 +105,18 @@ func serviceAccounts() Resource {
 	return Resource{Version: "v1", Plural: "serviceaccounts", APIKind: "ServiceAccount", Namespaced: true}
 }
 
+func services() Resource {
+	return Resource{Version: "v1", Plural: "services", APIKind: "Service", Namespaced: true, Status: true}
+}
+
+func endpointSlices() Resource {
+	return Resource{Group: "discovery.k8s.io", Version: "v1", Plural: "endpointslices", APIKind: "EndpointSlice", Namespaced: true}
+}
+
+func serviceCIDRs() Resource {
+	return Resource{Group: "networking.k8s.io", Version: "v1", Plural: "servicecidrs", APIKind: "ServiceCIDR", Status: true}
+}
+
 func networkPolicies() Resource {
 	return Resource{Group: "networking.k8s.io", Version: "v1", Plural: "networkpolicies", APIKind: "NetworkPolicy", Namespaced: true}
 }
@@ -185,6 +197,12 @@ func Sources(g Group, kind store.Kind) []Source {
 		return native(pods())
 	case store.KindProfile:
 		return native(namespaces(), serviceAccounts())
+	case store.KindService:
+		return native(services())
+	case store.KindEndpointSlice:
+		return native(endpointSlices())
+	case store.KindServiceCIDR:
+		return native(serviceCIDRs())
 	}
 	r, ok := Custom(g, kind)
 	if !ok {

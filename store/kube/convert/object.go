@@ -81,6 +81,12 @@ func (s Source) Read(raw []byte) (Object, error) {
 		return readNative(raw, accountProfileOf)
 	case "ClusterNetworkPolicy":
 		return readNative(raw, clusterPolicyOf)
+	case "Service":
+		return readNative(raw, serviceOf)
+	case "EndpointSlice":
+		return readNative(raw, endpointSliceOf)
+	case "ServiceCIDR":
+		return readNative(raw, serviceCIDROf)
 	}
 	if !s.custom {
 		return readNative(raw, networkPolicyOf)

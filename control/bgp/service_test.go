@@ -1,0 +1,195 @@
+package bgp
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/control/cluster/clustertest"
+	"github.com/routerd/routerd/store"
+)
+
+// heard makes an event of an object of Kubernetes; a nil value: it is gone.
+func heard(key store.Key, value any) store.Event {
+	return store.Event{Key: key, Object: store.Object{Key: key, Value: value}}
+}
+
+func svc(name string, s store.Service) store.Event {
+	return heard(store.ServiceKey("default", name), &s)
+}
+
+// endpoints makes a slice of a Service: of the nodes that have endpoints, which are ready
+// or, with a minus in front, terminate.
+func endpoints(of string, nodes ...string) store.Event {
+	s := &store.EndpointSlice{Service: of, Nodes: map[string]store.EndpointsHere{}}
+	for _, n := range nodes {
+		name, leaving := strings.CutPrefix(n, "-")
+		s.Nodes[name] = store.EndpointsHere{Ready: !leaving, Leaving: leaving}
+	}
+	return heard(store.EndpointSliceKey("default", of), s)
+}
+
+// single lists what of service addresses a configuration announces.
+func (c Config) single() []string {
+	out := []string{}
+	for _, p := range c.Announce {
+		if p.Addr().Is4() && p.Addr().As4()[0] == 192 {
+			continue // a block
+		}
+		out = append(out, strings.TrimSpace(fmt.Sprint(p, " ", c.Services[p], " ", c.Tags[p], map[bool]string{true: " last"}[c.localPrefOf(p) == drainPreference])))
+	}
+	return out
+}
+
+// TestServices is what a node announces step by step, and whether the steps concern it.
+func TestServices(t *testing.T) {
+	t.Parallel()
+	v := &View{self: "node1", hasServices: true}
+	now := time.Unix(1e9, 0)
+	balancers := `{"serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}],"prefixAdvertisements":[{"cidr":"172.17.0.0/24","communities":["65000:1"]}]}`
+	local := store.Service{ClusterIPs: []string{"10.96.0.1"}, LoadBalancerIPs: []string{"172.17.0.1"}, ExternalLocal: true}
+	for _, s := range []struct {
+		name    string
+		events  []store.Event
+		want    []string
+		unmoved bool // the step does not concern the node
+		held    bool
+	}{
+		{"the state", []store.Event{
+			bgpNode(t, "node1", "10.1.0.11/24"), bgpNode(t, "node2", "10.1.0.12/24"), conf(t, "default", balancers),
+			svc("web", local), endpoints("web", "node2"), affinity(t, "node1", "192.168.1.0/26", "confirmed"),
+		}, []string{"172.17.0.0/24  65000:1"}, false, false},
+		{"another one elsewhere", []store.Event{endpoints("web", "node2", "node3")}, []string{"172.17.0.0/24  65000:1"}, true, false},
+		{"one here", []store.Event{endpoints("web", "node1", "node2")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1"}, false, false},
+		{"it terminates", []store.Event{endpoints("web", "-node1", "node2")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1 65535:0 last"}, false, false},
+		{"it is gone", []store.Event{endpoints("web", "node2")}, []string{"172.17.0.0/24  65000:1"}, false, false},
+		{"back", []store.Event{endpoints("web", "node1", "node2")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1"}, false, false},
+		{"gone again", []store.Event{endpoints("web", "node2")}, []string{"172.17.0.0/24  65000:1"}, false, false},
+		{"back again", []store.Event{endpoints("web", "node1", "node2")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1"}, false, false},
+		{"and gone again", []store.Event{endpoints("web", "node2")}, []string{"172.17.0.0/24  65000:1"}, false, false},
+		{"it flaps", []store.Event{endpoints("web", "node1", "node2")}, []string{"172.17.0.0/24  65000:1"}, false, true},
+		{"nobody else serves it", []store.Event{endpoints("web", "node1")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1"}, false, false},
+		{"excluded", []store.Event{labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"`+excludeLabel+`":"true"`, "")}, []string{}, false, false},
+		{"not excluded", []store.Event{bgpNode(t, "node1", "10.1.0.11/24")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1"}, false, false},
+		{"drained", []store.Event{labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", `"`+store.AnnotationDrain+`":"shift"`)}, []string{"172.17.0.0/24  65000:1 65535:0 last", "172.17.0.1/32 Service default/web 65000:1 65535:0 last"}, false, false},
+		{"drained, and it terminates", []store.Event{endpoints("web", "-node1")}, []string{"172.17.0.0/24  65000:1 65535:0 last", "172.17.0.1/32 Service default/web 65000:1 65535:0 last"}, false, false},
+		{"no more", []store.Event{bgpNode(t, "node1", "10.1.0.11/24"), endpoints("web", "node1")}, []string{"172.17.0.0/24  65000:1", "172.17.0.1/32 Service default/web 65000:1"}, false, false},
+		{"one by one", []store.Event{conf(t, "default", `{"serviceLoadBalancerAggregation":"Disabled","serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}]}`)}, []string{"172.17.0.1/32 Service default/web"}, false, false},
+		{"with ServiceCIDRs, unasked", []store.Event{heard(store.ServiceCIDRKey("kubernetes"), &store.ServiceCIDR{CIDRs: []string{"10.96.0.0/16"}})}, []string{"172.17.0.1/32 Service default/web"}, true, false},
+		{"asked", []store.Event{labelled(t, conf(t, "default", `{}`), "", `"routerd.io/announceServiceCIDRs":"true"`)}, []string{"10.96.0.0/16", "10.96.0.1/32 Service default/web"}, false, false},
+		{"another one", []store.Event{heard(store.ServiceCIDRKey("more"), &store.ServiceCIDR{CIDRs: []string{"10.97.0.0/16", "fd00:96::/112"}})}, []string{"10.96.0.0/16", "10.96.0.1/32 Service default/web", "10.97.0.0/16"}, false, false},
+		{"the first is gone", []store.Event{heard(store.ServiceCIDRKey("kubernetes"), nil)}, []string{"10.97.0.0/16"}, false, false},
+		{"a range of one address", []store.Event{conf(t, "default", `{"serviceExternalIPs":[{"cidr":"172.16.0.1/32"}]}`), svc("web", store.Service{ClusterIPs: []string{"10.96.0.1"}, ExternalIPs: []string{"172.16.0.1"}}), heard(store.EndpointSliceKey("default", "web"), nil)}, []string{"172.16.0.1/32 Service default/web"}, false, false},
+		{"that needs an endpoint", []store.Event{labelled(t, conf(t, "default", `{"serviceExternalIPs":[{"cidr":"172.16.0.1/32"}]}`), "", `"routerd.io/servicesNeedEndpoints":"true"`)}, []string{}, false, false},
+		{"which is there", []store.Event{endpoints("web", "node7")}, []string{"172.16.0.1/32 Service default/web"}, false, false},
+		{"the Service is gone", []store.Event{heard(store.ServiceKey("default", "web"), nil)}, []string{}, false, false},
+	} {
+		now = now.Add(time.Second)
+		changed, err := v.Apply(clustertest.Step("", store.Batch{Events: s.events, Synced: true}))
+		if err != nil {
+			t.Fatalf("%s: %v", s.name, err)
+		}
+		again := v.damp(now)
+		c, err := Desired(v, "node1")
+		if err != nil {
+			t.Fatalf("%s: %v", s.name, err)
+		}
+		if diff := cmp.Diff(s.want, c.single()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", s.name, diff)
+		}
+		if changed == s.unmoved || (again > 0) != s.held {
+			t.Errorf("%s: changed %v, to be looked at in %v", s.name, changed, again)
+		}
+		for _, p := range slices.Concat(v.services.Ranges().All()) {
+			if !slices.Contains(c.Own, p) {
+				t.Errorf("%s: %s would be learned of others", s.name, p)
+			}
+		}
+	}
+	if v.damp(now.Add(time.Hour)) != 0 {
+		t.Error("something is held back for ever")
+	}
+}
+
+// TestServicesNotTold: without the objects of Kubernetes the ranges are announced, and
+// nothing else.
+func TestServicesNotTold(t *testing.T) {
+	t.Parallel()
+	v := &View{self: "node1", hasServices: true}
+	if v.damp(time.Unix(1e9, 0)) != 0 {
+		t.Error("an empty view holds something back")
+	}
+	step := clustertest.Step("", store.Batch{Synced: true, Events: []store.Event{
+		bgpNode(t, "node1", "10.1.0.11/24"), conf(t, "default", `{"serviceClusterIPs":[{"cidr":"10.96.0.0/16"}],"serviceExternalIPs":[{"cidr":"172.16.0.1/32"}]}`),
+	}})
+	if _, err := v.Apply(step); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Desired(v, "node1")
+	if diff := cmp.Diff([]string{"10.96.0.0/16"}, c.single()); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestPlanOfServices: a plan says what a change of the ranges does to each node's
+// addresses of Services, and changes nothing of the view.
+func TestPlanOfServices(t *testing.T) {
+	t.Parallel()
+	v := &View{self: "node1", hasServices: true}
+	events := []store.Event{
+		bgpNode(t, "node1", "10.1.0.11/24"), bgpNode(t, "node2", "10.1.0.12/24"), conf(t, "default", `{"serviceExternalIPs":[{"cidr":"172.16.0.0/24"}]}`),
+		svc("web", store.Service{ClusterIPs: []string{"10.96.0.1"}, ExternalIPs: []string{"172.16.0.1"}, ExternalLocal: true}), endpoints("web", "node2"),
+	}
+	if _, err := v.Apply(clustertest.Step("", store.Batch{Events: events, Synced: true})); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]netip.Prefix{}
+	err := v.Plan(t.Context(), []store.Event{conf(t, "default", `{}`)}, func(p Plan) error {
+		got[p.Node] = p.Withdraw
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := netip.MustParsePrefix("172.16.0.0/24")
+	if want := map[string][]netip.Prefix{"node1": {all}, "node2": {all, netip.MustParsePrefix("172.16.0.1/32")}}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("withdrawn: %v, want %v", got, want)
+	}
+	if c, err := Desired(v, "node2"); err != nil || len(c.Services) != 1 {
+		t.Errorf("afterwards node2 announces %v, %v", c.Services, err)
+	}
+}
+
+// BenchmarkServices is what one change of an endpoint costs a node among 10,000 Services
+// of which it announces all, up to the configuration of its speaker.
+func BenchmarkServices(b *testing.B) {
+	v := &View{self: "node1", hasServices: true}
+	events := []store.Event{bgpNode(b, "node1", "10.1.0.11/24"), conf(b, "default", `{"serviceLoadBalancerIPs":[{"cidr":"172.16.0.0/12"}]}`)}
+	addr := netip.MustParseAddr("172.16.0.0")
+	for i := range 10_000 {
+		addr = addr.Next()
+		name := fmt.Sprint("s", i)
+		events = append(events, svc(name, store.Service{ClusterIPs: []string{"10.96.0.1"}, LoadBalancerIPs: []string{addr.String()}, ExternalLocal: true}), endpoints(name, "node1", "node2"))
+	}
+	if _, err := v.Apply(clustertest.Step("", store.Batch{Events: events, Synced: true})); err != nil {
+		b.Fatal(err)
+	}
+	steps := []store.Event{endpoints("s1", "node1", "node2"), endpoints("s1", "node2")}
+	var m memo
+	i := 0
+	for b.Loop() {
+		i++
+		if changed, err := v.Apply(clustertest.Step("", store.Batch{Events: steps[i%2 : i%2+1]})); err != nil || !changed {
+			b.Fatal(changed, err)
+		}
+		v.damp(time.Unix(int64(i)*3600, 0))
+		if c, err := m.desired(v, "node1"); err != nil || len(c.Services) != 10_000-i%2 {
+			b.Fatal(err, len(c.Services))
+		}
+	}
+}

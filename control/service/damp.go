@@ -1,0 +1,79 @@
+package service
+
+import (
+	"math"
+	"net/netip"
+	"time"
+)
+
+// How addresses are damped, by the figure of merit of RFC 2439 section 4.4, which is
+// the number of losses here, less with time.
+const (
+	halfLife  = 30 * time.Second
+	suppress  = 2.0 // with so many an address that comes back is held back
+	reuse     = 1.0 // until there are no more than these
+	mostFlaps = 4.0 // more do not count: nothing is held back for longer than two half-lives
+)
+
+// Damper holds back addresses that come and go. A loss is never delayed, nor is an
+// address that comes for the first time, or comes back and no other node serves it. The
+// zero value has seen nothing. It is not safe for concurrent use.
+type Damper struct {
+	last  map[netip.Addr]Announcement
+	flaps map[netip.Addr]flaps
+}
+
+// flaps is the history of an address that was lost.
+type flaps struct {
+	merit float64 // at the time
+	at    time.Time
+	held  bool
+}
+
+func (f flaps) now(t time.Time) float64 {
+	return f.merit * math.Exp2(-float64(t.Sub(f.at))/float64(halfLife))
+}
+
+// Damp takes what is to be announced and returns which of it is held back, and for how
+// long that holds if nothing else happens; 0: forever.
+func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map[netip.Addr]bool, again time.Duration) {
+	for a := range d.last {
+		if _, ok := want[a]; ok {
+			continue
+		}
+		if d.flaps == nil {
+			d.flaps = make(map[netip.Addr]flaps)
+		}
+		f := d.flaps[a]
+		d.flaps[a] = flaps{merit: min(f.now(now)+1, mostFlaps), at: now}
+	}
+	for a, f := range d.flaps {
+		w, wanted := want[a]
+		_, had := d.last[a]
+		merit := f.now(now)
+		switch {
+		case merit < reuse/2:
+			delete(d.flaps, a) // it does not matter any more
+			continue
+		case !wanted:
+			continue
+		case !w.Elsewhere || f.held && merit <= reuse:
+			f.held = false
+		case !had && merit >= suppress:
+			f.held = true
+		}
+		if d.flaps[a] = f; !f.held {
+			continue
+		}
+		if held == nil {
+			held = make(map[netip.Addr]bool)
+		}
+		held[a] = true
+		// A moment more, so that it is over then.
+		if left := time.Duration(math.Log2(merit/reuse)*float64(halfLife)) + time.Millisecond; again == 0 || left < again {
+			again = left
+		}
+	}
+	d.last = want
+	return held, again
+}

@@ -1,0 +1,65 @@
+package store
+
+import (
+	"maps"
+	"slices"
+)
+
+// ServiceCIDR is a range of which Services get their cluster addresses.
+type ServiceCIDR struct {
+	CIDRs []string `json:"cidrs,omitempty"`
+}
+
+// Service is what a Service of Kubernetes says that concerns who announces its
+// addresses. Only the Kubernetes datastore has some; they are read, and not written.
+type Service struct {
+	ClusterIPs      []string `json:"clusterIPs,omitempty"`
+	ExternalIPs     []string `json:"externalIPs,omitempty"`
+	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"` // that nodes deliver themselves: ipMode VIP
+	ExternalLocal   bool     `json:"externalLocal,omitempty"`   // externalTrafficPolicy Local
+	InternalLocal   bool     `json:"internalLocal,omitempty"`   // internalTrafficPolicy Local
+}
+
+// EndpointSlice is where endpoints of a Service are.
+type EndpointSlice struct {
+	Service string                   `json:"service"` // in the slice's namespace
+	IPv6    bool                     `json:"ipv6,omitempty"`
+	Nodes   map[string]EndpointsHere `json:"nodes,omitempty"` // those with some that serve; "": the node is not said
+}
+
+// EndpointsHere says what endpoints there are on a node.
+type EndpointsHere struct {
+	Ready   bool `json:"ready,omitempty"`
+	Leaving bool `json:"leaving,omitempty"` // one terminates and serves yet (KEP-1669)
+}
+
+// ServiceKey returns the key of a Service.
+func ServiceKey(namespace, name string) Key {
+	return Key{Kind: KindService, Namespace: namespace, Name: name}
+}
+
+// EndpointSliceKey returns the key of an EndpointSlice.
+func EndpointSliceKey(namespace, name string) Key {
+	return Key{Kind: KindEndpointSlice, Namespace: namespace, Name: name}
+}
+
+// ServiceCIDRKey returns the key of a ServiceCIDR.
+func ServiceCIDRKey(name string) Key { return Key{Kind: KindServiceCIDR, Name: name} }
+
+func (s *Service) clone() *Service {
+	if s == nil {
+		return nil
+	}
+	c := *s
+	c.ClusterIPs, c.ExternalIPs, c.LoadBalancerIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.LoadBalancerIPs)
+	return &c
+}
+
+func (s *EndpointSlice) clone() *EndpointSlice {
+	if s == nil {
+		return nil
+	}
+	c := *s
+	c.Nodes = maps.Clone(s.Nodes)
+	return &c
+}
