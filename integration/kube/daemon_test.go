@@ -48,7 +48,7 @@ func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	top.Kubeconfig = config
+	top.Kubeconfig, top.APIGroup = config, string(convert.V3)
 	top, err = top.Complete()
 	if err != nil {
 		t.Fatal(err)

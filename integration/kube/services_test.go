@@ -144,13 +144,14 @@ func endpointSlice(nodes ...string) string {
 		`"addressType":"IPv4","ports":[{"port":80}],"endpoints":[` + strings.Join(l, ",") + `]}`
 }
 
-// endpoints writes the slice, and returns when the API has answered.
+// endpoints writes the slice, and says when it asked for that.
 func (c *cluster) endpoints(nodes ...string) time.Time {
 	c.t.Helper()
+	asked := time.Now()
 	if _, err := server.Do(c.t.Context(), http.MethodPatch, slicesPath+"/web-1", "application/merge-patch+json", []byte(endpointSlice(nodes...))); err != nil {
 		c.t.Fatal(err)
 	}
-	return time.Now()
+	return asked
 }
 
 // TestServices: a top-of-rack switch learns addresses of Services from where their
@@ -166,16 +167,6 @@ apiVersion: projectcalico.org/v3
 kind: BGPConfiguration
 metadata: {name: default, annotations: {routerd.io/announceServiceCIDRs: "true"}}
 spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
----
-apiVersion: projectcalico.org/v3
-kind: BGPPeer
-metadata: {name: spine-node1}
-spec: {node: node1, peerIP: 10.1.0.1, asNumber: 64999, numAllowedLocalASNumbers: 1}
----
-apiVersion: projectcalico.org/v3
-kind: BGPPeer
-metadata: {name: spine-node2}
-spec: {node: node2, peerIP: 10.1.0.1, asNumber: 64999, numAllowedLocalASNumbers: 1}
 `, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	const services = "/api/v1/namespaces/default/services"
 	create(t, services, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"type":"LoadBalancer","clusterIP":"10.96.7.7","externalIPs":["172.16.0.7"],`+
@@ -249,7 +240,7 @@ spec: {node: node2, peerIP: 10.1.0.1, asNumber: 64999, numAllowedLocalASNumbers:
 		quickest = took
 		return nil
 	})
-	t.Logf("withdrawn %v after the API had answered", quickest)
+	t.Logf("withdrawn %v after the API was asked to take the endpoint out", quickest)
 
 	// A node that is not for load balancers announces nothing of it.
 	kubectl(t, "label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=true")

@@ -18,7 +18,7 @@ import (
 // everything but watches, or the API of Kubernetes. The caller closes it.
 func (l *Lab) Store(ctx context.Context, host string) (store.Store, error) {
 	if file := l.topology.Kubeconfig; file != "" {
-		return kube.Open(kube.Config{Kubeconfig: file})
+		return kube.Open(kube.Config{Kubeconfig: file, APIGroup: l.topology.APIGroup})
 	}
 	s, err := etcd.Open(ctx, etcd.Config{Endpoints: []string{"unix://" + Socket(l.name, host)}})
 	if err != nil {

@@ -30,6 +30,10 @@ type Topology struct {
 	// first host runs the store.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
 
+	// APIGroup is that of the store's custom resources there. Default: as Calico's
+	// clients choose.
+	APIGroup string `json:"apiGroup,omitempty"`
+
 	Spine Spine `json:"spine,omitzero"`
 	MTU   int   `json:"mtu,omitempty"` // of the underlay, in bytes; default 1500
 }
