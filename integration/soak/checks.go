@@ -165,6 +165,8 @@ type Usage struct {
 	Routes      int
 	Rules       int // lines of the rule set
 	Files       int
+
+	lists map[string]string // of devices, routes and rules, by what the error calls them
 }
 
 // String is the usage as a line.
@@ -205,14 +207,20 @@ func (r *run) usage(ctx context.Context, h string) (u Usage, err error) {
 		}
 		*n = len(entries)
 	}
-	for command, n := range map[string]*int{
-		"ip -o link": &u.Devices, "ip -o route show table all proto 77": &u.Routes, "nft list ruleset": &u.Rules,
+	u.lists = map[string]string{}
+	for _, list := range []struct {
+		what, command string
+		n             *int
+	}{
+		{devices, "ip -o link", &u.Devices},
+		{routes, "ip -o route show table all proto 77", &u.Routes},
+		{rules, "nft list ruleset", &u.Rules},
 	} {
-		out, err := r.l.Output(ctx, h, strings.Fields(command)...)
+		out, err := r.l.Output(ctx, h, strings.Fields(list.command)...)
 		if err != nil {
 			return u, err
 		}
-		*n = strings.Count(out, "\n")
+		u.lists[list.what], *list.n = out, strings.Count(out, "\n")
 	}
 	err = filepath.WalkDir(r.stateDir(h), func(_ string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
@@ -232,6 +240,13 @@ func residentKiB(status string) (int, error) {
 	}
 	return 0, errors.New("no VmRSS")
 }
+
+// What is listed line by line.
+const (
+	devices = "devices"
+	routes  = "routes"
+	rules   = "lines of rules"
+)
 
 // What may come and go by itself.
 const (
@@ -253,15 +268,30 @@ func grown(base, end map[string]Usage) error {
 			{"KiB of memory", b.Memory, e.Memory, int(float64(b.Memory) * memoryFactor)},
 			{"descriptors", b.Descriptors, e.Descriptors, b.Descriptors + moreDescriptors},
 			{"threads", b.Threads, e.Threads, b.Threads + moreThreads},
-			{"devices", b.Devices, e.Devices, b.Devices},
-			{"routes", b.Routes, e.Routes, b.Routes + len(base)}, // a block more of each host
-			{"lines of rules", b.Rules, e.Rules, b.Rules},
+			{devices, b.Devices, e.Devices, b.Devices},
+			{routes, b.Routes, e.Routes, b.Routes + len(base)}, // a block more of each host
+			{rules, b.Rules, e.Rules, b.Rules},
 			{"files", b.Files, e.Files, b.Files + moreFiles},
 		} {
 			if c.is > c.may {
-				errs = append(errs, fmt.Errorf("%s has %d %s, and had %d", h, c.is, c.what, c.was))
+				errs = append(errs, fmt.Errorf("%s has %d %s, and had %d%s", h, c.is, c.what, c.was, added(b.lists[c.what], e.lists[c.what])))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// added shows the lines of a list that were not in it before.
+func added(before, after string) string {
+	had := map[string]int{}
+	for line := range strings.Lines(before) {
+		had[line]++
+	}
+	var b strings.Builder
+	for line := range strings.Lines(after) {
+		if had[line]--; had[line] < 0 {
+			b.WriteString("\n  + " + strings.TrimSpace(line))
+		}
+	}
+	return b.String()
 }
