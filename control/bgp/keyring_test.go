@@ -106,7 +106,11 @@ func TestRollover(t *testing.T) {
 			{"", "a?", "a"},
 			{"a", "ba", "b"},
 			{"", "a?", "a", "ba", "b", "cb", "c"},
-			{"a", ""}, {"ba", ""}, {"b", "a"}, {"b", "ba"}, {"c", "ba"}, // at once
+			{"a", ""},
+			{"ba", ""},
+			{"b", "a"},
+			{"b", "ba"},
+			{"c", "ba"}, // at once
 		}).Draw(t, "history")
 		atOnce := len(history) == 2
 		type host struct {

@@ -199,8 +199,10 @@ func TestListensAfterRestart(t *testing.T) {
 func TestCalled(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		events := []store.Event{bgpNode(t, "node1", "10.9.0.1/24"), bgpNode(t, "node2", "10.9.0.2/24"), conf(t, "default", `{"nodeToNodeMeshEnabled":false}`),
-			peer(t, "fixed", `{"peerIP":"10.9.0.3","asNumber":64999}`)}
+		events := []store.Event{
+			bgpNode(t, "node1", "10.9.0.1/24"), bgpNode(t, "node2", "10.9.0.2/24"), conf(t, "default", `{"nodeToNodeMeshEnabled":false}`),
+			peer(t, "fixed", `{"peerIP":"10.9.0.3","asNumber":64999}`),
+		}
 		limits := map[string]int{}
 		for i, bits := range rapid.SliceOfN(rapid.IntRange(24, 32), 1, 4).Draw(rt, "ranges") {
 			name, limit := fmt.Sprintf("range%d", i), rapid.IntRange(1, 4).Draw(rt, "limit")

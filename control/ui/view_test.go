@@ -120,8 +120,10 @@ func facts() Facts {
 		Present: map[string]bool{"node1": true, "node2": true, "node3": true},
 		Blocks:  []*cluster.Block{block("192.168.0.0/26", "node2", 7, 64)},
 		Wanted: []Session{
-			{Node: "node1", Peer: "node2", Type: "node-to-node mesh"}, {Node: "node2", Peer: "node1", Type: "node-to-node mesh"},
-			{Node: "node2", Peer: "node3", Type: "node-to-node mesh"}, {Node: "node3", Peer: "node2", Type: "node-to-node mesh"},
+			{Node: "node1", Peer: "node2", Type: "node-to-node mesh"},
+			{Node: "node2", Peer: "node1", Type: "node-to-node mesh"},
+			{Node: "node2", Peer: "node3", Type: "node-to-node mesh"},
+			{Node: "node3", Peer: "node2", Type: "node-to-node mesh"},
 			{Node: "node2", Peer: "tor", Addr: "10.1.0.1", Type: "global", ASN: 65000},
 		},
 		Paths:   &apiv1.PathsResponse{Paths: []*apiv1.Path{{Node: "node3", Address: "10.2.0.11", Answers: true, Mtu: 1500}}},

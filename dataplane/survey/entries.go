@@ -31,8 +31,14 @@ func (e Entry) String() string {
 		bit  uint16
 		name string
 	}{
-		{unix.NUD_PERMANENT, "PERMANENT"}, {unix.NUD_NOARP, "NOARP"}, {unix.NUD_REACHABLE, "REACHABLE"}, {unix.NUD_STALE, "STALE"},
-		{unix.NUD_DELAY, "DELAY"}, {unix.NUD_PROBE, "PROBE"}, {unix.NUD_FAILED, "FAILED"}, {unix.NUD_INCOMPLETE, "INCOMPLETE"},
+		{unix.NUD_PERMANENT, "PERMANENT"},
+		{unix.NUD_NOARP, "NOARP"},
+		{unix.NUD_REACHABLE, "REACHABLE"},
+		{unix.NUD_STALE, "STALE"},
+		{unix.NUD_DELAY, "DELAY"},
+		{unix.NUD_PROBE, "PROBE"},
+		{unix.NUD_FAILED, "FAILED"},
+		{unix.NUD_INCOMPLETE, "INCOMPLETE"},
 	} {
 		if e.State&s.bit == 0 {
 			continue
