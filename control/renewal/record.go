@@ -1,7 +1,7 @@
 // Package renewal has a host that holds a certificate of the datastore's authority get
 // another one before that ends, over the datastore itself. The host makes a key and
 // writes a request; the host that has the authority's key answers. Both ends are here
-// (docs/decisions/022-certificate-renewal.md).
+// (docs/decisions/019-certificate-renewal.md).
 //
 // Whoever may write the datastore may write requests. So a request proves whose it is: it
 // has the certificate that is to be followed, and a signature by its key. The answer is

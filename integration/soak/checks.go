@@ -163,7 +163,7 @@ type Usage struct {
 	Threads     int
 	Devices     int
 	Routes      int
-	Rules       int // lines of the rule set
+	Rules       int // lines of the rule set, without what packets put into it
 	Files       int
 
 	lists map[string]string // of devices, routes and rules, by what the error calls them
@@ -214,11 +214,14 @@ func (r *run) usage(ctx context.Context, h string) (u Usage, err error) {
 	}{
 		{devices, "ip -o link", &u.Devices},
 		{routes, "ip -o route show table all proto 77", &u.Routes},
-		{rules, "nft list ruleset", &u.Rules},
+		{rules, "nft -s list ruleset", &u.Rules},
 	} {
 		out, err := r.l.Output(ctx, h, strings.Fields(list.command)...)
 		if err != nil {
 			return u, err
+		}
+		if list.what == rules {
+			out = lasting(out)
 		}
 		u.lists[list.what], *list.n = out, strings.Count(out, "\n")
 	}
@@ -229,6 +232,35 @@ func (r *run) usage(ctx context.Context, h string) (u Usage, err error) {
 		return err
 	})
 	return u, err
+}
+
+// lasting returns a listing of nft(8) without the elements of sets that packets fill,
+// which go by themselves, and with each other element on a line of its own.
+func lasting(listing string) string {
+	var b strings.Builder
+	filled, within := false, false // the set is filled by packets; the line is of its elements
+	for line := range strings.Lines(listing) {
+		text := strings.TrimSpace(line)
+		elements, begins := strings.CutPrefix(text, "elements = {")
+		switch {
+		case strings.HasPrefix(text, "set ") || strings.HasPrefix(text, "map "):
+			filled = false
+		case strings.HasPrefix(text, "flags "):
+			filled = strings.Contains(text, "dynamic")
+		}
+		if within = within || begins; !within {
+			b.WriteString(line)
+			continue
+		}
+		elements, ends := strings.CutSuffix(elements, "}")
+		within = !ends
+		for e := range strings.SplitSeq(elements, ",") {
+			if e = strings.TrimSpace(e); e != "" && !filled {
+				b.WriteString(e + "\n")
+			}
+		}
+	}
+	return b.String()
 }
 
 // residentKiB reads VmRSS of proc_pid_status(5).

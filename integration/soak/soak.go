@@ -298,10 +298,9 @@ func (r *run) within(ctx context.Context, what string, look func(context.Context
 // store is the datastore as the first host's daemon shows it.
 func (r *run) store(ctx context.Context) (store.Store, error) { return r.l.Store(ctx, r.l.Hosts()[0]) }
 
-// Modes are those that a run changes between if nobody says otherwise. Direct is not
-// among them yet: a run with it ended with more lines in a host's rules than before.
+// Modes are those that a run changes between by default.
 func Modes() []store.Encapsulation {
-	return []store.Encapsulation{store.VXLANCrossSubnet, store.VXLAN}
+	return []store.Encapsulation{store.VXLANCrossSubnet, store.VXLAN, store.Direct}
 }
 
 // Topology is the cluster that a run wants: three hosts in two racks, a spine that

@@ -183,3 +183,43 @@ func TestResidentKiB(t *testing.T) {
 		t.Error("no VmRSS, no error")
 	}
 }
+
+func TestLasting(t *testing.T) {
+	t.Parallel()
+	const listing = `table inet routerd {
+	set discovery {
+		typeof iifname
+		size 65536
+		flags dynamic,timeout
+		timeout 1m
+		elements = { "cali1" limit rate over 4/second burst 5 packets,
+			     "cali2" limit rate over 4/second burst 5 packets }
+	}
+
+	set hosts {
+		type ipv4_addr
+		elements = { 10.1.0.11, 10.1.0.12,
+			     10.2.0.11 }
+	}
+}
+`
+	want := `table inet routerd {
+	set discovery {
+		typeof iifname
+		size 65536
+		flags dynamic,timeout
+		timeout 1m
+	}
+
+	set hosts {
+		type ipv4_addr
+10.1.0.11
+10.1.0.12
+10.2.0.11
+	}
+}
+`
+	if diff := cmp.Diff(want, lasting(listing)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
