@@ -11,8 +11,9 @@ import (
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	c := &cobra.Command{Use: "cluster", Short: "Take hosts in, back up what the cluster stands on, or collect it for a report", Example: "  routerctl cluster token\n  routerctl cluster snapshot backup.db"}
-	c.AddCommand(a.snapshotCommand(), a.clusterDiagsCommand(), a.tokenCommand())
+	c := &cobra.Command{Use: "cluster", Short: "Take hosts in, replicate the datastore, back it up, or collect all of it for a report", Example: "  routerctl cluster token\n  routerctl cluster promote host12\n  routerctl cluster snapshot backup.db"}
+	c.AddCommand(a.snapshotCommand(), a.clusterDiagsCommand(), a.tokenCommand(),
+		a.membersCommand(), a.promoteCommand(), a.demoteCommand(), a.leaveCommand(), a.removeMemberCommand())
 	return c
 }
 

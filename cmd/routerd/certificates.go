@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -15,16 +16,21 @@ import (
 // certificates says when those end by which the datastore is reached or served. Its
 // methods may be called from any goroutine.
 type certificates struct {
-	expires func() (file string, at time.Time, err error) // nil: there are none
-	ca      string                                        // the file of the authority
-	serves  bool                                          // they are of this host's own datastore, for others
-	renewal func() error                                  // why there is no new one although it is time; nil: routerd renews none
+	now     func() certificateFiles // which they are now; nil: there are none
+	renewal func() error            // why there is no new one although it is time; nil: routerd renews none
 
 	mu   sync.Mutex
 	read time.Time
 	file string
 	at   time.Time
 	err  error
+}
+
+// certificateFiles are certificates in files.
+type certificateFiles struct {
+	expires func() (file string, at time.Time, err error)
+	ca      string // the file of the authority
+	serves  bool   // they are of this host's own datastore, for others
 }
 
 const (
@@ -36,13 +42,13 @@ const (
 
 // ends returns which certificate ends first and when; no file: there is none.
 func (c *certificates) ends(now time.Time) (file string, at time.Time, err error) {
-	if c.expires == nil {
+	if c.now == nil {
 		return "", time.Time{}, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now.Sub(c.read) >= readCertificates || now.Before(c.read) {
-		c.file, c.at, c.err = c.expires()
+		c.file, c.at, c.err = c.now().expires()
 		c.read = now
 	}
 	return c.file, c.at, c.err
@@ -80,12 +86,13 @@ func (c *certificates) problem(now time.Time) error {
 
 // cure says what to do about a certificate that ends soon or has ended.
 func (c *certificates) cure(file string, failed error, ended bool) string {
+	is := c.now()
 	switch {
-	case c.serves && file == c.ca:
+	case is.serves && file == is.ca:
 		return "make another authority for this cluster (docs/operations/troubleshoot.md#certificates)"
-	case c.serves:
+	case is.serves:
 		return "routerd renews it at its start and every 12 h, and could not: see its log, and the clock of this host"
-	case file == c.ca:
+	case file == is.ca:
 		return "put the new authority beside the old one in that file, which needs no restart"
 	case failed != nil && ended:
 		return "have this host join again, by `routerd join --force` with a token of `routerctl cluster token`"
@@ -102,25 +109,35 @@ func (c *certificates) expiry() time.Time {
 }
 
 // newCertificates makes what looks after the certificates of the datastore: of the one
-// that this host serves, or of this host as a client.
+// that this host serves, and of this host as a client. Which of them counts changes when
+// it becomes a member, or leaves.
 func (d *router) newCertificates(s *etcd.Store, c etcd.Config) {
-	log := d.log.With("component", "certificates")
-	switch {
-	case d.etcd != nil && d.etcd.Listen().IsValid():
-		ca, cert := d.etcd.ServerFiles()
-		d.certs.ca, d.certs.serves = ca, true
-		d.certs.expires = func() (string, time.Time, error) {
-			if err := d.etcd.CertificateError(); err != nil {
+	client := certificateFiles{expires: c.Expiry, ca: c.CAFile}
+	d.certs.now = func() certificateFiles {
+		server, _ := d.member.current()
+		if server == nil || !server.Listen().IsValid() {
+			return client
+		}
+		ca, cert := server.ServerFiles()
+		return certificateFiles{ca: ca, serves: true, expires: func() (string, time.Time, error) {
+			if err := server.CertificateError(); err != nil {
 				return cert, time.Time{}, err
 			}
 			return etcd.Config{CAFile: ca, CertFile: cert}.Expiry()
-		}
-		d.signer = renewal.NewSigner(s.Renewals(), d.etcd, log, time.Now)
-	case c.CertFile != "":
-		d.certs.ca, d.certs.expires = c.CAFile, c.Expiry
-		d.renewer = renewal.NewRenewer(renewal.Config{Records: s.Renewals(), Credentials: c, Ours: embedded.Issued, Replaced: d.certs.reread, Log: log})
-		d.certs.renewal = d.renewer.Err
-	default:
-		d.certs.ca, d.certs.expires = c.CAFile, c.Expiry
+		}}
 	}
+	if d.cfg.Datastore.CertFile != "" {
+		d.renewer = renewal.NewRenewer(renewal.Config{
+			Records: s.Renewals(), Credentials: c, Ours: embedded.Issued, Replaced: d.certs.reread, Log: d.log.With("component", "certificates"),
+		})
+		d.certs.renewal = d.renewer.Err
+	}
+}
+
+// signCertificates answers who asks for another certificate, while this host is a member
+// of the datastore that serves others. Of several members one is first.
+func (d *router) signCertificates(ctx context.Context) error {
+	return d.member.whileServing(ctx, func(ctx context.Context, server *embedded.Server) error {
+		return renewal.NewSigner(d.member.store.Renewals(), server, d.log.With("component", "certificates"), time.Now).Run(ctx)
+	})
 }

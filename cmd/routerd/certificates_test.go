@@ -53,7 +53,7 @@ func TestCertificates(t *testing.T) {
 		{"authority", etcd.Config{CAFile: ca}, (30*365 - 80) * day, "which needs no restart"},
 		{"cannot be read", etcd.Config{CertFile: none}, 0, none},
 	} {
-		c := certificates{expires: tt.conf.Expiry, ca: tt.conf.CAFile}
+		c := certificates{now: filesOf(tt.conf.Expiry, tt.conf.CAFile, false)}
 		now := time.Now().Add(tt.after)
 		err := c.problem(now)
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
@@ -68,19 +68,19 @@ func TestCertificates(t *testing.T) {
 		after time.Duration
 		says  []string // nil: nothing
 	}{
-		{"it is asked for", &certificates{expires: file.Expiry, renewal: func() error { return errors.New("not answered") }}, (2*365 - 100) * day, nil},
-		{"nobody answers", &certificates{expires: file.Expiry, renewal: func() error { return errors.New("not answered") }}, (2*365 - 80) * day, []string{"goes on asking", "not answered"}},
-		{"nobody answered", &certificates{expires: file.Expiry, renewal: func() error { return errors.New("not answered") }}, (2*365 + 1) * day, []string{"routerd join --force"}},
-		{"files that cannot be written", &certificates{expires: file.Expiry, renewal: func() error { return readOnly }}, (2*365 - 200) * day, []string{"ReadWritePaths=" + conf.PKIDir, "read-only file system", "stateDir"}},
-		{"a server's", &certificates{expires: file.Expiry, serves: true}, (2*365 - 80) * day, []string{"every 12 h"}},
-		{"a server's authority", &certificates{expires: etcd.Config{CAFile: ca}.Expiry, serves: true, ca: ca}, (30*365 - 80) * day, []string{"another authority"}},
+		{"it is asked for", &certificates{now: filesOf(file.Expiry, "", false), renewal: func() error { return errors.New("not answered") }}, (2*365 - 100) * day, nil},
+		{"nobody answers", &certificates{now: filesOf(file.Expiry, "", false), renewal: func() error { return errors.New("not answered") }}, (2*365 - 80) * day, []string{"goes on asking", "not answered"}},
+		{"nobody answered", &certificates{now: filesOf(file.Expiry, "", false), renewal: func() error { return errors.New("not answered") }}, (2*365 + 1) * day, []string{"routerd join --force"}},
+		{"files that cannot be written", &certificates{now: filesOf(file.Expiry, "", false), renewal: func() error { return readOnly }}, (2*365 - 200) * day, []string{"ReadWritePaths=" + conf.PKIDir, "read-only file system", "stateDir"}},
+		{"a server's", &certificates{now: filesOf(file.Expiry, "", true)}, (2*365 - 80) * day, []string{"every 12 h"}},
+		{"a server's authority", &certificates{now: filesOf(etcd.Config{CAFile: ca}.Expiry, ca, true)}, (30*365 - 80) * day, []string{"another authority"}},
 	} {
 		err := tt.c.problem(time.Now().Add(tt.after))
 		if (err == nil) != (tt.says == nil) || err != nil && mentions(err.Error(), tt.says...) != nil {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
 		}
 	}
-	c := certificates{expires: (&etcd.Config{CertFile: none}).Expiry}
+	c := certificates{now: filesOf((&etcd.Config{CertFile: none}).Expiry, "", false)}
 	now := time.Now()
 	if c.problem(now) == nil || !c.expiry().IsZero() {
 		t.Error("a file that is not there is none")
@@ -95,4 +95,8 @@ func TestCertificates(t *testing.T) {
 	if err := c.problem(now.Add(readCertificates)); err != nil {
 		t.Errorf("it is there now: %v", err)
 	}
+}
+
+func filesOf(expires func() (string, time.Time, error), ca string, serves bool) func() certificateFiles {
+	return func() certificateFiles { return certificateFiles{expires: expires, ca: ca, serves: serves} }
 }

@@ -29,7 +29,6 @@ import (
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
-	"github.com/routerd/routerd/control/join"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/node"
@@ -49,7 +48,6 @@ import (
 	"github.com/routerd/routerd/dataplane/kernel"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/embedded"
 )
 
 // router holds the daemon's parts. They are made in [newRouter], in the order in which
@@ -61,12 +59,10 @@ type router struct {
 	log     *slog.Logger // of the daemon as a whole, to the same log
 	started time.Time
 
-	etcd    *embedded.Server // nil: the datastore is no embedded one
-	issuer  *join.Issuer     // nil: no other host is served by it
+	member  *membership // nil: the datastore is no etcd
 	store   datastore
 	certs   certificates
 	renewer *renewal.Renewer                       // nil: this host has no certificate of a client
-	signer  *renewal.Signer                        // nil: the datastore is that of another host
 	servers []string                               // URLs of the datastore, if it is not this daemon's own
 	names   func(store.Incarnation) presence.Store // who keeps the names of nodes
 	asks    questions                              // nil: the datastore does not pass questions on
@@ -283,8 +279,8 @@ func (d *router) close() error {
 	if d.store != nil {
 		errs = append(errs, d.store.Close())
 	}
-	if d.etcd != nil {
-		d.etcd.Close()
+	if d.member != nil {
+		d.member.close()
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())
@@ -374,14 +370,12 @@ func (d *router) run(stop context.Context) error {
 		part("reflectors", d.runReflectors)
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}
-	if d.etcd != nil {
-		part("embedded datastore", d.watchEtcd)
-	}
-	if d.issuer != nil {
-		part("new hosts", d.issuer.Run)
-	}
-	if d.signer != nil {
-		part("certificates of others", d.signer.Run)
+	if d.member != nil {
+		part("embedded datastore", d.member.watch)
+		part("new hosts", func(ctx context.Context) error { return d.member.runIssuer(ctx, d.log.With("component", "join")) })
+		part("datastore's members", d.member.follow)
+		part("membership", d.runMembers)
+		part("certificates of others", d.signCertificates)
 	}
 	if d.renewer != nil {
 		part("certificate", d.renewer.Run)
@@ -442,17 +436,6 @@ func serve(ctx context.Context, lis net.Listener, opts []grpc.ServerOption, regi
 	s.GracefulStop()
 	force.Stop()
 	return <-done
-}
-
-// watchEtcd ends the daemon when the datastore it runs ends by itself: a new
-// start is what helps then.
-func (d *router) watchEtcd(ctx context.Context) error {
-	select {
-	case err := <-d.etcd.Err():
-		return err
-	case <-ctx.Done():
-		return nil
-	}
 }
 
 // followUnderlay hands snapshots of the network around the host to those who

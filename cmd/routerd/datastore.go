@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
 	"github.com/routerd/routerd/store/kube"
 )
@@ -37,27 +35,27 @@ func (d *router) openStore(ctx context.Context) error {
 	if d.cfg.Datastore.Kind == config.DatastoreKubernetes {
 		return d.openKube(log)
 	}
+	m, err := newMembership(&d.cfg, d.name, d.log.With("component", "etcd"))
+	if err != nil {
+		return err
+	}
+	d.member, m.addresses = m, d.nodeAddress
 	ec, err := etcdConfig(d.cfg.Datastore, log)
 	if err != nil {
 		return err
 	}
-	if len(ec.Endpoints) == 0 {
-		if err := d.startEtcd(ctx); err != nil {
-			return err
-		}
-		ec.Endpoints = []string{d.etcd.Endpoint()}
+	if ec, err = m.boot(ctx, ec); err != nil {
+		return fmt.Errorf("start the embedded datastore: %w", err)
 	}
 	s, err := etcd.Open(ctx, ec)
 	if err != nil {
 		return err
 	}
+	m.store = s
 	d.store, d.servers = s, d.cfg.Datastore.Endpoints
 	d.newCertificates(s, ec)
 	d.names = func(store.Incarnation) presence.Store { return s }
 	d.serveKV = s.RegisterKV
-	if d.etcd != nil {
-		d.newIssuer(s)
-	}
 	d.reflectors.members, d.asks = s, s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil
@@ -71,23 +69,6 @@ func etcdConfig(ds config.Datastore, log *slog.Logger) (etcd.Config, error) {
 		Endpoints: ds.Endpoints, CAFile: ds.CAFile, CertFile: ds.CertFile, KeyFile: ds.KeyFile,
 		Username: ds.Username, Password: password, DialTimeout: ds.DialTimeout, Logger: log,
 	}, err
-}
-
-func (d *router) startEtcd(ctx context.Context) error {
-	e := d.cfg.Datastore.Embedded
-	var listen netip.AddrPort
-	if e.Listen != "" {
-		listen = netip.MustParseAddrPort(e.Listen) // Validate has parsed it
-	}
-	var err error
-	d.etcd, err = embedded.Start(ctx, embedded.Config{
-		Dir: d.cfg.EtcdDir(), PKIDir: d.cfg.PKIDir(), Socket: d.cfg.EtcdSocket(), Listen: listen,
-		Hosts: e.Hosts, Name: d.name, Logger: d.log.With("component", "etcd"),
-	})
-	if err != nil {
-		return fmt.Errorf("start the embedded datastore: %w", err)
-	}
-	return nil
 }
 
 // openKube makes the client of Kubernetes' API.

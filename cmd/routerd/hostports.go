@@ -10,6 +10,7 @@ import (
 	"github.com/routerd/routerd/control/bfd"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store/embedded"
 )
 
 // bgpPort is where peers take sessions (RFC 4271, section 8.2.1.3).
@@ -27,9 +28,18 @@ func hostPorts(c config.Config) []filter.Tunnel {
 		port := uint16(c.Probe.Port) //nolint:gosec // Validate has checked it
 		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_UDP, Port: port}, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: port})
 	}
-	if at, err := netip.ParseAddrPort(c.Datastore.Embedded.Listen); err == nil {
-		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: at.Port()})
-		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: uint16(c.Datastore.Embedded.JoinPort)}) //nolint:gosec // Validate has checked it
+	e := c.Datastore.Embedded
+	served := uint16(0)
+	if at, err := netip.ParseAddrPort(e.Listen); err == nil {
+		served = at.Port()
+	} else if _, cert, _ := embedded.ClientFiles(c.ClientPKIDir()); c.Datastore.CertFile == cert {
+		served = servePort(c) // it may become a member while it runs
+	}
+	if served != 0 {
+		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: served})
+		for _, p := range []int{e.JoinPort, e.PeerPort} {
+			list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: uint16(p)}) //nolint:gosec // Validate has checked it
+		}
 	}
 	return list
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store/embedded"
 )
 
 func TestHostPorts(t *testing.T) {
@@ -35,7 +36,11 @@ func TestHostPorts(t *testing.T) {
 		datastore []filter.Failsafe
 	}{
 		{"as it comes", func(*config.Config) {}, normal, nil},
-		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(slices.Clone(normal), filter.Tunnel{Protocol: 6, Port: 4001}, filter.Tunnel{Protocol: 6, Port: 7748}), nil},
+		{"serves others", func(c *config.Config) { c.Datastore.Embedded.Listen = "[2001:db8::1]:4001" }, append(slices.Clone(normal), filter.Tunnel{Protocol: 6, Port: 4001}, filter.Tunnel{Protocol: 6, Port: 7748}, filter.Tunnel{Protocol: 6, Port: 2380}), nil},
+		{"has joined", func(c *config.Config) {
+			_, c.Datastore.CertFile, _ = embedded.ClientFiles(c.ClientPKIDir())
+			c.Datastore.Endpoints = []string{"https://192.0.2.1:4001"}
+		}, append(slices.Clone(normal), filter.Tunnel{Protocol: 6, Port: 4001}, filter.Tunnel{Protocol: 6, Port: 7748}, filter.Tunnel{Protocol: 6, Port: 2380}), []filter.Failsafe{tcp(4001, "192.0.2.1/32")}},
 		{"neither BGP nor probes", func(c *config.Config) { c.BGP.Enabled, c.Probe.Enabled = false, false }, nil, nil},
 		{"external", func(c *config.Config) {
 			c.BGP.Enabled, c.Probe.Enabled = false, false

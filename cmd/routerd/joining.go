@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -14,21 +15,19 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/join"
-	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/control/member"
+	"github.com/routerd/routerd/store/embedded"
 )
 
-// newIssuer makes what takes new hosts in, if this host's datastore serves others.
-func (d *router) newIssuer(s *etcd.Store) {
-	serves := d.etcd.Listen()
-	if !serves.IsValid() {
-		return
-	}
-	d.issuer = join.NewIssuer(join.Config{
-		Tokens: s.Joins(), Names: s, Authority: d.etcd, DatastorePort: serves.Port(),
-		Listen:    netip.AddrPortFrom(serves.Addr(), uint16(d.cfg.Datastore.Embedded.JoinPort)), //nolint:gosec // Validate has checked it
+// newIssuer makes what takes new hosts in, and members.
+func (m *membership) newIssuer(server *embedded.Server, log *slog.Logger) *join.Issuer {
+	serves := server.Listen()
+	return join.NewIssuer(join.Config{
+		Tokens: m.store.Joins(), Names: m.store, Authority: server, DatastorePort: serves.Port(),
+		Members:   memberIssuer{orders: m.store.Orders(), verify: m.verifier(), server: server},
+		Listen:    netip.AddrPortFrom(serves.Addr(), uint16(m.cfg.Datastore.Embedded.JoinPort)), //nolint:gosec // Validate has checked it
 		ValidName: config.ValidNodeName,
-		Log:       d.log.With("component", "join"),
+		Log:       log,
 	})
 }
 
@@ -43,7 +42,8 @@ type clusterService struct {
 
 func (s clusterService) JoinToken(ctx context.Context, r *apiv1.JoinTokenRequest) (*apiv1.JoinTokenResponse, error) {
 	d := s.d
-	if d.issuer == nil {
+	issuer := d.member.theIssuer()
+	if issuer == nil {
 		return nil, status.Error(codes.FailedPrecondition, d.whyNoTokens())
 	}
 	ttl := defaultTokenTTL
@@ -57,7 +57,7 @@ func (s clusterService) JoinToken(ctx context.Context, r *apiv1.JoinTokenRequest
 			return nil, status.Error(codes.FailedPrecondition, err.Error())
 		}
 	}
-	t, err := d.issuer.Issue(ctx, host, ttl)
+	t, err := issuer.Issue(ctx, host, ttl)
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
@@ -73,7 +73,7 @@ func (d *router) whyNoTokens() string {
 	switch {
 	case d.network != nil:
 		return "the datastore of this host is Kubernetes' API: hosts join with what Kubernetes gives them (docs/guides/kubernetes.md)"
-	case d.etcd == nil:
+	case d.member.role() != member.Voter:
 		return fmt.Sprintf("the datastore is at %v: make the token on the host that keeps it; to an etcd of your own, hosts join by its certificates in their configuration", d.cfg.Datastore.Endpoints)
 	}
 	return "the datastore of this host serves nobody else: set datastore.embedded.listen to an address of this host and a port, such as 10.1.0.11:2379, and restart routerd"
@@ -81,14 +81,16 @@ func (d *router) whyNoTokens() string {
 
 // servedAddress is by which other hosts reach the datastore.
 func (d *router) servedAddress() (string, error) {
-	if a := d.etcd.Listen().Addr(); !a.IsUnspecified() {
+	server, _ := d.member.current()
+	if server == nil {
+		return "", errors.New("the datastore of this host does not run")
+	}
+	if a := server.Listen().Addr(); !a.IsUnspecified() {
 		return a.String(), nil
 	}
-	found := d.node.Status().Addresses
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		if a, ok := found[f]; ok {
-			return a.Prefix.Addr().String(), nil
-		}
+	a, err := d.nodeAddress()
+	if err != nil {
+		return "", fmt.Errorf("the datastore serves all addresses, and %w: name one by --address", err)
 	}
-	return "", errors.New("the datastore serves all addresses, and this host's own is not known yet: name one by --address")
+	return a.String(), nil
 }

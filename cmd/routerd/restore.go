@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/store/embedded"
 )
 
@@ -23,7 +24,10 @@ first; the data of before are kept beside the new ones.
 
 Who follows the datastore from another host reads everything anew. What was written
 after the snapshot is not in it; "routerctl ipam check" names the addresses that are in
-use and that no record has.`,
+use and that no record has.
+
+Of a cluster of several members this is for when more than half of them are lost: the
+host becomes the only one, and promotes others anew.`,
 		Example: `  systemctl stop routerd
   routerd restore /var/backups/routerd.db
   systemctl start routerd`,
@@ -36,19 +40,36 @@ use and that no record has.`,
 			if c.Datastore.Kind == config.DatastoreKubernetes {
 				return errors.New("the datastore of this host is Kubernetes' API (datastore.kind): restore the etcd behind that")
 			}
-			if !c.Datastore.Own() {
+			is, err := member.LoadState(memberFile(c))
+			if err != nil {
+				return err
+			}
+			if !c.Datastore.Own() && !is.Role.IsMember() {
 				return errors.New("the datastore of this host is an external etcd (datastore.endpoints): restore it there, with etcdutl")
 			}
 			name, err := c.Name()
 			if err != nil {
 				return err
 			}
+			// A member of several is one no more, and not to be one between the two steps:
+			// it would find itself removed from what was restored.
+			if is.Peer.IsValid() {
+				if err := (member.State{Role: member.Voter, Serve: is.Serve}).Save(memberFile(c)); err != nil {
+					return err
+				}
+			}
 			r, err := embedded.Restore(cmd.Context(), embedded.Config{
 				Dir: c.EtcdDir(), Name: name,
 				Logger: slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)),
 			}, args[0], time.Now())
 			if err != nil {
+				if is.Peer.IsValid() {
+					err = errors.Join(err, is.Save(memberFile(c)))
+				}
 				return err
+			}
+			if is.Peer.IsValid() {
+				fmt.Fprint(cmd.OutOrStdout(), "This host is the only member of the datastore now. On each other former member, before its routerd runs again: move <stateDir>/etcd away, and routerd join.\n")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "Restored %d keys as of revision %d.\n", r.Keys, r.Revision)
 			if r.Previous != "" {

@@ -119,6 +119,9 @@ type Embedded struct {
 	// JoinPort is where new hosts ask for their certificates, on the address of
 	// Listen, while a join token is outstanding.
 	JoinPort int `mapstructure:"joinPort"`
+	// PeerPort is where members of the datastore's cluster reach each other, on the
+	// address of Listen or the host's own, once there are several.
+	PeerPort int `mapstructure:"peerPort"`
 }
 
 // Address says how this host's addresses are found.
@@ -301,7 +304,7 @@ func Default() Config {
 		RunDir:    "/run/routerd",
 		LogLevel:  "info",
 		LogFormat: "text",
-		Datastore: Datastore{DialTimeout: 10 * time.Second, Embedded: Embedded{JoinPort: 7748}},
+		Datastore: Datastore{DialTimeout: 10 * time.Second, Embedded: Embedded{JoinPort: 7748, PeerPort: 2380}},
 		Address:   Address{IPv4: "first-found", IPv6: "auto"},
 
 		TunnelAddress: TunnelAddressAuto,
@@ -551,6 +554,12 @@ func (d Datastore) validate(bad func(key string, value any, want string)) {
 	}
 	if at, err := netip.ParseAddrPort(d.Embedded.Listen); err == nil && int(at.Port()) == d.Embedded.JoinPort {
 		bad("datastore.embedded.joinPort", d.Embedded.JoinPort, "datastore.embedded.listen has that port; choose another one for one of them")
+	}
+	if p := d.Embedded.PeerPort; p < 1 || p > 65535 {
+		bad("datastore.embedded.peerPort", p, "want a port, 1 to 65535 (2380 is etcd's)")
+	}
+	if at, err := netip.ParseAddrPort(d.Embedded.Listen); d.Embedded.PeerPort == d.Embedded.JoinPort || err == nil && int(at.Port()) == d.Embedded.PeerPort {
+		bad("datastore.embedded.peerPort", d.Embedded.PeerPort, "datastore.embedded.listen or joinPort has that port; choose another one for one of them")
 	}
 	if d.DialTimeout < 100*time.Millisecond {
 		bad("datastore.dialTimeout", d.DialTimeout, "want at least 100ms, with its unit, such as 10s")

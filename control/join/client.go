@@ -30,6 +30,8 @@ import (
 const (
 	joinPath = "/v1/join"
 	donePath = "/v1/done"
+	// memberPath is for hosts of the cluster, by their certificates.
+	memberPath = "/v1/member"
 )
 
 // request is what a new host asks.
@@ -47,6 +49,7 @@ type answer struct {
 	CA          []byte    `json:"ca,omitempty"`          // PEM
 	Certificate []byte    `json:"certificate,omitempty"` // PEM
 	Port        uint16    `json:"port,omitempty"`        // of the datastore
+	Key         []byte    `json:"key,omitempty"`         // of the authority, PEM: for members alone
 	Time        time.Time `json:"time"`
 }
 
@@ -130,6 +133,38 @@ func Ask(ctx context.Context, t Token, h Host) (Admission, error) {
 func Done(ctx context.Context, t Token, h Host) error {
 	_, err := t.post(ctx, h, donePath, request{Token: t.ID, Secret: t.Secret})
 	return err
+}
+
+// AskSecrets asks a member at an address (HOST:PORT), which listens while this host is to
+// become one too, for the authority's certificate and key, PEM. The member and this host
+// know each other by certificates of the authority.
+func AskSecrets(ctx context.Context, address, caFile, certFile, keyFile string) (ca, key []byte, err error) {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("this host's certificate: %w", err)
+	}
+	known, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(known) {
+		return nil, nil, fmt.Errorf("%s holds no certificate", caFile)
+	}
+	transport := &http.Transport{
+		Proxy:           nil,
+		DialContext:     (&net.Dialer{Timeout: patience}).DialContext,
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+	}
+	defer transport.CloseIdleConnections()
+	a, err := postOnce(ctx, &http.Client{Transport: transport, Timeout: 3 * patience}, "https://"+address+memberPath, []byte("{}"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("ask the member at %s: %w", address, err)
+	}
+	if !bytes.Equal(a.CA, known) {
+		return nil, nil, fmt.Errorf("the member at %s has another authority than this host knows (%s)", address, caFile)
+	}
+	return a.CA, a.Key, nil
 }
 
 // checkAnswer finds what would fail later, where nobody sees why.

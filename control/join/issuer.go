@@ -38,6 +38,16 @@ type Names interface {
 	Name(ctx context.Context, node string) (store.NameState, error)
 }
 
+// Members is what the issuer does for hosts of the cluster that become members of the
+// datastore.
+type Members interface {
+	// Follow tells which hosts are to become something.
+	Follow(ctx context.Context, yield func(revisions map[string]int64))
+	// Secrets returns the authority's certificate and key for a node that is to become
+	// a member.
+	Secrets(ctx context.Context, node string) (ca, key []byte, err error)
+}
+
 // Authority signs the certificates of the datastore's clients.
 type Authority interface {
 	SignClient(request *x509.CertificateRequest, node string) (certPEM []byte, err error)
@@ -49,6 +59,7 @@ type Authority interface {
 type Config struct {
 	Tokens    Tokens
 	Names     Names
+	Members   Members // nil: no host becomes one
 	Authority Authority
 	// Listen is where new hosts ask, while a token is outstanding. Port 0 takes a
 	// free one.
@@ -97,14 +108,16 @@ type record struct {
 	Key  []byte `json:"key,omitempty"` // SHA-256 hash of its public key
 }
 
-// Issuer gives out tokens and admits hosts that have one. It listens only while
-// a token is outstanding. Make one with [NewIssuer].
+// Issuer gives out tokens and admits hosts that have one, and gives hosts that are to
+// become members of the datastore what they need. It listens only while a token or
+// such a host is outstanding. Make one with [NewIssuer].
 type Issuer struct {
 	c     Config
 	limit *rate.Limiter
 
 	mu      sync.Mutex
-	wanted  bool
+	tokens  int           // outstanding
+	members int           // hosts that become members, or clients again
 	port    uint16        // on which it listens; 0: it does not
 	failure error         // why it cannot
 	changed chan struct{} // closed and made anew at each change
@@ -199,8 +212,13 @@ func (i *Issuer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	following.Go(func() {
-		i.c.Tokens.Follow(ctx, func(tokens map[string]int64) { i.set(func() { i.wanted = len(tokens) > 0 }) })
+		i.c.Tokens.Follow(ctx, func(tokens map[string]int64) { i.set(func() { i.tokens = len(tokens) }) })
 	})
+	if i.c.Members != nil {
+		following.Go(func() {
+			i.c.Members.Follow(ctx, func(hosts map[string]int64) { i.set(func() { i.members = len(hosts) }) })
+		})
+	}
 	pause := async.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {
 		if err := i.await(ctx, true); err != nil {
@@ -223,7 +241,7 @@ func (i *Issuer) Run(ctx context.Context) error {
 func (i *Issuer) await(ctx context.Context, wanted bool) error {
 	for ctx.Err() == nil {
 		i.mu.Lock()
-		now, changed := i.wanted, i.changed
+		now, changed := i.tokens > 0 || i.members > 0, i.changed
 		i.mu.Unlock()
 		if now == wanted {
 			return nil
@@ -249,13 +267,16 @@ func (i *Issuer) listen(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+joinPath, i.answer(i.join))
 	mux.HandleFunc("POST "+donePath, i.answer(i.done))
+	if i.c.Members != nil {
+		mux.HandleFunc("POST "+memberPath, i.member)
+	}
 	srv := &http.Server{
 		Handler: mux, ReadTimeout: patience, WriteTimeout: patience, IdleTimeout: patience, MaxHeaderBytes: maxBody,
 		// Whoever finds the port may have it say things: not at the level of what matters.
 		ErrorLog: slog.NewLogLogger(i.c.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
-			MinVersion:     tls.VersionTLS13,
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return i.c.Authority.Certificate() },
+			MinVersion:         tls.VersionTLS13,
+			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return i.tls() },
 		},
 	}
 	served := make(chan error, 1)
@@ -263,7 +284,7 @@ func (i *Issuer) listen(ctx context.Context) error {
 	if at, ok := l.Addr().(*net.TCPAddr); ok {
 		i.set(func() { i.port = at.AddrPort().Port() })
 	}
-	i.c.Log.Info("new hosts may join", "address", i.c.Listen)
+	i.c.Log.Info("new hosts and members may ask", "address", i.c.Listen)
 	ended, stop := context.WithCancel(ctx)
 	defer stop()
 	over := make(chan struct{})
@@ -283,10 +304,46 @@ func (i *Issuer) listen(ctx context.Context) error {
 	<-over
 	i.set(func() { i.port = 0 })
 	if errors.Is(err, http.ErrServerClosed) {
-		i.c.Log.Info("no join token is outstanding any more", "address", i.c.Listen)
+		i.c.Log.Info("no new host and no new member is expected any more", "address", i.c.Listen)
 		return nil
 	}
 	return fmt.Errorf("serve new hosts on %s: %w", i.c.Listen, err)
+}
+
+// tls is what the next connection is made with. A new host has no certificate; one of
+// the cluster shows it.
+func (i *Issuer) tls() (*tls.Config, error) {
+	cert, err := i.c.Authority.Certificate()
+	if err != nil {
+		return nil, err
+	}
+	ca, err := i.c.Authority.CA()
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert},
+		ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: roots,
+	}, nil
+}
+
+// member gives a host of the cluster, which its certificate names, what it needs as a
+// member of the datastore.
+func (i *Issuer) member(w http.ResponseWriter, r *http.Request) {
+	i.answer(func(ctx context.Context, _ request) (*answer, error) {
+		if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+			return nil, &refusal{Code: codeName, Message: "no certificate of a host of this cluster was shown"}
+		}
+		node := r.TLS.VerifiedChains[0][0].Subject.CommonName
+		ca, key, err := i.c.Members.Secrets(ctx, node)
+		if err != nil {
+			return nil, &refusal{Code: codeName, Message: fmt.Sprintf("%s is not to become a member: %v", node, err)}
+		}
+		i.c.Log.Warn("a host got the authority's key, to become a member of the datastore", "host", node, "from", r.RemoteAddr)
+		return &answer{CA: ca, Key: key}, nil
+	})(w, r)
 }
 
 // answer makes a handler of a question and its answer.

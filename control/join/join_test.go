@@ -433,6 +433,76 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
+// orders are those to hosts, in a test.
+type orders struct{ server Authority }
+
+func (o orders) Follow(ctx context.Context, yield func(map[string]int64)) {
+	yield(map[string]int64{"host12": 1})
+	<-ctx.Done()
+}
+
+func (o orders) Secrets(_ context.Context, node string) (ca, key []byte, err error) {
+	if node != "host12" {
+		return nil, nil, errors.New("no order says so")
+	}
+	return o.server.(*embedded.Server).Secrets()
+}
+
+// TestSecrets: a host that is to become a member gets the authority's key by its own
+// certificate; who shows another one, or none, does not. The listener is open meanwhile.
+func TestSecrets(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Members = orders{c.Authority} })
+	port, err := s.issuer.opened(await.Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprint("127.0.0.1:", port)
+	for _, tt := range []struct{ node, want string }{{"host12", ""}, {"host13", "host13 is not to become a member: no order says so"}} {
+		dir := filepath.Join(t.TempDir(), "pki")
+		if err := embedded.IssueClient(s.server.PKIDir(), dir, tt.node); err != nil {
+			t.Fatal(err)
+		}
+		ca, cert, key := embedded.ClientFiles(dir)
+		gotCA, gotKey, err := AskSecrets(await.Context(t), address, ca, cert, key)
+		if tt.want != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: %v, want %q", tt.node, err, tt.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tls.X509KeyPair(gotCA, gotKey); err != nil {
+			t.Errorf("%s got %s, %v", tt.node, gotCA, err)
+		}
+	}
+	// Of a cluster of its own.
+	foreign := newSite(t, nil)
+	dir := filepath.Join(t.TempDir(), "pki")
+	if err := embedded.IssueClient(foreign.server.PKIDir(), dir, "host12"); err != nil {
+		t.Fatal(err)
+	}
+	ca, cert, key := embedded.ClientFiles(dir)
+	if _, _, err := AskSecrets(await.Context(t), address, ca, cert, key); err == nil {
+		t.Error("a host of another cluster got the key")
+	}
+	mine, _, _ := embedded.ClientFiles(s.server.PKIDir())
+	if _, _, err := AskSecrets(await.Context(t), address, mine, cert, key); err == nil {
+		t.Error("a host with another cluster's certificate got the key")
+	}
+	c, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) //nolint:gosec // the test's own server
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", memberPath)
+	if got := readAll(t, c); !strings.Contains(got, "no certificate") || strings.Contains(got, "PRIVATE") {
+		t.Errorf("without a certificate: %s", got)
+	}
+}
+
 // TestTokenText: what is encoded is parsed again, and no text with a part lost is.
 func TestTokenText(t *testing.T) {
 	t.Parallel()

@@ -61,8 +61,9 @@ func writeAt0(f *os.File, text string) error {
 }
 
 // inspect reads the database in a data directory, if there is one, and
-// refuses what etcd would answer with a panic or by waiting for ever.
-func inspect(dir string) error {
+// refuses what etcd would answer with a panic or by waiting for ever. several says that
+// the data may be those of a member among others.
+func inspect(dir string, several bool) error {
 	path := filepath.Join(dir, "member", "snap", "db")
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -77,8 +78,8 @@ func inspect(dir string) error {
 	defer db.Close()
 	return db.View(func(tx *bolt.Tx) error {
 		if members := tx.Bucket(schema.Members.Name()); members != nil {
-			if n := members.Stats().KeyN; n > 1 {
-				return fmt.Errorf("data directory %s belongs to an etcd cluster of %d members: the embedded store is a cluster of one; choose another directory, or name that cluster's endpoints as the datastore", dir, n)
+			if n := members.Stats().KeyN; n > 1 && !several {
+				return fmt.Errorf("data directory %s belongs to an etcd cluster of %d members: and nothing says that this host is one of them; choose another directory, or name that cluster's endpoints as the datastore", dir, n)
 			}
 		}
 		for _, at := range []struct{ bucket, key []byte }{

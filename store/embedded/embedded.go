@@ -1,7 +1,8 @@
-// Package embedded runs an etcd server of one member in this process: the
-// datastore of those who configure none. It listens on a unix socket that only
-// root may open, and on an address only when told to, then with TLS and client
-// certificates, which it makes itself.
+// Package embedded runs an etcd server in this process: the datastore of those who
+// configure none. It is a cluster of one member, or one member of several, each on
+// another host. It listens on a unix socket that only root may open, and on addresses,
+// one for clients and one for the other members, only when told to, then with TLS and
+// certificates on both sides, which it makes itself.
 package embedded
 
 import (
@@ -40,6 +41,16 @@ type Config struct {
 	// Hosts are more names and addresses by which clients reach Listen.
 	Hosts []string
 
+	// Peer is where the other members of the cluster reach this one. The zero value
+	// means that there are none, or none yet: see [Server.ServePeers]. It wants Listen.
+	// With it [Start] does not wait until the server takes requests, for which more than
+	// half of the members must be up: see [Server.Ready].
+	Peer netip.AddrPort
+
+	// Cluster is the cluster that a new member enters, as etcd writes it: NAME=URL, for
+	// all members, separated by commas. It counts only while there are no data.
+	Cluster string
+
 	// PKIDir holds the certificates for Listen. Empty means "pki" beside Dir.
 	PKIDir string
 
@@ -55,10 +66,14 @@ type Config struct {
 func DefaultPKIDir(dir string) string { return filepath.Join(filepath.Dir(filepath.Clean(dir)), "pki") }
 
 const (
-	// tick and election are etcd's heartbeat and election timeout. There is
-	// nobody to elect but ourselves: a short timeout is a quick start.
+	// tick and election are etcd's heartbeat and election timeout. Where there is
+	// nobody to elect but ourselves, a short timeout is a quick start.
 	tick     = 50 * time.Millisecond
 	election = 5 * tick
+
+	// electionBesideOthers is how long a member that may have others waits for its
+	// leader: a busy host or a slow disk is not to count as a dead one.
+	electionBesideOthers = 10 * tick
 
 	// retention is how much history there is for watches that lag. Who lags
 	// more reads the state again; IPAM rewrites kilobytes at each allocation,
@@ -94,7 +109,8 @@ type Server struct {
 
 	mu     sync.Mutex
 	grpc   []*grpc.Server
-	pkiErr error // why the certificates were not renewed
+	pkiErr error     // why the certificates were not renewed
+	peer   *peerDoor // nil: no other member is served
 
 	dead    chan string // what etcd said as it gave up
 	errs    chan error
@@ -134,7 +150,7 @@ func start(ctx context.Context, c Config) (_ *Server, err error) {
 			s.lock.Close()
 		}
 	}()
-	if err := inspect(c.Dir); err != nil {
+	if err := inspect(c.Dir, c.Peer.IsValid()); err != nil {
 		return nil, err
 	}
 	for _, path := range []string{c.Socket, c.Socket + httpSuffix} {
@@ -150,7 +166,7 @@ func start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := s.launch(); err != nil {
 		return nil, err
 	}
-	if err := s.ready(ctx); err != nil {
+	if err := s.open(ctx); err != nil {
 		s.end()
 		return nil, err
 	}
@@ -165,6 +181,8 @@ func (c *Config) complete() error {
 		return errors.New("no data directory is set")
 	case !filepath.IsAbs(c.Socket):
 		return fmt.Errorf("socket %q: want an absolute path", c.Socket)
+	case c.Peer.IsValid() && !c.Listen.IsValid():
+		return fmt.Errorf("the address %s for other members goes with one for clients, and there is none", c.Peer)
 	case len(c.Socket+httpSuffix) > maxSocket:
 		return fmt.Errorf("socket %q: the path has %d bytes, at most %d are possible: choose a shorter one", c.Socket, len(c.Socket), maxSocket-len(httpSuffix))
 	}
@@ -235,16 +253,31 @@ func (s *Server) options() *embed.Config {
 			ClientCertAuth: true,
 		}
 		c.TlsMinVersion = "TLS1.2"
+		// It may get other members while it runs.
+		c.PeerTLSInfo = transport.TLSInfo{
+			CertFile:      filepath.Join(s.conf.PKIDir, "peer.crt"),
+			KeyFile:       filepath.Join(s.conf.PKIDir, "peer.key"),
+			TrustedCAFile: filepath.Join(s.conf.PKIDir, "ca.crt"),
+		}
 	}
 	c.AdvertiseClientUrls = c.ListenClientUrls
 
-	// A member without peers needs no listener for them; but it must have a
-	// URL, which never changes for the records of an existing member.
+	// The door for other members is our own, which may be opened later. A member
+	// must have a URL, which is written down when it is made.
 	c.ListenPeerUrls = nil
 	c.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peerHost}}
+	if s.conf.Peer.IsValid() {
+		c.AdvertisePeerUrls = []url.URL{{Scheme: "https", Host: s.conf.Peer.String()}}
+	}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	if s.conf.Cluster != "" {
+		c.InitialCluster, c.ClusterState = s.conf.Cluster, embed.ClusterStateFlagExisting
+	}
 
 	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(election.Milliseconds())
+	if s.conf.Listen.IsValid() {
+		c.ElectionMs = uint(electionBesideOthers.Milliseconds())
+	}
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, retention
 	c.QuotaBackendBytes = quota
 	c.BootstrapDefragThresholdMegabytes = 256
@@ -298,12 +331,27 @@ func (s *Server) launch() error {
 	return err
 }
 
-// ready waits until the server takes requests, and closes the socket to all
-// but root.
-func (s *Server) ready(ctx context.Context) error {
+// open closes the sockets to all but root, opens the door for other members, and waits
+// until the server takes requests if it has none.
+func (s *Server) open(ctx context.Context) error {
+	for _, path := range []string{s.conf.Socket, s.conf.Socket + httpSuffix} {
+		if err := os.Chmod(path, 0o600); err != nil {
+			return fmt.Errorf("close the socket to others: %w", err)
+		}
+	}
+	if s.conf.Peer.IsValid() {
+		return s.ServePeers(s.conf.Peer)
+	}
+	return s.Ready(ctx)
+}
+
+// Ready waits until the server takes requests.
+func (s *Server) Ready(ctx context.Context) error {
 	select {
 	case <-s.etcd.Server.ReadyNotify():
+		return nil
 	case msg := <-s.dead:
+		s.died(msg) // for others
 		return fmt.Errorf("etcd gave up: %s", msg)
 	case <-s.etcd.Server.StopNotify():
 		return errors.New("etcd stopped during its start")
@@ -312,12 +360,6 @@ func (s *Server) ready(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("etcd in %s is not ready: %w", s.conf.Dir, context.Cause(ctx))
 	}
-	for _, path := range []string{s.conf.Socket, s.conf.Socket + httpSuffix} {
-		if err := os.Chmod(path, 0o600); err != nil {
-			return fmt.Errorf("close the socket to others: %w", err)
-		}
-	}
-	return nil
 }
 
 // supervise renews certificates, and reports when etcd stops by itself.
@@ -419,5 +461,6 @@ func (s *Server) end() {
 	case <-late:
 		s.log.Error("the embedded datastore does not end", "dir", s.conf.Dir)
 	}
+	s.closePeers()
 	s.lock.Close()
 }

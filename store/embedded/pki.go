@@ -58,8 +58,8 @@ type names struct {
 	ips []netip.Addr
 }
 
-// ensure makes what is missing or no longer fits: the authority, the server's
-// certificate for names, the clients' certificate. What fits stays, so that
+// ensure makes what is missing or no longer fits: the authority, the certificates for
+// names with which the server meets clients and other members, the clients' certificate. What fits stays, so that
 // clients' copies stay valid over restarts.
 func (p pki) ensure(n names) error {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
@@ -78,11 +78,15 @@ func (p pki) ensure(n names) error {
 	for _, ip := range n.ips {
 		server.IPAddresses = append(server.IPAddresses, net.IP(ip.Unmap().AsSlice()))
 	}
-	client := &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "routerd client"},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	client := clientTemplate("routerd client")
+	// Members are servers and clients of each other, which other clients are not.
+	peer := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "routerd datastore member"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:    server.DNSNames,
+		IPAddresses: server.IPAddresses,
 	}
-	for name, want := range map[string]*x509.Certificate{"server": server, "client": client} {
+	for name, want := range map[string]*x509.Certificate{"server": server, "client": client, "peer": peer} {
 		if p.leafFits(name, want, ca, now) {
 			continue
 		}
@@ -91,6 +95,10 @@ func (p pki) ensure(n names) error {
 		}
 	}
 	return nil
+}
+
+func clientTemplate(name string) *x509.Certificate {
+	return &x509.Certificate{Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 }
 
 // authority reads the CA, or makes it when there is none.
@@ -223,10 +231,7 @@ func (p pki) signClient(request *x509.CertificateRequest, node string) ([]byte, 
 	if err != nil {
 		return nil, err
 	}
-	return p.sign(node, &x509.Certificate{
-		Subject:     pkix.Name{CommonName: node},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, request.PublicKey, ca, caKey, leafLife)
+	return p.sign(node, clientTemplate(node), request.PublicKey, ca, caKey, leafLife)
 }
 
 // SignClient makes a certificate with which a node is a client of this server, of

@@ -65,7 +65,7 @@ func TestPKI(t *testing.T) {
 		t.Fatal(err)
 	}
 	made := files(t, dir)
-	if diff := cmp.Diff([]string{"ca.crt", "ca.key", "client.crt", "client.key", "server.crt", "server.key"}, changed(nil, made), sorted()); diff != "" {
+	if diff := cmp.Diff([]string{"ca.crt", "ca.key", "client.crt", "client.key", "peer.crt", "peer.key", "server.crt", "server.key"}, changed(nil, made), sorted()); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for name := range made {
@@ -95,7 +95,7 @@ func TestPKI(t *testing.T) {
 	fewer := names{dns: here.dns, ips: here.ips[:1]}
 	more := names{dns: []string{"localhost", "store.example"}, ips: here.ips}
 	third := today.Add(leafLife - leafLife/3 + 24*time.Hour)
-	serverFiles, leaves := []string{"server.crt", "server.key"}, []string{"client.crt", "client.key", "server.crt", "server.key"}
+	serverFiles, leaves := []string{"server.crt", "server.key", "peer.crt", "peer.key"}, []string{"client.crt", "client.key", "peer.crt", "peer.key", "server.crt", "server.key"}
 	steps := []struct {
 		name  string
 		now   time.Time
@@ -109,7 +109,7 @@ func TestPKI(t *testing.T) {
 		{name: "more names again", now: today, names: more},
 		{name: "the last third", now: third, names: more, want: leaves},
 		{name: "a clock that went back", now: today.Add(-48 * time.Hour), names: more, want: leaves},
-		{name: "a kill between key and certificate", now: today, names: more, want: serverFiles, harm: func() error {
+		{name: "a kill between key and certificate", now: today, names: more, want: serverFiles[:2], harm: func() error {
 			return os.WriteFile(filepath.Join(dir, "server.key"), []byte(made["server.key"]), 0o600)
 		}},
 		{name: "a lost client certificate", now: today, names: more, want: []string{"client.crt", "client.key"}, harm: func() error {

@@ -69,14 +69,14 @@ func restore(ctx context.Context, c Config, file string, now time.Time) (r Resto
 		return r, err
 	}
 	r.Revision, r.Keys = status.Revision, status.TotalKey
-	if err := inspect(next); err != nil {
+	if err := inspect(next, false); err != nil {
 		return r, err
 	}
 	if err := ctx.Err(); err != nil {
 		return r, err
 	}
 	if _, err := os.Stat(filepath.Join(c.Dir, "member")); err == nil {
-		r.Previous = filepath.Clean(c.Dir) + ".before-" + now.UTC().Format("20060102T150405Z")
+		r.Previous = filepath.Clean(c.Dir) + ".before-" + now.UTC().Format(stamp)
 		if err := os.Rename(c.Dir, r.Previous); err != nil {
 			return r, err
 		}

@@ -94,11 +94,11 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		Logger:               zap.NewNop(), // what goes wrong comes back as an error
 	}
 	switch {
-	case scheme == "https":
+	case scheme == "https", scheme == "unix" && c.CAFile != "":
 		if conf.TLS, err = c.tls(); err != nil {
 			return nil, fmt.Errorf("open etcd: %w", err)
 		}
-		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(rereading{credentials.NewTLS(conf.TLS), c}))
+		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(byConnection{rereading{credentials.NewTLS(conf.TLS), c}}))
 	case c.CAFile != "" || c.CertFile != "":
 		log.Warn("certificates are set, but the endpoints do not use TLS", "endpoints", c.Endpoints)
 	}

@@ -16,6 +16,7 @@ import (
 const (
 	joinRoot    = "/routerd/v1/joins/"
 	renewalRoot = "/routerd/v1/renewals/"
+	orderRoot   = "/routerd/v1/memberships/"
 )
 
 // Records are those of one purpose, each with an id and a lease. The datastore makes
@@ -30,6 +31,9 @@ func (s *Store) Joins() Records { return Records{s, joinRoot, "join token"} }
 
 // Renewals are what hosts ask that want another certificate, with the answers.
 func (s *Store) Renewals() Records { return Records{s, renewalRoot, "certificate request"} }
+
+// Orders are what hosts are to be: members of the datastore's cluster, or clients.
+func (s *Store) Orders() Records { return Records{s, orderRoot, "order to"} }
 
 // Add stores a record, in place of one with the same id, until ttl is over (whole
 // seconds, at least one).

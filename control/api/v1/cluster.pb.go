@@ -135,6 +135,442 @@ func (x *JoinTokenResponse) GetHost() string {
 	return ""
 }
 
+type MembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersRequest) Reset() {
+	*x = MembersRequest{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersRequest) ProtoMessage() {}
+
+func (x *MembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
+func (*MembersRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+type MembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Members       []*ClusterMember       `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
+	Voters        uint32                 `protobuf:"varint,2,opt,name=voters,proto3" json:"voters,omitempty"`
+	Quorum        uint32                 `protobuf:"varint,3,opt,name=quorum,proto3" json:"quorum,omitempty"`  // how many voters must be up
+	Warning       string                 `protobuf:"bytes,4,opt,name=warning,proto3" json:"warning,omitempty"` // what is wrong with the cluster as a whole; empty: nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersResponse) Reset() {
+	*x = MembersResponse{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersResponse) ProtoMessage() {}
+
+func (x *MembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
+func (*MembersResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MembersResponse) GetMembers() []*ClusterMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *MembersResponse) GetVoters() uint32 {
+	if x != nil {
+		return x.Voters
+	}
+	return 0
+}
+
+func (x *MembersResponse) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *MembersResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
+type ClusterMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`         // empty: it is not known whose it is
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`             // etcd's number of it, hexadecimal
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`         // voter, learner
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`       // leader, follower, learning, not started, unreachable
+	Endpoint      string                 `protobuf:"bytes,5,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // for clients
+	Peer          string                 `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`         // for the other members
+	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`   // of its etcd
+	Size          int64                  `protobuf:"varint,8,opt,name=size,proto3" json:"size,omitempty"`        // of its database, bytes
+	Behind        uint64                 `protobuf:"varint,9,opt,name=behind,proto3" json:"behind,omitempty"`    // entries of the log that the leader has and it has not
+	Problem       string                 `protobuf:"bytes,10,opt,name=problem,proto3" json:"problem,omitempty"`  // and what to do; empty: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterMember) Reset() {
+	*x = ClusterMember{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterMember) ProtoMessage() {}
+
+func (x *ClusterMember) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterMember.ProtoReflect.Descriptor instead.
+func (*ClusterMember) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ClusterMember) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *ClusterMember) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ClusterMember) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *ClusterMember) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type ChangeMemberRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`      // empty: this one
+	Member        bool                   `protobuf:"varint,2,opt,name=member,proto3" json:"member,omitempty"` // true: a member; false: a client
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeMemberRequest) Reset() {
+	*x = ChangeMemberRequest{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeMemberRequest) ProtoMessage() {}
+
+func (x *ChangeMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeMemberRequest.ProtoReflect.Descriptor instead.
+func (*ChangeMemberRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ChangeMemberRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ChangeMemberRequest) GetMember() bool {
+	if x != nil {
+		return x.Member
+	}
+	return false
+}
+
+type ChangeMemberProgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Message       string                 `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
+	Warning       string                 `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"` // with done
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeMemberProgress) Reset() {
+	*x = ChangeMemberProgress{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeMemberProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeMemberProgress) ProtoMessage() {}
+
+func (x *ChangeMemberProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeMemberProgress.ProtoReflect.Descriptor instead.
+func (*ChangeMemberProgress) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ChangeMemberProgress) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *ChangeMemberProgress) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *ChangeMemberProgress) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
+type RemoveMemberRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`    // or the member's number
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // although it is there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMemberRequest) Reset() {
+	*x = RemoveMemberRequest{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMemberRequest) ProtoMessage() {}
+
+func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
+func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RemoveMemberRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *RemoveMemberRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RemoveMemberResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Message       string                 `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	Warning       string                 `protobuf:"bytes,2,opt,name=warning,proto3" json:"warning,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMemberResponse) Reset() {
+	*x = RemoveMemberResponse{}
+	mi := &file_control_api_v1_cluster_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMemberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMemberResponse) ProtoMessage() {}
+
+func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_cluster_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
+func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_cluster_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RemoveMemberResponse) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *RemoveMemberResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
 var File_control_api_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_cluster_proto_rawDesc = "" +
@@ -147,9 +583,43 @@ const file_control_api_v1_cluster_proto_rawDesc = "" +
 	"\x11JoinTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x12\n" +
-	"\x04host\x18\x03 \x01(\tR\x04host2S\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\"\x10\n" +
+	"\x0eMembersRequest\"\x90\x01\n" +
+	"\x0fMembersResponse\x123\n" +
+	"\amembers\x18\x01 \x03(\v2\x19.routerd.v1.ClusterMemberR\amembers\x12\x16\n" +
+	"\x06voters\x18\x02 \x01(\rR\x06voters\x12\x16\n" +
+	"\x06quorum\x18\x03 \x01(\rR\x06quorum\x12\x18\n" +
+	"\awarning\x18\x04 \x01(\tR\awarning\"\xed\x01\n" +
+	"\rClusterMember\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x1a\n" +
+	"\bendpoint\x18\x05 \x01(\tR\bendpoint\x12\x12\n" +
+	"\x04peer\x18\x06 \x01(\tR\x04peer\x12\x18\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x12\x12\n" +
+	"\x04size\x18\b \x01(\x03R\x04size\x12\x16\n" +
+	"\x06behind\x18\t \x01(\x04R\x06behind\x12\x18\n" +
+	"\aproblem\x18\n" +
+	" \x01(\tR\aproblem\"A\n" +
+	"\x13ChangeMemberRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\bR\x06member\"^\n" +
+	"\x14ChangeMemberProgress\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\x12\x18\n" +
+	"\awarning\x18\x03 \x01(\tR\awarning\"?\n" +
+	"\x13RemoveMemberRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"J\n" +
+	"\x14RemoveMemberResponse\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\x12\x18\n" +
+	"\awarning\x18\x02 \x01(\tR\awarning2\xbf\x02\n" +
 	"\aCluster\x12H\n" +
-	"\tJoinToken\x12\x1c.routerd.v1.JoinTokenRequest\x1a\x1d.routerd.v1.JoinTokenResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\tJoinToken\x12\x1c.routerd.v1.JoinTokenRequest\x1a\x1d.routerd.v1.JoinTokenResponse\x12B\n" +
+	"\aMembers\x12\x1a.routerd.v1.MembersRequest\x1a\x1b.routerd.v1.MembersResponse\x12S\n" +
+	"\fChangeMember\x12\x1f.routerd.v1.ChangeMemberRequest\x1a .routerd.v1.ChangeMemberProgress0\x01\x12Q\n" +
+	"\fRemoveMember\x12\x1f.routerd.v1.RemoveMemberRequest\x1a .routerd.v1.RemoveMemberResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_cluster_proto_rawDescOnce sync.Once
@@ -163,23 +633,37 @@ func file_control_api_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_cluster_proto_rawDescData
 }
 
-var file_control_api_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_control_api_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_control_api_v1_cluster_proto_goTypes = []any{
 	(*JoinTokenRequest)(nil),      // 0: routerd.v1.JoinTokenRequest
 	(*JoinTokenResponse)(nil),     // 1: routerd.v1.JoinTokenResponse
-	(*durationpb.Duration)(nil),   // 2: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
+	(*MembersRequest)(nil),        // 2: routerd.v1.MembersRequest
+	(*MembersResponse)(nil),       // 3: routerd.v1.MembersResponse
+	(*ClusterMember)(nil),         // 4: routerd.v1.ClusterMember
+	(*ChangeMemberRequest)(nil),   // 5: routerd.v1.ChangeMemberRequest
+	(*ChangeMemberProgress)(nil),  // 6: routerd.v1.ChangeMemberProgress
+	(*RemoveMemberRequest)(nil),   // 7: routerd.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),  // 8: routerd.v1.RemoveMemberResponse
+	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_control_api_v1_cluster_proto_depIdxs = []int32{
-	2, // 0: routerd.v1.JoinTokenRequest.ttl:type_name -> google.protobuf.Duration
-	3, // 1: routerd.v1.JoinTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	0, // 2: routerd.v1.Cluster.JoinToken:input_type -> routerd.v1.JoinTokenRequest
-	1, // 3: routerd.v1.Cluster.JoinToken:output_type -> routerd.v1.JoinTokenResponse
-	3, // [3:4] is the sub-list for method output_type
-	2, // [2:3] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	9,  // 0: routerd.v1.JoinTokenRequest.ttl:type_name -> google.protobuf.Duration
+	10, // 1: routerd.v1.JoinTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	4,  // 2: routerd.v1.MembersResponse.members:type_name -> routerd.v1.ClusterMember
+	0,  // 3: routerd.v1.Cluster.JoinToken:input_type -> routerd.v1.JoinTokenRequest
+	2,  // 4: routerd.v1.Cluster.Members:input_type -> routerd.v1.MembersRequest
+	5,  // 5: routerd.v1.Cluster.ChangeMember:input_type -> routerd.v1.ChangeMemberRequest
+	7,  // 6: routerd.v1.Cluster.RemoveMember:input_type -> routerd.v1.RemoveMemberRequest
+	1,  // 7: routerd.v1.Cluster.JoinToken:output_type -> routerd.v1.JoinTokenResponse
+	3,  // 8: routerd.v1.Cluster.Members:output_type -> routerd.v1.MembersResponse
+	6,  // 9: routerd.v1.Cluster.ChangeMember:output_type -> routerd.v1.ChangeMemberProgress
+	8,  // 10: routerd.v1.Cluster.RemoveMember:output_type -> routerd.v1.RemoveMemberResponse
+	7,  // [7:11] is the sub-list for method output_type
+	3,  // [3:7] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_cluster_proto_init() }
@@ -193,7 +677,7 @@ func file_control_api_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_cluster_proto_rawDesc), len(file_control_api_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

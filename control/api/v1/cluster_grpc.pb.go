@@ -19,7 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Cluster_JoinToken_FullMethodName = "/routerd.v1.Cluster/JoinToken"
+	Cluster_JoinToken_FullMethodName    = "/routerd.v1.Cluster/JoinToken"
+	Cluster_Members_FullMethodName      = "/routerd.v1.Cluster/Members"
+	Cluster_ChangeMember_FullMethodName = "/routerd.v1.Cluster/ChangeMember"
+	Cluster_RemoveMember_FullMethodName = "/routerd.v1.Cluster/RemoveMember"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -30,6 +33,13 @@ const (
 type ClusterClient interface {
 	// JoinToken makes a token with which one new host joins.
 	JoinToken(ctx context.Context, in *JoinTokenRequest, opts ...grpc.CallOption) (*JoinTokenResponse, error)
+	// Members lists the members of the datastore's cluster.
+	Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (*MembersResponse, error)
+	// ChangeMember has a host become a member, or a client again, and tells of the way
+	// until it is.
+	ChangeMember(ctx context.Context, in *ChangeMemberRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ChangeMemberProgress], error)
+	// RemoveMember removes a member that is lost for good.
+	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
 }
 
 type clusterClient struct {
@@ -50,6 +60,45 @@ func (c *clusterClient) JoinToken(ctx context.Context, in *JoinTokenRequest, opt
 	return out, nil
 }
 
+func (c *clusterClient) Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (*MembersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MembersResponse)
+	err := c.cc.Invoke(ctx, Cluster_Members_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ChangeMember(ctx context.Context, in *ChangeMemberRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ChangeMemberProgress], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[0], Cluster_ChangeMember_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ChangeMemberRequest, ChangeMemberProgress]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_ChangeMemberClient = grpc.ServerStreamingClient[ChangeMemberProgress]
+
+func (c *clusterClient) RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveMemberResponse)
+	err := c.cc.Invoke(ctx, Cluster_RemoveMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -58,6 +107,13 @@ func (c *clusterClient) JoinToken(ctx context.Context, in *JoinTokenRequest, opt
 type ClusterServer interface {
 	// JoinToken makes a token with which one new host joins.
 	JoinToken(context.Context, *JoinTokenRequest) (*JoinTokenResponse, error)
+	// Members lists the members of the datastore's cluster.
+	Members(context.Context, *MembersRequest) (*MembersResponse, error)
+	// ChangeMember has a host become a member, or a client again, and tells of the way
+	// until it is.
+	ChangeMember(*ChangeMemberRequest, grpc.ServerStreamingServer[ChangeMemberProgress]) error
+	// RemoveMember removes a member that is lost for good.
+	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -70,6 +126,15 @@ type UnimplementedClusterServer struct{}
 
 func (UnimplementedClusterServer) JoinToken(context.Context, *JoinTokenRequest) (*JoinTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method JoinToken not implemented")
+}
+func (UnimplementedClusterServer) Members(context.Context, *MembersRequest) (*MembersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Members not implemented")
+}
+func (UnimplementedClusterServer) ChangeMember(*ChangeMemberRequest, grpc.ServerStreamingServer[ChangeMemberProgress]) error {
+	return status.Error(codes.Unimplemented, "method ChangeMember not implemented")
+}
+func (UnimplementedClusterServer) RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveMember not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -110,6 +175,53 @@ func _Cluster_JoinToken_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_Members_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).Members(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_Members_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).Members(ctx, req.(*MembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ChangeMember_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ChangeMemberRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServer).ChangeMember(m, &grpc.GenericServerStream[ChangeMemberRequest, ChangeMemberProgress]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_ChangeMemberServer = grpc.ServerStreamingServer[ChangeMemberProgress]
+
+func _Cluster_RemoveMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).RemoveMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_RemoveMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).RemoveMember(ctx, req.(*RemoveMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -121,7 +233,21 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "JoinToken",
 			Handler:    _Cluster_JoinToken_Handler,
 		},
+		{
+			MethodName: "Members",
+			Handler:    _Cluster_Members_Handler,
+		},
+		{
+			MethodName: "RemoveMember",
+			Handler:    _Cluster_RemoveMember_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "ChangeMember",
+			Handler:       _Cluster_ChangeMember_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "control/api/v1/cluster.proto",
 }
