@@ -468,6 +468,9 @@ func (m *membership) startMember(ctx context.Context) error {
 		return &member.Fatal{Err: errors.New("the embedded datastore ended by itself")}
 	}
 	_, _, list := m.standing(ctx)
+	if len(list) == 0 && !embedded.HasData(m.cfg.EtcdDir()) {
+		return errors.New("the members do not answer, and without them a new member would be a cluster of its own")
+	}
 	var all []string
 	for _, one := range list {
 		name := cmp.Or(one.Name, m.name) // of a member that has never started there is one

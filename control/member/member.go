@@ -150,6 +150,9 @@ func Next(f Facts) Action {
 func nextOfLearner(f Facts) Action {
 	switch f.Among {
 	case Unknown:
+		if !f.Running && f.Data {
+			return Start // it may have a vote already, and be the one whose vote is missing
+		}
 		return Nothing
 	case Absent:
 		switch {
@@ -160,10 +163,13 @@ func nextOfLearner(f Facts) Action {
 		}
 		return Leave // the order has ended before it was added
 	case HasVote:
-		if !f.Running {
-			return Start
+		switch {
+		case f.Running:
+			return Vote
+		case !f.Data: // it has lost them
+			return Remove
 		}
-		return Vote
+		return Start
 	case Added, Learning:
 	}
 	switch {

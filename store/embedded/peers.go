@@ -235,16 +235,17 @@ func IssueClient(pkiDir, dir, node string) error {
 // stamp is how names of what is put away tell when.
 const stamp = "20060102T150405Z"
 
-// HasData reports whether a directory has the data of a member.
+// HasData reports whether a directory has the data of a member: its log, which is there
+// at once and whole, and without which etcd would begin anew.
 func HasData(dir string) bool {
-	_, err := os.Stat(filepath.Join(dir, "member"))
-	return err == nil
+	logs, err := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal"))
+	return err == nil && len(logs) > 0
 }
 
 // PutAway gives the data in a directory, which no server uses, another name beside it,
 // and returns that; empty: there are none.
 func PutAway(dir, why string, now time.Time) (to string, err error) {
-	if !HasData(dir) {
+	if _, err := os.Stat(filepath.Join(dir, "member")); errors.Is(err, os.ErrNotExist) {
 		return "", nil
 	}
 	lock, err := lockDir(dir)
