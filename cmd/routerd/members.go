@@ -57,6 +57,7 @@ type membership struct {
 	issuer *join.Issuer  // nil: no other host is served
 
 	store *etcd.Store
+	door  sync.Mutex // one at a time opens it for other members
 }
 
 // newMembership reads what this host is. A host that has left the cluster has in its
@@ -573,6 +574,9 @@ func (m *membership) keepRecords(ctx context.Context, server *embedded.Server) e
 
 // openDoor has the first member take others.
 func (m *membership) openDoor(ctx context.Context, server *embedded.Server, addr netip.Addr) error {
+	// etcd drops one of two changes of its members that come at once, without a word.
+	m.door.Lock()
+	defer m.door.Unlock()
 	at := netip.AddrPortFrom(addr, peerPort(m.cfg))
 	was := m.is().Peer
 	if was.IsValid() {
