@@ -65,7 +65,8 @@ func writeAt0(f *os.File, text string) error {
 // the data may be those of a member among others.
 func inspect(dir string, several bool) error {
 	path := filepath.Join(dir, "member", "snap", "db")
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0 { // whoever made it was killed before there was anything in it
 		return nil
 	}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: boltPatience})

@@ -344,6 +344,16 @@ func alter(t *testing.T, c embedded.Config, bucket, key, value string) {
 	}
 }
 
+// TestKilledAtFirst: an empty database is what a kill at the very first start leaves.
+func TestKilledAtFirst(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(database(c)), 0o700), os.WriteFile(database(c), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	start(t, c)
+}
+
 // TestStaleSocket: what a killed server leaves behind is removed.
 func TestStaleSocket(t *testing.T) {
 	t.Parallel()
