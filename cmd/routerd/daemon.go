@@ -373,9 +373,11 @@ func (d *router) run(stop context.Context) error {
 	if d.member != nil {
 		part("embedded datastore", d.member.watch)
 		part("new hosts", func(ctx context.Context) error { return d.member.runIssuer(ctx, d.log.With("component", "join")) })
+		part("certificates of others", d.signCertificates)
+	}
+	if d.member != nil && d.member.ours() {
 		part("datastore's members", d.member.follow)
 		part("membership", d.runMembers)
-		part("certificates of others", d.signCertificates)
 	}
 	if d.renewer != nil {
 		part("certificate", d.renewer.Run)

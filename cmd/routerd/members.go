@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,6 +93,17 @@ func newMembership(c *config.Config, name string, log *slog.Logger) (*membership
 	}
 	m.cfg, m.votes = *c, votes
 	return m, nil
+}
+
+// ours reports whether the datastore is one that routerd runs, here or elsewhere: one of
+// somebody else has no members to follow, and may give no right to look for them.
+func (m *membership) ours() bool {
+	d := m.cfg.Datastore
+	if d.CertFile == "" {
+		return d.Own()
+	}
+	pair, err := tls.LoadX509KeyPair(d.CertFile, d.KeyFile)
+	return err == nil && embedded.Issued(pair.Leaf)
 }
 
 // boot starts the server of a host that votes, and returns what its client uses.
