@@ -209,19 +209,22 @@ func (m *membership) whileServing(ctx context.Context, f func(context.Context, *
 			continue
 		}
 		during, cancel := context.WithCancel(ctx)
-		done := make(chan error, 1)
-		go func() { done <- f(during, server) }()
-		select {
-		case <-turned:
-			cancel()
-			<-done
-		case err := <-done:
-			cancel()
-			if err != nil && ctx.Err() == nil {
-				return err
+		watched := make(chan struct{})
+		go func() {
+			defer close(watched)
+			defer cancel()
+			select {
+			case <-turned:
+			case <-during.Done():
 			}
-		}
+		}()
+		err := f(during, server)
+		told := during.Err() != nil // to end
 		cancel()
+		<-watched
+		if err != nil && !told {
+			return err
+		}
 	}
 	return ctx.Err()
 }
