@@ -176,18 +176,21 @@ func settle(t fataler, h *host, what string, ok func(*state) bool) {
 	})
 }
 
-// catchUp waits until a host knows what is stored.
+// catchUp waits until a host knows what is stored, which it may be changing itself.
 func catchUp(t fataler, h *host, st store.Store) {
 	t.Helper()
-	objs, _, err := st.List(context.Background(), store.KindIPAMBlock, "")
-	if err != nil {
-		t.Fatalf("list: %v", err)
-	}
-	affs, _, err := st.List(context.Background(), store.KindIPAMAffinity, h.cfg.Node)
-	if err != nil {
-		t.Fatalf("list: %v", err)
-	}
-	settle(t, h, "the present blocks", func(s *state) bool {
+	await.True(t, h.cfg.Node+" sees the present blocks", func() bool {
+		objs, _, err := st.List(context.Background(), store.KindIPAMBlock, "")
+		if err != nil {
+			t.Fatalf("list: %v", err)
+		}
+		affs, _, err := st.List(context.Background(), store.KindIPAMAffinity, h.cfg.Node)
+		if err != nil {
+			t.Fatalf("list: %v", err)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		s := h.state
 		if len(s.blocks) != len(objs) || len(s.affinities) != len(affs) {
 			return false
 		}
