@@ -53,7 +53,7 @@ func podFlows() []string {
 
 func hostSteps() []hostStep {
 	closed := []string{"node2>node1 tcp/8080", "spine>node1 tcp/8080", "node1>node2 tcp/8080", "node1>node2 udp/8080"}
-	always := slices.Concat(podFlows(), []string{"node1>node1/pod1 tcp/8080", "node1/pod1>node1 tcp/8080", "node2>node1 tcp4/2379", "node2>node1 tcp/179"})
+	always := slices.Concat(podFlows(), []string{"node1>node1/pod1 tcp/8080", "node1/pod1>node1 tcp/8080", "node2>node1 tcp4/2379"})
 	usual := slices.Concat(always, []string{"spine>node1 tcp/22", "spine>node1 tcp4/2379", "node1>node2 udp/53", "node1>node2 tcp/6443"})
 	return []hostStep{
 		{
@@ -109,7 +109,7 @@ func hostSteps() []hostStep {
 			manifest: edgePolicy("edge-raw", "applyOnForward: true\n  doNotTrack: true\n  ingress: [{action: Allow, protocol: TCP, destination: {ports: [8082]}}, {action: Deny}]\n"+
 				"  egress: [{action: Allow, protocol: TCP, source: {ports: [8082]}}]"),
 			pass: []string{
-				"spine>node1 tcp/8082", "node2>node1 tcp/8082", "spine>node1 tcp/22", "node2>node1 tcp/179", "node1>node2 udp/53",
+				"spine>node1 tcp/8082", "node2>node1 tcp/8082", "spine>node1 tcp/22", "node1>node2 udp/53",
 				"node1/pod1>node3/pod1 tcp/8080", "node3/pod1>node1/pod1 tcp/8080",
 			},
 			drop: []string{"node2>node1 tcp/8080", "node2/pod1>node1/pod1 tcp/8080"},
