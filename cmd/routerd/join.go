@@ -312,7 +312,7 @@ func (j *joiner) checkFiles() error {
 	if err != nil {
 		return err
 	}
-	key, err := readKey(keyFile)
+	key, err := etcd.ReadKey(keyFile)
 	if err != nil {
 		return err
 	}
@@ -330,7 +330,7 @@ func (j *joiner) checkFiles() error {
 // yet or one of this cluster, else a new one.
 func (j *joiner) key() (crypto.Signer, error) {
 	_, certFile, keyFile := embedded.ClientFiles(j.cfg.ClientPKIDir())
-	key, err := readKey(keyFile)
+	key, err := etcd.ReadKey(keyFile)
 	_, certErr := os.Stat(certFile)
 	switch {
 	case err == nil && errors.Is(certErr, fs.ErrNotExist):
@@ -362,26 +362,6 @@ func (j *joiner) key() (crypto.Signer, error) {
 	}
 	// Before it is used: who is ended meanwhile asks again with the same key.
 	return fresh, atomicfile.Write(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
-}
-
-func readKey(file string) (crypto.Signer, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	block, _ := pem.Decode(b)
-	if block == nil {
-		return nil, fmt.Errorf("%s holds no key in PEM form", file)
-	}
-	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	signer, ok := key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("%s: a key of type %T does not sign", file, key)
-	}
-	return signer, nil
 }
 
 // reach asks the datastore something with the new credentials.

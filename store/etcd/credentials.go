@@ -73,7 +73,7 @@ func (c Config) NextKey() (crypto.Signer, error) {
 			return nil, &fs.PathError{Op: "write", Path: filepath.Dir(file), Err: err}
 		}
 	}
-	if key, err := readKey(c.KeyFile + nextSuffix); err == nil {
+	if key, err := ReadKey(c.KeyFile + nextSuffix); err == nil {
 		return key, nil
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -91,7 +91,7 @@ func (c Config) NextKey() (crypto.Signer, error) {
 // Replace puts a certificate of the next key in the place of the one there is, and the
 // key in the place of its key. At any moment [Config.Pair] finds one of the two pairs.
 func (c Config) Replace(certPEM []byte) error {
-	next, err := readKey(c.KeyFile + nextSuffix)
+	next, err := ReadKey(c.KeyFile + nextSuffix)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (c Config) Replace(certPEM []byte) error {
 // Settle completes a [Config.Replace] that a kill cut short: a certificate whose key is
 // the next one gets it in its place.
 func (c Config) Settle() error {
-	next, err := readKey(c.KeyFile + nextSuffix)
+	next, err := ReadKey(c.KeyFile + nextSuffix)
 	if err != nil {
 		return nil //nolint:nilerr // there is none, or none of use
 	}
@@ -154,7 +154,9 @@ func isOf(certPEM []byte, key crypto.Signer) bool {
 	return ok && public.Equal(cert.PublicKey)
 }
 
-func readKey(file string) (crypto.Signer, error) {
+// ReadKey reads a private key that signs, in PEM form (PKCS #8, RFC 5208), from a file. Of
+// a file that is not there the error is an [fs.ErrNotExist].
+func ReadKey(file string) (crypto.Signer, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
