@@ -19,6 +19,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/lab/ns"
+	"github.com/routerd/routerd/store/embedded"
 )
 
 const (
@@ -43,13 +44,18 @@ func logFile(lab, host string) string { return filepath.Join(hostDir(lab, host),
 // operators.
 func Socket(lab, host string) string { return filepath.Join(hostDir(lab, host), "routerd.sock") }
 
-// pki holds the paths of what a client of the lab's store needs. The daemon of
-// the first host makes them.
-type pki struct{ ca, cert, key string }
+// clientPKI is the directory of what a host needs as a client of the lab's store: its
+// own, or the first host's.
+func clientPKI(lab string, t Topology, n Node) string {
+	if t.Join {
+		return filepath.Join(stateDir(lab, n.Name), "pki")
+	}
+	return firstPKI(lab, t)
+}
 
-func storePKI(lab string, t Topology) pki {
-	d := filepath.Join(stateDir(lab, t.Nodes[0].Name), "etcd", "pki")
-	return pki{filepath.Join(d, "ca.crt"), filepath.Join(d, "client.crt"), filepath.Join(d, "client.key")}
+// firstPKI is the directory of what the daemon of the first host makes for clients.
+func firstPKI(lab string, t Topology) string {
+	return filepath.Join(stateDir(lab, t.Nodes[0].Name), "etcd", "pki")
 }
 
 func storeAddress(t Topology) string {
@@ -66,9 +72,8 @@ func daemonConfig(lab, binDir string, t Topology, n Node) ([]byte, error) {
 	case n.Name == t.Nodes[0].Name:
 		datastore["embedded"] = map[string]any{"listen": storeAddress(t)}
 	default:
-		p := storePKI(lab, t)
 		datastore["endpoints"] = []any{"https://" + storeAddress(t)}
-		datastore["caFile"], datastore["certFile"], datastore["keyFile"] = p.ca, p.cert, p.key
+		datastore["caFile"], datastore["certFile"], datastore["keyFile"] = embedded.ClientFiles(clientPKI(lab, t, n))
 	}
 	config := map[string]any{
 		"nodeName":  n.Name,
@@ -104,11 +109,15 @@ func daemonConfig(lab, binDir string, t Topology, n Node) ([]byte, error) {
 	return b, nil
 }
 
-// overlay returns base with over laid on it: maps are merged, anything else
-// replaces.
+// overlay returns base with over laid on it: maps are merged, null removes, anything
+// else replaces.
 func overlay(base, over map[string]any) map[string]any {
 	out := maps.Clone(base)
 	for k, v := range over {
+		if v == nil {
+			delete(out, k)
+			continue
+		}
 		b, ok1 := out[k].(map[string]any)
 		o, ok2 := v.(map[string]any)
 		if ok1 && ok2 {
@@ -119,21 +128,51 @@ func overlay(base, over map[string]any) map[string]any {
 	return out
 }
 
-// startDaemon starts the host's daemon, which must not run.
-func (l *Lab) startDaemon(n Node) error {
+// join has the host join the first one. It has the configuration of its daemon but for
+// what routerd join is to find out.
+func (l *Lab) join(ctx context.Context, n Node) error {
+	first := l.topology.Nodes[0].Name
+	token, err := l.Output(ctx, first, filepath.Join(l.binDir, "routerctl"), "--socket", Socket(l.name, first), "cluster", "token", "-o", "token")
+	if err != nil {
+		return err
+	}
+	n.Config = maps.Clone(n.Config)
+	if n.Config == nil {
+		n.Config = map[string]any{}
+	}
+	n.Config["datastore"] = nil
+	path, err := l.configure(n)
+	if err != nil {
+		return err
+	}
+	_, err = l.Output(ctx, n.Name, filepath.Join(l.binDir, "routerd"), "join", "--config", path, "--token", strings.TrimSpace(token), "--no-start")
+	return err
+}
+
+// configure makes the directories of the host's daemon and writes its configuration.
+func (l *Lab) configure(n Node) (path string, err error) {
 	d := hostDir(l.name, n.Name)
 	for _, sub := range []string{d, stateDir(l.name, n.Name), filepath.Join(d, "cni", "net.d"), filepath.Join(d, "cni", "cache")} {
 		if err := os.MkdirAll(sub, 0o700); err != nil {
-			return fmt.Errorf("start routerd on %s: %w", n.Name, err)
+			return "", fmt.Errorf("configure routerd on %s: %w", n.Name, err)
 		}
 	}
 	conf, err := daemonConfig(l.name, l.binDir, l.topology, n)
 	if err != nil {
-		return err
+		return "", err
 	}
-	path := filepath.Join(d, "routerd.yaml")
+	path = filepath.Join(d, "routerd.yaml")
 	if err := os.WriteFile(path, conf, 0o600); err != nil {
-		return fmt.Errorf("start routerd on %s: %w", n.Name, err)
+		return "", fmt.Errorf("configure routerd on %s: %w", n.Name, err)
+	}
+	return path, nil
+}
+
+// startDaemon starts the host's daemon, which must not run.
+func (l *Lab) startDaemon(n Node) error {
+	path, err := l.configure(n)
+	if err != nil {
+		return err
 	}
 	p, err := startDetached(l.Space(n.Name), logFile(l.name, n.Name), filepath.Join(l.binDir, "routerd"), "run", "--config", path)
 	if err != nil {
@@ -286,12 +325,12 @@ func (l *Lab) LogTail(host string, lines int) string {
 // Env returns what etcd's and Calico's clients need in their environment to
 // reach the lab's store from the first host: NAME=VALUE.
 func (l *Lab) Env() []string {
-	p := storePKI(l.name, l.topology)
+	ca, cert, key := embedded.ClientFiles(firstPKI(l.name, l.topology))
 	return []string{
 		"ETCD_ENDPOINTS=https://" + storeAddress(l.topology),
-		"ETCD_CA_CERT_FILE=" + p.ca,
-		"ETCD_CERT_FILE=" + p.cert,
-		"ETCD_KEY_FILE=" + p.key,
+		"ETCD_CA_CERT_FILE=" + ca,
+		"ETCD_CERT_FILE=" + cert,
+		"ETCD_KEY_FILE=" + key,
 	}
 }
 

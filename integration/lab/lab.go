@@ -185,7 +185,12 @@ func (l *Lab) startHosts(ctx context.Context, o Options) error {
 	g, all := errgroup.WithContext(ctx)
 	for i, n := range others {
 		g.Go(func() error {
-			errs[i] = l.startDaemon(n)
+			if l.topology.Join {
+				errs[i] = l.join(all, n)
+			}
+			if errs[i] == nil {
+				errs[i] = l.startDaemon(n)
+			}
 			if errs[i] == nil {
 				errs[i] = l.WaitReady(all, n.Name)
 			}

@@ -30,6 +30,11 @@ type Topology struct {
 	// first host runs the store.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
 
+	// Join says whether the hosts beside the first join it with routerd join, as an
+	// operator has them, and so have certificates of their own: those that become
+	// members of the datastore need them. Default: they share the first host's.
+	Join bool `json:"join,omitempty"`
+
 	// APIGroup is that of the store's custom resources there. Default: as Calico's
 	// clients choose.
 	APIGroup string `json:"apiGroup,omitempty"`
@@ -65,7 +70,7 @@ type Node struct {
 	MTU  int  `json:"mtu,omitempty"`  // of the uplink, in bytes; default: the rack's
 
 	// Config is laid over the daemon's configuration that the lab writes: maps
-	// are merged, anything else replaces.
+	// are merged, null removes, anything else replaces.
 	Config map[string]any `json:"config,omitempty"`
 }
 

@@ -213,7 +213,7 @@ func TestDaemonConfigOverlay(t *testing.T) {
 	t.Parallel()
 	top, err := Topology{Nodes: []Node{
 		{Name: "a", Rack: "rack1"},
-		{Name: "b", Rack: "rack2", Config: map[string]any{"logLevel": "debug", "bgp": map[string]any{"enabled": false}}},
+		{Name: "b", Rack: "rack2", Config: map[string]any{"logLevel": "debug", "defaultPool": nil, "bgp": map[string]any{"enabled": false}}},
 	}}.Complete()
 	if err != nil {
 		t.Fatal(err)
@@ -237,10 +237,6 @@ datastore:
   endpoints:
   - https://10.1.0.11:2379
   keyFile: /run/routerd-lab/x/a/state/etcd/pki/client.key
-defaultPool:
-  blockSize: 26
-  cidr: 192.168.0.0/16
-  encapsulation: VXLANCrossSubnet
 logLevel: debug
 nodeName: b
 runDir: /run/routerd-lab/x/b

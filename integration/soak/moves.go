@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,9 +67,9 @@ func (r *run) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// routerctl runs a command on the first host.
+// routerctl runs a command on a host at which the datastore can be written.
 func (r *run) routerctl(ctx context.Context, stdin string, args ...string) error {
-	host := r.l.Hosts()[0]
+	host := cmp.Or(r.world.speaker(), r.world.hosts[0])
 	dir, err := filepath.Abs(r.o.BinDir)
 	if err != nil {
 		return err
@@ -146,6 +147,16 @@ func (r *run) restart(ctx context.Context, h string) error {
 		delete(r.world.down, h)
 	} else {
 		r.world.down[h] = true
+	}
+	return err
+}
+
+// start is restart that does not wait until the daemon is ready: of members of the
+// datastore none may be, until enough of them are there.
+func (r *run) start(ctx context.Context, h string) error {
+	err := r.l.Start(ctx, h)
+	if err == nil {
+		delete(r.world.down, h)
 	}
 	return err
 }
@@ -246,8 +257,8 @@ func (r *run) free(_ context.Context, h string) error {
 // maxDisk is the size of a disk that may be filled, in bytes.
 const maxDisk = 64 << 20
 
-// SmallDisks is [SmallDisk] for all hosts but the first, which runs the datastore.
-func SmallDisks(ctx context.Context, l *lab.Lab) (undo func() error, err error) {
+// SmallDisks is [SmallDisk] for all hosts that are not to be members of the datastore.
+func SmallDisks(ctx context.Context, l *lab.Lab, members int) (undo func() error, err error) {
 	var undos []func() error
 	undo = func() error {
 		var errs []error
@@ -256,7 +267,7 @@ func SmallDisks(ctx context.Context, l *lab.Lab) (undo func() error, err error) 
 		}
 		return errors.Join(errs...)
 	}
-	for _, h := range l.Hosts()[1:] {
+	for _, h := range l.Hosts()[members:] {
 		u, err := SmallDisk(ctx, l, h)
 		if u != nil {
 			undos = append(undos, u)

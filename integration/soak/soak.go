@@ -23,12 +23,13 @@ import (
 // Options say what is run. Lab is up, has no pods, and is the caller's to take
 // down; its first host runs the datastore.
 type Options struct {
-	Lab    *lab.Lab
-	BinDir string // where the programs are
-	Seed   uint64
-	For    time.Duration         // at least: the group of changes under way ends
-	Modes  []store.Encapsulation // of the pool, of those without ipip; the first is the lab's
-	Log    *slog.Logger          // each change, as it is made
+	Lab     *lab.Lab
+	BinDir  string // where the programs are
+	Seed    uint64
+	For     time.Duration         // at least: the group of changes under way ends
+	Modes   []store.Encapsulation // of the pool, of those without ipip; the first is the lab's
+	Members int                   // of the datastore, the lab's hosts from the first on: 1 or 3
+	Log     *slog.Logger          // each change, as it is made
 }
 
 // Report says what a run went through.
@@ -99,7 +100,7 @@ type run struct {
 // was broken, with the seed and the changes before it.
 func Run(ctx context.Context, o Options) (Report, error) {
 	r := &run{
-		o: o, l: o.Lab, rng: rand.New(rand.NewPCG(o.Seed, 0)), world: newWorld(o.Lab.Hosts(), o.Modes),
+		o: o, l: o.Lab, rng: rand.New(rand.NewPCG(o.Seed, 0)), world: newWorld(o.Lab.Hosts(), o.Members, o.Modes),
 		report: Report{Seed: o.Seed, Moves: map[string]int{}, Refused: map[string]int{}, Base: map[string]Usage{}, End: map[string]Usage{}},
 	}
 	start := time.Now()
@@ -129,8 +130,14 @@ func (r *run) live(ctx context.Context, end time.Time) error {
 	return r.finish(ctx)
 }
 
-// begin makes the pods that stay, and measures what the hosts use.
+// begin makes the members of the datastore and the pods that stay, and measures what
+// the hosts use.
 func (r *run) begin(ctx context.Context) error {
+	for _, h := range r.world.hosts[1:r.world.members] {
+		if err := r.routerctl(ctx, "", "cluster", "promote", h); err != nil {
+			return err
+		}
+	}
 	for _, h := range r.l.Hosts() {
 		if err := r.attach(ctx, h+"/"+stays); err != nil {
 			return err
@@ -295,7 +302,8 @@ func (r *run) within(ctx context.Context, what string, look func(context.Context
 	}
 }
 
-// store is the datastore as the first host's daemon shows it.
+// store is the datastore as the first host's daemon shows it. It is asked when all
+// faults have ended.
 func (r *run) store(ctx context.Context) (store.Store, error) { return r.l.Store(ctx, r.l.Hosts()[0]) }
 
 // Modes are those that a run changes between by default.
@@ -303,11 +311,12 @@ func Modes() []store.Encapsulation {
 	return []store.Encapsulation{store.VXLANCrossSubnet, store.VXLAN, store.Direct}
 }
 
-// Topology is the cluster that a run wants: three hosts in two racks, a spine that
-// learns their routes and so carries all modes, and no pods.
-func Topology(first store.Encapsulation) lab.Topology {
-	top := lab.DefaultTopology(lab.DefaultNodes)
+// Topology is the cluster that a run wants: hosts in two racks, a spine that learns
+// their routes and so carries all modes, and no pods. Beside the members of the
+// datastore there is at least one host that is none.
+func Topology(first store.Encapsulation, members int) lab.Topology {
+	top := lab.DefaultTopology(max(lab.DefaultNodes, members+1))
 	none, bgp := 0, true
-	top.Pods, top.Spine.BGP, top.Pool.Encapsulation = &none, &bgp, first
+	top.Pods, top.Spine.BGP, top.Pool.Encapsulation, top.Join = &none, &bgp, first, members > 1
 	return top
 }

@@ -36,8 +36,8 @@ func TestSoak(t *testing.T) {
 	if err := bring.RemoveOrphans(labPrefix); err != nil {
 		t.Fatal(err)
 	}
-	l := bring.Up(t, 2*time.Minute, labPrefix, "soak", Topology(Modes()[0]), binDir)
-	undo, err := SmallDisks(t.Context(), l)
+	l := bring.Up(t, 2*time.Minute, labPrefix, "soak", Topology(Modes()[0], 1), binDir)
+	undo, err := SmallDisks(t.Context(), l, 1)
 	if undo != nil {
 		t.Cleanup(func() {
 			if err := undo(); err != nil {
@@ -48,7 +48,7 @@ func TestSoak(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, err := Run(t.Context(), Options{Lab: l, BinDir: binDir, Seed: seed, For: soakTime, Modes: Modes(), Log: slog.New(slog.DiscardHandler)})
+	report, err := Run(t.Context(), Options{Lab: l, BinDir: binDir, Seed: seed, For: soakTime, Modes: Modes(), Members: 1, Log: slog.New(slog.DiscardHandler)})
 	t.Log(report)
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func TestPick(t *testing.T) {
 	t.Parallel()
 	life := func(seed uint64) (out []string) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		w := newWorld([]string{"a", "b", "c"}, Modes())
+		w := newWorld([]string{"a", "b", "c"}, 1, Modes())
 		for range 500 {
 			m := pick(rng, w)
 			out = append(out, m.name+" "+m.what)
@@ -83,6 +83,50 @@ func TestPick(t *testing.T) {
 		if !strings.Contains("\n"+all, "\n"+name+" ") {
 			t.Errorf("500 changes without %s", name)
 		}
+	}
+}
+
+// Where the datastore can be written, and for whom it is there.
+func TestSpeaker(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name               string
+		members            int
+		down, stopped, cut string // hosts
+		speaker, answersTo string
+	}{
+		{name: "one", members: 1, speaker: "a", answersTo: "abcd"},
+		{name: "one, another is down", members: 1, down: "bcd", speaker: "a", answersTo: "abcd"},
+		{name: "one, it is down", members: 1, down: "a", answersTo: "a"},
+		{name: "one, it is cut off", members: 1, cut: "a", answersTo: "a"},
+		{name: "three", members: 3, speaker: "a", answersTo: "abcd"},
+		{name: "three, one is down", members: 3, down: "a", speaker: "b", answersTo: "abcd"},
+		{name: "three, one is cut off", members: 3, cut: "b", speaker: "a", answersTo: "acd"},
+		{name: "three, one is down, a client is cut off", members: 3, down: "a", cut: "d", speaker: "b", answersTo: "abc"},
+		{name: "three, two are gone", members: 3, down: "a", stopped: "c", answersTo: "ac"},
+		{name: "three, all are down", members: 3, down: "abc"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld([]string{"a", "b", "c", "d"}, tt.members, Modes())
+			mark := func(set map[string]bool, hosts string) {
+				for h := range strings.SplitSeq(hosts, "") {
+					set[h] = true
+				}
+			}
+			mark(w.down, tt.down)
+			mark(w.stopped, tt.stopped)
+			mark(w.isCut, tt.cut)
+			answersTo := ""
+			for _, h := range w.hosts {
+				if w.answersTo(h) {
+					answersTo += h
+				}
+			}
+			if w.speaker() != tt.speaker || answersTo != tt.answersTo {
+				t.Errorf("speaker %q, answers to %q, want %q and %q", w.speaker(), answersTo, tt.speaker, tt.answersTo)
+			}
+		})
 	}
 }
 
@@ -113,7 +157,7 @@ func pretend(w *world, m move) {
 // What ends the faults, and what is taken away in the end.
 func TestMend(t *testing.T) {
 	t.Parallel()
-	w := newWorld([]string{"a", "b"}, Modes())
+	w := newWorld([]string{"a", "b"}, 1, Modes())
 	w.down["b"], w.isCut["a"], w.stopped["a"], w.full["b"] = true, true, true, true
 	w.pods["a/"+stays], w.pods["a/p1"], w.denied, w.mode = netip.Addr{}, netip.Addr{}, "a/p1", store.Direct
 	show := func(ms []move) (out []string) {

@@ -20,6 +20,7 @@ const stays = "stays"
 // faults there are. It decides, and does nothing itself.
 type world struct {
 	hosts   []string
+	members int                   // of the datastore, of which the hosts from the first on are
 	pods    map[string]netip.Addr // by HOST/POD
 	leaving map[string]bool       // pods of which a DEL has failed
 	names   int                   // that were given to pods
@@ -32,9 +33,9 @@ type world struct {
 	full    map[string]bool
 }
 
-func newWorld(hosts []string, modes []store.Encapsulation) *world {
+func newWorld(hosts []string, members int, modes []store.Encapsulation) *world {
 	return &world{
-		hosts: hosts, modes: modes, pods: map[string]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
+		hosts: hosts, members: members, modes: modes, pods: map[string]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
 		down: map[string]bool{}, stopped: map[string]bool{}, isCut: map[string]bool{}, full: map[string]bool{},
 	}
 }
@@ -103,25 +104,54 @@ func (w *world) consider(n int, h string, rng *rand.Rand) (move, bool) {
 	case n < 77:
 		return move{"kill", h, func(ctx context.Context, r *run) error { return r.kill(ctx, h) }}, !w.down[h] && !w.stopped[h]
 	case n < 83:
-		return move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }}, !w.stopped[h] && !w.full[h] && (h == w.hosts[0] || w.answers() && !w.isCut[h]) // else it is not ready before they end
+		return move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }}, !w.stopped[h] && !w.full[h] && w.answersTo(h) // else it is not ready before they end
 	case n < 89:
 		return move{"stop", h, func(ctx context.Context, r *run) error { return r.stop(ctx, h) }}, !w.down[h] && !w.stopped[h]
 	case n < 92:
 		return move{"cut", h, func(ctx context.Context, r *run) error { return r.cutLink(ctx, h) }}, !w.isCut[h]
-	case n < 96: // but not where the datastore would go with it
-		return move{"fill", h, func(ctx context.Context, r *run) error { return r.fill(ctx, h) }}, h != w.hosts[0] && !w.full[h]
+	case n < 96: // but not where a member of the datastore would go with it
+		return move{"fill", h, func(ctx context.Context, r *run) error { return r.fill(ctx, h) }}, !w.isMember(h) && !w.full[h]
 	default: // nothing is excused by it
 		by := []time.Duration{time.Hour, -time.Hour}[rng.IntN(2)]
 		return move{"clock", fmt.Sprint(h, " ", by), func(ctx context.Context, r *run) error { return r.jump(ctx, h, by) }}, !w.down[h] && !w.stopped[h]
 	}
 }
 
-// answers reports whether the datastore can be written: its host's daemon runs, and
-// nobody is cut off from it.
-func (w *world) answers() bool {
-	first := w.hosts[0]
-	return !w.down[first] && !w.stopped[first] && !w.isCut[first]
+// answers reports whether the datastore can be written from some host.
+func (w *world) answers() bool { return w.speaker() != "" }
+
+// speaker returns a host at which the datastore can be written: its daemon runs, no
+// link of its own is cut, and enough members can be reached. Empty: there is none.
+func (w *world) speaker() string {
+	for _, h := range w.hosts[:w.members] {
+		if w.runs(h) && !w.isCut[h] && w.answersTo(h) {
+			return h
+		}
+	}
+	return ""
 }
+
+// answersTo reports whether the datastore would answer a host if its daemon ran. A
+// single member answers its own host even when that is cut off.
+func (w *world) answersTo(h string) bool {
+	if w.members == 1 && h == w.hosts[0] {
+		return true
+	}
+	if w.isCut[h] {
+		return false
+	}
+	n := 0
+	for _, m := range w.hosts[:w.members] {
+		if m == h || w.runs(m) && !w.isCut[m] {
+			n++
+		}
+	}
+	return n > w.members/2
+}
+
+func (w *world) runs(h string) bool { return !w.down[h] && !w.stopped[h] }
+
+func (w *world) isMember(h string) bool { return slices.Contains(w.hosts[:w.members], h) }
 
 // podsOf lists a host's pods but the one that stays, in order.
 func (w *world) podsOf(h string) []string {
@@ -145,7 +175,7 @@ func (w *world) mend() []move {
 	add(w.full, "free", (*run).free)
 	add(w.isCut, "join", (*run).joinLink)
 	add(w.stopped, "continue", (*run).cont)
-	add(w.down, "start", (*run).restart)
+	add(w.down, "start", (*run).start)
 	return out
 }
 

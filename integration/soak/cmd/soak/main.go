@@ -1,4 +1,4 @@
-// Command soak lets a cluster of three hosts live through changes and faults for a
+// Command soak lets a cluster live through changes and faults for a
 // time, and says what it went through. docs/reliability.md says how to read it. It
 // needs root, and the programs of make build.
 package main
@@ -46,15 +46,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	binDir := fs.String("bin", cmp.Or(os.Getenv("ROUTERD_BIN"), "bin"), "`directory` of the programs")
 	length := fs.Duration("for", 10*time.Minute, "least `time` of the run")
 	seed := fs.Uint64("seed", rand.Uint64(), "`number` from which the changes follow")
+	members := 1
+	fs.Func("members", "`number` of the datastore's members, 1 or 3: the first hosts (default 1)", func(v string) error {
+		if v != "1" && v != "3" {
+			return errors.New("want 1 or 3")
+		}
+		members = int(v[0] - '0')
+		return nil
+	})
 	modes := soak.Modes()
-	fs.Func("modes", "`modes` of the pool, with commas between them (default VXLANCrossSubnet,VXLAN)", func(v string) error {
+	fs.Func("modes", "`modes` of the pool, with commas between them (default VXLANCrossSubnet,VXLAN,Direct)", func(v string) error {
 		modes = nil
 		for n := range strings.SplitSeq(v, ",") {
 			e, err := store.ParseEncapsulation(n)
 			if err != nil {
 				return err
 			}
-			if all := append(soak.Modes(), store.Direct); !slices.Contains(all, e) {
+			if all := soak.Modes(); !slices.Contains(all, e) {
 				return fmt.Errorf("want one of %v", all)
 			}
 			modes = append(modes, e)
@@ -64,7 +72,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	l, err := lab.Up(ctx, lab.Options{Name: fmt.Sprintf("so%d", os.Getpid()), Topology: soak.Topology(modes[0]), BinDir: *binDir})
+	l, err := lab.Up(ctx, lab.Options{Name: fmt.Sprintf("so%d", os.Getpid()), Topology: soak.Topology(modes[0], members), BinDir: *binDir})
 	if err != nil {
 		return err
 	}
@@ -75,14 +83,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, down()) }()
 	hosts := l.Hosts()
-	undo, err := soak.SmallDisks(ctx, l)
+	undo, err := soak.SmallDisks(ctx, l, members)
 	if undo != nil {
 		defer func() { err = errors.Join(err, undo()) }()
 	}
 	if err != nil {
 		return err
 	}
-	report, err := soak.Run(ctx, soak.Options{Lab: l, BinDir: *binDir, Seed: *seed, For: *length, Modes: modes, Log: slog.New(slog.NewTextHandler(stderr, nil))})
+	report, err := soak.Run(ctx, soak.Options{Lab: l, BinDir: *binDir, Seed: *seed, For: *length, Modes: modes, Members: members, Log: slog.New(slog.NewTextHandler(stderr, nil))})
 	fmt.Fprint(stdout, report)
 	if err != nil {
 		for _, h := range hosts {
