@@ -22,12 +22,15 @@ import (
 //go:embed init.sh
 var initScript []byte
 
+//go:embed command.sh
+var commandRunner []byte
+
 //go:embed modprobe.sh
 var modprobeScript []byte
 
 // recipe changes whenever the code below builds another base from the same
 // inputs, so that an old one in the cache is not taken for the new.
-const recipe = "3"
+const recipe = "4"
 
 // tools are the host's programs that scenarios call in the machine. The
 // machine's busybox has the rest.
@@ -79,7 +82,7 @@ func prepare(ctx context.Context, cache string, progress io.Writer) (image, erro
 	if err != nil {
 		return image{}, err
 	}
-	files, err := toolFiles(ctx)
+	files, err := toolFiles(ctx, append(tools(), "busybox"))
 	if err != nil {
 		return image{}, err
 	}
@@ -103,11 +106,11 @@ func prepare(ctx context.Context, cache string, progress io.Writer) (image, erro
 	return image{kernel: k, base: base}, nil
 }
 
-// toolFiles returns the host files that the tools need: themselves, their
+// toolFiles returns the host files that tools need: themselves, their
 // libraries and the loader, each under the path by which it is asked for.
-func toolFiles(ctx context.Context) ([]string, error) {
+func toolFiles(ctx context.Context, tools []string) ([]string, error) {
 	set := map[string]bool{}
-	for _, t := range append(tools(), "busybox") {
+	for _, t := range tools {
 		p, err := exec.LookPath(t)
 		if err != nil {
 			return nil, fmt.Errorf("the test machine needs %s from this host (make deps installs it): %w", t, err)
@@ -160,7 +163,7 @@ func parseLdd(out []byte) ([]string, error) {
 // gives another key.
 func baseKey(k kernel, files []string) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%s\n%q\n%s\n%s\n%q\n", recipe, k.release, moduleRoots(), initScript, modprobeScript, passwd+group+hosts)
+	fmt.Fprintf(h, "%s\n%s\n%q\n%s\n%s\n%s\n%q\n", recipe, k.release, moduleRoots(), initScript, commandRunner, modprobeScript, passwd+group+hosts)
 	for _, f := range files {
 		st, err := os.Stat(f)
 		if err != nil {
@@ -184,6 +187,7 @@ func buildBase(ctx context.Context, cache, name string, k kernel, files []string
 	defer tmp.Close()
 	a := newArchive(tmp)
 	a.bytes("/init", 0o755, initScript)
+	a.bytes("/etc/vm/run", 0o755, commandRunner)
 	for _, d := range []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var", "/root", "/etc", "/etc/systemd"} {
 		a.mkdir(d)
 	}

@@ -34,6 +34,7 @@ type Config struct {
 	Files   []File   // optional: what the machine gets beside the base image
 	Env     []string // optional: "NAME=value"
 	Dir     string   // optional: working directory of the command; default /root
+	Systemd bool     // optional: this host's systemd is the first process, and the command a service of it
 
 	CPUs      int    // default 2
 	MemoryMiB int    // default 3072
@@ -83,7 +84,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 	initrd := filepath.Join(dir, "initrd")
 	// Nothing that the command prints can be mistaken for it.
 	mark := "\x00end " + rand.Text() + "\n"
-	if err := writeInitrd(initrd, img.base, cfg, mark); err != nil {
+	if err := writeInitrd(ctx, initrd, img.base, cfg, mark); err != nil {
 		return 0, err
 	}
 	m := machine{cfg: cfg, mark: mark, console: filepath.Join(dir, "console"), start: time.Now()}
@@ -94,7 +95,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 }
 
 // writeInitrd writes the base and, after it, the caller's files.
-func writeInitrd(name string, base io.Reader, cfg Config, mark string) error {
+func writeInitrd(ctx context.Context, name string, base io.Reader, cfg Config, mark string) error {
 	f, err := os.Create(name)
 	if err != nil {
 		return err
@@ -106,6 +107,11 @@ func writeInitrd(name string, base io.Reader, cfg Config, mark string) error {
 	a := newArchive(f)
 	for _, file := range cfg.Files {
 		a.tree(file.Guest, file.Host)
+	}
+	if cfg.Systemd {
+		if err := addSystemd(ctx, a); err != nil {
+			return err
+		}
 	}
 	a.bytes("/etc/vm/command", 0o644, commandScript(cfg))
 	a.bytes("/etc/vm/end", 0o644, []byte(mark))

@@ -93,6 +93,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	fs.IntVar(&o.config.CPUs, "cpus", 2, "`number` of CPUs")
 	fs.IntVar(&o.config.MemoryMiB, "memory", 3072, "memory in `MiB`")
 	fs.StringVar(&o.config.Accel, "accel", "", "QEMU's `accelerator` (default: tcg)")
+	fs.BoolVar(&o.config.Systemd, "systemd", false, "this host's systemd is the machine's first process, and the command a service of it")
 	fs.StringVar(&o.config.Dir, "dir", "", "working `directory` of the command in the machine")
 	fs.Func("file", "`host:guest`: a file or directory for the machine; may be repeated", func(s string) error {
 		host, guest, ok := strings.Cut(s, ":")
