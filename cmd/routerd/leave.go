@@ -47,7 +47,7 @@ func endingOf(jobs, unit string) ending {
 
 // askSystemd returns why a unit is being stopped.
 func askSystemd(ctx context.Context, unit string) (ending, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", "--full").Output()
 	if err != nil {
@@ -59,6 +59,10 @@ func askSystemd(ctx context.Context, unit string) (ending, error) {
 	}
 	return endingOf(string(out), unit), nil
 }
+
+// askLimit is how long systemd may take to answer: on a host that goes down it stops all services at once. It is less than
+// TimeoutStopSec= in the unit, so that a systemd that says nothing costs nobody the orderly end.
+const askLimit = 10 * time.Second
 
 // leaveQuiet is for how long workloads must have been sent nothing; stopMargin is what the stop itself may take after that,
 // as TimeoutStopSec= in the unit.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -54,6 +55,29 @@ func TestAskSystemd(t *testing.T) {
 	script("echo '1 routerd.service stop running'")
 	if got, err := askSystemd(t.Context(), "routerd.service"); err != nil || got != endingStop {
 		t.Errorf("stopped: %d, %v", got, err)
+	}
+}
+
+// What the daemon takes for granted of its unit.
+func TestStopFitsTheUnit(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../../configs/systemd/routerd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^TimeoutStopSec=(\d+)$`).FindSubmatch(b)
+	if m == nil {
+		t.Fatal("the unit has no TimeoutStopSec")
+	}
+	limit, err := time.ParseDuration(string(m[1]) + "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stopMargin != limit {
+		t.Errorf("a stop may take %s, and the unit says %s", stopMargin, limit)
+	}
+	if askLimit > limit-leaveQuiet {
+		t.Errorf("systemd may take %s to answer, which leaves too little of %s for the stop", askLimit, limit)
 	}
 }
 
