@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -49,15 +50,27 @@ func endingOf(jobs, unit string) ending {
 func askSystemd(ctx context.Context, unit string) (ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", "--full").Output()
-	if err != nil {
+	for {
+		out, err := exec.CommandContext(ctx, "systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", "--full").Output()
 		var failed *exec.ExitError
-		if errors.As(err, &failed) {
+		switch {
+		case err == nil:
+			return endingOf(string(out), unit), nil
+		case errors.As(err, &failed) && ctx.Err() == nil && terminated(failed):
+			continue
+		case failed != nil:
 			err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(failed.Stderr)))
 		}
 		return endingRestart, fmt.Errorf("systemctl list-jobs: %w", err)
 	}
-	return endingOf(string(out), unit), nil
+}
+
+// terminated reports whether a program was ended by the signal that ends the daemon too. Systemd sends it to every process of the
+// unit, and looks for further ones until there is none (systemd.kill(5), KillMode=control-group), so one that is started meanwhile
+// can be hit. KillMode=mixed would spare it, and kill the process of BFD before that has taken leave of its peers.
+func terminated(failed *exec.ExitError) bool {
+	status, ok := failed.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM
 }
 
 // askLimit is how long systemd may take to answer: on a host that goes down it stops all services at once. It is less than

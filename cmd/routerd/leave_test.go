@@ -52,6 +52,10 @@ func TestAskSystemd(t *testing.T) {
 	if got, err := askSystemd(t.Context(), "routerd.service"); err == nil || got != endingRestart || !strings.Contains(err.Error(), "Failed to connect to bus") {
 		t.Errorf("without a bus: %d, %v", got, err)
 	}
+	script("[ -e " + dir + "/again ] || { : >" + dir + "/again; kill -TERM $$; }; echo '1 routerd.service stop running'")
+	if got, err := askSystemd(t.Context(), "routerd.service"); err != nil || got != endingStop {
+		t.Errorf("hit by the signal that ends the daemon: %d, %v", got, err)
+	}
 	script("echo '1 routerd.service stop running'")
 	if got, err := askSystemd(t.Context(), "routerd.service"); err != nil || got != endingStop {
 		t.Errorf("stopped: %d, %v", got, err)
