@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"github.com/routerd/routerd/control/doctor/gather"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/ui"
+	"github.com/routerd/routerd/dataplane/netdev"
 )
 
 // page is what serves the page for a browser, and what `routerctl ui` asks. Its server is nil where ui.listen is empty.
@@ -44,11 +44,8 @@ func (d *router) newPage() (*page, error) {
 	p.server, err = ui.New(ui.Config{
 		Node: d.name, Operator: rpc.NewOperatorServer(d.operator), Events: rpc.NewEventsServer(d.said), Watch: p.watch,
 		Examine: p.examine, Wanted: p.wanted, Sessions: p.sessions,
-		Counters: func() (string, error) {
-			b, err := os.ReadFile("/proc/net/dev")
-			return string(b), err
-		},
-		Now: time.Now, Log: d.log.With("component", "ui"),
+		Counters: netdev.Read,
+		Now:      time.Now, Log: d.log.With("component", "ui"),
 	})
 	return p, err
 }

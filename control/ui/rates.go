@@ -3,9 +3,10 @@ package ui
 import (
 	"cmp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/routerd/routerd/dataplane/netdev"
 )
 
 // Rates is what a device carries, in bits a second.
@@ -16,34 +17,8 @@ type Rates struct {
 	Dropped  float64 `json:"dropped"` // packets a second, both ways
 }
 
-// counters are a device's, since it was made.
-type counters struct{ rxBytes, txBytes, dropped uint64 }
-
-// parseCounters reads /proc/net/dev (proc_pid_net(5)). Lines that are none of a device are left out.
-func parseCounters(text string) map[string]counters {
-	out := map[string]counters{}
-	for line := range strings.Lines(text) {
-		name, rest, ok := strings.Cut(line, ":")
-		f := strings.Fields(rest)
-		if !ok || len(f) < 16 {
-			continue
-		}
-		var n [16]uint64
-		good := true
-		for i := range n {
-			v, err := strconv.ParseUint(f[i], 10, 64)
-			good = good && err == nil
-			n[i] = v
-		}
-		if good {
-			out[strings.TrimSpace(name)] = counters{rxBytes: n[0], txBytes: n[8], dropped: n[3] + n[11]}
-		}
-	}
-	return out
-}
-
 // rates compares two readings, of the devices that both have and whose counters did not begin anew.
-func rates(was, is map[string]counters, took time.Duration) []Rates {
+func rates(was, is map[string]netdev.Counters, took time.Duration) []Rates {
 	out := []Rates{}
 	if took <= 0 {
 		return out
@@ -51,11 +26,11 @@ func rates(was, is map[string]counters, took time.Duration) []Rates {
 	per := func(a, b uint64) float64 { return float64(b-a) / took.Seconds() }
 	for name, b := range is {
 		a, ok := was[name]
-		if !ok || b.rxBytes < a.rxBytes || b.txBytes < a.txBytes || b.dropped < a.dropped {
+		if !ok || b.ReceivedBytes < a.ReceivedBytes || b.SentBytes < a.SentBytes || b.Dropped < a.Dropped {
 			continue
 		}
 		out = append(out, Rates{
-			Device: name, Received: 8 * per(a.rxBytes, b.rxBytes), Sent: 8 * per(a.txBytes, b.txBytes), Dropped: per(a.dropped, b.dropped),
+			Device: name, Received: 8 * per(a.ReceivedBytes, b.ReceivedBytes), Sent: 8 * per(a.SentBytes, b.SentBytes), Dropped: per(a.Dropped, b.Dropped),
 		})
 	}
 	slices.SortFunc(out, func(a, b Rates) int { return cmp.Compare(a.Device, b.Device) })
@@ -63,7 +38,7 @@ func rates(was, is map[string]counters, took time.Duration) []Rates {
 }
 
 // shown leaves workloads' interfaces and the loopback out: of each that would be too many, and of no use.
-func shown(all map[string]counters) map[string]counters {
+func shown(all map[string]netdev.Counters) map[string]netdev.Counters {
 	for name := range all {
 		if name == "lo" || strings.HasPrefix(name, "cali") {
 			delete(all, name)

@@ -23,6 +23,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/dataplane/netdev"
 )
 
 //go:embed web
@@ -49,8 +50,8 @@ type Config struct {
 	Wanted func(context.Context) []Session
 	// Sessions is this host's sessions and their states, as text: another one is a change.
 	Sessions func() string
-	// Counters reads /proc/net/dev.
-	Counters func() (string, error)
+	// Counters are those of this host's devices, by their names.
+	Counters func() (map[string]netdev.Counters, error)
 	Now      func() time.Time
 	Log      *slog.Logger
 }
@@ -344,10 +345,7 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) counters() map[string]counters {
-	text, err := s.cfg.Counters()
-	if err != nil {
-		return nil // a page without rates
-	}
-	return shown(parseCounters(text))
+func (s *Server) counters() map[string]netdev.Counters {
+	all, _ := s.cfg.Counters() // of what cannot be read the page shows no rates
+	return shown(all)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/events"
 	"github.com/routerd/routerd/control/rpc"
+	"github.com/routerd/routerd/dataplane/netdev"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
@@ -88,7 +89,7 @@ func newHost(t *testing.T) host {
 			return &apiv1.ExamineResponse{Node: "node1", Findings: []*apiv1.Finding{{Check: "a-check"}}}, nil
 		},
 		Wanted: func(context.Context) []Session { return nil }, Sessions: func() string { return "" },
-		Counters: func() (string, error) { return "", nil }, Now: h.clock.now, Log: slog.New(slog.DiscardHandler),
+		Counters: netdev.Read, Now: h.clock.now, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
