@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -26,49 +28,84 @@ const (
 	questionTTL = 15 * time.Second
 	// answersAtOnce is how many questions a host answers at a time.
 	answersAtOnce = 4
+	// questionsAtOnce is how many questions one transaction asks; etcd takes 128 operations unless told otherwise.
+	questionsAtOnce = 100
 )
 
 // Ask puts a question to a node, which answers by [Store.Questions], and returns the answer. Without one it returns when ctx
 // ends, with its cause.
-func (s *Store) Ask(ctx context.Context, node string, question []byte) ([]byte, error) {
-	answer, err := s.ask(ctx, node, question)
-	switch {
-	case ctx.Err() != nil && answer == nil:
-		return nil, fmt.Errorf("ask %s: %w", node, context.Cause(ctx))
-	case err != nil:
-		return nil, fmt.Errorf("ask %s: %w", node, s.explain(ctx, err))
+func (s *Store) Ask(ctx context.Context, node string, question []byte) (answer []byte, err error) {
+	err = s.AskAll(ctx, []string{node}, question, func(_ string, said []byte) { answer = said })
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", node, err)
 	}
 	return answer, nil
 }
 
-func (s *Store) ask(ctx context.Context, node string, question []byte) ([]byte, error) {
+// AskAll puts a question to nodes and calls yield with each answer as it comes, from one goroutine. It returns when all have
+// answered; when ctx ends before, with its cause. It costs one lease, one watch, and of each node two keys.
+func (s *Store) AskAll(ctx context.Context, nodes []string, question []byte, yield func(node string, answer []byte)) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	left, err := s.askAll(ctx, nodes, question, yield)
+	switch {
+	case left == 0:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return s.explain(ctx, err)
+}
+
+// askAll returns how many nodes have not answered.
+func (s *Store) askAll(ctx context.Context, nodes []string, question []byte, yield func(node string, answer []byte)) (left int, err error) {
+	waiting := make(map[string]string, len(nodes)) // by the answer's key
+	group := rand.Text()
+	put := make([]clientv3.Op, 0, len(nodes))
 	lease, err := s.client.Grant(ctx, int64(questionTTL/time.Second))
 	if err != nil {
-		return nil, err
+		return len(nodes), err
 	}
 	defer func() {
 		bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
 		defer cancel()
 		_, _ = s.client.Revoke(bye, lease.ID) // else its end does the same
 	}()
-	id := rand.Text()
-	put, err := s.client.Put(ctx, askedRoot+node+"/"+id, string(question), clientv3.WithLease(lease.ID))
-	if err != nil {
-		return nil, err
+	for i, node := range nodes {
+		id := group + "." + strconv.Itoa(i)
+		waiting[answeredRoot+id] = node
+		put = append(put, clientv3.OpPut(askedRoot+node+"/"+id, string(question), clientv3.WithLease(lease.ID)))
+	}
+	var from int64
+	for ops := range slices.Chunk(put, questionsAtOnce) {
+		r, err := s.client.Txn(ctx).Then(ops...).Commit()
+		if err != nil {
+			return len(waiting), err
+		}
+		if from == 0 {
+			from = r.Header.Revision + 1
+		}
 	}
 	watch, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer stop()
-	for changes := range s.client.Watch(watch, answeredRoot+id, clientv3.WithRev(put.Header.Revision+1)) {
+	for changes := range s.client.Watch(watch, answeredRoot+group+".", clientv3.WithPrefix(), clientv3.WithRev(from)) {
 		for _, e := range changes.Events {
-			if e.Type == clientv3.EventTypePut {
-				return append([]byte{}, e.Kv.Value...), nil
+			node, ok := waiting[string(e.Kv.Key)]
+			if !ok || e.Type != clientv3.EventTypePut {
+				continue
 			}
+			delete(waiting, string(e.Kv.Key))
+			yield(node, append([]byte{}, e.Kv.Value...))
+		}
+		if len(waiting) == 0 {
+			return 0, nil
 		}
 		if err := changes.Err(); err != nil {
-			return nil, err
+			return len(waiting), err
 		}
 	}
-	return nil, errDisconnected
+	return len(waiting), errDisconnected
 }
 
 // Questions has answer answer what other hosts ask this node, a few at a time, until ctx ends. It returns when all are answered.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/routerd/routerd/integration/await"
@@ -62,5 +63,42 @@ func TestAskNobody(t *testing.T) {
 	defer cancel()
 	if got, err := s.Ask(ctx, "node2", []byte("?")); err == nil || !strings.Contains(err.Error(), "ask node2: no answer in time") {
 		t.Errorf("%q, error %v", got, err)
+	}
+}
+
+// TestAskAll: more hosts than fit into a transaction answer, each for itself; those that do not are left when the wait ends.
+func TestAskAll(t *testing.T) {
+	t.Parallel()
+	server := start(t, embedded.Config{})
+	s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}})
+	ctx, cancel := context.WithCancel(await.Context(t))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	var nodes []string
+	want := map[string]string{}
+	for i := range 150 {
+		node := fmt.Sprint("node", i)
+		nodes, want[node] = append(nodes, node), "I am "+node
+		wg.Go(func() {
+			s.Questions(ctx, node, func(context.Context, []byte) []byte { return []byte("I am " + node) })
+		})
+	}
+	got := map[string]string{}
+	take := func(node string, answer []byte) { got[node] = string(answer) }
+	if err := s.AskAll(ctx, nodes, []byte("?"), take); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+	clear(got)
+	short, end := context.WithTimeoutCause(ctx, time.Second, errors.New("no answer in time"))
+	defer end()
+	if err := s.AskAll(short, []string{"nobody", "node7"}, []byte("?"), take); err == nil || err.Error() != "no answer in time" || got["node7"] == "" {
+		t.Errorf("with one that is not there: %v, error %v", got, err)
+	}
+	if err := s.AskAll(ctx, nil, []byte("?"), take); err != nil {
+		t.Errorf("of nobody: %v", err)
 	}
 }
