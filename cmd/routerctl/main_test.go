@@ -85,6 +85,16 @@ func (o *operator) Trace(context.Context, *apiv1.TraceRequest) (*apiv1.TraceResp
 	return m, o.answer("trace.json", m)
 }
 
+// Hosts answers with hosts1.json once, where there is one, and then with hosts.json.
+func (o *operator) Hosts(context.Context, *apiv1.HostsRequest) (*apiv1.HostsResponse, error) {
+	m := &apiv1.HostsResponse{}
+	if err := o.answer("hosts1.json", m); err == nil {
+		return m, os.Remove(filepath.Join(o.dir, "hosts1.json"))
+	}
+	m = &apiv1.HostsResponse{}
+	return m, o.answer("hosts.json", m)
+}
+
 func (o *operator) Paths(context.Context, *apiv1.PathsRequest) (*apiv1.PathsResponse, error) {
 	m := &apiv1.PathsResponse{}
 	return m, o.answer("paths.json", m)

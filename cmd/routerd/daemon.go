@@ -243,15 +243,17 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	if err := d.newProbe(ctx); err != nil {
 		return d, err
 	}
-	d.operator = operator.New(operator.Config{
+	oc := operator.Config{
 		Node: name, Version: version, Started: d.started, Datastore: datastoreName(c), RouteProtocol: c.Dataplane.RouteProtocol,
 		Sysctls: c.Dataplane.SysctlDir, Dirs: []string{c.StateDir, c.RunDir},
-		Store: d.db, Ask: d.ask(), Conflist: conflistOptions(c), Log: log,
+		Store: d.db, Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
 		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.problem(time.Now()) }, CertificateEnd: d.certs.expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
 		MTUError: d.mtuError, Damage: d.damage, WorkloadMTU: d.workloadMTU,
-	})
+	}
+	d.asking(&oc)
+	d.operator = operator.New(oc)
 	return d, nil
 }
 

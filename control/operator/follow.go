@@ -168,7 +168,7 @@ func (s *Server) lookAt(ctx context.Context, node string, req *apiv1.LookRequest
 		return s.Look(ctx, req)
 	}
 	if s.cfg.Ask == nil {
-		return nil, fmt.Errorf("hosts whose datastore is Kubernetes' API cannot ask each other: ask on %s too", node)
+		return nil, fmt.Errorf("%w: ask on %s too", errAlone, node)
 	}
 	q, err := proto.Marshal(&apiv1.Question{Look: req})
 	if err != nil {
@@ -196,10 +196,12 @@ func (s *Server) Answer(ctx context.Context, raw []byte) []byte {
 	err := proto.Unmarshal(raw, q)
 	switch {
 	case err != nil:
-	case q.GetLook() == nil:
-		err = errOtherVersion
-	default:
+	case q.GetLook() != nil:
 		a.Look, err = s.Look(ctx, q.GetLook())
+	case q.GetLoad() != nil:
+		a.Load = s.load(ctx)
+	default:
+		err = errOtherVersion
 	}
 	if err != nil {
 		a.Error = status.Convert(err).Message()

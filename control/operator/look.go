@@ -454,5 +454,8 @@ func (l *look) narrow(out, in []doctor.Way) {
 	l.facts.In.Lost = nil
 }
 
+// errAlone says that the datastore passes no questions on.
+var errAlone = errors.New("hosts whose datastore is Kubernetes' API cannot ask each other")
+
 // errOtherVersion says that a question came from a daemon that knows more.
 var errOtherVersion = errors.New("this host's routerd does not know the question: its version differs")

@@ -14,6 +14,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/doctor/gather"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/ipam"
@@ -42,6 +43,10 @@ type Config struct {
 	// Ask asks another host, which answers by [Server.Answer]; nil: the datastore does not
 	// pass questions on.
 	Ask func(ctx context.Context, node string, question []byte) ([]byte, error)
+	// AskAll asks several, as *[etcd.Store] does; nil like Ask.
+	AskAll func(ctx context.Context, nodes []string, question []byte, yield func(node string, answer []byte)) error
+	// Presences says which hosts' daemons are there; nil: it is not known.
+	Presences gather.Presences
 
 	Kernel   *kernel.Kernel
 	Core     *vrouter.Core
@@ -82,6 +87,7 @@ type Server struct {
 	cfg    Config
 	checks *health.Log
 	felix  foreign.Felix
+	hosts  lastHosts
 }
 
 var (

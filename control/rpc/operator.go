@@ -35,6 +35,8 @@ type Operator interface {
 	Policy(ctx context.Context, endpoint string) (*apiv1.PolicyResponse, error)
 	// PolicyExplain says what becomes of a packet.
 	PolicyExplain(ctx context.Context, req *apiv1.PolicyExplainRequest) (*apiv1.PolicyExplainResponse, error)
+	// Hosts says how every host of the cluster is and what it has counted.
+	Hosts(ctx context.Context) (*apiv1.HostsResponse, error)
 	// Flows returns recent verdicts.
 	Flows(ctx context.Context, req *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error)
 }
@@ -104,6 +106,10 @@ func (s *operatorServer) PolicyExplain(ctx context.Context, req *apiv1.PolicyExp
 
 func (s *operatorServer) Flows(ctx context.Context, req *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error) {
 	return s.o.Flows(ctx, req)
+}
+
+func (s *operatorServer) Hosts(ctx context.Context, _ *apiv1.HostsRequest) (*apiv1.HostsResponse, error) {
+	return s.o.Hosts(ctx)
 }
 
 // parseFilter reads a prefix or an address; the empty string gives an invalid

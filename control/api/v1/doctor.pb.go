@@ -697,6 +697,7 @@ func (x *LookResponse) GetUnknown() []string {
 type Question struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Look          *LookRequest           `protobuf:"bytes,1,opt,name=look,proto3" json:"look,omitempty"`
+	Load          *LoadRequest           `protobuf:"bytes,2,opt,name=load,proto3" json:"load,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -738,17 +739,62 @@ func (x *Question) GetLook() *LookRequest {
 	return nil
 }
 
+func (x *Question) GetLoad() *LoadRequest {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+// LoadRequest asks for the host's load.
+type LoadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadRequest) Reset() {
+	*x = LoadRequest{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadRequest) ProtoMessage() {}
+
+func (x *LoadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
+func (*LoadRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
+}
+
 type Answer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Error         string                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"` // why there is none
 	Look          *LookResponse          `protobuf:"bytes,2,opt,name=look,proto3" json:"look,omitempty"`
+	Load          *HostLoad              `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -760,7 +806,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -773,7 +819,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Answer) GetError() string {
@@ -786,6 +832,13 @@ func (x *Answer) GetError() string {
 func (x *Answer) GetLook() *LookResponse {
 	if x != nil {
 		return x.Look
+	}
+	return nil
+}
+
+func (x *Answer) GetLoad() *HostLoad {
+	if x != nil {
+		return x.Load
 	}
 	return nil
 }
@@ -805,7 +858,7 @@ type LookResponse_Tunnel struct {
 
 func (x *LookResponse_Tunnel) Reset() {
 	*x = LookResponse_Tunnel{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +870,7 @@ func (x *LookResponse_Tunnel) String() string {
 func (*LookResponse_Tunnel) ProtoMessage() {}
 
 func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +933,7 @@ var File_control_api_v1_doctor_proto protoreflect.FileDescriptor
 const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\n" +
 	"\x1bcontrol/api/v1/doctor.proto\x12\n" +
-	"routerd.v1\"\x10\n" +
+	"routerd.v1\x1a\x1dcontrol/api/v1/operator.proto\"\x10\n" +
 	"\x0eExamineRequest\"p\n" +
 	"\x0fExamineResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12/\n" +
@@ -942,12 +995,15 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\tlocal_mac\x18\x04 \x01(\tR\blocalMac\x12\x16\n" +
 	"\x06remote\x18\x05 \x01(\tR\x06remote\x12\x1d\n" +
 	"\n" +
-	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"7\n" +
+	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"d\n" +
 	"\bQuestion\x12+\n" +
-	"\x04look\x18\x01 \x01(\v2\x17.routerd.v1.LookRequestR\x04look\"L\n" +
+	"\x04look\x18\x01 \x01(\v2\x17.routerd.v1.LookRequestR\x04look\x12+\n" +
+	"\x04load\x18\x02 \x01(\v2\x17.routerd.v1.LoadRequestR\x04load\"\r\n" +
+	"\vLoadRequest\"v\n" +
 	"\x06Answer\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\x12,\n" +
-	"\x04look\x18\x02 \x01(\v2\x18.routerd.v1.LookResponseR\x04look2\xc5\x01\n" +
+	"\x04look\x18\x02 \x01(\v2\x18.routerd.v1.LookResponseR\x04look\x12(\n" +
+	"\x04load\x18\x03 \x01(\v2\x14.routerd.v1.HostLoadR\x04load2\xc5\x01\n" +
 	"\x06Doctor\x12B\n" +
 	"\aExamine\x12\x1a.routerd.v1.ExamineRequest\x1a\x1b.routerd.v1.ExamineResponse\x129\n" +
 	"\x04Look\x12\x17.routerd.v1.LookRequest\x1a\x18.routerd.v1.LookResponse\x12<\n" +
@@ -965,7 +1021,7 @@ func file_control_api_v1_doctor_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_doctor_proto_rawDescData
 }
 
-var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_control_api_v1_doctor_proto_goTypes = []any{
 	(*ExamineRequest)(nil),      // 0: routerd.v1.ExamineRequest
 	(*ExamineResponse)(nil),     // 1: routerd.v1.ExamineResponse
@@ -977,8 +1033,10 @@ var file_control_api_v1_doctor_proto_goTypes = []any{
 	(*LookRequest)(nil),         // 7: routerd.v1.LookRequest
 	(*LookResponse)(nil),        // 8: routerd.v1.LookResponse
 	(*Question)(nil),            // 9: routerd.v1.Question
-	(*Answer)(nil),              // 10: routerd.v1.Answer
-	(*LookResponse_Tunnel)(nil), // 11: routerd.v1.LookResponse.Tunnel
+	(*LoadRequest)(nil),         // 10: routerd.v1.LoadRequest
+	(*Answer)(nil),              // 11: routerd.v1.Answer
+	(*LookResponse_Tunnel)(nil), // 12: routerd.v1.LookResponse.Tunnel
+	(*HostLoad)(nil),            // 13: routerd.v1.HostLoad
 }
 var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	2,  // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
@@ -988,20 +1046,22 @@ var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	2,  // 4: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
 	6,  // 5: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
 	6,  // 6: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
-	11, // 7: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
+	12, // 7: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
 	7,  // 8: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
-	8,  // 9: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
-	0,  // 10: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
-	7,  // 11: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
-	3,  // 12: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
-	1,  // 13: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
-	8,  // 14: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
-	4,  // 15: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
-	13, // [13:16] is the sub-list for method output_type
-	10, // [10:13] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	10, // 9: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
+	8,  // 10: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
+	13, // 11: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
+	0,  // 12: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
+	7,  // 13: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
+	3,  // 14: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
+	1,  // 15: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
+	8,  // 16: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
+	4,  // 17: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_doctor_proto_init() }
@@ -1009,13 +1069,14 @@ func file_control_api_v1_doctor_proto_init() {
 	if File_control_api_v1_doctor_proto != nil {
 		return
 	}
+	file_control_api_v1_operator_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_doctor_proto_rawDesc), len(file_control_api_v1_doctor_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3121,6 +3121,400 @@ func (x *FlowRecord) GetStaged() bool {
 	return false
 }
 
+type HostsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostsRequest) Reset() {
+	*x = HostsRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostsRequest) ProtoMessage() {}
+
+func (x *HostsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostsRequest.ProtoReflect.Descriptor instead.
+func (*HostsRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{39}
+}
+
+type HostsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`                            // who was asked
+	Hosts         []*HostLoad            `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`                          // by name
+	NextAfter     *durationpb.Duration   `protobuf:"bytes,3,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"` // after how long the hosts are asked anew
+	Unknown       []string               `protobuf:"bytes,4,rep,name=unknown,proto3" json:"unknown,omitempty"`                      // what could not be looked at, and why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostsResponse) Reset() {
+	*x = HostsResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostsResponse) ProtoMessage() {}
+
+func (x *HostsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostsResponse.ProtoReflect.Descriptor instead.
+func (*HostsResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *HostsResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *HostsResponse) GetHosts() []*HostLoad {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *HostsResponse) GetNextAfter() *durationpb.Duration {
+	if x != nil {
+		return x.NextAfter
+	}
+	return nil
+}
+
+func (x *HostsResponse) GetUnknown() []string {
+	if x != nil {
+		return x.Unknown
+	}
+	return nil
+}
+
+// HostLoad is how a host is, and what it has counted.
+type HostLoad struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Node           string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Error          string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`    // why it did not answer; all below is empty then
+	Absent         bool                   `protobuf:"varint,3,opt,name=absent,proto3" json:"absent,omitempty"` // its daemon is not there, so it was not asked
+	Up             *durationpb.Duration   `protobuf:"bytes,4,opt,name=up,proto3" json:"up,omitempty"`          // since the host booted, when the counters were read
+	Boot           string                 `protobuf:"bytes,5,opt,name=boot,proto3" json:"boot,omitempty"`      // which boot it is
+	Version        string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	Ready          bool                   `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
+	Unmet          []*Check               `protobuf:"bytes,8,rep,name=unmet,proto3" json:"unmet,omitempty"` // conditions that do not hold, the first few
+	UnmetTotal     uint32                 `protobuf:"varint,9,opt,name=unmet_total,json=unmetTotal,proto3" json:"unmet_total,omitempty"`
+	SessionsUp     uint32                 `protobuf:"varint,10,opt,name=sessions_up,json=sessionsUp,proto3" json:"sessions_up,omitempty"`
+	Sessions       uint32                 `protobuf:"varint,11,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Down           []*BGPPeer             `protobuf:"bytes,12,rep,name=down,proto3" json:"down,omitempty"` // sessions that are not up, the first few
+	Workloads      uint32                 `protobuf:"varint,13,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	AddressesInUse uint32                 `protobuf:"varint,14,opt,name=addresses_in_use,json=addressesInUse,proto3" json:"addresses_in_use,omitempty"` // of its blocks
+	Addresses      uint32                 `protobuf:"varint,15,opt,name=addresses,proto3" json:"addresses,omitempty"`
+	Traffic        []*Traffic             `protobuf:"bytes,16,rep,name=traffic,proto3" json:"traffic,omitempty"`
+	DenialsCounted bool                   `protobuf:"varint,17,opt,name=denials_counted,json=denialsCounted,proto3" json:"denials_counted,omitempty"` // whether the next is known
+	Denied         uint64                 `protobuf:"varint,18,opt,name=denied,proto3" json:"denied,omitempty"`                                       // first packets of connections that rules denied, since the rules were last changed
+	Cpu            *durationpb.Duration   `protobuf:"bytes,19,opt,name=cpu,proto3" json:"cpu,omitempty"`                                              // that the daemon has used
+	Memory         uint64                 `protobuf:"varint,20,opt,name=memory,proto3" json:"memory,omitempty"`                                       // bytes of the daemon that are resident
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *HostLoad) Reset() {
+	*x = HostLoad{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostLoad) ProtoMessage() {}
+
+func (x *HostLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostLoad.ProtoReflect.Descriptor instead.
+func (*HostLoad) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *HostLoad) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *HostLoad) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *HostLoad) GetAbsent() bool {
+	if x != nil {
+		return x.Absent
+	}
+	return false
+}
+
+func (x *HostLoad) GetUp() *durationpb.Duration {
+	if x != nil {
+		return x.Up
+	}
+	return nil
+}
+
+func (x *HostLoad) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *HostLoad) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *HostLoad) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *HostLoad) GetUnmet() []*Check {
+	if x != nil {
+		return x.Unmet
+	}
+	return nil
+}
+
+func (x *HostLoad) GetUnmetTotal() uint32 {
+	if x != nil {
+		return x.UnmetTotal
+	}
+	return 0
+}
+
+func (x *HostLoad) GetSessionsUp() uint32 {
+	if x != nil {
+		return x.SessionsUp
+	}
+	return 0
+}
+
+func (x *HostLoad) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *HostLoad) GetDown() []*BGPPeer {
+	if x != nil {
+		return x.Down
+	}
+	return nil
+}
+
+func (x *HostLoad) GetWorkloads() uint32 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
+func (x *HostLoad) GetAddressesInUse() uint32 {
+	if x != nil {
+		return x.AddressesInUse
+	}
+	return 0
+}
+
+func (x *HostLoad) GetAddresses() uint32 {
+	if x != nil {
+		return x.Addresses
+	}
+	return 0
+}
+
+func (x *HostLoad) GetTraffic() []*Traffic {
+	if x != nil {
+		return x.Traffic
+	}
+	return nil
+}
+
+func (x *HostLoad) GetDenialsCounted() bool {
+	if x != nil {
+		return x.DenialsCounted
+	}
+	return false
+}
+
+func (x *HostLoad) GetDenied() uint64 {
+	if x != nil {
+		return x.Denied
+	}
+	return 0
+}
+
+func (x *HostLoad) GetCpu() *durationpb.Duration {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *HostLoad) GetMemory() uint64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+// Traffic is what the devices of one kind have counted since they were made.
+type Traffic struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Devices         string                 `protobuf:"bytes,1,opt,name=devices,proto3" json:"devices,omitempty"` // uplink, tunnel, workload
+	ReceivedBytes   uint64                 `protobuf:"varint,2,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	SentBytes       uint64                 `protobuf:"varint,3,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedPackets uint64                 `protobuf:"varint,4,opt,name=received_packets,json=receivedPackets,proto3" json:"received_packets,omitempty"`
+	SentPackets     uint64                 `protobuf:"varint,5,opt,name=sent_packets,json=sentPackets,proto3" json:"sent_packets,omitempty"`
+	Dropped         uint64                 `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"` // packets, both ways
+	Errors          uint64                 `protobuf:"varint,7,opt,name=errors,proto3" json:"errors,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Traffic) Reset() {
+	*x = Traffic{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Traffic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Traffic) ProtoMessage() {}
+
+func (x *Traffic) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Traffic.ProtoReflect.Descriptor instead.
+func (*Traffic) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *Traffic) GetDevices() string {
+	if x != nil {
+		return x.Devices
+	}
+	return ""
+}
+
+func (x *Traffic) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *Traffic) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *Traffic) GetReceivedPackets() uint64 {
+	if x != nil {
+		return x.ReceivedPackets
+	}
+	return 0
+}
+
+func (x *Traffic) GetSentPackets() uint64 {
+	if x != nil {
+		return x.SentPackets
+	}
+	return 0
+}
+
+func (x *Traffic) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *Traffic) GetErrors() uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
 var File_control_api_v1_operator_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_operator_proto_rawDesc = "" +
@@ -3405,7 +3799,47 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x02in\x18\n" +
 	" \x01(\tR\x02in\x12\x10\n" +
 	"\x03out\x18\v \x01(\tR\x03out\x12\x16\n" +
-	"\x06staged\x18\f \x01(\bR\x06staged2\xee\x04\n" +
+	"\x06staged\x18\f \x01(\bR\x06staged\"\x0e\n" +
+	"\fHostsRequest\"\xa3\x01\n" +
+	"\rHostsResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
+	"\x05hosts\x18\x02 \x03(\v2\x14.routerd.v1.HostLoadR\x05hosts\x128\n" +
+	"\n" +
+	"next_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tnextAfter\x12\x18\n" +
+	"\aunknown\x18\x04 \x03(\tR\aunknown\"\x86\x05\n" +
+	"\bHostLoad\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x16\n" +
+	"\x06absent\x18\x03 \x01(\bR\x06absent\x12)\n" +
+	"\x02up\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x02up\x12\x12\n" +
+	"\x04boot\x18\x05 \x01(\tR\x04boot\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x12\x14\n" +
+	"\x05ready\x18\a \x01(\bR\x05ready\x12'\n" +
+	"\x05unmet\x18\b \x03(\v2\x11.routerd.v1.CheckR\x05unmet\x12\x1f\n" +
+	"\vunmet_total\x18\t \x01(\rR\n" +
+	"unmetTotal\x12\x1f\n" +
+	"\vsessions_up\x18\n" +
+	" \x01(\rR\n" +
+	"sessionsUp\x12\x1a\n" +
+	"\bsessions\x18\v \x01(\rR\bsessions\x12'\n" +
+	"\x04down\x18\f \x03(\v2\x13.routerd.v1.BGPPeerR\x04down\x12\x1c\n" +
+	"\tworkloads\x18\r \x01(\rR\tworkloads\x12(\n" +
+	"\x10addresses_in_use\x18\x0e \x01(\rR\x0eaddressesInUse\x12\x1c\n" +
+	"\taddresses\x18\x0f \x01(\rR\taddresses\x12-\n" +
+	"\atraffic\x18\x10 \x03(\v2\x13.routerd.v1.TrafficR\atraffic\x12'\n" +
+	"\x0fdenials_counted\x18\x11 \x01(\bR\x0edenialsCounted\x12\x16\n" +
+	"\x06denied\x18\x12 \x01(\x04R\x06denied\x12+\n" +
+	"\x03cpu\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12\x16\n" +
+	"\x06memory\x18\x14 \x01(\x04R\x06memory\"\xe9\x01\n" +
+	"\aTraffic\x12\x18\n" +
+	"\adevices\x18\x01 \x01(\tR\adevices\x12%\n" +
+	"\x0ereceived_bytes\x18\x02 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x03 \x01(\x04R\tsentBytes\x12)\n" +
+	"\x10received_packets\x18\x04 \x01(\x04R\x0freceivedPackets\x12!\n" +
+	"\fsent_packets\x18\x05 \x01(\x04R\vsentPackets\x12\x18\n" +
+	"\adropped\x18\x06 \x01(\x04R\adropped\x12\x16\n" +
+	"\x06errors\x18\a \x01(\x04R\x06errors2\xac\x05\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
 	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12<\n" +
@@ -3415,7 +3849,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\bOverlaps\x12\x1b.routerd.v1.OverlapsRequest\x1a\x1c.routerd.v1.OverlapsResponse\x12?\n" +
 	"\x06Policy\x12\x19.routerd.v1.PolicyRequest\x1a\x1a.routerd.v1.PolicyResponse\x12T\n" +
 	"\rPolicyExplain\x12 .routerd.v1.PolicyExplainRequest\x1a!.routerd.v1.PolicyExplainResponse\x12<\n" +
-	"\x05Flows\x12\x18.routerd.v1.FlowsRequest\x1a\x19.routerd.v1.FlowsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x05Flows\x12\x18.routerd.v1.FlowsRequest\x1a\x19.routerd.v1.FlowsResponse\x12<\n" +
+	"\x05Hosts\x12\x18.routerd.v1.HostsRequest\x1a\x19.routerd.v1.HostsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_operator_proto_rawDescOnce sync.Once
@@ -3429,7 +3864,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -3470,32 +3905,36 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*FlowsRequest)(nil),          // 36: routerd.v1.FlowsRequest
 	(*FlowsResponse)(nil),         // 37: routerd.v1.FlowsResponse
 	(*FlowRecord)(nil),            // 38: routerd.v1.FlowRecord
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(*HostsRequest)(nil),          // 39: routerd.v1.HostsRequest
+	(*HostsResponse)(nil),         // 40: routerd.v1.HostsResponse
+	(*HostLoad)(nil),              // 41: routerd.v1.HostLoad
+	(*Traffic)(nil),               // 42: routerd.v1.Traffic
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	39, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	43, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	3,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	5,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	7,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
 	8,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
 	2,  // 5: routerd.v1.NodeResponse.collectors:type_name -> routerd.v1.BMPCollector
-	39, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
+	43, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
 	4,  // 7: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	4,  // 8: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	4,  // 9: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	39, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	39, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	43, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	43, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	6,  // 12: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
 	11, // 13: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	12, // 14: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	39, // 15: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	39, // 16: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	43, // 15: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	43, // 16: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
 	15, // 17: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	40, // 18: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	39, // 19: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	44, // 18: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	43, // 19: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
 	18, // 20: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	39, // 21: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	43, // 21: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
 	23, // 22: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
 	27, // 23: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
 	26, // 24: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
@@ -3507,30 +3946,39 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	34, // 30: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
 	35, // 31: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
 	38, // 32: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	39, // 33: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
-	0,  // 34: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	9,  // 35: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	13, // 36: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	16, // 37: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	19, // 38: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	21, // 39: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	24, // 40: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	32, // 41: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	36, // 42: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	1,  // 43: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	10, // 44: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	14, // 45: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	17, // 46: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	20, // 47: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	22, // 48: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	25, // 49: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	33, // 50: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	37, // 51: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	43, // [43:52] is the sub-list for method output_type
-	34, // [34:43] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	43, // 33: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	41, // 34: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
+	44, // 35: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
+	44, // 36: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
+	4,  // 37: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
+	5,  // 38: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
+	42, // 39: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
+	44, // 40: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
+	0,  // 41: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	9,  // 42: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	13, // 43: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	16, // 44: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	19, // 45: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	21, // 46: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	24, // 47: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	32, // 48: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	36, // 49: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	39, // 50: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
+	1,  // 51: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	10, // 52: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	14, // 53: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	17, // 54: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	20, // 55: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	22, // 56: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	25, // 57: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	33, // 58: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	37, // 59: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	40, // 60: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
+	51, // [51:61] is the sub-list for method output_type
+	41, // [41:51] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -3544,7 +3992,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Operator_Policy_FullMethodName        = "/routerd.v1.Operator/Policy"
 	Operator_PolicyExplain_FullMethodName = "/routerd.v1.Operator/PolicyExplain"
 	Operator_Flows_FullMethodName         = "/routerd.v1.Operator/Flows"
+	Operator_Hosts_FullMethodName         = "/routerd.v1.Operator/Hosts"
 )
 
 // OperatorClient is the client API for Operator service.
@@ -58,6 +59,9 @@ type OperatorClient interface {
 	PolicyExplain(ctx context.Context, in *PolicyExplainRequest, opts ...grpc.CallOption) (*PolicyExplainResponse, error)
 	// Flows returns recent verdicts, oldest first.
 	Flows(ctx context.Context, in *FlowsRequest, opts ...grpc.CallOption) (*FlowsResponse, error)
+	// Hosts returns how every host of the cluster is and what it has counted: each is asked,
+	// over the datastore. Who asks again before the answer's next_after gets the same answer.
+	Hosts(ctx context.Context, in *HostsRequest, opts ...grpc.CallOption) (*HostsResponse, error)
 }
 
 type operatorClient struct {
@@ -158,6 +162,16 @@ func (c *operatorClient) Flows(ctx context.Context, in *FlowsRequest, opts ...gr
 	return out, nil
 }
 
+func (c *operatorClient) Hosts(ctx context.Context, in *HostsRequest, opts ...grpc.CallOption) (*HostsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HostsResponse)
+	err := c.cc.Invoke(ctx, Operator_Hosts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServer is the server API for Operator service.
 // All implementations must embed UnimplementedOperatorServer
 // for forward compatibility.
@@ -186,6 +200,9 @@ type OperatorServer interface {
 	PolicyExplain(context.Context, *PolicyExplainRequest) (*PolicyExplainResponse, error)
 	// Flows returns recent verdicts, oldest first.
 	Flows(context.Context, *FlowsRequest) (*FlowsResponse, error)
+	// Hosts returns how every host of the cluster is and what it has counted: each is asked,
+	// over the datastore. Who asks again before the answer's next_after gets the same answer.
+	Hosts(context.Context, *HostsRequest) (*HostsResponse, error)
 	mustEmbedUnimplementedOperatorServer()
 }
 
@@ -222,6 +239,9 @@ func (UnimplementedOperatorServer) PolicyExplain(context.Context, *PolicyExplain
 }
 func (UnimplementedOperatorServer) Flows(context.Context, *FlowsRequest) (*FlowsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Flows not implemented")
+}
+func (UnimplementedOperatorServer) Hosts(context.Context, *HostsRequest) (*HostsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Hosts not implemented")
 }
 func (UnimplementedOperatorServer) mustEmbedUnimplementedOperatorServer() {}
 func (UnimplementedOperatorServer) testEmbeddedByValue()                  {}
@@ -406,6 +426,24 @@ func _Operator_Flows_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_Hosts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HostsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).Hosts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_Hosts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).Hosts(ctx, req.(*HostsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Operator_ServiceDesc is the grpc.ServiceDesc for Operator service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -448,6 +486,10 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Flows",
 			Handler:    _Operator_Flows_Handler,
+		},
+		{
+			MethodName: "Hosts",
+			Handler:    _Operator_Hosts_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -26,6 +26,16 @@ type Presences interface {
 
 // Cluster reads what the datastore has of all hosts. Without presences it is not known which are there.
 func Cluster(ctx context.Context, s store.Store, p Presences) (doctor.Cluster, error) {
+	out, err := Members(ctx, s, p)
+	if err != nil {
+		return out, err
+	}
+	out.Records, err = lastingRecords(ctx, s)
+	return out, err
+}
+
+// Members is [Cluster] without IPAM's records.
+func Members(ctx context.Context, s store.Store, p Presences) (doctor.Cluster, error) {
 	var out doctor.Cluster
 	err := store.Pages(ctx, s, store.KindNode, "", func(page []store.Object) error {
 		for _, o := range page {
@@ -49,8 +59,7 @@ func Cluster(ctx context.Context, s store.Store, p Presences) (doctor.Cluster, e
 			cancel() // who comes and goes later is not asked for
 		})
 	}
-	out.Records, err = lastingRecords(ctx, s)
-	return out, err
+	return out, nil
 }
 
 // Add adds to a host's answer what is wrong with the others.

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/routerd/routerd/cmd/routerctl/top"
+	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+// topFlags is what a run of top is asked for.
+type topFlags struct {
+	screen   top.Screen
+	interval time.Duration
+	once     bool
+	output   string
+}
+
+func (a *app) topCommand() *cobra.Command {
+	f := &topFlags{}
+	c := &cobra.Command{
+		Use:   "top",
+		Short: "Watch all hosts: state, sessions, rates, drops",
+		Long: `Show every host of the cluster with its state, BGP sessions and workloads, and what it
+carries and drops in a second, again and again. Each host counts for itself and is asked
+over the datastore, as trace does; a rate is the difference of two of its answers by its
+own clock. The lines below the table say why hosts are not ready.
+
+RX and TX are the bits a second of the devices that the first line names: the uplinks,
+the tunnels or the workloads' interfaces (d goes on to the next). DROPS are packets a
+second that any of these dropped, DENIED those that rules denied; CPU and MEM are the
+daemon's. What is not known is "-": rates need two answers.
+
+All hosts together are asked once a second at most, and 100 of them a second: 1,000 hosts
+are shown anew every 10 s, however many look. Hosts whose datastore is Kubernetes' API
+answer for themselves alone.
+
+It needs a terminal; without one, or for a script, --once shows it once, after two
+answers. Colours are left out with NO_COLOR set.
+
+Keys: ` + top.Help + `.`,
+		Example: "  routerctl top\n  routerctl top --sort drops\n  routerctl top --once\n  routerctl top --once -o json",
+		Args:    noArgs,
+	}
+	outputFlag(c, &f.output)
+	fl := c.Flags()
+	fl.BoolVar(&f.once, "once", false, "show it once and end")
+	fl.DurationVar(&f.interval, "interval", 2*time.Second, "how often the hosts are asked")
+	fl.StringVar(&f.screen.Order, "sort", "host", "what the hosts are sorted by: "+strings.Join(top.Orders(), ", "))
+	fl.BoolVar(&f.screen.Reverse, "reverse", false, "sort the other way round")
+	fl.StringVar(&f.screen.Devices, "devices", top.Uplink, "whose traffic is shown: "+strings.Join(top.Devices(), ", "))
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		if f.once {
+			return a.topOnce(cmd, f)
+		}
+		return a.topScreen(cmd.Context(), f)
+	}
+	return c
+}
+
+func (f *topFlags) check() error {
+	if err := checkOutput(f.output); err != nil {
+		return err
+	}
+	switch {
+	case !f.once && f.output != "table":
+		return usagef("top: --output %s goes with --once", f.output)
+	case f.interval < 100*time.Millisecond:
+		return usagef("top: --interval %s: want 100ms or more", f.interval)
+	case !slices.Contains(top.Orders(), f.screen.Order):
+		return usagef("top: --sort %q: must be one of %s", f.screen.Order, strings.Join(top.Orders(), ", "))
+	case !slices.Contains(top.Devices(), f.screen.Devices):
+		return usagef("top: --devices %q: must be one of %s", f.screen.Devices, strings.Join(top.Devices(), ", "))
+	}
+	return nil
+}
+
+// topOnce prints a view once.
+func (a *app) topOnce(cmd *cobra.Command, f *topFlags) error {
+	var v top.View
+	err := a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
+		was, err := op.Hosts(ctx, &apiv1.HostsRequest{})
+		if err != nil {
+			return err
+		}
+		if err := async.Sleep(ctx, top.Pause(f.interval, was)); err != nil {
+			return err
+		}
+		is, err := op.Hosts(ctx, &apiv1.HostsRequest{})
+		v = top.Compare(was, is)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	f.screen.Now = time.Now()
+	lines := f.screen.Draw(v) // sorted, for JSON too
+	if f.output == "table" {
+		for _, l := range lines {
+			fmt.Fprintln(a.stdout, l.Text)
+		}
+		return nil
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if f.output == "yaml" {
+		b, err = manifest.YAML(b)
+	} else {
+		b, err = manifest.Indent(b)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = a.stdout.Write(b)
+	return err
+}
+
+// answered is what asking the hosts gave.
+type answered struct {
+	is  *apiv1.HostsResponse
+	err error
+}
+
+// topScreen shows views until the user quits.
+func (a *app) topScreen(ctx context.Context, f *topFlags) (err error) {
+	if _, err := a.reachSocket(ctx); err != nil { // said before the screen is cleared
+		return explain(ctx, err)
+	}
+	t, ok, err := openTerminal(a.stdin, a.rawOut, a.getenv("TERM"))
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return usagef("top needs a terminal to show itself on, and TERM to say which: see --once")
+	}
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	typed, answers, ask := make(chan string), make(chan answered), make(chan struct{}, 1)
+	running.Go(func() { t.keys(ctx, typed) })
+	running.Go(func() { a.topAsk(ctx, f.interval, ask, answers) })
+	defer func() {
+		stop()
+		running.Wait()
+		if cerr := t.close(); err == nil {
+			err = cerr
+		}
+	}()
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, syscall.SIGWINCH)
+	defer signal.Stop(resized)
+	var was, is *apiv1.HostsResponse
+	for {
+		if err := t.draw(a.topLines(t, f, top.Compare(was, is))); err != nil {
+			return fmt.Errorf("draw on the terminal: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil // ^C ends it as q does
+		case <-resized:
+		case got := <-answers:
+			f.screen.Note = ""
+			switch {
+			case got.err != nil:
+				f.screen.Note = got.err.Error()
+			case !top.Same(is, got.is):
+				was, is = is, got.is
+			}
+		case keys, more := <-typed:
+			quit, now := f.screen.Keys(keys)
+			if quit || !more {
+				return nil
+			}
+			if now {
+				select {
+				case ask <- struct{}{}:
+				default: // it is being asked
+				}
+			}
+		}
+	}
+}
+
+// topAsk asks the hosts at intervals, and when it is told to.
+func (a *app) topAsk(ctx context.Context, interval time.Duration, now <-chan struct{}, answers chan<- answered) {
+	for ctx.Err() == nil {
+		var got answered
+		call, cancel := context.WithTimeoutCause(ctx, a.timeout, fmt.Errorf("no answer within %s", a.timeout))
+		got.err = explain(call, a.askOperator(call, func(op apiv1.OperatorClient) (err error) {
+			got.is, err = op.Hosts(call, &apiv1.HostsRequest{})
+			return err
+		}))
+		cancel()
+		select {
+		case answers <- got:
+		case <-ctx.Done():
+			return
+		}
+		pause := time.NewTimer(top.Pause(interval, got.is))
+		select {
+		case <-pause.C:
+		case <-now:
+		case <-ctx.Done():
+		}
+		pause.Stop()
+	}
+}
+
+// topLines is a view as the terminal shows it.
+func (a *app) topLines(t *terminal, f *topFlags, v top.View) []styled {
+	f.screen.Width, f.screen.Height = t.size()
+	f.screen.Now = time.Now()
+	lines := []top.Line{{Text: "asking the hosts …"}}
+	if v.Node != "" || f.screen.Note != "" {
+		lines = f.screen.Draw(v)
+	}
+	colours := map[top.Style]string{top.Title: "1", top.Heading: "7", top.Bad: "31", top.Warn: "33"}
+	out := make([]styled, 0, len(lines))
+	for _, l := range lines {
+		s := styled{text: l.Text}
+		if a.getenv("NO_COLOR") == "" {
+			s.sgr = colours[l.Style]
+		}
+		out = append(out, s)
+	}
+	return out
+}
