@@ -79,7 +79,7 @@ in a pod as its service account.`,
 	root.AddCommand(
 		a.getCommand(),
 		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
-		a.validateCommand(), a.diffCommand(), a.planCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.historyCommand(), a.confirmCommand(), a.undoCommand(), a.datastoreCommand(), a.clusterCommand(),
+		a.validateCommand(), a.convertCommand(), a.diffCommand(), a.planCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.historyCommand(), a.confirmCommand(), a.undoCommand(), a.datastoreCommand(), a.clusterCommand(),
 		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.doctorCommand(), a.traceCommand(), a.topCommand(), a.eventsCommand(), a.logLevelCommand(), a.uiCommand(), a.cniCommand(), a.kubernetesCommand(), a.versionCommand(), man.Command("routerctl"),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {

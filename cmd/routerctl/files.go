@@ -21,6 +21,8 @@ type input struct {
 	files     []string
 	namespace string // of objects that give none
 	skipEmpty bool   // no object is no error
+	// parse reads one manifest; nil: as resources.
+	parse func(name string, r io.Reader) ([]manifest.Document, error)
 }
 
 // flags adds the flags that fill it.
@@ -102,15 +104,19 @@ func expand(name string) ([]string, error) {
 }
 
 func (i input) readOne(stdin io.Reader, name string) (docs []manifest.Document, err error) {
+	parse := i.parse
+	if parse == nil {
+		parse = func(name string, r io.Reader) ([]manifest.Document, error) { return manifest.ReadIn(i.in(), name, r) }
+	}
 	if name == "-" {
-		return manifest.ReadIn(i.in(), "standard input", stdin)
+		return parse("standard input", stdin)
 	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("read manifest: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // it was only read
-	return manifest.ReadIn(i.in(), name, f)
+	return parse(name, f)
 }
 
 func (i input) in() string { return cmp.Or(i.namespace, store.DefaultName) }

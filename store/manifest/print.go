@@ -48,7 +48,7 @@ func shown(raw []byte, o store.Object) (json.RawMessage, error) {
 	var err error
 	if _, ok := annotations[store.AnnotationMetadata]; ok {
 		delete(annotations, store.AnnotationMetadata)
-		if meta["annotations"], err = plain(annotations); err != nil {
+		if meta["annotations"], err = Plain(annotations); err != nil {
 			return nil, fmt.Errorf("print %s: metadata.annotations: %w", o.Key, err)
 		}
 		if len(annotations) == 0 {
@@ -58,10 +58,10 @@ func shown(raw []byte, o store.Object) (json.RawMessage, error) {
 	if o.Revision != 0 {
 		meta["resourceVersion"] = json.RawMessage(strconv.Quote(strconv.FormatInt(int64(o.Revision), 10)))
 	}
-	if members["metadata"], err = plain(meta); err != nil {
+	if members["metadata"], err = Plain(meta); err != nil {
 		return nil, fmt.Errorf("print %s: metadata: %w", o.Key, err)
 	}
-	return plain(members)
+	return Plain(members)
 }
 
 // List returns objects of one kind as calicoctl prints a list: an IPPoolList,
@@ -75,7 +75,7 @@ func List(kind store.Kind, revision store.Revision, objects []store.Object) (jso
 		}
 		items = append(items, raw)
 	}
-	return plain(map[string]any{
+	return Plain(map[string]any{
 		"apiVersion": store.APIVersion,
 		"kind":       string(kind) + "List",
 		"metadata":   map[string]string{"resourceVersion": strconv.FormatInt(int64(revision), 10)},
@@ -96,9 +96,9 @@ func Indent(raw json.RawMessage) ([]byte, error) {
 // YAML returns JSON as YAML, with the members in alphabetical order.
 func YAML(raw json.RawMessage) ([]byte, error) { return yaml.JSONToYAML(raw) }
 
-// plain encodes without turning the && of a selector into \u0026\u0026, which
+// Plain encodes without turning the && of a selector into \u0026\u0026, which
 // is for a machine's eyes.
-func plain(v any) (json.RawMessage, error) {
+func Plain(v any) (json.RawMessage, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)

@@ -54,37 +54,40 @@ func Read(name string, r io.Reader) ([]Document, error) { return ReadIn(store.De
 
 // ReadIn is [Read] with another namespace for objects that give none.
 func ReadIn(namespace, name string, r io.Reader) ([]Document, error) {
-	data, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	return (&reader{source: name, namespace: namespace}).read(r)
+}
+
+func (r *reader) read(from io.Reader) ([]Document, error) {
+	data, err := io.ReadAll(io.LimitReader(from, maxInput+1))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
+		return nil, fmt.Errorf("read %s: %w", r.source, err)
 	}
 	if len(data) > maxInput {
-		return nil, Errors{{Source: name, Message: fmt.Sprintf("is larger than %d MiB; split it", maxInput>>20)}}
+		return nil, Errors{{Source: r.source, Message: fmt.Sprintf("is larger than %d MiB; split it", maxInput>>20)}}
 	}
-	rd := &reader{source: name, namespace: namespace}
 	for _, root := range parse(data) {
-		rd.number = root.number
+		r.number = root.number
 		for _, e := range root.errs {
-			rd.fail(e.line, "", "", "%s", e.message)
+			r.fail(e.line, "", "", "%s", e.message)
 		}
 		if len(root.errs) == 0 {
-			rd.item(root.value, "")
+			r.item(root.value, "")
 		}
 	}
-	if err := Unique(rd.docs); err != nil {
+	if err := Unique(r.docs); err != nil {
 		var errs Errors
 		errors.As(err, &errs)
-		rd.errs = append(rd.errs, errs...)
+		r.errs = append(r.errs, errs...)
 	}
-	if err := rd.errs.err(); err != nil {
-		rd.errs = append(rd.errs, rd.unknown...)
-		err = rd.errs
-		slices.SortStableFunc(rd.errs, func(a, b *Error) int {
+	if err := r.errs.err(); err != nil {
+		r.errs = append(r.errs, r.unknown...)
+		err = r.errs
+		slices.SortStableFunc(r.errs, func(a, b *Error) int {
 			return cmp.Or(cmp.Compare(a.Document, b.Document), cmp.Compare(a.Line, b.Line))
 		})
 		return nil, err
 	}
-	return rd.docs, nil
+	return r.docs, nil
 }
 
 // Unique reports objects that docs, from one source or several, hold more than
@@ -114,6 +117,9 @@ type reader struct {
 	errs      Errors
 	// unknown fields of all documents; errors when anything else is one.
 	unknown Errors
+
+	foreign   []Foreign // the kinds that are read; nil: the resources' own
+	unchecked bool
 }
 
 func (r *reader) fail(line int, object, field, format string, args ...any) {
@@ -153,6 +159,10 @@ func (r *reader) item(v *value, listKind store.Kind) {
 	}
 	if of, ok := strings.CutSuffix(name, "List"); ok && slices.Contains(store.Kinds(), store.Kind(of)) {
 		r.list(v, store.Kind(of))
+		return
+	}
+	if r.foreign != nil {
+		r.foreignObject(v)
 		return
 	}
 	r.object(v, listKind)

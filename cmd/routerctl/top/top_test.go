@@ -130,8 +130,15 @@ func TestSort(t *testing.T) {
 		reverse bool
 		want    string
 	}{
-		{"host", false, "abc"}, {"host", true, "cba"}, {"state", false, "abc"}, {"state", true, "bca"}, {"drops", false, "cba"},
-		{"rx", false, "bca"}, {"sessions", false, "cab"}, {"mem", false, "cba"}, {"denied", false, "abc"},
+		{"host", false, "abc"},
+		{"host", true, "cba"},
+		{"state", false, "abc"},
+		{"state", true, "bca"},
+		{"drops", false, "cba"},
+		{"rx", false, "bca"},
+		{"sessions", false, "cab"},
+		{"mem", false, "cba"},
+		{"denied", false, "abc"},
 	} {
 		Sort(hosts, tt.order, Uplink, tt.reverse)
 		var got string
