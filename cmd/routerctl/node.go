@@ -53,7 +53,7 @@ is down does not make a host unready.`,
 		},
 	}
 	outputFlag(status, &output)
-	c.AddCommand(status, a.pathsCommand(), a.nodeTunnelsCommand(), a.nodeDrainCommand(), a.nodeUndrainCommand(), a.nodeDiagsCommand())
+	c.AddCommand(status, a.pathsCommand(), a.nodeTunnelsCommand(), a.nodeDrainCommand(), a.nodeUndrainCommand(), a.nodeDiagsCommand(), a.nodeChecksystemCommand())
 	return c
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
@@ -17,7 +16,6 @@ import (
 	"github.com/routerd/routerd/cmd/routerctl/top"
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/store/manifest"
 )
 
 // topFlags is what a run of top is asked for.
@@ -116,20 +114,7 @@ func (a *app) topOnce(cmd *cobra.Command, f *topFlags) error {
 		}
 		return nil
 	}
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	if f.output == "yaml" {
-		b, err = manifest.YAML(b)
-	} else {
-		b, err = manifest.Indent(b)
-	}
-	if err != nil {
-		return err
-	}
-	_, err = a.stdout.Write(b)
-	return err
+	return a.printValue(v, f.output)
 }
 
 // answered is what asking the hosts gave.

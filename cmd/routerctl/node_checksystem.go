@@ -1,0 +1,162 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane/survey"
+	"github.com/routerd/routerd/store/manifest"
+)
+
+func (a *app) nodeChecksystemCommand() *cobra.Command {
+	var output, config string
+	c := &cobra.Command{
+		Use:     "checksystem",
+		Aliases: []string{"check-system"},
+		Short:   "Check whether this host's kernel has what routerd needs",
+		Long: `Check the version of this host's kernel and each feature that routerd needs, by the
+modules that are loaded, those that can be, those that are built in, and the kernel's
+configuration. It needs neither a daemon nor root, and loads nothing.
+
+Each feature is OK, a WARNING (a part of routerd does not work, or nothing tells), or
+FAIL (nothing works), with what it is for and the cure. The exit code is 1 if anything
+is FAIL. Whether the kernel then does what a pool asks of it, node status says.`,
+		Example: "  routerctl node checksystem\n  routerctl node checksystem -o json",
+		Args:    noArgs,
+	}
+	outputFlag(c, &output)
+	c.Flags().StringVarP(&config, "kernel-config", "f", "", "file of the kernel's configuration (default /proc/config.gz, /boot/config-VERSION and where sources are)")
+	c.RunE = func(*cobra.Command, []string) error {
+		if err := checkOutput(output); err != nil {
+			return err
+		}
+		var u unix.Utsname
+		if err := unix.Uname(&u); err != nil {
+			return fmt.Errorf("ask for the kernel's version: %w", err)
+		}
+		if config != "" {
+			abs, err := filepath.Abs(config)
+			if err != nil {
+				return err
+			}
+			config = strings.TrimPrefix(abs, "/")
+		}
+		s, err := survey.ReadSystem(os.DirFS("/"), unix.ByteSliceToString(u.Release[:]), config)
+		if err != nil {
+			return err
+		}
+		return a.showSystem(checkSystem(s), output)
+	}
+	return c
+}
+
+// The results of a check.
+const (
+	checkOK      = "OK"
+	checkWarning = "WARNING"
+	checkFail    = "FAIL"
+)
+
+// systemCheck is what was found of a feature.
+type systemCheck struct {
+	Feature string `json:"feature"`
+	Result  string `json:"result"`
+	Found   string `json:"found"`
+	For     string `json:"for"`
+	Cure    string `json:"cure,omitempty"`
+}
+
+// checkSystem compares a kernel with what routerd needs.
+func checkSystem(s survey.System) []systemCheck {
+	version := systemCheck{Feature: "kernel " + survey.MinRelease + " or later", Result: checkOK, Found: s.Release, For: "routerd"}
+	if !survey.AtLeast(s.Release, survey.MinRelease) {
+		version.Result, version.Cure = checkFail, "install a newer kernel"
+	}
+	out := []systemCheck{version}
+	for _, f := range survey.Features() {
+		c := systemCheck{Feature: f.Name, Result: checkOK, Found: s.Find(f), For: f.For}
+		if f.Module != "" {
+			c.Feature += " (" + f.Module + ")"
+		}
+		switch c.Found {
+		case survey.NotFound:
+			c.Result, c.Cure = checkFail, cureOf(f)
+			if !f.Needed {
+				c.Result = checkWarning
+			}
+		case survey.NotKnown:
+			c.Result, c.Cure = checkWarning, "name the kernel's configuration with --kernel-config: it has "+f.Config
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+func cureOf(f survey.Feature) string {
+	var parts []string
+	if f.Module != "" {
+		parts = append(parts, "install the distribution's extra kernel modules, or a kernel that is not cut down, with "+f.Config+"; then modprobe "+f.Module)
+	} else {
+		parts = append(parts, "a kernel with "+f.Config)
+	}
+	if f.Else != "" {
+		parts = append(parts, f.Else)
+	}
+	return strings.Join(parts, "; or ")
+}
+
+// showSystem prints checks. The error carries the exit code.
+func (a *app) showSystem(checks []systemCheck, output string) error {
+	failed := 0
+	var rows [][]string
+	for _, c := range checks {
+		what := c.For
+		if c.Cure != "" {
+			what += "; cure: " + c.Cure
+		}
+		rows = append(rows, []string{c.Feature, c.Result, c.Found, what})
+		if c.Result == checkFail {
+			failed++
+		}
+	}
+	if output == "table" {
+		if err := printTable(a.stdout, []string{"FEATURE", "RESULT", "FOUND", "FOR"}, rows); err != nil {
+			return err
+		}
+		if failed == 0 {
+			fmt.Fprintln(a.stdout, "\nThis host's kernel has what routerd needs.")
+		} else {
+			fmt.Fprintf(a.stdout, "\nThis host's kernel lacks %d of what routerd needs.\n", failed)
+		}
+	} else if err := a.printValue(checks, output); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return exitCode(1)
+	}
+	return nil
+}
+
+// printValue prints a value as JSON or YAML.
+func (a *app) printValue(v any, output string) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if output == "yaml" {
+		b, err = manifest.YAML(b)
+	} else {
+		b, err = manifest.Indent(b)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = a.stdout.Write(b)
+	return err
+}
