@@ -28,11 +28,19 @@ or address), nodes, "host" for this one, or any address. Without --protocol the 
 is an echo request, or TCP if there is a port. Without --size it is as large as the
 device of the sender takes.
 
+With --probe such a packet is sent, four times within two seconds, from A, which then has
+to be this host or a workload of it, and the hosts of both ends watch for it and for its
+answer: by which devices it came and left, and where it was seen last. It is a TCP SYN, a
+datagram without content, an SCTP INIT or an echo request, by a source port or identifier
+of its own. A host watches by a packet socket; no rule is written, and nothing stays when
+a daemon or routerctl is killed.
+
 The first line says whether the way is whole, broken or unknown; if it is broken, it
 has the host, the name of the check, what is wrong first, and the command that mends
 it. The exit code is 0 when the way is whole and 1 otherwise.`,
 		Example: `  routerctl trace --from default/client --to default/web-0 --protocol tcp --port 80
   routerctl trace --from default/client --to 192.168.12.5 --size 1400
+  routerctl trace --from default/client --to default/web-0 --port 80 --probe
   routerctl trace --from host --to default/web-0 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -52,6 +60,7 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
 	f.StringVar(&req.Protocol, "proto", "", "the same as --protocol")
 	f.Uint32Var(&req.Port, "port", 0, "destination port")
 	f.Uint32Var(&req.SourcePort, "source-port", 0, "source port")
+	f.BoolVar(&req.Probe, "probe", false, "send such a packet too, and show where it is seen")
 	f.Uint32Var(&req.Size, "size", 0, "bytes of the packet, with its IP header")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := checkOutput(output); err != nil {
@@ -112,5 +121,31 @@ func printTrace(w io.Writer, r *apiv1.TraceResponse) error {
 			return err
 		}
 	}
-	return nil
+	return printProbe(w, r.GetProbe())
+}
+
+// printProbe prints where a packet that was sent was seen.
+func printProbe(w io.Writer, p *apiv1.Probe) error {
+	if p == nil {
+		return nil
+	}
+	fmt.Fprintf(w, "\nprobe: %s\n", p.GetResult())
+	for _, u := range p.GetUnknown() {
+		fmt.Fprintf(w, "not watched: %s\n", u)
+	}
+	var rows [][]string
+	for _, s := range p.GetSeen() {
+		way, what := "in", "packet"
+		if s.GetOut() {
+			way = "out"
+		}
+		if s.GetBack() {
+			what = "answer"
+		}
+		rows = append(rows, []string{s.GetNode(), what, way, s.GetDevice(), fmt.Sprint(s.GetPackets())})
+	}
+	if rows == nil {
+		return nil
+	}
+	return printTable(w, []string{"HOST", "SEEN", "WAY", "DEVICE", "TIMES"}, rows)
 }

@@ -54,6 +54,12 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 	if req.GetSize() > 0 {
 		text += fmt.Sprintf(", %d bytes", req.GetSize())
 	}
+	var sent *probing
+	if req.GetProbe() {
+		if sent, err = s.prepareProbe(from, to, p); err != nil {
+			return nil, err
+		}
+	}
 	if r := s.nobody(ctx, text, from, to, p); r != nil {
 		return r, nil
 	}
@@ -71,8 +77,16 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 	var both sync.WaitGroup
 	both.Go(func() { here = ask(from, to, p.Src, p.Dst, false) })
 	both.Go(func() { there = ask(to, from, p.Dst, p.Src, true) })
+	var seen trace.ProbeFacts
+	if sent != nil {
+		both.Go(func() { seen = s.probe(ctx, sent) })
+	}
 	both.Wait()
-	return trace.Join(text, here, there), nil
+	out := trace.Join(text, here, there)
+	if sent != nil {
+		trace.AddProbe(out, seen)
+	}
+	return out, nil
 }
 
 // listWithin is how long the datastore may take to say what there is.
@@ -164,13 +178,19 @@ func (s *Server) nobody(ctx context.Context, text string, from, to location, p f
 
 // lookAt asks a host what becomes of a packet there.
 func (s *Server) lookAt(ctx context.Context, node string, req *apiv1.LookRequest) (*apiv1.LookResponse, error) {
+	a, err := s.ask(ctx, node, &apiv1.Question{Look: req})
+	return a.GetLook(), err
+}
+
+// ask has a host, or this one itself, answer a question.
+func (s *Server) ask(ctx context.Context, node string, question *apiv1.Question) (*apiv1.Answer, error) {
 	if node == s.cfg.Node {
-		return s.Look(ctx, req)
+		return s.answer(ctx, question)
 	}
 	if s.cfg.Ask == nil {
 		return nil, fmt.Errorf("%w: ask on %s too", errAlone, node)
 	}
-	q, err := proto.Marshal(&apiv1.Question{Look: req})
+	q, err := proto.Marshal(question)
 	if err != nil {
 		return nil, err
 	}
@@ -187,21 +207,31 @@ func (s *Server) lookAt(ctx context.Context, node string, req *apiv1.LookRequest
 	if a.GetError() != "" {
 		return nil, errors.New(a.GetError())
 	}
-	return a.GetLook(), nil
+	return a, nil
+}
+
+// answer answers a question.
+func (s *Server) answer(ctx context.Context, q *apiv1.Question) (a *apiv1.Answer, err error) {
+	a = &apiv1.Answer{}
+	switch {
+	case q.GetLook() != nil:
+		a.Look, err = s.Look(ctx, q.GetLook())
+	case q.GetLoad() != nil:
+		a.Load = s.load(ctx)
+	case q.GetWatch() != nil:
+		a.Watch, err = s.watch(ctx, q.GetWatch())
+	default:
+		err = errOtherVersion
+	}
+	return a, err
 }
 
 // Answer answers a question of another host.
 func (s *Server) Answer(ctx context.Context, raw []byte) []byte {
 	q, a := &apiv1.Question{}, &apiv1.Answer{}
 	err := proto.Unmarshal(raw, q)
-	switch {
-	case err != nil:
-	case q.GetLook() != nil:
-		a.Look, err = s.Look(ctx, q.GetLook())
-	case q.GetLoad() != nil:
-		a.Load = s.load(ctx)
-	default:
-		err = errOtherVersion
+	if err == nil {
+		a, err = s.answer(ctx, q)
 	}
 	if err != nil {
 		a.Error = status.Convert(err).Message()

@@ -88,6 +88,8 @@ type Server struct {
 	checks *health.Log
 	felix  foreign.Felix
 	hosts  lastHosts
+	// watching has room for those that watch for probes.
+	watching chan struct{}
 }
 
 var (
@@ -97,7 +99,7 @@ var (
 
 // New returns a Server. The parts may start later.
 func New(cfg Config) *Server {
-	return &Server{PolicyServer: cfg.Policy, Probes: cfg.Probes, cfg: cfg, checks: health.NewLog(time.Now, func(c health.Check) { logCondition(cfg.Log, c) })}
+	return &Server{PolicyServer: cfg.Policy, Probes: cfg.Probes, cfg: cfg, watching: make(chan struct{}, watchesAtOnce), checks: health.NewLog(time.Now, func(c health.Check) { logCondition(cfg.Log, c) })}
 }
 
 // logCondition says that a condition changed. Of sessions control/bgp says so itself.

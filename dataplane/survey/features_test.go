@@ -23,7 +23,7 @@ func zipped(t *testing.T, text string) []byte {
 func TestFind(t *testing.T) {
 	t.Parallel()
 	modules := fstest.MapFS{
-		"proc/modules": {Data: []byte("vxlan 147456 0 - Live 0x0\nnf_conntrack 1 2 nft_ct, Live 0x0\n")},
+		"proc/modules":                               {Data: []byte("vxlan 147456 0 - Live 0x0\nnf_conntrack 1 2 nft_ct, Live 0x0\n")},
 		"lib/modules/6.1.0-18-amd64/modules.dep":     {Data: []byte("kernel/net/ipv4/ipip.ko.xz: kernel/net/ipv4/tunnel4.ko.xz\nkernel/net/netfilter/nft-log.ko:\n")},
 		"lib/modules/6.1.0-18-amd64/modules.builtin": {Data: []byte("kernel/drivers/net/veth.ko\n")},
 		"sys/module/ipv6/parameters/disable":         {Data: []byte("0")},

@@ -26,25 +26,34 @@ func Send(netns string, p Packet) error {
 		return err
 	}
 	defer n.close()
-	err = n.do(func() error {
-		family := unix.AF_INET
-		if p.Src.Is6() {
-			family = unix.AF_INET6
-		}
-		fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(p.Protocol))
-		if err != nil {
-			return fmt.Errorf("open a raw socket: %w", err)
-		}
-		defer unix.Close(fd) //nolint:errcheck // nothing is lost
-		if err := unix.Bind(fd, rawAddr(p.Src)); err != nil {
-			return fmt.Errorf("send from %s: %w", p.Src, err)
-		}
-		return unix.Sendto(fd, p.payload(), 0, rawAddr(p.Dst))
-	})
-	if err != nil {
+	if err := n.do(p.send); err != nil {
 		return fmt.Errorf("send a packet to %s from %s: %w", p.Dst, netns, err)
 	}
 	return nil
+}
+
+// SendHere sends a packet from the network namespace of the caller.
+func SendHere(p Packet) error {
+	if err := p.send(); err != nil {
+		return fmt.Errorf("send a packet to %s: %w", p.Dst, err)
+	}
+	return nil
+}
+
+func (p Packet) send() error {
+	family := unix.AF_INET
+	if p.Src.Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(p.Protocol))
+	if err != nil {
+		return fmt.Errorf("open a raw socket: %w", err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing is lost
+	if err := unix.Bind(fd, rawAddr(p.Src)); err != nil {
+		return fmt.Errorf("send from %s: %w", p.Src, err)
+	}
+	return unix.Sendto(fd, p.payload(), 0, rawAddr(p.Dst))
 }
 
 func rawAddr(a netip.Addr) unix.Sockaddr {

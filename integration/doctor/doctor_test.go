@@ -37,6 +37,7 @@ type breakage struct {
 	// trace is the check that a trace from node1's pod to that of a host, or to what
 	// is named, ends at; empty: none is asked for.
 	trace, to string
+	probe     bool // the trace sends a packet
 }
 
 // sh breaks or mends by commands, each "WHERE: COMMAND".
@@ -125,9 +126,9 @@ func answerOf(c *exec.Cmd) answer {
 }
 
 // traced runs routerctl trace on a host, from node1's pod to another place.
-func traced(ctx context.Context, t *testing.T, l *lab.Lab, host, to string) answer {
+func traced(ctx context.Context, t *testing.T, l *lab.Lab, host, to string, probe bool) answer {
 	t.Helper()
-	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "trace", "--from", addr(t, l, "node1/pod1"), "--to", addr(t, l, to))
+	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "trace", "--from", addr(t, l, "node1/pod1"), "--to", addr(t, l, to), fmt.Sprintf("--probe=%t", probe))
 	return answerOf(c)
 }
 
@@ -138,10 +139,10 @@ func tracedAs(t *testing.T, l *lab.Lab, b breakage, host string) {
 	start := time.Now()
 	ctx := t.Context()
 	await.Until(t, "trace to "+to, func() error {
-		a := traced(ctx, t, l, host, to)
+		a := traced(ctx, t, l, host, to, b.probe)
 		f := strings.Fields(a.first)
 		if b.trace == "" {
-			if a.err != nil || a.code != 0 || f[0] != "whole" {
+			if a.err != nil || a.code != 0 || f[0] != "whole" || b.probe && !strings.Contains(a.all, "probe: it arrived, and its answer came back") {
 				return fmt.Errorf("error %w, exit code %d, want a way that is whole:\n%s", a.err, a.code, a.all)
 			}
 			return nil
@@ -182,6 +183,7 @@ func breakAll(t *testing.T, l *lab.Lab, list []breakage) {
 	for _, to := range []string{"node2/pod1", "node3/pod1", "node3"} {
 		tracedAs(t, l, breakage{to: to}, "node2")
 	}
+	tracedAs(t, l, breakage{to: "node3/pod1", probe: true}, "node1")
 	for _, b := range list {
 		ok := t.Run(b.name, func(t *testing.T) {
 			host := b.host
@@ -241,6 +243,11 @@ func TestTunnels(t *testing.T) {
 			name: "a policy denies what comes in", trace: "policy",
 			broken: ctl("{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: closed}, spec: {selector: all(), types: [Ingress], ingress: [{action: Deny, protocol: ICMP}, {action: Allow}]}}", "apply", "-f", "-"),
 			fix:    ctl("", "delete", "globalnetworkpolicy", "closed"),
+		},
+		{
+			name: "a rule that nobody looks for drops one kind of packet", trace: "probe", probe: true,
+			broken: sh(fw("node3") + "'{ type filter hook forward priority -300; }'; nft add rule ip fw c icmp type echo-request drop"),
+			fix:    sh("node3: nft delete table ip fw"),
 		},
 		{
 			name: "a route of another program drops the answer", host: "node2", trace: "foreign-route",

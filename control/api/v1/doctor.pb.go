@@ -9,6 +9,7 @@ package apiv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -233,7 +234,8 @@ type TraceRequest struct {
 	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // name or number; empty: echo requests, or TCP with a port
 	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
 	SourcePort    uint32                 `protobuf:"varint,5,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
-	Size          uint32                 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"` // bytes, with the IP header; 0: what the sender's device takes
+	Size          uint32                 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`   // bytes, with the IP header; 0: what the sender's device takes
+	Probe         bool                   `protobuf:"varint,7,opt,name=probe,proto3" json:"probe,omitempty"` // send such a packet too, and say where it is seen
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -310,6 +312,13 @@ func (x *TraceRequest) GetSize() uint32 {
 	return 0
 }
 
+func (x *TraceRequest) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
+}
+
 type TraceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Packet        string                 `protobuf:"bytes,1,opt,name=packet,proto3" json:"packet,omitempty"`   // what is followed
@@ -317,6 +326,7 @@ type TraceResponse struct {
 	Fault         *Finding               `protobuf:"bytes,3,opt,name=fault,proto3" json:"fault,omitempty"`     // the first thing that is wrong, if it is broken
 	Hops          []*Hop                 `protobuf:"bytes,4,rep,name=hops,proto3" json:"hops,omitempty"`       // there, then back
 	Unknown       []string               `protobuf:"bytes,5,rep,name=unknown,proto3" json:"unknown,omitempty"` // what could not be looked at, and why
+	Probe         *Probe                 `protobuf:"bytes,6,opt,name=probe,proto3" json:"probe,omitempty"`     // unset: none was sent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -386,6 +396,312 @@ func (x *TraceResponse) GetUnknown() []string {
 	return nil
 }
 
+func (x *TraceResponse) GetProbe() *Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+// Probe is what became of a packet that was sent.
+type Probe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Packet        string                 `protobuf:"bytes,1,opt,name=packet,proto3" json:"packet,omitempty"`
+	Seen          []*Sighting            `protobuf:"bytes,2,rep,name=seen,proto3" json:"seen,omitempty"` // there, then back; on each host in order
+	Delivered     bool                   `protobuf:"varint,3,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	Answered      bool                   `protobuf:"varint,4,opt,name=answered,proto3" json:"answered,omitempty"`
+	Result        string                 `protobuf:"bytes,5,opt,name=result,proto3" json:"result,omitempty"`   // for people
+	Unknown       []string               `protobuf:"bytes,6,rep,name=unknown,proto3" json:"unknown,omitempty"` // what could not be watched, and why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Probe) GetPacket() string {
+	if x != nil {
+		return x.Packet
+	}
+	return ""
+}
+
+func (x *Probe) GetSeen() []*Sighting {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
+}
+
+func (x *Probe) GetDelivered() bool {
+	if x != nil {
+		return x.Delivered
+	}
+	return false
+}
+
+func (x *Probe) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
+}
+
+func (x *Probe) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *Probe) GetUnknown() []string {
+	if x != nil {
+		return x.Unknown
+	}
+	return nil
+}
+
+// Sighting is a device of a host by which a packet came or left.
+type Sighting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Back          bool                   `protobuf:"varint,1,opt,name=back,proto3" json:"back,omitempty"` // of the answer
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Device        string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	Out           bool                   `protobuf:"varint,4,opt,name=out,proto3" json:"out,omitempty"` // it left by the device
+	Packets       uint32                 `protobuf:"varint,5,opt,name=packets,proto3" json:"packets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sighting) Reset() {
+	*x = Sighting{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sighting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sighting) ProtoMessage() {}
+
+func (x *Sighting) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sighting.ProtoReflect.Descriptor instead.
+func (*Sighting) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Sighting) GetBack() bool {
+	if x != nil {
+		return x.Back
+	}
+	return false
+}
+
+func (x *Sighting) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Sighting) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Sighting) GetOut() bool {
+	if x != nil {
+		return x.Out
+	}
+	return false
+}
+
+func (x *Sighting) GetPackets() uint32 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+// WatchRequest has a host watch for the packets of one connection, in both directions.
+type WatchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // addresses
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	SourcePort    uint32                 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	Port          uint32                 `protobuf:"varint,5,opt,name=port,proto3" json:"port,omitempty"`
+	IcmpId        uint32                 `protobuf:"varint,6,opt,name=icmp_id,json=icmpId,proto3" json:"icmp_id,omitempty"`
+	For           *durationpb.Duration   `protobuf:"bytes,7,opt,name=for,proto3" json:"for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WatchRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *WatchRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *WatchRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetIcmpId() uint32 {
+	if x != nil {
+		return x.IcmpId
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+type WatchResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seen          []*Sighting            `protobuf:"bytes,1,rep,name=seen,proto3" json:"seen,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchResponse) Reset() {
+	*x = WatchResponse{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchResponse) ProtoMessage() {}
+
+func (x *WatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
+func (*WatchResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WatchResponse) GetSeen() []*Sighting {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
+}
+
 // Hop is a step of a packet's way.
 type Hop struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -398,7 +714,7 @@ type Hop struct {
 
 func (x *Hop) Reset() {
 	*x = Hop{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +726,7 @@ func (x *Hop) String() string {
 func (*Hop) ProtoMessage() {}
 
 func (x *Hop) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +739,7 @@ func (x *Hop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hop.ProtoReflect.Descriptor instead.
 func (*Hop) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Hop) GetBack() bool {
@@ -459,7 +775,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +787,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +800,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{6}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Step) GetName() string {
@@ -526,7 +842,7 @@ type LookRequest struct {
 
 func (x *LookRequest) Reset() {
 	*x = LookRequest{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -538,7 +854,7 @@ func (x *LookRequest) String() string {
 func (*LookRequest) ProtoMessage() {}
 
 func (x *LookRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -551,7 +867,7 @@ func (x *LookRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookRequest.ProtoReflect.Descriptor instead.
 func (*LookRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{7}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LookRequest) GetLocal() string {
@@ -630,7 +946,7 @@ type LookResponse struct {
 
 func (x *LookResponse) Reset() {
 	*x = LookResponse{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +958,7 @@ func (x *LookResponse) String() string {
 func (*LookResponse) ProtoMessage() {}
 
 func (x *LookResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +971,7 @@ func (x *LookResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookResponse.ProtoReflect.Descriptor instead.
 func (*LookResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LookResponse) GetNode() string {
@@ -698,13 +1014,14 @@ type Question struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Look          *LookRequest           `protobuf:"bytes,1,opt,name=look,proto3" json:"look,omitempty"`
 	Load          *LoadRequest           `protobuf:"bytes,2,opt,name=load,proto3" json:"load,omitempty"`
+	Watch         *WatchRequest          `protobuf:"bytes,3,opt,name=watch,proto3" json:"watch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +1033,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +1046,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{9}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Question) GetLook() *LookRequest {
@@ -746,6 +1063,13 @@ func (x *Question) GetLoad() *LoadRequest {
 	return nil
 }
 
+func (x *Question) GetWatch() *WatchRequest {
+	if x != nil {
+		return x.Watch
+	}
+	return nil
+}
+
 // LoadRequest asks for the host's load.
 type LoadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -755,7 +1079,7 @@ type LoadRequest struct {
 
 func (x *LoadRequest) Reset() {
 	*x = LoadRequest{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +1091,7 @@ func (x *LoadRequest) String() string {
 func (*LoadRequest) ProtoMessage() {}
 
 func (x *LoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +1104,7 @@ func (x *LoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
 func (*LoadRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{14}
 }
 
 type Answer struct {
@@ -788,13 +1112,14 @@ type Answer struct {
 	Error         string                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"` // why there is none
 	Look          *LookResponse          `protobuf:"bytes,2,opt,name=look,proto3" json:"look,omitempty"`
 	Load          *HostLoad              `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
+	Watch         *WatchResponse         `protobuf:"bytes,4,opt,name=watch,proto3" json:"watch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +1131,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +1144,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{11}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Answer) GetError() string {
@@ -843,6 +1168,13 @@ func (x *Answer) GetLoad() *HostLoad {
 	return nil
 }
 
+func (x *Answer) GetWatch() *WatchResponse {
+	if x != nil {
+		return x.Watch
+	}
+	return nil
+}
+
 // Tunnel is the two ends of a tunnel, as this host has them.
 type LookResponse_Tunnel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -858,7 +1190,7 @@ type LookResponse_Tunnel struct {
 
 func (x *LookResponse_Tunnel) Reset() {
 	*x = LookResponse_Tunnel{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1202,7 @@ func (x *LookResponse_Tunnel) String() string {
 func (*LookResponse_Tunnel) ProtoMessage() {}
 
 func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1215,7 @@ func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookResponse_Tunnel.ProtoReflect.Descriptor instead.
 func (*LookResponse_Tunnel) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8, 0}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{12, 0}
 }
 
 func (x *LookResponse_Tunnel) GetDevice() string {
@@ -933,7 +1265,7 @@ var File_control_api_v1_doctor_proto protoreflect.FileDescriptor
 const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\n" +
 	"\x1bcontrol/api/v1/doctor.proto\x12\n" +
-	"routerd.v1\x1a\x1dcontrol/api/v1/operator.proto\"\x10\n" +
+	"routerd.v1\x1a\x1dcontrol/api/v1/operator.proto\x1a\x1egoogle/protobuf/duration.proto\"\x10\n" +
 	"\x0eExamineRequest\"p\n" +
 	"\x0fExamineResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12/\n" +
@@ -948,7 +1280,7 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\x05field\x18\x06 \x01(\tR\x05field\x12\x12\n" +
 	"\x04what\x18\a \x01(\tR\x04what\x12\x14\n" +
 	"\x05cause\x18\b \x01(\tR\x05cause\x12\x12\n" +
-	"\x04cure\x18\t \x01(\tR\x04cure\"\x97\x01\n" +
+	"\x04cure\x18\t \x01(\tR\x04cure\"\xad\x01\n" +
 	"\fTraceRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
@@ -956,13 +1288,39 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x1f\n" +
 	"\vsource_port\x18\x05 \x01(\rR\n" +
 	"sourcePort\x12\x12\n" +
-	"\x04size\x18\x06 \x01(\rR\x04size\"\xab\x01\n" +
+	"\x04size\x18\x06 \x01(\rR\x04size\x12\x14\n" +
+	"\x05probe\x18\a \x01(\bR\x05probe\"\xd4\x01\n" +
 	"\rTraceResponse\x12\x16\n" +
 	"\x06packet\x18\x01 \x01(\tR\x06packet\x12\x18\n" +
 	"\averdict\x18\x02 \x01(\tR\averdict\x12)\n" +
 	"\x05fault\x18\x03 \x01(\v2\x13.routerd.v1.FindingR\x05fault\x12#\n" +
 	"\x04hops\x18\x04 \x03(\v2\x0f.routerd.v1.HopR\x04hops\x12\x18\n" +
-	"\aunknown\x18\x05 \x03(\tR\aunknown\"S\n" +
+	"\aunknown\x18\x05 \x03(\tR\aunknown\x12'\n" +
+	"\x05probe\x18\x06 \x01(\v2\x11.routerd.v1.ProbeR\x05probe\"\xb5\x01\n" +
+	"\x05Probe\x12\x16\n" +
+	"\x06packet\x18\x01 \x01(\tR\x06packet\x12(\n" +
+	"\x04seen\x18\x02 \x03(\v2\x14.routerd.v1.SightingR\x04seen\x12\x1c\n" +
+	"\tdelivered\x18\x03 \x01(\bR\tdelivered\x12\x1a\n" +
+	"\banswered\x18\x04 \x01(\bR\banswered\x12\x16\n" +
+	"\x06result\x18\x05 \x01(\tR\x06result\x12\x18\n" +
+	"\aunknown\x18\x06 \x03(\tR\aunknown\"v\n" +
+	"\bSighting\x12\x12\n" +
+	"\x04back\x18\x01 \x01(\bR\x04back\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x12\x10\n" +
+	"\x03out\x18\x04 \x01(\bR\x03out\x12\x18\n" +
+	"\apackets\x18\x05 \x01(\rR\apackets\"\xdf\x01\n" +
+	"\fWatchRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x1f\n" +
+	"\vsource_port\x18\x04 \x01(\rR\n" +
+	"sourcePort\x12\x12\n" +
+	"\x04port\x18\x05 \x01(\rR\x04port\x12\x17\n" +
+	"\aicmp_id\x18\x06 \x01(\rR\x06icmpId\x12+\n" +
+	"\x03for\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03for\"9\n" +
+	"\rWatchResponse\x12(\n" +
+	"\x04seen\x18\x01 \x03(\v2\x14.routerd.v1.SightingR\x04seen\"S\n" +
 	"\x03Hop\x12\x12\n" +
 	"\x04back\x18\x01 \x01(\bR\x04back\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12$\n" +
@@ -995,15 +1353,17 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\tlocal_mac\x18\x04 \x01(\tR\blocalMac\x12\x16\n" +
 	"\x06remote\x18\x05 \x01(\tR\x06remote\x12\x1d\n" +
 	"\n" +
-	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"d\n" +
+	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"\x94\x01\n" +
 	"\bQuestion\x12+\n" +
 	"\x04look\x18\x01 \x01(\v2\x17.routerd.v1.LookRequestR\x04look\x12+\n" +
-	"\x04load\x18\x02 \x01(\v2\x17.routerd.v1.LoadRequestR\x04load\"\r\n" +
-	"\vLoadRequest\"v\n" +
+	"\x04load\x18\x02 \x01(\v2\x17.routerd.v1.LoadRequestR\x04load\x12.\n" +
+	"\x05watch\x18\x03 \x01(\v2\x18.routerd.v1.WatchRequestR\x05watch\"\r\n" +
+	"\vLoadRequest\"\xa7\x01\n" +
 	"\x06Answer\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\x12,\n" +
 	"\x04look\x18\x02 \x01(\v2\x18.routerd.v1.LookResponseR\x04look\x12(\n" +
-	"\x04load\x18\x03 \x01(\v2\x14.routerd.v1.HostLoadR\x04load2\xc5\x01\n" +
+	"\x04load\x18\x03 \x01(\v2\x14.routerd.v1.HostLoadR\x04load\x12/\n" +
+	"\x05watch\x18\x04 \x01(\v2\x19.routerd.v1.WatchResponseR\x05watch2\xc5\x01\n" +
 	"\x06Doctor\x12B\n" +
 	"\aExamine\x12\x1a.routerd.v1.ExamineRequest\x1a\x1b.routerd.v1.ExamineResponse\x129\n" +
 	"\x04Look\x12\x17.routerd.v1.LookRequest\x1a\x18.routerd.v1.LookResponse\x12<\n" +
@@ -1021,47 +1381,58 @@ func file_control_api_v1_doctor_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_doctor_proto_rawDescData
 }
 
-var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_control_api_v1_doctor_proto_goTypes = []any{
 	(*ExamineRequest)(nil),      // 0: routerd.v1.ExamineRequest
 	(*ExamineResponse)(nil),     // 1: routerd.v1.ExamineResponse
 	(*Finding)(nil),             // 2: routerd.v1.Finding
 	(*TraceRequest)(nil),        // 3: routerd.v1.TraceRequest
 	(*TraceResponse)(nil),       // 4: routerd.v1.TraceResponse
-	(*Hop)(nil),                 // 5: routerd.v1.Hop
-	(*Step)(nil),                // 6: routerd.v1.Step
-	(*LookRequest)(nil),         // 7: routerd.v1.LookRequest
-	(*LookResponse)(nil),        // 8: routerd.v1.LookResponse
-	(*Question)(nil),            // 9: routerd.v1.Question
-	(*LoadRequest)(nil),         // 10: routerd.v1.LoadRequest
-	(*Answer)(nil),              // 11: routerd.v1.Answer
-	(*LookResponse_Tunnel)(nil), // 12: routerd.v1.LookResponse.Tunnel
-	(*HostLoad)(nil),            // 13: routerd.v1.HostLoad
+	(*Probe)(nil),               // 5: routerd.v1.Probe
+	(*Sighting)(nil),            // 6: routerd.v1.Sighting
+	(*WatchRequest)(nil),        // 7: routerd.v1.WatchRequest
+	(*WatchResponse)(nil),       // 8: routerd.v1.WatchResponse
+	(*Hop)(nil),                 // 9: routerd.v1.Hop
+	(*Step)(nil),                // 10: routerd.v1.Step
+	(*LookRequest)(nil),         // 11: routerd.v1.LookRequest
+	(*LookResponse)(nil),        // 12: routerd.v1.LookResponse
+	(*Question)(nil),            // 13: routerd.v1.Question
+	(*LoadRequest)(nil),         // 14: routerd.v1.LoadRequest
+	(*Answer)(nil),              // 15: routerd.v1.Answer
+	(*LookResponse_Tunnel)(nil), // 16: routerd.v1.LookResponse.Tunnel
+	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
+	(*HostLoad)(nil),            // 18: routerd.v1.HostLoad
 }
 var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	2,  // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
 	2,  // 1: routerd.v1.TraceResponse.fault:type_name -> routerd.v1.Finding
-	5,  // 2: routerd.v1.TraceResponse.hops:type_name -> routerd.v1.Hop
-	6,  // 3: routerd.v1.Hop.step:type_name -> routerd.v1.Step
-	2,  // 4: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
-	6,  // 5: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
-	6,  // 6: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
-	12, // 7: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
-	7,  // 8: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
-	10, // 9: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
-	8,  // 10: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
-	13, // 11: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
-	0,  // 12: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
-	7,  // 13: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
-	3,  // 14: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
-	1,  // 15: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
-	8,  // 16: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
-	4,  // 17: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
-	15, // [15:18] is the sub-list for method output_type
-	12, // [12:15] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	9,  // 2: routerd.v1.TraceResponse.hops:type_name -> routerd.v1.Hop
+	5,  // 3: routerd.v1.TraceResponse.probe:type_name -> routerd.v1.Probe
+	6,  // 4: routerd.v1.Probe.seen:type_name -> routerd.v1.Sighting
+	17, // 5: routerd.v1.WatchRequest.for:type_name -> google.protobuf.Duration
+	6,  // 6: routerd.v1.WatchResponse.seen:type_name -> routerd.v1.Sighting
+	10, // 7: routerd.v1.Hop.step:type_name -> routerd.v1.Step
+	2,  // 8: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
+	10, // 9: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
+	10, // 10: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
+	16, // 11: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
+	11, // 12: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
+	14, // 13: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
+	7,  // 14: routerd.v1.Question.watch:type_name -> routerd.v1.WatchRequest
+	12, // 15: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
+	18, // 16: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
+	8,  // 17: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
+	0,  // 18: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
+	11, // 19: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
+	3,  // 20: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
+	1,  // 21: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
+	12, // 22: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
+	4,  // 23: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
+	21, // [21:24] is the sub-list for method output_type
+	18, // [18:21] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_doctor_proto_init() }
@@ -1076,7 +1447,7 @@ func file_control_api_v1_doctor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_doctor_proto_rawDesc), len(file_control_api_v1_doctor_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
