@@ -82,6 +82,8 @@ func examplesCommand(ts *testscript.TestScript, neg bool, args []string) {
 			case strings.Contains(line, "--lab "): // labs have tests of their own
 			case strings.HasSuffix(line, " --watch"):
 				sh.watch(line)
+			case e.command == "top" && !strings.Contains(line, "--once"):
+				sh.run(line + "; test $? = 2") // there is no terminal; top.txtar has one
 			case e.command == "diff":
 				sh.run(line + "; test $? = 1") // there is a difference
 			default:

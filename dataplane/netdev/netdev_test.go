@@ -24,14 +24,17 @@ func TestParse(t *testing.T) {
 			map[string]Counters{
 				"cali1":    {ReceivedBytes: 1, ReceivedPackets: 2, SentBytes: 5, SentPackets: 6, Dropped: 12, Errors: 10},
 				"eth0.100": {ReceivedBytes: 1, ReceivedPackets: 2, SentBytes: 3, SentPackets: 7},
-			}, "<nil>",
+			},
+			"<nil>",
 		},
 		{
-			"short", "cali1: 1 2\nlo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n", map[string]Counters{"lo": {1, 1, 1, 1, 0, 0}},
+			"short", "cali1: 1 2\nlo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n",
+			map[string]Counters{"lo": {1, 1, 1, 1, 0, 0}},
 			`/proc/net/dev: line "cali1: 1 2": 2 columns, want 16`,
 		},
 		{
-			"no number", "lo: x 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n", map[string]Counters{},
+			"no number", "lo: x 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n",
+			map[string]Counters{},
 			`/proc/net/dev: line "lo: x 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0": strconv.ParseUint: parsing "x": invalid syntax`,
 		},
 	} {

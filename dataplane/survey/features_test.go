@@ -51,8 +51,10 @@ func TestFind(t *testing.T) {
 		{"configured out", config("proc/config.gz", zipped(t, text)), Feature{Module: "ipip", Config: "CONFIG_NET_IPIP"}, NotFound},
 		{"no gzip", config("proc/config.gz", []byte(text)), Feature{Config: "CONFIG_TCP_MD5SIG"}, NotKnown},
 		{
-			"configured as a module that is not installed", fstest.MapFS{"proc/config.gz": {Data: zipped(t, text)}, "lib/modules/6.1.0-18-amd64/modules.dep": {Data: []byte("kernel/a.ko:\n")}},
-			Feature{Module: "vxlan", Config: "CONFIG_VXLAN"}, NotFound,
+			"configured as a module that is not installed",
+			fstest.MapFS{"proc/config.gz": {Data: zipped(t, text)}, "lib/modules/6.1.0-18-amd64/modules.dep": {Data: []byte("kernel/a.ko:\n")}},
+			Feature{Module: "vxlan", Config: "CONFIG_VXLAN"},
+			NotFound,
 		},
 	} {
 		s, err := ReadSystem(tt.root, "6.1.0-18-amd64", "")
