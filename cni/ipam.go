@@ -107,7 +107,7 @@ func (c *Config) gatewayOf(a address, subnet netip.Prefix) (netip.Addr, error) {
 
 // checkAllocation is CHECK where another plugin makes the interface.
 func (c *call) checkAllocation() error {
-	req := checkRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: c.in.Netns, AddressesOnly: true}
+	req := checkRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: c.netns(), AddressesOnly: true}
 	prev, err := previous(c.in.StdinData)
 	if err != nil {
 		return err

@@ -82,6 +82,21 @@ func (c *call) context() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.Background(), c.client.deadline)
 }
 
+// netns is the path of the container's network namespace for the daemon, which may run
+// in a container of its own: a runtime names it below /var/run, and that is a symbolic
+// link on the host (Filesystem Hierarchy Standard 3.0, 5.13) which an image lacks. The
+// last element stays as it is: it may be gone, and /proc/PID/ns/net is a link by itself.
+func (c *call) netns() string {
+	if c.in.Netns == "" {
+		return ""
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(c.in.Netns))
+	if err != nil {
+		return c.in.Netns
+	}
+	return filepath.Join(dir, filepath.Base(c.in.Netns))
+}
+
 func (c *call) attachment() attachment {
 	return attachment{Network: c.Name, ContainerID: c.in.ContainerID, Ifname: c.in.IfName}
 }
@@ -175,7 +190,7 @@ func (p *plugin) attach(c *call, from delegated) error {
 	w.Given = append(w.Given, from.addresses...)
 	var resp addResponse
 	_, err = c.client.call("Add", addRequest{
-		Attachment: c.attachment(), Workload: c.workload(), Netns: c.in.Netns, MTU: int32(c.MTU),
+		Attachment: c.attachment(), Workload: c.workload(), Netns: c.netns(), MTU: int32(c.MTU),
 		IPv4Pools: w.IPv4Pools, IPv6Pools: w.IPv6Pools, AssignIPv4: w.IPv4, AssignIPv6: w.IPv6,
 		RequestedIPs:      w.Addresses,
 		AllowIPForwarding: c.ContainerSettings.AllowIPForwarding,
@@ -219,7 +234,7 @@ func (p *plugin) logger(conf *Config, level slog.Level) (*slog.Logger, func()) {
 func (p *plugin) del(in *skel.CmdArgs) error {
 	return p.do("DEL", in, (*Config).delTimeout, func(c *call) error {
 		_, err := c.client.call("Del", delRequest{
-			Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns, AddressesOnly: c.ipam,
+			Attachment: c.attachment(), Workload: c.workload(), Netns: c.netns(), AddressesOnly: c.ipam,
 		}, &nothing{})
 		if err != nil || !c.delegates() {
 			return err
@@ -244,7 +259,7 @@ func (p *plugin) check(in *skel.CmdArgs) error {
 				return err
 			}
 		}
-		req := checkRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: in.Netns}
+		req := checkRequest{Attachment: c.attachment(), Workload: c.workload(), Netns: c.netns()}
 		if err := remember(&req, in); err != nil {
 			return err
 		}
