@@ -157,8 +157,10 @@ test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it w
 endif
 
 .PHONY: kubernetes
-kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, which is built first: minutes with a cold cache. As root
-	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube/...
+kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
+	@.ci/deps kubernetes
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/cluster
 
 .PHONY: bench
 bench: build ## Measure against the reference tools in the same run; also written to bench/latest.txt
@@ -245,15 +247,18 @@ $(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc: .ci/t
 KUBE := $(CACHE)/kube
 KUBEMOD := -modfile=$(CURDIR)/.ci/kubernetes.mod
 KUBEVERSION = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' .ci/kubernetes.mod)
-KUBETOOLS := kube-apiserver kubectl
+KUBETOOLS := kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet kube-proxy agnhost
 
 .PHONY: kube-tools
-kube-tools: $(KUBETOOLS:%=$(KUBE)/%) ## Build Kubernetes' API server and kubectl into .cache/kube/
+kube-tools: $(KUBETOOLS:%=$(KUBE)/%) ## Build Kubernetes' own programs into .cache/kube/
 
+$(KUBETOOLS:%=$(KUBE)/%): PKG = k8s.io/kubernetes/cmd/$(notdir $@)
+# The program of the images that Kubernetes' own tests run in pods.
+$(KUBE)/agnhost: PKG = k8s.io/kubernetes/test/images/agnhost
 $(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
 	@echo "kube-tools: building $(notdir $@) $(KUBEVERSION)"
 	@mkdir -p $(KUBE)
-	@$(GO) build $(KUBEMOD) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)' -o $@ k8s.io/kubernetes/cmd/$(notdir $@)
+	@$(GO) build $(KUBEMOD) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)' -o $@ $(PKG)
 
 # A module file of its own: it wants other versions of what the tools above share.
 $(TOOLS)/nfpm: .ci/nfpm.mod .ci/nfpm.sum

@@ -46,11 +46,20 @@ type ServerConfig struct {
 	Dir   string   // of its files; a test's temporary directory
 	Bin   string   // of the programs; empty: $KUBE_BIN, or .cache/kube of the repository
 	Flags []string // beside the usual ones
+
+	// Advertise is where the kubelets of a whole cluster reach the server, which then
+	// listens on every address and expects a controller manager to make the service
+	// accounts. Without it the server is the machine's own, at a loopback address.
+	Advertise netip.Addr
+	Users     []User // beside the administrator and the kubelet of [Node]
 }
+
+// User is who shows a token to the server.
+type User struct{ Token, Name, Group string }
 
 // Server is a running API server. Make one with [Start].
 type Server struct {
-	URL    string // https://127.0.0.1:PORT
+	URL    string // https://127.0.0.1:PORT, or where it is advertised
 	CAFile string
 
 	conf   ServerConfig
@@ -87,19 +96,26 @@ func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
 		return nil, err
 	}
 	tokens := Token + ",admin,1,system:masters\n" + NodeToken + ",system:node:" + Node + ",2,system:nodes\n"
+	for i, u := range c.Users {
+		tokens += fmt.Sprintf("%s,%s,%d,%s\n", u.Token, u.Name, i+3, u.Group)
+	}
 	if err := os.WriteFile(filepath.Join(c.Dir, "tokens.csv"), []byte(tokens), 0o600); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(c.Dir, "audit.yaml"), []byte(auditPolicy), 0o600); err != nil {
 		return nil, err
 	}
-	if err := writeKey(filepath.Join(c.Dir, "accounts.key")); err != nil {
+	if err := writeKey(s.AccountsKey()); err != nil {
 		return nil, err
 	}
 	if s.port, err = freePort(); err != nil {
 		return nil, err
 	}
-	s.URL = "https://127.0.0.1:" + strconv.Itoa(s.port)
+	host := "127.0.0.1"
+	if c.Advertise.IsValid() {
+		host = c.Advertise.String() // for which its certificate is
+	}
+	s.URL = "https://" + net.JoinHostPort(host, strconv.Itoa(s.port))
 	if err := s.Run(ctx); err != nil {
 		return nil, err
 	}
@@ -179,6 +195,24 @@ func writeKey(file string) error {
 	return os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }
 
+// AccountsKey is the file of the key that signs the tokens of service accounts.
+func (s *Server) AccountsKey() string { return filepath.Join(s.conf.Dir, "accounts.key") }
+
+// reach returns the flags about where the server is reached, and what goes with that.
+func (c ServerConfig) reach() []string {
+	if !c.Advertise.IsValid() {
+		return []string{
+			"--bind-address=127.0.0.1",
+			"--endpoint-reconciler-type=none",            // its address is a loopback's
+			"--disable-admission-plugins=ServiceAccount", // no controller makes the accounts
+		}
+	}
+	return []string{
+		"--bind-address=0.0.0.0", "--advertise-address=" + c.Advertise.String(),
+		"--kubelet-preferred-address-types=InternalIP", // no DNS knows the nodes
+	}
+}
+
 // Run starts the API server, also again after [Server.Kill], and returns when it
 // is ready.
 func (s *Server) Run(ctx context.Context) error {
@@ -187,17 +221,16 @@ func (s *Server) Run(ctx context.Context) error {
 	args := append([]string{
 		"--etcd-servers=https://" + s.etcd.Listen().String(),
 		"--etcd-cafile=" + ca, "--etcd-certfile=" + cert, "--etcd-keyfile=" + key,
-		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port), "--cert-dir=" + filepath.Join(dir, "certs"),
-		"--endpoint-reconciler-type=none", // its address is a loopback's
+		"--secure-port=" + strconv.Itoa(s.port), "--cert-dir=" + filepath.Join(dir, "certs"),
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-signing-key-file=" + filepath.Join(dir, "accounts.key"), "--service-account-key-file=" + filepath.Join(dir, "accounts.key"),
+		"--service-account-signing-key-file=" + s.AccountsKey(), "--service-account-key-file=" + s.AccountsKey(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
-		"--disable-admission-plugins=ServiceAccount", // no controller makes the accounts
 		"--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
 		"--allow-privileged=true",
 		"--audit-policy-file=" + filepath.Join(dir, "audit.yaml"), "--audit-log-path=" + s.auditLog(), "--audit-log-mode=blocking",
-	}, s.conf.Flags...)
+	}, s.conf.reach()...)
+	args = append(args, s.conf.Flags...)
 	s.mu.Lock()
 	s.process = exec.Command(filepath.Join(s.conf.Bin, "kube-apiserver"), args...)
 	s.process.Stdout, s.process.Stderr = s.log, s.log
@@ -327,12 +360,17 @@ func (s *Server) Kubeconfig(url, token string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	_, err = fmt.Fprintf(f, `apiVersion: v1
+	_, err = f.WriteString(s.KubeconfigText(url, token))
+	return f.Name(), err
+}
+
+// KubeconfigText is what such a file says.
+func (s *Server) KubeconfigText(url, token string) string {
+	return fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]
 users: [{name: u, user: {token: %q}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `, cmp.Or(url, s.URL), s.CAFile, token)
-	return f.Name(), err
 }

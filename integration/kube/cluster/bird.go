@@ -1,0 +1,76 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// StartSwitch starts BIRD on the router as the nodes' top-of-rack switch, which learns
+// from all of them and puts what it learns into its kernel, and has all nodes peer with
+// it.
+func (c *Cluster) StartSwitch(ctx context.Context) error {
+	bird := "bird"
+	if _, err := exec.LookPath(bird); err != nil {
+		bird = "/usr/sbin/bird"
+	}
+	var conf, peers strings.Builder
+	fmt.Fprintf(&conf, "log stderr all;\nrouter id %s;\nprotocol device {}\n", controlPlane)
+	conf.WriteString("protocol kernel { merge paths on; ipv4 { import none; export where source = RTS_BGP; }; }\n")
+	for _, n := range c.Nodes {
+		fmt.Fprintf(&conf, "protocol bgp %s { local %s as %d; neighbor %s as %d; connect delay time 1; connect retry time 2; error wait time 1, 4; ipv4 { import all; export none; }; }\n",
+			n.Name, rackGateway(n.Rack), switchAS, n.Addr, nodeAS)
+	}
+	for rack := 1; rack <= rackOf(len(c.Nodes)-1); rack++ {
+		fmt.Fprintf(&peers, "---\napiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: rack%d}\nspec: {nodeSelector: \"topology.kubernetes.io/zone == 'rack%[1]d'\", peerIP: %s, asNumber: %d}\n",
+			rack, rackGateway(rack), switchAS)
+	}
+	file := filepath.Join(c.dir, "bird.conf")
+	if err := os.WriteFile(file, []byte(conf.String()), 0o600); err != nil {
+		return err
+	}
+	p, err := start(filepath.Join(c.dir, "bird.log"), exec.Command(bird, "-f", "-c", file, "-s", c.birdSocket()))
+	if err != nil {
+		return err
+	}
+	c.controllers = append(c.controllers, p)
+	err = poll(ctx, "BIRD answers", func() error {
+		_, err := c.Bird(ctx, "show", "status")
+		return err
+	}, p)
+	if err != nil {
+		return err
+	}
+	_, err = c.Kubectl(ctx, peers.String(), "apply", "--server-side", "-f", "-")
+	return err
+}
+
+func (c *Cluster) birdSocket() string { return filepath.Join(c.dir, "bird.ctl") }
+
+// Bird asks the switch.
+func (c *Cluster) Bird(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "birdc", append([]string{"-s", c.birdSocket()}, args...)...)
+	if errors.Is(cmd.Err, exec.ErrNotFound) {
+		cmd = exec.CommandContext(ctx, "/usr/sbin/birdc", cmd.Args[1:]...)
+	}
+	return output(cmd)
+}
+
+// Announcers returns the nodes that announce exactly this prefix to the switch.
+func (c *Cluster) Announcers(ctx context.Context, prefix string) ([]string, error) {
+	out, err := c.Bird(ctx, "show", "route", prefix, "all")
+	if err != nil && !strings.Contains(out, "Network not found") {
+		return nil, err
+	}
+	var nodes []string
+	for _, n := range c.Nodes {
+		if strings.Contains(out, "["+n.Name+" ") {
+			nodes = append(nodes, n.Name)
+		}
+	}
+	return nodes, nil
+}

@@ -1,0 +1,273 @@
+// Package cluster brings a whole Kubernetes cluster up on this machine, from
+// programs that `make kube-tools` builds: an API server with its etcd, controllers,
+// a scheduler, and nodes that are namespaces with a containerd, a kubelet and a
+// kube-proxy each. It runs in namespaces of its own ([Contain]), whose network is
+// that of a router between racks of nodes and of the control plane; BIRD runs there
+// as the top-of-rack switch that routers' peers are. Nothing of it is left when it
+// has ended, however it did.
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/routerd/routerd/integration/kube"
+)
+
+const (
+	podRange   = "192.168.0.0/16" // of configs/kubernetes
+	proxyToken = "kube-proxy"
+	pauseImage = "localhost/pause:1"
+
+	// AgnhostImage is the program of Kubernetes' own tests, under the name that these ask
+	// for, with busybox's programs beside it.
+	AgnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
+	routerdImage = "docker.io/library/routerd:latest"
+
+	// The two sides of BGP's sessions.
+	switchAS, nodeAS = 65000, 64512
+)
+
+// controlPlane is the address of the API server, which is the router's.
+var controlPlane = netip.MustParseAddr("10.199.0.1")
+
+func rackGateway(rack int) netip.Addr { return netip.AddrFrom4([4]byte{10, 199, byte(rack), 1}) }
+
+func kubeletToken(node string) string { return "kubelet-of-" + node }
+
+// Config says what cluster to bring up.
+type Config struct {
+	Name      string // which [Contain] gave
+	Nodes     int
+	Bin       string // of routerd, routerctl and routerd-cni
+	KubeBin   string // of Kubernetes' programs
+	Manifests string // the directory below configs/kubernetes that is applied
+	ProxyMode string // of kube-proxy; nftables if empty
+}
+
+// Cluster is a running cluster. Make one with [Up].
+type Cluster struct {
+	*kube.Server
+
+	Nodes []*Node
+	// Times is how long what Up did took, in order.
+	Times []Took
+
+	conf        Config
+	dir         string
+	images      []string // archives
+	controllers []*program
+	config      string // the administrator's kubeconfig
+}
+
+// Took is how long a part of [Up] took.
+type Took struct {
+	What string
+	Time time.Duration
+}
+
+// Up brings a cluster up with routerd as its network, by its manifests, and returns
+// when all nodes are ready. ctx bounds that.
+func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
+	conf.ProxyMode = cmp.Or(conf.ProxyMode, "nftables")
+	c := &Cluster{conf: conf, dir: Dir(conf.Name)}
+	defer func() {
+		if err != nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			c.Close(ctx)
+		}
+	}()
+	if conf.Name == "" {
+		return nil, errors.New("bring a cluster up: no name: it runs contained only")
+	}
+	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+		return nil, err
+	}
+	for _, part := range []struct {
+		what string
+		do   func(context.Context) error
+	}{
+		{"the router", c.router},
+		{"images", c.writeImages},
+		{"the API server", c.startServer},
+		{"the controllers and the scheduler", c.startControllers},
+		{"nodes", c.startNodes},
+		{"routerd is applied", c.install},
+		{"all nodes are ready", c.nodesReady},
+	} {
+		begin := time.Now()
+		if err := part.do(ctx); err != nil {
+			return nil, fmt.Errorf("bring a cluster up: %s: %w", part.what, err)
+		}
+		c.Times = append(c.Times, Took{part.what, time.Since(begin)})
+	}
+	return c, nil
+}
+
+// router makes the network between the nodes out of the namespace that this runs in.
+func (c *Cluster) router(ctx context.Context) error {
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
+		return err
+	}
+	if err := ip(ctx, "link set lo up", "addr add "+controlPlane.String()+"/32 dev lo"); err != nil {
+		return err
+	}
+	for rack := 1; rack <= rackOf(c.conf.Nodes-1); rack++ {
+		name := fmt.Sprintf("rack%d", rack)
+		if err := ip(ctx, "link add "+name+" type bridge", "addr add "+rackGateway(rack).String()+"/24 dev "+name, "link set "+name+" up"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rackOf is the rack of the i-th node: two are in each.
+func rackOf(i int) int { return 1 + i/2 }
+
+// busyboxPrograms are those that the tests' image has.
+var busyboxPrograms = []string{"sh", "cat", "sleep", "ip", "ping", "ping6", "nc", "wget", "httpd", "hostname", "ls", "echo", "true", "grep", "timeout", "date", "seq", "id"}
+
+// writeImages makes the archives of the images that the nodes import.
+func (c *Cluster) writeImages(context.Context) error {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return err
+	}
+	var routerd []ImageFile
+	for _, p := range []string{"routerd", "routerctl", "routerd-cni"} {
+		routerd = append(routerd, ImageFile{Path: "usr/local/bin/" + p, Source: filepath.Join(c.conf.Bin, p)})
+	}
+	agnhost := []ImageFile{{Path: "agnhost", Source: filepath.Join(c.conf.KubeBin, "agnhost")}, {Path: "bin/busybox", Source: busybox}}
+	for _, p := range busyboxPrograms {
+		agnhost = append(agnhost, ImageFile{Path: "bin/" + p, Link: "busybox"})
+	}
+	for i, image := range []Image{
+		{Name: pauseImage, Files: []ImageFile{{Path: "bin/busybox", Source: busybox}}, Entrypoint: []string{"/bin/busybox", "sleep", "2147483647"}},
+		// As configs/image/Containerfile has it.
+		{Name: routerdImage, Files: routerd, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}},
+		{Name: AgnhostImage, Files: agnhost, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"}},
+	} {
+		f, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("image%d.tar", i)))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(image.Write(f), f.Close()); err != nil {
+			return err
+		}
+		c.images = append(c.images, f.Name())
+	}
+	return nil
+}
+
+func (c *Cluster) startServer(ctx context.Context) (err error) {
+	users := []kube.User{{Token: proxyToken, Name: "system:kube-proxy", Group: "system:authenticated"}}
+	for i := range c.conf.Nodes {
+		n := &Node{Name: fmt.Sprintf("node%d", i+1), Rack: rackOf(i), c: c}
+		n.Addr = netip.AddrFrom4([4]byte{10, 199, byte(n.Rack), byte(11 + i)})
+		n.dir = filepath.Join(c.dir, n.Name)
+		c.Nodes = append(c.Nodes, n)
+		if n.Name != kube.Node { // which the server has anyway
+			users = append(users, kube.User{Token: kubeletToken(n.Name), Name: "system:node:" + n.Name, Group: "system:nodes"})
+		}
+	}
+	c.Server, err = kube.Start(ctx, kube.ServerConfig{Dir: c.dir, Bin: c.conf.KubeBin, Advertise: controlPlane, Users: users})
+	if err != nil {
+		return err
+	}
+	c.config, err = c.Kubeconfig("", kube.Token)
+	return err
+}
+
+// kubeconfig returns the text of one, for who has a token.
+func (c *Cluster) kubeconfig(token string) string { return c.KubeconfigText("", token) }
+
+func (c *Cluster) startControllers(context.Context) error {
+	for name, flags := range map[string][]string{
+		"kube-controller-manager": {"--service-account-private-key-file=" + c.AccountsKey(), "--root-ca-file=" + c.CAFile, "--allocate-node-cidrs=false", "--controllers=*,-kube-apiserver-serving-clustertrustbundle-publisher-controller"},
+		"kube-scheduler":          nil,
+	} {
+		args := append([]string{"--kubeconfig=" + c.config, "--leader-elect=false", "--bind-address=127.0.0.1"}, flags...)
+		p, err := start(filepath.Join(c.dir, name+".log"), exec.Command(filepath.Join(c.conf.KubeBin, name), args...))
+		if err != nil {
+			return err
+		}
+		c.controllers = append(c.controllers, p)
+	}
+	return nil
+}
+
+func (c *Cluster) startNodes(ctx context.Context) error {
+	errs := make([]error, len(c.Nodes))
+	var starting sync.WaitGroup
+	for i, n := range c.Nodes {
+		starting.Go(func() { errs[i] = c.startNode(ctx, n) })
+	}
+	starting.Wait()
+	return errors.Join(errs...)
+}
+
+// install applies routerd's manifests as a user does.
+func (c *Cluster) install(ctx context.Context) error {
+	_, err := c.Kubectl(ctx, "", "apply", "--server-side", "-k", c.conf.Manifests)
+	return err
+}
+
+// nodesReady waits until all nodes are there and ready, and the daemons are.
+func (c *Cluster) nodesReady(ctx context.Context) error {
+	var programs []*program
+	for _, n := range c.Nodes {
+		programs = append(programs, n.kubelet, n.containerd, n.proxy)
+	}
+	return poll(ctx, "ready", func() error {
+		out, err := c.Kubectl(ctx, "", "get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {range .status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}{"\n"}{end}`)
+		if err != nil {
+			return err
+		}
+		if n := strings.Count(out, " True "); n != len(c.Nodes) {
+			return fmt.Errorf("%d of %d nodes are ready:\n%s", n, len(c.Nodes), out)
+		}
+		out, err = c.Kubectl(ctx, "", "-n", "kube-system", "get", "daemonset", "routerd", "-o", "jsonpath={.status.numberReady}")
+		if err == nil && out != fmt.Sprint(len(c.Nodes)) {
+			err = fmt.Errorf("%s of %d daemons are ready", out, len(c.Nodes))
+		}
+		return err
+	}, programs...)
+}
+
+// Kubectl runs kubectl as the administrator, with something to read, and returns what
+// it printed.
+func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	cmd := c.KubectlCommand(ctx, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	return output(cmd)
+}
+
+// KubectlCommand is kubectl as the administrator.
+func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.conf.KubeBin, "kubectl"), append([]string{"--kubeconfig", c.config}, args...)...)
+	cmd.Env = []string{"HOME=" + c.dir, "PATH=" + os.Getenv("PATH")}
+	return cmd
+}
+
+// Close ends the cluster. What is left of it goes with the namespaces of [Contain].
+func (c *Cluster) Close(ctx context.Context) {
+	for _, n := range c.Nodes {
+		n.stop(ctx)
+	}
+	for _, p := range c.controllers {
+		p.stop(ctx)
+	}
+	if c.Server != nil {
+		c.Server.Close()
+	}
+}

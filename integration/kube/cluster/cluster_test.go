@@ -1,0 +1,314 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube/cluster"
+)
+
+// kubectl runs kubectl as the administrator.
+func kubectl(t *testing.T, c *cluster.Cluster, args ...string) string {
+	t.Helper()
+	return apply(t, c, "", args...)
+}
+
+// apply is kubectl with something to read.
+func apply(t *testing.T, c *cluster.Cluster, stdin string, args ...string) string {
+	t.Helper()
+	out, err := c.Kubectl(context.WithoutCancel(t.Context()), stdin, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// create applies objects that go with the test.
+func create(t *testing.T, c *cluster.Cluster, objects string) {
+	t.Helper()
+	t.Cleanup(func() { apply(t, c, objects, "delete", "--ignore-not-found", "--wait", "-f", "-") })
+	apply(t, c, objects, "apply", "-f", "-")
+}
+
+// refused fails the test if a daemon asked the API for what its rights do not allow.
+func refused(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	asked, err := c.Audit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for a, n := range asked {
+		if a.Code == http.StatusForbidden || a.Code == http.StatusUnauthorized || a.Code == http.StatusUnprocessableEntity {
+			t.Errorf("%d times refused: %+v", n, a)
+		}
+	}
+}
+
+// daemons returns the status of every process of routerd in /proc.
+func daemons(t *testing.T) (statuses []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if raw, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(raw), "Name:\trouterd\n") {
+			statuses = append(statuses, string(raw))
+		}
+	}
+	return statuses
+}
+
+// TestDaemonSet: the daemons that the manifests bring up are not privileged, have the
+// capabilities that are listed there and no more, were refused nothing, and say on the
+// Nodes that the network is there.
+func TestDaemonSet(t *testing.T) {
+	c := up(t)
+	all := daemons(t)
+	if len(all) != len(c.Nodes) {
+		t.Errorf("there are %d daemons on %d nodes", len(all), len(c.Nodes))
+	}
+	for _, status := range all {
+		// NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_PTRACE, SYS_ADMIN; seccomp with a filter.
+		for _, want := range []string{"\nCapEff:\t0000000000283400\n", "\nNoNewPrivs:\t1\n", "\nSeccomp:\t2\n"} {
+			if !strings.Contains(status, want) {
+				t.Errorf("a daemon's status lacks %q:\n%s", want, status)
+			}
+		}
+	}
+	await.Until(t, "every Node has its network", func() error {
+		out := kubectl(t, c, "get", "nodes", "-o", `jsonpath={range .items[*]}{range .status.conditions[?(@.type=="NetworkUnavailable")]}{.status} {.reason}{end} {.spec.taints}{"\n"}{end}`)
+		if want := strings.Repeat("False RouterdIsUp \n", len(c.Nodes)); out != want {
+			return fmt.Errorf("conditions and taints are:\n%s", out)
+		}
+		return nil
+	})
+	out := kubectl(t, c, "-n", "kube-system", "exec", "daemonset/routerd", "--", "routerctl", "get", "nodes")
+	if got := strings.Count(out, "node"); got < len(c.Nodes) {
+		t.Errorf("routerctl in the container knows these nodes:\n%s", out)
+	}
+	refused(t, c)
+}
+
+const web = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: c
+        image: ` + cluster.AgnhostImage + `
+        args: [netexec, --http-port=8080, --udp-port=8081]
+        readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: LoadBalancer, externalTrafficPolicy: Local, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: other}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: client, namespace: other}
+spec:
+  selector: {matchLabels: {app: client}}
+  template:
+    metadata: {labels: {app: client}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{name: c, image: ` + cluster.AgnhostImage + `, args: [pause]}]
+`
+
+const onlyWeb = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: only-web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: 8080}]}]
+`
+
+// source is who asks: its name, how a shell is run there, and where agnhost is.
+type source struct {
+	name    string
+	shell   func(script string) *exec.Cmd
+	agnhost string
+}
+
+// target is who is asked: its name, and its address with a port.
+type target struct{ name, at string }
+
+// table asks every target from every source, all at once, and returns who answered.
+func table(t *testing.T, sources []source, targets []target) (rows map[string]string, text string) {
+	t.Helper()
+	outs := make([]string, len(sources))
+	done := make(chan error, len(sources))
+	for i, from := range sources {
+		script := ""
+		for i, to := range targets {
+			script += fmt.Sprintf("(%s connect --timeout=3s %s >/dev/null 2>&1 && echo %d yes || echo %[3]d -) & ", from.agnhost, to.at, i)
+		}
+		script += "wait"
+		go func() {
+			raw, err := from.shell(script).Output()
+			outs[i] = string(raw)
+			if err != nil {
+				err = fmt.Errorf("ask from %s: %w", from.name, err)
+			}
+			done <- err
+		}()
+	}
+	for range sources {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows = map[string]string{}
+	text = "| from \\ to |"
+	for _, to := range targets {
+		text += " " + to.name + " |"
+	}
+	for i, from := range sources {
+		text += "\n| " + from.name + " |"
+		row := ""
+		for j := range targets {
+			answer := "-"
+			if strings.Contains("\n"+outs[i], fmt.Sprintf("\n%d yes\n", j)) {
+				answer = "yes"
+			}
+			row += " " + answer
+			text += " " + answer + " |"
+		}
+		rows[from.name] = strings.TrimSpace(row)
+	}
+	return rows, text
+}
+
+// TestReach: pods of every node, Services, hosts and who is outside of the cluster reach
+// each other, and a NetworkPolicy leaves what it allows. A load balancer's address is
+// announced to the switch by the nodes that have an endpoint, with the client's address
+// kept.
+func TestReach(t *testing.T) {
+	c := up(t)
+	if err := c.StartSwitch(await.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, c, `
+apiVersion: projectcalico.org/v3
+kind: BGPConfiguration
+metadata: {name: default}
+spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
+`, "apply", "--server-side", "--force-conflicts", "-f", "-")
+	create(t, c, web)
+	apply(t, c, "", "patch", "service", "web", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"172.17.0.7"}]}}}`)
+	kubectl(t, c, "rollout", "status", "daemonset/web", "--timeout=90s")
+	kubectl(t, c, "-n", "other", "rollout", "status", "deployment/client", "--timeout=90s")
+
+	_, kubeBin := programs(t)
+	agnhost := filepath.Join(kubeBin, "agnhost")
+	sources, targets := []source{}, []target{}
+	inPod := func(namespace, name string) func(string) *exec.Cmd {
+		return func(script string) *exec.Cmd {
+			return c.KubectlCommand(t.Context(), "-n", namespace, "exec", name, "--", "sh", "-c", script)
+		}
+	}
+	for line := range strings.Lines(kubectl(t, c, "get", "pods", "-l", "app=web", "--sort-by=.spec.nodeName", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName} {.status.podIP}{"\n"}{end}`)) {
+		f := strings.Fields(line)
+		sources = append(sources, source{"web on " + f[1], inPod("default", f[0]), "/agnhost"})
+		targets = append(targets, target{"web on " + f[1], f[2] + ":8080"})
+	}
+	serviceIP := kubectl(t, c, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
+	targets = append(targets, target{"Service", serviceIP + ":80"}, target{"load balancer", "172.17.0.7:80"})
+	sources = append(sources, source{"client in other", inPod("other", "deployment/client"), "/agnhost"},
+		source{"node1", func(script string) *exec.Cmd { return c.Nodes[0].Command(t.Context(), "sh", "-c", script) }, agnhost},
+		source{"outside", func(script string) *exec.Cmd { return exec.CommandContext(t.Context(), "sh", "-c", script) }, agnhost})
+
+	n := len(c.Nodes)
+	yes := func(count int) string { return strings.TrimSpace(strings.Repeat("yes ", count)) }
+	no := func(count int) string { return strings.TrimSpace(strings.Repeat("- ", count)) }
+	// expect waits until each row begins as wanted.
+	expect := func(what string, want map[string]string) {
+		t.Helper()
+		last := ""
+		await.Until(t, what, func() error {
+			rows, text := table(t, sources, targets)
+			last = text
+			for from, row := range want {
+				if !strings.HasPrefix(rows[from], row) {
+					return fmt.Errorf("from %s: %s; want %s:\n%s", from, rows[from], row, text)
+				}
+			}
+			return nil
+		})
+		t.Logf("%s:\n%s", what, last)
+	}
+	everybody := map[string]string{"client in other": yes(n + 2), "node1": yes(n + 2)}
+	for _, s := range sources[:n] {
+		everybody[s.name] = yes(n + 2)
+	}
+	// The range of Services is announced by nobody here: a client outside has the load
+	// balancer's address.
+	everybody["outside"] = strings.TrimSpace(yes(n) + " - yes")
+	expect("without policy", everybody)
+
+	await.Until(t, "all nodes announce the address: each has an endpoint", func() error {
+		nodes, err := c.Announcers(t.Context(), "172.17.0.7/32")
+		if err == nil && len(nodes) != n {
+			err = fmt.Errorf("it is announced by %q", nodes)
+		}
+		return err
+	})
+	// This program is outside itself.
+	client := http.Client{Transport: &http.Transport{}, Timeout: 5 * time.Second}
+	resp, err := client.Get("http://172.17.0.7/clientip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil || !strings.HasPrefix(string(seen), "10.199.") {
+		t.Errorf("the endpoint sees the client as %q, %v", seen, err)
+	}
+	kubectl(t, c, "label", "node", "node1", "node.kubernetes.io/exclude-from-external-load-balancers=true")
+	await.Until(t, "an excluded node announces it no more", func() error {
+		nodes, err := c.Announcers(t.Context(), "172.17.0.7/32")
+		if err == nil && (len(nodes) != n-1 || slices.Contains(nodes, "node1")) {
+			err = fmt.Errorf("it is announced by %q", nodes)
+		}
+		return err
+	})
+	kubectl(t, c, "label", "node", "node1", "node.kubernetes.io/exclude-from-external-load-balancers-")
+
+	create(t, c, onlyWeb)
+	isolated := map[string]string{
+		"client in other": no(n + 2),
+		"outside":         no(n + 2),
+		// The host's own traffic to its own pods is the kubelet's probes, among others.
+		"node1": strings.TrimSpace("yes " + no(n-1)),
+	}
+	for _, s := range sources[:n] {
+		isolated[s.name] = yes(n + 1) // as the load balancer's client a pod is masqueraded
+	}
+	expect("with a NetworkPolicy", isolated)
+	kubectl(t, c, "rollout", "status", "daemonset/web", "--timeout=30s") // the probes pass
+	refused(t, c)
+}

@@ -1,0 +1,244 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Node is a node of the cluster: a network, a mount and a UTS namespace in which a
+// containerd, a kubelet and a kube-proxy run.
+type Node struct {
+	Name string
+	Addr netip.Addr
+	Rack int // two nodes each; between racks packets are routed
+
+	c                          *Cluster
+	dir                        string
+	holder                     *program // whose namespaces the others enter
+	containerd, kubelet, proxy *program
+}
+
+// mounts gives the node its view of the files, in a mount namespace of its own, and
+// stays. Its directory is $0, its name $1.
+//
+//   - containerd's overlays, and what the kubelet measures, are on no overlay.
+//   - The settings that the kubelet makes for the whole machine go to files.
+const mounts = `set -eu
+mount --make-rprivate /
+for d in etc opt var; do
+	mkdir -p "$0/$d.upper" "$0/$d.work"
+	mount -t overlay -o "lowerdir=/$d,upperdir=$0/$d.upper,workdir=$0/$d.work" overlay "/$d"
+done
+mount -t tmpfs tmpfs /run
+mkdir -p /run/netns /run/lock
+rm -rf /etc/cni /opt/cni /etc/kubernetes
+for d in containerd kubelet; do
+	mkdir -p "$0/$d" "/var/lib/$d"
+	mount --bind "$0/$d" "/var/lib/$d"
+done
+mkdir -p /etc/kubernetes/manifests
+for s in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+	file="$0/$(echo $s | tr / .)"
+	cat "/proc/sys/$s" >"$file"
+	mount --bind "$file" "/proc/sys/$s"
+done
+echo "$2" >/etc/machine-id
+echo "$1" >/etc/hostname
+hostname "$1"
+mount --make-rshared /
+exec sleep infinity
+`
+
+const containerdConfig = `version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
+[grpc]
+address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "` + pauseImage + `"
+# Without CAP_SYS_RESOURCE runc ends without a word where a score is to be lowered.
+restrict_oom_score_adj = true
+disable_apparmor = true
+stream_server_address = "127.0.0.1"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "overlayfs"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/opt/cni/bin"
+conf_dir = "/etc/cni/net.d"
+`
+
+// kubeletConfig is completed by the cgroup below which the pods are.
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+cgroupDriver: cgroupfs
+cgroupRoot: /%s
+failCgroupV1: false
+failSwapOn: false
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+staticPodPath: /etc/kubernetes/manifests
+resolvConf: ""
+makeIPTablesUtilChains: false
+enforceNodeAllocatable: []
+evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, nodefs.inodesFree: 1%%, imagefs.available: 1%%}
+imageGCHighThresholdPercent: 100
+localStorageCapacityIsolation: false
+`
+
+// startNode makes a node and returns when its kubelet runs. The node is ready when
+// its network is.
+func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start %s: %w", n.Name, err)
+		}
+	}()
+	if err := os.MkdirAll(n.dir, 0o755); err != nil {
+		return err
+	}
+	if err := c.connect(ctx, n); err != nil {
+		return err
+	}
+	machineID := fmt.Sprintf("%032x", n.Addr.As4())
+	holder := exec.Command("nsenter", "--net=/run/netns/"+n.Name, "--", "unshare", "--mount", "--uts", "--propagation", "slave",
+		"sh", "-c", mounts, n.dir, n.Name, machineID)
+	if n.holder, err = start(filepath.Join(n.dir, "mounts.log"), holder); err != nil {
+		return err
+	}
+	err = poll(ctx, "its mounts", func() error {
+		_, err := output(n.Command(ctx, "sh", "-c", `grep -q "^`+machineID+`" /etc/machine-id && test "$(hostname)" = `+n.Name))
+		return err
+	}, n.holder)
+	if err != nil {
+		return err
+	}
+	if err := MakeCgroup(n.cgroup()); err != nil {
+		return err
+	}
+	for name, text := range map[string]string{
+		"containerd.toml": containerdConfig,
+		"kubelet.yaml":    fmt.Sprintf(kubeletConfig, n.cgroup()),
+		"kubelet.conf":    c.kubeconfig(kubeletToken(n.Name)),
+		"proxy.conf":      c.kubeconfig(proxyToken),
+	} {
+		if err := os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	if err := n.StartContainerd(ctx); err != nil {
+		return err
+	}
+	for _, image := range c.images {
+		if _, err := output(n.Command(ctx, "ctr", "--namespace", "k8s.io", "images", "import", image)); err != nil {
+			return err
+		}
+	}
+	if err := n.StartProxy(); err != nil {
+		return err
+	}
+	return n.StartKubelet()
+}
+
+func (n *Node) cgroup() string { return n.c.conf.Name + "/" + n.Name }
+
+// Command is a program on the node.
+func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
+	pid := n.holder.cmd.Process.Pid
+	enter := []string{fmt.Sprintf("--mount=/proc/%d/ns/mnt", pid), fmt.Sprintf("--net=/proc/%d/ns/net", pid), fmt.Sprintf("--uts=/proc/%d/ns/uts", pid), "--"}
+	cmd := exec.CommandContext(ctx, "nsenter", append(enter, args...)...)
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"}
+	return cmd
+}
+
+// Output runs a program on the node and returns what it printed.
+func (n *Node) Output(ctx context.Context, args ...string) (string, error) {
+	return output(n.Command(ctx, args...))
+}
+
+// background starts a program that stays, on the node.
+func (n *Node) background(name string, args ...string) (*program, error) {
+	return start(n.Log(name), n.Command(context.Background(), args...))
+}
+
+// Log is the file of what a program of the node wrote: "kubelet", "containerd" or
+// "kube-proxy".
+func (n *Node) Log(program string) string { return filepath.Join(n.dir, program+".log") }
+
+// StartContainerd starts the runtime and returns when it answers.
+func (n *Node) StartContainerd(ctx context.Context) (err error) {
+	n.containerd, err = n.background("containerd", "containerd", "--config", filepath.Join(n.dir, "containerd.toml"))
+	if err != nil {
+		return err
+	}
+	return poll(ctx, "containerd answers", func() error {
+		_, err := n.Output(ctx, "ctr", "version")
+		return err
+	}, n.containerd)
+}
+
+// StartKubelet starts the kubelet.
+func (n *Node) StartKubelet() (err error) {
+	n.kubelet, err = n.background("kubelet", filepath.Join(n.c.conf.KubeBin, "kubelet"),
+		"--config="+filepath.Join(n.dir, "kubelet.yaml"), "--kubeconfig="+filepath.Join(n.dir, "kubelet.conf"),
+		"--hostname-override="+n.Name, "--node-ip="+n.Addr.String(),
+		fmt.Sprintf("--node-labels=topology.kubernetes.io/zone=rack%d", n.Rack))
+	return err
+}
+
+// StopKubelet ends the kubelet. The pods stay.
+func (n *Node) StopKubelet(ctx context.Context) { n.kubelet.stop(ctx) }
+
+// StartProxy starts kube-proxy.
+func (n *Node) StartProxy() (err error) {
+	n.proxy, err = n.background("kube-proxy", filepath.Join(n.c.conf.KubeBin, "kube-proxy"),
+		"--proxy-mode="+n.c.conf.ProxyMode, "--kubeconfig="+filepath.Join(n.dir, "proxy.conf"), "--hostname-override="+n.Name,
+		"--cluster-cidr="+podRange, "--metrics-bind-address=127.0.0.1:10249",
+		// Settings of the machine, which no namespace has for itself.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	return err
+}
+
+// stop ends the node's programs, the pods with them.
+func (n *Node) stop(ctx context.Context) {
+	for _, p := range []*program{n.kubelet, n.proxy, n.containerd, n.holder} {
+		if p != nil {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			p.stop(ctx)
+			cancel()
+		}
+	}
+}
+
+// connect makes the node's network namespace and wires it to its rack, whose gateway
+// is the router.
+func (c *Cluster) connect(ctx context.Context, n *Node) error {
+	rack := fmt.Sprintf("rack%d", n.Rack)
+	commands := []string{
+		"netns add " + n.Name,
+		"link add " + n.Name + " type veth peer name eth0 netns " + n.Name,
+		"link set " + n.Name + " master " + rack + " up",
+		"-n " + n.Name + " link set lo up",
+		"-n " + n.Name + " addr add " + n.Addr.String() + "/24 dev eth0",
+		"-n " + n.Name + " link set eth0 up",
+		"-n " + n.Name + " route add default via " + rackGateway(n.Rack).String(),
+	}
+	return ip(ctx, commands...)
+}
+
+// ip runs ip(8) with each line of arguments.
+func ip(ctx context.Context, lines ...string) error {
+	for _, line := range lines {
+		if _, err := output(exec.CommandContext(ctx, "ip", strings.Fields(line)...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
