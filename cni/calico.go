@@ -142,7 +142,14 @@ func (a *Annotations) set(c *Config, name, value string) error {
 			}
 		}
 	case "ipAddrs":
-		return list(&a.Addresses)
+		if err := list(&a.Addresses); err != nil {
+			return err
+		}
+		for _, addr := range a.Addresses {
+			if _, err := requestedIP(addr); err != nil {
+				return err
+			}
+		}
 	case "ipAddrsNoIpam":
 		if !c.FeatureControl.IPAddrsNoIPAM {
 			return errors.New("the configuration's feature_control.ip_addrs_no_ipam is not true")

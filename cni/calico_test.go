@@ -77,6 +77,7 @@ func TestWishesRefused(t *testing.T) {
 		`cni.projectcalico.org/ipv4pools=pool1`:                       "annotation cni.projectcalico.org/ipv4pools: \"pool1\": want a JSON list",
 		`cni.projectcalico.org/ipFamilies=["IPv5"]`:                   `"IPv5" is not IPv4 or IPv6`,
 		`cni.projectcalico.org/ipAddrsNoIpam=["10.0.0.9"]`:            "feature_control.ip_addrs_no_ipam is not true",
+		`cni.projectcalico.org/ipAddrs=["10.0.0.300"]`:                `annotation cni.projectcalico.org/ipAddrs: "10.0.0.300" is not an IP address`,
 		`cni.projectcalico.org/floatingIPs=["ten"]`:                   `annotation cni.projectcalico.org/floatingIPs: "ten" is not an IP address`,
 		`cni.projectcalico.org/allowedSourcePrefixes=["10.0.0.0"]`:    "is no prefix such as",
 		`cni.projectcalico.org/ipAddrs=["192.168.0.1","192.168.0.2"]`: "a container gets one of a family",

@@ -267,6 +267,18 @@ func ParseArgs(s string) (*Args, error) {
 	return a, nil
 }
 
+// requestedIP reads an address that somebody asks for.
+func requestedIP(s string) (netip.Addr, error) {
+	// Runtimes add a prefix length, which says nothing here: every workload has its
+	// address alone.
+	bare, _, _ := strings.Cut(strings.TrimSpace(s), "/")
+	addr, err := netip.ParseAddr(bare)
+	if err != nil {
+		return addr, fmt.Errorf("%q is not an IP address", s)
+	}
+	return addr.Unmap(), nil
+}
+
 // requestedIPs returns the addresses that the runtime asks for, if it does: by
 // capability, by args, or by CNI_ARGS; at most one of a family.
 func requestedIPs(c *Config, a *Args, annotated ...string) ([]string, error) {
@@ -277,14 +289,10 @@ func requestedIPs(c *Config, a *Args, annotated ...string) ([]string, error) {
 	}
 	var found []netip.Addr
 	for _, s := range all {
-		// Runtimes add a prefix length, which says nothing here: every workload
-		// has its address alone.
-		bare, _, _ := strings.Cut(strings.TrimSpace(s), "/")
-		addr, err := netip.ParseAddr(bare)
+		addr, err := requestedIP(s)
 		if err != nil {
-			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("requested address %q is not an IP address", s), "")
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, "requested address "+err.Error(), "")
 		}
-		addr = addr.Unmap()
 		i := slices.IndexFunc(found, func(f netip.Addr) bool { return f.Is4() == addr.Is4() })
 		switch {
 		case i < 0:
