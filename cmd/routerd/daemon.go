@@ -351,6 +351,9 @@ func (d *router) run(stop context.Context) error {
 	part("node follows", each(d.follow.node, d.node.HandleStore))
 	part("probes follow", each(d.follow.probe, d.probe.HandleStore))
 	part("workloads follow", each(d.follow.attach, d.attach.HandleStore))
+	if d.follow.pods != nil {
+		part("pods follow", each(d.follow.pods, d.attach.HandlePods))
+	}
 	part("policy follows", each(d.follow.policy, d.policy.handleStore))
 	if d.asks != nil {
 		part("questions of other hosts", d.answer)
@@ -476,18 +479,14 @@ func (d *router) followCluster(ctx context.Context) error {
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: what nobody reads would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, policy, node, lock, status, network, page *cluster.Follower
+	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, network, page *cluster.Follower
 }
 
 func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
-	attached := attach.Kinds()
-	if kubernetes {
-		attached = attach.KubernetesKinds()
-	}
 	f := followers{
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
-		attach: c.Follow(attached...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
+		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
 		status: c.Follow(nodestatus.Kinds()...),
 	}
 	if speaksBGP {
@@ -499,6 +498,7 @@ func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
 	}
 	if kubernetes {
 		f.network = c.Follow(store.KindNode)
+		f.pods = c.Follow(attach.PodKinds()...)
 	}
 	if page {
 		f.page = c.Follow(ui.Kinds()...)
@@ -524,6 +524,9 @@ func (d *router) loadCluster() {
 	}
 	if d.loadsPolicy() {
 		readers = append(readers, d.follow.policy)
+		if d.follow.pods != nil {
+			readers = append(readers, d.follow.pods) // whose labels those rules go by
+		}
 	}
 	// After a boot the kernel has nothing that would be left as it is until the datastore
 	// answers: what is on disk is more.

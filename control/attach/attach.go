@@ -266,8 +266,13 @@ func Kinds() []store.Kind {
 	return []store.Kind{store.KindNode, store.KindProfile, store.KindClusterInformation, store.KindIPAMBlock}
 }
 
-// KubernetesKinds is [Kinds] for one with [Config.Kubernetes].
-func KubernetesKinds() []store.Kind { return append(Kinds(), store.KindWorkloadEndpoint) }
+// PodKinds lists what one with [Config.Kubernetes] wants to see beside [Kinds]: this
+// host's pods, and what their namespaces ask for.
+func PodKinds() []store.Kind { return []store.Kind{store.KindWorkloadEndpoint, store.KindProfile} }
+
+// HandlePods takes account of a step of the cluster's copy: what an ADD of a pod need
+// not ask the API for. It may be the disk's state. It does not block.
+func (a *Attacher) HandlePods(s cluster.Step) { a.pods.handle(s) }
 
 // HandleStore takes account of a step of the cluster's copy: whether the
 // datastore is there, this host's Node, and which profiles there are: an ADD then
@@ -282,7 +287,6 @@ func (a *Attacher) HandleStore(s cluster.Step) {
 		a.now.Set()
 	}
 	a.endpoints.handle(s)
-	a.pods.handle(s)
 	a.reclaimer.handle(s)
 }
 

@@ -64,7 +64,7 @@ func TestPodOfTheWatch(t *testing.T) {
 		"cni.projectcalico.org/hwAddr": "02:00:00:00:00:07", "cni.projectcalico.org/ipAddrs": `["192.168.0.9"]`,
 		"cni.projectcalico.org/floatingIPs": `["192.0.2.7","2001:db8::7"]`, "others.example/x": "y",
 	})
-	a.HandleStore(told(t, ns, pod))
+	a.HandlePods(told(t, ns, pod))
 	req := podRequest(w.request(1), "ns1", "web-0")
 	req.PodUID = "u1"
 	res := w.add(a, req)
@@ -120,7 +120,7 @@ func TestPodAskedFor(t *testing.T) {
 			w := kubeWorld(t)
 			a := w.start()
 			if tc.told != nil {
-				a.HandleStore(told(t, tc.told))
+				a.HandlePods(told(t, tc.told))
 			}
 			if tc.held != nil {
 				key, err := store.KeyOf(tc.held)
