@@ -1,0 +1,107 @@
+package cluster_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube"
+	"github.com/routerd/routerd/integration/kube/cluster"
+)
+
+// TestStolenToken: with the very token of the daemon on one node what is of that node
+// is written, and nothing else of the cluster is.
+func TestStolenToken(t *testing.T) {
+	c := up(t)
+	const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
+	root := fmt.Sprintf("/proc/%d/root", daemonOn(t, c.Nodes[0], 0))
+	token, err := os.ReadFile(root + account + "token")
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority, err := os.ReadFile(root + account + "ca.crt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(authority)
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}, Timeout: 10 * time.Second}
+	other := c.Nodes[len(c.Nodes)-1].Name
+	pods := map[string]string{}
+	for line := range strings.Lines(kubectl(t, c, "-n", "kube-system", "get", "pods", "-l", "app.kubernetes.io/name=routerd", "-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)) {
+		f := strings.Fields(line)
+		pods[f[0]] = f[1]
+	}
+	const annotate, merge, plain = `{"metadata":{"annotations":{"example.org/tried":"yes"}}}`, "application/merge-patch+json", "application/json"
+	for _, tt := range []struct {
+		what, method, path, contentType, body string
+		code                                  int
+		says                                  string
+	}{
+		{"its own Node's status", "PATCH", "/api/v1/nodes/node1/status", merge, annotate, 200, ""},
+		{"another's", "PATCH", "/api/v1/nodes/" + other + "/status", merge, annotate, 422, "may not write the Node " + other},
+		{"its own Node itself", "PATCH", "/api/v1/nodes/node1", merge, annotate, 403, "cannot patch"},
+		{"its own Node's deletion", "DELETE", "/api/v1/nodes/node1", "", "", 403, "cannot delete"},
+		{"the status of a pod of its own", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods["node1"] + "/status", merge, annotate, 200, ""},
+		{"that of a pod of another", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[other] + "/status", merge, annotate, 422, "may not write a pod of another node"},
+		{"a pod's deletion", "DELETE", "/api/v1/namespaces/kube-system/pods/" + pods["node1"], "", "", 403, "cannot delete"},
+		{"a pod", "POST", "/api/v1/namespaces/kube-system/pods", plain, `{}`, 403, "cannot create"},
+		{"a command in a pod", "POST", "/api/v1/namespaces/kube-system/pods/" + pods["node1"] + "/exec?command=x", "", "", 403, "cannot create"},
+		{"all secrets", "GET", "/api/v1/secrets", "", "", 403, "cannot list"},
+		{"the secrets of its namespace", "GET", "/api/v1/namespaces/kube-system/secrets", "", "", 403, "cannot list"},
+		{"another token", "POST", "/api/v1/namespaces/kube-system/serviceaccounts/routerd/token", plain, `{}`, 403, "cannot create"},
+		{"the right to more", "PATCH", "/apis/rbac.authorization.k8s.io/v1/clusterroles/routerd", merge, annotate, 403, "cannot patch"},
+		{"the policy of admission's deletion", "DELETE", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/routerd", "", "", 403, "cannot delete"},
+		{"a pool", "PATCH", "/apis/projectcalico.org/v3/ippools/default-ipv4-ippool", merge, annotate, 403, "cannot patch"},
+		{
+			"a block in another's name", "POST", "/apis/projectcalico.org/v3/ipamblocks", plain,
+			`{"apiVersion":"projectcalico.org/v3","kind":"IPAMBlock","metadata":{"name":"192-168-255-0-30"},"spec":{"cidr":"192.168.255.0/30","affinity":"host:` + other + `","allocations":[null,null,null,null],"unallocated":[0,1,2,3],"attributes":[]}}`, 422, "may not write the block",
+		},
+		{"the collector's Lease in another's name", "PATCH", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/routerd-ipam-collector", merge, `{"spec":{"holderIdentity":"` + other + `"}}`, 403, "cannot patch"},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), tt.method, c.URL+tt.path, bytes.NewReader([]byte(tt.body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+string(token))
+		req.Header.Set("User-Agent", kube.Thief)
+		if tt.contentType != "" {
+			req.Header.Set("Content-Type", tt.contentType)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != tt.code || !strings.Contains(string(answer), tt.says) {
+			t.Errorf("%s: %s, %v: %s; want %d and %q", tt.what, resp.Status, err, answer, tt.code, tt.says)
+		}
+	}
+}
+
+// TestMalformedAnnotation: a pod with one does not start, and an event on it says which
+// annotation it is, and what is wrong with it. A pod that is right starts beside it.
+func TestMalformedAnnotation(t *testing.T) {
+	c := up(t)
+	pod := func(name, annotations string) string {
+		return fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, annotations: {%s}}\nspec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: %q, args: [pause]}]}\n", name, annotations, cluster.AgnhostImage)
+	}
+	create(t, c, pod("bad", `cni.projectcalico.org/ipAddrs: '["10.0.0.300"]'`)+pod("good", ""))
+	await.Until(t, "an event on the pod names the annotation", func() error {
+		out := kubectl(t, c, "get", "events", "--field-selector", "involvedObject.name=bad,reason=FailedCreatePodSandBox", "-o", "jsonpath={.items[*].message}")
+		if !strings.Contains(out, "cni.projectcalico.org/ipAddrs") || !strings.Contains(out, "10.0.0.300") {
+			return fmt.Errorf("events: %q", out)
+		}
+		return nil
+	})
+	kubectl(t, c, "wait", "--for=condition=Ready", "pod/good", "--timeout=60s")
+}
