@@ -95,11 +95,11 @@ func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
 	if s.log, err = os.Create(filepath.Join(c.Dir, "apiserver.log")); err != nil {
 		return nil, err
 	}
-	tokens := Token + ",admin,1,system:masters\n" + NodeToken + ",system:node:" + Node + ",2,system:nodes\n"
-	for i, u := range c.Users {
-		tokens += fmt.Sprintf("%s,%s,%d,%s\n", u.Token, u.Name, i+3, u.Group)
+	var tokens strings.Builder
+	for i, u := range append([]User{{Token, "admin", "system:masters"}, {NodeToken, "system:node:" + Node, "system:nodes"}}, c.Users...) {
+		fmt.Fprintf(&tokens, "%s,%s,%d,%s\n", u.Token, u.Name, i+1, u.Group)
 	}
-	if err := os.WriteFile(filepath.Join(c.Dir, "tokens.csv"), []byte(tokens), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(c.Dir, "tokens.csv"), []byte(tokens.String()), 0o600); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(c.Dir, "audit.yaml"), []byte(auditPolicy), 0o600); err != nil {

@@ -75,11 +75,11 @@ func poll(ctx context.Context, what string, check func() error, of ...*program) 
 		}
 		select {
 		case <-ctx.Done():
-			words := ""
+			var words strings.Builder
 			for _, p := range of {
-				words += "\n" + p.log + ":\n" + tail(p.log)
+				fmt.Fprintf(&words, "\n%s:\n%s", p.log, tail(p.log))
 			}
-			return fmt.Errorf("%s: %w: %w%s", what, ctx.Err(), err, words)
+			return fmt.Errorf("%s: %w: %w%s", what, ctx.Err(), err, words.String())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
