@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -68,10 +69,14 @@ type Server struct {
 	client *http.Client
 
 	mu      sync.Mutex
+	starts  []start // in order
 	process *exec.Cmd
 	died    chan struct{} // closed when process has ended
 	log     *os.File
 }
+
+// start is from when to when a start took.
+type start struct{ from, to time.Time }
 
 // Start runs an etcd and an API server, and returns when the latter is ready.
 // ctx bounds the start only.
@@ -146,7 +151,8 @@ type Asked struct {
 // Thief is the User-Agent of who shows a daemon's token and is none.
 const Thief = "thief"
 
-// Audit lists what the daemons asked for since the server was first started.
+// Audit lists what the daemons asked for since the server was first started, without
+// what it refused while it started: it has not read the rights then.
 func (s *Server) Audit() (map[Asked]int, error) {
 	raw, err := os.ReadFile(s.auditLog())
 	if err != nil {
@@ -158,6 +164,7 @@ func (s *Server) Audit() (map[Asked]int, error) {
 			Verb       string
 			RequestURI string
 			UserAgent  string
+			Received   time.Time `json:"requestReceivedTimestamp"`
 			ObjectRef  struct {
 				APIGroup, Resource, Subresource string
 			}
@@ -166,7 +173,7 @@ func (s *Server) Audit() (map[Asked]int, error) {
 		if err := json.Unmarshal(line, &e); err != nil {
 			return nil, err
 		}
-		if e.UserAgent == Thief {
+		if e.UserAgent == Thief || e.ResponseStatus.Code == http.StatusForbidden && s.starting(e.Received) {
 			continue
 		}
 		r := e.ObjectRef.Resource
@@ -176,6 +183,13 @@ func (s *Server) Audit() (map[Asked]int, error) {
 		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, strings.Contains(e.RequestURI, "sendInitialEvents=true")}]++
 	}
 	return out, nil
+}
+
+// starting reports whether the server was being started at a time.
+func (s *Server) starting(at time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.starts, func(r start) bool { return !at.Before(r.from) && !at.After(r.to) })
 }
 
 // freePort returns a port that nothing listens on at this moment.
@@ -238,6 +252,7 @@ func (s *Server) Run(ctx context.Context) error {
 		"--audit-policy-file=" + filepath.Join(dir, "audit.yaml"), "--audit-log-path=" + s.auditLog(), "--audit-log-mode=blocking",
 	}, s.conf.reach()...)
 	args = append(args, s.conf.Flags...)
+	begin := time.Now()
 	s.mu.Lock()
 	s.process = exec.Command(filepath.Join(s.conf.Bin, "kube-apiserver"), args...)
 	s.process.Stdout, s.process.Stderr = s.log, s.log
@@ -266,6 +281,9 @@ func (s *Server) Run(ctx context.Context) error {
 	for {
 		err := s.ready(ctx)
 		if err == nil {
+			s.mu.Lock()
+			s.starts = append(s.starts, start{begin, time.Now()})
+			s.mu.Unlock()
 			return nil
 		}
 		select {
