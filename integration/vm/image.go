@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path"
@@ -60,16 +59,20 @@ const (
 type image struct {
 	kernel kernel
 	base   *os.File
+	more   []File // beside it
 }
 
 // prepare returns the kernel and the base initramfs, from the cache where they
 // are there.
-func prepare(ctx context.Context, cache string, progress io.Writer) (image, error) {
+func prepare(ctx context.Context, cfg Config) (image, error) {
+	progress := cfg.Progress
 	// Tools run in directories of their own, where a relative path is another.
-	cache, err := filepath.Abs(cache)
+	cache, err := filepath.Abs(cfg.Cache)
 	if err != nil {
 		return image{}, err
 	}
+	// Another kernel has a cache of its own, down to the base image.
+	cache = filepath.Join(cache, cfg.Kernel)
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return image{}, err
 	}
@@ -78,9 +81,17 @@ func prepare(ctx context.Context, cache string, progress io.Writer) (image, erro
 		return image{}, err
 	}
 	defer unlock()
-	k, err := fetchKernel(ctx, cache, progress)
+	k, err := fetchKernel(ctx, cache, cfg.Kernel, progress)
 	if err != nil {
 		return image{}, err
+	}
+	var more []File
+	for _, name := range cfg.Packages {
+		root, commands, err := fetchProgram(ctx, cache, name, progress)
+		if err != nil {
+			return image{}, err
+		}
+		more = append(more, File{root, path.Join(programs, name)}, File{commands, "/usr/local/bin"})
 	}
 	files, err := toolFiles(ctx, append(tools(), "busybox"))
 	if err != nil {
@@ -103,7 +114,7 @@ func prepare(ctx context.Context, cache string, progress io.Writer) (image, erro
 	if err != nil {
 		return image{}, err
 	}
-	return image{kernel: k, base: base}, nil
+	return image{kernel: k, base: base, more: more}, nil
 }
 
 // toolFiles returns the host files that tools need: themselves, their
@@ -262,7 +273,11 @@ func addModules(a *archive, k kernel) error {
 		return err
 	}
 	defer dep.Close()
-	mods, err := moduleClosure(dep, moduleRoots())
+	builtin, err := os.ReadFile(filepath.Join(k.modules(), "modules.builtin"))
+	if err != nil {
+		return err
+	}
+	mods, err := moduleClosure(dep, strings.Fields(string(builtin)), moduleRoots())
 	if err != nil {
 		return err
 	}

@@ -39,30 +39,36 @@ func moduleRoots() []string {
 		"net/ipv4/ipip", "net/ipv4/ip_gre", "net/ipv6/ip6_tunnel", "net/ipv6/sit",
 		"net/bridge/bridge", "net/bridge/br_netfilter", "net/8021q/8021q",
 		"net/ipv4/netfilter/", "net/ipv6/netfilter/", "net/netfilter/nf_", "net/netfilter/nft_",
-		"net/netfilter/nfnetlink", "net/netfilter/nfnetlink_log", "net/netfilter/x_tables", "net/sched/", "net/xfrm/xfrm_user", "net/packet/af_packet_diag", "net/sctp/sctp",
+		"net/netfilter/nfnetlink_log", "net/netfilter/x_tables", "net/sched/", "net/xfrm/xfrm_user", "net/packet/af_packet_diag", "net/sctp/sctp",
 		"net/ipv4/inet_diag", "net/ipv4/tcp_diag", "net/ipv4/udp_diag", "net/unix/unix_diag",
 	}
 }
 
 // kernel is an unpacked kernel package.
 type kernel struct {
-	dir     string // holds boot/ and lib/modules/
+	dir     string // holds lib/modules/
 	release string // as uname -r says in the machine
+	image   string // path of what is started
 }
 
-func (k kernel) image() string   { return filepath.Join(k.dir, "boot", "vmlinuz-"+k.release) }
 func (k kernel) modules() string { return filepath.Join(k.dir, "lib", "modules", k.release) }
 
 // openKernel finds the one kernel that an unpacked package holds.
 func openKernel(dir string) (kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
-	if err != nil {
+	beside, err2 := filepath.Glob(filepath.Join(dir, "lib", "modules", "*", "vmlinuz")) // since Linux 6.19
+	if err := errors.Join(err, err2); err != nil {
 		return kernel{}, err
 	}
-	if len(images) != 1 {
-		return kernel{}, fmt.Errorf("%d kernels in %s: want one", len(images), dir)
+	if n := len(images) + len(beside); n != 1 {
+		return kernel{}, fmt.Errorf("%d kernels in %s: want one", n, dir)
 	}
-	k := kernel{dir: dir, release: strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")}
+	k := kernel{dir: dir}
+	if len(images) == 1 {
+		k.image, k.release = images[0], strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
+	} else {
+		k.image, k.release = beside[0], filepath.Base(filepath.Dir(beside[0]))
+	}
 	if _, err := os.Stat(filepath.Join(k.modules(), "modules.dep")); err != nil {
 		return kernel{}, fmt.Errorf("kernel %s: %w", k.release, err)
 	}
@@ -70,8 +76,8 @@ func openKernel(dir string) (kernel, error) {
 }
 
 // fetchKernel returns the cached kernel, or downloads and unpacks Debian's into
-// the cache. Nothing is installed.
-func fetchKernel(ctx context.Context, cache string, progress io.Writer) (kernel, error) {
+// the cache. Nothing is installed. which is as in [Config.Kernel].
+func fetchKernel(ctx context.Context, cache, which string, progress io.Writer) (kernel, error) {
 	dir := filepath.Join(cache, "kernel")
 	if _, err := os.Stat(dir); err == nil {
 		return openKernel(dir)
@@ -86,29 +92,17 @@ func fetchKernel(ctx context.Context, cache string, progress io.Writer) (kernel,
 		return kernel{}, err
 	}
 	defer os.RemoveAll(tmp)
-	name, err := kernelPackageName(ctx, progress)
-	if err != nil {
-		return kernel{}, err
-	}
-	fmt.Fprintf(progress, "vm: downloading Debian's %s\n", name)
-	// APT::Sandbox::User: as root apt drops to a user that may not write here.
-	if _, err := output(ctx, tmp, "apt-get", "-o", "APT::Sandbox::User=root", "download", name); err != nil {
-		return kernel{}, fmt.Errorf("download kernel package %s: %w", name, err)
-	}
-	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil {
-		return kernel{}, err
-	}
-	if len(debs) != 1 {
-		return kernel{}, fmt.Errorf("download kernel package %s: got %d files: want one", name, len(debs))
-	}
 	root := filepath.Join(tmp, "root")
-	if _, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], root); err != nil {
-		return kernel{}, fmt.Errorf("unpack kernel package %s: %w", name, err)
+	fetch := fetchRelease
+	if which == Backports {
+		fetch = fetchBackports
 	}
-	release := strings.TrimPrefix(name, "linux-image-")
+	release, err := fetch(ctx, tmp, root, progress)
+	if err != nil {
+		return kernel{}, err
+	}
 	if _, err := output(ctx, tmp, "depmod", "-b", root, release); err != nil {
-		return kernel{}, fmt.Errorf("index the modules of %s: %w", name, err)
+		return kernel{}, fmt.Errorf("index the modules of %s: %w", release, err)
 	}
 	if _, err := openKernel(root); err != nil {
 		return kernel{}, err
@@ -118,6 +112,30 @@ func fetchKernel(ctx context.Context, cache string, progress io.Writer) (kernel,
 		return kernel{}, err
 	}
 	return openKernel(dir)
+}
+
+// fetchRelease unpacks the kernel of this host's release below root, and returns its release.
+func fetchRelease(ctx context.Context, tmp, root string, progress io.Writer) (string, error) {
+	name, err := kernelPackageName(ctx, progress)
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(progress, "vm: downloading Debian's %s\n", name)
+	// APT::Sandbox::User: as root apt drops to a user that may not write here.
+	if _, err := output(ctx, tmp, "apt-get", "-o", "APT::Sandbox::User=root", "download", name); err != nil {
+		return "", fmt.Errorf("download kernel package %s: %w", name, err)
+	}
+	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
+	if err != nil {
+		return "", err
+	}
+	if len(debs) != 1 {
+		return "", fmt.Errorf("download kernel package %s: got %d files: want one", name, len(debs))
+	}
+	if _, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], root); err != nil {
+		return "", fmt.Errorf("unpack kernel package %s: %w", name, err)
+	}
+	return strings.TrimPrefix(name, "linux-image-"), nil
 }
 
 // kernelPackageName asks apt for the concrete kernel package of this release.
@@ -160,8 +178,8 @@ func output(ctx context.Context, dir, name string, args ...string) ([]byte, erro
 
 // moduleClosure returns the modules that roots name and all that these depend
 // on, sorted, as paths relative to the module tree. dep is the contents of
-// modules.dep (see depmod(8)): lines of "module: dependency …".
-func moduleClosure(dep io.Reader, roots []string) ([]string, error) {
+// modules.dep (see depmod(8)): lines of "module: dependency …". What is in builtin is part of the kernel itself.
+func moduleClosure(dep io.Reader, builtin, roots []string) ([]string, error) {
 	deps := map[string][]string{}
 	sc := bufio.NewScanner(dep)
 	sc.Buffer(nil, 1<<20)
@@ -188,7 +206,7 @@ func moduleClosure(dep io.Reader, roots []string) ([]string, error) {
 				want[d] = true
 			}
 		}
-		if !found {
+		if !found && !slices.ContainsFunc(builtin, func(mod string) bool { return moduleMatches(mod, root) }) {
 			return nil, fmt.Errorf("the kernel package has no module %s", root)
 		}
 	}

@@ -35,6 +35,9 @@ type Config struct {
 	Env     []string // optional: "NAME=value"
 	Dir     string   // optional: working directory of the command; default /root
 	Systemd bool     // optional: this host's systemd is the first process, and the command a service of it
+	Kernel  string   // optional: [Backports]; default: of this host's release
+
+	Packages []string // optional: of Debian's stable release, whose programs the machine has in the place of this host's
 
 	CPUs      int    // default 2
 	MemoryMiB int    // default 3072
@@ -67,15 +70,19 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 	if len(cfg.Command) == 0 {
 		return 0, errors.New("no command for the machine")
 	}
+	if cfg.Kernel != "" && cfg.Kernel != Backports {
+		return 0, fmt.Errorf("kernel %q: want %q, or none for that of this host's release", cfg.Kernel, Backports)
+	}
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
 		return 0, fmt.Errorf("the test machine needs qemu-system-x86_64 (Debian's package qemu-system-x86; make deps installs it): %w", err)
 	}
-	img, err := prepare(ctx, cfg.Cache, cfg.Progress)
+	img, err := prepare(ctx, cfg)
 	if err != nil {
 		return 0, err
 	}
 	defer img.base.Close()
+	cfg.Files = slices.Concat(img.more, cfg.Files)
 	dir, err := os.MkdirTemp("", "routerd-vm-")
 	if err != nil {
 		return 0, err
@@ -88,7 +95,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 		return 0, err
 	}
 	m := machine{cfg: cfg, mark: mark, console: filepath.Join(dir, "console"), start: time.Now()}
-	if err := m.run(ctx, qemu, m.args(img.kernel.image(), initrd)); err != nil {
+	if err := m.run(ctx, qemu, m.args(img.kernel.image, initrd)); err != nil {
 		return 0, err
 	}
 	return m.status, nil

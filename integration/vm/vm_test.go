@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -93,9 +94,10 @@ kernel/lib/libcrc32c.ko:
 			want:  []string{"kernel/lib/libcrc32c.ko", "kernel/net/netfilter/nft_ct.ko.zst"},
 		},
 		"a directory": {roots: []string{"net/sched/"}, want: []string{"kernel/net/sched/sch_netem.ko"}},
+		"built in":    {roots: []string{"net/builtin", "net/sched/"}, want: []string{"kernel/net/sched/sch_netem.ko"}},
 		"missing":     {roots: []string{"net/ipv4/ipip", "drivers/net/vrf"}, wantErr: "no module drivers/net/vrf"},
 	} {
-		got, err := moduleClosure(strings.NewReader(dep), c.roots)
+		got, err := moduleClosure(strings.NewReader(dep), []string{"kernel/net/builtin.ko"}, c.roots)
 		if c.wantErr != "" {
 			if err == nil || !strings.Contains(err.Error(), c.wantErr) {
 				t.Errorf("%s: error %v, want %q", name, err, c.wantErr)
@@ -109,8 +111,22 @@ kernel/lib/libcrc32c.ko:
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if _, err := moduleClosure(strings.NewReader("no colon\n"), nil); err == nil {
+	if _, err := moduleClosure(strings.NewReader("no colon\n"), nil, nil); err == nil {
 		t.Error("a line without a colon was taken")
+	}
+}
+
+// TestDependencies: what apt-cache says of a package, as its releases print it.
+func TestDependencies(t *testing.T) {
+	t.Parallel()
+	const out = "bird2\n  PreDepends: zlib1g\n  Depends: adduser\n |Depends: libold\n  Depends: <libvirtual>\n  Depends: libc6\n  Depends: linux-binary-7.3.4+deb13-cloud-amd64\n  Recommends: libfoo\n"
+	for match, want := range map[*regexp.Regexp][]string{
+		library:    {"zlib1g", "libc6"},
+		kernelPart: {"linux-binary-7.3.4+deb13-cloud-amd64"},
+	} {
+		if diff := cmp.Diff(want, dependenciesIn([]byte(out), match)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", match, diff)
+		}
 	}
 }
 

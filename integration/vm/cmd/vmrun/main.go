@@ -88,6 +88,11 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		fs.PrintDefaults()
 	}
 	fs.StringVar(&o.config.Cache, "cache", "", "`directory` that keeps the kernel and the base image (default .cache/vm in the module's root)")
+	fs.StringVar(&o.config.Kernel, "kernel", "", "`kernel` to run: \"backports\" is Debian's newest for its stable release (default: that of this host's release)")
+	fs.Func("package", "`package` of Debian's stable release, whose programs the machine has in the place of this host's; may be repeated", func(s string) error {
+		o.config.Packages = append(o.config.Packages, s)
+		return nil
+	})
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "kill the machine after this `time`")
 	fs.StringVar(&o.bin, "bin", "", "`directory` of static programs; the machine has it as "+binDir+", first in PATH and as ROUTERD_BIN")
 	fs.IntVar(&o.config.CPUs, "cpus", 2, "`number` of CPUs")
