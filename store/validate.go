@@ -77,6 +77,7 @@ func Validate(v any) error {
 		c.bgpPeer(&o.Spec)
 		c.peerLink(o.Annotations, &o.Spec)
 		c.listenRange(o.Annotations, &o.Spec)
+		c.tcpAO(o.Annotations, &o.Spec)
 		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)
 	case *v3.BGPConfiguration:
 		checkAnnotation(c, o.Annotations, AnnotationBFD, ParseBFD)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
@@ -139,17 +140,20 @@ func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
 	return nil
 }
 
-// changePasswords gives sessions the passwords that peers have now.
-func (b *backend) changePasswords(peers []Peer) error {
+// auth is what the sessions are signed with.
+func (p Peer) auth() conn.Auth { return conn.Auth{Password: p.Password.reveal(), Keys: p.AO.reveal()} }
+
+// resign gives sessions the passwords and keys that peers have now.
+func (b *backend) resign(peers []Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
 	for _, p := range peers {
 		w := b.want[p.Addr]
-		w.Password, w.Others = p.Password.reveal(), p.Others.reveal()
+		w.Auth, w.Others = p.auth(), p.Others.reveal()
 		b.want[p.Addr] = w
 	}
 	if err := b.setPeers(); err != nil {
-		return fmt.Errorf("change passwords: %w", err)
+		return fmt.Errorf("change passwords and keys: %w", err)
 	}
 	return nil
 }
@@ -170,7 +174,7 @@ func (b *backend) setPeers() error { return b.SetPeers(slices.Collect(maps.Value
 func enginePeer(c *Config, p Peer) engine.Peer {
 	out := engine.Peer{
 		Addr: p.id(), Port: p.Port, AS: p.ASN, LocalAS: p.localASN(c.ASN), Source: p.Source, Passive: p.Passive, Hops: p.TTLSecurity,
-		Password: p.Password.reveal(), Others: p.Others.reveal(),
+		Auth: p.auth(), Others: p.Others.reveal(),
 		HoldTime: p.HoldTime, Keepalive: p.Keepalive, ConnectRetry: connectRetry, RestartTime: p.RestartTime, AllowOwnAS: int(p.AllowOwnASN),
 		ClusterID: p.ClusterID, ExportKey: p.exportKey(),
 	}
@@ -197,7 +201,7 @@ func (b *backend) state(peer netip.Addr) fsm.State {
 func (b *backend) counts(context.Context) (map[netip.Addr]peerCounts, error) {
 	out := map[netip.Addr]peerCounts{}
 	for _, s := range b.Peers() {
-		c := peerCounts{in: Messages(s.In), out: Messages(s.Out)}
+		c := peerCounts{in: Messages(s.In), out: Messages(s.Out), keys: s.Keys}
 		for i, f := range s.Families {
 			if f.Enabled {
 				c.families = append(c.families, FamilyCounts{

@@ -106,6 +106,8 @@ type Peer struct {
 	Secret      SecretRef     // names the password; zero: none
 	Password    Password      // what Secret holds, filled in by the controller; without a Secret one of the cluster's keys, or none
 	Others      Passwords     // that the peer may have instead for a while
+	AO          AOKeys        // of TCP-AO, in the place of a password, with what the secrets hold filled in by the controller
+	Unread      string        // which of AO are left out, and why; empty: none
 	AllowOwnASN uint8         // how often the own AS may be in a received path
 	StaleTime   time.Duration // for how long stale routes are kept after the restart time (RFC 9494); 0: not
 	RestartTime time.Duration // graceful restart time that is announced to the peer
@@ -149,6 +151,9 @@ func (p Peer) sameSession(q Peer) bool {
 		p.Password, p.Others = q.Password, q.Others // of the cluster, which are replaced under sessions
 	}
 	p.Secret = q.Secret
+	if p.AO.follow(q.AO) {
+		p.AO, p.Unread = q.AO, q.Unread
+	}
 	return p == q
 }
 

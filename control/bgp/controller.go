@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/inject"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
@@ -344,7 +345,7 @@ func (c *Controller) secrets(ctx context.Context, cfg Config) Config {
 	case c.secretDirs <- dirs:
 	case <-ctx.Done():
 	}
-	return withSecrets(cfg, func(r SecretRef) (Password, error) { return ReadSecret(c.opts.SecretDir, r) })
+	return withSecrets(cfg, func(r SecretRef) (Password, error) { return ReadSecret(c.opts.SecretDir, r) }, conn.TryKey)
 }
 
 // SetLinks says which subnets this host's devices have, for the filters that

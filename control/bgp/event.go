@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
@@ -13,6 +14,7 @@ import (
 type peerCounts struct {
 	families []FamilyCounts // that the session carries
 	in, out  Messages
+	keys     conn.KeyUse
 }
 
 // eventKind says which fields of an event count.

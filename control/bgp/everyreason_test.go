@@ -233,6 +233,12 @@ func shownBy() map[string][]string {
 			"MD5 suspected: %d segments came with a signature: does the peer have a password that is missing here?",
 			"MD5 suspected: %d segments came without a signature: does the peer have the password?",
 		},
+		"TestDrops": {
+			"TCP-AO suspected: %d segments came signed with another secret or algorithm for a key's id",
+			"TCP-AO suspected: %d segments came signed with keys: does the peer have some that annotation %s lacks here?",
+			"TCP-AO suspected: %d segments came signed with, or asked for, a key that is not among %s",
+			"TCP-AO suspected: %d segments came without a signature: does the peer have the keys?",
+		},
 		"TestPasswordOnLink": {"connection refused by %s: nothing listens there, or it is filtered (a routerd node listens for peers on links if it has such a BGPPeer itself and bindMode is not NodeIP)"},
 		"TestMeaning": {
 			"message header error", "connection not synchronized", "bad message length", "bad message type", "OPEN message error", "unsupported version number",
@@ -255,8 +261,12 @@ func shownBy() map[string][]string {
 			"this host does not have the address %s to listen on",
 		},
 		"TestReadSecret": {
-			"secret %s is missing: put the password in %s", "secret %s: %s holds %d bytes, and TCP MD5 takes %d at most",
+			"secret %s is missing: put the password in %s", "secret %s: %s holds %d bytes, and the kernel takes %d at most",
 			"secret %s: %s is empty", "secret %s: %w", "secret %s: want a name and a key without slashes",
+		},
+		"TestKeysFailClosed": {"annotation %s: %s", "key %s: %w"},
+		"TestKeysBesideRange": {
+			"annotation %s: %s is inside %s, and the kernel has one way to sign for it: narrow the range, or let neither have TCP-AO",
 		},
 		"TestMissingSecret": {"; the session is not run without it"},
 		"TestOnLinks": {
@@ -266,7 +276,7 @@ func shownBy() map[string][]string {
 			"device %s is down or without carrier", "there is no device %s on this host",
 		},
 		"TestSameNeighbourTwice": {
-			"neighbour %s of device %s has the address of the one of BGPPeer %s, and there is a spec.password: give the two neighbours different addresses, or leave the passwords out",
+			"neighbour %s of device %s has the address of the one of BGPPeer %s, and there is a spec.password or keys for TCP-AO: give the two neighbours different addresses, or leave the passwords and keys out",
 		},
 
 		"TestRefusesInjection": {

@@ -262,6 +262,7 @@ func (d *derivation) settings(p *Peer, s peerSpec) {
 	p.NextHopMode = d.nextHopMode(*p, s.BGPPeerSpec)
 	p.Filters = strings.Join(s.Filters, ",")
 	p.Secret, _ = secretOf(s.Password)
+	p.AO = aoKeys(s.ao)
 	if s.ReachableBy != "" {
 		p.ReachableBy, _ = netip.ParseAddr(s.ReachableBy) // problem says when it is none
 	}

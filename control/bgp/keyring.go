@@ -68,7 +68,7 @@ func (k *Keyring) passwords(self, peer []string) (use Password, others []Passwor
 // sign has the session with another node of routerd's signed, unless it has a password of
 // its own.
 func (d *derivation) sign(p *Peer, n nodeFacts) {
-	if p.Secret != (SecretRef{}) || !n.ours {
+	if p.Secret != (SecretRef{}) || p.AO.N > 0 || !n.ours {
 		return
 	}
 	use, others := d.v.keys.passwords(store.BGPKeysOf(d.self.keys), store.BGPKeysOf(n.keys))

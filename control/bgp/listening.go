@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/store"
 )
 
@@ -81,12 +82,16 @@ func (p Peer) rangeProblem(before, all []Peer) string {
 			return fmt.Sprintf("annotation %s: BGPPeer %s listens for %s already: keep one of the two", store.AnnotationListenRange, q.Name, p.Range)
 		}
 	}
-	if p.Secret == (SecretRef{}) {
+	if p.Secret == (SecretRef{}) && p.AO.N == 0 {
 		return ""
 	}
-	// The kernel asks each address of the prefix for the password, but for those with one of their own.
+	// The kernel asks each address of the prefix for the password, but for those with one of their own. The keys of the prefix it takes
+	// of each of them, whatever it has of its own, and it takes none where there is a password.
 	for _, q := range all {
 		inside := q.Addr.IsValid() && p.Range.Contains(q.Addr) || q.listens() && q.Range.Bits() > p.Range.Bits() && p.Range.Contains(q.Range.Addr())
+		if inside && q.wanted() && p.AO.N+q.AO.N > 0 {
+			return fmt.Sprintf("annotation %s: %s is inside %s, and the kernel has one way to sign for it: narrow the range, or let neither have TCP-AO", store.AnnotationTCPAO, q.Name, p.Range)
+		}
 		if inside && q.wanted() && q.Secret == (SecretRef{}) && q.Password == (Password{}) {
 			return fmt.Sprintf("spec.password: %s is inside %s and has no password, and the kernel would ask it for this one: give it one too, or narrow the range", q.Name, p.Range)
 		}
@@ -104,15 +109,15 @@ func rangeOf(ranges []Peer, a netip.Addr) (in Peer, ok bool) {
 	return in, ok
 }
 
-// rangePasswords are those of the ranges, and of nodes in them.
-func rangePasswords(c *Config) map[netip.Prefix]string {
-	out := map[netip.Prefix]string{}
+// rangeAuth is what is signed with of the ranges, and of nodes in them.
+func rangeAuth(c *Config) map[netip.Prefix]conn.Auth {
+	out := map[netip.Prefix]conn.Auth{}
 	for a, p := range c.Callers {
-		out[netip.PrefixFrom(a, a.BitLen())] = p.reveal()
+		out[netip.PrefixFrom(a, a.BitLen())] = conn.Auth{Password: p.reveal()}
 	}
 	for _, p := range c.Peers {
-		if p.listens() && p.Password != (Password{}) {
-			out[p.Range] = p.Password.reveal()
+		if p.listens() && p.auth() != (conn.Auth{}) {
+			out[p.Range] = p.auth()
 		}
 	}
 	return out

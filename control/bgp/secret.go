@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 )
 
 // SecretRef names a secret and a key in it, as a Kubernetes secretKeyRef does.
@@ -17,7 +19,7 @@ type SecretRef struct{ Name, Key string }
 
 func (r SecretRef) String() string { return r.Name + "/" + r.Key }
 
-// Password is a session's TCP MD5 password (RFC 2385). It never shows itself
+// Password is a session's TCP MD5 password (RFC 2385), or the text of a key for TCP-AO. It never shows itself
 // in a log, an error or a dump; [Password.reveal] is for the speaker.
 type Password struct{ text string }
 
@@ -40,7 +42,7 @@ func (p Password) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
 func (p Password) reveal() string { return p.text }
 
-// maxPassword is what Linux takes for TCP_MD5SIG (TCP_MD5SIG_MAXKEYLEN).
+// maxPassword is what Linux takes for TCP_MD5SIG (TCP_MD5SIG_MAXKEYLEN), and for TCP-AO (TCP_AO_MAXKEYLEN).
 const maxPassword = 80
 
 // ReadSecret reads a password from the file NAME/KEY below dir, the layout in
@@ -65,24 +67,30 @@ func ReadSecret(dir string, ref SecretRef) (Password, error) {
 	case text == "":
 		return Password{}, fmt.Errorf("secret %s: %s is empty", ref, path)
 	case len(text) > maxPassword:
-		return Password{}, fmt.Errorf("secret %s: %s holds %d bytes, and TCP MD5 takes %d at most", ref, path, len(text), maxPassword)
+		return Password{}, fmt.Errorf("secret %s: %s holds %d bytes, and the kernel takes %d at most", ref, path, len(text), maxPassword)
 	}
 	return Password{text}, nil
 }
 
-// withSecrets fills in the passwords that the peers ask for. One that cannot be
-// read makes its session a down one with the reason, never one without
-// password.
-func withSecrets(c Config, read func(SecretRef) (Password, error)) Config {
+// withSecrets fills in the passwords and keys that the peers ask for. A password that cannot be
+// read, or keys of which there is none that the kernel can use, makes its session a down one with the reason, never one
+// that is not signed.
+func withSecrets(c Config, read func(SecretRef) (Password, error), try func(conn.Key) error) Config {
 	peers := make([]Peer, len(c.Peers))
 	copy(peers, c.Peers)
 	for i := range peers {
 		p := &peers[i]
-		if p.Secret == (SecretRef{}) || !p.runs() && !p.listens() {
+		if !p.runs() && !p.listens() {
 			continue
 		}
 		var err error
-		if p.Password, err = read(p.Secret); err != nil {
+		if p.Secret != (SecretRef{}) {
+			p.Password, err = read(p.Secret)
+		}
+		if p.AO.N > 0 {
+			p.AO, p.Unread, err = p.AO.withTexts(read, try)
+		}
+		if err != nil {
 			p.Problem = err.Error() + "; the session is not run without it"
 		}
 	}
@@ -94,10 +102,16 @@ func withSecrets(c Config, read func(SecretRef) (Password, error)) Config {
 func (c *Config) refs() []SecretRef {
 	seen := map[SecretRef]bool{}
 	var l []SecretRef
+	add := func(r SecretRef) {
+		if r != (SecretRef{}) && !seen[r] {
+			seen[r] = true
+			l = append(l, r)
+		}
+	}
 	for _, p := range c.Peers {
-		if p.Secret != (SecretRef{}) && !seen[p.Secret] {
-			seen[p.Secret] = true
-			l = append(l, p.Secret)
+		add(p.Secret)
+		for _, k := range p.AO.all() {
+			add(k.ref())
 		}
 	}
 	return l

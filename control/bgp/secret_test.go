@@ -47,7 +47,7 @@ func TestReadSecret(t *testing.T) {
 		{SecretRef{"s", "empty"}, "", "/s/empty is empty"},
 		{SecretRef{"s", ""}, "", "secret s/: want a name and a key without slashes"},
 		{SecretRef{"s", "dir"}, "", "secret s/dir: read "},
-		{SecretRef{"s", "long"}, "", "holds 81 bytes, and TCP MD5 takes 80 at most"},
+		{SecretRef{"s", "long"}, "", "holds 81 bytes, and the kernel takes 80 at most"},
 		{SecretRef{"..", "good"}, "", "without slashes"},
 		{SecretRef{"s", "../s/good"}, "", "without slashes"},
 		{SecretRef{}, "", "without slashes"},
@@ -65,12 +65,12 @@ func TestReadSecret(t *testing.T) {
 // TestPasswordNeverShown prints a peer in every way.
 func TestPasswordNeverShown(t *testing.T) {
 	t.Parallel()
-	p := Peer{Name: "tor", Password: Password{"geheim"}}
+	p := Peer{Name: "tor", Password: Password{"geheim"}, AO: AOKeys{1, [store.MaxTCPAOKeys]AOKey{{Text: Password{"geheim"}}}}}
 	c := Config{Peers: []Peer{p}}
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "peer", p, "password", p.Password, "config", c)
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "peer", p, "password", p.Password)
-	all := fmt.Sprintf("%v %+v %#v %s %q %x %v %+v %#v", p, p, p, p.Password, p.Password, p.Password, &c, c, c) + log.String()
+	all := fmt.Sprintf("%v %+v %#v %s %q %x %v %+v %#v", p, p, p, p.Password, p.Password, p.AO, &c, c, c) + log.String()
 	if strings.Contains(all, "geheim") || strings.Contains(all, "67656865696d") {
 		t.Errorf("the password is shown:\n%s", all)
 	}
@@ -233,25 +233,37 @@ func TestSecretsWithoutInotify(t *testing.T) {
 	})
 }
 
-func TestMD5Drops(t *testing.T) {
+func TestDrops(t *testing.T) {
 	t.Parallel()
-	table := "TcpExt: SyncookiesSent TCPMD5NotFound TCPMD5Unexpected TCPMD5Failure TCPMinTTLDrop\nTcpExt: 9 1 2 3 4\nIpExt: InNoRoutes\nIpExt: 5\n"
+	table := "TcpExt: SyncookiesSent TCPMD5NotFound TCPMD5Unexpected TCPMD5Failure TCPMinTTLDrop TCPAORequired TCPAOBad TCPAOKeyNotFound\nTcpExt: 9 1 2 3 4 5 6 7\nIpExt: InNoRoutes\nIpExt: 5\n"
 	d := parseDrops(table)
-	if want := (drops{1, 2, 3, 4}); d != want {
+	if want := (drops{missing: 1, unexpected: 2, wrong: 3, far: 4, aoMissing: 5, aoWrong: 6, aoUnknown: 7}); d != want {
 		t.Fatalf("got %+v, want %+v", d, want)
 	}
+	plain, password, keys := Peer{}, Peer{Password: Password{"x"}}, Peer{AO: aoKeys([]store.TCPAOKey{{Name: "tor", Key: "k", Send: 1, Receive: 1}})}
+	less := func(change func(*drops)) drops {
+		was := d
+		change(&was)
+		return was
+	}
 	for _, c := range []struct {
-		was      drops
-		password bool
-		says     string
+		was  drops
+		peer Peer
+		says string
 	}{
-		{drops{1, 2, 3, 4}, true, ""},
-		{drops{1, 2, 3, 4}, false, ""},
-		{drops{1, 2, 2, 4}, true, "1 segments came signed with another password"},
-		{drops{0, 2, 3, 4}, true, "1 segments came without a signature"},
-		{drops{0, 0, 0, 4}, false, "2 segments came with a signature"},
+		{d, password, ""},
+		{d, plain, ""},
+		{d, keys, ""},
+		{less(func(d *drops) { d.wrong-- }), password, "1 segments came signed with another password"},
+		{less(func(d *drops) { d.missing-- }), password, "1 segments came without a signature"},
+		{less(func(d *drops) { d.unexpected -= 2 }), plain, "2 segments came with a signature"},
+		{less(func(d *drops) { d.aoWrong-- }), keys, "1 segments came signed with another secret or algorithm for a key's id"},
+		{less(func(d *drops) { d.aoUnknown -= 2 }), keys, "2 segments came signed with, or asked for, a key that is not among 1 (tor/k"},
+		{less(func(d *drops) { d.aoMissing-- }), keys, "1 segments came without a signature: does the peer have the keys?"},
+		{less(func(d *drops) { d.aoUnknown-- }), plain, "1 segments came signed with keys: does the peer have some that annotation routerd.io/tcpAO lacks here?"},
+		{less(func(d *drops) { d.missing-- }), keys, ""},
 	} {
-		if got := d.since(c.was).suspicion(c.password); !strings.Contains(got, c.says) || c.says == "" && got != "" {
+		if got := d.since(c.was).suspicion(c.peer); !strings.Contains(got, c.says) || c.says == "" && got != "" {
 			t.Errorf("since %+v: %q, want %q", c.was, got, c.says)
 		}
 	}

@@ -58,8 +58,9 @@ type PeerStatus struct {
 
 	Counters
 
-	runs bool
-	bfd  bool // it is to be watched by BFD
+	runs   bool
+	bfd    bool   // it is to be watched by BFD
+	unread string // as in [Peer]
 }
 
 // session is what the speaker knows of one peer. The speaker's lock guards it.
@@ -94,7 +95,7 @@ func newSession(p Peer, asn uint32, now time.Time) *session {
 // counters are those of the whole host, so another session may be the cause.
 func (s *session) suspicion() string {
 	d := readDrops(procNetstat).since(s.drops)
-	return cmp.Or(d.suspicion(s.peer.Password != Password{}), d.farther(s.peer.TTLSecurity))
+	return cmp.Or(d.suspicion(s.peer), d.farther(s.peer.TTLSecurity))
 }
 
 // apply notes what happened on the session.

@@ -255,16 +255,16 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 		if again := !ss.limited.IsZero() && p.MaxPrefixes != ss.peer.MaxPrefixes; !ok || again || !p.sameSession(ss.peer) {
 			gone = append(gone, addr)
 		} else {
-			if p.Password != ss.peer.Password || p.Others != ss.peer.Others {
+			if p.auth() != ss.peer.auth() || p.Others != ss.peer.Others {
 				signed = append(signed, p)
 			}
 			ss.peer = p
 		}
 	}
 	s.mu.Unlock()
-	errs := []error{e.SetRanges(rangePasswords(c))}
+	errs := []error{e.SetRanges(rangeAuth(c))}
 	if len(signed) > 0 {
-		errs = append(errs, e.changePasswords(signed))
+		errs = append(errs, e.resign(signed))
 	}
 	for _, addr := range gone {
 		s.mu.Lock()
@@ -334,7 +334,9 @@ func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
 		return out, err
 	}
 	for i := range out {
-		out[i].count(counts[out[i].ID])
+		n := counts[out[i].ID]
+		out[i].count(n)
+		out[i].Info += describeKeys(n.keys, out[i].unread)
 	}
 	return out, nil
 }
@@ -363,7 +365,7 @@ func (s *Speaker) sessionStates() []PeerStatus {
 			ss = newSession(p, cfg.ASN, s.since[p.key()])
 			ss.tally = s.tallyOf(p)
 		}
-		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Range: p.Range, Limit: p.Limit, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}}
+		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Range: p.Range, Limit: p.Limit, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}, unread: p.Unread}
 		st.State, st.Info = ss.info(listenErr)
 		st.Counters = ss.counters()
 		out = append(out, st)

@@ -37,7 +37,7 @@ func TestPreviousFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		withPassword := withSecrets(want, func(SecretRef) (Password, error) { return Password{"geheim"}, nil })
+		withPassword := withSecrets(want, func(SecretRef) (Password, error) { return Password{"geheim"}, nil }, nil)
 		if err := save(file, withPassword); err != nil {
 			t.Fatal(err)
 		}

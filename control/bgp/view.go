@@ -76,6 +76,7 @@ type peerSpec struct {
 	listen      store.ListenRange
 	extended    bool
 	bfd         store.BFD
+	ao          []store.TCPAOKey
 	wrongNote   string // why an annotation cannot be read
 	linkNote    string // why those of the link or of a range make no sense
 }
@@ -113,6 +114,9 @@ func (s *peerSpec) annotate(notes map[string]string) {
 	}
 	var err error
 	if s.bfd, err = bfdOf(notes); err != nil {
+		s.wrongNote = err.Error()
+	}
+	if s.ao, err = store.TCPAOOf(notes, s.BGPPeerSpec); err != nil {
 		s.wrongNote = err.Error()
 	}
 	if v, ok := notes[store.AnnotationMaxPrefixes]; ok {

@@ -140,6 +140,7 @@ func TestExamine(t *testing.T) {
 		}, Critical, "pool", "; modprobe ipip"},
 		"change":         {func(f *Facts) { f.Node.Pools[0].Reason = "not carried as VXLAN yet" }, Warning, "pool-change", "; routerctl pool status p"},
 		"wrong AS":       {session("wrong AS: 10.1.0.1 has AS 1, but AS 2 is configured for it"), Critical, "bgp-session", "; routerctl get bgppeers tor -o yaml # correct spec.asNumber"},
+		"keys":           {session("connecting; TCP-AO suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same keys"},
 		"password":       {session("connecting; MD5 suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same spec.password"},
 		"filtered":       {session("no answer from 10.1.0.1:179: it is down, or filtered on the way"), Critical, "bgp-session", "; tcpdump -ni any 'tcp port 179 and host 10.1.0.1'"},
 		"another reason": {session("nobody knows"), Critical, "bgp-session", "; routerctl events bgp"},

@@ -89,6 +89,8 @@ func remedies() []remedy {
 	return []remedy{
 		{"wrong AS", "routerctl get bgppeers $NAME -o yaml # correct spec.asNumber, or the AS of $PEER", ""},
 		{"MD5 suspected", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password", ""},
+		{"TCP-AO suspected", "routerctl get bgppeers $NAME -o yaml # give both sides the same keys: annotation routerd.io/tcpAO", ""},
+		{"has no TCP-AO", "grep CONFIG_TCP_AO /boot/config-$(uname -r) # boot a kernel with it, or give both sides a spec.password instead of the annotation routerd.io/tcpAO", ""},
 		{"TTL security suspected", "routerctl get bgppeers $NAME -o yaml # give both sides spec.ttlSecurity", ""},
 		{"segments came", "routerctl get bgppeers $NAME -o yaml # give both sides the same spec.password and spec.ttlSecurity", ""},
 		{"connection refused", "ss -ltn sport = :179 # on $PEER: is its BGP speaker running?", ""},

@@ -49,15 +49,15 @@ type Peer struct {
 	AS      uint32
 	LocalAS uint32 // this side's, which decides between iBGP and eBGP; 0: the engine's
 
-	Source   netip.Addr    // to connect from; invalid: the kernel chooses
-	Device   string        // that connections are bound to; empty: none
-	Passive  bool          // the peer connects
-	Wait     time.Duration // after which a passive side connects all the same; 0: never
-	Password string        // RFC 2385; empty: none
-	Hops     uint8         // to the peer for the check of RFC 5082; 0: no check
+	Source  netip.Addr    // to connect from; invalid: the kernel chooses
+	Device  string        // that connections are bound to; empty: none
+	Passive bool          // the peer connects
+	Wait    time.Duration // after which a passive side connects all the same; 0: never
+	Auth    conn.Auth     // that connections are signed with
+	Hops    uint8         // to the peer for the check of RFC 5082; 0: no check
 
-	// Others are passwords that the peer may have instead, while one is replaced. Connections
-	// that this side opens try them in turn when nothing is heard; what the peer opens has Password.
+	// Others are passwords that the peer may have in place of Auth.Password, while one is replaced. Connections
+	// that this side opens try them in turn when nothing is heard; what the peer opens has that one.
 	Others conn.Passwords
 
 	HoldTime, ConnectRetry time.Duration
@@ -184,6 +184,7 @@ type Status struct {
 	RouterID uint32       // 0: not known
 	Local    netip.Addr   // this side's address of the session
 	Limited  bool         // it announced too much, and is left alone for a while
+	Keys     conn.KeyUse  // of the session's connection
 	Families [wire.Families]FamilyStatus
 	In, Out  Messages
 }

@@ -144,6 +144,7 @@ func (e *Engine) Peer(addr netip.Addr) (Status, bool) {
 // complete adds what the connections know.
 func (s *session) complete(o *Status) {
 	o.State = s.conn.State()
+	o.Keys = s.conn.KeyUse()
 	in, out := s.conn.Messages()
 	for _, m := range []struct {
 		to   *Messages

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"github.com/routerd/routerd/control/bgp/engine/conn"
 )
 
 // caller is a connection from an address that is to be a peer's.
@@ -44,8 +46,9 @@ func (e *Engine) drop(from netip.Addr, held *caller) bool {
 	return true
 }
 
-// SetRanges has connections from these prefixes signed with a password each, but for those of peers that have their own.
-func (e *Engine) SetRanges(passwords map[netip.Prefix]string) error {
+// SetRanges has connections from these prefixes signed, but for those of peers that have their own. Of TCP-AO
+// all addresses of a prefix have its keys.
+func (e *Engine) SetRanges(ranges map[netip.Prefix]conn.Auth) error {
 	e.setup.Lock()
 	defer e.setup.Unlock()
 	if e.stopped {
@@ -53,40 +56,75 @@ func (e *Engine) SetRanges(passwords map[netip.Prefix]string) error {
 	}
 	var errs []error
 	own := e.ownKeys()
-	set := func(r netip.Prefix, password string) {
-		if own[r] {
-			return
-		}
-		for a, l := range e.listeners {
-			if a.Addr().Is4() == r.Addr().Is4() {
-				errs = append(errs, l.SetRangePassword(r, password))
-			}
+	set := func(r netip.Prefix, a conn.Auth) {
+		if !own[r] {
+			errs = append(errs, e.signAll(r, a))
 		}
 	}
 	for r := range e.ranges {
-		if passwords[r] == "" {
-			set(r, "")
+		if ranges[r] == (conn.Auth{}) {
+			set(r, conn.Auth{})
 		}
 	}
-	for r, password := range passwords {
-		if password != "" && e.ranges[r] != password {
-			set(r, password)
+	for r, a := range ranges {
+		if a != (conn.Auth{}) && e.ranges[r] != a {
+			set(r, a)
 		}
 	}
-	e.ranges = passwords
+	e.ranges = ranges
 	return errors.Join(errs...)
 }
 
-// ownKeys are the ranges of one address that a peer with a password has.
+// ownKeys are the ranges of one address that a peer with its own signatures has.
 func (e *Engine) ownKeys() map[netip.Prefix]bool {
 	own := map[netip.Prefix]bool{}
 	for _, p := range e.Configured() {
-		if p.Password != "" && p.hears() {
+		if p.signsAlone() {
 			own[alone(p.Addr)] = true
 		}
 	}
 	return own
 }
 
+// signsAlone reports whether listeners have something to sign for the peer alone.
+func (p Peer) signsAlone() bool { return p.Auth != (conn.Auth{}) && p.hears() }
+
+// sign has listeners sign for a peer in the place of how they do, or have just been told to; what is not signed
+// is by the range of its address alone.
+func (e *Engine) sign(p Peer, a conn.Auth) error {
+	if p.Auth == (conn.Auth{}) && a == (conn.Auth{}) || !p.hears() {
+		return nil
+	}
+	r := alone(p.Addr)
+	switch {
+	case a == (conn.Auth{}):
+		a = e.ranges[r]
+	case e.haveKeys(p.Addr, a.Keys):
+		return nil
+	}
+	return e.signAll(r, a)
+}
+
+// haveKeys reports whether a range has its addresses signed with these keys, which the kernel does not take for one of them again.
+func (e *Engine) haveKeys(a netip.Addr, k conn.Keys) bool {
+	for r, has := range e.ranges {
+		if k.N > 0 && has.Keys == k && r.Contains(a.WithZone("")) {
+			return true
+		}
+	}
+	return false
+}
+
+// signAll has the listeners of a prefix's family sign for it.
+func (e *Engine) signAll(r netip.Prefix, a conn.Auth) error {
+	var errs []error
+	for at, l := range e.listeners {
+		if at.Addr().Is4() == r.Addr().Is4() {
+			errs = append(errs, l.Sign(r, a))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // alone is the range of one address, whose password is to the kernel that of a peer with the address.
-func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a.WithZone(""), a.BitLen()) }

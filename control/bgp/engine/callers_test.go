@@ -77,7 +77,7 @@ func TestOneAddressRange(t *testing.T) {
 	t.Parallel()
 	wanted := netip.MustParseAddr("127.0.98.2")
 	n := newNode(t, "127.0.98.1", 65000, nil)
-	ranges := func(r map[netip.Prefix]string) {
+	ranges := func(r map[netip.Prefix]conn.Auth) {
 		t.Helper()
 		if err := n.SetRanges(r); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestOneAddressRange(t *testing.T) {
 		t.Helper()
 		var list []Peer
 		for _, p := range passwords {
-			list = append(list, Peer{Addr: wanted, Port: 179, AS: 65001, Passive: true, HoldTime: 90 * time.Second, Password: p, Families: [wire.Families]Family{{Enabled: true}}})
+			list = append(list, Peer{Addr: wanted, Port: 179, AS: 65001, Passive: true, HoldTime: 90 * time.Second, Auth: conn.Auth{Password: p}, Families: [wire.Families]Family{{Enabled: true}}})
 		}
 		if err := n.SetPeers(list); err != nil {
 			t.Fatal(err)
@@ -105,7 +105,7 @@ func TestOneAddressRange(t *testing.T) {
 		}
 		c.Close()
 	}
-	one := map[netip.Prefix]string{netip.PrefixFrom(wanted, 32): "range"}
+	one := map[netip.Prefix]conn.Auth{netip.PrefixFrom(wanted, 32): {Password: "range"}}
 	ranges(one)
 	opens("range")
 	peers("peer")

@@ -28,7 +28,7 @@ type Engine struct {
 	setup     sync.Mutex // held while peers and listeners are changed
 	stopped   bool
 	listeners map[netip.AddrPort]*conn.Listener
-	ranges    map[netip.Prefix]string // passwords
+	ranges    map[netip.Prefix]conn.Auth // what is signed
 	refusals  refusals
 
 	mu       sync.Mutex
@@ -215,14 +215,14 @@ func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
 		}
 		e.listeners[a] = l
 		for _, p := range e.Configured() {
-			if p.Password != "" && p.hears() && p.Addr.Is4() == a.Addr().Is4() {
-				errs = append(errs, l.SetPassword(p.Addr, p.Password))
+			if p.signsAlone() && p.Addr.Is4() == a.Addr().Is4() && !e.haveKeys(p.Addr, p.Auth.Keys) {
+				errs = append(errs, l.Sign(alone(p.Addr), p.Auth))
 			}
 		}
 		own := e.ownKeys()
-		for r, password := range e.ranges {
+		for r, auth := range e.ranges {
 			if r.Addr().Is4() == a.Addr().Is4() && !own[r] {
-				errs = append(errs, l.SetRangePassword(r, password))
+				errs = append(errs, l.Sign(r, auth))
 			}
 		}
 		e.wg.Go(func() { e.accept(l) })
@@ -290,7 +290,7 @@ func (e *Engine) Configured() (out []Peer) {
 }
 
 // SetPeers has the engine have sessions with these peers and no others. Of a peer that
-// it has, a change of Password, Others, limits, AllowOwnAS, ClusterID or ExportKey leaves the
+// it has, a change of the password, of keys that [conn.Keys.Follow], Others, limits, AllowOwnAS, ClusterID or ExportKey leaves the
 // session as it is; any other makes a new one.
 func (e *Engine) SetPeers(peers []Peer) error {
 	e.setup.Lock()
@@ -309,10 +309,10 @@ func (e *Engine) SetPeers(peers []Peer) error {
 		switch {
 		case !ok:
 			e.remove(old, fsm.CeaseDeconfigured)
-			errs = append(errs, e.setPasswords(old, ""))
+			errs = append(errs, e.sign(old, conn.Auth{}))
 		case !p.sameSession(old):
 			e.remove(old, fsm.CeaseConfigChange)
-			errs = append(errs, e.setPasswords(old, ""))
+			errs = append(errs, e.sign(old, conn.Auth{}))
 		case p != old:
 			errs = append(errs, e.change(old, p))
 		}
@@ -322,9 +322,7 @@ func (e *Engine) SetPeers(peers []Peer) error {
 		_, have := e.sessions[p.Addr]
 		e.mu.Unlock()
 		if !have {
-			if p.Password != "" {
-				errs = append(errs, e.setPasswords(p, p.Password))
-			}
+			errs = append(errs, e.sign(p, p.Auth))
 			e.add(p)
 		}
 	}
@@ -333,7 +331,10 @@ func (e *Engine) SetPeers(peers []Peer) error {
 
 // sameSession reports whether two settings need the same session.
 func (p Peer) sameSession(q Peer) bool {
-	p.Password, p.Others, p.AllowOwnAS, p.ClusterID, p.ExportKey = q.Password, q.Others, q.AllowOwnAS, q.ClusterID, q.ExportKey
+	if p.Auth.Keys.Follow(q.Auth.Keys) {
+		p.Auth = q.Auth
+	}
+	p.Others, p.AllowOwnAS, p.ClusterID, p.ExportKey = q.Others, q.AllowOwnAS, q.ClusterID, q.ExportKey
 	for f := range p.Families {
 		p.Families[f].Limit = q.Families[f].Limit
 	}
@@ -347,28 +348,10 @@ func (e *Engine) change(old, p Peer) error {
 		s = e.sessions[p.Addr]
 		c.changePeer(s.peer, p)
 	})
-	if old.Password == p.Password && old.Others == p.Others {
+	if old.Auth == p.Auth && old.Others == p.Others {
 		return nil
 	}
-	return errors.Join(e.setPasswords(old, p.Password), s.conn.SetPassword(p.Password, p.Others))
-}
-
-// setPasswords has listeners use a password for a peer in the place of the one that it has,
-// or has just been given; without one that of the range of its address alone.
-func (e *Engine) setPasswords(p Peer, password string) error {
-	if p.Password == "" && password == "" || !p.hears() {
-		return nil
-	}
-	if password == "" {
-		password = e.ranges[alone(p.Addr)]
-	}
-	var errs []error
-	for a, l := range e.listeners {
-		if a.Addr().Is4() == p.Addr.Is4() {
-			errs = append(errs, l.SetPassword(p.Addr, password))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(e.sign(old, p.Auth), s.conn.Sign(p.Auth, p.Others))
 }
 
 func (e *Engine) add(p Peer) {
@@ -380,7 +363,7 @@ func (e *Engine) add(p Peer) {
 	})
 	config.Jitter = rand.Float64
 	s.conn = conn.NewPeer(conn.Options{
-		Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Password: p.Password, Others: p.Others, Hops: p.Hops,
+		Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Auth: p.Auth, Others: p.Others, Hops: p.Hops,
 	}, config, s)
 	e.mu.Lock()
 	e.sessions[p.Addr] = s

@@ -215,7 +215,7 @@ func TestPasswordChange(t *testing.T) {
 	t.Parallel()
 	a, b := newNode(t, "127.0.81.1", 65000, nil), newNode(t, "127.0.81.2", 65001, nil)
 	for _, password := range []string{"first", "second", ""} {
-		with := func(p *Peer) { p.Password = password }
+		with := func(p *Peer) { p.Auth.Password = password }
 		set(t, a, a.peerOf(b, with))
 		set(t, b, b.peerOf(a, with))
 		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(len(password)), 0, 0}), 26).String()
@@ -245,9 +245,9 @@ func TestOtherPasswords(t *testing.T) {
 			a, b := newNode(t, host(1), 65000, nil), newNode(t, host(2), 65001, nil)
 			give := func(opener, other, acceptor string) {
 				set(t, a, a.peerOf(b, func(p *Peer) {
-					p.Password, p.Others, p.HoldTime = opener, conn.Passwords{N: 1, List: [2]string{other}}, 90*time.Second
+					p.Auth.Password, p.Others, p.HoldTime = opener, conn.Passwords{N: 1, List: [2]string{other}}, 90*time.Second
 				}))
-				set(t, b, b.peerOf(a, func(p *Peer) { p.Password, p.Passive, p.HoldTime = acceptor, true, 90*time.Second }))
+				set(t, b, b.peerOf(a, func(p *Peer) { p.Auth.Password, p.Passive, p.HoldTime = acceptor, true, 90*time.Second }))
 			}
 			routes := map[string]string{}
 			n := 0
@@ -289,8 +289,8 @@ func TestPasswordTakenBack(t *testing.T) {
 	t.Parallel()
 	a, b := newNode(t, "127.0.88.1", 65000, nil), newNode(t, "127.0.88.2", 65001, nil)
 	both := func(hold time.Duration, password string) {
-		set(t, a, a.peerOf(b, func(p *Peer) { p.Password, p.HoldTime = password, hold }))
-		set(t, b, b.peerOf(a, func(p *Peer) { p.Password, p.HoldTime, p.Passive = password, hold, true }))
+		set(t, a, a.peerOf(b, func(p *Peer) { p.Auth.Password, p.HoldTime = password, hold }))
+		set(t, b, b.peerOf(a, func(p *Peer) { p.Auth.Password, p.HoldTime, p.Passive = password, hold, true }))
 	}
 	a.Announce([]Origin{a.origin("10.1.0.0/26", nil)})
 	route := map[string]string{"10.1.0.0/26": "127.0.88.1 via 192.0.88.1 [65000] 0"}

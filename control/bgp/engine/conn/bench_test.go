@@ -76,7 +76,7 @@ func BenchmarkReceive(b *testing.B) {
 		p := NewPeer(Options{Peer: netip.AddrPortFrom(from, 179)}, config(65001, 65000, 2, true), h)
 		p.Start()
 		o := Options{Peer: l.Addr(), Source: from}
-		c, err := o.dial(b.Context(), o.Password)
+		c, err := o.dial(b.Context(), o.Auth)
 		if err != nil {
 			b.Fatal(err)
 		}

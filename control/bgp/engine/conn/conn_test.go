@@ -159,7 +159,7 @@ func pair(t *testing.T, a, b netip.Addr, set func(*Options)) (peers [2]*Peer, re
 		if set != nil {
 			set(&o)
 		}
-		if err := listeners[i].SetPassword(at[1-i], o.Password); err != nil {
+		if err := listeners[i].Sign(alone(at[1-i]), o.Auth); err != nil {
 			t.Fatal(err)
 		}
 		records[i] = &record{}
@@ -180,7 +180,7 @@ func TestPeers(t *testing.T) {
 	for _, c := range []struct{ name, a, b string }{{"IPv4", "127.0.91.1", "127.0.91.2"}, {"IPv6", "::1", "::1"}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			peers, records := pair(t, addr(c.a), addr(c.b), func(o *Options) { o.Password, o.Hops = "secret", 1 })
+			peers, records := pair(t, addr(c.a), addr(c.b), func(o *Options) { o.Auth.Password, o.Hops = "secret", 1 })
 			for _, r := range records {
 				r.up(t)
 			}
@@ -207,19 +207,19 @@ func TestPassword(t *testing.T) {
 	defer p.Close()
 	add(a, p)
 	p.Start()
-	if err := l.SetPassword(a, "secret"); err != nil {
+	if err := l.Sign(alone(a), Auth{Password: "secret"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, password := range []string{"", "wrong"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		o := Options{Peer: l.Addr(), Source: a}
-		if c, err := o.dial(ctx, password); err == nil {
+		if c, err := o.dial(ctx, Auth{Password: password}); err == nil {
 			c.Close()
 			t.Errorf("connected with password %q", password)
 		}
 		cancel()
 	}
-	q := NewPeer(Options{Peer: l.Addr(), Source: a, Password: "secret"}, config(65000, 65001, 1, false), &record{})
+	q := NewPeer(Options{Peer: l.Addr(), Source: a, Auth: Auth{Password: "secret"}}, config(65000, 65001, 1, false), &record{})
 	defer q.Close()
 	q.Start()
 	r.up(t)
@@ -265,7 +265,7 @@ func descriptors(t *testing.T) int {
 func raw(t *testing.T, l *Listener, from netip.Addr, hold time.Duration) net.Conn {
 	t.Helper()
 	o := Options{Peer: l.Addr(), Source: from}
-	c, err := o.dial(t.Context(), o.Password)
+	c, err := o.dial(t.Context(), o.Auth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,11 +343,11 @@ func TestNeverReads(t *testing.T) {
 func speaker(t *testing.T, ours, theirs netip.Addr, passive bool) (*Listener, *record) {
 	t.Helper()
 	l, add := serve(t, ours)
-	if err := l.SetPassword(theirs, "secret"); err != nil {
+	if err := l.Sign(alone(theirs), Auth{Password: "secret"}); err != nil {
 		t.Fatal(err)
 	}
 	r := &record{}
-	p := NewPeer(Options{Peer: netip.AddrPortFrom(theirs, 17900), Source: ours, Password: "secret"}, config(65000, 65001, 1, passive), r)
+	p := NewPeer(Options{Peer: netip.AddrPortFrom(theirs, 17900), Source: ours, Auth: Auth{Password: "secret"}}, config(65000, 65001, 1, passive), r)
 	t.Cleanup(p.Close)
 	add(theirs, p)
 	p.Start()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ const (
 	// lingerTime is how long a peer has to read the last messages.
 	lingerTime = 2 * time.Second
 
-	// answerTime is how long a peer that may have another password has to answer: it is
+	// answerTime is how long a peer that may have another password or key has to answer: it is
 	// asked three times meanwhile, after 1 and 3 s again.
 	answerTime = 4 * time.Second
 )
@@ -38,10 +39,11 @@ type Link struct {
 	dialed bool        // this side opened it
 
 	mu      sync.Mutex
-	tried   int   // which password it has, as [Options.password] counts
-	heard   int   // with which the peer acknowledged last
-	seen    uint8 // how many retransmissions in a row there were last, and
-	from    uint8 // when it got Options.Password
+	keys    signing // that it has
+	tried   int     // which password it has, as [Options.auth] counts
+	heard   int     // with which the peer acknowledged last
+	seen    uint8   // how many retransmissions in a row there were last, and
+	from    uint8   // when it got Options.Password
 	wake    *sync.Cond
 	session *fsm.Session // nil: it is not up
 	conn    *net.TCPConn // nil: not yet
@@ -59,15 +61,15 @@ func newLink(p *Peer, id fsm.ID) *Link {
 }
 
 func (l *Link) dial() {
-	o, tries, password := l.peer.next()
+	o, tries, auth := l.peer.next()
 	ctx := l.ctx
-	if o.Others.N > 0 {
+	if o.ways() > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, answerTime)
 		defer cancel()
 	}
-	c, err := o.dial(ctx, password)
-	l.peer.dialled(tries, password, err)
+	c, err := o.dial(ctx, auth)
+	l.peer.dialled(tries, auth, err)
 	if err != nil {
 		l.peer.step(func(now time.Time) []fsm.Action { return l.peer.machine.NotConnected(now, l.id, err) })
 		return
@@ -77,8 +79,9 @@ func (l *Link) dial() {
 		if used = l.peer.links[l.id] == l; used {
 			l.dialed, l.tried, l.heard = true, tries, tries
 			l.start(c)
-			if now := &l.peer.options; now.password(tries) != password {
-				_ = l.setPassword(now.Peer.Addr(), now.Password) // it changed meanwhile; the peer is not heard if it cannot
+			l.keys.keys = slices.Clone(auth.Keys.all())
+			if now := &l.peer.options; now.auth(tries) != auth || now.Auth.Keys.N > 0 {
+				_ = l.sign(now) // it changed meanwhile, or another key is to be asked for; the peer is not heard if it cannot
 			}
 		}
 		return l.peer.machine.Connected(now, l.id)
@@ -148,8 +151,8 @@ func (l *Link) Ports() (local, remote uint16) {
 	return l.conn.LocalAddr().(*net.TCPAddr).AddrPort().Port(), l.conn.RemoteAddr().(*net.TCPAddr).AddrPort().Port()
 }
 
-// setPassword changes that of the connection, if it stands.
-func (l *Link) setPassword(a netip.Addr, password string) error {
+// sign has the connection, if it stands, signed as the options say. The peer's lock is held.
+func (l *Link) sign(o *Options) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil || l.ended {
@@ -159,14 +162,34 @@ func (l *Link) setPassword(a netip.Addr, password string) error {
 	if err != nil {
 		return err
 	}
+	if o.Auth.Keys.N > 0 {
+		return control(raw, func(fd int) error { return l.keys.setKeys(fd, alone(o.Peer.Addr()), o.Auth.Keys) })
+	}
 	l.tried, l.heard = 0, 0
 	return control(raw, func(fd int) error {
 		l.from, l.seen = 0, 0
 		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
 			l.from, l.seen = info.Retransmits, info.Retransmits
 		}
-		return SetPassword(fd, a, password)
+		return SetPassword(fd, o.Peer.Addr(), o.Auth.Password)
 	})
+}
+
+// keyUse says which keys the connection uses.
+func (l *Link) keyUse() (u KeyUse) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil || len(l.keys.keys) == 0 {
+		return KeyUse{}
+	}
+	raw, err := l.conn.SyscallConn()
+	if err == nil {
+		err = control(raw, func(fd int) (err error) { u, err = useOf(fd); return err })
+	}
+	if err != nil {
+		return KeyUse{} // it is closed
+	}
+	return u
 }
 
 // tryOther has a connection that this side opened try the other passwords of the peer while
@@ -195,7 +218,7 @@ func (l *Link) tryOther(o *Options) {
 			return nil
 		}
 		l.tried = n
-		return SetPassword(fd, o.Peer.Addr(), o.password(n))
+		return SetPassword(fd, o.Peer.Addr(), o.auth(n).Password)
 	})
 }
 

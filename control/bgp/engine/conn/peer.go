@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,7 +48,7 @@ type Peer struct {
 
 	mu      sync.Mutex
 	options Options
-	tries   int  // attempts to connect in a row that failed, which says which password is next
+	tries   int  // attempts to connect in a row that failed, which says what is signed with next
 	follows bool // the goroutine of follow runs
 	closed  bool
 	machine *fsm.Machine
@@ -99,6 +100,18 @@ func (p *Peer) State() fsm.State {
 	return p.machine.State()
 }
 
+// KeyUse says which keys the connection of the session uses.
+func (p *Peer) KeyUse() KeyUse {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, l := range p.links {
+		if p.machine.Session(id) != nil {
+			return l.keyUse()
+		}
+	}
+	return KeyUse{}
+}
+
 // Messages returns how many messages of each type, from [wire.Open] on, came and were
 // written since the peer began.
 func (p *Peer) Messages() (in, out [types]uint64) {
@@ -118,11 +131,11 @@ func (p *Peer) count(by *[types]atomic.Uint64, batch [][]byte) {
 	}
 }
 
-// next are the options of the next attempt to connect, and its password.
-func (p *Peer) next() (o Options, tries int, password string) {
+// next are the options of the next attempt to connect, and how it signs.
+func (p *Peer) next() (o Options, tries int, a Auth) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.options, p.tries, p.options.password(p.tries)
+	return p.options, p.tries, p.options.auth(p.tries)
 }
 
 // settings are the options as they are now.
@@ -132,17 +145,17 @@ func (p *Peer) settings() Options {
 	return p.options
 }
 
-// SetPassword changes the password of connections that stand and of those to come.
-// Established sessions go on: what is lost while the two sides differ is sent again. The
+// Sign changes how connections that stand and those to come are signed; from a password to keys or back only
+// those to come are. Established sessions go on: what is lost while the two sides have different passwords is sent again. The
 // side that opened a connection follows the other one: others are those that it tries in
 // turn when it hears nothing.
-func (p *Peer) SetPassword(password string, others Passwords) error {
+func (p *Peer) Sign(a Auth, others Passwords) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.options.Password, p.options.Others, p.tries = password, others, 0
+	p.options.Auth, p.options.Others, p.tries = a, others, 0
 	var errs []error
 	for _, l := range p.links {
-		errs = append(errs, l.setPassword(p.options.Peer.Addr(), password))
+		errs = append(errs, l.sign(&p.options))
 	}
 	p.mayFollow()
 	return errors.Join(errs...)
@@ -184,11 +197,11 @@ func (p *Peer) follow() {
 	}
 }
 
-// dialled notes how an attempt to connect with the n-th password ended.
-func (p *Peer) dialled(n int, password string, err error) {
+// dialled notes how an attempt to connect ended that was the n-th in a row, and signed so.
+func (p *Peer) dialled(n int, a Auth, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil && p.tries == n && p.options.password(n) == password {
+	if err != nil && p.tries == n && p.options.auth(n) == a {
 		p.tries++
 	}
 }
@@ -211,7 +224,7 @@ func (p *Peer) Accept(c *net.TCPConn) error {
 	raw, err := c.SyscallConn()
 	if err == nil {
 		o := p.settings()
-		err = control(raw, o.setTTL)
+		err = control(raw, func(fd int) error { return errors.Join(o.setTTL(fd), o.checkKeys(fd)) })
 	}
 	if err != nil {
 		c.Close()
@@ -224,8 +237,9 @@ func (p *Peer) Accept(c *net.TCPConn) error {
 			l := newLink(p, id)
 			p.links[id] = l
 			l.start(c)
-			if p.options.Password != "" { // the listener may have got it after the connection was opened
-				err = l.setPassword(p.options.Peer.Addr(), p.options.Password)
+			l.keys.keys = slices.Clone(p.options.Auth.Keys.all()) // as the listener has them
+			if p.options.Auth != (Auth{}) {                       // the listener may have got it after the connection was opened
+				err = l.sign(&p.options)
 			}
 		}
 		return actions

@@ -16,11 +16,10 @@ type Options struct {
 	Peer   netip.AddrPort // with a zone over link-local addresses
 	Source netip.Addr     // to connect from; invalid: the kernel chooses
 	Device string         // of a VRF or link that the connection is bound to; empty: none
-	// Password signs segments (RFC 2385); empty: none does. Those of accepted
-	// connections are the listener's ([Listener.SetPassword]).
-	Password string
-	Others   Passwords // that the peer may have instead
-	Hops     uint8     // to the peer for the check of RFC 5082; 0: no check
+	// Auth signs segments. That of accepted connections is the listener's ([Listener.Sign]).
+	Auth   Auth
+	Others Passwords // that the peer may have in place of Auth.Password
+	Hops   uint8     // to the peer for the check of RFC 5082; 0: no check
 }
 
 // Passwords are some that a peer may have, of which the empty one is none; so that
@@ -30,18 +29,23 @@ type Passwords struct {
 	List [2]string
 }
 
-// password is the one to try at the n-th attempt in a row of which nothing is heard.
-func (o *Options) password(n int) string {
+// auth is what to try at the n-th attempt in a row of which nothing is heard.
+func (o *Options) auth(n int) Auth {
+	a := o.Auth
+	a.Keys = a.Keys.at(n)
 	if n %= o.Others.N + 1; n > 0 {
-		return o.Others.List[n-1]
+		a.Password = o.Others.List[n-1]
 	}
-	return o.Password
+	return a
 }
+
+// ways is in how many ways a peer may sign that has not been heard yet.
+func (o *Options) ways() int { return max(o.Others.N+1, o.Auth.Keys.N) }
 
 const maxTTL = 255
 
-// dial connects to the peer with a password.
-func (o *Options) dial(ctx context.Context, password string) (*net.TCPConn, error) {
+// dial connects to the peer, and signs so.
+func (o *Options) dial(ctx context.Context, a Auth) (*net.TCPConn, error) {
 	d := net.Dialer{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
 		return control(raw, func(fd int) error {
 			if o.Device != "" {
@@ -49,8 +53,11 @@ func (o *Options) dial(ctx context.Context, password string) (*net.TCPConn, erro
 					return fmt.Errorf("bind to device %s: %w", o.Device, err)
 				}
 			}
-			if password != "" {
-				if err := SetPassword(fd, o.Peer.Addr(), password); err != nil {
+			if err := (&signing{}).set(fd, alone(o.Peer.Addr()), a); err != nil {
+				return err
+			}
+			if a.Keys.N > 0 {
+				if err := begin(fd, a.Keys.List[0]); err != nil {
 					return err
 				}
 			}
@@ -92,55 +99,11 @@ func control(raw syscall.RawConn, do func(fd int) error) error {
 	return errors.Join(raw.Control(func(fd uintptr) { err = do(int(fd)) }), err)
 }
 
-// SetPassword has a socket sign what it exchanges with an address, or with an empty
-// password no longer (TCP_MD5SIG, tcp(7)).
-func SetPassword(fd int, a netip.Addr, password string) error {
-	return setKey(fd, unix.TCP_MD5SIG, &unix.TCPMD5Sig{}, a, password)
-}
-
-// SetRangePassword is [SetPassword] with all addresses of a prefix that have no password of their own (TCP_MD5SIG_EXT).
-func SetRangePassword(fd int, p netip.Prefix, password string) error {
-	const byPrefix = 1 // TCP_MD5SIG_FLAG_PREFIX
-	if err := setKey(fd, unix.TCP_MD5SIG_EXT, &unix.TCPMD5Sig{Flags: byPrefix, Prefixlen: uint8(p.Bits())}, p.Addr(), password); err != nil {
-		return fmt.Errorf("range %s: %w", p, err)
-	}
-	return nil
-}
-
-func setKey(fd, option int, k *unix.TCPMD5Sig, a netip.Addr, password string) error {
-	k.Keylen = uint16(len(password))
-	if len(password) > len(k.Key) {
-		return fmt.Errorf("password of %d bytes, where the kernel has room for %d", len(password), len(k.Key))
-	}
-	copy(k.Key[:], password)
-	if a.Is4() {
-		k.Addr.Family = unix.AF_INET
-		b := a.As4()
-		copy(k.Addr.Data[2:], b[:]) // struct sockaddr_in: port, address
-	} else {
-		k.Addr.Family = unix.AF_INET6
-		b := a.As16()
-		copy(k.Addr.Data[6:], b[:]) // struct sockaddr_in6: port, flow label, address
-	}
-	err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, option, k)
-	if err != nil && !(password == "" && errors.Is(err, unix.ENOENT)) {
-		return fmt.Errorf("set the password for %s: %w", a, err)
-	}
-	return nil
-}
-
-// CanSign says why the kernel signs no segments; nil: it does.
-func CanSign() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open a socket: %w", err)
-	}
-	defer unix.Close(fd)
-	return SetPassword(fd, netip.AddrFrom4([4]byte{127, 0, 0, 1}), "try")
-}
-
 // Listener accepts the connections of all peers that come to one address.
-type Listener struct{ tcp *net.TCPListener }
+type Listener struct {
+	tcp    *net.TCPListener
+	signed map[netip.Prefix]*signing
+}
 
 // Listen listens on an address.
 func Listen(ctx context.Context, at netip.AddrPort) (*Listener, error) {
@@ -156,20 +119,25 @@ func Listen(ctx context.Context, at netip.AddrPort) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Listener{l.(*net.TCPListener)}, nil
+	return &Listener{l.(*net.TCPListener), map[netip.Prefix]*signing{}}, nil
 }
 
 // Addr is where the listener listens.
 func (l *Listener) Addr() netip.AddrPort { return l.tcp.Addr().(*net.TCPAddr).AddrPort() }
 
-// SetPassword has connections from a peer signed; empty: no longer.
-func (l *Listener) SetPassword(peer netip.Addr, password string) error {
-	return l.control(func(fd int) error { return SetPassword(fd, peer, password) })
-}
-
-// SetRangePassword is [Listener.SetPassword] of all peers in a prefix that have no password of their own.
-func (l *Listener) SetRangePassword(p netip.Prefix, password string) error {
-	return l.control(func(fd int) error { return SetRangePassword(fd, p, password) })
+// Sign has connections from a prefix signed, or no longer: those from one address, or from all of several that have nothing of their
+// own. It is called by one goroutine at a time.
+func (l *Listener) Sign(from netip.Prefix, a Auth) error {
+	s := l.signed[from]
+	if s == nil {
+		s = &signing{}
+		l.signed[from] = s
+	}
+	err := l.control(func(fd int) error { return s.set(fd, from, a) })
+	if err == nil && a == (Auth{}) {
+		delete(l.signed, from)
+	}
+	return err
 }
 
 func (l *Listener) control(do func(fd int) error) error {
