@@ -22,7 +22,7 @@ type keyed struct {
 
 func newKeyed(t *testing.T, dir, node string, self, neighbour netip.Addr, asn, neighbourASN uint32) keyed {
 	t.Helper()
-	k := keyed{newDaemonOf(t, Options{Node: node, SecretDir: dir}), t, fmt.Sprintf(`{"peerIP":%q,"asNumber":%d,"keepaliveTime":"1s"}`, neighbour, neighbourASN)}
+	k := keyed{newDaemonOf(t, Options{Node: node, SecretDir: dir}), t, fmt.Sprintf(`{"peerIP":%q,"asNumber":%d}`, neighbour, neighbourASN)}
 	k.send(store.Batch{Synced: true, Events: []store.Event{
 		bgpNode(t, node, self.String()+"/24"), conf(t, "default", fmt.Sprintf(`{"bindMode":"NodeIP","asNumber":%d}`, asn)),
 	}})
@@ -71,7 +71,6 @@ func TestKernelSignsForTwo(t *testing.T) {
 	b.annotate("tor/new id=2 algorithm=cmac(aes128), tor/gone id=3, tor/old id=1")
 	b.says(StateUp, "signs with key 1, asks for key 2", "left out: key 3: secret tor/gone is missing")
 	a.annotate("tor/new id=2 algorithm=cmac(aes128), tor/old id=1")
-	// The other side is asked with the next segment, here a KEEPALIVE.
 	a.says(StateUp, "signs with key 2, asks for key 2")
 	both("tor/new id=2 algorithm=cmac(aes128)")
 	for _, k := range []keyed{a, b} {

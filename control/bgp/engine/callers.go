@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"time"
@@ -55,23 +56,27 @@ func (e *Engine) SetRanges(ranges map[netip.Prefix]conn.Auth) error {
 		return ErrStopped
 	}
 	var errs []error
-	own := e.ownKeys()
+	own, had := e.ownKeys(), e.ranges
+	e.ranges = maps.Clone(ranges)
 	set := func(r netip.Prefix, a conn.Auth) {
-		if !own[r] {
-			errs = append(errs, e.signAll(r, a))
+		if own[r] {
+			return
+		}
+		if err := e.signAll(r, a); err != nil {
+			errs = append(errs, err)
+			delete(e.ranges, r) // it is tried again
 		}
 	}
-	for r := range e.ranges {
+	for r := range had {
 		if ranges[r] == (conn.Auth{}) {
 			set(r, conn.Auth{})
 		}
 	}
 	for r, a := range ranges {
-		if a != (conn.Auth{}) && e.ranges[r] != a {
+		if a != (conn.Auth{}) && had[r] != a {
 			set(r, a)
 		}
 	}
-	e.ranges = ranges
 	return errors.Join(errs...)
 }
 

@@ -70,7 +70,7 @@ func TestKernelRollover(t *testing.T) {
 		at := [2]netip.Addr{addr(c.a), addr(c.b)}
 		if at[0].Is6() {
 			for _, a := range at {
-				if out, err := exec.Command("ip", "address", "add", a.String()+"/128", "dev", "lo", "nodad").CombinedOutput(); err != nil {
+				if out, err := exec.Command("ip", "address", "replace", a.String()+"/128", "dev", "lo", "nodad").CombinedOutput(); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
 			}

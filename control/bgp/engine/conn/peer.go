@@ -154,8 +154,11 @@ func (p *Peer) Sign(a Auth, others Passwords) error {
 	defer p.mu.Unlock()
 	p.options.Auth, p.options.Others, p.tries = a, others, 0
 	var errs []error
-	for _, l := range p.links {
+	for id, l := range p.links {
 		errs = append(errs, l.sign(&p.options))
+		if a.Keys.N > 0 && p.machine.Session(id) != nil {
+			l.send(wire.AppendMessage(nil, wire.Keepalive, nil)) // so that the peer hears at once what it is asked for
+		}
 	}
 	p.mayFollow()
 	return errors.Join(errs...)
