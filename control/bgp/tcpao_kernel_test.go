@@ -5,6 +5,7 @@ package bgp
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -93,4 +94,97 @@ func TestKernelSignsForTwo(t *testing.T) {
 		p := a.peer("tor")
 		return p.State == StateUp && p.Info == "Established"
 	})
+}
+
+// TestKernelSignsForRange: whoever connects from a range has its keys, which the kernel has for the prefix, and goes on while they are replaced.
+func TestKernelSignsForRange(t *testing.T) {
+	h, dir := hosts(t, 3), t.TempDir()
+	for _, name := range []string{"old", "new"} {
+		writeSecret(t, dir, SecretRef{"tor", name}, "the "+name+" one")
+	}
+	a := newDaemonOf(t, Options{Node: "node1", SecretDir: dir})
+	inside := netip.PrefixFrom(h[1], 31) // and h[2]
+	listen := func(keys string) store.Event {
+		return labelled(t, peer(t, "lab", `{"asNumber":64999}`), "", fmt.Sprintf("%q:%q,%q:%q", store.AnnotationListenRange, inside, store.AnnotationTCPAO, keys))
+	}
+	a.send(store.Batch{Synced: true, Events: []store.Event{bgpNode(t, "node1", h[0].String()+"/32"), conf(t, "default", `{"bindMode":"NodeIP"}`), listen("tor/old id=1")}})
+	a.waitAt(inside, "0 of 100 neighbours")
+	var others []keyed
+	for i, node := range []string{"node2", "node3"} {
+		k := newKeyed(t, dir, node, h[1+i], h[0], 64999, 64512)
+		k.annotate("tor/old id=1")
+		k.says(StateUp, "signs with key 1")
+		others = append(others, k)
+	}
+	step := func(keys, says string) {
+		t.Helper()
+		a.send(store.Batch{Events: []store.Event{listen(keys)}})
+		for _, k := range others {
+			k.annotate(keys)
+			k.says(StateUp, says)
+		}
+	}
+	step("tor/new id=2, tor/old id=1", "signs with key 2, asks for key 2")
+	step("tor/new id=2", "signs with key 2, asks for key 2")
+	for i, k := range others {
+		if p := k.peer("tor"); p.Established != 1 {
+			t.Errorf("%d sessions in all: %s", p.Established, p.Info)
+		}
+		if p := a.waitAt(h[1+i], "asks for key 2"); p.Established != 1 {
+			t.Errorf("%d sessions in all with %s: %s", p.Established, h[1+i], p.Info)
+		}
+	}
+	// Who comes back without keys is not answered.
+	others[0].annotate("")
+	others[0].says(StateStart, "no answer")
+	others[0].annotate("tor/new id=2")
+	others[0].says(StateUp, "signs with key 2")
+}
+
+// TestKernelSignsForBIRD: each algorithm and a rollover, with BIRD.
+func TestKernelSignsForBIRD(t *testing.T) {
+	h, dir := hosts(t, 2), t.TempDir()
+	for _, name := range []string{"old", "new"} {
+		writeSecret(t, dir, SecretRef{"tor", name}, "the "+name+" one")
+	}
+	birdKeys := func(keys ...string) string {
+		return birdConf(h[1], 64999, h[0], 64512, "authentication ao; keys { "+strings.Join(keys, " ")+" }; passive off; ")
+	}
+	key := func(id int, name, algorithm, more string) string {
+		return fmt.Sprintf(`key { id %d; secret "the %s one"; algorithm %s; %s};`, id, name, algorithm, more)
+	}
+	configure := func(b *bird, conf string) {
+		t.Helper()
+		if err := os.WriteFile(b.conf, []byte(conf), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := b.command("configure"); err != nil || !strings.Contains(out, "Reconfigur") {
+			t.Fatalf("configure BIRD: %v: %s", err, out)
+		}
+	}
+	b := startBIRD(t, birdKeys(key(1, "old", "hmac sha1", "preferred; ")))
+	a := newKeyed(t, dir, "node1", h[0], h[1], 64512, 64999)
+	a.annotate("tor/old id=1")
+	since := a.says(StateUp, "signs with key 1, asks for key 1").Since
+	a.annotate("tor/new id=2 algorithm=cmac(aes128), tor/old id=1")
+	a.says(StateUp, "signs with key 1, asks for key 2")
+	configure(b, birdKeys(key(1, "old", "hmac sha1", ""), key(2, "new", "cmac aes128", "preferred; ")))
+	a.says(StateUp, "signs with key 2, asks for key 2")
+	a.annotate("tor/new id=2 algorithm=cmac(aes128)")
+	configure(b, birdKeys(key(2, "new", "cmac aes128", "preferred; ")))
+	a.says(StateUp, "signs with key 2, asks for key 2")
+	configure(b, birdKeys(key(2, "new", "cmac aes128", ""), key(3, "old", "hmac sha256", "preferred; ")))
+	a.annotate("tor/old id=3 algorithm=hmac(sha256), tor/new id=2 algorithm=cmac(aes128)")
+	a.says(StateUp, "signs with key 3, asks for key 3")
+	a.annotate("tor/old id=3 algorithm=hmac(sha256)")
+	configure(b, birdKeys(key(3, "old", "hmac sha256", "preferred; ")))
+	for _, says := range []string{"Established", "Current key:    3", "RNext key:      3"} {
+		b.waitFor(says, "show", "protocols", "all", "host")
+	}
+	if p := a.says(StateUp, "signs with key 3, asks for key 3"); p.Established != 1 || !p.Since.Equal(since) {
+		t.Errorf("%d sessions, the last since %s, the first since %s", p.Established, p.Since, since)
+	}
+	b.kill()
+	b = startBIRD(t, birdKeys(key(3, "new", "hmac sha256", "preferred; ")))
+	a.says(StateStart, "TCP-AO suspected")
 }
