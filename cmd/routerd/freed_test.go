@@ -25,6 +25,22 @@ func TestFreedUnderAPod(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
+		"affinity": func(t *testing.T, s store.Store, _ netip.Addr, block store.Object) {
+			if err := store.Delete(t.Context(), s, store.AffinityKey("node1", block.Key.CIDR()), 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"address and handle": func(t *testing.T, s store.Store, addr netip.Addr, block store.Object) {
+			all, err := ipam.Allocations(block.Key.CIDR(), block.Value.(*store.Block))
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(all, func(a ipam.Allocation) bool { return a.Addr == addr })
+			if err := store.Delete(t.Context(), s, store.HandleKey(all[i].Handle), 0); err != nil {
+				t.Fatal(err)
+			}
+			freeAddress(t, s, addr, block)
+		},
 		"block and affinity": func(t *testing.T, s store.Store, _ netip.Addr, block store.Object) {
 			if err := store.Delete(t.Context(), s, block.Key, 0); err != nil {
 				t.Fatal(err)

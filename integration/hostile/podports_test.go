@@ -1,7 +1,6 @@
 package hostile
 
 import (
-	"encoding/hex"
 	"fmt"
 	"net"
 	"strings"
@@ -16,29 +15,48 @@ import (
 
 // TestPodsKeptFromHosts: pods reach neither BGP's port of any host, where a
 // connection that comes with a host's address would pass for the host's session, nor
-// what hosts serve on their loopback. Other ports of other hosts are open.
+// the probes', nor what hosts serve on their loopback. Other ports of other hosts are
+// open, and with policy.allowHostPortsFromWorkloads these too. Sessions have no key
+// here: with one the kernel ignores a pod's connection in any case.
 func TestPodsKeptFromHosts(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []store.Encapsulation{store.VXLAN, store.Direct} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			l := bringUp(t, "ports-"+strings.ToLower(string(mode)), topology(3, 1, mode))
+			top := topology(3, 1, mode)
+			top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: mode}
+			top.Nodes[2].Config = map[string]any{"policy": map[string]any{"allowHostPortsFromWorkloads": true}}
+			l := bringUp(t, "ports-"+strings.ToLower(string(mode)), top)
+			if out, err := routerctl(t, l, "node1", "bgp", "key", "off"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			const open, bgp, probes = 8080, 179, 7747
 			for _, host := range []string{"node2", "node3"} {
-				listen(t, l, host, "0.0.0.0:8080")
+				listen(t, l, host, fmt.Sprintf(":%d", open))
+				for _, a := range addresses(t, l, host) { // the daemon has those of its tunnels
+					listen(t, l, host, net.JoinHostPort(a, fmt.Sprint(probes)))
+				}
 			}
 			// As kube-proxy sets it.
 			output(t, l, "node1", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 			listen(t, l, "node1", "127.0.0.1:8081")
 
 			const pod = "node1/pod1"
-			poll(t, "a pod reaches ports of another host", func() string { return connects(t, l, pod, address(t, l, "node2"), 8080) })
-			for _, host := range l.Hosts() {
-				if connects(t, l, pod, address(t, l, host), 179) == "" {
-					t.Errorf("%s connects to BGP's port of %s", pod, host)
+			for _, at := range addresses(t, l, "node2") {
+				poll(t, "a pod reaches ports of another host", func() string { return connects(t, l, pod, at, open) })
+				for _, port := range []int{bgp, probes} {
+					poll(t, fmt.Sprintf("another host reaches port %d", port), func() string { return connects(t, l, "node3", at, port) })
+					poll(t, "a pod of a host that allows it does", func() string { return connects(t, l, "node3/pod1", at, port) })
 				}
 			}
-			if err := connectSigned(t, l, "node2", address(t, l, "node1"), hex.EncodeToString(clusterKey(t, l).Key)); err != nil {
-				t.Errorf("node2 does not connect to BGP's port of node1, as its own daemon does: the test tests nothing: %v", err)
+			for _, host := range l.Hosts() {
+				for _, at := range addresses(t, l, host) {
+					for _, port := range []int{bgp, probes} {
+						if connects(t, l, pod, at, port) == "" {
+							t.Errorf("%s connects to port %d of %s at %s", pod, port, host, at)
+						}
+					}
+				}
 			}
 
 			// A pod sends to 127.0.0.1 by a route to its host: by the link's address of
@@ -117,6 +135,18 @@ func address(t *testing.T, l *lab.Lab, where string) string {
 		t.Fatal(err)
 	}
 	return a.String()
+}
+
+// addresses returns a host's on the underlay, of both families.
+func addresses(t *testing.T, l *lab.Lab, host string) (out []string) {
+	t.Helper()
+	for _, n := range l.Topology().Nodes {
+		if n.Name == host {
+			return []string{n.Address.String(), n.Address6.String()}
+		}
+	}
+	t.Fatalf("no host %s", host)
+	return nil
 }
 
 // hits counts what a host dropped because it was for its loopback.
