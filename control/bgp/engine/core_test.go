@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 	"github.com/routerd/routerd/integration/await"
@@ -324,12 +326,12 @@ func TestSlow(t *testing.T) {
 // TestSaboteurs: peers that open half a session, send a byte at a time, or read nothing hold
 // up neither the others nor the end of the engine, and leave no descriptor.
 func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
-	before := descriptors(t)
+	before, running := descriptors(t), goleak.IgnoreCurrent()
 	t.Run("engine", func(t *testing.T) {
 		a, b := newNode(t, "127.0.73.1", 65000, nil), newNode(t, "127.0.73.2", 65000, nil)
 		client := func(p *Peer) { p.ClusterID = a.options.RouterID }
 		peers := []Peer{a.peerOf(b, client)}
-		for i := range 3 {
+		for i := range 4 {
 			p := peers[0]
 			p.Addr, p.Passive, p.HoldTime = netip.AddrFrom4([4]byte{127, 0, 73, byte(10 + i)}), true, 4*time.Minute // they send no KEEPALIVE
 			peers = append(peers, p)
@@ -365,6 +367,33 @@ func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
 				t.Fatal(err)
 			}
 		}
+		trickles := dial(4) // the least window, read byte by byte
+		if err := trickles.(*net.TCPConn).SetReadBuffer(1); err != nil {
+			t.Fatal(err)
+		}
+		o.ID++
+		if msg, err = o.Append(nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := trickles.Write(wire.AppendMessage(msg, wire.Keepalive, nil)); err != nil {
+			t.Fatal(err)
+		}
+		read := make(chan int)
+		go func() {
+			n := 0
+			for one := make([]byte, 1); ; n++ {
+				if _, err := trickles.Read(one); err != nil {
+					read <- n
+					return
+				}
+			}
+		}()
+		t.Cleanup(func() {
+			trickles.Close()
+			if n := <-read; n < 1000 {
+				t.Errorf("who reads byte by byte got %d", n)
+			}
+		})
 		var own []Origin
 		for k := range 3000 {
 			own = append(own, b.origin(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(k >> 8), byte(k)}), 32).String(), nil))
@@ -384,6 +413,9 @@ func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
 		}
 		return nil
 	})
+	if err := goleak.Find(running); err != nil {
+		t.Error(err)
+	}
 }
 
 func descriptors(t *testing.T) int {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
@@ -320,12 +322,22 @@ func TestRefusals(t *testing.T) {
 	b.hears(t, "127.0.84.1 end of IPv4")
 	for _, from := range []netip.Addr{netip.MustParseAddr("127.0.84.9"), silent} {
 		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+		var all sync.WaitGroup // they are there at once
+		all.Add(1000)
+		var g errgroup.Group
 		for range 1000 {
-			c, err := d.DialContext(t.Context(), "tcp", a.at.String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.Close()
+			g.Go(func() error {
+				c, err := d.DialContext(t.Context(), "tcp", a.at.String())
+				all.Done()
+				if err != nil {
+					return err
+				}
+				all.Wait()
+				return c.Close()
+			})
+		}
+		if err := g.Wait(); err != nil {
+			t.Fatal(err)
 		}
 	}
 	await.Until(t, "a line of log", func() error {
