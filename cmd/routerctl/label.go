@@ -13,6 +13,7 @@ import (
 
 // labelling is one change of one label.
 type labelling struct {
+	of         string // the kind and the name, as they were typed: calicoctl says what it did in these words
 	key, value string
 	remove     bool
 	overwrite  bool
@@ -40,6 +41,7 @@ value is changed only with --overwrite. KEY- removes a label too, as kubectl has
 			if err != nil {
 				return err
 			}
+			l.of = args[0] + " " + args[1]
 			if err := l.parse(args[2]); err != nil {
 				return err
 			}
@@ -112,6 +114,6 @@ func (a *app) label(ctx context.Context, s store.Store, key store.Key, l labelli
 	if err != nil {
 		return fmt.Errorf("label %s: %w", key, err)
 	}
-	fmt.Fprintf(a.stdout, "Successfully %s %s\n", did, key)
+	fmt.Fprintf(a.stdout, "Successfully %s %s\n", did, l.of)
 	return nil
 }

@@ -266,6 +266,7 @@ func TestScripts(t *testing.T) {
 			// listen PATH accepts connections and never answers.
 			"listen":   listenCommand,
 			"examples": examplesCommand,
+			"everyday": everydayCommand,
 			// manifests N FILE writes N reservations into a file.
 			"manifests": manifestsCommand,
 		},
