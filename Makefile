@@ -156,9 +156,10 @@ test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it w
 	$(GO) test -count=1 -timeout 20m -exec '$(VMRUN)' ./integration/scenarios
 endif
 
-# Debian's kernel of this release has no TCP-AO; the one that has is 38 MB more.
+# Debian's kernel of this release has no TCP-AO; the one that has is 38 MB more,
+# and the time is for its download too.
 AOTESTS := ^TestKernel
-AORUN = $(BIN)/vmrun --kernel backports --timeout 5m
+AORUN = $(BIN)/vmrun --kernel backports --timeout 9m
 
 .PHONY: test-tcp-ao
 test-tcp-ao: deps-test build ## BGP's TCP-AO, which wants another kernel: downloads Debian's of backports, and its newer BIRD

@@ -185,6 +185,6 @@ func TestKernelSignsForBIRD(t *testing.T) {
 		t.Errorf("%d sessions, the last since %s, the first since %s", p.Established, p.Since, since)
 	}
 	b.kill()
-	b = startBIRD(t, birdKeys(key(3, "new", "hmac sha256", "preferred; ")))
+	startBIRD(t, birdKeys(key(3, "new", "hmac sha256", "preferred; ")))
 	a.says(StateStart, "TCP-AO suspected")
 }
