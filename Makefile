@@ -74,7 +74,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 PACKAGE_ARCHS ?= amd64 arm64
 
 .PHONY: package
-package: $(TOOLS)/nfpm ## Make the deb and rpm packages for amd64 and arm64 into dist/
+package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the deb and rpm packages for amd64 and arm64 into dist/, and a bill of materials of each program
 	rm -rf $(DIST)
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(DIST)/host/ ./cmd/routerd ./cmd/routerctl
 	$(DIST)/host/routerd man $(DIST)/man
@@ -89,14 +89,36 @@ package: $(TOOLS)/nfpm ## Make the deb and rpm packages for amd64 and arm64 into
 		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o $(DIST)/stage/bin/ ./cmd/routerd ./cmd/routerctl ./cmd/routerd-cni; \
 		cp -r $(DIST)/man $(DIST)/completion $(DIST)/routerd.service configs CHANGELOG.md $(DIST)/stage/; \
 		find $(DIST)/stage -exec touch -h -d @$(SOURCE_DATE_EPOCH) {} +; \
+		for program in routerd routerctl routerd-cni; do \
+			$(TOOLS)/cyclonedx-gomod bin -json -noserial -notimestamp -version '$(PACKAGE_VERSION)' \
+				-output "$(DIST)/$${program}_$(PACKAGE_VERSION)_$$arch.cdx.json" $(DIST)/stage/bin/$$program; \
+		done; \
 		for format in deb rpm; do \
 			ARCH=$$arch PACKAGE_VERSION='$(PACKAGE_VERSION)' SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
-			$(TOOLS)/nfpm package --config configs/nfpm.yaml --packager $$format --target $(DIST)/; \
+			sh -c 'cd $(DIST) && $(TOOLS)/nfpm package --config $(CURDIR)/configs/nfpm.yaml --packager $$1 --target .' sh $$format; \
 		done; \
 		rm -rf $(DIST)/stage; \
 	done
 	rm -rf $(DIST)/host $(DIST)/man $(DIST)/completion $(DIST)/routerd.service
-	cd $(DIST) && sha256sum routerd* >SHA256SUMS && cat SHA256SUMS
+	cd $(DIST) && sha256sum routerd* routerctl* >SHA256SUMS && cat SHA256SUMS
+
+# The image has the programs of the packages: builds are reproducible, and so are
+# the archives, whose files have the time of the commit.
+.PHONY: release
+release: ## All of a release into dist/: packages, bills of materials, images as OCI archives. Wants a clean tree at a tag
+	@.ci/release-check
+	@.ci/deps release
+	$(MAKE) package
+	for arch in $(PACKAGE_ARCHS); do \
+		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o $(DIST)/image/ ./cmd/routerd ./cmd/routerctl ./cmd/routerd-cni; \
+		podman build --quiet --no-cache --platform linux/$$arch --timestamp $(SOURCE_DATE_EPOCH) \
+			-t routerd:$(VERSION) -f configs/image/Containerfile $(DIST)/image; \
+		podman save --quiet --format oci-dir -o $(DIST)/oci routerd:$(VERSION); \
+		tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
+			-cf $(DIST)/routerd_$(PACKAGE_VERSION)_$$arch.oci.tar -C $(DIST)/oci .; \
+		rm -rf $(DIST)/image $(DIST)/oci; \
+	done
+	cd $(DIST) && sha256sum routerd* routerctl* >SHA256SUMS && cat SHA256SUMS
 
 .PHONY: demo
 demo: deps-demo build ## Show it: three hosts, pods, every mode, a reachability matrix
@@ -270,11 +292,16 @@ $(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
 	@mkdir -p $(KUBE)
 	@$(GO) build $(KUBEMOD) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)' -o $@ $(PKG)
 
-# A module file of its own: it wants other versions of what the tools above share.
+# Module files of their own: they want other versions of what the tools above share.
 $(TOOLS)/nfpm: .ci/nfpm.mod .ci/nfpm.sum
 	@echo "tools: building nfpm"
 	@mkdir -p $(TOOLS)
 	@$(GO) build -modfile=$(CURDIR)/.ci/nfpm.mod -o $@ github.com/goreleaser/nfpm/v2/cmd/nfpm
+
+$(TOOLS)/cyclonedx-gomod: .ci/sbom.mod .ci/sbom.sum
+	@echo "tools: building cyclonedx-gomod"
+	@mkdir -p $(TOOLS)
+	@$(GO) build -modfile=$(CURDIR)/.ci/sbom.mod -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 
 .PHONY: clean
 clean: ## Remove what was built; the cache of tools and the VM's kernel stays
