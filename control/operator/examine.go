@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
@@ -307,32 +309,30 @@ func (e *examination) claims(ctx context.Context, nodes map[netip.Addr]string) e
 
 // pods compares each workload with what ADD made.
 func (e *examination) pods(ctx context.Context) error {
-	var wg sync.WaitGroup
-	room := make(chan struct{}, podsAtOnce)
-	late := 0
+	var checks errgroup.Group
+	checks.SetLimit(podsAtOnce)
+	var late atomic.Int64
 	for _, w := range e.s.cfg.Attach.Endpoints() {
 		if w.State != "attached" || w.Lost != "" || w.Device == "" {
 			continue
 		}
-		room <- struct{}{}
-		if ctx.Err() != nil {
-			late++
-			<-room
-			continue
-		}
-		wg.Go(func() {
-			defer func() { <-room }()
+		checks.Go(func() error {
+			if ctx.Err() != nil {
+				late.Add(1)
+				return nil
+			}
 			if err := e.s.cfg.Attach.Check(ctx, attach.CheckRequest{ID: w.ID}); err != nil && ctx.Err() == nil {
 				e.set(func() {
 					e.facts.Pods = append(e.facts.Pods, doctor.Pod{Name: workloadName(w), Device: w.Device, Err: err})
 				})
 			}
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = checks.Wait() // what failed is in the facts
 	slices.SortFunc(e.facts.Pods, func(a, b doctor.Pod) int { return strings.Compare(a.Name, b.Name) })
-	if late > 0 {
-		return fmt.Errorf("%d of them were not looked at in time", late)
+	if n := late.Load(); n > 0 {
+		return fmt.Errorf("%d of them were not looked at in time", n)
 	}
 	return nil
 }

@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -46,18 +47,17 @@ func (p *Prober) Echoes(ctx context.Context) ([]Echo, error) {
 	}
 	m := Sockets{Port: cmp.Or(p.cfg.Tunnel.Port, DefaultPort)}
 	out := make([]Echo, len(targets))
-	room := make(chan struct{}, echoesAtOnce)
-	var wg sync.WaitGroup
+	var asking errgroup.Group
+	asking.SetLimit(echoesAtOnce)
 	for i, t := range targets {
-		room <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-room }()
+		asking.Go(func() error {
 			e := Echo{Node: t.Node, Encap: t.Encap, Inner: t.Tunnel.Inner, Device: t.Tunnel.Link, Addr: t.Registered}
 			e.Finding, e.Err = m.echo(ctx, t, key)
 			out[i] = e
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = asking.Wait() // what failed is in the echoes
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("ask through %d tunnels: %w", len(targets), context.Cause(ctx))
 	}

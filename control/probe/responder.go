@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/control/async"
@@ -201,9 +202,9 @@ func (r *responder) echo(c *net.UDPConn) {
 
 // accept serves transfers until the listener is closed, and waits for them.
 func (r *responder) accept(ctx context.Context, l net.Listener) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	room := make(chan struct{}, maxTransfers)
+	var transfers errgroup.Group
+	defer func() { _ = transfers.Wait() }() // none returns an error
+	transfers.SetLimit(maxTransfers)
 	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -216,13 +217,7 @@ func (r *responder) accept(ctx context.Context, l net.Listener) {
 			}
 			continue
 		}
-		select {
-		case room <- struct{}{}:
-			wg.Go(func() {
-				defer func() { <-room }()
-				r.transfer(ctx, c)
-			})
-		default:
+		if !transfers.TryGo(func() error { r.transfer(ctx, c); return nil }) {
 			c.Close()
 		}
 	}

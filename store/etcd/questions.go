@@ -13,6 +13,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/semaphore"
 )
 
 // What hosts ask each other is below questionRoot: each question by the node that it is for, and its answer beside it. Both hang
@@ -112,7 +113,7 @@ func (s *Store) askAll(ctx context.Context, nodes []string, question []byte, yie
 func (s *Store) Questions(ctx context.Context, node string, answer func(context.Context, []byte) []byte) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	room := make(chan struct{}, answersAtOnce)
+	room := semaphore.NewWeighted(answersAtOnce)
 	taken := map[string]bool{}
 	s.members(ctx, askedRoot+node+"/", func(list []*mvccpb.KeyValue) {
 		there := make(map[string]bool, len(list))
@@ -123,12 +124,10 @@ func (s *Store) Questions(ctx context.Context, node string, answer func(context.
 				continue
 			}
 			running.Go(func() {
-				select {
-				case room <- struct{}{}:
-					defer func() { <-room }()
-				case <-ctx.Done():
+				if room.Acquire(ctx, 1) != nil {
 					return
 				}
+				defer room.Release(1)
 				call, cancel := context.WithTimeoutCause(ctx, questionTTL, errors.New("nobody waits for the answer any more"))
 				defer cancel()
 				said := answer(call, kv.Value)
