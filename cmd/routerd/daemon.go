@@ -31,6 +31,7 @@ import (
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/lock"
+	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/nodestatus"
 	"github.com/routerd/routerd/control/operator"
@@ -59,16 +60,18 @@ type router struct {
 	log     *slog.Logger // of the daemon as a whole, to the same log
 	started time.Time
 
-	member  *membership // nil: the datastore is no etcd
-	store   datastore
-	certs   certificates
-	renewer *renewal.Renewer                       // nil: this host has no certificate of a client
-	servers []string                               // URLs of the datastore, if it is not this daemon's own
-	names   func(store.Incarnation) presence.Store // who keeps the names of nodes
-	asks    questions                              // nil: the datastore does not pass questions on
-	network *network                               // nil: the datastore is not Kubernetes
-	serveKV func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
-	db      *lock.Store                            // the same for who writes what Calico has too
+	member   *member.Membership // nil: the datastore is no etcd
+	issuer   *member.Issuer     // with member
+	store    datastore
+	certs    *renewal.Certificates                  // nil: the datastore is no etcd
+	renewals renewal.Records                        // with member
+	renewer  *renewal.Renewer                       // nil: this host has no certificate of a client
+	servers  []string                               // URLs of the datastore, if it is not this daemon's own
+	names    func(store.Incarnation) presence.Store // who keeps the names of nodes
+	asks     questions                              // nil: the datastore does not pass questions on
+	network  *network                               // nil: the datastore is not Kubernetes
+	serveKV  func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
+	db       *lock.Store                            // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
 	// part is in it.
 	cluster *cluster.Cluster
@@ -249,7 +252,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Store: d.db, Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
-		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.problem(time.Now()) }, CertificateEnd: d.certs.expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
+		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
 		MTUError: d.mtuError, Damage: d.damage, WorkloadMTU: d.workloadMTU,
 	}
 	d.asking(&oc)
@@ -282,7 +285,7 @@ func (d *router) close() error {
 		errs = append(errs, d.store.Close())
 	}
 	if d.member != nil {
-		d.member.close()
+		d.member.Close()
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())
@@ -376,13 +379,13 @@ func (d *router) run(stop context.Context) error {
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}
 	if d.member != nil {
-		part("embedded datastore", d.member.watch)
-		part("new hosts", func(ctx context.Context) error { return d.member.runIssuer(ctx, d.log.With("component", "join")) })
+		part("embedded datastore", d.member.Watch)
+		part("new hosts", d.issuer.Run)
 		part("certificates of others", d.signCertificates)
 	}
-	if d.member != nil && d.member.ours() {
-		part("datastore's members", d.member.follow)
-		part("membership", d.runMembers)
+	if d.member != nil && d.member.Ours() {
+		part("datastore's members", d.member.Follow)
+		part("membership", d.member.RunAgent)
 	}
 	if d.renewer != nil {
 		part("certificate", d.renewer.Run)
@@ -393,7 +396,7 @@ func (d *router) run(stop context.Context) error {
 			apiv1.RegisterBGPServer(s, d.bgpServer())
 			apiv1.RegisterEventsServer(s, rpc.NewEventsServer(d.said))
 			apiv1.RegisterDoctorServer(s, rpc.NewDoctorServer(d.operator))
-			apiv1.RegisterClusterServer(s, clusterService{d: d})
+			apiv1.RegisterClusterServer(s, member.NewService(d.issuer, noTokens))
 			apiv1.RegisterUIServer(s, page)
 			d.serveKV(s)
 		})

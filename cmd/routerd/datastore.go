@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +16,9 @@ import (
 
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/lock"
+	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/control/presence"
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
 	"github.com/routerd/routerd/store/kube"
@@ -35,23 +39,25 @@ func (d *router) openStore(ctx context.Context) error {
 	if d.cfg.Datastore.Kind == config.DatastoreKubernetes {
 		return d.openKube(log)
 	}
-	m, err := newMembership(&d.cfg, d.name, d.log.With("component", "etcd"))
+	m, err := member.NewMembership(membershipConfig(d.cfg, d.name, d.nodeAddress, d.log))
 	if err != nil {
 		return err
 	}
-	d.member, m.addresses = m, d.nodeAddress
-	ec, err := etcdConfig(d.cfg.Datastore, log)
+	d.member, d.issuer = m, member.NewIssuer(m)
+	ds, is := &d.cfg.Datastore, m.Datastore()
+	ds.Endpoints, ds.CAFile, ds.CertFile, ds.KeyFile = is.Endpoints, is.CAFile, is.CertFile, is.KeyFile
+	ec, err := etcdConfig(*ds, log)
 	if err != nil {
 		return err
 	}
-	if ec, err = m.boot(ctx, ec); err != nil {
+	if ec, err = m.Boot(ctx, ec); err != nil {
 		return fmt.Errorf("start the embedded datastore: %w", err)
 	}
 	s, err := etcd.Open(ctx, ec)
 	if err != nil {
 		return err
 	}
-	m.store = s
+	m.SetStore(s)
 	d.store, d.servers = s, d.cfg.Datastore.Endpoints
 	d.newCertificates(s, ec)
 	d.names = func(store.Incarnation) presence.Store { return s }
@@ -59,6 +65,38 @@ func (d *router) openStore(ctx context.Context) error {
 	d.reflectors.members, d.asks = s, s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil
+}
+
+// memberFile is what this host is in the datastore's cluster.
+func memberFile(c config.Config) string { return filepath.Join(c.StateDir, "etcd", "member.json") }
+
+// membershipConfig is what a configuration says of the cluster of the embedded datastore.
+func membershipConfig(c config.Config, name string, address func() (netip.Addr, error), log *slog.Logger) member.MembershipConfig {
+	ds, e := c.Datastore, c.Datastore.Embedded
+	var listen netip.AddrPort
+	if e.Listen != "" {
+		listen = netip.MustParseAddrPort(e.Listen) // Validate has parsed it
+	}
+	return member.MembershipConfig{
+		Node:      name,
+		Datastore: member.Datastore{Endpoints: ds.Endpoints, CAFile: ds.CAFile, CertFile: ds.CertFile, KeyFile: ds.KeyFile},
+		StateFile: memberFile(c), MembersFile: filepath.Join(c.StateDir, "datastore-members.json"),
+		DataDir: c.EtcdDir(), PKIDir: c.PKIDir(), ClientPKIDir: c.ClientPKIDir(), Socket: c.EtcdSocket(),
+		Listen: listen, Hosts: e.Hosts,
+		JoinPort: uint16(e.JoinPort), PeerPort: uint16(e.PeerPort), //nolint:gosec // Validate has checked them
+		Address: address, ValidName: config.ValidNodeName, Log: log,
+	}
+}
+
+// nodeAddress is this host's own, once it is known.
+func (d *router) nodeAddress() (netip.Addr, error) {
+	found := d.node.Status().Addresses
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		if a, ok := found[f]; ok {
+			return a.Prefix.Addr(), nil
+		}
+	}
+	return netip.Addr{}, errors.New("this host's own address is not known yet")
 }
 
 // etcdConfig is what a configuration says of an etcd; without endpoints it is the
@@ -149,6 +187,9 @@ func datastoreName(c config.Config) string {
 	}
 	return "embedded"
 }
+
+// noTokens answers who asks for a join token where there is no etcd.
+const noTokens = "the datastore of this host is Kubernetes' API: hosts join with what Kubernetes gives them (docs/guides/kubernetes.md)"
 
 // noEtcd answers who asks for etcd where there is none.
 const noEtcd = "the resources of this cluster are in Kubernetes' API: set DATASTORE_TYPE=kubernetes, and KUBECONFIG outside a pod, for routerctl to read and write them there, or use kubectl"

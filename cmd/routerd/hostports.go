@@ -9,6 +9,7 @@ import (
 
 	"github.com/routerd/routerd/control/bfd"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store/embedded"
 )
@@ -33,7 +34,7 @@ func hostPorts(c config.Config) []filter.Tunnel {
 	if at, err := netip.ParseAddrPort(e.Listen); err == nil {
 		served = at.Port()
 	} else if _, cert, _ := embedded.ClientFiles(c.ClientPKIDir()); c.Datastore.CertFile == cert {
-		served = servePort(c) // it may become a member while it runs
+		served = member.ServePort(c.Datastore.Endpoints) // it may become a member while it runs
 	}
 	if served != 0 {
 		list = append(list, filter.Tunnel{Protocol: unix.IPPROTO_TCP, Port: served})

@@ -1,7 +1,7 @@
-// Package member decides what a host is in the cluster of the embedded datastore: a
-// client of it, a member that learns, one that votes, or one that leaves. [Next] decides,
+// Package member has a host be what it is to be in the cluster of the embedded datastore: a
+// client of it, a member that learns, one that votes, or one that leaves. [Next] decides
 // and [Agent] has the host do it, one step at a time, each of which may be the last
-// before the host is killed.
+// before the host is killed. [Membership] is that host: its server and its client.
 package member
 
 import (

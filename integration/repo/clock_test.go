@@ -17,7 +17,6 @@ func wallClock() map[string]string {
 	return map[string]string{
 		"control/attach/add.go":          "when an attachment was made: shown, and on disk; one from the future is old",
 		"control/attach/addresses.go":    "an attribute for people",
-		"cmd/routerd/clustermembers.go":  "a text",
 		"control/attach/allocate.go":     "as add.go",
 		"control/bgp/engine/engine.go":   "no time: this side's address of a connection",
 		"control/bgp/bmp/message.go":     "in a message: when something happened",
@@ -32,6 +31,7 @@ func wallClock() map[string]string {
 		"control/renewal/signer.go":      "a text",
 		"control/join/token.go":          "when a token ends, for people: the issuer's record decides",
 		"control/member/member.go":       "when an order ends: a host whose clock is ahead by more says so, and is ordered again",
+		"control/member/service.go":      "a text",
 		"control/nodestatus/status.go":   "a text",
 		"control/operator/metrics.go":    "a metric",
 		"control/presence/keeper.go":     "since when a name is held: shown",

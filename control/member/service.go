@@ -1,9 +1,10 @@
-package main
+package member
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,10 +16,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/store/embedded"
 	"github.com/routerd/routerd/store/etcd"
 )
@@ -35,21 +36,97 @@ const (
 	fewBehind = 1000
 )
 
+// defaultTokenTTL is how long a join token is good.
+const defaultTokenTTL = time.Hour
+
+// Service answers `routerctl cluster`.
+type Service struct {
+	apiv1.UnimplementedClusterServer
+	m       *Membership // nil: the datastore is no etcd
+	issuer  *Issuer
+	without string // what is to be said where there is no membership
+}
+
+// NewService makes the service; without an issuer hosts join by other means, as without
+// says.
+func NewService(i *Issuer, without string) Service {
+	s := Service{issuer: i, without: without}
+	if i != nil {
+		s.m = i.m
+	}
+	return s
+}
+
+// JoinToken implements [apiv1.ClusterServer].
+func (s Service) JoinToken(ctx context.Context, r *apiv1.JoinTokenRequest) (*apiv1.JoinTokenResponse, error) {
+	if s.m == nil {
+		return nil, refused("%s", s.without)
+	}
+	issuer := s.issuer.now()
+	if issuer == nil {
+		return nil, refused("%s", s.m.whyNoTokens())
+	}
+	ttl := defaultTokenTTL
+	if r.GetTtl() != nil {
+		ttl = r.GetTtl().AsDuration()
+	}
+	host := r.GetAddress()
+	if host == "" {
+		var err error
+		if host, err = s.m.servedAddress(); err != nil {
+			return nil, status.Error(codes.FailedPrecondition, err.Error())
+		}
+	}
+	t, err := issuer.Issue(ctx, host, ttl)
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	text, err := t.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return &apiv1.JoinTokenResponse{Token: text, Expires: timestamppb.New(t.Expires), Host: host}, nil
+}
+
+// whyNoTokens says why no host can join here, and what to do.
+func (m *Membership) whyNoTokens() string {
+	if m.role() != Voter {
+		return fmt.Sprintf("the datastore is at %v: make the token on the host that keeps it; to an etcd of your own, hosts join by its certificates in their configuration", m.cfg.Datastore.Endpoints)
+	}
+	return "the datastore of this host serves nobody else: set datastore.embedded.listen to an address of this host and a port, such as 10.1.0.11:2379, and restart routerd"
+}
+
+// servedAddress is by which other hosts reach the datastore.
+func (m *Membership) servedAddress() (string, error) {
+	server := m.Server()
+	if server == nil {
+		return "", errors.New("the datastore of this host does not run")
+	}
+	if a := server.Listen().Addr(); !a.IsUnspecified() {
+		return a.String(), nil
+	}
+	a, err := m.cfg.Address()
+	if err != nil {
+		return "", fmt.Errorf("the datastore serves all addresses, and %w: name one by --address", err)
+	}
+	return a.String(), nil
+}
+
 // refused is an error of what the operator asked.
 func refused(format string, args ...any) error {
 	return status.Errorf(codes.FailedPrecondition, format, args...)
 }
 
 // Members implements [apiv1.ClusterServer].
-func (s clusterService) Members(ctx context.Context, _ *apiv1.MembersRequest) (*apiv1.MembersResponse, error) {
-	m := s.d.member
+func (s Service) Members(ctx context.Context, _ *apiv1.MembersRequest) (*apiv1.MembersResponse, error) {
+	m := s.m
 	if m == nil {
-		return nil, refused("%s", s.d.whyNoTokens())
+		return nil, refused("%s", s.without)
 	}
 	return m.list(ctx)
 }
 
-func (m *membership) list(ctx context.Context) (*apiv1.MembersResponse, error) {
+func (m *Membership) list(ctx context.Context) (*apiv1.MembersResponse, error) {
 	list, err := m.store.Members(ctx)
 	if err != nil {
 		return nil, err
@@ -58,7 +135,7 @@ func (m *membership) list(ctx context.Context) (*apiv1.MembersResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	server, _ := m.current()
+	server := m.Server()
 	resp := &apiv1.MembersResponse{}
 	states := make([]etcd.MemberStatus, len(list))
 	var asking errgroup.Group
@@ -72,7 +149,7 @@ func (m *membership) list(ctx context.Context) (*apiv1.MembersResponse, error) {
 		}
 		ask := out.Endpoint
 		if server != nil && server.ID() == one.ID {
-			ask, out.Host = server.Endpoint(), m.name
+			ask, out.Host = server.Endpoint(), m.cfg.Node
 			if at := server.Listen(); out.Endpoint == "" && at.IsValid() {
 				out.Endpoint = "https://" + at.String()
 			}
@@ -141,14 +218,14 @@ func warnOf(voters, up uint32) string {
 }
 
 // coordinates returns the server of a host that may change the cluster.
-func (s clusterService) coordinates(ctx context.Context) (*membership, *embedded.Server, error) {
-	m := s.d.member
+func (s Service) coordinates(ctx context.Context) (*Membership, *embedded.Server, error) {
+	m := s.m
 	if m == nil {
-		return nil, nil, refused("%s", s.d.whyNoTokens())
+		return nil, nil, refused("%s", s.without)
 	}
-	server, _ := m.current()
+	server := m.Server()
 	switch {
-	case server == nil || m.role() != member.Voter:
+	case server == nil || m.role() != Voter:
 		hosts := ""
 		if records, err := m.store.MemberRecords(ctx); err == nil && len(records) > 0 {
 			var names []string
@@ -162,21 +239,21 @@ func (s clusterService) coordinates(ctx context.Context) (*membership, *embedded
 		}
 		return nil, nil, refused("this host is a client of the datastore: give the command on a member%s", hosts)
 	case !server.Listen().IsValid():
-		return nil, nil, refused("%s", s.d.whyNoTokens())
+		return nil, nil, refused("%s", m.whyNoTokens())
 	}
 	return m, server, nil
 }
 
 // ChangeMember implements [apiv1.ClusterServer].
-func (s clusterService) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.ServerStreamingServer[apiv1.ChangeMemberProgress]) error {
+func (s Service) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.ServerStreamingServer[apiv1.ChangeMemberProgress]) error {
 	ctx := stream.Context()
 	m, server, err := s.coordinates(ctx)
 	if err != nil {
 		return err
 	}
-	host, wanted := cmp.Or(r.GetHost(), m.name), member.Client
+	host, wanted := cmp.Or(r.GetHost(), m.cfg.Node), Client
 	if r.GetMember() {
-		wanted = member.Voter
+		wanted = Voter
 	}
 	say := func(format string, args ...any) error {
 		return stream.Send(&apiv1.ChangeMemberProgress{Message: fmt.Sprintf(format, args...)})
@@ -194,11 +271,11 @@ func (s clusterService) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.S
 	}
 	at := slices.IndexFunc(now.GetMembers(), func(one *apiv1.ClusterMember) bool { return one.GetHost() == host })
 	switch {
-	case wanted == member.Voter && at >= 0 && now.GetMembers()[at].GetRole() == "voter":
+	case wanted == Voter && at >= 0 && now.GetMembers()[at].GetRole() == "voter":
 		return ended("%s is a member with a vote.", host)
-	case wanted == member.Client && at < 0:
+	case wanted == Client && at < 0:
 		return ended("%s is no member.", host)
-	case wanted == member.Client && now.GetVoters() == 1 && now.GetMembers()[at].GetRole() == "voter":
+	case wanted == Client && now.GetVoters() == 1 && now.GetMembers()[at].GetRole() == "voter":
 		return refused("%s", errLastMember)
 	}
 	name, err := m.store.Name(ctx, host)
@@ -206,16 +283,16 @@ func (s clusterService) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.S
 		return err
 	}
 	if name.Holder == nil {
-		if wanted == member.Client {
+		if wanted == Client {
 			return refused("no routerd runs on a host %s: start it there; if it is lost for good: routerctl cluster remove %s", host, host)
 		}
 		return refused("no routerd runs on a host %s: take it into the cluster with routerd join first, and start it there", host)
 	}
-	addr, err := s.d.servedAddress()
+	addr, err := s.m.servedAddress()
 	if err != nil {
 		return refused("%v", err)
 	}
-	if wanted == member.Voter {
+	if wanted == Voter {
 		ip, err := netip.ParseAddr(addr)
 		if err != nil {
 			return err
@@ -228,7 +305,7 @@ func (s clusterService) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.S
 	if err != nil {
 		return refused("%v", err)
 	}
-	o := member.Order{Node: host, Wanted: wanted, Expires: time.Now().Add(orderLife).Truncate(time.Second), Issuer: issuer}
+	o := Order{Node: host, Wanted: wanted, Expires: time.Now().Add(orderLife).Truncate(time.Second), Issuer: issuer}
 	if o.Signature, err = server.Sign(o.Digest()); err != nil {
 		return err
 	}
@@ -246,14 +323,14 @@ func (s clusterService) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.S
 	if err := m.await(ctx, orders, host, say); err != nil {
 		return err
 	}
-	if wanted == member.Client {
+	if wanted == Client {
 		return ended("%s is a client of the datastore.", host)
 	}
 	return ended("%s is a member with a vote.", host)
 }
 
 // await tells of a host's way until it is what the order says.
-func (m *membership) await(ctx context.Context, orders etcd.Records, host string, say func(string, ...any) error) error {
+func (m *Membership) await(ctx context.Context, orders etcd.Records, host string, say func(string, ...any) error) error {
 	changed := async.NewSignal()
 	following, stop := context.WithCancel(ctx)
 	var over errgroup.Group
@@ -298,7 +375,7 @@ func (m *membership) await(ctx context.Context, orders etcd.Records, host string
 		if b == nil {
 			return refused("the order to %s has ended, or was taken back by routerctl cluster remove", host)
 		}
-		var o member.Order
+		var o Order
 		if err := json.Unmarshal(b, &o); err != nil {
 			return fmt.Errorf("the order to %s: %w", host, err)
 		}
@@ -319,7 +396,7 @@ func (m *membership) await(ctx context.Context, orders etcd.Records, host string
 }
 
 // RemoveMember implements [apiv1.ClusterServer].
-func (s clusterService) RemoveMember(ctx context.Context, r *apiv1.RemoveMemberRequest) (*apiv1.RemoveMemberResponse, error) {
+func (s Service) RemoveMember(ctx context.Context, r *apiv1.RemoveMemberRequest) (*apiv1.RemoveMemberResponse, error) {
 	m, server, err := s.coordinates(ctx)
 	if err != nil {
 		return nil, err
