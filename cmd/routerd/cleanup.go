@@ -7,25 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/cni"
-	"github.com/routerd/routerd/control/atomicfile"
+	"github.com/routerd/routerd/control/cleanup"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/foreign"
-	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/kernel"
-	"github.com/routerd/routerd/dataplane/nft"
-	"github.com/routerd/routerd/dataplane/rule"
-	"github.com/routerd/routerd/dataplane/sourceport"
-	"github.com/routerd/routerd/dataplane/workload"
+	"github.com/routerd/routerd/control/hostlock"
+	"github.com/routerd/routerd/store"
 )
 
 func newCleanupCommand() *cobra.Command {
@@ -69,8 +62,11 @@ and ipsets, and nothing else. The daemon may run meanwhile.`,
 			if err != nil {
 				return err
 			}
-			cl := &cleanup{cfg: c, purge: purge, protocols: protocols, out: cmd.OutOrStdout()}
-			return cl.run(cmd.Context(), agreed)
+			of, err := cleanupConfig(c, protocols, purge, cmd.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			return cleanup.Run(cmd.Context(), of, agreed)
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
@@ -94,221 +90,34 @@ func confirm(in io.Reader, out io.Writer, n int) bool {
 	return answer == "y" || answer == "yes"
 }
 
-// cleanup removes what is routerd's from a host.
-type cleanup struct {
-	cfg       config.Config
-	purge     bool
-	protocols string // file
-	out       io.Writer
-
-	kernel *kernel.Kernel
-	wire   *workload.Wire
-}
-
-// thing is something of routerd's on this host.
-type thing struct {
-	what   string
-	remove func(context.Context) error // nil: goes with those of the kernel's tables
-}
-
-// run lists what there is, and removes it if agreed, called with the number,
-// returns true. Without agreed nothing is removed.
-func (cl *cleanup) run(ctx context.Context, agreed func(n int) bool) error {
-	unlock, err := cl.lock(ctx)
+// cleanupConfig says what is routerd's on a host.
+func cleanupConfig(c config.Config, protocols string, purge bool, out io.Writer) (cleanup.Config, error) {
+	conflist, err := cni.Conflist(conflistOptions(c))
 	if err != nil {
-		return err
+		return cleanup.Config{}, err
 	}
-	defer unlock()
-	cl.kernel, err = kernel.New(kernel.Config{
-		Protocol: uint8(cl.cfg.Dataplane.RouteProtocol), Sysctls: cl.cfg.Dataplane.SysctlDir, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return err
+	of := cleanup.Config{
+		Protocol: uint8(c.Dataplane.RouteProtocol), Sysctls: c.Dataplane.SysctlDir, //nolint:gosec // Validate has checked it
+		RunDir: c.RunDir, StateDir: c.StateDir, Purge: purge, JournalDir: c.WorkloadDir(),
+		Files: []string{
+			startMark(c.RunDir), bootMark(c.RunDir), hostlock.File(c.RunDir), reachState(c.RunDir), policyMark(c.RunDir),
+			clusterFile(c), previousPolicyFile(c),
+		},
+		Patterns: []string{filepath.Join(c.RunDir, "supports.*")},
+		Written: []cleanup.File{
+			{Path: filepath.Join(c.CNI.ConfDir, cni.ConflistName), Ours: func(b []byte) bool { return bytes.Equal(b, conflist) }},
+			{Path: protocols, Ours: cleanup.NamesOurProtocol},
+		},
+		Node: c.Name, Out: out,
 	}
-	defer cl.kernel.Close()
-	if cl.wire, err = workload.New(workload.Config{Sysctls: cl.cfg.Dataplane.SysctlDir}); err != nil {
-		return err
-	}
-	defer cl.wire.Close()
-
-	things, err := cl.find(ctx)
-	if err != nil {
-		return err
-	}
-	switch {
-	case len(things) == 0:
-		fmt.Fprintln(cl.out, "nothing of routerd's is on this host")
-		return nil
-	case agreed == nil:
-		cl.list("would remove", things)
-		return nil
-	}
-	cl.list("to be removed:", things)
-	if !agreed(len(things)) {
-		return errors.New("nothing was removed")
-	}
-	return cl.removeAll(ctx, things)
-}
-
-func (cl *cleanup) list(verb string, things []thing) {
-	for _, t := range things {
-		fmt.Fprintln(cl.out, verb, t.what)
-	}
-}
-
-// find lists what there is of routerd's, in the order of removal.
-func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
-	var things []thing
-	objects, err := cl.kernel.Leftovers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range objects {
-		things = append(things, thing{what: describeLeftover(o)})
-	}
-	wires, err := cl.wire.Marked(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range wires {
-		things = append(things, thing{"link " + name + " type veth", func(ctx context.Context) error { return cl.wire.RemoveMarked(ctx, name) }})
-	}
-	for _, table := range []string{nft.TableName, nft.OffloadTable, sourceport.TableName} {
-		found, err := cl.kernel.DeleteTable(table, true)
-		if err != nil {
-			return nil, err
-		}
-		if found {
-			things = append(things, thing{"nftables table inet " + table, func(context.Context) error {
-				_, err := cl.kernel.DeleteTable(table, false)
-				return err
-			}})
-		}
-	}
-	protocol := uint8(cl.cfg.Dataplane.RouteProtocol)
-	switch n, err := rule.Sweep(protocol, true); {
-	case err != nil:
-		return nil, err
-	case n > 0:
-		things = append(things, thing{fmt.Sprintf("rules that look into table %d: %d", rule.Table, n), func(context.Context) error {
-			_, err := rule.Sweep(protocol, false)
-			return err
-		}})
-	}
-	held, err := cl.reserve(ctx)
-	if err != nil {
-		return nil, err
-	}
-	files, err := cl.files()
-	return append(append(things, held...), files...), err
-}
-
-// describeLeftover shows an object as ip(8) does.
-func describeLeftover(o dataplane.Object) string {
-	what := o.Key().Kind().String() + " " + o.String()
-	if l, ok := o.Key().(dataplane.LinkKey); ok && l.Name == "tunl0" {
-		what += " (the kernel's own: it is set down and stays)"
-	}
-	return what
-}
-
-// files lists the files that routerd wrote.
-func (cl *cleanup) files() ([]thing, error) {
-	conflist, err := cni.Conflist(conflistOptions(cl.cfg))
-	if err != nil {
-		return nil, err
-	}
-	var things []thing
-	add := func(path string) {
-		things = append(things, thing{"file " + path, func(context.Context) error { return os.Remove(path) }})
-	}
-	for _, f := range []struct {
-		path string
-		ours func([]byte) bool
-	}{
-		{filepath.Join(cl.cfg.CNI.ConfDir, cni.ConflistName), func(b []byte) bool { return bytes.Equal(b, conflist) }},
-		{cl.protocols, namesOurProtocol},
-	} {
-		switch b, err := os.ReadFile(f.path); {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
-		case err != nil:
-			return nil, err
-		case f.ours(b):
-			add(f.path)
-		default:
-			fmt.Fprintf(cl.out, "left alone: %s was changed since routerd wrote it\n", f.path)
-		}
-	}
-	run := []string{startMark(cl.cfg.RunDir), bootMark(cl.cfg.RunDir), lockPath(cl.cfg.RunDir), reachState(cl.cfg.RunDir), policyMark(cl.cfg.RunDir), clusterFile(cl.cfg), previousPolicyFile(cl.cfg)}
-	for _, socket := range []string{cl.cfg.CNISocket(), cl.cfg.OperatorSocket(), cl.cfg.EtcdSocket()} {
+	for _, socket := range []string{c.CNISocket(), c.OperatorSocket(), c.EtcdSocket()} {
 		// Each socket has a lock, and etcd makes a second one for HTTP.
-		run = append(run, socket, socket+".lock", socket+".http")
+		of.Files = append(of.Files, socket, socket+".lock", socket+".http")
 	}
-	marks, err := filepath.Glob(filepath.Join(cl.cfg.RunDir, "supports.*"))
-	if err != nil {
-		return nil, err
-	}
-	run = append(run, marks...)
-	var left []string // of writes that a kill ended
-	for _, path := range run {
-		list, err := atomicfile.Leftovers(path)
-		if err != nil {
-			return nil, err
-		}
-		left = append(left, list...)
-	}
-	for _, path := range append(run, left...) {
-		if _, err := os.Lstat(path); err == nil {
-			add(path)
+	if !c.Datastore.Own() {
+		of.Datastore = func(ctx context.Context, f func(context.Context, store.Store) error) error {
+			return withDatastore(ctx, c, f)
 		}
 	}
-	if _, err := os.Stat(cl.cfg.StateDir); err == nil && cl.purge {
-		things = append(things, thing{"directory " + cl.cfg.StateDir, func(context.Context) error { return os.RemoveAll(cl.cfg.StateDir) }})
-	}
-	return things, nil
-}
-
-// namesOurProtocol reports whether a file of rt_protos.d says nothing but the
-// name of routerd's protocol.
-func namesOurProtocol(b []byte) bool {
-	found := false
-	for line := range strings.Lines(string(b)) {
-		f := strings.Fields(line)
-		switch {
-		case len(f) == 0 || strings.HasPrefix(f[0], "#"):
-		case len(f) == 2 && f[1] == "routerd":
-			found = true
-		default:
-			return false
-		}
-	}
-	return found
-}
-
-// removeAll removes what was found. One thing that cannot be removed does not
-// stop the others.
-func (cl *cleanup) removeAll(ctx context.Context, things []thing) error {
-	left, err := cl.kernel.Sweep(ctx)
-	errs := []error{err}
-	stays := map[string]bool{}
-	for _, o := range left {
-		stays[describeLeftover(o)] = true
-	}
-	n := 0
-	for _, t := range things {
-		if t.remove == nil {
-			if stays[t.what] {
-				continue
-			}
-		} else if err := t.remove(ctx); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove %s: %w", t.what, err))
-			continue
-		}
-		n++
-		fmt.Fprintln(cl.out, "removed", t.what)
-	}
-	// Whoever put something else there keeps it.
-	_ = os.Remove(cl.cfg.RunDir)
-	fmt.Fprintf(cl.out, "%d of %d things removed\n", n, len(things))
-	return errors.Join(errs...)
+	return of, nil
 }

@@ -25,9 +25,12 @@ import (
 	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/enforce"
 	"github.com/routerd/routerd/control/events"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
+	"github.com/routerd/routerd/control/heap"
+	"github.com/routerd/routerd/control/hostlock"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/lock"
@@ -68,6 +71,7 @@ type router struct {
 	renewer  *renewal.Renewer                       // nil: this host has no certificate of a client
 	servers  []string                               // URLs of the datastore, if it is not this daemon's own
 	names    func(store.Incarnation) presence.Store // who keeps the names of nodes
+	hosts    bgp.Hosts                              // who is there; nil: the datastore cannot say it
 	asks     questions                              // nil: the datastore does not pass questions on
 	network  *network                               // nil: the datastore is not Kubernetes
 	serveKV  func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
@@ -85,8 +89,8 @@ type router struct {
 	// adjacent is with bgp.
 	adjacent *adjacent.Tracker
 	// reflectors is with bgp.
-	reflectors *reflectors
-	bgpKeys    *bgpKeys
+	reflectors *bgp.Reflectors
+	bgpKey     *bgp.ClusterKey
 	wire       *workload.Wire
 	attach     *attach.Attacher
 	// restored is closed when the workloads of the previous run are taken over.
@@ -94,14 +98,15 @@ type router struct {
 	// journal is what this host has promised and must know after the loss of power.
 	journal *journal.Journal
 	probe   *probe.Prober
-	policy  *policies // nil: switched off
+	policy  *policies    // nil: switched off
+	mark    enforce.Mark // of policy
 
 	presence *presence.Keeper
 	refused  async.Signal // another machine has this host's name
 
-	leaving  atomic.Bool           // the daemon is being stopped for good
-	mtuErr   atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
-	noPolicy error                 // why this kernel cannot enforce policy
+	leaving  atomic.Bool // the daemon is being stopped for good
+	mtu      *attach.MTUFollower
+	noPolicy error // why this kernel cannot enforce policy
 	counters counters
 	tracer   *spans.Tracer // nil: nobody collects traces
 	operator *operator.Server
@@ -114,18 +119,18 @@ func run(ctx context.Context, c config.Config, said *events.Log) (err error) {
 	if err != nil {
 		return err
 	}
-	lock, err := lockHost(c.RunDir)
+	lock, err := hostlock.Dir(c.RunDir)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	alone, err := lockKernel(ctx)
+	alone, err := hostlock.Namespace(ctx)
 	if err != nil {
 		return err
 	}
 	defer alone.Close()
 	log.Info("starting", "version", version, "node", name, "run_dir", c.RunDir, "state_dir", c.StateDir)
-	limitMemory(log, memlimit.FromCgroup)
+	heap.Limit(log, memlimit.FromCgroup)
 	tracer, endTraces, err := spans.FromEnv(ctx, os.Getenv, spans.Config{Service: "routerd", Version: version, Node: name, Log: log.With("component", "traces")})
 	if err != nil {
 		return err
@@ -153,7 +158,6 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		cfg: c, name: name, said: said, log: log, started: time.Now(),
 		counters: newCounters(), tracer: tracer, restored: make(chan struct{}),
 	}
-	d.reflectors = &reflectors{d: d}
 	var err error
 	// The kernel first: without its permission nothing else is of use.
 	d.kernel, err = kernel.New(kernel.Config{
@@ -170,6 +174,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil, c.UI.Listen != "")
+	d.mark = enforce.Mark{File: policyMark(c.RunDir), Log: log.With("component", "policy")}
 	if err := d.newPolicy(); err != nil {
 		return d, err
 	}
@@ -203,17 +208,18 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Name: name, Store: d.db, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: func() []metav1.Condition { return d.operator.Conditions() }, // it is made last
 	})
-	d.bgpKeys = &bgpKeys{
-		store: d.store, file: bgpKeyFile(c), log: log, publish: d.node.SetBGPKeys, canSign: bgp.CanSign,
-		changed: async.NewSignal(), made: make(chan struct{}),
+	var sign func(bgp.Keyring)
+	if c.BGP.Enabled {
+		sign = func(k bgp.Keyring) { d.bgp.SetKeys(k) } // it is made next
 	}
+	d.bgpKey = bgp.NewClusterKey(bgp.ClusterKeyConfig{Store: d.store, File: filepath.Join(c.StateDir, "bgp.key"), Use: sign, Publish: d.node.SetBGPKeys, Log: log})
 	if c.BGP.Enabled {
 		d.adjacent = d.newAdjacent()
 		d.bgp = bgp.New(bgp.Options{
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
-			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKeys.changed.Set,
+			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKey.Changed,
 			Services: d.network != nil,
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
@@ -225,8 +231,10 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 				}
 			},
 		})
-		d.bgpKeys.use = d.bgp.SetKeys
-		d.bgpKeys.load()
+		d.bgpKey.Load()
+		d.reflectors = bgp.NewReflectors(bgp.ReflectorsConfig{
+			Node: name, Controller: d.bgp, Hosts: d.hosts, Lead: d.store.Lead, Publish: d.node.PublishReflection, Log: log,
+		})
 	}
 	d.wire, err = workload.New(workload.Config{Sysctls: c.Dataplane.SysctlDir})
 	if err != nil {
@@ -240,6 +248,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	if err != nil {
 		return d, err
 	}
+	d.mtu = attach.NewMTUFollower(d.core, d.attach, c.CNI.MTU, log)
 	if err := d.newPresence(); err != nil {
 		return d, err
 	}
@@ -253,7 +262,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe,
 		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
-		MTUError: d.mtuError, Damage: d.damage, WorkloadMTU: d.workloadMTU,
+		MTUError: d.mtu.Err, Damage: d.damage, WorkloadMTU: d.mtu.Smallest,
 	}
 	d.asking(&oc)
 	d.operator = operator.New(oc)
@@ -362,7 +371,7 @@ func (d *router) run(stop context.Context) error {
 		part("questions of other hosts", d.answer)
 	}
 	part("bootstrap", d.bootstrap)
-	part("bgp key", d.bgpKeys.run)
+	part("bgp key", d.bgpKey.Run)
 	part("probes", d.probe.Run)
 	part("policy", d.runPolicy)
 	part("live change", d.followEncaps)
@@ -375,7 +384,7 @@ func (d *router) run(stop context.Context) error {
 	}
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
-		part("reflectors", d.runReflectors)
+		part("reflectors", func(ctx context.Context) error { return d.onceHeld(ctx, d.reflectors.Run) })
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}
 	if d.member != nil {
@@ -414,13 +423,13 @@ func (d *router) run(stop context.Context) error {
 			return health.Serve(ctx, d.cfg.Health.Listen, h, d.log)
 		})
 	}
-	if page.on() {
-		part("page follows", each(d.follow.page, page.watch.HandleStore))
-		part("page", page.run)
+	if page.On() {
+		part("page follows", each(d.follow.page, page.HandleStore))
+		part("page", page.Run)
 	}
 	part("memory", func(ctx context.Context) error {
-		paceCollector(ctx)
-		releaseMemory(ctx)
+		heap.Pace(ctx)
+		heap.Release(ctx)
 		return nil
 	})
 	part("systemd", func(ctx context.Context) error {
@@ -471,9 +480,14 @@ func (d *router) followUnderlay(ctx context.Context) error {
 // that has not seen the datastore's state neither writes, nor announces, nor
 // sweeps.
 func (d *router) followCluster(ctx context.Context) error {
+	return d.onceHeld(ctx, d.cluster.Run)
+}
+
+// onceHeld runs f as soon as this host holds its name.
+func (d *router) onceHeld(ctx context.Context, f func(context.Context) error) error {
 	select {
 	case <-d.presence.Held():
-		return d.cluster.Run(ctx)
+		return f(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -538,7 +552,7 @@ func (d *router) loadCluster() {
 	}
 	d.cluster.Load(readers...)
 	if d.follow.policy.FromDisk() {
-		d.setPolicyMark()
+		d.mark.Set()
 	}
 }
 
@@ -562,7 +576,7 @@ func (d *router) bootstrap(ctx context.Context) error {
 			d.log.Debug("bootstrap; will try again", "error", err)
 			return err
 		}
-		close(d.bgpKeys.made)
+		d.bgpKey.Made()
 		return nil
 	})
 }
@@ -581,7 +595,7 @@ func (d *router) runAttach(ctx context.Context) error {
 	close(d.restored)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { d.attach.Run(ctx); return nil })
-	g.Go(func() error { return d.followMTU(ctx) })
+	g.Go(func() error { return d.mtu.Run(ctx) })
 	return g.Wait()
 }
 
@@ -608,7 +622,7 @@ func (d *router) attachReady() error {
 	if d.noPolicy != nil {
 		return d.noPolicy
 	}
-	if d.workloadMTU() == 0 && d.attach.ReachedMTU() == (attach.MTU{}) {
+	if d.mtu.Smallest() == 0 && d.attach.ReachedMTU() == (attach.MTU{}) {
 		return errors.New("the host's network is not known yet")
 	}
 	return nil
@@ -624,7 +638,7 @@ func (d *router) bgpServer() apiv1.BGPServer {
 	if d.bgp == nil {
 		return rpc.NewBGPServer(nil)
 	}
-	return rpc.NewBGPServer(bgpService{d.bgp, d.reflectors})
+	return rpc.NewBGPServer(d.reflectors.Service())
 }
 
 // subnets lists the subnets of each device.

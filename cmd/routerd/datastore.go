@@ -62,7 +62,7 @@ func (d *router) openStore(ctx context.Context) error {
 	d.newCertificates(s, ec)
 	d.names = func(store.Incarnation) presence.Store { return s }
 	d.serveKV = s.RegisterKV
-	d.reflectors.members, d.asks = s, s
+	d.hosts, d.asks = s, s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/ipip"
@@ -72,18 +71,6 @@ func (d *router) supports(ctx context.Context, r dataplane.Requirement) error {
 	}
 	if err := os.WriteFile(mark, nil, 0o600); err != nil {
 		d.log.Warn("what the kernel supports is not noted and will be asked again", "error", err)
-	}
-	return nil
-}
-
-// tellWorkloadMTU tells the core how large packets workloads send at most. What
-// an operator set does not count: it does not follow the core, which must not
-// wait for it.
-func (d *router) tellWorkloadMTU(ctx context.Context, m attach.MTU) error {
-	for f, mtu := range map[dataplane.Family]int{dataplane.IPv4: m.IPv4, dataplane.IPv6: m.IPv6} {
-		if err := d.core.WorkloadMTU(ctx, f, mtu); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +51,7 @@ func (d *router) newPolicy() error {
 		if found {
 			d.log.Warn("network policy is switched off; its nftables table was removed", "table", nft.TableName)
 		}
-		d.clearPolicyMark()
+		d.mark.Clear()
 		return nil
 	}
 	log := d.log.With("component", "policy")
@@ -68,7 +69,7 @@ func (d *router) newPolicy() error {
 	if err != nil {
 		d.noPolicy = fmt.Errorf("this kernel cannot enforce network policy: %w; load the modules nf_tables and nf_conntrack, or set policy.enabled: false", err)
 		log.Error("network policy is not enforced, and no workload is attached", "error", d.noPolicy)
-		d.clearPolicyMark()
+		d.mark.Clear()
 		return nil
 	}
 	var offload enforce.Offload
@@ -80,7 +81,7 @@ func (d *router) newPolicy() error {
 		Table: p.table, Connections: p.connections, Offload: offload, Tracer: d.tracer, Log: log,
 		TunnelsFromAnywhere: d.cfg.Policy.AllowTunnelsFromAnywhere,
 		MaxConnections:      uint32(d.cfg.Policy.MaxConnectionsPerWorkload), //nolint:gosec // checked by its validation
-		Heard:               d.clearPolicyMark,
+		Heard:               d.mark.Clear,
 	})
 	return nil
 }
@@ -106,7 +107,7 @@ func (d *router) runPolicy(ctx context.Context) error {
 		}
 		err := d.policy.enforcer.Run(ctx)
 		if d.cluster.Save() == nil { // it is asked last: the kernel gets no more rules
-			d.setPolicyMark()
+			d.mark.Set()
 		}
 		return err
 	})
@@ -251,4 +252,13 @@ func (d *router) policyServer() *operator.PolicyServer {
 		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Store: d.db, Workloads: d.attach.Endpoints,
 		Unable: d.noPolicy, Flows: p.flows, Enforcer: p.enforcer, Table: p.table, Connections: p.connections, State: d.policyError,
 	})
+}
+
+// policyMark is the file of [enforce.Mark].
+func policyMark(runDir string) string { return filepath.Join(runDir, "policy.remembered") }
+
+// loadsPolicy reports whether the rules may follow the state on disk: where the kernel has
+// none of ours, as after a boot, or none that are newer.
+func (d *router) loadsPolicy() bool {
+	return d.policy != nil && d.noPolicy == nil && d.mark.Allows(func() (bool, error) { return d.kernel.DeleteTable(nft.TableName, true) })
 }

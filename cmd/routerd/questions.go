@@ -18,18 +18,15 @@ func (d *router) asking(c *operator.Config) {
 	if d.asks != nil {
 		c.Ask, c.AskAll = d.asks.Ask, d.asks.AskAll
 	}
-	if d.reflectors.members != nil {
-		c.Presences = d.reflectors.members
+	if d.hosts != nil {
+		c.Presences = d.hosts
 	}
 }
 
 // answer answers what other hosts ask, while this host holds its name.
 func (d *router) answer(ctx context.Context) error {
-	select {
-	case <-d.presence.Held():
+	return d.onceHeld(ctx, func(ctx context.Context) error {
 		d.asks.Questions(ctx, d.name, d.operator.Answer)
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	})
 }

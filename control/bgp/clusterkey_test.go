@@ -1,4 +1,4 @@
-package main
+package bgp
 
 import (
 	"context"
@@ -12,8 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
@@ -21,7 +19,7 @@ import (
 
 // keyHost is a host's part that follows the cluster's key of BGP.
 type keyHost struct {
-	*bgpKeys
+	*ClusterKey
 	t  *testing.T
 	mu sync.Mutex
 	uses,
@@ -31,12 +29,12 @@ type keyHost struct {
 
 func newKeyHost(t *testing.T, s store.Store, file string) *keyHost {
 	h := &keyHost{t: t}
-	h.bgpKeys = &bgpKeys{
-		store: s, file: file, log: slog.New(slog.NewTextHandler(h, nil)), changed: async.NewSignal(), made: make(chan struct{}),
-		canSign: func() error { return nil },
-		use:     func(k bgp.Keyring) { h.set(&h.uses, k.String()) },
-		publish: func(ids []string) { h.set(&h.tells, strings.Join(ids, ",")) },
-	}
+	h.ClusterKey = NewClusterKey(ClusterKeyConfig{
+		Store: s, File: file, Log: slog.New(slog.NewTextHandler(h, nil)),
+		CanSign: func() error { return nil },
+		Use:     func(k Keyring) { h.set(&h.uses, k.String()) },
+		Publish: func(ids []string) { h.set(&h.tells, strings.Join(ids, ",")) },
+	})
 	return h
 }
 
@@ -56,7 +54,7 @@ func (h *keyHost) set(what *string, to string) {
 func (h *keyHost) start() (stop func()) {
 	ctx, cancel := context.WithCancel(h.t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = h.run(ctx) })
+	wg.Go(func() { _ = h.Run(ctx) })
 	stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	h.t.Cleanup(stop)
 	return stop
@@ -75,21 +73,21 @@ func (h *keyHost) until(uses string, tells ...string) {
 	})
 }
 
-// TestFollowBGPKey: a host follows the key of its cluster, from its beginning until somebody
+// TestFollowClusterKey: a host follows the key of its cluster, from its beginning until somebody
 // deletes it or writes one that is none; a restart goes by the disk, which only root can read,
 // with the datastore away too, and by nothing where that is damaged. No log has the key.
-func TestFollowBGPKey(t *testing.T) {
+func TestFollowClusterKey(t *testing.T) {
 	t.Parallel()
 	s := memory.New()
 	defer s.Close()
 	file := filepath.Join(t.TempDir(), "bgp.key")
 	h := newKeyHost(t, s, file)
-	h.load()
+	h.Load()
 	stop := h.start()
 	if err := store.Bootstrap(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	close(h.made)
+	h.Made()
 	began, err := store.BGPKey(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +98,7 @@ func TestFollowBGPKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.changed.Set()
+	h.Changed()
 	h.until("signed with key "+both.KeyIDs()[0]+", or", both.KeyIDs()...)
 	await.Until(t, "the disk has it", func() error {
 		k, err := readBGPKey(file)
@@ -116,7 +114,7 @@ func TestFollowBGPKey(t *testing.T) {
 
 	s.Fail(errors.New("unplugged"))
 	away := newKeyHost(t, s, file)
-	away.load()
+	away.Load()
 	away.until("signed with key "+both.KeyIDs()[0]+", or", both.KeyIDs()...)
 	away.start()
 	await.Until(t, "the log says that the datastore is away", func() error {
@@ -136,7 +134,7 @@ func TestFollowBGPKey(t *testing.T) {
 	away.until("signed with key "+only.KeyIDs()[0], only.KeyIDs()...)
 
 	s.PutRaw(store.SecretKey(store.BGPSecret).Path(), []byte("garbage"))
-	away.changed.Set()
+	away.Changed()
 	await.Until(t, "the log says how to be rid of it", func() error {
 		away.mu.Lock()
 		defer away.mu.Unlock()
@@ -146,7 +144,7 @@ func TestFollowBGPKey(t *testing.T) {
 		return nil
 	})
 	away.until("signed with key "+only.KeyIDs()[0], only.KeyIDs()...)
-	close(away.made)
+	away.Made()
 	if err := store.DropBGPKey(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +160,9 @@ func TestFollowBGPKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	damaged := newKeyHost(t, s, file)
-	damaged.load()
+	damaged.Load()
 	damaged.start()
-	close(damaged.made)
+	damaged.Made()
 	damaged.until("not signed: the cluster has no key")
 
 	for _, host := range []*keyHost{h, away, damaged} {
@@ -178,9 +176,9 @@ func TestFollowBGPKey(t *testing.T) {
 	}
 }
 
-// TestWithoutBGPKey: a host without BGP, or whose kernel cannot sign, says that it has no key,
+// TestWithoutClusterKey: a host without BGP, or whose kernel cannot sign, says that it has no key,
 // whatever an earlier run published, and keeps none.
-func TestWithoutBGPKey(t *testing.T) {
+func TestWithoutClusterKey(t *testing.T) {
 	t.Parallel()
 	for _, kernel := range []bool{false, true} {
 		s := memory.New()
@@ -189,19 +187,19 @@ func TestWithoutBGPKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := newKeyHost(t, s, filepath.Join(t.TempDir(), "bgp.key"))
-		if err := os.WriteFile(h.file, []byte("{}"), 0o600); err != nil {
+		if err := os.WriteFile(h.c.File, []byte("{}"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		h.tells = "an earlier run's"
 		if kernel {
-			h.canSign = func() error { return errors.New("protocol not available") }
+			h.c.CanSign = func() error { return errors.New("protocol not available") }
 		} else {
-			h.use = nil
+			h.c.Use = nil
 		}
-		if err := h.run(t.Context()); err != nil {
+		if err := h.Run(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if _, err := os.Stat(h.file); err == nil || h.tells != "" || kernel != strings.Contains(h.uses, "this kernel cannot sign") {
+		if _, err := os.Stat(h.c.File); err == nil || h.tells != "" || kernel != strings.Contains(h.uses, "this kernel cannot sign") {
 			t.Errorf("%v; sessions %q, published %q", err, h.uses, h.tells)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package ui
 
 import (
 	"context"
@@ -9,20 +9,25 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
-	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/events"
 	"github.com/routerd/routerd/integration/await"
 )
 
-func pageOf(t *testing.T, listen string) *page {
+func pageOf(t *testing.T, listen string) *Page {
 	t.Helper()
 	said := events.New(slog.DiscardHandler, slog.LevelInfo)
-	p, err := (&router{cfg: config.Config{UI: config.UI{Listen: listen}}, said: said, log: said.Logger(), reflectors: &reflectors{}}).newPage()
+	p, err := NewPage(PageConfig{
+		Config: Config{Sessions: func() string { return "" }, Now: time.Now, Log: said.Logger()}, Where: listen, Said: said,
+		Listen: func(ctx context.Context) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", listen)
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,8 +39,8 @@ func TestNoPage(t *testing.T) {
 	t.Parallel()
 	p := pageOf(t, "")
 	_, err := p.Open(t.Context(), &apiv1.OpenRequest{})
-	if p.on() || status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "127.0.0.1:7749") {
-		t.Errorf("on: %t, %v", p.on(), err)
+	if p.On() || status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "127.0.0.1:7749") {
+		t.Errorf("on: %t, %v", p.On(), err)
 	}
 }
 
@@ -51,7 +56,7 @@ func TestPageAddressTaken(t *testing.T) {
 	p := pageOf(t, taken.Addr().String())
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- p.run(ctx) }()
+	go func() { done <- p.Run(ctx) }()
 	await.Until(t, "the reason", func() error {
 		_, err := p.Open(ctx, &apiv1.OpenRequest{})
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "address already in use") {

@@ -1,11 +1,10 @@
-package main
+package attach
 
 import (
 	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/dataplane"
 )
 
@@ -21,19 +20,19 @@ func TestCheckMTUs(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name string
-		mtu  attach.MTU
+		mtu  MTU
 		host []dataplane.Host
 		want []string // each part of one error
 	}{
-		{"computed", attach.MTU{IPv4: 1450}, []dataplane.Host{v4}, nil},
-		{"operator's fits", attach.MTU{IPv4: 1450, Operator: 1450}, []dataplane.Host{v4}, nil},
-		{"operator's is too large", attach.MTU{IPv4: 1450, Operator: 1500}, []dataplane.Host{v4}, []string{"cni.mtu is 1500", "leave 1450", "1500 bytes that eth0"}},
-		{"nothing known yet", attach.MTU{Operator: 1500}, nil, nil},
-		{"tunnels fit", attach.MTU{IPv4: 1400}, []dataplane.Host{with(v4, 1480, 1450)}, nil},
-		{"ipipMTU", attach.MTU{IPv4: 1481}, []dataplane.Host{with(v4, 1481, 0)}, []string{"ipipMTU", "is 1481", "1480 or less", "takes 1500 with 20"}},
-		{"vxlanMTU", attach.MTU{IPv4: 1451}, []dataplane.Host{with(v4, 0, 1451)}, []string{"vxlanMTU of", "is 1451", "1450 or less"}},
-		{"vxlanMTUV6", attach.MTU{IPv6: 1300}, []dataplane.Host{with(v6, 0, 1290)}, []string{"vxlanMTUV6", "is 1290", "1230 or less"}},
-		{"too small for IPv6", attach.MTU{IPv6: 1230}, []dataplane.Host{v6}, []string{"leave 1230", "IPv6 needs 1280", "eth1"}},
+		{"computed", MTU{IPv4: 1450}, []dataplane.Host{v4}, nil},
+		{"operator's fits", MTU{IPv4: 1450, Operator: 1450}, []dataplane.Host{v4}, nil},
+		{"operator's is too large", MTU{IPv4: 1450, Operator: 1500}, []dataplane.Host{v4}, []string{"cni.mtu is 1500", "leave 1450", "1500 bytes that eth0"}},
+		{"nothing known yet", MTU{Operator: 1500}, nil, nil},
+		{"tunnels fit", MTU{IPv4: 1400}, []dataplane.Host{with(v4, 1480, 1450)}, nil},
+		{"ipipMTU", MTU{IPv4: 1481}, []dataplane.Host{with(v4, 1481, 0)}, []string{"ipipMTU", "is 1481", "1480 or less", "takes 1500 with 20"}},
+		{"vxlanMTU", MTU{IPv4: 1451}, []dataplane.Host{with(v4, 0, 1451)}, []string{"vxlanMTU of", "is 1451", "1450 or less"}},
+		{"vxlanMTUV6", MTU{IPv6: 1300}, []dataplane.Host{with(v6, 0, 1290)}, []string{"vxlanMTUV6", "is 1290", "1230 or less"}},
+		{"too small for IPv6", MTU{IPv6: 1230}, []dataplane.Host{v6}, []string{"leave 1230", "IPv6 needs 1280", "eth1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

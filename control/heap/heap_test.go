@@ -1,4 +1,4 @@
-package main
+package heap
 
 import (
 	"errors"
@@ -40,7 +40,7 @@ func TestMemoryLimit(t *testing.T) {
 				os.Unsetenv("GOMEMLIMIT")
 			}
 			var out strings.Builder
-			limitMemory(slog.New(slog.NewTextHandler(&out, nil)), tt.limits)
+			Limit(slog.New(slog.NewTextHandler(&out, nil)), tt.limits)
 			if got := debug.SetMemoryLimit(-1); got != tt.want {
 				t.Errorf("limit %d, want %d", got, tt.want)
 			}
@@ -106,7 +106,7 @@ func TestPaceFollows(t *testing.T) {
 	before := debug.SetGCPercent(100)
 	t.Cleanup(func() { debug.SetGCPercent(before) })
 	t.Setenv("GOGC", "100")
-	paceCollector(t.Context())
+	Pace(t.Context())
 	table := make([]uint64, 30<<20)
 	inForce := func() uint64 {
 		s := []metrics.Sample{{Name: "/gc/gogc:percent"}}
@@ -119,7 +119,7 @@ func TestPaceFollows(t *testing.T) {
 		t.Errorf("%d %% in force, though the environment says 100", got)
 	}
 	os.Unsetenv("GOGC")
-	paceCollector(t.Context())
+	Pace(t.Context())
 	follows := func(what string, ok func(uint64) bool) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !ok(inForce()); runtime.GC() {

@@ -1,13 +1,14 @@
-package main
+package attach
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/ipip"
 	"github.com/routerd/routerd/dataplane/vxlan"
@@ -20,60 +21,93 @@ const (
 	maxMTURetry = time.Minute
 )
 
-// followMTU brings workloads to the MTU that the core works out, whenever that
-// changes. Workloads that could not be changed are tried again and shown as
+// Core is what works out the MTU of workloads, and goes by that which they have.
+type Core interface {
+	MTU(f dataplane.Family) int // 0: not known yet
+	MTUChanged() <-chan struct{}
+	WorkloadMTU(ctx context.Context, f dataplane.Family, mtu int) error
+}
+
+// MTUFollower brings workloads to the MTU that the core works out, whenever that changes.
+// Make one with [NewMTUFollower].
+type MTUFollower struct {
+	core     Core
+	attach   *Attacher
+	operator int // see [MTU.Operator]
+	log      *slog.Logger
+	err      atomic.Pointer[error] // why workloads are not at their MTU; nil: they are
+}
+
+// NewMTUFollower makes a follower. operator is what an operator set; 0: nothing.
+func NewMTUFollower(core Core, a *Attacher, operator int, log *slog.Logger) *MTUFollower {
+	return &MTUFollower{core: core, attach: a, operator: operator, log: log}
+}
+
+// Run follows the core until ctx ends. Workloads that could not be changed are tried again and shown as
 // the condition WorkloadMTU.
-func (d *router) followMTU(ctx context.Context) error {
+func (f *MTUFollower) Run(ctx context.Context) error {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	backoff := async.Backoff{Min: minMTURetry, Max: maxMTURetry}
-	if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU()); err != nil {
+	if err := f.publish(ctx, f.attach.ReachedMTU()); err != nil {
 		return err
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.core.MTUChanged():
+		case <-f.core.MTUChanged():
 			backoff.Reset()
 		case <-retry.C:
 		}
-		if d.workloadMTU() == 0 {
+		if f.Smallest() == 0 {
 			continue // the core says so when it knows
 		}
 		// Before workloads are raised, so that the core never believes them
 		// smaller than they are.
-		m := d.workloadMTUs()
-		if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU().Max(m)); err != nil {
+		m := f.Wanted()
+		if err := f.publish(ctx, f.attach.ReachedMTU().Max(m)); err != nil {
 			return err
 		}
-		err := d.attach.SetMTU(ctx, m)
+		err := f.attach.SetMTU(ctx, m)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := d.tellWorkloadMTU(ctx, d.attach.ReachedMTU()); err != nil {
+		if err := f.publish(ctx, f.attach.ReachedMTU()); err != nil {
 			return err
 		}
 		if err == nil {
-			d.mtuErr.Store(nil)
+			f.err.Store(nil)
 			continue
 		}
-		if d.mtuErr.Swap(&err) == nil {
-			d.log.Warn("workloads are not all at their MTU; will try again", "error", err)
+		if f.err.Swap(&err) == nil {
+			f.log.Warn("workloads are not all at their MTU; will try again", "error", err)
 		}
 		retry.Reset(backoff.Next())
 	}
 }
 
-// workloadMTUs is what workloads are to get.
-func (d *router) workloadMTUs() attach.MTU {
-	return attach.MTU{IPv4: d.core.MTU(dataplane.IPv4), IPv6: d.core.MTU(dataplane.IPv6), Operator: d.cfg.CNI.MTU}
+// publish lets the core know how large packets workloads send at most. What
+// an operator set does not count: it does not follow the core, which must not
+// wait for it.
+func (f *MTUFollower) publish(ctx context.Context, m MTU) error {
+	for family, mtu := range map[dataplane.Family]int{dataplane.IPv4: m.IPv4, dataplane.IPv6: m.IPv6} {
+		if err := f.core.WorkloadMTU(ctx, family, mtu); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// workloadMTU is the MTU of workloads in bytes, the smallest where families
+// Wanted is what workloads are to get.
+func (f *MTUFollower) Wanted() MTU {
+	return MTU{IPv4: f.core.MTU(dataplane.IPv4), IPv6: f.core.MTU(dataplane.IPv6), Operator: f.operator}
+}
+
+// Smallest is the MTU of workloads in bytes, the smallest where families
 // differ; 0: not known yet.
-func (d *router) workloadMTU() int {
-	m := d.workloadMTUs()
+func (f *MTUFollower) Smallest() int {
+	m := f.Wanted()
 	switch {
 	case m.Operator != 0:
 		return m.Operator
@@ -83,18 +117,18 @@ func (d *router) workloadMTU() int {
 	return m.IPv4
 }
 
-// mtuError says what of the MTUs is not as it should be.
-func (d *router) mtuError(hosts []dataplane.Host) error {
+// Err says what of the MTUs is not as it should be.
+func (f *MTUFollower) Err(hosts []dataplane.Host) error {
 	var errs []error
-	if p := d.mtuErr.Load(); p != nil {
+	if p := f.err.Load(); p != nil {
 		errs = append(errs, *p)
 	}
-	return errors.Join(append(errs, checkMTUs(d.workloadMTUs(), hosts)...)...)
+	return errors.Join(append(errs, checkMTUs(f.Wanted(), hosts)...)...)
 }
 
 // checkMTUs says which MTUs that an operator set, or that the underlay leaves,
 // cannot work: large packets are then fragmented or dropped.
-func checkMTUs(m attach.MTU, hosts []dataplane.Host) []error {
+func checkMTUs(m MTU, hosts []dataplane.Host) []error {
 	var errs []error
 	for _, h := range hosts {
 		f := dataplane.FamilyOf(h.Addr.Addr())
@@ -123,9 +157,6 @@ func checkMTUs(m attach.MTU, hosts []dataplane.Host) []error {
 	}
 	return errs
 }
-
-// minIPv6MTU is what every link with IPv6 must take (RFC 8200, section 5).
-const minIPv6MTU = 1280
 
 func vxlanField(f dataplane.Family) string {
 	if f == dataplane.IPv6 {

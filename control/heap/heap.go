@@ -1,4 +1,7 @@
-package main
+// Package heap keeps the daemon's memory small: it is limited to what the host gives, how
+// much garbage there may be follows what the collector has to look at, and what a burst of
+// work has left goes back to the host.
+package heap
 
 import (
 	"context"
@@ -20,11 +23,11 @@ import (
 // kept to: the rest is for stacks, and what the collector leaves for the moment.
 const ofMemory = 0.9
 
-// limitMemory has the garbage collector keep to what the host lets the daemon
+// Limit has the garbage collector keep to what the host lets the daemon
 // have (MemoryMax= of systemd, a container's limit), so that a table which grows
 // costs processor time before it costs the daemon. GOMEMLIMIT in the
 // environment goes before it.
-func limitMemory(log *slog.Logger, limits memlimit.Provider) {
+func Limit(log *slog.Logger, limits memlimit.Provider) {
 	limit, err := memlimit.Set(memlimit.WithProvider(limits), memlimit.WithRatio(ofMemory))
 	switch {
 	case errors.Is(err, memlimit.ErrNoCgroup):
@@ -54,9 +57,9 @@ const (
 	paceStep   = 10  // to set it stops all goroutines for a moment
 )
 
-// paceCollector has the pace follow what is alive, after each collection, until ctx ends.
+// Pace has the pace follow what is alive, after each collection, until ctx ends.
 // GOGC in the environment goes before it.
-func paceCollector(ctx context.Context) {
+func Pace(ctx context.Context) {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
@@ -100,10 +103,10 @@ const (
 	releaseLeast = 8 << 20   // bytes; less is not worth a collection
 )
 
-// releaseMemory gives back what a burst of work has left, such as the first
+// Release gives back what a burst of work has left, such as the first
 // reading of a large cluster. Of itself the runtime collects the garbage of the
 // last burst minutes later, and keeps room for as much again.
-func releaseMemory(ctx context.Context) {
+func Release(ctx context.Context) {
 	samples := []metrics.Sample{
 		{Name: "/memory/classes/heap/objects:bytes"},
 		{Name: "/memory/classes/heap/unused:bytes"},

@@ -1,12 +1,13 @@
-package main
+package bgp
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/store"
 )
 
 const (
@@ -18,21 +19,37 @@ const (
 	reflectorsEvery = time.Second
 )
 
-// reflectors is this host's part in the choice of route reflectors.
-type reflectors struct {
-	d       *router
-	members members // nil: the datastore cannot say who is there, so nobody is chosen
+// ReflectorsConfig says what [Reflectors] work with.
+type ReflectorsConfig struct {
+	Node       string
+	Controller *Controller
+	// Hosts says who is there; nil: the datastore cannot, so nobody is chosen.
+	Hosts Hosts
+	// Lead calls lead while this process holds the leader-election lease of that name.
+	Lead func(ctx context.Context, name, id string, ttl time.Duration, lead func(context.Context))
+	// Publish writes what this host's Node says of reflectors.
+	Publish func(context.Context, store.NodeReflection) error
+	Log     *slog.Logger
+}
+
+// Reflectors is this host's part in the choice of route reflectors. Make it with
+// [NewReflectors].
+type Reflectors struct {
+	c ReflectorsConfig
 
 	mu    sync.Mutex
-	alive bgp.Alive
+	alive Alive
 
 	follow leaving     // follows who is there
 	lease  leaving     // holds this host's lease
 	held   atomic.Bool // it does
 }
 
-// members says who is there, as *[etcd.Store] does.
-type members interface {
+// NewReflectors makes this host's part in the choice.
+func NewReflectors(c ReflectorsConfig) *Reflectors { return &Reflectors{c: c} }
+
+// Hosts says which hosts are there and who is there, as *[etcd.Store] does.
+type Hosts interface {
 	Presences(ctx context.Context, yield func(nodes []string))
 	Leaders(ctx context.Context, prefix string, yield func(ids []string))
 }
@@ -56,18 +73,12 @@ func (l *leaving) set(ctx context.Context, on bool, f func(context.Context)) {
 	}
 }
 
-// runReflectors has this host be a reflector when it is chosen, and says of which it has the routes.
-func (d *router) runReflectors(ctx context.Context) error {
-	r := d.reflectors
+// Run has this host be a reflector when it is chosen, and says of which it has the routes.
+func (r *Reflectors) Run(ctx context.Context) error {
 	defer func() {
 		r.follow.set(ctx, false, nil)
 		r.lease.set(ctx, false, nil)
 	}()
-	select {
-	case <-d.presence.Held():
-	case <-ctx.Done():
-		return nil
-	}
 	tick := time.NewTicker(reflectorsEvery)
 	defer tick.Stop()
 	for {
@@ -81,14 +92,14 @@ func (d *router) runReflectors(ctx context.Context) error {
 }
 
 // look does what is due.
-func (r *reflectors) look(ctx context.Context, now time.Time) {
-	asked := r.members != nil && r.d.bgp.ReflectionAsked()
+func (r *Reflectors) look(ctx context.Context, now time.Time) {
+	asked := r.c.Hosts != nil && r.c.Controller.ReflectionAsked()
 	r.follow.set(ctx, asked, r.followAlive)
 	if !asked {
 		r.lease.set(ctx, false, nil)
 		return
 	}
-	want, differs := r.d.bgp.Reflection(r.Alive(), now)
+	want, differs := r.c.Controller.Reflection(r.Alive(), now)
 	if want.Reflects {
 		r.lease.set(ctx, true, r.hold)
 	}
@@ -97,11 +108,11 @@ func (r *reflectors) look(ctx context.Context, now time.Time) {
 		return
 	}
 	if differs {
-		if err := r.d.node.PublishReflection(ctx, want); err != nil {
-			r.d.log.Debug("what this host says of reflectors is not written; will try again", "error", err)
+		if err := r.c.Publish(ctx, want); err != nil {
+			r.c.Log.Debug("what this host says of reflectors is not written; will try again", "error", err)
 			return
 		}
-		r.d.log.Info("published by which reflectors this host has routes", "reflects", want.Reflects, "by", want.By)
+		r.c.Log.Info("published by which reflectors this host has routes", "reflects", want.Reflects, "by", want.By)
 	}
 	if !want.Reflects {
 		r.lease.set(ctx, false, nil)
@@ -109,8 +120,8 @@ func (r *reflectors) look(ctx context.Context, now time.Time) {
 }
 
 // hold holds this host's lease of a reflector until ctx ends.
-func (r *reflectors) hold(ctx context.Context) {
-	r.d.store.Lead(ctx, reflectorLease+r.d.name, r.d.name, reflectorTTL, func(ctx context.Context) {
+func (r *Reflectors) hold(ctx context.Context) {
+	r.c.Lead(ctx, reflectorLease+r.c.Node, r.c.Node, reflectorTTL, func(ctx context.Context) {
 		r.held.Store(true)
 		<-ctx.Done()
 		r.held.Store(false)
@@ -118,24 +129,24 @@ func (r *reflectors) hold(ctx context.Context) {
 }
 
 // followAlive follows which hosts are there until ctx ends.
-func (r *reflectors) followAlive(ctx context.Context) {
-	set := func(change func(*bgp.Alive)) {
+func (r *Reflectors) followAlive(ctx context.Context) {
+	set := func(change func(*Alive)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		change(&r.alive)
 	}
-	set(func(a *bgp.Alive) { *a = bgp.Alive{} })
+	set(func(a *Alive) { *a = Alive{} })
 	var leases, nodes bool // both have been read
-	var known bgp.Alive
+	var known Alive
 	tell := func() {
 		if leases && nodes {
-			set(func(a *bgp.Alive) { *a = known })
+			set(func(a *Alive) { *a = known })
 		}
 	}
 	var mu sync.Mutex // of the two followers
 	var both sync.WaitGroup
 	both.Go(func() {
-		r.members.Presences(ctx, func(list []string) {
+		r.c.Hosts.Presences(ctx, func(list []string) {
 			mu.Lock()
 			defer mu.Unlock()
 			there := make(map[string]bool, len(list))
@@ -147,7 +158,7 @@ func (r *reflectors) followAlive(ctx context.Context) {
 		})
 	})
 	both.Go(func() {
-		r.members.Leaders(ctx, reflectorLease, func(list []string) {
+		r.c.Hosts.Leaders(ctx, reflectorLease, func(list []string) {
 			mu.Lock()
 			defer mu.Unlock()
 			leases, known.Reflectors = true, list
@@ -158,25 +169,28 @@ func (r *reflectors) followAlive(ctx context.Context) {
 }
 
 // Alive is which hosts are there, as far as it is known.
-func (r *reflectors) Alive() bgp.Alive {
+func (r *Reflectors) Alive() Alive {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.alive
 }
 
-// bgpService is BGP as `routerctl bgp` asks for it.
-type bgpService struct {
-	*bgp.Controller
-	reflectors *reflectors
+// Service is BGP as `routerctl bgp` asks for it.
+type Service struct {
+	*Controller
+	reflectors *Reflectors
 }
 
+// Service returns what answers `routerctl bgp`.
+func (r *Reflectors) Service() Service { return Service{r.c.Controller, r} }
+
 // Reflectors says how far the nodes' choice of reflectors is.
-func (s bgpService) Reflectors() (bgp.ReflectorStatus, error) {
+func (s Service) Reflectors() (ReflectorStatus, error) {
 	alive := s.reflectors.Alive()
 	st, err := s.ReflectorStatus(alive)
 	switch {
 	case st.Setting == "" || st.Problem != "":
-	case s.reflectors.members == nil:
+	case s.reflectors.c.Hosts == nil:
 		st.Problem = "the datastore is a Kubernetes API, which does not say which hosts are there: name the reflectors by spec.bgp.routeReflectorClusterID of their Nodes"
 	case alive.Nodes == nil:
 		st.Problem = "which hosts are there is not known yet: the datastore is away, or this host's user of etcd may not read /routerd/v1/presences/ (configs/etcd/roles.sh)"
