@@ -23,6 +23,7 @@ import (
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/enrol"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -52,7 +53,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	if unitReads := os.Getenv(underSystemd); unitReads != "" {
-		c := newJoinCommand(systemd{booted: "/", unitReads: unitReads})
+		c := newJoinCommand(enrol.Systemd{Booted: "/", UnitReads: unitReads})
 		c.SetArgs(os.Args[2:])
 		c.SilenceUsage = true
 		if c.Execute() != nil {

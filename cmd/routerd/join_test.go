@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/config"
+	"github.com/routerd/routerd/control/enrol"
 	"github.com/routerd/routerd/control/join"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -236,7 +237,7 @@ func TestJoinRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			c := newJoinCommand(systemd{booted: filepath.Join(dir, "none")})
+			c := newJoinCommand(enrol.Systemd{Booted: filepath.Join(dir, "none")})
 			var out bytes.Buffer
 			c.SetArgs(append([]string{"--config", file}, tt.args...))
 			c.SetOut(&out)
