@@ -28,27 +28,60 @@ const (
 	patience = 10 * time.Second
 )
 
-// app is one run of the program: where it reads and writes, and the global
-// flags.
-type app struct {
+// streams are where a run of the program reads and writes.
+type streams struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer // escape control characters, see [printable]
 	rawOut, rawErr io.Writer // of the laboratory, whose programs may know the terminal
-	getenv         func(string) string
-	settle         time.Duration
-	patience       time.Duration
-	every          time.Duration // between two looks at what is waited for
+}
 
+// waits are how long it waits for others.
+type waits struct {
+	settle   time.Duration
+	patience time.Duration
+	every    time.Duration // between two looks at what is waited for
+}
+
+// daemon is whom the program asks, by its flags and the environment.
+type daemon struct {
+	getenv func(string) string
 	// resolveLab finds the socket of a host of a lab.
 	resolveLab func(lab, host string) (socket string, err error)
 
 	socket    string
 	lab, host string
 	timeout   time.Duration
+}
+
+// app is one run of the program: what every command has. Commands of a subject are a type
+// of their own that embeds it.
+type app struct {
+	streams
+	waits
+	*daemon
 
 	args    []string      // the command line
 	confirm time.Duration // within which what is written is to be confirmed; 0: it stands
 }
+
+// The commands by subject.
+type (
+	bgpCommands        struct{ *app }
+	clusterCommands    struct{ *app }
+	completion         struct{ *app }
+	datastoreCommands  struct{ *app }
+	diagsCommands      struct{ *app }
+	doctorCommands     struct{ *app }
+	eventsCommands     struct{ *app }
+	historyCommands    struct{ *app }
+	ipamCommands       struct{ *app }
+	kubernetesCommands struct{ *app }
+	nodeCommands       struct{ *app }
+	policyCommands     struct{ *app }
+	poolCommands       struct{ *app }
+	resourceCommands   struct{ *app }
+	topCommands        struct{ *app }
+)
 
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
@@ -76,11 +109,17 @@ in a pod as its service account.`,
 	f.StringVar(&a.lab, "lab", "", "talk to a host of this lab; needs --host")
 	f.StringVar(&a.host, "host", "", "the host in the lab")
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long a command may take")
+	resources, history, policies, events := resourceCommands{a}, historyCommands{a}, policyCommands{a}, eventsCommands{a}
 	root.AddCommand(
-		a.getCommand(),
-		a.writeCommand(apply), a.writeCommand(create), a.writeCommand(replace),
-		a.validateCommand(), a.convertCommand(), a.diffCommand(), a.planCommand(), a.patchCommand(), a.labelCommand(), a.deleteCommand(), a.historyCommand(), a.confirmCommand(), a.undoCommand(), a.datastoreCommand(), a.clusterCommand(),
-		a.nodeCommand(), a.poolCommand(), a.ipamCommand(), a.routesCommand(), a.bgpCommand(), a.policyCommand(), a.flowsCommand(), a.doctorCommand(), a.traceCommand(), a.topCommand(), a.eventsCommand(), a.logLevelCommand(), a.uiCommand(), a.cniCommand(), a.kubernetesCommand(), a.versionCommand(), man.Command("routerctl"),
+		resources.getCommand(),
+		resources.writeCommand(apply), resources.writeCommand(create), resources.writeCommand(replace),
+		resources.validateCommand(), resources.convertCommand(), resources.diffCommand(), resources.planCommand(), resources.patchCommand(), resources.labelCommand(), resources.deleteCommand(),
+		history.historyCommand(), history.confirmCommand(), history.undoCommand(),
+		datastoreCommands{a}.datastoreCommand(), clusterCommands{a}.clusterCommand(),
+		nodeCommands{a}.nodeCommand(), poolCommands{a}.poolCommand(), ipamCommands{a}.ipamCommand(), a.routesCommand(), bgpCommands{a}.bgpCommand(),
+		policies.policyCommand(), policies.flowsCommand(), doctorCommands{a}.doctorCommand(), a.traceCommand(), topCommands{a}.topCommand(),
+		events.eventsCommand(), events.logLevelCommand(), a.uiCommand(), a.cniCommand(), kubernetesCommands{a}.kubernetesCommand(), a.versionCommand(),
+		man.Command("routerctl"),
 	)
 	for _, c := range append(a.extraCommands(), root.Commands()...) {
 		if c.Parent() == nil {
@@ -88,7 +127,7 @@ in a pod as its service account.`,
 		}
 		requireSubcommand(c)
 	}
-	a.addCompletion(root)
+	completion{a}.addCompletion(root)
 	return root
 }
 
@@ -107,7 +146,7 @@ func requireSubcommand(c *cobra.Command) {
 }
 
 // withDeadline bounds a command by --timeout.
-func (a *app) withDeadline(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+func (a *daemon) withDeadline(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(cmd.Context(), a.timeout,
 		fmt.Errorf("no answer within %s; see whether the datastore is well with `routerctl node status`, or allow more with --timeout", a.timeout))
 }
@@ -115,7 +154,7 @@ func (a *app) withDeadline(cmd *cobra.Command) (context.Context, context.CancelF
 // withStore runs f with the datastore open and a deadline. What f changes of resources is
 // recorded.
 func (a *app) withStore(cmd *cobra.Command, f func(context.Context, store.Store) error) error {
-	return withOpen(a, cmd, a.openStore, func(ctx context.Context, s store.Store) error {
+	return withOpen(a.daemon, cmd, a.openStore, func(ctx context.Context, s store.Store) error {
 		s, err := a.recorded(s)
 		if err != nil {
 			return err
@@ -125,12 +164,12 @@ func (a *app) withStore(cmd *cobra.Command, f func(context.Context, store.Store)
 }
 
 // withEtcd is withStore for what only etcd can do.
-func (a *app) withEtcd(cmd *cobra.Command, f func(context.Context, *etcd.Store) error) error {
+func (a *daemon) withEtcd(cmd *cobra.Command, f func(context.Context, *etcd.Store) error) error {
 	return withOpen(a, cmd, a.openEtcd, f)
 }
 
 // withOpen runs f with what open opens, and a deadline.
-func withOpen[S store.Store](a *app, cmd *cobra.Command, open func(context.Context) (S, error), f func(context.Context, S) error) error {
+func withOpen[S store.Store](a *daemon, cmd *cobra.Command, open func(context.Context) (S, error), f func(context.Context, S) error) error {
 	ctx, cancel := a.withDeadline(cmd)
 	defer cancel()
 	s, err := open(ctx)

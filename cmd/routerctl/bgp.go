@@ -14,7 +14,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) bgpCommand() *cobra.Command {
+func (a bgpCommands) bgpCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "bgp", Short: "BGP of this host: sessions, routes, and why",
 		Example: "  routerctl bgp peers\n  routerctl bgp explain 10.9.0.0/16",
@@ -32,13 +32,13 @@ func (a *app) bgpCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) bgpPeersCommand() *cobra.Command {
+func (a bgpCommands) bgpPeersCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
 		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`. BMP collectors, which receive the Adj-RIB-In and the Loc-RIB,\nare shown below.",
 		Example: "  routerctl bgp peers", Args: noArgs,
 	}
-	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {
+	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {
 		r, err := op.Node(ctx, &apiv1.NodeRequest{})
 		return &apiv1.NodeResponse{AsNumber: r.GetAsNumber(), RouterId: r.GetRouterId(), BgpError: r.GetBgpError(), BgpSigning: r.GetBgpSigning(), Peers: r.GetPeers(), Collectors: r.GetCollectors()}, err
 	},
@@ -118,7 +118,7 @@ func prefixes(p *apiv1.BGPPeer, n uint32) string {
 
 // bgpTableCommand makes a command that shows a table; that of a peer takes the
 // peer first.
-func (a *app) bgpTableCommand(use, short, long, example string, table apiv1.BGPTable) *cobra.Command {
+func (a bgpCommands) bgpTableCommand(use, short, long, example string, table apiv1.BGPTable) *cobra.Command {
 	ofPeer := table != apiv1.BGPTable_BGP_TABLE_BEST
 	req := &apiv1.BGPRoutesRequest{Table: table}
 	c := &cobra.Command{
@@ -135,7 +135,7 @@ func (a *app) bgpTableCommand(use, short, long, example string, table apiv1.BGPT
 			return err
 		},
 	}
-	return showing(a, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPRoutesResponse, error) {
+	return showing(a.app, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPRoutesResponse, error) {
 		return receive(ctx, b, req)
 	},
 		printBGPRoutes)
@@ -160,7 +160,7 @@ func receive(ctx context.Context, b apiv1.BGPClient, req *apiv1.BGPRoutesRequest
 	}
 }
 
-func (a *app) bgpExplainCommand() *cobra.Command {
+func (a bgpCommands) bgpExplainCommand() *cobra.Command {
 	req := &apiv1.BGPExplainRequest{}
 	c := &cobra.Command{
 		Use: "explain PREFIX", Short: "Say of a prefix which path won, which lost or was filtered, and who is told",
@@ -176,7 +176,7 @@ prefix, and why not.`,
 			return err
 		},
 	}
-	return showing(a, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPRoutesResponse, error) {
+	return showing(a.app, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPRoutesResponse, error) {
 		return b.Explain(ctx, req)
 	},
 		printBGPRoutes)
@@ -220,14 +220,14 @@ func bgpRow(r *apiv1.BGPRoute, now time.Time) []string {
 	}
 }
 
-func (a *app) bgpWatchCommand() *cobra.Command {
+func (a bgpCommands) bgpWatchCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "watch", Short: "Show changes of best paths and of sessions as they happen",
 		Long:    "Show changes of best paths and of sessions as they happen, one line each, until\ninterrupted. What comes too fast to be shown is counted.",
 		Example: "  routerctl bgp watch", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			err := ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+			err := ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 				stream, err := b.Watch(ctx, &apiv1.BGPWatchRequest{})
 				if err != nil {
 					return err

@@ -10,7 +10,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) bgpDumpCommand() *cobra.Command {
+func (a bgpCommands) bgpDumpCommand() *cobra.Command {
 	var format, table, output string
 	c := &cobra.Command{
 		Use: "dump", Short: "Write the BGP table to a file for other tools",
@@ -32,7 +32,7 @@ received what all peers sent, before import judged it, in MRT's format TABLE_DUM
 				return usagef("--table %q: must be routes or received", table)
 			}
 			ctx := cmd.Context()
-			err := ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+			err := ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 				stream, err := b.Dump(ctx, req)
 				if err != nil {
 					return err

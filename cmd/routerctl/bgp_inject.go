@@ -17,7 +17,7 @@ import (
 	"github.com/routerd/routerd/control/async"
 )
 
-func (a *app) bgpInjectCommand() *cobra.Command {
+func (a bgpCommands) bgpInjectCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "inject", Short: "Have this host advertise routes of other programs on it",
 		Long: `Have this host advertise by BGP what another program on it offers: a load
@@ -38,7 +38,7 @@ type injectOptions struct {
 	hold, all      bool
 }
 
-func (a *app) injectAddCommand() *cobra.Command {
+func (a bgpCommands) injectAddCommand() *cobra.Command {
 	var o injectOptions
 	c := &cobra.Command{
 		Use: "add PREFIX... --owner NAME (--ttl TIME | --pid PID | --hold)", Short: "Advertise prefixes for an owner",
@@ -67,7 +67,7 @@ route are refused unless the daemon's bgp.inject.allow names them.`,
 			}
 			ctx, cancel := a.withDeadline(cmd)
 			defer cancel()
-			return explain(ctx, ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+			return explain(ctx, ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 				_, err := b.Inject(ctx, &apiv1.BGPInjectRequest{Owner: o.owner, Ttl: durationpb.New(o.ttl), Pid: o.pid, Routes: o.routes(args), All: o.all})
 				return err
 			}))
@@ -103,9 +103,9 @@ func (o injectOptions) routes(prefixes []string) (out []*apiv1.BGPInjectedRoute)
 }
 
 // holdInjected keeps routes until ctx ends, over restarts of the daemon too.
-func (a *app) holdInjected(ctx context.Context, o injectOptions, routes []*apiv1.BGPInjectedRoute) error {
+func (a bgpCommands) holdInjected(ctx context.Context, o injectOptions, routes []*apiv1.BGPInjectedRoute) error {
 	for {
-		err := ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+		err := ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 			stream, err := b.Hold(ctx)
 			if err != nil {
 				return err
@@ -136,14 +136,14 @@ func (a *app) holdInjected(ctx context.Context, o injectOptions, routes []*apiv1
 	}
 }
 
-func (a *app) injectListCommand() *cobra.Command {
+func (a bgpCommands) injectListCommand() *cobra.Command {
 	req := &apiv1.BGPInjectedRequest{}
 	c := &cobra.Command{
 		Use: "list", Short: "Show what is injected, by whom and for how long",
 		Long:    "Show the routes that programs on this host have it advertise: their owners, with\nwhat they go, and why one is not advertised.",
 		Example: "  routerctl bgp inject list\n  routerctl bgp inject list --owner keepalived", Args: noArgs,
 	}
-	c = showing(a, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPInjectedResponse, error) {
+	c = showing(a.app, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPInjectedResponse, error) {
 		return b.Injected(ctx, req)
 	}, printInjected)
 	c.Flags().StringVar(&req.Owner, "owner", "", "of this owner alone")
@@ -180,7 +180,7 @@ func printInjected(w io.Writer, r *apiv1.BGPInjectedResponse) error {
 	return printTable(w, []string{"PREFIX", "OWNER", "UNTIL", "NEXT HOP", "PREF", "COMMUNITIES", "STATE"}, rows)
 }
 
-func (a *app) injectWithdrawCommand() *cobra.Command {
+func (a bgpCommands) injectWithdrawCommand() *cobra.Command {
 	var owner string
 	var all bool
 	c := &cobra.Command{
@@ -199,7 +199,7 @@ func (a *app) injectWithdrawCommand() *cobra.Command {
 			}
 			ctx, cancel := a.withDeadline(cmd)
 			defer cancel()
-			return explain(ctx, ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+			return explain(ctx, ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 				r, err := b.Withdraw(ctx, &apiv1.BGPWithdrawRequest{Owner: owner, Prefixes: args})
 				if err == nil {
 					fmt.Fprintf(a.stdout, "Withdrew %d routes of %s.\n", r.GetWithdrawn(), owner)

@@ -14,7 +14,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func (a *app) bgpKeyCommand() *cobra.Command {
+func (a bgpCommands) bgpKeyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "key", Short: "The key with which nodes sign their BGP sessions with each other",
 		Long: `The key with which nodes sign their BGP sessions with each other (RFC 2385), so that
@@ -68,7 +68,7 @@ func readBGPKeyState(ctx context.Context, s store.Store) (st bgpKeyState, err er
 	return st, nil
 }
 
-func (a *app) bgpKeyStatusCommand() *cobra.Command {
+func (a bgpCommands) bgpKeyStatusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show which key there is, and which nodes have it",
 		Long:    "Show by its id which key there is, whether it is being replaced, and which nodes do\nnot have it. The key itself is not shown.",
@@ -86,7 +86,7 @@ func (a *app) bgpKeyStatusCommand() *cobra.Command {
 	}
 }
 
-func (a *app) printBGPKey(st bgpKeyState) {
+func (a bgpCommands) printBGPKey(st bgpKeyState) {
 	if st.key == nil {
 		fmt.Fprintln(a.stdout, "There is no key: sessions between nodes are not signed. routerctl bgp key rotate makes one.")
 		return
@@ -126,7 +126,7 @@ func someNames(names []string) string {
 // bgpKeyPoll is how often it is looked whether all nodes have a key.
 const bgpKeyPoll = 500 * time.Millisecond
 
-func (a *app) bgpKeyRotateCommand() *cobra.Command {
+func (a bgpCommands) bgpKeyRotateCommand() *cobra.Command {
 	var wait, settle time.Duration
 	var force bool
 	c := &cobra.Command{
@@ -152,7 +152,7 @@ reaches the datastore.`,
 	return c
 }
 
-func (a *app) rotateBGPKey(ctx context.Context, s store.Store, wait, settle time.Duration, force bool) error {
+func (a bgpCommands) rotateBGPKey(ctx context.Context, s store.Store, wait, settle time.Duration, force bool) error {
 	key, err := store.RotateBGPKey(ctx, s)
 	if err != nil {
 		return err
@@ -199,7 +199,7 @@ func (a *app) rotateBGPKey(ctx context.Context, s store.Store, wait, settle time
 	return nil
 }
 
-func (a *app) bgpKeyOffCommand() *cobra.Command {
+func (a bgpCommands) bgpKeyOffCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "off", Short: "Have sessions between nodes go without a key",
 		Long: `Delete the key, so that nodes do not sign their sessions with each other. Sessions go

@@ -15,7 +15,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func (a *app) bgpReflectorsCommand() *cobra.Command {
+func (a bgpCommands) bgpReflectorsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "reflectors", Short: "Route reflectors that the nodes choose among themselves",
 		Long: `Route reflectors that the nodes choose among themselves, in place of the mesh in
@@ -32,7 +32,7 @@ const (
 	zoneLabel = "topology.kubernetes.io/zone"
 )
 
-func (a *app) reflectorsAutoCommand() *cobra.Command {
+func (a bgpCommands) reflectorsAutoCommand() *cobra.Command {
 	var count, perRack, perZone int
 	var per string
 	c := &cobra.Command{
@@ -78,7 +78,7 @@ BGPConfiguration named default.`,
 	return c
 }
 
-func (a *app) reflectorsOffCommand() *cobra.Command {
+func (a bgpCommands) reflectorsOffCommand() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use: "off", Short: "Go back to the mesh",
@@ -138,13 +138,13 @@ func setReflectors(ctx context.Context, s store.Store, value string, force bool)
 	return nil
 }
 
-func (a *app) reflectorsStatusCommand() *cobra.Command {
+func (a bgpCommands) reflectorsStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show who reflects, and how far a change is",
 		Long:    "Show which nodes reflect, in each group, how many sessions of the mesh are left, and\nwhich nodes have not got the routes of all their reflectors.",
 		Example: "  routerctl bgp reflectors status", Args: noArgs,
 	}
-	return showing(a, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPReflectorsResponse, error) {
+	return showing(a.app, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPReflectorsResponse, error) {
 		return b.Reflectors(ctx, &apiv1.BGPReflectorsRequest{})
 	}, printReflectors)
 }

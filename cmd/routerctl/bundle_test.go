@@ -102,7 +102,7 @@ func TestBundleInterrupted(t *testing.T) {
 // TestQuestions: every command line of a bundle is one that routerctl has.
 func TestQuestions(t *testing.T) {
 	t.Parallel()
-	root := (&app{stdout: io.Discard, stderr: io.Discard, getenv: func(string) string { return "" }}).command()
+	root := (&app{streams: streams{stdout: io.Discard, stderr: io.Discard}, daemon: &daemon{getenv: func(string) string { return "" }}}).command()
 	for _, q := range append(ownQuestions(), clusterQuestions()...) {
 		c, rest, err := root.Find(strings.Fields(q[1]))
 		if err != nil {

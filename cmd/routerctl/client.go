@@ -24,7 +24,7 @@ import (
 )
 
 // socketPath returns the socket that flags and environment name.
-func (a *app) socketPath() (string, error) {
+func (a *daemon) socketPath() (string, error) {
 	switch {
 	case a.lab == "" && a.host == "":
 	case a.lab == "" || a.host == "":
@@ -48,7 +48,7 @@ func (a *app) socketPath() (string, error) {
 // openStore opens the datastore: Kubernetes' API or an external etcd when the
 // environment names one and no flag asks for a certain daemon, else through the
 // daemon.
-func (a *app) openStore(ctx context.Context) (store.Store, error) {
+func (a *daemon) openStore(ctx context.Context) (store.Store, error) {
 	direct, err := a.direct()
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func opened[S store.Store](s S, err error) (store.Store, error) {
 }
 
 // openEtcd opens an external etcd, or that which the daemon serves.
-func (a *app) openEtcd(ctx context.Context) (*etcd.Store, error) {
+func (a *daemon) openEtcd(ctx context.Context) (*etcd.Store, error) {
 	direct, err := a.direct()
 	switch {
 	case err != nil:
@@ -95,7 +95,7 @@ func (d direct) isSet() bool { return d.kube != nil || d.etcd != nil }
 
 // direct returns the datastore that the environment names, unless a flag asks for a
 // certain daemon.
-func (a *app) direct() (d direct, err error) {
+func (a *daemon) direct() (d direct, err error) {
 	if a.socket != "" || a.lab != "" || a.host != "" {
 		return d, nil
 	}
@@ -117,7 +117,7 @@ func (a *app) direct() (d direct, err error) {
 
 // reachSocket returns the daemon's socket after a try to connect, for gRPC's
 // own errors say little of why a socket cannot be used.
-func (a *app) reachSocket(ctx context.Context) (string, error) {
+func (a *daemon) reachSocket(ctx context.Context) (string, error) {
 	socket, err := a.socketPath()
 	if err != nil {
 		return "", err
@@ -152,19 +152,19 @@ type notRunningError struct{ message string }
 func (e *notRunningError) Error() string { return e.message }
 
 // withOperator runs f with a connection to the daemon and a deadline.
-func (a *app) withOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient) error) error {
+func (a *daemon) withOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient) error) error {
 	ctx, cancel := a.withDeadline(cmd)
 	defer cancel()
 	return explain(ctx, a.askOperator(ctx, func(op apiv1.OperatorClient) error { return f(ctx, op) }))
 }
 
 // askOperator runs f with a connection to the daemon.
-func (a *app) askOperator(ctx context.Context, f func(apiv1.OperatorClient) error) error {
+func (a *daemon) askOperator(ctx context.Context, f func(apiv1.OperatorClient) error) error {
 	return ask(ctx, a, apiv1.NewOperatorClient, f)
 }
 
 // ask runs f with a client of one of the daemon's services.
-func ask[C any](ctx context.Context, a *app, client func(grpc.ClientConnInterface) C, f func(C) error) error {
+func ask[C any](ctx context.Context, a *daemon, client func(grpc.ClientConnInterface) C, f func(C) error) error {
 	socket, err := a.reachSocket(ctx)
 	if err != nil {
 		return err
@@ -194,7 +194,7 @@ func showing[C any, M proto.Message](a *app, c *cobra.Command, client func(grpc.
 		}
 		ctx, cancel := a.withDeadline(cmd)
 		defer cancel()
-		return explain(ctx, ask(ctx, a, client, func(from C) error {
+		return explain(ctx, ask(ctx, a.daemon, client, func(from C) error {
 			r, err := get(ctx, from)
 			if err != nil {
 				return err

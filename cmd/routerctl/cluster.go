@@ -10,14 +10,14 @@ import (
 	"github.com/routerd/routerd/store/etcd"
 )
 
-func (a *app) clusterCommand() *cobra.Command {
+func (a clusterCommands) clusterCommand() *cobra.Command {
 	c := &cobra.Command{Use: "cluster", Short: "Take hosts in, replicate the datastore, back it up, or collect all of it for a report", Example: "  routerctl cluster token\n  routerctl cluster promote host12\n  routerctl cluster snapshot backup.db"}
-	c.AddCommand(a.snapshotCommand(), a.clusterDiagsCommand(), a.tokenCommand(),
+	c.AddCommand(a.snapshotCommand(), diagsCommands(a).clusterDiagsCommand(), a.tokenCommand(),
 		a.membersCommand(), a.promoteCommand(), a.demoteCommand(), a.leaveCommand(), a.removeMemberCommand())
 	return c
 }
 
-func (a *app) snapshotCommand() *cobra.Command {
+func (a clusterCommands) snapshotCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "snapshot FILE",
 		Short: "Save etcd's whole database",

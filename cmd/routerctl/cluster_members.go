@@ -13,7 +13,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) membersCommand() *cobra.Command {
+func (a clusterCommands) membersCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "members",
 		Short: "List the members of the datastore's cluster",
@@ -26,7 +26,7 @@ unreachable. Below the table is what is to be done about what is wrong.`,
 		Example: "  routerctl cluster members\n  routerctl cluster members -o json",
 		Args:    cobra.NoArgs,
 	}
-	return showing(a, c, apiv1.NewClusterClient,
+	return showing(a.app, c, apiv1.NewClusterClient,
 		func(ctx context.Context, from apiv1.ClusterClient) (*apiv1.MembersResponse, error) {
 			return from.Members(ctx, &apiv1.MembersRequest{})
 		}, printMembers)
@@ -80,7 +80,7 @@ func printWarning(w io.Writer, warning string) error {
 	return err
 }
 
-func (a *app) promoteCommand() *cobra.Command {
+func (a clusterCommands) promoteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "promote HOST",
 		Short: "Make a host a member of the datastore's cluster",
@@ -101,7 +101,7 @@ has its vote is taken out by "routerctl cluster remove".`,
 	return a.changing(c, true)
 }
 
-func (a *app) demoteCommand() *cobra.Command {
+func (a clusterCommands) demoteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demote HOST",
 		Short: "Make a member of the datastore's cluster a client again",
@@ -115,7 +115,7 @@ member. The last member stays.`,
 	return a.changing(c, false)
 }
 
-func (a *app) leaveCommand() *cobra.Command {
+func (a clusterCommands) leaveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "leave",
 		Short:   "Have this host leave the datastore's cluster",
@@ -136,7 +136,7 @@ func oneHost(command string) cobra.PositionalArgs {
 }
 
 // changing completes a command that has a host become a member, or a client.
-func (a *app) changing(c *cobra.Command, toMember bool) *cobra.Command {
+func (a clusterCommands) changing(c *cobra.Command, toMember bool) *cobra.Command {
 	var timeout time.Duration
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		q := &apiv1.ChangeMemberRequest{Member: toMember}
@@ -146,7 +146,7 @@ func (a *app) changing(c *cobra.Command, toMember bool) *cobra.Command {
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
 		last := ""
-		err := ask(ctx, a, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
+		err := ask(ctx, a.daemon, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
 			stream, err := from.ChangeMember(ctx, q)
 			if err != nil {
 				return err
@@ -175,7 +175,7 @@ func (a *app) changing(c *cobra.Command, toMember bool) *cobra.Command {
 	return c
 }
 
-func (a *app) removeMemberCommand() *cobra.Command {
+func (a clusterCommands) removeMemberCommand() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "remove HOST",
@@ -191,7 +191,7 @@ goes on as a client.`,
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, cancel := a.withDeadline(cmd)
 		defer cancel()
-		return explain(ctx, ask(ctx, a, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
+		return explain(ctx, ask(ctx, a.daemon, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
 			r, err := from.RemoveMember(ctx, &apiv1.RemoveMemberRequest{Host: args[0], Force: force})
 			if err != nil {
 				return err

@@ -11,7 +11,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) tokenCommand() *cobra.Command {
+func (a clusterCommands) tokenCommand() *cobra.Command {
 	var output, address string
 	var ttl time.Duration
 	c := &cobra.Command{
@@ -37,7 +37,7 @@ it first is in the cluster, with all that a host may do. "-o token" prints it al
 		}
 		ctx, cancel := a.withDeadline(cmd)
 		defer cancel()
-		return explain(ctx, ask(ctx, a, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
+		return explain(ctx, ask(ctx, a.daemon, apiv1.NewClusterClient, func(from apiv1.ClusterClient) error {
 			return a.printToken(ctx, from, &apiv1.JoinTokenRequest{Ttl: durationpb.New(ttl), Address: address}, output)
 		}))
 	}
@@ -47,7 +47,7 @@ it first is in the cluster, with all that a host may do. "-o token" prints it al
 	return c
 }
 
-func (a *app) printToken(ctx context.Context, from apiv1.ClusterClient, q *apiv1.JoinTokenRequest, output string) error {
+func (a clusterCommands) printToken(ctx context.Context, from apiv1.ClusterClient, q *apiv1.JoinTokenRequest, output string) error {
 	r, err := from.JoinToken(ctx, q)
 	if err != nil {
 		return err

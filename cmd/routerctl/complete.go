@@ -22,7 +22,7 @@ const completionTime = 3 * time.Second
 type words func(cmd *cobra.Command, args []string) []string
 
 // addCompletion has the shell offer names that the datastore or the daemon knows.
-func (a *app) addCompletion(root *cobra.Command) {
+func (a completion) addCompletion(root *cobra.Command) {
 	for path, w := range map[string]words{
 		"get":            objectWords(a, many),
 		"delete":         objectWords(a, many),
@@ -53,7 +53,7 @@ func (a *app) addCompletion(root *cobra.Command) {
 }
 
 // completeFlags has the shell offer the values of flags that many commands have.
-func (a *app) completeFlags(c *cobra.Command) {
+func (a completion) completeFlags(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		a.completeFlags(sub)
 	}
@@ -85,7 +85,7 @@ const many = 1 << 30
 func fixed(list ...string) words { return func(*cobra.Command, []string) []string { return list } }
 
 // objectWords offers kinds, then up to n names of that kind.
-func objectWords(a *app, n int) words {
+func objectWords(a completion, n int) words {
 	return func(cmd *cobra.Command, args []string) []string {
 		if len(args) == 0 {
 			return strings.Split(kindList(), ", ")
@@ -99,7 +99,7 @@ func objectWords(a *app, n int) words {
 }
 
 // namesOf offers up to n names of objects of a kind.
-func namesOf(a *app, kind store.Kind, n int) words {
+func namesOf(a completion, kind store.Kind, n int) words {
 	return func(cmd *cobra.Command, args []string) []string {
 		if len(args) >= n {
 			return nil
@@ -110,7 +110,7 @@ func namesOf(a *app, kind store.Kind, n int) words {
 
 // names returns the names of objects of a kind in the namespace that the command
 // line says, but for those that it has.
-func (a *app) names(cmd *cobra.Command, kind store.Kind, but []string) (out []string) {
+func (a completion) names(cmd *cobra.Command, kind store.Kind, but []string) (out []string) {
 	given := ""
 	if f := cmd.Flags().Lookup("namespace"); f != nil {
 		given = f.Value.String()
@@ -132,7 +132,7 @@ func (a *app) names(cmd *cobra.Command, kind store.Kind, but []string) (out []st
 
 // namespaceWords offers the namespaces that have objects of the kind that the
 // command line names, or of any kind that lies in namespaces.
-func (a *app) namespaceWords(cmd *cobra.Command, args []string) []string {
+func (a completion) namespaceWords(cmd *cobra.Command, args []string) []string {
 	kinds := []store.Kind{store.KindNetworkPolicy, store.KindNetworkSet, store.KindWorkloadEndpoint}
 	if len(args) > 0 {
 		if k, err := parseKind(args[0]); err == nil {
@@ -155,7 +155,7 @@ func (a *app) namespaceWords(cmd *cobra.Command, args []string) []string {
 }
 
 // endpointWords offers the interfaces of this host's endpoints.
-func (a *app) endpointWords(cmd *cobra.Command, args []string) (out []string) {
+func (a completion) endpointWords(cmd *cobra.Command, args []string) (out []string) {
 	if len(args) > 0 {
 		return nil
 	}
@@ -172,7 +172,7 @@ func (a *app) endpointWords(cmd *cobra.Command, args []string) (out []string) {
 }
 
 // peerWords offers the BGP peers of this host, as `routerctl bgp peers` names them.
-func (a *app) peerWords(cmd *cobra.Command, args []string) (out []string) {
+func (a completion) peerWords(cmd *cobra.Command, args []string) (out []string) {
 	if len(args) > 0 {
 		return nil
 	}
@@ -192,7 +192,7 @@ func (a *app) peerWords(cmd *cobra.Command, args []string) (out []string) {
 }
 
 // changeWords offers the changes that the history has, newest first.
-func (a *app) changeWords(cmd *cobra.Command, args []string) (out []string) {
+func (a completion) changeWords(cmd *cobra.Command, args []string) (out []string) {
 	if len(args) > 0 {
 		return nil
 	}
@@ -206,12 +206,12 @@ func (a *app) changeWords(cmd *cobra.Command, args []string) (out []string) {
 }
 
 // partWords offers what f makes of each part of the daemon.
-func (a *app) partWords(f func(part string) []string) words {
+func (a completion) partWords(f func(part string) []string) words {
 	return func(cmd *cobra.Command, _ []string) (out []string) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 		defer cancel()
 		// An error leaves nothing to offer.
-		_ = ask(ctx, a, apiv1.NewEventsClient, func(from apiv1.EventsClient) error {
+		_ = ask(ctx, a.daemon, apiv1.NewEventsClient, func(from apiv1.EventsClient) error {
 			r, err := from.Levels(ctx, &apiv1.LevelsRequest{})
 			for _, p := range r.GetParts() {
 				out = append(out, f(p.GetPart())...)
@@ -232,7 +232,7 @@ func levelWords(part string) (out []string) {
 }
 
 // fromStore runs f with the datastore, if it can be opened in time.
-func (a *app) fromStore(cmd *cobra.Command, f func(context.Context, store.Store)) {
+func (a completion) fromStore(cmd *cobra.Command, f func(context.Context, store.Store)) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
 	s, err := a.openStore(ctx)
@@ -244,7 +244,7 @@ func (a *app) fromStore(cmd *cobra.Command, f func(context.Context, store.Store)
 }
 
 // fromOperator runs f with the daemon, if it answers.
-func (a *app) fromOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient)) {
+func (a completion) fromOperator(cmd *cobra.Command, f func(context.Context, apiv1.OperatorClient)) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
 	_ = a.askOperator(ctx, func(op apiv1.OperatorClient) error {

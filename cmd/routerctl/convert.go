@@ -11,7 +11,7 @@ import (
 	"github.com/routerd/routerd/store/manifest/oldapi"
 )
 
-func (a *app) convertCommand() *cobra.Command {
+func (a resourceCommands) convertCommand() *cobra.Command {
 	var in input
 	var output string
 	var unchecked bool
@@ -50,7 +50,7 @@ printed. Several objects are printed as one list, which apply -f takes.`,
 }
 
 // printConverted prints one resource, or a list of several.
-func (a *app) printConverted(docs []manifest.Document, output string) error {
+func (a resourceCommands) printConverted(docs []manifest.Document, output string) error {
 	var list []json.RawMessage
 	for _, d := range docs {
 		raw, err := manifest.JSON(d.Object)

@@ -10,7 +10,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func (a *app) datastoreCommand() *cobra.Command {
+func (a datastoreCommands) datastoreCommand() *cobra.Command {
 	c := &cobra.Command{Use: "datastore", Short: "Copy, check, lock and unlock the datastore", Example: "  routerctl datastore verify\n  routerctl datastore export -o backup.jsonl"}
 	shared := func() []*cobra.Command {
 		return []*cobra.Command{a.lockCommand(true), a.lockCommand(false), a.exportCommand(), a.importCommand()}
@@ -23,7 +23,7 @@ func (a *app) datastoreCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) lockCommand(lock bool) *cobra.Command {
+func (a datastoreCommands) lockCommand(lock bool) *cobra.Command {
 	c := &cobra.Command{
 		Use: "unlock", Short: "Let the datastore be changed again",
 		Long:    "Let the datastore be changed again after `routerctl datastore lock`.",
@@ -48,7 +48,7 @@ kept for later. All that runs keeps running. Calico's daemons heed it too.`
 	return c
 }
 
-func (a *app) setLocked(ctx context.Context, s store.Store, lock bool) error {
+func (a datastoreCommands) setLocked(ctx context.Context, s store.Store, lock bool) error {
 	did := "unlocked"
 	if lock {
 		did = "locked"

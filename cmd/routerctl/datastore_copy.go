@@ -18,7 +18,7 @@ import (
 	"github.com/routerd/routerd/store/etcd"
 )
 
-func (a *app) exportCommand() *cobra.Command {
+func (a datastoreCommands) exportCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "export",
@@ -70,7 +70,7 @@ func export(ctx context.Context, s *etcd.Store, w io.Writer) (keys int, err erro
 	return keys, out.Close()
 }
 
-func (a *app) importCommand() *cobra.Command {
+func (a datastoreCommands) importCommand() *cobra.Command {
 	var file string
 	var replace, dryRun bool
 	c := &cobra.Command{
@@ -122,7 +122,7 @@ func readArchive(stdin io.Reader, file string) (*archive.Archive, error) {
 	return from, nil
 }
 
-func (a *app) load(ctx context.Context, s *etcd.Store, from *archive.Archive, replace, dryRun bool) error {
+func (a datastoreCommands) load(ctx context.Context, s *etcd.Store, from *archive.Archive, replace, dryRun bool) error {
 	info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
 	have, err := s.Get(ctx, info)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {

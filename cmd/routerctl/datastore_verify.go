@@ -14,7 +14,7 @@ import (
 	"github.com/routerd/routerd/store/memory"
 )
 
-func (a *app) verifyCommand() *cobra.Command {
+func (a datastoreCommands) verifyCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "verify",
@@ -42,7 +42,7 @@ The exit code is 0 when nothing is wrong, and 1 otherwise.`,
 	return c
 }
 
-func (a *app) verifyFile(ctx context.Context, from *archive.Archive) error {
+func (a datastoreCommands) verifyFile(ctx context.Context, from *archive.Archive) error {
 	s := memory.New()
 	defer s.Close()
 	unknown := 0

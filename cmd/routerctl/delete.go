@@ -34,7 +34,7 @@ type deletion struct {
 	every       time.Duration // between two looks at it
 }
 
-func (a *app) deleteCommand() *cobra.Command {
+func (a resourceCommands) deleteCommand() *cobra.Command {
 	var in input
 	d := deletion{}
 	c := &cobra.Command{
@@ -89,7 +89,7 @@ cannot be deleted.`,
 	return c
 }
 
-func (a *app) targets(args []string, in input) ([]target, error) {
+func (a resourceCommands) targets(args []string, in input) ([]target, error) {
 	if len(in.files) > 0 {
 		if len(args) > 0 {
 			return nil, usagef("delete: give either a kind and names, or manifests with -f")

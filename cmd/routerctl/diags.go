@@ -76,7 +76,7 @@ func hostQuestions() [][2]string {
 	}
 }
 
-func (a *app) nodeDiagsCommand() *cobra.Command {
+func (a diagsCommands) nodeDiagsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diags [FILE]",
 		Short: "Collect what is known of this host in one file",
@@ -102,7 +102,7 @@ addresses and names of the cluster, and no password or key.`,
 	})
 }
 
-func (a *app) clusterDiagsCommand() *cobra.Command {
+func (a diagsCommands) clusterDiagsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diags [FILE]",
 		Short: "Collect what the datastore holds, and whether it is sound, in one file",
@@ -127,7 +127,7 @@ holds addresses and names of the cluster, and no password or key.`,
 }
 
 // bundling has a command collect files in an archive that is named after their subject.
-func (a *app) bundling(c *cobra.Command, subject func(*cobra.Command) string, files func() []bundleFile) *cobra.Command {
+func (a diagsCommands) bundling(c *cobra.Command, subject func(*cobra.Command) string, files func() []bundleFile) *cobra.Command {
 	c.Args = cobra.MaximumNArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		now := time.Now()
@@ -154,7 +154,7 @@ func (a *app) bundling(c *cobra.Command, subject func(*cobra.Command) string, fi
 }
 
 // hostName is what this host is called: by its daemon, or, without one, by itself.
-func (a *app) hostName(cmd *cobra.Command) string {
+func (a diagsCommands) hostName(cmd *cobra.Command) string {
 	name := ""
 	err := a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
 		r, err := op.Node(ctx, &apiv1.NodeRequest{})
@@ -173,7 +173,7 @@ func (a *app) hostName(cmd *cobra.Command) string {
 }
 
 // asFiles makes the answers of routerctl's own commands files of a bundle.
-func (a *app) asFiles(qs [][2]string) []bundleFile {
+func (a diagsCommands) asFiles(qs [][2]string) []bundleFile {
 	var files []bundleFile
 	for _, q := range qs {
 		files = append(files, bundleFile{q[0], "routerctl " + q[1], func(ctx context.Context, w io.Writer) error {
@@ -185,8 +185,9 @@ func (a *app) asFiles(qs [][2]string) []bundleFile {
 
 // again runs another command of this program, with the same daemon and datastore.
 // A command that says by its exit code that something is not well has not failed.
-func (a *app) again(ctx context.Context, args []string, w io.Writer) error {
-	other := *a
+func (a diagsCommands) again(ctx context.Context, args []string, w io.Writer) error {
+	other, daemon := *a.app, *a.daemon // whose flags the other command sets
+	other.daemon = &daemon
 	other.stdin, other.stdout, other.stderr, other.rawOut, other.rawErr = strings.NewReader(""), w, w, w, w
 	root := other.command()
 	root.SetArgs(append([]string{"--socket=" + a.socket, "--lab=" + a.lab, "--host=" + a.host, "--timeout=" + a.timeout.String()}, args...))

@@ -15,7 +15,7 @@ import (
 	"github.com/routerd/routerd/store/manifest"
 )
 
-func (a *app) validateCommand() *cobra.Command {
+func (a resourceCommands) validateCommand() *cobra.Command {
 	var in input
 	c := &cobra.Command{
 		Use:   "validate -f FILE|DIR|-",
@@ -46,7 +46,7 @@ mean beside what is stored, apply --dry-run says.`,
 	return c
 }
 
-func (a *app) diffCommand() *cobra.Command {
+func (a resourceCommands) diffCommand() *cobra.Command {
 	var in input
 	c := &cobra.Command{
 		Use:   "diff -f FILE|DIR|-",

@@ -20,7 +20,7 @@ const commandsDoc = "../../docs/commands.md"
 // TestCommandReference holds docs/commands.md to what --help says; with
 // -update it writes the file.
 func TestCommandReference(t *testing.T) {
-	a := &app{stdout: io.Discard, stderr: io.Discard, getenv: func(string) string { return "" }, resolveLab: labcmd.Socket}
+	a := &app{streams: streams{stdout: io.Discard, stderr: io.Discard}, daemon: &daemon{getenv: func(string) string { return "" }, resolveLab: labcmd.Socket}}
 	var b bytes.Buffer
 	written, err := os.ReadFile("testdata/calicoctl.md")
 	if err != nil {

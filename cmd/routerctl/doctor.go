@@ -13,7 +13,7 @@ import (
 	"github.com/routerd/routerd/control/doctor/gather"
 )
 
-func (a *app) doctorCommand() *cobra.Command {
+func (a doctorCommands) doctorCommand() *cobra.Command {
 	var output string
 	var all bool
 	c := &cobra.Command{
@@ -43,7 +43,7 @@ is 0 when nothing is wrong and 1 otherwise.`,
 		ctx, cancel := a.withDeadline(cmd)
 		defer cancel()
 		var r *apiv1.ExamineResponse
-		err := ask(ctx, a, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
+		err := ask(ctx, a.daemon, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
 			r, err = d.Examine(ctx, &apiv1.ExamineRequest{})
 			return err
 		})
@@ -67,7 +67,7 @@ is 0 when nothing is wrong and 1 otherwise.`,
 
 // examineCluster adds to an answer what the datastore shows to be wrong. Where it is not
 // reached the answer says so.
-func (a *app) examineCluster(ctx context.Context, r *apiv1.ExamineResponse) {
+func (a doctorCommands) examineCluster(ctx context.Context, r *apiv1.ExamineResponse) {
 	facts, err := a.clusterFacts(ctx)
 	if err != nil {
 		r.Unknown = append(r.Unknown, fmt.Sprintf("other hosts: %v", explain(ctx, err)))
@@ -77,7 +77,7 @@ func (a *app) examineCluster(ctx context.Context, r *apiv1.ExamineResponse) {
 }
 
 // clusterFacts reads what the datastore has of all hosts.
-func (a *app) clusterFacts(ctx context.Context) (doctor.Cluster, error) {
+func (a doctorCommands) clusterFacts(ctx context.Context) (doctor.Cluster, error) {
 	s, err := a.openStore(ctx)
 	if err != nil {
 		return doctor.Cluster{}, err
@@ -88,7 +88,7 @@ func (a *app) clusterFacts(ctx context.Context) (doctor.Cluster, error) {
 }
 
 // showFindings prints what is wrong. The error carries the exit code.
-func (a *app) showFindings(r *apiv1.ExamineResponse, output string) error {
+func (a doctorCommands) showFindings(r *apiv1.ExamineResponse, output string) error {
 	var err error
 	if output != "table" {
 		err = printProto(a.stdout, r, output)

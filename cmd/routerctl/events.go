@@ -15,7 +15,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) eventsCommand() *cobra.Command {
+func (a eventsCommands) eventsCommand() *cobra.Command {
 	req := &apiv1.EventsRequest{}
 	var since time.Duration
 	c := &cobra.Command{
@@ -51,7 +51,7 @@ written (see routerctl log-level). PART is a part of the daemon, such as bgp.`,
 			ctx, cancel = context.WithCancel(cmd.Context())
 		}
 		defer cancel()
-		err := explain(ctx, ask(ctx, a, apiv1.NewEventsClient, func(from apiv1.EventsClient) error {
+		err := explain(ctx, ask(ctx, a.daemon, apiv1.NewEventsClient, func(from apiv1.EventsClient) error {
 			return a.showEvents(ctx, from, req, output)
 		}))
 		if req.GetFollow() && cmd.Context().Err() != nil {
@@ -62,7 +62,7 @@ written (see routerctl log-level). PART is a part of the daemon, such as bgp.`,
 	return c
 }
 
-func (a *app) showEvents(ctx context.Context, from apiv1.EventsClient, req *apiv1.EventsRequest, output string) error {
+func (a eventsCommands) showEvents(ctx context.Context, from apiv1.EventsClient, req *apiv1.EventsRequest, output string) error {
 	stream, err := from.List(ctx, req)
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func printEvents(w io.Writer, list []*apiv1.LogEvent) error {
 	return nil
 }
 
-func (a *app) logLevelCommand() *cobra.Command {
+func (a eventsCommands) logLevelCommand() *cobra.Command {
 	req := &apiv1.LevelsRequest{}
 	c := &cobra.Command{
 		Use:   "log-level [[PART=]LEVEL...]",
@@ -137,7 +137,7 @@ It holds until the daemon ends; logLevel in its configuration is what it starts 
 			return nil
 		},
 	}
-	return showing(a, c, apiv1.NewEventsClient, func(ctx context.Context, from apiv1.EventsClient) (*apiv1.LevelsResponse, error) {
+	return showing(a.app, c, apiv1.NewEventsClient, func(ctx context.Context, from apiv1.EventsClient) (*apiv1.LevelsResponse, error) {
 		return from.Levels(ctx, req)
 	}, printLevels)
 }

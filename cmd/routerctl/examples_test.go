@@ -26,7 +26,7 @@ type exampleOf struct {
 // examples returns the command lines of the examples of every command but those of the laboratory, in the commands'
 // order.
 func examples() (list []exampleOf) {
-	a := &app{stdout: io.Discard, stderr: io.Discard, getenv: func(string) string { return "" }, resolveLab: labcmd.Socket}
+	a := &app{streams: streams{stdout: io.Discard, stderr: io.Discard}, daemon: &daemon{getenv: func(string) string { return "" }, resolveLab: labcmd.Socket}}
 	var collect func(c *cobra.Command)
 	collect = func(c *cobra.Command) {
 		if c.Name() == "lab" {

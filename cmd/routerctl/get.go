@@ -31,7 +31,7 @@ type query struct {
 	export        bool // without what belongs to this cluster
 }
 
-func (a *app) getCommand() *cobra.Command {
+func (a resourceCommands) getCommand() *cobra.Command {
 	var q query
 	var in input
 	var labels, format string

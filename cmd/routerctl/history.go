@@ -93,7 +93,7 @@ var errNoHistory = errors.New("the Kubernetes datastore keeps no history, for it
 
 // withHistory runs f with the store itself: what it does is recorded with the change that it is about.
 func (a *app) withHistory(cmd *cobra.Command, f func(context.Context, store.Store, history.Author) error) error {
-	return withOpen(a, cmd, a.openStore, func(ctx context.Context, s store.Store) error {
+	return withOpen(a.daemon, cmd, a.openStore, func(ctx context.Context, s store.Store) error {
 		if _, ok := s.(store.Piecewise); ok {
 			return fmt.Errorf("%s: %w", cmd.Name(), errNoHistory)
 		}
@@ -112,7 +112,7 @@ func (a *app) toConfirm(name string) {
 	}
 }
 
-func (a *app) historyCommand() *cobra.Command {
+func (a historyCommands) historyCommand() *cobra.Command {
 	var format string
 	c := &cobra.Command{
 		Use:   "history [CHANGE]",
@@ -261,7 +261,7 @@ func yamlOfRaw(raw json.RawMessage) ([]byte, error) {
 	return manifest.YAML(raw)
 }
 
-func (a *app) confirmCommand() *cobra.Command {
+func (a historyCommands) confirmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm [CHANGE...]",
 		Short: "Let a change stand that is undone otherwise",
@@ -312,7 +312,7 @@ func newest(ctx context.Context, s store.Store, f func(*store.Change) bool) ([]s
 	return names, nil
 }
 
-func (a *app) undoCommand() *cobra.Command {
+func (a historyCommands) undoCommand() *cobra.Command {
 	var how history.Options
 	c := &cobra.Command{
 		Use:   "undo [CHANGE]",
@@ -378,7 +378,7 @@ func mine(ctx context.Context, s store.Store, by history.Author) (string, error)
 }
 
 // checkOps refuses what would leave a node without any configured BGP session.
-func (a *app) checkOps(ctx context.Context, ops []store.Op) error {
+func (a historyCommands) checkOps(ctx context.Context, ops []store.Op) error {
 	var changes []*apiv1.BGPChange
 	for _, op := range ops {
 		o := op.Object
@@ -398,7 +398,7 @@ func (a *app) checkOps(ctx context.Context, ops []store.Op) error {
 	return a.askIsolated(ctx, changes)
 }
 
-func (a *app) reportUndone(name string, done []history.Result, dryRun bool) {
+func (a historyCommands) reportUndone(name string, done []history.Result, dryRun bool) {
 	is := "is"
 	if dryRun {
 		is = "would be"

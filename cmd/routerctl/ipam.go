@@ -18,7 +18,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func (a *app) ipamCommand() *cobra.Command {
+func (a ipamCommands) ipamCommand() *cobra.Command {
 	c := &cobra.Command{Use: "ipam", Short: "Addresses: pools, blocks and who has them", Example: "  routerctl ipam show --show-blocks"}
 	var showBlocks, showBorrowed, showConfiguration bool
 	var ip string

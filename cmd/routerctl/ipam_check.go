@@ -25,7 +25,7 @@ type checkOptions struct {
 	fix           bool
 }
 
-func (a *app) ipamCheckCommand() *cobra.Command {
+func (a ipamCommands) ipamCheckCommand() *cobra.Command {
 	var o checkOptions
 	c := &cobra.Command{
 		Use:   "check",

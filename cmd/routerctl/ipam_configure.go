@@ -14,7 +14,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func (a *app) ipamConfigureCommand() *cobra.Command {
+func (a ipamCommands) ipamConfigureCommand() *cobra.Command {
 	var strict bool
 	var limit int
 	c := &cobra.Command{
@@ -81,7 +81,7 @@ func configureIPAM(ctx context.Context, s store.Store, w io.Writer, change func(
 	}
 }
 
-func (a *app) ipamSplitCommand() *cobra.Command {
+func (a ipamCommands) ipamSplitCommand() *cobra.Command {
 	var name, cidr string
 	var force bool
 	c := &cobra.Command{

@@ -16,7 +16,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-func (a *app) ipamReleaseCommand() *cobra.Command {
+func (a ipamCommands) ipamReleaseCommand() *cobra.Command {
 	var ips, reports []string
 	var force bool
 	c := &cobra.Command{

@@ -62,7 +62,7 @@ func (a *app) askIsolated(ctx context.Context, changes []*apiv1.BGPChange) error
 		return err
 	}
 	var r *apiv1.BGPIsolatedResponse
-	err = ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+	err = ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 		var err error
 		r, err = sendChanges(ctx, b, changes)
 		return err

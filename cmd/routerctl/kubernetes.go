@@ -9,7 +9,7 @@ import (
 	"github.com/routerd/routerd/store/kube/crd"
 )
 
-func (a *app) kubernetesCommand() *cobra.Command {
+func (a kubernetesCommands) kubernetesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "kubernetes",
 		Short:   "What a Kubernetes cluster needs for routerd",
@@ -19,7 +19,7 @@ func (a *app) kubernetesCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) crdsCommand() *cobra.Command {
+func (a kubernetesCommands) crdsCommand() *cobra.Command {
 	var group string
 	cmd := &cobra.Command{
 		Use:   "crds",

@@ -19,7 +19,7 @@ type labelling struct {
 	overwrite  bool
 }
 
-func (a *app) labelCommand() *cobra.Command {
+func (a resourceCommands) labelCommand() *cobra.Command {
 	var l labelling
 	var namespace string
 	c := &cobra.Command{
@@ -79,7 +79,7 @@ func (l *labelling) parse(arg string) error {
 }
 
 // label changes a label, whatever else is changed of the object meanwhile.
-func (a *app) label(ctx context.Context, s store.Store, key store.Key, l labelling) error {
+func (a resourceCommands) label(ctx context.Context, s store.Store, key store.Key, l labelling) error {
 	if why := unwritable(key); why != "" {
 		return fmt.Errorf("label %s: %s", key, why)
 	}

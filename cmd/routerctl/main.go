@@ -32,7 +32,12 @@ func main() {
 // command line itself is wrong. It is all of the program: tests call it.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	safeOut, safeErr := &printable{w: stdout}, &printable{w: stderr}
-	a := &app{stdin: stdin, stdout: safeOut, stderr: safeErr, rawOut: stdout, rawErr: stderr, getenv: getenv, settle: settleTime, patience: patience, every: lookEvery, resolveLab: labcmd.Socket, args: args}
+	a := &app{
+		streams: streams{stdin: stdin, stdout: safeOut, stderr: safeErr, rawOut: stdout, rawErr: stderr},
+		waits:   waits{settle: settleTime, patience: patience, every: lookEvery},
+		daemon:  &daemon{getenv: getenv, resolveLab: labcmd.Socket},
+		args:    args,
+	}
 	root := a.command()
 	root.SetArgs(args)
 	root.SetIn(stdin)

@@ -346,7 +346,7 @@ func TestSocketErrors(t *testing.T) {
 // Every command says what it does and shows how it is used.
 func TestHelp(t *testing.T) {
 	t.Parallel()
-	a := &app{}
+	a := &app{daemon: &daemon{}}
 	todo := a.command().Commands()
 	for len(todo) > 0 {
 		c := todo[0]

@@ -17,7 +17,7 @@ import (
 	"github.com/routerd/routerd/store/manifest"
 )
 
-func (a *app) nodeCommand() *cobra.Command {
+func (a nodeCommands) nodeCommand() *cobra.Command {
 	c := &cobra.Command{Use: "node", Short: "This host", Example: "  routerctl node status"}
 	var output string
 	status := &cobra.Command{
@@ -53,7 +53,7 @@ is down does not make a host unready.`,
 		},
 	}
 	outputFlag(status, &output)
-	c.AddCommand(status, a.pathsCommand(), a.nodeTunnelsCommand(), a.nodeDrainCommand(), a.nodeUndrainCommand(), a.nodeDiagsCommand(), a.nodeChecksystemCommand())
+	c.AddCommand(status, a.pathsCommand(), a.nodeTunnelsCommand(), a.nodeDrainCommand(), a.nodeUndrainCommand(), diagsCommands(a).nodeDiagsCommand(), a.nodeChecksystemCommand())
 	return c
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/routerd/routerd/store/manifest"
 )
 
-func (a *app) nodeChecksystemCommand() *cobra.Command {
+func (a nodeCommands) nodeChecksystemCommand() *cobra.Command {
 	var output, config string
 	c := &cobra.Command{
 		Use:     "checksystem",
@@ -112,7 +112,7 @@ func cureOf(f survey.Feature) string {
 }
 
 // showSystem prints checks. The error carries the exit code.
-func (a *app) showSystem(checks []systemCheck, output string) error {
+func (a nodeCommands) showSystem(checks []systemCheck, output string) error {
 	failed := 0
 	var rows [][]string
 	for _, c := range checks {

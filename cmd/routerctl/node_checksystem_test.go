@@ -27,7 +27,7 @@ func TestCheckSystem(t *testing.T) {
 		}
 		var b bytes.Buffer
 		code := exitCode(0)
-		err = (&app{stdout: &b}).showSystem(checkSystem(s), "table")
+		err = nodeCommands{&app{streams: streams{stdout: &b}}}.showSystem(checkSystem(s), "table")
 		if err != nil && !errors.As(err, &code) {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ type drainOptions struct {
 	quiet   time.Duration
 }
 
-func (a *app) nodeDrainCommand() *cobra.Command {
+func (a nodeCommands) nodeDrainCommand() *cobra.Command {
 	var o drainOptions
 	c := &cobra.Command{
 		Use:   "drain [NODE]",
@@ -45,7 +45,7 @@ after --wait-timeout, the host stays as it is and the exit code is 1. Then stop 
 	return c
 }
 
-func (a *app) nodeUndrainCommand() *cobra.Command {
+func (a nodeCommands) nodeUndrainCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "undrain [NODE]",
 		Short:   "Take a host that was drained into service again",
@@ -60,7 +60,7 @@ func (a *app) nodeUndrainCommand() *cobra.Command {
 	}
 }
 
-func (a *app) drain(cmd *cobra.Command, args []string, o drainOptions) error {
+func (a nodeCommands) drain(cmd *cobra.Command, args []string, o drainOptions) error {
 	if o.wait && len(args) > 0 {
 		return usagef("node drain: --wait counts packets on the host itself: run it there, without NODE")
 	}
@@ -80,7 +80,7 @@ func (a *app) drain(cmd *cobra.Command, args []string, o drainOptions) error {
 }
 
 // withNodeName calls f with the node that the arguments name, or this host's.
-func (a *app) withNodeName(cmd *cobra.Command, args []string, f func(name string) error) error {
+func (a nodeCommands) withNodeName(cmd *cobra.Command, args []string, f func(name string) error) error {
 	if len(args) > 0 {
 		return f(args[0])
 	}
@@ -97,7 +97,7 @@ func (a *app) withNodeName(cmd *cobra.Command, args []string, f func(name string
 }
 
 // setDrain writes how far a node is drained; empty: not at all.
-func (a *app) setDrain(ctx context.Context, s store.Store, name string, to store.Drain) error {
+func (a nodeCommands) setDrain(ctx context.Context, s store.Store, name string, to store.Drain) error {
 	key := store.ResourceKey(store.KindNode, name)
 	_, err := store.Modify(ctx, s, key, func(cur store.Object) (any, error) {
 		if cur.Value == nil {
@@ -128,7 +128,7 @@ func (a *app) setDrain(ctx context.Context, s store.Store, name string, to store
 }
 
 // awaitQuiet waits until the host's workloads have been sent nothing for a while.
-func (a *app) awaitQuiet(ctx context.Context, op apiv1.OperatorClient, o drainOptions) error {
+func (a nodeCommands) awaitQuiet(ctx context.Context, op apiv1.OperatorClient, o drainOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	err := async.Still(ctx, o.quiet, func() (n uint64, known bool, err error) {

@@ -25,7 +25,7 @@ func (lateOperator) Node(context.Context, *apiv1.NodeRequest, ...grpc.CallOption
 // routerctl, the operator is told what to do next.
 func TestDrainTimesOut(t *testing.T) {
 	t.Parallel()
-	a := &app{stderr: io.Discard}
+	a := nodeCommands{&app{streams: streams{stderr: io.Discard}}}
 	err := a.awaitQuiet(t.Context(), lateOperator{}, drainOptions{timeout: 50 * time.Millisecond, quiet: time.Hour})
 	if err == nil || !strings.Contains(err.Error(), "workloads of this host are still sent packets after 50ms") {
 		t.Errorf("awaitQuiet: %v; want what to do about the workloads", err)

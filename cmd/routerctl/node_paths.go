@@ -13,7 +13,7 @@ import (
 )
 
 // pathsCommand shows what this host measured of the underlay.
-func (a *app) pathsCommand() *cobra.Command {
+func (a nodeCommands) pathsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "paths",
 		Short: "Show how the network reaches every other host: address, NAT, packet size",
@@ -32,7 +32,7 @@ With -o yaml, every address that is tried, with its state.`,
 		Example: "  routerctl node paths\n  routerctl node paths -o yaml\n  routerctl --lab demo --host node2 node paths",
 		Args:    noArgs,
 	}
-	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PathsResponse, error) {
+	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PathsResponse, error) {
 		return op.Paths(ctx, &apiv1.PathsRequest{})
 	},
 		func(w io.Writer, r *apiv1.PathsResponse) error { return printPaths(w, r, time.Now()) })

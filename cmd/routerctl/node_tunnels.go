@@ -12,7 +12,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) nodeTunnelsCommand() *cobra.Command {
+func (a nodeCommands) nodeTunnelsCommand() *cobra.Command {
 	var retry []string
 	var all bool
 	c := &cobra.Command{
@@ -32,7 +32,7 @@ still there, packets are lost for a moment.`,
 	}
 	c.Flags().StringSliceVar(&retry, "retry", nil, "measure the tunnels to these nodes anew, as if nothing were known of them")
 	c.Flags().BoolVar(&all, "retry-all", false, "measure all tunnels anew")
-	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.TunnelsResponse, error) {
+	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.TunnelsResponse, error) {
 		return op.Tunnels(ctx, &apiv1.TunnelsRequest{Retry: retry, RetryAll: all})
 	},
 		printTunnels)

@@ -22,7 +22,7 @@ type patching struct {
 	force  bool
 }
 
-func (a *app) patchCommand() *cobra.Command {
+func (a resourceCommands) patchCommand() *cobra.Command {
 	var p patching
 	var text, namespace string
 	c := &cobra.Command{
@@ -69,7 +69,7 @@ what merge does: none of their lists is merged by a key.`,
 
 // patch reads an object, patches it and replaces it, as long as nobody else has
 // changed it in between.
-func (a *app) patch(ctx context.Context, s store.Store, key store.Key, p patching) error {
+func (a resourceCommands) patch(ctx context.Context, s store.Store, key store.Key, p patching) error {
 	o, err := s.Get(ctx, key)
 	if err != nil {
 		return fmt.Errorf("patch %s: %w; see routerctl get %s", key, err, key.Kind.Plural())

@@ -25,7 +25,7 @@ import (
 // shownSessions is how many sessions of a node, and prefixes, are shown unless all are asked for.
 const shownSessions = 10
 
-func (a *app) planCommand() *cobra.Command {
+func (a resourceCommands) planCommand() *cobra.Command {
 	var in input
 	var all bool
 	c := &cobra.Command{
@@ -60,7 +60,7 @@ policies. Peers to which probes do not get through in a pool's new mode stay in 
 	return c
 }
 
-func (a *app) plan(ctx context.Context, s store.Store, docs []manifest.Document, all bool) error {
+func (a resourceCommands) plan(ctx context.Context, s store.Store, docs []manifest.Document, all bool) error {
 	have, err := related(ctx, s, docs)
 	if err != nil {
 		return err
@@ -177,7 +177,7 @@ func lacking(list, other []string) []string {
 }
 
 // planBGP says what becomes of nodes' sessions and announcements.
-func (a *app) planBGP(ctx context.Context, changes []change, all bool) error {
+func (a resourceCommands) planBGP(ctx context.Context, changes []change, all bool) error {
 	var send []*apiv1.BGPChange
 	for _, c := range changes {
 		if c.same || !sessionsDependOn(c.key.Kind) && c.key.Kind != store.KindIPPool {
@@ -202,7 +202,7 @@ func (a *app) planBGP(ctx context.Context, changes []change, all bool) error {
 		return nil
 	}
 	affected := 0
-	err = ask(ctx, a, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
+	err = ask(ctx, a.daemon, apiv1.NewBGPClient, func(b apiv1.BGPClient) error {
 		stream, err := b.Plan(ctx)
 		if err != nil {
 			return err

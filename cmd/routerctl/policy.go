@@ -12,7 +12,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
 
-func (a *app) policyCommand() *cobra.Command {
+func (a policyCommands) policyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
 		Short: "Show which rules judge packets on this host, and what they say",
@@ -36,7 +36,7 @@ func endpointArg(to *string) cobra.PositionalArgs {
 	}
 }
 
-func (a *app) policyShowCommand() *cobra.Command {
+func (a policyCommands) policyShowCommand() *cobra.Command {
 	req := &apiv1.PolicyRequest{}
 	c := &cobra.Command{
 		Use:   "show [ENDPOINT]",
@@ -51,7 +51,7 @@ again. Endpoints with the same policies share a policy's counters.`,
 		Example: "  routerctl policy show\n  routerctl policy show default/web-0\n  routerctl policy show cali1234567890a -o yaml",
 		Args:    endpointArg(&req.Endpoint),
 	}
-	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyResponse, error) {
+	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyResponse, error) {
 		return op.Policy(ctx, req)
 	},
 		func(w io.Writer, r *apiv1.PolicyResponse) error { return printPolicy(w, r, req.Endpoint != "") })
@@ -134,7 +134,7 @@ func printEndpoint(w io.Writer, e *apiv1.PolicyEndpoint) error {
 	return nil
 }
 
-func (a *app) policyExplainCommand() *cobra.Command {
+func (a policyCommands) policyExplainCommand() *cobra.Command {
 	req := &apiv1.PolicyExplainRequest{}
 	c := &cobra.Command{
 		Use:   "explain --from A --to B",
@@ -170,7 +170,7 @@ and the kernel's connection tracking says whether it let the packet pass.`,
 	f.Uint32Var(&req.IcmpType, "icmp-type", 0, "type of an ICMP message")
 	f.Uint32Var(&req.IcmpCode, "icmp-code", 0, "code of an ICMP message")
 	f.BoolVar(&req.Trace, "trace", false, "send such a packet and compare")
-	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyExplainResponse, error) {
+	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyExplainResponse, error) {
 		return op.PolicyExplain(ctx, req)
 	},
 		printExplanation)
@@ -208,7 +208,7 @@ func allowedOrDenied(ok bool) string {
 	return "DENIED"
 }
 
-func (a *app) flowsCommand() *cobra.Command {
+func (a policyCommands) flowsCommand() *cobra.Command {
 	req := &apiv1.FlowsRequest{}
 	c := &cobra.Command{
 		Use:   "flows [ENDPOINT]",
@@ -222,7 +222,7 @@ burst that the kernel cannot hand over some are missing, and their number is tol
 	f := c.Flags()
 	f.Uint32Var(&req.Limit, "limit", 100, "show the newest of them; 0: all that are kept")
 	f.BoolVar(&req.Denied, "denied", false, "only what was denied")
-	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.FlowsResponse, error) {
+	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.FlowsResponse, error) {
 		return op.Flows(ctx, req)
 	},
 		printFlows)

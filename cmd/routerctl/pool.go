@@ -23,13 +23,13 @@ const lookEvery = time.Second
 // unlimited is the time of a command that waits for people.
 const unlimited = 365 * 24 * time.Hour
 
-func (a *app) poolCommand() *cobra.Command {
+func (a poolCommands) poolCommand() *cobra.Command {
 	c := &cobra.Command{Use: "pool", Short: "The life of a pool: how it is carried, drain it, or use it again", Example: "  routerctl pool status\n  routerctl pool drain old-pool --wait"}
 	c.AddCommand(a.poolStatusCommand(), a.drainCommand(), a.enableCommand())
 	return c
 }
 
-func (a *app) drainCommand() *cobra.Command {
+func (a poolCommands) drainCommand() *cobra.Command {
 	d := drain{}
 	c := &cobra.Command{
 		Use:   "drain NAME",
@@ -68,7 +68,7 @@ then those that are made anew would get none; --force drains it all the same.`,
 	return c
 }
 
-func (a *app) enableCommand() *cobra.Command {
+func (a poolCommands) enableCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "enable NAME",
 		Short:   "Give addresses of a pool again that was disabled or drained",

@@ -16,7 +16,7 @@ import (
 	"github.com/routerd/routerd/store/manifest"
 )
 
-func (a *app) poolStatusCommand() *cobra.Command {
+func (a poolCommands) poolStatusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [NAME...]",
 		Short: "Show how pools are carried, and how far a change of that has come",

@@ -26,7 +26,7 @@ type topFlags struct {
 	output   string
 }
 
-func (a *app) topCommand() *cobra.Command {
+func (a topCommands) topCommand() *cobra.Command {
 	f := &topFlags{}
 	c := &cobra.Command{
 		Use:   "top",
@@ -89,7 +89,7 @@ func (f *topFlags) check() error {
 }
 
 // topOnce prints a view once.
-func (a *app) topOnce(cmd *cobra.Command, f *topFlags) error {
+func (a topCommands) topOnce(cmd *cobra.Command, f *topFlags) error {
 	var v top.View
 	err := a.withOperator(cmd, func(ctx context.Context, op apiv1.OperatorClient) error {
 		was, err := op.Hosts(ctx, &apiv1.HostsRequest{})
@@ -124,7 +124,7 @@ type answered struct {
 }
 
 // topScreen shows views until the user quits.
-func (a *app) topScreen(ctx context.Context, f *topFlags) (err error) {
+func (a topCommands) topScreen(ctx context.Context, f *topFlags) (err error) {
 	if _, err := a.reachSocket(ctx); err != nil { // said before the screen is cleared
 		return explain(ctx, err)
 	}
@@ -183,7 +183,7 @@ func (a *app) topScreen(ctx context.Context, f *topFlags) (err error) {
 }
 
 // topAsk asks the hosts at intervals, and when it is told to.
-func (a *app) topAsk(ctx context.Context, interval time.Duration, now <-chan struct{}, answers chan<- answered) {
+func (a topCommands) topAsk(ctx context.Context, interval time.Duration, now <-chan struct{}, answers chan<- answered) {
 	for ctx.Err() == nil {
 		var got answered
 		call, cancel := context.WithTimeoutCause(ctx, a.timeout, fmt.Errorf("no answer within %s", a.timeout))
@@ -208,7 +208,7 @@ func (a *app) topAsk(ctx context.Context, interval time.Duration, now <-chan str
 }
 
 // topLines is a view as the terminal shows it.
-func (a *app) topLines(t *terminal, f *topFlags, v top.View) []styled {
+func (a topCommands) topLines(t *terminal, f *topFlags, v top.View) []styled {
 	f.screen.Width, f.screen.Height = t.size()
 	f.screen.Now = time.Now()
 	lines := []top.Line{{Text: "asking the hosts …"}}

@@ -69,7 +69,7 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
 		ctx, cancel := a.withDeadline(cmd)
 		defer cancel()
 		var r *apiv1.TraceResponse
-		err := ask(ctx, a, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
+		err := ask(ctx, a.daemon, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
 			r, err = d.Trace(ctx, req)
 			return err
 		})

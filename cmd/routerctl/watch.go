@@ -12,7 +12,7 @@ import (
 
 // watch prints what get prints, and then each object that changes, until it is
 // interrupted.
-func (a *app) watch(cmd *cobra.Command, q query) error {
+func (a resourceCommands) watch(cmd *cobra.Command, q query) error {
 	if slices.Contains([]string{"template", "columns", "jsonpath"}, q.output.format) {
 		return usagef("--watch goes with -o table, wide, name, yaml and json")
 	}
@@ -51,7 +51,7 @@ func (a *app) watch(cmd *cobra.Command, q query) error {
 }
 
 // printEvent prints a change of an object that the query is about.
-func (a *app) printEvent(q query, ev store.Event, as string, widths map[store.Kind][]int) error {
+func (a resourceCommands) printEvent(q query, ev store.Event, as string, widths map[store.Kind][]int) error {
 	k := ev.Key
 	switch {
 	case k.Kind.Namespaced() && !q.allNamespaces && q.keys == nil && k.Namespace != q.namespace,

@@ -26,7 +26,7 @@ const (
 	writeTries = 5
 )
 
-func (a *app) writeCommand(v verb) *cobra.Command {
+func (a resourceCommands) writeCommand(v verb) *cobra.Command {
 	var in input
 	var c checks
 	var w writing
