@@ -39,6 +39,12 @@ func TestNode(t *testing.T) {
 		f.IPv6, _ = netip.ParseAddr(v6)
 		return f
 	}
+	addrs := func(texts ...string) (list []netip.Addr) {
+		for _, s := range texts {
+			list = append(list, netip.MustParseAddr(s))
+		}
+		return list
+	}
 	for _, tt := range []struct {
 		name, annotations, spec string
 		want                    Node
@@ -46,27 +52,31 @@ func TestNode(t *testing.T) {
 	}{
 		{name: "empty", want: Node{}},
 		{
-			name: "everything", annotations: `"routerd.io/tunnelAddress":"198.51.100.7, 2001:db8::7"`,
+			name: "everything", annotations: `"routerd.io/tunnelAddress":"198.51.100.7, 2001:db8::7","routerd.io/tunnelSources":"10.1.0.13"`,
 			spec: `"bgp":{"asNumber":64513,"routeReflectorClusterID":"1.0.0.1","ipv4Address":"10.1.0.12/24","ipv6Address":"fd00:1::12/64","ipv4IPIPTunnelAddr":"192.168.2.0"},
-				"ipv4VXLANTunnelAddr":"192.168.2.1","ipv6VXLANTunnelAddr":"fd10::1","vxlanTunnelMACAddr":"66:00:00:00:00:01"`,
+				"ipv4VXLANTunnelAddr":"192.168.2.1","ipv6VXLANTunnelAddr":"fd10::1","vxlanTunnelMACAddr":"66:00:00:00:00:01",
+				"wireguard":{"interfaceIPv4Address":"192.168.2.2","interfaceIPv6Address":"fd10::2"},
+				"addresses":[{"address":"10.1.0.12/24","type":"CalicoNodeIP"},{"address":"10.7.0.12","type":"InternalIP"},{"address":"fe80::1%eth0"},{"address":"it"}]`,
 			want: Node{
 				BGP: true, ASN: 64513, ClusterID: "1.0.0.1",
 				Addr:   Families[netip.Prefix]{netip.MustParsePrefix("10.1.0.12/24"), netip.MustParsePrefix("fd00:1::12/64")},
 				Public: both("198.51.100.7", "2001:db8::7"), IPIPAddr: both("192.168.2.0", ""), VXLANAddr: both("192.168.2.1", "fd10::1"),
 				VXLANMAC: Families[dataplane.MAC]{IPv4: dataplane.MAC{0x66, 0, 0, 0, 0, 1}},
+				Hosts:    addrs("10.1.0.12", "fd00:1::12", "10.7.0.12"), Inner: addrs("192.168.2.0", "192.168.2.1", "fd10::1", "192.168.2.2", "fd10::2"),
+				Sources: addrs("10.1.0.13"),
 			},
 		},
 		{
 			name: "a bare address", spec: `"bgp":{"ipv4Address":"10.1.0.12"}`,
-			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv4: netip.MustParsePrefix("10.1.0.12/32")}},
+			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv4: netip.MustParsePrefix("10.1.0.12/32")}, Hosts: addrs("10.1.0.12")},
 		},
 		{
 			name: "what makes no sense is not set, the rest counts", spec: `"bgp":{"ipv4Address":"ten","ipv6Address":"fd00:1::12/64","ipv4IPIPTunnelAddr":"?"},"vxlanTunnelMACAddr":"66"`,
-			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}}, err: `spec.bgp.ipv4Address "ten"`,
+			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}, Hosts: addrs("fd00:1::12")}, err: `spec.bgp.ipv4Address "ten"`,
 		},
 		{
 			name: "an address of the other family", spec: `"bgp":{"ipv4Address":"fd00:1::12/64"}`,
-			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}}, err: "want an IPv4 address",
+			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}, Hosts: addrs("fd00:1::12")}, err: "want an IPv4 address",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -52,6 +52,11 @@ type Node struct {
 	// instead, of the annotation [store.AnnotationTunnelAddress].
 	Public Families[netip.Addr]
 
+	// Hosts are all of its addresses on the underlay, each once: those above and those of
+	// spec.addresses, in whatever notation. Inner are those that its packets have inside
+	// tunnels. Sources are from which it may send tunnels' packets besides.
+	Hosts, Inner, Sources []netip.Addr
+
 	// IPIPAddr and VXLANAddr are of the tunnels' devices, by the family of the
 	// workloads; VXLANMAC by that of the underlay, zero where the node has not
 	// published it.
@@ -139,7 +144,49 @@ func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
 	setTunnel(&n.VXLANAddr, r.Spec.IPv6VXLANTunnelAddr)
 	n.VXLANMAC.IPv4, _ = dataplane.ParseMAC(r.Spec.VXLANTunnelMACAddr)
 	n.VXLANMAC.IPv6, _ = dataplane.ParseMAC(r.Spec.VXLANTunnelMACAddrV6)
+	n.Hosts, n.Inner, n.Sources = hostAddresses(r), innerAddresses(r), store.TunnelSources(r)
 	return n
+}
+
+// hostAddresses returns the addresses of a host on the underlay.
+func hostAddresses(r *store.Node) []netip.Addr {
+	texts := make([]string, 0, 4)
+	if b := r.Spec.BGP; b != nil {
+		texts = append(texts, b.IPv4Address, b.IPv6Address)
+	}
+	for _, a := range r.Spec.Addresses {
+		texts = append(texts, a.Address)
+	}
+	return addrsOf(texts)
+}
+
+// innerAddresses returns the addresses with which a host's packets arrive inside tunnels,
+// those of Wireguard among them.
+func innerAddresses(r *store.Node) []netip.Addr {
+	texts := make([]string, 0, 6)
+	if b := r.Spec.BGP; b != nil {
+		texts = append(texts, b.IPv4IPIPTunnelAddr)
+	}
+	texts = append(texts, r.Spec.IPv4VXLANTunnelAddr, r.Spec.IPv6VXLANTunnelAddr)
+	if w := r.Spec.Wireguard; w != nil {
+		texts = append(texts, w.InterfaceIPv4Address, w.InterfaceIPv6Address)
+	}
+	return addrsOf(texts)
+}
+
+// addrsOf reads addresses with or without the length of their subnet, each once.
+func addrsOf(texts []string) []netip.Addr {
+	var list []netip.Addr
+	for _, s := range texts {
+		a, err := netip.ParseAddr(s)
+		if p, perr := netip.ParsePrefix(s); perr == nil {
+			a, err = p.Addr(), nil
+		}
+		if a = a.Unmap(); err == nil && a.Zone() == "" && !slices.Contains(list, a) {
+			list = append(list, a)
+		}
+	}
+	return slices.Clip(list)
 }
 
 func (n *Node) setAddr(s string, want dataplane.Family, field, example string) {

@@ -21,7 +21,6 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
-	"github.com/routerd/routerd/store"
 )
 
 // Table carries rulesets into the kernel. Package dataplane/nft does.
@@ -90,7 +89,7 @@ type Enforcer struct {
 	heard bool // Heard was called; Run's
 
 	mu      sync.Mutex
-	queue   []store.Batch
+	queue   []cluster.Step
 	ifaces  map[string][]netip.Addr // nil: nothing new
 	links   map[string]bool         // with ifaces: those that cannot be workloads'
 	sources map[string][]netip.Addr // by node: from where its packets come, as far as that is new
@@ -145,12 +144,8 @@ func (e *Enforcer) HandleStore(s cluster.Step) {
 	if len(s.Changes) == 0 && !s.Synced {
 		return
 	}
-	b := store.Batch{Revision: s.Revision, Synced: s.Synced, Events: make([]store.Event, 0, len(s.Changes))}
-	for _, ch := range s.Changes {
-		b.Events = append(b.Events, ch.Event)
-	}
 	e.mu.Lock()
-	e.queue = append(e.queue, b)
+	e.queue = append(e.queue, s)
 	e.status.FromDisk = s.Source == cluster.Disk
 	e.mu.Unlock()
 	e.poke.Set()
@@ -242,8 +237,8 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 		calc.SetHostLinks(links)
 		calc.SetInterfaces(ifaces)
 	}
-	for _, b := range queue {
-		calc.Update(b)
+	for _, s := range queue {
+		calc.HandleStore(s)
 	}
 	for node, addrs := range sources {
 		calc.SetSources(node, addrs)

@@ -77,27 +77,33 @@ func New(cfg Config) *Calculator {
 	return c
 }
 
-// Update applies a step of the watch of [Kinds]. What follows from it is published
-// by [Calculator.Flush].
-func (c *Calculator) Update(b store.Batch) {
-	for _, ev := range b.Events {
-		switch {
-		case ev.Err != nil:
-			c.problems[ev.Key] = ev.Err.Error()
-		case ev.Deleted():
-			delete(c.problems, ev.Key)
-			c.event(ev.Key, ev.Object)
-		default:
-			delete(c.problems, ev.Key)
-			ev.Object.Key = ev.Key
-			c.event(ev.Key, ev.Object)
+// HandleStore applies a step of [Kinds] of the cluster's copy. What follows from it is
+// published by [Calculator.Flush].
+func (c *Calculator) HandleStore(s cluster.Step) {
+	for _, ch := range s.Changes {
+		if ch.Err != nil {
+			c.problems[ch.Key] = ch.Err.Error()
+			continue
 		}
+		delete(c.problems, ch.Key)
+		c.change(ch)
 	}
-	c.synced = c.synced || b.Synced
+	c.synced = c.synced || s.Synced
 }
 
-// event hands an object, or its deletion, to those who use it.
-func (c *Calculator) event(key store.Key, o store.Object) {
+// Update is [Calculator.HandleStore] of what the datastore says.
+func (c *Calculator) Update(b store.Batch) {
+	s := cluster.Step{Revision: b.Revision, Synced: b.Synced}
+	for _, ev := range b.Events {
+		s.Changes = append(s.Changes, cluster.Decode(c.cfg.Node, ev))
+	}
+	c.HandleStore(s)
+}
+
+// change hands an object, or its deletion, to those who use it.
+func (c *Calculator) change(ch *cluster.Change) {
+	key, o := ch.Key, ch.Object
+	o.Key = key
 	switch key.Kind {
 	case store.KindTier:
 		t, _ := o.Value.(*v3.Tier)
@@ -111,11 +117,12 @@ func (c *Calculator) event(key store.Key, o store.Object) {
 		c.locals.putProfile(key.Name, p)
 		c.policies.put(c, store.Object{Key: key, Value: o.Value, Raw: o.Raw})
 	case store.KindNode:
-		n, _ := o.Value.(*store.Node)
+		n, _ := ch.Value.(*cluster.Node)
 		c.settings.putNode(c, key.Name, n)
 		c.autoHostEndpoint(key.Name, n)
 	case store.KindIPPool:
-		c.settings.putPool(c, key.Name, cluster.NewPool(o))
+		p, _ := ch.Value.(*cluster.Pool)
+		c.settings.putPool(c, key.Name, p)
 	case store.KindFelixConfiguration:
 		c.settings.putFelix(key.Name, o)
 	case store.KindBGPConfiguration:
@@ -145,7 +152,7 @@ func (c *Calculator) putLabelled(key store.Key, v any) {
 }
 
 // autoHostEndpoint makes, changes or takes away the host endpoint of a node.
-func (c *Calculator) autoHostEndpoint(node string, n *store.Node) {
+func (c *Calculator) autoHostEndpoint(node string, n *cluster.Node) {
 	if !c.cfg.AutoHostEndpoints {
 		return
 	}
@@ -181,7 +188,7 @@ func (c *Calculator) SetHostLinks(names map[string]bool) {
 // are it no more, judged anew, and the prefixes of workloads' names too.
 func (c *Calculator) ownInterfaces() {
 	l := &c.locals
-	own := ownInterfaces(l.hostLinks, l.addrs, c.settings.hosts[c.cfg.Node])
+	own := ownInterfaces(l.hostLinks, l.addrs, c.settings.ownHosts(c.cfg.Node))
 	if !maps.Equal(own, l.links.own) {
 		l.links.own, c.settings.stale = own, true
 		l.touchNamed()

@@ -11,6 +11,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 )
@@ -321,7 +322,7 @@ func (l *locals) clashes(add func(store.Key, string)) {
 }
 
 // autoHostEndpoint returns the host endpoint that follows from a node.
-func autoHostEndpoint(name string, n *store.Node) *v3.HostEndpoint {
+func autoHostEndpoint(name string, n *cluster.Node) *v3.HostEndpoint {
 	h := &v3.HostEndpoint{}
 	h.Name = name
 	h.Labels = maps.Clone(n.Labels)
@@ -332,22 +333,10 @@ func autoHostEndpoint(name string, n *store.Node) *v3.HostEndpoint {
 	h.Spec = v3.HostEndpointSpec{
 		Node: n.Name, InterfaceName: filter.AnyInterface, Profiles: []string{store.DefaultAllowProfile},
 	}
-	add := func(s string) {
-		if p, ok := parseHostAddr(s); ok && !slices.Contains(h.Spec.ExpectedIPs, p.String()) {
-			h.Spec.ExpectedIPs = append(h.Spec.ExpectedIPs, p.String())
+	for _, a := range slices.Concat(n.Hosts, n.Inner) {
+		if text := a.String(); !slices.Contains(h.Spec.ExpectedIPs, text) {
+			h.Spec.ExpectedIPs = append(h.Spec.ExpectedIPs, text)
 		}
-	}
-	for _, a := range nodeAddresses(n) {
-		add(a.String())
-	}
-	if n.Spec.BGP != nil {
-		add(n.Spec.BGP.IPv4IPIPTunnelAddr)
-	}
-	add(n.Spec.IPv4VXLANTunnelAddr)
-	add(n.Spec.IPv6VXLANTunnelAddr)
-	if w := n.Spec.Wireguard; w != nil {
-		add(w.InterfaceIPv4Address)
-		add(w.InterfaceIPv6Address)
 	}
 	return h
 }

@@ -23,8 +23,7 @@ import (
 type settings struct {
 	felix  map[string]felix  // by resource name
 	labels map[string]string // of this host's node
-	hosts  map[string][]netip.Prefix
-	inner  map[string][]netip.Prefix // by node: where peers see it besides its own addresses
+	nodes  map[string]*cluster.Node
 	fed    map[feedKey][]filter.Member
 	seen   map[string][]netip.Prefix // by node: where its packets were seen to come from
 	asked  map[string]poolTunnel     // by pool that asks for a tunnel
@@ -59,9 +58,8 @@ type effective struct {
 
 func (s *settings) init() {
 	s.felix = make(map[string]felix)
-	s.hosts = make(map[string][]netip.Prefix)
+	s.nodes = make(map[string]*cluster.Node)
 	s.fed = make(map[feedKey][]filter.Member)
-	s.inner = make(map[string][]netip.Prefix)
 	s.seen = make(map[string][]netip.Prefix)
 	s.asked = make(map[string]poolTunnel)
 	s.bgp = make(map[string]uint16)
@@ -92,12 +90,11 @@ func (s *settings) putFelix(name string, o store.Object) {
 	s.felix[name] = entry
 }
 
-func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
+func (s *settings) putNode(c *Calculator, name string, n *cluster.Node) {
 	if n == nil {
-		delete(s.hosts, name)
-		delete(s.inner, name)
+		delete(s.nodes, name)
 	} else {
-		s.hosts[name], s.inner[name] = nodeAddresses(n), tunnelAddresses(n)
+		s.nodes[name] = n
 	}
 	if name == c.cfg.Node && n != nil && !maps.Equal(s.labels, n.Labels) {
 		s.labels, s.stale = n.Labels, true
@@ -111,16 +108,25 @@ func (s *settings) putNode(c *Calculator, name string, n *store.Node) {
 	s.feedNode(c, name)
 }
 
+// ownHosts returns the addresses of a node on the underlay.
+func (s *settings) ownHosts(name string) []netip.Prefix {
+	if n := s.nodes[name]; n != nil {
+		return hostPrefixes(n.Hosts)
+	}
+	return nil
+}
+
 // feedNode puts the addresses of a node into the sets that hold hosts.
 func (s *settings) feedNode(c *Calculator, name string) {
-	sources := slices.Concat(s.hosts[name], s.inner[name])
-	if _, known := s.hosts[name]; known {
-		sources = append(sources, s.seen[name]...)
+	var hosts, sources []netip.Prefix
+	if n := s.nodes[name]; n != nil {
+		hosts = hostPrefixes(n.Hosts)
+		sources = slices.Concat(hosts, hostPrefixes(tunnelAddresses(n)), s.seen[name])
 	}
 	s.feed(c, filter.TunnelSources, "node "+name, sources)
 	var exempt []netip.Prefix
 	if s.now.exemptHosts {
-		exempt = s.hosts[name]
+		exempt = hosts
 	}
 	s.feed(c, filter.NATExempt, "node "+name, exempt)
 }
@@ -207,7 +213,7 @@ func (s *settings) current(c *Calculator) *effective {
 		s.now.Tunnels = s.tunnels()
 	}
 	if was.exemptHosts != s.now.exemptHosts {
-		for name := range s.hosts {
+		for name := range s.nodes {
 			s.feedNode(c, name)
 		}
 	}
@@ -429,53 +435,24 @@ const (
 	protoIPv6 = 41
 )
 
-// nodeAddresses returns the addresses of a host on the underlay.
-func nodeAddresses(n *store.Node) []netip.Prefix {
-	var list []netip.Prefix
-	add := func(s string) {
-		if a, ok := parseHostAddr(s); ok {
-			if p := netip.PrefixFrom(a, a.BitLen()); !slices.Contains(list, p) {
-				list = append(list, p)
-			}
-		}
-	}
-	if b := n.Spec.BGP; b != nil {
-		add(b.IPv4Address)
-		add(b.IPv6Address)
-	}
-	for _, a := range n.Spec.Addresses {
-		add(a.Address)
-	}
-	return list
-}
-
 // tunnelAddresses returns the addresses with which a host's packets arrive inside
 // tunnels, those to which peers send its tunnels' packets instead of its own, and those
 // from which it may send them besides.
-func tunnelAddresses(n *store.Node) []netip.Prefix {
-	texts := []string{n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr, n.Annotations[store.AnnotationIPv6IPIPTunnelAddr]}
-	if n.Spec.BGP != nil {
-		texts = append(texts, n.Spec.BGP.IPv4IPIPTunnelAddr)
-	}
-	if w := n.Spec.Wireguard; w != nil {
-		texts = append(texts, w.InterfaceIPv4Address, w.InterfaceIPv6Address)
-	}
-	var list []netip.Prefix
-	for _, s := range texts {
-		if a, ok := parseHostAddr(s); ok {
-			list = append(list, netip.PrefixFrom(a, a.BitLen()))
+func tunnelAddresses(n *cluster.Node) []netip.Addr {
+	list := slices.Concat(n.Inner, n.Sources)
+	for _, a := range []netip.Addr{n.IPIPAddr.IPv4, n.IPIPAddr.IPv6, n.Public.IPv4, n.Public.IPv6} {
+		if a.IsValid() && !slices.Contains(list, a) {
+			list = append(list, a)
 		}
-	}
-	for _, a := range slices.Concat(store.TunnelAddresses(n), store.TunnelSources(n)) {
-		list = append(list, netip.PrefixFrom(a, a.BitLen()))
 	}
 	return list
 }
 
-// parseHostAddr reads an address with or without the length of its subnet.
-func parseHostAddr(s string) (netip.Addr, bool) {
-	if p, err := netip.ParsePrefix(s); err == nil {
-		return p.Addr().Unmap(), true
+// hostPrefixes returns the prefixes of single addresses.
+func hostPrefixes(addrs []netip.Addr) []netip.Prefix {
+	list := make([]netip.Prefix, 0, len(addrs))
+	for _, a := range addrs {
+		list = append(list, netip.PrefixFrom(a, a.BitLen()))
 	}
-	return parseAddr(s)
+	return list
 }

@@ -60,7 +60,7 @@ func sortedTunnels(list []filter.Tunnel) []filter.Tunnel {
 }
 
 // publishedTunnels returns the encapsulations that a node publishes.
-func publishedTunnels(n *store.Node) []filter.Tunnel {
+func publishedTunnels(n *cluster.Node) []filter.Tunnel {
 	var list []filter.Tunnel
 	for _, encap := range publishedEncaps(n) {
 		switch encap {
@@ -77,12 +77,11 @@ func publishedTunnels(n *store.Node) []filter.Tunnel {
 	return sortedTunnels(list)
 }
 
-func publishedEncaps(n *store.Node) []string {
+func publishedEncaps(n *cluster.Node) []string {
 	if n == nil {
 		return nil
 	}
-	f := store.NodeEncapsOf(n)
-	return slices.Concat(f.Accepts, f.Uses)
+	return slices.Concat(n.Encaps.Accepts, n.Encaps.Uses)
 }
 
 // vxlanPort returns the port of an encapsulation, if it is one of VXLAN.
