@@ -95,12 +95,14 @@ func pace(live, looked uint64) int {
 
 // When memory that the daemon does not need goes back to the host. Each time costs
 // a collection, of which a heap has one for each releaseShare bytes in
-// releaseEvery at most: a thousandth of a processor.
+// releaseEvery at most: a thousandth of a processor. It waits for the end of a burst, which
+// would take the memory again, but not longer than releaseEvery.
 const (
-	releaseLook  = 5 * time.Second
+	releaseLook  = 2 * time.Second
 	releaseEvery = time.Minute
 	releaseShare = 100 << 20 // bytes
 	releaseLeast = 8 << 20   // bytes; less is not worth a collection
+	releaseCalm  = 4 << 20   // bytes; what is allocated between two looks where there is no burst
 )
 
 // Release gives back what a burst of work has left, such as the first
@@ -111,28 +113,49 @@ func Release(ctx context.Context) {
 		{Name: "/memory/classes/heap/objects:bytes"},
 		{Name: "/memory/classes/heap/unused:bytes"},
 		{Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/gc/heap/allocs:bytes"},
 	}
-	held := func() (sum uint64) {
+	read := func() (held, allocated uint64) {
 		metrics.Read(samples)
-		for _, s := range samples {
-			sum += s.Value.Uint64()
+		for _, s := range samples[:3] {
+			held += s.Value.Uint64()
 		}
-		return sum
+		return held, samples[3].Value.Uint64()
 	}
-	var last time.Time
-	var left uint64
+	r := release{began: time.Now()}
 	for async.Sleep(ctx, releaseLook) == nil {
-		if mayRelease(held(), left, time.Since(last)) {
+		if held, allocated := read(); r.due(held, allocated, time.Now()) {
 			debug.FreeOSMemory()
-			last, left = time.Now(), held()
+			held, _ = read()
+			r.done(held, time.Now())
 		}
 	}
 }
 
-// mayRelease says whether it is worth a collection, of a heap that holds so many
-// bytes and held fewer when the last one was over, to give the rest back. What was
-// alive says nothing here: in a burst, garbage counts as that.
-func mayRelease(held, left uint64, since time.Duration) bool {
-	every := max(releaseEvery, time.Duration(left/releaseShare)*releaseEvery)
-	return held >= left+max(releaseLeast, left/8) && since >= every
+// release says when memory goes back.
+type release struct {
+	began     time.Time
+	last      time.Time // zero: never
+	left      uint64    // bytes that the heap held after that
+	allocated uint64    // bytes, since the start, up to the last look
 }
+
+// due says whether it is worth a collection, of a heap that holds so many bytes of the
+// host's memory, to give some back. What is alive says nothing here: in a burst, garbage
+// counts as that.
+func (r *release) due(held, allocated uint64, now time.Time) bool {
+	calm := allocated-r.allocated <= releaseCalm
+	r.allocated = allocated
+	if held < r.left+max(releaseLeast, r.left/8) {
+		return false
+	}
+	every := max(releaseEvery, time.Duration(r.left/releaseShare)*releaseEvery)
+	if r.last.IsZero() {
+		return calm || now.Sub(r.began) >= every
+	}
+	since := now.Sub(r.last)
+	return since >= every && (calm || since >= every+releaseEvery)
+}
+
+// done notes that a collection has left so many bytes.
+func (r *release) done(left uint64, now time.Time) { r.last, r.left = now, left }

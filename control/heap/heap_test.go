@@ -51,29 +51,43 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// What a burst has left goes back; a heap that is as large as it has to be, or
+// What a burst has left goes back when it is over; a heap that is as large as it has to be, or
 // was collected for that a moment ago, stays as it is.
-func TestMayRelease(t *testing.T) {
+func TestReleaseDue(t *testing.T) {
 	t.Parallel()
-	const mib, long = 1 << 20, 24 * time.Hour
+	const mib, long, never = 1 << 20, 24 * time.Hour, -1
+	start := time.Now()
 	for _, tt := range []struct {
 		name       string
 		held, left uint64
-		since      time.Duration
+		since      time.Duration // the last time, or never and the start
+		allocated  uint64        // since the last look
 		want       bool
 	}{
-		{"the first reading", 90 * mib, 0, long, true},
-		{"a burst is over", 200 * mib, 60 * mib, long, true},
-		{"hardly more", 67 * mib, 60 * mib, long, false},
-		{"hardly more than much", 220 * mib, 200 * mib, long, false},
-		{"too soon", 200 * mib, 60 * mib, 59 * time.Second, false},
-		{"again", 200 * mib, 60 * mib, time.Minute, true},
-		{"a large heap too soon", 4000 * mib, 1000 * mib, 9 * time.Minute, false},
-		{"a large heap", 4000 * mib, 1000 * mib, 10 * time.Minute, true},
+		{"the first reading is over", 90 * mib, 0, never, mib, true},
+		{"the first reading goes on", 90 * mib, 0, never, 30 * mib, false},
+		{"a burst is over", 200 * mib, 60 * mib, long, mib, true},
+		{"a burst goes on", 200 * mib, 60 * mib, time.Minute, 5 * mib, false},
+		{"a burst goes on for long", 200 * mib, 60 * mib, 2 * time.Minute, 5 * mib, true},
+		{"hardly more", 67 * mib, 60 * mib, long, 0, false},
+		{"hardly more than much", 220 * mib, 200 * mib, long, 0, false},
+		{"too soon", 200 * mib, 60 * mib, 59 * time.Second, 0, false},
+		{"again", 200 * mib, 60 * mib, time.Minute, 0, true},
+		{"a large heap too soon", 4000 * mib, 1000 * mib, 9 * time.Minute, 0, false},
+		{"a large heap", 4000 * mib, 1000 * mib, 10 * time.Minute, 0, true},
 	} {
-		if got := mayRelease(tt.held, tt.left, tt.since); got != tt.want {
+		r, now := release{began: start, allocated: 7 * mib}, start.Add(10*time.Second)
+		if tt.since != never {
+			now = start.Add(tt.since)
+			r.done(tt.left, start)
+		}
+		if got := r.due(tt.held, 7*mib+tt.allocated, now); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
 		}
+	}
+	r := release{began: start}
+	if !r.due(90*mib, 30*mib, start.Add(time.Minute)) {
+		t.Error("a first reading that goes on for a minute is not waited for")
 	}
 }
 
