@@ -17,7 +17,7 @@ import (
 const (
 	// collectorLease is held by the one host that looks after the cluster.
 	collectorLease = "ipam-collector"
-	// collectorTTL is how long nobody has the lease when its holder dies. Leaks
+	// collectorTTL is how long the lease has no holder after one died. Leaks
 	// can wait; a lease that is renewed seldom costs little.
 	collectorTTL = time.Minute
 )

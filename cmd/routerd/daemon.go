@@ -108,7 +108,7 @@ type router struct {
 	mtu      *attach.MTUFollower
 	noPolicy error // why this kernel cannot enforce policy
 	counters counters
-	tracer   *spans.Tracer // nil: nobody collects traces
+	tracer   *spans.Tracer // nil: no traces are collected
 	operator *operator.Server
 }
 
@@ -494,7 +494,7 @@ func (d *router) onceHeld(ctx context.Context, f func(context.Context) error) er
 }
 
 // followers are the parts' places in the changes of the cluster, each at its own
-// pace. A part that does not run has none: what nobody reads would pile up.
+// pace. A part that does not run has none: its changes would pile up.
 type followers struct {
 	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, network, page *cluster.Follower
 }

@@ -93,7 +93,7 @@ func (d *router) leave(ctx context.Context) {
 	}
 	why, err := askSystemd(ctx, unit)
 	if err != nil {
-		d.log.Warn("systemd does not say whether the daemon is stopped for good, so peers are told nothing", "unit", unit, "error", err)
+		d.log.Warn("systemd does not say whether the daemon is stopped for good, so peers are not notified", "unit", unit, "error", err)
 		return
 	}
 	if why == endingRestart || !d.bgp.Attracts() {

@@ -62,7 +62,7 @@ func (d *router) wantNetwork(ctx context.Context) kube.Network {
 	return kube.Network{Reason: reasonUp, Message: "pods can be attached, and reach others"}
 }
 
-// keepNetwork keeps the condition of this host's Node, also when somebody else
+// keepNetwork keeps the condition of this host's Node, also when another program
 // writes it.
 func (d *router) keepNetwork(ctx context.Context) error {
 	select {

@@ -46,7 +46,7 @@ func (d *router) wantedSessions(ctx context.Context) []ui.Session {
 	}
 	all, err := d.bgp.Wanted(ctx)
 	if err != nil {
-		return nil // not known yet, or nobody waits for it
+		return nil // not known yet, or the browser has left
 	}
 	var out []ui.Session
 	for _, node := range slices.Sorted(maps.Keys(all)) {

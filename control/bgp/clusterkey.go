@@ -105,7 +105,7 @@ func (b *ClusterKey) Run(ctx context.Context) error {
 			b.c.Log.Warn("the cluster's bgp key cannot be read; what was known stays in use", "error", err)
 			if !b.known {
 				b.c.Use(WithoutKeys(err.Error()))
-				b.c.Publish(nil) // an earlier run may have had one
+				b.c.Publish(nil) // the previous run may have had one
 			}
 		}
 		_ = pause.Wait(ctx)

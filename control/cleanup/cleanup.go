@@ -283,7 +283,7 @@ const reserveWithin = 5 * time.Second
 // that cannot be reached they stay, and it is said how they go.
 func (cl *cleanup) reserve(ctx context.Context) ([]thing, error) {
 	if cl.cfg.Datastore == nil {
-		return nil, nil // nobody else is short of them
+		return nil, nil // it is stopped, and no other host is short of them
 	}
 	node, err := cl.cfg.Node()
 	if err != nil {

@@ -93,7 +93,7 @@ type cache struct {
 	pending map[store.Key]unsaved
 	near    map[store.Key]bool // blocks and affinities that concern this host, of those that the datastore named
 	synced  bool               // pending completes what the datastore has
-	without []store.Kind       // but for these, of which it has told nothing
+	without []store.Kind       // but for these, of which it has said nothing
 	places  map[string]store.Revision
 	err     error // of the last write
 
@@ -295,7 +295,7 @@ func partly(kind store.Kind) bool {
 }
 
 // note marks what the datastore said to be saved, and how far that is: unknown are the
-// kinds of which it has told nothing.
+// kinds of which it has said nothing.
 func (c *cache) note(changes []*Change, synced bool, unknown []store.Kind, places map[string]store.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -397,9 +397,9 @@ var errUnread = errors.New("the datastore has not said all since the start")
 // the datastore has said all.
 func (c *cache) save() (did bool, err error) { return c.saveIf(false) }
 
-// told lists the kinds that are saved and of which the datastore has told something. The
+// heard lists the kinds that are saved and of which the datastore has said something. The
 // caller has mu.
-func (c *cache) told() []store.Kind {
+func (c *cache) heard() []store.Kind {
 	return slices.DeleteFunc(slices.Clone(c.kinds), func(k store.Kind) bool { return slices.Contains(c.without, k) })
 }
 
@@ -410,7 +410,7 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.mu.Lock()
-	pending, synced, places, kinds := c.pending, c.synced, c.places, c.told()
+	pending, synced, places, kinds := c.pending, c.synced, c.places, c.heard()
 	switch {
 	case c.file == nil:
 		clear(c.pending)

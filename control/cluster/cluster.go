@@ -79,7 +79,7 @@ type Cluster struct {
 	revision  store.Revision
 	fresh     Freshness
 	own       own
-	moved     chan struct{} // closed when a follower may have come further; nil: nobody waits
+	moved     chan struct{} // closed when a follower may have come further; nil: none is waited for
 }
 
 // Source says where a copy comes from.
@@ -111,7 +111,7 @@ func (s Source) String() string {
 type Freshness struct {
 	Source Source
 	Since  time.Time // of the source, or of the outage
-	Err    error     // why the datastore cannot be reached; nil: it can, or nobody has tried yet
+	Err    error     // why the datastore cannot be reached; nil: it can, or was not tried yet
 
 	// Withheld says what it does not tell, which stays as it was last known; nil: it
 	// tells all.
@@ -245,13 +245,13 @@ func (c *Cluster) apply(b store.Batch) {
 	c.fresh.Withheld = withheld
 	c.own.filter(changes, b.Revision, b.Synced)
 	for _, f := range c.followers {
-		// Who decides by a kind of which nothing is known has not been told all.
+		// Who decides by a kind of which nothing is known does not know all.
 		f.add(changes, b.Synced && !slices.ContainsFunc(unknown, func(k store.Kind) bool { return f.needs(k) }), turned)
 	}
 	c.advanced()
 }
 
-// withheldBy returns the kinds of which a batch's store has told nothing, and why there
+// withheldBy returns the kinds of which a batch's store has said nothing, and why there
 // is something that it does not tell.
 func withheldBy(b store.Batch) (unknown []store.Kind, why error) {
 	for _, k := range slices.Sorted(maps.Keys(b.Withheld)) {

@@ -24,7 +24,7 @@ type published struct {
 }
 
 // maxShared bounds what is kept to be shared: it is gone for good when its last user
-// is, and nobody says when that is.
+// is, at a time that is not known.
 const maxShared = 1024
 
 func newDecoder(self string) decoder {

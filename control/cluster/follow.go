@@ -61,7 +61,7 @@ type Follower struct {
 	// Guarded by the Cluster's lock.
 	pending queue
 	synced  bool // the pending changes complete the state
-	turned  bool // whether the datastore answers is to be told
+	turned  bool // whether the datastore answers is to be published
 	working bool // the reader has a step
 	// The keys that the reader has from the disk and the datastore has said nothing
 	// of, and what it said of others, which waits until it has said all; disk is nil
@@ -83,7 +83,7 @@ func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
 	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal(), pending: newQueue(), later: newQueue()}
 	for _, k := range kinds {
 		if !slices.Contains(c.kinds(), k) {
-			panic(fmt.Sprintf("cluster: nobody watches %s", k))
+			panic(fmt.Sprintf("cluster: no follower may watch %s", k))
 		}
 		f.kinds[k] = true
 	}

@@ -85,7 +85,7 @@ type Encaps struct {
 	store.NodeEncaps
 
 	// What NodeEncaps holds as text. What a later version may have published and is
-	// not known here is left out: nobody here sends it.
+	// not known here is left out: this version does not send it.
 	Accept, Use map[dataplane.Encap]struct{}
 	Accepted    []dataplane.Encap // Accept, sorted
 	Send        map[string]store.Mode

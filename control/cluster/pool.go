@@ -24,7 +24,7 @@ type Pool struct {
 	// Forced says that nodes move to Encap whatever their probes say.
 	Forced bool
 	// Nodes selects the nodes that have workloads in it; nil: the selector cannot be
-	// read and selects nobody, as in IPAM. Pools with the same selector share it.
+	// read and selects no node, as in IPAM. Pools with the same selector share it.
 	Nodes *selector.Selector
 	// Tunnels says that addresses of tunnels' devices are allocated from it.
 	Tunnels bool

@@ -53,7 +53,7 @@ func touched(r *filter.Ruleset, d *filter.Delta) map[string]bool {
 
 // left returns the addresses of workloads that a step removes or that it may
 // take addresses from: r is what was before it. What a workload may only pretend
-// is somebody else's and stays so.
+// is another program's and stays so.
 func left(r *filter.Ruleset, d *filter.Delta) []netip.Addr {
 	var list []netip.Addr
 	add := func(name string) {
@@ -123,7 +123,7 @@ func (e *Enforcer) cutLoop(ctx context.Context) {
 
 // cutOnce cuts the connections of changed endpoints that the rules deny now,
 // and renews those that were cut and are allowed again. Those of workloads that
-// are no more are cut whatever the rules say, when nobody waits for it: who is
+// are no more are cut whatever the rules say, where no caller waits for it: who is
 // given such an address later would else receive what the former one was allowed.
 func (e *Enforcer) cutOnce(ctx context.Context) error {
 	e.mu.Lock()

@@ -66,10 +66,10 @@ type Config struct {
 
 	// Heard is called before rules that follow the datastore take the place of
 	// those from before: from then on what is on disk of the datastore's state may be
-	// older than the kernel's rules. nil: nobody is notified.
+	// older than the kernel's rules. nil: nothing is called.
 	Heard func()
 
-	// Tracer is told what each step took; nil: nobody is.
+	// Tracer records what each step took; nil: nothing does.
 	Tracer *spans.Tracer
 
 	Log *slog.Logger
@@ -226,7 +226,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 // step applies what was heard and brings what follows from it into force.
 func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	start := time.Now()
-	ctx, end := e.cfg.Tracer.Start(ctx, "policy change") // is not told of when nothing follows
+	ctx, end := e.cfg.Tracer.Start(ctx, "policy change") // of which nothing is recorded when nothing follows
 	e.mu.Lock()
 	queue, ifaces, links, before := e.queue, e.ifaces, e.links, e.status
 	known, moved := e.own != nil, e.moved

@@ -1,6 +1,6 @@
 // Package enrol takes a host into the cluster of another one that keeps the datastore: it asks
 // by a token for credentials, writes them and the configuration, and starts the service. Each
-// step finds what an earlier run has done.
+// step finds what a previous run has done.
 package enrol
 
 import (
@@ -88,7 +88,7 @@ func (e *enrolment) run(ctx context.Context) error {
 		return err
 	}
 	// The token is of no use to this host any more, and is to be of none to others. An
-	// earlier run may have said so.
+	// previous run may have said so.
 	if err := join.Done(ctx, e.c.Token, join.Host{}); err != nil && e.admitted {
 		e.say("The token could not be ended (%v); it ends at %s.", err, e.c.Token.Expires.Format(time.DateTime))
 	}

@@ -79,7 +79,7 @@ func runsAlready(pid int, err error) error {
 }
 
 // namespaceHolder returns the process that holds the lock of this network
-// namespace; 0 if it cannot be told.
+// namespace; 0: not known.
 func namespaceHolder(ctx context.Context) int {
 	c, err := new(net.Dialer).DialContext(ctx, "unix", namespaceLock)
 	if err != nil {
@@ -101,7 +101,7 @@ func namespaceHolder(ctx context.Context) int {
 }
 
 // fileHolder returns the process that holds flock(2) on a file, as
-// /proc/locks (proc_locks(5)) tells; 0 if it cannot be told.
+// /proc/locks (proc_locks(5)) says; 0: not known.
 func fileHolder(path string) int {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

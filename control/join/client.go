@@ -129,7 +129,7 @@ func Ask(ctx context.Context, t Token, h Host) (Admission, error) {
 	}, nil
 }
 
-// Done tells the issuer that the host has what it needs: the token ends.
+// Done lets the issuer know that the host has what it needs: the token ends.
 func Done(ctx context.Context, t Token, h Host) error {
 	_, err := t.post(ctx, h, donePath, request{Token: t.ID, Secret: t.Secret})
 	return err
@@ -167,7 +167,7 @@ func AskSecrets(ctx context.Context, address, caFile, certFile, keyFile string) 
 	return a.CA, a.Key, nil
 }
 
-// checkAnswer finds what would fail later, where nobody sees why.
+// checkAnswer finds what would fail later, where the reason does not show.
 func (t Token) checkAnswer(a *answer, h Host) error {
 	if err := CheckCA(a.CA, t.CA); err != nil {
 		return err

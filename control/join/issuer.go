@@ -41,7 +41,7 @@ type Names interface {
 // Members is what the issuer does for hosts of the cluster that become members of the
 // datastore.
 type Members interface {
-	// Follow tells which hosts are to become something.
+	// Follow says which hosts are to become something.
 	Follow(ctx context.Context, yield func(revisions map[string]int64))
 	// Secrets returns the authority's certificate and key for a node that is to become
 	// a member.
@@ -80,8 +80,8 @@ const (
 )
 
 const (
-	// attempts is how many wrong secrets end a token. Nobody guesses 32 random
-	// bytes; somebody who tries is noticed.
+	// attempts is how many wrong secrets end a token. 32 random
+	// bytes are not guessed; who tries is noticed.
 	attempts = 10
 
 	// perSecond and burst bound how often the datastore is asked for tokens.
@@ -131,7 +131,7 @@ func NewIssuer(c Config) *Issuer {
 	return &Issuer{c: c, limit: rate.NewLimiter(perSecond, burst), changed: make(chan struct{})}
 }
 
-// Issue makes a token that is good for ttl, and returns it once somebody can join
+// Issue makes a token that is good for ttl, and returns it once a host can join
 // with it. host is the address by which new hosts are to come.
 func (i *Issuer) Issue(ctx context.Context, host string, ttl time.Duration) (Token, error) {
 	if ttl < MinTTL || ttl > MaxTTL {
@@ -157,7 +157,7 @@ func (i *Issuer) Issue(ctx context.Context, host string, ttl time.Duration) (Tok
 	}
 	port, err := i.opened(ctx)
 	if err != nil {
-		// A token that nobody can use is not to stay.
+		// A token that no host can use is not to stay.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
 		defer cancel()
 		if _, rev, readErr := i.c.Tokens.Read(undo, t.ID); readErr == nil {
@@ -196,7 +196,7 @@ func (i *Issuer) opened(ctx context.Context) (uint16, error) {
 	}
 }
 
-// set changes the state and tells who waits for it.
+// set changes the state and wakes who waits for it.
 func (i *Issuer) set(change func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -29,7 +29,7 @@ type Token struct {
 	// Secret is 32 random bytes. The datastore has only their hash.
 	Secret []byte
 	// CA is the SHA-256 hash of the authority's certificate (DER), by which the new
-	// host knows the server before it tells it anything.
+	// host knows the server before it sends it anything.
 	CA [sha256.Size]byte
 	// Expires is when the issuer takes it no more, in whole seconds. It is for people:
 	// the issuer has its own record.
@@ -39,7 +39,7 @@ type Token struct {
 }
 
 const (
-	// tokenPrefix tells tokens from other texts, in files and in leaks, and their
+	// tokenPrefix distinguishes tokens from other texts, in files and in leaks, and their
 	// versions apart.
 	tokenPrefix = "rjt1."
 

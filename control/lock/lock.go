@@ -144,7 +144,7 @@ func kept(k store.Kind) bool {
 	return true
 }
 
-// Run puts ClusterInformation back when somebody deletes it, until ctx ends: without
+// Run puts ClusterInformation back when it is deleted, until ctx ends: without
 // it Calico's tools and nodes take the datastore for an empty one.
 func (s *Store) Run(ctx context.Context) error {
 	for {

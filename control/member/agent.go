@@ -170,7 +170,7 @@ func (a *Agent) step(ctx context.Context) (busy bool, err error) {
 		return true, err
 	}
 	if a.order == nil || a.order.Step != string(act) { // not the same again
-		// What is told is not the way itself: that goes on without it.
+		// The report is not the step itself, which goes on without it.
 		_ = a.say(ctx, act, nil, false)
 	}
 	a.c.Log.Debug("membership of the datastore", "step", act)
@@ -194,7 +194,7 @@ func is(f Facts, wanted Role) bool {
 	return f.Role == Voter && f.Running
 }
 
-// say tells who gave the order.
+// say reports to who gave the order.
 func (a *Agent) say(ctx context.Context, act Action, problem error, done bool) error {
 	if a.order == nil {
 		return nil
@@ -217,6 +217,6 @@ func (a *Agent) say(ctx context.Context, act Action, problem error, done bool) e
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return err
 	}
-	a.read(ctx) // writing has changed its revision, and somebody else may have written too
+	a.read(ctx) // writing has changed its revision, and others may have written too
 	return nil
 }

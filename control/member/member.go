@@ -21,7 +21,7 @@ import (
 // Role is what a host is.
 type Role string
 
-// The roles. A host whose state nobody wrote has none: it is what its configuration says.
+// The roles. A host without a file of its state has none: it is what its configuration says.
 const (
 	Client  Role = "client"
 	Learner Role = "learner" // it gets the data, and has no vote
@@ -76,7 +76,7 @@ type Standing int
 
 // The standings.
 const (
-	Unknown  Standing = iota // nobody answers
+	Unknown  Standing = iota // no member answers
 	Absent                   // it is not among the members
 	Added                    // as a learner that has never started
 	Learning                 // as a learner
@@ -130,7 +130,7 @@ func Next(f Facts) Action {
 		return nextOfLearner(f)
 	case Voter:
 		switch {
-		case f.Among == Absent: // somebody removed it
+		case f.Among == Absent: // it was removed elsewhere
 			return Leave
 		case f.Wanted == Client && f.Among != Unknown:
 			return Leave

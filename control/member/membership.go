@@ -113,8 +113,8 @@ func NewMembership(c MembershipConfig) (*Membership, error) {
 // its configuration what it was before; its datastore is as that of one that has joined.
 func (m *Membership) Datastore() Datastore { return m.cfg.Datastore }
 
-// Ours reports whether the datastore is one that routerd runs, here or elsewhere: one of
-// somebody else has no members to follow, and may give no right to look for them.
+// Ours reports whether the datastore is one that routerd runs, here or elsewhere: an etcd
+// of the operator's own has no members to follow, and may give no right to look for them.
 func (m *Membership) Ours() bool {
 	d := m.cfg.Datastore
 	if d.CertFile == "" {
@@ -277,7 +277,7 @@ func (m *Membership) set(s State) error {
 	return nil
 }
 
-// Watch tells the agent when the server ends by itself.
+// Watch notifies the agent when the server ends by itself.
 func (m *Membership) Watch(ctx context.Context) error {
 	for ctx.Err() == nil {
 		server, turned := m.current()
@@ -295,7 +295,7 @@ func (m *Membership) Watch(ctx context.Context) error {
 				continue
 			}
 			if !server.Peer().IsValid() {
-				return err // nobody else can say why, and a new start is what helps
+				return err // a member that is alone has no others to go to: a new start is what helps
 			}
 			m.log.Warn("this host's member of the datastore has ended", "error", err)
 			server.Close()

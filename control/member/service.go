@@ -329,7 +329,7 @@ func (s Service) ChangeMember(r *apiv1.ChangeMemberRequest, stream grpc.ServerSt
 	return ended("%s is a member with a vote.", host)
 }
 
-// await tells of a host's way until it is what the order says.
+// await reports a host's steps until it is what the order says.
 func (m *Membership) await(ctx context.Context, orders etcd.Records, host string, say func(string, ...any) error) error {
 	changed := async.NewSignal()
 	following, stop := context.WithCancel(ctx)
@@ -370,7 +370,7 @@ func (m *Membership) await(ctx context.Context, orders etcd.Records, host string
 		}
 		b, rev, err := orders.Read(ctx, host)
 		if err != nil {
-			continue // it is told again
+			continue // the next change, or the end, comes
 		}
 		if b == nil {
 			return refused("the order to %s has ended, or was taken back by routerctl cluster remove", host)

@@ -72,7 +72,7 @@ func New(cfg Config) *Calculator {
 	c.locals.init()
 	c.policies.init()
 	c.settings.init()
-	// It exists without being stored, and nobody can change it.
+	// It exists without being stored, and cannot be changed.
 	c.policies.put(c, store.DefaultAllow())
 	return c
 }

@@ -233,7 +233,7 @@ func (l *locals) settle(c *Calculator) {
 // endpoint; of two workloads the younger, for its interface was made later; of
 // two host endpoints the first by name, as in Felix.
 //
-// An endpoint that names an interface which cannot be its own is nobody's: the
+// An endpoint that names an interface which cannot be its own belongs to no host: the
 // rules of a workload on the host's uplink would cut the host off.
 func (l *locals) owner(name string) (itemID, bool) {
 	candidates := slices.DeleteFunc(slices.Clone(l.named[name]), func(id itemID) bool { return l.refuses(id) != "" })

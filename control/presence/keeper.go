@@ -31,7 +31,7 @@ type Config struct {
 	Self  store.Incarnation
 
 	// Disown is notified, before the name is taken that another machine had, that what
-	// the datastore shows under it is that machine's. nil: nobody is. On an error
+	// the datastore shows under it is that machine's. nil: nothing is. On an error
 	// the name is not taken.
 	Disown func() error
 	// Doubt is notified, before anything is served, that what was assigned to this
@@ -41,7 +41,7 @@ type Config struct {
 	// the datastore and those that are not its own any more are out of use.
 	Verified func(context.Context) error
 	// Refused is notified that another machine has the name, once for each; nil:
-	// nobody is.
+	// nothing is.
 	Refused func(context.Context)
 	// Outage is notified that the datastore cannot be reached, once per outage, and
 	// nil when it answers again, until the name is held.
@@ -83,7 +83,7 @@ func (k *Keeper) Refused() error {
 }
 
 // MayResume reports whether this host may do what its previous run did, before it
-// holds its name: the datastore cannot be asked, and nobody else is known to
+// holds its name: the datastore cannot be asked, and no other machine is known to
 // have the name. It may also once it holds it.
 func (k *Keeper) MayResume() bool {
 	k.mu.Lock()
@@ -125,7 +125,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		case errors.As(err, &given):
 			return err
 		case errors.Is(err, store.ErrConflict):
-			continue // somebody was faster: look again
+			continue // another host was faster: look again
 		case err != nil:
 			k.outage(ctx, err)
 			k.cfg.Store.Rest(ctx, failures)
@@ -236,7 +236,7 @@ func (k *Keeper) taken(d Decision, self store.Incarnation, held bool) {
 
 // hold records that the name is this host's by what the datastore says, though
 // it cannot be written: it may be full, or readable for this host alone. Unless
-// somebody was there meanwhile, a host that starts does not wait for it.
+// another was there meanwhile, a host that starts does not wait for it.
 func (k *Keeper) hold(cause error) {
 	k.mu.Lock()
 	disputed := k.err != nil

@@ -37,7 +37,7 @@ type Config struct {
 	Credentials Credentials
 	// Ours says whether the authority of a certificate is one that answers here.
 	Ours func(*x509.Certificate) bool
-	// Replaced is called when another certificate is in its place; nil: nobody.
+	// Replaced is called when another certificate is in its place; nil: nothing is.
 	Replaced func()
 	Log      *slog.Logger
 	Now      func() time.Time // nil: the clock

@@ -82,7 +82,7 @@ func (s *Signer) Run(ctx context.Context) error {
 			if err := s.limit.Wait(ctx); err != nil {
 				return err
 			}
-			// Who lost a race is told of what is there now.
+			// Who lost a race gets what is there now.
 			if err := s.answer(ctx, id); err != nil && !errors.Is(err, store.ErrConflict) {
 				s.log.Warn("a certificate request is not answered; will try again", "request", id, "error", err)
 				again = time.After(pause.Next())

@@ -38,6 +38,7 @@ func bannedWords() []banned {
 		{"form", `\bforms?\b`, "", "encapsulation, Encap", false},
 		{"tell", `\b(told|tells?)\b`, "", "publish, notify, advertised", true},
 		{"life", `\b(earlier|last|this|previous|former) (life|lives)\b`, `\b(earlier|last|this|previous|former) (life|lives)\b`, "previous run, this process", false},
+		{"earlier run", `\b(earlier|last|former) runs?\b`, `\b(earlier|last|former) runs?\b`, "previous run", false},
 		{"take in", `\b(takes?|took|taken|taking) in\b`, `\b(takes?|took|taken|taking) in\b`, "apply, accept, decapsulate", false},
 		{"settled way", `\bsettled ways?\b`, `\bsettled ways?\b`, "forwarding path", false},
 		{"bereft", `\bbereft\b`, `\bbereft\b`, "isolated", false},

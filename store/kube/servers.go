@@ -122,7 +122,7 @@ func (d *dialer) setKnown(servers []string) bool {
 	return true
 }
 
-// loadServers reads the API servers of the last run. Without them a start goes by what
+// loadServers reads the API servers of the previous run. Without them a start goes by what
 // is configured.
 func (d *dialer) loadServers(file string, log *slog.Logger) {
 	raw, err := os.ReadFile(file)
@@ -132,7 +132,7 @@ func (d *dialer) loadServers(file string, log *slog.Logger) {
 	}
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			log.Warn("the API servers of the last run are not known", "file", file, "error", err)
+			log.Warn("the API servers of the previous run are not known", "file", file, "error", err)
 		}
 		return
 	}

@@ -156,7 +156,7 @@ func number(p numorstring.Protocol) uint8 {
 // side reports whether one end of the packet is as a rule wants it.
 func (q *question) side(e *v3.EntityRule, namespace string, a netip.Addr, port uint16, protocol *numorstring.Protocol) bool {
 	if e.Services != nil {
-		return false // nobody says in the store what is behind a service
+		return false // the store does not say what is behind a service
 	}
 	if !inNets(e.Nets, a) {
 		return false
@@ -203,7 +203,7 @@ func asks(e *v3.EntityRule, namespace string) bool {
 		namespace != "" && (e.NotSelector != "" || sa != nil)
 }
 
-// fits reports whether labels are those of somebody whom a side of a rule is
+// fits reports whether labels are those of an endpoint that a side of a rule is
 // about.
 func fits(e *v3.EntityRule, namespace string, labels map[string]string) bool {
 	if !is(e.Selector, labels) {
