@@ -261,10 +261,10 @@ func shownBy() map[string][]string {
 			"this host does not have the address %s to listen on",
 		},
 		"TestReadSecret": {
-			"secret %s is missing: put the password in %s", "secret %s: %s holds %d bytes, and the kernel takes %d at most",
+			"secret %s is missing: put it in %s", "secret %s: %s holds %d bytes, and the kernel takes %d at most",
 			"secret %s: %s is empty", "secret %s: %w", "secret %s: want a name and a key without slashes",
 		},
-		"TestKeysFailClosed": {"annotation %s: %s", "key %s: %w"},
+		"TestKeysFailClosed": {"annotation %s: %s", "annotation %s: %w", "key %s: %w"},
 		"TestKeysBesideRange": {
 			"annotation %s: %s is inside %s, and the kernel has one way to sign for it: narrow the range, or let neither have TCP-AO",
 		},

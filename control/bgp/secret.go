@@ -58,7 +58,7 @@ func ReadSecret(dir string, ref SecretRef) (Password, error) {
 	b, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return Password{}, fmt.Errorf("secret %s is missing: put the password in %s", ref, path)
+		return Password{}, fmt.Errorf("secret %s is missing: put it in %s", ref, path)
 	case err != nil:
 		return Password{}, fmt.Errorf("secret %s: %w", ref, err)
 	}

@@ -42,7 +42,7 @@ func TestReadSecret(t *testing.T) {
 		want, fail string
 	}{
 		{SecretRef{"s", "good"}, "geheim", ""},
-		{SecretRef{"s", "missing"}, "", "secret s/missing is missing: put the password in " + dir + "/s/missing"},
+		{SecretRef{"s", "missing"}, "", "secret s/missing is missing: put it in " + dir + "/s/missing"},
 		{SecretRef{"none", "k"}, "", "is missing"},
 		{SecretRef{"s", "empty"}, "", "/s/empty is empty"},
 		{SecretRef{"s", ""}, "", "secret s/: want a name and a key without slashes"},

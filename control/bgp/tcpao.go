@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/store"
 )
@@ -75,6 +77,9 @@ func (k AOKeys) withTexts(read func(SecretRef) (Password, error), try func(conn.
 		if err == nil {
 			one.Text = text
 			err = try(AOKeys{1, [store.MaxTCPAOKeys]AOKey{one}}.reveal().List[0])
+		}
+		if errors.Is(err, unix.ENOPROTOOPT) { // the kernel has none of it
+			return AOKeys{}, "", fmt.Errorf("annotation %s: %w", store.AnnotationTCPAO, err)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("key %s: %w", one.id(), err))

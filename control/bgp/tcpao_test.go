@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/store"
 )
@@ -38,7 +40,8 @@ func TestKeysFailClosed(t *testing.T) {
 		{keys: keysNamed("new", "old"), ids: "2 1"},
 		{keys: keysNamed("missing", "old"), ids: "1", left: "key 2: secret tor/missing is missing"},
 		{keys: keysNamed("missing"), problem: "annotation routerd.io/tcpAO: key 1: secret tor/missing is missing; the session is not run without it"},
-		{keys: keysNamed("new", "old"), kernel: errors.New("no TCP-AO"), problem: "annotation routerd.io/tcpAO: key 2: no TCP-AO; key 1: no TCP-AO; the session is not run without it"},
+		{keys: keysNamed("new", "old"), kernel: errors.New("no such algorithm"), problem: "annotation routerd.io/tcpAO: key 2: no such algorithm; key 1: no such algorithm; the session is not run without it"},
+		{keys: keysNamed("new", "old"), kernel: fmt.Errorf("no TCP-AO: %w", unix.ENOPROTOOPT), problem: "annotation routerd.io/tcpAO: no TCP-AO: protocol not available; the session is not run without it"},
 	} {
 		p := Peer{Name: "tor", Addr: netip.MustParseAddr("10.9.0.1"), AO: c.keys}
 		got := withSecrets(Config{Peers: []Peer{p}}, read, func(k conn.Key) error {
@@ -132,7 +135,7 @@ func TestKeysWithoutKernel(t *testing.T) {
 	d.send(store.Batch{Synced: true, Events: []store.Event{bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`), p}})
 	state, says := StateStart, ""
 	if err := conn.TryKey(conn.Key{Algorithm: "hmac(sha1)", Secret: "x"}); err != nil {
-		state, says = StateDown, "annotation routerd.io/tcpAO: key 1: this kernel has no TCP-AO (CONFIG_TCP_AO is not set"
+		state, says = StateDown, "annotation routerd.io/tcpAO: this kernel has no TCP-AO (CONFIG_TCP_AO is not set"
 	}
 	poll(t, func() string { return fmt.Sprint(d.peer("tor")) }, func() bool {
 		return d.peer("tor").State == state && strings.Contains(d.peer("tor").Info, says)
