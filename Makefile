@@ -29,7 +29,7 @@ TOOLMOD := -modfile=$(CURDIR)/.ci/tools.mod
 
 # Packages whose tests need a lab, programs in bin/ or a virtual machine. All
 # others are unit tests.
-STAGED := /integration/(lab|scenarios|hostile|doctor|ui|soak|service|runtimes|kube|vm|bench)(/|$$)
+STAGED := /integration/(lab|scenarios|hostile|doctor|ui|soak|service|runtimes|kube|vm|packages|bench)(/|$$)
 # What the VM stage runs under Debian's kernel beside the scenarios: what changes
 # the kernel most. (dataplane/neighbour and sourceport, and control/probe's raw
 # sockets, pass there too; the scenario of NAT goes through them.)
@@ -187,6 +187,22 @@ AORUN = $(BIN)/vmrun --kernel backports --timeout 9m
 test-tcp-ao: deps-test build ## BGP's TCP-AO, which wants another kernel: downloads Debian's of backports, and its newer BIRD
 	$(GO) test -tags tcpao -count=1 -run '$(AOTESTS)' -exec '$(AORUN)' ./control/bgp/engine/conn
 	$(GO) test -tags tcpao -count=1 -run '$(AOTESTS)' -exec '$(AORUN) --package bird2' ./control/bgp
+
+PACKAGES := $(CACHE)/packages
+
+# The newer version is built twice, which has to give the same bytes.
+.PHONY: test-package
+test-package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Install, upgrade, stop and remove the packages under a real systemd, in the virtual machine
+	@.ci/deps test package
+	@for dir in 0.0.1 0.0.2 again; do \
+		version=$${dir/again/0.0.2}; \
+		echo "packages: $(PACKAGES)/$$dir: version $$version"; \
+		$(MAKE) -s --no-print-directory package DIST=$(PACKAGES)/$$dir VERSION=v$$version PACKAGE_VERSION=$$version PACKAGE_ARCHS=amd64 >/dev/null; \
+	done
+	@diff $(PACKAGES)/0.0.2/SHA256SUMS $(PACKAGES)/again/SHA256SUMS || { echo 'test-package: two builds of one tree are not the same bytes' >&2; exit 1; }
+	@rm -r $(PACKAGES)/again
+	$(GO) build -o $(BIN)/ ./integration/vm/cmd/vmrun
+	$(GO) test -count=1 -timeout 25m -v -exec '$(BIN)/vmrun --systemd --env ROUTERD_STAGE=vm --file $(PACKAGES):/opt/packages --timeout 25m' ./integration/packages
 
 .PHONY: kubernetes
 kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root

@@ -63,8 +63,9 @@ func addSystemd(ctx context.Context, a *archive) error {
 	}
 	a.mkdir("/mnt")
 	a.bytes("/etc/vm/command.service", 0o644, commandService)
-	// For the reason that vmrun has for its command.
-	a.bytes("/etc/systemd/system.conf", 0o644, []byte("[Manager]\nDefaultEnvironment=GOGC=800\n"))
+	// For the reasons that vmrun has for its command; a start may take minutes on
+	// a busy host.
+	a.bytes("/etc/systemd/system.conf", 0o644, []byte("[Manager]\nDefaultEnvironment=GOGC=800\nDefaultTimeoutStartSec=10min\n"))
 	// A machine without an identity would be one that boots for the first time.
 	a.bytes("/etc/machine-id", 0o444, []byte(strings.Repeat("5eed", 8)+"\n"))
 	a.file("/etc/os-release", "/etc/os-release")
