@@ -630,7 +630,11 @@ func (d *router) attachReady() error {
 
 func (d *router) datastoreError() error {
 	fresh := d.cluster.Freshness()
-	return cmp.Or(d.db.Err(), fresh.Err, fresh.Withheld)
+	var full error
+	if d.member != nil {
+		full = d.member.Err()
+	}
+	return cmp.Or(d.db.Err(), full, fresh.Err, fresh.Withheld)
 }
 
 // bgpServer returns the service behind `routerctl bgp`.

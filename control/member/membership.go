@@ -66,6 +66,7 @@ type Membership struct {
 	mu     sync.Mutex
 	state  State
 	server *embedded.Server // nil: none runs
+	full   error            // why there is no server until the disk has room
 	known  map[string]etcd.MemberRecord
 	turned chan struct{} // closed, and made anew, when the server comes or goes
 
@@ -124,13 +125,17 @@ func (m *Membership) Ours() bool {
 	return err == nil && embedded.Issued(pair.Leaf)
 }
 
-// Boot starts the server of a host that votes, and returns what its client uses.
+// Boot starts the server of a host that votes, and returns what its client uses. Where the
+// disk is full the host comes up as one whose datastore is away.
 func (m *Membership) Boot(ctx context.Context, ec etcd.Config) (etcd.Config, error) {
 	if m.votes {
-		if err := m.start(ctx, ""); err != nil {
+		switch err := m.start(ctx, ""); {
+		case embedded.IsFull(err) && embedded.HasData(m.cfg.DataDir):
+			m.setFull(err)
+		case err != nil:
 			return ec, err
 		}
-		if ca, cert, key := embedded.ClientFiles(m.cfg.PKIDir); ec.CAFile == "" && m.server.Listen().IsValid() {
+		if ca, cert, key := embedded.ClientFiles(m.cfg.PKIDir); ec.CAFile == "" && m.server != nil && m.server.Listen().IsValid() {
 			// It may leave the cluster one day.
 			ec.CAFile, ec.CertFile, ec.KeyFile = ca, cert, key
 		}
@@ -156,12 +161,14 @@ const (
 func (m *Membership) SetStore(s *etcd.Store) { m.store = s }
 
 // endpoints, with mu held, is what the client of this host uses: its own server if that votes, else
-// those that it is configured for and those of the members.
+// those that it is configured for and those of the members. A single member has no other
+// while its server does not run.
 func (m *Membership) endpoints() []string {
-	if m.state.Role == Voter && m.server != nil {
-		return []string{m.server.Endpoint()}
+	others := m.others()
+	if m.state.Role == Voter && (m.server != nil || len(others) == 0) {
+		return []string{embedded.Endpoint(m.cfg.Socket)}
 	}
-	return m.others()
+	return others
 }
 
 // others, with mu held, lists the endpoints of other hosts.
@@ -277,8 +284,47 @@ func (m *Membership) set(s State) error {
 	return nil
 }
 
-// Watch notifies the agent when the server ends by itself.
+// Err returns why the server of this host, which is a member, does not run until the disk
+// has room.
+func (m *Membership) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.full
+}
+
+func (m *Membership) setFull(err error) {
+	m.log.Error("the disk of the datastore is full: this host goes on without its server, and starts anew when there is room", "dir", m.cfg.DataDir, "error", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.full = fmt.Errorf("the disk of %s is full: make room there, and this host's datastore runs again by itself: %w", m.cfg.DataDir, err)
+}
+
+// lookForRoom is how often a host whose datastore's disk is full looks whether it still
+// is: the kernel notifies of nothing.
+const lookForRoom = 5 * time.Second
+
+// awaitRoom waits until the disk has room. Its error then ends the daemon: what etcd left
+// locked when it gave up is free only in a new process.
+func (m *Membership) awaitRoom(ctx context.Context) error {
+	timer := time.NewTicker(lookForRoom)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+			if embedded.Room(m.cfg.DataDir) == nil {
+				return errors.New("the disk of the datastore has room again: start anew")
+			}
+		}
+	}
+}
+
+// Watch notifies the agent when the server ends by itself. Its error is to end the daemon.
 func (m *Membership) Watch(ctx context.Context) error {
+	if m.Err() != nil {
+		return m.awaitRoom(ctx)
+	}
 	for ctx.Err() == nil {
 		server, turned := m.current()
 		var died <-chan error
@@ -294,16 +340,22 @@ func (m *Membership) Watch(ctx context.Context) error {
 				}
 				continue
 			}
-			if !server.Peer().IsValid() {
+			full := embedded.IsFull(err)
+			if !server.Peer().IsValid() && !full {
 				return err // a member that is alone has no others to go to: a new start is what helps
 			}
 			m.log.Warn("this host's member of the datastore has ended", "error", err)
+			if full {
+				m.setFull(err)
+			}
 			server.Close()
 			m.turn(nil)
 			m.mu.Lock()
-			others := m.others()
+			m.store.SetEndpoints(m.endpoints())
 			m.mu.Unlock()
-			m.store.SetEndpoints(others)
+			if full {
+				return m.awaitRoom(ctx)
+			}
 			m.changed.Set()
 		case <-turned:
 		case <-ctx.Done():

@@ -89,6 +89,9 @@ func (m *Membership) Do(ctx context.Context, a Action, order *Order) error {
 		// For those who look before this host has started.
 		return m.store.SetMemberRecord(ctx, m.cfg.Node, &etcd.MemberRecord{ID: id})
 	case Start:
+		if err := m.Err(); err != nil {
+			return err
+		}
 		return m.startMember(ctx)
 	case Promote:
 		_, self, _ := m.standing(ctx)

@@ -395,7 +395,10 @@ func (s *Server) supervise() {
 }
 
 // Endpoint returns the endpoint of the socket, for etcd.Config.
-func (s *Server) Endpoint() string { return "unix://" + s.conf.Socket }
+func (s *Server) Endpoint() string { return Endpoint(s.conf.Socket) }
+
+// Endpoint returns the endpoint of a server's socket.
+func Endpoint(socket string) string { return "unix://" + socket }
 
 // Listen returns the address that the server listens on with TLS, with the
 // port that it got. It is invalid when there is none.
