@@ -135,6 +135,11 @@ func TestDependencies(t *testing.T) {
 			"probes measure what they are asked to, and want settings of a sink; who decides by them is not their business",
 		},
 		{
+			"./cmd/routerd",
+			[]string{"github.com/osrg/gobgp/v4/pkg/server"},
+			"BGP is our own engine on GoBGP's codec; its server is a peer in tests",
+		},
+		{
 			"./cmd/routerctl",
 			[]string{"github.com/osrg/gobgp"},
 			"the CLI talks to daemons; it is none",
