@@ -56,6 +56,50 @@ func TestGracefulRestart(t *testing.T) {
 	}
 }
 
+// TestUnreachable: what BFD says of a peer ends its session and its routes at once, with
+// a graceful restart negotiated (RFC 5882 section 4.3.2), also those that were retained
+// when the session had ended before. The session comes back by itself.
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	a, b := newNode(t, "127.0.67.1", 65000, nil), newNode(t, "127.0.67.2", 65000, nil)
+	set(t, a, a.peerOf(b, nil))
+	set(t, b, b.peerOf(a, nil))
+	b.Announce([]Origin{b.origin("10.1.0.0/26", nil)})
+	has := map[string]string{"10.1.0.0/26": "127.0.67.2 via 192.0.67.2 [] 200"}
+	a.has(t, has)
+	b.hears(t, "127.0.67.1 end of IPv4")
+	if s, _ := a.Peer(b.addr); !s.Session.Peer.Family[wire.IPv4].Enabled || s.Session.Peer.RestartTime == 0 {
+		t.Fatalf("no graceful restart: %+v", s.Session.Peer)
+	}
+	if err := a.Unreachable(b.addr); err != nil {
+		t.Fatal(err)
+	}
+	a.is(t, "the session's end", func() bool {
+		return slices.Contains(a.events, "127.0.67.2 down: sent NOTIFICATION 6/10, hard reset") // Cease, BFD Down
+	})
+	a.mu.Lock()
+	if i := slices.IndexFunc(a.events, func(e string) bool { return strings.HasSuffix(e, "retained") }); i >= 0 {
+		t.Errorf("%q: its routes stay", a.events[i])
+	}
+	a.mu.Unlock()
+	a.is(t, "another session", func() bool { return strings.Count(strings.Join(a.events, "\n"), "127.0.67.2 up") == 2 })
+	a.has(t, has)
+
+	if err := b.Stop(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	a.hears(t, "127.0.67.2 down: connection lost, retained")
+	a.has(t, has)
+	from := time.Now()
+	if err := a.Unreachable(b.addr); err != nil {
+		t.Fatal(err)
+	}
+	a.has(t, map[string]string{})
+	if took := time.Since(from); took > 20*time.Second { // they would stay for a minute
+		t.Errorf("they went after %s", took)
+	}
+}
+
 // is waits for a condition of what a node has read.
 func (n *node) is(t *testing.T, what string, cond func() bool) {
 	t.Helper()
