@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -186,7 +187,11 @@ func remove(name string) error {
 	return errors.Join(errs...)
 }
 
-// removeCgroup removes a cgroup with those below it, which hold no process.
+// dying is how long the processes of a run that was killed may take to end.
+const dying = 20 * time.Second
+
+// removeCgroup removes a cgroup with those below it, which hold no process, or only
+// such as are about to end.
 func removeCgroup(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -198,11 +203,20 @@ func removeCgroup(dir string) error {
 			errs = append(errs, removeCgroup(filepath.Join(dir, e.Name())))
 		}
 	}
-	if err := unix.Rmdir(dir); err != nil {
-		errs = append(errs, &fs.PathError{Op: "rmdir", Path: dir, Err: err})
+	for end := time.Now().Add(dying); ; <-time.After(10 * time.Millisecond) {
+		err := unix.Rmdir(dir)
+		if errors.Is(err, unix.EBUSY) && time.Now().Before(end) && errors.Join(errs...) == nil {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, &fs.PathError{Op: "rmdir", Path: dir, Err: err})
+		}
+		return errors.Join(errs...)
 	}
-	return errors.Join(errs...)
 }
+
+// shares is the weight of a run's pods against the machine's processes of 1024 each.
+const shares = "20480"
 
 // MakeCgroup makes a cgroup, below those that are there, in every hierarchy, with
 // the processors and memory nodes of the one above.
@@ -217,6 +231,11 @@ func MakeCgroup(name string) error {
 			above := dir
 			dir = filepath.Join(dir, part)
 			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("make cgroup: %w", err)
+			}
+			// All pods together count as one process of the machine otherwise, and the
+			// daemon, which is one of them, starves where others are busy.
+			if err := os.WriteFile(filepath.Join(dir, "cpu.shares"), []byte(shares), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 				return fmt.Errorf("make cgroup: %w", err)
 			}
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
