@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -98,6 +100,11 @@ func newHost(t *testing.T) *host {
 				t.Error(err)
 			}
 		}
+		// The kernel takes a namespace down by and by, and what is plugged into it.
+		await.True(t, "the devices of the namespaces go", func() bool {
+			devices, err := net.Interfaces()
+			return err == nil && !slices.ContainsFunc(devices, func(d net.Interface) bool { return d.Name == "eth0" || strings.HasPrefix(d.Name, "cali") })
+		})
 		for _, d := range []string{"/etc/routerd", "/var/lib/routerd", "/run/routerd"} {
 			if err := os.RemoveAll(d); err != nil {
 				t.Error(err)
