@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +24,11 @@ import (
 func TestStolenToken(t *testing.T) {
 	c := up(t)
 	const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
-	root := fmt.Sprintf("/proc/%d/root", daemonOn(t, c.Nodes[0], 0))
+	// The collector frees addresses in any block: another's token is the one to try.
+	collector := kubectl(t, c, "-n", "kube-system", "get", "lease", "routerd-ipam-collector", "-o", "jsonpath={.spec.holderIdentity}")
+	i := slices.IndexFunc(c.Nodes, func(n *cluster.Node) bool { return n.Name != collector })
+	own, other := c.Nodes[i].Name, c.Nodes[(i+1)%len(c.Nodes)].Name
+	root := fmt.Sprintf("/proc/%d/root", daemonOn(t, c.Nodes[i], 0))
 	token, err := os.ReadFile(root + account + "token")
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +40,6 @@ func TestStolenToken(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority)
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}, Timeout: 10 * time.Second}
-	other := c.Nodes[len(c.Nodes)-1].Name
 	pods := map[string]string{}
 	for line := range strings.Lines(kubectl(t, c, "-n", "kube-system", "get", "pods", "-l", "app.kubernetes.io/name=routerd", "-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)) {
 		f := strings.Fields(line)
@@ -47,15 +51,15 @@ func TestStolenToken(t *testing.T) {
 		code                                  int
 		says                                  string
 	}{
-		{"its own Node's status", "PATCH", "/api/v1/nodes/node1/status", merge, annotate, 200, ""},
+		{"its own Node's status", "PATCH", "/api/v1/nodes/" + own + "/status", merge, annotate, 200, ""},
 		{"another's", "PATCH", "/api/v1/nodes/" + other + "/status", merge, annotate, 422, "may not write the Node " + other},
-		{"its own Node itself", "PATCH", "/api/v1/nodes/node1", merge, annotate, 403, "cannot patch"},
-		{"its own Node's deletion", "DELETE", "/api/v1/nodes/node1", "", "", 403, "cannot delete"},
-		{"the status of a pod of its own", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods["node1"] + "/status", merge, annotate, 200, ""},
+		{"its own Node itself", "PATCH", "/api/v1/nodes/" + own, merge, annotate, 403, "cannot patch"},
+		{"its own Node's deletion", "DELETE", "/api/v1/nodes/" + own, "", "", 403, "cannot delete"},
+		{"the status of a pod of its own", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[own] + "/status", merge, annotate, 200, ""},
 		{"that of a pod of another", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[other] + "/status", merge, annotate, 422, "may not write a pod of another node"},
-		{"a pod's deletion", "DELETE", "/api/v1/namespaces/kube-system/pods/" + pods["node1"], "", "", 403, "cannot delete"},
+		{"a pod's deletion", "DELETE", "/api/v1/namespaces/kube-system/pods/" + pods[own], "", "", 403, "cannot delete"},
 		{"a pod", "POST", "/api/v1/namespaces/kube-system/pods", plain, `{}`, 403, "cannot create"},
-		{"a command in a pod", "POST", "/api/v1/namespaces/kube-system/pods/" + pods["node1"] + "/exec?command=x", "", "", 403, "cannot create"},
+		{"a command in a pod", "POST", "/api/v1/namespaces/kube-system/pods/" + pods[own] + "/exec?command=x", "", "", 403, "cannot create"},
 		{"all secrets", "GET", "/api/v1/secrets", "", "", 403, "cannot list"},
 		{"the secrets of its namespace", "GET", "/api/v1/namespaces/kube-system/secrets", "", "", 403, "cannot list"},
 		{"another token", "POST", "/api/v1/namespaces/kube-system/serviceaccounts/routerd/token", plain, `{}`, 403, "cannot create"},
