@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,10 +100,18 @@ func newHost(t *testing.T) *host {
 			}
 		}
 		// The kernel takes a namespace down by and by, and what is plugged into it.
-		await.True(t, "the devices of the namespaces go", func() bool {
-			devices, err := net.Interfaces()
-			return err == nil && !slices.ContainsFunc(devices, func(d net.Interface) bool { return d.Name == "eth0" || strings.HasPrefix(d.Name, "cali") })
-		})
+		devices, err := net.Interfaces()
+		if err != nil {
+			t.Error(err)
+		}
+		for _, d := range devices {
+			if d.Name != "eth0" && !strings.HasPrefix(d.Name, "cali") {
+				continue
+			}
+			if out, err := exec.Command("ip", "link", "del", d.Name).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("Cannot find device")) {
+				t.Errorf("delete %s: %v: %s", d.Name, err, out)
+			}
+		}
 		for _, d := range []string{"/etc/routerd", "/var/lib/routerd", "/run/routerd"} {
 			if err := os.RemoveAll(d); err != nil {
 				t.Error(err)
