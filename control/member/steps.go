@@ -3,6 +3,7 @@ package member
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -153,6 +154,13 @@ func (m *Membership) takeSecrets(ctx context.Context, order *Order) error {
 	}
 	if d.CAFile == "" || d.CertFile == "" {
 		return errors.New("this host has no certificate of its own (datastore.certFile): take it into the cluster with routerd join")
+	}
+	pair, err := tls.LoadX509KeyPair(d.CertFile, d.KeyFile)
+	if err != nil {
+		return fmt.Errorf("read this host's certificate: %w", err)
+	}
+	if of := pair.Leaf.Subject.CommonName; of != m.cfg.Node {
+		return fmt.Errorf("%s is a certificate of %q, and a member needs one of its own, %q: have this host join anew with routerd join", d.CertFile, of, m.cfg.Node)
 	}
 	ca, key, err := join.AskSecrets(ctx, order.Issuer, d.CAFile, d.CertFile, d.KeyFile)
 	if err != nil {
