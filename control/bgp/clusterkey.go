@@ -67,7 +67,7 @@ func (b *ClusterKey) Load() {
 	if err != nil {
 		b.c.Log.Warn("the cluster's bgp key is not known before the datastore answers", "error", err)
 	} else if k != nil {
-		b.take(k)
+		b.useKey(k)
 	}
 }
 
@@ -142,15 +142,15 @@ func (b *ClusterKey) read(ctx context.Context) error {
 		b.c.Publish(k.KeyIDs())
 		return nil
 	}
-	b.c.Log.Info("bgp sessions between nodes", "key", b.take(k).String())
+	b.c.Log.Info("bgp sessions between nodes", "key", b.useKey(k).String())
 	if err := b.keep(k); err != nil {
 		b.c.Log.Warn("a restart without the datastore will have no sessions with other nodes", "error", err)
 	}
 	return nil
 }
 
-// take has a key used and published; nil: the cluster has none.
-func (b *ClusterKey) take(k *store.Secret) Keyring {
+// useKey has a key used and published; nil: the cluster has none.
+func (b *ClusterKey) useKey(k *store.Secret) Keyring {
 	ring := WithoutKeys("the cluster has no key: routerctl bgp key rotate makes one")
 	if k != nil {
 		ring = NewKeyring(k)

@@ -198,7 +198,9 @@ func notOfSessions() []string {
 	return []string{
 		"String",                                  // a path's
 		"reason", "judgeExport", "told", "silent", // what becomes of a route
-		"run", // of the watch for secrets
+		"run",        // of the watch for secrets
+		"Reflectors", // how far the choice of reflectors is
+		"useKey",     // why nodes sign nothing
 	}
 }
 
