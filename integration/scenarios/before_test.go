@@ -3,8 +3,6 @@
 package scenarios
 
 import (
-	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,12 +46,7 @@ metadata: {name: default-ipv4-ippool}
 spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: Never, vxlanMode: Never, natOutgoing: false, nodeSelector: all()}
 `, "apply", "-f", "-")
 	for _, s := range []*tor{frr, bird} {
-		poll(t, "the pod behind "+s.name, func() string {
-			if r, err := traffic.Ping(within(t, 2*time.Second), l.Space(s.host+"/pod1"), netip.MustParseAddr(s.behind), traffic.Options{}); err != nil || !r.OK {
-				return fmt.Sprint(r, err)
-			}
-			return ""
-		})
+		s.answersPod()
 	}
 	version := func(h string) string { return strings.TrimSpace(routerctl(t, l, h, "", "version")) }
 	was := version(hosts[0])

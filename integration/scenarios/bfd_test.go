@@ -92,6 +92,7 @@ kind: IPPool
 metadata: {name: default-ipv4-ippool}
 spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: Never, vxlanMode: CrossSubnet, natOutgoing: false, nodeSelector: all()}
 `, "apply", "-f", "-")
+	one.answersPod()
 	flow := one.flow()
 	t.Cleanup(func() { flow.Stop() })
 	waitFlows(t, []*traffic.Flow{flow}, 200*time.Millisecond)

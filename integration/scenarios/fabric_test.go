@@ -268,6 +268,19 @@ func (s *tor) hostAddr() string {
 	return strings.Split(f[3], "/")[0]
 }
 
+// answersPod waits until what is behind the switch answers the host's pod. A flow that
+// begins while the pod's address is still translated stays translated, and the switch
+// knows no way back to the host.
+func (s *tor) answersPod() {
+	s.t.Helper()
+	poll(s.t, "the pod behind "+s.name, func() string {
+		if r, err := traffic.Ping(within(s.t, 2*time.Second), s.l.Space(s.host+"/pod1"), netip.MustParseAddr(s.behind), traffic.Options{}); err != nil || !r.OK {
+			return fmt.Sprint(r, err)
+		}
+		return ""
+	})
+}
+
 // flow starts pings of a pod to what is behind the switch.
 func (s *tor) flow() *traffic.Flow {
 	s.t.Helper()
@@ -334,12 +347,7 @@ metadata: {name: default-ipv4-ippool}
 spec: {cidr: 192.168.0.0/16, blockSize: 26, ipipMode: Never, vxlanMode: CrossSubnet, natOutgoing: false, nodeSelector: all()}
 `, "apply", "-f", "-")
 	for _, s := range both {
-		poll(t, "the pod behind "+s.name, func() string {
-			if r, err := traffic.Ping(within(t, 2*time.Second), l.Space(host+"/pod1"), netip.MustParseAddr(s.behind), traffic.Options{}); err != nil || !r.OK {
-				return fmt.Sprint(r, err)
-			}
-			return ""
-		})
+		s.answersPod()
 	}
 	// FRR 8.4's zebra takes its routes away for some 50 ms at the end of bgpd's
 	// restart, whatever the neighbour does. With a worse route beside them what is
