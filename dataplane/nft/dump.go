@@ -63,7 +63,11 @@ func (c conn) dumpOnce() (*have, error) {
 		what string
 		fn   func(*have) error
 	}{{"chains", c.dumpChains}, {"rules", c.dumpRules}, {"sets", c.dumpSets}} {
-		if err := part.fn(h); err != nil {
+		err := part.fn(h)
+		if errors.Is(err, unix.ENOENT) {
+			err = fmt.Errorf("%w: %w", nl.ErrInterrupted, err) // it was there when the reading began
+		}
+		if err != nil {
 			return nil, fmt.Errorf("read the %s of table %s: %w", part.what, TableName, err)
 		}
 	}

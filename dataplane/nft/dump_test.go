@@ -1,10 +1,13 @@
 package nft
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/routerd/routerd/dataplane/internal/nl"
+	"github.com/routerd/routerd/dataplane/workload/netnstest"
 )
 
 func TestUndisturbed(t *testing.T) {
@@ -35,4 +38,49 @@ func TestUndisturbed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A table that goes and comes while it is read is read once more: what was listed and
+// is not there any more is no error.
+func TestReadWhileDeleted(t *testing.T) {
+	t.Parallel()
+	n := netnstest.New(t)
+	var reader, writer conn
+	for _, c := range []*conn{&reader, &writer} {
+		if err := n.Do(func() (err error) { *c, err = open(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close() //nolint:errcheck // the test is over
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	written := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			put, del := new(batch), new(batch)
+			put.putTable(0)
+			for i := range 50 {
+				put.putSet(fmt.Sprintf("s%d", i), workloadsSet())
+			}
+			del.delTable()
+			if err := errors.Join(writer.commit(put), writer.commit(del)); err != nil {
+				written <- err
+				return
+			}
+		}
+		written <- nil
+	}()
+	interrupted := 0
+	for range 5000 {
+		switch _, err := reader.dumpOnce(); {
+		case errors.Is(err, nl.ErrInterrupted):
+			interrupted++
+		case err != nil:
+			t.Error(err)
+		}
+	}
+	cancel()
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d of 5000 readings were interrupted", interrupted)
 }
