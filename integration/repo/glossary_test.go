@@ -25,31 +25,32 @@ const unclean = "integration/repo/testdata/glossary.txt"
 // banned is a word of which another language than the field's was made.
 type banned struct {
 	word  string
-	names string // pattern of names, as lower-case words with blanks between; empty: names may have it
-	prose string // pattern of comments and documents; empty: they may have it
+	names *regexp.Regexp // of names, as lower-case words with blanks between; nil: names may have it
+	prose *regexp.Regexp // of comments and documents; nil: they may have it
 	say   string
 
 	exported bool // of names, exported ones alone; otherwise those of types and functions too
 }
 
 func bannedWords() []banned {
+	re := regexp.MustCompile
 	return []banned{
-		{"wish", `\bwish(es)?\b`, `\bwish(es|ed)?\b`, "desired state, want", false},
-		{"form", `\bforms?\b`, "", "encapsulation, Encap", false},
-		{"tell", `\b(told|tells?)\b`, "", "publish, notify, advertised", true},
-		{"life", `\b(earlier|last|this|previous|former) (life|lives)\b`, `\b(earlier|last|this|previous|former) (life|lives)\b`, "previous run, this process", false},
-		{"earlier run", `\b(earlier|last|former) runs?\b`, `\b(earlier|last|former) runs?\b`, "previous run", false},
-		{"take in", `\b(takes?|took|taken|taking) in\b`, `\b(takes?|took|taken|taking) in\b`, "apply, accept, decapsulate", false},
-		{"settled way", `\bsettled ways?\b`, `\bsettled ways?\b`, "forwarding path", false},
-		{"bereft", `\bbereft\b`, `\bbereft\b`, "isolated", false},
-		{"lent", `\blent\b`, `\blent\b`, "borrowed", false},
-		{"guests", `\bguests\b`, `\bguests\b`, "borrowed addresses", false},
-		{"mates", `\bmates\b`, `\bmates\b`, "mesh peers", false},
-		{"strangers", `\bstrangers?\b`, `\bstrangers?\b`, "foreign", false},
-		{"vicinity", `\bvicinity\b`, `\bvicinity\b`, "neighbour table", false},
-		{"office", `\boffices?\b`, `\boffices?\b`, "leader-election lease", false},
-		{"unlearn", `\bunlearn(s|ed)?\b`, `\bunlearn(s|ed|ing)?\b`, "invalidate", false},
-		{"overtaken", `\bovertaken\b`, `\bovertaken\b`, "pre-empted", false},
+		{"wish", re(`\bwish(es)?\b`), re(`\bwish(es|ed)?\b`), "desired state, want", false},
+		{"form", re(`\bforms?\b`), nil, "encapsulation, Encap", false},
+		{"tell", re(`\b(told|tells?)\b`), nil, "publish, notify, advertised", true},
+		{"life", re(`\b(earlier|last|this|previous|former) (life|lives)\b`), re(`\b(earlier|last|this|previous|former) (life|lives)\b`), "previous run, this process", false},
+		{"earlier run", re(`\b(earlier|last|former) runs?\b`), re(`\b(earlier|last|former) runs?\b`), "previous run", false},
+		{"take in", re(`\b(takes?|took|taken|taking) in\b`), re(`\b(takes?|took|taken|taking) in\b`), "apply, accept, decapsulate", false},
+		{"settled way", re(`\bsettled ways?\b`), re(`\bsettled ways?\b`), "forwarding path", false},
+		{"bereft", re(`\bbereft\b`), re(`\bbereft\b`), "isolated", false},
+		{"lent", re(`\blent\b`), re(`\blent\b`), "borrowed", false},
+		{"guests", re(`\bguests\b`), re(`\bguests\b`), "borrowed addresses", false},
+		{"mates", re(`\bmates\b`), re(`\bmates\b`), "mesh peers", false},
+		{"strangers", re(`\bstrangers?\b`), re(`\bstrangers?\b`), "foreign", false},
+		{"vicinity", re(`\bvicinity\b`), re(`\bvicinity\b`), "neighbour table", false},
+		{"office", re(`\boffices?\b`), re(`\boffices?\b`), "leader-election lease", false},
+		{"unlearn", re(`\bunlearn(s|ed)?\b`), re(`\bunlearn(s|ed|ing)?\b`), "invalidate", false},
+		{"overtaken", re(`\bovertaken\b`), re(`\bovertaken\b`), "pre-empted", false},
 	}
 }
 
@@ -77,7 +78,7 @@ func TestGlossary(t *testing.T) {
 		}
 		found[unit][word] = append(found[unit][word], where)
 	}
-	words := bannedWords()
+	words, allowed := bannedWords(), allowed()
 	for _, name := range sourceFiles(t) {
 		unit := filepath.Dir(name)
 		var names, prose []passage
@@ -87,20 +88,18 @@ func TestGlossary(t *testing.T) {
 		case strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go"):
 			names, prose = goPassages(t, name)
 		}
-		for _, w := range words {
-			for _, p := range []struct {
-				pattern  string
-				passages []passage
-			}{{w.names, names}, {w.prose, prose}} {
-				if p.pattern == "" {
-					continue
-				}
-				pattern := regexp.MustCompile(p.pattern)
-				for _, s := range p.passages {
-					if w.exported && s.unexported {
+		for _, p := range []struct {
+			pattern  func(banned) *regexp.Regexp
+			passages []passage
+		}{{func(w banned) *regexp.Regexp { return w.names }, names}, {func(w banned) *regexp.Regexp { return w.prose }, prose}} {
+			for _, s := range p.passages {
+				text := allowed.ReplaceAllString(s.text, "")
+				for _, w := range words {
+					pattern := p.pattern(w)
+					if pattern == nil || w.exported && s.unexported {
 						continue
 					}
-					if m := pattern.FindString(allowed().ReplaceAllString(s.text, "")); m != "" {
+					if m := pattern.FindString(text); m != "" {
 						note(unit, w.word, fmt.Sprintf("%s:%d: %q: write of %s", name, s.line, m, w.say))
 					}
 				}
@@ -269,12 +268,12 @@ func (nodeForms) Format() {}
 	var got []string
 	for _, w := range bannedWords() {
 		for _, p := range names {
-			if w.names != "" && regexp.MustCompile(w.names).MatchString(p.text) {
+			if w.names != nil && w.names.MatchString(p.text) {
 				got = append(got, w.word)
 			}
 		}
 		for _, p := range prose {
-			if w.prose != "" && regexp.MustCompile(w.prose).MatchString(p.text) {
+			if w.prose != nil && w.prose.MatchString(p.text) {
 				got = append(got, w.word)
 			}
 		}
