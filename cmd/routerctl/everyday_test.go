@@ -21,7 +21,7 @@ func everydayCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: everyday FILE")
 	}
-	sh := shell{ts, []string{"PATH=" + ts.Getenv("PATH"), "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC"}}
+	sh := newShell(ts, ts.Getenv("PATH"))
 	text, err := os.ReadFile(ts.MkAbs(args[0]))
 	ts.Check(err)
 	tried, hold := 0, 0

@@ -57,7 +57,7 @@ func examplesCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(os.MkdirAll(bin, 0o755))
 		ts.Check(os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)) //nolint:gosec // it is to be run
 	}
-	sh := shell{ts, []string{"PATH=" + bin + ":" + ts.Getenv("PATH"), "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC"}}
+	sh := newShell(ts, bin+":"+ts.Getenv("PATH"))
 	etcdCommand(ts, false, []string{"put", store.ResourceKey(store.KindClusterInformation, store.DefaultName).Path(), "info.json"})
 	sh.run("routerctl apply -f " + args[0])
 	client := ts.Value("etcd").(*clientv3.Client)
@@ -97,6 +97,10 @@ func examplesCommand(ts *testscript.TestScript, neg bool, args []string) {
 type shell struct {
 	ts  *testscript.TestScript
 	env []string
+}
+
+func newShell(ts *testscript.TestScript, path string) shell {
+	return shell{ts, []string{"PATH=" + path, "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC", exitAtOnce}}
 }
 
 func (s shell) command(ctx context.Context, line string) *exec.Cmd {

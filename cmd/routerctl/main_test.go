@@ -38,6 +38,10 @@ import (
 
 var updateScripts = flag.Bool("update", false, "rewrite the expected output in the scripts")
 
+// The race detector waits a second at the end of each process, for what other threads
+// may still report.
+const exitAtOnce = "GORACE=atexit_sleep_ms=0"
+
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"routerctl": main})
 }
@@ -230,6 +234,8 @@ func startDaemon(env *testscript.Env) error {
 	}
 	env.Setenv("ROUTERD_SOCKET", socket)
 	env.Setenv("TZ", "UTC")
+	name, value, _ := strings.Cut(exitAtOnce, "=")
+	env.Setenv(name, value)
 	return nil
 }
 
