@@ -287,6 +287,20 @@ func TestNothingPointsAtOneMachine(t *testing.T) {
 	}
 }
 
+// A file that grows beyond this has a second subject, and a name for it.
+func TestFilesAreShort(t *testing.T) {
+	t.Parallel()
+	const most = 800
+	for _, name := range sourceFiles(t) {
+		if filepath.Ext(name) != ".go" || strings.HasSuffix(name, ".pb.go") {
+			continue
+		}
+		if n := strings.Count(read(t, name), "\n"); n > most {
+			t.Errorf("%s has %d lines, more than %d", name, n, most)
+		}
+	}
+}
+
 // A document that names a file of the repository is wrong once that is gone.
 func TestLinksInDocumentsLeadSomewhere(t *testing.T) {
 	t.Parallel()
