@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// remote says how BIRD and FRR are to be: one session with this host.
+// remote says how BIRD, FRR and GoBGP are to be: one session with this host.
 type remote struct {
 	self, peer   netip.Addr
 	asn, peerASN uint32
@@ -24,7 +24,7 @@ type remote struct {
 	routes       []string
 }
 
-// other is BIRD or FRR as the other end of a session.
+// other is BIRD, FRR or GoBGP as the other end of a session.
 type other interface {
 	waitRoute(prefix string, says ...string) // learned from us, its text saying all of that
 	waitRouteWithOneOf(prefix string, says ...string)
@@ -34,7 +34,7 @@ type other interface {
 	uptime() string              // since when the session is up; changes with each session
 }
 
-// eachOther runs a test with BIRD and with FRR.
+// eachOther runs a test with BIRD, with FRR and with GoBGP's server.
 func eachOther(t *testing.T, test func(t *testing.T, begin func(remote) other)) {
 	t.Helper()
 	t.Parallel()
@@ -45,6 +45,10 @@ func eachOther(t *testing.T, test func(t *testing.T, begin func(remote) other)) 
 	t.Run("FRR", func(t *testing.T) {
 		t.Parallel()
 		test(t, func(r remote) other { return startFRRAs(t, r) })
+	})
+	t.Run("GoBGP", func(t *testing.T) {
+		t.Parallel()
+		test(t, func(r remote) other { return startGoBGPAs(t, r) })
 	})
 }
 
@@ -141,9 +145,15 @@ func (b birdOther) announce(prefixes ...string) {
 // millisecond off now and then.
 func (b birdOther) uptime() string {
 	b.t.Helper()
-	out, err := exec.Command("ss", "-Htn", "state", "established", "src", b.self.String(), "dst", b.remote.peer.String()).Output()
+	return connection(b.t, b.remote)
+}
+
+// connection is the ends of a session's connection.
+func connection(t testing.TB, r remote) string {
+	t.Helper()
+	out, err := exec.Command("ss", "-Htn", "state", "established", "src", r.self.String(), "dst", r.peer.String()).Output()
 	if err != nil || len(out) == 0 {
-		b.t.Fatalf("connections of BIRD: %q, %v", out, err)
+		t.Fatalf("connections of %s: %q, %v", r.self, out, err)
 	}
 	return strings.Join(strings.Fields(string(out))[2:], " ")
 }

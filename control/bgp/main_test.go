@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 	if a := os.Getenv(envChild); a != "" {
 		os.Exit(child(a))
 	}
+	if socket := os.Getenv(envGoBGP); socket != "" {
+		os.Exit(goBGP(socket))
+	}
 	if slices.Contains(os.Args, "-test.fuzzworker") {
 		os.Exit(m.Run()) // its parent made the namespace, which no fuzz target needs
 	}
