@@ -110,7 +110,7 @@ func (s *site) closed(t Token) {
 	})
 }
 
-func newHost(t *testing.T, node string) Host {
+func newHost(t testing.TB, node string) Host {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -561,6 +561,9 @@ func TestAt(t *testing.T) {
 		{"[fd00::1]:99", "[fd00::1]:99"},
 		{"host11", "host11:7748"},
 		{"https://host11", ""},
+		{"user@host11", ""},
+		{"host11/x:99", ""},
+		{"host\x1b[2J", ""},
 	} {
 		got, err := Token{Address: "10.1.0.11:7748"}.At(tt.host)
 		if (err == nil) != (tt.want != "") || err == nil && got.Address != tt.want {

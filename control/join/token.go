@@ -15,6 +15,7 @@ import (
 	"hash/crc32"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,11 +136,19 @@ func (t Token) At(host string) (Token, error) {
 		host, port = h, p
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.ContainsAny(host, "/ @") {
+	if !validHost(host) {
 		return Token{}, fmt.Errorf("%q: want a host's name or address, or HOST:PORT", host)
 	}
 	t.Address = net.JoinHostPort(host, port)
 	return t, nil
+}
+
+// validHost reports whether a host can stand in a URL, and on a terminal, as it is.
+func validHost(host string) bool {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return a.Zone() == ""
+	}
+	return host != "" && strings.Trim(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") == ""
 }
 
 func splitAddress(s string) (host, port string, err error) {
@@ -147,7 +156,7 @@ func splitAddress(s string) (host, port string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || !validHost(host) || s != net.JoinHostPort(host, port) {
 		return "", "", fmt.Errorf("%q: want HOST:PORT", s)
 	}
 	return host, port, nil
