@@ -182,15 +182,12 @@ func (c *Controller) mayInject(routes []inject.Route) error {
 		cfg = Config{InjectAllow: c.opts.Inject.Allow}
 	}
 	for _, r := range routes {
-		p, hop := r.Prefix, r.NextHop
+		p := r.Prefix
 		if !p.IsValid() {
 			continue // the table says so
 		}
 		if why := cfg.refusesInjection(p); why != "" {
 			return fmt.Errorf("%w: prefix %s: %s", ErrRefused, p, why)
-		}
-		if hop.IsValid() && (hop.Is4() != p.Addr().Is4() || hop.IsUnspecified() || hop.IsLoopback() || hop.IsMulticast() || hop.IsLinkLocalUnicast()) {
-			return fmt.Errorf("%w: next hop %s of %s: want the address of a host, of the prefix's family; none for this host", inject.ErrInvalid, hop, p)
 		}
 		for _, text := range r.Communities {
 			if _, err := parseCommunity(text); err != nil {

@@ -53,6 +53,18 @@ func (r *Route) equal(q *Route) bool {
 	return r.NextHop == q.NextHop && r.LocalPref == q.LocalPref && slices.Equal(r.Communities, q.Communities)
 }
 
+// check says what is wrong with a route, whoever owns it.
+func (r *Route) check() error {
+	p, hop := r.Prefix, r.NextHop
+	if !p.IsValid() || p != p.Masked() {
+		return fmt.Errorf("%w: prefix %s: want one without bits beyond its length", ErrInvalid, p)
+	}
+	if hop.IsValid() && (hop.Is4() != p.Addr().Is4() || hop.IsUnspecified() || hop.IsLoopback() || hop.IsMulticast() || hop.IsLinkLocalUnicast()) {
+		return fmt.Errorf("%w: next hop %s of %s: want the address of a host, of the prefix's family; none for this host", ErrInvalid, hop, p)
+	}
+	return nil
+}
+
 // Entry is a route with its owner.
 type Entry struct {
 	Route
@@ -124,14 +136,30 @@ func open(o Options, boot string, now func() time.Duration, born func(int) uint6
 	if f.Boot != boot {
 		return t, nil // whoever owned them is no more
 	}
+	var errs []error
 	for _, h := range f.Routes {
 		if h.Stream {
 			h.Until = now() + Reconnect
 		}
+		if err := h.check(now()); err != nil {
+			errs = append(errs, fmt.Errorf("a route that was injected is left out: %w", err))
+			continue
+		}
 		t.routes[h.Prefix] = &h
 	}
 	t.expire()
-	return t, nil
+	return t, errors.Join(errs...)
+}
+
+// check says why a route out of the file is not what an owner may have asked for: it would stay for ever, or be nobody's.
+func (h *held) check(now time.Duration) error {
+	switch {
+	case h.Owner == "" || len(h.Owner) > maxName:
+		return fmt.Errorf("%w: prefix %s: owner %q: want a name of 1 to %d bytes", ErrInvalid, h.Prefix, h.Owner, maxName)
+	case h.Until == 0 && h.Process == process{}, h.Until < 0 || h.Until > now+MaxTTL, h.Process.PID < 0:
+		return fmt.Errorf("%w: prefix %s: it goes neither with a process nor within %s", ErrInvalid, h.Prefix, MaxTTL)
+	}
+	return h.Route.check()
 }
 
 // file is what is on disk.
@@ -200,8 +228,8 @@ func (t *Table) put(h held, routes []Route, all bool) (changed bool, err error) 
 	}
 	want := make(map[netip.Prefix]bool, len(routes))
 	for _, r := range routes {
-		if !r.Prefix.IsValid() || r.Prefix != r.Prefix.Masked() {
-			return false, fmt.Errorf("%w: prefix %s: want one without bits beyond its length", ErrInvalid, r.Prefix)
+		if err := r.check(); err != nil {
+			return false, err
 		}
 		if old := t.routes[r.Prefix]; old != nil && old.Owner != h.Owner {
 			return false, fmt.Errorf("%w: prefix %s: owner %s has it", ErrTaken, r.Prefix, old.Owner)
