@@ -15,21 +15,9 @@ import (
 func (t *Table) put(from, to netip.AddrPort) error {
 	var b nl.Batch
 	b.Begin(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.AF_INET, unix.NFNETLINK_V0, 0, 0)
-	tuple := func(kind uint16, src, dst netip.AddrPort) {
-		b.Nest(kind, func() {
-			b.Nest(attrTupleIP, func() {
-				b.Addr(attrIPv4Source, src.Addr())
-				b.Addr(2, dst.Addr())
-			})
-			b.Nest(attrTupleProto, func() {
-				b.Uint8(1, 17)
-				b.Net16(2, src.Port())
-				b.Net16(3, dst.Port())
-			})
-		})
-	}
-	tuple(attrOrig, from, to)
-	tuple(attrReply, to, from)
+	f := Flow{Protocol: unix.IPPROTO_UDP}
+	writeTuple(&b, attrOrig, f, Tuple{from.Addr(), to.Addr(), from.Port(), to.Port()})
+	writeTuple(&b, attrReply, f, Tuple{to.Addr(), from.Addr(), to.Port(), from.Port()})
 	b.Net32(7, 600) // CTA_TIMEOUT, in seconds
 	return t.c.Do(&b, nil)
 }
