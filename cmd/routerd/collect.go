@@ -36,7 +36,7 @@ func (d *router) collector() *collect.Collector {
 // runCollector runs both halves of the collector.
 func (d *router) runCollector(ctx context.Context) error {
 	c := d.collector()
-	if c == nil && d.network == nil {
+	if c == nil && d.kube == nil {
 		return nil
 	}
 	select {
@@ -61,8 +61,8 @@ func (d *router) lead(ctx context.Context, c *collect.Collector) {
 	if c != nil {
 		work.Go(func() { c.RunCluster(ctx) })
 	}
-	if d.network != nil {
-		work.Go(func() { d.network.watchDaemons(ctx) })
+	if d.kube != nil {
+		work.Go(func() { d.kube.others.Run(ctx) })
 	}
 	work.Wait()
 }

@@ -45,6 +45,7 @@ import (
 	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/spans"
+	"github.com/routerd/routerd/control/systemd"
 	"github.com/routerd/routerd/control/ui"
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
@@ -73,7 +74,7 @@ type router struct {
 	names    func(store.Incarnation) presence.Store // who keeps the names of nodes
 	hosts    bgp.Hosts                              // who is there; nil: the datastore cannot say it
 	asks     questions                              // nil: the datastore does not pass questions on
-	network  *network                               // nil: the datastore is not Kubernetes
+	kube     *kubernetes                            // nil: the datastore is not Kubernetes
 	serveKV  func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
 	db       *lock.Store                            // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
@@ -170,10 +171,10 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.cluster = cluster.New(cluster.Config{
-		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.network != nil,
+		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.kube != nil,
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
-	d.follow = follow(d.cluster, c.BGP.Enabled, d.network != nil, c.UI.Listen != "")
+	d.follow = follow(d.cluster, c.BGP.Enabled, d.kube != nil, c.UI.Listen != "")
 	d.mark = enforce.Mark{File: policyMark(c.RunDir), Log: log.With("component", "policy")}
 	if err := d.newPolicy(); err != nil {
 		return d, err
@@ -220,7 +221,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKey.Changed,
-			Services: d.network != nil,
+			Services: d.kube != nil,
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
 			},
@@ -242,7 +243,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
-		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.network != nil, Ready: d.attachReady, Held: d.mayWrite,
+		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.awaitRules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	})
 	if err != nil {
@@ -357,7 +358,7 @@ func (d *router) run(stop context.Context) error {
 	reporter := nodestatus.New(d.name, d.db, d.operator, d.log.With("component", "nodestatus"))
 	part("status follows", each(d.follow.status, reporter.HandleStore))
 	part("status", reporter.Run)
-	if d.network == nil { // the Kubernetes datastore has no changes to confirm
+	if d.kube == nil { // the Kubernetes datastore has no changes to confirm
 		part("changes to confirm", rollback.Keeper{Node: d.name, Store: d.store, Log: d.log.With("component", "rollback")}.Run)
 	}
 	part("node follows", each(d.follow.node, d.node.HandleStore))
@@ -377,10 +378,12 @@ func (d *router) run(stop context.Context) error {
 	part("live change", d.followEncaps)
 	part("workloads", d.runAttach)
 	part("collector", d.runCollector)
-	part("cni files", d.keepCNI)
-	if d.network != nil {
+	if d.cfg.CNI.Manage {
+		part("cni files", d.keepCNI)
+	}
+	if d.kube != nil {
 		part("network condition", d.keepNetwork)
-		part("network follows", each(d.follow.network, d.network.handle))
+		part("network follows", each(d.follow.network, d.kube.others.HandleStore))
 	}
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
@@ -433,7 +436,7 @@ func (d *router) run(stop context.Context) error {
 		return nil
 	})
 	part("systemd", func(ctx context.Context) error {
-		notifySystemd(ctx, d.log, d.operator.Live, d.operator.StatusLine)
+		systemd.Notify(ctx, d.log, d.operator.Live, d.operator.StatusLine)
 		return nil
 	})
 	return g.Wait()

@@ -17,6 +17,7 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/member"
+	"github.com/routerd/routerd/control/nodenetwork"
 	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -124,10 +125,10 @@ func (d *router) openKube(log *slog.Logger) error {
 		return err
 	}
 	d.store, d.servers = s, s.Servers()
-	d.network = &network{store: s, nodes: map[string]bool{}}
+	d.kube = &kubernetes{store: s, others: nodenetwork.NewOthers(s)}
 	d.names = func(self store.Incarnation) presence.Store {
-		d.network.names = s.Names(self)
-		return d.network.names
+		d.kube.names = s.Names(self)
+		return d.kube.names
 	}
 	d.serveKV = func(r grpc.ServiceRegistrar) { etcd.RefuseKV(r, noEtcd) }
 	d.db = lock.New(s, d.log.With("component", "lock"))

@@ -3,64 +3,13 @@ package main
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/routerd/routerd/control/systemd"
 )
-
-func TestEndingOf(t *testing.T) {
-	t.Parallel()
-	const unit = "routerd.service"
-	for _, c := range []struct {
-		name, jobs string
-		want       ending
-	}{
-		{"killed by hand", "", endingRestart},
-		{"stopped", "  731 routerd.service stop running\n", endingStop},
-		{"restarted", "731 routerd.service restart running\n", endingRestart},
-		{"another is stopped", "731 routerd-exporter.service stop running\n732 routerd.service restart running\n", endingRestart},
-		{"stopped among others", "730 etcd.service restart running\n731 routerd.service stop running\n", endingStop},
-		{"reboot", "900 reboot.target start waiting\n901 shutdown.target start waiting\n902 routerd.service stop running\n", endingShutdown},
-		{"shutdown is cancelled", "901 shutdown.target stop waiting\n902 routerd.service restart running\n", endingRestart},
-		{"no table", "No jobs running.\n\n", endingRestart},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			if got := endingOf(c.jobs, unit); got != c.want {
-				t.Errorf("got %d, want %d", got, c.want)
-			}
-		})
-	}
-}
-
-// A systemd that does not answer must not have a restart taken for a stop for good.
-func TestAskSystemd(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PATH", dir)
-	script := func(text string) {
-		if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := askSystemd(t.Context(), "routerd.service"); err == nil || got != endingRestart {
-		t.Errorf("without systemctl: %d, %v", got, err)
-	}
-	script("echo 'Failed to connect to bus' >&2; echo '1 routerd.service stop running'; exit 1")
-	if got, err := askSystemd(t.Context(), "routerd.service"); err == nil || got != endingRestart || !strings.Contains(err.Error(), "Failed to connect to bus") {
-		t.Errorf("without a bus: %d, %v", got, err)
-	}
-	script("[ -e " + dir + "/again ] || { : >" + dir + "/again; kill -TERM $$; }; echo '1 routerd.service stop running'")
-	if got, err := askSystemd(t.Context(), "routerd.service"); err != nil || got != endingStop {
-		t.Errorf("hit by the signal that ends the daemon: %d, %v", got, err)
-	}
-	script("echo '1 routerd.service stop running'")
-	if got, err := askSystemd(t.Context(), "routerd.service"); err != nil || got != endingStop {
-		t.Errorf("stopped: %d, %v", got, err)
-	}
-}
 
 // What the daemon takes for granted of its unit.
 func TestStopFitsTheUnit(t *testing.T) {
@@ -80,8 +29,8 @@ func TestStopFitsTheUnit(t *testing.T) {
 	if stopMargin != limit {
 		t.Errorf("a stop may take %s, and the unit says %s", stopMargin, limit)
 	}
-	if askLimit > limit-leaveQuiet {
-		t.Errorf("systemd may take %s to answer, which leaves too little of %s for the stop", askLimit, limit)
+	if systemd.AskLimit > limit-leaveQuiet {
+		t.Errorf("systemd may take %s to answer, which leaves too little of %s for the stop", systemd.AskLimit, limit)
 	}
 }
 

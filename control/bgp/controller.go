@@ -19,6 +19,7 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/inject"
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/dirwatch"
 	"github.com/routerd/routerd/store"
 )
 
@@ -140,7 +141,7 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), secretDirs: make(chan []string), inotify: newInotify, err: ErrNotSynced, patient: true,
+		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), secretDirs: make(chan []string), inotify: dirwatch.Open, err: ErrNotSynced, patient: true,
 		view: View{self: opts.Node, hasServices: opts.Services, keys: WithoutKeys("the key of the cluster is not read yet")},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{

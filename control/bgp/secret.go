@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/conn"
+	"github.com/routerd/routerd/control/dirwatch"
 )
 
 // SecretRef names a secret and a key in it, as a Kubernetes secretKeyRef does.
@@ -126,7 +127,7 @@ const secretPoll = time.Minute
 // secret nothing is watched.
 func (c *Controller) followSecrets(ctx context.Context) {
 	failed := ""
-	w := dirWatch{init: c.inotify, lists: c.secretDirs, changed: func() {
+	w := dirwatch.Watch{Open: c.inotify, Lists: c.secretDirs, Changed: func() {
 		if failed != "" {
 			c.log.Info("bgp secrets watched again")
 			failed = ""
@@ -136,10 +137,10 @@ func (c *Controller) followSecrets(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
-	case w.dirs = <-c.secretDirs:
+	case w.Dirs = <-c.secretDirs:
 	}
 	for {
-		err := w.run(ctx)
+		err := w.Run(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -153,7 +154,7 @@ func (c *Controller) followSecrets(ctx context.Context) {
 			case <-ctx.Done():
 				tick.Stop()
 				return
-			case w.dirs = <-c.secretDirs:
+			case w.Dirs = <-c.secretDirs:
 			case <-tick.C:
 				wait = false
 			}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/dirwatch"
 	"github.com/routerd/routerd/store"
 )
 
@@ -126,53 +127,6 @@ func TestPasswordTakenAway(t *testing.T) {
 	}
 }
 
-// TestWatchDirs: what comes later is seen too, whatever of the path was there.
-func TestWatchDirs(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	deep := filepath.Join(dir, "r", "s")
-	file := filepath.Join(deep, "k")
-	ctx, cancel := context.WithCancel(context.Background())
-	lists, seen := make(chan []string), make(chan bool, 100)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		w := dirWatch{init: newInotify, lists: lists, changed: func() {
-			_, err := os.Stat(file)
-			seen <- err == nil
-		}}
-		if err := w.run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(func() { cancel(); wg.Wait() })
-	await := func(there bool) {
-		t.Helper()
-		for deadline := time.After(10 * time.Second); ; {
-			select {
-			case got := <-seen:
-				if got == there {
-					return
-				}
-			case <-deadline:
-				t.Fatalf("nobody was told: file there: %v", there)
-			}
-		}
-	}
-	lists <- []string{deep}
-	await(false)
-	if err := os.MkdirAll(deep, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	await(true)
-	if err := os.RemoveAll(filepath.Join(dir, "r")); err != nil {
-		t.Fatal(err)
-	}
-	await(false)
-}
-
 // TestSecretsWithoutInotify: the kernel has no instance left. The daemon lives,
 // reads what is there, reads it again each minute, and watches as soon as it
 // may.
@@ -205,7 +159,7 @@ func TestSecretsWithoutInotify(t *testing.T) {
 				if tries++; tries <= 3 {
 					return -1, unix.EMFILE
 				}
-				return newInotify()
+				return dirwatch.Open()
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup

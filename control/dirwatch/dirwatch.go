@@ -1,4 +1,6 @@
-package bgp
+// Package dirwatch follows directories by inotify(7): those that exist, and those that
+// are to come.
+package dirwatch
 
 import (
 	"context"
@@ -10,26 +12,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dirEvents are the changes of a directory that may change a file in it:
-// written, replaced by a rename (as Kubernetes updates a mounted secret), gone.
-const dirEvents = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_ONLYDIR
+// events are the changes of a directory that may change a file in it: written,
+// replaced by a rename (as Kubernetes updates a mounted secret), its mode, gone.
+const events = unix.IN_CLOSE_WRITE | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_ONLYDIR
 
-// dirWatch calls changed after each change in one of the directories
-// (inotify(7)), and after it began to watch one, for what came just before went
-// unseen. For a directory that does not exist the nearest one above is watched.
-type dirWatch struct {
-	init    func() (int, error) // makes the kernel's instance
-	dirs    []string            // what is watched
-	lists   <-chan []string     // replace dirs
-	changed func()
+// Watch calls Changed after each change in one of the directories, and after it began
+// to watch one, for what came just before went unseen. For a directory that does not
+// exist the nearest one above is watched.
+type Watch struct {
+	Open    func() (int, error) // makes the kernel's instance, as [Open]
+	Dirs    []string            // what is watched
+	Lists   <-chan []string     // replace Dirs; nil: they stay
+	Changed func()
 }
 
-func newInotify() (int, error) { return unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK) }
+// Open makes an instance of inotify.
+func Open() (int, error) { return unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK) }
 
-// run watches until ctx ends, and returns nil then. The error says what the
-// kernel refused; run may be called again.
-func (w *dirWatch) run(ctx context.Context) error {
-	fd, err := w.init()
+// Run watches until ctx ends, and returns nil then. The error says what the
+// kernel refused; Run may be called again.
+func (w *Watch) Run(ctx context.Context) error {
+	fd, err := w.Open()
 	if err != nil {
 		return watchError(err)
 	}
@@ -63,16 +66,16 @@ func (w *dirWatch) run(ctx context.Context) error {
 			return watchError(err)
 		}
 		if news {
-			w.changed()
+			w.Changed()
 		}
 		news = false
 		select {
 		case <-ctx.Done():
 			return nil
-		case w.dirs = <-w.lists:
+		case w.Dirs = <-w.Lists:
 		case _, ok := <-hints:
 			if !ok {
-				return errors.New("watch secrets: inotify ended")
+				return errors.New("watch directories: inotify ended")
 			}
 			news = true
 		}
@@ -81,9 +84,9 @@ func (w *dirWatch) run(ctx context.Context) error {
 
 // move watches the present list and nothing else. It reports whether something
 // may have gone unseen.
-func (w *dirWatch) move(fd int, watched map[string]int, news bool) (map[string]int, bool, error) {
+func (w *Watch) move(fd int, watched map[string]int, news bool) (map[string]int, bool, error) {
 	now := map[string]int{}
-	for _, d := range w.dirs {
+	for _, d := range w.Dirs {
 		d, wd, err := watchNearest(fd, d)
 		switch {
 		case errors.Is(err, unix.ENOSPC):
@@ -115,14 +118,14 @@ func watchError(err error) error {
 	case errors.Is(err, unix.ENOSPC):
 		cure = ": raise the sysctl fs.inotify.max_user_watches"
 	}
-	return fmt.Errorf("watch secrets: %w%s", err, cure)
+	return fmt.Errorf("watch directories: %w%s", err, cure)
 }
 
 // watchNearest watches a directory, or the nearest one above that exists. It
 // returns which, with the number of the watch; watching twice is one watch.
 func watchNearest(fd int, dir string) (string, int, error) {
 	for {
-		wd, err := unix.InotifyAddWatch(fd, dir, dirEvents)
+		wd, err := unix.InotifyAddWatch(fd, dir, events)
 		if err == nil || !errors.Is(err, unix.ENOENT) || filepath.Dir(dir) == dir {
 			return dir, wd, err
 		}
