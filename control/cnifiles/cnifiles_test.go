@@ -64,9 +64,10 @@ func TestKeep(t *testing.T) {
 		{"the configuration is removed", func() error { return os.Remove(conflist) }},
 		{"the configuration is another", func() error { return os.WriteFile(conflist, []byte("{}"), 0o600) }},
 		{"the plugin is another", func() error { return os.WriteFile(plugin, []byte("theirs"), 0o600) }},
-		{"a directory is removed", func() error { return os.RemoveAll(filepath.Dir(plugin)) }},
+		// Moved away: what is removed file by file is put back meanwhile.
+		{"a directory is gone", func() error { return os.Rename(filepath.Dir(plugin), filepath.Join(dir, "old1")) }},
 		{"both are", func() error {
-			return errors.Join(os.RemoveAll(filepath.Dir(plugin)), os.RemoveAll(filepath.Dir(conflist)))
+			return errors.Join(os.Rename(filepath.Dir(plugin), filepath.Join(dir, "old2")), os.Rename(filepath.Dir(conflist), filepath.Join(dir, "old3")))
 		}},
 		{"the mode is another", func() error { return os.Chmod(plugin, 0o600) }},
 	} {

@@ -14,7 +14,7 @@ import (
 
 // events are the changes of a directory that may change a file in it: written,
 // replaced by a rename (as Kubernetes updates a mounted secret), its mode, gone.
-const events = unix.IN_CLOSE_WRITE | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_ONLYDIR
+const events = unix.IN_CLOSE_WRITE | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
 // Watch calls Changed after each change in one of the directories, and after it began
 // to watch one, for what came just before went unseen. For a directory that does not
