@@ -142,13 +142,17 @@ image: build ## Build the container image routerd:$(VERSION) with podman or dock
 test: ## Every test: unit tests beside the virtual machine, then the scenarios there, then here
 	@.ci/test
 
+# What takes long there waits, for timers of BGP and elections of etcd: more tests
+# than processors run at once. A process of the race detector would sleep a second
+# at its end.
 .PHONY: test-unit
 test-unit: deps-test ## Unit tests, with the race detector; those of kernel packages need root
-	CGO_ENABLED=1 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -vE '$(STAGED)')
+	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -parallel 6 -timeout 10m $$($(GO) list ./... | grep -vE '$(STAGED)')
 
+# The scenarios first, which take as long as all others together. They wait too.
 .PHONY: test-integration
 test-integration: deps-test build ## Scenarios on hosts that are network namespaces of this machine
-	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m $$($(GO) list ./integration/... | grep -E '/integration/(lab|scenarios|hostile|doctor|ui|soak|service|runtimes|bench)(/|$$)')
+	ROUTERD_BIN=$(BIN) $(GO) test -count=1 -parallel 4 -timeout 15m ./integration/scenarios $$($(GO) list ./integration/... | grep -E '/integration/(lab|hostile|doctor|ui|soak|service|runtimes|bench)(/|$$)')
 
 # The last commit whose daemon ran GoBGP's server. Any other will do, such as a tag.
 BEFORE ?= cfe9c506477c6143274b09d40221687626b5c631

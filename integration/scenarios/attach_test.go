@@ -23,6 +23,7 @@ import (
 // TestAttachAtOnce attaches 200 pods on one host at the same time, then 50 on
 // each of four, and takes them away again.
 func TestAttachAtOnce(t *testing.T) {
+	beside(t)
 	l := bringUp(t, "storm", topology(4, 0, lab.DefaultEncapsulation))
 	for _, tt := range []struct {
 		name    string
@@ -182,6 +183,7 @@ func isHosts(handle *string) bool {
 
 // TestStoreOutage stops the daemon that runs the store, under load.
 func TestStoreOutage(t *testing.T) {
+	beside(t)
 	l := bringUp(t, "outage", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	flows, stop := startFlows(t, l, [2]string{"node2/pod1", "node3/pod1"}, [2]string{"node1/pod1", "node3/pod2"}, [2]string{"node2/pod2", "node1/pod2"})
@@ -227,6 +229,7 @@ func TestStoreOutage(t *testing.T) {
 
 // TestDel takes pods away in every order that a runtime may come up with.
 func TestDel(t *testing.T) {
+	beside(t)
 	l := bringUp(t, "del", topology(2, 0, lab.DefaultEncapsulation))
 	for _, tt := range []struct {
 		name   string
@@ -285,6 +288,7 @@ func TestDel(t *testing.T) {
 // TestEnv reaches the store with Debian's etcdctl by what the lab says, from
 // the first host's namespace.
 func TestEnv(t *testing.T) {
+	beside(t)
 	l := bringUp(t, "env", topology(1, 1, lab.DefaultEncapsulation))
 	vars := make(map[string]string)
 	for _, v := range l.Env() {
@@ -312,6 +316,7 @@ func TestEnv(t *testing.T) {
 // TestTwoLabs runs two labs with the same hosts and the same pool beside each
 // other.
 func TestTwoLabs(t *testing.T) {
+	beside(t)
 	a := bringUp(t, "two-a", topology(2, 1, lab.DefaultEncapsulation))
 	b := bringUp(t, "two-b", topology(2, 1, store.Direct))
 	reach(t, a, traffic.Options{})

@@ -62,7 +62,7 @@ func (s *tor) nft(command string) {
 // what both announce goes through the other one after a fraction of a second, not after the hold time. A restart of the
 // daemon, in order or by a kill, is no failure to the switches and loses nothing.
 func TestBFD(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "bfd", topology(1, 1, store.VXLANCrossSubnet))
 	const host = "node1"
 	one, two := newTor(t, l, host, "bfd1", "198.51.100.9"), newTor(t, l, host, "bfd2", "198.51.100.9")

@@ -15,6 +15,7 @@ import (
 // tunnel, and apply and pool status name them with the reason. When the spine learns the
 // routes they are moved too.
 func TestNotCarried(t *testing.T) {
+	beside(t)
 	top := topology(3, 2, store.VXLAN)
 	top.Spine.BGP = new(false)
 	c := &changing{Lab: bringUp(t, "dark", top)}

@@ -19,6 +19,7 @@ const defaultPool6 = "default-ipv6-ippool"
 // TestModeChangesIPv6 is TestModeChanges for pods of both families, with IPv6
 // between them, whose pools change together.
 func TestModeChangesIPv6(t *testing.T) {
+	beside(t)
 	way := changesOfStage(t)
 	top := topology(3, 2, way[0])
 	top.Underlay, top.Pool6, top.Spine.BGP = lab.UnderlayDual, &lab.Pool{}, new(true)
@@ -126,8 +127,10 @@ func (c *changing) waitMode6(t *testing.T, e store.Encapsulation) {
 // families: IPv6 over TCP finds its way, both ways, although routers cut no
 // IPv6 packet, neither a pod's nor a tunnel's.
 func TestPathMTU6(t *testing.T) {
+	beside(t)
 	for _, e := range stageModes(t, store.Direct, store.VXLAN, store.IPIP) {
 		t.Run(string(e), func(t *testing.T) {
+			beside(t)
 			top := topology(3, 2, e)
 			top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
 			l := bringUp(t, "path6-"+strings.ToLower(string(e)), top)

@@ -50,7 +50,7 @@ func withIPIP(a, b store.Encapsulation) bool {
 }
 
 func TestTour(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	all := store.Encapsulations()
 	for _, tt := range []struct {
 		modes  []store.Encapsulation
@@ -79,6 +79,7 @@ func TestTour(t *testing.T) {
 // virtual machine only where one of the two is IPIP. The contract is that no
 // packet is lost and no TCP connection ends, within a rack and across racks.
 func TestModeChanges(t *testing.T) {
+	beside(t)
 	way := changesOfStage(t)
 	c := changeLab(t, "change", way[0])
 	expectNoLoss(t, "before any change", c.load)
@@ -117,6 +118,7 @@ func changesOfStage(t *testing.T) []store.Encapsulation {
 
 // TestKilledInChange kills daemons with -9 at each stage of a change.
 func TestKilledInChange(t *testing.T) {
+	beside(t)
 	modes := []store.Encapsulation{store.VXLAN, store.Direct}
 	c := changeLab(t, "killed", modes[1])
 	expectNoLoss(t, "before any change", c.load)

@@ -28,6 +28,7 @@ const handlePrefix = "routerd-lab."
 // daemon that looks for it: another takes its place and frees all of it, and
 // nothing of the pods that live, those of the silent host among them.
 func TestLeaksFreed(t *testing.T) {
+	beside(t)
 	top := topology(3, 1, store.VXLAN)
 	for i := range top.Nodes {
 		// The shortest that there is; and the daemon that runs the store, which has
@@ -96,9 +97,7 @@ func TestLeaksFreed(t *testing.T) {
 	}
 	killed := time.Now()
 	// The rest is waiting, for the end of a lease of a minute and for another
-	// minute of grace: that goes on while the tests run that are not parallel,
-	// and takes none of the places of those that are.
-	t.Parallel()
+	// minute of grace.
 	poll(t, "another leads", func() string {
 		if c := candidates(t, l); !slices.Equal(c, []string{heir}) {
 			return fmt.Sprint(c)

@@ -20,7 +20,7 @@ import (
 // although the operator's shell was killed and so was every daemon, that which runs the datastore included. One that is
 // confirmed stands. What a plan says of sessions the daemon says of all nodes.
 func TestUnconfirmed(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "confirm", topology(2, 1, store.Direct))
 	tunnelled := func() bool {
 		return strings.Contains(output(t, l, "node2", "ip", "route", "show", "proto", "77"), "dev vxlan.calico")

@@ -107,7 +107,7 @@ func systemdBin(t *testing.T) (dir string, say func(job string)) {
 // host that is then drained and stopped; back in service, restarted, which the switches do not notice; and stopped for good, which is a drain
 // too. No packet is lost.
 func TestDrain(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	bin, job := systemdBin(t)
 	l := bringFrom(t, "drain", topology(2, 1, store.VXLANCrossSubnet), bin)
 	const served = "203.0.113.7"

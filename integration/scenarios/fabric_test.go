@@ -321,7 +321,7 @@ func waitRoutes(t *testing.T, l *lab.Lab, host string, devices ...string) {
 // through each, routerd, bgpd and bird are killed and come back without any
 // packet lost (RFC 4724). At last a link goes and comes.
 func TestFabric(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "fabric", topology(1, 1, store.VXLANCrossSubnet))
 	const host = "node1"
 	frr, bird := newTor(t, l, host, "frr", "198.51.100.1"), newTor(t, l, host, "bird", "198.51.100.2")

@@ -13,6 +13,7 @@ import (
 // for the first time, under traffic, before its hosts have measured their ways to each
 // other. No packet is lost.
 func TestPortChangesAtFirstStart(t *testing.T) {
+	beside(t)
 	c := &changing{Lab: bringUp(t, "first", topology(3, 2, store.VXLAN))}
 	c.store = openStore(t, c.Lab)
 	packets := startPackets(t, c.Lab, traffic.LoadOptions{Rate: loadRate()}, loadPairs()...)

@@ -21,7 +21,7 @@ import (
 // TestInject has programs on a host inject routes, by routerctl and by a BGP session on the loopback, which a switch then has in
 // its kernel until they die. A kill of the daemon takes none of them away.
 func TestInject(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "inject", topology(1, 0, store.VXLANCrossSubnet))
 	const host = "node1"
 	s := newTor(t, l, host, "inj", "198.51.100.9")

@@ -57,6 +57,7 @@ func familyModes() []familyMode {
 // TestFamilies runs what must hold for dual-stack pods: over an underlay of
 // both families, IPv6 pods over IPv4 alone and IPv4 pods over IPv6 alone.
 func TestFamilies(t *testing.T) {
+	beside(t)
 	s, err := newStage()
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +69,7 @@ func TestFamilies(t *testing.T) {
 		}
 		ran++
 		t.Run(m.name(), func(t *testing.T) {
+			beside(t)
 			top := topology(3, 2, m.encap)
 			top.Underlay, top.Pool6 = m.underlay, &lab.Pool{}
 			l := bringUp(t, fmt.Sprintf("%s-%s", strings.ToLower(string(m.encap)), m.underlay), top)

@@ -101,6 +101,15 @@ func newStage() (stage, error) {
 	return s, nil
 }
 
+// beside lets a test run beside others: a lab waits for timers most of the time. The
+// virtual machine's processor is emulated, and one lab takes it whole.
+func beside(t *testing.T) {
+	t.Helper()
+	if !emulated() {
+		t.Parallel()
+	}
+}
+
 func binDir(t *testing.T) string {
 	t.Helper()
 	s, err := newStage()

@@ -57,6 +57,7 @@ func modeOf(e store.Encapsulation) mode {
 // TestModes runs what must hold in every encapsulation, in one lab for each:
 // three hosts in two racks, two pods on each.
 func TestModes(t *testing.T) {
+	beside(t)
 	s, err := newStage()
 	if err != nil {
 		t.Fatal(err)
@@ -66,8 +67,9 @@ func TestModes(t *testing.T) {
 	}
 	for _, e := range s.modes {
 		t.Run(string(e), func(t *testing.T) {
+			beside(t)
 			m := modeOf(e)
-			l := bringUp(t, strings.ToLower(string(e)), topology(3, 2, e))
+			l := bringUp(t, "mode-"+strings.ToLower(string(e)), topology(3, 2, e))
 			// One after the other: they share the lab, and the later ones meddle
 			// with its daemons.
 			for _, sc := range []struct {

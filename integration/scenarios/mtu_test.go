@@ -27,8 +27,10 @@ func stageModes(t *testing.T, modes ...store.Encapsulation) []store.Encapsulatio
 // of packets that every MTU takes; larger ones the underlay itself may drop
 // until the pods have followed.
 func TestMTUFollows(t *testing.T) {
+	beside(t)
 	for _, e := range stageModes(t, store.Direct, store.VXLAN, store.IPIP) {
 		t.Run(string(e), func(t *testing.T) {
+			beside(t)
 			m := modeOf(e)
 			overhead := 1500 - m.mtu
 			l := bringUp(t, "mtu-"+strings.ToLower(string(e)), topology(3, 2, e))
@@ -82,8 +84,10 @@ func waitPodMTU(t *testing.T, l *lab.Lab, want int) {
 // hosts sees on its own uplink. Packets that may not be fragmented are answered
 // by whoever cannot pass them on, and TCP finds its way, both ways.
 func TestPathMTU(t *testing.T) {
+	beside(t)
 	for _, e := range stageModes(t, store.Direct, store.VXLAN, store.IPIP) {
 		t.Run(string(e), func(t *testing.T) {
+			beside(t)
 			l := bringUp(t, "path-"+strings.ToLower(string(e)), topology(3, 2, e))
 			reach(t, l, traffic.Options{})
 			for _, r := range l.Topology().Racks {
@@ -153,6 +157,7 @@ func testNarrowPath(t *testing.T, l *lab.Lab, e store.Encapsulation, from, to st
 // TestJumbo: hosts with jumbo frames in one rack, hosts without in another.
 // Pods have what their own host takes, and all reach all.
 func TestJumbo(t *testing.T) {
+	beside(t)
 	top := topology(3, 1, store.VXLANCrossSubnet)
 	top.Racks = []lab.Rack{
 		{Name: "rack1", CIDR: top.Racks[0].CIDR, MTU: 9000},

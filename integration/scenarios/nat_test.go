@@ -110,6 +110,7 @@ func public(t *testing.T, l *lab.Lab, host string) netip.Addr {
 // public address; within a cloud private addresses are used, between clouds
 // public ones, at once.
 func TestNAT(t *testing.T) {
+	beside(t)
 	s, err := newStage()
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +120,7 @@ func TestNAT(t *testing.T) {
 			continue
 		}
 		t.Run(string(e), func(t *testing.T) {
+			beside(t)
 			l := bringUp(t, "nat-"+strings.ToLower(string(e)), clouds(e))
 			podsReach(t, l, 0)
 			podsReach(t, l, modeOf(e).mtu)
@@ -152,6 +154,7 @@ func TestNAT(t *testing.T) {
 // address behind the translator is that of the new port too, and nothing is
 // lost.
 func TestNATPortChange(t *testing.T) {
+	beside(t)
 	c := &changing{Lab: bringUp(t, "nat-port", clouds(store.VXLAN))}
 	c.store = openStore(t, c.Lab)
 	// Across NAT there are no sessions, and no sender counts as moved before BGP
@@ -207,6 +210,7 @@ func testMovedAddress(t *testing.T, l *lab.Lab) {
 // TestPortTranslation: hosts that share one public address. Their probes open
 // a mapping, and peers send to it, from the one port that is let in.
 func TestPortTranslation(t *testing.T) {
+	beside(t)
 	pods := 1
 	l := bringUp(t, "pat", lab.Topology{
 		Racks: []lab.Rack{
@@ -276,6 +280,7 @@ func TestPortTranslation(t *testing.T) {
 // own port, and all get there: those too whose checksum pods' kernels leave to the
 // hardware, from the first on.
 func TestStatefulFirewall(t *testing.T) {
+	beside(t)
 	l := bringUp(t, "firewall", topology(3, 1, store.VXLAN))
 	from, to := "node1/pod1", "node3/pod1" // in another rack: a router is between them
 	podsReach(t, l, 0)

@@ -187,7 +187,7 @@ spec: {order: 20, defaultAction: Pass}
 
 // TestPolicy runs in one lab what policies mean and what they withstand.
 func TestPolicy(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := policyLab(t, "policy")
 	s := openStore(t, l)
 	routerctl(t, l, "node1", tiersOfCases, "apply", "-f", "-")

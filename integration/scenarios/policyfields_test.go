@@ -49,7 +49,7 @@ func set(v reflect.Value, seen map[string]bool) {
 // TestConformanceIsComplete: every field of a policy, of a rule and of its
 // sides, every action, every operator of the selector language has a case.
 func TestConformanceIsComplete(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	text := casesText()
 	docs, err := manifest.Read("cases", strings.NewReader(text))
 	if err != nil {

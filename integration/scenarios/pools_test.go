@@ -53,7 +53,7 @@ const defaultPool = "default-ipv4-ippool"
 // a cluster move to another range, and what does not move at the moment loses
 // nothing.
 func TestMoveCIDR(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "movecidr", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	from, to := netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("10.66.0.0/16")
@@ -169,7 +169,7 @@ func nothingOf(t *testing.T, l *lab.Lab, old netip.Prefix) {
 // TestLastPoolDisabled: a disabled pool gives no addresses, and what has one
 // keeps its packets, though the tunnels have no other pool to go to.
 func TestLastPoolDisabled(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "lastpool", topology(3, 1, store.VXLAN))
 	reach(t, l, traffic.Options{})
 	flows, stop := startFlows(t, l, [2]string{"node1/pod1", "node3/pod1"}, [2]string{"node2/pod1", "node1/pod1"})
@@ -191,7 +191,7 @@ func TestLastPoolDisabled(t *testing.T) {
 
 // TestTwoPools: pools of two encapsulations serve one cluster at once.
 func TestTwoPools(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "twopools", topology(3, 1, store.VXLAN))
 	routerctl(t, l, "node1", poolManifest("direct", "10.67.0.0/16", "nodeSelector: all()"), "apply", "-f", "-")
 	routerctl(t, l, "node1", "", "pool", "drain", defaultPool)
@@ -222,7 +222,7 @@ func TestTwoPools(t *testing.T) {
 // host in the rack and on one across racks, and once with the daemon killed in
 // the middle.
 func TestNodeAddressChange(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "nodeaddr", topology(3, 2, lab.DefaultEncapsulation))
 	reach(t, l, traffic.Options{})
 	for _, tt := range []struct {

@@ -166,6 +166,7 @@ func tunnelsOf(t *testing.T, l *lab.Lab, host string) ([]*apiv1.Tunnel, error) {
 // A change from plain packets to tunnels: in both families each is measured
 // before anything is sent that way, and pods notice nothing.
 func TestProbedBeforeUse(t *testing.T) {
+	beside(t)
 	top := topology(3, 1, store.Direct)
 	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
 	l := bringUp(t, "before-use", top)
@@ -239,6 +240,7 @@ func TestProbedBeforeUse(t *testing.T) {
 // again; the other hosts' devices and the tunnels within the rack stay as they
 // are.
 func TestBrokenOffload(t *testing.T) {
+	beside(t)
 	for _, tt := range []struct {
 		name   string
 		faults middlebox.Faults
@@ -335,6 +337,7 @@ func testMended(t *testing.T, l *lab.Lab, healthy float64) {
 // A path that drops large packets in tunnels and tells nobody: the size that
 // gets through is found, and TCP between pods uses it.
 func TestBlackhole(t *testing.T) {
+	beside(t)
 	const path, overhead = 1400, 50
 	l := bringUp(t, "blackhole", topology(3, 1, store.VXLAN))
 	waitTunnel(t, l, "node1", "node3", delivers)

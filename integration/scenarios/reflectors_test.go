@@ -14,7 +14,7 @@ import (
 // TestReflectors goes from the mesh to two route reflectors among the nodes and
 // back, by the well-known recipe, under traffic between all hosts.
 func TestReflectors(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "reflect", topology(5, 1, store.VXLANCrossSubnet))
 	hosts := l.Hosts()
 	mesh := func(*apiv1.BGPPeer) bool { return true }

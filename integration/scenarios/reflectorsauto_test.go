@@ -18,7 +18,7 @@ import (
 // TestReflectorsAuto has five hosts choose two reflectors among themselves, replaces one that dies, and goes back to the mesh, under
 // 1,000 packets a second: none is lost, and BGP withdraws no block of a host that is there.
 func TestReflectorsAuto(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	l := bringUp(t, "rrauto", topology(5, 1, store.VXLANCrossSubnet))
 	hosts := l.Hosts()
 	ofType := func(want string) func(*apiv1.BGPPeer) bool {

@@ -71,7 +71,7 @@ func metric(t *testing.T, l *lab.Lab, host, name string) int {
 // at random for a minute, under traffic. Afterwards each kernel is as it was,
 // each strike is in the log, and each repair in the log and in the metrics.
 func TestSaboteur(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	top := topology(3, 3, store.VXLANCrossSubnet)
 	for i := range top.Nodes {
 		top.Nodes[i].Config = map[string]any{"health": map[string]any{"listen": metricsAddress}}

@@ -13,6 +13,7 @@ import (
 // TestSettingsChange changes the VXLAN network, the port, both, and the MTU of a
 // cluster under traffic, and puts them back.
 func TestSettingsChange(t *testing.T) {
+	beside(t)
 	c := changeLab(t, "settings", store.VXLAN)
 	expectNoLoss(t, "before any change", c.load)
 	const vni, port = store.DefaultVXLANVNI, store.DefaultVXLANPort

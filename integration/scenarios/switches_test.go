@@ -53,7 +53,7 @@ func inRack(t *testing.T, l *lab.Lab, name, addr string) *tor {
 // switches' addresses, and for BFD's interval: a busy machine is no failure. Two switches and two hosts: sessions with passwords and BFD, routes both ways and those that filters keep away,
 // shared traffic, a drain, and a restart that the switches do not notice.
 func TestSwitches(t *testing.T) {
-	t.Parallel()
+	beside(t)
 	secrets := t.TempDir()
 	if err := os.Mkdir(filepath.Join(secrets, "tor"), 0o700); err != nil {
 		t.Fatal(err)

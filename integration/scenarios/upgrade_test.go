@@ -17,6 +17,7 @@ import (
 // other, put in place of the running one as package managers do, and no packet
 // is lost.
 func TestUpgrade(t *testing.T) {
+	beside(t)
 	dir := t.TempDir()
 	for _, p := range []string{"routerd", "routerd-cni", "routerctl"} {
 		copyProgram(t, filepath.Join(binDir(t), p), filepath.Join(dir, p))
