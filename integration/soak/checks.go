@@ -18,24 +18,45 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// checkReach asks from every pod to every other.
+// checkReach asks from every pod to every other, in each family.
 func (r *run) checkReach(ctx context.Context) error {
 	places := slices.Sorted(maps.Keys(r.world.pods))
 	allowed := slices.DeleteFunc(slices.Clone(places), func(p string) bool { return p == r.world.denied })
-	m, err := r.l.Reachability(ctx, allowed, traffic.Options{})
-	if err != nil {
-		return err
+	for _, family := range r.families() {
+		m, err := r.l.Reachability(ctx, allowed, family)
+		if err != nil {
+			return err
+		}
+		if bad := m.Failures(); len(bad) > 0 {
+			return fmt.Errorf("%d pairs do not reach each other, the first: %s", len(bad), bad[0])
+		}
+		asked, _ := m.Pairs()
+		r.report.Pairs += asked
 	}
-	if bad := m.Failures(); len(bad) > 0 {
-		return fmt.Errorf("%d pairs do not reach each other, the first: %s", len(bad), bad[0])
-	}
-	asked, _ := m.Pairs()
-	r.report.Pairs += asked
 	if r.world.denied == "" {
 		return nil
 	}
 	for _, to := range r.world.others(r.world.denied) {
-		reply, err := r.l.Ping(ctx, r.world.denied, to, traffic.Options{})
+		if err := r.denies(ctx, to); err != nil {
+			return err
+		}
+	}
+	r.isKept = true
+	return nil
+}
+
+// families are the ways to ask whether a pod reaches another.
+func (r *run) families() []traffic.Options {
+	if r.l.Topology().Pool6 == nil {
+		return []traffic.Options{{}}
+	}
+	return []traffic.Options{{}, {IPv6: true}}
+}
+
+// denies asks once, in each family, from the pod that may reach no other.
+func (r *run) denies(ctx context.Context, to string) error {
+	for _, family := range r.families() {
+		reply, err := r.l.Ping(ctx, r.world.denied, to, family)
 		if err != nil {
 			return err
 		}
@@ -45,7 +66,6 @@ func (r *run) checkReach(ctx context.Context) error {
 		r.report.Pairs++
 		r.report.Denied++
 	}
-	r.isKept = true
 	return nil
 }
 
@@ -55,16 +75,9 @@ func (r *run) stillDenied(ctx context.Context) error {
 	if r.world.denied == "" || !r.isKept || len(others) == 0 {
 		return nil
 	}
-	to := others[r.report.Denied%len(others)]
-	reply, err := r.l.Ping(ctx, r.world.denied, to, traffic.Options{})
-	if err != nil {
-		return err
+	if err := r.denies(ctx, others[r.report.Denied%len(others)]); err != nil {
+		return fmt.Errorf("%w since long", err)
 	}
-	if reply.OK {
-		return fmt.Errorf("%s reaches %s, which a policy denies since long", r.world.denied, to)
-	}
-	r.report.Pairs++
-	r.report.Denied++
 	return nil
 }
 
@@ -75,11 +88,13 @@ func (r *run) checkAddresses(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	for where, a := range r.world.pods {
-		if owners[a] == "" || strings.HasPrefix(owners[a], ipam.ReserveHandle("")) {
-			errs = append(errs, fmt.Errorf("%s of %s is %q's in the datastore", a, where, owners[a]))
+	for where, addrs := range r.world.pods {
+		for _, a := range addrs {
+			if owners[a] == "" || strings.HasPrefix(owners[a], ipam.ReserveHandle("")) {
+				errs = append(errs, fmt.Errorf("%s of %s is %q's in the datastore", a, where, owners[a]))
+			}
+			delete(owners, a)
 		}
-		delete(owners, a)
 	}
 	for a, handle := range owners {
 		if !strings.HasPrefix(handle, ipam.ReserveHandle("")) && !strings.Contains(handle, "tunnel-addr") {

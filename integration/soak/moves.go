@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,12 +35,14 @@ func (r *run) attach(ctx context.Context, where string) error {
 	if err != nil {
 		return err
 	}
-	for other, a := range r.world.pods {
-		if a == p.Addrs[0] {
-			return &brokenError{fmt.Sprintf("%s was given to %s while %s has it", a, where, other)}
+	for other, addrs := range r.world.pods {
+		for _, a := range p.Addrs {
+			if slices.Contains(addrs, a) {
+				return &brokenError{fmt.Sprintf("%s was given to %s while %s has it", a, where, other)}
+			}
 		}
 	}
-	r.world.pods[where] = p.Addrs[0]
+	r.world.pods[where] = p.Addrs
 	return nil
 }
 
@@ -84,12 +87,32 @@ func (r *run) routerctl(ctx context.Context, stdin string, args ...string) error
 }
 
 func (r *run) setMode(ctx context.Context, mode store.Encapsulation) error {
-	vxlan := map[store.Encapsulation]string{store.VXLAN: "Always", store.VXLANCrossSubnet: "CrossSubnet", store.Direct: "Never"}[mode]
-	cidr := r.l.Topology().Pool.CIDR
-	err := r.routerctl(ctx, fmt.Sprintf("apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: default-ipv4-ippool}\nspec: {cidr: %s, blockSize: %d, ipipMode: Never, vxlanMode: %s, natOutgoing: true}\n",
-		cidr, r.l.Topology().Pool.BlockSize, vxlan), "apply", "-f", "-")
+	err := r.applyPool(ctx, "default-ipv4-ippool", r.l.Topology().Pool.CIDR, mode, false)
 	if err == nil {
 		r.world.mode = mode
+	}
+	return err
+}
+
+func (r *run) applyPool(ctx context.Context, name string, cidr netip.Prefix, mode store.Encapsulation, disabled bool) error {
+	vxlan := map[store.Encapsulation]string{store.VXLAN: "Always", store.VXLANCrossSubnet: "CrossSubnet", store.Direct: "Never"}[mode]
+	return r.routerctl(ctx, fmt.Sprintf("apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: %s}\nspec: {cidr: %s, blockSize: %d, ipipMode: Never, vxlanMode: %s, natOutgoing: true, disabled: %t}\n",
+		name, cidr, r.l.Topology().Pool.BlockSize, vxlan, disabled), "apply", "-f", "-")
+}
+
+// secondName is the name of the pool that comes and goes.
+const secondName = "soak-second"
+
+// setSecond brings the pool that comes and goes to a state. It keeps the first of the modes.
+func (r *run) setSecond(ctx context.Context, to poolState) error {
+	var err error
+	if to == poolAbsent {
+		err = r.routerctl(ctx, "", "delete", "ippool", secondName)
+	} else {
+		err = r.applyPool(ctx, secondName, secondPool(), r.world.modes[0], to == poolDisabled)
+	}
+	if err == nil {
+		r.world.second = to
 	}
 	return err
 }
@@ -105,14 +128,22 @@ spec:
   order: 1
   types: [Ingress]
   ingress:
-  - {action: Deny, source: {nets: [%s/32]}}
+  - {action: Deny, source: {nets: [%s]}}
   - {action: Allow}
-`, policyName, r.world.pods[where]), "apply", "-f", "-")
+`, policyName, hostPrefixes(r.world.pods[where])), "apply", "-f", "-")
 	if err != nil {
 		return err
 	}
 	r.world.denied = where
 	return nil
+}
+
+func hostPrefixes(addrs []netip.Addr) string {
+	var list []string
+	for _, a := range addrs {
+		list = append(list, netip.PrefixFrom(a, a.BitLen()).String())
+	}
+	return strings.Join(list, ", ")
 }
 
 func (r *run) allow(ctx context.Context) error {

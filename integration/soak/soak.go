@@ -314,9 +314,13 @@ func Modes() []store.Encapsulation {
 // Topology is the cluster that a run wants: hosts in two racks, a spine that learns
 // their routes and so carries all modes, and no pods. Beside the members of the
 // datastore there is at least one host that is none.
-func Topology(first store.Encapsulation, members int) lab.Topology {
+// With dual pods have an address of each family, and hosts reach each other by both.
+func Topology(first store.Encapsulation, members int, dual bool) lab.Topology {
 	top := lab.DefaultTopology(max(lab.DefaultNodes, members+1))
 	none, bgp := 0, true
 	top.Pods, top.Spine.BGP, top.Pool.Encapsulation, top.Join = &none, &bgp, first, members > 1
+	if dual {
+		top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
+	}
 	return top
 }

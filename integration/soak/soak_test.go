@@ -36,7 +36,7 @@ func TestSoak(t *testing.T) {
 	if err := bring.RemoveOrphans(labPrefix); err != nil {
 		t.Fatal(err)
 	}
-	l := bring.Up(t, 2*time.Minute, labPrefix, "soak", Topology(Modes()[0], 1), binDir)
+	l := bring.Up(t, 2*time.Minute, labPrefix, "soak", Topology(Modes()[0], 1, true), binDir)
 	undo, err := SmallDisks(t.Context(), l, 1)
 	if undo != nil {
 		t.Cleanup(func() {
@@ -134,11 +134,17 @@ func TestSpeaker(t *testing.T) {
 func pretend(w *world, m move) {
 	switch m.name {
 	case "add":
-		w.pods[m.what] = netip.AddrFrom4([4]byte{10, 0, byte(w.names >> 8), byte(w.names)})
+		in := byte(0)
+		if w.second == poolEnabled && w.names%2 == 0 {
+			in = secondPool().Addr().As4()[1]
+		}
+		w.pods[m.what] = []netip.Addr{netip.AddrFrom4([4]byte{10, in, byte(w.names >> 8), byte(w.names)})}
 	case "del":
 		delete(w.pods, m.what)
 	case "mode":
 		w.mode = store.Encapsulation(m.what)
+	case "pool":
+		w.second = poolState(strings.TrimPrefix(m.what, "deleted"))
 	case "deny":
 		w.denied = m.what
 	case "allow":
@@ -159,7 +165,7 @@ func TestMend(t *testing.T) {
 	t.Parallel()
 	w := newWorld([]string{"a", "b"}, 1, Modes())
 	w.down["b"], w.isCut["a"], w.stopped["a"], w.full["b"] = true, true, true, true
-	w.pods["a/"+stays], w.pods["a/p1"], w.denied, w.mode = netip.Addr{}, netip.Addr{}, "a/p1", store.Direct
+	w.pods["a/"+stays], w.pods["a/p1"], w.denied, w.mode, w.second = nil, nil, "a/p1", store.Direct, poolEnabled
 	show := func(ms []move) (out []string) {
 		for _, m := range ms {
 			out = append(out, fmt.Sprint(m.name, " ", m.what))
@@ -169,7 +175,7 @@ func TestMend(t *testing.T) {
 	if d := cmp.Diff([]string{"free b", "join a", "continue a", "start b"}, show(w.mend())); d != "" {
 		t.Errorf("mend (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff([]string{"allow a/p1", "mode VXLANCrossSubnet", "del a/p1", "restart a", "restart b"}, show(w.undo())); d != "" {
+	if d := cmp.Diff([]string{"allow a/p1", "mode VXLANCrossSubnet", "pool disabled", "del a/p1", "pool deleted", "restart a", "restart b"}, show(w.undo())); d != "" {
 		t.Errorf("undo (-want +got):\n%s", d)
 	}
 }

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -20,12 +21,13 @@ const stays = "stays"
 // faults there are. It decides, and does nothing itself.
 type world struct {
 	hosts   []string
-	members int                   // of the datastore, of which the hosts from the first on are
-	pods    map[string]netip.Addr // by HOST/POD
-	leaving map[string]bool       // pods of which a DEL has failed
-	names   int                   // that were given to pods
-	modes   []store.Encapsulation // that the pool is changed between
+	members int                     // of the datastore, of which the hosts from the first on are
+	pods    map[string][]netip.Addr // by HOST/POD
+	leaving map[string]bool         // pods of which a DEL has failed
+	names   int                     // that were given to pods
+	modes   []store.Encapsulation   // that the pool is changed between
 	mode    store.Encapsulation
+	second  poolState
 	denied  string // a pod that may reach no other; empty: none
 	down    map[string]bool
 	stopped map[string]bool
@@ -35,9 +37,42 @@ type world struct {
 
 func newWorld(hosts []string, members int, modes []store.Encapsulation) *world {
 	return &world{
-		hosts: hosts, members: members, modes: modes, pods: map[string]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
+		hosts: hosts, members: members, modes: modes, pods: map[string][]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
 		down: map[string]bool{}, stopped: map[string]bool{}, isCut: map[string]bool{}, full: map[string]bool{},
 	}
+}
+
+// poolState is what there is of the pool that comes and goes.
+type poolState string
+
+const (
+	poolAbsent   poolState = ""
+	poolEnabled  poolState = "enabled"
+	poolDisabled poolState = "disabled" // workloads keep what they have of it
+)
+
+// secondPool are the addresses of the pool that comes and goes.
+func secondPool() netip.Prefix { return netip.MustParsePrefix("10.77.0.0/20") }
+
+// nextOfPool returns what becomes of the pool that comes and goes: it is deleted only
+// when no pod has an address of it.
+func (w *world) nextOfPool(again bool) poolState {
+	switch {
+	case w.second == poolAbsent, w.second == poolDisabled && (again || w.usesSecond()):
+		return poolEnabled
+	case w.second == poolEnabled:
+		return poolDisabled
+	}
+	return poolAbsent
+}
+
+func (w *world) usesSecond() bool {
+	for _, addrs := range w.pods {
+		if slices.ContainsFunc(addrs, secondPool().Contains) {
+			return true
+		}
+	}
+	return false
 }
 
 // faulty reports whether a change may fail for a fault that is there.
@@ -81,10 +116,13 @@ func (w *world) consider(n int, h string, rng *rand.Rand) (move, bool) {
 		}
 		where := mine[rng.IntN(len(mine))]
 		return move{"del", where, func(ctx context.Context, r *run) error { return r.detach(ctx, where) }}, true
-	case n < 55:
+	case n < 49: // a pool comes or goes
+		next := w.nextOfPool(rng.IntN(2) == 0)
+		return move{"pool", cmp.Or(string(next), "deleted"), func(ctx context.Context, r *run) error { return r.setSecond(ctx, next) }}, w.answers()
+	case n < 57:
 		mode := w.modes[rng.IntN(len(w.modes))]
 		return move{"mode", string(mode), func(ctx context.Context, r *run) error { return r.setMode(ctx, mode) }}, mode != w.mode && w.answers()
-	case n < 65: // a policy comes or goes
+	case n < 66: // a policy comes or goes
 		if !w.answers() {
 			return move{}, false
 		}
@@ -188,10 +226,16 @@ func (w *world) undo() []move {
 	if w.mode != w.modes[0] {
 		out = append(out, move{"mode", string(w.modes[0]), func(ctx context.Context, r *run) error { return r.setMode(ctx, w.modes[0]) }})
 	}
+	if w.second == poolEnabled {
+		out = append(out, move{"pool", string(poolDisabled), func(ctx context.Context, r *run) error { return r.setSecond(ctx, poolDisabled) }})
+	}
 	for _, h := range w.hosts {
 		for _, p := range w.podsOf(h) {
 			out = append(out, move{"del", p, func(ctx context.Context, r *run) error { return r.detach(ctx, p) }})
 		}
+	}
+	if w.second != poolAbsent {
+		out = append(out, move{"pool", "deleted", func(ctx context.Context, r *run) error { return r.setSecond(ctx, poolAbsent) }})
 	}
 	for _, h := range w.hosts { // so that each daemon is as young as at the first measurement
 		out = append(out, move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }})

@@ -54,6 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		members = int(v[0] - '0')
 		return nil
 	})
+	dual := fs.Bool("dual", false, "pods and hosts have an address of each family")
 	modes := soak.Modes()
 	fs.Func("modes", "`modes` of the pool, with commas between them (default VXLANCrossSubnet,VXLAN,Direct)", func(v string) error {
 		modes = nil
@@ -72,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	l, err := lab.Up(ctx, lab.Options{Name: fmt.Sprintf("so%d", os.Getpid()), Topology: soak.Topology(modes[0], members), BinDir: *binDir})
+	l, err := lab.Up(ctx, lab.Options{Name: fmt.Sprintf("so%d", os.Getpid()), Topology: soak.Topology(modes[0], members, *dual), BinDir: *binDir})
 	if err != nil {
 		return err
 	}
