@@ -121,6 +121,10 @@ const policyName = "soak-deny"
 
 // deny keeps a pod from all others, and waits until it is kept.
 func (r *run) deny(ctx context.Context, where string) error {
+	var rules strings.Builder // a rule is of one family
+	for _, a := range r.world.pods[where] {
+		fmt.Fprintf(&rules, "  - {action: Deny, source: {nets: [%s]}}\n", netip.PrefixFrom(a, a.BitLen()))
+	}
 	err := r.routerctl(ctx, fmt.Sprintf(`apiVersion: projectcalico.org/v3
 kind: GlobalNetworkPolicy
 metadata: {name: %s}
@@ -128,22 +132,13 @@ spec:
   order: 1
   types: [Ingress]
   ingress:
-  - {action: Deny, source: {nets: [%s]}}
-  - {action: Allow}
-`, policyName, hostPrefixes(r.world.pods[where])), "apply", "-f", "-")
+%s  - {action: Allow}
+`, policyName, rules.String()), "apply", "-f", "-")
 	if err != nil {
 		return err
 	}
 	r.world.denied = where
 	return nil
-}
-
-func hostPrefixes(addrs []netip.Addr) string {
-	var list []string
-	for _, a := range addrs {
-		list = append(list, netip.PrefixFrom(a, a.BitLen()).String())
-	}
-	return strings.Join(list, ", ")
 }
 
 func (r *run) allow(ctx context.Context) error {
