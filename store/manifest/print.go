@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"unicode"
+	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
 
@@ -94,7 +96,30 @@ func Indent(raw json.RawMessage) ([]byte, error) {
 }
 
 // YAML returns JSON as YAML, with the members in alphabetical order.
-func YAML(raw json.RawMessage) ([]byte, error) { return yaml.JSONToYAML(raw) }
+//
+// JSON is read as YAML on the way, which is not quite so: a pair of \u for one character
+// is none there, and what is not printable must not stand as it is.
+func YAML(raw json.RawMessage) ([]byte, error) {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return nil, err
+	}
+	plain, err := Plain(v)
+	if err != nil {
+		return nil, err
+	}
+	escaped := make([]byte, 0, len(plain))
+	for _, r := range string(plain) {
+		if r > unicode.MaxASCII && !unicode.IsPrint(r) || r == 0x7f {
+			escaped = fmt.Appendf(escaped, `\U%08x`, r)
+			continue
+		}
+		escaped = utf8.AppendRune(escaped, r)
+	}
+	return yaml.JSONToYAML(escaped)
+}
 
 // Plain encodes without turning the && of a selector into \u0026\u0026, which
 // is for a machine's eyes.
