@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
@@ -134,6 +135,10 @@ func TestAddRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	a := w.start()
+	fifo := filepath.Join(t.TempDir(), "netns")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name   string
 		change func(*AddRequest)
@@ -142,6 +147,7 @@ func TestAddRefuses(t *testing.T) {
 	}{
 		{"no container", func(r *AddRequest) { r.ID.ContainerID = "" }, ErrInvalid, "container id"},
 		{"no namespace", func(r *AddRequest) { r.Netns = "" }, ErrInvalid, "network namespace is required"},
+		{"FIFO", func(r *AddRequest) { r.Netns = fifo }, workload.ErrNoNamespace, "is not a namespace"},
 		{"namespace gone", func(r *AddRequest) { r.Netns = "/run/netns/gone" }, workload.ErrNoNamespace, "/run/netns/gone"},
 		{"MTU", func(r *AddRequest) { r.MTU = 67 }, ErrInvalid, "mtu 67: want 68 to 65535"},
 		{"no family", func(r *AddRequest) { r.IPv4 = false }, ErrInvalid, "ipam.assign_ipv4"},
@@ -168,6 +174,10 @@ func TestAddRefuses(t *testing.T) {
 			if left := w.leftovers(); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
 			}
+			// Whatever was wrong, the attachment can be made and released after it.
+			good := w.request(7)
+			w.add(a, good)
+			w.del(a, good)
 		})
 	}
 }

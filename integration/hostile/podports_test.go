@@ -59,6 +59,13 @@ func TestPodsKeptFromHosts(t *testing.T) {
 				}
 			}
 
+			// What the host itself translates to its loopback, as node-local proxies do,
+			// is no packet to the loopback when it comes.
+			translate(t, l, "node1", "192.0.2.80", "127.0.0.1:8081")
+			for _, from := range []string{pod, "node1"} {
+				poll(t, from+" reaches what node1 translates to its loopback", func() string { return connects(t, l, from, "192.0.2.80", 80) })
+			}
+
 			// A pod sends to 127.0.0.1 by a route to its host: by the link's address of
 			// the host, which answers for all.
 			for _, command := range []string{
@@ -82,6 +89,14 @@ func TestPodsKeptFromHosts(t *testing.T) {
 				return ""
 			})
 		})
+	}
+}
+
+// translate has a host send port 80 of an address elsewhere, for itself and whoever sends by way of it.
+func translate(t *testing.T, l *lab.Lab, host, at, to string) {
+	t.Helper()
+	for _, chain := range []string{"prerouting", "output"} {
+		output(t, l, host, "nft", fmt.Sprintf("add table ip nodelocal; add chain ip nodelocal %[1]s { type nat hook %[1]s priority -100; }; add rule ip nodelocal %[1]s ip daddr %s tcp dport 80 dnat to %s", chain, at, to))
 	}
 }
 

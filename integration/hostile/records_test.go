@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
@@ -39,6 +40,7 @@ func TestRecords(t *testing.T) {
 	})
 	reachable(t, l)
 	t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
+	t.Run("text", func(t *testing.T) { attackTexts(t, l, s) })
 	t.Run("port", func(t *testing.T) { attackPorts(t, l, s) })
 	t.Run("vtep", func(t *testing.T) { attackTunnels(t, l, s) })
 }
@@ -109,21 +111,7 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 		says(t, l, "node2", []string{"policy", "show"}, o.Key.String(), "interface "+name+" is the host's own")
 	}
 	reachable(t, l)
-	prefix := func(value string) {
-		t.Helper()
-		key := store.ResourceKey(store.KindFelixConfiguration, "node.node2")
-		if _, err := store.Modify(t.Context(), s, key, func(o store.Object) (any, error) {
-			f, ok := o.Value.(*v3.FelixConfiguration)
-			if !ok {
-				return nil, store.ErrNotFound
-			}
-			f.Spec.InterfacePrefix = value
-			return f, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	prefix("cali,eth,vxlan,l")
+	configure(t, s, func(f *v3.FelixConfigurationSpec) { f.InterfacePrefix = "cali,eth,vxlan,l" })
 	says(t, l, "node2", []string{"policy", "show"}, "interfacePrefix eth is not used", "interfacePrefix vxlan is not used", "interfacePrefix l is not used")
 	if err := l.Restart(await.Context(t), "node2"); err != nil {
 		t.Fatal(err)
@@ -132,12 +120,64 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 		t.Fatal(err)
 	}
 	reachable(t, l)
-	prefix("")
+	configure(t, s, func(f *v3.FelixConfigurationSpec) { f.InterfacePrefix = "" })
 	for _, k := range keys {
 		if err := store.Delete(t.Context(), s, k, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// configure changes node2's own settings.
+func configure(t *testing.T, s store.Store, change func(*v3.FelixConfigurationSpec)) {
+	t.Helper()
+	key := store.ResourceKey(store.KindFelixConfiguration, "node.node2")
+	if _, err := store.Modify(t.Context(), s, key, func(o store.Object) (any, error) {
+		f, ok := o.Value.(*v3.FelixConfiguration)
+		if !ok {
+			return nil, store.ErrNotFound
+		}
+		change(&f.Spec)
+		return f, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attackTexts gives node2 settings that are longer than the kernel takes, and a policy
+// that writes one of them into its rules: rules go on changing, and pods come.
+func attackTexts(t *testing.T, l *lab.Lab, s store.Store) {
+	long := strings.Repeat("x", 65)
+	configure(t, s, func(f *v3.FelixConfigurationSpec) {
+		f.InterfacePrefix, f.IptablesNATOutgoingInterfaceFilter, f.LogPrefix = "cali,"+long, long, strings.Repeat("x", 200)
+	})
+	says(t, l, "node2", []string{"policy", "show"}, `interfacePrefix "xxxxxxxxxxxxxxxxxxxx"… is longer than`, "iptablesNATOutgoingInterfaceFilter is not used")
+	p := &v3.GlobalNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "logs"}, Spec: v3.GlobalNetworkPolicySpec{
+		Selector: "all()", Ingress: []v3.Rule{{Action: v3.Log}, {Action: v3.Allow}}, Egress: []v3.Rule{{Action: v3.Allow}},
+	}}
+	o, err := store.Create(t.Context(), s, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	poll(t, "node2's rules log with what the kernel takes of the prefix", func() string {
+		if rules := output(t, l, "node2", "nft", "list", "table", "inet", "routerd"); !strings.Contains(rules, "log prefix \""+strings.Repeat("x", 100)) {
+			return rules
+		}
+		return ""
+	})
+	if _, err := l.AttachPod(await.Context(t), "node2/pod9"); err != nil {
+		t.Fatal(err)
+	}
+	reachable(t, l)
+	if err := l.DetachPod(await.Context(t), "node2/pod9"); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Delete(t.Context(), s, o.Key, 0); err != nil {
+		t.Fatal(err)
+	}
+	configure(t, s, func(f *v3.FelixConfigurationSpec) {
+		f.InterfacePrefix, f.IptablesNATOutgoingInterfaceFilter, f.LogPrefix = "", "", ""
+	})
 }
 
 // attackPorts has a node publish that it takes and sends VXLAN at DNS's port and at one
