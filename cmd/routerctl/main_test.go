@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -118,6 +119,30 @@ func (o *operator) Tunnels(_ context.Context, r *apiv1.TunnelsRequest) (*apiv1.T
 	}
 	m := &apiv1.TunnelsResponse{}
 	return m, o.answer("tunnels.json", m)
+}
+
+// Plan answers with what is in hosts-plan.json; without it nothing changes on node1.
+func (o *operator) Plan(stream grpc.BidiStreamingServer[apiv1.PlanRequest, apiv1.HostPlan]) error {
+	for {
+		if _, err := stream.Recv(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	if _, err := os.Stat(filepath.Join(o.dir, "hosts-plan.json")); err != nil {
+		return stream.Send(&apiv1.HostPlan{Node: "node1"})
+	}
+	for _, file := range []string{"hosts-plan.json", "hosts-plan2.json"} {
+		m := &apiv1.HostPlan{}
+		if err := o.answer(file, m); err != nil {
+			return err
+		}
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (o *operator) Policy(_ context.Context, r *apiv1.PolicyRequest) (*apiv1.PolicyResponse, error) {

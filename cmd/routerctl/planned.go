@@ -30,7 +30,7 @@ func (a resourceCommands) planCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "plan -f FILE|DIR|-",
-		Short: "Show what apply would do to resources, pools and each node's BGP",
+		Short: "Show what apply would do to resources, pools, each node's BGP and kernel",
 		Long: `Show what apply would do, without doing it:
 
   - the resources that would change, as "routerctl diff" has it;
@@ -38,13 +38,18 @@ func (a resourceCommands) planCommand() *cobra.Command {
     nodes that would take addresses of it or no longer, and how its packets would go;
   - each node's BGP sessions that would come, end, start anew or change without that, with
     the settings that differ, and the prefixes that it would announce or withdraw. This
-    host's daemon computes that for all nodes, by what decides it when the change is made.
+    host's daemon computes that for all nodes, by what decides it when the change is made;
+  - what would come (+), go (-) or become another (~) in each host's kernel once all hosts
+    have followed: routes with their next hops, devices, addresses; and the addresses in
+    use there. Each host's daemon is asked, over the datastore, and computes it by what
+    will do it. A host that cannot be asked is listed with the reason.
 
 It ends with exit code 1 when apply would refuse it, and says why.
 
-What is not looked at: routes, devices and rules in kernels; what peers outside the
-cluster make of it; passwords' files; neighbours on a link, whom only their host knows;
-policies. Peers to which probes do not get through in a pool's new mode stay in the old.`,
+What is not looked at: what peers outside the cluster make of it; passwords' files;
+neighbours on a link, whom only their host knows; policies. Of an address that a host is
+yet to take for a tunnel it is said which host takes it. Peers to which probes do not get
+through in a pool's new mode stay in the old.`,
 		Example: "  routerctl plan -f manifests/",
 		Args:    func(_ *cobra.Command, args []string) error { return in.none("plan", args) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,7 +61,7 @@ policies. Peers to which probes do not get through in a pool's new mode stay in 
 		},
 	}
 	in.flags(c.Flags())
-	c.Flags().BoolVar(&all, "all", false, fmt.Sprintf("show all sessions and prefixes of a node, not only %d", shownSessions))
+	c.Flags().BoolVar(&all, "all", false, fmt.Sprintf("show all of a node, not only %d of each kind", shownSessions))
 	return c
 }
 
@@ -81,6 +86,9 @@ func (a resourceCommands) plan(ctx context.Context, s store.Store, docs []manife
 		return err
 	}
 	if err := a.planBGP(ctx, changes, all); err != nil {
+		return err
+	}
+	if err := a.planHosts(ctx, changes, all); err != nil {
 		return err
 	}
 	if err := a.check(ctx, s, docs, checks{}); err != nil {
@@ -178,16 +186,9 @@ func lacking(list, other []string) []string {
 
 // planBGP says what becomes of nodes' sessions and announcements.
 func (a resourceCommands) planBGP(ctx context.Context, changes []change, all bool) error {
-	var send []*apiv1.BGPChange
-	for _, c := range changes {
-		if c.same || !sessionsDependOn(c.key.Kind) && c.key.Kind != store.KindIPPool {
-			continue
-		}
-		raw, err := store.Encode(c.key, c.op.Object.Value, c.op.Object.Raw)
-		if err != nil {
-			return err
-		}
-		send = append(send, &apiv1.BGPChange{Key: c.key.Path(), Value: raw})
+	send, err := plannedChanges(changes, func(k store.Kind) bool { return sessionsDependOn(k) || k == store.KindIPPool })
+	if err != nil {
+		return err
 	}
 	if len(send) == 0 {
 		return nil
@@ -207,25 +208,11 @@ func (a resourceCommands) planBGP(ctx context.Context, changes []change, all boo
 		if err != nil {
 			return err
 		}
-		for part := range parts(send) {
-			if err := stream.Send(&apiv1.BGPPlanRequest{Changes: part}); err != nil {
-				break // the answer says why
-			}
-		}
-		if err := stream.CloseSend(); err != nil {
-			return err
-		}
-		for {
-			p, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			affected++
-			showPlan(a.stdout, p, all)
-		}
+		return exchange(stream, send, func(part []*apiv1.BGPChange) *apiv1.BGPPlanRequest { return &apiv1.BGPPlanRequest{Changes: part} },
+			func(p *apiv1.BGPPlanResponse) {
+				affected++
+				showPlan(a.stdout, p, all)
+			})
 	})
 	switch {
 	case status.Code(err) == codes.FailedPrecondition:

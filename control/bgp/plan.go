@@ -67,13 +67,9 @@ func (v *View) whole() *View {
 // by what [Desired] and the speaker make of them. Nodes to which they do nothing are left out.
 // It takes 5 s for a full mesh of 1,000 nodes, and ends with ctx.
 func (v *View) Plan(ctx context.Context, changes []store.Event, yield func(Plan) error) error {
-	after := v.whole()
-	var step cluster.Step
-	for _, ev := range changes {
-		step.Changes = append(step.Changes, cluster.Decode(v.self, ev))
-	}
-	if _, err := after.Apply(step); err != nil {
-		return fmt.Errorf("judge the change: %w", err)
+	after, err := v.after(changes)
+	if err != nil {
+		return err
 	}
 	names := map[string]bool{}
 	for n := range v.nodes {
@@ -86,16 +82,33 @@ func (v *View) Plan(ctx context.Context, changes []store.Event, yield func(Plan)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// A node that takes no part in BGP has an empty configuration.
-		was, _ := Desired(v, name)
-		will, _ := Desired(after, name)
-		if p := planOf(name, &was, &will); !p.empty() {
+		if p := v.planOf(name, after); !p.empty() {
 			if err := yield(p); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// after is a copy of what the datastore holds, with changes.
+func (v *View) after(changes []store.Event) (*View, error) {
+	after := v.whole()
+	var step cluster.Step
+	for _, ev := range changes {
+		step.Changes = append(step.Changes, cluster.Decode(v.self, ev))
+	}
+	if _, err := after.Apply(step); err != nil {
+		return nil, fmt.Errorf("judge the change: %w", err)
+	}
+	return after, nil
+}
+
+func (v *View) planOf(name string, after *View) Plan {
+	// A node that takes no part in BGP has an empty configuration.
+	was, _ := Desired(v, name)
+	will, _ := Desired(after, name)
+	return planOf(name, &was, &will)
 }
 
 // Plan is [View.Plan] of what the datastore holds now. The error is [ErrNotSynced] while that is not known.
@@ -107,6 +120,21 @@ func (c *Controller) Plan(ctx context.Context, changes []store.Event, yield func
 		return ErrNotSynced
 	}
 	return v.Plan(ctx, changes, yield)
+}
+
+// PlanOwn is [Controller.Plan] for this host alone.
+func (c *Controller) PlanOwn(changes []store.Event) (Plan, error) {
+	c.mu.Lock()
+	v := c.view.whole()
+	c.mu.Unlock()
+	if !v.synced {
+		return Plan{}, ErrNotSynced
+	}
+	after, err := v.after(changes)
+	if err != nil {
+		return Plan{}, err
+	}
+	return v.planOf(v.self, after), nil
 }
 
 // Wanted lists the sessions that each node should have, as [Desired] has them; a node that takes no part in BGP has none.

@@ -30,6 +30,12 @@ func (f *Families[T]) set(fam dataplane.Family, v T) {
 	f.IPv6 = v
 }
 
+// With returns the values with another one for a family.
+func (f Families[T]) With(fam dataplane.Family, v T) Families[T] {
+	f.set(fam, v)
+	return f
+}
+
 // Node is what a Node resource says. Members that cannot be read count as not set:
 // validation refuses them where they are written, and one bad resource must not stop
 // the others.

@@ -135,3 +135,28 @@ func (r *receiver) MTU(inner dataplane.Family) int {
 	}
 	return least
 }
+
+// Measured is what was measured of the ways to other nodes.
+type Measured struct {
+	reach    map[dataplane.Family]map[string]dataplane.Reach
+	delivery map[dataplane.Family]map[string]map[dataplane.Encap]dataplane.Delivery
+}
+
+// Measured returns what was measured so far.
+func (s *sender) Measured() Measured {
+	m := Measured{map[dataplane.Family]map[string]dataplane.Reach{}, map[dataplane.Family]map[string]map[dataplane.Encap]dataplane.Delivery{}}
+	for f, of := range s.reach {
+		m.reach[f] = maps.Clone(of)
+	}
+	for f, of := range s.delivery {
+		m.delivery[f] = maps.Clone(of)
+	}
+	return m
+}
+
+// Foresee has a new planner go by what another one measured, without waiting for probes
+// of its own.
+func (p *Planner) Foresee(m Measured) {
+	p.reach, p.delivery = m.reach, m.delivery
+	p.Changed()
+}

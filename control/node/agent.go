@@ -6,7 +6,9 @@ package node
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -55,6 +57,17 @@ func tunnelOf(p *cluster.Pool) (Tunnel, bool) {
 	case store.Direct:
 	}
 	return "", false
+}
+
+// Needed says for which tunnels the hosts of some pools need addresses.
+func Needed(pools iter.Seq[*cluster.Pool]) map[Tunnel]bool {
+	want := map[Tunnel]bool{}
+	for p := range pools {
+		if t, ok := tunnelOf(p); ok {
+			want[t] = true
+		}
+	}
+	return want
 }
 
 // Tunnels allocates the addresses of this host's tunnel devices.
@@ -294,12 +307,7 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 	defer cancel()
 	a.mu.Lock()
 	u, synced, self, pools, due, rev, keys := a.underlay, a.synced, a.self, a.pools, a.due, a.revision, a.keys
-	want := map[Tunnel]bool{}
-	for _, p := range pools {
-		if t, ok := tunnelOf(p); ok {
-			want[t] = true
-		}
-	}
+	want := Needed(maps.Values(pools))
 	var missing []DefaultPool
 	for _, p := range a.cfg.DefaultPools {
 		if !a.hadPool[dataplane.FamilyOf(p.CIDR.Addr())] {

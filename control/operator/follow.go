@@ -220,6 +220,8 @@ func (s *Server) answer(ctx context.Context, q *apiv1.Question) (a *apiv1.Answer
 		a.Load = s.load(ctx)
 	case q.GetWatch() != nil:
 		a.Watch, err = s.watch(ctx, q.GetWatch())
+	case q.GetPlan() != nil:
+		a.Plan, err = s.hostPlan(ctx, q.GetPlan())
 	default:
 		err = errOtherVersion
 	}

@@ -99,7 +99,7 @@ func (s *Server) members(c doctor.Cluster) (hosts map[string]*apiv1.HostLoad, as
 		switch {
 		case m.Name == s.cfg.Node:
 			continue
-		case len(m.Conditions) == 0:
+		case len(m.Conditions) == 0 && !c.Present[m.Name]:
 			h.Absent, h.Error = true, "it publishes nothing of itself: no routerd has run there"
 		case c.Present != nil && !c.Present[m.Name]:
 			h.Absent, h.Error = true, "its daemon is not there: it stopped, the host is down, or it does not reach the datastore"
@@ -115,29 +115,8 @@ func (s *Server) members(c doctor.Cluster) (hosts map[string]*apiv1.HostLoad, as
 
 // askLoads asks hosts for their loads.
 func (s *Server) askLoads(ctx context.Context, hosts map[string]*apiv1.HostLoad, ask []string) {
-	ctx, cancel := context.WithTimeoutCause(ctx, loadWithin, fmt.Errorf("no answer within %v: its routerd is busy, or of an older version", loadWithin))
-	defer cancel()
-	answered := map[string]bool{}
-	missing := func(err error) {
-		for _, n := range ask {
-			if !answered[n] {
-				hosts[n].Error = err.Error()
-			}
-		}
-	}
-	q, err := proto.Marshal(&apiv1.Question{Load: &apiv1.LoadRequest{}})
-	if err != nil {
-		missing(err)
-		return
-	}
-	err = s.cfg.AskAll(ctx, ask, q, func(node string, raw []byte) {
-		answered[node] = true
-		a := &apiv1.Answer{}
-		err := proto.Unmarshal(raw, a)
-		switch {
-		case err == nil && a.GetError() != "":
-			err = errors.New(a.GetError())
-		case err == nil && a.GetLoad() == nil:
+	s.askAll(ctx, loadWithin, ask, &apiv1.Question{Load: &apiv1.LoadRequest{}}, func(node string, a *apiv1.Answer, err error) {
+		if err == nil && a.GetLoad() == nil {
 			err = errOtherVersion
 		}
 		if err != nil {
@@ -147,8 +126,32 @@ func (s *Server) askLoads(ctx context.Context, hosts map[string]*apiv1.HostLoad,
 		a.Load.Node = node // whatever it calls itself
 		hosts[node] = a.GetLoad()
 	})
-	if err != nil {
-		missing(errors.New(status.Convert(err).Message()))
+}
+
+// askAll asks hosts, and calls yield once for each: with its answer, or with why there is none.
+func (s *Server) askAll(ctx context.Context, within time.Duration, ask []string, question *apiv1.Question, yield func(node string, a *apiv1.Answer, err error)) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: its routerd is busy, or of an older version", within))
+	defer cancel()
+	answered := map[string]bool{}
+	q, err := proto.Marshal(question)
+	if err == nil {
+		err = s.cfg.AskAll(ctx, ask, q, func(node string, raw []byte) {
+			answered[node] = true
+			a := &apiv1.Answer{}
+			err := proto.Unmarshal(raw, a)
+			if err == nil && a.GetError() != "" {
+				err = errors.New(a.GetError())
+			}
+			yield(node, a, err)
+		})
+	}
+	if err == nil {
+		return
+	}
+	for _, n := range ask {
+		if !answered[n] {
+			yield(n, nil, errors.New(status.Convert(err).Message()))
+		}
 	}
 }
 

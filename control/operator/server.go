@@ -59,6 +59,9 @@ type Config struct {
 	Policy   *PolicyServer // nil: switched off
 	Probes   Probes
 
+	// TunnelKind is what the node's agent and IPAM call one tunnel.
+	TunnelKind func(node.Tunnel) ipam.TunnelKind
+
 	// What keeps a part from being as it should; nil errors: nothing.
 	DatastoreError   func() error
 	CertificateError func() error // of those by which the datastore is reached one ends soon

@@ -167,7 +167,7 @@ func (s *bgpServer) Dump(req *apiv1.BGPDumpRequest, stream grpc.ServerStreamingS
 }
 
 func (s *bgpServer) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolatedRequest, apiv1.BGPIsolatedResponse]) error {
-	changes, err := received(stream.Recv, func(k store.Kind) bool { return k != store.KindIPPool && planned(k) })
+	changes, err := received(stream.Recv, func(k store.Kind) bool { return k != store.KindIPPool && PlannedByBGP(k) })
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (s *bgpServer) Isolated(stream grpc.ClientStreamingServer[apiv1.BGPIsolated
 }
 
 func (s *bgpServer) Plan(stream grpc.BidiStreamingServer[apiv1.BGPPlanRequest, apiv1.BGPPlanResponse]) error {
-	changes, err := received(stream.Recv, planned)
+	changes, err := received(stream.Recv, PlannedByBGP)
 	if err != nil {
 		return err
 	}
@@ -223,8 +223,8 @@ func texts(list []netip.Prefix) []string {
 	return out
 }
 
-// planned reports whether a node's part in BGP depends on a kind that operators write.
-func planned(k store.Kind) bool {
+// PlannedByBGP reports whether a node's part in BGP depends on a kind that operators write.
+func PlannedByBGP(k store.Kind) bool {
 	switch k {
 	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter, store.KindIPPool:
 		return true
@@ -243,21 +243,32 @@ func received[M interface{ GetChanges() []*apiv1.BGPChange }](recv func() (M, er
 		if err != nil {
 			return nil, err
 		}
-		for _, c := range req.GetChanges() {
-			key, ok := store.ParsePath(c.GetKey())
-			if !ok {
-				return nil, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
-			}
-			if !concerns(key.Kind) {
-				continue
-			}
-			e, err := changeOf(key, c.GetValue())
-			if err != nil {
-				return nil, err
-			}
-			changes = append(changes, e)
+		part, err := Changes(req.GetChanges(), concerns)
+		if err != nil {
+			return nil, err
 		}
+		changes = append(changes, part...)
 	}
+}
+
+// Changes reads changes of resources, of the kinds that concern whoever asks.
+func Changes(list []*apiv1.BGPChange, concerns func(store.Kind) bool) ([]store.Event, error) {
+	var changes []store.Event
+	for _, c := range list {
+		key, ok := store.ParsePath(c.GetKey())
+		if !ok {
+			return nil, status.Errorf(codes.InvalidArgument, "key %q: want the key of a resource", c.GetKey())
+		}
+		if !concerns(key.Kind) {
+			continue
+		}
+		e, err := changeOf(key, c.GetValue())
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, e)
+	}
+	return changes, nil
 }
 
 // changeOf reads a change of a resource.

@@ -2,8 +2,11 @@ package rpc
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/netip"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -37,6 +40,8 @@ type Operator interface {
 	PolicyExplain(ctx context.Context, req *apiv1.PolicyExplainRequest) (*apiv1.PolicyExplainResponse, error)
 	// Hosts says how every host of the cluster is and what it has counted.
 	Hosts(ctx context.Context) (*apiv1.HostsResponse, error)
+	// Plan says what a change would do to every host.
+	Plan(ctx context.Context, req *apiv1.PlanRequest, yield func(*apiv1.HostPlan) error) error
 	// Flows returns recent verdicts.
 	Flows(ctx context.Context, req *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error)
 }
@@ -110,6 +115,21 @@ func (s *operatorServer) Flows(ctx context.Context, req *apiv1.FlowsRequest) (*a
 
 func (s *operatorServer) Hosts(ctx context.Context, _ *apiv1.HostsRequest) (*apiv1.HostsResponse, error) {
 	return s.o.Hosts(ctx)
+}
+
+func (s *operatorServer) Plan(stream grpc.BidiStreamingServer[apiv1.PlanRequest, apiv1.HostPlan]) error {
+	all := &apiv1.PlanRequest{}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		all.Changes = append(all.Changes, part.GetChanges()...)
+	}
+	return s.o.Plan(stream.Context(), all, stream.Send)
 }
 
 // parseFilter reads a prefix or an address; the empty string gives an invalid

@@ -134,3 +134,6 @@ func (s Settings) TunnelMTU(outer dataplane.Family) (ipip, vxlan int) {
 // SaneMTU reports whether IPv4 can work with it: from the 68 bytes of RFC 791,
 // section 3.2, to what a packet's length can say.
 func SaneMTU(v int) bool { return v >= 68 && v <= 65535 }
+
+// Felix returns the FelixConfigurations by their names.
+func (t *Pools) Felix() map[string]*v3.FelixConfigurationSpec { return t.felix }

@@ -1015,6 +1015,7 @@ type Question struct {
 	Look          *LookRequest           `protobuf:"bytes,1,opt,name=look,proto3" json:"look,omitempty"`
 	Load          *LoadRequest           `protobuf:"bytes,2,opt,name=load,proto3" json:"load,omitempty"`
 	Watch         *WatchRequest          `protobuf:"bytes,3,opt,name=watch,proto3" json:"watch,omitempty"`
+	Plan          *PlanRequest           `protobuf:"bytes,4,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1070,6 +1071,13 @@ func (x *Question) GetWatch() *WatchRequest {
 	return nil
 }
 
+func (x *Question) GetPlan() *PlanRequest {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 // LoadRequest asks for the host's load.
 type LoadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1113,6 +1121,7 @@ type Answer struct {
 	Look          *LookResponse          `protobuf:"bytes,2,opt,name=look,proto3" json:"look,omitempty"`
 	Load          *HostLoad              `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
 	Watch         *WatchResponse         `protobuf:"bytes,4,opt,name=watch,proto3" json:"watch,omitempty"`
+	Plan          *HostPlan              `protobuf:"bytes,5,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1171,6 +1180,13 @@ func (x *Answer) GetLoad() *HostLoad {
 func (x *Answer) GetWatch() *WatchResponse {
 	if x != nil {
 		return x.Watch
+	}
+	return nil
+}
+
+func (x *Answer) GetPlan() *HostPlan {
+	if x != nil {
+		return x.Plan
 	}
 	return nil
 }
@@ -1353,17 +1369,19 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\tlocal_mac\x18\x04 \x01(\tR\blocalMac\x12\x16\n" +
 	"\x06remote\x18\x05 \x01(\tR\x06remote\x12\x1d\n" +
 	"\n" +
-	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"\x94\x01\n" +
+	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"\xc1\x01\n" +
 	"\bQuestion\x12+\n" +
 	"\x04look\x18\x01 \x01(\v2\x17.routerd.v1.LookRequestR\x04look\x12+\n" +
 	"\x04load\x18\x02 \x01(\v2\x17.routerd.v1.LoadRequestR\x04load\x12.\n" +
-	"\x05watch\x18\x03 \x01(\v2\x18.routerd.v1.WatchRequestR\x05watch\"\r\n" +
-	"\vLoadRequest\"\xa7\x01\n" +
+	"\x05watch\x18\x03 \x01(\v2\x18.routerd.v1.WatchRequestR\x05watch\x12+\n" +
+	"\x04plan\x18\x04 \x01(\v2\x17.routerd.v1.PlanRequestR\x04plan\"\r\n" +
+	"\vLoadRequest\"\xd1\x01\n" +
 	"\x06Answer\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\x12,\n" +
 	"\x04look\x18\x02 \x01(\v2\x18.routerd.v1.LookResponseR\x04look\x12(\n" +
 	"\x04load\x18\x03 \x01(\v2\x14.routerd.v1.HostLoadR\x04load\x12/\n" +
-	"\x05watch\x18\x04 \x01(\v2\x19.routerd.v1.WatchResponseR\x05watch2\xc5\x01\n" +
+	"\x05watch\x18\x04 \x01(\v2\x19.routerd.v1.WatchResponseR\x05watch\x12(\n" +
+	"\x04plan\x18\x05 \x01(\v2\x14.routerd.v1.HostPlanR\x04plan2\xc5\x01\n" +
 	"\x06Doctor\x12B\n" +
 	"\aExamine\x12\x1a.routerd.v1.ExamineRequest\x1a\x1b.routerd.v1.ExamineResponse\x129\n" +
 	"\x04Look\x12\x17.routerd.v1.LookRequest\x1a\x18.routerd.v1.LookResponse\x12<\n" +
@@ -1401,7 +1419,9 @@ var file_control_api_v1_doctor_proto_goTypes = []any{
 	(*Answer)(nil),              // 15: routerd.v1.Answer
 	(*LookResponse_Tunnel)(nil), // 16: routerd.v1.LookResponse.Tunnel
 	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
-	(*HostLoad)(nil),            // 18: routerd.v1.HostLoad
+	(*PlanRequest)(nil),         // 18: routerd.v1.PlanRequest
+	(*HostLoad)(nil),            // 19: routerd.v1.HostLoad
+	(*HostPlan)(nil),            // 20: routerd.v1.HostPlan
 }
 var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	2,  // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
@@ -1419,20 +1439,22 @@ var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	11, // 12: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
 	14, // 13: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
 	7,  // 14: routerd.v1.Question.watch:type_name -> routerd.v1.WatchRequest
-	12, // 15: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
-	18, // 16: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
-	8,  // 17: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
-	0,  // 18: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
-	11, // 19: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
-	3,  // 20: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
-	1,  // 21: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
-	12, // 22: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
-	4,  // 23: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
-	21, // [21:24] is the sub-list for method output_type
-	18, // [18:21] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	18, // 15: routerd.v1.Question.plan:type_name -> routerd.v1.PlanRequest
+	12, // 16: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
+	19, // 17: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
+	8,  // 18: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
+	20, // 19: routerd.v1.Answer.plan:type_name -> routerd.v1.HostPlan
+	0,  // 20: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
+	11, // 21: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
+	3,  // 22: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
+	1,  // 23: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
+	12, // 24: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
+	4,  // 25: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
+	23, // [23:26] is the sub-list for method output_type
+	20, // [20:23] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_doctor_proto_init() }

@@ -3515,12 +3515,279 @@ func (x *Traffic) GetErrors() uint64 {
 	return 0
 }
 
+type PlanRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"` // of resources
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRequest) Reset() {
+	*x = PlanRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRequest) ProtoMessage() {}
+
+func (x *PlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
+func (*PlanRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *PlanRequest) GetChanges() []*BGPChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// HostPlan is what a change of resources would do to one host: its own answer.
+type HostPlan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`     // why it has not answered; the rest is empty
+	Objects       []*PlannedObject       `protobuf:"bytes,3,rep,name=objects,proto3" json:"objects,omitempty"` // of the kernel: devices, addresses, routes and what belongs to them
+	Rules         []*PlannedObject       `protobuf:"bytes,4,rep,name=rules,proto3" json:"rules,omitempty"`     // of network policy
+	Unknown       []string               `protobuf:"bytes,5,rep,name=unknown,proto3" json:"unknown,omitempty"` // what could not be looked at, and why
+	Tunnels       []string               `protobuf:"bytes,6,rep,name=tunnels,proto3" json:"tunnels,omitempty"` // addresses that it takes for its tunnels, or gives back
+	Addresses     []*PlannedAddresses    `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	LeftOut       uint32                 `protobuf:"varint,8,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"` // objects and rules that the answer has no room for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostPlan) Reset() {
+	*x = HostPlan{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostPlan) ProtoMessage() {}
+
+func (x *HostPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostPlan.ProtoReflect.Descriptor instead.
+func (*HostPlan) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *HostPlan) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *HostPlan) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *HostPlan) GetObjects() []*PlannedObject {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *HostPlan) GetRules() []*PlannedObject {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *HostPlan) GetUnknown() []string {
+	if x != nil {
+		return x.Unknown
+	}
+	return nil
+}
+
+func (x *HostPlan) GetTunnels() []string {
+	if x != nil {
+		return x.Tunnels
+	}
+	return nil
+}
+
+func (x *HostPlan) GetAddresses() []*PlannedAddresses {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *HostPlan) GetLeftOut() uint32 {
+	if x != nil {
+		return x.LeftOut
+	}
+	return 0
+}
+
+// PlannedObject is one thing that comes, goes or becomes another.
+type PlannedObject struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // of the kernel: link, address, sysctl, feature, fdb, neighbour, route; of policy: endpoint, policy, set, setting
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // the same before and after
+	Was           string                 `protobuf:"bytes,3,opt,name=was,proto3" json:"was,omitempty"`   // empty: it comes
+	Will          string                 `protobuf:"bytes,4,opt,name=will,proto3" json:"will,omitempty"` // empty: it goes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedObject) Reset() {
+	*x = PlannedObject{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedObject) ProtoMessage() {}
+
+func (x *PlannedObject) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedObject.ProtoReflect.Descriptor instead.
+func (*PlannedObject) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *PlannedObject) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PlannedObject) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PlannedObject) GetWas() string {
+	if x != nil {
+		return x.Was
+	}
+	return ""
+}
+
+func (x *PlannedObject) GetWill() string {
+	if x != nil {
+		return x.Will
+	}
+	return ""
+}
+
+// PlannedAddresses are addresses in use on a host that lie in a pool that changes.
+type PlannedAddresses struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedAddresses) Reset() {
+	*x = PlannedAddresses{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedAddresses) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedAddresses) ProtoMessage() {}
+
+func (x *PlannedAddresses) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedAddresses.ProtoReflect.Descriptor instead.
+func (*PlannedAddresses) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *PlannedAddresses) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *PlannedAddresses) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 var File_control_api_v1_operator_proto protoreflect.FileDescriptor
 
 const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcontrol/api/v1/operator.proto\x12\n" +
-	"routerd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"+\n" +
+	"routerd.v1\x1a\x18control/api/v1/bgp.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"+\n" +
 	"\vNodeRequest\x12\x1c\n" +
 	"\tdelivered\x18\x01 \x01(\bR\tdelivered\"\xc8\b\n" +
 	"\fNodeResponse\x12\x12\n" +
@@ -3839,7 +4106,26 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x10received_packets\x18\x04 \x01(\x04R\x0freceivedPackets\x12!\n" +
 	"\fsent_packets\x18\x05 \x01(\x04R\vsentPackets\x12\x18\n" +
 	"\adropped\x18\x06 \x01(\x04R\adropped\x12\x16\n" +
-	"\x06errors\x18\a \x01(\x04R\x06errors2\xac\x05\n" +
+	"\x06errors\x18\a \x01(\x04R\x06errors\">\n" +
+	"\vPlanRequest\x12/\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"\xa5\x02\n" +
+	"\bHostPlan\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x123\n" +
+	"\aobjects\x18\x03 \x03(\v2\x19.routerd.v1.PlannedObjectR\aobjects\x12/\n" +
+	"\x05rules\x18\x04 \x03(\v2\x19.routerd.v1.PlannedObjectR\x05rules\x12\x18\n" +
+	"\aunknown\x18\x05 \x03(\tR\aunknown\x12\x18\n" +
+	"\atunnels\x18\x06 \x03(\tR\atunnels\x12:\n" +
+	"\taddresses\x18\a \x03(\v2\x1c.routerd.v1.PlannedAddressesR\taddresses\x12\x19\n" +
+	"\bleft_out\x18\b \x01(\rR\aleftOut\"]\n" +
+	"\rPlannedObject\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03was\x18\x03 \x01(\tR\x03was\x12\x12\n" +
+	"\x04will\x18\x04 \x01(\tR\x04will\"D\n" +
+	"\x10PlannedAddresses\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses2\xe7\x05\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
 	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12<\n" +
@@ -3850,7 +4136,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x06Policy\x12\x19.routerd.v1.PolicyRequest\x1a\x1a.routerd.v1.PolicyResponse\x12T\n" +
 	"\rPolicyExplain\x12 .routerd.v1.PolicyExplainRequest\x1a!.routerd.v1.PolicyExplainResponse\x12<\n" +
 	"\x05Flows\x12\x18.routerd.v1.FlowsRequest\x1a\x19.routerd.v1.FlowsResponse\x12<\n" +
-	"\x05Hosts\x12\x18.routerd.v1.HostsRequest\x1a\x19.routerd.v1.HostsResponseB1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x05Hosts\x12\x18.routerd.v1.HostsRequest\x1a\x19.routerd.v1.HostsResponse\x129\n" +
+	"\x04Plan\x12\x17.routerd.v1.PlanRequest\x1a\x14.routerd.v1.HostPlan(\x010\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_operator_proto_rawDescOnce sync.Once
@@ -3864,7 +4151,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -3909,32 +4196,37 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*HostsResponse)(nil),         // 40: routerd.v1.HostsResponse
 	(*HostLoad)(nil),              // 41: routerd.v1.HostLoad
 	(*Traffic)(nil),               // 42: routerd.v1.Traffic
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
+	(*PlanRequest)(nil),           // 43: routerd.v1.PlanRequest
+	(*HostPlan)(nil),              // 44: routerd.v1.HostPlan
+	(*PlannedObject)(nil),         // 45: routerd.v1.PlannedObject
+	(*PlannedAddresses)(nil),      // 46: routerd.v1.PlannedAddresses
+	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
+	(*BGPChange)(nil),             // 49: routerd.v1.BGPChange
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	43, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	47, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	3,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	5,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	7,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
 	8,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
 	2,  // 5: routerd.v1.NodeResponse.collectors:type_name -> routerd.v1.BMPCollector
-	43, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
+	47, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
 	4,  // 7: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	4,  // 8: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	4,  // 9: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	43, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	43, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	47, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	47, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	6,  // 12: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
 	11, // 13: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	12, // 14: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	43, // 15: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	43, // 16: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	47, // 15: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	47, // 16: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
 	15, // 17: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	44, // 18: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	43, // 19: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	48, // 18: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	47, // 19: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
 	18, // 20: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	43, // 21: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	47, // 21: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
 	23, // 22: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
 	27, // 23: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
 	26, // 24: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
@@ -3946,39 +4238,45 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	34, // 30: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
 	35, // 31: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
 	38, // 32: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	43, // 33: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	47, // 33: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
 	41, // 34: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
-	44, // 35: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
-	44, // 36: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
+	48, // 35: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
+	48, // 36: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
 	4,  // 37: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
 	5,  // 38: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
 	42, // 39: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
-	44, // 40: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
-	0,  // 41: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	9,  // 42: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	13, // 43: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	16, // 44: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	19, // 45: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	21, // 46: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	24, // 47: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	32, // 48: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	36, // 49: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	39, // 50: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
-	1,  // 51: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	10, // 52: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	14, // 53: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	17, // 54: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	20, // 55: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	22, // 56: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	25, // 57: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	33, // 58: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	37, // 59: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	40, // 60: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
-	51, // [51:61] is the sub-list for method output_type
-	41, // [41:51] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	48, // 40: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
+	49, // 41: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
+	45, // 42: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
+	45, // 43: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
+	46, // 44: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
+	0,  // 45: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	9,  // 46: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	13, // 47: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	16, // 48: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	19, // 49: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	21, // 50: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	24, // 51: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	32, // 52: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	36, // 53: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	39, // 54: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
+	43, // 55: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
+	1,  // 56: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	10, // 57: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	14, // 58: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	17, // 59: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	20, // 60: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	22, // 61: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	25, // 62: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	33, // 63: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	37, // 64: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	40, // 65: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
+	44, // 66: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
+	56, // [56:67] is the sub-list for method output_type
+	45, // [45:56] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -3986,13 +4284,14 @@ func file_control_api_v1_operator_proto_init() {
 	if File_control_api_v1_operator_proto != nil {
 		return
 	}
+	file_control_api_v1_bgp_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Operator_PolicyExplain_FullMethodName = "/routerd.v1.Operator/PolicyExplain"
 	Operator_Flows_FullMethodName         = "/routerd.v1.Operator/Flows"
 	Operator_Hosts_FullMethodName         = "/routerd.v1.Operator/Hosts"
+	Operator_Plan_FullMethodName          = "/routerd.v1.Operator/Plan"
 )
 
 // OperatorClient is the client API for Operator service.
@@ -62,6 +63,10 @@ type OperatorClient interface {
 	// Hosts returns how every host of the cluster is and what it has counted: each is asked,
 	// over the datastore. Who asks again before the answer's next_after gets the same answer.
 	Hosts(ctx context.Context, in *HostsRequest, opts ...grpc.CallOption) (*HostsResponse, error)
+	// Plan says what a change of resources would do to every host: each is asked, over the
+	// datastore, and computes that for itself. The change comes in parts and is judged as a
+	// whole; the answers come as the hosts give them, and one for each that gives none.
+	Plan(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PlanRequest, HostPlan], error)
 }
 
 type operatorClient struct {
@@ -172,6 +177,19 @@ func (c *operatorClient) Hosts(ctx context.Context, in *HostsRequest, opts ...gr
 	return out, nil
 }
 
+func (c *operatorClient) Plan(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PlanRequest, HostPlan], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Operator_ServiceDesc.Streams[0], Operator_Plan_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PlanRequest, HostPlan]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Operator_PlanClient = grpc.BidiStreamingClient[PlanRequest, HostPlan]
+
 // OperatorServer is the server API for Operator service.
 // All implementations must embed UnimplementedOperatorServer
 // for forward compatibility.
@@ -203,6 +221,10 @@ type OperatorServer interface {
 	// Hosts returns how every host of the cluster is and what it has counted: each is asked,
 	// over the datastore. Who asks again before the answer's next_after gets the same answer.
 	Hosts(context.Context, *HostsRequest) (*HostsResponse, error)
+	// Plan says what a change of resources would do to every host: each is asked, over the
+	// datastore, and computes that for itself. The change comes in parts and is judged as a
+	// whole; the answers come as the hosts give them, and one for each that gives none.
+	Plan(grpc.BidiStreamingServer[PlanRequest, HostPlan]) error
 	mustEmbedUnimplementedOperatorServer()
 }
 
@@ -242,6 +264,9 @@ func (UnimplementedOperatorServer) Flows(context.Context, *FlowsRequest) (*Flows
 }
 func (UnimplementedOperatorServer) Hosts(context.Context, *HostsRequest) (*HostsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Hosts not implemented")
+}
+func (UnimplementedOperatorServer) Plan(grpc.BidiStreamingServer[PlanRequest, HostPlan]) error {
+	return status.Error(codes.Unimplemented, "method Plan not implemented")
 }
 func (UnimplementedOperatorServer) mustEmbedUnimplementedOperatorServer() {}
 func (UnimplementedOperatorServer) testEmbeddedByValue()                  {}
@@ -444,6 +469,13 @@ func _Operator_Hosts_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_Plan_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(OperatorServer).Plan(&grpc.GenericServerStream[PlanRequest, HostPlan]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Operator_PlanServer = grpc.BidiStreamingServer[PlanRequest, HostPlan]
+
 // Operator_ServiceDesc is the grpc.ServiceDesc for Operator service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -492,6 +524,13 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Operator_Hosts_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Plan",
+			Handler:       _Operator_Plan_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "control/api/v1/operator.proto",
 }
