@@ -220,6 +220,13 @@ bench: build ## Measure against the reference tools in the same run; also writte
 	@mkdir -p bench
 	@ROUTERD_BIN=$(BIN) $(GO) run ./integration/bench/cmd/bench | tee bench/latest.txt
 
+.PHONY: bench-bgp
+bench-bgp: build ## The same for all that docs/performance.md has a goal for in BGP: minutes; also written to bench/bgp.txt
+	@.ci/deps bench
+	@mkdir -p bench
+	@ROUTERD_BIN=$(BIN) $(GO) run ./integration/bench/cmd/bench -only bgp,alone,reflector,reflector-alone,churn \
+		-prefixes 10000,500000 -reflect 100x100,100x1000,1000x100 -churn 60s | tee bench/bgp.txt
+
 .PHONY: soak
 soak: deps-test build ## Let a cluster live through random changes and faults for $(SOAKTIME); -seed in $(SOAKFLAGS) replays
 	$(GO) run ./integration/soak/cmd/soak -bin $(BIN) -for $(SOAKTIME) $(SOAKFLAGS)
