@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/control/bgp/engine/conn"
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
@@ -29,7 +30,9 @@ import (
 // ends or a packet that is lost; no log has it.
 func TestKeyOfTheMesh(t *testing.T) {
 	t.Parallel()
-	l := bringUp(t, "key", topology(3, 1, store.Direct))
+	top := topology(3, 1, store.Direct)
+	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.Direct}
+	l := bringUp(t, "key", top)
 	signed := func(with string) {
 		t.Helper()
 		for _, host := range l.Hosts() {
@@ -38,9 +41,16 @@ func TestKeyOfTheMesh(t *testing.T) {
 	}
 	stranger := func(key string) {
 		t.Helper()
-		if err := connectSigned(t, l, "node2", address(t, l, "node1"), key); err == nil {
-			t.Error("node2's address without the key gets a connection")
+		var wg sync.WaitGroup
+		for _, f := range dataplane.Families() {
+			at := addrOf(t, l, "node1", f).String()
+			wg.Go(func() {
+				if err := connectSigned(t, l, "node2", at, key); err == nil {
+					t.Errorf("%s: node2's address without the key gets a connection", f)
+				}
+			})
 		}
+		wg.Wait()
 	}
 	first := clusterKey(t, l)
 	signed(first.KeyIDs()[0])
@@ -48,12 +58,14 @@ func TestKeyOfTheMesh(t *testing.T) {
 	stranger("")
 	stranger("a key that somebody made up")
 	// With the key it does: the refusal is for want of it.
-	poll(t, "a connection with the key", func() string {
-		if err := connectSigned(t, l, "node2", address(t, l, "node1"), hex.EncodeToString(first.Key)); err != nil {
-			return err.Error()
-		}
-		return ""
-	})
+	for _, f := range dataplane.Families() {
+		poll(t, "a connection with the key", func() string {
+			if err := connectSigned(t, l, "node2", addrOf(t, l, "node1", f).String(), hex.EncodeToString(first.Key)); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	}
 
 	poll(t, "pods reach each other", func() string {
 		m, err := l.ReachabilityMatrix(within(t, 20*time.Second), traffic.Options{})
@@ -148,7 +160,7 @@ func TestKeyBesideOthers(t *testing.T) {
 	if err := l.Kill(await.Context(t), "node3", unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	stop := runBIRD(t, l, "node3", "node1", "", "")
+	stop := runBIRD(t, l, "node3", "node1", nil, "")
 	poll(t, "node1 has its sessions with both", func() string { return down(t, l, "node1") })
 	before = sessions(t, l, "node1")
 	key("rotate", "--wait-timeout", "1s", "--settle", "1s")
@@ -163,7 +175,7 @@ func TestKeyBesideOthers(t *testing.T) {
 			}
 			return ""
 		})
-		stop = runBIRD(t, l, "node3", "node1", "", "")
+		stop = runBIRD(t, l, "node3", "node1", nil, "")
 		poll(t, what+" has its session without a key", func() string { return down(t, l, "node1") })
 	}
 	again("a node of an earlier version")

@@ -8,21 +8,15 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
-	"github.com/routerd/routerd/store"
 )
 
-// TestConnections: a pod opens flow after flow. It gets as many as it may have, and
+// mostConnections is how many a pod may have open.
+const mostConnections = 50
+
+// floodConnections opens flow after flow as a pod. It gets as many as it may have, and
 // another pod of its host has its own.
-func TestConnections(t *testing.T) {
-	t.Parallel()
-	const most, asked = 50, 80
-	top := topology(2, 2, store.VXLAN)
-	for i := range top.Nodes {
-		top.Nodes[i].Config = map[string]any{"policy": map[string]any{"maxConnectionsPerWorkload": most}}
-	}
-	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
-	l := bringUp(t, "conns", top)
-	reachable(t, l)
+func floodConnections(t *testing.T, l *lab.Lab) {
+	const most, asked = mostConnections, 80
 	port := 30000 // another one each time: a process that is about to be started may hold the last one for a moment
 	arrived := func(from, to string, f dataplane.Family) (n int) {
 		t.Helper()

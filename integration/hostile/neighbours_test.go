@@ -14,23 +14,17 @@ import (
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
-	"github.com/routerd/routerd/store"
 )
 
 // flood is how many senders a pod makes up: the kernel has room for 1,024 neighbours of
 // all hosts, pods and labs of the machine, so not for all that it might.
 const flood = 300
 
-// TestNeighbourTable: a pod asks its host by ARP and neighbour discovery as hundreds of
+// floodNeighbours asks a pod's host by ARP and neighbour discovery as hundreds of
 // neighbours that there are not. The kernel's tables keep none of ARP's and few of
 // discovery's, and the host and other pods find each other.
-func TestNeighbourTable(t *testing.T) {
-	t.Parallel()
-	top := topology(2, 2, store.VXLAN)
-	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
-	l := bringUp(t, "neigh", top)
+func floodNeighbours(t *testing.T, l *lab.Lab) {
 	const pod, host, other = "node1/pod1", "node1", "node1/pod2"
-	reachable(t, l)
 	device := deviceOf(t, l, host, pod)
 	entries := func(f dataplane.Family) int {
 		return strings.Count(output(t, l, host, "ip", fmt.Sprintf("-%d", f), "neigh", "show", "dev", device), "\n")

@@ -26,23 +26,30 @@ import (
 // credentials.
 func TestRecords(t *testing.T) {
 	t.Parallel()
-	top := topology(3, 1, store.VXLAN)
-	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
-	l := bringUp(t, "records", top)
-	s, err := l.Store(t.Context(), "node1")
-	if err != nil {
-		t.Fatal(err)
+	for _, mode := range []store.Encapsulation{store.VXLAN, store.Direct} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			top := topology(3, 1, mode)
+			top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: mode}
+			l := bringUp(t, "records-"+strings.ToLower(string(mode)), top)
+			s, err := l.Store(t.Context(), "node1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			reachable(t, l)
+			t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
+			t.Run("text", func(t *testing.T) { attackTexts(t, l, s) })
+			t.Run("port", func(t *testing.T) { attackPorts(t, l, s) })
+			if mode == store.VXLAN { // the others have no VTEPs
+				t.Run("vtep", func(t *testing.T) { attackTunnels(t, l, s) })
+			}
+		})
 	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	reachable(t, l)
-	t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
-	t.Run("text", func(t *testing.T) { attackTexts(t, l, s) })
-	t.Run("port", func(t *testing.T) { attackPorts(t, l, s) })
-	t.Run("vtep", func(t *testing.T) { attackTunnels(t, l, s) })
 }
 
 // reachable waits until all hosts and pods answer each other over both families.
