@@ -44,9 +44,6 @@ const (
 
 // ends returns which certificate ends first and when; no file: there is none.
 func (c *Certificates) ends(now time.Time) (file string, at time.Time, err error) {
-	if c == nil {
-		return "", time.Time{}, nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now.Sub(c.read) >= readCertificates || now.Before(c.read) {
@@ -64,7 +61,11 @@ func (c *Certificates) Reread() {
 }
 
 // Problem says that a certificate ends soon, or has ended, or cannot be read or renewed.
+// Of nil, of a datastore that is no etcd, there is nothing to say.
 func (c *Certificates) Problem(now time.Time) error {
+	if c == nil {
+		return nil
+	}
 	file, at, err := c.ends(now)
 	var failed error
 	if c.renewal != nil {
@@ -106,6 +107,9 @@ func (c *Certificates) cure(file string, failed error, ended bool) string {
 
 // Expiry returns when the first certificate ends; zero: there is none.
 func (c *Certificates) Expiry() time.Time {
+	if c == nil {
+		return time.Time{}
+	}
 	_, at, _ := c.ends(time.Now())
 	return at
 }

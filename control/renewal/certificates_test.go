@@ -101,3 +101,13 @@ func TestCertificates(t *testing.T) {
 func filesOf(expires func() (string, time.Time, error), ca string, serves bool) func() Files {
 	return func() Files { return Files{Expires: expires, CA: ca, Serves: serves} }
 }
+
+// A host whose datastore is no etcd has no certificates of it, and is asked about them all
+// the same.
+func TestNoCertificates(t *testing.T) {
+	t.Parallel()
+	var none *Certificates
+	if err, end := none.Problem(time.Now()), none.Expiry(); err != nil || !end.IsZero() {
+		t.Errorf("it has some: %v, %v", err, end)
+	}
+}
