@@ -2,6 +2,7 @@ package store
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 )
 
@@ -31,6 +32,37 @@ type EndpointSlice struct {
 type EndpointsHere struct {
 	Ready   bool `json:"ready,omitempty"`
 	Leaving bool `json:"leaving,omitempty"` // one terminates and serves yet (KEP-1669)
+}
+
+// ServiceDetail is a Service with its ports and endpoints. Hosts do not follow these, for
+// every pod that comes or goes changes some; they are read when an operator asks.
+type ServiceDetail struct {
+	Key Key
+	Service
+	Headless     bool   // without a cluster address: its name leads to its endpoints
+	ExternalName string // that its name leads to, in place of endpoints
+	Selector     string // of its pods, for people
+	Ports        []ServicePort
+	Endpoints    []ServiceEndpoint
+}
+
+// ServicePort is a port of a Service.
+type ServicePort struct {
+	Name     string // that the ports of its endpoints have too
+	Protocol string // TCP, UDP or SCTP
+	Port     uint16
+}
+
+// ServiceEndpoint is an endpoint of a Service.
+type ServiceEndpoint struct {
+	Addr        netip.Addr
+	Node        string // empty: it is not said
+	Pod         string // NAMESPACE/NAME; empty: it is none
+	Ready       bool
+	Serving     bool              // it is ready, or would be if it did not terminate (KEP-1669)
+	Terminating bool              // somebody deleted its pod
+	Zones       []string          // for which it is, by its hints (KEP-2433)
+	Ports       map[string]uint16 // by the name of the Service's port
 }
 
 // ServiceKey returns the key of a Service.

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 
 	"github.com/spf13/cobra"
 
@@ -28,6 +29,11 @@ or address), nodes, "host" for this one, or any address. Without --protocol the 
 is an echo request, or TCP if there is a port. Without --size it is as large as the
 device of the sender takes.
 
+B may be a Service of Kubernetes too, where that is the datastore: NAMESPACE/NAME (service/
+before it, if a pod has that name), or its cluster, external or load balancer's address.
+The packet is followed to the first endpoint that it may be sent to from A, with --each
+to every one. From outside of the cluster it comes in by a node that announces the address.
+
 With --probe such a packet is sent, four times within two seconds, from A, which then has
 to be this host or a workload of it, and the hosts of both ends watch for it and for its
 answer: by which devices it came and left, and where it was seen last. It is a TCP SYN, a
@@ -41,6 +47,7 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
 		Example: `  routerctl trace --from default/client --to default/web-0 --protocol tcp --port 80
   routerctl trace --from default/client --to 192.168.12.5 --size 1400
   routerctl trace --from default/client --to default/web-0 --port 80 --probe
+  routerctl trace --from default/client --to service/default/web --port 80 --each
   routerctl trace --from host --to default/web-0 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -61,6 +68,7 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
 	f.Uint32Var(&req.Port, "port", 0, "destination port")
 	f.Uint32Var(&req.SourcePort, "source-port", 0, "source port")
 	f.BoolVar(&req.Probe, "probe", false, "send such a packet too, and show where it is seen")
+	f.BoolVar(&req.Each, "each", false, "of a Service: follow a packet to every endpoint that may be chosen")
 	f.Uint32Var(&req.Size, "size", 0, "bytes of the packet, with its IP header")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := checkOutput(output); err != nil {
@@ -95,9 +103,35 @@ func printTrace(w io.Writer, r *apiv1.TraceResponse) error {
 		first = fmt.Sprintf("%s   %s   %s   %s; cure: %s", r.GetVerdict(), dash(f.GetNode()), f.GetCheck(), f.GetWhat(), f.GetCure())
 	}
 	fmt.Fprintln(w, first)
+	printUnknown(w, r)
+	ways := r.GetWays()
+	if len(ways) == 1 {
+		printUnknown(w, ways[0])
+	}
+	if err := printService(w, r.GetService()); err != nil {
+		return err
+	}
+	for _, way := range ways {
+		show := printHops
+		if len(ways) > 1 {
+			fmt.Fprintln(w)
+			show = printTrace
+		}
+		if err := show(w, way); err != nil {
+			return err
+		}
+	}
+	return printHops(w, r)
+}
+
+func printUnknown(w io.Writer, r *apiv1.TraceResponse) {
 	for _, u := range r.GetUnknown() {
 		fmt.Fprintf(w, "not examined: %s\n", u)
 	}
+}
+
+// printHops prints the steps of a way.
+func printHops(w io.Writer, r *apiv1.TraceResponse) error {
 	for _, back := range []bool{false, true} {
 		title := "there: " + r.GetPacket()
 		if back {
@@ -122,6 +156,49 @@ func printTrace(w io.Writer, r *apiv1.TraceResponse) error {
 		}
 	}
 	return printProbe(w, r.GetProbe())
+}
+
+// printService prints what a Service does with the packet.
+func printService(w io.Writer, s *apiv1.TracedService) error {
+	if s == nil {
+		return nil
+	}
+	fmt.Fprintf(w, "\nservice %s: %s\n", s.GetName(), s.GetPolicy())
+	var rows [][]string
+	for _, a := range s.GetAnnouncers() {
+		how := a.GetPrefix()
+		switch {
+		case how == "":
+			how = "no: " + a.GetReason()
+		case a.GetLeaving():
+			how += ", its endpoints terminate"
+		}
+		if a.GetNode() == s.GetEnters() {
+			how += ", the packet comes in here"
+		}
+		rows = append(rows, []string{a.GetNode(), how})
+	}
+	if rows != nil {
+		if err := printTable(w, []string{"HOST", "ANNOUNCES " + s.GetAddress()}, rows); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	rows = nil
+	for _, e := range s.GetEndpoints() {
+		chosen := "may be"
+		switch {
+		case e.GetNot() != "":
+			chosen = "no: " + e.GetNot()
+		case e.GetFollowed():
+			chosen = "followed"
+		}
+		rows = append(rows, []string{net.JoinHostPort(e.GetAddress(), fmt.Sprint(e.GetPort())), dash(e.GetPod()), dash(e.GetNode()), chosen})
+	}
+	if rows == nil {
+		return nil
+	}
+	return printTable(w, []string{"ENDPOINT", "POD", "HOST", "CHOSEN"}, rows)
 }
 
 // printProbe prints where a packet that was sent was seen.

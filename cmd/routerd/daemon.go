@@ -266,6 +266,9 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		MTUError: d.mtu.Err, Damage: d.damage, WorkloadMTU: d.mtu.Smallest,
 	}
 	d.asking(&oc)
+	if d.kube != nil {
+		oc.Service = d.kube.store.ServiceDetail
+	}
 	d.operator = operator.New(oc)
 	return d, nil
 }

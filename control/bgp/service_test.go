@@ -193,3 +193,30 @@ func BenchmarkServices(b *testing.B) {
 		}
 	}
 }
+
+// TestAnnouncers: of each node it is said how it announces an address, or why not.
+func TestAnnouncers(t *testing.T) {
+	t.Parallel()
+	v := &View{self: "node1", hasServices: true}
+	step := clustertest.Step("", store.Batch{Synced: true, Events: []store.Event{
+		bgpNode(t, "node1", "10.1.0.11/24"), bgpNode(t, "node2", "10.1.0.12/24"), node(t, "node3", `{}`),
+		labelled(t, bgpNode(t, "node4", "10.1.0.14/24"), `"`+excludeLabel+`":"true"`, ""), bgpNode(t, "node5", "10.1.0.15/24"),
+		conf(t, "default", `{"serviceExternalIPs":[{"cidr":"172.16.0.0/24"}]}`),
+		svc("web", store.Service{ClusterIPs: []string{"10.96.0.1"}, ExternalIPs: []string{"172.16.0.1"}, ExternalLocal: true}), endpoints("web", "node1", "-node2", "node4"),
+	}})
+	if _, err := v.Apply(step); err != nil {
+		t.Fatal(err)
+	}
+	v.held = map[netip.Addr]bool{netip.MustParseAddr("172.16.0.2"): true}
+	got := map[string]string{}
+	for _, a := range v.announcers(store.ServiceKey("default", "web"), netip.MustParseAddr("172.16.0.1")) {
+		got[a.Node] = fmt.Sprint(a.Prefix, a.Leaving, " ", a.Why)
+	}
+	if diff := cmp.Diff(map[string]string{
+		"node1": "172.16.0.1/32 false ", "node2": "172.16.0.1/32 true ", "node3": "invalid Prefix false it takes no part in BGP",
+		"node4": "invalid Prefix false its label " + excludeLabel + " keeps Services' addresses off it",
+		"node5": "172.16.0.0/24 false none of its endpoints that serve is on this node, and its traffic policy is Local",
+	}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -193,13 +193,7 @@ func packetOf(req *apiv1.PolicyExplainRequest, from, to location) (filter.Packet
 
 // explainAt judges the packet on one host.
 func (s *PolicyServer) explainAt(objects []store.Event, node string, from, to location, p filter.Packet) (*apiv1.PolicyEnd, error) {
-	f := filter.Flow{In: otherHosts, Out: otherHosts, Packet: p}
-	if from.node == node {
-		f.In = from.iface
-	}
-	if to.node == node {
-		f.Out = to.iface
-	}
+	f := flowAt(node, from, to, p)
 	end := &apiv1.PolicyEnd{Node: node, From: from.name, To: to.name}
 	explain := func(r *filter.Ruleset) {
 		v := r.Judge(f)
@@ -209,13 +203,34 @@ func (s *PolicyServer) explainAt(objects []store.Event, node string, from, to lo
 		s.cfg.Enforcer.View(explain)
 		return end, nil
 	}
+	rules, err := s.rulesOf(objects, node)
+	if err != nil {
+		return nil, err
+	}
+	explain(rules)
+	return end, nil
+}
+
+// flowAt is a packet as a host sees it.
+func flowAt(node string, from, to location, p filter.Packet) filter.Flow {
+	f := filter.Flow{In: otherHosts, Out: otherHosts, Packet: p}
+	if from.node == node {
+		f.In = from.iface
+	}
+	if to.node == node {
+		f.Out = to.iface
+	}
+	return f
+}
+
+// rulesOf are the rules of another host, by what the datastore says.
+func (s *PolicyServer) rulesOf(objects []store.Event, node string) (*filter.Ruleset, error) {
 	calc := policy.New(policy.Config{Node: node, AutoHostEndpoints: s.cfg.AutoHostEndpoints})
 	calc.Update(store.Batch{Events: objects, Synced: true})
 	if _, ok := calc.Flush(); !ok {
 		return nil, errors.New("the cluster's state is not complete")
 	}
-	explain(calc.Snapshot())
-	return end, nil
+	return calc.Snapshot(), nil
 }
 
 // otherHosts stands for the interface towards everybody else: a host endpoint

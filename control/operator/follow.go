@@ -35,10 +35,21 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 	if err != nil {
 		return nil, status.Errorf(codes.NotFound, "from: %v", err)
 	}
-	to, err := find(req.GetTo())
-	if err != nil {
+	svc, to, err := s.destination(ctx, find, req.GetTo())
+	switch {
+	case err != nil:
 		return nil, status.Errorf(codes.NotFound, "to: %v", err)
+	case svc != nil:
+		svc.from = from
+		return s.traceService(ctx, req, find, svc)
+	case req.GetEach():
+		return nil, status.Errorf(codes.InvalidArgument, "each: %s is no Service, and has no endpoints", req.GetTo())
 	}
+	return s.follow(ctx, req, from, to)
+}
+
+// follow follows a packet from one end to another.
+func (s *Server) follow(ctx context.Context, req *apiv1.TraceRequest, from, to location) (*apiv1.TraceResponse, error) {
 	p, err := traced(req, from, to)
 	switch {
 	case err != nil:
@@ -47,21 +58,22 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 		return nil, status.Errorf(codes.InvalidArgument, "from and to are both %s: name two ends", p.Src)
 	case req.GetSize() > maxSize:
 		return nil, status.Errorf(codes.InvalidArgument, "size %d: a packet has at most %d bytes", req.GetSize(), maxSize)
-	case from.node == "" && to.node == "":
-		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster: the packet comes by no host of it")
 	}
 	text := showPacket(p)
 	if req.GetSize() > 0 {
 		text += fmt.Sprintf(", %d bytes", req.GetSize())
+	}
+	if r := s.nobody(ctx, text, from, to, p); r != nil {
+		return r, nil
+	}
+	if from.node == "" && to.node == "" {
+		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster: the packet comes by no host of it")
 	}
 	var sent *probing
 	if req.GetProbe() {
 		if sent, err = s.prepareProbe(from, to, p); err != nil {
 			return nil, err
 		}
-	}
-	if r := s.nobody(ctx, text, from, to, p); r != nil {
-		return r, nil
 	}
 	ask := func(h, other location, local, remote netip.Addr, answers bool) trace.Host {
 		if h.node == "" {
@@ -71,6 +83,9 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 			Local: local.String(), Remote: remote.String(), Peer: other.node, Answers: answers,
 			Protocol: uint32(p.Protocol), SourcePort: uint32(p.SrcPort), Port: uint32(p.DstPort), IcmpType: uint32(p.ICMPType), Size: req.GetSize(),
 		})
+		if errors.Is(err, errAlone) {
+			a = s.judgedThere(ctx, h.node, from, to, p)
+		}
 		return trace.Host{Node: h.node, Answer: a, Err: err}
 	}
 	var here, there trace.Host
@@ -154,6 +169,25 @@ func traced(req *apiv1.TraceRequest, from, to location) (filter.Packet, error) {
 		r.IcmpType = 128
 	}
 	return packetOf(r, from, to)
+}
+
+// judgedThere is what is known of a host that cannot be asked: what its rules say, by what
+// the datastore has now; nil: not even that.
+func (s *Server) judgedThere(ctx context.Context, node string, from, to location, p filter.Packet) *apiv1.LookResponse {
+	if s.PolicyServer.able() != nil {
+		return nil
+	}
+	call, cancel := context.WithTimeout(ctx, listWithin)
+	defer cancel()
+	objects, err := s.clusterObjects(call)
+	if err != nil {
+		return nil
+	}
+	rules, err := s.rulesOf(objects, node)
+	if err != nil {
+		return nil
+	}
+	return trace.Judged(node, from.node == node, *verdictOf(rules, flowAt(node, from, to, p)))
 }
 
 // nobody answers where an end is an address of a pool that no workload has; nil: it is

@@ -178,30 +178,32 @@ func (l *look) judge() {
 }
 
 // verdict judges a flow by the rules in force.
-func (p *PolicyServer) verdict(f filter.Flow) *trace.Verdict {
-	out := &trace.Verdict{}
-	p.cfg.Enforcer.View(func(r *filter.Ruleset) {
-		v := r.Judge(f)
-		out.Allowed = v.Allowed
-		steps := showSteps(r, v)
-		last, id := steps[len(steps)-1], v.Steps[len(v.Steps)-1].Policy
-		out.By = last.GetReason()
-		if last.GetRule() >= 0 {
-			out.By = fmt.Sprintf("%s rule %d: %s", last.GetPolicy(), last.GetRule(), last.GetMatch())
+func (p *PolicyServer) verdict(f filter.Flow) (out *trace.Verdict) {
+	p.cfg.Enforcer.View(func(r *filter.Ruleset) { out = verdictOf(r, f) })
+	return out
+}
+
+// verdictOf judges a flow by rules.
+func verdictOf(r *filter.Ruleset, f filter.Flow) *trace.Verdict {
+	v := r.Judge(f)
+	steps := showSteps(r, v)
+	last, id := steps[len(steps)-1], v.Steps[len(v.Steps)-1].Policy
+	out := &trace.Verdict{Allowed: v.Allowed, By: last.GetReason()}
+	if last.GetRule() >= 0 {
+		out.By = fmt.Sprintf("%s rule %d: %s", last.GetPolicy(), last.GetRule(), last.GetMatch())
+	}
+	if last.GetEndpoint() != "" {
+		out.By += fmt.Sprintf(" (%s of %s)", strings.ToLower(last.GetDirection()), last.GetEndpoint())
+	}
+	out.Cure = fmt.Sprintf("routerctl policy explain --from %s --to %s --proto %s --port %d # then let a policy allow it", f.Packet.Src, f.Packet.Dst, filter.ProtocolName(f.Packet.Protocol), f.Packet.DstPort)
+	key := store.Key{Kind: store.Kind(id.Kind), Namespace: id.Namespace, Name: id.Name}
+	if _, foreign := key.KubernetesName(); last.GetRule() >= 0 && !foreign {
+		out.Cure = "routerctl get " + strings.ToLower(id.Kind) + " " + id.Name
+		if id.Namespace != "" {
+			out.Cure += " -n " + id.Namespace
 		}
-		if last.GetEndpoint() != "" {
-			out.By += fmt.Sprintf(" (%s of %s)", strings.ToLower(last.GetDirection()), last.GetEndpoint())
-		}
-		out.Cure = fmt.Sprintf("routerctl policy explain --from %s --to %s --proto %s --port %d # then let a policy allow it", f.Packet.Src, f.Packet.Dst, filter.ProtocolName(f.Packet.Protocol), f.Packet.DstPort)
-		key := store.Key{Kind: store.Kind(id.Kind), Namespace: id.Namespace, Name: id.Name}
-		if _, foreign := key.KubernetesName(); last.GetRule() >= 0 && !foreign {
-			out.Cure = "routerctl get " + strings.ToLower(id.Kind) + " " + id.Name
-			if id.Namespace != "" {
-				out.Cure += " -n " + id.Namespace
-			}
-			out.Cure += " -o yaml # then let its rules allow it"
-		}
-	})
+		out.Cure += " -o yaml # then let its rules allow it"
+	}
 	return out
 }
 

@@ -45,6 +45,8 @@ type Config struct {
 	Ask func(ctx context.Context, node string, question []byte) ([]byte, error)
 	// AskAll asks several, as *[etcd.Store] does; nil like Ask.
 	AskAll func(ctx context.Context, nodes []string, question []byte, yield func(node string, answer []byte)) error
+	// Service reads a Service of Kubernetes with its endpoints; nil: the datastore has none.
+	Service func(context.Context, store.Key) (store.ServiceDetail, error)
 	// Presences says which hosts' daemons are there; nil: it is not known.
 	Presences gather.Presences
 

@@ -61,6 +61,33 @@ func Join(packet string, from, to Host) *apiv1.TraceResponse {
 	return out
 }
 
+// Judged is what is known of a host that was not asked: what rules say of the first packet
+// of the connection, which begins there or comes there.
+func Judged(node string, begins bool, v Verdict) *apiv1.LookResponse {
+	l := &leg{}
+	Facts{Node: node, Verdict: &v}.policy(l)
+	if begins {
+		return &apiv1.LookResponse{Node: node, Out: l.steps}
+	}
+	return &apiv1.LookResponse{Node: node, In: l.steps}
+}
+
+// ToService fills in what becomes of a packet to a Service by the ways to its endpoints.
+func ToService(out *apiv1.TraceResponse, ways []*apiv1.TraceResponse) {
+	out.Ways = ways
+	for _, w := range ways {
+		switch {
+		case w.GetVerdict() == Broken && out.GetVerdict() != Broken:
+			out.Verdict, out.Fault = Broken, w.GetFault()
+		case w.GetVerdict() == Unknown && out.GetVerdict() == Whole:
+			out.Verdict = Unknown
+		}
+	}
+	if len(out.GetUnknown()) > 0 && out.GetVerdict() == Whole {
+		out.Verdict = Unknown
+	}
+}
+
 // consequences lists the checks that say that something is lost and not why.
 func consequences() []string { return []string{"tunnel", "next-hop"} }
 

@@ -231,3 +231,34 @@ func TestSteps(t *testing.T) {
 		}
 	}
 }
+
+// TestToService: of the ways to a Service's endpoints one that is broken is named, and a
+// host that was not asked is judged by its rules.
+func TestToService(t *testing.T) {
+	t.Parallel()
+	judged := func(allowed bool) *apiv1.TraceResponse {
+		a := Judged("node3", false, Verdict{Allowed: allowed, By: "NetworkPolicy(shop/closed) rule 0", Cure: "routerctl get networkpolicy"})
+		return Join("a packet", answer(host(false)), Host{Node: "node3", Answer: a, Err: errors.New("it cannot be asked")})
+	}
+	for _, tt := range []struct {
+		name    string
+		ways    []*apiv1.TraceResponse
+		verdict string
+		check   string
+	}{
+		{"one", []*apiv1.TraceResponse{Join("a packet", answer(host(false)), answer(host(true)))}, Whole, ""},
+		{"not asked", []*apiv1.TraceResponse{judged(true)}, Unknown, ""},
+		{"denied by what the datastore says", []*apiv1.TraceResponse{judged(false)}, Broken, "policy"},
+		{"each", []*apiv1.TraceResponse{judged(true), judged(false), judged(true)}, Broken, "policy"},
+		{"no way", nil, Whole, ""},
+	} {
+		r := &apiv1.TraceResponse{Verdict: Whole}
+		ToService(r, tt.ways)
+		if r.GetVerdict() != tt.verdict || r.GetFault().GetCheck() != tt.check {
+			t.Errorf("%s: %s, %s; want %s, %s", tt.name, r.GetVerdict(), r.GetFault().GetCheck(), tt.verdict, tt.check)
+		}
+		if len(r.GetWays()) != len(tt.ways) {
+			t.Errorf("%s: %d ways", tt.name, len(r.GetWays()))
+		}
+	}
+}

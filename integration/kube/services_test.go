@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -130,15 +131,29 @@ func (c *cluster) watchRoute(prefix string) *routeLog {
 	return log
 }
 
+// traced holds what a trace from node1 to a Service says.
+func (c *cluster) traced(what, from, to string, says ...string) {
+	c.t.Helper()
+	r, err := c.Exec(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", from, "--to", to, "--port", "80")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, s := range says {
+		if !regexp.MustCompile(s).MatchString(r.Stdout + r.Stderr) {
+			c.t.Errorf("%s: the trace does not say %q:\n%s%s", what, s, r.Stdout, r.Stderr)
+		}
+	}
+}
+
 const slicesPath = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 // endpointSlice is a slice of the Service "web": of the nodes that have endpoints, which
 // are ready or, with a minus in front, terminate and serve yet.
 func endpointSlice(nodes ...string) string {
 	var l []string
-	for i, n := range nodes {
+	for _, n := range nodes {
 		name, leaving := strings.CutPrefix(n, "-")
-		l = append(l, fmt.Sprintf(`{"addresses":["192.168.200.%d"],"nodeName":%q,"conditions":{"ready":%v,"serving":true,"terminating":%v}}`, i+1, name, !leaving, leaving))
+		l = append(l, fmt.Sprintf(`{"addresses":["10.1.0.1%s"],"nodeName":%q,"conditions":{"ready":%v,"serving":true,"terminating":%v}}`, name[len(name)-1:], name, !leaving, leaving))
 	}
 	return `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"web-1","labels":{"kubernetes.io/service-name":"web"}},` +
 		`"addressType":"IPv4","ports":[{"port":80}],"endpoints":[` + strings.Join(l, ",") + `]}`
@@ -178,6 +193,7 @@ spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{ci
 		c.announced("every node announces a range", all, "node1", "node2")
 	}
 	c.announced("nobody has an endpoint", "172.17.0.7/32")
+	c.traced("nobody has an endpoint", "198.51.100.7", "172.17.0.7", "no-endpoints +Service default/web has no endpoints")
 	log := c.watchRoute("172.17.0.7/32")
 	create(t, slicesPath, endpointSlice("node1"))
 	single := []string{"10.96.7.7/32", "172.16.0.7/32", "172.17.0.7/32"}
@@ -188,6 +204,9 @@ spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{ci
 	if err != nil || !strings.Contains(out, "this host for Service default/web") {
 		t.Errorf("what is advertised does not name the Service: %v\n%s", err, out)
 	}
+	c.traced("from outside to the node that announces it", "198.51.100.7", "172.17.0.7", "there: tcp 198.51.100.7:0 → 10.1.0.11:80", "node1 +172.17.0.7/32, the packet comes in here", "10.1.0.11:80 +- +node1 +followed")
+	c.traced("from a node, by name", "node2", "service/default/web", "internalTrafficPolicy is Cluster", "10.1.0.11:80 +- +node1 +followed")
+	c.traced("no such Service", "node1", "service/default/none", "there is no Service default/none")
 	c.endpoints("node1", "node2")
 	c.announced("two have endpoints", "172.17.0.7/32", "node1", "node2")
 	c.endpoints("-node1", "node2")

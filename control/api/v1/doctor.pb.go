@@ -236,6 +236,7 @@ type TraceRequest struct {
 	SourcePort    uint32                 `protobuf:"varint,5,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	Size          uint32                 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`   // bytes, with the IP header; 0: what the sender's device takes
 	Probe         bool                   `protobuf:"varint,7,opt,name=probe,proto3" json:"probe,omitempty"` // send such a packet too, and say where it is seen
+	Each          bool                   `protobuf:"varint,8,opt,name=each,proto3" json:"each,omitempty"`   // of a Service: to each endpoint that may be chosen, not to the first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -319,6 +320,13 @@ func (x *TraceRequest) GetProbe() bool {
 	return false
 }
 
+func (x *TraceRequest) GetEach() bool {
+	if x != nil {
+		return x.Each
+	}
+	return false
+}
+
 type TraceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Packet        string                 `protobuf:"bytes,1,opt,name=packet,proto3" json:"packet,omitempty"`   // what is followed
@@ -327,6 +335,8 @@ type TraceResponse struct {
 	Hops          []*Hop                 `protobuf:"bytes,4,rep,name=hops,proto3" json:"hops,omitempty"`       // there, then back
 	Unknown       []string               `protobuf:"bytes,5,rep,name=unknown,proto3" json:"unknown,omitempty"` // what could not be looked at, and why
 	Probe         *Probe                 `protobuf:"bytes,6,opt,name=probe,proto3" json:"probe,omitempty"`     // unset: none was sent
+	Service       *TracedService         `protobuf:"bytes,7,opt,name=service,proto3" json:"service,omitempty"` // unset: the packet is for none
+	Ways          []*TraceResponse       `protobuf:"bytes,8,rep,name=ways,proto3" json:"ways,omitempty"`       // of a Service, in place of hops: to one endpoint, or to each
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -403,6 +413,121 @@ func (x *TraceResponse) GetProbe() *Probe {
 	return nil
 }
 
+func (x *TraceResponse) GetService() *TracedService {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetWays() []*TraceResponse {
+	if x != nil {
+		return x.Ways
+	}
+	return nil
+}
+
+// TracedService is what a Service of Kubernetes does with a packet.
+type TracedService struct {
+	state         protoimpl.MessageState     `protogen:"open.v1"`
+	Name          string                     `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // NAMESPACE/NAME
+	Address       string                     `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // that the packet is for; empty: it is headless
+	Port          uint32                     `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Protocol      string                     `protobuf:"bytes,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Policy        string                     `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"` // the traffic policy that counts
+	Endpoints     []*TracedService_Endpoint  `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Enters        string                     `protobuf:"bytes,7,opt,name=enters,proto3" json:"enters,omitempty"`         // the node that takes the packet in from outside; empty: it begins inside
+	Announcers    []*TracedService_Announcer `protobuf:"bytes,8,rep,name=announcers,proto3" json:"announcers,omitempty"` // likewise
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedService) Reset() {
+	*x = TracedService{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedService) ProtoMessage() {}
+
+func (x *TracedService) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedService.ProtoReflect.Descriptor instead.
+func (*TracedService) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TracedService) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TracedService) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TracedService) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TracedService) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *TracedService) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *TracedService) GetEndpoints() []*TracedService_Endpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *TracedService) GetEnters() string {
+	if x != nil {
+		return x.Enters
+	}
+	return ""
+}
+
+func (x *TracedService) GetAnnouncers() []*TracedService_Announcer {
+	if x != nil {
+		return x.Announcers
+	}
+	return nil
+}
+
 // Probe is what became of a packet that was sent.
 type Probe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -418,7 +543,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +555,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[5]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +568,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Probe) GetPacket() string {
@@ -502,7 +627,7 @@ type Sighting struct {
 
 func (x *Sighting) Reset() {
 	*x = Sighting{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +639,7 @@ func (x *Sighting) String() string {
 func (*Sighting) ProtoMessage() {}
 
 func (x *Sighting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[6]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +652,7 @@ func (x *Sighting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sighting.ProtoReflect.Descriptor instead.
 func (*Sighting) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{6}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Sighting) GetBack() bool {
@@ -581,7 +706,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -593,7 +718,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[7]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -606,7 +731,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{7}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchRequest) GetSource() string {
@@ -667,7 +792,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +804,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[8]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +817,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{8}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchResponse) GetSeen() []*Sighting {
@@ -714,7 +839,7 @@ type Hop struct {
 
 func (x *Hop) Reset() {
 	*x = Hop{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +851,7 @@ func (x *Hop) String() string {
 func (*Hop) ProtoMessage() {}
 
 func (x *Hop) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[9]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +864,7 @@ func (x *Hop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hop.ProtoReflect.Descriptor instead.
 func (*Hop) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{9}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Hop) GetBack() bool {
@@ -775,7 +900,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +912,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[10]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +925,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{10}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Step) GetName() string {
@@ -842,7 +967,7 @@ type LookRequest struct {
 
 func (x *LookRequest) Reset() {
 	*x = LookRequest{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +979,7 @@ func (x *LookRequest) String() string {
 func (*LookRequest) ProtoMessage() {}
 
 func (x *LookRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[11]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +992,7 @@ func (x *LookRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookRequest.ProtoReflect.Descriptor instead.
 func (*LookRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{11}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LookRequest) GetLocal() string {
@@ -946,7 +1071,7 @@ type LookResponse struct {
 
 func (x *LookResponse) Reset() {
 	*x = LookResponse{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1083,7 @@ func (x *LookResponse) String() string {
 func (*LookResponse) ProtoMessage() {}
 
 func (x *LookResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[12]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1096,7 @@ func (x *LookResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookResponse.ProtoReflect.Descriptor instead.
 func (*LookResponse) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{12}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LookResponse) GetNode() string {
@@ -1022,7 +1147,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[13]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1159,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[13]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1172,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{13}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Question) GetLook() *LookRequest {
@@ -1087,7 +1212,7 @@ type LoadRequest struct {
 
 func (x *LoadRequest) Reset() {
 	*x = LoadRequest{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[14]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1224,7 @@ func (x *LoadRequest) String() string {
 func (*LoadRequest) ProtoMessage() {}
 
 func (x *LoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[14]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1237,7 @@ func (x *LoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
 func (*LoadRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{14}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{15}
 }
 
 type Answer struct {
@@ -1128,7 +1253,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1265,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1278,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{15}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Answer) GetError() string {
@@ -1191,6 +1316,159 @@ func (x *Answer) GetPlan() *HostPlan {
 	return nil
 }
 
+type TracedService_Endpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"` // 0: it has none of that name
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"` // NAMESPACE/NAME
+	Not           string                 `protobuf:"bytes,5,opt,name=not,proto3" json:"not,omitempty"` // why no packet is sent to it; empty: it may be chosen
+	Followed      bool                   `protobuf:"varint,6,opt,name=followed,proto3" json:"followed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedService_Endpoint) Reset() {
+	*x = TracedService_Endpoint{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedService_Endpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedService_Endpoint) ProtoMessage() {}
+
+func (x *TracedService_Endpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedService_Endpoint.ProtoReflect.Descriptor instead.
+func (*TracedService_Endpoint) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5, 0}
+}
+
+func (x *TracedService_Endpoint) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TracedService_Endpoint) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TracedService_Endpoint) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TracedService_Endpoint) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *TracedService_Endpoint) GetNot() string {
+	if x != nil {
+		return x.Not
+	}
+	return ""
+}
+
+func (x *TracedService_Endpoint) GetFollowed() bool {
+	if x != nil {
+		return x.Followed
+	}
+	return false
+}
+
+// Announcer is a node, and how it announces the address.
+type TracedService_Announcer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`    // the address or a range that holds it; empty: it does not
+	Leaving       bool                   `protobuf:"varint,3,opt,name=leaving,proto3" json:"leaving,omitempty"` // others are to be preferred
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`    // why it does not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedService_Announcer) Reset() {
+	*x = TracedService_Announcer{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedService_Announcer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedService_Announcer) ProtoMessage() {}
+
+func (x *TracedService_Announcer) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedService_Announcer.ProtoReflect.Descriptor instead.
+func (*TracedService_Announcer) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{5, 1}
+}
+
+func (x *TracedService_Announcer) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TracedService_Announcer) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *TracedService_Announcer) GetLeaving() bool {
+	if x != nil {
+		return x.Leaving
+	}
+	return false
+}
+
+func (x *TracedService_Announcer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Tunnel is the two ends of a tunnel, as this host has them.
 type LookResponse_Tunnel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1206,7 +1484,7 @@ type LookResponse_Tunnel struct {
 
 func (x *LookResponse_Tunnel) Reset() {
 	*x = LookResponse_Tunnel{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1496,7 @@ func (x *LookResponse_Tunnel) String() string {
 func (*LookResponse_Tunnel) ProtoMessage() {}
 
 func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1509,7 @@ func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookResponse_Tunnel.ProtoReflect.Descriptor instead.
 func (*LookResponse_Tunnel) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{12, 0}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{13, 0}
 }
 
 func (x *LookResponse_Tunnel) GetDevice() string {
@@ -1296,7 +1574,7 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\x05field\x18\x06 \x01(\tR\x05field\x12\x12\n" +
 	"\x04what\x18\a \x01(\tR\x04what\x12\x14\n" +
 	"\x05cause\x18\b \x01(\tR\x05cause\x12\x12\n" +
-	"\x04cure\x18\t \x01(\tR\x04cure\"\xad\x01\n" +
+	"\x04cure\x18\t \x01(\tR\x04cure\"\xc1\x01\n" +
 	"\fTraceRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
@@ -1305,14 +1583,40 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\vsource_port\x18\x05 \x01(\rR\n" +
 	"sourcePort\x12\x12\n" +
 	"\x04size\x18\x06 \x01(\rR\x04size\x12\x14\n" +
-	"\x05probe\x18\a \x01(\bR\x05probe\"\xd4\x01\n" +
+	"\x05probe\x18\a \x01(\bR\x05probe\x12\x12\n" +
+	"\x04each\x18\b \x01(\bR\x04each\"\xb8\x02\n" +
 	"\rTraceResponse\x12\x16\n" +
 	"\x06packet\x18\x01 \x01(\tR\x06packet\x12\x18\n" +
 	"\averdict\x18\x02 \x01(\tR\averdict\x12)\n" +
 	"\x05fault\x18\x03 \x01(\v2\x13.routerd.v1.FindingR\x05fault\x12#\n" +
 	"\x04hops\x18\x04 \x03(\v2\x0f.routerd.v1.HopR\x04hops\x12\x18\n" +
 	"\aunknown\x18\x05 \x03(\tR\aunknown\x12'\n" +
-	"\x05probe\x18\x06 \x01(\v2\x11.routerd.v1.ProbeR\x05probe\"\xb5\x01\n" +
+	"\x05probe\x18\x06 \x01(\v2\x11.routerd.v1.ProbeR\x05probe\x123\n" +
+	"\aservice\x18\a \x01(\v2\x19.routerd.v1.TracedServiceR\aservice\x12-\n" +
+	"\x04ways\x18\b \x03(\v2\x19.routerd.v1.TraceResponseR\x04ways\"\x9e\x04\n" +
+	"\rTracedService\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1a\n" +
+	"\bprotocol\x18\x04 \x01(\tR\bprotocol\x12\x16\n" +
+	"\x06policy\x18\x05 \x01(\tR\x06policy\x12@\n" +
+	"\tendpoints\x18\x06 \x03(\v2\".routerd.v1.TracedService.EndpointR\tendpoints\x12\x16\n" +
+	"\x06enters\x18\a \x01(\tR\x06enters\x12C\n" +
+	"\n" +
+	"announcers\x18\b \x03(\v2#.routerd.v1.TracedService.AnnouncerR\n" +
+	"announcers\x1a\x8c\x01\n" +
+	"\bEndpoint\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x10\n" +
+	"\x03pod\x18\x04 \x01(\tR\x03pod\x12\x10\n" +
+	"\x03not\x18\x05 \x01(\tR\x03not\x12\x1a\n" +
+	"\bfollowed\x18\x06 \x01(\bR\bfollowed\x1ai\n" +
+	"\tAnnouncer\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x18\n" +
+	"\aleaving\x18\x03 \x01(\bR\aleaving\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xb5\x01\n" +
 	"\x05Probe\x12\x16\n" +
 	"\x06packet\x18\x01 \x01(\tR\x06packet\x12(\n" +
 	"\x04seen\x18\x02 \x03(\v2\x14.routerd.v1.SightingR\x04seen\x12\x1c\n" +
@@ -1399,62 +1703,69 @@ func file_control_api_v1_doctor_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_doctor_proto_rawDescData
 }
 
-var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_control_api_v1_doctor_proto_goTypes = []any{
-	(*ExamineRequest)(nil),      // 0: routerd.v1.ExamineRequest
-	(*ExamineResponse)(nil),     // 1: routerd.v1.ExamineResponse
-	(*Finding)(nil),             // 2: routerd.v1.Finding
-	(*TraceRequest)(nil),        // 3: routerd.v1.TraceRequest
-	(*TraceResponse)(nil),       // 4: routerd.v1.TraceResponse
-	(*Probe)(nil),               // 5: routerd.v1.Probe
-	(*Sighting)(nil),            // 6: routerd.v1.Sighting
-	(*WatchRequest)(nil),        // 7: routerd.v1.WatchRequest
-	(*WatchResponse)(nil),       // 8: routerd.v1.WatchResponse
-	(*Hop)(nil),                 // 9: routerd.v1.Hop
-	(*Step)(nil),                // 10: routerd.v1.Step
-	(*LookRequest)(nil),         // 11: routerd.v1.LookRequest
-	(*LookResponse)(nil),        // 12: routerd.v1.LookResponse
-	(*Question)(nil),            // 13: routerd.v1.Question
-	(*LoadRequest)(nil),         // 14: routerd.v1.LoadRequest
-	(*Answer)(nil),              // 15: routerd.v1.Answer
-	(*LookResponse_Tunnel)(nil), // 16: routerd.v1.LookResponse.Tunnel
-	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
-	(*PlanRequest)(nil),         // 18: routerd.v1.PlanRequest
-	(*HostLoad)(nil),            // 19: routerd.v1.HostLoad
-	(*HostPlan)(nil),            // 20: routerd.v1.HostPlan
+	(*ExamineRequest)(nil),          // 0: routerd.v1.ExamineRequest
+	(*ExamineResponse)(nil),         // 1: routerd.v1.ExamineResponse
+	(*Finding)(nil),                 // 2: routerd.v1.Finding
+	(*TraceRequest)(nil),            // 3: routerd.v1.TraceRequest
+	(*TraceResponse)(nil),           // 4: routerd.v1.TraceResponse
+	(*TracedService)(nil),           // 5: routerd.v1.TracedService
+	(*Probe)(nil),                   // 6: routerd.v1.Probe
+	(*Sighting)(nil),                // 7: routerd.v1.Sighting
+	(*WatchRequest)(nil),            // 8: routerd.v1.WatchRequest
+	(*WatchResponse)(nil),           // 9: routerd.v1.WatchResponse
+	(*Hop)(nil),                     // 10: routerd.v1.Hop
+	(*Step)(nil),                    // 11: routerd.v1.Step
+	(*LookRequest)(nil),             // 12: routerd.v1.LookRequest
+	(*LookResponse)(nil),            // 13: routerd.v1.LookResponse
+	(*Question)(nil),                // 14: routerd.v1.Question
+	(*LoadRequest)(nil),             // 15: routerd.v1.LoadRequest
+	(*Answer)(nil),                  // 16: routerd.v1.Answer
+	(*TracedService_Endpoint)(nil),  // 17: routerd.v1.TracedService.Endpoint
+	(*TracedService_Announcer)(nil), // 18: routerd.v1.TracedService.Announcer
+	(*LookResponse_Tunnel)(nil),     // 19: routerd.v1.LookResponse.Tunnel
+	(*durationpb.Duration)(nil),     // 20: google.protobuf.Duration
+	(*PlanRequest)(nil),             // 21: routerd.v1.PlanRequest
+	(*HostLoad)(nil),                // 22: routerd.v1.HostLoad
+	(*HostPlan)(nil),                // 23: routerd.v1.HostPlan
 }
 var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	2,  // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
 	2,  // 1: routerd.v1.TraceResponse.fault:type_name -> routerd.v1.Finding
-	9,  // 2: routerd.v1.TraceResponse.hops:type_name -> routerd.v1.Hop
-	5,  // 3: routerd.v1.TraceResponse.probe:type_name -> routerd.v1.Probe
-	6,  // 4: routerd.v1.Probe.seen:type_name -> routerd.v1.Sighting
-	17, // 5: routerd.v1.WatchRequest.for:type_name -> google.protobuf.Duration
-	6,  // 6: routerd.v1.WatchResponse.seen:type_name -> routerd.v1.Sighting
-	10, // 7: routerd.v1.Hop.step:type_name -> routerd.v1.Step
-	2,  // 8: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
-	10, // 9: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
-	10, // 10: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
-	16, // 11: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
-	11, // 12: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
-	14, // 13: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
-	7,  // 14: routerd.v1.Question.watch:type_name -> routerd.v1.WatchRequest
-	18, // 15: routerd.v1.Question.plan:type_name -> routerd.v1.PlanRequest
-	12, // 16: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
-	19, // 17: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
-	8,  // 18: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
-	20, // 19: routerd.v1.Answer.plan:type_name -> routerd.v1.HostPlan
-	0,  // 20: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
-	11, // 21: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
-	3,  // 22: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
-	1,  // 23: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
-	12, // 24: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
-	4,  // 25: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
-	23, // [23:26] is the sub-list for method output_type
-	20, // [20:23] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	10, // 2: routerd.v1.TraceResponse.hops:type_name -> routerd.v1.Hop
+	6,  // 3: routerd.v1.TraceResponse.probe:type_name -> routerd.v1.Probe
+	5,  // 4: routerd.v1.TraceResponse.service:type_name -> routerd.v1.TracedService
+	4,  // 5: routerd.v1.TraceResponse.ways:type_name -> routerd.v1.TraceResponse
+	17, // 6: routerd.v1.TracedService.endpoints:type_name -> routerd.v1.TracedService.Endpoint
+	18, // 7: routerd.v1.TracedService.announcers:type_name -> routerd.v1.TracedService.Announcer
+	7,  // 8: routerd.v1.Probe.seen:type_name -> routerd.v1.Sighting
+	20, // 9: routerd.v1.WatchRequest.for:type_name -> google.protobuf.Duration
+	7,  // 10: routerd.v1.WatchResponse.seen:type_name -> routerd.v1.Sighting
+	11, // 11: routerd.v1.Hop.step:type_name -> routerd.v1.Step
+	2,  // 12: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
+	11, // 13: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
+	11, // 14: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
+	19, // 15: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
+	12, // 16: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
+	15, // 17: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
+	8,  // 18: routerd.v1.Question.watch:type_name -> routerd.v1.WatchRequest
+	21, // 19: routerd.v1.Question.plan:type_name -> routerd.v1.PlanRequest
+	13, // 20: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
+	22, // 21: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
+	9,  // 22: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
+	23, // 23: routerd.v1.Answer.plan:type_name -> routerd.v1.HostPlan
+	0,  // 24: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
+	12, // 25: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
+	3,  // 26: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
+	1,  // 27: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
+	13, // 28: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
+	4,  // 29: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
+	27, // [27:30] is the sub-list for method output_type
+	24, // [24:27] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_doctor_proto_init() }
@@ -1469,7 +1780,7 @@ func file_control_api_v1_doctor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_doctor_proto_rawDesc), len(file_control_api_v1_doctor_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

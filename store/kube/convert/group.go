@@ -109,7 +109,8 @@ func services() Resource {
 	return Resource{Version: "v1", Plural: "services", APIKind: "Service", Namespaced: true, Status: true}
 }
 
-func endpointSlices() Resource {
+// EndpointSlices is where endpoints of Services are.
+func EndpointSlices() Resource {
 	return Resource{Group: "discovery.k8s.io", Version: "v1", Plural: "endpointslices", APIKind: "EndpointSlice", Namespaced: true}
 }
 
@@ -200,7 +201,7 @@ func Sources(g Group, kind store.Kind) []Source {
 	case store.KindService:
 		return native(services())
 	case store.KindEndpointSlice:
-		return native(endpointSlices())
+		return native(EndpointSlices())
 	case store.KindServiceCIDR:
 		return native(serviceCIDRs())
 	}

@@ -1,8 +1,12 @@
 package convert
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -90,4 +94,89 @@ func endpointSliceOf(s *discoveryv1.EndpointSlice) (store.Key, any, error) {
 		out.Nodes[node] = store.EndpointsHere{Ready: here.Ready || ready, Leaving: here.Leaving || leaving && !ready}
 	}
 	return key, out, nil
+}
+
+// ServiceDetail returns a Service with its ports and endpoints, of the objects of the
+// API. What cannot be read of an endpoint is left out, as kube-proxy does.
+func ServiceDetail(rawService []byte, rawSlices []json.RawMessage) (store.ServiceDetail, error) {
+	var s corev1.Service
+	if err := json.Unmarshal(rawService, &s); err != nil {
+		return store.ServiceDetail{}, fmt.Errorf("%w: Service: %w", store.ErrDecode, err)
+	}
+	key, value, err := serviceOf(&s)
+	if err != nil {
+		return store.ServiceDetail{}, err
+	}
+	out := store.ServiceDetail{Key: key, Headless: s.Spec.ClusterIP == corev1.ClusterIPNone}
+	var selector []string
+	for k, v := range s.Spec.Selector {
+		selector = append(selector, k+"="+v)
+	}
+	slices.Sort(selector)
+	out.Selector = strings.Join(selector, ",")
+	if v, ok := value.(*store.Service); ok {
+		out.Service = *v
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		out.ExternalName = s.Spec.ExternalName
+	}
+	for _, p := range s.Spec.Ports {
+		out.Ports = append(out.Ports, store.ServicePort{Name: p.Name, Protocol: cmp.Or(string(p.Protocol), "TCP"), Port: uint16(p.Port)}) //nolint:gosec // the API server bounds it
+	}
+	for _, raw := range rawSlices {
+		var slice discoveryv1.EndpointSlice
+		if err := json.Unmarshal(raw, &slice); err != nil {
+			return out, fmt.Errorf("%w: EndpointSlice: %w", store.ErrDecode, err)
+		}
+		out.Endpoints = append(out.Endpoints, endpointsOf(&slice)...)
+	}
+	slices.SortFunc(out.Endpoints, func(a, b store.ServiceEndpoint) int { return a.Addr.Compare(b.Addr) })
+	return out, nil
+}
+
+// endpointsOf returns the endpoints of a slice, by their first address: the others mean
+// the same (discovery.k8s.io/v1, Endpoint.addresses).
+func endpointsOf(s *discoveryv1.EndpointSlice) []store.ServiceEndpoint {
+	ports := map[string]uint16{}
+	for _, p := range s.Ports {
+		if p.Port != nil {
+			ports[deref(p.Name)] = uint16(*p.Port) //nolint:gosec // the API server bounds it
+		}
+	}
+	var out []store.ServiceEndpoint
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		if len(e.Addresses) == 0 {
+			continue
+		}
+		a, err := netip.ParseAddr(e.Addresses[0])
+		if err != nil {
+			continue
+		}
+		c := e.Conditions
+		x := store.ServiceEndpoint{Addr: a, Node: deref(e.NodeName), Ready: c.Ready == nil || *c.Ready, Terminating: deref(c.Terminating), Ports: ports}
+		x.Serving = x.Ready
+		if c.Serving != nil {
+			x.Serving = *c.Serving
+		}
+		if t := e.TargetRef; t != nil && t.Kind == "Pod" {
+			x.Pod = t.Namespace + "/" + t.Name
+		}
+		if e.Hints != nil {
+			for _, z := range e.Hints.ForZones {
+				x.Zones = append(x.Zones, z.Name)
+			}
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// deref returns what a pointer leads to; the zero value if it is nil.
+func deref[T any](p *T) T {
+	var zero T
+	if p == nil {
+		return zero
+	}
+	return *p
 }
