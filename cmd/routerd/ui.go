@@ -19,7 +19,7 @@ func (d *router) newPage() (*ui.Page, error) {
 	return ui.NewPage(ui.PageConfig{
 		Config: ui.Config{
 			Node: d.name, Operator: rpc.NewOperatorServer(d.operator), Events: rpc.NewEventsServer(d.said),
-			Examine: d.operator.Examine, Wanted: d.wantedSessions, Sessions: d.sessions,
+			Examine: d.operator.Examine, Trace: d.operator.Trace, Hosts: d.operator.Hosts, Wanted: d.wantedSessions, Sessions: d.sessions,
 			Counters: netdev.Read,
 			Now:      time.Now, Log: d.log.With("component", "ui"),
 		},

@@ -23,7 +23,7 @@ import (
 
 // PageConfig says how a [Page] is served, and what it shows.
 type PageConfig struct {
-	Config // its Watch and Examine the page makes
+	Config // its Watch, Pods and Examine the page makes
 	// Where is what ui.listen says, for people; empty: no page is served.
 	Where string
 	// Listen opens that.
@@ -57,6 +57,7 @@ func NewPage(c PageConfig) (*Page, error) {
 	p.failed.Store(&err)
 	of := c.Config
 	of.Watch, of.Examine = p.watch, p.examine
+	of.Pods = func(ctx context.Context) (Pods, error) { return pods(ctx, c.Store) }
 	p.server, err = New(of)
 	return p, err
 }

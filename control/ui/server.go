@@ -11,7 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -46,6 +46,12 @@ type Config struct {
 	Watch    *Watch
 	// Examine says what is wrong with this host and, by the datastore, with the others.
 	Examine func(context.Context) (*apiv1.ExamineResponse, error)
+	// Trace follows a packet over the hosts of both ends.
+	Trace func(context.Context, *apiv1.TraceRequest) (*apiv1.TraceResponse, error)
+	// Pods lists workloads of the cluster.
+	Pods func(context.Context) (Pods, error)
+	// Hosts asks all hosts how they are.
+	Hosts func(context.Context) (*apiv1.HostsResponse, error)
 	// Wanted lists the sessions of every node, of clusters of [MaxMesh] nodes at most.
 	Wanted func(context.Context) []Session
 	// Sessions is this host's sessions and their states, as text: another one is a change.
@@ -90,6 +96,8 @@ func New(cfg Config) (*Server, error) {
 	api.HandleFunc("GET /api/v1/policy/explain", s.answers(s.explain))
 	api.HandleFunc("GET /api/v1/events", s.answers(s.events))
 	api.HandleFunc("GET /api/v1/doctor", s.answers(s.examine))
+	api.HandleFunc("GET /api/v1/pods", s.pods)
+	api.HandleFunc("GET /api/v1/trace", s.answers(s.trace))
 	api.HandleFunc("GET /api/v1/changes", s.changes)
 	files := http.FileServerFS(root)
 	api.Handle("GET /", files)
@@ -212,7 +220,7 @@ func writeError(w http.ResponseWriter, err error) {
 
 func (s *Server) topology(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
-	f := s.cfg.Watch.facts()
+	f := s.cfg.Watch.facts(s.cfg.Now())
 	var err error
 	if f.Self, err = s.cfg.Operator.Node(ctx, &apiv1.NodeRequest{}); err != nil {
 		writeError(w, err)
@@ -247,12 +255,9 @@ func (s *Server) routes(r *http.Request) (proto.Message, error) {
 func (s *Server) explain(r *http.Request) (proto.Message, error) {
 	q := r.URL.Query()
 	req := &apiv1.PolicyExplainRequest{From: q.Get("from"), To: q.Get("to"), Protocol: q.Get("protocol")}
-	if p := q.Get("port"); p != "" {
-		port, err := strconv.ParseUint(p, 10, 16)
-		if err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "port %q: want a number, 0 to 65535", p)
-		}
-		req.Port = uint32(port)
+	var err error
+	if req.Port, err = portOf(q.Get("port")); err != nil {
+		return nil, err
 	}
 	return s.cfg.Operator.PolicyExplain(r.Context(), req)
 }
@@ -285,15 +290,19 @@ func (c *collected) Send(r *apiv1.EventsResponse) error {
 	return nil
 }
 
-// examine has the doctor look, for one page at a time.
 func (s *Server) examine(r *http.Request) (proto.Message, error) {
+	return s.alone(r, func(ctx context.Context) (proto.Message, error) { return s.cfg.Examine(ctx) })
+}
+
+// alone has this host examined for one page at a time.
+func (s *Server) alone(r *http.Request, look func(context.Context) (proto.Message, error)) (proto.Message, error) {
 	select {
 	case s.examining <- struct{}{}:
 		defer func() { <-s.examining }()
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
 	}
-	return s.cfg.Examine(r.Context())
+	return look(r.Context())
 }
 
 // changes tells a page what has changed, for as long as it listens (Server-Sent Events, HTML Living Standard section
@@ -316,6 +325,11 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 	if !send("revisions", rev) {
 		return
 	}
+	asking, stop := context.WithCancel(ctx)
+	var others sync.WaitGroup
+	others.Go(func() { s.followOthers(asking) })
+	defer others.Wait()
+	defer stop()
 	tick := time.NewTicker(pulse)
 	defer tick.Stop()
 	sessions, read, at := s.cfg.Sessions(), s.counters(), s.cfg.Now()

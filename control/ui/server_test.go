@@ -88,6 +88,15 @@ func newHost(t *testing.T) host {
 		Examine: func(context.Context) (*apiv1.ExamineResponse, error) {
 			return &apiv1.ExamineResponse{Node: "node1", Findings: []*apiv1.Finding{{Check: "a-check"}}}, nil
 		},
+		Trace: func(_ context.Context, r *apiv1.TraceRequest) (*apiv1.TraceResponse, error) {
+			return &apiv1.TraceResponse{Verdict: "whole", Packet: r.String()}, nil
+		},
+		Pods: func(context.Context) (Pods, error) {
+			return Pods{Pods: []Pod{{Name: "shop/web", Node: "node1", Addrs: []string{"192.168.1.5"}}}, All: 7}, nil
+		},
+		Hosts: func(context.Context) (*apiv1.HostsResponse, error) {
+			return &apiv1.HostsResponse{Hosts: []*apiv1.HostLoad{{Node: "node2", Sessions: 1, SessionsUp: 1}}}, nil
+		},
 		Wanted: func(context.Context) []Session { return nil }, Sessions: func() string { return "" },
 		Counters: netdev.Read, Now: h.clock.now, Log: slog.New(slog.DiscardHandler),
 	})
@@ -326,6 +335,10 @@ func TestAPI(t *testing.T) {
 		{"/api/v1/events", 200, []string{`"message":"something happened"`, `"value":"a test"`}},
 		{"/api/v1/events?level=loud", 400, []string{`level "loud"`}},
 		{"/api/v1/policy/explain?from=a&to=b&port=x", 400, []string{`port "x"`}},
+		{"/api/v1/pods", 200, []string{`"name":"shop/web"`, `"all":7`}},
+		{"/api/v1/trace?from=a&to=b&protocol=tcp&port=80", 200, []string{`"verdict":"whole"`, "port:80"}},
+		{"/api/v1/trace?from=a", 400, []string{"from and to are required"}},
+		{"/api/v1/trace?from=a&to=b&port=x", 400, []string{`port "x"`}},
 		{"/api/v1/nothing", 404, nil},
 	} {
 		resp := h.ask(c.path, with)

@@ -94,7 +94,8 @@ type Facts struct {
 	Members map[string]doctor.Member // what nodes publish of themselves
 	Present map[string]bool          // whose daemons are there; nil: it is not known
 	Blocks  []*cluster.Block
-	Wanted  []Session // of all nodes
+	Wanted  []Session                  // of all nodes
+	Loads   map[string]*apiv1.HostLoad // what other hosts say of their sessions; none: they were not asked, or not heard
 	Paths   *apiv1.PathsResponse
 	Tunnels *apiv1.TunnelsResponse
 }
@@ -264,18 +265,7 @@ func (f Facts) links(t *Topology) []Link {
 			continue // this host knows better
 		}
 		l := link(s.Node, peer(s.Peer, s.Addr, s.ASN))
-		if len(l.Says) > 0 {
-			continue // the other end said it
-		}
-		l.Session, l.Says = Unknown, append(l.Says, fmt.Sprintf("session (%s): only its ends know how it is; open the page of one of them", s.Type))
-		for _, end := range []string{s.Node, s.Peer} {
-			if f.Present != nil && node[end] && !f.Present[end] {
-				l.Session, l.Says = Down, []string{fmt.Sprintf("session (%s): the daemon of %s is not there", s.Type, end)}
-			}
-		}
-		if s.Problem != "" {
-			l.Session, l.Says = Down, []string{fmt.Sprintf("session (%s): %s", s.Type, s.Problem)}
-		}
+		l.addOther(f.other(s, node))
 	}
 	for _, u := range f.Tunnels.GetTunnels() {
 		if !u.GetInUse() || !node[u.GetNode()] {

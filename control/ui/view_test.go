@@ -187,6 +187,36 @@ func TestTopology(t *testing.T) {
 			sessions: states{"node1 node2": Up, "node1 node3": Up, "node1 peer 10.1.0.1": Up, "node2 node3": Down, "node2 peer 10.1.0.1": Unknown},
 			tunnels:  states{"node1 node3": Up},
 		},
+		{
+			name: "what others say of their sessions", change: func(f *Facts) {
+				f.Loads = map[string]*apiv1.HostLoad{
+					"node2": {Node: "node2", Sessions: 3, SessionsUp: 2, Down: []*apiv1.BGPPeer{{Name: "tor", Address: "10.1.0.1", State: "idle"}}},
+					"node3": {Node: "node3", Error: "no answer"},
+				}
+			},
+			hosts:    states{"node1": Up, "node2": Up, "node3": Up, "peer 10.1.0.1": Up},
+			sessions: states{"node1 node2": Up, "node1 node3": Up, "node1 peer 10.1.0.1": Up, "node2 node3": Up, "node2 peer 10.1.0.1": Down},
+			tunnels:  states{"node1 node3": Up},
+		},
+		{
+			name: "one end says that it is down", change: func(f *Facts) {
+				f.Loads = map[string]*apiv1.HostLoad{
+					"node2": {Node: "node2", Sessions: 3, SessionsUp: 3},
+					"node3": {Node: "node3", Sessions: 2, SessionsUp: 1, Down: []*apiv1.BGPPeer{{Name: "node2", Address: "10.1.0.12", State: "start"}}},
+				}
+			},
+			hosts:    states{"node1": Up, "node2": Up, "node3": Up, "peer 10.1.0.1": Up},
+			sessions: states{"node1 node2": Up, "node1 node3": Up, "node1 peer 10.1.0.1": Up, "node2 node3": Down, "node2 peer 10.1.0.1": Up},
+			tunnels:  states{"node1 node3": Up},
+		},
+		{
+			name: "more are down than are named", change: func(f *Facts) {
+				f.Loads = map[string]*apiv1.HostLoad{"node2": {Node: "node2", Sessions: 30}, "node3": {Node: "node3", Sessions: 30}}
+			},
+			hosts:    states{"node1": Up, "node2": Up, "node3": Up, "peer 10.1.0.1": Up},
+			sessions: states{"node1 node2": Up, "node1 node3": Up, "node1 peer 10.1.0.1": Up, "node2 node3": Unknown, "node2 peer 10.1.0.1": Unknown},
+			tunnels:  states{"node1 node3": Up},
+		},
 	} {
 		f := facts()
 		c.change(&f)
@@ -305,5 +335,23 @@ func TestRates(t *testing.T) {
 	}
 	if got := rates(was, is, 0); len(got) != 0 {
 		t.Errorf("in no time: %v", got)
+	}
+}
+
+// TestLoads: what hosts say of their sessions counts for a while, and a change is told.
+func TestLoads(t *testing.T) {
+	t.Parallel()
+	w, now := NewWatch(), time.Unix(1_700_000_000, 0)
+	load := func(up uint32) []*apiv1.HostLoad {
+		return []*apiv1.HostLoad{{Node: "node2", Sessions: 2, SessionsUp: up, Memory: uint64(up)}}
+	}
+	if !w.setLoads(load(2), now) || w.setLoads(load(2), now) || !w.setLoads(load(1), now) {
+		t.Error("a change is told once, and what is as it was is not")
+	}
+	if f := w.facts(now.Add(othersCount)); f.Loads["node2"] == nil {
+		t.Error("it does not count any more")
+	}
+	if f := w.facts(now.Add(othersCount + 1)); f.Loads != nil {
+		t.Error("it counts for ever")
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
+	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/doctor"
 	"github.com/routerd/routerd/control/doctor/gather"
@@ -37,6 +39,8 @@ type Watch struct {
 	pools   map[store.Key]*cluster.Pool
 	blocks  map[store.Key]*cluster.Block
 	present map[string]bool // nil: not known
+	loads   map[string]*apiv1.HostLoad
+	loaded  time.Time // when hosts said that
 	rev     Revisions
 	changed chan struct{} // closed at the next change
 }
@@ -119,6 +123,36 @@ func (w *Watch) Happened() {
 	w.tell()
 }
 
+// sessionsChanged says that sessions of other hosts are not as they were.
+func (w *Watch) sessionsChanged() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rev.Topology++
+	w.tell()
+}
+
+// setLoads takes what hosts say of themselves, and reports whether their sessions are others
+// than before.
+func (w *Watch) setLoads(hosts []*apiv1.HostLoad, now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	loads := make(map[string]*apiv1.HostLoad, len(hosts))
+	changed := len(hosts) != len(w.loads)
+	for _, h := range hosts {
+		loads[h.GetNode()] = h
+		changed = changed || said(h) != said(w.loads[h.GetNode()])
+	}
+	w.loads, w.loaded = loads, now
+	return changed
+}
+
+// size is how many nodes there are.
+func (w *Watch) size() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.nodes)
+}
+
 // tell wakes those who wait. The caller has the lock.
 func (w *Watch) tell() {
 	close(w.changed)
@@ -133,10 +167,15 @@ func (w *Watch) Revisions() (Revisions, <-chan struct{}) {
 }
 
 // facts returns what the cluster is, to be completed by what this host says.
-func (w *Watch) facts() Facts {
+func (w *Watch) facts(now time.Time) Facts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	loads := w.loads
+	if now.Sub(w.loaded) > othersCount {
+		loads = nil
+	}
 	return Facts{
+		Loads: loads,
 		Nodes: slices.Collect(maps.Values(w.nodes)), Members: maps.Clone(w.members), Present: maps.Clone(w.present),
 		Blocks: slices.Collect(maps.Values(w.blocks)),
 	}

@@ -85,7 +85,7 @@ func TestPage(t *testing.T) {
 		return b.text(`[...document.querySelectorAll('#picture .host')].map((h) => h.getAttribute('aria-label')).join('|')`)
 	}
 	want(t, "hosts", "node1: up, this host|node2: up|node3: up", hosts)
-	want(t, "links", "node1 to node2: session up, tunnel up|node1 to node3: session up, tunnel up|node2 to node3: session unknown, tunnel none", func() string {
+	want(t, "links", "node1 to node2: session up, tunnel up|node1 to node3: session up, tunnel up|node2 to node3: session up, tunnel none", func() string {
 		return b.text(`[...document.querySelectorAll('#picture .link')].map((h) => h.getAttribute('aria-label')).join('|')`)
 	})
 	want(t, "racks", "10.1.0.0/24|10.2.0.0/24", func() string {
@@ -101,6 +101,9 @@ func TestPage(t *testing.T) {
 		return b.text(`[...document.getElementById('rates').tBodies[0].rows].map((r) => r.cells[0].textContent).join('|')`)
 	})
 	screenshots(b, "topology")
+	tracePods(t, b)
+	b.call("Page.navigate", map[string]any{"url": origin + "/"}, nil) // the keyboard begins at the top again
+	want(t, "hosts", "node1: up, this host|node2: up|node3: up", hosts)
 
 	// A host's daemon dies. That it is gone the others know when its lease ends.
 	b.text(`window.same = true`)
@@ -118,6 +121,7 @@ func TestPage(t *testing.T) {
 		{"pools", `document.querySelectorAll('#pools .map .claimed').length > 0`},
 		{"routes", `[...document.getElementById('routes').tBodies[0].rows].some((r) => r.textContent.includes('node3'))`},
 		{"policy", `document.querySelectorAll('#policy details').length === 2`},
+		{"trace", `document.querySelectorAll('#pods .pod').length === 6`},
 		{"events", `document.getElementById('events').tBodies[0].rows.length > 0`},
 		{"doctor", `document.querySelectorAll('#findings .finding').length > 0`},
 	} {
@@ -178,6 +182,30 @@ func TestPage(t *testing.T) {
 	for _, p := range problems {
 		t.Errorf("on the console: %s", p)
 	}
+}
+
+// tracePods follows a packet between two pods of other hosts that are chosen, one with a
+// click and the other with the keyboard.
+func tracePods(t *testing.T, b *browser) {
+	t.Helper()
+	b.text(`location.hash = '#/trace'`)
+	want(t, "pods", "2|2|2", func() string {
+		return b.text(`[...document.querySelectorAll('#pods section')].map((s) => s.querySelectorAll('.pod').length).join('|')`)
+	})
+	b.text(`document.querySelector('[aria-label="Pods of node2"] .pod').click()`)
+	b.text(`document.querySelector('[aria-label="Pods of node3"] .pod').focus()`)
+	b.enter()
+	want(t, "verdict", "whole: ", func() string { return b.text(`document.querySelector('#traced .finding.well b').textContent`) })
+	want(t, "ways", "There of node2, node3|Back of node3, node2", func() string {
+		return b.text(`[...document.querySelectorAll('#traced table')].map((t) => t.caption.textContent + ' of ' + [...new Set([...t.tBodies[0].rows].map((r) => r.cells[0].textContent))].join(', ')).join('|')`)
+	})
+	want(t, "what is chosen", "2", func() string { return b.text(`document.querySelectorAll('#pods [aria-pressed=true]').length`) })
+	screenshots(b, "traced")
+	b.text(`document.querySelector('#trace-form [name=to]').value = '192.168.255.1'`)
+	b.text(`document.getElementById('trace-form').requestSubmit()`)
+	want(t, "what is wrong first", "true", func() string {
+		return b.text(`document.querySelector('#traced .finding.critical').textContent.includes('no workload of the cluster has it')`)
+	})
 }
 
 // token has routerctl ask the daemon for one.

@@ -292,6 +292,64 @@ async function explain(ev) {
   })());
 }
 
+// --- trace ---
+
+async function showTrace() {
+  const p = /** @type {{pods: {name: string, node: string, addresses: string[]}[], all: number}} */ (await get('pods'));
+  const nodes = [...new Set(p.pods.map((q) => q.node))];
+  fill($('pods'), ...nodes.map((n) => el('section', { class: 'card', 'aria-label': 'Pods of ' + n }, el('h3', {}, n),
+    el('ul', {}, ...p.pods.filter((q) => q.node === n).map((q) => el('li', {}, el('button', {
+      type: 'button', class: 'pod', 'data-key': 'pod ' + q.name, 'data-end': q.name, 'aria-pressed': 'false', onclick: () => choosePod(q.name),
+    }, q.name, el('span', { class: 'muted' }, q.addresses.join(', ')))))))),
+    p.all > p.pods.length ? el('p', { class: 'muted' }, `The first ${p.pods.length} of ${p.all} pods; write the name of any other.`) : '');
+  markPods();
+}
+
+/** The first that is chosen is where the packet comes from, the second where it goes to. @param {string} name */
+function choosePod(name) {
+  const f = $('trace-form').elements;
+  if (!f.from.value || f.to.value) {
+    f.from.value = name;
+    f.to.value = '';
+  } else if (f.from.value !== name) {
+    f.to.value = name;
+    $('trace-form').requestSubmit();
+  }
+  markPods();
+}
+
+function markPods() {
+  const f = $('trace-form').elements;
+  for (const b of $('pods').querySelectorAll('[data-end]')) {
+    const end = b.getAttribute('data-end');
+    b.setAttribute('aria-pressed', String(end === f.from.value || end === f.to.value));
+  }
+}
+
+/** @param {SubmitEvent} ev */
+async function trace(ev) {
+  ev.preventDefault();
+  markPods();
+  const query = Object.fromEntries([...new FormData($('trace-form'))].map(([k, v]) => [k, String(v)]).filter(([, v]) => v));
+  fill($('traced'), el('p', { class: 'muted' }, `Following a packet from ${query.from} to ${query.to}…`));
+  await report($('traced'), get('trace', query).then((r) => fill($('traced'), ...traced(r))));
+}
+
+/** What became of a packet: the verdict, and the steps there and back. @param {any} r @returns {Node[]} */
+function traced(r) {
+  const kind = { whole: 'well', broken: 'critical' }[/** @type {string} */ (r.verdict)] ?? '';
+  const head = r.fault ? finding(r.fault) : el('div', { class: 'card finding ' + kind });
+  head.prepend(el('p', {}, el('b', {}, `${r.verdict}: `), r.packet));
+  const ways = [false, true].map((back) => [back, r.hops.filter((/** @type {any} */ h) => h.back === back)]).filter(([, hops]) => hops.length).map(([back, hops]) => {
+    const t = el('table');
+    fillTable(t, back ? 'Back' : 'There', ['Host', 'Step', 'What', 'Wrong'], hops.map((/** @type {any} */ h) => [h.node, h.step.name, h.step.what,
+      h.step.findings.length ? list(h.step.findings.map((/** @type {any} */ f) => `${f.check}: ${f.what}; cure: ${f.cure}`)) : '']),
+    (i) => (hops[i].step.findings.length ? 'wrong' : ''));
+    return el('div', { class: 'card scroll' }, t);
+  });
+  return [head, ...r.unknown.map((/** @type {string} */ u) => el('p', { class: 'error' }, 'Not examined: ' + u)), ...ways, ...r.ways.flatMap(traced)];
+}
+
 // --- events ---
 
 async function showEvents() {
@@ -333,6 +391,7 @@ const views = {
   pools: { show: showPools, on: ['pools'] },
   routes: { show: showRoutes, on: ['pools', 'topology'] },
   policy: { show: showPolicy, on: ['policy'] },
+  trace: { show: showTrace, on: ['policy'] },
   events: { show: showEvents, on: ['events'] },
   doctor: { show: showDoctor, on: [] },
 };
@@ -419,6 +478,8 @@ changes.addEventListener('error', () => {
 
 addEventListener('hashchange', navigate);
 $('explain-form').addEventListener('submit', explain);
+$('trace-form').addEventListener('submit', trace);
+$('trace-form').addEventListener('input', markPods);
 $('routes-form').addEventListener('submit', (/** @type {SubmitEvent} */ e) => { e.preventDefault(); prefix = $('routes-prefix').value.trim(); show(); });
 $('events-form').addEventListener('change', () => show());
 $('events-form').addEventListener('submit', (/** @type {SubmitEvent} */ e) => e.preventDefault());
