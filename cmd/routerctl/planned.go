@@ -40,15 +40,16 @@ func (a resourceCommands) planCommand() *cobra.Command {
     the settings that differ, and the prefixes that it would announce or withdraw. This
     host's daemon computes that for all nodes, by what decides it when the change is made;
   - what would come (+), go (-) or become another (~) in each host's kernel once all hosts
-    have followed: routes with their next hops, devices, addresses; and the addresses in
-    use there. Each host's daemon is asked, over the datastore, and computes it by what
-    will do it. A host that cannot be asked is listed with the reason.
+    have followed: routes with their next hops, devices, addresses; endpoints that other
+    rules judge, policies, sets; and the addresses in use there. Each host's daemon is
+    asked, over the datastore, and computes it by what will do it. A host that cannot be
+    asked is listed with the reason.
 
 It ends with exit code 1 when apply would refuse it, and says why.
 
 What is not looked at: what peers outside the cluster make of it; passwords' files;
-neighbours on a link, whom only their host knows; policies. Of an address that a host is
-yet to take for a tunnel it is said which host takes it. Peers to which probes do not get
+neighbours on a link, whom only their host knows. Of an address that a host is yet to
+take for a tunnel it is said which host takes it. Peers to which probes do not get
 through in a pool's new mode stay in the old.`,
 		Example: "  routerctl plan -f manifests/",
 		Args:    func(_ *cobra.Command, args []string) error { return in.none("plan", args) },

@@ -261,7 +261,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Sysctls: c.Dataplane.SysctlDir, Dirs: []string{c.StateDir, c.RunDir},
 		Store: d.db, Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
-		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind,
+		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind, Snapshot: d.cluster.Snapshot,
 		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
 		MTUError: d.mtu.Err, Damage: d.damage, WorkloadMTU: d.mtu.Smallest,
 	}

@@ -172,6 +172,25 @@ func (c *Cluster) Save() error {
 	return err
 }
 
+// Snapshot returns the objects that are wanted, of kinds that are kept whole on disk ([Saved], but for
+// blocks and affinities), as followers have been handed them. What this host announced and the datastore
+// does not show yet is not among them.
+func (c *Cluster) Snapshot(wanted func(store.Key) bool) ([]*Change, error) {
+	if err := c.Save(); err != nil {
+		return nil, fmt.Errorf("the state on disk is not up to date: %w", err)
+	}
+	events, err := c.cache.load(wanted)
+	if err != nil {
+		return nil, fmt.Errorf("read the state on disk: %w", err)
+	}
+	d := newDecoder(c.cfg.Node)
+	out := make([]*Change, 0, len(events))
+	for _, ev := range events {
+		out = append(out, d.change(ev))
+	}
+	return out, nil
+}
+
 // SaveErr says why the disk does not have the copy; nil: it has, or will soon.
 func (c *Cluster) SaveErr() error {
 	if c.cache == nil {

@@ -93,6 +93,7 @@ type Enforcer struct {
 	ifaces  map[string][]netip.Addr // nil: nothing new
 	links   map[string]bool         // with ifaces: those that cannot be workloads'
 	sources map[string][]netip.Addr // by node: from where its packets come, as far as that is new
+	seen    map[string][]netip.Addr // by node: the same, all of it
 	changed map[string]bool         // interfaces whose connections are to be judged anew
 	gone    map[netip.Addr]bool     // addresses that workloads here had, whose connections are to be cut
 	own     map[netip.Addr]bool     // this host's addresses; nil: not known yet
@@ -134,7 +135,7 @@ func New(cfg Config) *Enforcer {
 	}
 	return &Enforcer{
 		cfg: cfg, log: cfg.Log, poke: async.NewSignal(), cut: async.NewSignal(), offload: async.NewSignal(),
-		sources: make(map[string][]netip.Addr), changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
+		sources: make(map[string][]netip.Addr), seen: make(map[string][]netip.Addr), changed: make(map[string]bool), gone: make(map[netip.Addr]bool), live: make(map[string][]netip.Prefix), inForce: make(chan struct{}), have: filter.NewRuleset(),
 	}
 }
 
@@ -153,14 +154,9 @@ func (e *Enforcer) HandleStore(s cluster.Step) {
 
 // HandleUnderlay applies the addresses of this host. It does not wait.
 func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
-	addrs, own, links := make(map[string][]netip.Addr), make(map[netip.Addr]bool), make(map[string]bool)
-	for _, l := range u.Links {
-		if hostLink(l) {
-			links[l.Name] = true
-		}
-	}
+	addrs, links := interfaces(u)
+	own := make(map[netip.Addr]bool)
 	for _, a := range u.Addresses {
-		addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
 		own[a.Prefix.Addr()] = true
 	}
 	e.mu.Lock()
@@ -171,11 +167,28 @@ func (e *Enforcer) HandleUnderlay(u dataplane.Underlay) {
 	e.offload.Set()
 }
 
+// interfaces returns the addresses of the host's devices, and which of these are its own.
+func interfaces(u dataplane.Underlay) (addrs map[string][]netip.Addr, links map[string]bool) {
+	addrs, links = make(map[string][]netip.Addr), make(map[string]bool)
+	for _, l := range u.Links {
+		if hostLink(l) {
+			links[l.Name] = true
+		}
+	}
+	for _, a := range u.Addresses {
+		addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
+	}
+	return addrs, links
+}
+
 // SetSources sets from which addresses packets of a node were seen to come; see
 // [policy.Calculator.SetSources]. It does not wait.
 func (e *Enforcer) SetSources(node string, addrs []netip.Addr) {
 	e.mu.Lock()
 	e.sources[node] = addrs
+	if e.seen[node] = addrs; len(addrs) == 0 {
+		delete(e.seen, node)
+	}
 	e.mu.Unlock()
 	e.poke.Set()
 }
@@ -199,10 +212,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	wg.Go(func() { e.cutLoop(ctx) })
 	wg.Go(func() { e.offloadLoop(ctx) })
 
-	calc := policy.New(policy.Config{
-		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
-		TunnelsFromAnywhere: e.cfg.TunnelsFromAnywhere, MaxConnections: e.cfg.MaxConnections,
-	})
+	calc := e.calculator()
 	backoff := async.Backoff{Min: e.cfg.Retry, Max: maxRetry}
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
@@ -221,6 +231,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		}
 		retry.Reset(backoff.Next())
 	}
+}
+
+// calculator returns a calculator of this host's rules that knows nothing yet.
+func (e *Enforcer) calculator() *policy.Calculator {
+	return policy.New(policy.Config{
+		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
+		TunnelsFromAnywhere: e.cfg.TunnelsFromAnywhere, MaxConnections: e.cfg.MaxConnections,
+	})
 }
 
 // step applies what was heard and brings what follows from it into force.

@@ -131,6 +131,12 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 			Kind: kind, Name: name.Replace(strings.TrimPrefix(d.Key.String(), kind+" ")), Was: name.Replace(d.Was), Will: name.Replace(d.Will),
 		})
 	}
+	rules, err := s.plannedRules(changes)
+	if err != nil {
+		out.Unknown = append(out.Unknown, fmt.Sprintf("rules of policy: %v", status.Convert(err).Message()))
+	}
+	out.Rules = rules[:min(len(rules), plannedAtMost)]
+	out.LeftOut += uint32(len(rules) - len(out.GetRules())) //nolint:gosec // it is not negative
 	out.Tunnels = f.said
 	out.Addresses = s.addressesIn(changes)
 	return out, nil

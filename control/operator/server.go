@@ -14,6 +14,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/doctor/gather"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
@@ -61,6 +62,8 @@ type Config struct {
 	Policy   *PolicyServer // nil: switched off
 	Probes   Probes
 
+	// Snapshot returns objects of the cluster's copy, as *[cluster.Cluster] does.
+	Snapshot func(wanted func(store.Key) bool) ([]*cluster.Change, error)
 	// TunnelKind is what the node's agent and IPAM call one tunnel.
 	TunnelKind func(node.Tunnel) ipam.TunnelKind
 
