@@ -31,6 +31,8 @@ const (
 	answersAtOnce = 4
 	// questionsAtOnce is how many questions one transaction asks; etcd takes 128 operations unless told otherwise.
 	questionsAtOnce = 100
+	// askedAtOnce is how many bytes of questions one transaction has; etcd takes 1.5 MiB.
+	askedAtOnce = 1 << 20
 )
 
 // Ask puts a question to a node, which answers by [Store.Questions], and returns the answer. Without one it returns when ctx
@@ -79,7 +81,7 @@ func (s *Store) askAll(ctx context.Context, nodes []string, question []byte, yie
 		put = append(put, clientv3.OpPut(askedRoot+node+"/"+id, string(question), clientv3.WithLease(lease.ID)))
 	}
 	var from int64
-	for ops := range slices.Chunk(put, questionsAtOnce) {
+	for ops := range slices.Chunk(put, max(1, min(questionsAtOnce, askedAtOnce/max(1, len(question))))) {
 		r, err := s.client.Txn(ctx).Then(ops...).Commit()
 		if err != nil {
 			return len(waiting), err

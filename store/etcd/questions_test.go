@@ -66,7 +66,7 @@ func TestAskNobody(t *testing.T) {
 	}
 }
 
-// TestAskAll: more hosts than fit into a transaction answer, each for itself; those that do not are left when the wait ends.
+// TestAskAll: more hosts than fit into a transaction, by their number or by what they are asked, answer, each for itself; those that do not are left when the wait ends.
 func TestAskAll(t *testing.T) {
 	t.Parallel()
 	server := start(t, embedded.Config{})
@@ -86,11 +86,14 @@ func TestAskAll(t *testing.T) {
 	}
 	got := map[string]string{}
 	take := func(node string, answer []byte) { got[node] = string(answer) }
-	if err := s.AskAll(ctx, nodes, []byte("?"), take); err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("(-want +got)\n%s", d)
+	for _, question := range []string{"?", strings.Repeat("?", 20<<10)} {
+		clear(got)
+		if err := s.AskAll(ctx, nodes, []byte(question), take); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%d bytes (-want +got)\n%s", len(question), d)
+		}
 	}
 	clear(got)
 	short, end := context.WithTimeoutCause(ctx, time.Second, errors.New("no answer in time"))
