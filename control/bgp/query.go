@@ -275,7 +275,7 @@ func (s *Speaker) told(ctx context.Context, policy *policy, p Peer, best Route) 
 	case accepted && p.ClusterID.IsValid() && slices.Contains(best.clusters, p.ClusterID):
 		out.Reason = fmt.Sprintf("its cluster list holds this node's cluster id, %s", p.ClusterID)
 	case accepted:
-		out.Reason = cmp.Or(s.silent(p.id()), "BGP's own rules keep it from this peer: the AS path holds the peer's AS, or it is iBGP to iBGP")
+		out.Reason = cmp.Or(s.silent(p.id()), "BGP's own rules keep it from this peer: the AS path holds the peer's AS, it is iBGP to iBGP, or its attributes do not fit into a message that the peer takes (4096 bytes; 65535 by RFC 8654)")
 	}
 	return out, nil
 }

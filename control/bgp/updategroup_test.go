@@ -3,6 +3,7 @@ package bgp
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -52,4 +53,30 @@ func TestAdvertisedIsWhatWasTold(t *testing.T) {
 	c.Filters = map[string]Filter{"all": c.Filters["none"], "none": c.Filters["none"]}
 	us.apply(c)
 	poll(t, us.dump, func() bool { return us.status(h[4]).Advertised == 0 })
+}
+
+// TestTooLargeForPeer: what does not fit into a message of 4,096 bytes is withheld from a peer that takes no larger ones, and
+// explain says so.
+func TestTooLargeForPeer(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 2)
+	o := startBIRDAs(t, remote{self: h[1], asn: 64999, peer: h[0], peerASN: 64512})
+	r := newRun(t, SpeakerOptions{})
+	c := testConfig(h[0], 64512, []string{"192.168.1.0/26", "192.168.2.0/26"}, tor(h[0], h[1], 64999))
+	r.apply(c)
+	o.waitRoute("192.168.1.0/26")
+	var tags strings.Builder
+	for i := range 1100 {
+		fmt.Fprintf(&tags, "65000:%d ", i)
+	}
+	c.Tags = map[netip.Prefix]string{c.Announce[0]: tags.String()}
+	r.apply(c)
+	o.waitNoRoute("192.168.1.0/26")
+	o.waitRoute("192.168.2.0/26")
+	if st := r.status(h[1]); st.State != StateUp {
+		t.Errorf("the session: %+v", st)
+	}
+	if got := r.explain("192.168.1.0/26"); !strings.Contains(got, "withheld tor-"+h[1].String()+": BGP's own rules") || !strings.Contains(got, "do not fit into a message") {
+		t.Errorf("explained as\n%s", got)
+	}
 }
