@@ -64,6 +64,7 @@ type Facts struct {
 	Pods    []Pod
 	Failed  []*apiv1.ObjectStatus // objects that the kernel does not take
 	Disks   []Disk
+	Hidden  []Hidden
 }
 
 // Foreign is a route of another program that takes packets from one of ours.
@@ -85,6 +86,14 @@ type Lost struct {
 	Node    string
 	Reason  string   // why what the datastore says cannot be used
 	Refused []string // why what BGP peers announce of it is not let in
+}
+
+// Hidden is a block of this host of which a BGP peer is not told.
+type Hidden struct {
+	Prefix netip.Prefix
+	Peer   string
+	Addr   netip.Addr // of the peer
+	Reason string     // with the name of the BGPFilter
 }
 
 // wrong reports whether the packet goes elsewhere, or nowhere.
@@ -130,7 +139,7 @@ type check func(Facts) []Finding
 func checks() []check {
 	return []check{
 		conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
-		sessions, pools, lost, echoes, ways, objects,
+		sessions, pools, hidden, lost, echoes, ways, objects,
 	}
 }
 

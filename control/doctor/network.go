@@ -119,6 +119,28 @@ func sessions(f Facts) []Finding {
 	return out
 }
 
+// hidden finds peers that a filter of exports keeps this host's blocks from, each once.
+func hidden(f Facts) []Finding {
+	var out []Finding
+	said := map[string]int{}
+	for _, h := range f.Hidden {
+		if i, ok := said[h.Peer]; ok {
+			out[i].What += ", nor of " + h.Prefix.String()
+			continue
+		}
+		said[h.Peer] = len(out)
+		_, name, _ := strings.Cut(h.Reason, "BGPFilter ")
+		name, _, _ = strings.Cut(name, ":")
+		out = append(out, Finding{
+			Severity: Warning, Check: "hidden-block", Object: h.Peer, Field: "filters",
+			What:  fmt.Sprintf("BGP peer %s is not told of this host's block %s: %s", peerName(&apiv1.BGPPeer{Name: h.Peer, Address: h.Addr.String()}), h.Prefix, h.Reason),
+			Cause: "who learns routes from that peer does not reach the workloads of the block",
+			Cure:  fmt.Sprintf("routerctl get bgpfilters %s -o yaml # let its export rules accept %s", name, h.Prefix),
+		})
+	}
+	return out
+}
+
 func peerName(p *apiv1.BGPPeer) string {
 	if p.GetName() == "" || p.GetName() == p.GetAddress() {
 		return p.GetAddress()

@@ -73,6 +73,7 @@ func (s *Server) Examine(ctx context.Context) (*apiv1.ExamineResponse, error) {
 	part("addresses", func(ctx context.Context) error { return e.claims(ctx, nodes) })
 	part("workloads", e.pods)
 	part("disks", e.disks)
+	part("announcements", e.hidden)
 	e.wg.Wait()
 	slices.Sort(e.unknown)
 	out := &apiv1.ExamineResponse{Node: s.cfg.Node, Unknown: e.unknown}
@@ -232,6 +233,24 @@ func (e *examination) refused(ctx context.Context, p netip.Prefix) []string {
 		})
 	}
 	return out
+}
+
+// hidden finds out which blocks of this host filters keep from its BGP peers.
+func (e *examination) hidden(ctx context.Context) error {
+	if e.s.cfg.BGP == nil {
+		return nil
+	}
+	var own []netip.Prefix
+	for _, b := range e.s.cfg.IPAM.Blocks() {
+		own = append(own, b.CIDR)
+	}
+	list, err := e.s.cfg.BGP.Hidden(ctx, own)
+	e.set(func() {
+		for _, h := range list {
+			e.facts.Hidden = append(e.facts.Hidden, doctor.Hidden{Prefix: h.Prefix, Peer: h.Peer.Name, Addr: h.Peer.Addr, Reason: h.Reason})
+		}
+	})
+	return err
 }
 
 // podOf returns a workload of this host with an address of a family; the zero Endpoint:

@@ -550,6 +550,7 @@ func TestFabric(t *testing.T) {
 	l := bringUp(t, "fabric", top)
 	ctl("{apiVersion: projectcalico.org/v3, kind: BGPConfiguration, metadata: {name: default}, spec: {nodeToNodeMeshEnabled: false}}", "apply", "-f", "-")(t, l)
 	ctl("{apiVersion: projectcalico.org/v3, kind: BGPFilter, metadata: {name: none}, spec: {importV4: [{action: Reject}]}}", "apply", "-f", "-")(t, l)
+	ctl("{apiVersion: projectcalico.org/v3, kind: BGPFilter, metadata: {name: mute}, spec: {exportV4: [{action: Reject}]}}", "apply", "-f", "-")(t, l)
 	peer := func(spec string) func(*testing.T, *lab.Lab) {
 		return ctl("", "patch", "bgppeer", "spine-node1", "--force", "-p", `{"spec":`+spec+`}`)
 	}
@@ -572,6 +573,11 @@ func TestFabric(t *testing.T) {
 			name:  "a filter lets nothing in",
 			check: "no-route", says: []string{"of node3", "BGPFilter none", "routerctl get bgpfilters none"},
 			broken: peer(`{"filters":["none"]}`), fix: peer(`{"filters":null}`),
+		},
+		{
+			name:  "a filter hides this host's block from the switch",
+			check: "hidden-block", says: []string{"BGP peer spine-node1 (10.1.0.1) is not told of this host's block", "routerctl get bgpfilters mute"},
+			broken: peer(`{"filters":["mute"]}`), fix: peer(`{"filters":null}`),
 		},
 		{
 			name:  "the switch has closed the session",

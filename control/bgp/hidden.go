@@ -1,0 +1,55 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Hidden is a prefix of this node's that a peer is not told of because a BGPFilter refuses it.
+type Hidden struct {
+	Prefix netip.Prefix
+	Peer   Peer
+	Reason string // with the filter's name
+}
+
+// Hidden lists which of these prefixes, where this node announces them, BGPFilters keep
+// from peers whose sessions are up. Peers without filters cost nothing.
+func (c *Controller) Hidden(ctx context.Context, prefixes []netip.Prefix) ([]Hidden, error) {
+	return c.speaker.hidden(ctx, prefixes)
+}
+
+func (s *Speaker) hidden(ctx context.Context, prefixes []netip.Prefix) ([]Hidden, error) {
+	e, policy, peers := s.snapshot()
+	if e == nil {
+		return nil, nil
+	}
+	var filtered []Peer
+	for a, p := range peers {
+		if p.Filters != "" && s.silent(a) == "" {
+			filtered = append(filtered, p)
+		}
+	}
+	if len(filtered) == 0 {
+		return nil, nil
+	}
+	slices.SortFunc(filtered, func(a, b Peer) int { return a.id().Compare(b.id()) })
+	var out []Hidden
+	for _, prefix := range prefixes {
+		err := s.Query(ctx, Query{Table: TableBest, Prefix: prefix, Exact: true}, func(r Route) bool {
+			for _, p := range filtered {
+				accepted, reason := policy.judgeExport(p, r.judged())
+				if r.Own && !accepted && p.carriesOf(prefix) && strings.Contains(reason, "BGPFilter ") {
+					out = append(out, Hidden{Prefix: prefix, Peer: p, Reason: reason})
+				}
+			}
+			return false
+		})
+		if err != nil && !errors.Is(err, ErrNoPeer) {
+			return nil, err
+		}
+	}
+	return out, nil
+}
