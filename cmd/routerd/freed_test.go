@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -99,7 +100,21 @@ func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.A
 		t.Fatal(err)
 	}
 	take(t, s, addr, list[slices.IndexFunc(list, func(o store.Object) bool { return o.Key.CIDR().Contains(addr) })])
-	for n := range 80 { // more than a block has
+	nobodyElses(t, r, addr)
+	await.Until(t, "the address is its workload's again", func() error {
+		held, _, err := holders(t, s)
+		if err == nil && held[addr.String()] == "" {
+			err = fmt.Errorf("%s is free", addr)
+		}
+		return err
+	})
+}
+
+// nobodyElses attaches more workloads than a block has addresses: none gets the one of
+// another that the datastore does not know of.
+func nobodyElses(t *testing.T, r *running, addr netip.Addr) {
+	t.Helper()
+	for n := range 80 {
 		other, err := r.attach(fmt.Sprint("other", n))
 		if err != nil {
 			t.Fatal(err)
@@ -108,11 +123,44 @@ func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.A
 			t.Fatalf("%s was given to another workload", a)
 		}
 	}
-	await.Until(t, "the address is its workload's again", func() error {
-		held, _, err := holders(t, s)
-		if err == nil && held[addr.String()] == "" {
-			err = fmt.Errorf("%s is free", addr)
+}
+
+// TestRestoredUnderAPod: the datastore is restored from a snapshot that is older than a
+// workload of a host that runs: its address is given to nobody else, and stays this host's in
+// the datastore.
+func TestRestoredUnderAPod(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	socket, dir, snapshot := filepath.Join(h.dir, "ext.sock"), t.TempDir(), filepath.Join(t.TempDir(), "snapshot")
+	server := startStore(t, dir, socket)
+	h.usesStore(socket)
+	r := h.start()
+	r.ready()
+	attached := func(id string, n int) netip.Addr {
+		t.Helper()
+		got, err := r.attach(id)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return err
-	})
+		s := h.store(socket)
+		await.Until(t, "the datastore knows of "+id, func() error {
+			held, endpoints, err := holders(t, s)
+			if err == nil && (len(held) != n || len(endpoints) != n) {
+				err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
+			}
+			return err
+		})
+		return netip.MustParsePrefix(got.GetAddresses()[0].GetCidr()).Addr()
+	}
+	attached("early", 1)
+	server.Close()
+	if err := os.CopyFS(snapshot, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	server = startStore(t, dir, socket)
+	late := attached("late", 2)
+	server.Close()
+	startStore(t, snapshot, socket)
+	r.tells(1, "the datastore was restored from a snapshot")
+	nobodyElses(t, r, late)
 }

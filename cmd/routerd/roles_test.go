@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,7 +63,11 @@ func TestEtcdRoles(t *testing.T) {
 		}
 	}
 	enough()
+	// By way of etcd's proxy the same rights do.
 	r.kill(syscall.SIGKILL)
+	behind := maps.Clone(h.config["datastore"].(map[string]any))
+	behind["endpoints"] = []string{"http://" + h.proxy("unix://"+socket)}
+	h.config["datastore"] = behind
 	r = h.start()
 	r.ready()
 	comesAndGoes(t, r, "pod2")
@@ -147,4 +152,20 @@ func comesAndGoes(t *testing.T, r *running, id string) {
 	if err := r.detach(id); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// proxy starts `etcd grpc-proxy` on the host, which ends with the test, and returns its address.
+func (h *host) proxy(endpoint string) string {
+	h.t.Helper()
+	const at = "127.0.0.1:23790"
+	cmd := exec.Command("etcd", "grpc-proxy", "start", "--endpoints="+endpoint, "--listen-addr="+at, "--data-dir="+h.t.TempDir())
+	cmd.Stdout, cmd.Stderr = h.t.Output(), h.t.Output()
+	if err := h.ns.Do(cmd.Start); err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	return at
 }
