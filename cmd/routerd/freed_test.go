@@ -126,8 +126,8 @@ func nobodyElses(t *testing.T, r *running, addr netip.Addr) {
 }
 
 // TestRestoredUnderAPod: the datastore is restored from a snapshot that is older than a
-// workload of a host that runs: its address is given to nobody else, and stays this host's in
-// the datastore.
+// workload of a host that runs: its address is given to nobody else, and the workload is in
+// the datastore again.
 func TestRestoredUnderAPod(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
@@ -163,4 +163,12 @@ func TestRestoredUnderAPod(t *testing.T) {
 	startStore(t, snapshot, socket)
 	r.tells(1, "the datastore was restored from a snapshot")
 	nobodyElses(t, r, late)
+	s := h.store(socket)
+	await.Until(t, "the datastore knows of late again", func() error {
+		held, endpoints, err := holders(t, s)
+		if at := late.String(); err == nil && (held[at] == "" || !endpoints[at]) {
+			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
+		}
+		return err
+	})
 }

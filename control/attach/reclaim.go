@@ -98,8 +98,11 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 			if rev <= r.Endpoint && r.Endpoint <= s.Revision || r.Endpoint == 0 && r.young() {
 				continue
 			}
+			// Once the endpoint is there the address was the workload's own: a block from
+			// further on by which it is reserved is of a datastore that was restored.
+			reserved := r.Endpoint == 0 || rev <= r.Endpoint
 			for _, a := range r.addrs() {
-				if ev.Key.CIDR().Contains(a) && !x.holds(b, a, r) {
+				if ev.Key.CIDR().Contains(a) && !x.holds(b, a, r, reserved) {
 					x.log.Warn("somebody took a workload's address away in the datastore; it is taken again", append(logID(r.id()), "address", a)...)
 					return true
 				}
@@ -110,8 +113,8 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 }
 
 // holds reports whether a block, nil: there is none any more, gives an address to a
-// workload of this host, or to its reserve.
-func (x *reclaimer) holds(b *cluster.Block, a netip.Addr, r record) bool {
+// workload of this host, or to its reserve where that counts.
+func (x *reclaimer) holds(b *cluster.Block, a netip.Addr, r record, reserved bool) bool {
 	if b == nil {
 		return false
 	}
@@ -122,7 +125,7 @@ func (x *reclaimer) holds(b *cluster.Block, a netip.Addr, r record) bool {
 	}
 	n, _ := whole.Ordinal(a)
 	at := whole.Attribute(n)
-	return at != nil && at.HandleID != nil && (*at.HandleID == handle(r.id()) || *at.HandleID == ipam.ReserveHandle(x.node))
+	return at != nil && at.HandleID != nil && (*at.HandleID == handle(r.id()) || reserved && *at.HandleID == ipam.ReserveHandle(x.node))
 }
 
 // later has [Attacher.Run] take up again what the datastore forgot.
