@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
@@ -33,6 +34,17 @@ func TestPlanned(t *testing.T) {
 		p.change(t, fmt.Sprintf("change %d, seed %d: %s", i, *planSeed, what), manifest)
 		t.Logf("change %d came as planned: %s", i, what)
 	}
+	// A host whose daemon is gone is named, and so is the reason.
+	if err := p.Kill(await.Context(t), "node3", unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, "node3 is gone", func() string {
+		text := routerctl(t, p.Lab, "node2", poolManifest("planned", "10.77.0.0/24", "vxlanMode: Always"), "plan", "-f", "-")
+		if !strings.Contains(text, "\n  node3\n    not known: its daemon is not there") {
+			return text
+		}
+		return ""
+	})
 }
 
 // planned is a lab in which changes are planned.
@@ -203,7 +215,7 @@ func linesOf(text, host string) []string {
 	return out
 }
 
-// sessions lists the sessions of each host, as HOST PEER ADDRESS.
+// sessions lists the sessions of each host, as HOST ADDRESS: one that another BGPPeer is for starts anew.
 func (p *planned) sessions(t *testing.T) ([]string, error) {
 	t.Helper()
 	var out []string
@@ -213,7 +225,7 @@ func (p *planned) sessions(t *testing.T) ([]string, error) {
 			return nil, err
 		}
 		for _, s := range n.GetPeers() {
-			out = append(out, h+" "+s.GetName()+" "+s.GetAddress())
+			out = append(out, h+" "+s.GetAddress())
 		}
 	}
 	return inOrder(out), nil
@@ -247,7 +259,8 @@ func plannedSessions(text string) []string {
 		}
 		for _, fate := range []string{" comes", " ends"} {
 			if who, _, found := strings.Cut(said, ", AS "); ok && found && strings.HasSuffix(said, fate) {
-				out = append(out, in+" "+who+fate)
+				f := strings.Fields(who)
+				out = append(out, in+" "+f[len(f)-1]+fate)
 			}
 		}
 	}
