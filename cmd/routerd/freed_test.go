@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -161,7 +162,9 @@ func TestRestoredUnderAPod(t *testing.T) {
 	late := attached("late", 2)
 	server.Close()
 	startStore(t, snapshot, socket)
-	r.tells(1, "the datastore was restored from a snapshot")
+	await.Until(t, "the daemon notices", func() error {
+		return mentions(strings.Join(r.log.lines("restored from a snapshot"), " "), "everything is read anew")
+	})
 	nobodyElses(t, r, late)
 	s := h.store(socket)
 	await.Until(t, "the datastore knows of late again", func() error {
