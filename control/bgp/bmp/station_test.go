@@ -47,7 +47,8 @@ func TestNeverReads(t *testing.T) {
 	put: // until it is disconnected: the kernel takes some of it
 		for {
 			select {
-			case <-begun:
+			case <-begun: // of the next connection, which waits for it too
+				begun <- struct{}{}
 				break put
 			default:
 			}
