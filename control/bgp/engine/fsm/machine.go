@@ -99,8 +99,10 @@ type conn struct {
 	sent     []byte   // the OPEN
 	since    time.Time
 
-	// confirmed: the KEEPALIVE came, and the other connection's OPEN is waited for.
-	confirmed bool
+	// Until the other connection's OPEN has come, or that connection has gone, this one
+	// is no session: withheld is the KEEPALIVE to the peer, confirmed that the peer's came.
+	withheld, confirmed bool
+	waited              bool // for the other connection, long enough
 
 	hold, keepalive, sendHold, collision time.Time // zero: not set
 }
@@ -211,7 +213,14 @@ func (m *Machine) Accepted(now time.Time) (ID, []Action) {
 
 // Connected reports that Dial succeeded.
 func (m *Machine) Connected(now time.Time, id ID) []Action {
-	if c := m.find(id); c != nil && c.state == Connect {
+	c := m.find(id)
+	switch {
+	case c == nil || c.state != Connect:
+	case slices.ContainsFunc(m.conns, func(o *conn) bool { return o.state == OpenConfirm }):
+		// An OPEN would contest a session that is all but up.
+		m.drop(c)
+		m.again(now)
+	default:
 		m.open(now, c)
 	}
 	return m.done()
@@ -265,7 +274,7 @@ func (m *Machine) Message(now time.Time, id ID, t wire.Type, body []byte) []Acti
 		m.heard(now, c)
 		m.confirm(now, c)
 	case t != wire.Open && c.confirmed: // to the peer the session is up
-		m.establish(now, c)
+		m.proceed(now, c)
 	case t != wire.Open && c.state == Established:
 		m.heard(now, c)
 	default:
@@ -322,7 +331,8 @@ func (m *Machine) Tick(now time.Time, unread func(ID) bool) []Action {
 				m.again(now)
 			}
 		case due(&c.collision, now):
-			m.establish(now, c)
+			c.waited = true
+			m.proceed(now, c)
 		}
 		if due(&c.keepalive, now) && m.find(c.id) != nil {
 			m.sendKeepalive(now, c)
@@ -436,8 +446,22 @@ func (m *Machine) opened(now time.Time, c *conn, body []byte) {
 	c.session.SentOpen, c.session.ReceivedOpen = c.sent, wire.AppendMessage(nil, wire.Open, body)
 	c.state, c.hold = OpenConfirm, now.Add(openTime)
 	m.heard(now, c)
-	m.sendKeepalive(now, c)
+	if m.contested(c) {
+		// With the KEEPALIVE the peer would have its session, and could close the other
+		// connection while the OPEN on that has this side close this one. Of a session that
+		// ends so, in a restart, the peer keeps no routes.
+		c.withheld, c.collision = true, now.Add(collisionTime)
+	} else {
+		m.sendKeepalive(now, c)
+	}
 	m.settle(now)
+}
+
+// contested reports whether a connection goes if the peer's OPEN comes on another one.
+func (m *Machine) contested(c *conn) bool {
+	return !c.waited && c.incoming != m.prefersIncoming(c) && slices.ContainsFunc(m.conns, func(o *conn) bool {
+		return o.state == OpenSent && o.incoming != c.incoming
+	})
 }
 
 // wins resolves a collision (RFC 4271 section 6.8): it closes the connections that
@@ -473,21 +497,32 @@ func (m *Machine) prefersIncoming(c *conn) bool {
 // confirm brings the session up, unless the peer may be closing this very connection
 // because it has the OPENs of both: then both sides would close one.
 func (m *Machine) confirm(now time.Time, c *conn) {
-	for _, o := range m.conns {
-		if o.state == OpenSent && o.incoming != c.incoming && c.incoming != m.prefersIncoming(c) && !c.confirmed {
-			c.confirmed, c.collision = true, now.Add(collisionTime)
-			return
-		}
+	c.confirmed = true
+	if !m.contested(c) {
+		m.proceed(now, c)
+	} else if c.collision.IsZero() {
+		c.collision = now.Add(collisionTime)
 	}
-	m.establish(now, c)
 }
 
-// settle brings a session up that waited for a connection that is gone.
+// settle lets connections go on that waited for one that is gone.
 func (m *Machine) settle(now time.Time) {
 	for _, c := range slices.Clone(m.conns) {
-		if c.confirmed && !slices.ContainsFunc(m.conns, func(o *conn) bool { return o.state == OpenSent }) {
-			m.establish(now, c)
+		if (c.withheld || c.confirmed) && m.find(c.id) != nil && !m.contested(c) {
+			m.proceed(now, c)
 		}
+	}
+}
+
+// proceed has a connection wait for no other any more.
+func (m *Machine) proceed(now time.Time, c *conn) {
+	c.collision = time.Time{}
+	if c.withheld {
+		c.withheld = false
+		m.sendKeepalive(now, c)
+	}
+	if c.confirmed {
+		m.establish(now, c)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -259,6 +260,102 @@ func TestCollision(t *testing.T) {
 			t.Errorf("the session did not last: %v, %v", n.sides[0].said, n.sides[1].said)
 		}
 	})
+}
+
+// TestContested: a connection that would go if the peer's OPEN came on the other one is
+// confirmed only when that one has gone. A peer that is faster has a session with the
+// KEEPALIVE, and closes the other connection: then both would be gone, and in a restart
+// the routes that it keeps with them.
+func TestContested(t *testing.T) {
+	t.Parallel()
+	keepalive := wire.AppendMessage(nil, wire.Keepalive, nil)
+	for _, outgoingWins := range []bool{true, false} {
+		us, them := 1, 0 // the higher identifier's own connection stays
+		if !outgoingWins {
+			us, them = 0, 1
+		}
+		theirs := config(them, false).Local
+		peer, err := theirs.Append(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			name string
+			do   func(m *Machine, now time.Time, winner, loser ID) []Action
+			want string
+		}{
+			{"the winner opens", func(m *Machine, now time.Time, winner, _ ID) []Action {
+				return append(m.Message(now, winner, wire.Open, peer[wire.HeaderLen:]), m.Message(now, winner, wire.Keepalive, nil)...)
+			}, "loser: Cease, closed; winner: KEEPALIVE, up"},
+			{"the winner goes", func(m *Machine, now time.Time, winner, loser ID) []Action {
+				return append(m.Closed(now, winner, nil), m.Message(now, loser, wire.Keepalive, nil)...)
+			}, "winner: closed, failed; loser: KEEPALIVE, up"},
+			{"the winner goes, the loser is confirmed", func(m *Machine, now time.Time, winner, loser ID) []Action {
+				return append(m.Message(now, loser, wire.Keepalive, nil), m.Closed(now, winner, nil)...)
+			}, "winner: closed, failed; loser: KEEPALIVE, up"},
+			{"nothing comes", func(m *Machine, now time.Time, _, loser ID) []Action {
+				actions := m.Tick(now.Add(collisionTime), func(ID) bool { return false })
+				return append(actions, m.Message(now.Add(collisionTime), loser, wire.Keepalive, nil)...)
+			}, "loser: KEEPALIVE; winner: Cease, closed; loser: up"},
+			{"nothing comes, the loser is confirmed", func(m *Machine, now time.Time, _, loser ID) []Action {
+				actions := m.Message(now, loser, wire.Keepalive, nil)
+				return append(actions, m.Tick(now.Add(collisionTime), func(ID) bool { return false })...)
+			}, "loser: KEEPALIVE; winner: Cease, closed; loser: up"},
+		} {
+			now := time.Unix(1e9, 0)
+			m := New(config(us, false))
+			outgoing := m.Start(now)[0].Conn
+			m.Connected(now, outgoing)
+			incoming, _ := m.Accepted(now)
+			winner, loser := incoming, outgoing
+			if outgoingWins {
+				winner, loser = outgoing, incoming
+			}
+			if actions := m.Message(now, loser, wire.Open, peer[wire.HeaderLen:]); len(actions) != 0 {
+				t.Errorf("%s, outgoing wins %t: at the loser's OPEN %v", c.name, outgoingWins, actions)
+			}
+			var got []string
+			for _, a := range c.do(m, now, winner, loser) {
+				conn := map[ID]string{winner: "winner", loser: "loser"}[a.Conn]
+				did := map[Kind]string{Close: "closed", Up: "up", Fail: "failed"}[a.Kind]
+				switch {
+				case a.Kind == Send && bytes.Equal(a.Message, keepalive):
+					did = "KEEPALIVE"
+				case a.Kind == Send:
+					did = "Cease"
+				}
+				if n := len(got); n > 0 && strings.HasPrefix(got[n-1], conn+":") {
+					got[n-1] += ", " + did
+				} else {
+					got = append(got, conn+": "+did)
+				}
+			}
+			if got := strings.Join(got, "; "); got != c.want {
+				t.Errorf("%s, outgoing wins %t: %s, want %s", c.name, outgoingWins, got, c.want)
+			}
+		}
+	}
+}
+
+// TestLateConnection: a connection that comes about when another is all but up opens nothing.
+func TestLateConnection(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1e9, 0)
+	m := New(config(1, false))
+	theirs := config(0, false).Local
+	peer, err := theirs.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outgoing := m.Start(now)[0].Conn
+	incoming, _ := m.Accepted(now)
+	m.Message(now, incoming, wire.Open, peer[wire.HeaderLen:])
+	if actions := m.Connected(now, outgoing); len(actions) != 1 || actions[0].Kind != Close || actions[0].Conn != outgoing {
+		t.Errorf("it is %v", actions)
+	}
+	if actions := m.Message(now, incoming, wire.Keepalive, nil); len(actions) != 1 || actions[0].Kind != Up {
+		t.Errorf("the session: %v", actions)
+	}
 }
 
 // TestBothWait: two sides that each wait for the other come to a session where one of
