@@ -142,12 +142,10 @@ image: build ## Build the container image routerd:$(VERSION) with podman or dock
 test: ## Every test: unit tests beside the virtual machine, then the scenarios there, then here
 	@.ci/test
 
-# What takes long there waits, for timers of BGP and elections of etcd: more tests
-# than processors run at once. A process of the race detector would sleep a second
-# at its end.
+# A process of the race detector would sleep a second at its end.
 .PHONY: test-unit
 test-unit: deps-test ## Unit tests, with the race detector; those of kernel packages need root
-	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -parallel 6 -timeout 10m $$($(GO) list ./... | grep -vE '$(STAGED)')
+	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 10m $$($(GO) list ./... | grep -vE '$(STAGED)')
 
 # The scenarios first, which take as long as all others together. They wait too.
 .PHONY: test-integration

@@ -59,7 +59,10 @@ func TestMain(m *testing.M) {
 
 // inNamespace runs this binary again in a new network namespace.
 func inNamespace() int {
-	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	// The tests wait for BGP's timers: more of them than there are processors run at
+	// once, unless a flag of this name comes later.
+	args := append([]string{"-test.parallel=6"}, os.Args[1:]...)
+	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), envInside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
