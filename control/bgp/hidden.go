@@ -5,14 +5,14 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // Hidden is a prefix of this node's that a peer is not told of because a BGPFilter refuses it.
 type Hidden struct {
 	Prefix netip.Prefix
 	Peer   Peer
-	Reason string // with the filter's name
+	Filter string // the BGPFilter
+	Reason string // which of its rules
 }
 
 // Hidden lists which of these prefixes, where this node announces them, BGPFilters keep
@@ -26,23 +26,27 @@ func (s *Speaker) hidden(ctx context.Context, prefixes []netip.Prefix) ([]Hidden
 	if e == nil {
 		return nil, nil
 	}
-	var filtered []Peer
+	type judge struct {
+		Peer
+		of func(*judged) verdict
+	}
+	var filtered []judge
 	for a, p := range peers {
 		if p.Filters != "" && s.silent(a) == "" {
-			filtered = append(filtered, p)
+			filtered = append(filtered, judge{p, policy.exportsOf(p)})
 		}
 	}
 	if len(filtered) == 0 {
 		return nil, nil
 	}
-	slices.SortFunc(filtered, func(a, b Peer) int { return a.id().Compare(b.id()) })
+	slices.SortFunc(filtered, func(a, b judge) int { return a.id().Compare(b.id()) })
 	var out []Hidden
 	for _, prefix := range prefixes {
 		err := s.Query(ctx, Query{Table: TableBest, Prefix: prefix, Exact: true}, func(r Route) bool {
 			for _, p := range filtered {
-				accepted, reason := policy.judgeExport(p, r.judged())
-				if r.Own && !accepted && p.carriesOf(prefix) && strings.Contains(reason, "BGPFilter ") {
-					out = append(out, Hidden{Prefix: prefix, Peer: p, Reason: reason})
+				v := p.of(r.judged())
+				if r.Own && !v.accept && v.rule != nil && p.carriesOf(prefix) {
+					out = append(out, Hidden{Prefix: prefix, Peer: p.Peer, Filter: v.rule.filter, Reason: v.reason()})
 				}
 			}
 			return false

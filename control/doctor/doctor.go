@@ -93,7 +93,8 @@ type Hidden struct {
 	Prefix netip.Prefix
 	Peer   string
 	Addr   netip.Addr // of the peer
-	Reason string     // with the name of the BGPFilter
+	Filter string     // the BGPFilter
+	Reason string     // which of its rules
 }
 
 // wrong reports whether the packet goes elsewhere, or nowhere.

@@ -124,7 +124,7 @@ func TestExamine(t *testing.T) {
 		"Felix": {func(f *Facts) { f.Felix = []string{"table x"} }, Critical, "felix-rules", "table x; routerd cleanup --calico"},
 		"hidden blocks": {func(f *Facts) {
 			to := netip.MustParseAddr("10.1.0.1")
-			f.Hidden = []Hidden{{netip.MustParsePrefix("192.168.1.0/26"), "tor", to, "BGPFilter mute: rule 1 rejects it"}, {netip.MustParsePrefix("192.168.1.64/26"), "tor", to, "BGPFilter mute: rule 1 rejects it"}}
+			f.Hidden = []Hidden{{netip.MustParsePrefix("192.168.1.0/26"), "tor", to, "mute", "BGPFilter mute: rule 1 rejects it"}, {netip.MustParsePrefix("192.168.1.64/26"), "tor", to, "mute", "BGPFilter mute: rule 1 rejects it"}}
 		}, Warning, "hidden-block", "tor (10.1.0.1) is not told of this host's block 192.168.1.0/26: BGPFilter mute: rule 1 rejects it, nor of 192.168.1.64/26; routerctl get bgpfilters mute -o yaml"},
 		"no route": {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil}} }, Critical, "no-route", "192.168.2.0/26 of node2: far; routerctl routes 192.168.2.0/26"},
 		"filter": {func(f *Facts) {

@@ -129,13 +129,11 @@ func hidden(f Facts) []Finding {
 			continue
 		}
 		said[h.Peer] = len(out)
-		_, name, _ := strings.Cut(h.Reason, "BGPFilter ")
-		name, _, _ = strings.Cut(name, ":")
 		out = append(out, Finding{
 			Severity: Warning, Check: "hidden-block", Object: h.Peer, Field: "filters",
 			What:  fmt.Sprintf("BGP peer %s is not told of this host's block %s: %s", peerName(&apiv1.BGPPeer{Name: h.Peer, Address: h.Addr.String()}), h.Prefix, h.Reason),
 			Cause: "who learns routes from that peer does not reach the workloads of the block",
-			Cure:  fmt.Sprintf("routerctl get bgpfilters %s -o yaml # let its export rules accept %s", name, h.Prefix),
+			Cure:  fmt.Sprintf("routerctl get bgpfilters %s -o yaml # let its export rules accept %s", h.Filter, h.Prefix),
 		})
 	}
 	return out

@@ -247,7 +247,7 @@ func (e *examination) hidden(ctx context.Context) error {
 	list, err := e.s.cfg.BGP.Hidden(ctx, own)
 	e.set(func() {
 		for _, h := range list {
-			e.facts.Hidden = append(e.facts.Hidden, doctor.Hidden{Prefix: h.Prefix, Peer: h.Peer.Name, Addr: h.Peer.Addr, Reason: h.Reason})
+			e.facts.Hidden = append(e.facts.Hidden, doctor.Hidden{Prefix: h.Prefix, Peer: h.Peer.Name, Addr: h.Peer.Addr, Filter: h.Filter, Reason: h.Reason})
 		}
 	})
 	return err
