@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -148,16 +147,14 @@ func receive(ctx context.Context, b apiv1.BGPClient, req *apiv1.BGPRoutesRequest
 		return nil, err
 	}
 	all := &apiv1.BGPRoutesResponse{}
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, err
-		}
+	err = eachPart(stream.Recv, func(part *apiv1.BGPRoutesResponse) error {
 		all.Routes = append(all.Routes, part.GetRoutes()...)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	return all, nil
 }
 
 func (a bgpCommands) bgpExplainCommand() *cobra.Command {
@@ -232,17 +229,11 @@ func (a bgpCommands) bgpWatchCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				for {
-					e, err := stream.Recv()
-					if errors.Is(err, io.EOF) {
-						return nil
-					}
-					if err != nil {
-						return err
-					}
+				return eachPart(stream.Recv, func(e *apiv1.BGPEvent) error {
 					fmt.Fprintln(a.stdout, strings.TrimSpace(fmt.Sprintf("%s %s %s %s",
 						e.GetTime().AsTime().Local().Format("15:04:05.000"), e.GetWhat(), e.GetSubject(), e.GetDetail())))
-				}
+					return nil
+				})
 			})
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // interrupted, as it is meant to be

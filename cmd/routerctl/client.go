@@ -163,6 +163,22 @@ func (a *daemon) askOperator(ctx context.Context, f func(apiv1.OperatorClient) e
 	return ask(ctx, a, apiv1.NewOperatorClient, f)
 }
 
+// eachPart calls yield with each message of a stream, by its Recv, until the daemon ends it.
+func eachPart[A any](recv func() (*A, error), yield func(*A) error) error {
+	for {
+		a, err := recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := yield(a); err != nil {
+			return err
+		}
+	}
+}
+
 // ask runs f with a client of one of the daemon's services.
 func ask[C any](ctx context.Context, a *daemon, client func(grpc.ClientConnInterface) C, f func(C) error) error {
 	socket, err := a.reachSocket(ctx)

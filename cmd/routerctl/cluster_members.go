@@ -151,20 +151,11 @@ func (a clusterCommands) changing(c *cobra.Command, toMember bool) *cobra.Comman
 			if err != nil {
 				return err
 			}
-			for {
-				p, err := stream.Recv()
-				if errors.Is(err, io.EOF) {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
+			return eachPart(stream.Recv, func(p *apiv1.ChangeMemberProgress) error {
 				last = p.GetMessage()
 				fmt.Fprintln(a.stdout, last)
-				if err := printWarning(a.stdout, p.GetWarning()); err != nil {
-					return err
-				}
-			}
+				return printWarning(a.stdout, p.GetWarning())
+			})
 		})
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return fmt.Errorf("after %s it is not done (last: %s): it goes on while the order holds; the same command follows it again, and routerctl cluster members shows how far it is", timeout, dashed(last))

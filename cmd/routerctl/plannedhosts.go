@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -70,16 +69,7 @@ func exchange[Q, A any](stream grpc.BidiStreamingClient[Q, A], changes []*apiv1.
 	if err := stream.CloseSend(); err != nil {
 		return err
 	}
-	for {
-		a, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		answer(a)
-	}
+	return eachPart(stream.Recv, func(a *A) error { answer(a); return nil })
 }
 
 // plannedChanges lists the changes of some kinds as the daemon takes them.
