@@ -39,6 +39,7 @@ func birdConfig(t Topology, dir string, dropped ...netip.Prefix) string {
 	connect delay time 1;
 	connect retry time 2;
 	error wait time 1, 4;
+	debug { states, events };
 	%s { import all; export all; };
 }
 `, f, t.Spine.ASNumber, f)

@@ -311,9 +311,14 @@ func (l *Lab) WaitReady(ctx context.Context, host string) error {
 	}
 }
 
-// LogTail returns the last lines of the daemon's log.
+// LogTail returns the last lines of the daemon's log, or of that of the spine's BGP
+// speaker.
 func (l *Lab) LogTail(host string, lines int) string {
-	b, err := os.ReadFile(logFile(l.name, host))
+	file := logFile(l.name, host)
+	if host == spineName {
+		file = l.spineFile("bird.log")
+	}
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return "(" + err.Error() + ")"
 	}

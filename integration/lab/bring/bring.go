@@ -46,8 +46,8 @@ func UpWith(t *testing.T, limit time.Duration, prefix, suffix string, o lab.Opti
 	t.Logf("lab %s is up after %.1f s", name, time.Since(start).Seconds())
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, h := range l.Hosts() {
-				t.Logf("the last lines of %s's log:\n%s", h, l.LogTail(h, 40))
+			for _, h := range append(l.Hosts(), "spine") {
+				t.Logf("the last lines of %s's log:\n%s", h, l.LogTail(h, 60))
 			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), downTime)

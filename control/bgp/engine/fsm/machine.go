@@ -39,9 +39,11 @@ const (
 	// leastSendHold is the send hold time of sessions with short hold times (RFC 9687
 	// section 3).
 	leastSendHold = 8 * time.Minute
-	// collisionTime is how long a connection that would be closed if both opened a
-	// session waits for the OPEN on the other.
+	// collisionTime is how long a connection on which the peer's OPEN came waits for the
+	// OPEN on the other, and answerTime how long for the peer's side to answer at all,
+	// from when this side began to connect.
 	collisionTime = 5 * time.Second
+	answerTime    = time.Second
 	// settledTime is how long after a session came up connections from the peer are
 	// closed: they belong to the same attempt, and an OPEN sent on one could have the
 	// peer close the session, which may not be up on its side yet.
@@ -213,15 +215,13 @@ func (m *Machine) Accepted(now time.Time) (ID, []Action) {
 
 // Connected reports that Dial succeeded.
 func (m *Machine) Connected(now time.Time, id ID) []Action {
-	c := m.find(id)
-	switch {
-	case c == nil || c.state != Connect:
-	case slices.ContainsFunc(m.conns, func(o *conn) bool { return o.state == OpenConfirm }):
-		// An OPEN would contest a session that is all but up.
-		m.drop(c)
-		m.again(now)
-	default:
+	if c := m.find(id); c != nil && c.state == Connect {
 		m.open(now, c)
+		for _, o := range m.conns {
+			if !o.collision.IsZero() {
+				o.collision = now.Add(collisionTime)
+			}
+		}
 	}
 	return m.done()
 }
@@ -331,7 +331,7 @@ func (m *Machine) Tick(now time.Time, unread func(ID) bool) []Action {
 				m.again(now)
 			}
 		case due(&c.collision, now):
-			c.waited = true
+			m.giveUp(c)
 			m.proceed(now, c)
 		}
 		if due(&c.keepalive, now) && m.find(c.id) != nil {
@@ -392,7 +392,7 @@ func (m *Machine) dial(now time.Time) {
 		}
 	}
 	c := m.add(false)
-	c.state, c.hold = Connect, now.Add(dialTime)
+	c.state, c.since, c.hold = Connect, now, now.Add(dialTime)
 	m.do(Action{Kind: Dial, Conn: c.id})
 }
 
@@ -446,22 +446,45 @@ func (m *Machine) opened(now time.Time, c *conn, body []byte) {
 	c.session.SentOpen, c.session.ReceivedOpen = c.sent, wire.AppendMessage(nil, wire.Open, body)
 	c.state, c.hold = OpenConfirm, now.Add(openTime)
 	m.heard(now, c)
-	if m.contested(c) {
-		// With the KEEPALIVE the peer would have its session, and could close the other
-		// connection while the OPEN on that has this side close this one. Of a session that
-		// ends so, in a restart, the peer keeps no routes.
-		c.withheld, c.collision = true, now.Add(collisionTime)
+	until := m.contested(now, c)
+	if now.Before(until) {
+		// With the KEEPALIVE the peer would have its session. It could close the other
+		// connection while the OPEN on that has this side close this one, and a connection
+		// of this side that it reads after the KEEPALIVE is to it a restart (RFC 4724
+		// section 5). Of a session that ends so, in a restart, it keeps no routes.
+		c.withheld, c.collision = true, until
 	} else {
+		if !until.IsZero() {
+			m.giveUp(c)
+		}
 		m.sendKeepalive(now, c)
 	}
 	m.settle(now)
 }
 
-// contested reports whether a connection goes if the peer's OPEN comes on another one.
-func (m *Machine) contested(c *conn) bool {
-	return !c.waited && c.incoming != m.prefersIncoming(c) && slices.ContainsFunc(m.conns, func(o *conn) bool {
-		return o.state == OpenSent && o.incoming != c.incoming
-	})
+// contested returns until when a connection on which the peer's OPEN has come waits for
+// another one; zero: for none.
+func (m *Machine) contested(now time.Time, c *conn) time.Time {
+	for _, o := range m.conns {
+		switch {
+		case c.waited || o.incoming == c.incoming:
+		case o.state == Connect:
+			return o.since.Add(answerTime)
+		case o.state == OpenSent && (c.incoming || m.prefersIncoming(c)):
+			return now.Add(collisionTime)
+		}
+	}
+	return time.Time{}
+}
+
+// giveUp has a connection wait for no other one, and no other one come about.
+func (m *Machine) giveUp(c *conn) {
+	c.waited = true
+	for _, o := range slices.Clone(m.conns) {
+		if o.state == Connect {
+			m.drop(o)
+		}
+	}
 }
 
 // wins resolves a collision (RFC 4271 section 6.8): it closes the connections that
@@ -498,17 +521,17 @@ func (m *Machine) prefersIncoming(c *conn) bool {
 // because it has the OPENs of both: then both sides would close one.
 func (m *Machine) confirm(now time.Time, c *conn) {
 	c.confirmed = true
-	if !m.contested(c) {
+	if until := m.contested(now, c); until.IsZero() {
 		m.proceed(now, c)
 	} else if c.collision.IsZero() {
-		c.collision = now.Add(collisionTime)
+		c.collision = until
 	}
 }
 
 // settle lets connections go on that waited for one that is gone.
 func (m *Machine) settle(now time.Time) {
 	for _, c := range slices.Clone(m.conns) {
-		if (c.withheld || c.confirmed) && m.find(c.id) != nil && !m.contested(c) {
+		if (c.withheld || c.confirmed) && m.find(c.id) != nil && m.contested(now, c).IsZero() {
 			m.proceed(now, c)
 		}
 	}

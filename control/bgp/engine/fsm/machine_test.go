@@ -23,6 +23,7 @@ type network struct {
 	seq    int
 	delay  func() time.Duration // of a segment
 	broken bool                 // connections do not come about, and nothing is delivered on them
+	late   int                  // connections that came to a side whose session was up
 }
 
 type event struct {
@@ -138,6 +139,9 @@ func (s *side) apply(actions []Action) {
 				other := n.sides[1-s.index]
 				if n.broken {
 					return
+				}
+				if other.up != 0 {
+					n.late++
 				}
 				id, accepted := other.Accepted(n.now)
 				if id == 0 {
@@ -255,6 +259,9 @@ func TestCollision(t *testing.T) {
 				t.Errorf("side %d: %d sessions: %v", s.index, s.ups, s.said)
 			}
 		}
+		if n.late != 0 {
+			t.Error("a connection came to a side whose session was up: a peer may take that for a restart")
+		}
 		n.run(time.Hour)
 		if n.sides[0].ups != 1 || n.sides[1].ups != 1 {
 			t.Errorf("the session did not last: %v, %v", n.sides[0].said, n.sides[1].said)
@@ -337,25 +344,74 @@ func TestContested(t *testing.T) {
 	}
 }
 
-// TestLateConnection: a connection that comes about when another is all but up opens nothing.
+// TestLateConnection: while a connection of this side comes about, one of the peer's is
+// not confirmed: the peer may read of the former last, and take it for a restart.
 func TestLateConnection(t *testing.T) {
 	t.Parallel()
-	now := time.Unix(1e9, 0)
-	m := New(config(1, false))
+	start := time.Unix(1e9, 0)
+	never := func(ID) bool { return false }
 	theirs := config(0, false).Local
 	peer, err := theirs.Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	outgoing := m.Start(now)[0].Conn
-	incoming, _ := m.Accepted(now)
-	m.Message(now, incoming, wire.Open, peer[wire.HeaderLen:])
-	if actions := m.Connected(now, outgoing); len(actions) != 1 || actions[0].Kind != Close || actions[0].Conn != outgoing {
-		t.Errorf("it is %v", actions)
+	open := peer[wire.HeaderLen:]
+	for _, c := range []struct {
+		name     string
+		later    time.Duration // the peer's OPEN comes than this side began to connect
+		opened   string        // at the peer's OPEN
+		do       func(m *Machine, now time.Time, outgoing ID) []Action
+		confirms string // at what is done then
+		up       string // at the peer's KEEPALIVE
+	}{
+		{"it comes about", 0, "", func(m *Machine, now time.Time, outgoing ID) []Action {
+			return append(m.Connected(now, outgoing), m.Message(now, outgoing, wire.Open, open)...)
+		}, "OPEN; Cease; Close; KEEPALIVE", ""}, // this side has the higher identifier: its own stays
+		{"it fails", 0, "", func(m *Machine, now time.Time, outgoing ID) []Action {
+			return m.NotConnected(now, outgoing, nil)
+		}, "Close; Fail; KEEPALIVE", "Up"},
+		{"nothing answers", 0, "", func(m *Machine, now time.Time, _ ID) []Action {
+			return append(m.Tick(now.Add(answerTime-1), never), m.Tick(now.Add(answerTime), never)...)
+		}, "Close; KEEPALIVE", "Up"},
+		{"nothing answered", answerTime, "Close; KEEPALIVE", func(m *Machine, now time.Time, outgoing ID) []Action {
+			return m.Connected(now, outgoing)
+		}, "", "Up"},
+		{"it comes about, and no OPEN comes", 0, "", func(m *Machine, now time.Time, outgoing ID) []Action {
+			actions := m.Connected(now.Add(answerTime-1), outgoing)
+			actions = append(actions, m.Tick(now.Add(answerTime+collisionTime-2), never)...)
+			return append(actions, m.Tick(now.Add(answerTime+collisionTime-1), never)...)
+		}, "OPEN; KEEPALIVE", "Cease; Close; Up"},
+	} {
+		m := New(config(1, false))
+		outgoing := m.Start(start)[0].Conn
+		now := start.Add(c.later)
+		incoming, _ := m.Accepted(now)
+		for _, step := range []struct {
+			actions []Action
+			want    string
+		}{
+			{m.Message(now, incoming, wire.Open, open), c.opened},
+			{c.do(m, now, outgoing), c.confirms},
+			{m.Message(now, incoming, wire.Keepalive, nil), c.up},
+		} {
+			if got := did(step.actions); got != step.want {
+				t.Errorf("%s: %s, want %s", c.name, got, step.want)
+			}
+		}
 	}
-	if actions := m.Message(now, incoming, wire.Keepalive, nil); len(actions) != 1 || actions[0].Kind != Up {
-		t.Errorf("the session: %v", actions)
+}
+
+// did names actions, and the messages among them.
+func did(actions []Action) string {
+	var names []string
+	for _, a := range actions {
+		name := map[Kind]string{Dial: "Dial", Close: "Close", Abort: "Abort", Up: "Up", Down: "Down", Fail: "Fail"}[a.Kind]
+		if a.Kind == Send {
+			name = map[wire.Type]string{wire.Open: "OPEN", wire.Keepalive: "KEEPALIVE", wire.Notification: "Cease"}[wire.Type(a.Message[wire.HeaderLen-1])]
+		}
+		names = append(names, name)
 	}
+	return strings.Join(names, "; ")
 }
 
 // TestBothWait: two sides that each wait for the other come to a session where one of
