@@ -39,11 +39,6 @@ func (d *router) runCollector(ctx context.Context) error {
 	if c == nil && d.kube == nil {
 		return nil
 	}
-	select {
-	case <-d.presence.Held():
-	case <-ctx.Done():
-		return nil
-	}
 	g, ctx := errgroup.WithContext(ctx)
 	if c != nil {
 		g.Go(func() error { c.RunHost(ctx); return nil })

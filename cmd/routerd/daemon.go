@@ -36,6 +36,7 @@ import (
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/control/node"
+	"github.com/routerd/routerd/control/nodenetwork"
 	"github.com/routerd/routerd/control/nodestatus"
 	"github.com/routerd/routerd/control/operator"
 	"github.com/routerd/routerd/control/policy"
@@ -103,7 +104,6 @@ type router struct {
 	mark    enforce.Mark // of policy
 
 	presence *presence.Keeper
-	refused  async.Signal // another machine has this host's name
 
 	leaving  atomic.Bool // the daemon is being stopped for good
 	mtu      *attach.MTUFollower
@@ -353,8 +353,10 @@ func (d *router) run(stop context.Context) error {
 	part("ipam", func(ctx context.Context) error { return d.ipam.Run(ctx, d.follow.ipam) })
 	part("node", d.node.Run)
 	part("underlay", d.followUnderlay)
-	part("presence", d.runPresence)
-	part("cluster", d.followCluster)
+	// What the previous run had may be in doubt when the name is held.
+	part("presence", after(d.restored, d.presence.Run))
+	// A part that has not seen the datastore's state neither writes, nor announces, nor sweeps.
+	part("cluster", after(d.presence.Held(), d.cluster.Run))
 	part("core follows", func(ctx context.Context) error { return d.follow.core.Each(ctx, d.core.Store) })
 	part("lock follows", each(d.follow.lock, d.db.HandleStore))
 	part("lock", d.db.Run)
@@ -372,7 +374,10 @@ func (d *router) run(stop context.Context) error {
 	}
 	part("policy follows", each(d.follow.policy, d.policy.handleStore))
 	if d.asks != nil {
-		part("questions of other hosts", d.answer)
+		part("questions of other hosts", after(d.presence.Held(), func(ctx context.Context) error {
+			d.asks.Questions(ctx, d.name, d.operator.Answer)
+			return nil
+		}))
 	}
 	part("bootstrap", d.bootstrap)
 	part("bgp key", d.bgpKey.Run)
@@ -380,17 +385,18 @@ func (d *router) run(stop context.Context) error {
 	part("policy", d.runPolicy)
 	part("live change", d.followEncaps)
 	part("workloads", d.runAttach)
-	part("collector", d.runCollector)
+	part("collector", after(d.presence.Held(), d.runCollector))
 	if d.cfg.CNI.Manage {
-		part("cni files", d.keepCNI)
+		part("cni files", after(d.restored, d.keepCNI))
 	}
 	if d.kube != nil {
-		part("network condition", d.keepNetwork)
+		own := nodenetwork.Own{Node: d.name, API: d.kube.store, Said: d.kube.names.Network, Obstacle: d.networkObstacle, Log: d.log}
+		part("network condition", after(d.presence.Held(), own.Run))
 		part("network follows", each(d.follow.network, d.kube.others.HandleStore))
 	}
 	if d.bgp != nil {
 		part("neighbours", d.runAdjacent)
-		part("reflectors", func(ctx context.Context) error { return d.onceHeld(ctx, d.reflectors.Run) })
+		part("reflectors", after(d.presence.Held(), d.reflectors.Run))
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}
 	if d.member != nil {
@@ -482,20 +488,15 @@ func (d *router) followUnderlay(ctx context.Context) error {
 	return nil
 }
 
-// followCluster keeps the copy of the cluster, once this host holds its name: a part
-// that has not seen the datastore's state neither writes, nor announces, nor
-// sweeps.
-func (d *router) followCluster(ctx context.Context) error {
-	return d.onceHeld(ctx, d.cluster.Run)
-}
-
-// onceHeld runs f as soon as this host holds its name.
-func (d *router) onceHeld(ctx context.Context, f func(context.Context) error) error {
-	select {
-	case <-d.presence.Held():
-		return f(ctx)
-	case <-ctx.Done():
-		return ctx.Err()
+// after has a part wait for what comes first.
+func after(first <-chan struct{}, run func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-first:
+			return run(ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 

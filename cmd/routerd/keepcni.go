@@ -13,11 +13,6 @@ import (
 // keepCNI keeps the CNI plugin that stands beside this program where the container
 // runtime looks for it.
 func (d *router) keepCNI(ctx context.Context) error {
-	select {
-	case <-d.restored:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find the plugin's binary: %w", err)

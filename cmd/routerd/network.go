@@ -15,12 +15,6 @@ type kubernetes struct {
 	others *nodenetwork.Others
 }
 
-// keepNetwork keeps what this host's Node says of its network.
-func (d *router) keepNetwork(ctx context.Context) error {
-	own := nodenetwork.Own{Node: d.name, API: d.kube.store, Said: d.kube.names.Network, Obstacle: d.networkObstacle, Log: d.log}
-	return d.onceHeld(ctx, own.Run)
-}
-
 // networkObstacle says what keeps pods from being attached here or from reaching others.
 func (d *router) networkObstacle(ctx context.Context) error {
 	if err := d.attachReady(); err != nil {

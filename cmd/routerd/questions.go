@@ -22,11 +22,3 @@ func (d *router) asking(c *operator.Config) {
 		c.Presences = d.hosts
 	}
 }
-
-// answer answers what other hosts ask, while this host holds its name.
-func (d *router) answer(ctx context.Context) error {
-	return d.onceHeld(ctx, func(ctx context.Context) error {
-		d.asks.Questions(ctx, d.name, d.operator.Answer)
-		return nil
-	})
-}

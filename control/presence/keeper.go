@@ -8,12 +8,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 )
 
 // TTL is how long a host that cannot be seen counts as there, by a lease in etcd. Nothing is freed
 // when it is over; what waits for it is another machine of the same name.
 const TTL = 15 * time.Second
+
+// FenceEvery is how often a host that is refused looks whose its workloads' addresses are.
+const FenceEvery = time.Minute
 
 // Store is what a [Keeper] asks of the datastore.
 type Store interface {
@@ -40,9 +44,10 @@ type Config struct {
 	// Verified returns when each workload's addresses have been compared with
 	// the datastore and those that are not its own any more are out of use.
 	Verified func(context.Context) error
-	// Refused is notified that another machine has the name, once for each; nil:
-	// nothing is.
-	Refused func(context.Context)
+	// Fence takes down the routes of workloads whose addresses are others' by now. It is
+	// called at once when another machine has the name, and every [FenceEvery] for as long
+	// as that is so: a host that is refused must not follow the datastore. nil: nothing is.
+	Fence func(context.Context) error
 	// Outage is notified that the datastore cannot be reached, once per outage, and
 	// nil when it answers again, until the name is held.
 	Outage func(error)
@@ -52,8 +57,9 @@ type Config struct {
 
 // Keeper holds a node's name. Its methods are safe for concurrent use.
 type Keeper struct {
-	cfg  Config
-	held chan struct{}
+	cfg     Config
+	held    chan struct{}
+	refused async.Signal
 
 	mu     sync.Mutex
 	as     store.Incarnation
@@ -67,7 +73,7 @@ type Keeper struct {
 
 // New returns a keeper that does nothing until [Keeper.Run].
 func New(cfg Config) *Keeper {
-	return &Keeper{cfg: cfg, held: make(chan struct{}), as: cfg.Self}
+	return &Keeper{cfg: cfg, held: make(chan struct{}), refused: async.NewSignal(), as: cfg.Self}
 }
 
 // Held is closed when the name is held for the first time. Until then this host
@@ -81,6 +87,21 @@ func (k *Keeper) Refused() error {
 	defer k.mu.Unlock()
 	return k.err
 }
+
+// MayWrite says why this host must not write to the datastore; nil: it holds its name.
+func (k *Keeper) MayWrite() error {
+	select {
+	case <-k.held:
+		return nil
+	default:
+	}
+	if err := k.Refused(); err != nil {
+		return err
+	}
+	return errNotHeld
+}
+
+var errNotHeld = errors.New("this host does not hold its name yet")
 
 // MayResume reports whether this host may do what its previous run did, before it
 // holds its name: the datastore cannot be asked, and no other machine is known to
@@ -106,8 +127,13 @@ func (k *Keeper) Epoch() int64 {
 // host's for as long as its lease lasts, [TTL] at most: a daemon that is started
 // anew waits for nothing, and no clone that waits gets the name in between.
 func (k *Keeper) Run(ctx context.Context) error {
-	var verifying sync.WaitGroup
-	defer verifying.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel() // a host that gives its name up verifies nothing any more
+	if k.cfg.Fence != nil {
+		work.Go(func() { k.fence(ctx) })
+	}
 	var hold store.Hold
 	defer func() {
 		if hold != nil {
@@ -141,7 +167,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			hold = next.hold
 		}
 		if next.doubt {
-			verifying.Go(func() { k.verify(ctx, next.epoch) })
+			work.Go(func() { k.verify(ctx, next.epoch) })
 		}
 		if next.again {
 			continue
@@ -172,7 +198,7 @@ func (k *Keeper) look(ctx context.Context, st store.NameState, hold store.Hold) 
 	case GivenUp:
 		return step{}, &GivenUpError{Node: k.cfg.Node, Self: self, Other: *d.From}
 	case Refuse:
-		k.refuse(ctx, &RefusedError{Node: k.cfg.Node, Self: self, Other: *d.From})
+		k.refuse(&RefusedError{Node: k.cfg.Node, Self: self, Other: *d.From})
 		return step{hold: hold}, nil
 	case Keep:
 		if !ended(hold) {
@@ -250,7 +276,7 @@ func (k *Keeper) hold(cause error) {
 	close(k.held)
 }
 
-func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {
+func (k *Keeper) refuse(err *RefusedError) {
 	k.mu.Lock()
 	k.err = err
 	who := err.Other.Instance + err.Other.BootID
@@ -264,8 +290,32 @@ func (k *Keeper) refuse(ctx context.Context, err *RefusedError) {
 		return
 	}
 	k.cfg.Log.Error("this host is refused: another machine has its name", "error", err)
-	if k.cfg.Refused != nil {
-		k.cfg.Refused(ctx)
+	k.refused.Set()
+}
+
+// fence has the routes of others' addresses taken down from the first refusal until the
+// name is held, or ctx ends.
+func (k *Keeper) fence(ctx context.Context) {
+	select {
+	case <-k.refused:
+	case <-k.held:
+		return
+	case <-ctx.Done():
+		return
+	}
+	tick := time.NewTicker(FenceEvery)
+	defer tick.Stop()
+	for {
+		if err := k.cfg.Fence(ctx); err != nil && ctx.Err() == nil {
+			k.cfg.Log.Warn("it is not known whose the addresses of all workloads are; will look again", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-k.held:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
