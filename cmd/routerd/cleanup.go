@@ -18,6 +18,7 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/hostlock"
+	"github.com/routerd/routerd/control/publish"
 	"github.com/routerd/routerd/store"
 )
 
@@ -103,7 +104,7 @@ func cleanupConfig(c config.Config, protocols string, purge bool, out io.Writer)
 			startMark(c.RunDir), bootMark(c.RunDir), hostlock.File(c.RunDir), reachState(c.RunDir), policyMark(c.RunDir),
 			clusterFile(c), previousPolicyFile(c),
 		},
-		Patterns: []string{filepath.Join(c.RunDir, "supports.*")},
+		Patterns: []string{publish.Marks(c.RunDir)},
 		Written: []cleanup.File{
 			{Path: filepath.Join(c.CNI.ConfDir, cni.ConflistName), Ours: func(b []byte) bool { return bytes.Equal(b, conflist) }},
 			{Path: protocols, Ours: cleanup.NamesOurProtocol},

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/collect"
 	"github.com/routerd/routerd/control/ipam"
@@ -22,44 +20,33 @@ const (
 	collectorTTL = time.Minute
 )
 
-// collector looks for leaks in IPAM's records; nil when it is switched off.
-func (d *router) collector() *collect.Collector {
-	if d.cfg.IPAM.LeakGracePeriod <= 0 {
-		return nil
-	}
-	return collect.New(collect.Config{
-		Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
-		Grace: d.cfg.IPAM.LeakGracePeriod, Log: d.log.With("component", "collector"),
-	})
-}
-
-// runCollector runs both halves of the collector.
+// runCollector looks for leaks in IPAM's records, unless that is switched off, and does what
+// one host does for the cluster.
 func (d *router) runCollector(ctx context.Context) error {
-	c := d.collector()
-	if c == nil && d.kube == nil {
-		return nil
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	if c != nil {
-		g.Go(func() error { c.RunHost(ctx); return nil })
-	}
-	g.Go(func() error {
-		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) { d.lead(ctx, c) })
-		return nil
-	})
-	return g.Wait()
-}
-
-// lead does what one host does for the cluster.
-func (d *router) lead(ctx context.Context, c *collect.Collector) {
+	var forCluster []func(context.Context)
 	var work sync.WaitGroup
-	if c != nil {
-		work.Go(func() { c.RunCluster(ctx) })
+	if d.cfg.IPAM.LeakGracePeriod > 0 {
+		c := collect.New(collect.Config{
+			Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
+			Grace: d.cfg.IPAM.LeakGracePeriod, Log: d.log.With("component", "collector"),
+		})
+		forCluster = append(forCluster, c.RunCluster)
+		work.Go(func() { c.RunHost(ctx) })
 	}
 	if d.kube != nil {
-		work.Go(func() { d.kube.others.Run(ctx) })
+		forCluster = append(forCluster, d.kube.others.Run)
+	}
+	if len(forCluster) > 0 {
+		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {
+			var led sync.WaitGroup
+			for _, run := range forCluster {
+				led.Go(func() { run(ctx) })
+			}
+			led.Wait()
+		})
 	}
 	work.Wait()
+	return nil
 }
 
 // hostAddresses is what this host knows of its addresses.

@@ -42,6 +42,7 @@ import (
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/control/probe"
+	"github.com/routerd/routerd/control/publish"
 	"github.com/routerd/routerd/control/renewal"
 	"github.com/routerd/routerd/control/rollback"
 	"github.com/routerd/routerd/control/rpc"
@@ -51,7 +52,9 @@ import (
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/adjacent"
+	"github.com/routerd/routerd/dataplane/ipip"
 	"github.com/routerd/routerd/dataplane/kernel"
+	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
 )
@@ -193,7 +196,10 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		cc.DeferBGP = deferBGP
 	}
 	d.core = vrouter.New(cc)
-	if err := d.openJournal(); err != nil {
+	if err := os.MkdirAll(c.WorkloadDir(), 0o700); err != nil {
+		return d, fmt.Errorf("make directory for the journal: %w", err)
+	}
+	if d.journal, err = journal.Open(filepath.Join(c.WorkloadDir(), "journal"), log.With("component", "journal")); err != nil {
 		return d, err
 	}
 	d.ipam = ipam.New(ipam.Config{
@@ -215,7 +221,13 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	d.bgpKey = bgp.NewClusterKey(bgp.ClusterKeyConfig{Store: d.store, File: filepath.Join(c.StateDir, "bgp.key"), Use: sign, Publish: d.node.SetBGPKeys, Log: log})
 	if c.BGP.Enabled {
-		d.adjacent = d.newAdjacent()
+		d.adjacent = adjacent.New(log.With("component", "adjacent"), func(links map[string]adjacent.Link) {
+			out := make(map[string]bgp.Link, len(links))
+			for name, l := range links {
+				out[name] = bgp.Link(l)
+			}
+			d.bgp.SetAdjacent(out) // it is made next
+		})
 		d.bgp = bgp.New(bgp.Options{
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
@@ -262,8 +274,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Store: d.db, Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind, Snapshot: d.cluster.Snapshot,
-		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: d.journalError, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
-		MTUError: d.mtu.Err, Damage: d.damage, WorkloadMTU: d.mtu.Smallest,
+		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: func() error { return attach.JournalError(d.journal) }, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
+		MTUError: d.mtu.Err, Damage: d.journal.Damage, WorkloadMTU: d.mtu.Smallest,
 	}
 	d.asking(&oc)
 	if d.kube != nil {
@@ -383,7 +395,9 @@ func (d *router) run(stop context.Context) error {
 	part("bgp key", d.bgpKey.Run)
 	part("probes", d.probe.Run)
 	part("policy", d.runPolicy)
-	part("live change", d.followEncaps)
+	part("live change", publish.Publisher{
+		Core: d.core, Publish: d.node.PublishEncaps, Tunnels: []dataplane.Driver{ipip.Driver{}, vxlan.Driver{}}, Supports: d.kernel.Supports, RunDir: d.cfg.RunDir, Log: d.log,
+	}.Run)
 	part("workloads", d.runAttach)
 	part("collector", after(d.presence.Held(), d.runCollector))
 	if d.cfg.CNI.Manage {
@@ -395,7 +409,7 @@ func (d *router) run(stop context.Context) error {
 		part("network follows", each(d.follow.network, d.kube.others.HandleStore))
 	}
 	if d.bgp != nil {
-		part("neighbours", d.runAdjacent)
+		part("neighbours", d.adjacent.Run)
 		part("reflectors", after(d.presence.Held(), d.reflectors.Run))
 		part("bgp", func(ctx context.Context) error { return d.bgp.Run(ctx, d.follow.bgp) })
 	}

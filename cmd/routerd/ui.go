@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/rpc"
 	"github.com/routerd/routerd/control/ui"
 	"github.com/routerd/routerd/dataplane/netdev"
@@ -16,20 +18,21 @@ import (
 
 // newPage makes the page for a browser.
 func (d *router) newPage() (*ui.Page, error) {
+	sessions := pageSessions{d.bgp}
 	return ui.NewPage(ui.PageConfig{
 		Config: ui.Config{
 			Node: d.name, Operator: rpc.NewOperatorServer(d.operator), Events: rpc.NewEventsServer(d.said),
-			Examine: d.operator.Examine, Trace: d.operator.Trace, Hosts: d.operator.Hosts, Wanted: d.wantedSessions, Sessions: d.sessions,
+			Examine: d.operator.Examine, Trace: d.operator.Trace, Hosts: d.operator.Hosts, Wanted: sessions.wanted, Sessions: sessions.states,
 			Counters: netdev.Read,
 			Now:      time.Now, Log: d.log.With("component", "ui"),
 		},
-		Where: d.cfg.UI.Listen, Listen: d.listenPage, Said: d.said, Store: d.store, Hosts: d.hosts,
+		Where: d.cfg.UI.Listen, Listen: func(ctx context.Context) (net.Listener, error) { return listenPage(ctx, d.cfg.UI) }, Said: d.said, Store: d.store, Hosts: d.hosts,
 	})
 }
 
 // listenPage opens the socket that ui.listen names.
-func (d *router) listenPage(ctx context.Context) (net.Listener, error) {
-	network, address, err := d.cfg.UI.Address()
+func listenPage(ctx context.Context, c config.UI) (net.Listener, error) {
+	network, address, err := c.Address()
 	switch {
 	case err != nil:
 		return nil, err
@@ -39,12 +42,15 @@ func (d *router) listenPage(ctx context.Context) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, network, address)
 }
 
-// wantedSessions lists the sessions of all nodes.
-func (d *router) wantedSessions(ctx context.Context) []ui.Session {
-	if d.bgp == nil {
+// pageSessions is what the page shows of BGP.
+type pageSessions struct{ bgp *bgp.Controller } // nil: not enabled
+
+// wanted lists the sessions of all nodes.
+func (p pageSessions) wanted(ctx context.Context) []ui.Session {
+	if p.bgp == nil {
 		return nil
 	}
-	all, err := d.bgp.Wanted(ctx)
+	all, err := p.bgp.Wanted(ctx)
 	if err != nil {
 		return nil // not known yet, or the browser has left
 	}
@@ -61,13 +67,13 @@ func (d *router) wantedSessions(ctx context.Context) []ui.Session {
 	return out
 }
 
-// sessions is this host's sessions and their states.
-func (d *router) sessions() string {
-	if d.bgp == nil {
+// states is this host's sessions and their states.
+func (p pageSessions) states() string {
+	if p.bgp == nil {
 		return ""
 	}
 	var b strings.Builder
-	for _, q := range d.bgp.Sessions().Peers {
+	for _, q := range p.bgp.Sessions().Peers {
 		fmt.Fprintln(&b, q.Name, q.Addr, q.State, q.Info)
 	}
 	return b.String()

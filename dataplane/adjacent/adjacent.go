@@ -86,9 +86,26 @@ func (t *Tracker) HandleUnderlay(u dataplane.Underlay) {
 	t.wake.Set()
 }
 
+// retry is between two attempts to listen to neighbours.
+const retry = 10 * time.Second
+
 // Run works until ctx ends, in the network namespace of the calling thread. It
-// opens nothing before a device is wanted.
+// opens nothing before a device is wanted. That it cannot listen concerns the sessions over
+// link-local addresses alone: it tries again.
 func (t *Tracker) Run(ctx context.Context) error {
+	for {
+		err := t.run(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		t.log.Warn("neighbours over link-local addresses are not followed; trying again", "error", err, "pause", retry)
+		if err := async.Sleep(ctx, retry); err != nil {
+			return err
+		}
+	}
+}
+
+func (t *Tracker) run(ctx context.Context) error {
 	t.wake.Set()
 	for {
 		select {
