@@ -68,20 +68,53 @@ type entry struct {
 	want, have uint32 // numbers of values
 	mark       uint32
 	rev        dataplane.Revision // of the last call that named the key, in whose count it is
-	since      time.Duration      // of state, from the tracker's start
-	place      uint16             // queue, while queued
-	class      uint8
+	since      ticks              // of state
+	flags      flags
+	place      uint8 // the queue that it was in last, or one of its class
 	src        dataplane.Source
-	state      dataplane.State
-	counted    phase // how the key counts in its revision's group
-	wanted     bool
-	exists     bool
-	ours       bool // was wanted in this run
-	done       bool // nothing to do
-	queued     bool
-	failing    bool // has a failure
-	contested  bool // has losers
 }
+
+// ticks is a time since the tracker's start in which a tenth of a second counts one.
+type ticks uint32
+
+const tick = time.Second / 10
+
+// flags say what is so of an entry.
+type flags uint16
+
+const (
+	isWanted    flags = 1 << iota
+	isThere           // it exists
+	isOurs            // was wanted in this run
+	isDone            // nothing to do
+	isQueued          // in the queue that place names
+	isFailing         // has a failure
+	isContested       // has losers
+
+	stateShift   = iota           // above them stands the state
+	countedShift = stateShift + 2 // and how the key counts in its revision's group
+
+	stateMask   flags = 3 << stateShift
+	countedMask flags = 3 << countedShift
+)
+
+func (e *entry) wanted() bool    { return e.flags&isWanted != 0 }
+func (e *entry) exists() bool    { return e.flags&isThere != 0 }
+func (e *entry) ours() bool      { return e.flags&isOurs != 0 }
+func (e *entry) done() bool      { return e.flags&isDone != 0 }
+func (e *entry) queued() bool    { return e.flags&isQueued != 0 }
+func (e *entry) failing() bool   { return e.flags&isFailing != 0 }
+func (e *entry) contested() bool { return e.flags&isContested != 0 }
+
+func (e *entry) set(f flags, on bool) {
+	if e.flags &^= f; on {
+		e.flags |= f
+	}
+}
+
+func (e *entry) state() dataplane.State { return dataplane.State(e.flags & stateMask >> stateShift) }
+func (e *entry) counted() phase         { return phase(e.flags & countedMask >> countedShift) }
+func (e *entry) count(p phase)          { e.flags = e.flags&^countedMask | flags(p)<<countedShift }
 
 // numbered marks the packed form of a key that has a number instead.
 const numbered = 1
@@ -132,7 +165,7 @@ func (t *Tracker[K, V]) entry(k K) *entry {
 	if !fresh {
 		return e
 	}
-	*e = entry{key: p, class: uint8(t.cfg.Class(k)), done: true, since: t.now}
+	*e = entry{key: p, place: uint8(t.queue(t.cfg.Class(k), false, 0)), flags: isDone, since: t.now}
 	if len(t.removed) == 0 {
 		return e
 	}
@@ -156,7 +189,7 @@ func (t *Tracker[K, V]) drop(e *entry) {
 	if p[len(p)-1] == numbered {
 		t.keys.Leave(binary.LittleEndian.Uint32(p[:]))
 	}
-	e.done = true
+	e.set(isDone, true)
 }
 
 // wants and has return what is wanted and what there is of an entry.
@@ -165,7 +198,7 @@ func (t *Tracker[K, V]) has(e *entry) V   { return t.cfg.Values.Value(t.key(e), 
 
 // failure returns the failure of an entry; nil: it has none.
 func (t *Tracker[K, V]) failure(e *entry) *failure {
-	if !e.failing {
+	if !e.failing() {
 		return nil
 	}
 	return t.failures[e]
@@ -173,8 +206,8 @@ func (t *Tracker[K, V]) failure(e *entry) *failure {
 
 // fails returns the failure of an entry, a new one if it has none.
 func (t *Tracker[K, V]) fails(e *entry) *failure {
-	if !e.failing {
-		e.failing = true
+	if !e.failing() {
+		e.set(isFailing, true)
 		t.failures[e] = new(failure)
 	}
 	return t.failures[e]
@@ -182,8 +215,8 @@ func (t *Tracker[K, V]) fails(e *entry) *failure {
 
 // clearFailure forgets the failure of an entry.
 func (t *Tracker[K, V]) clearFailure(e *entry) {
-	if e.failing {
-		e.failing = false
+	if e.failing() {
+		e.set(isFailing, false)
 		delete(t.failures, e)
 		delete(t.waiting, e)
 	}
@@ -191,5 +224,5 @@ func (t *Tracker[K, V]) clearFailure(e *entry) {
 
 // turned notes that the state of an entry is another.
 func (t *Tracker[K, V]) turned(e *entry, s dataplane.State) {
-	e.state, e.since = s, t.now
+	e.flags, e.since = e.flags&^stateMask|flags(s)<<stateShift, t.now
 }

@@ -137,8 +137,8 @@ func actions(w *world, m *model, revs *[]dataplane.Revision) map[string]func(*ra
 			checkUsers(t, w.t)
 			for _, e := range w.t.table.All() {
 				k := w.t.key(e)
-				if e.done != (e.wanted && e.exists && e.want == e.have || !e.wanted && (!e.exists || !e.ours && !w.t.swept)) {
-					t.Fatalf("%s: done is %v of %+v", k, e.done, e)
+				if e.done() != (e.wanted() && e.exists() && e.want == e.have || !e.wanted() && (!e.exists() || !e.ours() && !w.t.swept)) {
+					t.Fatalf("%s: done is %v of %+v", k, e.done(), e)
 				}
 			}
 		},
@@ -203,14 +203,14 @@ func checkUsers(t *rapid.T, tr *Tracker[string, int]) {
 		for _, l := range tr.losers[e] {
 			values[l.value]++
 		}
-		if e.failing {
+		if e.failing() {
 			failing++
 		}
-		if e.contested {
+		if e.contested() {
 			contested++
 		}
-		if e.failing != (tr.failures[e] != nil) || e.contested != (len(tr.losers[e]) > 0) {
-			t.Fatalf("%s fails %t, %v, and is contested %t by %v", tr.key(e), e.failing, tr.failures[e], e.contested, tr.losers[e])
+		if e.failing() != (tr.failures[e] != nil) || e.contested() != (len(tr.losers[e]) > 0) {
+			t.Fatalf("%s fails %t, %v, and is contested %t by %v", tr.key(e), e.failing(), tr.failures[e], e.contested(), tr.losers[e])
 		}
 	}
 	if failing != len(tr.failures) || contested != len(tr.losers) {
@@ -241,7 +241,7 @@ func (w *world) state() state {
 	s := state{There: maps.Clone(w.there), Wishes: map[string][]dataplane.Source{}, Want: map[string]int{}}
 	for _, e := range w.t.table.All() {
 		k := w.t.key(e)
-		if !e.wanted {
+		if !e.wanted() {
 			continue
 		}
 		s.Want[k] = w.t.wants(e)

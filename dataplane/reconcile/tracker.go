@@ -21,7 +21,7 @@ type Config[K comparable, V comparable] struct {
 
 	// Classes is the number of classes of keys and Class gives the class of
 	// a key, 0 ≤ class < Classes. [Tracker.Due] hands out one class at a
-	// time. Optional: one class.
+	// time. Twice the classes times the sources are 256 at most. Optional: one class.
 	Classes int
 	Class   func(K) int
 
@@ -75,7 +75,7 @@ type Tracker[K comparable, V comparable] struct {
 	srcs     map[dataplane.Source]int
 	start    time.Time
 	mu       sync.Mutex
-	now      time.Duration // of the call under way, since start
+	now      ticks // of the call under way
 	table    *dense.Table[Packed, entry]
 	keys     *dense.Numbers[K] // of keys that are not packed
 	failures map[*entry]*failure
@@ -153,7 +153,7 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 // lock begins a call that may change entries.
 func (t *Tracker[K, V]) lock() {
 	t.mu.Lock()
-	t.now = t.cfg.Now().Sub(t.start)
+	t.now = ticks(t.cfg.Now().Sub(t.start) / tick)
 }
 
 // Replace makes want all that src wants. Where want names a key twice, the
@@ -274,12 +274,12 @@ func (t *Tracker[K, V]) index(src dataplane.Source) int {
 
 // wantedBy reports whether src wants the key.
 func (t *Tracker[K, V]) wantedBy(e *entry, src dataplane.Source) bool {
-	return e.wanted && e.src == src || e.contested && slices.ContainsFunc(t.losers[e], func(c claim) bool { return c.src == src })
+	return e.wanted() && e.src == src || e.contested() && slices.ContainsFunc(t.losers[e], func(c claim) bool { return c.src == src })
 }
 
 func (t *Tracker[K, V]) put(e *entry, src dataplane.Source, v V, rev dataplane.Revision) {
 	switch {
-	case !e.wanted || e.src == src:
+	case !e.wanted() || e.src == src:
 		t.win(e, src, t.cfg.Values.Take(v))
 	case src < e.src:
 		lost := claim{e.src, t.cfg.Values.Take(t.wants(e))}
@@ -295,13 +295,13 @@ func (t *Tracker[K, V]) put(e *entry, src dataplane.Source, v V, rev dataplane.R
 // win makes a value of src what counts.
 func (t *Tracker[K, V]) win(e *entry, src dataplane.Source, value uint32) {
 	old := e.want
-	same := e.wanted && old == value
+	same := e.wanted() && old == value
 	e.src, e.want = src, value
 	t.cfg.Values.Leave(old)
 	if same {
 		return
 	}
-	e.wanted, e.ours = true, true
+	e.set(isWanted|isOurs, true)
 	t.turned(e, dataplane.Pending)
 	t.clearFailure(e)
 }
@@ -311,11 +311,12 @@ func (t *Tracker[K, V]) lose(e *entry, c claim) {
 	t.dropLoser(e, c.src)
 	list := append(t.losers[e], c)
 	slices.SortFunc(list, func(a, b claim) int { return cmp.Compare(a.src, b.src) })
-	t.losers[e], e.contested = list, true
+	t.losers[e] = list
+	e.set(isContested, true)
 }
 
 func (t *Tracker[K, V]) dropLoser(e *entry, src dataplane.Source) {
-	if !e.contested {
+	if !e.contested() {
 		return
 	}
 	list := slices.DeleteFunc(t.losers[e], func(c claim) bool {
@@ -326,7 +327,7 @@ func (t *Tracker[K, V]) dropLoser(e *entry, src dataplane.Source) {
 	})
 	if t.losers[e] = list; len(list) == 0 {
 		delete(t.losers, e)
-		e.contested = false
+		e.set(isContested, false)
 	}
 }
 
@@ -336,14 +337,15 @@ func (t *Tracker[K, V]) withdraw(e *entry, src dataplane.Source, rev dataplane.R
 		return
 	case e.src != src:
 		t.dropLoser(e, src)
-	case e.contested:
+	case e.contested():
 		next := t.losers[e][0]
 		t.losers[e][0].value = 0 // it is the winner's now
 		t.dropLoser(e, next.src)
 		t.win(e, next.src, next.value)
 	default:
 		t.cfg.Values.Leave(e.want)
-		e.wanted, e.want = false, 0
+		e.want = 0
+		e.set(isWanted, false)
 		t.clearFailure(e)
 	}
 	t.settleAs(e, rev)
@@ -358,15 +360,15 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	t.epoch++
 	var drift []K
 	see := func(e *entry, k K, v V, exists bool) {
-		was, stray := e.done, exists && t.strays(e)
+		was, stray := e.done(), exists && t.strays(e)
 		t.setHave(e, k, v, exists)
 		switch {
-		case was && !e.done:
+		case was && !e.done():
 			drift = append(drift, k)
 			t.undone(e)
 		case stray:
 			drift = append(drift, k)
-		case e.done && e.failing && t.cfg.Now().Sub(t.failure(e).lastDrift) > t.cfg.MaxBackoff:
+		case e.done() && e.failing() && t.cfg.Now().Sub(t.failure(e).lastDrift) > t.cfg.MaxBackoff:
 			t.clearFailure(e)
 		}
 	}
@@ -377,7 +379,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	}
 	var zero V
 	for _, e := range t.table.All() {
-		if e.exists && e.mark != t.epoch {
+		if e.exists() && e.mark != t.epoch {
 			see(e, t.key(e), zero, false)
 		}
 	}
@@ -401,7 +403,7 @@ func (t *Tracker[K, V]) set(k K, v V, blame bool) bool {
 	t.lock()
 	defer t.mu.Unlock()
 	e := t.entry(k)
-	was, stray := e.done, t.strays(e)
+	was, stray := e.done(), t.strays(e)
 	t.setHave(e, k, v, true)
 	return t.drifted(e, was, blame) || stray
 }
@@ -409,7 +411,7 @@ func (t *Tracker[K, V]) set(k K, v V, blame bool) bool {
 // strays reports whether e, should it come now, is one that waits for the
 // sweep.
 func (t *Tracker[K, V]) strays(e *entry) bool {
-	return t.listed && !t.swept && !e.exists && !e.wanted && !e.ours
+	return t.listed && !t.swept && !e.exists() && !e.wanted() && !e.ours()
 }
 
 // LoseHave says that somebody removed k. It returns true if k was as wanted
@@ -427,7 +429,7 @@ func (t *Tracker[K, V]) gone(k K, blame bool) bool {
 	if e == nil {
 		return false
 	}
-	was := e.done
+	was := e.done()
 	var zero V
 	t.setHave(e, k, zero, false)
 	return t.drifted(e, was, blame)
@@ -443,12 +445,12 @@ func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 	var zero V
 	for _, e := range t.table.All() {
 		k := t.key(e)
-		if !e.exists || !undone(k, t.cfg.Values.Value(k, e.have)) {
+		if !e.exists() || !undone(k, t.cfg.Values.Value(k, e.have)) {
 			continue
 		}
-		was := e.done && e.wanted
+		was := e.done() && e.wanted()
 		t.setHave(e, k, zero, false)
-		if was && !e.done {
+		if was && !e.done() {
 			drift = append(drift, k)
 		}
 	}
@@ -458,7 +460,7 @@ func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 
 func (t *Tracker[K, V]) drifted(e *entry, was, blame bool) bool {
 	defer t.notify()
-	if !was || e.done {
+	if !was || e.done() {
 		return false
 	}
 	if blame {
@@ -472,17 +474,18 @@ func (t *Tracker[K, V]) drifted(e *entry, was, blame bool) bool {
 func (t *Tracker[K, V]) Drifts(k K) (n int, due time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.find(k); e != nil && e.failing {
+	if e := t.find(k); e != nil && e.failing() {
 		return t.failure(e).drifts, t.failure(e).due
 	}
 	return 0, time.Time{}
 }
 
 func (t *Tracker[K, V]) setHave(e *entry, k K, v V, exists bool) {
-	had := e.exists
+	had := e.exists()
 	if had != exists || exists && !t.cfg.Values.Equal(v, e.have) {
 		old := e.have
-		e.have, e.exists = 0, exists
+		e.have = 0
+		e.set(isThere, exists)
 		if exists {
 			e.have = t.cfg.Values.Take(v)
 		}
@@ -500,14 +503,14 @@ func (t *Tracker[K, V]) Settled(k K) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.find(k)
-	return e == nil || e.done && (e.wanted || !e.exists)
+	return e == nil || e.done() && (e.wanted() || !e.exists())
 }
 
 // Want returns what is wanted of k.
 func (t *Tracker[K, V]) Want(k K) (V, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.find(k); e != nil && e.wanted {
+	if e := t.find(k); e != nil && e.wanted() {
 		return t.wants(e), true
 	}
 	var zero V
@@ -520,7 +523,7 @@ func (t *Tracker[K, V]) Keys() []K {
 	defer t.mu.Unlock()
 	var out []K
 	for _, e := range t.table.All() {
-		if e.exists {
+		if e.exists() {
 			out = append(out, t.key(e))
 		}
 	}
@@ -532,7 +535,7 @@ func (t *Tracker[K, V]) Keys() []K {
 func (t *Tracker[K, V]) Failure(k K) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.find(k); e != nil && e.failing {
+	if e := t.find(k); e != nil && e.failing() {
 		return t.failure(e).err
 	}
 	return nil
@@ -542,7 +545,7 @@ func (t *Tracker[K, V]) Failure(k K) error {
 func (t *Tracker[K, V]) Have(k K) (V, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.find(k); e != nil && e.exists {
+	if e := t.find(k); e != nil && e.exists() {
 		return t.has(e), true
 	}
 	var zero V

@@ -31,7 +31,7 @@ type waiter struct {
 
 func (e *entry) phase(tr *failure) phase {
 	switch {
-	case e.done:
+	case e.done():
 		return phaseNone
 	case tr != nil && tr.failed:
 		return phaseFailed
@@ -44,17 +44,18 @@ func (e *entry) phase(tr *failure) phase {
 // recount moves e from its place in the count of the revision that named it before to
 // where it belongs in that of rev.
 func (t *Tracker[K, V]) recount(e *entry, rev dataplane.Revision, now phase) {
-	if rev == e.rev && now == e.counted {
+	if rev == e.rev && now == e.counted() {
 		return
 	}
-	if e.counted != phaseNone {
+	if e.counted() != phaseNone {
 		if g := t.groups[e.rev]; g != nil {
-			if g[e.counted]--; *g == (group{}) {
+			if g[e.counted()]--; *g == (group{}) {
 				delete(t.groups, e.rev)
 			}
 		}
 	}
-	e.rev, e.counted = rev, now
+	e.rev = rev
+	e.count(now)
 	if now != phaseNone && rev != 0 {
 		g := t.groups[rev]
 		if g == nil {
@@ -150,7 +151,7 @@ func (t *Tracker[K, V]) errorsOf(rev dataplane.Revision) error {
 	more := 0
 	for _, e := range t.table.All() {
 		switch {
-		case e.rev != rev || e.done || !e.failing || t.failure(e).err == nil:
+		case e.rev != rev || e.done() || !e.failing() || t.failure(e).err == nil:
 		case len(errs) == maxErrors:
 			more++
 		default:
@@ -175,8 +176,8 @@ type Status[K comparable, V comparable] struct {
 }
 
 func (t *Tracker[K, V]) status(e *entry) Status[K, V] {
-	s := Status[K, V]{Key: t.key(e), Want: t.wants(e), Source: e.src, State: e.state, Since: t.start.Add(e.since)}
-	if tr := t.failure(e); tr != nil && e.state != dataplane.Done {
+	s := Status[K, V]{Key: t.key(e), Want: t.wants(e), Source: e.src, State: e.state(), Since: t.start.Add(time.Duration(e.since) * tick)}
+	if tr := t.failure(e); tr != nil && e.state() != dataplane.Done {
 		s.Err, s.Attempts = tr.err, tr.attempts
 	}
 	return s
@@ -186,7 +187,7 @@ func (t *Tracker[K, V]) status(e *entry) Status[K, V] {
 func (t *Tracker[K, V]) Status(k K) (Status[K, V], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.find(k); e != nil && e.wanted {
+	if e := t.find(k); e != nil && e.wanted() {
 		return t.status(e), true
 	}
 	return Status[K, V]{}, false
@@ -198,7 +199,7 @@ func (t *Tracker[K, V]) Statuses() []Status[K, V] {
 	defer t.mu.Unlock()
 	out := make([]Status[K, V], 0, t.table.Len())
 	for _, e := range t.table.All() {
-		if e.wanted {
+		if e.wanted() {
 			out = append(out, t.status(e))
 		}
 	}

@@ -73,7 +73,7 @@ func (t *Tracker[K, V]) AppendDue(out []Op[K, V], class int, remove bool, limit 
 			if !e.valid(q) {
 				continue
 			}
-			e.queued = false
+			e.set(isQueued, false)
 			out = append(out, t.op(e))
 		}
 		clear(list[:i])
@@ -86,9 +86,9 @@ func (t *Tracker[K, V]) AppendDue(out []Op[K, V], class int, remove bool, limit 
 
 func (t *Tracker[K, V]) op(e *entry) Op[K, V] {
 	k := t.key(e)
-	o := Op[K, V]{Key: k, Wanted: e.wanted, Exists: e.exists, entry: e, packed: e.key}
+	o := Op[K, V]{Key: k, Wanted: e.wanted(), Exists: e.exists(), entry: e, packed: e.key}
 	o.Want, o.Have = t.cfg.Values.Value(k, e.want), t.cfg.Values.Value(k, e.have)
-	if e.failing {
+	if e.failing() {
 		o.Attempts = t.failure(e).attempts
 	}
 	return o
@@ -180,7 +180,7 @@ func (t *Tracker[K, V]) Stuck(class int) []Op[K, V] {
 	seen := make(map[*entry]struct{})
 	var out []Op[K, V]
 	see := func(e *entry) {
-		if e.done || !e.exists || e.queued || int(e.class) != class {
+		if e.done() || !e.exists() || e.queued() || t.class(e) != class {
 			return
 		}
 		if _, ok := seen[e]; !ok {
@@ -219,10 +219,10 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 		}
 		// Withdrawn while it was done: it is there now, and to be removed.
 		e = t.entry(r.Op.Key)
-		e.ours = true
+		e.set(isOurs, true)
 	}
 	var zero V
-	same := e.wanted == r.Op.Wanted && (!e.wanted || t.cfg.Values.Equal(r.Op.Want, e.want))
+	same := e.wanted() == r.Op.Wanted && (!e.wanted() || t.cfg.Values.Equal(r.Op.Want, e.want))
 	switch r.Outcome {
 	case Succeeded:
 		if tr := t.failure(e); same && tr != nil && tr.drifts == 0 {
@@ -307,7 +307,7 @@ func (t *Tracker[K, V]) undone(e *entry) {
 	tr.drifts++
 	tr.lastDrift = now
 	if n := tr.drifts - CalmDrifts; n > 0 {
-		e.queued = false
+		e.set(isQueued, false)
 		t.delay(e, t.backoff(n))
 	}
 }
@@ -358,26 +358,26 @@ func (t *Tracker[K, V]) settle(e *entry) { t.settleAs(e, e.rev) }
 
 // settleAs is settle after a call that named the key.
 func (t *Tracker[K, V]) settleAs(e *entry, rev dataplane.Revision) {
-	if e.wanted {
-		e.done = e.exists && (e.want == e.have || t.cfg.Equal(t.wants(e), t.has(e)))
+	if e.wanted() {
+		e.set(isDone, e.exists() && (e.want == e.have || t.cfg.Equal(t.wants(e), t.has(e))))
 	} else {
-		e.done = !e.exists || !e.ours && !t.swept
+		e.set(isDone, !e.exists() || !e.ours() && !t.swept)
 	}
 	tr := t.failure(e)
 	state := dataplane.Pending
 	switch {
-	case e.done:
+	case e.done():
 		state = dataplane.Done
 	case tr != nil && tr.failed:
 		state = dataplane.Failed
 	}
-	if state != e.state {
+	if state != e.state() {
 		t.turned(e, state)
 	}
 	t.recount(e, rev, e.phase(tr))
-	if e.done {
-		e.queued = false
-		if !e.wanted && !e.exists {
+	if e.done() {
+		e.set(isQueued, false)
+		if !e.wanted() && !e.exists() {
 			t.drop(e)
 		} else if tr != nil && tr.drifts == 0 {
 			t.clearFailure(e)
@@ -385,7 +385,7 @@ func (t *Tracker[K, V]) settleAs(e *entry, rev dataplane.Revision) {
 		return
 	}
 	if tr != nil && (tr.waiting || !tr.due.IsZero()) {
-		e.queued = false
+		e.set(isQueued, false)
 		return
 	}
 	t.enqueue(e)
@@ -398,23 +398,27 @@ func (t *Tracker[K, V]) enqueue(e *entry) {
 	if e.valid(q) {
 		return
 	}
-	e.queued, e.place = true, uint16(q)
+	e.place = uint8(q)
+	e.set(isQueued, true)
 	t.ready[q] = append(t.ready[q], e)
 }
 
 // valid reports whether e, found in queue q, is still to be done from there: it, or what
 // has its place in the table now.
 func (e *entry) valid(q int) bool {
-	return e.queued && int(e.place) == q
+	return e.queued() && int(e.place) == q
 }
 
 func (t *Tracker[K, V]) place(e *entry) int {
 	i := 0
-	if e.wanted {
+	if e.wanted() {
 		i = t.srcs[e.src]
 	}
-	return t.queue(int(e.class), !e.wanted, i)
+	return t.queue(t.class(e), !e.wanted(), i)
 }
+
+// class is the class of an entry's key.
+func (t *Tracker[K, V]) class(e *entry) int { return int(e.place) / (2 * len(t.cfg.Sources)) }
 
 func (t *Tracker[K, V]) queue(class int, remove bool, src int) int {
 	q := class * 2
