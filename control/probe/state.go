@@ -32,6 +32,9 @@ type record struct {
 	Reason  string           `json:"reason,omitempty"`
 	Goodput float64          `json:"bytesPerSecond,omitempty"`
 	At      int64            `json:"at"` // Unix seconds of the last answer
+	// Left says that the tunnel has been given up since, so that the result says nothing
+	// to who may move to it again.
+	Left bool `json:"left,omitempty"`
 }
 
 // useful reports whether a start would be any different without it.

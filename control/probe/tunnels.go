@@ -242,8 +242,11 @@ func (p *tunnels) forget(tr *track) {
 	if p.tracks[of] = left; len(left) == 0 {
 		delete(p.tracks, of)
 	}
-	if tr.plain() {
-		delete(p.saved, tr.carrier()) // of the next change it says nothing
+	if c := tr.carrier(); tr.plain() {
+		delete(p.saved, c) // of the next change it says nothing
+	} else if r, ok := p.saved[c]; ok && !r.Left {
+		r.Left = true
+		p.saved[c], p.dirty = r, true
 	}
 	p.touched[of] = true
 }
@@ -278,7 +281,8 @@ func (p *tunnels) anew(t *track, now time.Time) {
 }
 
 // newTrack begins with what was known before a restart: the offloads that the
-// path needs and, if nothing about it has changed, the result.
+// path needs and, if nothing about it has changed, the result. That of a tunnel which
+// was given up meanwhile is no reason to move to it.
 func (p *tunnels) newTrack(t Target, now time.Time) (tr *track, next time.Time) {
 	tr = &track{Target: t}
 	if t.Tunnel.Skip != "" {
@@ -290,7 +294,7 @@ func (p *tunnels) newTrack(t Target, now time.Time) (tr *track, next time.Time) 
 		return tr, now
 	}
 	tr.need = r.Need
-	if r.Path != t.path() || r.Result != dataplane.Yes || t.plain() && now.Sub(time.Unix(r.At, 0)) > plainHolds {
+	if r.Path != t.path() || r.Result != dataplane.Yes || r.Left && !t.Tunnel.InUse || t.plain() && now.Sub(time.Unix(r.At, 0)) > plainHolds {
 		return tr, now
 	}
 	tr.settled, tr.result, tr.mtu, tr.reason, tr.goodput, tr.answered = true, r.Result, r.MTU, r.Reason, r.Goodput, r.At

@@ -172,6 +172,49 @@ func TestRestart(t *testing.T) {
 }
 
 // A file that cannot be read costs the findings, not the start.
+// TestLeftTunnel: what was found of a tunnel that was given up since does not stand for
+// the probe before a move to it, over a restart neither. One in use stays as it is known.
+func TestLeftTunnel(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		name    string
+		restart bool
+		inUse   bool
+		want    string
+	}{
+		{"moved to again", false, false, "no"},
+		{"moved to again after a restart", true, false, "no"},
+		{"in use again", false, true, "yes"},
+		{"in use again after a restart", true, true, "yes"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNetwork()
+			file := filepath.Join(dir, strings.ReplaceAll(tt.name, " ", "-"))
+			p, stop := start(t, n, file)
+			p.show(t, world("a"))
+			pass(10 * time.Minute) // until it has been written down
+			p.show(t, tunnelView{key: testKey})
+			if tt.restart {
+				pass(10 * time.Minute)
+				stop()
+				p, stop = start(t, n, file)
+			}
+			defer func() { stop() }()
+			n.set(func() { n.silent["a"] = true })
+			w := world("a")
+			at := *w.tunnels[0].ProbeTarget
+			at.Tunnel.InUse = tt.inUse
+			w.tunnels[0].ProbeTarget = &at
+			p.show(t, w)
+			pass(time.Minute)
+			if got := p.status(t).GetDelivers(); got != tt.want {
+				t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+			}
+		})
+	}
+}
+
 func TestDamagedFile(t *testing.T) {
 	t.Parallel()
 	for _, content := range []string{"", "{", `{"kernel":"6.1","paths":{"x":{"off":["what is that"]}}}`, `{"kernel":"6.1"}`, "null"} {
