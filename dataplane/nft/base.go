@@ -558,8 +558,8 @@ func (s failsafeSource) rules(c *chainWriter) {
 				m.family(dataplane.FamilyOf(f.Net.Addr()))
 				m.net(far, f.Net, false)
 			}
-			m.protocol(f.Protocol, false)
 			m.port(port, filter.PortRange{Low: f.Port, High: f.Port}, false)
+			m.protocol(f.Protocol, false)
 			m.counter()
 			m.do(nfAccept, "")
 			c.add(m, Counter{Direction: s.dir, Rule: filter.NoRule, Action: filter.Allow, Reason: filter.ByFailsafe})

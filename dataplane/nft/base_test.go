@@ -86,3 +86,33 @@ func TestErrorsOfPrefixes(t *testing.T) {
 		}
 	}
 }
+
+// What comes by other interfaces passes the rules about workloads only where rules of a
+// host endpoint come behind them.
+func TestElsewhereEndsEarly(t *testing.T) {
+	t.Parallel()
+	early := new(chainWriter)
+	w := newDesired(Config{})
+	early.w = w
+	for _, step := range []struct {
+		name  string
+		delta filter.Delta
+		want  bool
+	}{
+		{"no endpoints", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali"}}}, true},
+		{"a host endpoint", filter.Delta{PutEndpoints: []filter.Endpoint{{Interface: "eth0", Host: true}}}, false},
+		{"it goes", filter.Delta{DelEndpoints: []string{"eth0"}}, true},
+	} {
+		if err := w.apply(&step.delta); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		early.out = nil
+		early.elsewhere()
+		for _, chain := range []string{forwardFrom, inputFrom} {
+			got := slices.ContainsFunc(w.chains[chain].rules, func(r rule) bool { return r.hash == early.out[0].hash })
+			if got != step.want {
+				t.Errorf("%s: %s ends early for other interfaces: %t, want %t", step.name, chain, got, step.want)
+			}
+		}
+	}
+}

@@ -20,7 +20,8 @@ func icmpErrorTypes(f dataplane.Family) (protocol uint8, types []filter.PortRang
 
 // establishedFrom is [chainWriter.established] where workloads' packets come in: their
 // ICMP errors, which connection tracking relates to whatever connection they quote, are
-// looked at before they count.
+// looked at before they count. Without host endpoints, what comes from elsewhere is
+// nobody's to judge in these chains, and need not pass the rest.
 func (c *chainWriter) establishedFrom() {
 	accept := func(state uint32) {
 		m := new(matcher)
@@ -33,6 +34,9 @@ func (c *chainWriter) establishedFrom() {
 	m := new(matcher)
 	m.connectionMark(filter.CutMark, false)
 	c.drop(m, filter.ByCut)
+	if c.w.tally.hosts == 0 {
+		c.elsewhere()
+	}
 	c.icmpErrors()
 	accept(stateRelated)
 	c.connections()

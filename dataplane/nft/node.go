@@ -343,9 +343,11 @@ func (c *chainWriter) preamble(s pathSource) {
 // ByInvalid is the reason for what connection tracking finds invalid.
 const ByInvalid filter.Reason = "invalid to connection tracking"
 
+// tunnel matches packets of a tunnel, or for a port: the port first, as in
+// [matcher.portFirst].
 func (m *matcher) tunnel(t filter.Tunnel) {
-	m.protocol(t.Protocol, false)
 	if t.Port != 0 {
 		m.port(destination, filter.PortRange{Low: t.Port, High: t.Port}, false)
 	}
+	m.protocol(t.Protocol, false)
 }

@@ -41,10 +41,27 @@ func alternatives(r *filter.Rule, n names) []*matcher {
 			continue
 		}
 		m := new(matcher)
+		to := m.portFirst(r)
 		m.head(r)
-		all = append(all, sidesAlternatives([]*matcher{m}, r.Source, r.Destination, r.Protocol, f, n)...)
+		all = append(all, sidesAlternatives([]*matcher{m}, r.Source, to, r.Protocol, f, n)...)
 	}
 	return all
+}
+
+// portFirst matches a rule's destination port if it is one number or range, and returns
+// what else is asked of the destination. It comes before the protocol, which most rules of
+// a policy have in common: what is not for the port ends after two expressions and not
+// four. What has no ports fails at the protocol then, whatever was read in their place.
+func (m *matcher) portFirst(r *filter.Rule) filter.Side {
+	to := r.Destination
+	if !hasPorts(r.Protocol) || to.PortSet != "" {
+		return to
+	}
+	if own := joined(to.Ports); len(own) == 1 {
+		m.port(destination, own[0], false)
+		to.Ports = nil
+	}
+	return to
 }
 
 func looksAtAddresses(s *filter.Side) bool {

@@ -206,7 +206,7 @@ func attackPorts(t *testing.T, l *lab.Lab, s store.Store) {
 		}
 		return ""
 	})
-	if rules = strings.ReplaceAll(rules, "domain", "53"); strings.Contains(rules, "udp dport 53") || strings.Contains(rules, "4999") {
+	if rules = strings.ReplaceAll(rules, "domain", "53"); strings.Contains(rules, "dport 53 ") || strings.Contains(rules, "4999") {
 		t.Errorf("node1 has a rule for a port that the node made up:\n%s", rules)
 	}
 	for _, port := range []int{53, 4999} {
