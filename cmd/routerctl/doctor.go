@@ -26,7 +26,7 @@ some seconds, sends a few probes, and changes nothing.
 
 With --all it looks at the records of the datastore too: what other hosts publish of
 themselves, which of them are not there, addresses that two nodes have, and IPAM's
-records. What a host knows alone, that host's own doctor says.
+records; and it asks the other hosts for the time by their clocks. What else a host knows alone, that host's own doctor says.
 
 Each thing that is wrong is a line: how bad it is, the host, the name of the check,
 what is wrong, and the command that mends it; the worst comes first. The exit code
@@ -44,7 +44,7 @@ is 0 when nothing is wrong and 1 otherwise.`,
 		defer cancel()
 		var r *apiv1.ExamineResponse
 		err := ask(ctx, a.daemon, apiv1.NewDoctorClient, func(d apiv1.DoctorClient) (err error) {
-			r, err = d.Examine(ctx, &apiv1.ExamineRequest{})
+			r, err = d.Examine(ctx, &apiv1.ExamineRequest{Hosts: all})
 			return err
 		})
 		var none *notRunningError

@@ -72,7 +72,7 @@ func (o *operator) Node(context.Context, *apiv1.NodeRequest) (*apiv1.NodeRespons
 
 // Examine implements [rpc.Doctor]. A script that says nothing of it has a host that is
 // well.
-func (o *operator) Examine(context.Context) (*apiv1.ExamineResponse, error) {
+func (o *operator) Examine(context.Context, *apiv1.ExamineRequest) (*apiv1.ExamineResponse, error) {
 	m := &apiv1.ExamineResponse{Node: "node1"}
 	if _, err := os.Stat(filepath.Join(o.dir, "doctor.json")); err != nil {
 		return m, nil

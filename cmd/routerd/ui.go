@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bgp"
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/rpc"
@@ -22,7 +23,10 @@ func (d *router) newPage() (*ui.Page, error) {
 	return ui.NewPage(ui.PageConfig{
 		Config: ui.Config{
 			Node: d.name, Operator: rpc.NewOperatorServer(d.operator), Events: rpc.NewEventsServer(d.said),
-			Examine: d.operator.Examine, Trace: d.operator.Trace, Hosts: d.operator.Hosts, Wanted: sessions.wanted, Sessions: sessions.states,
+			Examine: func(ctx context.Context) (*apiv1.ExamineResponse, error) {
+				return d.operator.Examine(ctx, &apiv1.ExamineRequest{Hosts: true})
+			},
+			Trace: d.operator.Trace, Hosts: d.operator.Hosts, Wanted: sessions.wanted, Sessions: sessions.states,
 			Counters: netdev.Read,
 			Now:      time.Now, Log: d.log.With("component", "ui"),
 		},

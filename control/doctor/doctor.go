@@ -65,6 +65,7 @@ type Facts struct {
 	Failed  []*apiv1.ObjectStatus // objects that the kernel does not take
 	Disks   []Disk
 	Hidden  []Hidden
+	Clocks  []Clock // of other hosts
 }
 
 // Foreign is a route of another program that takes packets from one of ours.
@@ -102,13 +103,24 @@ func (w Way) wrong() bool {
 	return w.Err != nil || !slices.Contains(w.Want, w.Hop.Device) || w.Via.IsValid() && w.Hop.Gateway.IsValid() && w.Hop.Gateway != w.Via
 }
 
+// Known is what another host said, if it did.
+type Known string
+
+// What is known.
+const (
+	NotKnown Known = ""
+	Yes      Known = "yes"
+	No       Known = "no"
+)
+
 // Echo is what a few packets found of a tunnel that is in use.
 type Echo struct {
 	Node, Encap, Device string
 	Addr                netip.Addr // of the peer on the underlay
 	Answered            bool
-	Offload             bool // packets whose checksum is left to the device are lost
-	Full, Size          int  // bytes: of a packet that fits the device, and of the largest that got there
+	Heard               Known // the peer's word: whether this host's packets get there
+	Offload             bool  // packets whose checksum is left to the device are lost
+	Full, Size          int   // bytes: of a packet that fits the device, and of the largest that got there
 }
 
 // Claim is an address for which several machines answer.
@@ -140,7 +152,7 @@ type check func(Facts) []Finding
 func checks() []check {
 	return []check{
 		conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
-		sessions, pools, hidden, lost, echoes, ways, objects,
+		sessions, pools, hidden, lost, echoes, ways, objects, clocks,
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -114,6 +115,11 @@ func TestExamine(t *testing.T) {
 		"path":          {func(f *Facts) { f.Paths[0].Mtu = 1400 }, Warning, "path-mtu", "1400 bytes, and eth0 sends 1500; ip link set eth0 mtu 1400"},
 		"VXLAN":         {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico"}), Critical, "tunnel", "vxlan.calico (UDP port 4789) to node3 (10.2.0.11) and back; nft insert rule inet filter input udp dport 4789 accept"},
 		"IPIP":          {echo(Echo{Encap: "ipip", Device: "tunl0"}), Critical, "tunnel", "tunl0 (protocol 4) to node3 (10.2.0.11) and back; nft insert rule inet filter input ip protocol 4 accept"},
+		"one way":       {echo(Echo{Encap: "ipip", Device: "tunl0", Heard: Yes}), Critical, "tunnel", "packets get through tunl0 (protocol 4) to node3 (10.2.0.11), and none comes back; nft insert rule inet filter input ip protocol 4 accept # on this host, node3"},
+		"the other way": {echo(Echo{Encap: "ipip", Device: "tunl0", Heard: No}), Critical, "tunnel", "no packet gets through tunl0 (protocol 4) to node3 (10.2.0.11): it hears nothing of this host; nft insert rule inet filter input ip protocol 4 accept # on node3"},
+		"clock": {func(f *Facts) {
+			f.Clocks = []Clock{{"node2", 7 * time.Second, 8 * time.Second}, {"node3", -time.Second, time.Second}}
+		}, Warning, "clock", "the clock of node2 is 7s ahead of those of 2 of 3 hosts; timedatectl set-ntp true # on node2"},
 		"large packets": {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico", Answered: true, Size: 1350}), Warning, "tunnel-mtu", "more than 1350 bytes are lost"},
 		"offload":       {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico", Answered: true, Offload: true, Size: 1450}), Critical, "tunnel-offload", "; routerctl node tunnels --retry node3"},
 		"uplink":        {func(f *Facts) { f.Uplinks[0].Up = false }, Critical, "uplink-down", "ip link set eth0 up"},
@@ -168,6 +174,35 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%q does not hold %q", s, tt.says)
 			}
 		})
+	}
+}
+
+// TestClocks: of hosts whose clocks differ those are named that most do not agree with, and none that may agree.
+func TestClocks(t *testing.T) {
+	t.Parallel()
+	const s = time.Second
+	for name, tt := range map[string]struct {
+		clocks []Clock
+		want   []string // NODE SEVERITY TEXT
+	}{
+		"nobody answers":        {nil, nil},
+		"all alike":             {[]Clock{{"b", -s, s}, {"c", 3 * s, 4 * s}}, nil},
+		"a slow answer":         {[]Clock{{"b", -9 * s, 4 * s}}, nil},
+		"ahead":                 {[]Clock{{"b", 0, s}, {"c", 65 * s, 66 * s}}, []string{"c warning the clock of c is 1m5s ahead of those of 2 of 3 hosts"}},
+		"behind, by an hour":    {[]Clock{{"b", 0, s}, {"c", -3602 * s, -3600 * s}}, []string{"c critical the clock of c is 1h0m0s behind those of 2 of 3 hosts"}},
+		"this host":             {[]Clock{{"b", -40 * s, -39 * s}, {"c", -41 * s, -39 * s}}, []string{"a warning the clock of a is 40s ahead of those of 2 of 3 hosts"}},
+		"this host and another": {[]Clock{{"b", 60 * s, 60 * s}, {"c", 60 * s, 60 * s}, {"d", 60 * s, 60 * s}, {"e", -60 * s, -60 * s}}, []string{"a warning the clock of a is 1m0s behind those of 3 of 5 hosts", "e warning the clock of e is 2m0s behind those of 3 of 5 hosts"}},
+		"one against one":       {[]Clock{{"b", 20 * s, 21 * s}}, []string{"b warning the clock of b is 20s ahead of that of a, and no more than half of the hosts agree: find out which is right"}},
+	} {
+		f := healthy()
+		f.Node.Name, f.Clocks = "a", tt.clocks
+		var got []string
+		for _, d := range Examine(f) {
+			got = append(got, d.Node+" "+string(d.Severity)+" "+d.What)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
 	}
 }
 

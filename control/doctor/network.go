@@ -15,11 +15,8 @@ func echoes(f Facts) []Finding {
 	for _, e := range f.Echoes {
 		switch d := (Finding{Device: e.Device, Object: e.Node, Severity: Critical}); {
 		case !e.Answered:
-			what, filter, rule := e.carrier()
 			d.Check = "tunnel"
-			d.What = fmt.Sprintf("no packet gets through %s (%s) to %s (%s) and back", e.Device, what, e.Node, e.Addr)
-			d.Cause = "the host is down, or something between drops these packets in one direction or both"
-			d.Cure = fmt.Sprintf("nft insert rule inet filter input %s accept # on the host or firewall that drops them: tcpdump -ni any '%s and host %s' on both hosts shows where they end", rule, filter, e.Addr)
+			d.What, d.Cause, d.Cure = e.lost()
 			out = append(out, d)
 		case e.Offload:
 			d.Check = "tunnel-offload"
@@ -44,6 +41,26 @@ const (
 	vxlanOverhead = 50
 	icmpHeaders   = 28
 )
+
+// lost says of a tunnel without answers what is lost, why and what mends it.
+func (e Echo) lost() (what, cause, cure string) {
+	carrier, filter, rule := e.carrier()
+	where := "on the host or firewall that drops them"
+	switch e.Heard {
+	case Yes:
+		what = fmt.Sprintf("packets get through %s (%s) to %s (%s), and none comes back", e.Device, carrier, e.Node, e.Addr)
+		cause = fmt.Sprintf("%s hears this host; it, this host or something between drops what it sends here", e.Node)
+		where = fmt.Sprintf("on this host, %s or a firewall between, which drops what comes from there", e.Node)
+	case No:
+		what = fmt.Sprintf("no packet gets through %s (%s) to %s (%s): it hears nothing of this host", e.Device, carrier, e.Node, e.Addr)
+		cause = fmt.Sprintf("this host, %s or something between drops what this host sends there; of the other direction nothing is known", e.Node)
+		where = fmt.Sprintf("on %s, this host or a firewall between, which drops what goes there", e.Node)
+	case NotKnown:
+		what = fmt.Sprintf("no packet gets through %s (%s) to %s (%s) and back", e.Device, carrier, e.Node, e.Addr)
+		cause = "the host is down, or something between drops these packets in one direction or both"
+	}
+	return what, cause, fmt.Sprintf("nft insert rule inet filter input %s accept # %s: tcpdump -ni any '%s and host %s' on both hosts shows where they end", rule, where, filter, e.Addr)
+}
 
 // carrier says what the tunnel's packets are on the underlay: for people, for
 // tcpdump(1), and for a rule of nftables.

@@ -47,8 +47,9 @@ type examination struct {
 	unknown []string
 }
 
-// Examine implements [rpc.Doctor]: it says what is wrong with this host now.
-func (s *Server) Examine(ctx context.Context) (*apiv1.ExamineResponse, error) {
+// Examine implements [rpc.Doctor]: it says what is wrong with this host now and, if it is asked to look at the others, with their
+// clocks.
+func (s *Server) Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1.ExamineResponse, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, examineWithin, fmt.Errorf("no answer within %v", examineWithin))
 	defer cancel()
 	n, err := s.Node(ctx)
@@ -74,6 +75,9 @@ func (s *Server) Examine(ctx context.Context) (*apiv1.ExamineResponse, error) {
 	part("workloads", e.pods)
 	part("disks", e.disks)
 	part("announcements", e.hidden)
+	if req.GetHosts() {
+		part("clocks", e.clocks)
+	}
 	e.wg.Wait()
 	slices.Sort(e.unknown)
 	out := &apiv1.ExamineResponse{Node: s.cfg.Node, Unknown: e.unknown}
@@ -154,13 +158,14 @@ func (e *examination) echoes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	heard := e.s.heardBy(ctx, list)
 	var out []doctor.Echo
-	for _, x := range list {
+	for i, x := range list {
 		if x.Refused || x.Err != nil {
 			continue // packets get there, and nobody answers probes; or the device is said of its pool
 		}
 		out = append(out, doctor.Echo{
-			Node: x.Node, Encap: x.Encap.String(), Device: x.Device, Addr: x.Addr, Answered: x.Answered, Full: x.Full, Size: x.Size, Offload: x.Answered && x.Checksum == dataplane.No,
+			Node: x.Node, Encap: x.Encap.String(), Device: x.Device, Addr: x.Addr, Answered: x.Answered, Heard: heard[i], Full: x.Full, Size: x.Size, Offload: x.Answered && x.Checksum == dataplane.No,
 		})
 	}
 	e.set(func() { e.facts.Echoes = out })

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/doctor"
@@ -256,6 +257,10 @@ func (s *Server) answer(ctx context.Context, q *apiv1.Question) (a *apiv1.Answer
 		a.Watch, err = s.watch(ctx, q.GetWatch())
 	case q.GetPlan() != nil:
 		a.Plan, err = s.hostPlan(ctx, q.GetPlan())
+	case q.GetClock() != nil:
+		a.Clock = &apiv1.ClockResponse{Time: timestamppb.Now()}
+	case q.GetHeard() != nil:
+		a.Heard, err = s.heard(q.GetHeard())
 	default:
 		err = errOtherVersion
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -85,6 +86,8 @@ type Probes interface {
 	Tunnels(ctx context.Context, retry []string, all bool) (*apiv1.TunnelsResponse, error)
 	// Echoes asks now through every tunnel that is in use.
 	Echoes(ctx context.Context) ([]probe.Echo, error)
+	// Heard returns how long ago an echo of a peer came in by a device.
+	Heard(device string, peer netip.Addr) (ago time.Duration, ok bool)
 }
 
 // Server implements [rpc.Operator]. It is safe for concurrent use.

@@ -340,6 +340,15 @@ func choiceOfPorts(c service.Choice) bool {
 // namedMost bounds how many things a sentence names.
 const namedMost = 5
 
+// someOf joins names, the first few.
+func someOf(list []string) string {
+	out := strings.Join(list[:min(len(list), namedMost)], ", ")
+	if more := len(list) - namedMost; more > 0 {
+		out += fmt.Sprintf(" and %d more", more)
+	}
+	return out
+}
+
 // named names endpoints.
 func named(list []store.ServiceEndpoint) string {
 	var out []string
@@ -368,10 +377,7 @@ func (t *toService) reasons() string {
 	}
 	for i, w := range why {
 		l := nodes[w]
-		who := strings.Join(l[:min(len(l), namedMost)], ", ")
-		if len(l) > namedMost {
-			who += fmt.Sprintf(" and %d more", len(l)-namedMost)
-		}
+		who := someOf(l)
 		why[i] = fmt.Sprintf("%s (%s)", w, who)
 	}
 	return cmp.Or(strings.Join(why, "; "), "the datastore has no nodes")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -21,6 +22,8 @@ type Echo struct {
 	Inner  dataplane.Family
 	Device string
 	Addr   netip.Addr // of the peer on the underlay
+	Local  netip.Addr // of this host, inside the tunnel
+	Sent   time.Time  // when the first packet was
 	Finding
 	Err error // of this host: nothing could be sent
 }
@@ -51,7 +54,7 @@ func (p *Prober) Echoes(ctx context.Context) ([]Echo, error) {
 	asking.SetLimit(echoesAtOnce)
 	for i, t := range targets {
 		asking.Go(func() error {
-			e := Echo{Node: t.Node, Encap: t.Encap, Inner: t.Tunnel.Inner, Device: t.Tunnel.Link, Addr: t.Registered}
+			e := Echo{Node: t.Node, Encap: t.Encap, Inner: t.Tunnel.Inner, Device: t.Tunnel.Link, Addr: t.Registered, Local: t.Tunnel.Local, Sent: time.Now()}
 			e.Finding, e.Err = m.echo(ctx, t, key)
 			out[i] = e
 			return nil
@@ -62,6 +65,13 @@ func (p *Prober) Echoes(ctx context.Context) ([]Echo, error) {
 		return nil, fmt.Errorf("ask through %d tunnels: %w", len(targets), context.Cause(ctx))
 	}
 	return out, nil
+}
+
+// Heard returns how long ago an echo of a peer, by its address inside the tunnel, came in by a device. ok is false if none has
+// since this daemon started.
+func (p *Prober) Heard(device string, peer netip.Addr) (ago time.Duration, ok bool) {
+	at := p.asking.lastHeard(peer, device)
+	return time.Since(at), !at.IsZero()
 }
 
 // used lists the tunnels that are in use and can be asked.

@@ -34,9 +34,33 @@ type asking struct {
 	mu    sync.RWMutex
 	key   []byte             // empty: not known yet
 	peers map[netip.Addr]int // in how many nodes' name, inside tunnels
+	// last is when an echo of a peer came in last, by device. Nobody is in it who is not in peers.
+	last map[netip.Addr]map[string]time.Time
 }
 
-func newAsking() *asking { return &asking{peers: map[netip.Addr]int{}} }
+func newAsking() *asking {
+	return &asking{peers: map[netip.Addr]int{}, last: map[netip.Addr]map[string]time.Time{}}
+}
+
+// heard notes that an echo of a peer came in by a device.
+func (a *asking) heard(peer netip.Addr, device string, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.peers[peer] == 0 {
+		return // it left meanwhile
+	}
+	if a.last[peer] == nil {
+		a.last[peer] = map[string]time.Time{}
+	}
+	a.last[peer][device] = now
+}
+
+// lastHeard returns when an echo of a peer came in last by a device; the zero Time: never.
+func (a *asking) lastHeard(peer netip.Addr, device string) time.Time {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.last[peer][device]
+}
 
 func (a *asking) setKey(key []byte) {
 	a.mu.Lock()
@@ -51,6 +75,7 @@ func (a *asking) replace(old, now []netip.Addr) {
 	for _, p := range old {
 		if a.peers[p]--; a.peers[p] == 0 {
 			delete(a.peers, p)
+			delete(a.last, p)
 		}
 	}
 	for _, p := range now {
@@ -192,6 +217,7 @@ func (r *responder) echo(c *net.UDPConn) {
 		if err != nil || m.kind != kindEcho {
 			continue
 		}
+		r.allow.heard(peer, r.at.link, time.Now())
 		out := appendMessage(nil, message{kind: kindReply, nonce: m.nonce, index: m.index}, key, 0)
 		err = software(c, func() error { _, err := c.WriteToUDPAddrPort(out, from); return err })
 		if err != nil && !errors.Is(err, net.ErrClosed) {

@@ -178,7 +178,7 @@ func address(dev, prefix string) error {
 }
 
 // answer has the second host answer probes, of the first alone.
-func (p *pair) answer(peers ...netip.Addr) {
+func (p *pair) answer(peers ...netip.Addr) *asking {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	a := newAsking()
@@ -195,6 +195,7 @@ func (p *pair) answer(peers ...netip.Addr) {
 		}
 	})
 	p.t.Cleanup(func() { cancel(); wg.Wait() })
+	return a
 }
 
 func (p *pair) target() Target {
@@ -373,7 +374,7 @@ func TestNoAnswer(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	p := newPair(t, overVXLAN())
-	p.answer(inner(0))
+	a := p.answer(inner(0))
 	p.eventually()
 	tgt := p.target()
 	p.do(p.a, func() error {
@@ -394,8 +395,15 @@ func TestStrangers(t *testing.T) {
 	if f, err := p.measure(plain); err != nil || f.Answered || !f.Refused {
 		t.Errorf("on the underlay: %+v, %v; want that nobody listens", f, err)
 	}
-	// And the peer itself is still answered.
+	// And the peer itself is still answered, and heard alone.
 	p.eventually()
+	if a.lastHeard(inner(0), device).IsZero() || !a.lastHeard(inner(0), "eth0").IsZero() || !a.lastHeard(other.Tunnel.Local, device).IsZero() {
+		t.Errorf("heard %v, want %s on %s alone", a.last, inner(0), device)
+	}
+	a.replace([]netip.Addr{inner(0)}, nil)
+	if a.heard(inner(0), device, time.Now()); len(a.last) != 0 {
+		t.Errorf("heard %v of a peer that is gone, want nothing", a.last)
+	}
 }
 
 // A measurement that is in the way of the daemon's end stops at once.

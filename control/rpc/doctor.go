@@ -12,7 +12,7 @@ import (
 // Doctor is what the doctor's service asks of the daemon.
 type Doctor interface {
 	// Examine says what is wrong with this host now.
-	Examine(ctx context.Context) (*apiv1.ExamineResponse, error)
+	Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1.ExamineResponse, error)
 	// Look says what becomes of a packet on this host.
 	Look(ctx context.Context, req *apiv1.LookRequest) (*apiv1.LookResponse, error)
 	// Trace follows a packet over the hosts of both ends, and its answer back.
@@ -27,8 +27,8 @@ type doctorServer struct {
 	d Doctor
 }
 
-func (s *doctorServer) Examine(ctx context.Context, _ *apiv1.ExamineRequest) (*apiv1.ExamineResponse, error) {
-	return s.d.Examine(ctx)
+func (s *doctorServer) Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1.ExamineResponse, error) {
+	return s.d.Examine(ctx, req)
 }
 
 func (s *doctorServer) Look(ctx context.Context, req *apiv1.LookRequest) (*apiv1.LookResponse, error) {

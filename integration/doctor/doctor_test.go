@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/clock"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/bring"
 	"github.com/routerd/routerd/integration/lab/middlebox"
@@ -288,15 +289,27 @@ func TestTunnels(t *testing.T) {
 		{
 			name: "UDP 4789 is dropped on its way in", host: "node1",
 			trace: "tunnel",
-			check: "tunnel", says: []string{"node3 (10.2.0.11)", "UDP port 4789", "udp dport 4789 accept"},
+			check: "tunnel", says: []string{"no packet gets through", "node3 (10.2.0.11): it hears nothing of this host", "UDP port 4789", "udp dport 4789 accept # on node3"},
 			broken: sh(fw("node3") + "'{ type filter hook prerouting priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
 			fix:    sh("node3: nft delete table ip fw"),
 		},
 		{
 			name: "UDP 4789 is dropped on its way out", host: "node1",
-			check: "tunnel", says: []string{"node3 (10.2.0.11)", "UDP port 4789"},
+			check: "tunnel", says: []string{"packets get through", "node3 (10.2.0.11), and none comes back", "UDP port 4789"},
 			broken: sh(fw("node3") + "'{ type filter hook output priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
 			fix:    sh("node3: nft delete table ip fw"),
+		},
+		{
+			name: "the clock of another host is ahead", all: true,
+			check: "clock", says: []string{"the clock of node2 is 20s ahead of those of 2 of 3 hosts", "timedatectl set-ntp true # on node2"},
+			broken: jump("node2", 20*time.Second),
+			fix:    jump("node2", 0),
+		},
+		{
+			name: "the clock of this host is behind", all: true,
+			check: "clock", says: []string{"the clock of node1 is 20s behind those of 2 of 3 hosts"},
+			broken: jump("node1", -20*time.Second),
+			fix:    jump("node1", 0),
 		},
 		{
 			name:  "another machine has this host's address",
@@ -504,6 +517,20 @@ func mended(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	if err := l.Mend("rack2"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// jump lets the wall clock of a host's daemon be so much off.
+func jump(host string, by time.Duration) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		p, err := l.Daemon(host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := clock.Set(await.Context(t), p.PID, by); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -24,6 +25,7 @@ const (
 
 type ExamineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hosts         bool                   `protobuf:"varint,1,opt,name=hosts,proto3" json:"hosts,omitempty"` // ask the other hosts for the time too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -56,6 +58,13 @@ func (x *ExamineRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ExamineRequest.ProtoReflect.Descriptor instead.
 func (*ExamineRequest) Descriptor() ([]byte, []int) {
 	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ExamineRequest) GetHosts() bool {
+	if x != nil {
+		return x.Hosts
+	}
+	return false
 }
 
 type ExamineResponse struct {
@@ -1141,6 +1150,8 @@ type Question struct {
 	Load          *LoadRequest           `protobuf:"bytes,2,opt,name=load,proto3" json:"load,omitempty"`
 	Watch         *WatchRequest          `protobuf:"bytes,3,opt,name=watch,proto3" json:"watch,omitempty"`
 	Plan          *PlanRequest           `protobuf:"bytes,4,opt,name=plan,proto3" json:"plan,omitempty"`
+	Clock         *ClockRequest          `protobuf:"bytes,5,opt,name=clock,proto3" json:"clock,omitempty"`
+	Heard         *HeardRequest          `protobuf:"bytes,6,opt,name=heard,proto3" json:"heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1203,6 +1214,199 @@ func (x *Question) GetPlan() *PlanRequest {
 	return nil
 }
 
+func (x *Question) GetClock() *ClockRequest {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
+}
+
+func (x *Question) GetHeard() *HeardRequest {
+	if x != nil {
+		return x.Heard
+	}
+	return nil
+}
+
+// ClockRequest asks for the time.
+type ClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockRequest) Reset() {
+	*x = ClockRequest{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockRequest) ProtoMessage() {}
+
+func (x *ClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
+func (*ClockRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{15}
+}
+
+// ClockResponse is the time by the host's clock when it answered.
+type ClockResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockResponse) Reset() {
+	*x = ClockResponse{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockResponse) ProtoMessage() {}
+
+func (x *ClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
+func (*ClockResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ClockResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+// HeardRequest asks when probes of a peer were heard last.
+type HeardRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`   // of the tunnel
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // of the peer, inside the tunnel
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeardRequest) Reset() {
+	*x = HeardRequest{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeardRequest) ProtoMessage() {}
+
+func (x *HeardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeardRequest.ProtoReflect.Descriptor instead.
+func (*HeardRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *HeardRequest) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *HeardRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+type HeardResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ago           *durationpb.Duration   `protobuf:"bytes,1,opt,name=ago,proto3" json:"ago,omitempty"` // unset: never since the daemon started
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeardResponse) Reset() {
+	*x = HeardResponse{}
+	mi := &file_control_api_v1_doctor_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeardResponse) ProtoMessage() {}
+
+func (x *HeardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_doctor_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeardResponse.ProtoReflect.Descriptor instead.
+func (*HeardResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *HeardResponse) GetAgo() *durationpb.Duration {
+	if x != nil {
+		return x.Ago
+	}
+	return nil
+}
+
 // LoadRequest asks for the host's load.
 type LoadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1212,7 +1416,7 @@ type LoadRequest struct {
 
 func (x *LoadRequest) Reset() {
 	*x = LoadRequest{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1428,7 @@ func (x *LoadRequest) String() string {
 func (*LoadRequest) ProtoMessage() {}
 
 func (x *LoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[15]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1441,7 @@ func (x *LoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
 func (*LoadRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{15}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{19}
 }
 
 type Answer struct {
@@ -1247,13 +1451,15 @@ type Answer struct {
 	Load          *HostLoad              `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
 	Watch         *WatchResponse         `protobuf:"bytes,4,opt,name=watch,proto3" json:"watch,omitempty"`
 	Plan          *HostPlan              `protobuf:"bytes,5,opt,name=plan,proto3" json:"plan,omitempty"`
+	Clock         *ClockResponse         `protobuf:"bytes,6,opt,name=clock,proto3" json:"clock,omitempty"`
+	Heard         *HeardResponse         `protobuf:"bytes,7,opt,name=heard,proto3" json:"heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1471,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[16]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1484,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{16}
+	return file_control_api_v1_doctor_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Answer) GetError() string {
@@ -1316,6 +1522,20 @@ func (x *Answer) GetPlan() *HostPlan {
 	return nil
 }
 
+func (x *Answer) GetClock() *ClockResponse {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
+}
+
+func (x *Answer) GetHeard() *HeardResponse {
+	if x != nil {
+		return x.Heard
+	}
+	return nil
+}
+
 type TracedService_Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -1330,7 +1550,7 @@ type TracedService_Endpoint struct {
 
 func (x *TracedService_Endpoint) Reset() {
 	*x = TracedService_Endpoint{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[17]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1562,7 @@ func (x *TracedService_Endpoint) String() string {
 func (*TracedService_Endpoint) ProtoMessage() {}
 
 func (x *TracedService_Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[17]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1633,7 @@ type TracedService_Announcer struct {
 
 func (x *TracedService_Announcer) Reset() {
 	*x = TracedService_Announcer{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[18]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1645,7 @@ func (x *TracedService_Announcer) String() string {
 func (*TracedService_Announcer) ProtoMessage() {}
 
 func (x *TracedService_Announcer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[18]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1704,7 @@ type LookResponse_Tunnel struct {
 
 func (x *LookResponse_Tunnel) Reset() {
 	*x = LookResponse_Tunnel{}
-	mi := &file_control_api_v1_doctor_proto_msgTypes[19]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1716,7 @@ func (x *LookResponse_Tunnel) String() string {
 func (*LookResponse_Tunnel) ProtoMessage() {}
 
 func (x *LookResponse_Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_doctor_proto_msgTypes[19]
+	mi := &file_control_api_v1_doctor_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,8 +1779,9 @@ var File_control_api_v1_doctor_proto protoreflect.FileDescriptor
 const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\n" +
 	"\x1bcontrol/api/v1/doctor.proto\x12\n" +
-	"routerd.v1\x1a\x1dcontrol/api/v1/operator.proto\x1a\x1egoogle/protobuf/duration.proto\"\x10\n" +
-	"\x0eExamineRequest\"p\n" +
+	"routerd.v1\x1a\x1dcontrol/api/v1/operator.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"&\n" +
+	"\x0eExamineRequest\x12\x14\n" +
+	"\x05hosts\x18\x01 \x01(\bR\x05hosts\"p\n" +
 	"\x0fExamineResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12/\n" +
 	"\bfindings\x18\x02 \x03(\v2\x13.routerd.v1.FindingR\bfindings\x12\x18\n" +
@@ -1673,19 +1894,31 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\tlocal_mac\x18\x04 \x01(\tR\blocalMac\x12\x16\n" +
 	"\x06remote\x18\x05 \x01(\tR\x06remote\x12\x1d\n" +
 	"\n" +
-	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"\xc1\x01\n" +
+	"remote_mac\x18\x06 \x01(\tR\tremoteMac\"\xa1\x02\n" +
 	"\bQuestion\x12+\n" +
 	"\x04look\x18\x01 \x01(\v2\x17.routerd.v1.LookRequestR\x04look\x12+\n" +
 	"\x04load\x18\x02 \x01(\v2\x17.routerd.v1.LoadRequestR\x04load\x12.\n" +
 	"\x05watch\x18\x03 \x01(\v2\x18.routerd.v1.WatchRequestR\x05watch\x12+\n" +
-	"\x04plan\x18\x04 \x01(\v2\x17.routerd.v1.PlanRequestR\x04plan\"\r\n" +
-	"\vLoadRequest\"\xd1\x01\n" +
+	"\x04plan\x18\x04 \x01(\v2\x17.routerd.v1.PlanRequestR\x04plan\x12.\n" +
+	"\x05clock\x18\x05 \x01(\v2\x18.routerd.v1.ClockRequestR\x05clock\x12.\n" +
+	"\x05heard\x18\x06 \x01(\v2\x18.routerd.v1.HeardRequestR\x05heard\"\x0e\n" +
+	"\fClockRequest\"?\n" +
+	"\rClockResponse\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"@\n" +
+	"\fHeardRequest\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"<\n" +
+	"\rHeardResponse\x12+\n" +
+	"\x03ago\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ago\"\r\n" +
+	"\vLoadRequest\"\xb3\x02\n" +
 	"\x06Answer\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\x12,\n" +
 	"\x04look\x18\x02 \x01(\v2\x18.routerd.v1.LookResponseR\x04look\x12(\n" +
 	"\x04load\x18\x03 \x01(\v2\x14.routerd.v1.HostLoadR\x04load\x12/\n" +
 	"\x05watch\x18\x04 \x01(\v2\x19.routerd.v1.WatchResponseR\x05watch\x12(\n" +
-	"\x04plan\x18\x05 \x01(\v2\x14.routerd.v1.HostPlanR\x04plan2\xc5\x01\n" +
+	"\x04plan\x18\x05 \x01(\v2\x14.routerd.v1.HostPlanR\x04plan\x12/\n" +
+	"\x05clock\x18\x06 \x01(\v2\x19.routerd.v1.ClockResponseR\x05clock\x12/\n" +
+	"\x05heard\x18\a \x01(\v2\x19.routerd.v1.HeardResponseR\x05heard2\xc5\x01\n" +
 	"\x06Doctor\x12B\n" +
 	"\aExamine\x12\x1a.routerd.v1.ExamineRequest\x1a\x1b.routerd.v1.ExamineResponse\x129\n" +
 	"\x04Look\x12\x17.routerd.v1.LookRequest\x1a\x18.routerd.v1.LookResponse\x12<\n" +
@@ -1703,7 +1936,7 @@ func file_control_api_v1_doctor_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_doctor_proto_rawDescData
 }
 
-var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_control_api_v1_doctor_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_control_api_v1_doctor_proto_goTypes = []any{
 	(*ExamineRequest)(nil),          // 0: routerd.v1.ExamineRequest
 	(*ExamineResponse)(nil),         // 1: routerd.v1.ExamineResponse
@@ -1720,15 +1953,20 @@ var file_control_api_v1_doctor_proto_goTypes = []any{
 	(*LookRequest)(nil),             // 12: routerd.v1.LookRequest
 	(*LookResponse)(nil),            // 13: routerd.v1.LookResponse
 	(*Question)(nil),                // 14: routerd.v1.Question
-	(*LoadRequest)(nil),             // 15: routerd.v1.LoadRequest
-	(*Answer)(nil),                  // 16: routerd.v1.Answer
-	(*TracedService_Endpoint)(nil),  // 17: routerd.v1.TracedService.Endpoint
-	(*TracedService_Announcer)(nil), // 18: routerd.v1.TracedService.Announcer
-	(*LookResponse_Tunnel)(nil),     // 19: routerd.v1.LookResponse.Tunnel
-	(*durationpb.Duration)(nil),     // 20: google.protobuf.Duration
-	(*PlanRequest)(nil),             // 21: routerd.v1.PlanRequest
-	(*HostLoad)(nil),                // 22: routerd.v1.HostLoad
-	(*HostPlan)(nil),                // 23: routerd.v1.HostPlan
+	(*ClockRequest)(nil),            // 15: routerd.v1.ClockRequest
+	(*ClockResponse)(nil),           // 16: routerd.v1.ClockResponse
+	(*HeardRequest)(nil),            // 17: routerd.v1.HeardRequest
+	(*HeardResponse)(nil),           // 18: routerd.v1.HeardResponse
+	(*LoadRequest)(nil),             // 19: routerd.v1.LoadRequest
+	(*Answer)(nil),                  // 20: routerd.v1.Answer
+	(*TracedService_Endpoint)(nil),  // 21: routerd.v1.TracedService.Endpoint
+	(*TracedService_Announcer)(nil), // 22: routerd.v1.TracedService.Announcer
+	(*LookResponse_Tunnel)(nil),     // 23: routerd.v1.LookResponse.Tunnel
+	(*durationpb.Duration)(nil),     // 24: google.protobuf.Duration
+	(*PlanRequest)(nil),             // 25: routerd.v1.PlanRequest
+	(*timestamppb.Timestamp)(nil),   // 26: google.protobuf.Timestamp
+	(*HostLoad)(nil),                // 27: routerd.v1.HostLoad
+	(*HostPlan)(nil),                // 28: routerd.v1.HostPlan
 }
 var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	2,  // 0: routerd.v1.ExamineResponse.findings:type_name -> routerd.v1.Finding
@@ -1737,35 +1975,41 @@ var file_control_api_v1_doctor_proto_depIdxs = []int32{
 	6,  // 3: routerd.v1.TraceResponse.probe:type_name -> routerd.v1.Probe
 	5,  // 4: routerd.v1.TraceResponse.service:type_name -> routerd.v1.TracedService
 	4,  // 5: routerd.v1.TraceResponse.ways:type_name -> routerd.v1.TraceResponse
-	17, // 6: routerd.v1.TracedService.endpoints:type_name -> routerd.v1.TracedService.Endpoint
-	18, // 7: routerd.v1.TracedService.announcers:type_name -> routerd.v1.TracedService.Announcer
+	21, // 6: routerd.v1.TracedService.endpoints:type_name -> routerd.v1.TracedService.Endpoint
+	22, // 7: routerd.v1.TracedService.announcers:type_name -> routerd.v1.TracedService.Announcer
 	7,  // 8: routerd.v1.Probe.seen:type_name -> routerd.v1.Sighting
-	20, // 9: routerd.v1.WatchRequest.for:type_name -> google.protobuf.Duration
+	24, // 9: routerd.v1.WatchRequest.for:type_name -> google.protobuf.Duration
 	7,  // 10: routerd.v1.WatchResponse.seen:type_name -> routerd.v1.Sighting
 	11, // 11: routerd.v1.Hop.step:type_name -> routerd.v1.Step
 	2,  // 12: routerd.v1.Step.findings:type_name -> routerd.v1.Finding
 	11, // 13: routerd.v1.LookResponse.out:type_name -> routerd.v1.Step
 	11, // 14: routerd.v1.LookResponse.in:type_name -> routerd.v1.Step
-	19, // 15: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
+	23, // 15: routerd.v1.LookResponse.tunnel:type_name -> routerd.v1.LookResponse.Tunnel
 	12, // 16: routerd.v1.Question.look:type_name -> routerd.v1.LookRequest
-	15, // 17: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
+	19, // 17: routerd.v1.Question.load:type_name -> routerd.v1.LoadRequest
 	8,  // 18: routerd.v1.Question.watch:type_name -> routerd.v1.WatchRequest
-	21, // 19: routerd.v1.Question.plan:type_name -> routerd.v1.PlanRequest
-	13, // 20: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
-	22, // 21: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
-	9,  // 22: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
-	23, // 23: routerd.v1.Answer.plan:type_name -> routerd.v1.HostPlan
-	0,  // 24: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
-	12, // 25: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
-	3,  // 26: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
-	1,  // 27: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
-	13, // 28: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
-	4,  // 29: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
-	27, // [27:30] is the sub-list for method output_type
-	24, // [24:27] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	25, // 19: routerd.v1.Question.plan:type_name -> routerd.v1.PlanRequest
+	15, // 20: routerd.v1.Question.clock:type_name -> routerd.v1.ClockRequest
+	17, // 21: routerd.v1.Question.heard:type_name -> routerd.v1.HeardRequest
+	26, // 22: routerd.v1.ClockResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 23: routerd.v1.HeardResponse.ago:type_name -> google.protobuf.Duration
+	13, // 24: routerd.v1.Answer.look:type_name -> routerd.v1.LookResponse
+	27, // 25: routerd.v1.Answer.load:type_name -> routerd.v1.HostLoad
+	9,  // 26: routerd.v1.Answer.watch:type_name -> routerd.v1.WatchResponse
+	28, // 27: routerd.v1.Answer.plan:type_name -> routerd.v1.HostPlan
+	16, // 28: routerd.v1.Answer.clock:type_name -> routerd.v1.ClockResponse
+	18, // 29: routerd.v1.Answer.heard:type_name -> routerd.v1.HeardResponse
+	0,  // 30: routerd.v1.Doctor.Examine:input_type -> routerd.v1.ExamineRequest
+	12, // 31: routerd.v1.Doctor.Look:input_type -> routerd.v1.LookRequest
+	3,  // 32: routerd.v1.Doctor.Trace:input_type -> routerd.v1.TraceRequest
+	1,  // 33: routerd.v1.Doctor.Examine:output_type -> routerd.v1.ExamineResponse
+	13, // 34: routerd.v1.Doctor.Look:output_type -> routerd.v1.LookResponse
+	4,  // 35: routerd.v1.Doctor.Trace:output_type -> routerd.v1.TraceResponse
+	33, // [33:36] is the sub-list for method output_type
+	30, // [30:33] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_doctor_proto_init() }
@@ -1780,7 +2024,7 @@ func file_control_api_v1_doctor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_doctor_proto_rawDesc), len(file_control_api_v1_doctor_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
