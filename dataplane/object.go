@@ -450,7 +450,12 @@ func CompareKeys(a, b Key) int {
 	ra, ok1 := a.(RouteKey)
 	rb, ok2 := b.(RouteKey)
 	if ok1 && ok2 {
-		return cmp.Or(cmp.Compare(ra.Table, rb.Table), ra.Prefix.Compare(rb.Prefix), cmp.Compare(ra.Metric, rb.Metric))
+		return ra.Compare(rb)
 	}
 	return cmp.Compare(a.String(), b.String())
+}
+
+// Compare orders the keys of routes by table, prefix and metric.
+func (k RouteKey) Compare(o RouteKey) int {
+	return cmp.Or(cmp.Compare(k.Table, o.Table), k.Prefix.Compare(o.Prefix), cmp.Compare(k.Metric, o.Metric))
 }

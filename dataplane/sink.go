@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"iter"
 	"time"
 )
 
@@ -52,6 +53,13 @@ type Sink interface {
 	// error and what is missing. Objects of earlier calls answer for
 	// themselves: one bad object must not fail every later wait.
 	Wait(ctx context.Context, rev Revision) error
+}
+
+// RouteChanges are changes of routes, ranged over while they are handed over: there may be
+// hundreds of thousands, and none is an object by itself.
+type RouteChanges struct {
+	Put iter.Seq[Route]    // added or replaced
+	Del iter.Seq[RouteKey] // withdrawn
 }
 
 // State says how far an object has come.

@@ -202,18 +202,27 @@ func (r *RIB) Counts() (routes, hops int) {
 	return routes, len(r.hops)
 }
 
-// Changes lists which routes changed since [RIB.HandedOver].
-func (r *RIB) Changes() (put []dataplane.Object, del []dataplane.Key) {
-	put = make([]dataplane.Object, 0, len(r.moved))
-	for _, at := range r.moved {
-		rec := r.prefixes.At(at)
-		if route := r.choices.Value(rec.route).route(rec.prefix()); rec.route != 0 {
-			put = append(put, route)
-		} else {
-			del = append(del, route.Key())
-		}
+// Changed reports whether routes changed since [RIB.HandedOver].
+func (r *RIB) Changed() bool { return len(r.moved) > 0 }
+
+// Changes are the routes that changed since [RIB.HandedOver]. They are valid until the RIB changes.
+func (r *RIB) Changes() dataplane.RouteChanges {
+	return dataplane.RouteChanges{
+		Put: func(yield func(dataplane.Route) bool) {
+			for _, at := range r.moved {
+				if rec := r.prefixes.At(at); rec.route != 0 && !yield(r.choices.Value(rec.route).route(rec.prefix())) {
+					return
+				}
+			}
+		},
+		Del: func(yield func(dataplane.RouteKey) bool) {
+			for _, at := range r.moved {
+				if rec := r.prefixes.At(at); rec.route == 0 && !yield(dataplane.RouteKey{Prefix: rec.prefix(), Table: dataplane.MainTable}) {
+					return
+				}
+			}
+		},
 	}
-	return put, del
 }
 
 // HandedOver forgets which routes changed.

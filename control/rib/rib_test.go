@@ -78,8 +78,13 @@ func (h *host) settle() {
 
 // handedOver is what of the desired state changed since it was last called.
 func handedOver(h *host) ([]dataplane.Object, []dataplane.Key) {
-	put, del := h.Changes()
-	put, del = slices.AppendSeq(put, maps.Values(h.objects.Put)), slices.AppendSeq(del, maps.Keys(h.objects.Del))
+	put, del := slices.Collect(maps.Values(h.objects.Put)), slices.Collect(maps.Keys(h.objects.Del))
+	for r := range h.Changes().Put {
+		put = append(put, r)
+	}
+	for k := range h.Changes().Del {
+		del = append(del, k)
+	}
 	h.objects.HandedOver()
 	h.HandedOver()
 	return put, del

@@ -365,8 +365,7 @@ func (c *Core) handOver(l *loop) (rev dataplane.Revision) {
 		c.hintAt(rev)
 		return rev
 	}
-	var first []dataplane.Object
-	rest, del := l.rib.Changes()
+	var first, rest []dataplane.Object
 	for k, o := range l.objects.Put {
 		if k.Kind() <= dataplane.KindSysctl {
 			first = append(first, o)
@@ -378,11 +377,11 @@ func (c *Core) handOver(l *loop) (rev dataplane.Revision) {
 		rev = c.cfg.Sink.Update(dataplane.SourceCore, first, nil)
 		c.hintAt(rev)
 	}
-	del = slices.AppendSeq(del, maps.Keys(l.objects.Del))
-	if len(rest)+len(del) == 0 {
+	del := slices.Collect(maps.Keys(l.objects.Del))
+	if !l.rib.Changed() && len(rest)+len(del) == 0 {
 		return rev
 	}
-	rev = c.cfg.Sink.Update(dataplane.SourceCore, rest, del)
+	rev = c.cfg.Sink.UpdateRoutes(dataplane.SourceCore, l.rib.Changes(), rest, del)
 	if l.noteHops(l.objects.Put); l.goingHops(l.objects.Del) {
 		l.removals = append(l.removals, rev)
 	}

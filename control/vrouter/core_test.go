@@ -63,6 +63,11 @@ func (s *fakeSink) Update(_ dataplane.Source, put []dataplane.Object, del []data
 	return 0
 }
 
+func (s *fakeSink) UpdateRoutes(src dataplane.Source, routes dataplane.RouteChanges, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	put, del = withRoutes(routes, put, del)
+	return s.Update(src, put, del)
+}
+
 func (s *fakeSink) Flush(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,6 +85,17 @@ func (s *fakeSink) Synced(dataplane.Source) {
 }
 
 func (s *fakeSink) Wait(context.Context, dataplane.Revision) error { return nil }
+
+// withRoutes adds changes of routes to those of other objects.
+func withRoutes(routes dataplane.RouteChanges, put []dataplane.Object, del []dataplane.Key) ([]dataplane.Object, []dataplane.Key) {
+	for r := range routes.Put {
+		put = append(put, r)
+	}
+	for k := range routes.Del {
+		del = append(del, k)
+	}
+	return put, del
+}
 
 func start(t *testing.T) (*Core, *fakeSink) {
 	t.Helper()

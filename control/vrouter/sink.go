@@ -12,6 +12,8 @@ import (
 // Sink is what a [Core] hands the desired state to.
 type Sink interface {
 	dataplane.Sink
+	// UpdateRoutes is Update of routes and other objects, in one call.
+	UpdateRoutes(src dataplane.Source, routes dataplane.RouteChanges, put []dataplane.Object, del []dataplane.Key) dataplane.Revision
 	// Flush withdraws next hops, given by their keys, and takes them out of the
 	// kernel at once with all routes that lead to them, whatever their number:
 	// for what cannot be reached any more. The Update that withdraws these

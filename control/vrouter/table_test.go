@@ -292,8 +292,8 @@ func learnedPath(prefix string, hops ...string) rib.Path {
 
 // handedOver is what of the wish changed since it was last called.
 func handedOver(tab *table) ([]dataplane.Object, []dataplane.Key) {
-	put, del := tab.rib.Changes()
-	put, del = slices.AppendSeq(put, maps.Values(tab.objects.Put)), slices.AppendSeq(del, maps.Keys(tab.objects.Del))
+	put, del := slices.Collect(maps.Values(tab.objects.Put)), slices.Collect(maps.Keys(tab.objects.Del))
+	put, del = withRoutes(tab.rib.Changes(), put, del)
 	tab.objects.HandedOver()
 	tab.rib.HandedOver()
 	return put, del

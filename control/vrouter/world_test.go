@@ -76,6 +76,11 @@ func (k *simKernel) Update(_ dataplane.Source, put []dataplane.Object, del []dat
 	return k.rev
 }
 
+func (k *simKernel) UpdateRoutes(src dataplane.Source, routes dataplane.RouteChanges, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	put, del = withRoutes(routes, put, del)
+	return k.Update(src, put, del)
+}
+
 // Cut takes the routes along.
 func (k *simKernel) Flush(_ dataplane.Source, hops []dataplane.Key) dataplane.Revision {
 	for _, key := range hops {

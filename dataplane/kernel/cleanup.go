@@ -24,11 +24,11 @@ func (k *Kernel) Leftovers(ctx context.Context) ([]dataplane.Object, error) {
 		return nil, err
 	}
 	keys := k.want.Keys()
-	slices.SortFunc(keys, func(a, b dataplane.Key) int { return -dataplane.CompareKeys(a, b) })
+	slices.SortFunc(keys, func(a, b key) int { return -compareKeys(a, b) })
 	var out []dataplane.Object
 	for _, key := range keys {
-		if o, ok := k.want.Have(key); ok {
-			out = append(out, o)
+		if s, ok := k.want.Tracker.Have(key); ok {
+			out = append(out, s.whole(key))
 		}
 	}
 	return out, nil

@@ -31,7 +31,7 @@ type drift struct {
 type driftLog struct {
 	logger *slog.Logger
 	hooks  Hooks
-	want   *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	want   tracker
 
 	notice notice                             // of which the consequences are being applied
 	cause  string                             // the device with which things are going
@@ -41,7 +41,7 @@ type driftLog struct {
 	went   map[string]map[dataplane.Kind]int  // what went with a device, not logged yet
 }
 
-func newDriftLog(cfg *Config, want *reconcile.Tracker[dataplane.Key, dataplane.Object]) *driftLog {
+func newDriftLog(cfg *Config, want tracker) *driftLog {
 	return &driftLog{
 		logger: cfg.Log, hooks: cfg.Hooks, want: want,
 		noted: make(map[dataplane.Kind][]dataplane.Key), open: make(map[dataplane.Key]drift), went: make(map[string]map[dataplane.Kind]int),

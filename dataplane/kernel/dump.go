@@ -148,11 +148,11 @@ func (k *Kernel) check(ctx context.Context) error {
 	have := k.actual.gather(&t)
 	k.actual.applyFlushes()
 	ours := k.actual.routesOfUnsure()
-	drift := slices.DeleteFunc(k.want.ReplaceHave(have), func(key dataplane.Key) bool { return ours[key] })
+	drift := slices.DeleteFunc(k.want.ReplaceHave(have), func(k key) bool { return ours[k] })
 	if !first {
 		k.observer.drift.notice = notice{by: "full check", at: start}
-		for _, key := range drift {
-			k.observer.drift.note(key)
+		for _, d := range drift {
+			k.observer.drift.note(d.whole())
 		}
 	}
 	k.observer.drift.forgetSettled()
@@ -173,7 +173,7 @@ func (k *Kernel) check(ctx context.Context) error {
 type actual struct {
 	cfg      *Config
 	log      *slog.Logger
-	want     *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	want     tracker
 	sysctls  *sysctls
 	offloads *ethtool // nil: the kernel has none
 
@@ -204,7 +204,7 @@ func repeated(routes []fibRoute) bool {
 
 // gather returns what is ours of a listing. Routes, of which there may be a million, are
 // made while it is ranged over.
-func (ac *actual) gather(t *tables) iter.Seq2[dataplane.Key, dataplane.Object] {
+func (ac *actual) gather(t *tables) iter.Seq2[key, shape] {
 	have := make(map[dataplane.Key]dataplane.Object, len(t.nextHops))
 	put := func(o dataplane.Object) { have[o.Key()] = o }
 	owned := map[int]bool{}
@@ -242,9 +242,9 @@ func (ac *actual) gather(t *tables) iter.Seq2[dataplane.Key, dataplane.Object] {
 			put(ac.haveNextHop(n))
 		}
 	}
-	return func(yield func(dataplane.Key, dataplane.Object) bool) {
-		for key, o := range have {
-			if !yield(key, o) {
+	return func(yield func(key, shape) bool) {
+		for k, o := range have {
+			if !yield(keyOf(k), shapeOf(o)) {
 				return
 			}
 		}
@@ -253,7 +253,7 @@ func (ac *actual) gather(t *tables) iter.Seq2[dataplane.Key, dataplane.Object] {
 			if r.protocol != ac.cfg.Protocol || repeated(t.routes[i:]) {
 				continue
 			}
-			if o := ac.haveRoute(r); !yield(o.Key(), o) {
+			if o := ac.haveRoute(r); !yield(keyOf(o.Key()), shapeOf(o)) {
 				return
 			}
 		}
@@ -407,10 +407,10 @@ func (ac *actual) haveRoute(r *fibRoute) dataplane.Object {
 
 // noteHave keeps the indexes of what there is. The tracker calls it for each
 // change, on the loop's goroutine.
-func (ac *actual) noteHave(key dataplane.Key, old dataplane.Object, had bool, now dataplane.Object, has bool) {
+func (ac *actual) noteHave(k key, old shape, had bool, now shape, has bool) {
 	if had {
-		if n := linkName(old); n != "" {
-			delete(ac.onLink[n], key)
+		if n := linkName(old.other); n != "" {
+			delete(ac.onLink[n], k.whole())
 			if len(ac.onLink[n]) == 0 {
 				delete(ac.onLink, n)
 			}
@@ -418,11 +418,11 @@ func (ac *actual) noteHave(key dataplane.Key, old dataplane.Object, had bool, no
 		ac.hops.count(old, -1)
 	}
 	if has {
-		if n := linkName(now); n != "" {
+		if n := linkName(now.other); n != "" {
 			if ac.onLink[n] == nil {
 				ac.onLink[n] = make(map[dataplane.Key]struct{})
 			}
-			ac.onLink[n][key] = struct{}{}
+			ac.onLink[n][k.whole()] = struct{}{}
 		}
 		ac.hops.count(now, 1)
 	}
@@ -430,11 +430,11 @@ func (ac *actual) noteHave(key dataplane.Key, old dataplane.Object, had bool, no
 		return
 	}
 	if has {
-		ac.hops.appeared(key)
+		ac.hops.appeared(k)
 	} else {
-		ac.hops.gone(key)
+		ac.hops.gone(k)
 	}
-	if key, ok := key.(dataplane.SysctlKey); ok {
+	if key, ok := k.other.(dataplane.SysctlKey); ok {
 		ac.sysctls.note(key, has)
 	}
 }
@@ -458,7 +458,7 @@ func (ac *actual) retryFreed() {
 }
 
 // report tells the tracker what became of work and settles what follows.
-func (wr *writer) report(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
+func (wr *writer) report(results []result) {
 	wr.want.Report(results)
 	wr.retryFreed()
 	for i := range results {
@@ -467,13 +467,13 @@ func (wr *writer) report(results []reconcile.Result[dataplane.Key, dataplane.Obj
 				delete(wr.doubted, r.Op.Key)
 			}
 			if len(wr.drift.open) > 0 {
-				wr.drift.righted(r.Op.Key, true)
+				wr.drift.righted(r.Op.Key.whole(), true)
 			}
-			switch r.Op.Key.Kind() {
+			switch r.Op.Key.kind() {
 			case dataplane.KindNextHop, dataplane.KindNextHopGroup:
-				wr.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key)}) // who uses one need not know which it is
+				wr.wakeWaiting(dataplane.NextHopKey{ID: idOf(r.Op.Key.other)}) // who uses one need not know which it is
 			case dataplane.KindLink:
-				wr.wakeWaiting(r.Op.Key)
+				wr.wakeWaiting(r.Op.Key.other)
 			}
 		}
 	}

@@ -191,13 +191,13 @@ func (e *ethtool) set(link int, name string, on bool) error {
 // putFeature makes an offload be as wanted; one that is already is not
 // written.
 func (wr *writer) putFeature(o op) result {
-	w := o.Want.(dataplane.Feature)
+	w := o.Want.other.(dataplane.Feature)
 	if err := validate(w); err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
 	l := wr.mirror.link(w.Link)
 	if l == nil {
-		r := wr.waitForLink(o.Key, w.Link)
+		r := wr.waitForLink(o, w.Link)
 		r.Op = o
 		return *r
 	}

@@ -196,12 +196,12 @@ func (ob *observer) loseUsers() {
 	if !missing {
 		return
 	}
-	for _, key := range ob.want.LoseWhere(func(_ dataplane.Key, o dataplane.Object) bool {
-		id := nextHopOf(o)
+	for _, k := range ob.want.LoseWhere(func(_ key, have shape) bool {
+		id := have.hop()
 		return id != 0 && ob.vanished(id)
 	}) {
 		if !ob.drift.quiet {
-			ob.drift.note(key)
+			ob.drift.note(k.whole())
 		}
 	}
 }
@@ -265,7 +265,7 @@ func (ob *observer) routeEvent(r fibRoute, gone, replaced bool) {
 	ob.hops.measure(r)
 	switch {
 	case mine && gone:
-		if have := ob.haveRoute(&r); !ob.hops.wasFlushed(have) { // IPv6: the kernel tells of each
+		if have := ob.haveRoute(&r); !ob.hops.wasFlushed(nextHopOf(have)) { // IPv6: the kernel tells of each
 			ob.lose(have.Key())
 		}
 	case mine:

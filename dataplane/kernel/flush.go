@@ -75,7 +75,7 @@ func (wr *writer) flushNextHops() {
 func (wr *writer) flushEach(ops []op) {
 	wr.inBatches(ops, wr.encodeRemove, func(o op, err error) result {
 		r := judgeRemove(o, err)
-		if id := idOf(o.Key); r.Outcome == reconcile.Succeeded && wr.hops.users[id] > 0 {
+		if id := idOf(o.Key.other); r.Outcome == reconcile.Succeeded && wr.hops.users[id] > 0 {
 			wr.hops.flushed[id] = struct{}{}
 			wr.wrote(dataplane.KindRoute, true, wr.hops.users[id])
 		}
@@ -85,7 +85,7 @@ func (wr *writer) flushEach(ops []op) {
 		return
 	}
 	for _, o := range ops { // whether the kernel did it is not known
-		wr.hops.unsure[idOf(o.Key)] = struct{}{}
+		wr.hops.unsure[idOf(o.Key.other)] = struct{}{}
 	}
 }
 
@@ -100,7 +100,7 @@ func (ac *actual) flushable(kind dataplane.Kind, keys []dataplane.Key) (ops []op
 		have, there := ac.want.Have(key)
 		id := idOf(key)
 		if _, wanted := ac.want.Want(key); there && !wanted && ac.hops.worthFlushing(id) && !ac.isMember(id) {
-			ops = append(ops, op{Key: key, Have: have, Exists: true})
+			ops = append(ops, op{Key: keyOf(key), Have: shapeOf(have), Exists: true})
 		}
 	}
 	return ops
@@ -133,21 +133,21 @@ func (ac *actual) applyFlushes() {
 	if len(ac.hops.flushed) == 0 {
 		return
 	}
-	ac.want.LoseWhere(func(_ dataplane.Key, have dataplane.Object) bool { return ac.hops.wasFlushed(have) })
+	ac.want.LoseWhere(func(_ key, have shape) bool { return ac.hops.wasFlushed(have.hop()) })
 	clear(ac.hops.flushed)
 }
 
 // routesOfUnsure lists the routes that lead to next hops of which it is not known
 // whether they were flushed, and forgets these.
-func (ac *actual) routesOfUnsure() map[dataplane.Key]bool {
+func (ac *actual) routesOfUnsure() map[key]bool {
 	if len(ac.hops.unsure) == 0 {
 		return nil
 	}
-	out := map[dataplane.Key]bool{}
-	for _, key := range ac.want.Keys() {
-		have, _ := ac.want.Have(key)
-		if _, ok := ac.hops.unsure[nextHopOf(have)]; ok {
-			out[key] = true
+	out := map[key]bool{}
+	for _, k := range ac.want.Keys() {
+		have, _ := ac.want.Tracker.Have(k)
+		if _, ok := ac.hops.unsure[have.hop()]; ok {
+			out[k] = true
 		}
 	}
 	clear(ac.hops.unsure)

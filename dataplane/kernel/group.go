@@ -13,11 +13,11 @@ import (
 func (wr *writer) encodeGroup(b *builder, o op, w dataplane.NextHopGroup) *result {
 	wr.applyFlushOf(w.ID)
 	if s, ok := wr.mirror.nextHops[w.ID]; ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, wr.cfg.Protocol}}
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key.other, s.protocol, wr.cfg.Protocol}}
 	}
 	there, missing := wr.hops.present(membersOf(w))
-	if len(there) == 0 || o.Exists && o.Have == groupOf(w.ID, there) {
-		return wr.waitForMembers(o.Key, missing)
+	if len(there) == 0 || o.Exists && o.Have.other == groupOf(w.ID, there) {
+		return wr.waitForMembers(o.Key.other, missing)
 	}
 	b.putGroup(w.ID, there, o.Exists, wr.cfg.Protocol)
 	return nil
@@ -27,7 +27,7 @@ func (wr *writer) encodeGroup(b *builder, o op, w dataplane.NextHopGroup) *resul
 // between that one and this look at what there is, so the members that were
 // there then are there now.
 func (wr *writer) madeGroup(o op) result {
-	w, ok := o.Want.(dataplane.NextHopGroup)
+	w, ok := o.Want.other.(dataplane.NextHopGroup)
 	if !ok {
 		return result{}
 	}
@@ -35,9 +35,9 @@ func (wr *writer) madeGroup(o op) result {
 	if len(missing) == 0 {
 		return result{}
 	}
-	wr.want.SetDependent(o.Key, groupOf(w.ID, there))
+	wr.want.SetDependent(o.Key.other, groupOf(w.ID, there))
 	wr.wakeWaiting(dataplane.NextHopKey{ID: w.ID})
-	return *wr.waitForMembers(o.Key, missing)
+	return *wr.waitForMembers(o.Key.other, missing)
 }
 
 func groupOf(id dataplane.NextHopID, members []dataplane.GroupMember) dataplane.NextHopGroup {

@@ -172,12 +172,9 @@ func needsNew(w dataplane.Link, h haveLink) bool {
 func canonical(o dataplane.Object) dataplane.Object {
 	switch o := o.(type) {
 	case dataplane.Route:
-		if m := o.Prefix.Masked(); m == o.Prefix && (o.Metric != 0 || m.Addr().Is4()) {
-			break // the usual case, without a copy
+		if c := canonicalRoute(o); c != o { // else without a copy
+			return c
 		}
-		o.Prefix = o.Prefix.Masked()
-		o.Metric = canonicalMetric(o.Prefix, o.Metric)
-		return o
 	case dataplane.Sysctl:
 		o.Value = canonicalSysctl(o.Value)
 		return o
@@ -188,10 +185,22 @@ func canonical(o dataplane.Object) dataplane.Object {
 // canonicalKey is canonical for keys.
 func canonicalKey(k dataplane.Key) dataplane.Key {
 	if r, ok := k.(dataplane.RouteKey); ok {
-		r.Prefix = r.Prefix.Masked()
-		r.Metric = canonicalMetric(r.Prefix, r.Metric)
-		return r
+		return canonicalRouteKey(r)
 	}
+	return k
+}
+
+// canonicalRoute is canonical for routes.
+func canonicalRoute(r dataplane.Route) dataplane.Route {
+	r.Prefix = r.Prefix.Masked()
+	r.Metric = canonicalMetric(r.Prefix, r.Metric)
+	return r
+}
+
+// canonicalRouteKey is canonical for the keys of routes.
+func canonicalRouteKey(k dataplane.RouteKey) dataplane.RouteKey {
+	k.Prefix = k.Prefix.Masked()
+	k.Metric = canonicalMetric(k.Prefix, k.Metric)
 	return k
 }
 

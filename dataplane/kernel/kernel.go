@@ -78,7 +78,7 @@ type Hooks struct {
 type Kernel struct {
 	cfg  *Config
 	log  *slog.Logger
-	want *reconcile.Tracker[dataplane.Key, dataplane.Object]
+	want tracker
 	ns   *namespace
 	wake async.Signal
 
@@ -188,17 +188,7 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		sysctls: &sysctls{root: cfg.Sysctls, ns: ns, watch: settings, made: make(map[dataplane.Key]struct{}), refused: k.refused},
 		mirror:  newMirror(), onLink: make(map[string]map[dataplane.Key]struct{}), hops: newNextHops(),
 	}
-	k.want = reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
-		Sources: []dataplane.Source{
-			dataplane.SourceWorkload, dataplane.SourceCore, dataplane.SourceProbe,
-		},
-		Classes: len(dataplane.Kinds()),
-		Class:   func(key dataplane.Key) int { return class(key.Kind()) },
-		Equal:   equal,
-		OnHave:  k.actual.noteHave,
-		Packing: reconcile.Packing[dataplane.Key]{Pack: packKey, Unpack: unpackKey},
-		Values:  reconcile.Split(shapeOf, whole),
-	})
+	k.want = newTracker(k.actual.noteHave, dataplane.SourceWorkload, dataplane.SourceCore, dataplane.SourceProbe)
 	k.actual.want = k.want
 	k.observer = &observer{
 		actual: k.actual, lis: lis, listing: k.listing,
@@ -247,11 +237,20 @@ func (k *Kernel) Close() error {
 	return err
 }
 
-func pairs(objs []dataplane.Object) iter.Seq2[dataplane.Key, dataplane.Object] {
-	return func(yield func(dataplane.Key, dataplane.Object) bool) {
+// none yields nothing.
+func none[T any](func(T) bool) {}
+
+// pairs yields routes and objects as the tracker has them.
+func pairs(routes iter.Seq[dataplane.Route], objs []dataplane.Object) iter.Seq2[key, shape] {
+	return func(yield func(key, shape) bool) {
+		for r := range routes {
+			if k, s := pairOf(canonicalRoute(r)); !yield(k, s) {
+				return
+			}
+		}
 		for _, o := range objs {
 			o = canonical(o)
-			if !yield(o.Key(), o) {
+			if !yield(keyOf(o.Key()), shapeOf(o)) {
 				return
 			}
 		}
@@ -262,17 +261,27 @@ func pairs(objs []dataplane.Object) iter.Seq2[dataplane.Key, dataplane.Object] {
 func (k *Kernel) Replace(src dataplane.Source, objs []dataplane.Object) dataplane.Revision {
 	defer k.wake.Set()
 	k.writer.toFlush.cancel(objs)
-	return k.want.Replace(src, pairs(objs))
+	return k.want.Replace(src, pairs(none, objs))
 }
 
 // Update implements dataplane.Sink. An object that is put although it is
 // wanted already is tried again at once.
 func (k *Kernel) Update(src dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
+	return k.UpdateRoutes(src, dataplane.RouteChanges{Put: none[dataplane.Route], Del: none[dataplane.RouteKey]}, put, del)
+}
+
+// UpdateRoutes is Update of routes and other objects, in one call.
+func (k *Kernel) UpdateRoutes(src dataplane.Source, routes dataplane.RouteChanges, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
 	defer k.wake.Set()
 	k.writer.toFlush.cancel(put)
-	return k.want.Update(src, pairs(put), func(yield func(dataplane.Key) bool) {
-		for _, key := range del {
-			if !yield(canonicalKey(key)) {
+	return k.want.Update(src, pairs(routes.Put, put), func(yield func(key) bool) {
+		for gone := range routes.Del {
+			if !yield(keyOfRoute(canonicalRouteKey(gone))) {
+				return
+			}
+		}
+		for _, gone := range del {
+			if !yield(keyOf(canonicalKey(gone))) {
 				return
 			}
 		}
@@ -300,16 +309,17 @@ func (k *Kernel) Wait(ctx context.Context, rev dataplane.Revision) error {
 // Status returns what became of the object with that key, and whether anybody
 // wants it.
 func (k *Kernel) Status(key dataplane.Key) (dataplane.Status, bool) {
-	s, ok := k.want.Status(canonicalKey(key))
-	return status(s), ok
+	s, ok := k.want.Status(keyOf(canonicalKey(key)))
+	if !ok {
+		return dataplane.Status{}, false
+	}
+	return status(s), true
 }
 
 // Statuses returns what became of every wanted object, by key.
 func (k *Kernel) Statuses() []dataplane.Status {
 	all := k.want.Statuses()
-	slices.SortFunc(all, func(a, b reconcile.Status[dataplane.Key, dataplane.Object]) int {
-		return dataplane.CompareKeys(a.Key, b.Key)
-	})
+	slices.SortFunc(all, func(a, b reconcile.Status[key, shape]) int { return compareKeys(a.Key, b.Key) })
 	out := make([]dataplane.Status, len(all))
 	for i, s := range all {
 		out[i] = status(s)
@@ -317,8 +327,8 @@ func (k *Kernel) Statuses() []dataplane.Status {
 	return out
 }
 
-func status(s reconcile.Status[dataplane.Key, dataplane.Object]) dataplane.Status {
-	return dataplane.Status{Object: s.Want, Source: s.Source, State: s.State, Since: s.Since, Err: s.Err, Attempts: s.Attempts}
+func status(s reconcile.Status[key, shape]) dataplane.Status {
+	return dataplane.Status{Object: s.Want.whole(s.Key), Source: s.Source, State: s.State, Since: s.Since, Err: s.Err, Attempts: s.Attempts}
 }
 
 // Alive returns when the loop last turned. An idle loop turns every second;

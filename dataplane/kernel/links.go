@@ -25,7 +25,7 @@ func (wr *writer) putLink(o op) {
 	}
 	wr.report([]result{r})
 	// What was made is looked at, not believed: the kernel may have rounded.
-	wr.settleLink(o.Key.(dataplane.LinkKey).Name)
+	wr.settleLink(o.Key.other.(dataplane.LinkKey).Name)
 }
 
 // settleLink applies what our own request did to a device.
@@ -44,7 +44,7 @@ func (wr *writer) settleLink(name string) {
 }
 
 func (wr *writer) tryLink(o op) result {
-	w := o.Want.(dataplane.Link)
+	w := o.Want.other.(dataplane.Link)
 	if err := validate(w); err != nil {
 		return result{Outcome: reconcile.Refused, Err: err}
 	}
@@ -52,7 +52,7 @@ func (wr *writer) tryLink(o op) result {
 	if w.Parent != "" {
 		l := wr.mirror.link(w.Parent)
 		if l == nil {
-			return *wr.waitForLink(o.Key, w.Parent)
+			return *wr.waitForLink(o, w.Parent)
 		}
 		parent = l.index
 	}
@@ -163,7 +163,7 @@ func module(t dataplane.LinkType) string {
 }
 
 func (wr *writer) judgeLink(o op, err error) result {
-	w := o.Want.(dataplane.Link)
+	w := o.Want.other.(dataplane.Link)
 	switch {
 	case err == nil:
 		return result{}
@@ -218,7 +218,7 @@ func (wr *writer) portHolder(w dataplane.Link) string {
 // removeLink deletes a device of ours, or lets go of one that cannot be
 // deleted: the fallback device of the ipip module.
 func (wr *writer) removeLink(o op) {
-	name := o.Key.(dataplane.LinkKey).Name
+	name := o.Key.other.(dataplane.LinkKey).Name
 	r := result{Op: o}
 	if l := wr.mirror.link(name); l != nil && wr.removable(o, l) {
 		err := wr.linkRequest(func(b *builder) {
@@ -244,7 +244,7 @@ func (wr *writer) removeLink(o op) {
 func (wr *writer) removable(o op, l *ifLink) bool {
 	switch dataplane.LinkType(l.kind) {
 	case dataplane.LinkVXLAN, dataplane.LinkIP6TNL:
-		h, ok := o.Have.(haveLink)
+		h, ok := o.Have.other.(haveLink)
 		return !ok || string(h.Type) == l.kind
 	case dataplane.LinkIPIP:
 		return l.alias == ours

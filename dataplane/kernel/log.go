@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
@@ -11,13 +10,13 @@ const logEach = 20
 
 // logResults tells of first refusals; later ones of the same object and waits
 // are for debugging.
-func (wr *writer) logResults(results []reconcile.Result[dataplane.Key, dataplane.Object]) {
+func (wr *writer) logResults(results []result) {
 	told, more := 0, 0
 	for _, r := range results {
 		switch r.Outcome {
 		case reconcile.Refused:
 			if h := wr.cfg.Hooks.Refused; h != nil {
-				h(r.Op.Key.Kind())
+				h(r.Op.Key.kind())
 			}
 			if r.Op.Attempts > 0 {
 				wr.log.Debug("refused again", "object", r.Op.Key.String(), "error", r.Err, "attempts", r.Op.Attempts+1)
@@ -41,9 +40,9 @@ func (wr *writer) logResults(results []reconcile.Result[dataplane.Key, dataplane
 	}
 }
 
-func describe(op reconcile.Op[dataplane.Key, dataplane.Object]) string {
-	if op.Wanted {
-		return op.Key.Kind().String() + " " + op.Want.String()
+func describe(o op) string {
+	if o.Wanted {
+		return o.Key.kind().String() + " " + o.Want.whole(o.Key).String()
 	}
-	return "removal of " + op.Key.String()
+	return "removal of " + o.Key.String()
 }

@@ -35,34 +35,34 @@ func newNextHops() *nextHops {
 }
 
 // appeared and gone note that there is something of that key now, or no more.
-func (n *nextHops) appeared(key dataplane.Key) {
-	switch key := key.(type) {
+func (n *nextHops) appeared(k key) {
+	switch key := k.other.(type) {
 	case dataplane.NextHopKey:
 		n.ids[key.ID] = struct{}{}
 		delete(n.groups, key.ID)
 	case dataplane.NextHopGroupKey:
 		n.ids[key.ID], n.groups[key.ID] = struct{}{}, struct{}{}
 	default:
-		if key.Kind() == dataplane.KindRoute {
+		if k.kind() == dataplane.KindRoute {
 			n.routes++
 		}
 	}
 }
 
-func (n *nextHops) gone(key dataplane.Key) {
-	if key.Kind() == dataplane.KindRoute {
+func (n *nextHops) gone(k key) {
+	if k.kind() == dataplane.KindRoute {
 		n.routes--
-	} else if id := idOf(key); id != 0 {
+	} else if id := idOf(k.other); id != 0 {
 		delete(n.ids, id)
 		delete(n.groups, id)
 	}
 }
 
-// count counts so many more users of the next hops that o uses: a route's one, a
+// count counts so many more users of the next hops that an object uses: a route's one, a
 // group's members.
-func (n *nextHops) count(o dataplane.Object, more int) {
-	n.countOne(nextHopOf(o), more)
-	for m := range membersOf(o).All() {
+func (n *nextHops) count(s shape, more int) {
+	n.countOne(s.hop(), more)
+	for m := range membersOf(s.other).All() {
 		n.countOne(m.ID, more)
 	}
 }
@@ -115,9 +115,9 @@ func (n *nextHops) worthFlushing(id dataplane.NextHopID) bool {
 	return users > 1 && users*8 >= n.routes
 }
 
-// wasFlushed reports whether what there is went with a next hop that was flushed.
-func (n *nextHops) wasFlushed(have dataplane.Object) bool {
-	_, ok := n.flushed[nextHopOf(have)]
+// wasFlushed reports whether a next hop was flushed, with all that used it.
+func (n *nextHops) wasFlushed(id dataplane.NextHopID) bool {
+	_, ok := n.flushed[id]
 	return ok
 }
 

@@ -12,8 +12,8 @@ import (
 )
 
 type (
-	op     = reconcile.Op[dataplane.Key, dataplane.Object]
-	result = reconcile.Result[dataplane.Key, dataplane.Object]
+	op     = reconcile.Op[key, shape]
+	result = reconcile.Result[key, shape]
 )
 
 const (
@@ -101,7 +101,7 @@ func (wr *writer) make(kind dataplane.Kind, ops []op) {
 	case dataplane.KindSysctl:
 		for _, o := range ops {
 			r := wr.putSysctl(o)
-			wr.sysctls.refused.note(o.Key, r.Outcome == reconcile.Refused)
+			wr.sysctls.refused.note(o.Key.other, r.Outcome == reconcile.Refused)
 			wr.report([]result{r})
 		}
 	case dataplane.KindFeature:
@@ -157,15 +157,15 @@ func (wr *writer) keepUsed(ops []op) []op {
 	}
 	users := make(map[dataplane.Key]dataplane.Key)
 	for _, o := range wr.want.Stuck(class(dataplane.KindNextHop)) {
-		h, ok := o.Have.(dataplane.NextHop)
+		h, ok := o.Have.other.(dataplane.NextHop)
 		if !ok {
 			continue
 		}
 		neighbour := dataplane.NeighbourKey{Link: h.Link, Addr: h.Gateway}
-		users[dataplane.LinkKey{Name: h.Link}], users[neighbour] = o.Key, o.Key
+		users[dataplane.LinkKey{Name: h.Link}], users[neighbour] = o.Key.other, o.Key.other
 		if have, ok := wr.want.Have(neighbour); ok {
 			if n, ok := have.(dataplane.Neighbour); ok {
-				users[dataplane.FDBKey{Link: n.Link, MAC: n.MAC}] = o.Key
+				users[dataplane.FDBKey{Link: n.Link, MAC: n.MAC}] = o.Key.other
 			}
 		}
 	}
@@ -175,12 +175,12 @@ func (wr *writer) keepUsed(ops []op) []op {
 	var free []op
 	var results []result
 	for _, o := range ops {
-		used := o.Key
+		used := o.Key.whole()
 		if a, ok := used.(dataplane.AddressKey); ok {
 			used = dataplane.LinkKey{Name: a.Link}
 		}
 		if user, ok := users[used]; ok {
-			r := wr.waiting.add(o.Key, user, fmt.Errorf("%s leads there and cannot be changed yet", user))
+			r := wr.waiting.add(o.Key.whole(), user, fmt.Errorf("%s leads there and cannot be changed yet", user))
 			r.Op = o
 			results = append(results, *r)
 		} else {
@@ -198,9 +198,9 @@ func (wr *writer) removeNextHops(kind dataplane.Kind, ops []op) {
 	var free []op
 	var results []result
 	for _, o := range ops {
-		id := idOf(o.Key)
+		id := idOf(o.Key.other)
 		if n := wr.hops.users[id]; n > 0 {
-			wr.hops.held[id] = o.Key
+			wr.hops.held[id] = o.Key.other
 			results = append(results, result{Op: o, Outcome: reconcile.Blocked, Err: fmt.Errorf("%d routes or groups use it", n)})
 		} else {
 			free = append(free, o)
@@ -233,15 +233,15 @@ func (wr *writer) remove(kind dataplane.Kind, ops []op) {
 // too, which takes the routes along in one message, and returns the others. The routes
 // are then found to be gone in their turn: to take them all in hand takes 200 bytes each.
 func (wr *writer) removeWithRoutes(hops []op) []op {
-	worth := func(o op) bool { return wr.hops.worthFlushing(idOf(o.Key)) }
+	worth := func(o op) bool { return wr.hops.worthFlushing(idOf(o.Key.other)) }
 	if !slices.ContainsFunc(hops, worth) || wr.want.HasDue(false) {
 		return hops
 	}
 	routes := map[dataplane.NextHopID]int{}
-	wr.want.Removals(class(dataplane.KindRoute), func(have dataplane.Object, n int) { routes[nextHopOf(have)] += n })
+	wr.want.Removals(class(dataplane.KindRoute), func(have shape, n int) { routes[have.hop()] += n })
 	var whole, rest []op
 	for _, o := range hops {
-		if id := idOf(o.Key); worth(o) && routes[id] == wr.hops.users[id] {
+		if id := idOf(o.Key.other); worth(o) && routes[id] == wr.hops.users[id] {
 			whole = append(whole, o)
 		} else {
 			rest = append(rest, o)
@@ -314,7 +314,7 @@ func (wr *writer) sendAll(b *builder, ops []op, results []result, encode func(*b
 			}
 			results = append(results, r)
 		}
-		wr.wrote(ops[0].Key.Kind(), !ops[0].Wanted, done)
+		wr.wrote(ops[0].Key.kind(), !ops[0].Wanted, done)
 		ops = nil
 		b.Reset()
 		for _, o := range again {
@@ -347,31 +347,32 @@ func (wr *writer) wrote(kind dataplane.Kind, removed bool, n int) {
 
 // encodePut appends the message that makes o.Want be there.
 func (wr *writer) encodePut(b *builder, o op) *result {
-	if err := validate(o.Want); err != nil {
+	if r, ok := o.Want.route(o.Key); ok {
+		return wr.encodeRoute(b, o, r)
+	}
+	if err := validate(o.Want.other); err != nil {
 		return &result{Outcome: reconcile.Refused, Err: err}
 	}
-	switch w := o.Want.(type) {
+	switch w := o.Want.other.(type) {
 	case dataplane.Address:
 		if !wr.ownsName(w.Link) {
-			return wr.waitForLink(o.Key, w.Link)
+			return wr.waitForLink(o, w.Link)
 		}
 		b.address(unix.RTM_NEWADDR, createReplace, w.Prefix, wr.mirror.names[w.Link])
 	case dataplane.Neighbour:
 		if !wr.usable(w.Link) {
-			return wr.waitForLink(o.Key, w.Link)
+			return wr.waitForLink(o, w.Link)
 		}
 		b.putNeighbour(w, wr.mirror.names[w.Link])
 	case dataplane.FDBEntry:
 		if !wr.usable(w.Link) {
-			return wr.waitForLink(o.Key, w.Link)
+			return wr.waitForLink(o, w.Link)
 		}
 		b.putFDB(w, wr.mirror.names[w.Link])
 	case dataplane.NextHop:
 		return wr.encodeNextHop(b, o, w)
 	case dataplane.NextHopGroup:
 		return wr.encodeGroup(b, o, w)
-	case dataplane.Route:
-		return wr.encodeRoute(b, o, w)
 	}
 	return nil
 }
@@ -384,14 +385,14 @@ func (ac *actual) usable(name string) bool {
 func (wr *writer) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
 	wr.applyFlushOf(w.ID)
 	if s, ok := wr.mirror.nextHops[w.ID]; ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, wr.cfg.Protocol}}
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key.whole(), s.protocol, wr.cfg.Protocol}}
 	}
 	l := wr.mirror.link(w.Link)
 	if l == nil {
-		return wr.waitForLink(o.Key, w.Link)
+		return wr.waitForLink(o, w.Link)
 	}
 	if !l.carrier() {
-		return wr.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
+		return wr.waiting.add(o.Key.whole(), dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down or has no carrier", w.Link))
 	}
 	if l.kind == string(dataplane.LinkIP6TNL) && !w.Gateway.Is6() {
 		return &result{Outcome: reconcile.Refused, Err: check(false, "gateway", "a tunnel over IPv6 leads to an IPv6 address")}
@@ -401,22 +402,25 @@ func (wr *writer) encodeNextHop(b *builder, o op, w dataplane.NextHop) *result {
 }
 
 func (wr *writer) encodeRoute(b *builder, o op, w dataplane.Route) *result {
-	if s, ok := wr.mirror.foreignRoute(o.Key.(dataplane.RouteKey)); ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key, s.protocol, wr.cfg.Protocol}}
+	if err := validateRoute(w); err != nil {
+		return &result{Outcome: reconcile.Refused, Err: err}
+	}
+	if s, ok := wr.mirror.foreignRoute(o.Key.routeKey()); ok {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key.whole(), s.protocol, wr.cfg.Protocol}}
 	}
 	link := 0
 	switch {
 	case w.NextHop != 0:
 		if !wr.hops.has(w.NextHop) {
-			return wr.waiting.add(o.Key, dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
+			return wr.waiting.add(o.Key.whole(), dataplane.NextHopKey{ID: w.NextHop}, fmt.Errorf("waiting for next hop %d", w.NextHop))
 		}
 	case w.Link != "":
 		l := wr.mirror.link(w.Link)
 		if l == nil {
-			return wr.waitForLink(o.Key, w.Link)
+			return wr.waitForLink(o, w.Link)
 		}
 		if !l.up() {
-			return wr.waiting.add(o.Key, dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
+			return wr.waiting.add(o.Key.whole(), dataplane.LinkKey{Name: w.Link}, fmt.Errorf("waiting for link %s, which is down", w.Link))
 		}
 		link = l.index
 	}
@@ -424,12 +428,12 @@ func (wr *writer) encodeRoute(b *builder, o op, w dataplane.Route) *result {
 		wr.hops.measured[w.NextHop] = struct{}{}
 	}
 	_, bare := wr.hops.measured[w.NextHop]
-	b.putRoute(w, o.Exists && !wr.hops.wasFlushed(o.Have), wr.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
+	b.putRoute(w, o.Exists && !wr.hops.wasFlushed(o.Have.hop()), wr.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
 	return nil
 }
 
-func (wr *writer) waitForLink(who dataplane.Key, name string) *result {
-	return wr.waiting.add(who, dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
+func (wr *writer) waitForLink(o op, name string) *result {
+	return wr.waiting.add(o.Key.whole(), dataplane.LinkKey{Name: name}, fmt.Errorf("waiting for link %s", name))
 }
 
 // waiting lists who waits for what.
@@ -478,34 +482,36 @@ func (wr *writer) judgePut(o op, err error) result {
 }
 
 // doubted are the keys about which the last answer contradicted what we believed.
-type doubted map[dataplane.Key]struct{}
+type doubted map[key]struct{}
 
 // first reports whether an answer that contradicts what we believe is the first
 // in a row about that key.
-func (d doubted) first(key dataplane.Key) bool {
-	if _, ok := d[key]; ok {
-		delete(d, key)
+func (d doubted) first(k key) bool {
+	if _, ok := d[k]; ok {
+		delete(d, k)
 		return false
 	}
-	d[key] = struct{}{}
+	d[k] = struct{}{}
 	return true
 }
 
 // encodeRemove appends the message that removes what o.Have is.
 func (wr *writer) encodeRemove(b *builder, o op) *result {
 	link := 0
-	switch o.Key.Kind() {
+	switch o.Key.kind() {
 	case dataplane.KindRoute:
-		if wr.hops.wasFlushed(o.Have) {
+		if wr.hops.wasFlushed(o.Have.hop()) {
 			return &result{}
 		}
 	case dataplane.KindAddress, dataplane.KindNeighbour, dataplane.KindFDB:
 		var ok bool
-		if link, ok = wr.mirror.names[linkName(o.Have)]; !ok {
+		if link, ok = wr.mirror.names[linkName(o.Have.other)]; !ok {
 			return &result{} // it went with its device
 		}
 	}
-	switch key := o.Key.(type) {
+	switch key := o.Key.other.(type) {
+	case nil:
+		b.deleteRoute(o.Key.routeKey(), 0, wr.cfg.Protocol)
 	case dataplane.AddressKey:
 		b.address(unix.RTM_DELADDR, 0, key.Prefix, link)
 	case dataplane.NeighbourKey:
@@ -514,8 +520,6 @@ func (wr *writer) encodeRemove(b *builder, o op) *result {
 		b.deleteFDB(key, link)
 	case dataplane.NextHopKey, dataplane.NextHopGroupKey:
 		b.deleteNextHop(idOf(key))
-	case dataplane.RouteKey:
-		b.deleteRoute(key, 0, wr.cfg.Protocol)
 	case noncanonicalRouteKey:
 		b.deleteRoute(key.RouteKey, key.tos, wr.cfg.Protocol)
 	}

@@ -9,7 +9,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
 // TestShapes: the tracker gets back what it is given, and different keys are different
@@ -33,13 +32,17 @@ func TestShapes(t *testing.T) {
 			}
 		}
 		a, b := route(), route()
-		pa, ok := packKey(a.Key())
-		pb, _ := packKey(b.Key())
-		if !ok || pa[len(pa)-1] != 0 || unpackKey(pa) != a.Key() || (pa == pb) != (a.Key() == b.Key()) {
-			t.Fatalf("%v is packed as %x (%t) and is %v again; %v is %x", a.Key(), pa, ok, unpackKey(pa), b.Key(), pb)
+		pa, ok := packing().Pack(keyOf(a.Key()))
+		pb, _ := packing().Pack(keyOf(b.Key()))
+		k := packing().Unpack(pa)
+		if !ok || pa[len(pa)-1] != 0 || k.whole() != a.Key() || k.kind() != dataplane.KindRoute || (pa == pb) != (a.Key() == b.Key()) {
+			t.Fatalf("%v is packed as %x (%t) and is %v again; %v is %x", a.Key(), pa, ok, k, b.Key(), pb)
 		}
-		if got := whole(a.Key(), shapeOf(a)); got != a || shapeOf(a) == (shape{}) {
+		if got := shapeOf(a).whole(k); got != a || shapeOf(a) == (shape{}) {
 			t.Fatalf("%v is %v again", a, got)
+		}
+		if got, want := compareKeys(k, keyOf(b.Key())), dataplane.CompareKeys(a.Key(), b.Key()); got != want {
+			t.Fatalf("%v and %v compare as %d; want %d", a, b, got, want)
 		}
 	})
 	for _, o := range []dataplane.Object{
@@ -47,12 +50,14 @@ func TestShapes(t *testing.T) {
 		dataplane.Sysctl{Name: "a", Value: "1"},
 		noncanonicalRoute{Route: dataplane.Route{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Table: dataplane.MainTable}, tos: 4},
 	} {
-		if _, ok := packKey(o.Key()); ok || whole(o.Key(), shapeOf(o)) != o {
-			t.Errorf("%v is packed: %t, and is %v again", o, ok, whole(o.Key(), shapeOf(o)))
+		k := keyOf(o.Key())
+		if _, ok := packing().Pack(k); ok || k.whole() != o.Key() || k.kind() != o.Key().Kind() || shapeOf(o).whole(k) != o {
+			t.Errorf("%v is packed: %t, and is %v again", o, ok, shapeOf(o).whole(k))
 		}
 	}
-	if _, ok := packKey(dataplane.RouteKey{}); ok {
-		t.Error("the key of no route is packed")
+	none := dataplane.Route{NextHop: 1}
+	if k := keyOf(none.Key()); k.other == nil || k.whole() != none.Key() || shapeOf(none).whole(k) != none {
+		t.Errorf("what is no route is %v again", shapeOf(none).whole(k))
 	}
 }
 
@@ -67,29 +72,26 @@ func TestBytesPerRoute(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc, m.HeapObjects
 	}
-	tracker := reconcile.New(reconcile.Config[dataplane.Key, dataplane.Object]{
-		Sources: []dataplane.Source{dataplane.SourceCore},
-		Packing: reconcile.Packing[dataplane.Key]{Pack: packKey, Unpack: unpackKey}, Values: reconcile.Split(shapeOf, whole),
-	})
+	tracker := newTracker(nil, dataplane.SourceCore)
 	bytes, objects := heap()
 	var before runtime.MemStats
 	runtime.ReadMemStats(&before)
-	tracker.Update(dataplane.SourceCore, func(yield func(dataplane.Key, dataplane.Object) bool) {
+	tracker.Update(dataplane.SourceCore, func(yield func(key, shape) bool) {
 		for i := range n {
 			var a [4]byte
 			binary.BigEndian.PutUint32(a[:], 20<<24+uint32(i)<<8)
 			r := dataplane.Route{Prefix: netip.PrefixFrom(netip.AddrFrom4(a), 24), Table: dataplane.MainTable, NextHop: 1 << 24}
-			if !yield(r.Key(), r) {
+			if !yield(keyOfRoute(dataplane.RouteKey{Prefix: r.Prefix, Table: r.Table}), shapeOfRoute(r)) {
 				return
 			}
 		}
-	}, func(func(dataplane.Key) bool) {})
+	}, func(func(key) bool) {})
 	for {
-		ops := tracker.Due(0, false, 4096)
+		ops := tracker.Due(class(dataplane.KindRoute), false, 4096)
 		if len(ops) == 0 {
 			break
 		}
-		results := make([]reconcile.Result[dataplane.Key, dataplane.Object], len(ops))
+		results := make([]result, len(ops))
 		for i := range ops {
 			results[i].Op = ops[i]
 		}
@@ -97,8 +99,8 @@ func TestBytesPerRoute(t *testing.T) {
 	}
 	var after runtime.MemStats
 	runtime.ReadMemStats(&after)
-	if made := float64(after.Mallocs-before.Mallocs) / n; made > 6 { // the route and its key, for the caller and for the work
-		t.Errorf("%.1f objects are made for a route", made)
+	if made := float64(after.Mallocs-before.Mallocs) / n; made > 0.01 {
+		t.Errorf("%.3f objects are made for a route", made)
 	}
 	nowBytes, nowObjects := heap()
 	each := float64(nowBytes-bytes) / n

@@ -39,6 +39,43 @@ func TestNextHopSwapIsOneMessage(t *testing.T) {
 	}
 }
 
+// TestUpdateRoutes hands routes over as the core does: they are in the kernel as those of
+// Update are, and go by their keys.
+func TestUpdateRoutes(t *testing.T) {
+	t.Parallel()
+	l, k := newHost(t)
+	l.run("ip addr add 2001:db8::1/64 dev up0 nodad")
+	routes := []dataplane.Route{
+		route("172.16.0.0/24", 8),
+		{Prefix: pfx("172.16.1.9/24"), Table: dataplane.MainTable, NextHop: 8, MTU: 1400},
+		{Prefix: pfx("2001:db8:1::/64"), Table: dataplane.MainTable, NextHop: 9},
+		{Prefix: pfx("172.16.2.0/24"), Table: dataplane.MainTable, Type: dataplane.Blackhole},
+		{Prefix: pfx("172.16.3.1/32"), Table: dataplane.MainTable, Link: "up0"},
+	}
+	put := dataplane.RouteChanges{Put: slices.Values(routes), Del: none[dataplane.RouteKey]}
+	k.wait(k.UpdateRoutes(dataplane.SourceCore, put, []dataplane.Object{via(8, "10.0.0.2", "up0"), via(9, "2001:db8::2", "up0")}, nil))
+	l.shows("ip route show proto 77", `172.16.0.0/24 nhid 8 via 10.0.0.2 dev up0 onlink
+172.16.1.0/24 nhid 8 via 10.0.0.2 dev up0 onlink mtu 1400
+blackhole 172.16.2.0/24
+172.16.3.1 dev up0 scope link`)
+	l.shows("ip -6 route show proto 77", "2001:db8:1::/64 nhid 9 via 2001:db8::2 dev up0 metric 1024 onlink pref medium")
+	n := k.writer.writes.Load()
+	k.wait(k.UpdateRoutes(dataplane.SourceCore, put, nil, nil))
+	if d := k.writer.writes.Load() - n; d != 0 {
+		t.Errorf("%d messages for what is there", d)
+	}
+	del := dataplane.RouteChanges{Put: none[dataplane.Route], Del: func(yield func(dataplane.RouteKey) bool) {
+		for _, r := range routes {
+			if !yield(dataplane.RouteKey{Prefix: r.Prefix, Table: r.Table}) {
+				return
+			}
+		}
+	}}
+	k.wait(k.UpdateRoutes(dataplane.SourceCore, del, nil, []dataplane.Key{dataplane.NextHopKey{ID: 8}}))
+	l.shows("ip route show proto 77", "")
+	l.shows("ip -6 route show proto 77", "")
+}
+
 func TestNextHopInUseIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	l, k := newHost(t)

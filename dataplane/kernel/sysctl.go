@@ -142,7 +142,7 @@ func (s *sysctls) readNumber(name string) int {
 
 // putSysctl makes a setting be as wanted; one that is already is not written.
 func (wr *writer) putSysctl(o op) result {
-	w := o.Want.(dataplane.Sysctl)
+	w := o.Want.other.(dataplane.Sysctl)
 	if err := validate(w); err != nil {
 		return result{Op: o, Outcome: reconcile.Refused, Err: err}
 	}
@@ -153,7 +153,7 @@ func (wr *writer) putSysctl(o op) result {
 	now, ok, err := wr.sysctls.read(w.Name)
 	if err == nil && !ok {
 		if link := sysctlLink(w.Name); link != "" {
-			r := wr.waitForLink(o.Key, link)
+			r := wr.waitForLink(o, link)
 			r.Op = o
 			return *r
 		}

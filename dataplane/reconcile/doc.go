@@ -18,7 +18,7 @@
 //     delay, and its failure is there to be read.
 //
 // Of keys there may be a million: what is kept of one has no pointers, if the owner
-// says how keys are packed ([Packing]) and what of their values is shared ([Values]).
+// says how keys are packed ([Packing]) and its values say nothing that their keys do, so that many keys share one.
 //
 // The cost of a change follows the change: only [Tracker.Replace],
 // [Tracker.ReplaceHave], the last [Tracker.Synced] and the listing methods

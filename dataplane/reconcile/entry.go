@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // Packed is a key without a pointer. Its last byte is zero.
@@ -19,53 +18,12 @@ type Packing[K comparable] struct {
 	Unpack func(Packed) K
 }
 
-// Values numbers what is wanted and what there is, so that an entry has no pointers and
-// equal values stand in memory once. The number 0 is no value.
-type Values[K comparable, V comparable] interface {
-	Take(V) uint32        // with one more user
-	Leave(uint32)         // one user less
-	Value(K, uint32) V    // of a key with that number
-	Equal(V, uint32) bool // whether a value has that number
-}
-
-// plain are values as they are.
-type plain[K comparable, V comparable] struct{ numbers *dense.Numbers[V] }
-
-func (p plain[K, V]) Take(v V) uint32           { id, _ := p.numbers.Take(v); return id }
-func (p plain[K, V]) Leave(id uint32)           { p.numbers.Leave(id) }
-func (p plain[K, V]) Value(_ K, id uint32) V    { return p.numbers.Value(id) }
-func (p plain[K, V]) Equal(v V, id uint32) bool { return p.numbers.Value(id) == v }
-
-// split are values without what their keys say.
-type split[K comparable, V comparable, S comparable] struct {
-	numbers *dense.Numbers[S]
-	split   func(V) S
-	join    func(K, S) V
-}
-
-// Split returns values that are kept without what their keys say of them, so that many
-// keys share one: of takes that away, and join puts it back.
-func Split[K comparable, V comparable, S comparable](of func(V) S, join func(K, S) V) Values[K, V] {
-	return split[K, V, S]{dense.NewNumbers[S](), of, join}
-}
-
-func (p split[K, V, S]) Take(v V) uint32           { id, _ := p.numbers.Take(p.split(v)); return id }
-func (p split[K, V, S]) Leave(id uint32)           { p.numbers.Leave(id) }
-func (p split[K, V, S]) Equal(v V, id uint32) bool { return p.numbers.Value(id) == p.split(v) }
-
-func (p split[K, V, S]) Value(k K, id uint32) (v V) {
-	if id == 0 {
-		return v
-	}
-	return p.join(k, p.numbers.Value(id))
-}
-
 // entry is all that is kept of a key that is wanted or there. There may be a million, so
 // it has no pointers: what few entries have besides stands in [Tracker.failures] and
 // [Tracker.losers].
 type entry struct {
 	key        Packed
-	want, have uint32 // numbers of values
+	want, have uint32 // numbers of values, so that an entry has no pointers and equal values stand in memory once; 0: none
 	mark       uint32
 	rev        dataplane.Revision // of the last call that named the key, in whose count it is
 	since      ticks              // of state
@@ -182,8 +140,8 @@ func (t *Tracker[K, V]) drop(e *entry) {
 		t.removed[t.key(e)] = *tr
 	}
 	t.clearFailure(e)
-	t.cfg.Values.Leave(e.want)
-	t.cfg.Values.Leave(e.have)
+	t.values.Leave(e.want)
+	t.values.Leave(e.have)
 	p := e.key
 	t.table.Remove(p)
 	if p[len(p)-1] == numbered {
@@ -193,8 +151,14 @@ func (t *Tracker[K, V]) drop(e *entry) {
 }
 
 // wants and has return what is wanted and what there is of an entry.
-func (t *Tracker[K, V]) wants(e *entry) V { return t.cfg.Values.Value(t.key(e), e.want) }
-func (t *Tracker[K, V]) has(e *entry) V   { return t.cfg.Values.Value(t.key(e), e.have) }
+func (t *Tracker[K, V]) wants(e *entry) V { return t.values.Value(e.want) }
+func (t *Tracker[K, V]) has(e *entry) V   { return t.values.Value(e.have) }
+
+// take numbers a value, with one more user.
+func (t *Tracker[K, V]) take(v V) uint32 {
+	id, _ := t.values.Take(v)
+	return id
+}
 
 // failure returns the failure of an entry; nil: it has none.
 func (t *Tracker[K, V]) failure(e *entry) *failure {

@@ -222,7 +222,7 @@ func checkUsers(t *rapid.T, tr *Tracker[string, int]) {
 	if keys != 0 {
 		t.Fatalf("%d keys more than numbers", keys)
 	}
-	numbers := tr.cfg.Values.(split[string, int, shape]).numbers
+	numbers := tr.values
 	for id := uint32(1); id < numbers.Len(); id++ {
 		if numbers.Users(id) != values[id] {
 			t.Fatalf("value %v has %d users; counted %d", numbers.Value(id), numbers.Users(id), values[id])

@@ -29,9 +29,8 @@ type Config[K comparable, V comparable] struct {
 	// do. Optional: ==.
 	Equal func(want, have V) bool
 
-	// Packing and Values are for keys of which there are many. Optional.
+	// Packing is for keys of which there are many. Optional.
 	Packing Packing[K]
-	Values  Values[K, V]
 
 	// OnHave is called, with the tracker's lock held, for each change of
 	// what there is; had and has say which of the values count. It must not
@@ -78,6 +77,7 @@ type Tracker[K comparable, V comparable] struct {
 	now      ticks // of the call under way
 	table    *dense.Table[Packed, entry]
 	keys     *dense.Numbers[K] // of keys that are not packed
+	values   *dense.Numbers[V] // of what is wanted and what there is
 	failures map[*entry]*failure
 	losers   map[*entry][]claim // by source
 	spoken   map[dataplane.Source]bool
@@ -112,9 +112,6 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	if cfg.Packing.Pack == nil {
 		cfg.Packing.Pack = func(K) (Packed, bool) { return Packed{}, false }
 	}
-	if cfg.Values == nil {
-		cfg.Values = plain[K, V]{dense.NewNumbers[V]()}
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -133,6 +130,7 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 		srcs:     make(map[dataplane.Source]int),
 		table:    dense.New(func(e *entry) *Packed { return &e.key }),
 		keys:     dense.NewNumbers[K](),
+		values:   dense.NewNumbers[V](),
 		failures: make(map[*entry]*failure),
 		losers:   make(map[*entry][]claim),
 		spoken:   make(map[dataplane.Source]bool),
@@ -280,14 +278,14 @@ func (t *Tracker[K, V]) wantedBy(e *entry, src dataplane.Source) bool {
 func (t *Tracker[K, V]) put(e *entry, src dataplane.Source, v V, rev dataplane.Revision) {
 	switch {
 	case !e.wanted() || e.src == src:
-		t.win(e, src, t.cfg.Values.Take(v))
+		t.win(e, src, t.take(v))
 	case src < e.src:
-		lost := claim{e.src, t.cfg.Values.Take(t.wants(e))}
+		lost := claim{e.src, t.take(t.wants(e))}
 		t.dropLoser(e, src)
-		t.win(e, src, t.cfg.Values.Take(v))
+		t.win(e, src, t.take(v))
 		t.lose(e, lost)
 	default:
-		t.lose(e, claim{src, t.cfg.Values.Take(v)})
+		t.lose(e, claim{src, t.take(v)})
 	}
 	t.settleAs(e, rev)
 }
@@ -297,7 +295,7 @@ func (t *Tracker[K, V]) win(e *entry, src dataplane.Source, value uint32) {
 	old := e.want
 	same := e.wanted() && old == value
 	e.src, e.want = src, value
-	t.cfg.Values.Leave(old)
+	t.values.Leave(old)
 	if same {
 		return
 	}
@@ -321,7 +319,7 @@ func (t *Tracker[K, V]) dropLoser(e *entry, src dataplane.Source) {
 	}
 	list := slices.DeleteFunc(t.losers[e], func(c claim) bool {
 		if c.src == src {
-			t.cfg.Values.Leave(c.value)
+			t.values.Leave(c.value)
 		}
 		return c.src == src
 	})
@@ -343,7 +341,7 @@ func (t *Tracker[K, V]) withdraw(e *entry, src dataplane.Source, rev dataplane.R
 		t.dropLoser(e, next.src)
 		t.win(e, next.src, next.value)
 	default:
-		t.cfg.Values.Leave(e.want)
+		t.values.Leave(e.want)
 		e.want = 0
 		e.set(isWanted, false)
 		t.clearFailure(e)
@@ -445,7 +443,7 @@ func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 	var zero V
 	for _, e := range t.table.All() {
 		k := t.key(e)
-		if !e.exists() || !undone(k, t.cfg.Values.Value(k, e.have)) {
+		if !e.exists() || !undone(k, t.has(e)) {
 			continue
 		}
 		was := e.done() && e.wanted()
@@ -482,17 +480,17 @@ func (t *Tracker[K, V]) Drifts(k K) (n int, due time.Time) {
 
 func (t *Tracker[K, V]) setHave(e *entry, k K, v V, exists bool) {
 	had := e.exists()
-	if had != exists || exists && !t.cfg.Values.Equal(v, e.have) {
+	if had != exists || exists && t.has(e) != v {
 		old := e.have
 		e.have = 0
 		e.set(isThere, exists)
 		if exists {
-			e.have = t.cfg.Values.Take(v)
+			e.have = t.take(v)
 		}
 		if t.cfg.OnHave != nil {
-			t.cfg.OnHave(k, t.cfg.Values.Value(k, old), had, v, exists)
+			t.cfg.OnHave(k, t.values.Value(old), had, v, exists)
 		}
-		t.cfg.Values.Leave(old)
+		t.values.Leave(old)
 	}
 	t.settle(e)
 }

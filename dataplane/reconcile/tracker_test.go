@@ -43,12 +43,8 @@ func newTracker(c *clock) *Tracker[string, int] {
 			},
 			Unpack: func(p Packed) string { return string(bytes.TrimRight(p[:], "\x00")) },
 		},
-		Values: Split(func(v int) shape { return shape{v} }, func(_ string, s shape) int { return s.v }),
 	})
 }
-
-// shape is a value as trackers of the tests keep it.
-type shape struct{ v int }
 
 // world is what a tracker works on: a kernel of strings and numbers.
 type world struct {

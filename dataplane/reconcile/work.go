@@ -18,8 +18,7 @@ type Op[K comparable, V comparable] struct {
 
 	Attempts int // refusals in a row so far
 
-	entry  *entry // of the key, unless it was dropped meanwhile
-	packed Packed
+	entry *entry // of the key, unless it was dropped meanwhile
 }
 
 // Outcome says what became of an [Op].
@@ -85,51 +84,41 @@ func (t *Tracker[K, V]) AppendDue(out []Op[K, V], class int, remove bool, limit 
 }
 
 func (t *Tracker[K, V]) op(e *entry) Op[K, V] {
-	k := t.key(e)
-	o := Op[K, V]{Key: k, Wanted: e.wanted(), Exists: e.exists(), entry: e, packed: e.key}
-	o.Want, o.Have = t.cfg.Values.Value(k, e.want), t.cfg.Values.Value(k, e.have)
+	o := Op[K, V]{Key: t.key(e), Want: t.wants(e), Wanted: e.wanted(), Have: t.has(e), Exists: e.exists(), entry: e}
 	if e.failing() {
 		o.Attempts = t.failure(e).attempts
 	}
 	return o
 }
 
-// Removals counts the keys of a class that can be removed now, by what there is of them. Of
-// values that keys share, each is called for once or a few times.
+// Removals counts the keys of a class that can be removed now, by what there is of them: each
+// is called once for a value that keys share.
 func (t *Tracker[K, V]) Removals(class int, each func(have V, n int)) {
 	t.lock()
 	defer t.mu.Unlock()
 	t.wake()
-	type seen struct {
-		entry *entry // one that has it
-		n     int
-	}
-	byValue := map[uint32]seen{}
+	counts := map[uint32]int{}
 	t.epoch++
 	first := t.queue(class, true, 0)
 	for q := first; q < first+len(t.cfg.Sources); q++ {
-		last := seen{}
+		last, n := uint32(0), 0
 		for _, e := range t.ready[q] {
 			if !e.valid(q) || e.mark == t.epoch { // it may stand there twice
 				continue
 			}
 			e.mark = t.epoch
-			switch {
-			case last.entry != nil && last.entry.have == e.have:
-				last.n++
-			default:
-				if last.entry != nil {
-					byValue[last.entry.have] = last
-				}
-				last = seen{e, byValue[e.have].n + 1}
+			if e.have != last {
+				counts[last] += n
+				last, n = e.have, 0
 			}
+			n++
 		}
-		if last.entry != nil {
-			byValue[last.entry.have] = last
-		}
+		counts[last] += n
 	}
-	for have, s := range byValue {
-		each(t.cfg.Values.Value(t.key(s.entry), have), s.n)
+	for have, n := range counts {
+		if n > 0 {
+			each(t.values.Value(have), n)
+		}
 	}
 }
 
@@ -210,7 +199,7 @@ func (t *Tracker[K, V]) Report(results []Result[K, V]) {
 
 func (t *Tracker[K, V]) report(r *Result[K, V]) {
 	e := r.Op.entry
-	if e == nil || e.key != r.Op.packed { // a record that was dropped has no key, or another's
+	if p, ok := t.pack(r.Op.Key); e == nil || !ok || e.key != p { // a record that was dropped has no key, or another's
 		e = t.find(r.Op.Key)
 	}
 	if e == nil {
@@ -222,7 +211,7 @@ func (t *Tracker[K, V]) report(r *Result[K, V]) {
 		e.set(isOurs, true)
 	}
 	var zero V
-	same := e.wanted() == r.Op.Wanted && (!e.wanted() || t.cfg.Values.Equal(r.Op.Want, e.want))
+	same := e.wanted() == r.Op.Wanted && (!e.wanted() || t.wants(e) == r.Op.Want)
 	switch r.Outcome {
 	case Succeeded:
 		if tr := t.failure(e); same && tr != nil && tr.drifts == 0 {
