@@ -176,6 +176,7 @@ test-vm-kernel: deps-test build ## Of test-vm, what may run beside other work
 	$(GO) test -count=1 -timeout 5m ./integration/vm/...
 	$(GO) test -count=1 -p 1 -timeout 20m -run '$(VMSOME)' -exec '$(VMRUN)' $(VMSOMEPKGS)
 	$(GO) test -count=1 -p 1 -timeout 20m -skip '$(VMSKIP)' -exec '$(VMRUN)' $(VMPKGS)
+	$(GO) test -count=1 -timeout 20m -exec '$(VMRUN)' ./integration/hostile
 test-vm-scenarios: deps-test build ## Of test-vm, what counts lost packets: it wants the machine for itself
 	$(GO) test -count=1 -timeout 20m -exec '$(VMRUN)' ./integration/scenarios
 endif

@@ -191,7 +191,8 @@ func (r *RIB) covered(p netip.Prefix, poolName string) (node string, a netip.Add
 }
 
 // overHosts reports whether a pool's range lies over the hosts' network: over what the
-// underlay has a route to besides the default one, or over several nodes' addresses.
+// underlay has a route to besides the default one and those to this host's own
+// addresses, of which tunnels' lie in pools, or over several nodes' addresses.
 func (r *RIB) overHosts(cidr netip.Prefix) bool {
 	nodes := 0
 	for node := range r.nodes.Within(cidr) {
@@ -200,12 +201,12 @@ func (r *RIB) overHosts(cidr netip.Prefix) bool {
 		}
 	}
 	for u := range r.network.RoutesWithin(cidr) {
-		if u.Prefix.Bits() > 0 {
+		if u.Prefix.Bits() > 0 && !r.network.OfOwnAddress(u) {
 			return true
 		}
 	}
 	u, ok := r.network.RouteTo(cidr.Addr())
-	return ok && u.Prefix.Bits() > 0
+	return ok && u.Prefix.Bits() > 0 && !r.network.OfOwnAddress(u)
 }
 
 // SetDown notes next hops that must not be used, and those that may again.

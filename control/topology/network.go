@@ -62,6 +62,12 @@ func (n *Network) RoutesWithin(p netip.Prefix) iter.Seq[dataplane.UnderlayRoute]
 	}
 }
 
+// OfOwnAddress reports whether a route is that to an address of this host, as the kernel
+// makes one for each address of IPv6, a tunnel's included, and none for IPv4's.
+func (n *Network) OfOwnAddress(r dataplane.UnderlayRoute) bool {
+	return r.Prefix.IsSingleIP() && n.ownAddrs[r.Prefix.Addr()]
+}
+
 // Device finds a device of the host.
 func (n *Network) Device(name string) (dataplane.UnderlayLink, bool) {
 	if n.Underlay == nil {

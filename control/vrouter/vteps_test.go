@@ -1,6 +1,7 @@
 package vrouter
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/control/rib"
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/store"
 )
@@ -123,6 +125,24 @@ func TestNeverPlain(t *testing.T) {
 				t.Errorf("a node's address in another's block: routes (-before +after):\n%s", diff)
 			}
 		})
+	}
+	// Of IPv6 the kernel has a route to the tunnel's address, which lies in the pool.
+	own := netip.MustParsePrefix("fd10::1:1/128")
+	u := sixRack()
+	u.Links = append(u.Links, dataplane.UnderlayLink{Index: 3, Name: "vxlan-v6.calico", MTU: 1430, Up: true})
+	u.Addresses = append(u.Addresses, dataplane.UnderlayAddress{Link: "vxlan-v6.calico", Prefix: own})
+	u.Routes = append(u.Routes,
+		dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("fd01::/64"), Link: "eth0", Protocol: 2}, dataplane.UnderlayRoute{Prefix: own, Link: "vxlan-v6.calico", Protocol: 2})
+	six := newTestTable(
+		poolEvent("six", "fd10::/48", store.VXLAN), blockEvent("fd10::2:0/122", "node2", nil),
+		dual("node1", "", "fd01::11/64", "", own.Addr().String()), dual("node2", "", "fd01::12/64", "", "fd10::2:1"))
+	six.setUnderlay(u)
+	six.settle()
+	want := routesOf(six)
+	six.take(dual("node7", "", "fd10::2:9/128", "", ""))
+	six.settle()
+	if diff := cmp.Diff(want, routesOf(six)); diff != "" || !slices.ContainsFunc(want, func(s string) bool { return strings.HasPrefix(s, "fd10::2:0/122 via") }) {
+		t.Errorf("a node's address in another's block of IPv6: routes (-before +after):\n%s\n%q", diff, want)
 	}
 	// node3 loses its VTEP, and a ToR switch announces its block.
 	tab := newTestTable(testCluster(store.VXLAN)...)

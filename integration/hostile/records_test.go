@@ -13,6 +13,7 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/bring"
@@ -258,12 +259,9 @@ func attackTunnels(t *testing.T, l *lab.Lab, s store.Store) {
 	if !ok {
 		t.Fatalf("%s holds a %T", o.Key, o.Value)
 	}
-	pod, err := l.Addr("node3/pod1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	thief := func(name, addr string) *store.Node {
-		n := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: addr}}}
+	pod, pod6 := addrOf(t, l, "node3/pod1", dataplane.IPv4), addrOf(t, l, "node3/pod1", dataplane.IPv6)
+	thief := func(name, addr, addr6 string) *store.Node {
+		n := &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: addr, IPv6Address: addr6}}}
 		n.Name = name
 		n.Spec.IPv4VXLANTunnelAddr, n.Spec.IPv6VXLANTunnelAddr = victim.Spec.IPv4VXLANTunnelAddr, victim.Spec.IPv6VXLANTunnelAddr
 		n.Spec.VXLANTunnelMACAddr = "02:00:00:00:00:01" // smaller than any derived one
@@ -271,14 +269,15 @@ func attackTunnels(t *testing.T, l *lab.Lab, s store.Store) {
 	}
 	// What node1 asks the thief at the pod's address the pod refuses: that answer is for
 	// a host, and goes without a tunnel.
-	pool := l.Topology().Pool.CIDR
+	pool, pool6 := l.Topology().Pool.CIDR, l.Topology().Pool6.CIDR
 	plain, err := l.Capture("node1", "eth0", func(p lab.Packet) bool {
-		return !p.Tunnelled() && (p.Outer.Dst == pod || p.Outer.Src == pod && pool.Contains(p.Outer.Dst))
+		from, to := p.Outer.Src, p.Outer.Dst
+		return !p.Tunnelled() && (to == pod || to == pod6 || from == pod && pool.Contains(to) || from == pod6 && pool6.Contains(to))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []*store.Node{thief("aaa", "10.1.0.99/24"), thief("aab", pod.String()+"/32")} {
+	for _, n := range []*store.Node{thief("aaa", "10.1.0.99/24", "fd00:1::99/64"), thief("aab", pod.String()+"/32", pod6.String()+"/128")} {
 		if _, err := store.Create(t.Context(), s, n); err != nil {
 			t.Fatal(err)
 		}
