@@ -19,6 +19,7 @@ type Service struct {
 	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"` // that nodes deliver themselves: ipMode VIP
 	ExternalLocal   bool     `json:"externalLocal,omitempty"`   // externalTrafficPolicy Local
 	InternalLocal   bool     `json:"internalLocal,omitempty"`   // internalTrafficPolicy Local
+	NodePorts       []uint16 `json:"nodePorts,omitempty"`       // of every node
 }
 
 // EndpointSlice is where endpoints of a Service are.
@@ -51,6 +52,7 @@ type ServicePort struct {
 	Name     string // that the ports of its endpoints have too
 	Protocol string // TCP, UDP or SCTP
 	Port     uint16
+	NodePort uint16 // of every node; 0: none
 }
 
 // ServiceEndpoint is an endpoint of a Service.
@@ -84,6 +86,7 @@ func (s *Service) clone() *Service {
 	}
 	c := *s
 	c.ClusterIPs, c.ExternalIPs, c.LoadBalancerIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.LoadBalancerIPs)
+	c.NodePorts = slices.Clone(s.NodePorts)
 	return &c
 }
 

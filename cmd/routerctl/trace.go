@@ -33,6 +33,8 @@ B may be a Service of Kubernetes too, where that is the datastore: NAMESPACE/NAM
 before it, if a pod has that name), or its cluster, external or load balancer's address.
 The packet is followed to the first endpoint that it may be sent to from A, with --each
 to every one. From outside of the cluster it comes in by a node that announces the address.
+B may be NODE:PORT, or a node with --port: where a Service has that port of nodes
+(NodePort), it is followed to the node, and from there to an endpoint.
 
 With --probe such a packet is sent, four times within two seconds, from A, which then has
 to be this host or a workload of it, and the hosts of both ends watch for it and for its
@@ -48,6 +50,7 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
   routerctl trace --from default/client --to 192.168.12.5 --size 1400
   routerctl trace --from default/client --to default/web-0 --port 80 --probe
   routerctl trace --from default/client --to service/default/web --port 80 --each
+  routerctl trace --from 198.51.100.7 --to node2:30080
   routerctl trace --from host --to default/web-0 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -164,6 +167,9 @@ func printService(w io.Writer, s *apiv1.TracedService) error {
 		return nil
 	}
 	fmt.Fprintf(w, "\nservice %s: %s\n", s.GetName(), s.GetPolicy())
+	if s.GetNodePort() != 0 && s.GetEnters() != "" {
+		fmt.Fprintf(w, "port %d of %s: the packet comes in here\n", s.GetNodePort(), s.GetEnters())
+	}
 	var rows [][]string
 	for _, a := range s.GetAnnouncers() {
 		how := a.GetPrefix()

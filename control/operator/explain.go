@@ -23,6 +23,12 @@ type location struct {
 	iface string // of a workload; "": the host itself
 	name  string // for people
 	addrs []netip.Addr
+	apart bool // node is empty, and yet the cluster's: what happens there is followed apart
+}
+
+// hasFamilyOf reports whether it has an address of the family of a.
+func (l location) hasFamilyOf(a netip.Addr) bool {
+	return slices.ContainsFunc(l.addrs, func(b netip.Addr) bool { return b.Is4() == a.Is4() })
 }
 
 // PolicyExplain answers [rpc.Operator]. It judges on the hosts of both ends:

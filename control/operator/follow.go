@@ -36,7 +36,15 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 	if err != nil {
 		return nil, status.Errorf(codes.NotFound, "from: %v", err)
 	}
+	req, err = withPort(req)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "to: %v", err)
+	}
 	svc, to, err := s.destination(ctx, find, req.GetTo())
+	var unsure error
+	if err == nil && svc == nil {
+		svc, unsure = s.atNodePort(ctx, req, to)
+	}
 	switch {
 	case err != nil:
 		return nil, status.Errorf(codes.NotFound, "to: %v", err)
@@ -46,7 +54,12 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 	case req.GetEach():
 		return nil, status.Errorf(codes.InvalidArgument, "each: %s is no Service, and has no endpoints", req.GetTo())
 	}
-	return s.follow(ctx, req, from, to)
+	out, err := s.follow(ctx, req, from, to)
+	if err == nil && unsure != nil {
+		out.Unknown = append(out.Unknown, fmt.Sprintf("whether a Service has port %d of nodes: %v", req.GetPort(), unsure))
+		trace.ToService(out, out.GetWays())
+	}
+	return out, err
 }
 
 // follow follows a packet from one end to another.
@@ -199,7 +212,7 @@ func (s *Server) nobody(ctx context.Context, text string, from, to location, p f
 		at   location
 		addr netip.Addr
 	}{{from, p.Src}, {to, p.Dst}} {
-		if end.at.node != "" || !slices.ContainsFunc(pools, func(c netip.Prefix) bool { return c.Contains(end.addr) }) {
+		if end.at.node != "" || end.at.apart || !slices.ContainsFunc(pools, func(c netip.Prefix) bool { return c.Contains(end.addr) }) {
 			continue
 		}
 		return &apiv1.TraceResponse{Packet: text, Verdict: trace.Broken, Fault: doctor.Finding{

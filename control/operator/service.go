@@ -37,7 +37,12 @@ type toService struct {
 	// the cluster, for there each host's proxy of Services takes it.
 	announcers []bgp.Announcer
 	unknown    []string
+	// node is that whose port the packet is for, in place of an address of the Service.
+	node location
 }
+
+// atNode reports whether the packet is for a port of a node.
+func (t *toService) atNode() bool { return t.node.node != "" }
 
 // destination finds what a packet is for: a Service, or an end.
 func (s *Server) destination(ctx context.Context, find func(string) (location, error), word string) (*toService, location, error) {
@@ -114,8 +119,11 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 	if err := t.complete(req); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	client := service.Client{Node: t.from.node, Outside: t.from.node == ""}
-	if client.Outside {
+	if t.atNode() && req.GetProbe() {
+		return nil, status.Error(codes.InvalidArgument, "probe: the proxy of Services changes a packet to a node's port on its way: send one to an endpoint, or leave out --probe")
+	}
+	client := t.client()
+	if client.Outside && !t.atNode() {
 		s.announced(t)
 	}
 	entries := t.entries(client)
@@ -137,6 +145,8 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 		if from, err = find(client.Node); err != nil {
 			return nil, status.Errorf(codes.NotFound, "the node by which it comes in: %v", err)
 		}
+	} else if t.atNode() && from.node != t.node.node {
+		from.node, from.iface, from.apart = "", "", from.node != "" // it comes from the network to that node
 	}
 	chosen := slices.DeleteFunc(choice.Chosen(), func(e service.Candidate) bool {
 		return slices.Contains(from.addrs, e.Addr) // it is the client: the packet goes out and in again by one device
@@ -165,8 +175,32 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 	if len(ways) == 0 {
 		out.Unknown = append(out.Unknown, fmt.Sprintf("the way: the only endpoint is %s itself", from.name))
 	}
+	if t.atNode() && t.from.node != "" && t.from.node != t.node.node {
+		way, err := s.toNodePort(ctx, req, t)
+		if err != nil {
+			return nil, err
+		}
+		ways = append([]*apiv1.TraceResponse{way}, ways...)
+	}
 	trace.ToService(out, ways)
 	return out, nil
+}
+
+// client is who sends the packet, as the proxy of Services sees it that takes it. A packet to a port of another node is taken
+// there, as one from outside.
+func (t *toService) client() service.Client {
+	if t.atNode() {
+		return service.Client{Node: t.node.node, Outside: t.from.node != t.node.node}
+	}
+	return service.Client{Node: t.from.node, Outside: t.from.node == ""}
+}
+
+// toNodePort follows the packet from its host to the node whose port it is for. What the rules of that node say of packets to
+// itself does not concern one that the proxy of Services sends on.
+func (s *Server) toNodePort(ctx context.Context, req *apiv1.TraceRequest, t *toService) (*apiv1.TraceResponse, error) {
+	to := location{name: t.node.name, addrs: t.node.addrs}
+	sub := &apiv1.TraceRequest{Protocol: strings.ToLower(t.port.Protocol), Port: uint32(t.port.NodePort), SourcePort: req.GetSourcePort(), Size: req.GetSize()}
+	return s.follow(ctx, sub, t.from, to)
 }
 
 // complete finds the address and the port that the packet is for.
@@ -178,17 +212,37 @@ func (t *toService) complete(req *apiv1.TraceRequest) (err error) {
 	if req.GetPort() > 65535 || req.GetSize() > maxSize {
 		return errors.New("a port is at most 65535, and a packet has at most 65535 bytes")
 	}
+	if t.atNode() {
+		return t.completeAtNode(req)
+	}
 	if t.port, err = service.PortOf(d, req.GetProtocol(), uint16(req.GetPort())); err != nil || t.addr.IsValid() || d.Headless {
 		return err
 	}
 	for _, text := range d.ClusterIPs {
 		a, err := netip.ParseAddr(text)
-		if err == nil && slices.ContainsFunc(t.from.addrs, func(f netip.Addr) bool { return f.Is4() == a.Is4() }) {
+		if err == nil && t.from.hasFamilyOf(a) {
 			t.addr = a
 			return nil
 		}
 	}
 	return fmt.Errorf("%s and Service %s/%s have no addresses of one family", t.from.name, d.Key.Namespace, d.Key.Name)
+}
+
+// completeAtNode finds the node's address and the Service's port.
+func (t *toService) completeAtNode(req *apiv1.TraceRequest) error {
+	name := t.detail.Key.Namespace + "/" + t.detail.Key.Name
+	var ok bool
+	if t.port, ok = service.NodePortOf(t.detail, req.GetProtocol(), uint16(req.GetPort())); !ok { //nolint:gosec // it was looked at
+		return fmt.Errorf("Service %s has no port %d of nodes any more", name, req.GetPort())
+	}
+	i := slices.IndexFunc(t.node.addrs, func(a netip.Addr) bool { // the proxy serves the families of the Service
+		return t.from.hasFamilyOf(a) && slices.ContainsFunc(t.detail.ClusterIPs, func(ip string) bool { return strings.Contains(ip, ":") != a.Is4() })
+	})
+	if i < 0 {
+		return fmt.Errorf("%s, %s and Service %s have no addresses of one family", t.from.name, t.node.name, name)
+	}
+	t.addr = t.node.addrs[i]
+	return nil
 }
 
 // addrOrFamily is the address that the packet is for; of a headless Service one of the
@@ -209,6 +263,9 @@ func (t *toService) packet() string {
 	if t.addr.IsValid() {
 		dst = t.addr.String()
 	}
+	if t.atNode() {
+		return fmt.Sprintf("%s %s → %s port %d (node port of Service %s/%s)", strings.ToLower(t.port.Protocol), src, dst, t.port.NodePort, t.detail.Key.Namespace, t.detail.Key.Name)
+	}
 	return fmt.Sprintf("%s %s → %s port %d (Service %s/%s)", strings.ToLower(t.port.Protocol), src, dst, t.port.Port, t.detail.Key.Namespace, t.detail.Key.Name)
 }
 
@@ -228,7 +285,7 @@ func (s *Server) announced(t *toService) {
 // wins), and before those that are about to go. Where that is not known they are those with
 // endpoints.
 func (t *toService) entries(c service.Client) []string {
-	if !c.Outside {
+	if !c.Outside || t.atNode() {
 		return []string{c.Node}
 	}
 	var out []string
@@ -270,6 +327,9 @@ func (t *toService) proto(c service.Client, choice service.Choice) *apiv1.Traced
 	}
 	if t.addr.IsValid() {
 		out.Address = t.addr.String()
+	}
+	if t.atNode() {
+		out.NodePort = uint32(t.port.NodePort)
 	}
 	if c.Outside {
 		out.Enters = c.Node

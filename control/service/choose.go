@@ -58,6 +58,17 @@ func PortOf(d store.ServiceDetail, protocol string, port uint16) (store.ServiceP
 	return store.ServicePort{}, fmt.Errorf("Service %s/%s has no such port: it has %s", d.Key.Namespace, d.Key.Name, strings.Join(all, ", "))
 }
 
+// NodePortOf returns the port of a Service that has a port of every node; ok is false if none has it. Of two protocols TCP is
+// the first.
+func NodePortOf(d store.ServiceDetail, protocol string, port uint16) (out store.ServicePort, ok bool) {
+	for _, p := range d.Ports {
+		if p.NodePort == port && port != 0 && (protocol == "" || strings.EqualFold(p.Protocol, protocol)) && (!ok || p.Protocol == "TCP") {
+			out, ok = p, true
+		}
+	}
+	return out, ok
+}
+
 // Choose says to which endpoints of a Service a packet is sent that is for one of its
 // addresses, as kube-proxy does (pkg/proxy/topology.go, CategorizeEndpoints): those that
 // are ready, else those that terminate and serve yet (KEP-1669); with a policy Local those
@@ -113,7 +124,7 @@ func policyFor(d store.ServiceDetail, to netip.Addr, from Client) Choice {
 	case d.ExternalLocal:
 		return Choice{Policy: "externalTrafficPolicy is Local", Local: true, Source: true}
 	}
-	return Choice{Policy: "externalTrafficPolicy is Cluster", Source: !from.Outside}
+	return Choice{Policy: "externalTrafficPolicy is Cluster"} // the proxy masquerades whoever sends, for the endpoint may be elsewhere
 }
 
 // hinted reports whether hints count: every endpoint that is ready has some, and some are

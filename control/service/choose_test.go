@@ -51,6 +51,7 @@ func TestChoose(t *testing.T) {
 		{"those of the node", internal, vip, inside, ends("node1", "node2"), "node1", true},
 		{"that terminate", internal, vip, inside, ends("-node1", "node2"), "node1", true},
 		{"none on the node", internal, vip, inside, ends("node2"), "", true},
+		{"from inside to an address of outside", store.Service{}, outer, inside, ends("node1", "node2"), "node1 node2", false},
 		{"the external policy is for others", external, vip, inside, ends("node1", "node2"), "node1 node2", true},
 		{"and counts outside alone", external, outer, inside, ends("node2"), "node2", true},
 		{"from outside", external, outer, outside, ends("node1", "node2"), "node1", true},
@@ -112,6 +113,21 @@ func TestPortOf(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%v %s %d: %s, want %s", tt.of.Ports, tt.protocol, tt.port, got, tt.want)
+		}
+	}
+}
+
+// TestNodePortOf: which port of a Service a node's is.
+func TestNodePortOf(t *testing.T) {
+	t.Parallel()
+	d := store.ServiceDetail{Ports: []store.ServicePort{{Name: "dns", Protocol: "UDP", Port: 53, NodePort: 30053}, {Name: "dns-tcp", Protocol: "TCP", Port: 53, NodePort: 30053}, {Name: "none", Protocol: "TCP", Port: 80}}}
+	for _, tt := range []struct {
+		protocol string
+		port     uint16
+		want     string
+	}{{"", 30053, "dns-tcp"}, {"udp", 30053, "dns"}, {"sctp", 30053, ""}, {"tcp", 53, ""}, {"tcp", 0, ""}} {
+		if p, ok := NodePortOf(d, tt.protocol, tt.port); p.Name != tt.want || ok != (tt.want != "") {
+			t.Errorf("%s %d: %+v, %v; want %q", tt.protocol, tt.port, p, ok, tt.want)
 		}
 	}
 }

@@ -134,7 +134,10 @@ func (c *cluster) watchRoute(prefix string) *routeLog {
 // traced holds what a trace from node1 to a Service says.
 func (c *cluster) traced(what, from, to string, says ...string) {
 	c.t.Helper()
-	r, err := c.Exec(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", from, "--to", to, "--port", "80")
+	if !strings.Contains(to, ":") {
+		to += ":80"
+	}
+	r, err := c.Exec(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", from, "--to", to)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -185,7 +188,7 @@ spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{ci
 `, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	const services = "/api/v1/namespaces/default/services"
 	create(t, services, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"type":"LoadBalancer","clusterIP":"10.96.7.7","externalIPs":["172.16.0.7"],`+
-		`"externalTrafficPolicy":"Local","ports":[{"port":80}]}}`)
+		`"externalTrafficPolicy":"Local","ports":[{"port":80,"nodePort":30080}]}}`)
 	if _, err := server.Do(t.Context(), http.MethodPatch, services+"/web/status", "application/merge-patch+json", []byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"172.17.0.7"}]}}}`)); err != nil {
 		t.Fatal(err)
 	}
@@ -206,6 +209,9 @@ spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{ci
 	}
 	c.traced("from outside to the node that announces it", "198.51.100.7", "172.17.0.7", "there: tcp 198.51.100.7:0 → 10.1.0.11:80", "node1 +172.17.0.7/32, the packet comes in here", "10.1.0.11:80 +- +node1 +followed")
 	c.traced("from a node, by name", "node2", "service/default/web", "internalTrafficPolicy is Cluster", "10.1.0.11:80 +- +node1 +followed")
+	c.traced("from outside to a node's port", "198.51.100.7", "node1:30080", `tcp 198.51.100.7 → 10.1.0.11 port 30080 \(node port of Service default/web\)`, "externalTrafficPolicy is Local", "port 30080 of node1: the packet comes in here", "10.1.0.11:80 +- +node1 +followed", "there: tcp 198.51.100.7:0 → 10.1.0.11:80")
+	c.traced("to that of a node without endpoints", "node1", "node2:30080", "broken +node2 +no-local-endpoints", "its EndpointSlice|it is on node1, and externalTrafficPolicy is Local")
+	c.traced("a port of nodes that no Service has", "node1", "node2:30081", "there: tcp 10.1.0.11:0 → 10.1.0.12:30081")
 	c.traced("no such Service", "node1", "service/default/none", "there is no Service default/none")
 	c.endpoints("node1", "node2")
 	c.announced("two have endpoints", "172.17.0.7/32", "node1", "node2")

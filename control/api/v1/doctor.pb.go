@@ -445,8 +445,9 @@ type TracedService struct {
 	Protocol      string                     `protobuf:"bytes,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	Policy        string                     `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"` // the traffic policy that counts
 	Endpoints     []*TracedService_Endpoint  `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	Enters        string                     `protobuf:"bytes,7,opt,name=enters,proto3" json:"enters,omitempty"`         // the node that takes the packet in from outside; empty: it begins inside
-	Announcers    []*TracedService_Announcer `protobuf:"bytes,8,rep,name=announcers,proto3" json:"announcers,omitempty"` // likewise
+	Enters        string                     `protobuf:"bytes,7,opt,name=enters,proto3" json:"enters,omitempty"`                      // the node that takes the packet in from outside; empty: it begins inside
+	Announcers    []*TracedService_Announcer `protobuf:"bytes,8,rep,name=announcers,proto3" json:"announcers,omitempty"`              // likewise
+	NodePort      uint32                     `protobuf:"varint,9,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"` // of the node that has the address; 0: the address is the Service's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -535,6 +536,13 @@ func (x *TracedService) GetAnnouncers() []*TracedService_Announcer {
 		return x.Announcers
 	}
 	return nil
+}
+
+func (x *TracedService) GetNodePort() uint32 {
+	if x != nil {
+		return x.NodePort
+	}
+	return 0
 }
 
 // Probe is what became of a packet that was sent.
@@ -1814,7 +1822,7 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\aunknown\x18\x05 \x03(\tR\aunknown\x12'\n" +
 	"\x05probe\x18\x06 \x01(\v2\x11.routerd.v1.ProbeR\x05probe\x123\n" +
 	"\aservice\x18\a \x01(\v2\x19.routerd.v1.TracedServiceR\aservice\x12-\n" +
-	"\x04ways\x18\b \x03(\v2\x19.routerd.v1.TraceResponseR\x04ways\"\x9e\x04\n" +
+	"\x04ways\x18\b \x03(\v2\x19.routerd.v1.TraceResponseR\x04ways\"\xbb\x04\n" +
 	"\rTracedService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -1825,7 +1833,8 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\x06enters\x18\a \x01(\tR\x06enters\x12C\n" +
 	"\n" +
 	"announcers\x18\b \x03(\v2#.routerd.v1.TracedService.AnnouncerR\n" +
-	"announcers\x1a\x8c\x01\n" +
+	"announcers\x12\x1b\n" +
+	"\tnode_port\x18\t \x01(\rR\bnodePort\x1a\x8c\x01\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +

@@ -43,6 +43,11 @@ func serviceOf(s *corev1.Service) (store.Key, any, error) {
 		ExternalLocal: s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		InternalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 	}
+	for _, p := range s.Spec.Ports {
+		if p.NodePort != 0 {
+			out.NodePorts = append(out.NodePorts, uint16(p.NodePort)) //nolint:gosec // the API server bounds it
+		}
+	}
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		// What is in front of the nodes sends to others of their addresses (KEP-1860).
 		if in.IP != "" && (in.IPMode == nil || *in.IPMode != corev1.LoadBalancerIPModeProxy) {
@@ -121,7 +126,7 @@ func ServiceDetail(rawService []byte, rawSlices []json.RawMessage) (store.Servic
 		out.ExternalName = s.Spec.ExternalName
 	}
 	for _, p := range s.Spec.Ports {
-		out.Ports = append(out.Ports, store.ServicePort{Name: p.Name, Protocol: cmp.Or(string(p.Protocol), "TCP"), Port: uint16(p.Port)}) //nolint:gosec // the API server bounds it
+		out.Ports = append(out.Ports, store.ServicePort{Name: p.Name, Protocol: cmp.Or(string(p.Protocol), "TCP"), Port: uint16(p.Port), NodePort: uint16(p.NodePort)}) //nolint:gosec // the API server bounds both
 	}
 	for _, raw := range rawSlices {
 		var slice discoveryv1.EndpointSlice
