@@ -69,7 +69,8 @@ func TestTable(t *testing.T) {
 	})
 }
 
-// TestTableSize: a record takes its size and a few bytes, in a handful of objects.
+// TestTableSize: a record takes its size and a few bytes, and so does a value that is
+// numbered, in a handful of objects.
 func TestTableSize(t *testing.T) {
 	const n = 200_000
 	heap := func() (bytes, objects uint64) {
@@ -89,6 +90,18 @@ func TestTableSize(t *testing.T) {
 		t.Errorf("%.1f bytes a record of 16 in %d objects", each, nowObjects-objects)
 	}
 	runtime.KeepAlive(table)
+	// A value has besides how many users it has, a place in the index that may be half
+	// empty, and the list's room to grow.
+	bytes, objects = heap()
+	numbers := dense.NewNumbers[[48]byte]()
+	for i := range n {
+		numbers.Take([48]byte{byte(i), byte(i >> 8), byte(i >> 16), 1})
+	}
+	nowBytes, nowObjects = heap()
+	if each := float64(nowBytes-bytes) / n; each > 56*1.25+11 || nowObjects-objects > n/100 {
+		t.Errorf("%.1f bytes a value of 48 in %d objects", each, nowObjects-objects)
+	}
+	runtime.KeepAlive(numbers)
 }
 
 // TestNumbers: a value has one number while it has users, and one that nobody has any
@@ -114,4 +127,48 @@ func TestNumbers(t *testing.T) {
 	if zero, first := n.Take(""); zero != 0 || first || n.Leave(zero) || n.Value(0) != "" {
 		t.Errorf("the zero value is %d", zero)
 	}
+}
+
+// TestNumbersModel holds numbers to a map of counts: whatever comes and goes, a value that
+// has users has one number, which no other has.
+func TestNumbersModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		numbers, want := dense.NewNumbers[key](), map[key]int{}
+		ids := map[key]uint32{}
+		some := rapid.IntRange(1, 3000).Draw(t, "values")
+		for range rapid.IntRange(1, 6000).Draw(t, "steps") {
+			k := key{uint16(rapid.IntRange(1, some).Draw(t, "value")), 7}
+			if id, ok := numbers.Find(k); ok != (want[k] > 0) || ok && (id != ids[k] || numbers.Users(id) != want[k] || numbers.Value(id) != k) {
+				t.Fatalf("%v has %d, %t; want %d with %d users", k, id, ok, ids[k], want[k])
+			}
+			if want[k] > 0 && rapid.IntRange(0, 2).Draw(t, "leave") > 0 {
+				if want[k]--; numbers.Leave(ids[k]) != (want[k] == 0) {
+					t.Fatalf("%v has %d users left", k, want[k])
+				}
+				continue
+			}
+			id, first := numbers.Take(k)
+			if first != (want[k] == 0) || !first && id != ids[k] {
+				t.Fatalf("%v gets %d, first %t; had %d with %d users", k, id, first, ids[k], want[k])
+			}
+			want[k]++
+			ids[k] = id
+		}
+		taken := map[uint32]key{}
+		for k, n := range want {
+			if other, ok := taken[ids[k]]; ok && n > 0 {
+				t.Fatalf("%v and %v have the number %d", k, other, ids[k])
+			}
+			if n > 0 {
+				taken[ids[k]] = k
+			}
+			for range n {
+				numbers.Leave(ids[k])
+			}
+			if _, ok := numbers.Find(k); ok {
+				t.Fatalf("%v is found without users", k)
+			}
+		}
+	})
 }

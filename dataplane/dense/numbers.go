@@ -1,12 +1,17 @@
 package dense
 
+import "hash/maphash"
+
 // Numbers gives equal values one number, from 1, as long as it has users. The zero value
-// has the number 0 and is not counted. It is not safe for concurrent use.
+// has the number 0 and is not counted. A value stands in memory once: the index finds it
+// by its hash. It is not safe for concurrent use.
 type Numbers[V comparable] struct {
-	ids  map[V]uint32
-	list []users[V] // by number
-	free []uint32
-	last uint32 // taken: the next is often the same
+	seed  maphash.Seed
+	index index
+	n     int        // with users
+	list  []users[V] // by number
+	free  []uint32
+	last  uint32 // taken: the next is often the same
 }
 
 type users[V comparable] struct {
@@ -16,7 +21,7 @@ type users[V comparable] struct {
 
 // NewNumbers returns no numbers.
 func NewNumbers[V comparable]() *Numbers[V] {
-	return &Numbers[V]{ids: map[V]uint32{}, list: make([]users[V], 1)}
+	return &Numbers[V]{seed: maphash.MakeSeed(), index: newIndex(), list: make([]users[V], 1)}
 }
 
 // Value returns the value of a number.
@@ -24,8 +29,16 @@ func (t *Numbers[V]) Value(id uint32) V { return t.list[id].value }
 
 // Find returns the number of a value, if it has users.
 func (t *Numbers[V]) Find(v V) (id uint32, ok bool) {
-	id, ok = t.ids[v]
-	return id, ok
+	id, _, _ = t.place(v)
+	return id, id != 0
+}
+
+// place returns the number of a value; 0: it has no users. It also returns the value's hash,
+// and where in the index it is, or would be.
+func (t *Numbers[V]) place(v V) (id uint32, at int, h uint64) {
+	h = maphash.Comparable(t.seed, v)
+	id, at = t.index.find(h, func(id uint32) bool { return t.list[id].value == v })
+	return id, at, h
 }
 
 // Users is how many a number has.
@@ -44,8 +57,12 @@ func (t *Numbers[V]) Take(v V) (id uint32, first bool) {
 	if v == zero {
 		return 0, false
 	}
-	id, ok := t.ids[v]
-	if !ok {
+	id, at, h := t.place(v)
+	if first = id == 0; first {
+		if size, due := t.index.full(t.n); due {
+			t.reindex(size)
+			_, at, _ = t.place(v)
+		}
 		if last := len(t.free) - 1; last >= 0 {
 			id, t.free = t.free[last], t.free[:last]
 		} else {
@@ -53,11 +70,12 @@ func (t *Numbers[V]) Take(v V) (id uint32, first bool) {
 			t.list = append(t.list, users[V]{})
 		}
 		t.list[id].value = v
-		t.ids[v] = id
+		t.index.put(at, id, h)
+		t.n++
 	}
 	t.list[id].n++
 	t.last = id
-	return id, !ok
+	return id, first
 }
 
 // Leave takes back one [Numbers.Take]. It reports whether there is no user any more: then
@@ -70,8 +88,23 @@ func (t *Numbers[V]) Leave(id uint32) bool {
 	if u.n--; u.n > 0 {
 		return false
 	}
-	delete(t.ids, u.value)
+	_, at, _ := t.place(u.value)
+	t.index.remove(at)
 	*u = users[V]{}
 	t.free = append(t.free, id)
+	t.n--
+	if size, due := t.index.empty(t.n); due {
+		t.reindex(size)
+	}
 	return true
+}
+
+// reindex makes the index anew with that many places.
+func (t *Numbers[V]) reindex(size int) {
+	t.index.reset(size)
+	for id := range t.list {
+		if u := &t.list[id]; u.n > 0 {
+			t.index.add(uint32(id), maphash.Comparable(t.seed, u.value))
+		}
+	}
 }
