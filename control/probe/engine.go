@@ -87,7 +87,8 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 			p = &peer{key: k, target: &dataplane.ProbeTarget{}}
 			e.peers[k] = p
 			if m, ok := e.gone[k]; ok {
-				p.seed, p.sources = m.known, m.sources
+				known := m.known
+				p.seed, p.sources = &known, m.sources
 				delete(e.gone, k)
 			}
 			e.changed[k] = true
@@ -237,12 +238,13 @@ func (e *engine) arrived(now time.Time, l localEnd, from netip.AddrPort, m messa
 
 // answer handles the answer to a probe.
 func (e *engine) answer(p *peer, now time.Time, from netip.AddrPort, m message) {
-	pr, ok := p.out[m.nonce]
-	if !ok || pr.to.Addr() != from.Addr() {
+	i := slices.IndexFunc(p.out, func(r request) bool { return r.nonce == m.nonce })
+	if i < 0 || p.out[i].to.Addr() != from.Addr() {
 		// Late, made up, or from an address that nobody asked.
 		e.unasked++
 		return
 	}
+	pr := p.out[i]
 	p.done(m.nonce)
 	e.noteSource(p, now, from.Addr())
 	c := p.find(pr.to)
@@ -251,7 +253,7 @@ func (e *engine) answer(p *peer, now time.Time, from netip.AddrPort, m message) 
 	case pr.anyPort:
 		c.answeredAny(now, e.spread(slower*e.interval))
 	case pr.size > 0:
-		p.search.got(pr.size)
+		p.sizes().got(pr.size)
 	default:
 		c.answered(now, now.Sub(pr.sent))
 		c.next = now.Add(e.pace(p, c))

@@ -10,6 +10,7 @@ import (
 
 // request is a probe that waits for its answer.
 type request struct {
+	nonce   uint64
 	to      netip.AddrPort
 	sent    time.Time
 	anyPort bool
@@ -22,12 +23,12 @@ type peer struct {
 	key    peerKey
 	target *dataplane.ProbeTarget
 
-	cands  []*candidate       // best first
-	chosen *candidate         // nil: none has answered yet
-	up     bool               // it answers
-	out    map[uint64]request // by nonce; nil: no probe is under way, as nearly always
-	search search
-	seed   known // of the previous run, or of another encapsulation, until something is measured
+	cands  []*candidate // best first
+	chosen *candidate   // nil: none has answered yet
+	up     bool         // it answers
+	out    []request    // probes under way; nil: none, as nearly always
+	search *search      // nil: nothing was asked of a size, as of a peer that never answers
+	seed   *known       // of the previous run, or of another encapsulation, until something is measured; nil: nothing
 
 	newest   int64 // time in the newest request, by the peer's clock
 	newestAt time.Time
@@ -56,7 +57,7 @@ func (p *peer) setTarget(now time.Time, t *dataplane.ProbeTarget) {
 	if localOf(p.target) != localOf(t) {
 		// Other sockets, other mappings.
 		p.cands = nil
-		clear(p.out)
+		p.out = nil
 		if p.target.Uplink == t.Uplink && p.target.Local.Addr() == t.Local.Addr() && p.target.Registered == t.Registered {
 			p.changeEncap(t)
 		} else {
@@ -114,21 +115,22 @@ func (p *peer) changeEncap(t *dataplane.ProbeTarget) {
 	if !probed(p.target) || !probed(t) {
 		return
 	}
-	p.seed = p.known()
-	p.seed.Pin = other(p.seed.Pin)
+	seed := p.known()
+	seed.Pin = other(seed.Pin)
 	if now == 0 {
-		p.seed.Reach.Port, p.seed.Pin = 0, netip.AddrPort{}
+		seed.Reach.Port, seed.Pin = 0, netip.AddrPort{}
 	}
+	p.seed = &seed
 }
 
 // start begins where the previous run, or the encapsulation before, left off:
 // neither changes anything while the first answers are on their way.
 func (p *peer) start(now time.Time, keep func(rank, netip.AddrPort)) {
 	s := p.seed
-	if s.zero() {
+	p.seed = nil
+	if s == nil || s.zero() {
 		return
 	}
-	p.seed = known{}
 	p.reach, p.pin, p.neighbour = s.Reach, s.Pin, s.Reach.Near
 	if s.Reach.Addr.IsValid() {
 		to := netip.AddrPortFrom(s.Reach.Addr, p.target.Encap.Port)
@@ -147,7 +149,23 @@ func (p *peer) start(now time.Time, keep func(rank, netip.AddrPort)) {
 			p.chosen.any = dataplane.No
 		}
 	}
-	p.search.result = s.Reach.MTU
+	p.sizes().result = s.Reach.MTU
+}
+
+// sizes is the search for the largest packet.
+func (p *peer) sizes() *search {
+	if p.search == nil {
+		p.search = new(search)
+	}
+	return p.search
+}
+
+// size is the largest packet; 0: the device's, or not known yet.
+func (p *peer) size() int {
+	if p.search == nil {
+		return 0
+	}
+	return p.search.result
 }
 
 func (p *peer) find(to netip.AddrPort) *candidate {
@@ -160,7 +178,8 @@ func (p *peer) find(to netip.AddrPort) *candidate {
 
 // done ends a probe.
 func (p *peer) done(nonce uint64) {
-	if delete(p.out, nonce); len(p.out) == 0 {
+	p.out = slices.DeleteFunc(p.out, func(r request) bool { return r.nonce == nonce })
+	if len(p.out) == 0 {
 		p.out = nil // thousands of peers would keep room for some
 	}
 }
@@ -170,7 +189,9 @@ func (p *peer) again(now time.Time) {
 	for _, c := range p.cands {
 		c.next, c.anyNext = now, now
 	}
-	p.search.to = netip.AddrPort{}
+	if p.search != nil {
+		p.search.to = netip.AddrPort{}
+	}
 }
 
 // fresh reports whether a request is one of the last few seconds by the peer's
@@ -265,7 +286,7 @@ func (p *peer) instead(c *candidate) bool {
 
 // judge derives the result. It reports whether that changed.
 func (p *peer) judge() bool {
-	r := dataplane.Reach{Near: p.reach.Near, MTU: p.search.result}
+	r := dataplane.Reach{Near: p.reach.Near, MTU: p.size()}
 	var pin netip.AddrPort
 	if c := p.chosen; c != nil {
 		if c.rank != registered {
@@ -316,11 +337,11 @@ func (e *engine) step(p *peer, now time.Time) time.Time {
 
 // expire counts the probes that had no answer.
 func (e *engine) expire(p *peer, now time.Time) {
-	for nonce, pr := range p.out {
+	for _, pr := range slices.Clone(p.out) {
 		if now.Sub(pr.sent) < probeTimeout {
 			continue
 		}
-		p.done(nonce)
+		p.done(pr.nonce)
 		c := p.find(pr.to)
 		switch {
 		case c == nil || pr.size > 0:
@@ -363,10 +384,10 @@ func (e *engine) probeAddresses(p *peer, now time.Time) bool {
 // probeSize goes on with the search for the size of the path in use.
 func (e *engine) probeSize(p *peer, now time.Time) {
 	full := e.mtus[p.target.Uplink]
-	s := &p.search
 	if p.chosen == nil || full == 0 {
 		return
 	}
+	s := p.sizes()
 	pause := e.spread(slower * e.interval)
 	switch {
 	case !p.chosen.up:
@@ -423,8 +444,8 @@ func (p *peer) next(now time.Time) time.Time {
 			sooner(c.anyNext)
 		}
 	}
-	if p.search.active || p.chosen != nil && p.chosen.up && p.search.to == p.chosen.to {
-		sooner(p.search.next)
+	if s := p.search; s != nil && (s.active || p.chosen != nil && p.chosen.up && s.to == p.chosen.to) {
+		sooner(s.next)
 	}
 	return at
 }
@@ -439,14 +460,11 @@ func (e *engine) ask(p *peer, now time.Time, pr request) bool {
 }
 
 func (e *engine) send(p *peer, now time.Time, pr request) {
-	pr.sent = now
-	m := message{kind: kindRequest, from: e.self, to: p.key.node, nonce: e.random(), time: now.UnixNano()}
+	pr.nonce, pr.sent = e.random(), now
+	m := message{kind: kindRequest, from: e.self, to: p.key.node, nonce: pr.nonce, time: now.UnixNano()}
 	if pr.anyPort {
 		m.kind = kindAnyPort
 	}
-	if p.out == nil {
-		p.out = map[uint64]request{}
-	}
-	p.out[m.nonce] = pr
+	p.out = append(p.out, pr)
 	e.out = append(e.out, packet{local: localOf(p.target), to: pr.to, size: pr.size, msg: m})
 }
