@@ -152,11 +152,16 @@ func (r *reader) quoted() (text []byte, plain bool) {
 	return nil, false
 }
 
-func (r *reader) string() (s string) {
+func (r *reader) string() string {
 	text, plain := r.quoted()
 	if plain {
 		return string(text[1 : len(text)-1])
 	}
+	return r.unquoted(text)
+}
+
+// unquoted is a string with escapes, or what is none.
+func (r *reader) unquoted(text []byte) (s string) {
 	r.odd = r.odd || json.Unmarshal(text, &s) != nil
 	return s
 }
@@ -217,11 +222,31 @@ func (r *reader) time() *metav1.Time {
 	return &metav1.Time{Time: t.Local()}
 }
 
-// labels reads a map whose names recur from object to object.
-func (r *reader) labels() map[string]string {
+// labels reads a map whose names and values recur from object to object, apart from the name
+// of the object itself.
+func (r *reader) labels(own string) map[string]string {
+	m := map[string]string{}
+	r.members(func(name []byte) { m[unique.Make(string(name)).Value()] = r.shared(own) })
+	return m
+}
+
+// stringMap reads a map whose names recur from object to object.
+func (r *reader) stringMap() map[string]string {
 	m := map[string]string{}
 	r.members(func(name []byte) { m[unique.Make(string(name)).Value()] = r.string() })
 	return m
+}
+
+// shared is [reader.string] for what many objects say: it stands in memory once.
+func (r *reader) shared(own string) string {
+	text, plain := r.quoted()
+	switch {
+	case !plain:
+		return r.unquoted(text)
+	case string(text[1:len(text)-1]) == own:
+		return own
+	}
+	return unique.Make(string(text[1 : len(text)-1])).Value()
 }
 
 func (r *reader) node(n *Node) {
@@ -251,9 +276,9 @@ func (r *reader) meta(m *metav1.ObjectMeta) {
 		case "creationTimestamp":
 			m.CreationTimestamp = *r.time()
 		case "labels":
-			m.Labels = r.labels()
+			m.Labels = r.labels(m.Name)
 		case "annotations":
-			m.Annotations = r.labels()
+			m.Annotations = r.stringMap()
 		}
 	}, "name", "uid", "creationTimestamp", "labels", "annotations")
 }
@@ -390,9 +415,9 @@ func (r *reader) attribute(a *Attribute) {
 			s := r.string()
 			a.HandleID = &s
 		case "secondary":
-			a.Secondary = r.labels()
+			a.Secondary = r.stringMap()
 		case "alternateOwnerAttrs":
-			a.AlternateOwnerAttrs = r.labels()
+			a.AlternateOwnerAttrs = r.stringMap()
 		case "releasedAt":
 			a.ReleasedAt = r.time()
 		}
