@@ -29,8 +29,10 @@ func New() *Objects {
 // one key, when two nodes claim one VTEP address, say: then the same one wins
 // whatever the order in which the claims came.
 type shared struct {
-	obj      dataplane.Object
-	variants []variant
+	obj  dataplane.Object
+	refs int
+	// variants are all that users want, where they disagree; nil: nowhere, as nearly always.
+	variants *[]variant
 }
 
 type variant struct {
@@ -56,15 +58,23 @@ func (s *Objects) All() iter.Seq[dataplane.Object] {
 func (s *Objects) Acquire(o dataplane.Object) {
 	k := o.Key()
 	w, ok := s.objs[k]
-	if !ok {
-		w = &shared{}
+	switch {
+	case !ok:
+		w = &shared{refs: 1}
 		s.objs[k] = w
+		s.put(k, w, o)
+		return
+	case w.variants == nil && w.obj == o:
+		w.refs++
+		return
+	case w.variants == nil:
+		w.variants = &[]variant{{w.obj, w.refs}}
 	}
-	if i := slices.IndexFunc(w.variants, func(v variant) bool { return v.obj == o }); i >= 0 {
-		w.variants[i].refs++
+	if i := w.variant(o); i >= 0 {
+		(*w.variants)[i].refs++
 		return
 	}
-	w.variants = append(w.variants, variant{o, 1})
+	*w.variants = append(*w.variants, variant{o, 1})
 	s.elect(k, w)
 }
 
@@ -72,18 +82,26 @@ func (s *Objects) Acquire(o dataplane.Object) {
 func (s *Objects) Release(o dataplane.Object) {
 	k := o.Key()
 	w := s.objs[k]
-	i := slices.IndexFunc(w.variants, func(v variant) bool { return v.obj == o })
-	if w.variants[i].refs--; w.variants[i].refs > 0 {
+	if w.variants == nil {
+		if w.refs--; w.refs > 0 {
+			return
+		}
+		delete(s.objs, k)
+		delete(s.Put, k)
+		s.Del[k] = struct{}{}
 		return
 	}
-	w.variants = slices.Delete(w.variants, i, i+1)
-	if len(w.variants) > 0 {
-		s.elect(k, w)
+	i := w.variant(o)
+	if (*w.variants)[i].refs--; (*w.variants)[i].refs > 0 {
 		return
 	}
-	delete(s.objs, k)
-	delete(s.Put, k)
-	s.Del[k] = struct{}{}
+	*w.variants = slices.Delete(*w.variants, i, i+1)
+	s.elect(k, w)
+}
+
+// variant is where an object is among the variants; -1: it is none.
+func (w *shared) variant(o dataplane.Object) int {
+	return slices.IndexFunc(*w.variants, func(v variant) bool { return v.obj == o })
 }
 
 // Swap acquires the objects of now and then releases those of old, so that one that is
@@ -97,18 +115,28 @@ func (s *Objects) Swap(old, now []dataplane.Object) {
 	}
 }
 
+// elect chooses among variants, of which there are some.
 func (s *Objects) elect(k dataplane.Key, w *shared) {
-	best := w.variants[0].obj
-	for _, v := range w.variants[1:] {
-		if v.obj.String() < best.String() {
-			best = v.obj
+	list := *w.variants
+	best := list[0]
+	for _, v := range list[1:] {
+		if v.obj.String() < best.obj.String() {
+			best = v
 		}
 	}
-	if best != w.obj {
-		w.obj = best
-		s.Put[k] = best
-		delete(s.Del, k)
+	if len(list) == 1 {
+		w.refs, w.variants = best.refs, nil
 	}
+	if best.obj != w.obj {
+		s.put(k, w, best.obj)
+	}
+}
+
+// put has an object handed over.
+func (s *Objects) put(k dataplane.Key, w *shared, o dataplane.Object) {
+	w.obj = o
+	s.Put[k] = o
+	delete(s.Del, k)
 }
 
 // Again has an object handed over once more, if it is desired: the kernel may not have

@@ -1,11 +1,13 @@
 package desired
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/dataplane"
 )
@@ -61,5 +63,52 @@ func TestChanges(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", st.what, diff)
 		}
 		s.HandedOver()
+	}
+}
+
+// TestModel holds the objects to a list of users: whoever comes and goes in whatever order,
+// a key is desired while it has users, as the least of what they want, and what is handed
+// over brings who takes it to the same state.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := New()
+		var users []dataplane.Object
+		kernel := map[dataplane.Key]dataplane.Object{}
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			switch n := rapid.IntRange(0, 4).Draw(t, "step"); {
+			case n == 0:
+				maps.Copy(kernel, s.Put)
+				maps.DeleteFunc(kernel, func(k dataplane.Key, _ dataplane.Object) bool { _, gone := s.Del[k]; return gone })
+				s.HandedOver()
+				want := map[dataplane.Key]dataplane.Object{}
+				for _, o := range users {
+					if best, ok := want[o.Key()]; !ok || o.String() < best.String() {
+						want[o.Key()] = o
+					}
+				}
+				if got := maps.Collect(pairs(s)); !maps.Equal(got, want) || !maps.Equal(kernel, want) || s.Len() != len(want) {
+					t.Fatalf("users %v: desired %v, handed over %v, want %v", users, got, kernel, want)
+				}
+			case n == 1 && len(users) > 0:
+				i := rapid.IntRange(0, len(users)-1).Draw(t, "who")
+				s.Release(users[i])
+				users = slices.Delete(users, i, i+1)
+			default:
+				o := dataplane.Sysctl{Name: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "key"), Value: rapid.SampledFrom([]string{"1", "2", "3"}).Draw(t, "value")}
+				s.Acquire(o)
+				users = append(users, o)
+			}
+		}
+	})
+}
+
+func pairs(s *Objects) iter.Seq2[dataplane.Key, dataplane.Object] {
+	return func(yield func(dataplane.Key, dataplane.Object) bool) {
+		for o := range s.All() {
+			if !yield(o.Key(), o) {
+				return
+			}
+		}
 	}
 }

@@ -154,7 +154,6 @@ func (n *nextHops) rekey(h *hop) {
 	delete(n.stale, h.key)
 	h.key = hopKey{Key: encap.Key{Family: h.key.Family}, hops: now, rekeyed: h.id}
 	n.hops[h.key] = h
-	n.ids[h.id] = h.key
 }
 
 // Useless lists the objects of next hops in use, single ones and groups, that

@@ -106,7 +106,7 @@ type nextHops struct {
 	planner *encap.Planner // of next hops that are nodes
 
 	hops      map[hopKey]*hop
-	ids       map[dataplane.NextHopID]hopKey
+	ids       map[dataplane.NextHopID]*hop
 	stale     map[hopKey]bool                    // cannot be used now, and keep their objects until the routes have moved
 	down      map[netip.Addr]bool                // gateways that must not be used
 	turned    set[hopKey]                        // their routes are to be chosen anew
@@ -117,7 +117,7 @@ type nextHops struct {
 func newNextHops(n *topology.Network, p *encap.Planner, o *desired.Objects) *nextHops {
 	return &nextHops{
 		network: n, objects: o, planner: p,
-		hops: map[hopKey]*hop{}, ids: map[dataplane.NextHopID]hopKey{}, stale: map[hopKey]bool{}, down: map[netip.Addr]bool{}, turned: set[hopKey]{},
+		hops: map[hopKey]*hop{}, ids: map[dataplane.NextHopID]*hop{}, stale: map[hopKey]bool{}, down: map[netip.Addr]bool{}, turned: set[hopKey]{},
 		usableNow: map[unique.Handle[hopKey]][]hopKey{}, choices: dense.NewNumbers[chosen](),
 	}
 }
@@ -145,7 +145,7 @@ func (n *nextHops) hopOf(k hopKey) *hop {
 	if !ok {
 		h = &hop{key: k, id: hopID(k, n.idTaken)}
 		n.hops[k] = h
-		n.ids[h.id] = k
+		n.ids[h.id] = h
 		if k.group() {
 			n.fillGroup(h)
 		} else {
@@ -233,7 +233,7 @@ func (n *nextHops) usable(k hopKey) encap.Plan {
 	if h, ok := n.hops[k]; ok && !n.stale[k] {
 		return h.plan
 	}
-	return n.planHop(k, hopID(k, func(id dataplane.NextHopID) bool { o, ok := n.ids[id]; return ok && o != k }))
+	return n.planHop(k, hopID(k, func(id dataplane.NextHopID) bool { o, ok := n.ids[id]; return ok && o.key != k }))
 }
 
 func (n *nextHops) refresh(k hopKey) {
