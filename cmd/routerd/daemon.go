@@ -455,7 +455,7 @@ func (d *router) run(stop context.Context) error {
 	}
 	part("memory", func(ctx context.Context) error {
 		heap.Pace(ctx)
-		heap.Release(ctx)
+		heap.Release(ctx, d.log)
 		return nil
 	})
 	part("systemd", func(ctx context.Context) error {
