@@ -18,6 +18,7 @@ import (
 	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/hostlock"
+	"github.com/routerd/routerd/control/netpolicy"
 	"github.com/routerd/routerd/control/publish"
 	"github.com/routerd/routerd/store"
 )
@@ -101,7 +102,7 @@ func cleanupConfig(c config.Config, protocols string, purge bool, out io.Writer)
 		Protocol: uint8(c.Dataplane.RouteProtocol), Sysctls: c.Dataplane.SysctlDir, //nolint:gosec // Validate has checked it
 		RunDir: c.RunDir, StateDir: c.StateDir, Purge: purge, JournalDir: c.WorkloadDir(),
 		Files: []string{
-			startMark(c.RunDir), bootMark(c.RunDir), hostlock.File(c.RunDir), reachState(c.RunDir), policyMark(c.RunDir),
+			startMark(c.RunDir), bootMark(c.RunDir), hostlock.File(c.RunDir), reachState(c.RunDir), netpolicy.MarkFile(c.RunDir),
 			clusterFile(c), previousPolicyFile(c),
 		},
 		Patterns: []string{publish.Marks(c.RunDir)},

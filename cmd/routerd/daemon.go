@@ -35,6 +35,7 @@ import (
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/member"
+	"github.com/routerd/routerd/control/netpolicy"
 	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/nodenetwork"
 	"github.com/routerd/routerd/control/nodestatus"
@@ -103,14 +104,12 @@ type router struct {
 	// journal is what this host has promised and must know after the loss of power.
 	journal *journal.Journal
 	probe   *probe.Prober
-	policy  *policies    // nil: switched off
-	mark    enforce.Mark // of policy
+	policy  *netpolicy.Policy
 
 	presence *presence.Keeper
 
 	leaving  atomic.Bool // the daemon is being stopped for good
 	mtu      *attach.MTUFollower
-	noPolicy error // why this kernel cannot enforce policy
 	counters counters
 	tracer   *spans.Tracer // nil: no traces are collected
 	operator *operator.Server
@@ -178,8 +177,17 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled, d.kube != nil, c.UI.Listen != "")
-	d.mark = enforce.Mark{File: policyMark(c.RunDir), Log: log.With("component", "policy")}
-	if err := d.newPolicy(); err != nil {
+	d.policy, err = netpolicy.Open(netpolicy.Config{
+		Enabled: c.Policy.Enabled, Offload: c.Policy.Offload, LogRate: uint32(c.Policy.LogRate), //nolint:gosec // Validate has checked it
+		Enforce: enforce.Config{
+			Node: name, AutoHostEndpoint: c.Policy.AutoHostEndpoints, HostPorts: hostPorts(c), Guarded: guardedPorts(c), Datastore: datastorePorts(d.servers),
+			TunnelsFromAnywhere: c.Policy.AllowTunnelsFromAnywhere,
+			MaxConnections:      uint32(c.Policy.MaxConnectionsPerWorkload), //nolint:gosec // Validate has checked it
+			Tracer:              d.tracer,
+		},
+		DeleteTable: d.kernel.DeleteTable, Disk: d.cluster, Store: d.db, RunDir: c.RunDir, Log: log,
+	})
+	if err != nil {
 		return d, err
 	}
 	d.loadCluster()
@@ -256,7 +264,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	d.attach, err = attach.New(attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
 		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, Ready: d.attachReady, Held: d.mayWrite,
-		Rules: d.awaitRules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
+		Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	})
 	if err != nil {
 		return d, err
@@ -274,7 +282,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Store: d.db, Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind, Snapshot: d.cluster.Snapshot,
-		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: func() error { return attach.JournalError(d.journal) }, PolicyError: d.policyError, PolicyWaiting: d.policyWaiting,
+		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: func() error { return attach.JournalError(d.journal) }, PolicyError: d.policy.Err, PolicyWaiting: d.policy.Waiting,
 		MTUError: d.mtu.Err, Damage: d.journal.Damage, WorkloadMTU: d.mtu.Smallest,
 	}
 	d.asking(&oc)
@@ -318,7 +326,7 @@ func (d *router) close() error {
 	if d.cluster != nil {
 		errs = append(errs, d.cluster.Close())
 	}
-	errs = append(errs, d.policy.close())
+	errs = append(errs, d.policy.Close())
 	if d.kernel != nil {
 		errs = append(errs, d.kernel.Close())
 	}
@@ -384,7 +392,7 @@ func (d *router) run(stop context.Context) error {
 	if d.follow.pods != nil {
 		part("pods follow", each(d.follow.pods, d.attach.HandlePods))
 	}
-	part("policy follows", each(d.follow.policy, d.policy.handleStore))
+	part("policy follows", each(d.follow.policy, d.policy.HandleStore))
 	if d.asks != nil {
 		part("questions of other hosts", after(d.presence.Held(), func(ctx context.Context) error {
 			d.asks.Questions(ctx, d.name, d.operator.Answer)
@@ -394,7 +402,7 @@ func (d *router) run(stop context.Context) error {
 	part("bootstrap", d.bootstrap)
 	part("bgp key", d.bgpKey.Run)
 	part("probes", d.probe.Run)
-	part("policy", d.runPolicy)
+	part("policy", func(ctx context.Context) error { return d.policy.Run(ctx, d.restored, d.follow.policy.CatchUp) })
 	part("live change", publish.Publisher{
 		Core: d.core, Publish: d.node.PublishEncaps, Tunnels: []dataplane.Driver{ipip.Driver{}, vxlan.Driver{}}, Supports: d.kernel.Supports, RunDir: d.cfg.RunDir, Log: d.log,
 	}.Run)
@@ -489,7 +497,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 	for u := range d.kernel.Underlay(ctx) {
 		d.node.HandleUnderlay(u)
 		d.probe.HandleUnderlay(u)
-		d.policy.handleUnderlay(u)
+		d.policy.HandleUnderlay(u)
 		if err := d.core.Underlay(ctx, u); err != nil {
 			return err
 		}
@@ -560,7 +568,7 @@ func (d *router) loadCluster() {
 	if d.follow.bgp != nil {
 		readers = append(readers, d.follow.bgp) // which asks before it speaks by it
 	}
-	if d.loadsPolicy() {
+	if d.policy.MayFollowDisk() {
 		readers = append(readers, d.follow.policy)
 		if d.follow.pods != nil {
 			readers = append(readers, d.follow.pods) // whose labels those rules go by
@@ -573,7 +581,7 @@ func (d *router) loadCluster() {
 	}
 	d.cluster.Load(readers...)
 	if d.follow.policy.FromDisk() {
-		d.mark.Set()
+		d.policy.FollowsDisk()
 	}
 }
 
@@ -640,8 +648,8 @@ func (d *router) attachReady() error {
 	case ns.Drain != "":
 		return errors.New("this host is drained, so it takes no new workloads; routerctl node undrain has it take them again")
 	}
-	if d.noPolicy != nil {
-		return d.noPolicy
+	if err := d.policy.Unable(); err != nil {
+		return err
 	}
 	if d.mtu.Smallest() == 0 && d.attach.ReachedMTU() == (attach.MTU{}) {
 		return errors.New("the host's network is not known yet")
@@ -656,6 +664,18 @@ func (d *router) datastoreError() error {
 		full = d.member.Err()
 	}
 	return cmp.Or(d.db.Err(), full, fresh.Err, fresh.Withheld)
+}
+
+// policyServer returns what answers an operator about policy; nil: it is switched off.
+func (d *router) policyServer() *operator.PolicyServer {
+	if !d.cfg.Policy.Enabled {
+		return nil
+	}
+	p := d.policy
+	return operator.NewPolicyServer(operator.PolicyConfig{
+		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Store: d.db, Workloads: d.attach.Endpoints,
+		Unable: p.Unable(), Flows: p.Flows, Enforcer: p.Enforcer, Table: p.Table, Connections: p.Connections, State: p.Err,
+	})
 }
 
 // bgpServer returns the service behind `routerctl bgp`.

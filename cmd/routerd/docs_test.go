@@ -9,19 +9,6 @@ import (
 	"testing"
 )
 
-// TestTroubleshootingNamesEveryReason: what keeps policy from being ready has a
-// heading for the operator to find; control/operator holds the other reasons to it.
-func TestTroubleshootingNamesEveryReason(t *testing.T) {
-	t.Parallel()
-	b, err := os.ReadFile("../../docs/operations/troubleshoot.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !regexp.MustCompile(`(?m)^#.*` + regexp.QuoteMeta(errRulesToCome.Error())).Match(b) {
-		t.Errorf("no heading for %q", errRulesToCome)
-	}
-}
-
 // TestReliabilityNamesTests: each test and file that the document names is
 // there.
 func TestReliabilityNamesTests(t *testing.T) {

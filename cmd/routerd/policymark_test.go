@@ -17,6 +17,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/netpolicy"
 	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/dataplane/nft"
 	"github.com/routerd/routerd/integration/await"
@@ -101,7 +102,7 @@ func TestOldDisk(t *testing.T) {
 		}
 		return h.denies(denied)
 	})
-	if _, err := os.Stat(policyMark(h.runDir())); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(netpolicy.MarkFile(h.runDir())); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a daemon that may know more than the disk has the mark: %v", err)
 	}
 	r.kill(syscall.SIGTERM)

@@ -20,10 +20,7 @@ func reachState(runDir string) string { return filepath.Join(runDir, "reach.json
 // core at once, before it decides anything.
 func (d *router) newProbe(ctx context.Context) error {
 	log := d.log.With("component", "probe")
-	under := probe.UnderlayConfig{Enabled: d.cfg.Reach.Enabled, Interval: d.cfg.Reach.Interval, Addresses: tunnelAddresses(d.cfg.TunnelAddress)}
-	if d.policy != nil && d.policy.enforcer != nil {
-		under.Sources = d.policy.enforcer.SetSources
-	}
+	under := probe.UnderlayConfig{Enabled: d.cfg.Reach.Enabled, Interval: d.cfg.Reach.Interval, Addresses: tunnelAddresses(d.cfg.TunnelAddress), Sources: d.policy.Sources()}
 	if under.Enabled {
 		asker, err := neighbour.Open()
 		if err != nil {
