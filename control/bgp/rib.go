@@ -9,6 +9,7 @@ import (
 
 	"github.com/routerd/routerd/control/bgp/engine/table"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // batchSize bounds the prefixes in one [Changes]: the reader holds that many at
@@ -31,10 +32,10 @@ type rib struct {
 	urgent  chan struct{} // and it is not to wait for more
 	taken   time.Time     // when something was last taken
 	known   *table.Table[known]
-	pending unheard
-	stale   int  // prefixes that are stale
-	started bool // Reset has been given
-	synced  bool // Synced waits to be given
+	pending dense.Queue[ref] // of which the reader has not heard, in the order in which they changed
+	stale   int              // prefixes that are stale
+	started bool             // Reset has been given
+	synced  bool             // Synced waits to be given
 	sets    pathSets
 
 	// The paths that were set last, and their set if it has users still: prefixes come
@@ -57,37 +58,10 @@ type known struct {
 	stale   bool   // told before the engine was started anew and not told again yet
 }
 
-// unheard are prefixes of which the reader has not heard, in the order in which they
-// changed.
-type unheard struct {
-	refs []ref
-	read int
-}
-
 // ref is a prefix in the table of what is known.
 type ref struct {
 	id     uint32
 	family wire.Family
-}
-
-// keptRefs is for how many prefixes that were read there is room kept.
-const keptRefs = 2 * batchSize
-
-func (u *unheard) len() int { return len(u.refs) - u.read }
-
-func (u *unheard) add(at ref) { u.refs = append(u.refs, at) }
-
-func (u *unheard) next() ref {
-	at := u.refs[u.read]
-	if u.read++; u.read == len(u.refs) {
-		u.read, u.refs = 0, u.refs[:0]
-		if cap(u.refs) > keptRefs {
-			u.refs = nil
-		}
-	} else if u.read > keptRefs && 2*u.read > len(u.refs) {
-		u.read, u.refs = 0, slices.Clone(u.refs[u.read:])
-	}
-	return at
 }
 
 func newRIB() *rib {
@@ -207,7 +181,7 @@ func (r *rib) change(at ref, k *known, s *PathSet) {
 func (r *rib) note(at ref, k *known) {
 	if !k.pending {
 		k.pending = true
-		if r.pending.add(at); r.pending.len() == batchSize {
+		if r.pending.Add(at); r.pending.Len() == batchSize {
 			r.hurry()
 		}
 	}
@@ -310,7 +284,7 @@ func (r *rib) pause() time.Duration {
 	case <-r.urgent: // of what is looked at here
 	default:
 	}
-	if r.pending.len() >= batchSize || len(r.tell) > 0 || r.taken.IsZero() {
+	if r.pending.Len() >= batchSize || len(r.tell) > 0 || r.taken.IsZero() {
 		return 0
 	}
 	return gather - time.Since(r.taken)
@@ -350,17 +324,17 @@ func (r *rib) take() Changes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := Changes{Reset: !r.started, Down: r.tell}
-	if r.pending.len() == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
+	if r.pending.Len() == 0 && !r.synced && len(r.tell)+len(r.again) == 0 {
 		return Changes{}
 	}
 	r.started, r.tell, r.taken = true, nil, time.Now()
-	for range min(r.pending.len(), batchSize) {
-		at := r.pending.next()
+	for range min(r.pending.Len(), batchSize) {
+		at := r.pending.Next()
 		k := r.known.At(at.family, at.id)
 		p := r.known.Prefix(at.family, at.id).Netip()
 		if s := r.sets.numbered(k.set); s != nil {
 			if c.Put == nil {
-				c.Put = make([]Path, 0, min(1+r.pending.len(), batchSize))
+				c.Put = make([]Path, 0, min(1+r.pending.Len(), batchSize))
 			}
 			c.Put = append(c.Put, Path{p, s})
 		} else {
@@ -369,7 +343,7 @@ func (r *rib) take() Changes {
 		k.pending = false
 		r.tidy(at, k)
 	}
-	if r.pending.len() > 0 {
+	if r.pending.Len() > 0 {
 		r.signal()
 		return c
 	}

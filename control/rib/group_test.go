@@ -160,8 +160,8 @@ func TestLossOneAfterAnother(t *testing.T) {
 	lose := func(tor string) {
 		t.Helper()
 		tab.SetPaths(Update{Down: addrs(tor)})
-		if len(tab.turned)+len(tab.dirty) != 0 {
-			t.Errorf("%s lost: all behind %d keys and %d prefixes are to be chosen for anew", tor, len(tab.turned), len(tab.dirty))
+		if len(tab.turned)+tab.dirty.Len() != 0 {
+			t.Errorf("%s lost: all behind %d keys and %d prefixes are to be chosen for anew", tor, len(tab.turned), tab.dirty.Len())
 		}
 		put, del := handedOver(tab)
 		if len(put) != 1 || put[0].Key().Kind() != dataplane.KindNextHopGroup || len(del) != 1 || del[0].Kind() != dataplane.KindNextHop {

@@ -9,6 +9,7 @@ import (
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 type set[K comparable] map[K]struct{}
@@ -22,9 +23,9 @@ type RIB struct {
 	*origins
 	*learnedPaths
 
-	dirty []ref        // to be chosen for anew
-	moved []ref        // routes that changed since the last hand-over
-	up    []netip.Addr // gateways that are down until the withdrawals before are chosen for
+	dirty dense.Queue[ref] // to be chosen for anew
+	moved dense.Queue[ref] // routes that changed since the last hand-over
+	up    []netip.Addr     // gateways that are down until the withdrawals before are chosen for
 
 	followAll bool // every next hop is to be brought up to date
 
@@ -60,19 +61,19 @@ func (c chosen) route(p netip.Prefix) dataplane.Route {
 func (r *RIB) mark(at ref) {
 	if rec := r.prefixes.At(at); rec.flags&isDirty == 0 {
 		rec.flags |= isDirty
-		r.dirty = append(r.dirty, at)
+		r.dirty.Add(at)
 	}
 }
 
 // Choose chooses anew for every prefix that is marked.
 func (r *RIB) Choose() {
 	r.begin()
-	for _, at := range r.dirty {
+	for r.dirty.Len() > 0 {
+		at := r.dirty.Next()
 		r.prefixes.At(at).flags &^= isDirty
 		r.choose(at)
 		r.prefixes.tidy(at)
 	}
-	r.dirty = emptied(r.dirty)
 }
 
 // begin begins a round of choosing.
@@ -90,17 +91,7 @@ func (r *RIB) begin() {
 }
 
 // Unsettled is about how many prefixes wait to be chosen for or handed over.
-func (r *RIB) Unsettled() int { return max(len(r.dirty), len(r.moved)) }
-
-// maxEmptied is how long a list may be to be kept for further use.
-const maxEmptied = 1 << 16
-
-func emptied(list []ref) []ref {
-	if cap(list) > maxEmptied {
-		return nil
-	}
-	return list[:0]
-}
+func (r *RIB) Unsettled() int { return max(r.dirty.Len(), r.moved.Len()) }
 
 // choose takes the best usable candidate for a prefix.
 func (r *RIB) choose(at ref) {
@@ -125,7 +116,7 @@ func (r *RIB) choose(at ref) {
 	}
 	if (was != 0 || ok) && rec.flags&isMoved == 0 {
 		rec.flags |= isMoved
-		r.moved = append(r.moved, at)
+		r.moved.Add(at)
 	}
 	if was != 0 {
 		r.disuse(was)
@@ -203,20 +194,20 @@ func (r *RIB) Counts() (routes, hops int) {
 }
 
 // Changed reports whether routes changed since [RIB.HandedOver].
-func (r *RIB) Changed() bool { return len(r.moved) > 0 }
+func (r *RIB) Changed() bool { return r.moved.Len() > 0 }
 
 // Changes are the routes that changed since [RIB.HandedOver]. They are valid until the RIB changes.
 func (r *RIB) Changes() dataplane.RouteChanges {
 	return dataplane.RouteChanges{
 		Put: func(yield func(dataplane.Route) bool) {
-			for _, at := range r.moved {
+			for at := range r.moved.All() {
 				if rec := r.prefixes.At(at); rec.route != 0 && !yield(r.choices.Value(rec.route).route(rec.prefix())) {
 					return
 				}
 			}
 		},
 		Del: func(yield func(dataplane.RouteKey) bool) {
-			for _, at := range r.moved {
+			for at := range r.moved.All() {
 				if rec := r.prefixes.At(at); rec.route == 0 && !yield(dataplane.RouteKey{Prefix: rec.prefix(), Table: dataplane.MainTable}) {
 					return
 				}
@@ -227,9 +218,9 @@ func (r *RIB) Changes() dataplane.RouteChanges {
 
 // HandedOver forgets which routes changed.
 func (r *RIB) HandedOver() {
-	for _, at := range r.moved {
+	for r.moved.Len() > 0 {
+		at := r.moved.Next()
 		r.prefixes.At(at).flags &^= isMoved
 		r.prefixes.tidy(at)
 	}
-	r.moved = emptied(r.moved)
 }

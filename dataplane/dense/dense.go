@@ -1,6 +1,6 @@
 // Package dense keeps records by the hundred thousand: found by key, without a pointer
 // each, so that to the collector a large table is a few large objects. It also numbers
-// values that many records share.
+// values that many records share, and queues what waits of them.
 package dense
 
 import (
@@ -22,7 +22,7 @@ type Table[K comparable, R any] struct {
 	seed   maphash.Seed
 	chunks []*chunk[R]
 	made   Ref // the first that was never used
-	free   []Ref
+	free   Queue[Ref]
 	n      int
 	index  index
 }
@@ -76,8 +76,8 @@ func (t *Table[K, R]) Make(k K) (r Ref, fresh bool) {
 		t.reindex(size)
 		_, i, _ = t.place(k)
 	}
-	if last := len(t.free) - 1; last >= 0 {
-		r, t.free = t.free[last], t.free[:last]
+	if t.free.Len() > 0 {
+		r = t.free.Next()
 	} else {
 		r = t.made
 		if t.made++; int(r/chunkSize) == len(t.chunks) {
@@ -104,7 +104,7 @@ func (t *Table[K, R]) Remove(k K) {
 	var zero R
 	*t.At(r) = zero
 	t.chunks[r/chunkSize].used[r%chunkSize] = false
-	t.free = append(t.free, r)
+	t.free.Add(r)
 	if t.n--; t.n == 0 {
 		*t = *New(t.key) // a large table that was emptied takes no room
 	} else if size, due := t.index.empty(t.n); due {

@@ -255,15 +255,15 @@ func (wr *writer) removeWithRoutes(hops []op) []op {
 // the builder, or returns what else becomes of the op; judge turns the
 // kernel's answer into a result.
 func (wr *writer) inBatches(ops []op, encode func(*builder, op) *result, judge func(op, error) result) {
-	var b builder
 	if len(ops) == 0 {
 		return
 	}
-	results, sent := wr.results, make([]op, 0, min(len(ops), batchSize))
-	wr.results = nil // in use
+	results, sent, b := wr.results, wr.sent, wr.batch
+	wr.results, wr.sent, wr.batch = nil, nil, builder{} // in use
 	defer func() {
 		clear(results[:cap(results)])
-		wr.results = results[:0]
+		clear(sent[:cap(sent)])
+		wr.results, wr.sent, wr.batch = results[:0], sent[:0], b
 	}()
 	for len(ops) > 0 {
 		n := min(len(ops), batchSize)
@@ -501,7 +501,8 @@ func (wr *writer) encodeRemove(b *builder, o op) *result {
 	switch o.Key.kind() {
 	case dataplane.KindRoute:
 		if wr.hops.wasFlushed(o.Have.hop()) {
-			return &result{}
+			wr.gone = result{}
+			return &wr.gone
 		}
 	case dataplane.KindAddress, dataplane.KindNeighbour, dataplane.KindFDB:
 		var ok bool

@@ -20,6 +20,9 @@ type writer struct {
 	// Scratch of a turn.
 	ops     []op
 	results []result
+	sent    []op
+	batch   builder
+	gone    result // of what there is no message for
 }
 
 // pulse says when the loop last turned; nil: it has not yet. The time is kept whole,

@@ -87,7 +87,7 @@ type Tracker[K comparable, V comparable] struct {
 	counter  uint64
 	epoch    uint32
 
-	ready   [][]*entry // by class, kind of work, source
+	ready   []dense.Queue[*entry] // by class, kind of work, source
 	delayed delays
 	// removed are keys that nobody wants, that somebody added and we removed.
 	removed map[K]failure
@@ -135,7 +135,7 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 		losers:   make(map[*entry][]claim),
 		spoken:   make(map[dataplane.Source]bool),
 		synced:   make(map[dataplane.Source]bool),
-		ready:    make([][]*entry, cfg.Classes*2*len(cfg.Sources)),
+		ready:    make([]dense.Queue[*entry], cfg.Classes*2*len(cfg.Sources)),
 		removed:  make(map[K]failure),
 		waiting:  make(map[*entry]struct{}),
 		groups:   make(map[dataplane.Revision]*group),

@@ -64,20 +64,13 @@ func (t *Tracker[K, V]) AppendDue(out []Op[K, V], class int, remove bool, limit 
 	n := len(t.cfg.Sources)
 	first := t.queue(class, remove, 0)
 	for q := first; q < first+n; q++ {
-		list := t.ready[q]
-		out = slices.Grow(out, min(limit-len(out), len(list)))
-		i := 0
-		for ; i < len(list) && len(out) < limit; i++ {
-			e := list[i]
-			if !e.valid(q) {
-				continue
+		ready := &t.ready[q]
+		out = slices.Grow(out, min(limit-len(out), ready.Len()))
+		for ready.Len() > 0 && len(out) < limit {
+			if e := ready.Next(); e.valid(q) {
+				e.set(isQueued, false)
+				out = append(out, t.op(e))
 			}
-			e.set(isQueued, false)
-			out = append(out, t.op(e))
-		}
-		clear(list[:i])
-		if t.ready[q] = list[i:]; i == len(list) {
-			t.ready[q] = nil
 		}
 	}
 	return out
@@ -102,7 +95,7 @@ func (t *Tracker[K, V]) Removals(class int, each func(have V, n int)) {
 	first := t.queue(class, true, 0)
 	for q := first; q < first+len(t.cfg.Sources); q++ {
 		last, n := uint32(0), 0
-		for _, e := range t.ready[q] {
+		for e := range t.ready[q].All() {
 			if !e.valid(q) || e.mark == t.epoch { // it may stand there twice
 				continue
 			}
@@ -135,12 +128,10 @@ func (t *Tracker[K, V]) HasDueIn(remove bool, from, to int) bool {
 	for class := from; class < to; class++ {
 		first := t.queue(class, remove, 0)
 		for q := first; q < first+n; q++ {
-			list := t.ready[q]
-			for len(list) > 0 && !list[0].valid(q) {
-				list[0], list = nil, list[1:]
-			}
-			if t.ready[q] = list; len(list) > 0 {
-				return true
+			for ready := &t.ready[q]; ready.Len() > 0; ready.Next() {
+				if ready.First().valid(q) {
+					return true
+				}
 			}
 		}
 	}
@@ -389,7 +380,7 @@ func (t *Tracker[K, V]) enqueue(e *entry) {
 	}
 	e.place = uint8(q)
 	e.set(isQueued, true)
-	t.ready[q] = append(t.ready[q], e)
+	t.ready[q].Add(e)
 }
 
 // valid reports whether e, found in queue q, is still to be done from there: it, or what

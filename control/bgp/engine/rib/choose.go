@@ -72,7 +72,7 @@ func (r *RIB) note(f wire.Family, id uint32, e *entry) {
 	for reader := range Reader(Readers) {
 		if e.pending&(1<<reader) == 0 {
 			e.pending |= 1 << reader
-			r.changed[reader][f].ids = append(r.changed[reader][f].ids, id)
+			r.changed[reader][f].Add(id)
 		}
 	}
 }

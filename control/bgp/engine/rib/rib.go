@@ -6,6 +6,7 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/table"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // Peer is the number of a peer in a [RIB].
@@ -85,7 +86,7 @@ type RIB struct {
 	prefixes *table.Table[entry]
 	paths    table.Slab[path]
 	peers    []peer
-	changed  [Readers][wire.Families]queue
+	changed  [Readers][wire.Families]dense.Queue[uint32] // ids of prefixes in the order in which they changed
 	time     uint32
 
 	// Tap is called with every path that comes, changes, is announced again after its peer's restart,
@@ -100,12 +101,6 @@ type RIB struct {
 type entry struct {
 	head    uint32 // its paths, the best one first; 0: none
 	pending uint8  // bits of the readers that are still to see it
-}
-
-// queue is ids of prefixes in the order in which they changed.
-type queue struct {
-	ids  []uint32
-	read int
 }
 
 // New returns an empty RIB. Its paths hold references to sets of the table.
@@ -400,10 +395,9 @@ func (r *RIB) Changes(reader Reader, n int, visit func(prefix wire.Prefix, chose
 	left := n - min(n/2, r.Pending(reader, wire.IPv6)) // so that one family does not hold up the other
 	for f := range wire.Family(wire.Families) {
 		c := &r.changed[reader][f]
-		for ; left > 0 && c.read < len(c.ids); left-- {
+		for ; left > 0 && c.Len() > 0; left-- {
 			n--
-			id := c.ids[c.read]
-			c.read++
+			id := c.Next()
 			e := r.prefixes.At(f, id)
 			e.pending &^= 1 << reader
 			visit(r.prefixes.Prefix(f, id), Paths{r: r, family: f, head: e.head, onlyChosen: true})
@@ -411,28 +405,16 @@ func (r *RIB) Changes(reader Reader, n int, visit func(prefix wire.Prefix, chose
 				r.prefixes.Remove(f, id)
 			}
 		}
-		if c.read == len(c.ids) {
-			c.read, c.ids = 0, c.ids[:0]
-			if cap(c.ids) > keptIDs {
-				c.ids = nil
-			}
-		}
-		if c.read > keptIDs && 2*c.read > len(c.ids) {
-			c.read, c.ids = 0, append([]uint32(nil), c.ids[c.read:]...)
-		}
-		more = more || len(c.ids) > 0
+		more = more || c.Len() > 0
 		left = n
 	}
 	return more
 }
 
-// keptIDs is for how many ids that were read a queue keeps room.
-const keptIDs = 1 << 14
-
 // Pending returns how many prefixes of a family a reader has yet to see. It is handed
 // them in the order in which they changed.
 func (r *RIB) Pending(reader Reader, f wire.Family) int {
-	return len(r.changed[reader][f].ids) - r.changed[reader][f].read
+	return r.changed[reader][f].Len()
 }
 
 // Task is what a walk does with the paths of a peer.

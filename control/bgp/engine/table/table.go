@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/routerd/routerd/control/bgp/engine/wire"
+	"github.com/routerd/routerd/dataplane/dense"
 )
 
 // key is a prefix of one family as a table compares it.
@@ -58,7 +59,7 @@ const (
 type Slab[T any] struct {
 	pieces [][]T
 	next   uint32 // ids from here on were never used; 0 before the first
-	free   []uint32
+	free   dense.Queue[uint32]
 }
 
 // At returns the record of an id.
@@ -66,10 +67,8 @@ func (s *Slab[T]) At(id uint32) *T { return &s.pieces[id>>shift][id&(piece-1)] }
 
 // Allocate returns an id, whose record is as it was left.
 func (s *Slab[T]) Allocate() uint32 {
-	if n := len(s.free); n > 0 {
-		id := s.free[n-1]
-		s.free = s.free[:n-1]
-		return id
+	if s.free.Len() > 0 {
+		return s.free.Next()
 	}
 	s.next = max(s.next, 1)
 	id := s.next
@@ -81,7 +80,7 @@ func (s *Slab[T]) Allocate() uint32 {
 }
 
 // Release gives an id back.
-func (s *Slab[T]) Release(id uint32) { s.free = append(s.free, id) }
+func (s *Slab[T]) Release(id uint32) { s.free.Add(id) }
 
 // Table has a record of kind V for each prefix, whatever its path identifier. Ids are
 // those of a family. Not safe for concurrent use.
