@@ -17,15 +17,27 @@ type printable struct {
 }
 
 func (p *printable) Write(b []byte) (int, error) {
-	in := append(p.rest, b...)
-	p.rest = nil
-	out := make([]byte, 0, len(in))
+	out, rest := appendPrintable(make([]byte, 0, len(b)), append(p.rest, b...))
+	p.rest = append([]byte(nil), rest...)
+	if _, err := p.w.Write(out); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// asPrinted returns text as a printable writes it, for who has to know how wide that is.
+func asPrinted(s string) string {
+	out, rest := appendPrintable(make([]byte, 0, len(s)), []byte(s))
+	return string(out) + string(rest)
+}
+
+// appendPrintable appends what is written of text to out, and returns what is the beginning of a character.
+func appendPrintable(out, in []byte) (written, rest []byte) {
 	for len(in) > 0 {
 		r, n := utf8.DecodeRune(in)
 		switch {
 		case r == utf8.RuneError && n == 1 && !utf8.FullRune(in):
-			p.rest, in = append(p.rest, in...), nil
-			continue
+			return out, in
 		case r == utf8.RuneError && n == 1:
 			out = fmt.Appendf(out, `\x%02x`, in[0])
 		case r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf):
@@ -35,8 +47,5 @@ func (p *printable) Write(b []byte) (int, error) {
 		}
 		in = in[n:]
 	}
-	if _, err := p.w.Write(out); err != nil {
-		return 0, err
-	}
-	return len(b), nil
+	return out, nil
 }

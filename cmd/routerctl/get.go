@@ -274,6 +274,7 @@ func printFound(ctx context.Context, s store.Store, w io.Writer, q query, result
 	case "template":
 		return q.output.render(w, q.named(), results)
 	}
+	var errs []error
 	for i, f := range results {
 		if i > 0 {
 			fmt.Fprintln(w)
@@ -282,14 +283,14 @@ func printFound(ctx context.Context, s store.Store, w io.Writer, q query, result
 		if f.kind == store.KindNode && (q.output.format == "wide" || q.output.format == "columns") {
 			var err error
 			if as, err = globalAS(ctx, s); err != nil {
-				return err
+				errs = append(errs, err) // and all else is shown
 			}
 		}
 		if err := printKind(w, q, f, as); err != nil {
-			return err
+			return errors.Join(append(errs, err)...)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func shortName(k store.Key) string {
@@ -355,7 +356,7 @@ func globalAS(ctx context.Context, s store.Store) (string, error) {
 		return builtIn, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("read the global AS number: %w", err)
+		return "unknown", fmt.Errorf("read the global AS number: %w", err)
 	}
 	if as := o.Value.(*v3.BGPConfiguration).Spec.ASNumber; as != nil {
 		return as.String(), nil

@@ -21,7 +21,7 @@ func tableWidths(head []string, rows [][]string) []int {
 	widths := make([]int, len(head))
 	for _, l := range append([][]string{head}, rows...) {
 		for i, c := range l {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c))
+			widths[i] = max(widths[i], utf8.RuneCountInString(asPrinted(c)))
 		}
 	}
 	return widths
@@ -33,6 +33,7 @@ func printRows(w io.Writer, rows [][]string, widths []int) error {
 	for _, l := range rows {
 		var line strings.Builder
 		for i, c := range l {
+			c = asPrinted(c)
 			line.WriteString(c + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(c))+columnGap))
 		}
 		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
@@ -50,7 +51,7 @@ func printBox(w io.Writer, head []string, rows [][]string) error {
 	for i, h := range head {
 		widths[i], numeric[i] = utf8.RuneCountInString(h), len(rows) > 0
 		for _, r := range rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(r[i]))
+			widths[i] = max(widths[i], utf8.RuneCountInString(asPrinted(r[i])))
 			numeric[i] = numeric[i] && isNumber(r[i])
 		}
 	}
@@ -70,6 +71,7 @@ func printBox(w io.Writer, head []string, rows [][]string) error {
 	rule()
 	for _, r := range rows {
 		for i, c := range r {
+			c = asPrinted(c)
 			space := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
 			if numeric[i] {
 				fmt.Fprintf(&b, "| %s%s ", space, c)

@@ -204,8 +204,13 @@ func writeSection(text []byte, want map[string]any) ([]byte, error) {
 		}
 		return []byte(strings.Join(slices.Concat(lines, []string{"\ndatastore:\n"}, section(strings.Repeat(" ", root.Column+1))), "")), nil
 	case value.Kind == yaml.ScalarNode && value.Tag == "!!null":
-		if value.Value != "" {
-			return nil, errors.New("the section of the datastore is not one key a line")
+		if value.Value != "" { // null, or ~
+			head, tail, ok := strings.Cut(lines[key.Line-1], ":")
+			rest, found := strings.CutPrefix(strings.TrimLeft(tail, " \t"), value.Value)
+			if !ok || !found || value.Line != key.Line {
+				return nil, errors.New("the section of the datastore is not one key a line")
+			}
+			lines[key.Line-1] = head + ":" + rest
 		}
 		return []byte(strings.Join(slices.Insert(lines, key.Line, section(strings.Repeat(" ", key.Column+1))...), "")), nil
 	case value.Kind != yaml.MappingNode || value.Style&yaml.FlowStyle != 0 || len(value.Content) == 0:
