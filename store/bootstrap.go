@@ -17,7 +17,9 @@ import (
 // built-in tiers, and the default BGP and Felix configurations. A cluster that
 // begins with it has a key for BGP, too ([BGPSecret]). What exists is never touched,
 // and any number of hosts may do it at once. Address pools are not its business.
-func Bootstrap(ctx context.Context, s Store) error {
+//
+// What the cluster had, and lacks because somebody deleted it, is made as it was.
+func Bootstrap(ctx context.Context, s Store, had ...Object) error {
 	// Each round makes in one transaction all that is missing. It is repeated
 	// only when another host made some of it meanwhile.
 	for {
@@ -32,7 +34,12 @@ func Bootstrap(ctx context.Context, s Store) error {
 			} else if !errors.Is(err, ErrNotFound) {
 				return fmt.Errorf("bootstrap the datastore: %w", err)
 			}
-			begins = begins || o.Key.Kind == KindClusterInformation
+			if i := slices.IndexFunc(had, func(h Object) bool { return h.Key == o.Key }); i >= 0 {
+				o = had[i]
+				o.Revision = 0
+			} else if o.Key.Kind == KindClusterInformation {
+				begins = true
+			}
 			ops = append(ops, Op{If: IfAbsent(), Action: Put, Role: Prepares, Object: o}) // each stands for itself
 		}
 		// Where one object is written at a time the ClusterInformation is the last one, so that whoever

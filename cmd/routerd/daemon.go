@@ -600,7 +600,10 @@ func (d *router) bootstrap(ctx context.Context) error {
 	return async.Retry(ctx, firstWrites(), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		err := store.Bootstrap(ctx, d.store)
+		had, err := d.had(ctx)
+		if err == nil {
+			err = store.Bootstrap(ctx, d.store, had...)
+		}
 		if err != nil {
 			d.log.Debug("bootstrap; will try again", "error", err)
 			return err
@@ -608,6 +611,23 @@ func (d *router) bootstrap(ctx context.Context) error {
 		d.bgpKey.Made()
 		return nil
 	})
+}
+
+// had returns the ClusterInformation that this host knows of a cluster in which its Node
+// is: then somebody has deleted it if it is not there, while the host was down perhaps.
+// A datastore without the Node is another one, or empty.
+func (d *router) had(ctx context.Context) ([]store.Object, error) {
+	last, err := d.db.Last(ctx)
+	if err != nil || last.Value == nil {
+		return nil, err
+	}
+	switch _, err := d.store.Get(ctx, store.ResourceKey(store.KindNode, d.name)); {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("look for this host's Node: %w", err)
+	}
+	return []store.Object{last}, nil
 }
 
 // firstWrites is the back-off of what a start writes to the datastore.

@@ -362,6 +362,47 @@ func testLockedDatastore(t *testing.T, reserve map[string]any) {
 	})
 }
 
+// TestDeletedWhileDown: a ClusterInformation that somebody deletes while no daemon runs is put
+// back as it was, and no other one is made.
+func TestDeletedWhileDown(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, "10.1.0.11/24")
+			socket := filepath.Join(h.dir, "ext.sock")
+			startStore(t, t.TempDir(), socket)
+			h.usesStore(socket)
+			r := h.start()
+			r.ready()
+			if _, err := r.attach("pod"); err != nil {
+				t.Fatal(err)
+			}
+			s := h.store(socket)
+			info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+			was, err := s.Get(t.Context(), info)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.kill(sig)
+			if err := store.Delete(t.Context(), s, info, 0); err != nil {
+				t.Fatal(err)
+			}
+			r = h.start()
+			r.ready()
+			await.Until(t, "ClusterInformation is there", func() error {
+				is, err := s.Get(t.Context(), info)
+				if err == nil {
+					if diff := cmp.Diff(string(was.Raw), string(is.Raw)); diff != "" {
+						t.Errorf("ClusterInformation (-before +put back):\n%s", diff)
+					}
+				}
+				return err
+			})
+		})
+	}
+}
+
 // TestLockedWhileDown: a daemon that had no lock when it ended writes nothing before it
 // knows of the one that there is now.
 func TestLockedWhileDown(t *testing.T) {

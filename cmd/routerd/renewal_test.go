@@ -60,6 +60,7 @@ func age(t *testing.T, first *running, certFile string, left time.Duration) {
 func TestRenewal(t *testing.T) {
 	t.Parallel()
 	first, two := twoHosts(t)
+	two.config["health"] = map[string]any{"listen": "127.0.0.1:9099"}
 	file := two.writeConfig()
 	args := []string{"join", "--config", file, "--token", first.token(), "--no-start"}
 	if code, out := two.routerd(args...); code != 0 {
@@ -102,6 +103,7 @@ func TestRenewal(t *testing.T) {
 		}
 		return mentions(c.GetReason(), certFile, "read-only file system", "ReadWritePaths="+dir)
 	})
+	two.endShown(endOf(t, certFile))
 	if state := second.kill(syscall.SIGTERM); !state.Success() {
 		t.Errorf("stopped: %v", state)
 	}
@@ -128,6 +130,7 @@ func TestRenewal(t *testing.T) {
 		}
 		return nil
 	})
+	two.endShown(endOf(t, certFile))
 	first.tells(1, "a host got another certificate", "host=host12")
 	// The daemon is a client by it, from its next connection on.
 	second.kill(syscall.SIGKILL)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -13,11 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
+	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
 )
 
@@ -144,6 +148,39 @@ func TestEtcdRoles(t *testing.T) {
 		return err
 	})
 	comesAndGoes(t, r, "pod3")
+
+	// Who deletes ClusterInformation locks nothing. Without the first host's rights it stays
+	// away, which is said; with them it is put back as it was.
+	info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+	was, err := all.Get(t.Context(), info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Delete(t.Context(), all, info, 0); err != nil {
+		t.Fatal(err)
+	}
+	r.when("the deletion is told", func(n *apiv1.NodeResponse) error {
+		c := conditionOf(n, "Datastore")
+		if c.GetOk() {
+			return errors.New("all is well")
+		}
+		return mentions(c.GetReason(), "ClusterInformation default was deleted")
+	})
+	comesAndGoes(t, r, "pod4")
+	run("", script, "--first", "node1")
+	r.when("it is there again", func(n *apiv1.NodeResponse) error {
+		if c := conditionOf(n, "Datastore"); !c.GetOk() {
+			return errors.New(c.GetReason())
+		}
+		return nil
+	})
+	is, err := all.Get(t.Context(), info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(was.Raw), string(is.Raw)); diff != "" {
+		t.Errorf("ClusterInformation (-before +put back):\n%s", diff)
+	}
 }
 
 // comesAndGoes attaches a workload and takes it away.

@@ -26,7 +26,8 @@ import (
 // host are.
 func Saved() []store.Kind {
 	return append(savedForPolicy(),
-		store.KindBGPPeer, store.KindBGPFilter, store.KindIPReservation, store.KindIPAMConfig, store.KindIPAMAffinity, store.KindIPAMBlock)
+		store.KindBGPPeer, store.KindBGPFilter, store.KindIPReservation, store.KindIPAMConfig, store.KindIPAMAffinity, store.KindIPAMBlock,
+		store.KindClusterInformation)
 }
 
 // savedForPolicy lists what the version before kept, in a file for policy alone.

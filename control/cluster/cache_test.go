@@ -125,7 +125,7 @@ func TestFromDisk(t *testing.T) {
 
 	c = onDisk(dir)
 	kinds := []store.Kind{store.KindIPPool, store.KindWorkloadEndpoint, store.KindProfile}
-	from, live, other := c.Follow(kinds...), c.Follow(kinds...), c.Follow(store.KindClusterInformation)
+	from, live, other := c.Follow(kinds...), c.Follow(kinds...), c.Follow(store.KindCalicoNodeStatus)
 	c.Load(from, other) // which is not on disk
 	step := func(f *Follower, source Source, synced bool, rev store.Revision, want ...string) {
 		t.Helper()

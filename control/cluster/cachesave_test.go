@@ -218,7 +218,7 @@ func TestSavesLittle(t *testing.T) {
 		watch <- store.Batch{Synced: true, Revision: 1, Events: []store.Event{pool("a", 1)}}
 		wait(time.Minute)
 		before := c.cache.file.Flushes()
-		r := v3.NewClusterInformation()
+		r := v3.NewCalicoNodeStatus()
 		r.Name = "default"
 		for range 20 {
 			watch <- store.Batch{Revision: 2, Events: []store.Event{eventOf(t, r, false)}}

@@ -114,6 +114,17 @@ func (s *Store) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error
 	return s.Store.Txn(ctx, ops...)
 }
 
+// Last returns ClusterInformation as it was last, once the datastore has said what it has
+// of it or is away; no value: this host has never seen any.
+func (s *Store) Last(ctx context.Context) (store.Object, error) {
+	if err := s.mayWrite(ctx); err != nil && !errors.Is(err, ErrLocked) {
+		return store.Object{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last, nil
+}
+
 // mayWrite waits until it is known whether the datastore is locked. One that is away
 // says so itself.
 func (s *Store) mayWrite(ctx context.Context) error {
