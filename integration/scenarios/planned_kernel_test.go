@@ -24,10 +24,11 @@ func plannedKernel(t *testing.T, l *lab.Lab, host string) map[string]string {
 		Detail struct {
 			Kind string `json:"info_kind"`
 			Data struct {
-				ID    uint32
-				Port  uint16
-				Local string
-				Link  string
+				ID     uint32
+				Port   uint16
+				Local  string
+				Local6 string
+				Link   string
 			} `json:"info_data"`
 		} `json:"linkinfo"`
 	}
@@ -38,7 +39,7 @@ func plannedKernel(t *testing.T, l *lab.Lab, host string) map[string]string {
 		}
 		d := i.Detail.Data
 		add(dataplane.Link{
-			Name: i.Name, Type: dataplane.LinkType(i.Detail.Kind), MTU: i.MTU, MAC: macOf(t, i.MAC), Local: netip.MustParseAddr(d.Local), Parent: d.Link, VNI: d.ID, Port: d.Port,
+			Name: i.Name, Type: dataplane.LinkType(i.Detail.Kind), MTU: i.MTU, MAC: macOf(t, i.MAC), Local: netip.MustParseAddr(d.Local + d.Local6), Parent: d.Link, VNI: d.ID, Port: d.Port,
 		})
 	}
 	ours := func(device string) bool { return out[(dataplane.LinkKey{Name: device}).String()] != "" }
@@ -49,16 +50,16 @@ func plannedKernel(t *testing.T, l *lab.Lab, host string) map[string]string {
 			Len   int `json:"prefixlen"`
 		} `json:"addr_info"`
 	}
-	ipJSON(t, l, host, &addrs, "-4", "addr", "show")
+	ipJSON(t, l, host, &addrs, "addr", "show")
 	for _, a := range addrs {
 		for _, one := range a.Infos {
-			if ours(a.Name) {
-				add(dataplane.Address{Link: a.Name, Prefix: netip.PrefixFrom(netip.MustParseAddr(one.Local), one.Len)})
+			if addr := netip.MustParseAddr(one.Local); ours(a.Name) && !addr.IsLinkLocalUnicast() {
+				add(dataplane.Address{Link: a.Name, Prefix: netip.PrefixFrom(addr, one.Len)})
 			}
 		}
 	}
 	var neighbours []struct{ Dst, Dev, LLAddr string }
-	ipJSON(t, l, host, &neighbours, "-4", "neigh", "show", "nud", "permanent")
+	ipJSON(t, l, host, &neighbours, "neigh", "show", "nud", "permanent")
 	for _, n := range neighbours {
 		if ours(n.Dev) {
 			add(dataplane.Neighbour{Link: n.Dev, Addr: netip.MustParseAddr(n.Dst), MAC: macOf(t, n.LLAddr)})
@@ -71,14 +72,28 @@ func plannedKernel(t *testing.T, l *lab.Lab, host string) map[string]string {
 			add(dataplane.FDBEntry{Link: e.IfName, MAC: macOf(t, e.MAC), Dst: netip.MustParseAddr(e.Dst)})
 		}
 	}
+	for _, family := range []string{"-4", "-6"} {
+		for _, r := range plannedRoutes(t, l, host, family) {
+			out["route "+r.dst] = "route " + r.text
+		}
+	}
+	return out
+}
+
+// plannedRoute is a route: where to, and as plans show it.
+type plannedRoute struct{ dst, text string }
+
+func plannedRoutes(t *testing.T, l *lab.Lab, host, family string) []plannedRoute {
+	t.Helper()
 	var routes []struct {
 		Type, Dst, Gateway, Dev string
 		Metrics                 []struct{ MTU int }
 	}
-	ipJSON(t, l, host, &routes, "-4", "route", "show", "proto", "77")
+	ipJSON(t, l, host, &routes, family, "route", "show", "proto", "77")
+	var out []plannedRoute
 	for _, r := range routes {
-		if !strings.Contains(r.Dst, "/") {
-			r.Dst += "/32"
+		if addr, err := netip.ParseAddr(r.Dst); err == nil {
+			r.Dst = netip.PrefixFrom(addr, addr.BitLen()).String()
 		}
 		s := r.Dst
 		switch {
@@ -92,7 +107,7 @@ func plannedKernel(t *testing.T, l *lab.Lab, host string) map[string]string {
 		for _, m := range r.Metrics {
 			s += fmt.Sprintf(" mtu %d", m.MTU)
 		}
-		out["route "+r.Dst] = "route " + s
+		out = append(out, plannedRoute{r.Dst, s})
 	}
 	return out
 }

@@ -26,14 +26,8 @@ var (
 // policies and sessions is what then becomes of them, and nothing else does. -plan.seed says which changes, -plan.changes how many.
 func TestPlanned(t *testing.T) {
 	t.Parallel()
-	p := &planned{Lab: bringUp(t, "planned", topology(3, 1, store.Direct)), rand: rand.New(rand.NewPCG(*planSeed, 0)), last: map[string]map[string]string{}}
-	p.store = openStore(t, p.Lab)
-	p.wait(t, "the lab is at rest")
-	for i := range *planChanges {
-		what, manifest := p.choose(t)
-		p.change(t, fmt.Sprintf("change %d, seed %d: %s", i, *planSeed, what), manifest)
-		t.Logf("change %d came as planned: %s", i, what)
-	}
+	p := newPlanned(t, "planned", topology(3, 1, store.Direct))
+	p.changes(t, *planChanges)
 	// A host whose daemon is gone is named, and so is the reason.
 	if err := p.Kill(await.Context(t), "node3", unix.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -47,12 +41,38 @@ func TestPlanned(t *testing.T) {
 	})
 }
 
+// TestPlannedDual does so where hosts and pods have addresses of both families.
+func TestPlannedDual(t *testing.T) {
+	t.Parallel()
+	top := topology(3, 1, store.Direct)
+	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.Direct}
+	newPlanned(t, "plannedd", top).changes(t, (*planChanges+1)/2)
+}
+
 // planned is a lab in which changes are planned.
 type planned struct {
 	*lab.Lab
 	store store.Store
 	rand  *rand.Rand
 	last  map[string]map[string]string // what each host's kernel had after the last change
+}
+
+func newPlanned(t *testing.T, suffix string, top lab.Topology) *planned {
+	t.Helper()
+	p := &planned{Lab: bringUp(t, suffix, top), rand: rand.New(rand.NewPCG(*planSeed, 0)), last: map[string]map[string]string{}}
+	p.store = openStore(t, p.Lab)
+	p.wait(t, "the lab is at rest")
+	return p
+}
+
+// changes makes n changes.
+func (p *planned) changes(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		what, manifest := p.choose(t)
+		p.change(t, fmt.Sprintf("change %d, seed %d: %s", i, *planSeed, what), manifest)
+		t.Logf("change %d came as planned: %s", i, what)
+	}
 }
 
 // choose chooses a change.
@@ -63,9 +83,13 @@ func (p *planned) choose(t *testing.T) (what, manifest string) {
 	}
 	switch p.rand.IntN(10) {
 	case 0, 1, 2:
-		spec := fmt.Sprintf("cidr: %s, blockSize: %d, ipipMode: Never, vxlanMode: %s, natOutgoing: %s, nodeSelector: %q, disabled: %s", p.Topology().Pool.CIDR, p.Topology().Pool.BlockSize,
+		name, pool := defaultPool, p.Topology().Pool
+		if p6 := p.Topology().Pool6; p6 != nil && p.rand.IntN(2) == 0 {
+			name, pool = defaultPool6, *p6
+		}
+		spec := fmt.Sprintf("cidr: %s, blockSize: %d, ipipMode: Never, vxlanMode: %s, natOutgoing: %s, nodeSelector: %q, disabled: %s", pool.CIDR, pool.BlockSize,
 			pick("Never", "Always", "CrossSubnet"), pick("false", "true"), pick("all()", "has(none)"), pick("false", "false", "true"))
-		return "the pool: " + spec, resource("IPPool", defaultPool, spec)
+		return "pool " + name + ": " + spec, resource("IPPool", name, spec)
 	case 3:
 		spec := fmt.Sprintf("vxlanVNI: %s, vxlanPort: %s, vxlanMTU: %s", pick("4096", "4097"), pick("4789", "4790"), pick("1400", "1450"))
 		return "numbers: " + spec, resource("FelixConfiguration", "default", spec)
@@ -178,7 +202,7 @@ func (p *planned) change(t *testing.T, what, manifest string) {
 // promised is what a plan says of a host's kernel. Addresses that hosts were yet to take are known by now.
 func (p *planned) promised(t *testing.T, text, host string) []string {
 	t.Helper()
-	var pairs []string
+	var pairs, pairs6 []string
 	for _, h := range p.Hosts() {
 		o, err := p.store.Get(await.Context(t), store.ResourceKey(store.KindNode, h))
 		if err != nil {
@@ -186,13 +210,17 @@ func (p *planned) promised(t *testing.T, text, host string) []string {
 		}
 		n, _ := o.Value.(*store.Node)
 		addr, _, _ := strings.Cut(n.Spec.IPv4VXLANTunnelAddr, "/")
-		pairs = append(pairs, "(an address that "+h+" takes)", addr)
+		addr6, _, _ := strings.Cut(n.Spec.IPv6VXLANTunnelAddr, "/")
+		pairs, pairs6 = append(pairs, "(an address that "+h+" takes)", addr), append(pairs6, "(an address that "+h+" takes)", addr6)
 	}
-	names := strings.NewReplacer(pairs...)
+	names, names6 := strings.NewReplacer(pairs...), strings.NewReplacer(pairs6...)
 	var out []string
 	for _, said := range linesOf(text, host) {
 		kind, _, _ := strings.Cut(said[2:], " ")
 		if slices.Contains([]string{"link", "address", "neighbour", "fdb", "route"}, kind) {
+			if strings.Contains(said, "vxlan-v6") {
+				said = names6.Replace(said)
+			}
 			out = append(out, names.Replace(said))
 		}
 	}
