@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/etcd"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 )
@@ -223,6 +225,82 @@ func TestMemberLost(t *testing.T) {
 	back.writes(1)
 	if got := states(back.members()); strings.Contains(got, "host11") {
 		t.Errorf("members: %s", got)
+	}
+}
+
+// TestMembersRestored: a member that has lost its data needs no snapshot, and is promoted anew; while the others have the
+// datastore a snapshot is not restored beside it; when more than half are lost, one is, and the others join it.
+func TestMembersRestored(t *testing.T) {
+	t.Parallel()
+	hosts := threeHosts(t)
+	first, second, third := hosts[0], hosts[1], hosts[2]
+	first.mustChange("host12", true)
+	first.mustChange("host13", true)
+	file := filepath.Join(third.dir, "routerd.yaml")
+	third.kill(syscall.SIGKILL)
+	snapshot := filepath.Join(third.dir, "backup.db")
+	second.snapshot(snapshot)
+	restore := func(r *running) (int, string) {
+		return r.host.routerd("restore", snapshot, "--config", filepath.Join(r.dir, "routerd.yaml"))
+	}
+	if code, out := restore(third); code == 0 || mentions(out, "host11 and host12", "have it without this host", "on host11: routerctl cluster promote host13", "--force") != nil {
+		t.Errorf("restore beside the others: %d\n%s", code, out)
+	}
+
+	// Its disk is lost.
+	if err := os.RemoveAll(filepath.Join(third.dir, "state", "etcd", "data")); err != nil {
+		t.Fatal(err)
+	}
+	third = third.host.startFrom(file)
+	await.Until(t, "it is a member no more", func() error {
+		if got := states(first.members()); strings.Contains(got, "host13") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	third.ready()
+	third.writes(1)
+	first.mustChange("host13", true)
+	await.Until(t, "it is a member again", func() error { return mentions(states(first.members()), "host13 voter follower") })
+
+	// Two of three are lost.
+	first.kill(syscall.SIGKILL)
+	third.kill(syscall.SIGKILL)
+	second.kill(syscall.SIGTERM)
+	if code, out := restore(second); code != 0 || mentions(out, "the only member of the datastore now", "Restored ") != nil {
+		t.Fatalf("restore: %d\n%s", code, out)
+	}
+	second = second.host.startFrom(filepath.Join(second.dir, "routerd.yaml"))
+	second.ready()
+	if got := states(second.members()); got != "host12 voter leader" {
+		t.Errorf("members: %s", got)
+	}
+	if err := os.Rename(filepath.Join(third.dir, "state", "etcd"), filepath.Join(third.dir, "state", "etcd.before")); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := third.host.routerd("join", "--config", file, "--token", second.token(), "--no-start", "--force"); code != 0 {
+		t.Fatalf("join: %d\n%s", code, out)
+	}
+	third = third.host.startFrom(file)
+	third.ready()
+	second.mustChange("host13", true)
+	third.writes(2)
+}
+
+// snapshot writes the database of this host's datastore to a file.
+func (r *running) snapshot(file string) {
+	r.t.Helper()
+	s, err := etcd.Open(r.t.Context(), etcd.Config{Endpoints: []string{"unix://" + filepath.Join(r.runDir(), config.OperatorSocketName)}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer s.Close()
+	var b bytes.Buffer
+	if _, err := s.Snapshot(await.Context(r.t), &b); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
+		r.t.Fatal(err)
 	}
 }
 

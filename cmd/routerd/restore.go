@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 
 func newRestoreCommand() *cobra.Command {
 	var file string
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "restore SNAPSHOT",
 		Short: "Bring the embedded datastore back from a snapshot",
@@ -26,8 +28,11 @@ Who follows the datastore from another host reads everything anew. What was writ
 after the snapshot is not in it; "routerctl ipam check" names the addresses that are in
 use and that no record has.
 
-Of a cluster of several members this is for when more than half of them are lost: the
-host becomes the only one, and promotes others anew.`,
+Of a cluster of several members this is for when more than half of them are lost, or all
+are to go back to the snapshot, stopped before: the host becomes the only one, and
+promotes others anew. While the others have the datastore it is refused. A member that
+has lost its data needs no snapshot: its routerd goes on as a client, and is promoted
+anew.`,
 		Example: `  systemctl stop routerd
   routerd restore /var/backups/routerd.db
   systemctl start routerd`,
@@ -50,6 +55,17 @@ host becomes the only one, and promotes others anew.`,
 			name, err := c.Name()
 			if err != nil {
 				return err
+			}
+			if is.Peer.IsValid() && !force {
+				log := slog.New(slog.DiscardHandler)
+				others, err := member.Beside(cmd.Context(), membershipConfig(c, name, nil, log))
+				if err != nil {
+					return err
+				}
+				if len(others) > 0 {
+					return fmt.Errorf("the other members of the datastore, %s, have it without this host: what is restored here would be a second one beside theirs. If this host has lost its data, move %s away, start routerd, and on %s: routerctl cluster promote %s. If all are to go back to the snapshot, stop routerd on them first. --force restores all the same",
+						strings.Join(others, " and "), c.EtcdDir(), others[0], name)
+				}
 			}
 			// A member of several is one no more, and not to be one between the two steps:
 			// it would find itself removed from what was restored.
@@ -78,6 +94,7 @@ host becomes the only one, and promotes others anew.`,
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "also while the other members have the datastore")
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
 	return cmd
 }
