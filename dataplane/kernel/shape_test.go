@@ -105,8 +105,8 @@ func TestBytesPerRoute(t *testing.T) {
 	nowBytes, nowObjects := heap()
 	each := float64(nowBytes-bytes) / n
 	t.Logf("%.1f bytes and %d objects for %d routes", each, nowObjects-objects, n)
-	if each > 80 || nowObjects-objects > n/100 {
-		t.Errorf("%.1f bytes a route in %d objects; want at most 80, and chunks", each, nowObjects-objects)
+	if each > 75 || nowObjects-objects > n/100 {
+		t.Errorf("%.1f bytes a route in %d objects; want at most 75, and chunks", each, nowObjects-objects)
 	}
 	runtime.KeepAlive(tracker)
 }
