@@ -252,10 +252,27 @@ func (s *Server) ask(ctx context.Context, node string, question *apiv1.Question)
 	if err := proto.Unmarshal(raw, a); err != nil {
 		return nil, fmt.Errorf("read the answer: %w", err)
 	}
-	if a.GetError() != "" {
-		return nil, errors.New(a.GetError())
+	if err := answered(question, a); err != nil {
+		return nil, err
 	}
 	return a, nil
+}
+
+// answered says why an answer is none to the question.
+func answered(q *apiv1.Question, a *apiv1.Answer) error {
+	said := q.GetLook() == nil || a.GetLook() != nil
+	said = said && (q.GetLoad() == nil || a.GetLoad() != nil)
+	said = said && (q.GetWatch() == nil || a.GetWatch() != nil)
+	said = said && (q.GetPlan() == nil || a.GetPlan() != nil)
+	said = said && (q.GetClock() == nil || a.GetClock().GetTime() != nil)
+	said = said && (q.GetHeard() == nil || a.GetHeard() != nil)
+	switch {
+	case a.GetError() == errOtherVersion.Error() || a.GetError() == "" && !said:
+		return errItsVersion
+	case a.GetError() != "":
+		return errors.New(a.GetError())
+	}
+	return nil
 }
 
 // answer answers a question.

@@ -116,9 +116,6 @@ func (s *Server) members(c doctor.Cluster) (hosts map[string]*apiv1.HostLoad, as
 // askLoads asks hosts for their loads.
 func (s *Server) askLoads(ctx context.Context, hosts map[string]*apiv1.HostLoad, ask []string) {
 	s.askAll(ctx, loadWithin, ask, &apiv1.Question{Load: &apiv1.LoadRequest{}}, func(node string, a *apiv1.Answer, err error) {
-		if err == nil && a.GetLoad() == nil {
-			err = errOtherVersion
-		}
 		if err != nil {
 			hosts[node].Error = err.Error()
 			return
@@ -132,15 +129,15 @@ func (s *Server) askLoads(ctx context.Context, hosts map[string]*apiv1.HostLoad,
 func (s *Server) askAll(ctx context.Context, within time.Duration, ask []string, question *apiv1.Question, yield func(node string, a *apiv1.Answer, err error)) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: its routerd is busy, or of an older version", within))
 	defer cancel()
-	answered := map[string]bool{}
+	heard := map[string]bool{}
 	q, err := proto.Marshal(question)
 	if err == nil {
 		err = s.cfg.AskAll(ctx, ask, q, func(node string, raw []byte) {
-			answered[node] = true
+			heard[node] = true
 			a := &apiv1.Answer{}
 			err := proto.Unmarshal(raw, a)
-			if err == nil && a.GetError() != "" {
-				err = errors.New(a.GetError())
+			if err == nil {
+				err = answered(question, a)
 			}
 			yield(node, a, err)
 		})
@@ -149,7 +146,7 @@ func (s *Server) askAll(ctx context.Context, within time.Duration, ask []string,
 		return
 	}
 	for _, n := range ask {
-		if !answered[n] {
+		if !heard[n] {
 			yield(n, nil, errors.New(status.Convert(err).Message()))
 		}
 	}

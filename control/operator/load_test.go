@@ -58,7 +58,7 @@ func TestAskLoads(t *testing.T) {
 	}
 	delete(hosts, "liar")
 	want := map[string]*apiv1.HostLoad{
-		"good": {Node: "good", Version: "v1"}, "old": {Node: "old", Error: errOtherVersion.Error()}, "broken": {Node: "broken", Error: "no"},
+		"good": {Node: "good", Version: "v1"}, "old": {Node: "old", Error: errItsVersion.Error()}, "broken": {Node: "broken", Error: "no"},
 		"silent": {Node: "silent", Error: "it is not there"},
 	}
 	if d := cmp.Diff(want, hosts, protocmp.Transform()); d != "" {

@@ -459,5 +459,8 @@ func (l *look) narrow(out, in []doctor.Way) {
 // errAlone says that the datastore passes no questions on.
 var errAlone = errors.New("hosts whose datastore is Kubernetes' API cannot ask each other")
 
-// errOtherVersion says that a question came from a daemon that knows more.
+// errItsVersion says that another host's daemon cannot answer what was asked.
+var errItsVersion = errors.New("its routerd is of an older version, which does not know the question: upgrade it, or ask on that host")
+
+// errOtherVersion says that a question came from a daemon that knows more, which knows it by this text.
 var errOtherVersion = errors.New("this host's routerd does not know the question: its version differs")

@@ -54,9 +54,6 @@ func (s *Server) askClocks(ctx context.Context, hosts []string) (list []doctor.C
 	silent := map[string][]string{}
 	asked := time.Now()
 	s.askAll(ctx, clocksWithin, hosts, &apiv1.Question{Clock: &apiv1.ClockRequest{}}, func(node string, a *apiv1.Answer, err error) {
-		if err == nil && a.GetClock().GetTime() == nil {
-			err = errOtherVersion
-		}
 		if err != nil {
 			silent[err.Error()] = append(silent[err.Error()], node)
 			return
@@ -91,7 +88,7 @@ func (s *Server) heardBy(ctx context.Context, list []probe.Echo) []doctor.Known 
 		asking.Go(func() {
 			a, err := s.ask(ctx, x.Node, &apiv1.Question{Heard: &apiv1.HeardRequest{Device: x.Device, Address: x.Local.String()}})
 			switch h := a.GetHeard(); {
-			case err != nil || h == nil: // it is not there, or of an older version
+			case err != nil: // it is not there, or of an older version
 			case h.GetAgo() != nil && h.GetAgo().AsDuration() < time.Since(x.Sent):
 				out[i] = doctor.Yes
 			default:

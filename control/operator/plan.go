@@ -81,9 +81,6 @@ func (s *Server) Plan(ctx context.Context, req *apiv1.PlanRequest, yield func(*a
 			}
 			s.askAll(ctx, planWithin, ask, &apiv1.Question{Plan: req}, func(name string, a *apiv1.Answer, err error) {
 				p := a.GetPlan()
-				if err == nil && p == nil {
-					err = errOtherVersion
-				}
 				if err != nil {
 					p = &apiv1.HostPlan{Error: err.Error()}
 				}
