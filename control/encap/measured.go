@@ -88,7 +88,7 @@ func (r *receiver) setKernel(now map[dataplane.Encap]State) bool {
 
 // MTU is what workloads of a family may send, in bytes: what every encapsulation takes
 // that is in use or wanted, and every device as it is. 0 while the underlay is
-// not known, and where this host reaches nobody in the family.
+// not known, and where this host reaches no peer in the family.
 func (r *receiver) MTU(inner dataplane.Family) int {
 	encaps := set[dataplane.Encap]{}
 	pools := 0

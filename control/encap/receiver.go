@@ -43,7 +43,7 @@ func newReceiver(e *ends, p *publishing, o *desired.Objects) *receiver {
 }
 
 // accepts reports whether this host accepts an encapsulation. What it published
-// stands until the kernel refuses: a device that somebody deleted is put back
+// stands until the kernel refuses: a device that another program deleted is put back
 // sooner than the others would have changed.
 func (r *receiver) accepts(f dataplane.Encap) bool {
 	st := r.kernel[f]
@@ -188,7 +188,7 @@ func (r *receiver) saw(f dataplane.Encap, accepts, uses set[dataplane.Encap]) bo
 }
 
 // left reports whether the previous run left the device of a tunnel. That of ipip is
-// there in any case, and down when nobody wants it.
+// there in any case, and down when no pool wants it.
 func (e *ends) left(f dataplane.Encap) bool {
 	if f.Driver == dataplane.DriverVXLAN {
 		_, ok := e.deviceOf(f)
@@ -438,7 +438,7 @@ func (e *ends) deafLinks() []dataplane.Object {
 // lacksAddress reports whether a device is to get an IPv4 address and has none
 // yet. On a device without any the kernel's source check drops everything, in
 // its loose mode too (fib_validate_source), so until then nothing is accepted.
-// A host whose workloads are in other pools gets none: nobody sends to it.
+// A host whose workloads are in other pools gets none: no peer sends to it.
 func (r *receiver) lacksAddress(f dataplane.Encap, objs []dataplane.Object) (device string, lacks bool) {
 	for _, o := range objs {
 		switch o := o.(type) {

@@ -33,11 +33,11 @@ func (w Path) settled() bool {
 type sender struct {
 	*receiver
 	delivery map[dataplane.Family]map[string]map[dataplane.Encap]dataplane.Delivery // what was measured, by node
-	probing  map[dataplane.Family]bool                                              // there is somebody who probes
+	probing  map[dataplane.Family]bool                                              // there is a prober
 	paths    map[Key]Path
 	lost     map[string]int                                              // by pool, paths that stay as they were because probes get lost
 	prepared map[Key][]dataplane.Object                                  // what an encapsulation that is to come needs
-	learned  func(netip.Addr) (gateway netip.Addr, link string, ok bool) // by BGP; nil: nobody says
+	learned  func(netip.Addr) (gateway netip.Addr, link string, ok bool) // by BGP; nil: not known
 	retarget set[string]                                                 // nodes for which what is to be measured may have changed
 
 	// To be planned anew: with what changed of a node, and of this host, which is

@@ -57,7 +57,7 @@ func (t *probeTargets) Targets() ([]dataplane.ProbeTarget, bool) {
 	for _, name := range slices.Sorted(maps.Keys(t.targeted)) {
 		from := len(out)
 		out = append(out, t.targeted[name]...)
-		t.targeted[name] = out[from:len(out):len(out)] // kept once: nobody changes it
+		t.targeted[name] = out[from:len(out):len(out)] // kept once: no reader changes it
 	}
 	return out, true
 }

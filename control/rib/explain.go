@@ -97,7 +97,7 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 		if !ok {
 			usurped = r.usurped(p, path)
 		}
-		if ok && o.node == r.nodes.Self { // a local workload has it, or nobody
+		if ok && o.node == r.nodes.Self { // a local workload has it, or none
 			c.Reason = "the prefix is this host's own"
 		} else if usurped != nil {
 			c.Reason = usurped.Error()

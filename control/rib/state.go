@@ -9,7 +9,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// State is what a table has been told: enough to make another one that chooses the
+// State is what a table was given: enough to make another one that chooses the
 // same routes.
 type State struct {
 	blocks map[store.Key]*cluster.Block
@@ -17,7 +17,7 @@ type State struct {
 	down   []netip.Addr
 }
 
-// State returns what the table has been told so far.
+// State returns what the table was given so far.
 func (r *RIB) State() State {
 	s := State{blocks: maps.Clone(r.blocks)}
 	for _, rec := range r.prefixes.All() {

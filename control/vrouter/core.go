@@ -29,7 +29,7 @@ type Config struct {
 	// as the sink's owner does. Optional: everything counts as done at once.
 	Status func(dataplane.Key) (dataplane.Status, bool)
 
-	// Publish says that somebody takes [Core.Publications]. Without it this
+	// Publish says that [Core.Publications] has a reader. Without it this
 	// host follows its pools at once, like a node that knows nothing of live
 	// changes.
 	Publish bool
@@ -46,8 +46,8 @@ type Config struct {
 	// meanwhile. Zero: nothing is held back.
 	DeferBGP time.Duration
 
-	// Tracer is told how long a change of the datastore takes to the kernel; nil:
-	// nobody is.
+	// Tracer records how long a change of the datastore takes to the kernel; nil:
+	// nothing does.
 	Tracer *spans.Tracer
 }
 

@@ -35,7 +35,7 @@ func (m *mtus) set(of func(dataplane.Family) int) {
 
 // MTU is what the pools of a family leave for workloads, in bytes: the
 // smallest that anything in use or wanted takes. It is 0 while the underlay is
-// not known, and where this host reaches nobody in the family. Where it falls,
+// not known, and where this host reaches no peer in the family. Where it falls,
 // tunnels wait until [Core.WorkloadMTU] says that the workloads follow; where
 // it rises, tunnels are larger already.
 func (c *Core) MTU(f dataplane.Family) int { return int(c.mtus.of(f).Load()) }

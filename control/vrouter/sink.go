@@ -89,7 +89,7 @@ func (c *Core) confirmed(l *loop) bool {
 	}
 	// To wait with a context that has ended is to ask: an error of the context
 	// says that something was not tried or waits. What was refused is tried
-	// again by the sink, and holds nobody up here.
+	// again by the sink, and holds nothing up here.
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	for len(l.removals) > 0 {

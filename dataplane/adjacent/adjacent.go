@@ -4,8 +4,8 @@
 // A neighbour is known by its router advertisements (RFC 4861, section 4.2),
 // which FRR and the switches of top-of-rack fabrics send where they are to peer
 // over a device, or else because the kernel has heard of it. On the devices that
-// it is told of, this host advertises itself as a router that is nobody's default
-// router, and solicits while it knows of nobody.
+// it is given, this host advertises itself as a router with a lifetime of 0, which is no
+// host's default router, and solicits while it knows no neighbour.
 package adjacent
 
 import (
@@ -175,7 +175,7 @@ func onLink(e neighbour.Event) bool { return e.Addr.Is6() && e.Addr.IsLinkLocalU
 
 // loop is what uses w. list says what the kernel knows.
 func (t *Tracker) loop(ctx context.Context, w *watch, list func(func(neighbour.Event)) error, messages <-chan heard, events <-chan neighbour.Event) error {
-	var told map[string]Link // nil: nothing yet
+	var published map[string]Link // nil: nothing yet
 	set := false
 	clock := time.NewTicker(interval)
 	defer clock.Stop()
@@ -207,10 +207,10 @@ func (t *Tracker) loop(ctx context.Context, w *watch, list func(func(neighbour.E
 			owed.Reset(wait)
 		}
 		if !set {
-			continue // nobody knows yet which devices there are
+			continue // it is not known yet which devices there are
 		}
-		if now := w.links(); told == nil || !reflect.DeepEqual(now, told) {
-			told = now
+		if now := w.links(); published == nil || !reflect.DeepEqual(now, published) {
+			published = now
 			t.changed(now)
 		}
 	}

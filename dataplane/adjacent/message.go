@@ -15,7 +15,7 @@ const (
 )
 
 // advertisement says that a router is here and nothing else: with a lifetime
-// and parameters of 0 nobody takes it for a default router or learns any setting
+// and parameters of 0 no host takes it for a default router or learns any setting
 // from it (RFC 4861 section 4.2). The kernel fills in checksums.
 func advertisement(mac dataplane.MAC) []byte {
 	b := make([]byte, advertisementLen, advertisementLen+8)
@@ -58,8 +58,8 @@ type kind uint8
 const (
 	nothing    kind = iota
 	advertises      // a router is there
-	solicits        // somebody asks for routers
-	answers         // somebody answers our echo request
+	solicits        // a neighbour asks for routers (RFC 4861, section 4.1)
+	answers         // a neighbour answers our echo request
 )
 
 // meaning says what a message is, as far as it is one that a node must accept

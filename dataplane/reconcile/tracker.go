@@ -82,14 +82,14 @@ type Tracker[K comparable, V comparable] struct {
 	losers   map[*entry][]claim // by source
 	spoken   map[dataplane.Source]bool
 	synced   map[dataplane.Source]bool
-	listed   bool // what there is was told once
+	listed   bool // what there is was listed once
 	swept    bool // all sources are synced
 	counter  uint64
 	epoch    uint32
 
 	ready   []dense.Queue[*entry] // by class, kind of work, source
 	delayed delays
-	// removed are keys that nobody wants, that somebody added and we removed.
+	// removed are keys that no source wants, that another program added and we removed.
 	removed map[K]failure
 	waiting map[*entry]struct{}
 
@@ -199,7 +199,7 @@ func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del it
 }
 
 // Synced says that src has said all that it wants. When all sources are, what
-// nobody wanted in this run is removed.
+// none of them wanted in this run is removed.
 func (t *Tracker[K, V]) Synced(src dataplane.Source) {
 	t.lock()
 	defer t.mu.Unlock()
@@ -388,7 +388,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 }
 
 // SetHave says that k is there with value v. It returns true if k was as it
-// should be before, which for a key that nobody wants is absent, and is not
+// should be before, which for a key that no source wants is absent, and is not
 // now. It is true too of a key that was never wanted and comes between the first
 // listing and the sweep, for which it waits as what the previous run left does.
 func (t *Tracker[K, V]) SetHave(k K, v V) bool { return t.set(k, v, true) }
@@ -412,11 +412,11 @@ func (t *Tracker[K, V]) strays(e *entry) bool {
 	return t.listed && !t.swept && !e.exists() && !e.wanted() && !e.ours()
 }
 
-// LoseHave says that somebody removed k. It returns true if k was as wanted
+// LoseHave says that another program removed k. It returns true if k was as wanted
 // before.
 func (t *Tracker[K, V]) LoseHave(k K) bool { return t.gone(k, true) }
 
-// LoseDependent is LoseHave for a key that went with something else: nobody
+// LoseDependent is LoseHave for a key that went with something else: no program
 // insists on its absence, so it is never held back for being lost often.
 func (t *Tracker[K, V]) LoseDependent(k K) bool { return t.gone(k, false) }
 
@@ -467,7 +467,7 @@ func (t *Tracker[K, V]) drifted(e *entry, was, blame bool) bool {
 	return true
 }
 
-// Drifts returns how often in a row somebody undid k, and when it is put right
+// Drifts returns how often in a row another program undid k, and when it is put right
 // again if that is held back.
 func (t *Tracker[K, V]) Drifts(k K) (n int, due time.Time) {
 	t.mu.Lock()
@@ -496,7 +496,7 @@ func (t *Tracker[K, V]) setHave(e *entry, k K, v V, exists bool) {
 }
 
 // Settled reports whether k is as it should be: as wanted, or absent where
-// nobody wants it.
+// no source wants it.
 func (t *Tracker[K, V]) Settled(k K) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

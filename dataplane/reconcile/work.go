@@ -268,7 +268,7 @@ const (
 	calmAfter  = 2 * time.Second
 )
 
-// forgetRemoved forgets the keys that nobody has added again for long.
+// forgetRemoved forgets the keys that no other program has added again for long.
 func (t *Tracker[K, V]) forgetRemoved() {
 	for k, tr := range t.removed {
 		if t.cfg.Now().Sub(tr.lastDrift) > 2*t.cfg.MaxBackoff {
@@ -277,7 +277,7 @@ func (t *Tracker[K, V]) forgetRemoved() {
 	}
 }
 
-// lost notes that somebody else undid e.
+// undone notes that another program undid e.
 func (t *Tracker[K, V]) undone(e *entry) {
 	tr := t.fails(e)
 	now := t.cfg.Now()

@@ -14,33 +14,33 @@ import (
 )
 
 // lazily is how long a revision that changed nothing for the consumer may wait
-// for company before it is told on its own.
+// for company before it is delivered on its own.
 const lazily = time.Second
 
 // maxEmptied is how large a batch may be after which the room for its keys is kept.
 const maxEmptied = 1024
 
 // Feed is the half of a watch that looks towards the consumer. The backend
-// tells it what it reads; the feed remembers what the consumer knows (a
+// reports to it what it reads; the feed remembers what the consumer knows (a
 // revision and a hash per key, no values), works out differences, and joins what the
 // consumer has not taken yet into one batch with at most one event per key, so
 // that a slow consumer costs memory by keys, not by changes.
 //
-// The methods that tell may be called from one goroutine, while [Feed.Run]
+// The methods that report may be called from one goroutine, while [Feed.Run]
 // runs in another.
 type Feed struct {
 	wants map[store.Kind]bool
 
 	mu      sync.Mutex
-	known   map[store.Key]known // what was told or is pending
+	known   map[store.Key]known // what was delivered or is pending
 	seed    maphash.Seed
 	pending []store.Event     // the last change of each key, by the order of changes; may have holes
 	at      map[store.Key]int // where in pending
 	rev     store.Revision    // of the store
-	told    store.Revision    // the revision that the consumer knows
+	given   store.Revision    // the revision that the consumer knows
 	synced  bool              // the pending state is complete
-	due     bool              // the pending revision is worth telling now
-	err     error             // an outage that is not told yet
+	due     bool              // the pending revision is worth a batch now
+	err     error             // an outage that is not delivered yet
 	places  map[string]store.Revision
 	// withheld is replaced, not changed: batches share it.
 	withheld map[store.Kind]store.Withheld
@@ -48,7 +48,7 @@ type Feed struct {
 	wake async.Signal
 }
 
-// known is what was told of a key.
+// known is what was delivered of a key.
 type known struct {
 	rev store.Revision
 	sum uint64 // of what is stored
@@ -87,18 +87,18 @@ func (it Item) Event() store.Event {
 	return Event(it.Key, it.Revision, it.Raw)
 }
 
-// Reset tells the complete state of the wanted kinds at rev. The consumer gets
+// Reset reports the complete state of the wanted kinds at rev. The consumer gets
 // what differs from what it knows, marked as synced; only that is decoded.
 func (f *Feed) Reset(rev store.Revision, items []Item) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.replace(rev, items, func(store.Key) bool { return true })
 	f.rev, f.synced = rev, true
-	f.err = nil // an outage that ended before it was told is no news
+	f.err = nil // an outage that ended before it was delivered is no news
 	f.wake.Set()
 }
 
-// ResetPart is [Feed.Reset] for a backend that reads its state in parts: it tells
+// ResetPart is [Feed.Reset] for a backend that reads its state in parts: it reports
 // the complete state of those keys that belong to one.
 func (f *Feed) ResetPart(rev store.Revision, items []Item, belongs func(store.Key) bool) {
 	f.mu.Lock()
@@ -108,7 +108,7 @@ func (f *Feed) ResetPart(rev store.Revision, items []Item, belongs func(store.Ke
 	f.wake.Set()
 }
 
-// Place notes how far one of the watches is whose changes were told; 0: it is
+// Place notes how far one of the watches is whose changes were reported; 0: it is
 // nowhere.
 func (f *Feed) Place(watch string, rev store.Revision) {
 	f.mu.Lock()
@@ -123,7 +123,7 @@ func (f *Feed) Place(watch string, rev store.Revision) {
 	f.places[watch] = rev
 }
 
-// Withhold says of which kinds nothing new is told. The caller does not change the
+// Withhold says of which kinds nothing new is reported. The caller does not change the
 // map after that.
 func (f *Feed) Withhold(kinds map[store.Kind]store.Withheld) {
 	f.mu.Lock()
@@ -132,7 +132,7 @@ func (f *Feed) Withhold(kinds map[store.Kind]store.Withheld) {
 	f.wake.Set()
 }
 
-// Synced tells that all was told again, after an outage in which nothing had to
+// Synced reports that all was reported again, after an outage in which nothing had to
 // be read anew.
 func (f *Feed) Synced() {
 	f.mu.Lock()
@@ -191,9 +191,9 @@ func compareKeys(a, b store.Key) int {
 	return 0
 }
 
-// Change tells the changes of consecutive revisions, in order, of which rev is
-// the last. Without events for the consumer, the revision is told when there
-// is something else to tell, or after a second.
+// Change reports the changes of consecutive revisions, in order, of which rev is
+// the last. Without events for the consumer, the revision is delivered when there
+// is something else to deliver, or after a second.
 func (f *Feed) Change(rev store.Revision, events []store.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,8 +204,8 @@ func (f *Feed) Change(rev store.Revision, events []store.Event) {
 	f.wake.Set()
 }
 
-// Progress tells that the store is at rev and that all changes up to it were
-// told.
+// Progress reports that the store is at rev and that all changes up to it were
+// reported.
 func (f *Feed) Progress(rev store.Revision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,7 +215,7 @@ func (f *Feed) Progress(rev store.Revision) {
 	}
 }
 
-// Outage tells that the store cannot be reached. The caller calls it once per
+// Outage reports that the store cannot be reached. The caller calls it once per
 // outage.
 func (f *Feed) Outage(err error) {
 	f.mu.Lock()
@@ -256,15 +256,15 @@ func (f *Feed) compact() {
 }
 
 // take returns the next batch and removes it. It reports false when there is
-// nothing to tell; lazy then says that there is a bare revision.
+// nothing to deliver; lazy then says that there is a bare revision.
 func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case len(f.at) > 0 || f.synced || f.due || even && f.rev > f.told:
+	case len(f.at) > 0 || f.synced || f.due || even && f.rev > f.given:
 		f.compact()
 		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places), Withheld: f.withheld}
-		f.pending, f.synced, f.due, f.told = nil, false, false, f.rev
+		f.pending, f.synced, f.due, f.given = nil, false, false, f.rev
 		if len(b.Events) > maxEmptied {
 			f.at = make(map[store.Key]int) // a map never shrinks
 		} else {
@@ -272,16 +272,16 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 		}
 		return b, true, false
 	case f.err != nil:
-		// With the bare revision, if one waits: told later, it would look as if
+		// With the bare revision, if one waits: delivered later, it would look as if
 		// the store were back.
 		b = store.Batch{Revision: f.rev, Err: f.err, Withheld: f.withheld}
-		f.err, f.told = nil, f.rev
+		f.err, f.given = nil, f.rev
 		return b, true, false
 	}
-	return store.Batch{}, false, f.rev > f.told
+	return store.Batch{}, false, f.rev > f.given
 }
 
-// Run hands batches to out until ctx ends. What is told while the consumer is
+// Run hands batches to out until ctx ends. What is reported while the consumer is
 // busy comes as one batch.
 func (f *Feed) Run(ctx context.Context, out chan<- store.Batch) {
 	var timer *time.Timer
