@@ -51,7 +51,7 @@ func (p Publisher) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.Log.Info("published which packets this host takes in", "accepts", e.Accepts, "uses", e.Uses, "sends", e.Sends)
+		p.Log.Info("published which packets this host takes in", "accepts", e.Accepts, "uses", e.Uses, "sends", e.Sends, "stays", e.Stays, "refuses", e.Refuses)
 		if err := p.Core.Published(ctx, rev); err != nil {
 			return err
 		}
