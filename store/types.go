@@ -107,7 +107,7 @@ type WorkloadEndpointSpec struct {
 	MAC                        string                 `json:"mac,omitempty"`
 	Ports                      []WorkloadEndpointPort `json:"ports,omitempty"`
 	AllowSpoofedSourcePrefixes []string               `json:"allowSpoofedSourcePrefixes,omitempty"`
-	QoSControls                json.RawMessage        `json:"qosControls,omitempty"` // kept, not used
+	QoSControls                json.RawMessage        `json:"qosControls,omitempty"` // see [WorkloadEndpointSpec.QoS]; kept as it was written
 }
 
 // IPNAT is a floating address of an endpoint.

@@ -3,12 +3,15 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/bootid"
@@ -19,7 +22,7 @@ import (
 
 // TestKubernetes: a daemon whose datastore is Kubernetes' API registers its host on the
 // Node, says there that the network is available, and attaches a pod, of which it tells
-// the API. Killed, and started again while the API is away, it detaches the pod; the API
+// the API, with the limits of the pod's annotations. Killed, and started again while the API is away, it detaches the pod; the API
 // is told when it is back. What a real API server says to it is tried in integration/kube.
 func TestKubernetes(t *testing.T) {
 	t.Parallel()
@@ -43,7 +46,7 @@ func TestKubernetes(t *testing.T) {
 	const node, pod = "/api/v1/nodes/node1", "/api/v1/namespaces/default/pods/web"
 	for path, text := range map[string]string{
 		node:                             fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","status":{"addresses":[{"type":"InternalIP","address":"10.1.0.11"}],"nodeInfo":{"bootID":%q}}}`, boot),
-		pod:                              `{"kind":"Pod","apiVersion":"v1","metadata":{"labels":{"app":"web"}},"spec":{"nodeName":"node1","serviceAccountName":"default"},"status":{"phase":"Pending"}}`,
+		pod:                              `{"kind":"Pod","apiVersion":"v1","metadata":{"labels":{"app":"web"},"annotations":{"kubernetes.io/egress-bandwidth":"8M"}},"spec":{"nodeName":"node1","serviceAccountName":"default"},"status":{"phase":"Pending"}}`,
 		"/api/v1/namespaces/kube-system": `{"kind":"Namespace","apiVersion":"v1"}`,
 		"/api/v1/namespaces/default":     `{"kind":"Namespace","apiVersion":"v1"}`,
 		"/api/v1/namespaces/default/serviceaccounts/default": `{"kind":"ServiceAccount","apiVersion":"v1"}`,
@@ -66,12 +69,18 @@ func TestKubernetes(t *testing.T) {
 	at := &apiv1.Attachment{Network: "routerd", ContainerId: "c1", Ifname: "eth0"}
 	web := &apiv1.Workload{Orchestrator: "k8s", Namespace: "default", Pod: "web"}
 	web.Uid = uidOf(t, api.Get(pod))
-	got, err := r.cni.Add(await.Context(t), &apiv1.AddRequest{Attachment: at, Workload: web, Netns: netnstest.New(t).Path, AssignIpv4: true})
+	inside := netnstest.New(t)
+	got, err := r.cni.Add(await.Context(t), &apiv1.AddRequest{Attachment: at, Workload: web, Netns: inside.Path, AssignIpv4: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	addr, _, _ := strings.Cut(got.GetAddresses()[0].GetCidr(), "/")
 	says("the API has the pod's address", pod, `"cni.projectcalico.org/podIP":"`+addr+`/32"`, `"cni.projectcalico.org/containerID":"c1"`)
+
+	const megabyte, seconds = 1 << 20, 2
+	if n := stream(t, inside, h.ns, seconds*time.Second); n < megabyte/4 || n > (seconds+2)*megabyte {
+		t.Errorf("with 8 Mbit/s a stream of %d s brought %d bytes", seconds, n)
+	}
 
 	r.kill(syscall.SIGKILL)
 	api.SetAway(true)
@@ -91,6 +100,49 @@ func TestKubernetes(t *testing.T) {
 	if state := r.kill(syscall.SIGTERM); !state.Success() {
 		t.Errorf("stopped, it ended with %s", state)
 	}
+}
+
+// stream sends by TCP from one namespace to the host's address in another as fast as that
+// goes, and returns how many bytes came in a time.
+func stream(t *testing.T, from, to *netnstest.Netns, lasts time.Duration) (n int64) {
+	t.Helper()
+	var l net.Listener
+	err := to.Do(func() (err error) {
+		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "10.1.0.11:0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var out net.Conn
+	err = from.Do(func() (err error) {
+		out, err = (&net.Dialer{}).DialContext(await.Context(t), "tcp4", l.Addr().String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for b := make([]byte, 1<<16); ; {
+			if _, err := out.Write(b); err != nil {
+				return // the test closes it
+			}
+		}
+	})
+	defer writer.Wait()
+	defer out.Close()
+	in, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := in.SetReadDeadline(time.Now().Add(lasts)); err != nil {
+		t.Fatal(err)
+	}
+	n, _ = io.Copy(io.Discard, in) // the deadline ends it
+	return n
 }
 
 func uidOf(t *testing.T, raw []byte) string {

@@ -31,6 +31,7 @@ type more struct {
 	Ports          []store.WorkloadEndpointPort `json:"ports,omitempty"`
 	Sources        []string                     `json:"sources,omitempty"`  // further addresses that it may send from
 	Floating       []netip.Addr                 `json:"floating,omitempty"` // translated to the workload's own
+	QoSControls    json.RawMessage              `json:"qosControls,omitempty"`
 }
 
 // fill writes into an endpoint what is said of it.
@@ -40,6 +41,7 @@ func (m *more) fill(w *store.WorkloadEndpoint, addrs []netip.Addr) {
 	}
 	w.UID, w.Labels = m.UID, maps.Clone(m.Labels)
 	w.Spec.ServiceAccountName, w.Spec.Ports, w.Spec.AllowSpoofedSourcePrefixes = m.ServiceAccount, m.Ports, m.Sources
+	w.Spec.QoSControls = m.QoSControls
 	if len(m.Profiles) > 0 {
 		w.Spec.Profiles = m.Profiles
 	}
@@ -125,21 +127,21 @@ func (p *pods) relabel(ev *cluster.Change) {
 	p.known[ev.Key] = &next
 }
 
-// limited says of a pod's limits that they are not carried out, once for each change of
-// them.
+// limited says of a pod's limits that they make no sense, or what of them is not carried
+// out, once for each change of them.
 func (p *pods) limited(was, now *store.WorkloadEndpoint) {
-	names, err := checkLimits(now.Annotations)
-	if was != nil && was.UID == now.UID {
-		before, berr := checkLimits(was.Annotations)
-		if slices.Equal(before, names) && (err == nil) == (berr == nil) {
-			return
+	says := func(w *store.WorkloadEndpoint) string {
+		if _, err := store.QoSOf(w.Annotations); err != nil {
+			return "a pod's limits make no sense, and it has none; a pod that starts with them is refused: " + err.Error()
 		}
+		if _, ok := w.Annotations[store.AnnotationPrefixQoS+"dscp"]; ok {
+			return "annotation " + store.AnnotationPrefixQoS + "dscp of a pod is not carried out: routerd marks no packets"
+		}
+		return ""
 	}
-	switch pod := now.Namespace + "/" + now.Spec.Pod; {
-	case err != nil:
-		p.log.Warn("a pod's limits make no sense; a pod that starts with them is refused", "pod", pod, "error", err)
-	case len(names) > 0:
-		p.log.Warn("a pod's limits are not carried out: routerd does not limit bandwidth, packets and connections of single pods", "pod", pod, "annotations", names)
+	text := says(now)
+	if text != "" && (was == nil || was.UID != now.UID || says(was) != text) {
+		p.log.Warn("limits of a pod", "pod", now.Namespace+"/"+now.Spec.Pod, "error", text)
 	}
 }
 
@@ -161,7 +163,7 @@ func (p *pods) complete(ctx context.Context, req AddRequest) (AddRequest, *more,
 	}
 	return req, &more{
 		UID: w.UID, Labels: w.Labels, Profiles: w.Spec.Profiles, ServiceAccount: w.Spec.ServiceAccountName, Ports: w.Spec.Ports,
-		Sources: w.Spec.AllowSpoofedSourcePrefixes, Floating: req.Floating,
+		Sources: w.Spec.AllowSpoofedSourcePrefixes, Floating: req.Floating, QoSControls: w.Spec.QoSControls,
 	}, nil
 }
 
@@ -232,7 +234,7 @@ func (p *pods) ask(req *AddRequest, w *store.WorkloadEndpoint) error {
 		maps.Copy(of, req.NamespaceLabels)
 		req.NamespaceLabels = of
 	}
-	if _, err := checkLimits(w.Annotations); err != nil {
+	if _, err := store.QoSOf(w.Annotations); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
 	for _, annotations := range sources {

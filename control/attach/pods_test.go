@@ -1,7 +1,9 @@
 package attach
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -166,4 +168,30 @@ func TestNoPod(t *testing.T) {
 	}
 	w.del(a, req)
 	w.expectClean()
+}
+
+// TestLimitsAreSaid: that a pod's limits make no sense, or are not carried out, is said
+// once for each change of that.
+func TestLimitsAreSaid(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	p := newPods(true, "node-a", nil, slog.New(slog.NewTextHandler(&out, nil)))
+	for _, step := range []struct {
+		annotations map[string]string
+		want        string // empty: nothing is said
+	}{
+		{nil, ""},
+		{map[string]string{store.AnnotationIngressBandwidth: "1M"}, ""},
+		{map[string]string{store.AnnotationIngressBandwidth: "x"}, "make no sense"},
+		{map[string]string{store.AnnotationIngressBandwidth: "x", "cni.projectcalico.org/x": "y"}, ""},
+		{map[string]string{store.AnnotationPrefixQoS + "dscp": "AF11"}, "is not carried out"},
+		{map[string]string{store.AnnotationPrefixQoS + "dscp": "AF12"}, ""},
+		{map[string]string{store.AnnotationIngressBandwidth: "y"}, "make no sense"},
+	} {
+		out.Reset()
+		p.handle(told(t, kubePod("u1", step.annotations)))
+		if got := out.String(); !strings.Contains(got, step.want) || step.want == "" && got != "" {
+			t.Errorf("with %v: %q, want %q", step.annotations, got, step.want)
+		}
+	}
 }

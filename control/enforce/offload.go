@@ -78,12 +78,12 @@ func (e *Enforcer) setOffload() error {
 
 // recalls says which offloaded flows a step concerns, for rules about every packet do not
 // see them: all, before it is in force, where it has a policy that comes before
-// connection tracking; and those that are to be judged by the sources of a workload from
+// connection tracking, or limits; and those that are to be judged by the sources of a workload from
 // which it takes some. r is what was before the step.
 func recalls(r *filter.Ruleset, d *filter.Delta) (hold, forget bool) {
 	for i := range d.PutEndpoints {
 		now := &d.PutEndpoints[i]
-		hold = hold || now.Host && untracked(now)
+		hold = hold || everyPacket(now)
 		forget = forget || slices.ContainsFunc(r.Endpoints[now.Interface].Sources, func(p netip.Prefix) bool { return !slices.Contains(now.Sources, p) })
 	}
 	return hold, forget
@@ -124,11 +124,11 @@ func offloadKinds() []string {
 
 // offloadDevices lists the devices by which packets of workloads' flows come: workloads'
 // own, and those with an address or a route of this host's. Policies before connection
-// tracking are about every packet, so where there is one, there are no devices.
+// tracking and limits are about every packet, so where there is one, there are no devices.
 func offloadDevices(r *filter.Ruleset, u dataplane.Underlay) []filter.Device {
 	workloads := false
 	for _, e := range r.Endpoints {
-		if e.Host && untracked(&e) {
+		if everyPacket(&e) {
 			return nil
 		}
 		workloads = workloads || !e.Host
@@ -158,8 +158,8 @@ func offloadDevices(r *filter.Ruleset, u dataplane.Underlay) []filter.Device {
 	return list
 }
 
-// untracked reports whether an endpoint has policies that come before connection
-// tracking.
-func untracked(e *filter.Endpoint) bool {
-	return len(e.UntrackedIngress.Tiers)+len(e.UntrackedEgress.Tiers) > 0
+// everyPacket reports whether an endpoint has policies that come before connection
+// tracking, or limits: these are about every packet.
+func everyPacket(e *filter.Endpoint) bool {
+	return len(e.UntrackedIngress.Tiers)+len(e.UntrackedEgress.Tiers) > 0 || e.Limits != (filter.Limits{})
 }

@@ -127,6 +127,13 @@ func TestOffloadedDevices(t *testing.T) {
 		if _, _, again := f.state(); again != asked {
 			t.Error("the kernel was asked though nothing changed")
 		}
+		limited := pod("a", "10.0.0.1", nil)
+		limited.Spec.QoSControls = []byte(`{"egressBandwidth": 1000000}`)
+		w.store(limited)
+		if have, _, _ := f.state(); len(have) > 0 {
+			t.Errorf("devices beside a workload with limits: %v", have)
+		}
+		w.store(pod("a", "10.0.0.1", nil))
 		host := &v3.HostEndpoint{Spec: v3.HostEndpointSpec{Node: "node1", InterfaceName: "eth0"}}
 		host.Name, host.Labels = "eth0", map[string]string{"host": "eth0"}
 		raw := &v3.GlobalNetworkPolicy{Spec: v3.GlobalNetworkPolicySpec{

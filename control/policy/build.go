@@ -21,6 +21,7 @@ func (c *Calculator) build(name string, id itemID) filter.Endpoint {
 	}
 	s := c.settings.current(c)
 	if !e.host {
+		out.Limits = e.limits
 		out.Sources, out.Own = slices.Clone(e.addrs), len(e.addrs)
 		if s.spoofing {
 			out.Sources = append(out.Sources, e.spoof...)

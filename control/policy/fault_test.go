@@ -405,6 +405,34 @@ func TestFloatingAddresses(t *testing.T) {
 	}
 }
 
+// TestLimits: an endpoint's limits hold in the units of the kernel, and follow it.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	limited := func(qos string) store.Event {
+		return event(pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "", "profiles: [kns.prod], qosControls: "+qos))
+	}
+	s := newSim(t, policy.Config{}, pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "", "profiles: [kns.prod]"))
+	for _, c := range []struct {
+		qos  string
+		want filter.Limits
+	}{
+		{`{ingressBandwidth: 8000000, ingressBurst: 16000, egressPacketRate: 100, dscp: AF11}`, filter.Limits{
+			Ingress: filter.Limit{Bandwidth: 1_000_000, Burst: 2000}, Egress: filter.Limit{Packets: 100, PacketBurst: 5},
+		}},
+		{`{egressBandwidth: 8000, egressPeakrate: 16000, egressMinburst: 1500, egressMaxConnections: 4294967295, ingressMaxConnections: 7, ingressPacketRate: 1, ingressPacketBurst: 9}`, filter.Limits{
+			Ingress: filter.Limit{Packets: 1, PacketBurst: 9, Connections: 7},
+			Egress:  filter.Limit{Bandwidth: 1000, Peak: 2000, PeakBurst: 1500, Connections: 1<<32 - 1},
+		}},
+		{`{}`, filter.Limits{}},
+		{`[]`, filter.Limits{}}, // which validation refuses
+	} {
+		s.send(limited(c.qos))
+		if diff := cmp.Diff(c.want, s.mirror.Endpoints["caliweb"].Limits); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.qos, diff)
+		}
+	}
+}
+
 func TestTierChanges(t *testing.T) {
 	t.Parallel()
 	s := newSim(t, policy.Config{}, append(base(), tier("a", `{order: 1}`), gnp("p", `{tier: a, selector: "app == 'web'", ingress: [{action: Allow, protocol: UDP}]}`),

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -56,6 +57,7 @@ type local struct {
 	addrs    []netip.Prefix
 	spoof    []netip.Prefix
 	nat      []filter.Translation
+	limits   filter.Limits
 }
 
 func (l *locals) init() {
@@ -202,6 +204,9 @@ func localOf(node string, key store.Key, v any) *local {
 				e.nat = append(e.nat, filter.Translation{External: out, Internal: in})
 			}
 		}
+		if q, err := o.Spec.QoS(); err == nil { // validation refuses others
+			e.limits = limitsOf(&q)
+		}
 		return e
 	case *v3.HostEndpoint:
 		if o.Spec.Node != node {
@@ -219,6 +224,30 @@ func localOf(node string, key store.Key, v any) *local {
 		return e
 	}
 	return nil
+}
+
+// packetBurst is how many packets beyond the rate may come at once where nothing is
+// said, as in Calico.
+const packetBurst = 5
+
+// limitsOf returns what limits mean in the kernel's units. Without a burst a workload has
+// what one second of its bandwidth is.
+func limitsOf(q *store.QoSControls) filter.Limits {
+	count := func(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) } //nolint:gosec // bounded
+	limit := func(bandwidth, burst, peak, peakBurst, packets, packetsAtOnce, connections uint64) filter.Limit {
+		l := filter.Limit{
+			Bandwidth: bandwidth / 8, Burst: count(burst / 8), Peak: peak / 8, PeakBurst: count(peakBurst),
+			Packets: count(packets), PacketBurst: count(packetsAtOnce), Connections: count(connections),
+		}
+		if l.Packets > 0 && l.PacketBurst == 0 {
+			l.PacketBurst = packetBurst
+		}
+		return l
+	}
+	return filter.Limits{
+		Ingress: limit(q.IngressBandwidth, q.IngressBurst, q.IngressPeakrate, q.IngressMinburst, q.IngressPacketRate, q.IngressPacketBurst, q.IngressMaxConnections),
+		Egress:  limit(q.EgressBandwidth, q.EgressBurst, q.EgressPeakrate, q.EgressMinburst, q.EgressPacketRate, q.EgressPacketBurst, q.EgressMaxConnections),
+	}
 }
 
 // settle brings changed labels into the index.

@@ -284,6 +284,21 @@ type Endpoint struct {
 	Sources []netip.Prefix // addresses that it may send from: its own, then those it may pretend
 	Own     int            // how many of Sources are its own
 	NAT     []Translation  // floating addresses
+	Limits  Limits
+}
+
+// Limits bound what a workload receives and sends, beside what policy allows.
+type Limits struct{ Ingress, Egress Limit }
+
+// Limit is a bound in one direction. Zero stands for none.
+type Limit struct {
+	Bandwidth   uint64 // bytes per second
+	Burst       uint32 // bytes at once, beyond those of one second
+	Peak        uint64 // bytes per second, also while a burst lasts
+	PeakBurst   uint32 // bytes at once, beyond those of one second at the peak
+	Packets     uint32 // per second
+	PacketBurst uint32 // at once
+	Connections uint32 // at a time
 }
 
 // Device is a network device by which packets of workloads' flows come.

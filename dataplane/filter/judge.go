@@ -69,6 +69,7 @@ const (
 	ByOutside    Reason = "tunnel packet from outside the cluster"
 	ByError      Reason = "ICMP error about what is not the workload's"
 	ByMany       Reason = "more than a workload may have"
+	ByLimit      Reason = "beyond the workload's limits"
 	ByGuard      Reason = "port that hosts keep for each other"
 	ByLoopback   Reason = "loopback address of the host"
 	ByNobody     Reason = "no endpoint on the way"

@@ -35,6 +35,8 @@ const (
 	forwardTo   = "forward-to"
 	outputTo    = "output-to"
 	snatOut     = "snat-out"
+	limitIn     = "limit-in"
+	limitOut    = "limit-out"
 )
 
 // The priorities (linux/netfilter_ipv4.h): raw and mangle where they always
@@ -43,6 +45,7 @@ const (
 const (
 	prioRaw    = -300
 	prioMangle = -150
+	prioLimit  = -140
 	prioDNAT   = -105
 	prioFrom   = -6
 	prioTo     = -5
@@ -69,6 +72,8 @@ func (w *desired) bases() []baseSource {
 	add(w.tally.preDNAT > 0, baseSource{preDNATIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioMangle}})
 	add(w.tally.floating > 0, baseSource{dnatIn, hook{"nat", unix.NF_INET_PRE_ROUTING, prioDNAT}},
 		baseSource{dnatOut, hook{"nat", unix.NF_INET_LOCAL_OUT, prioDNAT}})
+	add(w.tally.limited > 0, baseSource{limitIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioLimit}},
+		baseSource{limitOut, hook{"filter", unix.NF_INET_POST_ROUTING, prioLimit}})
 	add(w.tally.floating > 0 || w.translates(), baseSource{snatOut, hook{"nat", unix.NF_INET_POST_ROUTING, prioSNAT}})
 	return list
 }
@@ -87,7 +92,7 @@ func (w *desired) putBases() {
 			w.acquire(s)
 		}
 	}
-	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut} {
+	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut, limitIn, limitOut} {
 		if n := w.nodes[id]; n != nil && !wanted[id] {
 			w.release(n.source)
 		}
@@ -143,6 +148,10 @@ func (s baseSource) rules(c *chainWriter) {
 		c.host(unix.NFT_META_OIFNAME, hostOutMap)
 	case snatOut:
 		c.snatOut()
+	case limitIn:
+		c.workloadVmap(unix.NFT_META_IIFNAME, limitFromMap)
+	case limitOut:
+		c.workloadVmap(unix.NFT_META_OIFNAME, limitToMap)
 	}
 }
 

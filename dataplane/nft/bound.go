@@ -46,8 +46,7 @@ func (c *chainWriter) connections() {
 		m.state(stateNew)
 		iface(m)
 		m.dynamic(set, unix.NFT_DYNSET_OP_ADD, "connlimit", func() {
-			m.Net32(connLimitCount, most)
-			m.Net32(connLimitFlags, connLimitOver)
+			m.connectionLimit(most)
 		})
 		c.drop(m, filter.ByMany)
 	})
@@ -65,7 +64,7 @@ func (c *chainWriter) solicitations() {
 		m.net(source, netip.MustParsePrefix("fe80::/10"), false)
 		iface(m)
 		m.dynamic(set, unix.NFT_DYNSET_OP_UPDATE, "limit", func() {
-			m.limit(discoveryRate, true)
+			m.limit(unix.NFT_LIMIT_PKTS, discoveryRate, discoveryRate*burstSeconds, true)
 		})
 		c.drop(m, filter.ByMany)
 	})
@@ -77,6 +76,12 @@ const (
 	connLimitFlags = 2
 	connLimitOver  = 1
 )
+
+// connectionLimit has the attributes of a count of connections that is beyond a number.
+func (m *matcher) connectionLimit(most uint32) {
+	m.Net32(connLimitCount, most)
+	m.Net32(connLimitFlags, connLimitOver)
+}
 
 // dynamic puts the interface in the first register into a set, with an expression of its
 // own that goes on where it matches.

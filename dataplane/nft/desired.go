@@ -70,7 +70,7 @@ type elemID struct{ set, key string }
 type claim struct{ owner, data string }
 
 // tally counts endpoints by what they need of the base chains.
-type tally struct{ hosts, untracked, preDNAT, nets, floating, odd int }
+type tally struct{ hosts, untracked, preDNAT, nets, floating, odd, limited int }
 
 func (t *tally) add(o tally, sign int) {
 	t.hosts += sign * o.hosts
@@ -79,11 +79,12 @@ func (t *tally) add(o tally, sign int) {
 	t.nets += sign * o.nets
 	t.floating += sign * o.floating
 	t.odd += sign * o.odd
+	t.limited += sign * o.limited
 }
 
 // needs is what the base chains are made from.
-func (t tally) needs() [6]bool {
-	return [6]bool{t.hosts > 0, t.untracked > 0, t.preDNAT > 0, t.nets > 0, t.floating > 0, t.odd > 0}
+func (t tally) needs() [7]bool {
+	return [7]bool{t.hosts > 0, t.untracked > 0, t.preDNAT > 0, t.nets > 0, t.floating > 0, t.odd > 0, t.limited > 0}
 }
 
 // placed is an endpoint and what it has in the table.

@@ -27,6 +27,8 @@ const (
 	untrackedInMap  = "host-untracked-in" //
 	untrackedOutMap = "host-untracked-out"
 	preDNATMap      = "host-pre-dnat"
+	limitFromMap    = "limit-from" // workloads with limits, by what they send
+	limitToMap      = "limit-to"   // and by what they receive
 )
 
 func sourcesSet(f dataplane.Family) string  { return fmt.Sprintf("workload-addresses-%d", f) }
@@ -40,6 +42,7 @@ func fixedSets() map[string]*set {
 	}
 	for _, name := range []string{
 		fromMap, toMap, netsMap, errorsMap, hostInMap, hostOutMap, forwardInMap, forwardOutMap, untrackedInMap, untrackedOutMap, preDNATMap,
+		limitFromMap, limitToMap,
 	} {
 		all[name] = &set{spec: mapSpec(typeIfname, unix.IFNAMSIZ)}
 	}
@@ -146,6 +149,7 @@ func (w *desired) placeWorkload(p *placed) {
 		p.elem(errorsMap, key, errs.name())
 		p.needs.nets = 1
 	}
+	w.placeLimits(p)
 	for _, t := range p.NAT {
 		f := dataplane.FamilyOf(t.Internal)
 		if f != dataplane.FamilyOf(t.External) {

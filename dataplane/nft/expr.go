@@ -314,14 +314,15 @@ const burstSeconds = 5
 
 // rate matches packets up to a number a second, or what is beyond.
 func (m *matcher) rate(perSecond uint32, beyond bool) {
-	m.expr("limit", func() { m.limit(perSecond, beyond) })
+	m.expr("limit", func() { m.limit(unix.NFT_LIMIT_PKTS, uint64(perSecond), perSecond*burstSeconds, beyond) })
 }
 
-func (m *matcher) limit(perSecond uint32, beyond bool) {
-	m.Net64(unix.NFTA_LIMIT_RATE, uint64(perSecond))
+// limit has the attributes of a bucket of packets or bytes.
+func (m *matcher) limit(of uint32, perSecond uint64, burst uint32, beyond bool) {
+	m.Net64(unix.NFTA_LIMIT_RATE, perSecond)
 	m.Net64(unix.NFTA_LIMIT_UNIT, 1)
-	m.Net32(unix.NFTA_LIMIT_BURST, perSecond*burstSeconds)
-	m.Net32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+	m.Net32(unix.NFTA_LIMIT_BURST, burst)
+	m.Net32(unix.NFTA_LIMIT_TYPE, of)
 	if beyond {
 		m.Net32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
 	}

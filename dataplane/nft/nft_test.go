@@ -91,6 +91,11 @@ func small() filter.Delta {
 			Egress: filter.Path{Profiles: []filter.PolicyID{profile}},
 		}
 	}
+	limited := workload("cali2", "10.1.0.2/32")
+	limited.Limits = filter.Limits{
+		Ingress: filter.Limit{Bandwidth: 125_000, Burst: 1 << 20, Peak: 250_000, PeakBurst: 1500, Connections: 100},
+		Egress:  filter.Limit{Packets: 1000, PacketBurst: 5, Bandwidth: 100e9}, // which no kernel counts
+	}
 	return filter.Delta{
 		PutSets: []filter.Set{
 			{ID: filter.NATSources},
@@ -120,7 +125,7 @@ func small() filter.Delta {
 			{ID: profile, Egress: []filter.Rule{{Action: filter.Allow}}},
 		},
 		PutEndpoints: []filter.Endpoint{
-			workload("cali1", "10.1.0.1/32"), workload("cali2", "10.1.0.2/32"),
+			workload("cali1", "10.1.0.1/32"), limited,
 			{
 				Interface: "eth0", Name: "HostEndpoint(a-eth0)", Host: true,
 				Ingress: filter.Path{Default: filter.Deny}, Egress: filter.Path{Default: filter.Deny},

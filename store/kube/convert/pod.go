@@ -83,6 +83,8 @@ func endpointOf(pod *corev1.Pod) (store.Key, any, error) {
 	if err != nil {
 		return key, nil, fmt.Errorf("pod %s: %w: %w", pod.Name, store.ErrDecode, err)
 	}
+	// As Calico does: limits that make no sense are none. The host says so.
+	w.Spec.QoSControls, _ = store.QoSOf(pod.Annotations)
 	for _, a := range addrs {
 		w.Spec.IPNetworks = append(w.Spec.IPNetworks, a.String())
 	}
