@@ -19,8 +19,8 @@ type decoder struct {
 
 // published is what a [store.NodeEncaps] is read from.
 type published struct {
-	there                         bool
-	accepts, uses, sends, refuses string
+	there                                bool
+	accepts, uses, sends, refuses, stays string
 }
 
 // maxShared bounds what is kept to be shared: it is gone for good when its last user
@@ -63,7 +63,7 @@ func (d *decoder) change(ev store.Event) *Change {
 func (d *decoder) encaps(n *store.Node) *Encaps {
 	a := n.Annotations
 	accepts, there := a[store.AnnotationAccepts]
-	key := published{there, accepts, a[store.AnnotationUses], a[store.AnnotationSends], a[store.AnnotationRefuses]}
+	key := published{there, accepts, a[store.AnnotationUses], a[store.AnnotationSends], a[store.AnnotationRefuses], a[store.AnnotationStays]}
 	e := d.published[key]
 	if e == nil {
 		if len(d.published) >= maxShared {

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -194,5 +195,36 @@ func TestOtherValues(t *testing.T) {
 	key = store.AffinityKey("node1", netip.MustParsePrefix("10.0.0.0/26"))
 	if ch := Decode("node1", store.Event{Key: key, Object: store.Object{Value: &store.Affinity{}}}); ch.Value == nil || ch.Err != nil {
 		t.Errorf("an affinity is %+v", ch)
+	}
+}
+
+// TestEncapsDiffer: what nodes publish is kept once where it is the same, and is another
+// where any of it differs. A host that saw an older state of its own for the one that is
+// published would publish without end.
+func TestEncapsDiffer(t *testing.T) {
+	t.Parallel()
+	d := newDecoder("node1")
+	decoded := func(e store.NodeEncaps) *Encaps {
+		n := &store.Node{}
+		store.SetNodeEncaps(n, e)
+		return d.encaps(n)
+	}
+	base := func() store.NodeEncaps {
+		return store.NodeEncaps{
+			Published: true, Accepts: []string{"direct"}, Uses: []string{"direct"}, Sends: map[string]string{"p": "Direct"},
+			Refuses: map[string]string{"ipip": "no module"}, Stays: map[string]string{"p": "node2 stays"},
+		}
+	}
+	first := decoded(base())
+	if decoded(base()) != first {
+		t.Error("the same is decoded twice")
+	}
+	fields := reflect.TypeFor[store.NodeEncaps]()
+	for i := range fields.NumField() {
+		e := base()
+		reflect.ValueOf(&e).Elem().Field(i).SetZero()
+		if got := decoded(e); got == first || i > 0 && !reflect.DeepEqual(got.NodeEncaps, e) {
+			t.Errorf("without %s it is %+v", fields.Field(i).Name, got.NodeEncaps)
+		}
 	}
 }
