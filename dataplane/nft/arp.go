@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -15,8 +14,8 @@ import (
 // default (gc_thresh3), and packets of IP's families do not come by there.
 //
 // It has the elements of three sets of the table of IP packets. It is written before that
-// one is, so that a workload whose rules are in force is answered; where a table differs
-// from what we know of it, it is made anew, in one transaction.
+// one is or with it, so that a workload whose rules are in force is answered; where a table
+// differs from what we know of it, it is made anew, in one transaction.
 type arpTable struct {
 	known    bool
 	owned    bool
@@ -42,29 +41,26 @@ func arpSet(of string) *set {
 	return &set{spec: spec, elems: make(map[string]string)}
 }
 
-// syncARP brings the table of ARP up to date. A kernel that has none is no reason to let
-// rules wait: it is said, and tried again.
-func (t *Table) syncARP() {
-	b := &batch{family: unix.NFPROTO_ARP}
-	now := t.arp
-	switch {
-	case !t.arp.known || t.arp.owned != t.status.Owned || !slices.Equal(t.arp.prefixes, t.desired.settings.WorkloadPrefixes):
-		now = t.newARP(b)
-	case len(t.desired.arp) == 0:
-		return
-	default:
-		now.have = maps.Clone(now.have)
-		t.changeARP(b, now.have)
-	}
-	if !b.empty() {
-		if err := t.conn.commit(b); err != nil {
-			t.arp.known = false
-			if text := err.Error(); t.arp.failed != text {
-				t.arp.failed = text
-				t.cfg.Log.Warn("the kernel does not filter ARP: workloads can fill its table of neighbours; will try again", "table", TableName, "error", err)
-			}
-			return
+// syncARP makes the table of ARP anew where it is not as it is known to be, or where
+// nothing is known of it. A kernel that has none is no reason to let rules wait: it is
+// said, and tried again. Otherwise what changed goes with the rules, in their transaction:
+// the kernel takes as long for a second one as for the first.
+func (t *Table) syncARP(p *plan) {
+	if t.arp.known && t.arp.owned == t.status.Owned && slices.Equal(t.arp.prefixes, t.desired.settings.WorkloadPrefixes) {
+		if len(t.desired.arp) > 0 {
+			p.change = append(p.change, t.changeARP)
 		}
+		return
+	}
+	b := &batch{family: unix.NFPROTO_ARP}
+	now := t.newARP(b)
+	if err := t.conn.commit(b); err != nil {
+		t.arp.known = false
+		if text := err.Error(); t.arp.failed != text {
+			t.arp.failed = text
+			t.cfg.Log.Warn("the kernel does not filter ARP: workloads can fill its table of neighbours; will try again", "table", TableName, "error", err)
+		}
+		return
 	}
 	t.arp = now
 	t.desired.arp = make(map[elemID]struct{})
@@ -100,25 +96,43 @@ func (t *Table) newARP(b *batch) arpTable {
 const arpInHook = 0
 
 // changeARP adds and deletes what changed since.
-func (t *Table) changeARP(b *batch, have map[elemID]struct{}) {
+func (t *Table) changeARP(b *batch) {
 	put, del := make(map[string][]element), make(map[string][]element)
 	for id := range t.desired.arp {
 		_, wanted := t.desired.sets[id.set].elems[id.key]
-		_, there := have[id]
+		_, there := t.arp.have[id]
 		switch {
 		case wanted && !there:
 			put[id.set] = append(put[id.set], element{key: id.key})
-			have[id] = struct{}{}
 		case !wanted && there:
 			del[id.set] = append(del[id.set], element{key: id.key})
-			delete(have, id)
 		}
 	}
+	b.family = unix.NFPROTO_ARP
 	for of, name := range arpSets() {
+		if len(del[of])+len(put[of]) == 0 {
+			continue
+		}
 		s := arpSet(of)
 		b.delElems(name, s, del[of])
 		b.putElems(name, s, put[of])
 	}
+	b.family = 0
+}
+
+// changedARP takes note that the kernel has what changed.
+func (t *Table) changedARP() {
+	if !t.arp.known {
+		return
+	}
+	for id := range t.desired.arp {
+		if _, wanted := t.desired.sets[id.set].elems[id.key]; wanted {
+			t.arp.have[id] = struct{}{}
+		} else {
+			delete(t.arp.have, id)
+		}
+	}
+	clear(t.desired.arp)
 }
 
 // arpIn accepts what a workload's own address is the sender of, and who asks whether an

@@ -67,6 +67,11 @@ func TestARP(t *testing.T) {
 	}
 	moved := map[string]bool{"cali1 10.1.0.1": false, "cali1 10.1.0.5": true, "cali2 10.1.0.2": true}
 	check("when endpoints changed", moved)
+	run(t, l.host, "nft", "delete", "table", "arp", TableName)
+	if err := table.Apply(filter.Delta{PutEndpoints: []filter.Endpoint{endpoint("cali2", 1, "10.1.0.3/32")}}); err != nil {
+		t.Fatalf("a change after somebody deleted the table: %v", err)
+	}
+	check("when it was deleted", map[string]bool{"cali1 10.1.0.1": false, "cali1 10.1.0.5": true, "cali2 10.1.0.2": false, "cali2 10.1.0.3": true})
 	table.Close()
 	table = openTable(t, l.host, Config{Shared: true})
 	rs := filter.NewRuleset()
@@ -74,8 +79,7 @@ func TestARP(t *testing.T) {
 	if err := table.Replace(rs); err != nil {
 		t.Fatal(err)
 	}
-	moved["cali2 10.1.0.2"] = false
-	check("after a restart", moved)
+	check("after a restart", map[string]bool{"cali1 10.1.0.1": false, "cali1 10.1.0.5": true, "cali2 10.1.0.3": false})
 }
 
 // claim sends the host an ARP request from an address, for one that it answers for.

@@ -236,15 +236,20 @@ func (t *Table) sync() (writes int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	t.syncARP()
+	t.syncARP(p)
 	for _, b := range p.batches(t.limit) {
 		t.status.Transactions++
 		t.status.Messages += uint64(len(b.subjects))
 		writes += len(b.subjects)
 		if err := t.conn.commit(b); err != nil {
+			if t.arp.known && len(t.desired.arp) > 0 {
+				t.arp.known = false // it may be what was refused: once more without
+				return t.sync()
+			}
 			return writes, fmt.Errorf("write table %s: %w", TableName, err)
 		}
 	}
+	t.changedARP()
 	t.desired.journal = newJournal()
 	t.known = true
 	return writes, nil
