@@ -64,14 +64,16 @@ func forwardRows(ctx context.Context, log *slog.Logger) ([]Row, error) {
 	return rows, nil
 }
 
+// acceptsEstablished is what connection tracking costs, as rules for nft.
+const acceptsEstablished = "table inet bench { chain c { type filter hook forward priority 0; ct state established,related accept; }; }\n"
+
 // MeasureEstablished measures packets of one flow that is established, beside no rules,
 // and beside one rule that accepts it, which is what connection tracking alone costs.
 func MeasureEstablished(ctx context.Context, log *slog.Logger) ([]Row, error) {
 	const rounds = 5
 	none := func() (func() error, error) { return func() error { return nil }, nil }
 	tracked := func() (func() error, error) {
-		rules := "table inet bench { chain c { type filter hook forward priority 0; ct state established,related accept; }; }\n"
-		return func() error { return nil }, runTool(ctx, []string{"nft", "-f", "-"}, rules)
+		return func() error { return nil }, runTool(ctx, []string{"nft", "-f", "-"}, acceptsEstablished)
 	}
 	ours := func() (func() error, error) {
 		t, err := nft.Open(nft.Config{Log: log})

@@ -21,21 +21,36 @@ type underWhat uint8
 
 const (
 	noRules underWhat = iota
+	oneRule           // that accepts what is established: what connection tracking alone costs
 	theRules
-	rulesAndFlowtable
+	rulesAndFlowtable // where the kernel has one
+	underKinds
 )
 
+// underRows returns the rows of what was measured under each kind of rules.
+func underRows(what string, rate func(underWhat) float64, has func(underWhat) bool, unit Unit) []Row {
+	rows := []Row{
+		{what, rate(theRules), rate(noRules), "no rules", unit},
+		{what, rate(theRules), rate(oneRule), "one rule that accepts it", unit},
+	}
+	if has(rulesAndFlowtable) {
+		rows = append(rows, Row{what + ", flowtable", rate(rulesAndFlowtable), rate(noRules), "no rules", unit})
+	}
+	return rows
+}
+
 // MeasureThroughput returns rows for one TCP stream from a pod on one host to a
-// pod on another, routed and in VXLAN, beside the same path without rules, and where the
-// kernel has a flowtable, with that: each as the best of some rounds, in turns.
+// pod on another, routed and in VXLAN, beside the same path without rules and with one
+// rule, and where the kernel has a flowtable, with that: each as the best of some rounds,
+// in turns.
 func MeasureThroughput(ctx context.Context, atLeast time.Duration, log *slog.Logger) ([]Row, error) {
 	const rounds = 4
 	var rows []Row
 	for _, tunnel := range []bool{false, true} {
-		var most [rulesAndFlowtable + 1]float64
+		var most [underKinds]float64
 		for range rounds {
 			for under := range most {
-				rate, err := streamRate(ctx, tunnel, underWhat(under), atLeast, log) //nolint:gosec // one of three
+				rate, err := streamRate(ctx, tunnel, underWhat(under), atLeast, log) //nolint:gosec // one of four
 				if errors.Is(err, errors.ErrUnsupported) {
 					continue
 				}
@@ -49,10 +64,7 @@ func MeasureThroughput(ctx context.Context, atLeast time.Duration, log *slog.Log
 		if tunnel {
 			name = "one TCP stream between pods of two hosts, VXLAN"
 		}
-		rows = append(rows, Row{name, most[theRules], most[noRules], "no rules", GigabitsPerSecond})
-		if most[rulesAndFlowtable] > 0 {
-			rows = append(rows, Row{name + ", flowtable", most[rulesAndFlowtable], most[noRules], "no rules", GigabitsPerSecond})
-		}
+		rows = append(rows, underRows(name, func(u underWhat) float64 { return most[u] }, func(u underWhat) bool { return most[u] > 0 }, GigabitsPerSecond)...)
 	}
 	return rows, nil
 }
@@ -64,41 +76,59 @@ type streamHost struct {
 	device          string // of the pod
 }
 
-// streamRate sends for some time and returns how many bits a second arrived.
-func streamRate(ctx context.Context, tunnel bool, under underWhat, atLeast time.Duration, log *slog.Logger) (rate float64, err error) {
-	var hosts [2]streamHost
+// streamHosts names two hosts.
+func streamHosts(name string) (hosts [2]streamHost) {
 	for i := range hosts {
-		space := fmt.Sprintf("bench-stream-%d-%d", os.Getpid(), i)
-		h := &hosts[i]
-		*h = streamHost{
+		space := fmt.Sprintf("%s-%d", name, i)
+		hosts[i] = streamHost{
 			space: space, podSpace: space + "-pod", device: fmt.Sprintf("cali%d", i),
 			uplink: netip.AddrFrom4([4]byte{10, 9, 0, byte(i + 1)}), pod: netip.AddrFrom4([4]byte{10, 1, byte(i), 2}),
 		}
+	}
+	return hosts
+}
+
+// connect makes the hosts and what is between them, with rules.
+func (w *way) connect(ctx context.Context, tunnel bool, under underWhat, log *slog.Logger) error {
+	for _, h := range w.hosts {
 		for _, name := range []string{h.space, h.podSpace} {
 			if err := ns.Create(name); err != nil {
-				return 0, err
+				return err
 			}
-			defer func() { err = errors.Join(err, ns.Delete(name)) }()
+			w.ends = append(w.ends, func() error { return ns.Delete(name) })
 		}
 	}
-	if err := ipBatch(ctx, hosts[0].space, "link add up0 type veth peer name up0 netns "+hosts[1].space+"\n"); err != nil {
+	if err := ipBatch(ctx, w.hosts[0].space, "link add up0 type veth peer name up0 netns "+w.hosts[1].space+"\n"); err != nil {
+		return err
+	}
+	for i, h := range w.hosts {
+		end, err := h.setUp(ctx, w.hosts[1-i], tunnel, under, log)
+		w.ends = append(w.ends, end)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// streamRate sends for some time and returns how many bits a second arrived.
+func streamRate(ctx context.Context, tunnel bool, under underWhat, atLeast time.Duration, log *slog.Logger) (rate float64, err error) {
+	w := &way{hosts: streamHosts(fmt.Sprintf("bench-stream-%d", os.Getpid()))}
+	defer func() { err = errors.Join(err, w.close()) }()
+	if err := w.connect(ctx, tunnel, under, log); err != nil {
 		return 0, err
 	}
-	for i, h := range hosts {
-		end, setUp := h.setUp(ctx, hosts[1-i], tunnel, under, log)
-		defer func() { err = errors.Join(err, end()) }()
-		if setUp != nil {
-			return 0, setUp
-		}
-	}
-	return stream(ctx, hosts[0], hosts[1], atLeast)
+	return stream(ctx, w.hosts[0], w.hosts[1], atLeast)
 }
+
+// gatewayMAC is the address that pods send to.
+func gatewayMAC() net.HardwareAddr { return net.HardwareAddr{0xee, 0xee, 0xee, 0xee, 0xee, 0xee} }
 
 // setUp makes the pod and the way to the other host's. What it returns is called
 // at the end.
 func (h *streamHost) setUp(ctx context.Context, other streamHost, tunnel bool, under underWhat, log *slog.Logger) (end func() error, err error) {
 	end = func() error { return nil }
-	const gatewayMAC, mtu = "ee:ee:ee:ee:ee:ee", 1450
+	const mtu = 1450
 	way := fmt.Sprintf("route add %s/32 via %s dev up0\n", other.pod, other.uplink)
 	if tunnel {
 		way = fmt.Sprintf(`link add vxlan.calico type vxlan id 4096 local %s remote %s dev up0 dstport 4789 nolearning
@@ -112,7 +142,7 @@ addr add %[1]s/24 dev up0
 link add %[2]s address %[3]s type veth peer name eth0 netns %[4]s
 link set %[2]s mtu %[5]d up
 route add %[6]s/32 dev %[2]s
-`, h.uplink, h.device, gatewayMAC, h.podSpace, mtu, h.pod)
+`, h.uplink, h.device, gatewayMAC(), h.podSpace, mtu, h.pod)
 	if err := ipBatch(ctx, h.space, lines+way); err != nil {
 		return end, err
 	}
@@ -121,7 +151,7 @@ addr add %s/32 dev eth0
 route add 169.254.1.1 dev eth0
 route add default via 169.254.1.1 dev eth0
 neigh replace 169.254.1.1 lladdr %s dev eth0 nud permanent
-`, mtu, h.pod, gatewayMAC)
+`, mtu, h.pod, gatewayMAC())
 	if err := ipBatch(ctx, h.podSpace, pod); err != nil {
 		return end, err
 	}
@@ -131,8 +161,12 @@ neigh replace 169.254.1.1 lladdr %s dev eth0 nud permanent
 				return err
 			}
 		}
-		if under == noRules {
+		switch under {
+		case noRules:
 			return nil
+		case oneRule:
+			return runTool(ctx, []string{"nft", "-f", "-"}, acceptsEstablished)
+		default:
 		}
 		t, err := nft.Open(nft.Config{Log: log})
 		if err != nil {
@@ -170,7 +204,7 @@ func (h *streamHost) ruleset(other streamHost) filter.Delta {
 	vxlan, bgp := filter.Tunnel{Protocol: 17, Port: 4789}, filter.Tunnel{Protocol: 6, Port: 179}
 	policy := filter.Policy{
 		ID:      filter.PolicyID{Kind: "NetworkPolicy", Namespace: "bench", Name: "stream"},
-		Ingress: []filter.Rule{{Action: filter.Allow, Protocol: 6, Source: filter.Side{Set: "s-peers"}}},
+		Ingress: []filter.Rule{{Action: filter.Allow, Source: filter.Side{Set: "s-peers"}}},
 	}
 	return filter.Delta{
 		PutSets: []filter.Set{{ID: "s-peers"}, {ID: filter.NATSources}, {ID: filter.NATExempt}, {ID: filter.TunnelSources}},

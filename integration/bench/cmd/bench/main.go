@@ -102,8 +102,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			if err != nil {
 				return nil, err
 			}
+			two, err := bench.MeasureTwoHosts(ctx, log)
+			if err != nil {
+				return nil, err
+			}
 			streams, err := bench.MeasureThroughput(ctx, *atLeast, log)
-			return slices.Concat(packets, streams), err
+			return slices.Concat(packets, two, streams), err
 		},
 		"scale": func() ([]bench.Row, error) {
 			return bench.MeasureScale(ctx, programs, bench.Scale{Nodes: *nodes, Colds: 3, Single: 200, Settle: 10 * time.Second, Idle: 20 * time.Second}, progress)
