@@ -110,7 +110,7 @@ package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the deb and rpm packages
 # The image has the programs of the packages: builds are reproducible, and so are
 # the archives, whose files have the time of the commit.
 .PHONY: release
-release: ## All of a release into dist/: packages, bills of materials, images as OCI archives. Wants a clean tree at a tag
+release: ## All of a release into dist/: packages, bills of materials, images as OCI archives. Wants a clean tree at a tag; SIGN_KEY=FILE signs it with an SSH key
 	@.ci/release-check
 	@.ci/deps release
 	$(MAKE) package
@@ -124,6 +124,7 @@ release: ## All of a release into dist/: packages, bills of materials, images as
 		rm -rf $(DIST)/image $(DIST)/oci; \
 	done
 	cd $(DIST) && sha256sum routerd* routerctl* >SHA256SUMS && cat SHA256SUMS
+	.ci/sign $(DIST)/SHA256SUMS '$(SIGN_KEY)'
 
 .PHONY: demo
 demo: deps-demo build ## Show it: three hosts, pods, every mode, a reachability matrix
