@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -219,5 +220,50 @@ func TestAgentIPv6Tunnels(t *testing.T) {
 		if got := get(t, s, "node1").Annotations[store.AnnotationIPv6IPIPTunnelAddr]; got != "fd00:9::1" {
 			t.Errorf("address of the IPv6 IPIP tunnel: %q", got)
 		}
+	})
+}
+
+// TestTunnelKeepsAddress: a tunnel keeps its address while packets may travel through it,
+// also where the pool that wants it has none to give, as one that is disabled; then it is
+// given back.
+func TestTunnelKeepsAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		tunnels := &fakeTunnels{}
+		a := New(Config{
+			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler), Methods: methods("", "first-found"),
+			DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.VXLAN, 26}},
+		})
+		defer follow(t, a, s)()
+		a.HandleUnderlay(hostWith("10.1.0.11/24"))
+		synctest.Wait()
+		publishes := func(encaps ...string) {
+			t.Helper()
+			e := store.NodeEncaps{Published: true, Accepts: encaps, Uses: encaps}
+			if _, err := a.PublishEncaps(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		has := func(when, want string) {
+			t.Helper()
+			synctest.Wait()
+			if got := get(t, s, "node1").Spec.IPv4VXLANTunnelAddr; got != want {
+				t.Errorf("%s: %q, want %q", when, got, want)
+			}
+		}
+		publishes("vxlan/4096/4789")
+		has("at first", "192.168.0.2")
+		tunnels.mu.Lock()
+		tunnels.moved = map[Tunnel]netip.Addr{TunnelVXLAN: {}} // no pool has one
+		tunnels.mu.Unlock()
+		publishes("direct", "vxlan/4096/4789")
+		has("while it may carry packets", "192.168.0.2")
+		<-time.After(2 * tunnelGrace) // virtual time
+		if got := tunnels.holds(TunnelVXLAN); !strings.Contains(got, "192.168.0.2") {
+			t.Errorf("given back while it may carry packets: held %s", got)
+		}
+		publishes("direct")
+		has("when it carries none", "")
 	})
 }

@@ -28,9 +28,6 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 	for _, t := range AllTunnels() {
 		published := nodeTunnel(self, t)
 		var addr netip.Addr
-		if !want[t] && t.travels(encaps) {
-			addr = published
-		}
 		if want[t] {
 			var more bool
 			addr, more, err = a.cfg.Tunnels.Ensure(ctx, t)
@@ -40,6 +37,11 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 				addr, more = published, false
 			}
 			spare[t] = more
+		}
+		if !addr.IsValid() && t.travels(encaps) {
+			// Also where a pool wants the tunnel and has no address for it, as one that is
+			// disabled: with its last address a device loses its neighbours.
+			addr = published
 		}
 		if addr.IsValid() {
 			have[t] = addr
