@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
@@ -109,6 +111,67 @@ func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.A
 		}
 		return err
 	})
+}
+
+// TestGivenBackToAPod: a workload whose address somebody gave to another one has no route,
+// and has it again when that one is gone.
+func TestGivenBackToAPod(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	socket := filepath.Join(h.dir, "ext.sock")
+	startStore(t, t.TempDir(), socket)
+	h.usesStore(socket)
+	r := h.start()
+	r.ready()
+	s := h.store(socket)
+	got, err := r.attach("victim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.MustParsePrefix(got.GetAddresses()[0].GetCidr()).Addr()
+	var mine string
+	await.Until(t, "the datastore knows of it", func() error {
+		held, endpoints, err := holders(t, s)
+		if mine = held[addr.String()]; err == nil && (mine == "" || len(endpoints) != 1) {
+			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
+		}
+		return err
+	})
+	list, _, err := s.List(t.Context(), store.KindIPAMBlock, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := list[slices.IndexFunc(list, func(o store.Object) bool { return o.Key.CIDR().Contains(addr) })].Key
+	_, err = store.Modify(t.Context(), s, block, func(cur store.Object) (any, error) {
+		b := store.Clone(cur.Value).(*store.Block)
+		n, _ := b.Ordinal(addr)
+		b.Attribute(n).HandleID = new("stranger")
+		return b, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.when("the workload has lost its address", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "WorkloadAddresses").GetReason(), addr.String(), "stranger")
+	})
+	now, err := s.Get(t.Context(), block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	freeAddress(t, s, addr, now)
+	r.when("the workload has its address again", func(n *apiv1.NodeResponse) error {
+		if c := conditionOf(n, "WorkloadAddresses"); !c.GetOk() {
+			return errors.New(c.GetReason())
+		}
+		held, _, err := holders(t, s)
+		if err == nil && held[addr.String()] != mine {
+			err = fmt.Errorf("held by %q, want %q", held[addr.String()], mine)
+		}
+		return err
+	})
+	if err := h.lists("route show "+addr.String(), addr.String()); err != nil {
+		t.Error(err)
+	}
 }
 
 // nobodyElses attaches more workloads than a block has addresses: none gets the one of

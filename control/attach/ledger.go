@@ -151,11 +151,21 @@ func (l *ledger) remove(id ID) error {
 
 // settled returns the attachments with addresses of which the datastore knows.
 func (l *ledger) settled() []record {
+	return l.having(func(s state) bool { return s.attached() && !s.pending() && s != attachedFenced })
+}
+
+// fenced returns the attachments whose addresses the datastore gives to others.
+func (l *ledger) fenced() []record {
+	return l.having(func(s state) bool { return s == attachedFenced })
+}
+
+// having returns the attachments in a state whose addresses this host gave.
+func (l *ledger) having(is func(state) bool) []record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := []record{}
 	for _, r := range l.records {
-		if r.State.attached() && !r.State.pending() && r.State != attachedFenced && !r.Given {
+		if is(r.State) && !r.Given {
 			out = append(out, r)
 		}
 	}

@@ -59,7 +59,7 @@ func (x *reclaimer) handle(s cluster.Step) {
 		// On a new host nothing is attached yet, and nothing was forgotten.
 		forgot = forgot || !x.nodeKnown && x.ledger.has(func(state) bool { return true })
 	}
-	if forgot || x.forgotten || x.freed(s) {
+	if forgot || x.forgotten || x.freed(s) || x.givenBack(s) {
 		x.arm()
 	}
 }
@@ -110,6 +110,44 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 		}
 	}
 	return false
+}
+
+// givenBack reports whether a block says of an address that a workload of this host lost
+// to another that nobody has it any more, or the workload again.
+func (x *reclaimer) givenBack(s cluster.Step) bool {
+	var lost []record
+	for _, ev := range s.Changes {
+		if ev.Err != nil || ev.Key.Kind != store.KindIPAMBlock {
+			continue
+		}
+		if lost == nil {
+			lost = x.ledger.fenced()
+		}
+		b, _ := ev.Value.(*cluster.Block)
+		for _, r := range lost {
+			for _, a := range r.addrs() {
+				if ev.Key.CIDR().Contains(a) && (free(b, a) || x.holds(b, a, r, false)) {
+					x.log.Info("the address that a workload lost is free again; it is taken again", append(logID(r.id()), "address", a)...)
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// free reports whether a block, nil: there is none any more, gives an address to nobody.
+// Of others' blocks that is not known here.
+func free(b *cluster.Block, a netip.Addr) bool {
+	if b == nil {
+		return true
+	}
+	whole := b.Value()
+	if whole == nil {
+		return false
+	}
+	n, _ := whole.Ordinal(a)
+	return whole.Attribute(n) == nil
 }
 
 // holds reports whether a block, nil: there is none any more, gives an address to a
