@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -16,6 +17,7 @@ import (
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/internal/nl"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
+	"github.com/routerd/routerd/integration/await"
 )
 
 // lab is a host that forwards and, in another namespace, the other ends of its
@@ -112,6 +114,14 @@ func newLab(t testing.TB) *lab {
 		cmds = append(cmds, "link set "+name+" up")
 	}
 	ip(t, l.wires, cmds...)
+	// The kernel makes the route to an IPv6 address of the host in a worker, later: a packet
+	// that is faster is not for the host.
+	await.Until(t, "the host has its addresses", func() error {
+		if left := run(t, l.host, "ip", "-6", "-o", "addr", "show", "dev", "lo", "tentative"); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
 	l.sockets(t)
 	return l
 }

@@ -62,6 +62,8 @@ func TestLimits(t *testing.T) {
 		limits filter.Limits
 		send   func()
 		passed int // of those sent at once; one more for each second that a slow machine takes
+		// Two fewer are right too: what the kernel itself sends of IPv6 to the device when that
+		// comes up counts.
 	}{
 		{"none", filter.Limits{}, func() { egress("cali1", "10.1.0.1"); ingress("10.1.0.1", 1) }, sent},
 		{"packets sent", filter.Limits{Egress: filter.Limit{Packets: 1, PacketBurst: 5}}, func() { egress("cali1", "10.1.0.1") }, 5},
@@ -81,7 +83,7 @@ func TestLimits(t *testing.T) {
 		}
 		before := l.dropped(t, table, filter.ByLimit)
 		tt.send()
-		if got := sent - (l.dropped(t, table, filter.ByLimit) - before); got < tt.passed || got > tt.passed+5 || tt.passed == sent && got != sent {
+		if got := sent - (l.dropped(t, table, filter.ByLimit) - before); got < tt.passed-2 || got > tt.passed+5 || tt.passed == sent && got != sent {
 			t.Errorf("%s: %d of %d passed, want %d", tt.name, got, sent, tt.passed)
 		}
 	}
