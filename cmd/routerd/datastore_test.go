@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
@@ -384,6 +386,13 @@ func TestDeletedWhileDown(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			await.Until(t, "the host's copy of it is on the disk", func() error {
+				text, err := os.ReadFile(clusterFile(config.Config{StateDir: filepath.Join(h.dir, "state")}))
+				if err == nil {
+					err = mentions(string(text), "clusterGUID")
+				}
+				return err
+			})
 			r.kill(sig)
 			if err := store.Delete(t.Context(), s, info, 0); err != nil {
 				t.Fatal(err)
