@@ -247,15 +247,22 @@ func TestStream(t *testing.T) {
 			return nil
 		})
 	}
-	more(100)
-	if got := s.Report(); got.Err != nil || got.Resent != 0 {
-		t.Errorf("nothing was wrong: %s", got)
-	}
+	// Where the other end's processor is away for some milliseconds the kernel sends the
+	// last segment again though nothing was lost (RFC 8985 section 7).
+	await.Until(t, "a hundred records of which nothing is sent again", func() error {
+		before := s.Report().Resent
+		more(100)
+		if got := s.Report(); got.Err != nil || got.Resent != before {
+			return fmt.Errorf("nothing was wrong: %s", got)
+		}
+		return nil
+	})
 	for range 3 { // as in TestLoadIntervals
 		if got := s.Interval(); got.Err != nil || got.Bytes == 0 {
 			t.Errorf("%s, want some bytes", got)
 		}
 	}
+	before := s.Report().Resent
 	run(t, "ip -n "+r+" route add blackhole 10.0.2.2")
 	await.Until(t, "gap", func() error {
 		if got := s.Report(); got.LongestGap < 500*time.Millisecond {
@@ -265,7 +272,7 @@ func TestStream(t *testing.T) {
 	})
 	run(t, "ip -n "+r+" route del blackhole 10.0.2.2")
 	more(20)
-	if s.Report().Resent == 0 {
+	if s.Report().Resent <= before {
 		t.Error("segments were dropped and none was sent again")
 	}
 	run(t, `ip netns exec `+r+` nft 'add table ip t; add chain ip t f { type filter hook forward priority 0; }; add rule ip t f meta l4proto tcp reject with tcp reset'`)
