@@ -78,22 +78,25 @@ func freeAddress(t *testing.T, s store.Store, addr netip.Addr, block store.Objec
 	}
 }
 
-func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.Addr, store.Object)) {
-	h := newHost(t, "10.1.0.11/24")
+// victim starts a host and gives a workload an address, of which the datastore knows in
+// the block that it returns.
+func victim(t *testing.T) (h *host, r *running, s store.Store, addr netip.Addr, block store.Object) {
+	t.Helper()
+	h = newHost(t, "10.1.0.11/24")
 	socket := filepath.Join(h.dir, "ext.sock")
 	startStore(t, t.TempDir(), socket)
 	h.usesStore(socket)
-	r := h.start()
+	r = h.start()
 	r.ready()
-	s := h.store(socket)
+	s = h.store(socket)
 	got, err := r.attach("victim")
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := netip.MustParsePrefix(got.GetAddresses()[0].GetCidr()).Addr()
+	addr = netip.MustParsePrefix(got.GetAddresses()[0].GetCidr()).Addr()
 	await.Until(t, "the datastore knows of it", func() error {
 		held, endpoints, err := holders(t, s)
-		if err == nil && (len(held) != 1 || len(endpoints) != 1) {
+		if err == nil && (len(held) != 1 || held[addr.String()] == "" || len(endpoints) != 1) {
 			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
 		}
 		return err
@@ -102,7 +105,12 @@ func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.A
 	if err != nil {
 		t.Fatal(err)
 	}
-	take(t, s, addr, list[slices.IndexFunc(list, func(o store.Object) bool { return o.Key.CIDR().Contains(addr) })])
+	return h, r, s, addr, list[slices.IndexFunc(list, func(o store.Object) bool { return o.Key.CIDR().Contains(addr) })]
+}
+
+func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.Addr, store.Object)) {
+	_, r, s, addr, block := victim(t)
+	take(t, s, addr, block)
 	nobodyElses(t, r, addr)
 	await.Until(t, "the address is its workload's again", func() error {
 		held, _, err := holders(t, s)
@@ -117,31 +125,12 @@ func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.A
 // and has it again when that one is gone.
 func TestGivenBackToAPod(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, "10.1.0.11/24")
-	socket := filepath.Join(h.dir, "ext.sock")
-	startStore(t, t.TempDir(), socket)
-	h.usesStore(socket)
-	r := h.start()
-	r.ready()
-	s := h.store(socket)
-	got, err := r.attach("victim")
+	h, r, s, addr, was := victim(t)
+	held, _, err := holders(t, s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := netip.MustParsePrefix(got.GetAddresses()[0].GetCidr()).Addr()
-	var mine string
-	await.Until(t, "the datastore knows of it", func() error {
-		held, endpoints, err := holders(t, s)
-		if mine = held[addr.String()]; err == nil && (mine == "" || len(endpoints) != 1) {
-			err = fmt.Errorf("held %v, endpoints %v", held, endpoints)
-		}
-		return err
-	})
-	list, _, err := s.List(t.Context(), store.KindIPAMBlock, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := list[slices.IndexFunc(list, func(o store.Object) bool { return o.Key.CIDR().Contains(addr) })].Key
+	mine, block := held[addr.String()], was.Key
 	_, err = store.Modify(t.Context(), s, block, func(cur store.Object) (any, error) {
 		b := store.Clone(cur.Value).(*store.Block)
 		n, _ := b.Ordinal(addr)
