@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/lab/ns"
 )
@@ -93,8 +94,10 @@ type convergenceSpace struct {
 	dir   string
 	rx    string
 	extra time.Duration // for the prefixes
-	tors  [2]string
-	began []*exec.Cmd
+
+	announced int // prefixes, by each ToR
+	tors      [2]string
+	began     []*exec.Cmd
 
 	profiles string // where the daemon's go; empty: nowhere
 }
@@ -315,7 +318,7 @@ func converge(ctx context.Context, r receiver, n int) (c convergence, err error)
 		return c, err
 	}
 	defer func() { err = s.end(ctx, err) }()
-	s.extra = time.Duration(n) * time.Millisecond
+	s.extra, s.announced = time.Duration(n)*time.Millisecond, n
 	var tors [2]*os.Process
 	for i := range tors {
 		if tors[i], err = s.startToR(ctx, i, n); err != nil {
@@ -385,11 +388,24 @@ func (s *convergenceSpace) timed(ctx context.Context, what string, routes, i int
 		start = time.Now()
 	}
 	defer s.wake(ctx, i)()
-	n, err := 0, error(nil)
-	err = untilWithin(ctx, convergeWithin+s.extra, what, func() (bool, error) {
-		if n, err = s.routesInKernel(); do == "withdraw" {
+	dst, err := s.newSamples()
+	if err != nil {
+		return 0, err
+	}
+	defer dst.close()
+	n := 0
+	err = untilWithin(ctx, convergeWithin+s.extra, what, func() (_ bool, err error) {
+		if do == "withdraw" {
+			if dst.reached(anyDevice) > 0 {
+				return false, nil
+			}
+			n, err = s.routesInKernel()
 			return n < routes+ownRoutes, err
 		}
+		if dst.reached(anyDevice) < samples {
+			return false, nil
+		}
+		n, err = s.routesInKernel()
 		return n >= routes, err
 	})
 	if took := time.Since(start); err == nil {
@@ -398,9 +414,6 @@ func (s *convergenceSpace) timed(ctx context.Context, what string, routes, i int
 	session, _ := s.birdc(ctx, i, "show", "protocols", "all", "receiver") // what there is helps
 	return 0, fmt.Errorf("%w: the kernel has %d routes, and %d are awaited; the ToR's session: %s", err, n, routes, session)
 }
-
-// lostSamples is how many destinations are asked for.
-const lostSamples = 512
 
 // lose lets both ToRs announce all, kills the first, and waits until no
 // destination is reached through it.
@@ -432,21 +445,18 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 	if err != nil {
 		return 0, err
 	}
-	through := func(i int) (n int, err error) {
-		err = ns.Do(s.rx, func() error {
-			n = samplesThrough(routes, devices[i])
-			return nil
-		})
-		return n, err
+	dst, err := s.newSamples()
+	if err != nil {
+		return 0, err
 	}
+	defer dst.close()
 	// All are shared when a third leaves by each, three times in a row.
 	shared := 0
 	err = untilWithin(ctx, convergeWithin+s.extra, "both ToRs are used", func() (bool, error) {
-		n, err := through(1)
-		if shared++; n < lostSamples/3 {
+		if shared++; dst.reached(devices[1]) < samples/3 {
 			shared = 0
 		}
-		return shared == 3, err
+		return shared == 3, nil
 	})
 	if err != nil {
 		return 0, err
@@ -457,8 +467,7 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 		return 0, err
 	}
 	err = untilWithin(ctx, convergeWithin+s.extra, "the last packet goes the other way", func() (bool, error) {
-		n, err := through(0)
-		return n == 0, err
+		return dst.reached(devices[0]) == 0, nil
 	})
 	return time.Since(start), err
 }
@@ -466,13 +475,21 @@ func (s *convergenceSpace) lose(ctx context.Context, routes int, first *os.Proce
 // loseLast kills the ToR that is left and waits until the kernel has no route of
 // it.
 func (s *convergenceSpace) loseLast(ctx context.Context, base int, last *os.Process) (time.Duration, error) {
+	dst, err := s.newSamples()
+	if err != nil {
+		return 0, err
+	}
+	defer dst.close()
 	pause(ctx, 2*time.Second+s.extra/100) // as above
 	start := time.Now()
 	if err := last.Kill(); err != nil {
 		return 0, err
 	}
 	n := 0
-	err := untilWithin(ctx, convergeWithin+s.extra, "the last route's end", func() (_ bool, err error) {
+	err = untilWithin(ctx, convergeWithin+s.extra, "the last route's end", func() (_ bool, err error) {
+		if dst.reached(anyDevice) > 0 {
+			return false, nil
+		}
 		n, err = s.routesInKernel()
 		return n < base+ownRoutes, err
 	})
@@ -482,15 +499,40 @@ func (s *convergenceSpace) loseLast(ctx context.Context, base int, last *os.Proc
 	return time.Since(start), nil
 }
 
-// samplesThrough counts the sampled destinations that leave by a device, given by
-// its index.
-func samplesThrough(routes, device int) int {
+// samples is how many destinations are asked for.
+const samples = 512
+
+// anyDevice stands for all devices.
+const anyDevice = 0
+
+// sampledRoutes asks the receiver's kernel for destinations spread over what the ToRs
+// announce. That takes a millisecond or two whatever the number of routes, where counting
+// 500,000 takes twenty on an idle machine and a multiple of that on a busy one, which would
+// be the least that a figure can be and the step in which it grows.
+type sampledRoutes struct {
+	kernel    *netlink.Handle
+	announced int
+}
+
+func (s *convergenceSpace) newSamples() (d sampledRoutes, err error) {
+	d.announced = s.announced
+	err = ns.Do(s.rx, func() (err error) {
+		d.kernel, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	return d, err
+}
+
+func (d sampledRoutes) close() { d.kernel.Close() }
+
+// reached counts the destinations that leave by a device, given by its index.
+func (d sampledRoutes) reached(device int) int {
 	n := 0
-	for i := range lostSamples {
+	for i := range samples {
 		var b [4]byte
-		binary.BigEndian.PutUint32(b[:], uint32(20)<<24|uint32(i*(routes/lostSamples))<<6|1)
-		got, err := netlink.RouteGet(b[:])
-		if err == nil && len(got) > 0 && got[0].LinkIndex == device {
+		binary.BigEndian.PutUint32(b[:], uint32(20)<<24|uint32(i*d.announced/samples)<<6|1)
+		got, err := d.kernel.RouteGet(b[:])
+		if err == nil && len(got) > 0 && (device == anyDevice || got[0].LinkIndex == device) {
 			n++
 		}
 	}
