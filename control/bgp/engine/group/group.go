@@ -248,10 +248,14 @@ func (g *Group) publish() {
 		e := g.entries.At(c.family, c.id)
 		first = min(first, e.gen)
 		if e.set == 0 {
-			items = append(items, item{place: c.place, only: None, skip: c.source})
+			skip := c.source
+			if g.member(skip).mayHave() {
+				skip = None
+			}
+			items = append(items, item{place: c.place, only: None, skip: skip})
 			continue
 		}
-		if c.was != 0 && c.source != e.source && g.member(e.source) != nil {
+		if m := g.member(e.source); m != nil && (c.was != 0 && c.source != e.source || m.mayHave()) {
 			items = append(items, item{place: c.place, only: e.source, skip: None})
 		}
 		switch {

@@ -330,6 +330,61 @@ func TestSource(t *testing.T) {
 	}
 }
 
+// TestSourceWhileBehind is each change of where a prefix comes from, of two one after the
+// other: one while a member that has the prefix is behind, and one while it walks the table and
+// has not come to the prefix yet. It ends with what it is advertised.
+func TestSourceWhileBehind(t *testing.T) {
+	t.Parallel()
+	const self, withdrawn = 0, None - 1
+	first, p := universe[0], universe[1] // a walk comes to first before p
+	for _, then := range []rib.Peer{withdrawn, None, self} {
+		for _, last := range []rib.Peer{withdrawn, None, self} {
+			for _, meds := range [][2]int{{1, 1}, {1, 2}, {2, 1}, {2, 2}} {
+				t.Run(fmt.Sprintf("%d %d %v", then, last, meds), func(t *testing.T) {
+					t.Parallel()
+					sets := attrs.NewTable()
+					g := New(sets, Options{})
+					update := func(p wire.Prefix, source rib.Peer, med int) {
+						if source == withdrawn {
+							g.Update(p, 0, None)
+						} else {
+							g.Update(p, set(sets, med), source)
+						}
+					}
+					c := &client{t: t, peer: self, table: map[wire.Prefix]string{}, behind: true}
+					c.member = g.Join(self, MemberOptions{Families: [wire.Families]bool{true, true}, Wake: func() {}})
+					update(first, None, 1)
+					update(p, None, 1)
+					for c.read(1 << 16) {
+					}
+					g.log.limit = 0 // what comes now is more than the log keeps
+					update(first, None, 2)
+					update(p, then, meds[0])
+					g.Flush()
+					if c.member.phase != behind {
+						t.Fatal("it is not behind")
+					}
+					g.log.limit = logLimit
+					c.read(1)
+					if c.member.phase != scanning || c.member.family != first.Family {
+						t.Fatal("the walk has come to the prefix")
+					}
+					update(p, last, meds[1])
+					for c.read(1 << 16) {
+					}
+					want := ""
+					if last == None {
+						want = textOf(meds[1])
+					}
+					if got := c.table[p]; got != want {
+						t.Errorf("it has %q, where %q is advertised", got, want)
+					}
+				})
+			}
+		}
+	}
+}
+
 // TestNeverReads: a member that reads nothing costs no more than the log, and another
 // is not held up.
 func TestNeverReads(t *testing.T) { // not parallel: it measures the heap

@@ -265,6 +265,11 @@ func demarcation(f wire.Family, subtype byte) []byte {
 	return wire.AppendMessage(nil, wire.RouteRefresh, append(body, subtype, 1))
 }
 
+// mayHave reports whether the member may have been sent, before it fell behind, what the group
+// does not advertise to it any more, so that it may have a prefix of which it is the source
+// itself: its walk, which would say so, passes over what has changed since it began.
+func (m *Member) mayHave() bool { return m != nil && m.phase == scanning && !m.fresh }
+
 // scanned is how many entries a walk looks at before others have their turn.
 const scanned = 1 << 14
 
