@@ -36,7 +36,7 @@ func arpSets() map[string]string {
 func arpSet(of string) *set {
 	spec := setSpec{keyType: typeIfname, keyLen: unix.IFNAMSIZ}
 	if of == sourcesSet(dataplane.IPv4) {
-		spec = fixedSets()[of].spec
+		spec = sourcesSpec(typeIPv4, 4)
 	}
 	return &set{spec: spec, elems: make(map[string]string)}
 }

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
@@ -46,16 +49,20 @@ func BenchmarkLoad(b *testing.B) {
 		b.Run(fmt.Sprintf("shared=%t", shared), func(b *testing.B) {
 			n := netnstest.New(b)
 			d := crowd(1000, shared)
+			var cpu time.Duration
 			for b.Loop() {
+				start := cpuTime(b)
 				table := openTable(b, n, Config{Shared: true})
 				if err := table.Apply(d); err != nil {
 					b.Fatal(err)
 				}
 				b.StopTimer()
+				cpu += cpuTime(b) - start
 				table.Close()
 				run(b, n, "nft", "flush", "ruleset")
 				b.StartTimer()
 			}
+			b.ReportMetric(float64(cpu.Microseconds())/float64(b.N), "cpu-us/op")
 		})
 	}
 }
@@ -93,6 +100,7 @@ func BenchmarkMember(b *testing.B) {
 				b.Fatal(err)
 			}
 			gone := false
+			start := cpuTime(b)
 			for b.Loop() {
 				c := filter.MemberChange{Set: "s-many", Del: many[:1]}
 				if gone {
@@ -103,6 +111,7 @@ func BenchmarkMember(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+			b.ReportMetric(float64((cpuTime(b)-start).Microseconds())/float64(b.N), "cpu-us/op")
 		})
 	}
 }
@@ -120,6 +129,7 @@ func BenchmarkEndpoint(b *testing.B) {
 			}
 			e := d.PutEndpoints[0]
 			e.Interface = "cali-new"
+			start := cpuTime(b)
 			for b.Loop() {
 				if err := table.Apply(filter.Delta{PutEndpoints: []filter.Endpoint{e}}); err != nil {
 					b.Fatal(err)
@@ -128,6 +138,7 @@ func BenchmarkEndpoint(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+			b.ReportMetric(float64((cpuTime(b)-start).Microseconds())/float64(b.N), "cpu-us/op")
 		})
 	}
 }
@@ -164,4 +175,14 @@ func BenchmarkForward(b *testing.B) {
 			b.ReportMetric(float64(arrived)/float64(sent), "arrived/sent")
 		})
 	}
+}
+
+// cpuTime is what the process has taken of processors, its own and the kernel's for it.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

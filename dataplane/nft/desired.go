@@ -366,7 +366,7 @@ func (w *desired) setName(id filter.SetID, f dataplane.Family) string {
 	if m := w.members[id]; m != nil && m.net[f] > 0 {
 		suffix = "n"
 	}
-	return fmt.Sprintf("%s-%d%s", id, f, suffix)
+	return nameOf(string(id), f) + suffix
 }
 
 func (w *desired) applySets(d *filter.Delta) error {

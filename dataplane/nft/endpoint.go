@@ -31,10 +31,18 @@ const (
 	limitToMap      = "limit-to"   // and by what they receive
 )
 
-func sourcesSet(f dataplane.Family) string  { return fmt.Sprintf("workload-addresses-%d", f) }
-func externalMap(f dataplane.Family) string { return fmt.Sprintf("floating-in-%d", f) }
-func internalMap(f dataplane.Family) string { return fmt.Sprintf("floating-out-%d", f) }
-func hairpinMap(f dataplane.Family) string  { return fmt.Sprintf("floating-hairpin-%d", f) }
+func sourcesSet(f dataplane.Family) string  { return nameOf("workload-addresses", f) }
+func externalMap(f dataplane.Family) string { return nameOf("floating-in", f) }
+func internalMap(f dataplane.Family) string { return nameOf("floating-out", f) }
+func hairpinMap(f dataplane.Family) string  { return nameOf("floating-hairpin", f) }
+
+// nameOf is the name of what there is once for each family.
+func nameOf(what string, f dataplane.Family) string {
+	if f == dataplane.IPv4 {
+		return what + "-4"
+	}
+	return what + "-6"
+}
 
 func fixedSets() map[string]*set {
 	all := map[string]*set{
@@ -51,7 +59,7 @@ func fixedSets() map[string]*set {
 		if f == dataplane.IPv6 {
 			t, length = typeIPv6, 16
 		}
-		all[sourcesSet(f)] = &set{spec: setSpec{keyType: concat(typeIfname, t), keyLen: unix.IFNAMSIZ + length}}
+		all[sourcesSet(f)] = &set{spec: sourcesSpec(t, length)}
 		all[externalMap(f)] = &set{spec: mapSpec(t, length), data: t}
 		all[internalMap(f)] = &set{spec: mapSpec(t, length), data: t}
 		all[hairpinMap(f)] = &set{spec: mapSpec(concat(t, t), 2*length), data: t}
@@ -60,6 +68,11 @@ func fixedSets() map[string]*set {
 		s.elems = make(map[string]string)
 	}
 	return all
+}
+
+// sourcesSpec is that of a set of workloads' interfaces with their addresses.
+func sourcesSpec(keyType, keyLen uint32) setSpec {
+	return setSpec{keyType: concat(typeIfname, keyType), keyLen: unix.IFNAMSIZ + keyLen}
 }
 
 // place says what an endpoint has in the table.
@@ -85,8 +98,9 @@ func (p *placed) path(set string, s pathSource) {
 	case s.idle():
 		p.elem(set, ifname(p.Interface), elemAccept)
 	default:
-		p.elem(set, ifname(p.Interface), s.name())
-		p.roots = append(p.roots, s)
+		root := named(s)
+		p.elem(set, ifname(p.Interface), root.id)
+		p.roots = append(p.roots, root)
 	}
 }
 
@@ -126,10 +140,11 @@ func hostPaths(e *filter.Endpoint) []mappedPath {
 
 func (w *desired) placeWorkload(p *placed) {
 	key := ifname(p.Interface)
-	egress, ingress := pathSource{p.Egress, filter.Egress, filterStage, workloadPath}, pathSource{p.Ingress, filter.Ingress, filterStage, workloadPath}
+	egress := named(pathSource{p.Egress, filter.Egress, filterStage, workloadPath})
+	ingress := named(pathSource{p.Ingress, filter.Ingress, filterStage, workloadPath})
 	p.roots = append(p.roots, egress, ingress)
-	p.elem(fromMap, key, egress.name())
-	p.elem(toMap, key, ingress.name())
+	p.elem(fromMap, key, egress.id)
+	p.elem(toMap, key, ingress.id)
 	p.elem(otherSet, key, elemNone)
 	p.needs.odd = 1
 	wide := false

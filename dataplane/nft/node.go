@@ -47,6 +47,16 @@ type chainSource interface {
 	rules(w *chainWriter)
 }
 
+// namedSource is a source with its name, which for most is a hash of what they are about.
+type namedSource struct {
+	chainSource
+	id string
+}
+
+func named(s chainSource) namedSource { return namedSource{s, s.name()} }
+
+func (s namedSource) name() string { return s.id }
+
 // policySource is the rules of a policy in one direction.
 type policySource struct {
 	id    filter.PolicyID
@@ -90,8 +100,15 @@ func (s tierSource) name() string {
 
 func (s tierSource) comment() string { return fmt.Sprintf("%s of tier %s", s.dir, s.tier.Name) }
 
+// passes reports whether a policy of the tier has a rule that leaves it.
+func (s tierSource) passes(w *chainWriter) bool {
+	return slices.ContainsFunc(s.tier.Policies, func(ref filter.PolicyRef) bool {
+		return !ref.Staged && w.passes(ref.ID, s.dir)
+	})
+}
+
 // A policy that passes is written into the tier's own chain, where returning
-// leaves the tier; others are jumped to.
+// leaves the tier; others are jumped to. Where none passes, these are the path's rules.
 func (s tierSource) rules(w *chainWriter) {
 	for _, ref := range s.tier.Policies {
 		f := s.stage
@@ -150,8 +167,13 @@ func (s pathSource) comment() string { return "" }
 func (s pathSource) rules(w *chainWriter) {
 	w.preamble(s)
 	for _, t := range s.path.Tiers {
-		if len(t.Policies) > 0 {
-			w.jump(tierSource{t, s.dir, s.stage})
+		tier := tierSource{t, s.dir, s.stage}
+		switch {
+		case len(t.Policies) == 0:
+		case tier.passes(w):
+			w.jump(tier)
+		default:
+			tier.rules(w) // a chain less for each packet to enter, and for the kernel to validate
 		}
 	}
 	for _, id := range s.path.Profiles {
@@ -207,9 +229,10 @@ func (c *chainWriter) put(m *matcher, n Counter, l logging) {
 }
 
 func (c *chainWriter) jump(s chainSource) {
-	c.jumps = append(c.jumps, s)
+	to := named(s)
+	c.jumps = append(c.jumps, to)
 	m := new(matcher)
-	m.do(unix.NFT_JUMP, s.name())
+	m.do(unix.NFT_JUMP, to.id)
 	c.add(m, Counter{})
 }
 
