@@ -6,6 +6,10 @@ import "errors"
 // IPv6 IPIP tunnel (tunl6.calico). Calico's Node has no field for it.
 const AnnotationIPv6IPIPTunnelAddr = "routerd.io/ipv6IPIPTunnelAddr"
 
+// AnnotationKubeLabels says, on a Node resource and as JSON, which of its labels are those of
+// Kubernetes' Node, so that these can be followed and are not written back. It is Calico's.
+const AnnotationKubeLabels = "projectcalico.org/kube-labels"
+
 // Annotations of a pod that its endpoint has too.
 const (
 	// AnnotationPrefixCNI begins the names of those that are for the CNI plugin.

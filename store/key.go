@@ -51,7 +51,7 @@ const (
 	KindChange      Kind = "Change"
 	KindUnconfirmed Kind = "Unconfirmed"
 
-	KindService       Kind = "Service" // these three of Kubernetes, and in its API alone
+	KindService       Kind = "Service" // these three of Kubernetes
 	KindEndpointSlice Kind = "EndpointSlice"
 	KindServiceCIDR   Kind = "ServiceCIDR"
 )

@@ -185,7 +185,7 @@ func Modify(ctx context.Context, s Store, key Key, change func(cur Object) (any,
 		if err != nil {
 			return Object{}, err
 		}
-		op, same, err := modification(cur, value)
+		op, same, err := PutOp(cur, value)
 		if err != nil {
 			return Object{}, fmt.Errorf("modify %s: %w", key, err)
 		}
@@ -227,9 +227,10 @@ func getOrAbsent(ctx context.Context, s Store, key Key) (Object, error) {
 	return obj, err
 }
 
-// modification returns the write that turns cur into value, or same when there
-// is nothing to write.
-func modification(cur Object, value any) (op Op, same bool, err error) {
+// PutOp returns the write that turns cur, an object as it was read, into value, on
+// condition that nobody wrote meanwhile; same: it is that already. With Revision 0 it
+// creates the object as [Create] does, else it is [Update]'s.
+func PutOp(cur Object, value any) (op Op, same bool, err error) {
 	if value == nil {
 		return Op{}, true, nil
 	}

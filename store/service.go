@@ -12,7 +12,8 @@ type ServiceCIDR struct {
 }
 
 // Service is what a Service of Kubernetes says that concerns who announces its
-// addresses. Only the Kubernetes datastore has some; they are read, and not written.
+// addresses. Kubernetes' API has them; where the datastore is etcd they are brought there
+// (package kubesync).
 type Service struct {
 	ClusterIPs      []string `json:"clusterIPs,omitempty"`
 	ExternalIPs     []string `json:"externalIPs,omitempty"`

@@ -52,6 +52,10 @@ type Config struct {
 	// Empty: what the cluster has.
 	APIGroup string
 
+	// NativeOnly is set where Calico's resources are in another datastore: of this API
+	// only Kubernetes' own objects are read.
+	NativeOnly bool
+
 	// Namespace is where routerd's own objects are, such as its Leases. Empty: the
 	// pod's, or kube-system where this is no pod.
 	Namespace string

@@ -33,6 +33,7 @@ type Store struct {
 	log *slog.Logger
 
 	others    []string // servers beside the configured one
+	native    bool     // see Config.NativeOnly
 	namespace string   // of routerd's own objects
 	setting   string   // of the group
 	groupMu   sync.Mutex
@@ -55,7 +56,7 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{api: client{http: &http.Client{Transport: rt}, base: base}, log: c.Logger, setting: c.APIGroup, namespace: c.namespace(), others: c.Servers}
+	s := &Store{api: client{http: &http.Client{Transport: rt}, base: base}, log: c.Logger, setting: c.APIGroup, namespace: c.namespace(), others: c.Servers, native: c.NativeOnly}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -105,6 +106,9 @@ func (s *Store) groupOf(ctx context.Context) (convert.Group, error) {
 	if s.group != "" {
 		return s.group, nil
 	}
+	if s.native {
+		return convert.V3, nil // it is not asked for anything of it
+	}
 	if s.setting != "" {
 		s.group = convert.Choose(s.setting, false, false)
 		return s.group, nil
@@ -140,6 +144,15 @@ func (p place) collection() string { return p.Resource.Path(p.namespace) }
 func (p place) path() string       { return p.collection() + "/" + url.PathEscape(p.name) }
 
 var errNoPlace = errors.New("the Kubernetes datastore holds no such object")
+
+// sources are those from which the objects of a kind come.
+func (s *Store) sources(g convert.Group, kind store.Kind) []convert.Source {
+	all := convert.Sources(g, kind)
+	if !s.native {
+		return all
+	}
+	return slices.DeleteFunc(all, convert.Source.Custom)
+}
 
 // placeOf returns where the object of a key is.
 func (s *Store) placeOf(ctx context.Context, key store.Key) (place, error) {
@@ -224,7 +237,7 @@ func (s *Store) List(ctx context.Context, kind store.Kind, namespace string) ([]
 	if err != nil {
 		return nil, 0, fmt.Errorf("list %s: %w", kind, err)
 	}
-	sources := convert.Sources(g, kind)
+	sources := s.sources(g, kind)
 	if len(sources) == 0 {
 		return nil, 0, fmt.Errorf("list: %w: the Kubernetes datastore holds no objects of kind %q", store.ErrInvalid, kind)
 	}
@@ -232,7 +245,7 @@ func (s *Store) List(ctx context.Context, kind store.Kind, namespace string) ([]
 	var bad backend.DecodeErrors
 	rev := store.Revision(0)
 	for _, src := range sources {
-		items, at, err := s.listSource(ctx, src, namespace)
+		items, at, err := s.listSource(ctx, src, namespace, "")
 		if err != nil && !isCode(err, http.StatusNotFound) { // the definition may come yet
 			return nil, 0, fmt.Errorf("list %s: %w", kind, s.explain(ctx, err))
 		}
@@ -268,14 +281,18 @@ type page struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// listSource reads all objects of a source that are ours, page by page, as they
-// are at one revision. The error is the API's.
-func (s *Store) listSource(ctx context.Context, src convert.Source, namespace string) ([]backend.Item, store.Revision, error) {
+// listSource reads all objects of a source that are ours, page by page, as they are at one
+// revision; with a field selector, unless that is empty, those that it selects. The error
+// is the API's.
+func (s *Store) listSource(ctx context.Context, src convert.Source, namespace, fields string) ([]backend.Item, store.Revision, error) {
 	if !src.Resource.Namespaced || src.Kind == store.KindProfile {
 		namespace = ""
 	}
 	var items []backend.Item
 	query := url.Values{"limit": {strconv.Itoa(pageSize)}}
+	if fields != "" {
+		query.Set("fieldSelector", fields)
+	}
 	for {
 		raw, err := s.call(ctx, request{method: http.MethodGet, path: src.Resource.Path(namespace), query: query})
 		if isCode(err, http.StatusGone) && query.Get("continue") != "" {

@@ -132,6 +132,9 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		heard = true
 	}
 	query := url.Values{}
+	if r.p.fields != "" {
+		query.Set("fieldSelector", r.p.fields)
+	}
 	keep := watchTime + rand.N(watchTime)
 	if r.at == 0 {
 		query.Set("sendInitialEvents", "true")
@@ -252,7 +255,7 @@ func (r *reader) judge(err error) error {
 
 // list reads the state where the server does not stream it.
 func (r *reader) list(ctx context.Context) error {
-	items, rev, err := r.s.listSource(ctx, r.p.source, "")
+	items, rev, err := r.s.listSource(ctx, r.p.source, "", r.p.fields)
 	if err != nil {
 		return r.judge(err)
 	}

@@ -22,6 +22,17 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 
 // WatchFrom implements [store.Resumer].
 func (s *Store) WatchFrom(ctx context.Context, from store.Known, kinds ...store.Kind) <-chan store.Batch {
+	return s.watch(ctx, from, "", kinds)
+}
+
+// WatchPods is Watch of the endpoints that the pods of one node stand for: the server is
+// asked for no others.
+func (s *Store) WatchPods(ctx context.Context, node string) <-chan store.Batch {
+	return s.watch(ctx, store.Known{}, "spec.nodeName="+node, []store.Kind{store.KindWorkloadEndpoint})
+}
+
+// watch is WatchFrom, of the objects that a field selector selects unless that is empty.
+func (s *Store) watch(ctx context.Context, from store.Known, fields string, kinds []store.Kind) <-chan store.Batch {
 	out := make(chan store.Batch)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,7 +47,7 @@ func (s *Store) WatchFrom(ctx context.Context, from store.Known, kinds ...store.
 		defer close(out)
 		defer stop()
 		var readers sync.WaitGroup
-		readers.Go(func() { s.follow(ctx, feed, from, kinds) })
+		readers.Go(func() { s.follow(ctx, feed, from, fields, kinds) })
 		feed.Run(ctx, out)
 		cancel()
 		readers.Wait()
@@ -45,7 +56,7 @@ func (s *Store) WatchFrom(ctx context.Context, from store.Known, kinds ...store.
 }
 
 // follow runs the watches of a stream until ctx ends.
-func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known, kinds []store.Kind) {
+func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known, fields string, kinds []store.Kind) {
 	m := &merger{feed: feed}
 	var sources []convert.Source
 	for failures := 0; ; failures++ {
@@ -56,7 +67,7 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 		if err == nil {
 			kinds = slices.Compact(slices.Sorted(slices.Values(kinds)))
 			for _, k := range kinds {
-				sources = append(sources, convert.Sources(g, k)...)
+				sources = append(sources, s.sources(g, k)...)
 			}
 			break
 		}
@@ -69,7 +80,7 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 		}
 	}
 	for _, src := range sources {
-		m.parts = append(m.parts, &part{source: src})
+		m.parts = append(m.parts, &part{source: src, fields: fields})
 	}
 	m.start()
 	var readers sync.WaitGroup
@@ -113,6 +124,7 @@ func (s *Store) clusterOf(ctx context.Context) (store.Revision, error) {
 // part is what a merger knows of one source.
 type part struct {
 	source   convert.Source
+	fields   string // the selector; empty: all objects
 	synced   bool
 	down     bool
 	frontier store.Revision             // all changes up to it were told

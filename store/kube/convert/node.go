@@ -15,7 +15,8 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// Annotations of Nodes. All but the last are Calico's.
+// Annotations of Nodes. All but the last are Calico's. [store.AnnotationKubeLabels] is on
+// the resource alone.
 const (
 	labelsAnnotation      = "projectcalico.org/labels"      // JSON: those of the resource that the Node has not itself
 	annotationsAnnotation = "projectcalico.org/annotations" // JSON
@@ -23,10 +24,6 @@ const (
 	interfacesAnnotation  = "projectcalico.org/Interfaces" // JSON
 
 	conditionsAnnotation = "routerd.io/conditions" // JSON
-
-	// kubeLabelsAnnotation is on the resource alone: which of its labels are the
-	// Node's own, so that a write does not copy them.
-	kubeLabelsAnnotation = "projectcalico.org/kube-labels"
 )
 
 // nodeField is a member of a Node that an annotation holds as text.
@@ -120,7 +117,7 @@ func nodeOf(node *corev1.Node) (store.Key, any, error) {
 	if err != nil {
 		return key, nil, fmt.Errorf("%w: %w", store.ErrDecode, err)
 	}
-	n.Annotations = with(n.Annotations, kubeLabelsAnnotation, string(own))
+	n.Annotations = with(n.Annotations, store.AnnotationKubeLabels, string(own))
 
 	for _, f := range nodeFields() {
 		if v := node.Annotations[f.annotation]; v != "" && f.valid(v) {
@@ -187,10 +184,10 @@ func NodePatch(n *store.Node, rev store.Revision) ([]byte, error) {
 		annotations[asAnnotation] = bgp.ASNumber.String()
 	}
 	// A label that the Node has itself is not stored beside it.
-	labels, own := maps.Clone(n.Labels), mapOf(n.Annotations[kubeLabelsAnnotation])
+	labels, own := maps.Clone(n.Labels), mapOf(n.Annotations[store.AnnotationKubeLabels])
 	maps.DeleteFunc(labels, func(k, _ string) bool { _, is := own[k]; return is })
 	notes := maps.Clone(n.Annotations)
-	delete(notes, kubeLabelsAnnotation)
+	delete(notes, store.AnnotationKubeLabels)
 	for name, v := range map[string]struct {
 		value any
 		empty bool

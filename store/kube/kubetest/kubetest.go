@@ -105,6 +105,23 @@ func (s *Server) Create(path, text string) error {
 	return nil
 }
 
+// Delete deletes the object at a path.
+func (s *Server) Delete(path string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, there := s.objects[path]; there {
+		s.drop(parse(path), o)
+	}
+}
+
+// drop deletes an object. The lock is held.
+func (s *Server) drop(p place, o object) {
+	s.revision++
+	delete(s.objects, p.path())
+	o.meta()["resourceVersion"] = strconv.Itoa(s.revision)
+	s.tell("DELETED", p, o)
+}
+
 // Get returns the object at a path, as JSON, or nil.
 func (s *Server) Get(path string) []byte {
 	s.mu.Lock()
@@ -248,10 +265,7 @@ func (s *Server) answer(r *http.Request, p place, body []byte) (code int, answer
 		if _ = json.Unmarshal(body, &o); o.Preconditions.ResourceVersion != "" && o.Preconditions.ResourceVersion != old.version() {
 			return http.StatusConflict, nil
 		}
-		s.revision++
-		delete(s.objects, p.path())
-		old.meta()["resourceVersion"] = strconv.Itoa(s.revision)
-		s.tell("DELETED", p, old)
+		s.drop(p, old)
 		return http.StatusOK, old
 	case r.Method == http.MethodPatch:
 		change := jsonpatch.MergePatch
