@@ -33,6 +33,7 @@ import (
 	"github.com/routerd/routerd/control/hostlock"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/member"
 	"github.com/routerd/routerd/control/netpolicy"
@@ -58,6 +59,7 @@ import (
 	"github.com/routerd/routerd/dataplane/vxlan"
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/kube"
 )
 
 // router holds the daemon's parts. They are made in [newRouter], in the order in which
@@ -80,6 +82,7 @@ type router struct {
 	hosts    bgp.Hosts                              // who is there; nil: the datastore cannot say it
 	asks     questions                              // nil: the datastore does not pass questions on
 	kube     *kubernetes                            // nil: the datastore is not Kubernetes
+	api      *kube.Store                            // Kubernetes' API; nil: this host does not know it
 	serveKV  func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
 	db       *lock.Store                            // the same for who writes what Calico has too
 	// cluster is this host's copy of what the store holds, and follow where each
@@ -173,10 +176,10 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.cluster = cluster.New(cluster.Config{
-		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.kube != nil,
+		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.api != nil,
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
-	d.follow = follow(d.cluster, c.BGP.Enabled, d.kube != nil, c.UI.Listen != "")
+	d.follow = follow(d.cluster, c.BGP.Enabled, d.api != nil, d.kube != nil, c.UI.Listen != "")
 	d.policy, err = netpolicy.Open(netpolicy.Config{
 		Enabled: c.Policy.Enabled, Offload: c.Policy.Offload, LogRate: uint32(c.Policy.LogRate), //nolint:gosec // Validate has checked it
 		Enforce: enforce.Config{
@@ -241,7 +244,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKey.Changed,
-			Services: d.kube != nil,
+			Services: d.api != nil,
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
 			},
@@ -261,12 +264,15 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	if err != nil {
 		return d, err
 	}
-	d.attach, err = attach.New(attach.Config{
+	ac := attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
 		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
-	})
-	if err != nil {
+	}
+	if d.mirrors() {
+		ac.Pods = d.api
+	}
+	if d.attach, err = attach.New(ac); err != nil {
 		return d, err
 	}
 	d.mtu = attach.NewMTUFollower(d.core, d.attach, c.CNI.MTU, log)
@@ -286,8 +292,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		MTUError: d.mtu.Err, Damage: d.journal.Damage, WorkloadMTU: d.mtu.Smallest,
 	}
 	d.asking(&oc)
-	if d.kube != nil {
-		oc.Service = d.kube.store.ServiceDetail
+	if d.api != nil {
+		oc.Service = d.api.ServiceDetail
 	}
 	d.operator = operator.New(oc)
 	return d, nil
@@ -316,6 +322,9 @@ func (d *router) close() error {
 	}
 	if d.store != nil {
 		errs = append(errs, d.store.Close())
+	}
+	if d.mirrors() {
+		errs = append(errs, d.api.Close())
 	}
 	if d.member != nil {
 		d.member.Close()
@@ -415,6 +424,12 @@ func (d *router) run(stop context.Context) error {
 		own := nodenetwork.Own{Node: d.name, API: d.kube.store, Said: d.kube.names.Network, Obstacle: d.networkObstacle, Log: d.log}
 		part("network condition", after(d.presence.Held(), own.Run))
 		part("network follows", each(d.follow.network, d.kube.others.HandleStore))
+	}
+	if d.mirrors() {
+		part("own pods", func(ctx context.Context) error {
+			return kubesync.FollowPods(ctx, d.api, d.name, d.attach.HandlePods)
+		})
+		part("Kubernetes", after(d.presence.Held(), d.followKubernetes))
 	}
 	if d.bgp != nil {
 		part("neighbours", d.adjacent.Run)
@@ -528,7 +543,9 @@ type followers struct {
 	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, network, page *cluster.Follower
 }
 
-func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
+// follow makes the followers: api says that the datastore has what Kubernetes' API says, and
+// kubernetes that it is that API.
+func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers {
 	f := followers{
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
@@ -537,7 +554,7 @@ func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
 	}
 	if speaksBGP {
 		var services []store.Kind
-		if kubernetes {
+		if api {
 			services = bgp.ServiceKinds()
 		}
 		f.bgp = c.Follow(append(bgp.Kinds(), services...)...).Waive(services...)
@@ -545,6 +562,8 @@ func follow(c *cluster.Cluster, speaksBGP, kubernetes, page bool) followers {
 	if kubernetes {
 		f.network = c.Follow(store.KindNode)
 		f.pods = c.Follow(attach.PodKinds()...)
+	} else if api { // what pods ask for the API says, and their namespaces the datastore
+		f.pods = c.Follow(store.KindProfile)
 	}
 	if page {
 		f.page = c.Follow(ui.Kinds()...)

@@ -65,7 +65,10 @@ func (d *router) openStore(ctx context.Context) error {
 	d.serveKV = s.RegisterKV
 	d.hosts, d.asks = s, s
 	d.db = lock.New(s, d.log.With("component", "lock"))
-	return nil
+	if d.cfg.Kubernetes.Enabled {
+		d.api, err = d.openAPI(true, log.With("api", "kubernetes"))
+	}
+	return err
 }
 
 // memberFile is what this host is in the datastore's cluster.
@@ -110,20 +113,27 @@ func etcdConfig(ds config.Datastore, log *slog.Logger) (etcd.Config, error) {
 	}, err
 }
 
-// openKube makes the client of Kubernetes' API.
-func (d *router) openKube(log *slog.Logger) error {
+// openAPI makes the client of Kubernetes' API; native says that Calico's resources are
+// elsewhere.
+func (d *router) openAPI(native bool, log *slog.Logger) (*kube.Store, error) {
 	kc, err := kubeConfig(d.cfg, log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.MkdirAll(d.cfg.StateDir, 0o700); err != nil {
-		return fmt.Errorf("make stateDir: %w", err)
+		return nil, fmt.Errorf("make stateDir: %w", err)
 	}
-	kc.ServersFile = filepath.Join(d.cfg.StateDir, "api-servers.json")
-	s, err := kube.Open(kc)
+	kc.ServersFile, kc.NativeOnly = filepath.Join(d.cfg.StateDir, "api-servers.json"), native
+	return kube.Open(kc)
+}
+
+// openKube makes the API the datastore.
+func (d *router) openKube(log *slog.Logger) error {
+	s, err := d.openAPI(false, log)
 	if err != nil {
 		return err
 	}
+	d.api = s
 	d.store, d.servers = s, s.Servers()
 	d.kube = &kubernetes{store: s, others: nodenetwork.NewOthers(s)}
 	d.names = func(self store.Incarnation) presence.Store {

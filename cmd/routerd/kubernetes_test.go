@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"github.com/routerd/routerd/control/bootid"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube/kubetest"
 )
 
@@ -27,34 +29,19 @@ import (
 func TestKubernetes(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
-	var listener net.Listener
-	if err := h.ns.Do(func() (err error) {
-		listener, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	api := kubetest.New(t, listener)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(api.Kubeconfig()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	api, kubeconfig := kubernetesAPI(t, h)
 	boot, err := bootid.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
 	const node, pod = "/api/v1/nodes/node1", "/api/v1/namespaces/default/pods/web"
-	for path, text := range map[string]string{
+	createAll(t, api, map[string]string{
 		node:                             fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","status":{"addresses":[{"type":"InternalIP","address":"10.1.0.11"}],"nodeInfo":{"bootID":%q}}}`, boot),
 		pod:                              `{"kind":"Pod","apiVersion":"v1","metadata":{"labels":{"app":"web"},"annotations":{"kubernetes.io/egress-bandwidth":"8M"}},"spec":{"nodeName":"node1","serviceAccountName":"default"},"status":{"phase":"Pending"}}`,
 		"/api/v1/namespaces/kube-system": `{"kind":"Namespace","apiVersion":"v1"}`,
 		"/api/v1/namespaces/default":     `{"kind":"Namespace","apiVersion":"v1"}`,
 		"/api/v1/namespaces/default/serviceaccounts/default": `{"kind":"ServiceAccount","apiVersion":"v1"}`,
-	} {
-		if err := api.Create(path, text); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	h.config["datastore"] = map[string]any{"kind": "kubernetes", "kubernetes": map[string]any{"kubeconfig": kubeconfig}}
 	h.config["address"] = map[string]any{"ipv4": "kubernetes-internal-ip"}
 	says := func(what, path string, want ...string) {
@@ -102,21 +89,159 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-// stream sends by TCP from one namespace to the host's address in another as fast as that
-// goes, and returns how many bytes came in a time.
-func stream(t *testing.T, from, to *netnstest.Netns, lasts time.Duration) (n int64) {
+// kubernetesAPI serves an API of Kubernetes on a host, and returns the file that leads there.
+func kubernetesAPI(t *testing.T, h *host) (api *kubetest.Server, kubeconfig string) {
 	t.Helper()
-	var l net.Listener
-	err := to.Do(func() (err error) {
-		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "10.1.0.11:0")
+	var listener net.Listener
+	if err := h.ns.Do(func() (err error) {
+		listener, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	api, kubeconfig = kubetest.New(t, listener), filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(api.Kubeconfig()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return api, kubeconfig
+}
+
+func createAll(t *testing.T, api *kubetest.Server, objects map[string]string) {
+	t.Helper()
+	for path, text := range objects {
+		if err := api.Create(path, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestKubernetesBesideEtcd: on a node of Kubernetes whose datastore is etcd, pods have the labels
+// and profiles that their objects say, a NetworkPolicy is in force, its end too, and so is
+// a label that changes. A static pod that is made anew while the API is away is served.
+func TestKubernetesBesideEtcd(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	api, kubeconfig := kubernetesAPI(t, h)
+	const pods, policy = "/api/v1/namespaces/default/pods/", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/closed"
+	podOf := func(app string) string {
+		return fmt.Sprintf(`{"kind":"Pod","apiVersion":"v1","metadata":{"labels":{"app":%q}},"spec":{"nodeName":"node1","serviceAccountName":"default"},"status":{"phase":"Pending"}}`, app)
+	}
+	createAll(t, api, map[string]string{
+		"/api/v1/nodes/node1":                                `{"kind":"Node","apiVersion":"v1","metadata":{"labels":{"rack":"r1"}}}`,
+		"/api/v1/namespaces/kube-system":                     `{"kind":"Namespace","apiVersion":"v1"}`,
+		"/api/v1/namespaces/default":                         `{"kind":"Namespace","apiVersion":"v1","metadata":{"labels":{"team":"a"}}}`,
+		"/api/v1/namespaces/default/serviceaccounts/default": `{"kind":"ServiceAccount","apiVersion":"v1"}`,
+		pods + "web": podOf("web"), pods + "client": podOf("client"),
+	})
+	h.config["kubernetes"] = map[string]any{"enabled": true}
+	h.config["datastore"] = map[string]any{"kubernetes": map[string]any{"kubeconfig": kubeconfig}}
+	r := h.start()
+	r.ready()
+	s := h.store(filepath.Join(h.dir, "run", "etcd.sock"))
+
+	add := func(pod, id string) (*netnstest.Netns, string, error) {
+		inside := netnstest.New(t)
+		got, err := r.cni.Add(await.Context(t), &apiv1.AddRequest{
+			Attachment: &apiv1.Attachment{Network: "routerd", ContainerId: id, Ifname: "eth0"}, Netns: inside.Path, AssignIpv4: true,
+			Workload: &apiv1.Workload{Orchestrator: "k8s", Namespace: "default", Pod: pod, Uid: uidOf(t, api.Get(pods+pod))},
+		})
+		if err != nil {
+			return nil, "", err
+		}
+		addr, _, _ := strings.Cut(got.GetAddresses()[0].GetCidr(), "/")
+		return inside, addr, nil
+	}
+	web, addr, err := add("web", "c1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, _, err := add("client", "c2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "default", Name: "node1-k8s-web-eth0"}
+	says := func(what, app string) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			o, err := s.Get(t.Context(), key)
+			if err != nil {
+				return err
+			}
+			w, ok := o.Value.(*store.WorkloadEndpoint)
+			if !ok || w.Labels["app"] != app || !slices.Equal(w.Spec.Profiles, []string{"kns.default", "ksa.default.default"}) {
+				return fmt.Errorf("the endpoint is %s", o.Raw)
+			}
+			return nil
+		})
+	}
+	says("the endpoint says what the pod says", "web")
+	await.Until(t, "the Node has the labels of Kubernetes'", func() error {
+		o, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
+		if err != nil {
+			return err
+		}
+		return mentions(string(o.Raw), `"rack":"r1"`, `"orchestrator":"k8s"`)
+	})
+
+	l := listenIn(t, web, addr+":80")
+	defer l.Close()
+	reaches := func(what string, want bool) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			err := client.Do(func() error {
+				c, err := (&net.Dialer{Timeout: 200 * time.Millisecond}).DialContext(t.Context(), "tcp4", l.Addr().String())
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			})
+			if (err == nil) != want {
+				return fmt.Errorf("dial: %w", err)
+			}
+			return nil
+		})
+	}
+	reaches("without a policy everybody is let in", true)
+	createAll(t, api, map[string]string{policy: `{"kind":"NetworkPolicy","apiVersion":"networking.k8s.io/v1","spec":{"podSelector":{"matchLabels":{"app":"web"}},"policyTypes":["Ingress"]}}`})
+	reaches("the policy lets nobody in", false)
+	createAll(t, api, map[string]string{pods + "web": podOf("other")})
+	says("the endpoint has the label that the pod has now", "other")
+	reaches("the policy selects the pod no more", true)
+	createAll(t, api, map[string]string{pods + "web": podOf("web")})
+	reaches("the policy selects it again", false)
+	api.Delete(policy)
+	reaches("the policy is gone", true)
+
+	api.SetAway(true)
+	if _, err := r.cni.Del(await.Context(t), &apiv1.DelRequest{Attachment: &apiv1.Attachment{Network: "routerd", ContainerId: "c2", Ifname: "eth0"}, Workload: &apiv1.Workload{Orchestrator: "k8s", Namespace: "default", Pod: "client"}}); err != nil {
+		t.Errorf("detach while the API is away: %v", err)
+	}
+	if _, _, err := add("web", "c3"); err != nil {
+		t.Errorf("attach a pod that is known while the API is away: %v", err)
+	}
+}
+
+// listenIn listens for TCP in a namespace.
+func listenIn(t *testing.T, in *netnstest.Netns, addr string) (l net.Listener) {
+	t.Helper()
+	err := in.Do(func() (err error) {
+		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp4", addr)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return l
+}
+
+// stream sends by TCP from one namespace to the host's address in another as fast as that
+// goes, and returns how many bytes came in a time.
+func stream(t *testing.T, from, to *netnstest.Netns, lasts time.Duration) (n int64) {
+	t.Helper()
+	l := listenIn(t, to, "10.1.0.11:0")
 	defer l.Close()
 	var out net.Conn
-	err = from.Do(func() (err error) {
+	err := from.Do(func() (err error) {
 		out, err = (&net.Dialer{}).DialContext(await.Context(t), "tcp4", l.Addr().String())
 		return err
 	})

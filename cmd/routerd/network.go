@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
+	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/control/nodenetwork"
 	"github.com/routerd/routerd/store/kube"
 )
@@ -13,6 +15,26 @@ type kubernetes struct {
 	store  *kube.Store
 	names  *kube.Names
 	others *nodenetwork.Others
+}
+
+const (
+	// syncLease is held by the one host that brings what Kubernetes says into etcd.
+	syncLease = "kubernetes-sync"
+	// syncTTL is about how long policies stay as they are when that host dies.
+	syncTTL = 10 * time.Second
+)
+
+// mirrors reports whether Kubernetes' API is not the datastore, and what it says is brought
+// there.
+func (d *router) mirrors() bool { return d.api != nil && d.kube == nil }
+
+// followKubernetes brings what Kubernetes says into the datastore while this host holds the
+// lease.
+func (d *router) followKubernetes(ctx context.Context) error {
+	d.store.Lead(ctx, syncLease, d.name, syncTTL, func(ctx context.Context) {
+		kubesync.New(d.api, d.db, d.log.With("component", "kubesync")).Run(ctx)
+	})
+	return nil
 }
 
 // networkObstacle says what keeps pods from being attached here or from reaching others.

@@ -96,6 +96,10 @@ type Config struct {
 	// the pod, of which this host writes the addresses alone, and what else it says
 	// comes from there. What is no pod is served without the datastore.
 	Kubernetes bool
+	// Pods is Kubernetes' API where the datastore is another one: what a pod's endpoint says
+	// beside its addresses comes from there. nil: from the datastore if that is the API,
+	// else the network alone says it.
+	Pods PodAPI
 	// OwnWrites is shown what this host writes; nil: nobody is.
 	OwnWrites OwnWrites
 
@@ -196,7 +200,7 @@ func assemble(cfg Config) *Attacher {
 	return &Attacher{
 		node: cfg.Node, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
-		pods:     newPods(cfg.Kubernetes, cfg.Node, db, log),
+		pods:     newPods(cfg.podAPI(db), cfg.Node, db, log),
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
 		mtus: &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log},
 		releaser: &releaser{
@@ -205,6 +209,14 @@ func assemble(cfg Config) *Attacher {
 			own: own, flusher: flusher, schedule: schedule, steps: steps, log: log, wires: async.NewSignal(),
 		},
 	}
+}
+
+// podAPI is what is asked for pods; nil: nothing is.
+func (c *Config) podAPI(db *datastore) PodAPI {
+	if c.Kubernetes {
+		return db
+	}
+	return c.Pods
 }
 
 // behind reports whether an answer may come before the datastore knows.
@@ -266,8 +278,8 @@ func Kinds() []store.Kind {
 	return []store.Kind{store.KindNode, store.KindProfile, store.KindClusterInformation, store.KindIPAMBlock}
 }
 
-// PodKinds lists what one with [Config.Kubernetes] wants to see beside [Kinds]: this
-// host's pods, and what their namespaces ask for.
+// PodKinds lists what one with [Config.Kubernetes] or [Config.Pods] wants to see beside
+// [Kinds]: this host's pods, and what their namespaces ask for.
 func PodKinds() []store.Kind { return []store.Kind{store.KindWorkloadEndpoint, store.KindProfile} }
 
 // HandlePods takes account of a step of the cluster's copy: what an ADD of a pod need

@@ -55,11 +55,16 @@ func (m *more) fill(w *store.WorkloadEndpoint, addrs []netip.Addr) {
 	}
 }
 
-// pods is what the API of Kubernetes says of this host's pods, where that is the
-// datastore: the copy of its watch, or, of a pod that it has not told yet, the answer
-// to one question.
+// PodAPI is what Kubernetes' API says of a pod, as its endpoint.
+type PodAPI interface {
+	Get(ctx context.Context, key store.Key) (store.Object, error)
+}
+
+// pods is what the API of Kubernetes says of this host's pods, where the host knows it:
+// the copy of its watch, or, of a pod that it has not told yet, the answer to one
+// question.
 type pods struct {
-	on    bool // the API is the datastore
+	api   PodAPI // nil: there is none
 	node  string
 	store *datastore
 	log   *slog.Logger
@@ -70,9 +75,9 @@ type pods struct {
 	namespaces map[string]*v3.Profile // by name, their profiles
 }
 
-func newPods(on bool, node string, db *datastore, log *slog.Logger) *pods {
+func newPods(api PodAPI, node string, db *datastore, log *slog.Logger) *pods {
 	return &pods{
-		on: on, node: node, store: db, log: log,
+		api: api, node: node, store: db, log: log,
 		known: make(map[store.Key]*store.WorkloadEndpoint), unreadable: make(map[store.Key]error), namespaces: make(map[string]*v3.Profile),
 	}
 }
@@ -80,7 +85,7 @@ func newPods(on bool, node string, db *datastore, log *slog.Logger) *pods {
 // handle takes account of this host's pods, and of the namespaces, in a step of the
 // cluster's copy. What this host announced itself is not what the API says.
 func (p *pods) handle(s cluster.Step) {
-	if !p.on {
+	if p.api == nil {
 		return
 	}
 	p.mu.Lock()
@@ -148,7 +153,7 @@ func (p *pods) limited(was, now *store.WorkloadEndpoint) {
 // complete adds to a request what the API says of its pod, and returns what its
 // endpoint is to say.
 func (p *pods) complete(ctx context.Context, req AddRequest) (AddRequest, *more, error) {
-	if !p.on || req.Workload.Orchestrator != Kubernetes {
+	if p.api == nil || req.Workload.Orchestrator != Kubernetes {
 		if len(req.Sources) == 0 && len(req.Floating) == 0 {
 			return req, nil, nil
 		}
@@ -182,7 +187,12 @@ func (p *pods) pod(ctx context.Context, req AddRequest) (*store.WorkloadEndpoint
 	}
 	ctx, cancel := p.store.context(ctx)
 	defer cancel()
-	o, err := p.store.Get(ctx, key)
+	o, err := p.api.Get(ctx, key)
+	if errors.Is(err, store.ErrUnavailable) {
+		if last, ok := p.last(ctx, key, req.PodUID); ok {
+			return last, nil
+		}
+	}
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, fmt.Errorf("the API has none of this name on %s; it may be gone by now: %w", p.node, ErrNotReady)
@@ -196,6 +206,17 @@ func (p *pods) pod(ctx context.Context, req AddRequest) (*store.WorkloadEndpoint
 		return nil, fmt.Errorf("the API has one with another uid than the runtime's %s: it was made anew: %w", req.PodUID, ErrNotReady)
 	}
 	return w, nil
+}
+
+// last returns the endpoint that the datastore has of a pod which ran here before, such as a
+// static one that is made anew while the API is away: with its labels and profiles.
+func (p *pods) last(ctx context.Context, key store.Key, uid string) (*store.WorkloadEndpoint, bool) {
+	if p.api == PodAPI(p.store) || uid == "" {
+		return nil, false
+	}
+	o, err := p.store.Get(ctx, key)
+	w, ok := o.Value.(*store.WorkloadEndpoint)
+	return w, err == nil && ok && isPod(w, uid)
 }
 
 // podKey is the key of a pod's endpoint.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/memory"
 )
 
 // kubePod is the endpoint that a pod stands for which has no addresses yet.
@@ -170,12 +173,38 @@ func TestNoPod(t *testing.T) {
 	w.expectClean()
 }
 
+// TestPodWhileTheAPIIsAway: a pod that ran here before, such as a static one that is made anew, is
+// known from the datastore where that is not the API, and no other pod is.
+func TestPodWhileTheAPIIsAway(t *testing.T) {
+	t.Parallel()
+	api, etcd := memory.New(), memory.New()
+	for _, s := range []*memory.Store{api, etcd} {
+		t.Cleanup(func() { _ = s.Close() })
+	}
+	api.Fail(errors.New("connection refused"))
+	known := kubePod("u1", nil)
+	if _, err := store.Create(t.Context(), etcd, known); err != nil {
+		t.Fatal(err)
+	}
+	p := newPods(api, known.Spec.Node, &datastore{Store: etcd, timeout: time.Minute}, slog.New(slog.DiscardHandler))
+	for uid, want := range map[string]error{"u1": nil, "u2": ErrNotReady, "": ErrNotReady} {
+		req := AddRequest{Workload: Workload{Orchestrator: Kubernetes, Namespace: known.Namespace, Pod: known.Spec.Pod}, PodUID: uid}
+		_, got, err := p.complete(t.Context(), req)
+		switch {
+		case !errors.Is(err, want):
+			t.Errorf("pod %q: %v, want %v", uid, err, want)
+		case err == nil && !maps.Equal(got.Labels, known.Labels):
+			t.Errorf("pod %q has the labels %v, want %v", uid, got.Labels, known.Labels)
+		}
+	}
+}
+
 // TestLimitsAreSaid: that a pod's limits make no sense, or are not carried out, is said
 // once for each change of that.
 func TestLimitsAreSaid(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	p := newPods(true, "node-a", nil, slog.New(slog.NewTextHandler(&out, nil)))
+	p := newPods(memory.New(), "node-a", nil, slog.New(slog.NewTextHandler(&out, nil)))
 	for _, step := range []struct {
 		annotations map[string]string
 		want        string // empty: nothing is said

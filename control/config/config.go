@@ -61,6 +61,17 @@ type Config struct {
 	UI            UI          `mapstructure:"ui"`
 	IPAM          IPAM        `mapstructure:"ipam"`
 	CNI           CNI         `mapstructure:"cni"`
+	// Kubernetes has an etcd datastore follow Kubernetes' API, which
+	// datastore.kubernetes says how to reach.
+	Kubernetes FollowKubernetes `mapstructure:"kubernetes"`
+}
+
+// FollowKubernetes configures what the daemon does on a node of Kubernetes whose datastore is
+// etcd.
+type FollowKubernetes struct {
+	// Enabled has pods get what their objects in the API ask for, and the cluster's policies,
+	// profiles, labels and Services brought into the datastore.
+	Enabled bool `mapstructure:"enabled"`
 }
 
 // The kinds of [Datastore].
@@ -456,7 +467,7 @@ func (c Config) Validate() error {
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		bad("logFormat", c.LogFormat, "want text or json")
 	}
-	c.Datastore.validate(bad)
+	c.Datastore.validate(c.Kubernetes.Enabled, bad)
 	for key, m := range map[string]string{"address.ipv4": c.Address.IPv4, "address.ipv6": c.Address.IPv6} {
 		if m == "kubernetes-internal-ip" && c.Datastore.Kind != DatastoreKubernetes {
 			bad(key, m, "only a Node of Kubernetes has that address: set datastore.kind to kubernetes, or take another method")
@@ -511,24 +522,38 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (d Datastore) validate(bad func(key string, value any, want string)) {
+func (k Kubernetes) validate(bad func(key string, value any, want string)) {
+	for _, s := range k.Servers {
+		if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
+			bad("datastore.kubernetes.servers", s, "want HOST:PORT, such as 10.0.0.1:6443")
+		}
+	}
+}
+
+// validate reports what makes no sense. follows says that an etcd datastore is to follow
+// Kubernetes' API.
+func (d Datastore) validate(follows bool, bad func(key string, value any, want string)) {
 	switch d.Kind {
 	case "", DatastoreEtcd:
-		if k := d.Kubernetes; k.Kubeconfig != "" || k.Context != "" || k.APIGroup != "" || len(k.Servers) > 0 || k.Namespace != "" {
-			bad("datastore.kind", d.Kind, "datastore.kubernetes is set: want kubernetes, or remove it")
+		k := d.Kubernetes
+		if !follows && (k.Kubeconfig != "" || k.Context != "" || k.APIGroup != "" || len(k.Servers) > 0 || k.Namespace != "") {
+			bad("datastore.kind", d.Kind, "datastore.kubernetes is set: want kubernetes, or kubernetes.enabled beside etcd, or remove it")
 		}
+		if follows && k.APIGroup != "" {
+			bad("datastore.kubernetes.apiGroup", k.APIGroup, "Calico's resources are in etcd: remove it")
+		}
+		k.validate(bad)
 	case DatastoreKubernetes:
+		if follows {
+			bad("kubernetes.enabled", true, "datastore.kind is kubernetes, and so the datastore is the API itself: remove it")
+		}
 		if len(d.Endpoints) > 0 {
 			bad("datastore.endpoints", strings.Join(d.Endpoints, ","), "datastore.kind is kubernetes, and these are of etcd; remove one of them")
 		}
 		if d.Embedded.Listen != "" {
 			bad("datastore.embedded.listen", d.Embedded.Listen, "datastore.kind is kubernetes, and no datastore is embedded then; remove one of them")
 		}
-		for _, s := range d.Kubernetes.Servers {
-			if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
-				bad("datastore.kubernetes.servers", s, "want HOST:PORT, such as 10.0.0.1:6443")
-			}
-		}
+		d.Kubernetes.validate(bad)
 		if g := d.Kubernetes.APIGroup; !slices.Contains([]string{"", "crd.projectcalico.org/v1", "projectcalico.org/v3"}, g) {
 			bad("datastore.kubernetes.apiGroup", g, "want crd.projectcalico.org/v1 or projectcalico.org/v3, or nothing to take what the cluster has")
 		}

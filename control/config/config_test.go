@@ -113,6 +113,8 @@ func TestErrors(t *testing.T) {
 		{"etcd beside Kubernetes", "datastore: {kind: kubernetes, endpoints: ['http://a:1']}", []string{"datastore.endpoints", "remove one"}},
 		{"embedded beside Kubernetes", "datastore: {kind: kubernetes, embedded: {listen: '10.0.0.1:2379'}}", []string{"embedded.listen", "remove one"}},
 		{"kubeconfig of etcd", "datastore: {kubernetes: {kubeconfig: /x}}", []string{"datastore.kind", "want kubernetes"}},
+		{"kubeconfig beside etcd that follows", "kubernetes: {enabled: true}\ndatastore: {kubernetes: {kubeconfig: /x, apiGroup: projectcalico.org/v3}}", []string{"datastore.kubernetes.apiGroup", "remove it"}},
+		{"the API follows itself", "kubernetes: {enabled: true}\ndatastore: {kind: kubernetes}", []string{"kubernetes.enabled", "remove it"}},
 		{"kubelet's address without Kubernetes", "address: {ipv4: kubernetes-internal-ip}", []string{"address.ipv4", "datastore.kind"}},
 		{"API group", "datastore: {kind: kubernetes, kubernetes: {apiGroup: v3}}", []string{"apiGroup", "projectcalico.org/v3"}},
 		{"API server without port", "datastore: {kind: kubernetes, kubernetes: {servers: [10.0.0.1]}}", []string{"servers", "HOST:PORT"}},

@@ -22,7 +22,7 @@ import (
 )
 
 // errNoServices says why there are no Services.
-var errNoServices = errors.New("Services of Kubernetes and their EndpointSlices are known only where datastore.type is kubernetes: name a workload behind it")
+var errNoServices = errors.New("Services of Kubernetes and their EndpointSlices are known only where datastore.kind is kubernetes, or kubernetes.enabled is set: name a workload behind it")
 
 // serviceWords are what an operator may write before the name of a Service, as with kubectl.
 func serviceWords() []string { return []string{"service/", "svc/"} }

@@ -131,7 +131,7 @@ func TestDestination(t *testing.T) {
 		{word: "shop/gone", fails: `there is no Service shop/gone, and "shop/gone" is no workload and no node`},
 		{word: "shop/pod", none: true},
 		{word: "198.51.100.7", none: true},
-		{word: "shop/web", none: true, fails: `"shop/web" is no endpoint. Services of Kubernetes and their EndpointSlices are known only where datastore.type is kubernetes`},
+		{word: "shop/web", none: true, fails: `"shop/web" is no endpoint. Services of Kubernetes and their EndpointSlices are known only where datastore.kind is kubernetes`},
 		{word: "service/shop/web", none: true, fails: "service/shop/web: Services of Kubernetes"},
 	} {
 		s := &Server{cfg: Config{Service: read}}

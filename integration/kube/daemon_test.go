@@ -49,23 +49,31 @@ func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
 		t.Fatal(err)
 	}
 	top.Kubeconfig, top.APIGroup = config, string(convert.V3)
-	top, err = top.Complete()
-	if err != nil {
-		t.Fatal(err)
-	}
 	install(t)
-	for i, n := range top.Nodes {
-		makeNode(t, n)
-		// Each daemon has the rights that the manifests give it, on its node.
-		file, err := server.Kubeconfig("", token(t, n.Name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		top.Nodes[i].Config = map[string]any{
+	return bringUpWith(t, suffix, top, func(file string) map[string]any {
+		return map[string]any{
 			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
 			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": convert.V3.APIVersion()}},
 			"cni":       map[string]any{"manage": true, "binDir": filepath.Join(t.TempDir(), "bin"), "confDir": filepath.Join(t.TempDir(), "net.d")},
 		}
+	})
+}
+
+// bringUpWith brings up hosts with a Node each and a configuration of their own, by the file
+// with which each reaches the API: with the rights that the manifests give it, on its node.
+func bringUpWith(t *testing.T, suffix string, top lab.Topology, configOf func(kubeconfig string) map[string]any) *cluster {
+	t.Helper()
+	top, err := top.Complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range top.Nodes {
+		makeNode(t, n)
+		file, err := server.Kubeconfig("", token(t, n.Name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		top.Nodes[i].Config = configOf(file)
 	}
 	c := &cluster{t: t, forwards: map[string]*kube.Forward{}}
 	t.Cleanup(func() {

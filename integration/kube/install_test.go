@@ -54,7 +54,12 @@ func kubectlWith(t *testing.T, stdin string, args ...string) string {
 // returns when the policy of admission is in force.
 func install(t *testing.T) {
 	t.Helper()
-	const dir = "../../configs/kubernetes/beside-calico"
+	installFrom(t, "beside-calico")
+}
+
+func installFrom(t *testing.T, name string) {
+	t.Helper()
+	dir := filepath.Join("../../configs/kubernetes", name)
 	kubectl(t, "apply", "--server-side", "-k", dir)
 	t.Cleanup(func() { kubectl(t, "delete", "--ignore-not-found", "-k", dir) })
 }
