@@ -155,7 +155,8 @@ func (c *Collector) old(a ipam.Allocation, now time.Time) bool {
 
 // LookHost looks once at the addresses of this host's blocks.
 func (c *Collector) LookHost(ctx context.Context) (Report, error) {
-	return c.lookHost(ctx, c.host, func(see func(ipam.Allocation)) (int, error) {
+	uses := func(cl ipam.Claim) bool { return c.cfg.Host.Uses(cl.Handle) }
+	return c.lookHost(ctx, c.host, uses, func(see func(ipam.Allocation)) (int, error) {
 		for _, a := range c.cfg.Host.Allocations() {
 			see(a)
 		}
@@ -164,9 +165,13 @@ func (c *Collector) LookHost(ctx context.Context) (Report, error) {
 }
 
 // LookBorrowed looks once at the addresses that this host has of blocks that it
-// does not hold.
+// does not hold. Its reserve is among them where it has lost a block: nobody is
+// given an address of that, see [ipam.Allocator.ReleaseUnless].
 func (c *Collector) LookBorrowed(ctx context.Context) (Report, error) {
-	return c.lookHost(ctx, c.borrowed, func(see func(ipam.Allocation)) (unreadable int, err error) {
+	uses := func(cl ipam.Claim) bool {
+		return cl.Handle != ipam.ReserveHandle(c.cfg.Node) && c.cfg.Host.Uses(cl.Handle)
+	}
+	return c.lookHost(ctx, c.borrowed, uses, func(see func(ipam.Allocation)) (unreadable int, err error) {
 		err = store.Pages(ctx, c.cfg.Store, store.KindIPAMBlock, "", func(objs []store.Object) error {
 			for _, o := range objs {
 				b, _ := o.Value.(*store.Block)
@@ -188,19 +193,23 @@ func (c *Collector) LookBorrowed(ctx context.Context) (Report, error) {
 	})
 }
 
-// lookHost looks once at the allocations that each yields.
-func (c *Collector) lookHost(ctx context.Context, known *suspects, each func(see func(ipam.Allocation)) (int, error)) (Report, error) {
+// lookHost looks once at the allocations that each yields, of which uses says that
+// they are in use.
+func (c *Collector) lookHost(
+	ctx context.Context, known *suspects, uses func(ipam.Claim) bool, each func(see func(ipam.Allocation)) (int, error),
+) (Report, error) {
 	now := c.cfg.Clock()
 	known.begin()
 	var r Report
 	due := map[netip.Addr]ipam.Claim{}
 	unreadable, err := each(func(a ipam.Allocation) {
-		if a.Node != c.cfg.Node || !a.ReleasedAt.IsZero() || a.Handle == "" || c.cfg.Host.Uses(a.Handle) || !c.old(a, now) {
+		claim := ipam.Claim{Addr: a.Addr, Handle: a.Handle, Sequence: a.Sequence}
+		if a.Node != c.cfg.Node || !a.ReleasedAt.IsZero() || a.Handle == "" || uses(claim) || !c.old(a, now) {
 			return
 		}
 		r.Suspects++
 		if known.see(a.Addr.String(), a.Sequence, now, c.cfg.Grace) {
-			due[a.Addr] = ipam.Claim{Addr: a.Addr, Handle: a.Handle, Sequence: a.Sequence}
+			due[a.Addr] = claim
 		}
 	})
 	r.Unreadable = unreadable
@@ -214,11 +223,10 @@ func (c *Collector) lookHost(ctx context.Context, known *suspects, each func(see
 	if err := c.lastLook(ctx, due); err != nil {
 		return r, err
 	}
-	used := func(cl ipam.Claim) bool { return c.cfg.Host.Uses(cl.Handle) }
 	var errs []error
 	for _, claim := range due {
 		// One by one: a claim that does not hold any more must not spoil others.
-		freed, err := c.cfg.Host.Release(ctx, used, claim)
+		freed, err := c.cfg.Host.Release(ctx, uses, claim)
 		switch {
 		case errors.Is(err, ipam.ErrNotHolder):
 		case err != nil:

@@ -251,18 +251,20 @@ func TestBorrowed(t *testing.T) {
 	w.node("node-a")
 	w.node("node-b")
 	w.block("10.0.0.0/30", "node-b", "net1.theirs@node-b", "net1.leak@node-a", "net1.record@node-a")
-	w.block("10.0.0.4/30", "node-a", "net1.own@node-a") // what LookHost looks at
+	w.block("10.0.0.4/30", "node-a", "net1.own@node-a", "routerd-reserve-node-a@node-a") // what LookHost looks at
+	// A block that another program took from this host, with its reserve.
+	w.block("10.0.0.12/30", "", "routerd-reserve-node-a@node-a", "routerd-reserve-node-b@node-b", "net1.kept@node-a")
 	m.PutRaw(store.BlockKey(netip.MustParsePrefix("10.0.0.8/30")).Path(), []byte("{"))
-	h := &fakeHost{used: map[string]bool{"net1.record": true}}
+	h := &fakeHost{used: map[string]bool{"net1.record": true, "net1.kept": true, "routerd-reserve-node-a": true}}
 	c := w.collector(h)
-	for _, want := range []int{0, 1} {
+	for _, want := range []int{0, 2} {
 		r, err := c.LookBorrowed(t.Context())
 		if err != nil || r.Addresses != want || r.Unreadable != 1 {
 			t.Errorf("report %+v, %v: want %d addresses freed and 1 record unreadable", r, err, want)
 		}
 		w.now = w.now.Add(time.Hour)
 	}
-	if diff := cmp.Diff("[10.0.0.1]", printed(h.released)); diff != "" {
+	if diff := cmp.Diff("[10.0.0.1 10.0.0.12]", printed(h.released)); diff != "" {
 		t.Errorf("released (-want +got):\n%s", diff)
 	}
 }

@@ -35,7 +35,8 @@ func (a *Allocator) Allocations() []Allocation {
 // ReleaseUnless is like [Allocator.Release], and leaves out the claims of which
 // used says that they are in use after all. It is asked at the last moment, in
 // the order of this node's assignments: who takes note of a use before asking
-// for an address is never robbed of it. It must not block.
+// for an address is never robbed of it. It must not block. An address of this node's
+// reserve is left out besides where the node holds its block, or gave it to somebody.
 func (a *Allocator) ReleaseUnless(ctx context.Context, used func(Claim) bool, claims ...Claim) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for len(claims) > 0 {
@@ -50,6 +51,14 @@ func (a *Allocator) ReleaseUnless(ctx context.Context, used func(Claim) bool, cl
 	return out, nil
 }
 
+// keeps reports whether an address that the datastore shows as the reserve's may be
+// given to somebody, or was. Of a block that the node does not hold it never is:
+// another program has taken the affinity away.
+func (s *state) keeps(a netip.Addr) bool {
+	info := s.blockAround(a)
+	return info == nil || info.broken != nil || info.Object != nil || s.reserve.claims[a] != ""
+}
+
 // unlessStep releases what is not in use.
 type unlessStep struct {
 	claimsStep
@@ -58,6 +67,8 @@ type unlessStep struct {
 }
 
 func (st *unlessStep) plan(d *draft) error {
-	st.claims = slices.DeleteFunc(slices.Clone(st.all), st.used)
+	st.claims = slices.DeleteFunc(slices.Clone(st.all), func(c Claim) bool {
+		return st.used(c) || c.Handle == ReserveHandle(d.s.node) && d.s.keeps(c.Addr)
+	})
 	return st.claimsStep.plan(d)
 }

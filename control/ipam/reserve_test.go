@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -493,43 +492,6 @@ func TestConfirmOfWhatIsLost(t *testing.T) {
 	}
 	if got := audit(t, w.st)[kept.Addr]; got != "net.2" {
 		t.Errorf("%s is held by %q", kept.Addr, got)
-	}
-}
-
-// An address of the reserve that somebody frees, as `calicoctl ipam release` does, is
-// whose the datastore says: the host neither gives it out nor takes it back from who has
-// it then.
-func TestFreedFromReserve(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
-	h := reserving(t, w.st, "a", w.clock.time, ReserveConfig{Min: 8, Max: 8})
-	defer h.stop()
-	b := w.host("b", nil)
-	filled(t, h, "p", 8)
-	held := audit(t, w.st)
-	freed := slices.MinFunc(slices.Collect(maps.Keys(held)), netip.Addr.Compare)
-	if held[freed] != ReserveHandle("a") {
-		t.Fatalf("%s is %q's", freed, held[freed])
-	}
-	if _, err := b.Release(await.Context(t), Claim{Addr: freed}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.AssignAddr(await.Context(t), freed, v4("calico.other")); err != nil {
-		t.Fatal(err)
-	}
-	catchUp(t, h, w.st)
-	for n := range 60 {
-		if n > 0 {
-			filled(t, h, "p", 1)
-		}
-		got := mustTake(t, h, part4(fmt.Sprint("net.", n)))
-		if got[0].Addr == freed {
-			t.Fatalf("%s was given to %s", freed, got[0].Handle)
-		}
-		confirm(t, h, got...)
-	}
-	if got := audit(t, w.st)[freed]; got != "calico.other" {
-		t.Errorf("%s is %q's", freed, got)
 	}
 }
 

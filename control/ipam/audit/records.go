@@ -173,7 +173,7 @@ func (r *Records) otherOwners(a ipam.Allocation) []string {
 		return []string{"reserved by " + a.Handle}
 	case !r.Nodes[a.Node]:
 		return nil
-	case kind == ipam.AttrTypeReserve:
+	case kind == ipam.AttrTypeReserve && r.Blocks[a.Block].Holder() == a.Node:
 		return []string{"held ready by node " + a.Node}
 	case kind == "gateway":
 		return []string{"gateway on node " + a.Node}
@@ -193,6 +193,9 @@ func (r *Records) leak(a ipam.Allocation) Finding {
 	case !r.Nodes[a.Node]:
 		f.Why, f.Cure = fmt.Sprintf("%s on node %s, which does not exist", who, a.Node), "--fix frees it; the daemons do after ipam.leakGracePeriod"
 		f.fix = &fix{block: a.Block}
+	case a.Attributes[ipam.AttrType] == ipam.AttrTypeReserve:
+		f.Why = fmt.Sprintf("held ready by node %s, which gives none of a block that is %s's", a.Node, cmp.Or(r.Blocks[a.Block].Holder(), "nobody"))
+		f.Cure = fmt.Sprintf("node %s frees it after a few times ipam.leakGracePeriod; where no routerd runs there: routerctl ipam release --ip=%s", a.Node, a.Addr)
 	default:
 		f.Why = fmt.Sprintf("%s on node %s; no endpoint and no tunnel has it", who, a.Node)
 		f.Cure = fmt.Sprintf("node %s knows whether it is in use, and frees it after ipam.leakGracePeriod; where no routerd runs there: routerctl ipam release --ip=%s", a.Node, a.Addr)
