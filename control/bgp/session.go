@@ -45,6 +45,10 @@ type PeerStatus struct {
 	Since time.Time // of State
 	Info  string    // "Established", or why not
 
+	// Due is until when the timers of both sides let a session take that is not up yet; zero: it is up, it was, or something
+	// says that it cannot be.
+	Due time.Time
+
 	// Counted says that the numbers of prefixes, families and messages are known;
 	// without it they are zero.
 	Counted    bool
@@ -73,6 +77,9 @@ type session struct {
 	due   []wire.Family // whose End-of-RIB is to come
 	canGR bool
 
+	until   time.Time // Due in [PeerStatus]
+	resumed bool      // the peer may not know that an earlier session with this host is over
+
 	last  string // why the last attempt failed
 	ended string // why the last established session ended, until the next one
 
@@ -90,6 +97,24 @@ func newSession(p Peer, asn uint32, now time.Time) *session {
 	return &session{peer: p, asn: p.localASN(asn), since: now, drops: readDrops(procNetstat)}
 }
 
+// allow gives a new session the time that the timers of both sides imply. A peer that has not noticed the end of the session that
+// there was before this daemon refuses another one for up to its hold time (RFC 4271 sections 6.5 and 6.8).
+func (s *session) allow(resumed bool, now time.Time) {
+	s.resumed, s.until = resumed, now.Add(passiveWait)
+	if resumed && s.peer.HoldTime > passiveWait {
+		s.until = now.Add(s.peer.HoldTime)
+	}
+}
+
+// overdue forgets the time of a new session whose attempt has failed for a reason that time does not mend.
+func (s *session) overdue(r fsm.Reason) {
+	n, _ := r.Notification.HardReset()
+	held := r.Cause == fsm.Lost || r.Cause == fsm.Received && n.Code == fsm.CodeCease && (n.Subcode == fsm.CeaseRejected || n.Subcode == fsm.CeaseCollision)
+	if !s.resumed || !held {
+		s.until = time.Time{}
+	}
+}
+
 // suspicion says that the passwords or the distance are suspected: since the
 // session began to be tried, the kernel has dropped segments for them. Its
 // counters are those of the whole host, so another session may be the cause.
@@ -105,7 +130,7 @@ func (s *session) apply(e event) {
 	case eventResumed:
 		s.limited = time.Time{}
 	case eventUp:
-		s.up, s.since, s.canGR = true, e.time, e.canGR
+		s.up, s.since, s.canGR, s.until = true, e.time, e.canGR, time.Time{}
 		s.due = slices.Clone(e.families)
 		s.tally.rose()
 		s.last, s.ended, s.objection, s.objected, s.limited = "", "", "", time.Time{}, time.Time{}
@@ -141,6 +166,7 @@ func (s *session) limit(e event) {
 
 // fail notes why an attempt failed.
 func (s *session) fail(e event) {
+	s.overdue(e.reason)
 	text := s.endText(e.reason)
 	switch n, _ := e.reason.Notification.HardReset(); {
 	case e.reason.Cause == fsm.Lost:

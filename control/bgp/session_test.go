@@ -87,6 +87,49 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// TestDue: a new session has until some time to come up. What happened may say that time does not mend it.
+func TestDue(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1000, 0)
+	fail := func(r fsm.Reason) event { return event{kind: eventFail, reason: r} }
+	cease := func(sub uint8) event {
+		return fail(fsm.Reason{Cause: fsm.Received, Notification: fsm.Notification{Code: fsm.CodeCease, Subcode: sub}})
+	}
+	lost := fail(fsm.Reason{Cause: fsm.Lost, State: fsm.OpenSent})
+	refused := fail(fsm.Reason{Cause: fsm.NotConnected, Err: errors.New("connection refused")})
+	never := time.Duration(-1)
+	for _, tt := range []struct {
+		name    string
+		hold    time.Duration
+		resumed bool
+		events  []event
+		want    time.Duration // after its start
+	}{
+		{"new", 90 * time.Second, false, nil, passiveWait},
+		{"after a start of the daemon", 90 * time.Second, true, nil, 90 * time.Second},
+		{"with a short hold time", 3 * time.Second, true, nil, passiveWait},
+		{"the peer closes while it holds the old session", 90 * time.Second, true, []event{lost, cease(fsm.CeaseRejected), cease(fsm.CeaseCollision)}, 90 * time.Second},
+		{"the peer closes, and there was no old session", 90 * time.Second, false, []event{lost}, never},
+		{"the peer rejects it for another reason", 90 * time.Second, true, []event{cease(fsm.CeaseShutdown)}, never},
+		{"refused", 90 * time.Second, true, []event{refused}, never},
+		{"wrong AS", 90 * time.Second, true, []event{fail(fsm.Reason{Cause: fsm.Sent, Notification: fsm.Notification{Code: fsm.CodeOpen, Subcode: fsm.OpenPeerAS}})}, never},
+		{"it was up", 90 * time.Second, true, []event{{kind: eventUp}, {kind: eventDown, reason: fsm.Reason{Cause: fsm.Lost}}}, never},
+	} {
+		s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1"), HoldTime: tt.hold}, 64512, start)
+		s.allow(tt.resumed, start)
+		for _, e := range tt.events {
+			s.apply(e)
+		}
+		want := start.Add(tt.want)
+		if tt.want == never {
+			want = time.Time{}
+		}
+		if !s.until.Equal(want) {
+			t.Errorf("%s: due %v, want %v", tt.name, s.until, want)
+		}
+	}
+}
+
 // TestResets counts the ends of a session by reason.
 func TestResets(t *testing.T) {
 	t.Parallel()

@@ -201,7 +201,7 @@ func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh,
 	s.mu.Lock()
 	settling := fresh || !s.deadline.IsZero()
 	s.mu.Unlock()
-	errs := []error{e.announce(c), s.changePeers(ctx, e, c, s.restarting && settling)}
+	errs := []error{e.announce(c), s.changePeers(ctx, e, c, s.restarting && settling, settling)}
 	if !fresh {
 		errs = append(errs, e.rejudge(ctx, old, c))
 	}
@@ -245,7 +245,7 @@ func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waitin
 // changePeers deletes sessions that are gone or have other settings, and adds
 // those that are new or were deleted for it. They are told that this host is
 // restarting.
-func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting bool) error {
+func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting, settling bool) error {
 	want := runningPeers(c)
 	var gone []netip.Addr
 	var signed []Peer
@@ -291,6 +291,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 			continue
 		}
 		ss := newSession(p, c.ASN, time.Now())
+		ss.allow(settling, ss.since)
 		ss.tally = s.tallyOf(p)
 		s.sessions[p.id()] = ss
 		s.mu.Unlock()
@@ -363,10 +364,16 @@ func (s *Speaker) sessionStates() []PeerStatus {
 		ss, ok := s.sessions[p.id()]
 		if !ok || !p.runs() {
 			ss = newSession(p, cfg.ASN, s.since[p.key()])
+			if p.wanted() {
+				ss.allow(false, ss.since) // its link is yet to be known
+			}
 			ss.tally = s.tallyOf(p)
 		}
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Range: p.Range, Limit: p.Limit, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}, unread: p.Unread}
 		st.State, st.Info = ss.info(listenErr)
+		if !ss.until.IsZero() && listenErr == nil && ss.suspicion() == "" {
+			st.Due = ss.until
+		}
 		st.Counters = ss.counters()
 		out = append(out, st)
 	}

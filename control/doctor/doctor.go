@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane"
@@ -48,6 +49,7 @@ func (f Finding) Proto() *apiv1.Finding {
 
 // Facts is what is known of a host.
 type Facts struct {
+	Now     time.Time
 	Node    *apiv1.NodeResponse
 	Uplinks []dataplane.UnderlayLink
 	Missing []netip.Prefix // that this host is registered with, and no device has

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane"
@@ -148,11 +149,20 @@ func TestExamine(t *testing.T) {
 		"pool": {func(f *Facts) {
 			f.Node.Pools[0].Usable, f.Node.Pools[0].Reason = false, "device tunl0: this kernel cannot make ipip devices"
 		}, Critical, "pool", "; modprobe ipip"},
-		"change":         {func(f *Facts) { f.Node.Pools[0].Reason = "not carried as VXLAN yet" }, Warning, "pool-change", "; routerctl pool status p"},
-		"wrong AS":       {session("wrong AS: 10.1.0.1 has AS 1, but AS 2 is configured for it"), Critical, "bgp-session", "; routerctl get bgppeers tor -o yaml # correct spec.asNumber"},
-		"keys":           {session("connecting; TCP-AO suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same keys"},
-		"password":       {session("connecting; MD5 suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same spec.password"},
-		"filtered":       {session("no answer from 10.1.0.1:179: it is down, or filtered on the way"), Critical, "bgp-session", "; tcpdump -ni any 'tcp port 179 and host 10.1.0.1'"},
+		"change":    {func(f *Facts) { f.Node.Pools[0].Reason = "not carried as VXLAN yet" }, Warning, "pool-change", "; routerctl pool status p"},
+		"wrong AS":  {session("wrong AS: 10.1.0.1 has AS 1, but AS 2 is configured for it"), Critical, "bgp-session", "; routerctl get bgppeers tor -o yaml # correct spec.asNumber"},
+		"keys":      {session("connecting; TCP-AO suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same keys"},
+		"password":  {session("connecting; MD5 suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same spec.password"},
+		"filtered":  {session("no answer from 10.1.0.1:179: it is down, or filtered on the way"), Critical, "bgp-session", "; tcpdump -ni any 'tcp port 179 and host 10.1.0.1'"},
+		"listening": {func(f *Facts) { f.Node.Peers[0].State = "listening" }, "", "", ""},
+		"not up yet": {func(f *Facts) {
+			session("connecting")(f)
+			f.Node.Peers[0].Due, f.Now = timestamppb.New(time.Unix(100, 0)), time.Unix(99, 0)
+		}, "", "", ""},
+		"overdue": {func(f *Facts) {
+			session("connecting")(f)
+			f.Node.Peers[0].Due, f.Now = timestamppb.New(time.Unix(100, 0)), time.Unix(100, 0)
+		}, Critical, "bgp-session", "connecting"},
 		"another reason": {session("nobody knows"), Critical, "bgp-session", "; routerctl events bgp"},
 		"limit":          {func(f *Facts) { f.Node.Peers[0].Families[0].Received = 90 }, Warning, "bgp-limit", "; routerctl bgp routes 10.1.0.1"},
 	} {
@@ -174,6 +184,22 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%q does not hold %q", s, tt.says)
 			}
 		})
+	}
+}
+
+// TestAwaited: a session that may come up yet is not known to be well, and is named as such.
+func TestAwaited(t *testing.T) {
+	t.Parallel()
+	f := healthy()
+	f.Now = time.Unix(70, 0)
+	p := f.Node.Peers[0]
+	p.Due = timestamppb.New(time.Unix(100, 0))
+	if got := Awaited(f); got != nil {
+		t.Errorf("of a session that is up: %q", got)
+	}
+	p.State, p.Info = "start", "connecting"
+	if diff := cmp.Diff([]string{"BGP session with tor (10.1.0.1): it is not up yet, and the timers of both sides let it take 30s more: connecting"}, Awaited(f)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

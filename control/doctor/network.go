@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/dataplane"
@@ -118,11 +119,12 @@ func remedies() []remedy {
 	}
 }
 
-// sessions finds BGP sessions that are not up.
+// sessions finds BGP sessions that are not up, though they had their time. A range that neighbours connect from is none.
 func sessions(f Facts) []Finding {
 	var out []Finding
 	for _, p := range f.Node.GetPeers() {
 		switch {
+		case p.GetState() == "listening" || f.awaits(p):
 		case p.GetState() != "up":
 			out = append(out, down(p))
 		case p.GetMaxPrefixes() > 0 && p.GetCounted() && slices.ContainsFunc(p.GetFamilies(), func(f *apiv1.BGPFamily) bool { return uint64(f.GetReceived())*10 >= uint64(p.GetMaxPrefixes())*9 }):
@@ -216,4 +218,20 @@ func module(reason string) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// awaits reports whether a session may come up by itself yet.
+func (f Facts) awaits(p *apiv1.BGPPeer) bool {
+	return p.GetState() != "up" && p.GetDue() != nil && f.Now.Before(p.GetDue().AsTime())
+}
+
+// Awaited says of which sessions it is not known yet whether they come up.
+func Awaited(f Facts) []string {
+	var out []string
+	for _, p := range f.Node.GetPeers() {
+		if f.awaits(p) {
+			out = append(out, fmt.Sprintf("BGP session with %s: it is not up yet, and the timers of both sides let it take %v more: %s", peerName(p), p.GetDue().AsTime().Sub(f.Now).Round(time.Second), p.GetInfo()))
+		}
+	}
+	return out
 }

@@ -45,6 +45,9 @@ func peersOf(st bgp.Status) []peer {
 				Family: f.Family, Received: uint32(f.Received), Accepted: uint32(f.Accepted), Advertised: uint32(f.Advertised),
 			})
 		}
+		if !p.Due.IsZero() {
+			bp.Due = timestamp(p.Due)
+		}
 		bp.Address = peerAddress(p)
 		if st.Uncounted != nil && p.State == bgp.StateUp {
 			bp.Info += fmt.Sprintf("; its prefixes could not be counted now: %v", st.Uncounted)

@@ -57,7 +57,8 @@ func (s *Server) Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1
 		return nil, err
 	}
 	e := &examination{s: s, v: s.view(ctx, s.sessions())}
-	e.facts.Node = n
+	e.facts.Node, e.facts.Now = n, time.Now()
+	e.unknown = doctor.Awaited(e.facts)
 	e.underlay()
 	part := func(what string, f func(context.Context) error) {
 		e.wg.Go(func() {

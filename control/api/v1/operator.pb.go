@@ -557,6 +557,7 @@ type BGPPeer struct {
 	MaxPrefixes   uint32                 `protobuf:"varint,12,opt,name=max_prefixes,json=maxPrefixes,proto3" json:"max_prefixes,omitempty"` // what it may announce of each family; 0: no limit
 	Families      []*BGPFamily           `protobuf:"bytes,13,rep,name=families,proto3" json:"families,omitempty"`                           // of a session that is up
 	Bfd           string                 `protobuf:"bytes,14,opt,name=bfd,proto3" json:"bfd,omitempty"`                                     // state of its BFD session and why; empty: none is asked for
+	Due           *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=due,proto3" json:"due,omitempty"`                                     // of a session that is not up, and of which nothing says that it cannot be: until when its timers let it take
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -687,6 +688,13 @@ func (x *BGPPeer) GetBfd() string {
 		return x.Bfd
 	}
 	return ""
+}
+
+func (x *BGPPeer) GetDue() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Due
+	}
+	return nil
 }
 
 // BGPFamily is prefixes of one address family.
@@ -3570,6 +3578,7 @@ type HostPlan struct {
 	Tunnels       []string               `protobuf:"bytes,6,rep,name=tunnels,proto3" json:"tunnels,omitempty"` // addresses that it takes for its tunnels, or gives back
 	Addresses     []*PlannedAddresses    `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	LeftOut       uint32                 `protobuf:"varint,8,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"` // objects and rules that the answer has no room for
+	Annotations   []*PlannedObject       `protobuf:"bytes,9,rep,name=annotations,proto3" json:"annotations,omitempty"`         // that it writes on its Node; kind annotation
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3660,10 +3669,17 @@ func (x *HostPlan) GetLeftOut() uint32 {
 	return 0
 }
 
+func (x *HostPlan) GetAnnotations() []*PlannedObject {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
 // PlannedObject is one thing that comes, goes or becomes another.
 type PlannedObject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // of the kernel: link, address, sysctl, feature, fdb, neighbour, route; of policy: endpoint, policy, set, setting
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // of the kernel: link, address, sysctl, feature, fdb, neighbour, route; of policy: endpoint, policy, set, setting; annotation
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // the same before and after
 	Was           string                 `protobuf:"bytes,3,opt,name=was,proto3" json:"was,omitempty"`   // empty: it comes
 	Will          string                 `protobuf:"bytes,4,opt,name=will,proto3" json:"will,omitempty"` // empty: it goes
@@ -3841,7 +3857,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x9e\x03\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xcc\x03\n" +
 	"\aBGPPeer\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
@@ -3859,7 +3875,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\acounted\x18\v \x01(\bR\acounted\x12!\n" +
 	"\fmax_prefixes\x18\f \x01(\rR\vmaxPrefixes\x121\n" +
 	"\bfamilies\x18\r \x03(\v2\x15.routerd.v1.BGPFamilyR\bfamilies\x12\x10\n" +
-	"\x03bfd\x18\x0e \x01(\tR\x03bfd\"{\n" +
+	"\x03bfd\x18\x0e \x01(\tR\x03bfd\x12,\n" +
+	"\x03due\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\x03due\"{\n" +
 	"\tBGPFamily\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12\x1a\n" +
 	"\breceived\x18\x02 \x01(\rR\breceived\x12\x1a\n" +
@@ -4108,7 +4125,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\adropped\x18\x06 \x01(\x04R\adropped\x12\x16\n" +
 	"\x06errors\x18\a \x01(\x04R\x06errors\">\n" +
 	"\vPlanRequest\x12/\n" +
-	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"\xa5\x02\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"\xe2\x02\n" +
 	"\bHostPlan\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x123\n" +
@@ -4117,7 +4134,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\aunknown\x18\x05 \x03(\tR\aunknown\x12\x18\n" +
 	"\atunnels\x18\x06 \x03(\tR\atunnels\x12:\n" +
 	"\taddresses\x18\a \x03(\v2\x1c.routerd.v1.PlannedAddressesR\taddresses\x12\x19\n" +
-	"\bleft_out\x18\b \x01(\rR\aleftOut\"]\n" +
+	"\bleft_out\x18\b \x01(\rR\aleftOut\x12;\n" +
+	"\vannotations\x18\t \x03(\v2\x19.routerd.v1.PlannedObjectR\vannotations\"]\n" +
 	"\rPlannedObject\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -4218,65 +4236,67 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	47, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
 	47, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	6,  // 12: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
-	11, // 13: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
-	12, // 14: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	47, // 15: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	47, // 16: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 17: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	48, // 18: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	47, // 19: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
-	18, // 20: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	47, // 21: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
-	23, // 22: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	27, // 23: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
-	26, // 24: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
-	28, // 25: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
-	29, // 26: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
-	30, // 27: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
-	30, // 28: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
-	31, // 29: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
-	34, // 30: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
-	35, // 31: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
-	38, // 32: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	47, // 33: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
-	41, // 34: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
-	48, // 35: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
-	48, // 36: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
-	4,  // 37: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
-	5,  // 38: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
-	42, // 39: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
-	48, // 40: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
-	49, // 41: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
-	45, // 42: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
-	45, // 43: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
-	46, // 44: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
-	0,  // 45: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	9,  // 46: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	13, // 47: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	16, // 48: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	19, // 49: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	21, // 50: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	24, // 51: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	32, // 52: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	36, // 53: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	39, // 54: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
-	43, // 55: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
-	1,  // 56: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	10, // 57: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	14, // 58: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	17, // 59: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	20, // 60: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	22, // 61: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	25, // 62: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	33, // 63: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	37, // 64: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	40, // 65: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
-	44, // 66: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
-	56, // [56:67] is the sub-list for method output_type
-	45, // [45:56] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	47, // 13: routerd.v1.BGPPeer.due:type_name -> google.protobuf.Timestamp
+	11, // 14: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
+	12, // 15: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
+	47, // 16: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	47, // 17: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 18: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
+	48, // 19: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	47, // 20: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	18, // 21: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
+	47, // 22: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	23, // 23: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	27, // 24: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
+	26, // 25: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
+	28, // 26: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
+	29, // 27: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
+	30, // 28: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
+	30, // 29: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
+	31, // 30: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
+	34, // 31: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
+	35, // 32: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
+	38, // 33: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
+	47, // 34: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	41, // 35: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
+	48, // 36: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
+	48, // 37: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
+	4,  // 38: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
+	5,  // 39: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
+	42, // 40: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
+	48, // 41: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
+	49, // 42: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
+	45, // 43: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
+	45, // 44: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
+	46, // 45: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
+	45, // 46: routerd.v1.HostPlan.annotations:type_name -> routerd.v1.PlannedObject
+	0,  // 47: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	9,  // 48: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	13, // 49: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	16, // 50: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	19, // 51: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	21, // 52: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	24, // 53: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	32, // 54: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	36, // 55: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	39, // 56: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
+	43, // 57: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
+	1,  // 58: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	10, // 59: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	14, // 60: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	17, // 61: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	20, // 62: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	22, // 63: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	25, // 64: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	33, // 65: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	37, // 66: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	40, // 67: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
+	44, // 68: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
+	58, // [58:69] is the sub-list for method output_type
+	47, // [47:58] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }

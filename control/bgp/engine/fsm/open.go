@@ -31,6 +31,7 @@ const (
 	CeaseShutdown     = 2
 	CeaseDeconfigured = 3
 	CeaseReset        = 4
+	CeaseRejected     = 5
 	CeaseConfigChange = 6
 	CeaseCollision    = 7
 	CeaseHardReset    = 9
