@@ -99,9 +99,7 @@ func TestFreedFromReserve(t *testing.T) {
 			})
 			catchUp(t, h, w.st)
 			for n := range 60 {
-				if n > 0 {
-					filled(t, h, "p", 1)
-				}
+				filled(t, h, "p", 1)
 				got := mustTake(t, h, part4(fmt.Sprint("net.", n)))
 				if got[0].Addr == freed {
 					t.Fatalf("%s was given to %s", freed, got[0].Handle)
