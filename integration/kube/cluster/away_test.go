@@ -85,7 +85,7 @@ spec:
 // and until it answers who is on its node.
 func staticPod(t *testing.T, n *cluster.Node, but int) (pid int) {
 	t.Helper()
-	_, kubeBin := programs(t)
+	_, kubeBin := cluster.Programs(t)
 	await.Until(t, "the static pod answers", func() error {
 		pids := processes(t, "--http-port="+staticPort, "")
 		if len(pids) != 1 || pids[0] == but {
@@ -130,7 +130,7 @@ func endSandbox(t *testing.T, pid int) {
 // daemon that was stopped meanwhile and started from its disk, and one that is taken away
 // leaves nothing.
 func TestAPIAway(t *testing.T) {
-	c := up(t)
+	c := world.Up(t)
 	n := c.Nodes[0]
 	devices := func() int {
 		out, err := n.Output(t.Context(), "ip", "-br", "link")

@@ -29,7 +29,7 @@ const (
 	pauseImage = "localhost/pause:1"
 
 	// AgnhostImage is the program of Kubernetes' own tests, under the name that these ask
-	// for, with busybox's programs beside it.
+	// for, with what they run in its pods beside it.
 	AgnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
 	routerdImage = "docker.io/library/routerd:latest"
 
@@ -52,6 +52,10 @@ type Config struct {
 	KubeBin   string // of Kubernetes' programs
 	Manifests string // the directory below configs/kubernetes that is applied
 	ProxyMode string // of kube-proxy; nftables if empty
+
+	// Images are names under which the nodes have the image of [AgnhostImage] too, with
+	// files beside or in place of its own.
+	Images map[string][]ImageFile
 }
 
 // Cluster is a running cluster. Make one with [Up].
@@ -134,11 +138,8 @@ func (c *Cluster) router(ctx context.Context) error {
 // rackOf is the rack of the i-th node: two are in each.
 func rackOf(i int) int { return 1 + i/2 }
 
-// busyboxPrograms are those that the tests' image has.
-var busyboxPrograms = []string{"sh", "cat", "sleep", "ip", "ping", "ping6", "nc", "wget", "httpd", "hostname", "ls", "echo", "true", "grep", "timeout", "date", "seq", "id"}
-
 // writeImages makes the archives of the images that the nodes import.
-func (c *Cluster) writeImages(context.Context) error {
+func (c *Cluster) writeImages(ctx context.Context) error {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return err
@@ -147,16 +148,23 @@ func (c *Cluster) writeImages(context.Context) error {
 	for _, p := range []string{"routerd", "routerctl", "routerd-cni"} {
 		routerd = append(routerd, ImageFile{Path: "usr/local/bin/" + p, Source: filepath.Join(c.conf.Bin, p)})
 	}
-	agnhost := []ImageFile{{Path: "agnhost", Source: filepath.Join(c.conf.KubeBin, "agnhost")}, {Path: "bin/busybox", Source: busybox}}
-	for _, p := range busyboxPrograms {
-		agnhost = append(agnhost, ImageFile{Path: "bin/" + p, Link: "busybox"})
+	agnhost, err := agnhostFiles(ctx, filepath.Join(c.conf.KubeBin, "agnhost"), busybox)
+	if err != nil {
+		return err
 	}
-	for i, image := range []Image{
+	testImage := func(name string, files []ImageFile) Image {
+		return Image{Name: name, Files: files, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"}}
+	}
+	images := []Image{
 		{Name: pauseImage, Files: []ImageFile{{Path: "bin/busybox", Source: busybox}}, Entrypoint: []string{"/bin/busybox", "sleep", "2147483647"}},
 		// As configs/image/Containerfile has it.
 		{Name: routerdImage, Files: routerd, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}},
-		{Name: AgnhostImage, Files: agnhost, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"}},
-	} {
+		testImage(AgnhostImage, agnhost),
+	}
+	for name, files := range c.conf.Images {
+		images = append(images, testImage(name, replaced(agnhost, files)))
+	}
+	for i, image := range images {
 		f, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("image%d.tar", i)))
 		if err != nil {
 			return err

@@ -74,7 +74,7 @@ func daemons(t *testing.T) (statuses []string) {
 // capabilities that are listed there and no more, were refused nothing, and say on the
 // Nodes that the network is there.
 func TestDaemonSet(t *testing.T) {
-	c := up(t)
+	c := world.Up(t)
 	all := daemons(t)
 	if len(all) != len(c.Nodes) {
 		t.Errorf("there are %d daemons on %d nodes", len(all), len(c.Nodes))
@@ -209,7 +209,7 @@ func table(t *testing.T, sources []source, targets []target) (rows map[string]st
 // announced to the switch by the nodes that have an endpoint, with the client's address
 // kept.
 func TestReach(t *testing.T) {
-	c := up(t)
+	c := world.Up(t)
 	if err := c.StartSwitch(await.Context(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 	kubectl(t, c, "rollout", "status", "daemonset/web", "--timeout=90s")
 	kubectl(t, c, "-n", "other", "rollout", "status", "deployment/client", "--timeout=90s")
 
-	_, kubeBin := programs(t)
+	_, kubeBin := cluster.Programs(t)
 	agnhost := filepath.Join(kubeBin, "agnhost")
 	sources, targets := []source{}, []target{}
 	inPod := func(namespace, name string) func(string) *exec.Cmd {

@@ -3,14 +3,18 @@ package cluster
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path"
 	"runtime"
+	"slices"
+	"strings"
 )
 
 // Image is a container image of one layer, made of static programs of this machine.
@@ -22,10 +26,12 @@ type Image struct {
 	Env        []string
 }
 
-// ImageFile is a file of an image: a copy of one of this machine, or a symbolic link.
+// ImageFile is a file of an image: a copy of one of this machine, a text, or a symbolic
+// link.
 type ImageFile struct {
 	Path   string // in the image, without a leading slash
 	Source string
+	Text   string
 	Link   string
 }
 
@@ -91,9 +97,12 @@ func (i Image) layer() ([]byte, error) {
 			}
 			continue
 		}
-		body, err := os.ReadFile(f.Source)
-		if err != nil {
-			return nil, err
+		body := []byte(f.Text)
+		if f.Source != "" {
+			var err error
+			if body, err = os.ReadFile(f.Source); err != nil {
+				return nil, err
+			}
 		}
 		if err := out.WriteHeader(&tar.Header{Name: f.Path, Mode: 0o755, Size: int64(len(body))}); err != nil {
 			return nil, err
@@ -104,4 +113,52 @@ func (i Image) layer() ([]byte, error) {
 	}
 	err := out.Close()
 	return b.Bytes(), err
+}
+
+// busyboxPrograms are those that the tests' image has.
+var busyboxPrograms = []string{"sh", "cat", "sleep", "ip", "ping", "ping6", "wget", "httpd", "hostname", "ls", "echo", "true", "grep", "timeout", "date", "seq", "id"}
+
+// agnhostFiles returns the files of the tests' image: the program itself, and what its
+// original has of Alpine's packages and the tests run, from this machine.
+func agnhostFiles(ctx context.Context, agnhost, busybox string) ([]ImageFile, error) {
+	files := []ImageFile{{Path: "agnhost", Source: agnhost}, {Path: "bin/busybox", Source: busybox}}
+	for _, p := range busyboxPrograms {
+		files = append(files, ImageFile{Path: "bin/" + p, Link: "busybox"})
+	}
+	for name, program := range map[string]string{"bash": "bash", "curl": "curl", "nc": "nc.openbsd"} {
+		linked, err := linkedFiles(ctx, name, program)
+		if err != nil {
+			return nil, err
+		}
+		files = replaced(files, linked)
+	}
+	return files, nil
+}
+
+// linkedFiles returns a program of this machine as a file of an image's /bin, with the
+// libraries that it is linked to.
+func linkedFiles(ctx context.Context, name, program string) ([]ImageFile, error) {
+	source, err := exec.LookPath(program)
+	if err != nil {
+		return nil, err
+	}
+	out, err := output(exec.CommandContext(ctx, "ldd", source))
+	if err != nil {
+		return nil, err
+	}
+	files := []ImageFile{{Path: "bin/" + name, Source: source}}
+	for field := range strings.FieldsSeq(out) {
+		if path, absolute := strings.CutPrefix(field, "/"); absolute {
+			files = append(files, ImageFile{Path: path, Source: field})
+		}
+	}
+	return files, nil
+}
+
+// replaced returns files with others added, or in the place of those of the same path.
+func replaced(files, by []ImageFile) []ImageFile {
+	out := slices.DeleteFunc(slices.Clone(files), func(f ImageFile) bool {
+		return slices.ContainsFunc(by, func(other ImageFile) bool { return other.Path == f.Path })
+	})
+	return append(out, by...)
 }

@@ -37,7 +37,7 @@ exit $code
 // keeps addresses in files of the node and knows of no policy. It asserts that both
 // work.
 func TestAddLatency(t *testing.T) {
-	c := up(t)
+	c := world.Up(t)
 	n := c.Nodes[0]
 	must := func(stdin string, args ...string) string {
 		t.Helper()

@@ -22,7 +22,7 @@ import (
 // TestStolenToken: with the very token of the daemon on one node what is of that node
 // is written, and nothing else of the cluster is.
 func TestStolenToken(t *testing.T) {
-	c := up(t)
+	c := world.Up(t)
 	const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
 	// The collector frees addresses in any block: another's token is the one to try.
 	collector := kubectl(t, c, "-n", "kube-system", "get", "lease", "routerd-ipam-collector", "-o", "jsonpath={.spec.holderIdentity}")
@@ -95,7 +95,7 @@ func TestStolenToken(t *testing.T) {
 // TestMalformedAnnotation: a pod with one does not start, and an event on it says which
 // annotation it is, and what is wrong with it. A pod that is right starts beside it.
 func TestMalformedAnnotation(t *testing.T) {
-	c := up(t)
+	c := world.Up(t)
 	pod := func(name, annotations string) string {
 		return fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, annotations: {%s}}\nspec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: %q, args: [pause]}]}\n", name, annotations, cluster.AgnhostImage)
 	}
