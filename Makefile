@@ -220,6 +220,12 @@ kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernet
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/cluster
 
+# Apart from kubernetes, for it takes a long time.
+.PHONY: kubernetes-suites
+kubernetes-suites: kube-tools kube-suites build ## Kubernetes' own tests of NetworkPolicy on such a cluster: half an hour. As root
+	@.ci/deps kubernetes
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 5h -v ./integration/kube/suites
+
 .PHONY: bench
 bench: build ## Measure against the reference tools in the same run; also written to bench/latest.txt
 	@.ci/deps bench
@@ -312,6 +318,7 @@ $(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc: .ci/t
 KUBE := $(CACHE)/kube
 KUBEMOD := -modfile=$(CURDIR)/.ci/kubernetes.mod
 KUBEVERSION = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' .ci/kubernetes.mod)
+KUBELDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)
 KUBETOOLS := kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet kube-proxy agnhost
 
 .PHONY: kube-tools
@@ -323,7 +330,16 @@ $(KUBE)/agnhost: PKG = k8s.io/kubernetes/test/images/agnhost
 $(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
 	@echo "kube-tools: building $(notdir $@) $(KUBEVERSION)"
 	@mkdir -p $(KUBE)
-	@$(GO) build $(KUBEMOD) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBEVERSION)' -o $@ $(PKG)
+	@$(GO) build $(KUBEMOD) -ldflags '$(KUBELDFLAGS)' -o $@ $(PKG)
+
+# By these others judge a cluster.
+.PHONY: kube-suites
+kube-suites: $(KUBE)/e2e.test ## Build those suites into .cache/kube/
+
+$(KUBE)/e2e.test: .ci/kubernetes.mod .ci/kubernetes.sum
+	@echo "kube-tools: building $(notdir $@) $(KUBEVERSION)"
+	@mkdir -p $(KUBE)
+	@$(GO) test -c -vet=off $(KUBEMOD) -ldflags '$(KUBELDFLAGS)' -o $@ k8s.io/kubernetes/test/e2e
 
 # Module files of their own: they want other versions of what the tools above share.
 $(TOOLS)/nfpm: .ci/nfpm.mod .ci/nfpm.sum
