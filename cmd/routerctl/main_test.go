@@ -194,6 +194,21 @@ func (o *operator) Routes(_ context.Context, r *apiv1.RoutesRequest) (*apiv1.Rou
 	return m, nil
 }
 
+// older is the daemon of an early version: of the services it has one, and of that what an operator asked it for first.
+// What its answers lack they have as zero.
+type older struct {
+	apiv1.UnimplementedOperatorServer
+	now operator
+}
+
+func (o *older) Node(ctx context.Context, r *apiv1.NodeRequest) (*apiv1.NodeResponse, error) {
+	return o.now.Node(ctx, r)
+}
+
+func (o *older) Routes(ctx context.Context, r *apiv1.RoutesRequest) (*apiv1.RoutesResponse, error) {
+	return o.now.Routes(ctx, r)
+}
+
 // someEvents is a log in which something was said in 2026.
 func someEvents() *events.Log {
 	l := events.New(slog.DiscardHandler, slog.LevelInfo)
@@ -232,6 +247,10 @@ func startDaemon(env *testscript.Env) error {
 	c.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	c.InitialCluster = "default=http://127.0.0.1:0"
 	c.ServiceRegister = func(s *grpc.Server) {
+		if _, err := os.Stat(filepath.Join(env.WorkDir, "older")); err == nil {
+			apiv1.RegisterOperatorServer(s, &older{now: operator{dir: env.WorkDir}})
+			return
+		}
 		apiv1.RegisterOperatorServer(s, &operator{dir: env.WorkDir})
 		apiv1.RegisterBGPServer(s, &bgpSpeaker{dir: env.WorkDir})
 		apiv1.RegisterEventsServer(s, rpc.NewEventsServer(someEvents()))

@@ -219,6 +219,9 @@ func (a resourceCommands) planBGP(ctx context.Context, changes []change, all boo
 	case status.Code(err) == codes.FailedPrecondition:
 		fmt.Fprintln(a.stdout, "  BGP is not enabled on this host, so it is not looked at")
 		return nil
+	case status.Code(err) == codes.Unimplemented:
+		fmt.Fprintln(a.stdout, "  not looked at: this host's routerd is of an older version")
+		return nil
 	case err == nil && affected == 0:
 		fmt.Fprintln(a.stdout, "  no session and no announcement of any node changes")
 	}
