@@ -38,6 +38,9 @@ type ends struct {
 	done    chan struct{}
 	failed  string // the last error, so that it is logged once
 	counts  *counts
+
+	sender authenticator
+	buf    []byte // of what was sent last
 }
 
 // event is a message that arrived.
@@ -169,7 +172,8 @@ func (s *ends) send(o packet, key []byte) {
 	if o.msg.kind == kindAnyPort && end.any != nil {
 		from = end.any
 	}
-	if err := from.send(o.to, appendMessage(nil, o.msg, key, 0), o.size); err != nil {
+	s.buf = s.sender.appendMessage(s.buf[:0], o.msg, key, 0)
+	if err := from.send(o.to, s.buf, o.size); err != nil {
 		s.log.Debug("send a probe", "peer", o.msg.to, "error", err)
 	}
 }

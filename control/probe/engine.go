@@ -32,7 +32,7 @@ type engine struct {
 	gone  map[peerKey]remembered // peers that are not targets at present
 	mtus  map[string]int         // of uplinks, bytes
 
-	out       []packet
+	out, sent []packet                        // by the next tick, and by the last
 	changed   map[peerKey]bool                // of whom something else may be known than was published
 	moved     map[string]bool                 // nodes whose packets come from other addresses than was published
 	public    map[dataplane.Family]netip.Addr // this host's address behind a 1:1 NAT
@@ -176,8 +176,8 @@ func (e *engine) forget(now time.Time) {
 	}
 }
 
-// tick does what is due. It returns the packets to be sent, which the caller
-// owns, and when to call again; the zero time: when something happens.
+// tick does what is due. It returns the packets to be sent, which are valid until the
+// next call, and when to call again; the zero time: when something happens.
 func (e *engine) tick(now time.Time) ([]packet, time.Time) {
 	e.forget(now)
 	short := false
@@ -199,7 +199,7 @@ func (e *engine) tick(now time.Time) ([]packet, time.Time) {
 		e.findPublic()
 	}
 	out := e.out
-	e.out = nil
+	e.out, e.sent = e.sent[:0], out
 	switch {
 	case !ok:
 		return out, time.Time{}

@@ -1,12 +1,14 @@
 package probe
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"net/netip"
 )
 
@@ -87,6 +89,11 @@ func newNonce() uint64 {
 // is more. Names longer than a node's may be are a programmer's error and give a
 // message that nobody can read.
 func appendMessage(b []byte, m message, key []byte, length int) []byte {
+	return new(authenticator).appendMessage(b, m, key, length)
+}
+
+// appendMessage is [appendMessage].
+func (a *authenticator) appendMessage(b []byte, m message, key []byte, length int) []byte {
 	start := len(b)
 	magic := uint32(underlayMagic)
 	if m.kind.tunnel() {
@@ -115,7 +122,7 @@ func appendMessage(b []byte, m message, key []byte, length int) []byte {
 		padding = b[end+macLen:]
 		fill(padding, m.nonce+uint64(m.index))
 	}
-	copy(b[end:], sum(key, b[start:end], padding))
+	copy(b[end:], a.sum(key, b[start:end], padding))
 	return b
 }
 
@@ -144,7 +151,7 @@ func decode(b, key []byte) (message, error) {
 	if m.kind.tunnel() {
 		padding = b[n+macLen:]
 	}
-	if !hmac.Equal(b[n:n+macLen], sum(key, b[:n], padding)) {
+	if !hmac.Equal(b[n:n+macLen], new(authenticator).sum(key, b[:n], padding)) {
 		return message{}, errMAC
 	}
 	return m, nil
@@ -174,12 +181,24 @@ func (m *message) read(b []byte) (n int, ok bool) {
 	return n, true
 }
 
-// sum is the authentication code of a message and its padding.
-func sum(key, b, padding []byte) []byte {
-	h := hmac.New(sha256.New, key)
-	h.Write(b)
-	h.Write(padding)
-	return h.Sum(nil)[:macLen]
+// authenticator computes authentication codes. One that is used again needs no memory
+// for the next code with the same key. One goroutine uses it; its zero value is ready.
+type authenticator struct {
+	key  []byte
+	hash hash.Hash // nil: with no key yet
+	code [sha256.Size]byte
+}
+
+// sum is the authentication code of a message and its padding, until the next call.
+func (a *authenticator) sum(key, b, padding []byte) []byte {
+	if a.hash == nil || !bytes.Equal(a.key, key) {
+		a.key, a.hash = key, hmac.New(sha256.New, key)
+	} else {
+		a.hash.Reset()
+	}
+	a.hash.Write(b)
+	a.hash.Write(padding)
+	return a.hash.Sum(a.code[:0])[:macLen]
 }
 
 // fill writes bytes that differ from packet to packet, so that parts of two

@@ -160,3 +160,23 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// One that is used again makes the same codes as a new one, whatever keys it had before, and
+// takes no memory for the next. Not parallel: it counts what is allocated.
+func TestAuthenticatorAgain(t *testing.T) {
+	var again authenticator
+	other := []byte("another key, of whatever length")
+	for _, key := range [][]byte{testKey, testKey, other, testKey, nil, other} {
+		for _, text := range []string{"", "a message", "another"} {
+			got := bytes.Clone(again.sum(key, []byte(text), []byte("padding")))
+			if want := new(authenticator).sum(key, []byte(text), []byte("padding")); !bytes.Equal(got, want) {
+				t.Errorf("key %q: the code of %q is %x, want %x", key, text, got, want)
+			}
+		}
+	}
+	b := make([]byte, 0, maxMessage)
+	m := message{kind: kindRequest, from: "this-host", to: "another-host", nonce: 1, time: 2}
+	if n := testing.AllocsPerRun(100, func() { again.appendMessage(b, m, testKey, 0) }); n > 1 {
+		t.Errorf("%v allocations for a message", n)
+	}
+}

@@ -337,10 +337,9 @@ func (e *engine) step(p *peer, now time.Time) time.Time {
 
 // expire counts the probes that had no answer.
 func (e *engine) expire(p *peer, now time.Time) {
-	for _, pr := range slices.Clone(p.out) {
-		if now.Sub(pr.sent) < probeTimeout {
-			continue
-		}
+	late := func(pr request) bool { return now.Sub(pr.sent) >= probeTimeout }
+	for i := slices.IndexFunc(p.out, late); i >= 0; i = slices.IndexFunc(p.out, late) {
+		pr := p.out[i]
 		p.done(pr.nonce)
 		c := p.find(pr.to)
 		switch {
