@@ -121,6 +121,7 @@ type router struct {
 // run makes the daemon and runs it until ctx ends or a part cannot go on.
 func run(ctx context.Context, c config.Config, said *events.Log) (err error) {
 	log := said.Logger()
+	heap.Profiled(c.Health.Profiles)
 	name, err := c.Name()
 	if err != nil {
 		return err

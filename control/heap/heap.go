@@ -20,6 +20,15 @@ import (
 	"github.com/routerd/routerd/control/async"
 )
 
+// Profiled says whether profiles of the heap may be asked for. The runtime notes for them
+// who allocates, one stack in 512 kB, in tables of its own of which it never frees any: they
+// are not kept where nobody can read them. It is to be called before much is allocated.
+func Profiled(asked bool) {
+	if !asked {
+		runtime.MemProfileRate = 0
+	}
+}
+
 // ofMemory is the share of the memory that the daemon may have which its heap is
 // kept to: the rest is for stacks, and what the collector leaves for the moment.
 const ofMemory = 0.9

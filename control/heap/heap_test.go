@@ -51,6 +51,20 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
+// Who allocates is noted where profiles can be asked for. Not parallel: the rate is the
+// process's.
+func TestProfiled(t *testing.T) {
+	before := runtime.MemProfileRate
+	t.Cleanup(func() { runtime.MemProfileRate = before })
+	for _, asked := range []bool{true, false} {
+		runtime.MemProfileRate = before
+		Profiled(asked)
+		if got := runtime.MemProfileRate > 0; got != asked {
+			t.Errorf("profiles asked for %t: noted %t", asked, got)
+		}
+	}
+}
+
 // What a burst has left goes back when it is over; a heap that is as large as it has to be, or
 // was collected for that a moment ago, stays as it is.
 func TestReleaseDue(t *testing.T) {
