@@ -32,7 +32,7 @@ type Feed struct {
 	wants map[store.Kind]bool
 
 	mu      sync.Mutex
-	known   map[store.Key]known // what was delivered or is pending
+	known   delivered // or pending
 	seed    maphash.Seed
 	pending []store.Event     // the last change of each key, by the order of changes; may have holes
 	at      map[store.Key]int // where in pending
@@ -48,17 +48,11 @@ type Feed struct {
 	wake async.Signal
 }
 
-// known is what was delivered of a key.
-type known struct {
-	rev store.Revision
-	sum uint64 // of what is stored
-}
-
 // NewFeed returns the feed of a watch for these kinds.
 func NewFeed(kinds []store.Kind) *Feed {
 	f := &Feed{
 		wants: make(map[store.Kind]bool),
-		known: make(map[store.Key]known),
+		known: make(delivered),
 		seed:  maphash.MakeSeed(),
 		at:    make(map[store.Key]int),
 		wake:  async.NewSignal(),
@@ -147,12 +141,12 @@ func (f *Feed) replace(rev store.Revision, items []Item, belongs func(store.Key)
 	there := make(map[store.Key]bool, len(items))
 	for _, it := range items {
 		there[it.Key] = true
-		if f.known[it.Key].rev != it.Revision {
+		if have, _ := f.known.get(it.Key); have.rev != it.Revision {
 			f.add(it.Event())
 		}
 	}
 	var gone []store.Key
-	for key := range f.known {
+	for key := range f.known.keys() {
 		if !there[key] && belongs(key) {
 			gone = append(gone, key)
 		}
@@ -170,7 +164,7 @@ func (f *Feed) Contradiction(items []Item) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, it := range items {
-		switch have, ok := f.known[it.Key]; {
+		switch have, ok := f.known.get(it.Key); {
 		case !ok || it.Revision > have.rev:
 		case it.Revision < have.rev:
 			return fmt.Sprintf("%s was written at revision %d, and is as of %d", it.Key, have.rev, it.Revision)
@@ -227,7 +221,7 @@ func (f *Feed) Outage(err error) {
 // add puts e at the end of the pending events, in place of an earlier one of
 // its key.
 func (f *Feed) add(e store.Event) {
-	_, knew := f.known[e.Key]
+	_, knew := f.known.get(e.Key)
 	if e.Deleted() && !knew {
 		return // the consumer has nothing to forget
 	}
@@ -237,9 +231,9 @@ func (f *Feed) add(e store.Event) {
 	f.at[e.Key] = len(f.pending)
 	f.pending = append(f.pending, e)
 	if e.Deleted() {
-		delete(f.known, e.Key)
+		f.known.remove(e.Key)
 	} else {
-		f.known[e.Key] = known{e.Object.Revision, maphash.Bytes(f.seed, e.Object.Raw)}
+		f.known.set(e.Key, known{e.Object.Revision, maphash.Bytes(f.seed, e.Object.Raw)})
 	}
 	if len(f.pending) > 2*len(f.at)+16 {
 		f.compact()
