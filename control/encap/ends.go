@@ -73,10 +73,10 @@ type ends struct {
 	reach     map[dataplane.Family]map[string]dataplane.Reach // what was measured of the underlay, by node
 }
 
-func newEnds(n *topology.Nodes, p *topology.Pools, u *topology.Network) *ends {
+func newEnds(n *topology.Nodes, p *topology.Pools, b *topology.Blocks, u *topology.Network) *ends {
 	return &ends{
 		nodes: n, pools: p, network: u, nodesWith: map[familySet]int{},
-		vteps: newVTEPs(), hosts: map[dataplane.Family]dataplane.Host{}, slots: map[dataplane.Encap]int{}, reach: map[dataplane.Family]map[string]dataplane.Reach{},
+		vteps: newVTEPs(n, b), hosts: map[dataplane.Family]dataplane.Host{}, slots: map[dataplane.Encap]int{}, reach: map[dataplane.Family]map[string]dataplane.Reach{},
 	}
 }
 

@@ -2,19 +2,19 @@ package encap
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/desired"
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/store"
 )
 
 type set[K comparable] map[K]struct{}
 
-func (s set[K]) add(ks []K) {
-	for _, k := range ks {
+func (s set[K]) add(ks iter.Seq[K]) {
+	for k := range ks {
 		s[k] = struct{}{}
 	}
 }
@@ -50,10 +50,10 @@ type Planner struct {
 	*probeTargets
 }
 
-// New returns a planner that decides by what is known of nodes, pools and the
-// network. Who changes these says so to the planner afterwards.
-func New(n *topology.Nodes, p *topology.Pools, u *topology.Network, o *desired.Objects) *Planner {
-	e := newEnds(n, p, u)
+// New returns a planner that decides by what is known of nodes, pools, blocks and
+// the network. Who changes these says so to the planner afterwards.
+func New(n *topology.Nodes, p *topology.Pools, b *topology.Blocks, u *topology.Network, o *desired.Objects) *Planner {
+	e := newEnds(n, p, b, u)
 	return &Planner{newProbeTargets(newSender(newReceiver(e, newPublishing(e), o)))}
 }
 
@@ -114,9 +114,10 @@ func (p *Planner) SetPool(name string, gone bool) {
 	p.Changed()
 }
 
-// SetBlock follows what a block assigns to tunnels; nil: there is no such block.
-func (p *Planner) SetBlock(key store.Key, b *cluster.Block) {
-	p.vteps.setBlock(key, b, p.touched)
+// SetBlock follows what a block assigns to tunnels that was old and is b now; nil: there
+// was or is none.
+func (p *Planner) SetBlock(old, b *cluster.Block) {
+	p.vteps.setBlock(old, b, p.touched)
 }
 
 // Place follows the network around the host. It reports whether the host has another
@@ -178,4 +179,4 @@ func (p *Planner) SetKernel(now map[dataplane.Encap]State, left bool) bool {
 
 // Conflicts says which nodes' VTEPs are left out, for another node has their
 // address or MAC. Nobody changes the list.
-func (p *Planner) Conflicts() []string { return p.vteps.conflicts(p.nodes.ByName) }
+func (p *Planner) Conflicts() []string { return p.vteps.conflicts() }

@@ -10,20 +10,19 @@ import (
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/vxlan"
-	"github.com/routerd/routerd/store"
 )
 
 // vteps says which node each VTEP address and MAC belongs to. Two nodes with one of
 // them would share a neighbour or FDB entry, and one would have the other's packets.
 type vteps struct {
-	byAddr   topology.Index[netip.Addr, string]
-	byMAC    topology.Index[vtepMAC, string]
-	nodes    set[string]
-	assigned map[netip.Addr]string // by IPAM, to the node of a tunnel
-	owned    topology.Index[string, netip.Addr]
-	blocks   map[store.Key][]cluster.Assigned
-	refused  []string // what conflicts found
-	examined bool     // and that is so still
+	nodes  *topology.Nodes
+	blocks *topology.Blocks // with what IPAM assigned to tunnels
+	byAddr topology.Index[netip.Addr, string]
+	byMAC  topology.Index[vtepMAC, string]
+
+	contested set[netip.Addr] // claimed by another node than IPAM assigned them to
+	refused   []string        // what conflicts found
+	examined  bool            // and that is so still
 }
 
 // vtepMAC is the MAC of a VTEP over a family of the underlay, which has a device of
@@ -33,75 +32,80 @@ type vtepMAC struct {
 	mac   dataplane.MAC
 }
 
-func newVTEPs() *vteps {
+func newVTEPs(n *topology.Nodes, b *topology.Blocks) *vteps {
 	return &vteps{
-		byAddr: topology.Index[netip.Addr, string]{}, byMAC: topology.Index[vtepMAC, string]{},
-		nodes: set[string]{}, assigned: map[netip.Addr]string{}, owned: topology.Index[string, netip.Addr]{}, blocks: map[store.Key][]cluster.Assigned{},
+		nodes: n, blocks: b, contested: set[netip.Addr]{},
+		byAddr: topology.NewIndex[netip.Addr, string](), byMAC: topology.NewIndex[vtepMAC, string](),
+	}
+}
+
+// contest notes whether another node claims an address than the one that IPAM assigned
+// it to.
+func (v *vteps) contest(a netip.Addr) {
+	owner := v.blocks.Assigned(a)
+	delete(v.contested, a)
+	for name := range v.byAddr.Of(a) {
+		if owner != "" && name != owner {
+			v.contested[a] = struct{}{}
+		}
 	}
 }
 
 // replaceNode applies a change of a node, nil where there was none or is none any
-// more, and adds the nodes of which it may be new whether they are refused.
+// more, and adds the nodes of which it may be new whether they are refused. The nodes
+// have it already.
 func (v *vteps) replaceNode(name string, old, n *cluster.Node, changed set[string]) {
 	v.examined = false
 	if old != nil {
 		for _, a := range vxlanAddrs(old) {
 			v.byAddr.Remove(a, name)
-			changed.add(v.byAddr[a])
+			changed.add(v.byAddr.Of(a))
+			v.contest(a)
 		}
 		for _, m := range vtepMACs(old) {
 			v.byMAC.Remove(m, name)
-			changed.add(v.byMAC[m])
+			changed.add(v.byMAC.Of(m))
 		}
 	}
 	if n != nil {
 		for _, a := range vxlanAddrs(n) {
-			changed.add(v.byAddr[a])
+			changed.add(v.byAddr.Of(a))
 			v.byAddr.Add(a, name)
+			v.contest(a)
 		}
 		for _, m := range vtepMACs(n) {
-			changed.add(v.byMAC[m])
+			changed.add(v.byMAC.Of(m))
 			v.byMAC.Add(m, name)
 		}
 	}
-	if _, had := v.nodes[name]; had == (n != nil) {
+	if (old == nil) == (n == nil) {
 		return
 	}
-	if n == nil {
-		delete(v.nodes, name)
-	} else {
-		v.nodes[name] = struct{}{}
-	}
-	for _, a := range v.owned[name] {
-		changed.add(v.byAddr[a])
+	for a := range v.contested {
+		if v.blocks.Assigned(a) == name {
+			changed.add(v.byAddr.Of(a))
+		}
 	}
 }
 
-// setBlock applies what a block assigns to tunnels, and adds the nodes of which it
-// may be new whether they are refused.
-func (v *vteps) setBlock(key store.Key, b *cluster.Block, changed set[string]) {
-	var now []cluster.Assigned
+// setBlock applies what a block assigns to tunnels, nil where there was none or is none
+// any more, and adds the nodes of which it may be new whether they are refused. The blocks
+// have it already.
+func (v *vteps) setBlock(old, b *cluster.Block, changed set[string]) {
+	var before, now []cluster.Assigned
+	if old != nil {
+		before = old.Tunnels
+	}
 	if b != nil {
 		now = b.Tunnels
 	}
-	before := v.blocks[key]
 	if slices.Equal(before, now) {
 		return
 	}
 	v.examined = false
-	for _, a := range before {
-		delete(v.assigned, a.Addr)
-		v.owned.Remove(a.Node, a.Addr)
-	}
-	for _, a := range now {
-		v.assigned[a.Addr] = a.Node
-		v.owned.Add(a.Node, a.Addr)
-	}
 	for _, a := range slices.Concat(before, now) {
-		changed.add(v.byAddr[a.Addr])
-	}
-	if v.blocks[key] = now; len(now) == 0 {
-		delete(v.blocks, key)
+		changed.add(v.byAddr.Of(a.Addr))
+		v.contest(a.Addr)
 	}
 }
 
@@ -113,15 +117,17 @@ func (v *vteps) setBlock(key store.Key, b *cluster.Block, changed set[string]) {
 // the first by name, on every host the same.
 func (v *vteps) refuses(n *cluster.Node, inner, outer dataplane.Family) error {
 	a, m := n.VXLANAddr.Of(inner), vtepMAC{outer, vxlanMAC(n, outer)}
-	owner := v.assigned[a]
-	_, is := v.nodes[owner]
-	switch claimants := v.byAddr[a]; {
+	owner := v.blocks.Assigned(a)
+	switch is := v.nodes.ByName[owner] != nil; {
 	case is && owner != n.Name:
 		return fmt.Errorf("node %s claims the VXLAN tunnel address %s, which IPAM assigned to node %s", n.Name, a, owner)
-	case !is && len(claimants) > 1 && slices.Min(claimants) != n.Name:
-		return fmt.Errorf("nodes %s and %s both claim the VXLAN tunnel address %s, which IPAM assigned to neither: it counts as that of %s", slices.Min(claimants), n.Name, a, slices.Min(claimants))
+	case !is && v.byAddr.Len(a) > 1:
+		if first := slices.Min(slices.Collect(v.byAddr.Of(a))); first != n.Name {
+			return fmt.Errorf("nodes %s and %s both claim the VXLAN tunnel address %s, which IPAM assigned to neither: it counts as that of %s", first, n.Name, a, first)
+		}
 	}
-	if claimants := v.byMAC[m]; len(claimants) > 1 {
+	if v.byMAC.Len(m) > 1 {
+		claimants := slices.Collect(v.byMAC.Of(m))
 		by, owner := "", slices.Min(claimants)
 		for _, name := range claimants {
 			if m.mac == derivedMAC(name, outer) {
@@ -136,26 +142,25 @@ func (v *vteps) refuses(n *cluster.Node, inner, outer dataplane.Family) error {
 }
 
 // conflicts lists what is refused of whom, once. Nobody changes the list.
-func (v *vteps) conflicts(nodes map[string]*cluster.Node) []string {
+func (v *vteps) conflicts() []string {
 	if v.examined {
 		return v.refused
 	}
 	suspects := set[string]{}
-	for a, names := range v.byAddr {
-		if _, is := v.nodes[v.assigned[a]]; is || len(names) > 1 {
-			suspects.add(names)
-		}
+	for a := range v.contested {
+		suspects.add(v.byAddr.Of(a))
 	}
-	for _, names := range v.byMAC {
-		if len(names) > 1 {
-			suspects.add(names)
-		}
+	for _, names := range v.byAddr.Shared() {
+		suspects.add(slices.Values(names))
+	}
+	for _, names := range v.byMAC.Shared() {
+		suspects.add(slices.Values(names))
 	}
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(suspects)) {
 		for _, inner := range families() {
 			for _, outer := range families() {
-				if err := v.refuses(nodes[name], inner, outer); err != nil && !slices.Contains(out, err.Error()) {
+				if err := v.refuses(v.nodes.ByName[name], inner, outer); err != nil && !slices.Contains(out, err.Error()) {
 					out = append(out, err.Error())
 				}
 			}

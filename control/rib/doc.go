@@ -2,10 +2,10 @@
 // blocks, the store and BGP, the best of them, and the next-hop object that its route
 // points at. How packets go to a node it asks package encap.
 //
-// A [RIB] joins parts that own their state: origins (what blocks say), learnedPaths
-// (what BGP says), nextHops (the objects that routes point at). Events mark prefixes,
-// and once a turn the RIB chooses anew for those that are marked. It does no I/O and
-// is not safe for concurrent use.
+// A [RIB] joins parts that own their state: learnedPaths (what BGP says), nextHops (the
+// objects that routes point at); what blocks say it asks package topology. Events mark
+// prefixes, and once a turn the RIB chooses anew for those that are marked. It does no I/O
+// and is not safe for concurrent use.
 //
 // All that is known of one prefix is one record of a [dense.Table], without pointers:
 // what prefixes share (what BGP says, the route in use) has a number there. So a table

@@ -7,6 +7,7 @@ import (
 
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/nexthop"
+	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -46,10 +47,10 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 	poolName, inPool := r.pools.Of(p)
 	fam := dataplane.FamilyOf(p.Addr())
 	inside, insideAddr, covers := r.covered(p, poolName)
-	o, ok := r.origin(p)
+	o, ok := r.blocks.Origin(p)
 	if ok {
 		switch {
-		case o.node == r.nodes.Self:
+		case o.Node == r.nodes.Self:
 			if c, ok := ownBlock(p, o, poolName); ok {
 				if covers {
 					c.Reason = errCovers(inside, insideAddr).Error()
@@ -58,15 +59,15 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 			}
 		case !inPool:
 			out = append(out, Candidate{
-				Prefix: p, Source: SourceStore, Type: originType(o), Peer: o.node,
+				Prefix: p, Source: SourceStore, Type: originType(o), Peer: o.Node,
 				Reason: "no pool contains it", route: route,
 			})
 		default:
 			c := Candidate{
-				Prefix: p, Source: SourceStore, Type: originType(o), Pool: poolName, Peer: o.node,
-				route: route, hop: hopKey{Key: encap.Key{Pool: poolName, Node: o.node, Family: fam}},
+				Prefix: p, Source: SourceStore, Type: originType(o), Pool: poolName, Peer: o.Node,
+				route: route, hop: hopKey{Key: encap.Key{Pool: poolName, Node: o.Node, Family: fam}},
 			}
-			if n, w := r.nodes.ByName[o.node], r.planner.PathTo(c.hop.Key); n != nil {
+			if n, w := r.nodes.ByName[o.Node], r.planner.PathTo(c.hop.Key); n != nil {
 				c.NextHop = n.Addr.Of(w.Outer).Addr()
 			}
 			if covers {
@@ -97,13 +98,13 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 		if !ok {
 			usurped = r.usurped(p, path)
 		}
-		if ok && o.node == r.nodes.Self { // a local workload has it, or none
+		if ok && o.Node == r.nodes.Self { // a local workload has it, or none
 			c.Reason = "the prefix is this host's own"
 		} else if usurped != nil {
 			c.Reason = usurped.Error()
 		} else if wrongFamily(fam, c.hop) {
 			c.Reason = fmt.Sprintf("next hop %s: %v", path.NextHop, errWrongFamily)
-		} else if c.hop == k && (ok || covers) && inPool && r.tunnelled(poolName, o.node, fam) {
+		} else if c.hop == k && (ok || covers) && inPool && r.tunnelled(poolName, o.Node, fam) {
 			c.Reason = errPlain(poolName).Error()
 		} else if c.hop == k {
 			c.fill(*r.completed(says.by))
@@ -120,7 +121,7 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 // announce anything at all would have another's workloads' packets otherwise, for the
 // more specific prefix wins. The prefix must be no block and no borrowed address.
 func (r *RIB) usurped(p netip.Prefix, a nexthop.Announcement) error {
-	block, holder, ok := r.holder(p)
+	block, holder, ok := r.blocks.Holder(p)
 	if !ok || a.Named > block.Bits() {
 		return nil
 	}
@@ -145,18 +146,18 @@ func (r *RIB) tunnelled(poolName, node string, fam dataplane.Family) bool {
 // ownBlock is the route that keeps packets for unused addresses of this host's
 // own block from leaving by a less specific route. A block of one address
 // needs none.
-func ownBlock(p netip.Prefix, o origin, poolName string) (Candidate, bool) {
-	if o.borrowed || p.IsSingleIP() {
+func ownBlock(p netip.Prefix, o topology.Origin, poolName string) (Candidate, bool) {
+	if o.Borrowed || p.IsSingleIP() {
 		return Candidate{}, false
 	}
 	return Candidate{
-		Prefix: p, Source: SourceLocal, Type: "blackhole", Pool: poolName, Peer: o.node,
+		Prefix: p, Source: SourceLocal, Type: "blackhole", Pool: poolName, Peer: o.Node,
 		route: dataplane.Route{Prefix: p, Table: dataplane.MainTable, Type: dataplane.Blackhole},
 	}, true
 }
 
-func originType(o origin) string {
-	if o.borrowed {
+func originType(o topology.Origin) string {
+	if o.Borrowed {
 		return "borrowed"
 	}
 	return "block"
@@ -201,7 +202,7 @@ func (c *Candidate) fill(w completed) {
 // if filter is not valid, in prefix order with the best first.
 func (r *RIB) Explain(filter netip.Prefix) []Candidate {
 	paths := map[netip.Prefix]uint32{}
-	for p := range r.claims {
+	for p := range r.blocks.Prefixes() {
 		paths[p] = 0
 	}
 	for _, rec := range r.prefixes.All() {

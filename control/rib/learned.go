@@ -78,7 +78,7 @@ type learnedPaths struct {
 }
 
 func newLearnedPaths(t *prefixTable) *learnedPaths {
-	return &learnedPaths{prefixes: t, said: dense.NewNumbers[said](), byHop: map[hopKey]*learned{}, hopsOf: topology.Index[netip.Addr, hopKey]{}}
+	return &learnedPaths{prefixes: t, said: dense.NewNumbers[said](), byHop: map[hopKey]*learned{}, hopsOf: topology.NewIndex[netip.Addr, hopKey]()}
 }
 
 // LearnedVia returns by which gateway and device packets to an address in a node's block
@@ -86,7 +86,7 @@ func newLearnedPaths(t *prefixTable) *learnedPaths {
 func (r *RIB) LearnedVia(a netip.Addr) (gateway netip.Addr, link string, ok bool) {
 	single := netip.PrefixFrom(a, a.BitLen())
 	prefixes := []netip.Prefix{single}
-	if block, _, ok := r.holder(single); ok {
+	if block, _, ok := r.blocks.Holder(single); ok {
 		prefixes = append(prefixes, block)
 	}
 	for _, p := range prefixes {

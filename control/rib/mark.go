@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/encap"
 	"github.com/routerd/routerd/control/topology"
 	"github.com/routerd/routerd/store"
@@ -61,8 +60,8 @@ func (r *RIB) SetUnderlay(set func()) {
 // use still by routes which are to be chosen anew: until then others would take
 // it for as usable as it was.
 func (r *RIB) resolutions() map[netip.Addr]resolution {
-	out := make(map[netip.Addr]resolution, len(r.hopsOf))
-	for a := range r.hopsOf {
+	out := map[netip.Addr]resolution{}
+	for a := range r.hopsOf.Keys() {
 		out[a] = r.resolution(a)
 	}
 	for k := range r.hops {
@@ -80,7 +79,7 @@ func (r *RIB) refreshNode(name string) {
 	for _, p := range r.pools.ByName {
 		r.refresh(hopKey{Key: encap.Key{Pool: p.Name, Node: name, Family: p.Family()}})
 	}
-	for _, p := range r.byNode[name] {
+	for p := range r.blocks.Of(name) {
 		if at := r.prefixes.make(p); !r.wellRouted(r.prefixes.At(at), name) {
 			r.mark(at)
 		}
@@ -90,7 +89,7 @@ func (r *RIB) refreshNode(name string) {
 		return
 	}
 	for _, a := range n.Addrs() {
-		for _, k := range r.hopsOf[a] {
+		for k := range r.hopsOf.Of(a) {
 			for at, rec := range r.behind(r.byHop[k]) {
 				if !r.wellRouted(rec, name) {
 					r.mark(at)
@@ -113,7 +112,7 @@ func (r *RIB) MarkWithin(cidr netip.Prefix) {
 	within := func(p netip.Prefix) bool {
 		return !cidr.IsValid() || cidr.Bits() <= p.Bits() && cidr.Contains(p.Addr())
 	}
-	for p := range r.claims {
+	for p := range r.blocks.Prefixes() {
 		if within(p) {
 			r.mark(r.prefixes.make(p))
 		}
@@ -125,9 +124,9 @@ func (r *RIB) MarkWithin(cidr netip.Prefix) {
 	}
 }
 
-// SetBlock replaces a block; nil: there is none any more.
-func (r *RIB) SetBlock(key store.Key, b *cluster.Block) {
-	for _, p := range r.setBlock(key, b) {
+// MarkOrigins marks prefixes that are another node's now, by the blocks.
+func (r *RIB) MarkOrigins(changed []netip.Prefix) {
+	for _, p := range changed {
 		r.mark(r.prefixes.make(p))
 		r.markParts(p)
 	}
@@ -137,7 +136,7 @@ func (r *RIB) SetBlock(key store.Key, b *cluster.Block) {
 // holds the block. Blocks are small, and there may be a million paths.
 func (r *RIB) markParts(block netip.Prefix) {
 	free := block.Addr().BitLen() - block.Bits()
-	if free > maxBlockBits || r.prefixes.Len() < 2<<free {
+	if free > topology.MaxBlockBits || r.prefixes.Len() < 2<<free {
 		for at, rec := range r.prefixes.All() {
 			if p := rec.prefix(); rec.path != 0 && p.Bits() > block.Bits() && block.Contains(p.Addr()) {
 				r.mark(at)
@@ -163,7 +162,7 @@ func (r *RIB) MarkAround(a netip.Addr) {
 	r.markNextHop(a)
 	for bits := range a.BitLen() + 1 {
 		p := netip.PrefixFrom(a, bits).Masked()
-		if _, ok := r.claims[p]; ok {
+		if _, ok := r.blocks.Origin(p); ok {
 			r.mark(r.prefixes.make(p))
 		}
 		r.markPath(p)
@@ -237,7 +236,7 @@ func (r *RIB) followNextHop(a netip.Addr, turned bool) {
 	if !turned {
 		return
 	}
-	for _, k := range r.hopsOf[a] {
+	for k := range r.hopsOf.Of(a) {
 		// A group that is still of use moved its routes already; those that
 		// desire it and are elsewhere may come.
 		if !k.group() || r.wellPlaced(k) < r.byHop[k].n {
@@ -247,7 +246,7 @@ func (r *RIB) followNextHop(a netip.Addr, turned bool) {
 }
 
 func (r *RIB) markNextHop(a netip.Addr) {
-	for _, k := range r.hopsOf[a] {
+	for k := range r.hopsOf.Of(a) {
 		r.turned[k] = struct{}{}
 	}
 }

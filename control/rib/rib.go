@@ -17,10 +17,10 @@ type set[K comparable] map[K]struct{}
 // RIB is the routing table: for each prefix the candidates, the best of them
 // and the next hop in use. It chooses anew only for prefixes that are marked.
 type RIB struct {
-	nodes *topology.Nodes
-	pools *topology.Pools
+	nodes  *topology.Nodes
+	pools  *topology.Pools
+	blocks *topology.Blocks
 	*nextHops
-	*origins
 	*learnedPaths
 
 	dirty dense.Queue[ref] // to be chosen for anew
@@ -34,10 +34,10 @@ type RIB struct {
 	scratch []Candidate
 }
 
-// New returns a table without routes, by what is known of nodes, pools and the
+// New returns a table without routes, by what is known of nodes, pools, blocks and the
 // network. Who changes these says so to the table afterwards.
-func New(m *topology.Nodes, p *topology.Pools, u *topology.Network, planner *encap.Planner, o *desired.Objects) *RIB {
-	return &RIB{nodes: m, pools: p, nextHops: newNextHops(u, planner, o), origins: newOrigins(), learnedPaths: newLearnedPaths(newPrefixTable())}
+func New(m *topology.Nodes, p *topology.Pools, b *topology.Blocks, u *topology.Network, planner *encap.Planner, o *desired.Objects) *RIB {
+	return &RIB{nodes: m, pools: p, blocks: b, nextHops: newNextHops(u, planner, o), learnedPaths: newLearnedPaths(newPrefixTable())}
 }
 
 // chosen is the route in use for some prefixes.
@@ -151,7 +151,7 @@ func (r *RIB) mayStay(old, now chosen) bool {
 func (r *RIB) best(rec *record) (now chosen, by *learned, ok bool) {
 	p := rec.prefix()
 	says := r.said.Value(rec.path)
-	if _, owned := r.origin(p); !owned && rec.path != 0 {
+	if _, owned := r.blocks.Origin(p); !owned && rec.path != 0 {
 		if _, inPool := r.pools.Of(p); !inPool {
 			// The usual case of large tables: what BGP says is all there is.
 			w := r.completed(says.by)

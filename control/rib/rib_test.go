@@ -26,9 +26,9 @@ type host struct {
 
 func newHost(tb testing.TB) *host {
 	tb.Helper()
-	nodes, pools, network, objects := topology.NewNodes("node1"), topology.NewPools(), topology.NewNetwork(), desired.New()
-	h := &host{encap: encap.New(nodes, pools, network, objects)}
-	h.RIB = New(nodes, pools, network, h.encap, objects)
+	nodes, pools, blocks, network, objects := topology.NewNodes("node1"), topology.NewPools(), topology.NewBlocks(), topology.NewNetwork(), desired.New()
+	h := &host{encap: encap.New(nodes, pools, blocks, network, objects)}
+	h.RIB = New(nodes, pools, blocks, network, h.encap, objects)
 	h.setUnderlay(rack())
 	node := &store.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
 	node.Spec.BGP = &store.NodeBGPSpec{IPv4Address: "10.1.0.11/24"}

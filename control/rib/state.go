@@ -1,25 +1,19 @@
 package rib
 
 import (
-	"iter"
-	"maps"
 	"net/netip"
-
-	"github.com/routerd/routerd/control/cluster"
-	"github.com/routerd/routerd/store"
 )
 
-// State is what a table was given: enough to make another one that chooses the
-// same routes.
+// State is what BGP said to a table: enough to make another one that chooses the
+// same routes by the same nodes, pools and blocks.
 type State struct {
-	blocks map[store.Key]*cluster.Block
-	paths  []Path
-	down   []netip.Addr
+	paths []Path
+	down  []netip.Addr
 }
 
 // State returns what the table was given so far.
 func (r *RIB) State() State {
-	s := State{blocks: maps.Clone(r.blocks)}
+	var s State
 	for _, rec := range r.prefixes.All() {
 		if rec.path != 0 {
 			s.paths = append(s.paths, Path{Prefix: rec.prefix(), Announced: r.said.Value(rec.path).Announced})
@@ -32,9 +26,6 @@ func (r *RIB) State() State {
 	}
 	return s
 }
-
-// Blocks yields the blocks.
-func (s State) Blocks() iter.Seq2[store.Key, *cluster.Block] { return maps.All(s.blocks) }
 
 // Update is what BGP said.
 func (s State) Update() Update { return Update{Put: s.paths, Down: s.down} }

@@ -22,7 +22,7 @@ type Nodes struct {
 
 // NewNodes returns no nodes yet.
 func NewNodes(self string) *Nodes {
-	return &Nodes{Self: self, ByName: map[string]*cluster.Node{}, byAddr: Index[netip.Addr, string]{}, addrs: new(bart.Table[netip.Addr])}
+	return &Nodes{Self: self, ByName: map[string]*cluster.Node{}, byAddr: NewIndex[netip.Addr, string](), addrs: new(bart.Table[netip.Addr])}
 }
 
 // Own is this host's node; nil: it is not registered.
@@ -43,7 +43,7 @@ func (m *Nodes) Replace(name string, n *cluster.Node) map[netip.Addr]struct{} {
 	changed := map[netip.Addr]struct{}{}
 	if old != nil {
 		for _, a := range old.Addrs() {
-			if m.byAddr.Remove(a, name); len(m.byAddr[a]) == 0 {
+			if m.byAddr.Remove(a, name); m.byAddr.Len(a) == 0 {
 				m.addrs.Delete(Single(a))
 			}
 			changed[a] = struct{}{}
@@ -62,11 +62,13 @@ func (m *Nodes) Replace(name string, n *cluster.Node) map[netip.Addr]struct{} {
 // At returns the node with an address. Registration refuses a second one;
 // should the store hold two, all hosts take the same.
 func (m *Nodes) At(a netip.Addr) (string, bool) {
-	names := m.byAddr[a]
-	if len(names) == 0 {
+	switch n := m.byAddr.Len(a); n {
+	case 0:
 		return "", false
+	case 1:
+		return first(m.byAddr.Of(a)), true
 	}
-	return slices.Min(names), true
+	return slices.Min(slices.Collect(m.byAddr.Of(a))), true
 }
 
 // Within yields the nodes' own addresses that lie in a prefix, with their nodes.
@@ -91,3 +93,10 @@ func SameNode(a, b *cluster.Node) bool {
 
 // Single is the prefix of one address.
 func Single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func first(names iter.Seq[string]) string {
+	for name := range names {
+		return name
+	}
+	return ""
+}

@@ -61,6 +61,7 @@ type facts struct {
 	self     string
 	nodes    map[string]*cluster.Node
 	pools    map[string]*cluster.Pool
+	blocks   []*cluster.Block
 	felix    map[string]*v3.FelixConfigurationSpec
 	underlay *dataplane.Underlay
 	paths    rib.State
@@ -69,7 +70,7 @@ type facts struct {
 
 func (t *table) facts() *facts {
 	return &facts{
-		self: t.nodes.Self, nodes: maps.Clone(t.nodes.ByName), pools: maps.Clone(t.pools.ByName), felix: maps.Clone(t.pools.Felix()),
+		self: t.nodes.Self, nodes: maps.Clone(t.nodes.ByName), pools: maps.Clone(t.pools.ByName), blocks: t.blocks.List(), felix: maps.Clone(t.pools.Felix()),
 		underlay: t.network.Underlay, paths: t.rib.State(), measured: t.encap.Measured(),
 	}
 }
@@ -90,9 +91,8 @@ func (f *facts) table() *table {
 	for name, n := range f.nodes {
 		t.setNode(name, following(n))
 	}
-	for key, b := range f.paths.Blocks() {
-		t.encap.SetBlock(key, b)
-		t.rib.SetBlock(key, b)
+	for _, b := range f.blocks {
+		t.setBlock(b.CIDR, b)
 	}
 	t.encap.Foresee(f.measured)
 	t.rib.SetPaths(f.paths.Update())

@@ -1,6 +1,8 @@
 package vrouter
 
 import (
+	"net/netip"
+
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/control/cluster"
@@ -17,6 +19,7 @@ import (
 type table struct {
 	nodes   *topology.Nodes
 	pools   *topology.Pools
+	blocks  *topology.Blocks
 	network *topology.Network
 	objects *desired.Objects
 	encap   *encap.Planner
@@ -24,9 +27,9 @@ type table struct {
 }
 
 func newTable(self string) *table {
-	t := &table{nodes: topology.NewNodes(self), pools: topology.NewPools(), network: topology.NewNetwork(), objects: desired.New()}
-	t.encap = encap.New(t.nodes, t.pools, t.network, t.objects)
-	t.rib = rib.New(t.nodes, t.pools, t.network, t.encap, t.objects)
+	t := &table{nodes: topology.NewNodes(self), pools: topology.NewPools(), blocks: topology.NewBlocks(), network: topology.NewNetwork(), objects: desired.New()}
+	t.encap = encap.New(t.nodes, t.pools, t.blocks, t.network, t.objects)
+	t.rib = rib.New(t.nodes, t.pools, t.blocks, t.network, t.encap, t.objects)
 	t.encap.UseLearned(t.rib.LearnedVia)
 	return t
 }
@@ -51,8 +54,7 @@ func (t *table) apply(ch *cluster.Change) {
 		t.setPool(ch.Key.Name, p)
 	case store.KindIPAMBlock:
 		b, _ := ch.Value.(*cluster.Block)
-		t.encap.SetBlock(ch.Key, b)
-		t.rib.SetBlock(ch.Key, b)
+		t.setBlock(ch.Key.CIDR(), b)
 	case store.KindFelixConfiguration:
 		r, _ := ch.Value.(*v3.FelixConfiguration)
 		if t.pools.SetFelix(t.nodes.Self, ch.Key.Name, r) {
@@ -113,6 +115,12 @@ func (t *table) setPool(name string, p *cluster.Pool) {
 			t.rib.MarkWithin(p.CIDR)
 		}
 	}
+}
+
+func (t *table) setBlock(cidr netip.Prefix, b *cluster.Block) {
+	before, changed := t.blocks.Replace(cidr, b)
+	t.encap.SetBlock(before, b)
+	t.rib.MarkOrigins(changed)
 }
 
 // maxRounds bounds how often one settling may change what it began with.
