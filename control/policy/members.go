@@ -116,6 +116,21 @@ func (m *members) contribute(s *set, c *content, add bool) {
 	}
 }
 
+// replace replaces what is given to a set that is fed by hand.
+func (m *members) replace(id filter.SetID, was, now []netip.Prefix) {
+	if slices.Equal(was, now) {
+		return
+	}
+	s := m.sets[id]
+	for _, p := range now { // first: what stays is not reported
+		s.insert(filter.Member{Prefix: p})
+	}
+	for _, p := range was {
+		s.remove(filter.Member{Prefix: p})
+	}
+	m.changed[s] = struct{}{}
+}
+
 // put applies an endpoint or a network set, or its deletion.
 func (m *members) put(c *Calculator, key store.Key, v any) {
 	id, known := m.ids[key]

@@ -24,7 +24,7 @@ type settings struct {
 	felix  map[string]felix  // by resource name
 	labels map[string]string // of this host's node
 	nodes  map[string]*cluster.Node
-	fed    map[feedKey][]filter.Member
+	fed    map[feedKey][]netip.Prefix
 	seen   map[string][]netip.Prefix // by node: where its packets were seen to come from
 	asked  map[string]poolTunnel     // by pool that asks for a tunnel
 	own    []filter.Tunnel           // what this host publishes that it decapsulates or sends
@@ -35,7 +35,7 @@ type settings struct {
 	published *filter.Settings
 }
 
-// feedKey names a source of members of one of the sets that are fed by hand.
+// feedKey names a source, other than a node, of members of one of the sets that are fed by hand.
 type feedKey struct {
 	set    filter.SetID
 	source string
@@ -59,7 +59,7 @@ type effective struct {
 func (s *settings) init() {
 	s.felix = make(map[string]felix)
 	s.nodes = make(map[string]*cluster.Node)
-	s.fed = make(map[feedKey][]filter.Member)
+	s.fed = make(map[feedKey][]netip.Prefix)
 	s.seen = make(map[string][]netip.Prefix)
 	s.asked = make(map[string]poolTunnel)
 	s.bgp = make(map[string]uint16)
@@ -91,6 +91,7 @@ func (s *settings) putFelix(name string, o store.Object) {
 }
 
 func (s *settings) putNode(c *Calculator, name string, n *cluster.Node) {
+	was := s.gives(name)
 	if n == nil {
 		delete(s.nodes, name)
 	} else {
@@ -105,7 +106,7 @@ func (s *settings) putNode(c *Calculator, name string, n *cluster.Node) {
 			s.own, s.stale = own, true
 		}
 	}
-	s.feedNode(c, name)
+	s.feedNode(c, name, was)
 }
 
 // ownHosts returns the addresses of a node on the underlay.
@@ -116,19 +117,28 @@ func (s *settings) ownHosts(name string) []netip.Prefix {
 	return nil
 }
 
-// feedNode puts the addresses of a node into the sets that hold hosts.
-func (s *settings) feedNode(c *Calculator, name string) {
-	var hosts, sources []netip.Prefix
-	if n := s.nodes[name]; n != nil {
-		hosts = hostPrefixes(n.Hosts)
-		sources = slices.Concat(hosts, hostPrefixes(tunnelAddresses(n)), s.seen[name])
+// given is what a node gives to the sets that hold hosts. It follows from the node, and is
+// not kept: there are thousands.
+type given struct{ sources, exempt []netip.Prefix }
+
+func (s *settings) gives(name string) (g given) {
+	n := s.nodes[name]
+	if n == nil {
+		return g
 	}
-	s.feed(c, filter.TunnelSources, "node "+name, sources)
-	var exempt []netip.Prefix
+	hosts := hostPrefixes(n.Hosts)
+	g.sources = slices.Concat(hosts, hostPrefixes(tunnelAddresses(n)), s.seen[name])
 	if s.now.exemptHosts {
-		exempt = hosts
+		g.exempt = hosts
 	}
-	s.feed(c, filter.NATExempt, "node "+name, exempt)
+	return g
+}
+
+// feedNode has the sets that hold hosts follow a node that gave something else before.
+func (s *settings) feedNode(c *Calculator, name string, was given) {
+	now := s.gives(name)
+	c.members.replace(filter.TunnelSources, was.sources, now.sources)
+	c.members.replace(filter.NATExempt, was.exempt, now.exempt)
 }
 
 // putBGP takes note of a port at which nodes take BGP sessions.
@@ -172,23 +182,11 @@ func (s *settings) putPool(c *Calculator, name string, p *cluster.Pool) {
 // feed replaces what one source gives to a set.
 func (s *settings) feed(c *Calculator, id filter.SetID, source string, nets []netip.Prefix) {
 	key := feedKey{id, source}
-	set := c.members.sets[id]
-	var now []filter.Member
-	for _, p := range nets {
-		m := filter.Member{Prefix: p}
-		now = append(now, m)
-		set.insert(m)
-	}
-	for _, m := range s.fed[key] {
-		set.remove(m)
-	}
-	if len(now)+len(s.fed[key]) > 0 {
-		c.members.changed[set] = struct{}{}
-	}
-	if now == nil {
+	c.members.replace(id, s.fed[key], nets)
+	if len(nets) == 0 {
 		delete(s.fed, key)
 	} else {
-		s.fed[key] = now
+		s.fed[key] = nets
 	}
 }
 
@@ -213,8 +211,12 @@ func (s *settings) current(c *Calculator) *effective {
 		s.now.Tunnels = s.tunnels()
 	}
 	if was.exemptHosts != s.now.exemptHosts {
-		for name := range s.nodes {
-			s.feedNode(c, name)
+		for _, n := range s.nodes {
+			if hosts := hostPrefixes(n.Hosts); s.now.exemptHosts {
+				c.members.replace(filter.NATExempt, nil, hosts)
+			} else {
+				c.members.replace(filter.NATExempt, hosts, nil)
+			}
 		}
 	}
 	if !slices.Equal(was.external, s.now.external) {

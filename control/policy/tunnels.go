@@ -105,8 +105,9 @@ func (c *Calculator) SetSources(node string, addrs []netip.Addr) {
 	if slices.Equal(s.seen[node], list) {
 		return
 	}
+	was := s.gives(node)
 	if s.seen[node] = list; list == nil {
 		delete(s.seen, node)
 	}
-	s.feedNode(c, node)
+	s.feedNode(c, node, was)
 }
