@@ -121,6 +121,46 @@ func testFreedUnderAPod(t *testing.T, take func(*testing.T, store.Store, netip.A
 	})
 }
 
+// TestHandleDeletedUnderAPod: a workload whose handle somebody deleted keeps its address,
+// and DEL frees it by what the block says.
+func TestHandleDeletedUnderAPod(t *testing.T) {
+	t.Parallel()
+	_, r, s, addr, block := victim(t)
+	held, _, err := holders(t, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Delete(t.Context(), s, store.HandleKey(held[addr.String()]), 0); err != nil {
+		t.Fatal(err)
+	}
+	other, err := r.attach("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := netip.MustParsePrefix(other.GetAddresses()[0].GetCidr()).Addr(); a == addr {
+		t.Errorf("%s was given to another workload", a)
+	}
+	if err := r.detach("victim"); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the address is free", func() error {
+		now, err := s.Get(t.Context(), block.Key)
+		if err != nil {
+			return err
+		}
+		all, err := ipam.Allocations(block.Key.CIDR(), now.Value.(*store.Block))
+		if err != nil {
+			return err
+		}
+		for _, a := range all {
+			if a.Addr == addr && a.Handle == held[addr.String()] {
+				err = fmt.Errorf("%s is held by %q", addr, a.Handle)
+			}
+		}
+		return err
+	})
+}
+
 // TestGivenBackToAPod: a workload whose address somebody gave to another one has no route,
 // and has it again when that one is gone.
 func TestGivenBackToAPod(t *testing.T) {
