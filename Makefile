@@ -222,7 +222,7 @@ kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernet
 
 # Apart from kubernetes, for it takes a long time.
 .PHONY: kubernetes-suites
-kubernetes-suites: kube-tools kube-suites build ## Kubernetes' own tests of NetworkPolicy on such a cluster: half an hour. As root
+kubernetes-suites: kube-tools kube-suites build ## Kubernetes' own tests of NetworkPolicy, and network-policy-api's, on such a cluster: half an hour. As root
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 5h -v ./integration/kube/suites
 
@@ -334,12 +334,23 @@ $(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
 
 # By these others judge a cluster.
 .PHONY: kube-suites
-kube-suites: $(KUBE)/e2e.test ## Build those suites into .cache/kube/
+kube-suites: $(KUBE)/e2e.test $(KUBE)/network-policy-api.test $(KUBE)/coredns ## Build those suites into .cache/kube/
 
 $(KUBE)/e2e.test: .ci/kubernetes.mod .ci/kubernetes.sum
 	@echo "kube-tools: building $(notdir $@) $(KUBEVERSION)"
 	@mkdir -p $(KUBE)
 	@$(GO) test -c -vet=off $(KUBEMOD) -ldflags '$(KUBELDFLAGS)' -o $@ k8s.io/kubernetes/test/e2e
+
+$(KUBE)/network-policy-api.test: .ci/network-policy-api.mod .ci/network-policy-api.sum
+	@echo "kube-tools: building $(notdir $@)"
+	@mkdir -p $(KUBE)
+	@$(GO) test -c -vet=off -modfile=$(CURDIR)/.ci/network-policy-api.mod -ldflags '-s -w' -o $@ sigs.k8s.io/network-policy-api/conformance
+
+# In a module of its own: Kubernetes' has another version of what both share.
+$(KUBE)/coredns: $(wildcard .ci/coredns/*)
+	@echo "kube-tools: building $(notdir $@)"
+	@mkdir -p $(KUBE)
+	@cd .ci/coredns && $(GO) build -ldflags '-s -w' -o $@ .
 
 # Module files of their own: they want other versions of what the tools above share.
 $(TOOLS)/nfpm: .ci/nfpm.mod .ci/nfpm.sum

@@ -52,9 +52,10 @@ type Config struct {
 	KubeBin   string // of Kubernetes' programs
 	Manifests string // the directory below configs/kubernetes that is applied
 	ProxyMode string // of kube-proxy; nftables if empty
+	DNS       bool   // with CoreDNS, from KubeBin
 
 	// Images are names under which the nodes have the image of [AgnhostImage] too, with
-	// files beside or in place of its own.
+	// a layer more.
 	Images map[string][]ImageFile
 }
 
@@ -68,7 +69,6 @@ type Cluster struct {
 
 	conf        Config
 	dir         string
-	images      []string // archives
 	controllers []*program
 	config      string // the administrator's kubeconfig
 }
@@ -108,6 +108,7 @@ func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
 		{"nodes", c.startNodes},
 		{"routerd is applied", c.install},
 		{"all nodes are ready", c.nodesReady},
+		{"DNS", c.startDNS},
 	} {
 		begin := time.Now()
 		if err := part.do(ctx); err != nil {
@@ -138,7 +139,7 @@ func (c *Cluster) router(ctx context.Context) error {
 // rackOf is the rack of the i-th node: two are in each.
 func rackOf(i int) int { return 1 + i/2 }
 
-// writeImages makes the archives of the images that the nodes import.
+// writeImages makes the archive of the images that the nodes import.
 func (c *Cluster) writeImages(ctx context.Context) error {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -152,30 +153,30 @@ func (c *Cluster) writeImages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	testImage := func(name string, files []ImageFile) Image {
-		return Image{Name: name, Files: files, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"}}
+	testImage := func(name string, layers ...[]ImageFile) Image {
+		return Image{Name: name, Layers: layers, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"}}
 	}
 	images := []Image{
-		{Name: pauseImage, Files: []ImageFile{{Path: "bin/busybox", Source: busybox}}, Entrypoint: []string{"/bin/busybox", "sleep", "2147483647"}},
+		{Name: pauseImage, Layers: [][]ImageFile{{{Path: "bin/busybox", Source: busybox}}}, Entrypoint: []string{"/bin/busybox", "sleep", "2147483647"}},
 		// As configs/image/Containerfile has it.
-		{Name: routerdImage, Files: routerd, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}},
+		{Name: routerdImage, Layers: [][]ImageFile{routerd}, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}},
 		testImage(AgnhostImage, agnhost),
 	}
 	for name, files := range c.conf.Images {
-		images = append(images, testImage(name, replaced(agnhost, files)))
+		images = append(images, testImage(name, agnhost, files))
 	}
-	for i, image := range images {
-		f, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("image%d.tar", i)))
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(image.Write(f), f.Close()); err != nil {
-			return err
-		}
-		c.images = append(c.images, f.Name())
+	if c.conf.DNS {
+		images = append(images, Image{Name: dnsImage, Layers: [][]ImageFile{c.dnsFiles()}, Entrypoint: []string{"/coredns"}})
 	}
-	return nil
+	f, err := os.Create(c.images())
+	if err != nil {
+		return err
+	}
+	return errors.Join(WriteImages(f, images), f.Close())
 }
+
+// images is the archive of the images.
+func (c *Cluster) images() string { return filepath.Join(c.dir, "images.tar") }
 
 func (c *Cluster) startServer(ctx context.Context) (err error) {
 	users := []kube.User{{Token: proxyToken, Name: "system:kube-proxy", Group: "system:authenticated"}}

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,10 +18,10 @@ import (
 	"strings"
 )
 
-// Image is a container image of one layer, made of static programs of this machine.
+// Image is a container image, made of programs of this machine.
 type Image struct {
-	Name       string // with its tag: "docker.io/library/routerd:latest"
-	Files      []ImageFile
+	Name       string        // with its tag: "docker.io/library/routerd:latest"
+	Layers     [][]ImageFile // a file hides those of the same path in the layers before
 	Entrypoint []string
 	Cmd        []string
 	Env        []string
@@ -35,44 +36,58 @@ type ImageFile struct {
 	Link   string
 }
 
-// Write writes the image as the archive that `docker save` writes and containerd
-// imports: the layer, the configuration and a manifest.
-func (i Image) Write(w io.Writer) error {
-	layer, err := i.layer()
-	if err != nil {
-		return fmt.Errorf("image %s: %w", i.Name, err)
+// WriteImages writes images as the archive that `docker save` writes and containerd
+// imports: the layers, each once, the configurations and a manifest.
+func WriteImages(w io.Writer, images []Image) error {
+	out := tar.NewWriter(w)
+	written := map[string]bool{}
+	write := func(name string, body []byte) error {
+		if written[name] {
+			return nil
+		}
+		written[name] = true
+		if err := out.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(body))}); err != nil {
+			return err
+		}
+		_, err := out.Write(body)
+		return err
 	}
 	sum := func(b []byte) string { h := sha256.Sum256(b); return hex.EncodeToString(h[:]) }
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + sum(layer)}},
-	})
+	var manifest []map[string]any
+	for _, i := range images {
+		var names, ids []string
+		for _, files := range i.Layers {
+			body, err := layer(files)
+			if err != nil {
+				return fmt.Errorf("image %s: %w", i.Name, err)
+			}
+			names, ids = append(names, sum(body)+"/layer.tar"), append(ids, "sha256:"+sum(body))
+			if err := write(sum(body)+"/layer.tar", body); err != nil {
+				return err
+			}
+		}
+		config, err := json.Marshal(map[string]any{
+			"architecture": runtime.GOARCH, "os": "linux",
+			"config": map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env},
+			"rootfs": map[string]any{"type": "layers", "diff_ids": ids},
+		})
+		if err != nil {
+			return err
+		}
+		if err := write(sum(config)+".json", config); err != nil {
+			return err
+		}
+		manifest = append(manifest, map[string]any{"Config": sum(config) + ".json", "RepoTags": []string{i.Name}, "Layers": names})
+	}
+	body, err := json.Marshal(manifest)
 	if err != nil {
 		return err
 	}
-	configName, layerName := sum(config)+".json", sum(layer)+"/layer.tar"
-	manifest, err := json.Marshal([]map[string]any{{"Config": configName, "RepoTags": []string{i.Name}, "Layers": []string{layerName}}})
-	if err != nil {
-		return err
-	}
-	out := tar.NewWriter(w)
-	for _, f := range []struct {
-		name string
-		body []byte
-	}{{layerName, layer}, {configName, config}, {"manifest.json", manifest}} {
-		if err := out.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.body))}); err != nil {
-			return err
-		}
-		if _, err := out.Write(f.body); err != nil {
-			return err
-		}
-	}
-	return out.Close()
+	return errors.Join(write("manifest.json", body), out.Close())
 }
 
-// layer returns the archive of the files, with the directories that they are in.
-func (i Image) layer() ([]byte, error) {
+// layer returns the archive of files, with the directories that they are in.
+func layer(files []ImageFile) ([]byte, error) {
 	var b bytes.Buffer
 	out := tar.NewWriter(&b)
 	made := map[string]bool{".": true}
@@ -87,7 +102,7 @@ func (i Image) layer() ([]byte, error) {
 		}
 		return out.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755})
 	}
-	for _, f := range i.Files {
+	for _, f := range files {
 		if err := directory(path.Dir(f.Path)); err != nil {
 			return nil, err
 		}
@@ -116,12 +131,12 @@ func (i Image) layer() ([]byte, error) {
 }
 
 // busyboxPrograms are those that the tests' image has.
-var busyboxPrograms = []string{"sh", "cat", "sleep", "ip", "ping", "ping6", "wget", "httpd", "hostname", "ls", "echo", "true", "grep", "timeout", "date", "seq", "id"}
+var busyboxPrograms = []string{"sh", "cat", "sleep", "ip", "ping", "ping6", "wget", "httpd", "hostname", "ls", "echo", "true", "grep", "timeout", "date", "seq", "id", "nslookup", "test"}
 
 // agnhostFiles returns the files of the tests' image: the program itself, and what its
 // original has of Alpine's packages and the tests run, from this machine.
 func agnhostFiles(ctx context.Context, agnhost, busybox string) ([]ImageFile, error) {
-	files := []ImageFile{{Path: "agnhost", Source: agnhost}, {Path: "bin/busybox", Source: busybox}}
+	files := []ImageFile{{Path: "agnhost-2", Source: agnhost}, {Path: "agnhost", Link: "agnhost-2"}, {Path: "bin/busybox", Source: busybox}}
 	for _, p := range busyboxPrograms {
 		files = append(files, ImageFile{Path: "bin/" + p, Link: "busybox"})
 	}

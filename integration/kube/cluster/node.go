@@ -123,9 +123,13 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 	if err := MakeCgroup(n.cgroup()); err != nil {
 		return err
 	}
+	kubelet := fmt.Sprintf(kubeletConfig, n.cgroup())
+	if c.conf.DNS {
+		kubelet += dnsKubelet
+	}
 	for name, text := range map[string]string{
 		"containerd.toml": containerdConfig,
-		"kubelet.yaml":    fmt.Sprintf(kubeletConfig, n.cgroup()),
+		"kubelet.yaml":    kubelet,
 		"kubelet.conf":    c.kubeconfig(kubeletToken(n.Name)),
 		"proxy.conf":      c.kubeconfig(proxyToken),
 	} {
@@ -136,10 +140,8 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 	if err := n.StartContainerd(ctx); err != nil {
 		return err
 	}
-	for _, image := range c.images {
-		if _, err := output(n.Command(ctx, "ctr", "--namespace", "k8s.io", "images", "import", image)); err != nil {
-			return err
-		}
+	if _, err := output(n.Command(ctx, "ctr", "--namespace", "k8s.io", "images", "import", c.images())); err != nil {
+		return err
 	}
 	if err := n.StartProxy(); err != nil {
 		return err

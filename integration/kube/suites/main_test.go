@@ -22,7 +22,10 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	world.Config = cluster.Config{Nodes: 3, Manifests: "../../../configs/kubernetes/new-cluster"}
+	world.Config = cluster.Config{
+		Nodes: 3, DNS: true, Manifests: "../../../configs/kubernetes/new-cluster",
+		Images: map[string][]cluster.ImageFile{conformanceImage: conformanceFiles},
+	}
 	code, err := world.Main(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
