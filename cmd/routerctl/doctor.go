@@ -26,7 +26,9 @@ some seconds, sends a few probes, and changes nothing.
 
 With --all it looks at the records of the datastore too: what other hosts publish of
 themselves, which of them are not there, addresses that two nodes have, and IPAM's
-records; and it asks the other hosts for the time by their clocks. What else a host knows alone, that host's own doctor says.
+records; and it asks the other hosts for the time by their clocks. Without it this host's is
+compared with those of hosts to which tunnels lead, by their latest answers to probes. What
+else a host knows alone, that host's own doctor says.
 
 Each thing that is wrong is a line: how bad it is, the host, the name of the check,
 what is wrong, and the command that mends it; the worst comes first. The exit code

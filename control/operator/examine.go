@@ -45,6 +45,7 @@ type examination struct {
 	mu      sync.Mutex // guards what follows
 	facts   doctor.Facts
 	unknown []string
+	clocked []doctor.Clock // by what peers answered to probes
 }
 
 // Examine implements [rpc.Doctor]: it says what is wrong with this host now and, if it is asked to look at the others, with their
@@ -80,6 +81,7 @@ func (s *Server) Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1
 		part("clocks", e.clocks)
 	}
 	e.wg.Wait()
+	e.facts.Clocks = withClocks(e.facts.Clocks, e.clocked)
 	slices.Sort(e.unknown)
 	out := &apiv1.ExamineResponse{Node: s.cfg.Node, Unknown: e.unknown}
 	for _, f := range doctor.Examine(e.facts) {
@@ -150,7 +152,7 @@ func (e *examination) paths(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.set(func() { e.facts.Paths = r.GetPaths() })
+	e.set(func() { e.facts.Paths, e.clocked = r.GetPaths(), clocked(r.GetPaths()) })
 	return nil
 }
 

@@ -46,6 +46,27 @@ func (e *examination) clocks(ctx context.Context) error {
 	return nil
 }
 
+// clocked is what the latest answers to probes of the underlay say of other hosts' clocks.
+func clocked(paths []*apiv1.Path) []doctor.Clock {
+	var out []doctor.Clock
+	for _, p := range paths {
+		if p.GetClockAtLeast() != nil {
+			out = withClocks(out, []doctor.Clock{{Node: p.GetNode(), AtLeast: p.GetClockAtLeast().AsDuration(), AtMost: p.GetClockAtMost().AsDuration()}})
+		}
+	}
+	return out
+}
+
+// withClocks adds clocks of hosts of which nothing is known yet.
+func withClocks(known, more []doctor.Clock) []doctor.Clock {
+	for _, c := range more {
+		if !slices.ContainsFunc(known, func(k doctor.Clock) bool { return k.Node == c.Node }) {
+			known = append(known, c)
+		}
+	}
+	return known
+}
+
 // askClocks asks hosts for the time. unknown says of which there is no answer, and why.
 func (s *Server) askClocks(ctx context.Context, hosts []string) (list []doctor.Clock, unknown []string) {
 	if len(hosts) == 0 {

@@ -6,9 +6,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/doctor"
 )
 
 // What hosts say of the time, and what is said of those that say nothing of it.
@@ -32,6 +34,18 @@ func TestAskClocks(t *testing.T) {
 	}
 	if list, unknown := s.askClocks(t.Context(), nil); list != nil || unknown != nil {
 		t.Errorf("nobody asked: %v, %v", list, unknown)
+	}
+}
+
+// TestClocked: of a host one answer counts, and what it said when it was asked before what its probes say.
+func TestClocked(t *testing.T) {
+	t.Parallel()
+	path := func(node string, least, most time.Duration) *apiv1.Path {
+		return &apiv1.Path{Node: node, ClockAtLeast: durationpb.New(least), ClockAtMost: durationpb.New(most)}
+	}
+	got := withClocks([]doctor.Clock{{Node: "b", AtLeast: 1, AtMost: 2}}, clocked([]*apiv1.Path{path("b", 5, 6), path("c", 7, 8), path("c", 9, 10), {Node: "d"}}))
+	if d := cmp.Diff([]doctor.Clock{{Node: "b", AtLeast: 1, AtMost: 2}, {Node: "c", AtLeast: 7, AtMost: 8}}, got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
 	}
 }
 

@@ -246,6 +246,7 @@ func (e *engine) answer(p *peer, now time.Time, from netip.AddrPort, m message) 
 	}
 	pr := p.out[i]
 	p.done(m.nonce)
+	p.clock = clock{said: time.Unix(0, m.time), heard: now, within: now.Sub(pr.sent)}
 	e.noteSource(p, now, from.Addr())
 	c := p.find(pr.to)
 	switch {

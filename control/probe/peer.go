@@ -30,6 +30,7 @@ type peer struct {
 	search *search      // nil: nothing was asked of a size, as of a peer that never answers
 	seed   *known       // of the previous run, or of another encapsulation, until something is measured; nil: nothing
 
+	clock    clock // as its latest answer says
 	newest   int64 // time in the newest request, by the peer's clock
 	newestAt time.Time
 	learned  time.Time      // when a source was last learned

@@ -51,8 +51,9 @@ func (p *Prober) Paths(ctx context.Context) (*apiv1.PathsResponse, error) {
 	}
 	p.mu.Unlock()
 	err := p.ask(ctx, func(l *loop) {
+		now := time.Now()
 		for _, pr := range l.eng.peers {
-			out.Paths = append(out.Paths, pr.path())
+			out.Paths = append(out.Paths, pr.path(now))
 		}
 	})
 	if err != nil {
@@ -64,12 +65,15 @@ func (p *Prober) Paths(ctx context.Context) (*apiv1.PathsResponse, error) {
 	return out, nil
 }
 
-func (p *peer) path() *apiv1.Path {
+func (p *peer) path(now time.Time) *apiv1.Path {
 	out := &apiv1.Path{
 		Node: p.key.node, Family: p.key.fam.String(), Port: uint32(p.reach.Port), Mtu: uint32(p.reach.MTU), Near: p.reach.Near.String(),
 	}
 	for _, c := range p.cands {
 		out.Candidates = append(out.Candidates, c.String())
+	}
+	if least, most, ok := p.clock.ahead(now); ok {
+		out.ClockAtLeast, out.ClockAtMost = durationpb.New(least), durationpb.New(most)
 	}
 	addr := p.target.Registered
 	switch c := p.chosen; {

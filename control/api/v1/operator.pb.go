@@ -1353,19 +1353,22 @@ func (x *PathsResponse) GetPaths() []*Path {
 
 // Path is the way over the underlay to one peer in one family.
 type Path struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	Family        string                 `protobuf:"bytes,2,opt,name=family,proto3" json:"family,omitempty"`   // IPv4 or IPv6
-	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // where tunnels send to
-	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`      // of VXLAN there; 0: the cluster's
-	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`         // why this address
-	Answers       bool                   `protobuf:"varint,6,opt,name=answers,proto3" json:"answers,omitempty"`
-	SourcePort    string                 `protobuf:"bytes,7,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"` // "any", or "fixed" where only packets from the tunnel's own port pass; empty: not known or no ports
-	Rtt           *durationpb.Duration   `protobuf:"bytes,8,opt,name=rtt,proto3" json:"rtt,omitempty"`
-	Mtu           uint32                 `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"`   // of the path in bytes; 0: not known
-	Near          string                 `protobuf:"bytes,10,opt,name=near,proto3" json:"near,omitempty"` // whether it answers as a neighbour: yes, no, unknown
-	LastAnswer    *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_answer,json=lastAnswer,proto3" json:"last_answer,omitempty"`
-	Candidates    []string               `protobuf:"bytes,12,rep,name=candidates,proto3" json:"candidates,omitempty"` // every address tried, with its state
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Node       string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Family     string                 `protobuf:"bytes,2,opt,name=family,proto3" json:"family,omitempty"`   // IPv4 or IPv6
+	Address    string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // where tunnels send to
+	Port       uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`      // of VXLAN there; 0: the cluster's
+	Why        string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`         // why this address
+	Answers    bool                   `protobuf:"varint,6,opt,name=answers,proto3" json:"answers,omitempty"`
+	SourcePort string                 `protobuf:"bytes,7,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"` // "any", or "fixed" where only packets from the tunnel's own port pass; empty: not known or no ports
+	Rtt        *durationpb.Duration   `protobuf:"bytes,8,opt,name=rtt,proto3" json:"rtt,omitempty"`
+	Mtu        uint32                 `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"`   // of the path in bytes; 0: not known
+	Near       string                 `protobuf:"bytes,10,opt,name=near,proto3" json:"near,omitempty"` // whether it answers as a neighbour: yes, no, unknown
+	LastAnswer *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_answer,json=lastAnswer,proto3" json:"last_answer,omitempty"`
+	Candidates []string               `protobuf:"bytes,12,rep,name=candidates,proto3" json:"candidates,omitempty"` // every address tried, with its state
+	// Between what its wall clock is ahead of this host's, by its last answer; not set: not known.
+	ClockAtLeast  *durationpb.Duration `protobuf:"bytes,13,opt,name=clock_at_least,json=clockAtLeast,proto3" json:"clock_at_least,omitempty"`
+	ClockAtMost   *durationpb.Duration `protobuf:"bytes,14,opt,name=clock_at_most,json=clockAtMost,proto3" json:"clock_at_most,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1480,6 +1483,20 @@ func (x *Path) GetLastAnswer() *timestamppb.Timestamp {
 func (x *Path) GetCandidates() []string {
 	if x != nil {
 		return x.Candidates
+	}
+	return nil
+}
+
+func (x *Path) GetClockAtLeast() *durationpb.Duration {
+	if x != nil {
+		return x.ClockAtLeast
+	}
+	return nil
+}
+
+func (x *Path) GetClockAtMost() *durationpb.Duration {
+	if x != nil {
+		return x.ClockAtMost
 	}
 	return nil
 }
@@ -3931,7 +3948,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\rPathsResponse\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12)\n" +
 	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\x12&\n" +
-	"\x05paths\x18\x03 \x03(\v2\x10.routerd.v1.PathR\x05paths\"\xdd\x02\n" +
+	"\x05paths\x18\x03 \x03(\v2\x10.routerd.v1.PathR\x05paths\"\xdd\x03\n" +
 	"\x04Path\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06family\x18\x02 \x01(\tR\x06family\x12\x18\n" +
@@ -3949,7 +3966,9 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"lastAnswer\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\f \x03(\tR\n" +
-	"candidates\"C\n" +
+	"candidates\x12?\n" +
+	"\x0eclock_at_least\x18\r \x01(\v2\x19.google.protobuf.DurationR\fclockAtLeast\x12=\n" +
+	"\rclock_at_most\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vclockAtMost\"C\n" +
 	"\x0eTunnelsRequest\x12\x14\n" +
 	"\x05retry\x18\x01 \x03(\tR\x05retry\x12\x1b\n" +
 	"\tretry_all\x18\x02 \x01(\bR\bretryAll\"U\n" +
@@ -4244,59 +4263,61 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	15, // 18: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
 	48, // 19: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
 	47, // 20: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
-	18, // 21: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	47, // 22: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
-	23, // 23: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
-	27, // 24: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
-	26, // 25: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
-	28, // 26: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
-	29, // 27: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
-	30, // 28: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
-	30, // 29: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
-	31, // 30: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
-	34, // 31: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
-	35, // 32: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
-	38, // 33: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	47, // 34: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
-	41, // 35: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
-	48, // 36: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
-	48, // 37: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
-	4,  // 38: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
-	5,  // 39: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
-	42, // 40: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
-	48, // 41: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
-	49, // 42: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
-	45, // 43: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
-	45, // 44: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
-	46, // 45: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
-	45, // 46: routerd.v1.HostPlan.annotations:type_name -> routerd.v1.PlannedObject
-	0,  // 47: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	9,  // 48: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	13, // 49: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	16, // 50: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	19, // 51: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	21, // 52: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	24, // 53: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	32, // 54: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	36, // 55: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	39, // 56: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
-	43, // 57: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
-	1,  // 58: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	10, // 59: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	14, // 60: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	17, // 61: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	20, // 62: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	22, // 63: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	25, // 64: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	33, // 65: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	37, // 66: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	40, // 67: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
-	44, // 68: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
-	58, // [58:69] is the sub-list for method output_type
-	47, // [47:58] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	48, // 21: routerd.v1.Path.clock_at_least:type_name -> google.protobuf.Duration
+	48, // 22: routerd.v1.Path.clock_at_most:type_name -> google.protobuf.Duration
+	18, // 23: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
+	47, // 24: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	23, // 25: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
+	27, // 26: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
+	26, // 27: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
+	28, // 28: routerd.v1.PolicyEndpoint.paths:type_name -> routerd.v1.PolicyPath
+	29, // 29: routerd.v1.PolicyPath.tiers:type_name -> routerd.v1.PolicyTier
+	30, // 30: routerd.v1.PolicyPath.profiles:type_name -> routerd.v1.PolicyRules
+	30, // 31: routerd.v1.PolicyTier.policies:type_name -> routerd.v1.PolicyRules
+	31, // 32: routerd.v1.PolicyRules.rules:type_name -> routerd.v1.PolicyRule
+	34, // 33: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
+	35, // 34: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
+	38, // 35: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
+	47, // 36: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	41, // 37: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
+	48, // 38: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
+	48, // 39: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
+	4,  // 40: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
+	5,  // 41: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
+	42, // 42: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
+	48, // 43: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
+	49, // 44: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
+	45, // 45: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
+	45, // 46: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
+	46, // 47: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
+	45, // 48: routerd.v1.HostPlan.annotations:type_name -> routerd.v1.PlannedObject
+	0,  // 49: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	9,  // 50: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	13, // 51: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	16, // 52: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	19, // 53: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	21, // 54: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	24, // 55: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	32, // 56: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	36, // 57: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	39, // 58: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
+	43, // 59: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
+	1,  // 60: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	10, // 61: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	14, // 62: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	17, // 63: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	20, // 64: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	22, // 65: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	25, // 66: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	33, // 67: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	37, // 68: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	40, // 69: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
+	44, // 70: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
+	60, // [60:71] is the sub-list for method output_type
+	49, // [49:60] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
