@@ -50,7 +50,18 @@ func (wr *writer) turn() bool {
 		return true
 	}
 	wr.removeAll()
-	return wr.want.HasDue(false) || wr.want.HasDue(true)
+	if wr.want.HasDue(false) || wr.want.HasDue(true) {
+		return true
+	}
+	wr.shrink()
+	return false
+}
+
+// shrink gives back the room that a burst took for its work, now that it is over.
+func (wr *writer) shrink() {
+	if max(cap(wr.ops), cap(wr.results), cap(wr.sent)) > batchSize/2 {
+		wr.ops, wr.results, wr.sent, wr.batch = nil, nil, nil, builder{}
+	}
 }
 
 // due takes a turn of work of one class. It is valid until the next call.
