@@ -181,8 +181,8 @@ func TestTrackerReachesTheModel(t *testing.T) {
 				t.Fatalf("wait for %d: %v", rev, err)
 			}
 		}
-		if len(w.t.groups) != 0 || len(w.t.waiting) != 0 {
-			t.Fatalf("left behind: %d groups, %d waiting", len(w.t.groups), len(w.t.waiting))
+		if len(w.t.revisions.groups) != 0 || len(w.t.waiting) != 0 {
+			t.Fatalf("left behind: %d groups, %d waiting", len(w.t.revisions.groups), len(w.t.waiting))
 		}
 	})
 }

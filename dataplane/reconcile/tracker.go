@@ -71,7 +71,7 @@ type failure struct {
 // use; work taken with [Tracker.Due] must be reported by the taker.
 type Tracker[K comparable, V comparable] struct {
 	cfg      Config[K, V]
-	srcs     map[dataplane.Source]int
+	sources  sources
 	start    time.Time
 	mu       sync.Mutex
 	now      ticks // of the call under way
@@ -80,11 +80,8 @@ type Tracker[K comparable, V comparable] struct {
 	values   *dense.Numbers[V] // of what is wanted and what there is
 	failures map[*entry]*failure
 	losers   map[*entry][]claim // by source
-	spoken   map[dataplane.Source]bool
-	synced   map[dataplane.Source]bool
-	listed   bool // what there is was listed once
-	swept    bool // all sources are synced
-	counter  uint64
+	listed   bool               // what there is was listed once
+	swept    bool               // all sources are synced
 	epoch    uint32
 
 	ready   []dense.Queue[*entry] // by class, kind of work, source
@@ -93,9 +90,7 @@ type Tracker[K comparable, V comparable] struct {
 	removed map[K]failure
 	waiting map[*entry]struct{}
 
-	groups  map[dataplane.Revision]*group
-	open    map[dataplane.Source][]dataplane.Revision
-	waiters map[*waiter]struct{}
+	revisions revisions
 }
 
 // New returns an empty tracker.
@@ -124,28 +119,20 @@ func New[K comparable, V comparable](cfg Config[K, V]) *Tracker[K, V] {
 	if cfg.MaxBackoff == 0 {
 		cfg.MaxBackoff = time.Minute
 	}
-	t := &Tracker[K, V]{
-		cfg:      cfg,
-		start:    cfg.Now(),
-		srcs:     make(map[dataplane.Source]int),
-		table:    dense.New(func(e *entry) *Packed { return &e.key }),
-		keys:     dense.NewNumbers[K](),
-		values:   dense.NewNumbers[V](),
-		failures: make(map[*entry]*failure),
-		losers:   make(map[*entry][]claim),
-		spoken:   make(map[dataplane.Source]bool),
-		synced:   make(map[dataplane.Source]bool),
-		ready:    make([]dense.Queue[*entry], cfg.Classes*2*len(cfg.Sources)),
-		removed:  make(map[K]failure),
-		waiting:  make(map[*entry]struct{}),
-		groups:   make(map[dataplane.Revision]*group),
-		open:     make(map[dataplane.Source][]dataplane.Revision),
-		waiters:  make(map[*waiter]struct{}),
+	return &Tracker[K, V]{
+		cfg:       cfg,
+		start:     cfg.Now(),
+		sources:   newSources(cfg.Sources),
+		table:     dense.New(func(e *entry) *Packed { return &e.key }),
+		keys:      dense.NewNumbers[K](),
+		values:    dense.NewNumbers[V](),
+		failures:  make(map[*entry]*failure),
+		losers:    make(map[*entry][]claim),
+		ready:     make([]dense.Queue[*entry], cfg.Classes*2*len(cfg.Sources)),
+		removed:   make(map[K]failure),
+		waiting:   make(map[*entry]struct{}),
+		revisions: newRevisions(),
 	}
-	for i, s := range cfg.Sources {
-		t.srcs[s] = i
-	}
-	return t
 }
 
 // lock begins a call that may change entries.
@@ -159,7 +146,7 @@ func (t *Tracker[K, V]) lock() {
 func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) dataplane.Revision {
 	t.lock()
 	defer t.mu.Unlock()
-	rev := t.next(src)
+	rev := t.sources.next(src)
 	t.epoch++
 	for k, v := range want {
 		e := t.entry(k)
@@ -171,7 +158,7 @@ func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) data
 			t.withdraw(e, src, rev)
 		}
 	}
-	t.notify()
+	t.revisions.notify()
 	return rev
 }
 
@@ -181,7 +168,7 @@ func (t *Tracker[K, V]) Replace(src dataplane.Source, want iter.Seq2[K, V]) data
 func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del iter.Seq[K]) dataplane.Revision {
 	t.lock()
 	defer t.mu.Unlock()
-	rev := t.next(src)
+	rev := t.sources.next(src)
 	t.epoch++
 	for k, v := range put {
 		e := t.entry(k)
@@ -194,7 +181,7 @@ func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del it
 			t.withdraw(e, src, rev)
 		}
 	}
-	t.notify()
+	t.revisions.notify()
 	return rev
 }
 
@@ -203,23 +190,21 @@ func (t *Tracker[K, V]) Update(src dataplane.Source, put iter.Seq2[K, V], del it
 func (t *Tracker[K, V]) Synced(src dataplane.Source) {
 	t.lock()
 	defer t.mu.Unlock()
-	t.index(src)
-	t.spoken[src], t.synced[src] = true, true
-	if t.swept || len(t.synced) < len(t.cfg.Sources) {
+	if all := t.sources.said(src); t.swept || !all {
 		return
 	}
 	t.swept = true
 	for _, e := range t.table.All() {
 		t.settle(e)
 	}
-	t.notify()
+	t.revisions.notify()
 }
 
 // Unsynced returns the sources that have not said that they are synced.
 func (t *Tracker[K, V]) Unsynced() []dataplane.Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.without(t.synced)
+	return t.sources.without(t.sources.synced)
 }
 
 // Silent returns the sources that have not said anything yet: what they want
@@ -228,25 +213,7 @@ func (t *Tracker[K, V]) Unsynced() []dataplane.Source {
 func (t *Tracker[K, V]) Silent() []dataplane.Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.without(t.spoken)
-}
-
-// without returns the sources that are not in a set.
-func (t *Tracker[K, V]) without(set map[dataplane.Source]bool) []dataplane.Source {
-	var out []dataplane.Source
-	for _, s := range t.cfg.Sources {
-		if !set[s] {
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-func (t *Tracker[K, V]) next(src dataplane.Source) dataplane.Revision {
-	t.index(src)
-	t.spoken[src] = true
-	t.counter++
-	return dataplane.Revision(t.counter<<8 | uint64(src))
+	return t.sources.without(t.sources.spoken)
 }
 
 // Last returns a revision that is not less than that of any call so far, and less than
@@ -254,20 +221,7 @@ func (t *Tracker[K, V]) next(src dataplane.Source) dataplane.Revision {
 func (t *Tracker[K, V]) Last() dataplane.Revision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return dataplane.Revision(t.counter<<8 | 0xff)
-}
-
-// sourceOf is the source of a call: the low byte of its number, so that to wait
-// for one source need not be to wait for another.
-func sourceOf(rev dataplane.Revision) dataplane.Source { return dataplane.Source(rev & 0xff) }
-
-// index returns the place of src among the sources.
-func (t *Tracker[K, V]) index(src dataplane.Source) int {
-	i, ok := t.srcs[src]
-	if !ok {
-		panic("reconcile: unknown source")
-	}
-	return i
+	return t.sources.last()
 }
 
 // wantedBy reports whether src wants the key.
@@ -383,7 +337,7 @@ func (t *Tracker[K, V]) ReplaceHave(have iter.Seq2[K, V]) []K {
 	}
 	t.listed = true
 	t.forgetRemoved()
-	t.notify()
+	t.revisions.notify()
 	return drift
 }
 
@@ -452,12 +406,12 @@ func (t *Tracker[K, V]) LoseWhere(undone func(K, V) bool) []K {
 			drift = append(drift, k)
 		}
 	}
-	t.notify()
+	t.revisions.notify()
 	return drift
 }
 
 func (t *Tracker[K, V]) drifted(e *entry, was, blame bool) bool {
-	defer t.notify()
+	defer t.revisions.notify()
 	if !was || e.done() {
 		return false
 	}

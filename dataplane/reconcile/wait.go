@@ -9,26 +9,6 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// phase says how a key counts towards the revision that named it last.
-type phase uint8
-
-const (
-	phaseNone    phase = iota // nothing to do
-	phaseUntried              // not tried since it was named
-	phaseWaiting              // waits for something else
-	phaseFailed
-	phases
-)
-
-// group counts, by phase, the keys that a revision named and that are not
-// done.
-type group [phases]int
-
-type waiter struct {
-	rev   dataplane.Revision
-	ready chan struct{}
-}
-
 func (e *entry) phase(tr *failure) phase {
 	switch {
 	case e.done():
@@ -41,72 +21,6 @@ func (e *entry) phase(tr *failure) phase {
 	return phaseUntried
 }
 
-// recount moves e from its place in the count of the revision that named it before to
-// where it belongs in that of rev.
-func (t *Tracker[K, V]) recount(e *entry, rev dataplane.Revision, now phase) {
-	if rev == e.rev && now == e.counted() {
-		return
-	}
-	if e.counted() != phaseNone {
-		if g := t.groups[e.rev]; g != nil {
-			if g[e.counted()]--; *g == (group{}) {
-				delete(t.groups, e.rev)
-			}
-		}
-	}
-	e.rev = rev
-	e.count(now)
-	if now != phaseNone && rev != 0 {
-		g := t.groups[rev]
-		if g == nil {
-			g = new(group)
-			t.groups[rev] = g
-		}
-		g[now]++
-		if now == phaseUntried {
-			t.opened(rev)
-		}
-	}
-}
-
-// opened notes that rev has untried keys.
-func (t *Tracker[K, V]) opened(rev dataplane.Revision) {
-	src := sourceOf(rev)
-	list := t.open[src]
-	if n := len(list); n == 0 || list[n-1] < rev {
-		t.open[src] = append(list, rev)
-	}
-}
-
-// resolved reports whether a wait for rev is over: everything that its source
-// named up to rev was tried, and what rev itself named does not wait.
-func (t *Tracker[K, V]) resolved(rev dataplane.Revision) bool {
-	src := sourceOf(rev)
-	list := t.open[src]
-	for len(list) > 0 {
-		if g := t.groups[list[0]]; g != nil && g[phaseUntried] > 0 {
-			break
-		}
-		list = list[1:]
-	}
-	t.open[src] = list
-	if len(list) > 0 && list[0] <= rev {
-		return false
-	}
-	g := t.groups[rev]
-	return g == nil || g[phaseUntried] == 0 && (g[phaseWaiting] == 0 || g[phaseFailed] > 0)
-}
-
-// notify wakes the waits that are over.
-func (t *Tracker[K, V]) notify() {
-	for w := range t.waiters {
-		if t.resolved(w.rev) {
-			delete(t.waiters, w)
-			close(w.ready)
-		}
-	}
-}
-
 // Wait blocks until all that the call which returned rev named is done, and
 // all that its source named before was tried. It returns the errors of those
 // keys of rev that were refused; keys of earlier calls answer for themselves,
@@ -115,23 +29,19 @@ func (t *Tracker[K, V]) notify() {
 // count.
 func (t *Tracker[K, V]) Wait(ctx context.Context, rev dataplane.Revision) error {
 	t.mu.Lock()
-	if t.resolved(rev) {
-		defer t.mu.Unlock()
+	defer t.mu.Unlock()
+	w := t.revisions.await(rev)
+	if w == nil {
 		return t.errorsOf(rev)
 	}
-	w := &waiter{rev, make(chan struct{})}
-	t.waiters[w] = struct{}{}
 	t.mu.Unlock()
-
 	select {
 	case <-w.ready:
 		t.mu.Lock()
-		defer t.mu.Unlock()
 		return t.errorsOf(rev)
 	case <-ctx.Done():
 		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.waiters, w)
+		delete(t.revisions.waiters, w)
 		if err := t.errorsOf(rev); err != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
@@ -144,7 +54,7 @@ const maxErrors = 5
 
 // errorsOf returns the errors of the keys of rev.
 func (t *Tracker[K, V]) errorsOf(rev dataplane.Revision) error {
-	if t.groups[rev] == nil {
+	if t.revisions.groups[rev] == nil {
 		return nil
 	}
 	var errs []error

@@ -185,7 +185,7 @@ func (t *Tracker[K, V]) Report(results []Result[K, V]) {
 	for i := range results {
 		t.report(&results[i])
 	}
-	t.notify()
+	t.revisions.notify()
 }
 
 func (t *Tracker[K, V]) report(r *Result[K, V]) {
@@ -354,7 +354,7 @@ func (t *Tracker[K, V]) settleAs(e *entry, rev dataplane.Revision) {
 	if state != e.state() {
 		t.turned(e, state)
 	}
-	t.recount(e, rev, e.phase(tr))
+	t.revisions.recount(e, rev, e.phase(tr))
 	if e.done() {
 		e.set(isQueued, false)
 		if !e.wanted() && !e.exists() {
@@ -392,7 +392,7 @@ func (e *entry) valid(q int) bool {
 func (t *Tracker[K, V]) place(e *entry) int {
 	i := 0
 	if e.wanted() {
-		i = t.srcs[e.src]
+		i = t.sources.places[e.src]
 	}
 	return t.queue(t.class(e), !e.wanted(), i)
 }
